@@ -1,8 +1,8 @@
-//! ARP (RFC 826) for what the kernel did not answer.
+//! ARP (RFC 826): answers requests that the kernel did not answer.
 //!
-//! The guest sees one neighbour, the gateway, behind which is everything: each address of its
-//! network but its own is answered with the gateway's MAC. For its own address nobody answers, so
-//! that its probes (RFC 5227) find it free.
+//! The guest has one neighbour, the gateway: a request for any address of its network is answered
+//! with the gateway's MAC. Only a request for its own address is not answered, so that its probes
+//! (RFC 5227) find the address free.
 use std::net::Ipv4Addr;
 
 use slipgate_abi::DropReason;
@@ -10,20 +10,21 @@ use smoltcp::wire::{ArpOperation, ArpPacket, ArpRepr, EthernetAddress};
 
 use crate::{stats::Tally, vm::VmNet};
 
-/// What an ARP packet led to.
+/// Result of an ARP packet.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Outcome {
-    /// The reply, without Ethernet header (ethertype 0x0806).
+    /// Reply without Ethernet header (EtherType 0x0806); `None` if none is due.
     pub reply: Option<Vec<u8>>,
-    /// The guest's MAC, when it is not configured. For who must know it: the programs learn it on
-    /// their own, and a guest may come back with another.
+    /// MAC of the guest, if none is configured. It is for callers that keep it: the programs learn
+    /// it by themselves, and a guest may return with another.
     pub guest_mac: Option<[u8; 6]>,
 }
 
-/// Answers a guest's ARP packet (without Ethernet header).
+/// Answers a guest's ARP packet, given without Ethernet header.
 ///
 /// # Errors
-/// The reason to count: malformed, from another than the guest, or not to be answered.
+/// The drop reason to count if the packet is malformed, has another sender than the guest, or must
+/// not be answered.
 pub fn handle(vm: &VmNet, packet: &[u8]) -> Result<Outcome, DropReason> {
     let (operation, mac, sender, target) = read(packet).ok_or(DropReason::Malformed)?;
     // RFC 5227 section 1.1: a probe comes from 0.0.0.0.
@@ -61,7 +62,7 @@ pub fn handle(vm: &VmNet, packet: &[u8]) -> Result<Outcome, DropReason> {
     })
 }
 
-/// A request of the gateway for the guest's MAC, without Ethernet header.
+/// ARP request from the gateway for the guest's MAC, without Ethernet header.
 pub fn request(vm: &VmNet) -> Vec<u8> {
     let request = ArpRepr::EthernetIpv4 {
         operation: ArpOperation::Request,
@@ -93,7 +94,7 @@ fn read(packet: &[u8]) -> Option<(ArpOperation, EthernetAddress, Ipv4Addr, Ipv4A
     }
 }
 
-/// Neither the network's own address nor its broadcast one.
+/// Whether the address is neither the network's own address nor its broadcast address.
 fn is_host_of(vm: &VmNet, address: Ipv4Addr) -> bool {
     let hosts = u32::MAX.checked_shr(u32::from(vm.prefix_len)).unwrap_or(0);
     let host = address.to_bits() & hosts;

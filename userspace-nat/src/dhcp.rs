@@ -1,20 +1,20 @@
 //! DHCP server (RFC 2131, options RFC 2132) with one fixed address per VM.
 //!
 //! # Theory of operation
-//! There is no pool and no lease to keep: the address is the VM's for ever, so every message is
-//! answered from itself and the VM's configuration.
+//! There is no pool and no stored lease: the address belongs to the VM for its whole life. So every
+//! answer follows from the message and the VM's configuration alone.
 //!
-//! | message | told apart by | answer |
+//! | message | recognized by | answer |
 //! | --- | --- | --- |
 //! | DISCOVER | | OFFER |
 //! | REQUEST, SELECTING | server id and requested address | ACK; NAK for another address; nothing when it takes another server's offer |
 //! | REQUEST, INIT-REBOOT | requested address | ACK; NAK for another |
 //! | REQUEST, RENEWING or REBINDING | ciaddr | ACK; NAK for another |
 //! | INFORM | ciaddr | ACK without lease |
-//! | DECLINE, RELEASE | | none: the address stays the VM's |
+//! | DECLINE, RELEASE | | none: the VM keeps the address |
 //!
-//! Where an answer goes follows RFC 2131 section 4.1. There are no relays on a guest's link, so
-//! giaddr must be zero.
+//! The destination of an answer follows RFC 2131 section 4.1. There are no relays on a guest's
+//! link, so giaddr must be zero.
 use std::net::{Ipv4Addr, SocketAddrV4};
 
 use slipgate_abi::DropReason;
@@ -25,15 +25,15 @@ use smoltcp::wire::{
 
 use crate::{datagram::Datagram, stats::Tally, vm::VmNet};
 
-/// Lease time, seconds.
+/// Lease time in answers, seconds.
 pub const LEASE_S: u32 = 86_400;
-/// When to renew (T1), seconds: RFC 2131 section 4.4.5.
+/// Renewal time (T1), seconds (RFC 2131 section 4.4.5).
 pub const RENEW_S: u32 = LEASE_S / 2;
-/// When to rebind (T2), seconds: as above.
+/// Rebinding time (T2), seconds (RFC 2131 section 4.4.5).
 pub const REBIND_S: u32 = LEASE_S / 8 * 7;
-/// RFC 1542 section 2.1: a BOOTP message has at least 300 octets; some clients insist.
+/// Smallest BOOTP message, bytes (RFC 1542 section 2.1); some clients require it.
 const MIN_LEN: usize = 300;
-/// RFC 2131 section 3: what the options begin with.
+/// Magic cookie before the options (RFC 2131 section 3).
 const MAGIC: u32 = 0x6382_5363;
 
 /// Option codes that smoltcp has no name for (RFC 2132).
@@ -48,20 +48,21 @@ mod code {
     pub(super) const CLIENT_ID: u8 = 61;
 }
 
-/// What a DHCP message led to.
+/// Result of a DHCP message.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Outcome {
-    /// The reply as an IPv4 packet. To 255.255.255.255 it wants L2 broadcast, or the guest's MAC.
+    /// Reply as an IPv4 packet; `None` if none is due. A reply to 255.255.255.255 is sent by L2
+    /// broadcast or to the guest's MAC.
     pub reply: Option<Vec<u8>>,
-    /// The guest's MAC, when it is not configured. For who must know it: the programs learn it on
-    /// their own, and a guest may come back with another.
+    /// MAC of the guest, if none is configured. It is for callers that keep it: the programs learn
+    /// it by themselves, and a guest may return with another.
     pub guest_mac: Option<[u8; 6]>,
 }
 
 /// Answers a guest's IPv4 packet to UDP port 67.
 ///
 /// # Errors
-/// The reason to count: malformed, or from another MAC than the guest's.
+/// The drop reason to count if the message is malformed or comes from another MAC than the guest's.
 pub fn handle(vm: &VmNet, packet: &[u8]) -> Result<Outcome, DropReason> {
     let datagram = Datagram::parse(packet).ok_or(DropReason::Malformed)?;
     if datagram.to.port() != DHCP_SERVER_PORT {
@@ -81,7 +82,7 @@ pub fn handle(vm: &VmNet, packet: &[u8]) -> Result<Outcome, DropReason> {
     })
 }
 
-/// A client's message.
+/// A DHCP message from a client.
 struct Request<'p> {
     kind: DhcpMessageType,
     xid: u32,
@@ -97,7 +98,7 @@ struct Request<'p> {
 enum Answer {
     Offer,
     Ack,
-    /// To INFORM: configuration, but no lease.
+    /// Answer to INFORM: configuration without a lease.
     Inform,
     Nak,
 }
@@ -135,7 +136,7 @@ impl<'p> Request<'p> {
         Some(this)
     }
 
-    /// RFC 2131 section 4.3.
+    /// Decides the answer (RFC 2131 section 4.3); `None` if the message is not to be answered.
     fn decide(&self, vm: &VmNet) -> Result<Option<Answer>, DropReason> {
         let ack_if = |asked: Ipv4Addr| {
             Ok(Some(if asked == vm.guest {
@@ -233,8 +234,8 @@ impl<'p> Request<'p> {
         .emit()
     }
 
-    /// RFC 2131 section 4.1: to ciaddr; else to all when asked to, and a NAK always; else to
-    /// the address being given, by the client's MAC.
+    /// Destination address of an answer (RFC 2131 section 4.1): ciaddr if set; broadcast for a NAK
+    /// or on request; else the assigned address, with the client's MAC.
     fn destination(&self, vm: &VmNet, answer: Answer) -> Ipv4Addr {
         if answer == Answer::Nak {
             Ipv4Addr::BROADCAST

@@ -1,13 +1,13 @@
-//! Plain loads and stores of words that the other side changes.
+//! Relaxed loads and stores of words that programs and userspace both change.
 //!
 //! LLVM 22 has no BPF instruction for an atomic load or store before instruction set v4 (kernel
-//! 6.6) and gives up. There, a volatile access of an aligned word is one instruction and so never
-//! tears, which is all that relaxed ordering asks for.
+//! 6.6) and fails to compile. For BPF, a volatile access of an aligned word is one instruction and
+//! so never tears, which is all that relaxed ordering requires.
 use core::sync::atomic::{AtomicU32, AtomicU64};
 
 macro_rules! cell {
     ($load:ident, $store:ident, $atomic:ty, $word:ty) => {
-        /// Loads, relaxed.
+        /// Loads the word with relaxed ordering.
         #[inline(always)]
         pub fn $load(cell: &$atomic) -> $word {
             #[cfg(target_arch = "bpf")]
@@ -17,7 +17,7 @@ macro_rules! cell {
             return cell.load(core::sync::atomic::Ordering::Relaxed);
         }
 
-        /// Stores, relaxed.
+        /// Stores the word with relaxed ordering.
         #[inline(always)]
         pub fn $store(cell: &$atomic, word: $word) {
             #[cfg(target_arch = "bpf")]

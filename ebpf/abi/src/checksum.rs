@@ -1,20 +1,21 @@
 //! Incremental update of the Internet checksum (RFC 1624, equation 3).
 
-/// The checksum after a 16-bit word under it changed from `old` to `new`. All in the byte order in
-/// which they stand in the packet.
+/// The checksum after a 16-bit word that it covers changed from `old` to `new`. All three are in
+/// the byte order in which they appear in the packet.
 #[inline(always)]
 pub const fn update16(checksum: u16, old: u16, new: u16) -> u16 {
     fold(!checksum as u32 + !old as u32 as u16 as u32 + new as u32)
 }
 
-/// The checksum after a 32-bit word under it changed.
+/// The checksum after a 32-bit word that it covers changed from `old` to `new`. All three are in
+/// the byte order in which they appear in the packet.
 #[inline(always)]
 pub const fn update32(checksum: u16, old: u32, new: u32) -> u16 {
     let old = !old;
     fold((!checksum) as u32 + (old & 0xffff) + (old >> 16) + (new & 0xffff) + (new >> 16))
 }
 
-/// Folds a sum of up to 2^16 words and complements it.
+/// Folds a sum of up to 2^16 words to 16 bits and complements it.
 #[inline(always)]
 const fn fold(sum: u32) -> u16 {
     let sum = (sum & 0xffff) + (sum >> 16);

@@ -1,5 +1,5 @@
-//! Records in a flow's slot what its TCP segments say about the connection. The BPF programs and the
-//! engine do so by the same function.
+//! Tracking of a TCP connection: records its segments in the flow's slot. The BPF programs and the
+//! engine use the same function.
 use core::sync::atomic::Ordering::{AcqRel, Relaxed};
 
 use crate::{
@@ -9,8 +9,8 @@ use crate::{
     tcp::{Flags, Segment, TcpBits},
 };
 
-/// Records a translated segment in its flow's slot. `sequences` is the slot's element of `SEQUENCES`.
-/// `now_ns` is called only when the time matters, once in a connection.
+/// Records a translated segment in its flow's slot. `sequences` is the slot's element of
+/// `SEQUENCES`. `now_ns` returns `CLOCK_MONOTONIC`, ns; it is called only when the time is needed.
 #[inline(always)]
 pub fn note(
     slot: SlotRef,
@@ -30,13 +30,13 @@ pub fn note(
     let (add, clear) = bits.observe(direction, segment, fin_end);
     if add.0 & (TcpBits::FIN_TX | TcpBits::FIN_RX) != 0 {
         let end = slot.fin_end(direction);
-        // A FIN is sent again with the same end.
+        // A retransmitted FIN has the same end.
         if load32(end) != segment.end {
             store32(end, segment.end);
         }
     }
     if bits.0 & add.0 != add.0 {
-        // Not relaxed: whoever sees the bit of a FIN sees where that ends.
+        // Not relaxed: a reader that sees the bit of a FIN must see its end.
         slot.tcp().fetch_or(add.0, AcqRel);
     }
     if clear.0 != 0 {

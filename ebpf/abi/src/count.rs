@@ -1,17 +1,17 @@
-//! Counters by name, and the reasons for which packets are dropped and flows refused.
+//! Named counters of a VM, and the reasons for which packets are dropped and flows refused.
 //!
-//! `DROPS` and `COUNTERS` are mapped arrays with a row per VM; each field is changed by atomic
+//! `DROPS` and `COUNTERS` are mapped arrays with a row for each VM; each field changes by atomic
 //! adds only. The structs are written out with a named field per reason so that `bpftool` prints
 //! names; the enums' numbers are the fields' positions.
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// Packets and L3 bytes, as if segmented.
+/// Packets and L3 bytes, counted as if segmented.
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Counter {
-    /// Packets.
+    /// Number of packets after segmentation.
     pub packets: u64,
-    /// L3 bytes.
+    /// Number of L3 bytes.
     pub bytes: u64,
 }
 
@@ -50,189 +50,194 @@ macro_rules! reasons {
 }
 
 reasons! {
-    /// Why a packet was dropped.
+    /// Reason for which a packet is dropped.
     enum DropReason;
-    /// One row of `DROPS`. Written by the programs and the engine alike.
+    /// One row of `DROPS`: dropped packets of a VM by reason. Programs and engine both write it.
     struct DropCounters of Counter;
-    /// An 802.1Q or 802.1ad tag: a guest could hop VLANs by it.
+    /// The frame has an 802.1Q or 802.1ad tag, by which a guest could reach another VLAN.
     Tagged tagged,
-    /// A source address or MAC that is not the guest's.
+    /// The source address or MAC is not the guest's.
     Spoofed spoofed,
-    /// Headers that contradict themselves or the frame's length.
+    /// The headers contradict each other or the frame's length.
     Malformed malformed,
-    /// IPv6, not served yet.
+    /// The packet is IPv6, which is not supported.
     Ipv6 ipv6,
-    /// An IPv4 fragment, not served yet.
+    /// The packet is an IPv4 fragment, which is not supported.
     Fragment fragment,
-    /// An IPv4 header with options, not served yet.
+    /// The IPv4 header has options, which are not supported.
     IpOptions ip_options,
-    /// Neither IPv4, IPv6 nor ARP.
+    /// The EtherType is none of IPv4, IPv6 and ARP.
     EtherType ether_type,
-    /// An IP protocol that has no flows.
+    /// The IP protocol is none of TCP, UDP and ICMP.
     IpProtocol ip_protocol,
-    /// A GSO size that no real connection has, meant to cost the host one packet per few bytes.
+    /// The GSO size is smaller than any real connection has: the host would process one packet for
+    /// every few bytes.
     GsoBomb gso_bomb,
-    /// Too many frames of this VM are already on their way to the engine.
+    /// Too many frames of this VM, in this direction, are queued for the engine.
     NoCredit no_credit,
-    /// A rule, the verdict `Drop`, or the guard's deny-list.
+    /// A rule, the verdict `Drop`, or the guard's deny list refuses the packet.
     Denied denied,
     /// The VM is frozen.
     Frozen frozen,
-    /// To a group or broadcast address that nobody serves.
+    /// The destination is a multicast or broadcast address that no service uses.
     Group group,
-    /// Larger than the link, and not to be answered (no DF, or an answer was not due).
+    /// The packet exceeds the link's MTU, and no ICMP error is due (for one, because DF is clear).
     TooBig too_big,
-    /// TTL spent; answered by ICMP within the rate.
+    /// The TTL is used up. An ICMP error answers, within the rate.
     TtlExpired ttl_expired,
-    /// No flow, and the packet does not open one (a late segment, an unsolicited answer).
+    /// The packet has no flow and cannot open one (a late segment, an unsolicited reply).
     NoFlow no_flow,
-    /// The VM's new flow was refused; see `refused_*`.
+    /// The VM's new flow was refused; the `refused_*` counters give the reason.
     Refused refused,
     /// The engine's frame named no known VM, command or next hop.
     BadCommand bad_command,
-    /// The VM's row is gone or belongs to another VM by now.
+    /// The VM was removed, its row belongs to another VM, or its TAP is detached.
     StaleVm stale_vm,
     /// The kernel refused to change or redirect the packet.
     KernelRefused kernel_refused,
-    /// An ICMP message the engine does not translate.
+    /// The ICMP type is one that the engine does not translate.
     IcmpType icmp_type,
     /// A queue in the engine was full.
     EngineBusy engine_busy,
     /// A write to the engine port failed.
     PortWrite port_write,
-    /// A service (DHCP, DNS, ARP) could make no sense of it, or had no answer.
+    /// A service (DHCP, DNS, ARP) could not parse the request, or had no answer.
     ServiceReject service_reject,
-    /// Over the VM's query rate.
+    /// The VM exceeded the query rate of a service, such as DNS or the gateway's echo.
     OverRate over_rate,
-    /// The TAP's program was gone; what stands behind it dropped the frame.
+    /// The TAP had lost its program, so the fallback program dropped the frame.
     Unserved unserved,
-    /// Over the VM's packets per second.
+    /// The VM exceeded its packets per second.
     PacketRate packet_rate,
-    /// Over the VM's bytes per second.
+    /// The VM exceeded its bytes per second.
     ByteRate byte_rate,
-    /// Held for inspection: the engine sent its own copy on, which is in the flow, or none.
+    /// The packet was held for inspection. The engine sends a copy of its own, counted in the flow,
+    /// or none.
     Held held,
-    /// TCP flags that contradict each other: SYN with FIN or RST.
+    /// TCP flags contradict each other: SYN with FIN or RST.
     BadTcpFlags bad_tcp_flags,
-    /// On the tuple of a connection that was inspected, but not where that one stands in sequence space.
+    /// The segment has the tuple of an inspected connection, but lies outside its sequence numbers.
     OutOfWindow out_of_window,
 }
 
 reasons! {
-    /// Why a new flow was refused.
+    /// Reason for which a new flow is refused.
     enum Refusal;
     /// Refused flows by reason, part of a row of `COUNTERS`.
     struct RefusalCounters of u64;
-    /// A rule says deny.
+    /// A rule denies the flow.
     Rule rule,
-    /// No rule matched and the default is deny.
+    /// No rule matched, and the default is deny.
     Default default_deny,
-    /// One of the safe defaults: host-local, private, link-local, metadata, multicast.
+    /// The destination is protected by default: host-local, private, link-local, metadata or
+    /// multicast.
     Protected protected,
-    /// The VM has as many flows as it may.
+    /// The VM has reached its limit of flows.
     FlowCap flow_cap,
-    /// The VM opens flows faster than it may.
+    /// The VM opens flows faster than its limit allows.
     FlowRate flow_rate,
-    /// No port left for this destination.
+    /// No translated port is left for this destination.
     PortsExhausted ports_exhausted,
     /// The flow table is full.
     TableFull table_full,
-    /// There is no route, or not by the uplink.
+    /// The host has no route to the destination, or none by the uplink.
     NoRoute no_route,
-    /// The kernel refused an insertion.
+    /// The kernel refused an insertion into the flow table.
     Insertion insertion,
-    /// One of the safe defaults: DNS over TLS, HTTPS or QUIC, where names are judged.
+    /// The flow would carry DNS over TLS, HTTPS or QUIC, which is protected by default where rules
+    /// match names.
     DnsElsewhere dns_elsewhere,
-    /// What it said, or could not say, is not what its inspect rule lets in.
+    /// The first data of the flow is not what its inspect rule admits, or could not be inspected.
     Inspection inspection,
 }
 
-/// How many rules are told apart in a row of `COUNTERS`.
+/// Number of rules whose refusals a row of `COUNTERS` counts separately.
 pub const COUNTED_RULES: usize = 16;
 
-/// New flows that a rule refused.
+/// Number of new flows that one rule refused.
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct RuleRefusals {
-    /// The rule's element of `RULES` + 1; 0: free.
+    /// Index into `RULES`, plus 1; 0 if the entry is free.
     pub rule: u32,
-    /// Zero.
+    /// Explicit padding, always zero.
     pub pad: u32,
-    /// How many flows.
+    /// Number of flows that the rule refused.
     pub flows: u64,
 }
 
-/// What a row of `COUNTERS` said before the counts of a flow that ends were added: whoever dies in
-/// between leaves it, and the adopter restores it before the flow's end is told again.
+/// Copy of some fields of a row of `COUNTERS`, saved before the counts of an ended flow are added.
+/// If the process dies before it is done, its successor restores them and then reports the flow's
+/// end again, so nothing is counted twice.
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct EndedBefore {
-    /// The flow's slot + 1, while counts are being added; else 0.
+    /// Index of the flow's slot, plus 1, while counts are being added; else 0.
     pub slot: u32,
-    /// The slot's generation.
+    /// Generation of the slot.
     pub generation: u32,
-    /// [`VmCounters::ended_tx`].
+    /// Saved value of [`VmCounters::ended_tx`].
     pub tx: Counter,
-    /// [`VmCounters::ended_rx`].
+    /// Saved value of [`VmCounters::ended_rx`].
     pub rx: Counter,
-    /// [`VmCounters::ended`].
+    /// Saved value of [`VmCounters::ended`].
     pub ended: u64,
 }
 
-/// One row of `COUNTERS`: what userspace counted for a VM. It outlives the engine.
+/// One row of `COUNTERS`: events of a VM that userspace counts. The row outlives the engine.
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct VmCounters {
-    /// From the guest to the engine: every frame that came over the port.
+    /// Frames that the engine received from the guest over the port.
     pub engine_rx_from_guest: Counter,
-    /// From the world to the engine over the port, for this VM.
+    /// Frames for this VM that the engine received from the world over the port.
     pub engine_rx_from_world: Counter,
-    /// From the engine to the guest: its own answers.
+    /// Frames that the engine sent to the guest: its own answers.
     pub engine_tx_to_guest: Counter,
-    /// From the engine to the world: as-is emissions (translated errors, fragments).
+    /// Packets that the engine sent to the world as they are: translated ICMP errors, fragments.
     pub engine_tx_to_world: Counter,
-    /// Guest to world of flows that have ended (live ones are in their slots).
+    /// Guest-to-world traffic of flows that have ended. Live flows are counted in their slots.
     pub ended_tx: Counter,
-    /// World to guest of flows that have ended.
+    /// World-to-guest traffic of flows that have ended.
     pub ended_rx: Counter,
-    /// Frames handed over that never came out at the engine.
+    /// Frames that the kernel handed over and that never arrived at the engine.
     pub lost_after_redirect: u64,
-    /// Flows admitted.
+    /// Number of flows admitted.
     pub admitted: u64,
-    /// Flows ended.
+    /// Number of flows ended.
     pub ended: u64,
-    /// DNS questions from the guest.
+    /// DNS queries from the guest.
     pub dns_queries: u64,
-    /// Of those, answered from the cache.
+    /// DNS queries answered from the cache.
     pub dns_cache_hits: u64,
-    /// Of those, answered SERVFAIL for want of an upstream answer.
+    /// DNS queries answered with SERVFAIL because no upstream answered.
     pub dns_failures: u64,
-    /// DHCP messages.
+    /// DHCP messages from the guest.
     pub dhcp_messages: u64,
     /// ARP requests that the engine answered.
     pub arp_answers: u64,
-    /// Echo requests to the gateway answered.
+    /// ICMP echo requests to the gateway that the engine answered.
     pub echo_answers: u64,
-    /// RST and ICMP errors sent to the guest for refused flows.
+    /// RSTs and ICMP errors sent to the guest for refused flows.
     pub refusals_answered: u64,
-    /// Flows refused, by reason.
+    /// Number of flows refused, by reason.
     pub refused: RefusalCounters,
-    /// Flows refused by the first rules that refused any.
+    /// Number of flows refused by each of the first [`COUNTED_RULES`] rules that refused any.
     pub refused_by_rule: [RuleRefusals; COUNTED_RULES],
-    /// Flows refused by all further rules.
+    /// Number of flows refused by all further rules.
     pub refused_by_other_rules: u64,
     /// Records of ended flows that could not be written to the flow log.
     pub records_lost: u64,
     /// Packets that `--pcap` or a capture had no room for.
     pub pcap_lost: u64,
-    /// See there.
+    /// Journal of the ended flow that is being added to this row.
     pub ended_before: EndedBefore,
 }
 
-/// Adds to a live counter.
+/// Adds packets and bytes to a live counter.
 ///
 /// # Safety
-/// `counter` points into a mapped row that both sides change by atomics only.
+/// `counter` points into a mapped row that programs and userspace change by atomics only.
 #[inline(always)]
 pub unsafe fn add(counter: *mut Counter, packets: u64, bytes: u64) {
     // SAFETY: the caller's promise; the fields have the atomic's size and alignment.
@@ -242,10 +247,10 @@ pub unsafe fn add(counter: *mut Counter, packets: u64, bytes: u64) {
     }
 }
 
-/// Counts a dropped packet in a live row of `DROPS`.
+/// Counts dropped packets and their bytes in a live row of `DROPS`.
 ///
 /// # Safety
-/// `row` points to a mapped row that both sides change by atomics only.
+/// `row` points to a mapped row that programs and userspace change by atomics only.
 #[inline(always)]
 pub unsafe fn drop_packet(row: *mut DropCounters, reason: DropReason, packets: u64, bytes: u64) {
     // SAFETY: the struct is an array of counters in the order of the enum (asserted above).

@@ -1,21 +1,20 @@
-//! What the programs do with a packet, step by step: the one description of the datapath.
+//! Decisions of the BPF programs about a packet, step by step. This is the only implementation.
 //!
-//! The BPF programs are these functions over the kernel ([`Kernel`] implemented by an skb, BPF maps
-//! and helpers). The in-memory kernel of the engine's tests is these functions over memory. So a
-//! test of the engine meets the decisions that the kernel takes, in their order, with their drop
-//! reasons.
+//! The BPF programs run these functions on the kernel: an skb, BPF maps and helpers implement
+//! [`Kernel`]. The engine's tests run the same functions on memory. So a test of the engine meets
+//! the kernel's decisions, in the same order and with the same drop reasons.
 //!
-//! | function | program | takes |
+//! | function | program | input |
 //! | --- | --- | --- |
 //! | [`guest_egress::run`] | `guest_egress` | a frame of a guest |
 //! | [`guest_shut::run`] | `guest_shut` | a frame of a guest whose TAP has lost that program |
 //! | [`uplink_ingress::run`] | `uplink_ingress`, `uplink_ingress_l3` | a packet of the world |
 //! | [`engine_port::run`] | `engine_port` | a frame that the engine writes |
 //!
-//! What differs between the two kernels stays behind the trait: where headers and maps lie, how a
-//! packet is rewritten and counted as dropped, and where it goes in the end. All functions are
-//! inlined into their program but for those that say otherwise: a BPF program has 512 bytes of
-//! stack, and the verifier walks each copy of a function.
+//! The trait hides the differences between the two: where headers and maps lie, how a packet is
+//! rewritten and counted as dropped, and where it goes at the end. Functions are inlined into their
+//! program unless marked otherwise: a BPF program has 512 bytes of stack, and the verifier walks
+//! each copy of a function.
 mod arp;
 mod connection;
 mod drops;
@@ -41,31 +40,34 @@ use crate::{
     TapEntry, Tuple, VmRef, rate::RateRef, segment::Segments,
 };
 
-/// The maps as a program sees them.
+/// Access to the maps during one run of a program.
 ///
 /// # Safety
-/// What points to elements stays good as long as the program runs.
+/// Pointers to elements stay valid as long as the program runs.
 pub unsafe trait Maps: Copy {
-    /// Entry of `TAPS`. It may be recycled meanwhile: the row's id tells.
+    /// Entry of `TAPS` for an ifindex. It may be recycled meanwhile, so its id must be compared
+    /// with the row's.
     fn tap(self, ifindex: u32) -> Option<TapEntry>;
-    /// Row of `VMS`, whoever's it is.
+    /// Row of `VMS`, of any VM or none.
     fn vm_row(self, row: u32) -> Option<VmRef>;
-    /// Row of `RATES`.
+    /// Row of `RATES`, by the VM's row.
     fn rates(self, row: u32) -> Option<RateRef>;
-    /// Entry of `FLOWS`, read by one load. It may be recycled meanwhile: the slot tells.
+    /// Entry of `FLOWS`, read by one load. It may be recycled meanwhile, so the slot must be
+    /// compared.
     fn flow(self, tuple: &Tuple) -> Option<FlowRef>;
-    /// Element of `SLOTS`.
+    /// Element of `SLOTS`, by its index.
     fn slot(self, index: u32) -> Option<SlotRef>;
-    /// Element of `SEQUENCES`: where a slot's connection stands in sequence space.
+    /// Element of `SEQUENCES`: the sequence numbers of a slot's connection.
     fn sequences(self, slot: u32) -> Option<SequencesRef>;
-    /// Element of `NEXT_HOPS`.
+    /// Element of `NEXT_HOPS`, by its index.
     fn next_hop(self, index: u32) -> Option<NextHopRef>;
-    /// Entry of `FORWARDS`. It may be recycled meanwhile: the row's id tells.
+    /// Entry of `FORWARDS`. It may be recycled meanwhile, so its id must be compared with the
+    /// row's.
     fn forward(self, key: &ForwardKey) -> Option<ForwardTarget>;
-    /// Element of the table of fragments; there are [`fragment_table::PLACES`].
+    /// Entry of the fragment table, by its index; there are [`fragment_table::PLACES`].
     fn fragment(self, place: u32) -> Option<*mut Fragment>;
 
-    /// Row of `VMS`, if it still is this VM's.
+    /// Row of `VMS`; `None` if it no longer belongs to this VM.
     #[inline(always)]
     fn vm(self, row: u32, id: u32) -> Option<VmRef> {
         let vm = self.vm_row(row)?;
@@ -73,43 +75,51 @@ pub unsafe trait Maps: Copy {
     }
 }
 
-/// The kernel as a program sees it while it runs on one frame.
+/// Access to the kernel and one frame during one run of a program.
 ///
 /// # Safety
-/// Pointers that `header` returns are good for reads and writes of a `T` at two-byte alignment,
-/// until a method is called that says that it moves the frame.
+/// Pointers that `header` returns are valid for reads and writes of a `T` at two-byte alignment,
+/// until a method is called whose description says that it moves the frame.
 pub unsafe trait Kernel: Copy {
-    /// How a run ends: what the program returns.
+    /// Result of a program's run.
     type End;
-    /// The maps.
+    /// Access to the maps.
     type Maps: Maps;
 
-    /// The maps.
+    /// Handle to the maps.
     fn maps(self) -> Self::Maps;
 
-    /// The whole frame, L2 header included, bytes.
+    /// Length of the whole frame with its L2 header, bytes.
     fn frame_len(self) -> u32;
-    /// L4 payload per segment; 0 when the frame is one packet.
+    /// L4 payload per segment, bytes; 0 if the frame is one packet.
     fn gso_size(self) -> u32;
-    /// The device that it came in by.
+    /// Ifindex of the device on which the frame arrived.
     fn ifindex(self) -> u32;
-    /// Whether the stack took an 802.1Q or 802.1ad tag out of it.
+    /// Whether the network stack removed an 802.1Q or 802.1ad tag from the frame.
     fn is_untagged_by_stack(self) -> bool;
-    /// Whether it was sent to the device's own L2 address.
+    /// Whether the frame was sent to the device's own L2 address.
     fn is_to_this_host(self) -> bool;
-    /// The EtherType, host order.
+    /// EtherType of the frame, host order.
     fn ether_type(self) -> u16;
-    /// A header in the linear part; `None` if that ends before the header does.
+    /// Pointer to a header in the linear part of the frame; `None` if that part ends before the
+    /// header does.
     fn header<T>(self, offset: usize) -> Option<*mut T>;
-    /// Makes the first bytes linear; `false` where the kernel refuses. Moves the frame.
+    /// Makes the first `len` bytes linear. Returns `false` if the kernel refuses. Moves the frame.
     fn pull(self, len: u32) -> bool;
-    /// Copies from an offset that only the packet tells; `false` if the frame ends before.
+    /// Copies a header from an offset that depends on the packet. Returns `false` if the frame ends
+    /// before the header does.
     fn load(self, offset: usize, header: &mut L4) -> bool;
-    /// Makes room for an Ethernet header before an L3 packet. All of it but the EtherType is zero;
-    /// the EtherType is the caller's to write. Moves the frame.
+    /// Inserts an Ethernet header before an L3 packet. All of it is zero except the EtherType,
+    /// which the caller must write. Moves the frame.
+    ///
+    /// # Errors
+    /// If the kernel refuses.
     fn push_ethernet(self) -> Result<(), Refused>;
-    /// Replaces a word under the L4 checksum at `offset`, which may be full, partial or complete:
-    /// `bpf_l4_csum_replace`, with its flags. Moves the frame.
+    /// Updates the L4 checksum at `offset`, which may be full, partial or complete, for a word that
+    /// changes: `bpf_l4_csum_replace`, with its flags. Moves the frame.
+    ///
+    /// # Errors
+    /// If the kernel refuses.
     fn l4_checksum_replace(
         self,
         offset: usize,
@@ -117,34 +127,39 @@ pub unsafe trait Kernel: Copy {
         to: u32,
         flags: u64,
     ) -> Result<(), Refused>;
-    /// Where the kernel will store a partial checksum, bytes from the frame's start; negative
-    /// before it.
+    /// Place where the kernel will store a partial checksum, bytes from the frame's start; negative
+    /// if it lies before it.
+    ///
+    /// # Errors
+    /// If the kernel's struct cannot be read.
     fn partial_checksum_place(self) -> Result<i32, Refused>;
 
-    /// The MTU of a device; `None` when it is gone. May move the frame.
+    /// MTU of a device, bytes; `None` if the device is gone. May move the frame.
     fn mtu_of(self, ifindex: u32) -> Option<u32>;
-    /// Whether the host would route the packet on: it came in by the host's MAC, but it is another's.
+    /// Whether the host would route the packet to another host: it arrived with the host's MAC as
+    /// destination, but another host's address.
     fn is_routed_on(self, source: Ip4, destination: Ip4) -> bool;
-    /// `CLOCK_MONOTONIC`, ns.
+    /// Current `CLOCK_MONOTONIC` time, ns.
     fn now_ns(self) -> u64;
-    /// `CLOCK_MONOTONIC_COARSE`, ns: cheap, and some milliseconds late.
+    /// Current `CLOCK_MONOTONIC_COARSE` time, ns: cheap to read, and some milliseconds late.
     fn coarse_now_ns(self) -> u64;
 
-    /// Counts the frame as dropped, in a VM's row or [`NOBODY`]'s, and drops it.
+    /// Drops the frame and counts it in a VM's row, or in that of [`NOBODY`].
     fn drop_counted(self, row: u32, reason: DropReason, segments: Segments) -> Self::End;
-    /// Leaves the frame to the host.
+    /// Leaves the frame to the host's stack.
     fn pass(self) -> Self::End;
-    /// Sends the frame out of a device.
+    /// Sends the frame out of a device, with the L2 header it has.
     fn redirect(self, ifindex: u32) -> Self::End;
-    /// As [`Kernel::redirect`], with the L2 header made by the kernel's neighbour table.
+    /// Sends the frame out of a device, with an L2 header from the kernel's neighbour table.
     fn redirect_by_neighbour(self, ifindex: u32) -> Self::End;
-    /// Logs that a frame goes to the engine, where the program is a build that logs.
+    /// Logs that a frame goes to the engine, if the build has logging.
     #[inline(always)]
     fn log_hand_over(self, row: u32, code: u8, flags: u8) {
         let _ = (row, code, flags);
     }
 
-    /// A header, made linear if need be; `None` if the frame ends before. Moves the frame.
+    /// Pointer to a header, which is made linear if need be; `None` if the frame ends before it
+    /// does. Moves the frame.
     #[inline(always)]
     fn pulled_header<T>(self, offset: usize) -> Option<*mut T> {
         if let Some(header) = self.header(offset) {
@@ -158,7 +173,7 @@ pub unsafe trait Kernel: Copy {
     }
 }
 
-/// The kernel refused to change or send a frame.
+/// Error: the kernel refused to change or send a frame.
 #[derive(Clone, Copy, Debug)]
 pub struct Refused;
 

@@ -1,53 +1,53 @@
-//! Ports of the host that lead to a guest.
+//! Port forwards from the host to a guest, and the guard's deny list.
 
 use crate::{Ip4, VmId, VmRow};
 
-/// Key of `FORWARDS`. A packet is looked up with its destination address, then with 0.0.0.0.
+/// Key of `FORWARDS`. A packet is looked up by its destination address, then by 0.0.0.0.
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct ForwardKey {
-    /// The host's address, or 0.0.0.0 for any.
+    /// Address of the host; 0.0.0.0 stands for any.
     pub host: Ip4,
-    /// The host's port.
+    /// Port of the host, host order.
     pub port: u16,
-    /// A [`crate::Protocol`] as its number.
+    /// Number of a [`crate::Protocol`].
     pub protocol: u8,
-    /// Zero.
+    /// Explicit padding, always zero.
     pub pad: u8,
 }
 
-/// Value of `FORWARDS`.
+/// Value of `FORWARDS`: the guest port that receives the packets.
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ForwardTarget {
-    /// The VM's id.
+    /// Id of the VM. The entry is valid only while the row has the same id.
     pub vm: u32,
-    /// Its row in `VMS`.
+    /// Row of the VM in `VMS`.
     pub vm_row: u32,
-    /// The guest's port.
+    /// Port of the guest, host order.
     pub guest_port: u16,
-    /// Zero.
+    /// Explicit padding, always zero.
     pub pad: [u8; 6],
 }
 
 impl ForwardTarget {
-    /// The VM's id.
+    /// Id of the VM.
     pub const fn id(&self) -> VmId {
         VmId::new(self.vm)
     }
 
-    /// The VM's row; `None` where the entry names none that exists.
+    /// Row of the VM; `None` if the entry names no existing row.
     pub const fn row(&self) -> Option<VmRow> {
         VmRow::from_word(self.vm_row)
     }
 }
 
-/// Key of the LPM trie `DENY`: destinations that the guard may drop on its own.
+/// Key of the LPM trie `DENY`: destinations that the guard may drop without the engine.
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct DenyKey {
-    /// [`crate::Vm::policy`], network order, matched whole.
+    /// [`crate::Vm::policy`] in network order. All 32 bits are matched.
     pub policy: [u8; 4],
-    /// Destination.
+    /// Destination address or prefix.
     pub remote: Ip4,
 }

@@ -1,15 +1,17 @@
-//! Whether who opened a TCP connection by a forward is there at all.
+//! Proof that the host that opened a TCP connection by a forward exists at its address.
 //!
 //! # Theory of operation
-//! The source of a SYN may be forged. A guest that listens answers it like any, so that both SYNs are
-//! seen and [`Phase`](crate::tcp::Phase) is Established, although nobody is there. Who gets the guest's
-//! SYN-ACK knows the guest's initial sequence number, and acknowledges it in the third segment of the
-//! handshake (RFC 9293 section 3.5); who has forged the SYN does not, and has to guess. So the end of
-//! the guest's SYN is kept where that of its FIN will be, and a segment of the opener's that
-//! acknowledges it sets [`TcpBits::OPENER_PROVEN`], for good.
+//! The source of a SYN may be forged. A listening guest answers it like any other. Both SYNs are
+//! then seen and [`Phase`](crate::tcp::Phase) is Established, although no host has that address. A
+//! real opener receives the guest's SYN-ACK, learns its initial sequence number, and acknowledges
+//! it in the third segment of the handshake (RFC 9293 section 3.5). A forger does not receive it
+//! and has to guess. So the end of the guest's SYN is stored where that of its FIN will be, and a
+//! segment from the opener that acknowledges it sets [`TcpBits::OPENER_PROVEN`], which is never
+//! cleared.
 //!
-//! A guest that sends data along with its SYN-ACK (RFC 7413) may have that acknowledged first:
-//! [`EARLY_DATA`] bytes behind the SYN are as good. A blind guess hits with 1.5 in 100,000.
+//! If a guest sends data with its SYN-ACK (RFC 7413), the first acknowledgement may cover that
+//! data: up to [`EARLY_DATA`] bytes after the SYN are accepted. A blind guess succeeds with
+//! probability 1.5 in 100,000.
 use core::sync::atomic::Ordering::{AcqRel, Relaxed};
 
 use crate::{
@@ -20,20 +22,20 @@ use crate::{
 };
 
 impl TcpBits {
-    /// The opener of a connection that a forward let in has acknowledged the guest's SYN.
+    /// The opener of a connection that a forward admitted has acknowledged the guest's SYN.
     pub const OPENER_PROVEN: u32 = 1 << 15;
 }
 
-/// How far behind the guest's SYN the opener's acknowledgement may lie, bytes.
+/// How far after the guest's SYN the opener's acknowledgement may lie, bytes.
 const EARLY_DATA: u32 = 1 << 16;
 
-/// Whether segments of a TCP flow may still tell.
+/// Whether the flow was opened by the world and its opener is not proven yet.
 #[inline(always)]
 pub fn is_pending(slot: SlotRef) -> bool {
     slot.flags() & SlotFlags::INBOUND != 0 && load32(slot.tcp()) & TcpBits::OPENER_PROVEN == 0
 }
 
-/// Notes what a segment that was translated says of a handshake that is pending. Both sides do it by
+/// Records what a translated segment shows about a pending handshake. Programs and engine both call
 /// this function, after [`connection::note`](crate::connection::note).
 #[inline(always)]
 pub fn note(slot: SlotRef, direction: Direction, segment: &Segment) {
@@ -55,7 +57,7 @@ pub fn note(slot: SlotRef, direction: Direction, segment: &Segment) {
     }
 }
 
-/// Whether the opener has proven to be there.
+/// Whether the opener has acknowledged the guest's SYN.
 pub fn is_proven(slot: SlotRef) -> bool {
     slot.tcp().load(Relaxed) & TcpBits::OPENER_PROVEN != 0
 }

@@ -1,9 +1,9 @@
-//! Identifiers of what the maps hold, as types for userspace.
+//! Identifiers and indexes of map elements, as types for userspace.
 //!
-//! Each wraps one integer, so that a VM's id, its row and an interface's index can't be taken for
-//! each other. The fields of map structs stay integers: `bpftool` prints a wrapper as a nested
-//! struct. Accessors beside these structs ([`crate::TapEntry::id`] and the like) return the types.
-//! None of these types crosses the kernel/user line.
+//! Each wraps one integer, so that a VM's id, its row and an interface's index cannot be confused.
+//! The fields of map structs stay integers, because `bpftool` prints a wrapper as a nested struct.
+//! Accessors of these structs ([`crate::TapEntry::id`] and the like) return the types. None of
+//! these types appears in a map.
 use core::fmt;
 
 use crate::maps::{MAX_VMS, SLOTS_PER_CHUNK};
@@ -26,13 +26,13 @@ macro_rules! id {
                 pub const $ZERO: Self = Self(0);
             )?
 
-            /// Wraps the integer.
+            /// Wraps the integer as the identifier.
             #[inline(always)]
             pub const fn new(word: $Word) -> Self {
                 Self(word)
             }
 
-            /// The integer, as it stands in a map.
+            /// The integer, as maps store it.
             #[inline(always)]
             pub const fn get(self) -> $Word {
                 self.0
@@ -60,38 +60,38 @@ macro_rules! id {
 }
 
 id! {
-    /// A VM's id: given out once, starting at 1, and never reused.
+    /// Id of a VM. Ids start at 1 and are never reused.
     VmId(u32),
-    /// The id in a free row.
+    /// Id stored in a free row.
     NONE = 0
 }
 
 id! {
-    /// A VM's row in `VMS`, `DROPS`, `COUNTERS` and `RATES`. Rows are reused.
+    /// Row of a VM in `VMS`, `DROPS`, `COUNTERS` and `RATES`. Rows are reused.
     VmRow(u16),
-    /// The row of what no VM can be blamed for.
+    /// Row that counts packets which cannot be attributed to a VM.
     NOBODY = 0
 }
 
 id! {
-    /// Index of a flow's slot in `SLOTS`, and of its element in `SEQUENCES`.
+    /// Index of a flow in `SLOTS` and in `SEQUENCES`.
     SlotIndex(u32)
 }
 
 id! {
-    /// Index of a rule's element in `RULES`.
+    /// Index of a rule in `RULES`.
     RuleIndex(u32)
 }
 
 id! {
-    /// Index of a network interface. It means nothing outside its network namespace.
+    /// Index of a network interface, valid in its network namespace only.
     IfIndex(u32),
-    /// No interface.
+    /// Value that stands for no interface.
     NONE = 0
 }
 
 impl VmId {
-    /// Whether this is a VM's: not [`VmId::NONE`].
+    /// Whether this is the id of a VM: not [`VmId::NONE`].
     #[inline(always)]
     pub const fn is_some(self) -> bool {
         self.0 != 0
@@ -99,12 +99,12 @@ impl VmId {
 }
 
 impl VmRow {
-    /// The rows that VMs can have: all but [`VmRow::NOBODY`].
+    /// All rows that a VM can have: every row except [`VmRow::NOBODY`].
     pub fn all() -> impl DoubleEndedIterator<Item = Self> + ExactSizeIterator {
         (1..MAX_VMS as u16).map(Self)
     }
 
-    /// The row that a word of a map names; `None` where there is no such row.
+    /// The row with this number; `None` if there is no such row.
     pub const fn from_word(word: u32) -> Option<Self> {
         if word < MAX_VMS {
             Some(Self(word as u16))
@@ -113,7 +113,7 @@ impl VmRow {
         }
     }
 
-    /// The row as a word, as some maps have it.
+    /// The row as a 32-bit word, as some maps store it.
     #[inline(always)]
     pub const fn word(self) -> u32 {
         self.0 as u32
@@ -123,7 +123,7 @@ impl VmRow {
 const _: () = assert!(MAX_VMS <= u16::MAX as u32);
 
 impl SlotIndex {
-    /// The chunk of slots that it lies in.
+    /// Index of the chunk that contains the slot.
     #[inline(always)]
     pub const fn chunk(self) -> u32 {
         self.0 / SLOTS_PER_CHUNK
@@ -131,7 +131,7 @@ impl SlotIndex {
 }
 
 impl IfIndex {
-    /// Whether this is an interface's: not [`IfIndex::NONE`].
+    /// Whether this is the index of an interface: not [`IfIndex::NONE`].
     #[inline(always)]
     pub const fn is_some(self) -> bool {
         self.0 != 0

@@ -1,7 +1,7 @@
-//! Types and rules that cross the line between the BPF programs and userspace.
+//! Types and rules that the BPF programs and userspace share.
 //!
-//! A type here is defined once and used by both sides; so is every rule that both sides apply
-//! (TCP tracking, timeouts, checksum deltas, segment counts). All of it is `no_std`.
+//! Each type is defined once and used by both sides, and so is every rule that both sides apply
+//! (TCP tracking, timeouts, checksum deltas, segment counts). The crate is `no_std`.
 //!
 //! # How a flow is stored
 //!
@@ -9,11 +9,11 @@
 //! hash `FLOWS` ([`Tuple`] as the guest's link sees it, and as the world's link sees it) are eight
 //! bytes each, a [`FlowRef`]: the slot's index and generation. Hash elements are recycled under
 //! running programs, so a program reads the reference in one 64-bit load, and believes the slot
-//! only when its generation and its tuple are the packet's: anything else is a miss. What changes
-//! in a flow changes in place, by atomics, from either side; nothing is updated through the map.
+//! only when its generation and its tuple are the packet's: anything else is a miss. Fields of a
+//! flow change in place, by atomics, from either side; nothing is updated through the map.
 //!
 //! Slots rest before reuse ([`timeout::SLOT_REST_NS`]), far longer than a program can run, so the
-//! second cache line of a slot is constant for as long as anybody may look at it.
+//! second cache line of a slot is constant for as long as a program may read it.
 //!
 //! # Conventions
 //!
@@ -60,8 +60,8 @@ pub use slot::{FlowRef, Slot, SlotRef, Verdict};
 pub use tuple::{Direction, Ip4, Protocol, Tuple};
 pub use vm::{TapEntry, Vm, VmRef};
 
-/// Version of everything in this crate. Raise it with any change of layout or meaning; a process
-/// refuses pinned maps of another version.
+/// Version of all layouts and meanings in this crate. Increase it with any change of either; a
+/// process refuses pinned maps of another version.
 pub const ABI_VERSION: u32 = 4;
 
 #[cfg(feature = "user")]

@@ -1,4 +1,4 @@
-//! The world's side: next hops, whose L2 headers the programs write themselves.
+//! Next hops towards the world, whose L2 headers the programs write themselves.
 use core::sync::atomic::AtomicU32;
 #[cfg(not(target_arch = "bpf"))]
 use core::sync::atomic::{
@@ -8,43 +8,45 @@ use core::sync::atomic::{
 
 use crate::{Ip4, cell::load32};
 
-/// One element of `NEXT_HOPS`. Element 0 stays free: it means "let the kernel resolve the
-/// neighbour" (`bpf_redirect_neigh`), which is right but the dearest part of the program.
+/// One element of `NEXT_HOPS`. Index 0 means that the kernel resolves the neighbour
+/// (`bpf_redirect_neigh`), which is correct but the most expensive part of the program.
 ///
-/// # Reading while somebody writes
-/// The fields are many words, and a reader is stopped by nobody. So [`NextHop::sequence`] counts:
-/// it is odd while the fields may be used and even while they may not, and only grows, so that no
-/// value comes twice (but for a wrap, 2³¹ changes later). A writer makes it even
-/// ([`NextHopRef::withdraw`]), writes, and makes it odd ([`NextHopRef::publish`]), which fails when
-/// somebody else has withdrawn it meanwhile: engine and broker both write. A reader believes what it
-/// read when it finds the same odd number before and after ([`NextHopRef::read`]), and otherwise
-/// falls back to `bpf_redirect_neigh` by `Slot::uplink_ifindex`.
+/// # Reading during a write
+/// The fields take several words, and nothing blocks a reader. [`NextHop::sequence`] tells whether
+/// they are consistent: it is odd while the fields may be used and even while they may not, and
+/// only grows, so that no value repeats (until it wraps, after 2³¹ changes). A writer makes it even
+/// ([`NextHopRef::withdraw`]), writes the fields, and makes it odd ([`NextHopRef::publish`]). That
+/// fails if another writer has withdrawn them meanwhile: engine and broker both write. A reader
+/// uses the fields if it finds the same odd number before and after it read them
+/// ([`NextHopRef::read`]). Otherwise it falls back to `bpf_redirect_neigh` by
+/// `Slot::uplink_ifindex`.
 ///
-/// A flag in the place of the number would not do: an element that is written twice while a reader
-/// is at it shows the flag set at both looks.
+/// A flag instead of a number would not suffice: if an element is written twice during one read,
+/// the reader finds the flag set both times.
 #[repr(C, align(32))]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct NextHop {
-    /// Odd: the fields below may be used. Each change of them is another number.
+    /// Sequence number of the fields below: odd if they may be used. Each change increases it.
     pub sequence: u32,
-    /// The uplink.
+    /// Ifindex of the uplink.
     pub ifindex: u32,
-    /// Largest L3 packet that may leave by it, bytes: the uplink's, or `route_mtu` where that is less.
+    /// Largest L3 packet that may leave by this next hop, bytes: the uplink's MTU, or `route_mtu`
+    /// if that is less.
     pub mtu: u32,
-    /// [`NextHopFlags`] bits.
+    /// [`NextHopFlags`] bits of the element.
     pub flags: u32,
-    /// The neighbour's MAC. Zero on an uplink without L2 header.
+    /// MAC of the neighbour. Zero if the uplink has no L2 header.
     pub neighbour_mac: [u8; 6],
-    /// The uplink's own MAC.
+    /// MAC of the uplink.
     pub uplink_mac: [u8; 6],
-    /// The neighbour's address: the router's, or the destination's own when on link.
+    /// Address of the neighbour: the router, or the destination itself if it is on link.
     pub neighbour: Ip4,
-    /// Row in `OWNERS` + 1 of the process that keeps it fresh; 0: free.
+    /// Row in `OWNERS`, plus 1, of the process that updates the element; 0 if it is free.
     pub owner: u32,
-    /// The MTU of the routes that lead by it, bytes; 0: they have none of their own. What it was
-    /// claimed for, like `ifindex` and `neighbour`.
+    /// MTU of the routes that use this next hop, bytes; 0 if they set none. The element was claimed
+    /// for this value, as for `ifindex` and `neighbour`.
     pub route_mtu: u32,
-    /// Zero.
+    /// Explicit padding, always zero.
     pub pad: [u8; 24],
 }
 
@@ -59,16 +61,18 @@ impl NextHopFlags {
     pub const NO_L2: u32 = 1;
 }
 
-/// A live next hop.
+/// Handle to a live element of `NEXT_HOPS`.
 #[derive(Clone, Copy, Debug)]
 pub struct NextHopRef(*mut NextHop);
 
-// SAFETY: `sequence` and `owner` are reached by atomics, the rest is guarded by `sequence`.
+// SAFETY: `sequence` and `owner` are accessed by atomics, the rest is guarded by `sequence`.
 unsafe impl Send for NextHopRef {}
 // SAFETY: as above.
 unsafe impl Sync for NextHopRef {}
 
 impl NextHopRef {
+    /// Handle to the element at this address.
+    ///
     /// # Safety
     /// `hop` points to an element of `NEXT_HOPS` and stays mapped as long as the result is used.
     #[inline(always)]
@@ -76,29 +80,29 @@ impl NextHopRef {
         Self(hop)
     }
 
-    /// The element itself.
+    /// Pointer to the element.
     #[inline(always)]
     pub const fn as_ptr(self) -> *mut NextHop {
         self.0
     }
 
-    /// Odd while the other fields may be used; see [`NextHop`].
+    /// Sequence number: odd while the other fields may be used; see [`NextHop`].
     #[inline(always)]
     pub fn sequence(&self) -> &AtomicU32 {
         // SAFETY: `new` promised a valid element; both sides use atomics on this field.
         unsafe { AtomicU32::from_ptr(&raw mut (*self.0).sequence) }
     }
 
-    /// The MTU of the routes that lead by it, 0: none. It stays while a slot names the element, also
-    /// while the fields may not be used.
+    /// MTU of the routes that use this next hop, bytes; 0 if they set none. It does not change
+    /// while a slot refers to the element, even while the other fields may not be used.
     #[inline(always)]
     pub fn route_mtu(self) -> u32 {
         // SAFETY: `new` promised a valid element; a word, which does not tear.
         unsafe { (&raw const (*self.0).route_mtu).read_volatile() }
     }
 
-    /// What `fields` reads of the element, by volatile loads of whole words; `None` when nothing may
-    /// be used, or it was written meanwhile.
+    /// Result of `fields`, which reads the element by volatile loads of whole words; `None` if the
+    /// fields may not be used, or were written meanwhile.
     #[inline(always)]
     pub fn read<T>(&self, fields: impl FnOnce(*const NextHop) -> T) -> Option<T> {
         let before = load32(self.sequence());
@@ -111,7 +115,7 @@ impl NextHopRef {
         (load32(self.sequence()) == before).then_some(read)
     }
 
-    /// Owner's row + 1; 0: free.
+    /// Row in `OWNERS`, plus 1; 0 if the element is free.
     #[inline(always)]
     pub fn owner(&self) -> &AtomicU32 {
         // SAFETY: as above.
@@ -119,34 +123,35 @@ impl NextHopRef {
     }
 }
 
-/// Whether the fields may be used at that sequence number.
+/// Whether the fields may be used at this sequence number.
 #[inline(always)]
 pub const fn is_usable(sequence: u32) -> bool {
     sequence & 1 == 1
 }
 
-/// Keeps the loads before it before those behind it. Programs read by volatile loads, which stay in
-/// order; that the processor keeps them so is x86's promise, and elsewhere a fence's.
+/// Orders the loads before it before those after it. Programs read by volatile loads, which the
+/// compiler keeps in order. x86 processors keep loads in order as well; on others it takes a fence.
 #[inline(always)]
 fn in_order() {
     #[cfg(not(target_arch = "bpf"))]
     core::sync::atomic::fence(core::sync::atomic::Ordering::Acquire);
 }
 
-/// Writing; no program does.
+/// Writing, which only userspace does.
 #[cfg(not(target_arch = "bpf"))]
 impl NextHopRef {
-    /// Takes the fields out of use, whatever the sequence number; the new, even one.
+    /// Takes the fields out of use at any sequence number. Returns the new, even number.
     pub fn withdraw(&self) -> u32 {
         let even = |sequence: u32| Some(next_even(sequence));
         let before = self.sequence().fetch_update(AcqRel, Acquire, even);
         let now = next_even(before.unwrap_or_else(|unchanged| unchanged));
-        // What is written next is not seen before.
+        // Later writes must not become visible before the withdrawal.
         fence(Release);
         now
     }
 
-    /// The same, if the sequence number is still `seen`; `None`: somebody else has withdrawn them.
+    /// Takes the fields out of use if the sequence number is still `seen`. Returns the new, even
+    /// number; `None` if another writer has withdrawn them.
     pub fn withdraw_from(&self, seen: u32) -> Option<u32> {
         let now = next_even(seen);
         let swapped = self.sequence().compare_exchange(seen, now, AcqRel, Relaxed);
@@ -154,8 +159,8 @@ impl NextHopRef {
         swapped.ok().map(|_| now)
     }
 
-    /// Puts the fields, which are written, into use: if nobody has withdrawn them since they were at
-    /// `withdrawn`. Whether that is so.
+    /// Puts the written fields into use, unless another writer has withdrawn them since the number
+    /// was `withdrawn`. Returns whether they are in use.
     pub fn publish(&self, withdrawn: u32) -> bool {
         let odd = withdrawn.wrapping_add(1);
         self.sequence()

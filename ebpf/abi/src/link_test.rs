@@ -40,7 +40,7 @@ fn set_uplink_mac(hop: NextHopRef, mac: [u8; 6]) {
     unsafe { (&raw mut (*hop.as_ptr()).uplink_mac).write_volatile(mac) };
 }
 
-/// What the broker does.
+/// Rewrites a next hop as the broker does.
 fn rewrite(hop: NextHopRef, mac: [u8; 6]) {
     let withdrawn = hop.withdraw();
     set_mac(hop, mac);

@@ -1,4 +1,4 @@
-//! Names, sizes and bookkeeping of the maps. A map's name is also its pin's.
+//! Names, sizes and bookkeeping of the maps. A map is pinned under its own name.
 //!
 //! | map | kind | key → value |
 //! | --- | --- | --- |
@@ -19,66 +19,67 @@
 //! | `SEQUENCES` | array, mmapable | slot → [`crate::Sequences`] |
 //! | `NAMES` | hash | [`crate::names::NameKey`] → [`crate::names::NameValue`] (userspace only) |
 //!
-//! Everything that several processes share is claimed by compare-and-swap in a mapped array, or by
-//! `BPF_NOEXIST` in a hash. There are no events: a slot's bits are the truth, and scanning the
+//! Processes claim shared elements by compare-and-swap in a mapped array, or by
+//! `BPF_NOEXIST` in a hash. There are no events: a slot's bits are the only record. Scanning the
 //! mapped slots finds every end without a system call.
 
 use crate::timeout::SLOT_REST_NS;
 
-/// Flow slots unless told otherwise: 8 MiB of slots, 4 MiB of sequence numbers, 12 MiB of hash.
+/// Number of flow slots by default: 8 MiB of slots, 4 MiB of sequence numbers, 12 MiB of hash.
 pub const DEFAULT_SLOTS: u32 = 65_536;
-/// Entries of `FLOWS` per slot: one per link.
+/// Entries of `FLOWS` per slot: one for each of the flow's two links.
 pub const TUPLES_PER_SLOT: u32 = 2;
-/// Slots are claimed by a process in chunks of this many.
+/// Number of slots in a chunk, the unit in which a process claims slots.
 pub const SLOTS_PER_CHUNK: u32 = 1_024;
-/// Most chunks there can be (`CHUNKS` has this many elements).
+/// Number of elements of `CHUNKS`, and so the most chunks there can be.
 pub const MAX_CHUNKS: u32 = 4_096;
-/// Rows of `VMS`, `DROPS`, `COUNTERS`; row 0 is nobody's.
+/// Rows of `VMS`, `DROPS` and `COUNTERS`. Row 0 belongs to no VM.
 pub const MAX_VMS: u32 = 1_024;
-/// Processes that can share the maps.
+/// Rows of `OWNERS`: the number of processes that can share the maps.
 pub const MAX_OWNERS: u32 = 64;
-/// Elements of `NEXT_HOPS`; element 0 is nobody's.
+/// Elements of `NEXT_HOPS`. Element 0 is never used.
 pub const MAX_NEXT_HOPS: u32 = 1_024;
-/// Entries of `FORWARDS`.
+/// Maximum number of entries in `FORWARDS`.
 pub const MAX_FORWARDS: u32 = 16_384;
-/// Entries of `DENY`.
+/// Maximum number of entries in `DENY`.
 pub const MAX_DENY: u32 = 262_144;
-/// Entries of `NAMES`.
+/// Maximum number of entries in `NAMES`.
 pub const MAX_NAMES: u32 = 65_536;
-/// Elements of `RULES`; all lines of a deny file are one rule.
+/// Number of elements of `RULES`. All lines of a deny file are one rule.
 pub const MAX_RULES: u32 = 4_096;
 
-/// One element of `CHUNKS`, changed by compare-and-swap: whose a chunk of slots is, or since when
-/// it is nobody's. 0: nobody ever had it.
+/// One element of `CHUNKS`, changed by compare-and-swap: the owner of a chunk of slots, or the time
+/// since which it has none. 0 if the chunk never had an owner.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Chunk(pub u32);
 
 impl Chunk {
-    /// The owner's row + 1; 0: nobody's.
+    /// Bits with the owner's row, plus 1; 0 if the chunk has no owner.
     const OWNER: u32 = 0x7f;
-    /// Somebody had it, and gave it back at the second above.
+    /// Bit that marks a chunk that an owner gave back; the bits above hold the second.
     const GIVEN_BACK: u32 = 0x80;
     const SECONDS: u32 = u32::MAX >> 8;
     const SECOND: u64 = 1_000_000_000;
 
-    /// Of the owner in this row.
+    /// A chunk that belongs to the owner in this row.
     pub const fn of(owner_row: u32) -> Self {
         Self((owner_row + 1) & Self::OWNER)
     }
 
-    /// Given back at this time.
+    /// A chunk given back at this time, `CLOCK_MONOTONIC` ns.
     pub const fn free_since(now_ns: u64) -> Self {
         let seconds = (now_ns / Self::SECOND) as u32 & Self::SECONDS;
         Self(seconds << 8 | Self::GIVEN_BACK)
     }
 
-    /// Whose it is.
+    /// Row of the owner; `None` if the chunk has none.
     pub const fn owner(self) -> Option<u32> {
         (self.0 & Self::OWNER).checked_sub(1)
     }
 
-    /// Whether its slots may be used at once: nobody had it for longer than a slot rests. Once in
-    /// half a year one that has rested for that long is taken for one that has not, and rests again.
+    /// Whether the chunk's slots may be used at once: it had no owner for longer than a slot rests.
+    /// The time wraps about every half year; a chunk that has been free for exactly that long rests
+    /// once more.
     pub const fn has_rested(self, now_ns: u64) -> bool {
         let now = Self::free_since(now_ns).0 >> 8;
         let seconds = now.wrapping_sub(self.0 >> 8) & Self::SECONDS;
@@ -89,9 +90,11 @@ impl Chunk {
 
 const _: () = assert!(MAX_OWNERS <= Chunk::OWNER);
 
-/// Whether an owner may claim another chunk. The last quarter is kept for those that have little:
-/// half of it for who has none, of the other half each may take what brings it up to an equal part.
-/// `owners`: how many there are, itself among them; one more may always come.
+/// Whether an owner that holds `held` chunks may claim another. The last quarter of the chunks is
+/// kept for owners that hold few: half of it for an owner that holds none; of the other half, each
+/// owner may claim up to an equal share. `chunks` and `free` are the number of all chunks and of
+/// those without owner. `owners` is the number of owners, including this one; a share is kept for
+/// one more.
 pub const fn may_claim_chunk(chunks: u32, free: u32, held: u32, owners: u32) -> bool {
     let kept = chunks / 4;
     let least_free = if held == 0 {
@@ -104,48 +107,49 @@ pub const fn may_claim_chunk(chunks: u32, free: u32, held: u32, owners: u32) -> 
     free > least_free
 }
 
-/// The one element of `META`.
+/// Value of the only element of `META`.
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Meta {
-    /// [`crate::ABI_VERSION`] of whoever made the maps; 0: just made.
+    /// [`crate::ABI_VERSION`] of the process that made the maps; 0 while they are being made.
     pub abi_version: u32,
-    /// Elements of `SLOTS`.
+    /// Number of elements of `SLOTS`.
     pub slots: u32,
-    /// The next VM id to give out, by atomic increment. Starts at 1.
+    /// VM id to assign next, taken by atomic increment. Starts at 1.
     pub next_vm_id: u32,
-    /// Random, drawn when the maps are made: what slots and generations are unique within.
+    /// Random number drawn when the maps are made. Slot indexes and generations are unique within
+    /// one instance.
     pub instance: u32,
 }
 
-/// One element of `OWNERS`: a process that serves VMs. It holds a lock on a file of its row's
-/// number for as long as it lives; a row whose lock is free may be adopted.
+/// One element of `OWNERS`: a process that serves VMs. It holds a lock on a file named by its row
+/// for its whole life; a row whose lock is free may be adopted.
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Owner {
-    /// Raised by one by each process that takes the row.
+    /// Number of processes that have taken the row: each increments it by one.
     pub epoch: u32,
     /// Process id of the broker.
     pub pid: u32,
-    /// The engine port.
+    /// Ifindex of the engine port.
     pub port_ifindex: u32,
-    /// Zero.
+    /// Explicit padding, always zero.
     pub pad: u32,
 }
 
-/// One element of `RULES`. What it is told by are the digests; the text is for people.
+/// One element of `RULES`. The digests identify the rule; the text is for display.
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RuleElement {
-    /// Digest of what the rule means, whichever policy it is of.
+    /// Digest of the rule's meaning, the same in every policy.
     pub meaning: [u8; 16],
-    /// Digest of all of it: its meaning, its policy, and its whole text. Zero: the element is free.
+    /// Digest of the rule's meaning, policy and full text. Zero if the element is free.
     pub whole: [u8; 16],
-    /// [`RuleFlags`].
+    /// [`RuleFlags`] bits of the rule.
     pub flags: u32,
-    /// Zero.
+    /// Explicit padding, always zero.
     pub pad: u32,
-    /// As the user wrote it: UTF-8, zero-padded, cut at 128 bytes.
+    /// Text of the rule as the user wrote it: UTF-8, zero-padded, cut at 128 bytes.
     pub text: [u8; 128],
 }
 
@@ -153,14 +157,15 @@ pub struct RuleElement {
 pub struct RuleFlags;
 
 impl RuleFlags {
-    /// Of a policy by which a VM is open so that its own can be learnt.
+    /// The rule belongs to a policy that admits everything, so that a policy for the VM can be
+    /// learned.
     pub const LEARNING: u32 = 1;
 }
 
 const _: () = assert!(size_of::<RuleElement>() == 168);
 
 impl RuleElement {
-    /// A free one.
+    /// Value of a free element.
     pub const FREE: Self = Self {
         meaning: [0; 16],
         whole: [0; 16],

@@ -1,26 +1,26 @@
-//! What DNS opened: an address, to a VM, by a name. Kept by engines for their successors, and for
-//! people (`bpftool map dump`); no program reads it.
+//! Addresses that DNS answers opened to a VM, and the names that opened them. Engines store them
+//! for their successors and for display (`bpftool map dump`); no program reads them.
 
 use crate::Ip4;
 
 /// Longest name in wire form, octets (RFC 1035 section 3.1).
 pub const MAX_NAME_LEN: usize = 255;
 
-/// Key of `NAMES`.
+/// Key of `NAMES`: a VM, an address and a name.
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct NameKey {
-    /// The VM's id.
+    /// Id of the VM.
     pub vm: u32,
-    /// The address that was opened.
+    /// Address that the name opened.
     pub addr: Ip4,
-    /// FNV-1a of the name. Two names of one VM at one address that hash alike are one entry, the
-    /// later one: a loss to that VM only.
+    /// FNV-1a hash of the name. If two names of one VM at one address have the same hash, the later
+    /// one replaces the other: a loss to that VM only.
     pub hash: u64,
 }
 
 impl NameKey {
-    /// The key of a name in wire form, in lower case.
+    /// Key of a name in wire form, in lower case.
     pub fn new(vm: u32, addr: Ip4, name: &[u8]) -> Self {
         Self {
             vm,
@@ -30,11 +30,11 @@ impl NameKey {
     }
 }
 
-/// Value of `NAMES`.
+/// Value of `NAMES`: the name, and how long it opens the address.
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct NameValue {
-    /// Until when it is open.
+    /// Time until which the address is open, `CLOCK_MONOTONIC` ns.
     pub expires_ns: u64,
     /// Length of the name, octets.
     pub len: u8,
@@ -45,7 +45,8 @@ pub struct NameValue {
 const _: () = assert!(size_of::<NameKey>() == 16 && size_of::<NameValue>() == 264);
 
 impl NameValue {
-    /// `None` when the name is longer than a name can be.
+    /// Value for a name in wire form, in lower case. `None` if it is longer than [`MAX_NAME_LEN`]
+    /// octets.
     pub fn new(name: &[u8], expires_ns: u64) -> Option<Self> {
         let mut value = Self {
             expires_ns,
@@ -56,13 +57,13 @@ impl NameValue {
         Some(value)
     }
 
-    /// The name in wire form.
+    /// The name in wire form, in lower case.
     pub fn name(&self) -> &[u8] {
         &self.name[..usize::from(self.len)]
     }
 }
 
-/// FNV-1a, 64 bits, of a name in wire form, in lower case.
+/// FNV-1a hash, 64 bits, of a name in wire form, in lower case.
 fn hash(name: &[u8]) -> u64 {
     name.iter().fold(0xcbf2_9ce4_8422_2325, |hash, &octet| {
         (hash ^ u64::from(octet)).wrapping_mul(0x100_0000_01b3)

@@ -1,4 +1,4 @@
-//! Marks the types that userspace hands to maps as plain data.
+//! Marks the types that userspace reads from and writes to maps as plain data.
 use crate::*;
 
 macro_rules! pod {

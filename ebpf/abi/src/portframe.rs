@@ -1,9 +1,9 @@
-//! What stands in the twelve MAC bytes of a frame on the engine port.
+//! Header of a frame on the engine port, in the twelve bytes of its two MAC addresses.
 //!
-//! L3 and up go over the port untouched, so the MAC addresses are the only room for what one side
-//! must tell the other. The first byte is a locally administered unicast one: the kernel drops
-//! redirected frames with the multicast bit. The host now and then transmits frames of its own on
-//! a TAP; the magic tells them apart.
+//! L3 and above cross the port unchanged, so the MAC addresses are the only room for metadata
+//! between kernel and engine. The first byte is that of a locally administered unicast address: the
+//! kernel drops redirected frames with the multicast bit. The host sometimes transmits frames of
+//! its own on a TAP; the magic distinguishes them.
 //!
 //! ```text
 //!  0    1    2    3    4    5    6    7    8    9    10   11
@@ -12,42 +12,42 @@
 
 use crate::VmRow;
 
-/// A decoded header.
+/// Decoded header of a frame on the engine port.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PortHeader {
-    /// A [`Handover`] (kernel to engine) or a [`Command`] (engine to kernel), as its number.
+    /// Number of a [`Handover`] (kernel to engine) or a [`Command`] (engine to kernel).
     pub code: u8,
-    /// [`PortFlags`].
+    /// [`PortFlags`] bits of the frame.
     pub flags: u8,
-    /// Row in `VMS`.
+    /// Row of the VM in `VMS`.
     pub vm_row: u16,
-    /// The VM's id; with [`Command::Emit`] an index into `NEXT_HOPS`, with
-    /// [`Command::EmitBy`] an ifindex.
+    /// Id of the VM. With [`Command::Emit`] an index into `NEXT_HOPS`; with [`Command::EmitBy`] an
+    /// ifindex.
     pub id: u32,
 }
 
-/// What an engine port's name begins with; a number follows.
+/// Prefix of an engine port's name; a number follows.
 pub const PORT_DEVICE: &str = "sgport";
 
-/// Whether a device of this name may be an engine port: no other device should be called so.
+/// Whether a device of this name may be an engine port. No other device should have such a name.
 pub fn is_port_device(name: &str) -> bool {
     let number = name.strip_prefix(PORT_DEVICE);
     number.is_some_and(|number| number.parse::<u32>().is_ok())
 }
 
-/// Version in the header; a frame of another is dropped.
+/// Version of the header. Frames of another version are dropped.
 pub const PORT_VERSION: u8 = 1;
 
 impl PortHeader {
-    /// Length on the wire, bytes: both MAC addresses.
+    /// Length of the encoded header, bytes: both MAC addresses.
     pub const LEN: usize = 12;
 
-    /// The VM's row.
+    /// Row of the VM in `VMS`.
     pub const fn row(&self) -> VmRow {
         VmRow::new(self.vm_row)
     }
 
-    /// As it stands on the wire.
+    /// The header's twelve bytes as they appear on the port.
     #[inline(always)]
     pub const fn encode(self) -> [u8; Self::LEN] {
         let row = self.vm_row.to_be_bytes();
@@ -68,7 +68,7 @@ impl PortHeader {
         ]
     }
 
-    /// `None` when the magic or the version is another's.
+    /// Decodes the twelve bytes; `None` if the magic or the version differs.
     #[inline(always)]
     pub const fn decode(b: &[u8; Self::LEN]) -> Option<Self> {
         if b[0] != 0x02 || b[1] != b'S' || b[2] != b'G' || b[3] != PORT_VERSION {
@@ -88,43 +88,44 @@ impl PortHeader {
 pub struct PortFlags;
 
 impl PortFlags {
-    /// The frame came from an uplink (its L3 is as the world sent it); else from the guest.
+    /// The frame came from an uplink, with L3 as the world sent it. Otherwise it came from the
+    /// guest.
     pub const FROM_UPLINK: u8 = 1;
-    /// It was sent to an L2 group address.
+    /// The frame was sent to an L2 group address.
     pub const GROUP: u8 = 2;
 }
 
-/// Why the kernel hands a frame to the engine.
+/// Reason for which the kernel hands a frame to the engine.
 #[repr(u8)]
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Handover {
-    /// No flow has this tuple: a first packet, or a late one.
+    /// No flow has the packet's tuple: it is the first packet of a flow, or a late one.
     Miss = 1,
-    /// A SYN on a tuple in use that is not the retransmission of its opener.
+    /// A SYN on a tuple in use that does not retransmit the SYN that opened the flow.
     Syn = 2,
     /// The flow's verdict is `Engine` or `Closing`.
     Verdict = 3,
-    /// TTL is 1: an ICMP time exceeded is due.
+    /// The TTL is 1: an ICMP time exceeded is due.
     TtlExpired = 4,
-    /// Larger than the next hop's MTU.
+    /// The packet exceeds the next hop's MTU.
     TooBig = 5,
-    /// ARP that the kernel did not answer.
+    /// An ARP frame that the kernel did not answer.
     Arp = 6,
-    /// DHCP, from 0.0.0.0 or the guest's address.
+    /// A DHCP message, from 0.0.0.0 or the guest's address.
     Dhcp = 7,
-    /// For the gateway or another address of the guest's own network.
+    /// A packet to the gateway or another address of the guest's own network.
     Local = 8,
-    /// An ICMP message that is no echo, from either side; from the uplink: an error whose inner
-    /// header is a flow of this VM.
+    /// An ICMP message other than an echo, from either side. From the uplink: an error that quotes
+    /// a packet of one of this VM's flows.
     Icmp = 9,
-    /// From the uplink: for a forward, no flow yet.
+    /// From the uplink: a packet to a forward that has no flow yet.
     Forward = 10,
-    /// An IPv4 fragment or a header with options, for the engine to count or complete.
+    /// An IPv4 fragment or a header with options, for the engine to count or reassemble.
     Uncommon = 11,
 }
 
 impl Handover {
-    /// From its number.
+    /// The reason with this number; `None` if no reason has it.
     pub const fn from_u8(number: u8) -> Option<Self> {
         Some(match number {
             1 => Self::Miss,
@@ -143,27 +144,27 @@ impl Handover {
     }
 }
 
-/// What the engine wants done with a frame it writes.
+/// Action that the engine requests for a frame it writes to the port.
 #[repr(u8)]
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Command {
-    /// Deliver as it is to the VM's TAP, with L2 from its row.
+    /// Deliver the packet unchanged to the VM's TAP, with L2 addresses from its row.
     ToGuest = 1,
-    /// Treat as just sent by the VM: translate by its flow, whatever the verdict but `Drop`,
-    /// count, and send on. A miss is dropped as `NoFlow`.
+    /// Treat the packet as just sent by the VM: translate it by its flow under any verdict but
+    /// `Drop`, count it, and send it. A packet without flow is dropped as `NoFlow`.
     Forward = 2,
-    /// Treat as just received by the uplink: translate by its flow, whatever the verdict but
-    /// `Drop`, count, and deliver.
+    /// Treat the packet as just received by the uplink: translate it by its flow under any verdict
+    /// but `Drop`, count it, and deliver it.
     Deliver = 3,
-    /// Send as it is by the next hop in the header's `id`.
+    /// Send the packet unchanged by the next hop whose index is the header's `id`.
     Emit = 4,
-    /// Send as it is by the uplink whose ifindex is the header's `id`; the kernel resolves the
-    /// neighbour.
+    /// Send the packet unchanged by the uplink whose ifindex is the header's `id`; the kernel
+    /// resolves the neighbour.
     EmitBy = 5,
 }
 
 impl Command {
-    /// From its number.
+    /// The command with this number; `None` if no command has it.
     #[inline(always)]
     pub const fn from_u8(number: u8) -> Option<Self> {
         Some(match number {

@@ -1,18 +1,19 @@
-//! Packets and bytes per second of a VM, each way.
+//! Rate limits of a VM: packets and bytes per second in each direction.
 //!
 //! # Theory of operation
-//! A virtual scheduling algorithm (GCRA, ITU-T I.371) per VM, direction and unit, its whole state
-//! one word: the time until which what has passed is paid for. A packet passes while that lies
-//! less than [`BURST_NS`] ahead, and moves it on by what the packet costs at the rate. So a VM that
-//! was silent may send 100 ms worth of its rate at once, a frame of any size passes when the debt is
-//! small enough, and whatever passed is paid for: over time the rate holds to the packet.
+//! Each VM, direction and unit has a virtual scheduling algorithm (GCRA, ITU-T I.371). Its whole
+//! state is one word: the time until which the packets that passed are paid for. A packet passes
+//! while that time lies less than [`BURST_NS`] ahead, and moves it on by the packet's cost at the
+//! rate. So a VM that was silent may send 100 ms worth of its rate at once, and a frame of any size
+//! passes when the debt is small enough. As every packet is paid for, the rate is exact over time.
 //!
-//! CPUs change the word by atomics, so no two of them spend the same time, and without a loop, which
-//! the verifier would walk for each caller. A packet is counted as if segmented
+//! CPUs change the word by atomics, so no two of them spend the same time, and without a loop,
+//! which the verifier would walk for each caller. A packet is counted as if segmented
 //! ([`crate::segment`]), and passes both limits or is charged to neither.
 //!
-//! Whoever carries a packet charges it: the programs what they translate, the engine what it sends
-//! on by itself. What a program hands over to be carried is only looked at ([`RateRef::look`]).
+//! The side that sends a packet charges it: programs charge packets that they translate, the engine
+//! packets that it sends itself. A program only checks a packet that it hands over
+//! ([`RateRef::look`]).
 use core::sync::atomic::{
     AtomicU64,
     Ordering::{AcqRel, Relaxed},
@@ -24,71 +25,71 @@ use crate::{
     segment::Segments,
 };
 
-/// How far ahead of time a VM may be.
+/// Burst: how far the paid time may lie ahead of the present, ns.
 pub const BURST_NS: u64 = 100_000_000;
 
 const SECOND_NS: u64 = 1_000_000_000;
 
-/// Most that may pass in one direction. 0: no limit.
+/// Rate limits of one direction. A limit of 0 means none.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Rate {
-    /// Packets per second, as if segmented.
+    /// Packets per second, counted as if segmented.
     pub packets_per_second: u64,
-    /// L3 bytes per second, as if segmented.
+    /// L3 bytes per second, counted as if segmented.
     pub bytes_per_second: u64,
 }
 
-/// Most that may pass from and to a VM.
+/// Rate limits of a VM in both directions.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct VmRates {
-    /// From the guest.
+    /// Limits of traffic from the guest.
     pub tx: Rate,
-    /// To the guest.
+    /// Limits of traffic to the guest.
     pub rx: Rate,
 }
 
 impl VmRates {
-    /// Whether anything is limited.
+    /// Whether any of the four limits is set.
     pub fn is_limited(&self) -> bool {
         *self != Self::default()
     }
 }
 
-/// One row of `RATES`.
+/// One row of `RATES`: the limits of a VM and how much of them is used.
 #[repr(C, align(64))]
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct RateLimits {
-    /// From the guest.
+    /// Limits of traffic from the guest.
     pub tx: DirectionLimits,
-    /// To the guest. In a cache line of its own.
+    /// Limits of traffic to the guest, in a cache line of their own.
     pub rx: DirectionLimits,
 }
 
-/// The limits of one direction.
+/// Limits of one direction and their use.
 #[repr(C, align(64))]
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct DirectionLimits {
-    /// In packets.
+    /// Limit in packets per second.
     pub packets: Limit,
-    /// In bytes.
+    /// Limit in L3 bytes per second.
     pub bytes: Limit,
 }
 
-/// One limit.
+/// One limit and its use.
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Limit {
-    /// Units per second; 0: no limit.
+    /// Units per second; 0 if there is no limit.
     pub per_second: u64,
-    /// What has passed is paid for until then.
+    /// Time until which the packets that passed are paid for, ns.
     pub paid_until_ns: u64,
 }
 
 const _: () = assert!(size_of::<RateLimits>() == 128);
 
-/// A live row, reached by atomics only.
+/// Handle to a live row of `RATES`, accessed by atomics only.
 #[derive(Clone, Copy, Debug)]
 pub struct RateRef(*mut RateLimits);
 
@@ -98,6 +99,8 @@ unsafe impl Send for RateRef {}
 unsafe impl Sync for RateRef {}
 
 impl RateRef {
+    /// Handle to the row at this address.
+    ///
     /// # Safety
     /// `row` points to an element of `RATES` and stays mapped as long as the result is used.
     #[inline(always)]
@@ -105,7 +108,7 @@ impl RateRef {
         Self(row)
     }
 
-    /// Sets the rates. What was ahead of time is forgiven.
+    /// Sets the limits. A limit that changes starts without debt.
     pub fn set(self, rates: VmRates) {
         for (direction, rate) in [(Direction::Tx, rates.tx), (Direction::Rx, rates.rx)] {
             let [packets, bytes] = self.limits(direction);
@@ -114,7 +117,7 @@ impl RateRef {
         }
     }
 
-    /// The rates.
+    /// The limits that are set.
     pub fn get(self) -> VmRates {
         let rate = |direction| {
             let [packets, bytes] = self.limits(direction);
@@ -129,7 +132,10 @@ impl RateRef {
         }
     }
 
-    /// Lets a packet pass and charges it, or says why not.
+    /// Charges a packet that is about to be sent.
+    ///
+    /// # Errors
+    /// The drop reason if a limit is exceeded. Neither limit is charged then.
     #[inline(always)]
     pub fn take(
         self,
@@ -138,8 +144,8 @@ impl RateRef {
         now_ns: u64,
     ) -> Result<(), DropReason> {
         let [packets, bytes] = self.limits(direction);
-        // Looked at first, so that what the bytes refuse is, but for a race, not charged to the
-        // packets even for a moment.
+        // Bytes are checked first, so that a packet they refuse is not charged to the packet limit
+        // even for a moment, except in a race.
         if !bytes.allows(now_ns) {
             return Err(DropReason::ByteRate);
         }
@@ -153,7 +159,11 @@ impl RateRef {
         Ok(())
     }
 
-    /// Whether a packet would pass, or why not, for one that somebody else is to carry and charge.
+    /// Checks, without charging, whether a packet that another side will send and charge would pass
+    /// now.
+    ///
+    /// # Errors
+    /// The drop reason if a limit is exceeded.
     #[inline(always)]
     pub fn look(self, direction: Direction, now_ns: u64) -> Result<(), DropReason> {
         let [packets, bytes] = self.limits(direction);
@@ -210,7 +220,7 @@ impl LimitRef {
         load64(self.per_second()) == 0 || !is_over(load64(self.paid_until_ns()), now_ns)
     }
 
-    /// Charges for so many units; what was charged, ns. `None`: over the rate.
+    /// Charges for this many units. Returns the charge in ns; `None` if the rate is exceeded.
     #[inline(always)]
     fn take(&self, units: u64, now_ns: u64) -> Option<u64> {
         let per_second = load64(self.per_second());
@@ -224,7 +234,7 @@ impl LimitRef {
         if is_over(paid, now_ns) {
             return None;
         }
-        // After silence, time begins now, for whoever is first.
+        // After silence the paid time starts now; the first CPU to store it succeeds.
         if ahead_ns(paid, now_ns) < 0
             && word
                 .compare_exchange(paid, now_ns + cost_ns, Relaxed, Relaxed)
@@ -249,8 +259,9 @@ impl LimitRef {
     }
 }
 
-/// How far a word lies ahead of a time. Signed: one that was set anew may be paid back what the word
-/// before it was charged, and lies behind then, not centuries ahead.
+/// Time by which the paid time lies ahead of the present, ns. It is signed: a word that was reset
+/// may be given back a charge made before the reset, and then lies in the past, not centuries
+/// ahead.
 #[inline(always)]
 fn ahead_ns(paid_until_ns: u64, now_ns: u64) -> i64 {
     paid_until_ns.wrapping_sub(now_ns) as i64

@@ -1,31 +1,32 @@
-//! Packets and bytes as if segmented, so that figures are the same under any GSO or GRO.
+//! Counts of packets and bytes as if segmented, which do not depend on GSO or GRO.
 
 use crate::Protocol;
 
-/// What a frame counts as on the wire.
+/// Packets and bytes of a frame after segmentation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Segments {
-    /// Packets.
+    /// Number of packets on the wire.
     pub packets: u64,
-    /// L3 bytes.
+    /// Number of L3 bytes, with the headers of each packet.
     pub bytes: u64,
 }
 
-/// Least TCP MSS that a clamped connection can have: RFC 791's 576-byte minimum less headers is
-/// 536; Linux goes down to `net.ipv4.tcp_min_snd_mss` = 48 only when asked to. Timestamps and SACK
-/// options take up to 40 bytes of the 536.
+/// Smallest TCP GSO size let through, bytes. RFC 791's minimum of 576 bytes less headers is an MSS
+/// of 536, of which timestamps and SACK options take up to 40 bytes. Linux uses a smaller MSS, down
+/// to `net.ipv4.tcp_min_snd_mss` = 48, only when asked to.
 pub const MIN_TCP_GSO_SIZE: u32 = 496;
 
-/// Least UDP GSO size let through: a QUIC datagram of 1,200 bytes is the usual one, DNS-like
-/// batches are smaller; below this a frame costs more in segments than it carries.
+/// Smallest UDP GSO size let through, bytes. A QUIC datagram of 1,200 bytes is usual, and batches
+/// like those of DNS are smaller. Below this size a frame costs more in segments than it carries.
 pub const MIN_UDP_GSO_SIZE: u32 = 256;
 
-/// A GSO frame of this length, Ethernet header included, is cut in pieces by a device on its way
+/// Length from which a device on the path segments a GSO frame, bytes with the Ethernet header
 /// (`GSO_LEGACY_MAX_SIZE` of the kernel's `netdevice.h`).
 pub const MAX_GSO_FRAME_LEN: u32 = 65_536;
 
-/// Counts a frame. `l3_len`: IP header to end. `headers_len`: L3 and L4 headers, repeated in each
-/// segment. `gso_size`: L4 payload bytes per segment, 0 when the frame is one packet.
+/// Counts the packets and bytes of a frame after segmentation. `l3_len` is the length from the IP
+/// header to the end, bytes. `headers_len` is that of the L3 and L4 headers, which each segment
+/// repeats. `gso_size` is the L4 payload per segment, bytes; 0 if the frame is one packet.
 #[inline(always)]
 pub const fn count(l3_len: u32, headers_len: u32, gso_size: u32) -> Segments {
     if gso_size == 0 || l3_len <= headers_len {
@@ -42,10 +43,10 @@ pub const fn count(l3_len: u32, headers_len: u32, gso_size: u32) -> Segments {
     }
 }
 
-/// What a frame takes of its VM's credits on its way to the engine: as many frames as it may come
-/// out as, or be sent on as. The port takes GSO frames whole, except UDP ones of the old kind that
-/// become IP fragments (UFO), which a program can't tell from the new. The engine sends a packet on
-/// in fragments where it is larger than an ordinary link. `protocol`: the IP header's.
+/// Number of credits that a frame takes on its way to the engine: the most frames that it may
+/// arrive as or be sent as. The port takes GSO frames whole, except UDP frames of the old kind that
+/// become IP fragments (UFO), which a program cannot distinguish from the new kind. The engine
+/// fragments a packet that exceeds an ordinary link's MTU. `protocol` is the IP header's.
 #[inline(always)]
 pub const fn credits(l3_len: u32, protocol: u8, gso_size: u32) -> u64 {
     if gso_size == 0 {
@@ -57,10 +58,10 @@ pub const fn credits(l3_len: u32, protocol: u8, gso_size: u32) -> u64 {
     }
 }
 
-/// Ethernet's.
+/// MTU of an Ethernet link, bytes.
 const ORDINARY_MTU: u32 = 1_500;
 
-/// How many packets of at most `mtu` bytes a packet without options is sent as.
+/// Number of packets of at most `mtu` bytes in which a packet without options is sent.
 #[inline(always)]
 pub const fn fragments(l3_len: u32, mtu: u32) -> u64 {
     if l3_len <= mtu || l3_len <= IPV4_HEADER_LEN {
@@ -69,7 +70,7 @@ pub const fn fragments(l3_len: u32, mtu: u32) -> u64 {
     (l3_len - IPV4_HEADER_LEN).div_ceil(fragment_payload(mtu)) as u64
 }
 
-/// What a fragment carries, but for the last: a multiple of eight bytes (RFC 791).
+/// Payload of each fragment but the last, bytes: a multiple of eight (RFC 791).
 #[inline(always)]
 pub const fn fragment_payload(mtu: u32) -> u32 {
     if mtu < IPV4_HEADER_LEN + 8 {
@@ -79,13 +80,13 @@ pub const fn fragment_payload(mtu: u32) -> u32 {
     }
 }
 
-/// IPv4 header without options.
+/// Length of an IPv4 header without options, bytes.
 const IPV4_HEADER_LEN: u32 = 20;
 
-/// IPv4 header without options, and UDP's.
+/// Length of an IPv4 header without options and a UDP header, bytes.
 const UDP_HEADERS_LEN: u32 = 28;
 
-/// The largest L3 packet that a frame becomes.
+/// Length of the largest L3 packet in a frame after segmentation, bytes.
 #[inline(always)]
 pub const fn largest_packet(l3_len: u32, headers_len: u32, gso_size: u32) -> u32 {
     let segment = headers_len + gso_size;

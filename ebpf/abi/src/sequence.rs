@@ -1,31 +1,34 @@
-//! Where a connection stands in sequence space, for connections that were inspected.
+//! Sequence number limits of connections that were inspected.
 //!
 //! # Theory of operation
-//! An inspect rule lets in *one connection*, by what it says first. Once that is said the kernel
-//! carries it, and what the kernel has is a tuple. A server can make another connection of the same
-//! tuple from a lone ACK: with SYN cookies (RFC 4987 section 3.6) all that it needs is the ACK of a
-//! handshake that it forgot, sent again after the first connection has ended. So a connection that was
-//! released to the kernel is held to its numbers, by both sides of the datapath alike:
+//! An inspect rule admits *one connection*, by its first data. After that the kernel carries it,
+//! and knows only its tuple. A server can make another connection of the same tuple from a lone
+//! ACK: with SYN cookies (RFC 4987 section 3.6) it needs only the ACK of a handshake that it
+//! forgot, sent again after the first connection has ended. So the segments of a connection that
+//! was released to the kernel must lie within its sequence numbers. Programs and engine apply the
+//! same rules:
 //!
-//! - What the guest sends begins at `low` or behind it. That starts one octet before what the server
-//!   had acknowledged at the release (a keep-alive repeats that octet, RFC 9293 section 3.8.4), and
-//!   follows what the server acknowledges, by the largest window that it ever offered: a guest whose
-//!   acknowledgements got lost repeats no more than that.
-//! - It ends within that window of what the server has acknowledged, and behind a FIN there is nothing.
-//! - It acknowledges what the server has sent, and nothing that was acknowledged long before.
-//! - After a reset, of either side, no octet of the guest's goes on ([`TcpBits::RST`] is for good).
+//! - A segment from the guest begins at `low` or after it. At the release, `low` is one octet before
+//!   the server's acknowledgement (a keep-alive repeats that octet, RFC 9293 section 3.8.4). It then
+//!   follows the server's acknowledgements at a distance of the largest window the server ever
+//!   offered: a guest whose acknowledgements were lost repeats no more than that.
+//! - It ends within that window after the server's acknowledgement, and not after the guest's FIN.
+//! - It acknowledges data that the server has sent, and nothing acknowledged long before.
+//! - After a reset by either side, no payload from the guest passes ([`TcpBits::RST`] is final).
 //!
-//! Linux knows its cookie by the *difference* of the two numbers (`check_tcp_syn_cookie`): the
-//! handshake's, moved on by as much each, are as good. So what has that difference is refused for as long
-//! as a cookie is good ([`COOKIE_LIFE_NS`]) where the server may have forgotten the connection: it was
-//! reset, or both sides have ended it, or the server has said nothing for [`FORGETS_AFTER`]. The
-//! handshake's own numbers are refused always, and come again after 4 GiB. The price: a connection both of
-//! whose sides have said as much, to a few octets, and whose server is silent for so long, waits.
+//! Linux recognizes its cookie by the *difference* of the two numbers (`check_tcp_syn_cookie`): the
+//! handshake's numbers, both increased by the same amount, are accepted as well. So segments with
+//! that difference are refused for as long as a cookie is valid ([`COOKIE_LIFE_NS`]) if the server
+//! may have forgotten the connection: it was reset, or both sides have ended it, or the server has
+//! been silent for [`FORGETS_AFTER`]. Within that time the handshake's own numbers, which recur
+//! after 4 GiB, are always refused. The price: a connection whose two sides have sent equally much,
+//! to within a few octets, and whose server is silent for so long, has to wait.
 //!
-//! Whoever knows the addresses can forge the server's segments: one counts only if it acknowledges what
-//! the guest has sent, and lies in the guest's window (RFC 9293 section 3.10.7.4), and a reset only if
-//! the guest would believe it (RFC 5961 section 3.2): between what it has acknowledged and what was sent
-//! to it. It is delivered all the same; the guest's stack knows what to make of it.
+//! An attacker who knows the addresses can forge segments of the server. So a segment from the
+//! world is recorded only if it acknowledges data that the guest has sent and lies in the guest's
+//! window (RFC 9293 section 3.10.7.4), and a reset only if the guest would accept it (RFC 5961
+//! section 3.2): between the guest's acknowledgement and the end of the data sent to it. It is
+//! delivered in any case; the guest's stack decides about it.
 //!
 //! Words only ever move forward, by compare-and-swap, so CPUs that see segments at once agree.
 use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
@@ -36,66 +39,71 @@ use crate::{
     tcp::{Flags, Segment, TcpBits},
 };
 
-/// For so long after a connection was opened a server may make it again from the handshake's ACK, ns.
-/// Linux: less than two minutes (`MAX_SYNCOOKIE_AGE`).
+/// Time after a connection was opened in which a server may make it again from the handshake's ACK,
+/// ns. Linux: less than two minutes (`MAX_SYNCOOKIE_AGE`).
 pub const COOKIE_LIFE_NS: u64 = 150 * 1_000_000_000;
 
-/// A server that has said nothing for so long may have forgotten the connection, in
-/// [`Sequences::server_seen`]'s unit: 20 s. Linux forgets one that it has closed after 60 s.
+/// Silence after which a server may have forgotten the connection, in units of
+/// [`Sequences::server_seen`]: 20 s. Linux forgets one that it has closed after 60 s.
 pub const FORGETS_AFTER: u32 = ((20 * 1_000_000_000u64) >> SEEN_SHIFT) as u32;
 
-/// From ns to the unit of [`Sequences::server_seen`].
+/// Shift that converts ns to the unit of [`Sequences::server_seen`].
 const SEEN_SHIFT: u32 = 20;
 
-/// How far the difference may be from the handshake's: Linux puts the index of an MSS in it, 0 to 3.
+/// How far the difference may be from the handshake's: Linux encodes the index of an MSS in it, 0
+/// to 3.
 const COOKIE_SLACK: i32 = 7;
 
-/// How far an acknowledgement of the guest's may lie behind its newest: segments overtake each
-/// other on their way through several queues.
+/// How far a guest's acknowledgement may lie before its newest, bytes: segments overtake each other
+/// in several queues.
 const ACKNOWLEDGED_AGAIN: u32 = 1 << 20;
 
-/// A window that every receiver can offer, bytes. Also what is taken for the largest window where a
-/// smaller one was offered, so that a probe of a closed window passes.
+/// Window that every receiver can offer, bytes. It is used in place of a smaller largest window, so
+/// that a probe of a closed window passes.
 const LEAST_WINDOW: u32 = 65_535;
 
-/// What one side sends, and the other side's receiving of it.
+/// Sequence numbers of one direction: the sender's, and the receiver's acknowledgements and
+/// windows.
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct SendSpace {
-    /// What lies before may not be sent, or acknowledged, again.
+    /// Lowest sequence number that may be sent or acknowledged again.
     pub low: u32,
-    /// What the receiver has acknowledged.
+    /// Newest acknowledgement number of the receiver.
     pub acknowledged: u32,
-    /// Behind all that was sent.
+    /// Sequence number after the last octet that was sent.
     pub end: u32,
-    /// The largest window that the receiver offered, bytes.
+    /// Largest window that the receiver offered, bytes.
     pub window: u32,
-    /// How the receiver's windows are scaled (RFC 7323 section 2).
+    /// Shift count of the receiver's windows (RFC 7323 section 2).
     pub window_scale: u32,
 }
 
-/// One element of `SEQUENCES`; its index is the slot's. Means something while [`TcpBits::HELD`] is
+/// One element of `SEQUENCES`, whose index is the slot's. It is valid while [`TcpBits::HELD`] is
 /// set in the slot.
 #[repr(C, align(64))]
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Sequences {
-    /// What the guest sends.
+    /// Data that the guest sends.
     pub tx: SendSpace,
-    /// What the server sends.
+    /// Data that the server sends.
     pub rx: SendSpace,
-    /// The number of the server's first octet: what the handshake's ACK acknowledges.
+    /// Sequence number of the server's first octet: the number that the handshake's ACK
+    /// acknowledges.
     pub server_first: u32,
-    /// When the server was last heard, `CLOCK_MONOTONIC` in units of 2^20 ns, about a millisecond.
+    /// Time of the server's last segment, `CLOCK_MONOTONIC` in units of 2^20 ns, about a
+    /// millisecond.
     pub server_seen: u32,
-    /// Zero.
+    /// Explicit padding, always zero.
     pub pad: [u32; 4],
 }
 
 const _: () = assert!(size_of::<Sequences>() == 64);
 
 impl Sequences {
-    /// Of a connection of which the server has acknowledged all that was inspected. `sent` and
-    /// `received` have [`SendSpace::acknowledged`], `end`, `window` and `window_scale` filled in.
+    /// Sequence numbers of a connection whose server has acknowledged all the data that was
+    /// inspected. `sent` and `received` must have `acknowledged`, `end`, `window` and
+    /// `window_scale` filled in.
     pub const fn released(
         mut sent: SendSpace,
         mut received: SendSpace,
@@ -116,11 +124,11 @@ impl Sequences {
     }
 }
 
-/// A live element, reached by atomics only.
+/// Handle to a live element, accessed by atomics only.
 #[derive(Clone, Copy, Debug)]
 pub struct SequencesRef(*mut Sequences);
 
-// SAFETY: every access goes through atomics, but for `set` (see there).
+// SAFETY: every access goes through atomics.
 unsafe impl Send for SequencesRef {}
 // SAFETY: as above.
 unsafe impl Sync for SequencesRef {}
@@ -134,15 +142,18 @@ macro_rules! word {
 }
 
 impl SequencesRef {
+    /// Handle to the element at this address.
+    ///
     /// # Safety
-    /// `element` points to an element of `SEQUENCES` and stays mapped as long as the result is used.
+    /// `element` points to an element of `SEQUENCES` and stays mapped as long as the result is
+    /// used.
     #[inline(always)]
     pub const unsafe fn new(element: *mut Sequences) -> Self {
         Self(element)
     }
 
-    /// Holds the connection in `slot` to these numbers from now on. Only the owner calls this, once,
-    /// before the kernel has the flow.
+    /// Limits the connection in `slot` to these sequence numbers from now on. Only the owner calls
+    /// this, once, before the kernel has the flow.
     pub fn hold(self, slot: SlotRef, sequences: Sequences) {
         for (side, from) in [(Direction::Tx, sequences.tx), (Direction::Rx, sequences.rx)] {
             store32(word!(self, side, low), from.low);
@@ -153,12 +164,13 @@ impl SequencesRef {
         }
         store32(self.server_first(), sequences.server_first);
         store32(self.server_seen(), sequences.server_seen);
-        // Not relaxed: whoever sees the bit sees the numbers.
+        // Not relaxed: a reader that sees the bit must see the numbers.
         slot.tcp()
             .fetch_or(TcpBits::HELD, core::sync::atomic::Ordering::AcqRel);
     }
 
-    /// Whether a segment of the guest's is the connection's. `now_ns` is asked only when it matters.
+    /// Whether a segment from the guest belongs to the connection. `now_ns` returns
+    /// `CLOCK_MONOTONIC`, ns; it is called only when the time is needed.
     #[inline(always)]
     pub fn is_guests(self, slot: SlotRef, segment: &Segment, now_ns: impl Fn() -> u64) -> bool {
         let bits = load32(slot.tcp());
@@ -215,7 +227,7 @@ impl SequencesRef {
         is_last || !(sent == 0 || may_be_forgotten)
     }
 
-    /// Whether a segment of the world's can be the server's.
+    /// Whether a segment from the world can be the server's.
     #[inline(always)]
     pub fn is_servers(self, segment: &Segment) -> bool {
         let acknowledged = load32(word!(self, Direction::Rx, acknowledged));
@@ -240,8 +252,8 @@ impl SequencesRef {
         !is_before(segment.acknowledgement, oldest) && !is_before(newest, segment.acknowledgement)
     }
 
-    /// Takes in where a segment of the connection shows that it stands. Both sides do it by this
-    /// function, for a segment that [`Self::is_guests`] or [`Self::is_servers`] believes.
+    /// Records the numbers of a segment of the connection. Programs and engine both call this
+    /// function, for segments that [`Self::is_guests`] or [`Self::is_servers`] accepts.
     #[inline(always)]
     pub fn note(self, direction: Direction, segment: &Segment, now_ns: impl Fn() -> u64) {
         if matches!(direction, Direction::Rx) {
@@ -268,7 +280,7 @@ impl SequencesRef {
         advance(word!(self, other, low), acknowledged.wrapping_sub(again));
     }
 
-    /// A copy, for display and tests.
+    /// Copy of the element, for display and tests.
     pub fn read(self) -> Sequences {
         let side = |side| SendSpace {
             low: load32(word!(self, side, low)),
@@ -324,7 +336,8 @@ const fn at_least(window: u32) -> u32 {
     }
 }
 
-/// Moves a word forward, never back. A few tries: who loses so often is overtaken by newer segments.
+/// Moves a word forward, never back. It tries four times: a CPU that loses more often is overtaken
+/// by newer segments.
 #[inline(always)]
 fn advance(word: &AtomicU32, to: u32) {
     let mut before = load32(word);

@@ -6,7 +6,7 @@ use crate::{Slot, connection};
 
 const ISN: u32 = 0xffff_ff00;
 const FIRST: u32 = ISN + 1;
-/// Inspected bytes.
+/// Number of inspected bytes.
 const HELLO: u32 = 500;
 const RELEASED: u32 = FIRST.wrapping_add(HELLO);
 const SERVER_FIRST: u32 = 7_001;

@@ -1,17 +1,17 @@
-//! What the programs read of the kernel's own `struct sk_buff`.
+//! Fields of the kernel's `struct sk_buff` that the programs read.
 
-/// Where it is: bytes from the struct's start, different between kernels. The loader finds it in
-/// the kernel's BTF and sets it as the global [`SKB_LAYOUT`].
+/// Offsets of the fields, bytes from the start of the struct. They differ between kernels. The
+/// loader takes them from the kernel's BTF and stores them in the global [`SKB_LAYOUT`].
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SkbLayout {
-    /// `csum_start`: where checksumming starts, from the buffer's head; `u16`.
+    /// Offset of `csum_start` (`u16`): start of the checksummed bytes, from the buffer's head.
     pub csum_start: u32,
-    /// `csum_offset`: where the sum goes, from there; `u16`.
+    /// Offset of `csum_offset` (`u16`): place of the checksum, from `csum_start`.
     pub csum_offset: u32,
-    /// `mac_header`: where the frame starts, from the buffer's head; `u16`.
+    /// Offset of `mac_header` (`u16`): start of the frame, from the buffer's head.
     pub mac_header: u32,
 }
 
-/// The global's name in the object.
+/// Name of the global in the BPF object.
 pub const SKB_LAYOUT: &str = "SKB_LAYOUT";

@@ -1,11 +1,11 @@
-//! The flow itself: one slot of `SLOTS`.
+//! State of one flow: an element of the map `SLOTS`, and the values of `FLOWS` that refer to it.
 //!
-//! | verdict | a packet of the flow | who leaves it, to where |
+//! | verdict | treatment of a packet of the flow | transitions, and who makes them |
 //! | --- | --- | --- |
-//! | `Free` | misses | the owner, to any other, after writing the whole second line and a new generation |
+//! | `Free` | misses | the owner, to any other, after it wrote the whole second cache line and a new generation |
 //! | `Fast` | is translated in the kernel | the owner, to `Engine`, `Drop`, `Closing` |
-//! | `Engine` | goes to the engine, which may send it on with [`crate::Command::Forward`] | the owner |
-//! | `Drop` | is dropped as `Denied` | the owner |
+//! | `Engine` | goes to the engine, which may send it on with [`crate::Command::Forward`] | the owner, to any other |
+//! | `Drop` | is dropped as `Denied` | the owner, to any other |
 //! | `Closing` | goes to the engine | the owner, back to `Fast` (revived) or to `Free` (both tuples deleted) |
 #[cfg(not(target_arch = "bpf"))]
 use core::sync::atomic::{AtomicU8, Ordering::Relaxed};
@@ -13,24 +13,24 @@ use core::sync::atomic::{AtomicU32, AtomicU64};
 
 use crate::{Direction, IfIndex, Ip4, Protocol, RuleIndex, SlotIndex, Tuple, VmId, VmRow};
 
-/// What happens to the packets of a flow. See the module's table.
+/// Treatment of a flow's packets. The module's table gives the transitions.
 #[repr(u32)]
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Verdict {
-    /// No flow here.
+    /// The slot holds no flow.
     Free = 0,
-    /// Translated in the kernel.
+    /// The kernel translates each packet.
     Fast = 1,
     /// Each packet goes to the engine.
     Engine = 2,
-    /// Dropped and counted.
+    /// Each packet is dropped and counted as `Denied`.
     Drop = 3,
-    /// First phase of the end: packets go to the engine, which may revive the flow.
+    /// First phase of removal: packets go to the engine, which may revive the flow.
     Closing = 4,
 }
 
 impl Verdict {
-    /// From its number; `None` for a number that is no verdict.
+    /// The verdict with this number; `None` if no verdict has it.
     #[inline(always)]
     pub const fn from_u32(number: u32) -> Option<Self> {
         match number {
@@ -43,7 +43,7 @@ impl Verdict {
         }
     }
 
-    /// The name used in output.
+    /// Name of the verdict in output.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Free => "free",
@@ -55,91 +55,95 @@ impl Verdict {
     }
 }
 
-/// Value of the map `FLOWS`. Read and written as one 64-bit word, so it never tears.
+/// Reference to a flow: the value of the map `FLOWS`. It is read and written as one 64-bit word, so
+/// it never tears.
 #[repr(C, align(8))]
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct FlowRef {
-    /// Index into `SLOTS`.
+    /// Index of the slot in `SLOTS`.
     pub slot: u32,
-    /// The slot's generation when the entry was made.
+    /// The slot's generation when the entry was made. A slot with another generation holds another
+    /// flow.
     pub generation: u32,
 }
 
 impl FlowRef {
-    /// Which slot it is.
+    /// Index of the slot that the reference names.
     pub const fn index(&self) -> SlotIndex {
         SlotIndex::new(self.slot)
     }
 }
 
-/// One flow. 128 bytes: the first cache line changes under traffic, the second is constant while
-/// the generation is, but for its last three words, which change when a connection opens and ends,
-/// and the owner's bit in its flags.
+/// One flow, 128 bytes. The first cache line changes with traffic. The second is constant while the
+/// generation is, except its last three words, which change when a connection opens and ends, and
+/// the owner's bit in `flags`.
 ///
-/// Never make a Rust reference to a live slot: both sides change it. Go through [`SlotRef`].
+/// Never make a Rust reference to a live slot: programs and userspace both change it. Use
+/// [`SlotRef`].
 #[repr(C, align(64))]
 #[derive(Clone, Copy, Debug)]
 pub struct Slot {
-    /// Raised by one at each allocation.
+    /// Number of the allocation: incremented each time the slot is allocated.
     pub generation: u32,
-    /// What happens to packets.
+    /// Treatment of the flow's packets.
     pub verdict: Verdict,
-    /// [`TcpBits`](crate::tcp::TcpBits): what was seen of the connection. 0 for other protocols.
+    /// TCP: events seen on the connection, as [`TcpBits`](crate::tcp::TcpBits). 0 for other
+    /// protocols.
     pub tcp: u32,
-    /// Index into `NEXT_HOPS`; 0 lets the kernel resolve the neighbour for each packet.
+    /// Index into `NEXT_HOPS`; with 0, the kernel resolves the neighbour for each packet.
     pub next_hop: u32,
-    /// Packets from the guest, as if segmented.
+    /// Packets from the guest, counted as if segmented.
     pub tx_packets: u64,
-    /// L3 bytes from the guest, as if segmented.
+    /// L3 bytes from the guest, counted as if segmented.
     pub tx_bytes: u64,
-    /// Packets to the guest, as if segmented.
+    /// Packets to the guest, counted as if segmented.
     pub rx_packets: u64,
-    /// L3 bytes to the guest, as if segmented.
+    /// L3 bytes to the guest, counted as if segmented.
     pub rx_bytes: u64,
-    /// When the guest last sent, `CLOCK_MONOTONIC_COARSE` ns; 0: never.
+    /// Time of the guest's last packet, `CLOCK_MONOTONIC_COARSE` ns; 0 if it sent none.
     pub tx_last_ns: u64,
-    /// When the world last sent; as above.
+    /// Time of the last packet from the world, `CLOCK_MONOTONIC_COARSE` ns; 0 if none came.
     pub rx_last_ns: u64,
 
-    /// The VM's id.
+    /// Id of the VM that the flow belongs to.
     pub vm: u32,
-    /// The VM's row in `VMS`.
+    /// Row in `VMS` of that VM.
     pub vm_row: u16,
-    /// The owner's row in `OWNERS`.
+    /// Row in `OWNERS` of the process that serves the flow.
     pub owner: u16,
-    /// The guest's address.
+    /// IPv4 address of the guest.
     pub guest: Ip4,
-    /// The peer's address.
+    /// IPv4 address of the peer.
     pub remote: Ip4,
-    /// The translated address.
+    /// Translated address: the guest's as the world sees it.
     pub nat: Ip4,
-    /// The guest's port or ICMP id.
+    /// The guest's port or ICMP query id, host order.
     pub guest_port: u16,
-    /// The peer's port; 0 for ICMP.
+    /// The peer's port, host order; 0 for ICMP.
     pub remote_port: u16,
-    /// The translated port or ICMP id.
+    /// Translated port or ICMP query id, host order.
     pub nat_port: u16,
-    /// The protocol.
+    /// Transport protocol of the flow.
     pub protocol: Protocol,
-    /// [`SlotFlags`] bits.
+    /// [`SlotFlags`] bits of the flow.
     pub flags: u8,
-    /// Sequence number of the SYN that opened the flow (the opener's, untranslated).
+    /// TCP: sequence number of the SYN that opened the flow, as its sender chose it.
     pub isn: u32,
-    /// When it was admitted.
+    /// Time of admission, `CLOCK_MONOTONIC` ns.
     pub created_ns: u64,
-    /// Index into `RULES`: the rule that admitted it.
+    /// Index into `RULES` of the rule that admitted the flow.
     pub rule: u32,
-    /// The uplink it leaves by.
+    /// Ifindex of the uplink by which the flow leaves.
     pub uplink_ifindex: u32,
     /// The owner's epoch when the flow was admitted.
     pub epoch: u32,
-    /// TCP: sequence number behind the guest's FIN, once that was seen; of a flow from the world before
-    /// that, behind its SYN ([`crate::handshake`]).
+    /// TCP: sequence number after the guest's FIN, once that FIN was seen. Before, for a flow that
+    /// the world opened, the number after the guest's SYN ([`crate::handshake`]).
     pub fin_end_tx: u32,
-    /// TCP: sequence number behind the peer's FIN, once that was seen.
+    /// TCP: sequence number after the peer's FIN, once that FIN was seen.
     pub fin_end_rx: u32,
-    /// TCP: from admission to the answering SYN-ACK as the programs saw it, µs; 0: not seen, or
-    /// over 71 minutes.
+    /// TCP: time from admission to the SYN-ACK that answered, as the programs saw it, µs; 0 if no
+    /// SYN-ACK was seen, or after more than 71 minutes.
     pub connect_us: u32,
 }
 
@@ -151,20 +155,22 @@ const _: () = assert!(core::mem::offset_of!(Slot, vm) == 64);
 pub struct SlotFlags;
 
 impl SlotFlags {
-    /// Opened from the world by a forward: the first packet was received, not sent.
+    /// A forward admitted the flow: the world sent its first packet.
     pub const INBOUND: u8 = 1;
-    /// Nothing but a capture has the engine carry it: a successor gives it back to the kernel. The
-    /// owner changes it while the flow lives; it may stay behind on a flow that is `Fast`.
+    /// The engine carries the flow only because of a packet capture, so a successor may return it
+    /// to the kernel. The owner changes the bit while the flow lives; it may remain set on a flow
+    /// that is `Fast`.
     pub const CAPTURED: u8 = 2;
-    /// An inspect rule let it in: its port rests to the end, whoever knows it by then.
+    /// An inspect rule admitted the flow. Its translated port rests for the full time after the
+    /// end, even if the process that ends the flow no longer knows the rule.
     pub const INSPECTED: u8 = 4;
 }
 
-/// A live slot, reached by atomics only.
+/// Handle to a live slot. Fields that change are accessed by atomics only.
 #[derive(Clone, Copy, Debug)]
 pub struct SlotRef(*mut Slot);
 
-// SAFETY: every access goes through atomics, or reads the second line, which is constant.
+// SAFETY: every access goes through atomics, or reads the second cache line, which is constant.
 unsafe impl Send for SlotRef {}
 // SAFETY: as above.
 unsafe impl Sync for SlotRef {}
@@ -185,6 +191,8 @@ macro_rules! constant {
 }
 
 impl SlotRef {
+    /// Handle to the slot at this address.
+    ///
     /// # Safety
     /// `slot` points to an element of `SLOTS` and stays mapped as long as the result is used.
     #[inline(always)]
@@ -192,135 +200,136 @@ impl SlotRef {
         Self(slot)
     }
 
-    /// The element itself, for its owner to fill while it is `Free`.
+    /// Pointer to the element, for the owner to fill it while it is `Free`.
     #[inline(always)]
     pub const fn as_ptr(self) -> *mut Slot {
         self.0
     }
 
-    /// Current generation.
+    /// Generation of the slot now.
     #[inline(always)]
     pub fn generation(&self) -> &AtomicU32 {
         atomic!(self, generation, AtomicU32)
     }
 
-    /// Current verdict as a number; [`Verdict::from_u32`].
+    /// Number of the verdict now; see [`Verdict::from_u32`].
     #[inline(always)]
     pub fn verdict(&self) -> &AtomicU32 {
         atomic!(self, verdict, AtomicU32)
     }
 
-    /// [`TcpBits`](crate::tcp::TcpBits) seen so far.
+    /// [`TcpBits`](crate::tcp::TcpBits) of the connection so far.
     #[inline(always)]
     pub fn tcp(&self) -> &AtomicU32 {
         atomic!(self, tcp, AtomicU32)
     }
 
-    /// Index into `NEXT_HOPS`.
+    /// Index into `NEXT_HOPS`; with 0, the kernel resolves the neighbour.
     #[inline(always)]
     pub fn next_hop(&self) -> &AtomicU32 {
         atomic!(self, next_hop, AtomicU32)
     }
 
-    /// Packets from the guest.
+    /// Packets from the guest, counted as if segmented.
     #[inline(always)]
     pub fn tx_packets(&self) -> &AtomicU64 {
         atomic!(self, tx_packets, AtomicU64)
     }
 
-    /// Bytes from the guest.
+    /// L3 bytes from the guest, counted as if segmented.
     #[inline(always)]
     pub fn tx_bytes(&self) -> &AtomicU64 {
         atomic!(self, tx_bytes, AtomicU64)
     }
 
-    /// Packets to the guest.
+    /// Packets to the guest, counted as if segmented.
     #[inline(always)]
     pub fn rx_packets(&self) -> &AtomicU64 {
         atomic!(self, rx_packets, AtomicU64)
     }
 
-    /// Bytes to the guest.
+    /// L3 bytes to the guest, counted as if segmented.
     #[inline(always)]
     pub fn rx_bytes(&self) -> &AtomicU64 {
         atomic!(self, rx_bytes, AtomicU64)
     }
 
-    /// When the guest last sent.
+    /// Time of the guest's last packet, `CLOCK_MONOTONIC_COARSE` ns; 0 if it sent none.
     #[inline(always)]
     pub fn tx_last_ns(&self) -> &AtomicU64 {
         atomic!(self, tx_last_ns, AtomicU64)
     }
 
-    /// When the world last sent.
+    /// Time of the last packet from the world, `CLOCK_MONOTONIC_COARSE` ns; 0 if none came.
     #[inline(always)]
     pub fn rx_last_ns(&self) -> &AtomicU64 {
         atomic!(self, rx_last_ns, AtomicU64)
     }
 
-    /// Sets the verdict.
+    /// Stores the verdict with release ordering.
     #[inline(always)]
     pub fn set_verdict(&self, verdict: Verdict) {
         self.verdict()
             .store(verdict as u32, core::sync::atomic::Ordering::Release);
     }
 
-    /// The VM's id.
+    /// Id of the VM that the flow belongs to.
     #[inline(always)]
     pub fn vm(&self) -> u32 {
         constant!(self, vm)
     }
 
-    /// The VM's row in `VMS`.
+    /// Row in `VMS` of that VM, as stored.
     #[inline(always)]
     pub fn vm_row(&self) -> u32 {
         constant!(self, vm_row) as u32
     }
 
-    /// The guest's address.
+    /// IPv4 address of the guest.
     #[inline(always)]
     pub fn guest(&self) -> Ip4 {
         constant!(self, guest)
     }
 
-    /// The guest's port.
+    /// The guest's port or ICMP query id, host order.
     #[inline(always)]
     pub fn guest_port(&self) -> u16 {
         constant!(self, guest_port)
     }
 
-    /// The translated address.
+    /// Translated address of the guest.
     #[inline(always)]
     pub fn nat(&self) -> Ip4 {
         constant!(self, nat)
     }
 
-    /// The translated port.
+    /// Translated port or ICMP query id, host order.
     #[inline(always)]
     pub fn nat_port(&self) -> u16 {
         constant!(self, nat_port)
     }
 
-    /// The peer's address.
+    /// IPv4 address of the peer.
     #[inline(always)]
     pub fn remote(&self) -> Ip4 {
         constant!(self, remote)
     }
 
-    /// The peer's port.
+    /// The peer's port, host order; 0 for ICMP.
     #[inline(always)]
     pub fn remote_port(&self) -> u16 {
         constant!(self, remote_port)
     }
 
-    /// The protocol's number (not the enum: a slot read from another version may hold anything).
+    /// Number of the IP protocol. It is not the enum, because a slot of another version may hold
+    /// any number.
     #[inline(always)]
     pub fn protocol(&self) -> u8 {
         // SAFETY: as for `constant!`; a u8 has no invalid value.
         unsafe { (&raw const (*self.0).protocol).cast::<u8>().read() }
     }
 
-    /// [`SlotFlags`].
+    /// [`SlotFlags`] bits of the flow.
     #[inline(always)]
     pub fn flags(&self) -> u8 {
         // BPF has no atomic byte, and a byte never tears.
@@ -331,9 +340,10 @@ impl SlotRef {
         return self.flags_cell().load(Relaxed);
     }
 
-    /// Sets the verdict of a flow that lives: `Fast`, or `Engine`, `captured` if for nothing but a
-    /// capture. Only the owner calls this. Whenever it dies, a flow is taken for captured only when
-    /// it was not carried for anything else.
+    /// Sets the verdict of a live flow to `Fast` or `Engine`. `captured` says that only a packet
+    /// capture makes the engine carry the flow. Only the owner calls this. The two stores are
+    /// ordered: if the owner dies between them, a flow that the engine carries for another reason
+    /// is never marked as captured.
     #[cfg(not(target_arch = "bpf"))]
     pub fn set_live_verdict(&self, verdict: Verdict, captured: bool) {
         if verdict != Verdict::Engine {
@@ -352,43 +362,43 @@ impl SlotRef {
         atomic!(self, flags, AtomicU8)
     }
 
-    /// Sequence number of the opening SYN.
+    /// TCP: sequence number of the SYN that opened the flow.
     #[inline(always)]
     pub fn isn(&self) -> u32 {
         constant!(self, isn)
     }
 
-    /// When it was admitted.
+    /// Time of admission, `CLOCK_MONOTONIC` ns.
     #[inline(always)]
     pub fn created_ns(&self) -> u64 {
         constant!(self, created_ns)
     }
 
-    /// The rule that admitted it.
+    /// Index into `RULES` of the rule that admitted the flow.
     #[inline(always)]
     pub fn rule(&self) -> u32 {
         constant!(self, rule)
     }
 
-    /// The uplink's ifindex.
+    /// Ifindex of the uplink by which the flow leaves.
     #[inline(always)]
     pub fn uplink_ifindex(&self) -> u32 {
         constant!(self, uplink_ifindex)
     }
 
-    /// The owner's row.
+    /// Row in `OWNERS` of the process that serves the flow.
     #[inline(always)]
     pub fn owner(&self) -> u32 {
         constant!(self, owner) as u32
     }
 
-    /// The owner's epoch at admission.
+    /// The owner's epoch when the flow was admitted.
     #[inline(always)]
     pub fn epoch(&self) -> u32 {
         constant!(self, epoch)
     }
 
-    /// Sequence number behind the FIN that was sent in a direction; see [`crate::tcp`].
+    /// Sequence number after the FIN that was sent in a direction; see [`crate::tcp`].
     #[inline(always)]
     pub fn fin_end(&self, of: Direction) -> &AtomicU32 {
         match of {
@@ -397,33 +407,33 @@ impl SlotRef {
         }
     }
 
-    /// How long it took to connect, µs.
+    /// Time from admission to the SYN-ACK, µs; 0 if unknown.
     #[inline(always)]
     pub fn connect_us(&self) -> &AtomicU32 {
         atomic!(self, connect_us, AtomicU32)
     }
 
-    /// Whose flow it is.
+    /// Id of the VM that the flow belongs to.
     pub fn id(&self) -> VmId {
         VmId::new(self.vm())
     }
 
-    /// The VM's row. It may be beyond the last where somebody wrote nonsense.
+    /// The VM's row. It may be out of range if the map was corrupted.
     pub fn row(&self) -> VmRow {
         VmRow::new(constant!(self, vm_row))
     }
 
-    /// The element of the rule that admitted it.
+    /// Index into `RULES` of the rule that admitted the flow.
     pub fn rule_index(&self) -> RuleIndex {
         RuleIndex::new(self.rule())
     }
 
-    /// The uplink it leaves by.
+    /// Interface by which the flow leaves.
     pub fn uplink(&self) -> IfIndex {
         IfIndex::new(self.uplink_ifindex())
     }
 
-    /// The flow as the guest's link sees it.
+    /// Tuple of the flow on the guest's link: the key of one of its entries in `FLOWS`.
     #[inline(always)]
     pub fn guest_tuple(&self) -> Tuple {
         Tuple {
@@ -437,7 +447,7 @@ impl SlotRef {
         }
     }
 
-    /// The flow as the world's link sees it.
+    /// Tuple of the flow on the world's link: the key of its other entry in `FLOWS`.
     #[inline(always)]
     pub fn world_tuple(&self) -> Tuple {
         Tuple {

@@ -6,11 +6,12 @@
 //! only when new, and the phase is derived from them. Only a reset is taken back: RFC 6146's TRANS
 //! returns to ESTABLISHED when a segment other than RST follows.
 //!
-//! Sequence numbers are the peers' affair, but for two: where each side's FIN ends. Whoever
-//! acknowledges that has all that the other side sent (RFC 9293 section 3.6), so a connection whose
-//! two FINs are acknowledged is over, exactly, and what a link loses before is still sent again
-//! through a living flow. What may come after it are copies: of the second FIN, when its
-//! acknowledgement was lost behind us, and of that. Every other bit is a hint that starts a timer.
+//! Two sequence numbers are tracked: the end of each side's FIN. A side that acknowledges the
+//! other's FIN has received everything the other sent (RFC 9293 section 3.6). So a connection is
+//! over exactly when both FINs are acknowledged, and segments lost before that are retransmitted
+//! through a live flow. Only copies may follow: of the second FIN, if its acknowledgement was lost
+//! after it passed here, and of that acknowledgement. Every other bit is a hint that starts a
+//! timer.
 //!
 //! | phase | bits | a flow in it |
 //! | --- | --- | --- |
@@ -20,12 +21,12 @@
 //! | Closed | both FINs, each acknowledged | as Closing, but ends when its slot, port or tuple is wanted |
 //! | Reset | RST, no other segment since | lives 4 min |
 //!
-//! A connection that was inspected and then released to the kernel is [`TcpBits::HELD`] to its sequence
-//! numbers ([`crate::sequence`]), and its reset is for good: what the numbers do not believe is not
-//! noted.
+//! A connection that was inspected and then released to the kernel is [`TcpBits::HELD`] to its
+//! sequence numbers ([`crate::sequence`]). Segments outside them are not recorded, and so its reset
+//! is final.
 //!
-//! TIME-WAIT is the side's that had to acknowledge a FIN after its own (RFC 9293 section 3.6.1); a
-//! peer's FIN that acknowledges the guest's shows that the peer has none.
+//! The side that acknowledges a FIN after it sent its own is in TIME-WAIT (RFC 9293 section 3.6.1).
+//! If the peer's FIN acknowledges the guest's, the peer is not.
 
 use crate::Direction;
 
@@ -34,46 +35,46 @@ use crate::Direction;
 pub struct Flags;
 
 impl Flags {
-    /// FIN.
+    /// The sender has no more data.
     pub const FIN: u8 = 0x01;
-    /// SYN.
+    /// Carries the sender's initial sequence number.
     pub const SYN: u8 = 0x02;
-    /// RST.
+    /// Aborts the connection at once.
     pub const RST: u8 = 0x04;
-    /// ACK.
+    /// The acknowledgement number is valid.
     pub const ACK: u8 = 0x10;
 
-    /// Whether a segment opens a connection: a SYN that answers none.
+    /// Whether a segment with these flags opens a connection: a SYN without ACK, FIN or RST.
     #[inline(always)]
     pub const fn open(flags: u8) -> bool {
         flags & (Self::SYN | Self::ACK | Self::FIN | Self::RST) == Self::SYN
     }
 
-    /// Whether flags contradict each other: a SYN that ends what it begins. Stacks differ in what they
-    /// make of it (RFC 9293 has no such segment), so nobody is to find out.
+    /// Whether the flags contradict each other: a SYN that also ends the connection. RFC 9293 has
+    /// no such segment, and stacks differ in how they treat it, so none is let through.
     #[inline(always)]
     pub const fn are_contradictory(flags: u8) -> bool {
         flags & Self::SYN != 0 && flags & (Self::FIN | Self::RST) != 0
     }
 }
 
-/// What of a segment matters here.
+/// The fields of a TCP segment that tracking uses.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Segment {
-    /// [`Flags`].
+    /// [`Flags`] bits of the segment.
     pub flags: u8,
-    /// Its sequence number.
+    /// Sequence number of the segment's first octet.
     pub sequence: u32,
-    /// Sequence number behind it: its own, and its payload, SYN and FIN; see [`end_of`].
+    /// Sequence number after the segment's payload, SYN and FIN; see [`end_of`].
     pub end: u32,
-    /// Its acknowledgement number.
+    /// Acknowledgement number; valid only with [`Flags::ACK`].
     pub acknowledgement: u32,
-    /// The window field, as it stands there.
+    /// Window field, not scaled.
     pub window: u16,
 }
 
 impl Segment {
-    /// Of these header fields, and so many bytes of payload.
+    /// A segment with these header fields and `payload_len` bytes of payload.
     #[inline(always)]
     pub const fn new(
         flags: u8,
@@ -92,7 +93,7 @@ impl Segment {
     }
 }
 
-/// What stands behind a segment in sequence space (RFC 9293 section 3.4).
+/// Sequence number after a segment with this payload length in bytes (RFC 9293 section 3.4).
 #[inline(always)]
 pub const fn end_of(sequence: u32, flags: u8, payload_len: u32) -> u32 {
     let syn = (flags & Flags::SYN != 0) as u32;
@@ -100,42 +101,44 @@ pub const fn end_of(sequence: u32, flags: u8, payload_len: u32) -> u32 {
     sequence.wrapping_add(payload_len).wrapping_add(syn + fin)
 }
 
-/// What was seen of a connection.
+/// Events seen on a connection, as a set of bits.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct TcpBits(pub u32);
 
 impl TcpBits {
-    /// SYN from the guest.
+    /// The guest sent a SYN.
     pub const SYN_TX: u32 = 1;
-    /// SYN from the peer.
+    /// The peer sent a SYN.
     pub const SYN_RX: u32 = 2;
-    /// FIN from the guest.
+    /// The guest sent a FIN.
     pub const FIN_TX: u32 = 4;
-    /// FIN from the peer.
+    /// The peer sent a FIN.
     pub const FIN_RX: u32 = 8;
-    /// RST from either, and nothing else since.
+    /// Either side sent a RST, and no other segment followed.
     pub const RST: u32 = 16;
-    /// The peer's FIN did not acknowledge the guest's: the peer holds TIME-WAIT.
+    /// The peer's FIN did not acknowledge the guest's, so the peer will be in TIME-WAIT.
     pub const PEER_TIME_WAIT: u32 = 32;
     /// The peer acknowledged the guest's FIN.
     pub const FIN_TX_ACKED: u32 = 64;
     /// The guest acknowledged the peer's FIN.
     pub const FIN_RX_ACKED: u32 = 128;
-    /// It was inspected and released: its segments are held to [`crate::sequence::Sequences`].
+    /// The connection was inspected and released: its segments must lie within its
+    /// [`crate::sequence::Sequences`].
     pub const HELD: u32 = 256;
 
     const FINS: u32 = Self::FIN_TX | Self::FIN_RX;
     const FINS_ACKED: u32 = Self::FIN_TX_ACKED | Self::FIN_RX_ACKED;
 
-    /// Whether a segment with these flags can tell anything: not in the midst of a connection.
+    /// Whether a segment with these flags can change the bits. Most segments of an established
+    /// connection cannot.
     #[inline(always)]
     pub const fn is_concerned_by(self, flags: u8) -> bool {
         flags & (Flags::SYN | Flags::FIN | Flags::RST) != 0
             || self.0 & (Self::FINS | Self::RST | Self::HELD) != 0
     }
 
-    /// Bits that a segment adds, and bits that it takes back. `fin_end`: what stands behind the
-    /// other side's FIN, believed once that FIN was seen.
+    /// Returns the bits that a segment adds, and the bits that it clears. `fin_end` is the sequence
+    /// number after the other side's FIN; it is used only once that FIN was seen.
     #[inline(always)]
     pub const fn observe(
         self,
@@ -155,7 +158,7 @@ impl TcpBits {
         if flags & Flags::SYN != 0 {
             add |= syn;
         }
-        // Nothing comes behind a FIN, so nobody acknowledges more.
+        // A FIN is the last octet, so no acknowledgement exceeds its end.
         if self.0 & other_fin != 0 && flags & Flags::ACK != 0 && segment.acknowledgement == fin_end
         {
             add |= other_fin_acked;
@@ -176,7 +179,7 @@ impl TcpBits {
         (Self(add), Self(revived))
     }
 
-    /// Where the connection stands.
+    /// Phase of the connection that the bits amount to.
     #[inline(always)]
     pub const fn phase(self) -> Phase {
         let syns = Self::SYN_TX | Self::SYN_RX;
@@ -196,23 +199,23 @@ impl TcpBits {
     }
 }
 
-/// Where a connection stands; see the module's table.
+/// Phase of a connection; the module's table describes each.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Phase {
-    /// Not both SYNs seen.
+    /// One side's SYN, or none, was seen.
     Opening,
-    /// Both SYNs seen.
+    /// Both SYNs were seen.
     Established,
-    /// Both FINs seen.
+    /// Both FINs were seen.
     Closing,
-    /// Both FINs seen and acknowledged: nothing is under way any more.
+    /// Both FINs were seen and acknowledged: no data is in flight any more.
     Closed,
-    /// Reset.
+    /// A RST was seen, and no other segment since.
     Reset,
 }
 
 impl Phase {
-    /// The name used in output.
+    /// Name of the phase in output.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Opening => "opening",

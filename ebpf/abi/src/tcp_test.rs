@@ -1,7 +1,7 @@
 use super::*;
 use Direction::{Rx, Tx};
 
-/// What a conversation leaves: direction, flags, sequence number, payload, acknowledgement.
+/// Bits that a conversation leaves: direction, flags, sequence number, payload, acknowledgement.
 fn talk(segments: &[(Direction, u8, u32, u32, u32)]) -> TcpBits {
     let mut bits = TcpBits::default();
     let mut ends = [0; 2];

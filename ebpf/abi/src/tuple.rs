@@ -1,19 +1,19 @@
-//! The name of a flow on one of its two links.
+//! Identity of a flow on one of its two links: addresses, ports and protocol.
 
 /// An IPv4 address in network order. Aligned so that programs compare it as one word, and made of
 /// octets so that `bpftool` prints it legibly.
 #[repr(C, align(4))]
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default, PartialOrd, Ord)]
 pub struct Ip4 {
-    /// The four octets, most significant first.
+    /// Octets of the address, most significant first.
     pub octets: [u8; 4],
 }
 
 impl Ip4 {
-    /// 0.0.0.0.
+    /// The unspecified address, 0.0.0.0.
     pub const UNSPECIFIED: Self = Self { octets: [0; 4] };
 
-    /// From the word as it stands in a packet (network order, read in native order).
+    /// The address whose four octets in a packet were read as a native-endian word.
     #[inline(always)]
     pub const fn from_wire(word: u32) -> Self {
         Self {
@@ -21,13 +21,13 @@ impl Ip4 {
         }
     }
 
-    /// The word as it stands in a packet.
+    /// The address as a native-endian word to store in a packet.
     #[inline(always)]
     pub const fn to_wire(self) -> u32 {
         u32::from_ne_bytes(self.octets)
     }
 
-    /// Whether it is one that no link may carry: 127.0.0.0/8 (RFC 1122 section 3.2.1.3).
+    /// Whether the address is in 127.0.0.0/8, which no link may carry (RFC 1122 section 3.2.1.3).
     #[inline(always)]
     pub const fn is_loopback(self) -> bool {
         self.octets[0] == 127
@@ -48,20 +48,20 @@ impl From<Ip4> for core::net::Ipv4Addr {
     }
 }
 
-/// A transport protocol that has flows.
+/// Transport protocol of a flow, with its IP protocol number.
 #[repr(u8)]
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, PartialOrd, Ord)]
 pub enum Protocol {
-    /// ICMP echo; the query id stands where the local port does (RFC 5508 section 3.1).
+    /// ICMP echo. The query id takes the place of the local port (RFC 5508 section 3.1).
     Icmp = 1,
-    /// TCP.
+    /// Transmission Control Protocol (RFC 9293).
     Tcp = 6,
-    /// UDP.
+    /// User Datagram Protocol (RFC 768).
     Udp = 17,
 }
 
 impl Protocol {
-    /// From an IPv4 header's protocol field; `None` for one that has no flows.
+    /// The protocol with this number in an IPv4 header; `None` if slipgate has no flows of it.
     #[inline(always)]
     pub const fn from_ip(number: u8) -> Option<Self> {
         match number {
@@ -72,7 +72,7 @@ impl Protocol {
         }
     }
 
-    /// The name used in flags and output.
+    /// Name of the protocol in flags and output.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Icmp => "icmp",
@@ -82,7 +82,7 @@ impl Protocol {
     }
 }
 
-/// Which way a packet goes, seen from the guest.
+/// Direction of a packet, seen from the guest.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Direction {
     /// From the guest to the world.
@@ -92,7 +92,7 @@ pub enum Direction {
 }
 
 impl Direction {
-    /// The opposite one.
+    /// The opposite of this direction.
     #[inline(always)]
     pub const fn other(self) -> Self {
         match self {
@@ -102,29 +102,29 @@ impl Direction {
     }
 }
 
-/// Key of the map `FLOWS`: a flow as one link sees it. Each flow has two: with
-/// `scope` = the VM's id and `local` = the guest's own address, and with `scope` = [`Tuple::WORLD`]
-/// and `local` = the translated address.
+/// Key of the map `FLOWS`: a flow as one link sees it. Each flow has two. On the guest's link,
+/// `scope` is the VM's id and `local` the guest's own address. On the world's link, `scope` is
+/// [`Tuple::WORLD`] and `local` the translated address.
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Tuple {
-    /// VM id, or [`Tuple::WORLD`].
+    /// Id of the VM, or [`Tuple::WORLD`].
     pub scope: u32,
-    /// Address on our side of the link.
+    /// Address of the guest, or its translation.
     pub local: Ip4,
-    /// The peer's address.
+    /// Address of the peer.
     pub remote: Ip4,
-    /// Port on our side, or the ICMP query id. Host order.
+    /// Port of the guest or its translation, or the ICMP query id, host order.
     pub local_port: u16,
-    /// The peer's port; 0 for ICMP. Host order.
+    /// Port of the peer, host order; 0 for ICMP.
     pub remote_port: u16,
-    /// A [`Protocol`] as its number.
+    /// Number of a [`Protocol`].
     pub protocol: u8,
-    /// Zero.
+    /// Explicit padding, always zero.
     pub pad: [u8; 3],
 }
 
 impl Tuple {
-    /// The scope of the world's side. VM ids start at 1.
+    /// Scope of tuples on the world's link. VM ids start at 1.
     pub const WORLD: u32 = 0;
 }

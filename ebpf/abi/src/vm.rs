@@ -1,82 +1,83 @@
-//! The guests: who is behind which TAP.
+//! The VMs, and the TAP by which each is attached.
 use core::sync::atomic::{AtomicU32, AtomicU64};
 
 use crate::{Ip4, VmId, VmRow};
 
-/// Value of `TAPS`, keyed by ifindex.
+/// Value of `TAPS`, keyed by ifindex: the VM attached to a TAP.
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct TapEntry {
-    /// The VM's id; must equal the row's.
+    /// Id of the VM. The entry is valid only while the row has the same id.
     pub vm: u32,
-    /// Row in `VMS`, `DROPS` and `COUNTERS`.
+    /// Row of the VM in `VMS`, `DROPS` and `COUNTERS`.
     pub vm_row: u32,
 }
 
 impl TapEntry {
-    /// The VM's id.
+    /// Id of the VM.
     pub const fn id(&self) -> VmId {
         VmId::new(self.vm)
     }
 
-    /// The VM's row; `None` where the entry names none that exists.
+    /// Row of the VM; `None` if the entry names no existing row.
     pub const fn row(&self) -> Option<VmRow> {
         VmRow::from_word(self.vm_row)
     }
 }
 
-/// One row of `VMS`. Row 0 stays free: what can't be attributed to a VM is counted there.
+/// One row of `VMS`. Row 0 stays free: it counts packets that cannot be attributed to a VM.
 #[repr(C, align(64))]
 #[derive(Clone, Copy, Debug)]
 pub struct Vm {
-    /// The VM's id, never reused; 0: the row is free.
+    /// Id of the VM, never reused; 0 if the row is free.
     pub id: u32,
-    /// Row in `OWNERS` of the process that serves it.
+    /// Row in `OWNERS` of the process that serves the VM.
     pub owner: u32,
-    /// Its TAP.
+    /// Ifindex of the VM's TAP; 0 while it is detached.
     pub tap_ifindex: u32,
-    /// The engine port that takes what the kernel hands over.
+    /// Ifindex of the engine port to which the kernel redirects the VM's frames.
     pub port_ifindex: u32,
-    /// The address the guest must use.
+    /// Address that the guest must use.
     pub guest: Ip4,
-    /// The gateway's address, for which ARP is answered in the kernel.
+    /// Address of the gateway, for which the kernel answers ARP.
     pub gateway: Ip4,
-    /// The guest's MAC; checked on what it sends when [`VmFlags::CHECK_MAC`] is set, else learned
-    /// from it, and [`VmRef::UNKNOWN_MAC`] until then.
+    /// MAC of the guest. Frames from the guest are checked against it if [`VmFlags::CHECK_MAC`] is
+    /// set. Otherwise it is learned from them, and is [`VmRef::UNKNOWN_MAC`] until then.
     pub guest_mac: [u8; 6],
-    /// The gateway's MAC.
+    /// MAC of the gateway.
     pub gateway_mac: [u8; 6],
-    /// [`VmFlags`] bits.
+    /// [`VmFlags`] bits of the VM.
     pub flags: u32,
-    /// The TAP's MTU, L3 bytes.
+    /// MTU of the TAP, L3 bytes.
     pub mtu: u32,
-    /// How many of the guest's frames may be on their way to the engine at once.
+    /// Number of the guest's frames that may be queued for the engine at once.
     pub credits: u32,
-    /// Policy number: scope of the keys in `DENY`.
+    /// Number of the VM's policy: the scope of the keys in `DENY`.
     pub policy: u32,
     /// Prefix length of the guest's network.
     pub prefix_len: u32,
-    /// How many of the world's frames for it, beside those; half of them at most first packets to
-    /// forwards.
+    /// Number of the world's frames for this VM that may be queued for the engine at once, in
+    /// addition to `credits`. First packets to forwards may take half of them.
     pub world_credits: u32,
 
-    /// The guest's frames that were redirected to the engine port so far, as
-    /// [`crate::segment::credits`] counts them. Counted by the programs.
+    /// Number of the guest's frames redirected to the engine port, as [`crate::segment::credits`]
+    /// counts them. The programs count it.
     pub handed_over: u64,
-    /// Of those, how many came out at the engine or are known to be lost. Stored by the engine;
-    /// never more.
+    /// Number of those frames that the engine received or knows to be lost. The engine stores it;
+    /// it never exceeds `handed_over`.
     pub taken_in: u64,
-    /// Gateway ARP requests that the kernel answered.
+    /// ARP requests for the gateway that the kernel answered.
     pub arp_answered: u64,
-    /// Window start of the guard's allowance for denied packets, ns.
+    /// Start of the current window of the guard's allowance for denied packets, ns.
     pub guard_window_ns: u64,
-    /// Denied packets let through to the engine in this window, so that it can answer them.
+    /// Denied packets counted in this window. The guard passes the first ones to the engine, so
+    /// that it can answer them.
     pub guard_passed: u64,
-    /// As `handed_over`, of the world's frames.
+    /// As `handed_over`, for frames from the world.
     pub world_handed_over: u64,
-    /// As `taken_in`, of the world's frames.
+    /// As `taken_in`, for frames from the world.
     pub world_taken_in: u64,
-    /// Zero.
+    /// Explicit padding, always zero.
     pub pad: [u8; 8],
 
     /// Name given by the user, UTF-8, zero-padded.
@@ -91,34 +92,37 @@ const _: () = assert!(core::mem::offset_of!(Vm, handed_over) == 64);
 pub struct VmFlags;
 
 impl VmFlags {
-    /// Drop what has another source MAC than `guest_mac`.
+    /// Drop frames whose source MAC is not `guest_mac`.
     pub const CHECK_MAC: u32 = 1;
-    /// Drop everything both ways.
+    /// Drop all packets in both directions.
     pub const FROZEN: u32 = 2;
-    /// Its row of `RATES` is looked at.
+    /// A rate limit is set in the VM's row of `RATES`, so programs must check it.
     pub const LIMITED: u32 = 4;
 }
 
-/// A live row, reached by atomics where it changes.
+/// Handle to a live row. Fields that change are accessed by atomics.
 #[derive(Clone, Copy, Debug)]
 pub struct VmRef(*mut Vm);
 
-// SAFETY: changing fields are reached by atomics only.
+// SAFETY: fields that change are accessed by atomics only.
 unsafe impl Send for VmRef {}
 // SAFETY: as above.
 unsafe impl Sync for VmRef {}
 
 impl VmRef {
-    /// The guest's MAC while it is not known: everybody's, so that ARP and DHCP reach it.
+    /// Value of the guest's MAC while it is unknown: the broadcast address, so that ARP and DHCP
+    /// reach the guest.
     pub const UNKNOWN_MAC: [u8; 6] = [0xff; 6];
 
-    /// Whether the guest's MAC is known. It may be learned at any moment.
+    /// Whether the guest's MAC is known. The programs may learn it at any moment.
     pub fn knows_guest_mac(&self) -> bool {
         // SAFETY: `new` promised a valid row; a mix of two values is neither harmful nor all ones.
         let mac = unsafe { (&raw const (*self.0).guest_mac).read_volatile() };
         mac != Self::UNKNOWN_MAC
     }
 
+    /// Handle to the row at this address.
+    ///
     /// # Safety
     /// `vm` points to an element of `VMS` and stays mapped as long as the result is used.
     #[inline(always)]
@@ -126,62 +130,63 @@ impl VmRef {
         Self(vm)
     }
 
-    /// The row itself.
+    /// Pointer to the row.
     #[inline(always)]
     pub const fn as_ptr(self) -> *mut Vm {
         self.0
     }
 
-    /// The VM's id; 0: free.
+    /// Id of the VM; 0 if the row is free.
     #[inline(always)]
     pub fn id(&self) -> &AtomicU32 {
         // SAFETY: `new` promised a valid row; both sides use atomics on this field.
         unsafe { AtomicU32::from_ptr(&raw mut (*self.0).id) }
     }
 
-    /// [`VmFlags`].
+    /// [`VmFlags`] bits of the VM.
     #[inline(always)]
     pub fn flags(&self) -> &AtomicU32 {
         // SAFETY: as above.
         unsafe { AtomicU32::from_ptr(&raw mut (*self.0).flags) }
     }
 
-    /// Its TAP's ifindex.
+    /// Ifindex of the VM's TAP; 0 while it is detached.
     #[inline(always)]
     pub fn tap_ifindex(&self) -> &AtomicU32 {
         // SAFETY: as above.
         unsafe { AtomicU32::from_ptr(&raw mut (*self.0).tap_ifindex) }
     }
 
-    /// The guest's frames redirected to the engine port.
+    /// The guest's frames redirected to the engine port, in credits.
     #[inline(always)]
     pub fn handed_over(&self) -> &AtomicU64 {
         // SAFETY: as above.
         unsafe { AtomicU64::from_ptr(&raw mut (*self.0).handed_over) }
     }
 
-    /// Those that came out, or are known to be lost.
+    /// The guest's frames that the engine received or knows to be lost, in credits.
     #[inline(always)]
     pub fn taken_in(&self) -> &AtomicU64 {
         // SAFETY: as above.
         unsafe { AtomicU64::from_ptr(&raw mut (*self.0).taken_in) }
     }
 
-    /// The world's frames redirected to the engine port.
+    /// The world's frames redirected to the engine port, in credits.
     #[inline(always)]
     pub fn world_handed_over(&self) -> &AtomicU64 {
         // SAFETY: as above.
         unsafe { AtomicU64::from_ptr(&raw mut (*self.0).world_handed_over) }
     }
 
-    /// Those that came out, or are known to be lost.
+    /// The world's frames that the engine received or knows to be lost, in credits.
     #[inline(always)]
     pub fn world_taken_in(&self) -> &AtomicU64 {
         // SAFETY: as above.
         unsafe { AtomicU64::from_ptr(&raw mut (*self.0).world_taken_in) }
     }
 
-    /// Counts of frames handed over and taken in: the world's, or the guest's.
+    /// Counters of frames handed over and of frames taken in: of the world's frames if
+    /// `from_world`, else of the guest's.
     #[inline(always)]
     pub fn under_way(&self, from_world: bool) -> (&AtomicU64, &AtomicU64) {
         if from_world {
@@ -191,7 +196,7 @@ impl VmRef {
         }
     }
 
-    /// Gateway ARP requests answered in the kernel.
+    /// ARP requests for the gateway that the kernel answered.
     #[inline(always)]
     pub fn arp_answered(&self) -> &AtomicU64 {
         // SAFETY: as above.

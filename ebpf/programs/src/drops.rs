@@ -1,9 +1,9 @@
-//! Dropping is counting.
+//! Counts of dropped packets.
 use slipgate_abi::{DropReason, count, segment::Segments};
 
 use crate::maps::DROPS;
 
-/// Counts without dropping, in whichever program.
+/// Counts packets in a row of `DROPS`, without dropping anything. For TC and XDP programs.
 #[inline(always)]
 pub(crate) fn count(row: u32, reason: DropReason, segments: Segments) {
     if let Some(drops) = DROPS.get_ptr_mut(row) {

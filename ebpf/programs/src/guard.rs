@@ -1,5 +1,5 @@
-//! XDP on a guest's TAP: what `guest_egress` would drop or refuse anyway, before the kernel makes
-//! an skb of it. For devices that carry no GSO frames.
+//! XDP on a guest's TAP: drops frames that `guest_egress` would drop or refuse, before the kernel
+//! makes an skb. For devices that carry no GSO frames.
 use core::sync::atomic::{
     AtomicU64,
     Ordering::{AcqRel, Relaxed},
@@ -28,11 +28,12 @@ use slipgate_abi::{
 
 use crate::{drops, lookup::BpfMaps, maps::DENY};
 
-/// Denied packets that pass per window, so that the engine can answer them with RST or ICMP.
+/// Number of denied packets that pass per window, so that the engine can answer them with RST or
+/// ICMP.
 const ANSWERED_PER_WINDOW: u64 = 64;
 const WINDOW_NS: u64 = 100_000_000;
 
-/// Takes a frame of the guest behind the TAP it came in by.
+/// Processes a frame from the guest attached to the TAP on which it arrived. Returns an XDP action.
 #[inline(always)]
 pub(crate) fn run(ctx: &XdpContext) -> u32 {
     let ifindex = ctx.ingress_ifindex() as u32;
@@ -57,7 +58,8 @@ pub(crate) fn run(ctx: &XdpContext) -> u32 {
     }
 }
 
-/// Why to drop, if so. What can't be read here is left to `guest_egress`.
+/// Reason to drop the frame; `None` to pass it. Frames that cannot be read here are left to
+/// `guest_egress`.
 #[inline(always)]
 fn judge(ctx: &XdpContext, vm: VmRef) -> Option<DropReason> {
     let ethernet = header::<Ethernet>(ctx, 0)?;
@@ -87,7 +89,7 @@ fn judge(ctx: &XdpContext, vm: VmRef) -> Option<DropReason> {
     // SAFETY: a live row whose identity is constant while its TAP is attached.
     let policy = unsafe { (*vm.as_ptr()).policy };
     let (guest, gateway, prefix_len) = identity::network(vm);
-    // DHCP is sent without an address; `guest_egress` looks closer.
+    // DHCP is sent without an address; `guest_egress` checks it further.
     if source != guest && source != Ip4::UNSPECIFIED {
         return Some(DropReason::Spoofed);
     }
@@ -113,7 +115,7 @@ fn judge(ctx: &XdpContext, vm: VmRef) -> Option<DropReason> {
     (!allow_answer(vm)).then_some(DropReason::Denied)
 }
 
-/// The tuple of a packet without IP options; of one with options, some other.
+/// Tuple of a packet without IP options. For a packet with options, it is some other tuple.
 #[inline(always)]
 fn tuple_of(vm: VmRef, local: Ip4, remote: Ip4, protocol: u8, l4: &L4) -> Tuple {
     let (local_port, remote_port) = if protocol == Protocol::Icmp as u8 {
@@ -132,7 +134,7 @@ fn tuple_of(vm: VmRef, local: Ip4, remote: Ip4, protocol: u8, l4: &L4) -> Tuple 
     }
 }
 
-/// Takes one of the window's allowance.
+/// Takes one packet of the window's allowance. Returns whether any was left.
 #[inline(always)]
 fn allow_answer(vm: VmRef) -> bool {
     let row = vm.as_ptr();

@@ -1,4 +1,4 @@
-//! How the datapath reaches the maps.
+//! Access of the datapath to the BPF maps.
 use aya_ebpf::{btf_maps::Array, macros::btf_map};
 use slipgate_abi::{
     FlowRef, ForwardKey, ForwardTarget, NextHopRef, SequencesRef, SlotRef, TapEntry, Tuple, VmRef,
@@ -11,11 +11,11 @@ use slipgate_abi::{
 
 use crate::maps::{FLOWS, FORWARDS, NEXT_HOPS, RATES, SEQUENCES, SLOTS, TAPS, VMS};
 
-/// Not pinned: what it holds is good for seconds.
+/// Fragment table. It is not pinned, because its contents are valid for seconds only.
 #[btf_map]
 static PIECES: Array<Fragment, PLACES> = Array::new();
 
-/// The maps.
+/// Access to the BPF maps of this object.
 #[derive(Clone, Copy)]
 pub(crate) struct BpfMaps;
 

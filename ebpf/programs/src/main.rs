@@ -1,17 +1,16 @@
-//! The BPF programs of slipgate: entry points. What they decide is [`slipgate_abi::datapath`].
+//! Entry points of slipgate's BPF programs. Their decisions are in [`slipgate_abi::datapath`].
 //!
-//! | program | hook | what it does |
+//! | program | hook | action |
 //! | --- | --- | --- |
 //! | [`guest_egress`] | TC ingress of a guest's TAP | translates established flows, hands the rest to the engine |
 //! | [`uplink_ingress`] | TC ingress of an uplink with L2 header | translates established flows, lets the rest pass |
-//! | [`uplink_ingress_l3`] | TC ingress of an uplink without | as above |
-//! | [`guest_shut`] | TC ingress of a guest's TAP, behind `guest_egress` | drops all: what comes here came by no program |
-//! | [`engine_port`] | TC ingress of the engine's own TAP | does with the engine's frames what their header says |
-//! | [`guard`] | XDP of a guest's TAP | drops early |
+//! | [`uplink_ingress_l3`] | TC ingress of an uplink without L2 header | as above |
+//! | [`guest_shut`] | TC ingress of a guest's TAP, after `guest_egress` | drops every frame: it arrives only if `guest_egress` was detached |
+//! | [`engine_port`] | TC ingress of the engine's own TAP | executes the command in the header of the engine's frames |
+//! | [`guard`] | XDP of a guest's TAP | drops frames before the kernel makes an skb |
 //!
-//! Laws that bind every line here: nothing is admitted (no program inserts into a map), a packet
-//! is counted once, and nothing from L3 up is modified before it is sure that the packet stays in
-//! the kernel.
+//! Invariants: programs admit no flow (none inserts into a map); a packet is counted once; nothing
+//! from L3 up is modified before it is certain that the packet stays in the kernel.
 #![no_std]
 #![no_main]
 
@@ -32,43 +31,45 @@ use slipgate_abi::datapath::{
 
 use crate::skb::Skb;
 
-/// From a guest.
+/// Processes frames from a guest.
 #[classifier]
 pub fn guest_egress(ctx: TcContext) -> i32 {
     guest_egress::run(Skb::new(&ctx))
 }
 
-/// From a guest whose TAP has lost the program above.
+/// Fallback: drops every frame from a guest if `guest_egress` was detached.
 #[classifier]
 pub fn guest_shut(ctx: TcContext) -> i32 {
     guest_shut::run(Skb::new(&ctx))
 }
 
-/// From the world, on a device with an Ethernet header.
+/// Processes packets from the world, on a device with an Ethernet header.
 #[classifier]
 pub fn uplink_ingress(ctx: TcContext) -> i32 {
     uplink_ingress::run::<_, ETHERNET_LEN>(Skb::new(&ctx))
 }
 
-/// From the world, on a device whose packets start with the IP header (tun, WireGuard).
+/// Processes packets from the world, on a device whose packets start with the IP header (tun,
+/// WireGuard).
 #[classifier]
 pub fn uplink_ingress_l3(ctx: TcContext) -> i32 {
     uplink_ingress::run::<_, 0>(Skb::new(&ctx))
 }
 
-/// From the engine.
+/// Processes frames from the engine.
 #[classifier]
 pub fn engine_port(ctx: TcContext) -> i32 {
     engine_port::run(Skb::new(&ctx))
 }
 
-/// From a guest, before the kernel makes an skb.
+/// Filters frames from a guest before the kernel makes an skb.
 #[xdp]
 pub fn guard(ctx: XdpContext) -> u32 {
     guard::run(&ctx)
 }
 
-/// Most helpers are for GPL-compatible programs only; the sources are ours to license.
+/// License in the form that the kernel reads. Most helpers are available to GPL-compatible programs
+/// only; the sources are dual-licensed.
 #[unsafe(no_mangle)]
 #[unsafe(link_section = "license")]
 pub static LICENSE: [u8; 13] = *b"Dual MIT/GPL\0";

@@ -1,4 +1,5 @@
-//! The maps; see [`slipgate_abi::maps`] for what each holds. A map's name is also its pin's.
+//! Definitions of the maps; [`slipgate_abi::maps`] describes their contents. A map is pinned under
+//! its own name.
 use aya_ebpf::{
     bindings::{BPF_F_MMAPABLE, BPF_F_NO_PREALLOC},
     btf_maps::{Array, HashMap, LpmTrie},
@@ -14,7 +15,7 @@ use slipgate_abi::{
     },
 };
 
-/// Userspace changes these in place and reads them without a system call.
+/// Flags of maps that userspace changes in place and reads without a system call.
 const MAPPED: usize = BPF_F_MMAPABLE as usize;
 
 type Mapped<T, const N: usize> = Array<T, N, MAPPED>;

@@ -1,4 +1,4 @@
-//! The kernel as the datapath sees it: an skb, and the helpers in use.
+//! [`Kernel`] for the datapath, implemented by an skb and BPF helpers.
 use aya_ebpf::{
     EbpfContext,
     bindings::{
@@ -29,7 +29,7 @@ use slipgate_abi::{
 
 use crate::{drops, lookup::BpfMaps};
 
-/// Set by the loader.
+/// Offsets in `struct sk_buff`, set by the loader.
 #[unsafe(no_mangle)]
 static SKB_LAYOUT: SkbLayout = SkbLayout {
     csum_start: 0,
@@ -37,7 +37,7 @@ static SKB_LAYOUT: SkbLayout = SkbLayout {
     mac_header: 0,
 };
 
-/// A frame.
+/// One frame, as the program's context.
 #[derive(Clone, Copy)]
 pub(crate) struct Skb(*mut __sk_buff);
 
@@ -47,13 +47,13 @@ impl Skb {
         Self(ctx.as_ptr().cast())
     }
 
-    /// For the log macros.
+    /// Context of the program, for the log macros.
     #[cfg(feature = "log")]
     pub(crate) fn context(self) -> TcContext {
         TcContext::new(self.0)
     }
 
-    /// A field of the kernel's own struct, to which the context points when the program runs.
+    /// Field of the kernel's `struct sk_buff`, to which the context points when the program runs.
     #[inline(always)]
     fn kernel_field(self, offset: u32) -> Result<u16, Refused> {
         let field = self.0.cast::<u8>().wrapping_add(offset as usize);
@@ -62,7 +62,7 @@ impl Skb {
     }
 }
 
-/// Reads a word of the context.
+/// Reads a field of the context.
 macro_rules! field {
     ($skb:ident, $name:ident) => {
         // SAFETY: the context outlives the program's run.
@@ -253,7 +253,7 @@ const _: () = {
     assert!(checksum_flags::MARK_MANGLED_0 == BPF_F_MARK_MANGLED_0 as u64);
 };
 
-/// Counts a packet and drops it. Arguments in words: they go through a call.
+/// Counts a packet and drops it. Arguments are words, as a BPF function call requires.
 #[inline(never)]
 fn shoot(skb: Skb, row: u32, reason: u32, packets: u64, bytes: u64) -> i32 {
     #[cfg(feature = "log")]

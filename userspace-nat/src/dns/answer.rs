@@ -1,4 +1,4 @@
-//! An upstream's answer: whether it is one, how long it may be kept, and what of it goes on.
+//! Answers from upstream resolvers: validation, lifetime, and the records that are passed on.
 use std::net::IpAddr;
 
 use thiserror::Error;
@@ -10,39 +10,43 @@ use super::{
     scrub::scrub,
 };
 
-/// Why a datagram or message from an upstream is no answer to the question sent.
+/// Reason for which an upstream's message is not an answer to the query.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
 pub enum AnswerError {
-    /// Another id, another question, or no response: not for us, whoever sent it (RFC 5452
-    /// section 9.1). The true answer may still come.
+    /// The message has another id or question, or is no response. It is ignored, whoever sent it
+    /// (RFC 5452 section 9.1), because the true answer may still come.
     #[error("not an answer to this question")]
     Mismatch,
-    /// Ours, but it can't be read to its end.
+    /// The message answers the query, but cannot be parsed to its end.
     #[error("the answer is malformed")]
     Malformed,
 }
 
-/// An upstream's answer, ready to be kept and sent on: without id and OPT, and without what does
-/// not belong to the question ([`super::scrub`]).
+/// An upstream's answer, ready to be cached and sent: without id and OPT, and without records that
+/// do not belong to the question ([`super::scrub`]).
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Answer {
-    /// The message. Its id is zero.
+    /// The DNS message, with an id of zero.
     pub message: Box<[u8]>,
-    /// Where its TTLs are.
+    /// Offsets of the TTL fields in the message, bytes.
     pub ttls: Box<[u16]>,
-    /// The upper eight bits of the response code, from the OPT.
+    /// Upper eight bits of the response code, from the OPT record.
     pub extended_rcode: u8,
-    /// Seconds that it may be cached; `None`: not at all.
+    /// Time for which the answer may be cached, seconds; `None` if it may not.
     pub lifetime_s: Option<u32>,
 }
 
-/// RFC 2308 section 5: a negative answer lives at most this long, seconds.
+/// Longest lifetime of a negative answer, seconds (RFC 2308 section 5).
 const MAX_NEGATIVE_TTL_S: u32 = 3 * 3600;
-/// A positive one (RFC 8767 section 4 suggests days to weeks; hosts move).
+/// Longest lifetime of a positive answer, seconds. RFC 8767 section 4 suggests days to weeks; hosts
+/// move.
 pub const MAX_TTL_S: u32 = 86_400;
 
 impl Answer {
-    /// Checks that `message` answers `key` under `id`, and reads it.
+    /// Checks that `message` answers the question `key` under `id`, and parses it.
+    ///
+    /// # Errors
+    /// If it does not answer the question, or is malformed.
     pub fn parse(message: &[u8], id: u16, key: Key<'_>) -> Result<Self, AnswerError> {
         let header = Header::read(message).ok_or(AnswerError::Mismatch)?;
         if header.id != id || header.bits & (Bits::QR | Bits::OPCODE) != Bits::QR {
@@ -64,7 +68,7 @@ impl Answer {
         Self::read(message, &header, key, true).ok_or(AnswerError::Malformed)
     }
 
-    /// The same, not to be cached.
+    /// The same answer, not to be cached.
     pub(super) fn not_kept(self) -> Self {
         Self {
             lifetime_s: None,
@@ -72,7 +76,7 @@ impl Answer {
         }
     }
 
-    /// The same without `ech` in SVCB and HTTPS records.
+    /// The same answer without the parameter `ech` in SVCB and HTTPS records.
     pub fn without_ech(self, key: Key<'_>) -> Self {
         let Some(header) = Header::read(&self.message).filter(|_| self.has_services()) else {
             return self;
@@ -90,17 +94,17 @@ impl Answer {
         }
     }
 
-    /// The response code, without the extended bits.
+    /// Response code, without the extended bits.
     pub fn rcode(&self) -> u16 {
         word(&self.message, 2).unwrap_or(0) & Bits::RCODE
     }
 
-    /// Whether it was truncated upstream.
+    /// Whether the upstream truncated the answer (TC).
     pub fn is_truncated(&self) -> bool {
         word(&self.message, 2).unwrap_or(0) & Bits::TC != 0
     }
 
-    /// Addresses (A, AAAA) in the answer section with their TTL, seconds.
+    /// Addresses in the A and AAAA records of the answer section, with their TTLs in seconds.
     pub fn addresses(&self) -> impl Iterator<Item = (IpAddr, u32)> {
         let count = word(&self.message, 6).unwrap_or(0);
         let question = name::end_of_plain(&self.message, HEADER_LEN).map(|end| end + 4);
@@ -120,7 +124,7 @@ impl Answer {
             .flatten()
     }
 
-    /// No records.
+    /// An answer without records.
     fn bare(bits: u16, key: Key<'_>) -> Self {
         let mut message = vec![0; HEADER_LEN];
         message[2..4].copy_from_slice(&bits.to_be_bytes());

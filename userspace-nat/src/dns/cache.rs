@@ -1,13 +1,13 @@
-//! Answers kept until their TTL runs out.
+//! Cache of answers until their TTL expires.
 //!
 //! # Theory of operation
-//! Bounded in entries and bytes. Every entry is in two lists by recency: the common one, and that
-//! of the VM whose question brought it. When the cache is full, the VM that inserts pays with its
-//! own oldest entry if it holds more than its share, else the oldest of all goes; so a guest that
-//! asks for a million names throws out its own. Every operation is O(1); nothing is swept, an
-//! entry out of date goes when it is met or when it is the oldest.
+//! The cache is bounded in entries and bytes. Every entry is in two lists by recency: the common
+//! one, and that of the VM whose query inserted it. When the cache is full, a VM that inserts loses
+//! its own oldest entry if it holds more than its share; otherwise the oldest of all is evicted. So
+//! a guest that asks for a million names evicts only its own. Every operation is O(1). There is no
+//! sweep: an expired entry is removed when it is found or when it is the oldest.
 //!
-//! The hash is keyed (SipHash): names are the guests' choice.
+//! The hash is keyed (SipHash), because guests choose the names.
 use std::hash::{BuildHasher, RandomState};
 
 use hashbrown::{HashMap, HashTable, hash_table};
@@ -16,13 +16,13 @@ use super::answer::Answer;
 use crate::clock::SECOND_NS;
 
 const NIL: u32 = u32::MAX;
-/// The common list's links, and those of the VM's own list.
+/// Index of an entry's links in the common list; `OWN` is that of its VM's list.
 const COMMON: usize = 0;
 const OWN: usize = 1;
-/// What an entry costs beside its key and message, bytes.
+/// Memory of an entry in addition to its key and message, bytes.
 const ENTRY_OVERHEAD: usize = 160;
 
-/// The cache.
+/// Cache of DNS answers, shared by VMs.
 #[derive(Debug)]
 pub struct Cache {
     max_entries: usize,
@@ -59,7 +59,7 @@ struct List {
 }
 
 impl Cache {
-    /// An empty cache for at most so many entries and bytes.
+    /// An empty cache that holds at most this many entries and bytes.
     pub fn new(max_entries: usize, max_bytes: usize) -> Self {
         Self {
             max_entries: max_entries.min(NIL as usize),
@@ -73,22 +73,22 @@ impl Cache {
         }
     }
 
-    /// Entries held, those out of date but not met since included.
+    /// Number of entries, including expired ones that were not found yet.
     pub fn len(&self) -> usize {
         self.common.len
     }
 
-    /// Whether it holds nothing.
+    /// Whether the cache has no entry.
     pub fn is_empty(&self) -> bool {
         self.common.len == 0
     }
 
-    /// Bytes held, as reckoned for the limit.
+    /// Memory of the entries, bytes, as counted for the limit.
     pub fn bytes(&self) -> usize {
         self.common.bytes
     }
 
-    /// The answer for a key, and its age in seconds.
+    /// The answer for a key and its age in seconds; `None` if none is cached.
     pub fn get(&mut self, key: &[u8], now_ns: u64) -> Option<(&Answer, u32)> {
         let hash = self.hasher.hash_one(key);
         let index = *self
@@ -106,7 +106,7 @@ impl Cache {
         Some((&self.entries[index as usize].answer, age_s as u32))
     }
 
-    /// Keeps an answer that `vm` asked for, if it may be kept.
+    /// Caches an answer to a query of `vm`, unless it may not be cached.
     pub fn insert(&mut self, vm: u32, key: &[u8], answer: Answer, now_ns: u64) {
         if answer.lifetime_s.is_none() || self.max_entries == 0 {
             return;
@@ -151,7 +151,7 @@ impl Cache {
         }
     }
 
-    /// The entry to give up for one of `vm`'s.
+    /// Index of the entry to evict when `vm` inserts one.
     fn victim(&self, vm: u32) -> u32 {
         let vms = self.owners.len().max(1);
         self.owners

@@ -1,9 +1,9 @@
-//! What an answer says of the name asked for: the names it leads through, and the addresses at
-//! the end.
+//! Chain of names in an answer: from the name asked for, through aliases, to addresses.
 //!
-//! From the name asked, CNAMEs of the answer section are followed; A and AAAA count where the
-//! owner is the last name reached. SVCB and HTTPS records (RFC 9460) lead on to their target, and
-//! their address hints count like addresses of it. Everything else in a message opens nothing.
+//! The chain follows CNAMEs of the answer section from the name asked for. A and AAAA records count
+//! if their owner is the last name of the chain. SVCB and HTTPS records (RFC 9460) continue it at
+//! their target, and their address hints count as addresses of the target. No other record opens an
+//! address.
 use std::net::IpAddr;
 
 use super::{
@@ -12,26 +12,26 @@ use super::{
     name::{self, Name},
 };
 
-/// Most records of an answer that are looked at; an answer with more is not understood.
+/// Most records of an answer that are examined. An answer with more is rejected.
 const MAX_RECORDS: u16 = 512;
-/// Most names that an answer may lead through.
+/// Most names in a chain.
 const MAX_STEPS: usize = 16;
-/// SvcParamKeys of address hints, RFC 9460 section 14.3.2.
+/// SvcParamKey of IPv4 address hints (RFC 9460 section 14.3.2); `IPV6_HINT` is that of IPv6.
 const IPV4_HINT: u16 = 4;
 const IPV6_HINT: u16 = 6;
 
-/// The way of an answer.
+/// Names and addresses that an answer leads to.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Chain {
-    /// The names it leads to beside the one asked for, in wire form and lower case.
+    /// Names after the one asked for, in wire form and lower case.
     pub steps: Vec<Box<[u8]>>,
-    /// Addresses, with the least TTL on the way to them, seconds.
+    /// Addresses, each with the smallest TTL on the chain to it, seconds.
     pub addresses: Vec<(IpAddr, u32)>,
 }
 
 impl Chain {
-    /// Reads the way from `asked` (in lower case). `None`: it leads in a circle, or has more names
-    /// or records than an honest one.
+    /// Reads the chain that begins at `asked`, which is in lower case. `None` if it has a loop, or
+    /// more names or records than the limits.
     pub fn of(answer: &Answer, asked: Name<'_>) -> Option<Self> {
         let message = &*answer.message;
         let count = word(message, 6)?;
@@ -82,7 +82,7 @@ impl Chain {
         Some(chain)
     }
 
-    /// Takes in a service's target and hints (RFC 9460 section 2.2).
+    /// Adds a service's target and address hints (RFC 9460 section 2.2).
     fn service(&mut self, message: &[u8], record: &Record, ttl: u32) -> Option<()> {
         let target_at = record.data.start + 2;
         let target = name::expand(message, target_at)?;

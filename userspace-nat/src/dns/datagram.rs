@@ -1,4 +1,4 @@
-//! Questions and replies as IPv4 packets of a guest.
+//! Queries and replies as IPv4 packets of a guest.
 use std::net::SocketAddrV4;
 
 use slipgate_abi::DropReason;
@@ -11,10 +11,10 @@ use crate::{
 };
 
 impl Proxy {
-    /// Takes a guest's IPv4 packet to port 53; otherwise as [`Proxy::query`].
+    /// Processes a guest's IPv4 packet to port 53, as [`Proxy::query`] does for a message.
     ///
     /// # Errors
-    /// The reason to count when there will be no reply.
+    /// The drop reason to count if there will be no reply.
     pub fn query_packet(
         &mut self,
         vm: &VmNet,
@@ -41,7 +41,7 @@ impl Proxy {
 }
 
 impl Reply {
-    /// The IPv4 packet to the guest; `None` when the question came over TCP.
+    /// The reply as an IPv4 packet to the guest; `None` if the query came over TCP.
     pub fn to_packet(&self, vm: &VmNet) -> Option<Vec<u8>> {
         let Origin::Udp { guest_port, server } = self.origin else {
             return None;

@@ -1,20 +1,21 @@
-//! One question on its way to the resolvers.
+//! One query to the upstream resolvers, with its retries.
 //!
 //! # Theory of operation
 //! The first resolver is asked and given one second, then the next two seconds, then the next the
-//! rest of five; with one resolver it is asked again, by the same socket, so that a late answer
-//! to an earlier datagram still counts. A resolver that refuses, fails or can't be reached is
-//! *spent* for this question: the next is asked at once, and when all are spent the question is
-//! over, with the first refusal as its answer. When other resolvers are to be asked meanwhile (a policy
-//! was changed, or the host's resolvers were), nothing more is sent to those of before, and what they
-//! say is not waited for: the question goes to one of the new.
+//! rest of five. A single resolver is asked again, by the same socket, so that a late answer to an
+//! earlier datagram still counts. A resolver that refuses, fails or cannot be reached is *spent*
+//! for this question: the next is asked at once. When all are spent, the question is over, with the
+//! first refusal as its answer. If the resolvers change meanwhile (by a change of the policy or of
+//! the host's resolvers), nothing more is sent to the former ones, and their answers are not
+//! awaited: the question goes to one of the new.
 //!
-//! A truncated answer is asked for again by TCP, of the resolver that gave it, so that the whole
-//! answer is cached and goes to a guest that asks by TCP.
+//! After a truncated answer, the same resolver is asked again by TCP, so that the whole answer is
+//! cached and available to a guest that asks by TCP.
 //!
-//! A query by UDP has its name in random case ([0x20]): beside id and port, who forges an answer
-//! must guess a bit for each letter. An answer that has the name in another case is asked for again
-//! by TCP, where nobody forges; it is told (and not kept) only when TCP is not to be had.
+//! A query by UDP has its name in random case ([0x20]): in addition to id and port, a forger must
+//! guess a bit for each letter. After an answer with the name in another case, the resolver is
+//! asked again by TCP, which is hard to forge. Only if TCP fails is that answer passed on, without
+//! caching.
 //!
 //! [0x20]: https://datatracker.ietf.org/doc/html/draft-vixie-dnsext-dns0x20-00
 use std::{
@@ -39,18 +40,18 @@ use crate::{
     poll::{Interest, Poller, Token},
 };
 
-/// How long the first, second and each further try may take.
+/// Duration of the first, the second and each further try, ns.
 const TRY_NS: [u64; 3] = [SECOND_NS, 2 * SECOND_NS, 2 * SECOND_NS];
-/// How long a question may take in all, but for a TCP retry at the end.
+/// Longest duration of a question, ns, except for a TCP retry at the end.
 const TOTAL_NS: u64 = 5 * SECOND_NS;
-/// How long TCP may take.
+/// Longest duration of a try by TCP, ns.
 const TCP_NS: u64 = 2 * SECOND_NS;
-/// Sockets that a question has at most: the present try's and the one before.
+/// Most sockets of one question: that of the present try and that of the one before.
 pub(super) const MAX_SOCKETS: usize = 2;
-/// Datagrams taken from one socket before the others have their turn.
+/// Most datagrams read from one socket before others are served.
 const BURST: usize = 16;
 
-/// A question in flight.
+/// A question in flight: its attempts and their state.
 #[derive(Debug)]
 pub(super) struct Exchange {
     key: Box<[u8]>,
@@ -61,9 +62,9 @@ pub(super) struct Exchange {
     tries: usize,
     over_ns: u64,
     next_ns: u64,
-    /// A truncated answer or a refusal, for want of a better one.
+    /// A truncated answer or a refusal, used if no better answer comes.
     fallback: Option<Answer>,
-    /// Whose answer it is in the end.
+    /// Resolver that gave the final answer.
     answered_by: Option<SocketAddr>,
 }
 
@@ -71,7 +72,7 @@ pub(super) struct Exchange {
 struct Attempt {
     to: SocketAddr,
     id: u16,
-    /// The name as sent.
+    /// The name in the case in which it was sent.
     name: Box<[u8]>,
     socket: Socket,
 }
@@ -82,42 +83,42 @@ enum Socket {
     Tcp(Tcp),
 }
 
-/// What a question in flight needs from outside.
+/// State of the proxy that an exchange uses.
 #[derive(Debug)]
 pub(super) struct Surroundings<'a> {
     pub(super) poller: &'a Poller,
     pub(super) resolvers: Candidates<'a>,
     pub(super) rng: &'a mut StdRng,
     pub(super) scratch: &'a mut [u8],
-    /// Datagrams that answered no question asked there.
+    /// Counter of datagrams that answered no question asked on their socket.
     pub(super) mismatched: &'a mut u64,
     pub(super) now_ns: u64,
 }
 
-/// Where a question stands.
+/// State of a question after a step.
 #[derive(Debug)]
 pub(super) enum Progress {
-    /// On its way until [`Exchange::next_ns`].
+    /// The question waits until [`Exchange::next_ns`].
     Waiting,
-    /// Answered; or the best there is, when no resolver would.
+    /// The question was answered, or has the best refusal if no resolver answered.
     Answered(Answer),
-    /// Nobody answered.
+    /// No resolver answered.
     Failed,
 }
 
-/// What became of one attempt.
+/// Result of reading from one attempt.
 enum Outcome {
     Waiting,
     Answered(Answer),
     Truncated(Answer),
-    /// The name came back in another case.
+    /// The answer has the name in another case than the query.
     Recased(Answer),
     Refused(Answer),
     Failed,
 }
 
 impl Exchange {
-    /// A question not asked yet.
+    /// A question for which no resolver was asked yet.
     pub(super) fn new(key: &[u8], token: Token, now_ns: u64) -> Self {
         Self {
             key: key.into(),
@@ -133,22 +134,22 @@ impl Exchange {
         }
     }
 
-    /// The question.
+    /// Cache key of the question.
     pub(super) fn key(&self) -> Key<'_> {
         Key(&self.key)
     }
 
-    /// The resolver that answered, once one has.
+    /// Resolver that answered; `None` before an answer.
     pub(super) fn answered_by(&self) -> Option<SocketAddr> {
         self.answered_by
     }
 
-    /// When [`Exchange::on_timer`] is due.
+    /// Time at which [`Exchange::on_timer`] is due, ns.
     pub(super) fn next_ns(&self) -> u64 {
         self.next_ns
     }
 
-    /// Asks the next resolver.
+    /// Sends the query to the next resolver.
     pub(super) fn ask(&mut self, with: &mut Surroundings<'_>) -> Progress {
         while let Some(to) = with.resolvers.next(&self.spent, self.last, with.now_ns) {
             self.last = Some(to);
@@ -164,7 +165,7 @@ impl Exchange {
         self.end()
     }
 
-    /// Goes on after readiness of a socket.
+    /// Continues after readiness of a socket.
     pub(super) fn on_ready(&mut self, with: &mut Surroundings<'_>) -> Progress {
         self.forget_others(&with.resolvers);
         let mut i = 0;
@@ -224,7 +225,7 @@ impl Exchange {
         }
     }
 
-    /// Goes on when [`Exchange::next_ns`] has come.
+    /// Continues when [`Exchange::next_ns`] has come.
     pub(super) fn on_timer(&mut self, with: &mut Surroundings<'_>) -> Progress {
         self.forget_others(&with.resolvers);
         if let Some(last) = self.last.filter(|last| with.resolvers.has(*last)) {
@@ -244,7 +245,7 @@ impl Exchange {
         }
     }
 
-    /// Forgets what was asked of others, and what they said.
+    /// Removes attempts at resolvers that are no longer candidates, and their answers.
     fn forget_others(&mut self, now: &Candidates<'_>) {
         self.attempts.retain(|attempt| now.has(attempt.to));
         if self.answered_by.is_some_and(|by| !now.has(by)) {
@@ -313,7 +314,7 @@ impl Exchange {
     }
 }
 
-/// Each letter of a name (in lower case) in either case, by chance.
+/// The name, given in lower case, with each letter in a random case.
 fn in_random_case(name: Name<'_>, rng: &mut StdRng) -> Box<[u8]> {
     let mut mixed: Box<[u8]> = name.0.into();
     let mut bits: u64 = 0;
@@ -329,13 +330,14 @@ fn in_random_case(name: Name<'_>, rng: &mut StdRng) -> Box<[u8]> {
     mixed
 }
 
-/// Whether a message has the name in its question as it was sent, or no question.
+/// Whether the name in a message's question has the case in which it was sent. Also true if there
+/// is no question.
 fn has_name(message: &[u8], name: &[u8]) -> bool {
     let question = message.get(HEADER_LEN..);
     question.is_none_or(|q| q.is_empty() || q.starts_with(name))
 }
 
-/// A full send buffer is a lost datagram, as any other: the next try is due in time.
+/// Treats a full send buffer as a lost datagram: the next try follows in time.
 fn sent(result: io::Result<usize>) -> io::Result<()> {
     match result {
         Err(e) if e.kind() != io::ErrorKind::WouldBlock => Err(e),
@@ -392,7 +394,8 @@ impl Attempt {
     }
 }
 
-/// FORMERR, SERVFAIL, NOTIMP and REFUSED are the resolver's, not the name's: another may do better.
+/// Outcome of an answer by its code. FORMERR, SERVFAIL, NOTIMP and REFUSED concern the resolver,
+/// not the name, so another may answer better.
 fn judged(answer: Answer) -> Outcome {
     match answer.rcode() {
         1 | 2 | 4 | 5 => Outcome::Refused(answer),

@@ -1,4 +1,4 @@
-//! Messages as `hickory-proto` builds and reads them: the oracle that our reader is tested against.
+//! Messages built and parsed by `hickory-proto`, the oracle for tests of slipgate's parser.
 use std::net::Ipv4Addr;
 
 use hickory_proto::{
@@ -57,7 +57,7 @@ pub(super) fn txt(text: &str, ttl: u32, len: usize) -> HickoryRecord {
     HickoryRecord::from_rdata(name(text), ttl, RData::TXT(TXT::new(strings)))
 }
 
-/// A response to `query`, with RA, without records.
+/// A response to `query` with RA set and no records.
 pub(super) fn response(query: &Message) -> Message {
     let mut message = Message::new(query.metadata.id, MessageType::Response, OpCode::Query);
     message.metadata.recursion_desired = query.metadata.recursion_desired;

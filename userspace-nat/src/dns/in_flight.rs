@@ -1,4 +1,4 @@
-//! The questions in flight: who waits for which, and in whose share each counts.
+//! Questions in flight: the guests that wait for each, and the VM whose share it counts in.
 use std::collections::{BTreeSet, HashMap};
 
 use super::{
@@ -11,12 +11,12 @@ use crate::{
     stats::VmStats,
 };
 
-/// So many bits of a token's key are an index, the rest a generation.
+/// Bits of a token's key that are an index; the rest are a generation.
 const INDEX_BITS: u32 = 12;
 /// Most exchanges at once.
 pub(super) const MAX_EXCHANGES: usize = 1 << INDEX_BITS;
 
-/// Everything in flight.
+/// All exchanges in flight, with their waiters and deadlines.
 #[derive(Debug)]
 pub(super) struct InFlight {
     slots: Vec<Slot>,
@@ -26,24 +26,24 @@ pub(super) struct InFlight {
     loads: HashMap<u32, Load>,
 }
 
-/// Room for one exchange. The generation tells events of an earlier one apart.
+/// Place for one exchange. The generation distinguishes events of earlier ones.
 #[derive(Debug, Default)]
 struct Slot {
     generation: u32,
     live: Option<Live>,
 }
 
-/// An exchange, and who waits for it.
+/// An exchange, and the guests' questions that wait for it.
 #[derive(Debug)]
 pub(super) struct Live {
     pub(super) exchange: Exchange,
-    /// The VM in whose share it counts: the first of those waiting.
+    /// VM in whose share the exchange counts: that of the first waiter.
     pub(super) vm: u32,
     since_ns: u64,
     pub(super) waiting: Vec<Waiter>,
 }
 
-/// A guest's question without a reply.
+/// A guest's question that has no reply yet.
 #[derive(Debug)]
 pub(super) struct Waiter {
     pub(super) vm: u32,
@@ -54,7 +54,7 @@ pub(super) struct Waiter {
 }
 
 impl Waiter {
-    /// Whether it is the same question, sent again.
+    /// Whether the other is the same question, sent again.
     pub(super) fn is_same_as(&self, other: &Self) -> bool {
         (self.vm, self.origin, self.asked.id) == (other.vm, other.origin, other.asked.id)
     }
@@ -67,7 +67,7 @@ struct Load {
 }
 
 impl InFlight {
-    /// Room for so many exchanges.
+    /// Empty, with room for this many exchanges.
     pub(super) fn new(exchanges: usize) -> Self {
         let exchanges = exchanges.min(MAX_EXCHANGES);
         Self {
@@ -79,36 +79,36 @@ impl InFlight {
         }
     }
 
-    /// Exchanges.
+    /// Number of exchanges in flight.
     pub(super) fn len(&self) -> usize {
         self.by_question.len()
     }
 
-    /// Questions of a VM.
+    /// Number of a VM's questions without a reply.
     pub(super) fn waiting_of(&self, vm: u32) -> usize {
         self.loads.get(&vm).map_or(0, |load| load.waiting)
     }
 
-    /// Who waits for this question already.
+    /// The exchange for this question and its waiters; `None` if it is not in flight.
     pub(super) fn find(&self, key: &[u8]) -> Option<(u16, &[Waiter])> {
         let index = *self.by_question.get(key)?;
         let live = self.slots[usize::from(index)].live.as_ref()?;
         Some((index, &live.waiting))
     }
 
-    /// The exchange that a token's key names, if it is still that one.
+    /// Index of the exchange that a token's key names; `None` if it has ended.
     pub(super) fn by_token(&self, key: u32) -> Option<u16> {
         let index = key & (MAX_EXCHANGES as u32 - 1);
         let slot = self.slots.get(index as usize)?;
         (slot.generation == key >> INDEX_BITS).then_some(index as u16)
     }
 
-    /// The earliest deadline, and whose it is.
+    /// The earliest deadline, ns, and the exchange it belongs to.
     pub(super) fn first_deadline(&self) -> Option<(u64, u16)> {
         self.deadlines.first().copied()
     }
 
-    /// One more waits for an exchange.
+    /// Adds a waiter to an exchange.
     pub(super) fn join(&mut self, index: u16, waiter: Waiter) {
         if let Some(live) = &mut self.slots[usize::from(index)].live {
             self.loads.entry(waiter.vm).or_default().waiting += 1;
@@ -116,7 +116,10 @@ impl InFlight {
         }
     }
 
-    /// A new exchange; the waiter comes back when there is no room.
+    /// Adds an exchange and returns its index.
+    ///
+    /// # Errors
+    /// Returns the waiter if there is no room.
     pub(super) fn begin(&mut self, key: &[u8], waiter: Waiter, now_ns: u64) -> Result<u16, Waiter> {
         let Some(index) = self.free.pop() else {
             return Err(waiter);
@@ -142,7 +145,7 @@ impl InFlight {
         Ok(index)
     }
 
-    /// Lets an exchange take a step, and keeps its deadline.
+    /// Runs a step of an exchange, and updates its deadline.
     pub(super) fn step(
         &mut self,
         index: u16,
@@ -162,7 +165,7 @@ impl InFlight {
         progress
     }
 
-    /// Takes an exchange out, its sockets with it.
+    /// Removes an exchange, with its sockets.
     pub(super) fn end(&mut self, index: u16) -> Option<Live> {
         let slot = &mut self.slots[usize::from(index)];
         let live = slot.live.take()?;
@@ -187,8 +190,8 @@ impl InFlight {
         }
     }
 
-    /// When there is no room: ends the oldest exchange of the VM that holds most, unless `vm` would
-    /// then hold more than that one. An exchange that other VMs wait for too is left alone.
+    /// If there is no room, ends the oldest exchange of the VM that holds most, unless `vm` would
+    /// then hold more than that VM. An exchange that other VMs wait for too is kept.
     pub(super) fn make_room(&mut self, vm: u32) -> Option<Live> {
         if !self.free.is_empty() {
             return None;
@@ -206,13 +209,14 @@ impl InFlight {
         self.end(oldest)
     }
 
-    /// The VM in whose share a question counts, and by whose policy it is asked.
+    /// VM in whose share a question counts, and whose policy it follows.
     pub(super) fn vm_of(&self, index: u16) -> Option<u32> {
         let slot = self.slots.get(usize::from(index))?;
         slot.live.as_ref().map(|live| live.vm)
     }
 
-    /// Forgets what a VM waits for. What others wait for too goes on, in the share of one of them.
+    /// Removes a VM's waiters. An exchange that others wait for continues, in the share of one of
+    /// them.
     pub(super) fn forget(&mut self, vm: u32) {
         for index in 0..self.slots.len() as u16 {
             let Some(live) = &mut self.slots[usize::from(index)].live else {
@@ -231,7 +235,7 @@ impl InFlight {
         self.loads.remove(&vm);
     }
 
-    /// Whether nothing is left of anything, for tests.
+    /// Whether no exchange, waiter or deadline is left; for tests.
     #[cfg(test)]
     pub(super) fn is_clean(&self) -> bool {
         self.loads.is_empty() && self.deadlines.is_empty() && self.by_question.is_empty()

@@ -1,4 +1,4 @@
-//! What became of questions, until the engine writes it down.
+//! Records of answered and refused questions, kept until the engine fetches them.
 use std::collections::VecDeque;
 
 use super::{
@@ -16,23 +16,23 @@ use crate::{
     stats::Tally,
 };
 
-/// Records that wait at most: a turn of the loop makes far fewer.
+/// Most records kept; a turn of the event loop makes far fewer.
 const MOST_WAITING: usize = 8_192;
 
-/// The records not fetched yet. Closed, it takes none.
+/// Records that were not fetched yet. A closed journal takes none.
 #[derive(Debug, Default)]
 pub(super) struct Journal {
     open: bool,
     questions: VecDeque<Question>,
 }
 
-/// What a guest is told.
+/// Reply that a guest receives.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Outcome<'a> {
     Refused(&'a ExtendedError),
-    /// This, so many seconds old.
+    /// An answer, and its age in seconds.
     Answered(&'a Answer, u32),
-    /// SERVFAIL.
+    /// A reply with SERVFAIL.
     Failed,
 }
 
@@ -103,7 +103,8 @@ impl Journal {
     }
 }
 
-/// The names on the way. The owner of a name chooses them, and may choose long ones.
+/// Names in the answer's chain, as text. They are truncated, because their owner may choose long
+/// ones.
 fn chain(answer: &Answer, asked: Name<'_>) -> Vec<String> {
     let steps = Chain::of(answer, asked).unwrap_or_default().steps;
     let mut room = MOST_CHAIN;

@@ -1,9 +1,9 @@
-//! Reading DNS messages (RFC 1035 section 4), as little of them as a forwarder needs.
+//! Parser of DNS messages (RFC 1035 section 4), limited to what a forwarder needs.
 //!
-//! Nothing is decoded into records: a question becomes a cache key, an answer is copied record by
-//! record ([`super::scrub`]). All reading is bounds-checked and ends after one pass. `hickory-proto`
-//! decodes the same answer at a higher cost (see `measure` in the tests), and is the oracle that
-//! this reader is tested against.
+//! It does not decode records: a question becomes a cache key, and an answer is copied record by
+//! record ([`super::scrub`]). All reads are bounds-checked and end after one pass. `hickory-proto`
+//! decodes the same answer at a higher cost (see `measure` in the tests), and is the oracle of this
+//! parser's tests.
 use std::ops::Range;
 
 use super::name;
@@ -13,95 +13,95 @@ pub const HEADER_LEN: usize = 12;
 /// Largest answer that a client without EDNS takes by UDP, bytes (RFC 1035 section 4.2.1).
 pub const PLAIN_UDP_LEN: usize = 512;
 
-/// Bits of a header's second word.
+/// Bits of the header's second word.
 #[derive(Debug)]
 pub struct Bits;
 
 impl Bits {
-    /// Response.
+    /// The message is a response.
     pub const QR: u16 = 0x8000;
-    /// Kind of query; 0 is a plain one.
+    /// Mask of the kind of query; 0 is a standard query.
     pub const OPCODE: u16 = 0x7800;
-    /// Authoritative answer.
+    /// The answer is authoritative.
     pub const AA: u16 = 0x0400;
-    /// Truncated.
+    /// The message was truncated.
     pub const TC: u16 = 0x0200;
-    /// Recursion desired.
+    /// The client desires recursion.
     pub const RD: u16 = 0x0100;
-    /// Recursion available.
+    /// The server offers recursion.
     pub const RA: u16 = 0x0080;
-    /// Authentic data (RFC 4035).
+    /// The data are authentic (RFC 4035).
     pub const AD: u16 = 0x0020;
-    /// Checking disabled (RFC 4035).
+    /// The client disables checking (RFC 4035).
     pub const CD: u16 = 0x0010;
-    /// Response code.
+    /// Mask of the response code.
     pub const RCODE: u16 = 0x000f;
-    /// DO, in an OPT record's flags (RFC 6891 section 6.1.4).
+    /// DNSSEC OK, in the flags of an OPT record (RFC 6891 section 6.1.4).
     pub const DO: u16 = 0x8000;
 }
 
-/// A response code (RFC 1035 section 4.1.1; `BADVERS` RFC 6891).
+/// Response code (RFC 1035 section 4.1.1; `BADVERS`: RFC 6891).
 #[repr(u16)]
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Rcode {
     /// The query was malformed.
     FormErr = 1,
-    /// No answer could be had.
+    /// The resolver could not obtain an answer.
     ServFail = 2,
     /// The name does not exist.
     NxDomain = 3,
-    /// The kind of query is not served.
+    /// The kind of query is not supported.
     NotImp = 4,
-    /// Refused by policy.
+    /// The policy refuses an answer.
     Refused = 5,
-    /// Unknown EDNS version.
+    /// The EDNS version is not supported.
     BadVers = 16,
 }
 
-/// Record types that the proxy must know.
+/// Record types that the proxy handles.
 #[derive(Debug)]
 pub struct Type;
 
 impl Type {
-    /// IPv4 address.
+    /// IPv4 address (RFC 1035 section 3.4.1).
     pub const A: u16 = 1;
-    /// Another name for the owner.
+    /// Canonical name: the owner is an alias of it.
     pub const CNAME: u16 = 5;
-    /// Start of authority.
+    /// Start of authority (RFC 1035 section 3.3.13).
     pub const SOA: u16 = 6;
-    /// Anything (RFC 1035 section 3.3.10).
+    /// Arbitrary data (RFC 1035 section 3.3.10).
     pub const NULL: u16 = 10;
-    /// A name for an address (RFC 1035 section 3.3.12).
+    /// Pointer from an address to a name (RFC 1035 section 3.3.12).
     pub const PTR: u16 = 12;
-    /// Where mail goes (RFC 1035 section 3.3.9).
+    /// Mail exchange (RFC 1035 section 3.3.9).
     pub const MX: u16 = 15;
-    /// Text.
+    /// Text strings (RFC 1035 section 3.3.14).
     pub const TXT: u16 = 16;
-    /// IPv6 address.
+    /// IPv6 address (RFC 3596).
     pub const AAAA: u16 = 28;
-    /// Where a service is (RFC 2782).
+    /// Location of a service (RFC 2782).
     pub const SRV: u16 = 33;
-    /// A rule to rewrite names (RFC 3403).
+    /// Rule to rewrite names (RFC 3403).
     pub const NAPTR: u16 = 35;
-    /// Other names for all names beneath the owner (RFC 6672).
+    /// Alias for all names below the owner (RFC 6672).
     pub const DNAME: u16 = 39;
-    /// EDNS (RFC 6891).
+    /// Pseudo-record of EDNS (RFC 6891).
     pub const OPT: u16 = 41;
-    /// Signature (RFC 4034 section 3).
+    /// DNSSEC signature (RFC 4034 section 3).
     pub const RRSIG: u16 = 46;
-    /// What there is not (RFC 4034 section 4).
+    /// Proof that a name or type does not exist (RFC 4034 section 4).
     pub const NSEC: u16 = 47;
-    /// The same by hashes (RFC 5155).
+    /// Proof of non-existence by hashed names (RFC 5155).
     pub const NSEC3: u16 = 50;
-    /// Where a service is, with addresses as hints (RFC 9460).
+    /// Location of a service, with address hints (RFC 9460).
     pub const SVCB: u16 = 64;
-    /// The same for HTTPS.
+    /// As SVCB, for HTTPS (RFC 9460).
     pub const HTTPS: u16 = 65;
-    /// Incremental zone transfer: many messages, not served.
+    /// Incremental zone transfer, which takes many messages; not supported.
     pub const IXFR: u16 = 251;
-    /// Zone transfer: many messages, not served.
+    /// Zone transfer, which takes many messages; not supported.
     pub const AXFR: u16 = 252;
-    /// Any.
+    /// Query for records of any type.
     pub const ANY: u16 = 255;
 }
 
@@ -109,7 +109,7 @@ impl Type {
 pub(super) struct Header {
     pub(super) id: u16,
     pub(super) bits: u16,
-    /// Questions, answers, authorities, additional records.
+    /// Number of questions, answers, authority records and additional records.
     pub(super) counts: [u16; 4],
 }
 
@@ -125,12 +125,13 @@ impl Header {
     }
 }
 
-/// Where a record is, and what stands in its fixed part.
+/// Position of a record in the message, and its fixed fields.
 pub(super) struct Record {
     pub(super) owner: Range<usize>,
     pub(super) rtype: u16,
     pub(super) class: u16,
-    /// Seconds; RFC 2181 section 8: with the top bit set, zero. (An OPT's is flags, kept as it is.)
+    /// TTL, seconds; zero if the top bit is set (RFC 2181 section 8). In an OPT record this field
+    /// holds flags, which are kept unchanged.
     pub(super) ttl: u32,
     pub(super) data: Range<usize>,
 }
@@ -157,7 +158,7 @@ impl Record {
     }
 }
 
-/// The 16-bit word at an offset.
+/// The big-endian 16-bit word at an offset; `None` if it is out of bounds.
 pub(super) fn word(bytes: &[u8], at: usize) -> Option<u16> {
     bytes
         .get(at..)?

@@ -1,7 +1,7 @@
-//! Domain names as messages have them: in wire form, perhaps compressed (RFC 1035 section 4.1.4).
+//! Domain names in messages: in wire form, possibly compressed (RFC 1035 section 4.1.4).
 pub use slipgate_policy::{MAX_NAME_LEN as MAX_LEN, Name};
 
-/// Where the name at `at` ends, if it is whole and uncompressed.
+/// Offset after the uncompressed name at `at`; `None` if it is incomplete or compressed.
 pub(crate) fn end_of_plain(message: &[u8], at: usize) -> Option<usize> {
     let mut end = at;
     loop {
@@ -19,7 +19,8 @@ pub(crate) fn end_of_plain(message: &[u8], at: usize) -> Option<usize> {
     }
 }
 
-/// Where the name at `at` ends in place; a compression pointer ends it and is not followed.
+/// Offset after the name at `at` in place. A compression pointer ends the name and is not followed.
+/// `None` if it is incomplete.
 pub(super) fn end(message: &[u8], at: usize) -> Option<usize> {
     let mut end = at;
     loop {
@@ -36,7 +37,8 @@ pub(super) fn end(message: &[u8], at: usize) -> Option<usize> {
     }
 }
 
-/// The name at `at` in lower case, its compression pointers followed.
+/// The name at `at` in lower case, with its compression pointers followed; `None` if it is
+/// malformed.
 pub(super) fn expand(message: &[u8], at: usize) -> Option<Box<[u8]>> {
     let mut name = expand_as_is(message, at)?;
     // Length octets are below 'A', so the name can be lowered as one string.
@@ -44,8 +46,8 @@ pub(super) fn expand(message: &[u8], at: usize) -> Option<Box<[u8]>> {
     Some(name)
 }
 
-/// The name at `at`, its compression pointers followed (RFC 1035 section 4.1.4). Each must lead to
-/// an earlier place than the last, so this ends.
+/// The name at `at` with its compression pointers followed (RFC 1035 section 4.1.4). Each pointer
+/// must lead to an earlier offset than the last, so the loop ends. `None` if the name is malformed.
 pub(super) fn expand_as_is(message: &[u8], at: usize) -> Option<Box<[u8]>> {
     let mut name = Vec::with_capacity(64);
     let (mut at, mut before) = (at, at);

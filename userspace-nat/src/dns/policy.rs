@@ -1,4 +1,4 @@
-//! Where rules by domain name attach.
+//! Interface between the proxy and rules by domain name.
 use super::{
     answer::{Answer, MAX_TTL_S},
     message::Rcode,
@@ -7,24 +7,24 @@ use super::{
     resolvers::Resolvers,
 };
 
-/// Why a question gets no answer, for the guest to read (RFC 8914).
+/// Refusal of a question, with its reason for the guest (Extended DNS Error, RFC 8914).
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ExtendedError {
-    /// The INFO-CODE.
+    /// INFO-CODE of the error.
     pub code: u16,
-    /// The EXTRA-TEXT.
+    /// EXTRA-TEXT of the error.
     pub text: String,
-    /// What the answer says: REFUSED, or that there is no such name.
+    /// Response code of the reply: REFUSED or NXDOMAIN.
     pub rcode: Rcode,
 }
 
 impl ExtendedError {
-    /// The operator's policy has a rule against it (RFC 8914 section 4.16).
+    /// INFO-CODE of a name that the operator's policy blocks (RFC 8914 section 4.16).
     pub const BLOCKED: u16 = 15;
-    /// The client may not ask for that (RFC 8914 section 4.19).
+    /// INFO-CODE of a question that the client may not ask (RFC 8914 section 4.19).
     pub const PROHIBITED: u16 = 18;
 
-    /// A rule is against it.
+    /// Refusal with REFUSED by a rule against the name.
     pub fn blocked(text: String) -> Self {
         Self {
             code: Self::BLOCKED,
@@ -33,7 +33,8 @@ impl ExtendedError {
         }
     }
 
-    /// A rule is against it, and the guest is to believe that there is no such name.
+    /// Refusal by a rule against the name, with NXDOMAIN: the guest shall believe that the name
+    /// does not exist.
     pub fn no_such_name(text: String) -> Self {
         Self {
             rcode: Rcode::NxDomain,
@@ -41,7 +42,7 @@ impl ExtendedError {
         }
     }
 
-    /// Nothing is for it.
+    /// Refusal of a name that no rule allows.
     pub fn prohibited(text: String) -> Self {
         Self {
             code: Self::PROHIBITED,
@@ -49,7 +50,7 @@ impl ExtendedError {
         }
     }
 
-    /// More is asked than may be.
+    /// Refusal of a question above the VM's rate.
     pub(crate) fn over_rate(per_second: u32) -> Self {
         Self::prohibited(format!(
             "refused: more than {per_second} questions a second"
@@ -57,12 +58,12 @@ impl ExtendedError {
     }
 }
 
-/// What to do with a question, or with its answer.
+/// Decision about a question or an answer.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum NameVerdict {
-    /// Ask; hand it on.
+    /// Send the question, or pass the answer on.
     Allow,
-    /// Answer that it is refused.
+    /// Reply with this refusal.
     Refuse(ExtendedError),
 }
 
@@ -75,14 +76,14 @@ impl From<Result<(), ExtendedError>> for NameVerdict {
     }
 }
 
-/// How a VM's names are told.
+/// Settings of a VM's answers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Telling {
-    /// VMs of one view share answers that are kept; those of different ones do not.
+    /// Number of the view. VMs of one view share cached answers; those of different views do not.
     pub view: u32,
-    /// Whether `ech` is left out of SVCB and HTTPS records.
+    /// Whether `ech` is removed from SVCB and HTTPS records.
     pub strips_ech: bool,
-    /// The longest TTL that is told, seconds.
+    /// Largest TTL in replies, seconds.
     pub ttl_ceiling_s: u32,
 }
 
@@ -96,33 +97,34 @@ impl Default for Telling {
     }
 }
 
-/// Decides about names. Called for every question and every answer of every guest, from the cache
-/// or not, so that what one guest was told is known for that guest.
+/// Decisions about names. They are requested for every question and answer of every guest, cached
+/// or not, so that the answers of each guest are recorded for it.
 pub trait NamePolicy {
-    /// Before a question is looked up. `name` is in lower case.
+    /// Decides about a question before it is looked up. `name` is in lower case.
     fn question(&mut self, vm: u32, name: Name<'_>, qtype: u16) -> NameVerdict;
 
-    /// How names are told to a VM.
+    /// Settings of a VM's answers.
     fn telling(&self, _vm: u32) -> Telling {
         Telling::default()
     }
 
-    /// Whom a VM's questions go to.
+    /// Resolvers for a VM's questions.
     fn resolvers(&self, _vm: u32) -> Resolvers {
         Resolvers::Host
     }
 
-    /// Before a question goes to a resolver: it was not refused, and no answer is kept.
+    /// Decides about a question that was not refused and has no cached answer, before it goes to a
+    /// resolver.
     fn lookup(&mut self, _vm: u32, _key: Key<'_>, _now_ns: u64) -> NameVerdict {
         NameVerdict::Allow
     }
 
-    /// A VM asks more often than it may; why its question gets no answer.
+    /// Refusal for a question above the VM's rate. `per_second` is that rate.
     fn over_rate(&mut self, _vm: u32, per_second: u32) -> ExtendedError {
         ExtendedError::over_rate(per_second)
     }
 
-    /// Before an answer, `age_s` old, goes to the guest.
+    /// Decides about an answer, `age_s` seconds old, before it goes to the guest.
     fn answer(
         &mut self,
         vm: u32,
@@ -132,13 +134,13 @@ pub trait NamePolicy {
         now_ns: u64,
     ) -> NameVerdict;
 
-    /// The rule that decides whether a name may be asked for, as typed, for the records.
+    /// Text of the rule that decides about a name, for the records; `None` if there is none.
     fn rule(&self, _vm: u32, _name: Name<'_>) -> Option<String> {
         None
     }
 }
 
-/// No rule by name.
+/// Policy that has no rules by name.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct AllowAll;
 

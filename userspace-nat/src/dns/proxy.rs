@@ -1,4 +1,4 @@
-//! The proxy: every question of every guest, from its arrival to its reply.
+//! The proxy: processes every question of every guest, from its arrival to its reply.
 //!
 //! Questions wait in *exchanges*, one per distinct question, however many guests ask it. Both are
 //! bounded, per VM and in all: a VM over its own bound is refused, and when all exchanges are
@@ -31,16 +31,16 @@ use crate::{
     vm::VmNet,
 };
 
-/// Bounds.
+/// Bounds of the proxy's resources.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Limits {
-    /// Questions of one VM without a reply.
+    /// Most questions of one VM without a reply.
     pub waiting_per_vm: usize,
-    /// Distinct questions in flight, of all VMs; each has at most two sockets. At most 4096.
+    /// Most distinct questions in flight, of all VMs, up to 4096. Each has at most two sockets.
     pub exchanges: usize,
-    /// Answers kept.
+    /// Most answers in the cache.
     pub cache_entries: usize,
-    /// Memory for them, bytes.
+    /// Most memory of the cached answers, bytes.
     pub cache_bytes: usize,
 }
 
@@ -55,38 +55,38 @@ impl Default for Limits {
     }
 }
 
-/// How a question came, and so how its reply goes.
+/// Transport by which a question came and its reply returns.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Origin {
-    /// In a datagram.
+    /// The question came in a UDP datagram.
     Udp {
-        /// From this port of the guest.
+        /// Port of the guest.
         guest_port: u16,
-        /// To this address, which the reply comes from.
+        /// Address that the guest asked, which is the reply's source.
         server: Ipv4Addr,
     },
-    /// Over a TCP connection that the relay ends.
+    /// The question came over a TCP connection that the relay terminates.
     Tcp {
-        /// The relay's name for it.
+        /// The relay's identifier of the connection.
         connection: u64,
     },
 }
 
-/// A reply for a guest.
+/// Reply to a guest's question.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Reply {
-    /// The VM's id.
+    /// Id of the VM.
     pub vm: u32,
-    /// Where to.
+    /// Transport by which the reply returns.
     pub origin: Origin,
-    /// The DNS message, without TCP's length.
+    /// The DNS message, without the length prefix of TCP.
     pub message: Vec<u8>,
 }
 
-/// The forwarding proxy.
+/// Forwarding DNS proxy for all VMs.
 pub struct Proxy {
     limits: Limits,
-    /// The host's, for policies without resolvers of their own.
+    /// Resolvers of the host, for policies without resolvers of their own.
     host: Vec<SocketAddr>,
     silent: Silent,
     policy: Box<dyn NamePolicy>,
@@ -94,7 +94,7 @@ pub struct Proxy {
     in_flight: InFlight,
     replies: VecDeque<Reply>,
     journal: Journal,
-    /// Questions a second that VMs may ask, where they are bounded, and how many are left.
+    /// Rate of each VM that has a limit, questions per second, and its token bucket.
     rates: HashMap<u32, (u32, TokenBucket)>,
     rng: StdRng,
     scratch: Box<[u8]>,
@@ -113,8 +113,8 @@ impl std::fmt::Debug for Proxy {
 }
 
 impl Proxy {
-    /// A proxy; these are the host's resolvers (the first eight of them), which are asked, in this
-    /// order, for VMs whose policy has none of its own.
+    /// A proxy. `resolvers` are the host's, of which the first eight are used. They are asked in
+    /// this order for VMs whose policy has none of its own.
     pub fn new(resolvers: &[SocketAddr], limits: Limits, policy: Box<dyn NamePolicy>) -> Self {
         Self {
             host: resolvers.to_vec(),
@@ -133,25 +133,25 @@ impl Proxy {
         }
     }
 
-    /// The host's resolvers are others from now on, also for questions in flight.
+    /// Replaces the host's resolvers, also for questions in flight.
     pub fn set_resolvers(&mut self, resolvers: &[SocketAddr]) {
         self.host = resolvers.to_vec();
     }
 
-    /// Keeps what becomes of each question from now on, for [`Proxy::next_record`], or does not.
+    /// Starts or stops keeping a record of each question for [`Proxy::next_record`].
     pub fn keep_records(&mut self, keep: bool) {
         self.journal.set_open(keep);
     }
 
-    /// The next question that was answered, or refused.
+    /// Record of the next question that was answered or refused; `None` if there is none.
     pub fn next_record(&mut self) -> Option<Question> {
         self.journal.next()
     }
 
-    /// Takes a question. Its reply comes out of [`Proxy::next_reply`], now or later.
+    /// Processes a question. [`Proxy::next_reply`] returns its reply, now or later.
     ///
     /// # Errors
-    /// The reason to count when there will be no reply.
+    /// The drop reason to count if there will be no reply.
     pub fn query(
         &mut self,
         vm: &VmNet,
@@ -197,24 +197,24 @@ impl Proxy {
         taken
     }
 
-    /// The next reply that is ready.
+    /// The next reply that is ready; `None` if there is none.
     pub fn next_reply(&mut self) -> Option<Reply> {
         self.replies.pop_front()
     }
 
-    /// Goes on with a socket that is ready (a token of [`Dns`](crate::poll::Subsystem::Dns)).
+    /// Continues with a socket that is ready (a token of [`Dns`](crate::poll::Subsystem::Dns)).
     pub fn on_ready(&mut self, readiness: Readiness, poller: &Poller, now_ns: u64) {
         if let Some(index) = self.in_flight.by_token(readiness.token.key) {
             self.drive(index, poller, now_ns, Exchange::on_ready);
         }
     }
 
-    /// When [`Proxy::on_timer`] is due, ns.
+    /// Time at which [`Proxy::on_timer`] is due, ns; `None` if no question is in flight.
     pub fn next_deadline_ns(&self) -> Option<u64> {
         self.in_flight.first_deadline().map(|(at, _)| at)
     }
 
-    /// Goes on with what has waited long enough.
+    /// Continues questions whose deadline has come.
     pub fn on_timer(&mut self, poller: &Poller, now_ns: u64) {
         while let Some((at, index)) = self.in_flight.first_deadline() {
             if at > now_ns {
@@ -224,7 +224,7 @@ impl Proxy {
         }
     }
 
-    /// Forgets what a VM waits for; it is gone.
+    /// Removes the questions of a VM that is gone.
     pub fn forget(&mut self, vm: u32) {
         self.in_flight.forget(vm);
         // What is in the journal stays: it has happened.
@@ -232,22 +232,22 @@ impl Proxy {
         self.replies.retain(|r| r.vm != vm);
     }
 
-    /// Distinct questions in flight.
+    /// Number of distinct questions in flight.
     pub fn in_flight(&self) -> usize {
         self.in_flight.len()
     }
 
-    /// Answers kept.
+    /// Number of answers in the cache.
     pub fn cached(&self) -> usize {
         self.cache.len()
     }
 
-    /// Datagrams that came to a question's socket and did not answer it: forgeries, mostly.
+    /// Number of datagrams to a question's socket that did not answer it, mostly forgeries.
     pub fn mismatched(&self) -> u64 {
         self.mismatched
     }
 
-    /// Takes a VM's question into its rate, if there is one.
+    /// Counts a question against the VM's rate. Returns whether it exceeds the rate.
     fn is_over_rate(&mut self, vm: &VmNet, now_ns: u64) -> bool {
         let per_second = vm.dns_per_second;
         if per_second == 0 {
@@ -377,7 +377,8 @@ impl Proxy {
         }
     }
 
-    /// No room for a question: a datagram is dropped, the guest will ask again; TCP gets SERVFAIL.
+    /// Handles a question for which there is no room: a datagram is dropped, and the guest will ask
+    /// again; over TCP the reply is SERVFAIL.
     fn turn_away(
         &mut self,
         waiter: &Waiter,
@@ -419,8 +420,8 @@ impl Proxy {
     }
 }
 
-/// The reply to one of those who wait, from an answer of an age in seconds: what it opens is open
-/// before the guest can know.
+/// The reply to one waiter, from an answer that is `age_s` seconds old. Addresses are opened before
+/// the guest can learn of them.
 fn answered(
     policy: &mut dyn NamePolicy,
     journal: &mut Journal,

@@ -1,4 +1,4 @@
-//! A guest's query, and the key under which its answer is found.
+//! A guest's query, and the cache key of its answer.
 use thiserror::Error;
 
 use super::{
@@ -6,48 +6,51 @@ use super::{
     name::{self, Name},
 };
 
-/// The Internet's (RFC 1035 section 3.2.4).
+/// Class of the Internet (RFC 1035 section 3.2.4).
 const CLASS_IN: u16 = 1;
 
-/// Why a guest's message was not taken as a query.
+/// Reason for which a guest's message is not accepted as a query.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
 pub enum QueryError {
-    /// Too short for a header, or a response: nothing to answer.
+    /// The message is too short for a header, or is a response. It gets no reply.
     #[error("not a DNS query")]
     NotAQuery,
-    /// To be answered with this code.
+    /// The message gets a reply with this code.
     #[error("DNS query to be answered with {0:?}")]
     Answer(Rcode),
 }
 
-/// EDNS as a query has it.
+/// EDNS fields of a query.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Edns {
-    /// Largest UDP answer the client takes, bytes.
+    /// Largest UDP answer that the client accepts, bytes.
     pub udp_len: u16,
-    /// DO: send DNSSEC records.
+    /// Whether the client wants DNSSEC records (DO).
     pub dnssec_ok: bool,
 }
 
-/// A guest's query.
+/// A guest's query, parsed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Query<'m> {
-    /// Id.
+    /// Id of the message.
     pub id: u16,
-    /// The header's second word.
+    /// Second word of the header: flags, opcode and response code.
     pub bits: u16,
     /// The name asked for, as sent (wire form).
     pub name: &'m [u8],
-    /// Type asked for.
+    /// Record type asked for.
     pub qtype: u16,
-    /// Class asked for.
+    /// Record class asked for.
     pub qclass: u16,
-    /// EDNS, if the client speaks it.
+    /// EDNS fields; `None` if the client does not use EDNS.
     pub edns: Option<Edns>,
 }
 
 impl<'m> Query<'m> {
-    /// Reads a query with one question (RFC 9619), no records but an OPT.
+    /// Parses a query with one question (RFC 9619) and no records except an OPT.
+    ///
+    /// # Errors
+    /// If the message is not such a query; the error tells whether it gets a reply.
     pub fn parse(message: &'m [u8]) -> Result<Self, QueryError> {
         let header = Header::read(message).ok_or(QueryError::NotAQuery)?;
         if header.bits & Bits::QR != 0 {
@@ -97,8 +100,8 @@ impl<'m> Query<'m> {
         Ok(query)
     }
 
-    /// Writes the cache key into `key`: what the answer depends on, and nothing else. The view, the
-    /// bits RD, AD, CD, EDNS and DO, the type, the class, and the name in lower case.
+    /// Writes the cache key into `key`. It contains exactly the fields on which the answer depends:
+    /// the view, the bits RD, AD, CD, EDNS and DO, the type, the class, and the name in lower case.
     pub fn write_key(&self, view: u32, key: &mut Vec<u8>) {
         key.clear();
         let dnssec_ok = self.edns.is_some_and(|e| e.dnssec_ok);
@@ -116,60 +119,60 @@ impl<'m> Query<'m> {
     }
 }
 
-/// Where the parts of a key begin: view, flags, type, class, name.
+/// Offsets of a key's parts: view, flags, type, class, name.
 const FLAGS: usize = 4;
 const QTYPE: usize = 5;
 const QCLASS: usize = 7;
 const NAME: usize = 9;
 
-/// A cache key, read back: the question as it goes upstream.
+/// A cache key, which also describes the upstream query.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Key<'k>(pub &'k [u8]);
 
 impl<'k> Key<'k> {
-    /// The name, in lower case.
+    /// The name in lower case.
     pub fn name(self) -> Name<'k> {
         Name(self.0.get(NAME..).unwrap_or(&[0]))
     }
 
-    /// Type asked for.
+    /// Record type asked for.
     pub fn qtype(self) -> u16 {
         word(self.0, QTYPE).unwrap_or(0)
     }
 
-    /// Class asked for.
+    /// Record class asked for.
     pub fn qclass(self) -> u16 {
         word(self.0, QCLASS).unwrap_or(0)
     }
 
-    /// All that goes upstream.
+    /// The part of the key that determines the upstream query: all but the view.
     pub fn question(self) -> &'k [u8] {
         self.0.get(FLAGS..).unwrap_or(&[])
     }
 
-    /// The header bits that the query carries upstream.
+    /// Header bits of the upstream query.
     pub fn bits(self) -> u16 {
         let b = u16::from(self.flags());
         (b & 1) << 8 | b & (Bits::AD | Bits::CD)
     }
 
-    /// Whether the query carries an OPT upstream, and with DO.
+    /// Whether the upstream query has DO set; `None` if it has no OPT.
     pub fn edns(self) -> Option<bool> {
         (self.flags() & 2 != 0).then_some(self.flags() & 4 != 0)
     }
 
-    /// Name, type and class as in a question section, the name in lower case.
+    /// Appends the question section: name in lower case, type and class.
     pub fn write_question(self, out: &mut Vec<u8>) {
         out.extend_from_slice(self.name().0);
         out.extend_from_slice(self.kind());
     }
 
-    /// Type and class as in a question section.
+    /// Type and class, in the format of a question section.
     pub(super) fn kind(self) -> &'k [u8] {
         self.0.get(QTYPE..NAME).unwrap_or(&[0; NAME - QTYPE])
     }
 
-    /// Whether the question section at the header's end is this key's question.
+    /// Whether the question section of a message is this key's question.
     pub(super) fn is_question_of(self, message: &[u8]) -> bool {
         let name = self.name().0;
         let end = HEADER_LEN + name.len();

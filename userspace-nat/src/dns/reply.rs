@@ -1,4 +1,4 @@
-//! Writing DNS messages: the query that goes upstream, and the reply that a guest gets.
+//! Builds DNS messages: queries to upstream resolvers, and replies to guests.
 
 use super::{
     answer::Answer,
@@ -7,32 +7,33 @@ use super::{
     query::{Key, Query},
 };
 
-/// What we announce as the largest UDP answer we take, upstream and toward guests: it fits any
-/// path unfragmented (DNS flag day 2020).
+/// Largest UDP answer that the proxy announces to resolvers and guests, bytes. It fits any path
+/// unfragmented (DNS flag day 2020).
 pub const EDNS_UDP_LEN: u16 = 1232;
 const OPT_LEN: usize = 11;
-/// Extended DNS Error, RFC 8914 section 2.
+/// Option code of an Extended DNS Error (RFC 8914 section 2).
 const OPTION_EXTENDED_ERROR: u16 = 15;
-/// Longest EXTRA-TEXT sent, bytes.
+/// Longest EXTRA-TEXT in a reply, bytes.
 const MAX_EXTRA_TEXT: usize = 400;
 
-/// Of a guest's query, what its reply needs.
+/// The fields of a guest's query that its reply needs.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Asked {
-    /// Id.
+    /// Id of the query.
     pub id: u16,
-    /// The header's second word.
+    /// Second word of the query's header.
     pub bits: u16,
-    /// The name as sent: its case comes back (a client may check it).
+    /// The name as sent. The reply returns its case, which a client may check.
     pub name: Box<[u8]>,
-    /// EDNS in the query, and its DO.
+    /// Whether DO is set; `None` if the query has no EDNS.
     pub edns: Option<bool>,
     /// Largest reply, bytes.
     pub limit: usize,
 }
 
 impl Asked {
-    /// By UDP over a link that carries payloads of `link_len` bytes whole.
+    /// Fields of a query by UDP, over a link that carries datagrams of `link_len` bytes
+    /// unfragmented.
     pub fn by_udp(query: &Query<'_>, link_len: usize) -> Self {
         let client = query.edns.map_or(PLAIN_UDP_LEN, |e| usize::from(e.udp_len));
         Self {
@@ -41,7 +42,7 @@ impl Asked {
         }
     }
 
-    /// By TCP.
+    /// Fields of a query by TCP.
     pub fn by_tcp(query: &Query<'_>) -> Self {
         Self {
             id: query.id,
@@ -53,7 +54,7 @@ impl Asked {
     }
 }
 
-/// The query for `key`, its name written as `name`.
+/// The upstream query for `key`, with `name` as the name in its chosen case.
 pub fn query(id: u16, key: Key<'_>, name: &[u8]) -> Vec<u8> {
     let mut out = Vec::with_capacity(HEADER_LEN + key.0.len() + OPT_LEN);
     push_header(
@@ -70,9 +71,10 @@ pub fn query(id: u16, key: Key<'_>, name: &[u8]) -> Vec<u8> {
     out
 }
 
-/// The reply to `asked`, from an answer that is `age_s` seconds old, its TTLs not above a ceiling.
+/// The reply to `asked` from an answer that is `age_s` seconds old. No TTL exceeds `ceiling_s`
+/// seconds.
 ///
-/// What does not fit loses all its records, and has TC set (RFC 2181 section 9).
+/// If the reply does not fit, it has no records, and TC is set (RFC 2181 section 9).
 pub fn from_answer(asked: &Asked, answer: &Answer, age_s: u32, ceiling_s: u32) -> Vec<u8> {
     let message = &answer.message;
     let opt_len = if asked.edns.is_some() { OPT_LEN } else { 0 };
@@ -108,7 +110,7 @@ pub fn from_answer(asked: &Asked, answer: &Answer, age_s: u32, ceiling_s: u32) -
     out
 }
 
-/// A reply without records, for a query that was understood.
+/// A reply with this code and no records, to a query that was parsed.
 pub fn from_rcode(asked: &Asked, key: Key<'_>, rcode: Rcode) -> Vec<u8> {
     let mut out = Vec::with_capacity(HEADER_LEN + key.0.len() + OPT_LEN);
     let bits = reply_bits(asked.bits) | rcode as u16 & Bits::RCODE;
@@ -126,7 +128,7 @@ pub fn from_rcode(asked: &Asked, key: Key<'_>, rcode: Rcode) -> Vec<u8> {
     out
 }
 
-/// A refusal, and to a client that speaks EDNS why, as far as it fits.
+/// A refusal, with its reason as far as it fits if the client uses EDNS.
 pub fn refused(asked: &Asked, key: Key<'_>, error: &ExtendedError) -> Vec<u8> {
     let mut out = from_rcode(asked, key, error.rcode);
     if asked.edns.is_none() {
@@ -145,8 +147,8 @@ pub fn refused(asked: &Asked, key: Key<'_>, error: &ExtendedError) -> Vec<u8> {
     out
 }
 
-/// A reply to a query that could not be read past its header: header alone, and an OPT where the
-/// code does not fit without.
+/// A reply to a query of which only the header could be parsed: a header, and an OPT if the code
+/// needs one.
 pub fn to_unreadable(message: &[u8], rcode: Rcode) -> Vec<u8> {
     let id = word(message, 0).unwrap_or(0);
     let bits = reply_bits(word(message, 2).unwrap_or(0)) | rcode as u16 & Bits::RCODE;
@@ -159,7 +161,8 @@ pub fn to_unreadable(message: &[u8], rcode: Rcode) -> Vec<u8> {
     out
 }
 
-/// RFC 1035 section 4.1.1: opcode and RD are copied; CD too (RFC 4035 section 3.2.2).
+/// Header bits of a reply: opcode and RD are copied (RFC 1035 section 4.1.1), and CD (RFC 4035
+/// section 3.2.2).
 fn reply_bits(query: u16) -> u16 {
     Bits::QR | Bits::RA | query & (Bits::OPCODE | Bits::RD | Bits::CD)
 }
@@ -170,8 +173,8 @@ fn push_header(out: &mut Vec<u8>, id: u16, bits: u16, counts: [u16; 4]) {
     }
 }
 
-/// An OPT without options (RFC 6891 section 6.1.2). Options are between neighbours: a guest's
-/// (cookies, client subnet) do not go upstream, the upstream's not to the guest.
+/// Appends an OPT record without options (RFC 6891 section 6.1.2). Options are valid for one hop: a
+/// guest's (cookies, client subnet) are not sent upstream, and the upstream's not to the guest.
 fn push_opt(out: &mut Vec<u8>, extended_rcode: u8, dnssec_ok: bool) {
     let len = EDNS_UDP_LEN.to_be_bytes();
     let flags = if dnssec_ok { (Bits::DO >> 8) as u8 } else { 0 };

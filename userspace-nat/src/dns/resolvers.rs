@@ -1,4 +1,4 @@
-//! The resolvers that questions go to.
+//! Upstream resolvers: parsing of addresses, and selection of the next one to ask.
 use std::{
     collections::HashMap,
     net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6},
@@ -11,19 +11,22 @@ pub use slipgate_policy::{DNS_PORT, MAX_RESOLVERS, Resolvers};
 
 use crate::clock::SECOND_NS;
 
-/// resolv.conf(5): `MAXNS`.
+/// Most resolvers in a resolv.conf(5) file (`MAXNS`).
 const MAX_RESOLV_CONF: usize = 3;
-/// A resolver that let a question time out is asked last for this long.
+/// Time for which a resolver that did not answer in time is asked last, ns.
 const REST_NS: u64 = 5 * SECOND_NS;
 
-/// A resolver that was not understood.
+/// Error: the text is not a resolver's address.
 #[derive(Debug, Error)]
 #[error("`{given}` is not a resolver: give an address, or address:port ([address]:port for IPv6)")]
 pub struct ResolverError {
     given: String,
 }
 
-/// Reads `A`, `A:P`, `[A]` or `[A]:P`; the port is 53 unless given.
+/// Parses `A`, `A:P`, `[A]` or `[A]:P`; the port is 53 by default.
+///
+/// # Errors
+/// If the text has none of these forms.
 pub fn parse_resolver(text: &str) -> Result<SocketAddr, ResolverError> {
     let bare = text
         .strip_prefix('[')
@@ -43,8 +46,9 @@ pub fn parse_resolver(text: &str) -> Result<SocketAddr, ResolverError> {
         })
 }
 
-/// The `nameserver` lines of a resolv.conf(5), as its own readers take them: the first three,
-/// none that can't be read. A link-local address may name its link by number (`fe80::1%2`).
+/// Resolvers in the `nameserver` lines of a resolv.conf(5) file, as the C library reads them: the
+/// first three, without invalid ones. A link-local address may name its link by number
+/// (`fe80::1%2`).
 pub fn parse_resolv_conf(text: &str) -> Vec<SocketAddr> {
     text.lines()
         .filter_map(|line| {
@@ -66,11 +70,12 @@ pub fn parse_resolv_conf(text: &str) -> Vec<SocketAddr> {
         .collect()
 }
 
-/// Resolvers that were last found silent, whoever asked them, and until when they rest, ns.
+/// Resolvers that did not answer lately, for whatever question, and the time until which they are
+/// asked last, ns.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Silent(HashMap<SocketAddr, u64>);
 
-/// Those that a question may go to.
+/// Resolvers that a question may go to.
 #[derive(Debug)]
 pub(super) struct Candidates<'r> {
     list: &'r [SocketAddr],
@@ -78,19 +83,19 @@ pub(super) struct Candidates<'r> {
 }
 
 impl<'r> Candidates<'r> {
-    /// The first of this list.
+    /// Candidates from the first entries of this list.
     pub(super) fn new(list: &'r [SocketAddr], silent: &'r mut Silent) -> Self {
         let list = &list[..list.len().min(MAX_RESOLVERS)];
         Self { list, silent }
     }
 
-    /// Whether this is one of them.
+    /// Whether this resolver is a candidate.
     pub(super) fn has(&self, address: SocketAddr) -> bool {
         self.list.contains(&address)
     }
 
-    /// Who to ask next: the first that is not `spent`, those lately silent and the one asked just
-    /// before last.
+    /// The next resolver to ask: the first that is not `spent`. Those that were silent lately and
+    /// the one asked last come at the end.
     pub(super) fn next(
         &self,
         spent: &[SocketAddr],

@@ -1,4 +1,4 @@
-//! A proxy on a simulated clock, and resolvers on loopback that answer when the test says so.
+//! Test rig: a proxy with a simulated clock, and resolvers on loopback that the test controls.
 use std::{
     io::{Read, Write},
     net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket},
@@ -15,7 +15,7 @@ use crate::{
     vm::VmNet,
 };
 
-/// The resolver that the guest believes to ask.
+/// Address of the resolver that the guest asks.
 pub(super) const ASKED: Ipv4Addr = Ipv4Addr::new(8, 8, 4, 4);
 
 pub(super) struct Rig {
@@ -40,7 +40,7 @@ impl Rig {
         }
     }
 
-    /// Asks by UDP from a port of the guest.
+    /// Sends a query by UDP from a port of the guest.
     pub(super) fn ask(&mut self, port: u16, query: &Message) -> Result<(), DropReason> {
         let vm = self.vm.clone();
         self.ask_as(
@@ -68,7 +68,7 @@ impl Rig {
         )
     }
 
-    /// Lets the proxy take in what has arrived, until nothing comes for a while.
+    /// Processes arriving messages until none arrives for a while.
     pub(super) fn settle(&mut self) {
         let mut wait_ns = 200 * MILLISECOND_NS;
         loop {
@@ -84,7 +84,7 @@ impl Rig {
         }
     }
 
-    /// Takes in what has arrived, once.
+    /// Processes the messages that have arrived, once.
     pub(super) fn settle_fast(&mut self) {
         let mut ready = Vec::new();
         self.poller
@@ -95,7 +95,7 @@ impl Rig {
         }
     }
 
-    /// Moves the clock and lets timers run.
+    /// Advances the clock and runs timers.
     pub(super) fn pass(&mut self, ns: u64) {
         self.now_ns += ns;
         self.proxy.on_timer(&self.poller, self.now_ns);
@@ -107,14 +107,14 @@ impl Rig {
             .map(|reply| (reply.origin, read(&reply.message)))
     }
 
-    /// The one reply there must be.
+    /// The reply to the guest; fails the test if there is none.
     pub(super) fn told(&mut self) -> Message {
         let (_, message) = self.reply().expect("a reply");
         assert!(self.reply().is_none(), "one reply");
         message
     }
 
-    /// Queries, cache hits and failures as counted.
+    /// Counters of queries, cache hits and failures.
     pub(super) fn counted(&self) -> (u64, u64, u64) {
         let counters = self.vm.stats.snapshot().0;
         (
@@ -145,7 +145,7 @@ impl Upstream {
         panic!("no port free for UDP and TCP")
     }
 
-    /// The next query, and who sent it.
+    /// The next query at this resolver, and its sender.
     pub(super) fn query(&self) -> (Message, SocketAddr) {
         let mut buffer = [0; 2000];
         let (len, from) = self.udp.recv_from(&mut buffer).expect("a query");
@@ -167,13 +167,13 @@ impl Upstream {
         self.udp.send_to(message, to).unwrap();
     }
 
-    /// Takes a query and answers it with one address.
+    /// Receives a query and answers it with one address.
     pub(super) fn answer(&self, ttl: u32, address: [u8; 4]) {
         let (query, from) = self.query();
         self.send(&with_address(&query, ttl, address), from);
     }
 
-    /// Answers a query whose socket may be gone; whether the datagram left.
+    /// Answers a query whose socket may be closed. Returns whether the datagram was sent.
     pub(super) fn query_gone(&self, query: &Message, to: SocketAddr) -> bool {
         let message = with_address(query, 60, [192, 0, 2, 1]).to_vec().unwrap();
         self.udp.send_to(&message, to).is_ok()
@@ -186,7 +186,7 @@ impl Upstream {
         self.send(&message, from);
     }
 
-    /// Takes a query and answers that it is to be asked by TCP.
+    /// Receives a query and answers with TC set.
     pub(super) fn truncate(&self) {
         let (query, from) = self.query();
         let mut message = response(&query);
@@ -194,7 +194,7 @@ impl Upstream {
         self.send(&message, from);
     }
 
-    /// Takes a connection and the query that comes over it.
+    /// Accepts a TCP connection and reads the query from it.
     pub(super) fn accept(&self) -> (TcpStream, Message) {
         let (mut stream, _) = self.tcp.accept().unwrap();
         stream

@@ -1,19 +1,19 @@
-//! An answer written anew: what belongs to the question, and nothing else.
+//! Rewrites an answer, so that it has only records that belong to the question.
 //!
 //! | section | kept |
 //! | --- | --- |
 //! | answer | of the names that lead from the one asked for to the last: the first CNAME; of the last one: the type asked for; the signatures of these, and DNAMEs above them |
 //! | authority | the SOA of a zone around the last name; with DO the proofs (NSEC, NSEC3) and signatures |
-//! | additional | nothing: it is a courtesy, and what it names opens nothing |
+//! | additional | nothing: it is optional, and its addresses open nothing |
 //!
-//! So no resolver, and no zone behind it, tells a guest anything about a name that was not asked
-//! for, and nothing such is cached (RFC 5452 section 6). A record that can't be read is left out.
-//! Names are expanded and compressed again, which leaves no pointer into what is gone; in types
-//! newer than RFC 1035 they are written out (RFC 3597 section 4).
+//! So no resolver or zone can give a guest data about a name that was not asked for, and no such
+//! data is cached (RFC 5452 section 6). A record that cannot be parsed is left out. Names are
+//! expanded and compressed again, so that no pointer leads into removed data; in types newer than
+//! RFC 1035 they are not compressed (RFC 3597 section 4).
 //!
 //! With `ech` off, the parameter `ech` of SVCB and HTTPS records is left out
 //! ([RFC 9848](https://www.rfc-editor.org/rfc/rfc9848)), from their `mandatory` list too: a client
-//! that has no key can't hide the name that it connects to.
+//! that has no key cannot hide the name that it connects to.
 use std::net::Ipv6Addr;
 
 use super::{
@@ -22,40 +22,42 @@ use super::{
     query::Key,
 };
 
-/// Most records of a message that are looked at; one with more is not understood.
+/// Most records of a message that are examined. A message with more is rejected.
 const MAX_RECORDS: usize = 512;
-/// Most names that an answer may lead through.
+/// Most names in a chain of aliases.
 pub(super) const MAX_STEPS: usize = 16;
-/// Places that a name may point back to, and how far up a name looks for one: a bound for the work.
+/// Most offsets that a name may point back to, and most labels removed to find one: a bound for the
+/// work.
 const MAX_PLACES: usize = 32;
 const MAX_PARENTS: usize = 8;
-/// SvcParamKeys, RFC 9460 section 14.3.2.
+/// SvcParamKey of the list of mandatory keys (RFC 9460 section 14.3.2).
 const MANDATORY: u16 = 0;
 const ECH: u16 = 5;
 
-/// A message written anew.
+/// A rewritten message and facts about it.
 #[derive(Debug)]
 pub(super) struct Scrubbed {
     pub(super) message: Vec<u8>,
-    /// Where its TTLs are.
+    /// Offsets of the TTL fields in the message.
     pub(super) ttls: Vec<u16>,
-    /// The least TTL of the answer section, seconds.
+    /// Smallest TTL in the answer section, seconds.
     pub(super) answer_ttl: u32,
-    /// Whether the answer section has what was asked for.
+    /// Whether the answer section has the records asked for.
     pub(super) answered: bool,
-    /// How long a negative answer may be kept (RFC 2308 section 5), seconds.
+    /// Lifetime of a negative answer, seconds (RFC 2308 section 5).
     pub(super) negative_ttl: Option<u32>,
-    /// The upper eight bits of the response code, from the OPT.
+    /// Upper eight bits of the response code, from the OPT record.
     pub(super) extended_rcode: u8,
 }
 
-/// A record of the message, its owner in lower case.
+/// A record of the message, and its owner in lower case.
 struct Owned {
     owner: Box<[u8]>,
     record: Record,
 }
 
-/// Writes the answer to `key` anew. `None`: it can't be read to its end.
+/// Rewrites the answer to `key`; without the parameter `ech` unless `ech` is set. `None` if the
+/// message cannot be parsed to its end.
 pub(super) fn scrub(message: &[u8], header: &Header, key: Key<'_>, ech: bool) -> Option<Scrubbed> {
     let question_end = HEADER_LEN + key.name().0.len() + 4;
     let counts = header.counts.map(usize::from);
@@ -140,14 +142,14 @@ pub(super) fn scrub(message: &[u8], header: &Header, key: Key<'_>, ech: bool) ->
     })
 }
 
-/// Of the class asked for.
+/// Whether a record has the class asked for.
 fn is_in(owned: &Owned, key: Key<'_>) -> bool {
     const ANY_CLASS: u16 = 255;
     owned.record.class == key.qclass() || key.qclass() == ANY_CLASS
 }
 
-/// The names that CNAMEs lead to from the one asked for, in their order. `None`: in a circle, or
-/// through more than an honest answer has.
+/// Names to which CNAMEs lead from the one asked for, in order. `None` if they form a loop, or are
+/// more than [`MAX_STEPS`].
 fn way(message: &[u8], answers: &[Owned], key: Key<'_>) -> Option<Vec<Box<[u8]>>> {
     let mut way: Vec<Box<[u8]>> = Vec::new();
     if matches!(key.qtype(), Type::CNAME | Type::ANY) {
@@ -168,17 +170,17 @@ fn way(message: &[u8], answers: &[Owned], key: Key<'_>) -> Option<Vec<Box<[u8]>>
     }
 }
 
-/// Whether `owner` is above a name on the way, or that name itself.
+/// Whether `owner` is a name of the chain, or a parent of one.
 fn is_above(owner: &[u8], key: Key<'_>, way: &[Box<[u8]>]) -> bool {
     ends_with(key.name().0, owner) || way.iter().any(|step| ends_with(step, owner))
 }
 
-/// Whether `name` is `parent` or beneath it; both in wire form and lower case.
+/// Whether `name` is `parent` or below it; both in wire form and lower case.
 fn ends_with(name: &[u8], parent: &[u8]) -> bool {
     parents(name).any(|rest| *rest == *parent)
 }
 
-/// A name and those above it, up to the root.
+/// A name and its parents up to the root.
 fn parents(name: &[u8]) -> impl Iterator<Item = &[u8]> {
     let mut next = Some(name);
     std::iter::from_fn(move || {
@@ -192,12 +194,13 @@ fn parents(name: &[u8]) -> impl Iterator<Item = &[u8]> {
 struct Writer {
     out: Vec<u8>,
     ttls: Vec<u16>,
-    /// Names written, in lower case, and where.
+    /// Names written so far, in lower case, with their offsets.
     places: Vec<(Box<[u8]>, u16)>,
 }
 
 impl Writer {
-    /// The header, its counts but for the question's zero, and the question.
+    /// Begins a message with a header, whose counts are zero except the question's, and the
+    /// question.
     fn new(bits: u16, key: Key<'_>) -> Self {
         let mut out = vec![0; HEADER_LEN];
         out[2..4].copy_from_slice(&bits.to_be_bytes());
@@ -217,7 +220,7 @@ impl Writer {
         self.out[at..at + 2].copy_from_slice(&records.to_be_bytes());
     }
 
-    /// Writes a record; `false`, and nothing, when its data can't be read.
+    /// Appends a record. Returns `false`, and appends nothing, if its data cannot be parsed.
     fn record(&mut self, message: &[u8], owner: &[u8], record: &Record, ech: bool) -> bool {
         let (before, places) = (self.out.len(), self.places.len());
         self.name(owner);
@@ -287,7 +290,7 @@ impl Writer {
         }
     }
 
-    /// Octets as they are, then names to the end.
+    /// Appends octets unchanged, then names to the end.
     fn behind(
         &mut self,
         message: &[u8],
@@ -302,7 +305,7 @@ impl Writer {
             .ends_at(data.end)
     }
 
-    /// Writes so many names that stand at `at`; where what is behind them begins.
+    /// Appends this many names that begin at `at`. Returns the offset after them.
     fn names(
         &mut self,
         message: &[u8],
@@ -323,7 +326,7 @@ impl Writer {
         Some(End(at))
     }
 
-    /// SvcParams (RFC 9460 section 2.2), without `ech` when that is off.
+    /// Appends SvcParams (RFC 9460 section 2.2), without `ech` unless it is kept.
     fn parameters(&mut self, mut params: &[u8], ech: bool) -> Option<()> {
         while !params.is_empty() {
             let (key, len) = (word(params, 0)?, usize::from(word(params, 2)?));
@@ -353,7 +356,7 @@ impl Writer {
         Some(())
     }
 
-    /// Writes a name, as a pointer to where it or a parent of it stands already.
+    /// Appends a name, compressed by a pointer to an earlier copy of it or of a parent.
     fn name(&mut self, name: &[u8]) {
         let low = name.to_ascii_lowercase();
         let start = self.out.len();
@@ -373,7 +376,7 @@ impl Writer {
         self.remember(&low, start);
     }
 
-    /// Keeps a name and some of its parents as places to point to.
+    /// Records a name and some of its parents as targets of pointers.
     fn remember(&mut self, low: &[u8], start: usize) {
         for parent in parents(low).take(MAX_PARENTS).filter(|rest| rest.len() > 1) {
             let at = start + low.len() - parent.len();
@@ -386,7 +389,7 @@ impl Writer {
     }
 }
 
-/// Where names ended.
+/// Offset after the names.
 struct End(usize);
 
 impl End {

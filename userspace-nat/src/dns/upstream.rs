@@ -47,7 +47,7 @@ pub(super) struct Tcp {
     /// The query behind its length, and how much of it is sent.
     query: Vec<u8>,
     sent: usize,
-    /// What came of the answer behind its length.
+    /// Part of the answer received so far, without its length prefix.
     answer: Vec<u8>,
 }
 

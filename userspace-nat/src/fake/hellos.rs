@@ -1,6 +1,6 @@
 //! TLS for tests: hellos, and records to put them in.
 
-/// An extension: its type and content.
+/// An extension of a hello: its type and content.
 pub type Extension = (u16, Vec<u8>);
 
 /// A server name list with one host name.
@@ -39,7 +39,7 @@ pub fn client_hello_with(extensions: &[Extension]) -> Vec<u8> {
     handshake(1, &body)
 }
 
-/// A ServerHello, or one that asks for another ClientHello.
+/// A ServerHello; with `retry`, a HelloRetryRequest.
 pub fn server_hello(retry: bool) -> Vec<u8> {
     const RETRY: [u8; 32] = [
         0xcf, 0x21, 0xad, 0x74, 0xe5, 0x9a, 0x61, 0x11, 0xbe, 0x1d, 0x8c, 0x02, 0x1e, 0x65, 0xb8,
@@ -52,7 +52,7 @@ pub fn server_hello(retry: bool) -> Vec<u8> {
     record(22, &handshake(2, &body))
 }
 
-/// A handshake message.
+/// A TLS handshake message of this type.
 pub fn handshake(kind: u8, body: &[u8]) -> Vec<u8> {
     let mut message = (body.len() as u32 | u32::from(kind) << 24)
         .to_be_bytes()
@@ -61,7 +61,7 @@ pub fn handshake(kind: u8, body: &[u8]) -> Vec<u8> {
     message
 }
 
-/// A record.
+/// A TLS record of this type.
 pub fn record(kind: u8, content: &[u8]) -> Vec<u8> {
     let mut record = vec![kind, 3, 1];
     record.extend((content.len() as u16).to_be_bytes());
@@ -69,7 +69,7 @@ pub fn record(kind: u8, content: &[u8]) -> Vec<u8> {
     record
 }
 
-/// A handshake message in records of so many bytes.
+/// A handshake message in records of this many bytes each.
 pub fn records(message: &[u8], each: usize) -> Vec<u8> {
     message
         .chunks(each)

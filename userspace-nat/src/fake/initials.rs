@@ -1,7 +1,7 @@
 //! QUIC Initial packets for tests.
 use crate::inspection::quic::{Keys, MIN_DATAGRAM, Version};
 
-/// A CRYPTO frame.
+/// A CRYPTO frame with these bytes at an offset.
 pub fn crypto(offset: usize, bytes: &[u8]) -> Vec<u8> {
     let mut frame = vec![6];
     frame.extend(number(offset as u32));

@@ -1,8 +1,9 @@
 //! The kernel's tables, its programs and the engine port, in memory.
 //!
 //! [`Kernel`] is shared by a [`FakeDatapath`] and a [`FakePort`], and by the test, which sends
-//! packets as a guest or as the world: what happens to them is what the BPF programs do, by the same
-//! functions ([`slipgate_abi::datapath`]). Faults can be set: insertions that fail, a port that takes nothing.
+//! packets as a guest or as the world: what happens to them is what the BPF programs do, by the
+//! same functions ([`slipgate_abi::datapath`]). Faults can be set: insertions that fail, a port
+//! that takes nothing.
 #![expect(
     unsafe_code,
     reason = "its tables are memory that is changed through several references, as mapped tables are"
@@ -75,28 +76,28 @@ impl<T> Drop for Shared<T> {
     }
 }
 
-/// What shall go wrong.
+/// Faults to inject.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Faults {
-    /// So many insertions from now on find the tuple taken.
+    /// Number of further insertions that find the tuple in use.
     pub insert_exists: u32,
-    /// So many insertions from now on fail with EIO.
+    /// Number of further insertions that fail with EIO.
     pub insert_fails: u32,
-    /// So many deletions from now on fail with EIO.
+    /// Number of further deletions that fail with EIO.
     pub remove_fails: u32,
-    /// Most entries of `FLOWS`; 0: no bound.
+    /// Most entries of `FLOWS`; 0 for no limit.
     pub map_capacity: usize,
-    /// Most entries of `NAMES`; 0: as many as the kernel's has.
+    /// Most entries of `NAMES`; 0 for as many as the kernel's map has.
     pub names_capacity: usize,
-    /// So many writes to the port from now on fail with EAGAIN.
+    /// Number of further writes to the port that fail with EAGAIN.
     pub port_refuses: u32,
-    /// What is written to the port vanishes, so that only the engine's own work is measured.
+    /// Whether writes to the port are discarded, so that only the engine's own work is measured.
     pub port_ignores: bool,
-    /// Frames beyond this many in the port's queue are lost; 0: no bound.
+    /// Length of the port's queue, beyond which frames are lost; 0 for no limit.
     pub queue_len: usize,
 }
 
-/// The kernel.
+/// In-memory kernel: maps, devices and clock.
 #[derive(Debug)]
 pub struct Kernel {
     slots: Shared<Slot>,
@@ -107,57 +108,58 @@ pub struct Kernel {
     next_hops: Shared<NextHop>,
     rates: Shared<RateLimits>,
     fragments: Shared<Fragment>,
-    /// `CHUNKS`.
+    /// Contents of the map `CHUNKS`.
     pub(crate) chunks: Vec<Chunk>,
-    /// Rows of `OWNERS` that have a process, a bit each.
+    /// Rows of `OWNERS` that have a process, as a bit set.
     pub owners: u64,
-    /// `FLOWS`.
+    /// Contents of the map `FLOWS`.
     pub flows: HashMap<Tuple, FlowRef>,
-    /// `NAMES`.
+    /// Contents of the map `NAMES`.
     pub names: HashMap<NameKey, NameValue>,
-    /// `RULES`.
+    /// Contents of the map `RULES`.
     pub rules: HashMap<u32, Described>,
-    /// `FORWARDS`: (host's address and port, protocol) to the VM's row and id.
+    /// Contents of `FORWARDS`: from the host's address and port and the protocol to the VM's row
+    /// and id.
     pub forwards: HashMap<(Ip4, u16, u8), (u16, u32)>,
-    /// `TAPS`.
+    /// Contents of the map `TAPS`.
     pub taps: HashMap<u32, TapEntry>,
-    /// Addresses that the host routes to, and does not have.
+    /// Addresses to which the host routes and which it does not have.
     pub routed_on: HashSet<Ip4>,
-    /// The MTU of every device, bytes.
+    /// MTU of every device, bytes.
     pub device_mtu: u32,
-    /// The port's queue toward the engine.
+    /// Queue of the port toward the engine.
     pub queue: VecDeque<Vec<u8>>,
-    /// What reached a guest: its id and the L3 packet or ARP message.
+    /// Packets that reached a guest: its id and the L3 packet or ARP message.
     pub at_guest: Vec<(u32, Vec<u8>)>,
-    /// What reached the world: L3 packets.
+    /// L3 packets that reached the world.
     pub at_world: Vec<Vec<u8>>,
-    /// Faults.
+    /// Faults to inject, set by the test.
     pub faults: Faults,
-    /// Now, ns.
+    /// Present time, ns, set by the test.
     pub now_ns: u64,
-    /// Frames that the programs handed over.
+    /// Number of frames that the programs handed over.
     pub handed_over: u64,
-    /// Frames lost from the port's queue.
+    /// Number of frames lost from the port's queue.
     pub lost: u64,
-    /// Packets that the programs themselves dropped.
+    /// Number of packets that the programs dropped.
     pub dropped: u64,
-    /// `META`'s `instance`.
+    /// Value of `instance` in `META`.
     pub instance: u32,
-    /// A deletion failed once, so pairs may be torn.
+    /// Whether a deletion failed, so that a flow may have one entry only.
     pub remove_failed: bool,
-    /// The frame that a program last sent to some device, from its L2 header on.
+    /// Frame that a program last sent to a device, from its L2 header on.
     pub last_sent: Vec<u8>,
-    /// What was last written to the port.
+    /// Frame that was last written to the port.
     pub last_written: Vec<u8>,
-    /// How often engines looked at a slot.
+    /// Number of times that engines examined a slot.
     pub slots_looked_at: Cell<u64>,
 }
 
-/// A handle on the kernel.
+/// Shared handle to the kernel.
 pub type KernelHandle = Rc<RefCell<Kernel>>;
 
 impl Kernel {
-    /// Empty tables with this many slots.
+    /// A kernel with empty tables and this many slots.
     pub fn new(slots: u32) -> KernelHandle {
         Rc::new(RefCell::new(Self {
             slots: Shared::zeroed(slots as usize),
@@ -193,7 +195,7 @@ impl Kernel {
         }))
     }
 
-    /// Adds a VM's row, and its TAP.
+    /// Adds a VM's row and its TAP.
     pub fn add_vm(&mut self, row: u16, id: u32, guest: Ip4, gateway: Ip4, mtu: u32) {
         let vm = self.vms.at(usize::from(row));
         let tap = programs::FIRST_TAP + u32::from(row);
@@ -218,36 +220,36 @@ impl Kernel {
         }
     }
 
-    /// A slot.
+    /// Handle to the slot with this index.
     pub fn slot(&self, index: u32) -> SlotRef {
         // SAFETY: `at` checks the bounds; the allocation lives as long as the kernel.
         unsafe { SlotRef::new(self.slots.at(index as usize)) }
     }
 
-    /// Where a slot's connection stands in sequence space.
+    /// Sequence numbers of a slot's connection.
     pub fn sequences(&self, index: u32) -> SequencesRef {
         // SAFETY: as above.
         unsafe { SequencesRef::new(self.sequences.at(index as usize)) }
     }
 
-    /// A VM's row.
+    /// Handle to a VM's row.
     pub fn vm(&self, row: u16) -> VmRef {
         // SAFETY: as above.
         unsafe { VmRef::new(self.vms.at(usize::from(row))) }
     }
 
-    /// Drops everything of a VM, or lets it pass again.
+    /// Freezes or thaws a VM.
     pub fn set_frozen(&self, row: u16, frozen: bool) {
         self.set_flag(row, VmFlags::FROZEN, frozen);
     }
 
-    /// Limits what passes from and to a VM.
+    /// Sets the rate limits of a VM.
     pub fn set_rates(&self, row: u16, rates: VmRates) {
         self.rates(row).set(rates);
         self.set_flag(row, VmFlags::LIMITED, rates.is_limited());
     }
 
-    /// Fills a next hop in as the broker does, with what it carries, bytes.
+    /// Fills in a next hop as the broker does, with its MTU in bytes.
     pub fn set_next_hop_mtu(&self, index: u32, mtu: u32) {
         let element = self.next_hops.at(index as usize);
         // SAFETY: in bounds; the allocation lives as long as the kernel.
@@ -274,25 +276,25 @@ impl Kernel {
         unsafe { RateRef::new(self.rates.at(usize::from(row))) }
     }
 
-    /// A VM's counters.
+    /// Statistics of a VM.
     pub fn stats(&self, row: u16) -> VmStats {
         let row = usize::from(row);
         // SAFETY: as above.
         unsafe { VmStats::new(self.counters.at(row), self.drops.at(row)) }
     }
 
-    /// A VM's TAP and engine port, by their indexes.
+    /// Ifindexes of a VM's TAP and engine port.
     pub fn devices_of(&self, row: u16) -> [u32; 2] {
         [programs::FIRST_TAP + u32::from(row), programs::ENGINE_PORT]
     }
 
-    /// Forgets what was dropped in a VM's row.
+    /// Clears the drop counters of a VM's row.
     pub fn forget_drops(&self, row: u16) {
         // SAFETY: in bounds; one thread; zeroes are counts.
         unsafe { self.drops.at(usize::from(row)).write_bytes(0, 1) };
     }
 
-    /// Slots that are not free.
+    /// Indexes of the slots that are not free.
     pub fn slots_in_use(&self) -> Vec<u32> {
         use std::sync::atomic::Ordering::Relaxed;
         (0..self.slots.len() as u32)
@@ -300,13 +302,13 @@ impl Kernel {
             .collect()
     }
 
-    /// Whether the flow's answers are known.
+    /// Whether the flow's entry for the other direction exists.
     fn has_reverse(&self, guest: &Tuple, flow: FlowRef) -> bool {
         let slot = self.slot(flow.slot);
         slot.guest_tuple() != *guest || self.flows.get(&slot.world_tuple()) == Some(&flow)
     }
 
-    /// Whether a live flow whose answers are unknown from now on still has its guest's tuple.
+    /// Whether the removal of an entry leaves a live flow with its guest's tuple only.
     fn leaves_forward(&self, removed: &Tuple, flow: FlowRef) -> bool {
         use std::sync::atomic::Ordering::Relaxed;
         let slot = self.slot(flow.slot);
@@ -323,12 +325,12 @@ impl Kernel {
     }
 }
 
-/// The port's engine side.
+/// Engine side of the port.
 #[derive(Clone, Debug)]
 pub struct FakePort(KernelHandle);
 
 impl FakePort {
-    /// The kernel's port.
+    /// The port of this kernel.
     pub fn new(kernel: &KernelHandle) -> Self {
         Self(kernel.clone())
     }
@@ -365,7 +367,7 @@ impl FrameIo for FakePort {
     }
 }
 
-/// A clock that the test moves, by [`Kernel::now_ns`] so that both sides agree.
+/// Clock that the test sets by [`Kernel::now_ns`], so that both sides have the same time.
 #[derive(Clone, Debug)]
 pub struct FakeClock {
     kernel: KernelHandle,
@@ -373,7 +375,7 @@ pub struct FakeClock {
 }
 
 impl FakeClock {
-    /// The kernel's clock.
+    /// The clock of this kernel.
     pub fn new(kernel: &KernelHandle) -> Self {
         Self {
             kernel: kernel.clone(),

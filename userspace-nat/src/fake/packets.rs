@@ -1,4 +1,4 @@
-//! Packets for tests, checksums right.
+//! Builders of packets for tests, with correct checksums.
 use slipgate_abi::{Ip4, tcp::Flags};
 
 use crate::packet::{
@@ -7,7 +7,7 @@ use crate::packet::{
     icmp::{ECHO_REPLY, ECHO_REQUEST},
 };
 
-/// A transport address.
+/// Transport address: IPv4 address and port.
 pub type At = (Ip4, u16);
 
 /// A TCP segment with options and payload.
@@ -42,12 +42,12 @@ pub fn tcp(
     out
 }
 
-/// A SYN with an MSS option of 8,960.
+/// A SYN with an MSS option of 8,960 bytes.
 pub fn syn(from: At, to: At, isn: u32) -> Vec<u8> {
     tcp(from, to, Flags::SYN, isn, 0, &[2, 4, 0x23, 0], &[])
 }
 
-/// A SYN-ACK.
+/// A SYN-ACK that acknowledges `ack`.
 pub fn syn_ack(from: At, to: At, isn: u32, ack: u32) -> Vec<u8> {
     tcp(
         from,
@@ -65,7 +65,7 @@ pub fn ack(from: At, to: At, more: u8, seq: u32, ack: u32) -> Vec<u8> {
     tcp(from, to, Flags::ACK | more, seq, ack, &[], &[])
 }
 
-/// A datagram.
+/// A UDP datagram with this payload.
 pub fn udp(from: At, to: At, data: &[u8]) -> Vec<u8> {
     let mut out = Vec::new();
     build::ipv4(&mut out, from.0, to.0, 17, |out| {
@@ -85,7 +85,7 @@ pub fn udp(from: At, to: At, data: &[u8]) -> Vec<u8> {
     out
 }
 
-/// An echo request, or a reply.
+/// An ICMP echo request or reply.
 pub fn echo(from: Ip4, to: Ip4, request: bool, id: u16, data: &[u8]) -> Vec<u8> {
     let mut out = Vec::new();
     build::ipv4(&mut out, from, to, 1, |out| {
@@ -99,28 +99,28 @@ pub fn echo(from: Ip4, to: Ip4, request: bool, id: u16, data: &[u8]) -> Vec<u8> 
     out
 }
 
-/// An ICMP error about a packet, of which it quotes the begin.
+/// An ICMP error that quotes the beginning of a packet.
 pub fn icmp_error(from: Ip4, to: Ip4, kind: u8, code: u8, about: &[u8]) -> Vec<u8> {
     let mut out = Vec::new();
     build::icmp_error(&mut out, from, to, kind, code, 0, about);
     out
 }
 
-/// Sets the TTL.
+/// The packet with another TTL.
 pub fn with_ttl(mut packet: Vec<u8>, ttl: u8) -> Vec<u8> {
     packet[8] = ttl;
     crate::packet::ipv4::fill_checksum(&mut packet, 20);
     packet
 }
 
-/// Clears DF.
+/// The packet with DF cleared.
 pub fn may_fragment(mut packet: Vec<u8>) -> Vec<u8> {
     packet[6] = 0;
     crate::packet::ipv4::fill_checksum(&mut packet, 20);
     packet
 }
 
-/// Whether every checksum of a packet is right.
+/// Whether every checksum of a packet is correct.
 pub fn is_right(packet: &[u8]) -> bool {
     let Ok(ip) = crate::packet::Ipv4::parse(packet) else {
         return false;

@@ -1,5 +1,5 @@
-//! The programs, over the in-memory tables. What they decide is [`slipgate_abi::datapath`], the very
-//! functions that the BPF programs are made of.
+//! The programs on the in-memory tables. Their decisions are in [`slipgate_abi::datapath`], the
+//! same functions that the BPF programs run.
 use slipgate_abi::{
     Command, DropReason, Handover, PortHeader,
     datapath::{engine_port, guest_egress, handover, packet::ETHERNET_LEN, uplink_ingress},
@@ -23,22 +23,22 @@ const HOST_MAC: [u8; 6] = [0; 6];
 const ROUTER_MAC: [u8; 6] = [0x02, 0, 0, 0, 1, 1];
 const BROADCAST_MAC: [u8; 6] = [0xff; 6];
 
-/// Where a packet went.
+/// Path that a packet took.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Way {
-    /// Translated in the kernel, or answered there.
+    /// The programs translated or answered it.
     Fast,
-    /// To the engine, for this reason.
+    /// The programs handed it to the engine, for this reason.
     Engine(Handover),
-    /// Dropped and counted.
+    /// The programs dropped and counted it.
     Dropped(DropReason),
-    /// Not ours.
+    /// The programs left it to the host.
     Passed,
 }
 
 impl Kernel {
-    /// A guest sends an IPv4 packet, to the gateway's MAC or, where its address is a group's, to
-    /// all.
+    /// Sends an IPv4 packet from a guest to the gateway's MAC, or to broadcast if its destination
+    /// is a group.
     pub fn guest_sends(&mut self, row: u16, vnet: VirtioNetHdr, l3: &[u8]) -> Way {
         let is_group = l3.get(16).is_some_and(|first| *first >= 224);
         self.guest_sends_frame(
@@ -48,26 +48,26 @@ impl Kernel {
         )
     }
 
-    /// A guest sends an ARP packet to all.
+    /// Sends an ARP packet from a guest to broadcast.
     pub fn guest_sends_arp(&mut self, row: u16, message: &[u8]) -> Way {
         let frame = self.frame_of_guest(row, true, ETHERTYPE_ARP, message);
         self.guest_sends_frame(row, VirtioNetHdr::default(), &frame)
     }
 
-    /// A guest sends a frame, from the Ethernet header on.
+    /// Sends a frame from a guest, given from the Ethernet header on.
     pub fn guest_sends_frame(&mut self, row: u16, vnet: VirtioNetHdr, frame: &[u8]) -> Way {
         let frame = Frame::new(vnet, FIRST_TAP + u32::from(row), ether_type(frame), frame);
         let end = guest_egress::run(self.run(&frame));
         self.finish(end, &frame)
     }
 
-    /// The world sends an IPv4 packet to the host.
+    /// Sends an IPv4 packet from the world to the host.
     pub fn world_sends(&mut self, vnet: VirtioNetHdr, l3: &[u8]) -> Way {
         let frame = ethernet(HOST_MAC, ROUTER_MAC, ETHERTYPE_IPV4, l3);
         self.world_sends_frame(vnet, &frame)
     }
 
-    /// The world sends a frame to the host, from the Ethernet header on.
+    /// Sends a frame from the world to the host, given from the Ethernet header on.
     pub fn world_sends_frame(&mut self, vnet: VirtioNetHdr, frame: &[u8]) -> Way {
         let mut frame = Frame::new(vnet, UPLINK, ether_type(frame), frame);
         frame.is_to_this_host = frame.bytes().starts_with(&HOST_MAC);
@@ -75,14 +75,14 @@ impl Kernel {
         self.finish(end, &frame)
     }
 
-    /// The world sends an IPv4 packet by an uplink without L2 header.
+    /// Sends an IPv4 packet from the world by an uplink without L2 header.
     pub fn world_sends_without_l2(&mut self, vnet: VirtioNetHdr, l3: &[u8]) -> Way {
         let frame = Frame::new(vnet, UPLINK, ETHERTYPE_IPV4, l3);
         let end = uplink_ingress::run::<_, 0>(self.run(&frame));
         self.finish(end, &frame)
     }
 
-    /// The engine writes a frame.
+    /// Processes a frame that the engine wrote to the port.
     pub(super) fn engine_port(&mut self, bytes: &[u8]) {
         let parsed =
             port::Frame::parse(bytes).expect("the engine writes frames of the port's form");
@@ -99,14 +99,14 @@ impl Kernel {
         }
     }
 
-    /// The engine's port gets a frame, from the header on that stands for the MAC addresses.
+    /// Processes a frame of the engine, given from the header that replaces the MAC addresses on.
     pub fn engine_sends_frame(&mut self, vnet: VirtioNetHdr, frame: &[u8]) -> Way {
         let frame = Frame::new(vnet, ENGINE_PORT, ether_type(frame), frame);
         let end = engine_port::run(self.run(&frame));
         self.finish(end, &frame)
     }
 
-    /// Hands an IPv4 packet over whatever the programs would think of it.
+    /// Hands an IPv4 packet to the engine without running the programs.
     pub fn hand_over(
         &mut self,
         row: u16,
@@ -132,7 +132,7 @@ impl Kernel {
         }
     }
 
-    /// Brings a frame to where a program sent it.
+    /// Delivers a frame to the place where a program sent it.
     fn finish(&mut self, end: End, frame: &Frame) -> Way {
         let to = match end {
             End::Dropped(reason) => {
@@ -182,7 +182,7 @@ fn ethernet(to: [u8; 6], from: [u8; 6], ether_type: u16, l3: &[u8]) -> Vec<u8> {
     [&to, &from, &ether_type.to_be_bytes()[..], l3].concat()
 }
 
-/// As the stack takes it from a frame.
+/// EtherType of a frame, as the stack reads it.
 fn ether_type(frame: &[u8]) -> u16 {
     let bytes = frame.get(12..ETHERNET_LEN);
     bytes.map_or(0, |bytes| u16::from_be_bytes([bytes[0], bytes[1]]))

@@ -1,4 +1,4 @@
-//! Software GSO, as the kernel does it for a device that takes no GSO frames.
+//! Software GSO, as the kernel performs it for a device that accepts no GSO frames.
 use slipgate_abi::{Protocol, tcp::Flags};
 
 use crate::{
@@ -9,8 +9,8 @@ use crate::{
 const IPV4_LEN: usize = 20;
 const PSH: u8 = 0x08;
 
-/// The packets that a frame of the engine's stands for, with their checksums whole. It is one packet
-/// as it is, or TCP over IPv4 without options.
+/// The packets that a frame of the engine's stands for, with their checksums whole. It is one
+/// packet as it is, or TCP over IPv4 without options.
 pub fn segments(offload: VirtioNetHdr, l3: &[u8]) -> Vec<Vec<u8>> {
     if offload.gso_type == VirtioNetHdr::GSO_NONE {
         return vec![l3.to_vec()];

@@ -1,4 +1,4 @@
-//! The in-memory kernel as the datapath sees it: a frame in memory, the tables, and what helpers do.
+//! [`Kernel`](slipgate_abi::datapath::Kernel) in memory: a frame, the tables, and the helpers.
 use std::cell::Cell;
 
 use slipgate_abi::{
@@ -24,15 +24,15 @@ pub(super) struct Frame {
     buffer: Shared<u64>,
     start: Cell<usize>,
     end: usize,
-    /// What offloads it has.
+    /// Offload header of the frame.
     pub(super) vnet: VirtioNetHdr,
-    /// The device that it came in by.
+    /// Ifindex of the device on which the frame arrived.
     pub(super) ifindex: u32,
-    /// Its EtherType.
+    /// EtherType of the frame, host order.
     pub(super) ether_type: u16,
-    /// Sent to the device's own L2 address.
+    /// Whether it was sent to the device's own L2 address.
     pub(super) is_to_this_host: bool,
-    /// The stack took a tag out of it.
+    /// Whether the stack removed a tag from it.
     pub(super) is_untagged_by_stack: bool,
 }
 

@@ -1,16 +1,16 @@
-//! ICMP errors through the translation (RFC 5508).
+//! Translation of ICMP errors (RFC 5508).
 //!
 //! # Theory of operation
-//! An error quotes the packet it is about, in which the flow stands as the *sender of that packet's
-//! own link* saw it. So the quoted header is translated back the way the flow's packets are
-//! translated forth, then the outer address, and the checksums from the inside out: the quoted IP
-//! header's, the quoted transport's where the quote reaches so far, the ICMP message's over all of
-//! it, the outer IP header's. Type, code and the second word (an MTU, a pointer) stay (REQ-4, 5).
+//! An error quotes the packet that caused it, with the flow's tuple on the *link of the error's
+//! sender*. So the quoted header is translated in reverse, then the outer address, then the
+//! checksums from the inside out: that of the quoted IP header, that of the quoted transport if the
+//! quote includes it, that of the ICMP message over all of this, and that of the outer IP header.
+//! Type, code and the second word (an MTU, a pointer) stay unchanged (REQ-4, 5).
 //!
 //! The outer checksum is verified (REQ-3a); the quoted one is not (3b), it is updated by the
-//! difference, right or wrong as it was. A quote that is itself a fragment past the first, or an
-//! ICMP error, belongs to no flow. An error refreshes no flow (REQ-6) and ends none (RFC 4787
-//! REQ-12, RFC 5382 REQ-10): slots are only read here.
+//! difference, so it stays correct or incorrect. A quote that is itself a fragment past the first,
+//! or an ICMP error, belongs to no flow. An error refreshes no flow (REQ-6) and ends none (RFC 4787
+//! REQ-12, RFC 5382 REQ-10): this module only reads slots.
 use slipgate_abi::{Ip4, Protocol, Tuple};
 
 use crate::packet::{
@@ -19,37 +19,41 @@ use crate::packet::{
     ipv4::{self, End},
 };
 
-/// Longest error that a guest's becomes, bytes (RFC 1812 section 4.3.2.3).
+/// Longest translated error from a guest, bytes (RFC 1812 section 4.3.2.3).
 const ERROR_MAX: usize = 576;
 
-/// Why an error is not translated.
+/// Reason for which an error is not translated.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Untranslatable {
     /// The outer message contradicts itself, or its checksum is wrong.
     Malformed,
-    /// Not an error, or one that has no meaning beyond its link (redirect).
+    /// The message is not an error, or one that is meaningful only on its link (redirect).
     Type,
-    /// What it quotes is no packet of a flow that could be looked up.
+    /// The quote is not a packet of a flow that could be looked up.
     Quote,
 }
 
-/// An error taken apart.
+/// Addresses, ports and protocol of the packet that an error quotes.
 #[derive(Clone, Copy, Debug)]
 pub struct Quoted {
-    /// Source of the quoted packet.
+    /// Source address of the quoted packet.
     pub source: Ip4,
-    /// Its destination.
+    /// Destination address of the quoted packet.
     pub destination: Ip4,
-    /// Its source port, or query id.
+    /// Source port, or ICMP query id, host order.
     pub source_port: u16,
-    /// Its destination port; the query id again for ICMP.
+    /// Destination port, host order; for ICMP the query id again.
     pub destination_port: u16,
-    /// Its protocol.
+    /// Protocol of the quoted packet.
     pub protocol: Protocol,
 }
 
 impl Quoted {
-    /// Reads the quote of an error. `verify`: the frame's checksum is complete, so check it.
+    /// Parses the quote of an error. `verify` says that the frame's checksum is complete and must
+    /// be checked.
+    ///
+    /// # Errors
+    /// If the message is malformed, of another type, or quotes no packet of a flow.
     pub fn parse(outer: &Ipv4<'_>, verify: bool) -> Result<Self, Untranslatable> {
         let message = outer.payload();
         let Ok(Transport::Icmp(icmp)) = Transport::parse(1, message) else {
@@ -86,8 +90,8 @@ impl Quoted {
         })
     }
 
-    /// The quoted packet's flow, when its *local* side sent it (an error from the world about
-    /// what we sent).
+    /// Tuple of the quoted packet's flow if the packet's *source* is the local side: the error
+    /// comes from the world and concerns a packet that was sent there.
     pub fn tuple_as_sent(&self, scope: u32) -> Tuple {
         self.tuple(
             scope,
@@ -98,8 +102,8 @@ impl Quoted {
         )
     }
 
-    /// The quoted packet's flow, when its local side received it (an error from the guest about
-    /// what we delivered).
+    /// Tuple of the quoted packet's flow if the packet's destination is the local side: the error
+    /// comes from the guest and concerns a packet that was delivered to it.
     pub fn tuple_as_received(&self, scope: u32) -> Tuple {
         self.tuple(
             scope,
@@ -129,9 +133,9 @@ impl Quoted {
 
 /// Rewrites one end of the quoted packet and of the outer header.
 ///
-/// `packet`: the whole IPv4 packet, parsed as `Quoted` before. Inward (an error from the world) the
-/// quoted *source* and the outer *destination* become the guest's; outward the quoted destination
-/// and the outer source become the translated one.
+/// `packet` is the whole IPv4 packet, which [`Quoted::parse`] accepted. For an error from the
+/// world, the quoted *source* and the outer *destination* become the guest's. For an error from the
+/// guest, the quoted destination and the outer source become the translated address.
 pub fn translate(packet: &mut [u8], inner_end: End, addr: Ip4, port: u16) {
     let Ok(outer) = Ipv4::parse(packet) else {
         return;
@@ -151,17 +155,17 @@ pub fn translate(packet: &mut [u8], inner_end: End, addr: Ip4, port: u16) {
     ipv4::set_address(packet, outer_end, addr);
 }
 
-/// How much an error may quote.
+/// Length of the quote that an error keeps.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Quote {
-    /// What tells the flow: the IP header and eight bytes (RFC 792).
+    /// The IP header and eight bytes (RFC 792), which identify the flow.
     Least,
-    /// Until the error has 576 bytes (RFC 1812 section 4.3.2.3).
+    /// As much as fits an error of 576 bytes (RFC 1812 section 4.3.2.3).
     Most,
 }
 
-/// Cuts an error's quote off, and what RFC 4884 puts behind it. The ICMP checksum is wrong then,
-/// until the error is translated.
+/// Truncates an error's quote and removes extensions after it (RFC 4884). The ICMP checksum is
+/// wrong afterwards, until the error is translated.
 pub fn shorten(packet: &mut Vec<u8>, most: Quote) {
     let Ok(outer) = Ipv4::parse(packet) else {
         return;
@@ -185,7 +189,8 @@ pub fn shorten(packet: &mut Vec<u8>, most: Quote) {
     packet[header_len + 5] = 0;
 }
 
-/// What a router says that the next hop carries, bytes: of "fragmentation needed" (RFC 1191).
+/// MTU of the next hop in a "fragmentation needed" message, bytes (RFC 1191); `None` if the message
+/// is too short for it.
 pub fn next_hop_mtu(message: &[u8]) -> Option<u32> {
     let header: &[u8; HEADER_LEN] = message.first_chunk()?;
     let is_told = header[0] == UNREACHABLE && header[1] == Unreachable::FragmentationNeeded as u8;

@@ -92,7 +92,7 @@ proptest! {
         prop_assert!(packets::is_right(&error));
     }
 
-    /// Whatever an ICMP message holds, nothing panics.
+    /// No content of an ICMP message causes a panic.
     #[test]
     fn nothing_panics(kind: u8, inner in prop::collection::vec(any::<u8>(), 0..90), plausible: bool) {
         let mut inner = inner;

@@ -1,32 +1,37 @@
 //! The TLS ClientHello, of TCP and of QUIC alike (RFC 8446 section 4.1.2, RFC 5246 section
-//! 7.4.1.2): what server a client says that it wants.
+//! 7.4.1.2): the name of the server that a client asks for.
 //!
-//! Whatever a server could read in another way is refused: lengths that do not add up, an
-//! extension twice, a server name list with any but one host name (RFC 6066 section 3).
+//! A hello that servers could interpret in different ways is refused: inconsistent lengths, a
+//! repeated extension, a server name list with other than exactly one host name (RFC 6066 section
+//! 3).
 use tls_parser::parse_tls_handshake_client_hello;
 
 use crate::inspection::{HostName, Refused};
 
-/// Longest hello that is read, bytes with its header. Those with post-quantum key shares have 2 KiB.
+/// Longest hello that is parsed, bytes with its header. Hellos with post-quantum key shares have 2
+/// KiB.
 pub const MAX_LEN: usize = 16_384;
 
 /// Length of a handshake message's header: its type and a 24-bit length.
 const HEADER_LEN: usize = 4;
 const CLIENT_HELLO: u8 = 1;
 const SERVER_NAME: u16 = 0;
-/// Encrypted ClientHello (RFC 9849), its draft, and what came before it.
+/// Extensions of Encrypted ClientHello (RFC 9849), of its draft, and of its predecessors.
 const ENCRYPTED: [u16; 4] = [0xfe0d, 0xff03, 0xffce, 0xfe0a];
 
-/// What a hello says, and how long it is.
+/// Name and length of a parsed hello.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ClientHello {
-    /// The server that it is for.
+    /// Name of the server that the hello is for.
     pub name: HostName,
-    /// Its length with its header, bytes.
+    /// Length with the header, bytes.
     pub len: usize,
 }
 
-/// Reads a hello from the beginning of handshake bytes. `None`: there is more to come.
+/// Parses a hello at the beginning of handshake bytes. `None` if more bytes are needed.
+///
+/// # Errors
+/// If the bytes are not a hello with one plain server name.
 pub fn parse(handshake: &[u8]) -> Result<Option<ClientHello>, Refused> {
     let Some(&kind) = handshake.first() else {
         return Ok(None);
@@ -79,17 +84,17 @@ fn server_name(body: &[u8]) -> Result<HostName, Refused> {
     HostName::parse(name).ok_or(Refused::NoName)
 }
 
-/// More than any client has: what is twice is sought by going through them.
+/// Most extensions, more than any client sends: duplicates are found by linear search.
 const MAX_EXTENSIONS: usize = 128;
 
-/// One extension: type, content, and what follows.
+/// Splits off one extension: its type, its content, and the rest.
 fn extension(bytes: &[u8]) -> Option<(u16, &[u8], &[u8])> {
     let (&[k1, k0, l1, l0], rest) = bytes.split_first_chunk()?;
     let (content, rest) = rest.split_at_checked(u16::from_be_bytes([l1, l0]).into())?;
     Some((u16::from_be_bytes([k1, k0]), content, rest))
 }
 
-/// A list's only element, which is a host name's.
+/// The only element of a server name list, if it is a host name.
 fn only_host_name(list: &[u8]) -> Option<&[u8]> {
     let (&[list_1, list_0, kind, name_1, name_0], name) = list.split_first_chunk()?;
     let fits = usize::from(u16::from_be_bytes([list_1, list_0])) + 2 == list.len()

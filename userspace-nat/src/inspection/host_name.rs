@@ -1,15 +1,15 @@
-//! A host name as a client says it, in a TLS hello or a Host header.
+//! Host name that a client gives in a TLS hello or a Host header.
 use slipgate_policy::Name;
 
-/// A checked host name: DNS wire form, lower case.
+/// A validated host name in DNS wire form, in lower case.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct HostName(Box<[u8]>);
 
 impl HostName {
-    /// From text such as `www.example.com`, with or without the dot at the end. `None` for what is
-    /// no host name: letters, digits, `-` and `_` in labels of 1 to 63 octets, 255 in all with
-    /// their lengths, and no address (RFC 6066 section 3 and RFC 9110 section 7.2 know both; what
-    /// ends in a number is an address, WHATWG URL section 3.5).
+    /// Parses text such as `www.example.com`, with or without a final dot. `None` if it is no host
+    /// name: labels of 1 to 63 letters, digits, `-` and `_`, 255 octets in all with their lengths,
+    /// and no address (RFC 6066 section 3 and RFC 9110 section 7.2 allow both; a name that ends in
+    /// a number is an address, WHATWG URL section 3.5).
     pub fn parse(text: &[u8]) -> Option<Self> {
         let text = text.strip_suffix(b".").unwrap_or(text);
         let mut wire = Vec::with_capacity(text.len() + 2);
@@ -29,7 +29,7 @@ impl HostName {
         (!number && wire.len() <= crate::dns::name::MAX_LEN).then(|| Self(wire.into()))
     }
 
-    /// As DNS has it.
+    /// The name in DNS wire form.
     pub fn name(&self) -> Name<'_> {
         Name(&self.0)
     }

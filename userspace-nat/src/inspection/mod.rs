@@ -1,8 +1,9 @@
-//! Inspection: what a connection says of the server that it is for, before it gets there.
+//! Inspection: reads the name of the intended server in a connection's first data, before the
+//! server receives it.
 //!
-//! The parsers depend on nothing but bytes: [`tls`] and [`client_hello`], [`http`], [`quic`].
-//! [`spoken`] follows a client's stream by them. [`reassembly`] makes a stream of a guest's segments,
-//! and [`tcp`] holds it until it is decided.
+//! The parsers depend on bytes only: [`tls`] and [`client_hello`], [`http`], [`quic`]. [`spoken`]
+//! follows a client's stream with them. [`reassembly`] builds the stream from a guest's segments,
+//! and [`tcp`] holds it until the decision.
 mod host_name;
 
 pub mod client_hello;

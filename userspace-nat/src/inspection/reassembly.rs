@@ -1,29 +1,30 @@
-//! A guest's stream, put together from its segments by sequence number.
+//! Reassembly of a guest's stream from its segments, by sequence number.
 //!
-//! **The first copy of a byte is the only one.** What a later segment says of a byte that is there
-//! is not looked at, so nobody sees another copy than the one that was inspected.
+//! **Only the first copy of a byte counts.** Later copies of a byte that is stored are ignored, so
+//! no receiver gets a copy other than the inspected one.
 //!
-//! What is kept begins at the first byte that the server has not acknowledged and is bounded, also
-//! in the number of gaps. A segment beyond the bounds is not kept; its sender sends it again.
+//! The stored part begins at the first byte that the server has not acknowledged. Its length and
+//! the number of gaps are bounded. A segment beyond the bounds is not stored; its sender
+//! retransmits it.
 
-/// Most bytes kept of a stream.
+/// Most bytes stored of a stream.
 pub const MAX_LEN: usize = 32_768;
-/// Most gaps.
+/// Most gaps in a stream.
 const MAX_GAPS: usize = 64;
-/// The buffer grows by so much, bytes.
+/// Step by which the buffer grows, bytes.
 pub(super) const GROWTH: usize = 4_096;
 
-/// A stream in pieces.
+/// Stored part of a stream, possibly with gaps.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Reassembly {
-    /// Sequence number of the first byte kept.
+    /// Sequence number of the first stored byte.
     begin: u32,
     bytes: Vec<u8>,
-    /// How many bytes from the first are there without a gap.
+    /// Number of bytes before the first gap.
     whole: usize,
-    /// What is there behind the first gap: from, to; ascending, neither touching nor empty.
+    /// Stored ranges after the first gap, from and to, in order; they neither touch nor are empty.
     islands: Vec<(usize, usize)>,
-    /// Where the stream ends, if that is known.
+    /// Offset at which the stream ends, if known.
     end: Option<usize>,
 }
 
@@ -39,39 +40,39 @@ impl Reassembly {
         }
     }
 
-    /// Sequence number of the first byte kept.
+    /// Sequence number of the first stored byte.
     pub fn begin(&self) -> u32 {
         self.begin
     }
 
-    /// The bytes kept, up to the first gap.
+    /// Stored bytes before the first gap.
     pub fn whole(&self) -> &[u8] {
         &self.bytes[..self.whole]
     }
 
-    /// Whether the stream ends right behind [`Reassembly::whole`].
+    /// Whether the stream ends directly after [`Reassembly::whole`].
     pub fn is_ended(&self) -> bool {
         self.end == Some(self.whole)
     }
 
-    /// Whether something is there behind a gap.
+    /// Whether bytes are stored after a gap.
     pub fn has_islands(&self) -> bool {
         !self.islands.is_empty()
     }
 
-    /// Whether what is there from a place on is what a segment has there.
+    /// Whether the stored bytes from this sequence number on equal a segment's.
     pub fn has(&self, sequence: u32, segment: &[u8]) -> bool {
         let from = sequence.wrapping_sub(self.begin) as usize;
         let end = from.checked_add(segment.len());
         segment.is_empty() || end.and_then(|end| self.bytes.get(from..end)) == Some(segment)
     }
 
-    /// Memory held, bytes.
+    /// Memory in use, bytes.
     pub fn held(&self) -> usize {
         self.bytes.capacity()
     }
 
-    /// Memory held if a segment were taken, bytes.
+    /// Memory in use if a segment were inserted, bytes.
     pub fn held_with(&self, sequence: u32, len: usize) -> usize {
         match self.place(sequence, len) {
             Some((from, _, len)) if len > 0 => self
@@ -82,7 +83,8 @@ impl Reassembly {
         }
     }
 
-    /// Takes a segment; `fin`: it ends the stream. `false` when something of it is not kept.
+    /// Inserts a segment. `fin` says that it ends the stream. Returns `false` if a part of it is
+    /// not stored.
     pub fn insert(&mut self, sequence: u32, segment: &[u8], fin: bool) -> bool {
         let Some((from, skip, len)) = self.place(sequence, segment.len()) else {
             // All of it is there, or out of reach. An end that was told before may come again.
@@ -99,7 +101,7 @@ impl Reassembly {
         all
     }
 
-    /// Lets go of the first bytes: the server has them.
+    /// Removes the first `len` bytes, which the server has acknowledged.
     pub fn release(&mut self, len: usize) {
         let len = len.min(self.whole);
         if len == 0 {
@@ -118,14 +120,15 @@ impl Reassembly {
         }
     }
 
-    /// Forgets what is there behind [`Reassembly::whole`].
+    /// Removes the bytes after [`Reassembly::whole`].
     pub fn forget_islands(&mut self) {
         self.islands.clear();
         self.bytes.truncate(self.whole);
         self.end = self.end.filter(|end| *end == self.whole);
     }
 
-    /// Where a segment goes: from which place, without how many of its first bytes, how many.
+    /// Place of a segment: its offset, the number of its first bytes to skip, and the number to
+    /// store. `None` if nothing of it is stored.
     fn place(&self, sequence: u32, len: usize) -> Option<(usize, usize, usize)> {
         let from = sequence.wrapping_sub(self.begin) as i32;
         let skip = usize::try_from(from.checked_neg()?).unwrap_or(0);
@@ -175,7 +178,7 @@ impl Reassembly {
         true
     }
 
-    /// Notes that a range is there.
+    /// Records that a range is stored.
     fn join(&mut self, mut from: usize, mut to: usize) {
         if from == to {
             return;

@@ -1,4 +1,4 @@
-//! All sessions, their timers, and what a VM may have of them.
+//! All inspection sessions, their timers, and their limits per VM.
 use std::{
     collections::{BTreeSet, HashMap},
     rc::Rc,
@@ -18,11 +18,11 @@ use crate::{
     vm::VmNet,
 };
 
-/// Inspected flows of a VM at once.
+/// Most inspected flows of a VM at once.
 pub(crate) const MAX_SESSIONS: usize = 4_096;
-/// What is held for a VM at once, bytes.
+/// Most memory held for a VM's sessions at once, bytes.
 pub(crate) const MAX_HELD: usize = 8 << 20;
-/// All sessions.
+/// All sessions of all VMs.
 #[derive(Debug, Default)]
 pub(crate) struct Inspected {
     pub(crate) sessions: HashMap<u32, Box<Inspection>>,
@@ -45,7 +45,7 @@ pub(crate) enum Kind {
     Tcp(Box<Session>),
     Quic {
         flow: quic::Flow,
-        /// By when what waits must be whole, ns.
+        /// Time by which waiting data must be complete, ns.
         ends_ns: Option<u64>,
         named: Vec<Rc<LearntName>>,
     },
@@ -86,13 +86,13 @@ pub(crate) struct OfVm {
     sessions: usize,
     held: usize,
     counts: RefusedCounts,
-    /// For what the guest sends over QUIC, and for what its servers do.
+    /// Work for QUIC packets of the guest; `of_servers` is that for packets of its servers.
     pub(crate) of_guest: quic::Allowance,
     pub(crate) of_servers: quic::Allowance,
 }
 
 impl Inspected {
-    /// Why a VM may not have another session of this protocol; `None`: it may.
+    /// Reason for which a VM may not have another session of this protocol; `None` if it may.
     pub(crate) fn refuses(&self, vm: u32, protocol: Protocol) -> Option<Refused> {
         let is_full = |of_vm: &OfVm| of_vm.sessions >= MAX_SESSIONS || of_vm.held >= MAX_HELD;
         match protocol {
@@ -104,7 +104,7 @@ impl Inspected {
         }
     }
 
-    /// What was refused of a VM's.
+    /// Counters of a VM's refusals.
     pub(crate) fn counts(&self, vm: u32) -> RefusedCounts {
         self.vms
             .get(&vm)
@@ -142,7 +142,7 @@ impl Inspected {
         self.sessions.remove(&slot)
     }
 
-    /// Brings a session back, with what changed in it.
+    /// Puts a session back after a step, with its changes.
     pub(crate) fn put(&mut self, slot: u32, mut inspection: Box<Inspection>) {
         let due_ns = inspection.kind.due_ns();
         if due_ns != inspection.due_ns {
@@ -159,7 +159,7 @@ impl Inspected {
         self.sessions.insert(slot, inspection);
     }
 
-    /// Ends a session that is taken out.
+    /// Ends a session that was taken out.
     pub(crate) fn end(&mut self, slot: u32, inspection: &Inspection) {
         if let Kind::Quic { flow, .. } = &inspection.kind {
             for (vnet, l3) in flow.waiting() {
@@ -176,7 +176,7 @@ impl Inspected {
         }
     }
 
-    /// A flow has ended, if this was its generation.
+    /// Ends the session of a flow that has ended, if the generation is the flow's.
     pub(crate) fn flow_ended(&mut self, slot: u32, generation: u32) {
         if let Some(inspection) = self.take(slot, generation) {
             self.end(slot, &inspection);
@@ -189,7 +189,7 @@ impl Inspected {
         }
     }
 
-    /// A VM is gone; its flows are about to end.
+    /// Ends the sessions of a VM that is gone; its flows are about to end.
     pub(crate) fn forget_vm(&mut self, vm: u32) {
         let sessions = self.sessions.iter();
         let slots: Vec<u32> = sessions
@@ -201,13 +201,13 @@ impl Inspected {
         self.vms.remove(&vm);
     }
 
-    /// Whether a flow has a session, and whether that let a name in.
+    /// Whether a flow has a session that has admitted a name.
     pub(crate) fn is_let_in(&self, slot: u32, generation: u32) -> bool {
         let inspection = self.sessions.get(&slot);
         inspection.is_some_and(|i| i.generation == generation && i.kind.is_let_in())
     }
 
-    /// A router on the way of a flow's packets says what it carries, bytes.
+    /// Adopts a path MTU, bytes, that a router on a flow's path reported.
     pub(crate) fn path_carries(&mut self, slot: u32, generation: u32, mtu: u32) {
         if let Some(inspection) = self.sessions.get_mut(&slot)
             && inspection.generation == generation
@@ -217,7 +217,7 @@ impl Inspected {
         }
     }
 
-    /// A VM is about to be thawed: it could not help being silent.
+    /// Starts a VM's timers again before it is thawed, because it could not send meanwhile.
     pub(crate) fn begin_timers(&mut self, vm: u32, now_ns: u64) {
         let sessions = self.sessions.iter();
         let slots: Vec<u32> = sessions
@@ -231,12 +231,12 @@ impl Inspected {
         }
     }
 
-    /// When the next session's timer is due, ns.
+    /// Time at which the next session's timer is due, ns; `None` if none is set.
     pub(crate) fn next_deadline_ns(&self) -> Option<u64> {
         self.timers.first().map(|(at, _)| *at)
     }
 
-    /// Sessions, timers and bytes held.
+    /// Number of sessions, number of timers, and bytes held.
     #[cfg(test)]
     pub(crate) fn sessions(&self) -> (usize, usize, usize) {
         let held = self.vms.values().map(|of_vm| of_vm.held).sum();
@@ -248,7 +248,7 @@ impl Inspected {
     }
 }
 
-/// What a packet that was held counts as.
+/// Packets and bytes of a held packet after segmentation.
 pub(crate) fn held_segments(vnet: VirtioNetHdr, l3: &[u8]) -> Segments {
     let packet = Ipv4::parse(l3).and_then(Packet::parse);
     packet.map_or(single(l3.len()), |packet| packet.segments(vnet))

@@ -1,5 +1,5 @@
-//! What a client speaks on a TCP connection, followed from its first byte: where a server is named,
-//! and what may go on to it.
+//! Application protocol of a client's TCP stream, followed from its first byte: where a server is
+//! named, and which bytes may be sent to it.
 use crate::inspection::{
     HostName, Refused,
     http::{self, Beginning, Body},
@@ -7,27 +7,27 @@ use crate::inspection::{
 };
 use slipgate_policy::Http;
 
-/// What to do with the bytes that are there.
+/// Decision about the next bytes of the stream.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Step {
-    /// So many name a server, and may go on if it may be spoken to.
+    /// This many bytes name a server. They may be sent if the rules admit the name.
     Said(HostName, usize),
-    /// So many may go on.
+    /// This many bytes may be sent.
     Pass(usize),
-    /// Nothing can be said before more is there.
+    /// More bytes are needed for a decision.
     More,
-    /// Nothing goes on before the server has answered: see [`Spoken::server_said`].
+    /// No byte may be sent before the server has answered; see [`Spoken::server_said`].
     Held,
-    /// All may go on that is there and that comes.
+    /// All further bytes may be sent.
     Rest,
 }
 
-/// A protocol and where it stands.
+/// Protocol of the stream and its state.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Spoken {
     mode: Http,
     state: State,
-    /// The server wanted another hello.
+    /// Whether the server asked for another hello.
     is_again: bool,
 }
 
@@ -35,18 +35,18 @@ pub struct Spoken {
 enum State {
     Begin,
     Hello,
-    /// The server's answer to a hello is to come.
+    /// The server's answer to a hello is awaited.
     Answer,
-    /// A second hello is to come; before it, so many more bytes of a record that is none.
+    /// A second hello is awaited, after this many more bytes of a record that is none.
     Again(usize),
     Head,
-    /// A request's content, and how it begins.
+    /// A request's content, and the state of its first line.
     Body(Body, Beginning),
     Rest,
 }
 
 impl Spoken {
-    /// Nothing was said.
+    /// State before the first byte.
     pub fn new(mode: Http) -> Self {
         Self {
             mode,
@@ -55,8 +55,11 @@ impl Spoken {
         }
     }
 
-    /// Looks at the bytes behind those that went on. Each step is taken: the next call is about what
-    /// is behind it. Nothing was taken when it is [`Step::More`] or [`Step::Held`].
+    /// Examines the bytes after those that were sent. The next call continues after this step's
+    /// bytes; [`Step::More`] and [`Step::Held`] have none.
+    ///
+    /// # Errors
+    /// If the stream is refused.
     pub fn next(&mut self, bytes: &[u8]) -> Result<Step, Refused> {
         if bytes.is_empty() && self.state != State::Rest {
             return Ok(match self.state {
@@ -130,22 +133,25 @@ impl Spoken {
         Ok(Step::Said(head.name, head.len))
     }
 
-    /// Whether it is in a request's content, or behind that.
+    /// Whether the stream is in a request's content, or directly after it.
     pub fn is_in_content(&self) -> bool {
         matches!(self.state, State::Body(..))
     }
 
-    /// Whether more of a request's content is to come.
+    /// Whether more of a request's content follows.
     pub fn has_content_to_come(&self) -> bool {
         matches!(self.state, State::Body(body, _) if body != Body::Length(0))
     }
 
-    /// Whether the server's answer decides how it goes on.
+    /// Whether the next step depends on the server's answer.
     pub fn wants_answer(&self) -> bool {
         self.state == State::Answer
     }
 
-    /// The server's stream since the hello. Returns whether it was enough to go on.
+    /// Examines the server's stream since the hello. Returns whether it suffices to continue.
+    ///
+    /// # Errors
+    /// If the answer is not one of a TLS server.
     pub fn server_said(&mut self, stream: &[u8]) -> Result<bool, Refused> {
         if self.state != State::Answer {
             return Ok(false);

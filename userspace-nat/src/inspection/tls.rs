@@ -1,13 +1,13 @@
-//! TLS over TCP: the records before anything is encrypted (RFC 8446 section 5.1).
+//! TLS over TCP: the records before encryption (RFC 8446 section 5.1).
 //!
 //! # Theory of operation
-//! A client begins with a ClientHello, in one record or cut over many. After it nothing goes on
-//! until the server has begun to answer: what answers by HelloRetryRequest asks for a second
-//! ClientHello, whose server name is as good to some servers as the first's. That one is held to
-//! the rules like the first, and what a client sent in between (early data, which such a server
-//! leaves unread) passes with it. Another ServerHello means that all names are said. A server that
-//! answers by anything else does not read TLS, and a name may lie where it looks for one: such a
-//! connection is ended.
+//! A client begins with a ClientHello, in one record or several. After it nothing is sent to the
+//! server until it begins to answer. A HelloRetryRequest asks for a second ClientHello, whose
+//! server name some servers use instead of the first. The rules apply to it as to the first, and
+//! data that the client sent in between (early data, which such a server does not read) passes with
+//! it. Any other ServerHello means that no further name follows. A server that answers with
+//! anything else does not speak TLS, and might read a name elsewhere in the data: such a connection
+//! is ended.
 use crate::inspection::{HostName, Refused, client_hello};
 
 const HEADER_LEN: usize = 5;
@@ -15,23 +15,26 @@ const CHANGE_CIPHER_SPEC: u8 = 20;
 const ALERT: u8 = 21;
 const HANDSHAKE: u8 = 22;
 const APPLICATION_DATA: u8 = 23;
-/// Longest record, bytes without its header: an encrypted one's (RFC 8446 section 5.2), which
+/// Longest record, bytes without its header: that of an encrypted one (RFC 8446 section 5.2), as
 /// early data is.
 const MAX_RECORD: usize = 16_384 + 256;
 
-/// The first octet of what may be TLS.
+/// First octet of a stream that may be TLS.
 pub const FIRST_OCTET: u8 = HANDSHAKE;
 
-/// A hello within records.
+/// A ClientHello in records.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Hello {
-    /// The server that it is for.
+    /// Name of the server that the hello is for.
     pub name: HostName,
-    /// The records' length with all that they hold, bytes.
+    /// Length of the records with their content, bytes.
     pub len: usize,
 }
 
-/// Reads a hello from the beginning of a client's stream, `None`: there is more to come.
+/// Parses a hello at the beginning of a client's stream. `None` if more bytes are needed.
+///
+/// # Errors
+/// If the stream does not begin with an acceptable hello.
 pub fn client_hello(stream: &[u8]) -> Result<Option<Hello>, Refused> {
     let mut handshake = Vec::new();
     let mut at = 0;
@@ -57,9 +60,12 @@ pub fn client_hello(stream: &[u8]) -> Result<Option<Hello>, Refused> {
     Ok(None)
 }
 
-/// Whether a stream goes on with a record that may come before a second hello: the rest of early
-/// data, and what is there for old middleboxes (RFC 8446 appendix D.4). If so, how many bytes of it
-/// are there, and how many are still to come.
+/// Whether the stream continues with a record that may precede a second hello: the rest of early
+/// data, or a record for compatibility with middleboxes (RFC 8446 appendix D.4). If so, the number
+/// of its bytes that are there, and the number that follow.
+///
+/// # Errors
+/// If the record is malformed.
 pub fn before_second_hello(stream: &[u8]) -> Result<Option<(usize, usize)>, Refused> {
     let Some(record) = Record::parse(stream)? else {
         return Ok(None);
@@ -69,22 +75,22 @@ pub fn before_second_hello(stream: &[u8]) -> Result<Option<(usize, usize)>, Refu
     Ok(skipped.then_some((HEADER_LEN + here, record.len - here)))
 }
 
-/// How a server answered a hello.
+/// A server's answer to a hello.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Answer {
-    /// It wants another hello.
+    /// The server asks for another hello.
     Retry,
-    /// It goes on.
+    /// The server continues the handshake.
     Hello,
-    /// It speaks no TLS, or not in turn.
+    /// The server does not speak TLS, or answers out of order.
     Other,
 }
 
-/// As much of a server's stream is looked at, bytes.
+/// Most bytes of a server's stream that are examined.
 pub const MAX_ANSWER: usize = 512;
 
-/// Reads a server's answer from the beginning of its stream; `None`: there is more to come.
-/// `again`: to a second hello.
+/// Parses the answer at the beginning of a server's stream; `None` if more bytes are needed.
+/// `again` says that it answers a second hello.
 pub fn server_answer(stream: &[u8], again: bool) -> Option<Answer> {
     let mut at = 0;
     let mut may_change = again;
@@ -107,7 +113,7 @@ pub fn server_answer(stream: &[u8], again: bool) -> Option<Answer> {
     (!cut).then_some(Answer::Other)
 }
 
-/// Whether a server's stream begins with alerts, and a fatal one is among them (RFC 8446 section 6).
+/// Whether a server's stream begins with alerts of which one is fatal (RFC 8446 section 6).
 pub fn ends_by_alert(stream: &[u8]) -> bool {
     let mut at = 0;
     while let Ok(Some(record)) = Record::parse(&stream[at..]) {
@@ -121,7 +127,7 @@ pub fn ends_by_alert(stream: &[u8]) -> bool {
 }
 
 fn answer(record: &Record<'_>) -> Option<Answer> {
-    /// The random of a ServerHello that is a HelloRetryRequest (RFC 8446 section 4.1.3).
+    /// Random value of a ServerHello that is a HelloRetryRequest (RFC 8446 section 4.1.3).
     const RETRY: [u8; 32] = [
         0xcf, 0x21, 0xad, 0x74, 0xe5, 0x9a, 0x61, 0x11, 0xbe, 0x1d, 0x8c, 0x02, 0x1e, 0x65, 0xb8,
         0x91, 0xc2, 0xa2, 0x11, 0x16, 0x7a, 0xbb, 0x8c, 0x5e, 0x07, 0x9e, 0x09, 0xe2, 0xc8, 0xa8,
@@ -147,12 +153,12 @@ struct Record<'s> {
     kind: u8,
     /// Length as the header says, bytes.
     len: usize,
-    /// As much of it as is there.
+    /// The part of the content that is there.
     content: &'s [u8],
 }
 
 impl<'s> Record<'s> {
-    /// `None`: the header is not whole.
+    /// Parses a record; `None` if its header is incomplete.
     fn parse(stream: &'s [u8]) -> Result<Option<Self>, Refused> {
         let Some((&[kind, major, _minor, l1, l0], rest)) = stream.split_first_chunk() else {
             return Ok(None);
@@ -165,7 +171,7 @@ impl<'s> Record<'s> {
         Ok(Some(Self { kind, len, content }))
     }
 
-    /// Its length with its header, if it is whole.
+    /// Length of the record with its header, if it is complete.
     fn whole(&self) -> Option<usize> {
         (self.content.len() == self.len).then_some(HEADER_LEN + self.len)
     }

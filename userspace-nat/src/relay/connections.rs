@@ -1,4 +1,4 @@
-//! Connections with guests: finding theirs for a segment, driving them, and their end.
+//! Connections with guests: look-up for a segment, processing of events, and end.
 use std::net::{Ipv4Addr, SocketAddrV4};
 
 use slipgate_abi::{DropReason, Protocol, segment::Segments};
@@ -22,7 +22,7 @@ use crate::{
 use slipgate_policy::DNS_PORT;
 
 impl Relay {
-    /// A TCP segment of a guest.
+    /// Processes a TCP segment of a guest.
     pub(super) fn segment(
         &mut self,
         vm: u32,
@@ -79,8 +79,8 @@ impl Relay {
         Taken::Yes
     }
 
-    /// Whether a VM may have one more socket of the host's: none takes the last ones from the others,
-    /// or from all that needs descriptors besides.
+    /// Whether a VM may use one more socket of the host. No VM may take the last ones from the
+    /// others, or from other uses of descriptors.
     pub(super) fn has_socket_for(&self, vm: u32) -> bool {
         let taken = self.vms.values().map(|served| served.counts.sockets());
         let free = self.limits.sockets.saturating_sub(taken.sum());
@@ -89,7 +89,7 @@ impl Relay {
         free > 0 && reserve.allows(free, held)
     }
 
-    /// A fresh key; none is used again before four billion others were.
+    /// An unused key. A key is reused only after four billion others.
     pub(super) fn fresh_key(&mut self) -> u32 {
         while self.entries.contains_key(&self.next_key) {
             self.next_key = self.next_key.wrapping_add(1);
@@ -112,7 +112,8 @@ impl Relay {
             .insert(key, Entry::Connection(Box::new(connection)));
     }
 
-    /// Gives a connection its event, sends what it has for the guest, and notes its next deadline.
+    /// Passes an event to a connection, sends its packets to the guest, and records its next
+    /// deadline.
     pub(super) fn drive(&mut self, key: u32, event: Event<'_>, cx: &mut Context<'_>) {
         if self.connect_on(key, event, cx) {
             return;
@@ -205,7 +206,7 @@ impl Relay {
         self.over(key, reason, cx.now_ns);
     }
 
-    /// Forgets a connection or an exchange that has ended, for a reason as records name it.
+    /// Removes a connection or an exchange that has ended. `reason` is the word for records.
     pub(super) fn over(&mut self, key: u32, reason: &'static str, now_ns: u64) {
         let (vm, deadline_ns, flow) = match self.entries.remove(&key) {
             Some(Entry::Connection(connection)) => {
@@ -265,8 +266,8 @@ impl Relay {
     }
 }
 
-/// Sends packets of a flow to the guest. One that the outbox has no room for is lost, as on a full
-/// link.
+/// Sends packets of a flow to the guest. A packet for which the outbox has no room is lost, as on a
+/// full link.
 pub(super) fn tell(
     packets: &mut Packets,
     flow: &mut RelayedFlow,

@@ -1,9 +1,9 @@
-//! Forwarded UDP: a socket of the host, and a port of the gateway for each client.
+//! Forwarded UDP: one socket of the host, and a port of the gateway for each client.
 //!
-//! A client's first datagram takes a port of the gateway toward the guest, so that the guest's
-//! answers find their way back. The association ends when it was silent for as long as a UDP flow
-//! may be (RFC 4787 REQ-5). The host's socket may be bound to any address: the answer leaves from
-//! the one that the client used (`IP_PKTINFO`).
+//! A client's first datagram is assigned a port of the gateway toward the guest, by which the
+//! guest's answers are matched to the client. The association ends after the idle timeout of a UDP
+//! flow (RFC 4787 REQ-5). The host's socket may be bound to any address: an answer has the address
+//! that the client used as source (`IP_PKTINFO`).
 use std::{
     collections::HashMap,
     io::{self, IoSlice, IoSliceMut},
@@ -22,7 +22,7 @@ use nix::{
 use super::Forward;
 use crate::record::RelayedFlow;
 
-/// A forwarded UDP port.
+/// Socket of a forwarded UDP port.
 #[derive(Debug)]
 pub(super) struct DatagramSocket {
     socket: UdpSocket,
@@ -31,16 +31,16 @@ pub(super) struct DatagramSocket {
     pub(super) rule: u32,
 }
 
-/// A client of a forwarded port, and the host's address that it talks to.
+/// A client of a forwarded port, and the host's address that it uses.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(super) struct Client {
-    /// The relay's key of the [`DatagramSocket`].
+    /// Key of the [`DatagramSocket`] in the relay.
     pub(super) socket: u32,
     pub(super) addr: SocketAddrV4,
     pub(super) host: Ipv4Addr,
 }
 
-/// A client's port toward the guest.
+/// A client and its port toward the guest.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Association {
     pub(super) client: Client,
@@ -66,8 +66,9 @@ impl DatagramSocket {
         &self.socket
     }
 
-    /// One datagram: its length, the client's address, and the address it was sent to. `None`: an
-    /// error of an earlier datagram (a client that is gone), or one that does not say where from.
+    /// Receives one datagram. Returns its length, the client's address, and the address it was sent
+    /// to. `None` for an error of an earlier datagram (a client that is gone), or a datagram
+    /// without source.
     pub(super) fn receive(
         &self,
         buffer: &mut [u8],
@@ -97,7 +98,8 @@ impl DatagramSocket {
             .map(|(client, host)| (received.bytes, client, host)))
     }
 
-    /// Sends an answer to a client. A full socket buffer drops it, as a link would.
+    /// Sends an answer to a client. If the socket buffer is full the datagram is lost, as on a
+    /// link.
     pub(super) fn send(&self, client: &Client, payload: &[u8]) -> io::Result<()> {
         let info = libc::in_pktinfo {
             ipi_ifindex: 0,
@@ -117,10 +119,10 @@ impl DatagramSocket {
     }
 }
 
-/// All associations, by what comes from either side.
+/// All associations, indexed for datagrams from either side.
 #[derive(Debug, Default)]
 pub(super) struct Associations {
-    /// By VM id and the gateway's port.
+    /// Association by VM id and port of the gateway.
     by_port: HashMap<(u32, u16), Association>,
     by_client: HashMap<Client, u16>,
 }
@@ -153,12 +155,12 @@ impl Associations {
         Some(association)
     }
 
-    /// All flows.
+    /// Flows of all associations.
     pub(super) fn flows(&self) -> impl Iterator<Item = &RelayedFlow> {
         self.by_port.values().map(|association| &association.flow)
     }
 
-    /// Forgets those that were silent since before `since_ns`.
+    /// Removes and returns the associations that were silent since before `since_ns`.
     pub(super) fn expire(&mut self, since_ns: u64) -> Vec<Association> {
         let silent: Vec<(u32, u16)> = self
             .by_port

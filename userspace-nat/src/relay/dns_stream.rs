@@ -1,5 +1,5 @@
-//! A guest's DNS connection (RFC 7766): messages with a length before each, several at a time,
-//! answered in any order.
+//! A guest's DNS connection (RFC 7766): messages with a length prefix, several at a time, answered
+//! in any order.
 use std::collections::VecDeque;
 
 use slipgate_abi::tcp::Phase;
@@ -11,18 +11,18 @@ use super::{
     stream::Fate,
 };
 
-/// Longest question taken, bytes; more ends the connection.
+/// Longest question accepted, bytes. A longer one ends the connection.
 const MAX_QUERY_LEN: usize = 4_096;
-/// Questions without an answer before no more are read.
+/// Number of unanswered questions at which no more are read.
 const MAX_OUTSTANDING: usize = 8;
 const LENGTH_LEN: usize = 2;
 
 #[derive(Debug)]
 pub(super) struct DnsStream {
     endpoint: Endpoint,
-    /// Received, not yet whole messages.
+    /// Received bytes that are not a whole message yet.
     inbox: Vec<u8>,
-    /// Answers with their lengths, waiting for room.
+    /// Answers with their length prefixes that wait for room.
     outbox: VecDeque<u8>,
     outstanding: usize,
     guest_fin: bool,
@@ -43,12 +43,12 @@ impl DnsStream {
         }
     }
 
-    /// Where the guest's side stands.
+    /// Phase of the connection on the guest's side.
     pub(super) fn phase(&self) -> Phase {
         self.endpoint.phase()
     }
 
-    /// Takes a packet of the guest in, if one is given; whole questions go to `questions`.
+    /// Processes a packet of the guest, if one is given. Whole questions go to `questions`.
     pub(super) fn drive(
         &mut self,
         incoming: Option<&[u8]>,
@@ -65,7 +65,7 @@ impl DnsStream {
         self.settle(limits, link)
     }
 
-    /// Queues an answer. [`DnsStream::drive`] is to follow.
+    /// Queues an answer. The caller must call [`DnsStream::drive`] afterwards.
     pub(super) fn answer(&mut self, message: &[u8]) {
         self.outstanding = self.outstanding.saturating_sub(1);
         if let Ok(len) = u16::try_from(message.len()) {
@@ -74,12 +74,12 @@ impl DnsStream {
         }
     }
 
-    /// The guest's side.
+    /// TCP endpoint toward the guest.
     pub(super) fn endpoint(&mut self) -> &mut Endpoint {
         &mut self.endpoint
     }
 
-    /// When it ends if nothing happens until then, ns.
+    /// Time at which the connection ends unless something happens before, ns.
     pub(super) fn end_ns(&self, limits: &Limits) -> u64 {
         self.active_ns + limits.dns_idle_ns
     }
@@ -89,13 +89,13 @@ impl DnsStream {
         Fate::Reset
     }
 
-    /// Whether there may be one more question: not while answers wait for a guest that does not
-    /// take them.
+    /// Whether another question may be read: not while answers wait for a guest that does not read
+    /// them.
     fn may_ask(&self) -> bool {
         self.outstanding < MAX_OUTSTANDING && self.outbox.is_empty()
     }
 
-    /// Reads as far as there may be more questions. `false`: what comes is no DNS.
+    /// Reads as many questions as are allowed. Returns `false` if the data is not DNS.
     fn read(&mut self, now_ns: u64, questions: &mut impl FnMut(Vec<u8>)) -> bool {
         loop {
             while self.may_ask() {

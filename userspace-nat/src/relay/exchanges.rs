@@ -1,8 +1,8 @@
-//! Ports of the gateway that lead to the host's 127.0.0.1: datagrams.
+//! Ports of the gateway that are mapped to the host's 127.0.0.1: UDP datagrams.
 //!
-//! Each of the guest's ports that talks to one of these has a socket of the host's of its own, so
-//! that the service's answers find their way back. It ends when it was silent for as long as a UDP
-//! flow may be (RFC 4787 REQ-5), or when the service is not there.
+//! Each guest port that uses such a port has a host socket of its own, by which the service's
+//! answers are matched to it. The exchange ends after the idle timeout of a UDP flow (RFC 4787
+//! REQ-5), or if no service has the port.
 use std::{
     io,
     net::{SocketAddrV4, UdpSocket},
@@ -27,7 +27,7 @@ use crate::{
     record::RelayedFlow,
 };
 
-/// A guest's port and a port of the host's loopback.
+/// Exchange of datagrams between a guest's port and a port of the host's loopback.
 #[derive(Debug)]
 pub(super) struct Exchange {
     pub(super) name: Name,
@@ -38,19 +38,19 @@ pub(super) struct Exchange {
     pub(super) flow: RelayedFlow,
 }
 
-/// What became of a datagram for the host.
+/// Result of sending a datagram to the host.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Sent {
     Yes,
-    /// The socket's buffer is full: lost, as on a full link.
+    /// The socket's buffer is full, so the datagram is lost, as on a full link.
     Lost,
-    /// Nobody has the port.
+    /// No service has the port.
     Refused,
 }
 
 impl Exchange {
-    /// An error that waits is an earlier datagram's; the one of this is there when it is sent, for
-    /// loopback answers at once.
+    /// Sends a datagram. A pending error belongs to an earlier datagram; that of this one is
+    /// available when it is sent, because loopback answers at once.
     fn send(socket: &UdpSocket, payload: &[u8]) -> Sent {
         let refused = |error: &io::Error| error.kind() == io::ErrorKind::ConnectionRefused;
         let mut sent = socket.send(payload);
@@ -67,7 +67,7 @@ impl Exchange {
 }
 
 impl Relay {
-    /// A guest's first datagram to a port that leads to the host's loopback.
+    /// Processes a guest's first datagram to a port that is mapped to the host's loopback.
     pub(super) fn open_exchange(
         &mut self,
         name: Name,
@@ -135,7 +135,7 @@ impl Relay {
         Taken::Yes
     }
 
-    /// A guest's datagram to somebody whom it has an exchange with; [`Taken::No`]: it has none.
+    /// Processes a guest's datagram that belongs to an exchange; [`Taken::No`] if there is none.
     pub(super) fn exchange(
         &mut self,
         name: Name,
@@ -164,7 +164,7 @@ impl Relay {
         Taken::Yes
     }
 
-    /// The host's service has sent.
+    /// Receives datagrams of the host's service.
     pub(super) fn take_exchange(&mut self, key: u32, cx: &mut Context<'_>) {
         let mut buffer = std::mem::take(&mut self.datagram);
         buffer.resize(usize::from(u16::MAX), 0);
@@ -207,7 +207,7 @@ impl Relay {
         self.datagram = buffer;
     }
 
-    /// Ends an exchange that was silent for long, or says when to look again.
+    /// Ends an exchange that was silent for too long, else sets its next deadline.
     pub(super) fn look_at_exchange(&mut self, key: u32, now_ns: u64) {
         let Some(Entry::Exchange(exchange)) = self.entries.get_mut(&key) else {
             return;
@@ -222,7 +222,7 @@ impl Relay {
 }
 
 impl Exchange {
-    /// Its time begins anew.
+    /// Starts the idle timeout again.
     pub(super) fn begin_timers(&mut self, now_ns: u64) {
         self.active_ns = now_ns;
     }

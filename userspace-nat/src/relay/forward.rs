@@ -1,4 +1,4 @@
-//! The host's side of forwards: accepting connections, taking datagrams.
+//! The host's side of forwards: accepts connections and receives datagrams.
 use std::{
     io,
     net::{Ipv4Addr, SocketAddr, SocketAddrV4, TcpListener, TcpStream},
@@ -22,18 +22,21 @@ use crate::{
     port::single,
 };
 
-/// First of the gateway's ports that relayed connections come from.
+/// First of the gateway's ports that relayed connections use as source.
 pub(super) const FIRST_PORT: u16 = 32_768;
-/// How many there are.
+/// Number of these ports.
 pub(super) const PORTS: u16 = 28_232;
 
-/// Connections accepted, or datagrams taken, per event.
+/// Most connections accepted, or datagrams received, per event.
 pub(super) const BATCH: usize = 64;
-/// A listener that found no descriptor free is left alone for this long, ns.
+/// Time for which a listener is paused if no descriptor is free, ns.
 const PAUSE_NS: u64 = 100_000_000;
 
 impl Relay {
-    /// Serves a forward from now on.
+    /// Begins to serve a forward.
+    ///
+    /// # Errors
+    /// If the socket cannot be used or added to the poller.
     pub fn add_forward(&mut self, forward: Forward, cx: &mut Context<'_>) -> io::Result<()> {
         let key = self.fresh_key();
         let token = relay_token(key);
@@ -66,7 +69,7 @@ impl Relay {
         Ok(())
     }
 
-    /// Accepts what waits on a listener.
+    /// Accepts connections that wait on a listener.
     pub(super) fn accept(&mut self, key: u32, cx: &mut Context<'_>) {
         for _ in 0..BATCH {
             let Some(Entry::Listener {
@@ -89,7 +92,7 @@ impl Relay {
         }
     }
 
-    /// Opens a connection to the guest for an accepted one.
+    /// Opens a connection to the guest for an accepted connection.
     fn open(
         &mut self,
         (host, client): (TcpStream, SocketAddr),
@@ -156,7 +159,7 @@ impl Relay {
         self.drive(key, Event::Timer, cx);
     }
 
-    /// Datagrams of clients wait on a socket.
+    /// Receives clients' datagrams that wait on a socket.
     pub(super) fn take_datagrams(&mut self, key: u32, cx: &mut Context<'_>) {
         let mut buffer = std::mem::take(&mut self.datagram);
         buffer.resize(usize::from(u16::MAX), 0);
@@ -219,7 +222,7 @@ impl Relay {
         send(&datagram.emit(), &served.net, cx.out);
     }
 
-    /// A datagram of a guest to the gateway.
+    /// Processes a guest's datagram to the gateway.
     pub(super) fn answer_client(
         &mut self,
         vm: u32,
@@ -283,7 +286,7 @@ impl Relay {
         Some(port)
     }
 
-    /// Forgets silent clients, looking at all of them a few times per time-out.
+    /// Removes silent clients. All are examined a few times per idle timeout.
     pub(super) fn expire_associations(&mut self, now_ns: u64) {
         if self.expire_at_ns.is_none_or(|at| at > now_ns) {
             return;
@@ -298,7 +301,7 @@ impl Relay {
         self.expire_at_ns = (!self.associations.is_empty()).then(|| now_ns + idle_ns / 8);
     }
 
-    /// Ends a client's association, for a reason as records name it.
+    /// Ends a client's association. `reason` is the word for records.
     pub(super) fn end_association(
         &mut self,
         vm: u32,
@@ -318,8 +321,8 @@ impl Relay {
         }
     }
 
-    /// A port of the gateway that is free toward the guest's port. Ports go round, so that one is
-    /// not used again soon.
+    /// A port of the gateway that is free toward the guest's port; `None` if there is none. Ports
+    /// are used in turn, so that one is not reused soon.
     fn free_port(&mut self, vm: u32, guest_port: u16, protocol: Protocol) -> Option<SocketAddrV4> {
         let served = self.vms.get_mut(&vm)?;
         for _ in 0..PORTS {
@@ -347,7 +350,7 @@ impl Relay {
         None
     }
 
-    /// Leaves a listener alone: the poller would report it for ever.
+    /// Pauses a listener, which the poller would otherwise report repeatedly.
     fn pause(&mut self, key: u32, cx: &mut Context<'_>) {
         if let Some(Entry::Listener { listener, .. }) = self.entries.get(&key)
             && cx
@@ -373,7 +376,7 @@ impl Relay {
     }
 }
 
-/// An IPv4 socket's address; one that has gone meanwhile has none.
+/// Address of an IPv4 socket. A socket that was closed meanwhile has none.
 pub(super) fn v4(address: io::Result<SocketAddr>) -> SocketAddrV4 {
     match address {
         Ok(SocketAddr::V4(address)) => address,

@@ -1,11 +1,11 @@
 //! Joins segments toward the guest into GSO frames.
 //!
-//! smoltcp cuts what it sends into segments of the guest's MSS. Each by itself costs a write to the
-//! engine port, a run of the programs and a passage through the guest's stack. A run of segments that
-//! a GSO frame can stand for goes as one: the guest takes it whole, or the kernel cuts it again
-//! (Documentation/networking/segmentation-offloads.rst). As GRO has it, each but the last is of one
-//! length, and nothing in the headers differs but sequence number, length, checksums, and PSH or FIN
-//! of the last.
+//! smoltcp sends segments of the guest's MSS. Each costs a write to the engine port, a run of the
+//! programs and processing by the guest's stack. A run of segments that one GSO frame can represent
+//! is sent as that frame: the guest receives it whole, or the kernel segments it again
+//! (Documentation/networking/segmentation-offloads.rst). As in GRO, all but the last have the same
+//! length, and their headers differ only in sequence number, length, checksums, and PSH or FIN of
+//! the last.
 use slipgate_abi::{
     Protocol,
     segment::{self, MAX_GSO_FRAME_LEN, Segments},
@@ -17,16 +17,17 @@ use crate::{
     port::{ETHERNET_LEN, VirtioNetHdr, single},
 };
 
-/// An IPv4 and a TCP header without options, which smoltcp's segments with data have.
+/// Length of an IPv4 header without options, bytes; with `HEADERS_LEN`, of IPv4 and TCP headers
+/// without options, which smoltcp's data segments have.
 const IPV4_LEN: usize = 20;
 const HEADERS_LEN: usize = 40;
-/// RFC 9293 section 3.1.
+/// Push flag (RFC 9293 section 3.1).
 const PSH: u8 = 0x08;
-/// Bytes of L3 in a frame that no device on the way cuts in pieces.
+/// Most L3 bytes in a frame that no device on the path segments.
 const MAX_LEN: usize = MAX_GSO_FRAME_LEN as usize - 1 - ETHERNET_LEN;
 
-/// Gives `send` each packet, those that can be joined in one, with its offload header and what it
-/// counts as. `buffer` is for joining.
+/// Passes each packet to `send`, with segments joined where possible, its offload header and its
+/// count after segmentation. `buffer` holds joined frames.
 pub(super) fn join<'p>(
     packets: impl Iterator<Item = &'p [u8]>,
     buffer: &mut Vec<u8>,
@@ -54,14 +55,14 @@ pub(super) fn join<'p>(
     }
 }
 
-/// Segments that go as one frame.
+/// Segments to send as one frame.
 struct Run<'p> {
     first: &'p [u8],
-    /// Payload of each but the last.
+    /// Payload length of each segment but the last, bytes.
     segment_len: usize,
     len: usize,
     flags: u8,
-    /// Nothing can be behind its last.
+    /// Whether no segment may follow the last.
     is_over: bool,
 }
 
@@ -105,7 +106,8 @@ impl<'p> Run<'p> {
         self.is_over = payload < self.segment_len || self.flags != Flags::ACK;
     }
 
-    /// The headers of the whole. The TCP checksum is left to who cuts it, or who takes it whole.
+    /// Writes the headers of the joined frame. The TCP checksum is left partial, for the device
+    /// that segments the frame or the guest that receives it whole.
     fn finish(self, frame: &mut [u8]) -> VirtioNetHdr {
         frame[2..4].copy_from_slice(&(self.len as u16).to_be_bytes());
         ipv4::fill_checksum(frame, IPV4_LEN);

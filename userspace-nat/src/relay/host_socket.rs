@@ -1,7 +1,7 @@
-//! Sockets toward a service on the host's 127.0.0.1.
+//! Non-blocking sockets toward a service on the host's 127.0.0.1.
 //!
-//! Neither waits. Loopback is quick: a connection that is accepted or refused mostly is by the time
-//! that it is asked about, before anything is waited for.
+//! Loopback is fast: in most cases a connection is accepted or refused by the time it is checked
+//! first, before the poller waits.
 use std::{
     io,
     net::{Ipv4Addr, SocketAddr, SocketAddrV4, TcpStream, UdpSocket},
@@ -10,7 +10,7 @@ use std::{
 
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, SockaddrIn, connect, socket};
 
-/// Where services are.
+/// Address of the service at a port.
 pub(super) const fn at(port: u16) -> SocketAddrV4 {
     SocketAddrV4::new(Ipv4Addr::LOCALHOST, port)
 }
@@ -20,7 +20,10 @@ fn open(kind: SockType) -> nix::Result<OwnedFd> {
     socket(AddressFamily::Inet, kind, flags, None)
 }
 
-/// A TCP socket that is on its way to a port; [`is_connected`] says whether it is there.
+/// A TCP socket that connects to a port; [`is_connected`] returns the result.
+///
+/// # Errors
+/// If the socket cannot be made, or the connection fails at once.
 pub(super) fn tcp(port: u16) -> io::Result<TcpStream> {
     let fd = open(SockType::Stream)?;
     match connect(fd.as_raw_fd(), &SockaddrIn::from(at(port))) {
@@ -32,11 +35,12 @@ pub(super) fn tcp(port: u16) -> io::Result<TcpStream> {
     Ok(stream)
 }
 
-/// Whether a socket of [`tcp`] has arrived.
+/// Whether a socket of [`tcp`] is connected.
 ///
 /// # Errors
-/// Nobody listens there, or the socket met itself: the kernel may give it the very port that it
-/// looks for, and then takes its SYN for a peer's (RFC 9293 section 3.5, simultaneous open).
+/// If no service listens, or the socket connected to itself: the kernel may assign it the very port
+/// that it connects to, and then treats its SYN as a peer's (RFC 9293 section 3.5, simultaneous
+/// open).
 pub(super) fn is_connected(stream: &TcpStream, port: u16) -> io::Result<bool> {
     match connect(stream.as_raw_fd(), &SockaddrIn::from(at(port))) {
         Ok(()) | Err(nix::Error::EISCONN) => {}
@@ -49,7 +53,10 @@ pub(super) fn is_connected(stream: &TcpStream, port: u16) -> io::Result<bool> {
     }
 }
 
-/// A UDP socket that knows this one port only.
+/// A UDP socket connected to a port.
+///
+/// # Errors
+/// If the socket cannot be made or connected.
 pub(super) fn udp(port: u16) -> io::Result<UdpSocket> {
     let socket = UdpSocket::from(open(SockType::Datagram)?);
     connect(socket.as_raw_fd(), &SockaddrIn::from(at(port)))?;
@@ -59,8 +66,8 @@ pub(super) fn udp(port: u16) -> io::Result<UdpSocket> {
     }
 }
 
-/// A datagram of the service's on a socket of [`udp`]; `None`: somebody else's. Before it is
-/// connected a socket has a port already, where anybody may leave one.
+/// Receives a datagram of the service on a socket of [`udp`]; `None` for a datagram of another
+/// sender. A socket has a port before it is connected, and any process may send to it then.
 pub(super) fn receive(
     socket: &UdpSocket,
     port: u16,

@@ -1,4 +1,4 @@
-//! Which relayed flows live; and their starts and ends, until the engine writes them down.
+//! Index of live relayed flows, and records of their starts and ends until the engine fetches them.
 use std::{
     collections::{BTreeMap, VecDeque},
     net::SocketAddrV4,
@@ -13,10 +13,10 @@ use crate::{
     stats::{Tally, VmStats},
 };
 
-/// Records that wait at most: a turn of the loop makes far fewer.
+/// Most records kept; a turn of the event loop makes far fewer.
 const MOST_WAITING: usize = 16_384;
 
-/// Those that live, and the records not fetched yet. Closed, it takes no records.
+/// Live flows, and records that were not fetched yet. A closed journal takes no records.
 #[derive(Debug, Default)]
 pub(super) struct Journal {
     open: bool,
@@ -25,7 +25,7 @@ pub(super) struct Journal {
     records: VecDeque<(RelayedFlow, Option<RelayedEnd>)>,
 }
 
-/// Where a flow that lives is found.
+/// Place of a live flow.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Held {
     /// A connection or an exchange, by its key.
@@ -34,7 +34,7 @@ pub(super) enum Held {
     Association(u32, u16),
 }
 
-/// Who talks to whom.
+/// Endpoints of a flow.
 #[derive(Clone, Debug)]
 pub(super) struct Ends {
     pub(super) vm: u32,
@@ -44,14 +44,15 @@ pub(super) struct Ends {
     pub(super) by: By,
 }
 
-/// By what.
+/// Reason for which a flow is relayed.
 #[derive(Clone, Debug)]
 pub(super) enum By {
-    /// It is what slipgate serves itself.
+    /// Slipgate serves it itself.
     Itself,
-    /// A forward: the host's address, and its element of `RULES`.
+    /// A forward: the host's address, and the rule's index into `RULES`.
     Forward { at: SocketAddrV4, rule: u32 },
-    /// A port that leads to the host's loopback: our end there, the service's, and what listed it.
+    /// A port mapped to the host's loopback: the relay's address there, the service's port, and the
+    /// rule that listed it.
     Loopback {
         from: SocketAddrV4,
         to: SocketAddrV4,
@@ -68,19 +69,19 @@ impl Journal {
         self.records.pop_front()
     }
 
-    /// The numbers of those that live, from this one on.
+    /// Numbers and places of the live flows from this number on.
     pub(super) fn live(&self, from: u64) -> impl Iterator<Item = (u64, Held)> {
         self.live
             .range(from..)
             .map(|(number, held)| (*number, *held))
     }
 
-    /// Where the flow of this number is, if it lives.
+    /// Place of the flow with this number; `None` if it has ended.
     pub(super) fn held(&self, number: u64) -> Option<Held> {
         self.live.get(&number).copied()
     }
 
-    /// A flow that begins now.
+    /// Records the start of a flow.
     pub(super) fn begin(
         &mut self,
         ends: Ends,
@@ -117,7 +118,7 @@ impl Journal {
         flow
     }
 
-    /// A flow that has ended, for a reason as records name it.
+    /// Records the end of a flow. `reason` is the word for records.
     pub(super) fn end(
         &mut self,
         flow: &RelayedFlow,

@@ -1,44 +1,45 @@
-//! Bounds of the relay, and what it counts.
+//! Limits of the relay, and its counters.
 use slipgate_abi::{segment::Segments, timeout};
 
 use crate::record::RelayedFlow;
 
 const SECOND_NS: u64 = 1_000_000_000;
 
-/// Bounds, per VM where not said otherwise.
+/// Limits of the relay, per VM unless stated otherwise.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Limits {
-    /// Sockets of the host, of all VMs: connections of forwards, and what leads to the host's
-    /// loopback. Of a quarter each VM has an equal part.
+    /// Most sockets of the host, for all VMs together: connections of forwards, and connections and
+    /// exchanges with the host's loopback. A quarter of them is divided into equal shares of the
+    /// VMs.
     pub sockets: usize,
-    /// Forwarded TCP connections at once.
+    /// Most forwarded TCP connections at once.
     pub streams_per_vm: u32,
-    /// Clients of forwarded UDP ports at once.
+    /// Most clients of forwarded UDP ports at once.
     pub associations_per_vm: u32,
-    /// DNS connections of the guest at once.
+    /// Most DNS connections of the guest at once.
     pub dns_connections_per_vm: u32,
-    /// The guest's connections to the host's loopback at once.
+    /// Most connections from the guest to the host's loopback at once.
     pub loopback_streams_per_vm: u32,
-    /// The guest's ports with exchanges of datagrams with the host's loopback at once.
+    /// Most exchanges of datagrams between a guest's port and the host's loopback at once.
     pub loopback_exchanges_per_vm: u32,
-    /// Each of the two buffers of a forwarded connection or one to the host's loopback, bytes. Above 64 KiB the window is scaled
-    /// (RFC 7323).
+    /// Size of each of the two buffers of a connection of a forward or to the host's loopback,
+    /// bytes. Above 64 KiB the window is scaled (RFC 7323).
     pub stream_buffer: usize,
-    /// Each of the two buffers of a DNS connection, bytes.
+    /// Size of each of the two buffers of a DNS connection, bytes.
     pub dns_buffer: usize,
-    /// How long the guest may take to accept a forwarded connection, and the host one to its
-    /// loopback, ns.
+    /// Longest time for the guest to accept a forwarded connection, and for the host to accept one
+    /// to its loopback, ns.
     pub connect_ns: u64,
-    /// How long the guest may leave data unacknowledged, ns.
+    /// Longest time for which the guest may leave data unacknowledged, ns.
     pub silence_ns: u64,
-    /// How long a forwarded connection may be idle, ns.
+    /// Longest idle time of a forwarded connection, ns.
     pub stream_idle_ns: u64,
-    /// The same when one side has ended its direction, ns.
+    /// Longest idle time of a forwarded connection after one side has ended its direction, ns.
     pub half_closed_idle_ns: u64,
-    /// How long a DNS connection may be idle, ns (RFC 7766 section 6.2.3: a few seconds).
+    /// Longest idle time of a DNS connection, ns (RFC 7766 section 6.2.3: a few seconds).
     pub dns_idle_ns: u64,
-    /// How long a client of a forwarded UDP port, or an exchange with the host's loopback, may be
-    /// silent, ns.
+    /// Longest idle time of a client of a forwarded UDP port, or of an exchange with the host's
+    /// loopback, ns.
     pub association_idle_ns: u64,
 }
 
@@ -63,38 +64,38 @@ impl Default for Limits {
     }
 }
 
-/// What was relayed for a VM.
+/// Counters of a VM's relayed traffic.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Counts {
-    /// Forwarded TCP connections now.
+    /// Forwarded TCP connections that are live.
     pub streams: u32,
-    /// Clients of forwarded UDP ports now.
+    /// Clients of forwarded UDP ports that are live.
     pub associations: u32,
-    /// DNS connections now.
+    /// DNS connections that are live.
     pub dns_connections: u32,
-    /// Connections to the host's loopback now, those that it has not accepted yet included.
+    /// Connections to the host's loopback that are live, including those not accepted yet.
     pub loopback_streams: u32,
-    /// Exchanges of datagrams with it now.
+    /// Exchanges of datagrams with the host's loopback that are live.
     pub loopback_exchanges: u32,
-    /// Flows that have begun.
+    /// Number of flows that have begun.
     pub begun: u64,
-    /// Of those, how many have ended.
+    /// Number of flows that have ended.
     pub ended: u64,
-    /// From the guest, in these flows: packets, L3 bytes.
+    /// Packets and L3 bytes from the guest in these flows.
     pub tx: (u64, u64),
-    /// To the guest.
+    /// Packets and L3 bytes to the guest in these flows.
     pub rx: (u64, u64),
     /// Forwarded TCP connections accepted so far.
     pub streams_accepted: u64,
-    /// Of those, reset by one side, or timed out.
+    /// Accepted connections that one side reset, or that timed out.
     pub streams_reset: u64,
-    /// Forwarded TCP connections reset at once, for want of room.
+    /// Forwarded TCP connections reset at once because a limit was reached.
     pub streams_refused: u64,
-    /// Datagrams of new clients dropped, for want of room.
+    /// Datagrams of new clients dropped because a limit was reached.
     pub associations_refused: u64,
-    /// Connections to the host's loopback and exchanges with it refused, for want of room.
+    /// Connections and exchanges with the host's loopback refused because a limit was reached.
     pub loopback_refused: u64,
-    /// DNS connections refused, for want of room.
+    /// DNS connections refused because a limit was reached.
     pub dns_refused: u64,
     /// Payload from the host to the guest, TCP and UDP, bytes.
     pub bytes_to_guest: u64,
@@ -103,7 +104,7 @@ pub struct Counts {
 }
 
 impl Counts {
-    /// The guest has sent this in that flow.
+    /// Counts packets that the guest sent in a flow.
     pub(super) fn sent(&mut self, flow: &mut RelayedFlow, what: Segments, now_ns: u64) {
         for sum in [&mut flow.tx, &mut self.tx] {
             sum.0 += what.packets;
@@ -112,7 +113,7 @@ impl Counts {
         flow.last_ns = now_ns;
     }
 
-    /// The guest is sent this.
+    /// Counts packets that were sent to the guest in a flow.
     pub(super) fn told(&mut self, flow: &mut RelayedFlow, what: Segments, now_ns: u64) {
         for sum in [&mut flow.rx, &mut self.rx] {
             sum.0 += what.packets;
@@ -123,7 +124,8 @@ impl Counts {
 }
 
 impl Counts {
-    /// Sockets of the host now, without those that are all VMs'.
+    /// Number of the host's sockets in use for this VM, without listeners and UDP sockets that its
+    /// clients share.
     pub(super) const fn sockets(&self) -> usize {
         (self.streams + self.loopback_streams + self.loopback_exchanges) as usize
     }

@@ -1,4 +1,4 @@
-//! The guest's link as smoltcp sees it: one packet in, packets out into a buffer.
+//! The guest's link for smoltcp: one packet in, packets out into a buffer.
 use std::net::SocketAddrV4;
 
 use smoltcp::{
@@ -21,18 +21,18 @@ use crate::{
     vm::VmNet,
 };
 
-/// Most packets that one connection sends in one go; a guest that announces a tiny MSS would
-/// otherwise turn a buffer into tens of thousands.
+/// Most packets that one connection sends per poll. Otherwise a guest that announces a tiny MSS
+/// could turn a buffer into tens of thousands.
 const PACKETS_PER_POLL: usize = 64;
-/// A connection that had more to send than that goes on after this long, ns.
+/// Time after which a connection that had more to send continues, ns.
 const BREATHER_NS: u64 = 1_000_000;
 
-/// IPv4 packets for the guest, end to end in one buffer that is kept.
+/// IPv4 packets for the guest, one after another in a reused buffer.
 #[derive(Debug, Default)]
 pub(super) struct Packets {
     bytes: Vec<u8>,
     ends: Vec<usize>,
-    /// For joining some.
+    /// Buffer for a joined frame.
     frame: Vec<u8>,
 }
 
@@ -42,7 +42,7 @@ impl Packets {
         self.ends.clear();
     }
 
-    /// Gives `send` all of them, joined where that can be, as [`gso::join`] does.
+    /// Passes all packets to `send`, joined where possible, as [`gso::join`] does.
     pub(super) fn joined(&mut self, send: impl FnMut(VirtioNetHdr, &[u8], Segments)) {
         let starts = std::iter::once(0).chain(self.ends.iter().copied());
         let packets = starts
@@ -52,21 +52,22 @@ impl Packets {
     }
 }
 
-/// What a connection is given for the time of a call.
+/// Environment of a connection during a call.
 #[derive(Debug)]
 pub(super) struct Link<'a> {
     pub(super) out: &'a mut Packets,
-    /// The guest link's MTU, bytes.
+    /// MTU of the guest's link, bytes.
     pub(super) mtu: usize,
     pub(super) now_ns: u64,
-    /// Packets that may still be sent, besides those smoltcp answers at once with.
+    /// Number of packets that may still be sent, in addition to those by which smoltcp answers at
+    /// once.
     pub(super) may_send: usize,
-    /// Whether there are more to be sent.
+    /// Whether more packets wait to be sent.
     pub(super) has_more: bool,
 }
 
 impl<'a> Link<'a> {
-    /// That of a VM, for now.
+    /// The link of a VM, at this time.
     pub(super) fn to(vm: &VmNet, out: &'a mut Packets, now_ns: u64) -> Self {
         Self {
             out,
@@ -86,14 +87,14 @@ pub(super) struct Endpoint {
     interface: Interface,
     sockets: SocketSet<'static>,
     handle: SocketHandle,
-    /// When a packet of the guest last came.
+    /// Time of the guest's last packet, ns.
     heard_ns: u64,
-    /// Since when the guest owes an acknowledgement.
+    /// Time since which an acknowledgement by the guest is due, ns.
     owed_since_ns: Option<u64>,
-    /// The connection's state and how much is in its buffers; and since when.
+    /// The connection's state and the fill of its two buffers.
     condition: (tcp::State, usize, usize),
     condition_since_ns: u64,
-    /// What the guest acknowledged last, while all but our FIN is acknowledged.
+    /// Last acknowledgement number of the guest, while only our FIN is unacknowledged.
     acknowledged: Option<u32>,
 }
 
@@ -117,7 +118,7 @@ pub(super) struct Buffers {
 }
 
 impl Endpoint {
-    /// A connection that opens to the guest; the SYN leaves at the first poll.
+    /// A connection that opens to the guest. The SYN is sent at the first poll.
     pub(super) fn connect(
         local: SocketAddrV4,
         guest: SocketAddrV4,
@@ -134,7 +135,7 @@ impl Endpoint {
         Ok(endpoint)
     }
 
-    /// A connection that the guest opens to `local`.
+    /// A connection that accepts the guest's SYN to `local`.
     pub(super) fn listen(
         local: SocketAddrV4,
         buffers: Buffers,
@@ -147,7 +148,7 @@ impl Endpoint {
         Ok(endpoint)
     }
 
-    /// Answers a guest's SYN as a port does that nobody listens on: RST.
+    /// Answers a guest's SYN with RST, as a closed port does.
     pub(super) fn refuse(local: SocketAddrV4, syn: &[u8], link: &mut Link<'_>) {
         let buffers = Buffers {
             from_guest: 1,
@@ -156,7 +157,7 @@ impl Endpoint {
         Self::new(local, buffers, link).poll(Some(syn), link);
     }
 
-    /// Its times begin anew: nothing passed meanwhile, which is not the guest's doing.
+    /// Starts its timeouts again, after a time in which no packets could pass.
     pub(super) fn begin_timers(&mut self, now_ns: u64) {
         self.heard_ns = now_ns;
         self.condition_since_ns = now_ns;
@@ -194,14 +195,14 @@ impl Endpoint {
         self.sockets.get_mut(self.handle)
     }
 
-    /// Ends it with a reset, which is sent whatever may be.
+    /// Ends the connection with a reset, which is sent despite any limit.
     pub(super) fn abort(&mut self, link: &mut Link<'_>) {
         link.may_send = link.may_send.max(1);
         self.socket().abort();
         self.poll(None, link);
     }
 
-    /// Takes a packet of the guest in, if one is given, and sends what is due.
+    /// Processes a packet of the guest, if one is given, and sends packets that are due.
     pub(super) fn poll(&mut self, incoming: Option<&[u8]>, link: &mut Link<'_>) {
         let now = instant(link.now_ns);
         if incoming.is_some() {
@@ -223,7 +224,7 @@ impl Endpoint {
         }
     }
 
-    /// Where it stands, in the words for flows.
+    /// Phase of the connection, as for flows.
     pub(super) fn phase(&self) -> Phase {
         use tcp::State as S;
         match self.sockets.get::<tcp::Socket<'_>>(self.handle).state() {
@@ -234,13 +235,13 @@ impl Endpoint {
         }
     }
 
-    /// Since when nothing was moved or acknowledged, ns. Packets alone are no progress.
+    /// Time since which no data was moved or acknowledged, ns. Packets alone are not progress.
     pub(super) fn idle_since_ns(&self) -> u64 {
         self.condition_since_ns
     }
 
-    /// Since when the guest has left us without a packet that is due, ns. smoltcp's own time-out
-    /// would do, were it not that it ends idle connections too.
+    /// Time since which a packet of the guest is overdue, ns; `None` if none is. smoltcp's own
+    /// time-out does not serve, because it also ends idle connections.
     pub(super) fn silent_since_ns(&self) -> Option<u64> {
         self.owed_since_ns.map(|since| since.max(self.heard_ns))
     }
@@ -256,9 +257,9 @@ impl Endpoint {
         )
     }
 
-    /// Whether a packet says again what the guest has acknowledged, and nothing else, when all that is
-    /// not is our FIN. At the third such one smoltcp 0.14 would stop the timer by which it sends the
-    /// FIN again, to send data at once of which there is none.
+    /// Whether a packet only repeats the guest's acknowledgement, while only our FIN is
+    /// unacknowledged. At the third such packet smoltcp 0.14 would stop its FIN's retransmission
+    /// timer in order to send data at once, of which there is none.
     fn repeats_for_nothing(&mut self, packet: &[u8]) -> bool {
         if !self.fin_is_out() || self.socket().send_queue() > 0 {
             return false;
@@ -270,15 +271,15 @@ impl Endpoint {
         tcp.flags == Flags::ACK && tcp.payload_len == 0 && before == Some(tcp.acknowledgement)
     }
 
-    /// Whether nothing is left to be sent in TIME-WAIT: smoltcp delays an ACK by 10 ms, and waits for
-    /// 10 s after the last one.
+    /// Whether nothing is left to be sent in TIME-WAIT: smoltcp delays an ACK by 10 ms, and waits
+    /// for 10 s after the last one.
     pub(super) fn has_acknowledged(&mut self, now_ns: u64) -> bool {
         const SOON_NS: u64 = 1_000_000_000;
         self.next_poll_ns(now_ns)
             .is_none_or(|at| at > now_ns + SOON_NS)
     }
 
-    /// When to poll again, ns.
+    /// Time of the next poll, ns; `None` if none is due.
     pub(super) fn next_poll_ns(&mut self, now_ns: u64) -> Option<u64> {
         let at = self.interface.poll_at(instant(now_ns), &self.sockets)?;
         let at_ns = u64::try_from(at.total_micros()).unwrap_or(0) * 1_000;
@@ -286,7 +287,7 @@ impl Endpoint {
     }
 }
 
-/// The segment in a packet.
+/// TCP header of a packet; `None` if it has none.
 pub(super) fn tcp_of(packet: &[u8]) -> Option<Tcp> {
     match Packet::parse(Ipv4::parse(packet).ok()?).ok()?.transport {
         Transport::Tcp(tcp) => Some(tcp),
@@ -298,7 +299,7 @@ fn instant(now_ns: u64) -> Instant {
     Instant::from_micros(i64::try_from(now_ns / 1_000).unwrap_or(i64::MAX))
 }
 
-/// smoltcp's device, for one poll.
+/// smoltcp's device during one poll.
 struct Wire<'p, 'l, 'a> {
     incoming: Option<&'p [u8]>,
     link: &'l mut Link<'a>,

@@ -1,11 +1,11 @@
-//! Relayed flows that live: which there are, and ending them on request.
+//! Live relayed flows: enumerates them, and ends them on request.
 use slipgate_abi::{Protocol, tcp::Phase};
 
 use super::{Entry, Kind, Relay, journal::Held};
 use crate::{context::Context, record::RelayedFlow};
 
 impl Relay {
-    /// The flows that live, by their numbers, from this one on; and how each stands.
+    /// Live flows from this number on, with the phase of each.
     pub fn live(&self, from: u64) -> impl Iterator<Item = (&RelayedFlow, &'static str)> {
         let live = self.journal.live(from);
         live.filter_map(|(_, held)| match held {
@@ -28,7 +28,7 @@ impl Relay {
         })
     }
 
-    /// Ends the flow of this number; whether it lived.
+    /// Ends the flow with this number. Returns whether it was live.
     pub fn cut_flow(&mut self, number: u64, cx: &mut Context<'_>) -> bool {
         match self.journal.held(number) {
             Some(Held::Entry(key)) => self.cut_off(key, "cut", cx),
@@ -38,7 +38,7 @@ impl Relay {
         true
     }
 
-    /// Ends what is relayed for a VM; how many flows.
+    /// Ends all relayed flows of a VM. Returns their number.
     pub fn cut(&mut self, vm: u32, cx: &mut Context<'_>) -> usize {
         let all = self.live(0).filter(|(flow, _)| flow.vm == vm);
         let numbers: Vec<u64> = all.map(|(flow, _)| flow.number).collect();
@@ -47,7 +47,7 @@ impl Relay {
     }
 }
 
-/// Of what has no phases it is known whether it was answered.
+/// Phase of a UDP flow, which has no states: whether it was answered.
 fn answered(flow: &RelayedFlow) -> &'static str {
     debug_assert_eq!(flow.protocol, Protocol::Udp);
     match flow.tx.0 > 0 && flow.rx.0 > 0 {

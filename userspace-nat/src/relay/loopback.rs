@@ -1,13 +1,13 @@
-//! Ports of the gateway that lead to the host's 127.0.0.1: connections.
+//! Ports of the gateway that are mapped to the host's 127.0.0.1: TCP connections.
 //!
 //! # Theory of operation
-//! The guest's SYN is kept, and unanswered, until the host's service has accepted or refused
-//! ([`Connecting`]): what is refused there is refused here by RST, and nothing looks open that is
-//! not. An accepted one gets an endpoint that is given the SYN, and from then on is a [`Stream`]
-//! like a forward's.
+//! The guest's SYN is kept unanswered until the host's service accepts or refuses the connection
+//! ([`Connecting`]). If the service refuses, the guest receives a RST, so no closed port looks
+//! open. If it accepts, an endpoint processes the SYN, and the connection is a [`Stream`] like a
+//! forward's.
 //!
-//! Whether a connection may be is decided by whoever calls [`Relay::open_loopback`]; here is only
-//! how many there may be. When rules change each is asked for again ([`Relay::rejudge`]).
+//! The caller of [`Relay::open_loopback`] decides whether a connection is allowed. This module only
+//! limits their number. When rules change, each connection is judged again ([`Relay::rejudge`]).
 use std::{net::SocketAddrV4, net::TcpStream, os::fd::AsFd, rc::Rc};
 
 use slipgate_abi::{Protocol, segment::Segments};
@@ -29,44 +29,45 @@ use crate::{
 };
 use slipgate_policy::Destination;
 
-/// A SYN that is kept is no longer than its headers can be.
+/// Longest SYN that is kept, bytes: the longest IPv4 and TCP headers.
 const LONGEST_SYN: usize = 120;
 
-/// What a guest's first packet to a port of the host's loopback is to lead to.
+/// Service on the host's loopback to which a guest's first packet leads.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Opening {
-    /// The port of 127.0.0.1.
+    /// Port of the service on 127.0.0.1.
     pub host_port: u16,
-    /// What listed it, for the records.
+    /// Rule that listed the port, for the records.
     pub rule: Rc<str>,
 }
 
-/// How many live on after a change of rules.
+/// Counts of connections and exchanges after a change of rules.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Rejudged {
-    /// All that lived.
+    /// Number that were live.
     pub live: usize,
-    /// Those that were ended.
+    /// Number that were ended.
     pub cut: usize,
-    /// Those that would not be admitted now and go on.
+    /// Number that would not be admitted now, and continue.
     pub left: usize,
 }
 
-/// What the rules of now say of a connection or exchange that lives.
+/// Judgement of the present rules on a live connection or exchange.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Standing {
-    /// It would be admitted.
+    /// The rules would admit it.
     Stands,
-    /// It would not, and is to end.
+    /// The rules would not admit it, and it must end.
     Cut,
-    /// It would not, and goes on.
+    /// The rules would not admit it, and it continues.
     Left,
 }
 
-/// Who knows the rules: asked of which VM, where to, and the host's port that it has led to.
+/// Function that judges a live connection by the rules. Its arguments are the VM, the destination,
+/// and the host's port to which the connection leads.
 pub type Judges<'j> = &'j dyn Fn(&VmNet, Destination, u16) -> Standing;
 
-/// A connection whose other end has not answered yet.
+/// A connection that the host has not answered yet.
 #[derive(Debug)]
 pub(super) struct Connecting {
     host: TcpStream,
@@ -75,7 +76,7 @@ pub(super) struct Connecting {
     began_ns: u64,
 }
 
-/// Where a connection stands.
+/// State of such a connection.
 enum Progress {
     Waits,
     Accepted,
@@ -85,17 +86,17 @@ enum Progress {
 }
 
 impl Connecting {
-    /// Until when it may take, ns.
+    /// Time until which the host may answer, ns.
     pub(super) fn deadline_ns(&self, connect_ns: u64) -> u64 {
         self.began_ns + connect_ns
     }
 
-    /// Its time begins anew.
+    /// Starts the timeout again.
     pub(super) fn begin_timers(&mut self, now_ns: u64) {
         self.began_ns = now_ns;
     }
 
-    /// Refuses what the guest asked for.
+    /// Refuses the guest's SYN with RST.
     pub(super) fn refuse(&self, ours: SocketAddrV4, link: &mut Link<'_>) {
         Endpoint::refuse(ours, &self.syn, link);
     }
@@ -118,8 +119,8 @@ impl Connecting {
 }
 
 impl Relay {
-    /// A guest's packet that [`Relay::packet`] did not take, to a port that leads to the host's
-    /// loopback, was let in: opens what it asks for.
+    /// Opens a connection or an exchange for a guest's packet to a port that is mapped to the
+    /// host's loopback. The caller has admitted the packet, which [`Relay::packet`] did not take.
     pub fn open_loopback(
         &mut self,
         vm: u32,
@@ -210,7 +211,8 @@ impl Relay {
         Taken::Yes
     }
 
-    /// Goes on with a connection whose other end has not answered yet; `false`: it is none.
+    /// Continues with a connection that the host has not answered yet. Returns `false` if the key
+    /// names none.
     pub(super) fn connect_on(&mut self, key: u32, event: Event<'_>, cx: &mut Context<'_>) -> bool {
         let Some(Entry::Connection(connection)) = self.entries.get_mut(&key) else {
             return false;
@@ -241,7 +243,7 @@ impl Relay {
         true
     }
 
-    /// The service has accepted: now the guest may be answered.
+    /// Answers the guest after the service has accepted the connection.
     fn accepted(&mut self, key: u32, cx: &mut Context<'_>) {
         let Some(Entry::Connection(connection)) = self.entries.remove(&key) else {
             return;
@@ -295,13 +297,14 @@ impl Relay {
         self.drive(key, Event::Packet(&syn, counted), cx);
     }
 
-    /// How many connections and exchanges with the host's loopback a VM has.
+    /// Number of a VM's connections and exchanges with the host's loopback.
     pub fn loopback_flows(&self, vm: u32) -> u32 {
         let counts = self.vms.get(&vm).map(|served| served.counts);
         counts.map_or(0, |c| c.loopback_streams + c.loopback_exchanges)
     }
 
-    /// Ends the connections and exchanges with the host's loopback that may not be any more.
+    /// Judges all connections and exchanges with the host's loopback, and ends those that are no
+    /// longer allowed.
     pub fn rejudge(&mut self, judges: Judges<'_>, cx: &mut Context<'_>) -> Rejudged {
         let mut rejudged = Rejudged::default();
         let mut refused = Vec::new();
@@ -340,8 +343,8 @@ impl Relay {
     }
 }
 
-/// Whether a segment opens a connection; one with data is none that anybody sends uninvited
-/// (RFC 7413 needs a cookie of ours).
+/// Whether a segment opens a connection. A SYN with data does not: no client sends one unasked (RFC
+/// 7413 requires a cookie of the server).
 fn opens(tcp: &Tcp, packet: &[u8]) -> bool {
     tcp.is_opening_syn() && tcp.payload_len == 0 && packet.len() <= LONGEST_SYN
 }

@@ -1,22 +1,25 @@
-//! What the kernel cannot translate: connections that end here on both sides.
+//! Relayed connections, which the kernel cannot translate: slipgate terminates both of their sides.
 //!
 //! # Theory of operation
-//! Three things are relayed. A guest's *DNS over TCP*, whatever resolver it names, is ended here and
-//! its questions go to the [proxy](crate::dns); the answers come back by [`Relay::answer`]. A
-//! *forward* from the host's own addresses or loopback, which no packet on the uplink stands for:
-//! the broker binds the socket, the relay accepts on it and opens a connection from the gateway's
-//! address to the guest (`stream`), or gives each client of a UDP port a port of the gateway
-//! (`datagrams`). The other way round, *ports of the gateway* that a policy lists lead to the host's
-//! 127.0.0.1 (`loopback`, `exchanges`): the guest opens, and the relay makes the host's socket.
+//! Three kinds of traffic are relayed. First, a guest's *DNS over TCP* to any resolver: the relay
+//! terminates it and passes the questions to the [proxy](crate::dns); the answers return by
+//! [`Relay::answer`]. Second, a *forward* from the host's own addresses or loopback, whose packets
+//! never cross the uplink: the broker binds the socket, the relay accepts on it and opens a
+//! connection from the gateway's address to the guest (`stream`), or assigns a port of the gateway
+//! to each client of a UDP port (`datagrams`). Third, *ports of the gateway* that a policy maps to
+//! the host's 127.0.0.1 (`loopback`, `exchanges`): the guest opens the connection, and the relay
+//! makes the host's socket.
 //!
-//! Toward the guest TCP is smoltcp's; each connection is a stack of its own (`link`), found by
-//! VM, our address and port, and the guest's port, so that a packet costs the same however many
-//! there are. A packet that belongs to none is handed back to be refused as any other.
+//! smoltcp implements TCP on the guest's side. Each connection has a stack of its own (`link`),
+//! found by the VM, the relay's address and port, and the guest's port, so the cost of a packet
+//! does not depend on the number of connections. A packet of no connection is returned, and refused
+//! as any other.
 //!
-//! Nothing here waits. What is sent in a turn of the engine's is bounded (`turns`), and memory per VM
-//! by [`Limits`]: what exceeds them is refused with a reset, never at the cost of a connection that
-//! lives. Deadlines (smoltcp's retransmissions, time-outs) are kept in order, one per connection.
-//! Relayed connections live and die with the engine: there is no kernel flow that could outlive it.
+//! No call blocks. The packets sent in one turn of the engine are bounded (`turns`), and [`Limits`]
+//! bound the memory per VM: a connection beyond them is refused with a reset, and never replaces a
+//! live one. Deadlines (smoltcp's retransmissions, time-outs) are kept in order, one per
+//! connection. Relayed connections end with the engine: there is no kernel flow that could outlive
+//! it.
 use std::{
     collections::{BTreeSet, HashMap, VecDeque},
     net::{Ipv4Addr, SocketAddrV4, TcpListener},
@@ -63,75 +66,76 @@ use loopback::Connecting;
 use stream::Stream;
 use turns::Turn;
 
-/// Between two looks at what is due of a VM that is frozen, ns.
+/// Interval at which the deadlines of a frozen VM are checked again, ns.
 const FROZEN_LOOK_NS: u64 = 1_000_000_000;
 
-/// A socket of the host that leads to a guest. It is bound (and for TCP listening) already.
+/// A socket of the host that is forwarded to a guest. It is already bound, and listening if it is
+/// TCP.
 #[derive(Debug)]
 pub struct Forward {
-    /// The VM's id.
+    /// Id of the VM.
     pub vm: u32,
-    /// TCP or UDP.
+    /// Protocol of the socket: TCP or UDP.
     pub protocol: Protocol,
-    /// The guest's port.
+    /// Port of the guest.
     pub guest_port: u16,
-    /// Its element of `RULES`.
+    /// Index into `RULES` of the forward's rule.
     pub rule: u32,
-    /// The socket.
+    /// The bound socket, owned by the relay.
     pub socket: OwnedFd,
 }
 
-/// A question that came over TCP.
+/// A DNS question that came over TCP.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Question {
-    /// The VM's id.
+    /// Id of the VM.
     pub vm: u32,
-    /// The connection, for [`Relay::answer`].
+    /// Identifier of the connection, for [`Relay::answer`].
     pub connection: u64,
-    /// The DNS message, without its length.
+    /// The DNS message, without its length prefix.
     pub message: Vec<u8>,
 }
 
-/// Whether a packet was the relay's.
+/// Result of offering a packet to the relay.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Taken {
-    /// It was, and is dealt with.
+    /// The relay processed the packet.
     Yes,
-    /// No connection has it and it opens none: it is to be refused.
+    /// The packet belongs to no connection and opens none: the caller refuses it.
     No,
-    /// It opens a connection that is over the VM's limit: it is to be refused.
+    /// The packet opens a connection above the VM's limit: the caller refuses it.
     OverLimit,
-    /// It is for the host's loopback, and nobody is there.
+    /// The packet goes to a port of the host's loopback at which no service listens.
     Refused,
 }
 
-/// All relayed connections.
+/// All relayed connections of all VMs.
 #[derive(Debug)]
 pub struct Relay {
     limits: Limits,
     vms: HashMap<u32, Served>,
     entries: HashMap<u32, Entry>,
-    /// Connections by what a guest's packet says of them.
+    /// Connections by the addresses and ports in a guest's packet.
     connections: HashMap<Name, u32>,
     associations: Associations,
-    /// Exchanges with the host's loopback, by what a guest's datagram says of them.
+    /// Exchanges with the host's loopback, by the addresses and ports in a guest's datagram.
     exchanges: HashMap<Name, u32>,
-    /// When each connection wants to be driven next, ns.
+    /// Time at which each connection is driven next, ns.
     deadlines: BTreeSet<(u64, u32)>,
     expire_at_ns: Option<u64>,
     next_key: u32,
-    /// The engine's turn.
+    /// Number of the engine's turn.
     turn: u64,
-    /// VMs with connections that wait for theirs.
+    /// VMs with connections that wait for their turn.
     queue: VecDeque<u32>,
     questions: VecDeque<Question>,
     packets: Packets,
     journal: Journal,
-    /// Room for a datagram from the host.
+    /// Buffer for a datagram from the host.
     datagram: Vec<u8>,
 }
 
-/// A VM.
+/// A VM that the relay serves.
 #[derive(Debug)]
 struct Served {
     net: VmNet,
@@ -140,7 +144,7 @@ struct Served {
     turn: Turn,
 }
 
-/// A connection with a guest.
+/// Identity of a connection with a guest.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 struct Name {
     vm: u32,
@@ -166,38 +170,38 @@ struct Connection {
     name: Name,
     flow: RelayedFlow,
     deadline_ns: u64,
-    /// Whether it is among those that wait for their turn.
+    /// Whether it waits for its turn.
     is_waiting: bool,
     kind: Kind,
 }
 
 #[derive(Debug)]
 enum Kind {
-    /// By a forward.
+    /// A connection of a forward.
     Stream(Stream),
     Dns(DnsStream),
-    /// To the host's loopback, which has not answered yet.
+    /// A connection to the host's loopback that the host has not answered yet.
     Connecting(Connecting),
-    /// To the host's loopback.
+    /// A connection to the host's loopback.
     Loopback {
         stream: Stream,
         host_port: u16,
     },
 }
 
-/// Why a connection is driven.
+/// Reason for which a connection is driven.
 #[derive(Clone, Copy, Debug)]
 enum Event<'a> {
     Packet(&'a [u8], Segments),
     Ready(Readiness),
     Answer(&'a [u8]),
     Timer,
-    /// It may send what it had to keep.
+    /// It may send data that it had to keep.
     Turn,
 }
 
 impl Relay {
-    /// A relay without VMs.
+    /// A relay that serves no VM yet.
     pub fn new(limits: Limits) -> Self {
         Self {
             limits,
@@ -218,17 +222,17 @@ impl Relay {
         }
     }
 
-    /// Keeps starts and ends of flows from now on, for [`Relay::next_record`], or does not.
+    /// Starts or stops keeping a record of each flow's start and end for [`Relay::next_record`].
     pub fn keep_records(&mut self, keep: bool) {
         self.journal.set_open(keep);
     }
 
-    /// The next flow that has begun, or ended.
+    /// Record of the next flow that began or ended; `None` if there is none.
     pub fn next_record(&mut self) -> Option<(RelayedFlow, Option<RelayedEnd>)> {
         self.journal.next()
     }
 
-    /// Records the end of every flow: the engine ends, and they with it.
+    /// Records the end of every flow, because the engine ends.
     pub fn end_records(&mut self, now_ns: u64) {
         let flows = self.entries.values().filter_map(|entry| match entry {
             Entry::Connection(connection) => Some(&connection.flow),
@@ -242,7 +246,7 @@ impl Relay {
         }
     }
 
-    /// Serves a VM from now on, or follows a change of its network.
+    /// Begins to serve a VM, or adopts a change of its network.
     pub fn add_vm(&mut self, net: VmNet) {
         let next_port = forward::FIRST_PORT + rand::random::<u16>() % forward::PORTS;
         self.vms
@@ -256,7 +260,7 @@ impl Relay {
             });
     }
 
-    /// Ends everything of a VM: sockets are closed, connections reset.
+    /// Ends all connections of a VM with a reset, and closes its sockets.
     pub fn remove_vm(&mut self, vm: u32, cx: &mut Context<'_>) {
         let of_vm = |entry: &Entry| match entry {
             Entry::Listener { vm: of, .. } => *of == vm,
@@ -290,7 +294,7 @@ impl Relay {
         self.vms.remove(&vm);
     }
 
-    /// What was relayed for a VM so far.
+    /// Counters of a VM's relayed traffic.
     pub fn counts(&self, vm: u32) -> Counts {
         self.vms
             .get(&vm)
@@ -298,9 +302,9 @@ impl Relay {
             .unwrap_or_default()
     }
 
-    /// Takes a packet of a guest: TCP to port 53 of any address, TCP and UDP to one of ours. What
-    /// opens a connection to the host's loopback is not taken: [`Relay::open_loopback`] is for it.
-    /// `segments`: what it counts as.
+    /// Processes a packet of a guest: TCP to port 53 of any address, TCP and UDP to one of the
+    /// relay's. Packets that open a connection to the host's loopback are not taken; they go to
+    /// [`Relay::open_loopback`]. `segments` is the packet's count after segmentation.
     pub fn packet(
         &mut self,
         vm: u32,
@@ -340,19 +344,19 @@ impl Relay {
         }
     }
 
-    /// The next question that came over TCP.
+    /// The next DNS question that came over TCP; `None` if there is none.
     pub fn next_question(&mut self) -> Option<Question> {
         self.questions.pop_front()
     }
 
-    /// Answers a question, if its connection is still there.
+    /// Sends the answer to a question, if its connection still exists.
     pub fn answer(&mut self, connection: u64, message: &[u8], cx: &mut Context<'_>) {
         if let Ok(key) = u32::try_from(connection) {
             self.drive(key, Event::Answer(message), cx);
         }
     }
 
-    /// Goes on with a socket that is ready (a [`Relay`](crate::poll::Subsystem::Relay) token).
+    /// Continues with a socket that is ready (a [`Relay`](crate::poll::Subsystem::Relay) token).
     pub fn on_ready(&mut self, readiness: Readiness, cx: &mut Context<'_>) {
         let key = readiness.token.key;
         match self.entries.get(&key) {
@@ -364,7 +368,8 @@ impl Relay {
         }
     }
 
-    /// When [`Relay::on_timer`] is due, `CLOCK_MONOTONIC` ns.
+    /// Time at which [`Relay::on_timer`] is due, `CLOCK_MONOTONIC` ns; `None` if no deadline is
+    /// set.
     pub fn next_deadline_ns(&self) -> Option<u64> {
         if !self.queue.is_empty() {
             return Some(0);
@@ -376,9 +381,9 @@ impl Relay {
         }
     }
 
-    /// Does what is due, as far as there is room for what is sent; whether that was all for this
-    /// turn. `is_frozen` tells of which VMs, by row, nothing passes: their connections are not to end
-    /// for it.
+    /// Processes the deadlines that have come, while there is room for packets. Returns whether all
+    /// were processed in this turn. `is_frozen` tells, by row, whether a VM is frozen: its
+    /// connections do not time out.
     pub fn on_timer(&mut self, is_frozen: &dyn Fn(u16) -> bool, cx: &mut Context<'_>) -> bool {
         while let Some((at, key)) = self.deadlines.first().copied() {
             if at > cx.now_ns {
@@ -401,7 +406,7 @@ impl Relay {
         self.take_turns(cx)
     }
 
-    /// Whether what is due is a frozen VM's, whose timers begin anew then.
+    /// Whether the deadline belongs to a frozen VM. If so, its timers start again.
     fn waits_for_thaw(&mut self, key: u32, is_frozen: &dyn Fn(u16) -> bool, now_ns: u64) -> bool {
         let vms = &self.vms;
         let frozen = |vm| vms.get(&vm).is_some_and(|served| is_frozen(served.net.row));
@@ -429,7 +434,7 @@ impl Relay {
     }
 }
 
-/// What a datagram carries.
+/// Payload of a UDP datagram.
 fn payload<'p>(ip: &Ipv4<'p>, udp: &Udp) -> &'p [u8] {
     let payload = ip.payload().get(UDP_HEADER_LEN..).unwrap_or_default();
     &payload[..udp.payload_len.min(payload.len())]

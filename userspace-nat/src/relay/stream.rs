@@ -1,15 +1,15 @@
-//! A forwarded TCP connection: a socket of the host on one side, the guest on the other.
+//! A forwarded TCP connection between a socket of the host and the guest.
 //!
 //! # Theory of operation
-//! The kernel has accepted the host's client already when the connection to the guest is opened,
-//! so a guest that refuses or stays silent shows as a reset. From then on each [`Stream::drive`]
-//! moves what can be moved, straight between the socket and smoltcp's buffers. These are the only
-//! memory there is: when the guest is slow its window closes, the host's socket is no longer read,
-//! and TCP slows the client down; the other way round likewise.
+//! The kernel accepts the host's client before the connection to the guest is opened, so the client
+//! sees a reset if the guest refuses or stays silent. From then on each [`Stream::drive`] copies
+//! available data directly between the socket and smoltcp's buffers. There are no other buffers:
+//! when the guest is slow its window closes, the host's socket is no longer read, and TCP slows the
+//! client down. The same holds in the other direction.
 //!
-//! Each direction ends by itself. The client's end of file becomes our FIN, once all before it is
-//! sent; the guest's FIN becomes `shutdown(SHUT_WR)`, once all before it is written. A reset on
-//! either side becomes one on the other.
+//! Each direction ends by itself. After the client's end of file and all data before it, the relay
+//! sends FIN. After the guest's FIN and all data before it, the relay calls `shutdown(SHUT_WR)`. A
+//! reset on either side causes one on the other.
 use std::{
     io::{self, Read, Write},
     net::{Shutdown, TcpStream},
@@ -26,21 +26,21 @@ use super::{
 };
 use crate::poll::{Interest, Poller, Readiness, Token};
 
-/// Rounds of copying per call, so that one connection does not hold up the others.
+/// Rounds of copying per call, limited so that one connection does not delay the others.
 const ROUNDS: usize = 4;
 
-/// What is to become of a connection after a call.
+/// State of a connection after a call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Fate {
-    /// It goes on.
+    /// The connection continues.
     Alive,
-    /// It ended in order.
+    /// Both directions ended in order.
     Closed,
-    /// One side reset it, or it timed out.
+    /// One side reset the connection, or it timed out.
     Reset,
 }
 
-/// Bytes moved by a call.
+/// Number of bytes that a call moved.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub(super) struct Moved {
     pub(super) to_guest: u64,
@@ -50,26 +50,26 @@ pub(super) struct Moved {
 #[derive(Debug)]
 pub(super) struct Stream {
     endpoint: Endpoint,
-    /// `None` once both directions have ended.
+    /// Socket of the host; `None` once both directions have ended.
     host: Option<TcpStream>,
     token: Token,
-    /// What the poller has; `None`: the socket was taken out of it.
+    /// Events registered with the poller; `None` if the socket is not registered.
     interest: Option<Interest>,
     readable: bool,
     writable: bool,
     established: bool,
     established_ns: u64,
-    /// The client will send nothing more.
+    /// Whether the client will send no more data.
     host_ended: bool,
-    /// The guest will send nothing more.
+    /// Whether the guest will send no more data.
     guest_fin: bool,
-    /// ... and the client has been told.
+    /// Whether the client was informed of that.
     guest_ended: bool,
     opened_ns: u64,
 }
 
 impl Stream {
-    /// `host` is non-blocking and connected.
+    /// A stream for a socket of the host, which must be non-blocking and connected.
     pub(super) fn new(
         host: TcpStream,
         endpoint: Endpoint,
@@ -94,19 +94,19 @@ impl Stream {
         })
     }
 
-    /// Where the guest's side stands.
+    /// Phase of the connection on the guest's side.
     pub(super) fn phase(&self) -> Phase {
         self.endpoint.phase()
     }
 
-    /// How long the guest took to accept, µs; 0: it has not.
+    /// Time that the guest took to accept, µs; 0 if it has not accepted.
     pub(super) fn connect_us(&self) -> u32 {
         let took_ns = self.established_ns.saturating_sub(self.opened_ns);
         let took_us = u32::try_from(took_ns / 1_000).unwrap_or(0);
         if self.established { took_us.max(1) } else { 0 }
     }
 
-    /// Takes in what the poller says of the host's socket. [`Stream::drive`] is to follow.
+    /// Records readiness of the host's socket. The caller must call [`Stream::drive`] afterwards.
     pub(super) fn on_ready(
         &mut self,
         readiness: Readiness,
@@ -133,7 +133,7 @@ impl Stream {
         Fate::Alive
     }
 
-    /// Takes a packet of the guest in, if one is given, and moves what can be moved.
+    /// Processes a packet of the guest, if one is given, and copies available data.
     pub(super) fn drive(
         &mut self,
         incoming: Option<&[u8]>,
@@ -156,12 +156,12 @@ impl Stream {
         (self.settle(limits, poller, link), moved)
     }
 
-    /// The guest's side.
+    /// TCP endpoint toward the guest.
     pub(super) fn endpoint(&mut self) -> &mut Endpoint {
         &mut self.endpoint
     }
 
-    /// When it ends if nothing happens until then, ns.
+    /// Time at which the connection ends unless something happens before, ns.
     pub(super) fn end_ns(&self, limits: &Limits) -> u64 {
         if !self.established {
             return self.opened_ns + limits.connect_ns;
@@ -177,7 +177,7 @@ impl Stream {
             .map_or(idle, |since| idle.min(since + limits.silence_ns))
     }
 
-    /// Its times begin anew: nothing passed meanwhile, which is not the guest's doing.
+    /// Starts its timeouts again, after a time in which no packets could pass.
     pub(super) fn begin_timers(&mut self, now_ns: u64) {
         self.endpoint.begin_timers(now_ns);
         if !self.established {
@@ -194,7 +194,10 @@ impl Stream {
         Fate::Reset
     }
 
-    /// Copies both ways, once. An error is the host socket's end.
+    /// Copies data once in both directions.
+    ///
+    /// # Errors
+    /// If the host's socket has failed.
     fn copy(&mut self, moved: &mut Moved) -> io::Result<()> {
         let Some(host) = &mut self.host else {
             return Ok(());
@@ -289,7 +292,7 @@ impl Stream {
     }
 }
 
-/// Closes a socket so that its peer sees a reset.
+/// Closes a socket so that its peer receives a reset.
 pub(super) fn reset_host(host: TcpStream) {
     let at_once = nix::libc::linger {
         l_onoff: 1,
@@ -299,7 +302,7 @@ pub(super) fn reset_host(host: TcpStream) {
     let _ = setsockopt(&host, sockopt::Linger, &at_once);
 }
 
-/// For smoltcp's closures: how many bytes were used, and the outcome.
+/// Number of bytes used, and the result, as smoltcp's closures require.
 fn divide(result: io::Result<usize>) -> (usize, io::Result<usize>) {
     (*result.as_ref().unwrap_or(&0), result)
 }

@@ -1,33 +1,34 @@
-//! How much relayed connections send at once.
+//! Limit on the packets that relayed connections send in one turn of the engine.
 //!
 //! # Theory of operation
-//! Everything else waits while packets of relayed connections are written, first packets of other
-//! VMs too; and a guest that opens the windows of hundreds of connections together would have what
-//! their buffers hold sent in one go. So in each turn of the engine's a VM's connections are sent
-//! [`PACKETS_PER_TURN`] at most. One that has more joins its VM's queue and goes on when it is its
-//! turn, in this turn of the engine's or in the next, behind those that wait already. So neither does
-//! a VM with many connections hold up the others, nor a busy connection of a VM its neighbours.
+//! While packets of relayed connections are written, all other work waits, including first packets
+//! of other VMs. A guest that opens the windows of hundreds of connections together would cause all
+//! their buffers to be sent at once. So in each turn of the engine a VM's connections send at most
+//! [`PACKETS_PER_TURN`]. A connection with more to send joins its VM's queue, behind those that
+//! wait already, and continues in this turn of the engine or the next. So a VM with many
+//! connections does not delay the others, and a busy connection does not delay those of the same
+//! VM.
 //!
-//! Two things do not wait. For each packet of the guest's its connection may send one: smoltcp
-//! acknowledges by what it sends, and forgets a fast retransmission that it can't send at once. And a
-//! reset is sent, of which there is one a connection.
+//! There are two exceptions. For each packet of the guest its connection may send one: smoltcp
+//! acknowledges with the packets it sends, and loses a fast retransmission that it cannot send at
+//! once. And a reset is always sent, of which there is one per connection.
 use std::collections::VecDeque;
 
 use super::{Entry, Event, Relay};
 use crate::context::Context;
 
-/// Packets that a VM's connections are sent in one turn of the engine's, besides one for each of the
-/// guest's.
+/// Most packets that a VM's connections send in one turn of the engine, in addition to one for each
+/// packet of the guest.
 pub(super) const PACKETS_PER_TURN: usize = 256;
 
-/// A VM's part.
+/// State of a VM in the engine's turn.
 #[derive(Debug, Default)]
 pub(super) struct Turn {
-    /// The turn of the engine's that `sent` is about.
+    /// Turn of the engine to which `sent` refers.
     number: u64,
     sent: usize,
-    /// Connections that have more to send; some may have ended meanwhile.
-    /// While there are any, the VM is in the relay's queue.
+    /// Connections that have more to send; some may have ended meanwhile. While there are any, the
+    /// VM is in the relay's queue.
     waiting: VecDeque<u32>,
 }
 
@@ -39,7 +40,7 @@ impl Turn {
         }
     }
 
-    /// How many packets a connection may send for an event, in this turn of the engine's.
+    /// Number of packets that a connection may send for an event in this turn.
     pub(super) fn may_send(&self, event: Event<'_>, number: u64) -> usize {
         let at_least = usize::from(matches!(event, Event::Packet(..)));
         match event {
@@ -56,12 +57,13 @@ impl Turn {
 }
 
 impl Relay {
-    /// Begins a turn of the engine's, in which each VM's connections may send as much as in the last.
+    /// Begins a turn of the engine, in which each VM's connections may send their full number
+    /// again.
     pub fn begin_turn(&mut self) {
         self.turn += 1;
     }
 
-    /// A connection has more to send than it may.
+    /// Adds a connection that has more to send than it may to the queue.
     pub(super) fn join(&mut self, key: u32) {
         let Some(Entry::Connection(connection)) = self.entries.get_mut(&key) else {
             return;
@@ -78,8 +80,8 @@ impl Relay {
         served.turn.waiting.push_back(key);
     }
 
-    /// Goes on with who waits, a VM's connection about, as far as they may send and there is room.
-    /// Whether that was all for this turn of the engine's.
+    /// Continues waiting connections, one VM after another, while they may send and there is room.
+    /// Returns whether all were served in this turn of the engine.
     pub(super) fn take_turns(&mut self, cx: &mut Context<'_>) -> bool {
         let mut spent = VecDeque::new();
         let mut is_all = true;

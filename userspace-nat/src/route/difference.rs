@@ -1,32 +1,33 @@
-//! Which destinations and which translated addresses a change of the host's network may concern, so
-//! that not every change is a walk over all flows.
+//! Destinations and translated addresses that a change of the host's network may concern, so that
+//! not every change causes a walk over all flows.
 use std::net::Ipv4Addr;
 
 use ipnet::Ipv4Net;
 
 use super::RouteTable;
 
-/// More prefixes than these are as good as all: each is compared with each flow's destination.
+/// Number of prefixes above which a difference concerns everything: each prefix is compared with
+/// each flow's destination.
 const MOST_PREFIXES: usize = 64;
 
-/// What may be other than it was.
+/// Set of flows that a change of routes and addresses may concern.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Difference {
-    /// The way to any destination.
+    /// The route to any destination may have changed.
     everything: bool,
-    /// The way to destinations in these.
+    /// Prefixes to whose destinations the route may have changed.
     prefixes: Vec<Ipv4Net>,
-    /// Addresses that were the host's, and are not.
+    /// Addresses that the host no longer has.
     lost: Vec<Ipv4Addr>,
 }
 
 impl Difference {
-    /// Whether nothing is.
+    /// Whether the change concerns no flow.
     pub fn is_empty(&self) -> bool {
         !self.everything && self.prefixes.is_empty() && self.lost.is_empty()
     }
 
-    /// All of it.
+    /// A difference that concerns all flows.
     pub fn everything() -> Self {
         Self {
             everything: true,
@@ -34,14 +35,15 @@ impl Difference {
         }
     }
 
-    /// Whether it concerns a flow to this destination, translated to this address of the host's.
+    /// Whether the difference concerns a flow to `remote` that is translated to the host's address
+    /// `nat`.
     pub fn concerns(&self, remote: Ipv4Addr, nat: Ipv4Addr) -> bool {
         self.everything
             || self.lost.contains(&nat)
             || self.prefixes.iter().any(|prefix| prefix.contains(&remote))
     }
 
-    /// Takes another one in.
+    /// Merges another difference into this one.
     pub fn add(&mut self, other: Self) {
         self.everything |= other.everything;
         self.prefixes.extend(other.prefixes);
@@ -59,7 +61,7 @@ impl Difference {
 }
 
 impl RouteTable {
-    /// What is other than in a table before.
+    /// Difference between an earlier table and this one.
     pub fn difference_from(&self, before: &Self) -> Difference {
         let mut difference = Difference::default();
         if self.uplink != before.uplink || self.own_sources() != before.own_sources() {
@@ -82,8 +84,8 @@ impl RouteTable {
         difference
     }
 
-    /// The addresses that a source is picked from. On an uplink without one any of the host's may be
-    /// the source.
+    /// Addresses from which a source is selected. On an uplink without address, any of the host's
+    /// may be the source.
     fn own_sources(&self) -> Vec<&(u32, Ipv4Net)> {
         let by_uplink = |source: &&(u32, Ipv4Net)| self.uplink.is_none_or(|link| source.0 == link);
         let own: Vec<_> = self.sources.iter().filter(by_uplink).collect();
@@ -93,7 +95,7 @@ impl RouteTable {
         }
     }
 
-    /// Prefixes whose best routes differ.
+    /// Prefixes whose best route differs between the two tables.
     fn other_routes(&self, before: &Self) -> Vec<Ipv4Net> {
         let only_in = |one: &Self, other: &Self| {
             let others = one.best.iter().filter(|(prefix, route)| {

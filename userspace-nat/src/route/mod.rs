@@ -1,14 +1,14 @@
-//! Which way a destination is reached: a snapshot of the host's routes, looked up at admission.
+//! Routes to destinations: a snapshot of the host's routing table, looked up at admission.
 //!
-//! `bpf_redirect` puts a packet on the wire whatever its destination, even one that is the host's
-//! own, so the engine asks first. The broker follows the kernel's tables by netlink and sends a
-//! whole [`RouteSnapshot`] at each change; the [`RouteTable`] compiled from it is replaced whole, and
-//! a [`Difference`] says which flows that may concern.
+//! `bpf_redirect` sends a packet to any destination, even an address of the host itself, so the
+//! engine looks the route up first. The broker follows the kernel's tables by netlink and sends a
+//! whole [`RouteSnapshot`] at each change; the [`RouteTable`] compiled from it is replaced whole,
+//! and a [`Difference`] says which flows the change may concern.
 //!
 //! A look-up takes the longest prefix, of those the lowest metric, as the kernel does in its main
-//! table. Routes of other links than the uplink are seen and answer [`Route::OtherUplink`]: a
-//! network behind another link must not be looked for by the default route. Policy routing (`ip
-//! rule`) and routes by TOS are not seen.
+//! table. Routes of links other than the uplink are included and give [`Route::OtherUplink`]: a
+//! network behind another link must not be reached by the default route. Policy routing (`ip
+//! rule`) and routes by TOS are not supported.
 use std::net::Ipv4Addr;
 
 use ipnet::Ipv4Net;
@@ -22,70 +22,72 @@ mod table;
 pub use difference::Difference;
 pub use table::RouteTable;
 
-/// Least MTU of any link, bytes (RFC 791).
+/// Smallest MTU that a link may have, bytes (RFC 791).
 const LEAST_MTU: u32 = 68;
 
-/// What the broker knows of the host's addresses and routes.
+/// Addresses and routes of the host at one time, as the broker read them.
 #[derive(Clone, Default, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct RouteSnapshot {
-    /// The interface flows leave by. `None`: any that a route names.
+    /// Interface by which flows leave; `None` for any that a route names.
     pub uplink_ifindex: Option<u32>,
-    /// The host's IPv4 addresses, of all links.
+    /// IPv4 addresses of all the host's links.
     pub addresses: Vec<HostAddress>,
-    /// Routes of the main (and default) table; those of the local table may be among them.
+    /// Routes of the main (and default) table. Routes of the local table may be included.
     pub routes: Vec<RouteEntry>,
 }
 
-/// An address of the host and the network it is in.
+/// An IPv4 address of the host, with its network.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct HostAddress {
-    /// The link it is on.
+    /// Interface that has the address.
     pub ifindex: u32,
-    /// The address with its network's prefix length.
+    /// The address, with its network's prefix length.
     pub addr: Ipv4Net,
-    /// The network's broadcast address, where it has one (`IFA_BROADCAST`).
+    /// Broadcast address of the network (`IFA_BROADCAST`); `None` if it has none.
     pub broadcast: Option<Ipv4Addr>,
 }
 
-/// One route.
+/// One route of the host.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct RouteEntry {
-    /// Destinations.
+    /// Destinations of the route.
     pub prefix: Ipv4Net,
-    /// What becomes of packets to them.
+    /// Type of the route: the treatment of packets to these destinations.
     pub kind: RouteKind,
-    /// The link they leave by (`RTA_OIF`); 0 for kinds without one.
+    /// Interface by which packets leave (`RTA_OIF`); 0 for types without one.
     pub ifindex: u32,
-    /// The router; `None`: on link.
+    /// Router; `None` if the destinations are on link.
     pub gateway: Option<Ipv4Addr>,
-    /// The source address it prefers (`RTA_PREFSRC`).
+    /// Preferred source address (`RTA_PREFSRC`).
     pub prefsrc: Option<Ipv4Addr>,
-    /// Priority: the lower wins (`RTA_PRIORITY`).
+    /// Priority (`RTA_PRIORITY`); the lowest wins.
     pub metric: u32,
-    /// Largest packet that it carries, bytes (`RTAX_MTU`); `None`: as large as the link's.
+    /// Largest packet that the route carries, bytes (`RTAX_MTU`); `None` if only the link limits
+    /// it.
     pub mtu: Option<u32>,
 }
 
-/// A route's type, as `rtm_type` has it.
+/// Type of a route (`rtm_type`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum RouteKind {
-    /// To a gateway or on link.
+    /// Packets are sent to a gateway, or directly on link.
     Unicast,
-    /// The host itself.
+    /// The destination is an address of the host.
     Local,
-    /// A broadcast address of one of its networks.
+    /// The destination is a broadcast address of one of the host's networks.
     Broadcast,
-    /// Discarded silently.
+    /// Packets are discarded silently.
     Blackhole,
-    /// Refused: host unreachable.
+    /// Packets are refused with ICMP host unreachable.
     Unreachable,
-    /// Refused: administratively prohibited.
+    /// Packets are refused with ICMP administratively prohibited.
     Prohibit,
 }
 
 impl RouteEntry {
-    /// Its MTU, if it has one: no less than what any link carries (RFC 791).
+    /// MTU of the route, bytes, raised to the smallest that a link may have (RFC 791); `None` if
+    /// the route sets none.
     fn mtu(&self) -> Option<u32> {
         self.mtu
             .filter(|mtu| *mtu > 0)
@@ -93,35 +95,37 @@ impl RouteEntry {
     }
 }
 
-/// How a destination is reached.
+/// Result of a route look-up.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Route {
-    /// By the uplink.
+    /// The destination is reached by the uplink.
     Via {
-        /// The link to leave by.
+        /// Interface by which to send.
         ifindex: u32,
-        /// Whose MAC address is wanted: the gateway, or the destination itself.
+        /// Address of the gateway, or of the destination if it is on link. Its MAC is the L2
+        /// destination.
         next_hop: Ipv4Addr,
-        /// The address that the host would use as source.
+        /// Source address that the host would use.
         source: Ipv4Addr,
-        /// Largest packet that the route carries, bytes; `None`: as large as the link's.
+        /// Largest packet that the route carries, bytes; `None` if only the link limits it.
         mtu: Option<u32>,
     },
-    /// It is an address of the host, or a broadcast address of one of its networks.
+    /// The destination is an address of the host, or a broadcast address of one of its networks.
     HostLocal,
-    /// By a link that is not the uplink.
+    /// The destination is reached by a link other than the uplink.
     OtherUplink {
-        /// That link.
+        /// Interface of the route.
         ifindex: u32,
     },
-    /// A route says that it is to be refused or discarded.
+    /// A route of this type refuses or discards packets to the destination.
     Refused(RouteKind),
-    /// No route, or no source address on the link of the route.
+    /// There is no route, or the route's link has no source address.
     Unreachable,
 }
 
 impl Route {
-    /// The next hop, with the host's source address there; `None` where it leads by no uplink.
+    /// Next hop, with the host's source address there; `None` if the destination is not reached by
+    /// an uplink.
     pub fn hop(self) -> Option<(Hop, Ipv4Addr)> {
         match self {
             Self::Via {

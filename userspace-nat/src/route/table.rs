@@ -6,22 +6,22 @@ use ipnet::Ipv4Net;
 use super::{Route, RouteEntry, RouteKind, RouteSnapshot};
 use slipgate_policy::PrefixMap;
 
-/// Routes, ready to be looked up. The default table has no route.
+/// Compiled routes for look-ups. The default table has no route.
 #[derive(Clone, Debug, Default)]
 pub struct RouteTable {
     pub(super) uplink: Option<u32>,
-    /// For each prefix its best route.
+    /// Best route of each prefix.
     pub(super) best: PrefixMap<RouteEntry>,
-    /// The host's addresses and networks by link, in the order the kernel lists them. None of
-    /// loopback, which no link may carry: whoever is on the link could answer to it, and so reach the
-    /// host where it listens for itself alone.
+    /// Addresses and networks of the host with their link, in the kernel's order. Loopback
+    /// addresses are left out, because no link may carry them: a host on the link could answer to
+    /// one, and so reach services that listen on loopback only.
     pub(super) sources: Vec<(u32, Ipv4Net)>,
-    /// Its own and broadcast addresses, sorted.
+    /// The host's own and broadcast addresses, sorted.
     pub(super) host: Vec<Ipv4Addr>,
 }
 
 impl RouteTable {
-    /// Compiles a snapshot.
+    /// Compiles a snapshot into a table.
     pub fn new(snapshot: &RouteSnapshot) -> Self {
         let mut host: Vec<Ipv4Addr> = snapshot
             .addresses
@@ -52,7 +52,7 @@ impl RouteTable {
         }
     }
 
-    /// How `addr` is reached.
+    /// Looks up the route to `addr`.
     pub fn lookup(&self, addr: Ipv4Addr) -> Route {
         if self.is_host(addr) {
             return Route::HostLocal;
@@ -95,9 +95,9 @@ impl RouteTable {
         &self.host
     }
 
-    /// As the kernel picks it: what the route prefers, else the link's address in the network of
-    /// the next hop, else the link's first, else, on a link without one, the host's first. Never one of
-    /// loopback.
+    /// Source address as the kernel selects it: the route's preferred one, else the link's address
+    /// in the network of the next hop, else the link's first, else, on a link without address, the
+    /// host's first. It is never a loopback address.
     fn source(&self, route: &RouteEntry, next_hop: Ipv4Addr) -> Option<Ipv4Addr> {
         let mut on_link = self
             .sources

@@ -1,5 +1,5 @@
-//! ARP from a guest (RFC 826). Who asks for the gateway is answered here, so that a guest keeps
-//! its neighbour entry while the engine is down or busy; the rest is the engine's.
+//! ARP from a guest (RFC 826). Requests for the gateway are answered here, so that a guest keeps
+//! its neighbour entry while the engine is down or busy. Other ARP frames go to the engine.
 use core::sync::atomic::Ordering::Relaxed;
 
 use super::{
@@ -14,7 +14,7 @@ use crate::{DropReason, Handover, Ip4, VmRef, cell::load32, vm::VmFlags};
 const REQUEST: u16 = 1;
 const REPLY: u16 = 2;
 
-/// ARP for IPv4 over Ethernet, with the Ethernet header before it.
+/// ARP packet for IPv4 over Ethernet, with the Ethernet header before it.
 #[repr(C, packed(2))]
 struct Arp {
     ethernet: Ethernet,
@@ -28,7 +28,7 @@ struct Arp {
     target: u32,
 }
 
-/// Takes an ARP frame of the VM in `row`.
+/// Processes an ARP frame of the VM in `row`.
 #[inline(always)]
 pub(super) fn run<K: Kernel>(kernel: K, row: u32, vm: VmRef, flags: u8) -> K::End {
     let Some(arp) = kernel.pulled_header::<Arp>(0) else {

@@ -1,5 +1,5 @@
-//! What a TCP segment says about its connection; see [`crate::tcp`] and, for connections that
-//! were inspected, [`crate::sequence`].
+//! Tracking of a TCP connection by its segments; see [`crate::tcp`] and, for connections that were
+//! inspected, [`crate::sequence`].
 use super::{
     Kernel, Maps as _,
     lookup::Flow,
@@ -12,7 +12,7 @@ use crate::{
     tcp::{Flags, Phase, TcpBits},
 };
 
-/// Whether a segment opens a connection.
+/// Whether a packet is a TCP segment that opens a connection.
 #[inline(always)]
 pub(super) fn opens(packet: &Packet) -> bool {
     packet.is_tcp() && Flags::open(packet.tcp_flags)
@@ -24,7 +24,7 @@ pub(super) fn contradicts_itself(packet: &Packet) -> bool {
     packet.is_tcp() && Flags::are_contradictory(packet.tcp_flags)
 }
 
-/// Whether a SYN is the retransmission of the one that opened the flow.
+/// Whether a SYN retransmits the one that opened the flow.
 #[inline(always)]
 pub(super) fn opener_again(packet: &Packet, slot: SlotRef, from: Direction) -> bool {
     let inbound = slot.flags() & SlotFlags::INBOUND != 0;
@@ -33,7 +33,7 @@ pub(super) fn opener_again(packet: &Packet, slot: SlotRef, from: Direction) -> b
         && matches!(TcpBits(load32(slot.tcp())).phase(), Phase::Opening)
 }
 
-/// Whether a guest's segment is none of the connection that was inspected in this flow.
+/// Whether a guest's segment does not belong to the connection that was inspected in this flow.
 #[inline(always)]
 pub(super) fn is_strange<K: Kernel>(kernel: K, packet: &Packet, flow: Flow) -> bool {
     packet.is_tcp()
@@ -41,7 +41,8 @@ pub(super) fn is_strange<K: Kernel>(kernel: K, packet: &Packet, flow: Flow) -> b
         && is_none_of_guests(kernel, flow.slot, flow.index, payload_len(packet)) != 0
 }
 
-/// Arguments in words, and an answer in one: that is what goes through a call.
+/// Returns 1 if the segment does not belong to the connection, else 0. Arguments and result are
+/// words, as a BPF function call requires.
 #[inline(never)]
 fn is_none_of_guests<K: Kernel>(kernel: K, slot: SlotRef, index: u32, payload_len: u32) -> u32 {
     let (Some(segment), Some(sequences)) = (
@@ -54,7 +55,7 @@ fn is_none_of_guests<K: Kernel>(kernel: K, slot: SlotRef, index: u32, payload_le
     u32::from(!sequences.is_guests(slot, &segment, now_ns))
 }
 
-/// Notes what a segment says about its connection, after it was translated.
+/// Records a translated segment in its flow's slot, if it can change the connection's state.
 #[inline(always)]
 pub(super) fn note<K: Kernel>(kernel: K, packet: &Packet, flow: Flow, direction: Direction) {
     if packet.is_tcp() && TcpBits(load32(flow.slot.tcp())).is_concerned_by(packet.tcp_flags) {
@@ -69,11 +70,12 @@ fn note_segment<K: Kernel>(kernel: K, packet: &Packet, flow: Flow, direction: Di
     note_change(kernel, flow.slot, flow.index, rx, payload_len(packet));
 }
 
-/// Arguments in words, so that there are no more than registers. Not marked as cold: it would be
-/// put into a section of its own, where the loader does not find it.
+/// Records the segment. Arguments are words, so that they fit the five registers of a call. Not
+/// marked as cold: it would then be put into a section of its own, where the loader does not find
+/// it.
 #[inline(never)]
 fn note_change<K: Kernel>(kernel: K, slot: SlotRef, index: u32, rx: u32, payload_len: u32) {
-    // What can't be read is as if it had not been seen: the timers are there for that.
+    // An unreadable segment is treated as unseen: the timers cover that case.
     let (Some(segment), Some(sequences)) = (
         packet::segment(kernel, payload_len),
         kernel.maps().sequences(index),
@@ -89,7 +91,7 @@ fn note_change<K: Kernel>(kernel: K, slot: SlotRef, index: u32, rx: u32, payload
     crate::connection::note(slot, sequences, direction, &segment, now_ns);
 }
 
-/// The TCP payload of a frame, bytes.
+/// Length of a frame's TCP payload, bytes.
 #[inline(always)]
 pub(super) fn payload_len(packet: &Packet) -> u32 {
     packet.l3_len.wrapping_sub(packet.headers_len)

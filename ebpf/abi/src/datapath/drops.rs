@@ -1,11 +1,11 @@
-//! Dropping is counting.
+//! Drops of packets. Each is counted with its reason.
 use super::Kernel;
 use crate::{DropReason, segment, segment::Segments};
 
-/// Row of what no VM can be blamed for.
+/// Row that counts packets which cannot be attributed to a VM.
 pub const NOBODY: u32 = 0;
 
-/// Drops a frame whose headers were not parsed.
+/// Drops a frame whose headers were not parsed, and counts it.
 #[cold]
 #[inline(always)]
 pub(super) fn drop_frame<K: Kernel, const L2: usize>(
@@ -16,7 +16,7 @@ pub(super) fn drop_frame<K: Kernel, const L2: usize>(
     drop_packet(kernel, row, reason, rough_segments::<K, L2>(kernel))
 }
 
-/// Drops a packet.
+/// Drops a packet and counts its segments.
 #[cold]
 #[inline(always)]
 pub(super) fn drop_packet<K: Kernel>(
@@ -28,7 +28,8 @@ pub(super) fn drop_packet<K: Kernel>(
     kernel.drop_counted(row, reason, segments)
 }
 
-/// What a frame counts as while its headers are unknown: those of a plain TCP segment are taken.
+/// Estimate of a frame's packets and bytes while its headers are unknown, with the header length of
+/// a TCP segment without options.
 #[inline(always)]
 fn rough_segments<K: Kernel, const L2: usize>(kernel: K) -> Segments {
     let l3_len = kernel.frame_len().saturating_sub(L2 as u32);

@@ -1,9 +1,9 @@
-//! How a packet leaves for the world: by a next hop with known MACs, or by the kernel's neighbour
-//! table.
+//! Path of a packet to the world: by a next hop with known MAC addresses, or by the kernel's
+//! neighbour table.
 use super::{Kernel, Maps as _, packet::Macs};
 use crate::{NextHop, NextHopRef, SlotRef, cell::load32};
 
-/// How to leave.
+/// Path by which a packet leaves.
 pub(super) struct Path {
     pub(super) ifindex: u32,
     pub(super) mtu: u32,
@@ -11,7 +11,7 @@ pub(super) struct Path {
     pub(super) neighbour_unknown: bool,
 }
 
-/// The flow's path; `None` when its uplink is gone.
+/// Path of a flow; `None` if its uplink is gone.
 #[inline(always)]
 pub(super) fn path_of<K: Kernel>(kernel: K, slot: SlotRef) -> Option<Path> {
     let hop = kernel.maps().next_hop(load32(slot.next_hop()));
@@ -31,7 +31,7 @@ pub(super) fn path_of<K: Kernel>(kernel: K, slot: SlotRef) -> Option<Path> {
     })
 }
 
-/// The path by a next hop, if it may be used and nobody writes it just now.
+/// Path by a next hop; `None` if its fields may not be used or are being written.
 #[inline(always)]
 pub(super) fn path_by(hop: NextHopRef) -> Option<Path> {
     hop.read(|hop| {

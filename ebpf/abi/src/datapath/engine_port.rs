@@ -1,4 +1,4 @@
-//! From the engine: what the header in place of the MAC addresses says is done.
+//! Frames from the engine: executes the command in the header in place of the MAC addresses.
 use super::{
     Kernel, Maps as _,
     drops::{NOBODY, drop_frame, drop_packet},
@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{Command, DropReason, PortHeader, VmRef, cell::load32, vm::VmFlags};
 
-/// Takes a frame that came in by the engine port.
+/// Processes a frame that arrived by the engine port.
 #[inline(always)]
 pub fn run<K: Kernel>(kernel: K) -> K::End {
     let Some(ethernet) = kernel.pulled_header::<Ethernet>(0) else {
@@ -44,11 +44,11 @@ pub fn run<K: Kernel>(kernel: K) -> K::End {
     }
 }
 
-/// As it is, to the VM.
+/// Delivers a packet unchanged to the VM.
 #[inline(always)]
 fn to_guest<K: Kernel>(kernel: K, row: u32, vm: VmRef) -> K::End {
     let tap = load32(vm.tap_ifindex());
-    // Its TAP is away: the kernel would lose the frame without a trace.
+    // The TAP is detached: the kernel would lose the frame without counting it.
     if tap == 0 {
         return drop_frame::<K, ETHERNET_LEN>(kernel, row, DropReason::StaleVm);
     }
@@ -58,7 +58,7 @@ fn to_guest<K: Kernel>(kernel: K, row: u32, vm: VmRef) -> K::End {
     kernel.redirect(tap)
 }
 
-/// As it is, to the world, by a next hop.
+/// Sends a packet unchanged to the world by a next hop.
 #[inline(always)]
 fn emit<K: Kernel>(kernel: K, row: u32, index: u32) -> K::End {
     let row = match emitting_row(kernel, row) {
@@ -86,7 +86,7 @@ fn emit<K: Kernel>(kernel: K, row: u32, index: u32) -> K::End {
     by_neighbour(kernel, row, ifindex)
 }
 
-/// As it is, to the world, to whom no next hop leads.
+/// Sends a packet unchanged to the world by an uplink, for destinations without a next hop.
 #[inline(always)]
 fn emit_by<K: Kernel>(kernel: K, row: u32, ifindex: u32) -> K::End {
     match emitting_row(kernel, row) {
@@ -103,8 +103,8 @@ fn by_neighbour<K: Kernel>(kernel: K, row: u32, ifindex: u32) -> K::End {
     kernel.redirect_by_neighbour(ifindex)
 }
 
-/// Where an emission is counted, as an error when its VM is frozen. The header's id is the next hop's, so
-/// the row is all that names the VM.
+/// Row that counts an emission; as an error if its VM is frozen. The header's id is that of the
+/// next hop, so only the row names the VM.
 #[inline(always)]
 fn emitting_row<K: Kernel>(kernel: K, row: u32) -> Result<u32, u32> {
     match kernel.maps().vm_row(row).filter(|vm| load32(vm.id()) != 0) {
@@ -114,7 +114,7 @@ fn emitting_row<K: Kernel>(kernel: K, row: u32) -> Result<u32, u32> {
     }
 }
 
-/// By its flow.
+/// Translates a packet by its flow and sends or delivers it.
 #[inline(always)]
 fn translated<K: Kernel>(kernel: K, row: u32, id: u32, flags: u32, forward: bool) -> K::End {
     if kernel.ether_type() != ether_type::IPV4 {

@@ -1,19 +1,19 @@
-//! Whose datagram the later fragments are: they have no ports.
+//! Table that attributes later fragments, which have no ports, to the VM of the first fragment.
 //!
-//! A small table in which a datagram's place follows from its header (RFC 791: source, destination,
-//! protocol, identification). Another one with the same place pushes it out, whereupon its later
-//! fragments are the host's, uncounted. Nothing is admitted by it. Several CPUs may write a place
-//! at once: what comes of that is a datagram that nobody looks for, or one with the other's row,
+//! The table is small. A datagram's header determines its entry (RFC 791: source, destination,
+//! protocol, identification). A datagram with the same entry replaces it; the later fragments of
+//! the replaced one go to the host, uncounted. The table admits nothing. Several CPUs may write an
+//! entry at once. The entry then holds a datagram that does not exist, or one with the other's row,
 //! whose later fragments are counted there. They are dropped once in any case.
 use super::{Kernel, Maps, NOBODY};
 
-/// Places; a power of two.
+/// Number of entries, a power of two.
 pub const PLACES: usize = 1_024;
-/// How long a datagram's fragments may take, ns: as long as Linux would wait for them
+/// Longest time between the fragments of a datagram, ns: as long as Linux would wait for them
 /// (`net.ipv4.ipfrag_time`).
 const LIFETIME_NS: u64 = 30_000_000_000;
 
-/// A datagram, in network order.
+/// Identity of a datagram, in network order.
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Datagram {
@@ -23,12 +23,12 @@ pub(super) struct Datagram {
     pub(super) protocol: u16,
 }
 
-/// A place: whose it is. All zero: nobody's.
+/// Entry of the table: a datagram and the VM that it belongs to. All zero if unused.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Fragment {
     datagram: Datagram,
-    /// The VM's row.
+    /// Row in `VMS` of the VM.
     row: u32,
     first_seen_ns: u64,
 }
@@ -42,7 +42,8 @@ fn place<M: Maps>(maps: M, datagram: &Datagram) -> Option<*mut Fragment> {
     maps.fragment(place)
 }
 
-/// Says whose the datagram is of which the first fragment came; `NOBODY`: not a flow's.
+/// Records the VM's row for a datagram whose first fragment came. With `NOBODY`, which means that
+/// the fragment has no flow, it removes the datagram's entry.
 #[inline(always)]
 pub(super) fn remember<K: Kernel>(kernel: K, datagram: &Datagram, row: u32) {
     let Some(place) = place(kernel.maps(), datagram) else {
@@ -62,7 +63,8 @@ pub(super) fn remember<K: Kernel>(kernel: K, datagram: &Datagram, row: u32) {
     }
 }
 
-/// The row of the VM whose datagram it is, if its first fragment was a flow's; else `NOBODY`.
+/// Row of the VM that the datagram belongs to; `NOBODY` if its first fragment had no flow or is not
+/// recorded.
 #[inline(always)]
 pub(super) fn row_of<K: Kernel>(kernel: K, datagram: &Datagram) -> u32 {
     let Some(place) = place(kernel.maps(), datagram) else {

@@ -1,11 +1,12 @@
-//! From the world, what is not translated yet: fragments, and packets with IP options.
+//! Packets from the world that are not translated: fragments, and packets with IP options.
 //!
 //! Those of a live flow are dropped and counted in its VM's row. The host has no socket for them:
-//! it would put a fragmented segment together and answer it with RST. A first fragment has the
-//! ports; that the later ones are its flow's is remembered ([`super::fragment_table`]). What comes before
-//! its first fragment is the host's, which never completes it.
+//! it would reassemble a fragmented segment and answer it with RST. A first fragment has the ports;
+//! a table attributes the later ones to its flow ([`super::fragment_table`]). Fragments that arrive
+//! before the first are left to the host, which never completes the datagram.
 //!
-//! "No VM" is row 0 here, not a `None`: on Linux 6.1 the verifier refuses the spilled payload of one.
+//! "No VM" is row 0 here, not `None`: on Linux 6.1 the verifier refuses a spilled `Option`'s
+//! payload.
 use super::{
     Kernel, Maps as _,
     drops::{NOBODY, drop_packet},
@@ -15,12 +16,13 @@ use super::{
 };
 use crate::{DropReason, Ip4, Protocol, Tuple, Verdict, cell::load32, segment::Segments};
 
-/// More fragments follow.
+/// Flag of the IPv4 header: more fragments follow.
 const MORE: u16 = 0x2000;
-/// Where a fragment begins, units of 8 bytes.
+/// Mask of the fragment offset, in units of 8 bytes.
 const OFFSET: u16 = 0x1fff;
 
-/// Takes a packet whose header at `L2` could not be parsed for one of these reasons.
+/// Processes a packet whose header at offset `L2` was rejected for `reason`; passes it to the host
+/// unless the reason is a fragment or IP options.
 #[cold]
 #[inline(always)]
 pub(super) fn run<K: Kernel, const L2: usize>(kernel: K, reason: DropReason) -> K::End {
@@ -86,8 +88,8 @@ fn look<K: Kernel, const L2: usize>(kernel: K) -> K::End {
     }
 }
 
-/// The row of the VM whose live flow a packet is, which has its ports behind `header_len` bytes;
-/// `NOBODY`: no flow's.
+/// Row of the VM that has a live flow for this packet, whose ports follow `header_len` bytes of IP
+/// header; `NOBODY` if there is no such flow.
 #[inline(always)]
 fn flow_row<K: Kernel, const L2: usize>(kernel: K, datagram: &Datagram, header_len: usize) -> u32 {
     let Some(protocol) = Protocol::from_ip(datagram.protocol as u8) else {

@@ -1,5 +1,5 @@
-//! From a guest: established flows go on to the world, what needs a decision goes to the engine,
-//! what no guest may send is dropped.
+//! Frames from a guest. Packets of established flows go to the world, packets that need a decision
+//! go to the engine, and packets that no guest may send are dropped.
 use core::sync::atomic::Ordering::Relaxed;
 
 use super::{
@@ -21,14 +21,15 @@ use crate::{
     vm::VmFlags,
 };
 
-/// Every packet to it is the resolver's, whatever its address.
+/// Port of DNS. Packets to it go to the resolver, whatever their destination address.
 pub const DNS_PORT: u16 = 53;
 const DHCP_SERVER_PORT: u16 = 67;
 const DHCP_CLIENT_PORT: u16 = 68;
-/// Shortest Ethernet frame without FCS, and with it: up to here a frame may be padded.
+/// Length up to which a frame may be padded, bytes: that of the shortest Ethernet frame with its
+/// FCS.
 const PADDED_LEN: u32 = 64;
 
-/// Takes a frame of the guest behind the TAP it came in by.
+/// Processes a frame from the guest attached to the TAP on which it arrived.
 #[inline(always)]
 pub fn run<K: Kernel>(kernel: K) -> K::End {
     let Some(tap) = kernel.maps().tap(kernel.ifindex()) else {
@@ -118,7 +119,8 @@ pub fn run<K: Kernel>(kernel: K) -> K::End {
     }
 }
 
-/// From another source address than the guest's, or to a group: DHCP or nothing.
+/// Processes a packet with a source address other than the guest's, or to a group address. Only
+/// DHCP is accepted.
 #[inline(always)]
 fn unusual<K: Kernel>(kernel: K, row: u32, packet: &Packet, guest: Ip4, port_flags: u8) -> K::End {
     let reason = if packet.source != guest && packet.source != Ip4::UNSPECIFIED {
@@ -141,6 +143,9 @@ fn is_dhcp(packet: &Packet) -> bool {
 }
 
 /// Refuses segment sizes that no real connection has.
+///
+/// # Errors
+/// `GsoBomb` for such a size, `Malformed` for GSO of another protocol.
 #[inline(always)]
 fn check_gso(packet: &Packet) -> Result<(), DropReason> {
     if packet.is_tcp() {
@@ -157,8 +162,8 @@ fn check_gso(packet: &Packet) -> Result<(), DropReason> {
     Ok(())
 }
 
-/// Sends a packet of a guest on by its flow. `flags`: the VM's. `ENGINE`: the engine has seen it
-/// and has decided, so nothing goes back there.
+/// Sends a packet from a guest by its flow. `flags` are the VM's. With `ENGINE`, the packet comes
+/// from the engine, which has decided, so it never returns there.
 #[inline(always)]
 pub(super) fn send_to_world<K: Kernel, const ENGINE: bool>(
     kernel: K,

@@ -1,5 +1,6 @@
-//! Behind [`guest_egress`](super::guest_egress), which lets no frame by: what comes here came to a
-//! TAP that has lost it, and would go on to the host's own stack, which might even route it.
+//! Fallback after [`guest_egress`](super::guest_egress), which passes no frame on. A frame that
+//! arrives here came by a TAP that has lost that program, and would otherwise reach the host's
+//! stack, which might route it.
 use super::{
     Kernel, Maps as _,
     drops::{NOBODY, drop_frame},
@@ -7,7 +8,7 @@ use super::{
 };
 use crate::DropReason;
 
-/// Drops the frame.
+/// Drops the frame and counts it as `Unserved`.
 #[inline(always)]
 pub fn run<K: Kernel>(kernel: K) -> K::End {
     let tap = kernel.maps().tap(kernel.ifindex());

@@ -1,10 +1,11 @@
-//! To the engine: the frame as it came, with a header in place of the MAC addresses.
+//! Hand-over of a frame to the engine: unchanged, except for a header in place of the MAC
+//! addresses.
 //!
-//! How many frames of a VM may be on their way at once is bounded by credits: the programs count
-//! out, the engine counts in. So one VM's flood neither fills the port's queue nor delays the
-//! admission of another's flows. What the world sends has credits of its own, so that whoever floods
-//! a VM takes none of what the guest sends; and of these first packets to forwards, which anybody may
-//! send, have half, so that they take none of what the VM's peers send.
+//! Credits bound the number of a VM's frames that are queued at once: the programs count frames
+//! handed over, the engine counts frames received. So one VM's flood neither fills the port's queue
+//! nor delays the admission of another's flows. Frames from the world have credits of their own, so
+//! that a flood of a VM takes none from the guest. First packets to forwards, which any host may
+//! send, may use half of those, so that they leave the rest to the VM's peers.
 use core::sync::atomic::Ordering::Relaxed;
 
 use super::{
@@ -18,7 +19,8 @@ use crate::{
     segment::{self, MAX_GSO_FRAME_LEN},
 };
 
-/// Hands over a frame of the VM in `row`. `L2` is 0 where the packet has no Ethernet header yet.
+/// Hands a frame of the VM in `row` to the engine. `L2` is the length of its L2 header, 0 if the
+/// packet has none.
 #[cold]
 #[inline(always)]
 pub fn hand_over<K: Kernel, const L2: usize>(

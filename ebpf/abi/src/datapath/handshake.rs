@@ -1,11 +1,11 @@
-//! What a segment says of a handshake that the world began; see [`crate::handshake`].
+//! Tracking of a handshake that the world began; see [`crate::handshake`].
 use super::{
     Kernel, connection,
     packet::{self, Packet},
 };
 use crate::{Direction, SlotRef, handshake};
 
-/// Notes it, after the segment was translated.
+/// Records a translated segment if the flow's handshake is pending.
 #[inline(always)]
 pub(super) fn note<K: Kernel>(kernel: K, packet: &Packet, slot: SlotRef, direction: Direction) {
     if packet.is_tcp() && handshake::is_pending(slot) {
@@ -14,10 +14,10 @@ pub(super) fn note<K: Kernel>(kernel: K, packet: &Packet, slot: SlotRef, directi
     }
 }
 
-/// Arguments in words, so that there are no more than registers.
+/// Records the segment. Arguments are words, so that they fit the five registers of a call.
 #[inline(never)]
 fn note_pending<K: Kernel>(kernel: K, slot: SlotRef, rx: u32, payload_len: u32) {
-    // What can't be read is as if it had not been seen: it is sent again.
+    // An unreadable segment is treated as unseen: it will be retransmitted.
     let Some(segment) = packet::segment(kernel, payload_len) else {
         return;
     };

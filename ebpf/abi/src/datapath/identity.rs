@@ -1,8 +1,9 @@
-//! Who a VM is, from its row: constant while its TAP is attached, but for a MAC that is learned.
+//! Addresses of a VM, from its row. They are constant while its TAP is attached, except a MAC that
+//! is learned.
 use super::packet::Macs;
 use crate::{Ip4, Vm, VmRef, cell::load32, vm::VmFlags};
 
-/// The guest's and the gateway's MAC, as they stand in a frame to the guest.
+/// The guest's and the gateway's MAC, in the order of a frame to the guest.
 #[inline(always)]
 pub fn guest_macs(vm: VmRef) -> Macs {
     // SAFETY: a live row; the two arrays lie side by side, 2-aligned (asserted below).
@@ -15,17 +16,17 @@ const _: () = {
     assert!(offset_of!(Vm, guest_mac) % 2 == 0);
 };
 
-/// Whether a frame with these addresses has the guest's as its source.
+/// Whether a frame with these addresses has the guest's MAC as source.
 #[inline(always)]
 pub fn sent_by(vm: VmRef, macs: Macs) -> bool {
     let ours = guest_macs(vm);
     macs[3] == ours[0] && macs[4] == ours[1] && macs[5] == ours[2]
 }
 
-/// Learns the guest's MAC from a frame of its own, where none was configured: a guest may have
-/// another after each start. Done where a guest says who it is (ARP) and on what goes to the
-/// engine (its first packets), never on the fast path. Meanwhile a frame may be sent to a mix of
-/// two MACs of the same guest, no worse than to the old one.
+/// Learns the guest's MAC from a frame it sent, if none was configured: a guest may have another
+/// MAC after each start. This is done on ARP, by which a guest announces itself, and on packets
+/// that go to the engine (a flow's first packets), never on the fast path. Meanwhile a frame may be
+/// sent to a mix of two MACs of the same guest, which is no worse than the old one.
 #[inline(always)]
 pub fn learn(vm: VmRef, macs: Macs) {
     let is_group = macs[3].to_ne_bytes()[0] & 1 != 0;
@@ -39,7 +40,7 @@ pub fn learn(vm: VmRef, macs: Macs) {
     }
 }
 
-/// The guest's address, the gateway's, their network's prefix length.
+/// The guest's address, the gateway's address and the prefix length of their network.
 #[inline(always)]
 pub fn network(vm: VmRef) -> (Ip4, Ip4, u32) {
     let row = vm.as_ptr();
@@ -47,7 +48,7 @@ pub fn network(vm: VmRef) -> (Ip4, Ip4, u32) {
     unsafe { ((*row).guest, (*row).gateway, (*row).prefix_len) }
 }
 
-/// Whether two addresses share a prefix.
+/// Whether two addresses share a prefix of this length.
 #[inline(always)]
 pub fn same_network(a: Ip4, b: Ip4, prefix_len: u32) -> bool {
     let differ = u32::from_be(a.to_wire() ^ b.to_wire());

@@ -1,16 +1,16 @@
-//! From a tuple to its flow: copy, then check.
+//! Look-up of a flow by its tuple: copy the reference, then check the slot.
 //!
-//! A hash element is recycled under a running program, so what `FLOWS` answers may be another
-//! flow's by now. The reference is read by one load, and the slot is believed only when its
-//! generation and its tuple are the ones asked for: everything else is a miss.
+//! A hash element may be recycled under a running program, so an entry of `FLOWS` may belong to
+//! another flow by the time it is read. The reference is read by one load, and the slot is used
+//! only if its generation and its tuple match: everything else is a miss.
 use super::{Maps, packet::Packet};
 use crate::{FlowRef, SlotRef, Tuple, cell::load32};
 
-/// A flow that was found.
+/// A flow found in `FLOWS`.
 #[derive(Clone, Copy)]
 pub(super) struct Flow {
     pub(super) slot: SlotRef,
-    /// The slot's index.
+    /// Index of the slot in `SLOTS`.
     pub(super) index: u32,
 }
 
@@ -24,7 +24,7 @@ fn flow_of<M: Maps>(maps: M, tuple: &Tuple) -> Option<Flow> {
     (load32(slot.generation()) == generation).then_some(Flow { slot, index })
 }
 
-/// The flow of what a VM sent.
+/// The flow of a packet from a VM; `None` if it has none.
 #[inline(always)]
 pub(super) fn guest_flow<M: Maps>(maps: M, vm: u32, packet: &Packet) -> Option<Flow> {
     let tuple = Tuple {
@@ -44,7 +44,7 @@ pub(super) fn guest_flow<M: Maps>(maps: M, vm: u32, packet: &Packet) -> Option<F
     (flow.slot.guest_tuple() == tuple).then_some(flow)
 }
 
-/// The flow of what the world sent.
+/// The flow of a packet from the world; `None` if it has none.
 #[inline(always)]
 pub(super) fn world_flow<M: Maps>(maps: M, packet: &Packet) -> Option<Flow> {
     let tuple = Tuple {
@@ -64,14 +64,14 @@ pub(super) fn world_flow<M: Maps>(maps: M, packet: &Packet) -> Option<Flow> {
     (flow.slot.world_tuple() == tuple).then_some(flow)
 }
 
-/// The flow with exactly this tuple on the world's link.
+/// The flow with exactly this tuple on the world's link; `None` if there is none.
 #[inline(always)]
 pub(super) fn world_flow_by<M: Maps>(maps: M, tuple: &Tuple) -> Option<SlotRef> {
     let slot = flow_of(maps, tuple)?.slot;
     (slot.world_tuple() == *tuple).then_some(slot)
 }
 
-/// Whether a live flow has this tuple on its guest's link.
+/// Whether a live flow has this tuple on the guest's link.
 #[inline(always)]
 pub fn is_guest_flow<M: Maps>(maps: M, tuple: &Tuple) -> bool {
     flow_of(maps, tuple).is_some_and(|flow| flow.slot.guest_tuple() == *tuple)

@@ -1,4 +1,4 @@
-//! A packet's headers, read once into a small struct.
+//! Headers of a packet, parsed once into a small struct.
 use super::Kernel;
 use crate::{
     DropReason, Ip4, Protocol,
@@ -6,22 +6,22 @@ use crate::{
     tcp,
 };
 
-/// Length of an Ethernet header without tags.
+/// Length of an Ethernet header without tags, bytes.
 pub const ETHERNET_LEN: usize = 14;
-/// Length of an IPv4 header without options: the only one that is translated.
+/// Length of an IPv4 header without options, bytes. Headers with options are not translated.
 pub const IPV4_LEN: usize = 20;
 
-/// EtherTypes.
+/// EtherTypes (IANA and IEEE 802).
 pub mod ether_type {
-    /// IPv4.
+    /// Internet Protocol version 4.
     pub const IPV4: u16 = 0x0800;
-    /// ARP.
+    /// Address Resolution Protocol (RFC 826).
     pub const ARP: u16 = 0x0806;
-    /// IPv6.
+    /// Internet Protocol version 6.
     pub const IPV6: u16 = 0x86dd;
-    /// An 802.1Q tag.
+    /// VLAN tag of IEEE 802.1Q.
     pub const VLAN: u16 = 0x8100;
-    /// An 802.1ad tag.
+    /// IEEE 802.1ad service tag.
     pub const SERVICE_VLAN: u16 = 0x88a8;
 }
 
@@ -34,56 +34,56 @@ pub(super) mod icmp {
     pub(crate) const PARAMETER_PROBLEM: u8 = 12;
 }
 
-// Headers as they stand on the wire. Packets are 2-aligned: with `packed(2)` a 32-bit field is
-// read as two halves, not as four bytes. Multi-byte fields are in network order.
+// Headers in wire format. Packets are 2-aligned: with `packed(2)` a 32-bit field is read as two
+// halves, not as four bytes. Multi-byte fields are in network order.
 
-/// Ethernet header. Both addresses in one array of halves, destination first, as they stand side
-/// by side in `NextHop` and `Vm` as well.
+/// Ethernet header. Both addresses are one array of 16-bit words, destination first, as they also
+/// lie side by side in `NextHop` and `Vm`.
 #[repr(C, packed(2))]
 pub struct Ethernet {
-    /// Destination and source address.
+    /// Destination and source MAC address.
     pub macs: Macs,
-    /// The EtherType.
+    /// EtherType of the payload, network order.
     pub ether_type: u16,
 }
 
-/// Destination and source address.
+/// Destination and source MAC address, three 16-bit words each.
 pub type Macs = [u16; 6];
 
-/// IPv4 header without options.
+/// IPv4 header without options (RFC 791).
 #[repr(C, packed(2))]
 pub struct Ipv4 {
-    /// Version, and header length in words.
+    /// Version, and header length in 32-bit words.
     pub version_ihl: u8,
-    /// DSCP and ECN.
+    /// DSCP and ECN bits (RFC 2474, RFC 3168).
     pub tos: u8,
-    /// Header and payload, bytes.
+    /// Length of header and payload, bytes.
     pub total_len: u16,
-    /// Identification.
+    /// Identification of the datagram.
     pub id: u16,
     /// Flags and fragment offset.
     pub fragment: u16,
-    /// TTL and protocol in one word, as the header's checksum takes them.
+    /// TTL and protocol as one word, as the header checksum covers them.
     pub ttl_protocol: u16,
-    /// The header's checksum.
+    /// Checksum of the header.
     pub checksum: u16,
-    /// Source address.
+    /// Source address, network order.
     pub source: u32,
-    /// Destination address.
+    /// Destination address, network order.
     pub destination: u32,
 }
 
-/// The first half of a TCP, the whole of a UDP header, or an ICMP echo's.
+/// First 8 bytes of an L4 header: half of a TCP header, or the whole of a UDP or ICMP echo header.
 #[repr(C, packed(2))]
 #[derive(Clone, Copy)]
 pub struct L4 {
-    /// Source and destination port; ICMP: type with code, checksum.
+    /// TCP and UDP: source and destination port. ICMP: type with code, and checksum.
     pub ports: [u16; 2],
-    /// TCP: sequence number; UDP: length, checksum; ICMP: id, sequence number.
+    /// TCP: sequence number. UDP: length and checksum. ICMP: query id and sequence number.
     pub rest: [u16; 2],
 }
 
-/// The second part of a TCP header.
+/// Second part of a TCP header, after the sequence number.
 #[repr(C, packed(2))]
 struct TcpTail {
     acknowledgement: u32,
@@ -94,7 +94,7 @@ struct TcpTail {
     urgent: u16,
 }
 
-/// A TCP header without options.
+/// TCP header without options.
 #[repr(C, packed(2))]
 struct Tcp {
     ports: [u16; 2],
@@ -102,34 +102,35 @@ struct Tcp {
     tail: TcpTail,
 }
 
-/// An IPv4 packet with or without the L4 part parsed.
+/// An IPv4 packet, with or without its L4 header parsed.
 #[derive(Clone, Copy)]
 pub(super) struct Packet {
     pub(super) source: Ip4,
     pub(super) destination: Ip4,
-    /// Host order; both 0 before [`Packet::parse_transport`].
+    /// Source port, host order; 0 before [`Packet::parse_transport`].
     pub(super) source_port: u16,
-    /// As above. ICMP echo has its id here and in `source_port`.
+    /// Destination port, host order; 0 before [`Packet::parse_transport`]. An ICMP echo has its
+    /// query id here and in `source_port`.
     pub(super) destination_port: u16,
-    /// IP protocol number.
+    /// Number of the IP protocol.
     pub(super) protocol: u8,
     pub(super) ttl: u8,
     pub(super) tcp_flags: u8,
     pub(super) icmp_type: u8,
     /// TCP sequence number, host order.
     pub(super) sequence: u32,
-    /// L4 checksum as it stands in the packet.
+    /// L4 checksum as it appears in the packet.
     pub(super) checksum: u16,
-    /// IP header to end, bytes.
+    /// Length from the IP header to the end, bytes.
     pub(super) l3_len: u32,
-    /// What each segment repeats, bytes.
+    /// Length of the L3 and L4 headers, which each segment repeats, bytes.
     pub(super) headers_len: u32,
-    /// L4 payload per segment; 0 when the frame is one packet.
+    /// L4 payload per segment, bytes; 0 if the frame is one packet.
     pub(super) gso_size: u32,
 }
 
-/// The segment in a frame that was parsed as TCP and has an Ethernet header; `payload_len` is the
-/// whole frame's.
+/// The TCP segment in a frame that was parsed as TCP and has an Ethernet header. `payload_len` is
+/// that of the whole frame, bytes. `None` if the header cannot be read.
 #[inline(always)]
 pub(super) fn segment<K: Kernel>(kernel: K, payload_len: u32) -> Option<tcp::Segment> {
     let header = kernel.header::<Tcp>(ETHERNET_LEN + IPV4_LEN)?;
@@ -145,7 +146,10 @@ pub(super) fn segment<K: Kernel>(kernel: K, payload_len: u32) -> Option<tcp::Seg
 }
 
 impl Packet {
-    /// Reads the IPv4 header at `L2`. The reason is `Malformed`, `IpOptions` or `Fragment`.
+    /// Parses the IPv4 header at offset `L2`.
+    ///
+    /// # Errors
+    /// `Malformed`, `IpOptions` or `Fragment`.
     #[inline(always)]
     pub(super) fn parse_network<K: Kernel, const L2: usize>(kernel: K) -> Result<Self, DropReason> {
         let Some(ip) = kernel.pulled_header::<Ipv4>(L2) else {
@@ -193,7 +197,10 @@ impl Packet {
         })
     }
 
-    /// Reads the L4 header. The reason is `Malformed` or `IpProtocol`.
+    /// Parses the L4 header.
+    ///
+    /// # Errors
+    /// `Malformed` or `IpProtocol`.
     #[inline(always)]
     pub(super) fn parse_transport<K: Kernel, const L2: usize>(
         &mut self,
@@ -255,13 +262,13 @@ impl Packet {
         Ok(())
     }
 
-    /// What it counts as.
+    /// Packets and bytes of the frame after segmentation.
     #[inline(always)]
     pub(super) fn segments(&self) -> Segments {
         segment::count(self.l3_len, self.headers_len, self.gso_size)
     }
 
-    /// The largest packet it becomes, L3 bytes.
+    /// Length of the largest L3 packet in the frame after segmentation, bytes.
     #[inline(always)]
     pub(super) fn largest(&self) -> u32 {
         segment::largest_packet(self.l3_len, self.headers_len, self.gso_size)

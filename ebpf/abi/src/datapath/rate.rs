@@ -1,8 +1,11 @@
-//! A VM's limits, looked at only where one is set; see [`crate::rate`].
+//! Rate limits of a VM, checked only if one is set; see [`crate::rate`].
 use super::{Kernel, Maps as _};
 use crate::{Direction, DropReason, segment::Segments};
 
-/// Lets a packet pass that is about to be translated, or says why not.
+/// Charges a packet that is about to be translated.
+///
+/// # Errors
+/// The drop reason if a limit is exceeded.
 #[cold]
 #[inline(always)]
 pub(super) fn take<K: Kernel>(
@@ -15,7 +18,11 @@ pub(super) fn take<K: Kernel>(
     result(charge(kernel, row, rx, segments.packets, segments.bytes))
 }
 
-/// Whether a packet would pass, or why not. It goes to the engine, which charges what it sends on.
+/// Checks whether a packet that goes to the engine would pass. The engine charges packets that it
+/// sends.
+///
+/// # Errors
+/// The drop reason if a limit is exceeded.
 #[cold]
 #[inline(always)]
 pub(super) fn look<K: Kernel>(kernel: K, row: u32, direction: Direction) -> Result<(), DropReason> {
@@ -23,7 +30,7 @@ pub(super) fn look<K: Kernel>(kernel: K, row: u32, direction: Direction) -> Resu
     result(charge(kernel, row, rx, 0, 0))
 }
 
-/// A reason as its number: more than words does not go through a call.
+/// Decodes the result of [`charge`]. A BPF function call returns only one word.
 #[inline(always)]
 fn result(number: u32) -> Result<(), DropReason> {
     match number {
@@ -35,7 +42,8 @@ fn result(number: u32) -> Result<(), DropReason> {
 
 const PASSES: u32 = u32::MAX;
 
-/// Without packets, looks only.
+/// Charges the packets, or only checks the limits if `packets` is 0. Returns [`PASSES`] or the
+/// number of the drop reason.
 #[inline(never)]
 fn charge<K: Kernel>(kernel: K, row: u32, rx: u32, packets: u64, bytes: u64) -> u32 {
     let Some(limits) = kernel.maps().rates(row) else {

@@ -1,36 +1,37 @@
-//! The rewrite: address, port or ICMP id, TTL and checksums.
+//! Rewrite of a packet: address, port or ICMP query id, TTL and checksums.
 //!
 //! # Checksums
 //! A frame's L4 checksum is full, partial (`NEEDS_CSUM`: the field holds the pseudo-header's sum
-//! and whoever sends the frame completes it) or complete (the device summed the payload), and a
-//! program can't see which. `bpf_l4_csum_replace` does the right thing for each, if told what is
-//! part of the pseudo-header: the address is, the port is not.
+//! and the sending device completes it) or complete (the receiving device summed the payload). A
+//! program cannot see which. `bpf_l4_csum_replace` updates each correctly if its flags say whether
+//! the word is part of the pseudo-header: the address is, the port is not.
 //!
-//! # Where a guest wants its checksum
+//! # Place of a guest's checksum
 //! With a partial checksum the guest also chooses the place where the kernel later stores it, and
-//! only a lower bound is checked there: pointed at the IP header, the store would change the
-//! translated addresses behind our back. So a partial checksum from a guest must lie where its
-//! protocol has it, or after. Whether it is partial shows in the field: replacing a word outside
-//! the pseudo-header leaves it alone. Where it lies no helper tells: the kernel's own struct does.
-//! (`bpf_skb_change_tail` refuses to cut the place off on some kernels, on others it does not.)
+//! the kernel checks only a lower bound. If the place were in the IP header, the store would change
+//! the translated addresses after the rewrite. So a partial checksum from a guest must lie where
+//! its protocol has it, or after. The field shows whether it is partial: replacing a word outside
+//! the pseudo-header leaves it unchanged. No helper returns the place, so it is read from the
+//! kernel's own struct. (`bpf_skb_change_tail` refuses to cut the place off on some kernels, not on
+//! others.)
 use super::{
     Kernel, Refused,
     packet::{ETHERNET_LEN, Ethernet, IPV4_LEN, Ipv4, L4, Macs, Packet, ether_type},
 };
 use crate::{Direction, DropReason, Ip4, Protocol, checksum};
 
-/// Flags of `bpf_l4_csum_replace` (include/uapi/linux/bpf.h); its lowest four bits are the length of
-/// the word that is replaced.
+/// Flags of `bpf_l4_csum_replace` (include/uapi/linux/bpf.h). Its lowest four bits are the length
+/// of the replaced word, bytes.
 pub mod checksum_flags {
     /// The word is part of the pseudo-header.
     pub const PSEUDO_HDR: u64 = 1 << 4;
-    /// A sum of zero means that there is none (UDP).
+    /// A checksum of zero means that there is none (UDP).
     pub const MARK_MANGLED_0: u64 = 1 << 5;
 }
 
 const L4_OFFSET: usize = ETHERNET_LEN + IPV4_LEN;
 
-/// The headers that a rewrite changes, in one piece so that one bounds check covers them.
+/// The headers that a rewrite changes, as one struct so that one bounds check covers them.
 #[repr(C, packed(2))]
 struct Headers {
     ethernet: Ethernet,
@@ -38,21 +39,23 @@ struct Headers {
     l4: L4,
 }
 
-/// What is put in place of what.
+/// The values that a rewrite puts into a packet.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Rewrite {
-    /// [`Direction::Tx`]: the source is replaced; else the destination.
+    /// [`Direction::Tx`] replaces the source, [`Direction::Rx`] the destination.
     pub(super) direction: Direction,
-    /// The new address.
+    /// New IPv4 address.
     pub(super) address: Ip4,
-    /// The new port or ICMP id, host order.
+    /// New port or ICMP query id, host order.
     pub(super) port: u16,
-    /// The new MAC addresses, unless the kernel is to find them.
+    /// New MAC addresses; `None` if the kernel is to resolve them.
     pub(super) macs: Option<Macs>,
 }
 
-/// Rewrites a frame with an Ethernet header. When it fails, the frame may be half changed and must
-/// be dropped.
+/// Rewrites a frame that has an Ethernet header.
+///
+/// # Errors
+/// The drop reason. The frame may be half rewritten then, and must be dropped.
 #[inline(always)]
 pub(super) fn rewrite<K: Kernel>(
     kernel: K,
@@ -145,7 +148,8 @@ fn replace_port<K: Kernel>(
     )
 }
 
-/// Whether two words are the same number in one's complement: swapping them shows in no checksum.
+/// Whether two words are equal in one's complement, so that replacing one by the other changes no
+/// checksum.
 #[inline(always)]
 fn same_sum(a: u16, b: u16) -> bool {
     a == b || (a == 0 && b == 0xffff) || (a == 0xffff && b == 0)
@@ -160,10 +164,13 @@ fn checksum_at<K: Kernel>(kernel: K, offset: usize) -> Result<u16, DropReason> {
     Ok(unsafe { *field })
 }
 
-/// The checksum is partial: refuses one that lies before its protocol's place.
+/// Checks that a partial checksum does not lie before its protocol's place.
+///
+/// # Errors
+/// `Malformed` if it does, or if the packet cannot have a partial checksum.
 #[inline(always)]
 fn check_place<K: Kernel>(kernel: K, packet: &Packet, offset: usize) -> Result<(), DropReason> {
-    // ICMP has no pseudo-header, so nobody makes it partial; a zero UDP checksum means none.
+    // ICMP has no pseudo-header, so its checksum is never partial; zero in UDP means no checksum.
     if packet.is_icmp()
         || (packet.is_udp() && packet.checksum == 0)
         || kernel.partial_checksum_place()? < offset as i32
@@ -173,7 +180,8 @@ fn check_place<K: Kernel>(kernel: K, packet: &Packet, offset: usize) -> Result<(
     Ok(())
 }
 
-/// As [`check_place`] where the rewrite itself does not show whether the checksum is partial.
+/// As [`check_place`], for packets whose rewrite does not show whether the checksum is partial: it
+/// replaces a word as a probe first.
 #[cold]
 #[inline(always)]
 fn check_place_by_probe<K: Kernel>(

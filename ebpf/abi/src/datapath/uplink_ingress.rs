@@ -1,5 +1,5 @@
-//! From the world: established flows go on to their guest. What is not ours passes as if we were
-//! not there.
+//! Packets from the world. Those of established flows go to their guest. All packets that are not
+//! slipgate's pass to the host unchanged.
 use core::sync::atomic::Ordering::Relaxed;
 
 use super::{
@@ -22,7 +22,7 @@ use crate::{
     vm::VmFlags,
 };
 
-/// Takes a packet of an uplink; `L2` is the length of its L2 header.
+/// Processes a packet that arrived by an uplink. `L2` is the length of its L2 header, bytes.
 #[inline(always)]
 pub fn run<K: Kernel, const L2: usize>(kernel: K) -> K::End {
     if kernel.is_untagged_by_stack() || kernel.ether_type() != ether_type::IPV4 {
@@ -56,8 +56,8 @@ pub fn run<K: Kernel, const L2: usize>(kernel: K) -> K::End {
     }
 }
 
-/// Delivers a packet of the world by its flow. `ENGINE`: the engine has seen it and has decided,
-/// so nothing goes back there.
+/// Delivers a packet from the world by its flow. With `ENGINE`, the packet comes from the engine,
+/// which has decided, so it never returns there.
 #[inline(always)]
 pub(super) fn send_to_guest<K: Kernel, const L2: usize, const ENGINE: bool>(
     kernel: K,
@@ -149,7 +149,8 @@ pub(super) fn send_to_guest<K: Kernel, const L2: usize, const ENGINE: bool>(
     kernel.redirect(tap)
 }
 
-/// Without a flow: the first packet of a forward, or not ours.
+/// Processes a packet without flow: hands it to the engine if a forward matches and it opens a
+/// flow, else leaves it to the host.
 #[inline(always)]
 fn forward<K: Kernel, const L2: usize>(kernel: K, packet: &Packet) -> K::End {
     if !packet.is_udp() && !connection::opens(packet) {
@@ -187,7 +188,8 @@ fn forward<K: Kernel, const L2: usize>(kernel: K, packet: &Packet) -> K::End {
     hand_over::<K, L2>(kernel, vm_row, Handover::Forward, PortFlags::FROM_UPLINK)
 }
 
-/// An ICMP error: the packet it quotes (RFC 792: IP header and 8 bytes) tells whose it is.
+/// Processes an ICMP error. The packet it quotes (RFC 792: IP header and 8 bytes) identifies the
+/// flow.
 #[inline(always)]
 fn icmp_error<K: Kernel, const L2: usize>(kernel: K, packet: &Packet) -> K::End {
     let Some(slot) = quoted_flow::<K, L2>(kernel) else {

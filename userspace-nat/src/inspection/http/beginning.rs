@@ -1,25 +1,26 @@
-//! Content that reads as a request.
+//! Detection of request content that could be read as a request.
 //!
-//! A server that does not heed a request's length, as some do not on some of their paths ("CL.0"),
-//! takes its content for the next request. So content may not begin as one does: by a line of a method,
-//! a target and a version. Empty lines before it are passed over, as servers do (RFC 9112 section 2.2);
-//! a target may have blanks, as with some. Without the end of that line no server has a request.
+//! Some servers ignore a request's length on some of their paths ("CL.0"), and take its content for
+//! the next request. So content must not begin as a request does: with a line of a method, a target
+//! and a version. Empty lines before it are skipped, as servers do (RFC 9112 section 2.2). A target
+//! may contain blanks, which some servers accept. Without the end of that line no server has a
+//! request.
 
-/// Where in a first line the content's next octet is.
+/// State of the content's first line.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Beginning {
     /// In empty lines and blanks before it.
     #[default]
     Blank,
-    /// In its first word.
+    /// In the first word.
     Method,
-    /// Behind that, so many octets into a blank and a version.
+    /// After the first word, this many octets into a blank and a version.
     Version(u8),
-    /// It is no request's.
+    /// The content does not begin as a request.
     Other,
 }
 
-/// A version, `0` for any digit, behind a blank.
+/// Pattern of a blank and a version; `0` stands for any digit.
 const VERSION: &[u8] = b" HTTP/0.0";
 
 impl Beginning {
@@ -61,7 +62,7 @@ fn is(octet: u8, of_version: u8) -> bool {
     }
 }
 
-/// RFC 9110 section 5.6.2.
+/// Whether an octet may be in a token (RFC 9110 section 5.6.2).
 fn is_token(octet: u8) -> bool {
     octet.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&octet)
 }

@@ -6,10 +6,10 @@ use crate::inspection::http::{
     fields::{is_trailer, only},
 };
 
-/// What is left of a body.
+/// Remaining part of a body.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Body {
-    /// So many bytes.
+    /// This many bytes are left.
     Length(u64),
     /// Chunks: a chunk's size is to come.
     ChunkSize,

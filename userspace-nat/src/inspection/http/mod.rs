@@ -32,36 +32,39 @@ pub use body::Body;
 
 use fields::{lists, only};
 
-/// Longest head, bytes.
+/// Longest head that is parsed, bytes.
 pub const MAX_HEAD: usize = 16_384;
 const MAX_FIELDS: usize = 128;
 
-/// A request's head.
+/// Head of a request, parsed.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Head {
-    /// The server that it is for.
+    /// Name of the server that the request is for.
     pub name: HostName,
-    /// Its length with the empty line, bytes.
+    /// Length with the empty line, bytes.
     pub len: usize,
-    /// What follows it.
+    /// Body that follows the head.
     pub body: Body,
-    /// Whether the stream may become another protocol's: it asks for an upgrade.
+    /// Whether the request asks for an upgrade, after which the stream may use another protocol.
     pub upgrades: bool,
-    /// Whether some servers could take what follows it for another request.
+    /// Whether some servers could take the data after the head for another request.
     pub is_doubtful: bool,
 }
 
-/// What of HTTP/2's begin tells it apart (RFC 9113 section 3.4).
+/// Beginning of HTTP/2's connection preface (RFC 9113 section 3.4).
 const PREFACE: &[u8] = b"PRI * HTTP/2";
-/// Methods that give content no meaning.
+/// Methods whose content has no defined meaning.
 const WITHOUT_CONTENT: [&str; 4] = ["GET", "HEAD", "DELETE", "TRACE"];
 
-/// Whether an octet may begin a request: methods are in capitals.
+/// Whether an octet may begin a request: methods are upper-case.
 pub fn may_begin(octet: u8) -> bool {
     octet.is_ascii_uppercase()
 }
 
-/// Reads a head from the beginning of a stream; `None`: there is more to come.
+/// Parses a head at the beginning of a stream. `None` if more bytes are needed.
+///
+/// # Errors
+/// If servers could interpret the head in different ways, or it has no host name.
 pub fn parse(stream: &[u8]) -> Result<Option<Head>, Refused> {
     if stream.starts_with(PREFACE) {
         return Err(Refused::Unsupported);
@@ -129,7 +132,7 @@ fn has_clean_lines(head: &[u8]) -> bool {
     !head.starts_with(b"\r")
 }
 
-/// `host[:port]`.
+/// Host name in an authority of the form `host[:port]`.
 fn host_of(authority: &[u8]) -> Result<HostName, Refused> {
     let host = match authority.iter().position(|b| *b == b':') {
         Some(colon) if is_port(&authority[colon + 1..]) => &authority[..colon],
@@ -139,7 +142,7 @@ fn host_of(authority: &[u8]) -> Result<HostName, Refused> {
     HostName::parse(host).ok_or(Refused::NoName)
 }
 
-/// Digits, or none (RFC 3986 section 3.2.3).
+/// Whether the text is a port: digits, or empty (RFC 3986 section 3.2.3).
 fn is_port(digits: &[u8]) -> bool {
     digits.len() <= 5 && digits.iter().all(u8::is_ascii_digit)
 }

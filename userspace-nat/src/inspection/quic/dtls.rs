@@ -1,10 +1,10 @@
-//! DTLS in a flow that is QUIC's: a server may have both on one port (RFC 9443).
+//! Detection of DTLS in a QUIC flow: a server may serve both on one port (RFC 9443).
 //!
 //! # Theory of operation
-//! A connection of DTLS begins by a ClientHello, in handshake records that are not encrypted, whichever
-//! version it is of. Servers pass over what is wrong with a datagram's first records, each in its own
-//! way, and read on behind it: so such a record is looked for at any place of a datagram. Without one
-//! the others begin nothing. They are told by the datagram's first octets:
+//! In every version, a DTLS connection begins with a ClientHello in unencrypted handshake records.
+//! Servers skip invalid records at the beginning of a datagram, each in its own way, and read on
+//! after them. So such a record is searched for at every offset of a datagram. Other records begin
+//! no connection without it. They are recognized by the datagram's first octets:
 //!
 //! | | first octet | then |
 //! | --- | --- | --- |
@@ -12,35 +12,37 @@
 //! | an encrypted record of DTLS 1.3 (RFC 9147 section 4) that says its length and has no connection id | 001xxxxx | records up to the datagram's end |
 //!
 //! Another encrypted record of DTLS 1.3 is like any packet of QUIC whose fixed bit is greased (RFC
-//! 9287). A packet of QUIC is taken for one of these by chance, once in some ten thousand connections
-//! that do grease it; for a ClientHello never.
+//! 9287). A packet of QUIC is taken for one of these by chance, once in some ten thousand
+//! connections that do grease it; for a ClientHello never.
 
-/// What a record has before its content, bytes: type, version, epoch, sequence number, length.
+/// Length of a record's header, bytes: type, version, epoch, sequence number, length.
 const HEADER_LEN: usize = 13;
-/// What a part of a handshake message has before it, bytes: type, length, number, place and length.
+/// Length of the header of a handshake message's fragment, bytes: type, length, message number,
+/// offset and fragment length.
 const PART_LEN: usize = 12;
 const HANDSHAKE: u8 = 22;
 const CLIENT_HELLO: u8 = 1;
 
-/// Whether there is DTLS in a datagram.
+/// Whether a datagram contains DTLS.
 pub(super) fn is_in(datagram: &[u8]) -> bool {
     is_record(datagram) || are_encrypted(datagram) || has_client_hello(datagram)
 }
 
-/// Whether it begins as a record that says its version.
+/// Whether the bytes begin with a record that gives its version.
 fn is_record(bytes: &[u8]) -> bool {
     const CHANGE_CIPHER_SPEC: u8 = 20;
     const ACK: u8 = 26;
     matches!(bytes, [CHANGE_CIPHER_SPEC..=ACK, rest @ ..] if is_version(rest))
 }
 
-/// Of what there is, and 0xfefc, which a later one would be called.
+/// Whether the bytes begin with a known version of DTLS, or 0xfefc, which a later version would
+/// have.
 fn is_version(bytes: &[u8]) -> bool {
     matches!(bytes, [0xfe, 0xfc..=0xff, ..] | [1, 0, ..])
 }
 
-/// Whether it is a chain of encrypted records of DTLS 1.3 up to its end, or to a record that says its
-/// version.
+/// Whether it is a chain of encrypted records of DTLS 1.3 up to its end, or to a record that says
+/// its version.
 fn are_encrypted(datagram: &[u8]) -> bool {
     let mut rest = datagram;
     while let [first @ 0x20..=0x3f, ..] = *rest {

@@ -1,49 +1,49 @@
-//! How much work a VM may have done for its Initial packets.
+//! Budget of a VM for the work on its Initial packets.
 //!
 //! # Theory of operation
-//! Keys of an Initial are made of an id that whoever sends it chose, so each packet of a datagram can
-//! ask for keys of its own: that is dear, and so is to try them on what they do not open. What a VM's
-//! guest asks for is taken from an [`Allowance`], and what the servers of its flows ask for from
-//! another, so that neither spends what is the other's. Time refills it. What it holds when it is
-//! full is the most that is done in one turn of the engine, but for what time adds meanwhile.
+//! The keys of an Initial derive from an id that its sender chose, so each packet of a datagram can
+//! require keys of its own. Deriving keys is expensive, and so is a trial of keys that do not fit.
+//! Work for the packets of a VM's guest is charged to one [`Allowance`], and work for those of its
+//! servers to another, so that neither spends the other's. Time refills them. A full allowance
+//! bounds the work in one turn of the engine, except for the refill in that turn.
 //!
 //! | | costs |
 //! | --- | --- |
 //! | keys that are made; a connection keeps its own | [`DERIVATION`] |
 //! | a packet that keys are tried on | [`TRIAL`] |
 //!
-//! When nothing is left, a guest's packet is dropped and its client sends it again, and a server's goes
-//! on unread. A client's Initials open: a flow whose own do not is ended when that has cost
-//! [`MAX_WASTED`].
+//! When the budget is spent, a guest's packet is dropped and its client retransmits it; a server's
+//! is forwarded unread. A client's Initials open: a flow whose Initials do not is ended when they
+//! have cost [`MAX_WASTED`].
 use crate::quota::TokenBucket;
 
-/// What keys cost.
+/// Cost of deriving keys.
 pub const DERIVATION: u32 = 8;
-/// What it costs to try keys on a packet.
+/// Cost of trying keys on a packet.
 pub const TRIAL: u32 = 1;
-/// What a VM may spend at once: on some hundred connections that begin together.
+/// Most that a VM may spend at once: enough for some hundred connections that begin together.
 pub const MOST: u32 = 128 * (DERIVATION + TRIAL);
-/// What it may spend in a second, in the long run.
+/// Long-term rate at which a VM may spend, per second.
 const PER_SECOND: u32 = 4_096;
-/// What a flow may spend on Initials that do not open.
+/// Most that a flow may spend on Initials that do not open.
 pub const MAX_WASTED: u32 = 32 * (DERIVATION + TRIAL);
 
-/// What a VM has left.
+/// Budget of a VM that is left.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Allowance(TokenBucket);
 
 impl Default for Allowance {
-    /// All of it.
+    /// A full budget.
     fn default() -> Self {
         Self(TokenBucket::new(PER_SECOND, MOST))
     }
 }
 
-/// Nothing is left for now.
+/// Error: the budget is spent for now.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct NothingLeft;
 
-/// The work on a frame, and on whose account it is.
+/// Work on a frame, and the budget that it is charged to.
 #[derive(Debug)]
 pub struct Effort<'a> {
     allowance: &'a mut Allowance,
@@ -52,7 +52,7 @@ pub struct Effort<'a> {
 }
 
 impl<'a> Effort<'a> {
-    /// Nothing is done yet.
+    /// Work that has not begun yet.
     pub fn new(allowance: &'a mut Allowance, now_ns: u64) -> Self {
         Self {
             allowance,
@@ -61,17 +61,23 @@ impl<'a> Effort<'a> {
         }
     }
 
-    /// What was spent so far.
+    /// Cost that was spent so far.
     pub(super) fn spent(&self) -> u32 {
         self.spent
     }
 
-    /// Before keys are made.
+    /// Charges for a derivation of keys.
+    ///
+    /// # Errors
+    /// If the budget is spent.
     pub(super) fn derive(&mut self) -> Result<(), NothingLeft> {
         self.spend(DERIVATION)
     }
 
-    /// Before keys are tried.
+    /// Charges for a trial of keys.
+    ///
+    /// # Errors
+    /// If the budget is spent.
     pub(super) fn attempt(&mut self) -> Result<(), NothingLeft> {
         self.spend(TRIAL)
     }

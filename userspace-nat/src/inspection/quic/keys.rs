@@ -14,9 +14,9 @@ use sha2::Sha256;
 /// A version whose Initial packets can be read.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Version {
-    /// RFC 9000.
+    /// QUIC version 1 (RFC 9000).
     One,
-    /// RFC 9369.
+    /// QUIC version 2 (RFC 9369).
     Two,
 }
 
@@ -57,7 +57,7 @@ thread_local! {
     pub(crate) static DERIVED: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
 }
 
-/// What one side's Initial packets of a connection are protected by.
+/// Protection keys of one side's Initial packets of a connection.
 pub struct Keys {
     payload: Aes128Gcm,
     iv: [u8; 12],

@@ -1,18 +1,19 @@
-//! QUIC: the client's Initial packets, whose keys anybody can make who sees the first (RFC 9001).
+//! QUIC: reads the client's Initial packets, whose keys derive from the first of them (RFC 9001).
 //!
 //! # Theory of operation
-//! A client may begin a connection by any datagram, also in a flow that carries one already: servers
-//! tell connections apart by their ids. So every packet with a long header is looked at for as long
-//! as the flow lives, and those with a short one pass: they belong to a connection that was begun,
-//! or to none. That is why such a flow stays in the engine.
+//! A client may begin a connection with any datagram, also in a flow that already carries one:
+//! servers distinguish connections by their ids. So every packet with a long header is examined for
+//! as long as the flow lives. Packets with a short header pass: they belong to a connection that
+//! was begun, or to none. For this reason such a flow stays in the engine.
 //!
-//! Which connection an Initial is of is told by its destination alone, as a server tells it: the id
-//! that the connection was begun with, or the one that the server answered with, which is read from
-//! its own Initials. Another id begins another connection. So each is opened by one connection's keys,
-//! and who makes one that opens by two gains nothing (AES-GCM does not commit to a key). Who knows the
-//! first id can forge a server's answer; so what goes to an id of a server's, and opens by the keys
-//! that are made of this very id too, is dropped. An id that a server gave itself in an answer that is
-//! no known connection's begins none: to the server what goes there is of a connection that it has.
+//! The destination id alone determines the connection of an Initial, as it does for a server: the
+//! id with which the connection began, or the one with which the server answered, which is read
+//! from the server's Initials. Another id begins another connection. So each Initial is opened with
+//! the keys of one connection, and a packet that opens with two keys gains nothing (AES-GCM does
+//! not commit to a key). An attacker who knows the first id can forge a server's answer. So a
+//! packet to a server's id is dropped if it also opens with the keys derived from that id. An id
+//! that a server chose in an answer to no known connection begins none: the server takes packets to
+//! it as part of a connection that it has.
 //!
 //! | what a datagram has | what is done |
 //! | --- | --- |
@@ -26,13 +27,13 @@
 //! | DTLS ([`dtls`]), which may have the same port (RFC 9443) | dropped |
 //! | what can't be taken apart, an unknown version, more packets than a client sends | refused |
 //!
-//! The hello lies in CRYPTO frames, in any order over several packets. As the datagrams go on as
-//! they came, a byte that comes again must be the same byte: else the flow is ended. After a
-//! HelloRetryRequest another hello follows in the same stream, and is judged like the first.
+//! The hello lies in CRYPTO frames, in any order over several packets. The datagrams are forwarded
+//! unchanged, so a byte that is repeated must be the same byte; otherwise the flow is ended. After
+//! a HelloRetryRequest another hello follows in the same stream, and is judged like the first.
 //!
-//! Of [`MAX_CONNECTIONS`] that are known and decided the one whose last Initial is the oldest makes
-//! room for the next. Nobody can tell whether it is over, and what was read of it is forgotten; so its
-//! Initials go nowhere from then on, and its ids stay known for that.
+//! Of [`MAX_CONNECTIONS`] known and decided connections, the one whose last Initial is the oldest
+//! makes room for the next. It may still be live, and its data is forgotten. So its later Initials
+//! are dropped, and its ids are remembered for that.
 use crate::{
     inspection::{HostName, Refused, client_hello, reassembly::Reassembly},
     port::VirtioNetHdr,
@@ -55,31 +56,31 @@ use shut::ShutIds;
 
 /// Least payload of a datagram with an Initial packet of a client's, bytes (RFC 9000 section 14.1).
 pub const MIN_DATAGRAM: usize = 1_200;
-/// Connections of a flow that are known at once.
+/// Most connections of a flow that are known at once.
 const MAX_CONNECTIONS: usize = 16;
-/// Most that a client says in Initial packets, bytes: two hellos.
+/// Most CRYPTO data of a client in Initial packets, bytes: two hellos.
 const MAX_CRYPTO: usize = 2 * client_hello::MAX_LEN;
-/// Initial packets in a datagram.
+/// Most Initial packets in a datagram.
 const MAX_INITIALS: usize = 8;
-/// Unanswered connections of one client's id whose answer a packet may be: who gives itself none has
-/// one at a time.
+/// Unanswered connections of one client's id whose answer a packet may be: who gives itself none
+/// has one at a time.
 const MAX_NAMESAKES: usize = 2;
-/// What a connection takes besides its keys and what is said in it, bytes.
+/// Memory of a connection in addition to its keys and its CRYPTO data, bytes.
 const CONNECTION_HELD: usize = size_of::<Connection>() + 3 * packet::MAX_ID + 64;
-/// Frames held of a flow.
+/// Most frames held of a flow.
 const MAX_FRAMES: usize = 16;
 
-/// An inspected flow of QUIC.
+/// Inspection state of a QUIC flow.
 #[derive(Debug, Default)]
 pub struct Flow {
     /// The one with the oldest last Initial first.
     connections: Vec<Connection>,
     shut: ShutIds,
-    /// Frames that wait for a decision, as they came.
+    /// Frames that wait for a decision, unchanged.
     waiting: Vec<(VirtioNetHdr, Vec<u8>)>,
-    /// A connection was let in.
+    /// Whether a connection was admitted.
     is_open: bool,
-    /// What was spent on Initials that did not open.
+    /// Cost spent on Initials that did not open.
     wasted: u32,
 }
 
@@ -94,11 +95,11 @@ struct Connection {
     /// Made when they are wanted, and kept.
     keys: Vec<(KeysOf, Version, Keys)>,
     crypto: Reassembly,
-    /// Of the stream, what was judged and let by.
+    /// Number of the stream's bytes that were judged and admitted.
     judged: usize,
 }
 
-/// Whose keys of a connection.
+/// Side whose keys of a connection are meant.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum KeysOf {
     Client,
@@ -107,16 +108,16 @@ enum KeysOf {
     ClientByServersId,
 }
 
-/// What becomes of a datagram.
+/// Treatment of a datagram.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Passage {
-    /// It goes on, behind what was held.
+    /// Forward it, after the held ones.
     Goes,
-    /// It is held with the others.
+    /// Hold it with the others.
     Held,
-    /// It goes nowhere.
+    /// Drop the datagram; it is not valid.
     Dropped,
-    /// It goes nowhere, since the VM has had as much opened as it may for now.
+    /// Drop it, because the VM's budget for opening packets is spent.
     Unread,
 }
 
@@ -176,8 +177,8 @@ impl Flow {
         Ok(Passage::Goes)
     }
 
-    /// Looks at a server's datagram, which goes on whatever it is: by which ids is it called from now
-    /// on?
+    /// Looks at a server's datagram, which goes on whatever it is: by which ids is it called from
+    /// now on?
     pub fn server_datagram(&mut self, datagram: &[u8], effort: &mut Effort<'_>) {
         let is_long = datagram.first().is_some_and(|first| first & 0x80 != 0);
         if !is_long {
@@ -215,7 +216,10 @@ impl Flow {
         Ok(false)
     }
 
-    /// Keeps a frame that is held: from L3 on.
+    /// Holds a frame, from L3 on.
+    ///
+    /// # Errors
+    /// If the flow holds too many frames.
     pub fn hold(&mut self, vnet: VirtioNetHdr, l3: &[u8]) -> Result<(), Refused> {
         if self.waiting.len() >= MAX_FRAMES {
             return Err(Refused::TooLong);
@@ -224,17 +228,17 @@ impl Flow {
         Ok(())
     }
 
-    /// Whether more must be said of a connection before what is of it may go on.
+    /// Whether a connection needs more data before its held frames may be forwarded.
     pub fn is_undecided(&self) -> bool {
         !self.connections.iter().all(Connection::is_decided)
     }
 
-    /// Whether a connection was let in.
+    /// Whether a connection was admitted.
     pub fn is_open(&self) -> bool {
         self.is_open
     }
 
-    /// What was held and may go on now, as it came.
+    /// Removes and returns the held frames, if they may be forwarded now.
     pub fn release(&mut self) -> Vec<(VirtioNetHdr, Vec<u8>)> {
         if self.is_undecided() {
             return Vec::new();
@@ -242,12 +246,12 @@ impl Flow {
         std::mem::take(&mut self.waiting)
     }
 
-    /// What waits for a decision.
+    /// Frames that wait for a decision.
     pub fn waiting(&self) -> &[(VirtioNetHdr, Vec<u8>)] {
         &self.waiting
     }
 
-    /// Memory held, bytes.
+    /// Memory in use, bytes.
     pub fn held(&self) -> usize {
         let connections = self.connections.iter().map(Connection::held);
         let waiting = self.waiting.iter().map(|(_, l3)| l3.capacity());
@@ -286,8 +290,8 @@ impl Flow {
         Ok(payload)
     }
 
-    /// The connection that an Initial is of which was opened; it is the newest from now on. `None`: it
-    /// made room for another one of the same datagram.
+    /// The connection that an Initial is of which was opened; it is the newest from now on. `None`:
+    /// it made room for another one of the same datagram.
     fn connection_of(
         &mut self,
         initial: &Initial<'_>,
@@ -305,7 +309,7 @@ impl Flow {
         Ok(self.connections.last_mut())
     }
 
-    /// For one more connection.
+    /// Makes room for one more connection.
     fn make_room(&mut self) -> Result<(), Refused> {
         if self.shut.is_full_of_servers() {
             return Err(Refused::Limit);
@@ -372,7 +376,8 @@ impl Connection {
         Ok(initial.open(keys))
     }
 
-    /// The frames of an Initial that goes to it; `None`: it can't be opened, or not by these keys alone.
+    /// The frames of an Initial that goes to it; `None`: it can't be opened, or not by these keys
+    /// alone.
     fn open(
         &mut self,
         initial: &Initial<'_>,
@@ -387,13 +392,13 @@ impl Connection {
         Ok(payload.filter(|_| another.is_none()))
     }
 
-    /// Memory held, bytes.
+    /// Memory in use, bytes.
     fn held(&self) -> usize {
         let keys = self.keys.capacity() * size_of::<(KeysOf, Version, Keys)>();
         CONNECTION_HELD + keys + self.crypto.held()
     }
 
-    /// Takes the frames of a packet in.
+    /// Processes the frames of a packet.
     fn take(&mut self, payload: &[u8]) -> Result<(), Refused> {
         for (offset, bytes) in crypto_frames(payload)? {
             let end = offset.saturating_add(bytes.len() as u64);

@@ -11,15 +11,15 @@ pub(super) const MAX_ID: usize = 20;
 /// are looked at.
 #[derive(Clone, Copy, Debug)]
 pub struct Initial<'d> {
-    /// Its version.
+    /// QUIC version of the packet.
     pub version: Version,
-    /// Destination connection id.
+    /// Destination connection id of the packet.
     pub destination: &'d [u8],
-    /// Source connection id.
+    /// Source connection id of the packet.
     pub source: &'d [u8],
-    /// From its first byte on.
+    /// The packet from its first byte on.
     packet: &'d [u8],
-    /// Where the packet number begins.
+    /// Offset of the packet number.
     number_at: usize,
 }
 
@@ -84,7 +84,7 @@ fn long(packet: &[u8]) -> Result<(Initial<'_>, bool, &[u8]), Refused> {
 }
 
 impl Initial<'_> {
-    /// Its frames, if it is protected by these keys.
+    /// Frames of the packet; `None` if it is not protected by these keys.
     pub fn open(&self, keys: &Keys) -> Option<Vec<u8>> {
         // The sample is taken as if the number had four bytes.
         let sample = self.packet.get(self.number_at + 4..)?.first_chunk()?;

@@ -1,4 +1,4 @@
-//! Ids of a flow by which nothing goes to its server any more, or no connection begins.
+//! Connection ids of a flow whose packets are dropped, or that may begin no connection.
 use std::{
     collections::{HashSet, hash_map::RandomState},
     hash::BuildHasher,
@@ -8,7 +8,7 @@ use crate::inspection::Refused;
 
 /// Connections of a flow in all, but those that are known.
 pub(super) const MAX_PAST: usize = 4_096;
-/// Ids of either kind. A connection has two.
+/// Most ids of either kind. A connection has two.
 const MOST: usize = 2 * MAX_PAST;
 
 /// Hashes of ids. Two that are alike by chance cost a client its connection.
@@ -53,7 +53,7 @@ impl ShutIds {
         self.servers.len() >= MOST
     }
 
-    /// Memory held, bytes.
+    /// Memory in use, bytes.
     pub(super) fn held(&self) -> usize {
         (self.past.capacity() + self.servers.capacity()) * (size_of::<u64>() + 1)
     }

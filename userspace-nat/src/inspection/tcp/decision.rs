@@ -1,4 +1,4 @@
-//! What is decided about the bytes that are there, and how long that is waited for.
+//! Decision about the received bytes, and the time limits for it.
 use std::rc::Rc;
 
 use slipgate_abi::tcp::Flags;
@@ -13,15 +13,15 @@ use crate::{
     name_gate::LearntName,
 };
 
-/// What the guest is waited for.
+/// Event that the session awaits from the guest, and until when.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Patience {
     Endless,
-    /// That it says anything, until then.
+    /// The guest must begin to send until then, ns.
     ToSpeak(u64),
-    /// That what it has begun to say is whole, until then.
+    /// The guest must complete what it has begun to send until then, ns.
     ToFinish(u64),
-    /// That it closes: its server has given up before all names were said.
+    /// The guest must close until then, ns: its server gave up before all names were given.
     ToClose(u64),
 }
 
@@ -35,7 +35,7 @@ impl Patience {
 }
 
 impl Session {
-    /// Decides about what is there, and sends on what may be sent.
+    /// Decides about the received bytes, and sends those that are allowed.
     pub(super) fn proceed(
         &mut self,
         wire: &mut dyn Wire,
@@ -103,7 +103,11 @@ impl Session {
         self.outcome()
     }
 
-    /// Takes in what the server says, while its answer matters. Returns whether that is known now.
+    /// Examines the server's data while its answer matters. Returns whether the answer is known
+    /// now.
+    ///
+    /// # Errors
+    /// If the answer is not acceptable.
     pub(super) fn listen(&mut self, segment: &Received<'_>, now_ns: u64) -> Result<bool, Refused> {
         let Some(answer) = &mut self.answer else {
             return Ok(false);

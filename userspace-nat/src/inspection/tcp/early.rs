@@ -1,40 +1,40 @@
-//! An HTTP server's answer before it has all of a request.
+//! Early answers: an HTTP server answers before it has received the whole request.
 //!
 //! # Theory of operation
-//! A server that answers before a request's content is there may never read that as content: what is
-//! still to come is then its next request, and nobody has judged it. So where each request is held to
-//! its name, nothing more of the guest's goes to such a server. The answer goes to the guest, who
-//! may read it, and end the connection; if it says anything more, both sides are reset.
+//! A server that answers before it has a request's content may never read it as content. The rest
+//! of the content is then its next request, which was not judged. So where the rules judge each
+//! request, no further data of the guest is sent to such a server. The guest receives the answer
+//! and may end the connection; if it sends more data, both sides are reset.
 //!
-//! What a server says while content is on its way is its answer, but for interim ones (RFC 9110 section
-//! 15.2): a client that does not send requests ahead of the answers to others has had those. Content
-//! that was on its way already when the answer came can't be called back.
+//! What a server says while content is on its way is its answer, but for interim ones (RFC 9110
+//! section 15.2): a client that does not send requests ahead of the answers to others has had
+//! those. Content that was on its way already when the answer came can't be called back.
 use crate::inspection::tcp::{Received, Refused, Session};
 
-/// What is known of a server's answer to a request whose content is not all sent.
+/// State of the server's answer to a request whose content is not completely sent.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) enum EarlyAnswer {
-    /// No content is to be sent.
+    /// No content remains to be sent.
     #[default]
     NotAwaited,
-    /// Nothing but interim answers up to here.
+    /// Only interim answers came so far.
     None(Interim),
-    /// It has begun.
+    /// The final answer has begun.
     Begun,
 }
 
-/// Where a server is in its interim answers.
+/// Position in a server's interim answers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Interim {
-    /// The sequence number of the next octet.
+    /// Sequence number of the next octet.
     next: u32,
-    /// So many octets into a status line.
+    /// Number of octets of the status line so far.
     at: u8,
-    /// Behind that: so many octets of an empty line, and the line end before it.
+    /// After the status line: octets of an empty line so far, with the line end before it.
     of_empty_line: u8,
 }
 
-/// A status line of an interim answer, `0` for any digit.
+/// Pattern of an interim answer's status line; `0` stands for any digit.
 const STATUS_LINE: &[u8] = b"HTTP/1.0 100";
 
 impl Interim {
@@ -46,7 +46,7 @@ impl Interim {
         }
     }
 
-    /// Takes a segment in. Returns whether an answer that is none of these has begun.
+    /// Processes a segment. Returns whether an answer other than an interim one has begun.
     fn is_over_with(&mut self, segment: &Received<'_>) -> bool {
         let behind = self.next.wrapping_sub(segment.sequence) as i32;
         let Ok(behind) = usize::try_from(behind) else {
@@ -58,7 +58,7 @@ impl Interim {
         new.iter().any(|octet| !self.octet(*octet))
     }
 
-    /// Whether an octet may stand there in an interim answer.
+    /// Whether an octet may follow in an interim answer.
     fn octet(&mut self, octet: u8) -> bool {
         if let Some(expected) = STATUS_LINE.get(usize::from(self.at)) {
             self.at += 1;
@@ -81,13 +81,13 @@ impl Interim {
 }
 
 impl Session {
-    /// Content of the guest's was let by.
+    /// Records that content of the guest was allowed.
     pub(super) fn content_allowed(&mut self) {
         let end = self.stream.begin().wrapping_add(self.allowed as u32);
         self.content_end = Some(end);
     }
 
-    /// Whether content of a request is still to be sent to the server.
+    /// Whether content of a request remains to be sent to the server.
     fn has_content_to_send(&self) -> bool {
         let sent = self.stream.begin().wrapping_add(self.sent_ever as u32);
         let unsent = self

@@ -1,4 +1,4 @@
-//! Ends before their time: refusals and resets.
+//! Early ends of a connection: refusals and resets.
 use slipgate_abi::tcp::Flags;
 
 use crate::inspection::tcp::{

@@ -1,10 +1,10 @@
-//! An inspected TCP connection.
+//! Session of an inspected TCP connection, between guest and server.
 //!
 //! # Theory of operation
-//! Toward the guest a session acknowledges what the guest sends, as the server would; toward the
-//! server it sends that on, as the guest would, once it may be sent. So the server gets exactly one
-//! copy of each inspected byte, the one that was inspected, whatever the guest sent in which pieces
-//! how often; and a guest that sends a byte at a time is not left waiting.
+//! The session acknowledges the guest's data in place of the server. It sends the data to the
+//! server in place of the guest, once the data is allowed. So the server receives exactly one copy
+//! of each inspected byte, the inspected one, in whatever pieces and however often the guest sent
+//! it; and a guest that sends one byte at a time is not delayed.
 //!
 //! ```text
 //!  guest's stream   ──────────────┬───────────────┬────────────────┬──────────────┬─── ─ ─
@@ -13,30 +13,31 @@
 //!                                  begin           begin + sent     begin + allowed begin + whole
 //! ```
 //!
-//! What the guest is told: everything up to `whole` is acknowledged, and the window ends where the
-//! server's does, or where the session's own memory does; a little behind what is there until a name
-//! is let in, for it must get whole. Both are put into whatever comes from the server, so the guest
-//! sees one receiver. Sequence numbers are never changed. The guest's segments without payload go on;
-//! until a name was let in, as segments of the session's own, whose window and time are the SYN's and
-//! that acknowledge all or nothing: a header says nothing before. Urgent data (RFC 6093) is dropped
-//! while there is a session: its receiver would read another stream than the one inspected.
+//! Toward the guest, everything up to `whole` is acknowledged. The window ends where the server's
+//! or the session's memory ends; until a name is admitted it extends somewhat beyond the received
+//! data, so that the name can be completed. Both values are written into segments from the server,
+//! so the guest sees one receiver. Sequence numbers are never changed. The guest's segments without
+//! payload are forwarded. Until a name is admitted they are replaced by segments of the session,
+//! whose window and timestamp are the SYN's and which acknowledge everything or nothing, so that
+//! headers carry no message. Urgent data (RFC 6093) is dropped during a session: its receiver would
+//! read another stream than the inspected one.
 //!
-//! | phase | the guest's payload | leaves it |
+//! | phase | the guest's payload | transition |
 //! | --- | --- | --- |
 //! | `Opening` | dropped | the server's SYN-ACK, to `Open` |
-//! | `Open` | held, sent on as it may be | all names are said, to `Passing` |
+//! | `Open` | held, sent as far as allowed | all names were given, to `Passing` |
 //! | `Passing` | what the session has not acknowledged goes on as it is | the server has acknowledged all that the session has: the kernel takes over, and holds the connection to its sequence numbers ([`slipgate_abi::sequence`]) |
 //!
-//! Whoever knows the addresses and ports can forge a server's segments. Nothing of one is believed
-//! whose sequence number is not in the guest's window, or that acknowledges what was not sent (RFC
-//! 9293 section 3.10.7.4, RFC 5961 section 5).
+//! An attacker who knows the addresses and ports can forge a server's segments. A segment is
+//! ignored if its sequence number is not in the guest's window, or if it acknowledges data that was
+//! not sent (RFC 9293 section 3.10.7.4, RFC 5961 section 5).
 //!
-//! A reset ends the session and the flow with it: at once if its receiver is known to believe it (RFC
-//! 9293 section 3.10.7), else when the guest has said nothing for a while, who would have contradicted.
+//! A reset ends the session and its flow: at once if its receiver is certain to accept it (RFC 9293
+//! section 3.10.7), else after a time in which the guest did not contradict it.
 //!
-//! What the session sends is sent again when a timer runs out, or three acknowledgements ask for it
-//! (RFC 5681 section 3.2), from the first byte that is not acknowledged on. It begins with ten
-//! segments (RFC 6928) and adds what is acknowledged.
+//! The session retransmits after a time-out or three duplicate acknowledgements (RFC 5681 section
+//! 3.2), from the first unacknowledged byte on. Its congestion window begins with ten segments (RFC
+//! 6928) and grows by the acknowledged bytes.
 use std::rc::Rc;
 
 use slipgate_abi::tcp::Flags;
@@ -72,19 +73,20 @@ use opening::Opening;
 use options::Options;
 use server::Server;
 
-/// A guest that says nothing has so long from the SYN-ACK on, ns.
+/// Time from the SYN-ACK in which the guest must begin to send, ns.
 pub const SILENT_NS: u64 = 30 * SECOND_NS;
-/// What a guest has begun to say must be whole after so long, ns.
+/// Time in which the guest must complete what it has begun to send, ns.
 pub const SLOW_NS: u64 = 10 * SECOND_NS;
-/// A guest that does not believe a reset answers it within so long (RFC 5961 section 3.2), ns.
+/// Time in which a guest that does not accept a reset answers it (RFC 5961 section 3.2), ns.
 pub const DOUBT_NS: u64 = 3 * SECOND_NS;
-/// Before a round trip was measured (RFC 6298 section 2), ns.
+/// Retransmission time-out before a round trip was measured (RFC 6298 section 2), ns.
 const FIRST_RTO_NS: u64 = SECOND_NS;
 const MIN_RTO_NS: u64 = 200 * MILLISECOND_NS;
 const MAX_RTO_NS: u64 = 10 * SECOND_NS;
-/// Retransmissions without any answer of the server.
+/// Most retransmissions without an answer of the server.
 const MAX_RETRIES: u32 = 8;
-/// After so many, the path may not carry what the server takes: smaller segments (RFC 4821).
+/// Retransmissions after which segments get smaller, because the path may not carry the server's
+/// MSS (RFC 4821).
 const RETRIES_AT_FULL_SIZE: u32 = 2;
 const SMALL_MSS: usize = 536;
 const INITIAL_SEGMENTS: usize = 10;
@@ -96,82 +98,84 @@ enum Phase {
     Passing,
 }
 
-/// What becomes of a packet that was shown to a session.
+/// Treatment of a packet that a session has examined.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Fate {
-    /// It goes on as it is.
+    /// Forward the packet unchanged.
     Pass,
-    /// It goes on to the guest, but acknowledges and offers what the session does.
+    /// Forward the packet to the guest with the session's acknowledgement and window.
     PassAs {
-        /// Acknowledgement number.
+        /// Acknowledgement number to write.
         acknowledgement: u32,
-        /// The window field, scaled as the server's.
+        /// Window field to write, scaled as the server's.
         window: u16,
     },
-    /// The session has taken what is in it.
+    /// Do not forward it: the session has taken its content.
     Held,
-    /// It makes no sense.
+    /// Drop it: it is invalid.
     Dropped,
 }
 
-/// What a session has come to.
+/// State of a session after a step.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Outcome {
-    /// It goes on.
+    /// The session continues.
     Goes,
-    /// The kernel may have the flow.
+    /// The kernel may take the flow over.
     Released,
-    /// Its connection was reset: the flow is to be ended, behind what is under way.
+    /// The connection was reset. The flow must end, after packets that are under way.
     Reset,
-    /// The flow is to be ended; both sides were told.
+    /// The flow must end; both sides were sent a reset.
     Refused(Refused),
 }
 
-/// An inspected connection.
+/// Session of an inspected connection.
 #[derive(Debug)]
 pub struct Session {
     phase: Phase,
     spoken: Spoken,
     stream: Reassembly,
-    /// Of the stream's whole bytes, how many may be sent on.
+    /// Number of the stream's whole bytes that may be sent.
     allowed: usize,
-    /// Of those, how many were sent since the last timeout, and ever. The end counts as a byte.
+    /// Number of these that were sent since the last time-out; `sent_ever` counts all. The end of
+    /// the stream counts as a byte.
     sent: usize,
     sent_ever: usize,
-    /// The end was acknowledged by the server.
+    /// Whether the server has acknowledged the end.
     end_acknowledged: bool,
     opening: Opening,
-    /// The highest acknowledgement number of the guest, and the window that came with it.
+    /// Highest acknowledgement number of the guest; `guest_window` is the window that came with it.
     guest_ack: u32,
     guest_window: u16,
-    /// Where the guest's window ended at most.
+    /// Furthest end of the guest's window.
     guest_window_end: u32,
-    /// Behind what went on of the guest's as it was.
+    /// Sequence number after the guest's data that was forwarded unchanged.
     passed_end: Option<u32>,
-    /// The guest's newest timestamp.
+    /// Newest timestamp of the guest.
     guest_time: u32,
-    /// Before a name, so many acknowledgements may still go to the server.
+    /// Number of acknowledgements that may still go to the server before a name is admitted.
     owed: u32,
     server: Server,
-    /// Where the window ends that the guest was told of.
+    /// End of the window that the guest was offered.
     told_window_end: u32,
-    /// The server's bytes since the hello, while they matter.
+    /// The server's data since the hello, while it matters.
     answer: Option<Reassembly>,
-    /// Behind the last of a request's content that may be sent on, and whether the server answered before.
+    /// Sequence number after a request's content that may be sent; `early_answer` tells whether the
+    /// server answered before that.
     content_end: Option<u32>,
     early_answer: EarlyAnswer,
-    /// Names that this connection named before.
+    /// Names that this connection gave before.
     pub(crate) named: Vec<Rc<LearntName>>,
     opened_ns: u64,
     patience: Patience,
-    /// When a reset of the server's is believed, unless the guest contradicts.
+    /// Time at which a reset of the server is accepted, unless the guest contradicts, ns.
     reset_at_ns: Option<u64>,
-    /// Something of the guest's was let by.
+    /// Whether any data of the guest was allowed.
     has_spoken: bool,
-    /// A name was let in.
+    /// Whether a name was admitted.
     is_let_in: bool,
     resend_at_ns: Option<u64>,
-    /// As measured, and as it stands after back-off.
+    /// Retransmission time-out as measured; `rto_ns` is that after back-off.
     first_rto_ns: u64,
     rto_ns: u64,
     retries: u32,
@@ -181,8 +185,8 @@ pub struct Session {
 }
 
 impl Session {
-    /// For the flow that a guest's SYN opens. `tcp_header`: the SYN's, with its options; `mtus`: of
-    /// the way to the server, and of all of the path, bytes.
+    /// Session for the flow that a guest's SYN opens. `tcp_header` is the SYN's, with its options.
+    /// `mtus` are the MTU of the path to the server and that of the whole path, bytes.
     pub fn new(isn: u32, tcp_header: &[u8], mtus: (u32, u32), mode: Http, now_ns: u64) -> Self {
         let opening = Opening::new(tcp_header, crate::mss::for_mtu(mtus.1));
         Self {
@@ -221,12 +225,12 @@ impl Session {
         }
     }
 
-    /// Memory held for what both sides said, bytes.
+    /// Memory held for the data of both sides, bytes.
     pub fn held(&self) -> usize {
         self.stream.held() + self.answer.as_ref().map_or(0, Reassembly::held)
     }
 
-    /// How much more would be held with a segment's payload, bytes.
+    /// Additional memory that would be held with a segment's payload, bytes.
     pub fn held_more_with(&self, segment: &Received<'_>) -> usize {
         if self.phase != Phase::Open {
             return 0;
@@ -242,12 +246,12 @@ impl Session {
             + answer
     }
 
-    /// Whether a name was let in.
+    /// Whether a name was admitted.
     pub fn is_let_in(&self) -> bool {
         self.is_let_in
     }
 
-    /// Whoever is waited for could not say anything: all waits begin anew.
+    /// Starts all timers again, after a time in which the guest could not send.
     pub fn begin_timers(&mut self, now_ns: u64) {
         self.patience = match self.patience {
             Patience::Endless => Patience::Endless,
@@ -260,13 +264,13 @@ impl Session {
         self.reset_at_ns = self.reset_at_ns.map(|_| now_ns + DOUBT_NS);
     }
 
-    /// A router on the way to the server says what it carries, bytes (RFC 1191).
+    /// Adopts a path MTU, bytes, that a router on the path to the server reported (RFC 1191).
     pub fn path_carries(&mut self, mtu: u32) {
         let mss = usize::from(crate::mss::for_mtu(mtu)).max(SMALL_MSS);
         self.path_mss = self.path_mss.min(mss);
     }
 
-    /// When [`Session::on_timer`] is due, ns.
+    /// Time at which [`Session::on_timer`] is due, ns; `None` if no timer runs.
     pub fn due_ns(&self) -> Option<u64> {
         let patience_ns = self.patience.ends_ns();
         [patience_ns, self.resend_at_ns, self.reset_at_ns]
@@ -275,8 +279,8 @@ impl Session {
             .min()
     }
 
-    /// A segment of the guest, its checksum verified, behind the SYN. `may` tells whether a server
-    /// of this name may be spoken to.
+    /// Processes a segment of the guest after the SYN, whose checksum is verified. `may` returns
+    /// whether the rules admit a server of this name.
     pub fn guest_sent(
         &mut self,
         segment: &Received<'_>,
@@ -342,7 +346,7 @@ impl Session {
         (Fate::Held, outcome)
     }
 
-    /// A segment of the server, its checksum verified.
+    /// Processes a segment of the server, whose checksum is verified.
     pub fn server_sent(
         &mut self,
         segment: &Received<'_>,
@@ -427,7 +431,7 @@ impl Session {
     }
 }
 
-/// RFC 9293 section 3.1.
+/// URG flag (RFC 9293 section 3.1).
 const URGENT: u8 = 0x20;
 
 #[cfg(test)]

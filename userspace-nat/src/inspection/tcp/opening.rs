@@ -1,9 +1,10 @@
-//! The handshake: all that reaches a server before anybody has said a name.
+//! The handshake: the only packets that reach a server before a name is known.
 //!
-//! A SYN says what a connection needs, and a hostile guest a little more. What goes on is the
-//! session's copy of the first, again for each that is repeated, then without ECN (as RFC 3168 section
-//! 6.1.1.1 has it, for paths that take offence). Its options are written anew: one each, in one order. So who repeats it says nothing new; a SYN that
-//! offers something else is dropped.
+//! A SYN carries what a connection needs, and possibly a message of a hostile guest. So the session
+//! sends its own copy of the first SYN, and again for each retransmission, then without ECN (RFC
+//! 3168 section 6.1.1.1, for paths that reject it). Its options are rewritten: each once, in a
+//! fixed order. So a retransmission carries no information, and a SYN with other options is
+//! dropped.
 use slipgate_abi::tcp::Flags;
 
 use crate::{
@@ -20,11 +21,11 @@ const ECN: u8 = 0xc0;
 /// The SYN that opened a connection.
 #[derive(Clone, Debug)]
 pub(super) struct Opening {
-    /// As it is sent again.
+    /// Header that is sent to the server, also for retransmissions.
     header: Box<[u8]>,
     pub(super) window: u16,
     pub(super) options: Options,
-    /// What the guest may refuse by a reset: the number that the server last acknowledged wrongly.
+    /// Number that the server last acknowledged wrongly: the guest may answer that with a reset.
     stray: Option<u32>,
 }
 

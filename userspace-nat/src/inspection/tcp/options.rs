@@ -7,13 +7,13 @@ use crate::packet::{
 };
 
 const NO_OPERATION: u8 = 1;
-/// RFC 2018.
+/// Option kind of SACK-permitted (RFC 2018); `OPTION_SACK` is that of SACK.
 const OPTION_SACK_PERMITTED: u8 = 4;
 const OPTION_SACK: u8 = 5;
 
 /// Option kind of the window scale (RFC 7323 section 2).
 const OPTION_WINDOW_SCALE: u8 = 3;
-/// RFC 7323 section 2.3.
+/// Largest window scale (RFC 7323 section 2.3).
 const MAX_WINDOW_SCALE: u8 = 14;
 
 /// Leaves in a guest's header what its connection needs. The rest would reach the server unread:
@@ -87,21 +87,21 @@ pub(super) fn rebuild_syn(tcp_header: &[u8]) -> Option<Box<[u8]>> {
     Some(header.into())
 }
 
-/// Options of a segment.
+/// TCP options of a segment that a session uses.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Options {
-    /// Maximum segment size.
+    /// Maximum segment size, bytes.
     pub mss: Option<u16>,
-    /// Window scale.
+    /// Shift count of the window scale.
     pub window_scale: Option<u8>,
-    /// Whether gaps may be told.
+    /// Whether selective acknowledgements are permitted.
     pub sack_permitted: bool,
     /// Timestamp value and echo reply.
     pub time: Option<(u32, u32)>,
 }
 
 impl Options {
-    /// Those of a TCP header.
+    /// Parses the options of a TCP header.
     pub fn parse(header: &[u8]) -> Self {
         let mut options = Self::default();
         for (kind, at, len) in tcp_options(header) {

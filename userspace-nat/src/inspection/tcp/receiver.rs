@@ -1,21 +1,21 @@
-//! The session as a receiver, toward the guest.
+//! The session as the receiver of the guest's data.
 use slipgate_abi::tcp::Flags;
 
 use crate::inspection::tcp::{MAX_LEN, Phase, Received, SMALL_MSS, Segment, Session, Wire};
 
-/// Acknowledgements that a guest may save up.
+/// Most acknowledgements that a guest may accumulate.
 const MAX_OWED: u32 = 64;
-/// What a guest may always say before a name is let in, bytes, as far as there is room.
+/// Smallest window offered before a name is admitted, bytes, as far as there is room.
 const MIN_OFFER: u32 = 4_096;
 
 impl Session {
-    /// The number that the guest's next byte has.
+    /// Sequence number of the guest's next byte.
     pub(super) fn next_expected(&self) -> u32 {
         let len = self.stream.whole().len() + usize::from(self.stream.is_ended());
         self.stream.begin().wrapping_add(len as u32)
     }
 
-    /// Whether it acknowledges or offers anything new.
+    /// Records a segment's acknowledgement and window. Returns whether either is new.
     pub(super) fn note_guest(&mut self, segment: &Received<'_>) -> bool {
         if let Some((value, _)) = segment.options.time
             && value.wrapping_sub(self.guest_time) as i32 > 0
@@ -38,21 +38,22 @@ impl Session {
         true
     }
 
-    /// How the guest's windows are scaled: not at all, unless both sides offered (RFC 7323 section 2.2).
+    /// Shift count of the guest's windows: 0 unless both sides offered scaling (RFC 7323 section
+    /// 2.2).
     pub(super) fn guest_window_scale(&self) -> u8 {
         let guests = self.opening.options.window_scale;
         guests.filter(|_| self.server.scales).unwrap_or(0)
     }
 
-    /// Whether anything of a server's segment, or its place, is in the guest's window.
+    /// Whether a part of a server's segment, or its sequence number, is in the guest's window.
     pub(super) fn is_in_guests_window(&self, segment: &Received<'_>) -> bool {
         let end = segment.sequence.wrapping_add(segment.sequence_len());
         let before_end = segment.sequence.wrapping_sub(self.guest_window_end) as i32 <= 0;
         before_end && end.wrapping_sub(self.guest_ack) as i32 >= 0
     }
 
-    /// What a segment acknowledges and offers, and its time, before a name is let in: what follows
-    /// from the SYN and the server's own segments.
+    /// Acknowledgement number, window and timestamp of segments before a name is admitted. They
+    /// follow from the SYN and the server's own segments.
     pub(super) fn said_by_syn(&self) -> (u32, u16, u32) {
         // None is too small to be one.
         let window = (self.opening.window >> self.guest_window_scale()).max(1);
@@ -60,8 +61,8 @@ impl Session {
         (self.server.next, window, time)
     }
 
-    /// Until a name is let in, the guest's acknowledgements are as many as what they can be about:
-    /// else their number would be words to the server.
+    /// Adds the acknowledgements that a server's segment allows. Until a name is admitted the guest
+    /// sends no more: their number would be a message to the server.
     pub(super) fn owe_for(&mut self, segment: &Received<'_>) {
         let segments = 1 + segment.payload.len() / SMALL_MSS;
         self.owed = (self.owed + segments as u32).min(MAX_OWED);
@@ -76,7 +77,7 @@ impl Session {
         }
     }
 
-    /// Tells the guest what is there.
+    /// Sends an acknowledgement of the received bytes to the guest.
     pub(super) fn acknowledge(&mut self, wire: &mut dyn Wire) {
         let window = self.window(false);
         wire.to_guest(&Segment {
@@ -92,7 +93,8 @@ impl Session {
         });
     }
 
-    /// The window to tell the guest, in the server's scale but in a SYN. Its end never goes back.
+    /// Window to offer to the guest, in the server's scale except in a SYN. Its end never moves
+    /// back.
     pub(super) fn window(&mut self, is_syn: bool) -> u16 {
         let own = self.stream.begin().wrapping_add(MAX_LEN as u32);
         let servers = self.server.window_end;

@@ -1,10 +1,11 @@
-//! What the kernel is told of a connection that it takes over.
+//! Sequence numbers of a connection that the kernel takes over.
 use slipgate_abi::{Sequences, sequence::SendSpace};
 
 use crate::inspection::tcp::Session;
 
 impl Session {
-    /// Where the connection stands. Means something once it was [`crate::inspection::tcp::Outcome::Released`].
+    /// Where the connection stands. Means something once it was
+    /// [`crate::inspection::tcp::Outcome::Released`].
     pub fn sequences(&self, now_ns: u64) -> Sequences {
         let inspected_end = self.next_expected();
         let sent_end = self.passed_end.map_or(inspected_end, |end| {

@@ -1,4 +1,4 @@
-//! Segments as a session sees and makes them.
+//! Segments that a session receives and sends.
 use slipgate_abi::{Ip4, tcp::Flags};
 
 use crate::{
@@ -10,25 +10,25 @@ use crate::{
     },
 };
 
-/// A segment that came.
+/// A segment that was received.
 #[derive(Clone, Copy, Debug)]
 pub struct Received<'s> {
-    /// Sequence number.
+    /// Sequence number of the first octet.
     pub sequence: u32,
-    /// Acknowledgement number.
+    /// Acknowledgement number, valid with ACK.
     pub acknowledgement: u32,
-    /// Flags.
+    /// Flags as in [`slipgate_abi::tcp::Flags`].
     pub flags: u8,
-    /// The window field.
+    /// Window field, not scaled.
     pub window: u16,
-    /// Options.
+    /// TCP options of the segment.
     pub options: Options,
-    /// Payload.
+    /// Payload of the segment.
     pub payload: &'s [u8],
 }
 
 impl<'s> Received<'s> {
-    /// From a header and the IP payload that it begins.
+    /// Parses a segment from its header and the IP payload that begins with it.
     pub fn new(tcp: &Tcp, l4: &'s [u8]) -> Self {
         let (header, payload) = l4.split_at(tcp.header_len.min(l4.len()));
         Self {
@@ -55,37 +55,37 @@ impl<'s> Received<'s> {
     }
 }
 
-/// A segment to be sent.
+/// A segment to send.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Segment<'s> {
-    /// Sequence number.
+    /// Sequence number of the first octet.
     pub sequence: u32,
-    /// Acknowledgement number.
+    /// Acknowledgement number, valid with ACK.
     pub acknowledgement: u32,
-    /// Flags.
+    /// Flags as in [`slipgate_abi::tcp::Flags`].
     pub flags: u8,
-    /// The window field.
+    /// Window field, not scaled.
     pub window: u16,
-    /// Timestamp value and echo reply.
+    /// Timestamp value and echo reply, if sent.
     pub time: Option<(u32, u32)>,
-    /// Payload.
+    /// Payload of the segment.
     pub payload: &'s [u8],
 }
 
-/// Where a session's segments go.
+/// Output for a session's segments.
 pub trait Wire {
-    /// To the server, as if from the guest.
+    /// Sends a segment to the server, as if from the guest.
     fn to_server(&mut self, segment: &Segment<'_>);
-    /// To the server: a header and nothing behind it. Its checksum is to be filled in.
+    /// Sends a bare header to the server. The implementation fills in its checksum.
     fn syn_to_server(&mut self, header: &[u8]);
-    /// To the guest, as if from the server.
+    /// Sends a segment to the guest, as if from the server.
     fn to_guest(&mut self, segment: &Segment<'_>);
-    /// How many went to the server so far.
+    /// Number of segments sent to the server so far.
     fn sent_to_server(&self) -> usize;
 }
 
 impl Segment<'_> {
-    /// The packet, checksums filled in. Clears `out` first.
+    /// Builds the packet with its checksums in `out`, which is cleared first.
     pub fn build(&self, out: &mut Vec<u8>, from: (Ip4, u16), to: (Ip4, u16)) {
         build::ipv4(out, from.0, to.0, 6, |out| {
             let begin = out.len();
@@ -109,7 +109,7 @@ impl Segment<'_> {
     }
 }
 
-/// A packet of a header alone, its checksum filled in. Clears `out` first.
+/// Builds a packet of a bare TCP header with its checksum in `out`, which is cleared first.
 pub fn build_header(out: &mut Vec<u8>, from: Ip4, to: Ip4, header: &[u8]) {
     build::ipv4(out, from, to, 6, |out| {
         let begin = out.len();

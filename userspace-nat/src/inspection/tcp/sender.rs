@@ -3,11 +3,11 @@ use slipgate_abi::tcp::Flags;
 
 use crate::inspection::tcp::{MAX_LEN, Phase, Received, Segment, Session, Wire};
 
-/// RFC 9293 section 3.1.
+/// PSH flag (RFC 9293 section 3.1).
 const PUSH: u8 = 0x08;
 
 impl Session {
-    /// How much may be sent on, the stream's end included.
+    /// Number of bytes that may be sent, the end of the stream included.
     pub(super) fn sendable(&self) -> usize {
         let whole = self.allowed == self.stream.whole().len();
         let end = whole && self.stream.is_ended() && !self.end_acknowledged;
@@ -20,7 +20,7 @@ impl Session {
         mss.saturating_sub(options).max(1)
     }
 
-    /// Sends on what may be sent and fits the windows.
+    /// Sends data that is allowed and fits the windows.
     pub(super) fn transmit(&mut self, wire: &mut dyn Wire, now_ns: u64) {
         let begin = self.stream.begin();
         let window = self.server.window_end.wrapping_sub(begin);
@@ -54,8 +54,8 @@ impl Session {
         }
     }
 
-    /// Goes back to the first byte that is not acknowledged, with one segment; into a shut window
-    /// with one byte.
+    /// Retransmits one segment from the first unacknowledged byte on; one byte if the window is
+    /// closed.
     pub(super) fn resend_from_begin(&mut self, wire: &mut dyn Wire, now_ns: u64) {
         self.sent = 0;
         self.duplicates = 0;
@@ -68,7 +68,7 @@ impl Session {
         }
     }
 
-    /// Sends so many bytes from a place on; what is behind them is told by `sent_ever` alone.
+    /// Sends `len` bytes of the stream, from offset `from` on, in one segment with these flags.
     pub(super) fn send(&self, wire: &mut dyn Wire, from: usize, len: usize, flags: u8) {
         let (acknowledgement, window, time) = match self.is_let_in {
             true => (self.guest_ack, self.guest_window, self.guest_time),
@@ -84,7 +84,7 @@ impl Session {
         });
     }
 
-    /// Whether an acknowledgement is about anything that was sent lately.
+    /// Whether an acknowledgement number lies in the data that was sent lately.
     pub(super) fn is_of_what_was_sent(&self, acknowledgement: u32) -> bool {
         let begin = self.stream.begin();
         let sent = self.sent_ever + usize::from(self.end_acknowledged);
@@ -95,7 +95,7 @@ impl Session {
         (-(2 * MAX_LEN as i32)..=passed.max(sent as i32)).contains(&ahead)
     }
 
-    /// Takes an acknowledgement in. Returns whether what it asks for is to be sent again.
+    /// Processes an acknowledgement. Returns whether a retransmission is due.
     pub(super) fn acknowledged(&mut self, segment: &Received<'_>, now_ns: u64) -> bool {
         let bytes = segment.acknowledgement.wrapping_sub(self.stream.begin()) as i32;
         let Ok(bytes) = usize::try_from(bytes) else {

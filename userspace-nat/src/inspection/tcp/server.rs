@@ -1,26 +1,26 @@
-//! What is known of an inspected connection's server.
+//! State of an inspected connection's server.
 use crate::inspection::tcp::{Options, Received};
 
 /// Smaller is taken for this (RFC 9293 section 3.7.1 has 536 where nothing is said).
 const MIN_MSS: u16 = 64;
 const DEFAULT_MSS: u16 = 536;
 
-/// A server.
+/// State of the server, from its segments.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Server {
-    /// The number of its first byte.
+    /// Sequence number of its first byte.
     pub(super) first: u32,
-    /// Behind the last byte that it sent.
+    /// Sequence number after the last byte that it sent.
     pub(super) next: u32,
-    /// Where its window ends.
+    /// Sequence number at which its window ends.
     pub(super) window_end: u32,
     pub(super) window_scale: u8,
-    /// Both sides scale their windows.
+    /// Whether both sides scale their windows.
     pub(super) scales: bool,
     pub(super) mss: u16,
-    /// Both sides use timestamps.
+    /// Whether both sides use timestamps.
     pub(super) has_time: bool,
-    /// Its newest timestamp.
+    /// Newest timestamp of the server.
     pub(super) time: u32,
 }
 

@@ -24,7 +24,7 @@ fn world(limits: Limits) -> (World, u16) {
     (world, port)
 }
 
-/// What the relay has for the guest: the gateway's port and the payload.
+/// Datagrams that the relay has for the guest: the gateway's port and the payload.
 fn deliver(world: &mut World) -> Vec<(u16, Vec<u8>)> {
     let datagrams = world.datagrams().into_iter();
     datagrams
@@ -147,7 +147,7 @@ fn what_does_not_fit_the_guests_link_is_dropped() {
 }
 
 proptest! {
-    /// Whatever a guest writes behind an IPv4 header to an address of ours.
+    /// No content after an IPv4 header to an address of the relay causes a panic.
     #[test]
     fn no_packet_panics(
         protocol in prop_oneof![Just(6_u8), Just(17)],

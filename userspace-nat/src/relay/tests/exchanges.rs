@@ -37,7 +37,7 @@ fn receive(service: &UdpSocket) -> (Vec<u8>, std::net::SocketAddr) {
     (buffer, from)
 }
 
-/// What the relay has for the guest: to which port, and the payload.
+/// Datagrams that the relay has for the guest: the destination port and the payload.
 fn deliver(world: &mut World) -> Vec<(u16, Vec<u8>)> {
     let datagrams = world.datagrams().into_iter();
     datagrams

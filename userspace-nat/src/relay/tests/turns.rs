@@ -80,7 +80,7 @@ fn windows_that_open_together_are_filled_a_turn_about() {
     );
 }
 
-/// What is to be sent again at once is, whoever's turn it is: smoltcp would forget it.
+/// A fast retransmission does not wait for a turn, because smoltcp would lose it.
 #[test]
 fn what_is_lost_among_many_is_sent_again() {
     let (mut world, _, mut clients) = full(150_000);

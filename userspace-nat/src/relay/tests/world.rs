@@ -23,7 +23,7 @@ use crate::{
 pub(super) const VM: u32 = 7;
 pub(super) const MS: u64 = 1_000_000;
 
-/// What the link does to packets, in percent.
+/// Faults of the link. Shares of packets are in percent.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Impairment {
     pub(super) loss: u64,
@@ -283,7 +283,7 @@ impl World {
         self.with(|relay, cx| relay.open_loopback(VM, packet, segments, &opening, cx))
     }
 
-    /// What comes of sockets that are ready soon: datagrams for the guest, from where and to where.
+    /// Datagrams for the guest from sockets that are ready soon, with source and destination.
     pub(super) fn datagrams(&mut self) -> Vec<(SocketAddrV4, SocketAddrV4, Vec<u8>)> {
         let mut ready = Vec::new();
         self.poller.wait(Some(20 * MS), &mut ready).unwrap();
