@@ -124,6 +124,10 @@ pub enum Passage {
 impl Flow {
     /// Examines a guest's datagram. `may` returns whether the rules admit a server of this name. On
     /// [`Passage::Held`] the caller must keep the frame by [`Flow::hold`].
+    ///
+    /// # Errors
+    /// If the flow must be refused: the datagram is not acceptable, or the rules do not admit the
+    /// server.
     pub fn datagram(
         &mut self,
         datagram: &[u8],
