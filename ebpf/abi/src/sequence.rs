@@ -8,10 +8,10 @@
 //! was released to the kernel must lie within its sequence numbers. Programs and engine apply the
 //! same rules:
 //!
-//! - A segment from the guest begins at `low` or after it. At the release, `low` is one octet before
-//!   the server's acknowledgement (a keep-alive repeats that octet, RFC 9293 section 3.8.4). It then
-//!   follows the server's acknowledgements at a distance of the largest window the server ever
-//!   offered: a guest whose acknowledgements were lost repeats no more than that.
+//! - A segment from the guest begins at `low` or after it. At the release, `low` is one octet
+//!   before the server's acknowledgement (a keep-alive repeats that octet, RFC 9293 section 3.8.4).
+//!   It then follows the server's acknowledgements at a distance of the largest window the server
+//!   ever offered: a guest whose acknowledgements were lost repeats no more than that.
 //! - It ends within that window after the server's acknowledgement, and not after the guest's FIN.
 //! - It acknowledges data that the server has sent, and nothing acknowledged long before.
 //! - After a reset by either side, no payload from the guest passes ([`TcpBits::RST`] is final).

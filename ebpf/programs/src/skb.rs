@@ -1,4 +1,4 @@
-//! [`Kernel`] for the datapath, implemented by an skb and BPF helpers.
+//! [`Kernel`] of the datapath, implemented by an skb and BPF helpers.
 use aya_ebpf::{
     EbpfContext,
     bindings::{

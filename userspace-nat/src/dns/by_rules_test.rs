@@ -235,7 +235,7 @@ fn asks(rig: &mut Rig, vm: u32, question: &Message) {
     rig.ask_as(&test_vm::vm(vm), origin, question).unwrap();
 }
 
-/// What each VM was told, by the VM; `None`: that it failed.
+/// Address in each VM's reply, by VM; `None` if the reply is a failure.
 fn told(rig: &mut Rig) -> Vec<(u32, Option<std::net::IpAddr>)> {
     let mut told: Vec<_> = std::iter::from_fn(|| rig.proxy.next_reply())
         .map(|reply| (reply.vm, first_address(&read(&reply.message))))

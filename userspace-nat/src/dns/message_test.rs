@@ -293,8 +293,8 @@ fn any_answer() -> impl Strategy<Value = Message> {
 }
 
 proptest! {
-    /// What is kept of an answer is what hickory reads in it, as far as it belongs to the question,
-    /// but for id and OPT; and a reply from it says the same, its TTLs less by the age.
+    /// A stored answer has the records that hickory reads in the message and that belong to the
+    /// question, without id and OPT; a reply from it has the same, with TTLs reduced by the age.
     #[test]
     fn an_answer_says_the_same_to_hickory(answer in any_answer(), age in 0u32..1000) {
         let key = key_of(&www());

@@ -189,7 +189,7 @@ fn rfc9848_ech_is_left_out_where_it_is_off() {
 }
 
 proptest! {
-    /// What was written anew is written the same again, and never longer than its length fields.
+    /// A rewritten message is unchanged by a second rewrite, and never exceeds its length fields.
     #[test]
     fn hostile_messages_never_panic_and_what_is_kept_stays(
         counts in prop::array::uniform3(0_u8..9),

@@ -88,7 +88,7 @@ fn the_server_of_rfc_9001_is_called_as_it_answered() {
     assert_eq!(passage(&mut flow, &more), Ok(Passage::Goes));
 }
 
-/// What becomes of a datagram when every name is let in but `evil.test`, and what was named.
+/// Treatment of a datagram if every name but `evil.test` is admitted, and the names it gave.
 fn said(flow: &mut Flow, datagram: &[u8]) -> (Result<Passage, Refused>, Vec<String>) {
     let mut names = Vec::new();
     let mut allowance = Allowance::default();

@@ -1,6 +1,6 @@
-//! An Initial packet that opens by the keys of two connections. AES-GCM does not commit to a key: the
-//! tag is linear in each block of the ciphertext, so one block can be solved for that makes the tags
-//! of two keys alike.
+//! An Initial packet that opens by the keys of two connections. AES-GCM does not commit to a key:
+//! the tag is linear in each block of the ciphertext, so one block can be solved for that makes the
+//! tags of two keys alike.
 use super::{
     tests::{heard, passage},
     *,
@@ -39,15 +39,15 @@ fn block(bytes: &[u8]) -> u128 {
     u128::from_be_bytes(block)
 }
 
-/// What the tag is of: additional data, ciphertext, their lengths in bits.
+/// Blocks that the tag covers: additional data, ciphertext, their lengths in bits.
 fn blocks(header: &[u8], sealed: &[u8]) -> Vec<u128> {
     let lens = ((header.len() as u128 * 8) << 64) | (sealed.len() as u128 * 8);
     let all = header.chunks(16).chain(sealed.chunks(16)).map(block);
     all.chain([lens]).collect()
 }
 
-/// GHASH's key: the tags of nothing, and of 16 zero octets that are not encrypted, differ by it times
-/// their length.
+/// GHASH's key: the tags of nothing, and of 16 zero octets that are not encrypted, differ by it
+/// times their length.
 fn ghash_key(keys: &Keys) -> u128 {
     let tag = |header: &[u8]| block(&keys.seal(0, header, b""));
     times(tag(b"") ^ tag(&[0; 16]), inverse(128 << 64))
@@ -155,8 +155,8 @@ fn a_packet_to_a_forged_id_that_begins_another_connection_is_dropped() {
 }
 
 /// A server answers a connection, and it is not known which: of too many that a client calls by one
-/// id, of one that has made room, of one that it began by another id of its own than the server saw.
-/// To the server what goes to its id is of that connection, whatever else it opens by.
+/// id, of one that has made room, of one that it began by another id of its own than the server
+/// saw. To the server what goes to its id is of that connection, whatever else it opens by.
 #[test]
 fn no_connection_begins_by_an_id_that_a_server_gave_itself() {
     let begin = |flow: &mut Flow, id: &[u8]| {

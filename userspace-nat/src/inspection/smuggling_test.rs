@@ -1,8 +1,8 @@
-//! Requests that two readers read in two ways: each is refused, or what any reader could see in it is
-//! judged.
+//! Requests that two readers read in two ways: each is refused, or what any reader could see in it
+//! is judged.
 use super::*;
 
-/// What becomes of a client's stream.
+/// Treatment of a client's stream.
 #[derive(Clone, PartialEq, Eq, Debug)]
 enum Told {
     /// It is refused, once these were named.

@@ -78,7 +78,7 @@ fn a_full_window_goes_in_frames_as_long_as_they_may_be() {
     assert_eq!(cut, packets);
 }
 
-/// What differs in how it goes on from the segment before.
+/// Difference of a segment from a plain continuation of the one before.
 #[derive(Clone, Copy, Debug)]
 enum Next {
     Goes,
@@ -89,7 +89,7 @@ enum Next {
 }
 
 proptest! {
-    /// Whatever is sent: cut again it is the same packets in the same order, and each is as it was.
+    /// Joined and segmented again, any packets stay the same, in the same order.
     #[test]
     fn what_is_joined_is_cut_into_what_it_was(
         first in any::<u32>(),

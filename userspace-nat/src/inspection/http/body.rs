@@ -1,4 +1,4 @@
-//! Where a request's body ends (RFC 9112 section 6).
+//! End of a request's body (RFC 9112 section 6).
 use httparse::Header;
 
 use crate::inspection::http::{
@@ -11,22 +11,22 @@ use crate::inspection::http::{
 pub enum Body {
     /// This many bytes are left.
     Length(u64),
-    /// Chunks: a chunk's size is to come.
+    /// The line with a chunk's size follows.
     ChunkSize,
-    /// In a chunk: so many bytes, then the line end behind it.
+    /// In a chunk: this many bytes are left, then the line end after it.
     Chunk(u64),
-    /// In the line end behind a chunk: so many bytes of it are there.
+    /// In the line end after a chunk: this many of its bytes were read.
     ChunkEnd(u8),
-    /// Behind the last chunk: fields, then an empty line.
+    /// After the last chunk: trailer fields, then an empty line.
     Trailer {
-        /// Bytes of them so far.
+        /// Length of the fields so far, bytes.
         len: u16,
     },
 }
 
-/// Longest line with a chunk's size, bytes: 8 digits, and the line's end.
+/// Longest line with a chunk's size, bytes: 8 digits and the line end.
 const MAX_SIZE_LINE: usize = 10;
-/// Largest chunk: no server takes it for a negative number.
+/// Largest chunk, bytes: no server reads it as a negative number.
 const MAX_CHUNK: u64 = i32::MAX as u64;
 /// Longest trailer section, bytes.
 const MAX_TRAILER: usize = 8_192;
@@ -43,7 +43,7 @@ impl Body {
         }
     }
 
-    /// The content at the beginning of these bytes; `None`: what frames it, or its end.
+    /// Content at the beginning of these bytes; `None` if they are framing, or the body's end.
     pub fn content<'s>(&self, stream: &'s [u8]) -> Option<&'s [u8]> {
         match *self {
             Self::Length(0) => None,
@@ -52,8 +52,11 @@ impl Body {
         }
     }
 
-    /// How many of the bytes that are there belong to the body; `None` when it is over. 0: there is
-    /// more to come before it can be said.
+    /// Number of the given bytes that belong to the body; 0 if more bytes are needed; `None` if the
+    /// body is over.
+    ///
+    /// # Errors
+    /// If the framing is malformed.
     pub fn take(&mut self, stream: &[u8]) -> Result<Option<usize>, Refused> {
         match *self {
             Self::Length(0) => Ok(None),
@@ -121,7 +124,7 @@ fn clamp(stream: &[u8], left: u64) -> usize {
     usize::try_from(left).map_or(stream.len(), |left| left.min(stream.len()))
 }
 
-/// A line without its end; `None` when its end is to come. Neither CR nor LF stands in it.
+/// A line without its end, which contains neither CR nor LF; `None` if its end has not arrived.
 fn line(stream: &[u8], most: usize) -> Result<Option<&[u8]>, Refused> {
     let end = stream.iter().position(|b| matches!(b, b'\r' | b'\n'));
     match end {

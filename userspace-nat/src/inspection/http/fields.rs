@@ -1,10 +1,13 @@
-//! Fields of heads and trailers (RFC 9110 section 5).
+//! Fields of message heads and trailers (RFC 9110 section 5).
 use httparse::{EMPTY_HEADER, Header};
 
 use crate::inspection::http::Refused;
 
-/// The value of a field that may be there once. A name that differs by its punctuation is refused:
-/// gateways take it for the same (RFC 3875 section 4.1.18).
+/// Value of a field that may occur once; `None` if it is absent. A name that differs only in
+/// punctuation is refused, because gateways treat it as the same (RFC 3875 section 4.1.18).
+///
+/// # Errors
+/// If the field occurs more than once, or under such a name.
 pub(super) fn only<'f>(fields: &'f [Header<'_>], name: &str) -> Result<Option<&'f [u8]>, Refused> {
     let mut found = None;
     for field in fields {
@@ -19,7 +22,7 @@ pub(super) fn only<'f>(fields: &'f [Header<'_>], name: &str) -> Result<Option<&'
     Ok(found)
 }
 
-/// Whether a list that may be cut over several fields has an element.
+/// Whether a list, which may be split over several fields, has an element.
 pub(super) fn lists(fields: &[Header<'_>], name: &str, element: &str) -> bool {
     let values = fields.iter().filter(|field| is_like(field.name, name));
     values
@@ -27,8 +30,8 @@ pub(super) fn lists(fields: &[Header<'_>], name: &str, element: &str) -> bool {
         .any(|value| value.trim_ascii().eq_ignore_ascii_case(element.as_bytes()))
 }
 
-/// Whether a line behind the last chunk may stand there: a field that neither frames nor routes a
-/// message (RFC 9110 section 6.5.1).
+/// Whether a line may follow the last chunk: a field that neither frames nor routes a message (RFC
+/// 9110 section 6.5.1).
 pub(super) fn is_trailer(line: &[u8]) -> bool {
     const NEVER: [&str; 8] = [
         "host",

@@ -73,7 +73,7 @@ const MAX_FRAMES: usize = 16;
 /// Inspection state of a QUIC flow.
 #[derive(Debug, Default)]
 pub struct Flow {
-    /// The one with the oldest last Initial first.
+    /// Known connections, that with the oldest last Initial first.
     connections: Vec<Connection>,
     shut: ShutIds,
     /// Frames that wait for a decision, unchanged.
@@ -86,13 +86,13 @@ pub struct Flow {
 
 #[derive(Debug)]
 struct Connection {
-    /// The id that its keys are made of.
+    /// Id from which the connection's keys derive.
     original: Box<[u8]>,
-    /// The id that the client gave itself.
+    /// Id that the client chose for itself.
     client: Box<[u8]>,
-    /// The id that the server answered with.
+    /// Id with which the server answered.
     server: Option<Box<[u8]>>,
-    /// Made when they are wanted, and kept.
+    /// Keys derived so far.
     keys: Vec<(KeysOf, Version, Keys)>,
     crypto: Reassembly,
     /// Number of the stream's bytes that were judged and admitted.
@@ -122,8 +122,12 @@ pub enum Passage {
 }
 
 impl Flow {
-    /// Looks at a guest's datagram. `may` tells whether a server of this name may be spoken to.
-    /// With [`Passage::Held`] the caller keeps its frame by [`Flow::hold`].
+    /// Examines a guest's datagram. `may` returns whether the rules admit a server of this name. On
+    /// [`Passage::Held`] the caller must keep the frame by [`Flow::hold`].
+    ///
+    /// # Errors
+    /// If the flow must be refused: the datagram is not acceptable, or the rules do not admit the
+    /// server.
     pub fn datagram(
         &mut self,
         datagram: &[u8],
@@ -177,8 +181,8 @@ impl Flow {
         Ok(Passage::Goes)
     }
 
-    /// Looks at a server's datagram, which goes on whatever it is: by which ids is it called from
-    /// now on?
+    /// Examines a server's datagram, which is forwarded in any case, for the ids that the server
+    /// chooses.
     pub fn server_datagram(&mut self, datagram: &[u8], effort: &mut Effort<'_>) {
         let is_long = datagram.first().is_some_and(|first| first & 0x80 != 0);
         if !is_long {

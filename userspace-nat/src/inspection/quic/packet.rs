@@ -1,4 +1,4 @@
-//! Packets in a client's datagrams (RFC 9000 section 17).
+//! Parser of the QUIC packets in a datagram (RFC 9000 section 17).
 use crate::inspection::{
     Refused,
     quic::{Version, keys::Keys},
@@ -23,15 +23,20 @@ pub struct Initial<'d> {
     number_at: usize,
 }
 
-/// The Initial packets of a datagram. What can't be told apart is refused: a server could
-/// find one where it is not looked for.
+/// Initial packets of a datagram.
+///
+/// # Errors
+/// If the packets cannot be separated: a server could find an Initial where none is looked for.
 pub fn initials(datagram: &[u8]) -> Result<Vec<Initial<'_>>, Refused> {
     let packets = long_packets(datagram)?.into_iter();
     let initials = packets.filter_map(|(packet, is_initial)| is_initial.then_some(packet));
     Ok(initials.collect())
 }
 
-/// The packets with long headers, and which of them are Initials.
+/// Packets with long headers, each with whether it is an Initial.
+///
+/// # Errors
+/// If the packets cannot be separated.
 pub(super) fn long_packets(datagram: &[u8]) -> Result<Vec<(Initial<'_>, bool)>, Refused> {
     let mut found = Vec::new();
     let mut rest = datagram;
@@ -103,8 +108,11 @@ impl Initial<'_> {
     }
 }
 
-/// CRYPTO frames of an Initial packet's payload: offset and bytes. Other frames that a client may
-/// send there are passed over, what it may not is refused (RFC 9000 section 12.4).
+/// CRYPTO frames in an Initial packet's payload: offset and bytes. Other frames that a client may
+/// send there are skipped.
+///
+/// # Errors
+/// If the payload has a frame that is not allowed there (RFC 9000 section 12.4), or is malformed.
 pub fn crypto_frames(payload: &[u8]) -> Result<Vec<(u64, &[u8])>, Refused> {
     let mut reader = Reader {
         bytes: payload,

@@ -36,8 +36,8 @@
 //! section 3.10.7), else after a time in which the guest did not contradict it.
 //!
 //! The session retransmits after a time-out or three duplicate acknowledgements (RFC 5681 section
-//! 3.2), from the first unacknowledged byte on. Its congestion window begins with ten segments (RFC
-//! 6928) and grows by the acknowledged bytes.
+//! 3.2), from the first unacknowledged byte on. Its congestion window begins with ten segments, as
+//! in RFC 6928, and grows by the acknowledged bytes.
 use std::rc::Rc;
 
 use slipgate_abi::tcp::Flags;
