@@ -18,7 +18,7 @@ use super::{
 use crate::{
     GuestMemory,
     virtio::net::{
-        frame_io::{Transfer, Direction},
+        frame_io::{Direction, Transfer},
         tap::HEADER_BYTES,
     },
 };
