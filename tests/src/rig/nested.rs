@@ -45,7 +45,7 @@ pub enum NestedEnd {
     Panicked,
     /// The VMM, or another process of slipgate's, made a system call that its sandbox forbids.
     ForbiddenCall,
-    /// It did not end in time.
+    /// It gave no sign of life for too long.
     Stuck,
     /// Anything else, such as a VMM that did not start.
     Other,
@@ -60,7 +60,7 @@ pub struct NestedTraces<'a> {
     pub stderr: &'a str,
     /// The VMM's exit status, unless a signal ended it.
     pub status: Option<i32>,
-    /// Whether its time was over.
+    /// Whether it was ended for want of a sign of life.
     pub timed_out: bool,
 }
 

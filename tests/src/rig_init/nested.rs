@@ -133,19 +133,21 @@ fn boot(vmm: NestedVmm) -> Result<NestedEnd> {
         let _ = err.map(|mut err| err.read_to_end(&mut text));
         String::from_utf8_lossy(&text).into_owned()
     });
-    let (over, ended) = mpsc::channel();
+    let (alive, heard) = mpsc::channel();
     let pid = running.id();
-    let watch = thread::spawn(move || stuck::watch(pid, &ended));
+    let watch = thread::spawn(move || stuck::watch(pid, &heard));
     let mut console = String::new();
     for line in BufReader::new(out.into_iter().next().ok_or_else(no_pipe)?).split(b'\n') {
         let line = line.tried("read the guest's console")?;
         let line = String::from_utf8_lossy(&line);
         let line = line.trim_end();
         println!("{line}");
+        // Who was to hear it may have given up.
+        let _ = alive.send(());
         console.push_str(line);
         console.push('\n');
     }
-    drop(over);
+    drop(alive);
     let timed_out = watch.join().unwrap_or(true);
     let status = running.wait().tried("wait for the VMM")?;
     let mut stderr = errors.join().unwrap_or_default();

@@ -7,23 +7,29 @@ use std::{
     path::{Path, PathBuf},
     sync::mpsc::{Receiver, RecvTimeoutError},
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
-/// A few times what it takes under load, and less than the whole machine has.
+/// Without a sign of life: several times the longest of the client's checks under load, and less than
+/// the whole machine has. A machine that is merely slow goes on.
 const PATIENCE: Duration = Duration::from_secs(90);
 /// Interval of two samples: a state that differs between them does not hang.
 const BETWEEN: Duration = Duration::from_secs(2);
 /// How long it has for its report.
 const ENDING: Duration = Duration::from_secs(10);
 
-/// Waits for `over` to be dropped. After too long a time it says what all of it is at, and ends
-/// `vmm` so that its report is written: by a request first. Whether it took too long.
-pub(super) fn watch(vmm: u32, over: &Receiver<()>) -> bool {
-    if is_over(over, PATIENCE) {
-        return false;
+/// Waits for the sender of `alive` to be dropped. When nothing came of it for too long, it says what all
+/// of it is at, and ends `vmm` so that its report is written: by a request first. Whether it was too
+/// long.
+pub(super) fn watch(vmm: u32, alive: &Receiver<()>) -> bool {
+    loop {
+        match alive.recv_timeout(PATIENCE) {
+            Ok(()) => {}
+            Err(RecvTimeoutError::Disconnected) => return false,
+            Err(RecvTimeoutError::Timeout) => break,
+        }
     }
-    println!("FAILED nested goes on after {PATIENCE:?}; what it is at, twice:");
+    println!("FAILED nested says nothing for {PATIENCE:?}; what it is at, twice:");
     for _ in 0..2 {
         tell(Path::new("/proc/interrupts"));
         let mut connections = BTreeSet::new();
@@ -37,15 +43,21 @@ pub(super) fn watch(vmm: u32, over: &Receiver<()>) -> bool {
         println!("ending {vmm} by signal {signal}");
         // It was not waited for: its output has not ended.
         slipgate_testbed::signal(vmm, signal);
-        if is_over(over, ENDING) {
+        if is_over(alive, ENDING) {
             break;
         }
     }
     true
 }
 
-fn is_over(over: &Receiver<()>, within: Duration) -> bool {
-    over.recv_timeout(within) != Err(RecvTimeoutError::Timeout)
+fn is_over(alive: &Receiver<()>, within: Duration) -> bool {
+    let until = Instant::now() + within;
+    loop {
+        match alive.recv_timeout(until.saturating_duration_since(Instant::now())) {
+            Ok(()) => {}
+            Err(why) => return why == RecvTimeoutError::Disconnected,
+        }
+    }
 }
 
 /// Those that run a program: not the kernel's.
