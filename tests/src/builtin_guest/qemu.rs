@@ -60,9 +60,11 @@ impl Qemu<'_> {
             memory_mib,
             ..
         } = &self.boot;
-        let accelerator = match self.accelerator {
-            Accelerator::Kvm => "kvm",
-            Accelerator::Tcg => "tcg,thread=multi",
+        // A software KVM lets the guest see the host's own CPUID, whatever QEMU sets: the guest then
+        // takes a TSC deadline timer, which KVM keeps silent unless QEMU has offered it too.
+        let (accelerator, cpu) = match self.accelerator {
+            Accelerator::Kvm => ("kvm", "qemu64,+tsc-deadline"),
+            Accelerator::Tcg => ("tcg,thread=multi", "qemu64"),
         };
         let (back_end, queues) = match &self.network {
             Network::User => ("user,id=n".to_owned(), 1),
@@ -89,7 +91,7 @@ impl Qemu<'_> {
         let exit = format!("isa-debug-exit,iobase={EXIT_PORT:#x},iosize=1");
         let mut command = Command::new(QEMU);
         command
-            .args(["-M", "q35", "-accel", accelerator, "-cpu", "qemu64"])
+            .args(["-M", "q35", "-accel", accelerator, "-cpu", cpu])
             .args(["-smp", &cpus.to_string(), "-m", &memory_mib.to_string()])
             // Threads by their names, for who places them.
             .args(["-name", "guest,debug-threads=on"])
