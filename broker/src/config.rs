@@ -2,6 +2,7 @@
 //!
 //! The constructor of a [`Config`] has checked each value. [`Config::settle`] derives the rest from
 //! the policy file, at the start and each time that the file is read again.
+mod api;
 mod files;
 mod host_loopback;
 mod machine;
@@ -21,12 +22,13 @@ use slipgate_ipc::engine::{FlowLogEvent, OnExit};
 use slipgate_policy::document::{CliOverrides, Forward, PolicyFile};
 
 pub use self::{
+    api::ApiSocket,
     files::from_disk,
     machine::{MachineSpec, RunConfig},
     network::GuestNetwork,
     policy_flags::PolicyFlags,
     settle::read_policy_file,
-    vm::{VmConfig, VmFlags},
+    vm::{VmConfig, VmFlags, check_device, check_tap, parse_mac},
 };
 
 /// Complete configuration of the NAT.
@@ -40,6 +42,8 @@ pub struct Config {
     pub network: GuestNetwork,
     /// VMs to serve.
     pub vms: Vec<VmConfig>,
+    /// Whether VMs are added and removed by requests (`slipgate serve`), not by the command line.
+    pub is_daemon: bool,
     /// Policy settings of the flags.
     pub typed: CliOverrides,
     /// The policy file as it was read last.
@@ -60,6 +64,8 @@ pub struct Config {
     pub flow_log_events: Vec<FlowLogEvent>,
     /// Listening address for Prometheus.
     pub metrics: Option<SocketAddr>,
+    /// Sockets on which a daemon answers the API.
+    pub api: Vec<ApiSocket>,
     /// File to which the engine port's frames are written.
     pub pcap: Option<PathBuf>,
     /// Whether and where the XDP guard runs.

@@ -1,4 +1,4 @@
-use slipgate_policy::document::{CliOverrides, Limits};
+use slipgate_policy::document::CliOverrides;
 
 use super::*;
 
@@ -11,20 +11,13 @@ pub(crate) fn config(vms: &[&str], typed: CliOverrides) -> Config {
         prefix_len: 24,
         mtu: None,
     };
-    let vm = |name: &&str| VmConfig {
-        name: (*name).to_owned(),
-        tap: format!("tap-{name}"),
-        mac: None,
-        ip: network.guest,
-        typed: VmFlags::default(),
-        policy: 0,
-        limits: Limits::default(),
-    };
+    let vm = |name: &&str| VmConfig::new(name, &format!("tap-{name}"), network.guest);
     let mut config = Config {
         mode: Mode::Auto,
         uplink: None,
         network,
         vms: vms.iter().map(vm).collect(),
+        is_daemon: false,
         typed,
         policy_file: None,
         forwards: Vec::new(),
@@ -35,6 +28,7 @@ pub(crate) fn config(vms: &[&str], typed: CliOverrides) -> Config {
         flow_log: None,
         flow_log_events: Vec::new(),
         metrics: None,
+        api: Vec::new(),
         pcap: None,
         xdp: Xdp::Auto,
         bpf_log: false,

@@ -4,6 +4,7 @@ mod thaws;
 use std::collections::BTreeMap;
 
 use slipgate_ipc::{
+    api::Event,
     client::{ClientAnswer, ClientId, Target},
     engine::{EngineReply, EngineRequest, Subject, ToEngine},
 };
@@ -49,7 +50,7 @@ impl Pending {
     /// Gives the engine's reply to who asked.
     pub(crate) fn replied(&mut self, parts: &mut Parts, id: u64, reply: EngineReply) {
         let answer = match self.thaws.take(id) {
-            Some(done) if reply == EngineReply::Done => thaw(&parts.attached, done),
+            Some(done) if reply == EngineReply::Done => thaw(&mut parts.attached, done),
             _ => reply.into(),
         };
         if let Some(client) = self.engine.remove(&id) {
@@ -62,7 +63,7 @@ impl Pending {
         self.thaws = Thaws::default();
         for client in std::mem::take(&mut self.engine).into_values() {
             let why = "the engine has ended meanwhile, and is started again: try again";
-            parts.refuse(client, why);
+            parts.control.answer(client, &ClientAnswer::busy(why));
         }
     }
 
@@ -78,6 +79,8 @@ impl Pending {
         if !maps.is_frozen(row) {
             maps.set_frozen(row, true);
             tracing::info!("{name} is frozen");
+            let vm = name.to_owned();
+            parts.attached.events.push(Event::VmFrozen { vm });
         }
         parts.control.answer(client, &ClientAnswer::Done);
     }
@@ -124,7 +127,7 @@ fn wait(waiting: &mut BTreeMap<u64, ClientId>, id: u64, client: ClientId) {
 }
 
 /// Lets the VM's packets pass, after the engine has restarted the timers of its flows.
-fn thaw(attached: &Attached, thaw: Thaw) -> ClientAnswer {
+fn thaw(attached: &mut Attached, thaw: Thaw) -> ClientAnswer {
     let row = match thaw {
         Thaw::Of(row) => row,
         Thaw::Undone => return ClientAnswer::error("it was frozen again meanwhile"),
@@ -134,6 +137,8 @@ fn thaw(attached: &Attached, thaw: Thaw) -> ClientAnswer {
         maps.set_frozen(row, false);
         if let Some(vm) = attached.vms.iter().find(|vm| vm.open.row == row) {
             tracing::info!("{} is thawed", vm.config.name);
+            let vm = vm.config.name.clone();
+            attached.events.push(Event::VmThawed { vm });
         }
     }
     ClientAnswer::Done

@@ -14,7 +14,12 @@ mod vms;
 mod xdp;
 
 use std::{
-    collections::BTreeSet, fs::File, net::TcpListener, ops::Range, os::fd::OwnedFd, time::Duration,
+    collections::BTreeSet,
+    fs::File,
+    net::TcpListener,
+    ops::Range,
+    os::{fd::OwnedFd, unix::net::UnixListener},
+    time::Duration,
 };
 
 use anyhow::anyhow;
@@ -22,11 +27,15 @@ use slipgate_control::{
     Datapath, Error, Owner, Users,
     attach::{Hook, Program},
     netlink::{NetworkWatch, NextHops},
-    owner, serve,
+    owner::{self, DaemonLock},
+    serve,
     tap::EnginePort,
     vm,
 };
-use slipgate_ipc::engine::{NetworkView, ToEngine};
+use slipgate_ipc::{
+    api::Event,
+    engine::{NetworkView, ToEngine},
+};
 use slipgate_policy::{PolicySet, document::LoadedPolicies};
 
 pub(crate) use self::{
@@ -39,18 +48,22 @@ use crate::{
     config::{Config, PolicyFlags},
     host::HostResolvers,
     output_files::{open_flow_log, open_pcap},
-    persisted_policy,
+    persisted_policy, persisted_vms,
 };
 
 /// Everything that the broker keeps in the kernel, with the configuration behind it.
 #[derive(Debug)]
 pub(crate) struct Attached {
+    /// The lock of the network namespace's daemon, if this is it.
+    pub(crate) _daemon: Option<DaemonLock>,
     pub(crate) config: Config,
     pub(crate) datapath: Datapath,
     pub(crate) owner: Owner,
     pub(crate) port: EnginePort,
     pub(crate) vms: Vec<ServedVm>,
     pub(crate) watch: NetworkWatch,
+    /// The network as the engine was told last, by a message.
+    pub(crate) told_network: Option<NetworkView>,
     pub(crate) next_hops: NextHops,
     pub(crate) loaded: LoadedPolicies,
     /// The loaded policies and those of learning VMs.
@@ -63,6 +76,10 @@ pub(crate) struct Attached {
     pub(crate) pcap: Option<File>,
     /// The socket of `--metrics`, until it is served.
     pub(crate) metrics: Option<TcpListener>,
+    /// The sockets of the API, until they are served.
+    pub(crate) api: Vec<(UnixListener, bool)>,
+    /// Events that clients of the API are to be told.
+    pub(crate) events: Vec<Event>,
     /// Users that slipgate's processes run as.
     pub(crate) users: Users,
     /// Elements of `RULES` in force: the policies', and behind them the forwards'.
@@ -186,6 +203,11 @@ impl Attached {
             note(vm::close(self.datapath.maps(), vm.open.row));
         }
         self.forget_applied();
+        if self.config.is_daemon
+            && let Err(e) = persisted_vms::forget_all(&self.datapath.paths().run_dir)
+        {
+            tracing::warn!("{e:#}");
+        }
         note(self.owner.forget_taps(self.datapath.paths()));
         let (row, port) = (self.owner.row(), self.port.ifindex);
         note(self.datapath.detach(Program::EnginePort, port).map(drop));

@@ -31,6 +31,7 @@ mod kernel_state;
 mod output_files;
 mod parts;
 mod persisted_policy;
+mod persisted_vms;
 mod policy_apply;
 pub mod privileges;
 mod process;
@@ -40,6 +41,7 @@ mod say;
 mod serve;
 mod start;
 mod vm;
+mod vm_changes;
 
 pub use self::{
     run::{run, run_vm},
@@ -50,6 +52,10 @@ pub use self::{
 use std::path::Path;
 
 use slipgate_control::{Paths, paths::netns_inode};
+
+/// Name of the daemon's control socket in the run-time directory of its network namespace. The
+/// sockets of other brokers are named by their rows.
+pub const DAEMON_SOCKET: &str = "daemon.sock";
 
 /// The pins and run-time files of this network namespace under `--pin-dir`.
 ///

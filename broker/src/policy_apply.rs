@@ -25,8 +25,9 @@ use anyhow::{Context as _, bail};
 use nix::poll::PollFd;
 use slipgate_control::vm;
 use slipgate_ipc::{
+    api::Event,
     channel::{ChannelError, memory_file},
-    client::{ClientAnswer, ClientId},
+    client::{ClientAnswer, ClientId, VmChange},
     engine::{Policies, ToEngine},
 };
 use slipgate_policy::{
@@ -36,9 +37,10 @@ use slipgate_policy::{
 
 use self::learning::{LearningVm, LearningVms};
 use crate::{
-    config::Config,
+    config::{Config, VmConfig},
     kernel_state::{Attached, Writer, described, write_rules},
     parts::Parts,
+    vm_changes::answer_vm,
 };
 
 /// Changes of policy that are under way, and those that wait for them.
@@ -74,6 +76,8 @@ struct Change {
     /// No other policy was put in force: a VM was opened, or these are closed again, and their
     /// clients told by the end of the sockets.
     closed: Option<Vec<LearningVm>>,
+    /// VM whose definition named another policy; its state is the answer.
+    vm: Option<String>,
 }
 
 /// Complete policies: read, checked and compiled.
@@ -184,6 +188,50 @@ impl PolicyChanges {
             before,
             strictly: Vec::new(),
             closed: None,
+            vm: None,
+        };
+        self.tell_policies(parts, change)
+    }
+
+    /// Whether a change is under way.
+    pub(crate) fn is_applying(&self) -> bool {
+        self.applying.is_some()
+    }
+
+    /// Puts the policy in force that a VM's definition names now.
+    pub(crate) fn apply_to_vm(
+        &mut self,
+        parts: &mut Parts,
+        client: ClientId,
+        new: VmConfig,
+    ) -> anyhow::Result<()> {
+        let name = new.name.clone();
+        let mut config = parts.attached.config.clone();
+        if let Some(vm) = config.vms.iter_mut().find(|vm| vm.name == name) {
+            *vm = new;
+        }
+        let learning = LearningVms::of(&self.learning);
+        let read = config
+            .settled()
+            .and_then(|config| Read::of(config, parts.attached.loaded.clone(), &learning))
+            .map_err(anyhow::Error::from);
+        let before = match read.and_then(|read| parts.attached.take_in(read)) {
+            Ok(before) => before,
+            Err(e) => {
+                parts.refuse(
+                    client,
+                    format!("the policy of {name} stays as it was: {e:#}"),
+                );
+                return Ok(());
+            }
+        };
+        let change = Change {
+            client: Some(client),
+            what: format!("{name} has another policy"),
+            before,
+            strictly: Vec::new(),
+            closed: None,
+            vm: Some(name),
         };
         self.tell_policies(parts, change)
     }
@@ -225,8 +273,21 @@ impl PolicyChanges {
             0 => String::new(),
             left => format!(", {left} of them against it"),
         };
+        if done.closed.is_none() {
+            let event = Event::PolicyApplied { cut, kept };
+            parts.attached.events.push(event);
+        }
         tracing::info!("{}: {cut} flows cut, {kept} go on{more}", done.what);
-        if let Some(client) = done.client {
+        let changed = done
+            .vm
+            .as_deref()
+            .and_then(|vm| parts.attached.index_of(vm));
+        if let Some(at) = changed {
+            parts.attached.keep_vm(&parts.attached.vms[at]);
+        }
+        if let (Some(client), Some(at)) = (done.client, changed) {
+            answer_vm(parts, client, at, VmChange::Changed);
+        } else if let Some(client) = done.client {
             let answer = match &done.closed {
                 Some(_) => ClientAnswer::Done,
                 None => ClientAnswer::Applied { cut, kept, left },

@@ -1,4 +1,5 @@
 //! The other processes of slipgate: start, messages in both directions, and restart.
+mod api;
 mod child;
 mod engine;
 mod engine_process;
@@ -6,6 +7,7 @@ mod metrics;
 mod outgoing;
 
 pub(crate) use self::{
+    api::Api,
     child::ChildProcess,
     engine::{Engine, GivenUp},
     metrics::Metrics,

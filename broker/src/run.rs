@@ -31,7 +31,8 @@ use crate::{
 /// after the process has ended.
 const TAP_GONE_WITHIN: Duration = Duration::from_secs(5);
 
-/// Serves other programs' TAPs until stopped.
+/// Serves other programs' TAPs until stopped: those of the command line, or, for a daemon, those of
+/// VMs that clients add.
 ///
 /// # Errors
 /// This host can't do what the flags ask for, or the engine fails repeatedly.
@@ -41,6 +42,11 @@ pub fn run(config: Config, log: &str) -> anyhow::Result<()> {
     let inputs = Inputs::open(&config)?;
     let attached = attach_to(config, inputs)?;
     let mut broker = Broker::start(attached, log, None)?;
+    let command = if broker.parts.attached.config.is_daemon {
+        "serve"
+    } else {
+        "attach"
+    };
     broker.announce();
     match broker.serve(&signals) {
         Ok(End::Asked { exit, .. }) => broker.stop(exit),
@@ -48,7 +54,7 @@ pub fn run(config: Config, log: &str) -> anyhow::Result<()> {
         Err(e) => Err(match e.downcast_ref::<GivenUp>() {
             Some(given_up) => anyhow!(
                 "{given_up}; established flows go on in the kernel and new ones are refused: run \
-                 `slipgate attach` again, which takes them over"
+                 `slipgate {command}` again, which takes them over"
             ),
             None => e,
         }),

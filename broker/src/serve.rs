@@ -18,6 +18,7 @@ use nix::{
 };
 use slipgate_control::{BpfLog, owner};
 use slipgate_ipc::{
+    api::Event,
     channel::Received,
     client::{Asked, ClientAnswer, ClientRequest},
     engine::{EngineReply, EngineRequest, FromEngine, OnExit, ToEngine},
@@ -29,8 +30,9 @@ use crate::{
     counted,
     parts::Parts,
     policy_apply::{Applied, PolicyChanges},
-    process::{HEARD_AT_ONCE, Metrics},
+    process::{Api, HEARD_AT_ONCE, Metrics},
     vm::{Typed, Vm},
+    vm_changes::VmChanges,
 };
 
 /// How long the engine may take to adopt, or to end flows.
@@ -55,12 +57,15 @@ pub(crate) struct Broker {
     /// Client requests that wait for the answer of another process.
     pending: Pending,
     policies: PolicyChanges,
+    vm_changes: VmChanges,
     /// The VM of `slipgate run`; `None` for other commands.
     pub(crate) vm: Option<Vm>,
     reserved_ports: Vec<(u8, u16)>,
     look_due: Instant,
     /// The metrics process, with `--metrics`.
     metrics: Option<Metrics>,
+    /// The processes that answer the API.
+    apis: Vec<Api>,
     /// Reader of the programs' messages, with `--bpf-log`.
     programs_log: Option<BpfLog>,
 }
@@ -115,6 +120,7 @@ impl Broker {
             }
             self.policies.see_to_learning(&mut self.parts)?;
             self.see_to_metrics()?;
+            self.tell_apis();
             if let Some(log) = &mut self.programs_log {
                 log.flush();
             }
@@ -134,6 +140,7 @@ impl Broker {
         let due = self.metrics.as_ref().and_then(Metrics::due);
         let due = due.into_iter().chain(self.parts.attached.watch.due());
         let due = due.chain([self.parts.engine.due()]);
+        let due = due.chain(self.apis.iter().filter_map(Api::due));
         let due = due.fold(self.look_due, Instant::min);
         let waits = self.parts.control.has_waiting();
         let wait = match waits {
@@ -163,6 +170,7 @@ impl Broker {
         fds.extend(self.parts.control.fds().map(input));
         fds.extend(self.programs_log.as_ref().map(|log| input(log.as_fd())));
         fds.extend(self.metrics.iter().flat_map(Metrics::fds).map(input));
+        fds.extend(self.apis.iter().flat_map(Api::fds).map(input));
         match poll(&mut fds, timeout) {
             Ok(_) | Err(nix::Error::EINTR) => {}
             Err(e) => return Err(e).context("waiting for something to do"),
@@ -213,6 +221,7 @@ impl Broker {
                 } => self
                     .policies
                     .applied(&mut self.parts, id, Applied { cut, kept, left })?,
+                FromEngine::Done { id } => self.vm_changes.done(&mut self.parts, id),
                 FromEngine::Ready { adopted } => self.engine_serves(adopted)?,
                 // The first is the watch's, the second is waited for elsewhere.
                 FromEngine::Pong { .. } | FromEngine::Stopped => {}
@@ -235,19 +244,25 @@ impl Broker {
     /// Handles client requests: answers them, or passes them on. Returns how to stop, if a client
     /// asked for it.
     fn answer_control(&mut self) -> anyhow::Result<Option<OnExit>> {
+        let mut asked = self.parts.control.serve();
+        self.take_api_requests(&mut asked);
+        let puts = |asked: &Asked| matches!(asked.request, ClientRequest::PutVm { .. });
+        if asked.iter().any(puts) {
+            // The notice of a TAP that was made for the request may be on its way.
+            self.follow_network()?;
+        }
         let Self {
             parts,
             pending,
             policies,
+            vm_changes,
             vm,
             ..
         } = self;
-        for Asked { client, request } in parts.control.serve() {
+        for Asked { client, request } in asked {
             if parts.engine.is_behind() && request.asks_engine() {
-                parts.refuse(
-                    client,
-                    "the engine can be asked nothing more just now: try again",
-                );
+                let why = "the engine can be asked nothing more just now: try again";
+                parts.control.answer(client, &ClientAnswer::busy(why));
                 continue;
             }
             match request {
@@ -262,6 +277,20 @@ impl Broker {
                 ClientRequest::Machines => {
                     pending.ask_machine(parts, client, vm.as_ref().map(|vm| &vm.vmm));
                 }
+                ClientRequest::ListVms => {
+                    let vms = parts.attached.vm_list();
+                    parts.control.answer(client, &ClientAnswer::VmList { vms });
+                }
+                ClientRequest::PutVm { .. } | ClientRequest::RemoveVm { .. }
+                    if !parts.attached.config.is_daemon =>
+                {
+                    parts.refuse(
+                        client,
+                        "this slipgate serves the VMs of its command line: start `slipgate serve`",
+                    );
+                }
+                ClientRequest::PutVm { vm } => vm_changes.put(parts, policies, client, &vm)?,
+                ClientRequest::RemoveVm { name } => vm_changes.remove(parts, client, &name)?,
                 ClientRequest::Vms => {
                     let served = parts.attached.unknown_vm();
                     parts.control.answer(client, &served);
@@ -279,9 +308,38 @@ impl Broker {
         Ok(None)
     }
 
+    /// Takes in what clients of the API ask for and may ask for.
+    fn take_api_requests(&mut self, asked: &mut Vec<Asked>) {
+        let Parts {
+            attached, control, ..
+        } = &mut self.parts;
+        for api in &mut self.apis {
+            for (client, request) in api.requests(attached, || control.take_in()) {
+                match api.permits(&request) {
+                    true => asked.push(Asked { client, request }),
+                    false => control.answer(client, &ClientAnswer::forbidden()),
+                }
+            }
+        }
+    }
+
+    /// Passes answers and events on to the processes that answer the API.
+    fn tell_apis(&mut self) {
+        let events = std::mem::take(&mut self.parts.attached.events);
+        let answers = self.parts.control.answers();
+        for api in &mut self.apis {
+            events.iter().for_each(|event| api.event(event));
+            for (client, answer) in &answers {
+                api.answer(*client, answer);
+            }
+        }
+    }
+
     /// Watches the engine, and replaces one that ended or hangs.
     fn see_to_engine(&mut self) -> anyhow::Result<()> {
         if let Some(how) = self.parts.engine.failed()? {
+            let event = Event::EngineEnded { how: how.clone() };
+            self.parts.attached.events.push(event);
             self.pending.forget_engine(&mut self.parts);
             self.parts.engine.plan(how)?;
         }
@@ -313,6 +371,9 @@ impl Broker {
         if let Some(metrics) = &mut self.metrics {
             metrics.asking = None;
         }
+        self.vm_changes.engine_serves(&mut self.parts);
+        let event = Event::EngineServes { adopted };
+        self.parts.attached.events.push(event);
         let flows = counted(adopted, "flow");
         tracing::info!("there is an engine again, which took over {flows}");
         self.policies.tell_again(&mut self.parts)

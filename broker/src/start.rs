@@ -8,7 +8,8 @@ use anyhow::Context as _;
 use slipgate_control::{
     Datapath, LoadOptions, Owner, Paths,
     netlink::{NetworkWatch, NextHops},
-    owner, probe,
+    owner::{self, DaemonLock},
+    probe,
     tap::EnginePort,
     vm,
 };
@@ -22,7 +23,7 @@ use crate::{
         Attached, Writer, check_source, described, find_uplink, forwards_of, tap_of, warn_of_rest,
         write_rules,
     },
-    persisted_policy,
+    persisted_policy, persisted_vms,
 };
 
 /// Loads or joins, takes an owner's row, makes the port, opens the VMs' rows, attaches to the
@@ -34,11 +35,14 @@ pub(crate) fn attach(mut config: Config, inputs: Inputs) -> anyhow::Result<Attac
         flow_log,
         pcap,
         metrics,
+        api,
         users,
     } = inputs;
     let watch = NetworkWatch::open()?;
-    for vm in &config.vms {
-        tap_of(vm, watch.network())?;
+    if !config.is_daemon {
+        for vm in &config.vms {
+            tap_of(vm, watch.network())?;
+        }
     }
     let uplink = find_uplink(&config, watch.network())?;
     check_source(&config, &uplink, watch.network())?;
@@ -56,6 +60,16 @@ pub(crate) fn attach(mut config: Config, inputs: Inputs) -> anyhow::Result<Attac
             datapath.maps().slots()
         );
     }
+    let daemon = match config.is_daemon {
+        true => {
+            let lock = DaemonLock::take(&paths)
+                .context("another `slipgate serve` serves this network namespace")?;
+            let kept = persisted_vms::read(&paths.run_dir)?;
+            config.serve_kept(&kept)?;
+            Some(lock)
+        }
+        false => None,
+    };
     let hook = probe::best_hook();
     let names: Vec<&str> = config.vms.iter().map(|vm| vm.name.as_str()).collect();
     let owner = Owner::take(datapath.maps(), &paths, &names)?;
@@ -103,6 +117,8 @@ pub(crate) fn attach(mut config: Config, inputs: Inputs) -> anyhow::Result<Attac
         rules,
     } = made;
     let mut attached = Attached {
+        _daemon: daemon,
+        told_network: None,
         next_hops,
         former_taps,
         vms: Vec::new(),
@@ -117,6 +133,8 @@ pub(crate) fn attach(mut config: Config, inputs: Inputs) -> anyhow::Result<Attac
         flow_log,
         pcap,
         metrics,
+        api,
+        events: Vec::new(),
         users,
         command_line,
         took_over,

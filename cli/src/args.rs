@@ -1,4 +1,5 @@
 //! What was typed: the command line as clap sees it. Meaning and limits are [`crate::config`]'s.
+mod daemon;
 mod policy;
 mod run;
 
@@ -10,10 +11,11 @@ use std::{
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 
 pub(crate) use self::{
+    daemon::{ServeArgs, VmCommand, VmListArgs, VmPutArgs, VmRemoveArgs},
     policy::{CheckArgs, DiffArgs, ExplainArgs, LearnArgs, PolicyCommand},
     run::RunArgs,
 };
-use slipgate_policy::document::{Amount, Count};
+use slipgate_policy::document::{Amount, Count, Quotas};
 
 /// Least and most of an MTU, L3 bytes: RFC 791's, and a TAP's.
 const MTU_BYTES: std::ops::RangeInclusive<u32> = 576..=65_521;
@@ -45,6 +47,11 @@ pub(crate) enum Command {
     Attach(Box<AttachArgs>),
     /// Boot a microVM with a network of its own
     Run(Box<RunArgs>),
+    /// Serve VMs that come and go, until stopped
+    Serve(Box<ServeArgs>),
+    /// Add, change, remove and list the VMs of `slipgate serve`
+    #[command(subcommand)]
+    Vm(VmCommand),
     /// List live flows
     Flows(FlowsArgs),
     /// Show packets, bytes, drops, refusals and ports
@@ -72,9 +79,12 @@ pub(crate) enum Command {
     /// The VMM process, started by `run`
     #[command(hide = true)]
     Vmm(ChildArgs),
-    /// The metrics process, started by `attach` and `run`
+    /// The metrics process, started by `attach`, `run` and `serve`
     #[command(hide = true)]
     Metrics(ChildArgs),
+    /// A process that answers the API, started by `serve`
+    #[command(hide = true)]
+    Api(ChildArgs),
 }
 
 #[derive(Args, Debug)]
@@ -145,27 +155,8 @@ pub(crate) struct NatArgs {
     /// Refuse flows to what the file lists, one RULE per line; may be given several times
     #[arg(long, value_name = "F")]
     pub(crate) deny_file: Vec<PathBuf>,
-    /// Flows a VM may have at once; when the table runs full each VM keeps a share [default: 16384]
-    #[arg(long, value_name = "N")]
-    pub(crate) max_flows: Option<Count>,
-    /// New flows a VM may open per second on average, and as many at once [default: 2000]
-    #[arg(long, value_name = "N")]
-    pub(crate) new_flows_per_second: Option<Count>,
-    /// L3 bytes per second from each VM, like 10M or 64Ki; 0: no limit [default: 0]
-    #[arg(long, value_name = "N")]
-    pub(crate) tx_bytes_per_second: Option<Amount>,
-    /// L3 bytes per second to each VM; 0: no limit [default: 0]
-    #[arg(long, value_name = "N")]
-    pub(crate) rx_bytes_per_second: Option<Amount>,
-    /// Packets per second from each VM, large ones counted as on the wire; 0: no limit [default: 0]
-    #[arg(long, value_name = "N")]
-    pub(crate) tx_packets_per_second: Option<Amount>,
-    /// Packets per second to each VM; 0: no limit [default: 0]
-    #[arg(long, value_name = "N")]
-    pub(crate) rx_packets_per_second: Option<Amount>,
-    /// Questions each VM may ask of DNS per second [default: no limit]
-    #[arg(long, value_name = "N")]
-    pub(crate) dns_per_second: Option<Count>,
+    #[command(flatten)]
+    pub(crate) quotas: QuotaArgs,
 
     /// Host port(s) that lead to a guest: [VM=]tcp|udp:[ADDR:]PORT[-PORT]:PORT[-PORT]; VM= is
     /// needed when there are several
@@ -223,6 +214,47 @@ pub(crate) struct NatArgs {
     /// Messages on stderr: error, warn, info, debug, trace
     #[arg(long, value_name = "LEVEL", default_value = "info")]
     pub(crate) log: String,
+}
+
+/// Limits of a VM.
+#[derive(Args, Clone, Debug, Default)]
+pub(crate) struct QuotaArgs {
+    /// Flows a VM may have at once; when the table runs full each VM keeps a share [default: 16384]
+    #[arg(long, value_name = "N")]
+    pub(crate) max_flows: Option<Count>,
+    /// New flows a VM may open per second on average, and as many at once [default: 2000]
+    #[arg(long, value_name = "N")]
+    pub(crate) new_flows_per_second: Option<Count>,
+    /// L3 bytes per second from each VM, like 10M or 64Ki; 0: no limit [default: 0]
+    #[arg(long, value_name = "N")]
+    pub(crate) tx_bytes_per_second: Option<Amount>,
+    /// L3 bytes per second to each VM; 0: no limit [default: 0]
+    #[arg(long, value_name = "N")]
+    pub(crate) rx_bytes_per_second: Option<Amount>,
+    /// Packets per second from each VM, large ones counted as on the wire; 0: no limit [default: 0]
+    #[arg(long, value_name = "N")]
+    pub(crate) tx_packets_per_second: Option<Amount>,
+    /// Packets per second to each VM; 0: no limit [default: 0]
+    #[arg(long, value_name = "N")]
+    pub(crate) rx_packets_per_second: Option<Amount>,
+    /// Questions each VM may ask of DNS per second [default: no limit]
+    #[arg(long, value_name = "N")]
+    pub(crate) dns_per_second: Option<Count>,
+}
+
+impl QuotaArgs {
+    /// The limits that were given.
+    pub(crate) fn quotas(&self) -> Quotas {
+        Quotas {
+            max_flows: self.max_flows,
+            new_flows_per_second: self.new_flows_per_second,
+            tx_bytes_per_second: self.tx_bytes_per_second,
+            rx_bytes_per_second: self.rx_bytes_per_second,
+            tx_packets_per_second: self.tx_packets_per_second,
+            rx_packets_per_second: self.rx_packets_per_second,
+            dns_per_second: self.dns_per_second,
+        }
+    }
 }
 
 #[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]

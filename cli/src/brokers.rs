@@ -74,7 +74,7 @@ pub(crate) fn ask_each(
             Ok(ClientAnswer::Engine {
                 reply: EngineReply::UnknownFlow,
             }) => asked.any = true,
-            Ok(ClientAnswer::Error { error }) => asked.errors.push(error),
+            Ok(ClientAnswer::Error { error, .. }) => asked.errors.push(error),
             Ok(answer) => return Ok(Ok(answer)),
             // One that was killed has left it.
             Err(e) if e.is_nobodys() => {}

@@ -1,6 +1,7 @@
 //! Command line to checked [`Config`]. Except for reading a policy file, nothing here touches the
 //! system: the roles find out what depends on the machine (whether the TAP exists, whether the port
 //! is free).
+mod file;
 mod machine;
 mod network;
 mod overrides;
@@ -10,12 +11,12 @@ mod vm;
 use std::ops::RangeInclusive;
 
 use slipgate_abi::maps::{MAX_CHUNKS, SLOTS_PER_CHUNK};
-use slipgate_broker::config::{Config, GuestNetwork, Mode, VmConfig, Xdp};
+use slipgate_broker::config::{ApiSocket, Config, GuestNetwork, Mode, VmConfig, Xdp, check_device};
 use slipgate_ipc::engine::{FlowLogEvent, OnExit};
 use slipgate_policy::document::{ConfigError, RuleFlag, address, check_rules, parse_range};
 
-pub(crate) use self::{machine::run, rules::rule_flags};
-use crate::args::{self, AttachArgs, NatArgs};
+pub(crate) use self::{file::matches, machine::run, rules::rule_flags};
+use crate::args::{self, AttachArgs, NatArgs, ServeArgs};
 
 /// Checks the flags of `attach`. `order`: the rule flags as typed, see [`rule_flags`].
 pub(crate) fn attach(args: &AttachArgs, order: Vec<RuleFlag>) -> Result<Config, ConfigError> {
@@ -23,6 +24,57 @@ pub(crate) fn attach(args: &AttachArgs, order: Vec<RuleFlag>) -> Result<Config, 
     let network = network::parse(nat)?;
     let vms = vm::parse(&args.vm, &args.tap, &network)?;
     checked(nat, network, vms, on_exit(args.on_exit), order)
+}
+
+/// Checks the flags of `serve`. `order`: the rule flags as typed, see [`rule_flags`].
+pub(crate) fn serve(args: &ServeArgs, order: Vec<RuleFlag>) -> Result<Config, ConfigError> {
+    let nat = &args.nat;
+    let network = network::parse(nat)?;
+    if let Some(forward) = nat.forward.first() {
+        return Err(ConfigError::new(
+            "--forward",
+            forward,
+            "a daemon has no VM at its start",
+            "leave it out",
+        ));
+    }
+    let config = checked(nat, network, Vec::new(), on_exit(args.on_exit), order)?;
+    Ok(Config {
+        is_daemon: true,
+        api: api_sockets(args)?,
+        ..config
+    })
+}
+
+/// The sockets of `--api` and `--api-read`.
+fn api_sockets(args: &ServeArgs) -> Result<Vec<ApiSocket>, ConfigError> {
+    let given = [
+        ("--api", &args.api, true),
+        ("--api-read", &args.api_read, false),
+    ];
+    let given = given
+        .into_iter()
+        .filter_map(|(flag, value, may_change)| Some((flag, value.as_ref()?, may_change)));
+    let sockets = given.map(|(flag, value, may_change)| {
+        let (path, group) = match value.split_once(',') {
+            None => (value.as_str(), None),
+            Some((path, rest)) => (path, Some(rest.strip_prefix("group=").unwrap_or_default())),
+        };
+        if !path.starts_with('/') || group.is_some_and(str::is_empty) {
+            return Err(ConfigError::new(
+                flag,
+                value,
+                "not an absolute path, or not group= behind it",
+                "give one like /run/slipgate-api.sock,group=slipgate",
+            ));
+        }
+        Ok(ApiSocket {
+            path: path.into(),
+            group: group.map(str::to_owned),
+            may_change,
+        })
+    });
+    sockets.collect()
 }
 
 /// Checks the NAT's flags, which all commands that run it share.
@@ -46,7 +98,7 @@ fn checked(
         }
     };
     if let Some(uplink) = &nat.uplink {
-        vm::check_device("--uplink", uplink, uplink)?;
+        check_device("--uplink", uplink, uplink)?;
     }
     if let Some(vm) = vms.iter().find(|v| nat.uplink.as_ref() == Some(&v.tap)) {
         return Err(ConfigError::new(
@@ -70,6 +122,7 @@ fn checked(
         uplink: nat.uplink.clone(),
         network,
         vms,
+        is_daemon: false,
         typed: overrides::of(nat, order)?,
         // By `settle`.
         policy_file: None,
@@ -84,6 +137,7 @@ fn checked(
         pin_dir: nat.pin_dir.clone(),
         flow_log: nat.flow_log.clone(),
         metrics: nat.metrics,
+        api: Vec::new(),
         flow_log_events: nat.flow_log_events.iter().map(event).collect(),
         pcap: nat.pcap.clone(),
         xdp: match nat.xdp {

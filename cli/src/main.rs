@@ -12,10 +12,11 @@ mod role;
 mod sandbox;
 mod show;
 mod top;
+mod vm;
 
 use std::process::ExitCode;
 
-use clap::{ArgMatches, CommandFactory as _, FromArgMatches as _};
+use clap::{ArgMatches, FromArgMatches as _};
 use slipgate_policy::document::RuleFlag;
 
 use crate::{
@@ -24,7 +25,13 @@ use crate::{
 };
 
 fn main() -> ExitCode {
-    let matches = CommandLine::command().get_matches();
+    let matches = match config::matches() {
+        Ok(matches) => matches,
+        Err(e) => {
+            log::say(format_args!("{e}"));
+            return ExitCode::from(slipgate_broker::EXIT_USAGE);
+        }
+    };
     let typed = match CommandLine::from_arg_matches(&matches) {
         Ok(typed) => typed,
         Err(e) => e.exit(),
@@ -51,6 +58,12 @@ fn run(typed: &CommandLine, matches: &ArgMatches) -> anyhow::Result<ExitCode> {
             log::to_stderr(&args.nat.log)?;
             slipgate_broker::run_vm(config, &args.nat.log, show::stats::of_vm)
         }
+        Command::Serve(args) => {
+            let config = config::serve(args, rules_of("serve", matches))?;
+            log::to_stderr(&args.nat.log)?;
+            slipgate_broker::run(config, &args.nat.log).map(done)
+        }
+        Command::Vm(command) => vm::run(command).map(done),
         Command::Flows(args) => show::flows::run(args).map(done),
         Command::Stats(args) => show::stats::run(args).map(done),
         Command::Top(args) => top::run(args).map(done),
@@ -64,6 +77,7 @@ fn run(typed: &CommandLine, matches: &ArgMatches) -> anyhow::Result<ExitCode> {
         Command::Engine(args) => role::engine::run(args).map(done),
         Command::Vmm(args) => role::vmm::run(args).map(done),
         Command::Metrics(args) => role::metrics::run(args).map(done),
+        Command::Api(args) => role::api::run(args).map(done),
     }
 }
 

@@ -298,7 +298,7 @@ fn a_tap_that_comes_again_is_served_again() {
     });
     bed.guests[0].plug().unwrap();
     eventually("the notice", || {
-        bed.slipgate.stderr().contains("tap0 is there again")
+        bed.slipgate.stderr().contains("the TAP tap0 is there")
     });
     assert!(bed.can_ping(SERVER));
     bed.upload(0, MEGABYTE);

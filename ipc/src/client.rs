@@ -5,6 +5,7 @@
 //! passes it on. The broker serves the other requests itself.
 mod ask;
 mod server;
+mod vms;
 
 use std::{collections::BTreeMap, os::fd::OwnedFd, path::PathBuf, time::Duration};
 
@@ -13,6 +14,7 @@ use serde::{Deserialize, Serialize};
 pub use self::{
     ask::{ClientError, ask},
     server::{Asked, ClientId, ControlServer},
+    vms::{MAX_LABEL_BYTES, MAX_LABELS, VmChange, VmDefinition, VmState, VmStatus},
 };
 use crate::{
     descriptors::{carries_descriptors, carries_none},
@@ -24,7 +26,7 @@ const ANSWER_WITHIN: Duration = Duration::from_secs(5);
 /// Time within which a change has to be answered: it may read files or end many flows.
 const CHANGE_WITHIN: Duration = Duration::from_secs(120);
 
-/// Time within which a change has to be answered: it may read files or end many flows.
+/// A request of a client to a broker.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "request")]
 pub enum ClientRequest<F = OwnedFd> {
@@ -39,6 +41,19 @@ pub enum ClientRequest<F = OwnedFd> {
     Machines,
     /// Names of the VMs served here; answered by [`ClientAnswer::UnknownVm`].
     Vms,
+    /// The VMs of a daemon with their states; answered by [`ClientAnswer::VmList`].
+    ListVms,
+    /// Add a VM to a daemon, or give one of this name another definition; answered by
+    /// [`ClientAnswer::Vm`] once it is in force.
+    PutVm {
+        /// The whole definition.
+        vm: Box<VmDefinition>,
+    },
+    /// Remove a VM from a daemon; answered by [`ClientAnswer::Done`] once its flows have ended.
+    RemoveVm {
+        /// Name of the VM.
+        name: String,
+    },
     /// Stop in order, as on SIGTERM.
     Stop {
         /// Leave flows running for a successor.
@@ -92,6 +107,18 @@ pub enum ClientAnswer {
         /// Names of the VMs served here.
         served: Vec<String>,
     },
+    /// The VM's definition is in force.
+    Vm {
+        /// The VM as it is now.
+        vm: Box<VmStatus>,
+        /// What the request did.
+        change: VmChange,
+    },
+    /// The VMs of a daemon, by name.
+    VmList {
+        /// The VMs.
+        vms: Vec<VmStatus>,
+    },
     /// The policy is in force.
     Applied {
         /// Number of flows that were cut.
@@ -107,7 +134,23 @@ pub enum ClientAnswer {
     Error {
         /// Reason, as a sentence.
         error: String,
+        /// Kind of the reason.
+        #[serde(default)]
+        kind: ErrorKind,
     },
+}
+
+/// Kind of a reason why a request can't be served.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ErrorKind {
+    /// The request can't be carried out as it is.
+    #[default]
+    Invalid,
+    /// The same request may be carried out a little later.
+    Busy,
+    /// The client may not make this request.
+    Forbidden,
 }
 
 /// Permissions of a peer.
@@ -132,8 +175,10 @@ impl<F> ClientRequest<F> {
     fn needs(&self) -> Role {
         match self {
             Self::Engine { ask, .. } if ask.is_read_only() => Role::Reader,
-            Self::Machines | Self::Vms => Role::Reader,
+            Self::Machines | Self::Vms | Self::ListVms => Role::Reader,
             Self::Engine { .. }
+            | Self::PutVm { .. }
+            | Self::RemoveVm { .. }
             | Self::Stop { .. }
             | Self::Freeze { .. }
             | Self::Apply { .. }
@@ -141,11 +186,24 @@ impl<F> ClientRequest<F> {
         }
     }
 
+    /// Whether the request changes nothing, so that a reader may make it.
+    pub fn is_read_only(&self) -> bool {
+        self.needs() == Role::Reader
+    }
+
     /// Whether the request involves the engine.
     pub fn asks_engine(&self) -> bool {
         match self {
-            Self::Engine { .. } | Self::Apply { .. } | Self::Open { .. } => true,
-            Self::Machines | Self::Vms | Self::Stop { .. } | Self::Freeze { .. } => false,
+            Self::Engine { .. }
+            | Self::Apply { .. }
+            | Self::Open { .. }
+            | Self::PutVm { .. }
+            | Self::RemoveVm { .. } => true,
+            Self::Machines
+            | Self::Vms
+            | Self::ListVms
+            | Self::Stop { .. }
+            | Self::Freeze { .. } => false,
         }
     }
 
@@ -165,6 +223,9 @@ impl<F> ClientRequest<F> {
             },
             Self::Machines => ClientRequest::Machines,
             Self::Vms => ClientRequest::Vms,
+            Self::ListVms => ClientRequest::ListVms,
+            Self::PutVm { vm } => ClientRequest::PutVm { vm },
+            Self::RemoveVm { name } => ClientRequest::RemoveVm { name },
             Self::Stop { keep } => ClientRequest::Stop { keep },
             Self::Freeze { vm } => ClientRequest::Freeze { vm },
             Self::Apply { file } => ClientRequest::Apply { file },
@@ -179,7 +240,26 @@ impl<F> ClientRequest<F> {
 impl ClientAnswer {
     /// Makes an answer that says why a request can't be served.
     pub fn error(why: impl Into<String>) -> Self {
-        Self::Error { error: why.into() }
+        Self::Error {
+            error: why.into(),
+            kind: ErrorKind::Invalid,
+        }
+    }
+
+    /// Makes an answer that says why a request can't be served now.
+    pub fn busy(why: impl Into<String>) -> Self {
+        Self::Error {
+            error: why.into(),
+            kind: ErrorKind::Busy,
+        }
+    }
+
+    /// Makes the answer to a client that may not make the request.
+    pub fn forbidden() -> Self {
+        Self::Error {
+            error: "that is not permitted to who only reads".into(),
+            kind: ErrorKind::Forbidden,
+        }
     }
 }
 
@@ -187,7 +267,7 @@ impl From<EngineReply> for ClientAnswer {
     fn from(reply: EngineReply) -> Self {
         match reply {
             EngineReply::Done => Self::Done,
-            EngineReply::Refused { why } => Self::Error { error: why },
+            EngineReply::Refused { why } => Self::error(why),
             reply => Self::Engine { reply },
         }
     }

@@ -34,6 +34,22 @@ pub enum ToEngine<F = OwnedFd> {
     Begin,
     /// Changed specification of a VM.
     Vm(VmSpec),
+    /// A VM to serve besides the others; answered by [`FromEngine::Done`].
+    AddVm {
+        /// Number that the answer returns.
+        id: u64,
+        /// The VM; its row is already filled.
+        vm: VmSpec,
+    },
+    /// A VM that is no longer served; answered by [`FromEngine::Done`] once its flows have ended.
+    RemoveVm {
+        /// Number that the answer returns.
+        id: u64,
+        /// Id of the VM.
+        vm: u32,
+        /// Row of the VM.
+        row: u16,
+    },
     /// Changed routes, addresses or links of the host.
     Network(NetworkView),
     /// Changed resolvers of the host.
@@ -93,6 +109,11 @@ pub enum FromEngine {
         /// Reply to the client.
         reply: EngineReply,
     },
+    /// Answer to [`ToEngine::AddVm`] and [`ToEngine::RemoveVm`].
+    Done {
+        /// Number of the message.
+        id: u64,
+    },
     /// Answer to [`ToEngine::Ping`].
     Pong {
         /// Number of the ping.
@@ -121,6 +142,8 @@ impl<F> ToEngine<F> {
             }
             Self::Begin => ToEngine::Begin,
             Self::Vm(vm) => ToEngine::Vm(vm),
+            Self::AddVm { id, vm } => ToEngine::AddVm { id, vm },
+            Self::RemoveVm { id, vm, row } => ToEngine::RemoveVm { id, vm, row },
             Self::Network(view) => ToEngine::Network(view),
             Self::Resolvers(all) => ToEngine::Resolvers(all),
             Self::ReservedPorts(ports) => ToEngine::ReservedPorts(ports),

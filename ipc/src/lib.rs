@@ -1,5 +1,5 @@
 //! Messages between slipgate's processes: broker and engine, broker and VMM, broker and metrics
-//! process, and the commands that ask a broker through its control socket.
+//! process, broker and API, and the commands that ask a broker through its control socket.
 //!
 //! Messages are JSON, which a debugger can read; no packet of a guest passes through them. A
 //! message that passes descriptors owns them in the fields where they belong; [`descriptors`] moves
@@ -10,6 +10,7 @@
 //! message is an error.
 #![deny(unsafe_code)]
 
+pub mod api;
 pub mod channel;
 pub mod client;
 pub mod descriptors;

@@ -50,6 +50,9 @@ pub fn another_build() -> Result<PathBuf> {
     }
 }
 
+const ATTACH: &str = "attach";
+const SERVE: &str = "serve";
+
 /// How it is started, where that is not as usual.
 #[derive(Clone, Debug, Default)]
 pub struct Start {
@@ -108,10 +111,12 @@ pub struct FlowRow {
     pub idle_ms: u64,
 }
 
-/// A running `slipgate attach`. Broker and engine are killed on drop; pins go with the [`PinDir`].
+/// A running `slipgate attach` or `slipgate serve`. Broker and engine are killed on drop; pins go with the [`PinDir`].
 pub struct Slipgate {
     ns: NetNs,
     pins: PinDir,
+    /// The subcommand.
+    command: &'static str,
     args: Vec<String>,
     broker: Child,
     engines: Vec<u32>,
@@ -128,13 +133,25 @@ impl Slipgate {
     /// The same, started in some other way.
     pub fn attach_as(start: &Start, ns: &NetNs, pins: &PinDir, args: &[&str]) -> Result<Slipgate> {
         let args: Vec<String> = args.iter().map(|arg| (*arg).to_owned()).collect();
-        Self::start(start, ns.clone(), pins.clone(), args)
+        Self::start(start, ns.clone(), pins.clone(), ATTACH, args)
     }
 
-    fn start(start: &Start, ns: NetNs, pins: PinDir, args: Vec<String>) -> Result<Slipgate> {
+    /// Runs `slipgate serve --pin-dir PINS ARGS…` in `ns` and waits until it is ready.
+    pub fn serve(ns: &NetNs, pins: &PinDir, args: &[&str]) -> Result<Slipgate> {
+        let args: Vec<String> = args.iter().map(|arg| (*arg).to_owned()).collect();
+        Self::start(&Start::default(), ns.clone(), pins.clone(), SERVE, args)
+    }
+
+    fn start(
+        start: &Start,
+        ns: NetNs,
+        pins: PinDir,
+        subcommand: &'static str,
+        args: Vec<String>,
+    ) -> Result<Slipgate> {
         let mut command = start.command()?;
         command
-            .arg("attach")
+            .arg(subcommand)
             .arg("--pin-dir")
             .arg(pins.path())
             .args(&args);
@@ -161,6 +178,7 @@ impl Slipgate {
         let mut slipgate = Slipgate {
             ns,
             pins,
+            command: subcommand,
             args,
             broker,
             engines: Vec::new(),
@@ -194,7 +212,8 @@ impl Slipgate {
             };
             let args = self.args.join(" ");
             return Err(Error::unexpected(format!(
-                "`slipgate attach {args}` {why}; stderr:\n{}",
+                "`slipgate {} {args}` {why}; stderr:\n{}",
+                self.command,
                 self.stderr()
             )));
         }
@@ -338,7 +357,14 @@ impl Slipgate {
 
     /// The same, started in some other way.
     pub fn again_as(&self, start: &Start) -> Result<Slipgate> {
-        Self::start(start, self.ns.clone(), self.pins.clone(), self.args.clone())
+        let args = self.args.clone();
+        Self::start(
+            start,
+            self.ns.clone(),
+            self.pins.clone(),
+            self.command,
+            args,
+        )
     }
 }
 

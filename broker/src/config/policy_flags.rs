@@ -74,8 +74,10 @@ impl Config {
             (flag.to_owned(), given)
         };
         let default = typed.default.map(Action::name);
-        let vms = self.vms.iter().map(|vm| {
-            let VmFlags { policy, max_flows } = vm.typed.clone();
+        // A daemon's VMs are no part of its command line.
+        let vms = self.vms.iter().filter(|_| !self.is_daemon).map(|vm| {
+            let VmFlags { policy, quotas } = vm.typed.clone();
+            let max_flows = quotas.max_flows.map(|count| count.0);
             (vm.name.clone(), SaidOfVm { policy, max_flows })
         });
         PolicyFlags {

@@ -4,12 +4,14 @@
 //! the file's value, and a value in `--vm` takes precedence over the flag.
 use std::{ops::RangeInclusive, path::Path};
 
+use anyhow::Context as _;
+use slipgate_ipc::client::VmDefinition;
 use slipgate_policy::document::{
-    ConfigError, Forward, Limits, LoadedPolicies, PolicyFile, Reader, VmChoice, check_dns,
-    check_vms, forwards, policy_of, quotas_of,
+    CliOverrides, ConfigError, Forward, Limits, LoadedPolicies, PolicyFile, Reader, VmChoice,
+    check_dns, check_vms, forwards, policy_of, quotas_of,
 };
 
-use super::{Config, files::from_disk};
+use super::{Config, VmConfig, files::from_disk};
 
 /// Reads a policy file from the disk.
 ///
@@ -47,39 +49,48 @@ impl Config {
                 remedy,
             ));
         }
-        let vms = self.vms.clone();
-        for (index, vm) in vms.iter().enumerate() {
-            let choice = VmChoice {
-                name: &vm.name,
-                policy: vm.typed.policy.as_deref(),
-            };
-            let policy = policy_of(choice, &self.typed, file.as_ref())?;
-            let vm = &mut self.vms[index];
-            vm.policy = policy;
-            vm.limits = Limits::default();
-            if let Some(file) = &file {
-                vm.limits.change(quotas_of(&file.document, policy));
-            }
-            vm.limits.change(&self.typed.quotas);
-            if let Some(max_flows) = vm.typed.max_flows {
-                vm.limits.max_flows = max_flows;
-            }
+        for vm in &mut self.vms {
+            settle_vm(vm, &self.typed, file.as_ref())?;
         }
         if let Some(file) = &file {
             check_vms(file)?;
             check_dns(file)?;
             for vm in file.document.vms.keys() {
-                if vms.iter().all(|served| served.name != *vm.get_ref()) {
+                if self.vms.iter().all(|served| served.name != *vm.get_ref()) {
                     tracing::debug!("{}: no VM {} here", file.line(&vm.span()), vm.get_ref());
                 }
             }
         }
         self.typed.resolvers()?;
-        let names: Vec<&str> = vms.iter().map(|vm| &*vm.name).collect();
+        let names: Vec<&str> = self.vms.iter().map(|vm| &*vm.name).collect();
         self.forwards = forwards(&self.typed.forwards, file.as_ref(), &names)?;
         check_nat_ports(&self.nat_ports, &self.forwards)?;
         self.policy_file = file;
         self.check_host_loopback()
+    }
+
+    /// Serves the VMs that a predecessor served, too.
+    ///
+    /// # Errors
+    /// One of them can't be served by these settings; the error names it.
+    pub(crate) fn serve_kept(&mut self, kept: &[VmDefinition]) -> anyhow::Result<()> {
+        for definition in kept {
+            let name = &definition.name;
+            let mut vm = VmConfig::checked(definition, &self.network)
+                .with_context(|| format!("the VM {name}, which was served before"))?;
+            self.settle_vm(&mut vm)
+                .with_context(|| format!("the VM {name}, which was served before"))?;
+            self.vms.push(vm);
+        }
+        Ok(())
+    }
+
+    /// Works out the policy and the quotas of a VM that is to be served besides the others.
+    ///
+    /// # Errors
+    /// There is no such policy.
+    pub(crate) fn settle_vm(&self, vm: &mut VmConfig) -> Result<(), ConfigError> {
+        settle_vm(vm, &self.typed, self.policy_file.as_ref())
     }
 
     /// Its policies, with the deny files that they name; `read`: how these are had.
@@ -98,6 +109,25 @@ impl Config {
     pub fn load_policies(&self) -> Result<LoadedPolicies, ConfigError> {
         self.load_policies_by(&from_disk)
     }
+}
+
+fn settle_vm(
+    vm: &mut VmConfig,
+    typed: &CliOverrides,
+    file: Option<&PolicyFile>,
+) -> Result<(), ConfigError> {
+    let choice = VmChoice {
+        name: &vm.name,
+        policy: vm.typed.policy.as_deref(),
+    };
+    vm.policy = policy_of(choice, typed, file)?;
+    vm.limits = Limits::default();
+    if let Some(file) = file {
+        vm.limits.change(quotas_of(&file.document, vm.policy));
+    }
+    vm.limits.change(&typed.quotas);
+    vm.limits.change(&vm.typed.quotas);
+    Ok(())
 }
 
 fn check_nat_ports(range: &RangeInclusive<u16>, forwards: &[Forward]) -> Result<(), ConfigError> {

@@ -37,9 +37,11 @@ pub(super) fn view(
             addresses,
             routes,
         },
+        // TAPs come and go by the thousand, and no flow leaves by one.
         links: network
             .links
             .values()
+            .filter(|link| link.ifindex == uplink || network.is_routed(link.ifindex))
             .map(|link| Link {
                 ifindex: link.ifindex,
                 mtu: link.mtu,

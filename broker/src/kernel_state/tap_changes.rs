@@ -6,7 +6,7 @@ use slipgate_control::{
     device::Device,
     serve::{self, Served, TapChange},
 };
-use slipgate_ipc::engine::VmSpec;
+use slipgate_ipc::{api::Event, engine::VmSpec};
 
 use super::{Attached, xdp};
 
@@ -14,9 +14,9 @@ impl Attached {
     /// Serves TAPs that were recreated under their name (with another index and no program), and
     /// follows changed MTUs. Returns the changed VMs for the engine.
     pub(crate) fn follow_taps(&mut self) -> anyhow::Result<Vec<VmSpec>> {
-        let served: Vec<Served> = self
-            .vms
-            .iter()
+        // A VM that the engine does not know yet is served when it does.
+        let known = self.vms.iter().filter(|vm| vm.is_up);
+        let served: Vec<Served> = known
             .map(|vm| Served {
                 vm_row: vm.open.row,
                 tap: vm.config.tap.clone(),
@@ -38,10 +38,14 @@ impl Attached {
                 TapChange::Gone => {
                     tracing::warn!("the TAP {tap} is gone; waiting for it");
                     self.vms[index].tap_ifindex = None;
+                    let vm = self.vms[index].config.name.clone();
+                    self.events.push(Event::TapGone { vm });
                 }
                 TapChange::Again { ifindex } => {
-                    tracing::info!("the TAP {tap} is there again");
+                    tracing::info!("the TAP {tap} is there");
                     self.vms[index].tap_ifindex = Some(ifindex);
+                    let vm = self.vms[index].config.name.clone();
+                    self.events.push(Event::TapCame { vm });
                     // It may be gone again already: then there will be another notice.
                     if let Err(e) = self.equip(&tap, ifindex) {
                         tracing::warn!("{tap}: {e:#}");

@@ -7,7 +7,7 @@ use slipgate_control::{
 };
 use slipgate_policy::one_line;
 
-use super::{Attached, xdp};
+use super::{Attached, ServedVm, xdp};
 
 impl Attached {
     /// Whether a device is a TAP that has a guest's program, whoever put it there.
@@ -18,12 +18,13 @@ impl Attached {
         Ok(attached.iter().any(is_it))
     }
 
-    pub(crate) fn serve_taps(&self) -> anyhow::Result<()> {
+    pub(crate) fn serve_taps(&mut self) -> anyhow::Result<()> {
         (0..self.vms.len()).try_for_each(|index| self.serve_tap(index))
     }
 
     /// Attaches to a VM's TAP and brings it up.
-    pub(crate) fn serve_tap(&self, index: usize) -> anyhow::Result<()> {
+    pub(crate) fn serve_tap(&mut self, index: usize) -> anyhow::Result<()> {
+        self.vms[index].is_up = true;
         let vm = &self.vms[index];
         let Some(ifindex) = vm.tap_ifindex else {
             return Ok(());
@@ -80,6 +81,19 @@ impl Attached {
         self.note_taps()?;
         let paths = self.datapath.paths();
         Ok(self.owner.forget_merged_taps(paths)?)
+    }
+
+    /// Takes a VM's TAP down and removes our programs from it. A TAP that is gone is no error.
+    pub(crate) fn shut_tap_of(&self, vm: &ServedVm) -> anyhow::Result<()> {
+        let Some(ifindex) = vm.tap_ifindex else {
+            return Ok(());
+        };
+        let what = || format!("shutting {}", vm.config.tap);
+        serve::shut_tap(&self.datapath, ifindex).with_context(what)?;
+        self.datapath
+            .detach(Program::Guard, ifindex)
+            .with_context(what)?;
+        Ok(())
     }
 
     /// Has the host route nothing of the TAPs and the port: `sysctl net.ipv4.ip_forward=1` turns it

@@ -16,6 +16,9 @@ use crate::config::VmConfig;
 /// snapshot finds the one it knew.
 const GATEWAY_MAC: [u8; 6] = [0x02, 0x53, 0x4c, 0x47, 0x00, 0x01];
 
+/// MTU of a VM whose TAP does not exist yet, L3 bytes: a new TAP's.
+const DEFAULT_MTU: u32 = 1_500;
+
 /// Frames of one guest that may be on their way to the engine at once, at most, and as many that
 /// the world sends it: room for a burst of first packets, and what another VM's first packet may
 /// have to wait behind, at a few microseconds each.
@@ -29,53 +32,93 @@ pub(crate) struct ServedVm {
     /// Its TAP; `None` while there is none of that name.
     pub(crate) tap_ifindex: Option<u32>,
     pub(crate) mtu: u32,
+    /// Whether its TAP was brought up: the engine knows the VM.
+    pub(crate) is_up: bool,
 }
 
 impl Attached {
+    /// Opens the rows of the configured VMs.
     pub(crate) fn open_vms(&mut self) -> anyhow::Result<()> {
         for config in self.config.vms.clone() {
-            let tap = tap_of(&config, self.watch.network())?;
-            let what = || format!("opening the row of {}", config.name);
-            let device = Device::with_index(tap).with_context(what)?;
-            // One that its VMM has brought up already would lead to the host's own stack.
-            if !self.is_served(tap).with_context(what)? {
-                device.set_up(false).with_context(what)?;
-            }
-            if let Some(mtu) = self.config.network.mtu {
-                device.set_mtu(mtu).with_context(what)?;
-            }
-            let mtu = device.mtu().with_context(what)?;
-            let spec = vm::VmSpec {
-                name: config.name.clone(),
-                guest: config.ip,
-                gateway: self.config.network.gateway,
-                prefix_len: self.config.network.prefix_len,
-                guest_mac: config.mac,
-                gateway_mac: GATEWAY_MAC,
-                mtu,
-                credits: credits_of(self.config.vms.len()),
-                policy: self.policy_number(config.policy),
-                tap_ifindex: tap,
-                port_ifindex: self.port.ifindex,
-            };
-            let open = vm::open(self.datapath.maps(), &self.owner, &spec).with_context(what)?;
-            self.vms.push(ServedVm {
-                config,
-                open,
-                tap_ifindex: Some(tap),
-                mtu,
-            });
+            let vm = self.open_vm(config)?;
+            self.vms.push(vm);
         }
         Ok(())
     }
 
+    /// Opens the row of a VM, or adopts its predecessor's of this name, and takes its TAP down
+    /// until it is served. A VM of a daemon may have no TAP yet.
+    pub(crate) fn open_vm(&self, config: VmConfig) -> anyhow::Result<ServedVm> {
+        let network = self.watch.network();
+        let waits = self.config.is_daemon && network.link_by_name(&config.tap).is_none();
+        let tap = match waits {
+            true => None,
+            false => Some(tap_of(&config, network)?),
+        };
+        let what = || format!("opening the row of {}", config.name);
+        let mtu = match tap {
+            Some(tap) => self.prepare_tap(tap).with_context(what)?,
+            None => self.config.network.mtu.unwrap_or(DEFAULT_MTU),
+        };
+        let spec = vm::VmSpec {
+            name: config.name.clone(),
+            guest: config.ip,
+            gateway: self.config.network.gateway,
+            prefix_len: self.config.network.prefix_len,
+            guest_mac: config.mac,
+            gateway_mac: GATEWAY_MAC,
+            mtu,
+            credits: credits_of(self.config.vms.len()),
+            policy: self.policy_number(config.policy),
+            tap_ifindex: tap,
+            port_ifindex: self.port.ifindex,
+        };
+        let open = vm::open(self.datapath.maps(), &self.owner, &spec).with_context(what)?;
+        Ok(ServedVm {
+            config,
+            open,
+            tap_ifindex: tap,
+            mtu,
+            is_up: false,
+        })
+    }
+
+    /// Takes a TAP down, which its VMM may have brought up and which would lead to the host's own
+    /// stack, and sets its MTU. Returns the MTU, L3 bytes.
+    fn prepare_tap(&self, tap: u32) -> anyhow::Result<u32> {
+        let device = Device::with_index(tap)?;
+        if !self.is_served(tap)? {
+            device.set_up(false)?;
+        }
+        if let Some(mtu) = self.config.network.mtu {
+            device.set_mtu(mtu)?;
+        }
+        Ok(device.mtu()?)
+    }
+
+    /// Shares the engine port's queue among the VMs that there are now.
+    pub(crate) fn share_credits(&self) {
+        let credits = credits_of(self.vms.len());
+        for vm in &self.vms {
+            vm::set_credits(self.datapath.maps(), vm.open.row, credits);
+        }
+    }
+
+    /// Where a VM is among those served.
+    pub(crate) fn index_of(&self, name: &str) -> Option<usize> {
+        self.vms.iter().position(|vm| vm.config.name == name)
+    }
+
+    /// Sets a VM's rates.
+    pub(crate) fn set_rates_of(&self, vm: &ServedVm) {
+        let rates = vm.config.limits.rates;
+        let rates = rates.is_limited().then_some(rates);
+        self.datapath.maps().set_rates(vm.open.row, rates);
+    }
+
     /// Has each VM have no more than its quotas say.
     pub(crate) fn set_rates(&self) {
-        for vm in &self.vms {
-            let rates = vm.config.limits.rates;
-            let rates = rates.is_limited().then_some(rates);
-            self.datapath.maps().set_rates(vm.open.row, rates);
-        }
+        self.vms.iter().for_each(|vm| self.set_rates_of(vm));
     }
 
     /// Specifications of all VMs for the engine.

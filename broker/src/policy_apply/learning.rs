@@ -162,6 +162,7 @@ impl PolicyChanges {
                         before,
                         strictly: Vec::new(),
                         closed: Some(Vec::new()),
+                        vm: None,
                     },
                 )
             }
@@ -250,6 +251,7 @@ impl PolicyChanges {
                     before,
                     strictly: ids,
                     closed: Some(gone),
+                    vm: None,
                 },
             ),
             Err(e) => {

@@ -41,7 +41,7 @@ impl ChildProcess {
         command
             .arg0(role.title())
             .args([role.command(), "--fd", &inherited.to_string()])
-            .args(["--user", &users.user(role as u32).to_string()])
+            .args(["--user", &users.user(role.user()).to_string()])
             .env_clear()
             .stdin(Stdio::null())
             .stdout(Stdio::null());

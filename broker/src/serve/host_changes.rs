@@ -27,8 +27,11 @@ impl Broker {
         }
         if changes.links || changes.routes || changes.addresses {
             let view = self.parts.attached.network_view();
-            self.parts.attached.policies.set_local(&view.local);
-            self.parts.engine.tell(ToEngine::Network(view))?;
+            if self.parts.attached.told_network.as_ref() != Some(&view) {
+                self.parts.attached.policies.set_local(&view.local);
+                self.parts.attached.told_network = Some(view.clone());
+                self.parts.engine.tell(ToEngine::Network(view))?;
+            }
         }
         if changes.any() {
             self.parts.attached.refresh_next_hops()?;

@@ -12,8 +12,9 @@ use crate::{
     parts::Parts,
     policy_apply::PolicyChanges,
     privileges,
-    process::{Engine, Metrics},
+    process::{Api, Engine, Metrics},
     vm::Vm,
+    vm_changes::VmChanges,
 };
 
 /// Line on stdout once guests are served.
@@ -24,7 +25,10 @@ impl Broker {
         let owner = std::env::var("SUDO_UID").ok();
         let owner = owner.and_then(|uid| uid.parse().ok());
         let owner = owner.unwrap_or_else(|| nix::unistd::getuid().as_raw());
-        let socket = format!("{}.sock", attached.owner.row());
+        let socket = match attached.config.is_daemon {
+            true => crate::DAEMON_SOCKET.to_owned(),
+            false => format!("{}.sock", attached.owner.row()),
+        };
         let socket = attached.datapath.paths().run_dir.join(socket);
         let reserved_ports = host::bound(&attached.config.nat_ports).unwrap_or_default();
         let start = |attached: &mut Attached| {
@@ -56,10 +60,12 @@ impl Broker {
             parts: Parts::new(attached, engine, control),
             pending: Pending::default(),
             policies: PolicyChanges::default(),
+            vm_changes: VmChanges::default(),
             vm,
             reserved_ports,
             look_due: Instant::now() + LOOK_EVERY,
             metrics: None,
+            apis: Vec::new(),
         };
         broker.parts.attached.close_departed()?;
         if let Err(e) = broker.parts.attached.serve_taps() {
@@ -81,6 +87,10 @@ impl Broker {
         if let Some(listener) = broker.parts.attached.metrics.take() {
             broker.metrics = Some(Metrics::new(listener, &broker.parts.attached, log));
         }
+        for (listener, may_change) in std::mem::take(&mut broker.parts.attached.api) {
+            let api = Api::new(listener, may_change, &broker.parts.attached, log);
+            broker.apis.push(api);
+        }
         privileges::limit_broker().context("giving up what the broker does not need")?;
         Ok(broker)
     }
@@ -92,7 +102,11 @@ impl Broker {
         let written = writeln!(
             out,
             "{READY}: {} by {}, engine port {}",
-            names.join(", "),
+            match (names.len(), a.config.is_daemon) {
+                (0, _) => "no VM yet".to_owned(),
+                (vms, true) => counted(vms as u64, "VM"),
+                _ => names.join(", "),
+            },
             a.uplink.name,
             a.port.name
         )

@@ -3,6 +3,7 @@
 use std::{
     fs::File,
     net::{SocketAddr, TcpListener},
+    os::unix::net::UnixListener,
 };
 
 use slipgate_control::Users;
@@ -25,6 +26,8 @@ pub(crate) struct Inputs {
     pub(crate) pcap: Option<File>,
     /// Listening socket of `--metrics`.
     pub(crate) metrics: Option<TcpListener>,
+    /// Listening sockets of the API, and whether their clients may change anything.
+    pub(crate) api: Vec<(UnixListener, bool)>,
     /// Users that slipgate's processes run as.
     pub(crate) users: Users,
 }
@@ -40,6 +43,11 @@ impl Inputs {
             flow_log: config.flow_log.as_deref().map(open_flow_log).transpose()?,
             pcap: config.pcap.as_deref().map(open_pcap).transpose()?,
             metrics: config.metrics.map(listen).transpose()?,
+            api: config
+                .api
+                .iter()
+                .map(|socket| Ok((socket.listen()?, socket.may_change)))
+                .collect::<Result<_, ConfigError>>()?,
             users: Users::claim(),
         })
     }

@@ -1,9 +1,9 @@
 //! Configuration of `slipgate run`: the machine, and the NAT of its one VM.
-use slipgate_broker::config::{Config, MachineSpec, RunConfig, VmConfig, VmFlags};
+use slipgate_broker::config::{Config, MachineSpec, RunConfig, VmConfig, check_tap, parse_mac};
 use slipgate_ipc::engine::OnExit;
-use slipgate_policy::document::{ConfigError, Limits, RuleFlag, check_name};
+use slipgate_policy::document::{ConfigError, RuleFlag, check_name};
 
-use super::{checked, network, vm};
+use super::{checked, network};
 use crate::args::RunArgs;
 
 /// Virtual CPUs at most.
@@ -28,7 +28,7 @@ const GUEST_MAC: [u8; 6] = [0x02, 0x53, 0x4c, 0x47, 0x00, 0x02];
 pub(crate) fn run(args: &RunArgs, order: Vec<RuleFlag>) -> Result<RunConfig, ConfigError> {
     let tap = match &args.tap {
         Some(tap) => {
-            vm::check_tap("--tap", tap, tap)?;
+            check_tap("--tap", tap, tap)?;
             if tap.contains('%') {
                 let problem = "the kernel would put a number in the place of %";
                 let remedy = "give a name, or leave --tap out";
@@ -51,7 +51,7 @@ pub(crate) fn run(args: &RunArgs, order: Vec<RuleFlag>) -> Result<RunConfig, Con
         return Err(ConfigError::new("--initrd", initrd, problem, remedy));
     }
     let mac = match &args.mac {
-        Some(text) => Some(vm::mac("--mac", text, text)?),
+        Some(text) => Some(parse_mac("--mac", text, text)?),
         None => None,
     };
     let cpus = in_range("--cpus", args.cpus, 1..=MAX_CPUS)? as u8;
@@ -69,13 +69,8 @@ pub(crate) fn run(args: &RunArgs, order: Vec<RuleFlag>) -> Result<RunConfig, Con
     };
     let network = network::parse(&args.nat)?;
     let vm = VmConfig {
-        name: name.to_owned(),
-        tap,
         mac,
-        ip: network.guest,
-        typed: VmFlags::default(),
-        policy: 0,
-        limits: Limits::default(),
+        ..VmConfig::new(name, &tap, network.guest)
     };
     Ok(RunConfig {
         machine,

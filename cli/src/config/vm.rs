@@ -1,11 +1,7 @@
 //! `--vm name=a,tap=tap0[,mac=M][,ip=A][,max-flows=N][,policy=NAME]` and its short form `--tap
 //! tap0`.
-use slipgate_abi::portframe::is_port_device;
-use slipgate_broker::config::{GuestNetwork, VmConfig, VmFlags};
-use slipgate_policy::document::{ConfigError, Limits, address, check_name};
-
-/// Longest name of a network device, bytes (IFNAMSIZ less the final zero).
-const MAX_IFNAME: usize = 15;
+use slipgate_broker::config::{GuestNetwork, VmConfig, VmFlags, check_tap, parse_mac};
+use slipgate_policy::document::{ConfigError, Count, Quotas, address, check_name};
 
 /// Parses all VMs of the command line.
 pub(super) fn parse(
@@ -21,15 +17,7 @@ pub(super) fn parse(
     for tap in taps {
         check_tap("--tap", tap, tap)?;
         check_name_of_tap("--tap", tap, tap)?;
-        let vm = VmConfig {
-            name: tap.clone(),
-            tap: tap.clone(),
-            mac: None,
-            ip: network.guest,
-            typed: VmFlags::default(),
-            policy: 0,
-            limits: Limits::default(),
-        };
+        let vm = VmConfig::new(tap, tap, network.guest);
         push(&mut vms, "--tap", tap, vm)?;
     }
     if vms.is_empty() {
@@ -114,55 +102,31 @@ fn parse_spec(spec: &str, network: &GuestNetwork) -> Result<VmConfig, ConfigErro
     };
     let mac = match mac {
         None => None,
-        Some(text) => Some(self::mac("--vm", spec, text)?),
+        Some(text) => Some(parse_mac("--vm", spec, text)?),
     };
-    let max_flows = match flows {
-        None => None,
-        Some(text) => Some(text.parse().ok().filter(|&n| n > 0).ok_or_else(|| {
-            err(
-                format!("max-flows={text} is no number of flows"),
-                "give a number from 1",
-            )
-        })?),
-    };
+    let max_flows =
+        match flows {
+            None => None,
+            Some(text) => Some(text.parse().ok().filter(|&n| n > 0).map(Count).ok_or_else(
+                || {
+                    err(
+                        format!("max-flows={text} is no number of flows"),
+                        "give a number from 1",
+                    )
+                },
+            )?),
+        };
     Ok(VmConfig {
-        name: name.to_owned(),
-        tap: tap.to_owned(),
         mac,
-        ip,
         typed: VmFlags {
             policy: policy.map(str::to_owned),
-            max_flows,
+            quotas: Quotas {
+                max_flows,
+                ..Quotas::default()
+            },
         },
-        policy: 0,
-        limits: Limits::default(),
+        ..VmConfig::new(name, tap, ip)
     })
-}
-
-/// The MAC of a guest.
-pub(super) fn mac(flag: &'static str, given: &str, text: &str) -> Result<[u8; 6], ConfigError> {
-    parse_mac(text).ok_or_else(|| {
-        ConfigError::new(
-            flag,
-            given,
-            format!("{text:?} is not the MAC of one device"),
-            "give six bytes like 52:54:00:12:34:56, the first one even",
-        )
-    })
-}
-
-/// A unicast MAC that is not zero.
-fn parse_mac(text: &str) -> Option<[u8; 6]> {
-    let mut mac = [0; 6];
-    let mut parts = text.split([':', '-']);
-    for byte in &mut mac {
-        let part = parts.next()?;
-        if part.len() > 2 {
-            return None;
-        }
-        *byte = u8::from_str_radix(part, 16).ok()?;
-    }
-    (parts.next().is_none() && mac[0] & 1 == 0 && mac != [0; 6]).then_some(mac)
 }
 
 /// The name of a VM that is called as its TAP.
@@ -176,38 +140,4 @@ fn check_name_of_tap<'a>(
         let problem = format!("{}, as the VM would be called", e.problem);
         ConfigError::new(flag, given, problem, remedy)
     })
-}
-
-/// Whether it can be a guest's TAP: a device's name that is not one of our own devices'.
-pub(super) fn check_tap(flag: &'static str, given: &str, tap: &str) -> Result<(), ConfigError> {
-    check_device(flag, given, tap)?;
-    if is_port_device(tap) {
-        let problem = format!("{tap} is a name of slipgate's own devices");
-        let remedy = "call the TAP something else, like sgvm0";
-        return Err(ConfigError::new(flag, given, problem, remedy));
-    }
-    Ok(())
-}
-
-/// Whether the kernel would take it as a device's name.
-pub(super) fn check_device(
-    flag: &'static str,
-    given: &str,
-    device: &str,
-) -> Result<(), ConfigError> {
-    let bad = |c: char| c == '/' || c == ':' || c.is_whitespace() || c.is_control();
-    if device.is_empty()
-        || device.len() > MAX_IFNAME
-        || device == "."
-        || device == ".."
-        || device.contains(bad)
-    {
-        return Err(ConfigError::new(
-            flag,
-            given,
-            format!("{device:?} can't be a network device"),
-            "give a name of 1 to 15 characters as `ip link` shows it",
-        ));
-    }
-    Ok(())
 }

@@ -24,7 +24,7 @@ pub(crate) fn run(args: &ApplyArgs) -> anyhow::Result<()> {
             }
             print_once(&format!("{text}\n"))
         }
-        ClientAnswer::Error { error } => bail!("nothing has changed: {error}"),
+        ClientAnswer::Error { error, .. } => bail!("nothing has changed: {error}"),
         _ => bail!(ANOTHER_ANSWER),
     }
 }
@@ -43,7 +43,7 @@ fn socket(args: &ApplyArgs) -> anyhow::Result<PathBuf> {
     for socket in sockets(&args.pin_dir)? {
         match ask(&socket, ClientRequest::Vms) {
             Ok(ClientAnswer::UnknownVm { served: vms }) => served.push((socket, vms)),
-            Ok(ClientAnswer::Error { error }) => bail!("{error}"),
+            Ok(ClientAnswer::Error { error, .. }) => bail!("{error}"),
             Ok(_) => bail!(ANOTHER_ANSWER),
             // One that was killed has left it.
             Err(e) if e.is_nobodys() => {}

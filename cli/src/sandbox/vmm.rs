@@ -130,6 +130,9 @@ const EVERYBODY: &[libc::c_long] = &[
     // descriptors it has
     libc::SYS_read,
     libc::SYS_write,
+    // The C library's last words, such as "free(): invalid pointer": it writes them so, and a
+    // process killed for that would hide why it had to end.
+    libc::SYS_writev,
     libc::SYS_close,
     libc::SYS_fstat,
     // waiting
@@ -163,7 +166,7 @@ const MAKING: &[libc::c_long] = &[
 const CHANNEL: &[libc::c_long] = &[libc::SYS_recvmsg, libc::SYS_sendmsg];
 
 /// System calls that transfer frames.
-const FRAMES: &[libc::c_long] = &[libc::SYS_readv, libc::SYS_writev, libc::SYS_io_uring_enter];
+const FRAMES: &[libc::c_long] = &[libc::SYS_readv, libc::SYS_io_uring_enter];
 
 /// KVM's requests, <linux/kvm.h>: direction, size of the argument, 0xae, number.
 mod kvm {

@@ -188,3 +188,14 @@ fn what_is_a_system_call_only_sometimes_passes() {
         assert_passes(thread, does_without_names_in_a_backtrace);
     }
 }
+
+/// glibc ends a process whose heap is damaged with a message (`__libc_message`, by writev): killed
+/// for that, it would not say why it ended.
+#[test]
+fn every_thread_may_write_the_c_librarys_last_words() {
+    for thread in THREADS {
+        assert_passes(Some(thread), || {
+            errno_of(libc::SYS_writev, [NONE, 0, 0, 0]) == libc::EBADF
+        });
+    }
+}

@@ -32,6 +32,30 @@ pub(crate) struct Known {
     pub(crate) relayed_flows: Vec<LiveRelayed>,
 }
 
+impl Known {
+    /// Adds a page of an engine's inventory.
+    pub(crate) fn add(&mut self, page: EngineInventory) {
+        let EngineInventory {
+            vms,
+            refused,
+            flows,
+            relayed,
+            relayed_flows,
+            next: _,
+        } = page;
+        self.relayed.extend(relayed);
+        self.relayed_flows.extend(relayed_flows);
+        self.vms.extend(vms);
+        for sample in refused {
+            let of_vm = self.refused.entry(sample.vm.clone());
+            of_vm.or_default().push(sample);
+        }
+        let flows = flows.into_iter();
+        self.flows
+            .extend(flows.map(|(slot, generation, name)| ((slot, generation), name)));
+    }
+}
+
 /// Reads the inventories of all brokers here. A broker that is gone, or that refuses this user,
 /// contributes nothing.
 pub(crate) fn ask_all(pin_dir: &Path) -> Known {
@@ -49,25 +73,8 @@ pub(crate) fn ask_all(pin_dir: &Path) -> Known {
             else {
                 break;
             };
-            let EngineInventory {
-                vms,
-                refused,
-                flows,
-                relayed,
-                relayed_flows,
-                next,
-            } = page;
-            known.relayed.extend(relayed);
-            known.relayed_flows.extend(relayed_flows);
-            known.vms.extend(vms);
-            for sample in refused {
-                let of_vm = known.refused.entry(sample.vm.clone());
-                of_vm.or_default().push(sample);
-            }
-            let flows = flows.into_iter();
-            known
-                .flows
-                .extend(flows.map(|(slot, generation, name)| ((slot, generation), name)));
+            let next = page.next;
+            known.add(page);
             match next {
                 Some(next) if next > from => from = next,
                 _ => break,

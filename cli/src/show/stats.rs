@@ -242,6 +242,22 @@ impl VmStats {
     }
 }
 
+impl Stats {
+    /// Adds what the engines alone know.
+    pub(crate) fn add_known(&mut self, mut known: names::Known) {
+        for vm in &mut self.vms {
+            // Of a VM without anything by name there are counts of nothing.
+            let names = known.vms.remove(&vm.vm);
+            vm.names = names.filter(|names| *names != NameCounts::default());
+            vm.refused_last = known.refused.remove(&vm.vm).unwrap_or_default();
+            vm.relayed = known.relayed.remove(&vm.vm);
+        }
+        for relayed in self.vms.iter().filter_map(|vm| vm.relayed) {
+            *self.total.relayed.get_or_insert_default() += relayed;
+        }
+    }
+}
+
 /// Runs the command `slipgate stats`.
 pub(crate) fn run(args: &StatsArgs) -> anyhow::Result<()> {
     let maps = open(&args.pin_dir)?;
@@ -250,17 +266,9 @@ pub(crate) fn run(args: &StatsArgs) -> anyhow::Result<()> {
         let which = Which::named(args.vm.as_deref());
         let mut stats = read(&maps, which);
         let mut machines = machines::ask_all(&args.pin_dir);
-        let mut known = names::ask_all(&args.pin_dir);
+        stats.add_known(names::ask_all(&args.pin_dir));
         for vm in &mut stats.vms {
-            // Of a VM without anything by name there are counts of nothing.
-            let names = known.vms.remove(&vm.vm);
-            vm.names = names.filter(|names| *names != NameCounts::default());
-            vm.refused_last = known.refused.remove(&vm.vm).unwrap_or_default();
-            vm.relayed = known.relayed.remove(&vm.vm);
             vm.vmm = machines.remove(&vm.vm);
-        }
-        for relayed in stats.vms.iter().filter_map(|vm| vm.relayed) {
-            *stats.total.relayed.get_or_insert_default() += relayed;
         }
         if args.json {
             Ok(serde_json::to_string_pretty(&stats)? + "\n")
@@ -294,6 +302,14 @@ impl<'a> Which<'a> {
             name,
             owner: None,
             links: true,
+        }
+    }
+
+    /// Selects all VMs, without the losses of the devices.
+    pub(crate) fn without_links() -> Self {
+        Self {
+            links: false,
+            ..Self::named(None)
         }
     }
 

@@ -35,6 +35,7 @@ use crate::{
     load::Datapath,
     lock::FileLock,
     maps::SharedMaps,
+    paths::DAEMON_LOCK,
     pins::{is_alive, lock_path},
     tap::EnginePort,
     vm_rows,
@@ -128,6 +129,24 @@ impl Owner {
         for field in [Field::Pid, Field::Port] {
             word(maps, self.row, field).store(0, Release);
         }
+    }
+}
+
+/// The right to be the daemon of this network namespace, for as long as it is held.
+#[derive(Debug)]
+pub struct DaemonLock {
+    _lock: FileLock,
+}
+
+impl DaemonLock {
+    /// Takes the lock. The run-time directory exists: the maps are open.
+    ///
+    /// # Errors
+    /// Another daemon has it: [`Error::Locked`] names its process. Or the file cannot be locked.
+    pub fn take(paths: &Paths) -> Result<Self> {
+        // A killed one's engine may hold it for a moment more.
+        let path = paths.run_dir.join(DAEMON_LOCK);
+        FileLock::wait(&path, ENGINE_DIES_WITHIN).map(|lock| Self { _lock: lock })
     }
 }
 

@@ -24,6 +24,10 @@ pub(crate) const RUN: &str = "/run/slipgate";
 pub(crate) const PINS_FILE: &str = "pin-dir";
 /// File beside the locks with the build of the pinned programs.
 pub(crate) const BUILD_FILE: &str = "programs-build";
+/// Directory beside the locks in which a daemon keeps its VMs' definitions.
+pub const VMS_DIR: &str = "vms";
+/// File beside the locks that a daemon holds: a network namespace has one.
+pub(crate) const DAEMON_LOCK: &str = "daemon.lock";
 /// Suffix of the files beside the locks that list the TAPs of a process.
 pub(crate) const TAPS_SUFFIX: &str = ".taps";
 
@@ -89,7 +93,7 @@ impl Paths {
         };
         for entry in entries.flatten() {
             let name = entry.file_name();
-            let ours = [COOKIE_FILE, BUILD_FILE, PINS_FILE]
+            let ours = [COOKIE_FILE, BUILD_FILE, PINS_FILE, DAEMON_LOCK]
                 .iter()
                 .any(|own| name == *own)
                 || name.as_encoded_bytes().starts_with(b"owner-")
@@ -103,6 +107,9 @@ impl Paths {
                 || name.as_encoded_bytes().ends_with(b".taps-new");
             if ours {
                 remove_if_there(&entry.path(), |f| fs::remove_file(f))?;
+            } else if name == VMS_DIR {
+                // Definitions of VMs, of which no row is left.
+                remove_if_there(&entry.path(), |d| fs::remove_dir_all(d))?;
             }
         }
         // Last: afterwards another process may hold the lock.

@@ -9,6 +9,8 @@
 //! the notification arrives. Its VM's flows continue, since slots name the VM's row and the row
 //! names the TAP.
 
+use std::collections::HashMap;
+
 use crate::{
     Result,
     attach::{Hook, Program},
@@ -98,6 +100,11 @@ pub fn follow_taps(
 ) -> Result<Vec<(u32, TapChange)>> {
     let mut changes = Vec::new();
     let maps = datapath.maps();
+    let links = network
+        .links
+        .values()
+        .map(|link| (link.name.as_str(), link));
+    let links: HashMap<&str, _> = links.collect();
     for Served {
         vm_row,
         tap,
@@ -105,7 +112,7 @@ pub fn follow_taps(
         mtu,
     } in served
     {
-        match network.link_by_name(tap) {
+        match links.get(tap.as_str()).copied() {
             None if known.is_some() => {
                 vm::forget_tap(maps, *vm_row)?;
                 changes.push((*vm_row, TapChange::Gone));

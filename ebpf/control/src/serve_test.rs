@@ -40,7 +40,7 @@ fn a_tap_made_again_under_its_name_is_served_again() {
             maps,
             &owner,
             &VmSpec {
-                tap_ifindex: tap,
+                tap_ifindex: Some(tap),
                 ..vm_spec("a")
             },
         )
@@ -114,7 +114,7 @@ fn what_a_row_says_of_its_tap_leads_to_nothing() {
         let foreign = make_tap("foreign0");
         run("ip link set foreign0 up mtu 1234");
         let spec = VmSpec {
-            tap_ifindex: tap,
+            tap_ifindex: Some(tap),
             ..vm_spec("a")
         };
         let vm = vm::open(maps, &owner, &spec).unwrap();
@@ -232,7 +232,7 @@ fn a_tap_that_lost_its_program_by_hand_carries_nothing() {
             for hook in [Hook::Tcx, Hook::Clsact] {
                 let tap = make_tap("t0");
                 let spec = VmSpec {
-                    tap_ifindex: tap,
+                    tap_ifindex: Some(tap),
                     ..vm_spec("a")
                 };
                 let vm = vm::open(maps, &owner, &spec).unwrap();

@@ -109,7 +109,7 @@ pub(crate) fn vm_spec(name: &str) -> crate::vm::VmSpec {
         mtu: 1_500,
         credits: 64,
         policy: 0,
-        tap_ifindex: 10_000 + number,
+        tap_ifindex: Some(10_000 + number),
         port_ifindex: 9_999,
     }
 }

@@ -43,8 +43,8 @@ pub struct VmSpec {
     pub credits: u32,
     /// Number of the VM's policy.
     pub policy: u32,
-    /// Ifindex of the TAP.
-    pub tap_ifindex: u32,
+    /// Ifindex of the TAP; `None`: it does not exist yet.
+    pub tap_ifindex: Option<u32>,
     /// Ifindex of the engine port.
     pub port_ifindex: u32,
 }
@@ -76,7 +76,9 @@ pub fn open(maps: &SharedMaps, owner: &Owner, spec: &VmSpec) -> Result<OpenVm> {
         });
     }
     let found = row_named(maps, &spec.name);
-    free_tap(maps, spec, found)?;
+    if let Some(tap) = spec.tap_ifindex {
+        free_tap(maps, spec, tap, found)?;
+    }
     let (row, adopted) = match found {
         Some(row) if owner_of(maps, row) == Some(owner.row()) => (row, true),
         Some(row) => {
@@ -119,7 +121,10 @@ pub fn open(maps: &SharedMaps, owner: &Owner, spec: &VmSpec) -> Result<OpenVm> {
         Some(_) => vm.flags().fetch_or(VmFlags::CHECK_MAC, Release),
         None => vm.flags().fetch_and(!VmFlags::CHECK_MAC, Release),
     };
-    set_tap(maps, row, spec.tap_ifindex)?;
+    match spec.tap_ifindex {
+        Some(tap) => set_tap(maps, row, tap)?,
+        None => forget_tap(maps, row)?,
+    }
     Ok(OpenVm {
         id: vm.id().load(Acquire),
         row,
@@ -129,8 +134,8 @@ pub fn open(maps: &SharedMaps, owner: &Owner, spec: &VmSpec) -> Result<OpenVm> {
 
 /// Removes the TAP from the row of any other VM. A living process's VM keeps it, and the call
 /// fails; a dead process's entry is of a time when another interface had the index.
-fn free_tap(maps: &SharedMaps, spec: &VmSpec, own: Option<u32>) -> Result<()> {
-    let Some(TapEntry { vm, vm_row }) = maps.taps.get(&spec.tap_ifindex)? else {
+fn free_tap(maps: &SharedMaps, spec: &VmSpec, tap: u32, own: Option<u32>) -> Result<()> {
+    let Some(TapEntry { vm, vm_row }) = maps.taps.get(&tap)? else {
         return Ok(());
     };
     if own == Some(vm_row) || id_of(maps, vm_row) != Some(vm) {
@@ -196,6 +201,18 @@ pub fn set_mtu(maps: &SharedMaps, row: u32, mtu: u32) {
     if let Some(vm) = maps.vm(row) {
         // SAFETY: a word of a mapped row.
         unsafe { (&raw mut (*vm.as_ptr()).mtu).write_volatile(mtu) };
+    }
+}
+
+/// Sets the largest number of frames under way to the engine, of the guest's and of the world's
+/// each.
+pub fn set_credits(maps: &SharedMaps, row: u32, credits: u32) {
+    if let Some(vm) = maps.vm(row) {
+        // SAFETY: words of a mapped row.
+        unsafe {
+            (&raw mut (*vm.as_ptr()).credits).write_volatile(credits);
+            (&raw mut (*vm.as_ptr()).world_credits).write_volatile(credits);
+        }
     }
 }
 

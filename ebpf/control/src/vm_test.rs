@@ -58,7 +58,7 @@ fn an_adopted_row_keeps_its_counts_and_takes_the_spec() {
         maps.vm(first.row).unwrap().handed_over().store(5, Release);
         let spec = VmSpec {
             guest_mac: Some([2, 0, 0, 0, 0, 9]),
-            tap_ifindex: 4_242,
+            tap_ifindex: Some(4_242),
             mtu: 9_000,
             ..vm_spec("a")
         };
@@ -115,12 +115,36 @@ fn a_tap_is_one_vms() {
             "{error}"
         );
         let tap_of = |row| maps.vm(row).unwrap().tap_ifindex().load(Acquire);
-        assert_eq!(tap_of(first.row), tap);
+        assert_eq!(Some(tap_of(first.row)), tap);
 
         // No process has this number: the row is a dead one's, and the index is new.
         pid(u32::MAX);
         let second = open(maps, &owner, &other).unwrap();
         assert_eq!(tap_of(first.row), 0);
-        assert_eq!(tap_of(second.row), tap);
+        assert_eq!(Some(tap_of(second.row)), tap);
+    });
+}
+
+#[test]
+fn a_vm_may_wait_for_its_tap() {
+    in_netns("a_vm_may_wait_for_its_tap", || {
+        let datapath = datapath();
+        let maps = datapath.maps();
+        let owner = Owner::take(maps, datapath.paths(), &[]).unwrap();
+        let spec = VmSpec {
+            tap_ifindex: None,
+            ..vm_spec("a")
+        };
+        let open_vm = open(maps, &owner, &spec).unwrap();
+        assert!(maps.taps.entries().unwrap().is_empty());
+        set_tap(maps, open_vm.row, 77).unwrap();
+        let entry = TapEntry {
+            vm: open_vm.id,
+            vm_row: open_vm.row,
+        };
+        assert_eq!(maps.taps.entries().unwrap(), [(77, entry)]);
+        // A successor that finds no TAP of that name keeps no entry of the one before.
+        assert!(open(maps, &owner, &spec).unwrap().adopted);
+        assert!(maps.taps.entries().unwrap().is_empty());
     });
 }

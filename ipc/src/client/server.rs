@@ -8,7 +8,7 @@
 //! not read, is closed, so that it can't block the broker. Descriptors from readers, and those that
 //! no request uses, are closed.
 use std::{
-    collections::VecDeque,
+    collections::{HashSet, VecDeque},
     fs, io,
     io::{IoSliceMut, Write as _},
     os::{
@@ -53,6 +53,10 @@ pub struct ControlServer {
     path: PathBuf,
     owner: u32,
     clients: Vec<Client>,
+    /// Requests of clients that do not come by the socket, without their answers.
+    others: HashSet<ClientId>,
+    /// Answers to those.
+    answers: Vec<(ClientId, ClientAnswer)>,
     next_id: u64,
 }
 
@@ -94,6 +98,8 @@ impl ControlServer {
             path: path.to_owned(),
             owner,
             clients: Vec::new(),
+            others: HashSet::new(),
+            answers: Vec::new(),
             next_id: 0,
         })
     }
@@ -139,8 +145,26 @@ impl ControlServer {
         requests
     }
 
+    /// Takes in a request that came by another way than the socket: its number, under which
+    /// [`ControlServer::answer`] answers it.
+    pub fn take_in(&mut self) -> ClientId {
+        self.next_id += 1;
+        let id = ClientId(self.next_id);
+        self.others.insert(id);
+        id
+    }
+
+    /// Takes out the answers to requests of [`ControlServer::take_in`].
+    pub fn answers(&mut self) -> Vec<(ClientId, ClientAnswer)> {
+        std::mem::take(&mut self.answers)
+    }
+
     /// Answers a request. A connection that is closed or does not read is dropped.
     pub fn answer(&mut self, id: ClientId, answer: &ClientAnswer) {
+        if self.others.remove(&id) {
+            self.answers.push((id, answer.clone()));
+            return;
+        }
         let Some(at) = self.clients.iter().position(|client| client.id == id) else {
             return;
         };

@@ -2,14 +2,14 @@
 use std::{borrow::Cow, fmt, marker::PhantomData, str::FromStr};
 
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
-use serde::{Deserialize, Deserializer, de};
+use serde::{Deserialize, Deserializer, Serialize, de};
 
 /// A rate per second or a quantity. `K`, `M`, `G` are powers of 1000 and `Ki`, `Mi`, `Gi` of 1024.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 pub struct Amount(pub u64);
 
 /// An amount from 1 to 2³² - 1.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 pub struct Count(pub u32);
 
 const UNITS: [(&str, u64); 6] = [

@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, fmt, net::Ipv4Addr, ops::Range};
 
 use schemars::JsonSchema;
-use serde::{Deserialize, Deserializer, de};
+use serde::{Deserialize, Deserializer, Serialize, de};
 use toml::Spanned;
 
 use super::amount::{Amount, Count};
@@ -177,24 +177,47 @@ impl<'de> Deserialize<'de> for Patterns {
 }
 
 /// Resource limits of each VM. An amount is a number, or a text like "10M" (millions) or "64Ki".
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize, JsonSchema)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Quotas {
     /// Maximum number of concurrent flows.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub max_flows: Option<Count>,
     /// New flows per second: average rate, and burst.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub new_flows_per_second: Option<Count>,
     /// L3 bytes per second from the guest; 0: no limit.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub tx_bytes_per_second: Option<Amount>,
     /// L3 bytes per second to the guest; 0: no limit.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub rx_bytes_per_second: Option<Amount>,
     /// Packets per second from the guest, large ones counted as the segments on the wire; 0: no
     /// limit.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub tx_packets_per_second: Option<Amount>,
     /// Packets per second to the guest; 0: no limit.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub rx_packets_per_second: Option<Amount>,
     /// DNS questions per second.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub dns_per_second: Option<Count>,
+}
+
+impl Quotas {
+    /// These limits, and where one is not given, that of `other`.
+    #[must_use]
+    pub fn or(self, other: Self) -> Self {
+        Self {
+            max_flows: self.max_flows.or(other.max_flows),
+            new_flows_per_second: self.new_flows_per_second.or(other.new_flows_per_second),
+            tx_bytes_per_second: self.tx_bytes_per_second.or(other.tx_bytes_per_second),
+            rx_bytes_per_second: self.rx_bytes_per_second.or(other.rx_bytes_per_second),
+            tx_packets_per_second: self.tx_packets_per_second.or(other.tx_packets_per_second),
+            rx_packets_per_second: self.rx_packets_per_second.or(other.rx_packets_per_second),
+            dns_per_second: self.dns_per_second.or(other.dns_per_second),
+        }
+    }
 }
 
 /// Resolvers, permitted questions, and lifetimes of answers.

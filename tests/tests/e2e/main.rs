@@ -2,10 +2,12 @@
 //! own and says in its name what must hold. Run them one at a time (`--test-threads=1`): they
 //! measure time.
 
+mod api;
 mod changes;
 mod clones;
 mod compromised;
 mod counting;
+mod daemon;
 mod forged;
 mod forwards;
 mod guest_errors;

@@ -116,6 +116,13 @@ pub enum ControlMessage {
         /// Start of the page: 0, or [`NamesPage::next`] of the previous page.
         from: u64,
     },
+    /// Answered by [`ControlReply::Done`] when everything told before has been carried out.
+    Report {
+        /// Number that the answer returns.
+        request: u64,
+        /// Whether to wait until the flows that this has ended have ended for the kernel too.
+        after_ends: bool,
+    },
     /// Answered when every earlier message is processed and every record is written.
     Sync {
         /// Id of the request, returned with the answer.
@@ -177,6 +184,11 @@ pub enum ControlReply {
     /// Answer to a [`ControlMessage::Thaw`] request.
     Thawed {
         /// Id of the request.
+        request: u64,
+    },
+    /// Answer to a [`ControlMessage::Report`] request.
+    Done {
+        /// Number of the request.
         request: u64,
     },
     /// Answer to a [`ControlMessage::Sync`] request.

@@ -105,6 +105,16 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
                 let page = self.names_page(from, now_ns);
                 self.answer(ControlReply::Names { request, page })?;
             }
+            ControlMessage::Report {
+                request,
+                after_ends,
+            } => {
+                let reply = ControlReply::Done { request };
+                match after_ends {
+                    true => self.answer_after_ends(Later::Reply(reply)),
+                    false => self.answer(reply)?,
+                }
+            }
             ControlMessage::Sync { request } => self.answer_after_ends(Later::Sync(request)),
             ControlMessage::PcapOutput(output) => self.watch.dump = Some(PortDump::new(output)),
             ControlMessage::Pcap(file) => match &mut self.watch.dump {

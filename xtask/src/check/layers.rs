@@ -17,6 +17,10 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("slipgate-policy", &["slipgate-abi"]),
     ("userspace-nat", &["slipgate-abi", "slipgate-policy"]),
     ("slipgate-ipc", &["slipgate-abi", "slipgate-policy"]),
+    (
+        "slipgate-api",
+        &["slipgate-abi", "slipgate-policy", "slipgate-ipc"],
+    ),
     ("slipgate-vmm", &[]),
     ("slipgate-guest", &[]),
     (
@@ -37,6 +41,7 @@ const LAYERS: &[(&str, &[&str])] = &[
             "slipgate-policy",
             "userspace-nat",
             "slipgate-ipc",
+            "slipgate-api",
             "slipgate-broker",
             "slipgate-vmm",
         ],
@@ -72,6 +77,7 @@ const LAYERS: &[(&str, &[&str])] = &[
             "slipgate-policy",
             "userspace-nat",
             "slipgate-ipc",
+            "slipgate-api",
             "slipgate-vmm",
         ],
     ),
@@ -85,15 +91,17 @@ const FOR_TESTS: [&str; 1] = ["slipgate-testbed"];
 const KNOW_AYA: [&str; 2] = ["slipgate-control", "slipgate-abi"];
 
 /// The crates that must do without aya, also through others.
-const WITHOUT_AYA: [&str; 4] = [
+const WITHOUT_AYA: [&str; 5] = [
     "slipgate-policy",
+    "slipgate-api",
     "userspace-nat",
     "slipgate-ipc",
     "slipgate-vmm",
 ];
 
 /// The crates that must do without KVM, also through others.
-const WITHOUT_KVM: [&str; 5] = [
+const WITHOUT_KVM: [&str; 6] = [
+    "slipgate-api",
     "slipgate-control",
     "slipgate-policy",
     "userspace-nat",

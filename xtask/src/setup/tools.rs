@@ -6,7 +6,7 @@ use super::apt;
 use crate::workspace::on_path;
 
 /// A program and the Debian package that has it.
-const TOOLS: [(&str, &str); 12] = [
+const TOOLS: [(&str, &str); 13] = [
     ("ip", "iproute2"),
     ("iperf3", "iperf3"),
     ("nft", "nftables"),
@@ -18,6 +18,7 @@ const TOOLS: [(&str, &str); 12] = [
     ("ethtool", "ethtool"),
     ("ping", "iputils-ping"),
     ("file", "file"),
+    ("curl", "curl"),
     // For libFuzzer.
     ("c++", "g++"),
 ];

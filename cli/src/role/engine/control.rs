@@ -27,11 +27,24 @@ const TEXT_BYTES: usize = 8 * 1_024;
 #[derive(Debug)]
 pub(super) struct BrokerChannel {
     channel: Rc<Channel>,
+    /// What the broker is to be told when the message received last has been carried out.
+    report: Option<Report>,
+}
+
+/// A report that follows a message.
+#[derive(Debug)]
+struct Report {
+    request: u64,
+    /// Whether the flows that the message ends have to have ended.
+    after_ends: bool,
 }
 
 impl BrokerChannel {
     pub(super) fn new(channel: Rc<Channel>) -> Self {
-        Self { channel }
+        Self {
+            channel,
+            report: None,
+        }
     }
 
     fn reply(&self, message: FromEngine) -> io::Result<()> {
@@ -41,6 +54,16 @@ impl BrokerChannel {
 
 impl Control for BrokerChannel {
     fn recv(&mut self) -> io::Result<Option<ControlMessage>> {
+        if let Some(Report {
+            request,
+            after_ends,
+        }) = self.report.take()
+        {
+            return Ok(Some(ControlMessage::Report {
+                request,
+                after_ends,
+            }));
+        }
         loop {
             let message = match self.channel.try_receive().map_err(io::Error::other)? {
                 Received::Nothing => return Ok(None),
@@ -57,6 +80,20 @@ impl Control for BrokerChannel {
                     }
                 },
                 ToEngine::Vm(spec) => ControlMessage::Vm(convert::vm(spec)),
+                ToEngine::AddVm { id, vm } => {
+                    self.report = Some(Report {
+                        request: id,
+                        after_ends: false,
+                    });
+                    ControlMessage::Vm(convert::vm(vm))
+                }
+                ToEngine::RemoveVm { id, vm, row } => {
+                    self.report = Some(Report {
+                        request: id,
+                        after_ends: true,
+                    });
+                    ControlMessage::VmGone { row, id: vm }
+                }
                 ToEngine::Network(view) => convert::network(view),
                 ToEngine::Resolvers(all) => convert::resolvers(all),
                 ToEngine::ReservedPorts(ports) => convert::reserved(ports),
@@ -92,6 +129,9 @@ impl Control for BrokerChannel {
                     kept,
                     left,
                 });
+            }
+            ControlReply::Done { request } => {
+                return self.reply(FromEngine::Done { id: request });
             }
             ControlReply::Synced { request, .. } => {
                 return self.reply(FromEngine::Pong { id: request });

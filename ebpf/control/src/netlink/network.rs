@@ -124,6 +124,15 @@ impl Network {
         self.links.values().find(|link| link.name == name)
     }
 
+    /// Whether an address or a route names this device. It takes a walk over these, which are few
+    /// where there are many TAPs.
+    pub fn is_routed(&self, ifindex: u32) -> bool {
+        self.addresses
+            .iter()
+            .any(|address| address.ifindex == ifindex)
+            || self.routes.iter().any(|route| route.oif == Some(ifindex))
+    }
+
     /// Returns the device of the preferred default route.
     pub fn default_uplink(&self) -> Option<&Link> {
         self.routes

@@ -50,6 +50,19 @@ pub(super) fn link(message: &LinkMessage) -> Option<Link> {
     (!link.name.is_empty()).then_some(link)
 }
 
+/// Whether a message is about a link as such, and not about its part in a bridge (`AF_BRIDGE`).
+pub(super) fn is_of_a_link(message: &LinkMessage) -> bool {
+    message.header.interface_family == AddressFamily::Unspec
+}
+
+/// Parses a notice that has all attributes of a link. Some notices have a few of them only:
+/// `wireless_send_event`, for one (net/wireless/wext-core.c).
+pub(super) fn complete_link(message: &LinkMessage) -> Option<Link> {
+    let is_mtu = |attribute: &LinkAttribute| matches!(attribute, LinkAttribute::Mtu(_));
+    let is_complete = is_of_a_link(message) && message.attributes.iter().any(is_mtu);
+    link(message).filter(|_| is_complete)
+}
+
 pub(super) fn address(message: &AddressMessage) -> Option<Address> {
     if message.header.family != AddressFamily::Inet {
         return None;

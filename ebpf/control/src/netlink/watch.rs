@@ -182,17 +182,35 @@ impl NetworkWatch {
     fn read_changes(&mut self) -> Result<Changes> {
         let (mut configuration, mut overrun) = (false, false);
         let mut changes = Changes::default();
-        let neighbours = &mut self.network.neighbours;
+        let network = &mut self.network;
         self.notices.drain(|notice| match notice {
             Notice::Overrun => overrun = true,
+            Notice::Message(RouteNetlinkMessage::NewLink(message)) => {
+                match parse::complete_link(&message) {
+                    Some(link) if !network.is_routed(link.ifindex) => {
+                        let before = network.links.insert(link.ifindex, link.clone());
+                        changes.links |= before != Some(link);
+                    }
+                    // The kernel removes routes of a link that goes down without a notice.
+                    _ => configuration = true,
+                }
+            }
+            Notice::Message(RouteNetlinkMessage::DelLink(message)) => {
+                let ifindex = message.header.index;
+                match network.is_routed(ifindex) || !parse::is_of_a_link(&message) {
+                    true => configuration = true,
+                    false => changes.links |= network.links.remove(&ifindex).is_some(),
+                }
+            }
             Notice::Message(RouteNetlinkMessage::NewNeighbour(message)) => {
                 if let Some((key, neighbour)) = parse::neighbour(&message) {
-                    changes.neighbours |= neighbours.insert(key, neighbour) != Some(neighbour);
+                    let before = network.neighbours.insert(key, neighbour);
+                    changes.neighbours |= before != Some(neighbour);
                 }
             }
             Notice::Message(RouteNetlinkMessage::DelNeighbour(message)) => {
                 if let Some((key, _)) = parse::neighbour(&message) {
-                    changes.neighbours |= neighbours.remove(&key).is_some();
+                    changes.neighbours |= network.neighbours.remove(&key).is_some();
                 }
             }
             Notice::Message(_) => configuration = true,
@@ -201,7 +219,7 @@ impl NetworkWatch {
             let mut now = self.request_configuration()?;
             now.neighbours = std::mem::take(&mut self.network.neighbours);
             let before = std::mem::replace(&mut self.network, now);
-            changes.links = self.network.links != before.links;
+            changes.links |= self.network.links != before.links;
             changes.addresses = self.network.addresses != before.addresses;
             changes.routes = self.network.routes != before.routes;
         }

@@ -1,0 +1,162 @@
+//! The connection to the broker: requests with numbers, answered in any order.
+//!
+//! The broker takes one message at a time without waiting, so what has no room in the channel waits
+//! here. Requests beyond [`MOST_WAITING`] are refused at once.
+use std::{collections::HashMap, io, rc::Rc};
+
+use slipgate_ipc::{
+    api::{ApiRequest, FromApi, ToApi},
+    channel::{Channel, Packet, Received},
+    client::ClientAnswer,
+    engine::{EngineInventory, EngineReply},
+};
+use tokio::{
+    io::unix::AsyncFd,
+    sync::{mpsc, oneshot},
+};
+
+use crate::{events::Events, problem::Problem};
+use axum::http::StatusCode;
+
+/// Largest number of requests that wait for the broker.
+pub const MOST_WAITING: usize = 256;
+/// Largest number of inventory pages that are read for one request.
+const MOST_PAGES: usize = 1_024;
+
+/// Handle to the connection; cheap to clone.
+#[derive(Clone, Debug)]
+pub struct Broker {
+    requests: mpsc::Sender<Ask>,
+}
+
+#[derive(Debug)]
+struct Ask {
+    request: ApiRequest,
+    answer: oneshot::Sender<ClientAnswer>,
+}
+
+impl Broker {
+    /// Makes a handle, and the task that serves it until the broker is gone.
+    pub fn new(channel: Channel, events: Rc<Events>) -> (Self, Connection) {
+        let (requests, asked) = mpsc::channel(MOST_WAITING);
+        let connection = Connection {
+            channel,
+            events,
+            asked,
+            waiting: HashMap::new(),
+            last: 0,
+        };
+        (Self { requests }, connection)
+    }
+
+    /// Asks the broker, and waits for its answer.
+    ///
+    /// # Errors
+    /// Too many requests wait, or the broker is gone.
+    pub async fn ask(&self, request: ApiRequest) -> Result<ClientAnswer, Problem> {
+        let (answer, answered) = oneshot::channel();
+        let busy = |_| {
+            let detail = "too many requests wait for the daemon: try again";
+            Problem::new(StatusCode::SERVICE_UNAVAILABLE, detail)
+        };
+        self.requests
+            .try_send(Ask { request, answer })
+            .map_err(busy)?;
+        answered.await.map_err(|_| {
+            let detail = "the daemon did not answer: try again";
+            Problem::new(StatusCode::SERVICE_UNAVAILABLE, detail)
+        })
+    }
+
+    /// Reads what the engine alone knows, page by page. An engine that does not answer contributes
+    /// nothing.
+    pub async fn inventory(&self) -> Vec<EngineInventory> {
+        let mut pages = Vec::new();
+        let mut from = 0;
+        while pages.len() < MOST_PAGES {
+            let request = ApiRequest::Inventory { from };
+            let Ok(ClientAnswer::Engine {
+                reply: EngineReply::Inventory(page),
+            }) = self.ask(request).await
+            else {
+                break;
+            };
+            let next = page.next;
+            pages.push(page);
+            match next {
+                Some(next) if next > from => from = next,
+                _ => break,
+            }
+        }
+        pages
+    }
+}
+
+/// The task that owns the channel.
+#[derive(Debug)]
+pub struct Connection {
+    channel: Channel,
+    events: Rc<Events>,
+    asked: mpsc::Receiver<Ask>,
+    /// Who waits for an answer, by the request's number.
+    waiting: HashMap<u64, oneshot::Sender<ClientAnswer>>,
+    last: u64,
+}
+
+impl Connection {
+    /// Serves the handles until the broker is gone.
+    ///
+    /// # Errors
+    /// The channel fails.
+    pub async fn run(self) -> io::Result<()> {
+        let Self {
+            channel,
+            events,
+            mut asked,
+            mut waiting,
+            mut last,
+        } = self;
+        let channel = AsyncFd::register(channel)?;
+        loop {
+            // Receivers that have gone away do not fill the table.
+            waiting.retain(|_, sender| !sender.is_closed());
+            let has_room = waiting.len() < MOST_WAITING;
+            tokio::select! {
+                ready = channel.readable() => {
+                    let mut ready = ready?;
+                    match ready.get_inner().try_receive::<ToApi>().map_err(io::Error::other)? {
+                        Received::Nothing => ready.clear_ready(),
+                        Received::End => return Ok(()),
+                        Received::Message(ToApi::Answer { id, answer }) => {
+                            if let Some(sender) = waiting.remove(&id) {
+                                // Its client may be gone.
+                                let _ = sender.send(*answer);
+                            }
+                        }
+                        Received::Message(ToApi::Event(event)) => events.add(&event),
+                        Received::Message(ToApi::Start(_)) => {}
+                    }
+                }
+                Some(Ask { request, answer }) = asked.recv(), if has_room => {
+                    last += 1;
+                    let packet = Packet::new(FromApi { id: last, request });
+                    let packet = packet.map_err(io::Error::other)?;
+                    waiting.insert(last, answer);
+                    loop {
+                        let mut ready = channel.writable().await?;
+                        match ready.get_inner().try_send_packet(&packet) {
+                            Ok(true) => break,
+                            Ok(false) => ready.clear_ready(),
+                            // Longer than a packet: it is answered by a problem.
+                            Err(e) => {
+                                tracing::debug!("{e}");
+                                waiting.remove(&last);
+                                break;
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,36 @@
+//! The HTTP API of a slipgate daemon: VMs, flows, counters and events, as HTTP/1.1 and JSON on a
+//! Unix socket.
+//!
+//! # Theory of operation
+//! A process of its own, without privileges, serves one socket ([`server`]). What a client may do
+//! is a property of the socket, and so of the process: the broker takes changes from the process
+//! that serves the socket for changes alone, so a reader can change nothing, whatever it sends and
+//! whatever becomes of the process that reads it.
+//!
+//! A request is checked for form here ([`model`]) and becomes a typed message to the broker
+//! ([`broker`]), which checks its meaning. Errors are problem details (RFC 9457, [`problem`]).
+//! Flows and counters are read from the mapped tables by a [`Figures`], without the broker.
+//!
+//! Everything is bounded: connections, the length of heads and bodies, the time that a client may
+//! take to send them, requests under way, and events that a slow reader has not taken
+//! ([`events`]). The list of routes is one table, of which router and OpenAPI document are made
+//! ([`routes`], [`openapi`]).
+pub mod broker;
+pub mod events;
+pub mod model;
+pub mod openapi;
+pub mod problem;
+mod routes;
+pub mod server;
+
+use slipgate_ipc::engine::EngineInventory;
+
+/// Source of figures that need no other process: the tables that are mapped for reading.
+pub trait Figures {
+    /// The live flows as a JSON array, of one VM or of all. `inventory`: what the engine alone
+    /// knows.
+    fn flows(&self, inventory: &[EngineInventory], vm: Option<&str>) -> serde_json::Value;
+
+    /// The counters as a JSON object.
+    fn stats(&self, inventory: &[EngineInventory]) -> serde_json::Value;
+}

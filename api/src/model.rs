@@ -1,0 +1,219 @@
+//! Bodies of requests and responses.
+use std::{collections::BTreeMap, net::Ipv4Addr};
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use slipgate_ipc::{
+    client::{VmDefinition, VmState, VmStatus},
+    engine::WhyAnswer,
+};
+use slipgate_policy::document::Quotas;
+
+/// Definition of a VM; its name is in the path.
+#[derive(Clone, PartialEq, Eq, Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct VmBody {
+    /// Name of the TAP that its VMM has open; it need not exist yet.
+    pub tap: String,
+    /// MAC address of the guest; frames from other addresses are dropped. Absent: any.
+    pub mac: Option<String>,
+    /// IPv4 address of the guest. Absent: the daemon's `--guest-ip`.
+    pub ip: Option<Ipv4Addr>,
+    /// Name of its policy. Absent: the daemon's default policy.
+    pub policy: Option<String>,
+    /// Limits that replace those of the policy.
+    #[serde(default)]
+    pub quotas: Quotas,
+    /// Up to 8 labels, which slipgate does not interpret.
+    #[serde(default)]
+    pub labels: BTreeMap<String, String>,
+}
+
+/// Changes of a VM's definition (RFC 7396): what is absent stays.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct VmPatch {
+    /// Another TAP.
+    pub tap: Option<String>,
+    /// Another MAC address of the guest.
+    pub mac: Option<String>,
+    /// Another policy, by name.
+    pub policy: Option<String>,
+    /// Other limits; those that are absent stay.
+    pub quotas: Quotas,
+    /// Labels to add or change; `null` removes one.
+    pub labels: BTreeMap<String, Option<String>>,
+}
+
+/// A VM with its present state.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, JsonSchema)]
+pub struct Vm {
+    /// Name of the VM.
+    pub name: String,
+    /// Id of the VM, never reused in this network namespace.
+    pub id: u32,
+    /// waiting (there is no TAP of its name), starting, served, or frozen.
+    #[schemars(extend("enum" = ["waiting", "starting", "served", "frozen"]))]
+    pub state: &'static str,
+    /// Name of its TAP.
+    pub tap: String,
+    /// MAC address that the guest must use, if one is given.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mac: Option<String>,
+    /// IPv4 address of the guest.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ip: Option<Ipv4Addr>,
+    /// Name of its policy, if it names one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub policy: Option<String>,
+    /// Limits that replace those of its policy.
+    pub quotas: Quotas,
+    /// Its labels.
+    pub labels: BTreeMap<String, String>,
+}
+
+/// The daemon's health.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, JsonSchema)]
+pub struct Health {
+    /// Version of slipgate.
+    pub version: &'static str,
+    /// Number of VMs.
+    pub vms: usize,
+    /// Number of VMs whose TAP is up.
+    pub served: usize,
+}
+
+/// Number of flows that were ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, JsonSchema)]
+pub struct Cut {
+    /// Number of flows.
+    pub flows: u64,
+}
+
+/// Parameters of `why`.
+#[derive(Clone, PartialEq, Eq, Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct WhyQuery {
+    /// IPv4 address that the guest would connect to.
+    pub address: Ipv4Addr,
+    /// Port that the guest would connect to.
+    #[serde(default)]
+    pub port: u16,
+    /// tcp (the default), udp or icmp.
+    pub proto: Option<String>,
+    /// Name that the guest would have asked for before.
+    pub name: Option<String>,
+}
+
+/// Decision about a flow.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, JsonSchema)]
+pub struct Why {
+    /// Whether the flow would be admitted.
+    pub admitted: bool,
+    /// The rule that decides.
+    pub rule: String,
+    /// Reason of a refusal, as in `refused` of the counters.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub refusal: Option<String>,
+    /// What would happen to the flow.
+    pub outcome: String,
+    /// How the decision comes about, in sentences.
+    pub explanation: String,
+}
+
+/// Parameters of the list of flows.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct FlowsQuery {
+    /// Only this VM's flows.
+    pub vm: Option<String>,
+}
+
+impl VmBody {
+    /// The definition of a VM of this name.
+    pub fn named(self, name: String) -> VmDefinition {
+        let Self {
+            tap,
+            mac,
+            ip,
+            policy,
+            quotas,
+            labels,
+        } = self;
+        VmDefinition {
+            name,
+            tap,
+            mac,
+            ip,
+            policy,
+            quotas,
+            labels,
+        }
+    }
+}
+
+impl VmPatch {
+    /// A definition with these changes.
+    pub fn of(self, mut vm: VmDefinition) -> VmDefinition {
+        vm.tap = self.tap.unwrap_or(vm.tap);
+        vm.mac = self.mac.or(vm.mac);
+        vm.policy = self.policy.or(vm.policy);
+        vm.quotas = self.quotas.or(vm.quotas);
+        for (key, value) in self.labels {
+            match value {
+                Some(value) => drop(vm.labels.insert(key, value)),
+                None => drop(vm.labels.remove(&key)),
+            }
+        }
+        vm
+    }
+}
+
+impl From<VmStatus> for Vm {
+    fn from(vm: VmStatus) -> Self {
+        let VmDefinition {
+            name,
+            tap,
+            mac,
+            ip,
+            policy,
+            quotas,
+            labels,
+        } = vm.definition;
+        Self {
+            name,
+            id: vm.id,
+            state: vm.state.name(),
+            tap,
+            mac,
+            ip,
+            policy,
+            quotas,
+            labels,
+        }
+    }
+}
+
+impl Health {
+    /// The health of a daemon with these VMs.
+    pub fn of(vms: &[VmStatus]) -> Self {
+        let is_up = |vm: &&VmStatus| matches!(vm.state, VmState::Served | VmState::Frozen);
+        Self {
+            version: env!("CARGO_PKG_VERSION"),
+            vms: vms.len(),
+            served: vms.iter().filter(is_up).count(),
+        }
+    }
+}
+
+impl From<WhyAnswer> for Why {
+    fn from(answer: WhyAnswer) -> Self {
+        Self {
+            admitted: answer.admitted,
+            rule: answer.rule,
+            refusal: answer.refusal,
+            outcome: answer.outcome,
+            explanation: answer.explanation,
+        }
+    }
+}

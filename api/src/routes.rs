@@ -1,0 +1,397 @@
+//! The routes: one table, of which the router and the OpenAPI document are made.
+use std::rc::Rc;
+
+use axum::{
+    body::Bytes,
+    http::{Method, StatusCode, Uri, header},
+    response::{IntoResponse, Response},
+};
+use serde::de::DeserializeOwned;
+use slipgate_ipc::{
+    api::ApiRequest,
+    client::{ClientAnswer, ErrorKind, Target, VmChange, VmStatus},
+    engine::{EngineReply, FlowQuestion},
+};
+
+use crate::{
+    Figures,
+    broker::Broker,
+    events::Events,
+    model::{Cut, FlowsQuery, Health, Vm, VmBody, VmPatch, Why, WhyQuery},
+    problem::Problem,
+};
+
+/// What handlers work with.
+pub(crate) struct Daemon {
+    pub(crate) broker: Broker,
+    pub(crate) events: Rc<Events>,
+    pub(crate) figures: Box<dyn Figures>,
+    /// Whether clients may change anything.
+    pub(crate) may_change: bool,
+}
+
+/// What a route does.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Action {
+    Health,
+    OpenApi,
+    ListVms,
+    GetVm,
+    PutVm,
+    PatchVm,
+    RemoveVm,
+    Freeze,
+    Thaw,
+    CutVm,
+    Why,
+    Flows,
+    CutFlow,
+    Stats,
+    Events,
+}
+
+/// A method on a path.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Route {
+    pub(crate) method: &'static str,
+    /// Path with at most one parameter, in braces.
+    pub(crate) path: &'static str,
+    pub(crate) action: Action,
+    pub(crate) summary: &'static str,
+    /// Whether it changes anything.
+    pub(crate) changes: bool,
+}
+
+const fn read(path: &'static str, action: Action, summary: &'static str) -> Route {
+    let (method, changes) = ("GET", false);
+    Route {
+        method,
+        path,
+        action,
+        summary,
+        changes,
+    }
+}
+
+const fn change(
+    method: &'static str,
+    path: &'static str,
+    action: Action,
+    summary: &'static str,
+) -> Route {
+    Route {
+        method,
+        path,
+        action,
+        summary,
+        changes: true,
+    }
+}
+
+/// All routes.
+pub(crate) const ROUTES: &[Route] = &[
+    read(
+        "/v1/health",
+        Action::Health,
+        "Whether the daemon answers, and how many VMs it serves",
+    ),
+    read("/v1/openapi.json", Action::OpenApi, "This description"),
+    read(
+        "/v1/vms",
+        Action::ListVms,
+        "All VMs with their states, by name",
+    ),
+    read("/v1/vms/{name}", Action::GetVm, "A VM with its state"),
+    change(
+        "PUT",
+        "/v1/vms/{name}",
+        Action::PutVm,
+        "Add a VM, or give it this definition; answered when it is in force",
+    ),
+    change(
+        "PATCH",
+        "/v1/vms/{name}",
+        Action::PatchVm,
+        "Change what is given of a VM's definition",
+    ),
+    change(
+        "DELETE",
+        "/v1/vms/{name}",
+        Action::RemoveVm,
+        "End a VM's flows and serve it no more",
+    ),
+    change(
+        "POST",
+        "/v1/vms/{name}/freeze",
+        Action::Freeze,
+        "Drop everything from and to a VM from now on",
+    ),
+    change(
+        "POST",
+        "/v1/vms/{name}/thaw",
+        Action::Thaw,
+        "Let a frozen VM's traffic pass again",
+    ),
+    change(
+        "POST",
+        "/v1/vms/{name}/cut",
+        Action::CutVm,
+        "End all flows of a VM now, and tell both ends",
+    ),
+    read(
+        "/v1/vms/{name}/why",
+        Action::Why,
+        "Which rule decides about a destination, and what would happen",
+    ),
+    read("/v1/flows", Action::Flows, "The live flows"),
+    change(
+        "POST",
+        "/v1/flows/{id}/cut",
+        Action::CutFlow,
+        "End a flow now, and tell both ends",
+    ),
+    read("/v1/stats", Action::Stats, "Counters of each VM and in all"),
+    read(
+        "/v1/events",
+        Action::Events,
+        "What happens, as one JSON object a line, until the client ends it",
+    ),
+];
+
+/// The route of a request, and the value of its path's parameter.
+///
+/// # Errors
+/// There is no such path (404), or it has no such method (405).
+pub(crate) fn route<'p>(
+    method: &Method,
+    path: &'p str,
+) -> Result<(&'static Route, &'p str), Problem> {
+    let mut allowed = Vec::new();
+    for route in ROUTES {
+        if let Some(parameter) = matches(route.path, path) {
+            if route.method == method.as_str() {
+                return Ok((route, parameter));
+            }
+            allowed.push(route.method);
+        }
+    }
+    Err(match allowed.is_empty() {
+        true => Problem::new(
+            StatusCode::NOT_FOUND,
+            format!("there is no {path}: GET /v1/openapi.json lists what there is"),
+        ),
+        false => Problem::new(
+            StatusCode::METHOD_NOT_ALLOWED,
+            format!("{path} takes no {method}: use {}", allowed.join(", ")),
+        ),
+    })
+}
+
+/// The value of the parameter of `pattern` in `path`, or nothing where it has none; `None`: the
+/// path is another.
+fn matches<'p>(pattern: &str, path: &'p str) -> Option<&'p str> {
+    let Some((before, rest)) = pattern.split_once('{') else {
+        return (pattern == path).then_some("");
+    };
+    let after = rest.split_once('}')?.1;
+    let value = path.strip_prefix(before)?.strip_suffix(after)?;
+    (!value.is_empty() && !value.contains('/')).then_some(value)
+}
+
+/// Carries out a request other than the one for events.
+///
+/// # Errors
+/// It can't be carried out; the problem says why.
+pub(crate) async fn carry_out(
+    daemon: &Daemon,
+    action: Action,
+    parameter: &str,
+    uri: &Uri,
+    body: &Bytes,
+) -> Result<Response, Problem> {
+    let broker = &daemon.broker;
+    let name = || parameter.to_owned();
+    Ok(match action {
+        Action::Health => json(StatusCode::OK, &Health::of(&vms(broker).await?)),
+        Action::OpenApi => json(StatusCode::OK, &crate::openapi::document()),
+        Action::ListVms => {
+            let vms: Vec<Vm> = vms(broker).await?.into_iter().map(Vm::from).collect();
+            json(StatusCode::OK, &vms)
+        }
+        Action::GetVm => json(StatusCode::OK, &Vm::from(vm(broker, parameter).await?)),
+        Action::PutVm => {
+            let body: VmBody = parsed(body)?;
+            put(broker, body.named(name())).await?
+        }
+        Action::PatchVm => {
+            let patch: VmPatch = parsed(body)?;
+            let now = vm(broker, parameter).await?;
+            put(broker, patch.of(now.definition)).await?
+        }
+        Action::RemoveVm => done(broker, ApiRequest::RemoveVm { name: name() }, parameter).await?,
+        Action::Freeze => done(broker, ApiRequest::Freeze { vm: name() }, parameter).await?,
+        Action::Thaw => done(broker, ApiRequest::Thaw { vm: name() }, parameter).await?,
+        Action::CutVm => cut(broker, Target::Vm(name()), parameter).await?,
+        Action::CutFlow => cut(broker, Target::Flow(name()), parameter).await?,
+        Action::Why => {
+            let query: WhyQuery = query(uri)?;
+            let question = FlowQuestion {
+                address: query.address,
+                port: query.port,
+                protocol: protocol(query.proto.as_deref())?,
+                name: query.name,
+            };
+            let request = ApiRequest::Why {
+                vm: name(),
+                question,
+            };
+            match answer(broker.ask(request).await?, parameter)? {
+                ClientAnswer::Engine {
+                    reply: EngineReply::Why(why),
+                } => json(StatusCode::OK, &Why::from(why)),
+                _ => return Err(other_answer()),
+            }
+        }
+        Action::Flows => {
+            let FlowsQuery { vm } = query(uri)?;
+            let inventory = broker.inventory().await;
+            json(
+                StatusCode::OK,
+                &daemon.figures.flows(&inventory, vm.as_deref()),
+            )
+        }
+        Action::Stats => {
+            let inventory = broker.inventory().await;
+            json(StatusCode::OK, &daemon.figures.stats(&inventory))
+        }
+        Action::Events => return Err(other_answer()),
+    })
+}
+
+fn json(status: StatusCode, body: &impl serde::Serialize) -> Response {
+    (status, axum::Json(body)).into_response()
+}
+
+async fn vms(broker: &Broker) -> Result<Vec<VmStatus>, Problem> {
+    match answer(broker.ask(ApiRequest::ListVms).await?, "")? {
+        ClientAnswer::VmList { vms } => Ok(vms),
+        _ => Err(other_answer()),
+    }
+}
+
+async fn vm(broker: &Broker, name: &str) -> Result<VmStatus, Problem> {
+    let vms = vms(broker).await?;
+    let found = vms.into_iter().find(|vm| vm.definition.name == name);
+    found.ok_or_else(|| no_vm(name))
+}
+
+async fn put(broker: &Broker, vm: slipgate_ipc::client::VmDefinition) -> Result<Response, Problem> {
+    let name = vm.name.clone();
+    let request = ApiRequest::PutVm { vm: Box::new(vm) };
+    match answer(broker.ask(request).await?, &name)? {
+        ClientAnswer::Vm { vm, change } => {
+            let status = match change {
+                VmChange::Created => StatusCode::CREATED,
+                VmChange::Changed | VmChange::Unchanged => StatusCode::OK,
+            };
+            Ok(json(status, &Vm::from(*vm)))
+        }
+        _ => Err(other_answer()),
+    }
+}
+
+async fn done(broker: &Broker, request: ApiRequest, name: &str) -> Result<Response, Problem> {
+    match answer(broker.ask(request).await?, name)? {
+        ClientAnswer::Done => Ok(StatusCode::NO_CONTENT.into_response()),
+        _ => Err(other_answer()),
+    }
+}
+
+async fn cut(broker: &Broker, what: Target, name: &str) -> Result<Response, Problem> {
+    match answer(broker.ask(ApiRequest::Cut { what }).await?, name)? {
+        ClientAnswer::Engine {
+            reply: EngineReply::Cut { flows },
+        } => Ok(json(StatusCode::OK, &Cut { flows })),
+        _ => Err(other_answer()),
+    }
+}
+
+/// The broker's answer, unless it is an error. `name`: the VM or flow in question.
+fn answer(answer: ClientAnswer, name: &str) -> Result<ClientAnswer, Problem> {
+    match answer {
+        ClientAnswer::UnknownVm { .. } => Err(no_vm(name)),
+        ClientAnswer::Engine {
+            reply: EngineReply::UnknownFlow,
+        } => Err(Problem::new(
+            StatusCode::NOT_FOUND,
+            format!("no flow {name} lives: GET /v1/flows lists those that do, by id"),
+        )),
+        ClientAnswer::Error { error, kind } => {
+            let status = match kind {
+                ErrorKind::Invalid => StatusCode::UNPROCESSABLE_ENTITY,
+                ErrorKind::Busy => StatusCode::SERVICE_UNAVAILABLE,
+                ErrorKind::Forbidden => StatusCode::FORBIDDEN,
+            };
+            Err(Problem::new(status, error))
+        }
+        other => Ok(other),
+    }
+}
+
+fn no_vm(name: &str) -> Problem {
+    let detail = format!("no VM {name:?} is served: GET /v1/vms lists those that are");
+    Problem::new(StatusCode::NOT_FOUND, detail)
+}
+
+fn other_answer() -> Problem {
+    let detail = "the daemon gave an answer to another question: it is of another version";
+    Problem::new(StatusCode::INTERNAL_SERVER_ERROR, detail)
+}
+
+fn parsed<T: DeserializeOwned>(body: &Bytes) -> Result<T, Problem> {
+    serde_json::from_slice(body).map_err(|e| {
+        let detail = format!("the body is not what GET /v1/openapi.json describes: {e}");
+        Problem::new(StatusCode::BAD_REQUEST, detail)
+    })
+}
+
+/// The parameters behind the question mark.
+pub(crate) fn query<T: DeserializeOwned>(uri: &Uri) -> Result<T, Problem> {
+    let query = axum::extract::Query::try_from_uri(uri);
+    query.map(|query| query.0).map_err(|e| {
+        let detail = format!("the parameters can't be used: {}", e.body_text());
+        Problem::new(StatusCode::BAD_REQUEST, detail)
+    })
+}
+
+/// The number of an IP protocol.
+fn protocol(name: Option<&str>) -> Result<u8, Problem> {
+    match name {
+        None | Some("tcp") => Ok(6),
+        Some("udp") => Ok(17),
+        Some("icmp") => Ok(1),
+        Some(other) => Err(Problem::new(
+            StatusCode::BAD_REQUEST,
+            format!("proto {other:?}: give tcp, udp or icmp"),
+        )),
+    }
+}
+
+/// A response that says which methods a reader may not use.
+pub(crate) fn forbidden(route: &Route) -> Problem {
+    Problem::new(
+        StatusCode::FORBIDDEN,
+        format!(
+            "{} {}: this socket is for reading: use the one that `slipgate serve --api` names",
+            route.method, route.path
+        ),
+    )
+}
+
+/// Media type of events: one JSON object a line.
+pub(crate) const NDJSON: (header::HeaderName, &str) =
+    (header::CONTENT_TYPE, "application/x-ndjson");
+
+#[cfg(test)]
+#[path = "routes_test.rs"]
+mod tests;

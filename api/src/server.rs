@@ -1,0 +1,255 @@
+//! The HTTP server: connections, their bounds, and the dispatch of requests.
+use std::{
+    convert::Infallible, future::poll_fn, io, os::unix::net::UnixListener, pin::Pin, rc::Rc,
+    sync::Arc, time::Duration,
+};
+
+use axum::{
+    body::{Body, Bytes},
+    http::{Request, StatusCode},
+    response::{IntoResponse as _, Response},
+};
+use hyper::body::{Body as _, Frame, Incoming};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use serde::Deserialize;
+use slipgate_ipc::channel::Channel;
+use tokio::{sync::Semaphore, task::LocalSet, time::timeout};
+
+use crate::{
+    Figures,
+    broker::Broker,
+    events::{Events, Filter},
+    problem::Problem,
+    routes::{Action, Daemon, NDJSON, carry_out, forbidden, query, route},
+};
+
+/// Largest number of simultaneous connections; further ones wait to be accepted.
+pub const MOST_CONNECTIONS: usize = 128;
+/// Largest number of connections that read events.
+pub const MOST_EVENT_READERS: usize = 32;
+/// Longest body of a request, bytes: it fits into a message to the broker.
+pub const MAX_BODY: usize = 48 << 10;
+/// Number of bytes of a body that are read at most.
+const MOST_DISCARDED: usize = 1 << 20;
+/// Longest head of a request, bytes.
+pub const MAX_HEAD: usize = 16 << 10;
+/// Time that a client may take to send a head, and then a body.
+pub const REQUEST_WITHIN: Duration = Duration::from_secs(10);
+
+/// Settings of a server.
+pub struct Settings {
+    /// Listening socket.
+    pub listener: UnixListener,
+    /// Connection to the broker.
+    pub channel: Channel,
+    /// Source of figures.
+    pub figures: Box<dyn Figures>,
+    /// Whether clients may change anything.
+    pub may_change: bool,
+}
+
+/// Serves clients until the broker is gone. `ready` is called when everything has been set up.
+///
+/// # Errors
+/// The event loop can't be made, or the channel to the broker fails.
+pub fn run<E: From<io::Error>>(
+    settings: Settings,
+    ready: impl FnOnce() -> Result<(), E>,
+) -> Result<(), E> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_io()
+        .enable_time()
+        .build()?;
+    let tasks = LocalSet::new();
+    tasks.block_on(&runtime, async {
+        let Settings {
+            listener,
+            channel,
+            figures,
+            may_change,
+        } = settings;
+        listener.set_nonblocking(true)?;
+        let listener = tokio::net::UnixListener::from_std(listener)?;
+        let events = Rc::new(Events::default());
+        let (broker, connection) = Broker::new(channel, events.clone());
+        let daemon = Rc::new(Daemon {
+            broker,
+            events,
+            figures,
+            may_change,
+        });
+        ready()?;
+        tokio::task::spawn_local(accept(listener, daemon));
+        Ok(connection.run().await?)
+    })
+}
+
+async fn accept(listener: tokio::net::UnixListener, daemon: Rc<Daemon>) {
+    let room = Arc::new(Semaphore::new(MOST_CONNECTIONS));
+    let readers = Arc::new(Semaphore::new(MOST_EVENT_READERS));
+    loop {
+        let Ok(place) = room.clone().acquire_owned().await else {
+            return;
+        };
+        let stream = match listener.accept().await {
+            Ok((stream, _)) => stream,
+            Err(e) => {
+                // Short of descriptors: others are freed as connections end.
+                tracing::debug!("accepting a client of the API: {e}");
+                tokio::time::sleep(Duration::from_millis(100)).await;
+                continue;
+            }
+        };
+        let (daemon, readers) = (daemon.clone(), readers.clone());
+        tokio::task::spawn_local(async move {
+            let service = hyper::service::service_fn(move |request| {
+                let (daemon, readers) = (daemon.clone(), readers.clone());
+                async move { Ok::<_, Infallible>(respond(&daemon, readers, request).await) }
+            });
+            let served = hyper::server::conn::http1::Builder::new()
+                .timer(TokioTimer::new())
+                .header_read_timeout(REQUEST_WITHIN)
+                .max_buf_size(MAX_HEAD)
+                .serve_connection(TokioIo::new(stream), service);
+            if let Err(e) = served.await {
+                tracing::debug!("a client of the API: {e}");
+            }
+            drop(place);
+        });
+    }
+}
+
+async fn respond(
+    daemon: &Rc<Daemon>,
+    readers: Arc<Semaphore>,
+    request: Request<Incoming>,
+) -> Response {
+    match try_respond(daemon, readers, request).await {
+        Ok(response) => response,
+        Err(problem) => problem.into_response(),
+    }
+}
+
+async fn try_respond(
+    daemon: &Rc<Daemon>,
+    readers: Arc<Semaphore>,
+    request: Request<Incoming>,
+) -> Result<Response, Problem> {
+    let (head, body) = request.into_parts();
+    let (route, parameter) = route(&head.method, head.uri.path())?;
+    if route.changes && !daemon.may_change {
+        return Err(forbidden(route));
+    }
+    if route.action == Action::Events {
+        return events(daemon, readers, query(&head.uri)?);
+    }
+    let body = read(body).await?;
+    carry_out(daemon, route.action, parameter, &head.uri, &body).await
+}
+
+/// Reads a body, within its bounds.
+async fn read(body: Incoming) -> Result<Bytes, Problem> {
+    match timeout(REQUEST_WITHIN, read_all(body)).await {
+        Ok(read) => read,
+        Err(_) => Err(Problem::new(
+            StatusCode::REQUEST_TIMEOUT,
+            format!(
+                "the body did not come within {} s",
+                REQUEST_WITHIN.as_secs()
+            ),
+        )),
+    }
+}
+
+/// Reads a body to its end. One that is too long is read a while longer and discarded: a client
+/// reads the answer only after it has sent everything.
+async fn read_all(mut body: Incoming) -> Result<Bytes, Problem> {
+    let mut kept = Vec::new();
+    let mut length = 0;
+    while length < MOST_DISCARDED {
+        let frame = poll_fn(|cx| Pin::new(&mut body).poll_frame(cx)).await;
+        let Some(frame) = frame.transpose().map_err(|e| {
+            let detail = format!("the body can't be read: {e}");
+            Problem::new(StatusCode::BAD_REQUEST, detail)
+        })?
+        else {
+            break;
+        };
+        let data = frame.into_data().unwrap_or_default();
+        length += data.len();
+        if length <= MAX_BODY {
+            kept.extend_from_slice(&data);
+        }
+    }
+    if length > MAX_BODY {
+        let detail = format!("the body is longer than {MAX_BODY} bytes");
+        return Err(Problem::new(StatusCode::PAYLOAD_TOO_LARGE, detail));
+    }
+    Ok(kept.into())
+}
+
+/// Parameters of a request for events.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct EventsQuery {
+    vm: Option<String>,
+    kind: Option<String>,
+    after: Option<u64>,
+}
+
+fn events(
+    daemon: &Rc<Daemon>,
+    readers: Arc<Semaphore>,
+    query: EventsQuery,
+) -> Result<Response, Problem> {
+    let Ok(place) = readers.try_acquire_owned() else {
+        let detail = format!("{MOST_EVENT_READERS} clients read events already: try again");
+        return Err(Problem::new(StatusCode::SERVICE_UNAVAILABLE, detail));
+    };
+    let events = daemon.events.clone();
+    let kinds = query.kind.unwrap_or_default();
+    let kinds = kinds.split(',').filter(|kind| !kind.is_empty());
+    let filter = Filter {
+        vm: query.vm,
+        kinds: kinds.map(str::to_owned).collect(),
+    };
+    let seen = query.after.unwrap_or_else(|| events.last());
+    // hyper asks for the next part when the client has taken the one before.
+    let (sender, receiver) = tokio::sync::mpsc::channel::<String>(1);
+    tokio::task::spawn_local(async move {
+        let mut seen = seen;
+        loop {
+            let (text, last) = tokio::select! {
+                next = events.next(seen, &filter) => next,
+                () = sender.closed() => break,
+            };
+            seen = last;
+            if sender.send(text).await.is_err() {
+                break;
+            }
+        }
+        drop(place);
+    });
+    let body = Body::new(EventBody(receiver));
+    Ok(([NDJSON], body).into_response())
+}
+
+/// A body that ends when its client does.
+struct EventBody(tokio::sync::mpsc::Receiver<String>);
+
+impl hyper::body::Body for EventBody {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        mut self: std::pin::Pin<&mut Self>,
+        cx: &mut std::task::Context<'_>,
+    ) -> std::task::Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        let next = self.0.poll_recv(cx);
+        next.map(|text| text.map(|text| Ok(Frame::data(text.into()))))
+    }
+}
+
+#[cfg(test)]
+#[path = "server_test.rs"]
+mod tests;

@@ -1,0 +1,256 @@
+use std::{
+    io::{Read as _, Write as _},
+    os::unix::net::UnixStream,
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex},
+    thread,
+    time::Instant,
+};
+
+use serde_json::{Value, json};
+use slipgate_ipc::{
+    api::{ApiRequest, Event, FromApi, ToApi},
+    client::{ClientAnswer, VmChange, VmDefinition, VmState, VmStatus},
+    engine::EngineInventory,
+};
+
+use super::*;
+
+struct NoFigures;
+
+impl Figures for NoFigures {
+    fn flows(&self, _: &[EngineInventory], vm: Option<&str>) -> Value {
+        json!([{ "vm": vm }])
+    }
+
+    fn stats(&self, _: &[EngineInventory]) -> Value {
+        json!({})
+    }
+}
+
+/// A server on a socket of its own, and the broker's end of its channel.
+struct Rig {
+    dir: tempfile::TempDir,
+    /// The requests that the broker got.
+    asked: Arc<Mutex<Vec<ApiRequest>>>,
+}
+
+impl Rig {
+    fn new(may_change: bool) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let listener = UnixListener::bind(dir.path().join("api.sock")).unwrap();
+        let (ours, theirs) = Channel::pair().unwrap();
+        thread::spawn(move || {
+            let settings = Settings {
+                listener,
+                channel: theirs,
+                figures: Box::new(NoFigures),
+                may_change,
+            };
+            run(settings, || Ok::<_, io::Error>(())).unwrap();
+        });
+        let asked = Arc::new(Mutex::new(Vec::new()));
+        let kept = asked.clone();
+        thread::spawn(move || serve_as_broker(&ours, &kept));
+        Self { dir, asked }
+    }
+
+    fn path(&self) -> PathBuf {
+        self.dir.path().join("api.sock")
+    }
+
+    /// Status and body of the answer to a request.
+    fn ask(&self, method: &str, path: &str, body: Option<&Value>) -> (u16, Value) {
+        let body = body.map(Value::to_string).unwrap_or_default();
+        let text = format!(
+            "{method} {path} HTTP/1.1\r\nHost: slipgate\r\nConnection: close\r\n\
+             Content-Length: {}\r\n\r\n{body}",
+            body.len()
+        );
+        exchange(&self.path(), text.as_bytes())
+    }
+}
+
+fn exchange(path: &Path, request: &[u8]) -> (u16, Value) {
+    let mut stream = UnixStream::connect(path).unwrap();
+    // A server that refuses early may not read it all.
+    let _ = stream.write_all(request);
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    let status = answer.split(' ').nth(1).unwrap().parse().unwrap();
+    let body = answer.split_once("\r\n\r\n").unwrap().1;
+    (status, serde_json::from_str(body).unwrap_or_default())
+}
+
+fn status(name: &str) -> VmStatus {
+    let definition: VmDefinition =
+        serde_json::from_value(json!({ "name": name, "tap": "tap0", "labels": { "a": "1" } }))
+            .unwrap();
+    VmStatus {
+        definition,
+        id: 7,
+        state: VmState::Served,
+    }
+}
+
+fn serve_as_broker(channel: &Channel, asked: &Mutex<Vec<ApiRequest>>) {
+    while let Some(FromApi { id, request }) = channel.receive::<FromApi>().unwrap() {
+        let answer = match &request {
+            ApiRequest::ListVms => ClientAnswer::VmList {
+                vms: vec![status("a"), status("b")],
+            },
+            ApiRequest::PutVm { vm } if vm.tap == "taken" => ClientAnswer::error("tap taken: why"),
+            ApiRequest::PutVm { vm } => ClientAnswer::Vm {
+                vm: Box::new(VmStatus {
+                    definition: (**vm).clone(),
+                    ..status("a")
+                }),
+                change: VmChange::Created,
+            },
+            ApiRequest::RemoveVm { name } if name == "a" => ClientAnswer::Done,
+            ApiRequest::Freeze { .. } => ClientAnswer::busy("later"),
+            _ => ClientAnswer::UnknownVm { served: Vec::new() },
+        };
+        asked.lock().unwrap().push(request);
+        let event = Event::VmAdded { vm: "a".into() };
+        channel
+            .send(ToApi::<std::os::fd::OwnedFd>::Event(event))
+            .unwrap();
+        let answer = Box::new(answer);
+        channel
+            .send(ToApi::<std::os::fd::OwnedFd>::Answer { id, answer })
+            .unwrap();
+    }
+}
+
+#[test]
+fn vms_are_put_patched_and_removed() {
+    let rig = Rig::new(true);
+    let body = json!({ "tap": "tap9", "quotas": { "max_flows": 5 } });
+    let (status, vm) = rig.ask("PUT", "/v1/vms/x", Some(&body));
+    assert_eq!(
+        (status, &vm["name"], &vm["tap"]),
+        (201, &json!("x"), &json!("tap9"))
+    );
+    let patch = json!({ "policy": "p", "labels": { "a": null, "b": "2" } });
+    let (status, vm) = rig.ask("PATCH", "/v1/vms/b", Some(&patch));
+    assert_eq!((status, &vm["tap"]), (201, &json!("tap0")));
+    assert_eq!(vm["labels"], json!({ "b": "2" }));
+    assert_eq!(rig.ask("DELETE", "/v1/vms/a", None).0, 204);
+    let (status, problem) = rig.ask("DELETE", "/v1/vms/none", None);
+    assert_eq!(status, 404);
+    assert!(
+        problem["detail"].as_str().unwrap().contains("none"),
+        "{problem}"
+    );
+    assert_eq!(rig.ask("GET", "/v1/health", None).1["served"], 2);
+    assert_eq!(
+        rig.ask("GET", "/v1/flows?vm=a", None).1,
+        json!([{ "vm": "a" }])
+    );
+    let asked = rig.asked.lock().unwrap();
+    assert!(
+        matches!(&asked[0], ApiRequest::PutVm { vm } if vm.name == "x"),
+        "{asked:?}"
+    );
+}
+
+#[test]
+fn what_can_not_be_done_is_a_problem() {
+    let rig = Rig::new(true);
+    for (method, path, body, wanted) in [
+        ("GET", "/v1/nothing", None, 404),
+        ("POST", "/v1/vms", None, 405),
+        ("PUT", "/v1/vms/x", Some(json!({ "tap": "taken" })), 422),
+        ("PUT", "/v1/vms/x", Some(json!({ "tap": 1 })), 400),
+        (
+            "PUT",
+            "/v1/vms/x",
+            Some(json!({ "tap": "t", "colour": 1 })),
+            400,
+        ),
+        ("PUT", "/v1/vms/x", None, 400),
+        ("GET", "/v1/flows?colour=1", None, 400),
+        ("GET", "/v1/vms/a/why?address=nonsense", None, 400),
+        (
+            "GET",
+            "/v1/vms/a/why?address=192.0.2.1&proto=sctp",
+            None,
+            400,
+        ),
+        ("POST", "/v1/vms/a/freeze", None, 503),
+    ] {
+        let (status, problem) = rig.ask(method, path, body.as_ref());
+        assert_eq!(status, wanted, "{method} {path}: {problem}");
+        assert_eq!(problem["status"], wanted);
+        assert!(!problem["detail"].as_str().unwrap().is_empty());
+    }
+}
+
+#[test]
+fn a_reader_changes_nothing() {
+    let rig = Rig::new(false);
+    for route in crate::routes::ROUTES.iter().filter(|route| route.changes) {
+        let path = route.path.replace("{name}", "a").replace("{id}", "f");
+        let body = json!({ "tap": "tap0" });
+        assert_eq!(rig.ask(route.method, &path, Some(&body)).0, 403, "{path}");
+    }
+    assert_eq!(rig.ask("GET", "/v1/vms", None).0, 200);
+    // Not one of them reached the broker.
+    assert_eq!(*rig.asked.lock().unwrap(), [ApiRequest::ListVms]);
+}
+
+#[test]
+fn bodies_and_heads_are_bounded() {
+    let rig = Rig::new(true);
+    let long = "x".repeat(MAX_BODY + 1);
+    let body = json!({ "tap": long });
+    assert_eq!(rig.ask("PUT", "/v1/vms/x", Some(&body)).0, 413);
+    let head = format!(
+        "GET /v1/vms HTTP/1.1\r\nX: {}\r\n\r\n",
+        "x".repeat(2 * MAX_HEAD)
+    );
+    let mut stream = UnixStream::connect(rig.path()).unwrap();
+    let _ = stream.write_all(head.as_bytes());
+    let mut answer = Vec::new();
+    let _ = stream.read_to_end(&mut answer);
+    assert!(!answer.starts_with(b"HTTP/1.1 200"));
+    // Others are served all the same.
+    assert_eq!(rig.ask("GET", "/v1/vms", None).0, 200);
+}
+
+#[test]
+fn many_idle_connections_delay_others_for_a_while_at_most() {
+    let rig = Rig::new(true);
+    let idle: Vec<_> = (0..MOST_CONNECTIONS + 5)
+        .map(|_| UnixStream::connect(rig.path()).unwrap())
+        .collect();
+    let began = Instant::now();
+    assert_eq!(rig.ask("GET", "/v1/vms", None).0, 200);
+    assert!(began.elapsed() < REQUEST_WITHIN + Duration::from_secs(5));
+    drop(idle);
+}
+
+#[test]
+fn events_are_read_as_they_come() {
+    let rig = Rig::new(true);
+    rig.ask("GET", "/v1/vms", None);
+    let mut stream = UnixStream::connect(rig.path()).unwrap();
+    stream
+        .set_read_timeout(Some(Duration::from_secs(5)))
+        .unwrap();
+    let request = "GET /v1/events?after=0&kind=vm_added HTTP/1.1\r\nHost: slipgate\r\n\r\n";
+    stream.write_all(request.as_bytes()).unwrap();
+    let mut seen = String::new();
+    let mut read_until = |part: &str| {
+        let mut buffer = [0; 4_096];
+        while !seen.contains(part) {
+            let n = stream.read(&mut buffer).unwrap();
+            assert!(n > 0, "{seen}");
+            seen.push_str(std::str::from_utf8(&buffer[..n]).unwrap());
+        }
+    };
+    read_until("\"seq\":1");
+    rig.ask("GET", "/v1/vms", None);
+    read_until("\"seq\":2");
+}

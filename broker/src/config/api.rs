@@ -1,0 +1,96 @@
+//! Sockets of the API.
+use std::{
+    fs,
+    io::{self, ErrorKind},
+    os::unix::{
+        fs::{FileTypeExt as _, PermissionsExt as _},
+        net::{UnixListener, UnixStream},
+    },
+    path::PathBuf,
+};
+
+use nix::unistd::{Gid, Group, chown};
+use slipgate_policy::document::ConfigError;
+
+/// A Unix socket of the API. Who may connect is root, and the group's members.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ApiSocket {
+    /// Path of the socket.
+    pub path: PathBuf,
+    /// Name of the group; `None`: root alone.
+    pub group: Option<String>,
+    /// Whether clients may change anything.
+    pub may_change: bool,
+}
+
+impl ApiSocket {
+    /// The flag that gives it.
+    fn flag(&self) -> &'static str {
+        match self.may_change {
+            true => "--api",
+            false => "--api-read",
+        }
+    }
+
+    /// Listens at the path, in place of a socket that nobody serves any more.
+    ///
+    /// # Errors
+    /// The group is not known, the path is taken, or the socket can't be made there.
+    pub(crate) fn listen(&self) -> Result<UnixListener, ConfigError> {
+        let path = &self.path;
+        let failed = |problem: String, remedy: &str| {
+            ConfigError::new(self.flag(), path.display(), problem, remedy)
+        };
+        let group = self.group.as_deref().map(|name| {
+            let found = Group::from_name(name).ok().flatten();
+            found.map(|group| group.gid).ok_or_else(|| {
+                failed(
+                    format!("there is no group {name}"),
+                    "make it with `groupadd`, or leave group= out",
+                )
+            })
+        });
+        let group = group.transpose()?;
+        self.remove_stale(&failed)?;
+        let cannot = |e: io::Error| {
+            let remedy = "give a path in a directory that exists, like /run/slipgate-api.sock";
+            failed(format!("it can't be listened at ({e})"), remedy)
+        };
+        let listener = UnixListener::bind(path).map_err(cannot)?;
+        self.set_access(group).map_err(cannot)?;
+        Ok(listener)
+    }
+
+    fn remove_stale(
+        &self,
+        failed: &impl Fn(String, &str) -> ConfigError,
+    ) -> Result<(), ConfigError> {
+        let path = &self.path;
+        let Ok(found) = fs::symlink_metadata(path) else {
+            return Ok(());
+        };
+        if !found.file_type().is_socket() {
+            let problem = "there is something else at that path".to_owned();
+            return Err(failed(problem, "give another path, or remove it"));
+        }
+        match UnixStream::connect(path) {
+            Err(e) if e.kind() == ErrorKind::ConnectionRefused => {
+                // Its process is gone.
+                let _ = fs::remove_file(path);
+                Ok(())
+            }
+            _ => Err(failed(
+                "another process serves it".to_owned(),
+                "give another path, or stop that one",
+            )),
+        }
+    }
+
+    /// Lets the group in. Until then the socket has the permissions that the umask leaves.
+    fn set_access(&self, group: Option<Gid>) -> io::Result<()> {
+        let mode = if group.is_some() { 0o660 } else { 0o600 };
+        fs::set_permissions(&self.path, fs::Permissions::from_mode(0o600))?;
+        chown(&self.path, None, group)?;
+        fs::set_permissions(&self.path, fs::Permissions::from_mode(mode))
+    }
+}

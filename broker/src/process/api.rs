@@ -1,0 +1,226 @@
+//! Supervision of a process that answers the API: the broker starts it with the maps and the
+//! socket, carries out what its clients ask for, tells it what happens, and starts it again when it
+//! ends.
+use std::{
+    collections::HashMap,
+    os::{
+        fd::{AsFd as _, BorrowedFd, OwnedFd},
+        unix::net::UnixListener,
+    },
+    time::{Duration, Instant},
+};
+
+use slipgate_ipc::{
+    api::{ApiStart, Event, FromApi, ToApi},
+    channel::{ChannelError, Packet, Received},
+    client::{ClientAnswer, ClientId, ClientRequest},
+};
+
+use super::{HEARD_AT_ONCE, child::ChildProcess};
+use crate::{kernel_state::Attached, role::Role};
+
+/// How long it is waited before the first new start, and at most.
+const BACK_OFF: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(60)];
+/// Answers and events that may wait for room in the channel: a process that takes none hangs.
+const MOST_QUEUED: usize = 4_096;
+
+/// A socket of the API, and the process that serves it.
+#[derive(Debug)]
+pub(crate) struct Api {
+    listener: UnixListener,
+    /// Whether its clients may change anything.
+    may_change: bool,
+    log: String,
+    state: State,
+    /// Before the next start, if this one fails.
+    back_off: Duration,
+    /// Requests under way, with the process's own numbers.
+    asked: HashMap<ClientId, u64>,
+}
+
+#[derive(Debug)]
+enum State {
+    Runs(Running),
+    Due(Instant),
+}
+
+#[derive(Debug)]
+struct Running {
+    process: ChildProcess,
+    since: Instant,
+    waiting: std::collections::VecDeque<Packet>,
+}
+
+impl Api {
+    /// Serves the socket from now on.
+    pub(crate) fn new(
+        listener: UnixListener,
+        may_change: bool,
+        attached: &Attached,
+        log: &str,
+    ) -> Self {
+        let mut api = Self {
+            listener,
+            may_change,
+            log: log.to_owned(),
+            state: State::Due(Instant::now()),
+            back_off: BACK_OFF[0],
+            asked: HashMap::new(),
+        };
+        api.start(attached);
+        api
+    }
+
+    /// Descriptors to poll for input.
+    pub(crate) fn fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        let running = match &self.state {
+            State::Runs(running) => Some(running),
+            State::Due(_) => None,
+        };
+        running
+            .into_iter()
+            .flat_map(|it| [it.process.pidfd(), it.process.channel().as_fd()])
+    }
+
+    /// When [`Api::requests`] is due in any case.
+    pub(crate) fn due(&self) -> Option<Instant> {
+        match &self.state {
+            // What had no room is tried again soon.
+            State::Runs(it) if !it.waiting.is_empty() => {
+                Some(Instant::now() + Duration::from_millis(5))
+            }
+            State::Runs(_) => None,
+            State::Due(due) => Some(*due),
+        }
+    }
+
+    /// Requests that have come, each with the number that `number` gives it. Sees to the process's
+    /// end, and starts it.
+    pub(crate) fn requests(
+        &mut self,
+        attached: &Attached,
+        mut number: impl FnMut() -> ClientId,
+    ) -> Vec<(ClientId, ClientRequest)> {
+        let State::Runs(running) = &mut self.state else {
+            if self.due().is_some_and(|due| due <= Instant::now()) {
+                self.start(attached);
+            }
+            return Vec::new();
+        };
+        let mut requests = Vec::new();
+        let mut failure = running
+            .flush()
+            .err()
+            .map(|e| format!("can't be told anything: {e}"));
+        while failure.is_none() && requests.len() < HEARD_AT_ONCE {
+            match running.process.heard::<FromApi>() {
+                Ok(Received::Message(FromApi { id, request })) => {
+                    let client = number();
+                    self.asked.insert(client, id);
+                    requests.push((client, request.into()));
+                }
+                Ok(Received::Nothing) => break,
+                Ok(Received::End) => failure = Some(running.process.how_it_ended()),
+                Err(e) => failure = Some(format!("talks nonsense ({e:#})")),
+            }
+        }
+        if let Some(how) = failure {
+            let ran = running.since.elapsed();
+            self.ended(&how, ran);
+        }
+        requests
+    }
+
+    /// Whether a client may make a request.
+    pub(crate) fn permits(&self, request: &ClientRequest) -> bool {
+        self.may_change || request.is_read_only()
+    }
+
+    /// Passes an answer on, if the request was this process's.
+    pub(crate) fn answer(&mut self, client: ClientId, answer: &ClientAnswer) {
+        if let Some(id) = self.asked.remove(&client) {
+            self.tell(ToApi::Answer {
+                id,
+                answer: Box::new(answer.clone()),
+            });
+        }
+    }
+
+    /// Tells it that something has happened.
+    pub(crate) fn event(&mut self, event: &Event) {
+        self.tell(ToApi::Event(event.clone()));
+    }
+
+    fn tell(&mut self, message: ToApi<OwnedFd>) {
+        let State::Runs(running) = &mut self.state else {
+            return;
+        };
+        let queued = Packet::new(message).and_then(|packet| {
+            running.waiting.push_back(packet);
+            running.flush()
+        });
+        let failure = match queued {
+            Ok(()) if running.waiting.len() > MOST_QUEUED => "hangs: it takes no answers".into(),
+            Ok(()) => return,
+            Err(e) => format!("can't be told anything: {e}"),
+        };
+        let ran = running.since.elapsed();
+        self.ended(&failure, ran);
+    }
+
+    fn start(&mut self, attached: &Attached) {
+        let start = ToApi::Start(Box::new(ApiStart {
+            maps: attached.datapath.maps().fds(),
+            listener: self.listener.as_fd(),
+            may_change: self.may_change,
+            log: self.log.clone(),
+        }));
+        let role = match self.may_change {
+            true => Role::Api,
+            false => Role::ApiReader,
+        };
+        let started = ChildProcess::start(role, &attached.users).and_then(|process| {
+            process.channel().send(start)?;
+            Ok(process)
+        });
+        self.asked.clear();
+        match started {
+            Ok(process) => {
+                self.state = State::Runs(Running {
+                    process,
+                    since: Instant::now(),
+                    waiting: Default::default(),
+                });
+            }
+            Err(e) => self.ended(&format!("could not be started: {e:#}"), Duration::ZERO),
+        }
+    }
+
+    fn ended(&mut self, how: &str, ran: Duration) {
+        if ran >= BACK_OFF[1] {
+            self.back_off = BACK_OFF[0];
+        }
+        tracing::warn!(
+            "the API's process {how}; guests are served all the same, and it is started again"
+        );
+        self.asked.clear();
+        self.state = State::Due(Instant::now() + self.back_off);
+        self.back_off = (2 * self.back_off).min(BACK_OFF[1]);
+    }
+}
+
+impl Running {
+    fn flush(&mut self) -> Result<(), ChannelError> {
+        while let Some(packet) = self.waiting.front() {
+            match self.process.channel().try_send_packet(packet) {
+                Ok(true) => drop(self.waiting.pop_front()),
+                Ok(false) => break,
+                Err(e) if e.is_peer_gone() => {
+                    self.waiting.clear();
+                }
+                Err(e) => return Err(e),
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,89 @@
+//! The flags of `slipgate serve` and `slipgate vm`.
+use std::{net::Ipv4Addr, path::PathBuf};
+
+use clap::{Args, Subcommand};
+
+use super::{DEFAULT_PIN_DIR, NatArgs, OnExit, QuotaArgs};
+
+#[derive(Args, Debug)]
+#[command(args_override_self = true)]
+pub(crate) struct ServeArgs {
+    /// Flags from a TOML file, as in `uplink = "eth0"`; flags typed here beat it
+    #[arg(long, value_name = "FILE")]
+    pub(crate) config: Option<PathBuf>,
+    /// Answer the API on this Unix socket, for root and the group
+    #[arg(long, value_name = "PATH[,group=NAME]")]
+    pub(crate) api: Option<String>,
+    /// Answer the API on this Unix socket too, for reading alone
+    #[arg(long, value_name = "PATH[,group=NAME]")]
+    pub(crate) api_read: Option<String>,
+    #[command(flatten)]
+    pub(crate) nat: NatArgs,
+    /// What happens to flows, VMs and pins at an orderly stop
+    #[arg(long, value_enum, default_value_t = OnExit::Keep)]
+    pub(crate) on_exit: OnExit,
+}
+
+#[derive(Subcommand, Debug)]
+pub(crate) enum VmCommand {
+    /// Serve a VM; the same command twice changes nothing
+    Add(VmPutArgs),
+    /// Change what is given of a VM, and leave the rest
+    Set(VmPutArgs),
+    /// End VMs' flows and serve them no more
+    Rm(VmRemoveArgs),
+    /// List the VMs with their states
+    Ls(VmListArgs),
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct VmPutArgs {
+    /// The VM's name
+    pub(crate) name: String,
+    /// The TAP that its VMM has open, or will have [default: the VM's name]
+    #[arg(long, value_name = "IF")]
+    pub(crate) tap: Option<String>,
+    /// The guest's MAC: frames from another are dropped [default: any]
+    #[arg(long, value_name = "MAC")]
+    pub(crate) mac: Option<String>,
+    /// The guest's address [default: --guest-ip of `slipgate serve`]
+    #[arg(long, value_name = "A")]
+    pub(crate) ip: Option<Ipv4Addr>,
+    /// Its policy, by name [default: as for VMs that name none]
+    #[arg(long, value_name = "NAME")]
+    pub(crate) policy: Option<String>,
+    /// A label for your own use; may be given several times
+    #[arg(long, value_name = "KEY=VALUE", value_parser = label)]
+    pub(crate) label: Vec<(String, String)>,
+    #[command(flatten)]
+    pub(crate) quotas: QuotaArgs,
+    /// Directory in bpffs that `serve` was given
+    #[arg(long, value_name = "DIR", default_value = DEFAULT_PIN_DIR)]
+    pub(crate) pin_dir: PathBuf,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct VmRemoveArgs {
+    /// The VMs' names
+    #[arg(required = true)]
+    pub(crate) names: Vec<String>,
+    /// Directory in bpffs that `serve` was given
+    #[arg(long, value_name = "DIR", default_value = DEFAULT_PIN_DIR)]
+    pub(crate) pin_dir: PathBuf,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct VmListArgs {
+    /// As an array of JSON objects
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Directory in bpffs that `serve` was given
+    #[arg(long, value_name = "DIR", default_value = DEFAULT_PIN_DIR)]
+    pub(crate) pin_dir: PathBuf,
+}
+
+fn label(text: &str) -> Result<(String, String), String> {
+    let parts = text.split_once('=').filter(|(key, _)| !key.is_empty());
+    let (key, value) = parts.ok_or("give KEY=VALUE, like tenant=a")?;
+    Ok((key.to_owned(), value.to_owned()))
+}

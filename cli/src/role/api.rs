@@ -1,0 +1,83 @@
+//! The process that answers the API, with `slipgate serve --api`.
+//!
+//! It maps the shared tables for reading, gives up their descriptors, and keeps that memory, the
+//! listening socket and the channel to the broker ([`crate::sandbox::api`]). What it serves is in
+//! [`slipgate_api`]; what it reads of the tables is what `slipgate flows` and `slipgate stats` do.
+use std::os::unix::net::UnixListener;
+
+use anyhow::bail;
+use serde_json::Value;
+use slipgate_api::{
+    Figures,
+    server::{self, Settings},
+};
+use slipgate_control::{layout::MAPS, maps::ReadOnlyMaps};
+use slipgate_ipc::{
+    api::{ApiStart, ToApi},
+    engine::EngineInventory,
+};
+
+use super::inherited;
+use crate::{
+    args::ChildArgs,
+    log,
+    sandbox::api as sandbox,
+    show::{
+        flows,
+        names::Known,
+        stats::{self, Which},
+    },
+};
+
+/// Runs until the broker is gone.
+pub(crate) fn run(args: &ChildArgs) -> anyhow::Result<()> {
+    let broker = nix::unistd::getppid();
+    let channel = inherited::channel("api", args.fd)?;
+    let Some(ToApi::Start(start)) = channel.receive()? else {
+        bail!("the broker is gone before it said what to serve");
+    };
+    let ApiStart {
+        maps,
+        listener,
+        may_change,
+        log,
+    } = *start;
+    log::to_stderr(&log)?;
+    if maps.len() != MAPS {
+        bail!("the broker sent {} maps of {MAPS}", maps.len());
+    }
+    let settings = Settings {
+        listener: UnixListener::from(listener),
+        channel,
+        figures: Box::new(Tables(ReadOnlyMaps::from_fds(maps)?)),
+        may_change,
+    };
+    server::run(settings, || {
+        sandbox::enter(broker, args.user)?;
+        tracing::debug!("the API is served");
+        anyhow::Ok(())
+    })
+}
+
+/// The mapped tables.
+struct Tables(ReadOnlyMaps);
+
+impl Figures for Tables {
+    fn flows(&self, inventory: &[EngineInventory], vm: Option<&str>) -> Value {
+        let mut flows = flows::list(&self.0, &known(inventory));
+        flows.retain(|flow| vm.is_none_or(|vm| vm == flow.vm));
+        serde_json::to_value(flows).unwrap_or_default()
+    }
+
+    fn stats(&self, inventory: &[EngineInventory]) -> Value {
+        let mut stats = stats::read(&self.0, Which::without_links());
+        stats.add_known(known(inventory));
+        serde_json::to_value(stats).unwrap_or_default()
+    }
+}
+
+fn known(inventory: &[EngineInventory]) -> Known {
+    let mut known = Known::default();
+    inventory.iter().cloned().for_each(|page| known.add(page));
+    known
+}

@@ -1,0 +1,143 @@
+//! `slipgate vm`: the VMs of the daemon of this network namespace.
+use std::{collections::BTreeMap, os::fd::BorrowedFd, path::Path};
+
+use anyhow::bail;
+use slipgate_broker::DAEMON_SOCKET;
+use slipgate_ipc::client::{ClientAnswer, ClientRequest, VmChange, VmDefinition, VmStatus, ask};
+
+use crate::{
+    args::{VmCommand, VmListArgs, VmPutArgs, VmRemoveArgs},
+    brokers::{ANOTHER_ANSWER, no_such_vm, paths},
+    show::table::table,
+};
+
+const NO_DAEMON: &str =
+    "no daemon serves this network namespace: start `slipgate serve`, or use `slipgate attach`";
+
+/// Runs one of the commands.
+pub(crate) fn run(command: &VmCommand) -> anyhow::Result<()> {
+    match command {
+        VmCommand::Add(args) => add(args),
+        VmCommand::Set(args) => set(args),
+        VmCommand::Rm(args) => remove(args),
+        VmCommand::Ls(args) => list(args),
+    }
+}
+
+fn ask_daemon(
+    pin_dir: &Path,
+    request: ClientRequest<BorrowedFd<'_>>,
+) -> anyhow::Result<ClientAnswer> {
+    match ask(&paths(pin_dir)?.run_dir.join(DAEMON_SOCKET), request) {
+        Ok(ClientAnswer::Error { error, .. }) => bail!(error),
+        Err(e) if e.is_nobodys() => bail!(NO_DAEMON),
+        other => Ok(other?),
+    }
+}
+
+fn vms(pin_dir: &Path) -> anyhow::Result<Vec<VmStatus>> {
+    match ask_daemon(pin_dir, ClientRequest::ListVms)? {
+        ClientAnswer::VmList { vms } => Ok(vms),
+        _ => bail!(ANOTHER_ANSWER),
+    }
+}
+
+fn add(args: &VmPutArgs) -> anyhow::Result<()> {
+    let new = VmDefinition {
+        name: args.name.clone(),
+        tap: args.name.clone(),
+        mac: None,
+        ip: None,
+        policy: None,
+        quotas: Default::default(),
+        labels: BTreeMap::new(),
+    };
+    put(args, given(args, new))
+}
+
+fn set(args: &VmPutArgs) -> anyhow::Result<()> {
+    let served = vms(&args.pin_dir)?;
+    let Some(vm) = served.iter().find(|vm| vm.definition.name == args.name) else {
+        let names = served.into_iter().map(|vm| vm.definition.name);
+        return Err(no_such_vm(&args.name, names.collect()));
+    };
+    put(args, given(args, vm.definition.clone()))
+}
+
+/// A definition with what the flags say in place of its own.
+fn given(args: &VmPutArgs, mut vm: VmDefinition) -> VmDefinition {
+    if let Some(tap) = &args.tap {
+        vm.tap = tap.clone();
+    }
+    vm.mac = args.mac.clone().or(vm.mac);
+    vm.ip = args.ip.or(vm.ip);
+    vm.policy = args.policy.clone().or(vm.policy);
+    vm.labels.extend(args.label.iter().cloned());
+    vm.quotas = args.quotas.quotas().or(vm.quotas);
+    vm
+}
+
+fn put(args: &VmPutArgs, vm: VmDefinition) -> anyhow::Result<()> {
+    let request = ClientRequest::PutVm { vm: Box::new(vm) };
+    let ClientAnswer::Vm { vm, change } = ask_daemon(&args.pin_dir, request)? else {
+        bail!(ANOTHER_ANSWER);
+    };
+    let VmStatus {
+        definition, state, ..
+    } = *vm;
+    let change = match change {
+        VmChange::Created => "added",
+        VmChange::Changed => "changed",
+        VmChange::Unchanged => "as it was",
+    };
+    println!(
+        "{} {change}: {} on {}",
+        definition.name,
+        state.name(),
+        definition.tap
+    );
+    Ok(())
+}
+
+fn remove(args: &VmRemoveArgs) -> anyhow::Result<()> {
+    for name in &args.names {
+        let request = ClientRequest::RemoveVm { name: name.clone() };
+        match ask_daemon(&args.pin_dir, request)? {
+            ClientAnswer::Done => println!("{name} removed"),
+            ClientAnswer::UnknownVm { served } => return Err(no_such_vm(name, served)),
+            _ => bail!(ANOTHER_ANSWER),
+        }
+    }
+    Ok(())
+}
+
+fn list(args: &VmListArgs) -> anyhow::Result<()> {
+    let vms = vms(&args.pin_dir)?;
+    if args.json {
+        println!("{}", serde_json::to_string_pretty(&vms)?);
+        return Ok(());
+    }
+    let row = |vm: VmStatus| {
+        let VmDefinition {
+            name,
+            tap,
+            ip,
+            policy,
+            labels,
+            ..
+        } = vm.definition;
+        let labels: Vec<String> = labels.iter().map(|(k, v)| format!("{k}={v}")).collect();
+        vec![
+            name,
+            vm.state.name().to_owned(),
+            tap,
+            ip.map(|ip| ip.to_string()).unwrap_or_default(),
+            policy.unwrap_or_else(|| "-".to_owned()),
+            labels.join(","),
+        ]
+    };
+    let rows: Vec<_> = vms.into_iter().map(row).collect();
+    let head = ["VM", "STATE", "TAP", "GUEST", "POLICY", "LABELS"];
+    print!("{}", table(&head, &rows, &[]));
+    Ok(())
+}

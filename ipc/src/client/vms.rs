@@ -1,0 +1,89 @@
+//! VMs that clients add to a daemon, change and remove while it serves.
+use std::{collections::BTreeMap, net::Ipv4Addr};
+
+use serde::{Deserialize, Serialize};
+use slipgate_policy::document::Quotas;
+
+/// Largest number of labels of a VM.
+pub const MAX_LABELS: usize = 8;
+/// Longest key or value of a label, bytes.
+pub const MAX_LABEL_BYTES: usize = 63;
+
+/// Definition of a VM, as a client gives it. The daemon checks every value.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct VmDefinition {
+    /// Unique name of the VM.
+    pub name: String,
+    /// Name of the TAP that its VMM has open; it need not exist yet.
+    pub tap: String,
+    /// MAC address of the guest, as text; frames from other addresses are dropped. `None`: any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mac: Option<String>,
+    /// IPv4 address of the guest; `None`: the daemon's `--guest-ip`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ip: Option<Ipv4Addr>,
+    /// Name of its policy; `None`: the daemon's default policy.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub policy: Option<String>,
+    /// Limits that replace those of the policy.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub quotas: Quotas,
+    /// Labels for people and platforms; the daemon does not interpret them.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub labels: BTreeMap<String, String>,
+}
+
+fn is_default(quotas: &Quotas) -> bool {
+    *quotas == Quotas::default()
+}
+
+/// A VM of a daemon, with its present state.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct VmStatus {
+    /// The definition in force.
+    #[serde(flatten)]
+    pub definition: VmDefinition,
+    /// Id of the VM, never reused in this network namespace.
+    pub id: u32,
+    /// Present state.
+    pub state: VmState,
+}
+
+/// State of a VM in a daemon.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum VmState {
+    /// No TAP of its name exists.
+    Waiting,
+    /// The engine is being told about it; its TAP is still down.
+    Starting,
+    /// Its TAP is up, and its guest is served.
+    Served,
+    /// All its packets are dropped until it is thawed.
+    Frozen,
+}
+
+impl VmState {
+    /// Name of the state, as it is shown.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Waiting => "waiting",
+            Self::Starting => "starting",
+            Self::Served => "served",
+            Self::Frozen => "frozen",
+        }
+    }
+}
+
+/// What a request has done to a VM.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum VmChange {
+    /// The VM is new.
+    Created,
+    /// The VM existed, and has another definition now.
+    Changed,
+    /// The VM existed with this definition.
+    Unchanged,
+}

@@ -1,0 +1,332 @@
+//! `slipgate serve`: VMs that come, change and go while others talk.
+
+use std::{fs, net::TcpStream};
+
+use serde_json::Value;
+use slipgate_testbed::{
+    Guest, GuestConfig, PinDir, Slipgate, World,
+    clients::{
+        icmp, tcp,
+        tcp::{ConnectOutcome, EchoSession},
+    },
+    require_root_and_tun,
+    servers::{TcpServer, TcpService},
+    world::{SERVER, SERVER_2, UPLINK},
+};
+
+use crate::{BRIEFLY, WAIT, eventually};
+
+/// A daemon and an echo server; fields go in order.
+struct Stand {
+    daemon: Slipgate,
+    echo: TcpServer,
+    world: World,
+    scratch: tempfile::TempDir,
+}
+
+impl Stand {
+    fn new(args: &[&str]) -> Self {
+        let world = World::new().unwrap();
+        let scratch = tempfile::tempdir().unwrap();
+        let log = scratch.path().join("flows.jsonl").display().to_string();
+        let pins = PinDir::new().unwrap();
+        let mut all = vec!["--uplink", UPLINK, "--flow-log", &log];
+        all.extend(args);
+        let daemon = Slipgate::serve(&world.host, &pins, &all).unwrap();
+        let echo = TcpServer::start(&world.net, (SERVER, 7000), TcpService::Echo).unwrap();
+        Self {
+            daemon,
+            echo,
+            world,
+            scratch,
+        }
+    }
+
+    fn guest(&self, tap: &str) -> Guest {
+        Guest::new(&self.world, GuestConfig::new(tap)).unwrap()
+    }
+
+    /// What `slipgate vm ARGS…` prints.
+    fn vm(&self, args: &[&str]) -> String {
+        let all: Vec<&str> = ["vm"].into_iter().chain(args.iter().copied()).collect();
+        String::from_utf8(self.daemon.run(&all).unwrap().stdout).unwrap()
+    }
+
+    fn vm_error(&self, args: &[&str]) -> String {
+        let all: Vec<&str> = ["vm"].into_iter().chain(args.iter().copied()).collect();
+        self.daemon.run(&all).unwrap_err().to_string()
+    }
+
+    /// The VMs as `slipgate vm ls --json` has them.
+    fn vms(&self) -> Vec<Value> {
+        serde_json::from_str(&self.vm(&["ls", "--json"])).unwrap()
+    }
+
+    fn connect(&self, guest: &Guest) -> TcpStream {
+        guest
+            .run(|| tcp::connect(self.echo.address(), WAIT))
+            .unwrap()
+    }
+
+    fn goes_on(&self, guest: &Guest, stream: &mut TcpStream) {
+        guest.run(|| EchoSession::new(stream).round(1_000)).unwrap();
+    }
+
+    fn reaches(&self, guest: &Guest) -> bool {
+        let pinged = guest.run(|| icmp::ping(SERVER, 1, 56, BRIEFLY)).unwrap();
+        pinged.replies.len() == 1
+    }
+
+    /// Ends of flows in the flow log, by VM.
+    fn ends(&self) -> Vec<(String, String)> {
+        let text = fs::read_to_string(self.scratch.path().join("flows.jsonl")).unwrap();
+        let lines = text
+            .lines()
+            .map(|line| serde_json::from_str::<Value>(line).unwrap());
+        let ends = lines.filter(|line| line["event"] == "flow_end");
+        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+        ends.map(|end| (text(&end["vm"]), text(&end["end"])))
+            .collect()
+    }
+}
+
+#[test]
+fn vms_come_and_go_while_others_talk() {
+    require_root_and_tun!();
+    let stand = Stand::new(&[]);
+    assert!(stand.daemon.ready_line().contains("no VM yet"));
+    let [first, second] = ["tap0", "tap1"].map(|tap| stand.guest(tap));
+    // Nothing passes before the VM is known.
+    assert!(!stand.reaches(&first));
+    assert_eq!(
+        stand.vm(&["add", "a", "--tap", "tap0"]),
+        "a added: served on tap0\n"
+    );
+    let mut stream = stand.connect(&first);
+    stand.goes_on(&first, &mut stream);
+
+    assert_eq!(
+        stand.vm(&["add", "b", "--tap", "tap1"]),
+        "b added: served on tap1\n"
+    );
+    let mut other = stand.connect(&second);
+    assert_eq!(
+        stand.vm(&["add", "a", "--tap", "tap0"]),
+        "a as it was: served on tap0\n"
+    );
+    stand.goes_on(&first, &mut stream);
+
+    assert_eq!(stand.vm(&["rm", "b"]), "b removed\n");
+    let other_vm = |(vm, end): &(String, String)| vm == "b" && end == "vm-removed";
+    eventually("its flow's record", || {
+        stand.ends().iter().any(other_vm).then_some(())
+    });
+    assert!(!stand.reaches(&second));
+    assert!(
+        second
+            .run(|| EchoSession::new(&mut other).round(10))
+            .is_err()
+    );
+    stand.goes_on(&first, &mut stream);
+    let names: Vec<Value> = stand
+        .vms()
+        .into_iter()
+        .map(|mut vm| vm["name"].take())
+        .collect();
+    assert_eq!(names, ["a"]);
+
+    // Its name and its TAP are free, and it is another VM.
+    let id = stand.vms()[0]["id"].as_u64().unwrap();
+    stand.vm(&["add", "b", "--tap", "tap1"]);
+    assert!(stand.vms()[1]["id"].as_u64().unwrap() > id + 1);
+    stand.connect(&second);
+}
+
+#[test]
+fn a_vm_waits_for_its_tap() {
+    require_root_and_tun!();
+    let stand = Stand::new(&[]);
+    assert_eq!(
+        stand.vm(&["add", "a", "--tap", "tap0"]),
+        "a added: waiting on tap0\n"
+    );
+    let guest = stand.guest("tap0");
+    eventually("it is served", || {
+        (stand.vms()[0]["state"] == "served").then_some(())
+    });
+    let mut stream = stand.connect(&guest);
+    stand.goes_on(&guest, &mut stream);
+    drop(guest);
+    eventually("it waits again", || {
+        (stand.vms()[0]["state"] == "waiting").then_some(())
+    });
+}
+
+#[test]
+fn a_vm_is_changed_while_it_is_served() {
+    require_root_and_tun!();
+    let stand = Stand::new(&[]);
+    let guest = stand.guest("tap0");
+    stand.vm(&["add", "a", "--tap", "tap0", "--label", "tenant=x"]);
+    let mut stream = stand.connect(&guest);
+    assert_eq!(
+        stand.vm(&["set", "a", "--max-flows", "1"]),
+        "a changed: served on tap0\n"
+    );
+    let refused = guest
+        .run(|| tcp::connect_outcome(stand.echo.address(), WAIT))
+        .unwrap();
+    assert!(matches!(refused, ConnectOutcome::Refused(_)), "{refused:?}");
+    stand.goes_on(&guest, &mut stream);
+    let vm = stand.vms().remove(0);
+    assert_eq!(vm["labels"]["tenant"], "x");
+    assert_eq!(vm["quotas"]["max_flows"], 1);
+    let error = stand.vm_error(&["set", "a", "--ip", "10.0.2.77"]);
+    assert!(error.contains("remove it and add it again"), "{error}");
+
+    // Another TAP, behind which the same guest is: its flow goes on.
+    stand.vm(&["set", "a", "--max-flows", "100", "--tap", "tap9"]);
+    assert_eq!(stand.vms()[0]["state"], "waiting");
+    assert!(!stand.reaches(&guest));
+    stand.vm(&["set", "a", "--tap", "tap0"]);
+    stand.goes_on(&guest, &mut stream);
+}
+
+#[test]
+fn a_vms_other_policy_holds_when_the_command_ends() {
+    require_root_and_tun!();
+    let scratch = tempfile::tempdir().unwrap();
+    let file = scratch.path().join("policy.toml");
+    let text = "default = \"allow\"\n[policy.closed]\ndefault = \"deny\"\n\
+                [[policy.closed.rules]]\nallow = \"203.0.113.20\"\n";
+    fs::write(&file, text).unwrap();
+    let stand = Stand::new(&["--policy", &file.display().to_string()]);
+    let second = TcpServer::start(&stand.world.net, (SERVER_2, 7000), TcpService::Echo).unwrap();
+    let [guest, other] = ["tap0", "tap1"].map(|tap| stand.guest(tap));
+    stand.vm(&["add", "a", "--tap", "tap0"]);
+    stand.vm(&["add", "b", "--tap", "tap1"]);
+    let mut stream = stand.connect(&guest);
+    let mut kept = guest.run(|| tcp::connect(second.address(), WAIT)).unwrap();
+    let mut others = stand.connect(&other);
+
+    assert_eq!(
+        stand.vm(&["set", "a", "--policy", "closed"]),
+        "a changed: served on tap0\n"
+    );
+    assert!(
+        guest
+            .run(|| EchoSession::new(&mut stream).round(10))
+            .is_err()
+    );
+    stand.goes_on(&guest, &mut kept);
+    stand.goes_on(&other, &mut others);
+    let error = stand.vm_error(&["set", "a", "--policy", "none-such"]);
+    assert!(error.contains("none-such"), "{error}");
+    assert_eq!(stand.vms()[0]["policy"], "closed");
+    // So is one that is added with it.
+    stand.vm(&["rm", "b"]);
+    stand.vm(&["add", "b", "--tap", "tap1", "--policy", "closed"]);
+    let refused = other
+        .run(|| tcp::connect_outcome(stand.echo.address(), WAIT))
+        .unwrap();
+    assert!(
+        !matches!(refused, ConnectOutcome::Connected(_)),
+        "{refused:?}"
+    );
+}
+
+#[test]
+fn a_daemons_vms_outlive_it() {
+    require_root_and_tun!();
+    let mut stand = Stand::new(&[]);
+    let guest = stand.guest("tap0");
+    stand.vm(&["add", "a", "--tap", "tap0", "--mac", "52:54:00:12:34:56"]);
+    stand.vm(&["add", "b", "--tap", "tap1"]);
+    stand.vm(&["rm", "b"]);
+    let mut stream = stand.connect(&guest);
+    let before = stand.vms();
+    // Killed, then stopped as a service manager does.
+    stand.daemon.kill_both().unwrap();
+    stand.goes_on(&guest, &mut stream);
+    stand.daemon = stand.daemon.again().unwrap();
+    assert_eq!(stand.vms(), before);
+    stand.goes_on(&guest, &mut stream);
+    assert!(stand.daemon.stop().unwrap().success());
+    stand.goes_on(&guest, &mut stream);
+    stand.daemon = stand.daemon.again().unwrap();
+    assert_eq!(stand.vms(), before);
+    stand.goes_on(&guest, &mut stream);
+    stand.connect(&guest);
+}
+
+#[test]
+fn vms_come_and_go_while_there_is_no_engine() {
+    require_root_and_tun!();
+    let mut stand = Stand::new(&[]);
+    let [first, second] = ["tap0", "tap1"].map(|tap| stand.guest(tap));
+    stand.vm(&["add", "a", "--tap", "tap0"]);
+    let mut stream = stand.connect(&first);
+    for round in 0..3 {
+        stand.daemon.kill_engine().unwrap();
+        // Refused at worst, and then it may be tried again.
+        eventually("a VM is added", || {
+            let added = stand.daemon.run(&["vm", "add", "b", "--tap", "tap1"]);
+            added.is_ok().then_some(())
+        });
+        let mut others = stand.connect(&second);
+        stand.goes_on(&second, &mut others);
+        stand.daemon.kill_engine().unwrap();
+        eventually("it is removed", || {
+            let removed = stand.daemon.run(&["vm", "rm", "b"]);
+            (removed.is_ok() || stand.vms().len() == 1).then_some(())
+        });
+        assert_eq!(stand.vms().len(), 1, "round {round}");
+        stand.goes_on(&first, &mut stream);
+        // An engine that ends too often is given up.
+        std::thread::sleep(std::time::Duration::from_secs(1));
+        if round == 1 {
+            break;
+        }
+    }
+}
+
+#[test]
+fn what_can_not_be_served_is_refused_with_the_reason() {
+    require_root_and_tun!();
+    let stand = Stand::new(&[]);
+    stand.vm(&["add", "a", "--tap", "tap0"]);
+    for (args, part) in [
+        (&["add", "b", "--tap", "tap0"][..], "it is the TAP of a"),
+        (&["add", "b", "--tap", UPLINK], "it is the uplink"),
+        (&["add", "b", "--tap", "lo"], "not a TAP"),
+        (&["add", "b/c", "--tap", "tap1"], "can't be a name"),
+        (
+            &["add", "b", "--tap", "tap1", "--mac", "nonsense"],
+            "mac nonsense",
+        ),
+        (
+            &["add", "b", "--tap", "tap1", "--ip", "192.0.2.1"],
+            "ip 192.0.2.1",
+        ),
+        (&["add", "b", "--tap", "tap1", "--policy", "p"], "p"),
+        (&["rm", "b"], "there is a"),
+        (&["set", "b", "--max-flows", "2"], "there is a"),
+    ] {
+        let error = stand.vm_error(args);
+        assert!(error.contains(part), "{args:?}: {error}");
+    }
+    assert_eq!(stand.vms().len(), 1);
+    let error = Slipgate::serve(
+        &stand.world.host,
+        stand.daemon.pins(),
+        &["--uplink", UPLINK],
+    );
+    let error = error.err().expect("there is a daemon").to_string();
+    assert!(error.contains("another `slipgate serve`"), "{error}");
+    let attached = Slipgate::attach(
+        &stand.world.host,
+        &PinDir::new().unwrap(),
+        &["--uplink", UPLINK, "--tap", "tap0"],
+    );
+    assert!(attached.is_err(), "a second set of pins");
+}
