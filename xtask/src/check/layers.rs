@@ -15,8 +15,15 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("slipgate-programs", &["slipgate-abi"]),
     ("slipgate-control", &["slipgate-abi"]),
     ("slipgate-policy", &["slipgate-abi"]),
-    ("userspace-nat", &["slipgate-abi", "slipgate-policy"]),
-    ("slipgate-ipc", &["slipgate-abi", "slipgate-policy"]),
+    ("slipgate-model", &["slipgate-abi", "slipgate-policy"]),
+    (
+        "userspace-nat",
+        &["slipgate-abi", "slipgate-policy", "slipgate-model"],
+    ),
+    (
+        "slipgate-ipc",
+        &["slipgate-abi", "slipgate-policy", "slipgate-model"],
+    ),
     ("slipgate-vmm", &[]),
     ("slipgate-guest", &[]),
     (
@@ -25,7 +32,7 @@ const LAYERS: &[(&str, &[&str])] = &[
             "slipgate-abi",
             "slipgate-control",
             "slipgate-policy",
-            "userspace-nat",
+            "slipgate-model",
             "slipgate-ipc",
         ],
     ),
@@ -35,6 +42,7 @@ const LAYERS: &[(&str, &[&str])] = &[
             "slipgate-abi",
             "slipgate-control",
             "slipgate-policy",
+            "slipgate-model",
             "userspace-nat",
             "slipgate-ipc",
             "slipgate-broker",
@@ -47,6 +55,7 @@ const LAYERS: &[(&str, &[&str])] = &[
             "slipgate-abi",
             "slipgate-control",
             "slipgate-policy",
+            "slipgate-model",
             "userspace-nat",
             "slipgate-ipc",
             "slipgate-broker",
@@ -60,6 +69,7 @@ const LAYERS: &[(&str, &[&str])] = &[
             "slipgate-abi",
             "slipgate-control",
             "slipgate-policy",
+            "slipgate-model",
             "userspace-nat",
             "slipgate-vmm",
             "slipgate-testbed",
@@ -70,6 +80,7 @@ const LAYERS: &[(&str, &[&str])] = &[
         &[
             "slipgate-abi",
             "slipgate-policy",
+            "slipgate-model",
             "userspace-nat",
             "slipgate-ipc",
             "slipgate-vmm",
@@ -85,17 +96,19 @@ const FOR_TESTS: [&str; 1] = ["slipgate-testbed"];
 const KNOW_AYA: [&str; 2] = ["slipgate-control", "slipgate-abi"];
 
 /// The crates that must do without aya, also through others.
-const WITHOUT_AYA: [&str; 4] = [
+const WITHOUT_AYA: [&str; 5] = [
     "slipgate-policy",
+    "slipgate-model",
     "userspace-nat",
     "slipgate-ipc",
     "slipgate-vmm",
 ];
 
 /// The crates that must do without KVM, also through others.
-const WITHOUT_KVM: [&str; 5] = [
+const WITHOUT_KVM: [&str; 6] = [
     "slipgate-control",
     "slipgate-policy",
+    "slipgate-model",
     "userspace-nat",
     "slipgate-ipc",
     "slipgate-broker",
