@@ -116,7 +116,11 @@ impl Connection {
             mut waiting,
             mut last,
         } = self;
-        let channel = AsyncFd::register(channel)?;
+        #[expect(
+            deprecated,
+            reason = "the channel owns its descriptor for as long as it lives"
+        )]
+        let channel = AsyncFd::new(channel)?;
         loop {
             // Receivers that have gone away do not fill the table.
             waiting.retain(|_, sender| !sender.is_closed());

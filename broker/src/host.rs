@@ -13,7 +13,7 @@ use std::{
 };
 
 use slipgate_control::host::HostFacts;
-use userspace_nat::dns::parse_resolv_conf;
+use slipgate_policy::parse_resolv_conf;
 
 pub use self::offloads::offers_tso;
 pub(crate) use self::{

@@ -52,25 +52,15 @@ pub(crate) enum Command {
     /// Add, change, remove and list the VMs of `slipgate serve`
     #[command(subcommand)]
     Vm(VmCommand),
-    /// List live flows
-    Flows(FlowsArgs),
-    /// Show packets, bytes, drops, refusals and ports
-    Stats(StatsArgs),
+    #[command(flatten)]
+    Show(ShowCommand),
     /// Watch flows and VMs at work; cut, freeze and thaw them
     Top(TopArgs),
-    /// Say which rule decides about a destination, and what would happen
-    Why(WhyArgs),
     /// Check, explain, compare and learn what may be reached, and change it
     #[command(subcommand)]
     Policy(PolicyCommand),
-    /// End live flows now, and tell both ends
-    Cut(CutArgs),
-    /// Drop everything from and to a VM at once, until it is thawed
-    Freeze(VmArgs),
-    /// Let a frozen VM's traffic pass again
-    Thaw(VmArgs),
-    /// Write a live flow's packets, as its guest sees them, to a pcapng file
-    Capture(CaptureArgs),
+    #[command(flatten)]
+    Control(ControlCommand),
     /// Say what this machine lacks, and how to get it
     Doctor(DoctorArgs),
     /// The engine process, started by `attach` and `run`
@@ -85,6 +75,30 @@ pub(crate) enum Command {
     /// A process that answers the API, started by `serve`
     #[command(hide = true)]
     Api(ChildArgs),
+}
+
+/// Commands that change nothing.
+#[derive(Subcommand, Debug)]
+pub(crate) enum ShowCommand {
+    /// List live flows
+    Flows(FlowsArgs),
+    /// Show packets, bytes, drops, refusals and ports
+    Stats(StatsArgs),
+    /// Say which rule decides about a destination, and what would happen
+    Why(WhyArgs),
+}
+
+/// Commands that change flows and VMs that are served.
+#[derive(Subcommand, Debug)]
+pub(crate) enum ControlCommand {
+    /// End live flows now, and tell both ends
+    Cut(CutArgs),
+    /// Drop everything from and to a VM at once, until it is thawed
+    Freeze(VmArgs),
+    /// Let a frozen VM's traffic pass again
+    Thaw(VmArgs),
+    /// Write a live flow's packets, as its guest sees them, to a pcapng file
+    Capture(CaptureArgs),
 }
 
 #[derive(Args, Debug)]

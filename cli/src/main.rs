@@ -64,14 +64,9 @@ fn run(typed: &CommandLine, matches: &ArgMatches) -> anyhow::Result<ExitCode> {
             slipgate_broker::run(config, &args.nat.log).map(done)
         }
         Command::Vm(command) => vm::run(command).map(done),
-        Command::Flows(args) => show::flows::run(args).map(done),
-        Command::Stats(args) => show::stats::run(args).map(done),
+        Command::Show(command) => show::run(command),
         Command::Top(args) => top::run(args).map(done),
-        Command::Why(args) => show::why::run(args),
-        Command::Cut(args) => control::cut::run(args).map(done),
-        Command::Freeze(args) => control::freeze::freeze(args).map(done),
-        Command::Thaw(args) => control::freeze::thaw(args).map(done),
-        Command::Capture(args) => control::capture::run(args).map(done),
+        Command::Control(command) => control::run(command).map(done),
         Command::Policy(args) => policy::run(args),
         Command::Doctor(args) => doctor::run(args),
         Command::Engine(args) => role::engine::run(args).map(done),

@@ -6,15 +6,28 @@ pub(crate) mod stats;
 pub(crate) mod table;
 pub(crate) mod why;
 
-use std::{io::Write, path::Path, thread, time::Duration};
+use std::{io::Write, path::Path, process::ExitCode, thread, time::Duration};
 
 use anyhow::{Context as _, bail};
 use slipgate_control::maps::ReadOnlyMaps;
 
-use crate::brokers::{no_such_vm, paths};
+use crate::{
+    args::ShowCommand,
+    brokers::{no_such_vm, paths},
+};
 
 /// How often `--watch` looks again.
 const WATCH_EVERY: Duration = Duration::from_secs(1);
+
+/// Runs a command that changes nothing.
+pub(crate) fn run(command: &ShowCommand) -> anyhow::Result<ExitCode> {
+    let done = |()| ExitCode::SUCCESS;
+    match command {
+        ShowCommand::Flows(args) => flows::run(args).map(done),
+        ShowCommand::Stats(args) => stats::run(args).map(done),
+        ShowCommand::Why(args) => why::run(args),
+    }
+}
 
 /// Opens the pinned maps for reading.
 pub(crate) fn open(pin_dir: &Path) -> anyhow::Result<ReadOnlyMaps> {

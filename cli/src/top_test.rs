@@ -7,7 +7,7 @@ use ratatui::{
 };
 use slipgate_abi::{DropCounters, VmCounters};
 use slipgate_ipc::{client::Target, engine::RelayedCounts};
-use userspace_nat::record::{FlowId, Id};
+use slipgate_model::{FlowId, TranslatedId};
 
 use super::{
     state::{Action, Change, Reading, State},
@@ -20,7 +20,7 @@ use crate::{
 
 fn flow(slot: u32, vm: &str, bytes: (u64, u64), age_ms: u64, name: Option<&str>) -> Flow {
     Flow {
-        id: FlowId::Translated(Id {
+        id: FlowId::Translated(TranslatedId {
             instance: 0xabc,
             slot,
             generation: 1,

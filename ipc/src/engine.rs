@@ -3,8 +3,6 @@
 //! Requests of clients that the broker passes to an engine are [`EngineRequest`]s, answered by an
 //! [`EngineReply`] with the same number: the broker passes both on without reading their contents.
 //! The other messages are between the two processes only.
-mod inventory;
-mod network;
 mod request;
 mod start;
 
@@ -13,13 +11,15 @@ use std::os::fd::OwnedFd;
 
 use serde::{Deserialize, Serialize};
 
+pub use slipgate_model::{
+    EngineInventory, FlowLogEvent, HostAddress, Link, LiveRelayed, NameCounts, NetworkView, OnExit,
+    RefusedQuestions, RefusedSample, RelayedCounts, RelayedId, RouteEntry, RouteKind,
+    RouteSnapshot, Subject, VmSpec, WhyAnswer,
+};
+
 pub use self::{
-    inventory::{
-        EngineInventory, LiveRelayed, NameCounts, RefusedQuestions, RefusedSample, RelayedCounts,
-    },
-    network::{HostAddress, Link, NetworkView, RouteEntry, RouteKind, RouteSnapshot},
-    request::{EngineReply, EngineRequest, FlowQuestion, RelayedId, Scope, Subject, WhyAnswer},
-    start::{FlowLogEvent, ForwardSocket, Policies, Start, VmSpec},
+    request::{EngineReply, EngineRequest, FlowQuestion, Scope},
+    start::{ForwardSocket, Policies, Start},
 };
 use crate::descriptors::{carries_descriptors, carries_none, try_map_all};
 
@@ -121,15 +121,6 @@ pub enum FromEngine {
     },
     /// The last message: the loop has ended as asked.
     Stopped,
-}
-
-/// Fate of the flows when the engine stops.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub enum OnExit {
-    /// They stay in the kernel for the next process.
-    Keep,
-    /// They are ended and recorded.
-    Detach,
 }
 
 impl<F> ToEngine<F> {

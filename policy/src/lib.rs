@@ -35,6 +35,7 @@ mod decide;
 pub mod document;
 mod explain;
 mod plain;
+mod resolv_conf;
 mod rule;
 #[cfg(any(test, feature = "strategies"))]
 pub mod strategies;
@@ -55,6 +56,7 @@ pub use decide::{
 };
 pub use explain::{destination::Explanation, offline::Standing};
 pub use plain::{one_line, plain};
+pub use resolv_conf::parse_resolv_conf;
 pub use rule::{
     Action, Decision, Destination, LocalAddresses, Rule, RuleId,
     deny_file::{DenyFile, DenyFileError},

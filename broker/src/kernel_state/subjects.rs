@@ -4,9 +4,9 @@ use std::sync::atomic::Ordering::Acquire;
 use slipgate_abi::Verdict;
 use slipgate_ipc::{
     client::{ClientAnswer, Target},
-    engine::{EngineReply, RelayedId, Scope, Subject},
+    engine::{EngineReply, Scope, Subject},
 };
-use userspace_nat::record::{FlowId, Id};
+use slipgate_model::{FlowId, TranslatedId};
 
 use super::Attached;
 
@@ -41,10 +41,7 @@ impl Attached {
             (Scope::Flows, Some(Target::Flow(id))) => {
                 let subject = match FlowId::parse(&id) {
                     // Whose relayed flow it is only its engine knows.
-                    Some(FlowId::Relayed(id)) => Some(Subject::Relayed(RelayedId {
-                        run: id.run,
-                        number: id.number,
-                    })),
+                    Some(FlowId::Relayed(id)) => Some(Subject::Relayed(id)),
                     Some(FlowId::Translated(id)) => self.flow(id),
                     None => None,
                 };
@@ -57,7 +54,7 @@ impl Attached {
         }
     }
 
-    fn flow(&self, id: Id) -> Option<Subject> {
+    fn flow(&self, id: TranslatedId) -> Option<Subject> {
         let maps = self.datapath.maps();
         let slot = maps.slot(id.slot)?;
         if slot.verdict().load(Acquire) == Verdict::Free as u32 {

@@ -20,7 +20,8 @@ use slipgate_ipc::{
     client::{ClientAnswer, Target},
     engine::EngineRequest,
 };
-use userspace_nat::{observe::NotCaptured, record::RelayedId};
+use slipgate_model::RelayedId;
+use userspace_nat::observe::NotCaptured;
 
 use super::{cut::target, stop_signals};
 use crate::{

@@ -4,7 +4,7 @@ use slipgate_ipc::{
     client::{ClientAnswer, Target},
     engine::{EngineReply, EngineRequest},
 };
-use userspace_nat::record::FlowId;
+use slipgate_model::FlowId;
 
 use crate::{
     args::CutArgs,

@@ -3,13 +3,13 @@
 //! It receives descriptors and settings, confines itself for good ([`crate::sandbox`]), and runs
 //! [`userspace_nat`]'s engine over the kernel's tables until the broker sends a stop or is gone.
 mod control;
-mod convert;
 mod kernel;
 mod port_io;
 
 use std::{fs::File, rc::Rc};
 
 use anyhow::{Context as _, bail};
+use slipgate_abi::Protocol;
 use slipgate_control::maps::SharedMaps;
 use slipgate_ipc::{
     channel::{Channel, read_memory_file},
@@ -18,7 +18,7 @@ use slipgate_ipc::{
 use slipgate_policy::PolicySet;
 use userspace_nat::{
     clock::SystemClock,
-    control::ControlMessage,
+    control::Forward,
     dns,
     event_loop::{Engine, Parts},
     name_gate::{ByRules, Judge},
@@ -88,8 +88,7 @@ pub(crate) fn run(args: &ChildArgs) -> anyhow::Result<()> {
         writer.set_file(Box::new(file));
         log_output = Some(writer.into());
     }
-    let events = flow_log_events.into_iter().map(convert::event);
-    let log = FlowLog::to(log_output).of(events.collect());
+    let log = FlowLog::to(log_output).of(flow_log_events.into_iter().collect());
     let pcap = pcap.zip(pcap_writer).map(|(file, mut writer)| {
         writer.set_file(Box::new(file));
         writer.into()
@@ -100,7 +99,6 @@ pub(crate) fn run(args: &ChildArgs) -> anyhow::Result<()> {
         datapath: KernelDatapath::new(maps, owner_row, epoch, channel.clone()),
         port,
         clock: SystemClock,
-        control: BrokerChannel::new(channel.clone()),
         services: HostServices::new(
             dns::Proxy::new(&[], dns::Limits::default(), names),
             Relay::new(relay::Limits {
@@ -114,23 +112,26 @@ pub(crate) fn run(args: &ChildArgs) -> anyhow::Result<()> {
         nat_ports: nat_ports.0..=nat_ports.1,
         log,
     };
+    let mut engine = Engine::new(parts)?;
     // What the engine is to know before it looks at the flows that are there.
-    let vms = convert::vms(vms).into_iter();
-    let mut known: Vec<_> = vms.map(ControlMessage::Vm).collect();
-    known.push(convert::network(network));
-    known.push(convert::reserved(reserved_ports));
-    known.push(convert::resolvers(resolvers));
-    let forwards = forwards.into_iter().map(convert::forward);
-    let forwards: Option<Vec<_>> = forwards.collect();
-    let (translated, relayed): (_, Vec<_>) = forwards
-        .context("a forward of no protocol")?
-        .into_iter()
-        .unzip();
-    known.push(ControlMessage::Forwards(translated));
-    known.push(ControlMessage::ForwardTexts(forward_texts));
-    known.extend(relayed.into_iter().map(ControlMessage::RelayForward));
-    known.extend(pcap.map(ControlMessage::PcapOutput));
-    let (mut engine, adoption) = Engine::start(parts, known, &recorded)?;
+    for vm in vms {
+        engine.set_vm(vm);
+    }
+    engine.set_network(&network);
+    engine.set_reserved_ports(control::known_ports(reserved_ports));
+    engine.set_resolvers(&control::resolvers(resolvers));
+    let forwards: Option<Vec<_>> = forwards.into_iter().map(forward).collect();
+    let forwards = forwards.context("a forward of no protocol")?;
+    let (translated, relayed): (_, Vec<_>) = forwards.into_iter().unzip();
+    engine.set_forwards(translated);
+    engine.set_forward_texts(forward_texts);
+    for forward in relayed {
+        engine.add_relay_forward(forward)?;
+    }
+    if let Some(output) = pcap {
+        engine.set_pcap(output);
+    }
+    let adoption = engine.adopt(&recorded)?;
     tracing::debug!(?adoption, "the engine serves");
     let ended = [
         (adoption.refused, "refused by what is in force now"),
@@ -144,7 +145,7 @@ pub(crate) fn run(args: &ChildArgs) -> anyhow::Result<()> {
     }
     let adopted = adoption.live as u64;
     channel.send(FromEngine::Ready { adopted })?;
-    engine.run()?;
+    engine.run(&mut BrokerChannel::new(channel.clone()))?;
     channel.send(FromEngine::Stopped)?;
     Ok(())
 }
@@ -163,4 +164,26 @@ fn receive(channel: &Channel) -> anyhow::Result<(Start, Vec<ForwardSocket>)> {
             _ => bail!("the broker said something else than how to work"),
         }
     }
+}
+
+/// A forward as the kernel translates it, and as it is relayed; `None`: of no such protocol.
+fn forward(forward: ForwardSocket) -> Option<(Forward, relay::Forward)> {
+    let protocol = Protocol::from_ip(forward.protocol)?;
+    let translated = Forward {
+        protocol,
+        host: *forward.host.ip(),
+        host_port: forward.host.port(),
+        vm: forward.vm,
+        vm_row: forward.vm_row,
+        guest_port: forward.guest_port,
+        rule: forward.rule,
+    };
+    let relayed = relay::Forward {
+        vm: forward.vm,
+        protocol,
+        guest_port: forward.guest_port,
+        rule: forward.rule,
+        socket: forward.socket,
+    };
+    Some((translated, relayed))
 }

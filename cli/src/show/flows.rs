@@ -6,7 +6,7 @@ use serde::Serialize;
 use slipgate_abi::{Protocol, Verdict, slot::SlotFlags, vm::VmFlags};
 use slipgate_control::maps::{ReadOnlyMaps, SlotSnapshot};
 use slipgate_ipc::engine::LiveRelayed;
-use userspace_nat::record::{FlowId, Id, RelayedId};
+use slipgate_model::{FlowId, TranslatedId};
 
 use super::{
     names, now_ns, open, print, served,
@@ -77,7 +77,7 @@ impl Flow {
         let ms_since = |ns: u64| now_ns.saturating_sub(ns) / 1_000_000;
         let last = slot.tx_last_ns.max(slot.rx_last_ns).max(slot.created_ns);
         Self {
-            id: FlowId::Translated(Id {
+            id: FlowId::Translated(TranslatedId {
                 instance,
                 slot: slot.index,
                 generation: slot.generation,
@@ -114,10 +114,7 @@ impl Flow {
     fn relayed(flow: &LiveRelayed, frozen: bool) -> Self {
         let shown = |at: SocketAddrV4| at.to_string();
         Self {
-            id: FlowId::Relayed(RelayedId {
-                run: flow.id.run,
-                number: flow.id.number,
-            }),
+            id: FlowId::Relayed(flow.id),
             vm: flow.vm.clone(),
             proto: Protocol::from_ip(flow.protocol).map_or("", Protocol::name),
             guest: shown(flow.guest),

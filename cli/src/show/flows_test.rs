@@ -103,7 +103,7 @@ fn args(flags: &str) -> FlowsArgs {
     let words = ["slipgate", "flows"];
     let words = words.into_iter().chain(flags.split_whitespace());
     match crate::args::CommandLine::parse_from(words).command {
-        crate::args::Command::Flows(args) => args,
+        crate::args::Command::Show(crate::args::ShowCommand::Flows(args)) => args,
         other => panic!("{other:?}"),
     }
 }

@@ -3,7 +3,7 @@ use std::collections::{BTreeSet, HashMap};
 
 use ratatui::crossterm::event::{KeyCode, KeyModifiers};
 use slipgate_ipc::client::Target;
-use userspace_nat::record::FlowId;
+use slipgate_model::FlowId;
 
 use super::target;
 use crate::{

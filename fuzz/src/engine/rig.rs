@@ -1,20 +1,20 @@
 //! An engine with its real services, a kernel, three VMs of one address, and what is known of them.
 use std::{
-    cell::RefCell,
-    collections::VecDeque,
     io::{self, Write},
     net::Ipv4Addr,
     os::fd::BorrowedFd,
-    rc::Rc,
     sync::{Arc, Mutex},
 };
 
 use hashbrown::HashSet;
 use ipnet::Ipv4Net;
 use slipgate_abi::{DropReason, PortHeader, portframe::PortFlags};
+use slipgate_model::{
+    HostAddress, Link, NetworkView, RouteEntry, RouteKind, RouteSnapshot, VmSpec,
+};
 use slipgate_policy::{Action, LocalAddresses, Policy, Rule};
 use userspace_nat::{
-    control::{Control, ControlMessage, ControlReply, Link, Status},
+    control::{Control, EndsToken, Status},
     dns,
     event_loop::{Engine, Parts},
     fake::{FakeClock, FakeDatapath, FakePort, Faults, Kernel, KernelHandle},
@@ -22,7 +22,6 @@ use userspace_nat::{
     port::{PORT_HEADER_AT, VNET_LEN},
     record::{FlowLog, recorded_ids},
     relay::{Limits, Relay},
-    route::{HostAddress, RouteEntry, RouteKind, RouteSnapshot},
     services::HostServices,
 };
 
@@ -39,19 +38,24 @@ const SLOTS: u32 = 1_024;
 const MAX_FLOWS: u32 = 12;
 const SECOND_NS: u64 = 1_000_000_000;
 
-type FuzzEngine = Engine<FakeDatapath, FakePort, FakeClock, Broker, HostServices>;
+pub(super) type FuzzEngine = Engine<FakeDatapath, FakePort, FakeClock, HostServices>;
+/// What a message of the broker has the engine do.
+type Command = Box<dyn FnOnce(&mut FuzzEngine)>;
 
 /// The broker's end.
-#[derive(Clone, Default)]
+#[derive(Default)]
 struct Broker {
-    messages: Rc<RefCell<VecDeque<ControlMessage>>>,
+    messages: Vec<Command>,
 }
 
-impl Control for Broker {
-    fn recv(&mut self) -> io::Result<Option<ControlMessage>> {
-        Ok(self.messages.borrow_mut().pop_front())
+impl Control<FuzzEngine> for Broker {
+    fn serve(&mut self, engine: &mut FuzzEngine) -> io::Result<()> {
+        for command in self.messages.drain(..) {
+            command(engine);
+        }
+        Ok(())
     }
-    fn send(&mut self, _: ControlReply) -> io::Result<()> {
+    fn ended(&mut self, _: EndsToken) -> io::Result<()> {
         Ok(())
     }
     fn fd(&self) -> Option<BorrowedFd<'_>> {
@@ -150,18 +154,21 @@ impl Rig {
         let text = self.log.0.lock().expect("not poisoned").clone();
         let recorded: HashSet<_> =
             recorded_ids(&mut io::Cursor::new(text)).expect("it can be read");
-        let (engine, _) =
-            Engine::start(self.parts(), self.known(), &recorded).expect("nothing fails");
+        let mut engine = Engine::new(self.parts()).expect("nothing fails");
+        engine.set_network(&network(1_400));
+        for row in 1..=VMS {
+            self.vm(row).into_iter().for_each(|vm| engine.set_vm(vm));
+        }
+        engine.adopt(&recorded).expect("nothing fails");
         self.engine = Some(engine);
     }
 
-    fn parts(&self) -> Parts<FakeDatapath, FakePort, FakeClock, Broker, HostServices> {
+    fn parts(&self) -> Parts<FakeDatapath, FakePort, FakeClock, HostServices> {
         let few_ports = self.setup & 1 != 0;
         Parts {
             datapath: FakeDatapath::new(&self.kernel, 0, self.epoch),
             port: FakePort::new(&self.kernel),
             clock: FakeClock::new(&self.kernel),
-            control: self.broker.clone(),
             // No resolver: nothing leaves this process.
             services: HostServices::new(
                 dns::Proxy::new(&[], dns::Limits::default(), Box::new(dns::AllowAll)),
@@ -174,16 +181,11 @@ impl Rig {
         }
     }
 
-    fn known(&self) -> Vec<ControlMessage> {
-        let mut known = vec![routes(1_400)];
-        known.extend((1..=VMS).filter_map(|row| self.vm_message(row)));
-        known
-    }
-
-    pub(super) fn vm_message(&self, row: u16) -> Option<ControlMessage> {
+    /// The VM in a row, if there is one.
+    pub(super) fn vm(&self, row: u16) -> Option<VmSpec> {
         let id = self.ids[usize::from(row)];
         let is_there = id != 0;
-        is_there.then(|| ControlMessage::Vm(spec(row, id, MAX_FLOWS)))
+        is_there.then(|| spec(row, id, MAX_FLOWS))
     }
 
     /// The VM asks for the name of the server that is inspected.
@@ -193,14 +195,15 @@ impl Rig {
         inspected::tell(&self.judge, id, now_ns);
     }
 
-    pub(super) fn tell(&mut self, message: ControlMessage) {
-        self.broker.messages.borrow_mut().push_back(message);
+    pub(super) fn tell(&mut self, command: impl FnOnce(&mut FuzzEngine) + 'static) {
+        self.broker.messages.push(Box::new(command));
     }
 
     /// One turn of the loop.
     pub(super) fn turn(&mut self) {
         let engine = self.engine.as_mut().expect("started");
-        engine.turn(Some(0)).expect("nothing that stops it");
+        let turned = engine.turn(Some(0), &mut self.broker);
+        turned.expect("nothing that stops it");
         let mut kernel = self.kernel.borrow_mut();
         let sent = std::mem::take(&mut kernel.at_world);
         let delivered = std::mem::take(&mut kernel.at_guest);
@@ -338,9 +341,9 @@ fn all_but(address: Ipv4Addr) -> impl Iterator<Item = Ipv4Net> {
     })
 }
 
-pub(super) fn routes(mtu: u32) -> ControlMessage {
+pub(super) fn network(mtu: u32) -> NetworkView {
     let net = |a, b, c, d, len| Ipv4Net::new(ip(a, b, c, d).into(), len).expect("a prefix length");
-    ControlMessage::Routes {
+    NetworkView {
         routes: RouteSnapshot {
             uplink_ifindex: Some(UPLINK),
             addresses: vec![HostAddress {

@@ -2,7 +2,7 @@
 use slipgate_abi::{Handover, Ip4, Protocol};
 use slipgate_policy::Destination;
 use userspace_nat::{
-    control::ControlMessage,
+    control::Forward,
     fake::{Faults, packets},
     packet::{Ipv4, Packet, Transport},
     port::VirtioNetHdr,
@@ -10,7 +10,7 @@ use userspace_nat::{
 
 use super::{
     inspected,
-    rig::{ROWS, Rig, VMS, routes},
+    rig::{ROWS, Rig, VMS, network},
 };
 use crate::{
     dress::dress,
@@ -237,41 +237,51 @@ fn dns_stream(rig: &mut Rig, tape: &mut Tape<'_>) {
 fn broker(rig: &mut Rig, tape: &mut Tape<'_>) {
     let row = vm_row(tape);
     let id = rig.ids[usize::from(row)];
-    let message = match tape.u8() % 8 {
+    match tape.u8() % 8 {
         0 if id != 0 => {
             rig.ids[usize::from(row)] = 0;
-            ControlMessage::VmGone { row, id }
+            rig.tell(move |engine| engine.remove_vm(row, id));
         }
         0 | 1 if id == 0 => {
             rig.new_vm(row);
-            let Some(message) = rig.vm_message(row) else {
-                return;
-            };
-            message
+            if let Some(vm) = rig.vm(row) {
+                rig.tell(|engine| engine.set_vm(vm));
+            }
         }
-        2 => routes(u32::from(tape.u16())),
-        3 => ControlMessage::ReservedPorts(vec![
-            (Protocol::Tcp, 61_000 + u16::from(tape.u8() % 4)),
-            (Protocol::Udp, 61_001),
-        ]),
-        4 => ControlMessage::Why {
-            request: 1,
-            row: u16::from(tape.u8()) % ROWS,
-            to: Destination {
+        2 => {
+            let network = network(u32::from(tape.u16()));
+            rig.tell(move |engine| engine.set_network(&network));
+        }
+        3 => {
+            let ports = vec![
+                (Protocol::Tcp, 61_000 + u16::from(tape.u8() % 4)),
+                (Protocol::Udp, 61_001),
+            ];
+            rig.tell(|engine| engine.set_reserved_ports(ports));
+        }
+        4 => {
+            let row = u16::from(tape.u8()) % ROWS;
+            let to = Destination {
                 addr: tape.array::<4>().into(),
                 port: tape.u16(),
                 protocol: Protocol::Tcp,
-            },
-            name: (tape.u8() & 1 != 0).then(|| "www.example.test".to_owned()),
-        },
-        5 => ControlMessage::Sync {
-            request: u64::from(tape.u8()),
-        },
+            };
+            let name = (tape.u8() & 1 != 0).then_some("www.example.test");
+            rig.tell(move |engine| drop(engine.why(row, to, name)));
+        }
+        5 => {
+            // Seeds name the request.
+            let _ = tape.u8();
+            rig.tell(|engine| {
+                engine.after_ends();
+            });
+        }
         6 => {
             let port = 8_000 + u16::from(tape.u8() % 4);
             let mut kernel = rig.kernel.borrow_mut();
             kernel.forwards.insert((HOST, port, 6), (row, id));
-            ControlMessage::Forwards(vec![userspace_nat::control::Forward {
+            drop(kernel);
+            let forward = Forward {
                 protocol: Protocol::Tcp,
                 host: HOST.into(),
                 host_port: port,
@@ -279,9 +289,9 @@ fn broker(rig: &mut Rig, tape: &mut Tape<'_>) {
                 vm_row: row,
                 guest_port: 80,
                 rule: 12,
-            }])
+            };
+            rig.tell(move |engine| engine.set_forwards(vec![forward]));
         }
-        _ => ControlMessage::Resolvers(Vec::new()),
-    };
-    rig.tell(message);
+        _ => rig.tell(|engine| engine.set_resolvers(&[])),
+    }
 }

@@ -1,13 +1,12 @@
 //! Requests of clients to an engine, and its replies.
 //!
 //! A new request is a variant of [`EngineRequest`], and of [`EngineReply`] where no reply fits yet.
-//! The broker resolves names to [`Subject`]s, records which client asked, and passes the rest on
+//! The broker resolves names to [`Subject`](slipgate_model::Subject)s, records which client asked, and passes the rest on
 //! without change.
 use std::{net::Ipv4Addr, os::fd::OwnedFd};
 
 use serde::{Deserialize, Serialize};
-
-use super::EngineInventory;
+use slipgate_model::{EngineInventory, WhyAnswer};
 
 /// A request to an engine.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -76,34 +75,6 @@ pub enum Scope {
     Flows,
 }
 
-/// A VM or a flow, in the engine's terms.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub enum Subject {
-    /// A VM with all its flows.
-    Vm {
-        /// Row of the VM.
-        row: u16,
-    },
-    /// A translated flow.
-    Flow {
-        /// Slot of the flow.
-        slot: u32,
-        /// Generation of the slot.
-        generation: u32,
-    },
-    /// A relayed flow, by its id.
-    Relayed(RelayedId),
-}
-
-/// Id of a relayed flow, unique across engines.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct RelayedId {
-    /// Random number of the engine that carries the flow.
-    pub run: u32,
-    /// Number of the flow in that engine.
-    pub number: u64,
-}
-
 /// A flow that a guest might open.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct FlowQuestion {
@@ -117,26 +88,6 @@ pub struct FlowQuestion {
     /// one](WhyAnswer::lacks_address) and this host finds it.
     #[serde(default)]
     pub name: Option<String>,
-}
-
-/// Decision about a [`FlowQuestion`].
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct WhyAnswer {
-    /// Whether it would be admitted.
-    pub admitted: bool,
-    /// Rule that decides, as typed.
-    pub rule: String,
-    /// Name of the refusal in `stats`.
-    pub refusal: Option<String>,
-    /// Outcome for the flow, in words.
-    pub outcome: String,
-    /// Reasons for the choice of that rule, one sentence per line.
-    pub explanation: String,
-    /// Route in words: source address, next hop and interface; `None` if no packet would leave.
-    pub via: Option<String>,
-    /// No decision was made: an address of the name is needed first.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub lacks_address: bool,
 }
 
 impl<F> EngineRequest<F> {

@@ -1,13 +1,9 @@
 //! Settings that an engine starts with, and the parts that later change together.
-use std::{
-    net::{Ipv4Addr, SocketAddrV4},
-    os::fd::OwnedFd,
-};
+use std::{net::SocketAddrV4, os::fd::OwnedFd};
 
 use serde::{Deserialize, Serialize};
+use slipgate_model::{FlowLogEvent, NetworkView, VmSpec};
 use slipgate_policy::LocalAddresses;
-
-use super::NetworkView;
 
 /// Settings that an engine starts with.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
@@ -48,20 +44,6 @@ pub struct Start<F = OwnedFd> {
     pub log: String,
 }
 
-/// A kind of lines in the flow log.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum FlowLogEvent {
-    /// A flow was admitted.
-    FlowStart,
-    /// A flow has ended.
-    FlowEnd,
-    /// A guest's DNS question was answered, or refused.
-    Dns,
-    /// New flows and questions were refused.
-    Refused,
-}
-
 /// New policies to put in force.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Policies<F = OwnedFd> {
@@ -77,39 +59,6 @@ pub struct Policies<F = OwnedFd> {
     pub vms: Vec<VmSpec>,
     /// Ids of VMs whose refused flows are all cut, whatever their policy says about reloads.
     pub strictly: Vec<u32>,
-}
-
-/// A VM and its network.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct VmSpec {
-    /// Id of the VM, never reused.
-    pub id: u32,
-    /// Index of the VM in `VMS`, `COUNTERS` and `DROPS`.
-    pub row: u16,
-    /// Name that the user gave the VM.
-    pub name: String,
-    /// IPv4 address of the guest.
-    pub guest: Ipv4Addr,
-    /// The gateway's address, which is the engine's.
-    pub gateway: Ipv4Addr,
-    /// The resolver's address, which is the engine's.
-    pub dns: Ipv4Addr,
-    /// Prefix length of the guest's network.
-    pub prefix_len: u8,
-    /// MAC address configured for the guest; `None`: any MAC address that it uses.
-    pub guest_mac: Option<[u8; 6]>,
-    /// MAC address of the gateway.
-    pub gateway_mac: [u8; 6],
-    /// MTU of the guest's link, L3 bytes.
-    pub mtu: u16,
-    /// Largest number of flows at once.
-    pub max_flows: u32,
-    /// Largest number of flows admitted per second.
-    pub new_flows_per_second: u32,
-    /// Index of its policy among the process's.
-    pub policy: u32,
-    /// Largest number of DNS questions per second; 0: no limit.
-    pub dns_per_second: u32,
 }
 
 /// A port of the host that leads to a guest.

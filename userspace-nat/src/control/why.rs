@@ -3,10 +3,10 @@
 use std::{net::Ipv4Addr, sync::atomic::Ordering::Relaxed};
 
 use slipgate_abi::{Refusal, vm::VmFlags};
+use slipgate_model::WhyAnswer;
 
 use crate::{
     admission::plan::{Path, Plan, has_timestamps_by_default},
-    control::Why,
     datapath::Datapath,
     route::Route,
     state::{Core, VmState},
@@ -36,7 +36,7 @@ impl<D: Datapath> Core<D> {
         mut to: Destination,
         name: Option<&str>,
         now_ns: u64,
-    ) -> Why {
+    ) -> WhyAnswer {
         let mut found = None;
         // Port 53 is answered here, whatever address a name has.
         if let Some(name) = name.filter(|_| to.port != DNS_PORT) {
@@ -60,7 +60,7 @@ impl<D: Datapath> Core<D> {
     }
 
     /// Changes the answer for a frozen VM, of which nothing passes, whatever would be admitted.
-    fn note_frozen(&self, row: u16, answer: &mut Why) {
+    fn note_frozen(&self, row: u16, answer: &mut WhyAnswer) {
         let vm = self.datapath.vm(row);
         if vm.is_some_and(|vm| vm.flags().load(Relaxed) & VmFlags::FROZEN != 0) {
             answer.admitted = false;
@@ -78,10 +78,10 @@ impl<D: Datapath> Core<D> {
         to: Destination,
         name: &str,
         now_ns: u64,
-    ) -> Result<(Ipv4Addr, String), Box<Why>> {
+    ) -> Result<(Ipv4Addr, String), Box<WhyAnswer>> {
         let judge = self.judge.borrow();
         let answer = |decision: Decision, refusal: Option<&str>, outcome: String| {
-            Box::new(Why {
+            Box::new(WhyAnswer {
                 admitted: decision.is_allowed(),
                 rule: judge.policies().text(decision),
                 refusal: refusal.map(str::to_owned),
@@ -93,7 +93,7 @@ impl<D: Datapath> Core<D> {
         };
         let vm = self.vm(row).map_or(0, |vm| vm.net.id);
         let nothing = |outcome| {
-            Box::new(Why {
+            Box::new(WhyAnswer {
                 admitted: false,
                 rule: String::new(),
                 refusal: None,
@@ -106,7 +106,7 @@ impl<D: Datapath> Core<D> {
         let wire = wire(name).map_err(|error| nothing(error.to_string()))?;
         if let Some(text) = judge.policy(vm).without_dns() {
             let outcome = format!("{name} is not resolved: every question is answered REFUSED");
-            return Err(Box::new(Why {
+            return Err(Box::new(WhyAnswer {
                 rule: text,
                 ..*nothing(outcome)
             }));
@@ -137,7 +137,7 @@ impl<D: Datapath> Core<D> {
                     outcome,
                 ))
             }
-            None if to.addr.is_unspecified() => Err(Box::new(Why {
+            None if to.addr.is_unspecified() => Err(Box::new(WhyAnswer {
                 lacks_address: true,
                 ..*nothing(format!(
                     "no rule names {name}, and this host finds no address for it: ask for an \
@@ -156,12 +156,12 @@ impl<D: Datapath> Core<D> {
     }
 
     /// Explains what admission plans for a flow to an address.
-    fn by_address(&self, row: u16, to: Destination, now_ns: u64) -> Why {
+    fn by_address(&self, row: u16, to: Destination, now_ns: u64) -> WhyAnswer {
         let judge = self.judge.borrow();
         let id = self.vm(row).map_or(0, |vm| vm.net.id);
         let nothing = |outcome: String| {
             let decision = judge.decide(id, to, now_ns).decision;
-            Why {
+            WhyAnswer {
                 admitted: false,
                 rule: judge.policies().text(decision),
                 refusal: None,
@@ -177,7 +177,7 @@ impl<D: Datapath> Core<D> {
         if to.port == DNS_PORT
             && let Some((rule, why)) = judge.policy(id).resolves_nothing()
         {
-            return Why {
+            return WhyAnswer {
                 rule,
                 explanation: why.to_owned(),
                 ..nothing("answered REFUSED, whatever is asked".to_owned())
@@ -186,7 +186,7 @@ impl<D: Datapath> Core<D> {
         if to.port == DNS_PORT {
             let outcome = "answered by slipgate's resolver, whatever address is asked; no rule by \
                            address is tried";
-            return Why {
+            return WhyAnswer {
                 admitted: true,
                 rule: String::new(),
                 explanation: String::new(),
@@ -205,7 +205,7 @@ impl<D: Datapath> Core<D> {
     }
 
     /// Puts a plan into words.
-    fn planned(&self, vm: &VmState, to: Destination, plan: &Plan, now_ns: u64) -> Why {
+    fn planned(&self, vm: &VmState, to: Destination, plan: &Plan, now_ns: u64) -> WhyAnswer {
         let judge = self.judge.borrow();
         let via = match plan.route {
             Some(Route::Via {
@@ -231,7 +231,7 @@ impl<D: Datapath> Core<D> {
             }
         };
         let refusal = plan.refused.map(|refused| refused.reason);
-        Why {
+        WhyAnswer {
             admitted: refusal.is_none(),
             rule,
             refusal: refusal.map(|refusal| refusal.name().to_owned()),

@@ -47,7 +47,7 @@ mod upstream;
 pub use name::Name;
 pub use policy::{AllowAll, ExtendedError, NamePolicy, NameVerdict, Telling};
 pub use proxy::{Limits, Origin, Proxy, Reply};
-pub use resolvers::{DNS_PORT, ResolverError, Resolvers, parse_resolv_conf, parse_resolver};
+pub use resolvers::{DNS_PORT, Resolvers};
 
 /// Most file descriptors that the proxy's sockets use under these limits.
 pub const fn max_descriptors(limits: &Limits) -> usize {

@@ -4,10 +4,10 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use hashbrown::HashSet;
 use slipgate_abi::Verdict;
+use slipgate_model::TranslatedId;
 
 use crate::{
     clock::Clock,
-    control::Control,
     datapath::Datapath,
     event_loop::{Engine, EngineError},
     flow::{
@@ -15,20 +15,20 @@ use crate::{
         adopt::{Adoption, Known},
     },
     port::FrameIo,
-    record::Id,
     services::Services,
     state::Core,
 };
 
-impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C, K, S> {
-    pub(crate) fn adopt(
-        &mut self,
-        recorded: &HashSet<Id>,
-        now_ns: u64,
-    ) -> Result<Adoption, EngineError> {
+impl<D: Datapath, P: FrameIo, C: Clock, S: Services> Engine<D, P, C, S> {
+    /// Adopts the flows in the kernel. VMs, routes, forwards and so on are to be set before.
+    /// `recorded`: ids in the flow log's tail.
+    ///
+    /// # Errors
+    /// When the flow map can't be read.
+    pub fn adopt(&mut self, recorded: &HashSet<TranslatedId>) -> Result<Adoption, EngineError> {
         struct Here<'a> {
             vms: HashSet<(u32, u32)>,
-            recorded: &'a HashSet<Id>,
+            recorded: &'a HashSet<TranslatedId>,
             instance: u32,
         }
         impl Known for Here<'_> {
@@ -36,13 +36,14 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
                 self.vms.contains(&(row, vm))
             }
             fn is_recorded(&self, slot: u32, generation: u32) -> bool {
-                self.recorded.contains(&Id {
+                self.recorded.contains(&TranslatedId {
                     instance: self.instance,
                     slot,
                     generation,
                 })
             }
         }
+        let now_ns = self.clock.now_ns();
         let vms = self
             .core
             .vms()

@@ -1,161 +1,152 @@
-//! Execution of the broker's messages.
-use slipgate_abi::timeout::CLOSING_GRACE_NS;
+//! Commands: what the broker asks of the engine, as its methods.
+use std::{io::Write, net::SocketAddr};
+
+use slipgate_abi::{Protocol, timeout::CLOSING_GRACE_NS};
+use slipgate_model::{NetworkView, OnExit, VmSpec, WhyAnswer};
+use slipgate_policy::{Described, Destination};
 
 use crate::{
     clock::Clock,
     context::Context,
-    control::{Control, ControlMessage, ControlReply},
+    control::{Control, EndsToken, Forward},
     datapath::Datapath,
     event_loop::{Engine, EngineError},
     flow::{EndReason, Flows},
-    observe::PortDump,
+    observe::{CaptureRequest, NotCaptured, PortDump},
     port::FrameIo,
     record::Output,
+    relay,
     route::RouteTable,
     services::Services,
     state::Core,
     vm::VmNet,
 };
-use slipgate_policy::Described;
 
-/// An answer that waits until flows have ended.
-#[derive(Debug)]
-pub(crate) enum Later {
-    /// Answer to a sync, with the engine's status at that time.
-    Sync(u64),
-    /// Answer that is complete already.
-    Reply(ControlReply),
-}
-
-impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C, K, S> {
-    pub(crate) fn read_control(&mut self) -> Result<(), EngineError> {
-        while let Some(message) = self.control.recv().map_err(EngineError::Control)? {
-            let now_ns = self.clock.now_ns();
-            self.apply(message, now_ns)?;
-        }
-        Ok(())
+impl<D: Datapath, P: FrameIo, C: Clock, S: Services> Engine<D, P, C, S> {
+    /// Adds a VM, or changes its description.
+    pub fn set_vm(&mut self, spec: VmSpec) {
+        let stats = self.core.datapath.stats(spec.row);
+        let vm = VmNet::new(spec, stats);
+        self.services.vm_added(&vm);
+        self.core.set_vm(vm);
     }
 
-    pub(crate) fn apply(
-        &mut self,
-        message: ControlMessage,
-        now_ns: u64,
-    ) -> Result<(), EngineError> {
-        match message {
-            ControlMessage::Vm(spec) => {
-                let stats = self.core.datapath.stats(spec.row);
-                let vm = VmNet::new(spec, stats);
-                self.services.vm_added(&vm);
-                self.core.set_vm(vm);
-            }
-            ControlMessage::VmGone { row, id } => {
-                self.end_where(EndReason::VmRemoved, now_ns, |flows| {
-                    flows.slots_of(row).to_vec()
-                });
-                if self.core.remove_vm(row, id) {
-                    let cx = &mut Context {
-                        now_ns,
-                        out: &mut self.core.out,
-                        poller: &self.poller,
-                    };
-                    self.services.vm_removed(id, cx);
-                    self.record_refusals();
-                    self.core.refusals.forget(id);
-                }
-            }
-            ControlMessage::Routes {
-                routes,
-                local,
-                links,
-            } => {
-                self.core.judge.borrow_mut().set_local(&local);
-                self.core.set_links(&links);
-                self.core.set_routes(RouteTable::new(&routes));
-            }
-            ControlMessage::Forwards(forwards) => self.core.set_forwards(forwards),
-            ControlMessage::ForwardTexts(texts) => self.set_forward_texts(texts),
-            ControlMessage::Policies(reload) => self.reload(*reload, now_ns),
-            ControlMessage::RelayForward(forward) => {
-                let cx = &mut Context {
-                    now_ns,
-                    out: &mut self.core.out,
-                    poller: &self.poller,
-                };
-                // Only the epoll set can refuse it, when the engine is out of memory.
-                self.services
-                    .add_forward(forward, cx)
-                    .map_err(EngineError::Wait)?;
-            }
-            ControlMessage::Resolvers(resolvers) => self.services.set_resolvers(&resolvers),
-            ControlMessage::ReservedPorts(ports) => self.core.flows.ports.set_reserved(ports),
-            ControlMessage::FlowLog(writer) => self.log.set_writer(writer),
-            ControlMessage::Why {
-                request,
-                row,
-                to,
-                name,
-            } => {
-                if let Some(vm) = self.core.vm_mut(row) {
-                    vm.loopback_flows = self.services.loopback_flows(vm.net.id);
-                }
-                let answer = self.core.why(row, to, name.as_deref(), now_ns);
-                self.answer(ControlReply::Why { request, answer })?;
-            }
-            ControlMessage::Names { request, from } => {
-                let page = self.names_page(from, now_ns);
-                self.answer(ControlReply::Names { request, page })?;
-            }
-            ControlMessage::Report {
-                request,
-                after_ends,
-            } => {
-                let reply = ControlReply::Done { request };
-                match after_ends {
-                    true => self.answer_after_ends(Later::Reply(reply)),
-                    false => self.answer(reply)?,
-                }
-            }
-            ControlMessage::Sync { request } => self.answer_after_ends(Later::Sync(request)),
-            ControlMessage::PcapOutput(output) => self.watch.dump = Some(PortDump::new(output)),
-            ControlMessage::Pcap(file) => match &mut self.watch.dump {
-                Some(dump) => dump.set_file(file),
-                None => self.watch.dump = Some(PortDump::new(Output::direct(file))),
-            },
-            ControlMessage::Cut { request, what } => {
-                let flows = self.cut(what).map(|flows| flows as u64);
-                let reply = ControlReply::Cut { request, flows };
-                self.answer_after_ends(Later::Reply(reply));
-            }
-            ControlMessage::Capture { request, capture } => {
-                let Self {
-                    watch,
-                    core,
-                    poller,
-                    ..
-                } = self;
-                let refused = watch.captures.begin(core, poller, capture, now_ns).err();
-                self.answer(ControlReply::Capturing { request, refused })?;
-            }
-            ControlMessage::Listen { request, row, to } => {
-                let refused = self.listen(row, to).err();
-                self.answer(ControlReply::Listening { request, refused })?;
-            }
-            ControlMessage::Thaw { request, row } => {
-                self.core
-                    .flows
-                    .begin_timers(&self.core.datapath, row, now_ns);
-                if let Some(vm) = self.core.vm(row).map(|vm| vm.net.id) {
-                    self.core.inspected.begin_timers(vm, now_ns);
-                }
-                self.answer(ControlReply::Thawed { request })?;
-            }
-            ControlMessage::Shutdown(on_exit) => self.exit = Some(on_exit),
+    /// Removes a VM: its flows end.
+    pub fn remove_vm(&mut self, row: u16, id: u32) {
+        let now_ns = self.clock.now_ns();
+        self.end_where(EndReason::VmRemoved, now_ns, |flows| {
+            flows.slots_of(row).to_vec()
+        });
+        if self.core.remove_vm(row, id) {
+            let cx = &mut Context {
+                now_ns,
+                out: &mut self.core.out,
+                poller: &self.poller,
+            };
+            self.services.vm_removed(id, cx);
+            self.record_refusals();
+            self.core.refusals.forget(id);
         }
-        Ok(())
+    }
+
+    /// Replaces what is known of the host's network.
+    pub fn set_network(&mut self, network: &NetworkView) {
+        self.core.judge.borrow_mut().set_local(&network.local);
+        self.core.set_links(&network.links);
+        self.core.set_routes(RouteTable::new(&network.routes));
+    }
+
+    /// Replaces the forwards that the kernel translates.
+    pub fn set_forwards(&mut self, forwards: Vec<Forward>) {
+        self.core.set_forwards(forwards);
+    }
+
+    /// Adds a bound socket of the host whose connections are relayed to a guest.
+    ///
+    /// # Errors
+    /// When the epoll set does not take the socket: the engine is out of memory.
+    pub fn add_relay_forward(&mut self, forward: relay::Forward) -> Result<(), EngineError> {
+        let cx = &mut Context {
+            now_ns: self.clock.now_ns(),
+            out: &mut self.core.out,
+            poller: &self.poller,
+        };
+        self.services
+            .add_forward(forward, cx)
+            .map_err(EngineError::Wait)
+    }
+
+    /// Replaces the host's resolvers, for policies that configure none of their own.
+    pub fn set_resolvers(&mut self, resolvers: &[SocketAddr]) {
+        self.services.set_resolvers(resolvers);
+    }
+
+    /// Replaces the set of translated ports that sockets of the host have bound.
+    pub fn set_reserved_ports(&mut self, ports: Vec<(Protocol, u16)>) {
+        self.core.flows.ports.set_reserved(ports);
+    }
+
+    /// Replaces the flow log's file (rotation).
+    pub fn set_flow_log(&mut self, file: Box<dyn Write + Send>) {
+        self.log.set_writer(Some(file));
+    }
+
+    /// Writes the port's frames to this output (`--pcap`).
+    pub fn set_pcap(&mut self, output: Output) {
+        self.watch.dump = Some(PortDump::new(output));
+    }
+
+    /// Replaces the file of the port's frames (rotation).
+    pub fn set_pcap_file(&mut self, file: Box<dyn Write + Send>) {
+        match &mut self.watch.dump {
+            Some(dump) => dump.set_file(file),
+            None => self.set_pcap(Output::direct(file)),
+        }
+    }
+
+    /// Says which rule decides about a destination, and what would happen to a flow to it. The
+    /// destination's address is 0.0.0.0 when only a name is known; `name`: what the guest would
+    /// resolve first.
+    pub fn why(&mut self, row: u16, to: Destination, name: Option<&str>) -> WhyAnswer {
+        if let Some(vm) = self.core.vm_mut(row) {
+            vm.loopback_flows = self.services.loopback_flows(vm.net.id);
+        }
+        self.core.why(row, to, name, self.clock.now_ns())
+    }
+
+    /// Starts a capture that writes packets to a socket.
+    ///
+    /// # Errors
+    /// When the flow or VM is not here, or one capture more is too many.
+    pub fn capture(&mut self, request: CaptureRequest) -> Result<(), NotCaptured> {
+        let Self {
+            watch,
+            core,
+            poller,
+            clock,
+            ..
+        } = self;
+        watch.captures.begin(core, poller, request, clock.now_ns())
+    }
+
+    /// Restarts the timers of a frozen VM's flows, just before it is thawed.
+    pub fn thaw(&mut self, row: u16) {
+        let now_ns = self.clock.now_ns();
+        self.core
+            .flows
+            .begin_timers(&self.core.datapath, row, now_ns);
+        if let Some(vm) = self.core.vm(row).map(|vm| vm.net.id) {
+            self.core.inspected.begin_timers(vm, now_ns);
+        }
+    }
+
+    /// Stops the engine at the end of the turn, with this treatment of its flows.
+    pub fn stop(&mut self, on_exit: OnExit) {
+        self.exit = Some(on_exit);
     }
 
     /// Sets the rule texts: those of the policies in force, followed by those of the forwards.
-    pub(crate) fn set_forward_texts(&mut self, texts: Vec<String>) {
+    pub fn set_forward_texts(&mut self, texts: Vec<String>) {
         let Core {
             rule_texts,
             judge,
@@ -168,33 +159,30 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
         rule_texts.begin(*rule_base, policies, forwards);
     }
 
-    /// Answers a request once every flow that has begun to end by now has ended.
-    pub(crate) fn answer_after_ends(&mut self, what: Later) {
+    /// Returns a token for all flows that have begun to end by now. [`Control::ended`] is called
+    /// with it once they have ended and their records, and all earlier ones, are written.
+    pub fn after_ends(&mut self) -> EndsToken {
         let now_ns = self.clock.now_ns();
         let due_ns = match self.core.flows.next_due_ns() {
             Some(_) => now_ns + CLOSING_GRACE_NS,
             None => now_ns,
         };
-        self.later.push_back((due_ns, what));
+        let token = EndsToken(self.next_token);
+        self.next_token += 1;
+        self.ending.push_back((due_ns, token));
+        token
     }
 
-    /// Sends the answers that are due. All frames and records were written before.
-    pub(crate) fn answer_later(&mut self, now_ns: u64) -> Result<(), EngineError> {
-        while let Some((_, what)) = self.later.pop_front_if(|(due_ns, _)| *due_ns <= now_ns) {
-            let reply = match what {
-                Later::Sync(request) => ControlReply::Synced {
-                    request,
-                    status: self.status(),
-                },
-                Later::Reply(reply) => reply,
-            };
-            self.answer(reply)?;
+    /// Reports the tokens whose flows have ended. All frames and records were written before.
+    pub(crate) fn report_ended(
+        &mut self,
+        control: &mut impl Control<Self>,
+        now_ns: u64,
+    ) -> Result<(), EngineError> {
+        while let Some((_, token)) = self.ending.pop_front_if(|(due_ns, _)| *due_ns <= now_ns) {
+            control.ended(token).map_err(EngineError::Control)?;
         }
         Ok(())
-    }
-
-    fn answer(&mut self, reply: ControlReply) -> Result<(), EngineError> {
-        self.control.send(reply).map_err(EngineError::Control)
     }
 
     fn end_where(

@@ -1,8 +1,10 @@
 //! Cuts flows, on request or because the present rules refuse them. Both ends are informed
 //! ([`crate::packet_path`]).
+use slipgate_model::Subject;
+
 use crate::{
-    clock::Clock, context::Context, control::Control, datapath::Datapath, event_loop::Engine,
-    flow::EndReason, observe::Subject, port::FrameIo, services::Services, state::Core,
+    clock::Clock, context::Context, control::Cut, datapath::Datapath, event_loop::Engine,
+    flow::EndReason, port::FrameIo, services::Services, state::Core,
 };
 
 /// Most guests' connections that are probed for a segment at one cut.
@@ -11,9 +13,15 @@ const MOST_PROBES: usize = 1_024;
 /// up.
 const PROBES_AT_ONCE: usize = 256;
 
-impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C, K, S> {
-    /// Cuts the flows of a request. Returns how many; `None` when the flow is not in this engine.
-    pub(crate) fn cut(&mut self, what: Subject) -> Option<usize> {
+impl<D: Datapath, P: FrameIo, C: Clock, S: Services> Engine<D, P, C, S> {
+    /// Ends flows; `None` when the flow is not in this engine.
+    pub fn cut(&mut self, what: Subject) -> Option<Cut> {
+        let flows = self.cut_subject(what)? as u64;
+        let ends = self.after_ends();
+        Some(Cut { flows, ends })
+    }
+
+    fn cut_subject(&mut self, what: Subject) -> Option<usize> {
         match what {
             Subject::Flow { slot, generation } => {
                 let entry = self.core.flows.entry(slot)?;

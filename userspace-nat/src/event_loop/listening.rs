@@ -15,7 +15,6 @@ use nix::sys::socket::{MsgFlags, recv, send};
 
 use crate::{
     clock::{Clock, SECOND_NS},
-    control::{Control, MOST_LISTENERS, NotListening},
     datapath::Datapath,
     event_loop::Engine,
     poll::{Interest, Poller, Readiness, Subsystem, Token},
@@ -24,8 +23,24 @@ use crate::{
     services::Services,
 };
 
+/// Most listeners that receive records at once.
+pub const MOST_LISTENERS: usize = 8;
 /// Time for which a listener that is ending may take the rest, ns.
 const LINGER_NS: u64 = 2 * SECOND_NS;
+
+/// Reason why a request to listen was refused.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum NotListening {
+    /// No VM is served in that row.
+    #[error("that VM is not served any more")]
+    NoVm,
+    /// [`MOST_LISTENERS`] listeners are connected already.
+    #[error("{MOST_LISTENERS} listen already; end one of them")]
+    TooMany,
+    /// The descriptor is not a stream socket.
+    #[error("the descriptor that was sent is no stream socket")]
+    Socket,
+}
 
 /// The clients that listen to records.
 #[derive(Debug, Default)]
@@ -52,9 +67,12 @@ impl Listening {
     }
 }
 
-impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C, K, S> {
-    /// Adds a listener for a VM's records from now on.
-    pub(crate) fn listen(&mut self, row: u16, to: OwnedFd) -> Result<(), NotListening> {
+impl<D: Datapath, P: FrameIo, C: Clock, S: Services> Engine<D, P, C, S> {
+    /// Sends the records of a VM from now on to a stream socket.
+    ///
+    /// # Errors
+    /// When the VM is not served, one listener more is too many, or it is no stream socket.
+    pub fn listen(&mut self, row: u16, to: OwnedFd) -> Result<(), NotListening> {
         let id = self.core.vm(row).map(|vm| vm.net.id);
         let id = id.ok_or(NotListening::NoVm)?;
         let Listening { list, last_key } = &mut self.listening;

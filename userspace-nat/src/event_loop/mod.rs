@@ -17,23 +17,23 @@
 //! Nothing in a turn waits. While frames keep arriving, the next turn does not wait either. When
 //! none do, the thread sleeps until the next timer: at most a second with live flows, without limit
 //! when there is no VM.
-use std::collections::VecDeque;
+use std::{collections::VecDeque, os::fd::BorrowedFd};
 
-use hashbrown::HashSet;
+use slipgate_model::OnExit;
 
-use self::{commands::Later, listening::Listening};
+use self::listening::Listening;
 use crate::{
     clock::{Clock, MILLISECOND_NS, SECOND_NS},
     context::Context,
-    control::{Control, ControlMessage, OnExit, Status},
+    control::{Control, EndsToken, Status},
     datapath::Datapath,
-    flow::{Flows, adopt::Adoption, is_frozen},
+    flow::{Flows, is_frozen},
     nat_ports::PortPool,
     observe::watch::Watch,
     packet_path::Disposition,
     poll::{Interest, Poller, Readiness, Subsystem, Token},
     port::{BATCH, Batch, FrameIo},
-    record::{FlowLog, Id, Losses},
+    record::{FlowLog, Losses},
     services::Services,
     state::Core,
 };
@@ -48,6 +48,7 @@ mod parts;
 mod records;
 mod reload;
 
+pub use listening::{MOST_LISTENERS, NotListening};
 pub use parts::{EngineError, Parts};
 
 /// Work in one turn: frames read, or frames that these led to where that is more. It is bounded so
@@ -67,13 +68,12 @@ const CREDITS_INTERVAL_NS: u64 = 25 * MILLISECOND_NS;
 /// Interval between two checks whether the flow log's file has taken the batches handed over, ns.
 const WRITTEN_INTERVAL_NS: u64 = 50 * MILLISECOND_NS;
 
-/// The engine, over its datapath, port, clock, channel to the broker, and services.
+/// The engine, over its datapath, port, clock and services.
 #[derive(Debug)]
-pub struct Engine<D, P, C, K, S> {
+pub struct Engine<D, P, C, S> {
     core: Core<D>,
     port: P,
     clock: C,
-    control: K,
     services: S,
     log: FlowLog,
     losses: Losses,
@@ -88,31 +88,22 @@ pub struct Engine<D, P, C, K, S> {
     next_refusals_ns: u64,
     next_credits_ns: Option<u64>,
     exit: Option<OnExit>,
-    /// Answers that wait until flows have ended, each with the time at which it is due, ns.
-    later: VecDeque<(u64, Later)>,
+    /// Tokens that wait until flows have ended, each with the time at which it is due, ns.
+    ending: VecDeque<(u64, EndsToken)>,
+    next_token: u64,
     /// Counters: only the `frames_*` fields are kept here; [`Engine::status`] fills in the others.
     frames: Status,
 }
 
-impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C, K, S> {
-    /// Creates an engine and adopts the flows in the kernel. `known`: messages of the broker about
-    /// VMs, routes and so on, which are applied before the adoption. `recorded`: ids in the flow
-    /// log's tail.
+impl<D: Datapath, P: FrameIo, C: Clock, S: Services> Engine<D, P, C, S> {
+    /// Creates an engine that knows no VM, and has yet to [`adopt`](Self::adopt) the flows in the
+    /// kernel.
     ///
     /// # Errors
-    /// When the epoll set can't be made, the broker's channel fails, or the flow map can't be read.
-    pub fn start(
-        parts: Parts<D, P, C, K, S>,
-        known: Vec<ControlMessage>,
-        recorded: &HashSet<Id>,
-    ) -> Result<(Self, Adoption), EngineError> {
+    /// When the epoll set can't be made.
+    pub fn new(parts: Parts<D, P, C, S>) -> Result<Self, EngineError> {
         let poller = Poller::new().map_err(EngineError::Wait)?;
-        let add = |fd: Option<std::os::fd::BorrowedFd<'_>>, subsystem| match fd {
-            Some(fd) => poller.add(fd, Token { subsystem, key: 0 }, Interest::Read),
-            None => Ok(()),
-        };
-        add(parts.port.fd(), Subsystem::Port).map_err(EngineError::Wait)?;
-        add(parts.control.fd(), Subsystem::Control).map_err(EngineError::Wait)?;
+        watch(&poller, parts.port.fd(), Subsystem::Port)?;
         let slots = parts.datapath.slots();
         let flows = Flows::new(slots, PortPool::new(parts.nat_ports));
         let mut log = parts.log;
@@ -121,7 +112,6 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
             core: Core::new(parts.datapath, flows, parts.judge, parts.rule_base),
             port: parts.port,
             clock: parts.clock,
-            control: parts.control,
             services: parts.services,
             log,
             losses: Losses::default(),
@@ -136,27 +126,24 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
             next_refusals_ns: 0,
             next_credits_ns: None,
             exit: None,
-            later: VecDeque::new(),
+            ending: VecDeque::new(),
+            next_token: 0,
             frames: Status::default(),
         };
         engine.keep_records();
         engine.set_forward_texts(Vec::new());
-        let now_ns = engine.clock.now_ns();
-        for message in known {
-            engine.apply(message, now_ns)?;
-        }
-        let adoption = engine.adopt(recorded, now_ns)?;
-        Ok((engine, adoption))
+        Ok(engine)
     }
 
     /// Runs until the broker stops the engine. Returns what was done with the live flows.
     ///
     /// # Errors
     /// When the port, the broker's channel or the epoll set fails.
-    pub fn run(&mut self) -> Result<OnExit, EngineError> {
+    pub fn run(&mut self, control: &mut impl Control<Self>) -> Result<OnExit, EngineError> {
+        watch(&self.poller, control.fd(), Subsystem::Control)?;
         loop {
             let timeout_ns = self.timeout_ns();
-            self.turn(timeout_ns)?;
+            self.turn(timeout_ns, control)?;
             if let Some(exit) = self.exit {
                 self.end_captures();
                 if exit == OnExit::Detach {
@@ -181,7 +168,11 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
     ///
     /// # Errors
     /// When the port, the broker's channel or the epoll set fails.
-    pub fn turn(&mut self, timeout_ns: Option<u64>) -> Result<(), EngineError> {
+    pub fn turn(
+        &mut self,
+        timeout_ns: Option<u64>,
+        control: &mut impl Control<Self>,
+    ) -> Result<(), EngineError> {
         self.ready.clear();
         self.services.begin_turn();
         let has_frames = !self.order.is_done();
@@ -197,8 +188,8 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
             // Recorded before a message of the broker can change the meaning of a rule's number.
             self.record_starts();
         }
-        if ready(&self.ready, self.control.fd().is_some(), Subsystem::Control) {
-            self.read_control()?;
+        if ready(&self.ready, control.fd().is_some(), Subsystem::Control) {
+            control.serve(self).map_err(EngineError::Control)?;
         }
         let now_ns = self.clock.now_ns();
         for readiness in std::mem::take(&mut self.ready) {
@@ -223,7 +214,7 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
         }
         self.work_timers(now_ns);
         self.write_out();
-        self.answer_later(now_ns)
+        self.report_ended(control, now_ns)
     }
 
     /// Returns the engine's counters and sizes.
@@ -253,7 +244,7 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
             self.watch.captures.next_deadline_ns(),
             self.listening.next_deadline_ns(),
             self.core.inspected.next_deadline_ns(),
-            self.later.front().map(|(due_ns, _)| *due_ns),
+            self.ending.front().map(|(due_ns, _)| *due_ns),
             self.core.following.is_under_way().then_some(now_ns),
             self.log.is_behind().then_some(now_ns + WRITTEN_INTERVAL_NS),
         ];
@@ -434,6 +425,18 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
         }
         self.core.out.clear();
     }
+}
+
+/// Adds a descriptor, if there is one, to those that a turn waits for.
+fn watch(
+    poller: &Poller,
+    fd: Option<BorrowedFd<'_>>,
+    subsystem: Subsystem,
+) -> Result<(), EngineError> {
+    let Some(fd) = fd else { return Ok(()) };
+    let token = Token { subsystem, key: 0 };
+    let added = poller.add(fd, token, Interest::Read);
+    added.map_err(EngineError::Wait)
 }
 
 #[cfg(test)]

@@ -2,18 +2,13 @@
 //! sent to the broker in pages, each well below the largest message of the channel (64 KiB): first
 //! VMs by row, then flows by slot, then relayed flows by number.
 use slipgate_abi::maps::MAX_VMS;
+use slipgate_model::{
+    EngineInventory, LiveRelayed, NameCounts, RefusedQuestions, RefusedSample, RelayedCounts,
+};
 
 use crate::{
-    clock::Clock,
-    control::{Control, LiveRelayed, NamesPage, RelayedCounts},
-    datapath::Datapath,
-    event_loop::Engine,
-    name_gate::NameCounts,
-    port::FrameIo,
-    record::{RefusedSample, RelayedFlow},
-    relay,
-    services::Services,
-    state::Core,
+    clock::Clock, datapath::Datapath, event_loop::Engine, port::FrameIo, record::RelayedFlow,
+    relay, services::Services, state::Core,
 };
 
 /// Size of a page, bytes, roughly: JSON adds to each name.
@@ -32,7 +27,7 @@ const RELAYED: u64 = 1 << 33;
 /// A page that is being filled.
 #[derive(Debug)]
 struct Draft {
-    page: NamesPage,
+    page: EngineInventory,
     room: usize,
 }
 
@@ -47,12 +42,12 @@ impl Draft {
     }
 }
 
-impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C, K, S> {
-    /// Returns the page that begins at a row, at [`SLOTS`] and a slot, or at [`RELAYED`] and a
-    /// number.
-    pub(crate) fn names_page(&self, from: u64, now_ns: u64) -> NamesPage {
+impl<D: Datapath, P: FrameIo, C: Clock, S: Services> Engine<D, P, C, S> {
+    /// Returns a page of the inventory. `from`: 0, or [`EngineInventory::next`] of the page before.
+    pub fn inventory(&self, from: u64) -> EngineInventory {
+        let now_ns = self.clock.now_ns();
         let mut draft = Draft {
-            page: NamesPage::default(),
+            page: EngineInventory::default(),
             room: PAGE_BYTES,
         };
         // Each returns false when the page is full.
@@ -187,7 +182,6 @@ fn size_of_sample(sample: &RefusedSample) -> usize {
 
 /// Returns the size of a VM's counts, bytes. The backslashes of unusual names are doubled in JSON.
 fn size(counts: &NameCounts) -> usize {
-    let of =
-        |by: &crate::name_gate::RefusedQuestions| 2 * (by.rule.len() + by.last.len()) + ENTRY_BYTES;
+    let of = |by: &RefusedQuestions| 2 * (by.rule.len() + by.last.len()) + ENTRY_BYTES;
     22 * ENTRY_BYTES + counts.refused_by.iter().map(of).sum::<usize>()
 }

@@ -7,15 +7,13 @@ use crate::{name_gate::SharedJudge, record::FlowLog};
 
 /// Parts from which an engine is built.
 #[derive(Debug)]
-pub struct Parts<D, P, C, K, S> {
+pub struct Parts<D, P, C, S> {
     /// The kernel's tables of flows and VMs.
     pub datapath: D,
     /// The engine port for frames.
     pub port: P,
     /// The monotonic and wall clocks.
     pub clock: C,
-    /// The channel to the broker.
-    pub control: K,
     /// The services: ARP, DHCP, DNS, relay.
     pub services: S,
     /// The rules, shared with the DNS proxy among the services.

@@ -6,7 +6,6 @@ use std::{
 
 use crate::{
     clock::{Clock, SECOND_NS},
-    control::Control,
     datapath::Datapath,
     event_loop::Engine,
     flow::Ended,
@@ -22,7 +21,7 @@ const REFUSALS_INTERVAL_NS: u64 = 10 * SECOND_NS;
 /// Time that a disk may take for the last lines. The client that stopped the engine waits for it.
 const LOG_ENDS_WITHIN: Duration = Duration::from_secs(5);
 
-impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C, K, S> {
+impl<D: Datapath, P: FrameIo, C: Clock, S: Services> Engine<D, P, C, S> {
     /// Has core and services keep the records that the log or its listeners want.
     pub(crate) fn keep_records(&mut self) {
         self.core.records_starts = self.log.wants(Event::FlowStart);

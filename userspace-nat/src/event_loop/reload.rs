@@ -2,8 +2,7 @@
 //!
 //! Between two packets the judge is given the new policies ([`Judge::set_policies`]), VMs their
 //! quotas, and every flow is judged again. Flows that are denied are cut ([`super::cut`]), unless
-//! their policy leaves them. The request is answered after the grace: no packet of a denied flow
-//! leaves any more.
+//! their policy leaves them. After the grace no packet of a denied flow leaves any more.
 //!
 //! A flow keeps the number of the rule that admitted it. So the previous run of rules stays known,
 //! and in `RULES`, for as long as a flow refers to one of them.
@@ -14,9 +13,9 @@ use std::collections::HashSet;
 use crate::{
     clock::Clock,
     context::Context,
-    control::{Control, ControlReply, Reload},
+    control::{Reload, Reloaded},
     datapath::Datapath,
-    event_loop::{Engine, commands::Later},
+    event_loop::Engine,
     flow::EndReason,
     port::{FrameIo, Outbox},
     record::rule_texts::RuleTexts,
@@ -26,11 +25,11 @@ use crate::{
     vm::VmNet,
 };
 
-impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C, K, S> {
+impl<D: Datapath, P: FrameIo, C: Clock, S: Services> Engine<D, P, C, S> {
     /// Puts the policies in force.
-    pub(crate) fn reload(&mut self, reload: Reload, now_ns: u64) {
+    pub fn reload(&mut self, reload: Reload) -> Reloaded {
+        let now_ns = self.clock.now_ns();
         let Reload {
-            request,
             mut policies,
             rule_base,
             local,
@@ -63,13 +62,12 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
         let cut = self.cut_slots(&refused.cut, EndReason::Policy);
         let relayed = self.rejudge_loopback(may_stay, now_ns);
         let kept = refused.live - cut + relayed.live - relayed.cut;
-        let reply = ControlReply::Applied {
-            request,
+        Reloaded {
             cut: (cut + relayed.cut) as u64,
             kept: kept as u64,
             left: (refused.left + relayed.left) as u64,
-        };
-        self.answer_after_ends(Later::Reply(reply));
+            ends: self.after_ends(),
+        }
     }
 
     /// Ends the connections to the host's loopback that are now denied. `may_stay` says of a VM

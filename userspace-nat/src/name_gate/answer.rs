@@ -41,7 +41,7 @@ impl Judge {
         if !decision.is_allowed() {
             let error = self.refusal(vm, decision, name);
             let text = policy.text(decision);
-            self.count(vm).refused(text, name.without_dot());
+            self.count_refused(vm, text, name.without_dot());
             return Err(error);
         }
         let Some(mut chain) = Chain::of(answer, name) else {

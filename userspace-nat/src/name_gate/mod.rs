@@ -22,7 +22,6 @@
 //! | an answer for which the VM has no room | REFUSED; live openings stay |
 mod answer;
 mod by_rules;
-mod counts;
 mod inspect;
 mod learnt;
 mod openings;
@@ -31,15 +30,20 @@ mod reload;
 
 use std::{cell::RefCell, collections::HashMap, hash::RandomState, net::Ipv4Addr, rc::Rc};
 
+use slipgate_model::{NameCounts, RefusedQuestions};
 use slipgate_policy::{Asker, Decision, Destination, LocalAddresses, Name, Policy, PolicySet};
 
 use self::learnt::Learnt;
 pub use self::{
     by_rules::ByRules,
-    counts::{NameCounts, RefusedQuestions},
     inspect::Said,
     learnt::{Change, LearntName, MAX_PER_VM},
 };
+
+/// Most rules per VM for which refused questions are counted separately.
+const COUNTED_RULES: usize = 16;
+/// Longest part of a refused name that is kept, bytes.
+const SHOWN_NAME: usize = 100;
 
 /// A judge shared by admission and the DNS proxy.
 pub type SharedJudge = Rc<RefCell<Judge>>;
@@ -186,6 +190,24 @@ impl Judge {
 
     fn count(&mut self, vm: u32) -> &mut NameCounts {
         self.counts.entry(vm).or_default()
+    }
+
+    /// Counts a question that a rule refused.
+    fn count_refused(&mut self, vm: u32, rule: String, mut name: String) {
+        name.truncate(SHOWN_NAME); // ASCII, as names are shown
+
+        let counts = self.count(vm);
+        counts.refused_names += 1;
+        if let Some(by) = counts.refused_by.iter_mut().find(|by| by.rule == rule) {
+            by.questions += 1;
+            by.last = name;
+        } else if counts.refused_by.len() < COUNTED_RULES {
+            counts.refused_by.push(RefusedQuestions {
+                rule,
+                questions: 1,
+                last: name,
+            });
+        }
     }
 }
 

@@ -40,7 +40,7 @@ impl Judge {
         let policy = self.policy(vm);
         if let Some(text) = policy.without_dns() {
             let error = ExtendedError::prohibited(format!("refused by {text}"));
-            self.count(vm).refused(text, name.without_dot());
+            self.count_refused(vm, text, name.without_dot());
             return Err(error);
         }
         if !policy.judges_names() {
@@ -57,9 +57,8 @@ impl Judge {
             let error = self.refusal(vm, decision, name);
             let text = policy.text(decision);
             let elsewhere = decision.rule == policy.dns_bypass_id();
-            let count = self.count(vm);
-            count.elsewhere += u64::from(elsewhere);
-            count.refused(text, name.without_dot());
+            self.count(vm).elsewhere += u64::from(elsewhere);
+            self.count_refused(vm, text, name.without_dot());
             return Err(error);
         }
         let dns = &policy.settings().dns;

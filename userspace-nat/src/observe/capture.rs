@@ -24,8 +24,8 @@ use std::{
 };
 
 use nix::sys::socket::{MsgFlags, send};
-use serde::{Deserialize, Serialize};
 use slipgate_abi::{Command, Direction, PortHeader, Tuple, portframe::PortFlags};
+use slipgate_model::Subject;
 
 use crate::{
     clock::SECOND_NS,
@@ -41,7 +41,6 @@ use crate::{
     },
     poll::{Interest, Poller, Readiness, Subsystem, Token},
     port::{ETHERTYPE_IPV4, Frame},
-    record::RelayedId,
     state::Core,
     stats::Tally,
 };
@@ -52,25 +51,6 @@ pub const MOST_CAPTURES: usize = 8;
 const BUFFER: usize = 4 << 20;
 /// Time for which an ended capture waits until its client has taken the rest, ns.
 const LINGER_NS: u64 = 2 * SECOND_NS;
-
-/// Flows that a request is about.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub enum Subject {
-    /// One flow that is translated.
-    Flow {
-        /// Index of its slot.
-        slot: u32,
-        /// Generation of the slot.
-        generation: u32,
-    },
-    /// One flow that is relayed.
-    Relayed(RelayedId),
-    /// Everything of a VM.
-    Vm {
-        /// Row of the VM.
-        row: u16,
-    },
-}
 
 /// A request for a capture.
 #[derive(Debug)]

@@ -4,5 +4,5 @@ mod pcap;
 pub mod pcapng;
 pub(crate) mod watch;
 
-pub use capture::{CaptureRequest, MOST_CAPTURES, NotCaptured, Subject};
+pub use capture::{CaptureRequest, MOST_CAPTURES, NotCaptured};
 pub(crate) use pcap::PortDump;

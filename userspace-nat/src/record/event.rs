@@ -1,43 +1,8 @@
-//! Events that are recorded.
-use serde::{Deserialize, Serialize};
-
-/// Kind of a recorded event.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-#[repr(u8)]
-pub enum Event {
-    /// A flow was admitted.
-    FlowStart,
-    /// A flow has ended.
-    FlowEnd,
-    /// A guest's DNS question was answered, or refused.
-    Dns,
-    /// New flows and questions were refused; one line reports several.
-    Refused,
-}
-
-impl Event {
-    /// Every event, in order.
-    pub const ALL: [Self; 4] = [Self::FlowStart, Self::FlowEnd, Self::Dns, Self::Refused];
-
-    /// Returns the name used in records and on the command line.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::FlowStart => "flow_start",
-            Self::FlowEnd => "flow_end",
-            Self::Dns => "dns",
-            Self::Refused => "refused",
-        }
-    }
-}
-
-impl Serialize for Event {
-    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_str(self.name())
-    }
-}
+//! Sets of recorded events.
+pub use slipgate_model::FlowLogEvent as Event;
 
 /// A set of events.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Events(u8);
 
 impl Events {

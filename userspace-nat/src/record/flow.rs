@@ -1,16 +1,22 @@
-//! Records of the starts and ends of flows.
+//! Records of the starts and ends of flows, and the ids of those that a log has recorded.
 use std::{
+    io::{self, Read, Seek, SeekFrom},
     net::SocketAddrV4,
     rc::Rc,
     sync::atomic::Ordering::Relaxed,
     time::{Duration, SystemTime},
 };
 
-use serde::Serialize;
+use hashbrown::HashSet;
+use serde::{Deserialize, Serialize};
 use slipgate_abi::{Ip4, Protocol, SlotRef, Verdict, slot::SlotFlags, tcp::TcpBits};
+use slipgate_model::{FlowId, RelayedId, TranslatedId};
 
-use super::{Event, FlowId, FlowLog, Id, RelayedId, Rfc3339};
+use super::{Event, FlowLog, Rfc3339};
 use crate::flow::Ended;
+
+/// Part of a log's end that is searched for ids at adoption, bytes: far more than one turn writes.
+const TAIL: u64 = 4 << 20;
 
 /// Names that a record shows and the slot does not hold.
 #[derive(Clone, Copy, Debug, Default)]
@@ -136,7 +142,7 @@ impl FlowLog {
         if !self.wants(Event::FlowStart) {
             return;
         }
-        let id = Id {
+        let id = TranslatedId {
             instance: self.instance,
             slot,
             generation: live.generation().load(Relaxed),
@@ -168,7 +174,7 @@ impl FlowLog {
         }
         let slot = &ended.content;
         let duration = Duration::from_nanos(ended.ended_ns.saturating_sub(slot.created_ns));
-        let id = Id {
+        let id = TranslatedId {
             instance: self.instance,
             slot: ended.slot,
             generation: slot.generation,
@@ -362,4 +368,28 @@ impl Digits {
     fn as_str(&self) -> &str {
         str::from_utf8(&self.bytes[..self.len]).unwrap_or_default()
     }
+}
+
+/// Returns the ids of the flows that ended in a log's last 4 MiB. A torn first or last line is
+/// skipped, and so are records of other events. Lines without an event are flow ends: earlier logs
+/// had no others.
+///
+/// # Errors
+/// When the log can't be read.
+pub fn recorded_ids(log: &mut (impl Read + Seek)) -> io::Result<HashSet<TranslatedId>> {
+    #[derive(Deserialize)]
+    struct End {
+        event: Option<String>,
+        id: String,
+    }
+    let len = log.seek(SeekFrom::End(0))?;
+    log.seek(SeekFrom::Start(len.saturating_sub(TAIL)))?;
+    let mut tail = Vec::new();
+    log.take(TAIL).read_to_end(&mut tail)?;
+    let lines = tail.split(|b| *b == b'\n');
+    Ok(lines
+        .filter_map(|line| serde_json::from_slice::<End>(line).ok())
+        .filter(|end| end.event.as_deref().is_none_or(|event| event == "flow_end"))
+        .filter_map(|end| TranslatedId::parse(&end.id))
+        .collect())
 }

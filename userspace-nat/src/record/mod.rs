@@ -30,7 +30,6 @@ use serde::Serialize;
 mod dns;
 mod event;
 mod flow;
-mod id;
 mod listener;
 mod losses;
 mod output;
@@ -40,12 +39,11 @@ mod time;
 
 pub use dns::{MOST_ANSWERS, MOST_CHAIN, Question, Source};
 pub use event::{Event, Events};
-pub use flow::{Names, RelayedEnd, RelayedFlow};
-pub use id::{FlowId, Id, RelayedId, recorded_ids};
+pub use flow::{Names, RelayedEnd, RelayedFlow, recorded_ids};
 pub use listener::Listener;
 pub use losses::Losses;
 pub use output::{Background, MOST_QUEUED, Outcome, Output, Unwritten};
-pub use refused::{Refusals, RefusedSample};
+pub use refused::Refusals;
 pub use time::Rfc3339;
 
 /// Size at which the buffer is written without waiting for the end of the turn, bytes.

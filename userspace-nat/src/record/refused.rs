@@ -8,8 +8,9 @@
 use std::{net::SocketAddrV4, time::SystemTime};
 
 use hashbrown::HashMap;
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 use slipgate_abi::{Protocol, Tuple};
+use slipgate_model::RefusedSample;
 
 use super::{Event, FlowLog, Rfc3339, flow::Address, wall_at};
 
@@ -35,29 +36,6 @@ struct Sum {
     last_ns: u64,
     /// Tuple of the last refusal.
     tuple: Tuple,
-}
-
-/// Refusals of a VM for one reason by one rule since the engine started, with the last such flow or
-/// question.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct RefusedSample {
-    /// Name of the VM.
-    pub vm: String,
-    /// Reason, as in `refused` of `stats`, or a reason of DNS.
-    pub reason: String,
-    /// Text of the rule, if one refused.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub rule: Option<String>,
-    /// Number of such refusals.
-    pub count: u64,
-    /// Time since the last one, ms.
-    pub last_ms_ago: u64,
-    /// Protocol: tcp, udp or icmp.
-    pub proto: String,
-    /// The guest's address and port in the last one.
-    pub guest: SocketAddrV4,
-    /// Remote address and port in the last one.
-    pub remote: SocketAddrV4,
 }
 
 #[derive(Serialize)]

@@ -11,8 +11,7 @@
 //! rule`) and routes by TOS are not supported.
 use std::net::Ipv4Addr;
 
-use ipnet::Ipv4Net;
-use serde::{Deserialize, Serialize};
+pub use slipgate_model::{HostAddress, RouteEntry, RouteKind, RouteSnapshot};
 
 use crate::datapath::Hop;
 
@@ -25,74 +24,11 @@ pub use table::RouteTable;
 /// Smallest MTU that a link may have, bytes (RFC 791).
 const LEAST_MTU: u32 = 68;
 
-/// Addresses and routes of the host at one time, as the broker read them.
-#[derive(Clone, Default, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct RouteSnapshot {
-    /// Interface by which flows leave; `None` for any that a route names.
-    pub uplink_ifindex: Option<u32>,
-    /// IPv4 addresses of all the host's links.
-    pub addresses: Vec<HostAddress>,
-    /// Routes of the main (and default) table. Routes of the local table may be included.
-    pub routes: Vec<RouteEntry>,
-}
-
-/// An IPv4 address of the host, with its network.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct HostAddress {
-    /// Interface that has the address.
-    pub ifindex: u32,
-    /// The address, with its network's prefix length.
-    pub addr: Ipv4Net,
-    /// Broadcast address of the network (`IFA_BROADCAST`); `None` if it has none.
-    pub broadcast: Option<Ipv4Addr>,
-}
-
-/// One route of the host.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct RouteEntry {
-    /// Destinations of the route.
-    pub prefix: Ipv4Net,
-    /// Type of the route: the treatment of packets to these destinations.
-    pub kind: RouteKind,
-    /// Interface by which packets leave (`RTA_OIF`); 0 for types without one.
-    pub ifindex: u32,
-    /// Router; `None` if the destinations are on link.
-    pub gateway: Option<Ipv4Addr>,
-    /// Preferred source address (`RTA_PREFSRC`).
-    pub prefsrc: Option<Ipv4Addr>,
-    /// Priority (`RTA_PRIORITY`); the lowest wins.
-    pub metric: u32,
-    /// Largest packet that the route carries, bytes (`RTAX_MTU`); `None` if only the link limits
-    /// it.
-    pub mtu: Option<u32>,
-}
-
-/// Type of a route (`rtm_type`).
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum RouteKind {
-    /// Packets are sent to a gateway, or directly on link.
-    Unicast,
-    /// The destination is an address of the host.
-    Local,
-    /// The destination is a broadcast address of one of the host's networks.
-    Broadcast,
-    /// Packets are discarded silently.
-    Blackhole,
-    /// Packets are refused with ICMP host unreachable.
-    Unreachable,
-    /// Packets are refused with ICMP administratively prohibited.
-    Prohibit,
-}
-
-impl RouteEntry {
-    /// MTU of the route, bytes, raised to the smallest that a link may have (RFC 791); `None` if
-    /// the route sets none.
-    fn mtu(&self) -> Option<u32> {
-        self.mtu
-            .filter(|mtu| *mtu > 0)
-            .map(|mtu| mtu.max(LEAST_MTU))
-    }
+/// MTU of a route, bytes, raised to the smallest that a link may have (RFC 791); `None` if the route
+/// sets none.
+fn mtu(route: &RouteEntry) -> Option<u32> {
+    let set = route.mtu.filter(|mtu| *mtu > 0);
+    set.map(|mtu| mtu.max(LEAST_MTU))
 }
 
 /// Result of a route look-up.

@@ -77,7 +77,7 @@ impl RouteTable {
                         ifindex: route.ifindex,
                         next_hop,
                         source,
-                        mtu: route.mtu(),
+                        mtu: super::mtu(route),
                     },
                     None => Route::Unreachable,
                 }

@@ -5,8 +5,8 @@ use std::{
     rc::Rc,
 };
 
-use serde::{Deserialize, Serialize};
 use slipgate_abi::{Protocol, Tuple, maps::MAX_VMS};
+use slipgate_model::Link;
 
 use crate::{
     datapath::Datapath,
@@ -43,17 +43,6 @@ pub struct Forward {
     pub guest_port: u16,
     /// Element of `RULES` that the forward's flows show.
     pub rule: u32,
-}
-
-/// MTU and type of an uplink.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct Link {
-    /// Ifindex of the link.
-    pub ifindex: u32,
-    /// Largest L3 packet, bytes.
-    pub mtu: u32,
-    /// Whether its frames begin with an Ethernet header.
-    pub has_l2: bool,
 }
 
 /// State that the engine keeps of a VM.

@@ -15,11 +15,23 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("slipgate-programs", &["slipgate-abi"]),
     ("slipgate-control", &["slipgate-abi"]),
     ("slipgate-policy", &["slipgate-abi"]),
-    ("userspace-nat", &["slipgate-abi", "slipgate-policy"]),
-    ("slipgate-ipc", &["slipgate-abi", "slipgate-policy"]),
+    ("slipgate-model", &["slipgate-abi", "slipgate-policy"]),
+    (
+        "userspace-nat",
+        &["slipgate-abi", "slipgate-policy", "slipgate-model"],
+    ),
+    (
+        "slipgate-ipc",
+        &["slipgate-abi", "slipgate-policy", "slipgate-model"],
+    ),
     (
         "slipgate-api",
-        &["slipgate-abi", "slipgate-policy", "slipgate-ipc"],
+        &[
+            "slipgate-abi",
+            "slipgate-policy",
+            "slipgate-model",
+            "slipgate-ipc",
+        ],
     ),
     ("slipgate-vmm", &[]),
     ("slipgate-guest", &[]),
@@ -29,7 +41,7 @@ const LAYERS: &[(&str, &[&str])] = &[
             "slipgate-abi",
             "slipgate-control",
             "slipgate-policy",
-            "userspace-nat",
+            "slipgate-model",
             "slipgate-ipc",
         ],
     ),
@@ -39,6 +51,7 @@ const LAYERS: &[(&str, &[&str])] = &[
             "slipgate-abi",
             "slipgate-control",
             "slipgate-policy",
+            "slipgate-model",
             "userspace-nat",
             "slipgate-ipc",
             "slipgate-api",
@@ -52,6 +65,7 @@ const LAYERS: &[(&str, &[&str])] = &[
             "slipgate-abi",
             "slipgate-control",
             "slipgate-policy",
+            "slipgate-model",
             "userspace-nat",
             "slipgate-ipc",
             "slipgate-broker",
@@ -65,6 +79,7 @@ const LAYERS: &[(&str, &[&str])] = &[
             "slipgate-abi",
             "slipgate-control",
             "slipgate-policy",
+            "slipgate-model",
             "userspace-nat",
             "slipgate-vmm",
             "slipgate-testbed",
@@ -75,6 +90,7 @@ const LAYERS: &[(&str, &[&str])] = &[
         &[
             "slipgate-abi",
             "slipgate-policy",
+            "slipgate-model",
             "userspace-nat",
             "slipgate-ipc",
             "slipgate-api",
@@ -91,19 +107,21 @@ const FOR_TESTS: [&str; 1] = ["slipgate-testbed"];
 const KNOW_AYA: [&str; 2] = ["slipgate-control", "slipgate-abi"];
 
 /// The crates that must do without aya, also through others.
-const WITHOUT_AYA: [&str; 5] = [
+const WITHOUT_AYA: [&str; 6] = [
     "slipgate-policy",
     "slipgate-api",
+    "slipgate-model",
     "userspace-nat",
     "slipgate-ipc",
     "slipgate-vmm",
 ];
 
 /// The crates that must do without KVM, also through others.
-const WITHOUT_KVM: [&str; 6] = [
+const WITHOUT_KVM: [&str; 7] = [
     "slipgate-api",
     "slipgate-control",
     "slipgate-policy",
+    "slipgate-model",
     "userspace-nat",
     "slipgate-ipc",
     "slipgate-broker",

@@ -23,6 +23,8 @@ fn arrows_of_the_design_are_right() {
         ("slipgate-ipc", "slipgate-policy"),
         ("slipgate-broker", "slipgate-ipc"),
         ("slipgate-broker", "slipgate-control"),
+        ("userspace-nat", "slipgate-model"),
+        ("slipgate-ipc", "slipgate-model"),
         ("slipgate", "slipgate-broker"),
     ] {
         assert!(
@@ -43,6 +45,8 @@ fn arrows_that_point_back_are_named() {
         ("slipgate-ipc", "slipgate-broker"),
         ("slipgate-broker", "slipgate"),
         ("slipgate-broker", "slipgate-vmm"),
+        ("slipgate-broker", "userspace-nat"),
+        ("slipgate-model", "slipgate-ipc"),
         ("slipgate-vmm", "userspace-nat"),
         ("xtask", "slipgate-abi"),
     ] {

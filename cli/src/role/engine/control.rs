@@ -1,7 +1,10 @@
-//! The channel to the broker as the engine's loop has it.
+//! The channel to the broker as the engine's loop serves it: messages become calls of the engine's
+//! methods, and what these return is sent back.
 use std::{
+    collections::HashMap,
     fs::File,
     io,
+    net::{SocketAddr, SocketAddrV4},
     os::fd::{AsFd, BorrowedFd},
     rc::Rc,
 };
@@ -9,16 +12,21 @@ use std::{
 use slipgate_abi::Protocol;
 use slipgate_ipc::{
     channel::{Channel, Received, read_memory_file},
-    engine::{EngineReply, EngineRequest, FromEngine, Policies, Subject, ToEngine, WhyAnswer},
+    engine::{
+        EngineReply, EngineRequest, FlowQuestion, FromEngine, Policies, Subject, ToEngine,
+        WhyAnswer,
+    },
 };
 use slipgate_policy::{Destination, PolicySet};
 use userspace_nat::{
-    clock::SECOND_NS,
-    control::{Control, ControlMessage, ControlReply, Reload, Why},
+    clock::{Clock, SECOND_NS},
+    control::{Control, EndsToken, Reload},
+    datapath::Datapath,
+    event_loop::Engine,
     observe::CaptureRequest,
+    port::FrameIo,
+    services::Services,
 };
-
-use super::convert;
 
 /// Most of a text in an answer, bytes of JSON; an answer has a few.
 const TEXT_BYTES: usize = 8 * 1_024;
@@ -27,132 +35,86 @@ const TEXT_BYTES: usize = 8 * 1_024;
 #[derive(Debug)]
 pub(super) struct BrokerChannel {
     channel: Rc<Channel>,
-    /// What the broker is to be told when the message received last has been carried out.
-    report: Option<Report>,
-}
-
-/// A report that follows a message.
-#[derive(Debug)]
-struct Report {
-    request: u64,
-    /// Whether the flows that the message ends have to have ended.
-    after_ends: bool,
+    /// Messages that are sent when flows have ended.
+    pending: HashMap<EndsToken, FromEngine>,
 }
 
 impl BrokerChannel {
     pub(super) fn new(channel: Rc<Channel>) -> Self {
         Self {
             channel,
-            report: None,
+            pending: HashMap::new(),
         }
     }
 
-    fn reply(&self, message: FromEngine) -> io::Result<()> {
-        self.channel.send(message).map_err(io::Error::other)
+    /// Sends a message, now or when the flows of a token have ended.
+    fn send(&mut self, message: FromEngine, after: Option<EndsToken>) -> io::Result<()> {
+        match after {
+            Some(token) => {
+                self.pending.insert(token, message);
+                Ok(())
+            }
+            None => self.channel.send(message).map_err(io::Error::other),
+        }
     }
 }
 
-impl Control for BrokerChannel {
-    fn recv(&mut self) -> io::Result<Option<ControlMessage>> {
-        if let Some(Report {
-            request,
-            after_ends,
-        }) = self.report.take()
-        {
-            return Ok(Some(ControlMessage::Report {
-                request,
-                after_ends,
-            }));
-        }
+impl<D: Datapath, P: FrameIo, C: Clock, S: Services> Control<Engine<D, P, C, S>> for BrokerChannel {
+    fn serve(&mut self, engine: &mut Engine<D, P, C, S>) -> io::Result<()> {
         loop {
             let message = match self.channel.try_receive().map_err(io::Error::other)? {
-                Received::Nothing => return Ok(None),
+                Received::Nothing => return Ok(()),
                 Received::End => return Err(io::ErrorKind::UnexpectedEof.into()),
                 Received::Message(message) => message,
             };
-            let message = match message {
-                ToEngine::Request { id, about, request } => match asked(id, about, request) {
-                    Ok(message) => message,
-                    Err(why) => {
-                        let reply = EngineReply::Refused { why };
-                        self.reply(FromEngine::Reply { id, reply })?;
-                        continue;
-                    }
-                },
-                ToEngine::Vm(spec) => ControlMessage::Vm(convert::vm(spec)),
+            match message {
+                ToEngine::Request { id, about, request } => {
+                    let (reply, after) = answer(engine, about, request)
+                        .unwrap_or_else(|why| (EngineReply::Refused { why }, None));
+                    self.send(FromEngine::Reply { id, reply }, after)?;
+                }
+                ToEngine::Vm(spec) => engine.set_vm(spec),
                 ToEngine::AddVm { id, vm } => {
-                    self.report = Some(Report {
-                        request: id,
-                        after_ends: false,
-                    });
-                    ControlMessage::Vm(convert::vm(vm))
+                    engine.set_vm(vm);
+                    self.send(FromEngine::Done { id }, None)?;
                 }
                 ToEngine::RemoveVm { id, vm, row } => {
-                    self.report = Some(Report {
-                        request: id,
-                        after_ends: true,
-                    });
-                    ControlMessage::VmGone { row, id: vm }
+                    engine.remove_vm(row, vm);
+                    let ends = engine.after_ends();
+                    self.send(FromEngine::Done { id }, Some(ends))?;
                 }
-                ToEngine::Network(view) => convert::network(view),
-                ToEngine::Resolvers(all) => convert::resolvers(all),
-                ToEngine::ReservedPorts(ports) => convert::reserved(ports),
-                ToEngine::FlowLog(file) => {
-                    ControlMessage::FlowLog(Some(Box::new(File::from(file))))
+                ToEngine::Network(view) => engine.set_network(&view),
+                ToEngine::Resolvers(all) => engine.set_resolvers(&resolvers(all)),
+                ToEngine::ReservedPorts(ports) => engine.set_reserved_ports(known_ports(ports)),
+                ToEngine::FlowLog(file) => engine.set_flow_log(Box::new(File::from(file))),
+                ToEngine::Pcap(file) => engine.set_pcap_file(Box::new(File::from(file))),
+                ToEngine::Policies(policies) => {
+                    let id = policies.id;
+                    let done = engine.reload(reload(*policies)?);
+                    let applied = FromEngine::Applied {
+                        id,
+                        cut: done.cut,
+                        kept: done.kept,
+                        left: done.left,
+                    };
+                    self.send(applied, Some(done.ends))?;
                 }
-                ToEngine::Pcap(file) => ControlMessage::Pcap(Box::new(File::from(file))),
-                ToEngine::Policies(policies) => reload(*policies)?,
-                ToEngine::Ping { id } => ControlMessage::Sync { request: id },
-                ToEngine::Shutdown(exit) => ControlMessage::Shutdown(convert::on_exit(exit)),
+                ToEngine::Ping { id } => {
+                    let ends = engine.after_ends();
+                    self.send(FromEngine::Pong { id }, Some(ends))?;
+                }
+                ToEngine::Shutdown(exit) => engine.stop(exit),
                 // Of the start, which is over.
-                ToEngine::Start(_) | ToEngine::Forwards(_) | ToEngine::Begin => continue,
-            };
-            return Ok(Some(message));
+                ToEngine::Start(_) | ToEngine::Forwards(_) | ToEngine::Begin => {}
+            }
         }
     }
 
-    fn send(&mut self, reply: ControlReply) -> io::Result<()> {
-        let done = |refused: Option<String>| match refused {
-            None => EngineReply::Done,
-            Some(why) => EngineReply::Refused { why },
-        };
-        let (id, reply) = match reply {
-            ControlReply::Applied {
-                request,
-                cut,
-                kept,
-                left,
-            } => {
-                return self.reply(FromEngine::Applied {
-                    id: request,
-                    cut,
-                    kept,
-                    left,
-                });
-            }
-            ControlReply::Done { request } => {
-                return self.reply(FromEngine::Done { id: request });
-            }
-            ControlReply::Synced { request, .. } => {
-                return self.reply(FromEngine::Pong { id: request });
-            }
-            ControlReply::Why { request, answer } => (request, EngineReply::Why(why(answer))),
-            ControlReply::Names { request, page } => {
-                (request, EngineReply::Inventory(convert::inventory(page)))
-            }
-            ControlReply::Cut { request, flows } => {
-                let cut = flows.map(|flows| EngineReply::Cut { flows });
-                (request, cut.unwrap_or(EngineReply::UnknownFlow))
-            }
-            ControlReply::Capturing { request, refused } => {
-                (request, done(refused.map(|why| why.to_string())))
-            }
-            ControlReply::Listening { request, refused } => {
-                (request, done(refused.map(|why| why.to_string())))
-            }
-            ControlReply::Thawed { request } => (request, EngineReply::Done),
-        };
-        self.reply(FromEngine::Reply { id, reply })
+    fn ended(&mut self, token: EndsToken) -> io::Result<()> {
+        match self.pending.remove(&token) {
+            Some(message) => self.send(message, None),
+            None => Ok(()),
+        }
     }
 
     fn fd(&self) -> Option<BorrowedFd<'_>> {
@@ -160,82 +122,95 @@ impl Control for BrokerChannel {
     }
 }
 
-/// A request as the engine has it; or why it makes no sense.
-fn asked(
-    request: u64,
+/// Carries out a client's request. Returns the reply, and the flows whose end it waits for; an error
+/// is the reason why the request is refused.
+fn answer<D: Datapath, P: FrameIo, C: Clock, S: Services>(
+    engine: &mut Engine<D, P, C, S>,
     about: Option<Subject>,
-    asked: EngineRequest,
-) -> Result<ControlMessage, String> {
+    request: EngineRequest,
+) -> Result<(EngineReply, Option<EndsToken>), String> {
     let vm = || match about {
         Some(Subject::Vm { row }) => Ok(row),
         _ => Err("that is asked of a VM"),
     };
-    let flows = || about.map(convert::subject).ok_or("that is asked of flows");
-    Ok(match asked {
-        EngineRequest::Why(question) => ControlMessage::Why {
-            request,
-            row: vm()?,
-            name: question.name,
-            to: Destination {
-                addr: question.address,
-                port: question.port,
-                protocol: Protocol::from_ip(question.protocol)
-                    .ok_or_else(|| format!("IP protocol {} has no flows", question.protocol))?,
-            },
-        },
-        EngineRequest::Inventory { from } => ControlMessage::Names { request, from },
-        EngineRequest::Thaw => ControlMessage::Thaw {
-            request,
-            row: vm()?,
-        },
-        EngineRequest::Cut => ControlMessage::Cut {
-            request,
-            what: flows()?,
+    let flows = || about.ok_or("that is asked of flows");
+    let reply = match request {
+        EngineRequest::Why(question) => {
+            let to = destination(&question)?;
+            let answer = engine.why(vm()?, to, question.name.as_deref());
+            EngineReply::Why(truncate_texts(answer))
+        }
+        EngineRequest::Inventory { from } => EngineReply::Inventory(engine.inventory(from)),
+        EngineRequest::Thaw => {
+            engine.thaw(vm()?);
+            EngineReply::Done
+        }
+        EngineRequest::Cut => match engine.cut(flows()?) {
+            Some(cut) => return Ok((EngineReply::Cut { flows: cut.flows }, Some(cut.ends))),
+            None => EngineReply::UnknownFlow,
         },
         EngineRequest::Capture {
             to,
             packets,
             seconds,
-        } => ControlMessage::Capture {
-            request,
-            capture: CaptureRequest {
+        } => {
+            let capture = CaptureRequest {
                 subject: flows()?,
                 to,
                 packets,
                 lasts_ns: seconds.map(|s| s.saturating_mul(SECOND_NS)),
-            },
-        },
-        EngineRequest::Record { to } => ControlMessage::Listen {
-            request,
-            row: vm()?,
-            to,
-        },
+            };
+            engine.capture(capture).map_err(|why| why.to_string())?;
+            EngineReply::Done
+        }
+        EngineRequest::Record { to } => {
+            engine.listen(vm()?, to).map_err(|why| why.to_string())?;
+            EngineReply::Done
+        }
+    };
+    Ok((reply, None))
+}
+
+fn destination(question: &FlowQuestion) -> Result<Destination, String> {
+    let protocol = Protocol::from_ip(question.protocol);
+    Ok(Destination {
+        addr: question.address,
+        port: question.port,
+        protocol: protocol
+            .ok_or_else(|| format!("IP protocol {} has no flows", question.protocol))?,
     })
 }
 
-/// Converts policies that the broker compiled; an error is the broker's fault.
-fn reload(policies: Policies) -> io::Result<ControlMessage> {
+/// The host's resolvers as the engine takes them.
+pub(super) fn resolvers(all: Vec<SocketAddrV4>) -> Vec<SocketAddr> {
+    all.into_iter().map(SocketAddr::V4).collect()
+}
+
+/// Those of the host's bound ports whose protocol is translated.
+pub(super) fn known_ports(ports: Vec<(u8, u16)>) -> Vec<(Protocol, u16)> {
+    let known = |(protocol, port)| Some((Protocol::from_ip(protocol)?, port));
+    ports.into_iter().filter_map(known).collect()
+}
+
+/// Reads policies that the broker compiled; an error is the broker's fault.
+fn reload(policies: Policies) -> io::Result<Reload> {
     let bytes = read_memory_file(policies.policies).map_err(io::Error::other)?;
-    Ok(ControlMessage::Policies(Box::new(Reload {
-        request: policies.id,
+    Ok(Reload {
         policies: PolicySet::from_bytes(&bytes).map_err(io::Error::other)?,
         rule_base: policies.rule_base,
         local: policies.local,
-        vms: convert::vms(policies.vms),
+        vms: policies.vms,
         strictly: policies.strictly,
-    })))
+    })
 }
 
-/// A packet has room for each of its texts, whatever rules and names are in them.
-fn why(answer: Why) -> WhyAnswer {
+/// A packet has room for each of the answer's texts, whatever rules and names are in them.
+fn truncate_texts(answer: WhyAnswer) -> WhyAnswer {
     WhyAnswer {
-        admitted: answer.admitted,
         rule: truncate_json(answer.rule),
-        refusal: answer.refusal,
         outcome: truncate_json(answer.outcome),
         explanation: truncate_json(answer.explanation),
-        via: answer.via,
-        lacks_address: answer.lacks_address,
+        ..answer
     }
 }
 

@@ -1,13 +1,41 @@
+use slipgate_policy::{Action, Policy, Rule};
+use userspace_nat::{
+    dns,
+    event_loop::Parts,
+    fake::{FakeClock, FakeDatapath, FakePort, Kernel},
+    name_gate::Judge,
+    record::FlowLog,
+    relay::{Limits, Relay},
+    services::HostServices,
+};
+
 use super::*;
+
+/// An engine over tables in memory, without VMs.
+fn engine() -> Engine<FakeDatapath, FakePort, FakeClock, HostServices> {
+    let kernel = Kernel::new(1_024);
+    Engine::new(Parts {
+        datapath: FakeDatapath::new(&kernel, 0, 1),
+        port: FakePort::new(&kernel),
+        clock: FakeClock::new(&kernel),
+        services: HostServices::new(
+            dns::Proxy::new(&[], dns::Limits::default(), Box::new(dns::AllowAll)),
+            Relay::new(Limits::default()),
+        ),
+        judge: Judge::shared(Policy::new(Action::Deny, Vec::<Rule>::new())),
+        rule_base: 1,
+        nat_ports: 61_000..=61_999,
+        log: FlowLog::new(None),
+    })
+    .unwrap()
+}
 
 /// The text can come from a rule's comment or from the owner of a DNS name.
 #[test]
 fn an_answer_of_any_length_goes_in_a_packet() {
     for text in ["x", "\u{1}", "\"", "\\", "\n", "\u{e9}", "\u{1f980}"] {
         let long = text.repeat(70_000);
-        let (broker, engine) = Channel::pair().unwrap();
-        let mut control = BrokerChannel::new(Rc::new(engine));
-        let answer = Why {
+        let answer = WhyAnswer {
             admitted: true,
             rule: long.clone(),
             refusal: None,
@@ -16,8 +44,11 @@ fn an_answer_of_any_length_goes_in_a_packet() {
             via: None,
             lacks_address: false,
         };
-        let reply = ControlReply::Why { request: 7, answer };
-        control.send(reply).unwrap();
+        let (broker, engine) = Channel::pair().unwrap();
+        let mut control = BrokerChannel::new(Rc::new(engine));
+        let reply = EngineReply::Why(truncate_texts(answer));
+        let message = FromEngine::Reply { id: 7, reply };
+        control.send(message, None).unwrap();
         let Some(FromEngine::Reply {
             id: 7,
             reply: EngineReply::Why(answer),
@@ -43,8 +74,9 @@ fn an_answer_of_any_length_goes_in_a_packet() {
 /// A broker of another version, or a mistake of its: who asked is told, and the engine serves on.
 #[test]
 fn a_request_about_nothing_that_it_can_be_asked_of_is_refused() {
-    let (broker, engine) = Channel::pair().unwrap();
-    let mut control = BrokerChannel::new(Rc::new(engine));
+    let (broker, ours) = Channel::pair().unwrap();
+    let mut control = BrokerChannel::new(Rc::new(ours));
+    let mut engine = engine();
     let about = Some(Subject::Flow {
         slot: 1,
         generation: 2,
@@ -55,7 +87,7 @@ fn a_request_about_nothing_that_it_can_be_asked_of_is_refused() {
     ] {
         let message = ToEngine::<std::os::fd::OwnedFd>::Request { id, about, request };
         broker.send(message).unwrap();
-        assert!(control.recv().unwrap().is_none());
+        control.serve(&mut engine).unwrap();
         let reply = broker.receive::<FromEngine>().unwrap();
         assert!(
             matches!(

@@ -3,12 +3,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use slipgate_abi::{DropReason, Handover, Refusal, tcp::Flags};
 
 use super::rig::*;
-use crate::{
-    clock::SECOND_NS,
-    control::{ControlMessage, ControlReply},
-    port::VirtioNetHdr,
-    state::Forward,
-};
+use crate::{clock::SECOND_NS, port::VirtioNetHdr, state::Forward};
 use slipgate_policy::{Action, Rule};
 
 fn rule(action: Action, pattern: &str) -> Rule {
@@ -401,13 +396,10 @@ fn a_forward_opens_a_flow_from_the_world() {
         rule: 13,
     };
     let texts = vec!["--forward tcp:8080:80".to_owned()];
-    for message in [
-        ControlMessage::Forwards(vec![forward]),
-        ControlMessage::ForwardTexts(texts),
-    ] {
-        rig.broker.messages.borrow_mut().push_back(message);
-    }
-    rig.turn();
+    rig.tell(move |engine| {
+        engine.set_forwards(vec![forward]);
+        engine.set_forward_texts(texts);
+    });
     rig.kernel
         .borrow_mut()
         .forwards
@@ -446,8 +438,7 @@ fn a_forward_opens_a_flow_from_the_world() {
     assert_eq!(rig.at_guest().len(), 1);
     assert_eq!(rig.flows(), 1);
     rig.assert_paired();
-    let gone = ControlMessage::VmGone { row: 1, id: 101 };
-    rig.broker.messages.borrow_mut().push_back(gone);
+    rig.send(|engine| engine.remove_vm(1, 101));
     rig.pass(60 * crate::clock::MILLISECOND_NS);
     assert_eq!(rig.records()[0]["rule_text"], "--forward tcp:8080:80");
 }
@@ -456,24 +447,11 @@ fn a_forward_opens_a_flow_from_the_world() {
 fn guests_do_not_fill_the_next_hops() {
     for (has_l2, most) in [(true, 256), (false, 1)] {
         let mut rig = Rig::new();
-        let ControlMessage::Routes {
-            mut routes,
-            local,
-            mut links,
-        } = routes()
-        else {
-            panic!("routes")
-        };
+        let mut network = network();
         // Every destination is on the link.
-        routes.routes[0].gateway = None;
-        links[0].has_l2 = has_l2;
-        let message = ControlMessage::Routes {
-            routes,
-            local,
-            links,
-        };
-        rig.broker.messages.borrow_mut().push_back(message);
-        rig.turn();
+        network.routes.routes[0].gateway = None;
+        network.links[0].has_l2 = has_l2;
+        rig.follow(network);
         for i in 0..300u16 {
             let [high, low] = i.to_be_bytes();
             let to = [198, 51, 100 + high, low].into_ip();
@@ -529,35 +507,19 @@ fn why_says_what_would_happen() {
         rules: vec![rule(Action::Deny, "198.51.100.0/24")],
         ..Setup::default()
     });
-    for (request, addr) in [
-        (1, [198, 51, 100, 7]),
-        (2, [203, 0, 113, 1]),
-        (3, [169, 254, 169, 254]),
-    ] {
+    let verdicts = [[198, 51, 100, 7], [203, 0, 113, 1], [169, 254, 169, 254]].map(|addr| {
         let to = slipgate_policy::Destination {
             addr: addr.into(),
             port: 443,
             protocol: slipgate_abi::Protocol::Tcp,
         };
-        let message = ControlMessage::Why {
-            request,
-            row: 1,
-            to,
-            name: None,
-        };
-        rig.broker.messages.borrow_mut().push_back(message);
-    }
-    rig.turn();
-    let replies = rig.broker.replies.borrow();
-    let verdicts: Vec<(bool, Option<&str>)> = replies
-        .iter()
-        .map(|reply| match reply {
-            ControlReply::Why { answer, .. } => (answer.admitted, answer.refusal.as_deref()),
-            other => panic!("an answer to another question: {other:?}"),
-        })
-        .collect();
+        let answer = rig.tell(move |engine| engine.why(1, to, None));
+        (answer.admitted, answer.refusal)
+    });
     assert_eq!(
-        verdicts,
+        verdicts
+            .each_ref()
+            .map(|(admitted, refusal)| (*admitted, refusal.as_deref())),
         [
             (false, Some("rule")),
             (true, None),

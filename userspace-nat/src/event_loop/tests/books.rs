@@ -5,7 +5,7 @@ use std::io;
 use slipgate_abi::{Counter, Ip4, Refusal, Verdict, count::COUNTED_RULES};
 
 use super::rig::*;
-use crate::{clock::SECOND_NS, control::ControlMessage};
+use crate::clock::SECOND_NS;
 use slipgate_policy::{Action, Rule};
 
 fn deny(pattern: &str) -> Rule {
@@ -154,8 +154,7 @@ impl io::Write for Full {
 #[test]
 fn records_that_find_no_room_are_counted() {
     let mut rig = Rig::new();
-    let message = ControlMessage::FlowLog(Some(Box::new(Full)));
-    rig.broker.messages.borrow_mut().push_back(message);
+    rig.send(|engine| engine.set_flow_log(Box::new(Full)));
     for port in 0..3 {
         rig.guest(1, &udp((GUEST, 5_000 + port), SERVER, b"x"));
     }

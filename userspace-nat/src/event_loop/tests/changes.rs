@@ -7,13 +7,13 @@ use std::{
 
 use pcap_file::pcapng::{Block, PcapNgReader};
 use slipgate_abi::{DropReason, Handover, Verdict, tcp::Flags, timeout::CLOSING_GRACE_NS};
+use slipgate_model::{OnExit, Subject};
 use std::sync::atomic::Ordering::Relaxed;
 
 use super::rig::*;
 use crate::{
     clock::{MILLISECOND_NS, SECOND_NS},
-    control::{ControlMessage, ControlReply, OnExit},
-    observe::{CaptureRequest, MOST_CAPTURES, NotCaptured, Subject},
+    observe::{CaptureRequest, MOST_CAPTURES, NotCaptured},
     packet::{Ipv4, Packet, Transport, transport::Tcp},
 };
 
@@ -21,15 +21,6 @@ const PSH: u8 = 8;
 const MINUTE_NS: u64 = 60 * SECOND_NS;
 
 impl Rig {
-    pub(super) fn tell(&mut self, message: ControlMessage) {
-        self.broker.messages.borrow_mut().push_back(message);
-        self.turn();
-    }
-
-    pub(super) fn replies(&self) -> Vec<ControlReply> {
-        self.broker.replies.take()
-    }
-
     /// The flow in the only slot in use.
     fn subject(&self) -> Subject {
         let kernel = self.kernel.borrow();
@@ -41,18 +32,25 @@ impl Rig {
     }
 
     fn capture(&mut self, subject: Subject, packets: Option<u64>) -> UnixStream {
+        let (ours, started) = self.try_capture(subject, packets);
+        assert_eq!(started, Ok(()));
+        ours
+    }
+
+    fn try_capture(
+        &mut self,
+        subject: Subject,
+        packets: Option<u64>,
+    ) -> (UnixStream, Result<(), NotCaptured>) {
         let (ours, theirs) = UnixStream::pair().unwrap();
         ours.set_nonblocking(true).unwrap();
-        self.tell(ControlMessage::Capture {
-            request: 5,
-            capture: CaptureRequest {
-                subject,
-                to: theirs.into(),
-                packets,
-                lasts_ns: None,
-            },
-        });
-        ours
+        let request = CaptureRequest {
+            subject,
+            to: theirs.into(),
+            packets,
+            lasts_ns: None,
+        };
+        (ours, self.tell(|engine| engine.capture(request)))
     }
 }
 
@@ -93,8 +91,9 @@ fn a_flow_that_is_cut_sends_nothing_more_and_both_ends_are_told() {
     let mut rig = Rig::new();
     let nat = rig.connect(40_000, 7);
     let what = rig.subject();
-    rig.tell(ControlMessage::Cut { request: 9, what });
-    assert_eq!(rig.replies(), [], "answered before the grace");
+    let cut = rig.tell(move |engine| engine.cut(what)).unwrap();
+    assert_eq!(cut.flows, 1);
+    assert_eq!(rig.ended(), [], "answered before the grace");
     // A guest that says nothing is asked where it stands.
     let asked = rig.at_guest();
     assert_eq!(asked.len(), 1);
@@ -122,13 +121,7 @@ fn a_flow_that_is_cut_sends_nothing_more_and_both_ends_are_told() {
     assert_eq!((on.flags, on.sequence), (Flags::RST, 9_001));
     assert_eq!(rig.dropped(1, DropReason::Denied), 2);
     rig.pass(CLOSING_GRACE_NS + MILLISECOND_NS);
-    assert_eq!(
-        rig.replies(),
-        [ControlReply::Cut {
-            request: 9,
-            flows: Some(1)
-        }]
-    );
+    assert_eq!(rig.ended(), [cut.ends]);
     rig.assert_empty();
     let records = rig.records();
     assert_eq!(records.len(), 1);
@@ -149,23 +142,15 @@ fn a_whole_vm_is_cut_and_no_other() {
     rig.guest(1, &udp((GUEST, 5_000), SERVER, b"x"));
     rig.connect_from(2, 40_000, 7);
     rig.at_guest();
-    rig.tell(ControlMessage::Cut {
-        request: 1,
-        what: Subject::Vm { row: 1 },
-    });
+    let cut = rig.tell(|engine| engine.cut(Subject::Vm { row: 1 }));
+    let cut = cut.unwrap();
     assert_eq!(rig.at_guest().len(), 600, "as many were asked");
     rig.at_world();
     rig.guest(1, &udp((GUEST, 5_000), SERVER, b"x"));
     assert_eq!(rig.at_world(), Vec::<Vec<u8>>::new());
     rig.pass(CLOSING_GRACE_NS + MILLISECOND_NS);
-    let flows = 601;
-    assert_eq!(
-        rig.replies(),
-        [ControlReply::Cut {
-            request: 1,
-            flows: Some(flows)
-        }]
-    );
+    assert_eq!(rig.ended(), [cut.ends]);
+    assert_eq!(cut.flows, 601);
     assert_eq!(rig.flows(), 1);
     assert_eq!(rig.records().len(), 601);
     let again = ack((GUEST, 40_000), SERVER, 0, 8, 9_001);
@@ -180,7 +165,7 @@ fn a_new_connection_on_a_cut_ones_tuple_is_decided_on_its_own() {
     let mut rig = Rig::new();
     rig.connect(40_000, 7);
     let what = rig.subject();
-    rig.tell(ControlMessage::Cut { request: 1, what });
+    let cut = rig.tell(move |engine| engine.cut(what)).unwrap();
     rig.at_guest();
     rig.guest(1, &syn((GUEST, 40_000), SERVER, 1_000_000));
     assert_eq!(rig.at_world().len(), 1, "the SYN goes out");
@@ -189,18 +174,8 @@ fn a_new_connection_on_a_cut_ones_tuple_is_decided_on_its_own() {
     assert_eq!(rig.flows(), 1);
     rig.assert_paired();
     // What has gone can't be cut.
-    rig.tell(ControlMessage::Cut { request: 2, what });
-    let (first, second) = (
-        ControlReply::Cut {
-            request: 1,
-            flows: Some(1),
-        },
-        ControlReply::Cut {
-            request: 2,
-            flows: None,
-        },
-    );
-    assert_eq!(rig.replies(), [first, second]);
+    assert_eq!(rig.tell(move |engine| engine.cut(what)), None);
+    assert_eq!((rig.ended(), cut.flows), (vec![cut.ends], 1));
 }
 
 #[test]
@@ -212,8 +187,7 @@ fn flows_of_a_frozen_vm_do_not_idle_out() {
     rig.kernel.borrow().set_frozen(1, true);
     rig.pass(200 * MINUTE_NS);
     assert_eq!(rig.flows(), 2);
-    rig.tell(ControlMessage::Thaw { request: 3, row: 1 });
-    assert_eq!(rig.replies(), [ControlReply::Thawed { request: 3 }]);
+    rig.tell(|engine| engine.thaw(1));
     rig.kernel.borrow().set_frozen(1, false);
     // As long as after a packet.
     rig.pass(4 * MINUTE_NS);
@@ -234,14 +208,6 @@ fn a_captured_flow_is_seen_as_its_guest_sees_it() {
     };
     rig.connect(40_001, 7);
     let mut client = rig.capture(what, None);
-    let refused = None;
-    assert_eq!(
-        rig.replies(),
-        [ControlReply::Capturing {
-            request: 5,
-            refused
-        }]
-    );
     let guest = (GUEST, 40_000);
     let out = ack(guest, SERVER, PSH, 8, 9_001);
     rig.guest(1, &out);
@@ -302,9 +268,8 @@ fn captured_flows_are_the_kernels_when_the_engine_ends_in_order() {
     let mut client = rig.capture(Subject::Vm { row: 1 }, None);
     let packet = ack((GUEST, 40_000), SERVER, 0, 8, 9_001);
     assert_eq!(rig.guest(1, &packet), Way::Engine(Handover::Verdict));
-    let shutdown = ControlMessage::Shutdown(OnExit::Keep);
-    rig.broker.messages.borrow_mut().push_back(shutdown);
-    assert_eq!(rig.engine.run().unwrap(), OnExit::Keep);
+    rig.send(|engine| engine.stop(OnExit::Keep));
+    assert_eq!(rig.run().unwrap(), OnExit::Keep);
     assert_eq!(rig.guest(1, &packet), Way::Fast);
     let mut bytes = Vec::new();
     client.read_to_end(&mut bytes).unwrap();
@@ -316,15 +281,13 @@ fn a_socket_that_its_client_has_too_is_not_waited_for_any_more() {
     let mut rig = Rig::new();
     let (ours, theirs) = UnixStream::pair().unwrap();
     let both = theirs.try_clone().unwrap();
-    rig.tell(ControlMessage::Capture {
-        request: 5,
-        capture: CaptureRequest {
-            subject: Subject::Vm { row: 1 },
-            to: theirs.into(),
-            packets: None,
-            lasts_ns: None,
-        },
-    });
+    let request = CaptureRequest {
+        subject: Subject::Vm { row: 1 },
+        to: theirs.into(),
+        packets: None,
+        lasts_ns: None,
+    };
+    assert_eq!(rig.tell(|engine| engine.capture(request)), Ok(()));
     drop(ours);
     // The end is seen, once.
     rig.turn();
@@ -342,13 +305,8 @@ fn captures_are_bounded_and_do_not_wait_for_their_clients() {
     let clients: Vec<_> = (0..MOST_CAPTURES)
         .map(|_| rig.capture(Subject::Vm { row: 1 }, None))
         .collect();
-    rig.replies();
-    rig.capture(Subject::Vm { row: 1 }, None);
-    let no = |why| ControlReply::Capturing {
-        request: 5,
-        refused: Some(why),
-    };
-    assert_eq!(rig.replies(), [no(NotCaptured::TooMany)]);
+    let (_, one_more) = rig.try_capture(Subject::Vm { row: 1 }, None);
+    assert_eq!(one_more, Err(NotCaptured::TooMany));
     let data = vec![0; 1_300];
     for _ in 0..4_000 {
         rig.guest(1, &udp((GUEST, 5_000), SERVER, &data));
@@ -360,26 +318,29 @@ fn captures_are_bounded_and_do_not_wait_for_their_clients() {
     rig.turn();
     rig.turn();
     assert_eq!(rig.guest(1, &udp((GUEST, 5_000), SERVER, b"x")), Way::Fast);
-    rig.capture(Subject::Vm { row: 9 }, None);
+    let (_, nobodys) = rig.try_capture(Subject::Vm { row: 9 }, None);
     let gone = Subject::Flow {
         slot: 1,
         generation: 99,
     };
-    rig.capture(gone, None);
+    let (_, ended) = rig.try_capture(gone, None);
     assert_eq!(
-        rig.replies(),
-        [no(NotCaptured::NoVm), no(NotCaptured::NoFlow)]
+        [nobodys, ended],
+        [Err(NotCaptured::NoVm), Err(NotCaptured::NoFlow)]
     );
 }
 
 #[test]
 fn the_ports_frames_are_written_and_a_rotated_file_is_whole() {
     let mut rig = Rig::new();
-    let file = |file: &Log| ControlMessage::Pcap(Box::new(file.clone()));
+    let write_to = |rig: &mut Rig, file: &Log| {
+        let file = Box::new(file.clone());
+        rig.tell(|engine| engine.set_pcap_file(file));
+    };
     let (first, second) = (Log::default(), Log::default());
-    rig.tell(file(&first));
+    write_to(&mut rig, &first);
     rig.guest(1, &syn((GUEST, 40_000), SERVER, 7));
-    rig.tell(file(&second));
+    write_to(&mut rig, &second);
     rig.guest(1, &udp((GUEST, 5_000), SERVER, b"x"));
     let packets = |log: &Log| {
         let bytes: Arc<Mutex<Vec<u8>>> = log.0.clone();

@@ -1,10 +1,10 @@
 use slipgate_abi::{Handover, Verdict, tcp::Flags};
+use slipgate_model::OnExit;
 use std::sync::atomic::Ordering::Relaxed;
 
 use super::rig::*;
 use crate::{
     clock::{MILLISECOND_NS, SECOND_NS},
-    control::{ControlMessage, ControlReply, OnExit},
     event_loop::EngineError,
 };
 
@@ -218,17 +218,15 @@ fn a_slot_rests_a_second() {
         max_flows: 100_000,
         ..Setup::default()
     });
-    let tell = |rig: &mut Rig, message| rig.broker.messages.borrow_mut().push_back(message);
     // One alone may have the whole table.
-    tell(&mut rig, ControlMessage::VmGone { row: 2, id: 102 });
-    tell(&mut rig, ControlMessage::VmGone { row: 3, id: 103 });
-    rig.turn();
+    rig.tell(|engine| engine.remove_vm(2, 102));
+    rig.tell(|engine| engine.remove_vm(3, 103));
     for i in 0..1_024 {
         rig.guest(1, &udp((GUEST, 1_000 + i), SERVER, b"x"));
     }
     assert_eq!(rig.flows(), 1_024);
-    tell(&mut rig, ControlMessage::VmGone { row: 1, id: 101 });
-    tell(&mut rig, ControlMessage::Vm(spec(2, &Setup::default())));
+    rig.send(|engine| engine.remove_vm(1, 101));
+    rig.send(|engine| engine.set_vm(spec(2, &Setup::default())));
     rig.pass(60 * MILLISECOND_NS);
     rig.assert_empty();
     rig.guest(2, &udp((GUEST, 1), SERVER, b"x"));
@@ -243,8 +241,7 @@ fn a_vm_that_goes_takes_its_flows_along_and_no_others() {
     let mut rig = Rig::new();
     rig.connect_from(1, 40_000, 7);
     rig.connect_from(2, 40_000, 7);
-    let gone = ControlMessage::VmGone { row: 1, id: 101 };
-    rig.broker.messages.borrow_mut().push_back(gone);
+    rig.send(|engine| engine.remove_vm(1, 101));
     rig.pass(60 * MILLISECOND_NS);
     assert_eq!(rig.flows(), 1);
     let record = &rig.records()[0];
@@ -260,8 +257,7 @@ fn what_a_running_program_still_counts_is_in_the_record() {
     let mut rig = Rig::new();
     rig.connect(40_000, 7);
     let slot = rig.kernel.borrow().slots_in_use()[0];
-    let gone = ControlMessage::VmGone { row: 1, id: 101 };
-    rig.broker.messages.borrow_mut().push_back(gone);
+    rig.send(|engine| engine.remove_vm(1, 101));
     rig.turn();
     rig.kernel.borrow_mut().now_ns += 40 * MILLISECOND_NS;
     rig.turn();
@@ -279,11 +275,9 @@ fn what_a_running_program_still_counts_is_in_the_record() {
 fn an_address_that_goes_takes_its_flows_along() {
     let mut rig = Rig::new();
     rig.connect(40_000, 7);
-    let mut routes = routes();
-    if let ControlMessage::Routes { routes, .. } = &mut routes {
-        routes.addresses[0].addr = "192.0.2.99/24".parse().unwrap();
-    }
-    rig.broker.messages.borrow_mut().push_back(routes);
+    let mut network = network();
+    network.routes.addresses[0].addr = "192.0.2.99/24".parse().unwrap();
+    rig.follow(network);
     rig.pass(SECOND_NS);
     rig.assert_empty();
     assert_eq!(rig.records()[0]["end"], "address-gone");
@@ -297,9 +291,8 @@ fn detaching_ends_and_records_everything() {
     for i in 0..10 {
         rig.connect(40_000 + i, 7);
     }
-    let stop = ControlMessage::Shutdown(OnExit::Detach);
-    rig.broker.messages.borrow_mut().push_back(stop);
-    assert_eq!(rig.engine.run().unwrap(), OnExit::Detach);
+    rig.send(|engine| engine.stop(OnExit::Detach));
+    assert_eq!(rig.run().unwrap(), OnExit::Detach);
     rig.assert_empty();
     assert_eq!(rig.records().len(), 10);
 }
@@ -308,9 +301,8 @@ fn detaching_ends_and_records_everything() {
 fn keeping_leaves_everything() {
     let mut rig = Rig::new();
     rig.connect(40_000, 7);
-    let stop = ControlMessage::Shutdown(OnExit::Keep);
-    rig.broker.messages.borrow_mut().push_back(stop);
-    assert_eq!(rig.engine.run().unwrap(), OnExit::Keep);
+    rig.send(|engine| engine.stop(OnExit::Keep));
+    assert_eq!(rig.run().unwrap(), OnExit::Keep);
     assert_eq!((rig.flows(), rig.records().len()), (1, 0));
     rig.assert_paired();
 }
@@ -319,8 +311,8 @@ fn keeping_leaves_everything() {
 fn the_broker_s_end_is_the_engine_s_and_flows_go_on() {
     let mut rig = Rig::new();
     rig.connect(40_000, 7);
-    rig.broker.gone.set(true);
-    assert!(matches!(rig.engine.run(), Err(EngineError::Control(_))));
+    rig.broker.gone = true;
+    assert!(matches!(rig.run(), Err(EngineError::Control(_))));
     rig.assert_paired();
     assert_eq!(rig.records().len(), 0);
 }
@@ -329,18 +321,14 @@ fn the_broker_s_end_is_the_engine_s_and_flows_go_on() {
 fn a_sync_is_answered_when_what_was_before_it_is_recorded() {
     let mut rig = Rig::new();
     rig.connect(40_000, 7);
-    {
-        let mut messages = rig.broker.messages.borrow_mut();
-        messages.push_back(ControlMessage::VmGone { row: 1, id: 101 });
-        messages.push_back(ControlMessage::Sync { request: 5 });
-    }
-    rig.turn();
-    assert!(rig.broker.replies.borrow().is_empty());
+    let ends = rig.tell(|engine| {
+        engine.remove_vm(1, 101);
+        engine.after_ends()
+    });
+    assert_eq!(rig.ended(), []);
     rig.pass(60 * MILLISECOND_NS);
-    let replies = rig.broker.replies.borrow();
-    let [ControlReply::Synced { request: 5, status }] = &replies[..] else {
-        panic!("{replies:?}");
-    };
+    assert_eq!(rig.ended(), [ends]);
+    let status = rig.engine.status();
     assert_eq!((status.flows, status.records_written), (0, 1));
 }
 

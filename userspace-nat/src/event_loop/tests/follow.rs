@@ -2,14 +2,13 @@
 use std::{collections::HashSet, sync::atomic::Ordering::Relaxed};
 
 use slipgate_abi::Ip4;
+use slipgate_model::{HostAddress, Link, NetworkView, RouteEntry, RouteKind, RouteSnapshot};
 
 use super::rig::*;
 use crate::{
     clock::SECOND_NS,
-    control::ControlMessage,
     datapath::{Hop, Tables as _},
-    route::{HostAddress, RouteEntry, RouteKind, RouteSnapshot},
-    state::{Link, follow::LOOKS_PER_TURN},
+    state::follow::LOOKS_PER_TURN,
 };
 
 const FLOWS: u16 = 10_000;
@@ -34,16 +33,14 @@ fn crowded() -> Rig {
     rig
 }
 
-fn network(change: impl FnOnce(&mut RouteSnapshot, &mut Vec<Link>)) -> ControlMessage {
-    let mut message = routes();
-    if let ControlMessage::Routes { routes, links, .. } = &mut message {
-        change(routes, links);
-    }
-    message
+fn changed(change: impl FnOnce(&mut RouteSnapshot, &mut Vec<Link>)) -> NetworkView {
+    let mut network = network();
+    change(&mut network.routes, &mut network.links);
+    network
 }
 
-fn default_by(gateway: u8) -> ControlMessage {
-    network(|routes, _| routes.routes[0].gateway = Some([192, 0, 2, gateway].into()))
+fn default_by(gateway: u8) -> NetworkView {
+    changed(|routes, _| routes.routes[0].gateway = Some([192, 0, 2, gateway].into()))
 }
 
 fn looks(rig: &Rig) -> u64 {
@@ -74,7 +71,7 @@ fn hop_by(rig: &mut Rig, gateway: u8) -> u32 {
 fn a_change_has_some_flows_looked_at_in_a_turn_and_in_the_end_all() {
     let mut rig = crowded();
     let mut before = looks(&rig);
-    rig.tell(default_by(253));
+    rig.follow(default_by(253));
     let mut turns = 0;
     while rig.engine.core.following.is_under_way() {
         let looked = looks(&rig) - before;
@@ -97,7 +94,7 @@ fn a_change_has_some_flows_looked_at_in_a_turn_and_in_the_end_all() {
 #[test]
 fn another_vms_first_packet_goes_out_in_its_turn_meanwhile() {
     let mut rig = crowded();
-    rig.tell(default_by(253));
+    rig.follow(default_by(253));
     let mut opened = 0;
     while rig.engine.core.following.is_under_way() {
         opened += 1;
@@ -113,7 +110,7 @@ fn what_concerns_no_flow_has_none_looked_at() {
     let mut rig = crowded();
     let before = looks(&rig);
     // A container comes: its link, its address, its route.
-    rig.tell(network(|routes, links| {
+    rig.follow(changed(|routes, links| {
         links.push(Link {
             ifindex: 9,
             mtu: 1_500,
@@ -138,8 +135,8 @@ fn what_concerns_no_flow_has_none_looked_at() {
         rig.turn();
     }
     // And goes; and the same once more.
-    rig.tell(routes());
-    rig.tell(routes());
+    rig.follow(network());
+    rig.follow(network());
     for _ in 0..TURNS {
         rig.turn();
     }
@@ -149,13 +146,13 @@ fn what_concerns_no_flow_has_none_looked_at() {
 #[test]
 fn changes_without_end_neither_stop_a_walk_nor_hurry_it() {
     let mut rig = crowded();
-    rig.tell(network(|routes, _| {
+    rig.follow(changed(|routes, _| {
         routes.addresses[0].addr = "192.0.2.99/24".parse().unwrap();
     }));
     let mut turns = 0;
     while !rig.kernel.borrow().flows.is_empty() {
         let before = looks(&rig);
-        rig.tell(network(|routes, _| {
+        rig.follow(changed(|routes, _| {
             routes.addresses[0].addr = "192.0.2.99/24".parse().unwrap();
             routes.routes[0].gateway = Some([192, 0, 2, 100 + turns % 2].into());
         }));
@@ -171,7 +168,7 @@ fn changes_without_end_neither_stop_a_walk_nor_hurry_it() {
 #[test]
 fn all_flows_of_an_address_that_goes_end_and_each_is_recorded_once() {
     let mut rig = crowded();
-    rig.tell(network(|routes, _| {
+    rig.follow(changed(|routes, _| {
         routes.addresses[0].addr = "192.0.2.99/24".parse().unwrap();
     }));
     rig.pass(SECOND_NS);
@@ -184,23 +181,23 @@ fn all_flows_of_an_address_that_goes_end_and_each_is_recorded_once() {
 
 #[test]
 fn a_route_s_own_mtu_counts_for_new_connections_and_for_old_ones_when_it_changes() {
-    let with_mtu = |mtu| network(move |routes, _| routes.routes[0].mtu = mtu);
+    let with_mtu = |mtu: Option<u32>| changed(move |routes, _| routes.routes[0].mtu = mtu);
     let mss = |rig: &mut Rig, port| {
         rig.guest(1, &syn((GUEST, port), SERVER, 7));
         let sent = rig.at_world().pop().unwrap();
         u16::from_be_bytes([sent[42], sent[43]])
     };
     let mut rig = Rig::new();
-    rig.tell(with_mtu(Some(1_300)));
+    rig.follow(with_mtu(Some(1_300)));
     assert_eq!(mss(&mut rig, 40_000), 1_260);
     // Larger than the link's is none.
-    rig.tell(with_mtu(Some(9_000)));
+    rig.follow(with_mtu(Some(9_000)));
     assert_eq!(mss(&mut rig, 40_001), 1_360);
-    rig.tell(with_mtu(None));
+    rig.follow(with_mtu(None));
     assert_eq!(mss(&mut rig, 40_002), 1_360);
 
     // What every flow leaves by says so, whenever it was opened.
-    rig.tell(with_mtu(Some(1_200)));
+    rig.follow(with_mtu(Some(1_200)));
     rig.turn();
     let named = hops(&rig);
     assert_eq!(named.len(), 1);

@@ -8,7 +8,6 @@ use slipgate_abi::{
 use super::rig::*;
 use crate::{
     clock::{MILLISECOND_NS, SECOND_NS},
-    control::ControlMessage,
     datapath::Tables as _,
     flow::NewFlow,
     port::VirtioNetHdr,
@@ -211,22 +210,9 @@ fn flows_of_whom_a_forward_would_not_let_in_are_not_taken_over() {
     let allowed = |rig: &Rig| rig.engine.core.refused_flows(0, |_| false).cut.len();
     assert_eq!(allowed(&rig), 0);
     // The address is the host's own from now on.
-    let ControlMessage::Routes {
-        routes,
-        mut local,
-        links,
-    } = routes()
-    else {
-        panic!("routes")
-    };
-    local.host.push(client.0.into());
-    let message = ControlMessage::Routes {
-        routes,
-        local,
-        links,
-    };
-    rig.broker.messages.borrow_mut().push_back(message);
-    rig.turn();
+    let mut network = network();
+    network.local.host.push(client.0.into());
+    rig.follow(network);
     assert_eq!(allowed(&rig), 1);
 }
 

@@ -4,7 +4,6 @@ use slipgate_abi::{FlowRef, Protocol, Refusal, Tuple, slot::SlotFlags, tcp::Flag
 use super::rig::*;
 use crate::{
     clock::{MILLISECOND_NS, SECOND_NS},
-    control::ControlMessage,
     nat_ports::DEFAULT_RANGE,
     state::Forward,
 };
@@ -80,9 +79,7 @@ fn closed_connections_of_the_worlds_count_and_make_room_for_its_own() {
         guest_port: 80,
         rule: 12,
     };
-    let message = ControlMessage::Forwards(vec![forward]);
-    rig.broker.messages.borrow_mut().push_back(message);
-    rig.turn();
+    rig.tell(move |engine| engine.set_forwards(vec![forward]));
     let (host, inside) = ((NAT, 8_080), guest(80));
     let mut kernel = rig.kernel.borrow_mut();
     kernel.forwards.insert((NAT, 8_080, 6), (1, 101));

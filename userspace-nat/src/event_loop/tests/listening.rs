@@ -8,28 +8,16 @@ use std::{
 use super::rig::*;
 use crate::{
     clock::SECOND_NS,
-    control::{ControlMessage, ControlReply, MOST_LISTENERS, NotListening},
+    event_loop::{MOST_LISTENERS, NotListening},
     record::{Event, Events},
 };
 
 /// Begins to listen to a VM; what comes out of the socket.
-fn listen(rig: &mut Rig, row: u16) -> (UnixStream, Option<NotListening>) {
+fn listen(rig: &mut Rig, row: u16) -> (UnixStream, Result<(), NotListening>) {
     let (ours, theirs) = UnixStream::pair().unwrap();
     ours.set_nonblocking(true).unwrap();
-    let message = ControlMessage::Listen {
-        request: 5,
-        row,
-        to: theirs.into(),
-    };
-    rig.broker.messages.borrow_mut().push_back(message);
-    rig.turn();
-    match rig.broker.replies.borrow_mut().pop() {
-        Some(ControlReply::Listening {
-            request: 5,
-            refused,
-        }) => (ours, refused),
-        other => panic!("{other:?}"),
-    }
+    let listening = rig.tell(move |engine| engine.listen(row, theirs.into()));
+    (ours, listening)
 }
 
 /// The lines received so far, and whether the stream has ended.
@@ -58,8 +46,8 @@ fn a_listener_hears_of_flows_that_live_begin_and_end_of_its_vm_alone() {
     let mut rig = Rig::new();
     let nat = rig.connect(40_000, 1);
     rig.connect_from(2, 41_000, 1);
-    let (mut ours, refused) = listen(&mut rig, 1);
-    assert_eq!(refused, None);
+    let (mut ours, listening) = listen(&mut rig, 1);
+    assert_eq!(listening, Ok(()));
     let (lines, _) = heard(&mut ours);
     assert_eq!(events(&lines), [("flow_start", "10.0.2.15:40000")]);
     rig.connect(40_001, 1);
@@ -94,18 +82,16 @@ fn who_is_gone_is_forgotten_and_so_is_who_hears_of_no_vm() {
         events: Events::ALL,
         ..Setup::default()
     });
-    assert_eq!(listen(&mut rig, 9).1, Some(NotListening::NoVm));
+    assert_eq!(listen(&mut rig, 9).1, Err(NotListening::NoVm));
     let mut all: Vec<_> = (0..MOST_LISTENERS).map(|_| listen(&mut rig, 1)).collect();
-    assert!(all.iter().all(|(_, refused)| refused.is_none()));
-    assert_eq!(listen(&mut rig, 1).1, Some(NotListening::TooMany));
+    assert!(all.iter().all(|(_, listening)| listening.is_ok()));
+    assert_eq!(listen(&mut rig, 1).1, Err(NotListening::TooMany));
     let (mut first, _) = all.remove(0);
     drop(all);
     rig.turn();
     rig.connect(40_000, 1);
-    assert_eq!(listen(&mut rig, 2).1, None);
-    let gone = ControlMessage::VmGone { row: 1, id: 101 };
-    rig.broker.messages.borrow_mut().push_back(gone);
-    rig.turn();
+    assert_eq!(listen(&mut rig, 2).1, Ok(()));
+    rig.tell(|engine| engine.remove_vm(1, 101));
     rig.pass(SECOND_NS);
     let (lines, ended) = heard(&mut first);
     assert_eq!(events(&lines), [("flow_start", "10.0.2.15:40000")]);
@@ -121,11 +107,10 @@ fn a_slow_listener_loses_counted_lines_and_nobody_waits_for_it() {
         for port in 40_000..40_900 {
             rig.guest(1, &syn((GUEST, port), SERVER, isn * 1_000_000));
         }
-        let gone = ControlMessage::Cut {
-            request: 1,
-            what: crate::observe::Subject::Vm { row: 1 },
-        };
-        rig.broker.messages.borrow_mut().push_back(gone);
+        let what = slipgate_model::Subject::Vm { row: 1 };
+        rig.send(move |engine| {
+            engine.cut(what);
+        });
         rig.pass(SECOND_NS);
     }
     let mut text = Vec::new();

@@ -7,14 +7,13 @@ use std::{
 };
 
 use slipgate_abi::{DropReason, Ip4, Protocol, Refusal, tcp::Flags};
+use slipgate_model::{RelayedId, Subject, WhyAnswer};
 
 use super::{reload::policy, rig::*};
 use crate::{
-    control::{ControlMessage, ControlReply, Why},
-    observe::{CaptureRequest, NotCaptured, Subject},
+    observe::{CaptureRequest, NotCaptured},
     packet::{Ipv4, Packet, Transport, transport::Tcp},
     port::VirtioNetHdr,
-    record::RelayedId,
 };
 use slipgate_policy::{Action, Destination, LoopbackPorts, OnReload, Policy, Rule, Settings};
 
@@ -81,24 +80,13 @@ impl Rig {
         next
     }
 
-    pub(super) fn asks_why(&mut self, row: u16, to: At, protocol: Protocol) -> Why {
+    pub(super) fn asks_why(&mut self, row: u16, to: At, protocol: Protocol) -> WhyAnswer {
         let to = Destination {
             addr: to.0.into(),
             port: to.1,
             protocol,
         };
-        let message = ControlMessage::Why {
-            request: 1,
-            row,
-            to,
-            name: None,
-        };
-        self.broker.messages.borrow_mut().push_back(message);
-        self.turn();
-        match self.broker.replies.borrow_mut().pop() {
-            Some(ControlReply::Why { answer, .. }) => answer,
-            other => panic!("{other:?}"),
-        }
+        self.tell(move |engine| engine.why(row, to, None))
     }
 }
 
@@ -384,9 +372,7 @@ fn cutting_a_vm_cuts_what_is_relayed_for_it() {
     rig.enter(2, 40_000);
     let mut service = accepted(&listener);
     let what = Subject::Vm { row: 1 };
-    let message = ControlMessage::Cut { request: 2, what };
-    rig.broker.messages.borrow_mut().push_back(message);
-    rig.turn();
+    rig.tell(move |engine| engine.cut(what));
     let told = rig.at_guest();
     assert!(!told.is_empty() && told.iter().all(|(vm, _)| *vm == 101));
     let error = service.read(&mut [0; 8]).unwrap_err();
@@ -456,7 +442,7 @@ fn a_relayed_flow_is_told_of_cut_by_its_id_and_not_captured_alone() {
     rig.enter(1, 40_000);
     rig.enter(1, 40_001);
     rig.guest(1, &ack((GUEST, 40_000), TO, 0, 8, 0));
-    let page = rig.engine.names_page(0, rig.kernel.borrow().now_ns);
+    let page = rig.engine.inventory(0);
     assert_eq!(page.next, None);
     let (vm, counts) = &page.relayed[0];
     assert_eq!((vm.as_str(), counts.flows, counts.begun), ("vm1", 2, 2));
@@ -473,21 +459,18 @@ fn a_relayed_flow_is_told_of_cut_by_its_id_and_not_captured_alone() {
     let sum: u64 = flows.iter().map(|flow| flow.tx.1).sum();
     assert_eq!(counts.tx_bytes, sum);
 
-    let mut asks = |what, request| {
-        let message = ControlMessage::Cut { request, what };
-        rig.broker.messages.borrow_mut().push_back(message);
-        rig.turn();
-        rig.broker.replies.borrow_mut().pop().unwrap()
+    let mut cut = |what| {
+        let cut = rig.tell(move |engine| engine.cut(what));
+        cut.map(|cut| cut.flows)
     };
-    let cut = |request, flows| ControlReply::Cut { request, flows };
     let id = flow.id;
     let others = RelayedId {
         run: id.run ^ 1,
         ..id
     };
-    assert_eq!(asks(Subject::Relayed(others), 1), cut(1, None));
-    assert_eq!(asks(Subject::Relayed(id), 2), cut(2, Some(1)));
-    assert_eq!(asks(Subject::Relayed(id), 3), cut(3, None));
+    assert_eq!(cut(Subject::Relayed(others)), None);
+    assert_eq!(cut(Subject::Relayed(id)), Some(1));
+    assert_eq!(cut(Subject::Relayed(id)), None);
     let relay = rig.engine.services.relay.as_ref().unwrap();
     assert_eq!(relay.loopback_flows(101), 1);
 
@@ -498,16 +481,6 @@ fn a_relayed_flow_is_told_of_cut_by_its_id_and_not_captured_alone() {
         packets: None,
         lasts_ns: None,
     };
-    let message = ControlMessage::Capture {
-        request: 4,
-        capture,
-    };
-    rig.broker.messages.borrow_mut().push_back(message);
-    rig.turn();
-    let refused = Some(NotCaptured::Relayed);
-    let expected = ControlReply::Capturing {
-        request: 4,
-        refused,
-    };
-    assert_eq!(rig.broker.replies.borrow_mut().pop(), Some(expected));
+    let started = rig.tell(|engine| engine.capture(capture));
+    assert_eq!(started, Err(NotCaptured::Relayed));
 }

@@ -2,15 +2,15 @@
 use super::rig::*;
 use crate::{
     clock::SECOND_NS,
-    control::*,
     datapath::NameMap,
     dns::{
         NamePolicy, NameVerdict,
         chain::tests::{a, answer},
     },
-    name_gate::{ByRules, MAX_PER_VM, NameCounts},
+    name_gate::{ByRules, MAX_PER_VM},
 };
 use slipgate_abi::{Protocol, Refusal, maps::MAX_NAMES};
+use slipgate_model::NameCounts;
 use slipgate_policy::{Action, FLOOR_S, Name, Rule, wire};
 
 const NAME: &str = "api.ok.test";
@@ -152,18 +152,8 @@ fn why_judges_a_name_as_the_guest_would_come_there() {
             port,
             protocol: Protocol::Tcp,
         };
-        let message = ControlMessage::Why {
-            request: 1,
-            row: 1,
-            to,
-            name: name.map(str::to_owned),
-        };
-        rig.broker.messages.borrow_mut().push_back(message);
-        rig.turn();
-        match rig.broker.replies.borrow_mut().pop() {
-            Some(ControlReply::Why { answer, .. }) => answer,
-            other => panic!("{other:?}"),
-        }
+        let name = name.map(str::to_owned);
+        rig.tell(move |engine| engine.why(1, to, name.as_deref()))
     };
     let answer = why(&mut rig, Some(NAME), 443);
     assert!(
@@ -222,7 +212,7 @@ fn names_are_read_in_pages_that_fit_a_message() {
     assert_eq!(rig.flows(), 200);
     let (mut from, mut flows, mut pages) = (0, 0, 0);
     loop {
-        let page = rig.engine.names_page(from, 0);
+        let page = rig.engine.inventory(from);
         assert!(serde_json::to_vec(&page).unwrap().len() < 60_000);
         if pages == 0 {
             assert_eq!(page.vms[0].0, "vm1");
@@ -257,23 +247,12 @@ fn a_name_of_thousands_of_addresses_is_explained_in_a_line() {
         let verdict = dns.answer(101, Name(&name), &told, 0, now_ns);
         assert_eq!(verdict, NameVerdict::Allow);
     }
-    rig.broker
-        .messages
-        .borrow_mut()
-        .push_back(ControlMessage::Why {
-            request: 1,
-            row: 1,
-            to: slipgate_policy::Destination {
-                addr: std::net::Ipv4Addr::UNSPECIFIED,
-                port: 443,
-                protocol: Protocol::Tcp,
-            },
-            name: Some(NAME.into()),
-        });
-    rig.turn();
-    let Some(ControlReply::Why { answer, .. }) = rig.broker.replies.take().pop() else {
-        panic!("no answer");
+    let to = slipgate_policy::Destination {
+        addr: std::net::Ipv4Addr::UNSPECIFIED,
+        port: 443,
+        protocol: Protocol::Tcp,
     };
+    let answer = rig.tell(move |engine| engine.why(1, to, Some(NAME)));
     assert!(answer.admitted, "{answer:?}");
     let first = answer.explanation.lines().next().unwrap();
     assert_eq!(first.matches("198.51.").count(), 8, "{first}");

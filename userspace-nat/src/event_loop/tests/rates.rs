@@ -3,14 +3,13 @@
 use std::sync::atomic::Ordering::Relaxed;
 
 use slipgate_abi::{DropReason, Handover, Rate, VmRates, vm::VmFlags};
+use slipgate_model::Subject;
 
 use super::rig::*;
 use crate::{
     clock::{MILLISECOND_NS, SECOND_NS},
-    control::ControlMessage,
     event_loop::WORK_PER_TURN,
     flow::EndReason,
-    observe::Subject,
     port::{BATCH, VirtioNetHdr},
 };
 
@@ -252,9 +251,7 @@ fn nothing_of_a_flow_that_is_cut_leaves_the_queue() {
         vm.taken_in().store(vm.handed_over().load(Relaxed), Relaxed);
     }
     let what = Subject::Flow { slot, generation };
-    let cut = ControlMessage::Cut { request: 1, what };
-    rig.broker.messages.borrow_mut().push_back(cut);
-    rig.turn();
+    rig.tell(move |engine| engine.cut(what));
     let before = rig.at_world().len();
     assert!(before < 30 * 44, "{before}");
     queue(
@@ -392,10 +389,7 @@ fn a_turn_writes_so_much_and_the_rest_waits_for_the_next() {
     let mut left = 1_000 * 44;
     for _ in 0..1_000 {
         // Nothing of it is lost on the way, and the broker is heard after each turn.
-        let broker = ControlMessage::Sync { request: 7 };
-        rig.broker.messages.borrow_mut().push_back(broker);
-        rig.turn();
-        assert!(rig.broker.messages.borrow().is_empty());
+        rig.tell(|engine| engine.after_ends());
         let written = rig.at_world().len();
         assert!(written <= WORK_PER_TURN + 44, "{written} in a turn");
         left -= written;

@@ -2,7 +2,6 @@
 use super::rig::*;
 use crate::{
     clock::SECOND_NS,
-    control::ControlMessage,
     record::{Event, Events},
 };
 use slipgate_policy::{Action, Rule};
@@ -64,9 +63,7 @@ fn a_flow_that_the_engine_carries_says_so() {
     let core = &mut rig.engine.core;
     let slot = core.flows.all()[0];
     assert!(core.flows.hold(&mut core.datapath, slot));
-    let gone = ControlMessage::VmGone { row: 1, id: 101 };
-    rig.broker.messages.borrow_mut().push_back(gone);
-    rig.turn();
+    rig.tell(|engine| engine.remove_vm(1, 101));
     rig.pass(SECOND_NS);
     let ended = of(&rig, Event::FlowEnd);
     assert_eq!(
@@ -94,9 +91,7 @@ fn refusals_are_told_every_ten_seconds_and_when_their_vm_goes() {
     assert_eq!(of(&rig, Event::Refused).len(), 1, "nothing new");
 
     rig.guest(2, &syn((GUEST, 40_000), (PEER, 81), 7));
-    let gone = ControlMessage::VmGone { row: 2, id: 102 };
-    rig.broker.messages.borrow_mut().push_back(gone);
-    rig.turn();
+    rig.tell(|engine| engine.remove_vm(2, 102));
     let told = of(&rig, Event::Refused);
     assert_eq!((told.len(), &told[1]["count"]), (2, &1.into()));
     assert_eq!(

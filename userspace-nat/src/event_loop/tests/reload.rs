@@ -6,7 +6,7 @@ use slipgate_abi::{Ip4, Protocol, Refusal, Verdict, timeout::CLOSING_GRACE_NS};
 use super::rig::*;
 use crate::{
     clock::MILLISECOND_NS,
-    control::{ControlMessage, ControlReply, Reload},
+    control::Reload,
     dns::{
         NamePolicy,
         chain::tests::{a, answer},
@@ -61,7 +61,6 @@ impl Rig {
             spec
         });
         let reload = Reload {
-            request: 4,
             policies: PolicySet::new(policies),
             rule_base,
             local: LocalAddresses {
@@ -71,25 +70,15 @@ impl Rig {
             vms: vms.collect(),
             strictly,
         };
-        let message = ControlMessage::Policies(Box::new(reload));
-        self.broker.messages.borrow_mut().push_back(message);
-        self.turn();
+        self.reloaded = Some(self.tell(|engine| engine.reload(reload)));
     }
 
     /// Waits for the answer: how many were cut, kept, left.
     pub(super) fn applied(&mut self) -> (u64, u64, u64) {
         self.pass(CLOSING_GRACE_NS + MILLISECOND_NS);
-        match self.broker.replies.take()[..] {
-            [
-                ControlReply::Applied {
-                    request: 4,
-                    cut,
-                    kept,
-                    left,
-                },
-            ] => (cut, kept, left),
-            ref other => panic!("{other:?}"),
-        }
+        let reloaded = self.reloaded.take().expect("a reload");
+        assert_eq!(self.ended(), [reloaded.ends]);
+        (reloaded.cut, reloaded.kept, reloaded.left)
     }
 }
 
@@ -117,7 +106,7 @@ fn what_the_new_rules_refuse_is_cut_and_the_rest_goes_on() {
     let at_world = rig.at_world();
     assert!(at_world.iter().all(|packet| packet[16..20] == PEER.octets));
     assert_eq!(at_world.len(), 40);
-    assert_eq!(rig.broker.replies.borrow().len(), 0, "before the grace");
+    assert_eq!(rig.broker.ended, [], "before the grace");
     assert_eq!(rig.applied(), (41, 40, 0));
     assert_eq!(rig.refused(1, Refusal::Rule), 40);
     rig.assert_paired();
@@ -341,13 +330,10 @@ fn forwards_stay_and_have_their_texts_in_the_new_run() {
         guest_port: 80,
         rule: 13,
     };
-    for message in [
-        ControlMessage::ForwardTexts(vec!["--forward tcp:8080:80".into()]),
-        ControlMessage::Forwards(vec![forward]),
-    ] {
-        rig.broker.messages.borrow_mut().push_back(message);
-    }
-    rig.turn();
+    rig.tell(move |engine| {
+        engine.set_forward_texts(vec!["--forward tcp:8080:80".into()]);
+        engine.set_forwards(vec![forward]);
+    });
     rig.kernel
         .borrow_mut()
         .forwards

@@ -1,6 +1,6 @@
 //! An engine, a kernel, two VMs with one address, and the world.
 use std::{
-    cell::{Cell, RefCell},
+    cell::Cell,
     collections::VecDeque,
     io::{self, Write},
     net::SocketAddr,
@@ -11,6 +11,9 @@ use std::{
 
 use hashbrown::HashSet;
 use slipgate_abi::{DropReason, Ip4, Refusal, segment::Segments};
+use slipgate_model::{
+    HostAddress, Link, NetworkView, OnExit, RouteEntry, RouteKind, RouteSnapshot, TranslatedId,
+};
 
 pub(super) use crate::fake::{Way, packets::*};
 use crate::{
@@ -25,7 +28,6 @@ use crate::{
     port::VirtioNetHdr,
     record::{Event, Events, FlowLog, RelayedFlow},
     relay::{self, Limits, Relay, Taken},
-    route::{HostAddress, RouteEntry, RouteKind, RouteSnapshot},
     services::*,
     state::*,
     vm::{VmNet, VmSpec},
@@ -140,22 +142,28 @@ impl Services for TestServices {
 }
 
 /// The broker's end of the channel.
-#[derive(Clone, Default)]
+#[derive(Default)]
 pub(super) struct Broker {
-    pub(super) messages: Rc<RefCell<VecDeque<ControlMessage>>>,
-    pub(super) replies: Rc<RefCell<Vec<ControlReply>>>,
-    pub(super) gone: Rc<Cell<bool>>,
+    pub(super) messages: VecDeque<Command>,
+    pub(super) ended: Vec<EndsToken>,
+    pub(super) gone: bool,
 }
 
-impl Control for Broker {
-    fn recv(&mut self) -> io::Result<Option<ControlMessage>> {
-        if self.gone.get() {
+/// What a message has the engine do.
+type Command = Box<dyn FnOnce(&mut TestEngine)>;
+
+impl Control<TestEngine> for Broker {
+    fn serve(&mut self, engine: &mut TestEngine) -> io::Result<()> {
+        if self.gone {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
-        Ok(self.messages.borrow_mut().pop_front())
+        for command in self.messages.drain(..) {
+            command(engine);
+        }
+        Ok(())
     }
-    fn send(&mut self, reply: ControlReply) -> io::Result<()> {
-        self.replies.borrow_mut().push(reply);
+    fn ended(&mut self, token: EndsToken) -> io::Result<()> {
+        self.ended.push(token);
         Ok(())
     }
     fn fd(&self) -> Option<BorrowedFd<'_>> {
@@ -180,13 +188,15 @@ impl Write for Log {
     }
 }
 
-pub(super) type TestEngine = Engine<FakeDatapath, FakePort, FakeClock, Broker, TestServices>;
+pub(super) type TestEngine = Engine<FakeDatapath, FakePort, FakeClock, TestServices>;
 
 pub(super) struct Rig {
     pub(super) kernel: KernelHandle,
     pub(super) engine: TestEngine,
     pub(super) broker: Broker,
     pub(super) log: Log,
+    /// The result of the last reload.
+    pub(super) reloaded: Option<Reloaded>,
 }
 
 pub(super) struct Setup {
@@ -240,6 +250,7 @@ impl Rig {
             engine,
             broker,
             log,
+            reloaded: None,
         }
     }
 
@@ -261,6 +272,7 @@ impl Rig {
                 engine,
                 broker,
                 log,
+                reloaded: None,
             },
             adoption,
         )
@@ -268,7 +280,39 @@ impl Rig {
 
     /// Runs one turn of the loop.
     pub(super) fn turn(&mut self) {
-        self.engine.turn(Some(0)).unwrap();
+        self.engine.turn(Some(0), &mut self.broker).unwrap();
+    }
+
+    /// Runs until the engine is stopped.
+    pub(super) fn run(&mut self) -> Result<OnExit, EngineError> {
+        self.engine.run(&mut self.broker)
+    }
+
+    /// A message arrives, which the next turn reads.
+    pub(super) fn send(&mut self, command: impl FnOnce(&mut TestEngine) + 'static) {
+        self.broker.messages.push_back(Box::new(command));
+    }
+
+    /// A message arrives; the engine turns. Returns what the command returned.
+    pub(super) fn tell<T: 'static>(
+        &mut self,
+        command: impl FnOnce(&mut TestEngine) -> T + 'static,
+    ) -> T {
+        let answer = Rc::new(Cell::new(None));
+        let to = answer.clone();
+        self.send(move |engine| to.set(Some(command(engine))));
+        self.turn();
+        answer.take().expect("the turn reads every message")
+    }
+
+    /// The host's network changes.
+    pub(super) fn follow(&mut self, network: NetworkView) {
+        self.tell(move |engine| engine.set_network(&network));
+    }
+
+    /// Takes the tokens of what has ended.
+    pub(super) fn ended(&mut self) -> Vec<EndsToken> {
+        std::mem::take(&mut self.broker.ended)
     }
 
     /// Time passes; the loop turns whenever a timer is due.
@@ -418,7 +462,7 @@ impl Rig {
     }
 }
 
-pub(super) fn routes() -> ControlMessage {
+pub(super) fn network() -> NetworkView {
     let host = HostAddress {
         ifindex: UPLINK,
         addr: "192.0.2.1/24".parse().unwrap(),
@@ -433,7 +477,7 @@ pub(super) fn routes() -> ControlMessage {
         metric: 0,
         mtu: None,
     };
-    ControlMessage::Routes {
+    NetworkView {
         routes: RouteSnapshot {
             uplink_ifindex: Some(UPLINK),
             addresses: vec![host],
@@ -475,9 +519,8 @@ fn start(
     setup: &Setup,
     log: &Log,
     epoch: u32,
-    recorded: &HashSet<crate::record::Id>,
+    recorded: &HashSet<TranslatedId>,
 ) -> (TestEngine, Broker, Adoption) {
-    let broker = Broker::default();
     let policy = Policy::new(setup.default, setup.rules.clone()).with(Settings {
         host_loopback: setup.listed.clone(),
         ..Settings::default()
@@ -486,7 +529,6 @@ fn start(
         datapath: FakeDatapath::new(kernel, 0, epoch),
         port: FakePort::new(kernel),
         clock: FakeClock::new(kernel),
-        control: broker.clone(),
         services: TestServices {
             relay: (!setup.listed.is_empty()).then(|| Relay::new(Limits::default())),
         },
@@ -495,9 +537,12 @@ fn start(
         nat_ports: setup.nat_ports.clone(),
         log: FlowLog::new(Some(Box::new(log.clone()))).of(setup.events),
     };
-    let mut known = vec![routes()];
-    known.extend((1..=3).map(|row| ControlMessage::Vm(spec(row, setup))));
-    known.push(ControlMessage::Forwards(setup.forwards.clone()));
-    let (engine, adoption) = Engine::start(parts, known, recorded).unwrap();
-    (engine, broker, adoption)
+    let mut engine = Engine::new(parts).unwrap();
+    engine.set_network(&network());
+    for row in 1..=3 {
+        engine.set_vm(spec(row, setup));
+    }
+    engine.set_forwards(setup.forwards.clone());
+    let adoption = engine.adopt(recorded).unwrap();
+    (engine, Broker::default(), adoption)
 }

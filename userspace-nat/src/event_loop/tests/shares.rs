@@ -6,7 +6,6 @@ use slipgate_abi::{Command, Handover, Ip4, PortHeader, Protocol, Refusal};
 use super::rig::*;
 use crate::{
     clock::{MILLISECOND_NS, SECOND_NS},
-    control::ControlMessage,
     datapath::{Hop, Tables as _},
     port::PORT_HEADER_AT,
     state::{Core, Forward, hops::LOOK_BUDGET},
@@ -24,9 +23,7 @@ fn with_forward(setup: Setup) -> Rig {
         guest_port: 53_000,
         rule: 12,
     };
-    let message = ControlMessage::Forwards(vec![forward]);
-    rig.broker.messages.borrow_mut().push_back(message);
-    rig.turn();
+    rig.tell(move |engine| engine.set_forwards(vec![forward]));
     rig.kernel
         .borrow_mut()
         .forwards
@@ -166,26 +163,10 @@ fn on_link() -> Rig {
 
 fn on_link_with(setup: Setup) -> Rig {
     let mut rig = Rig::with(setup);
-    rig.broker.messages.borrow_mut().push_back(on_link_routes());
-    rig.turn();
+    let mut network = network();
+    network.routes.routes[0].gateway = None;
+    rig.follow(network);
     rig
-}
-
-fn on_link_routes() -> ControlMessage {
-    let ControlMessage::Routes {
-        mut routes,
-        local,
-        links,
-    } = routes()
-    else {
-        panic!("routes")
-    };
-    routes.routes[0].gateway = None;
-    ControlMessage::Routes {
-        routes,
-        local,
-        links,
-    }
 }
 
 fn hop(number: u16) -> Hop {
@@ -235,8 +216,7 @@ fn a_next_hop_is_not_given_back_before_a_whole_interval_has_passed() {
     let mut rig = on_link();
     rig.guest(1, &udp((GUEST, 5_000), (neighbour(7), 9), b"x"));
     rig.pass(SECOND_NS);
-    let gone = ControlMessage::VmGone { row: 1, id: 101 };
-    rig.broker.messages.borrow_mut().push_back(gone);
+    rig.send(|engine| engine.remove_vm(1, 101));
     rig.pass(9 * SECOND_NS);
     assert_eq!((rig.flows(), hops_of(&rig).len()), (0, 1));
     rig.pass(12 * SECOND_NS);

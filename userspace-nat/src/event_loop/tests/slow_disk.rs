@@ -7,11 +7,11 @@ use std::{
     time::Duration,
 };
 
+use slipgate_model::Subject;
+
 use super::rig::*;
 use crate::{
     clock::SECOND_NS,
-    control::ControlMessage,
-    observe::Subject,
     record::{Background, FlowLog, Unwritten},
 };
 
@@ -77,8 +77,7 @@ fn open_and_end(rig: &mut Rig, flows: u16) {
         rig.guest(1, &udp((GUEST, 5_000 + number), SERVER, b"x"));
     }
     assert_eq!(rig.flows(), usize::from(flows));
-    let gone = ControlMessage::VmGone { row: 1, id: 101 };
-    rig.tell(gone);
+    rig.tell(|engine| engine.remove_vm(1, 101));
     rig.pass(SECOND_NS);
 }
 
@@ -117,7 +116,10 @@ fn what_has_ended_is_no_flow_to_be_cut_while_its_record_waits() {
     rig.guest(1, &udp((GUEST, 5_000), SERVER, b"x"));
     let slot = rig.kernel.borrow().slots_in_use()[0];
     let generation = rig.kernel.borrow().slot(slot).generation().load(Relaxed);
-    let mut cut = || rig.engine.cut(Subject::Flow { slot, generation });
+    let mut cut = || {
+        let cut = rig.engine.cut(Subject::Flow { slot, generation });
+        cut.map(|cut| cut.flows)
+    };
     assert_eq!(cut(), Some(1));
     assert_eq!(cut(), Some(0), "it is being cut");
     rig.pass(SECOND_NS);
@@ -176,9 +178,9 @@ fn lines_that_find_no_room_are_lost_and_counted_and_hold_no_slot() {
         for number in 0..200 {
             rig.guest(1, &udp((GUEST, 5_000 + number), SERVER, b"x"));
         }
-        rig.tell(ControlMessage::VmGone { row: 1, id: 101 });
+        rig.tell(|engine| engine.remove_vm(1, 101));
         rig.pass(3 * SECOND_NS);
-        rig.tell(ControlMessage::Vm(spec(1, &Setup::default())));
+        rig.tell(|engine| engine.set_vm(spec(1, &Setup::default())));
         ended += 200;
         assert!(ended < 100_000);
         assert!(slots_in_use(&rig) <= 2_048 / 8);

@@ -5,7 +5,6 @@ use std::sync::atomic::Ordering::Relaxed;
 use super::rig::*;
 use crate::{
     clock::{MILLISECOND_NS, SECOND_NS},
-    control::ControlMessage,
     fake::Faults,
     flow::adopt::Adoption,
     port::VirtioNetHdr,
@@ -110,8 +109,7 @@ fn what_a_predecessor_left_empty_is_given_back() {
     assert!(chunks(&rig) > 3);
     for row in 1..=3 {
         let id = 100 + u32::from(row);
-        let gone = ControlMessage::VmGone { row, id };
-        rig.broker.messages.borrow_mut().push_back(gone);
+        rig.send(move |engine| engine.remove_vm(row, id));
     }
     rig.pass(20 * SECOND_NS);
     assert_eq!((rig.flows(), chunks(&rig)), (0, 1));

@@ -3,11 +3,12 @@ use std::net::{TcpListener, UdpSocket};
 
 use proptest::prelude::*;
 use slipgate_abi::{Ip4, Protocol, Refusal, Tuple, tcp::Flags};
+use slipgate_model::{RouteEntry, RouteKind, WhyAnswer};
 
 use super::rig::*;
 use crate::{
     clock::MILLISECOND_NS,
-    control::{ControlMessage, Reload, Why},
+    control::Reload,
     datapath::Tables as _,
     dns::{
         NamePolicy, NameVerdict,
@@ -16,7 +17,6 @@ use crate::{
     name_gate::ByRules,
     packet::icmp::ECHO_REQUEST,
     relay::{Limits, Relay},
-    route::{RouteEntry, RouteKind},
     state::Forward,
 };
 use slipgate_policy::{
@@ -191,7 +191,7 @@ enum Became {
 }
 
 impl Became {
-    fn said(why: &Why) -> Self {
+    fn said(why: &WhyAnswer) -> Self {
         let rule = why.rule.clone();
         let by = || why.via.clone().expect("a way out");
         match (&why.refusal, why.admitted) {
@@ -245,33 +245,23 @@ impl World {
             kernel.forwards.insert((NAT, 8_080, 6), (1, 101));
             kernel.forwards.insert((NAT, 5_353, 17), (1, 101));
         }
-        if let ControlMessage::Routes {
-            mut routes,
-            local,
-            links,
-        } = routes()
-        {
-            let default = routes.routes[0];
-            let other = |prefix: &str, kind, ifindex| RouteEntry {
-                prefix: prefix.parse().unwrap(),
-                kind,
-                ifindex,
-                gateway: None,
-                ..default
-            };
-            routes.routes.extend([
-                other("100.100.0.0/16", RouteKind::Blackhole, 0),
-                other("198.18.0.0/15", RouteKind::Unicast, OTHER_LINK),
-            ]);
-            rig.tell(ControlMessage::Routes {
-                routes,
-                local,
-                links,
-            });
-        }
+        let mut network = network();
+        let default = network.routes.routes[0];
+        let other = |prefix: &str, kind, ifindex| RouteEntry {
+            prefix: prefix.parse().unwrap(),
+            kind,
+            ifindex,
+            gateway: None,
+            ..default
+        };
+        network.routes.routes.extend([
+            other("100.100.0.0/16", RouteKind::Blackhole, 0),
+            other("198.18.0.0/15", RouteKind::Unicast, OTHER_LINK),
+        ]);
+        rig.follow(network);
         if quotas.reserved {
             let ports = vec![(Protocol::Tcp, 61_000), (Protocol::Udp, 61_000)];
-            rig.tell(ControlMessage::ReservedPorts(ports));
+            rig.tell(|engine| engine.set_reserved_ports(ports));
         }
         let host_ports = (
             tcp.local_addr().unwrap().port(),
@@ -329,7 +319,6 @@ impl World {
         let policies: Vec<Policy> = policies.iter().map(|of| self.policy(of)).collect();
         self.rule_base = 70 - self.rule_base;
         let reload = Reload {
-            request: 4,
             policies: PolicySet::new(policies),
             rule_base: self.rule_base,
             local: LocalAddresses {
@@ -339,8 +328,7 @@ impl World {
             vms: vms.collect(),
             strictly: Vec::new(),
         };
-        self.rig.tell(ControlMessage::Policies(Box::new(reload)));
-        self.rig.replies();
+        self.rig.tell(|engine| engine.reload(reload));
     }
 
     fn relayed(&self, row: u16) -> usize {

@@ -1,6 +1,8 @@
 //! Ends, resets, cuts.
 use slipgate_abi::{Handover, Refusal, Verdict, tcp::Flags};
 
+use slipgate_model::Subject;
+
 use super::{super::rig::*, scene::*};
 use crate::{
     clock::SECOND_NS,
@@ -73,9 +75,8 @@ fn resets_end_it() {
 
 /// Cuts all flows of the VM; the grace begins.
 pub(super) fn cut_all(rig: &mut Rig) {
-    use crate::{control::ControlMessage, observe::Subject};
     let what = Subject::Vm { row: 1 };
-    rig.tell(ControlMessage::Cut { request: 1, what });
+    rig.tell(move |engine| engine.cut(what));
 }
 
 #[test]

@@ -31,15 +31,13 @@ fn patience_ends() {
 
 #[test]
 fn a_frozen_guest_is_waited_for() {
-    use crate::control::ControlMessage;
     let mut scene = Scene::new();
     scene.guest(0, &hello(NAME)[..20], 0);
     scene.settle();
     scene.rig.pass(tcp::SLOW_NS - SECOND_NS);
     scene.rig.kernel.borrow().set_frozen(1, true);
     scene.rig.pass(30 * SECOND_NS);
-    scene.rig.tell(ControlMessage::Thaw { request: 3, row: 1 });
-    scene.rig.replies();
+    scene.rig.tell(|engine| engine.thaw(1));
     scene.rig.kernel.borrow().set_frozen(1, false);
     scene.rig.pass(tcp::SLOW_NS - SECOND_NS);
     let good = hello(NAME);

@@ -2,7 +2,7 @@
 use slipgate_abi::tcp::Flags;
 
 use super::{super::rig::*, scene::*};
-use crate::{control::ControlMessage, observe::Subject};
+use slipgate_model::Subject;
 
 /// The option of this length.
 fn time(value: u32, echo: u32) -> Vec<u8> {
@@ -99,7 +99,7 @@ fn a_hello_longer_than_the_servers_window_gets_whole() {
 fn a_cut_says_nothing_of_the_guests_numbers_to_the_server() {
     let mut scene = Scene::new();
     let what = Subject::Vm { row: 1 };
-    scene.rig.tell(ControlMessage::Cut { request: 1, what });
+    scene.rig.tell(move |engine| engine.cut(what));
     scene.rig.at_world();
     scene.guest(123_456, b"", 0);
     assert_eq!(scene.rig.at_world(), Vec::<Vec<u8>>::new());

@@ -4,7 +4,7 @@ use std::{net::SocketAddrV4, ops::AddAssign};
 use serde::{Deserialize, Serialize};
 use slipgate_policy::RefusedCounts;
 
-use super::RelayedId;
+use crate::RelayedId;
 
 /// One page of the engine's own knowledge: names, refusals and relayed flows.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]

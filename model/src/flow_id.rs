@@ -1,15 +1,9 @@
-//! Ids of flows in records, and the flows that a log has recorded.
-use std::io::{self, Read, Seek, SeekFrom};
-
-use hashbrown::HashSet;
+//! Ids of flows, as records, commands and their users have them.
 use serde::{Deserialize, Serialize};
-
-/// Part of a log's end that is searched for ids at adoption, bytes: far more than one turn writes.
-const TAIL: u64 = 4 << 20;
 
 /// Id of a translated flow.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub struct Id {
+pub struct TranslatedId {
     /// Number that the maps were given when they were made.
     pub instance: u32,
     /// Index of the slot.
@@ -18,20 +12,20 @@ pub struct Id {
     pub generation: u32,
 }
 
-impl Serialize for Id {
+impl Serialize for TranslatedId {
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_str(self)
     }
 }
 
-impl std::fmt::Display for Id {
+impl std::fmt::Display for TranslatedId {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let (instance, slot) = (self.instance, self.slot);
         write!(f, "{instance:08x}-{slot}-{}", self.generation)
     }
 }
 
-impl Id {
+impl TranslatedId {
     /// Parses the text form used in records.
     pub fn parse(text: &str) -> Option<Self> {
         let (instance, rest) = text.split_once('-')?;
@@ -91,7 +85,7 @@ impl TryFrom<String> for RelayedId {
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum FlowId {
     /// Flow that the kernel, or the engine in its place, translates.
-    Translated(Id),
+    Translated(TranslatedId),
     /// Flow that the engine terminates on both sides.
     Relayed(RelayedId),
 }
@@ -100,7 +94,7 @@ impl FlowId {
     /// Parses the text form used in records.
     pub fn parse(text: &str) -> Option<Self> {
         let relayed = RelayedId::parse(text).map(Self::Relayed);
-        relayed.or_else(|| Id::parse(text).map(Self::Translated))
+        relayed.or_else(|| TranslatedId::parse(text).map(Self::Translated))
     }
 }
 
@@ -119,26 +113,6 @@ impl Serialize for FlowId {
     }
 }
 
-/// Returns the ids of the flows that ended in a log's last 4 MiB. A torn first or last line is
-/// skipped, and so are records of other events. Lines without an event are flow ends: earlier logs
-/// had no others.
-///
-/// # Errors
-/// When the log can't be read.
-pub fn recorded_ids(log: &mut (impl Read + Seek)) -> io::Result<HashSet<Id>> {
-    #[derive(Deserialize)]
-    struct End {
-        event: Option<String>,
-        id: String,
-    }
-    let len = log.seek(SeekFrom::End(0))?;
-    log.seek(SeekFrom::Start(len.saturating_sub(TAIL)))?;
-    let mut tail = Vec::new();
-    log.take(TAIL).read_to_end(&mut tail)?;
-    let lines = tail.split(|b| *b == b'\n');
-    Ok(lines
-        .filter_map(|line| serde_json::from_slice::<End>(line).ok())
-        .filter(|end| end.event.as_deref().is_none_or(|event| event == "flow_end"))
-        .filter_map(|end| Id::parse(&end.id))
-        .collect())
-}
+#[cfg(test)]
+#[path = "flow_id_test.rs"]
+mod tests;

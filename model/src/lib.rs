@@ -1,0 +1,100 @@
+//! Plain data that the broker, the engine and the commands all speak of: VMs, flows, the host's
+//! network, and what an engine reports.
+//!
+//! The messages between the processes are made of these types, and the engine takes and returns
+//! them, so nothing is converted on the way. The engine does not know the messages.
+#![deny(unsafe_code)]
+
+mod flow_id;
+mod inventory;
+mod network;
+mod vm;
+
+use serde::{Deserialize, Serialize};
+
+pub use self::{
+    flow_id::{FlowId, RelayedId, TranslatedId},
+    inventory::{
+        EngineInventory, LiveRelayed, NameCounts, RefusedQuestions, RefusedSample, RelayedCounts,
+    },
+    network::{HostAddress, Link, NetworkView, RouteEntry, RouteKind, RouteSnapshot},
+    vm::VmSpec,
+};
+
+/// Fate of the flows when the engine stops.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum OnExit {
+    /// They stay in the kernel for the next process.
+    Keep,
+    /// They are ended and recorded.
+    Detach,
+}
+
+/// A VM or a flow, in the engine's terms.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum Subject {
+    /// A VM with all its flows.
+    Vm {
+        /// Row of the VM.
+        row: u16,
+    },
+    /// A translated flow.
+    Flow {
+        /// Slot of the flow.
+        slot: u32,
+        /// Generation of the slot.
+        generation: u32,
+    },
+    /// A relayed flow, by its id.
+    Relayed(RelayedId),
+}
+
+/// Decision about a flow that a guest might open: the answer to `slipgate why`.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct WhyAnswer {
+    /// Whether it would be admitted.
+    pub admitted: bool,
+    /// Rule that decides, as typed.
+    pub rule: String,
+    /// Name of the refusal in `stats`.
+    pub refusal: Option<String>,
+    /// Outcome for the flow, in words.
+    pub outcome: String,
+    /// Reasons for the choice of that rule, one sentence per line.
+    pub explanation: String,
+    /// Route in words: source address, next hop and interface; `None` if no packet would leave.
+    pub via: Option<String>,
+    /// No decision was made: an address of the name is needed first.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub lacks_address: bool,
+}
+
+/// A kind of lines in the flow log.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[repr(u8)]
+pub enum FlowLogEvent {
+    /// A flow was admitted.
+    FlowStart,
+    /// A flow has ended.
+    FlowEnd,
+    /// A guest's DNS question was answered, or refused.
+    Dns,
+    /// New flows and questions were refused; one line reports several.
+    Refused,
+}
+
+impl FlowLogEvent {
+    /// Every event, in order.
+    pub const ALL: [Self; 4] = [Self::FlowStart, Self::FlowEnd, Self::Dns, Self::Refused];
+
+    /// Returns the name used in records and on the command line.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::FlowStart => "flow_start",
+            Self::FlowEnd => "flow_end",
+            Self::Dns => "dns",
+            Self::Refused => "refused",
+        }
+    }
+}
