@@ -23,6 +23,7 @@ pub mod problem;
 mod routes;
 pub mod server;
 
+pub use routes::change_of;
 use slipgate_ipc::engine::EngineInventory;
 
 /// Source of figures that need no other process: the tables that are mapped for reading.

@@ -198,6 +198,45 @@ fn matches<'p>(pattern: &str, path: &'p str) -> Option<&'p str> {
     (!value.is_empty() && !value.contains('/')).then_some(value)
 }
 
+/// The message to the broker that a change asks for. `None`: the request changes nothing, or needs
+/// the VM's present definition first.
+///
+/// # Errors
+/// There is no such request, or its body has another form.
+pub fn change_of(method: &str, path: &str, body: &[u8]) -> Result<Option<ApiRequest>, Problem> {
+    let method = Method::from_bytes(method.as_bytes())
+        .map_err(|_| Problem::new(StatusCode::BAD_REQUEST, "that is no method"))?;
+    let (found, parameter) = route(&method, path)?;
+    request_of(found.action, parameter, body)
+}
+
+fn request_of(
+    action: Action,
+    parameter: &str,
+    body: &[u8],
+) -> Result<Option<ApiRequest>, Problem> {
+    let name = || parameter.to_owned();
+    Ok(Some(match action {
+        Action::PutVm => ApiRequest::PutVm {
+            vm: Box::new(parsed::<VmBody>(body)?.named(name())),
+        },
+        Action::RemoveVm => ApiRequest::RemoveVm { name: name() },
+        Action::Freeze => ApiRequest::Freeze { vm: name() },
+        Action::Thaw => ApiRequest::Thaw { vm: name() },
+        Action::CutVm => ApiRequest::Cut {
+            what: Target::Vm(name()),
+        },
+        Action::CutFlow => ApiRequest::Cut {
+            what: Target::Flow(name()),
+        },
+        Action::PatchVm => {
+            parsed::<VmPatch>(body)?;
+            return Ok(None);
+        }
+        _ => return Ok(None),
+    }))
+}
+
 /// Carries out a request other than the one for events.
 ///
 /// # Errors
@@ -211,6 +250,10 @@ pub(crate) async fn carry_out(
 ) -> Result<Response, Problem> {
     let broker = &daemon.broker;
     let name = || parameter.to_owned();
+    if let Some(request) = request_of(action, parameter, body)? {
+        let answer = answer(broker.ask(request).await?, parameter)?;
+        return changed(answer).ok_or_else(other_answer);
+    }
     Ok(match action {
         Action::Health => json(StatusCode::OK, &Health::of(&vms(broker).await?)),
         Action::OpenApi => json(StatusCode::OK, &crate::openapi::document()),
@@ -219,10 +262,6 @@ pub(crate) async fn carry_out(
             json(StatusCode::OK, &vms)
         }
         Action::GetVm => json(StatusCode::OK, &Vm::from(vm(broker, parameter).await?)),
-        Action::PutVm => {
-            let body: VmBody = parsed(body)?;
-            put(broker, body.named(name())).await?
-        }
         Action::PatchVm => {
             let patch: VmPatch = parsed(body)?;
             let now = vm(broker, parameter).await?;
@@ -264,7 +303,8 @@ pub(crate) async fn carry_out(
             let inventory = broker.inventory().await;
             json(StatusCode::OK, &daemon.figures.stats(&inventory))
         }
-        Action::Events => return Err(other_answer()),
+        // Others are changes, and events have a response of their own.
+        _ => return Err(other_answer()),
     })
 }
 
@@ -285,35 +325,22 @@ async fn vm(broker: &Broker, name: &str) -> Result<VmStatus, Problem> {
     found.ok_or_else(|| no_vm(name))
 }
 
-async fn put(broker: &Broker, vm: slipgate_ipc::client::VmDefinition) -> Result<Response, Problem> {
-    let name = vm.name.clone();
-    let request = ApiRequest::PutVm { vm: Box::new(vm) };
-    match answer(broker.ask(request).await?, &name)? {
+/// The response to a change that was carried out; `None`: this is no answer to one.
+fn changed(answer: ClientAnswer) -> Option<Response> {
+    Some(match answer {
         ClientAnswer::Vm { vm, change } => {
             let status = match change {
                 VmChange::Created => StatusCode::CREATED,
                 VmChange::Changed | VmChange::Unchanged => StatusCode::OK,
             };
-            Ok(json(status, &Vm::from(*vm)))
+            json(status, &Vm::from(*vm))
         }
-        _ => Err(other_answer()),
-    }
-}
-
-async fn done(broker: &Broker, request: ApiRequest, name: &str) -> Result<Response, Problem> {
-    match answer(broker.ask(request).await?, name)? {
-        ClientAnswer::Done => Ok(StatusCode::NO_CONTENT.into_response()),
-        _ => Err(other_answer()),
-    }
-}
-
-async fn cut(broker: &Broker, what: Target, name: &str) -> Result<Response, Problem> {
-    match answer(broker.ask(ApiRequest::Cut { what }).await?, name)? {
+        ClientAnswer::Done => StatusCode::NO_CONTENT.into_response(),
         ClientAnswer::Engine {
             reply: EngineReply::Cut { flows },
-        } => Ok(json(StatusCode::OK, &Cut { flows })),
-        _ => Err(other_answer()),
-    }
+        } => json(StatusCode::OK, &Cut { flows }),
+        _ => return None,
+    })
 }
 
 /// The broker's answer, unless it is an error. `name`: the VM or flow in question.
@@ -348,7 +375,7 @@ fn other_answer() -> Problem {
     Problem::new(StatusCode::INTERNAL_SERVER_ERROR, detail)
 }
 
-fn parsed<T: DeserializeOwned>(body: &Bytes) -> Result<T, Problem> {
+fn parsed<T: DeserializeOwned>(body: &[u8]) -> Result<T, Problem> {
     serde_json::from_slice(body).map_err(|e| {
         let detail = format!("the body is not what GET /v1/openapi.json describes: {e}");
         Problem::new(StatusCode::BAD_REQUEST, detail)

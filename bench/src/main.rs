@@ -4,6 +4,7 @@
 //! main ─► run ─► contender × workload ─► results ─► goals, report, plot
 //!              ├ microvm        the built-in guest under slipgate run and QEMU
 //!              ├ dns            questions answered, beside dnsmasq and unbound
+//!              ├ fleet          many VMs that come and go
 //!              ├ relay          forwards of the host's own, beside a copy loop and rinetd
 //!              └ program_cost
 //! ```
@@ -14,6 +15,7 @@ mod contender;
 mod cpu_time;
 mod dns;
 mod dns_exchange;
+mod fleet;
 mod generator;
 mod goals;
 mod injector;
@@ -39,6 +41,7 @@ use slipgate_testbed::{CONGESTION_CONTROL, affinity, requirements};
 use crate::{
     conditions::Conditions,
     contender::Contender,
+    fleet::FLEET,
     machine::Pinning,
     report::Report,
     results::{Cell, Table},
@@ -62,7 +65,7 @@ const RELAY: &str = "relay";
 struct CommandLine {
     /// Only these workloads: bulk-up, bulk-down, connect-close, request-response, udp-64,
     /// established, new-flows-udp, new-flows-tcp, microvm (microvm-guests, microvm-ring), dns,
-    /// relay, programs
+    /// relay, fleet, programs
     #[arg(long, value_delimiter = ',', value_name = "WORKLOAD")]
     only: Vec<String>,
     /// Only these contenders; ratios are to nftables, those of whole microVMs to qemu-tap
@@ -160,12 +163,16 @@ fn main() -> Result<()> {
         true => relay::measure(&settings, &mut conditions),
         false => Default::default(),
     };
+    let fleet = match wanted(FLEET) {
+        true => fleet::measure(&settings, args.quick),
+        false => Default::default(),
+    };
     let plan = Plan {
         contenders,
         workloads,
         settings,
     };
-    let report = measure(&plan, conditions, programs, microvm, [dns, relay])?;
+    let report = measure(&plan, conditions, programs, microvm, [dns, relay, fleet])?;
     print!("{}", report.text());
     write(&report, args.out)
 }
@@ -175,7 +182,7 @@ fn measure(
     conditions: Conditions,
     programs: bool,
     microvm: Vec<Cell>,
-    parts: [(Vec<Cell>, Vec<Table>); 2],
+    parts: [(Vec<Cell>, Vec<Table>); 3],
 ) -> Result<Report> {
     let mut cells = if plan.workloads.is_empty() {
         Vec::new()
@@ -249,10 +256,10 @@ fn chosen_workloads(only: &[String]) -> Result<Vec<Box<dyn Workload>>> {
     let known: Vec<_> = all.iter().map(|workload| workload.name()).collect();
     for name in only {
         let name = name.as_str();
-        let ours = [PROGRAMS, MICROVM, MICROVM_GUESTS, MICROVM_RING, DNS, RELAY];
+        let ours = [PROGRAMS, MICROVM, MICROVM_GUESTS, MICROVM_RING, DNS, RELAY, FLEET];
         if !ours.contains(&name) && !known.contains(&name) {
             bail!(
-                "--only {name}: give some of {}, {MICROVM}, {MICROVM_GUESTS}, {MICROVM_RING}, {DNS}, {RELAY}, {PROGRAMS}",
+                "--only {name}: give some of {}, {MICROVM}, {MICROVM_GUESTS}, {MICROVM_RING}, {DNS}, {RELAY}, {FLEET}, {PROGRAMS}",
                 known.join(", ")
             );
         }

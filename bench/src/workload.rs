@@ -35,6 +35,9 @@ pub(crate) enum Unit {
     Microseconds,
     ThousandPerSecond,
     Nanoseconds,
+    Milliseconds,
+    Mebibytes,
+    PercentOfACore,
 }
 
 impl Unit {
@@ -45,6 +48,9 @@ impl Unit {
             Unit::Microseconds => "µs",
             Unit::ThousandPerSecond => "k/s",
             Unit::Nanoseconds => "ns",
+            Unit::Milliseconds => "ms",
+            Unit::Mebibytes => "MiB",
+            Unit::PercentOfACore => "% of a core",
         }
     }
 

@@ -1,5 +1,5 @@
 //! What processes of ours say to each other: the channels between broker and engine, broker and VMM,
-//! broker and metrics process, and the control socket. All but the broker are those that a guest, or
+//! broker and metrics process, broker and API, and the control socket; and what clients of the API say. All but the broker are those that a guest, or
 //! whoever asks for metrics, might take over.
 //!
 //! Input: `kind (1) | bytes …`, see [`kind`].
@@ -11,6 +11,7 @@ use std::{
 
 use serde::Serialize;
 use slipgate_ipc::{
+    api::{FromApi, ToApi},
     channel::{Packet, decode},
     client::{ClientAnswer, ControlServer},
     descriptors::{Inbound, Outbound},
@@ -37,7 +38,13 @@ pub(crate) mod kind {
     pub(crate) const TO_METRICS: u8 = 6;
     /// A packet of the channel from the metrics process.
     pub(crate) const FROM_METRICS: u8 = 7;
-    pub(crate) const COUNT: u8 = 8;
+    /// A packet of the channel to a process that answers the API.
+    pub(crate) const TO_API: u8 = 8;
+    /// A packet of the channel from such a process.
+    pub(crate) const FROM_API: u8 = 9;
+    /// A request of a client of the API: its first line, and a body.
+    pub(crate) const HTTP: u8 = 10;
+    pub(crate) const COUNT: u8 = 11;
 }
 
 /// Hands the bytes to one of the readers.
@@ -52,6 +59,9 @@ pub fn messages(input: &[u8]) {
         kind::FROM_VMM => packet::<FromVmm>(bytes),
         kind::TO_METRICS => packet::<ToMetrics>(bytes),
         kind::FROM_METRICS => packet::<FromMetrics>(bytes),
+        kind::TO_API => packet::<ToApi>(bytes),
+        kind::FROM_API => packet::<FromApi>(bytes),
+        kind::HTTP => http(bytes),
         kind::CONTROL => over_the_control_socket(bytes),
         _ => {
             if let Ok(answer) = serde_json::from_slice::<ClientAnswer>(bytes) {
@@ -62,6 +72,27 @@ pub fn messages(input: &[u8]) {
                 );
             }
         }
+    }
+}
+
+/// A request either becomes one message to the broker, which the broker reads as it was sent, or is
+/// answered by a problem.
+fn http(bytes: &[u8]) {
+    let mut lines = bytes.splitn(2, |byte| *byte == b'\n');
+    let (Some(first), body) = (lines.next(), lines.next().unwrap_or_default()) else {
+        return;
+    };
+    let Some((method, path)) = std::str::from_utf8(first).ok().and_then(|l| l.split_once(' ')) else {
+        return;
+    };
+    match slipgate_api::change_of(method, path, body) {
+        Ok(Some(request)) => {
+            let message = FromApi { id: 1, request };
+            let json = serde_json::to_vec(&message).expect("a message is JSON");
+            assert_eq!(serde_json::from_slice::<FromApi>(&json).ok(), Some(message));
+        }
+        Ok(None) => {}
+        Err(problem) => assert!((400..500).contains(&problem.status), "{problem:?}"),
     }
 }
 

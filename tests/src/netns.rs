@@ -249,6 +249,15 @@ impl NetNs {
         Ok(String::from_utf8_lossy(&self.output(command)?.stdout).into_owned())
     }
 
+    /// Runs `ip -batch` or `tc -batch` on these lines in the namespace.
+    pub fn batch(&self, program: &str, lines: &str) -> Result<()> {
+        let file = tempfile::NamedTempFile::new().tried("make a file for a batch")?;
+        fs::write(file.path(), lines).tried("write a batch")?;
+        let mut command = Command::new(program);
+        command.arg("-batch").arg(file.path());
+        self.output(command).map(drop)
+    }
+
     /// Loads an nftables ruleset (`nft -f`) in the namespace.
     pub fn nft(&self, ruleset: &str) -> Result<()> {
         let file = tempfile::NamedTempFile::new().tried("make a file for the nft ruleset")?;

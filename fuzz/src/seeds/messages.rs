@@ -1,6 +1,7 @@
 //! Messages between processes, as they are sent.
 use serde_json::json;
 use slipgate_ipc::{
+    api::{ApiRequest, FromApi},
     client::{ClientAnswer, ClientRequest, Target},
     descriptors::Slot,
     engine::{
@@ -164,6 +165,25 @@ pub(super) fn messages() -> Seeds {
     );
     for (name, message) in [("ended", ended), ("counted", counted)] {
         seeds.push((name, packet(kind::FROM_VMM, json(&message))));
+    }
+    let vm = serde_json::from_value(json!({ "name": "a", "tap": "tap0", "labels": { "k": "v" } }));
+    let vm = Box::new(vm.expect("a definition"));
+    for (name, request) in [
+        ("put", ApiRequest::PutVm { vm }),
+        ("list", ApiRequest::ListVms),
+        ("remove", ApiRequest::RemoveVm { name: "a".into() }),
+        ("cut_flow", ApiRequest::Cut { what: Target::Flow("1.2.3".into()) }),
+    ] {
+        let message = FromApi { id: 1, request };
+        seeds.push((name, packet(kind::FROM_API, json(&message))));
+    }
+    for (name, text) in [
+        ("http_put", "PUT /v1/vms/a\n{\"tap\": \"tap0\", \"quotas\": {\"max_flows\": 5}}"),
+        ("http_patch", "PATCH /v1/vms/a\n{\"labels\": {\"k\": null}}"),
+        ("http_cut", "POST /v1/flows/1.2.3/cut\n"),
+        ("http_freeze", "POST /v1/vms/a/freeze\n"),
+    ] {
+        seeds.push((name, [&[kind::HTTP][..], text.as_bytes()].concat()));
     }
     seeds.push((
         "scrape",

@@ -1,0 +1,122 @@
+//! Many VMs on a host: how long each takes to be added, and what all of them cost.
+//!
+//! slipgate's daemon gets them by its API, one request after the other. Beside it stands what is
+//! done by scripts today: for each VM a network namespace with a masquerading uplink, and three
+//! steps of tc that join its TAP to that (as `tc-redirect-tap` does). TAPs exist before, for both.
+
+mod daemon;
+mod script;
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result};
+use slipgate_testbed::{NetNs, World};
+
+use crate::{
+    contender::world,
+    results::{Cell, Table, tables},
+    run::Settings,
+    statistics::percentile,
+    workload::{Metric, Sample, Unit},
+};
+
+/// Name of the workload, as in `--only`.
+pub(crate) const FLEET: &str = "fleet";
+/// Number of VMs.
+const VMS: usize = 1_000;
+/// Number of VMs in a quick run.
+const FEW_VMS: usize = 100;
+
+const ADD_P50: &str = "fleet add p50";
+const ADD_P99: &str = "fleet add p99";
+const ADD_ALL: &str = "fleet all added";
+const REMOVE_ALL: &str = "fleet all removed";
+const MEMORY: &str = "fleet memory";
+const IDLE: &str = "fleet idle";
+const LINK_EVENT: &str = "fleet link event";
+
+const METRICS: &[Metric] = &[
+    metric(ADD_P50, Unit::Microseconds),
+    metric(ADD_P99, Unit::Microseconds),
+    metric(ADD_ALL, Unit::Milliseconds),
+    metric(REMOVE_ALL, Unit::Milliseconds),
+    metric(MEMORY, Unit::Mebibytes),
+    metric(IDLE, Unit::PercentOfACore),
+    metric(LINK_EVENT, Unit::Microseconds),
+];
+
+const fn metric(name: &'static str, unit: Unit) -> Metric {
+    Metric { name, unit }
+}
+
+/// Who serves many VMs.
+trait Fleet {
+    /// Makes one more VM reach the world.
+    fn add(&mut self, host: &NetNs, tap: &str) -> Result<()>;
+    /// Takes a VM away.
+    fn remove(&mut self, host: &NetNs, tap: &str) -> Result<()>;
+    /// Figures of the processes that serve, with all VMs there.
+    fn cost(&self, host: &NetNs) -> Result<Sample>;
+}
+
+/// Measures; the cells and the tables of them.
+pub(crate) fn measure(settings: &Settings, quick: bool) -> (Vec<Cell>, Vec<Table>) {
+    let vms = if quick { FEW_VMS } else { VMS };
+    let mut cells = Vec::new();
+    for round in 1..=settings.rounds.min(3) {
+        let slipgate = || daemon::Daemon::start().and_then(|(world, fleet)| run(&world, fleet, vms));
+        let script = || {
+            let world = World::with(world(true))?;
+            // A tenth of them: each takes as long as the one before.
+            run(&world, script::Script::default(), vms / 10)
+        };
+        let contenders: [(&'static str, &dyn Fn() -> Result<Sample>); 2] =
+            [(daemon::NAME, &slipgate), (script::NAME, &script)];
+        for (contender, measure) in contenders {
+            cells.push(Cell {
+                round,
+                contender,
+                workload: FLEET,
+                outcome: measure().map_err(|why| format!("{why:#}")),
+            });
+        }
+    }
+    let contenders = [daemon::NAME, script::NAME];
+    let tables = tables(&[(FLEET, METRICS)], &contenders, script::NAME, &cells);
+    (cells, tables)
+}
+
+fn run(world: &World, mut fleet: impl Fleet, vms: usize) -> Result<Sample> {
+    let taps: Vec<String> = (0..vms).map(|number| format!("fleet{number}")).collect();
+    let lines = taps.iter().map(|tap| format!("tuntap add {tap} mode tap vnet_hdr\n"));
+    world.host.batch("ip", &lines.collect::<String>())?;
+    let began = Instant::now();
+    let mut each = Vec::with_capacity(vms);
+    for tap in &taps {
+        let began = Instant::now();
+        fleet
+            .add(&world.host, tap)
+            .with_context(|| format!("adding {tap}"))?;
+        each.push(micros(began.elapsed()));
+    }
+    let added = began.elapsed();
+    let mut sample = fleet.cost(&world.host)?.with("vms", vms as f64);
+    let began = Instant::now();
+    for tap in &taps {
+        fleet
+            .remove(&world.host, tap)
+            .with_context(|| format!("removing {tap}"))?;
+    }
+    let removed = began.elapsed();
+    sample.values.extend([
+        (ADD_P50, percentile(&each, 50.0)),
+        (ADD_P99, percentile(&each, 99.0)),
+        (ADD_ALL, added.as_secs_f64() * 1e3),
+        (REMOVE_ALL, removed.as_secs_f64() * 1e3),
+    ]);
+    Ok(sample)
+}
+
+fn micros(duration: Duration) -> f64 {
+    duration.as_secs_f64() * 1e6
+}

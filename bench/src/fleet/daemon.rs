@@ -1,0 +1,146 @@
+//! `slipgate serve`, asked by its API.
+use std::{
+    fs,
+    io::{BufRead as _, BufReader, Read as _, Write as _},
+    os::unix::net::UnixStream,
+    path::Path,
+    time::Duration,
+};
+
+use anyhow::{Context as _, Result, bail};
+use slipgate_testbed::{NetNs, PinDir, Slipgate, World, world::UPLINK};
+
+use super::{Fleet, IDLE, LINK_EVENT, MEMORY};
+use crate::{contender::world, workload::Sample};
+
+pub(super) const NAME: &str = "slipgate";
+
+/// How long the daemon is left alone to see what it does then.
+const IDLE_FOR: Duration = Duration::from_secs(12);
+/// Number of link events that are caused.
+const EVENTS: u32 = 40;
+/// A tick of `/proc/PID/stat`, µs (`USER_HZ` is 100 on every Linux).
+const TICK_US: f64 = 10_000.0;
+
+/// The daemon, and a connection to its API. Fields go in order.
+pub(super) struct Daemon {
+    connection: BufReader<UnixStream>,
+    slipgate: Slipgate,
+    _scratch: tempfile::TempDir,
+}
+
+impl Daemon {
+    pub(super) fn start() -> Result<(World, Self)> {
+        let world = World::with(world(false))?;
+        let scratch = tempfile::tempdir().context("make a directory for a socket")?;
+        let socket = scratch.path().join("api.sock");
+        let api = socket.display().to_string();
+        let args = ["--uplink", UPLINK, "--api", &api, "--log", "warn"];
+        let slipgate = Slipgate::serve(&world.host, &PinDir::new()?, &args)?;
+        let connection = UnixStream::connect(&socket).context("connect to the API")?;
+        let daemon = Self {
+            connection: BufReader::new(connection),
+            slipgate,
+            _scratch: scratch,
+        };
+        Ok((world, daemon))
+    }
+
+    /// Asks on the one connection, and waits for the answer.
+    fn ask(&mut self, method: &str, path: &str, body: &str) -> Result<()> {
+        let request = format!(
+            "{method} {path} HTTP/1.1\r\nHost: slipgate\r\nContent-Length: {}\r\n\r\n{body}",
+            body.len()
+        );
+        self.connection.get_mut().write_all(request.as_bytes())?;
+        let mut status = String::new();
+        self.connection.read_line(&mut status)?;
+        let mut length = 0;
+        loop {
+            let mut line = String::new();
+            self.connection.read_line(&mut line)?;
+            let line = line.trim_end().to_ascii_lowercase();
+            if line.is_empty() {
+                break;
+            }
+            if let Some(value) = line.strip_prefix("content-length:") {
+                length = value.trim().parse()?;
+            }
+        }
+        let mut answer = vec![0; length];
+        self.connection.read_exact(&mut answer)?;
+        if !status.contains(" 20") {
+            bail!("{}: {}", status.trim(), String::from_utf8_lossy(&answer));
+        }
+        Ok(())
+    }
+
+    fn processes(&self) -> Vec<u32> {
+        let children = self.slipgate.children_named("slipgate");
+        [self.slipgate.broker_pid()].into_iter().chain(children).collect()
+    }
+
+    /// CPU time of all processes so far, µs.
+    fn cpu_us(&self) -> Result<f64> {
+        let ticks = self.processes().into_iter().map(|pid| {
+            let path = format!("/proc/{pid}/stat");
+            let text = fs::read_to_string(&path).with_context(|| format!("read {path}"))?;
+            let rest = text.rsplit_once(") ").context("a process without a name")?.1;
+            let fields: Vec<&str> = rest.split(' ').collect();
+            // utime and stime are fields 14 and 15 (proc_pid_stat(5)), 12 and 13 behind the name.
+            Ok(fields[11].parse::<f64>()? + fields[12].parse::<f64>()?)
+        });
+        Ok(ticks.sum::<Result<f64>>()? * TICK_US)
+    }
+
+    /// Memory of all processes without the mapped tables, MiB.
+    fn memory_mib(&self) -> Result<f64> {
+        let each = self.processes().into_iter().map(|pid| {
+            let path = format!("/proc/{pid}/smaps_rollup");
+            own_kib(Path::new(&path)).map(|kib| kib / 1_024.0)
+        });
+        each.sum()
+    }
+}
+
+/// Anonymous memory of a process, and its share of what it has of files, KiB.
+fn own_kib(smaps_rollup: &Path) -> Result<f64> {
+    let what = || format!("read {}", smaps_rollup.display());
+    let text = fs::read_to_string(smaps_rollup).with_context(what)?;
+    let field = |name: &str| {
+        let line = text.lines().find_map(|line| line.strip_prefix(name));
+        line.and_then(|rest| rest.trim().trim_end_matches(" kB").parse::<f64>().ok())
+            .unwrap_or_default()
+    };
+    Ok(field("Pss_Anon:") + field("Pss_File:"))
+}
+
+impl Fleet for Daemon {
+    fn add(&mut self, _: &NetNs, tap: &str) -> Result<()> {
+        let body = format!("{{\"tap\": \"{tap}\"}}");
+        self.ask("PUT", &format!("/v1/vms/{tap}"), &body)
+    }
+
+    fn remove(&mut self, _: &NetNs, tap: &str) -> Result<()> {
+        self.ask("DELETE", &format!("/v1/vms/{tap}"), "")
+    }
+
+    fn cost(&self, host: &NetNs) -> Result<Sample> {
+        let before = self.cpu_us()?;
+        std::thread::sleep(IDLE_FOR);
+        let idle_us = self.cpu_us()? - before;
+        let before = self.cpu_us()?;
+        for event in 0..EVENTS / 2 {
+            let lines = format!("link add other{event} type dummy\nlink del other{event}\n");
+            host.batch("ip", &lines)?;
+        }
+        // The last of them is followed a moment later.
+        std::thread::sleep(Duration::from_millis(300));
+        let events_us = self.cpu_us()? - before;
+        Ok(Sample::of(&[
+            (MEMORY, self.memory_mib()?),
+            (IDLE, idle_us / IDLE_FOR.as_secs_f64() / 1e4),
+            (LINK_EVENT, events_us / f64::from(EVENTS)),
+        ]))
+    }
+}
