@@ -4,6 +4,7 @@
 //! here. Requests beyond [`MOST_WAITING`] are refused at once.
 use std::{collections::HashMap, io, rc::Rc};
 
+use hyper::StatusCode;
 use slipgate_ipc::{
     api::{ApiRequest, FromApi, ToApi},
     channel::{Channel, Packet, Received},
@@ -16,7 +17,6 @@ use tokio::{
 };
 
 use crate::{events::Events, problem::Problem};
-use axum::http::StatusCode;
 
 /// Largest number of requests that wait for the broker.
 pub const MOST_WAITING: usize = 256;

@@ -20,6 +20,7 @@ pub mod events;
 pub mod model;
 pub mod openapi;
 pub mod problem;
+mod response;
 mod routes;
 pub mod server;
 

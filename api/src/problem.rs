@@ -1,11 +1,9 @@
 //! Errors as problem details for HTTP APIs (RFC 9457).
-use axum::{
-    Json,
-    http::{HeaderValue, StatusCode, header},
-    response::{IntoResponse, Response},
-};
+use hyper::StatusCode;
 use schemars::JsonSchema;
 use serde::Serialize;
+
+use crate::response::{Response, json};
 
 /// Media type of a problem (RFC 9457, section 3).
 pub const MEDIA_TYPE: &str = "application/problem+json";
@@ -32,14 +30,10 @@ impl Problem {
     }
 }
 
-impl IntoResponse for Problem {
-    fn into_response(self) -> Response {
-        let status = StatusCode::from_u16(self.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-        let mut response = (status, Json(self)).into_response();
-        let media_type = HeaderValue::from_static(MEDIA_TYPE);
-        response
-            .headers_mut()
-            .insert(header::CONTENT_TYPE, media_type);
-        response
+impl From<Problem> for Response {
+    fn from(problem: Problem) -> Self {
+        let status = StatusCode::from_u16(problem.status);
+        let status = status.unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+        json(status, MEDIA_TYPE, &problem)
     }
 }

@@ -1,11 +1,7 @@
 //! The routes: one table, of which the router and the OpenAPI document are made.
 use std::rc::Rc;
 
-use axum::{
-    body::Bytes,
-    http::{Method, StatusCode, Uri, header},
-    response::{IntoResponse, Response},
-};
+use hyper::{Method, StatusCode, Uri};
 use serde::de::DeserializeOwned;
 use slipgate_ipc::{
     api::ApiRequest,
@@ -19,7 +15,11 @@ use crate::{
     events::Events,
     model::{Cut, FlowsQuery, Health, Vm, VmBody, VmPatch, Why, WhyQuery},
     problem::Problem,
+    response::{Response, empty, json},
 };
+
+/// Media type of JSON.
+const JSON: &str = "application/json";
 
 /// What handlers work with.
 pub(crate) struct Daemon {
@@ -210,11 +210,7 @@ pub fn change_of(method: &str, path: &str, body: &[u8]) -> Result<Option<ApiRequ
     request_of(found.action, parameter, body)
 }
 
-fn request_of(
-    action: Action,
-    parameter: &str,
-    body: &[u8],
-) -> Result<Option<ApiRequest>, Problem> {
+fn request_of(action: Action, parameter: &str, body: &[u8]) -> Result<Option<ApiRequest>, Problem> {
     let name = || parameter.to_owned();
     Ok(Some(match action {
         Action::PutVm => ApiRequest::PutVm {
@@ -246,7 +242,7 @@ pub(crate) async fn carry_out(
     action: Action,
     parameter: &str,
     uri: &Uri,
-    body: &Bytes,
+    body: &[u8],
 ) -> Result<Response, Problem> {
     let broker = &daemon.broker;
     let name = || parameter.to_owned();
@@ -255,23 +251,24 @@ pub(crate) async fn carry_out(
         return changed(answer).ok_or_else(other_answer);
     }
     Ok(match action {
-        Action::Health => json(StatusCode::OK, &Health::of(&vms(broker).await?)),
-        Action::OpenApi => json(StatusCode::OK, &crate::openapi::document()),
+        Action::Health => json(StatusCode::OK, JSON, &Health::of(&vms(broker).await?)),
+        Action::OpenApi => json(StatusCode::OK, JSON, &crate::openapi::document()),
         Action::ListVms => {
             let vms: Vec<Vm> = vms(broker).await?.into_iter().map(Vm::from).collect();
-            json(StatusCode::OK, &vms)
+            json(StatusCode::OK, JSON, &vms)
         }
-        Action::GetVm => json(StatusCode::OK, &Vm::from(vm(broker, parameter).await?)),
+        Action::GetVm => json(
+            StatusCode::OK,
+            JSON,
+            &Vm::from(vm(broker, parameter).await?),
+        ),
         Action::PatchVm => {
             let patch: VmPatch = parsed(body)?;
             let now = vm(broker, parameter).await?;
-            put(broker, patch.of(now.definition)).await?
+            let vm = Box::new(patch.of(now.definition));
+            let answer = answer(broker.ask(ApiRequest::PutVm { vm }).await?, parameter)?;
+            changed(answer).ok_or_else(other_answer)?
         }
-        Action::RemoveVm => done(broker, ApiRequest::RemoveVm { name: name() }, parameter).await?,
-        Action::Freeze => done(broker, ApiRequest::Freeze { vm: name() }, parameter).await?,
-        Action::Thaw => done(broker, ApiRequest::Thaw { vm: name() }, parameter).await?,
-        Action::CutVm => cut(broker, Target::Vm(name()), parameter).await?,
-        Action::CutFlow => cut(broker, Target::Flow(name()), parameter).await?,
         Action::Why => {
             let query: WhyQuery = query(uri)?;
             let question = FlowQuestion {
@@ -287,7 +284,7 @@ pub(crate) async fn carry_out(
             match answer(broker.ask(request).await?, parameter)? {
                 ClientAnswer::Engine {
                     reply: EngineReply::Why(why),
-                } => json(StatusCode::OK, &Why::from(why)),
+                } => json(StatusCode::OK, JSON, &Why::from(why)),
                 _ => return Err(other_answer()),
             }
         }
@@ -296,20 +293,17 @@ pub(crate) async fn carry_out(
             let inventory = broker.inventory().await;
             json(
                 StatusCode::OK,
+                JSON,
                 &daemon.figures.flows(&inventory, vm.as_deref()),
             )
         }
         Action::Stats => {
             let inventory = broker.inventory().await;
-            json(StatusCode::OK, &daemon.figures.stats(&inventory))
+            json(StatusCode::OK, JSON, &daemon.figures.stats(&inventory))
         }
         // Others are changes, and events have a response of their own.
         _ => return Err(other_answer()),
     })
-}
-
-fn json(status: StatusCode, body: &impl serde::Serialize) -> Response {
-    (status, axum::Json(body)).into_response()
 }
 
 async fn vms(broker: &Broker) -> Result<Vec<VmStatus>, Problem> {
@@ -333,12 +327,12 @@ fn changed(answer: ClientAnswer) -> Option<Response> {
                 VmChange::Created => StatusCode::CREATED,
                 VmChange::Changed | VmChange::Unchanged => StatusCode::OK,
             };
-            json(status, &Vm::from(*vm))
+            json(status, JSON, &Vm::from(*vm))
         }
-        ClientAnswer::Done => StatusCode::NO_CONTENT.into_response(),
+        ClientAnswer::Done => empty(StatusCode::NO_CONTENT),
         ClientAnswer::Engine {
             reply: EngineReply::Cut { flows },
-        } => json(StatusCode::OK, &Cut { flows }),
+        } => json(StatusCode::OK, JSON, &Cut { flows }),
         _ => return None,
     })
 }
@@ -384,9 +378,8 @@ fn parsed<T: DeserializeOwned>(body: &[u8]) -> Result<T, Problem> {
 
 /// The parameters behind the question mark.
 pub(crate) fn query<T: DeserializeOwned>(uri: &Uri) -> Result<T, Problem> {
-    let query = axum::extract::Query::try_from_uri(uri);
-    query.map(|query| query.0).map_err(|e| {
-        let detail = format!("the parameters can't be used: {}", e.body_text());
+    serde_urlencoded::from_str(uri.query().unwrap_or_default()).map_err(|e| {
+        let detail = format!("the parameters can't be used: {e}");
         Problem::new(StatusCode::BAD_REQUEST, detail)
     })
 }
@@ -414,10 +407,6 @@ pub(crate) fn forbidden(route: &Route) -> Problem {
         ),
     )
 }
-
-/// Media type of events: one JSON object a line.
-pub(crate) const NDJSON: (header::HeaderName, &str) =
-    (header::CONTENT_TYPE, "application/x-ndjson");
 
 #[cfg(test)]
 #[path = "routes_test.rs"]

@@ -4,12 +4,10 @@ use std::{
     sync::Arc, time::Duration,
 };
 
-use axum::{
-    body::{Body, Bytes},
-    http::{Request, StatusCode},
-    response::{IntoResponse as _, Response},
+use hyper::{
+    Request, StatusCode,
+    body::{Body as _, Bytes, Incoming},
 };
-use hyper::body::{Body as _, Frame, Incoming};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use serde::Deserialize;
 use slipgate_ipc::channel::Channel;
@@ -20,7 +18,8 @@ use crate::{
     broker::Broker,
     events::{Events, Filter},
     problem::Problem,
-    routes::{Action, Daemon, NDJSON, carry_out, forbidden, query, route},
+    response::{Content, Response, with},
+    routes::{Action, Daemon, carry_out, forbidden, query, route},
 };
 
 /// Largest number of simultaneous connections; further ones wait to be accepted.
@@ -35,6 +34,9 @@ const MOST_DISCARDED: usize = 1 << 20;
 pub const MAX_HEAD: usize = 16 << 10;
 /// Time that a client may take to send a head, and then a body.
 pub const REQUEST_WITHIN: Duration = Duration::from_secs(10);
+
+/// Media type of events: one JSON object a line.
+const NDJSON: &str = "application/x-ndjson";
 
 /// Settings of a server.
 pub struct Settings {
@@ -126,7 +128,7 @@ async fn respond(
 ) -> Response {
     match try_respond(daemon, readers, request).await {
         Ok(response) => response,
-        Err(problem) => problem.into_response(),
+        Err(problem) => problem.into(),
     }
 }
 
@@ -230,24 +232,7 @@ fn events(
         }
         drop(place);
     });
-    let body = Body::new(EventBody(receiver));
-    Ok(([NDJSON], body).into_response())
-}
-
-/// A body that ends when its client does.
-struct EventBody(tokio::sync::mpsc::Receiver<String>);
-
-impl hyper::body::Body for EventBody {
-    type Data = Bytes;
-    type Error = Infallible;
-
-    fn poll_frame(
-        mut self: std::pin::Pin<&mut Self>,
-        cx: &mut std::task::Context<'_>,
-    ) -> std::task::Poll<Option<Result<Frame<Bytes>, Infallible>>> {
-        let next = self.0.poll_recv(cx);
-        next.map(|text| text.map(|text| Ok(Frame::data(text.into()))))
-    }
+    Ok(with(StatusCode::OK, NDJSON, Content::Parts(receiver)))
 }
 
 #[cfg(test)]

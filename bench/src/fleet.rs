@@ -64,7 +64,8 @@ pub(crate) fn measure(settings: &Settings, quick: bool) -> (Vec<Cell>, Vec<Table
     let vms = if quick { FEW_VMS } else { VMS };
     let mut cells = Vec::new();
     for round in 1..=settings.rounds.min(3) {
-        let slipgate = || daemon::Daemon::start().and_then(|(world, fleet)| run(&world, fleet, vms));
+        let slipgate =
+            || daemon::Daemon::start().and_then(|(world, fleet)| run(&world, fleet, vms));
         let script = || {
             let world = World::with(world(true))?;
             // A tenth of them: each takes as long as the one before.
@@ -88,7 +89,9 @@ pub(crate) fn measure(settings: &Settings, quick: bool) -> (Vec<Cell>, Vec<Table
 
 fn run(world: &World, mut fleet: impl Fleet, vms: usize) -> Result<Sample> {
     let taps: Vec<String> = (0..vms).map(|number| format!("fleet{number}")).collect();
-    let lines = taps.iter().map(|tap| format!("tuntap add {tap} mode tap vnet_hdr\n"));
+    let lines = taps
+        .iter()
+        .map(|tap| format!("tuntap add {tap} mode tap vnet_hdr\n"));
     world.host.batch("ip", &lines.collect::<String>())?;
     let began = Instant::now();
     let mut each = Vec::with_capacity(vms);

@@ -256,7 +256,15 @@ fn chosen_workloads(only: &[String]) -> Result<Vec<Box<dyn Workload>>> {
     let known: Vec<_> = all.iter().map(|workload| workload.name()).collect();
     for name in only {
         let name = name.as_str();
-        let ours = [PROGRAMS, MICROVM, MICROVM_GUESTS, MICROVM_RING, DNS, RELAY, FLEET];
+        let ours = [
+            PROGRAMS,
+            MICROVM,
+            MICROVM_GUESTS,
+            MICROVM_RING,
+            DNS,
+            RELAY,
+            FLEET,
+        ];
         if !ours.contains(&name) && !known.contains(&name) {
             bail!(
                 "--only {name}: give some of {}, {MICROVM}, {MICROVM_GUESTS}, {MICROVM_RING}, {DNS}, {RELAY}, {FLEET}, {PROGRAMS}",

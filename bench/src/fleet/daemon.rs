@@ -77,7 +77,10 @@ impl Daemon {
 
     fn processes(&self) -> Vec<u32> {
         let children = self.slipgate.children_named("slipgate");
-        [self.slipgate.broker_pid()].into_iter().chain(children).collect()
+        [self.slipgate.broker_pid()]
+            .into_iter()
+            .chain(children)
+            .collect()
     }
 
     /// CPU time of all processes so far, µs.
@@ -85,7 +88,10 @@ impl Daemon {
         let ticks = self.processes().into_iter().map(|pid| {
             let path = format!("/proc/{pid}/stat");
             let text = fs::read_to_string(&path).with_context(|| format!("read {path}"))?;
-            let rest = text.rsplit_once(") ").context("a process without a name")?.1;
+            let rest = text
+                .rsplit_once(") ")
+                .context("a process without a name")?
+                .1;
             let fields: Vec<&str> = rest.split(' ').collect();
             // utime and stime are fields 14 and 15 (proc_pid_stat(5)), 12 and 13 behind the name.
             Ok(fields[11].parse::<f64>()? + fields[12].parse::<f64>()?)
