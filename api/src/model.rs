@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, net::Ipv4Addr};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use slipgate_ipc::{
-    client::{VmDefinition, VmState, VmStatus},
+    client::{PolicyStatus, VmDefinition, VmState, VmStatus},
     engine::WhyAnswer,
 };
 use slipgate_policy::document::Quotas;
@@ -88,6 +88,28 @@ pub struct Health {
 pub struct Cut {
     /// Number of flows.
     pub flows: u64,
+}
+
+/// A policy that was put.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, JsonSchema)]
+pub struct Policy {
+    /// Name of the policy.
+    pub name: String,
+    /// Number of times that a policy of this name was put since the daemon started; the ETag.
+    pub generation: u64,
+    /// Its text, in TOML.
+    pub text: String,
+}
+
+/// A policy is in force.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, JsonSchema)]
+pub struct PolicyPut {
+    /// Its generation; the ETag.
+    pub generation: u64,
+    /// Number of flows that were cut.
+    pub cut: u64,
+    /// Number of flows that continue.
+    pub kept: u64,
 }
 
 /// Parameters of `why`.
@@ -214,6 +236,16 @@ impl From<WhyAnswer> for Why {
             refusal: answer.refusal,
             outcome: answer.outcome,
             explanation: answer.explanation,
+        }
+    }
+}
+
+impl From<PolicyStatus> for Policy {
+    fn from(policy: PolicyStatus) -> Self {
+        Self {
+            name: policy.name,
+            generation: policy.generation,
+            text: policy.text,
         }
     }
 }

@@ -3,7 +3,7 @@ use schemars::{JsonSchema, SchemaGenerator, generate::SchemaSettings};
 use serde_json::{Map, Value, json};
 
 use crate::{
-    model::{Cut, Health, Vm, VmBody, VmPatch, Why},
+    model::{Cut, Health, Policy, PolicyPut, Vm, VmBody, VmPatch, Why},
     problem::{MEDIA_TYPE, Problem},
     routes::{Action, ROUTES, Route},
 };
@@ -49,6 +49,13 @@ fn operation(route: &Route, generator: &mut SchemaGenerator) -> Value {
         Action::PatchVm => Some(generator.subschema_for::<VmPatch>()),
         _ => None,
     };
+    if route.action == Action::PutPolicy {
+        operation["requestBody"] = json!({
+            "required": true,
+            "description": "TOML with the keys of `[policy.NAME]` in a policy file, and no deny_file",
+            "content": { "application/toml": { "schema": { "type": "string" } } },
+        });
+    }
     if let Some(schema) = body {
         operation["requestBody"] = json!({
             "required": true,
@@ -72,7 +79,7 @@ fn parameters(route: &Route) -> Vec<Value> {
     let query = |name, required, schema, about| one(name, "query", required, schema, about);
     let mut all = Vec::new();
     if route.path.contains("{name}") {
-        all.push(one("name", "path", true, &text, "Name of the VM"));
+        all.push(one("name", "path", true, &text, "Name of the VM or policy"));
     }
     if route.path.contains("{id}") {
         all.push(one("id", "path", true, &text, "Id of the flow"));
@@ -97,6 +104,10 @@ fn parameters(route: &Route) -> Vec<Value> {
                 &text,
                 "Name that it would have asked for before",
             ));
+        }
+        Action::PutPolicy => {
+            let about = "Generation that is to be replaced, as an ETag; \"0\": none is there yet";
+            all.push(one("If-Match", "header", false, &text, about));
         }
         Action::Flows => all.push(query("vm", false, &text, "Only this VM's")),
         Action::Events => {
@@ -137,6 +148,14 @@ fn responses(action: Action, generator: &mut SchemaGenerator) -> Value {
         }
         Action::CutVm | Action::CutFlow => {
             json!({ "200": answer("They have ended", reference::<Cut>(generator)) })
+        }
+        Action::ListPolicies => {
+            let items = reference::<Policy>(generator);
+            json!({ "200": answer("The policies", json!({ "type": "array", "items": items })) })
+        }
+        Action::GetPolicy => json!({ "200": answer("The policy", reference::<Policy>(generator)) }),
+        Action::PutPolicy => {
+            json!({ "200": answer("It is in force", reference::<PolicyPut>(generator)) })
         }
         Action::Why => json!({ "200": answer("The decision", reference::<Why>(generator)) }),
         Action::Flows => {

@@ -1,7 +1,10 @@
 //! The routes: one table, of which the router and the OpenAPI document are made.
 use std::rc::Rc;
 
-use hyper::{Method, StatusCode, Uri};
+use hyper::{
+    Method, StatusCode, Uri,
+    header::{ETAG, HeaderValue},
+};
 use serde::de::DeserializeOwned;
 use slipgate_ipc::{
     api::ApiRequest,
@@ -13,7 +16,7 @@ use crate::{
     Figures,
     broker::Broker,
     events::Events,
-    model::{Cut, FlowsQuery, Health, Vm, VmBody, VmPatch, Why, WhyQuery},
+    model::{Cut, FlowsQuery, Health, Policy, PolicyPut, Vm, VmBody, VmPatch, Why, WhyQuery},
     problem::Problem,
     response::{Response, empty, json},
 };
@@ -46,6 +49,9 @@ pub(crate) enum Action {
     Why,
     Flows,
     CutFlow,
+    ListPolicies,
+    GetPolicy,
+    PutPolicy,
     Stats,
     Events,
 }
@@ -150,6 +156,22 @@ pub(crate) const ROUTES: &[Route] = &[
         Action::CutFlow,
         "End a flow now, and tell both ends",
     ),
+    read(
+        "/v1/policies",
+        Action::ListPolicies,
+        "The policies that were put, by name",
+    ),
+    read(
+        "/v1/policies/{name}",
+        Action::GetPolicy,
+        "A policy that was put",
+    ),
+    change(
+        "PUT",
+        "/v1/policies/{name}",
+        Action::PutPolicy,
+        "Put a policy in force, for the VMs that name it; answered when it is",
+    ),
     read("/v1/stats", Action::Stats, "Counters of each VM and in all"),
     read(
         "/v1/events",
@@ -203,18 +225,43 @@ fn matches<'p>(pattern: &str, path: &'p str) -> Option<&'p str> {
 ///
 /// # Errors
 /// There is no such request, or its body has another form.
-pub fn change_of(method: &str, path: &str, body: &[u8]) -> Result<Option<ApiRequest>, Problem> {
+pub fn change_of(
+    method: &str,
+    path: &str,
+    if_match: Option<&str>,
+    body: &[u8],
+) -> Result<Option<ApiRequest>, Problem> {
     let method = Method::from_bytes(method.as_bytes())
         .map_err(|_| Problem::new(StatusCode::BAD_REQUEST, "that is no method"))?;
     let (found, parameter) = route(&method, path)?;
-    request_of(found.action, parameter, body)
+    let input = Input {
+        parameter,
+        if_match,
+        body,
+    };
+    request_of(found.action, &input)
 }
 
-fn request_of(action: Action, parameter: &str, body: &[u8]) -> Result<Option<ApiRequest>, Problem> {
-    let name = || parameter.to_owned();
+/// Parts of a request that its meaning depends on.
+pub(crate) struct Input<'r> {
+    /// Value of the path's parameter.
+    pub(crate) parameter: &'r str,
+    /// Header If-Match (RFC 9110, section 13.1.1).
+    pub(crate) if_match: Option<&'r str>,
+    pub(crate) body: &'r [u8],
+}
+
+fn request_of(action: Action, input: &Input<'_>) -> Result<Option<ApiRequest>, Problem> {
+    let body = input.body;
+    let name = || input.parameter.to_owned();
     Ok(Some(match action {
         Action::PutVm => ApiRequest::PutVm {
             vm: Box::new(parsed::<VmBody>(body)?.named(name())),
+        },
+        Action::PutPolicy => ApiRequest::PutPolicy {
+            name: name(),
+            text: text(body)?,
+            replaces: input.if_match.map(generation).transpose()?.flatten(),
         },
         Action::RemoveVm => ApiRequest::RemoveVm { name: name() },
         Action::Freeze => ApiRequest::Freeze { vm: name() },
@@ -240,13 +287,13 @@ fn request_of(action: Action, parameter: &str, body: &[u8]) -> Result<Option<Api
 pub(crate) async fn carry_out(
     daemon: &Daemon,
     action: Action,
-    parameter: &str,
     uri: &Uri,
-    body: &[u8],
+    input: &Input<'_>,
 ) -> Result<Response, Problem> {
     let broker = &daemon.broker;
+    let (parameter, body) = (input.parameter, input.body);
     let name = || parameter.to_owned();
-    if let Some(request) = request_of(action, parameter, body)? {
+    if let Some(request) = request_of(action, input)? {
         let answer = answer(broker.ask(request).await?, parameter)?;
         return changed(answer).ok_or_else(other_answer);
     }
@@ -288,6 +335,18 @@ pub(crate) async fn carry_out(
                 _ => return Err(other_answer()),
             }
         }
+        Action::ListPolicies => json(StatusCode::OK, JSON, &policies(broker).await?),
+        Action::GetPolicy => {
+            let policies = policies(broker).await?;
+            let found = policies.into_iter().find(|policy| policy.name == parameter);
+            let found = found.ok_or_else(|| {
+                let detail =
+                    format!("no policy {parameter:?} was put: GET /v1/policies lists those");
+                Problem::new(StatusCode::NOT_FOUND, detail)
+            })?;
+            let generation = found.generation;
+            tagged(json(StatusCode::OK, JSON, &found), generation)
+        }
         Action::Flows => {
             let FlowsQuery { vm } = query(uri)?;
             let inventory = broker.inventory().await;
@@ -313,6 +372,15 @@ async fn vms(broker: &Broker) -> Result<Vec<VmStatus>, Problem> {
     }
 }
 
+async fn policies(broker: &Broker) -> Result<Vec<Policy>, Problem> {
+    match answer(broker.ask(ApiRequest::ListPolicies).await?, "")? {
+        ClientAnswer::PolicyList { policies } => {
+            Ok(policies.into_iter().map(Policy::from).collect())
+        }
+        _ => Err(other_answer()),
+    }
+}
+
 async fn vm(broker: &Broker, name: &str) -> Result<VmStatus, Problem> {
     let vms = vms(broker).await?;
     let found = vms.into_iter().find(|vm| vm.definition.name == name);
@@ -328,6 +396,18 @@ fn changed(answer: ClientAnswer) -> Option<Response> {
                 VmChange::Changed | VmChange::Unchanged => StatusCode::OK,
             };
             json(status, JSON, &Vm::from(*vm))
+        }
+        ClientAnswer::PolicyPut {
+            generation,
+            cut,
+            kept,
+        } => {
+            let body = PolicyPut {
+                generation,
+                cut,
+                kept,
+            };
+            tagged(json(StatusCode::OK, JSON, &body), generation)
         }
         ClientAnswer::Done => empty(StatusCode::NO_CONTENT),
         ClientAnswer::Engine {
@@ -352,6 +432,7 @@ fn answer(answer: ClientAnswer, name: &str) -> Result<ClientAnswer, Problem> {
                 ErrorKind::Invalid => StatusCode::UNPROCESSABLE_ENTITY,
                 ErrorKind::Busy => StatusCode::SERVICE_UNAVAILABLE,
                 ErrorKind::Forbidden => StatusCode::FORBIDDEN,
+                ErrorKind::Replaced => StatusCode::PRECONDITION_FAILED,
             };
             Err(Problem::new(status, error))
         }
@@ -367,6 +448,35 @@ fn no_vm(name: &str) -> Problem {
 fn other_answer() -> Problem {
     let detail = "the daemon gave an answer to another question: it is of another version";
     Problem::new(StatusCode::INTERNAL_SERVER_ERROR, detail)
+}
+
+/// A response with the generation of a policy as its entity tag (RFC 9110, section 8.8.3).
+fn tagged(mut response: Response, generation: u64) -> Response {
+    if let Ok(tag) = HeaderValue::from_str(&format!("\"{generation}\"")) {
+        response.headers_mut().insert(ETAG, tag);
+    }
+    response
+}
+
+/// The generation in a header If-Match; `None`: any (`*`).
+fn generation(if_match: &str) -> Result<Option<u64>, Problem> {
+    let tag = if_match.trim();
+    if tag == "*" {
+        return Ok(None);
+    }
+    let number = tag.trim_matches('"').parse();
+    number.map(Some).map_err(|_| {
+        let detail = format!("If-Match {if_match}: give an ETag of this policy, like \"3\"");
+        Problem::new(StatusCode::BAD_REQUEST, detail)
+    })
+}
+
+fn text(body: &[u8]) -> Result<String, Problem> {
+    let text = std::str::from_utf8(body).map(str::to_owned);
+    text.map_err(|e| {
+        let detail = format!("the body is no text in UTF-8: {e}");
+        Problem::new(StatusCode::BAD_REQUEST, detail)
+    })
 }
 
 fn parsed<T: DeserializeOwned>(body: &[u8]) -> Result<T, Problem> {

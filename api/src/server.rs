@@ -7,6 +7,7 @@ use std::{
 use hyper::{
     Request, StatusCode,
     body::{Body as _, Bytes, Incoming},
+    header::IF_MATCH,
 };
 use hyper_util::rt::{TokioIo, TokioTimer};
 use serde::Deserialize;
@@ -19,7 +20,7 @@ use crate::{
     events::{Events, Filter},
     problem::Problem,
     response::{Content, Response, with},
-    routes::{Action, Daemon, carry_out, forbidden, query, route},
+    routes::{Action, Daemon, Input, carry_out, forbidden, query, route},
 };
 
 /// Largest number of simultaneous connections; further ones wait to be accepted.
@@ -146,7 +147,16 @@ async fn try_respond(
         return events(daemon, readers, query(&head.uri)?);
     }
     let body = read(body).await?;
-    carry_out(daemon, route.action, parameter, &head.uri, &body).await
+    let if_match = head
+        .headers
+        .get(IF_MATCH)
+        .and_then(|value| value.to_str().ok());
+    let input = Input {
+        parameter,
+        if_match,
+        body: &body,
+    };
+    carry_out(daemon, route.action, &head.uri, &input).await
 }
 
 /// Reads a body, within its bounds.

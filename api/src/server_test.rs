@@ -10,7 +10,7 @@ use std::{
 use serde_json::{Value, json};
 use slipgate_ipc::{
     api::{ApiRequest, Event, FromApi, ToApi},
-    client::{ClientAnswer, VmChange, VmDefinition, VmState, VmStatus},
+    client::{ClientAnswer, ErrorKind, VmChange, VmDefinition, VmState, VmStatus},
     engine::EngineInventory,
 };
 
@@ -107,6 +107,17 @@ fn serve_as_broker(channel: &Channel, asked: &Mutex<Vec<ApiRequest>>) {
                 }),
                 change: VmChange::Created,
             },
+            ApiRequest::PutPolicy {
+                replaces: Some(5), ..
+            } => ClientAnswer::Error {
+                error: "it has generation 7".into(),
+                kind: ErrorKind::Replaced,
+            },
+            ApiRequest::PutPolicy { .. } => ClientAnswer::PolicyPut {
+                generation: 8,
+                cut: 1,
+                kept: 2,
+            },
             ApiRequest::RemoveVm { name } if name == "a" => ClientAnswer::Done,
             ApiRequest::Freeze { .. } => ClientAnswer::busy("later"),
             _ => ClientAnswer::UnknownVm { served: Vec::new() },
@@ -153,6 +164,33 @@ fn vms_are_put_patched_and_removed() {
         matches!(&asked[0], ApiRequest::PutVm { vm } if vm.name == "x"),
         "{asked:?}"
     );
+}
+
+/// A PUT of a policy with this If-Match.
+fn put_policy(rig: &Rig, if_match: &str) -> (u16, Value) {
+    let body = "default = \"deny\"\n";
+    let head = format!(
+        "PUT /v1/policies/p HTTP/1.1\r\nHost: slipgate\r\nConnection: close\r\n\
+         If-Match: {if_match}\r\nContent-Length: {}\r\n\r\n{body}",
+        body.len()
+    );
+    exchange(&rig.path(), head.as_bytes())
+}
+
+#[test]
+fn a_policy_replaces_the_generation_that_the_client_knows() {
+    let rig = Rig::new(true);
+    let (status, put) = put_policy(&rig, "\"7\"");
+    assert_eq!((status, &put["generation"]), (200, &json!(8)), "{put}");
+    assert_eq!(put_policy(&rig, "\"5\"").0, 412);
+    assert_eq!(put_policy(&rig, "*").0, 200);
+    assert_eq!(put_policy(&rig, "nonsense").0, 400);
+    let asked = rig.asked.lock().unwrap();
+    let replaces = asked.iter().map(|request| match request {
+        ApiRequest::PutPolicy { replaces, text, .. } if text == "default = \"deny\"\n" => *replaces,
+        other => panic!("{other:?}"),
+    });
+    assert_eq!(replaces.collect::<Vec<_>>(), [Some(7), Some(5), None]);
 }
 
 #[test]

@@ -13,6 +13,7 @@ mod settle;
 mod vm;
 
 use std::{
+    collections::BTreeMap,
     net::{Ipv4Addr, SocketAddr},
     ops::RangeInclusive,
     path::PathBuf,
@@ -46,7 +47,9 @@ pub struct Config {
     pub is_daemon: bool,
     /// Policy settings of the flags.
     pub typed: CliOverrides,
-    /// The policy file as it was read last.
+    /// Texts of the policies that clients gave to a daemon, by name.
+    pub named_policies: BTreeMap<String, String>,
+    /// The policy file as it was read last, with those policies.
     pub policy_file: Option<PolicyFile>,
     /// Forwarded ports of the host, from the flags and the policy file.
     pub forwards: Vec<Forward>,

@@ -19,6 +19,7 @@ pub(crate) fn config(vms: &[&str], typed: CliOverrides) -> Config {
         vms: vms.iter().map(vm).collect(),
         is_daemon: false,
         typed,
+        named_policies: Default::default(),
         policy_file: None,
         forwards: Vec::new(),
         nat_ports: 61_000..=65_535,

@@ -1,9 +1,10 @@
-//! Definitions of a daemon's VMs, kept for its successor: a file for each VM beside the control
-//! socket, where only root has access.
+//! What clients gave to a daemon, kept for its successor: a file for each VM and for each policy
+//! beside the control socket, where only root has access.
 //!
-//! A successor after a crash, a restart or an upgrade serves the same VMs. A daemon that ends its
-//! VMs (`--on-exit detach`) leaves none.
+//! A successor after a crash, a restart or an upgrade serves the same VMs by the same policies. A
+//! daemon that ends its VMs (`--on-exit detach`) leaves none of this.
 use std::{
+    collections::BTreeMap,
     fs,
     io::{self, Write as _},
     os::unix::fs::OpenOptionsExt as _,
@@ -11,7 +12,7 @@ use std::{
 };
 
 use anyhow::Context as _;
-use slipgate_control::paths::VMS_DIR;
+use slipgate_control::paths::{POLICIES_DIR, VMS_DIR};
 use slipgate_ipc::client::VmDefinition;
 
 fn path_of(run_dir: &Path, name: &str) -> PathBuf {
@@ -23,17 +24,45 @@ fn path_of(run_dir: &Path, name: &str) -> PathBuf {
 /// # Errors
 /// The file can't be written.
 pub(crate) fn keep(run_dir: &Path, definition: &VmDefinition) -> anyhow::Result<()> {
-    let path = path_of(run_dir, &definition.name);
+    let bytes = serde_json::to_vec(definition)?;
+    write_whole(&path_of(run_dir, &definition.name), &bytes)
+}
+
+/// Keeps the text of a policy, in place of an earlier one of this name. Its name has been checked.
+///
+/// # Errors
+/// The file can't be written.
+pub(crate) fn keep_policy(run_dir: &Path, name: &str, text: &str) -> anyhow::Result<()> {
+    let path = run_dir.join(POLICIES_DIR).join(format!("{name}.toml"));
+    write_whole(&path, text.as_bytes())
+}
+
+/// Reads the policies that a predecessor kept, by name.
+///
+/// # Errors
+/// A file can't be read.
+pub(crate) fn read_policies(run_dir: &Path) -> anyhow::Result<BTreeMap<String, String>> {
+    let files = files_in(&run_dir.join(POLICIES_DIR), "toml")?;
+    let text = |path: PathBuf| {
+        let text = fs::read_to_string(&path);
+        let text = text.with_context(|| format!("reading {}", path.display()))?;
+        let name = path.file_stem().unwrap_or_default();
+        Ok((name.to_string_lossy().into_owned(), text))
+    };
+    files.into_iter().map(text).collect()
+}
+
+fn write_whole(path: &Path, bytes: &[u8]) -> anyhow::Result<()> {
     let write = || -> io::Result<()> {
-        fs::create_dir_all(run_dir.join(VMS_DIR))?;
+        if let Some(dir) = path.parent() {
+            fs::create_dir_all(dir)?;
+        }
         // Whole, or as it was.
         let new = path.with_extension("new");
         let mut options = fs::OpenOptions::new();
         options.write(true).create(true).truncate(true).mode(0o600);
-        options
-            .open(&new)?
-            .write_all(&serde_json::to_vec(definition)?)?;
-        fs::rename(&new, &path)
+        options.open(&new)?.write_all(bytes)?;
+        fs::rename(&new, path)
     };
     write().with_context(|| format!("writing {}", path.display()))
 }
@@ -52,18 +81,21 @@ pub(crate) fn forget(run_dir: &Path, name: &str) -> anyhow::Result<()> {
     }
 }
 
-/// Removes all definitions.
+/// Removes everything that was kept.
 ///
 /// # Errors
-/// The directory can't be removed.
+/// A directory can't be removed.
 pub(crate) fn forget_all(run_dir: &Path) -> anyhow::Result<()> {
-    let dir = run_dir.join(VMS_DIR);
-    match fs::remove_dir_all(&dir) {
-        Err(e) if e.kind() != io::ErrorKind::NotFound => {
-            Err(e).with_context(|| format!("removing {}", dir.display()))
+    for dir in [VMS_DIR, POLICIES_DIR] {
+        let dir = run_dir.join(dir);
+        match fs::remove_dir_all(&dir) {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => {
+                return Err(e).with_context(|| format!("removing {}", dir.display()));
+            }
+            _ => {}
         }
-        _ => Ok(()),
     }
+    Ok(())
 }
 
 /// Reads the definitions that a predecessor kept, by name.
@@ -71,19 +103,8 @@ pub(crate) fn forget_all(run_dir: &Path) -> anyhow::Result<()> {
 /// # Errors
 /// A file can't be read, or another version wrote it in a form that this one can't read.
 pub(crate) fn read(run_dir: &Path) -> anyhow::Result<Vec<VmDefinition>> {
-    let dir = run_dir.join(VMS_DIR);
-    let entries = match fs::read_dir(&dir) {
-        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-        other => other.with_context(|| format!("reading {}", dir.display()))?,
-    };
     let mut all = Vec::new();
-    for entry in entries {
-        let path = entry
-            .with_context(|| format!("reading {}", dir.display()))?
-            .path();
-        if path.extension().is_none_or(|extension| extension != "json") {
-            continue;
-        }
+    for path in files_in(&run_dir.join(VMS_DIR), "json")? {
         let what = || {
             format!(
                 "reading the VM that was kept in {} (remove the file to go on without that VM)",
@@ -93,8 +114,21 @@ pub(crate) fn read(run_dir: &Path) -> anyhow::Result<Vec<VmDefinition>> {
         let bytes = fs::read(&path).with_context(what)?;
         all.push(serde_json::from_slice::<VmDefinition>(&bytes).with_context(what)?);
     }
-    all.sort_by(|a, b| a.name.cmp(&b.name));
     Ok(all)
+}
+
+/// The files of a directory that have this extension, by name; none where there is no directory.
+fn files_in(dir: &Path, extension: &str) -> anyhow::Result<Vec<PathBuf>> {
+    let what = || format!("reading {}", dir.display());
+    let entries = match fs::read_dir(dir) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        other => other.with_context(what)?,
+    };
+    let paths = entries.map(|entry| entry.map(|entry| entry.path()));
+    let mut paths: Vec<PathBuf> = paths.collect::<Result<_, _>>().with_context(what)?;
+    paths.retain(|path| path.extension().is_some_and(|it| it == extension));
+    paths.sort();
+    Ok(paths)
 }
 
 #[cfg(test)]

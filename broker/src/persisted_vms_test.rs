@@ -31,6 +31,18 @@ fn a_successor_reads_what_was_kept() {
 }
 
 #[test]
+fn policies_are_kept_by_name() {
+    let dir = tempfile::tempdir().unwrap();
+    assert!(read_policies(dir.path()).unwrap().is_empty());
+    keep_policy(dir.path(), "closed", "default = \"allow\"").unwrap();
+    keep_policy(dir.path(), "closed", "default = \"deny\"").unwrap();
+    let kept = read_policies(dir.path()).unwrap();
+    assert_eq!(kept["closed"], "default = \"deny\"");
+    forget_all(dir.path()).unwrap();
+    assert!(read_policies(dir.path()).unwrap().is_empty());
+}
+
+#[test]
 fn a_file_that_cannot_be_read_is_named() {
     let dir = tempfile::tempdir().unwrap();
     keep(dir.path(), &definition("a")).unwrap();

@@ -16,7 +16,7 @@
 mod learning;
 
 use std::{
-    collections::{BTreeSet, VecDeque},
+    collections::{BTreeMap, BTreeSet, VecDeque},
     os::fd::OwnedFd,
     path::{Path, PathBuf},
 };
@@ -27,12 +27,12 @@ use slipgate_control::vm;
 use slipgate_ipc::{
     api::Event,
     channel::{ChannelError, memory_file},
-    client::{ClientAnswer, ClientId, VmChange},
+    client::{ClientAnswer, ClientId, ErrorKind, PolicyStatus, VmChange},
     engine::{Policies, ToEngine},
 };
 use slipgate_policy::{
     PolicySet,
-    document::{ConfigError, LoadedPolicies},
+    document::{ConfigError, LoadedPolicies, check_named},
 };
 
 use self::learning::{LearningVm, LearningVms};
@@ -40,6 +40,7 @@ use crate::{
     config::{Config, VmConfig},
     kernel_state::{Attached, Writer, described, write_rules},
     parts::Parts,
+    persisted_vms,
     vm_changes::answer_vm,
 };
 
@@ -53,6 +54,8 @@ pub(crate) struct PolicyChanges {
     to_learn: VecDeque<(ClientId, String, OwnedFd)>,
     /// Whether a SIGHUP came while a policy was being put in force.
     apply_again: bool,
+    /// Generations of the named policies that clients put, since the start.
+    generations: BTreeMap<String, u64>,
 }
 
 /// A change that the engine is carrying out.
@@ -78,6 +81,8 @@ struct Change {
     closed: Option<Vec<LearningVm>>,
     /// VM whose definition named another policy; its state is the answer.
     vm: Option<String>,
+    /// Named policy that was put; its generation is part of the answer.
+    named: Option<String>,
 }
 
 /// Complete policies: read, checked and compiled.
@@ -189,6 +194,7 @@ impl PolicyChanges {
             strictly: Vec::new(),
             closed: None,
             vm: None,
+            named: None,
         };
         self.tell_policies(parts, change)
     }
@@ -196,6 +202,82 @@ impl PolicyChanges {
     /// Whether a change is under way.
     pub(crate) fn is_applying(&self) -> bool {
         self.applying.is_some()
+    }
+
+    /// Puts a named policy in force, in the place of one of this name. `replaces`: generation that
+    /// it is to replace.
+    pub(crate) fn put_named(
+        &mut self,
+        parts: &mut Parts,
+        client: ClientId,
+        name: String,
+        text: String,
+        replaces: Option<u64>,
+    ) -> anyhow::Result<()> {
+        if self.applying.is_some() {
+            let why = "another policy is just being put in force: try again";
+            parts.control.answer(client, &ClientAnswer::busy(why));
+            return Ok(());
+        }
+        let now = self.generation(&parts.attached, &name);
+        if replaces.is_some_and(|replaces| replaces != now) {
+            let answer = ClientAnswer::Error {
+                error: format!("policy {name} has generation {now} by now: read it again"),
+                kind: ErrorKind::Replaced,
+            };
+            parts.control.answer(client, &answer);
+            return Ok(());
+        }
+        let learning = LearningVms::of(&self.learning);
+        let read = check_named(&name, &text).and_then(|()| {
+            let mut config = parts.attached.config.clone();
+            config.named_policies.insert(name.clone(), text.clone());
+            let config = config.settled()?;
+            let loaded = config.load_policies()?;
+            Read::of(config, loaded, &learning)
+        });
+        let read = read.map_err(anyhow::Error::from);
+        let before = match read.and_then(|read| parts.attached.take_in(read)) {
+            Ok(before) => before,
+            Err(e) => {
+                parts.refuse(client, format!("{e:#}"));
+                return Ok(());
+            }
+        };
+        let run_dir = &parts.attached.datapath.paths().run_dir;
+        if let Err(e) = persisted_vms::keep_policy(run_dir, &name, &text) {
+            tracing::warn!("a successor would not have the policy {name}: {e:#}");
+        }
+        self.generations.insert(name.clone(), now + 1);
+        let change = Change {
+            client: Some(client),
+            what: format!("the policy {name} is in force"),
+            before,
+            strictly: Vec::new(),
+            closed: None,
+            vm: None,
+            named: Some(name),
+        };
+        self.tell_policies(parts, change)
+    }
+
+    /// Generation of a named policy that clients put; 0 where there is none. One that a predecessor
+    /// kept begins with 1.
+    fn generation(&self, attached: &Attached, name: &str) -> u64 {
+        let kept = u64::from(attached.config.named_policies.contains_key(name));
+        self.generations.get(name).copied().unwrap_or(kept)
+    }
+
+    /// The named policies that clients put, by name.
+    pub(crate) fn named(&self, attached: &Attached) -> Vec<PolicyStatus> {
+        let named = attached.config.named_policies.iter();
+        named
+            .map(|(name, text)| PolicyStatus {
+                name: name.clone(),
+                generation: self.generation(attached, name),
+                text: text.clone(),
+            })
+            .collect()
     }
 
     /// Puts the policy in force that a VM's definition names now.
@@ -232,6 +314,7 @@ impl PolicyChanges {
             strictly: Vec::new(),
             closed: None,
             vm: Some(name),
+            named: None,
         };
         self.tell_policies(parts, change)
     }
@@ -287,6 +370,14 @@ impl PolicyChanges {
         }
         if let (Some(client), Some(at)) = (done.client, changed) {
             answer_vm(parts, client, at, VmChange::Changed);
+        } else if let (Some(client), Some(name)) = (done.client, &done.named) {
+            let generation = self.generation(&parts.attached, name);
+            let answer = ClientAnswer::PolicyPut {
+                generation,
+                cut,
+                kept,
+            };
+            parts.control.answer(client, &answer);
         } else if let Some(client) = done.client {
             let answer = match &done.closed {
                 Some(_) => ClientAnswer::Done,

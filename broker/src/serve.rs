@@ -281,7 +281,15 @@ impl Broker {
                     let vms = parts.attached.vm_list();
                     parts.control.answer(client, &ClientAnswer::VmList { vms });
                 }
-                ClientRequest::PutVm { .. } | ClientRequest::RemoveVm { .. }
+                ClientRequest::ListPolicies => {
+                    let policies = policies.named(&parts.attached);
+                    parts
+                        .control
+                        .answer(client, &ClientAnswer::PolicyList { policies });
+                }
+                ClientRequest::PutVm { .. }
+                | ClientRequest::PutPolicy { .. }
+                | ClientRequest::RemoveVm { .. }
                     if !parts.attached.config.is_daemon =>
                 {
                     parts.refuse(
@@ -290,6 +298,11 @@ impl Broker {
                     );
                 }
                 ClientRequest::PutVm { vm } => vm_changes.put(parts, policies, client, &vm)?,
+                ClientRequest::PutPolicy {
+                    name,
+                    text,
+                    replaces,
+                } => policies.put_named(parts, client, name, text, replaces)?,
                 ClientRequest::RemoveVm { name } => vm_changes.remove(parts, client, &name)?,
                 ClientRequest::Vms => {
                     let served = parts.attached.unknown_vm();

@@ -64,6 +64,13 @@ pub(crate) fn attach(mut config: Config, inputs: Inputs) -> anyhow::Result<Attac
         true => {
             let lock = DaemonLock::take(&paths)
                 .context("another `slipgate serve` serves this network namespace")?;
+            let kept = persisted_vms::read_policies(&paths.run_dir)?;
+            if !kept.is_empty() {
+                config.named_policies = kept;
+                config = config.settled()?;
+                loaded = config.load_policies()?;
+                policies = loaded.compile()?;
+            }
             let kept = persisted_vms::read(&paths.run_dir)?;
             config.serve_kept(&kept)?;
             Some(lock)

@@ -12,7 +12,7 @@ use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 
 pub(crate) use self::{
     daemon::{ServeArgs, VmCommand, VmListArgs, VmPutArgs, VmRemoveArgs},
-    policy::{CheckArgs, DiffArgs, ExplainArgs, LearnArgs, PolicyCommand},
+    policy::{CheckArgs, DiffArgs, ExplainArgs, LearnArgs, PolicyCommand, PutArgs},
     run::RunArgs,
 };
 use slipgate_policy::document::{Amount, Count, Quotas};

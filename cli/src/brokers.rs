@@ -6,6 +6,7 @@ use std::{
 };
 
 use anyhow::{Context as _, bail};
+use slipgate_broker::DAEMON_SOCKET;
 pub(crate) use slipgate_broker::paths;
 use slipgate_ipc::{
     client::{ClientAnswer, ClientRequest, Target, ask},
@@ -18,6 +19,22 @@ pub(crate) const NOBODY: &str =
 /// Error message for an answer that does not fit the question.
 pub(crate) const ANOTHER_ANSWER: &str =
     "an answer to another question: the broker is of another version";
+
+/// Error message when no daemon runs.
+const NO_DAEMON: &str =
+    "no daemon serves this network namespace: start `slipgate serve`, or use `slipgate attach`";
+
+/// Asks the daemon of this network namespace.
+pub(crate) fn ask_daemon(
+    pin_dir: &Path,
+    request: ClientRequest<BorrowedFd<'_>>,
+) -> anyhow::Result<ClientAnswer> {
+    match ask(&paths(pin_dir)?.run_dir.join(DAEMON_SOCKET), request) {
+        Ok(ClientAnswer::Error { error, .. }) => bail!(error),
+        Err(e) if e.is_nobodys() => bail!(NO_DAEMON),
+        other => Ok(other?),
+    }
+}
 
 /// The control sockets of this network namespace's brokers.
 pub(crate) fn sockets(pin_dir: &Path) -> anyhow::Result<Vec<PathBuf>> {

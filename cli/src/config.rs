@@ -124,6 +124,7 @@ fn checked(
         vms,
         is_daemon: false,
         typed: overrides::of(nat, order)?,
+        named_policies: Default::default(),
         // By `settle`.
         policy_file: None,
         forwards: Vec::new(),

@@ -5,6 +5,7 @@ mod diff;
 mod explain;
 mod flow_log;
 mod learn;
+mod put;
 
 use std::{path::Path, process::ExitCode};
 
@@ -19,6 +20,7 @@ use crate::{args::PolicyCommand, control, show::print_once};
 /// Runs the command `slipgate policy`.
 pub(crate) fn run(command: &PolicyCommand) -> anyhow::Result<ExitCode> {
     match command {
+        PolicyCommand::Put(args) => put::run(args).map(|()| ExitCode::SUCCESS),
         PolicyCommand::Apply(args) => control::apply::run(args).map(|()| ExitCode::SUCCESS),
         PolicyCommand::Check(args) => check::run(args),
         PolicyCommand::Explain(args) => explain::run(args),

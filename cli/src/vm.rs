@@ -1,18 +1,14 @@
 //! `slipgate vm`: the VMs of the daemon of this network namespace.
-use std::{collections::BTreeMap, os::fd::BorrowedFd, path::Path};
+use std::{collections::BTreeMap, path::Path};
 
 use anyhow::bail;
-use slipgate_broker::DAEMON_SOCKET;
-use slipgate_ipc::client::{ClientAnswer, ClientRequest, VmChange, VmDefinition, VmStatus, ask};
+use slipgate_ipc::client::{ClientAnswer, ClientRequest, VmChange, VmDefinition, VmStatus};
 
 use crate::{
     args::{VmCommand, VmListArgs, VmPutArgs, VmRemoveArgs},
-    brokers::{ANOTHER_ANSWER, no_such_vm, paths},
+    brokers::{ANOTHER_ANSWER, ask_daemon, no_such_vm},
     show::table::table,
 };
-
-const NO_DAEMON: &str =
-    "no daemon serves this network namespace: start `slipgate serve`, or use `slipgate attach`";
 
 /// Runs one of the commands.
 pub(crate) fn run(command: &VmCommand) -> anyhow::Result<()> {
@@ -21,17 +17,6 @@ pub(crate) fn run(command: &VmCommand) -> anyhow::Result<()> {
         VmCommand::Set(args) => set(args),
         VmCommand::Rm(args) => remove(args),
         VmCommand::Ls(args) => list(args),
-    }
-}
-
-fn ask_daemon(
-    pin_dir: &Path,
-    request: ClientRequest<BorrowedFd<'_>>,
-) -> anyhow::Result<ClientAnswer> {
-    match ask(&paths(pin_dir)?.run_dir.join(DAEMON_SOCKET), request) {
-        Ok(ClientAnswer::Error { error, .. }) => bail!(error),
-        Err(e) if e.is_nobodys() => bail!(NO_DAEMON),
-        other => Ok(other?),
     }
 }
 

@@ -85,7 +85,7 @@ fn http(bytes: &[u8]) {
     let Some((method, path)) = std::str::from_utf8(first).ok().and_then(|l| l.split_once(' ')) else {
         return;
     };
-    match slipgate_api::change_of(method, path, body) {
+    match slipgate_api::change_of(method, path, Some("\"1\""), body) {
         Ok(Some(request)) => {
             let message = FromApi { id: 1, request };
             let json = serde_json::to_vec(&message).expect("a message is JSON");

@@ -60,6 +60,17 @@ pub enum ApiRequest {
         /// The whole definition.
         vm: Box<VmDefinition>,
     },
+    /// [`ClientRequest::ListPolicies`].
+    ListPolicies,
+    /// [`ClientRequest::PutPolicy`].
+    PutPolicy {
+        /// Name of the policy.
+        name: String,
+        /// Its text.
+        text: String,
+        /// Generation that it is to replace.
+        replaces: Option<u64>,
+    },
     /// [`ClientRequest::RemoveVm`].
     RemoveVm {
         /// Name of the VM.
@@ -100,6 +111,16 @@ impl From<ApiRequest> for ClientRequest {
         match request {
             ApiRequest::ListVms => Self::ListVms,
             ApiRequest::PutVm { vm } => Self::PutVm { vm },
+            ApiRequest::ListPolicies => Self::ListPolicies,
+            ApiRequest::PutPolicy {
+                name,
+                text,
+                replaces,
+            } => Self::PutPolicy {
+                name,
+                text,
+                replaces,
+            },
             ApiRequest::RemoveVm { name } => Self::RemoveVm { name },
             ApiRequest::Freeze { vm } => Self::Freeze { vm },
             ApiRequest::Thaw { vm } => of(Some(Target::Vm(vm)), EngineRequest::Thaw),

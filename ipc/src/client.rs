@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 pub use self::{
     ask::{ClientError, ask},
     server::{Asked, ClientId, ControlServer},
-    vms::{MAX_LABEL_BYTES, MAX_LABELS, VmChange, VmDefinition, VmState, VmStatus},
+    vms::{MAX_LABEL_BYTES, MAX_LABELS, PolicyStatus, VmChange, VmDefinition, VmState, VmStatus},
 };
 use crate::{
     descriptors::{carries_descriptors, carries_none},
@@ -48,6 +48,18 @@ pub enum ClientRequest<F = OwnedFd> {
     PutVm {
         /// The whole definition.
         vm: Box<VmDefinition>,
+    },
+    /// The policies that clients gave to a daemon; answered by [`ClientAnswer::PolicyList`].
+    ListPolicies,
+    /// Give a daemon a named policy, in the place of one of this name; answered by
+    /// [`ClientAnswer::PolicyPut`] once it is in force.
+    PutPolicy {
+        /// Name of the policy.
+        name: String,
+        /// Its text: TOML, with the keys of `[policy.NAME]` in a policy file.
+        text: String,
+        /// Generation that it is to replace; 0: there is to be none. `None`: any.
+        replaces: Option<u64>,
     },
     /// Remove a VM from a daemon; answered by [`ClientAnswer::Done`] once its flows have ended.
     RemoveVm {
@@ -114,6 +126,20 @@ pub enum ClientAnswer {
         /// What the request did.
         change: VmChange,
     },
+    /// The policies that clients gave to a daemon, by name.
+    PolicyList {
+        /// The policies.
+        policies: Vec<PolicyStatus>,
+    },
+    /// A named policy is in force.
+    PolicyPut {
+        /// Its generation.
+        generation: u64,
+        /// Number of flows that were cut.
+        cut: u64,
+        /// Number of flows that continue.
+        kept: u64,
+    },
     /// The VMs of a daemon, by name.
     VmList {
         /// The VMs.
@@ -151,6 +177,8 @@ pub enum ErrorKind {
     Busy,
     /// The client may not make this request.
     Forbidden,
+    /// What the client wants to replace is not there any more.
+    Replaced,
 }
 
 /// Permissions of a peer.
@@ -175,9 +203,10 @@ impl<F> ClientRequest<F> {
     fn needs(&self) -> Role {
         match self {
             Self::Engine { ask, .. } if ask.is_read_only() => Role::Reader,
-            Self::Machines | Self::Vms | Self::ListVms => Role::Reader,
+            Self::Machines | Self::Vms | Self::ListVms | Self::ListPolicies => Role::Reader,
             Self::Engine { .. }
             | Self::PutVm { .. }
+            | Self::PutPolicy { .. }
             | Self::RemoveVm { .. }
             | Self::Stop { .. }
             | Self::Freeze { .. }
@@ -198,10 +227,12 @@ impl<F> ClientRequest<F> {
             | Self::Apply { .. }
             | Self::Open { .. }
             | Self::PutVm { .. }
+            | Self::PutPolicy { .. }
             | Self::RemoveVm { .. } => true,
             Self::Machines
             | Self::Vms
             | Self::ListVms
+            | Self::ListPolicies
             | Self::Stop { .. }
             | Self::Freeze { .. } => false,
         }
@@ -224,6 +255,16 @@ impl<F> ClientRequest<F> {
             Self::Machines => ClientRequest::Machines,
             Self::Vms => ClientRequest::Vms,
             Self::ListVms => ClientRequest::ListVms,
+            Self::ListPolicies => ClientRequest::ListPolicies,
+            Self::PutPolicy {
+                name,
+                text,
+                replaces,
+            } => ClientRequest::PutPolicy {
+                name,
+                text,
+                replaces,
+            },
             Self::PutVm { vm } => ClientRequest::PutVm { vm },
             Self::RemoveVm { name } => ClientRequest::RemoveVm { name },
             Self::Stop { keep } => ClientRequest::Stop { keep },

@@ -8,7 +8,7 @@ use anyhow::Context as _;
 use slipgate_ipc::client::VmDefinition;
 use slipgate_policy::document::{
     CliOverrides, ConfigError, Forward, Limits, LoadedPolicies, PolicyFile, Reader, VmChoice,
-    check_dns, check_vms, forwards, policy_of, quotas_of,
+    check_dns, check_vms, forwards, policy_of, quotas_of, with_named,
 };
 
 use super::{Config, VmConfig, files::from_disk};
@@ -38,6 +38,7 @@ impl Config {
 
     /// Works out what follows from a policy file, or from none.
     pub(super) fn settle_with(&mut self, file: Option<PolicyFile>) -> Result<(), ConfigError> {
+        let file = with_named(file, &self.named_policies)?;
         if let Some(name) = &self.typed.policy_name
             && file.is_none()
         {

@@ -163,6 +163,7 @@ impl PolicyChanges {
                         strictly: Vec::new(),
                         closed: Some(Vec::new()),
                         vm: None,
+                        named: None,
                     },
                 )
             }
@@ -252,6 +253,7 @@ impl PolicyChanges {
                     strictly: ids,
                     closed: Some(gone),
                     vm: None,
+                    named: None,
                 },
             ),
             Err(e) => {

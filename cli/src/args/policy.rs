@@ -17,8 +17,21 @@ pub(crate) enum PolicyCommand {
     Learn(LearnArgs),
     /// Put the policy file and the deny files in force as they are now, or another policy file
     Apply(ApplyArgs),
+    /// Give `slipgate serve` a named policy, and put it in force
+    Put(PutArgs),
     /// Print the JSON schema of policy files
     Schema,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct PutArgs {
+    /// The policy's name, which VMs give by --policy
+    pub(crate) name: String,
+    /// TOML with the keys of [policy.NAME] in a policy file
+    pub(crate) file: PathBuf,
+    /// Directory in bpffs that `serve` was given
+    #[arg(long, value_name = "DIR", default_value = DEFAULT_PIN_DIR)]
+    pub(crate) pin_dir: PathBuf,
 }
 
 #[derive(Args, Debug)]

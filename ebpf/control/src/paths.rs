@@ -26,6 +26,8 @@ pub(crate) const PINS_FILE: &str = "pin-dir";
 pub(crate) const BUILD_FILE: &str = "programs-build";
 /// Directory beside the locks in which a daemon keeps its VMs' definitions.
 pub const VMS_DIR: &str = "vms";
+/// Directory beside the locks in which a daemon keeps the policies that clients gave it.
+pub const POLICIES_DIR: &str = "policies";
 /// File beside the locks that a daemon holds: a network namespace has one.
 pub(crate) const DAEMON_LOCK: &str = "daemon.lock";
 /// Suffix of the files beside the locks that list the TAPs of a process.
@@ -107,8 +109,8 @@ impl Paths {
                 || name.as_encoded_bytes().ends_with(b".taps-new");
             if ours {
                 remove_if_there(&entry.path(), |f| fs::remove_file(f))?;
-            } else if name == VMS_DIR {
-                // Definitions of VMs, of which no row is left.
+            } else if name == VMS_DIR || name == POLICIES_DIR {
+                // Of a daemon of which no row is left.
                 remove_if_there(&entry.path(), |d| fs::remove_dir_all(d))?;
             }
         }

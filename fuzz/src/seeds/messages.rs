@@ -179,6 +179,7 @@ pub(super) fn messages() -> Seeds {
     }
     for (name, text) in [
         ("http_put", "PUT /v1/vms/a\n{\"tap\": \"tap0\", \"quotas\": {\"max_flows\": 5}}"),
+        ("http_policy", "PUT /v1/policies/a\ndefault = \"deny\"\n"),
         ("http_patch", "PATCH /v1/vms/a\n{\"labels\": {\"k\": null}}"),
         ("http_cut", "POST /v1/flows/1.2.3/cut\n"),
         ("http_freeze", "POST /v1/vms/a/freeze\n"),

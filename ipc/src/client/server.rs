@@ -32,8 +32,8 @@ use crate::{
     rights,
 };
 
-/// Longest accepted request, bytes.
-const MAX_REQUEST: usize = 4_096;
+/// Longest accepted request, bytes: with room for the text of a policy.
+const MAX_REQUEST: usize = 64 << 10;
 /// Largest number of simultaneous connections.
 const MAX_CLIENTS: usize = 16;
 /// Largest number of received descriptors that may wait for the requests they belong to.

@@ -1,4 +1,4 @@
-//! VMs that clients add to a daemon, change and remove while it serves.
+//! VMs and policies that clients give to a daemon while it serves.
 use std::{collections::BTreeMap, net::Ipv4Addr};
 
 use serde::{Deserialize, Serialize};
@@ -86,4 +86,15 @@ pub enum VmChange {
     Changed,
     /// The VM existed with this definition.
     Unchanged,
+}
+
+/// A policy that was put by a client.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct PolicyStatus {
+    /// Name of the policy.
+    pub name: String,
+    /// Number of times that a policy of this name was put since the daemon started.
+    pub generation: u64,
+    /// Text of the policy, in TOML.
+    pub text: String,
 }

@@ -7,6 +7,7 @@ mod forward;
 mod host_loopback;
 mod load;
 mod meaning;
+mod named;
 mod overrides;
 mod place;
 mod rule_flag;
@@ -23,6 +24,7 @@ pub use self::{
         Limits, VmChoice, check_dns, check_file, check_name, check_vms, forwards, has_top_level,
         limits_in_file, policy_in_file, policy_of, quotas_of,
     },
+    named::{check_named, with_named},
     overrides::CliOverrides,
     rule_flag::{RuleFlag, check_rules},
     schema::{Document, HostLoopback, Quotas, schema},

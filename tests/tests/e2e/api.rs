@@ -57,9 +57,15 @@ impl Stand {
     /// Status and body of the answer on a socket.
     fn ask_on(&self, socket: &str, method: &str, path: &str, body: Option<Value>) -> (u16, Value) {
         let body = body.unwrap_or_default().to_string();
-        let status = "--write-out=\n%{http_code}";
-        let args = [status, "--request", method, "--data", &body];
-        let args = if method == "GET" { &args[..3] } else { &args };
+        let args = [
+            "--write-out",
+            "\n%{http_code}",
+            "--request",
+            method,
+            "--data",
+            &body,
+        ];
+        let args = if method == "GET" { &args[..4] } else { &args };
         let output = self.curl(socket, args, path).output().unwrap();
         let text = String::from_utf8(output.stdout).unwrap();
         let (body, status) = text.rsplit_once('\n').unwrap();

@@ -236,6 +236,59 @@ fn a_vms_other_policy_holds_when_the_command_ends() {
 }
 
 #[test]
+fn a_policy_that_is_put_cuts_what_it_refuses_and_outlives_the_daemon() {
+    require_root_and_tun!();
+    let mut stand = Stand::new(&[]);
+    let second = TcpServer::start(&stand.world.net, (SERVER_2, 7000), TcpService::Echo).unwrap();
+    let [guest, other] = ["tap0", "tap1"].map(|tap| stand.guest(tap));
+    let put = |stand: &Stand, text: &str| {
+        let file = stand.scratch.path().join("closed.toml");
+        fs::write(&file, text).unwrap();
+        stand
+            .daemon
+            .run(&["policy", "put", "closed", &file.display().to_string()])
+    };
+    put(&stand, "default = \"allow\"\n").unwrap();
+    stand.vm(&["add", "a", "--tap", "tap0", "--policy", "closed"]);
+    stand.vm(&["add", "b", "--tap", "tap1"]);
+    let mut stream = stand.connect(&guest);
+    let mut kept = guest.run(|| tcp::connect(second.address(), WAIT)).unwrap();
+    let mut others = stand.connect(&other);
+    let closed = "default = \"deny\"\nrules = [{ allow = \"203.0.113.20\" }]\n";
+    let said = put(&stand, closed).unwrap().stdout;
+    let said = String::from_utf8(said).unwrap();
+    assert_eq!(
+        said,
+        "closed is in force, generation 2: 1 flow cut, 2 go on\n"
+    );
+    assert!(
+        guest
+            .run(|| EchoSession::new(&mut stream).round(10))
+            .is_err()
+    );
+    stand.goes_on(&guest, &mut kept);
+    stand.goes_on(&other, &mut others);
+    for (text, part) in [
+        ("default = \"maybe\"\n", "closed:1"),
+        ("colour = 1\n", "colour"),
+    ] {
+        let error = put(&stand, text).unwrap_err().to_string();
+        assert!(error.contains(part), "{error}");
+    }
+    stand.daemon.kill_both().unwrap();
+    stand.daemon = stand.daemon.again().unwrap();
+    stand.goes_on(&guest, &mut kept);
+    let refused = guest
+        .run(|| tcp::connect_outcome(stand.echo.address(), WAIT))
+        .unwrap();
+    assert!(
+        !matches!(refused, ConnectOutcome::Connected(_)),
+        "{refused:?}"
+    );
+    stand.connect(&other);
+}
+
+#[test]
 fn a_daemons_vms_outlive_it() {
     require_root_and_tun!();
     let mut stand = Stand::new(&[]);
