@@ -170,12 +170,15 @@ impl Broker {
         fds.extend(self.parts.control.fds().map(input));
         fds.extend(self.programs_log.as_ref().map(|log| input(log.as_fd())));
         fds.extend(self.metrics.iter().flat_map(Metrics::fds).map(input));
-        fds.extend(self.apis.iter().flat_map(Api::fds).map(input));
+        fds.extend(self.apis.iter().flat_map(Api::fds));
         match poll(&mut fds, timeout) {
             Ok(_) | Err(nix::Error::EINTR) => {}
             Err(e) => return Err(e).context("waiting for something to do"),
         }
         let is = |at: usize| fds[at].any().unwrap_or(true);
+        // One that ended is started again, and what had no room is sent.
+        let mut dues = self.apis.iter().filter_map(Api::due);
+        let is_api_due = dues.any(|due| due <= Instant::now());
         Ok(Ready {
             signals: is(0),
             network: is(1),
@@ -183,7 +186,7 @@ impl Broker {
             channel: has_engine && is(engine_at + 1),
             vmm: self.vm.is_some() && (is(vmm_at) || is(vmm_at + 1)),
             typed: typed.is_some_and(is),
-            control: waits || (others..fds.len()).any(is),
+            control: waits || is_api_due || (others..fds.len()).any(is),
         })
     }
 

@@ -137,7 +137,7 @@ impl Fleet for Daemon {
         let idle_us = self.cpu_us()? - before;
         let before = self.cpu_us()?;
         for event in 0..EVENTS / 2 {
-            let lines = format!("link add other{event} type dummy\nlink del other{event}\n");
+            let lines = format!("tuntap add other{event} mode tap\nlink del other{event}\n");
             host.batch("ip", &lines)?;
         }
         // The last of them is followed a moment later.

@@ -4,12 +4,13 @@
 use std::{
     collections::HashMap,
     os::{
-        fd::{AsFd as _, BorrowedFd, OwnedFd},
+        fd::{AsFd as _, OwnedFd},
         unix::net::UnixListener,
     },
     time::{Duration, Instant},
 };
 
+use nix::poll::{PollFd, PollFlags};
 use slipgate_ipc::{
     api::{ApiStart, Event, FromApi, ToApi},
     channel::{ChannelError, Packet, Received},
@@ -71,26 +72,29 @@ impl Api {
         api
     }
 
-    /// Descriptors to poll for input.
-    pub(crate) fn fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+    /// Descriptors to poll, with what is waited for: messages, and room for those that wait.
+    pub(crate) fn fds(&self) -> impl Iterator<Item = PollFd<'_>> {
         let running = match &self.state {
             State::Runs(running) => Some(running),
             State::Due(_) => None,
         };
-        running
-            .into_iter()
-            .flat_map(|it| [it.process.pidfd(), it.process.channel().as_fd()])
+        running.into_iter().flat_map(|it| {
+            let room = match it.waiting.is_empty() {
+                true => PollFlags::empty(),
+                false => PollFlags::POLLOUT,
+            };
+            [
+                PollFd::new(it.process.pidfd(), PollFlags::POLLIN),
+                PollFd::new(it.process.channel().as_fd(), PollFlags::POLLIN | room),
+            ]
+        })
     }
 
     /// When [`Api::requests`] is due in any case.
     pub(crate) fn due(&self) -> Option<Instant> {
-        match &self.state {
-            // What had no room is tried again soon.
-            State::Runs(it) if !it.waiting.is_empty() => {
-                Some(Instant::now() + Duration::from_millis(5))
-            }
+        match self.state {
             State::Runs(_) => None,
-            State::Due(due) => Some(*due),
+            State::Due(due) => Some(due),
         }
     }
 

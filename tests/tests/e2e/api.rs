@@ -47,10 +47,16 @@ impl Stand {
 
     fn curl(&self, socket: &str, args: &[&str], path: &str) -> Command {
         let mut curl = Command::new("curl");
-        curl.args(["--silent", "--no-buffer", "--unix-socket"])
-            .arg(self.socket(socket))
-            .args(args)
-            .arg(format!("http://slipgate{path}"));
+        curl.args([
+            "--silent",
+            "--no-buffer",
+            "--max-time",
+            "20",
+            "--unix-socket",
+        ])
+        .arg(self.socket(socket))
+        .args(args)
+        .arg(format!("http://slipgate{path}"));
         curl
     }
 
