@@ -3,8 +3,8 @@ use std::{
     fs,
     io::{BufRead as _, BufReader, Read as _, Write as _},
     os::unix::net::UnixStream,
-    path::Path,
-    time::Duration,
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
 };
 
 use anyhow::{Context as _, Result, bail};
@@ -25,6 +25,8 @@ const TICK_US: f64 = 10_000.0;
 /// The daemon, and a connection to its API. Fields go in order.
 pub(super) struct Daemon {
     connection: BufReader<UnixStream>,
+    asked_at: Instant,
+    socket: PathBuf,
     slipgate: Slipgate,
     _scratch: tempfile::TempDir,
 }
@@ -37,9 +39,10 @@ impl Daemon {
         let api = socket.display().to_string();
         let args = ["--uplink", UPLINK, "--api", &api, "--log", "warn"];
         let slipgate = Slipgate::serve(&world.host, &PinDir::new()?, &args)?;
-        let connection = UnixStream::connect(&socket).context("connect to the API")?;
         let daemon = Self {
-            connection: BufReader::new(connection),
+            connection: connect(&socket)?,
+            asked_at: Instant::now(),
+            socket,
             slipgate,
             _scratch: scratch,
         };
@@ -48,6 +51,11 @@ impl Daemon {
 
     /// Asks on the one connection, and waits for the answer.
     fn ask(&mut self, method: &str, path: &str, body: &str) -> Result<()> {
+        // The API ends a connection that says nothing for 10 s.
+        if self.asked_at.elapsed() > IDLE_FOR / 2 {
+            self.connection = connect(&self.socket)?;
+        }
+        self.asked_at = Instant::now();
         let request = format!(
             "{method} {path} HTTP/1.1\r\nHost: slipgate\r\nContent-Length: {}\r\n\r\n{body}",
             body.len()
@@ -107,6 +115,11 @@ impl Daemon {
         });
         each.sum()
     }
+}
+
+fn connect(socket: &Path) -> Result<BufReader<UnixStream>> {
+    let stream = UnixStream::connect(socket).context("connect to the API")?;
+    Ok(BufReader::new(stream))
 }
 
 /// Anonymous memory of a process, and its share of what it has of files, KiB.

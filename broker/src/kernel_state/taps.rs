@@ -1,21 +1,15 @@
 //! TAPs: attached and brought up, recorded for a successor, and shut when no process serves them.
 use anyhow::Context as _;
-use slipgate_control::{
-    attach::{self, Program},
-    device::Device,
-    serve, vm,
-};
+use slipgate_control::{attach::Program, device::Device, serve, vm};
 use slipgate_policy::one_line;
 
 use super::{Attached, ServedVm, xdp};
 
 impl Attached {
     /// Whether a device is a TAP that has a guest's program, whoever put it there.
-    pub(super) fn is_served(&self, ifindex: u32) -> slipgate_control::Result<bool> {
-        let attached = self.datapath.attached()?;
-        let is_it =
-            |a: &attach::Attached| a.program == Program::GuestEgress && a.ifindex == ifindex;
-        Ok(attached.iter().any(is_it))
+    pub(super) fn is_served(&self, ifindex: u32) -> bool {
+        let program = Program::GuestEgress;
+        self.datapath.is_attached(program, ifindex)
     }
 
     pub(crate) fn serve_taps(&mut self) -> anyhow::Result<()> {
@@ -68,7 +62,7 @@ impl Attached {
         for tap in std::mem::take(&mut self.former_taps) {
             let is_ours = self.vms.iter().any(|vm| vm.tap_ifindex == Some(tap));
             // An index that came again is another device, without our program.
-            if is_ours || !self.is_served(tap)? {
+            if is_ours || !self.is_served(tap) {
                 continue;
             }
             let what =

@@ -87,7 +87,7 @@ impl Attached {
     /// stack, and sets its MTU. Returns the MTU, L3 bytes.
     fn prepare_tap(&self, tap: u32) -> anyhow::Result<u32> {
         let device = Device::with_index(tap)?;
-        if !self.is_served(tap)? {
+        if !self.is_served(tap) {
             device.set_up(false)?;
         }
         if let Some(mtu) = self.config.network.mtu {

@@ -144,8 +144,12 @@ pub fn follow_taps(
             Some(_) => {}
         }
     }
-    // An error here hinders nothing: the rest is removed another time.
-    if let Err(error) = datapath.remove_defunct() {
+    // It looks at every attachment: not for each link that comes or changes.
+    let leaves_pins = |(_, change): &(u32, TapChange)| !matches!(change, TapChange::Mtu(_));
+    if changes.iter().any(leaves_pins)
+        && let Err(error) = datapath.remove_defunct()
+    {
+        // This hinders nothing: the rest is removed another time.
         tracing::debug!("{error}");
     }
     Ok(changes)

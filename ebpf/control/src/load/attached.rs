@@ -97,8 +97,7 @@ impl Datapath {
         });
         // No other process attaches to an interface that this one serves: a missing pin needs no
         // lock.
-        let is_pinned = |attached: &Attached| self.paths.pin(&attached.pin_name()).exists();
-        if !attachments.iter().any(is_pinned) {
+        if !self.is_attached(program, ifindex) {
             return Ok(false);
         }
         let _lock = self.lock()?;
@@ -107,6 +106,18 @@ impl Datapath {
             found |= self.remove_attached(attached)?;
         }
         Ok(found)
+    }
+
+    /// Whether a program is pinned for an interface, by whichever hook.
+    pub fn is_attached(&self, program: Program, ifindex: u32) -> bool {
+        [AttachedBy::Link, AttachedBy::Clsact].iter().any(|by| {
+            let attached = Attached {
+                program,
+                ifindex,
+                by: *by,
+            };
+            self.paths.pin(&attached.pin_name()).exists()
+        })
     }
 
     /// Whether a program attached by tcx runs before all others at the interface. One that was
