@@ -94,7 +94,7 @@ impl Attached {
             ifindex,
             has_l2,
         } = &self.uplink;
-        if self.is_served(*ifindex)? {
+        if self.is_served(*ifindex) {
             bail!(
                 "--uplink {name}: it is the TAP of a guest that slipgate serves; give the device that \
                  leads to the world"
