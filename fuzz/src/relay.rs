@@ -7,7 +7,7 @@ use std::net::UdpSocket;
 
 use slipgate_abi::{Ip4, Protocol, segment::Segments};
 use userspace_nat::{
-    context::Context,
+    poll::Context,
     fake::packets::{self, is_right},
     packet::{Ipv4, Packet, Transport},
     poll::{Poller, Subsystem},

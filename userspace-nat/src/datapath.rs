@@ -89,6 +89,10 @@ pub trait Tables {
     fn vm(&self, row: u16) -> Option<VmRef>;
     /// Returns a VM's rows of `COUNTERS` and `DROPS`. Row 0 counts what belongs to no VM.
     fn stats(&self, row: u16) -> VmStats;
+    /// Returns the counters for packets that belong to no VM.
+    fn nobody(&self) -> VmStats {
+        self.stats(0)
+    }
     /// Returns a VM's row of `RATES`.
     fn rates(&self, row: u16) -> Option<RateRef>;
     /// Returns an element of `NEXT_HOPS`.

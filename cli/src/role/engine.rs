@@ -24,7 +24,7 @@ use userspace_nat::{
     name_gate::{ByRules, Judge},
     record::{self, Background, FlowLog, Unwritten},
     relay::{self, Relay},
-    services::HostServices,
+    services::Services,
 };
 
 use self::{control::BrokerChannel, kernel::KernelDatapath, port_io::PortIo};
@@ -101,7 +101,7 @@ pub(crate) fn run(args: &ChildArgs) -> anyhow::Result<()> {
         port,
         clock: SystemClock,
         control: BrokerChannel::new(channel.clone()),
-        services: HostServices::new(
+        services: Services::new(
             dns::Proxy::new(&[], dns::Limits::default(), names),
             Relay::new(relay::Limits {
                 // The rest is for DNS, forwards' sockets and what it was handed.

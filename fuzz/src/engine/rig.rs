@@ -23,7 +23,7 @@ use userspace_nat::{
     record::{FlowLog, recorded_ids},
     relay::{Limits, Relay},
     route::{HostAddress, RouteEntry, RouteKind, RouteSnapshot},
-    services::HostServices,
+    services::Services,
 };
 
 use super::inspected::{self, Server};
@@ -39,7 +39,7 @@ const SLOTS: u32 = 1_024;
 const MAX_FLOWS: u32 = 12;
 const SECOND_NS: u64 = 1_000_000_000;
 
-type FuzzEngine = Engine<FakeDatapath, FakePort, FakeClock, Broker, HostServices>;
+type FuzzEngine = Engine<FakeDatapath, FakePort, FakeClock, Broker>;
 
 /// The broker's end.
 #[derive(Clone, Default)]
@@ -155,7 +155,7 @@ impl Rig {
         self.engine = Some(engine);
     }
 
-    fn parts(&self) -> Parts<FakeDatapath, FakePort, FakeClock, Broker, HostServices> {
+    fn parts(&self) -> Parts<FakeDatapath, FakePort, FakeClock, Broker> {
         let few_ports = self.setup & 1 != 0;
         Parts {
             datapath: FakeDatapath::new(&self.kernel, 0, self.epoch),
@@ -163,7 +163,7 @@ impl Rig {
             clock: FakeClock::new(&self.kernel),
             control: self.broker.clone(),
             // No resolver: nothing leaves this process.
-            services: HostServices::new(
+            services: Services::new(
                 dns::Proxy::new(&[], dns::Limits::default(), Box::new(dns::AllowAll)),
                 Relay::new(Limits::default()),
             ),

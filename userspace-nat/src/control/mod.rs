@@ -17,7 +17,7 @@ use crate::{
 };
 use slipgate_policy::{LocalAddresses, PolicySet};
 
-mod why;
+pub(crate) mod why;
 
 pub use crate::state::{Forward, Link};
 

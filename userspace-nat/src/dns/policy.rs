@@ -78,7 +78,7 @@ impl From<Result<(), ExtendedError>> for NameVerdict {
 
 /// Settings of a VM's answers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Telling {
+pub struct AnswerPolicy {
     /// Number of the view. VMs of one view share cached answers; those of different views do not.
     pub view: u32,
     /// Whether `ech` is removed from SVCB and HTTPS records.
@@ -87,7 +87,7 @@ pub struct Telling {
     pub ttl_ceiling_s: u32,
 }
 
-impl Default for Telling {
+impl Default for AnswerPolicy {
     fn default() -> Self {
         Self {
             view: 0,
@@ -104,8 +104,8 @@ pub trait NamePolicy {
     fn question(&mut self, vm: u32, name: Name<'_>, qtype: u16) -> NameVerdict;
 
     /// Settings of a VM's answers.
-    fn telling(&self, _vm: u32) -> Telling {
-        Telling::default()
+    fn answer_policy(&self, _vm: u32) -> AnswerPolicy {
+        AnswerPolicy::default()
     }
 
     /// Resolvers for a VM's questions.

@@ -174,7 +174,7 @@ impl Proxy {
             Origin::Tcp { .. } => Asked::by_tcp(&query),
         };
         let mut key = std::mem::take(&mut self.key);
-        query.write_key(self.policy.telling(vm.id).view, &mut key);
+        query.write_key(self.policy.answer_policy(vm.id).view, &mut key);
         let waiter = Waiter {
             vm: vm.id,
             stats: vm.stats,
@@ -349,14 +349,14 @@ impl Proxy {
         let key = live.exchange.key();
         let source = live.exchange.answered_by();
         let source = source.map_or(Source::Nobody, Source::Upstream);
-        let telling = self.policy.telling(live.vm);
-        let answer = answer.map(|a| match telling.strips_ech {
+        let answer_policy = self.policy.answer_policy(live.vm);
+        let answer = answer.map(|a| match answer_policy.strips_ech {
             true => a.without_ech(key),
             false => a,
         });
         for waiter in &live.waiting {
             // Its policy is another by now: this one's resolvers do not answer for it.
-            if self.policy.telling(waiter.vm).view != telling.view {
+            if self.policy.answer_policy(waiter.vm).view != answer_policy.view {
                 self.fail(waiter, key, now_ns);
                 continue;
             }
@@ -442,7 +442,7 @@ fn answered(
             vm: waiter.vm,
             origin: waiter.origin,
             message: {
-                let ceiling_s = policy.telling(waiter.vm).ttl_ceiling_s;
+                let ceiling_s = policy.answer_policy(waiter.vm).ttl_ceiling_s;
                 reply::from_answer(&waiter.asked, answer, age_s, ceiling_s)
             },
         },

@@ -1,7 +1,10 @@
 use std::{cell::RefCell, rc::Rc, time::Instant};
 
 use super::{
-    super::{Name, hickory::*, rig::*},
+    super::{
+        Name,
+        tests::{hickory::*, rig::*},
+    },
     *,
 };
 use crate::{clock::SECOND_NS, datagram::Datagram, test_vm};

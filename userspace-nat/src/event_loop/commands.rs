@@ -2,21 +2,20 @@
 use slipgate_abi::timeout::CLOSING_GRACE_NS;
 
 use crate::{
+    admission::plan::Planner,
     clock::Clock,
-    context::Context,
-    control::{Control, ControlMessage, ControlReply},
+    control::{Control, ControlMessage, ControlReply, why::why},
     datapath::Datapath,
     event_loop::{Engine, EngineError},
     flow::{EndReason, Flows},
     observe::PortDump,
+    poll::Context,
     port::FrameIo,
     record::Output,
     route::RouteTable,
-    services::Services,
-    state::Core,
+    state::{Core, Nat},
     vm::VmNet,
 };
-use slipgate_policy::Described;
 
 /// An answer that waits until flows have ended.
 #[derive(Debug)]
@@ -27,7 +26,7 @@ pub(crate) enum Later {
     Reply(ControlReply),
 }
 
-impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C, K, S> {
+impl<D: Datapath, P: FrameIo, C: Clock, K: Control> Engine<D, P, C, K> {
     pub(crate) fn read_control(&mut self) -> Result<(), EngineError> {
         while let Some(message) = self.control.recv().map_err(EngineError::Control)? {
             let now_ns = self.clock.now_ns();
@@ -43,9 +42,9 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
     ) -> Result<(), EngineError> {
         match message {
             ControlMessage::Vm(spec) => {
-                let stats = self.core.datapath.stats(spec.row);
+                let stats = self.core.nat.datapath.stats(spec.row);
                 let vm = VmNet::new(spec, stats);
-                self.services.vm_added(&vm);
+                self.services.relay.add_vm(vm.clone());
                 self.core.set_vm(vm);
             }
             ControlMessage::VmGone { row, id } => {
@@ -53,14 +52,10 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
                     flows.slots_of(row).to_vec()
                 });
                 if self.core.remove_vm(row, id) {
-                    let cx = &mut Context {
-                        now_ns,
-                        out: &mut self.core.out,
-                        poller: &self.poller,
-                    };
+                    let cx = &mut Context::new(now_ns, &mut self.core.out.queue, &self.poller);
                     self.services.vm_removed(id, cx);
                     self.record_refusals();
-                    self.core.refusals.forget(id);
+                    self.core.journal.refusals.forget(id);
                 }
             }
             ControlMessage::Routes {
@@ -68,26 +63,24 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
                 local,
                 links,
             } => {
-                self.core.judge.borrow_mut().set_local(&local);
-                self.core.set_links(&links);
-                self.core.set_routes(RouteTable::new(&routes));
+                self.core.rules.judge.borrow_mut().set_local(&local);
+                let Nat { flows, network, .. } = &mut self.core.nat;
+                network.set_links(&links, flows);
+                network.set_routes(RouteTable::new(&routes), flows);
             }
-            ControlMessage::Forwards(forwards) => self.core.set_forwards(forwards),
-            ControlMessage::ForwardTexts(texts) => self.set_forward_texts(texts),
+            ControlMessage::Forwards(forwards) => self.core.forwards.set(forwards),
+            ControlMessage::ForwardTexts(texts) => self.core.rules.set_forward_texts(texts),
             ControlMessage::Policies(reload) => self.reload(*reload, now_ns),
             ControlMessage::RelayForward(forward) => {
-                let cx = &mut Context {
-                    now_ns,
-                    out: &mut self.core.out,
-                    poller: &self.poller,
-                };
+                let cx = &mut Context::new(now_ns, &mut self.core.out.queue, &self.poller);
                 // Only the epoll set can refuse it, when the engine is out of memory.
                 self.services
+                    .relay
                     .add_forward(forward, cx)
                     .map_err(EngineError::Wait)?;
             }
-            ControlMessage::Resolvers(resolvers) => self.services.set_resolvers(&resolvers),
-            ControlMessage::ReservedPorts(ports) => self.core.flows.ports.set_reserved(ports),
+            ControlMessage::Resolvers(resolvers) => self.services.dns.set_resolvers(&resolvers),
+            ControlMessage::ReservedPorts(ports) => self.core.nat.flows.ports.set_reserved(ports),
             ControlMessage::FlowLog(writer) => self.log.set_writer(writer),
             ControlMessage::Why {
                 request,
@@ -95,10 +88,12 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
                 to,
                 name,
             } => {
-                if let Some(vm) = self.core.vm_mut(row) {
-                    vm.loopback_flows = self.services.loopback_flows(vm.net.id);
+                if let Some(vm) = self.core.vms.get_mut(row) {
+                    vm.loopback_flows = self.services.relay.loopback_flows(vm.net.id);
                 }
-                let answer = self.core.why(row, to, name.as_deref(), now_ns);
+                let core = &self.core;
+                let planner = Planner::new(&core.nat, &core.rules, &core.inspected, now_ns);
+                let answer = why(&planner, &core.vms, row, to, name.as_deref());
                 self.answer(ControlReply::Why { request, answer })?;
             }
             ControlMessage::Names { request, from } => {
@@ -117,13 +112,11 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
                 self.answer_after_ends(Later::Reply(reply));
             }
             ControlMessage::Capture { request, capture } => {
-                let Self {
-                    watch,
-                    core,
-                    poller,
-                    ..
-                } = self;
-                let refused = watch.captures.begin(core, poller, capture, now_ns).err();
+                let Core { nat, vms, .. } = &mut self.core;
+                let captures = &mut self.watch.captures;
+                let refused = captures
+                    .begin(nat, vms, &self.poller, capture, now_ns)
+                    .err();
                 self.answer(ControlReply::Capturing { request, refused })?;
             }
             ControlMessage::Listen { request, row, to } => {
@@ -132,9 +125,10 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
             }
             ControlMessage::Thaw { request, row } => {
                 self.core
+                    .nat
                     .flows
-                    .begin_timers(&self.core.datapath, row, now_ns);
-                if let Some(vm) = self.core.vm(row).map(|vm| vm.net.id) {
+                    .begin_timers(&self.core.nat.datapath, row, now_ns);
+                if let Some(vm) = self.core.vms.get(row).map(|vm| vm.net.id) {
                     self.core.inspected.begin_timers(vm, now_ns);
                 }
                 self.answer(ControlReply::Thawed { request })?;
@@ -144,24 +138,10 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
         Ok(())
     }
 
-    /// Sets the rule texts: those of the policies in force, followed by those of the forwards.
-    pub(crate) fn set_forward_texts(&mut self, texts: Vec<String>) {
-        let Core {
-            rule_texts,
-            judge,
-            rule_base,
-            ..
-        } = &mut self.core;
-        let judge = judge.borrow();
-        let policies = judge.policies().described();
-        let forwards = texts.into_iter().map(Described::forward).collect();
-        rule_texts.begin(*rule_base, policies, forwards);
-    }
-
     /// Answers a request once every flow that has begun to end by now has ended.
     pub(crate) fn answer_after_ends(&mut self, what: Later) {
         let now_ns = self.clock.now_ns();
-        let due_ns = match self.core.flows.next_due_ns() {
+        let due_ns = match self.core.nat.flows.next_due_ns() {
             Some(_) => now_ns + CLOSING_GRACE_NS,
             None => now_ns,
         };
@@ -193,10 +173,11 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
         now_ns: u64,
         which: impl FnOnce(&Flows) -> Vec<u32>,
     ) {
-        for slot in which(&self.core.flows) {
+        for slot in which(&self.core.nat.flows) {
             self.core
+                .nat
                 .flows
-                .unlink(&mut self.core.datapath, slot, reason, now_ns);
+                .unlink(&mut self.core.nat.datapath, slot, reason, now_ns);
         }
     }
 
@@ -213,12 +194,12 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
     /// Waits until every grace that has begun is over: at most [`CLOSING_GRACE_NS`].
     fn finish_all_due(&mut self) {
         let mut ended = Vec::new();
-        while let Some(due_ns) = self.core.flows.next_due_ns() {
+        while let Some(due_ns) = self.core.nat.flows.next_due_ns() {
             let left_ns = due_ns.saturating_sub(self.clock.now_ns());
             self.clock.sleep_ns(left_ns);
-            let Core {
+            let Nat {
                 flows, datapath, ..
-            } = &mut self.core;
+            } = &mut self.core.nat;
             flows.finish_due(datapath, self.clock.now_ns(), &mut |e| ended.push(*e));
         }
         self.record(&ended);

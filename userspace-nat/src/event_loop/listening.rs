@@ -21,7 +21,6 @@ use crate::{
     poll::{Interest, Poller, Readiness, Subsystem, Token},
     port::FrameIo,
     record::Listener,
-    services::Services,
 };
 
 /// Time for which a listener that is ending may take the rest, ns.
@@ -46,16 +45,16 @@ struct Client {
 }
 
 impl Listening {
-    /// Returns when [`Engine::tell_listeners`] is due, ns.
+    /// Returns when [`Engine::send_to_listeners`] is due, ns.
     pub(crate) fn next_deadline_ns(&self) -> Option<u64> {
         self.list.iter().filter_map(|c| c.lingers_until_ns).min()
     }
 }
 
-impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C, K, S> {
+impl<D: Datapath, P: FrameIo, C: Clock, K: Control> Engine<D, P, C, K> {
     /// Adds a listener for a VM's records from now on.
     pub(crate) fn listen(&mut self, row: u16, to: OwnedFd) -> Result<(), NotListening> {
-        let id = self.core.vm(row).map(|vm| vm.net.id);
+        let id = self.core.vms.id_of(row);
         let id = id.ok_or(NotListening::NoVm)?;
         let Listening { list, last_key } = &mut self.listening;
         if list.len() >= MOST_LISTENERS {
@@ -76,7 +75,7 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
         });
         self.log.listen(Listener::new(key, id));
         self.keep_records();
-        self.tell_of_flows(row, key);
+        self.describe_flows(row, key);
         Ok(())
     }
 
@@ -102,10 +101,10 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
     }
 
     /// Sends new records, and removes the listeners that are over.
-    pub(crate) fn tell_listeners(&mut self, now_ns: u64) {
+    pub(crate) fn send_to_listeners(&mut self, now_ns: u64) {
         for at in (0..self.listening.list.len()).rev() {
             let client = &mut self.listening.list[at];
-            let vm = self.core.vm(client.row).map(|vm| vm.net.id);
+            let vm = self.core.vms.id_of(client.row);
             if vm != Some(client.id) {
                 client.lingers_until_ns.get_or_insert(now_ns + LINGER_NS);
             }
@@ -113,7 +112,7 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
                 continue;
             };
             if client.lingers_until_ns.is_some() || listener.waiting() == 0 {
-                listener.tell_lost();
+                listener.report_lost();
             }
             let takes = client.send(listener, &self.poller);
             let over = client.lingers_until_ns;
@@ -126,7 +125,7 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control, S: Services> Engine<D, P, C,
     /// Removes all listeners: the engine stops. Clients receive what their sockets accept at once.
     pub(crate) fn end_listening(&mut self) {
         let now_ns = self.clock.now_ns();
-        self.tell_listeners(now_ns);
+        self.send_to_listeners(now_ns);
         for at in (0..self.listening.list.len()).rev() {
             self.end_listener(at);
         }

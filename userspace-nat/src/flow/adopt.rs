@@ -15,7 +15,7 @@ use std::{io, sync::atomic::Ordering::Relaxed};
 use hashbrown::HashMap;
 use slipgate_abi::{FlowRef, SlotRef, Tuple, Verdict, slot::SlotFlags};
 
-use super::{EndReason, Ended, Entry, Flows, end};
+use super::{EndReason, Ended, Entry, Flows, end, table::Marks};
 use crate::datapath::Datapath;
 
 /// Result of an adoption: how many flows and entries were found, by what became of them.
@@ -132,9 +132,10 @@ impl Flows {
             live.nat_port(),
             live.vm_row() as u16,
             live.generation().load(Relaxed),
-        )
-        .opened_by_world(live.flags() & SlotFlags::INBOUND != 0)
-        .held(held);
+            Marks::NONE
+                .with(Marks::FROM_WORLD, live.flags() & SlotFlags::INBOUND != 0)
+                .with(Marks::HELD, held),
+        );
         self.table.insert(slot, entry);
         let vm = entry.guest.scope;
         self.ports.mark(entry.destination(), entry.nat_port, vm);

@@ -1,9 +1,9 @@
 //! Changes to flows on request: cut, capture, restart of their timers.
 use std::sync::atomic::Ordering::Relaxed;
 
-use slipgate_abi::vm::VmFlags;
+use slipgate_abi::{Verdict, vm::VmFlags};
 
-use super::{EndReason, Flows, State};
+use super::{EndReason, Flows, State, table::Marks};
 use crate::datapath::Datapath;
 
 impl EndReason {
@@ -47,11 +47,16 @@ impl Flows {
     /// Sets whether the engine carries a flow for a capture. A flow that is also held
     /// ([`Flows::hold`]) stays with the engine.
     pub fn capture(&mut self, datapath: &mut impl Datapath, slot: u32, captured: bool) {
-        // A flow that is ending gets its verdict when it is revived.
-        if let Some(entry) = self.table.set_captured(slot, captured)
-            && entry.state == State::Live
-        {
-            entry.set_verdict(datapath.slot(slot));
+        self.set_mark(datapath, slot, Marks::CAPTURED, captured);
+    }
+
+    /// Returns to the kernel the flows that a predecessor carried for a capture, which ended with
+    /// it. The flows that it inspected have been ended before.
+    pub fn release_captured(&mut self, datapath: &mut impl Datapath) {
+        for slot in self.all() {
+            if datapath.slot(slot).verdict().load(Relaxed) == Verdict::Engine as u32 {
+                self.release(datapath, slot);
+            }
         }
     }
 

@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering::{Relaxed, Release};
 use slipgate_abi::{Direction, FlowRef, Ip4, Protocol, Tuple, Verdict, slot::SlotFlags};
 use thiserror::Error;
 
-use super::{Entry, Flows};
+use super::{Entry, Flows, table::Marks};
 use crate::datapath::{Datapath, InsertError};
 
 /// A flow to be opened, with all that was decided about it.
@@ -74,9 +74,11 @@ impl Flows {
         let slot = self.slots.take(datapath, share, now_ns);
         let slot = slot.ok_or(OpenError::NoSlot)?;
         let generation = fill(datapath, slot, flow, now_ns);
-        let entry = Entry::live(flow.guest, flow.nat, flow.nat_port, flow.vm_row, generation)
-            .opened_by_world(flow.inbound)
-            .held(flow.verdict == Verdict::Engine);
+        let marks = Marks::NONE
+            .with(Marks::FROM_WORLD, flow.inbound)
+            .with(Marks::HELD, flow.verdict == Verdict::Engine);
+        let (nat, port, row) = (flow.nat, flow.nat_port, flow.vm_row);
+        let entry = Entry::live(flow.guest, nat, port, row, generation, marks);
         let reference = FlowRef { slot, generation };
         if let Err(error) = datapath.insert_noexist(&entry.world(), reference) {
             self.slots.put_back(slot);

@@ -41,7 +41,7 @@ pub(super) struct FromWorld {
 impl Flows {
     /// Adds a flow to its VM's queue if the world opened it.
     pub(super) fn await_proof(&mut self, datapath: &impl Datapath, slot: u32) {
-        let Some(entry) = self.entry(slot).filter(|entry| entry.from_world) else {
+        let Some(entry) = self.entry(slot).filter(|entry| entry.is_from_world()) else {
             return;
         };
         let (row, generation) = (entry.vm_row, entry.generation);

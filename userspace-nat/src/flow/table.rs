@@ -27,6 +27,36 @@ impl State {
     }
 }
 
+/// A set of properties of a flow, each of which is independent of the others.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(super) struct Marks(u8);
+
+impl Marks {
+    /// None of them.
+    pub(super) const NONE: Self = Self(0);
+    /// A forward admitted the flow.
+    pub(super) const FROM_WORLD: Self = Self(1);
+    /// Its packets come to the engine while it lives.
+    pub(super) const HELD: Self = Self(1 << 1);
+    /// The engine carries it for a capture.
+    pub(super) const CAPTURED: Self = Self(1 << 2);
+    /// The scan has seen that TCP closed it on both sides.
+    pub(super) const CLOSED: Self = Self(1 << 3);
+
+    /// Returns the set with `mark`, if `on`.
+    pub(super) const fn with(self, mark: Self, on: bool) -> Self {
+        match on {
+            true => Self(self.0 | mark.0),
+            false => Self(self.0 & !mark.0),
+        }
+    }
+
+    /// Whether any of `marks` is in the set.
+    const fn has(self, marks: Self) -> bool {
+        self.0 & marks.0 != 0
+    }
+}
+
 /// State of a flow that its slot does not hold.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Entry {
@@ -42,14 +72,7 @@ pub struct Entry {
     pub generation: u32,
     /// State of the flow.
     pub state: State,
-    /// Whether a forward admitted the flow.
-    pub(super) from_world: bool,
-    /// Whether its packets come to the engine while it lives.
-    pub(super) held: bool,
-    /// Whether the scan has seen that TCP closed it on both sides.
-    closed: bool,
-    /// Whether the engine carries it for a capture.
-    captured: bool,
+    marks: Marks,
     /// Number of its present end; older ones in the queue are void.
     pub(super) end_id: u32,
     /// Reason for its end, while it ends.
@@ -66,6 +89,7 @@ impl Entry {
         nat_port: u16,
         vm_row: u16,
         generation: u32,
+        marks: Marks,
     ) -> Self {
         Self {
             guest,
@@ -74,48 +98,35 @@ impl Entry {
             vm_row,
             generation,
             state: State::Live,
-            from_world: false,
-            held: false,
-            closed: false,
-            captured: false,
+            marks,
             end_id: 0,
             end_reason: EndReason::Idle,
             vm_position: 0,
         }
     }
 
-    /// Sets whether a forward opened the flow.
-    pub(super) fn opened_by_world(self, from_world: bool) -> Self {
-        Self { from_world, ..self }
-    }
-
-    /// Sets whether the engine carries the flow.
-    pub(super) fn held(self, held: bool) -> Self {
-        Self { held, ..self }
-    }
-
     /// Returns the flow's verdict while it lives.
     pub(super) fn live_verdict(&self) -> Verdict {
-        if self.held || self.captured {
-            Verdict::Engine
-        } else {
-            Verdict::Fast
+        match self.marks.has(Marks(Marks::HELD.0 | Marks::CAPTURED.0)) {
+            true => Verdict::Engine,
+            false => Verdict::Fast,
         }
     }
 
     /// Sets the verdict in the slot of a live flow.
     pub(super) fn set_verdict(&self, live: SlotRef) {
-        live.set_live_verdict(self.live_verdict(), self.captured && !self.held);
+        let only_captured = self.marks.has(Marks::CAPTURED) && !self.is_held();
+        live.set_live_verdict(self.live_verdict(), only_captured);
     }
 
     /// Whether each packet comes to the engine because of [`super::Flows::hold`].
     pub fn is_held(&self) -> bool {
-        self.held
+        self.marks.has(Marks::HELD)
     }
 
     /// Whether the world opened the flow, through a forward.
     pub fn is_from_world(&self) -> bool {
-        self.from_world
+        self.marks.has(Marks::FROM_WORLD)
     }
 
     /// Returns the tuple of the flow on the world's links.
@@ -245,7 +256,7 @@ impl FlowTable {
         };
         entry.vm_position = vm.slots.len() as u32;
         vm.slots.push(slot);
-        vm.from_world += u32::from(entry.from_world);
+        vm.from_world += u32::from(entry.is_from_world());
         let chunk = chunk.get_or_insert_with(|| vec![None; PER_CHUNK].into_boxed_slice());
         chunk[slot as usize % PER_CHUNK] = Some(entry);
         self.len += 1;
@@ -272,19 +283,12 @@ impl FlowTable {
         }
     }
 
-    /// Sets whether the engine carries a flow. Returns its state; `None` when there is no such
-    /// flow.
-    pub(super) fn set_held(&mut self, slot: u32, held: bool) -> Option<State> {
+    /// Adds a mark to a flow, or removes it. Returns the flow as it was, if there is one.
+    pub(super) fn mark(&mut self, slot: u32, mark: Marks, on: bool) -> Option<Entry> {
         let entry = self.get_mut(slot)?;
-        entry.held = held;
-        Some(entry.state)
-    }
-
-    /// Sets whether a flow is captured. Returns its entry, if there is one.
-    pub(super) fn set_captured(&mut self, slot: u32, captured: bool) -> Option<&Entry> {
-        let entry = self.get_mut(slot)?;
-        entry.captured = captured;
-        Some(entry)
+        let before = *entry;
+        entry.marks = before.marks.with(mark, on);
+        Some(before)
     }
 
     /// Removes a flow's tuples from the index: other flows may have them now.
@@ -309,7 +313,7 @@ impl FlowTable {
         }
         let vm = &mut self.vms[usize::from(entry.vm_row)];
         vm.unlinked += 1;
-        vm.from_world -= u32::from(entry.from_world);
+        vm.from_world -= u32::from(entry.is_from_world());
     }
 
     /// Removes a flow that was unlinked.
@@ -334,8 +338,8 @@ impl FlowTable {
 
     /// Notes that TCP closed the flow. Returns `false` when that was known.
     pub(super) fn note_closed(&mut self, slot: u32) -> bool {
-        self.get_mut(slot)
-            .is_some_and(|entry| !std::mem::replace(&mut entry.closed, true))
+        let before = self.mark(slot, Marks::CLOSED, true);
+        before.is_some_and(|before| !before.marks.has(Marks::CLOSED))
     }
 
     pub(super) fn set_cap(&mut self, row: u16, most: u32) {

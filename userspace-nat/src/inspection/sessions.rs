@@ -5,6 +5,7 @@ use std::{
 };
 
 use slipgate_abi::{DropReason, Protocol, segment::Segments};
+use slipgate_policy::Http;
 
 use crate::{
     inspection::{
@@ -12,7 +13,7 @@ use crate::{
         tcp::{SLOW_NS, Session},
     },
     name_gate::LearntName,
-    packet::{Ipv4, Packet},
+    packet::{Ipv4, Packet, Transport},
     port::{VirtioNetHdr, single},
     stats::VmStats,
     vm::VmNet,
@@ -52,6 +53,24 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
+    /// Begins the inspection of a flow that a packet opens. `mtus`: the largest packets that its
+    /// uplink carries, and that its whole path does, bytes.
+    pub(crate) fn begin(packet: &Packet<'_>, mtus: (u32, u32), http: Http, now_ns: u64) -> Self {
+        match packet.transport {
+            Transport::Tcp(tcp) => {
+                let header = packet.ip.payload().get(..tcp.header_len);
+                let header = header.unwrap_or_default();
+                let session = Session::new(tcp.sequence, header, mtus, http, now_ns);
+                Self::Tcp(Box::new(session))
+            }
+            _ => Self::Quic {
+                flow: quic::Flow::default(),
+                ends_ns: None,
+                named: Vec::new(),
+            },
+        }
+    }
+
     pub(crate) fn due_ns(&self) -> Option<u64> {
         match self {
             Self::Tcp(session) => session.due_ns(),
@@ -66,9 +85,9 @@ impl Kind {
         }
     }
 
-    fn is_let_in(&self) -> bool {
+    fn is_admitted(&self) -> bool {
         match self {
-            Self::Tcp(session) => session.is_let_in(),
+            Self::Tcp(session) => session.is_admitted(),
             Self::Quic { flow, .. } => flow.is_open(),
         }
     }
@@ -202,9 +221,9 @@ impl Inspected {
     }
 
     /// Whether a flow has a session that has admitted a name.
-    pub(crate) fn is_let_in(&self, slot: u32, generation: u32) -> bool {
+    pub(crate) fn is_admitted(&self, slot: u32, generation: u32) -> bool {
         let inspection = self.sessions.get(&slot);
-        inspection.is_some_and(|i| i.generation == generation && i.kind.is_let_in())
+        inspection.is_some_and(|i| i.generation == generation && i.kind.is_admitted())
     }
 
     /// Adopts a path MTU, bytes, that a router on a flow's path reported.

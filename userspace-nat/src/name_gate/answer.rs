@@ -75,9 +75,9 @@ impl Judge {
     ) -> Result<(), ExtendedError> {
         let mut rules = self.policy(vm).about(name);
         let by_rule = !rules.is_empty();
-        let mut way = name.0.to_vec();
+        let mut names = name.0.to_vec();
         for step in &chain.steps {
-            way.extend_from_slice(step);
+            names.extend_from_slice(step);
             let about = self.policy(vm).about(Name(step));
             let decision = self.asks(vm, Name(step), &about);
             if !decision.is_allowed() {
@@ -116,7 +116,7 @@ impl Judge {
         let learnt = Rc::new(LearntName {
             name: name.without_dot().into(),
             rules: rules.into(),
-            way: way.into(),
+            chain: names.into(),
         });
         let policy = self.policies.of(self.of_vm.get(&vm).copied());
         let same = |a: &LearntName, b: &LearntName| match inspects {

@@ -1,6 +1,8 @@
 //! The judge as the policy of the DNS proxy.
 use super::SharedJudge;
-use crate::dns::{ExtendedError, NamePolicy, NameVerdict, Telling, answer::Answer, query::Key};
+use crate::dns::{
+    AnswerPolicy, ExtendedError, NamePolicy, NameVerdict, answer::Answer, query::Key,
+};
 use slipgate_policy::{Name, Resolvers};
 
 /// The DNS proxy's handle of a shared judge.
@@ -18,11 +20,11 @@ impl NamePolicy for ByRules {
         judges.then(|| policy.text(judge.asks(vm, name, &policy.about(name))))
     }
 
-    fn telling(&self, vm: u32) -> Telling {
+    fn answer_policy(&self, vm: u32) -> AnswerPolicy {
         let judge = self.0.borrow();
         let policy = judge.policy(vm);
         let index = judge.policy_of(vm).unwrap_or(0) & 0xffff;
-        Telling {
+        AnswerPolicy {
             view: u32::from(judge.generation) << 16 | index,
             strips_ech: policy.inspections().0,
             ttl_ceiling_s: policy.settings().dns.ttl_ceiling_s,

@@ -93,7 +93,7 @@ fn what_the_policy_opens_of_types_and_labels_is_what_may_be_asked_for() {
     let too_long = error(asks(&mut by, "seven77.ok.test", Type::A));
     assert_eq!(too_long.text, "refused: a label of more than 6 octets");
     assert_ne!(asks(&mut by, "c.b.a.ok.test", Type::A), NameVerdict::Allow);
-    assert_eq!(by.telling(VM).ttl_ceiling_s, 60);
+    assert_eq!(by.answer_policy(VM).ttl_ceiling_s, 60);
     told(
         &mut by,
         "a.ok.test",
@@ -181,11 +181,11 @@ fn remembered(by: &ByRules, now_ns: u64) -> Vec<Remembered> {
     for change in by.0.borrow_mut().take_changes() {
         match change {
             Change::Opened(vm, addr, name, expires_ns) => {
-                map.retain(|(v, a, w, _)| (*v, *a, &**w) != (vm, addr, name.way()));
-                map.push((vm, addr, name.way().into(), expires_ns));
+                map.retain(|(v, a, w, _)| (*v, *a, &**w) != (vm, addr, name.chain()));
+                map.push((vm, addr, name.chain().into(), expires_ns));
             }
             Change::Ended(vm, addr, name) => {
-                map.retain(|(v, a, w, _)| (*v, *a, &**w) != (vm, addr, name.way()));
+                map.retain(|(v, a, w, _)| (*v, *a, &**w) != (vm, addr, name.chain()));
             }
         }
     }

@@ -12,7 +12,7 @@
 //! rules, however many names have it, and a name is found by binary search.
 //!
 //! Openings and their ends are noted ([`Change`]) for the map that a successor reads. It receives
-//! the *way* of an answer, the chain of names from the name asked for to the last, and judges it by
+//! the chain of an answer: all names from the name asked for to the last, and judges it by
 //! its own rules.
 use std::{
     cmp::Ordering,
@@ -28,7 +28,7 @@ use slipgate_policy::Place;
 /// ([`slipgate_policy::Asker`]) amount to in half an hour, and at most 10 MiB.
 pub const MAX_PER_VM: usize = 16_384;
 /// An opening counts once more for each so many octets of its chain of names.
-const WAY_OCTETS: usize = 256;
+const CHAIN_OCTETS: usize = 256;
 
 /// A name that opened an address, and the rules about it.
 #[derive(PartialEq, Eq, Debug)]
@@ -38,13 +38,13 @@ pub struct LearntName {
     /// Positions of the rules about it, ascending.
     pub(super) rules: Box<[Place]>,
     /// The name and those that the answer led through, concatenated in wire form.
-    pub(super) way: Box<[u8]>,
+    pub(super) chain: Box<[u8]>,
 }
 
 impl LearntName {
     /// Returns how many openings one by this name counts as.
     fn weight(&self) -> usize {
-        1 + self.way.len() / WAY_OCTETS
+        1 + self.chain.len() / CHAIN_OCTETS
     }
 }
 
@@ -68,8 +68,8 @@ pub enum Change {
 
 impl LearntName {
     /// Returns the name asked for and those that the answer led through, concatenated in wire form.
-    pub fn way(&self) -> &[u8] {
-        &self.way
+    pub fn chain(&self) -> &[u8] {
+        &self.chain
     }
 }
 
@@ -145,9 +145,9 @@ impl Learnt {
                 of_vm.by_expiry.remove(&(old.expires_ns, old.id, address));
                 of_vm.weight -= old.name.weight();
                 // An extension by less than a second is not noted.
-                known = old.name.way == name.way && expires_ns < old.expires_ns + SECOND_NS;
+                known = old.name.chain == name.chain && expires_ns < old.expires_ns + SECOND_NS;
                 expires_ns = expires_ns.max(old.expires_ns);
-                if old.name.way != name.way {
+                if old.name.chain != name.chain {
                     changes.push(Change::Ended(vm, address, old.name));
                 }
             }
@@ -186,7 +186,7 @@ impl Learnt {
     }
 
     /// Returns the live opening of an address by this very name, if there is one.
-    pub(super) fn told(
+    pub(super) fn by_name(
         &self,
         vm: u32,
         address: Ipv4Addr,
@@ -210,7 +210,7 @@ impl Learnt {
         let of_vm = self.vms.get(&vm);
         let all = of_vm.into_iter().flat_map(|of_vm| of_vm.by_address.keys());
         let mut found: Vec<_> = all
-            .filter(|address| self.told(vm, **address, name, now_ns).is_some())
+            .filter(|address| self.by_name(vm, **address, name, now_ns).is_some())
             .copied()
             .collect();
         found.sort_unstable();

@@ -14,7 +14,7 @@ fn name(text: &str, rules: &[u32]) -> Rc<LearntName> {
             .iter()
             .map(|&order| Place { order, line: 0 })
             .collect(),
-        way: text.as_bytes().into(),
+        chain: text.as_bytes().into(),
     })
 }
 
@@ -119,14 +119,14 @@ fn of_many_names_at_an_address_one_stands_for_those_with_its_rules() {
     assert_eq!(names(&learnt, 1, at(0), 1).len(), 3, "a list of rules each");
     for n in 0..100_u32 {
         let name = format!("n{n}");
-        let told = |now_ns| learnt.told(1, at(0), &name, now_ns).is_some();
+        let told = |now_ns| learnt.by_name(1, at(0), &name, now_ns).is_some();
         let lasts_s = if n == 7 { 500 } else { 100 + n };
         assert!(told(u64::from(lasts_s) * SECOND_NS - 1), "{name}");
         assert!(!told(u64::from(lasts_s) * SECOND_NS + 1), "{name}");
     }
-    assert!(learnt.told(1, at(0), "n100", 1).is_none());
-    assert!(learnt.told(1, at(1), "n7", 1).is_none());
-    assert!(learnt.told(2, at(0), "n7", 1).is_none());
+    assert!(learnt.by_name(1, at(0), "n100", 1).is_none());
+    assert!(learnt.by_name(1, at(1), "n7", 1).is_none());
+    assert!(learnt.by_name(2, at(0), "n7", 1).is_none());
     learnt.take_changes();
     learnt.expire(150 * SECOND_NS);
     let ended = learnt.take_changes();
@@ -153,7 +153,7 @@ fn what_leads_through_long_names_counts_as_several() {
         Rc::new(LearntName {
             name: text.into(),
             rules: Box::new([]),
-            way: vec![b'x'; octets].into(),
+            chain: vec![b'x'; octets].into(),
         })
     };
     // Three each.
@@ -162,13 +162,13 @@ fn what_leads_through_long_names_counts_as_several() {
     let mut open = |name: &Rc<LearntName>, addresses: &[(Ipv4Addr, u32)], now_ns| {
         learnt.open(1, name, addresses, equal, LASTING, now_ns)
     };
-    open(&long("a", 2 * WAY_OCTETS), &all, 0).unwrap();
+    open(&long("a", 2 * CHAIN_OCTETS), &all, 0).unwrap();
     assert_eq!(
-        open(&long("a", WAY_OCTETS), &[(at(fit), 100)], 1),
+        open(&long("a", CHAIN_OCTETS), &[(at(fit), 100)], 1),
         Err(Full)
     );
     open(&long("a", 9), &[(at(fit), 100)], 1).unwrap();
-    let longer = long("b", 4 * WAY_OCTETS);
+    let longer = long("b", 4 * CHAIN_OCTETS);
     assert_eq!(open(&longer, &all[..1], 1), Err(Full), "in its place");
     open(&long("b", 9), &all[..2], 1).unwrap();
     open(&longer, &all[..1], 1).unwrap();

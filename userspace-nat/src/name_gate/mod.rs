@@ -37,7 +37,7 @@ use self::learnt::Learnt;
 pub use self::{
     by_rules::ByRules,
     counts::{NameCounts, RefusedQuestions},
-    inspect::Said,
+    inspect::NameRefusal,
     learnt::{Change, LearntName, MAX_PER_VM},
 };
 
@@ -190,11 +190,11 @@ impl Judge {
 }
 
 #[cfg(test)]
+#[path = "answer_test.rs"]
+mod answer_tests;
+#[cfg(test)]
 #[path = "judge_asks_test.rs"]
 mod asks_tests;
 #[cfg(test)]
 #[path = "judge_test.rs"]
 mod tests;
-#[cfg(test)]
-#[path = "told_test.rs"]
-mod told_tests;

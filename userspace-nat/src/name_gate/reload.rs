@@ -48,7 +48,7 @@ impl Judge {
         if !by_default && verdict.name.is_none() || allowed && verdict.name.is_some() {
             return goes(verdict.decision);
         }
-        match by.map(|by| self.first_of_way(vm, by, to)) {
+        match by.map(|by| self.first_of_chain(vm, by, to)) {
             Some(Some(decision)) => goes(decision),
             _ if allowed => goes(verdict.decision),
             Some(None) => false,
@@ -64,9 +64,9 @@ impl Judge {
     /// Returns the first rule by name for a destination among the rules about a chain of names. If
     /// a name of the chain is denied now, it is the rule that denies it. Returns `None` when there
     /// is no rule.
-    fn first_of_way(&self, vm: u32, by: &LearntName, to: Destination) -> Option<Decision> {
+    fn first_of_chain(&self, vm: u32, by: &LearntName, to: Destination) -> Option<Decision> {
         let policy = self.policy(vm);
-        let (name, steps) = split(by.way())?;
+        let (name, steps) = split(by.chain())?;
         let mut rules = policy.about(name);
         for step in &steps {
             let about = policy.about(Name(step));

@@ -51,14 +51,14 @@ impl Listener {
             self.lost += 1;
             return;
         }
-        self.tell_lost();
+        self.report_lost();
         self.make_room();
         self.waiting.extend_from_slice(line);
     }
 
     /// Adds a line that reports lost lines. There is room for it when a line fits, or when nothing
     /// waits.
-    pub fn tell_lost(&mut self) {
+    pub fn report_lost(&mut self) {
         if self.lost == 0 {
             return;
         }

@@ -66,6 +66,6 @@ fn what_is_lost_at_the_end_is_said_too() {
     for _ in 0..3 {
         listener.take(&line);
     }
-    listener.tell_lost();
+    listener.report_lost();
     assert!(fetched(&mut listener, usize::MAX).ends_with("{\"event\":\"lost\",\"count\":1}\n"));
 }

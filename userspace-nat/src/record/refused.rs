@@ -195,8 +195,8 @@ fn has_room(sums: &mut Vec<Sum>) -> bool {
     if by_rule.count() < MOST_KINDS {
         return true;
     }
-    let told = |sum: &Sum| sum.rule.is_some() && sum.count == sum.reported;
-    let places = (0..sums.len()).filter(|at| told(&sums[*at]));
+    let is_reported = |sum: &Sum| sum.rule.is_some() && sum.count == sum.reported;
+    let places = (0..sums.len()).filter(|at| is_reported(&sums[*at]));
     let oldest = places.min_by_key(|at| sums[*at].last_ns);
     oldest.map(|at| sums.swap_remove(at)).is_some()
 }

@@ -11,9 +11,9 @@ use super::{
     stream::Fate,
 };
 use crate::{
-    context::Context,
     datagram::is_unicast,
     packet::transport::Tcp,
+    poll::Context,
     port::{ETHERTYPE_IPV4, Outbox, VirtioNetHdr, single},
     quota::Reserve,
     record::RelayedFlow,
@@ -275,7 +275,7 @@ pub(super) fn tell(
     cx: &mut Context<'_>,
 ) {
     packets.joined(|offload, packet, counted| {
-        served.counts.told(flow, counted, cx.now_ns);
+        served.counts.received(flow, counted, cx.now_ns);
         send_counted(offload, packet, counted, &served.net, cx.out);
     });
     packets.clear();

@@ -16,9 +16,8 @@ use super::{
     stream::{self, Stream},
 };
 use crate::{
-    context::Context,
     datagram::{Datagram, HEADERS_LEN},
-    poll::{Interest, Subsystem, Token},
+    poll::{Context, Interest, Subsystem, Token},
     port::single,
 };
 
@@ -217,7 +216,9 @@ impl Relay {
         if let Some(association) = association {
             let what = single(HEADERS_LEN + payload.len());
             association.active_ns = cx.now_ns;
-            served.counts.told(&mut association.flow, what, cx.now_ns);
+            served
+                .counts
+                .received(&mut association.flow, what, cx.now_ns);
         }
         send(&datagram.emit(), &served.net, cx.out);
     }

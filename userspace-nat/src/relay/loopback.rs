@@ -22,9 +22,8 @@ use super::{
     stream::Stream,
 };
 use crate::{
-    context::Context,
     packet::{Ipv4, Packet, Transport, transport::Tcp},
-    poll::Interest,
+    poll::{Context, Interest},
     vm::VmNet,
 };
 use slipgate_policy::Destination;

@@ -29,12 +29,11 @@ use std::{
 use slipgate_abi::{Protocol, segment::Segments};
 
 use crate::{
-    context::Context,
     packet::{
         Ipv4, Packet, Transport,
         transport::{UDP_HEADER_LEN, Udp},
     },
-    poll::Readiness,
+    poll::{Context, Readiness},
     record::{RelayedEnd, RelayedFlow},
     vm::VmNet,
 };
@@ -49,7 +48,6 @@ mod host_socket;
 mod journal;
 mod limits;
 mod link;
-mod live;
 mod loopback;
 mod stream;
 mod turns;
@@ -67,7 +65,7 @@ use stream::Stream;
 use turns::Turn;
 
 /// Interval at which the deadlines of a frozen VM are checked again, ns.
-const FROZEN_LOOK_NS: u64 = 1_000_000_000;
+const FROZEN_CHECK_NS: u64 = 1_000_000_000;
 
 /// A socket of the host that is forwarded to a guest. It is already bound, and listening if it is
 /// TCP.
@@ -398,7 +396,7 @@ impl Relay {
             }
             match self.entries.get(&key) {
                 Some(Entry::Listener { .. }) => self.resume(key, cx),
-                Some(Entry::Exchange(_)) => self.look_at_exchange(key, cx.now_ns),
+                Some(Entry::Exchange(_)) => self.examine_exchange(key, cx.now_ns),
                 _ => self.drive(key, Event::Timer, cx),
             }
         }
@@ -410,7 +408,7 @@ impl Relay {
     fn waits_for_thaw(&mut self, key: u32, is_frozen: &dyn Fn(u16) -> bool, now_ns: u64) -> bool {
         let vms = &self.vms;
         let frozen = |vm| vms.get(&vm).is_some_and(|served| is_frozen(served.net.row));
-        let later_ns = now_ns + FROZEN_LOOK_NS;
+        let later_ns = now_ns + FROZEN_CHECK_NS;
         match self.entries.get_mut(&key) {
             Some(Entry::Connection(connection)) if frozen(connection.name.vm) => {
                 match &mut connection.kind {

@@ -85,7 +85,7 @@ fn a_listener_hears_of_flows_that_live_begin_and_end_of_its_vm_alone() {
     assert_eq!(events(&lines), [("flow_start", "10.0.2.15:40002")]);
     assert!(ended);
     assert!(!rig.engine.log.wants(Event::FlowStart), "nobody does now");
-    assert!(!rig.engine.core.records_starts);
+    assert!(!rig.engine.core.journal.records_starts);
 }
 
 #[test]
@@ -110,7 +110,7 @@ fn who_is_gone_is_forgotten_and_so_is_who_hears_of_no_vm() {
     let (lines, ended) = heard(&mut first);
     assert_eq!(events(&lines), [("flow_start", "10.0.2.15:40000")]);
     assert!(ended);
-    assert!(rig.engine.core.records_starts, "the file's");
+    assert!(rig.engine.core.journal.records_starts, "the file's");
 }
 
 #[test]

@@ -295,7 +295,7 @@ fn what_is_strict_with_a_vm_leaves_none_of_its_connections() {
     let policy = with_list(refusing, list, OnReload::Keep);
     rig.reload_strictly(vec![policy], 40, [0; 3], vec![101]);
     assert_eq!(rig.applied(), (1, 1, 1));
-    let relay = rig.engine.services.relay.as_ref().unwrap();
+    let relay = &rig.engine.services.relay;
     let flows = [101, 102].map(|vm| relay.loopback_flows(vm));
     assert_eq!(flows, [0, 1]);
 }
@@ -391,7 +391,7 @@ fn cutting_a_vm_cuts_what_is_relayed_for_it() {
     assert!(!told.is_empty() && told.iter().all(|(vm, _)| *vm == 101));
     let error = service.read(&mut [0; 8]).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::ConnectionReset);
-    let relay = rig.engine.services.relay.as_ref().unwrap();
+    let relay = &rig.engine.services.relay;
     assert_eq!(
         (relay.loopback_flows(101), relay.loopback_flows(102)),
         (0, 1)
@@ -488,7 +488,7 @@ fn a_relayed_flow_is_told_of_cut_by_its_id_and_not_captured_alone() {
     assert_eq!(asks(Subject::Relayed(others), 1), cut(1, None));
     assert_eq!(asks(Subject::Relayed(id), 2), cut(2, Some(1)));
     assert_eq!(asks(Subject::Relayed(id), 3), cut(3, None));
-    let relay = rig.engine.services.relay.as_ref().unwrap();
+    let relay = &rig.engine.services.relay;
     assert_eq!(relay.loopback_flows(101), 1);
 
     let (_client, to) = std::os::unix::net::UnixStream::pair().unwrap();

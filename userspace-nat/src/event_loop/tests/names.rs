@@ -9,6 +9,7 @@ use crate::{
         chain::tests::{a, answer},
     },
     name_gate::{ByRules, MAX_PER_VM, NameCounts},
+    state::Core,
 };
 use slipgate_abi::{Protocol, Refusal, maps::MAX_NAMES};
 use slipgate_policy::{Action, FLOOR_S, Name, Rule, wire};
@@ -26,7 +27,7 @@ fn setup() -> Setup {
 
 /// The VM in a row is told that the peer is [`NAME`]'s.
 fn tell(rig: &Rig, row: u32, ttl: u32) {
-    let mut dns = ByRules(rig.engine.core.judge.clone());
+    let mut dns = ByRules(rig.engine.core.rules.judge.clone());
     let name = wire(NAME).unwrap();
     let now_ns = rig.kernel.borrow().now_ns;
     let told = answer(NAME, &[a(NAME, ttl, PEER.octets)]);
@@ -62,7 +63,7 @@ fn an_address_is_open_to_the_vm_that_was_told_for_as_long_as_it_was_told() {
     assert_eq!(records.len(), 1);
     assert_eq!(records[0]["dns_name"], NAME);
     assert_eq!(records[0]["rule_text"], "--allow *.ok.test:443/tcp");
-    assert!(rig.engine.core.opened_by.is_empty());
+    assert!(rig.engine.core.rules.names_of_flows(0).is_empty());
 }
 
 #[test]
@@ -93,7 +94,7 @@ fn what_dns_opened_is_open_again_after_a_restart_for_what_is_left() {
     let mut rig = Rig::with(setup());
     tell(&rig, 1, 100);
     rig.pass(40 * SECOND_NS);
-    let names = |rig: &Rig| rig.engine.core.datapath.remembered_names().len();
+    let names = |rig: &Rig| rig.engine.core.nat.datapath.remembered_names().len();
     assert_eq!(names(&rig), 1);
     let (mut rig, adoption) = rig.restart(&setup());
     assert_eq!(adoption.reopened, 1);
@@ -131,16 +132,16 @@ fn what_dns_opened_is_open_again_after_a_restart_for_what_is_left() {
 fn a_full_map_loses_what_is_remembered_and_nothing_that_is_open() {
     let mut rig = Rig::with(setup());
     rig.kernel.borrow_mut().faults.names_capacity = 3;
-    let mut dns = ByRules(rig.engine.core.judge.clone());
+    let mut dns = ByRules(rig.engine.core.rules.judge.clone());
     let name = wire(NAME).unwrap();
     let addresses: Vec<_> = (1..=10).map(|i| a(NAME, 600, [203, 0, 112, i])).collect();
     let now_ns = rig.kernel.borrow().now_ns;
     dns.answer(101, Name(&name), &answer(NAME, &addresses), 0, now_ns);
     rig.turn();
-    assert_eq!(rig.engine.core.judge.borrow().counts(101).open, 10);
+    assert_eq!(rig.engine.core.rules.judge.borrow().counts(101).open, 10);
     let (rig, adoption) = rig.restart(&setup());
     assert_eq!(adoption.reopened, 3);
-    assert_eq!(rig.engine.core.judge.borrow().counts(101).open, 3);
+    assert_eq!(rig.engine.core.rules.judge.borrow().counts(101).open, 3);
 }
 
 #[test]
@@ -211,7 +212,7 @@ fn names_are_read_in_pages_that_fit_a_message() {
         "{}.ok.test",
         ["a".repeat(60), "b".repeat(60), "c".repeat(60)].join(".")
     );
-    let mut dns = ByRules(rig.engine.core.judge.clone());
+    let mut dns = ByRules(rig.engine.core.rules.judge.clone());
     let asked: &'static str = long.leak();
     let wired = wire(asked).unwrap();
     let told = answer(asked, &[a(asked, 60, PEER.octets)]);
@@ -248,7 +249,7 @@ fn names_are_read_in_pages_that_fit_a_message() {
 #[test]
 fn a_name_of_thousands_of_addresses_is_explained_in_a_line() {
     let mut rig = Rig::with(setup());
-    let mut dns = ByRules(rig.engine.core.judge.clone());
+    let mut dns = ByRules(rig.engine.core.rules.judge.clone());
     let name = wire(NAME).unwrap();
     let now_ns = rig.kernel.borrow().now_ns;
     for third in 0..4u8 {
@@ -283,7 +284,7 @@ fn a_name_of_thousands_of_addresses_is_explained_in_a_line() {
 #[test]
 fn a_vm_leaves_the_others_room_among_what_is_remembered() {
     let mut rig = Rig::with(setup());
-    let mut dns = ByRules(rig.engine.core.judge.clone());
+    let mut dns = ByRules(rig.engine.core.rules.judge.clone());
     let name = wire(NAME).unwrap();
     let now_ns = rig.kernel.borrow().now_ns;
     let mut tell = |rig: &mut Rig, vm: u32, addresses: usize| {
@@ -292,7 +293,10 @@ fn a_vm_leaves_the_others_room_among_what_is_remembered() {
             let told = answer(NAME, &(0..128).map(of).collect::<Vec<_>>());
             let verdict = dns.answer(vm, Name(&name), &told, 0, now_ns);
             assert_eq!(verdict, NameVerdict::Allow);
-            rig.engine.core.remember_openings();
+            let Core {
+                nat, rules, vms, ..
+            } = &mut rig.engine.core;
+            rules.remember_openings(&mut nat.datapath, vms.len());
         }
     };
     let remembered = |rig: &Rig, vm| {
@@ -309,9 +313,9 @@ fn a_vm_leaves_the_others_room_among_what_is_remembered() {
     tell(&mut rig, 203, MAX_PER_VM);
     tell(&mut rig, 102, 128);
     assert_eq!(remembered(&rig, 102), 128);
-    let part = MAX_NAMES as usize / 4 / rig.engine.core.vms().count();
+    let part = MAX_NAMES as usize / 4 / rig.engine.core.vms.len();
     assert!((part - 128..=part).contains(&remembered(&rig, 203)));
-    rig.engine.core.judge.borrow_mut().forget(101);
+    rig.engine.core.rules.judge.borrow_mut().forget(101);
     rig.turn();
     assert_eq!(remembered(&rig, 101), 0);
 }

@@ -62,8 +62,8 @@ fn a_flow_that_the_engine_carries_says_so() {
     let mut rig = Rig::with(setup());
     rig.connect(40_000, 1);
     let core = &mut rig.engine.core;
-    let slot = core.flows.all()[0];
-    assert!(core.flows.hold(&mut core.datapath, slot));
+    let slot = core.nat.flows.all()[0];
+    assert!(core.nat.flows.hold(&mut core.nat.datapath, slot));
     let gone = ControlMessage::VmGone { row: 1, id: 101 };
     rig.broker.messages.borrow_mut().push_back(gone);
     rig.turn();
@@ -112,5 +112,5 @@ fn a_log_of_ends_makes_no_other_lines() {
     rig.guest(1, &syn((GUEST, 40_000), (PEER, 81), 7));
     rig.pass(11 * SECOND_NS);
     assert!(rig.records().is_empty());
-    assert!(rig.engine.core.started.is_empty());
+    assert!(rig.engine.core.journal.started.is_empty());
 }

@@ -128,11 +128,11 @@ fn ports_of_adopted_flows_are_busy() {
     let nats: Vec<At> = (0..2).map(|i| rig.connect(40_000 + i, 7)).collect();
     let (mut rig, _) = rig.restart(&setup());
     let slot = rig.kernel.borrow().slots_in_use()[0];
-    let to = rig.engine.core.flows.entry(slot).unwrap().destination();
-    assert_eq!(rig.engine.core.flows.ports.busy(&to), 2);
+    let to = rig.engine.core.nat.flows.entry(slot).unwrap().destination();
+    assert_eq!(rig.engine.core.nat.flows.ports.busy(&to), 2);
     let third = rig.connect(50_000, 7);
     assert!(!nats.contains(&third));
-    assert_eq!(rig.engine.core.flows.ports.busy(&to), 3);
+    assert_eq!(rig.engine.core.nat.flows.ports.busy(&to), 3);
 }
 
 #[test]

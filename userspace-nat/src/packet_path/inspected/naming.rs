@@ -39,16 +39,19 @@ impl<'a> Naming<'a> {
 
     /// Whether the connection may name this server. The opening by DNS may have expired since; a
     /// name that the connection has named before it may name again.
-    pub(crate) fn may(&mut self, said: &HostName, named: &mut Vec<Rc<LearntName>>) -> bool {
-        let text = said.name().without_dot();
+    pub(crate) fn may(&mut self, host: &HostName, named: &mut Vec<Rc<LearntName>>) -> bool {
+        let text = host.name().without_dot();
         let before = named.iter().find(|name| *name.name == *text);
         let judge = self.judge.borrow();
         let name = match before {
             Some(name) => {
-                let let_in = judge.lets_in(self.vm, self.to, said.name());
-                let_in.ok().map(|()| name.clone())
+                let allowed = judge.rules_allow(self.vm, self.to, host.name());
+                allowed.ok().map(|()| name.clone())
             }
-            None => judge.said(self.vm, self.to, said.name(), self.now_ns).ok(),
+            None => {
+                let allowed = judge.may_name(self.vm, self.to, host.name(), self.now_ns);
+                allowed.ok()
+            }
         };
         let Some(name) = name else {
             return false;

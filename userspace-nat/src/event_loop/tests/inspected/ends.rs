@@ -123,9 +123,9 @@ fn an_engine_that_is_gone_leaves_nothing_that_was_not_decided() {
     let slot = scene.rig.kernel.borrow().slots_in_use()[0];
     for held in [false, true] {
         let core = &mut scene.rig.engine.core;
-        core.flows.capture(&mut core.datapath, slot, true);
+        core.nat.flows.capture(&mut core.nat.datapath, slot, true);
         if held {
-            core.flows.hold(&mut core.datapath, slot);
+            core.nat.flows.hold(&mut core.nat.datapath, slot);
         }
         assert_eq!(scene.verdict(), Some(Verdict::Engine));
         let (rig, adoption) = scene.rig.restart(&setup());

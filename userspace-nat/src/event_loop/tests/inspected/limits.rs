@@ -1,4 +1,4 @@
-//! Patience and bounds.
+//! Deadline and bounds.
 use slipgate_abi::{Protocol, Refusal, tcp::Flags};
 
 use super::{super::rig::*, scene::*};
@@ -72,6 +72,7 @@ fn sessions_and_what_they_hold_have_bounds() {
     assert!(
         rig.engine
             .core
+            .rules
             .judge
             .borrow()
             .decide(101, to, rig.kernel.borrow().now_ns)

@@ -38,7 +38,7 @@ pub(super) fn tell(rig: &Rig, name: &'static str) {
 }
 
 pub(super) fn tell_vm(rig: &Rig, vm: u32, name: &'static str) {
-    let mut dns = ByRules(rig.engine.core.judge.clone());
+    let mut dns = ByRules(rig.engine.core.rules.judge.clone());
     let now_ns = rig.kernel.borrow().now_ns;
     let wire = wire(name).unwrap();
     let told = answer(name, &[a(name, 60, PEER.octets)]);

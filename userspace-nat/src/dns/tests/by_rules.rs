@@ -1,12 +1,11 @@
 //! The proxy under rules by name, from the question to what is open.
 use super::{
-    Limits, Proxy, Resolvers,
     hickory::*,
     rig::{Rig, Upstream, first_address},
 };
 use crate::{
     clock::SECOND_NS,
-    dns::Origin,
+    dns::{Limits, Origin, Proxy, Resolvers},
     name_gate::{ByRules, Judge, SharedJudge},
     test_vm,
 };
