@@ -5,9 +5,9 @@ use userspace_nat::{
     fake::{hellos, initials},
     inspection::{
         Refused,
+        protocol_sniffer::{ProtocolSniffer, Step},
         quic::{Allowance, Effort, Flow, Version},
         reassembly::{MAX_LEN, Reassembly},
-        protocol_sniffer::{ProtocolSniffer, Step},
         tls,
     },
 };
@@ -78,7 +78,10 @@ fn follow(sniffer: &mut ProtocolSniffer, stream: &[u8], retry: bool, so_far: &mu
                 *at += len;
             }
             Ok(Step::Held) => {
-                assert_eq!(sniffer.server_answered(&hellos::server_hello(retry)), Ok(true));
+                assert_eq!(
+                    sniffer.server_answered(&hellos::server_hello(retry)),
+                    Ok(true)
+                );
                 if stream[*at..].is_empty() {
                     return;
                 }

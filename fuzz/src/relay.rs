@@ -7,9 +7,9 @@ use std::net::UdpSocket;
 
 use slipgate_abi::{Ip4, Protocol, segment::Segments};
 use userspace_nat::{
-    poll::Context,
     fake::packets::{self, is_right},
     packet::{Ipv4, Packet, Transport},
+    poll::Context,
     poll::{Poller, Subsystem},
     port::{Frame, Outbox},
     relay::{Forward, Limits, Opening, Question, Relay, Standing, Taken},

@@ -3,7 +3,7 @@
 //! In a running engine they are map descriptors and mapped arrays; `crate::fake` has them in
 //! memory.
 use slipgate_abi::{
-    FlowRef, Ip4, NameKey, NameValue, NextHopRef, SequencesRef, SlotRef, Tuple, VmRef,
+    FlowRef, Ip4, NameKey, NameValue, NextHopRef, SequencesRef, SlotRef, Tuple, VmRef, VmRow,
     rate::RateRef,
 };
 use thiserror::Error;
@@ -86,15 +86,15 @@ pub trait Tables {
     /// Returns the chunks that this process's row owns already (adoption).
     fn own_chunks(&self) -> Vec<std::ops::Range<u32>>;
     /// Returns a VM's row in `VMS`.
-    fn vm(&self, row: u16) -> Option<VmRef>;
+    fn vm(&self, row: VmRow) -> Option<VmRef>;
     /// Returns a VM's rows of `COUNTERS` and `DROPS`. Row 0 counts what belongs to no VM.
-    fn stats(&self, row: u16) -> VmStats;
+    fn stats(&self, row: VmRow) -> VmStats;
     /// Returns the counters for packets that belong to no VM.
     fn nobody(&self) -> VmStats {
-        self.stats(0)
+        self.stats(VmRow::NOBODY)
     }
     /// Returns a VM's row of `RATES`.
-    fn rates(&self, row: u16) -> Option<RateRef>;
+    fn rates(&self, row: VmRow) -> Option<RateRef>;
     /// Returns an element of `NEXT_HOPS`.
     fn next_hop(&self, index: u32) -> Option<NextHopRef>;
     /// Returns the index of the element for a next hop, and claims one when there is none yet; the

@@ -10,7 +10,7 @@
 use std::{io, os::fd::BorrowedFd};
 
 use slipgate_abi::{
-    Command, PortHeader,
+    Command, PortHeader, VmRow,
     portframe::PortFlags,
     segment::{self, Segments},
 };
@@ -222,11 +222,11 @@ impl<'a> Frame<'a> {
 }
 
 /// Returns the header of a frame to the kernel.
-pub(crate) fn command(code: Command, vm_row: u16, id: u32) -> PortHeader {
+pub(crate) fn command(code: Command, vm_row: VmRow, id: u32) -> PortHeader {
     PortHeader {
         code: code as u8,
         flags: 0,
-        vm_row,
+        vm_row: vm_row.get(),
         id,
     }
 }

@@ -1,5 +1,5 @@
 //! The services beside the translation: ARP, DHCP, DNS and the relay.
-use slipgate_abi::DropReason;
+use slipgate_abi::{DropReason, VmRow};
 
 use crate::{
     arp, dhcp,
@@ -51,7 +51,7 @@ impl Services {
     /// handled. `is_frozen` says of a VM's row whether the VM is frozen, so that nothing passes.
     pub(crate) fn on_timer(
         &mut self,
-        is_frozen: &dyn Fn(u16) -> bool,
+        is_frozen: &dyn Fn(VmRow) -> bool,
         cx: &mut Context<'_>,
     ) -> bool {
         self.dns.on_timer(cx.poller, cx.now_ns);

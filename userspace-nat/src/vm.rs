@@ -1,20 +1,19 @@
 //! Description of a VM and its network, and its counters.
+use slipgate_abi::VmRow;
 use std::{
     net::Ipv4Addr,
     ops::{Deref, DerefMut},
 };
 
-use serde::{Deserialize, Serialize};
-
 use crate::stats::VmStats;
 
 /// A VM and its network, as the broker describes it.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub struct VmSpec {
     /// Id of the VM, never reused.
     pub id: u32,
     /// Row of the VM in `VMS`, `COUNTERS` and `DROPS`.
-    pub row: u16,
+    pub row: VmRow,
     /// Name of the VM, given by the user.
     pub name: String,
     /// Address of the guest.

@@ -1,5 +1,5 @@
 //! What may happen next.
-use slipgate_abi::{Handover, Ip4, Protocol};
+use slipgate_abi::{Handover, Ip4, Protocol, VmRow};
 use slipgate_policy::Destination;
 use userspace_nat::{
     control::ControlMessage,
@@ -240,7 +240,10 @@ fn broker(rig: &mut Rig, tape: &mut Tape<'_>) {
     let message = match tape.u8() % 8 {
         0 if id != 0 => {
             rig.ids[usize::from(row)] = 0;
-            ControlMessage::VmGone { row, id }
+            ControlMessage::VmGone {
+                row: VmRow::new(row),
+                id,
+            }
         }
         0 | 1 if id == 0 => {
             rig.new_vm(row);
@@ -256,7 +259,7 @@ fn broker(rig: &mut Rig, tape: &mut Tape<'_>) {
         ]),
         4 => ControlMessage::Why {
             request: 1,
-            row: u16::from(tape.u8()) % ROWS,
+            row: VmRow::new(u16::from(tape.u8()) % ROWS),
             to: Destination {
                 addr: tape.array::<4>().into(),
                 port: tape.u16(),
@@ -276,7 +279,7 @@ fn broker(rig: &mut Rig, tape: &mut Tape<'_>) {
                 host: HOST.into(),
                 host_port: port,
                 vm: id,
-                vm_row: row,
+                vm_row: VmRow::new(row),
                 guest_port: 80,
                 rule: 12,
             }])

@@ -6,7 +6,7 @@ use std::{
 };
 
 use serde::{Deserialize, Serialize};
-use slipgate_abi::Protocol;
+use slipgate_abi::{Protocol, VmRow};
 
 use crate::{
     observe::{CaptureRequest, NotCaptured, Subject},
@@ -37,7 +37,7 @@ pub enum ControlMessage {
     /// A VM was removed: its flows end.
     VmGone {
         /// The VM's row in `VMS`.
-        row: u16,
+        row: VmRow,
         /// Id of the VM.
         id: u32,
     },
@@ -87,7 +87,7 @@ pub enum ControlMessage {
         /// Id of the request, returned with the answer.
         request: u64,
         /// The VM's row in `VMS`.
-        row: u16,
+        row: VmRow,
         /// The stream socket that receives the records.
         to: OwnedFd,
     },
@@ -96,14 +96,14 @@ pub enum ControlMessage {
         /// Id of the request, returned with the answer.
         request: u64,
         /// The VM's row in `VMS`.
-        row: u16,
+        row: VmRow,
     },
     /// Asks which rule decides about a destination, and what would happen to a flow to it.
     Why {
         /// Id of the request, returned with the answer.
         request: u64,
         /// The VM's row in `VMS`.
-        row: u16,
+        row: VmRow,
         /// The destination. Its address is 0.0.0.0 when only a name is known.
         to: slipgate_policy::Destination,
         /// The name that the guest would resolve first, if any.

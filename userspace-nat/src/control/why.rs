@@ -2,7 +2,7 @@
 //! that admission would commit.
 use std::{net::Ipv4Addr, sync::atomic::Ordering::Relaxed};
 
-use slipgate_abi::{Refusal, vm::VmFlags};
+use slipgate_abi::{Refusal, VmRow, vm::VmFlags};
 
 use crate::{
     admission::plan::{Path, Plan, Planner, has_timestamps_by_default},
@@ -32,7 +32,7 @@ fn some_of(addresses: &[Ipv4Addr]) -> String {
 pub(crate) fn why<D: Datapath>(
     planner: &Planner<'_, D>,
     vms: &VmTable,
-    row: u16,
+    row: VmRow,
     mut to: Destination,
     name: Option<&str>,
 ) -> Why {
@@ -60,7 +60,7 @@ pub(crate) fn why<D: Datapath>(
 }
 
 /// Changes the answer for a frozen VM, of which nothing passes, whatever would be admitted.
-fn note_frozen(tables: &impl Tables, row: u16, answer: &mut Why) {
+fn note_frozen(tables: &impl Tables, row: VmRow, answer: &mut Why) {
     let vm = tables.vm(row);
     if vm.is_some_and(|vm| vm.flags().load(Relaxed) & VmFlags::FROZEN != 0) {
         answer.admitted = false;
@@ -157,7 +157,7 @@ fn by_name<D>(
 fn by_address<D: Datapath>(
     planner: &Planner<'_, D>,
     vm: Option<&VmState>,
-    row: u16,
+    row: VmRow,
     to: Destination,
 ) -> Why {
     let (judge, now_ns) = (planner.rules.judge.borrow(), planner.now_ns);

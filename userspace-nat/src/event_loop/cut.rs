@@ -11,6 +11,7 @@ use crate::{
     port::FrameIo,
     state::{Core, Nat},
 };
+use slipgate_abi::VmRow;
 
 /// Most guests' connections that are probed for a segment at one cut.
 const MOST_PROBES: usize = 1_024;
@@ -43,7 +44,7 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control> Engine<D, P, C, K> {
     }
 
     /// Cuts the relayed flows of a VM. Returns how many.
-    fn cut_relayed(&mut self, row: u16) -> usize {
+    fn cut_relayed(&mut self, row: VmRow) -> usize {
         let Some(vm) = self.core.vms.id_of(row) else {
             return 0;
         };

@@ -6,6 +6,7 @@
 //! are lost to the listener, and a line reports how many. A client that wants no more shuts its
 //! side down for writing: it receives the waiting lines, and then the end of the stream. A client
 //! that is gone is removed.
+use slipgate_abi::VmRow;
 use std::{
     io,
     os::fd::{AsFd as _, AsRawFd as _, OwnedFd},
@@ -36,7 +37,7 @@ pub(crate) struct Listening {
 #[derive(Debug)]
 struct Client {
     key: u32,
-    row: u16,
+    row: VmRow,
     id: u32,
     to: OwnedFd,
     waits_for: Interest,
@@ -53,7 +54,7 @@ impl Listening {
 
 impl<D: Datapath, P: FrameIo, C: Clock, K: Control> Engine<D, P, C, K> {
     /// Adds a listener for a VM's records from now on.
-    pub(crate) fn listen(&mut self, row: u16, to: OwnedFd) -> Result<(), NotListening> {
+    pub(crate) fn listen(&mut self, row: VmRow, to: OwnedFd) -> Result<(), NotListening> {
         let id = self.core.vms.id_of(row);
         let id = id.ok_or(NotListening::NoVm)?;
         let Listening { list, last_key } = &mut self.listening;

@@ -1,7 +1,7 @@
 //! State that the engine has and the kernel's tables lack: names, refusals, relayed flows. It is
 //! sent to the broker in pages, each well below the largest message of the channel (64 KiB): first
 //! VMs by row, then flows by slot, then relayed flows by number.
-use slipgate_abi::maps::MAX_VMS;
+use slipgate_abi::VmRow;
 
 use crate::{
     clock::Clock,
@@ -63,8 +63,8 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control> Engine<D, P, C, K> {
     fn vms(&self, draft: &mut Draft, from: u64, now_ns: u64) -> bool {
         let core = &self.core;
         let judge = core.rules.judge.borrow();
-        for row in from..u64::from(MAX_VMS) {
-            let Some(vm) = core.vms.get(row as u16) else {
+        for row in VmRow::all().filter(|row| u64::from(row.word()) >= from) {
+            let Some(vm) = core.vms.get(row) else {
                 continue;
             };
             let counts = NameCounts {
@@ -90,7 +90,7 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control> Engine<D, P, C, K> {
                 + refused.iter().map(size_of_sample).sum::<usize>()
                 + 2 * ENTRY_BYTES
                 + 4 * name.len();
-            if !draft.has_room(takes, row) {
+            if !draft.has_room(takes, row.word().into()) {
                 return false;
             }
             let page = &mut draft.page;

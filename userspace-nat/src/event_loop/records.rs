@@ -1,4 +1,5 @@
 //! Records of events ([`crate::record`]), with the names that only the engine knows.
+use slipgate_abi::VmRow;
 use std::{
     sync::atomic::Ordering::Relaxed,
     time::{Duration, SystemTime},
@@ -42,7 +43,7 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control> Engine<D, P, C, K> {
     }
 
     /// Sends a new listener a start record of each live flow of a VM.
-    pub(crate) fn describe_flows(&mut self, row: u16, listener: u32) {
+    pub(crate) fn describe_flows(&mut self, row: VmRow, listener: u32) {
         let (now_ns, wall) = (self.clock.now_ns(), self.clock.wall());
         let core = &self.core;
         self.log.only_for(listener, |log| {

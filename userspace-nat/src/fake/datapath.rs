@@ -3,6 +3,7 @@ use std::{collections::HashSet, io, ops::Range, sync::atomic::Ordering::Relaxed}
 
 use slipgate_abi::{
     FlowRef, Ip4, NameKey, NameValue, NextHopRef, SequencesRef, SlotRef, Tuple, Verdict, VmRef,
+    VmRow,
     maps::{Chunk, MAX_NAMES, MAX_NEXT_HOPS, MAX_VMS, SLOTS_PER_CHUNK, may_claim_chunk},
     rate::RateRef,
 };
@@ -191,16 +192,16 @@ impl Tables for FakeDatapath {
         ours.map(|(chunk, _)| range(chunk)).collect()
     }
 
-    fn vm(&self, row: u16) -> Option<VmRef> {
-        (u32::from(row) < MAX_VMS).then(|| self.kernel.borrow().vm(row))
+    fn vm(&self, row: VmRow) -> Option<VmRef> {
+        (row.word() < MAX_VMS).then(|| self.kernel.borrow().vm(row.get()))
     }
 
-    fn stats(&self, row: u16) -> VmStats {
-        self.kernel.borrow().stats(row)
+    fn stats(&self, row: VmRow) -> VmStats {
+        self.kernel.borrow().stats(row.get())
     }
 
-    fn rates(&self, row: u16) -> Option<RateRef> {
-        (u32::from(row) < MAX_VMS).then(|| self.kernel.borrow().rates(row))
+    fn rates(&self, row: VmRow) -> Option<RateRef> {
+        (row.word() < MAX_VMS).then(|| self.kernel.borrow().rates(row.get()))
     }
 
     fn next_hop(&self, index: u32) -> Option<NextHopRef> {

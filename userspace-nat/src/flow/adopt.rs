@@ -13,7 +13,7 @@
 use std::{io, sync::atomic::Ordering::Relaxed};
 
 use hashbrown::HashMap;
-use slipgate_abi::{FlowRef, SlotRef, Tuple, Verdict, slot::SlotFlags};
+use slipgate_abi::{FlowRef, SlotRef, Tuple, Verdict, VmRow, slot::SlotFlags};
 
 use super::{EndReason, Ended, Entry, Flows, end, table::Marks};
 use crate::datapath::Datapath;
@@ -40,7 +40,7 @@ pub struct Adoption {
 /// Knowledge of the adopting engine that the kernel's tables do not hold.
 pub trait Known {
     /// Whether this process serves this VM in this row.
-    fn is_vm(&self, row: u32, vm: u32) -> bool;
+    fn is_vm(&self, row: VmRow, vm: u32) -> bool;
     /// Whether the flow log has a record of this slot and generation.
     fn is_recorded(&self, slot: u32, generation: u32) -> bool;
 }
@@ -84,9 +84,7 @@ impl Flows {
             if closing && !seen.guest && !seen.world {
                 let generation = live.generation().load(Relaxed);
                 // Its owner may have died between moving the counts and releasing the slot.
-                datapath
-                    .stats(live.vm_row() as u16)
-                    .take_back_ended(slot, generation);
+                datapath.stats(live.row()).take_back_ended(slot, generation);
                 let ended = Ended {
                     slot,
                     content: end::read(live),
@@ -108,7 +106,7 @@ impl Flows {
             let held = verdict == Verdict::Engine as u32 && !captured;
             let entry = self.index(slot, live, held);
             self.await_proof(datapath, slot);
-            if !known.is_vm(live.vm_row(), live.vm()) {
+            if !known.is_vm(live.row(), live.vm()) {
                 self.unlink(datapath, slot, EndReason::VmRemoved, now_ns);
                 adoption.ending += 1;
             } else if !complete(datapath, slot, &entry, seen) {
@@ -130,7 +128,7 @@ impl Flows {
             live.guest_tuple(),
             live.nat(),
             live.nat_port(),
-            live.vm_row() as u16,
+            live.row(),
             live.generation().load(Relaxed),
             Marks::NONE
                 .with(Marks::FROM_WORLD, live.flags() & SlotFlags::INBOUND != 0)

@@ -1,7 +1,7 @@
 //! Changes to flows on request: cut, capture, restart of their timers.
 use std::sync::atomic::Ordering::Relaxed;
 
-use slipgate_abi::{Verdict, vm::VmFlags};
+use slipgate_abi::{Verdict, VmRow, vm::VmFlags};
 
 use super::{EndReason, Flows, State, table::Marks};
 use crate::datapath::Datapath;
@@ -61,7 +61,7 @@ impl Flows {
     }
 
     /// Restarts the timers of a VM's flows: they were silent because the VM was frozen.
-    pub fn begin_timers(&self, datapath: &impl Datapath, row: u16, now_ns: u64) {
+    pub fn begin_timers(&self, datapath: &impl Datapath, row: VmRow, now_ns: u64) {
         for &slot in self.slots_of(row) {
             let live = datapath.slot(slot);
             live.tx_last_ns().fetch_max(now_ns, Relaxed);
@@ -70,7 +70,7 @@ impl Flows {
 }
 
 /// Whether a VM is frozen: everything from and to it is dropped, so its flows are silent.
-pub fn is_frozen(datapath: &impl Datapath, row: u16) -> bool {
+pub fn is_frozen(datapath: &impl Datapath, row: VmRow) -> bool {
     datapath
         .vm(row)
         .is_some_and(|vm| vm.flags().load(Relaxed) & VmFlags::FROZEN != 0)

@@ -27,7 +27,7 @@
 use std::sync::atomic::Ordering::Relaxed;
 
 use slipgate_abi::{
-    Protocol, SlotRef,
+    Protocol, SlotRef, VmRow,
     tcp::{Phase, TcpBits},
 };
 
@@ -129,7 +129,7 @@ pub(super) const fn has_both_syns(bits: TcpBits) -> bool {
 /// Flows of a VM that give way to another one, found by one search.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct GivingWay {
-    row: u16,
+    row: VmRow,
     /// Number of flows examined.
     looks: usize,
     flows: Vec<(u32, Standing)>,
@@ -163,7 +163,7 @@ impl Flows {
     pub fn find_room(
         &self,
         datapath: &impl Datapath,
-        row: u16,
+        row: VmRow,
         from_world: bool,
         now_ns: u64,
     ) -> GivingWay {

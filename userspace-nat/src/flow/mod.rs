@@ -22,7 +22,7 @@
 use std::collections::VecDeque;
 
 use slipgate_abi::{
-    Tuple,
+    Tuple, VmRow,
     maps::{MAX_VMS, SLOTS_PER_CHUNK},
 };
 
@@ -105,18 +105,18 @@ impl Flows {
     }
 
     /// Returns the slots of a VM's flows.
-    pub fn slots_of(&self, row: u16) -> &[u32] {
+    pub fn slots_of(&self, row: VmRow) -> &[u32] {
         self.table.slots_of(row)
     }
 
     /// Returns the number of a VM's flows that count against its cap: all whose tuples are in the
     /// kernel, so that every flow that carries packets counts.
-    pub fn count(&self, row: u16) -> usize {
+    pub fn count(&self, row: VmRow) -> usize {
         self.table.counted(row)
     }
 
     /// Returns the number of these flows that the world opened.
-    pub fn count_from_world(&self, row: u16) -> usize {
+    pub fn count_from_world(&self, row: VmRow) -> usize {
         self.table.counted_from_world(row)
     }
 
@@ -143,7 +143,7 @@ impl Flows {
     }
 
     /// Sets how many flows a VM may have. When it has nearly as many, closed ones end early.
-    pub fn set_cap(&mut self, row: u16, most: u32) {
+    pub fn set_cap(&mut self, row: VmRow, most: u32) {
         self.table.set_cap(row, most);
     }
 

@@ -5,7 +5,7 @@
 )]
 use std::sync::atomic::Ordering::{Relaxed, Release};
 
-use slipgate_abi::{Direction, FlowRef, Ip4, Protocol, Tuple, Verdict, slot::SlotFlags};
+use slipgate_abi::{Direction, FlowRef, Ip4, Protocol, Tuple, Verdict, VmRow, slot::SlotFlags};
 use thiserror::Error;
 
 use super::{Entry, Flows, table::Marks};
@@ -17,7 +17,7 @@ pub struct NewFlow {
     /// Tuple of the flow on the guest's link.
     pub guest: Tuple,
     /// Row of the VM.
-    pub vm_row: u16,
+    pub vm_row: VmRow,
     /// Protocol of the flow.
     pub protocol: Protocol,
     /// Translated address of the flow.
@@ -124,7 +124,7 @@ fn fill(datapath: &impl Datapath, slot: u32, flow: &NewFlow, now_ns: u64) -> u32
     // rested, so nobody reads its second line.
     unsafe {
         (&raw mut (*p).vm).write(flow.guest.scope);
-        (&raw mut (*p).vm_row).write(flow.vm_row);
+        (&raw mut (*p).vm_row).write(flow.vm_row.get());
         (&raw mut (*p).guest).write(flow.guest.local);
         (&raw mut (*p).remote).write(flow.guest.remote);
         (&raw mut (*p).nat).write(flow.nat);

@@ -2,7 +2,7 @@
 use std::hash::{BuildHasher, Hasher};
 
 use hashbrown::HashTable;
-use slipgate_abi::{Ip4, Protocol, SlotRef, Tuple, Verdict, maps::SLOTS_PER_CHUNK};
+use slipgate_abi::{Ip4, Protocol, SlotRef, Tuple, Verdict, VmRow, maps::SLOTS_PER_CHUNK};
 
 use super::{EndReason, proof::FromWorld};
 use crate::nat_ports::Destination;
@@ -67,7 +67,7 @@ pub struct Entry {
     /// Translated port or ICMP id of the flow.
     pub nat_port: u16,
     /// Row of the VM.
-    pub vm_row: u16,
+    pub vm_row: VmRow,
     /// Generation of the slot.
     pub generation: u32,
     /// State of the flow.
@@ -87,7 +87,7 @@ impl Entry {
         guest: Tuple,
         nat: Ip4,
         nat_port: u16,
-        vm_row: u16,
+        vm_row: VmRow,
         generation: u32,
         marks: Marks,
     ) -> Self {
@@ -251,7 +251,7 @@ impl FlowTable {
         let Some(chunk) = self.chunks.get_mut(slot as usize / PER_CHUNK) else {
             return;
         };
-        let Some(vm) = self.vms.get_mut(usize::from(entry.vm_row)) else {
+        let Some(vm) = self.vms.get_mut(usize::from(entry.vm_row.get())) else {
             return;
         };
         entry.vm_position = vm.slots.len() as u32;
@@ -311,7 +311,7 @@ impl FlowTable {
         if let Ok(found) = found {
             found.remove();
         }
-        let vm = &mut self.vms[usize::from(entry.vm_row)];
+        let vm = &mut self.vms[usize::from(entry.vm_row.get())];
         vm.unlinked += 1;
         vm.from_world -= u32::from(entry.is_from_world());
     }
@@ -326,7 +326,7 @@ impl FlowTable {
             return;
         };
         self.len -= 1;
-        let vm = &mut self.vms[usize::from(entry.vm_row)];
+        let vm = &mut self.vms[usize::from(entry.vm_row.get())];
         vm.unlinked -= 1;
         let position = entry.vm_position as usize;
         vm.slots.swap_remove(position);
@@ -342,64 +342,66 @@ impl FlowTable {
         before.is_some_and(|before| !before.marks.has(Marks::CLOSED))
     }
 
-    pub(super) fn set_cap(&mut self, row: u16, most: u32) {
-        if let Some(vm) = self.vms.get_mut(usize::from(row)) {
+    pub(super) fn set_cap(&mut self, row: VmRow, most: u32) {
+        if let Some(vm) = self.vms.get_mut(usize::from(row.get())) {
             vm.cap = most;
         }
     }
 
     /// Whether a VM has seven eighths of the flows that it may have, or more.
-    pub(super) fn is_near_cap(&self, row: u16) -> bool {
-        let cap = self.vms.get(usize::from(row)).map_or(0, |vm| vm.cap) as usize;
+    pub(super) fn is_near_cap(&self, row: VmRow) -> bool {
+        let cap = self.vms.get(usize::from(row.get())).map_or(0, |vm| vm.cap) as usize;
         self.counted(row) >= cap - cap / 8
     }
 
-    pub(super) fn slots_of(&self, row: u16) -> &[u32] {
-        self.vms.get(usize::from(row)).map_or(&[], |vm| &vm.slots)
+    pub(super) fn slots_of(&self, row: VmRow) -> &[u32] {
+        self.vms
+            .get(usize::from(row.get()))
+            .map_or(&[], |vm| &vm.slots)
     }
 
-    pub(super) fn counted(&self, row: u16) -> usize {
+    pub(super) fn counted(&self, row: VmRow) -> usize {
         self.vms
-            .get(usize::from(row))
+            .get(usize::from(row.get()))
             .map_or(0, |vm| vm.slots.len() - vm.unlinked as usize)
     }
 
-    pub(super) fn counted_from_world(&self, row: u16) -> usize {
-        let vm = self.vms.get(usize::from(row));
+    pub(super) fn counted_from_world(&self, row: VmRow) -> usize {
+        let vm = self.vms.get(usize::from(row.get()));
         vm.map_or(0, |vm| vm.from_world as usize)
     }
 
     /// Returns a VM's queue of flows from the world.
-    pub(super) fn awaiting_proof(&self, row: u16) -> Option<&FromWorld> {
-        let vm = self.vms.get(usize::from(row));
+    pub(super) fn awaiting_proof(&self, row: VmRow) -> Option<&FromWorld> {
+        let vm = self.vms.get(usize::from(row.get()));
         vm.map(|vm| &vm.awaiting_proof)
     }
 
     /// Takes a VM's queue of flows from the world, to be put back.
-    pub(super) fn take_from_world(&mut self, row: u16) -> FromWorld {
-        let vm = self.vms.get_mut(usize::from(row));
+    pub(super) fn take_from_world(&mut self, row: VmRow) -> FromWorld {
+        let vm = self.vms.get_mut(usize::from(row.get()));
         vm.map(|vm| std::mem::take(&mut vm.awaiting_proof))
             .unwrap_or_default()
     }
 
-    pub(super) fn put_from_world(&mut self, row: u16, queue: FromWorld) {
-        if let Some(vm) = self.vms.get_mut(usize::from(row)) {
+    pub(super) fn put_from_world(&mut self, row: VmRow, queue: FromWorld) {
+        if let Some(vm) = self.vms.get_mut(usize::from(row.get())) {
             vm.awaiting_proof = queue;
         }
     }
 
     /// Returns the next slots of a VM to be examined, at most `most`; successive calls cover all in
     /// turn.
-    pub(super) fn next_of(&self, row: u16, most: usize) -> impl Iterator<Item = u32> {
-        let vm = self.vms.get(usize::from(row));
+    pub(super) fn next_of(&self, row: VmRow, most: usize) -> impl Iterator<Item = u32> {
+        let vm = self.vms.get(usize::from(row.get()));
         let (slots, at): (&[u32], usize) = vm.map_or((&[], 0), |vm| (&vm.slots, vm.looked_at));
         let (behind, ahead) = slots.split_at(at.min(slots.len()));
         ahead.iter().chain(behind).take(most).copied()
     }
 
     /// Notes that the next `slots` slots of a VM were examined.
-    pub(super) fn looked_at(&mut self, row: u16, slots: usize) {
-        if let Some(vm) = self.vms.get_mut(usize::from(row)) {
+    pub(super) fn looked_at(&mut self, row: VmRow, slots: usize) {
+        if let Some(vm) = self.vms.get_mut(usize::from(row.get())) {
             vm.looked_at = match vm.slots.len() {
                 0 => 0,
                 len => (vm.looked_at.min(len) + slots) % len,

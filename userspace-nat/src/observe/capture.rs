@@ -24,8 +24,7 @@ use std::{
 };
 
 use nix::sys::socket::{MsgFlags, send};
-use serde::{Deserialize, Serialize};
-use slipgate_abi::{Command, Direction, PortHeader, Tuple, portframe::PortFlags};
+use slipgate_abi::{Command, Direction, Tuple, VmRow, portframe::PortFlags};
 
 use crate::{
     clock::SECOND_NS,
@@ -55,7 +54,7 @@ const BUFFER: usize = 4 << 20;
 const LINGER_NS: u64 = 2 * SECOND_NS;
 
 /// Flows that a request is about.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Subject {
     /// One flow that is translated.
     Flow {
@@ -69,7 +68,7 @@ pub enum Subject {
     /// Everything of a VM.
     Vm {
         /// Row of the VM.
-        row: u16,
+        row: VmRow,
     },
 }
 
@@ -122,7 +121,7 @@ pub(crate) struct Captures {
 #[derive(Clone, Copy, Debug)]
 enum Captured {
     Flow { slot: u32, generation: u32 },
-    Vm { row: u16 },
+    Vm { row: VmRow },
 }
 
 #[derive(Debug)]
@@ -159,7 +158,7 @@ impl Captures {
             Subject::Flow { slot, generation } => {
                 let entry = nat.flows.entry(slot);
                 let is_there = entry.is_some_and(|entry| entry.generation == generation);
-                let row = is_there.then(|| nat.datapath.slot(slot).vm_row() as u16);
+                let row = is_there.then(|| nat.datapath.slot(slot).row());
                 let what = Captured::Flow { slot, generation };
                 (what, row.ok_or(NotCaptured::NoFlow)?)
             }
@@ -302,7 +301,7 @@ impl Captures {
         slot: impl FnOnce() -> Option<u32>,
         at: SystemTime,
     ) {
-        let PortHeader { vm_row, id, .. } = frame.header;
+        let (vm_row, id) = (frame.header.row(), frame.header.id);
         let Some(vm) = vms.get(vm_row).filter(|vm| vm.net.id == id) else {
             return;
         };

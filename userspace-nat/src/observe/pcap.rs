@@ -83,7 +83,7 @@ impl PortDump {
             Direction::Read => (Link::Guest, handover(code)),
             Direction::Written => command(code),
         };
-        let vm = vms.get(frame.header.vm_row).map(|vm| &vm.net);
+        let vm = vms.get(frame.header.row()).map(|vm| &vm.net);
         let shot = Shot {
             vm: vm.map_or(0, |vm| vm.id),
             name: vm.map_or("?", |vm| &vm.name),

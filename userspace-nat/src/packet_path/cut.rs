@@ -61,7 +61,7 @@ impl<D: Datapath> Nat<D> {
             acknowledgement,
             flags: Flags::ACK,
         };
-        let vm = vms.get_mut(live.vm_row() as u16);
+        let vm = vms.get_mut(live.row());
         if let Some(vm) = vm.filter(|vm| vm.net.id == live.vm()) {
             let (to, addresses) = (Side::Guest, (tuple.remote, tuple.local));
             vm.cut_answers

@@ -56,9 +56,9 @@ impl<D: Datapath> Core<D> {
                 .dropped(DropReason::BadCommand, single(len));
             return Disposition::Dropped(DropReason::BadCommand);
         };
-        let PortHeader { vm_row, id, .. } = frame.header;
+        let (row, id) = (frame.header.row(), frame.header.id);
         take_in(&self.nat.datapath, &frame);
-        let Some(mut vm) = self.vms.take(vm_row, id) else {
+        let Some(mut vm) = self.vms.take(row, id) else {
             self.nat
                 .datapath
                 .nobody()
@@ -73,7 +73,7 @@ impl<D: Datapath> Core<D> {
                 Disposition::Dropped(reason)
             }
             Finish::Command { code, change } => {
-                let header = command(code, vm_row, id);
+                let header = command(code, row, id);
                 bytes[PORT_HEADER_AT..PORT_HEADER_AT + PortHeader::LEN]
                     .copy_from_slice(&header.encode());
                 if let Some(change) = change {
@@ -92,7 +92,7 @@ impl<D: Datapath> Core<D> {
             return;
         };
         let segments: Segments = segments_of(&frame).unwrap_or(single(frame.l3.len()));
-        let row = frame.header.vm_row;
+        let row = frame.header.row();
         let stats = self
             .vms
             .get(row)

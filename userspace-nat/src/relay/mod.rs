@@ -26,7 +26,7 @@ use std::{
     os::fd::OwnedFd,
 };
 
-use slipgate_abi::{Protocol, segment::Segments};
+use slipgate_abi::{Protocol, VmRow, segment::Segments};
 
 use crate::{
     packet::{
@@ -382,7 +382,7 @@ impl Relay {
     /// Processes the deadlines that have come, while there is room for packets. Returns whether all
     /// were processed in this turn. `is_frozen` tells, by row, whether a VM is frozen: its
     /// connections do not time out.
-    pub fn on_timer(&mut self, is_frozen: &dyn Fn(u16) -> bool, cx: &mut Context<'_>) -> bool {
+    pub fn on_timer(&mut self, is_frozen: &dyn Fn(VmRow) -> bool, cx: &mut Context<'_>) -> bool {
         while let Some((at, key)) = self.deadlines.first().copied() {
             if at > cx.now_ns {
                 break;
@@ -405,7 +405,7 @@ impl Relay {
     }
 
     /// Whether the deadline belongs to a frozen VM. If so, its timers start again.
-    fn waits_for_thaw(&mut self, key: u32, is_frozen: &dyn Fn(u16) -> bool, now_ns: u64) -> bool {
+    fn waits_for_thaw(&mut self, key: u32, is_frozen: &dyn Fn(VmRow) -> bool, now_ns: u64) -> bool {
         let vms = &self.vms;
         let frozen = |vm| vms.get(&vm).is_some_and(|served| is_frozen(served.net.row));
         let later_ns = now_ns + FROZEN_CHECK_NS;

@@ -31,7 +31,7 @@ pub(crate) struct Snapshot {
 /// Counts a frame that arrived over the port. The count never exceeds the frames handed over, since
 /// a frame that the kernel segmented arrives as several.
 pub(crate) fn take_in(tables: &impl Tables, frame: &Frame<'_>) {
-    let Some(vm) = tables.vm(frame.header.vm_row) else {
+    let Some(vm) = tables.vm(frame.header.row()) else {
         return;
     };
     let gso_size = match frame.vnet.gso_type {

@@ -5,7 +5,7 @@
 //! the engine sends an ARP request once a second.
 use std::{collections::HashMap, net::Ipv4Addr};
 
-use slipgate_abi::{Protocol, Tuple};
+use slipgate_abi::{Protocol, Tuple, VmRow};
 
 use super::{Rules, VmTable};
 use crate::{
@@ -30,7 +30,7 @@ pub struct Forward {
     /// Id of the VM.
     pub vm: u32,
     /// Row of the VM.
-    pub vm_row: u16,
+    pub vm_row: VmRow,
     /// Port of the guest.
     pub guest_port: u16,
     /// Element of `RULES` that the forward's flows show.

@@ -1,7 +1,6 @@
 //! The host's network: its routes, its links, and the next hops that flows leave by.
 use std::collections::HashMap;
 
-use serde::{Deserialize, Serialize};
 use slipgate_abi::Ip4;
 
 use super::{follow::Following, hops::Hops};
@@ -12,7 +11,7 @@ use crate::{
 };
 
 /// MTU and type of an uplink.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Link {
     /// Ifindex of the link.
     pub ifindex: u32,

@@ -1,7 +1,7 @@
 //! The VMs that the engine serves.
 use std::collections::{HashMap, VecDeque};
 
-use slipgate_abi::maps::MAX_VMS;
+use slipgate_abi::{VmRow, maps::MAX_VMS};
 
 use super::credits;
 use crate::{
@@ -58,7 +58,7 @@ fn rates(net: &VmNet) -> (TokenBucket, WorldsRate) {
 #[derive(Debug)]
 pub(crate) struct VmTable {
     vms: Vec<Option<Box<VmState>>>,
-    rows: HashMap<u32, u16>,
+    rows: HashMap<u32, VmRow>,
     /// Names of VMs that went lately, for the records of their last flows.
     departed: VecDeque<(u32, String)>,
 }
@@ -74,24 +74,24 @@ impl VmTable {
 
     /// Takes out a VM's state while a packet is handled; [`VmTable::put`] returns it. `None` when
     /// the row does not belong to that VM (any more).
-    pub(crate) fn take(&mut self, row: u16, id: u32) -> Option<Box<VmState>> {
+    pub(crate) fn take(&mut self, row: VmRow, id: u32) -> Option<Box<VmState>> {
         self.vms
-            .get_mut(usize::from(row))?
+            .get_mut(usize::from(row.get()))?
             .take_if(|vm| vm.net.id == id)
     }
 
     pub(crate) fn put(&mut self, vm: Box<VmState>) {
-        let row = usize::from(vm.net.row);
+        let row = usize::from(vm.net.row.get());
         self.vms[row] = Some(vm);
     }
 
     /// Returns a VM by its row.
-    pub(crate) fn get(&self, row: u16) -> Option<&VmState> {
-        self.vms.get(usize::from(row))?.as_deref()
+    pub(crate) fn get(&self, row: VmRow) -> Option<&VmState> {
+        self.vms.get(usize::from(row.get()))?.as_deref()
     }
 
-    pub(crate) fn get_mut(&mut self, row: u16) -> Option<&mut VmState> {
-        self.vms.get_mut(usize::from(row))?.as_deref_mut()
+    pub(crate) fn get_mut(&mut self, row: VmRow) -> Option<&mut VmState> {
+        self.vms.get_mut(usize::from(row.get()))?.as_deref_mut()
     }
 
     /// Returns a VM by its id.
@@ -100,20 +100,20 @@ impl VmTable {
     }
 
     /// Returns the id of the VM in a row.
-    pub(crate) fn id_of(&self, row: u16) -> Option<u32> {
+    pub(crate) fn id_of(&self, row: VmRow) -> Option<u32> {
         self.get(row).map(|vm| vm.net.id)
     }
 
     /// Sets whether the engine, instead of the kernel, carries the flows that a VM opens from now
     /// on.
-    pub(crate) fn capture_new_flows(&mut self, row: u16, captured: bool) {
+    pub(crate) fn capture_new_flows(&mut self, row: VmRow, captured: bool) {
         if let Some(vm) = self.get_mut(row) {
             vm.is_captured = captured;
         }
     }
 
     /// Returns the rows that have a VM, for a loop that changes each.
-    pub(super) fn rows(&self) -> Vec<u16> {
+    pub(super) fn rows(&self) -> Vec<VmRow> {
         self.rows.values().copied().collect()
     }
 
@@ -128,7 +128,7 @@ impl VmTable {
     /// Adds a VM, or replaces the description of the one with the same id and keeps the state of
     /// its rate limits. Returns `false` when there is no such row.
     pub(super) fn set(&mut self, net: VmNet) -> bool {
-        let Some(place) = self.vms.get_mut(usize::from(net.row)) else {
+        let Some(place) = self.vms.get_mut(usize::from(net.row.get())) else {
             return false;
         };
         self.rows.insert(net.id, net.row);
@@ -145,7 +145,7 @@ impl VmTable {
     }
 
     /// Removes a VM. Returns whether it was in that row.
-    pub(super) fn remove(&mut self, row: u16, id: u32) -> bool {
+    pub(super) fn remove(&mut self, row: VmRow, id: u32) -> bool {
         self.rows.remove(&id);
         let Some(vm) = self.take(row, id) else {
             return false;

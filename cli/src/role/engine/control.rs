@@ -6,7 +6,7 @@ use std::{
     rc::Rc,
 };
 
-use slipgate_abi::Protocol;
+use slipgate_abi::{Protocol, VmRow};
 use slipgate_ipc::{
     channel::{Channel, Received, read_memory_file},
     engine::{EngineReply, EngineRequest, FromEngine, Policies, Subject, ToEngine, WhyAnswer},
@@ -127,7 +127,7 @@ fn asked(
     asked: EngineRequest,
 ) -> Result<ControlMessage, String> {
     let vm = || match about {
-        Some(Subject::Vm { row }) => Ok(row),
+        Some(Subject::Vm { row }) => Ok(VmRow::new(row)),
         _ => Err("that is asked of a VM"),
     };
     let flows = || about.map(convert::subject).ok_or("that is asked of flows");

@@ -2,7 +2,7 @@
 //! library and the messages' know nothing of each other.
 use std::net::SocketAddr;
 
-use slipgate_abi::Protocol;
+use slipgate_abi::{Protocol, VmRow};
 use slipgate_ipc::engine as ipc;
 use userspace_nat::{
     control::{self as engine, ControlMessage, NamesPage},
@@ -15,7 +15,7 @@ use userspace_nat::{
 pub(super) fn vm(vm: ipc::VmSpec) -> VmSpec {
     VmSpec {
         id: vm.id,
-        row: vm.row,
+        row: VmRow::new(vm.row),
         name: vm.name,
         guest: vm.guest,
         gateway: vm.gateway,
@@ -53,7 +53,9 @@ pub(super) fn on_exit(exit: ipc::OnExit) -> engine::OnExit {
 
 pub(super) fn subject(subject: ipc::Subject) -> observe::Subject {
     match subject {
-        ipc::Subject::Vm { row } => observe::Subject::Vm { row },
+        ipc::Subject::Vm { row } => observe::Subject::Vm {
+            row: VmRow::new(row),
+        },
         ipc::Subject::Flow { slot, generation } => observe::Subject::Flow { slot, generation },
         ipc::Subject::Relayed(ipc::RelayedId { run, number }) => {
             observe::Subject::Relayed(RelayedId { run, number })
@@ -69,7 +71,7 @@ pub(super) fn forward(forward: ipc::ForwardSocket) -> Option<(engine::Forward, r
         host: *forward.host.ip(),
         host_port: forward.host.port(),
         vm: forward.vm,
-        vm_row: forward.vm_row,
+        vm_row: VmRow::new(forward.vm_row),
         guest_port: forward.guest_port,
         rule: forward.rule,
     };

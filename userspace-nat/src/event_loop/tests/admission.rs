@@ -1,6 +1,6 @@
 use std::sync::atomic::Ordering::Relaxed;
 
-use slipgate_abi::{DropReason, Handover, Refusal, tcp::Flags};
+use slipgate_abi::{DropReason, Handover, Refusal, VmRow, tcp::Flags};
 
 use super::rig::*;
 use crate::{
@@ -395,7 +395,7 @@ fn a_forward_opens_a_flow_from_the_world() {
         host: [0, 0, 0, 0].into(),
         host_port: 8_080,
         vm: 101,
-        vm_row: 1,
+        vm_row: VmRow::new(1),
         guest_port: 80,
         // The rig's rules begin at 10; three texts are its policy's, which has defaults only.
         rule: 13,
@@ -446,7 +446,10 @@ fn a_forward_opens_a_flow_from_the_world() {
     assert_eq!(rig.at_guest().len(), 1);
     assert_eq!(rig.flows(), 1);
     rig.assert_paired();
-    let gone = ControlMessage::VmGone { row: 1, id: 101 };
+    let gone = ControlMessage::VmGone {
+        row: VmRow::new(1),
+        id: 101,
+    };
     rig.broker.messages.borrow_mut().push_back(gone);
     rig.pass(60 * crate::clock::MILLISECOND_NS);
     assert_eq!(rig.records()[0]["rule_text"], "--forward tcp:8080:80");
@@ -541,7 +544,7 @@ fn why_says_what_would_happen() {
         };
         let message = ControlMessage::Why {
             request,
-            row: 1,
+            row: VmRow::new(1),
             to,
             name: None,
         };

@@ -1,4 +1,4 @@
-use slipgate_abi::{Handover, Verdict, tcp::Flags};
+use slipgate_abi::{Handover, Verdict, VmRow, tcp::Flags};
 use std::sync::atomic::Ordering::Relaxed;
 
 use super::rig::*;
@@ -220,14 +220,32 @@ fn a_slot_rests_a_second() {
     });
     let tell = |rig: &mut Rig, message| rig.broker.messages.borrow_mut().push_back(message);
     // One alone may have the whole table.
-    tell(&mut rig, ControlMessage::VmGone { row: 2, id: 102 });
-    tell(&mut rig, ControlMessage::VmGone { row: 3, id: 103 });
+    tell(
+        &mut rig,
+        ControlMessage::VmGone {
+            row: VmRow::new(2),
+            id: 102,
+        },
+    );
+    tell(
+        &mut rig,
+        ControlMessage::VmGone {
+            row: VmRow::new(3),
+            id: 103,
+        },
+    );
     rig.turn();
     for i in 0..1_024 {
         rig.guest(1, &udp((GUEST, 1_000 + i), SERVER, b"x"));
     }
     assert_eq!(rig.flows(), 1_024);
-    tell(&mut rig, ControlMessage::VmGone { row: 1, id: 101 });
+    tell(
+        &mut rig,
+        ControlMessage::VmGone {
+            row: VmRow::new(1),
+            id: 101,
+        },
+    );
     tell(&mut rig, ControlMessage::Vm(spec(2, &Setup::default())));
     rig.pass(60 * MILLISECOND_NS);
     rig.assert_empty();
@@ -243,7 +261,10 @@ fn a_vm_that_goes_takes_its_flows_along_and_no_others() {
     let mut rig = Rig::new();
     rig.connect_from(1, 40_000, 7);
     rig.connect_from(2, 40_000, 7);
-    let gone = ControlMessage::VmGone { row: 1, id: 101 };
+    let gone = ControlMessage::VmGone {
+        row: VmRow::new(1),
+        id: 101,
+    };
     rig.broker.messages.borrow_mut().push_back(gone);
     rig.pass(60 * MILLISECOND_NS);
     assert_eq!(rig.flows(), 1);
@@ -260,7 +281,10 @@ fn what_a_running_program_still_counts_is_in_the_record() {
     let mut rig = Rig::new();
     rig.connect(40_000, 7);
     let slot = rig.kernel.borrow().slots_in_use()[0];
-    let gone = ControlMessage::VmGone { row: 1, id: 101 };
+    let gone = ControlMessage::VmGone {
+        row: VmRow::new(1),
+        id: 101,
+    };
     rig.broker.messages.borrow_mut().push_back(gone);
     rig.turn();
     rig.kernel.borrow_mut().now_ns += 40 * MILLISECOND_NS;
@@ -331,7 +355,10 @@ fn a_sync_is_answered_when_what_was_before_it_is_recorded() {
     rig.connect(40_000, 7);
     {
         let mut messages = rig.broker.messages.borrow_mut();
-        messages.push_back(ControlMessage::VmGone { row: 1, id: 101 });
+        messages.push_back(ControlMessage::VmGone {
+            row: VmRow::new(1),
+            id: 101,
+        });
         messages.push_back(ControlMessage::Sync { request: 5 });
     }
     rig.turn();

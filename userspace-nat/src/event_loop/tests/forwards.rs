@@ -2,7 +2,7 @@
 use std::sync::atomic::Ordering::Relaxed;
 
 use slipgate_abi::{
-    DropReason, Handover, Ip4, Protocol, Refusal, Verdict, portframe::PortFlags, tcp::Flags,
+    DropReason, Handover, Ip4, Protocol, Refusal, Verdict, VmRow, portframe::PortFlags, tcp::Flags,
 };
 
 use super::rig::*;
@@ -34,7 +34,7 @@ fn forwarding(setup: Setup) -> Setup {
         host: host.into(),
         host_port,
         vm: 101,
-        vm_row: 1,
+        vm_row: VmRow::new(1),
         guest_port,
         rule: 12,
     };
@@ -88,7 +88,7 @@ fn a_predecessors_flow_of_loopback_ends() {
                 protocol: 6,
                 pad: [0; 3],
             },
-            vm_row: 1,
+            vm_row: VmRow::new(1),
             protocol: Protocol::Tcp,
             nat: ip([127, 0, 0, 1]),
             nat_port: port,
@@ -150,8 +150,11 @@ fn a_guests_syn_that_the_rules_let_out_is_a_flow_of_the_guests() {
     rig.guest(1, &syn(WEB, SERVER, 5));
     let sent = rig.at_world().pop().expect("the SYN goes out");
     assert_ne!(sent[20..22], 8_080u16.to_be_bytes());
-    let inbound = rig.engine.core.nat.flows.count_from_world(1);
-    assert_eq!((rig.engine.core.nat.flows.count(1), inbound), (1, 0));
+    let inbound = rig.engine.core.nat.flows.count_from_world(VmRow::new(1));
+    assert_eq!(
+        (rig.engine.core.nat.flows.count(VmRow::new(1)), inbound),
+        (1, 0)
+    );
     // It is that SYN which opened it, so the same one again is a retransmission.
     assert_eq!(rig.guest(1, &syn(WEB, SERVER, 5)), Way::Fast);
     rig.assert_paired();
@@ -443,7 +446,7 @@ fn datagrams_that_nobody_is_behind_make_room() {
     assert_eq!(sends(&mut rig, 1), Way::Fast);
     // A guest that is silent keeps its flows from the world for a minute.
     rig.pass(62 * SECOND_NS);
-    assert_eq!(rig.engine.core.nat.flows.count(1), 1);
+    assert_eq!(rig.engine.core.nat.flows.count(VmRow::new(1)), 1);
 }
 
 #[test]

@@ -1,4 +1,5 @@
 //! Tests of listeners to a VM's records.
+use slipgate_abi::VmRow;
 use std::{
     io::{ErrorKind, Read as _},
     net::Shutdown,
@@ -18,7 +19,7 @@ fn listen(rig: &mut Rig, row: u16) -> (UnixStream, Option<NotListening>) {
     ours.set_nonblocking(true).unwrap();
     let message = ControlMessage::Listen {
         request: 5,
-        row,
+        row: VmRow::new(row),
         to: theirs.into(),
     };
     rig.broker.messages.borrow_mut().push_back(message);
@@ -103,7 +104,10 @@ fn who_is_gone_is_forgotten_and_so_is_who_hears_of_no_vm() {
     rig.turn();
     rig.connect(40_000, 1);
     assert_eq!(listen(&mut rig, 2).1, None);
-    let gone = ControlMessage::VmGone { row: 1, id: 101 };
+    let gone = ControlMessage::VmGone {
+        row: VmRow::new(1),
+        id: 101,
+    };
     rig.broker.messages.borrow_mut().push_back(gone);
     rig.turn();
     rig.pass(SECOND_NS);
@@ -123,7 +127,7 @@ fn a_slow_listener_loses_counted_lines_and_nobody_waits_for_it() {
         }
         let gone = ControlMessage::Cut {
             request: 1,
-            what: crate::observe::Subject::Vm { row: 1 },
+            what: crate::observe::Subject::Vm { row: VmRow::new(1) },
         };
         rig.broker.messages.borrow_mut().push_back(gone);
         rig.pass(SECOND_NS);

@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use slipgate_abi::{DropReason, Ip4, Protocol, Refusal, tcp::Flags};
+use slipgate_abi::{DropReason, Ip4, Protocol, Refusal, VmRow, tcp::Flags};
 
 use super::{reload::policy, rig::*};
 use crate::{
@@ -89,7 +89,7 @@ impl Rig {
         };
         let message = ControlMessage::Why {
             request: 1,
-            row,
+            row: VmRow::new(row),
             to,
             name: None,
         };
@@ -383,7 +383,7 @@ fn cutting_a_vm_cuts_what_is_relayed_for_it() {
     rig.enter(1, 40_000);
     rig.enter(2, 40_000);
     let mut service = accepted(&listener);
-    let what = Subject::Vm { row: 1 };
+    let what = Subject::Vm { row: VmRow::new(1) };
     let message = ControlMessage::Cut { request: 2, what };
     rig.broker.messages.borrow_mut().push_back(message);
     rig.turn();

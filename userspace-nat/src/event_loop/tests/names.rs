@@ -11,7 +11,7 @@ use crate::{
     name_gate::{ByRules, MAX_PER_VM, NameCounts},
     state::Core,
 };
-use slipgate_abi::{Protocol, Refusal, maps::MAX_NAMES};
+use slipgate_abi::{Protocol, Refusal, VmRow, maps::MAX_NAMES};
 use slipgate_policy::{Action, FLOOR_S, Name, Rule, wire};
 
 const NAME: &str = "api.ok.test";
@@ -155,7 +155,7 @@ fn why_judges_a_name_as_the_guest_would_come_there() {
         };
         let message = ControlMessage::Why {
             request: 1,
-            row: 1,
+            row: VmRow::new(1),
             to,
             name: name.map(str::to_owned),
         };
@@ -263,7 +263,7 @@ fn a_name_of_thousands_of_addresses_is_explained_in_a_line() {
         .borrow_mut()
         .push_back(ControlMessage::Why {
             request: 1,
-            row: 1,
+            row: VmRow::new(1),
             to: slipgate_policy::Destination {
                 addr: std::net::Ipv4Addr::UNSPECIFIED,
                 port: 443,

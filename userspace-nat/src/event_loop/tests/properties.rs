@@ -2,7 +2,7 @@
 use std::{collections::HashSet, sync::atomic::Ordering::Relaxed};
 
 use proptest::prelude::*;
-use slipgate_abi::{DropReason, Handover, tcp::Flags};
+use slipgate_abi::{DropReason, Handover, VmRow, tcp::Flags};
 
 use super::rig::*;
 use crate::{
@@ -171,7 +171,7 @@ fn run(steps: Vec<Step>) -> Result<(), TestCaseError> {
         let distinct: HashSet<_> = linked.clone().map(|e| e.world()).collect();
         prop_assert_eq!(distinct.len() * 2, kernel.flows.len());
         for row in 1..=3 {
-            prop_assert!(flows.count(row) <= 12);
+            prop_assert!(flows.count(VmRow::new(row)) <= 12);
         }
     }
     rig.kernel.borrow_mut().faults = Faults::default();

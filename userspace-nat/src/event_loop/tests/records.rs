@@ -5,6 +5,7 @@ use crate::{
     control::ControlMessage,
     record::{Event, Events},
 };
+use slipgate_abi::VmRow;
 use slipgate_policy::{Action, Rule};
 
 fn setup() -> Setup {
@@ -64,7 +65,10 @@ fn a_flow_that_the_engine_carries_says_so() {
     let core = &mut rig.engine.core;
     let slot = core.nat.flows.all()[0];
     assert!(core.nat.flows.hold(&mut core.nat.datapath, slot));
-    let gone = ControlMessage::VmGone { row: 1, id: 101 };
+    let gone = ControlMessage::VmGone {
+        row: VmRow::new(1),
+        id: 101,
+    };
     rig.broker.messages.borrow_mut().push_back(gone);
     rig.turn();
     rig.pass(SECOND_NS);
@@ -94,7 +98,10 @@ fn refusals_are_told_every_ten_seconds_and_when_their_vm_goes() {
     assert_eq!(of(&rig, Event::Refused).len(), 1, "nothing new");
 
     rig.guest(2, &syn((GUEST, 40_000), (PEER, 81), 7));
-    let gone = ControlMessage::VmGone { row: 2, id: 102 };
+    let gone = ControlMessage::VmGone {
+        row: VmRow::new(2),
+        id: 102,
+    };
     rig.broker.messages.borrow_mut().push_back(gone);
     rig.turn();
     let told = of(&rig, Event::Refused);

@@ -1,7 +1,7 @@
 //! Other policies while flows live.
 use std::sync::atomic::Ordering::Relaxed;
 
-use slipgate_abi::{Ip4, Protocol, Refusal, Verdict, timeout::CLOSING_GRACE_NS};
+use slipgate_abi::{Ip4, Protocol, Refusal, Verdict, VmRow, timeout::CLOSING_GRACE_NS};
 
 use super::rig::*;
 use crate::{
@@ -337,7 +337,7 @@ fn forwards_stay_and_have_their_texts_in_the_new_run() {
         host: [192, 0, 2, 1].into(),
         host_port: 8_080,
         vm: 101,
-        vm_row: 1,
+        vm_row: VmRow::new(1),
         guest_port: 80,
         rule: 13,
     };

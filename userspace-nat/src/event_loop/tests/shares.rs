@@ -1,7 +1,7 @@
 //! Tests of the shares that one VM or peer may use up, and of their cost to the engine.
 use std::sync::atomic::Ordering::Relaxed;
 
-use slipgate_abi::{Command, Handover, Ip4, PortHeader, Protocol, Refusal};
+use slipgate_abi::{Command, Handover, Ip4, PortHeader, Protocol, Refusal, VmRow};
 
 use super::rig::*;
 use crate::{
@@ -20,7 +20,7 @@ fn with_forward(setup: Setup) -> Rig {
         host: [0, 0, 0, 0].into(),
         host_port: 53_000,
         vm: 101,
-        vm_row: 1,
+        vm_row: VmRow::new(1),
         guest_port: 53_000,
         rule: 12,
     };
@@ -74,7 +74,7 @@ fn an_adopter_knows_which_flows_the_world_opened() {
     for port in 0..6 {
         from_world(&mut rig, 1_000 + port);
     }
-    let live = |rig: &Rig| rig.engine.core.nat.flows.count_from_world(1);
+    let live = |rig: &Rig| rig.engine.core.nat.flows.count_from_world(VmRow::new(1));
     assert_eq!(live(&rig), 6);
     // Its flows end, one by one or all: the count follows.
     rig.pass(301 * SECOND_NS);
@@ -235,7 +235,10 @@ fn a_next_hop_is_not_given_back_before_a_whole_interval_has_passed() {
     let mut rig = on_link();
     rig.guest(1, &udp((GUEST, 5_000), (neighbour(7), 9), b"x"));
     rig.pass(SECOND_NS);
-    let gone = ControlMessage::VmGone { row: 1, id: 101 };
+    let gone = ControlMessage::VmGone {
+        row: VmRow::new(1),
+        id: 101,
+    };
     rig.broker.messages.borrow_mut().push_back(gone);
     rig.pass(9 * SECOND_NS);
     assert_eq!((rig.flows(), hops_of(&rig).len()), (0, 1));

@@ -1,5 +1,5 @@
 //! The engine dies and another takes over; credits; a port that fails.
-use slipgate_abi::{DropReason, FlowRef, Ip4, Tuple, Verdict};
+use slipgate_abi::{DropReason, FlowRef, Ip4, Tuple, Verdict, VmRow};
 use std::sync::atomic::Ordering::Relaxed;
 
 use super::rig::*;
@@ -110,7 +110,10 @@ fn what_a_predecessor_left_empty_is_given_back() {
     assert!(chunks(&rig) > 3);
     for row in 1..=3 {
         let id = 100 + u32::from(row);
-        let gone = ControlMessage::VmGone { row, id };
+        let gone = ControlMessage::VmGone {
+            row: VmRow::new(row),
+            id,
+        };
         rig.broker.messages.borrow_mut().push_back(gone);
     }
     rig.pass(20 * SECOND_NS);

@@ -2,7 +2,7 @@
 use std::net::{TcpListener, UdpSocket};
 
 use proptest::prelude::*;
-use slipgate_abi::{Ip4, Protocol, Refusal, Tuple, tcp::Flags};
+use slipgate_abi::{Ip4, Protocol, Refusal, Tuple, VmRow, tcp::Flags};
 
 use super::rig::*;
 use crate::{
@@ -226,7 +226,7 @@ impl World {
             host: [0, 0, 0, 0].into(),
             host_port,
             vm: 101,
-            vm_row: 1,
+            vm_row: VmRow::new(1),
             guest_port: 80,
             rule,
         };
@@ -498,7 +498,7 @@ impl World {
         let Some(entry) = slot.and_then(|slot| flows.entry(slot)).copied() else {
             return;
         };
-        let (row, guest) = (entry.vm_row, (GUEST, entry.guest.local_port));
+        let (row, guest) = (entry.vm_row.get(), (GUEST, entry.guest.local_port));
         self.rig.world(&syn_ack(server, nat, 9_000, 8));
         self.rig.guest(row, &ack(guest, server, 0, 8, 9_001));
         let (first, second) = (9_001, 9_002);

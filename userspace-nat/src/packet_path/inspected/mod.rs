@@ -200,7 +200,7 @@ impl<D: Datapath> Core<D> {
                 continue;
             };
             let live = self.nat.datapath.slot(slot);
-            let row = live.vm_row() as u16;
+            let row = live.row();
             // The segments of a session go to the flow that has its tuple: only while that is its
             // own, and not denied.
             let entry = self.nat.flows.entry(slot);

@@ -1,5 +1,5 @@
 //! Ends, resets, cuts.
-use slipgate_abi::{Handover, Refusal, Verdict, tcp::Flags};
+use slipgate_abi::{Handover, Refusal, Verdict, VmRow, tcp::Flags};
 
 use super::{super::rig::*, scene::*};
 use crate::{
@@ -74,7 +74,7 @@ fn resets_end_it() {
 /// Cuts all flows of the VM; the grace begins.
 pub(super) fn cut_all(rig: &mut Rig) {
     use crate::{control::ControlMessage, observe::Subject};
-    let what = Subject::Vm { row: 1 };
+    let what = Subject::Vm { row: VmRow::new(1) };
     rig.tell(ControlMessage::Cut { request: 1, what });
 }
 

@@ -1,5 +1,5 @@
 //! Deadline and bounds.
-use slipgate_abi::{Protocol, Refusal, tcp::Flags};
+use slipgate_abi::{Protocol, Refusal, VmRow, tcp::Flags};
 
 use super::{super::rig::*, scene::*};
 use crate::{
@@ -38,7 +38,10 @@ fn a_frozen_guest_is_waited_for() {
     scene.rig.pass(tcp::SLOW_NS - SECOND_NS);
     scene.rig.kernel.borrow().set_frozen(1, true);
     scene.rig.pass(30 * SECOND_NS);
-    scene.rig.tell(ControlMessage::Thaw { request: 3, row: 1 });
+    scene.rig.tell(ControlMessage::Thaw {
+        request: 3,
+        row: VmRow::new(1),
+    });
     scene.rig.replies();
     scene.rig.kernel.borrow().set_frozen(1, false);
     scene.rig.pass(tcp::SLOW_NS - SECOND_NS);
