@@ -3,7 +3,7 @@
 //! In a running engine they are map descriptors and mapped arrays; `crate::fake` has them in
 //! memory.
 use slipgate_abi::{
-    FlowRef, Ip4, NameKey, NameValue, NextHopRef, SequencesRef, SlotRef, Tuple, VmRef, VmRow,
+    FlowRef, Ip4, NameKey, NameValue, NextHopRef, SequencesRef, SlotRef, Tuple, VmId, VmRef, VmRow,
     rate::RateRef,
 };
 use thiserror::Error;
@@ -113,7 +113,7 @@ pub trait Tables {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct RememberedName {
     /// Id of the VM.
-    pub vm: u32,
+    pub vm: VmId,
     /// The address that was opened.
     pub addr: Ip4,
     /// The name in wire form, in lower case, at most 255 octets.
@@ -126,7 +126,7 @@ impl RememberedName {
     /// Reads an entry of the map `NAMES`.
     pub fn of(key: &NameKey, value: &NameValue) -> Self {
         Self {
-            vm: key.vm,
+            vm: VmId::new(key.vm),
             addr: key.addr,
             name: value.name().into(),
             expires_ns: value.expires_ns,
@@ -142,7 +142,7 @@ pub trait NameMap {
     fn remember_name(&mut self, name: &RememberedName) -> bool;
     /// Deletes the entry of this VM, address and name (in wire form, in lower case). Returns
     /// whether it was in the map.
-    fn forget_name(&mut self, vm: u32, addr: Ip4, name: &[u8]) -> bool;
+    fn forget_name(&mut self, vm: VmId, addr: Ip4, name: &[u8]) -> bool;
     /// Returns the entries of the VMs that this process's row owns, expired or not; used at
     /// adoption.
     fn remembered_names(&self) -> Vec<RememberedName>;

@@ -288,7 +288,7 @@ impl Outbox {
         vnet: VirtioNetHdr,
         l3: &[u8],
     ) -> Result<(), OutboxFull> {
-        let header = command(Command::ToGuest, vm.row, vm.id);
+        let header = command(Command::ToGuest, vm.row, vm.id.get());
         self.push(header, ethertype, vnet, l3)?;
         let headers_len = usize::from(vnet.hdr_len).saturating_sub(ETHERNET_LEN);
         let Segments { packets, bytes } = match vnet.gso_type {

@@ -1,5 +1,5 @@
 //! The services beside the translation: ARP, DHCP, DNS and the relay.
-use slipgate_abi::{DropReason, VmRow};
+use slipgate_abi::{DropReason, VmId, VmRow};
 
 use crate::{
     arp, dhcp,
@@ -96,7 +96,7 @@ impl Services {
     }
 
     /// Removes a VM, by id.
-    pub(crate) fn vm_removed(&mut self, id: u32, cx: &mut Context<'_>) {
+    pub(crate) fn vm_removed(&mut self, id: VmId, cx: &mut Context<'_>) {
         self.dns.forget(id);
         self.relay.remove_vm(id, cx);
     }

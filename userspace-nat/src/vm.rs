@@ -1,5 +1,5 @@
 //! Description of a VM and its network, and its counters.
-use slipgate_abi::VmRow;
+use slipgate_abi::{VmId, VmRow};
 use std::{
     net::Ipv4Addr,
     ops::{Deref, DerefMut},
@@ -11,7 +11,7 @@ use crate::stats::VmStats;
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct VmSpec {
     /// Id of the VM, never reused.
-    pub id: u32,
+    pub id: VmId,
     /// Row of the VM in `VMS`, `COUNTERS` and `DROPS`.
     pub row: VmRow,
     /// Name of the VM, given by the user.

@@ -1,5 +1,5 @@
 //! What may happen next.
-use slipgate_abi::{Handover, Ip4, Protocol, VmRow};
+use slipgate_abi::{Handover, Ip4, Protocol, VmId, VmRow};
 use slipgate_policy::Destination;
 use userspace_nat::{
     control::ControlMessage,
@@ -242,7 +242,7 @@ fn broker(rig: &mut Rig, tape: &mut Tape<'_>) {
             rig.ids[usize::from(row)] = 0;
             ControlMessage::VmGone {
                 row: VmRow::new(row),
-                id,
+                id: VmId::new(id),
             }
         }
         0 | 1 if id == 0 => {
@@ -278,7 +278,7 @@ fn broker(rig: &mut Rig, tape: &mut Tape<'_>) {
                 protocol: Protocol::Tcp,
                 host: HOST.into(),
                 host_port: port,
-                vm: id,
+                vm: VmId::new(id),
                 vm_row: VmRow::new(row),
                 guest_port: 80,
                 rule: 12,

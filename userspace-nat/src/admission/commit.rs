@@ -1,7 +1,7 @@
 //! Execution of a plan: opens the flow, or counts the refusal.
 use std::sync::atomic::Ordering::Relaxed;
 
-use slipgate_abi::{Protocol, Refusal, Tuple, Verdict};
+use slipgate_abi::{Protocol, Refusal, Tuple, Verdict, VmId};
 
 use super::{
     FirstPacket, Opener,
@@ -134,7 +134,7 @@ impl<D: Datapath> Nat<D> {
         timestamps: bool,
         now_ns: u64,
     ) -> Result<u32, Refusal> {
-        let (to, vm) = (toward(&flow), flow.guest.scope);
+        let (to, vm) = (toward(&flow), VmId::new(flow.guest.scope));
         let mut swept = false;
         for tried in 0..PORT_TRIES {
             let ports = &mut self.flows.ports;

@@ -57,7 +57,7 @@ pub(crate) fn admit_inbound<D: Datapath>(
         }
         Err(reason) => {
             let guest = Tuple {
-                scope: vm.net.id,
+                scope: vm.net.id.get(),
                 ..world
             };
             journal.flow_refused(&guest, reason.into(), now_ns);
@@ -105,7 +105,7 @@ fn commit<D: Datapath>(
     let protocol = Protocol::from_ip(world.protocol).ok_or(Refusal::Insertion)?;
     room.take(nat, vm, Opener::World((world, isn)), now_ns)?;
     let guest = Tuple {
-        scope: vm.net.id,
+        scope: vm.net.id.get(),
         local: vm.net.guest.into(),
         local_port: forward.guest_port,
         ..world

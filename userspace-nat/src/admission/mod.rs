@@ -92,7 +92,7 @@ pub(crate) fn admit_outbound<D: Datapath>(
     packet: &Packet<'_>,
     now_ns: u64,
 ) -> Admission {
-    let Some(tuple) = packet.tuple(vm.net.id, Direction::Tx) else {
+    let Some(tuple) = packet.tuple(vm.net.id.get(), Direction::Tx) else {
         return Admission::NoFlow;
     };
     let known = nat.flows.by_guest(&tuple);
@@ -129,7 +129,7 @@ pub(crate) fn admit_to_loopback<D: Datapath>(
     packet: &Packet<'_>,
     now_ns: u64,
 ) -> Option<Result<Opening, Refusal>> {
-    let tuple = packet.tuple(vm.net.id, Direction::Tx)?;
+    let tuple = packet.tuple(vm.net.id.get(), Direction::Tx)?;
     opens(packet)?;
     let to = destination(&tuple)?;
     let planner = Planner::new(nat, rules, inspected, now_ns);

@@ -1,7 +1,7 @@
 //! New judgement of live flows, after a change of policies or by a successor.
 use std::sync::atomic::Ordering::Relaxed;
 
-use slipgate_abi::{Protocol, SlotRef, slot::SlotFlags, tcp::TcpBits};
+use slipgate_abi::{Protocol, SlotRef, VmId, slot::SlotFlags, tcp::TcpBits};
 
 use crate::{
     datapath::Datapath,
@@ -25,7 +25,7 @@ pub(crate) struct NotAdmitted {
 pub(crate) fn refused_flows<D: Datapath>(
     core: &Core<D>,
     now_ns: u64,
-    may_stay: impl Fn(u32) -> bool,
+    may_stay: impl Fn(VmId) -> bool,
 ) -> NotAdmitted {
     let Core { nat, rules, .. } = core;
     let mut refused = NotAdmitted::default();
@@ -44,8 +44,8 @@ pub(crate) fn refused_flows<D: Datapath>(
         if is_allowed {
             continue;
         }
-        let on_reload = rules.judge.borrow().on_reload(live.vm());
-        if on_reload == OnReload::Keep && may_stay(live.vm()) {
+        let on_reload = rules.judge.borrow().on_reload(live.id());
+        if on_reload == OnReload::Keep && may_stay(live.id()) {
             refused.left += 1;
         } else {
             refused.cut.push(slot);
@@ -55,9 +55,9 @@ pub(crate) fn refused_flows<D: Datapath>(
 }
 
 fn is_inbound_allowed(rules: &Rules, forwards: &Forwards, vms: &VmTable, live: SlotRef) -> bool {
-    let forward = forwards.matching(&live.world_tuple(), live.vm());
+    let forward = forwards.matching(&live.world_tuple(), live.id());
     let leads = forward.is_some_and(|forward| forward.guest_port == live.guest_port());
-    let vm = vms.by_id(live.vm());
+    let vm = vms.by_id(live.id());
     leads && vm.is_some_and(|vm| rules.may_come_in(&vm.net, live.remote().into()))
 }
 
@@ -77,5 +77,5 @@ fn is_outbound_allowed<D: Datapath>(nat: &Nat<D>, rules: &Rules, slot: u32, now_
     let was_released = live.tcp().load(Relaxed) & TcpBits::HELD != 0;
     let was_inspected = is_in_session || was_released;
     let judge = rules.judge.borrow();
-    judge.keeps(live.vm(), to, by, rule.as_ref(), was_inspected, now_ns)
+    judge.keeps(live.id(), to, by, rule.as_ref(), was_inspected, now_ns)
 }

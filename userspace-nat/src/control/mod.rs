@@ -6,7 +6,7 @@ use std::{
 };
 
 use serde::{Deserialize, Serialize};
-use slipgate_abi::{Protocol, VmRow};
+use slipgate_abi::{Protocol, VmId, VmRow};
 
 use crate::{
     observe::{CaptureRequest, NotCaptured, Subject},
@@ -39,7 +39,7 @@ pub enum ControlMessage {
         /// The VM's row in `VMS`.
         row: VmRow,
         /// Id of the VM.
-        id: u32,
+        id: VmId,
     },
     /// Routes, addresses or links changed. The message carries the whole new state.
     Routes {
@@ -202,7 +202,7 @@ pub struct Reload {
     /// Every VM, with its policy and quotas.
     pub vms: Vec<VmSpec>,
     /// Ids of VMs that keep no denied flow, whatever their policy says about live flows.
-    pub strictly: Vec<u32>,
+    pub strictly: Vec<VmId>,
 }
 
 /// Most listeners that receive records at once.

@@ -2,7 +2,7 @@
 //! that admission would commit.
 use std::{net::Ipv4Addr, sync::atomic::Ordering::Relaxed};
 
-use slipgate_abi::{Refusal, VmRow, vm::VmFlags};
+use slipgate_abi::{Refusal, VmId, VmRow, vm::VmFlags};
 
 use crate::{
     admission::plan::{Path, Plan, Planner, has_timestamps_by_default},
@@ -90,7 +90,7 @@ fn by_name<D>(
             lacks_address: false,
         })
     };
-    let vm = vm.map_or(0, |vm| vm.net.id);
+    let vm = vm.map_or(VmId::NONE, |vm| vm.net.id);
     let nothing = |outcome| {
         Box::new(Why {
             admitted: false,
@@ -161,7 +161,7 @@ fn by_address<D: Datapath>(
     to: Destination,
 ) -> Why {
     let (judge, now_ns) = (planner.rules.judge.borrow(), planner.now_ns);
-    let id = vm.map_or(0, |vm| vm.net.id);
+    let id = vm.map_or(VmId::NONE, |vm| vm.net.id);
     let nothing = |outcome: String| {
         let decision = judge.decide(id, to, now_ns).decision;
         Why {

@@ -9,7 +9,7 @@ use std::{
 };
 
 use rand::rngs::StdRng;
-use slipgate_abi::DropReason;
+use slipgate_abi::{DropReason, VmId};
 
 use super::{
     answer::Answer,
@@ -76,7 +76,7 @@ pub enum Origin {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Reply {
     /// Id of the VM.
-    pub vm: u32,
+    pub vm: VmId,
     /// Transport by which the reply returns.
     pub origin: Origin,
     /// The DNS message, without the length prefix of TCP.
@@ -95,7 +95,7 @@ pub struct Proxy {
     replies: VecDeque<Reply>,
     journal: Journal,
     /// Rate of each VM that has a limit, questions per second, and its token bucket.
-    rates: HashMap<u32, (u32, TokenBucket)>,
+    rates: HashMap<VmId, (u32, TokenBucket)>,
     rng: StdRng,
     scratch: Box<[u8]>,
     key: Vec<u8>,
@@ -225,7 +225,7 @@ impl Proxy {
     }
 
     /// Removes the questions of a VM that is gone.
-    pub fn forget(&mut self, vm: u32) {
+    pub fn forget(&mut self, vm: VmId) {
         self.in_flight.forget(vm);
         // What is in the journal stays: it has happened.
         self.rates.remove(&vm);
@@ -411,7 +411,7 @@ impl Proxy {
         self.push(waiter.vm, waiter.origin, message);
     }
 
-    fn push(&mut self, vm: u32, origin: Origin, message: Vec<u8>) {
+    fn push(&mut self, vm: VmId, origin: Origin, message: Vec<u8>) {
         self.replies.push_back(Reply {
             vm,
             origin,

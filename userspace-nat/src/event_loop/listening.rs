@@ -6,7 +6,7 @@
 //! are lost to the listener, and a line reports how many. A client that wants no more shuts its
 //! side down for writing: it receives the waiting lines, and then the end of the stream. A client
 //! that is gone is removed.
-use slipgate_abi::VmRow;
+use slipgate_abi::{VmId, VmRow};
 use std::{
     io,
     os::fd::{AsFd as _, AsRawFd as _, OwnedFd},
@@ -38,7 +38,7 @@ pub(crate) struct Listening {
 struct Client {
     key: u32,
     row: VmRow,
-    id: u32,
+    id: VmId,
     to: OwnedFd,
     waits_for: Interest,
     /// End of the time in which the rest is sent; `None` while the client listens.

@@ -1,5 +1,5 @@
 //! Records of events ([`crate::record`]), with the names that only the engine knows.
-use slipgate_abi::VmRow;
+use slipgate_abi::{VmId, VmRow};
 use std::{
     sync::atomic::Ordering::Relaxed,
     time::{Duration, SystemTime},
@@ -72,7 +72,7 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control> Engine<D, P, C, K> {
                 .texts
                 .text(content.rule, &self.core.nat.datapath);
             let names = Names {
-                vm: self.core.vms.name_of(content.vm),
+                vm: self.core.vms.name_of(VmId::new(content.vm)),
                 rule: rule.as_deref(),
                 dns: opened_by.as_deref().map(|name| &*name.name),
             };
@@ -191,7 +191,7 @@ fn record_start<D: Datapath>(
     let generation = live.generation().load(Relaxed);
     let opened_by = core.rules.name_of(slot, generation);
     let names = Names {
-        vm: core.vms.name_of(live.vm()),
+        vm: core.vms.name_of(live.id()),
         rule: core.rules.texts.known(live.rule()),
         dns: opened_by.map(|name| &*name.name),
     };

@@ -9,6 +9,7 @@
 //! and in `RULES`, for as long as a flow refers to one of them.
 //!
 //! [`Judge::set_policies`]: crate::name_gate::Judge::set_policies
+use slipgate_abi::VmId;
 use std::collections::HashSet;
 
 use crate::{
@@ -51,7 +52,7 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control> Engine<D, P, C, K> {
             let texts = &mut rules.texts;
             texts.set(rule_base, policies.described(), forwards, &used);
         });
-        let of_vm: Vec<(u32, u32)> = vms.iter().map(|vm| (vm.id, vm.policy)).collect();
+        let of_vm: Vec<(VmId, u32)> = vms.iter().map(|vm| (vm.id, vm.policy)).collect();
         let mut judge = self.core.rules.judge.borrow_mut();
         judge.set_policies(policies, &of_vm, now_ns);
         drop(judge);
@@ -77,7 +78,7 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control> Engine<D, P, C, K> {
 
     /// Ends the connections to the host's loopback that are now denied. `may_stay` says of a VM
     /// whether its connections are left if its policy says so.
-    fn rejudge_loopback(&mut self, may_stay: impl Fn(u32) -> bool, now_ns: u64) -> Rejudged {
+    fn rejudge_loopback(&mut self, may_stay: impl Fn(VmId) -> bool, now_ns: u64) -> Rejudged {
         let Core { rules, out, .. } = &mut self.core;
         let cx = &mut Context::new(now_ns, &mut out.queue, &self.poller);
         let judges = |vm: &VmNet, to, host_port| match rules.standing(vm, to, host_port) {

@@ -1,6 +1,6 @@
 //! The start of an engine: the parts from which it is built, and the adoption of its predecessor's
 //! flows. [`crate::flow::adopt`] has the cases of the latter.
-use slipgate_abi::VmRow;
+use slipgate_abi::{VmId, VmRow};
 use std::{collections::VecDeque, io, ops::RangeInclusive};
 
 use hashbrown::HashSet;
@@ -123,12 +123,12 @@ impl<D: Datapath, P: FrameIo, C: Clock, K: Control> Engine<D, P, C, K> {
     /// Takes over the flows of a predecessor, as far as present VMs, rules and routes admit them.
     fn adopt(&mut self, recorded: &HashSet<Id>, now_ns: u64) -> Result<Adoption, EngineError> {
         struct Here<'a> {
-            vms: HashSet<(VmRow, u32)>,
+            vms: HashSet<(VmRow, VmId)>,
             recorded: &'a HashSet<Id>,
             instance: u32,
         }
         impl Known for Here<'_> {
-            fn is_vm(&self, row: VmRow, vm: u32) -> bool {
+            fn is_vm(&self, row: VmRow, vm: VmId) -> bool {
                 self.vms.contains(&(row, vm))
             }
             fn is_recorded(&self, slot: u32, generation: u32) -> bool {

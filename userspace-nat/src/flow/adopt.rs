@@ -13,7 +13,7 @@
 use std::{io, sync::atomic::Ordering::Relaxed};
 
 use hashbrown::HashMap;
-use slipgate_abi::{FlowRef, SlotRef, Tuple, Verdict, VmRow, slot::SlotFlags};
+use slipgate_abi::{FlowRef, SlotRef, Tuple, Verdict, VmId, VmRow, slot::SlotFlags};
 
 use super::{EndReason, Ended, Entry, Flows, end, table::Marks};
 use crate::datapath::Datapath;
@@ -40,7 +40,7 @@ pub struct Adoption {
 /// Knowledge of the adopting engine that the kernel's tables do not hold.
 pub trait Known {
     /// Whether this process serves this VM in this row.
-    fn is_vm(&self, row: VmRow, vm: u32) -> bool;
+    fn is_vm(&self, row: VmRow, vm: VmId) -> bool;
     /// Whether the flow log has a record of this slot and generation.
     fn is_recorded(&self, slot: u32, generation: u32) -> bool;
 }
@@ -106,7 +106,7 @@ impl Flows {
             let held = verdict == Verdict::Engine as u32 && !captured;
             let entry = self.index(slot, live, held);
             self.await_proof(datapath, slot);
-            if !known.is_vm(live.row(), live.vm()) {
+            if !known.is_vm(live.row(), live.id()) {
                 self.unlink(datapath, slot, EndReason::VmRemoved, now_ns);
                 adoption.ending += 1;
             } else if !complete(datapath, slot, &entry, seen) {
@@ -135,8 +135,8 @@ impl Flows {
                 .with(Marks::HELD, held),
         );
         self.table.insert(slot, entry);
-        let vm = entry.guest.scope;
-        self.ports.mark(entry.destination(), entry.nat_port, vm);
+        self.ports
+            .mark(entry.destination(), entry.nat_port, entry.vm());
         entry
     }
 }

@@ -295,7 +295,7 @@ impl Flows {
         let _ = datapath.remove(&entry.guest);
         let _ = datapath.remove(&entry.world());
         let how = freed(datapath.slot(slot), entry, now_ns);
-        let (to, vm) = (entry.destination(), entry.guest.scope);
+        let (to, vm) = (entry.destination(), entry.vm());
         self.ports.free(to, entry.nat_port, vm, how, now_ns);
         self.table.unlink(slot);
     }

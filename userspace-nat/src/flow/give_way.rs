@@ -27,7 +27,7 @@
 use std::sync::atomic::Ordering::Relaxed;
 
 use slipgate_abi::{
-    Protocol, SlotRef, VmRow,
+    Protocol, SlotRef, VmId, VmRow,
     tcp::{Phase, TcpBits},
 };
 
@@ -172,7 +172,7 @@ impl Flows {
         slots.retain(|slot| !from_world || self.entry(*slot).is_some_and(|e| e.is_from_world()));
         let vm = slots.first().and_then(|slot| self.entry(*slot));
         let flows = vm.map_or_else(Vec::new, |vm| {
-            self.giving_way(datapath, &slots, vm.guest.scope, now_ns)
+            self.giving_way(datapath, &slots, vm.vm(), now_ns)
         });
         GivingWay {
             row,
@@ -193,7 +193,7 @@ impl Flows {
     pub fn find_port(
         &self,
         datapath: &impl Datapath,
-        (to, vm, timestamps): (Destination, u32, bool),
+        (to, vm, timestamps): (Destination, VmId, bool),
         leaving: &[u32],
         now_ns: u64,
     ) -> PortSearch {
@@ -201,7 +201,7 @@ impl Flows {
             let entry = self.entry(slot).filter(|e| e.destination() == to)?;
             Some(GivenBack {
                 port: entry.nat_port,
-                vm: entry.guest.scope,
+                vm: entry.vm(),
                 how: freed(datapath.slot(slot), entry, now_ns),
                 is_reclaimed,
             })
@@ -245,7 +245,7 @@ impl Flows {
         &mut self,
         datapath: &mut impl Datapath,
         to: Destination,
-        vm: u32,
+        vm: VmId,
         now_ns: u64,
     ) -> Option<u16> {
         let slots = self.slots_toward(&to);
@@ -253,7 +253,7 @@ impl Flows {
         let giving_way = self.giving_way(datapath, &slots, vm, now_ns);
         let ended = self.end_for_room(datapath, &giving_way, now_ns);
         // One port for another of the same VM: no share changes.
-        let mut own = ended.iter().filter(|entry| entry.guest.scope == vm);
+        let mut own = ended.iter().filter(|entry| entry.vm() == vm);
         own.find_map(|entry| {
             let is_ours = self.ports.take(to, entry.nat_port, vm);
             is_ours.then_some(entry.nat_port)
@@ -274,7 +274,7 @@ impl Flows {
         &self,
         datapath: &impl Datapath,
         slots: &[u32],
-        vm: u32,
+        vm: VmId,
         now_ns: u64,
     ) -> Vec<(u32, Standing)> {
         let mut over = Vec::new();
@@ -283,7 +283,7 @@ impl Flows {
             let Some(standing) = self.standing(datapath, slot, now_ns) else {
                 continue;
             };
-            let of_vm = self.entry(slot).is_some_and(|e| e.guest.scope == vm);
+            let of_vm = self.entry(slot).is_some_and(|e| e.vm() == vm);
             if !of_vm && !standing.gives_way_to_all() {
                 continue;
             }

@@ -2,7 +2,7 @@
 use std::hash::{BuildHasher, Hasher};
 
 use hashbrown::HashTable;
-use slipgate_abi::{Ip4, Protocol, SlotRef, Tuple, Verdict, VmRow, maps::SLOTS_PER_CHUNK};
+use slipgate_abi::{Ip4, Protocol, SlotRef, Tuple, Verdict, VmId, VmRow, maps::SLOTS_PER_CHUNK};
 
 use super::{EndReason, proof::FromWorld};
 use crate::nat_ports::Destination;
@@ -137,6 +137,11 @@ impl Entry {
             local_port: self.nat_port,
             ..self.guest
         }
+    }
+
+    /// Returns the id of the VM.
+    pub fn vm(&self) -> VmId {
+        VmId::new(self.guest.scope)
     }
 
     /// Returns the protocol of the flow.

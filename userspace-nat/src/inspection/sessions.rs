@@ -4,7 +4,7 @@ use std::{
     rc::Rc,
 };
 
-use slipgate_abi::{DropReason, Protocol, segment::Segments};
+use slipgate_abi::{DropReason, Protocol, VmId, segment::Segments};
 use slipgate_policy::Http;
 
 use crate::{
@@ -28,13 +28,13 @@ pub(crate) const MAX_HELD: usize = 8 << 20;
 pub(crate) struct Inspected {
     pub(crate) sessions: HashMap<u32, Box<Inspection>>,
     pub(crate) timers: BTreeSet<(u64, u32)>,
-    pub(crate) vms: HashMap<u32, OfVm>,
+    pub(crate) vms: HashMap<VmId, OfVm>,
 }
 
 #[derive(Debug)]
 pub(crate) struct Inspection {
     pub(crate) generation: u32,
-    pub(crate) vm: u32,
+    pub(crate) vm: VmId,
     pub(crate) stats: VmStats,
     pub(crate) due_ns: Option<u64>,
     pub(crate) held: usize,
@@ -112,7 +112,7 @@ pub(crate) struct OfVm {
 
 impl Inspected {
     /// Reason for which a VM may not have another session of this protocol; `None` if it may.
-    pub(crate) fn refuses(&self, vm: u32, protocol: Protocol) -> Option<Refused> {
+    pub(crate) fn refuses(&self, vm: VmId, protocol: Protocol) -> Option<Refused> {
         let is_full = |of_vm: &OfVm| of_vm.sessions >= MAX_SESSIONS || of_vm.held >= MAX_HELD;
         match protocol {
             Protocol::Icmp => Some(Refused::Unknown),
@@ -124,18 +124,18 @@ impl Inspected {
     }
 
     /// Counters of a VM's refusals.
-    pub(crate) fn counts(&self, vm: u32) -> RefusedCounts {
+    pub(crate) fn counts(&self, vm: VmId) -> RefusedCounts {
         self.vms
             .get(&vm)
             .map(|of_vm| of_vm.counts)
             .unwrap_or_default()
     }
 
-    pub(crate) fn count(&mut self, vm: u32, why: Refused) {
+    pub(crate) fn count(&mut self, vm: VmId, why: Refused) {
         self.of_vm(vm).counts.add(why);
     }
 
-    pub(crate) fn of_vm(&mut self, vm: u32) -> &mut OfVm {
+    pub(crate) fn of_vm(&mut self, vm: VmId) -> &mut OfVm {
         self.vms.entry(vm).or_default()
     }
 
@@ -209,7 +209,7 @@ impl Inspected {
     }
 
     /// Ends the sessions of a VM that is gone; its flows are about to end.
-    pub(crate) fn forget_vm(&mut self, vm: u32) {
+    pub(crate) fn forget_vm(&mut self, vm: VmId) {
         let sessions = self.sessions.iter();
         let slots: Vec<u32> = sessions
             .filter_map(|(slot, inspection)| (inspection.vm == vm).then_some(*slot))
@@ -237,7 +237,7 @@ impl Inspected {
     }
 
     /// Starts a VM's timers again before it is thawed, because it could not send meanwhile.
-    pub(crate) fn begin_timers(&mut self, vm: u32, now_ns: u64) {
+    pub(crate) fn begin_timers(&mut self, vm: VmId, now_ns: u64) {
         let sessions = self.sessions.iter();
         let slots: Vec<u32> = sessions
             .filter_map(|(slot, inspection)| (inspection.vm == vm).then_some(*slot))
@@ -262,7 +262,7 @@ impl Inspected {
         (self.sessions.len(), self.timers.len(), held)
     }
 
-    pub(crate) fn held(&self, vm: u32) -> usize {
+    pub(crate) fn held(&self, vm: VmId) -> usize {
         self.vms.get(&vm).map_or(0, |of_vm| of_vm.held)
     }
 }

@@ -1,4 +1,5 @@
 //! Judgement of DNS answers: the names that they lead through, and the addresses that they open.
+use slipgate_abi::VmId;
 use std::{
     net::{IpAddr, Ipv4Addr},
     rc::Rc,
@@ -14,7 +15,7 @@ use slipgate_policy::{Name, embedded, shut_v6};
 impl Judge {
     /// Returns an error about the first address that a name of the world may not have, if there is
     /// one.
-    fn shut(&self, vm: u32, chain: &Chain) -> Option<ExtendedError> {
+    fn shut(&self, vm: VmId, chain: &Chain) -> Option<ExtendedError> {
         let policy = self.policy(vm);
         let v4 = |addr| policy.shut_space(addr).map(|space| space.describe());
         chain.addresses.iter().find_map(|(addr, _)| {
@@ -29,7 +30,7 @@ impl Judge {
 
     pub(super) fn judge_answer(
         &mut self,
-        vm: u32,
+        vm: VmId,
         name: Name<'_>,
         answer: &Answer,
         age_s: u32,
@@ -67,7 +68,7 @@ impl Judge {
     /// The refusal that the guest receives.
     pub(super) fn open(
         &mut self,
-        vm: u32,
+        vm: VmId,
         name: Name<'_>,
         chain: &Chain,
         lasting: Lasting,

@@ -1,4 +1,5 @@
 //! Judgement of the server names in inspected connections.
+use slipgate_abi::VmId;
 use std::rc::Rc;
 
 use thiserror::Error;
@@ -37,7 +38,7 @@ impl Judge {
     /// When the rules refuse the name, or DNS did not give the address for it.
     pub fn may_name(
         &self,
-        vm: u32,
+        vm: VmId,
         to: Destination,
         name: Name<'_>,
         now_ns: u64,
@@ -64,7 +65,12 @@ impl Judge {
     ///
     /// # Errors
     /// When the rules refuse the name.
-    pub fn rules_allow(&self, vm: u32, to: Destination, name: Name<'_>) -> Result<(), NameRefusal> {
+    pub fn rules_allow(
+        &self,
+        vm: VmId,
+        to: Destination,
+        name: Name<'_>,
+    ) -> Result<(), NameRefusal> {
         let policy = self.policy(vm);
         // The name is judged like one that is asked for. Then the first rule for its port applies:
         // one by name, or where none covers this port one by address, which admits every name that

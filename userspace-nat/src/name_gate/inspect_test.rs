@@ -1,4 +1,4 @@
-use slipgate_abi::Protocol;
+use slipgate_abi::{Protocol, VmId};
 
 use super::*;
 use crate::{
@@ -10,7 +10,7 @@ use crate::{
 };
 use slipgate_policy::{Action, Policy, Rule, wire};
 
-const VM: u32 = 7;
+const VM: VmId = VmId::new(7);
 const ADDRESS: [u8; 4] = [203, 0, 113, 10];
 
 fn judge(default: Action, rules: &[(Action, &str)]) -> ByRules {
@@ -20,7 +20,7 @@ fn judge(default: Action, rules: &[(Action, &str)]) -> ByRules {
     ByRules(Judge::shared(Policy::new(default, rules.collect())))
 }
 
-fn tell(by: &mut ByRules, vm: u32, name: &'static str) {
+fn tell(by: &mut ByRules, vm: VmId, name: &'static str) {
     let told = answer(name, &[a(name, 60, ADDRESS)]);
     let verdict = by.answer(vm, Name(&wire(name).unwrap()), &told, 0, 0);
     assert_eq!(verdict, NameVerdict::Allow);
@@ -60,7 +60,7 @@ fn the_very_name_must_have_been_told() {
         "c.test is refused by the default, for no rule allows it"
     );
     // Told of the same address, to another VM, and for another port.
-    tell(&mut by, VM + 1, "y.a.test");
+    tell(&mut by, VmId::new(VM.get() + 1), "y.a.test");
     tell(&mut by, VM, "b.test");
     assert!(said(&by, "y.a.test", 443).is_err());
     assert!(matches!(

@@ -14,6 +14,7 @@
 //! Openings and their ends are noted ([`Change`]) for the map that a successor reads. It receives
 //! the chain of an answer: all names from the name asked for to the last, and judges it by
 //! its own rules.
+use slipgate_abi::VmId;
 use std::{
     cmp::Ordering,
     collections::{BTreeSet, HashMap},
@@ -61,9 +62,9 @@ pub(super) struct Lasting {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Change {
     /// An address is open to a VM by a chain of names, until the given time, ns.
-    Opened(u32, Ipv4Addr, Rc<LearntName>, u64),
+    Opened(VmId, Ipv4Addr, Rc<LearntName>, u64),
     /// The opening has ended.
-    Ended(u32, Ipv4Addr, Rc<LearntName>),
+    Ended(VmId, Ipv4Addr, Rc<LearntName>),
 }
 
 impl LearntName {
@@ -83,7 +84,7 @@ struct Opening {
 /// The openings of all VMs.
 #[derive(Debug, Default)]
 pub(super) struct Learnt {
-    vms: HashMap<u32, OfVm>,
+    vms: HashMap<VmId, OfVm>,
     changes: Vec<Change>,
     /// Openings of all VMs.
     total: usize,
@@ -114,7 +115,7 @@ impl Learnt {
     /// When the VM would exceed [`MAX_PER_VM`].
     pub(super) fn open(
         &mut self,
-        vm: u32,
+        vm: VmId,
         name: &Rc<LearntName>,
         addresses: &[(Ipv4Addr, u32)],
         same: impl Fn(&LearntName, &LearntName) -> bool,
@@ -171,7 +172,7 @@ impl Learnt {
     /// Returns, of the names that have an address open to a VM, one for each list of rules.
     pub(super) fn effects(
         &self,
-        vm: u32,
+        vm: VmId,
         address: Ipv4Addr,
         now_ns: u64,
     ) -> impl Iterator<Item = &Rc<LearntName>> {
@@ -188,7 +189,7 @@ impl Learnt {
     /// Returns the live opening of an address by this very name, if there is one.
     pub(super) fn by_name(
         &self,
-        vm: u32,
+        vm: VmId,
         address: Ipv4Addr,
         name: &str,
         now_ns: u64,
@@ -201,12 +202,12 @@ impl Learnt {
         })
     }
 
-    fn at(&self, vm: u32, address: Ipv4Addr) -> Option<&AtAddress> {
+    fn at(&self, vm: VmId, address: Ipv4Addr) -> Option<&AtAddress> {
         self.vms.get(&vm)?.by_address.get(&address)
     }
 
     /// Returns the addresses that a name has open to a VM, ascending. Examines all of the VM's.
-    pub(super) fn addresses(&self, vm: u32, name: &str, now_ns: u64) -> Vec<Ipv4Addr> {
+    pub(super) fn addresses(&self, vm: VmId, name: &str, now_ns: u64) -> Vec<Ipv4Addr> {
         let of_vm = self.vms.get(&vm);
         let all = of_vm.into_iter().flat_map(|of_vm| of_vm.by_address.keys());
         let mut found: Vec<_> = all
@@ -218,7 +219,7 @@ impl Learnt {
     }
 
     /// Returns the number of a VM's openings, without those found to have expired.
-    pub(super) fn count(&self, vm: u32) -> usize {
+    pub(super) fn count(&self, vm: VmId) -> usize {
         self.vms.get(&vm).map_or(0, |of_vm| of_vm.by_expiry.len())
     }
 
@@ -243,12 +244,12 @@ impl Learnt {
     }
 
     /// Returns the VMs that have openings.
-    pub(super) fn vms(&self) -> Vec<u32> {
+    pub(super) fn vms(&self) -> Vec<VmId> {
         self.vms.keys().copied().collect()
     }
 
     /// Ends all openings of a VM. Returns them with their expiry, ns.
-    pub(super) fn forget(&mut self, vm: u32) -> Vec<(Ipv4Addr, Rc<LearntName>, u64)> {
+    pub(super) fn forget(&mut self, vm: VmId) -> Vec<(Ipv4Addr, Rc<LearntName>, u64)> {
         let mut had = Vec::new();
         let by_address = self.vms.remove(&vm).unwrap_or_default().by_address;
         for (address, openings) in by_address {
@@ -318,7 +319,7 @@ fn order(a: &LearntName, b: &LearntName) -> Ordering {
 
 impl OfVm {
     /// Ends the openings that have expired. Returns how many.
-    fn expire(&mut self, vm: u32, changes: &mut Vec<Change>, now_ns: u64) -> usize {
+    fn expire(&mut self, vm: VmId, changes: &mut Vec<Change>, now_ns: u64) -> usize {
         let before = self.by_expiry.len();
         let mut addresses = BTreeSet::new();
         while let Some(&(expires_ns, _, address)) = self.by_expiry.first() {

@@ -1,4 +1,5 @@
 //! Openings: their expiry, and their transfer to other rules and to a successor.
+use slipgate_abi::VmId;
 use std::net::Ipv4Addr;
 
 use super::Judge;
@@ -11,7 +12,7 @@ use slipgate_policy::Name;
 
 impl Judge {
     /// Returns the number of addresses open by name to a VM, and to all VMs.
-    pub fn open_by_name(&self, vm: u32) -> (usize, usize) {
+    pub fn open_by_name(&self, vm: VmId) -> (usize, usize) {
         (self.learnt.count(vm), self.learnt.total())
     }
 
@@ -30,7 +31,7 @@ impl Judge {
     /// Returns whether the address is open.
     pub fn reopen(
         &mut self,
-        vm: u32,
+        vm: VmId,
         addr: Ipv4Addr,
         chain: &[u8],
         expires_ns: u64,

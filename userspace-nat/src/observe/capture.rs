@@ -24,7 +24,7 @@ use std::{
 };
 
 use nix::sys::socket::{MsgFlags, send};
-use slipgate_abi::{Command, Direction, Tuple, VmRow, portframe::PortFlags};
+use slipgate_abi::{Command, Direction, Tuple, VmId, VmRow, portframe::PortFlags};
 
 use crate::{
     clock::SECOND_NS,
@@ -301,7 +301,7 @@ impl Captures {
         slot: impl FnOnce() -> Option<u32>,
         at: SystemTime,
     ) {
-        let (vm_row, id) = (frame.header.row(), frame.header.id);
+        let (vm_row, id) = (frame.header.row(), VmId::new(frame.header.id));
         let Some(vm) = vms.get(vm_row).filter(|vm| vm.net.id == id) else {
             return;
         };

@@ -12,7 +12,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use slipgate_abi::{Command, Handover, portframe::PortFlags};
+use slipgate_abi::{Command, Handover, VmId, portframe::PortFlags};
 
 use crate::{
     datapath::Datapath,
@@ -85,7 +85,7 @@ impl PortDump {
         };
         let vm = vms.get(frame.header.row()).map(|vm| &vm.net);
         let shot = Shot {
-            vm: vm.map_or(0, |vm| vm.id),
+            vm: vm.map_or(VmId::NONE, |vm| vm.id),
             name: vm.map_or("?", |vm| &vm.name),
             link,
             macs: vm.map_or_else(Default::default, |vm| match link {

@@ -62,7 +62,7 @@ impl<D: Datapath> Nat<D> {
             flags: Flags::ACK,
         };
         let vm = vms.get_mut(live.row());
-        if let Some(vm) = vm.filter(|vm| vm.net.id == live.vm()) {
+        if let Some(vm) = vm.filter(|vm| vm.net.id == live.id()) {
             let (to, addresses) = (Side::Guest, (tuple.remote, tuple.local));
             vm.cut_answers
                 .segment(&vm.net, to, addresses, segment, out, now_ns);

@@ -31,7 +31,7 @@ impl<D: Datapath> Nat<D> {
         let slot = self.flows.by_world(&quoted.tuple_as_sent(Tuple::WORLD));
         let slot = slot.ok_or(DropReason::NoFlow)?;
         let entry = self.flows.entry(slot).ok_or(DropReason::NoFlow)?;
-        if entry.guest.scope != vm.net.id || packet.ip.destination != entry.nat {
+        if entry.guest.scope != vm.net.id.get() || packet.ip.destination != entry.nat {
             return Err(DropReason::NoFlow);
         }
         if self.flows.is_cut(slot) {
@@ -67,7 +67,9 @@ impl<D: Datapath> Nat<D> {
         if packet.ip.destination != quoted.source {
             return Err(DropReason::NoFlow);
         }
-        let slot = self.flows.by_guest(&quoted.tuple_as_received(vm.net.id));
+        let slot = self
+            .flows
+            .by_guest(&quoted.tuple_as_received(vm.net.id.get()));
         let slot = slot.ok_or(DropReason::NoFlow)?;
         let entry = *self.flows.entry(slot).ok_or(DropReason::NoFlow)?;
         // An error can carry arbitrary data, past the inspection of the flow's own packets.

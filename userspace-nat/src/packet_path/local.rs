@@ -1,7 +1,7 @@
 //! Packets to the guest's own network: the gateway's echo, relays, refusals.
 use std::net::SocketAddrV4;
 
-use slipgate_abi::{Direction, DropReason};
+use slipgate_abi::{Direction, DropReason, VmId};
 
 use crate::{
     admission::admit_to_loopback,
@@ -92,7 +92,7 @@ impl<D: Datapath> Core<D> {
             Taken::OverLimit => (DropReason::OverRate, Unreachable::Prohibited),
         };
         if reason == DropReason::OverRate
-            && let Some(tuple) = packet.tuple(vm.net.id, Direction::Tx)
+            && let Some(tuple) = packet.tuple(vm.net.id.get(), Direction::Tx)
         {
             let refusals = &mut self.journal.refusals;
             refusals.note(vm.net.id, RELAY_LIMIT, None, &tuple, now_ns);
@@ -107,7 +107,7 @@ impl<D: Datapath> Core<D> {
 /// frame with several datagrams each is offered.
 fn offer(
     relay: &mut Relay,
-    vm: u32,
+    vm: VmId,
     job: &Job<'_>,
     mut opening: Option<&Opening>,
     cx: &mut Context<'_>,

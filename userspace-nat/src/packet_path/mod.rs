@@ -3,7 +3,7 @@
 //! Every frame ends in exactly one [`Disposition`], and is counted there: sent back to the kernel
 //! (which counts it in its flow), dropped for a reason, or consumed by a service.
 use slipgate_abi::{
-    Command, Direction, DropReason, Handover, PortHeader, Refusal, portframe::PortFlags,
+    Command, Direction, DropReason, Handover, PortHeader, Refusal, VmId, portframe::PortFlags,
     segment::Segments,
 };
 
@@ -56,7 +56,7 @@ impl<D: Datapath> Core<D> {
                 .dropped(DropReason::BadCommand, single(len));
             return Disposition::Dropped(DropReason::BadCommand);
         };
-        let (row, id) = (frame.header.row(), frame.header.id);
+        let (row, id) = (frame.header.row(), VmId::new(frame.header.id));
         take_in(&self.nat.datapath, &frame);
         let Some(mut vm) = self.vms.take(row, id) else {
             self.nat
@@ -73,7 +73,7 @@ impl<D: Datapath> Core<D> {
                 Disposition::Dropped(reason)
             }
             Finish::Command { code, change } => {
-                let header = command(code, row, id);
+                let header = command(code, row, id.get());
                 bytes[PORT_HEADER_AT..PORT_HEADER_AT + PortHeader::LEN]
                     .copy_from_slice(&header.encode());
                 if let Some(change) = change {
@@ -178,7 +178,7 @@ impl<D: Datapath> Core<D> {
                     _ => None,
                 };
                 if let Some(reason) = unheard
-                    && let Some(tuple) = packet.tuple(vm.net.id, Direction::Tx)
+                    && let Some(tuple) = packet.tuple(vm.net.id.get(), Direction::Tx)
                 {
                     let refusals = &mut self.journal.refusals;
                     refusals.note(vm.net.id, reason, None, &tuple, now_ns);

@@ -78,7 +78,7 @@ impl<D: Datapath> Nat<D> {
             return Err(DropReason::TooBig);
         }
         let guest = self.flows.entry(slot).map(|entry| entry.guest);
-        let guest = guest.filter(|guest| guest.scope == vm.net.id);
+        let guest = guest.filter(|guest| guest.scope == vm.net.id.get());
         let guest = guest.ok_or(DropReason::NoFlow)?;
         let to = (guest.local, guest.local_port);
         rewrite(out.copy(packet), packet, vnet, End::Destination, to);

@@ -19,6 +19,7 @@
 //! ([`Output`]). Lines that can't be written or find no room are counted and lost: memory stays
 //! bounded. An event that no log wants costs nothing. Beside the file there may be listeners
 //! ([`Listener`]), each of which receives the records of one VM.
+use slipgate_abi::VmId;
 use std::{
     collections::VecDeque,
     io::{self, Write},
@@ -253,7 +254,7 @@ impl FlowLog {
     }
 
     /// Buffers a line about a VM, if the file or a listener wants it.
-    fn push(&mut self, event: Event, vm: u32, line: &impl Serialize) {
+    fn push(&mut self, event: Event, vm: VmId, line: &impl Serialize) {
         let writes = self.writes(event) && self.only.is_none();
         let hears = |listener: &Listener, only: Option<u32>| {
             listener.hears(event, vm) && only.is_none_or(|only| only == listener.key())

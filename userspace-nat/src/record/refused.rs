@@ -9,7 +9,7 @@ use std::{net::SocketAddrV4, time::SystemTime};
 
 use hashbrown::HashMap;
 use serde::{Deserialize, Serialize};
-use slipgate_abi::{Protocol, Tuple};
+use slipgate_abi::{Protocol, Tuple, VmId};
 
 use super::{Event, FlowLog, Rfc3339, flow::Address, wall_at};
 
@@ -20,7 +20,7 @@ const MOST_KINDS: usize = 32;
 #[derive(Debug, Default)]
 pub struct Refusals {
     /// Sums of each VM in no order: there are few.
-    sums: HashMap<u32, Vec<Sum>>,
+    sums: HashMap<VmId, Vec<Sum>>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -82,7 +82,7 @@ impl Refusals {
     /// refused it.
     pub fn note(
         &mut self,
-        vm: u32,
+        vm: VmId,
         reason: &'static str,
         rule: Option<u32>,
         tuple: &Tuple,
@@ -120,7 +120,7 @@ impl Refusals {
     pub fn report<'a>(
         &mut self,
         log: &mut FlowLog,
-        names: impl Fn(u32, Option<u32>) -> (&'a str, Option<&'a str>),
+        names: impl Fn(VmId, Option<u32>) -> (&'a str, Option<&'a str>),
         now_ns: u64,
         now: SystemTime,
     ) {
@@ -153,7 +153,7 @@ impl Refusals {
     /// rule's text.
     pub fn samples<'a>(
         &self,
-        vm: u32,
+        vm: VmId,
         name: &str,
         text_of: impl Fn(u32) -> Option<&'a str>,
         now_ns: u64,
@@ -176,7 +176,7 @@ impl Refusals {
     }
 
     /// Removes the sums of a VM that is gone. They are to be reported before.
-    pub fn forget(&mut self, vm: u32) {
+    pub fn forget(&mut self, vm: VmId) {
         self.sums.remove(&vm);
     }
 

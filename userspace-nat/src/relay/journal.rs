@@ -5,7 +5,7 @@ use std::{
     rc::Rc,
 };
 
-use slipgate_abi::{Protocol, tcp::Phase};
+use slipgate_abi::{Protocol, VmId, tcp::Phase};
 
 use super::{Entry, Kind, Relay, Served};
 use crate::{
@@ -32,13 +32,13 @@ pub(super) enum Held {
     /// A connection or an exchange, by its key.
     Entry(u32),
     /// A client of a forwarded UDP port, by VM and port of the gateway.
-    Association(u32, u16),
+    Association(VmId, u16),
 }
 
 /// Endpoints of a flow.
 #[derive(Clone, Debug)]
 pub(super) struct Ends {
-    pub(super) vm: u32,
+    pub(super) vm: VmId,
     pub(super) protocol: Protocol,
     pub(super) guest: SocketAddrV4,
     pub(super) remote: SocketAddrV4,
@@ -180,7 +180,7 @@ impl Relay {
     }
 
     /// Ends all relayed flows of a VM. Returns their number.
-    pub fn cut(&mut self, vm: u32, cx: &mut Context<'_>) -> usize {
+    pub fn cut(&mut self, vm: VmId, cx: &mut Context<'_>) -> usize {
         let all = self.live(0).filter(|(flow, _)| flow.vm == vm);
         let numbers: Vec<u64> = all.map(|(flow, _)| flow.number).collect();
         let cut = numbers.iter().filter(|number| self.cut_flow(**number, cx));

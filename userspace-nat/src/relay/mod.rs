@@ -26,7 +26,7 @@ use std::{
     os::fd::OwnedFd,
 };
 
-use slipgate_abi::{Protocol, VmRow, segment::Segments};
+use slipgate_abi::{Protocol, VmId, VmRow, segment::Segments};
 
 use crate::{
     packet::{
@@ -72,7 +72,7 @@ const FROZEN_CHECK_NS: u64 = 1_000_000_000;
 #[derive(Debug)]
 pub struct Forward {
     /// Id of the VM.
-    pub vm: u32,
+    pub vm: VmId,
     /// Protocol of the socket: TCP or UDP.
     pub protocol: Protocol,
     /// Port of the guest.
@@ -87,7 +87,7 @@ pub struct Forward {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Question {
     /// Id of the VM.
-    pub vm: u32,
+    pub vm: VmId,
     /// Identifier of the connection, for [`Relay::answer`].
     pub connection: u64,
     /// The DNS message, without its length prefix.
@@ -111,7 +111,7 @@ pub enum Taken {
 #[derive(Debug)]
 pub struct Relay {
     limits: Limits,
-    vms: HashMap<u32, Served>,
+    vms: HashMap<VmId, Served>,
     entries: HashMap<u32, Entry>,
     /// Connections by the addresses and ports in a guest's packet.
     connections: HashMap<Name, u32>,
@@ -125,7 +125,7 @@ pub struct Relay {
     /// Number of the engine's turn.
     turn: u64,
     /// VMs with connections that wait for their turn.
-    queue: VecDeque<u32>,
+    queue: VecDeque<VmId>,
     questions: VecDeque<Question>,
     packets: Packets,
     journal: Journal,
@@ -145,7 +145,7 @@ struct Served {
 /// Identity of a connection with a guest.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 struct Name {
-    vm: u32,
+    vm: VmId,
     ours: SocketAddrV4,
     guest_port: u16,
 }
@@ -154,7 +154,7 @@ struct Name {
 enum Entry {
     Listener {
         listener: TcpListener,
-        vm: u32,
+        vm: VmId,
         guest_port: u16,
         rule: u32,
     },
@@ -259,7 +259,7 @@ impl Relay {
     }
 
     /// Ends all connections of a VM with a reset, and closes its sockets.
-    pub fn remove_vm(&mut self, vm: u32, cx: &mut Context<'_>) {
+    pub fn remove_vm(&mut self, vm: VmId, cx: &mut Context<'_>) {
         let of_vm = |entry: &Entry| match entry {
             Entry::Listener { vm: of, .. } => *of == vm,
             Entry::Datagrams(socket) => socket.vm == vm,
@@ -293,7 +293,7 @@ impl Relay {
     }
 
     /// Counters of a VM's relayed traffic.
-    pub fn counts(&self, vm: u32) -> Counts {
+    pub fn counts(&self, vm: VmId) -> Counts {
         self.vms
             .get(&vm)
             .map(|served| served.counts)
@@ -305,7 +305,7 @@ impl Relay {
     /// [`Relay::open_loopback`]. `segments` is the packet's count after segmentation.
     pub fn packet(
         &mut self,
-        vm: u32,
+        vm: VmId,
         packet: &[u8],
         segments: Segments,
         cx: &mut Context<'_>,

@@ -5,7 +5,7 @@
 //! the engine sends an ARP request once a second.
 use std::{collections::HashMap, net::Ipv4Addr};
 
-use slipgate_abi::{Protocol, Tuple, VmRow};
+use slipgate_abi::{Protocol, Tuple, VmId, VmRow};
 
 use super::{Rules, VmTable};
 use crate::{
@@ -28,7 +28,7 @@ pub struct Forward {
     /// Port on the host.
     pub host_port: u16,
     /// Id of the VM.
-    pub vm: u32,
+    pub vm: VmId,
     /// Row of the VM.
     pub vm_row: VmRow,
     /// Port of the guest.
@@ -55,7 +55,7 @@ impl Forwards {
     /// Returns the forward of this VM that a packet from the world matches: one of its destination
     /// address, else one of any address. A packet to loopback that arrives by a link matches none:
     /// those forwards are for the host alone.
-    pub(crate) fn matching(&self, world: &Tuple, vm: u32) -> Option<&Forward> {
+    pub(crate) fn matching(&self, world: &Tuple, vm: VmId) -> Option<&Forward> {
         if world.local.is_loopback() {
             return None;
         }

@@ -1,5 +1,5 @@
 //! What has happened since the last record was written: flows that began, and refusals.
-use slipgate_abi::{Refusal, Tuple};
+use slipgate_abi::{Refusal, Tuple, VmId};
 
 use crate::record::Refusals;
 
@@ -40,6 +40,6 @@ impl Journal {
     pub(crate) fn flow_refused(&mut self, guest: &Tuple, refused: Refused, now_ns: u64) {
         let Refused { reason, rule } = refused;
         self.refusals
-            .note(guest.scope, reason.name(), rule, guest, now_ns);
+            .note(VmId::new(guest.scope), reason.name(), rule, guest, now_ns);
     }
 }

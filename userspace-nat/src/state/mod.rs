@@ -12,7 +12,7 @@
 //! | [`Outgoing`] | frames on their way out |
 pub(crate) mod credits;
 pub(crate) mod follow;
-use slipgate_abi::VmRow;
+use slipgate_abi::{VmId, VmRow};
 mod forwards;
 pub(crate) mod hops;
 mod journal;
@@ -80,7 +80,7 @@ impl<D: Datapath> Core<D> {
     }
 
     /// Removes a VM. Returns whether it was in that row. The caller ends its flows.
-    pub(crate) fn remove_vm(&mut self, row: VmRow, id: u32) -> bool {
+    pub(crate) fn remove_vm(&mut self, row: VmRow, id: VmId) -> bool {
         let was_there = self.vms.remove(row, id);
         self.nat.flows.share_among(self.vms.len());
         if was_there {

@@ -88,7 +88,7 @@ impl Rules {
     pub(crate) fn has_inspect_rule(&self, live: SlotRef) -> bool {
         let rule = live.rule().checked_sub(self.texts.base()).map(RuleId);
         let judge = self.judge.borrow();
-        let policy = judge.policy(live.vm());
+        let policy = judge.policy(live.id());
         let known = rule.filter(|rule| policy.has(*rule));
         policy.inspections().0 && known.is_none_or(|rule| policy.inspects(rule))
     }

@@ -1,7 +1,7 @@
 //! The VMs that the engine serves.
 use std::collections::{HashMap, VecDeque};
 
-use slipgate_abi::{VmRow, maps::MAX_VMS};
+use slipgate_abi::{VmId, VmRow, maps::MAX_VMS};
 
 use super::credits;
 use crate::{
@@ -58,9 +58,9 @@ fn rates(net: &VmNet) -> (TokenBucket, WorldsRate) {
 #[derive(Debug)]
 pub(crate) struct VmTable {
     vms: Vec<Option<Box<VmState>>>,
-    rows: HashMap<u32, VmRow>,
+    rows: HashMap<VmId, VmRow>,
     /// Names of VMs that went lately, for the records of their last flows.
-    departed: VecDeque<(u32, String)>,
+    departed: VecDeque<(VmId, String)>,
 }
 
 impl VmTable {
@@ -74,7 +74,7 @@ impl VmTable {
 
     /// Takes out a VM's state while a packet is handled; [`VmTable::put`] returns it. `None` when
     /// the row does not belong to that VM (any more).
-    pub(crate) fn take(&mut self, row: VmRow, id: u32) -> Option<Box<VmState>> {
+    pub(crate) fn take(&mut self, row: VmRow, id: VmId) -> Option<Box<VmState>> {
         self.vms
             .get_mut(usize::from(row.get()))?
             .take_if(|vm| vm.net.id == id)
@@ -95,12 +95,12 @@ impl VmTable {
     }
 
     /// Returns a VM by its id.
-    pub(crate) fn by_id(&self, id: u32) -> Option<&VmState> {
+    pub(crate) fn by_id(&self, id: VmId) -> Option<&VmState> {
         self.get(*self.rows.get(&id)?)
     }
 
     /// Returns the id of the VM in a row.
-    pub(crate) fn id_of(&self, row: VmRow) -> Option<u32> {
+    pub(crate) fn id_of(&self, row: VmRow) -> Option<VmId> {
         self.get(row).map(|vm| vm.net.id)
     }
 
@@ -145,7 +145,7 @@ impl VmTable {
     }
 
     /// Removes a VM. Returns whether it was in that row.
-    pub(super) fn remove(&mut self, row: VmRow, id: u32) -> bool {
+    pub(super) fn remove(&mut self, row: VmRow, id: VmId) -> bool {
         self.rows.remove(&id);
         let Some(vm) = self.take(row, id) else {
             return false;
@@ -158,7 +158,7 @@ impl VmTable {
     }
 
     /// Returns a VM's name, also for a while after its removal; empty when it is not known.
-    pub(crate) fn name_of(&self, id: u32) -> &str {
+    pub(crate) fn name_of(&self, id: VmId) -> &str {
         let departed = || self.departed.iter().find(|(departed, _)| *departed == id);
         self.by_id(id)
             .map(|vm| &vm.net.name)

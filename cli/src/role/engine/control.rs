@@ -6,7 +6,7 @@ use std::{
     rc::Rc,
 };
 
-use slipgate_abi::{Protocol, VmRow};
+use slipgate_abi::{Protocol, VmId, VmRow};
 use slipgate_ipc::{
     channel::{Channel, Received, read_memory_file},
     engine::{EngineReply, EngineRequest, FromEngine, Policies, Subject, ToEngine, WhyAnswer},
@@ -182,7 +182,7 @@ fn reload(policies: Policies) -> io::Result<ControlMessage> {
         rule_base: policies.rule_base,
         local: policies.local,
         vms: convert::vms(policies.vms),
-        strictly: policies.strictly,
+        strictly: policies.strictly.into_iter().map(VmId::new).collect(),
     })))
 }
 

@@ -2,7 +2,7 @@
 //! library and the messages' know nothing of each other.
 use std::net::SocketAddr;
 
-use slipgate_abi::{Protocol, VmRow};
+use slipgate_abi::{Protocol, VmId, VmRow};
 use slipgate_ipc::engine as ipc;
 use userspace_nat::{
     control::{self as engine, ControlMessage, NamesPage},
@@ -14,7 +14,7 @@ use userspace_nat::{
 
 pub(super) fn vm(vm: ipc::VmSpec) -> VmSpec {
     VmSpec {
-        id: vm.id,
+        id: VmId::new(vm.id),
         row: VmRow::new(vm.row),
         name: vm.name,
         guest: vm.guest,
@@ -70,13 +70,13 @@ pub(super) fn forward(forward: ipc::ForwardSocket) -> Option<(engine::Forward, r
         protocol,
         host: *forward.host.ip(),
         host_port: forward.host.port(),
-        vm: forward.vm,
+        vm: VmId::new(forward.vm),
         vm_row: VmRow::new(forward.vm_row),
         guest_port: forward.guest_port,
         rule: forward.rule,
     };
     let relayed = relay::Forward {
-        vm: forward.vm,
+        vm: VmId::new(forward.vm),
         protocol,
         guest_port: forward.guest_port,
         rule: forward.rule,

@@ -9,7 +9,7 @@ use std::{
 };
 
 use slipgate_abi::{
-    FlowRef, Ip4, NameKey, NameValue, NextHopRef, SequencesRef, SlotRef, Tuple, VmRef, VmRow,
+    FlowRef, Ip4, NameKey, NameValue, NextHopRef, SequencesRef, SlotRef, Tuple, VmId, VmRef, VmRow,
     rate::RateRef,
 };
 use slipgate_control::maps::{Insert, InsertError as TableError, SharedMaps, text_of};
@@ -88,13 +88,13 @@ impl FlowMap for KernelDatapath {
 
 impl NameMap for KernelDatapath {
     fn remember_name(&mut self, name: &RememberedName) -> bool {
-        let key = NameKey::new(name.vm, name.addr, &name.name);
+        let key = NameKey::new(name.vm.get(), name.addr, &name.name);
         let value = NameValue::new(&name.name, name.expires_ns);
         value.is_some_and(|value| self.maps.names.insert(&key, &value, Insert::Any).is_ok())
     }
 
-    fn forget_name(&mut self, vm: u32, addr: Ip4, name: &[u8]) -> bool {
-        let removed = self.maps.names.remove(&NameKey::new(vm, addr, name));
+    fn forget_name(&mut self, vm: VmId, addr: Ip4, name: &[u8]) -> bool {
+        let removed = self.maps.names.remove(&NameKey::new(vm.get(), addr, name));
         removed.unwrap_or(false)
     }
 

@@ -1,6 +1,6 @@
 use std::sync::atomic::Ordering::Relaxed;
 
-use slipgate_abi::{DropReason, Handover, Refusal, VmRow, tcp::Flags};
+use slipgate_abi::{DropReason, Handover, Refusal, VmId, VmRow, tcp::Flags};
 
 use super::rig::*;
 use crate::{
@@ -394,7 +394,7 @@ fn a_forward_opens_a_flow_from_the_world() {
         protocol: slipgate_abi::Protocol::Tcp,
         host: [0, 0, 0, 0].into(),
         host_port: 8_080,
-        vm: 101,
+        vm: VmId::new(101),
         vm_row: VmRow::new(1),
         guest_port: 80,
         // The rig's rules begin at 10; three texts are its policy's, which has defaults only.
@@ -448,7 +448,7 @@ fn a_forward_opens_a_flow_from_the_world() {
     rig.assert_paired();
     let gone = ControlMessage::VmGone {
         row: VmRow::new(1),
-        id: 101,
+        id: VmId::new(101),
     };
     rig.broker.messages.borrow_mut().push_back(gone);
     rig.pass(60 * crate::clock::MILLISECOND_NS);

@@ -1,5 +1,5 @@
 //! Flows that the engine carries, VMs that are frozen or limited.
-use slipgate_abi::{DropReason, Handover, Rate, Verdict, VmRates, tcp::Flags};
+use slipgate_abi::{DropReason, Handover, Rate, Verdict, VmId, VmRates, tcp::Flags};
 use std::sync::atomic::Ordering::Relaxed;
 
 use super::rig::*;
@@ -178,19 +178,22 @@ fn names_are_remembered_for_whoever_serves_the_vm() {
         expires_ns,
     };
     let id = rig.kernel.borrow().vm(1).id().load(Relaxed);
-    let ours = [name(id, b'a', 5), name(id, b'b', 6)];
-    for one in ours.iter().chain([&name(9_999, b'a', 7)]) {
+    let ours = [name(VmId::new(id), b'a', 5), name(VmId::new(id), b'b', 6)];
+    for one in ours.iter().chain([&name(VmId::new(9_999), b'a', 7)]) {
         assert!(datapath.remember_name(one));
     }
-    let later = name(id, b'a', 50);
+    let later = name(VmId::new(id), b'a', 50);
     assert!(datapath.remember_name(&later));
     let mut found = datapath.remembered_names();
     found.sort_by_key(|name| name.expires_ns);
     assert_eq!(found, [ours[1].clone(), later.clone()]);
     rig.kernel.borrow_mut().faults.names_capacity = 3;
-    assert!(!datapath.remember_name(&name(id, b'c', 1)), "no room");
+    assert!(
+        !datapath.remember_name(&name(VmId::new(id), b'c', 1)),
+        "no room"
+    );
     assert!(datapath.remember_name(&later), "there already");
-    assert!(datapath.forget_name(id, PEER, &later.name));
-    assert!(!datapath.forget_name(id, PEER, &later.name));
+    assert!(datapath.forget_name(VmId::new(id), PEER, &later.name));
+    assert!(!datapath.forget_name(VmId::new(id), PEER, &later.name));
     assert_eq!(datapath.remembered_names(), [ours[1].clone()]);
 }

@@ -1,4 +1,4 @@
-use slipgate_abi::{Handover, Verdict, VmRow, tcp::Flags};
+use slipgate_abi::{Handover, Verdict, VmId, VmRow, tcp::Flags};
 use std::sync::atomic::Ordering::Relaxed;
 
 use super::rig::*;
@@ -224,14 +224,14 @@ fn a_slot_rests_a_second() {
         &mut rig,
         ControlMessage::VmGone {
             row: VmRow::new(2),
-            id: 102,
+            id: VmId::new(102),
         },
     );
     tell(
         &mut rig,
         ControlMessage::VmGone {
             row: VmRow::new(3),
-            id: 103,
+            id: VmId::new(103),
         },
     );
     rig.turn();
@@ -243,7 +243,7 @@ fn a_slot_rests_a_second() {
         &mut rig,
         ControlMessage::VmGone {
             row: VmRow::new(1),
-            id: 101,
+            id: VmId::new(101),
         },
     );
     tell(&mut rig, ControlMessage::Vm(spec(2, &Setup::default())));
@@ -263,7 +263,7 @@ fn a_vm_that_goes_takes_its_flows_along_and_no_others() {
     rig.connect_from(2, 40_000, 7);
     let gone = ControlMessage::VmGone {
         row: VmRow::new(1),
-        id: 101,
+        id: VmId::new(101),
     };
     rig.broker.messages.borrow_mut().push_back(gone);
     rig.pass(60 * MILLISECOND_NS);
@@ -283,7 +283,7 @@ fn what_a_running_program_still_counts_is_in_the_record() {
     let slot = rig.kernel.borrow().slots_in_use()[0];
     let gone = ControlMessage::VmGone {
         row: VmRow::new(1),
-        id: 101,
+        id: VmId::new(101),
     };
     rig.broker.messages.borrow_mut().push_back(gone);
     rig.turn();
@@ -357,7 +357,7 @@ fn a_sync_is_answered_when_what_was_before_it_is_recorded() {
         let mut messages = rig.broker.messages.borrow_mut();
         messages.push_back(ControlMessage::VmGone {
             row: VmRow::new(1),
-            id: 101,
+            id: VmId::new(101),
         });
         messages.push_back(ControlMessage::Sync { request: 5 });
     }

@@ -2,7 +2,8 @@
 use std::sync::atomic::Ordering::Relaxed;
 
 use slipgate_abi::{
-    DropReason, Handover, Ip4, Protocol, Refusal, Verdict, VmRow, portframe::PortFlags, tcp::Flags,
+    DropReason, Handover, Ip4, Protocol, Refusal, Verdict, VmId, VmRow, portframe::PortFlags,
+    tcp::Flags,
 };
 
 use super::rig::*;
@@ -33,7 +34,7 @@ fn forwarding(setup: Setup) -> Setup {
         protocol,
         host: host.into(),
         host_port,
-        vm: 101,
+        vm: VmId::new(101),
         vm_row: VmRow::new(1),
         guest_port,
         rule: 12,

@@ -1,5 +1,5 @@
 //! Tests that every flow that carries packets counts, and that flows with nothing to lose give way.
-use slipgate_abi::{FlowRef, Protocol, Refusal, Tuple, VmRow, slot::SlotFlags, tcp::Flags};
+use slipgate_abi::{FlowRef, Protocol, Refusal, Tuple, VmId, VmRow, slot::SlotFlags, tcp::Flags};
 
 use super::rig::*;
 use crate::{
@@ -75,7 +75,7 @@ fn closed_connections_of_the_worlds_count_and_make_room_for_its_own() {
         protocol: Protocol::Tcp,
         host: [0, 0, 0, 0].into(),
         host_port: 8_080,
-        vm: 101,
+        vm: VmId::new(101),
         vm_row: VmRow::new(1),
         guest_port: 80,
         rule: 12,

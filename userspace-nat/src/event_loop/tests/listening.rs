@@ -1,5 +1,5 @@
 //! Tests of listeners to a VM's records.
-use slipgate_abi::VmRow;
+use slipgate_abi::{VmId, VmRow};
 use std::{
     io::{ErrorKind, Read as _},
     net::Shutdown,
@@ -106,7 +106,7 @@ fn who_is_gone_is_forgotten_and_so_is_who_hears_of_no_vm() {
     assert_eq!(listen(&mut rig, 2).1, None);
     let gone = ControlMessage::VmGone {
         row: VmRow::new(1),
-        id: 101,
+        id: VmId::new(101),
     };
     rig.broker.messages.borrow_mut().push_back(gone);
     rig.turn();

@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use slipgate_abi::{DropReason, Ip4, Protocol, Refusal, VmRow, tcp::Flags};
+use slipgate_abi::{DropReason, Ip4, Protocol, Refusal, VmId, VmRow, tcp::Flags};
 
 use super::{reload::policy, rig::*};
 use crate::{
@@ -296,7 +296,7 @@ fn what_is_strict_with_a_vm_leaves_none_of_its_connections() {
     rig.reload_strictly(vec![policy], 40, [0; 3], vec![101]);
     assert_eq!(rig.applied(), (1, 1, 1));
     let relay = &rig.engine.services.relay;
-    let flows = [101, 102].map(|vm| relay.loopback_flows(vm));
+    let flows = [101, 102].map(|vm| relay.loopback_flows(VmId::new(vm)));
     assert_eq!(flows, [0, 1]);
 }
 
@@ -393,7 +393,10 @@ fn cutting_a_vm_cuts_what_is_relayed_for_it() {
     assert_eq!(error.kind(), ErrorKind::ConnectionReset);
     let relay = &rig.engine.services.relay;
     assert_eq!(
-        (relay.loopback_flows(101), relay.loopback_flows(102)),
+        (
+            relay.loopback_flows(VmId::new(101)),
+            relay.loopback_flows(VmId::new(102))
+        ),
         (0, 1)
     );
 }
@@ -489,7 +492,7 @@ fn a_relayed_flow_is_told_of_cut_by_its_id_and_not_captured_alone() {
     assert_eq!(asks(Subject::Relayed(id), 2), cut(2, Some(1)));
     assert_eq!(asks(Subject::Relayed(id), 3), cut(3, None));
     let relay = &rig.engine.services.relay;
-    assert_eq!(relay.loopback_flows(101), 1);
+    assert_eq!(relay.loopback_flows(VmId::new(101)), 1);
 
     let (_client, to) = std::os::unix::net::UnixStream::pair().unwrap();
     let capture = CaptureRequest {

@@ -11,7 +11,7 @@ use crate::{
     name_gate::{ByRules, MAX_PER_VM, NameCounts},
     state::Core,
 };
-use slipgate_abi::{Protocol, Refusal, VmRow, maps::MAX_NAMES};
+use slipgate_abi::{Protocol, Refusal, VmId, VmRow, maps::MAX_NAMES};
 use slipgate_policy::{Action, FLOOR_S, Name, Rule, wire};
 
 const NAME: &str = "api.ok.test";
@@ -31,8 +31,11 @@ fn tell(rig: &Rig, row: u32, ttl: u32) {
     let name = wire(NAME).unwrap();
     let now_ns = rig.kernel.borrow().now_ns;
     let told = answer(NAME, &[a(NAME, ttl, PEER.octets)]);
-    assert_eq!(dns.question(100 + row, Name(&name), 1), NameVerdict::Allow);
-    let verdict = dns.answer(100 + row, Name(&name), &told, 0, now_ns);
+    assert_eq!(
+        dns.question(VmId::new(100 + row), Name(&name), 1),
+        NameVerdict::Allow
+    );
+    let verdict = dns.answer(VmId::new(100 + row), Name(&name), &told, 0, now_ns);
     assert_eq!(verdict, NameVerdict::Allow);
 }
 
@@ -136,12 +139,36 @@ fn a_full_map_loses_what_is_remembered_and_nothing_that_is_open() {
     let name = wire(NAME).unwrap();
     let addresses: Vec<_> = (1..=10).map(|i| a(NAME, 600, [203, 0, 112, i])).collect();
     let now_ns = rig.kernel.borrow().now_ns;
-    dns.answer(101, Name(&name), &answer(NAME, &addresses), 0, now_ns);
+    dns.answer(
+        VmId::new(101),
+        Name(&name),
+        &answer(NAME, &addresses),
+        0,
+        now_ns,
+    );
     rig.turn();
-    assert_eq!(rig.engine.core.rules.judge.borrow().counts(101).open, 10);
+    assert_eq!(
+        rig.engine
+            .core
+            .rules
+            .judge
+            .borrow()
+            .counts(VmId::new(101))
+            .open,
+        10
+    );
     let (rig, adoption) = rig.restart(&setup());
     assert_eq!(adoption.reopened, 3);
-    assert_eq!(rig.engine.core.rules.judge.borrow().counts(101).open, 3);
+    assert_eq!(
+        rig.engine
+            .core
+            .rules
+            .judge
+            .borrow()
+            .counts(VmId::new(101))
+            .open,
+        3
+    );
 }
 
 #[test]
@@ -216,7 +243,13 @@ fn names_are_read_in_pages_that_fit_a_message() {
     let asked: &'static str = long.leak();
     let wired = wire(asked).unwrap();
     let told = answer(asked, &[a(asked, 60, PEER.octets)]);
-    dns.answer(101, Name(&wired), &told, 0, rig.kernel.borrow().now_ns);
+    dns.answer(
+        VmId::new(101),
+        Name(&wired),
+        &told,
+        0,
+        rig.kernel.borrow().now_ns,
+    );
     for port in 0..200 {
         rig.guest(1, &syn((GUEST, 40_000 + port), SERVER, 7));
     }
@@ -255,7 +288,7 @@ fn a_name_of_thousands_of_addresses_is_explained_in_a_line() {
     for third in 0..4u8 {
         let of = |last| a(NAME, 600, [198, 51, third, last]);
         let told = answer(NAME, &(1..=20).map(of).collect::<Vec<_>>());
-        let verdict = dns.answer(101, Name(&name), &told, 0, now_ns);
+        let verdict = dns.answer(VmId::new(101), Name(&name), &told, 0, now_ns);
         assert_eq!(verdict, NameVerdict::Allow);
     }
     rig.broker
@@ -287,7 +320,7 @@ fn a_vm_leaves_the_others_room_among_what_is_remembered() {
     let mut dns = ByRules(rig.engine.core.rules.judge.clone());
     let name = wire(NAME).unwrap();
     let now_ns = rig.kernel.borrow().now_ns;
-    let mut tell = |rig: &mut Rig, vm: u32, addresses: usize| {
+    let mut tell = |rig: &mut Rig, vm: VmId, addresses: usize| {
         for at in (0..addresses as u32).step_by(128) {
             let of = |n: u32| a(NAME, 600, (0xc633_0000 + at + n).to_be_bytes());
             let told = answer(NAME, &(0..128).map(of).collect::<Vec<_>>());
@@ -305,17 +338,22 @@ fn a_vm_leaves_the_others_room_among_what_is_remembered() {
     };
     // All but the reserve goes to whoever comes first.
     for vm in [201, 202, 101] {
-        tell(&mut rig, vm, MAX_PER_VM);
+        tell(&mut rig, VmId::new(vm), MAX_PER_VM);
     }
     assert_eq!(remembered(&rig, 202), MAX_PER_VM);
     assert!(remembered(&rig, 101) >= MAX_PER_VM - 128);
     // Of the reserve each has its part.
-    tell(&mut rig, 203, MAX_PER_VM);
-    tell(&mut rig, 102, 128);
+    tell(&mut rig, VmId::new(203), MAX_PER_VM);
+    tell(&mut rig, VmId::new(102), 128);
     assert_eq!(remembered(&rig, 102), 128);
     let part = MAX_NAMES as usize / 4 / rig.engine.core.vms.len();
     assert!((part - 128..=part).contains(&remembered(&rig, 203)));
-    rig.engine.core.rules.judge.borrow_mut().forget(101);
+    rig.engine
+        .core
+        .rules
+        .judge
+        .borrow_mut()
+        .forget(VmId::new(101));
     rig.turn();
     assert_eq!(remembered(&rig, 101), 0);
 }

@@ -5,7 +5,7 @@ use crate::{
     control::ControlMessage,
     record::{Event, Events},
 };
-use slipgate_abi::VmRow;
+use slipgate_abi::{VmId, VmRow};
 use slipgate_policy::{Action, Rule};
 
 fn setup() -> Setup {
@@ -67,7 +67,7 @@ fn a_flow_that_the_engine_carries_says_so() {
     assert!(core.nat.flows.hold(&mut core.nat.datapath, slot));
     let gone = ControlMessage::VmGone {
         row: VmRow::new(1),
-        id: 101,
+        id: VmId::new(101),
     };
     rig.broker.messages.borrow_mut().push_back(gone);
     rig.turn();
@@ -100,7 +100,7 @@ fn refusals_are_told_every_ten_seconds_and_when_their_vm_goes() {
     rig.guest(2, &syn((GUEST, 40_000), (PEER, 81), 7));
     let gone = ControlMessage::VmGone {
         row: VmRow::new(2),
-        id: 102,
+        id: VmId::new(102),
     };
     rig.broker.messages.borrow_mut().push_back(gone);
     rig.turn();

@@ -1,7 +1,7 @@
 //! Other policies while flows live.
 use std::sync::atomic::Ordering::Relaxed;
 
-use slipgate_abi::{Ip4, Protocol, Refusal, Verdict, VmRow, timeout::CLOSING_GRACE_NS};
+use slipgate_abi::{Ip4, Protocol, Refusal, Verdict, VmId, VmRow, timeout::CLOSING_GRACE_NS};
 
 use super::rig::*;
 use crate::{
@@ -69,7 +69,7 @@ impl Rig {
                 guests: Vec::new(),
             },
             vms: vms.collect(),
-            strictly,
+            strictly: strictly.into_iter().map(VmId::new).collect(),
         };
         let message = ControlMessage::Policies(Box::new(reload));
         self.broker.messages.borrow_mut().push_back(message);
@@ -234,7 +234,7 @@ fn flows_by_name_are_judged_by_their_names() {
         let wire = wire(name).unwrap();
         let told = answer(name, &[a(name, 0, at.octets)]);
         let now_ns = rig.kernel.borrow().now_ns;
-        dns.answer(101, Name(&wire), &told, 0, now_ns);
+        dns.answer(VmId::new(101), Name(&wire), &told, 0, now_ns);
     };
     tell(&rig, "a.ok.test", PEER);
     tell(&rig, "b.ok.test", OTHER.0);
@@ -297,7 +297,7 @@ fn a_rule_that_differs_behind_what_is_kept_of_its_text_is_another_one_to_a_succe
         let asked = wire(name).unwrap();
         let now_ns = rig.kernel.borrow().now_ns;
         let mut dns = ByRules(rig.engine.core.rules.judge.clone());
-        dns.answer(101, Name(&asked), &told, 0, now_ns);
+        dns.answer(VmId::new(101), Name(&asked), &told, 0, now_ns);
         rig.connect(40_000, 7);
         rig.pass(60_000 * MILLISECOND_NS);
         // As the broker writes it.
@@ -336,7 +336,7 @@ fn forwards_stay_and_have_their_texts_in_the_new_run() {
         protocol: Protocol::Tcp,
         host: [192, 0, 2, 1].into(),
         host_port: 8_080,
-        vm: 101,
+        vm: VmId::new(101),
         vm_row: VmRow::new(1),
         guest_port: 80,
         rule: 13,

@@ -9,7 +9,7 @@ use std::{
 };
 
 use hashbrown::HashSet;
-use slipgate_abi::{DropReason, Ip4, Refusal, VmRow};
+use slipgate_abi::{DropReason, Ip4, Refusal, VmId, VmRow};
 
 pub(super) use crate::fake::{Way, packets::*};
 use crate::{
@@ -358,7 +358,7 @@ pub(super) fn routes() -> ControlMessage {
 
 pub(super) fn spec(row: u16, setup: &Setup) -> VmSpec {
     VmSpec {
-        id: 100 + u32::from(row),
+        id: VmId::new(100 + u32::from(row)),
         row: VmRow::new(row),
         name: format!("vm{row}"),
         guest: GUEST.into(),

@@ -1,7 +1,7 @@
 //! Tests of the shares that one VM or peer may use up, and of their cost to the engine.
 use std::sync::atomic::Ordering::Relaxed;
 
-use slipgate_abi::{Command, Handover, Ip4, PortHeader, Protocol, Refusal, VmRow};
+use slipgate_abi::{Command, Handover, Ip4, PortHeader, Protocol, Refusal, VmId, VmRow};
 
 use super::rig::*;
 use crate::{
@@ -19,7 +19,7 @@ fn with_forward(setup: Setup) -> Rig {
         protocol: Protocol::Udp,
         host: [0, 0, 0, 0].into(),
         host_port: 53_000,
-        vm: 101,
+        vm: VmId::new(101),
         vm_row: VmRow::new(1),
         guest_port: 53_000,
         rule: 12,
@@ -237,7 +237,7 @@ fn a_next_hop_is_not_given_back_before_a_whole_interval_has_passed() {
     rig.pass(SECOND_NS);
     let gone = ControlMessage::VmGone {
         row: VmRow::new(1),
-        id: 101,
+        id: VmId::new(101),
     };
     rig.broker.messages.borrow_mut().push_back(gone);
     rig.pass(9 * SECOND_NS);

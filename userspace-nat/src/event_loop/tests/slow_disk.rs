@@ -1,6 +1,6 @@
 //! Tests of a flow log whose disk accepts nothing for a while: no turn waits for it, lost lines are
 //! counted, and no flow is forgotten before its record is written.
-use slipgate_abi::VmRow;
+use slipgate_abi::{VmId, VmRow};
 use std::{
     collections::HashSet,
     io::{self, Write},
@@ -80,7 +80,7 @@ fn open_and_end(rig: &mut Rig, flows: u16) {
     assert_eq!(rig.flows(), usize::from(flows));
     let gone = ControlMessage::VmGone {
         row: VmRow::new(1),
-        id: 101,
+        id: VmId::new(101),
     };
     rig.tell(gone);
     rig.pass(SECOND_NS);
@@ -182,7 +182,7 @@ fn lines_that_find_no_room_are_lost_and_counted_and_hold_no_slot() {
         }
         rig.tell(ControlMessage::VmGone {
             row: VmRow::new(1),
-            id: 101,
+            id: VmId::new(101),
         });
         rig.pass(3 * SECOND_NS);
         rig.tell(ControlMessage::Vm(spec(1, &Setup::default())));

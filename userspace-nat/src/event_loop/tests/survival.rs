@@ -1,5 +1,5 @@
 //! The engine dies and another takes over; credits; a port that fails.
-use slipgate_abi::{DropReason, FlowRef, Ip4, Tuple, Verdict, VmRow};
+use slipgate_abi::{DropReason, FlowRef, Ip4, Tuple, Verdict, VmId, VmRow};
 use std::sync::atomic::Ordering::Relaxed;
 
 use super::rig::*;
@@ -112,7 +112,7 @@ fn what_a_predecessor_left_empty_is_given_back() {
         let id = 100 + u32::from(row);
         let gone = ControlMessage::VmGone {
             row: VmRow::new(row),
-            id,
+            id: VmId::new(id),
         };
         rig.broker.messages.borrow_mut().push_back(gone);
     }

@@ -2,7 +2,7 @@
 use std::net::{TcpListener, UdpSocket};
 
 use proptest::prelude::*;
-use slipgate_abi::{Ip4, Protocol, Refusal, Tuple, VmRow, tcp::Flags};
+use slipgate_abi::{Ip4, Protocol, Refusal, Tuple, VmId, VmRow, tcp::Flags};
 
 use super::rig::*;
 use crate::{
@@ -225,7 +225,7 @@ impl World {
             protocol,
             host: [0, 0, 0, 0].into(),
             host_port,
-            vm: 101,
+            vm: VmId::new(101),
             vm_row: VmRow::new(1),
             guest_port: 80,
             rule,
@@ -343,7 +343,7 @@ impl World {
 
     fn relayed(&self, row: u16) -> usize {
         let live = self.rig.engine.services.relay.live(0);
-        live.filter(|(flow, _)| flow.vm == 100 + u32::from(row))
+        live.filter(|(flow, _)| flow.vm == VmId::new(100 + u32::from(row)))
             .count()
     }
 
@@ -361,7 +361,7 @@ impl World {
         let samples = core
             .journal
             .refusals
-            .samples(100 + u32::from(row), "", text, 0);
+            .samples(VmId::new(100 + u32::from(row)), "", text, 0);
         let noted = samples.into_iter().map(|s| (s.reason, s.rule, s.count));
         noted.collect()
     }
@@ -527,9 +527,9 @@ impl World {
                 let mut dns = ByRules(self.rig.engine.core.rules.judge.clone());
                 let now_ns = self.rig.kernel.borrow().now_ns;
                 let (vm, wire) = (100 + u32::from(row), wire(name).unwrap());
-                if dns.question(vm, Name(&wire), 1) == NameVerdict::Allow {
+                if dns.question(VmId::new(vm), Name(&wire), 1) == NameVerdict::Allow {
                     let told = answer(name, &[a(name, 60, remote)]);
-                    dns.answer(vm, Name(&wire), &told, 0, now_ns);
+                    dns.answer(VmId::new(vm), Name(&wire), &told, 0, now_ns);
                 }
             }
             Step::Knock { protocol, from } => {

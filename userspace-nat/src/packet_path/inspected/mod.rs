@@ -147,7 +147,7 @@ impl<D: Datapath> Core<D> {
             return Some(Finish::Drop(DropReason::Refused));
         };
         let queue = &mut self.out.queue;
-        let header = command(Command::Forward, vm.net.row, vm.net.id);
+        let header = command(Command::Forward, vm.net.row, vm.net.id.get());
         for (vnet, l3) in &outcome.released {
             if let Err(OutboxFull) = queue.push(header, ETHERTYPE_IPV4, *vnet, l3) {
                 let lost = held_segments(*vnet, l3);
@@ -243,7 +243,7 @@ impl<D: Datapath> Core<D> {
             // A flow that was about to end may have been held before.
             let may_be_held = held || verdict == Verdict::Closing as u32;
             if may_be_held && self.rules.has_inspect_rule(self.nat.datapath.slot(slot)) {
-                let vm = self.nat.datapath.slot(slot).vm();
+                let vm = self.nat.datapath.slot(slot).id();
                 self.inspected.count(vm, Refused::Lost);
                 self.nat
                     .flows

@@ -1,7 +1,7 @@
 //! Judgement of the server names in connections.
 use std::rc::Rc;
 
-use slipgate_abi::{Protocol, Tuple};
+use slipgate_abi::{Protocol, Tuple, VmId};
 
 use crate::{
     inspection::HostName,
@@ -14,7 +14,7 @@ const MAX_NAMED: usize = 16;
 /// Judge of the server names in one connection.
 pub(crate) struct Naming<'a> {
     pub(crate) judge: &'a SharedJudge,
-    pub(crate) vm: u32,
+    pub(crate) vm: VmId,
     pub(crate) to: slipgate_policy::Destination,
     pub(crate) now_ns: u64,
     /// The last name that was admitted.
@@ -24,7 +24,7 @@ pub(crate) struct Naming<'a> {
 impl<'a> Naming<'a> {
     pub(crate) fn new(
         judge: &'a SharedJudge,
-        vm: u32,
+        vm: VmId,
         to: slipgate_policy::Destination,
         now_ns: u64,
     ) -> Self {

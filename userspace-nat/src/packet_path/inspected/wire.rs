@@ -33,7 +33,7 @@ impl<'a> Ends<'a> {
     }
 
     fn push_to_server(&mut self) {
-        let header = command(Command::Forward, self.vm.row, self.vm.id);
+        let header = command(Command::Forward, self.vm.row, self.vm.id.get());
         let vnet = VirtioNetHdr::default();
         let _ = self.out.push(header, ETHERTYPE_IPV4, vnet, self.packet);
         self.sent_to_server += 1;

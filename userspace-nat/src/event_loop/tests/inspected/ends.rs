@@ -1,5 +1,5 @@
 //! Ends, resets, cuts.
-use slipgate_abi::{Handover, Refusal, Verdict, VmRow, tcp::Flags};
+use slipgate_abi::{Handover, Refusal, Verdict, VmId, VmRow, tcp::Flags};
 
 use super::{super::rig::*, scene::*};
 use crate::{
@@ -236,7 +236,10 @@ fn a_syn_of_a_connection_that_was_let_go_is_anothers() {
     for packet in scene.rig.at_world() {
         assert!(packet.len() < 60, "none of it goes on");
     }
-    assert_eq!(scene.rig.engine.core.inspected.counts(101).name, 1);
+    assert_eq!(
+        scene.rig.engine.core.inspected.counts(VmId::new(101)).name,
+        1
+    );
 }
 
 /// For as long as a server's cookie of the last connection may be good, nobody has its port.
