@@ -1,5 +1,6 @@
 //! Messages between processes, as they are sent.
 use serde_json::json;
+use slipgate_abi::{VmId, VmRow};
 use slipgate_ipc::{
     api::{ApiRequest, FromApi},
     client::{ClientAnswer, ClientRequest, Target},
@@ -57,8 +58,8 @@ pub(super) fn messages() -> Seeds {
         }],
     };
     let vm = VmSpec {
-        id: 1,
-        row: 1,
+        id: VmId::new(1),
+        row: VmRow::new(1),
         name: "a".into(),
         guest: [10, 0, 2, 15].into(),
         gateway: [10, 0, 2, 2].into(),
@@ -77,7 +78,7 @@ pub(super) fn messages() -> Seeds {
         about,
         request,
     };
-    let of_vm = Some(Subject::Vm { row: 1 });
+    let of_vm = Some(Subject::Vm { row: VmRow::new(1) });
     let capture = || EngineRequest::Capture {
         to: Slot,
         packets: Some(9),

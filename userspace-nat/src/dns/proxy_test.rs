@@ -1,7 +1,11 @@
+use slipgate_abi::VmId;
 use std::{cell::RefCell, rc::Rc, time::Instant};
 
 use super::{
-    super::{Name, hickory::*, rig::*},
+    super::{
+        Name,
+        tests::{hickory::*, rig::*},
+    },
     *,
 };
 use crate::{clock::SECOND_NS, datagram::Datagram, test_vm};
@@ -210,7 +214,7 @@ fn a_vm_that_is_gone_is_forgotten() {
     .unwrap();
     rig.ask(4000, &ask(3, "alone.example.", RecordType::A))
         .unwrap();
-    rig.proxy.forget(1);
+    rig.proxy.forget(VmId::new(1));
     assert_eq!(rig.proxy.in_flight(), 1);
     upstream.answer(60, ADDRESS);
     upstream.query();
@@ -270,7 +274,7 @@ fn packets_come_in_and_go_out_as_the_guest_sees_them() {
 struct Recording(Rc<RefCell<Vec<String>>>);
 
 impl NamePolicy for Recording {
-    fn question(&mut self, vm: u32, name: Name<'_>, qtype: u16) -> NameVerdict {
+    fn question(&mut self, vm: VmId, name: Name<'_>, qtype: u16) -> NameVerdict {
         self.0
             .borrow_mut()
             .push(format!("{vm} asks {name} {qtype}"));
@@ -282,7 +286,7 @@ impl NamePolicy for Recording {
 
     fn answer(
         &mut self,
-        vm: u32,
+        vm: VmId,
         name: Name<'_>,
         answer: &Answer,
         age_s: u32,

@@ -2,7 +2,7 @@
 use std::sync::atomic::Ordering::Relaxed;
 
 use slipgate_abi::{
-    Counter, Direction, Protocol, Slot, SlotRef, Verdict,
+    Counter, Direction, Protocol, Slot, SlotRef, Verdict, VmRow,
     maps::SLOTS_PER_CHUNK,
     slot::SlotFlags,
     tcp::{Phase, TcpBits},
@@ -295,7 +295,7 @@ impl Flows {
         let _ = datapath.remove(&entry.guest);
         let _ = datapath.remove(&entry.world());
         let how = freed(datapath.slot(slot), entry, now_ns);
-        let (to, vm) = (entry.destination(), entry.guest.scope);
+        let (to, vm) = (entry.destination(), entry.vm());
         self.ports.free(to, entry.nat_port, vm, how, now_ns);
         self.table.unlink(slot);
     }
@@ -307,7 +307,7 @@ pub(super) fn free_slot(datapath: &impl Datapath, ended: &Ended) {
     let counter = |packets, bytes| Counter { packets, bytes };
     let tx = counter(content.tx_packets, content.tx_bytes);
     let rx = counter(content.rx_packets, content.rx_bytes);
-    let stats = datapath.stats(content.vm_row);
+    let stats = datapath.stats(VmRow::new(content.vm_row));
     stats.ended(ended.slot, content.generation, tx, rx);
     datapath.slot(ended.slot).set_verdict(Verdict::Free);
 }
@@ -354,7 +354,7 @@ pub(super) fn read(slot: SlotRef) -> Slot {
         tx_last_ns: slot.tx_last_ns().load(Relaxed),
         rx_last_ns: slot.rx_last_ns().load(Relaxed),
         vm: slot.vm(),
-        vm_row: slot.vm_row() as u16,
+        vm_row: slot.row().get(),
         guest: slot.guest(),
         remote: slot.remote(),
         nat: slot.nat(),

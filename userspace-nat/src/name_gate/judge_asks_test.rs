@@ -1,5 +1,5 @@
 //! Tests of questions beyond the rules about their names, and of openings that outlive the judge.
-use slipgate_abi::Refusal;
+use slipgate_abi::{Refusal, VmId};
 
 use super::{tests::*, *};
 use crate::{
@@ -58,7 +58,10 @@ fn new_names_beneath_a_wildcard_are_bounded_and_what_a_rule_names_is_not() {
     }
     // Another VM has its own.
     let other = wire("new.ok.test").unwrap();
-    assert_eq!(by.lookup(2, Key(&key(&other)), 0), NameVerdict::Allow);
+    assert_eq!(
+        by.lookup(VmId::new(2), Key(&key(&other)), 0),
+        NameVerdict::Allow
+    );
 }
 
 #[test]
@@ -93,7 +96,7 @@ fn what_the_policy_opens_of_types_and_labels_is_what_may_be_asked_for() {
     let too_long = error(asks(&mut by, "seven77.ok.test", Type::A));
     assert_eq!(too_long.text, "refused: a label of more than 6 octets");
     assert_ne!(asks(&mut by, "c.b.a.ok.test", Type::A), NameVerdict::Allow);
-    assert_eq!(by.telling(VM).ttl_ceiling_s, 60);
+    assert_eq!(by.answer_policy(VM).ttl_ceiling_s, 60);
     told(
         &mut by,
         "a.ok.test",
@@ -181,11 +184,11 @@ fn remembered(by: &ByRules, now_ns: u64) -> Vec<Remembered> {
     for change in by.0.borrow_mut().take_changes() {
         match change {
             Change::Opened(vm, addr, name, expires_ns) => {
-                map.retain(|(v, a, w, _)| (*v, *a, &**w) != (vm, addr, name.way()));
-                map.push((vm, addr, name.way().into(), expires_ns));
+                map.retain(|(v, a, w, _)| (*v, *a, &**w) != (vm.get(), addr, name.chain()));
+                map.push((vm.get(), addr, name.chain().into(), expires_ns));
             }
             Change::Ended(vm, addr, name) => {
-                map.retain(|(v, a, w, _)| (*v, *a, &**w) != (vm, addr, name.way()));
+                map.retain(|(v, a, w, _)| (*v, *a, &**w) != (vm.get(), addr, name.chain()));
             }
         }
     }
@@ -209,7 +212,7 @@ fn a_successor_opens_again_what_its_own_rules_let_in() {
         let by = judged(Action::Deny, rules);
         for (vm, addr, way, expires_ns) in &map {
             by.0.borrow_mut()
-                .reopen(*vm, *addr, way, *expires_ns, later);
+                .reopen(VmId::new(*vm), *addr, way, *expires_ns, later);
         }
         by
     };
@@ -261,7 +264,7 @@ fn what_ends_is_noted() {
     );
     told_as(
         &mut by,
-        2,
+        VmId::new(2),
         "a.ok.test",
         &[a("a.ok.test", 40, [203, 0, 113, 1])],
     );
@@ -269,7 +272,10 @@ fn what_ends_is_noted() {
     assert_eq!(changes(&mut judge, 1).len(), 2);
     assert_eq!(changes(&mut judge, 39 * SECOND_NS), []);
     let ended = changes(&mut judge, 41 * SECOND_NS);
-    assert!(matches!(ended[..], [Change::Ended(2, ..)]), "{ended:?}");
+    assert!(
+        matches!(ended[..], [Change::Ended(vm, ..)] if vm.get() == 2),
+        "{ended:?}"
+    );
     judge.forget(VM);
     let ended = changes(&mut judge, 42 * SECOND_NS);
     assert!(matches!(ended[..], [Change::Ended(VM, ..)]), "{ended:?}");

@@ -1,7 +1,7 @@
 use std::{fmt::Write as _, time::Instant};
 
 use proptest::prelude::*;
-use slipgate_abi::{Protocol, Refusal};
+use slipgate_abi::{Protocol, Refusal, VmId};
 
 use super::*;
 use crate::{
@@ -15,7 +15,7 @@ use crate::{
 };
 use slipgate_policy::{Action, DenyFile, LocalAddresses, Rule, wire};
 
-pub(super) const VM: u32 = 7;
+pub(super) const VM: VmId = VmId::new(7);
 const ADDRESS: [u8; 4] = [203, 0, 113, 10];
 
 pub(super) fn judge(default: Action, rules: &[&str]) -> ByRules {
@@ -40,7 +40,7 @@ pub(super) fn told(by: &mut ByRules, name: &str, records: &[Written]) -> NameVer
     told_as(by, VM, name, records)
 }
 
-pub(super) fn told_as(by: &mut ByRules, vm: u32, name: &str, records: &[Written]) -> NameVerdict {
+pub(super) fn told_as(by: &mut ByRules, vm: VmId, name: &str, records: &[Written]) -> NameVerdict {
     by.answer(vm, Name(&wire(name).unwrap()), &answer(name, records), 0, 0)
 }
 
@@ -113,7 +113,7 @@ fn an_answer_opens_the_rules_ports_to_the_vm_that_asked() {
     assert_eq!(&*verdict.name.unwrap().name, "a.ok.test");
     assert!(
         !judge
-            .decide(VM + 1, to(ADDRESS, 443), 1)
+            .decide(VmId::new(VM.get() + 1), to(ADDRESS, 443), 1)
             .decision
             .is_allowed()
     );
@@ -256,7 +256,7 @@ fn a_vm_that_fills_its_room_is_refused_and_harms_nobody() {
     let one_more = [a("b.ok.test", 60, [203, 1, 1, 1])];
     error(told(&mut by, "b.ok.test", &one_more));
     assert_eq!(
-        told_as(&mut by, VM + 1, "b.ok.test", &one_more),
+        told_as(&mut by, VmId::new(VM.get() + 1), "b.ok.test", &one_more),
         NameVerdict::Allow
     );
     assert_eq!(refusal(&by, [203, 0, 0, 5], 80), None);

@@ -1,4 +1,5 @@
 //! Records of guests' DNS questions.
+use slipgate_abi::VmId;
 use std::{
     borrow::Cow,
     net::{IpAddr, Ipv4Addr, SocketAddr},
@@ -19,7 +20,7 @@ pub const MOST_CHAIN: usize = 2_048;
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Question {
     /// Id of the VM.
-    pub vm: u32,
+    pub vm: VmId,
     /// Resolver address that the guest asked; `None` when it asked over TCP.
     pub server: Option<Ipv4Addr>,
     /// Name that was asked for, in lower case, without the final dot.

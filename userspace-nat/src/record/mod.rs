@@ -19,6 +19,7 @@
 //! ([`Output`]). Lines that can't be written or find no room are counted and lost: memory stays
 //! bounded. An event that no log wants costs nothing. Beside the file there may be listeners
 //! ([`Listener`]), each of which receives the records of one VM.
+use slipgate_abi::VmId;
 use std::{
     collections::VecDeque,
     io::{self, Write},
@@ -66,7 +67,7 @@ pub struct FlowLog {
     written: u64,
     failed: u64,
     /// Number of lost records that [`FlowLog::take_failed`] has returned.
-    told: u64,
+    reported: u64,
     /// Cause of the last failure to write.
     error: Option<io::Error>,
     instance: u32,
@@ -111,7 +112,7 @@ impl FlowLog {
             under_way: VecDeque::new(),
             written: 0,
             failed: 0,
-            told: 0,
+            reported: 0,
             error: None,
             instance: 0,
             run: rand::random(),
@@ -150,7 +151,7 @@ impl FlowLog {
 
     /// Sends the records that `record` makes to one listener only: the file and the other listeners
     /// have them already.
-    pub fn tell_only(&mut self, key: u32, record: impl FnOnce(&mut Self)) {
+    pub fn only_for(&mut self, key: u32, record: impl FnOnce(&mut Self)) {
         self.only = Some(key);
         record(self);
         self.only = None;
@@ -242,7 +243,7 @@ impl FlowLog {
 
     /// Returns the number of records lost since the last call.
     pub fn take_failed(&mut self) -> u64 {
-        self.failed - std::mem::replace(&mut self.told, self.failed)
+        self.failed - std::mem::replace(&mut self.reported, self.failed)
     }
 
     /// Returns the cause of the last failure to write, if there was one.
@@ -251,7 +252,7 @@ impl FlowLog {
     }
 
     /// Buffers a line about a VM, if the file or a listener wants it.
-    fn push(&mut self, event: Event, vm: u32, line: &impl Serialize) {
+    fn push(&mut self, event: Event, vm: VmId, line: &impl Serialize) {
         let writes = self.writes(event) && self.only.is_none();
         let hears = |listener: &Listener, only: Option<u32>| {
             listener.hears(event, vm) && only.is_none_or(|only| only == listener.key())

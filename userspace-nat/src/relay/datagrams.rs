@@ -4,6 +4,7 @@
 //! guest's answers are matched to the client. The association ends after the idle timeout of a UDP
 //! flow (RFC 4787 REQ-5). The host's socket may be bound to any address: an answer has the address
 //! that the client used as source (`IP_PKTINFO`).
+use slipgate_abi::VmId;
 use std::{
     collections::HashMap,
     io::{self, IoSlice, IoSliceMut},
@@ -26,7 +27,7 @@ use crate::record::RelayedFlow;
 #[derive(Debug)]
 pub(super) struct DatagramSocket {
     socket: UdpSocket,
-    pub(super) vm: u32,
+    pub(super) vm: VmId,
     pub(super) guest_port: u16,
     pub(super) rule: u32,
 }
@@ -123,7 +124,7 @@ impl DatagramSocket {
 #[derive(Debug, Default)]
 pub(super) struct Associations {
     /// Association by VM id and port of the gateway.
-    by_port: HashMap<(u32, u16), Association>,
+    by_port: HashMap<(VmId, u16), Association>,
     by_client: HashMap<Client, u16>,
 }
 
@@ -132,24 +133,24 @@ impl Associations {
         self.by_client.get(client).copied()
     }
 
-    pub(super) fn has_port(&self, vm: u32, port: u16) -> bool {
+    pub(super) fn has_port(&self, vm: VmId, port: u16) -> bool {
         self.by_port.contains_key(&(vm, port))
     }
 
-    pub(super) fn insert(&mut self, vm: u32, port: u16, association: Association) {
+    pub(super) fn insert(&mut self, vm: VmId, port: u16, association: Association) {
         self.by_client.insert(association.client, port);
         self.by_port.insert((vm, port), association);
     }
 
-    pub(super) fn get(&self, vm: u32, port: u16) -> Option<&Association> {
+    pub(super) fn get(&self, vm: VmId, port: u16) -> Option<&Association> {
         self.by_port.get(&(vm, port))
     }
 
-    pub(super) fn get_mut(&mut self, vm: u32, port: u16) -> Option<&mut Association> {
+    pub(super) fn get_mut(&mut self, vm: VmId, port: u16) -> Option<&mut Association> {
         self.by_port.get_mut(&(vm, port))
     }
 
-    pub(super) fn remove(&mut self, vm: u32, port: u16) -> Option<Association> {
+    pub(super) fn remove(&mut self, vm: VmId, port: u16) -> Option<Association> {
         let association = self.by_port.remove(&(vm, port))?;
         self.by_client.remove(&association.client);
         Some(association)
@@ -162,7 +163,7 @@ impl Associations {
 
     /// Removes and returns the associations that were silent since before `since_ns`.
     pub(super) fn expire(&mut self, since_ns: u64) -> Vec<Association> {
-        let silent: Vec<(u32, u16)> = self
+        let silent: Vec<(VmId, u16)> = self
             .by_port
             .iter()
             .filter(|(_, association)| association.active_ns < since_ns)
@@ -174,7 +175,7 @@ impl Associations {
             .collect()
     }
 
-    pub(super) fn of_vm(&self, vm: u32) -> Vec<u16> {
+    pub(super) fn of_vm(&self, vm: VmId) -> Vec<u16> {
         let ports = self.by_port.keys().filter(|(of, _)| *of == vm);
         ports.map(|(_, port)| *port).collect()
     }
