@@ -1,9 +1,10 @@
 //! Description of a VM and its network, and its counters.
-use slipgate_abi::{VmId, VmRow};
 use std::{
     net::Ipv4Addr,
     ops::{Deref, DerefMut},
 };
+
+use slipgate_abi::{VmId, VmRow};
 
 use crate::stats::VmStats;
 

@@ -1,7 +1,8 @@
 //! The start of an engine: the parts from which it is built, and the adoption of its predecessor's
 //! flows. [`crate::flow::adopt`] has the cases of the latter.
-use slipgate_abi::{VmId, VmRow};
 use std::{collections::VecDeque, io, ops::RangeInclusive};
+
+use slipgate_abi::{VmId, VmRow};
 
 use hashbrown::HashSet;
 use thiserror::Error;

@@ -1,12 +1,13 @@
 //! Tests of a flow log whose disk accepts nothing for a while: no turn waits for it, lost lines are
 //! counted, and no flow is forgotten before its record is written.
-use slipgate_abi::{VmId, VmRow};
 use std::{
     collections::HashSet,
     io::{self, Write},
     sync::{Arc, Condvar, Mutex, atomic::Ordering::Relaxed},
     time::Duration,
 };
+
+use slipgate_abi::{VmId, VmRow};
 
 use super::rig::*;
 use crate::{
