@@ -1,5 +1,6 @@
-use slipgate_abi::VmId;
 use std::collections::HashSet;
+
+use slipgate_abi::VmId;
 
 use proptest::prelude::*;
 

@@ -8,8 +8,9 @@
 //! sweep: an expired entry is removed when it is found or when it is the oldest.
 //!
 //! The hash is keyed (SipHash), because guests choose the names.
-use slipgate_abi::VmId;
 use std::hash::{BuildHasher, RandomState};
+
+use slipgate_abi::VmId;
 
 use hashbrown::{HashMap, HashTable, hash_table};
 

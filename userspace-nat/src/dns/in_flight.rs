@@ -1,6 +1,7 @@
 //! Questions in flight: the guests that wait for each, and the VM whose share it counts in.
-use slipgate_abi::VmId;
 use std::collections::{BTreeSet, HashMap};
+
+use slipgate_abi::VmId;
 
 use super::{
     exchange::{Exchange, Progress, Surroundings},

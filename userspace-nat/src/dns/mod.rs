@@ -53,11 +53,6 @@ pub use policy::{AllowAll, AnswerPolicy, ExtendedError, NamePolicy, NameVerdict}
 pub use proxy::{Limits, Origin, Proxy, Reply};
 pub use resolvers::{DNS_PORT, Resolvers};
 
-/// Most file descriptors that the proxy's sockets use under these limits.
-pub const fn max_descriptors(limits: &Limits) -> usize {
-    limits.exchanges * exchange::MAX_SOCKETS
-}
-
 impl Proxy {
     /// Processes a guest's IPv4 packet to port 53, as [`Proxy::query`] does for a message.
     ///

@@ -59,23 +59,8 @@ impl ExtendedError {
     }
 }
 
-/// Decision about a question or an answer.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub enum NameVerdict {
-    /// Send the question, or pass the answer on.
-    Allow,
-    /// Reply with this refusal.
-    Refuse(ExtendedError),
-}
-
-impl From<Result<(), ExtendedError>> for NameVerdict {
-    fn from(judged: Result<(), ExtendedError>) -> Self {
-        match judged {
-            Ok(()) => Self::Allow,
-            Err(error) => Self::Refuse(error),
-        }
-    }
-}
+/// Decision about a question or an answer: it goes on, or this refusal is the reply.
+pub type NameVerdict = Result<(), ExtendedError>;
 
 /// Settings of a VM's answers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -117,7 +102,7 @@ pub trait NamePolicy {
     /// Decides about a question that was not refused and has no cached answer, before it goes to a
     /// resolver.
     fn lookup(&mut self, _vm: VmId, _key: Key<'_>, _now_ns: u64) -> NameVerdict {
-        NameVerdict::Allow
+        Ok(())
     }
 
     /// Refusal for a question above the VM's rate. `per_second` is that rate.
@@ -147,10 +132,10 @@ pub struct AllowAll;
 
 impl NamePolicy for AllowAll {
     fn question(&mut self, _: VmId, _: Name<'_>, _: u16) -> NameVerdict {
-        NameVerdict::Allow
+        Ok(())
     }
 
     fn answer(&mut self, _: VmId, _: Name<'_>, _: &Answer, _: u32, _: u64) -> NameVerdict {
-        NameVerdict::Allow
+        Ok(())
     }
 }

@@ -18,7 +18,7 @@ use super::{
     in_flight::{InFlight, Waiter},
     journal::{Journal, Outcome},
     message::Rcode,
-    policy::{ExtendedError, NamePolicy, NameVerdict},
+    policy::{ExtendedError, NamePolicy},
     query::{Key, Query, QueryError},
     reply::{self, Asked},
     resolvers::{Candidates, Resolvers, Silent},
@@ -269,7 +269,7 @@ impl Proxy {
         now_ns: u64,
     ) -> Result<(), DropReason> {
         let verdict = self.policy.question(waiter.vm, key.name(), key.qtype());
-        if let NameVerdict::Refuse(error) = verdict {
+        if let Err(error) = verdict {
             self.refuse(&waiter, key, &error, now_ns);
             return Ok(());
         }
@@ -296,7 +296,7 @@ impl Proxy {
             return Ok(());
         }
         let verdict = self.policy.lookup(waiter.vm, key, now_ns);
-        if let NameVerdict::Refuse(error) = verdict {
+        if let Err(error) = verdict {
             self.refuse(&waiter, key, &error, now_ns);
             return Ok(());
         }
@@ -432,13 +432,13 @@ fn answered(
 ) -> Reply {
     let verdict = policy.answer(waiter.vm, key.name(), answer, age_s, now_ns);
     let outcome = match &verdict {
-        NameVerdict::Refuse(error) => Outcome::Refused(error),
-        NameVerdict::Allow => Outcome::Answered(answer, age_s),
+        Err(error) => Outcome::Refused(error),
+        Ok(()) => Outcome::Answered(answer, age_s),
     };
     journal.note(policy, waiter, key, outcome, source, now_ns);
     match verdict {
-        NameVerdict::Refuse(error) => refused(waiter, key, &error),
-        NameVerdict::Allow => Reply {
+        Err(error) => refused(waiter, key, &error),
+        Ok(()) => Reply {
             vm: waiter.vm,
             origin: waiter.origin,
             message: {

@@ -1,9 +1,10 @@
-use slipgate_abi::VmId;
 use std::{cell::RefCell, rc::Rc, time::Instant};
+
+use slipgate_abi::VmId;
 
 use super::{
     super::{
-        Name,
+        Name, NameVerdict,
         tests::{hickory::*, rig::*},
     },
     *,
@@ -279,8 +280,8 @@ impl NamePolicy for Recording {
             .borrow_mut()
             .push(format!("{vm} asks {name} {qtype}"));
         match name.labels().next() {
-            Some(b"bad") => NameVerdict::Refuse(ExtendedError::blocked("no".into())),
-            _ => NameVerdict::Allow,
+            Some(b"bad") => Err(ExtendedError::blocked("no".into())),
+            _ => Ok(()),
         }
     }
 
@@ -296,7 +297,7 @@ impl NamePolicy for Recording {
         self.0
             .borrow_mut()
             .push(format!("{vm} hears {name} {:?}", at.collect::<Vec<_>>()));
-        NameVerdict::Allow
+        Ok(())
     }
 }
 

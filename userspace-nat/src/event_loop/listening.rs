@@ -6,11 +6,12 @@
 //! are lost to the listener, and a line reports how many. A client that wants no more shuts its
 //! side down for writing: it receives the waiting lines, and then the end of the stream. A client
 //! that is gone is removed.
-use slipgate_abi::{VmId, VmRow};
 use std::{
     io,
     os::fd::{AsFd as _, AsRawFd as _, OwnedFd},
 };
+
+use slipgate_abi::{VmId, VmRow};
 
 use nix::sys::socket::{MsgFlags, recv, send};
 

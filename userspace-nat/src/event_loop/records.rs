@@ -1,9 +1,10 @@
 //! Records of events ([`crate::record`]), with the names that only the engine knows.
-use slipgate_abi::{VmId, VmRow};
 use std::{
     sync::atomic::Ordering::Relaxed,
     time::{Duration, SystemTime},
 };
+
+use slipgate_abi::{VmId, VmRow};
 
 use crate::{
     clock::{Clock, SECOND_NS},

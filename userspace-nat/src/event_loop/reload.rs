@@ -8,8 +8,9 @@
 //! and in `RULES`, for as long as a flow refers to one of them.
 //!
 //! [`Judge::set_policies`]: crate::name_gate::Judge::set_policies
-use slipgate_abi::VmId;
 use std::collections::HashSet;
+
+use slipgate_abi::VmId;
 
 use crate::{
     admission::rejudge::refused_flows,

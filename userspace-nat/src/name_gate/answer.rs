@@ -1,9 +1,10 @@
 //! Judgement of DNS answers: the names that they lead through, and the addresses that they open.
-use slipgate_abi::VmId;
 use std::{
     net::{IpAddr, Ipv4Addr},
     rc::Rc,
 };
+
+use slipgate_abi::VmId;
 
 use super::Judge;
 use crate::{

@@ -37,11 +37,11 @@ impl NamePolicy for ByRules {
     }
 
     fn question(&mut self, vm: VmId, name: Name<'_>, qtype: u16) -> NameVerdict {
-        self.0.borrow_mut().judge_question(vm, name, qtype).into()
+        self.0.borrow_mut().judge_question(vm, name, qtype)
     }
 
     fn lookup(&mut self, vm: VmId, key: Key<'_>, now_ns: u64) -> NameVerdict {
-        self.0.borrow_mut().judge_lookup(vm, key, now_ns).into()
+        self.0.borrow_mut().judge_lookup(vm, key, now_ns)
     }
 
     fn over_rate(&mut self, vm: VmId, per_second: u32) -> ExtendedError {
@@ -59,8 +59,8 @@ impl NamePolicy for ByRules {
     ) -> NameVerdict {
         let mut judge = self.0.borrow_mut();
         if !judge.policy(vm).judges_names() {
-            return NameVerdict::Allow;
+            return Ok(());
         }
-        judge.judge_answer(vm, name, answer, age_s, now_ns).into()
+        judge.judge_answer(vm, name, answer, age_s, now_ns)
     }
 }

@@ -1,6 +1,7 @@
 //! Judgement of the server names in inspected connections.
-use slipgate_abi::VmId;
 use std::rc::Rc;
+
+use slipgate_abi::VmId;
 
 use thiserror::Error;
 

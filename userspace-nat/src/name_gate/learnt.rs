@@ -14,13 +14,14 @@
 //! Openings and their ends are noted ([`Change`]) for the map that a successor reads. It receives
 //! the chain of an answer: all names from the name asked for to the last, and judges it by
 //! its own rules.
-use slipgate_abi::VmId;
 use std::{
     cmp::Ordering,
     collections::{BTreeSet, HashMap},
     net::Ipv4Addr,
     rc::Rc,
 };
+
+use slipgate_abi::VmId;
 
 use crate::clock::SECOND_NS;
 use slipgate_policy::Place;

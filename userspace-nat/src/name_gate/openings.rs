@@ -1,6 +1,7 @@
 //! Openings: their expiry, and their transfer to other rules and to a successor.
-use slipgate_abi::VmId;
 use std::net::Ipv4Addr;
+
+use slipgate_abi::VmId;
 
 use super::Judge;
 use crate::{

@@ -10,12 +10,13 @@
 //! zeros: tcpdump reads no file with several link types. Times are to the nanosecond. Frames are
 //! whole, so a GSO frame may be longer than any MTU, and a checksum that a device was to fill in is
 //! not valid yet.
-use slipgate_abi::VmId;
 use std::{
     borrow::Cow,
     io,
     time::{Duration, SystemTime},
 };
+
+use slipgate_abi::VmId;
 
 use hashbrown::HashMap;
 use pcap_file::{

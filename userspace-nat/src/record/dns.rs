@@ -1,10 +1,11 @@
 //! Records of guests' DNS questions.
-use slipgate_abi::VmId;
 use std::{
     borrow::Cow,
     net::{IpAddr, Ipv4Addr, SocketAddr},
     time::SystemTime,
 };
+
+use slipgate_abi::VmId;
 
 use serde::Serialize;
 

@@ -19,12 +19,13 @@
 //! ([`Output`]). Lines that can't be written or find no room are counted and lost: memory stays
 //! bounded. An event that no log wants costs nothing. Beside the file there may be listeners
 //! ([`Listener`]), each of which receives the records of one VM.
-use slipgate_abi::VmId;
 use std::{
     collections::VecDeque,
     io::{self, Write},
     time::{Duration, SystemTime},
 };
+
+use slipgate_abi::VmId;
 
 use serde::Serialize;
 

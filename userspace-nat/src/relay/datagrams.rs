@@ -4,13 +4,14 @@
 //! guest's answers are matched to the client. The association ends after the idle timeout of a UDP
 //! flow (RFC 4787 REQ-5). The host's socket may be bound to any address: an answer has the address
 //! that the client used as source (`IP_PKTINFO`).
-use slipgate_abi::VmId;
 use std::{
     collections::HashMap,
     io::{self, IoSlice, IoSliceMut},
     net::{Ipv4Addr, SocketAddrV4, UdpSocket},
     os::fd::AsRawFd,
 };
+
+use slipgate_abi::VmId;
 
 use nix::{
     libc,

@@ -1,10 +1,11 @@
 //! Tests of listeners to a VM's records.
-use slipgate_abi::{VmId, VmRow};
 use std::{
     io::{ErrorKind, Read as _},
     net::Shutdown,
     os::unix::net::UnixStream,
 };
+
+use slipgate_abi::{VmId, VmRow};
 
 use super::rig::*;
 use crate::{

@@ -223,7 +223,7 @@ fn flows_by_name_are_judged_by_their_names() {
         let wire = wire(name).unwrap();
         let told = answer(name, &[a(name, 0, at.octets)]);
         let now_ns = rig.kernel.borrow().now_ns;
-        dns.answer(VmId::new(101), Name(&wire), &told, 0, now_ns);
+        let _ = dns.answer(VmId::new(101), Name(&wire), &told, 0, now_ns);
     };
     tell(&rig, "a.ok.test", PEER);
     tell(&rig, "b.ok.test", OTHER.0);
@@ -286,7 +286,7 @@ fn a_rule_that_differs_behind_what_is_kept_of_its_text_is_another_one_to_a_succe
         let asked = wire(name).unwrap();
         let now_ns = rig.kernel.borrow().now_ns;
         let mut dns = ByRules(rig.engine.core.rules.judge.clone());
-        dns.answer(VmId::new(101), Name(&asked), &told, 0, now_ns);
+        let _ = dns.answer(VmId::new(101), Name(&asked), &told, 0, now_ns);
         rig.connect(40_000, 7);
         rig.pass(60_000 * MILLISECOND_NS);
         // As the broker writes it.

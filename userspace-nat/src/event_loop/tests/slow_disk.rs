@@ -1,6 +1,5 @@
 //! Tests of a flow log whose disk accepts nothing for a while: no turn waits for it, lost lines are
 //! counted, and no flow is forgotten before its record is written.
-use slipgate_abi::{VmId, VmRow};
 use std::{
     collections::HashSet,
     io::{self, Write},
@@ -8,6 +7,7 @@ use std::{
     time::Duration,
 };
 
+use slipgate_abi::{VmId, VmRow};
 use slipgate_model::Subject;
 
 use super::rig::*;

@@ -11,7 +11,7 @@ use crate::{
     control::Reload,
     datapath::Tables as _,
     dns::{
-        NamePolicy, NameVerdict,
+        NamePolicy,
         chain::tests::{a, answer},
     },
     name_gate::ByRules,
@@ -515,9 +515,9 @@ impl World {
                 let mut dns = ByRules(self.rig.engine.core.rules.judge.clone());
                 let now_ns = self.rig.kernel.borrow().now_ns;
                 let (vm, wire) = (100 + u32::from(row), wire(name).unwrap());
-                if dns.question(VmId::new(vm), Name(&wire), 1) == NameVerdict::Allow {
+                if dns.question(VmId::new(vm), Name(&wire), 1) == Ok(()) {
                     let told = answer(name, &[a(name, 60, remote)]);
-                    dns.answer(VmId::new(vm), Name(&wire), &told, 0, now_ns);
+                    let _ = dns.answer(VmId::new(vm), Name(&wire), &told, 0, now_ns);
                 }
             }
             Step::Knock { protocol, from } => {
