@@ -173,13 +173,21 @@ pub(super) fn messages() -> Seeds {
         ("put", ApiRequest::PutVm { vm }),
         ("list", ApiRequest::ListVms),
         ("remove", ApiRequest::RemoveVm { name: "a".into() }),
-        ("cut_flow", ApiRequest::Cut { what: Target::Flow("1.2.3".into()) }),
+        (
+            "cut_flow",
+            ApiRequest::Cut {
+                what: Target::Flow("1.2.3".into()),
+            },
+        ),
     ] {
         let message = FromApi { id: 1, request };
         seeds.push((name, packet(kind::FROM_API, json(&message))));
     }
     for (name, text) in [
-        ("http_put", "PUT /v1/vms/a\n{\"tap\": \"tap0\", \"quotas\": {\"max_flows\": 5}}"),
+        (
+            "http_put",
+            "PUT /v1/vms/a\n{\"tap\": \"tap0\", \"quotas\": {\"max_flows\": 5}}",
+        ),
         ("http_policy", "PUT /v1/policies/a\ndefault = \"deny\"\n"),
         ("http_patch", "PATCH /v1/vms/a\n{\"labels\": {\"k\": null}}"),
         ("http_cut", "POST /v1/flows/1.2.3/cut\n"),
