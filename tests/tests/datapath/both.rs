@@ -230,7 +230,8 @@ impl Both {
     /// Limits the VM, with nothing spent yet.
     pub(crate) fn set_rates(&self, rates: VmRates) {
         let limits = self.maps().rate_limits(ROW.into()).expect("a row");
-        for limits in [limits, self.tables.rates(VmRow::new(ROW)).expect("a row")] {
+        let in_memory = self.tables.rates(VmRow::new(ROW)).expect("a row");
+        for limits in [limits, in_memory] {
             limits.set(VmRates::default());
             limits.set(rates);
         }
