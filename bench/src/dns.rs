@@ -12,7 +12,7 @@ mod workload;
 use crate::{
     conditions::Conditions,
     results::{Cell, Table},
-    run::{Plan, Settings},
+    run::{self, Settings},
 };
 
 /// Contender that all ratios refer to.
@@ -20,11 +20,6 @@ const REFERENCE: &str = contender::DNSMASQ;
 
 /// Measures; the cells and the tables of them.
 pub(crate) fn measure(settings: &Settings, conditions: &mut Conditions) -> (Vec<Cell>, Vec<Table>) {
-    let missing_before = conditions.missing.len();
-    let plan = Plan {
-        contenders: crate::present(contender::all(), conditions),
-        workloads: workload::all(),
-        settings: settings.clone(),
-    };
-    plan.compare(REFERENCE, &conditions.missing[missing_before..])
+    let (contenders, workloads) = (contender::all(), workload::all());
+    run::compare(REFERENCE, contenders, workloads, settings, conditions)
 }

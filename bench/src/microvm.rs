@@ -38,22 +38,18 @@ const REFERENCE: &str = "qemu-tap";
 /// Time limit of a boot with all workloads.
 const TIMEOUT: Duration = Duration::from_secs(90);
 
-const fn metric(name: &'static str, unit: Unit) -> Metric {
-    Metric { name, unit }
-}
-
 const CONNECTIONS: &[Metric] = &[
-    metric("vm connect-close ×1 p50", Unit::Microseconds),
-    metric("vm connect-close ×1 p99", Unit::Microseconds),
-    metric("vm connect-close ×2 p50", Unit::Microseconds),
-    metric("vm connect-close ×4 p50", Unit::Microseconds),
-    metric("vm connect-close ×8 p50", Unit::Microseconds),
-    metric("vm connect-close ×8 rate", Unit::ThousandPerSecond),
+    Unit::Microseconds.of("vm connect-close ×1 p50"),
+    Unit::Microseconds.of("vm connect-close ×1 p99"),
+    Unit::Microseconds.of("vm connect-close ×2 p50"),
+    Unit::Microseconds.of("vm connect-close ×4 p50"),
+    Unit::Microseconds.of("vm connect-close ×8 p50"),
+    Unit::ThousandPerSecond.of("vm connect-close ×8 rate"),
 ];
-const MESSAGES: &[Metric] = &[metric("vm request-response p50", Unit::Microseconds)];
+const MESSAGES: &[Metric] = &[Unit::Microseconds.of("vm request-response p50")];
 const STREAMS: &[Metric] = &[
-    metric("vm stream up", Unit::GigabitsPerSecond),
-    metric("vm stream down", Unit::GigabitsPerSecond),
+    Unit::GigabitsPerSecond.of("vm stream up"),
+    Unit::GigabitsPerSecond.of("vm stream down"),
 ];
 const MEASURED: [Measured; 3] = [
     ("vm connect-close", CONNECTIONS),

@@ -12,10 +12,7 @@ use crate::{
 
 #[test]
 fn a_run_is_read_back_as_it_was_written() {
-    const METRICS: [Metric; 1] = [Metric {
-        name: "bulk-up",
-        unit: Unit::GigabitsPerSecond,
-    }];
+    const METRICS: [Metric; 1] = [Unit::GigabitsPerSecond.of("bulk-up")];
     let cells: Vec<Cell> = [("slipgate", 42.0), ("nftables", 40.0)]
         .map(|(contender, rate)| Cell {
             round: 1,

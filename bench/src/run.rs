@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 
 use crate::{
+    conditions::Conditions,
     contender::{Contender, Stand},
     machine::Pinning,
     results::{self, Cell, Row, Table},
@@ -54,24 +55,6 @@ impl Plan {
             );
         }
         cells
-    }
-
-    /// Runs all rounds, and has a row too of each contender that this machine has not: a comparison
-    /// with two of three says that it is one.
-    pub(crate) fn compare(
-        &self,
-        reference: &'static str,
-        missing: &[(&'static str, String)],
-    ) -> (Vec<Cell>, Vec<Table>) {
-        let cells = self.run();
-        let mut tables = self.tables(reference, &cells);
-        for table in &mut tables {
-            let rows = missing
-                .iter()
-                .map(|(name, why)| Row::missing(name, why.clone()));
-            table.rows.extend(rows);
-        }
-        (cells, tables)
     }
 
     /// A table per metric, in the order of the workloads; who takes no part has no row.
@@ -132,6 +115,33 @@ impl Plan {
             }
         }
     }
+}
+
+/// Runs a comparison of its own. Contenders that this machine does not have get a row, too: a
+/// comparison with two of three says that it is one.
+pub(crate) fn compare(
+    reference: &'static str,
+    contenders: Vec<Box<dyn Contender>>,
+    workloads: Vec<Box<dyn Workload>>,
+    settings: &Settings,
+    conditions: &mut Conditions,
+) -> (Vec<Cell>, Vec<Table>) {
+    let missing_before = conditions.missing.len();
+    let plan = Plan {
+        contenders: crate::present(contenders, conditions),
+        workloads,
+        settings: settings.clone(),
+    };
+    let cells = plan.run();
+    let mut tables = plan.tables(reference, &cells);
+    let missing = &conditions.missing[missing_before..];
+    for table in &mut tables {
+        let rows = missing
+            .iter()
+            .map(|(name, why)| Row::missing(name, why.clone()));
+        table.rows.extend(rows);
+    }
+    (cells, tables)
 }
 
 /// Lets one contender run for the time of its measurement; the others are stopped.

@@ -54,6 +54,11 @@ impl Unit {
         }
     }
 
+    /// The metric of this name that is measured in the unit.
+    pub(crate) const fn of(self, name: &'static str) -> Metric {
+        Metric { name, unit: self }
+    }
+
     /// Whether more of it is better.
     pub(crate) fn more_is_better(self) -> bool {
         matches!(self, Unit::GigabitsPerSecond | Unit::ThousandPerSecond)
@@ -71,16 +76,7 @@ pub(crate) struct Metric {
 /// Of what is done so many thousand times a second: by the clock, and per CPU second.
 pub(crate) const fn rates(by_the_clock: &'static str, per_cpu_second: &'static str) -> [Metric; 2] {
     const UNIT: Unit = Unit::ThousandPerSecond;
-    [
-        Metric {
-            name: by_the_clock,
-            unit: UNIT,
-        },
-        Metric {
-            name: per_cpu_second,
-            unit: UNIT,
-        },
-    ]
+    [UNIT.of(by_the_clock), UNIT.of(per_cpu_second)]
 }
 
 /// One measurement: a value for each metric, and what else is worth keeping.

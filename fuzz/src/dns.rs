@@ -1,6 +1,7 @@
 //! DNS: a guest's query, the query that goes upstream, its answer, and the reply.
 //!
 //! Input: `knobs (1) | id (2) | length (2) | query | answer …`. Knobs: see [`knob`].
+use slipgate_abi::VmId;
 use slipgate_policy::{MAX_RESOLVERS, Name, parse_resolv_conf};
 use userspace_nat::dns::{
     answer::Answer,
@@ -95,7 +96,7 @@ fn answered(asked: &Asked, key: Key<'_>, answer: Answer) {
         is_reply(asked, &reply::from_answer(asked, &answer, age_s, 86_400));
     }
     let mut cache = Cache::new(4, 1 << 16);
-    cache.insert(1, key.0, answer, 0);
+    cache.insert(VmId::new(1), key.0, answer, 0);
     assert!(cache.bytes() <= 1 << 16);
     if let Some((kept, age_s)) = cache.get(key.0, 1_000_000_000) {
         is_reply(asked, &reply::from_answer(asked, kept, age_s, 86_400));

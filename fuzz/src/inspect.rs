@@ -5,9 +5,9 @@ use userspace_nat::{
     fake::{hellos, initials},
     inspection::{
         Refused,
+        protocol_sniffer::{ProtocolSniffer, Step},
         quic::{Allowance, Effort, Flow, Version},
         reassembly::{MAX_LEN, Reassembly},
-        spoken::{Spoken, Step},
         tls,
     },
 };
@@ -64,11 +64,11 @@ pub fn http(input: &[u8]) {
 /// What a stream names, how much of it goes on, and why it ends.
 type Followed = (Vec<String>, usize, Option<Refused>);
 
-fn follow(spoken: &mut Spoken, stream: &[u8], retry: bool, so_far: &mut Followed) {
+fn follow(sniffer: &mut ProtocolSniffer, stream: &[u8], retry: bool, so_far: &mut Followed) {
     let (names, at, refused) = so_far;
     while refused.is_none() {
-        match spoken.next(&stream[*at..]) {
-            Ok(Step::Said(name, len)) => {
+        match sniffer.next(&stream[*at..]) {
+            Ok(Step::Named(name, len)) => {
                 assert!(len > 0);
                 names.push(name.name().without_dot());
                 *at += len;
@@ -78,7 +78,10 @@ fn follow(spoken: &mut Spoken, stream: &[u8], retry: bool, so_far: &mut Followed
                 *at += len;
             }
             Ok(Step::Held) => {
-                assert_eq!(spoken.server_said(&hellos::server_hello(retry)), Ok(true));
+                assert_eq!(
+                    sniffer.server_answered(&hellos::server_hello(retry)),
+                    Ok(true)
+                );
                 if stream[*at..].is_empty() {
                     return;
                 }
@@ -96,12 +99,12 @@ fn follow(spoken: &mut Spoken, stream: &[u8], retry: bool, so_far: &mut Followed
 
 fn same_in_pieces(stream: &[u8], cut: usize, mode: Http, retry: bool) {
     let mut whole = Followed::default();
-    follow(&mut Spoken::new(mode), stream, retry, &mut whole);
-    let (mut spoken, mut pieces) = (Spoken::new(mode), Followed::default());
+    follow(&mut ProtocolSniffer::new(mode), stream, retry, &mut whole);
+    let (mut sniffer, mut pieces) = (ProtocolSniffer::new(mode), Followed::default());
     let begin = &stream[..cut.min(stream.len())];
-    follow(&mut spoken, begin, retry, &mut pieces);
+    follow(&mut sniffer, begin, retry, &mut pieces);
     if pieces.2.is_none() {
-        follow(&mut spoken, stream, retry, &mut pieces);
+        follow(&mut sniffer, stream, retry, &mut pieces);
         assert_eq!((&whole.0, whole.1), (&pieces.0, pieces.1));
         assert_eq!(whole.2.is_some(), pieces.2.is_some());
     } else {

@@ -82,7 +82,10 @@ fn http(bytes: &[u8]) {
     let (Some(first), body) = (lines.next(), lines.next().unwrap_or_default()) else {
         return;
     };
-    let Some((method, path)) = std::str::from_utf8(first).ok().and_then(|l| l.split_once(' ')) else {
+    let Some((method, path)) = std::str::from_utf8(first)
+        .ok()
+        .and_then(|l| l.split_once(' '))
+    else {
         return;
     };
     match slipgate_api::change_of(method, path, Some("\"1\""), body) {

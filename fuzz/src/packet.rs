@@ -13,7 +13,7 @@ use userspace_nat::{
         ipv4::{self, End},
         transport::{TCP_HEADER_LEN, Tcp, tcp_options},
     },
-    port::{ETHERTYPE_IPV4, Exit, Frame, Outbox, VirtioNetHdr},
+    port::{ETHERTYPE_IPV4, Exit, Frame, Outbox, Side, VirtioNetHdr},
     reply::{Answers, IcmpError},
     vm::VmNet,
 };
@@ -161,15 +161,9 @@ fn answers(vm: &VmNet, packet: Packet<'_>) {
     let mut out = Outbox::new(1 << 20);
     let mut answers = Answers::new();
     answers.reset(vm, &packet, &mut out, 0);
-    answers.icmp_to_guest(vm, &packet, IcmpError::TtlExceeded, &mut out, 0);
-    answers.icmp_to_world(
-        vm,
-        &packet,
-        IcmpError::TooBig(1_400),
-        Exit::Uplink(1),
-        &mut out,
-        0,
-    );
+    let (guest, world) = (Side::Guest, Side::World(Exit::Uplink(1)));
+    answers.icmp(vm, guest, &packet, IcmpError::TtlExceeded, &mut out, 0);
+    answers.icmp(vm, world, &packet, IcmpError::TooBig(1_400), &mut out, 0);
     for bytes in out.frames() {
         let frame = Frame::parse(bytes).expect("what we wrote");
         assert!(is_right(frame.l3) && frame.l3.len() <= 576);

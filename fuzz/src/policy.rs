@@ -3,7 +3,7 @@
 //! Input: `destination: address (4), port (2), protocol (1) | deny file, with its length | policy file`.
 use std::{io, path::Path};
 
-use slipgate_abi::Protocol;
+use slipgate_abi::{Protocol, VmId};
 use slipgate_policy::{
     Destination, Name, PolicySet,
     document::{CliOverrides, LoadedPolicies, PolicyFile, check_file, policy_in_file},
@@ -52,8 +52,8 @@ pub fn policy(input: &[u8]) {
     let texts: Vec<String> = policies.texts().collect();
     let mut judge = Judge::new(policies.clone());
     for (policy, index) in policies.iter().zip(0..) {
-        judge.assign(index, index);
-        let decision = judge.decide(index, to, 0).decision;
+        judge.assign(VmId::new(index), index);
+        let decision = judge.decide(VmId::new(index), to, 0).decision;
         assert!(policy.has(decision.rule));
         assert_eq!(decision, policy.decide(to));
         let text = &texts[decision.rule.0 as usize];

@@ -5,11 +5,11 @@
 //! relay's own tests: each would cost a connection of the host's that lingers in TIME-WAIT.
 use std::net::UdpSocket;
 
-use slipgate_abi::{Ip4, Protocol, segment::Segments};
+use slipgate_abi::{Ip4, Protocol, VmId, segment::Segments};
 use userspace_nat::{
-    context::Context,
     fake::packets::{self, is_right},
     packet::{Ipv4, Packet, Transport},
+    poll::Context,
     poll::{Poller, Subsystem},
     port::{Frame, Outbox},
     relay::{Forward, Limits, Opening, Question, Relay, Standing, Taken},
@@ -34,7 +34,7 @@ pub(crate) mod what {
     pub(crate) const COUNT: u8 = 8;
 }
 
-const VM: u32 = 101;
+const VM: VmId = VmId::new(101);
 const MAX_STEPS: usize = 300;
 const DNS_CONNECTIONS: u32 = 3;
 const ASSOCIATIONS: u32 = 2;
@@ -65,7 +65,7 @@ struct World {
 
 /// Runs the steps; in the end everything that was relayed times out.
 pub fn relay(input: &[u8]) {
-    with_vm(spec(1, VM, 10), |vm| {
+    with_vm(spec(1, VM.get(), 10), |vm| {
         let limits = Limits {
             dns_connections_per_vm: DNS_CONNECTIONS,
             associations_per_vm: ASSOCIATIONS,

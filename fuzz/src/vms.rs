@@ -1,5 +1,5 @@
 //! VMs as the targets use them.
-use slipgate_abi::{DropCounters, Ip4, VmCounters};
+use slipgate_abi::{DropCounters, Ip4, VmCounters, VmId, VmRow};
 use userspace_nat::{
     stats::VmStats,
     vm::{VmNet, VmSpec},
@@ -21,8 +21,8 @@ pub(crate) const fn ip(a: u8, b: u8, c: u8, d: u8) -> Ip4 {
 
 pub(crate) fn spec(row: u16, id: u32, max_flows: u32) -> VmSpec {
     VmSpec {
-        id,
-        row,
+        id: VmId::new(id),
+        row: VmRow::new(row),
         name: format!("vm{row}"),
         guest: GUEST.into(),
         gateway: GATEWAY.into(),

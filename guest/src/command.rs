@@ -239,21 +239,14 @@ impl Direction {
 }
 
 /// Error in a command line.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("`{command}`: {why}")]
 pub struct CommandError {
     /// Command that is wrong: the part between two `;`.
     pub command: String,
     /// Reason, with the right syntax.
     pub why: String,
 }
-
-impl fmt::Display for CommandError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "`{}`: {}", self.command, self.why)
-    }
-}
-
-impl core::error::Error for CommandError {}
 
 #[cfg(test)]
 #[path = "command_test.rs"]

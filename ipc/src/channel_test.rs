@@ -4,6 +4,8 @@ use std::{
     os::fd::AsFd,
 };
 
+use slipgate_model::VmRow;
+
 use super::*;
 use crate::{
     descriptors::{Slot, carries_descriptors, carries_none},
@@ -47,7 +49,7 @@ carries_descriptors!(Large);
 fn question<F>() -> ToEngine<F> {
     ToEngine::Request {
         id: 7,
-        about: Some(Subject::Vm { row: 1 }),
+        about: Some(Subject::Vm { row: VmRow::new(1) }),
         request: EngineRequest::Why(FlowQuestion {
             address: [192, 0, 2, 1].into(),
             port: 443,

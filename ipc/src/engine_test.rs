@@ -1,6 +1,7 @@
 use std::{fs::File, os::fd::OwnedFd};
 
 use proptest::prelude::*;
+use slipgate_model::VmRow;
 use slipgate_policy::LocalAddresses;
 
 use super::*;
@@ -21,7 +22,9 @@ struct Tag(i32);
 fn subject() -> impl Strategy<Value = Option<Subject>> {
     prop_oneof![
         Just(None),
-        any::<u16>().prop_map(|row| Some(Subject::Vm { row })),
+        any::<u16>().prop_map(|row| Some(Subject::Vm {
+            row: VmRow::new(row)
+        })),
         any::<(u32, u32)>().prop_map(|(slot, generation)| Some(Subject::Flow { slot, generation })),
         any::<(u32, u64)>()
             .prop_map(|(run, number)| Some(Subject::Relayed(RelayedId { run, number }))),

@@ -11,6 +11,7 @@ mod network;
 mod vm;
 
 use serde::{Deserialize, Serialize};
+pub use slipgate_abi::{VmId, VmRow};
 
 pub use self::{
     flow_id::{FlowId, RelayedId, TranslatedId},
@@ -36,7 +37,7 @@ pub enum Subject {
     /// A VM with all its flows.
     Vm {
         /// Row of the VM.
-        row: u16,
+        row: VmRow,
     },
     /// A translated flow.
     Flow {

@@ -2,14 +2,15 @@
 use std::net::Ipv4Addr;
 
 use serde::{Deserialize, Serialize};
+use slipgate_abi::{VmId, VmRow};
 
 /// A VM and its network, as the broker describes it to the engine.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct VmSpec {
     /// Id of the VM, never reused.
-    pub id: u32,
+    pub id: VmId,
     /// Row of the VM in `VMS`, `COUNTERS` and `DROPS`.
-    pub row: u16,
+    pub row: VmRow,
     /// Name of the VM, given by the user.
     pub name: String,
     /// Address of the guest.

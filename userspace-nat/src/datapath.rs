@@ -3,7 +3,7 @@
 //! In a running engine they are map descriptors and mapped arrays; `crate::fake` has them in
 //! memory.
 use slipgate_abi::{
-    FlowRef, Ip4, NameKey, NameValue, NextHopRef, SequencesRef, SlotRef, Tuple, VmRef,
+    FlowRef, Ip4, NameKey, NameValue, NextHopRef, SequencesRef, SlotRef, Tuple, VmId, VmRef, VmRow,
     rate::RateRef,
 };
 use thiserror::Error;
@@ -86,11 +86,15 @@ pub trait Tables {
     /// Returns the chunks that this process's row owns already (adoption).
     fn own_chunks(&self) -> Vec<std::ops::Range<u32>>;
     /// Returns a VM's row in `VMS`.
-    fn vm(&self, row: u16) -> Option<VmRef>;
+    fn vm(&self, row: VmRow) -> Option<VmRef>;
     /// Returns a VM's rows of `COUNTERS` and `DROPS`. Row 0 counts what belongs to no VM.
-    fn stats(&self, row: u16) -> VmStats;
+    fn stats(&self, row: VmRow) -> VmStats;
+    /// Returns the counters for packets that belong to no VM.
+    fn nobody(&self) -> VmStats {
+        self.stats(VmRow::NOBODY)
+    }
     /// Returns a VM's row of `RATES`.
-    fn rates(&self, row: u16) -> Option<RateRef>;
+    fn rates(&self, row: VmRow) -> Option<RateRef>;
     /// Returns an element of `NEXT_HOPS`.
     fn next_hop(&self, index: u32) -> Option<NextHopRef>;
     /// Returns the index of the element for a next hop, and claims one when there is none yet; the
@@ -109,7 +113,7 @@ pub trait Tables {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct RememberedName {
     /// Id of the VM.
-    pub vm: u32,
+    pub vm: VmId,
     /// The address that was opened.
     pub addr: Ip4,
     /// The name in wire form, in lower case, at most 255 octets.
@@ -122,7 +126,7 @@ impl RememberedName {
     /// Reads an entry of the map `NAMES`.
     pub fn of(key: &NameKey, value: &NameValue) -> Self {
         Self {
-            vm: key.vm,
+            vm: VmId::new(key.vm),
             addr: key.addr,
             name: value.name().into(),
             expires_ns: value.expires_ns,
@@ -138,7 +142,7 @@ pub trait NameMap {
     fn remember_name(&mut self, name: &RememberedName) -> bool;
     /// Deletes the entry of this VM, address and name (in wire form, in lower case). Returns
     /// whether it was in the map.
-    fn forget_name(&mut self, vm: u32, addr: Ip4, name: &[u8]) -> bool;
+    fn forget_name(&mut self, vm: VmId, addr: Ip4, name: &[u8]) -> bool;
     /// Returns the entries of the VMs that this process's row owns, expired or not; used at
     /// adoption.
     fn remembered_names(&self) -> Vec<RememberedName>;

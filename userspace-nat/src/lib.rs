@@ -21,7 +21,6 @@
 pub mod admission;
 pub mod arp;
 pub mod clock;
-pub mod context;
 pub mod control;
 pub mod datagram;
 pub mod datapath;

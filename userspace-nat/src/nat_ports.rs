@@ -39,7 +39,7 @@ use std::{
 
 use hashbrown::{HashMap, hash_map::Entry};
 use rand::{Rng, RngExt, SeedableRng, rngs::SmallRng};
-use slipgate_abi::{Ip4, Protocol, Tuple, maps::MAX_OWNERS, timeout::PORT_REST_NS};
+use slipgate_abi::{Ip4, Protocol, Tuple, VmId, maps::MAX_OWNERS, timeout::PORT_REST_NS};
 
 use crate::{clock::SECOND_NS, quota::Reserve};
 
@@ -118,7 +118,7 @@ const RANDOM_TRIES: usize = 8;
 /// Most resting ports that are examined for one that the VM may reuse early.
 const RESTING_LOOKS: usize = 64;
 /// Holder of a port that another process uses.
-const NOBODY: u32 = Tuple::WORLD;
+const NOBODY: VmId = VmId::new(Tuple::WORLD);
 
 /// Ports that are busy toward one destination.
 #[derive(Debug, Default)]
@@ -137,7 +137,7 @@ struct Toward {
 struct Rest {
     port: u16,
     /// Id of the VM that used the port, or [`NOBODY`].
-    vm: u32,
+    vm: VmId,
     /// End of the rest, `CLOCK_MONOTONIC` ns. It also distinguishes the rests of one port.
     ready_ns: u64,
     /// Time from which the same VM may reuse the port, ns; `u64::MAX`: not before the end, except
@@ -147,7 +147,7 @@ struct Rest {
 
 impl Rest {
     /// Whether this is the port's rest and the VM may end it early.
-    fn is_for(&self, port: u16, vm: u32) -> bool {
+    fn is_for(&self, port: u16, vm: VmId) -> bool {
         self.port == port && self.vm == vm && self.early_ns != u64::MAX
     }
 }
@@ -161,7 +161,7 @@ pub struct GivenBack {
     /// The translated port that is returned.
     pub port: u16,
     /// Id of the VM that used the port.
-    pub vm: u32,
+    pub vm: VmId,
     /// When the port can be used again.
     pub how: Freed,
     /// Whether the flow ends because ports ran short: a VM may reuse its own port at once then.
@@ -178,13 +178,15 @@ pub struct PortPool {
     parts: Parts,
     /// Ports that are bound by sockets of the host, by protocol.
     reserved: HashMap<(Protocol, u16), (), foldhash::fast::RandomState>,
-    toward: HashMap<Destination, Toward, foldhash::fast::RandomState>,
+    /// Ports by destination. The values are boxed to keep the table small: it doubles in the middle
+    /// of an admission, which waits until all elements have moved to fresh memory.
+    toward: HashMap<Destination, Box<Toward>, foldhash::fast::RandomState>,
     /// Rests of ports whose flow was not inspected, those of ports that were reused early included.
     rests: RestOrder,
     /// Rests of ports of inspected flows.
     inspected: RestOrder,
     /// Number of rests in `inspected`, by VM id.
-    inspected_of: HashMap<u32, usize, foldhash::fast::RandomState>,
+    inspected_of: HashMap<VmId, usize, foldhash::fast::RandomState>,
     /// Share of each VM in [`MAX_RESTING`] rests of inspected flows.
     inspected_reserve: Reserve,
     /// Rest that the last pick ended early; kept until the next pick, for [`PortPool::put_back`].
@@ -246,7 +248,7 @@ impl PortPool {
 
     /// Whether another flow of a VM may be inspected: its port has to rest for the whole time
     /// afterwards.
-    pub fn may_inspect(&self, vm: u32) -> bool {
+    pub fn may_inspect(&self, vm: VmId) -> bool {
         let free = MAX_RESTING.saturating_sub(self.inspected.len());
         let held = || self.inspected_of.get(&vm).copied().unwrap_or_default();
         free > 0 && self.inspected_reserve.allows(free, held)
@@ -260,7 +262,13 @@ impl PortPool {
     /// Picks a free port toward a destination for a VM and marks it busy. Returns `None` when no
     /// port is free, or the VM has used up its share. `timestamps`: whether the port is for a SYN
     /// with TCP timestamps.
-    pub fn pick(&mut self, to: Destination, vm: u32, timestamps: bool, now_ns: u64) -> Option<u16> {
+    pub fn pick(
+        &mut self,
+        to: Destination,
+        vm: VmId,
+        timestamps: bool,
+        now_ns: u64,
+    ) -> Option<u16> {
         let size = self.range.len();
         if size == 0 {
             return None;
@@ -320,7 +328,7 @@ impl PortPool {
     pub fn has_port(
         &self,
         to: Destination,
-        vm: u32,
+        vm: VmId,
         timestamps: bool,
         now_ns: u64,
         given_back: &[GivenBack],
@@ -335,9 +343,9 @@ impl PortPool {
             return true;
         }
         let none = Toward::default();
-        let toward = self.toward.get(&to).unwrap_or(&none);
+        let toward = self.toward.get(&to).map_or(&none, |toward| toward);
         let safe = given_back.iter().filter(|given| given.how == Freed::Safe);
-        let freed: Vec<(usize, u32)> = safe
+        let freed: Vec<(usize, VmId)> = safe
             .filter_map(|given| Some((self.offset(given.port)?, given.vm)))
             .collect();
         let busy = toward.busy.len().saturating_sub(freed.len());
@@ -392,7 +400,7 @@ impl PortPool {
         &self,
         to: Destination,
         rest: &Rest,
-        vm: u32,
+        vm: VmId,
         timestamps: bool,
         now_ns: u64,
     ) -> bool {
@@ -401,7 +409,7 @@ impl PortPool {
     }
 
     /// Returns a port that was just picked and not used, and restores its former state.
-    pub fn put_back(&mut self, to: Destination, port: u16, vm: u32) {
+    pub fn put_back(&mut self, to: Destination, port: u16, vm: VmId) {
         let (Some(offset), Entry::Occupied(mut entry)) = (self.offset(port), self.toward.entry(to))
         else {
             return;
@@ -419,7 +427,7 @@ impl PortPool {
 
     /// Picks a free port from the part that is kept for this process, for a VM that has less than
     /// an equal share of that part toward the destination.
-    pub fn pick_kept(&mut self, to: Destination, vm: u32) -> Option<u16> {
+    pub fn pick_kept(&mut self, to: Destination, vm: VmId) -> Option<u16> {
         let own = self.parts.own();
         let held = self.toward.get(&to).map_or(0, |t| t.busy.held_by(vm));
         if held >= self.kept_for_each() {
@@ -432,7 +440,7 @@ impl PortPool {
 
     /// Takes a port for a VM that has just returned it for this purpose, whatever its share.
     /// Returns false when the port is neither free nor resting for others only.
-    pub fn take(&mut self, to: Destination, port: u16, vm: u32) -> bool {
+    pub fn take(&mut self, to: Destination, port: u16, vm: VmId) -> bool {
         let Some(offset) = self.offset(port) else {
             return false;
         };
@@ -457,7 +465,7 @@ impl PortPool {
     }
 
     /// Marks a port busy that a VM's flow uses already (adoption).
-    pub fn mark(&mut self, to: Destination, port: u16, vm: u32) {
+    pub fn mark(&mut self, to: Destination, port: u16, vm: VmId) {
         if let Some(offset) = self.offset(port) {
             let size = self.range.len();
             let toward = self.toward.entry(to).or_default();
@@ -467,7 +475,7 @@ impl PortPool {
 
     /// Frees a VM's port. A port outside the range (a forward's) is not managed by the pool:
     /// nothing is done.
-    pub fn free(&mut self, to: Destination, port: u16, vm: u32, how: Freed, now_ns: u64) {
+    pub fn free(&mut self, to: Destination, port: u16, vm: VmId, how: Freed, now_ns: u64) {
         let Some(offset) = self.offset(port) else {
             return;
         };
@@ -606,7 +614,12 @@ fn is_reserved(
 }
 
 fn remove_if_empty(
-    entry: hashbrown::hash_map::OccupiedEntry<'_, Destination, Toward, foldhash::fast::RandomState>,
+    entry: hashbrown::hash_map::OccupiedEntry<
+        '_,
+        Destination,
+        Box<Toward>,
+        foldhash::fast::RandomState,
+    >,
 ) {
     if entry.get().busy.len() == 0 {
         entry.remove();

@@ -1,5 +1,7 @@
 use std::collections::HashSet;
 
+use slipgate_abi::VmId;
+
 use proptest::prelude::*;
 
 use super::*;
@@ -30,7 +32,8 @@ fn pool(range: RangeInclusive<u16>) -> PortPool {
 fn gives_out_the_whole_range_once_per_destination() {
     let mut pool = pool(DEFAULT_RANGE);
     for n in 0..3 {
-        let ports: HashSet<u16> = std::iter::from_fn(|| pool.pick(to(n), 1, false, 0)).collect();
+        let ports: HashSet<u16> =
+            std::iter::from_fn(|| pool.pick(to(n), VmId::new(1), false, 0)).collect();
         assert_eq!(ports.len(), 4_536);
         assert!(ports.iter().all(|p| DEFAULT_RANGE.contains(p)));
     }
@@ -39,55 +42,59 @@ fn gives_out_the_whole_range_once_per_destination() {
 #[test]
 fn rfc6888_req_8_a_freed_port_rests_120_seconds() {
     let mut pool = pool(61_000..=61_000);
-    let port = pool.pick(to(1), 1, false, 0).unwrap();
-    pool.free(to(1), port, 1, Freed::Rests, SECOND_NS);
+    let port = pool.pick(to(1), VmId::new(1), false, 0).unwrap();
+    pool.free(to(1), port, VmId::new(1), Freed::Rests, SECOND_NS);
     pool.wake(120 * SECOND_NS);
-    assert_eq!(pool.pick(to(1), 1, false, 0), None);
+    assert_eq!(pool.pick(to(1), VmId::new(1), false, 0), None);
     pool.wake(121 * SECOND_NS);
-    assert_eq!(pool.pick(to(1), 1, false, 0), Some(port));
+    assert_eq!(pool.pick(to(1), VmId::new(1), false, 0), Some(port));
 }
 
 #[test]
 fn rfc6888_req_8_a_safely_closed_port_is_free_at_once() {
     let mut pool = pool(61_000..=61_000);
-    let port = pool.pick(to(1), 1, false, 0).unwrap();
-    pool.free(to(1), port, 1, Freed::Safe, 0);
-    assert_eq!(pool.pick(to(1), 1, false, 0), Some(port));
+    let port = pool.pick(to(1), VmId::new(1), false, 0).unwrap();
+    pool.free(to(1), port, VmId::new(1), Freed::Safe, 0);
+    assert_eq!(pool.pick(to(1), VmId::new(1), false, 0), Some(port));
 }
 
 #[test]
 fn rfc6191_the_same_vm_with_timestamps_takes_a_resting_port() {
     let mut pool = pool(61_000..=61_001);
     for _ in 0..2 {
-        let port = pool.pick(to(1), 7, false, 0).unwrap();
-        pool.free(to(1), port, 7, Freed::Rests, 0);
+        let port = pool.pick(to(1), VmId::new(7), false, 0).unwrap();
+        pool.free(to(1), port, VmId::new(7), Freed::Rests, 0);
     }
-    assert_eq!(pool.pick(to(1), 1, false, 0), None, "without timestamps");
-    assert_eq!(pool.pick(to(1), 8, true, 0), None, "another VM");
-    assert!(pool.pick(to(1), 7, true, 0).is_some());
-    assert!(pool.pick(to(1), 7, true, 0).is_some());
-    assert_eq!(pool.pick(to(1), 7, true, 0), None);
+    assert_eq!(
+        pool.pick(to(1), VmId::new(1), false, 0),
+        None,
+        "without timestamps"
+    );
+    assert_eq!(pool.pick(to(1), VmId::new(8), true, 0), None, "another VM");
+    assert!(pool.pick(to(1), VmId::new(7), true, 0).is_some());
+    assert!(pool.pick(to(1), VmId::new(7), true, 0).is_some());
+    assert_eq!(pool.pick(to(1), VmId::new(7), true, 0), None);
     // The rests of ports that were taken early do not free them.
     pool.wake(500 * SECOND_NS);
-    assert_eq!(pool.pick(to(1), 1, false, 0), None);
+    assert_eq!(pool.pick(to(1), VmId::new(1), false, 0), None);
 }
 
 #[test]
 fn a_port_that_was_taken_early_has_its_next_rest_whole() {
     let mut pool = pool(61_000..=61_000);
-    let port = pool.pick(to(1), 7, false, 0).unwrap();
-    pool.free(to(1), port, 7, Freed::Rests, 0);
+    let port = pool.pick(to(1), VmId::new(7), false, 0).unwrap();
+    pool.free(to(1), port, VmId::new(7), Freed::Rests, 0);
     assert_eq!(
-        pool.pick(to(1), 7, true, 10 * SECOND_NS),
+        pool.pick(to(1), VmId::new(7), true, 10 * SECOND_NS),
         Some(port),
         "early"
     );
-    pool.free(to(1), port, 7, Freed::Rests, 115 * SECOND_NS);
+    pool.free(to(1), port, VmId::new(7), Freed::Rests, 115 * SECOND_NS);
     // When the first rest would have been over.
     pool.wake(120 * SECOND_NS);
     assert_eq!(pool.busy(&to(1)), 1);
     pool.wake(234 * SECOND_NS);
-    assert_eq!(pool.pick(to(1), 1, false, 234 * SECOND_NS), None);
+    assert_eq!(pool.pick(to(1), VmId::new(1), false, 234 * SECOND_NS), None);
     pool.wake(235 * SECOND_NS);
     assert_eq!(pool.sizes(), (0, 0));
 }
@@ -95,68 +102,85 @@ fn a_port_that_was_taken_early_has_its_next_rest_whole() {
 #[test]
 fn a_port_that_was_picked_and_not_used_is_as_it_was() {
     let mut pool = pool(61_000..=61_001);
-    let rests = pool.pick(to(1), 7, false, 0).unwrap();
-    pool.free(to(1), rests, 7, Freed::Rests, 0);
-    let unused = pool.pick(to(1), 7, false, 0).unwrap();
-    pool.put_back(to(1), unused, 7);
-    assert_eq!(pool.pick(to(1), 7, false, 0), Some(unused));
-    assert_eq!(pool.pick(to(1), 7, true, SECOND_NS), Some(rests), "early");
-    pool.put_back(to(1), rests, 7);
-    assert_eq!(pool.pick(to(1), 8, true, SECOND_NS), None, "another VM");
+    let rests = pool.pick(to(1), VmId::new(7), false, 0).unwrap();
+    pool.free(to(1), rests, VmId::new(7), Freed::Rests, 0);
+    let unused = pool.pick(to(1), VmId::new(7), false, 0).unwrap();
+    pool.put_back(to(1), unused, VmId::new(7));
+    assert_eq!(pool.pick(to(1), VmId::new(7), false, 0), Some(unused));
+    assert_eq!(
+        pool.pick(to(1), VmId::new(7), true, SECOND_NS),
+        Some(rests),
+        "early"
+    );
+    pool.put_back(to(1), rests, VmId::new(7));
+    assert_eq!(
+        pool.pick(to(1), VmId::new(8), true, SECOND_NS),
+        None,
+        "another VM"
+    );
     pool.wake(119 * SECOND_NS);
     assert_eq!(pool.busy(&to(1)), 2);
     pool.wake(120 * SECOND_NS);
-    assert_eq!(pool.pick(to(1), 8, false, 0), Some(rests));
+    assert_eq!(pool.pick(to(1), VmId::new(8), false, 0), Some(rests));
 }
 
 #[test]
 fn a_port_that_rests_for_others_rests_ten_seconds_for_its_own_vm() {
     let mut pool = pool(61_000..=61_000);
-    let port = pool.pick(to(1), 7, false, 0).unwrap();
-    pool.free(to(1), port, 7, Freed::RestsForOthers, SECOND_NS);
+    let port = pool.pick(to(1), VmId::new(7), false, 0).unwrap();
+    pool.free(to(1), port, VmId::new(7), Freed::RestsForOthers, SECOND_NS);
     let mut pick = |vm, now_s| pool.pick(to(1), vm, false, now_s * SECOND_NS);
-    assert_eq!(pick(7, 10), None);
-    assert_eq!(pick(8, 11), None, "another VM");
-    assert_eq!(pick(7, 11), Some(port));
+    assert_eq!(pick(VmId::new(7), 10), None);
+    assert_eq!(pick(VmId::new(8), 11), None, "another VM");
+    assert_eq!(pick(VmId::new(7), 11), Some(port));
     // But where it was given back for that.
-    pool.free(to(1), port, 7, Freed::RestsForOthers, 12 * SECOND_NS);
-    assert!(!pool.take(to(1), port, 8));
-    assert!(pool.take(to(1), port, 7));
-    assert!(!pool.take(to(1), port, 7), "it is in use");
+    pool.free(
+        to(1),
+        port,
+        VmId::new(7),
+        Freed::RestsForOthers,
+        12 * SECOND_NS,
+    );
+    assert!(!pool.take(to(1), port, VmId::new(8)));
+    assert!(pool.take(to(1), port, VmId::new(7)));
+    assert!(!pool.take(to(1), port, VmId::new(7)), "it is in use");
 }
 
 #[test]
 fn an_inspected_flows_port_rests_to_the_end() {
     let mut pool = pool(61_000..=61_000);
-    let port = pool.pick(to(1), 7, false, 0).unwrap();
-    pool.free(to(1), port, 7, Freed::Inspected, 0);
-    assert_eq!(pool.pick(to(1), 7, true, 119 * SECOND_NS), None);
-    assert!(!pool.take(to(1), port, 7));
+    let port = pool.pick(to(1), VmId::new(7), false, 0).unwrap();
+    pool.free(to(1), port, VmId::new(7), Freed::Inspected, 0);
+    assert_eq!(pool.pick(to(1), VmId::new(7), true, 119 * SECOND_NS), None);
+    assert!(!pool.take(to(1), port, VmId::new(7)));
     // As many others as may rest do not end it.
     for n in 0..=MAX_RESTING {
         let to = Destination {
             remote_port: 1_000 + (n % 60_000) as u16,
             ..to((n / 60_000) as u8 + 2)
         };
-        let port = pool.pick(to, 7, false, 0).unwrap();
-        pool.free(to, port, 7, Freed::Rests, 1);
+        let port = pool.pick(to, VmId::new(7), false, 0).unwrap();
+        pool.free(to, port, VmId::new(7), Freed::Rests, 1);
     }
     assert_eq!(pool.sizes().1, MAX_RESTING + 1);
     assert_eq!(pool.busy(&to(1)), 1);
     pool.wake(120 * SECOND_NS);
-    assert_eq!(pool.pick(to(1), 7, false, 120 * SECOND_NS), Some(port));
+    assert_eq!(
+        pool.pick(to(1), VmId::new(7), false, 120 * SECOND_NS),
+        Some(port)
+    );
 }
 
 #[test]
 fn a_vm_leaves_the_others_rests_of_inspected_flows() {
     let mut pool = pool(61_000..=61_000);
     pool.share_among(2);
-    let mut rest = |vm: u32| {
+    let mut rest = |vm: VmId| {
         let mut rested = 0;
         while pool.may_inspect(vm) {
             let to = Destination {
                 remote_port: 1_000 + (rested % 60_000) as u16,
-                ..to((rested / 60_000 + vm as usize * 10) as u8)
+                ..to((rested / 60_000 + vm.get() as usize * 10) as u8)
             };
             let port = pool.pick(to, vm, false, 0).unwrap();
             pool.free(to, port, vm, Freed::Inspected, 0);
@@ -164,11 +188,11 @@ fn a_vm_leaves_the_others_rests_of_inspected_flows() {
         }
         rested
     };
-    assert_eq!(rest(1), MAX_RESTING / 4 * 3);
-    assert_eq!(rest(2), MAX_RESTING / 8);
-    assert_eq!(rest(1), 0);
+    assert_eq!(rest(VmId::new(1)), MAX_RESTING / 4 * 3);
+    assert_eq!(rest(VmId::new(2)), MAX_RESTING / 8);
+    assert_eq!(rest(VmId::new(1)), 0);
     pool.wake(120 * SECOND_NS);
-    assert!(pool.may_inspect(1));
+    assert!(pool.may_inspect(VmId::new(1)));
     assert_eq!(pool.sizes(), (0, 0));
 }
 
@@ -216,7 +240,7 @@ fn rfc6056_ports_are_random() {
     // Each for a destination of its own: what one guest sees that talks to many.
     let mut many = pool(DEFAULT_RANGE);
     let ports: Vec<u16> = (0..20_000)
-        .filter_map(|n| many.pick(to_port((n % 200) as u8, n / 200), 1, false, 0))
+        .filter_map(|n| many.pick(to_port((n % 200) as u8, n / 200), VmId::new(1), false, 0))
         .collect();
     assert_eq!(ports.len(), 20_000);
     assert_eq!(what_is_not_random(&ports), NONE);
@@ -227,9 +251,9 @@ fn rfc6056_ports_are_random() {
         .filter_map(|_| {
             if out.len() == SIZE / 2 {
                 let first = out.pop_front()?;
-                one.free(to(1), first, 1, Freed::Safe, 0);
+                one.free(to(1), first, VmId::new(1), Freed::Safe, 0);
             }
-            let port = one.pick(to(1), 1, false, 0)?;
+            let port = one.pick(to(1), VmId::new(1), false, 0)?;
             out.push_back(port);
             Some(port)
         })
@@ -240,7 +264,7 @@ fn rfc6056_ports_are_random() {
     let first_of_its_own = || {
         let mut pool = PortPool::new(DEFAULT_RANGE);
         (0..8)
-            .map(|n| pool.pick(to(n), 1, false, 0))
+            .map(|n| pool.pick(to(n), VmId::new(1), false, 0))
             .collect::<Vec<_>>()
     };
     assert_ne!(first_of_its_own(), first_of_its_own());
@@ -286,7 +310,8 @@ fn random_in(n: usize, below: usize) -> usize {
 fn reserved_ports_are_left_alone() {
     let mut pool = pool(61_000..=61_009);
     pool.set_reserved((61_000..61_005).map(|p| (Protocol::Tcp, p)));
-    let ports: HashSet<u16> = std::iter::from_fn(|| pool.pick(to(1), 1, false, 0)).collect();
+    let ports: HashSet<u16> =
+        std::iter::from_fn(|| pool.pick(to(1), VmId::new(1), false, 0)).collect();
     assert_eq!(ports, (61_005..=61_009).collect());
 }
 
@@ -296,26 +321,30 @@ fn rfc6888_req_4_a_vm_leaves_ports_to_the_others() {
     pool.share_among(3);
     let mut ports_of = |n, vm| std::iter::from_fn(|| pool.pick(to(n), vm, false, 0)).count();
     // A quarter of 4,536 is 1,134, a third of that 378.
-    assert_eq!(ports_of(1, 1), 4_536 - 1_134);
-    assert_eq!(ports_of(1, 2), 378);
-    assert_eq!(ports_of(1, 3), 378);
-    assert_eq!(ports_of(1, 1), 0);
-    assert_eq!(ports_of(2, 2), 4_536 - 1_134, "toward another destination");
+    assert_eq!(ports_of(1, VmId::new(1)), 4_536 - 1_134);
+    assert_eq!(ports_of(1, VmId::new(2)), 378);
+    assert_eq!(ports_of(1, VmId::new(3)), 378);
+    assert_eq!(ports_of(1, VmId::new(1)), 0);
+    assert_eq!(
+        ports_of(2, VmId::new(2)),
+        4_536 - 1_134,
+        "toward another destination"
+    );
 }
 
 #[test]
 fn resting_ports_are_of_a_vm_s_share() {
     let mut pool = pool(61_000..=61_079);
     pool.share_among(2);
-    let first: Vec<u16> = std::iter::from_fn(|| pool.pick(to(1), 1, false, 0)).collect();
+    let first: Vec<u16> = std::iter::from_fn(|| pool.pick(to(1), VmId::new(1), false, 0)).collect();
     assert_eq!(first.len(), 60);
     for port in first {
-        pool.free(to(1), port, 1, Freed::Rests, 0);
+        pool.free(to(1), port, VmId::new(1), Freed::Rests, 0);
     }
-    assert_eq!(pool.pick(to(1), 1, false, 0), None);
-    assert!(pool.pick(to(1), 2, false, 0).is_some());
+    assert_eq!(pool.pick(to(1), VmId::new(1), false, 0), None);
+    assert!(pool.pick(to(1), VmId::new(2), false, 0).is_some());
     pool.wake(121 * SECOND_NS);
-    assert!(pool.pick(to(1), 1, false, 0).is_some());
+    assert!(pool.pick(to(1), VmId::new(1), false, 0).is_some());
 }
 
 #[test]
@@ -323,11 +352,11 @@ fn a_port_of_another_process_is_no_vm_s() {
     let mut pool = pool(61_000..=61_079);
     pool.share_among(2);
     for _ in 0..40 {
-        let port = pool.pick(to(1), 1, false, 0).unwrap();
-        pool.free(to(1), port, 1, Freed::Taken, 0);
+        let port = pool.pick(to(1), VmId::new(1), false, 0).unwrap();
+        pool.free(to(1), port, VmId::new(1), Freed::Taken, 0);
     }
     // 40 are left. Past the common ones a VM has its ten, although the others were its tries.
-    let first: Vec<u16> = std::iter::from_fn(|| pool.pick(to(1), 1, false, 0)).collect();
+    let first: Vec<u16> = std::iter::from_fn(|| pool.pick(to(1), VmId::new(1), false, 0)).collect();
     assert_eq!(first.len(), 20);
     pool.wake(121 * SECOND_NS);
     assert_eq!(pool.busy(&to(1)), 20);
@@ -346,13 +375,13 @@ fn each_process_has_ports_that_the_others_leave_alone() {
     let mut common: HashSet<u16> = HashSet::new();
     for own_row in rows {
         let mut pool = with_others(own_row);
-        let ports = std::iter::from_fn(|| pool.pick(to(1), 7, false, 0));
+        let ports = std::iter::from_fn(|| pool.pick(to(1), VmId::new(7), false, 0));
         common = ports.collect();
         // A 64th of a quarter of 4,536 is 17.
         assert_eq!(common.len(), 4_536 - 3 * 17);
-        assert_eq!(pool.pick_kept(to(1), 7), None, "it has more");
+        assert_eq!(pool.pick_kept(to(1), VmId::new(7)), None, "it has more");
         pool.share_with(own_row, 1 << own_row);
-        let rest = std::iter::from_fn(|| pool.pick(to(1), 7, false, 0)).count();
+        let rest = std::iter::from_fn(|| pool.pick(to(1), VmId::new(7), false, 0)).count();
         assert_eq!(rest, 3 * 17, "it is alone again");
     }
     for own_row in rows {
@@ -360,21 +389,21 @@ fn each_process_has_ports_that_the_others_leave_alone() {
         pool.share_among(3);
         let mut kept = |vm| std::iter::from_fn(|| pool.pick_kept(to(1), vm)).collect::<Vec<_>>();
         for vm in 0..3 {
-            let ports = kept(vm);
+            let ports = kept(VmId::new(vm));
             assert_eq!(ports.len(), 5, "a third");
             assert!(ports.iter().all(|port| common.insert(*port)));
         }
     }
     // Alone nobody has less.
-    assert_eq!(pool(DEFAULT_RANGE).pick_kept(to(1), 7), None);
+    assert_eq!(pool(DEFAULT_RANGE).pick_kept(to(1), VmId::new(7)), None);
 }
 
 #[test]
 fn memory_is_given_back() {
     let mut pool = pool(DEFAULT_RANGE);
     for n in 0..200 {
-        let port = pool.pick(to(n), 1, false, 0).unwrap();
-        pool.free(to(n), port, 1, Freed::Rests, 0);
+        let port = pool.pick(to(n), VmId::new(1), false, 0).unwrap();
+        pool.free(to(n), port, VmId::new(1), Freed::Rests, 0);
     }
     pool.wake(121 * SECOND_NS);
     assert_eq!(pool.sizes(), (0, 0));
@@ -395,14 +424,14 @@ proptest! {
             now += SECOND_NS / 2;
             pool.wake(now);
             if action < 3 {
-                if let Some(port) = pool.pick(to(n), 1, action == 2, now) {
+                if let Some(port) = pool.pick(to(n), VmId::new(1), action == 2, now) {
                     prop_assert!(!out.contains(&(n, port)));
                     out.push((n, port));
                 }
             } else if !out.is_empty() {
                 let (n, port) = out.swap_remove(which.index(out.len()));
                 let how = if port % 2 == 0 { Freed::Safe } else { Freed::Rests };
-                pool.free(to(n), port, 1, how, now);
+                pool.free(to(n), port, VmId::new(1), how, now);
             }
         }
         now += 1_000 * SECOND_NS;
@@ -410,7 +439,7 @@ proptest! {
         for n in 0..3 {
             let held = out.iter().filter(|(m, _)| *m == n).count();
             prop_assert_eq!(pool.busy(&to(n)), held);
-            let free = std::iter::from_fn(|| pool.pick(to(n), 1, false, 0)).count();
+            let free = std::iter::from_fn(|| pool.pick(to(n), VmId::new(1), false, 0)).count();
             prop_assert_eq!(free + held, usize::from(size));
         }
     }
@@ -429,16 +458,16 @@ proptest! {
         for (vm, which, action) in steps {
             let vm = vm % vms;
             if action > 0 || held.is_empty() {
-                held.extend(pool.pick(to(1), vm, false, 0).map(|port| (vm, port)));
+                held.extend(pool.pick(to(1), VmId::new(vm), false, 0).map(|port| (vm, port)));
             } else {
                 let (vm, port) = held.swap_remove(which.index(held.len()));
-                pool.free(to(1), port, vm, Freed::Safe, 0);
+                pool.free(to(1), port, VmId::new(vm), Freed::Safe, 0);
             }
             for vm in 0..vms {
                 if held.iter().filter(|(v, _)| *v == vm).count() < part {
-                    let port = pool.pick(to(1), vm, false, 0);
+                    let port = pool.pick(to(1), VmId::new(vm), false, 0);
                     prop_assert!(port.is_some(), "VM {vm}, {} are held", held.len());
-                    pool.free(to(1), port.unwrap_or_default(), vm, Freed::Safe, 0);
+                    pool.free(to(1), port.unwrap_or_default(), VmId::new(vm), Freed::Safe, 0);
                 }
             }
         }
@@ -463,9 +492,9 @@ proptest! {
             pool.wake(now_ns);
             if action < 6 || held.is_empty() {
                 let timestamps = action == 0;
-                let said = pool.has_port(to(1), vm, timestamps, now_ns, &[]);
-                let port = pool.pick(to(1), vm, timestamps, now_ns);
-                let port = port.or_else(|| pool.pick_kept(to(1), vm));
+                let said = pool.has_port(to(1), VmId::new(vm), timestamps, now_ns, &[]);
+                let port = pool.pick(to(1), VmId::new(vm), timestamps, now_ns);
+                let port = port.or_else(|| pool.pick_kept(to(1), VmId::new(vm)));
                 prop_assert_eq!(said, port.is_some());
                 held.extend(port.map(|port| (vm, port)));
                 continue;
@@ -476,7 +505,7 @@ proptest! {
                 8 => Freed::Rests,
                 _ => Freed::RestsForOthers,
             };
-            pool.free(to(1), port, vm, how, now_ns);
+            pool.free(to(1), port, VmId::new(vm), how, now_ns);
         }
     }
 }

@@ -6,6 +6,8 @@ use std::{
 
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 
+use crate::port::Outbox;
+
 /// Part of the engine that owns a descriptor.
 #[repr(u8)]
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -170,5 +172,27 @@ impl Poller {
             });
         }
         Ok(())
+    }
+}
+
+/// Time, outbox and epoll set, lent by the event loop to a service for one call.
+#[derive(Debug)]
+pub struct Context<'a> {
+    /// Present time, `CLOCK_MONOTONIC` ns.
+    pub now_ns: u64,
+    /// Queue for the frames that the service sends.
+    pub out: &'a mut Outbox,
+    /// Epoll set for the descriptors of the service.
+    pub poller: &'a Poller,
+}
+
+impl<'a> Context<'a> {
+    /// Lends these for one call.
+    pub fn new(now_ns: u64, out: &'a mut Outbox, poller: &'a Poller) -> Self {
+        Self {
+            now_ns,
+            out,
+            poller,
+        }
     }
 }

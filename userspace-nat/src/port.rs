@@ -10,7 +10,7 @@
 use std::{io, os::fd::BorrowedFd};
 
 use slipgate_abi::{
-    Command, PortHeader,
+    Command, PortHeader, VmRow,
     portframe::PortFlags,
     segment::{self, Segments},
 };
@@ -221,6 +221,16 @@ impl<'a> Frame<'a> {
     }
 }
 
+/// Returns the header of a frame to the kernel.
+pub(crate) fn command(code: Command, vm_row: VmRow, id: u32) -> PortHeader {
+    PortHeader {
+        code: code as u8,
+        flags: 0,
+        vm_row: vm_row.get(),
+        id,
+    }
+}
+
 /// Link or next hop by which a packet leaves for the world unchanged.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Exit {
@@ -228,6 +238,15 @@ pub enum Exit {
     NextHop(u32),
     /// Ifindex of an uplink; the kernel finds the neighbour.
     Uplink(u32),
+}
+
+/// Side of a VM's network to which a packet is sent.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Side {
+    /// The guest.
+    Guest,
+    /// The world, by a link or next hop.
+    World(Exit),
 }
 
 /// Bounded queue of the frames that the engine sends, in order.
@@ -269,12 +288,7 @@ impl Outbox {
         vnet: VirtioNetHdr,
         l3: &[u8],
     ) -> Result<(), OutboxFull> {
-        let header = PortHeader {
-            code: Command::ToGuest as u8,
-            flags: 0,
-            vm_row: vm.row,
-            id: vm.id,
-        };
+        let header = command(Command::ToGuest, vm.row, vm.id.get());
         self.push(header, ethertype, vnet, l3)?;
         let headers_len = usize::from(vnet.hdr_len).saturating_sub(ETHERNET_LEN);
         let Segments { packets, bytes } = match vnet.gso_type {
@@ -285,29 +299,19 @@ impl Outbox {
         Ok(())
     }
 
-    /// Queues an IPv4 packet that is sent unchanged to the world on behalf of a VM, and counts it
-    /// as [`Traffic::TxToWorld`].
+    /// Queues an IPv4 packet without offload metadata for one side of a VM's network, and counts it
+    /// as [`Traffic::TxToGuest`] or [`Traffic::TxToWorld`].
     ///
     /// # Errors
     /// When the outbox is full.
-    pub fn emit(
-        &mut self,
-        vm: &VmNet,
-        exit: Exit,
-        vnet: VirtioNetHdr,
-        l3: &[u8],
-    ) -> Result<(), OutboxFull> {
-        let (command, id) = match exit {
-            Exit::NextHop(index) => (Command::Emit, index),
-            Exit::Uplink(ifindex) => (Command::EmitBy, ifindex),
+    pub fn packet(&mut self, vm: &VmNet, to: Side, l3: &[u8]) -> Result<(), OutboxFull> {
+        let vnet = VirtioNetHdr::default();
+        let (code, id) = match to {
+            Side::Guest => return self.to_guest(vm, ETHERTYPE_IPV4, vnet, l3),
+            Side::World(Exit::NextHop(index)) => (Command::Emit, index),
+            Side::World(Exit::Uplink(ifindex)) => (Command::EmitBy, ifindex),
         };
-        let header = PortHeader {
-            code: command as u8,
-            flags: 0,
-            vm_row: vm.row,
-            id,
-        };
-        self.push(header, ETHERTYPE_IPV4, vnet, l3)?;
+        self.push(command(code, vm.row, id), ETHERTYPE_IPV4, vnet, l3)?;
         vm.stats.traffic(Traffic::TxToWorld, 1, l3.len() as u64);
         Ok(())
     }

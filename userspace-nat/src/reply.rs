@@ -11,7 +11,7 @@ use crate::{
         icmp::{ECHO_REPLY, TIME_EXCEEDED, UNREACHABLE, Unreachable},
         transport::Tcp,
     },
-    port::{ETHERTYPE_IPV4, Exit, Outbox, VirtioNetHdr},
+    port::{Outbox, Side},
     quota::TokenBucket,
     vm::VmNet,
 };
@@ -85,12 +85,13 @@ impl Answers {
         }
     }
 
-    /// Sends a guest a segment of its connection, as if from the peer. Returns whether it was
-    /// queued.
-    pub fn segment_to_guest(
+    /// Sends a segment of a connection to one of its ends, as if from the other. `addresses`: source
+    /// and destination. Returns whether it was queued.
+    pub fn segment(
         &mut self,
         vm: &VmNet,
-        peer: Ip4,
+        to: Side,
+        addresses: (Ip4, Ip4),
         segment: Segment,
         out: &mut Outbox,
         now_ns: u64,
@@ -98,33 +99,8 @@ impl Answers {
         if !self.segments.take(now_ns) {
             return false;
         }
-        build::tcp(&mut self.packet, peer, vm.guest.into(), segment);
-        out.to_guest(vm, ETHERTYPE_IPV4, VirtioNetHdr::default(), &self.packet)
-            .is_ok()
-    }
-
-    /// Sends a peer a segment of a guest's connection, from the translated address. Returns whether
-    /// it was queued.
-    #[allow(
-        clippy::too_many_arguments,
-        reason = "a packet's addresses, way and time"
-    )]
-    pub fn segment_to_world(
-        &mut self,
-        vm: &VmNet,
-        from: Ip4,
-        to: Ip4,
-        segment: Segment,
-        exit: Exit,
-        out: &mut Outbox,
-        now_ns: u64,
-    ) -> bool {
-        if !self.segments.take(now_ns) {
-            return false;
-        }
-        build::tcp(&mut self.packet, from, to, segment);
-        out.emit(vm, exit, VirtioNetHdr::default(), &self.packet)
-            .is_ok()
+        build::tcp(&mut self.packet, addresses.0, addresses.1, segment);
+        out.packet(vm, to, &self.packet).is_ok()
     }
 
     /// Answers a guest's segment to a connection that does not exist or is denied (RFC 9293 section
@@ -139,73 +115,56 @@ impl Answers {
         let Transport::Tcp(tcp) = packet.transport else {
             return false;
         };
-        let Some(segment) = reset_for(&tcp) else {
-            return false;
-        };
-        if !self.segments.take(now_ns) {
-            return false;
+        let addresses = (packet.ip.destination, packet.ip.source);
+        reset_for(&tcp)
+            .is_some_and(|reset| self.segment(vm, Side::Guest, addresses, reset, out, now_ns))
+    }
+
+    /// Answers a guest's packet that is refused: a segment with RST, another one with an ICMP error.
+    /// Returns whether the answer was queued.
+    pub fn refuse(
+        &mut self,
+        vm: &VmNet,
+        packet: &Packet<'_>,
+        code: Unreachable,
+        out: &mut Outbox,
+        now_ns: u64,
+    ) -> bool {
+        match packet.transport {
+            Transport::Tcp(_) => self.reset(vm, packet, out, now_ns),
+            _ => {
+                let error = IcmpError::Unreachable(code);
+                self.icmp(vm, Side::Guest, packet, error, out, now_ns)
+            }
         }
-        build::tcp(
-            &mut self.packet,
-            packet.ip.destination,
-            packet.ip.source,
-            segment,
-        );
-        out.to_guest(vm, ETHERTYPE_IPV4, VirtioNetHdr::default(), &self.packet)
-            .is_ok()
     }
 
-    /// Sends a guest an ICMP error about its packet, from the gateway. Returns whether it was
-    /// queued.
-    pub fn icmp_to_guest(
+    /// Sends an ICMP error about a packet to its sender: to a guest from the gateway, to a peer from
+    /// the translated address to which the packet was sent. Returns whether it was queued.
+    pub fn icmp(
         &mut self,
         vm: &VmNet,
+        to: Side,
         packet: &Packet<'_>,
         error: IcmpError,
         out: &mut Outbox,
         now_ns: u64,
     ) -> bool {
-        let source = vm.gateway.into();
-        self.icmp(packet, source, error, now_ns)
-            && out
-                .to_guest(vm, ETHERTYPE_IPV4, VirtioNetHdr::default(), &self.packet)
-                .is_ok()
-    }
-
-    /// Sends a peer an ICMP error about its packet, from the translated address to which the packet
-    /// was sent. Returns whether it was queued.
-    pub fn icmp_to_world(
-        &mut self,
-        vm: &VmNet,
-        packet: &Packet<'_>,
-        error: IcmpError,
-        exit: Exit,
-        out: &mut Outbox,
-        now_ns: u64,
-    ) -> bool {
-        let source = packet.ip.destination;
-        self.icmp(packet, source, error, now_ns)
-            && out
-                .emit(vm, exit, VirtioNetHdr::default(), &self.packet)
-                .is_ok()
-    }
-
-    fn icmp(&mut self, packet: &Packet<'_>, source: Ip4, error: IcmpError, now_ns: u64) -> bool {
         if !may_be_answered(packet) || !self.messages.take(now_ns) {
             return false;
         }
-        let (kind, code, rest) = error.header();
-        let to = packet.ip.source;
+        let source = match to {
+            Side::Guest => vm.gateway.into(),
+            Side::World(_) => packet.ip.destination,
+        };
+        let buffer = &mut self.packet;
         build::icmp_error(
-            &mut self.packet,
-            source,
-            to,
-            kind,
-            code,
-            rest,
+            buffer,
+            (source, packet.ip.source),
+            error.header(),
             packet.ip.bytes,
         );
-        true
+        out.packet(vm, to, buffer).is_ok()
     }
 
     /// Answers an echo request to an address of the engine. Returns whether the answer was queued.
@@ -220,8 +179,7 @@ impl Answers {
             p[begin] = ECHO_REPLY;
             build::fill_icmp_checksum(&mut p[begin..]);
         });
-        out.to_guest(vm, ETHERTYPE_IPV4, VirtioNetHdr::default(), &self.packet)
-            .is_ok()
+        out.packet(vm, Side::Guest, &self.packet).is_ok()
     }
 }
 

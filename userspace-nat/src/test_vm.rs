@@ -1,5 +1,5 @@
 //! A VM as tests of the services use it.
-use slipgate_abi::{DropCounters, VmCounters};
+use slipgate_abi::{DropCounters, VmCounters, VmId, VmRow};
 
 use crate::{
     stats::VmStats,
@@ -11,8 +11,8 @@ pub(crate) fn vm(id: u32) -> VmNet {
     let counters = Box::leak(Box::new(VmCounters::default()));
     let drops = Box::leak(Box::new(DropCounters::default()));
     let spec = VmSpec {
-        id,
-        row: id as u16,
+        id: VmId::new(id),
+        row: VmRow::new(id as u16),
         name: format!("vm{id}"),
         guest: [10, 0, 2, 15].into(),
         gateway: [10, 0, 2, 2].into(),

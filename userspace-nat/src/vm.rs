@@ -7,7 +7,6 @@ use std::{
 pub use slipgate_model::VmSpec;
 
 use crate::stats::VmStats;
-
 /// A VM's description together with its counters.
 #[derive(Clone, Debug)]
 pub struct VmNet {

@@ -31,7 +31,6 @@ use slipgate_vmm::{
     virtio::net::NetConfig,
 };
 
-use super::metric;
 use crate::{
     results::{self, Cell, Table},
     workload::{Measured, Metric, Sample, Unit},
@@ -120,9 +119,9 @@ const CASES: [(u32, u8, Measured); 6] = [
 /// the CPU time of one moved.
 const fn rates(moved: &'static str, whole: &'static str, cost: &'static str) -> [Metric; 3] {
     [
-        metric(moved, Unit::ThousandPerSecond),
-        metric(whole, Unit::ThousandPerSecond),
-        metric(cost, Unit::Nanoseconds),
+        Unit::ThousandPerSecond.of(moved),
+        Unit::ThousandPerSecond.of(whole),
+        Unit::Nanoseconds.of(cost),
     ]
 }
 

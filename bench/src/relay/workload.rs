@@ -36,10 +36,6 @@ enum Through {
     Down,
 }
 
-const fn metric(name: &'static str, unit: Unit) -> Metric {
-    Metric { name, unit }
-}
-
 impl Workload for Through {
     fn name(&self) -> &'static str {
         match self {
@@ -51,11 +47,11 @@ impl Workload for Through {
 
     fn metrics(&self) -> &'static [Metric] {
         const CONNECT: [Metric; 2] = [
-            metric("relay-connect p50", Unit::Microseconds),
-            metric("relay-connect p99", Unit::Microseconds),
+            Unit::Microseconds.of("relay-connect p50"),
+            Unit::Microseconds.of("relay-connect p99"),
         ];
-        const UP: [Metric; 1] = [metric("relay-up", Unit::GigabitsPerSecond)];
-        const DOWN: [Metric; 1] = [metric("relay-down", Unit::GigabitsPerSecond)];
+        const UP: [Metric; 1] = [Unit::GigabitsPerSecond.of("relay-up")];
+        const DOWN: [Metric; 1] = [Unit::GigabitsPerSecond.of("relay-down")];
         match self {
             Self::Connect => &CONNECT,
             Self::Up => &UP,

@@ -27,16 +27,11 @@ impl Workload for Bulk {
     }
 
     fn metrics(&self) -> &'static [Metric] {
-        const UNIT: Unit = Unit::GigabitsPerSecond;
+        const UP: [Metric; 1] = [Unit::GigabitsPerSecond.of("bulk-up")];
+        const DOWN: [Metric; 1] = [Unit::GigabitsPerSecond.of("bulk-down")];
         match self {
-            Bulk::Up => &[Metric {
-                name: "bulk-up",
-                unit: UNIT,
-            }],
-            Bulk::Down => &[Metric {
-                name: "bulk-down",
-                unit: UNIT,
-            }],
+            Bulk::Up => &UP,
+            Bulk::Down => &DOWN,
         }
     }
 

@@ -26,17 +26,11 @@ impl Workload for ConnectClose {
     }
 
     fn metrics(&self) -> &'static [Metric] {
-        const UNIT: Unit = Unit::Microseconds;
-        &[
-            Metric {
-                name: "connect-close p50",
-                unit: UNIT,
-            },
-            Metric {
-                name: "connect-close p99",
-                unit: UNIT,
-            },
-        ]
+        const METRICS: [Metric; 2] = [
+            Unit::Microseconds.of("connect-close p50"),
+            Unit::Microseconds.of("connect-close p99"),
+        ];
+        &METRICS
     }
 
     fn run(&self, stand: &Stand, limits: Limits) -> Result<Sample> {

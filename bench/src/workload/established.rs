@@ -21,18 +21,11 @@ pub(super) struct Established {
     first: OnceLock<Vec<Tag>>,
 }
 
-const fn ns(name: &'static str) -> Metric {
-    Metric {
-        name,
-        unit: Unit::Nanoseconds,
-    }
-}
-
 const METRICS: [Metric; 4] = [
-    ns(HIT_METRICS[0]),
-    ns(HIT_METRICS[1]),
-    ns(HIT_METRICS[2]),
-    ns(HIT_METRICS[3]),
+    Unit::Nanoseconds.of(HIT_METRICS[0]),
+    Unit::Nanoseconds.of(HIT_METRICS[1]),
+    Unit::Nanoseconds.of(HIT_METRICS[2]),
+    Unit::Nanoseconds.of(HIT_METRICS[3]),
 ];
 
 impl Workload for Established {

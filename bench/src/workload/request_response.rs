@@ -24,20 +24,12 @@ impl Workload for RequestResponse {
     }
 
     fn metrics(&self) -> &'static [Metric] {
-        &[
-            Metric {
-                name: "request-response p50",
-                unit: Unit::Microseconds,
-            },
-            Metric {
-                name: "request-response p99",
-                unit: Unit::Microseconds,
-            },
-            Metric {
-                name: "request-response rate",
-                unit: Unit::ThousandPerSecond,
-            },
-        ]
+        const METRICS: [Metric; 3] = [
+            Unit::Microseconds.of("request-response p50"),
+            Unit::Microseconds.of("request-response p99"),
+            Unit::ThousandPerSecond.of("request-response rate"),
+        ];
+        &METRICS
     }
 
     fn run(&self, stand: &Stand, limits: Limits) -> Result<Sample> {

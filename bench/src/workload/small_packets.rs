@@ -27,16 +27,11 @@ impl Workload for SmallPackets {
     }
 
     fn metrics(&self) -> &'static [Metric] {
-        &[
-            Metric {
-                name: "udp-64 rate",
-                unit: Unit::ThousandPerSecond,
-            },
-            Metric {
-                name: "udp-64 CPU time per frame",
-                unit: Unit::Nanoseconds,
-            },
-        ]
+        const METRICS: [Metric; 2] = [
+            Unit::ThousandPerSecond.of("udp-64 rate"),
+            Unit::Nanoseconds.of("udp-64 CPU time per frame"),
+        ];
+        &METRICS
     }
 
     fn run(&self, stand: &Stand, limits: Limits) -> Result<Sample> {

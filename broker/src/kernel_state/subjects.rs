@@ -1,7 +1,7 @@
 //! Whom a request is about: names and ids of clients, as the maps have them.
 use std::sync::atomic::Ordering::Acquire;
 
-use slipgate_abi::Verdict;
+use slipgate_abi::{Verdict, VmRow};
 use slipgate_ipc::{
     client::{ClientAnswer, Target},
     engine::{EngineReply, Scope, Subject},
@@ -36,7 +36,9 @@ impl Attached {
             (Scope::Vm | Scope::Flows, Some(Target::Vm(name))) => {
                 let row = self.row_of(&name);
                 let row = row.ok_or_else(|| Box::new(self.unknown_vm()))?;
-                Ok(Some(Subject::Vm { row: row as u16 }))
+                Ok(Some(Subject::Vm {
+                    row: VmRow::new(row as u16),
+                }))
             }
             (Scope::Flows, Some(Target::Flow(id))) => {
                 let subject = match FlowId::parse(&id) {

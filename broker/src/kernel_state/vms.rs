@@ -1,5 +1,6 @@
 //! VMs that are served: their rows, their quotas, and their specifications for the engine.
 use anyhow::Context as _;
+use slipgate_abi::{VmId, VmRow};
 use slipgate_control::{
     device::Device,
     netlink::Network,
@@ -130,8 +131,8 @@ impl Attached {
     pub(crate) fn vm_spec(&self, vm: &ServedVm) -> VmSpec {
         let network = &self.config.network;
         VmSpec {
-            id: vm.open.id,
-            row: vm.open.row as u16,
+            id: VmId::new(vm.open.id),
+            row: VmRow::new(vm.open.row as u16),
             name: vm.config.name.clone(),
             guest: vm.config.ip,
             gateway: network.gateway,

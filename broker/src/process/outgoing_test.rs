@@ -4,6 +4,7 @@ use std::{
     os::fd::OwnedFd,
 };
 
+use slipgate_abi::VmRow;
 use slipgate_ipc::{
     channel::Received,
     descriptors::{Outbound as _, Slot},
@@ -15,7 +16,7 @@ use super::*;
 fn request<F>(id: u64, request: EngineRequest<F>) -> ToEngine<F> {
     ToEngine::Request {
         id,
-        about: Some(Subject::Vm { row: 1 }),
+        about: Some(Subject::Vm { row: VmRow::new(1) }),
         request,
     }
 }

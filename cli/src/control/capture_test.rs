@@ -1,5 +1,6 @@
 use std::time::SystemTime;
 
+use slipgate_abi::VmId;
 use userspace_nat::observe::pcapng::{Link, Shot, Stream};
 
 use super::*;
@@ -8,7 +9,7 @@ use super::*;
 fn blocks_come_out_whole_however_they_are_cut() {
     let mut stream = Stream::new(2_048);
     let shot = Shot {
-        vm: 1,
+        vm: VmId::new(1),
         name: "a",
         link: Link::Guest,
         macs: Default::default(),

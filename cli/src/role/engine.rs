@@ -9,7 +9,7 @@ mod port_io;
 use std::{fs::File, rc::Rc};
 
 use anyhow::{Context as _, bail};
-use slipgate_abi::Protocol;
+use slipgate_abi::{Protocol, VmId, VmRow};
 use slipgate_control::maps::SharedMaps;
 use slipgate_ipc::{
     channel::{Channel, read_memory_file},
@@ -24,7 +24,7 @@ use userspace_nat::{
     name_gate::{ByRules, Judge},
     record::{self, Background, FlowLog, Unwritten},
     relay::{self, Relay},
-    services::HostServices,
+    services::Services,
 };
 
 use self::{control::BrokerChannel, kernel::KernelDatapath, port_io::PortIo};
@@ -99,7 +99,7 @@ pub(crate) fn run(args: &ChildArgs) -> anyhow::Result<()> {
         datapath: KernelDatapath::new(maps, owner_row, epoch, channel.clone()),
         port,
         clock: SystemClock,
-        services: HostServices::new(
+        services: Services::new(
             dns::Proxy::new(&[], dns::Limits::default(), names),
             Relay::new(relay::Limits {
                 // The rest is for DNS, forwards' sockets and what it was handed.
@@ -173,13 +173,13 @@ fn forward(forward: ForwardSocket) -> Option<(Forward, relay::Forward)> {
         protocol,
         host: *forward.host.ip(),
         host_port: forward.host.port(),
-        vm: forward.vm,
-        vm_row: forward.vm_row,
+        vm: VmId::new(forward.vm),
+        vm_row: VmRow::new(forward.vm_row),
         guest_port: forward.guest_port,
         rule: forward.rule,
     };
     let relayed = relay::Forward {
-        vm: forward.vm,
+        vm: VmId::new(forward.vm),
         protocol,
         guest_port: forward.guest_port,
         rule: forward.rule,

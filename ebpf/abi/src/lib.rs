@@ -29,6 +29,7 @@ pub mod connection;
 pub mod count;
 pub mod datapath;
 pub mod forward;
+mod handle;
 pub mod handshake;
 pub mod ids;
 pub mod link;

@@ -6,7 +6,7 @@ use core::sync::atomic::{
     fence,
 };
 
-use crate::{Ip4, cell::load32};
+use crate::{Ip4, cell::load32, handle::handle};
 
 /// One element of `NEXT_HOPS`. Index 0 means that the kernel resolves the neighbour
 /// (`bpf_redirect_neigh`), which is correct but the most expensive part of the program.
@@ -61,38 +61,20 @@ impl NextHopFlags {
     pub const NO_L2: u32 = 1;
 }
 
-/// Handle to a live element of `NEXT_HOPS`.
-#[derive(Clone, Copy, Debug)]
-pub struct NextHopRef(*mut NextHop);
-
-// SAFETY: `sequence` and `owner` are accessed by atomics, the rest is guarded by `sequence`.
-unsafe impl Send for NextHopRef {}
-// SAFETY: as above.
-unsafe impl Sync for NextHopRef {}
+handle! {
+    /// Handle to a live element of `NEXT_HOPS`. The fields that are not accessed by atomics are
+    /// guarded by `sequence`.
+    NextHopRef(NextHop);
+    atomic {
+        /// Sequence number: odd while the other fields may be used; see [`NextHop`].
+        sequence: AtomicU32,
+        /// Row in `OWNERS`, plus 1; 0 if the element is free.
+        owner: AtomicU32,
+    }
+    constant {}
+}
 
 impl NextHopRef {
-    /// Handle to the element at this address.
-    ///
-    /// # Safety
-    /// `hop` points to an element of `NEXT_HOPS` and stays mapped as long as the result is used.
-    #[inline(always)]
-    pub const unsafe fn new(hop: *mut NextHop) -> Self {
-        Self(hop)
-    }
-
-    /// Pointer to the element.
-    #[inline(always)]
-    pub const fn as_ptr(self) -> *mut NextHop {
-        self.0
-    }
-
-    /// Sequence number: odd while the other fields may be used; see [`NextHop`].
-    #[inline(always)]
-    pub fn sequence(&self) -> &AtomicU32 {
-        // SAFETY: `new` promised a valid element; both sides use atomics on this field.
-        unsafe { AtomicU32::from_ptr(&raw mut (*self.0).sequence) }
-    }
-
     /// MTU of the routes that use this next hop, bytes; 0 if they set none. It does not change
     /// while a slot refers to the element, even while the other fields may not be used.
     #[inline(always)]
@@ -113,13 +95,6 @@ impl NextHopRef {
         let read = fields(self.0);
         in_order();
         (load32(self.sequence()) == before).then_some(read)
-    }
-
-    /// Row in `OWNERS`, plus 1; 0 if the element is free.
-    #[inline(always)]
-    pub fn owner(&self) -> &AtomicU32 {
-        // SAFETY: as above.
-        unsafe { AtomicU32::from_ptr(&raw mut (*self.0).owner) }
     }
 }
 

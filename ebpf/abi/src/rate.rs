@@ -22,6 +22,7 @@ use core::sync::atomic::{
 use crate::{
     Direction, DropReason,
     cell::{load64, store64},
+    handle::handle,
     segment::Segments,
 };
 
@@ -89,25 +90,14 @@ pub struct Limit {
 
 const _: () = assert!(size_of::<RateLimits>() == 128);
 
-/// Handle to a live row of `RATES`, accessed by atomics only.
-#[derive(Clone, Copy, Debug)]
-pub struct RateRef(*mut RateLimits);
-
-// SAFETY: every access goes through atomics.
-unsafe impl Send for RateRef {}
-// SAFETY: as above.
-unsafe impl Sync for RateRef {}
+handle! {
+    /// Handle to a live row of `RATES`, accessed by atomics only.
+    RateRef(RateLimits);
+    atomic {}
+    constant {}
+}
 
 impl RateRef {
-    /// Handle to the row at this address.
-    ///
-    /// # Safety
-    /// `row` points to an element of `RATES` and stays mapped as long as the result is used.
-    #[inline(always)]
-    pub const unsafe fn new(row: *mut RateLimits) -> Self {
-        Self(row)
-    }
-
     /// Sets the limits. A limit that changes starts without debt.
     pub fn set(self, rates: VmRates) {
         for (direction, rate) in [(Direction::Tx, rates.tx), (Direction::Rx, rates.rx)] {

@@ -36,6 +36,7 @@ use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use crate::{
     Direction, SlotRef,
     cell::{load32, store32},
+    handle::handle,
     tcp::{Flags, Segment, TcpBits},
 };
 
@@ -124,14 +125,17 @@ impl Sequences {
     }
 }
 
-/// Handle to a live element, accessed by atomics only.
-#[derive(Clone, Copy, Debug)]
-pub struct SequencesRef(*mut Sequences);
-
-// SAFETY: every access goes through atomics.
-unsafe impl Send for SequencesRef {}
-// SAFETY: as above.
-unsafe impl Sync for SequencesRef {}
+handle! {
+    /// Handle to a live element, accessed by atomics only.
+    SequencesRef(Sequences);
+    atomic {
+        /// Sequence number of the server's first octet.
+        server_first: AtomicU32,
+        /// Time of the server's last segment, in units of 2^20 ns.
+        server_seen: AtomicU32,
+    }
+    constant {}
+}
 
 macro_rules! word {
     ($self:ident, $side:expr, $field:ident) => {{
@@ -142,16 +146,6 @@ macro_rules! word {
 }
 
 impl SequencesRef {
-    /// Handle to the element at this address.
-    ///
-    /// # Safety
-    /// `element` points to an element of `SEQUENCES` and stays mapped as long as the result is
-    /// used.
-    #[inline(always)]
-    pub const unsafe fn new(element: *mut Sequences) -> Self {
-        Self(element)
-    }
-
     /// Limits the connection in `slot` to these sequence numbers from now on. Only the owner calls
     /// this, once, before the kernel has the flow.
     pub fn hold(self, slot: SlotRef, sequences: Sequences) {
@@ -307,18 +301,6 @@ impl SequencesRef {
                 Direction::Rx => &raw mut (*self.0).rx,
             }
         }
-    }
-
-    #[inline(always)]
-    fn server_first(&self) -> &AtomicU32 {
-        // SAFETY: as in `word!`.
-        unsafe { AtomicU32::from_ptr(&raw mut (*self.0).server_first) }
-    }
-
-    #[inline(always)]
-    fn server_seen(&self) -> &AtomicU32 {
-        // SAFETY: as in `word!`.
-        unsafe { AtomicU32::from_ptr(&raw mut (*self.0).server_seen) }
     }
 }
 

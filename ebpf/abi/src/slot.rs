@@ -11,7 +11,9 @@
 use core::sync::atomic::{AtomicU8, Ordering::Relaxed};
 use core::sync::atomic::{AtomicU32, AtomicU64};
 
-use crate::{Direction, IfIndex, Ip4, Protocol, RuleIndex, SlotIndex, Tuple, VmId, VmRow};
+use crate::{
+    Direction, IfIndex, Ip4, Protocol, RuleIndex, SlotIndex, Tuple, VmId, VmRow, handle::handle,
+};
 
 /// Treatment of a flow's packets. The module's table gives the transitions.
 #[repr(u32)]
@@ -166,106 +168,63 @@ impl SlotFlags {
     pub const INSPECTED: u8 = 4;
 }
 
-/// Handle to a live slot. Fields that change are accessed by atomics only.
-#[derive(Clone, Copy, Debug)]
-pub struct SlotRef(*mut Slot);
-
-// SAFETY: every access goes through atomics, or reads the second cache line, which is constant.
-unsafe impl Send for SlotRef {}
-// SAFETY: as above.
-unsafe impl Sync for SlotRef {}
-
-macro_rules! atomic {
-    ($self:ident, $field:ident, $t:ty) => {
-        // SAFETY: `new` promised a valid, aligned slot; the field has the atomic's size and
-        // alignment, and both sides use atomics on it.
-        unsafe { <$t>::from_ptr((&raw mut (*$self.0).$field).cast()) }
-    };
-}
-
-macro_rules! constant {
-    ($self:ident, $field:ident) => {
-        // SAFETY: `new` promised a valid slot; its second line is constant while in use.
-        unsafe { (&raw const (*$self.0).$field).read() }
-    };
+handle! {
+    /// Handle to a live slot. Fields that change are accessed by atomics only; the second cache line
+    /// is constant.
+    SlotRef(Slot);
+    atomic {
+        /// Generation of the slot now.
+        generation: AtomicU32,
+        /// Number of the verdict now; see [`Verdict::from_u32`].
+        verdict: AtomicU32,
+        /// [`TcpBits`](crate::tcp::TcpBits) of the connection so far.
+        tcp: AtomicU32,
+        /// Index into `NEXT_HOPS`; with 0, the kernel resolves the neighbour.
+        next_hop: AtomicU32,
+        /// Packets from the guest, counted as if segmented.
+        tx_packets: AtomicU64,
+        /// L3 bytes from the guest, counted as if segmented.
+        tx_bytes: AtomicU64,
+        /// Packets to the guest, counted as if segmented.
+        rx_packets: AtomicU64,
+        /// L3 bytes to the guest, counted as if segmented.
+        rx_bytes: AtomicU64,
+        /// Time of the guest's last packet, `CLOCK_MONOTONIC_COARSE` ns; 0 if it sent none.
+        tx_last_ns: AtomicU64,
+        /// Time of the last packet from the world, `CLOCK_MONOTONIC_COARSE` ns; 0 if none came.
+        rx_last_ns: AtomicU64,
+        /// Time from admission to the SYN-ACK, µs; 0 if unknown.
+        connect_us: AtomicU32,
+    }
+    constant {
+        /// Id of the VM that the flow belongs to.
+        vm: u32,
+        /// IPv4 address of the guest.
+        guest: Ip4,
+        /// The guest's port or ICMP query id, host order.
+        guest_port: u16,
+        /// Translated address of the guest.
+        nat: Ip4,
+        /// Translated port or ICMP query id, host order.
+        nat_port: u16,
+        /// IPv4 address of the peer.
+        remote: Ip4,
+        /// The peer's port, host order; 0 for ICMP.
+        remote_port: u16,
+        /// TCP: sequence number of the SYN that opened the flow.
+        isn: u32,
+        /// Time of admission, `CLOCK_MONOTONIC` ns.
+        created_ns: u64,
+        /// Index into `RULES` of the rule that admitted the flow.
+        rule: u32,
+        /// Ifindex of the uplink by which the flow leaves.
+        uplink_ifindex: u32,
+        /// The owner's epoch when the flow was admitted.
+        epoch: u32,
+    }
 }
 
 impl SlotRef {
-    /// Handle to the slot at this address.
-    ///
-    /// # Safety
-    /// `slot` points to an element of `SLOTS` and stays mapped as long as the result is used.
-    #[inline(always)]
-    pub const unsafe fn new(slot: *mut Slot) -> Self {
-        Self(slot)
-    }
-
-    /// Pointer to the element, for the owner to fill it while it is `Free`.
-    #[inline(always)]
-    pub const fn as_ptr(self) -> *mut Slot {
-        self.0
-    }
-
-    /// Generation of the slot now.
-    #[inline(always)]
-    pub fn generation(&self) -> &AtomicU32 {
-        atomic!(self, generation, AtomicU32)
-    }
-
-    /// Number of the verdict now; see [`Verdict::from_u32`].
-    #[inline(always)]
-    pub fn verdict(&self) -> &AtomicU32 {
-        atomic!(self, verdict, AtomicU32)
-    }
-
-    /// [`TcpBits`](crate::tcp::TcpBits) of the connection so far.
-    #[inline(always)]
-    pub fn tcp(&self) -> &AtomicU32 {
-        atomic!(self, tcp, AtomicU32)
-    }
-
-    /// Index into `NEXT_HOPS`; with 0, the kernel resolves the neighbour.
-    #[inline(always)]
-    pub fn next_hop(&self) -> &AtomicU32 {
-        atomic!(self, next_hop, AtomicU32)
-    }
-
-    /// Packets from the guest, counted as if segmented.
-    #[inline(always)]
-    pub fn tx_packets(&self) -> &AtomicU64 {
-        atomic!(self, tx_packets, AtomicU64)
-    }
-
-    /// L3 bytes from the guest, counted as if segmented.
-    #[inline(always)]
-    pub fn tx_bytes(&self) -> &AtomicU64 {
-        atomic!(self, tx_bytes, AtomicU64)
-    }
-
-    /// Packets to the guest, counted as if segmented.
-    #[inline(always)]
-    pub fn rx_packets(&self) -> &AtomicU64 {
-        atomic!(self, rx_packets, AtomicU64)
-    }
-
-    /// L3 bytes to the guest, counted as if segmented.
-    #[inline(always)]
-    pub fn rx_bytes(&self) -> &AtomicU64 {
-        atomic!(self, rx_bytes, AtomicU64)
-    }
-
-    /// Time of the guest's last packet, `CLOCK_MONOTONIC_COARSE` ns; 0 if it sent none.
-    #[inline(always)]
-    pub fn tx_last_ns(&self) -> &AtomicU64 {
-        atomic!(self, tx_last_ns, AtomicU64)
-    }
-
-    /// Time of the last packet from the world, `CLOCK_MONOTONIC_COARSE` ns; 0 if none came.
-    #[inline(always)]
-    pub fn rx_last_ns(&self) -> &AtomicU64 {
-        atomic!(self, rx_last_ns, AtomicU64)
-    }
-
     /// Stores the verdict with release ordering.
     #[inline(always)]
     pub fn set_verdict(&self, verdict: Verdict) {
@@ -273,59 +232,17 @@ impl SlotRef {
             .store(verdict as u32, core::sync::atomic::Ordering::Release);
     }
 
-    /// Id of the VM that the flow belongs to.
-    #[inline(always)]
-    pub fn vm(&self) -> u32 {
-        constant!(self, vm)
-    }
-
     /// Row in `VMS` of that VM, as stored.
     #[inline(always)]
     pub fn vm_row(&self) -> u32 {
-        constant!(self, vm_row) as u32
-    }
-
-    /// IPv4 address of the guest.
-    #[inline(always)]
-    pub fn guest(&self) -> Ip4 {
-        constant!(self, guest)
-    }
-
-    /// The guest's port or ICMP query id, host order.
-    #[inline(always)]
-    pub fn guest_port(&self) -> u16 {
-        constant!(self, guest_port)
-    }
-
-    /// Translated address of the guest.
-    #[inline(always)]
-    pub fn nat(&self) -> Ip4 {
-        constant!(self, nat)
-    }
-
-    /// Translated port or ICMP query id, host order.
-    #[inline(always)]
-    pub fn nat_port(&self) -> u16 {
-        constant!(self, nat_port)
-    }
-
-    /// IPv4 address of the peer.
-    #[inline(always)]
-    pub fn remote(&self) -> Ip4 {
-        constant!(self, remote)
-    }
-
-    /// The peer's port, host order; 0 for ICMP.
-    #[inline(always)]
-    pub fn remote_port(&self) -> u16 {
-        constant!(self, remote_port)
+        self.row().word()
     }
 
     /// Number of the IP protocol. It is not the enum, because a slot of another version may hold
     /// any number.
     #[inline(always)]
     pub fn protocol(&self) -> u8 {
-        // SAFETY: as for `constant!`; a u8 has no invalid value.
+        // SAFETY: as for `owner`; a u8 has no invalid value.
         unsafe { (&raw const (*self.0).protocol).cast::<u8>().read() }
     }
 
@@ -359,58 +276,27 @@ impl SlotRef {
 
     #[cfg(not(target_arch = "bpf"))]
     fn flags_cell(&self) -> &AtomicU8 {
-        atomic!(self, flags, AtomicU8)
-    }
-
-    /// TCP: sequence number of the SYN that opened the flow.
-    #[inline(always)]
-    pub fn isn(&self) -> u32 {
-        constant!(self, isn)
-    }
-
-    /// Time of admission, `CLOCK_MONOTONIC` ns.
-    #[inline(always)]
-    pub fn created_ns(&self) -> u64 {
-        constant!(self, created_ns)
-    }
-
-    /// Index into `RULES` of the rule that admitted the flow.
-    #[inline(always)]
-    pub fn rule(&self) -> u32 {
-        constant!(self, rule)
-    }
-
-    /// Ifindex of the uplink by which the flow leaves.
-    #[inline(always)]
-    pub fn uplink_ifindex(&self) -> u32 {
-        constant!(self, uplink_ifindex)
+        // SAFETY: `new` promised a valid slot; userspace changes the flags by atomics only.
+        unsafe { AtomicU8::from_ptr(&raw mut (*self.0).flags) }
     }
 
     /// Row in `OWNERS` of the process that serves the flow.
     #[inline(always)]
     pub fn owner(&self) -> u32 {
-        constant!(self, owner) as u32
-    }
-
-    /// The owner's epoch when the flow was admitted.
-    #[inline(always)]
-    pub fn epoch(&self) -> u32 {
-        constant!(self, epoch)
+        // SAFETY: `new` promised a valid slot, whose second line is constant while it is in use.
+        unsafe { (&raw const (*self.0).owner).read() as u32 }
     }
 
     /// Sequence number after the FIN that was sent in a direction; see [`crate::tcp`].
     #[inline(always)]
     pub fn fin_end(&self, of: Direction) -> &AtomicU32 {
-        match of {
-            Direction::Tx => atomic!(self, fin_end_tx, AtomicU32),
-            Direction::Rx => atomic!(self, fin_end_rx, AtomicU32),
+        // SAFETY: `new` promised a valid slot; both sides use atomics on these fields.
+        unsafe {
+            AtomicU32::from_ptr(match of {
+                Direction::Tx => &raw mut (*self.0).fin_end_tx,
+                Direction::Rx => &raw mut (*self.0).fin_end_rx,
+            })
         }
-    }
-
-    /// Time from admission to the SYN-ACK, µs; 0 if unknown.
-    #[inline(always)]
-    pub fn connect_us(&self) -> &AtomicU32 {
-        atomic!(self, connect_us, AtomicU32)
     }
 
     /// Id of the VM that the flow belongs to.
@@ -419,8 +305,10 @@ impl SlotRef {
     }
 
     /// The VM's row. It may be out of range if the map was corrupted.
+    #[inline(always)]
     pub fn row(&self) -> VmRow {
-        VmRow::new(constant!(self, vm_row))
+        // SAFETY: as for `owner`.
+        VmRow::new(unsafe { (&raw const (*self.0).vm_row).read() })
     }
 
     /// Index into `RULES` of the rule that admitted the flow.

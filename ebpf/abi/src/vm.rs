@@ -1,7 +1,7 @@
 //! The VMs, and the TAP by which each is attached.
 use core::sync::atomic::{AtomicU32, AtomicU64};
 
-use crate::{Ip4, VmId, VmRow};
+use crate::{Ip4, VmId, VmRow, handle::handle};
 
 /// Value of `TAPS`, keyed by ifindex: the VM attached to a TAP.
 #[repr(C)]
@@ -100,14 +100,29 @@ impl VmFlags {
     pub const LIMITED: u32 = 4;
 }
 
-/// Handle to a live row. Fields that change are accessed by atomics.
-#[derive(Clone, Copy, Debug)]
-pub struct VmRef(*mut Vm);
-
-// SAFETY: fields that change are accessed by atomics only.
-unsafe impl Send for VmRef {}
-// SAFETY: as above.
-unsafe impl Sync for VmRef {}
+handle! {
+    /// Handle to a live row. Fields that change are accessed by atomics.
+    VmRef(Vm);
+    atomic {
+        /// Id of the VM; 0 if the row is free.
+        id: AtomicU32,
+        /// [`VmFlags`] bits of the VM.
+        flags: AtomicU32,
+        /// Ifindex of the VM's TAP; 0 while it is detached.
+        tap_ifindex: AtomicU32,
+        /// The guest's frames redirected to the engine port, in credits.
+        handed_over: AtomicU64,
+        /// The guest's frames that the engine received or knows to be lost, in credits.
+        taken_in: AtomicU64,
+        /// The world's frames redirected to the engine port, in credits.
+        world_handed_over: AtomicU64,
+        /// The world's frames that the engine received or knows to be lost, in credits.
+        world_taken_in: AtomicU64,
+        /// ARP requests for the gateway that the kernel answered.
+        arp_answered: AtomicU64,
+    }
+    constant {}
+}
 
 impl VmRef {
     /// Value of the guest's MAC while it is unknown: the broadcast address, so that ARP and DHCP
@@ -121,70 +136,6 @@ impl VmRef {
         mac != Self::UNKNOWN_MAC
     }
 
-    /// Handle to the row at this address.
-    ///
-    /// # Safety
-    /// `vm` points to an element of `VMS` and stays mapped as long as the result is used.
-    #[inline(always)]
-    pub const unsafe fn new(vm: *mut Vm) -> Self {
-        Self(vm)
-    }
-
-    /// Pointer to the row.
-    #[inline(always)]
-    pub const fn as_ptr(self) -> *mut Vm {
-        self.0
-    }
-
-    /// Id of the VM; 0 if the row is free.
-    #[inline(always)]
-    pub fn id(&self) -> &AtomicU32 {
-        // SAFETY: `new` promised a valid row; both sides use atomics on this field.
-        unsafe { AtomicU32::from_ptr(&raw mut (*self.0).id) }
-    }
-
-    /// [`VmFlags`] bits of the VM.
-    #[inline(always)]
-    pub fn flags(&self) -> &AtomicU32 {
-        // SAFETY: as above.
-        unsafe { AtomicU32::from_ptr(&raw mut (*self.0).flags) }
-    }
-
-    /// Ifindex of the VM's TAP; 0 while it is detached.
-    #[inline(always)]
-    pub fn tap_ifindex(&self) -> &AtomicU32 {
-        // SAFETY: as above.
-        unsafe { AtomicU32::from_ptr(&raw mut (*self.0).tap_ifindex) }
-    }
-
-    /// The guest's frames redirected to the engine port, in credits.
-    #[inline(always)]
-    pub fn handed_over(&self) -> &AtomicU64 {
-        // SAFETY: as above.
-        unsafe { AtomicU64::from_ptr(&raw mut (*self.0).handed_over) }
-    }
-
-    /// The guest's frames that the engine received or knows to be lost, in credits.
-    #[inline(always)]
-    pub fn taken_in(&self) -> &AtomicU64 {
-        // SAFETY: as above.
-        unsafe { AtomicU64::from_ptr(&raw mut (*self.0).taken_in) }
-    }
-
-    /// The world's frames redirected to the engine port, in credits.
-    #[inline(always)]
-    pub fn world_handed_over(&self) -> &AtomicU64 {
-        // SAFETY: as above.
-        unsafe { AtomicU64::from_ptr(&raw mut (*self.0).world_handed_over) }
-    }
-
-    /// The world's frames that the engine received or knows to be lost, in credits.
-    #[inline(always)]
-    pub fn world_taken_in(&self) -> &AtomicU64 {
-        // SAFETY: as above.
-        unsafe { AtomicU64::from_ptr(&raw mut (*self.0).world_taken_in) }
-    }
-
     /// Counters of frames handed over and of frames taken in: of the world's frames if
     /// `from_world`, else of the guest's.
     #[inline(always)]
@@ -194,12 +145,5 @@ impl VmRef {
         } else {
             (self.handed_over(), self.taken_in())
         }
-    }
-
-    /// ARP requests for the gateway that the kernel answered.
-    #[inline(always)]
-    pub fn arp_answered(&self) -> &AtomicU64 {
-        // SAFETY: as above.
-        unsafe { AtomicU64::from_ptr(&raw mut (*self.0).arp_answered) }
     }
 }

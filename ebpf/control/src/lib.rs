@@ -70,4 +70,5 @@ pub use paths::Paths;
 pub use users::Users;
 
 #[cfg(test)]
+#[path = "fixtures_test.rs"]
 mod testing;

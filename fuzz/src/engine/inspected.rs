@@ -5,7 +5,7 @@
 //! are.
 use std::collections::HashMap;
 
-use slipgate_abi::{Ip4, tcp::Flags};
+use slipgate_abi::{Ip4, VmId, tcp::Flags};
 use slipgate_policy::{Name, wire};
 use userspace_nat::{
     dns::{NamePolicy, answer::Answer},
@@ -112,7 +112,7 @@ pub(super) fn tell(judge: &SharedJudge, vm: u32, now_ns: u64) {
         extended_rcode: 0,
         lifetime_s: None,
     };
-    ByRules(judge.clone()).answer(vm, Name(&name), &answer, 0, now_ns);
+    let _ = ByRules(judge.clone()).answer(VmId::new(vm), Name(&name), &answer, 0, now_ns);
 }
 
 /// `row and port (1) | flags (1) | place in its stream (1) | acknowledges so much (1) | carries (1)`.

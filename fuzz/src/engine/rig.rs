@@ -22,7 +22,7 @@ use userspace_nat::{
     port::{PORT_HEADER_AT, VNET_LEN},
     record::{FlowLog, recorded_ids},
     relay::{Limits, Relay},
-    services::HostServices,
+    services::Services,
 };
 
 use super::inspected::{self, Server};
@@ -38,7 +38,7 @@ const SLOTS: u32 = 1_024;
 const MAX_FLOWS: u32 = 12;
 const SECOND_NS: u64 = 1_000_000_000;
 
-pub(super) type FuzzEngine = Engine<FakeDatapath, FakePort, FakeClock, HostServices>;
+pub(super) type FuzzEngine = Engine<FakeDatapath, FakePort, FakeClock>;
 /// What a message of the broker has the engine do.
 type Command = Box<dyn FnOnce(&mut FuzzEngine)>;
 
@@ -163,14 +163,14 @@ impl Rig {
         self.engine = Some(engine);
     }
 
-    fn parts(&self) -> Parts<FakeDatapath, FakePort, FakeClock, HostServices> {
+    fn parts(&self) -> Parts<FakeDatapath, FakePort, FakeClock> {
         let few_ports = self.setup & 1 != 0;
         Parts {
             datapath: FakeDatapath::new(&self.kernel, 0, self.epoch),
             port: FakePort::new(&self.kernel),
             clock: FakeClock::new(&self.kernel),
             // No resolver: nothing leaves this process.
-            services: HostServices::new(
+            services: Services::new(
                 dns::Proxy::new(&[], dns::Limits::default(), Box::new(dns::AllowAll)),
                 Relay::new(Limits::default()),
             ),

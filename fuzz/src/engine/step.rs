@@ -1,5 +1,5 @@
 //! What may happen next.
-use slipgate_abi::{Handover, Ip4, Protocol};
+use slipgate_abi::{Handover, Ip4, Protocol, VmId, VmRow};
 use slipgate_policy::Destination;
 use userspace_nat::{
     control::Forward,
@@ -240,7 +240,7 @@ fn broker(rig: &mut Rig, tape: &mut Tape<'_>) {
     match tape.u8() % 8 {
         0 if id != 0 => {
             rig.ids[usize::from(row)] = 0;
-            rig.tell(move |engine| engine.remove_vm(row, id));
+            rig.tell(move |engine| engine.remove_vm(VmRow::new(row), VmId::new(id)));
         }
         0 | 1 if id == 0 => {
             rig.new_vm(row);
@@ -260,7 +260,7 @@ fn broker(rig: &mut Rig, tape: &mut Tape<'_>) {
             rig.tell(|engine| engine.set_reserved_ports(ports));
         }
         4 => {
-            let row = u16::from(tape.u8()) % ROWS;
+            let row = VmRow::new(u16::from(tape.u8()) % ROWS);
             let to = Destination {
                 addr: tape.array::<4>().into(),
                 port: tape.u16(),
@@ -285,8 +285,8 @@ fn broker(rig: &mut Rig, tape: &mut Tape<'_>) {
                 protocol: Protocol::Tcp,
                 host: HOST.into(),
                 host_port: port,
-                vm: id,
-                vm_row: row,
+                vm: VmId::new(id),
+                vm_row: VmRow::new(row),
                 guest_port: 80,
                 rule: 12,
             };

@@ -1,5 +1,6 @@
 //! Messages between processes, as they are sent.
 use serde_json::json;
+use slipgate_abi::{VmId, VmRow};
 use slipgate_ipc::{
     api::{ApiRequest, FromApi},
     client::{ClientAnswer, ClientRequest, Target},
@@ -57,8 +58,8 @@ pub(super) fn messages() -> Seeds {
         }],
     };
     let vm = VmSpec {
-        id: 1,
-        row: 1,
+        id: VmId::new(1),
+        row: VmRow::new(1),
         name: "a".into(),
         guest: [10, 0, 2, 15].into(),
         gateway: [10, 0, 2, 2].into(),
@@ -77,7 +78,7 @@ pub(super) fn messages() -> Seeds {
         about,
         request,
     };
-    let of_vm = Some(Subject::Vm { row: 1 });
+    let of_vm = Some(Subject::Vm { row: VmRow::new(1) });
     let capture = || EngineRequest::Capture {
         to: Slot,
         packets: Some(9),
@@ -172,13 +173,21 @@ pub(super) fn messages() -> Seeds {
         ("put", ApiRequest::PutVm { vm }),
         ("list", ApiRequest::ListVms),
         ("remove", ApiRequest::RemoveVm { name: "a".into() }),
-        ("cut_flow", ApiRequest::Cut { what: Target::Flow("1.2.3".into()) }),
+        (
+            "cut_flow",
+            ApiRequest::Cut {
+                what: Target::Flow("1.2.3".into()),
+            },
+        ),
     ] {
         let message = FromApi { id: 1, request };
         seeds.push((name, packet(kind::FROM_API, json(&message))));
     }
     for (name, text) in [
-        ("http_put", "PUT /v1/vms/a\n{\"tap\": \"tap0\", \"quotas\": {\"max_flows\": 5}}"),
+        (
+            "http_put",
+            "PUT /v1/vms/a\n{\"tap\": \"tap0\", \"quotas\": {\"max_flows\": 5}}",
+        ),
         ("http_policy", "PUT /v1/policies/a\ndefault = \"deny\"\n"),
         ("http_patch", "PATCH /v1/vms/a\n{\"labels\": {\"k\": null}}"),
         ("http_cut", "POST /v1/flows/1.2.3/cut\n"),

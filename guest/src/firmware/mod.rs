@@ -3,6 +3,7 @@
 pub mod acpi;
 pub mod pvh;
 #[cfg(test)]
+#[path = "memory_test.rs"]
 mod test_memory;
 
 /// Access to memory by physical address.

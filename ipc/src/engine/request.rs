@@ -1,8 +1,8 @@
 //! Requests of clients to an engine, and its replies.
 //!
 //! A new request is a variant of [`EngineRequest`], and of [`EngineReply`] where no reply fits yet.
-//! The broker resolves names to [`Subject`](slipgate_model::Subject)s, records which client asked, and passes the rest on
-//! without change.
+//! The broker resolves names to subjects ([`Subject`](slipgate_model::Subject)), records which
+//! client asked, and passes the rest on without change.
 use std::{net::Ipv4Addr, os::fd::OwnedFd};
 
 use serde::{Deserialize, Serialize};

@@ -3,7 +3,7 @@ use std::{cell::RefMut, net::Ipv4Addr, os::fd::BorrowedFd, time::Duration};
 
 use slipgate_abi::{
     DropCounters, FlowRef, ForwardKey, ForwardTarget, NextHop, Protocol, Sequences, Slot, SlotRef,
-    TapEntry, Tuple, Verdict, Vm, VmRates, maps::SLOTS_PER_CHUNK, segment::Segments,
+    TapEntry, Tuple, Verdict, Vm, VmRates, VmRow, maps::SLOTS_PER_CHUNK, segment::Segments,
 };
 use slipgate_control::{
     Datapath, LoadOptions, Paths, Program,
@@ -230,7 +230,8 @@ impl Both {
     /// Limits the VM, with nothing spent yet.
     pub(crate) fn set_rates(&self, rates: VmRates) {
         let limits = self.maps().rate_limits(ROW.into()).expect("a row");
-        for limits in [limits, self.tables.rates(ROW).expect("a row")] {
+        let in_memory = self.tables.rates(VmRow::new(ROW)).expect("a row");
+        for limits in [limits, in_memory] {
             limits.set(VmRates::default());
             limits.set(rates);
         }

@@ -1,22 +1,23 @@
 //! Execution of a plan: opens the flow, or counts the refusal.
 use std::sync::atomic::Ordering::Relaxed;
 
-use slipgate_abi::{Protocol, Refusal, Tuple, Verdict};
+use slipgate_abi::{Protocol, Refusal, Tuple, Verdict, VmId};
 
 use super::{
-    Opener, Refused,
+    FirstPacket, Opener,
     plan::{Path, Plan},
 };
 use crate::{
     datapath::Datapath,
     flow::{NewFlow, OpenError},
+    inspection::sessions::{Inspected, Kind},
     nat_ports::{Destination, Freed, PortPool},
     packet::{
         Packet, Transport,
         transport::{OPTION_TIMESTAMPS, tcp_options},
     },
     relay::Opening,
-    state::{Core, VmState},
+    state::{Nat, Refused, Rules, VmState},
     stats::Tally,
 };
 
@@ -25,103 +26,107 @@ const PORT_TRIES: usize = 8;
 /// Tries before the ports that are kept for this process.
 const COMMON_PORT_TRIES: usize = 4;
 
-impl<D: Datapath> Core<D> {
-    /// Opens a guest's flow as planned. Returns its slot.
-    pub(super) fn commit_outbound(
-        &mut self,
-        vm: &mut VmState,
-        plan: Plan,
-        packet: &Packet<'_>,
-        (guest, isn): (Tuple, u32),
-        now_ns: u64,
-    ) -> Result<u32, Refused> {
-        let protocol = Protocol::from_ip(guest.protocol).ok_or(Refusal::Insertion)?;
-        self.take_room(vm, &plan, protocol, now_ns)?;
-        let hop = plan.route.and_then(|route| route.hop());
-        let (hop, source) = hop.ok_or(Refusal::NoRoute)?;
-        let is_inspected = plan.path == Path::Inspected;
-        let flow = NewFlow {
-            guest,
-            vm_row: vm.net.row,
-            protocol,
-            nat: source.into(),
-            nat_port: 0,
-            rule: self.rule_base + plan.decision.rule.0,
-            uplink_ifindex: hop.ifindex,
-            next_hop: self.next_hop(hop, guest.remote),
-            isn,
-            inbound: false,
-            verdict: if is_inspected {
-                Verdict::Engine
-            } else {
-                Verdict::Fast
-            },
-        };
-        if let Some(refused) = plan.refused {
-            if let Some(look) = &plan.port {
-                let to = toward(&flow);
-                self.flows
-                    .look_was_in_vain(&mut self.datapath, to, look, now_ns);
-            }
-            return Err(refused);
+/// Opens a guest's flow as planned. Returns its slot.
+pub(super) fn commit_outbound<D: Datapath>(
+    nat: &mut Nat<D>,
+    rules: &mut Rules,
+    inspected: &mut Inspected,
+    vm: &mut VmState,
+    plan: Plan,
+    first: &FirstPacket<'_>,
+    now_ns: u64,
+) -> Result<u32, Refused> {
+    let guest = first.tuple;
+    let protocol = Protocol::from_ip(guest.protocol).ok_or(Refusal::Insertion)?;
+    take_room(nat, inspected, vm, &plan, protocol, now_ns)?;
+    let hop = plan.route.and_then(|route| route.hop());
+    let (hop, source) = hop.ok_or(Refusal::NoRoute)?;
+    let is_inspected = plan.path == Path::Inspected;
+    let flow = NewFlow {
+        guest,
+        vm_row: vm.net.row,
+        protocol,
+        nat: source.into(),
+        nat_port: 0,
+        rule: rules.element_of(plan.decision.rule),
+        uplink_ifindex: hop.ifindex,
+        next_hop: nat.next_hop(hop, guest.remote),
+        isn: first.isn,
+        inbound: false,
+        verdict: if is_inspected {
+            Verdict::Engine
+        } else {
+            Verdict::Fast
+        },
+    };
+    if let Some(refused) = plan.refused {
+        if let Some(look) = &plan.port {
+            let (flows, to) = (&mut nat.flows, toward(&flow));
+            flows.note_failed_search(&mut nat.datapath, to, look, now_ns);
         }
-        let opened = self.open_with_port(flow, has_timestamps(packet), now_ns);
-        if let (Ok(slot), true) = (&opened, is_inspected) {
-            let http = self
-                .judge
-                .borrow()
-                .policy(vm.net.id)
-                .http(plan.decision.rule);
-            self.begin_inspection(vm, packet, *slot, http, now_ns);
-        }
-        if let (Ok(slot), Some(name)) = (&opened, plan.name) {
-            let generation = self.datapath.slot(*slot).generation().load(Relaxed);
-            self.opened_by.insert(*slot, (generation, name));
-        }
-        Ok(self.settle(vm, opened, now_ns)?)
+        return Err(refused);
     }
-
-    /// Makes room as planned for a connection to the host's loopback.
-    pub(super) fn commit_to_loopback(
-        &mut self,
-        vm: &mut VmState,
-        plan: Plan,
-        protocol: Protocol,
-        now_ns: u64,
-    ) -> Result<Opening, Refused> {
-        self.take_room(vm, &plan, protocol, now_ns)?;
-        match plan.path {
-            Path::Relayed(lead) => Ok(Opening {
-                host_port: lead.host_port,
-                rule: lead.text.into(),
-            }),
-            Path::Translated | Path::Inspected => Err(Refusal::Insertion.into()),
+    let opened = nat.open_with_port(flow, has_timestamps(first.packet), now_ns);
+    if let Ok(slot) = opened {
+        let generation = nat.datapath.slot(slot).generation().load(Relaxed);
+        if is_inspected {
+            let mtus = (nat.uplink_mtu(slot), nat.path_mtu(&vm.net, slot));
+            let judge = rules.judge.borrow();
+            let http = judge.policy(vm.net.id).http(plan.decision.rule);
+            let kind = Kind::begin(first.packet, mtus, http, now_ns);
+            inspected.add(slot, generation, &vm.net, kind);
+        }
+        if let Some(name) = plan.name {
+            rules.opened_by(slot, generation, name);
         }
     }
+    Ok(nat.settle(vm, opened, now_ns)?)
+}
 
-    /// Takes the room that was planned for a flow. Counts a refusal that came before room mattered.
-    fn take_room(
-        &mut self,
-        vm: &mut VmState,
-        plan: &Plan,
-        protocol: Protocol,
-        now_ns: u64,
-    ) -> Result<(), Refused> {
-        if let Some(room) = &plan.room {
-            return Ok(self.charge(vm, room, Opener::Guest, now_ns)?);
-        }
-        let refused = plan.refused.ok_or(Refusal::Insertion)?;
-        if let Some(rule) = refused.rule {
-            vm.net.stats.refused_by(rule);
-        }
-        if refused.reason == Refusal::Inspection
-            && let Some(why) = self.inspected.refuses(vm.net.id, protocol)
-        {
-            self.inspected.count(vm.net.id, why);
-        }
-        Err(refused)
+/// Makes room as planned for a connection to the host's loopback.
+pub(super) fn commit_to_loopback<D: Datapath>(
+    nat: &mut Nat<D>,
+    inspected: &mut Inspected,
+    vm: &mut VmState,
+    plan: Plan,
+    protocol: Protocol,
+    now_ns: u64,
+) -> Result<Opening, Refused> {
+    take_room(nat, inspected, vm, &plan, protocol, now_ns)?;
+    match plan.path {
+        Path::Relayed(lead) => Ok(Opening {
+            host_port: lead.host_port,
+            rule: lead.text.into(),
+        }),
+        Path::Translated | Path::Inspected => Err(Refusal::Insertion.into()),
     }
+}
 
+/// Takes the room that was planned for a flow. Counts a refusal that came before room mattered.
+fn take_room<D: Datapath>(
+    nat: &mut Nat<D>,
+    inspected: &mut Inspected,
+    vm: &mut VmState,
+    plan: &Plan,
+    protocol: Protocol,
+    now_ns: u64,
+) -> Result<(), Refused> {
+    if let Some(room) = &plan.room {
+        return Ok(room.take(nat, vm, Opener::Guest, now_ns)?);
+    }
+    let refused = plan.refused.ok_or(Refusal::Insertion)?;
+    if let Some(rule) = refused.rule {
+        vm.net.stats.refused_by(rule);
+    }
+    if refused.reason == Refusal::Inspection
+        && let Some(why) = inspected.refuses(vm.net.id, protocol)
+    {
+        inspected.count(vm.net.id, why);
+    }
+    Err(refused)
+}
+
+impl<D: Datapath> Nat<D> {
     /// Opens a flow with a translated port of its own. Returns its slot.
     fn open_with_port(
         &mut self,
@@ -129,7 +134,7 @@ impl<D: Datapath> Core<D> {
         timestamps: bool,
         now_ns: u64,
     ) -> Result<u32, Refusal> {
-        let (to, vm) = (toward(&flow), flow.guest.scope);
+        let (to, vm) = (toward(&flow), VmId::new(flow.guest.scope));
         let mut swept = false;
         for tried in 0..PORT_TRIES {
             let ports = &mut self.flows.ports;
@@ -159,7 +164,7 @@ impl<D: Datapath> Core<D> {
                 Err(OpenError::NoSlot) => {
                     // For the next flow: a slot rests.
                     let (flows, row) = (&mut self.flows, flow.vm_row);
-                    let found = flows.look_for_room(&self.datapath, row, false, now_ns);
+                    let found = flows.find_room(&self.datapath, row, false, now_ns);
                     flows.make_room(&mut self.datapath, &found, now_ns);
                     Refusal::TableFull
                 }
@@ -178,28 +183,24 @@ impl<D: Datapath> Core<D> {
         self.flows.by_guest(tuple).is_none() && self.datapath.remove(tuple).unwrap_or(false)
     }
 
-    /// Counts an admission, and notes it for the records.
+    /// Counts an admission, or makes room for when the refused packet is sent again.
     pub(super) fn settle(
         &mut self,
         vm: &VmState,
         opened: Result<u32, Refusal>,
         now_ns: u64,
     ) -> Result<u32, Refusal> {
+        let (flows, datapath) = (&mut self.flows, &mut self.datapath);
         if opened == Err(Refusal::TableFull)
-            && let Some(slot) = self
-                .flows
-                .oldest_unproven(&self.datapath, vm.net.row, now_ns)
+            && let Some(slot) = flows.oldest_unproven(datapath, vm.net.row, now_ns)
         {
-            // Its slot may be taken in a second, when the refused packet is sent again.
-            self.flows.end_unproven(&mut self.datapath, slot, now_ns);
+            // Its slot may be taken in a second.
+            flows.end_unproven(datapath, slot, now_ns);
         }
         if let Ok(slot) = opened {
             vm.net.stats.tally(Tally::Admitted, 1);
             if vm.is_captured {
-                self.flows.capture(&mut self.datapath, slot, true);
-            }
-            if self.records_starts {
-                self.started.push(slot);
+                flows.capture(datapath, slot, true);
             }
         }
         opened

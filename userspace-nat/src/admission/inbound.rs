@@ -7,19 +7,16 @@
 //! nobody gets in ([`slipgate_policy::Space::may_come_in`]).
 //!
 //! Forwards may use a share of each quota, so that the world can't use up a guest's own.
-use std::net::Ipv4Addr;
-
 use slipgate_abi::{Direction, Protocol, Refusal, Tuple, Verdict};
 
-use super::{Admission, Opener, opens, room::Room};
+use super::{Admission, Opener, admit_known, opens, room::Room};
 use crate::{
     datapath::{Datapath, Hop},
     flow::{NewFlow, OpenError},
     nat_ports::{Destination, Freed},
     packet::Packet,
     route::Route,
-    state::{Core, Forward, VmState},
-    vm::VmNet,
+    state::{Forward, Forwards, Journal, Nat, Rules, VmState},
 };
 
 /// Plan for a flow that the world opens.
@@ -27,119 +24,121 @@ struct InboundPlan {
     /// The forward that the packet matches.
     forward: Forward,
     /// Next hop to the client and room among the VM's flows, or the reason for a refusal.
-    way: Result<(Hop, Room), Refusal>,
+    room: Result<(Hop, Room), Refusal>,
 }
 
-impl<D: Datapath> Core<D> {
-    /// Decides about a packet from the world to a forward.
-    pub(crate) fn admit_inbound(
-        &mut self,
-        vm: &mut VmState,
-        packet: &Packet<'_>,
-        now_ns: u64,
-    ) -> Admission {
-        let Some(world) = packet.tuple(Tuple::WORLD, Direction::Rx) else {
-            return Admission::NoFlow;
-        };
-        let known = self.flows.by_world(&world);
-        if let Some(admission) = self.admit_known(known, packet, Direction::Rx, now_ns) {
-            return admission;
+/// Decides about a packet from the world to a forward.
+pub(crate) fn admit_inbound<D: Datapath>(
+    nat: &mut Nat<D>,
+    rules: &Rules,
+    forwards: &Forwards,
+    journal: &mut Journal,
+    vm: &mut VmState,
+    packet: &Packet<'_>,
+    now_ns: u64,
+) -> Admission {
+    let Some(world) = packet.tuple(Tuple::WORLD, Direction::Rx) else {
+        return Admission::NoFlow;
+    };
+    let known = nat.flows.by_world(&world);
+    if let Some(admission) = admit_known(nat, rules, known, packet, Direction::Rx, now_ns) {
+        return admission;
+    }
+    let Some(isn) = opens(packet) else {
+        return Admission::NoFlow;
+    };
+    let Some(plan) = plan(nat, rules, forwards, vm, &world, now_ns) else {
+        return Admission::NoFlow;
+    };
+    match commit(nat, vm, plan, (world, isn), now_ns) {
+        Ok(slot) => {
+            journal.flow_started(slot);
+            Admission::Flow { slot }
         }
-        let Some(isn) = opens(packet) else {
-            return Admission::NoFlow;
-        };
-        let Some(plan) = self.plan_inbound(vm, &world, now_ns) else {
-            return Admission::NoFlow;
-        };
-        match self.commit_inbound(vm, plan, (world, isn), now_ns) {
-            Ok(slot) => Admission::Flow { slot },
-            Err(refusal) => {
-                let guest = Tuple {
-                    scope: vm.net.id,
-                    ..world
-                };
-                self.refuse(vm.net.id, &guest, refusal.into(), now_ns)
+        Err(reason) => {
+            let guest = Tuple {
+                scope: vm.net.id.get(),
+                ..world
+            };
+            journal.flow_refused(&guest, reason.into(), now_ns);
+            Admission::Refused(reason)
+        }
+    }
+}
+
+/// Returns the plan for a flow that the world opens; `None` when the packet matches no forward.
+fn plan<D: Datapath>(
+    nat: &Nat<D>,
+    rules: &Rules,
+    forwards: &Forwards,
+    vm: &VmState,
+    world: &Tuple,
+    now_ns: u64,
+) -> Option<InboundPlan> {
+    let forward = *forwards.matching(world, vm.net.id)?;
+    let routes = &nat.network.routes;
+    // A host that routes sees packets to other hosts: they match no forward.
+    if routes.lookup(world.local.into()) != Route::HostLocal {
+        return None;
+    }
+    let room = if rules.may_come_in(&vm.net, world.remote.into()) {
+        let hop = routes.lookup(world.remote.into()).hop();
+        let room = || Room::find(nat, vm, true, now_ns);
+        hop.map(|(hop, _)| (hop, room())).ok_or(Refusal::NoRoute)
+    } else {
+        Err(Refusal::Protected)
+    };
+    Some(InboundPlan { forward, room })
+}
+
+/// Opens a flow from the world as planned. Returns its slot. Its rate is judged only now: a
+/// retransmission is recognized by the earlier refusal.
+fn commit<D: Datapath>(
+    nat: &mut Nat<D>,
+    vm: &mut VmState,
+    plan: InboundPlan,
+    (world, isn): (Tuple, u32),
+    now_ns: u64,
+) -> Result<u32, Refusal> {
+    let forward = plan.forward;
+    let (hop, room) = plan.room?;
+    let protocol = Protocol::from_ip(world.protocol).ok_or(Refusal::Insertion)?;
+    room.take(nat, vm, Opener::World((world, isn)), now_ns)?;
+    let guest = Tuple {
+        scope: vm.net.id.get(),
+        local: vm.net.guest.into(),
+        local_port: forward.guest_port,
+        ..world
+    };
+    let to = Destination {
+        nat: world.local,
+        remote: world.remote,
+        remote_port: world.remote_port,
+        protocol,
+    };
+    let flow = NewFlow {
+        guest,
+        vm_row: vm.net.row,
+        protocol,
+        nat: world.local,
+        nat_port: world.local_port,
+        rule: forward.rule,
+        uplink_ifindex: hop.ifindex,
+        next_hop: nat.next_hop(hop, world.remote),
+        isn,
+        inbound: true,
+        verdict: Verdict::Fast,
+    };
+    let (flows, port, id) = (&mut nat.flows, flow.nat_port, vm.net.id);
+    flows.ports.mark(to, port, id);
+    let opened = flows
+        .open(&mut nat.datapath, &flow, now_ns)
+        .map_err(|error| {
+            flows.ports.free(to, port, id, Freed::Safe, now_ns);
+            match error {
+                OpenError::NoSlot | OpenError::MapFull => Refusal::TableFull,
+                _ => Refusal::Insertion,
             }
-        }
-    }
-
-    /// Whether an address may be a forward's client: not in the VM's own network, of the host, or
-    /// in address space that no outside host has.
-    pub(crate) fn may_come_in(&self, vm: &VmNet, remote: Ipv4Addr) -> bool {
-        let judge = self.judge.borrow();
-        let space = judge.policy(vm.id).protected(remote);
-        !vm.is_on_link(remote) && space.is_none_or(|(_, space)| space.may_come_in())
-    }
-
-    /// Returns the plan for a flow that the world opens; `None` when the packet matches no forward.
-    fn plan_inbound(&self, vm: &VmState, world: &Tuple, now_ns: u64) -> Option<InboundPlan> {
-        let forward = self.forward_for(world, vm.net.id)?;
-        // A host that routes sees packets to other hosts: they match no forward.
-        if self.routes.lookup(world.local.into()) != Route::HostLocal {
-            return None;
-        }
-        let way = if self.may_come_in(&vm.net, world.remote.into()) {
-            let route = self.routes.lookup(world.remote.into());
-            let hop = route.hop().map(|(hop, _)| hop);
-            let room = || self.room_for_world(vm, now_ns);
-            hop.map(|hop| (hop, room())).ok_or(Refusal::NoRoute)
-        } else {
-            Err(Refusal::Protected)
-        };
-        Some(InboundPlan { forward, way })
-    }
-
-    /// Opens a flow from the world as planned. Returns its slot. Its rate is judged only now: a
-    /// retransmission is recognized by the earlier refusal.
-    fn commit_inbound(
-        &mut self,
-        vm: &mut VmState,
-        plan: InboundPlan,
-        (world, isn): (Tuple, u32),
-        now_ns: u64,
-    ) -> Result<u32, Refusal> {
-        let InboundPlan { forward, way } = plan;
-        let (hop, room) = way?;
-        let protocol = Protocol::from_ip(world.protocol).ok_or(Refusal::Insertion)?;
-        self.charge(vm, &room, Opener::World((world, isn)), now_ns)?;
-        let guest = Tuple {
-            scope: vm.net.id,
-            local: vm.net.guest.into(),
-            local_port: forward.guest_port,
-            ..world
-        };
-        let to = Destination {
-            nat: world.local,
-            remote: world.remote,
-            remote_port: world.remote_port,
-            protocol,
-        };
-        let flow = NewFlow {
-            guest,
-            vm_row: vm.net.row,
-            protocol,
-            nat: world.local,
-            nat_port: world.local_port,
-            rule: forward.rule,
-            uplink_ifindex: hop.ifindex,
-            next_hop: self.next_hop(hop, world.remote),
-            isn,
-            inbound: true,
-            verdict: Verdict::Fast,
-        };
-        self.flows.ports.mark(to, flow.nat_port, vm.net.id);
-        let opened = self
-            .flows
-            .open(&mut self.datapath, &flow, now_ns)
-            .map_err(|error| {
-                self.flows
-                    .ports
-                    .free(to, flow.nat_port, vm.net.id, Freed::Safe, now_ns);
-                match error {
-                    OpenError::NoSlot | OpenError::MapFull => Refusal::TableFull,
-                    _ => Refusal::Insertion,
-                }
-            });
-        self.settle(vm, opened, now_ns)
-    }
+        });
+    nat.settle(vm, opened, now_ns)
 }

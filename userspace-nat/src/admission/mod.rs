@@ -18,11 +18,9 @@
 //! use up the quota. A flow that is refused after them was work all the same, and keeps its token
 //! of the rate. Flows that the world opens are in [`inbound`].
 mod commit;
-mod inbound;
-mod inspected;
-mod loopback;
+pub(crate) mod inbound;
 pub(crate) mod plan;
-mod rejudge;
+pub(crate) mod rejudge;
 mod room;
 
 use std::sync::atomic::Ordering::Relaxed;
@@ -33,12 +31,17 @@ use slipgate_abi::{
     tcp::{Phase, TcpBits},
 };
 
+use self::{
+    commit::{commit_outbound, commit_to_loopback, has_timestamps},
+    plan::Planner,
+};
 use crate::{
     datapath::Datapath,
     flow::EndReason,
+    inspection::sessions::Inspected,
     packet::{Packet, Transport, icmp::ECHO_REQUEST},
     relay::Opening,
-    state::{Core, VmState},
+    state::{Journal, Nat, Rules, VmState},
 };
 use slipgate_policy::Destination;
 
@@ -70,130 +73,130 @@ pub(crate) enum Opener {
     World((Tuple, u32)),
 }
 
-/// A refusal, and the element of `RULES` that caused it.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Refused {
-    pub(crate) reason: Refusal,
-    pub(crate) rule: Option<u32>,
+/// First packet of a flow that may be opened.
+struct FirstPacket<'a> {
+    packet: &'a Packet<'a>,
+    /// Tuple of the flow on the guest's link.
+    tuple: Tuple,
+    /// Sequence number of a SYN; 0 for other packets.
+    isn: u32,
 }
 
-impl From<Refusal> for Refused {
-    fn from(reason: Refusal) -> Self {
-        Self { reason, rule: None }
+/// Decides about a packet of a guest.
+pub(crate) fn admit_outbound<D: Datapath>(
+    nat: &mut Nat<D>,
+    rules: &mut Rules,
+    inspected: &mut Inspected,
+    journal: &mut Journal,
+    vm: &mut VmState,
+    packet: &Packet<'_>,
+    now_ns: u64,
+) -> Admission {
+    let Some(tuple) = packet.tuple(vm.net.id.get(), Direction::Tx) else {
+        return Admission::NoFlow;
+    };
+    let known = nat.flows.by_guest(&tuple);
+    if let Some(admission) = admit_known(nat, rules, known, packet, Direction::Tx, now_ns) {
+        return admission;
+    }
+    let (Some(isn), Some(to)) = (opens(packet), destination(&tuple)) else {
+        return Admission::NoFlow;
+    };
+    let planner = Planner::new(nat, rules, inspected, now_ns);
+    let plan = planner.outbound(vm, to, has_timestamps(packet));
+    let first = FirstPacket { packet, tuple, isn };
+    match commit_outbound(nat, rules, inspected, vm, plan, &first, now_ns) {
+        Ok(slot) => {
+            journal.flow_started(slot);
+            Admission::Flow { slot }
+        }
+        Err(refused) => {
+            journal.flow_refused(&tuple, refused, now_ns);
+            Admission::Refused(refused.reason)
+        }
     }
 }
 
-impl<D: Datapath> Core<D> {
-    /// Decides about a packet of a guest.
-    pub(crate) fn admit_outbound(
-        &mut self,
-        vm: &mut VmState,
-        packet: &Packet<'_>,
-        now_ns: u64,
-    ) -> Admission {
-        let Some(tuple) = packet.tuple(vm.net.id, Direction::Tx) else {
-            return Admission::NoFlow;
-        };
-        let known = self.flows.by_guest(&tuple);
-        if let Some(admission) = self.admit_known(known, packet, Direction::Tx, now_ns) {
-            return admission;
+/// Decides about a guest's packet to a port that leads to the host's loopback and that no relayed
+/// connection has. The [relay](crate::relay) carries the connection then. Returns `None` when the
+/// packet opens no connection or its port does not lead there.
+pub(crate) fn admit_to_loopback<D: Datapath>(
+    nat: &mut Nat<D>,
+    rules: &Rules,
+    inspected: &mut Inspected,
+    journal: &mut Journal,
+    vm: &mut VmState,
+    packet: &Packet<'_>,
+    now_ns: u64,
+) -> Option<Result<Opening, Refusal>> {
+    let tuple = packet.tuple(vm.net.id.get(), Direction::Tx)?;
+    opens(packet)?;
+    let to = destination(&tuple)?;
+    let planner = Planner::new(nat, rules, inspected, now_ns);
+    let plan = planner.to_loopback(vm, to)?;
+    let opening = commit_to_loopback(nat, inspected, vm, plan, to.protocol, now_ns);
+    Some(opening.map_err(|refused| {
+        journal.flow_refused(&tuple, refused, now_ns);
+        refused.reason
+    }))
+}
+
+/// Decides about a packet whose tuple a flow has. Returns `None` when it may open another flow; the
+/// former one is unlinked then.
+fn admit_known<D: Datapath>(
+    nat: &mut Nat<D>,
+    rules: &Rules,
+    known: Option<u32>,
+    packet: &Packet<'_>,
+    from: Direction,
+    now_ns: u64,
+) -> Option<Admission> {
+    let slot = known?;
+    if belongs(nat, rules, slot, packet, from) {
+        if nat.flows.revive(&mut nat.datapath, slot) {
+            return Some(Admission::Flow { slot });
         }
-        let Some(isn) = opens(packet) else {
-            return Admission::NoFlow;
-        };
-        let Some(to) = destination(&tuple) else {
-            return Admission::NoFlow;
-        };
-        let plan = self.plan_outbound(vm, to, commit::has_timestamps(packet), now_ns);
-        match self.commit_outbound(vm, plan, packet, (tuple, isn), now_ns) {
-            Ok(slot) => Admission::Flow { slot },
-            Err(refused) => self.refuse(vm.net.id, &tuple, refused, now_ns),
+        if nat.flows.is_cut(slot) {
+            return Some(Admission::Cut { slot });
         }
     }
+    let reason = EndReason::TupleReused;
+    nat.flows.unlink(&mut nat.datapath, slot, reason, now_ns);
+    None
+}
 
-    /// Decides about a guest's packet to a port that leads to the host's loopback and that no
-    /// relayed connection has. Returns `None` when it opens no connection or its port does not lead
-    /// there.
-    pub(crate) fn admit_to_loopback(
-        &mut self,
-        vm: &mut VmState,
-        packet: &Packet<'_>,
-        now_ns: u64,
-    ) -> Option<Result<Opening, Refusal>> {
-        let tuple = packet.tuple(vm.net.id, Direction::Tx)?;
-        opens(packet)?;
-        let to = destination(&tuple)?;
-        let plan = self.plan_to_loopback(vm, to, now_ns)?;
-        let opening = self.commit_to_loopback(vm, plan, to.protocol, now_ns);
-        Some(opening.map_err(|refused| {
-            self.refuse(vm.net.id, &tuple, refused, now_ns);
-            refused.reason
-        }))
+/// Whether a packet belongs to the flow that has its tuple, and not to a new connection. The side
+/// that opened a flow may have opened another with the same tuple. A SYN of the peer on a guest's
+/// flow is a simultaneous open (RFC 5382 REQ-2), or its receiver's to challenge (RFC 5961). A SYN
+/// of the guest on a flow from the world is a connection of the guest's own: a packet sent to a
+/// forward, perhaps with a forged source, does not allow the guest to connect there.
+fn belongs<D: Datapath>(
+    nat: &Nat<D>,
+    rules: &Rules,
+    slot: u32,
+    packet: &Packet<'_>,
+    from: Direction,
+) -> bool {
+    let Transport::Tcp(tcp) = packet.transport else {
+        return true;
+    };
+    if !tcp.is_opening_syn() {
+        return true;
     }
-
-    /// Decides about a packet whose tuple a flow has. Returns `None` when it may open another flow;
-    /// the former one is unlinked then.
-    fn admit_known(
-        &mut self,
-        known: Option<u32>,
-        packet: &Packet<'_>,
-        from: Direction,
-        now_ns: u64,
-    ) -> Option<Admission> {
-        let slot = known?;
-        if self.belongs(slot, packet, from) {
-            if self.flows.revive(&mut self.datapath, slot) {
-                return Some(Admission::Flow { slot });
-            }
-            if self.flows.is_cut(slot) {
-                return Some(Admission::Cut { slot });
-            }
+    let live = nat.datapath.slot(slot);
+    let again = live.isn() == tcp.sequence;
+    let is_held = || nat.flows.entry(slot).is_some_and(|entry| entry.is_held());
+    match (from, live.flags() & SlotFlags::INBOUND != 0) {
+        // A retransmission, unless the connection was inspected and released to the kernel: its
+        // opener has sent and received more since, and what it opens with the same number was not
+        // inspected.
+        (Direction::Tx, false) => again && (is_held() || !rules.has_inspect_rule(live)),
+        (Direction::Tx, true) => false,
+        // Anybody can send a SYN in the peer's name: it does not end a connection that lives.
+        (Direction::Rx, true) => {
+            again || TcpBits(live.tcp().load(Relaxed)).phase() == Phase::Established
         }
-        let reason = EndReason::TupleReused;
-        self.flows.unlink(&mut self.datapath, slot, reason, now_ns);
-        None
-    }
-
-    /// Notes a refusal for the records. Returns it as an admission.
-    pub(crate) fn refuse(
-        &mut self,
-        vm: u32,
-        tuple: &Tuple,
-        refused: Refused,
-        now_ns: u64,
-    ) -> Admission {
-        let Refused { reason, rule } = refused;
-        self.refusals.note(vm, reason.name(), rule, tuple, now_ns);
-        Admission::Refused(reason)
-    }
-
-    /// Whether a packet belongs to the flow that has its tuple, and not to a new connection. The
-    /// side that opened a flow may have opened another with the same tuple. A SYN of the peer on a
-    /// guest's flow is a simultaneous open (RFC 5382 REQ-2), or its receiver's to challenge (RFC
-    /// 5961). A SYN of the guest on a flow from the world is a connection of the guest's own: a
-    /// packet sent to a forward, perhaps with a forged source, does not allow the guest to connect
-    /// there.
-    fn belongs(&self, slot: u32, packet: &Packet<'_>, from: Direction) -> bool {
-        let Transport::Tcp(tcp) = packet.transport else {
-            return true;
-        };
-        if !tcp.is_opening_syn() {
-            return true;
-        }
-        let live = self.datapath.slot(slot);
-        let again = live.isn() == tcp.sequence;
-        match (from, live.flags() & SlotFlags::INBOUND != 0) {
-            // A retransmission, unless the connection was inspected and released: its opener has
-            // sent and received more since, and what it opens with the same number was not
-            // inspected.
-            (Direction::Tx, false) => again && !self.was_let_go(slot),
-            (Direction::Tx, true) => false,
-            // Anybody can send a SYN in the peer's name: it does not end a connection that lives.
-            (Direction::Rx, true) => {
-                again || TcpBits(live.tcp().load(Relaxed)).phase() == Phase::Established
-            }
-            (Direction::Rx, false) => true,
-        }
+        (Direction::Rx, false) => true,
     }
 }
 

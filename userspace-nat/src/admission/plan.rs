@@ -10,14 +10,15 @@ use std::rc::Rc;
 
 use slipgate_abi::{Protocol, Refusal};
 
-use super::{Refused, room::Room};
+use super::room::Room;
 use crate::{
     datapath::Datapath,
-    flow::PortLook,
+    flow::PortSearch,
+    inspection::sessions::Inspected,
     name_gate::LearntName,
     nat_ports,
     route::Route,
-    state::{Core, VmState},
+    state::{Nat, Refused, Rules, VmState},
 };
 use slipgate_policy::{Decision, Destination, Lead};
 
@@ -35,7 +36,7 @@ pub(crate) struct Plan {
     /// Room among the VM's flows; `None` where it does not matter.
     pub(crate) room: Option<Room>,
     /// Search for a translated port; `None` where it does not matter.
-    pub(super) port: Option<PortLook>,
+    pub(super) port: Option<PortSearch>,
     /// Reason for a refusal; `None` when the flow is admitted.
     pub(crate) refused: Option<Refused>,
 }
@@ -52,17 +53,33 @@ pub(crate) enum Path {
     Relayed(Lead),
 }
 
-impl<D: Datapath> Core<D> {
+/// The state that plans are made of. It is shared: a plan changes nothing.
+pub(crate) struct Planner<'a, D> {
+    pub(crate) nat: &'a Nat<D>,
+    pub(crate) rules: &'a Rules,
+    pub(crate) inspected: &'a Inspected,
+    pub(crate) now_ns: u64,
+}
+
+impl<'a, D: Datapath> Planner<'a, D> {
+    pub(crate) fn new(
+        nat: &'a Nat<D>,
+        rules: &'a Rules,
+        inspected: &'a Inspected,
+        now_ns: u64,
+    ) -> Self {
+        Self {
+            nat,
+            rules,
+            inspected,
+            now_ns,
+        }
+    }
+
     /// Plans a VM's flow to an address outside its own network. `timestamps`: whether it begins
     /// with a SYN with TCP timestamps.
-    pub(crate) fn plan_outbound(
-        &self,
-        vm: &VmState,
-        to: Destination,
-        timestamps: bool,
-        now_ns: u64,
-    ) -> Plan {
-        let verdict = self.judge.borrow().decide(vm.net.id, to, now_ns);
+    pub(crate) fn outbound(&self, vm: &VmState, to: Destination, timestamps: bool) -> Plan {
+        let verdict = self.rules.judge.borrow().decide(vm.net.id, to, self.now_ns);
         let path = match verdict.inspect {
             true => Path::Inspected,
             false => Path::Translated,
@@ -76,7 +93,7 @@ impl<D: Datapath> Core<D> {
             port: None,
             refused: None,
         };
-        let checked = self.check_outbound(vm, to, timestamps, &mut plan, now_ns);
+        let checked = self.check_outbound(vm, to, timestamps, &mut plan);
         plan.refused = checked.err();
         plan
     }
@@ -88,14 +105,18 @@ impl<D: Datapath> Core<D> {
         to: Destination,
         timestamps: bool,
         plan: &mut Plan,
-        now_ns: u64,
     ) -> Result<(), Refused> {
-        let rule = Some(self.rule_base + plan.decision.rule.0);
+        let Nat {
+            datapath,
+            flows,
+            network,
+        } = self.nat;
+        let rule = Some(self.rules.element_of(plan.decision.rule));
         let by_rule = |reason| Refused { reason, rule };
         if let Some(refusal) = plan.decision.refusal {
             return Err(by_rule(refusal));
         }
-        let route = self.routes.lookup(to.addr);
+        let route = network.routes.lookup(to.addr);
         plan.route = Some(route);
         // A rule opened an address of the host itself: it has no link to leave by.
         if route == Route::HostLocal {
@@ -106,20 +127,19 @@ impl<D: Datapath> Core<D> {
         if is_inspected && self.inspected.refuses(vm.net.id, to.protocol).is_some() {
             return Err(by_rule(Refusal::Inspection));
         }
-        let room = plan.room.insert(self.room_for_guest(vm, now_ns));
-        room.check(vm, now_ns)?;
+        let room = plan.room.insert(self.room_for_guest(vm));
+        room.check(vm, self.now_ns)?;
         let toward = nat_ports::Destination {
             nat: source.into(),
             remote: to.addr.into(),
             remote_port: to.port,
             protocol: to.protocol,
         };
-        let (flows, datapath) = (&self.flows, &self.datapath);
         if is_inspected && !flows.ports.may_inspect(vm.net.id) {
             return Err(Refusal::PortsExhausted.into());
         }
         let what = (toward, vm.net.id, timestamps);
-        let look = flows.look_for_port(datapath, what, &room.leaving(), now_ns);
+        let look = flows.find_port(datapath, what, &room.leaving(), self.now_ns);
         let has_found = look.has_found();
         plan.port = Some(look);
         match has_found {
@@ -130,23 +150,18 @@ impl<D: Datapath> Core<D> {
 
     /// Plans a VM's flow to a port that leads to the host's loopback. Returns `None` when the port
     /// leads nowhere.
-    pub(crate) fn plan_to_loopback(
-        &self,
-        vm: &VmState,
-        to: Destination,
-        now_ns: u64,
-    ) -> Option<Plan> {
-        let lead = self.lead(&vm.net, to)?;
+    pub(crate) fn to_loopback(&self, vm: &VmState, to: Destination) -> Option<Plan> {
+        let lead = self.rules.lead(&vm.net, to)?;
         let decision = lead.decision;
         let mut room = None;
         let refused = match decision.refusal {
             Some(reason) => Some(Refused {
                 reason,
-                rule: Some(self.rule_base + decision.rule.0),
+                rule: Some(self.rules.element_of(decision.rule)),
             }),
             None => {
-                let room = room.insert(self.room_for_guest(vm, now_ns));
-                room.check(vm, now_ns).err().map(Refused::from)
+                let room = room.insert(self.room_for_guest(vm));
+                room.check(vm, self.now_ns).err().map(Refused::from)
             }
         };
         Some(Plan {
@@ -158,6 +173,10 @@ impl<D: Datapath> Core<D> {
             port: None,
             refused,
         })
+    }
+
+    fn room_for_guest(&self, vm: &VmState) -> Room {
+        Room::find(self.nat, vm, false, self.now_ns)
     }
 }
 

@@ -1,9 +1,12 @@
 //! New judgement of live flows, after a change of policies or by a successor.
 use std::sync::atomic::Ordering::Relaxed;
 
-use slipgate_abi::{Protocol, SlotRef, slot::SlotFlags, tcp::TcpBits};
+use slipgate_abi::{Protocol, SlotRef, VmId, slot::SlotFlags, tcp::TcpBits};
 
-use crate::{datapath::Datapath, state::Core};
+use crate::{
+    datapath::Datapath,
+    state::{Core, Forwards, Nat, Rules, VmTable},
+};
 use slipgate_policy::{Destination, OnReload};
 
 /// Live flows that the present rules would not admit.
@@ -17,56 +20,62 @@ pub(crate) struct NotAdmitted {
     pub(crate) live: usize,
 }
 
-impl<D: Datapath> Core<D> {
-    /// Returns the live flows that the present rules and forwards would not admit. `may_stay` says
-    /// of a VM whether its flows are left if its policy says so.
-    pub(crate) fn refused_flows(&self, now_ns: u64, may_stay: impl Fn(u32) -> bool) -> NotAdmitted {
-        let mut refused = NotAdmitted::default();
-        for slot in self.flows.all() {
-            let entry = self.flows.entry(slot);
-            let is_linked = entry.is_some_and(|entry| entry.state.is_linked());
-            if !is_linked || self.flows.is_cut(slot) {
-                continue;
-            }
-            refused.live += 1;
-            let live = self.datapath.slot(slot);
-            if self.is_allowed(slot, live, now_ns) {
-                continue;
-            }
-            let on_reload = self.judge.borrow().on_reload(live.vm());
-            if on_reload == OnReload::Keep && may_stay(live.vm()) {
-                refused.left += 1;
-            } else {
-                refused.cut.push(slot);
-            }
+/// Returns the live flows that the present rules and forwards would not admit. `may_stay` says of a
+/// VM whether its flows are left if its policy says so.
+pub(crate) fn refused_flows<D: Datapath>(
+    core: &Core<D>,
+    now_ns: u64,
+    may_stay: impl Fn(VmId) -> bool,
+) -> NotAdmitted {
+    let Core { nat, rules, .. } = core;
+    let mut refused = NotAdmitted::default();
+    for slot in nat.flows.all() {
+        let entry = nat.flows.entry(slot);
+        let is_linked = entry.is_some_and(|entry| entry.state.is_linked());
+        if !is_linked || nat.flows.is_cut(slot) {
+            continue;
         }
-        refused
+        refused.live += 1;
+        let live = nat.datapath.slot(slot);
+        let is_allowed = match live.flags() & SlotFlags::INBOUND {
+            0 => is_outbound_allowed(nat, rules, slot, now_ns),
+            _ => is_inbound_allowed(rules, &core.forwards, &core.vms, live),
+        };
+        if is_allowed {
+            continue;
+        }
+        let on_reload = rules.judge.borrow().on_reload(live.id());
+        if on_reload == OnReload::Keep && may_stay(live.id()) {
+            refused.left += 1;
+        } else {
+            refused.cut.push(slot);
+        }
     }
+    refused
+}
 
-    fn is_allowed(&self, slot: u32, live: SlotRef, now_ns: u64) -> bool {
-        if live.flags() & SlotFlags::INBOUND != 0 {
-            let forward = self.forward_for(&live.world_tuple(), live.vm());
-            let leads = forward.is_some_and(|forward| forward.guest_port == live.guest_port());
-            let vm = self.vm_by_id(live.vm());
-            return leads && vm.is_some_and(|vm| self.may_come_in(&vm.net, live.remote().into()));
-        }
-        let Some(protocol) = Protocol::from_ip(live.protocol()) else {
-            return false;
-        };
-        let to = Destination {
-            addr: live.remote().into(),
-            port: live.remote_port(),
-            protocol,
-        };
-        let generation = live.generation().load(Relaxed);
-        let by = self.opened_by.get(&slot);
-        let by = by.filter(|(of, _)| *of == generation);
-        let rule = self.rule_texts.identity(live.rule(), &self.datapath);
-        let by = by.map(|(_, name)| &**name);
-        let is_in_session = self.flows.entry(slot).is_some_and(|e| e.is_held());
-        let was_released = live.tcp().load(Relaxed) & TcpBits::HELD != 0;
-        let was_inspected = is_in_session || was_released;
-        let judge = self.judge.borrow();
-        judge.keeps(live.vm(), to, by, rule.as_ref(), was_inspected, now_ns)
-    }
+fn is_inbound_allowed(rules: &Rules, forwards: &Forwards, vms: &VmTable, live: SlotRef) -> bool {
+    let forward = forwards.matching(&live.world_tuple(), live.id());
+    let leads = forward.is_some_and(|forward| forward.guest_port == live.guest_port());
+    let vm = vms.by_id(live.id());
+    leads && vm.is_some_and(|vm| rules.may_come_in(&vm.net, live.remote().into()))
+}
+
+fn is_outbound_allowed<D: Datapath>(nat: &Nat<D>, rules: &Rules, slot: u32, now_ns: u64) -> bool {
+    let live = nat.datapath.slot(slot);
+    let Some(protocol) = Protocol::from_ip(live.protocol()) else {
+        return false;
+    };
+    let to = Destination {
+        addr: live.remote().into(),
+        port: live.remote_port(),
+        protocol,
+    };
+    let by = rules.name_of(slot, live.generation().load(Relaxed));
+    let rule = rules.texts.identity(live.rule(), &nat.datapath);
+    let is_in_session = nat.flows.entry(slot).is_some_and(|e| e.is_held());
+    let was_released = live.tcp().load(Relaxed) & TcpBits::HELD != 0;
+    let was_inspected = is_in_session || was_released;
+    let judge = rules.judge.borrow();
+    judge.keeps(live.id(), to, by, rule.as_ref(), was_inspected, now_ns)
 }

@@ -7,9 +7,9 @@ use super::Opener;
 use crate::{
     clock::MILLISECOND_NS,
     datapath::Datapath,
-    flow::GivingWay,
+    flow::{Flows, GivingWay},
     quota::worlds_share,
-    state::{Core, VmState},
+    state::{Nat, VmState},
 };
 
 /// Shortest time between two searches for a VM's flows that give way at its cap, ns.
@@ -29,6 +29,44 @@ pub(crate) struct Room {
 }
 
 impl Room {
+    /// Returns the room for a flow that the guest opens, or the world.
+    pub(super) fn find<D: Datapath>(
+        nat: &Nat<D>,
+        vm: &VmState,
+        by_world: bool,
+        now_ns: u64,
+    ) -> Self {
+        let (flows, datapath, row) = (&nat.flows, &nat.datapath, vm.net.row);
+        let mut room = Self {
+            is_there: true,
+            is_at_cap: is_at_cap(flows, vm, by_world, (0, 0)),
+            unproven: None,
+            search: None,
+        };
+        if !room.is_at_cap {
+            return room;
+        }
+        room.unproven = flows.oldest_unproven(datapath, row, now_ns);
+        if room.unproven.is_some() {
+            return room;
+        }
+        // Only flows from the world can leave the world's share. A failed search among those does
+        // not delay the guest's next one.
+        let from_world = by_world && is_at_worlds_share(flows, vm, 0);
+        let mut leaving = (0, 0);
+        if now_ns >= vm.collect_after_ns[usize::from(from_world)] {
+            let found = flows.find_room(datapath, row, from_world, now_ns);
+            let of_world = |slot| flows.entry(slot).is_some_and(|e| e.is_from_world());
+            leaving = (
+                found.slots().count(),
+                found.slots().filter(|slot| of_world(*slot)).count(),
+            );
+            room.search = Some((found, from_world));
+        }
+        room.is_there = !is_at_cap(flows, vm, by_world, leaving);
+        room
+    }
+
     /// Returns the flows that leave.
     pub(super) fn leaving(&self) -> Vec<u32> {
         let found = self.search.iter().flat_map(|(found, _)| found.slots());
@@ -43,69 +81,25 @@ impl Room {
             true => Err(Refusal::FlowRate),
         }
     }
-}
-
-impl<D: Datapath> Core<D> {
-    /// Returns the room for a flow that the guest opens.
-    pub(super) fn room_for_guest(&self, vm: &VmState, now_ns: u64) -> Room {
-        self.room(vm, false, now_ns)
-    }
-
-    /// Returns the room for a flow that the world opens.
-    pub(super) fn room_for_world(&self, vm: &VmState, now_ns: u64) -> Room {
-        self.room(vm, true, now_ns)
-    }
-
-    fn room(&self, vm: &VmState, by_world: bool, now_ns: u64) -> Room {
-        let row = vm.net.row;
-        let mut room = Room {
-            is_there: true,
-            is_at_cap: self.is_at_cap(vm, by_world, (0, 0)),
-            unproven: None,
-            search: None,
-        };
-        if !room.is_at_cap {
-            return room;
-        }
-        room.unproven = self.flows.oldest_unproven(&self.datapath, row, now_ns);
-        if room.unproven.is_some() {
-            return room;
-        }
-        // Only flows from the world can leave the world's share. A failed search among those does
-        // not delay the guest's next one.
-        let from_world = by_world && self.is_at_worlds_share(vm, 0);
-        let mut leaving = (0, 0);
-        if now_ns >= vm.collect_after_ns[usize::from(from_world)] {
-            let flows = &self.flows;
-            let found = flows.look_for_room(&self.datapath, row, from_world, now_ns);
-            let of_world = |slot| flows.entry(slot).is_some_and(|e| e.is_from_world());
-            leaving = (
-                found.slots().count(),
-                found.slots().filter(|slot| of_world(*slot)).count(),
-            );
-            room.search = Some((found, from_world));
-        }
-        room.is_there = !self.is_at_cap(vm, by_world, leaving);
-        room
-    }
 
     /// Ends the flows that leave, and charges the rates for the new flow. Nothing of a rate is
     /// returned: a flow that is refused after this has cost work all the same.
-    pub(super) fn charge(
-        &mut self,
+    pub(super) fn take<D: Datapath>(
+        &self,
+        nat: &mut Nat<D>,
         vm: &mut VmState,
-        room: &Room,
         by: Opener,
         now_ns: u64,
     ) -> Result<(), Refusal> {
-        if room.is_at_cap {
-            self.flows.forget_proven(&self.datapath, vm.net.row);
+        let (flows, datapath) = (&mut nat.flows, &mut nat.datapath);
+        if self.is_at_cap {
+            flows.forget_proven(datapath, vm.net.row);
         }
-        if let Some((found, from_world)) = &room.search {
+        if let Some((found, from_world)) = &self.search {
             vm.collect_after_ns[usize::from(*from_world)] = now_ns + CAP_COLLECT_INTERVAL_NS;
-            self.flows.make_room(&mut self.datapath, found, now_ns);
+            flows.make_room(datapath, found, now_ns);
         }
-        if !room.is_there {
+        if !self.is_there {
             return Err(Refusal::FlowCap);
         }
         let within_share = match by {
@@ -115,22 +109,22 @@ impl<D: Datapath> Core<D> {
         if !within_share || !vm.new_flows.take(now_ns) {
             return Err(Refusal::FlowRate);
         }
-        if let Some(slot) = room.unproven {
-            self.flows.end_unproven(&mut self.datapath, slot, now_ns);
+        if let Some(slot) = self.unproven {
+            flows.end_unproven(datapath, slot, now_ns);
         }
         Ok(())
     }
+}
 
-    /// Whether a VM is at its cap, or the world at its share of it, after `leaving` flows have
-    /// left: in all, and from the world.
-    fn is_at_cap(&self, vm: &VmState, by_world: bool, leaving: (usize, usize)) -> bool {
-        let (row, cap) = (vm.net.row, vm.net.max_flows);
-        self.flows.count(row) - leaving.0 + vm.loopback_flows as usize >= cap as usize
-            || by_world && self.is_at_worlds_share(vm, leaving.1)
-    }
+/// Whether a VM is at its cap, or the world at its share of it, after `leaving` flows have left: in
+/// all, and from the world.
+fn is_at_cap(flows: &Flows, vm: &VmState, by_world: bool, leaving: (usize, usize)) -> bool {
+    let (row, cap) = (vm.net.row, vm.net.max_flows);
+    flows.count(row) - leaving.0 + vm.loopback_flows as usize >= cap as usize
+        || by_world && is_at_worlds_share(flows, vm, leaving.1)
+}
 
-    fn is_at_worlds_share(&self, vm: &VmState, leaving: usize) -> bool {
-        let worlds = worlds_share(vm.net.max_flows) as usize;
-        self.flows.count_from_world(vm.net.row) - leaving >= worlds
-    }
+fn is_at_worlds_share(flows: &Flows, vm: &VmState, leaving: usize) -> bool {
+    let worlds = worlds_share(vm.net.max_flows) as usize;
+    flows.count_from_world(vm.net.row) - leaving >= worlds
 }

@@ -1,11 +1,12 @@
 //! The broker's end of the engine: a channel whose messages call the engine's methods.
 use std::{io, os::fd::BorrowedFd};
 
+use slipgate_abi::VmId;
 use slipgate_policy::{LocalAddresses, PolicySet};
 
 use crate::vm::VmSpec;
 
-mod why;
+pub(crate) mod why;
 
 pub use crate::state::Forward;
 
@@ -64,7 +65,7 @@ pub struct Reload {
     /// Every VM, with its policy and quotas.
     pub vms: Vec<VmSpec>,
     /// Ids of VMs that keep no denied flow, whatever their policy says about live flows.
-    pub strictly: Vec<u32>,
+    pub strictly: Vec<VmId>,
 }
 
 /// Counters and sizes of the engine, for tests.

@@ -2,14 +2,14 @@
 //! that admission would commit.
 use std::{net::Ipv4Addr, sync::atomic::Ordering::Relaxed};
 
-use slipgate_abi::{Refusal, vm::VmFlags};
+use slipgate_abi::{Refusal, VmId, VmRow, vm::VmFlags};
 use slipgate_model::WhyAnswer;
 
 use crate::{
-    admission::plan::{Path, Plan, has_timestamps_by_default},
-    datapath::Datapath,
+    admission::plan::{Path, Plan, Planner, has_timestamps_by_default},
+    datapath::{Datapath, Tables},
     route::Route,
-    state::{Core, VmState},
+    state::{VmState, VmTable},
 };
 use slipgate_policy::{DNS_PORT, Decision, Destination, Name, wire};
 
@@ -27,222 +27,224 @@ fn some_of(addresses: &[Ipv4Addr]) -> String {
     }
 }
 
-impl<D: Datapath> Core<D> {
-    /// Judges a destination as admission would now, without charging a quota. With a name, judges
-    /// it as if the guest had resolved that name first.
-    pub(crate) fn why(
-        &self,
-        row: u16,
-        mut to: Destination,
-        name: Option<&str>,
-        now_ns: u64,
-    ) -> WhyAnswer {
-        let mut found = None;
-        // Port 53 is answered here, whatever address a name has.
-        if let Some(name) = name.filter(|_| to.port != DNS_PORT) {
-            match self.by_name(row, to, name, now_ns) {
-                Ok((addr, sentence)) => {
-                    to.addr = addr;
-                    found = Some(sentence);
-                }
-                Err(mut answer) => {
-                    self.note_frozen(row, &mut answer);
-                    return *answer;
-                }
+/// Judges a destination as admission would now, without charging a quota. With a name, judges it as
+/// if the guest had resolved that name first.
+pub(crate) fn why<D: Datapath>(
+    planner: &Planner<'_, D>,
+    vms: &VmTable,
+    row: VmRow,
+    mut to: Destination,
+    name: Option<&str>,
+) -> WhyAnswer {
+    let vm = vms.get(row);
+    let mut found = None;
+    // Port 53 is answered here, whatever address a name has.
+    if let Some(name) = name.filter(|_| to.port != DNS_PORT) {
+        match by_name(planner, vm, to, name) {
+            Ok((addr, sentence)) => {
+                to.addr = addr;
+                found = Some(sentence);
+            }
+            Err(mut answer) => {
+                note_frozen(&planner.nat.datapath, row, &mut answer);
+                return *answer;
             }
         }
-        let mut answer = self.by_address(row, to, now_ns);
-        self.note_frozen(row, &mut answer);
-        if let Some(sentence) = found {
-            answer.explanation = format!("{sentence}\n{}", answer.explanation);
-        }
-        answer
     }
-
-    /// Changes the answer for a frozen VM, of which nothing passes, whatever would be admitted.
-    fn note_frozen(&self, row: u16, answer: &mut WhyAnswer) {
-        let vm = self.datapath.vm(row);
-        if vm.is_some_and(|vm| vm.flags().load(Relaxed) & VmFlags::FROZEN != 0) {
-            answer.admitted = false;
-            answer.outcome = format!("the VM is frozen: nothing passes; else {}", answer.outcome);
-        }
+    let mut answer = by_address(planner, vm, row, to);
+    note_frozen(&planner.nat.datapath, row, &mut answer);
+    if let Some(sentence) = found {
+        answer.explanation = format!("{sentence}\n{}", answer.explanation);
     }
+    answer
+}
 
-    /// Returns an address of the name and a sentence that says how it is known.
-    ///
-    /// # Errors
-    /// The whole answer, when there is no address to judge.
-    fn by_name(
-        &self,
-        row: u16,
-        to: Destination,
-        name: &str,
-        now_ns: u64,
-    ) -> Result<(Ipv4Addr, String), Box<WhyAnswer>> {
-        let judge = self.judge.borrow();
-        let answer = |decision: Decision, refusal: Option<&str>, outcome: String| {
-            Box::new(WhyAnswer {
-                admitted: decision.is_allowed(),
-                rule: judge.policies().text(decision),
-                refusal: refusal.map(str::to_owned),
+/// Changes the answer for a frozen VM, of which nothing passes, whatever would be admitted.
+fn note_frozen(tables: &impl Tables, row: VmRow, answer: &mut WhyAnswer) {
+    let vm = tables.vm(row);
+    if vm.is_some_and(|vm| vm.flags().load(Relaxed) & VmFlags::FROZEN != 0) {
+        answer.admitted = false;
+        answer.outcome = format!("the VM is frozen: nothing passes; else {}", answer.outcome);
+    }
+}
+
+/// Returns an address of the name and a sentence that says how it is known.
+///
+/// # Errors
+/// The whole answer, when there is no address to judge.
+fn by_name<D>(
+    planner: &Planner<'_, D>,
+    vm: Option<&VmState>,
+    to: Destination,
+    name: &str,
+) -> Result<(Ipv4Addr, String), Box<WhyAnswer>> {
+    let (judge, now_ns) = (planner.rules.judge.borrow(), planner.now_ns);
+    let answer = |decision: Decision, refusal: Option<&str>, outcome: String| {
+        Box::new(WhyAnswer {
+            admitted: decision.is_allowed(),
+            rule: judge.policies().text(decision),
+            refusal: refusal.map(str::to_owned),
+            outcome,
+            explanation: String::new(),
+            via: None,
+            lacks_address: false,
+        })
+    };
+    let vm = vm.map_or(VmId::NONE, |vm| vm.net.id);
+    let nothing = |outcome| {
+        Box::new(WhyAnswer {
+            admitted: false,
+            rule: String::new(),
+            refusal: None,
+            outcome,
+            explanation: String::new(),
+            via: None,
+            lacks_address: false,
+        })
+    };
+    let wire = wire(name).map_err(|error| nothing(error.to_string()))?;
+    if let Some(text) = judge.policy(vm).without_dns() {
+        let outcome = format!("{name} is not resolved: every question is answered REFUSED");
+        return Err(Box::new(WhyAnswer {
+            rule: text,
+            ..*nothing(outcome)
+        }));
+    }
+    let (question, connection, open) = judge.name(vm, Name(&wire), to, now_ns);
+    if let Some(refusal) = question.refusal {
+        let outcome = format!("{name} is not resolved: the guest's question is answered REFUSED");
+        return Err(answer(question, Some(refusal.name()), outcome));
+    }
+    if let Some(addr) = open.first() {
+        let sentence = format!("{name} is open to this VM at {}.", some_of(&open));
+        return Ok((*addr, sentence));
+    }
+    match connection {
+        Some(decision) if decision.is_allowed() => {
+            let outcome = format!(
+                "opened by the answer when the guest asks for {name}, if that leads by names that \
+                 are allowed to addresses that are; nothing is open by that name now"
+            );
+            Err(answer(decision, None, outcome))
+        }
+        Some(decision) => {
+            let outcome = format!("{name} is resolved, but this port is refused by the rules");
+            Err(answer(
+                decision,
+                decision.refusal.map(|r| r.name()),
                 outcome,
-                explanation: String::new(),
-                via: None,
-                lacks_address: false,
-            })
-        };
-        let vm = self.vm(row).map_or(0, |vm| vm.net.id);
-        let nothing = |outcome| {
-            Box::new(WhyAnswer {
-                admitted: false,
-                rule: String::new(),
-                refusal: None,
-                outcome,
-                explanation: String::new(),
-                via: None,
-                lacks_address: false,
-            })
-        };
-        let wire = wire(name).map_err(|error| nothing(error.to_string()))?;
-        if let Some(text) = judge.policy(vm).without_dns() {
-            let outcome = format!("{name} is not resolved: every question is answered REFUSED");
-            return Err(Box::new(WhyAnswer {
-                rule: text,
-                ..*nothing(outcome)
-            }));
+            ))
         }
-        let (question, connection, open) = judge.name(vm, Name(&wire), to, now_ns);
-        if let Some(refusal) = question.refusal {
-            let outcome =
-                format!("{name} is not resolved: the guest's question is answered REFUSED");
-            return Err(answer(question, Some(refusal.name()), outcome));
-        }
-        if let Some(addr) = open.first() {
-            let sentence = format!("{name} is open to this VM at {}.", some_of(&open));
-            return Ok((*addr, sentence));
-        }
-        match connection {
-            Some(decision) if decision.is_allowed() => {
-                let outcome = format!(
-                    "opened by the answer when the guest asks for {name}, if that leads by names that \
-                     are allowed to addresses that are; nothing is open by that name now"
-                );
-                Err(answer(decision, None, outcome))
-            }
-            Some(decision) => {
-                let outcome = format!("{name} is resolved, but this port is refused by the rules");
-                Err(answer(
-                    decision,
-                    decision.refusal.map(|r| r.name()),
-                    outcome,
-                ))
-            }
-            None if to.addr.is_unspecified() => Err(Box::new(WhyAnswer {
-                lacks_address: true,
-                ..*nothing(format!(
-                    "no rule names {name}, and this host finds no address for it: ask for an \
-                     address"
-                ))
-            })),
-            None => {
-                let sentence = format!(
-                    "{name} is resolved, and no rule by name speaks of this port; this host finds \
-                     it at {}.",
-                    to.addr
-                );
-                Ok((to.addr, sentence))
-            }
+        None if to.addr.is_unspecified() => Err(Box::new(WhyAnswer {
+            lacks_address: true,
+            ..*nothing(format!(
+                "no rule names {name}, and this host finds no address for it: ask for an \
+                 address"
+            ))
+        })),
+        None => {
+            let sentence = format!(
+                "{name} is resolved, and no rule by name speaks of this port; this host finds \
+                 it at {}.",
+                to.addr
+            );
+            Ok((to.addr, sentence))
         }
     }
+}
 
-    /// Explains what admission plans for a flow to an address.
-    fn by_address(&self, row: u16, to: Destination, now_ns: u64) -> WhyAnswer {
-        let judge = self.judge.borrow();
-        let id = self.vm(row).map_or(0, |vm| vm.net.id);
-        let nothing = |outcome: String| {
-            let decision = judge.decide(id, to, now_ns).decision;
-            WhyAnswer {
-                admitted: false,
-                rule: judge.policies().text(decision),
-                refusal: None,
-                outcome,
-                explanation: judge.explain(id, to, now_ns),
-                via: None,
-                lacks_address: false,
-            }
-        };
-        let Some(vm) = self.vm(row) else {
-            return nothing(format!("no VM is served in row {row}"));
-        };
-        if to.port == DNS_PORT
-            && let Some((rule, why)) = judge.policy(id).resolves_nothing()
-        {
-            return WhyAnswer {
-                rule,
-                explanation: why.to_owned(),
-                ..nothing("answered REFUSED, whatever is asked".to_owned())
-            };
-        }
-        if to.port == DNS_PORT {
-            let outcome = "answered by slipgate's resolver, whatever address is asked; no rule by \
-                           address is tried";
-            return WhyAnswer {
-                admitted: true,
-                rule: String::new(),
-                explanation: String::new(),
-                ..nothing(outcome.to_owned())
-            };
-        }
-        if let Some(plan) = self.plan_to_loopback(vm, to, now_ns) {
-            return self.planned(vm, to, &plan, now_ns);
-        }
-        if vm.net.is_on_link(to.addr) {
-            return nothing("stays on the guest's own network: never translated".to_owned());
-        }
-        let timestamps = has_timestamps_by_default(to.protocol);
-        let plan = self.plan_outbound(vm, to, timestamps, now_ns);
-        self.planned(vm, to, &plan, now_ns)
-    }
-
-    /// Puts a plan into words.
-    fn planned(&self, vm: &VmState, to: Destination, plan: &Plan, now_ns: u64) -> WhyAnswer {
-        let judge = self.judge.borrow();
-        let via = match plan.route {
-            Some(Route::Via {
-                ifindex,
-                next_hop,
-                source,
-                ..
-            }) => Some(format!("{source} by {next_hop} on ifindex {ifindex}")),
-            _ => None,
-        };
-        let (rule, explanation) = match &plan.path {
-            Path::Relayed(lead) => {
-                let explanation = judge.policy(vm.net.id).explain_loopback(to, lead);
-                let rule = match plan.decision.refusal {
-                    Some(_) => judge.policies().text(plan.decision),
-                    None => lead.text.clone(),
-                };
-                (rule, explanation)
-            }
-            Path::Translated | Path::Inspected => {
-                let rule = judge.policies().text(plan.decision);
-                (rule, judge.explain(vm.net.id, to, now_ns))
-            }
-        };
-        let refusal = plan.refused.map(|refused| refused.reason);
+/// Explains what admission plans for a flow to an address.
+fn by_address<D: Datapath>(
+    planner: &Planner<'_, D>,
+    vm: Option<&VmState>,
+    row: VmRow,
+    to: Destination,
+) -> WhyAnswer {
+    let (judge, now_ns) = (planner.rules.judge.borrow(), planner.now_ns);
+    let id = vm.map_or(VmId::NONE, |vm| vm.net.id);
+    let nothing = |outcome: String| {
+        let decision = judge.decide(id, to, now_ns).decision;
         WhyAnswer {
-            admitted: refusal.is_none(),
-            rule,
-            refusal: refusal.map(|refusal| refusal.name().to_owned()),
-            outcome: match refusal {
-                None => admitted(&plan.path),
-                Some(refusal) => refused(vm, plan, refusal),
-            },
-            explanation,
-            via,
+            admitted: false,
+            rule: judge.policies().text(decision),
+            refusal: None,
+            outcome,
+            explanation: judge.explain(id, to, now_ns),
+            via: None,
             lacks_address: false,
         }
+    };
+    let Some(vm) = vm else {
+        return nothing(format!("no VM is served in row {row}"));
+    };
+    if to.port == DNS_PORT
+        && let Some((rule, why)) = judge.policy(id).resolves_nothing()
+    {
+        return WhyAnswer {
+            rule,
+            explanation: why.to_owned(),
+            ..nothing("answered REFUSED, whatever is asked".to_owned())
+        };
+    }
+    if to.port == DNS_PORT {
+        let outcome = "answered by slipgate's resolver, whatever address is asked; no rule by \
+                       address is tried";
+        return WhyAnswer {
+            admitted: true,
+            rule: String::new(),
+            explanation: String::new(),
+            ..nothing(outcome.to_owned())
+        };
+    }
+    if let Some(plan) = planner.to_loopback(vm, to) {
+        return planned(planner, vm, to, &plan);
+    }
+    if vm.net.is_on_link(to.addr) {
+        return nothing("stays on the guest's own network: never translated".to_owned());
+    }
+    let timestamps = has_timestamps_by_default(to.protocol);
+    let plan = planner.outbound(vm, to, timestamps);
+    planned(planner, vm, to, &plan)
+}
+
+/// Puts a plan into words.
+fn planned<D>(planner: &Planner<'_, D>, vm: &VmState, to: Destination, plan: &Plan) -> WhyAnswer {
+    let judge = planner.rules.judge.borrow();
+    let via = match plan.route {
+        Some(Route::Via {
+            ifindex,
+            next_hop,
+            source,
+            ..
+        }) => Some(format!("{source} by {next_hop} on ifindex {ifindex}")),
+        _ => None,
+    };
+    let (rule, explanation) = match &plan.path {
+        Path::Relayed(lead) => {
+            let explanation = judge.policy(vm.net.id).explain_loopback(to, lead);
+            let rule = match plan.decision.refusal {
+                Some(_) => judge.policies().text(plan.decision),
+                None => lead.text.clone(),
+            };
+            (rule, explanation)
+        }
+        Path::Translated | Path::Inspected => {
+            let rule = judge.policies().text(plan.decision);
+            (rule, judge.explain(vm.net.id, to, planner.now_ns))
+        }
+    };
+    let refusal = plan.refused.map(|refused| refused.reason);
+    WhyAnswer {
+        admitted: refusal.is_none(),
+        rule,
+        refusal: refusal.map(|refusal| refusal.name().to_owned()),
+        outcome: match refusal {
+            None => admitted(&plan.path),
+            Some(refusal) => refused(vm, plan, refusal),
+        },
+        explanation,
+        via,
+        lacks_address: false,
     }
 }
 

@@ -10,6 +10,8 @@
 //! The hash is keyed (SipHash), because guests choose the names.
 use std::hash::{BuildHasher, RandomState};
 
+use slipgate_abi::VmId;
+
 use hashbrown::{HashMap, HashTable, hash_table};
 
 use super::answer::Answer;
@@ -32,7 +34,7 @@ pub struct Cache {
     entries: Vec<Entry>,
     free: Vec<u32>,
     common: List,
-    owners: HashMap<u32, List>,
+    owners: HashMap<VmId, List>,
 }
 
 #[derive(Debug)]
@@ -40,7 +42,7 @@ struct Entry {
     key: Box<[u8]>,
     answer: Answer,
     stored_ns: u64,
-    vm: u32,
+    vm: VmId,
     links: [Link; 2],
 }
 
@@ -107,7 +109,7 @@ impl Cache {
     }
 
     /// Caches an answer to a query of `vm`, unless it may not be cached.
-    pub fn insert(&mut self, vm: u32, key: &[u8], answer: Answer, now_ns: u64) {
+    pub fn insert(&mut self, vm: VmId, key: &[u8], answer: Answer, now_ns: u64) {
         if answer.lifetime_s.is_none() || self.max_entries == 0 {
             return;
         }
@@ -152,7 +154,7 @@ impl Cache {
     }
 
     /// Index of the entry to evict when `vm` inserts one.
-    fn victim(&self, vm: u32) -> u32 {
+    fn victim(&self, vm: VmId) -> u32 {
         let vms = self.owners.len().max(1);
         self.owners
             .get(&vm)

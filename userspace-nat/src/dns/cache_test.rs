@@ -1,4 +1,5 @@
 use proptest::prelude::*;
+use slipgate_abi::VmId;
 
 use super::*;
 
@@ -20,7 +21,7 @@ fn key(i: u32) -> [u8; 4] {
 #[test]
 fn an_answer_ages_and_ends() {
     let mut cache = Cache::new(10, 10_000);
-    cache.insert(1, b"k", answer(20, 60), 5 * SECOND);
+    cache.insert(VmId::new(1), b"k", answer(20, 60), 5 * SECOND);
     assert_eq!(cache.get(b"k", 5 * SECOND).unwrap().1, 0);
     assert_eq!(cache.get(b"k", 6 * SECOND - 1).unwrap().1, 0);
     assert_eq!(cache.get(b"k", 64 * SECOND).unwrap().1, 59);
@@ -36,7 +37,7 @@ fn an_answer_ages_and_ends() {
 fn what_has_no_lifetime_is_not_kept() {
     let mut cache = Cache::new(10, 10_000);
     cache.insert(
-        1,
+        VmId::new(1),
         b"k",
         Answer {
             lifetime_s: None,
@@ -51,10 +52,10 @@ fn what_has_no_lifetime_is_not_kept() {
 fn the_oldest_by_use_goes_first() {
     let mut cache = Cache::new(3, 10_000);
     for i in 0..3 {
-        cache.insert(1, &key(i), answer(20, 60), 0);
+        cache.insert(VmId::new(1), &key(i), answer(20, 60), 0);
     }
     assert!(cache.get(&key(0), 0).is_some());
-    cache.insert(1, &key(3), answer(20, 60), 0);
+    cache.insert(VmId::new(1), &key(3), answer(20, 60), 0);
     let left: Vec<u32> = (0..4)
         .filter(|&i| cache.get(&key(i), 0).is_some())
         .collect();
@@ -65,11 +66,11 @@ fn the_oldest_by_use_goes_first() {
 fn bytes_are_bounded_too() {
     let mut cache = Cache::new(1000, 20_000);
     for i in 0..100 {
-        cache.insert(1, &key(i), answer(1000, 60), 0);
+        cache.insert(VmId::new(1), &key(i), answer(1000, 60), 0);
         assert!(cache.bytes() <= 20_000);
     }
     assert!(cache.len() > 10);
-    cache.insert(1, b"huge", answer(6000, 60), 0);
+    cache.insert(VmId::new(1), b"huge", answer(6000, 60), 0);
     assert!(
         cache.get(b"huge", 0).is_none(),
         "one answer takes no more than a quarter"
@@ -80,10 +81,10 @@ fn bytes_are_bounded_too() {
 fn a_vm_that_asks_for_much_throws_out_its_own() {
     let mut cache = Cache::new(100, 1 << 20);
     for i in 0..10 {
-        cache.insert(1, &key(i), answer(20, 60), 0);
+        cache.insert(VmId::new(1), &key(i), answer(20, 60), 0);
     }
     for i in 1000..2000 {
-        cache.insert(2, &key(i), answer(20, 60), 0);
+        cache.insert(VmId::new(2), &key(i), answer(20, 60), 0);
     }
     assert_eq!(cache.len(), 100);
     assert!(
@@ -102,7 +103,7 @@ proptest! {
             let now = t as u64 * SECOND;
             if insert {
                 let len = 20 + t;
-                cache.insert(vm, &key(k), answer(len, lifetime), now);
+                cache.insert(VmId::new(vm), &key(k), answer(len, lifetime), now);
                 list.retain(|e| e.0 != k);
                 list.push((k, now, lifetime, len));
             } else if let Some((found, age)) = cache.get(&key(k), now) {

@@ -1,7 +1,10 @@
 use std::collections::BTreeSet;
 
 use super::{
-    super::{Origin, hickory::*, rig::*},
+    super::{
+        Origin,
+        tests::{hickory::*, rig::*},
+    },
     *,
 };
 

@@ -1,6 +1,8 @@
 //! Questions in flight: the guests that wait for each, and the VM whose share it counts in.
 use std::collections::{BTreeSet, HashMap};
 
+use slipgate_abi::VmId;
+
 use super::{
     exchange::{Exchange, Progress, Surroundings},
     proxy::Origin,
@@ -23,7 +25,7 @@ pub(super) struct InFlight {
     free: Vec<u16>,
     by_question: HashMap<Box<[u8]>, u16>,
     deadlines: BTreeSet<(u64, u16)>,
-    loads: HashMap<u32, Load>,
+    loads: HashMap<VmId, Load>,
 }
 
 /// Place for one exchange. The generation distinguishes events of earlier ones.
@@ -38,7 +40,7 @@ struct Slot {
 pub(super) struct Live {
     pub(super) exchange: Exchange,
     /// VM in whose share the exchange counts: that of the first waiter.
-    pub(super) vm: u32,
+    pub(super) vm: VmId,
     since_ns: u64,
     pub(super) waiting: Vec<Waiter>,
 }
@@ -46,7 +48,7 @@ pub(super) struct Live {
 /// A guest's question that has no reply yet.
 #[derive(Debug)]
 pub(super) struct Waiter {
-    pub(super) vm: u32,
+    pub(super) vm: VmId,
     pub(super) stats: VmStats,
     pub(super) origin: Origin,
     pub(super) asked: Asked,
@@ -85,7 +87,7 @@ impl InFlight {
     }
 
     /// Number of a VM's questions without a reply.
-    pub(super) fn waiting_of(&self, vm: u32) -> usize {
+    pub(super) fn waiting_of(&self, vm: VmId) -> usize {
         self.loads.get(&vm).map_or(0, |load| load.waiting)
     }
 
@@ -180,7 +182,7 @@ impl InFlight {
         Some(live)
     }
 
-    fn unload(&mut self, vm: u32, of: fn(&mut Load) -> &mut usize) {
+    fn unload(&mut self, vm: VmId, of: fn(&mut Load) -> &mut usize) {
         if let Some(load) = self.loads.get_mut(&vm) {
             let count = of(load);
             *count = count.saturating_sub(1);
@@ -192,7 +194,7 @@ impl InFlight {
 
     /// If there is no room, ends the oldest exchange of the VM that holds most, unless `vm` would
     /// then hold more than that VM. An exchange that other VMs wait for too is kept.
-    pub(super) fn make_room(&mut self, vm: u32) -> Option<Live> {
+    pub(super) fn make_room(&mut self, vm: VmId) -> Option<Live> {
         if !self.free.is_empty() {
             return None;
         }
@@ -210,14 +212,14 @@ impl InFlight {
     }
 
     /// VM in whose share a question counts, and whose policy it follows.
-    pub(super) fn vm_of(&self, index: u16) -> Option<u32> {
+    pub(super) fn vm_of(&self, index: u16) -> Option<VmId> {
         let slot = self.slots.get(usize::from(index))?;
         slot.live.as_ref().map(|live| live.vm)
     }
 
     /// Removes a VM's waiters. An exchange that others wait for continues, in the share of one of
     /// them.
-    pub(super) fn forget(&mut self, vm: u32) {
+    pub(super) fn forget(&mut self, vm: VmId) {
         for index in 0..self.slots.len() as u16 {
             let Some(live) = &mut self.slots[usize::from(index)].live else {
                 continue;

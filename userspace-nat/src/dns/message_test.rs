@@ -3,7 +3,7 @@ use std::time::Instant;
 use proptest::prelude::*;
 
 use super::{
-    super::{answer::*, hickory::*, query::*, reply},
+    super::{answer::*, query::*, reply, tests::hickory::*},
     *,
 };
 

@@ -2,7 +2,7 @@
 //!
 //! # Theory of operation
 //! The proxy receives every packet of a guest to port 53, whatever resolver it addresses; the reply
-//! has that address as source. [`Proxy::query`] takes a question, from a datagram ([`datagram`]) or
+//! has that address as source. [`Proxy::query`] takes a question, from a datagram ([`Proxy::query_packet`]) or
 //! from a TCP connection that the relay terminates. It is answered from the [`cache`], or joins an
 //! equal question in flight, or goes to the resolvers of the VM's policy. [`Proxy::next_reply`]
 //! returns the replies that are ready. The engine waits on the sockets: they are added to its
@@ -17,19 +17,23 @@
 //! DO bit are passed through. EDNS options are not: an OPT is valid for one hop, and is neither
 //! forwarded nor cached (RFC 6891 section 6.1.1). So cookies and client subnet are not forwarded.
 //!
-//! The VMs of one policy share cached answers ([`Telling::view`]). A VM can infer from the time of
+//! The VMs of one policy share cached answers ([`AnswerPolicy::view`]). A VM can infer from the time of
 //! an answer that another of them asked the same before. It cannot evict more than its share
 //! ([`cache`]).
+use std::net::SocketAddrV4;
+
+use slipgate_abi::DropReason;
+
+use crate::{
+    datagram::{Datagram, is_unicast},
+    poll::Poller,
+    vm::VmNet,
+};
 
 pub mod answer;
-#[cfg(test)]
-mod by_rules_test;
 pub mod cache;
 pub mod chain;
-pub mod datagram;
 mod exchange;
-#[cfg(test)]
-mod hickory;
 mod in_flight;
 mod journal;
 pub mod message;
@@ -39,17 +43,57 @@ mod proxy;
 pub mod query;
 pub mod reply;
 pub mod resolvers;
-#[cfg(test)]
-mod rig;
 mod scrub;
+#[cfg(test)]
+mod tests;
 mod upstream;
 
 pub use name::Name;
-pub use policy::{AllowAll, ExtendedError, NamePolicy, NameVerdict, Telling};
+pub use policy::{AllowAll, AnswerPolicy, ExtendedError, NamePolicy, NameVerdict};
 pub use proxy::{Limits, Origin, Proxy, Reply};
 pub use resolvers::{DNS_PORT, Resolvers};
 
-/// Most file descriptors that the proxy's sockets use under these limits.
-pub const fn max_descriptors(limits: &Limits) -> usize {
-    limits.exchanges * exchange::MAX_SOCKETS
+impl Proxy {
+    /// Processes a guest's IPv4 packet to port 53, as [`Proxy::query`] does for a message.
+    ///
+    /// # Errors
+    /// The drop reason to count if there will be no reply.
+    pub fn query_packet(
+        &mut self,
+        vm: &VmNet,
+        packet: &[u8],
+        poller: &Poller,
+        now_ns: u64,
+    ) -> Result<(), DropReason> {
+        let datagram = Datagram::parse(packet).ok_or(DropReason::Malformed)?;
+        if *datagram.from.ip() != vm.guest {
+            return Err(DropReason::Spoofed);
+        }
+        if datagram.to.port() != DNS_PORT || datagram.from.port() == 0 {
+            return Err(DropReason::ServiceReject);
+        }
+        if !is_unicast(*datagram.to.ip()) {
+            return Err(DropReason::Group);
+        }
+        let origin = Origin::Udp {
+            guest_port: datagram.from.port(),
+            server: *datagram.to.ip(),
+        };
+        self.query(vm, origin, datagram.payload, poller, now_ns)
+    }
+}
+
+impl Reply {
+    /// The reply as an IPv4 packet to the guest; `None` if the query came over TCP.
+    pub fn to_packet(&self, vm: &VmNet) -> Option<Vec<u8>> {
+        let Origin::Udp { guest_port, server } = self.origin else {
+            return None;
+        };
+        let datagram = Datagram {
+            from: SocketAddrV4::new(server, DNS_PORT),
+            to: SocketAddrV4::new(vm.guest, guest_port),
+            payload: &self.message,
+        };
+        Some(datagram.emit())
+    }
 }

@@ -6,6 +6,7 @@ use super::{
     query::Key,
     resolvers::Resolvers,
 };
+use slipgate_abi::VmId;
 
 /// Refusal of a question, with its reason for the guest (Extended DNS Error, RFC 8914).
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -58,27 +59,12 @@ impl ExtendedError {
     }
 }
 
-/// Decision about a question or an answer.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub enum NameVerdict {
-    /// Send the question, or pass the answer on.
-    Allow,
-    /// Reply with this refusal.
-    Refuse(ExtendedError),
-}
-
-impl From<Result<(), ExtendedError>> for NameVerdict {
-    fn from(judged: Result<(), ExtendedError>) -> Self {
-        match judged {
-            Ok(()) => Self::Allow,
-            Err(error) => Self::Refuse(error),
-        }
-    }
-}
+/// Decision about a question or an answer: it goes on, or this refusal is the reply.
+pub type NameVerdict = Result<(), ExtendedError>;
 
 /// Settings of a VM's answers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Telling {
+pub struct AnswerPolicy {
     /// Number of the view. VMs of one view share cached answers; those of different views do not.
     pub view: u32,
     /// Whether `ech` is removed from SVCB and HTTPS records.
@@ -87,7 +73,7 @@ pub struct Telling {
     pub ttl_ceiling_s: u32,
 }
 
-impl Default for Telling {
+impl Default for AnswerPolicy {
     fn default() -> Self {
         Self {
             view: 0,
@@ -101,33 +87,33 @@ impl Default for Telling {
 /// or not, so that the answers of each guest are recorded for it.
 pub trait NamePolicy {
     /// Decides about a question before it is looked up. `name` is in lower case.
-    fn question(&mut self, vm: u32, name: Name<'_>, qtype: u16) -> NameVerdict;
+    fn question(&mut self, vm: VmId, name: Name<'_>, qtype: u16) -> NameVerdict;
 
     /// Settings of a VM's answers.
-    fn telling(&self, _vm: u32) -> Telling {
-        Telling::default()
+    fn answer_policy(&self, _vm: VmId) -> AnswerPolicy {
+        AnswerPolicy::default()
     }
 
     /// Resolvers for a VM's questions.
-    fn resolvers(&self, _vm: u32) -> Resolvers {
+    fn resolvers(&self, _vm: VmId) -> Resolvers {
         Resolvers::Host
     }
 
     /// Decides about a question that was not refused and has no cached answer, before it goes to a
     /// resolver.
-    fn lookup(&mut self, _vm: u32, _key: Key<'_>, _now_ns: u64) -> NameVerdict {
-        NameVerdict::Allow
+    fn lookup(&mut self, _vm: VmId, _key: Key<'_>, _now_ns: u64) -> NameVerdict {
+        Ok(())
     }
 
     /// Refusal for a question above the VM's rate. `per_second` is that rate.
-    fn over_rate(&mut self, _vm: u32, per_second: u32) -> ExtendedError {
+    fn over_rate(&mut self, _vm: VmId, per_second: u32) -> ExtendedError {
         ExtendedError::over_rate(per_second)
     }
 
     /// Decides about an answer, `age_s` seconds old, before it goes to the guest.
     fn answer(
         &mut self,
-        vm: u32,
+        vm: VmId,
         name: Name<'_>,
         answer: &Answer,
         age_s: u32,
@@ -135,7 +121,7 @@ pub trait NamePolicy {
     ) -> NameVerdict;
 
     /// Text of the rule that decides about a name, for the records; `None` if there is none.
-    fn rule(&self, _vm: u32, _name: Name<'_>) -> Option<String> {
+    fn rule(&self, _vm: VmId, _name: Name<'_>) -> Option<String> {
         None
     }
 }
@@ -145,11 +131,11 @@ pub trait NamePolicy {
 pub struct AllowAll;
 
 impl NamePolicy for AllowAll {
-    fn question(&mut self, _: u32, _: Name<'_>, _: u16) -> NameVerdict {
-        NameVerdict::Allow
+    fn question(&mut self, _: VmId, _: Name<'_>, _: u16) -> NameVerdict {
+        Ok(())
     }
 
-    fn answer(&mut self, _: u32, _: Name<'_>, _: &Answer, _: u32, _: u64) -> NameVerdict {
-        NameVerdict::Allow
+    fn answer(&mut self, _: VmId, _: Name<'_>, _: &Answer, _: u32, _: u64) -> NameVerdict {
+        Ok(())
     }
 }

@@ -9,7 +9,7 @@ use std::{
 };
 
 use rand::rngs::StdRng;
-use slipgate_abi::DropReason;
+use slipgate_abi::{DropReason, VmId};
 
 use super::{
     answer::Answer,
@@ -18,7 +18,7 @@ use super::{
     in_flight::{InFlight, Waiter},
     journal::{Journal, Outcome},
     message::Rcode,
-    policy::{ExtendedError, NamePolicy, NameVerdict},
+    policy::{ExtendedError, NamePolicy},
     query::{Key, Query, QueryError},
     reply::{self, Asked},
     resolvers::{Candidates, Resolvers, Silent},
@@ -76,7 +76,7 @@ pub enum Origin {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Reply {
     /// Id of the VM.
-    pub vm: u32,
+    pub vm: VmId,
     /// Transport by which the reply returns.
     pub origin: Origin,
     /// The DNS message, without the length prefix of TCP.
@@ -95,7 +95,7 @@ pub struct Proxy {
     replies: VecDeque<Reply>,
     journal: Journal,
     /// Rate of each VM that has a limit, questions per second, and its token bucket.
-    rates: HashMap<u32, (u32, TokenBucket)>,
+    rates: HashMap<VmId, (u32, TokenBucket)>,
     rng: StdRng,
     scratch: Box<[u8]>,
     key: Vec<u8>,
@@ -174,7 +174,7 @@ impl Proxy {
             Origin::Tcp { .. } => Asked::by_tcp(&query),
         };
         let mut key = std::mem::take(&mut self.key);
-        query.write_key(self.policy.telling(vm.id).view, &mut key);
+        query.write_key(self.policy.answer_policy(vm.id).view, &mut key);
         let waiter = Waiter {
             vm: vm.id,
             stats: vm.stats,
@@ -225,7 +225,7 @@ impl Proxy {
     }
 
     /// Removes the questions of a VM that is gone.
-    pub fn forget(&mut self, vm: u32) {
+    pub fn forget(&mut self, vm: VmId) {
         self.in_flight.forget(vm);
         // What is in the journal stays: it has happened.
         self.rates.remove(&vm);
@@ -269,7 +269,7 @@ impl Proxy {
         now_ns: u64,
     ) -> Result<(), DropReason> {
         let verdict = self.policy.question(waiter.vm, key.name(), key.qtype());
-        if let NameVerdict::Refuse(error) = verdict {
+        if let Err(error) = verdict {
             self.refuse(&waiter, key, &error, now_ns);
             return Ok(());
         }
@@ -296,7 +296,7 @@ impl Proxy {
             return Ok(());
         }
         let verdict = self.policy.lookup(waiter.vm, key, now_ns);
-        if let NameVerdict::Refuse(error) = verdict {
+        if let Err(error) = verdict {
             self.refuse(&waiter, key, &error, now_ns);
             return Ok(());
         }
@@ -349,14 +349,14 @@ impl Proxy {
         let key = live.exchange.key();
         let source = live.exchange.answered_by();
         let source = source.map_or(Source::Nobody, Source::Upstream);
-        let telling = self.policy.telling(live.vm);
-        let answer = answer.map(|a| match telling.strips_ech {
+        let answer_policy = self.policy.answer_policy(live.vm);
+        let answer = answer.map(|a| match answer_policy.strips_ech {
             true => a.without_ech(key),
             false => a,
         });
         for waiter in &live.waiting {
             // Its policy is another by now: this one's resolvers do not answer for it.
-            if self.policy.telling(waiter.vm).view != telling.view {
+            if self.policy.answer_policy(waiter.vm).view != answer_policy.view {
                 self.fail(waiter, key, now_ns);
                 continue;
             }
@@ -411,7 +411,7 @@ impl Proxy {
         self.push(waiter.vm, waiter.origin, message);
     }
 
-    fn push(&mut self, vm: u32, origin: Origin, message: Vec<u8>) {
+    fn push(&mut self, vm: VmId, origin: Origin, message: Vec<u8>) {
         self.replies.push_back(Reply {
             vm,
             origin,
@@ -432,17 +432,17 @@ fn answered(
 ) -> Reply {
     let verdict = policy.answer(waiter.vm, key.name(), answer, age_s, now_ns);
     let outcome = match &verdict {
-        NameVerdict::Refuse(error) => Outcome::Refused(error),
-        NameVerdict::Allow => Outcome::Answered(answer, age_s),
+        Err(error) => Outcome::Refused(error),
+        Ok(()) => Outcome::Answered(answer, age_s),
     };
     journal.note(policy, waiter, key, outcome, source, now_ns);
     match verdict {
-        NameVerdict::Refuse(error) => refused(waiter, key, &error),
-        NameVerdict::Allow => Reply {
+        Err(error) => refused(waiter, key, &error),
+        Ok(()) => Reply {
             vm: waiter.vm,
             origin: waiter.origin,
             message: {
-                let ceiling_s = policy.telling(waiter.vm).ttl_ceiling_s;
+                let ceiling_s = policy.answer_policy(waiter.vm).ttl_ceiling_s;
                 reply::from_answer(&waiter.asked, answer, age_s, ceiling_s)
             },
         },

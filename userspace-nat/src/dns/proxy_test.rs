@@ -1,7 +1,12 @@
 use std::{cell::RefCell, rc::Rc, time::Instant};
 
+use slipgate_abi::VmId;
+
 use super::{
-    super::{Name, hickory::*, rig::*},
+    super::{
+        Name, NameVerdict,
+        tests::{hickory::*, rig::*},
+    },
     *,
 };
 use crate::{clock::SECOND_NS, datagram::Datagram, test_vm};
@@ -210,7 +215,7 @@ fn a_vm_that_is_gone_is_forgotten() {
     .unwrap();
     rig.ask(4000, &ask(3, "alone.example.", RecordType::A))
         .unwrap();
-    rig.proxy.forget(1);
+    rig.proxy.forget(VmId::new(1));
     assert_eq!(rig.proxy.in_flight(), 1);
     upstream.answer(60, ADDRESS);
     upstream.query();
@@ -270,19 +275,19 @@ fn packets_come_in_and_go_out_as_the_guest_sees_them() {
 struct Recording(Rc<RefCell<Vec<String>>>);
 
 impl NamePolicy for Recording {
-    fn question(&mut self, vm: u32, name: Name<'_>, qtype: u16) -> NameVerdict {
+    fn question(&mut self, vm: VmId, name: Name<'_>, qtype: u16) -> NameVerdict {
         self.0
             .borrow_mut()
             .push(format!("{vm} asks {name} {qtype}"));
         match name.labels().next() {
-            Some(b"bad") => NameVerdict::Refuse(ExtendedError::blocked("no".into())),
-            _ => NameVerdict::Allow,
+            Some(b"bad") => Err(ExtendedError::blocked("no".into())),
+            _ => Ok(()),
         }
     }
 
     fn answer(
         &mut self,
-        vm: u32,
+        vm: VmId,
         name: Name<'_>,
         answer: &Answer,
         age_s: u32,
@@ -292,7 +297,7 @@ impl NamePolicy for Recording {
         self.0
             .borrow_mut()
             .push(format!("{vm} hears {name} {:?}", at.collect::<Vec<_>>()));
-        NameVerdict::Allow
+        Ok(())
     }
 }
 

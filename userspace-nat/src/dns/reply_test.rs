@@ -1,5 +1,5 @@
 use super::{
-    super::{hickory::*, query},
+    super::{query, tests::hickory::*},
     *,
 };
 

@@ -90,20 +90,20 @@ pub(super) fn scrub(message: &[u8], header: &Header, key: Key<'_>, ech: bool) ->
     }
 
     let mut writer = Writer::new(header.bits, key);
-    let way = way(message, &answers, key)?;
-    let last = way.last().map_or(key.name().0, |name| name);
+    let chain = chain(message, &answers, key)?;
+    let last = chain.last().map_or(key.name().0, |name| name);
     let (mut answer_ttl, mut answered, mut kept) = (u32::MAX, false, 0_u16);
     let mut cnames: Vec<&[u8]> = Vec::new();
     for Owned { owner, record } in answers.iter().filter(|owned| is_in(owned, key)) {
-        let on_way = **owner == *key.name().0 || way.contains(owner);
+        let in_chain = **owner == *key.name().0 || chain.contains(owner);
         let wanted = match record.rtype {
-            Type::CNAME if on_way => {
+            Type::CNAME if in_chain => {
                 let first = !cnames.contains(&&**owner);
                 cnames.push(owner);
                 first
             }
-            Type::RRSIG => on_way || is_above(owner, key, &way),
-            Type::DNAME => is_above(owner, key, &way),
+            Type::RRSIG => in_chain || is_above(owner, key, &chain),
+            Type::DNAME => is_above(owner, key, &chain),
             rtype => **owner == *last && (rtype == key.qtype() || key.qtype() == Type::ANY),
         };
         if wanted && writer.record(message, owner, record, ech) {
@@ -150,29 +150,29 @@ fn is_in(owned: &Owned, key: Key<'_>) -> bool {
 
 /// Names to which CNAMEs lead from the one asked for, in order. `None` if they form a loop, or are
 /// more than [`MAX_STEPS`].
-fn way(message: &[u8], answers: &[Owned], key: Key<'_>) -> Option<Vec<Box<[u8]>>> {
-    let mut way: Vec<Box<[u8]>> = Vec::new();
+fn chain(message: &[u8], answers: &[Owned], key: Key<'_>) -> Option<Vec<Box<[u8]>>> {
+    let mut chain: Vec<Box<[u8]>> = Vec::new();
     if matches!(key.qtype(), Type::CNAME | Type::ANY) {
-        return Some(way);
+        return Some(chain);
     }
     loop {
-        let current = way.last().map_or(key.name().0, |name| name);
+        let current = chain.last().map_or(key.name().0, |name| name);
         let is_next =
             |o: &&Owned| o.record.rtype == Type::CNAME && *o.owner == *current && is_in(o, key);
         let Some(next) = answers.iter().find(is_next) else {
-            return Some(way);
+            return Some(chain);
         };
         let target = name::expand(message, next.record.data.start)?;
-        if way.len() == MAX_STEPS || *target == *key.name().0 || way.contains(&target) {
+        if chain.len() == MAX_STEPS || *target == *key.name().0 || chain.contains(&target) {
             return None;
         }
-        way.push(target);
+        chain.push(target);
     }
 }
 
 /// Whether `owner` is a name of the chain, or a parent of one.
-fn is_above(owner: &[u8], key: Key<'_>, way: &[Box<[u8]>]) -> bool {
-    ends_with(key.name().0, owner) || way.iter().any(|step| ends_with(step, owner))
+fn is_above(owner: &[u8], key: Key<'_>, chain: &[Box<[u8]>]) -> bool {
+    ends_with(key.name().0, owner) || chain.iter().any(|step| ends_with(step, owner))
 }
 
 /// Whether `name` is `parent` or below it; both in wire form and lower case.

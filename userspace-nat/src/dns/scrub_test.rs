@@ -7,9 +7,9 @@ use crate::dns::{
         Chain,
         tests::{Written, a, cname},
     },
-    hickory,
     message::Bits,
     name::Name,
+    tests::hickory,
 };
 use slipgate_policy::wire;
 

@@ -1,64 +1,65 @@
 //! Commands: what the broker asks of the engine, as its methods.
 use std::{io::Write, net::SocketAddr};
 
-use slipgate_abi::{Protocol, timeout::CLOSING_GRACE_NS};
+use slipgate_abi::{Protocol, VmId, VmRow, timeout::CLOSING_GRACE_NS};
 use slipgate_model::{NetworkView, OnExit, VmSpec, WhyAnswer};
-use slipgate_policy::{Described, Destination};
+use slipgate_policy::Destination;
 
 use crate::{
+    admission::plan::Planner,
     clock::Clock,
-    context::Context,
-    control::{Control, EndsToken, Forward},
+    control::{Control, EndsToken, Forward, why::why},
     datapath::Datapath,
     event_loop::{Engine, EngineError},
     flow::{EndReason, Flows},
     observe::{CaptureRequest, NotCaptured, PortDump},
+    poll::Context,
     port::FrameIo,
     record::Output,
     relay,
     route::RouteTable,
-    services::Services,
-    state::Core,
+    state::{Core, Nat},
     vm::VmNet,
 };
 
-impl<D: Datapath, P: FrameIo, C: Clock, S: Services> Engine<D, P, C, S> {
+impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
     /// Adds a VM, or changes its description.
     pub fn set_vm(&mut self, spec: VmSpec) {
-        let stats = self.core.datapath.stats(spec.row);
+        let stats = self.core.nat.datapath.stats(spec.row);
         let vm = VmNet::new(spec, stats);
-        self.services.vm_added(&vm);
+        self.services.relay.add_vm(vm.clone());
         self.core.set_vm(vm);
     }
 
     /// Removes a VM: its flows end.
-    pub fn remove_vm(&mut self, row: u16, id: u32) {
+    pub fn remove_vm(&mut self, row: VmRow, id: VmId) {
         let now_ns = self.clock.now_ns();
         self.end_where(EndReason::VmRemoved, now_ns, |flows| {
             flows.slots_of(row).to_vec()
         });
         if self.core.remove_vm(row, id) {
-            let cx = &mut Context {
-                now_ns,
-                out: &mut self.core.out,
-                poller: &self.poller,
-            };
+            let cx = &mut Context::new(now_ns, &mut self.core.out.queue, &self.poller);
             self.services.vm_removed(id, cx);
             self.record_refusals();
-            self.core.refusals.forget(id);
+            self.core.journal.refusals.forget(id);
         }
     }
 
     /// Replaces what is known of the host's network.
     pub fn set_network(&mut self, network: &NetworkView) {
-        self.core.judge.borrow_mut().set_local(&network.local);
-        self.core.set_links(&network.links);
-        self.core.set_routes(RouteTable::new(&network.routes));
+        self.core.rules.judge.borrow_mut().set_local(&network.local);
+        let Nat {
+            flows,
+            network: known,
+            ..
+        } = &mut self.core.nat;
+        known.set_links(&network.links, flows);
+        known.set_routes(RouteTable::new(&network.routes), flows);
     }
 
     /// Replaces the forwards that the kernel translates.
     pub fn set_forwards(&mut self, forwards: Vec<Forward>) {
-        self.core.set_forwards(forwards);
+        self.core.forwards.set(forwards);
     }
 
     /// Adds a bound socket of the host whose connections are relayed to a guest.
@@ -66,24 +67,22 @@ impl<D: Datapath, P: FrameIo, C: Clock, S: Services> Engine<D, P, C, S> {
     /// # Errors
     /// When the epoll set does not take the socket: the engine is out of memory.
     pub fn add_relay_forward(&mut self, forward: relay::Forward) -> Result<(), EngineError> {
-        let cx = &mut Context {
-            now_ns: self.clock.now_ns(),
-            out: &mut self.core.out,
-            poller: &self.poller,
-        };
+        let now_ns = self.clock.now_ns();
+        let cx = &mut Context::new(now_ns, &mut self.core.out.queue, &self.poller);
         self.services
+            .relay
             .add_forward(forward, cx)
             .map_err(EngineError::Wait)
     }
 
     /// Replaces the host's resolvers, for policies that configure none of their own.
     pub fn set_resolvers(&mut self, resolvers: &[SocketAddr]) {
-        self.services.set_resolvers(resolvers);
+        self.services.dns.set_resolvers(resolvers);
     }
 
     /// Replaces the set of translated ports that sockets of the host have bound.
     pub fn set_reserved_ports(&mut self, ports: Vec<(Protocol, u16)>) {
-        self.core.flows.ports.set_reserved(ports);
+        self.core.nat.flows.ports.set_reserved(ports);
     }
 
     /// Replaces the flow log's file (rotation).
@@ -107,11 +106,14 @@ impl<D: Datapath, P: FrameIo, C: Clock, S: Services> Engine<D, P, C, S> {
     /// Says which rule decides about a destination, and what would happen to a flow to it. The
     /// destination's address is 0.0.0.0 when only a name is known; `name`: what the guest would
     /// resolve first.
-    pub fn why(&mut self, row: u16, to: Destination, name: Option<&str>) -> WhyAnswer {
-        if let Some(vm) = self.core.vm_mut(row) {
-            vm.loopback_flows = self.services.loopback_flows(vm.net.id);
+    pub fn why(&mut self, row: VmRow, to: Destination, name: Option<&str>) -> WhyAnswer {
+        if let Some(vm) = self.core.vms.get_mut(row) {
+            vm.loopback_flows = self.services.relay.loopback_flows(vm.net.id);
         }
-        self.core.why(row, to, name, self.clock.now_ns())
+        let core = &self.core;
+        let now_ns = self.clock.now_ns();
+        let planner = Planner::new(&core.nat, &core.rules, &core.inspected, now_ns);
+        why(&planner, &core.vms, row, to, name)
     }
 
     /// Starts a capture that writes packets to a socket.
@@ -119,23 +121,20 @@ impl<D: Datapath, P: FrameIo, C: Clock, S: Services> Engine<D, P, C, S> {
     /// # Errors
     /// When the flow or VM is not here, or one capture more is too many.
     pub fn capture(&mut self, request: CaptureRequest) -> Result<(), NotCaptured> {
-        let Self {
-            watch,
-            core,
-            poller,
-            clock,
-            ..
-        } = self;
-        watch.captures.begin(core, poller, request, clock.now_ns())
+        let Core { nat, vms, .. } = &mut self.core;
+        let now_ns = self.clock.now_ns();
+        let captures = &mut self.watch.captures;
+        captures.begin(nat, vms, &self.poller, request, now_ns)
     }
 
     /// Restarts the timers of a frozen VM's flows, just before it is thawed.
-    pub fn thaw(&mut self, row: u16) {
+    pub fn thaw(&mut self, row: VmRow) {
         let now_ns = self.clock.now_ns();
-        self.core
-            .flows
-            .begin_timers(&self.core.datapath, row, now_ns);
-        if let Some(vm) = self.core.vm(row).map(|vm| vm.net.id) {
+        let Nat {
+            flows, datapath, ..
+        } = &self.core.nat;
+        flows.begin_timers(datapath, row, now_ns);
+        if let Some(vm) = self.core.vms.id_of(row) {
             self.core.inspected.begin_timers(vm, now_ns);
         }
     }
@@ -145,25 +144,16 @@ impl<D: Datapath, P: FrameIo, C: Clock, S: Services> Engine<D, P, C, S> {
         self.exit = Some(on_exit);
     }
 
-    /// Sets the rule texts: those of the policies in force, followed by those of the forwards.
+    /// Sets the texts of the forwards in `RULES`, for the flow log. They follow the policies'.
     pub fn set_forward_texts(&mut self, texts: Vec<String>) {
-        let Core {
-            rule_texts,
-            judge,
-            rule_base,
-            ..
-        } = &mut self.core;
-        let judge = judge.borrow();
-        let policies = judge.policies().described();
-        let forwards = texts.into_iter().map(Described::forward).collect();
-        rule_texts.begin(*rule_base, policies, forwards);
+        self.core.rules.set_forward_texts(texts);
     }
 
     /// Returns a token for all flows that have begun to end by now. [`Control::ended`] is called
     /// with it once they have ended and their records, and all earlier ones, are written.
     pub fn after_ends(&mut self) -> EndsToken {
         let now_ns = self.clock.now_ns();
-        let due_ns = match self.core.flows.next_due_ns() {
+        let due_ns = match self.core.nat.flows.next_due_ns() {
             Some(_) => now_ns + CLOSING_GRACE_NS,
             None => now_ns,
         };
@@ -191,10 +181,11 @@ impl<D: Datapath, P: FrameIo, C: Clock, S: Services> Engine<D, P, C, S> {
         now_ns: u64,
         which: impl FnOnce(&Flows) -> Vec<u32>,
     ) {
-        for slot in which(&self.core.flows) {
+        for slot in which(&self.core.nat.flows) {
             self.core
+                .nat
                 .flows
-                .unlink(&mut self.core.datapath, slot, reason, now_ns);
+                .unlink(&mut self.core.nat.datapath, slot, reason, now_ns);
         }
     }
 
@@ -211,12 +202,12 @@ impl<D: Datapath, P: FrameIo, C: Clock, S: Services> Engine<D, P, C, S> {
     /// Waits until every grace that has begun is over: at most [`CLOSING_GRACE_NS`].
     fn finish_all_due(&mut self) {
         let mut ended = Vec::new();
-        while let Some(due_ns) = self.core.flows.next_due_ns() {
+        while let Some(due_ns) = self.core.nat.flows.next_due_ns() {
             let left_ns = due_ns.saturating_sub(self.clock.now_ns());
             self.clock.sleep_ns(left_ns);
-            let Core {
+            let Nat {
                 flows, datapath, ..
-            } = &mut self.core;
+            } = &mut self.core.nat;
             flows.finish_due(datapath, self.clock.now_ns(), &mut |e| ended.push(*e));
         }
         self.record(&ended);

@@ -1,10 +1,17 @@
 //! Cuts flows, on request or because the present rules refuse them. Both ends are informed
 //! ([`crate::packet_path`]).
+use slipgate_abi::VmRow;
 use slipgate_model::Subject;
 
 use crate::{
-    clock::Clock, context::Context, control::Cut, datapath::Datapath, event_loop::Engine,
-    flow::EndReason, port::FrameIo, services::Services, state::Core,
+    clock::Clock,
+    control::Cut,
+    datapath::Datapath,
+    event_loop::Engine,
+    flow::EndReason,
+    poll::Context,
+    port::FrameIo,
+    state::{Core, Nat},
 };
 
 /// Most guests' connections that are probed for a segment at one cut.
@@ -13,7 +20,7 @@ const MOST_PROBES: usize = 1_024;
 /// up.
 const PROBES_AT_ONCE: usize = 256;
 
-impl<D: Datapath, P: FrameIo, C: Clock, S: Services> Engine<D, P, C, S> {
+impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
     /// Ends flows; `None` when the flow is not in this engine.
     pub fn cut(&mut self, what: Subject) -> Option<Cut> {
         let flows = self.cut_subject(what)? as u64;
@@ -24,39 +31,32 @@ impl<D: Datapath, P: FrameIo, C: Clock, S: Services> Engine<D, P, C, S> {
     fn cut_subject(&mut self, what: Subject) -> Option<usize> {
         match what {
             Subject::Flow { slot, generation } => {
-                let entry = self.core.flows.entry(slot)?;
+                let entry = self.core.nat.flows.entry(slot)?;
                 // A flow that has ended stays until its record is written.
                 let is_it = entry.generation == generation && entry.state.is_linked();
                 is_it.then(|| self.cut_slots(&[slot], EndReason::Cut))
             }
             Subject::Relayed(id) => {
                 let number = self.log.relayed_number(id)?;
-                let cx = &mut Context {
-                    now_ns: self.clock.now_ns(),
-                    out: &mut self.core.out,
-                    poller: &self.poller,
-                };
-                self.services.cut_flow(number, cx).then_some(1)
+                let cx =
+                    &mut Context::new(self.clock.now_ns(), &mut self.core.out.queue, &self.poller);
+                self.services.relay.cut_flow(number, cx).then_some(1)
             }
             Subject::Vm { row } => {
                 let relayed = self.cut_relayed(row);
-                let slots = self.core.flows.slots_of(row).to_vec();
+                let slots = self.core.nat.flows.slots_of(row).to_vec();
                 Some(self.cut_slots(&slots, EndReason::Cut) + relayed)
             }
         }
     }
 
     /// Cuts the relayed flows of a VM. Returns how many.
-    fn cut_relayed(&mut self, row: u16) -> usize {
-        let Some(vm) = self.core.vm(row).map(|vm| vm.net.id) else {
+    fn cut_relayed(&mut self, row: VmRow) -> usize {
+        let Some(vm) = self.core.vms.id_of(row) else {
             return 0;
         };
-        let cx = &mut Context {
-            now_ns: self.clock.now_ns(),
-            out: &mut self.core.out,
-            poller: &self.poller,
-        };
-        self.services.cut(vm, cx)
+        let cx = &mut Context::new(self.clock.now_ns(), &mut self.core.out.queue, &self.poller);
+        self.services.relay.cut(vm, cx)
     }
 
     /// Cuts those of these flows that are live, and informs their guests. Returns how many.
@@ -65,18 +65,19 @@ impl<D: Datapath, P: FrameIo, C: Clock, S: Services> Engine<D, P, C, S> {
         let now_ns = self.clock.now_ns();
         let mut cut = Vec::new();
         for &slot in slots {
-            let Core {
+            let Nat {
                 flows, datapath, ..
-            } = &mut self.core;
+            } = &mut self.core.nat;
             if flows.cut(datapath, slot, reason, now_ns) {
                 cut.push(slot);
             }
         }
-        let mut probes = cut.iter().filter(|slot| self.core.may_probe(**slot));
+        let mut probes = cut.iter().filter(|slot| self.core.nat.may_probe(**slot));
         let probes: Vec<u32> = probes.by_ref().take(MOST_PROBES).copied().collect();
         for some in probes.chunks(PROBES_AT_ONCE) {
             for &slot in some {
-                self.core.probe(slot, now_ns);
+                let Core { nat, vms, out, .. } = &mut self.core;
+                nat.probe(vms, slot, &mut out.queue, now_ns);
             }
             self.write_answers();
         }

@@ -3,6 +3,7 @@
 //! most, however many precede it. A sender whose frames are sent on in many pieces has
 //! correspondingly fewer turns. Frames of one sender keep their order.
 use crate::port::{BATCH, Batch, Frame};
+use slipgate_abi::VmRow;
 
 /// The order in which a batch is handled.
 #[derive(Debug, Default)]
@@ -18,7 +19,7 @@ pub(crate) struct Order {
 #[derive(Clone, Copy, Debug)]
 struct Share {
     /// Row of the VM, and whether the world is the sender.
-    sender: (u16, bool),
+    sender: (VmRow, bool),
     next: u8,
     last: u8,
     /// Number of frames that the handled ones led to.
@@ -37,7 +38,9 @@ impl Order {
         for index in 0..batch.len() {
             // A frame that can't be parsed is dropped: its position does not matter.
             let frame = Frame::parse(batch.frame(index));
-            let sender = frame.map_or((0, false), |f| (f.header.vm_row, f.is_from_world()));
+            let sender = frame.map_or((VmRow::NOBODY, false), |f| {
+                (f.header.row(), f.is_from_world())
+            });
             let index = index as u8;
             self.following.push(NONE);
             match self.senders.iter_mut().find(|share| share.sender == sender) {

@@ -11,6 +11,8 @@ use std::{
     os::fd::{AsFd as _, AsRawFd as _, OwnedFd},
 };
 
+use slipgate_abi::{VmId, VmRow};
+
 use nix::sys::socket::{MsgFlags, recv, send};
 
 use crate::{
@@ -20,7 +22,6 @@ use crate::{
     poll::{Interest, Poller, Readiness, Subsystem, Token},
     port::FrameIo,
     record::Listener,
-    services::Services,
 };
 
 /// Most listeners that receive records at once.
@@ -52,8 +53,8 @@ pub(crate) struct Listening {
 #[derive(Debug)]
 struct Client {
     key: u32,
-    row: u16,
-    id: u32,
+    row: VmRow,
+    id: VmId,
     to: OwnedFd,
     waits_for: Interest,
     /// End of the time in which the rest is sent; `None` while the client listens.
@@ -61,19 +62,19 @@ struct Client {
 }
 
 impl Listening {
-    /// Returns when [`Engine::tell_listeners`] is due, ns.
+    /// Returns when [`Engine::send_to_listeners`] is due, ns.
     pub(crate) fn next_deadline_ns(&self) -> Option<u64> {
         self.list.iter().filter_map(|c| c.lingers_until_ns).min()
     }
 }
 
-impl<D: Datapath, P: FrameIo, C: Clock, S: Services> Engine<D, P, C, S> {
+impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
     /// Sends the records of a VM from now on to a stream socket.
     ///
     /// # Errors
     /// When the VM is not served, one listener more is too many, or it is no stream socket.
-    pub fn listen(&mut self, row: u16, to: OwnedFd) -> Result<(), NotListening> {
-        let id = self.core.vm(row).map(|vm| vm.net.id);
+    pub fn listen(&mut self, row: VmRow, to: OwnedFd) -> Result<(), NotListening> {
+        let id = self.core.vms.id_of(row);
         let id = id.ok_or(NotListening::NoVm)?;
         let Listening { list, last_key } = &mut self.listening;
         if list.len() >= MOST_LISTENERS {
@@ -94,7 +95,7 @@ impl<D: Datapath, P: FrameIo, C: Clock, S: Services> Engine<D, P, C, S> {
         });
         self.log.listen(Listener::new(key, id));
         self.keep_records();
-        self.tell_of_flows(row, key);
+        self.describe_flows(row, key);
         Ok(())
     }
 
@@ -120,10 +121,10 @@ impl<D: Datapath, P: FrameIo, C: Clock, S: Services> Engine<D, P, C, S> {
     }
 
     /// Sends new records, and removes the listeners that are over.
-    pub(crate) fn tell_listeners(&mut self, now_ns: u64) {
+    pub(crate) fn send_to_listeners(&mut self, now_ns: u64) {
         for at in (0..self.listening.list.len()).rev() {
             let client = &mut self.listening.list[at];
-            let vm = self.core.vm(client.row).map(|vm| vm.net.id);
+            let vm = self.core.vms.id_of(client.row);
             if vm != Some(client.id) {
                 client.lingers_until_ns.get_or_insert(now_ns + LINGER_NS);
             }
@@ -131,7 +132,7 @@ impl<D: Datapath, P: FrameIo, C: Clock, S: Services> Engine<D, P, C, S> {
                 continue;
             };
             if client.lingers_until_ns.is_some() || listener.waiting() == 0 {
-                listener.tell_lost();
+                listener.report_lost();
             }
             let takes = client.send(listener, &self.poller);
             let over = client.lingers_until_ns;
@@ -144,7 +145,7 @@ impl<D: Datapath, P: FrameIo, C: Clock, S: Services> Engine<D, P, C, S> {
     /// Removes all listeners: the engine stops. Clients receive what their sockets accept at once.
     pub(crate) fn end_listening(&mut self) {
         let now_ns = self.clock.now_ns();
-        self.tell_listeners(now_ns);
+        self.send_to_listeners(now_ns);
         for at in (0..self.listening.list.len()).rev() {
             self.end_listener(at);
         }

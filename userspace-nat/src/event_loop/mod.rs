@@ -17,39 +17,36 @@
 //! Nothing in a turn waits. While frames keep arriving, the next turn does not wait either. When
 //! none do, the thread sleeps until the next timer: at most a second with live flows, without limit
 //! when there is no VM.
-use std::{collections::VecDeque, os::fd::BorrowedFd};
+use std::collections::VecDeque;
 
 use slipgate_model::OnExit;
 
 use self::listening::Listening;
 use crate::{
     clock::{Clock, MILLISECOND_NS, SECOND_NS},
-    context::Context,
     control::{Control, EndsToken, Status},
     datapath::Datapath,
-    flow::{Flows, is_frozen},
-    nat_ports::PortPool,
-    observe::watch::Watch,
+    flow::is_frozen,
+    observe::Watch,
     packet_path::Disposition,
-    poll::{Interest, Poller, Readiness, Subsystem, Token},
+    poll::{Context, Poller, Readiness, Subsystem},
     port::{BATCH, Batch, FrameIo},
     record::{FlowLog, Losses},
     services::Services,
-    state::Core,
+    state::{Core, Nat},
 };
 
-mod adopt;
 mod commands;
 mod cut;
 mod fairness;
 mod listening;
 mod names;
-mod parts;
 mod records;
 mod reload;
+mod start;
 
 pub use listening::{MOST_LISTENERS, NotListening};
-pub use parts::{EngineError, Parts};
+pub use start::{EngineError, Parts};
 
 /// Work in one turn: frames read, or frames that these led to where that is more. It is bounded so
 /// that broker and resolvers are served. The last frame may lead to more than is left.
@@ -70,11 +67,11 @@ const WRITTEN_INTERVAL_NS: u64 = 50 * MILLISECOND_NS;
 
 /// The engine, over its datapath, port, clock and services.
 #[derive(Debug)]
-pub struct Engine<D, P, C, S> {
+pub struct Engine<D, P, C> {
     core: Core<D>,
     port: P,
     clock: C,
-    services: S,
+    services: Services,
     log: FlowLog,
     losses: Losses,
     watch: Watch,
@@ -95,52 +92,13 @@ pub struct Engine<D, P, C, S> {
     frames: Status,
 }
 
-impl<D: Datapath, P: FrameIo, C: Clock, S: Services> Engine<D, P, C, S> {
-    /// Creates an engine that knows no VM, and has yet to [`adopt`](Self::adopt) the flows in the
-    /// kernel.
-    ///
-    /// # Errors
-    /// When the epoll set can't be made.
-    pub fn new(parts: Parts<D, P, C, S>) -> Result<Self, EngineError> {
-        let poller = Poller::new().map_err(EngineError::Wait)?;
-        watch(&poller, parts.port.fd(), Subsystem::Port)?;
-        let slots = parts.datapath.slots();
-        let flows = Flows::new(slots, PortPool::new(parts.nat_ports));
-        let mut log = parts.log;
-        log.set_instance(parts.datapath.instance());
-        let mut engine = Self {
-            core: Core::new(parts.datapath, flows, parts.judge, parts.rule_base),
-            port: parts.port,
-            clock: parts.clock,
-            services: parts.services,
-            log,
-            losses: Losses::default(),
-            watch: Watch::default(),
-            listening: Listening::default(),
-            poller,
-            batch: Batch::new(),
-            ready: Vec::new(),
-            order: fairness::Order::default(),
-            last_frame_ns: 0,
-            next_scan_ns: 0,
-            next_refusals_ns: 0,
-            next_credits_ns: None,
-            exit: None,
-            ending: VecDeque::new(),
-            next_token: 0,
-            frames: Status::default(),
-        };
-        engine.keep_records();
-        engine.set_forward_texts(Vec::new());
-        Ok(engine)
-    }
-
+impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
     /// Runs until the broker stops the engine. Returns what was done with the live flows.
     ///
     /// # Errors
     /// When the port, the broker's channel or the epoll set fails.
     pub fn run(&mut self, control: &mut impl Control<Self>) -> Result<OnExit, EngineError> {
-        watch(&self.poller, control.fd(), Subsystem::Control)?;
+        start::watch(&self.poller, control.fd(), Subsystem::Control)?;
         loop {
             let timeout_ns = self.timeout_ns();
             self.turn(timeout_ns, control)?;
@@ -161,7 +119,8 @@ impl<D: Datapath, P: FrameIo, C: Clock, S: Services> Engine<D, P, C, S> {
     /// engine.
     fn end_captures(&mut self) {
         let wall = self.clock.wall();
-        self.watch.captures.end(&mut self.core, &self.poller, wall);
+        let Core { nat, vms, .. } = &mut self.core;
+        self.watch.captures.end(nat, vms, &self.poller, wall);
     }
 
     /// Runs one turn: waits for at most `timeout_ns` and handles what is ready.
@@ -174,7 +133,7 @@ impl<D: Datapath, P: FrameIo, C: Clock, S: Services> Engine<D, P, C, S> {
         control: &mut impl Control<Self>,
     ) -> Result<(), EngineError> {
         self.ready.clear();
-        self.services.begin_turn();
+        self.services.relay.begin_turn();
         let has_frames = !self.order.is_done();
         let timeout_ns = if has_frames { Some(0) } else { timeout_ns };
         self.poller
@@ -194,19 +153,15 @@ impl<D: Datapath, P: FrameIo, C: Clock, S: Services> Engine<D, P, C, S> {
         let now_ns = self.clock.now_ns();
         for readiness in std::mem::take(&mut self.ready) {
             if readiness.token.subsystem == Subsystem::Capture {
-                self.watch
-                    .captures
-                    .on_ready(&mut self.core, &self.poller, readiness);
+                let Core { nat, vms, .. } = &mut self.core;
+                let captures = &mut self.watch.captures;
+                captures.on_ready(nat, vms, &self.poller, readiness);
             }
             if readiness.token.subsystem == Subsystem::Listener {
                 self.listener_ready(readiness, now_ns);
             }
             if matches!(readiness.token.subsystem, Subsystem::Dns | Subsystem::Relay) {
-                let cx = &mut Context {
-                    now_ns,
-                    out: &mut self.core.out,
-                    poller: &self.poller,
-                };
+                let cx = &mut Context::new(now_ns, &mut self.core.out.queue, &self.poller);
                 self.services.on_ready(readiness, cx);
                 // One VM's relays must not fill the room for another's answers.
                 self.write_answers();
@@ -220,9 +175,9 @@ impl<D: Datapath, P: FrameIo, C: Clock, S: Services> Engine<D, P, C, S> {
     /// Returns the engine's counters and sizes.
     pub fn status(&self) -> Status {
         let (records_written, records_lost) = self.log.counts();
-        let (port_destinations, ports_resting) = self.core.flows.ports.sizes();
+        let (port_destinations, ports_resting) = self.core.nat.flows.ports.sizes();
         Status {
-            flows: self.core.flows.len() as u64,
+            flows: self.core.nat.flows.len() as u64,
             records_written,
             records_lost,
             port_destinations: port_destinations as u64,
@@ -233,19 +188,24 @@ impl<D: Datapath, P: FrameIo, C: Clock, S: Services> Engine<D, P, C, S> {
 
     fn timeout_ns(&self) -> Option<u64> {
         let now_ns = self.clock.now_ns();
-        let has_vms = self.core.vms().next().is_some();
-        let scans = has_vms || self.core.flows.has_spare_chunks();
+        let has_vms = self.core.vms.len() > 0;
+        let scans = has_vms || self.core.nat.flows.has_spare_chunks();
         let scan = scans.then_some(self.next_scan_ns);
         let deadlines = [
             scan,
-            self.core.flows.next_due_ns(),
+            self.core.nat.flows.next_due_ns(),
             self.services.next_deadline_ns(),
             self.next_credits_ns,
             self.watch.captures.next_deadline_ns(),
             self.listening.next_deadline_ns(),
             self.core.inspected.next_deadline_ns(),
             self.ending.front().map(|(due_ns, _)| *due_ns),
-            self.core.following.is_under_way().then_some(now_ns),
+            self.core
+                .nat
+                .network
+                .following
+                .is_under_way()
+                .then_some(now_ns),
             self.log.is_behind().then_some(now_ns + WRITTEN_INTERVAL_NS),
         ];
         let first_ns = deadlines.into_iter().flatten().min()?;
@@ -288,21 +248,23 @@ impl<D: Datapath, P: FrameIo, C: Clock, S: Services> Engine<D, P, C, S> {
             };
             let bytes = self.batch.frame_mut(index);
             if self.watch.is_on() {
-                self.watch.read(&self.core, bytes, self.clock.wall());
+                let Core { nat, vms, .. } = &self.core;
+                self.watch.read(nat, vms, bytes, self.clock.wall());
             }
-            let queued = self.core.out.len();
+            let queued = self.core.out.queue.len();
             let disposition = self
                 .core
                 .handle(bytes, &mut self.services, &self.poller, now_ns);
             self.frames.frames_read += 1;
-            let cost = (self.core.out.len() - queued).max(1);
+            let cost = (self.core.out.queue.len() - queued).max(1);
             self.order.charge(cost);
             work = work.saturating_sub(cost);
             match disposition {
                 Disposition::Send => {
                     self.frames.frames_returned += 1;
                     if self.watch.is_on() {
-                        self.watch.written(&self.core, bytes, self.clock.wall());
+                        let Core { nat, vms, .. } = &self.core;
+                        self.watch.written(nat, vms, bytes, self.clock.wall());
                     }
                     if self.port.send(bytes).is_err() {
                         self.frames.frames_unsent += 1;
@@ -313,11 +275,11 @@ impl<D: Datapath, P: FrameIo, C: Clock, S: Services> Engine<D, P, C, S> {
                 Disposition::Consumed => self.frames.frames_consumed += 1,
             }
             // One VM's relays must not fill the room for another's answers.
-            if self.core.out.is_half_full() {
+            if self.core.out.queue.is_half_full() {
                 self.write_answers();
             }
         }
-        if !self.core.out.is_empty() {
+        if !self.core.out.queue.is_empty() {
             self.write_answers();
         }
         work
@@ -336,32 +298,28 @@ impl<D: Datapath, P: FrameIo, C: Clock, S: Services> Engine<D, P, C, S> {
     }
 
     fn work_services(&mut self, now_ns: u64) -> bool {
-        let Core { out, datapath, .. } = &mut self.core;
-        let cx = &mut Context {
-            now_ns,
-            out,
-            poller: &self.poller,
-        };
+        let datapath = &self.core.nat.datapath;
+        let cx = &mut Context::new(now_ns, &mut self.core.out.queue, &self.poller);
         let is_frozen = |row| is_frozen(datapath, row);
         self.services.on_timer(&is_frozen, cx)
     }
 
     fn work_timers(&mut self, now_ns: u64) {
-        self.core.go_on_following(now_ns);
+        self.core.nat.go_on_following(now_ns);
         self.in_rounds(|engine| engine.work_services(now_ns));
         self.in_rounds(|engine| engine.core.work_inspections(now_ns));
-        let Core {
+        let Nat {
             flows, datapath, ..
-        } = &mut self.core;
+        } = &mut self.core.nat;
         if flows.next_due_ns().is_some_and(|at| at <= now_ns) {
             let mut ended = Vec::new();
             flows.finish_due(datapath, now_ns, &mut |e| ended.push(*e));
             self.record(&ended);
         }
         if now_ns >= self.next_scan_ns {
-            let Core {
+            let Nat {
                 flows, datapath, ..
-            } = &mut self.core;
+            } = &mut self.core.nat;
             flows.collect(datapath, now_ns);
             let quiet = now_ns >= self.last_frame_ns + QUIET_AFTER_NS;
             let interval_ns = if quiet {
@@ -372,16 +330,20 @@ impl<D: Datapath, P: FrameIo, C: Clock, S: Services> Engine<D, P, C, S> {
             self.next_scan_ns = now_ns + interval_ns;
             // A VM whose credits are all lost could never wake the port again.
             self.next_credits_ns.get_or_insert(0);
-            self.core.find_guests(now_ns);
-            self.core.judge.borrow_mut().expire(now_ns);
-            self.core.release_idle_hops(now_ns);
+            let core = &mut self.core;
+            let (vms, datapath) = (&core.vms, &core.nat.datapath);
+            core.forwards
+                .find_guests(vms, datapath, &mut core.out.queue, now_ns);
+            core.rules.judge.borrow_mut().expire(now_ns);
+            core.nat.release_idle_hops(now_ns);
             if now_ns >= self.next_refusals_ns {
                 self.record_refusals();
             }
         }
         if self.next_credits_ns.is_some_and(|at| at <= now_ns) && self.is_port_empty() {
-            let out = self.core.settle_credits(now_ns);
-            self.next_credits_ns = out.then_some(now_ns + CREDITS_INTERVAL_NS);
+            let Core { vms, nat, .. } = &mut self.core;
+            let in_flight = vms.settle_credits(&nat.datapath, now_ns);
+            self.next_credits_ns = in_flight.then_some(now_ns + CREDITS_INTERVAL_NS);
         }
     }
 
@@ -389,15 +351,10 @@ impl<D: Datapath, P: FrameIo, C: Clock, S: Services> Engine<D, P, C, S> {
         let now_ns = self.clock.now_ns();
         loop {
             let core = &mut self.core;
-            let mut out = std::mem::replace(&mut core.out, crate::port::Outbox::new(0));
-            let cx = &mut Context {
-                now_ns,
-                out: &mut out,
-                poller: &self.poller,
-            };
-            let is_done = self.services.flush(core, cx);
-            core.out = out;
-            core.remember_openings();
+            let cx = &mut Context::new(now_ns, &mut core.out.queue, &self.poller);
+            let is_done = self.services.flush(&core.vms, cx);
+            let map = &mut core.nat.datapath;
+            core.rules.remember_openings(map, core.vms.len());
             self.write_answers();
             if is_done {
                 break;
@@ -405,38 +362,28 @@ impl<D: Datapath, P: FrameIo, C: Clock, S: Services> Engine<D, P, C, S> {
         }
         self.record_services();
         self.flush_log();
-        self.tell_listeners(now_ns);
+        self.send_to_listeners(now_ns);
         if self.watch.is_on() {
             let wall = self.clock.wall();
-            self.watch.work(&mut self.core, &self.poller, now_ns, wall);
+            let Core { nat, vms, .. } = &mut self.core;
+            self.watch.work(nat, vms, &self.poller, now_ns, wall);
         }
         self.free_recorded(now_ns);
     }
 
     fn write_answers(&mut self) {
-        for frame in self.core.out.frames() {
+        for frame in self.core.out.queue.frames() {
             if self.watch.is_on() {
-                self.watch.written(&self.core, frame, self.clock.wall());
+                let Core { nat, vms, .. } = &self.core;
+                self.watch.written(nat, vms, frame, self.clock.wall());
             }
             if self.port.send(frame).is_err() {
                 self.frames.frames_unsent += 1;
                 self.core.count_unsent(frame);
             }
         }
-        self.core.out.clear();
+        self.core.out.queue.clear();
     }
-}
-
-/// Adds a descriptor, if there is one, to those that a turn waits for.
-fn watch(
-    poller: &Poller,
-    fd: Option<BorrowedFd<'_>>,
-    subsystem: Subsystem,
-) -> Result<(), EngineError> {
-    let Some(fd) = fd else { return Ok(()) };
-    let token = Token { subsystem, key: 0 };
-    let added = poller.add(fd, token, Interest::Read);
-    added.map_err(EngineError::Wait)
 }
 
 #[cfg(test)]

@@ -1,14 +1,13 @@
 //! State that the engine has and the kernel's tables lack: names, refusals, relayed flows. It is
 //! sent to the broker in pages, each well below the largest message of the channel (64 KiB): first
 //! VMs by row, then flows by slot, then relayed flows by number.
-use slipgate_abi::maps::MAX_VMS;
+use slipgate_abi::VmRow;
 use slipgate_model::{
     EngineInventory, LiveRelayed, NameCounts, RefusedQuestions, RefusedSample, RelayedCounts,
 };
 
 use crate::{
-    clock::Clock, datapath::Datapath, event_loop::Engine, port::FrameIo, record::RelayedFlow,
-    relay, services::Services, state::Core,
+    clock::Clock, datapath::Datapath, event_loop::Engine, port::FrameIo, record::RelayedFlow, relay,
 };
 
 /// Size of a page, bytes, roughly: JSON adds to each name.
@@ -42,7 +41,7 @@ impl Draft {
     }
 }
 
-impl<D: Datapath, P: FrameIo, C: Clock, S: Services> Engine<D, P, C, S> {
+impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
     /// Returns a page of the inventory. `from`: 0, or [`EngineInventory::next`] of the page before.
     pub fn inventory(&self, from: u64) -> EngineInventory {
         let now_ns = self.clock.now_ns();
@@ -52,26 +51,26 @@ impl<D: Datapath, P: FrameIo, C: Clock, S: Services> Engine<D, P, C, S> {
         };
         // Each returns false when the page is full.
         let _ = self.vms(&mut draft, from, now_ns)
-            && self.core.names(&mut draft, from)
+            && self.flow_names(&mut draft, from)
             && self.relayed(&mut draft, from, now_ns);
         draft.page
     }
 
     fn vms(&self, draft: &mut Draft, from: u64, now_ns: u64) -> bool {
         let core = &self.core;
-        let judge = core.judge.borrow();
-        for row in from..u64::from(MAX_VMS) {
-            let Some(vm) = core.vm(row as u16) else {
+        let judge = core.rules.judge.borrow();
+        for row in VmRow::all().filter(|row| u64::from(row.word()) >= from) {
+            let Some(vm) = core.vms.get(row) else {
                 continue;
             };
             let counts = NameCounts {
                 inspected: core.inspected.counts(vm.net.id),
                 ..judge.counts(vm.net.id)
             };
-            let text_of = |rule| core.rule_texts.known(rule);
+            let text_of = |rule| core.rules.texts.known(rule);
             let (id, name) = (vm.net.id, &vm.net.name);
-            let relayed = counts_of(self.services.relayed_counts(id));
-            let mut refused = core.refusals.samples(id, name, text_of, now_ns);
+            let relayed = counts_of(self.services.relay.counts(id));
+            let mut refused = core.journal.refusals.samples(id, name, text_of, now_ns);
             refused.truncate(SHOWN_REFUSALS);
             let mut counts = counts;
             let of_samples = refused.iter_mut().filter_map(|sample| sample.rule.as_mut());
@@ -87,7 +86,7 @@ impl<D: Datapath, P: FrameIo, C: Clock, S: Services> Engine<D, P, C, S> {
                 + refused.iter().map(size_of_sample).sum::<usize>()
                 + 2 * ENTRY_BYTES
                 + 4 * name.len();
-            if !draft.has_room(takes, row) {
+            if !draft.has_room(takes, row.word().into()) {
                 return false;
             }
             let page = &mut draft.page;
@@ -102,10 +101,25 @@ impl<D: Datapath, P: FrameIo, C: Clock, S: Services> Engine<D, P, C, S> {
         true
     }
 
+    fn flow_names(&self, draft: &mut Draft, from: u64) -> bool {
+        let Ok(from) = u32::try_from(from.saturating_sub(SLOTS)) else {
+            return true;
+        };
+        for (slot, generation, name) in self.core.rules.names_of_flows(from) {
+            let takes = 2 * name.name.len() + ENTRY_BYTES;
+            if !draft.has_room(takes, SLOTS + u64::from(slot)) {
+                return false;
+            }
+            let name = name.name.to_string();
+            draft.page.flows.push((slot, generation, name));
+        }
+        true
+    }
+
     fn relayed(&self, draft: &mut Draft, from: u64, now_ns: u64) -> bool {
         let ms_since = |ns: u64| now_ns.saturating_sub(ns) / 1_000_000;
-        for (flow, state) in self.services.relayed(from.saturating_sub(RELAYED)) {
-            let vm = self.core.name_of(flow.vm);
+        for (flow, state) in self.services.relay.live(from.saturating_sub(RELAYED)) {
+            let vm = self.core.vms.name_of(flow.vm);
             let rule = self.rule_of(flow);
             let takes = 8 * ENTRY_BYTES + 2 * (vm.len() + rule.len());
             if !draft.has_room(takes, RELAYED + flow.number) {
@@ -132,30 +146,12 @@ impl<D: Datapath, P: FrameIo, C: Clock, S: Services> Engine<D, P, C, S> {
     }
 
     fn rule_of(&self, flow: &RelayedFlow) -> String {
-        let texts = &self.core.rule_texts;
+        let texts = &self.core.rules.texts;
         let by_number = flow.rule.and_then(|rule| texts.known(rule));
         let rule = flow.rule_text.as_deref().or(by_number);
         let mut rule = rule.unwrap_or_default().to_owned();
         shorten(&mut rule);
         rule
-    }
-}
-
-impl<D: Datapath> Core<D> {
-    fn names(&self, draft: &mut Draft, from: u64) -> bool {
-        let mut slots: Vec<u32> = self.opened_by.keys().copied().collect();
-        slots.retain(|slot| SLOTS + u64::from(*slot) >= from);
-        slots.sort_unstable();
-        for slot in slots {
-            let (generation, name) = &self.opened_by[&slot];
-            let takes = 2 * name.name.len() + ENTRY_BYTES;
-            if !draft.has_room(takes, SLOTS + u64::from(slot)) {
-                return false;
-            }
-            let name = name.name.to_string();
-            draft.page.flows.push((slot, *generation, name));
-        }
-        true
     }
 }
 

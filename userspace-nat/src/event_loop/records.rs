@@ -4,6 +4,8 @@ use std::{
     time::{Duration, SystemTime},
 };
 
+use slipgate_abi::{VmId, VmRow};
+
 use crate::{
     clock::{Clock, SECOND_NS},
     datapath::Datapath,
@@ -11,8 +13,7 @@ use crate::{
     flow::Ended,
     port::FrameIo,
     record::{Event, FlowLog, Names},
-    services::{ServiceRecord, Services},
-    state::Core,
+    state::{Core, Nat},
     stats::Tally,
 };
 
@@ -21,33 +22,33 @@ const REFUSALS_INTERVAL_NS: u64 = 10 * SECOND_NS;
 /// Time that a disk may take for the last lines. The client that stopped the engine waits for it.
 const LOG_ENDS_WITHIN: Duration = Duration::from_secs(5);
 
-impl<D: Datapath, P: FrameIo, C: Clock, S: Services> Engine<D, P, C, S> {
+impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
     /// Has core and services keep the records that the log or its listeners want.
     pub(crate) fn keep_records(&mut self) {
-        self.core.records_starts = self.log.wants(Event::FlowStart);
+        self.core.journal.records_starts = self.log.wants(Event::FlowStart);
         self.services.keep_records(&self.log);
     }
 
     /// Records the flows admitted since the last call.
     pub(crate) fn record_starts(&mut self) {
-        if self.core.started.is_empty() {
+        if self.core.journal.started.is_empty() {
             return;
         }
         let (now_ns, wall) = (self.clock.now_ns(), self.clock.wall());
-        let mut started = std::mem::take(&mut self.core.started);
+        let mut started = std::mem::take(&mut self.core.journal.started);
         for slot in started.drain(..) {
             record_start(&mut self.log, &self.core, slot, now_ns, wall);
         }
-        self.core.started = started;
+        self.core.journal.started = started;
     }
 
     /// Sends a new listener a start record of each live flow of a VM.
-    pub(crate) fn tell_of_flows(&mut self, row: u16, listener: u32) {
+    pub(crate) fn describe_flows(&mut self, row: VmRow, listener: u32) {
         let (now_ns, wall) = (self.clock.now_ns(), self.clock.wall());
         let core = &self.core;
-        self.log.tell_only(listener, |log| {
-            for slot in core.flows.slots_of(row) {
-                let entry = core.flows.entry(*slot);
+        self.log.only_for(listener, |log| {
+            for slot in core.nat.flows.slots_of(row) {
+                let entry = core.nat.flows.entry(*slot);
                 if entry.is_some_and(|entry| entry.state.is_linked()) {
                     record_start(log, core, *slot, now_ns, wall);
                 }
@@ -59,47 +60,41 @@ impl<D: Datapath, P: FrameIo, C: Clock, S: Services> Engine<D, P, C, S> {
     pub(crate) fn record(&mut self, ended: &[Ended]) {
         let wall = self.clock.wall();
         for ended in ended {
-            self.core.flows.recorded(ended, self.log.batch());
+            self.core.nat.flows.recorded(ended, self.log.batch());
             let content = &ended.content;
             self.core
                 .inspected
                 .flow_ended(ended.slot, content.generation);
-            let dns = self.core.opened_by.get(&ended.slot);
-            let dns = dns.filter(|(generation, _)| *generation == content.generation);
-            let dns = dns.map(|(_, name)| &*name.name);
-            let rule = self.core.rule_texts.text(content.rule, &self.core.datapath);
+            let opened_by = self.core.rules.forget_name(ended.slot, content.generation);
+            let rule = self
+                .core
+                .rules
+                .texts
+                .text(content.rule, &self.core.nat.datapath);
             let names = Names {
-                vm: self.core.name_of(content.vm),
+                vm: self.core.vms.name_of(VmId::new(content.vm)),
                 rule: rule.as_deref(),
-                dns,
+                dns: opened_by.as_deref().map(|name| &*name.name),
             };
             self.log.flow_end(ended, names, wall);
-            if dns.is_some() {
-                self.core.opened_by.remove(&ended.slot);
-            }
         }
     }
 
     /// Records the services' actions: relayed flows, and DNS questions.
     pub(crate) fn record_services(&mut self) {
         let (now_ns, wall) = (self.clock.now_ns(), self.clock.wall());
-        while let Some(record) = self.services.next_record() {
-            match record {
-                ServiceRecord::Relayed(flow, end) => {
-                    let rule = flow.rule;
-                    let texts = &self.core.rule_texts;
-                    let names = Names {
-                        vm: self.core.name_of(flow.vm),
-                        rule: rule.and_then(|rule| texts.known(rule)),
-                        dns: None,
-                    };
-                    self.log.relayed(&flow, end, names, now_ns, wall);
-                }
-                ServiceRecord::Question(question) => {
-                    let vm = self.core.name_of(question.vm);
-                    self.log.dns(&question, vm, now_ns, wall);
-                }
-            }
+        let Core { rules, vms, .. } = &self.core;
+        while let Some((flow, end)) = self.services.relay.next_record() {
+            let names = Names {
+                vm: vms.name_of(flow.vm),
+                rule: flow.rule.and_then(|rule| rules.texts.known(rule)),
+                dns: None,
+            };
+            self.log.relayed(&flow, end, names, now_ns, wall);
+        }
+        while let Some(question) = self.services.dns.next_record() {
+            let vm = vms.name_of(question.vm);
+            self.log.dns(&question, vm, now_ns, wall);
         }
     }
 
@@ -110,32 +105,32 @@ impl<D: Datapath, P: FrameIo, C: Clock, S: Services> Engine<D, P, C, S> {
         if !self.log.wants(Event::Refused) {
             return;
         }
-        let mut refusals = std::mem::take(&mut self.core.refusals);
+        let mut refusals = std::mem::take(&mut self.core.journal.refusals);
         let core = &self.core;
         let names = |vm, rule: Option<u32>| {
-            let rule = rule.and_then(|rule| core.rule_texts.known(rule));
-            (core.name_of(vm), rule)
+            let rule = rule.and_then(|rule| core.rules.texts.known(rule));
+            (core.vms.name_of(vm), rule)
         };
         refusals.report(&mut self.log, names, now_ns, wall);
-        self.core.refusals = refusals;
+        self.core.journal.refusals = refusals;
     }
 
     /// Records what is left to be recorded when the engine stops.
     pub(crate) fn end_records(&mut self) {
-        self.services.end_records(self.clock.now_ns());
+        self.services.relay.end_records(self.clock.now_ns());
         self.record_services();
         self.record_refusals();
         self.finish_log();
         if let Some(lost) = self.losses.rest() {
-            self.say_lost(lost);
+            self.report_lost(lost);
         }
     }
 
     /// Frees the flows that have ended, except for those whose record is on its way to the file.
     pub(crate) fn free_recorded(&mut self, now_ns: u64) {
-        let Core {
+        let Nat {
             flows, datapath, ..
-        } = &mut self.core;
+        } = &mut self.core.nat;
         flows.free_finished(datapath, |batch| self.log.is_under_way(batch), now_ns);
     }
 
@@ -161,17 +156,21 @@ impl<D: Datapath, P: FrameIo, C: Clock, S: Services> Engine<D, P, C, S> {
     fn count_lost(&mut self) {
         let lost = self.log.take_failed();
         if lost > 0 {
-            self.core.nobody().tally(Tally::RecordLost, lost);
+            self.core
+                .nat
+                .datapath
+                .nobody()
+                .tally(Tally::RecordLost, lost);
             self.losses.add(lost);
         }
         if !self.losses.is_empty()
             && let Some(lost) = self.losses.due(self.clock.now_ns())
         {
-            self.say_lost(lost);
+            self.report_lost(lost);
         }
     }
 
-    fn say_lost(&self, lost: u64) {
+    fn report_lost(&self, lost: u64) {
         let why = self.log.last_error();
         let why = why.map_or_else(String::new, |why| format!(": {why}"));
         tracing::warn!(
@@ -188,14 +187,13 @@ fn record_start<D: Datapath>(
     now_ns: u64,
     wall: SystemTime,
 ) {
-    let live = core.datapath.slot(slot);
+    let live = core.nat.datapath.slot(slot);
     let generation = live.generation().load(Relaxed);
-    let dns = core.opened_by.get(&slot);
-    let dns = dns.filter(|(of, _)| *of == generation);
+    let opened_by = core.rules.name_of(slot, generation);
     let names = Names {
-        vm: core.name_of(live.vm()),
-        rule: core.rule_texts.known(live.rule()),
-        dns: dns.map(|(_, name)| &*name.name),
+        vm: core.vms.name_of(live.id()),
+        rule: core.rules.texts.known(live.rule()),
+        dns: opened_by.map(|name| &*name.name),
     };
     log.flow_start(slot, live, names, now_ns, wall);
 }

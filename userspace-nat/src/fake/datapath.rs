@@ -2,7 +2,8 @@
 use std::{collections::HashSet, io, ops::Range, sync::atomic::Ordering::Relaxed};
 
 use slipgate_abi::{
-    FlowRef, Ip4, NameKey, NameValue, NextHopRef, SequencesRef, SlotRef, Tuple, Verdict, VmRef,
+    FlowRef, Ip4, NameKey, NameValue, NextHopRef, SequencesRef, SlotRef, Tuple, Verdict, VmId,
+    VmRef, VmRow,
     maps::{Chunk, MAX_NAMES, MAX_NEXT_HOPS, MAX_VMS, SLOTS_PER_CHUNK, may_claim_chunk},
     rate::RateRef,
 };
@@ -87,7 +88,7 @@ impl NameMap for FakeDatapath {
         let Some(value) = NameValue::new(&name.name, name.expires_ns) else {
             return false;
         };
-        let key = NameKey::new(name.vm, name.addr, &name.name);
+        let key = NameKey::new(name.vm.get(), name.addr, &name.name);
         let most = match kernel.faults.names_capacity {
             0 => MAX_NAMES as usize,
             capacity => capacity,
@@ -99,9 +100,9 @@ impl NameMap for FakeDatapath {
         true
     }
 
-    fn forget_name(&mut self, vm: u32, addr: Ip4, name: &[u8]) -> bool {
+    fn forget_name(&mut self, vm: VmId, addr: Ip4, name: &[u8]) -> bool {
         let names = &mut self.kernel.borrow_mut().names;
-        names.remove(&NameKey::new(vm, addr, name)).is_some()
+        names.remove(&NameKey::new(vm.get(), addr, name)).is_some()
     }
 
     fn remembered_names(&self) -> Vec<RememberedName> {
@@ -191,16 +192,16 @@ impl Tables for FakeDatapath {
         ours.map(|(chunk, _)| range(chunk)).collect()
     }
 
-    fn vm(&self, row: u16) -> Option<VmRef> {
-        (u32::from(row) < MAX_VMS).then(|| self.kernel.borrow().vm(row))
+    fn vm(&self, row: VmRow) -> Option<VmRef> {
+        (row.word() < MAX_VMS).then(|| self.kernel.borrow().vm(row.get()))
     }
 
-    fn stats(&self, row: u16) -> VmStats {
-        self.kernel.borrow().stats(row)
+    fn stats(&self, row: VmRow) -> VmStats {
+        self.kernel.borrow().stats(row.get())
     }
 
-    fn rates(&self, row: u16) -> Option<RateRef> {
-        (u32::from(row) < MAX_VMS).then(|| self.kernel.borrow().rates(row))
+    fn rates(&self, row: VmRow) -> Option<RateRef> {
+        (row.word() < MAX_VMS).then(|| self.kernel.borrow().rates(row.get()))
     }
 
     fn next_hop(&self, index: u32) -> Option<NextHopRef> {

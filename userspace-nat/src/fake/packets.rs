@@ -102,7 +102,7 @@ pub fn echo(from: Ip4, to: Ip4, request: bool, id: u16, data: &[u8]) -> Vec<u8> 
 /// An ICMP error that quotes the beginning of a packet.
 pub fn icmp_error(from: Ip4, to: Ip4, kind: u8, code: u8, about: &[u8]) -> Vec<u8> {
     let mut out = Vec::new();
-    build::icmp_error(&mut out, from, to, kind, code, 0, about);
+    build::icmp_error(&mut out, (from, to), (kind, code, 0), about);
     out
 }
 

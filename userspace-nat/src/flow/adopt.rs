@@ -13,9 +13,9 @@
 use std::{io, sync::atomic::Ordering::Relaxed};
 
 use hashbrown::HashMap;
-use slipgate_abi::{FlowRef, SlotRef, Tuple, Verdict, slot::SlotFlags};
+use slipgate_abi::{FlowRef, SlotRef, Tuple, Verdict, VmId, VmRow, slot::SlotFlags};
 
-use super::{EndReason, Ended, Entry, Flows, end};
+use super::{EndReason, Ended, Entry, Flows, end, table::Marks};
 use crate::datapath::Datapath;
 
 /// Result of an adoption: how many flows and entries were found, by what became of them.
@@ -40,7 +40,7 @@ pub struct Adoption {
 /// Knowledge of the adopting engine that the kernel's tables do not hold.
 pub trait Known {
     /// Whether this process serves this VM in this row.
-    fn is_vm(&self, row: u32, vm: u32) -> bool;
+    fn is_vm(&self, row: VmRow, vm: VmId) -> bool;
     /// Whether the flow log has a record of this slot and generation.
     fn is_recorded(&self, slot: u32, generation: u32) -> bool;
 }
@@ -84,9 +84,7 @@ impl Flows {
             if closing && !seen.guest && !seen.world {
                 let generation = live.generation().load(Relaxed);
                 // Its owner may have died between moving the counts and releasing the slot.
-                datapath
-                    .stats(live.vm_row() as u16)
-                    .take_back_ended(slot, generation);
+                datapath.stats(live.row()).take_back_ended(slot, generation);
                 let ended = Ended {
                     slot,
                     content: end::read(live),
@@ -108,7 +106,7 @@ impl Flows {
             let held = verdict == Verdict::Engine as u32 && !captured;
             let entry = self.index(slot, live, held);
             self.await_proof(datapath, slot);
-            if !known.is_vm(live.vm_row(), live.vm()) {
+            if !known.is_vm(live.row(), live.id()) {
                 self.unlink(datapath, slot, EndReason::VmRemoved, now_ns);
                 adoption.ending += 1;
             } else if !complete(datapath, slot, &entry, seen) {
@@ -130,14 +128,15 @@ impl Flows {
             live.guest_tuple(),
             live.nat(),
             live.nat_port(),
-            live.vm_row() as u16,
+            live.row(),
             live.generation().load(Relaxed),
-        )
-        .opened_by_world(live.flags() & SlotFlags::INBOUND != 0)
-        .held(held);
+            Marks::NONE
+                .with(Marks::FROM_WORLD, live.flags() & SlotFlags::INBOUND != 0)
+                .with(Marks::HELD, held),
+        );
         self.table.insert(slot, entry);
-        let vm = entry.guest.scope;
-        self.ports.mark(entry.destination(), entry.nat_port, vm);
+        self.ports
+            .mark(entry.destination(), entry.nat_port, entry.vm());
         entry
     }
 }

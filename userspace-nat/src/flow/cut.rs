@@ -1,9 +1,9 @@
 //! Changes to flows on request: cut, capture, restart of their timers.
 use std::sync::atomic::Ordering::Relaxed;
 
-use slipgate_abi::vm::VmFlags;
+use slipgate_abi::{Verdict, VmRow, vm::VmFlags};
 
-use super::{EndReason, Flows, State};
+use super::{EndReason, Flows, State, table::Marks};
 use crate::datapath::Datapath;
 
 impl EndReason {
@@ -47,16 +47,21 @@ impl Flows {
     /// Sets whether the engine carries a flow for a capture. A flow that is also held
     /// ([`Flows::hold`]) stays with the engine.
     pub fn capture(&mut self, datapath: &mut impl Datapath, slot: u32, captured: bool) {
-        // A flow that is ending gets its verdict when it is revived.
-        if let Some(entry) = self.table.set_captured(slot, captured)
-            && entry.state == State::Live
-        {
-            entry.set_verdict(datapath.slot(slot));
+        self.set_mark(datapath, slot, Marks::CAPTURED, captured);
+    }
+
+    /// Returns to the kernel the flows that a predecessor carried for a capture, which ended with
+    /// it. The flows that it inspected have been ended before.
+    pub fn release_captured(&mut self, datapath: &mut impl Datapath) {
+        for slot in self.all() {
+            if datapath.slot(slot).verdict().load(Relaxed) == Verdict::Engine as u32 {
+                self.release(datapath, slot);
+            }
         }
     }
 
     /// Restarts the timers of a VM's flows: they were silent because the VM was frozen.
-    pub fn begin_timers(&self, datapath: &impl Datapath, row: u16, now_ns: u64) {
+    pub fn begin_timers(&self, datapath: &impl Datapath, row: VmRow, now_ns: u64) {
         for &slot in self.slots_of(row) {
             let live = datapath.slot(slot);
             live.tx_last_ns().fetch_max(now_ns, Relaxed);
@@ -65,7 +70,7 @@ impl Flows {
 }
 
 /// Whether a VM is frozen: everything from and to it is dropped, so its flows are silent.
-pub fn is_frozen(datapath: &impl Datapath, row: u16) -> bool {
+pub fn is_frozen(datapath: &impl Datapath, row: VmRow) -> bool {
     datapath
         .vm(row)
         .is_some_and(|vm| vm.flags().load(Relaxed) & VmFlags::FROZEN != 0)

@@ -2,7 +2,7 @@
 use std::sync::atomic::Ordering::Relaxed;
 
 use slipgate_abi::{
-    Counter, Direction, Protocol, Slot, SlotRef, Verdict,
+    Counter, Direction, Protocol, Slot, SlotRef, Verdict, VmRow,
     maps::SLOTS_PER_CHUNK,
     slot::SlotFlags,
     tcp::{Phase, TcpBits},
@@ -265,21 +265,27 @@ impl Flows {
         is_under_way: impl Fn(u64) -> bool,
         now_ns: u64,
     ) {
-        let (unwritten, mut freed): (Vec<_>, Vec<_>) = std::mem::take(&mut self.finished)
-            .into_iter()
-            .partition(|(batch, _)| is_under_way(*batch));
-        self.unwritten.extend(unwritten);
         let most = self.table.chunks() * SLOTS_PER_CHUNK as usize / UNWRITTEN_SHARE;
-        let too_many = self.unwritten.len().saturating_sub(most);
-        freed.extend(self.unwritten.drain(..too_many));
-        let is_done = |(batch, _): &mut (u64, Ended)| !is_under_way(*batch);
-        while let Some(done) = self.unwritten.pop_front_if(is_done) {
-            freed.push(done);
-        }
-        for (_, ended) in freed {
-            free_slot(datapath, &ended);
+        // One by one: a list of flows that end at once would be larger than their slots.
+        let mut free = |ended: &Ended| {
+            free_slot(datapath, ended);
             self.table.remove(ended.slot);
             self.slots.release(ended.slot, now_ns);
+        };
+        for (batch, ended) in std::mem::take(&mut self.finished) {
+            if is_under_way(batch) {
+                self.unwritten.push_back((batch, ended));
+            } else {
+                free(&ended);
+            }
+        }
+        let too_many = self.unwritten.len().saturating_sub(most);
+        for (_, ended) in self.unwritten.drain(..too_many) {
+            free(&ended);
+        }
+        let is_done = |(batch, _): &mut (u64, Ended)| !is_under_way(*batch);
+        while let Some((_, ended)) = self.unwritten.pop_front_if(is_done) {
+            free(&ended);
         }
     }
 
@@ -295,7 +301,7 @@ impl Flows {
         let _ = datapath.remove(&entry.guest);
         let _ = datapath.remove(&entry.world());
         let how = freed(datapath.slot(slot), entry, now_ns);
-        let (to, vm) = (entry.destination(), entry.guest.scope);
+        let (to, vm) = (entry.destination(), entry.vm());
         self.ports.free(to, entry.nat_port, vm, how, now_ns);
         self.table.unlink(slot);
     }
@@ -307,7 +313,7 @@ pub(super) fn free_slot(datapath: &impl Datapath, ended: &Ended) {
     let counter = |packets, bytes| Counter { packets, bytes };
     let tx = counter(content.tx_packets, content.tx_bytes);
     let rx = counter(content.rx_packets, content.rx_bytes);
-    let stats = datapath.stats(content.vm_row);
+    let stats = datapath.stats(VmRow::new(content.vm_row));
     stats.ended(ended.slot, content.generation, tx, rx);
     datapath.slot(ended.slot).set_verdict(Verdict::Free);
 }
@@ -354,7 +360,7 @@ pub(super) fn read(slot: SlotRef) -> Slot {
         tx_last_ns: slot.tx_last_ns().load(Relaxed),
         rx_last_ns: slot.rx_last_ns().load(Relaxed),
         vm: slot.vm(),
-        vm_row: slot.vm_row() as u16,
+        vm_row: slot.row().get(),
         guest: slot.guest(),
         remote: slot.remote(),
         nat: slot.nat(),

@@ -59,7 +59,7 @@ impl Flows {
             for at in 0..SLOTS_PER_CHUNK {
                 let slot = chunk as u32 * SLOTS_PER_CHUNK + at;
                 if self.entry(slot).is_some() {
-                    self.look_at(datapath, slot, now_ns);
+                    self.examine(datapath, slot, now_ns);
                 }
             }
         }
@@ -69,7 +69,7 @@ impl Flows {
         }
     }
 
-    fn look_at(&mut self, datapath: &mut impl Datapath, slot: u32, now_ns: u64) {
+    fn examine(&mut self, datapath: &mut impl Datapath, slot: u32, now_ns: u64) {
         let Some(entry) = self.entry(slot) else {
             return;
         };

@@ -22,12 +22,12 @@
 //! live connection sends something, or was idle, and then only its own VM can have needed its
 //! place.
 //!
-//! Only some flows are examined in a search ([`LOOK_BUDGET`]); the next search continues where the
+//! Only some flows are examined in a search ([`SEARCH_BUDGET`]); the next search continues where the
 //! last one stopped.
 use std::sync::atomic::Ordering::Relaxed;
 
 use slipgate_abi::{
-    Protocol, SlotRef,
+    Protocol, SlotRef, VmId, VmRow,
     tcp::{Phase, TcpBits},
 };
 
@@ -59,7 +59,7 @@ const RESET_NS: u64 = 10 * SECOND_NS;
 const UDP_LEAST_NS: u64 = 120 * SECOND_NS;
 
 /// Flows examined in a search for one that gives way.
-const LOOK_BUDGET: usize = 256;
+const SEARCH_BUDGET: usize = 256;
 /// Most flows with standing `Over` that end at once, so that the next search finds room.
 const MOST_AT_ONCE: usize = 32;
 
@@ -83,7 +83,7 @@ impl Standing {
         if protocol == Protocol::Tcp && bits.phase() == Phase::Closed {
             return after(COPIES_NS, Self::Over).or(Some(Self::JustOver));
         }
-        if entry.from_world {
+        if entry.is_from_world() {
             let was_reset = protocol == Protocol::Tcp && bits.phase() == Phase::Reset;
             return was_reset.then(|| after(RESET_NS, Self::Reset)).flatten();
         }
@@ -129,7 +129,7 @@ pub(super) const fn has_both_syns(bits: TcpBits) -> bool {
 /// Flows of a VM that give way to another one, found by one search.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct GivingWay {
-    row: u16,
+    row: VmRow,
     /// Number of flows examined.
     looks: usize,
     flows: Vec<(u32, Standing)>,
@@ -144,12 +144,12 @@ impl GivingWay {
 
 /// Result of a search for a port toward a destination.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct PortLook {
+pub struct PortSearch {
     /// `None`: a port was found. Otherwise the flows that give way, which do not help.
     in_vain: Option<Vec<(u32, Standing)>>,
 }
 
-impl PortLook {
+impl PortSearch {
     /// Whether a port was found.
     pub fn has_found(&self) -> bool {
         self.in_vain.is_none()
@@ -160,19 +160,19 @@ impl Flows {
     /// Searches for flows that give way among those of a VM that is at its cap or out of slots;
     /// `from_world`: among flows that the world opened. Changes nothing; [`Flows::make_room`] ends
     /// them.
-    pub fn look_for_room(
+    pub fn find_room(
         &self,
         datapath: &impl Datapath,
-        row: u16,
+        row: VmRow,
         from_world: bool,
         now_ns: u64,
     ) -> GivingWay {
-        let looked: Vec<u32> = self.table.next_of(row, LOOK_BUDGET).collect();
+        let looked: Vec<u32> = self.table.next_of(row, SEARCH_BUDGET).collect();
         let mut slots = looked.clone();
-        slots.retain(|slot| !from_world || self.entry(*slot).is_some_and(|e| e.from_world));
+        slots.retain(|slot| !from_world || self.entry(*slot).is_some_and(|e| e.is_from_world()));
         let vm = slots.first().and_then(|slot| self.entry(*slot));
         let flows = vm.map_or_else(Vec::new, |vm| {
-            self.giving_way(datapath, &slots, vm.guest.scope, now_ns)
+            self.giving_way(datapath, &slots, vm.vm(), now_ns)
         });
         GivingWay {
             row,
@@ -190,18 +190,18 @@ impl Flows {
     /// Returns whether a VM would have a port toward a destination once the flows in `leaving` have
     /// ended, if need be because others give way. `timestamps`: whether it is for a SYN with TCP
     /// timestamps.
-    pub fn look_for_port(
+    pub fn find_port(
         &self,
         datapath: &impl Datapath,
-        (to, vm, timestamps): (Destination, u32, bool),
+        (to, vm, timestamps): (Destination, VmId, bool),
         leaving: &[u32],
         now_ns: u64,
-    ) -> PortLook {
+    ) -> PortSearch {
         let gives_back = |slot: u32, is_reclaimed| {
             let entry = self.entry(slot).filter(|e| e.destination() == to)?;
             Some(GivenBack {
                 port: entry.nat_port,
-                vm: entry.guest.scope,
+                vm: entry.vm(),
                 how: freed(datapath.slot(slot), entry, now_ns),
                 is_reclaimed,
             })
@@ -213,7 +213,7 @@ impl Flows {
         let has_port =
             |given_back: &[GivenBack]| self.ports.has_port(to, vm, timestamps, now_ns, given_back);
         if has_port(&given_back) {
-            return PortLook { in_vain: None };
+            return PortSearch { in_vain: None };
         }
         let mut slots = self.slots_toward(&to);
         slots.retain(|slot| !leaving.contains(slot));
@@ -221,20 +221,20 @@ impl Flows {
         let reclaimed = giving_way.iter().map(|(slot, _)| *slot);
         given_back.extend(reclaimed.filter_map(|slot| gives_back(slot, true)));
         let in_vain = (!has_port(&given_back)).then_some(giving_way);
-        PortLook { in_vain }
+        PortSearch { in_vain }
     }
 
     /// Ends the flows found in a search for a port that failed; the next search continues behind
     /// them.
-    pub fn look_was_in_vain(
+    pub fn note_failed_search(
         &mut self,
         datapath: &mut impl Datapath,
         to: Destination,
-        look: &PortLook,
+        look: &PortSearch,
         now_ns: u64,
     ) {
         if let Some(giving_way) = &look.in_vain {
-            self.ports.looked_at(&to, LOOK_BUDGET);
+            self.ports.looked_at(&to, SEARCH_BUDGET);
             self.end_for_room(datapath, giving_way, now_ns);
         }
     }
@@ -245,15 +245,15 @@ impl Flows {
         &mut self,
         datapath: &mut impl Datapath,
         to: Destination,
-        vm: u32,
+        vm: VmId,
         now_ns: u64,
     ) -> Option<u16> {
         let slots = self.slots_toward(&to);
-        self.ports.looked_at(&to, LOOK_BUDGET);
+        self.ports.looked_at(&to, SEARCH_BUDGET);
         let giving_way = self.giving_way(datapath, &slots, vm, now_ns);
         let ended = self.end_for_room(datapath, &giving_way, now_ns);
         // One port for another of the same VM: no share changes.
-        let mut own = ended.iter().filter(|entry| entry.guest.scope == vm);
+        let mut own = ended.iter().filter(|entry| entry.vm() == vm);
         own.find_map(|entry| {
             let is_ours = self.ports.take(to, entry.nat_port, vm);
             is_ours.then_some(entry.nat_port)
@@ -263,7 +263,7 @@ impl Flows {
     /// Returns some of the flows toward a destination; successive searches cover all of them in
     /// turn.
     fn slots_toward(&self, to: &Destination) -> Vec<u32> {
-        let ports = self.ports.next_ports(to, LOOK_BUDGET);
+        let ports = self.ports.next_ports(to, SEARCH_BUDGET);
         let slots = ports.filter_map(|port| self.by_world(&to.world(port)));
         slots.collect()
     }
@@ -274,7 +274,7 @@ impl Flows {
         &self,
         datapath: &impl Datapath,
         slots: &[u32],
-        vm: u32,
+        vm: VmId,
         now_ns: u64,
     ) -> Vec<(u32, Standing)> {
         let mut over = Vec::new();
@@ -283,7 +283,7 @@ impl Flows {
             let Some(standing) = self.standing(datapath, slot, now_ns) else {
                 continue;
             };
-            let of_vm = self.entry(slot).is_some_and(|e| e.guest.scope == vm);
+            let of_vm = self.entry(slot).is_some_and(|e| e.vm() == vm);
             if !of_vm && !standing.gives_way_to_all() {
                 continue;
             }

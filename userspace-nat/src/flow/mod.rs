@@ -22,11 +22,14 @@
 use std::collections::VecDeque;
 
 use slipgate_abi::{
-    Tuple,
+    Tuple, VmRow,
     maps::{MAX_VMS, SLOTS_PER_CHUNK},
 };
 
-use crate::{datapath::Datapath, nat_ports::PortPool};
+use crate::{
+    datapath::{Datapath, Tables},
+    nat_ports::PortPool,
+};
 
 pub mod adopt;
 mod cut;
@@ -40,12 +43,12 @@ mod table;
 
 pub use cut::is_frozen;
 pub use end::{EndReason, Ended};
-pub use give_way::{GivingWay, PortLook};
+pub use give_way::{GivingWay, PortSearch};
 pub use open::{NewFlow, OpenError};
 pub use table::{Entry, State};
 
 use slots::SlotPool;
-use table::FlowTable;
+use table::{FlowTable, Marks};
 
 /// The flows of this process, with the slots and ports that they hold.
 #[derive(Debug)]
@@ -102,18 +105,18 @@ impl Flows {
     }
 
     /// Returns the slots of a VM's flows.
-    pub fn slots_of(&self, row: u16) -> &[u32] {
+    pub fn slots_of(&self, row: VmRow) -> &[u32] {
         self.table.slots_of(row)
     }
 
     /// Returns the number of a VM's flows that count against its cap: all whose tuples are in the
     /// kernel, so that every flow that carries packets counts.
-    pub fn count(&self, row: u16) -> usize {
+    pub fn count(&self, row: VmRow) -> usize {
         self.table.counted(row)
     }
 
     /// Returns the number of these flows that the world opened.
-    pub fn count_from_world(&self, row: u16) -> usize {
+    pub fn count_from_world(&self, row: VmRow) -> usize {
         self.table.counted_from_world(row)
     }
 
@@ -140,7 +143,7 @@ impl Flows {
     }
 
     /// Sets how many flows a VM may have. When it has nearly as many, closed ones end early.
-    pub fn set_cap(&mut self, row: u16, most: u32) {
+    pub fn set_cap(&mut self, row: VmRow, most: u32) {
         self.table.set_cap(row, most);
     }
 
@@ -148,24 +151,27 @@ impl Flows {
     /// [`Handover::Verdict`](slipgate_abi::Handover::Verdict), except for those that a program is
     /// already handling. Returns whether there is such a flow that may live on.
     pub fn hold(&mut self, datapath: &mut impl Datapath, slot: u32) -> bool {
-        self.carry(datapath, slot, true)
+        self.set_mark(datapath, slot, Marks::HELD, true)
     }
 
     /// Has the kernel translate a flow's packets again. Returns whether there is such a flow that
     /// may live on.
     pub fn release(&mut self, datapath: &mut impl Datapath, slot: u32) -> bool {
-        self.carry(datapath, slot, false)
+        self.set_mark(datapath, slot, Marks::HELD, false)
     }
 
-    fn carry(&mut self, datapath: &mut impl Datapath, slot: u32, held: bool) -> bool {
-        let state = self.table.set_held(slot, held);
+    /// Changes a mark that decides who carries the flow, and its verdict. Returns whether there is
+    /// such a flow that may live on.
+    fn set_mark(&mut self, tables: &impl Tables, slot: u32, mark: Marks, on: bool) -> bool {
+        self.table.mark(slot, mark, on);
+        let Some(entry) = self.entry(slot) else {
+            return false;
+        };
         // A flow that is ending gets its verdict when it is revived.
-        if state == Some(State::Live)
-            && let Some(entry) = self.entry(slot)
-        {
-            entry.set_verdict(datapath.slot(slot));
+        if entry.state == State::Live {
+            entry.set_verdict(tables.slot(slot));
         }
-        state.is_some_and(State::is_linked)
+        entry.state.is_linked()
     }
 
     /// Returns the largest number of chunks of slots.

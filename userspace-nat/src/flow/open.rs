@@ -5,10 +5,10 @@
 )]
 use std::sync::atomic::Ordering::{Relaxed, Release};
 
-use slipgate_abi::{Direction, FlowRef, Ip4, Protocol, Tuple, Verdict, slot::SlotFlags};
+use slipgate_abi::{Direction, FlowRef, Ip4, Protocol, Tuple, Verdict, VmRow, slot::SlotFlags};
 use thiserror::Error;
 
-use super::{Entry, Flows};
+use super::{Entry, Flows, table::Marks};
 use crate::datapath::{Datapath, InsertError};
 
 /// A flow to be opened, with all that was decided about it.
@@ -17,7 +17,7 @@ pub struct NewFlow {
     /// Tuple of the flow on the guest's link.
     pub guest: Tuple,
     /// Row of the VM.
-    pub vm_row: u16,
+    pub vm_row: VmRow,
     /// Protocol of the flow.
     pub protocol: Protocol,
     /// Translated address of the flow.
@@ -74,9 +74,11 @@ impl Flows {
         let slot = self.slots.take(datapath, share, now_ns);
         let slot = slot.ok_or(OpenError::NoSlot)?;
         let generation = fill(datapath, slot, flow, now_ns);
-        let entry = Entry::live(flow.guest, flow.nat, flow.nat_port, flow.vm_row, generation)
-            .opened_by_world(flow.inbound)
-            .held(flow.verdict == Verdict::Engine);
+        let marks = Marks::NONE
+            .with(Marks::FROM_WORLD, flow.inbound)
+            .with(Marks::HELD, flow.verdict == Verdict::Engine);
+        let (nat, port, row) = (flow.nat, flow.nat_port, flow.vm_row);
+        let entry = Entry::live(flow.guest, nat, port, row, generation, marks);
         let reference = FlowRef { slot, generation };
         if let Err(error) = datapath.insert_noexist(&entry.world(), reference) {
             self.slots.put_back(slot);
@@ -122,7 +124,7 @@ fn fill(datapath: &impl Datapath, slot: u32, flow: &NewFlow, now_ns: u64) -> u32
     // rested, so nobody reads its second line.
     unsafe {
         (&raw mut (*p).vm).write(flow.guest.scope);
-        (&raw mut (*p).vm_row).write(flow.vm_row);
+        (&raw mut (*p).vm_row).write(flow.vm_row.get());
         (&raw mut (*p).guest).write(flow.guest.local);
         (&raw mut (*p).remote).write(flow.guest.remote);
         (&raw mut (*p).nat).write(flow.nat);

@@ -20,7 +20,9 @@
 //! needed, so that the cost of a flow does not depend on their number.
 use std::{collections::VecDeque, sync::atomic::Ordering::Relaxed};
 
-use slipgate_abi::{Protocol, SlotRef, handshake, slot::SlotFlags, timeout::FROM_WORLD_OPENING_NS};
+use slipgate_abi::{
+    Protocol, SlotRef, VmRow, handshake, slot::SlotFlags, timeout::FROM_WORLD_OPENING_NS,
+};
 
 use super::{EndReason, Flows, end::last_seen_ns, table::FlowTable};
 use crate::{clock::MILLISECOND_NS, datapath::Datapath};
@@ -41,7 +43,7 @@ pub(super) struct FromWorld {
 impl Flows {
     /// Adds a flow to its VM's queue if the world opened it.
     pub(super) fn await_proof(&mut self, datapath: &impl Datapath, slot: u32) {
-        let Some(entry) = self.entry(slot).filter(|entry| entry.from_world) else {
+        let Some(entry) = self.entry(slot).filter(|entry| entry.is_from_world()) else {
             return;
         };
         let (row, generation) = (entry.vm_row, entry.generation);
@@ -58,7 +60,12 @@ impl Flows {
 
     /// Returns the oldest unproven flow that the world opened to a VM, if it has had
     /// `ROUND_TRIP_NS`. The caller then calls [`Flows::forget_proven`].
-    pub fn oldest_unproven(&self, datapath: &impl Datapath, row: u16, now_ns: u64) -> Option<u32> {
+    pub fn oldest_unproven(
+        &self,
+        datapath: &impl Datapath,
+        row: VmRow,
+        now_ns: u64,
+    ) -> Option<u32> {
         let mut opened = self.table.awaiting_proof(row)?.opened.iter();
         let oldest = opened.find(|of| is_unproven(&self.table, datapath, **of));
         let age_ns = |slot: u32| now_ns.saturating_sub(datapath.slot(slot).created_ns());
@@ -68,7 +75,7 @@ impl Flows {
 
     /// Removes proven and ended flows from the front of a VM's queue, so that they are not examined
     /// again.
-    pub fn forget_proven(&mut self, datapath: &impl Datapath, row: u16) {
+    pub fn forget_proven(&mut self, datapath: &impl Datapath, row: VmRow) {
         let mut queue = self.table.take_from_world(row);
         let table = &self.table;
         let is_over = |of: &mut (u32, u32)| !is_unproven(table, datapath, *of);

@@ -2,7 +2,7 @@
 use std::hash::{BuildHasher, Hasher};
 
 use hashbrown::HashTable;
-use slipgate_abi::{Ip4, Protocol, SlotRef, Tuple, Verdict, maps::SLOTS_PER_CHUNK};
+use slipgate_abi::{Ip4, Protocol, SlotRef, Tuple, Verdict, VmId, VmRow, maps::SLOTS_PER_CHUNK};
 
 use super::{EndReason, proof::FromWorld};
 use crate::nat_ports::Destination;
@@ -27,6 +27,36 @@ impl State {
     }
 }
 
+/// A set of properties of a flow, each of which is independent of the others.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(super) struct Marks(u8);
+
+impl Marks {
+    /// None of them.
+    pub(super) const NONE: Self = Self(0);
+    /// A forward admitted the flow.
+    pub(super) const FROM_WORLD: Self = Self(1);
+    /// Its packets come to the engine while it lives.
+    pub(super) const HELD: Self = Self(1 << 1);
+    /// The engine carries it for a capture.
+    pub(super) const CAPTURED: Self = Self(1 << 2);
+    /// The scan has seen that TCP closed it on both sides.
+    pub(super) const CLOSED: Self = Self(1 << 3);
+
+    /// Returns the set with `mark`, if `on`.
+    pub(super) const fn with(self, mark: Self, on: bool) -> Self {
+        match on {
+            true => Self(self.0 | mark.0),
+            false => Self(self.0 & !mark.0),
+        }
+    }
+
+    /// Whether any of `marks` is in the set.
+    const fn has(self, marks: Self) -> bool {
+        self.0 & marks.0 != 0
+    }
+}
+
 /// State of a flow that its slot does not hold.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Entry {
@@ -37,19 +67,12 @@ pub struct Entry {
     /// Translated port or ICMP id of the flow.
     pub nat_port: u16,
     /// Row of the VM.
-    pub vm_row: u16,
+    pub vm_row: VmRow,
     /// Generation of the slot.
     pub generation: u32,
     /// State of the flow.
     pub state: State,
-    /// Whether a forward admitted the flow.
-    pub(super) from_world: bool,
-    /// Whether its packets come to the engine while it lives.
-    pub(super) held: bool,
-    /// Whether the scan has seen that TCP closed it on both sides.
-    closed: bool,
-    /// Whether the engine carries it for a capture.
-    captured: bool,
+    marks: Marks,
     /// Number of its present end; older ones in the queue are void.
     pub(super) end_id: u32,
     /// Reason for its end, while it ends.
@@ -64,8 +87,9 @@ impl Entry {
         guest: Tuple,
         nat: Ip4,
         nat_port: u16,
-        vm_row: u16,
+        vm_row: VmRow,
         generation: u32,
+        marks: Marks,
     ) -> Self {
         Self {
             guest,
@@ -74,48 +98,35 @@ impl Entry {
             vm_row,
             generation,
             state: State::Live,
-            from_world: false,
-            held: false,
-            closed: false,
-            captured: false,
+            marks,
             end_id: 0,
             end_reason: EndReason::Idle,
             vm_position: 0,
         }
     }
 
-    /// Sets whether a forward opened the flow.
-    pub(super) fn opened_by_world(self, from_world: bool) -> Self {
-        Self { from_world, ..self }
-    }
-
-    /// Sets whether the engine carries the flow.
-    pub(super) fn held(self, held: bool) -> Self {
-        Self { held, ..self }
-    }
-
     /// Returns the flow's verdict while it lives.
     pub(super) fn live_verdict(&self) -> Verdict {
-        if self.held || self.captured {
-            Verdict::Engine
-        } else {
-            Verdict::Fast
+        match self.marks.has(Marks(Marks::HELD.0 | Marks::CAPTURED.0)) {
+            true => Verdict::Engine,
+            false => Verdict::Fast,
         }
     }
 
     /// Sets the verdict in the slot of a live flow.
     pub(super) fn set_verdict(&self, live: SlotRef) {
-        live.set_live_verdict(self.live_verdict(), self.captured && !self.held);
+        let only_captured = self.marks.has(Marks::CAPTURED) && !self.is_held();
+        live.set_live_verdict(self.live_verdict(), only_captured);
     }
 
     /// Whether each packet comes to the engine because of [`super::Flows::hold`].
     pub fn is_held(&self) -> bool {
-        self.held
+        self.marks.has(Marks::HELD)
     }
 
     /// Whether the world opened the flow, through a forward.
     pub fn is_from_world(&self) -> bool {
-        self.from_world
+        self.marks.has(Marks::FROM_WORLD)
     }
 
     /// Returns the tuple of the flow on the world's links.
@@ -126,6 +137,11 @@ impl Entry {
             local_port: self.nat_port,
             ..self.guest
         }
+    }
+
+    /// Returns the id of the VM.
+    pub fn vm(&self) -> VmId {
+        VmId::new(self.guest.scope)
     }
 
     /// Returns the protocol of the flow.
@@ -240,12 +256,12 @@ impl FlowTable {
         let Some(chunk) = self.chunks.get_mut(slot as usize / PER_CHUNK) else {
             return;
         };
-        let Some(vm) = self.vms.get_mut(usize::from(entry.vm_row)) else {
+        let Some(vm) = self.vms.get_mut(usize::from(entry.vm_row.get())) else {
             return;
         };
         entry.vm_position = vm.slots.len() as u32;
         vm.slots.push(slot);
-        vm.from_world += u32::from(entry.from_world);
+        vm.from_world += u32::from(entry.is_from_world());
         let chunk = chunk.get_or_insert_with(|| vec![None; PER_CHUNK].into_boxed_slice());
         chunk[slot as usize % PER_CHUNK] = Some(entry);
         self.len += 1;
@@ -272,19 +288,12 @@ impl FlowTable {
         }
     }
 
-    /// Sets whether the engine carries a flow. Returns its state; `None` when there is no such
-    /// flow.
-    pub(super) fn set_held(&mut self, slot: u32, held: bool) -> Option<State> {
+    /// Adds a mark to a flow, or removes it. Returns the flow as it was, if there is one.
+    pub(super) fn mark(&mut self, slot: u32, mark: Marks, on: bool) -> Option<Entry> {
         let entry = self.get_mut(slot)?;
-        entry.held = held;
-        Some(entry.state)
-    }
-
-    /// Sets whether a flow is captured. Returns its entry, if there is one.
-    pub(super) fn set_captured(&mut self, slot: u32, captured: bool) -> Option<&Entry> {
-        let entry = self.get_mut(slot)?;
-        entry.captured = captured;
-        Some(entry)
+        let before = *entry;
+        entry.marks = before.marks.with(mark, on);
+        Some(before)
     }
 
     /// Removes a flow's tuples from the index: other flows may have them now.
@@ -307,9 +316,9 @@ impl FlowTable {
         if let Ok(found) = found {
             found.remove();
         }
-        let vm = &mut self.vms[usize::from(entry.vm_row)];
+        let vm = &mut self.vms[usize::from(entry.vm_row.get())];
         vm.unlinked += 1;
-        vm.from_world -= u32::from(entry.from_world);
+        vm.from_world -= u32::from(entry.is_from_world());
     }
 
     /// Removes a flow that was unlinked.
@@ -322,7 +331,7 @@ impl FlowTable {
             return;
         };
         self.len -= 1;
-        let vm = &mut self.vms[usize::from(entry.vm_row)];
+        let vm = &mut self.vms[usize::from(entry.vm_row.get())];
         vm.unlinked -= 1;
         let position = entry.vm_position as usize;
         vm.slots.swap_remove(position);
@@ -334,68 +343,70 @@ impl FlowTable {
 
     /// Notes that TCP closed the flow. Returns `false` when that was known.
     pub(super) fn note_closed(&mut self, slot: u32) -> bool {
-        self.get_mut(slot)
-            .is_some_and(|entry| !std::mem::replace(&mut entry.closed, true))
+        let before = self.mark(slot, Marks::CLOSED, true);
+        before.is_some_and(|before| !before.marks.has(Marks::CLOSED))
     }
 
-    pub(super) fn set_cap(&mut self, row: u16, most: u32) {
-        if let Some(vm) = self.vms.get_mut(usize::from(row)) {
+    pub(super) fn set_cap(&mut self, row: VmRow, most: u32) {
+        if let Some(vm) = self.vms.get_mut(usize::from(row.get())) {
             vm.cap = most;
         }
     }
 
     /// Whether a VM has seven eighths of the flows that it may have, or more.
-    pub(super) fn is_near_cap(&self, row: u16) -> bool {
-        let cap = self.vms.get(usize::from(row)).map_or(0, |vm| vm.cap) as usize;
+    pub(super) fn is_near_cap(&self, row: VmRow) -> bool {
+        let cap = self.vms.get(usize::from(row.get())).map_or(0, |vm| vm.cap) as usize;
         self.counted(row) >= cap - cap / 8
     }
 
-    pub(super) fn slots_of(&self, row: u16) -> &[u32] {
-        self.vms.get(usize::from(row)).map_or(&[], |vm| &vm.slots)
+    pub(super) fn slots_of(&self, row: VmRow) -> &[u32] {
+        self.vms
+            .get(usize::from(row.get()))
+            .map_or(&[], |vm| &vm.slots)
     }
 
-    pub(super) fn counted(&self, row: u16) -> usize {
+    pub(super) fn counted(&self, row: VmRow) -> usize {
         self.vms
-            .get(usize::from(row))
+            .get(usize::from(row.get()))
             .map_or(0, |vm| vm.slots.len() - vm.unlinked as usize)
     }
 
-    pub(super) fn counted_from_world(&self, row: u16) -> usize {
-        let vm = self.vms.get(usize::from(row));
+    pub(super) fn counted_from_world(&self, row: VmRow) -> usize {
+        let vm = self.vms.get(usize::from(row.get()));
         vm.map_or(0, |vm| vm.from_world as usize)
     }
 
     /// Returns a VM's queue of flows from the world.
-    pub(super) fn awaiting_proof(&self, row: u16) -> Option<&FromWorld> {
-        let vm = self.vms.get(usize::from(row));
+    pub(super) fn awaiting_proof(&self, row: VmRow) -> Option<&FromWorld> {
+        let vm = self.vms.get(usize::from(row.get()));
         vm.map(|vm| &vm.awaiting_proof)
     }
 
     /// Takes a VM's queue of flows from the world, to be put back.
-    pub(super) fn take_from_world(&mut self, row: u16) -> FromWorld {
-        let vm = self.vms.get_mut(usize::from(row));
+    pub(super) fn take_from_world(&mut self, row: VmRow) -> FromWorld {
+        let vm = self.vms.get_mut(usize::from(row.get()));
         vm.map(|vm| std::mem::take(&mut vm.awaiting_proof))
             .unwrap_or_default()
     }
 
-    pub(super) fn put_from_world(&mut self, row: u16, queue: FromWorld) {
-        if let Some(vm) = self.vms.get_mut(usize::from(row)) {
+    pub(super) fn put_from_world(&mut self, row: VmRow, queue: FromWorld) {
+        if let Some(vm) = self.vms.get_mut(usize::from(row.get())) {
             vm.awaiting_proof = queue;
         }
     }
 
     /// Returns the next slots of a VM to be examined, at most `most`; successive calls cover all in
     /// turn.
-    pub(super) fn next_of(&self, row: u16, most: usize) -> impl Iterator<Item = u32> {
-        let vm = self.vms.get(usize::from(row));
+    pub(super) fn next_of(&self, row: VmRow, most: usize) -> impl Iterator<Item = u32> {
+        let vm = self.vms.get(usize::from(row.get()));
         let (slots, at): (&[u32], usize) = vm.map_or((&[], 0), |vm| (&vm.slots, vm.looked_at));
         let (behind, ahead) = slots.split_at(at.min(slots.len()));
         ahead.iter().chain(behind).take(most).copied()
     }
 
     /// Notes that the next `slots` slots of a VM were examined.
-    pub(super) fn looked_at(&mut self, row: u16, slots: usize) {
-        if let Some(vm) = self.vms.get_mut(usize::from(row)) {
+    pub(super) fn looked_at(&mut self, row: VmRow, slots: usize) {
+        if let Some(vm) = self.vms.get_mut(usize::from(row.get())) {
             vm.looked_at = match vm.slots.len() {
                 0 => 0,
                 len => (vm.looked_at.min(len) + slots) % len,

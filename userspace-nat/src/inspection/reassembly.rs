@@ -56,7 +56,7 @@ impl Reassembly {
     }
 
     /// Whether bytes are stored after a gap.
-    pub fn has_islands(&self) -> bool {
+    pub fn has_out_of_order(&self) -> bool {
         !self.islands.is_empty()
     }
 
@@ -121,7 +121,7 @@ impl Reassembly {
     }
 
     /// Removes the bytes after [`Reassembly::whole`].
-    pub fn forget_islands(&mut self) {
+    pub fn forget_out_of_order(&mut self) {
         self.islands.clear();
         self.bytes.truncate(self.whole);
         self.end = self.end.filter(|end| *end == self.whole);

@@ -4,7 +4,8 @@ use std::{
     rc::Rc,
 };
 
-use slipgate_abi::{DropReason, Protocol, segment::Segments};
+use slipgate_abi::{DropReason, Protocol, VmId, segment::Segments};
+use slipgate_policy::Http;
 
 use crate::{
     inspection::{
@@ -12,7 +13,7 @@ use crate::{
         tcp::{SLOW_NS, Session},
     },
     name_gate::LearntName,
-    packet::{Ipv4, Packet},
+    packet::{Ipv4, Packet, Transport},
     port::{VirtioNetHdr, single},
     stats::VmStats,
     vm::VmNet,
@@ -27,13 +28,13 @@ pub(crate) const MAX_HELD: usize = 8 << 20;
 pub(crate) struct Inspected {
     pub(crate) sessions: HashMap<u32, Box<Inspection>>,
     pub(crate) timers: BTreeSet<(u64, u32)>,
-    pub(crate) vms: HashMap<u32, OfVm>,
+    pub(crate) vms: HashMap<VmId, OfVm>,
 }
 
 #[derive(Debug)]
 pub(crate) struct Inspection {
     pub(crate) generation: u32,
-    pub(crate) vm: u32,
+    pub(crate) vm: VmId,
     pub(crate) stats: VmStats,
     pub(crate) due_ns: Option<u64>,
     pub(crate) held: usize,
@@ -52,6 +53,24 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
+    /// Begins the inspection of a flow that a packet opens. `mtus`: the largest packets that its
+    /// uplink carries, and that its whole path does, bytes.
+    pub(crate) fn begin(packet: &Packet<'_>, mtus: (u32, u32), http: Http, now_ns: u64) -> Self {
+        match packet.transport {
+            Transport::Tcp(tcp) => {
+                let header = packet.ip.payload().get(..tcp.header_len);
+                let header = header.unwrap_or_default();
+                let session = Session::new(tcp.sequence, header, mtus, http, now_ns);
+                Self::Tcp(Box::new(session))
+            }
+            _ => Self::Quic {
+                flow: quic::Flow::default(),
+                ends_ns: None,
+                named: Vec::new(),
+            },
+        }
+    }
+
     pub(crate) fn due_ns(&self) -> Option<u64> {
         match self {
             Self::Tcp(session) => session.due_ns(),
@@ -66,9 +85,9 @@ impl Kind {
         }
     }
 
-    fn is_let_in(&self) -> bool {
+    fn is_admitted(&self) -> bool {
         match self {
-            Self::Tcp(session) => session.is_let_in(),
+            Self::Tcp(session) => session.is_admitted(),
             Self::Quic { flow, .. } => flow.is_open(),
         }
     }
@@ -93,7 +112,7 @@ pub(crate) struct OfVm {
 
 impl Inspected {
     /// Reason for which a VM may not have another session of this protocol; `None` if it may.
-    pub(crate) fn refuses(&self, vm: u32, protocol: Protocol) -> Option<Refused> {
+    pub(crate) fn refuses(&self, vm: VmId, protocol: Protocol) -> Option<Refused> {
         let is_full = |of_vm: &OfVm| of_vm.sessions >= MAX_SESSIONS || of_vm.held >= MAX_HELD;
         match protocol {
             Protocol::Icmp => Some(Refused::Unknown),
@@ -105,18 +124,18 @@ impl Inspected {
     }
 
     /// Counters of a VM's refusals.
-    pub(crate) fn counts(&self, vm: u32) -> RefusedCounts {
+    pub(crate) fn counts(&self, vm: VmId) -> RefusedCounts {
         self.vms
             .get(&vm)
             .map(|of_vm| of_vm.counts)
             .unwrap_or_default()
     }
 
-    pub(crate) fn count(&mut self, vm: u32, why: Refused) {
+    pub(crate) fn count(&mut self, vm: VmId, why: Refused) {
         self.of_vm(vm).counts.add(why);
     }
 
-    pub(crate) fn of_vm(&mut self, vm: u32) -> &mut OfVm {
+    pub(crate) fn of_vm(&mut self, vm: VmId) -> &mut OfVm {
         self.vms.entry(vm).or_default()
     }
 
@@ -190,7 +209,7 @@ impl Inspected {
     }
 
     /// Ends the sessions of a VM that is gone; its flows are about to end.
-    pub(crate) fn forget_vm(&mut self, vm: u32) {
+    pub(crate) fn forget_vm(&mut self, vm: VmId) {
         let sessions = self.sessions.iter();
         let slots: Vec<u32> = sessions
             .filter_map(|(slot, inspection)| (inspection.vm == vm).then_some(*slot))
@@ -202,9 +221,9 @@ impl Inspected {
     }
 
     /// Whether a flow has a session that has admitted a name.
-    pub(crate) fn is_let_in(&self, slot: u32, generation: u32) -> bool {
+    pub(crate) fn is_admitted(&self, slot: u32, generation: u32) -> bool {
         let inspection = self.sessions.get(&slot);
-        inspection.is_some_and(|i| i.generation == generation && i.kind.is_let_in())
+        inspection.is_some_and(|i| i.generation == generation && i.kind.is_admitted())
     }
 
     /// Adopts a path MTU, bytes, that a router on a flow's path reported.
@@ -218,7 +237,7 @@ impl Inspected {
     }
 
     /// Starts a VM's timers again before it is thawed, because it could not send meanwhile.
-    pub(crate) fn begin_timers(&mut self, vm: u32, now_ns: u64) {
+    pub(crate) fn begin_timers(&mut self, vm: VmId, now_ns: u64) {
         let sessions = self.sessions.iter();
         let slots: Vec<u32> = sessions
             .filter_map(|(slot, inspection)| (inspection.vm == vm).then_some(*slot))
@@ -243,7 +262,7 @@ impl Inspected {
         (self.sessions.len(), self.timers.len(), held)
     }
 
-    pub(crate) fn held(&self, vm: u32) -> usize {
+    pub(crate) fn held(&self, vm: VmId) -> usize {
         self.vms.get(&vm).map_or(0, |of_vm| of_vm.held)
     }
 }

@@ -13,11 +13,11 @@ enum Told {
 
 /// The stream comes in pieces of so many bytes.
 fn told(stream: &[u8], each: usize) -> Told {
-    let mut spoken = Spoken::new(Http::Each);
+    let mut spoken = ProtocolSniffer::new(Http::Each);
     let (mut names, mut at, mut there) = (Vec::new(), 0, 0);
     loop {
         match spoken.next(&stream[at..there]) {
-            Ok(Step::Said(name, len)) => {
+            Ok(Step::Named(name, len)) => {
                 names.push(name.name().without_dot());
                 at += len;
             }

@@ -4,6 +4,8 @@ use std::{
     rc::Rc,
 };
 
+use slipgate_abi::VmId;
+
 use super::Judge;
 use crate::{
     dns::{ExtendedError, answer::Answer, chain::Chain},
@@ -14,7 +16,7 @@ use slipgate_policy::{Name, embedded, shut_v6};
 impl Judge {
     /// Returns an error about the first address that a name of the world may not have, if there is
     /// one.
-    fn shut(&self, vm: u32, chain: &Chain) -> Option<ExtendedError> {
+    fn shut(&self, vm: VmId, chain: &Chain) -> Option<ExtendedError> {
         let policy = self.policy(vm);
         let v4 = |addr| policy.shut_space(addr).map(|space| space.describe());
         chain.addresses.iter().find_map(|(addr, _)| {
@@ -29,7 +31,7 @@ impl Judge {
 
     pub(super) fn judge_answer(
         &mut self,
-        vm: u32,
+        vm: VmId,
         name: Name<'_>,
         answer: &Answer,
         age_s: u32,
@@ -67,7 +69,7 @@ impl Judge {
     /// The refusal that the guest receives.
     pub(super) fn open(
         &mut self,
-        vm: u32,
+        vm: VmId,
         name: Name<'_>,
         chain: &Chain,
         lasting: Lasting,
@@ -75,9 +77,9 @@ impl Judge {
     ) -> Result<(), ExtendedError> {
         let mut rules = self.policy(vm).about(name);
         let by_rule = !rules.is_empty();
-        let mut way = name.0.to_vec();
+        let mut names = name.0.to_vec();
         for step in &chain.steps {
-            way.extend_from_slice(step);
+            names.extend_from_slice(step);
             let about = self.policy(vm).about(Name(step));
             let decision = self.asks(vm, Name(step), &about);
             if !decision.is_allowed() {
@@ -116,7 +118,7 @@ impl Judge {
         let learnt = Rc::new(LearntName {
             name: name.without_dot().into(),
             rules: rules.into(),
-            way: way.into(),
+            chain: names.into(),
         });
         let policy = self.policies.of(self.of_vm.get(&vm).copied());
         let same = |a: &LearntName, b: &LearntName| match inspects {

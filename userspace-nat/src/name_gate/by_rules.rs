@@ -1,6 +1,9 @@
 //! The judge as the policy of the DNS proxy.
 use super::SharedJudge;
-use crate::dns::{ExtendedError, NamePolicy, NameVerdict, Telling, answer::Answer, query::Key};
+use crate::dns::{
+    AnswerPolicy, ExtendedError, NamePolicy, NameVerdict, answer::Answer, query::Key,
+};
+use slipgate_abi::VmId;
 use slipgate_policy::{Name, Resolvers};
 
 /// The DNS proxy's handle of a shared judge.
@@ -8,7 +11,7 @@ use slipgate_policy::{Name, Resolvers};
 pub struct ByRules(pub SharedJudge);
 
 impl NamePolicy for ByRules {
-    fn rule(&self, vm: u32, name: Name<'_>) -> Option<String> {
+    fn rule(&self, vm: VmId, name: Name<'_>) -> Option<String> {
         let judge = self.0.borrow();
         let policy = judge.policy(vm);
         if let Some(text) = policy.without_dns() {
@@ -18,37 +21,37 @@ impl NamePolicy for ByRules {
         judges.then(|| policy.text(judge.asks(vm, name, &policy.about(name))))
     }
 
-    fn telling(&self, vm: u32) -> Telling {
+    fn answer_policy(&self, vm: VmId) -> AnswerPolicy {
         let judge = self.0.borrow();
         let policy = judge.policy(vm);
         let index = judge.policy_of(vm).unwrap_or(0) & 0xffff;
-        Telling {
+        AnswerPolicy {
             view: u32::from(judge.generation) << 16 | index,
             strips_ech: policy.inspections().0,
             ttl_ceiling_s: policy.settings().dns.ttl_ceiling_s,
         }
     }
 
-    fn resolvers(&self, vm: u32) -> Resolvers {
+    fn resolvers(&self, vm: VmId) -> Resolvers {
         self.0.borrow().policy(vm).settings().dns.resolvers.clone()
     }
 
-    fn question(&mut self, vm: u32, name: Name<'_>, qtype: u16) -> NameVerdict {
-        self.0.borrow_mut().judge_question(vm, name, qtype).into()
+    fn question(&mut self, vm: VmId, name: Name<'_>, qtype: u16) -> NameVerdict {
+        self.0.borrow_mut().judge_question(vm, name, qtype)
     }
 
-    fn lookup(&mut self, vm: u32, key: Key<'_>, now_ns: u64) -> NameVerdict {
-        self.0.borrow_mut().judge_lookup(vm, key, now_ns).into()
+    fn lookup(&mut self, vm: VmId, key: Key<'_>, now_ns: u64) -> NameVerdict {
+        self.0.borrow_mut().judge_lookup(vm, key, now_ns)
     }
 
-    fn over_rate(&mut self, vm: u32, per_second: u32) -> ExtendedError {
+    fn over_rate(&mut self, vm: VmId, per_second: u32) -> ExtendedError {
         self.0.borrow_mut().count(vm).over_rate += 1;
         ExtendedError::over_rate(per_second)
     }
 
     fn answer(
         &mut self,
-        vm: u32,
+        vm: VmId,
         name: Name<'_>,
         answer: &Answer,
         age_s: u32,
@@ -56,8 +59,8 @@ impl NamePolicy for ByRules {
     ) -> NameVerdict {
         let mut judge = self.0.borrow_mut();
         if !judge.policy(vm).judges_names() {
-            return NameVerdict::Allow;
+            return Ok(());
         }
-        judge.judge_answer(vm, name, answer, age_s, now_ns).into()
+        judge.judge_answer(vm, name, answer, age_s, now_ns)
     }
 }

@@ -1,16 +1,16 @@
-use slipgate_abi::Protocol;
+use slipgate_abi::{Protocol, VmId};
 
 use super::*;
 use crate::{
     dns::{
-        NamePolicy, NameVerdict,
+        NamePolicy,
         chain::tests::{a, answer, cname},
     },
     name_gate::{ByRules, MAX_PER_VM},
 };
 use slipgate_policy::{Action, Policy, Rule, wire};
 
-const VM: u32 = 7;
+const VM: VmId = VmId::new(7);
 const ADDRESS: [u8; 4] = [203, 0, 113, 10];
 
 fn judge(default: Action, rules: &[(Action, &str)]) -> ByRules {
@@ -20,20 +20,20 @@ fn judge(default: Action, rules: &[(Action, &str)]) -> ByRules {
     ByRules(Judge::shared(Policy::new(default, rules.collect())))
 }
 
-fn tell(by: &mut ByRules, vm: u32, name: &'static str) {
+fn tell(by: &mut ByRules, vm: VmId, name: &'static str) {
     let told = answer(name, &[a(name, 60, ADDRESS)]);
     let verdict = by.answer(vm, Name(&wire(name).unwrap()), &told, 0, 0);
-    assert_eq!(verdict, NameVerdict::Allow);
+    assert_eq!(verdict, Ok(()));
 }
 
-fn said(by: &ByRules, name: &str, port: u16) -> Result<String, Said> {
+fn said(by: &ByRules, name: &str, port: u16) -> Result<String, NameRefusal> {
     let to = Destination {
         addr: ADDRESS.into(),
         port,
         protocol: Protocol::Tcp,
     };
     let judge = by.0.borrow();
-    let found = judge.said(VM, to, Name(&wire(name).unwrap()), 1);
+    let found = judge.may_name(VM, to, Name(&wire(name).unwrap()), 1);
     found.map(|name| name.name.to_string())
 }
 
@@ -48,11 +48,11 @@ fn the_very_name_must_have_been_told() {
     assert_eq!(said(&by, "x.a.test", 443), Ok("x.a.test".into()));
     assert!(matches!(
         said(&by, "y.a.test", 443),
-        Err(Said::NotTold { .. })
+        Err(NameRefusal::NotOpen { .. })
     ));
     assert!(matches!(
         said(&by, "b.test", 443),
-        Err(Said::Refused { .. })
+        Err(NameRefusal::Refused { .. })
     ));
     let refused = said(&by, "c.test", 443).unwrap_err();
     assert_eq!(
@@ -60,12 +60,12 @@ fn the_very_name_must_have_been_told() {
         "c.test is refused by the default, for no rule allows it"
     );
     // Told of the same address, to another VM, and for another port.
-    tell(&mut by, VM + 1, "y.a.test");
+    tell(&mut by, VmId::new(VM.get() + 1), "y.a.test");
     tell(&mut by, VM, "b.test");
     assert!(said(&by, "y.a.test", 443).is_err());
     assert!(matches!(
         said(&by, "b.test", 443),
-        Err(Said::Refused { .. })
+        Err(NameRefusal::Refused { .. })
     ));
     assert_eq!(
         said(&by, "x.a.test", 443),
@@ -100,11 +100,11 @@ fn under_a_rule_by_address_any_name_that_may_be_asked_for_may_be_said() {
     assert_eq!(said(&by, "any.test", 443), Ok("any.test".into()));
     assert!(matches!(
         said(&by, "other.test", 443),
-        Err(Said::NotTold { .. })
+        Err(NameRefusal::NotOpen { .. })
     ));
     for denied in ["evil.test", "half.test"] {
         assert!(
-            matches!(said(&by, denied, 443), Err(Said::Refused { .. })),
+            matches!(said(&by, denied, 443), Err(NameRefusal::Refused { .. })),
             "{denied}"
         );
     }
@@ -118,7 +118,7 @@ fn what_a_name_leads_through_is_not_said_for_it() {
         &[cname("a.test", 60, "b.test"), a("b.test", 60, ADDRESS)],
     );
     let verdict = by.answer(VM, Name(&wire("a.test").unwrap()), &told, 0, 0);
-    assert_eq!(verdict, NameVerdict::Allow);
+    assert_eq!(verdict, Ok(()));
     assert_eq!(said(&by, "a.test", 443), Ok("a.test".into()));
     assert!(said(&by, "b.test", 443).is_err());
 }
@@ -146,7 +146,7 @@ fn speed_with_all_names_at_one_address() {
     let answers: Vec<_> = (0..ALL).map(told).collect();
     each("an answer", ALL, &mut |n| {
         let verdict = by.answer(VM, Name(&names[n]), &answers[n], 0, 0);
-        assert_eq!(verdict, NameVerdict::Allow);
+        assert_eq!(verdict, Ok(()));
     });
     assert_eq!(by.0.borrow().counts(VM).open, u64::from(ALL));
     let to = Destination {
@@ -158,7 +158,7 @@ fn speed_with_all_names_at_one_address() {
         assert!(by.0.borrow().decide(VM, to, 1).decision.is_allowed());
     });
     each("what a connection says", ALL, &mut |n| {
-        assert!(by.0.borrow().said(VM, to, Name(&names[n]), 1).is_ok());
+        assert!(by.0.borrow().may_name(VM, to, Name(&names[n]), 1).is_ok());
     });
     each("a reload", 1, &mut |_| by.0.borrow_mut().rejudge(1));
     let end_ns = 61 * crate::clock::SECOND_NS;

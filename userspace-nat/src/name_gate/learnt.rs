@@ -12,7 +12,7 @@
 //! rules, however many names have it, and a name is found by binary search.
 //!
 //! Openings and their ends are noted ([`Change`]) for the map that a successor reads. It receives
-//! the *way* of an answer, the chain of names from the name asked for to the last, and judges it by
+//! the chain of an answer: all names from the name asked for to the last, and judges it by
 //! its own rules.
 use std::{
     cmp::Ordering,
@@ -21,6 +21,8 @@ use std::{
     rc::Rc,
 };
 
+use slipgate_abi::VmId;
+
 use crate::clock::SECOND_NS;
 use slipgate_policy::Place;
 
@@ -28,7 +30,7 @@ use slipgate_policy::Place;
 /// ([`slipgate_policy::Asker`]) amount to in half an hour, and at most 10 MiB.
 pub const MAX_PER_VM: usize = 16_384;
 /// An opening counts once more for each so many octets of its chain of names.
-const WAY_OCTETS: usize = 256;
+const CHAIN_OCTETS: usize = 256;
 
 /// A name that opened an address, and the rules about it.
 #[derive(PartialEq, Eq, Debug)]
@@ -38,13 +40,13 @@ pub struct LearntName {
     /// Positions of the rules about it, ascending.
     pub(super) rules: Box<[Place]>,
     /// The name and those that the answer led through, concatenated in wire form.
-    pub(super) way: Box<[u8]>,
+    pub(super) chain: Box<[u8]>,
 }
 
 impl LearntName {
     /// Returns how many openings one by this name counts as.
     fn weight(&self) -> usize {
-        1 + self.way.len() / WAY_OCTETS
+        1 + self.chain.len() / CHAIN_OCTETS
     }
 }
 
@@ -61,15 +63,15 @@ pub(super) struct Lasting {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Change {
     /// An address is open to a VM by a chain of names, until the given time, ns.
-    Opened(u32, Ipv4Addr, Rc<LearntName>, u64),
+    Opened(VmId, Ipv4Addr, Rc<LearntName>, u64),
     /// The opening has ended.
-    Ended(u32, Ipv4Addr, Rc<LearntName>),
+    Ended(VmId, Ipv4Addr, Rc<LearntName>),
 }
 
 impl LearntName {
     /// Returns the name asked for and those that the answer led through, concatenated in wire form.
-    pub fn way(&self) -> &[u8] {
-        &self.way
+    pub fn chain(&self) -> &[u8] {
+        &self.chain
     }
 }
 
@@ -83,7 +85,7 @@ struct Opening {
 /// The openings of all VMs.
 #[derive(Debug, Default)]
 pub(super) struct Learnt {
-    vms: HashMap<u32, OfVm>,
+    vms: HashMap<VmId, OfVm>,
     changes: Vec<Change>,
     /// Openings of all VMs.
     total: usize,
@@ -114,7 +116,7 @@ impl Learnt {
     /// When the VM would exceed [`MAX_PER_VM`].
     pub(super) fn open(
         &mut self,
-        vm: u32,
+        vm: VmId,
         name: &Rc<LearntName>,
         addresses: &[(Ipv4Addr, u32)],
         same: impl Fn(&LearntName, &LearntName) -> bool,
@@ -145,9 +147,9 @@ impl Learnt {
                 of_vm.by_expiry.remove(&(old.expires_ns, old.id, address));
                 of_vm.weight -= old.name.weight();
                 // An extension by less than a second is not noted.
-                known = old.name.way == name.way && expires_ns < old.expires_ns + SECOND_NS;
+                known = old.name.chain == name.chain && expires_ns < old.expires_ns + SECOND_NS;
                 expires_ns = expires_ns.max(old.expires_ns);
-                if old.name.way != name.way {
+                if old.name.chain != name.chain {
                     changes.push(Change::Ended(vm, address, old.name));
                 }
             }
@@ -171,7 +173,7 @@ impl Learnt {
     /// Returns, of the names that have an address open to a VM, one for each list of rules.
     pub(super) fn effects(
         &self,
-        vm: u32,
+        vm: VmId,
         address: Ipv4Addr,
         now_ns: u64,
     ) -> impl Iterator<Item = &Rc<LearntName>> {
@@ -186,9 +188,9 @@ impl Learnt {
     }
 
     /// Returns the live opening of an address by this very name, if there is one.
-    pub(super) fn told(
+    pub(super) fn by_name(
         &self,
-        vm: u32,
+        vm: VmId,
         address: Ipv4Addr,
         name: &str,
         now_ns: u64,
@@ -201,16 +203,16 @@ impl Learnt {
         })
     }
 
-    fn at(&self, vm: u32, address: Ipv4Addr) -> Option<&AtAddress> {
+    fn at(&self, vm: VmId, address: Ipv4Addr) -> Option<&AtAddress> {
         self.vms.get(&vm)?.by_address.get(&address)
     }
 
     /// Returns the addresses that a name has open to a VM, ascending. Examines all of the VM's.
-    pub(super) fn addresses(&self, vm: u32, name: &str, now_ns: u64) -> Vec<Ipv4Addr> {
+    pub(super) fn addresses(&self, vm: VmId, name: &str, now_ns: u64) -> Vec<Ipv4Addr> {
         let of_vm = self.vms.get(&vm);
         let all = of_vm.into_iter().flat_map(|of_vm| of_vm.by_address.keys());
         let mut found: Vec<_> = all
-            .filter(|address| self.told(vm, **address, name, now_ns).is_some())
+            .filter(|address| self.by_name(vm, **address, name, now_ns).is_some())
             .copied()
             .collect();
         found.sort_unstable();
@@ -218,7 +220,7 @@ impl Learnt {
     }
 
     /// Returns the number of a VM's openings, without those found to have expired.
-    pub(super) fn count(&self, vm: u32) -> usize {
+    pub(super) fn count(&self, vm: VmId) -> usize {
         self.vms.get(&vm).map_or(0, |of_vm| of_vm.by_expiry.len())
     }
 
@@ -243,12 +245,12 @@ impl Learnt {
     }
 
     /// Returns the VMs that have openings.
-    pub(super) fn vms(&self) -> Vec<u32> {
+    pub(super) fn vms(&self) -> Vec<VmId> {
         self.vms.keys().copied().collect()
     }
 
     /// Ends all openings of a VM. Returns them with their expiry, ns.
-    pub(super) fn forget(&mut self, vm: u32) -> Vec<(Ipv4Addr, Rc<LearntName>, u64)> {
+    pub(super) fn forget(&mut self, vm: VmId) -> Vec<(Ipv4Addr, Rc<LearntName>, u64)> {
         let mut had = Vec::new();
         let by_address = self.vms.remove(&vm).unwrap_or_default().by_address;
         for (address, openings) in by_address {
@@ -318,7 +320,7 @@ fn order(a: &LearntName, b: &LearntName) -> Ordering {
 
 impl OfVm {
     /// Ends the openings that have expired. Returns how many.
-    fn expire(&mut self, vm: u32, changes: &mut Vec<Change>, now_ns: u64) -> usize {
+    fn expire(&mut self, vm: VmId, changes: &mut Vec<Change>, now_ns: u64) -> usize {
         let before = self.by_expiry.len();
         let mut addresses = BTreeSet::new();
         while let Some(&(expires_ns, _, address)) = self.by_expiry.first() {

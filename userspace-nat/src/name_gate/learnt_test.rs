@@ -1,3 +1,4 @@
+use slipgate_abi::VmId;
 use slipgate_policy::{CEILING_S, FLOOR_S};
 
 use super::*;
@@ -14,7 +15,7 @@ fn name(text: &str, rules: &[u32]) -> Rc<LearntName> {
             .iter()
             .map(|&order| Place { order, line: 0 })
             .collect(),
-        way: text.as_bytes().into(),
+        chain: text.as_bytes().into(),
     })
 }
 
@@ -26,7 +27,7 @@ fn equal(a: &LearntName, b: &LearntName) -> bool {
     a.rules == b.rules
 }
 
-fn names(learnt: &Learnt, vm: u32, address: Ipv4Addr, now_ns: u64) -> Vec<String> {
+fn names(learnt: &Learnt, vm: VmId, address: Ipv4Addr, now_ns: u64) -> Vec<String> {
     let names = learnt.effects(vm, address, now_ns);
     names.map(|name| name.name.to_string()).collect()
 }
@@ -37,40 +38,65 @@ fn an_opening_lasts_for_its_ttl_within_floor_and_ceiling() {
     let forever = u32::MAX;
     let open = [(at(0), 0), (at(1), 100), (at(2), forever)];
     learnt
-        .open(1, &name("a", &[0]), &open, equal, LASTING, 0)
+        .open(VmId::new(1), &name("a", &[0]), &open, equal, LASTING, 0)
         .unwrap();
     for (address, lasts_s) in [(at(0), FLOOR_S), (at(1), 100), (at(2), CEILING_S)] {
         let end_ns = u64::from(lasts_s) * SECOND_NS;
-        assert_eq!(names(&learnt, 1, address, end_ns - 1), ["a"]);
-        assert_eq!(names(&learnt, 1, address, end_ns), [""; 0]);
+        assert_eq!(names(&learnt, VmId::new(1), address, end_ns - 1), ["a"]);
+        assert_eq!(names(&learnt, VmId::new(1), address, end_ns), [""; 0]);
     }
-    assert_eq!(names(&learnt, 2, at(1), 1), [""; 0], "another VM's");
+    assert_eq!(
+        names(&learnt, VmId::new(2), at(1), 1),
+        [""; 0],
+        "another VM's"
+    );
 }
 
 #[test]
 fn an_answer_with_less_ttl_does_not_shorten_what_is_open() {
     let mut learnt = Learnt::default();
     learnt
-        .open(1, &name("a", &[0]), &[(at(0), 1_000)], equal, LASTING, 0)
+        .open(
+            VmId::new(1),
+            &name("a", &[0]),
+            &[(at(0), 1_000)],
+            equal,
+            LASTING,
+            0,
+        )
         .unwrap();
     learnt
-        .open(1, &name("b", &[0]), &[(at(0), 10)], equal, LASTING, 0)
+        .open(
+            VmId::new(1),
+            &name("b", &[0]),
+            &[(at(0), 10)],
+            equal,
+            LASTING,
+            0,
+        )
         .unwrap();
     assert_eq!(
-        names(&learnt, 1, at(0), 999 * SECOND_NS),
+        names(&learnt, VmId::new(1), at(0), 999 * SECOND_NS),
         ["b"],
         "the last name asked for"
     );
-    assert_eq!(learnt.count(1), 1);
+    assert_eq!(learnt.count(VmId::new(1)), 1);
     learnt
-        .open(1, &name("c", &[1]), &[(at(0), 10)], equal, LASTING, 0)
+        .open(
+            VmId::new(1),
+            &name("c", &[1]),
+            &[(at(0), 10)],
+            equal,
+            LASTING,
+            0,
+        )
         .unwrap();
     assert_eq!(
-        names(&learnt, 1, at(0), 1),
+        names(&learnt, VmId::new(1), at(0), 1),
         ["b", "c"],
         "other rules stand beside"
     );
-    assert_eq!(learnt.addresses(1, "c", 1), [at(0)]);
+    assert_eq!(learnt.addresses(VmId::new(1), "c", 1), [at(0)]);
 }
 
 #[test]
@@ -78,25 +104,46 @@ fn what_is_full_refuses_the_new_and_makes_room_only_by_time() {
     let mut learnt = Learnt::default();
     let all: Vec<_> = (0..MAX_PER_VM as u32).map(|n| (at(n), 100)).collect();
     learnt
-        .open(1, &name("a", &[0]), &all, equal, LASTING, 0)
+        .open(VmId::new(1), &name("a", &[0]), &all, equal, LASTING, 0)
         .unwrap();
     let more = [(at(5), 100), (at(MAX_PER_VM as u32), 100)];
-    let refused = learnt.open(1, &name("a", &[0]), &more, equal, LASTING, 1);
+    let refused = learnt.open(VmId::new(1), &name("a", &[0]), &more, equal, LASTING, 1);
     assert_eq!(refused, Err(Full));
-    assert_eq!(learnt.count(1), MAX_PER_VM);
-    assert_eq!(names(&learnt, 1, at(7), 1), ["a"], "what lives stays");
+    assert_eq!(learnt.count(VmId::new(1)), MAX_PER_VM);
+    assert_eq!(
+        names(&learnt, VmId::new(1), at(7), 1),
+        ["a"],
+        "what lives stays"
+    );
     learnt
-        .open(1, &name("a", &[0]), &more[..1], equal, LASTING, 1)
+        .open(
+            VmId::new(1),
+            &name("a", &[0]),
+            &more[..1],
+            equal,
+            LASTING,
+            1,
+        )
         .unwrap();
     learnt
-        .open(2, &name("a", &[0]), &more, equal, LASTING, 1)
+        .open(VmId::new(2), &name("a", &[0]), &more, equal, LASTING, 1)
         .unwrap();
     learnt
-        .open(1, &name("a", &[0]), &more, equal, LASTING, 100 * SECOND_NS)
+        .open(
+            VmId::new(1),
+            &name("a", &[0]),
+            &more,
+            equal,
+            LASTING,
+            100 * SECOND_NS,
+        )
         .unwrap();
-    assert_eq!(learnt.count(1), 2, "the rest is over");
-    learnt.forget(1);
-    assert_eq!((learnt.count(1), learnt.count(2)), (0, 2));
+    assert_eq!(learnt.count(VmId::new(1)), 2, "the rest is over");
+    learnt.forget(VmId::new(1));
+    assert_eq!(
+        (learnt.count(VmId::new(1)), learnt.count(VmId::new(2))),
+        (0, 2)
+    );
 }
 
 #[test]
@@ -107,7 +154,14 @@ fn of_many_names_at_an_address_one_stands_for_those_with_its_rules() {
     let mut tell = |text: &str, rules: &[u32], ttl_s, now_ns| {
         let name = name(text, rules);
         learnt
-            .open(1, &name, &[(at(0), ttl_s)], itself, LASTING, now_ns)
+            .open(
+                VmId::new(1),
+                &name,
+                &[(at(0), ttl_s)],
+                itself,
+                LASTING,
+                now_ns,
+            )
             .unwrap();
     };
     for n in 0..100 {
@@ -115,35 +169,42 @@ fn of_many_names_at_an_address_one_stands_for_those_with_its_rules() {
     }
     tell("n7", &[1, 7], 500, 1);
     tell("n7", &[3], 50, 1);
-    assert_eq!((learnt.count(1), learnt.total()), (101, 101));
-    assert_eq!(names(&learnt, 1, at(0), 1).len(), 3, "a list of rules each");
+    assert_eq!((learnt.count(VmId::new(1)), learnt.total()), (101, 101));
+    assert_eq!(
+        names(&learnt, VmId::new(1), at(0), 1).len(),
+        3,
+        "a list of rules each"
+    );
     for n in 0..100_u32 {
         let name = format!("n{n}");
-        let told = |now_ns| learnt.told(1, at(0), &name, now_ns).is_some();
+        let told = |now_ns| learnt.by_name(VmId::new(1), at(0), &name, now_ns).is_some();
         let lasts_s = if n == 7 { 500 } else { 100 + n };
         assert!(told(u64::from(lasts_s) * SECOND_NS - 1), "{name}");
         assert!(!told(u64::from(lasts_s) * SECOND_NS + 1), "{name}");
     }
-    assert!(learnt.told(1, at(0), "n100", 1).is_none());
-    assert!(learnt.told(1, at(1), "n7", 1).is_none());
-    assert!(learnt.told(2, at(0), "n7", 1).is_none());
+    assert!(learnt.by_name(VmId::new(1), at(0), "n100", 1).is_none());
+    assert!(learnt.by_name(VmId::new(1), at(1), "n7", 1).is_none());
+    assert!(learnt.by_name(VmId::new(2), at(0), "n7", 1).is_none());
     learnt.take_changes();
     learnt.expire(150 * SECOND_NS);
     let ended = learnt.take_changes();
     assert!(
         ended
             .iter()
-            .all(|change| matches!(change, Change::Ended(1, ..)))
+            .all(|change| matches!(change, Change::Ended(vm, ..) if vm.get() == 1))
     );
     // Those of 100 to 150 s but n7, and the one of 50.
-    assert_eq!((ended.len(), learnt.count(1), learnt.total()), (51, 50, 50));
     assert_eq!(
-        names(&learnt, 1, at(0), 199 * SECOND_NS),
+        (ended.len(), learnt.count(VmId::new(1)), learnt.total()),
+        (51, 50, 50)
+    );
+    assert_eq!(
+        names(&learnt, VmId::new(1), at(0), 199 * SECOND_NS),
         ["n7"],
         "which lasts longest"
     );
     learnt.expire(501 * SECOND_NS);
-    assert_eq!((learnt.count(1), learnt.total()), (0, 0));
+    assert_eq!((learnt.count(VmId::new(1)), learnt.total()), (0, 0));
 }
 
 #[test]
@@ -153,29 +214,36 @@ fn what_leads_through_long_names_counts_as_several() {
         Rc::new(LearntName {
             name: text.into(),
             rules: Box::new([]),
-            way: vec![b'x'; octets].into(),
+            chain: vec![b'x'; octets].into(),
         })
     };
     // Three each.
     let fit = MAX_PER_VM as u32 / 3;
     let all: Vec<_> = (0..fit).map(|n| (at(n), 100)).collect();
     let mut open = |name: &Rc<LearntName>, addresses: &[(Ipv4Addr, u32)], now_ns| {
-        learnt.open(1, name, addresses, equal, LASTING, now_ns)
+        learnt.open(VmId::new(1), name, addresses, equal, LASTING, now_ns)
     };
-    open(&long("a", 2 * WAY_OCTETS), &all, 0).unwrap();
+    open(&long("a", 2 * CHAIN_OCTETS), &all, 0).unwrap();
     assert_eq!(
-        open(&long("a", WAY_OCTETS), &[(at(fit), 100)], 1),
+        open(&long("a", CHAIN_OCTETS), &[(at(fit), 100)], 1),
         Err(Full)
     );
     open(&long("a", 9), &[(at(fit), 100)], 1).unwrap();
-    let longer = long("b", 4 * WAY_OCTETS);
+    let longer = long("b", 4 * CHAIN_OCTETS);
     assert_eq!(open(&longer, &all[..1], 1), Err(Full), "in its place");
     open(&long("b", 9), &all[..2], 1).unwrap();
     open(&longer, &all[..1], 1).unwrap();
     learnt.expire(101 * SECOND_NS);
-    assert_eq!((learnt.count(1), learnt.total()), (0, 0));
+    assert_eq!((learnt.count(VmId::new(1)), learnt.total()), (0, 0));
     learnt
-        .open(1, &longer, &all[..1], equal, LASTING, 101 * SECOND_NS)
+        .open(
+            VmId::new(1),
+            &longer,
+            &all[..1],
+            equal,
+            LASTING,
+            101 * SECOND_NS,
+        )
         .unwrap();
-    assert_eq!(learnt.vms[&1].weight, 5);
+    assert_eq!(learnt.vms[&VmId::new(1)].weight, 5);
 }

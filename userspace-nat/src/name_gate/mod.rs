@@ -30,13 +30,14 @@ mod reload;
 
 use std::{cell::RefCell, collections::HashMap, hash::RandomState, net::Ipv4Addr, rc::Rc};
 
+use slipgate_abi::VmId;
 use slipgate_model::{NameCounts, RefusedQuestions};
 use slipgate_policy::{Asker, Decision, Destination, LocalAddresses, Name, Policy, PolicySet};
 
 use self::learnt::Learnt;
 pub use self::{
     by_rules::ByRules,
-    inspect::Said,
+    inspect::NameRefusal,
     learnt::{Change, LearntName, MAX_PER_VM},
 };
 
@@ -53,10 +54,10 @@ pub type SharedJudge = Rc<RefCell<Judge>>;
 pub struct Judge {
     policies: PolicySet,
     /// Index of each VM's policy, by VM id.
-    of_vm: HashMap<u32, u32>,
+    of_vm: HashMap<VmId, u32>,
     learnt: Learnt,
-    counts: HashMap<u32, NameCounts>,
-    askers: HashMap<u32, Asker>,
+    counts: HashMap<VmId, NameCounts>,
+    askers: HashMap<VmId, Asker>,
     hasher: RandomState,
     /// Generation of the rules: answers cached under another one are not used.
     generation: u16,
@@ -107,23 +108,23 @@ impl Judge {
     }
 
     /// Sets the index of a VM's policy.
-    pub fn assign(&mut self, vm: u32, policy: u32) {
+    pub fn assign(&mut self, vm: VmId, policy: u32) {
         self.of_vm.insert(vm, policy);
     }
 
     /// Returns the index of a VM's policy in the set; `None` when none was assigned.
-    pub fn policy_of(&self, vm: u32) -> Option<u32> {
+    pub fn policy_of(&self, vm: VmId) -> Option<u32> {
         self.of_vm.get(&vm).copied()
     }
 
     /// Returns a VM's policy. A VM without an assigned policy has the only one, or where there are
     /// several one that refuses everything.
-    pub fn policy(&self, vm: u32) -> &Policy {
+    pub fn policy(&self, vm: VmId) -> &Policy {
         self.policies.of(self.policy_of(vm))
     }
 
     /// Judges a destination for a VM.
-    pub fn decide(&self, vm: u32, to: Destination, now_ns: u64) -> Verdict {
+    pub fn decide(&self, vm: VmId, to: Destination, now_ns: u64) -> Verdict {
         let policy = self.policy(vm);
         let names = self.learnt.effects(vm, to.addr, now_ns);
         let names = names.map(|name| (name, &*name.rules));
@@ -136,7 +137,7 @@ impl Judge {
     }
 
     /// Explains [`Judge::decide`] in sentences, one a line.
-    pub fn explain(&self, vm: u32, to: Destination, now_ns: u64) -> String {
+    pub fn explain(&self, vm: VmId, to: Destination, now_ns: u64) -> String {
         let verdict = self.decide(vm, to, now_ns);
         let Some(name) = verdict.name else {
             return self.policy(vm).explain(to).to_string();
@@ -160,7 +161,7 @@ impl Judge {
     /// `to`, and the addresses that the name has opened to the VM.
     pub fn name(
         &self,
-        vm: u32,
+        vm: VmId,
         name: Name<'_>,
         to: Destination,
         now_ns: u64,
@@ -173,7 +174,7 @@ impl Judge {
     }
 
     /// Returns the counts of refusals in a VM's DNS, and of its openings.
-    pub fn counts(&self, vm: u32) -> NameCounts {
+    pub fn counts(&self, vm: VmId) -> NameCounts {
         NameCounts {
             open: self.learnt.count(vm) as u64,
             ..self.counts.get(&vm).cloned().unwrap_or_default()
@@ -181,19 +182,19 @@ impl Judge {
     }
 
     /// Removes the state of a VM that is gone.
-    pub fn forget(&mut self, vm: u32) {
+    pub fn forget(&mut self, vm: VmId) {
         self.learnt.forget(vm);
         self.counts.remove(&vm);
         self.askers.remove(&vm);
         self.of_vm.remove(&vm);
     }
 
-    fn count(&mut self, vm: u32) -> &mut NameCounts {
+    fn count(&mut self, vm: VmId) -> &mut NameCounts {
         self.counts.entry(vm).or_default()
     }
 
     /// Counts a question that a rule refused.
-    fn count_refused(&mut self, vm: u32, rule: String, mut name: String) {
+    fn count_refused(&mut self, vm: VmId, rule: String, mut name: String) {
         name.truncate(SHOWN_NAME); // ASCII, as names are shown
 
         let counts = self.count(vm);
@@ -212,11 +213,11 @@ impl Judge {
 }
 
 #[cfg(test)]
+#[path = "answer_test.rs"]
+mod answer_tests;
+#[cfg(test)]
 #[path = "judge_asks_test.rs"]
 mod asks_tests;
 #[cfg(test)]
 #[path = "judge_test.rs"]
 mod tests;
-#[cfg(test)]
-#[path = "told_test.rs"]
-mod told_tests;

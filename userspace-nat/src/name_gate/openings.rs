@@ -1,6 +1,8 @@
 //! Openings: their expiry, and their transfer to other rules and to a successor.
 use std::net::Ipv4Addr;
 
+use slipgate_abi::VmId;
+
 use super::Judge;
 use crate::{
     clock::SECOND_NS,
@@ -11,7 +13,7 @@ use slipgate_policy::Name;
 
 impl Judge {
     /// Returns the number of addresses open by name to a VM, and to all VMs.
-    pub fn open_by_name(&self, vm: u32) -> (usize, usize) {
+    pub fn open_by_name(&self, vm: VmId) -> (usize, usize) {
         (self.learnt.count(vm), self.learnt.total())
     }
 
@@ -26,13 +28,13 @@ impl Judge {
     }
 
     /// Restores an opening that a predecessor, or this judge under other rules, had until
-    /// `expires_ns` by a chain of names ([`LearntName::way`]), unless the present rules deny it.
+    /// `expires_ns` by a chain of names ([`LearntName::chain`]), unless the present rules deny it.
     /// Returns whether the address is open.
     pub fn reopen(
         &mut self,
-        vm: u32,
+        vm: VmId,
         addr: Ipv4Addr,
-        way: &[u8],
+        chain: &[u8],
         expires_ns: u64,
         now_ns: u64,
     ) -> bool {
@@ -43,7 +45,7 @@ impl Judge {
             ceiling_s: self.policy(vm).settings().dns.ttl_ceiling_s,
         };
         let left_s = u32::try_from(left_ns / SECOND_NS).unwrap_or(u32::MAX);
-        let Some((name, steps)) = split(way) else {
+        let Some((name, steps)) = split(chain) else {
             return false;
         };
         if left_s == 0 || !self.policy(vm).judges_names() {
@@ -65,16 +67,16 @@ impl Judge {
         let vms = self.learnt.vms();
         for vm in vms {
             for (addr, name, expires_ns) in self.learnt.forget(vm) {
-                self.reopen(vm, addr, &name.way, expires_ns, now_ns);
+                self.reopen(vm, addr, &name.chain, expires_ns, now_ns);
             }
         }
     }
 }
 
 /// Splits a chain of names into the first name and the others.
-pub(super) fn split(way: &[u8]) -> Option<(Name<'_>, Vec<Box<[u8]>>)> {
-    let end = end_of_plain(way, 0)?;
-    let (first, mut rest) = way.split_at(end);
+pub(super) fn split(chain: &[u8]) -> Option<(Name<'_>, Vec<Box<[u8]>>)> {
+    let end = end_of_plain(chain, 0)?;
+    let (first, mut rest) = chain.split_at(end);
     let mut steps = Vec::new();
     while !rest.is_empty() {
         let (step, after) = rest.split_at(end_of_plain(rest, 0)?);

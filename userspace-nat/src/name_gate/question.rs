@@ -2,11 +2,12 @@
 //! resolver.
 use super::Judge;
 use crate::dns::{ExtendedError, message::Type, query::Key};
+use slipgate_abi::VmId;
 use slipgate_policy::{Action, Asker, Decision, Name, Place, is_canary};
 
 impl Judge {
     /// Returns the reason why a name may not be asked for, in words.
-    pub(super) fn refusal(&self, vm: u32, decision: Decision, name: Name<'_>) -> ExtendedError {
+    pub(super) fn refusal(&self, vm: VmId, decision: Decision, name: Name<'_>) -> ExtendedError {
         let policy = self.policy(vm);
         match decision.rule {
             rule if rule == policy.default_id() => ExtendedError::prohibited(format!(
@@ -27,13 +28,13 @@ impl Judge {
     }
 
     /// Whether a name may be asked for.
-    pub(super) fn asks(&self, vm: u32, name: Name<'_>, rules: &[Place]) -> Decision {
+    pub(super) fn asks(&self, vm: VmId, name: Name<'_>, rules: &[Place]) -> Decision {
         self.policy(vm).asks(name, rules)
     }
 
     pub(super) fn judge_question(
         &mut self,
-        vm: u32,
+        vm: VmId,
         name: Name<'_>,
         qtype: u16,
     ) -> Result<(), ExtendedError> {
@@ -87,7 +88,7 @@ impl Judge {
     /// The refusal that the guest receives.
     pub(super) fn judge_lookup(
         &mut self,
-        vm: u32,
+        vm: VmId,
         key: Key<'_>,
         now_ns: u64,
     ) -> Result<(), ExtendedError> {

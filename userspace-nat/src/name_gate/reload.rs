@@ -3,6 +3,7 @@
 //! Openings are judged again by their names ([`Judge::rejudge`]). So new flows are judged by the
 //! new rules from the first packet on, whatever was asked for before. For each live flow the engine
 //! asks whether it may go on.
+use slipgate_abi::VmId;
 use slipgate_policy::{
     Action, Decision, Destination, Identity, Name, OnReload, Policy, PolicySet, Rule, name_means,
 };
@@ -12,7 +13,7 @@ use super::{Judge, LearntName, openings::split};
 impl Judge {
     /// Replaces the policies. `of_vm` gives the index of each VM's policy, by id. VMs that it does
     /// not list keep their index.
-    pub fn set_policies(&mut self, policies: PolicySet, of_vm: &[(u32, u32)], now_ns: u64) {
+    pub fn set_policies(&mut self, policies: PolicySet, of_vm: &[(VmId, u32)], now_ns: u64) {
         self.replace_policies(policies);
         for &(vm, policy) in of_vm {
             self.assign(vm, policy);
@@ -29,7 +30,7 @@ impl Judge {
     /// content is unknown, and it could go on for ever.
     pub fn keeps(
         &self,
-        vm: u32,
+        vm: VmId,
         to: Destination,
         by: Option<&LearntName>,
         rule: Option<&Identity>,
@@ -48,7 +49,7 @@ impl Judge {
         if !by_default && verdict.name.is_none() || allowed && verdict.name.is_some() {
             return goes(verdict.decision);
         }
-        match by.map(|by| self.first_of_way(vm, by, to)) {
+        match by.map(|by| self.first_of_chain(vm, by, to)) {
             Some(Some(decision)) => goes(decision),
             _ if allowed => goes(verdict.decision),
             Some(None) => false,
@@ -57,16 +58,16 @@ impl Judge {
     }
 
     /// Returns what is done with a VM's flows that may not go on.
-    pub fn on_reload(&self, vm: u32) -> OnReload {
+    pub fn on_reload(&self, vm: VmId) -> OnReload {
         self.policy(vm).settings().on_reload
     }
 
     /// Returns the first rule by name for a destination among the rules about a chain of names. If
     /// a name of the chain is denied now, it is the rule that denies it. Returns `None` when there
     /// is no rule.
-    fn first_of_way(&self, vm: u32, by: &LearntName, to: Destination) -> Option<Decision> {
+    fn first_of_chain(&self, vm: VmId, by: &LearntName, to: Destination) -> Option<Decision> {
         let policy = self.policy(vm);
-        let (name, steps) = split(by.way())?;
+        let (name, steps) = split(by.chain())?;
         let mut rules = policy.about(name);
         for step in &steps {
             let about = policy.about(Name(step));

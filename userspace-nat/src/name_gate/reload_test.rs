@@ -1,4 +1,4 @@
-use slipgate_abi::Protocol;
+use slipgate_abi::{Protocol, VmId};
 
 use std::rc::Rc;
 
@@ -6,14 +6,14 @@ use super::*;
 use crate::{
     clock::SECOND_NS,
     dns::{
-        NamePolicy as _, NameVerdict,
+        NamePolicy as _,
         chain::tests::{Written, a, answer, cname},
     },
     name_gate::ByRules,
 };
 use slipgate_policy::{Action, DnsSettings, Settings, wire};
 
-const VM: u32 = 7;
+const VM: VmId = VmId::new(7);
 const ADDRESS: [u8; 4] = [203, 0, 113, 10];
 const LATER_NS: u64 = 3_600 * SECOND_NS;
 
@@ -33,7 +33,7 @@ fn judge(default: Action, rules: &[&str]) -> ByRules {
 
 fn told(by: &mut ByRules, name: &str, records: &[Written]) {
     let verdict = by.answer(VM, Name(&wire(name).unwrap()), &answer(name, records), 0, 0);
-    assert_eq!(verdict, NameVerdict::Allow);
+    assert_eq!(verdict, Ok(()));
 }
 
 fn to(port: u16) -> Destination {
@@ -226,10 +226,11 @@ fn each_vm_has_what_its_policy_says() {
         ..Settings::default()
     });
     let set = PolicySet::new(vec![policy(Action::Allow, &[]), kept]);
-    by.0.borrow_mut().set_policies(set, &[(VM, 1), (8, 0)], 1);
+    by.0.borrow_mut()
+        .set_policies(set, &[(VM, 1), (VmId::new(8), 0)], 1);
     assert!(!is_open(&by, 443));
     let judge = by.0.borrow();
     assert_eq!(judge.on_reload(VM), OnReload::Keep);
-    assert_eq!(judge.on_reload(8), OnReload::Cut);
-    assert!(judge.decide(8, to(443), 1).decision.is_allowed());
+    assert_eq!(judge.on_reload(VmId::new(8)), OnReload::Cut);
+    assert!(judge.decide(VmId::new(8), to(443), 1).decision.is_allowed());
 }

@@ -1,5 +1,6 @@
 //! A set of busy offsets in a range, and the number of offsets of each holder. It is a short list;
 //! when it grows, a bitmap with counts.
+use slipgate_abi::VmId;
 
 /// Most offsets that are kept as a list.
 const FEW: usize = 6;
@@ -9,7 +10,7 @@ const FEW: usize = 6;
 pub(super) enum Occupancy {
     Few {
         offsets: [u16; FEW],
-        holders: [u32; FEW],
+        holders: [VmId; FEW],
         len: u8,
     },
     Many {
@@ -21,22 +22,22 @@ pub(super) enum Occupancy {
 
 /// Number of offsets of each holder, sorted by holder. No entry is 0.
 #[derive(Debug, Default)]
-pub(super) struct Held(Vec<(u32, u32)>);
+pub(super) struct Held(Vec<(VmId, u32)>);
 
 impl Held {
-    fn of(&self, holder: u32) -> usize {
+    fn of(&self, holder: VmId) -> usize {
         let at = self.0.binary_search_by_key(&holder, |(h, _)| *h);
         at.map_or(0, |at| self.0[at].1 as usize)
     }
 
-    fn more(&mut self, holder: u32) {
+    fn more(&mut self, holder: VmId) {
         match self.0.binary_search_by_key(&holder, |(h, _)| *h) {
             Ok(at) => self.0[at].1 += 1,
             Err(at) => self.0.insert(at, (holder, 1)),
         }
     }
 
-    fn less(&mut self, holder: u32) {
+    fn less(&mut self, holder: VmId) {
         if let Ok(at) = self.0.binary_search_by_key(&holder, |(h, _)| *h) {
             self.0[at].1 -= 1;
             if self.0[at].1 == 0 {
@@ -50,7 +51,7 @@ impl Default for Occupancy {
     fn default() -> Self {
         Self::Few {
             offsets: [0; FEW],
-            holders: [0; FEW],
+            holders: [VmId::NONE; FEW],
             len: 0,
         }
     }
@@ -72,7 +73,7 @@ impl Occupancy {
     }
 
     /// Returns the number of offsets of a holder.
-    pub(super) fn held_by(&self, holder: u32) -> usize {
+    pub(super) fn held_by(&self, holder: VmId) -> usize {
         match self {
             Self::Few { holders, len, .. } => holders[..usize::from(*len)]
                 .iter()
@@ -122,7 +123,7 @@ impl Occupancy {
     }
 
     /// Marks an offset busy for a holder. A busy offset keeps its holder.
-    pub(super) fn set(&mut self, offset: usize, holder: u32, size: usize) {
+    pub(super) fn set(&mut self, offset: usize, holder: VmId, size: usize) {
         if self
             .few()
             .is_some_and(|busy| busy.len() == FEW && !busy.contains(&(offset as u16)))
@@ -154,7 +155,7 @@ impl Occupancy {
     }
 
     /// Frees an offset of a holder.
-    pub(super) fn clear(&mut self, offset: usize, holder: u32) {
+    pub(super) fn clear(&mut self, offset: usize, holder: VmId) {
         match self {
             Self::Few {
                 offsets,
@@ -180,7 +181,7 @@ impl Occupancy {
     }
 
     /// Transfers a busy offset to another holder.
-    pub(super) fn hand_over(&mut self, offset: usize, from: u32, to: u32) {
+    pub(super) fn hand_over(&mut self, offset: usize, from: VmId, to: VmId) {
         match self {
             Self::Few {
                 offsets,

@@ -24,12 +24,13 @@ use std::{
 };
 
 use nix::sys::socket::{MsgFlags, send};
-use slipgate_abi::{Command, Direction, PortHeader, Tuple, portframe::PortFlags};
+use slipgate_abi::{Command, Direction, Tuple, VmId, VmRow, portframe::PortFlags};
 use slipgate_model::Subject;
 
 use crate::{
     clock::SECOND_NS,
     datapath::Datapath,
+    flow::Flows,
     observe::{
         pcap::guest_macs,
         pcapng::{Link, Shot, Stream},
@@ -41,7 +42,7 @@ use crate::{
     },
     poll::{Interest, Poller, Readiness, Subsystem, Token},
     port::{ETHERTYPE_IPV4, Frame},
-    state::Core,
+    state::{Nat, VmTable},
     stats::Tally,
 };
 
@@ -101,7 +102,7 @@ pub(crate) struct Captures {
 #[derive(Clone, Copy, Debug)]
 enum Captured {
     Flow { slot: u32, generation: u32 },
-    Vm { row: u16 },
+    Vm { row: VmRow },
 }
 
 #[derive(Debug)]
@@ -125,7 +126,8 @@ impl Captures {
     /// Starts a capture of a flow or VM.
     pub(crate) fn begin<D: Datapath>(
         &mut self,
-        core: &mut Core<D>,
+        nat: &mut Nat<D>,
+        vms: &mut VmTable,
         poller: &Poller,
         request: CaptureRequest,
         now_ns: u64,
@@ -135,16 +137,16 @@ impl Captures {
         }
         let (what, row) = match request.subject {
             Subject::Flow { slot, generation } => {
-                let entry = core.flows.entry(slot);
+                let entry = nat.flows.entry(slot);
                 let is_there = entry.is_some_and(|entry| entry.generation == generation);
-                let row = is_there.then(|| core.datapath.slot(slot).vm_row() as u16);
+                let row = is_there.then(|| nat.datapath.slot(slot).row());
                 let what = Captured::Flow { slot, generation };
                 (what, row.ok_or(NotCaptured::NoFlow)?)
             }
             Subject::Relayed(_) => return Err(NotCaptured::Relayed),
             Subject::Vm { row } => (Captured::Vm { row }, row),
         };
-        let vm = core.vm(row).ok_or(NotCaptured::NoVm)?;
+        let vm = vms.get(row).ok_or(NotCaptured::NoVm)?;
         let mut stream = Stream::new(BUFFER);
         stream.describe(vm.net.id, &vm.net.name, Link::Guest);
         self.last_key = self.last_key.wrapping_add(1);
@@ -165,7 +167,7 @@ impl Captures {
             waits_for_room: false,
             lingers_until_ns: None,
         };
-        capture.hold(core, true);
+        capture.hold(nat, vms, true);
         self.list.push(capture);
         Ok(())
     }
@@ -173,7 +175,8 @@ impl Captures {
     /// Handles a client's socket that was closed or is writable again.
     pub(crate) fn on_ready<D: Datapath>(
         &mut self,
-        core: &mut Core<D>,
+        nat: &mut Nat<D>,
+        vms: &mut VmTable,
         poller: &Poller,
         readiness: Readiness,
     ) {
@@ -182,7 +185,7 @@ impl Captures {
             return;
         };
         if readiness.failed || !self.list[at].send(poller) {
-            self.remove(core, poller, at);
+            self.remove(nat, vms, poller, at);
         }
     }
 
@@ -195,24 +198,25 @@ impl Captures {
     /// Sends the captured packets, and ends the captures that are over.
     pub(crate) fn work<D: Datapath>(
         &mut self,
-        core: &mut Core<D>,
+        nat: &mut Nat<D>,
+        vms: &mut VmTable,
         poller: &Poller,
         now_ns: u64,
         wall: SystemTime,
     ) {
         for at in (0..self.list.len()).rev() {
             let capture = &mut self.list[at];
-            if capture.lingers_until_ns.is_none() && capture.is_over(core, now_ns) {
+            if capture.lingers_until_ns.is_none() && capture.is_over(&nat.flows, vms, now_ns) {
                 capture.stream.end(wall);
                 capture.lingers_until_ns = Some(now_ns + LINGER_NS);
-                self.let_go(core, at);
+                self.let_go(nat, vms, at);
             }
             let capture = &mut self.list[at];
             let takes = capture.send(poller);
             let over = capture.lingers_until_ns;
             if !takes || over.is_some_and(|until| now_ns >= until || capture.stream.waiting() == 0)
             {
-                self.remove(core, poller, at);
+                self.remove(nat, vms, poller, at);
             }
         }
     }
@@ -220,7 +224,8 @@ impl Captures {
     /// Ends all captures: the engine stops. Clients receive what their sockets accept at once.
     pub(crate) fn end<D: Datapath>(
         &mut self,
-        core: &mut Core<D>,
+        nat: &mut Nat<D>,
+        vms: &mut VmTable,
         poller: &Poller,
         wall: SystemTime,
     ) {
@@ -230,60 +235,60 @@ impl Captures {
                 capture.stream.end(wall);
             }
             capture.send(poller);
-            self.remove(core, poller, at);
+            self.remove(nat, vms, poller, at);
         }
     }
 
     /// Captures a frame that a guest sent, as it was read from the port.
-    pub(crate) fn read<D: Datapath>(&mut self, core: &Core<D>, bytes: &[u8], at: SystemTime) {
+    pub(crate) fn read(&mut self, flows: &Flows, vms: &VmTable, bytes: &[u8], at: SystemTime) {
         let Some(frame) = Frame::parse(bytes) else {
             return;
         };
         if frame.header.flags & PortFlags::FROM_UPLINK == 0 {
-            let slot = || flow_of(core, &frame, Direction::Tx);
-            self.take(core, &frame, frame.l3, slot, true, at);
+            let slot = || flow_of(flows, &frame, Direction::Tx);
+            self.take(flows, vms, &frame, (frame.l3, true), slot, at);
         }
     }
 
     /// Captures a frame that goes to a guest, as it is written to the port.
-    pub(crate) fn written<D: Datapath>(&mut self, core: &Core<D>, bytes: &[u8], at: SystemTime) {
+    pub(crate) fn written(&mut self, flows: &Flows, vms: &VmTable, bytes: &[u8], at: SystemTime) {
         let Some(frame) = Frame::parse(bytes) else {
             return;
         };
         match Command::from_u8(frame.header.code) {
             Some(Command::ToGuest) => {
-                let slot = || flow_of(core, &frame, Direction::Rx);
-                self.take(core, &frame, frame.l3, slot, false, at);
+                let slot = || flow_of(flows, &frame, Direction::Rx);
+                self.take(flows, vms, &frame, (frame.l3, false), slot, at);
             }
             Some(Command::Deliver) => {
-                let Some((slot, packet)) = delivered(core, &frame) else {
+                let Some((slot, packet)) = delivered(flows, &frame) else {
                     return;
                 };
                 let mut copy = std::mem::take(&mut self.copy);
-                as_delivered(core, slot, &frame, &packet, &mut copy);
-                self.take(core, &frame, &copy, || Some(slot), false, at);
+                as_delivered(flows, slot, &frame, &packet, &mut copy);
+                self.take(flows, vms, &frame, (&copy, false), || Some(slot), at);
                 self.copy = copy;
             }
             Some(Command::Forward | Command::Emit | Command::EmitBy) | None => {}
         }
     }
 
-    fn take<D: Datapath>(
+    fn take(
         &mut self,
-        core: &Core<D>,
+        flows: &Flows,
+        vms: &VmTable,
         frame: &Frame<'_>,
-        l3: &[u8],
+        (l3, from_guest): (&[u8], bool),
         slot: impl FnOnce() -> Option<u32>,
-        from_guest: bool,
         at: SystemTime,
     ) {
-        let PortHeader { vm_row, id, .. } = frame.header;
-        let Some(vm) = core.vm(vm_row).filter(|vm| vm.net.id == id) else {
+        let (vm_row, id) = (frame.header.row(), VmId::new(frame.header.id));
+        let Some(vm) = vms.get(vm_row).filter(|vm| vm.net.id == id) else {
             return;
         };
         let wants_flow = |c: &Capture| matches!(c.what, Captured::Flow { .. });
         let slot = self.list.iter().any(wants_flow).then(slot).flatten();
-        let slot = slot.and_then(|slot| Some((slot, core.flows.entry(slot)?.generation)));
+        let slot = slot.and_then(|slot| Some((slot, flows.entry(slot)?.generation)));
         for capture in &mut self.list {
             let is_its = match capture.what {
                 Captured::Vm { row } => row == vm_row,
@@ -313,10 +318,16 @@ impl Captures {
         }
     }
 
-    fn remove<D: Datapath>(&mut self, core: &mut Core<D>, poller: &Poller, at: usize) {
+    fn remove<D: Datapath>(
+        &mut self,
+        nat: &mut Nat<D>,
+        vms: &mut VmTable,
+        poller: &Poller,
+        at: usize,
+    ) {
         if self.list[at].lingers_until_ns.is_none() {
             self.list[at].lingers_until_ns = Some(0);
-            self.let_go(core, at);
+            self.let_go(nat, vms, at);
         }
         let capture = self.list.swap_remove(at);
         // Closing the socket would not remove it from the epoll set: the client may have it too. It
@@ -325,41 +336,41 @@ impl Captures {
     }
 
     /// Returns the flows to the kernel, except those that another capture holds.
-    fn let_go<D: Datapath>(&self, core: &mut Core<D>, at: usize) {
-        self.list[at].hold(core, false);
+    fn let_go<D: Datapath>(&self, nat: &mut Nat<D>, vms: &mut VmTable, at: usize) {
+        self.list[at].hold(nat, vms, false);
         for other in &self.list {
             if other.lingers_until_ns.is_none() {
-                other.hold(core, true);
+                other.hold(nat, vms, true);
             }
         }
     }
 }
 
 impl Capture {
-    fn hold<D: Datapath>(&self, core: &mut Core<D>, held: bool) {
+    fn hold<D: Datapath>(&self, nat: &mut Nat<D>, vms: &mut VmTable, held: bool) {
         let slots = match self.what {
             Captured::Flow { slot, generation } => {
-                let entry = core.flows.entry(slot);
+                let entry = nat.flows.entry(slot);
                 let same = entry.is_some_and(|entry| entry.generation == generation);
                 if same { vec![slot] } else { Vec::new() }
             }
-            Captured::Vm { row } => core.flows.slots_of(row).to_vec(),
+            Captured::Vm { row } => nat.flows.slots_of(row).to_vec(),
         };
         for slot in slots {
-            core.flows.capture(&mut core.datapath, slot, held);
+            nat.flows.capture(&mut nat.datapath, slot, held);
         }
         if let Captured::Vm { row } = self.what {
-            core.capture_new_flows(row, held);
+            vms.capture_new_flows(row, held);
         }
     }
 
-    fn is_over<D: Datapath>(&self, core: &Core<D>, now_ns: u64) -> bool {
+    fn is_over(&self, flows: &Flows, vms: &VmTable, now_ns: u64) -> bool {
         let gone = match self.what {
             Captured::Flow { slot, generation } => {
-                let entry = core.flows.entry(slot);
+                let entry = flows.entry(slot);
                 entry.is_none_or(|entry| entry.generation != generation)
             }
-            Captured::Vm { row } => core.vm(row).is_none(),
+            Captured::Vm { row } => vms.get(row).is_none(),
         };
         gone || self.left == Some(0) || self.until_ns.is_some_and(|until| now_ns >= until)
     }
@@ -394,25 +405,25 @@ impl Capture {
 }
 
 /// Returns the flow of a packet on the guest's link.
-fn flow_of<D: Datapath>(core: &Core<D>, frame: &Frame<'_>, way: Direction) -> Option<u32> {
+fn flow_of(flows: &Flows, frame: &Frame<'_>, direction: Direction) -> Option<u32> {
     if frame.ethertype != ETHERTYPE_IPV4 {
         return None;
     }
     let packet = Packet::parse(Ipv4::parse(frame.l3).ok()?).ok()?;
-    core.flows.by_guest(&packet.tuple(frame.header.id, way)?)
+    flows.by_guest(&packet.tuple(frame.header.id, direction)?)
 }
 
 /// Returns the flow of a packet that the kernel will translate and deliver, with the packet.
-fn delivered<'a, D: Datapath>(core: &Core<D>, frame: &Frame<'a>) -> Option<(u32, Packet<'a>)> {
+fn delivered<'a>(flows: &Flows, frame: &Frame<'a>) -> Option<(u32, Packet<'a>)> {
     let packet = Packet::parse(Ipv4::parse(frame.l3).ok()?).ok()?;
     let tuple = packet.tuple(Tuple::WORLD, Direction::Rx)?;
-    Some((core.flows.by_world(&tuple)?, packet))
+    Some((flows.by_world(&tuple)?, packet))
 }
 
 /// Writes the packet to `copy` as the kernel will deliver it. A checksum that a device was to
 /// complete is completed.
-fn as_delivered<D: Datapath>(
-    core: &Core<D>,
+fn as_delivered(
+    flows: &Flows,
     slot: u32,
     frame: &Frame<'_>,
     packet: &Packet<'_>,
@@ -420,7 +431,7 @@ fn as_delivered<D: Datapath>(
 ) {
     copy.clear();
     copy.extend_from_slice(packet.ip.bytes);
-    let Some(entry) = core.flows.entry(slot) else {
+    let Some(entry) = flows.entry(slot) else {
         return;
     };
     let (old, new) = (packet.ip.destination, entry.guest.local);

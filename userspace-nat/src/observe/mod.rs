@@ -1,8 +1,78 @@
-//! Observation of traffic: captures of flows, and a dump of all frames on the port.
+//! Observers of the port: `--pcap`, and captures of flows. Without an observer a frame costs one
+//! test.
+use std::time::SystemTime;
+
+use crate::{
+    datapath::Datapath,
+    poll::Poller,
+    state::{Nat, VmTable},
+};
+
 pub(crate) mod capture;
 mod pcap;
 pub mod pcapng;
-pub(crate) mod watch;
 
+pub(crate) use self::pcap::PortDump;
+use self::{capture::Captures, pcap::Direction};
 pub use capture::{CaptureRequest, MOST_CAPTURES, NotCaptured};
-pub(crate) use pcap::PortDump;
+
+/// The observers of the port.
+#[derive(Debug, Default)]
+pub(crate) struct Watch {
+    pub(crate) dump: Option<PortDump>,
+    pub(crate) captures: Captures,
+}
+
+impl Watch {
+    /// Whether there is an observer.
+    pub(crate) fn is_on(&self) -> bool {
+        self.dump.is_some() || !self.captures.is_empty()
+    }
+
+    /// Observes a frame that was read from the port.
+    pub(crate) fn read<D: Datapath>(
+        &mut self,
+        nat: &Nat<D>,
+        vms: &VmTable,
+        bytes: &[u8],
+        at: SystemTime,
+    ) {
+        if let Some(dump) = &mut self.dump {
+            dump.add(nat, vms, bytes, Direction::Read, at);
+        }
+        if !self.captures.is_empty() {
+            self.captures.read(&nat.flows, vms, bytes, at);
+        }
+    }
+
+    /// Observes a frame that is written to the port.
+    pub(crate) fn written<D: Datapath>(
+        &mut self,
+        nat: &Nat<D>,
+        vms: &VmTable,
+        bytes: &[u8],
+        at: SystemTime,
+    ) {
+        if let Some(dump) = &mut self.dump {
+            dump.add(nat, vms, bytes, Direction::Written, at);
+        }
+        if !self.captures.is_empty() {
+            self.captures.written(&nat.flows, vms, bytes, at);
+        }
+    }
+
+    /// Writes the observed frames, at the end of a turn.
+    pub(crate) fn work<D: Datapath>(
+        &mut self,
+        nat: &mut Nat<D>,
+        vms: &mut VmTable,
+        poller: &Poller,
+        now_ns: u64,
+        wall: SystemTime,
+    ) {
+        if let Some(dump) = &mut self.dump {
+            dump.flush();
+        }
+        self.captures.work(nat, vms, poller, now_ns, wall);
+    }
+}

@@ -12,14 +12,14 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use slipgate_abi::{Command, Handover, portframe::PortFlags};
+use slipgate_abi::{Command, Handover, VmId, portframe::PortFlags};
 
 use crate::{
     datapath::Datapath,
     observe::pcapng::{Link, Shot, Stream},
     port::Frame,
     record::Output,
-    state::Core,
+    state::{Nat, VmTable},
     stats::Tally,
     vm::VmNet,
 };
@@ -35,7 +35,7 @@ pub(crate) struct PortDump {
 
 /// Direction of a frame on the port.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Way {
+pub(crate) enum Direction {
     /// From the kernel to the engine.
     Read,
     /// From the engine to the kernel.
@@ -66,39 +66,42 @@ impl PortDump {
     /// Adds a frame with all its headers.
     pub(crate) fn add<D: Datapath>(
         &mut self,
-        core: &Core<D>,
+        nat: &Nat<D>,
+        vms: &VmTable,
         bytes: &[u8],
-        way: Way,
+        direction: Direction,
         at: SystemTime,
     ) {
         let Some(frame) = Frame::parse(bytes) else {
             return;
         };
         let code = frame.header.code;
-        let (link, comment) = match way {
-            Way::Read if frame.header.flags & PortFlags::FROM_UPLINK != 0 => {
+        let (link, comment) = match direction {
+            Direction::Read if frame.header.flags & PortFlags::FROM_UPLINK != 0 => {
                 (Link::Uplink, handover(code))
             }
-            Way::Read => (Link::Guest, handover(code)),
-            Way::Written => command(code),
+            Direction::Read => (Link::Guest, handover(code)),
+            Direction::Written => command(code),
         };
-        let vm = core.vm(frame.header.vm_row).map(|vm| &vm.net);
+        let vm = vms.get(frame.header.row()).map(|vm| &vm.net);
         let shot = Shot {
-            vm: vm.map_or(0, |vm| vm.id),
+            vm: vm.map_or(VmId::NONE, |vm| vm.id),
             name: vm.map_or("?", |vm| &vm.name),
             link,
             macs: vm.map_or_else(Default::default, |vm| match link {
-                Link::Guest => guest_macs(vm, way == Way::Written && comment == TO_GUEST),
+                Link::Guest => {
+                    guest_macs(vm, direction == Direction::Written && comment == TO_GUEST)
+                }
                 Link::Uplink => Default::default(),
             }),
             ethertype: frame.ethertype,
             l3: frame.l3,
-            inbound: way == Way::Read,
+            inbound: direction == Direction::Read,
             at,
             comment,
         };
         if !self.stream.add(&shot) {
-            let stats = vm.map_or_else(|| core.nobody(), |vm| vm.stats);
+            let stats = vm.map_or_else(|| nat.datapath.nobody(), |vm| vm.stats);
             stats.tally(Tally::PcapLost, 1);
         }
     }

@@ -16,6 +16,8 @@ use std::{
     time::{Duration, SystemTime},
 };
 
+use slipgate_abi::VmId;
+
 use hashbrown::HashMap;
 use pcap_file::{
     DataLink, Endianness,
@@ -52,7 +54,7 @@ pub enum Link {
 #[derive(Clone, Copy, Debug)]
 pub struct Shot<'a> {
     /// Id of the VM.
-    pub vm: u32,
+    pub vm: VmId,
     /// Name of the VM.
     pub name: &'a str,
     /// Link on which the packet is shown.
@@ -77,7 +79,7 @@ pub struct Stream {
     /// Number of bytes at the start of the buffer that were written.
     written: usize,
     most: usize,
-    interfaces: HashMap<(u32, Link), u32>,
+    interfaces: HashMap<(VmId, Link), u32>,
     frame: Vec<u8>,
     packets: u64,
     lost: u64,
@@ -204,11 +206,11 @@ impl Stream {
     }
 
     /// Describes a link even if it never has a packet: readers refuse a file without any interface.
-    pub fn describe(&mut self, vm: u32, name: &str, link: Link) {
+    pub fn describe(&mut self, vm: VmId, name: &str, link: Link) {
         self.interface(vm, name, link);
     }
 
-    fn interface(&mut self, vm: u32, name: &str, link: Link) -> u32 {
+    fn interface(&mut self, vm: VmId, name: &str, link: Link) -> u32 {
         let number = self.interfaces.len() as u32;
         let key = (vm, link);
         if let Some(known) = self.interfaces.get(&key) {

@@ -1,10 +1,11 @@
 use pcap_file::pcapng::{Block, PcapNgReader};
+use slipgate_abi::VmId;
 
 use super::*;
 
 const AT: Duration = Duration::new(1_700_000_000, 123_456_789);
 
-fn shot<'a>(vm: u32, l3: &'a [u8]) -> Shot<'a> {
+fn shot<'a>(vm: VmId, l3: &'a [u8]) -> Shot<'a> {
     Shot {
         vm,
         name: "a",
@@ -39,15 +40,15 @@ fn packets(bytes: &[u8]) -> Vec<EnhancedPacketBlock<'static>> {
 #[test]
 fn what_is_added_is_read_back() {
     let mut stream = Stream::new(1 << 20);
-    assert!(stream.add(&shot(1, &[0x45; 61])));
+    assert!(stream.add(&shot(VmId::new(1), &[0x45; 61])));
     let uplink = Shot {
         link: Link::Uplink,
         inbound: false,
         comment: "",
-        ..shot(1, &[0x45; 20])
+        ..shot(VmId::new(1), &[0x45; 20])
     };
     assert!(stream.add(&uplink));
-    assert!(stream.add(&shot(1, &[0x46; 30])));
+    assert!(stream.add(&shot(VmId::new(1), &[0x46; 30])));
     stream.end(SystemTime::now());
     let mut out = Vec::new();
     stream
@@ -94,7 +95,7 @@ fn what_finds_no_room_is_lost_and_counted_and_nothing_tears() {
     let mut stream = Stream::new(4_096);
     let mut taken = 0;
     for _ in 0..100 {
-        taken += u64::from(stream.add(&shot(1, &[0x45; 400])));
+        taken += u64::from(stream.add(&shot(VmId::new(1), &[0x45; 400])));
     }
     assert!((4..=8).contains(&taken), "{taken}");
     assert_eq!(stream.counts(), (taken, 100 - taken));
@@ -118,7 +119,7 @@ fn what_finds_no_room_is_lost_and_counted_and_nothing_tears() {
             .drain(|_| Err(io::ErrorKind::StorageFull.into()))
             .is_err()
     );
-    assert!(stream.add(&shot(1, &[0x47; 50])));
+    assert!(stream.add(&shot(VmId::new(1), &[0x47; 50])));
     let mut all = |bytes: &[u8]| {
         out.extend_from_slice(bytes);
         Ok(bytes.len())
@@ -126,7 +127,7 @@ fn what_finds_no_room_is_lost_and_counted_and_nothing_tears() {
     stream.drain(&mut all).unwrap();
     // Another file begins on its own.
     stream.begin_section();
-    assert!(stream.add(&shot(1, &[0x48; 50])));
+    assert!(stream.add(&shot(VmId::new(1), &[0x48; 50])));
     let mut second = Vec::new();
     stream
         .drain(|bytes| {
@@ -144,7 +145,7 @@ fn what_finds_no_room_is_lost_and_counted_and_nothing_tears() {
 #[test]
 fn a_link_is_described_once_though_no_packet_comes() {
     let mut stream = Stream::new(1 << 20);
-    stream.describe(1, "a", Link::Guest);
+    stream.describe(VmId::new(1), "a", Link::Guest);
     let interfaces = |stream: &mut Stream| {
         let mut out = Vec::new();
         let all = |bytes: &[u8]| {
@@ -155,7 +156,7 @@ fn a_link_is_described_once_though_no_packet_comes() {
         out
     };
     let mut bytes = interfaces(&mut stream);
-    assert!(stream.add(&shot(1, &[0x45; 61])));
+    assert!(stream.add(&shot(VmId::new(1), &[0x45; 61])));
     stream.end(SystemTime::now());
     bytes.extend(interfaces(&mut stream));
     let is_interface = |block: &&Block<'_>| matches!(block, Block::InterfaceDescription(_));

@@ -61,15 +61,12 @@ pub fn tcp(out: &mut Vec<u8>, source: Ip4, destination: Ip4, segment: Segment) {
     });
 }
 
-/// Builds an ICMP error in IPv4 that quotes the beginning of `offender`. `rest`: the header's
-/// second word (the next-hop MTU of "fragmentation needed").
+/// Builds an ICMP error in IPv4 that quotes the beginning of `offender`. The header has type, code
+/// and second word (the next-hop MTU of "fragmentation needed").
 pub fn icmp_error(
     out: &mut Vec<u8>,
-    source: Ip4,
-    destination: Ip4,
-    kind: u8,
-    code: u8,
-    rest: u32,
+    (source, destination): (Ip4, Ip4),
+    (kind, code, rest): (u8, u8, u32),
     offender: &[u8],
 ) {
     ipv4(out, source, destination, 1, |out| {

@@ -28,11 +28,12 @@ use crate::{
     datapath::Datapath,
     packet::{Packet, Transport, build::Segment, icmp::Unreachable},
     packet_path::Finish,
+    port::{Outbox, Side},
     reply::{IcmpError, reset_for},
-    state::{Core, VmState},
+    state::{Nat, VmState, VmTable},
 };
 
-impl<D: Datapath> Core<D> {
+impl<D: Datapath> Nat<D> {
     /// Whether the flow is a connection of which the guest would answer a probe.
     pub(crate) fn may_probe(&self, slot: u32) -> bool {
         let live = self.datapath.slot(slot);
@@ -42,9 +43,8 @@ impl<D: Datapath> Core<D> {
     }
 
     /// Probes a guest for a segment of its connection.
-    pub(crate) fn probe(&mut self, slot: u32, now_ns: u64) {
+    pub(crate) fn probe(&self, vms: &mut VmTable, slot: u32, out: &mut Outbox, now_ns: u64) {
         let live = self.datapath.slot(slot);
-        let (row, id) = (live.vm_row() as u16, live.vm());
         let tuple = live.guest_tuple();
         // The peer's first number precedes all that may come. If the guest opened the connection it
         // is not known, and any will do: a segment within the window is answered because of its
@@ -61,24 +61,24 @@ impl<D: Datapath> Core<D> {
             acknowledgement,
             flags: Flags::ACK,
         };
-        let Some(mut vm) = self.take_vm(row, id) else {
-            return;
-        };
-        vm.cut_answers
-            .segment_to_guest(&vm.net, tuple.remote, segment, &mut self.out, now_ns);
-        self.put_vm(vm);
+        let vm = vms.get_mut(live.row());
+        if let Some(vm) = vm.filter(|vm| vm.net.id == live.id()) {
+            let (to, addresses) = (Side::Guest, (tuple.remote, tuple.local));
+            vm.cut_answers
+                .segment(&vm.net, to, addresses, segment, out, now_ns);
+        }
     }
 
     /// Handles a guest's packet of a flow that was cut.
-    pub(crate) fn guest_sent_to_cut(
+    pub(super) fn guest_sent_to_cut(
         &mut self,
         vm: &mut VmState,
         packet: &Packet<'_>,
         slot: u32,
+        out: &mut Outbox,
         now_ns: u64,
     ) -> Finish {
         if let Transport::Tcp(tcp) = packet.transport {
-            let out = &mut self.out;
             vm.cut_answers.reset(&vm.net, packet, out, now_ns);
             // An inspected connection was ended by its session, or stays silent: the guest's
             // sequence number would carry information to a server to which nothing may be sent.
@@ -93,29 +93,30 @@ impl<D: Datapath> Core<D> {
                     acknowledgement: 0,
                     flags: Flags::RST,
                 };
-                self.tell_peer(vm, slot, on, now_ns);
+                self.reset_peer(vm, slot, on, out, now_ns);
             }
         } else {
             let error = IcmpError::Unreachable(Unreachable::Prohibited);
             vm.answers
-                .icmp_to_guest(&vm.net, packet, error, &mut self.out, now_ns);
+                .icmp(&vm.net, Side::Guest, packet, error, out, now_ns);
         }
         Finish::Drop(DropReason::Denied)
     }
 
     /// Handles a packet from the world of a flow that was cut.
-    pub(crate) fn world_sent_to_cut(
+    pub(super) fn world_sent_to_cut(
         &mut self,
         vm: &mut VmState,
         packet: &Packet<'_>,
         slot: u32,
+        out: &mut Outbox,
         now_ns: u64,
     ) -> Finish {
         if let Transport::Tcp(tcp) = packet.transport
             && let Some(back) = reset_for(&tcp)
             && let Some(entry) = self.flows.entry(slot).copied()
         {
-            self.tell_peer(vm, slot, back, now_ns);
+            self.reset_peer(vm, slot, back, out, now_ns);
             let on = Segment {
                 source: tcp.source,
                 destination: entry.guest.local_port,
@@ -123,21 +124,27 @@ impl<D: Datapath> Core<D> {
                 acknowledgement: 0,
                 flags: Flags::RST,
             };
-            let out = &mut self.out;
+            let addresses = (entry.guest.remote, entry.guest.local);
             vm.cut_answers
-                .segment_to_guest(&vm.net, entry.guest.remote, on, out, now_ns);
+                .segment(&vm.net, Side::Guest, addresses, on, out, now_ns);
         }
         Finish::Drop(DropReason::Denied)
     }
 
-    fn tell_peer(&mut self, vm: &mut VmState, slot: u32, segment: Segment, now_ns: u64) {
+    fn reset_peer(
+        &mut self,
+        vm: &mut VmState,
+        slot: u32,
+        segment: Segment,
+        out: &mut Outbox,
+        now_ns: u64,
+    ) {
         let Some(entry) = self.flows.entry(slot).copied() else {
             return;
         };
-        let exit = self.exit_of(slot);
-        let (from, to) = (entry.nat, entry.guest.remote);
-        let out = &mut self.out;
+        let to = Side::World(self.exit_of(slot));
+        let addresses = (entry.nat, entry.guest.remote);
         vm.cut_answers
-            .segment_to_world(&vm.net, from, to, segment, exit, out, now_ns);
+            .segment(&vm.net, to, addresses, segment, out, now_ns);
     }
 }

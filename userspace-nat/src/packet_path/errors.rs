@@ -4,168 +4,113 @@ use slipgate_abi::{Direction, DropReason, Tuple};
 use crate::{
     datapath::Datapath,
     icmp::{self, Quoted, Untranslatable},
+    inspection::sessions::Inspected,
     packet::{
         Packet,
         ipv4::{self, End},
     },
-    packet_path::{Disposition, Finish},
-    port::{ETHERTYPE_IPV4, Exit, VirtioNetHdr, single},
+    port::{Outbox, Side, VirtioNetHdr},
     reply::IcmpError,
-    state::{Core, VmState},
+    state::{Nat, Outgoing, VmState},
 };
 
-impl<D: Datapath> Core<D> {
+impl<D: Datapath> Nat<D> {
     /// Translates an error from the world about a packet of a guest.
-    pub(crate) fn icmp_from_world(
-        &mut self,
+    ///
+    /// # Errors
+    /// Returns the reason for which the error is dropped.
+    pub(super) fn icmp_from_world(
+        &self,
+        inspected: &mut Inspected,
         vm: &VmState,
-        vnet: VirtioNetHdr,
-        packet: Packet<'_>,
+        (vnet, packet): (VirtioNetHdr, Packet<'_>),
+        out: &mut Outgoing,
         now_ns: u64,
-    ) -> Finish {
-        let quoted = match Quoted::parse(&packet.ip, !vnet.needs_csum()) {
-            Ok(quoted) => quoted,
-            Err(error) => return Finish::Drop(reason(error)),
-        };
-        let Some(slot) = self.flows.by_world(&quoted.tuple_as_sent(Tuple::WORLD)) else {
-            return Finish::Drop(DropReason::NoFlow);
-        };
-        let Some(entry) = self.flows.entry(slot).copied() else {
-            return Finish::Drop(DropReason::NoFlow);
-        };
-        if entry.guest.scope != vm.net.id || packet.ip.destination != entry.nat {
-            return Finish::Drop(DropReason::NoFlow);
+    ) -> Result<(), DropReason> {
+        let quoted = Quoted::parse(&packet.ip, !vnet.needs_csum()).map_err(reason)?;
+        let slot = self.flows.by_world(&quoted.tuple_as_sent(Tuple::WORLD));
+        let slot = slot.ok_or(DropReason::NoFlow)?;
+        let entry = self.flows.entry(slot).ok_or(DropReason::NoFlow)?;
+        if entry.guest.scope != vm.net.id.get() || packet.ip.destination != entry.nat {
+            return Err(DropReason::NoFlow);
         }
         if self.flows.is_cut(slot) {
-            return Finish::Drop(DropReason::Denied);
+            return Err(DropReason::Denied);
         }
         if packet.ip.ttl <= 1 {
-            return Finish::Drop(DropReason::TtlExpired);
+            return Err(DropReason::TtlExpired);
         }
         if let Some(mtu) = icmp::next_hop_mtu(packet.ip.payload()) {
-            self.inspected.path_carries(slot, entry.generation, mtu);
+            inspected.path_carries(slot, entry.generation, mtu);
         }
-        let copy = self.copy(&packet);
+        let copy = out.copy(&packet);
         icmp::translate(copy, End::Source, entry.guest.local, entry.guest.local_port);
         ipv4::decrement_ttl(copy);
-        let charged = single(self.scratch.len());
-        if let Err(reason) = self.may_carry(&vm.net, Direction::Rx, charged, now_ns) {
-            return Finish::Drop(reason);
-        }
-        let sent = self.out.to_guest(
-            &vm.net,
-            ETHERTYPE_IPV4,
-            VirtioNetHdr::default(),
-            &self.scratch,
-        );
-        sent_or_busy(sent)
+        out.send(&self.datapath, &vm.net, Side::Guest, now_ns)
     }
 
     /// Translates a guest's error about a packet that was delivered to it.
-    pub(crate) fn icmp_from_guest(
+    ///
+    /// # Errors
+    /// Returns the reason for which the error is dropped.
+    pub(super) fn icmp_from_guest(
         &mut self,
+        inspected: &Inspected,
         vm: &VmState,
-        vnet: VirtioNetHdr,
-        packet: Packet<'_>,
+        (vnet, packet): (VirtioNetHdr, Packet<'_>),
+        out: &mut Outgoing,
         now_ns: u64,
-    ) -> Finish {
-        let quoted = match Quoted::parse(&packet.ip, !vnet.needs_csum()) {
-            Ok(quoted) => quoted,
-            Err(error) => return Finish::Drop(reason(error)),
-        };
+    ) -> Result<(), DropReason> {
+        let quoted = Quoted::parse(&packet.ip, !vnet.needs_csum()).map_err(reason)?;
         // The error goes to the sender of the packet it is about, and nowhere else (RFC 5508
         // REQ-5).
         if packet.ip.destination != quoted.source {
-            return Finish::Drop(DropReason::NoFlow);
+            return Err(DropReason::NoFlow);
         }
-        let Some(slot) = self.flows.by_guest(&quoted.tuple_as_received(vm.net.id)) else {
-            return Finish::Drop(DropReason::NoFlow);
-        };
-        let Some(entry) = self.flows.entry(slot).copied() else {
-            return Finish::Drop(DropReason::NoFlow);
-        };
+        let slot = self
+            .flows
+            .by_guest(&quoted.tuple_as_received(vm.net.id.get()));
+        let slot = slot.ok_or(DropReason::NoFlow)?;
+        let entry = *self.flows.entry(slot).ok_or(DropReason::NoFlow)?;
         // An error can carry arbitrary data, past the inspection of the flow's own packets.
         if self.flows.is_cut(slot) {
-            return Finish::Drop(DropReason::Denied);
+            return Err(DropReason::Denied);
         }
         let is_held = entry.is_held();
-        if is_held && !self.inspected.is_let_in(slot, entry.generation) {
-            return Finish::Drop(DropReason::Refused);
+        if is_held && !inspected.is_admitted(slot, entry.generation) {
+            return Err(DropReason::Refused);
         }
         if packet.ip.ttl <= 1 {
-            return Finish::Drop(DropReason::TtlExpired);
+            return Err(DropReason::TtlExpired);
         }
         let exit = self.exit_of(slot);
-        self.copy(&packet);
+        let copy = out.copy(&packet);
         let most = if is_held {
             icmp::Quote::Least
         } else {
             icmp::Quote::Most
         };
-        icmp::shorten(&mut self.scratch, most);
-        let copy = &mut self.scratch;
+        icmp::shorten(copy, most);
         icmp::translate(copy, End::Destination, entry.nat, entry.nat_port);
         ipv4::decrement_ttl(copy);
-        let charged = single(self.scratch.len());
-        if let Err(reason) = self.may_carry(&vm.net, Direction::Tx, charged, now_ns) {
-            return Finish::Drop(reason);
-        }
-        let sent = self
-            .out
-            .emit(&vm.net, exit, VirtioNetHdr::default(), &self.scratch);
-        sent_or_busy(sent)
+        out.send(&self.datapath, &vm.net, Side::World(exit), now_ns)
     }
 
     /// Sends a peer an error about its packet to a flow of this VM.
-    pub(crate) fn tell_world(
+    pub(super) fn icmp_to_world(
         &mut self,
         vm: &mut VmState,
         packet: &Packet<'_>,
         error: IcmpError,
+        out: &mut Outbox,
         now_ns: u64,
     ) {
         let tuple = packet.tuple(Tuple::WORLD, Direction::Rx);
         let Some(slot) = tuple.and_then(|t| self.flows.by_world(&t)) else {
             return;
         };
-        let exit = self.exit_of(slot);
-        let out = &mut self.out;
-        vm.answers
-            .icmp_to_world(&vm.net, packet, error, exit, out, now_ns);
-    }
-
-    /// Returns the next hop or link by which a flow leaves. A next hop is requested again if there
-    /// was none at the flow's admission.
-    pub(crate) fn exit_of(&mut self, slot: u32) -> Exit {
-        use std::sync::atomic::Ordering::Relaxed;
-        let live = self.datapath.slot(slot);
-        let next_hop = live.next_hop().load(Relaxed);
-        if next_hop != 0 {
-            return Exit::NextHop(next_hop);
-        }
-        let mut uplink = live.uplink_ifindex();
-        if let Some((hop, _)) = self.routes.lookup(live.remote().into()).hop() {
-            let index = self.next_hop(hop, live.remote());
-            if index != 0 {
-                return Exit::NextHop(index);
-            }
-            uplink = hop.ifindex;
-        }
-        Exit::Uplink(uplink)
-    }
-
-    /// Copies a packet to the scratch buffer, to be changed there.
-    pub(crate) fn copy(&mut self, packet: &Packet<'_>) -> &mut [u8] {
-        self.scratch.clear();
-        self.scratch.extend_from_slice(packet.ip.bytes);
-        &mut self.scratch
-    }
-}
-
-pub(crate) fn sent_or_busy(sent: Result<(), crate::port::OutboxFull>) -> Finish {
-    match sent {
-        Ok(()) => Finish::Dispose(Disposition::Consumed),
-        Err(_) => Finish::Drop(DropReason::EngineBusy),
+        let to = Side::World(self.exit_of(slot));
+        vm.answers.icmp(&vm.net, to, packet, error, out, now_ns);
     }
 }
 

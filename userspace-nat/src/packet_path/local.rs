@@ -1,10 +1,10 @@
 //! Packets to the guest's own network: the gateway's echo, relays, refusals.
 use std::net::SocketAddrV4;
 
-use slipgate_abi::{Direction, DropReason, segment::Segments};
+use slipgate_abi::{Direction, DropReason, VmId};
 
 use crate::{
-    context::Context,
+    admission::admit_to_loopback,
     datagram::Datagram,
     datapath::Datapath,
     packet::{
@@ -13,13 +13,12 @@ use crate::{
         transport::UDP_HEADER_LEN,
     },
     packet_path::{Disposition, Finish, Job},
+    poll::Context,
     port::{VirtioNetHdr, single},
-    relay::{Opening, Taken},
-    reply::IcmpError,
+    relay::{Opening, Relay, Taken},
     services::Services,
     state::{Core, VmState},
     stats::Tally,
-    vm::VmNet,
 };
 
 /// Reason in records for a relayed connection beyond the limit.
@@ -31,14 +30,14 @@ impl<D: Datapath> Core<D> {
         &mut self,
         vm: &mut VmState,
         job: Job<'_>,
-        services: &mut impl Services,
+        services: &mut Services,
         now_ns: u64,
     ) -> Finish {
         let packet = job.packet;
         let to = packet.ip.destination.into();
         let ours = vm.net.is_ours(to);
-        let relayed = ours || self.leads_to_loopback(&vm.net, to);
-        let out = &mut self.out;
+        let relayed = ours || self.rules.leads_to_loopback(&vm.net, to);
+        let out = &mut self.out.queue;
         match packet.transport {
             Transport::Icmp(icmp) if ours && icmp.kind == ECHO_REQUEST => {
                 if !vm.answers.echo(&vm.net, &packet, out, now_ns) {
@@ -50,14 +49,9 @@ impl<D: Datapath> Core<D> {
             Transport::Tcp(_) | Transport::Udp(_) if relayed => {
                 self.relay(vm, job, services, now_ns)
             }
-            Transport::Tcp(_) => {
-                vm.answers.reset(&vm.net, &packet, out, now_ns);
-                Finish::Drop(DropReason::ServiceReject)
-            }
             _ => {
-                let error = IcmpError::Unreachable(Unreachable::Host);
-                vm.answers
-                    .icmp_to_guest(&vm.net, &packet, error, out, now_ns);
+                let code = Unreachable::Host;
+                vm.answers.refuse(&vm.net, &packet, code, out, now_ns);
                 Finish::Drop(DropReason::ServiceReject)
             }
         }
@@ -68,16 +62,26 @@ impl<D: Datapath> Core<D> {
         &mut self,
         vm: &mut VmState,
         job: Job<'_>,
-        services: &mut impl Services,
+        services: &mut Services,
         now_ns: u64,
     ) -> Finish {
         let packet = job.packet;
-        let mut taken = self.offer(vm, job, services, None, now_ns);
+        let relay = &mut services.relay;
+        let cx = &mut Context::new(now_ns, &mut self.out.queue, job.poller);
+        let mut taken = offer(relay, vm.net.id, &job, None, cx);
         if taken == Taken::No
-            && let Some(admitted) = self.admit_to_loopback(vm, &packet, now_ns)
+            && let Some(admitted) = admit_to_loopback(
+                &mut self.nat,
+                &self.rules,
+                &mut self.inspected,
+                &mut self.journal,
+                vm,
+                &packet,
+                now_ns,
+            )
         {
             taken = match admitted {
-                Ok(opening) => self.offer(vm, job, services, Some(&opening), now_ns),
+                Ok(opening) => offer(relay, vm.net.id, &job, Some(&opening), cx),
                 Err(refusal) => return self.refused(vm, &packet, refusal, now_ns),
             };
         }
@@ -88,73 +92,46 @@ impl<D: Datapath> Core<D> {
             Taken::OverLimit => (DropReason::OverRate, Unreachable::Prohibited),
         };
         if reason == DropReason::OverRate
-            && let Some(tuple) = packet.tuple(vm.net.id, Direction::Tx)
+            && let Some(tuple) = packet.tuple(vm.net.id.get(), Direction::Tx)
         {
-            self.refusals
-                .note(vm.net.id, RELAY_LIMIT, None, &tuple, now_ns);
+            let refusals = &mut self.journal.refusals;
+            refusals.note(vm.net.id, RELAY_LIMIT, None, &tuple, now_ns);
         }
-        let out = &mut self.out;
-        match packet.transport {
-            Transport::Tcp(_) => vm.answers.reset(&vm.net, &packet, out, now_ns),
-            _ => {
-                let error = IcmpError::Unreachable(code);
-                vm.answers
-                    .icmp_to_guest(&vm.net, &packet, error, out, now_ns)
-            }
-        };
+        let out = &mut self.out.queue;
+        vm.answers.refuse(&vm.net, &packet, code, out, now_ns);
         Finish::Drop(reason)
-    }
-
-    /// Offers a packet to the relay; with an opening, a packet that may open a connection. Of a
-    /// frame with several datagrams each is offered.
-    fn offer(
-        &mut self,
-        vm: &VmState,
-        job: Job<'_>,
-        services: &mut impl Services,
-        opening: Option<&Opening>,
-        now_ns: u64,
-    ) -> Taken {
-        let cx = &mut Context {
-            now_ns,
-            out: &mut self.out,
-            poller: job.poller,
-        };
-        let Job { frame, packet, .. } = job;
-        let segments = packet.segments(frame.vnet);
-        let offer = |services: &mut _, packet: &[u8], segments, opening, cx: &mut Context<'_>| {
-            offer_one(services, &vm.net, packet, segments, opening, cx)
-        };
-        let Some(datagrams) = datagrams(&job) else {
-            return offer(services, packet.ip.bytes, segments, opening, cx);
-        };
-        let (mut first, mut opening) = (true, opening);
-        for datagram in datagrams {
-            let bytes = datagram.emit();
-            let taken = offer(services, &bytes, single(bytes.len()), opening, cx);
-            if taken != Taken::Yes {
-                // A later datagram is lost, as any datagram may be.
-                return if first { taken } else { Taken::Yes };
-            }
-            // The first one has opened the connection for the others.
-            (first, opening) = (false, None);
-        }
-        Taken::Yes
     }
 }
 
-fn offer_one(
-    services: &mut impl Services,
-    vm: &VmNet,
-    packet: &[u8],
-    segments: Segments,
-    opening: Option<&Opening>,
+/// Offers a packet of a VM to the relay; with an opening, a packet that may open a connection. Of a
+/// frame with several datagrams each is offered.
+fn offer(
+    relay: &mut Relay,
+    vm: VmId,
+    job: &Job<'_>,
+    mut opening: Option<&Opening>,
     cx: &mut Context<'_>,
 ) -> Taken {
-    match opening {
-        None => services.relay(vm, packet, segments, cx),
-        Some(opening) => services.open_loopback(vm, packet, segments, opening, cx),
+    let mut offer_one = |packet: &[u8], segments, opening| match opening {
+        None => relay.packet(vm, packet, segments, cx),
+        Some(opening) => relay.open_loopback(vm, packet, segments, opening, cx),
+    };
+    let Job { frame, packet, .. } = job;
+    let Some(datagrams) = datagrams(job) else {
+        return offer_one(packet.ip.bytes, packet.segments(frame.vnet), opening);
+    };
+    let mut first = true;
+    for datagram in datagrams {
+        let bytes = datagram.emit();
+        let taken = offer_one(&bytes, single(bytes.len()), opening);
+        if taken != Taken::Yes {
+            // A later datagram is lost, as any datagram may be.
+            return if first { taken } else { Taken::Yes };
+        }
+        // The first one has opened the connection for the others.
+        (first, opening) = (false, None);
     }
+    Taken::Yes
 }
 
 /// Returns the datagrams of a GSO frame; `None` for other frames.

@@ -3,108 +3,65 @@
 //! Every frame ends in exactly one [`Disposition`], and is counted there: sent back to the kernel
 //! (which counts it in its flow), dropped for a reason, or consumed by a service.
 use slipgate_abi::{
-    Command, Direction, DropReason, Handover, PortHeader, Refusal,
-    portframe::PortFlags,
-    segment::{self, Segments},
+    Command, Direction, DropReason, Handover, PortHeader, Refusal, VmId, portframe::PortFlags,
+    segment::Segments,
 };
 
 use crate::{
-    admission::Admission,
-    context::Context,
+    admission::{Admission, admit_outbound, inbound::admit_inbound},
     datapath::Datapath,
     mss,
     packet::{Ipv4, Packet, Transport, icmp::Unreachable},
     packet_path::{
         change::{Change, Changed},
-        unread::{Unread, read},
+        job::{Unread, read},
     },
-    poll::Poller,
-    port::{Frame, L3_AT, PORT_HEADER_AT, VirtioNetHdr, single},
+    poll::{Context, Poller},
+    port::{Frame, L3_AT, PORT_HEADER_AT, Side, command, single},
     reply::IcmpError,
-    services::Services,
-    state::{Core, VmState},
+    services::{self, Services},
+    state::{Core, Nat, VmState, credits::take_in},
     stats::{Tally, Traffic},
 };
 use slipgate_policy::DNS_PORT;
 
+pub use job::Disposition;
+pub(crate) use job::{Finish, Job};
+
 mod change;
 mod cut;
 mod errors;
-mod find_guests;
 mod inspected;
+mod job;
 mod local;
 mod oversize;
-mod rates;
-mod segments;
-mod unread;
-
-/// Result of handling a frame.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Disposition {
-    /// The header was rewritten, and the frame is to be written to the port.
-    Send,
-    /// The frame was dropped and counted.
-    Dropped(DropReason),
-    /// A service or the engine consumed the frame.
-    Consumed,
-}
 
 /// UDP port of a DHCP server.
 const DHCP_PORT: u16 = 67;
-
-/// A parsed frame, with its packet.
-#[derive(Clone, Copy)]
-pub(crate) struct Job<'a> {
-    pub(crate) frame: Frame<'a>,
-    pub(crate) packet: Packet<'a>,
-    pub(crate) poller: &'a Poller,
-}
-
-impl Job<'_> {
-    /// Returns the size of the largest packet that the frame becomes, bytes.
-    fn largest(&self) -> u32 {
-        let vnet = self.frame.vnet;
-        let gso_size = if vnet.gso_type == VirtioNetHdr::GSO_NONE {
-            0
-        } else {
-            vnet.gso_size
-        };
-        segment::largest_packet(
-            self.packet.ip.bytes.len() as u32,
-            self.packet.headers_len() as u32,
-            u32::from(gso_size),
-        )
-    }
-}
-
-/// Result of handling a packet, applied to the frame's bytes once the packet's views are dropped.
-pub(crate) enum Finish {
-    Dispose(Disposition),
-    Drop(DropReason),
-    Command {
-        code: Command,
-        change: Option<Change>,
-    },
-}
 
 impl<D: Datapath> Core<D> {
     /// Handles one frame from the port. Returns what was done with it.
     pub(crate) fn handle(
         &mut self,
         bytes: &mut [u8],
-        services: &mut impl Services,
+        services: &mut Services,
         poller: &Poller,
         now_ns: u64,
     ) -> Disposition {
         let Some(frame) = Frame::parse(bytes) else {
             let len = bytes.len().saturating_sub(L3_AT);
-            self.nobody().dropped(DropReason::BadCommand, single(len));
+            self.nat
+                .datapath
+                .nobody()
+                .dropped(DropReason::BadCommand, single(len));
             return Disposition::Dropped(DropReason::BadCommand);
         };
-        let PortHeader { vm_row, id, .. } = frame.header;
-        self.take_in(&frame);
-        let Some(mut vm) = self.take_vm(vm_row, id) else {
-            self.nobody()
+        let (row, id) = (frame.header.row(), VmId::new(frame.header.id));
+        take_in(&self.nat.datapath, &frame);
+        let Some(mut vm) = self.vms.take(row, id) else {
+            self.nat
+                .datapath
+                .nobody()
                 .dropped(DropReason::StaleVm, single(frame.l3.len()));
             return Disposition::Dropped(DropReason::StaleVm);
         };
@@ -116,12 +73,7 @@ impl<D: Datapath> Core<D> {
                 Disposition::Dropped(reason)
             }
             Finish::Command { code, change } => {
-                let header = PortHeader {
-                    code: code as u8,
-                    flags: 0,
-                    vm_row,
-                    id,
-                };
+                let header = command(code, row, id.get());
                 bytes[PORT_HEADER_AT..PORT_HEADER_AT + PortHeader::LEN]
                     .copy_from_slice(&header.encode());
                 if let Some(change) = change {
@@ -130,7 +82,7 @@ impl<D: Datapath> Core<D> {
                 Disposition::Send
             }
         };
-        self.put_vm(vm);
+        self.vms.put(vm);
         disposition
     }
 
@@ -140,10 +92,11 @@ impl<D: Datapath> Core<D> {
             return;
         };
         let segments: Segments = segments_of(&frame).unwrap_or(single(frame.l3.len()));
-        let row = frame.header.vm_row;
+        let row = frame.header.row();
         let stats = self
-            .vm(row)
-            .map_or_else(|| self.nobody(), |vm| vm.net.stats);
+            .vms
+            .get(row)
+            .map_or_else(|| self.nat.datapath.nobody(), |vm| vm.net.stats);
         stats.dropped(DropReason::PortWrite, segments);
     }
 
@@ -151,7 +104,7 @@ impl<D: Datapath> Core<D> {
         &mut self,
         vm: &mut VmState,
         frame: Frame<'_>,
-        services: &mut impl Services,
+        services: &mut Services,
         poller: &Poller,
         now_ns: u64,
     ) -> (Finish, Segments) {
@@ -166,12 +119,8 @@ impl<D: Datapath> Core<D> {
             Ok(packet) => packet,
             Err(Unread::Arp) if !from_world => {
                 vm.net.stats.traffic(traffic, 1, whole.bytes);
-                let cx = &mut Context {
-                    now_ns,
-                    out: &mut self.out,
-                    poller,
-                };
-                return (done(services.arp(&mut vm.net, frame.l3, cx)), whole);
+                let cx = &mut Context::new(now_ns, &mut self.out.queue, poller);
+                return (done(services::arp(&mut vm.net, frame.l3, cx)), whole);
             }
             Err(unread) => {
                 vm.net.stats.traffic(traffic, 1, whole.bytes);
@@ -182,7 +131,7 @@ impl<D: Datapath> Core<D> {
         vm.net
             .stats
             .traffic(traffic, segments.packets, segments.bytes);
-        vm.loopback_flows = services.loopback_flows(vm.net.id);
+        vm.loopback_flows = services.relay.loopback_flows(vm.net.id);
         let job = Job {
             frame,
             packet,
@@ -200,7 +149,7 @@ impl<D: Datapath> Core<D> {
         &mut self,
         vm: &mut VmState,
         job: Job<'_>,
-        services: &mut impl Services,
+        services: &mut Services,
         now_ns: u64,
     ) -> Finish {
         let Job { frame, packet, .. } = job;
@@ -211,12 +160,8 @@ impl<D: Datapath> Core<D> {
         let group = frame.header.flags & PortFlags::GROUP != 0;
         let to = packet.ip.destination.into();
         if handover == Some(Handover::Dhcp) || is_dhcp(&packet) && (group || vm.net.is_ours(to)) {
-            let cx = &mut Context {
-                now_ns,
-                out: &mut self.out,
-                poller: job.poller,
-            };
-            return done(services.dhcp(&mut vm.net, packet.ip.bytes, cx));
+            let cx = &mut Context::new(now_ns, &mut self.out.queue, job.poller);
+            return done(services::dhcp(&mut vm.net, packet.ip.bytes, cx));
         }
         // The programs check this; a packet that they missed must not become a flow.
         if packet.ip.source != vm.net.guest.into() {
@@ -225,21 +170,18 @@ impl<D: Datapath> Core<D> {
         // Whichever resolver the guest asks: names are looked up by the engine only.
         match packet.transport {
             Transport::Udp(udp) if udp.destination == DNS_PORT => {
-                let cx = &mut Context {
-                    now_ns,
-                    out: &mut self.out,
-                    poller: job.poller,
-                };
-                let answered = services.dns(&vm.net, packet.ip.bytes, cx);
+                let (dns, bytes) = (&mut services.dns, packet.ip.bytes);
+                let answered = dns.query_packet(&vm.net, bytes, job.poller, now_ns);
                 let unheard = match answered {
                     Err(DropReason::OverRate) => Some("dns_rate"),
                     Err(DropReason::EngineBusy) => Some("dns_busy"),
                     _ => None,
                 };
                 if let Some(reason) = unheard
-                    && let Some(tuple) = packet.tuple(vm.net.id, Direction::Tx)
+                    && let Some(tuple) = packet.tuple(vm.net.id.get(), Direction::Tx)
                 {
-                    self.refusals.note(vm.net.id, reason, None, &tuple, now_ns);
+                    let refusals = &mut self.journal.refusals;
+                    refusals.note(vm.net.id, reason, None, &tuple, now_ns);
                 }
                 return done(answered);
             }
@@ -249,7 +191,10 @@ impl<D: Datapath> Core<D> {
             _ => {}
         }
         match handover {
-            Some(Handover::Icmp) => self.icmp_from_guest(vm, frame.vnet, packet, now_ns),
+            Some(Handover::Icmp) => {
+                let (nat, error) = (&mut self.nat, (frame.vnet, packet));
+                done(nat.icmp_from_guest(&self.inspected, vm, error, &mut self.out, now_ns))
+            }
             Some(Handover::TtlExpired) => self.ttl_expired(vm, job, now_ns),
             Some(_) if group => Finish::Drop(DropReason::Group),
             Some(Handover::Local) => self.local(vm, job, services, now_ns),
@@ -269,9 +214,9 @@ impl<D: Datapath> Core<D> {
     /// Drops a packet whose TTL has expired, whether or not it belongs to a flow or would have
     /// opened one.
     fn ttl_expired(&mut self, vm: &mut VmState, job: Job<'_>, now_ns: u64) -> Finish {
-        let (error, out) = (IcmpError::TtlExceeded, &mut self.out);
+        let (error, out) = (IcmpError::TtlExceeded, &mut self.out.queue);
         vm.answers
-            .icmp_to_guest(&vm.net, &job.packet, error, out, now_ns);
+            .icmp(&vm.net, Side::Guest, &job.packet, error, out, now_ns);
         Finish::Drop(DropReason::TtlExpired)
     }
 
@@ -279,12 +224,24 @@ impl<D: Datapath> Core<D> {
         if job.packet.ip.ttl <= 1 {
             return self.ttl_expired(vm, job, now_ns);
         }
-        match self.admit_outbound(vm, &job.packet, now_ns) {
+        let admission = admit_outbound(
+            &mut self.nat,
+            &mut self.rules,
+            &mut self.inspected,
+            &mut self.journal,
+            vm,
+            &job.packet,
+            now_ns,
+        );
+        let out = &mut self.out.queue;
+        match admission {
             Admission::Flow { slot } => self.guest_sent_to_flow(vm, job, slot, now_ns),
-            Admission::Cut { slot } => self.guest_sent_to_cut(vm, &job.packet, slot, now_ns),
+            Admission::Cut { slot } => {
+                self.nat
+                    .guest_sent_to_cut(vm, &job.packet, slot, out, now_ns)
+            }
             Admission::NoFlow => {
-                vm.answers
-                    .reset(&vm.net, &job.packet, &mut self.out, now_ns);
+                vm.answers.reset(&vm.net, &job.packet, out, now_ns);
                 Finish::Drop(DropReason::NoFlow)
             }
             Admission::Refused(refusal) => self.refused(vm, &job.packet, refusal, now_ns),
@@ -300,20 +257,12 @@ impl<D: Datapath> Core<D> {
         now_ns: u64,
     ) -> Finish {
         vm.net.stats.refused(refusal);
-        let out = &mut self.out;
-        let answered = match packet.transport {
-            Transport::Tcp(_) => vm.answers.reset(&vm.net, packet, out, now_ns),
-            _ => {
-                let code = match refusal {
-                    Refusal::NoRoute => Unreachable::Net,
-                    _ => Unreachable::Prohibited,
-                };
-                let error = IcmpError::Unreachable(code);
-                vm.answers
-                    .icmp_to_guest(&vm.net, packet, error, out, now_ns)
-            }
+        let code = match refusal {
+            Refusal::NoRoute => Unreachable::Net,
+            _ => Unreachable::Prohibited,
         };
-        if answered {
+        let out = &mut self.out.queue;
+        if vm.answers.refuse(&vm.net, packet, code, out, now_ns) {
             vm.net.stats.tally(Tally::RefusalAnswered, 1);
         }
         Finish::Drop(DropReason::Refused)
@@ -331,10 +280,11 @@ impl<D: Datapath> Core<D> {
             return finish;
         }
         // The kernel drops a returned packet that is too large: its sender must be informed before.
-        if job.largest() > self.uplink_mtu(slot) {
-            return self.too_big_from_guest(vm, job.frame.vnet, job.packet, slot, now_ns);
+        if job.largest() > self.nat.uplink_mtu(slot) {
+            let (nat, out) = (&mut self.nat, &mut self.out);
+            return done(nat.too_big_from_guest(vm, job, slot, out, now_ns));
         }
-        self.command(vm, job, Command::Forward, slot)
+        return_to_kernel(&self.nat, vm, job, Command::Forward, slot)
     }
 
     /// Handles a packet of a flow from the world.
@@ -349,9 +299,10 @@ impl<D: Datapath> Core<D> {
             return finish;
         }
         if job.largest() > u32::from(vm.net.mtu) {
-            return self.too_big_from_world(vm, job.frame.vnet, job.packet, slot, now_ns);
+            let (nat, out) = (&mut self.nat, &mut self.out);
+            return done(nat.too_big_from_world(vm, job, slot, out, now_ns));
         }
-        self.command(vm, job, Command::Deliver, slot)
+        return_to_kernel(&self.nat, vm, job, Command::Deliver, slot)
     }
 
     fn world_sent(&mut self, vm: &mut VmState, job: Job<'_>, now_ns: u64) -> Finish {
@@ -359,9 +310,15 @@ impl<D: Datapath> Core<D> {
             return Finish::Drop(DropReason::BadTcpFlags);
         }
         match Handover::from_u8(job.frame.header.code) {
-            Some(Handover::Icmp) => self.icmp_from_world(vm, job.frame.vnet, job.packet, now_ns),
+            Some(Handover::Icmp) => {
+                let (inspected, error) = (&mut self.inspected, (job.frame.vnet, job.packet));
+                let (nat, out) = (&self.nat, &mut self.out);
+                done(nat.icmp_from_world(inspected, vm, error, out, now_ns))
+            }
             Some(Handover::TtlExpired) => {
-                self.tell_world(vm, &job.packet, IcmpError::TtlExceeded, now_ns);
+                let (nat, out, error) =
+                    (&mut self.nat, &mut self.out.queue, IcmpError::TtlExceeded);
+                nat.icmp_to_world(vm, &job.packet, error, out, now_ns);
                 Finish::Drop(DropReason::TtlExpired)
             }
             Some(
@@ -371,10 +328,20 @@ impl<D: Datapath> Core<D> {
                 | Handover::Syn
                 | Handover::TooBig,
             ) => {
-                match self.admit_inbound(vm, &job.packet, now_ns) {
+                let admission = admit_inbound(
+                    &mut self.nat,
+                    &self.rules,
+                    &self.forwards,
+                    &mut self.journal,
+                    vm,
+                    &job.packet,
+                    now_ns,
+                );
+                match admission {
                     Admission::Flow { slot } => self.world_sent_to_flow(vm, job, slot, now_ns),
                     Admission::Cut { slot } => {
-                        self.world_sent_to_cut(vm, &job.packet, slot, now_ns)
+                        let (nat, out) = (&mut self.nat, &mut self.out.queue);
+                        nat.world_sent_to_cut(vm, &job.packet, slot, out, now_ns)
                     }
                     // No answer: the world may not learn whether this exists.
                     Admission::NoFlow => Finish::Drop(DropReason::NoFlow),
@@ -389,24 +356,30 @@ impl<D: Datapath> Core<D> {
             }
         }
     }
+}
 
-    /// Returns a packet to the kernel. A SYN's MSS is clamped on the way, and from a guest's packet
-    /// of an inspected connection all is removed that was not inspected.
-    fn command(&self, vm: &VmState, job: Job<'_>, code: Command, slot: u32) -> Finish {
-        let mss = match job.packet.transport {
-            Transport::Tcp(tcp) if tcp.is_opening_syn() => {
-                Some(mss::for_mtu(self.path_mtu(&vm.net, slot)))
-            }
-            _ => None,
-        };
-        let is_held = self.flows.entry(slot).is_some_and(|entry| entry.is_held());
-        let change = match mss {
-            mss if is_held && code == Command::Forward => Change::new(&job, Changed::Known { mss }),
-            Some(most) => Change::new(&job, Changed::Mss(most)),
-            None => None,
-        };
-        Finish::Command { code, change }
-    }
+/// Returns a packet to the kernel. A SYN's MSS is clamped on the way, and from a guest's packet of
+/// an inspected connection all is removed that was not inspected.
+fn return_to_kernel<D: Datapath>(
+    nat: &Nat<D>,
+    vm: &VmState,
+    job: Job<'_>,
+    code: Command,
+    slot: u32,
+) -> Finish {
+    let mss = match job.packet.transport {
+        Transport::Tcp(tcp) if tcp.is_opening_syn() => {
+            Some(mss::for_mtu(nat.path_mtu(&vm.net, slot)))
+        }
+        _ => None,
+    };
+    let is_held = nat.flows.entry(slot).is_some_and(|entry| entry.is_held());
+    let change = match mss {
+        mss if is_held && code == Command::Forward => Change::new(&job, Changed::Known { mss }),
+        Some(most) => Change::new(&job, Changed::Mss(most)),
+        None => None,
+    };
+    Finish::Command { code, change }
 }
 
 fn is_dhcp(packet: &Packet<'_>) -> bool {

@@ -6,174 +6,117 @@
 //! in its flow as one packet, and sends the fragments unchanged: all, or none.
 use std::sync::atomic::Ordering::Relaxed;
 
-use slipgate_abi::{
-    Direction, DropReason, NextHop,
-    segment::{self, Segments},
-};
+use slipgate_abi::{Direction, DropReason, connection, handshake, tcp::TcpBits};
 
 use crate::{
     datapath::Datapath,
     packet::{
         Packet, Transport,
         checksum::{self, Sum},
-        ipv4::{self, End, HEADER_LEN},
+        ipv4::{self, End},
     },
-    packet_path::{Disposition, Finish},
-    port::{ETHERTYPE_IPV4, Exit, VirtioNetHdr},
+    packet_path::Job,
+    port::{Side, VirtioNetHdr},
     reply::IcmpError,
-    route::Route,
-    state::{Core, VmState},
+    state::{Nat, Outgoing, VmState},
 };
 
-impl<D: Datapath> Core<D> {
+impl<D: Datapath> Nat<D> {
     /// Handles a guest's packet of a flow that is larger than the uplink's MTU.
-    pub(crate) fn too_big_from_guest(
+    ///
+    /// # Errors
+    /// Returns the reason for which the packet is dropped.
+    pub(super) fn too_big_from_guest(
         &mut self,
         vm: &mut VmState,
-        vnet: VirtioNetHdr,
-        packet: Packet<'_>,
+        job: Job<'_>,
         slot: u32,
+        out: &mut Outgoing,
         now_ns: u64,
-    ) -> Finish {
-        let mtu = self.uplink_mtu(slot);
+    ) -> Result<(), DropReason> {
+        let (vnet, packet, mtu) = (job.frame.vnet, &job.packet, self.uplink_mtu(slot));
         if packet.ip.dont_fragment || vnet.gso_type != VirtioNetHdr::GSO_NONE {
             let error = IcmpError::TooBig(mtu);
             vm.answers
-                .icmp_to_guest(&vm.net, &packet, error, &mut self.out, now_ns);
-            return Finish::Drop(DropReason::TooBig);
+                .icmp(&vm.net, Side::Guest, packet, error, &mut out.queue, now_ns);
+            return Err(DropReason::TooBig);
         }
-        let Some(entry) = self.flows.entry(slot).copied() else {
-            return Finish::Drop(DropReason::NoFlow);
-        };
-        if self.is_strange(slot, &packet, now_ns) {
-            return Finish::Drop(DropReason::OutOfWindow);
+        let entry = *self.flows.entry(slot).ok_or(DropReason::NoFlow)?;
+        if self.is_strange(slot, packet, now_ns) {
+            return Err(DropReason::OutOfWindow);
         }
-        let exit = self.exit_of(slot);
-        self.copy(&packet);
-        let (source, port) = (entry.nat, entry.nat_port);
-        rewrite(&mut self.scratch, &packet, vnet, End::Source, source, port);
-        self.set_identification();
-        if let Err(reason) = self.send_fragments(vm, Side::World(exit), mtu, now_ns) {
-            return Finish::Drop(reason);
-        }
+        let to = Side::World(self.exit_of(slot));
+        let copy = out.copy(packet);
+        rewrite(copy, packet, vnet, End::Source, (entry.nat, entry.nat_port));
+        out.set_identification();
+        out.send_fragments(&self.datapath, &vm.net, to, mtu, now_ns)?;
         let live = self.datapath.slot(slot);
         live.tx_packets().fetch_add(1, Relaxed);
         live.tx_bytes()
             .fetch_add(packet.ip.bytes.len() as u64, Relaxed);
         live.tx_last_ns().fetch_max(now_ns, Relaxed);
-        self.note_segment(slot, Direction::Tx, &packet, now_ns);
-        Finish::Dispose(Disposition::Consumed)
+        self.note_segment(slot, Direction::Tx, packet, now_ns);
+        Ok(())
     }
 
     /// Handles a packet from the world of a flow that is larger than the MTU of the guest's link.
-    pub(crate) fn too_big_from_world(
+    ///
+    /// # Errors
+    /// Returns the reason for which the packet is dropped.
+    pub(super) fn too_big_from_world(
         &mut self,
         vm: &mut VmState,
-        vnet: VirtioNetHdr,
-        packet: Packet<'_>,
+        job: Job<'_>,
         slot: u32,
+        out: &mut Outgoing,
         now_ns: u64,
-    ) -> Finish {
-        let mtu = u32::from(vm.net.mtu);
+    ) -> Result<(), DropReason> {
+        let (vnet, packet, mtu) = (job.frame.vnet, &job.packet, u32::from(vm.net.mtu));
         if packet.ip.dont_fragment || vnet.gso_type != VirtioNetHdr::GSO_NONE {
-            self.tell_world(vm, &packet, IcmpError::TooBig(mtu), now_ns);
-            return Finish::Drop(DropReason::TooBig);
+            let error = IcmpError::TooBig(mtu);
+            self.icmp_to_world(vm, packet, error, &mut out.queue, now_ns);
+            return Err(DropReason::TooBig);
         }
-        let Some(entry) = self.flows.entry(slot).copied() else {
-            return Finish::Drop(DropReason::NoFlow);
-        };
-        if entry.guest.scope != vm.net.id {
-            return Finish::Drop(DropReason::NoFlow);
-        }
-        self.copy(&packet);
-        let guest = &entry.guest;
-        rewrite(
-            &mut self.scratch,
-            &packet,
-            vnet,
-            End::Destination,
-            guest.local,
-            guest.local_port,
-        );
-        if let Err(reason) = self.send_fragments(vm, Side::Guest, mtu, now_ns) {
-            return Finish::Drop(reason);
-        }
+        let guest = self.flows.entry(slot).map(|entry| entry.guest);
+        let guest = guest.filter(|guest| guest.scope == vm.net.id.get());
+        let guest = guest.ok_or(DropReason::NoFlow)?;
+        let to = (guest.local, guest.local_port);
+        rewrite(out.copy(packet), packet, vnet, End::Destination, to);
+        out.send_fragments(&self.datapath, &vm.net, Side::Guest, mtu, now_ns)?;
         let live = self.datapath.slot(slot);
         live.rx_packets().fetch_add(1, Relaxed);
         live.rx_bytes()
             .fetch_add(packet.ip.bytes.len() as u64, Relaxed);
         live.rx_last_ns().fetch_max(now_ns, Relaxed);
-        self.note_segment(slot, Direction::Rx, &packet, now_ns);
-        Finish::Dispose(Disposition::Consumed)
-    }
-
-    /// Sends the packet in the scratch buffer in fragments that its link carries.
-    fn send_fragments(
-        &mut self,
-        vm: &VmState,
-        to: Side,
-        mtu: u32,
-        now_ns: u64,
-    ) -> Result<(), DropReason> {
-        let len = self.scratch.len();
-        let fragments = segment::fragments(len as u32, mtu);
-        let bytes = len + (fragments as usize - 1) * HEADER_LEN;
-        if !self.out.has_room(fragments as usize, bytes) {
-            return Err(DropReason::EngineBusy);
-        }
-        let direction = match to {
-            Side::World(_) => Direction::Tx,
-            Side::Guest => Direction::Rx,
-        };
-        let charged = Segments {
-            packets: fragments,
-            bytes: bytes as u64,
-        };
-        self.may_carry(&vm.net, direction, charged, now_ns)?;
-        let mut packets = Fragments::new(&self.scratch, mtu);
-        let vnet = VirtioNetHdr::default();
-        while let Some(fragment) = packets.next() {
-            let sent = match to {
-                Side::World(exit) => self.out.emit(&vm.net, exit, vnet, fragment),
-                Side::Guest => self.out.to_guest(&vm.net, ETHERTYPE_IPV4, vnet, fragment),
-            };
-            debug_assert!(sent.is_ok(), "there is room for all");
-        }
+        self.note_segment(slot, Direction::Rx, packet, now_ns);
         Ok(())
     }
 
-    /// Returns the largest packet that a flow's uplink, and its route, carry, bytes.
-    #[expect(unsafe_code, reason = "reads one word of a mapped element")]
-    pub(crate) fn uplink_mtu(&self, slot: u32) -> u32 {
+    /// Whether a guest's segment does not belong to the connection that was inspected in this flow.
+    fn is_strange(&self, slot: u32, packet: &Packet<'_>, now_ns: u64) -> bool {
+        let Transport::Tcp(tcp) = packet.transport else {
+            return false;
+        };
         let live = self.datapath.slot(slot);
-        let next_hop = live.next_hop().load(Relaxed);
-        let hop = self.datapath.next_hop(next_hop);
-        // SAFETY: `Tables::next_hop` gives a mapped element; a word is read, not a reference made.
-        let mtu = |hop: *const NextHop| unsafe { (&raw const (*hop).mtu).read_volatile() };
-        let known = hop.and_then(|hop| hop.read(mtu));
-        known.filter(|mtu| *mtu >= 68).unwrap_or_else(|| {
-            let link_mtu = self.link_mtu(live.uplink_ifindex());
-            match self.routes.lookup(live.remote().into()) {
-                Route::Via { mtu: Some(mtu), .. } => link_mtu.min(mtu),
-                _ => link_mtu,
-            }
-        })
+        let is_held = live.tcp().load(Relaxed) & TcpBits::HELD != 0;
+        let sequences = self.datapath.sequences(slot);
+        is_held && !sequences.is_guests(live, &tcp.segment(), || now_ns)
     }
 
-    /// Sets an identification of the engine's. Guests choose theirs independently, and behind one
-    /// address these would collide (RFC 6864 section 5.3).
-    fn set_identification(&mut self) {
-        self.identification = self.identification.wrapping_add(1);
-        self.scratch[4..6].copy_from_slice(&self.identification.to_be_bytes());
-        ipv4::fill_checksum(&mut self.scratch, HEADER_LEN);
+    /// Updates the connection's state from a segment that was translated here.
+    fn note_segment(&self, slot: u32, direction: Direction, packet: &Packet<'_>, now_ns: u64) {
+        let Transport::Tcp(tcp) = packet.transport else {
+            return;
+        };
+        let live = self.datapath.slot(slot);
+        if TcpBits(live.tcp().load(Relaxed)).is_concerned_by(tcp.flags) {
+            let sequences = self.datapath.sequences(slot);
+            connection::note(live, sequences, direction, &tcp.segment(), || now_ns);
+        }
+        if handshake::is_pending(live) {
+            handshake::note(live, direction, &tcp.segment());
+        }
     }
-}
-
-/// Side to which fragments are sent.
-#[derive(Clone, Copy)]
-enum Side {
-    World(Exit),
-    Guest,
 }
 
 /// Translates one end of a packet, decrements its TTL and completes its L4 checksum.
@@ -182,8 +125,7 @@ fn rewrite(
     packet: &Packet<'_>,
     vnet: VirtioNetHdr,
     end: End,
-    addr: slipgate_abi::Ip4,
-    port: u16,
+    (addr, port): (slipgate_abi::Ip4, u16),
 ) {
     ipv4::set_address(bytes, end, addr);
     ipv4::decrement_ttl(bytes);
@@ -225,43 +167,4 @@ fn rewrite(
         sum = [0xff, 0xff];
     }
     l4[sum_at..sum_at + 2].copy_from_slice(&sum);
-}
-
-/// Iterator over the fragments of a packet without IP options.
-struct Fragments<'a> {
-    packet: &'a [u8],
-    offset: usize,
-    step: usize,
-    buffer: Vec<u8>,
-}
-
-impl<'a> Fragments<'a> {
-    fn new(packet: &'a [u8], mtu: u32) -> Self {
-        let step = segment::fragment_payload(mtu) as usize;
-        Self {
-            packet,
-            offset: 0,
-            step,
-            buffer: Vec::with_capacity(HEADER_LEN + step),
-        }
-    }
-
-    fn next(&mut self) -> Option<&[u8]> {
-        let payload = &self.packet[HEADER_LEN..];
-        if self.offset >= payload.len() {
-            return None;
-        }
-        let end = (self.offset + self.step).min(payload.len());
-        let more = end < payload.len();
-        self.buffer.clear();
-        self.buffer.extend_from_slice(&self.packet[..HEADER_LEN]);
-        self.buffer.extend_from_slice(&payload[self.offset..end]);
-        let total = self.buffer.len() as u16;
-        let word = (self.offset / 8) as u16 | if more { 0x2000 } else { 0 };
-        self.buffer[2..4].copy_from_slice(&total.to_be_bytes());
-        self.buffer[6..8].copy_from_slice(&word.to_be_bytes());
-        ipv4::fill_checksum(&mut self.buffer, HEADER_LEN);
-        self.offset = end;
-        Some(&self.buffer)
-    }
 }

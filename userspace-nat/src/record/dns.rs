@@ -5,6 +5,8 @@ use std::{
     time::SystemTime,
 };
 
+use slipgate_abi::VmId;
+
 use serde::Serialize;
 
 use super::{Event, FlowLog, Rfc3339, wall_at};
@@ -19,7 +21,7 @@ pub const MOST_CHAIN: usize = 2_048;
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Question {
     /// Id of the VM.
-    pub vm: u32,
+    pub vm: VmId,
     /// Resolver address that the guest asked; `None` when it asked over TCP.
     pub server: Option<Ipv4Addr>,
     /// Name that was asked for, in lower case, without the final dot.

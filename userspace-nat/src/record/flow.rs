@@ -9,7 +9,7 @@ use std::{
 
 use hashbrown::HashSet;
 use serde::{Deserialize, Serialize};
-use slipgate_abi::{Ip4, Protocol, SlotRef, Verdict, slot::SlotFlags, tcp::TcpBits};
+use slipgate_abi::{Ip4, Protocol, SlotRef, Verdict, VmId, slot::SlotFlags, tcp::TcpBits};
 use slipgate_model::{FlowId, RelayedId, TranslatedId};
 
 use super::{Event, FlowLog, Rfc3339};
@@ -35,7 +35,7 @@ pub struct RelayedFlow {
     /// Number of the flow among this engine's relayed flows.
     pub number: u64,
     /// Id of the VM.
-    pub vm: u32,
+    pub vm: VmId,
     /// TCP or UDP.
     pub protocol: Protocol,
     /// Address and port of the guest.
@@ -164,7 +164,7 @@ impl FlowLog {
                 earlier(now, age),
             )
         };
-        self.push(Event::FlowStart, live.vm(), &line);
+        self.push(Event::FlowStart, live.id(), &line);
     }
 
     /// Buffers the end of a translated flow. `now`: the wall-clock time at `ended.ended_ns`.
@@ -201,7 +201,7 @@ impl FlowLog {
         let tx = (slot.tx_packets, slot.tx_bytes);
         let rx = (slot.rx_packets, slot.rx_bytes);
         line.ends(duration, tx, rx, ended.reason.name());
-        self.push(Event::FlowEnd, slot.vm, &line);
+        self.push(Event::FlowEnd, VmId::new(slot.vm), &line);
     }
 
     /// Returns the id of a relayed flow of this engine.

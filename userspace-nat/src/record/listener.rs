@@ -3,6 +3,7 @@
 //! Lines wait in a bounded buffer until they are fetched. Lines that find no room are lost, and a
 //! line reports it as soon as there is room again: `{"event":"lost","count":3}`.
 use super::{Event, Events};
+use slipgate_abi::VmId;
 
 /// Most bytes that wait to be fetched.
 const MOST_WAITING: usize = 1 << 20;
@@ -14,7 +15,7 @@ const _: () = assert!(LOST_LINE >= "{'event':'lost','count':18446744073709551615
 #[derive(Debug)]
 pub struct Listener {
     key: u32,
-    vm: u32,
+    vm: VmId,
     waiting: Vec<u8>,
     /// Number of bytes at the start of `waiting` that were fetched.
     fetched: usize,
@@ -27,7 +28,7 @@ impl Listener {
     pub(super) const HEARS: Events = Events::of(&[Event::FlowStart, Event::FlowEnd, Event::Dns]);
 
     /// Creates a listener for the VM with this id. `key` identifies the listener.
-    pub fn new(key: u32, vm: u32) -> Self {
+    pub fn new(key: u32, vm: VmId) -> Self {
         Self {
             key,
             vm,
@@ -41,7 +42,7 @@ impl Listener {
         self.key
     }
 
-    pub(super) fn hears(&self, event: Event, vm: u32) -> bool {
+    pub(super) fn hears(&self, event: Event, vm: VmId) -> bool {
         self.vm == vm && Self::HEARS.has(event)
     }
 
@@ -51,14 +52,14 @@ impl Listener {
             self.lost += 1;
             return;
         }
-        self.tell_lost();
+        self.report_lost();
         self.make_room();
         self.waiting.extend_from_slice(line);
     }
 
     /// Adds a line that reports lost lines. There is room for it when a line fits, or when nothing
     /// waits.
-    pub fn tell_lost(&mut self) {
+    pub fn report_lost(&mut self) {
         if self.lost == 0 {
             return;
         }

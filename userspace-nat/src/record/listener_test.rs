@@ -1,4 +1,5 @@
 use super::*;
+use slipgate_abi::VmId;
 
 /// Fetches so much at most.
 fn fetched(listener: &mut Listener, mut most: usize) -> String {
@@ -15,7 +16,7 @@ fn fetched(listener: &mut Listener, mut most: usize) -> String {
 
 #[test]
 fn what_is_taken_is_fetched_once_in_order() {
-    let mut listener = Listener::new(1, 7);
+    let mut listener = Listener::new(1, VmId::new(7));
     listener.take(b"one\n");
     listener.take(b"two\n");
     assert_eq!(fetched(&mut listener, 6), "one\ntw");
@@ -26,16 +27,16 @@ fn what_is_taken_is_fetched_once_in_order() {
 
 #[test]
 fn it_hears_of_its_vm_alone_and_no_refusals() {
-    let listener = Listener::new(1, 7);
+    let listener = Listener::new(1, VmId::new(7));
     for event in Event::ALL {
-        assert_eq!(listener.hears(event, 7), event != Event::Refused);
-        assert!(!listener.hears(event, 8));
+        assert_eq!(listener.hears(event, VmId::new(7)), event != Event::Refused);
+        assert!(!listener.hears(event, VmId::new(8)));
     }
 }
 
 #[test]
 fn what_waits_is_bounded_and_what_is_lost_is_said() {
-    let mut listener = Listener::new(1, 7);
+    let mut listener = Listener::new(1, VmId::new(7));
     let line = [&[b'x'; 999][..], b"\n"].concat();
     let room = (MOST_WAITING - LOST_LINE) / line.len();
     for _ in 0..room + 5 {
@@ -61,11 +62,11 @@ fn what_waits_is_bounded_and_what_is_lost_is_said() {
 
 #[test]
 fn what_is_lost_at_the_end_is_said_too() {
-    let mut listener = Listener::new(1, 7);
+    let mut listener = Listener::new(1, VmId::new(7));
     let line = [b'x'; 500_000];
     for _ in 0..3 {
         listener.take(&line);
     }
-    listener.tell_lost();
+    listener.report_lost();
     assert!(fetched(&mut listener, usize::MAX).ends_with("{\"event\":\"lost\",\"count\":1}\n"));
 }

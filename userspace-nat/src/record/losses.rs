@@ -8,33 +8,33 @@ const QUIET_NS: u64 = 600 * SECOND_NS;
 /// Lost lines that were not reported yet.
 #[derive(Debug, Default)]
 pub struct Losses {
-    untold: u64,
+    unreported: u64,
     quiet_until_ns: u64,
 }
 
 impl Losses {
     /// Adds `lines` lost lines.
     pub fn add(&mut self, lines: u64) {
-        self.untold += lines;
+        self.unreported += lines;
     }
 
     /// Whether no loss is left to be reported, now or later.
     pub fn is_empty(&self) -> bool {
-        self.untold == 0
+        self.unreported == 0
     }
 
     /// Returns the number of lost lines to be reported now; `None` when nothing is due.
     pub fn due(&mut self, now_ns: u64) -> Option<u64> {
-        if self.untold == 0 || now_ns < self.quiet_until_ns {
+        if self.unreported == 0 || now_ns < self.quiet_until_ns {
             return None;
         }
         self.quiet_until_ns = now_ns + QUIET_NS;
-        Some(std::mem::take(&mut self.untold))
+        Some(std::mem::take(&mut self.unreported))
     }
 
     /// Returns the number of lost lines left to be reported at the end; `None` when there are none.
     pub fn rest(&mut self) -> Option<u64> {
-        (self.untold > 0).then(|| std::mem::take(&mut self.untold))
+        (self.unreported > 0).then(|| std::mem::take(&mut self.unreported))
     }
 }
 

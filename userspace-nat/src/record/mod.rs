@@ -25,6 +25,8 @@ use std::{
     time::{Duration, SystemTime},
 };
 
+use slipgate_abi::VmId;
+
 use serde::Serialize;
 
 mod dns;
@@ -66,7 +68,7 @@ pub struct FlowLog {
     written: u64,
     failed: u64,
     /// Number of lost records that [`FlowLog::take_failed`] has returned.
-    told: u64,
+    reported: u64,
     /// Cause of the last failure to write.
     error: Option<io::Error>,
     instance: u32,
@@ -111,7 +113,7 @@ impl FlowLog {
             under_way: VecDeque::new(),
             written: 0,
             failed: 0,
-            told: 0,
+            reported: 0,
             error: None,
             instance: 0,
             run: rand::random(),
@@ -150,7 +152,7 @@ impl FlowLog {
 
     /// Sends the records that `record` makes to one listener only: the file and the other listeners
     /// have them already.
-    pub fn tell_only(&mut self, key: u32, record: impl FnOnce(&mut Self)) {
+    pub fn only_for(&mut self, key: u32, record: impl FnOnce(&mut Self)) {
         self.only = Some(key);
         record(self);
         self.only = None;
@@ -242,7 +244,7 @@ impl FlowLog {
 
     /// Returns the number of records lost since the last call.
     pub fn take_failed(&mut self) -> u64 {
-        self.failed - std::mem::replace(&mut self.told, self.failed)
+        self.failed - std::mem::replace(&mut self.reported, self.failed)
     }
 
     /// Returns the cause of the last failure to write, if there was one.
@@ -251,7 +253,7 @@ impl FlowLog {
     }
 
     /// Buffers a line about a VM, if the file or a listener wants it.
-    fn push(&mut self, event: Event, vm: u32, line: &impl Serialize) {
+    fn push(&mut self, event: Event, vm: VmId, line: &impl Serialize) {
         let writes = self.writes(event) && self.only.is_none();
         let hears = |listener: &Listener, only: Option<u32>| {
             listener.hears(event, vm) && only.is_none_or(|only| only == listener.key())

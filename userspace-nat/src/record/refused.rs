@@ -9,7 +9,7 @@ use std::{net::SocketAddrV4, time::SystemTime};
 
 use hashbrown::HashMap;
 use serde::Serialize;
-use slipgate_abi::{Protocol, Tuple};
+use slipgate_abi::{Protocol, Tuple, VmId};
 use slipgate_model::RefusedSample;
 
 use super::{Event, FlowLog, Rfc3339, flow::Address, wall_at};
@@ -21,7 +21,7 @@ const MOST_KINDS: usize = 32;
 #[derive(Debug, Default)]
 pub struct Refusals {
     /// Sums of each VM in no order: there are few.
-    sums: HashMap<u32, Vec<Sum>>,
+    sums: HashMap<VmId, Vec<Sum>>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -60,7 +60,7 @@ impl Refusals {
     /// refused it.
     pub fn note(
         &mut self,
-        vm: u32,
+        vm: VmId,
         reason: &'static str,
         rule: Option<u32>,
         tuple: &Tuple,
@@ -98,7 +98,7 @@ impl Refusals {
     pub fn report<'a>(
         &mut self,
         log: &mut FlowLog,
-        names: impl Fn(u32, Option<u32>) -> (&'a str, Option<&'a str>),
+        names: impl Fn(VmId, Option<u32>) -> (&'a str, Option<&'a str>),
         now_ns: u64,
         now: SystemTime,
     ) {
@@ -131,7 +131,7 @@ impl Refusals {
     /// rule's text.
     pub fn samples<'a>(
         &self,
-        vm: u32,
+        vm: VmId,
         name: &str,
         text_of: impl Fn(u32) -> Option<&'a str>,
         now_ns: u64,
@@ -154,7 +154,7 @@ impl Refusals {
     }
 
     /// Removes the sums of a VM that is gone. They are to be reported before.
-    pub fn forget(&mut self, vm: u32) {
+    pub fn forget(&mut self, vm: VmId) {
         self.sums.remove(&vm);
     }
 
@@ -173,8 +173,8 @@ fn has_room(sums: &mut Vec<Sum>) -> bool {
     if by_rule.count() < MOST_KINDS {
         return true;
     }
-    let told = |sum: &Sum| sum.rule.is_some() && sum.count == sum.reported;
-    let places = (0..sums.len()).filter(|at| told(&sums[*at]));
+    let is_reported = |sum: &Sum| sum.rule.is_some() && sum.count == sum.reported;
+    let places = (0..sums.len()).filter(|at| is_reported(&sums[*at]));
     let oldest = places.min_by_key(|at| sums[*at].last_ns);
     oldest.map(|at| sums.swap_remove(at)).is_some()
 }

@@ -52,6 +52,11 @@ impl RuleTexts {
         self.set(base, policies, forwards, &HashSet::new());
     }
 
+    /// Returns the first element of the run in force.
+    pub(crate) fn base(&self) -> u32 {
+        self.runs.last().map_or(0, |run| run.base)
+    }
+
     /// Returns the rules of the forwards in force.
     pub(crate) fn forwards(&self) -> Vec<Described> {
         let run = self.runs.last();
@@ -61,14 +66,12 @@ impl RuleTexts {
     /// Returns the position of an element of `RULES` among the forwards in force; `None` when it
     /// precedes them.
     pub(crate) fn forward(&self, rule: u32) -> Option<u32> {
-        let run = self.runs.last()?;
-        rule.checked_sub(run.base + self.policies)
+        rule.checked_sub(self.base() + self.policies)
     }
 
     /// Returns the element of `RULES` of a forward in force, by its position.
     pub(crate) fn rule_of_forward(&self, forward: u32) -> u32 {
-        let base = self.runs.last().map_or(0, |run| run.base);
-        base + self.policies + forward
+        self.base() + self.policies + forward
     }
 
     /// Returns the text of a rule of these runs.

@@ -4,7 +4,7 @@ use std::{
     time::Duration,
 };
 
-use slipgate_abi::{Ip4, Protocol, Slot, Tuple, Verdict};
+use slipgate_abi::{Ip4, Protocol, Slot, Tuple, Verdict, VmId};
 use slipgate_model::TranslatedId;
 
 use super::*;
@@ -218,7 +218,7 @@ fn a_log_has_the_events_that_it_wants() {
 fn relayed() -> RelayedFlow {
     RelayedFlow {
         number: 9,
-        vm: 1,
+        vm: VmId::new(1),
         protocol: Protocol::Tcp,
         guest: "10.0.2.15:80".parse().unwrap(),
         remote: "127.0.0.1:5555".parse().unwrap(),
@@ -266,7 +266,7 @@ fn a_relayed_flow_has_the_fields_of_any_other_but_for_tcp() {
 
 fn question() -> Question {
     Question {
-        vm: 1,
+        vm: VmId::new(1),
         server: Some("10.0.2.3".parse().unwrap()),
         name: "api.example.com".into(),
         qtype: 28,
@@ -363,7 +363,13 @@ fn refusals_are_told_together_and_once() {
     let mut refusals = Refusals::default();
     let second = 1_000_000_000;
     for n in 0..5 {
-        refusals.note(1, "rule", Some(3), &tuple(4_000 + n), u64::from(n) * second);
+        refusals.note(
+            VmId::new(1),
+            "rule",
+            Some(3),
+            &tuple(4_000 + n),
+            u64::from(n) * second,
+        );
     }
     assert_eq!(
         report(&mut refusals, 4 * second),
@@ -377,23 +383,23 @@ fn refusals_are_told_together_and_once() {
         report(&mut refusals, 5 * second),
         [] as [serde_json::Value; 0]
     );
-    refusals.note(1, "rule", Some(3), &tuple(1), 6 * second);
+    refusals.note(VmId::new(1), "rule", Some(3), &tuple(1), 6 * second);
     let more = report(&mut refusals, 6 * second);
     assert_eq!(
         (&more[0]["count"], &more[0]["first"]),
         (&1.into(), &more[0]["last"])
     );
-    let samples = refusals.samples(1, "a", |_| Some("--deny x"), 7 * second);
+    let samples = refusals.samples(VmId::new(1), "a", |_| Some("--deny x"), 7 * second);
     assert_eq!((samples[0].count, samples[0].last_ms_ago), (6, 1_000));
-    refusals.forget(1);
-    assert!(refusals.samples(1, "a", |_| None, 0).is_empty());
+    refusals.forget(VmId::new(1));
+    assert!(refusals.samples(VmId::new(1), "a", |_| None, 0).is_empty());
 }
 
 #[test]
 fn refusals_are_bounded_and_none_goes_uncounted() {
     let mut refusals = Refusals::default();
     for rule in 0..1_000 {
-        refusals.note(1, "rule", Some(rule), &tuple(1), u64::from(rule));
+        refusals.note(VmId::new(1), "rule", Some(rule), &tuple(1), u64::from(rule));
     }
     let first = report(&mut refusals, 1_000);
     assert_eq!(first.len(), 33, "32 rules, and the rest without");
@@ -406,7 +412,7 @@ fn refusals_are_bounded_and_none_goes_uncounted() {
     assert_eq!(count(&first), 1_000);
     // What was told makes room for what is new.
     for rule in 2_000..2_032 {
-        refusals.note(1, "rule", Some(rule), &tuple(1), u64::from(rule));
+        refusals.note(VmId::new(1), "rule", Some(rule), &tuple(1), u64::from(rule));
     }
     let second = report(&mut refusals, 3_000);
     assert_eq!((second.len(), count(&second)), (32, 32));
@@ -415,7 +421,7 @@ fn refusals_are_bounded_and_none_goes_uncounted() {
             .iter()
             .all(|line| line["rule"].as_u64() >= Some(2_000))
     );
-    assert!(refusals.samples(1, "a", |_| None, 0).len() <= 33);
+    assert!(refusals.samples(VmId::new(1), "a", |_| None, 0).len() <= 33);
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Connections with guests: look-up for a segment, processing of events, and end.
 use std::net::{Ipv4Addr, SocketAddrV4};
 
-use slipgate_abi::{DropReason, Protocol, segment::Segments};
+use slipgate_abi::{DropReason, Protocol, VmId, segment::Segments};
 
 use super::{
     Connection, Entry, Event, Kind, Name, Question, Relay, Served, Taken,
@@ -11,9 +11,9 @@ use super::{
     stream::Fate,
 };
 use crate::{
-    context::Context,
     datagram::is_unicast,
     packet::transport::Tcp,
+    poll::Context,
     port::{ETHERTYPE_IPV4, Outbox, VirtioNetHdr, single},
     quota::Reserve,
     record::RelayedFlow,
@@ -25,7 +25,7 @@ impl Relay {
     /// Processes a TCP segment of a guest.
     pub(super) fn segment(
         &mut self,
-        vm: u32,
+        vm: VmId,
         to: Ipv4Addr,
         tcp: Tcp,
         (packet, segments): (&[u8], Segments),
@@ -81,7 +81,7 @@ impl Relay {
 
     /// Whether a VM may use one more socket of the host. No VM may take the last ones from the
     /// others, or from other uses of descriptors.
-    pub(super) fn has_socket_for(&self, vm: u32) -> bool {
+    pub(super) fn has_socket_for(&self, vm: VmId) -> bool {
         let taken = self.vms.values().map(|served| served.counts.sockets());
         let free = self.limits.sockets.saturating_sub(taken.sum());
         let held = || self.vms.get(&vm).map_or(0, |vm| vm.counts.sockets());
@@ -275,7 +275,7 @@ pub(super) fn tell(
     cx: &mut Context<'_>,
 ) {
     packets.joined(|offload, packet, counted| {
-        served.counts.told(flow, counted, cx.now_ns);
+        served.counts.received(flow, counted, cx.now_ns);
         send_counted(offload, packet, counted, &served.net, cx.out);
     });
     packets.clear();

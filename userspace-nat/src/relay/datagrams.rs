@@ -11,6 +11,8 @@ use std::{
     os::fd::AsRawFd,
 };
 
+use slipgate_abi::VmId;
+
 use nix::{
     libc,
     sys::socket::{
@@ -26,7 +28,7 @@ use crate::record::RelayedFlow;
 #[derive(Debug)]
 pub(super) struct DatagramSocket {
     socket: UdpSocket,
-    pub(super) vm: u32,
+    pub(super) vm: VmId,
     pub(super) guest_port: u16,
     pub(super) rule: u32,
 }
@@ -123,7 +125,7 @@ impl DatagramSocket {
 #[derive(Debug, Default)]
 pub(super) struct Associations {
     /// Association by VM id and port of the gateway.
-    by_port: HashMap<(u32, u16), Association>,
+    by_port: HashMap<(VmId, u16), Association>,
     by_client: HashMap<Client, u16>,
 }
 
@@ -132,24 +134,24 @@ impl Associations {
         self.by_client.get(client).copied()
     }
 
-    pub(super) fn has_port(&self, vm: u32, port: u16) -> bool {
+    pub(super) fn has_port(&self, vm: VmId, port: u16) -> bool {
         self.by_port.contains_key(&(vm, port))
     }
 
-    pub(super) fn insert(&mut self, vm: u32, port: u16, association: Association) {
+    pub(super) fn insert(&mut self, vm: VmId, port: u16, association: Association) {
         self.by_client.insert(association.client, port);
         self.by_port.insert((vm, port), association);
     }
 
-    pub(super) fn get(&self, vm: u32, port: u16) -> Option<&Association> {
+    pub(super) fn get(&self, vm: VmId, port: u16) -> Option<&Association> {
         self.by_port.get(&(vm, port))
     }
 
-    pub(super) fn get_mut(&mut self, vm: u32, port: u16) -> Option<&mut Association> {
+    pub(super) fn get_mut(&mut self, vm: VmId, port: u16) -> Option<&mut Association> {
         self.by_port.get_mut(&(vm, port))
     }
 
-    pub(super) fn remove(&mut self, vm: u32, port: u16) -> Option<Association> {
+    pub(super) fn remove(&mut self, vm: VmId, port: u16) -> Option<Association> {
         let association = self.by_port.remove(&(vm, port))?;
         self.by_client.remove(&association.client);
         Some(association)
@@ -162,7 +164,7 @@ impl Associations {
 
     /// Removes and returns the associations that were silent since before `since_ns`.
     pub(super) fn expire(&mut self, since_ns: u64) -> Vec<Association> {
-        let silent: Vec<(u32, u16)> = self
+        let silent: Vec<(VmId, u16)> = self
             .by_port
             .iter()
             .filter(|(_, association)| association.active_ns < since_ns)
@@ -174,7 +176,7 @@ impl Associations {
             .collect()
     }
 
-    pub(super) fn of_vm(&self, vm: u32) -> Vec<u16> {
+    pub(super) fn of_vm(&self, vm: VmId) -> Vec<u16> {
         let ports = self.by_port.keys().filter(|(of, _)| *of == vm);
         ports.map(|(_, port)| *port).collect()
     }

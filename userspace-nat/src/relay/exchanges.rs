@@ -20,9 +20,8 @@ use super::{
     loopback::Opening,
 };
 use crate::{
-    context::Context,
     datagram::{Datagram, HEADERS_LEN},
-    poll::Interest,
+    poll::{Context, Interest},
     port::single,
     record::RelayedFlow,
 };
@@ -195,7 +194,7 @@ impl Relay {
             exchange.active_ns = cx.now_ns;
             served
                 .counts
-                .told(&mut exchange.flow, single(len), cx.now_ns);
+                .received(&mut exchange.flow, single(len), cx.now_ns);
             served.counts.bytes_to_guest += payload.len() as u64;
             let datagram = Datagram {
                 from: exchange.name.ours,
@@ -208,7 +207,7 @@ impl Relay {
     }
 
     /// Ends an exchange that was silent for too long, else sets its next deadline.
-    pub(super) fn look_at_exchange(&mut self, key: u32, now_ns: u64) {
+    pub(super) fn examine_exchange(&mut self, key: u32, now_ns: u64) {
         let Some(Entry::Exchange(exchange)) = self.entries.get_mut(&key) else {
             return;
         };

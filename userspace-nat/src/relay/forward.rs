@@ -5,7 +5,7 @@ use std::{
     os::fd::AsFd,
 };
 
-use slipgate_abi::{DropReason, Protocol, segment::Segments};
+use slipgate_abi::{DropReason, Protocol, VmId, segment::Segments};
 
 use super::{
     Entry, Event, Forward, Kind, Name, Relay, Taken,
@@ -16,9 +16,8 @@ use super::{
     stream::{self, Stream},
 };
 use crate::{
-    context::Context,
     datagram::{Datagram, HEADERS_LEN},
-    poll::{Interest, Subsystem, Token},
+    poll::{Context, Interest, Subsystem, Token},
     port::single,
 };
 
@@ -96,7 +95,7 @@ impl Relay {
     fn open(
         &mut self,
         (host, client): (TcpStream, SocketAddr),
-        vm: u32,
+        vm: VmId,
         guest_port: u16,
         rule: u32,
         cx: &mut Context<'_>,
@@ -186,7 +185,7 @@ impl Relay {
 
     fn relay_datagram(
         &mut self,
-        vm: u32,
+        vm: VmId,
         guest_port: u16,
         client: Client,
         payload: &[u8],
@@ -217,7 +216,9 @@ impl Relay {
         if let Some(association) = association {
             let what = single(HEADERS_LEN + payload.len());
             association.active_ns = cx.now_ns;
-            served.counts.told(&mut association.flow, what, cx.now_ns);
+            served
+                .counts
+                .received(&mut association.flow, what, cx.now_ns);
         }
         send(&datagram.emit(), &served.net, cx.out);
     }
@@ -225,7 +226,7 @@ impl Relay {
     /// Processes a guest's datagram to the gateway.
     pub(super) fn answer_client(
         &mut self,
-        vm: u32,
+        vm: VmId,
         (port, guest_port): (u16, u16),
         payload: &[u8],
         segments: Segments,
@@ -251,7 +252,7 @@ impl Relay {
         Taken::Yes
     }
 
-    fn associate(&mut self, vm: u32, guest_port: u16, client: Client, now_ns: u64) -> Option<u16> {
+    fn associate(&mut self, vm: VmId, guest_port: u16, client: Client, now_ns: u64) -> Option<u16> {
         let served = self.vms.get(&vm)?;
         if served.counts.associations >= self.limits.associations_per_vm {
             return None;
@@ -304,7 +305,7 @@ impl Relay {
     /// Ends a client's association. `reason` is the word for records.
     pub(super) fn end_association(
         &mut self,
-        vm: u32,
+        vm: VmId,
         port: u16,
         reason: &'static str,
         now_ns: u64,
@@ -323,7 +324,7 @@ impl Relay {
 
     /// A port of the gateway that is free toward the guest's port; `None` if there is none. Ports
     /// are used in turn, so that one is not reused soon.
-    fn free_port(&mut self, vm: u32, guest_port: u16, protocol: Protocol) -> Option<SocketAddrV4> {
+    fn free_port(&mut self, vm: VmId, guest_port: u16, protocol: Protocol) -> Option<SocketAddrV4> {
         let served = self.vms.get_mut(&vm)?;
         for _ in 0..PORTS {
             let ours = SocketAddrV4::new(served.net.gateway, served.next_port);

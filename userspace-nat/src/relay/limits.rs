@@ -113,8 +113,8 @@ impl Counts {
         flow.last_ns = now_ns;
     }
 
-    /// Counts packets that were sent to the guest in a flow.
-    pub(super) fn told(&mut self, flow: &mut RelayedFlow, what: Segments, now_ns: u64) {
+    /// Counts packets that the guest receives in a flow.
+    pub(super) fn received(&mut self, flow: &mut RelayedFlow, what: Segments, now_ns: u64) {
         for sum in [&mut flow.rx, &mut self.rx] {
             sum.0 += what.packets;
             sum.1 += what.bytes;

@@ -10,7 +10,7 @@
 //! limits their number. When rules change, each connection is judged again ([`Relay::rejudge`]).
 use std::{net::SocketAddrV4, net::TcpStream, os::fd::AsFd, rc::Rc};
 
-use slipgate_abi::{Protocol, segment::Segments};
+use slipgate_abi::{Protocol, VmId, segment::Segments};
 
 use super::{
     Connection, Entry, Event, Kind, Name, Relay, Served, Taken,
@@ -22,9 +22,8 @@ use super::{
     stream::Stream,
 };
 use crate::{
-    context::Context,
     packet::{Ipv4, Packet, Transport, transport::Tcp},
-    poll::Interest,
+    poll::{Context, Interest},
     vm::VmNet,
 };
 use slipgate_policy::Destination;
@@ -123,7 +122,7 @@ impl Relay {
     /// host's loopback. The caller has admitted the packet, which [`Relay::packet`] did not take.
     pub fn open_loopback(
         &mut self,
-        vm: u32,
+        vm: VmId,
         packet: &[u8],
         segments: Segments,
         opening: &Opening,
@@ -298,7 +297,7 @@ impl Relay {
     }
 
     /// Number of a VM's connections and exchanges with the host's loopback.
-    pub fn loopback_flows(&self, vm: u32) -> u32 {
+    pub fn loopback_flows(&self, vm: VmId) -> u32 {
         let counts = self.vms.get(&vm).map(|served| served.counts);
         counts.map_or(0, |c| c.loopback_streams + c.loopback_exchanges)
     }

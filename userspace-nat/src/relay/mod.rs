@@ -26,15 +26,14 @@ use std::{
     os::fd::OwnedFd,
 };
 
-use slipgate_abi::{Protocol, segment::Segments};
+use slipgate_abi::{Protocol, VmId, VmRow, segment::Segments};
 
 use crate::{
-    context::Context,
     packet::{
         Ipv4, Packet, Transport,
         transport::{UDP_HEADER_LEN, Udp},
     },
-    poll::Readiness,
+    poll::{Context, Readiness},
     record::{RelayedEnd, RelayedFlow},
     vm::VmNet,
 };
@@ -49,7 +48,6 @@ mod host_socket;
 mod journal;
 mod limits;
 mod link;
-mod live;
 mod loopback;
 mod stream;
 mod turns;
@@ -67,14 +65,14 @@ use stream::Stream;
 use turns::Turn;
 
 /// Interval at which the deadlines of a frozen VM are checked again, ns.
-const FROZEN_LOOK_NS: u64 = 1_000_000_000;
+const FROZEN_CHECK_NS: u64 = 1_000_000_000;
 
 /// A socket of the host that is forwarded to a guest. It is already bound, and listening if it is
 /// TCP.
 #[derive(Debug)]
 pub struct Forward {
     /// Id of the VM.
-    pub vm: u32,
+    pub vm: VmId,
     /// Protocol of the socket: TCP or UDP.
     pub protocol: Protocol,
     /// Port of the guest.
@@ -89,7 +87,7 @@ pub struct Forward {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Question {
     /// Id of the VM.
-    pub vm: u32,
+    pub vm: VmId,
     /// Identifier of the connection, for [`Relay::answer`].
     pub connection: u64,
     /// The DNS message, without its length prefix.
@@ -113,7 +111,7 @@ pub enum Taken {
 #[derive(Debug)]
 pub struct Relay {
     limits: Limits,
-    vms: HashMap<u32, Served>,
+    vms: HashMap<VmId, Served>,
     entries: HashMap<u32, Entry>,
     /// Connections by the addresses and ports in a guest's packet.
     connections: HashMap<Name, u32>,
@@ -127,7 +125,7 @@ pub struct Relay {
     /// Number of the engine's turn.
     turn: u64,
     /// VMs with connections that wait for their turn.
-    queue: VecDeque<u32>,
+    queue: VecDeque<VmId>,
     questions: VecDeque<Question>,
     packets: Packets,
     journal: Journal,
@@ -147,7 +145,7 @@ struct Served {
 /// Identity of a connection with a guest.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 struct Name {
-    vm: u32,
+    vm: VmId,
     ours: SocketAddrV4,
     guest_port: u16,
 }
@@ -156,7 +154,7 @@ struct Name {
 enum Entry {
     Listener {
         listener: TcpListener,
-        vm: u32,
+        vm: VmId,
         guest_port: u16,
         rule: u32,
     },
@@ -261,7 +259,7 @@ impl Relay {
     }
 
     /// Ends all connections of a VM with a reset, and closes its sockets.
-    pub fn remove_vm(&mut self, vm: u32, cx: &mut Context<'_>) {
+    pub fn remove_vm(&mut self, vm: VmId, cx: &mut Context<'_>) {
         let of_vm = |entry: &Entry| match entry {
             Entry::Listener { vm: of, .. } => *of == vm,
             Entry::Datagrams(socket) => socket.vm == vm,
@@ -295,7 +293,7 @@ impl Relay {
     }
 
     /// Counters of a VM's relayed traffic.
-    pub fn counts(&self, vm: u32) -> Counts {
+    pub fn counts(&self, vm: VmId) -> Counts {
         self.vms
             .get(&vm)
             .map(|served| served.counts)
@@ -307,7 +305,7 @@ impl Relay {
     /// [`Relay::open_loopback`]. `segments` is the packet's count after segmentation.
     pub fn packet(
         &mut self,
-        vm: u32,
+        vm: VmId,
         packet: &[u8],
         segments: Segments,
         cx: &mut Context<'_>,
@@ -384,7 +382,7 @@ impl Relay {
     /// Processes the deadlines that have come, while there is room for packets. Returns whether all
     /// were processed in this turn. `is_frozen` tells, by row, whether a VM is frozen: its
     /// connections do not time out.
-    pub fn on_timer(&mut self, is_frozen: &dyn Fn(u16) -> bool, cx: &mut Context<'_>) -> bool {
+    pub fn on_timer(&mut self, is_frozen: &dyn Fn(VmRow) -> bool, cx: &mut Context<'_>) -> bool {
         while let Some((at, key)) = self.deadlines.first().copied() {
             if at > cx.now_ns {
                 break;
@@ -398,7 +396,7 @@ impl Relay {
             }
             match self.entries.get(&key) {
                 Some(Entry::Listener { .. }) => self.resume(key, cx),
-                Some(Entry::Exchange(_)) => self.look_at_exchange(key, cx.now_ns),
+                Some(Entry::Exchange(_)) => self.examine_exchange(key, cx.now_ns),
                 _ => self.drive(key, Event::Timer, cx),
             }
         }
@@ -407,10 +405,10 @@ impl Relay {
     }
 
     /// Whether the deadline belongs to a frozen VM. If so, its timers start again.
-    fn waits_for_thaw(&mut self, key: u32, is_frozen: &dyn Fn(u16) -> bool, now_ns: u64) -> bool {
+    fn waits_for_thaw(&mut self, key: u32, is_frozen: &dyn Fn(VmRow) -> bool, now_ns: u64) -> bool {
         let vms = &self.vms;
         let frozen = |vm| vms.get(&vm).is_some_and(|served| is_frozen(served.net.row));
-        let later_ns = now_ns + FROZEN_LOOK_NS;
+        let later_ns = now_ns + FROZEN_CHECK_NS;
         match self.entries.get_mut(&key) {
             Some(Entry::Connection(connection)) if frozen(connection.name.vm) => {
                 match &mut connection.kind {

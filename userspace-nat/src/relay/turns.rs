@@ -15,7 +15,7 @@
 use std::collections::VecDeque;
 
 use super::{Entry, Event, Relay};
-use crate::context::Context;
+use crate::poll::Context;
 
 /// Most packets that a VM's connections send in one turn of the engine, in addition to one for each
 /// packet of the guest.

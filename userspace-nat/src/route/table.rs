@@ -90,11 +90,6 @@ impl RouteTable {
         addr.is_loopback() || self.host.binary_search(&addr).is_ok()
     }
 
-    /// The host's own and broadcast addresses, sorted.
-    pub fn host_addresses(&self) -> &[Ipv4Addr] {
-        &self.host
-    }
-
     /// Source address as the kernel selects it: the route's preferred one, else the link's address
     /// in the network of the next hop, else the link's first, else, on a link without address, the
     /// host's first. It is never a loopback address.

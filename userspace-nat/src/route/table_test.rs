@@ -104,7 +104,7 @@ fn the_hosts_own_addresses_are_never_put_on_the_wire() {
             "{addr}"
         );
     }
-    let own = table.host_addresses();
+    let own = &table.host;
     assert!(
         own.contains(&"13.0.0.7".parse().unwrap()) && own.contains(&"192.0.2.255".parse().unwrap())
     );

@@ -12,9 +12,9 @@ use slipgate_abi::segment;
 
 use crate::{
     clock::MILLISECOND_NS,
-    datapath::Datapath,
+    datapath::Tables,
     port::{Frame, VirtioNetHdr},
-    state::Core,
+    state::VmTable,
     stats::Tally,
 };
 
@@ -28,37 +28,39 @@ pub(crate) struct Snapshot {
     at_ns: u64,
 }
 
-impl<D: Datapath> Core<D> {
-    /// Counts a frame that arrived over the port. The count never exceeds the frames handed over,
-    /// since a frame that the kernel segmented arrives as several.
-    pub(crate) fn take_in(&self, frame: &Frame<'_>) {
-        let Some(vm) = self.datapath.vm(frame.header.vm_row) else {
-            return;
-        };
-        let gso_size = match frame.vnet.gso_type {
-            VirtioNetHdr::GSO_NONE => 0,
-            _ => u32::from(frame.vnet.gso_size),
-        };
-        /// Offset of the protocol in an IPv4 header, bytes.
-        const PROTOCOL_AT: usize = 9;
-        let protocol = frame.l3.get(PROTOCOL_AT).copied().unwrap_or(0);
-        let credits = segment::credits(frame.l3.len() as u32, protocol, gso_size);
-        let (handed_over, taken_in) = vm.under_way(frame.is_from_world());
-        let out = handed_over
-            .load(Relaxed)
-            .saturating_sub(taken_in.load(Relaxed));
-        taken_in.fetch_add(credits.min(out), Relaxed);
-    }
+/// Counts a frame that arrived over the port. The count never exceeds the frames handed over, since
+/// a frame that the kernel segmented arrives as several.
+pub(crate) fn take_in(tables: &impl Tables, frame: &Frame<'_>) {
+    let Some(vm) = tables.vm(frame.header.row()) else {
+        return;
+    };
+    let gso_size = match frame.vnet.gso_type {
+        VirtioNetHdr::GSO_NONE => 0,
+        _ => u32::from(frame.vnet.gso_size),
+    };
+    /// Offset of the protocol in an IPv4 header, bytes.
+    const PROTOCOL_AT: usize = 9;
+    let protocol = frame.l3.get(PROTOCOL_AT).copied().unwrap_or(0);
+    let credits = segment::credits(frame.l3.len() as u32, protocol, gso_size);
+    let (handed_over, taken_in) = vm.under_way(frame.is_from_world());
+    let out = handed_over
+        .load(Relaxed)
+        .saturating_sub(taken_in.load(Relaxed));
+    taken_in.fetch_add(credits.min(out), Relaxed);
+}
 
+impl VmTable {
     /// Counts lost frames and gives back their credits; the port was just found empty. Returns
     /// whether frames are still in flight, so that this is to be called again soon.
-    pub(crate) fn settle_credits(&mut self, now_ns: u64) -> bool {
+    pub(crate) fn settle_credits(&mut self, tables: &impl Tables, now_ns: u64) -> bool {
         let mut out = false;
         for row in self.rows() {
-            let Some(live) = self.datapath.vm(row) else {
+            let Some(live) = tables.vm(row) else {
                 continue;
             };
-            let Some(vm) = self.vm_mut(row) else { continue };
+            let Some(vm) = self.get_mut(row) else {
+                continue;
+            };
             for (from_world, snapshot) in [false, true].into_iter().zip(&mut vm.credits) {
                 let (lost, more) = settle(live.under_way(from_world), snapshot, now_ns);
                 if lost > 0 {

@@ -20,9 +20,9 @@ use slipgate_abi::maps::SLOTS_PER_CHUNK;
 
 use crate::{
     datapath::Datapath,
-    flow::EndReason,
-    route::{Difference, RouteTable},
-    state::Core,
+    flow::{EndReason, Flows},
+    route::Difference,
+    state::Nat,
 };
 
 /// Most steps in a turn, about 0.2 ms. Passing a slot costs one step, examining a flow
@@ -52,46 +52,37 @@ impl Following {
     pub(crate) fn is_under_way(&self) -> bool {
         self.left > 0
     }
-}
-
-impl<D: Datapath> Core<D> {
-    /// Sets the routes and starts a walk in which flows follow the changes.
-    pub(crate) fn set_routes(&mut self, routes: RouteTable) {
-        let difference = routes.difference_from(&self.routes);
-        self.routes = routes;
-        self.follow(difference);
-    }
 
     /// Starts a walk, or extends the one under way, over all flows that the difference concerns.
-    pub(crate) fn follow(&mut self, difference: Difference) {
+    pub(super) fn extend(&mut self, difference: Difference, flows: &Flows) {
         if difference.is_empty() {
             return;
         }
-        self.following.difference.add(difference);
-        self.following.left = self.flows.chunks() as u32 * SLOTS_PER_CHUNK;
+        self.difference.add(difference);
+        self.left = flows.chunks() as u32 * SLOTS_PER_CHUNK;
     }
+}
 
+impl<D: Datapath> Nat<D> {
     /// Examines all flows at once. Called before any VM is served.
     pub(crate) fn follow_at_once(&mut self, now_ns: u64) {
-        self.follow(Difference::everything());
-        while self.following.is_under_way() {
+        let following = &mut self.network.following;
+        following.extend(Difference::everything(), &self.flows);
+        while self.network.following.is_under_way() {
             self.go_on_following(now_ns);
         }
     }
 
     /// Does a turn's part of the walk, if one is under way.
     pub(crate) fn go_on_following(&mut self, now_ns: u64) {
-        let mut following = std::mem::take(&mut self.following);
+        let mut following = std::mem::take(&mut self.network.following);
         let slots = self.flows.chunks() as u32 * SLOTS_PER_CHUNK;
         let mut steps = STEPS_PER_TURN;
         while following.left > 0 && steps > 0 {
             let slot = following.cursor % slots;
             let chunk = (slot / SLOTS_PER_CHUNK) as usize;
             let (cost, passed) = match self.flows.has_chunk(chunk) {
-                true => (
-                    self.look_whether_to_follow(&following.difference, slot, now_ns),
-                    1,
-                ),
+                true => (self.follow_one(&following.difference, slot, now_ns), 1),
                 // The chunk is not in use: skip to its end.
                 false => (1, SLOTS_PER_CHUNK - slot % SLOTS_PER_CHUNK),
             };
@@ -102,11 +93,11 @@ impl<D: Datapath> Core<D> {
         if following.left == 0 {
             following.difference = Difference::default();
         }
-        self.following = following;
+        self.network.following = following;
     }
 
     /// Examines one slot. Returns the cost in steps.
-    fn look_whether_to_follow(&mut self, difference: &Difference, slot: u32, now_ns: u64) -> u32 {
+    fn follow_one(&mut self, difference: &Difference, slot: u32, now_ns: u64) -> u32 {
         let Some(entry) = self.flows.entry(slot) else {
             return 1;
         };
@@ -119,12 +110,13 @@ impl<D: Datapath> Core<D> {
             return STEPS_PER_LOOK;
         }
         let live = self.datapath.slot(slot);
-        if nat.is_loopback() || !self.routes.is_host(nat.into()) {
+        let routes = &self.network.routes;
+        if nat.is_loopback() || !routes.is_host(nat.into()) {
             self.flows
                 .unlink(&mut self.datapath, slot, EndReason::AddressGone, now_ns);
             return STEPS_PER_END;
         }
-        if let Some((hop, source)) = self.routes.lookup(remote.into()).hop()
+        if let Some((hop, source)) = routes.lookup(remote.into()).hop()
             && nat == source.into()
         {
             let next_hop = self.next_hop(hop, remote);

@@ -18,8 +18,8 @@ use slipgate_abi::{Ip4, maps::SLOTS_PER_CHUNK};
 
 use crate::{
     clock::SECOND_NS,
-    datapath::{Datapath, Hop},
-    state::Core,
+    datapath::{Hop, Tables},
+    flow::Flows,
 };
 
 /// Most next hops remembered: on-link neighbours of a /20.
@@ -30,7 +30,7 @@ pub(crate) const MAX_ON_LINK: usize = 256;
 /// Interval between two scans, ns.
 const INTERVAL_NS: u64 = 10 * SECOND_NS;
 /// Slots examined in one call.
-pub(crate) const LOOK_BUDGET: u32 = 8 * SLOTS_PER_CHUNK;
+pub(crate) const SCAN_BUDGET: u32 = 8 * SLOTS_PER_CHUNK;
 
 /// Next hops of this process and their elements.
 #[derive(Debug, Default)]
@@ -41,15 +41,15 @@ pub(crate) struct Hops {
     on_link: HashMap<Hop, u32>,
     /// Elements that no slot referred to at the last scan and that were not requested since.
     idle: HashSet<u32>,
-    look: Option<Look>,
-    next_look_ns: u64,
+    scan: Option<Scan>,
+    next_scan_ns: u64,
 }
 
 /// Position and findings of a scan.
 #[derive(Debug)]
-struct Look {
+struct Scan {
     /// Elements to which no examined slot refers.
-    unnamed: HashSet<u32>,
+    unreferenced: HashSet<u32>,
     /// Index of the next chunk of slots.
     chunk: usize,
 }
@@ -63,8 +63,8 @@ impl Hops {
     /// Notes that an element was requested.
     fn note_use(&mut self, index: u32) {
         self.idle.remove(&index);
-        if let Some(look) = &mut self.look {
-            look.unnamed.remove(&index);
+        if let Some(scan) = &mut self.scan {
+            scan.unreferenced.remove(&index);
         }
     }
 
@@ -72,80 +72,78 @@ impl Hops {
         self.known.retain(|_, known| *known != index);
         self.on_link.retain(|_, known| *known != index);
     }
-}
 
-impl<D: Datapath> Core<D> {
     /// Returns the index of the element of `NEXT_HOPS` for a next hop toward `destination`, or 0
     /// when there is none.
-    pub(crate) fn next_hop(&mut self, mut hop: Hop, destination: Ip4) -> u32 {
-        // A link without L2 has one next hop for all neighbours.
-        if !self.has_l2(hop.ifindex) {
-            hop.neighbour = Ip4::UNSPECIFIED;
-        }
-        if let Some(index) = self.hops.known.get(&hop).copied() {
-            self.hops.note_use(index);
+    pub(super) fn index_of(&mut self, tables: &mut impl Tables, hop: Hop, destination: Ip4) -> u32 {
+        if let Some(index) = self.known.get(&hop).copied() {
+            self.note_use(index);
             return index;
         }
-        let on_link = hop.neighbour == destination && !self.hops.on_link.contains_key(&hop);
-        if on_link && self.hops.on_link.len() >= MAX_ON_LINK {
+        let on_link = hop.neighbour == destination && !self.on_link.contains_key(&hop);
+        if on_link && self.on_link.len() >= MAX_ON_LINK {
             return 0;
         }
-        let index = self.datapath.next_hop_for(hop);
+        let index = tables.next_hop_for(hop);
         // A later attempt may succeed: do not remember the failure.
         if index == 0 {
             return 0;
         }
-        if self.hops.known.len() >= MAX_KNOWN {
-            self.hops.forget_known();
+        if self.known.len() >= MAX_KNOWN {
+            self.forget_known();
         }
-        self.hops.known.insert(hop, index);
+        self.known.insert(hop, index);
         if on_link {
-            self.hops.on_link.insert(hop, index);
+            self.on_link.insert(hop, index);
         }
-        self.hops.note_use(index);
+        self.note_use(index);
         index
     }
 
     /// Continues a scan, or begins one when it is due. At its end releases the elements that have
     /// been idle since the previous scan.
-    pub(crate) fn release_idle_hops(&mut self, now_ns: u64) {
-        let Some(mut look) = self.hops.look.take().or_else(|| self.begin_look(now_ns)) else {
+    pub(crate) fn release_idle(&mut self, flows: &Flows, tables: &mut impl Tables, now_ns: u64) {
+        let scan = self.scan.take();
+        let Some(mut scan) = scan.or_else(|| self.begin_scan(tables, now_ns)) else {
             return;
         };
-        let mut left = LOOK_BUDGET;
-        while left > 0 && !look.unnamed.is_empty() && look.chunk < self.flows.chunks() {
-            if let Some(slots) = self.flows.in_chunk(look.chunk) {
+        let mut left = SCAN_BUDGET;
+        while left > 0 && !scan.unreferenced.is_empty() && scan.chunk < flows.chunks() {
+            if let Some(slots) = flows.in_chunk(scan.chunk) {
                 for slot in slots {
-                    let named = self.datapath.slot(slot).next_hop().load(Relaxed);
-                    look.unnamed.remove(&named);
+                    let used = tables.slot(slot).next_hop().load(Relaxed);
+                    scan.unreferenced.remove(&used);
                 }
                 left = left.saturating_sub(SLOTS_PER_CHUNK);
             }
-            look.chunk += 1;
+            scan.chunk += 1;
         }
-        if !look.unnamed.is_empty() && look.chunk < self.flows.chunks() {
-            self.hops.look = Some(look);
+        if !scan.unreferenced.is_empty() && scan.chunk < flows.chunks() {
+            self.scan = Some(scan);
             return;
         }
-        let before = std::mem::take(&mut self.hops.idle);
-        for index in look.unnamed.extract_if(|index| before.contains(index)) {
-            self.datapath.release_next_hop(index);
-            self.hops.forget(index);
+        let before = std::mem::take(&mut self.idle);
+        for index in scan.unreferenced.extract_if(|index| before.contains(index)) {
+            tables.release_next_hop(index);
+            self.forget(index);
         }
-        self.hops.idle = look.unnamed;
+        self.idle = scan.unreferenced;
     }
 
-    fn begin_look(&mut self, now_ns: u64) -> Option<Look> {
-        if now_ns < self.hops.next_look_ns {
+    fn begin_scan(&mut self, tables: &impl Tables, now_ns: u64) -> Option<Scan> {
+        if now_ns < self.next_scan_ns {
             return None;
         }
-        self.hops.next_look_ns = now_ns + INTERVAL_NS;
-        let mut unnamed: HashSet<u32> = self.datapath.own_next_hops().into_iter().collect();
-        for (hop, index) in &self.hops.known {
-            if !self.hops.on_link.contains_key(hop) {
-                unnamed.remove(index);
+        self.next_scan_ns = now_ns + INTERVAL_NS;
+        let mut unreferenced: HashSet<u32> = tables.own_next_hops().into_iter().collect();
+        for (hop, index) in &self.known {
+            if !self.on_link.contains_key(hop) {
+                unreferenced.remove(index);
             }
         }
-        Some(Look { unnamed, chunk: 0 })
+        Some(Scan {
+            unreferenced,
+            chunk: 0,
+        })
     }
 }

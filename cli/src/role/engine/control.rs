@@ -9,7 +9,7 @@ use std::{
     rc::Rc,
 };
 
-use slipgate_abi::Protocol;
+use slipgate_abi::{Protocol, VmId, VmRow};
 use slipgate_ipc::{
     channel::{Channel, Received, read_memory_file},
     engine::{
@@ -25,7 +25,6 @@ use userspace_nat::{
     event_loop::Engine,
     observe::CaptureRequest,
     port::FrameIo,
-    services::Services,
 };
 
 /// Most of a text in an answer, bytes of JSON; an answer has a few.
@@ -59,8 +58,8 @@ impl BrokerChannel {
     }
 }
 
-impl<D: Datapath, P: FrameIo, C: Clock, S: Services> Control<Engine<D, P, C, S>> for BrokerChannel {
-    fn serve(&mut self, engine: &mut Engine<D, P, C, S>) -> io::Result<()> {
+impl<D: Datapath, P: FrameIo, C: Clock> Control<Engine<D, P, C>> for BrokerChannel {
+    fn serve(&mut self, engine: &mut Engine<D, P, C>) -> io::Result<()> {
         loop {
             let message = match self.channel.try_receive().map_err(io::Error::other)? {
                 Received::Nothing => return Ok(()),
@@ -79,7 +78,7 @@ impl<D: Datapath, P: FrameIo, C: Clock, S: Services> Control<Engine<D, P, C, S>>
                     self.send(FromEngine::Done { id }, None)?;
                 }
                 ToEngine::RemoveVm { id, vm, row } => {
-                    engine.remove_vm(row, vm);
+                    engine.remove_vm(VmRow::new(row), VmId::new(vm));
                     let ends = engine.after_ends();
                     self.send(FromEngine::Done { id }, Some(ends))?;
                 }
@@ -124,8 +123,8 @@ impl<D: Datapath, P: FrameIo, C: Clock, S: Services> Control<Engine<D, P, C, S>>
 
 /// Carries out a client's request. Returns the reply, and the flows whose end it waits for; an error
 /// is the reason why the request is refused.
-fn answer<D: Datapath, P: FrameIo, C: Clock, S: Services>(
-    engine: &mut Engine<D, P, C, S>,
+fn answer<D: Datapath, P: FrameIo, C: Clock>(
+    engine: &mut Engine<D, P, C>,
     about: Option<Subject>,
     request: EngineRequest,
 ) -> Result<(EngineReply, Option<EndsToken>), String> {
@@ -200,7 +199,7 @@ fn reload(policies: Policies) -> io::Result<Reload> {
         rule_base: policies.rule_base,
         local: policies.local,
         vms: policies.vms,
-        strictly: policies.strictly,
+        strictly: policies.strictly.into_iter().map(VmId::new).collect(),
     })
 }
 

@@ -6,19 +6,19 @@ use userspace_nat::{
     name_gate::Judge,
     record::FlowLog,
     relay::{Limits, Relay},
-    services::HostServices,
+    services::Services,
 };
 
 use super::*;
 
 /// An engine over tables in memory, without VMs.
-fn engine() -> Engine<FakeDatapath, FakePort, FakeClock, HostServices> {
+fn engine() -> Engine<FakeDatapath, FakePort, FakeClock> {
     let kernel = Kernel::new(1_024);
     Engine::new(Parts {
         datapath: FakeDatapath::new(&kernel, 0, 1),
         port: FakePort::new(&kernel),
         clock: FakeClock::new(&kernel),
-        services: HostServices::new(
+        services: Services::new(
             dns::Proxy::new(&[], dns::Limits::default(), Box::new(dns::AllowAll)),
             Relay::new(Limits::default()),
         ),

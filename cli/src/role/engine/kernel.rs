@@ -9,7 +9,7 @@ use std::{
 };
 
 use slipgate_abi::{
-    FlowRef, Ip4, NameKey, NameValue, NextHopRef, SequencesRef, SlotRef, Tuple, VmRef,
+    FlowRef, Ip4, NameKey, NameValue, NextHopRef, SequencesRef, SlotRef, Tuple, VmId, VmRef, VmRow,
     rate::RateRef,
 };
 use slipgate_control::maps::{Insert, InsertError as TableError, SharedMaps, text_of};
@@ -88,13 +88,13 @@ impl FlowMap for KernelDatapath {
 
 impl NameMap for KernelDatapath {
     fn remember_name(&mut self, name: &RememberedName) -> bool {
-        let key = NameKey::new(name.vm, name.addr, &name.name);
+        let key = NameKey::new(name.vm.get(), name.addr, &name.name);
         let value = NameValue::new(&name.name, name.expires_ns);
         value.is_some_and(|value| self.maps.names.insert(&key, &value, Insert::Any).is_ok())
     }
 
-    fn forget_name(&mut self, vm: u32, addr: Ip4, name: &[u8]) -> bool {
-        let removed = self.maps.names.remove(&NameKey::new(vm, addr, name));
+    fn forget_name(&mut self, vm: VmId, addr: Ip4, name: &[u8]) -> bool {
+        let removed = self.maps.names.remove(&NameKey::new(vm.get(), addr, name));
         removed.unwrap_or(false)
     }
 
@@ -158,17 +158,12 @@ impl Tables for KernelDatapath {
         self.maps.chunks_of(self.owner_row)
     }
 
-    fn vm(&self, row: u16) -> Option<VmRef> {
-        self.maps.vm(u32::from(row))
+    fn vm(&self, row: VmRow) -> Option<VmRef> {
+        self.maps.vm(row.word())
     }
 
-    fn stats(&self, row: u16) -> VmStats {
-        let row = u32::from(row);
-        let row = if row < slipgate_abi::maps::MAX_VMS {
-            row
-        } else {
-            0
-        };
+    fn stats(&self, row: VmRow) -> VmStats {
+        let row = VmRow::from_word(row.word()).unwrap_or(VmRow::NOBODY).word();
         let counters = self.maps.counters(row).expect("a row below MAX_VMS");
         let drops = self.maps.drops(row).expect("a row below MAX_VMS");
         // SAFETY: rows of mapped arrays, which stay mapped as long as the process lives, and which
@@ -176,8 +171,8 @@ impl Tables for KernelDatapath {
         unsafe { VmStats::new(counters, drops) }
     }
 
-    fn rates(&self, row: u16) -> Option<RateRef> {
-        self.maps.rate_limits(u32::from(row))
+    fn rates(&self, row: VmRow) -> Option<RateRef> {
+        self.maps.rate_limits(row.word())
     }
 
     fn next_hop(&self, index: u32) -> Option<NextHopRef> {

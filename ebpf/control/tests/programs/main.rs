@@ -20,7 +20,7 @@ mod mapped;
 mod random;
 mod rate;
 mod refused;
-#[path = "../../src/testing/skipped.rs"]
+#[path = "../../src/skipped_test.rs"]
 mod skipped;
 mod stale;
 mod uncommon;

@@ -2,6 +2,7 @@
 mod card;
 mod control;
 #[cfg(test)]
+#[path = "fake_test.rs"]
 mod fake;
 mod header;
 mod pair;

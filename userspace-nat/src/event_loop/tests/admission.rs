@@ -1,6 +1,6 @@
 use std::sync::atomic::Ordering::Relaxed;
 
-use slipgate_abi::{DropReason, Handover, Refusal, tcp::Flags};
+use slipgate_abi::{DropReason, Handover, Refusal, VmId, VmRow, tcp::Flags};
 
 use super::rig::*;
 use crate::{clock::SECOND_NS, port::VirtioNetHdr, state::Forward};
@@ -389,8 +389,8 @@ fn a_forward_opens_a_flow_from_the_world() {
         protocol: slipgate_abi::Protocol::Tcp,
         host: [0, 0, 0, 0].into(),
         host_port: 8_080,
-        vm: 101,
-        vm_row: 1,
+        vm: VmId::new(101),
+        vm_row: VmRow::new(1),
         guest_port: 80,
         // The rig's rules begin at 10; three texts are its policy's, which has defaults only.
         rule: 13,
@@ -438,7 +438,7 @@ fn a_forward_opens_a_flow_from_the_world() {
     assert_eq!(rig.at_guest().len(), 1);
     assert_eq!(rig.flows(), 1);
     rig.assert_paired();
-    rig.send(|engine| engine.remove_vm(1, 101));
+    rig.send(|engine| engine.remove_vm(VmRow::new(1), VmId::new(101)));
     rig.pass(60 * crate::clock::MILLISECOND_NS);
     assert_eq!(rig.records()[0]["rule_text"], "--forward tcp:8080:80");
 }
@@ -513,7 +513,7 @@ fn why_says_what_would_happen() {
             port: 443,
             protocol: slipgate_abi::Protocol::Tcp,
         };
-        let answer = rig.tell(move |engine| engine.why(1, to, None));
+        let answer = rig.tell(move |engine| engine.why(VmRow::new(1), to, None));
         (answer.admitted, answer.refusal)
     });
     assert_eq!(

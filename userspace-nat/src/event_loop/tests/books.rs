@@ -30,7 +30,15 @@ fn refusals_are_counted_by_rule() {
     let counters = rig.kernel.borrow().stats(1).snapshot().0;
     assert_eq!(counters.refused.rule, 5);
     assert_eq!(counters.refused.protected, 1);
-    let texts: Vec<_> = rig.engine.core.judge.borrow().policies().texts().collect();
+    let texts: Vec<_> = rig
+        .engine
+        .core
+        .rules
+        .judge
+        .borrow()
+        .policies()
+        .texts()
+        .collect();
     let named: Vec<_> = counters
         .refused_by_rule
         .iter()

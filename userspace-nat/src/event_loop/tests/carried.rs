@@ -1,5 +1,5 @@
 //! Flows that the engine carries, VMs that are frozen or limited.
-use slipgate_abi::{DropReason, Handover, Rate, Verdict, VmRates, tcp::Flags};
+use slipgate_abi::{DropReason, Handover, Rate, Verdict, VmId, VmRates, tcp::Flags};
 use std::sync::atomic::Ordering::Relaxed;
 
 use super::rig::*;
@@ -21,13 +21,13 @@ fn held(rig: &mut Rig) -> (At, u32) {
     let nat = rig.connect(40_000, 7);
     let slot = rig.kernel.borrow().slots_in_use()[0];
     let core = &mut rig.engine.core;
-    assert!(core.flows.hold(&mut core.datapath, slot));
+    assert!(core.nat.flows.hold(&mut core.nat.datapath, slot));
     (nat, slot)
 }
 
 fn release(rig: &mut Rig, slot: u32) -> bool {
     let core = &mut rig.engine.core;
-    core.flows.release(&mut core.datapath, slot)
+    core.nat.flows.release(&mut core.nat.datapath, slot)
 }
 
 #[test]
@@ -74,8 +74,9 @@ fn what_is_gone_is_neither_held_nor_released() {
     let now_ns = rig.kernel.borrow().now_ns;
     for reason in [EndReason::Cut, EndReason::Inspection] {
         let core = &mut rig.engine.core;
-        core.flows
-            .begin_end(&mut core.datapath, slot, reason, now_ns);
+        core.nat
+            .flows
+            .begin_end(&mut core.nat.datapath, slot, reason, now_ns);
     }
     // A packet in the grace passes, and revives nothing.
     rig.guest(1, &ack(GUEST_AT, SERVER, 0, 2, 2));
@@ -93,7 +94,7 @@ fn a_held_flow_that_nobody_inspects_is_the_kernels_after_adoption() {
     // It was a capture's, which ended with its engine.
     let (mut rig, adoption) = rig.restart(&Setup::default());
     assert_eq!((adoption.live, adoption.refused), (1, 0));
-    assert!(!rig.engine.core.flows.entry(slot).unwrap().is_held());
+    assert!(!rig.engine.core.nat.flows.entry(slot).unwrap().is_held());
     assert_eq!(rig.guest(1, &ack(GUEST_AT, SERVER, 0, 2, 2)), Way::Fast);
 }
 
@@ -110,7 +111,7 @@ fn a_frozen_vm_is_silent_and_another_is_not() {
     // What the engine still sends does not arrive either.
     let core = &mut rig.engine.core;
     let slot = rig.kernel.borrow().slots_in_use()[0];
-    core.flows.hold(&mut core.datapath, slot);
+    core.nat.flows.hold(&mut core.nat.datapath, slot);
     let l3 = ack(GUEST_AT, SERVER, 0, 2, 2);
     let vnet = VirtioNetHdr::default();
     rig.kernel
@@ -177,19 +178,22 @@ fn names_are_remembered_for_whoever_serves_the_vm() {
         expires_ns,
     };
     let id = rig.kernel.borrow().vm(1).id().load(Relaxed);
-    let ours = [name(id, b'a', 5), name(id, b'b', 6)];
-    for one in ours.iter().chain([&name(9_999, b'a', 7)]) {
+    let ours = [name(VmId::new(id), b'a', 5), name(VmId::new(id), b'b', 6)];
+    for one in ours.iter().chain([&name(VmId::new(9_999), b'a', 7)]) {
         assert!(datapath.remember_name(one));
     }
-    let later = name(id, b'a', 50);
+    let later = name(VmId::new(id), b'a', 50);
     assert!(datapath.remember_name(&later));
     let mut found = datapath.remembered_names();
     found.sort_by_key(|name| name.expires_ns);
     assert_eq!(found, [ours[1].clone(), later.clone()]);
     rig.kernel.borrow_mut().faults.names_capacity = 3;
-    assert!(!datapath.remember_name(&name(id, b'c', 1)), "no room");
+    assert!(
+        !datapath.remember_name(&name(VmId::new(id), b'c', 1)),
+        "no room"
+    );
     assert!(datapath.remember_name(&later), "there already");
-    assert!(datapath.forget_name(id, PEER, &later.name));
-    assert!(!datapath.forget_name(id, PEER, &later.name));
+    assert!(datapath.forget_name(VmId::new(id), PEER, &later.name));
+    assert!(!datapath.forget_name(VmId::new(id), PEER, &later.name));
     assert_eq!(datapath.remembered_names(), [ours[1].clone()]);
 }

@@ -6,7 +6,7 @@ use std::{
 };
 
 use pcap_file::pcapng::{Block, PcapNgReader};
-use slipgate_abi::{DropReason, Handover, Verdict, tcp::Flags, timeout::CLOSING_GRACE_NS};
+use slipgate_abi::{DropReason, Handover, Verdict, VmRow, tcp::Flags, timeout::CLOSING_GRACE_NS};
 use slipgate_model::{OnExit, Subject};
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -142,7 +142,7 @@ fn a_whole_vm_is_cut_and_no_other() {
     rig.guest(1, &udp((GUEST, 5_000), SERVER, b"x"));
     rig.connect_from(2, 40_000, 7);
     rig.at_guest();
-    let cut = rig.tell(|engine| engine.cut(Subject::Vm { row: 1 }));
+    let cut = rig.tell(|engine| engine.cut(Subject::Vm { row: VmRow::new(1) }));
     let cut = cut.unwrap();
     assert_eq!(rig.at_guest().len(), 600, "as many were asked");
     rig.at_world();
@@ -187,7 +187,7 @@ fn flows_of_a_frozen_vm_do_not_idle_out() {
     rig.kernel.borrow().set_frozen(1, true);
     rig.pass(200 * MINUTE_NS);
     assert_eq!(rig.flows(), 2);
-    rig.tell(|engine| engine.thaw(1));
+    rig.tell(|engine| engine.thaw(VmRow::new(1)));
     rig.kernel.borrow().set_frozen(1, false);
     // As long as after a packet.
     rig.pass(4 * MINUTE_NS);
@@ -240,7 +240,7 @@ fn a_captured_flow_is_seen_as_its_guest_sees_it() {
 #[test]
 fn a_capture_of_a_vm_has_new_flows_too_and_ends_after_as_many_packets() {
     let mut rig = Rig::new();
-    let mut client = rig.capture(Subject::Vm { row: 1 }, Some(3));
+    let mut client = rig.capture(Subject::Vm { row: VmRow::new(1) }, Some(3));
     rig.guest(1, &udp((GUEST, 5_000), SERVER, b"1"));
     rig.guest(2, &udp((GUEST, 5_000), SERVER, b"another's"));
     assert_ne!(rig.guest(1, &udp((GUEST, 5_000), SERVER, b"2")), Way::Fast);
@@ -265,7 +265,7 @@ fn a_capture_of_a_vm_has_new_flows_too_and_ends_after_as_many_packets() {
 fn captured_flows_are_the_kernels_when_the_engine_ends_in_order() {
     let mut rig = Rig::new();
     rig.connect(40_000, 7);
-    let mut client = rig.capture(Subject::Vm { row: 1 }, None);
+    let mut client = rig.capture(Subject::Vm { row: VmRow::new(1) }, None);
     let packet = ack((GUEST, 40_000), SERVER, 0, 8, 9_001);
     assert_eq!(rig.guest(1, &packet), Way::Engine(Handover::Verdict));
     rig.send(|engine| engine.stop(OnExit::Keep));
@@ -282,7 +282,7 @@ fn a_socket_that_its_client_has_too_is_not_waited_for_any_more() {
     let (ours, theirs) = UnixStream::pair().unwrap();
     let both = theirs.try_clone().unwrap();
     let request = CaptureRequest {
-        subject: Subject::Vm { row: 1 },
+        subject: Subject::Vm { row: VmRow::new(1) },
         to: theirs.into(),
         packets: None,
         lasts_ns: None,
@@ -303,9 +303,9 @@ fn captures_are_bounded_and_do_not_wait_for_their_clients() {
     let mut rig = Rig::new();
     rig.connect(40_000, 7);
     let clients: Vec<_> = (0..MOST_CAPTURES)
-        .map(|_| rig.capture(Subject::Vm { row: 1 }, None))
+        .map(|_| rig.capture(Subject::Vm { row: VmRow::new(1) }, None))
         .collect();
-    let (_, one_more) = rig.try_capture(Subject::Vm { row: 1 }, None);
+    let (_, one_more) = rig.try_capture(Subject::Vm { row: VmRow::new(1) }, None);
     assert_eq!(one_more, Err(NotCaptured::TooMany));
     let data = vec![0; 1_300];
     for _ in 0..4_000 {
@@ -318,7 +318,7 @@ fn captures_are_bounded_and_do_not_wait_for_their_clients() {
     rig.turn();
     rig.turn();
     assert_eq!(rig.guest(1, &udp((GUEST, 5_000), SERVER, b"x")), Way::Fast);
-    let (_, nobodys) = rig.try_capture(Subject::Vm { row: 9 }, None);
+    let (_, nobodys) = rig.try_capture(Subject::Vm { row: VmRow::new(9) }, None);
     let gone = Subject::Flow {
         slot: 1,
         generation: 99,

@@ -1,4 +1,4 @@
-use slipgate_abi::{Handover, Verdict, tcp::Flags};
+use slipgate_abi::{Handover, Verdict, VmId, VmRow, tcp::Flags};
 use slipgate_model::OnExit;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -219,13 +219,13 @@ fn a_slot_rests_a_second() {
         ..Setup::default()
     });
     // One alone may have the whole table.
-    rig.tell(|engine| engine.remove_vm(2, 102));
-    rig.tell(|engine| engine.remove_vm(3, 103));
+    rig.tell(|engine| engine.remove_vm(VmRow::new(2), VmId::new(102)));
+    rig.tell(|engine| engine.remove_vm(VmRow::new(3), VmId::new(103)));
     for i in 0..1_024 {
         rig.guest(1, &udp((GUEST, 1_000 + i), SERVER, b"x"));
     }
     assert_eq!(rig.flows(), 1_024);
-    rig.send(|engine| engine.remove_vm(1, 101));
+    rig.send(|engine| engine.remove_vm(VmRow::new(1), VmId::new(101)));
     rig.send(|engine| engine.set_vm(spec(2, &Setup::default())));
     rig.pass(60 * MILLISECOND_NS);
     rig.assert_empty();
@@ -241,7 +241,7 @@ fn a_vm_that_goes_takes_its_flows_along_and_no_others() {
     let mut rig = Rig::new();
     rig.connect_from(1, 40_000, 7);
     rig.connect_from(2, 40_000, 7);
-    rig.send(|engine| engine.remove_vm(1, 101));
+    rig.send(|engine| engine.remove_vm(VmRow::new(1), VmId::new(101)));
     rig.pass(60 * MILLISECOND_NS);
     assert_eq!(rig.flows(), 1);
     let record = &rig.records()[0];
@@ -257,7 +257,7 @@ fn what_a_running_program_still_counts_is_in_the_record() {
     let mut rig = Rig::new();
     rig.connect(40_000, 7);
     let slot = rig.kernel.borrow().slots_in_use()[0];
-    rig.send(|engine| engine.remove_vm(1, 101));
+    rig.send(|engine| engine.remove_vm(VmRow::new(1), VmId::new(101)));
     rig.turn();
     rig.kernel.borrow_mut().now_ns += 40 * MILLISECOND_NS;
     rig.turn();
@@ -322,7 +322,7 @@ fn a_sync_is_answered_when_what_was_before_it_is_recorded() {
     let mut rig = Rig::new();
     rig.connect(40_000, 7);
     let ends = rig.tell(|engine| {
-        engine.remove_vm(1, 101);
+        engine.remove_vm(VmRow::new(1), VmId::new(101));
         engine.after_ends()
     });
     assert_eq!(rig.ended(), []);

@@ -64,7 +64,7 @@ fn hop_by(rig: &mut Rig, gateway: u8) -> u32 {
         },
         route_mtu: 0,
     };
-    rig.engine.core.next_hop(hop, PEER)
+    rig.engine.core.nat.next_hop(hop, PEER)
 }
 
 #[test]
@@ -73,7 +73,7 @@ fn a_change_has_some_flows_looked_at_in_a_turn_and_in_the_end_all() {
     let mut before = looks(&rig);
     rig.follow(default_by(253));
     let mut turns = 0;
-    while rig.engine.core.following.is_under_way() {
+    while rig.engine.core.nat.network.following.is_under_way() {
         let looked = looks(&rig) - before;
         assert!(
             looked <= u64::from(LOOKS_PER_TURN),
@@ -96,7 +96,7 @@ fn another_vms_first_packet_goes_out_in_its_turn_meanwhile() {
     let mut rig = crowded();
     rig.follow(default_by(253));
     let mut opened = 0;
-    while rig.engine.core.following.is_under_way() {
+    while rig.engine.core.nat.network.following.is_under_way() {
         opened += 1;
         rig.guest(2, &syn((GUEST, 40_000 + opened), SERVER, 7));
         assert_eq!(rig.at_world().len(), 1, "in the turn it came in");
@@ -201,7 +201,7 @@ fn a_route_s_own_mtu_counts_for_new_connections_and_for_old_ones_when_it_changes
     rig.turn();
     let named = hops(&rig);
     assert_eq!(named.len(), 1);
-    let datapath = &rig.engine.core.datapath;
+    let datapath = &rig.engine.core.nat.datapath;
     let mtus = named
         .iter()
         .map(|hop| datapath.next_hop(*hop).unwrap().route_mtu());

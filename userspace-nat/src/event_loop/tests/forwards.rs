@@ -2,11 +2,13 @@
 use std::sync::atomic::Ordering::Relaxed;
 
 use slipgate_abi::{
-    DropReason, Handover, Ip4, Protocol, Refusal, Verdict, portframe::PortFlags, tcp::Flags,
+    DropReason, Handover, Ip4, Protocol, Refusal, Verdict, VmId, VmRow, portframe::PortFlags,
+    tcp::Flags,
 };
 
 use super::rig::*;
 use crate::{
+    admission::rejudge::refused_flows,
     clock::{MILLISECOND_NS, SECOND_NS},
     datapath::Tables as _,
     flow::NewFlow,
@@ -31,8 +33,8 @@ fn forwarding(setup: Setup) -> Setup {
         protocol,
         host: host.into(),
         host_port,
-        vm: 101,
-        vm_row: 1,
+        vm: VmId::new(101),
+        vm_row: VmRow::new(1),
         guest_port,
         rule: 12,
     };
@@ -86,7 +88,7 @@ fn a_predecessors_flow_of_loopback_ends() {
                 protocol: 6,
                 pad: [0; 3],
             },
-            vm_row: 1,
+            vm_row: VmRow::new(1),
             protocol: Protocol::Tcp,
             nat: ip([127, 0, 0, 1]),
             nat_port: port,
@@ -98,7 +100,10 @@ fn a_predecessors_flow_of_loopback_ends() {
             verdict: Verdict::Fast,
         };
         let now_ns = rig.kernel.borrow().now_ns;
-        core.flows.open(&mut core.datapath, &flow, now_ns).unwrap();
+        core.nat
+            .flows
+            .open(&mut core.nat.datapath, &flow, now_ns)
+            .unwrap();
     }
     let (mut rig, _) = rig.restart(&forwarding(Setup::default()));
     rig.pass(SECOND_NS);
@@ -145,8 +150,11 @@ fn a_guests_syn_that_the_rules_let_out_is_a_flow_of_the_guests() {
     rig.guest(1, &syn(WEB, SERVER, 5));
     let sent = rig.at_world().pop().expect("the SYN goes out");
     assert_ne!(sent[20..22], 8_080u16.to_be_bytes());
-    let inbound = rig.engine.core.flows.count_from_world(1);
-    assert_eq!((rig.engine.core.flows.count(1), inbound), (1, 0));
+    let inbound = rig.engine.core.nat.flows.count_from_world(VmRow::new(1));
+    assert_eq!(
+        (rig.engine.core.nat.flows.count(VmRow::new(1)), inbound),
+        (1, 0)
+    );
     // It is that SYN which opened it, so the same one again is a retransmission.
     assert_eq!(rig.guest(1, &syn(WEB, SERVER, 5)), Way::Fast);
     rig.assert_paired();
@@ -205,9 +213,9 @@ fn flows_of_whom_a_forward_would_not_let_in_are_not_taken_over() {
     let client = (ip([10, 9, 9, 9]), 50_000);
     rig.world(&syn(client, HTTP, 5));
     let slot = rig.kernel.borrow().slots_in_use()[0];
-    let looked_at = rig.engine.core.datapath.slot(slot);
+    let looked_at = rig.engine.core.nat.datapath.slot(slot);
     assert_eq!(looked_at.verdict().load(Relaxed), Verdict::Fast as u32);
-    let allowed = |rig: &Rig| rig.engine.core.refused_flows(0, |_| false).cut.len();
+    let allowed = |rig: &Rig| refused_flows(&rig.engine.core, 0, |_| false).cut.len();
     assert_eq!(allowed(&rig), 0);
     // The address is the host's own from now on.
     let mut network = network();
@@ -425,7 +433,7 @@ fn datagrams_that_nobody_is_behind_make_room() {
     assert_eq!(sends(&mut rig, 1), Way::Fast);
     // A guest that is silent keeps its flows from the world for a minute.
     rig.pass(62 * SECOND_NS);
-    assert_eq!(rig.engine.core.flows.count(1), 1);
+    assert_eq!(rig.engine.core.nat.flows.count(VmRow::new(1)), 1);
 }
 
 #[test]

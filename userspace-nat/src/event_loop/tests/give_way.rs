@@ -1,5 +1,5 @@
 //! Tests that every flow that carries packets counts, and that flows with nothing to lose give way.
-use slipgate_abi::{FlowRef, Protocol, Refusal, Tuple, slot::SlotFlags, tcp::Flags};
+use slipgate_abi::{FlowRef, Protocol, Refusal, Tuple, VmId, VmRow, slot::SlotFlags, tcp::Flags};
 
 use super::rig::*;
 use crate::{
@@ -74,8 +74,8 @@ fn closed_connections_of_the_worlds_count_and_make_room_for_its_own() {
         protocol: Protocol::Tcp,
         host: [0, 0, 0, 0].into(),
         host_port: 8_080,
-        vm: 101,
-        vm_row: 1,
+        vm: VmId::new(101),
+        vm_row: VmRow::new(1),
         guest_port: 80,
         rule: 12,
     };
@@ -97,8 +97,8 @@ fn closed_connections_of_the_worlds_count_and_make_room_for_its_own() {
         rig.guest(1, &ack(inside, client, Flags::FIN, 9_001, 9));
         assert_eq!(rig.world(&ack(client, host, 0, 9, 9_002)), Way::Fast);
         rig.at_guest();
-        assert!(rig.engine.core.flows.count_from_world(1) <= 3);
-        assert!(rig.engine.core.flows.count(1) <= 4);
+        assert!(rig.engine.core.nat.flows.count_from_world(VmRow::new(1)) <= 3);
+        assert!(rig.engine.core.nat.flows.count(VmRow::new(1)) <= 4);
         rig.pass(10 * MILLISECOND_NS);
     }
     // A fourth that lives is one too many.
@@ -110,7 +110,7 @@ fn closed_connections_of_the_worlds_count_and_make_room_for_its_own() {
         rig.pass(10 * MILLISECOND_NS);
     }
     assert_eq!(rig.refused(1, Refusal::FlowCap), 1);
-    assert_eq!(rig.engine.core.flows.count_from_world(1), 3);
+    assert_eq!(rig.engine.core.nat.flows.count_from_world(VmRow::new(1)), 3);
 }
 
 /// Tries a closed port so often a second.
@@ -307,7 +307,7 @@ fn a_vm_at_its_cap_loses_what_has_nothing_to_lose() {
     }
     rig.guest(1, &syn(guest(50_004), SERVER, 7));
     assert_eq!(rig.refused(1, Refusal::FlowCap), 2);
-    assert_eq!(rig.engine.core.flows.count(1), 4);
+    assert_eq!(rig.engine.core.nat.flows.count(VmRow::new(1)), 4);
     assert!(rig.records().iter().all(|record| record["end"] == "idle"));
 }
 

@@ -5,6 +5,8 @@ use std::{
     os::unix::net::UnixStream,
 };
 
+use slipgate_abi::{VmId, VmRow};
+
 use super::rig::*;
 use crate::{
     clock::SECOND_NS,
@@ -16,7 +18,7 @@ use crate::{
 fn listen(rig: &mut Rig, row: u16) -> (UnixStream, Result<(), NotListening>) {
     let (ours, theirs) = UnixStream::pair().unwrap();
     ours.set_nonblocking(true).unwrap();
-    let listening = rig.tell(move |engine| engine.listen(row, theirs.into()));
+    let listening = rig.tell(move |engine| engine.listen(VmRow::new(row), theirs.into()));
     (ours, listening)
 }
 
@@ -73,7 +75,7 @@ fn a_listener_hears_of_flows_that_live_begin_and_end_of_its_vm_alone() {
     assert_eq!(events(&lines), [("flow_start", "10.0.2.15:40002")]);
     assert!(ended);
     assert!(!rig.engine.log.wants(Event::FlowStart), "nobody does now");
-    assert!(!rig.engine.core.records_starts);
+    assert!(!rig.engine.core.journal.records_starts);
 }
 
 #[test]
@@ -91,12 +93,12 @@ fn who_is_gone_is_forgotten_and_so_is_who_hears_of_no_vm() {
     rig.turn();
     rig.connect(40_000, 1);
     assert_eq!(listen(&mut rig, 2).1, Ok(()));
-    rig.tell(|engine| engine.remove_vm(1, 101));
+    rig.tell(|engine| engine.remove_vm(VmRow::new(1), VmId::new(101)));
     rig.pass(SECOND_NS);
     let (lines, ended) = heard(&mut first);
     assert_eq!(events(&lines), [("flow_start", "10.0.2.15:40000")]);
     assert!(ended);
-    assert!(rig.engine.core.records_starts, "the file's");
+    assert!(rig.engine.core.journal.records_starts, "the file's");
 }
 
 #[test]
@@ -107,7 +109,7 @@ fn a_slow_listener_loses_counted_lines_and_nobody_waits_for_it() {
         for port in 40_000..40_900 {
             rig.guest(1, &syn((GUEST, port), SERVER, isn * 1_000_000));
         }
-        let what = slipgate_model::Subject::Vm { row: 1 };
+        let what = slipgate_model::Subject::Vm { row: VmRow::new(1) };
         rig.send(move |engine| {
             engine.cut(what);
         });

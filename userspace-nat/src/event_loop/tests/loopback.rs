@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use slipgate_abi::{DropReason, Ip4, Protocol, Refusal, tcp::Flags};
+use slipgate_abi::{DropReason, Ip4, Protocol, Refusal, VmId, VmRow, tcp::Flags};
 use slipgate_model::{RelayedId, Subject, WhyAnswer};
 
 use super::{reload::policy, rig::*};
@@ -86,7 +86,7 @@ impl Rig {
             port: to.1,
             protocol,
         };
-        self.tell(move |engine| engine.why(row, to, None))
+        self.tell(move |engine| engine.why(VmRow::new(row), to, None))
     }
 }
 
@@ -283,8 +283,8 @@ fn what_is_strict_with_a_vm_leaves_none_of_its_connections() {
     let policy = with_list(refusing, list, OnReload::Keep);
     rig.reload_strictly(vec![policy], 40, [0; 3], vec![101]);
     assert_eq!(rig.applied(), (1, 1, 1));
-    let relay = rig.engine.services.relay.as_ref().unwrap();
-    let flows = [101, 102].map(|vm| relay.loopback_flows(vm));
+    let relay = &rig.engine.services.relay;
+    let flows = [101, 102].map(|vm| relay.loopback_flows(VmId::new(vm)));
     assert_eq!(flows, [0, 1]);
 }
 
@@ -371,15 +371,18 @@ fn cutting_a_vm_cuts_what_is_relayed_for_it() {
     rig.enter(1, 40_000);
     rig.enter(2, 40_000);
     let mut service = accepted(&listener);
-    let what = Subject::Vm { row: 1 };
+    let what = Subject::Vm { row: VmRow::new(1) };
     rig.tell(move |engine| engine.cut(what));
     let told = rig.at_guest();
     assert!(!told.is_empty() && told.iter().all(|(vm, _)| *vm == 101));
     let error = service.read(&mut [0; 8]).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::ConnectionReset);
-    let relay = rig.engine.services.relay.as_ref().unwrap();
+    let relay = &rig.engine.services.relay;
     assert_eq!(
-        (relay.loopback_flows(101), relay.loopback_flows(102)),
+        (
+            relay.loopback_flows(VmId::new(101)),
+            relay.loopback_flows(VmId::new(102))
+        ),
         (0, 1)
     );
 }
@@ -471,8 +474,8 @@ fn a_relayed_flow_is_told_of_cut_by_its_id_and_not_captured_alone() {
     assert_eq!(cut(Subject::Relayed(others)), None);
     assert_eq!(cut(Subject::Relayed(id)), Some(1));
     assert_eq!(cut(Subject::Relayed(id)), None);
-    let relay = rig.engine.services.relay.as_ref().unwrap();
-    assert_eq!(relay.loopback_flows(101), 1);
+    let relay = &rig.engine.services.relay;
+    assert_eq!(relay.loopback_flows(VmId::new(101)), 1);
 
     let (_client, to) = std::os::unix::net::UnixStream::pair().unwrap();
     let capture = CaptureRequest {

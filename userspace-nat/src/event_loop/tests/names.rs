@@ -4,12 +4,13 @@ use crate::{
     clock::SECOND_NS,
     datapath::NameMap,
     dns::{
-        NamePolicy, NameVerdict,
+        NamePolicy,
         chain::tests::{a, answer},
     },
     name_gate::{ByRules, MAX_PER_VM},
+    state::Core,
 };
-use slipgate_abi::{Protocol, Refusal, maps::MAX_NAMES};
+use slipgate_abi::{Protocol, Refusal, VmId, VmRow, maps::MAX_NAMES};
 use slipgate_model::NameCounts;
 use slipgate_policy::{Action, FLOOR_S, Name, Rule, wire};
 
@@ -26,13 +27,13 @@ fn setup() -> Setup {
 
 /// The VM in a row is told that the peer is [`NAME`]'s.
 fn tell(rig: &Rig, row: u32, ttl: u32) {
-    let mut dns = ByRules(rig.engine.core.judge.clone());
+    let mut dns = ByRules(rig.engine.core.rules.judge.clone());
     let name = wire(NAME).unwrap();
     let now_ns = rig.kernel.borrow().now_ns;
     let told = answer(NAME, &[a(NAME, ttl, PEER.octets)]);
-    assert_eq!(dns.question(100 + row, Name(&name), 1), NameVerdict::Allow);
-    let verdict = dns.answer(100 + row, Name(&name), &told, 0, now_ns);
-    assert_eq!(verdict, NameVerdict::Allow);
+    assert_eq!(dns.question(VmId::new(100 + row), Name(&name), 1), Ok(()));
+    let verdict = dns.answer(VmId::new(100 + row), Name(&name), &told, 0, now_ns);
+    assert_eq!(verdict, Ok(()));
 }
 
 #[test]
@@ -62,7 +63,7 @@ fn an_address_is_open_to_the_vm_that_was_told_for_as_long_as_it_was_told() {
     assert_eq!(records.len(), 1);
     assert_eq!(records[0]["dns_name"], NAME);
     assert_eq!(records[0]["rule_text"], "--allow *.ok.test:443/tcp");
-    assert!(rig.engine.core.opened_by.is_empty());
+    assert!(rig.engine.core.rules.names_of_flows(0).is_empty());
 }
 
 #[test]
@@ -93,7 +94,7 @@ fn what_dns_opened_is_open_again_after_a_restart_for_what_is_left() {
     let mut rig = Rig::with(setup());
     tell(&rig, 1, 100);
     rig.pass(40 * SECOND_NS);
-    let names = |rig: &Rig| rig.engine.core.datapath.remembered_names().len();
+    let names = |rig: &Rig| rig.engine.core.nat.datapath.remembered_names().len();
     assert_eq!(names(&rig), 1);
     let (mut rig, adoption) = rig.restart(&setup());
     assert_eq!(adoption.reopened, 1);
@@ -131,16 +132,40 @@ fn what_dns_opened_is_open_again_after_a_restart_for_what_is_left() {
 fn a_full_map_loses_what_is_remembered_and_nothing_that_is_open() {
     let mut rig = Rig::with(setup());
     rig.kernel.borrow_mut().faults.names_capacity = 3;
-    let mut dns = ByRules(rig.engine.core.judge.clone());
+    let mut dns = ByRules(rig.engine.core.rules.judge.clone());
     let name = wire(NAME).unwrap();
     let addresses: Vec<_> = (1..=10).map(|i| a(NAME, 600, [203, 0, 112, i])).collect();
     let now_ns = rig.kernel.borrow().now_ns;
-    dns.answer(101, Name(&name), &answer(NAME, &addresses), 0, now_ns);
+    let _ = dns.answer(
+        VmId::new(101),
+        Name(&name),
+        &answer(NAME, &addresses),
+        0,
+        now_ns,
+    );
     rig.turn();
-    assert_eq!(rig.engine.core.judge.borrow().counts(101).open, 10);
+    assert_eq!(
+        rig.engine
+            .core
+            .rules
+            .judge
+            .borrow()
+            .counts(VmId::new(101))
+            .open,
+        10
+    );
     let (rig, adoption) = rig.restart(&setup());
     assert_eq!(adoption.reopened, 3);
-    assert_eq!(rig.engine.core.judge.borrow().counts(101).open, 3);
+    assert_eq!(
+        rig.engine
+            .core
+            .rules
+            .judge
+            .borrow()
+            .counts(VmId::new(101))
+            .open,
+        3
+    );
 }
 
 #[test]
@@ -153,7 +178,7 @@ fn why_judges_a_name_as_the_guest_would_come_there() {
             protocol: Protocol::Tcp,
         };
         let name = name.map(str::to_owned);
-        rig.tell(move |engine| engine.why(1, to, name.as_deref()))
+        rig.tell(move |engine| engine.why(VmRow::new(1), to, name.as_deref()))
     };
     let answer = why(&mut rig, Some(NAME), 443);
     assert!(
@@ -201,11 +226,17 @@ fn names_are_read_in_pages_that_fit_a_message() {
         "{}.ok.test",
         ["a".repeat(60), "b".repeat(60), "c".repeat(60)].join(".")
     );
-    let mut dns = ByRules(rig.engine.core.judge.clone());
+    let mut dns = ByRules(rig.engine.core.rules.judge.clone());
     let asked: &'static str = long.leak();
     let wired = wire(asked).unwrap();
     let told = answer(asked, &[a(asked, 60, PEER.octets)]);
-    dns.answer(101, Name(&wired), &told, 0, rig.kernel.borrow().now_ns);
+    let _ = dns.answer(
+        VmId::new(101),
+        Name(&wired),
+        &told,
+        0,
+        rig.kernel.borrow().now_ns,
+    );
     for port in 0..200 {
         rig.guest(1, &syn((GUEST, 40_000 + port), SERVER, 7));
     }
@@ -238,21 +269,21 @@ fn names_are_read_in_pages_that_fit_a_message() {
 #[test]
 fn a_name_of_thousands_of_addresses_is_explained_in_a_line() {
     let mut rig = Rig::with(setup());
-    let mut dns = ByRules(rig.engine.core.judge.clone());
+    let mut dns = ByRules(rig.engine.core.rules.judge.clone());
     let name = wire(NAME).unwrap();
     let now_ns = rig.kernel.borrow().now_ns;
     for third in 0..4u8 {
         let of = |last| a(NAME, 600, [198, 51, third, last]);
         let told = answer(NAME, &(1..=20).map(of).collect::<Vec<_>>());
-        let verdict = dns.answer(101, Name(&name), &told, 0, now_ns);
-        assert_eq!(verdict, NameVerdict::Allow);
+        let verdict = dns.answer(VmId::new(101), Name(&name), &told, 0, now_ns);
+        assert_eq!(verdict, Ok(()));
     }
     let to = slipgate_policy::Destination {
         addr: std::net::Ipv4Addr::UNSPECIFIED,
         port: 443,
         protocol: Protocol::Tcp,
     };
-    let answer = rig.tell(move |engine| engine.why(1, to, Some(NAME)));
+    let answer = rig.tell(move |engine| engine.why(VmRow::new(1), to, Some(NAME)));
     assert!(answer.admitted, "{answer:?}");
     let first = answer.explanation.lines().next().unwrap();
     assert_eq!(first.matches("198.51.").count(), 8, "{first}");
@@ -262,16 +293,19 @@ fn a_name_of_thousands_of_addresses_is_explained_in_a_line() {
 #[test]
 fn a_vm_leaves_the_others_room_among_what_is_remembered() {
     let mut rig = Rig::with(setup());
-    let mut dns = ByRules(rig.engine.core.judge.clone());
+    let mut dns = ByRules(rig.engine.core.rules.judge.clone());
     let name = wire(NAME).unwrap();
     let now_ns = rig.kernel.borrow().now_ns;
-    let mut tell = |rig: &mut Rig, vm: u32, addresses: usize| {
+    let mut tell = |rig: &mut Rig, vm: VmId, addresses: usize| {
         for at in (0..addresses as u32).step_by(128) {
             let of = |n: u32| a(NAME, 600, (0xc633_0000 + at + n).to_be_bytes());
             let told = answer(NAME, &(0..128).map(of).collect::<Vec<_>>());
             let verdict = dns.answer(vm, Name(&name), &told, 0, now_ns);
-            assert_eq!(verdict, NameVerdict::Allow);
-            rig.engine.core.remember_openings();
+            assert_eq!(verdict, Ok(()));
+            let Core {
+                nat, rules, vms, ..
+            } = &mut rig.engine.core;
+            rules.remember_openings(&mut nat.datapath, vms.len());
         }
     };
     let remembered = |rig: &Rig, vm| {
@@ -280,17 +314,22 @@ fn a_vm_leaves_the_others_room_among_what_is_remembered() {
     };
     // All but the reserve goes to whoever comes first.
     for vm in [201, 202, 101] {
-        tell(&mut rig, vm, MAX_PER_VM);
+        tell(&mut rig, VmId::new(vm), MAX_PER_VM);
     }
     assert_eq!(remembered(&rig, 202), MAX_PER_VM);
     assert!(remembered(&rig, 101) >= MAX_PER_VM - 128);
     // Of the reserve each has its part.
-    tell(&mut rig, 203, MAX_PER_VM);
-    tell(&mut rig, 102, 128);
+    tell(&mut rig, VmId::new(203), MAX_PER_VM);
+    tell(&mut rig, VmId::new(102), 128);
     assert_eq!(remembered(&rig, 102), 128);
-    let part = MAX_NAMES as usize / 4 / rig.engine.core.vms().count();
+    let part = MAX_NAMES as usize / 4 / rig.engine.core.vms.len();
     assert!((part - 128..=part).contains(&remembered(&rig, 203)));
-    rig.engine.core.judge.borrow_mut().forget(101);
+    rig.engine
+        .core
+        .rules
+        .judge
+        .borrow_mut()
+        .forget(VmId::new(101));
     rig.turn();
     assert_eq!(remembered(&rig, 101), 0);
 }

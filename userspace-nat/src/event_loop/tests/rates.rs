@@ -293,8 +293,9 @@ fn nothing_of_a_flow_that_a_policy_ended_leaves_the_queue() {
     let slot = slot(&rig);
     let core = &mut rig.engine.core;
     assert!(
-        core.flows
-            .cut(&mut core.datapath, slot, EndReason::Policy, now_ns)
+        core.nat
+            .flows
+            .cut(&mut core.nat.datapath, slot, EndReason::Policy, now_ns)
     );
     rig.turn();
     assert_eq!(

@@ -4,6 +4,7 @@ use crate::{
     clock::SECOND_NS,
     record::{Event, Events},
 };
+use slipgate_abi::{VmId, VmRow};
 use slipgate_policy::{Action, Rule};
 
 fn setup() -> Setup {
@@ -61,9 +62,9 @@ fn a_flow_that_the_engine_carries_says_so() {
     let mut rig = Rig::with(setup());
     rig.connect(40_000, 1);
     let core = &mut rig.engine.core;
-    let slot = core.flows.all()[0];
-    assert!(core.flows.hold(&mut core.datapath, slot));
-    rig.tell(|engine| engine.remove_vm(1, 101));
+    let slot = core.nat.flows.all()[0];
+    assert!(core.nat.flows.hold(&mut core.nat.datapath, slot));
+    rig.tell(|engine| engine.remove_vm(VmRow::new(1), VmId::new(101)));
     rig.pass(SECOND_NS);
     let ended = of(&rig, Event::FlowEnd);
     assert_eq!(
@@ -91,7 +92,7 @@ fn refusals_are_told_every_ten_seconds_and_when_their_vm_goes() {
     assert_eq!(of(&rig, Event::Refused).len(), 1, "nothing new");
 
     rig.guest(2, &syn((GUEST, 40_000), (PEER, 81), 7));
-    rig.tell(|engine| engine.remove_vm(2, 102));
+    rig.tell(|engine| engine.remove_vm(VmRow::new(2), VmId::new(102)));
     let told = of(&rig, Event::Refused);
     assert_eq!((told.len(), &told[1]["count"]), (2, &1.into()));
     assert_eq!(
@@ -107,5 +108,5 @@ fn a_log_of_ends_makes_no_other_lines() {
     rig.guest(1, &syn((GUEST, 40_000), (PEER, 81), 7));
     rig.pass(11 * SECOND_NS);
     assert!(rig.records().is_empty());
-    assert!(rig.engine.core.started.is_empty());
+    assert!(rig.engine.core.journal.started.is_empty());
 }

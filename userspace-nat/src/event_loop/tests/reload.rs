@@ -1,7 +1,7 @@
 //! Other policies while flows live.
 use std::sync::atomic::Ordering::Relaxed;
 
-use slipgate_abi::{Ip4, Protocol, Refusal, Verdict, timeout::CLOSING_GRACE_NS};
+use slipgate_abi::{Ip4, Protocol, Refusal, Verdict, VmId, VmRow, timeout::CLOSING_GRACE_NS};
 
 use super::rig::*;
 use crate::{
@@ -68,7 +68,7 @@ impl Rig {
                 guests: Vec::new(),
             },
             vms: vms.collect(),
-            strictly,
+            strictly: strictly.into_iter().map(VmId::new).collect(),
         };
         self.reloaded = Some(self.tell(|engine| engine.reload(reload)));
     }
@@ -219,11 +219,11 @@ fn flows_by_name_are_judged_by_their_names() {
         ..Setup::default()
     });
     let tell = |rig: &Rig, name: &'static str, at: Ip4| {
-        let mut dns = ByRules(rig.engine.core.judge.clone());
+        let mut dns = ByRules(rig.engine.core.rules.judge.clone());
         let wire = wire(name).unwrap();
         let told = answer(name, &[a(name, 0, at.octets)]);
         let now_ns = rig.kernel.borrow().now_ns;
-        dns.answer(101, Name(&wire), &told, 0, now_ns);
+        let _ = dns.answer(VmId::new(101), Name(&wire), &told, 0, now_ns);
     };
     tell(&rig, "a.ok.test", PEER);
     tell(&rig, "b.ok.test", OTHER.0);
@@ -285,8 +285,8 @@ fn a_rule_that_differs_behind_what_is_kept_of_its_text_is_another_one_to_a_succe
         let told = answer(name, &[a(name, 0, PEER.octets)]);
         let asked = wire(name).unwrap();
         let now_ns = rig.kernel.borrow().now_ns;
-        let mut dns = ByRules(rig.engine.core.judge.clone());
-        dns.answer(101, Name(&asked), &told, 0, now_ns);
+        let mut dns = ByRules(rig.engine.core.rules.judge.clone());
+        let _ = dns.answer(VmId::new(101), Name(&asked), &told, 0, now_ns);
         rig.connect(40_000, 7);
         rig.pass(60_000 * MILLISECOND_NS);
         // As the broker writes it.
@@ -325,8 +325,8 @@ fn forwards_stay_and_have_their_texts_in_the_new_run() {
         protocol: Protocol::Tcp,
         host: [192, 0, 2, 1].into(),
         host_port: 8_080,
-        vm: 101,
-        vm_row: 1,
+        vm: VmId::new(101),
+        vm_row: VmRow::new(1),
         guest_port: 80,
         rule: 13,
     };
@@ -352,9 +352,9 @@ fn forwards_stay_and_have_their_texts_in_the_new_run() {
     rules.sort_unstable();
     // The default, two safe ones, one rule, then the forward.
     assert_eq!(rules, [13, 74]);
-    let texts = &rig.engine.core.rule_texts;
+    let texts = &rig.engine.core.rules.texts;
     for rule in rules {
-        let text = texts.text(rule, &rig.engine.core.datapath);
+        let text = texts.text(rule, &rig.engine.core.nat.datapath);
         assert_eq!(text.as_deref(), Some("--forward tcp:8080:80"));
     }
 }
@@ -367,8 +367,8 @@ fn a_flow_that_idles_out_is_cut_all_the_same() {
     // In its grace already, from which a packet would bring it back.
     let now_ns = rig.kernel.borrow().now_ns;
     let core = &mut rig.engine.core;
-    core.flows.begin_end(
-        &mut core.datapath,
+    core.nat.flows.begin_end(
+        &mut core.nat.datapath,
         slot,
         crate::flow::EndReason::Idle,
         now_ns,

@@ -3,34 +3,31 @@ use std::{
     cell::Cell,
     collections::VecDeque,
     io::{self, Write},
-    net::SocketAddr,
     os::fd::BorrowedFd,
     rc::Rc,
     sync::{Arc, Mutex},
 };
 
 use hashbrown::HashSet;
-use slipgate_abi::{DropReason, Ip4, Refusal, segment::Segments};
+use slipgate_abi::{DropReason, Ip4, Refusal, VmId, VmRow};
 use slipgate_model::{
     HostAddress, Link, NetworkView, OnExit, RouteEntry, RouteKind, RouteSnapshot, TranslatedId,
 };
 
 pub(super) use crate::fake::{Way, packets::*};
 use crate::{
-    context::Context,
     control::*,
+    dns,
     event_loop::*,
     fake::{FakeClock, FakeDatapath, FakePort, Kernel, KernelHandle},
     flow::adopt::Adoption,
     name_gate::Judge,
     nat_ports::DEFAULT_RANGE,
-    poll::Readiness,
     port::VirtioNetHdr,
-    record::{Event, Events, FlowLog, RelayedFlow},
-    relay::{self, Limits, Relay, Taken},
-    services::*,
-    state::*,
-    vm::{VmNet, VmSpec},
+    record::{Event, Events, FlowLog},
+    relay::{Limits, Relay},
+    services::Services,
+    vm::VmSpec,
 };
 use slipgate_policy::{Action, LocalAddresses, LoopbackPorts, Policy, Rule, Settings};
 
@@ -48,98 +45,6 @@ pub(super) const PEER: Ip4 = Ip4 {
 };
 pub(super) const SERVER: At = (PEER, 443);
 pub(super) const UPLINK: u32 = 3;
-
-/// Services that take nothing; or, where the setup lists ports of the host's loopback, a relay.
-#[derive(Debug, Default)]
-pub(super) struct TestServices {
-    pub(super) relay: Option<Relay>,
-}
-
-impl Services for TestServices {
-    fn arp(&mut self, _: &mut VmNet, _: &[u8], _: &mut Context<'_>) -> Result<(), DropReason> {
-        Ok(())
-    }
-    fn dhcp(&mut self, _: &mut VmNet, _: &[u8], _: &mut Context<'_>) -> Result<(), DropReason> {
-        Ok(())
-    }
-    fn dns(&mut self, _: &VmNet, _: &[u8], _: &mut Context<'_>) -> Result<(), DropReason> {
-        Ok(())
-    }
-    fn relay(&mut self, vm: &VmNet, l3: &[u8], as_: Segments, cx: &mut Context<'_>) -> Taken {
-        let relay = self.relay.as_mut();
-        relay.map_or(Taken::No, |relay| relay.packet(vm.id, l3, as_, cx))
-    }
-    fn open_loopback(
-        &mut self,
-        vm: &VmNet,
-        packet: &[u8],
-        segments: Segments,
-        opening: &relay::Opening,
-        cx: &mut Context<'_>,
-    ) -> Taken {
-        let open = |relay: &mut Relay| relay.open_loopback(vm.id, packet, segments, opening, cx);
-        self.relay.as_mut().map_or(Taken::No, open)
-    }
-    fn loopback_flows(&self, vm: u32) -> u32 {
-        self.relay.as_ref().map_or(0, |r| r.loopback_flows(vm))
-    }
-    fn rejudge_loopback(
-        &mut self,
-        judges: relay::Judges<'_>,
-        cx: &mut Context<'_>,
-    ) -> relay::Rejudged {
-        let relay = self.relay.as_mut();
-        relay.map(|r| r.rejudge(judges, cx)).unwrap_or_default()
-    }
-    fn cut(&mut self, vm: u32, cx: &mut Context<'_>) -> usize {
-        self.relay.as_mut().map_or(0, |r| r.cut(vm, cx))
-    }
-    fn cut_flow(&mut self, number: u64, cx: &mut Context<'_>) -> bool {
-        let relay = self.relay.as_mut();
-        relay.is_some_and(|r| r.cut_flow(number, cx))
-    }
-    fn relayed(&self, from: u64) -> impl Iterator<Item = (&RelayedFlow, &'static str)> {
-        self.relay.iter().flat_map(move |r| r.live(from))
-    }
-    fn relayed_counts(&self, vm: u32) -> relay::Counts {
-        let relay = self.relay.as_ref();
-        relay.map(|r| r.counts(vm)).unwrap_or_default()
-    }
-    fn on_ready(&mut self, readiness: Readiness, cx: &mut Context<'_>) {
-        if let Some(relay) = &mut self.relay {
-            relay.on_ready(readiness, cx);
-        }
-    }
-    fn next_deadline_ns(&self) -> Option<u64> {
-        self.relay.as_ref()?.next_deadline_ns()
-    }
-    fn begin_turn(&mut self) {
-        if let Some(relay) = &mut self.relay {
-            relay.begin_turn();
-        }
-    }
-    fn on_timer(&mut self, is_frozen: &dyn Fn(u16) -> bool, cx: &mut Context<'_>) -> bool {
-        let relay = self.relay.as_mut();
-        relay.is_none_or(|r| r.on_timer(is_frozen, cx))
-    }
-    fn flush(&mut self, _: &dyn Vms, _: &mut Context<'_>) -> bool {
-        true
-    }
-    fn set_resolvers(&mut self, _: &[SocketAddr]) {}
-    fn add_forward(&mut self, _: relay::Forward, _: &mut Context<'_>) -> io::Result<()> {
-        Ok(())
-    }
-    fn vm_added(&mut self, vm: &VmNet) {
-        if let Some(relay) = &mut self.relay {
-            relay.add_vm(vm.clone());
-        }
-    }
-    fn vm_removed(&mut self, id: u32, cx: &mut Context<'_>) {
-        if let Some(relay) = &mut self.relay {
-            relay.remove_vm(id, cx);
-        }
-    }
-}
 
 /// The broker's end of the channel.
 #[derive(Default)]
@@ -188,7 +93,7 @@ impl Write for Log {
     }
 }
 
-pub(super) type TestEngine = Engine<FakeDatapath, FakePort, FakeClock, TestServices>;
+pub(super) type TestEngine = Engine<FakeDatapath, FakePort, FakeClock>;
 
 pub(super) struct Rig {
     pub(super) kernel: KernelHandle,
@@ -396,7 +301,7 @@ impl Rig {
     }
 
     pub(super) fn flows(&self) -> usize {
-        self.engine.core.flows.len()
+        self.engine.core.nat.flows.len()
     }
 
     pub(super) fn refused(&self, row: u16, reason: Refusal) -> u64 {
@@ -438,7 +343,7 @@ impl Rig {
     /// Every flow has both tuples, pointing to its slot, and there are no others.
     pub(super) fn assert_paired(&self) {
         let kernel = self.kernel.borrow();
-        let flows = &self.engine.core.flows;
+        let flows = &self.engine.core.nat.flows;
         let mut pairs = 0;
         for slot in flows.all() {
             let entry = flows.entry(slot).unwrap();
@@ -497,8 +402,8 @@ pub(super) fn network() -> NetworkView {
 
 pub(super) fn spec(row: u16, setup: &Setup) -> VmSpec {
     VmSpec {
-        id: 100 + u32::from(row),
-        row,
+        id: VmId::new(100 + u32::from(row)),
+        row: VmRow::new(row),
         name: format!("vm{row}"),
         guest: GUEST.into(),
         gateway: GATEWAY.into(),
@@ -529,9 +434,11 @@ fn start(
         datapath: FakeDatapath::new(kernel, 0, epoch),
         port: FakePort::new(kernel),
         clock: FakeClock::new(kernel),
-        services: TestServices {
-            relay: (!setup.listed.is_empty()).then(|| Relay::new(Limits::default())),
-        },
+        // No resolver: no question leaves this process.
+        services: Services::new(
+            dns::Proxy::new(&[], dns::Limits::default(), Box::new(dns::AllowAll)),
+            Relay::new(Limits::default()),
+        ),
         judge: Judge::shared(policy),
         rule_base: setup.rule_base,
         nat_ports: setup.nat_ports.clone(),

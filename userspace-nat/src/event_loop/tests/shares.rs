@@ -1,14 +1,14 @@
 //! Tests of the shares that one VM or peer may use up, and of their cost to the engine.
 use std::sync::atomic::Ordering::Relaxed;
 
-use slipgate_abi::{Command, Handover, Ip4, PortHeader, Protocol, Refusal};
+use slipgate_abi::{Command, Handover, Ip4, PortHeader, Protocol, Refusal, VmId, VmRow};
 
 use super::rig::*;
 use crate::{
     clock::{MILLISECOND_NS, SECOND_NS},
     datapath::{Hop, Tables as _},
     port::PORT_HEADER_AT,
-    state::{Core, Forward, hops::LOOK_BUDGET},
+    state::{Core, Forward, hops::SCAN_BUDGET},
 };
 
 /// The rig's VM 1 takes UDP from the world at port 53,000 of the host.
@@ -18,8 +18,8 @@ fn with_forward(setup: Setup) -> Rig {
         protocol: Protocol::Udp,
         host: [0, 0, 0, 0].into(),
         host_port: 53_000,
-        vm: 101,
-        vm_row: 1,
+        vm: VmId::new(101),
+        vm_row: VmRow::new(1),
         guest_port: 53_000,
         rule: 12,
     };
@@ -71,7 +71,7 @@ fn an_adopter_knows_which_flows_the_world_opened() {
     for port in 0..6 {
         from_world(&mut rig, 1_000 + port);
     }
-    let live = |rig: &Rig| rig.engine.core.flows.count_from_world(1);
+    let live = |rig: &Rig| rig.engine.core.nat.flows.count_from_world(VmRow::new(1));
     assert_eq!(live(&rig), 6);
     // Its flows end, one by one or all: the count follows.
     rig.pass(301 * SECOND_NS);
@@ -185,7 +185,7 @@ fn neighbour(number: u16) -> Ip4 {
 }
 
 fn hops_of(rig: &Rig) -> Vec<u32> {
-    rig.engine.core.datapath.own_next_hops()
+    rig.engine.core.nat.datapath.own_next_hops()
 }
 
 #[test]
@@ -216,7 +216,7 @@ fn a_next_hop_is_not_given_back_before_a_whole_interval_has_passed() {
     let mut rig = on_link();
     rig.guest(1, &udp((GUEST, 5_000), (neighbour(7), 9), b"x"));
     rig.pass(SECOND_NS);
-    rig.send(|engine| engine.remove_vm(1, 101));
+    rig.send(|engine| engine.remove_vm(VmRow::new(1), VmId::new(101)));
     rig.pass(9 * SECOND_NS);
     assert_eq!((rig.flows(), hops_of(&rig).len()), (0, 1));
     rig.pass(12 * SECOND_NS);
@@ -228,15 +228,15 @@ fn a_next_hop_that_is_asked_for_between_two_looks_is_not_given_back() {
     let mut rig = on_link();
     let core = &mut rig.engine.core;
     let now_ns = 3_600 * SECOND_NS;
-    let ask = |core: &mut Core<_>| core.next_hop(hop(7), neighbour(7));
+    let ask = |core: &mut Core<_>| core.nat.next_hop(hop(7), neighbour(7));
     let index = ask(core);
-    core.release_idle_hops(now_ns);
+    core.nat.release_idle_hops(now_ns);
     // What was sent by it may still be under way at the next look.
     assert_eq!(ask(core), index);
-    core.release_idle_hops(now_ns + 10 * SECOND_NS);
-    assert_eq!(core.datapath.own_next_hops(), [index]);
-    core.release_idle_hops(now_ns + 20 * SECOND_NS);
-    assert!(core.datapath.own_next_hops().is_empty());
+    core.nat.release_idle_hops(now_ns + 10 * SECOND_NS);
+    assert_eq!(core.nat.datapath.own_next_hops(), [index]);
+    core.nat.release_idle_hops(now_ns + 20 * SECOND_NS);
+    assert!(core.nat.datapath.own_next_hops().is_empty());
 }
 
 #[test]
@@ -256,12 +256,12 @@ fn a_look_for_idle_next_hops_takes_some_flows_at_a_time() {
     assert_eq!(rig.flows(), usize::from(FLOWS));
     let looks = |rig: &Rig| rig.kernel.borrow().slots_looked_at.get();
     let core = &mut rig.engine.core;
-    let [named, asked_for] = [7, 8].map(|n| core.next_hop(hop(n), neighbour(n)));
-    core.next_hop(hop(9), neighbour(9));
+    let [named, asked_for] = [7, 8].map(|n| core.nat.next_hop(hop(n), neighbour(n)));
+    core.nat.next_hop(hop(9), neighbour(9));
     let (mut now_ns, mut most) = (3_600 * SECOND_NS, 0);
     let mut release = |rig: &mut Rig, now_ns: u64| {
         let before = looks(rig);
-        rig.engine.core.release_idle_hops(now_ns);
+        rig.engine.core.nat.release_idle_hops(now_ns);
         most = most.max(looks(rig) - before);
     };
     // Two looks, in the middle of the second of which a flow asks for one.
@@ -271,11 +271,11 @@ fn a_look_for_idle_next_hops_takes_some_flows_at_a_time() {
     now_ns += 10 * SECOND_NS;
     release(&mut rig, now_ns);
     let core = &mut rig.engine.core;
-    assert_eq!(core.next_hop(hop(8), neighbour(8)), asked_for);
-    assert_eq!(core.datapath.own_next_hops().len(), 3);
+    assert_eq!(core.nat.next_hop(hop(8), neighbour(8)), asked_for);
+    assert_eq!(core.nat.datapath.own_next_hops().len(), 3);
     release(&mut rig, now_ns);
-    assert!((1..=u64::from(LOOK_BUDGET)).contains(&most), "{most}");
-    let left = rig.engine.core.datapath.own_next_hops();
+    assert!((1..=u64::from(SCAN_BUDGET)).contains(&most), "{most}");
+    let left = rig.engine.core.nat.datapath.own_next_hops();
     assert_eq!(left, [named, asked_for]);
 }
 
@@ -286,7 +286,7 @@ fn a_router_stays_and_a_predecessors_remains_go() {
     let router = hops_of(&rig);
     assert_eq!(router.len(), 1);
     // A predecessor had claimed another, for a flow that is no more.
-    let left = rig.engine.core.datapath.next_hop_for(hop(1));
+    let left = rig.engine.core.nat.datapath.next_hop_for(hop(1));
     assert_ne!(left, 0);
     let (mut rig, _) = rig.restart(&Setup::default());
     rig.pass(25 * SECOND_NS);

@@ -7,6 +7,7 @@ use std::{
     time::Duration,
 };
 
+use slipgate_abi::{VmId, VmRow};
 use slipgate_model::Subject;
 
 use super::rig::*;
@@ -77,7 +78,7 @@ fn open_and_end(rig: &mut Rig, flows: u16) {
         rig.guest(1, &udp((GUEST, 5_000 + number), SERVER, b"x"));
     }
     assert_eq!(rig.flows(), usize::from(flows));
-    rig.tell(|engine| engine.remove_vm(1, 101));
+    rig.tell(|engine| engine.remove_vm(VmRow::new(1), VmId::new(101)));
     rig.pass(SECOND_NS);
 }
 
@@ -178,7 +179,7 @@ fn lines_that_find_no_room_are_lost_and_counted_and_hold_no_slot() {
         for number in 0..200 {
             rig.guest(1, &udp((GUEST, 5_000 + number), SERVER, b"x"));
         }
-        rig.tell(|engine| engine.remove_vm(1, 101));
+        rig.tell(|engine| engine.remove_vm(VmRow::new(1), VmId::new(101)));
         rig.pass(3 * SECOND_NS);
         rig.tell(|engine| engine.set_vm(spec(1, &Setup::default())));
         ended += 200;

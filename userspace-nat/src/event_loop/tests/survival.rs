@@ -1,5 +1,5 @@
 //! The engine dies and another takes over; credits; a port that fails.
-use slipgate_abi::{DropReason, FlowRef, Ip4, Tuple, Verdict};
+use slipgate_abi::{DropReason, FlowRef, Ip4, Tuple, Verdict, VmId, VmRow};
 use std::sync::atomic::Ordering::Relaxed;
 
 use super::rig::*;
@@ -109,7 +109,7 @@ fn what_a_predecessor_left_empty_is_given_back() {
     assert!(chunks(&rig) > 3);
     for row in 1..=3 {
         let id = 100 + u32::from(row);
-        rig.send(move |engine| engine.remove_vm(row, id));
+        rig.send(move |engine| engine.remove_vm(VmRow::new(row), VmId::new(id)));
     }
     rig.pass(20 * SECOND_NS);
     assert_eq!((rig.flows(), chunks(&rig)), (0, 1));
@@ -126,11 +126,11 @@ fn ports_of_adopted_flows_are_busy() {
     let nats: Vec<At> = (0..2).map(|i| rig.connect(40_000 + i, 7)).collect();
     let (mut rig, _) = rig.restart(&setup());
     let slot = rig.kernel.borrow().slots_in_use()[0];
-    let to = rig.engine.core.flows.entry(slot).unwrap().destination();
-    assert_eq!(rig.engine.core.flows.ports.busy(&to), 2);
+    let to = rig.engine.core.nat.flows.entry(slot).unwrap().destination();
+    assert_eq!(rig.engine.core.nat.flows.ports.busy(&to), 2);
     let third = rig.connect(50_000, 7);
     assert!(!nats.contains(&third));
-    assert_eq!(rig.engine.core.flows.ports.busy(&to), 3);
+    assert_eq!(rig.engine.core.nat.flows.ports.busy(&to), 3);
 }
 
 #[test]

@@ -2,7 +2,7 @@
 use std::net::{TcpListener, UdpSocket};
 
 use proptest::prelude::*;
-use slipgate_abi::{Ip4, Protocol, Refusal, Tuple, tcp::Flags};
+use slipgate_abi::{Ip4, Protocol, Refusal, Tuple, VmId, VmRow, tcp::Flags};
 use slipgate_model::{RouteEntry, RouteKind, WhyAnswer};
 
 use super::rig::*;
@@ -11,12 +11,11 @@ use crate::{
     control::Reload,
     datapath::Tables as _,
     dns::{
-        NamePolicy, NameVerdict,
+        NamePolicy,
         chain::tests::{a, answer},
     },
     name_gate::ByRules,
     packet::icmp::ECHO_REQUEST,
-    relay::{Limits, Relay},
     state::Forward,
 };
 use slipgate_policy::{
@@ -226,8 +225,8 @@ impl World {
             protocol,
             host: [0, 0, 0, 0].into(),
             host_port,
-            vm: 101,
-            vm_row: 1,
+            vm: VmId::new(101),
+            vm_row: VmRow::new(1),
             guest_port: 80,
             rule,
         };
@@ -239,7 +238,6 @@ impl World {
             ],
             ..Setup::default()
         });
-        rig.engine.services.relay = Some(Relay::new(Limits::default()));
         {
             let mut kernel = rig.kernel.borrow_mut();
             kernel.forwards.insert((NAT, 8_080, 6), (1, 101));
@@ -332,9 +330,8 @@ impl World {
     }
 
     fn relayed(&self, row: u16) -> usize {
-        let relay = self.rig.engine.services.relay.as_ref();
-        let live = relay.into_iter().flat_map(|relay| relay.live(0));
-        live.filter(|(flow, _)| flow.vm == 100 + u32::from(row))
+        let live = self.rig.engine.services.relay.live(0);
+        live.filter(|(flow, _)| flow.vm == VmId::new(100 + u32::from(row)))
             .count()
     }
 
@@ -348,8 +345,11 @@ impl World {
     /// Refusals that were counted: reason, rule, number.
     fn noted(&self, row: u16) -> Vec<(String, Option<String>, u64)> {
         let core = &self.rig.engine.core;
-        let text = |rule| core.rule_texts.known(rule);
-        let samples = core.refusals.samples(100 + u32::from(row), "", text, 0);
+        let text = |rule| core.rules.texts.known(rule);
+        let samples = core
+            .journal
+            .refusals
+            .samples(VmId::new(100 + u32::from(row)), "", text, 0);
         let noted = samples.into_iter().map(|s| (s.reason, s.rule, s.count));
         noted.collect()
     }
@@ -408,15 +408,19 @@ impl World {
             pad: [0; 3],
         };
         // What was let in may have ended by what it said.
-        if let Some(slot) = core.flows.by_guest(&tuple) {
-            let live = core.datapath.slot(slot);
-            let rule = core.rule_texts.text(live.rule(), &core.datapath).unwrap();
+        if let Some(slot) = core.nat.flows.by_guest(&tuple) {
+            let live = core.nat.datapath.slot(slot);
+            let rule = core
+                .rules
+                .texts
+                .text(live.rule(), &core.nat.datapath)
+                .unwrap();
             let by = format!(
                 "{} by 192.0.2.254 on ifindex {}",
                 std::net::Ipv4Addr::from(live.nat()),
                 live.uplink_ifindex()
             );
-            let is_held = core.flows.entry(slot).is_some_and(|e| e.is_held());
+            let is_held = core.nat.flows.entry(slot).is_some_and(|e| e.is_held());
             let became = match is_held {
                 true => Became::Inspected { rule, by },
                 false => Became::Translated { rule, by },
@@ -435,7 +439,7 @@ impl World {
             return (Became::Refused { reason }, rule);
         }
         if self.relayed(row) > relayed {
-            let relay = self.rig.engine.services.relay.as_ref().unwrap();
+            let relay = &self.rig.engine.services.relay;
             let flow = relay.live(0).find(|(flow, _)| flow.guest.port() == guest.1);
             let rule = flow
                 .unwrap()
@@ -477,12 +481,12 @@ impl World {
             protocol: 6,
             pad: [0; 3],
         };
-        let flows = &self.rig.engine.core.flows;
+        let flows = &self.rig.engine.core.nat.flows;
         let slot = flows.by_world(&world);
         let Some(entry) = slot.and_then(|slot| flows.entry(slot)).copied() else {
             return;
         };
-        let (row, guest) = (entry.vm_row, (GUEST, entry.guest.local_port));
+        let (row, guest) = (entry.vm_row.get(), (GUEST, entry.guest.local_port));
         self.rig.world(&syn_ack(server, nat, 9_000, 8));
         self.rig.guest(row, &ack(guest, server, 0, 8, 9_001));
         let (first, second) = (9_001, 9_002);
@@ -508,12 +512,12 @@ impl World {
                 port,
             } => return self.open(row, protocol, remote, port),
             Step::Tell { row, name, remote } => {
-                let mut dns = ByRules(self.rig.engine.core.judge.clone());
+                let mut dns = ByRules(self.rig.engine.core.rules.judge.clone());
                 let now_ns = self.rig.kernel.borrow().now_ns;
                 let (vm, wire) = (100 + u32::from(row), wire(name).unwrap());
-                if dns.question(vm, Name(&wire), 1) == NameVerdict::Allow {
+                if dns.question(VmId::new(vm), Name(&wire), 1) == Ok(()) {
                     let told = answer(name, &[a(name, 60, remote)]);
-                    dns.answer(vm, Name(&wire), &told, 0, now_ns);
+                    let _ = dns.answer(VmId::new(vm), Name(&wire), &told, 0, now_ns);
                 }
             }
             Step::Knock { protocol, from } => {

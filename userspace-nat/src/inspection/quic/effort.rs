@@ -41,7 +41,7 @@ impl Default for Allowance {
 
 /// Error: the budget is spent for now.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct NothingLeft;
+pub(super) struct OverBudget;
 
 /// Work on a frame, and the budget that it is charged to.
 #[derive(Debug)]
@@ -70,7 +70,7 @@ impl<'a> Effort<'a> {
     ///
     /// # Errors
     /// If the budget is spent.
-    pub(super) fn derive(&mut self) -> Result<(), NothingLeft> {
+    pub(super) fn derive(&mut self) -> Result<(), OverBudget> {
         self.spend(DERIVATION)
     }
 
@@ -78,13 +78,13 @@ impl<'a> Effort<'a> {
     ///
     /// # Errors
     /// If the budget is spent.
-    pub(super) fn attempt(&mut self) -> Result<(), NothingLeft> {
+    pub(super) fn attempt(&mut self) -> Result<(), OverBudget> {
         self.spend(TRIAL)
     }
 
-    fn spend(&mut self, cost: u32) -> Result<(), NothingLeft> {
+    fn spend(&mut self, cost: u32) -> Result<(), OverBudget> {
         if !self.allowance.0.take_many(cost, self.now_ns) {
-            return Err(NothingLeft);
+            return Err(OverBudget);
         }
         self.spent += cost;
         Ok(())

@@ -51,7 +51,7 @@ pub(crate) use keys::DERIVED;
 pub use keys::{Keys, Version};
 pub use packet::{Initial, crypto_frames, initials};
 
-use effort::NothingLeft;
+use effort::OverBudget;
 use shut::ShutIds;
 
 /// Least payload of a datagram with an Initial packet of a client's, bytes (RFC 9000 section 14.1).
@@ -164,7 +164,7 @@ impl Flow {
                         false => Ok(Passage::Dropped),
                     };
                 }
-                Err(NothingLeft) => return Ok(Passage::Unread),
+                Err(OverBudget) => return Ok(Passage::Unread),
             }
         }
         for (initial, payload) in initials.iter().zip(&payloads) {
@@ -206,7 +206,7 @@ impl Flow {
         &mut self,
         initial: &Initial<'_>,
         effort: &mut Effort<'_>,
-    ) -> Result<bool, NothingLeft> {
+    ) -> Result<bool, OverBudget> {
         let called = self.connections.iter_mut().rev().filter(|connection| {
             connection.server.is_none() && *connection.client == *initial.destination
         });
@@ -269,7 +269,7 @@ impl Flow {
         initial: &Initial<'_>,
         begun: &mut Vec<Connection>,
         effort: &mut Effort<'_>,
-    ) -> Result<Option<Vec<u8>>, NothingLeft> {
+    ) -> Result<Option<Vec<u8>>, OverBudget> {
         if self.shut.has_past(initial.destination) {
             return Ok(None);
         }
@@ -349,7 +349,7 @@ impl Connection {
         of: KeysOf,
         version: Version,
         effort: &mut Effort<'_>,
-    ) -> Result<&Keys, NothingLeft> {
+    ) -> Result<&Keys, OverBudget> {
         let known = self.keys.iter();
         let mut known = known.map(|(kept_of, kept, _)| (*kept_of, *kept));
         let at = match known.position(|kept| kept == (of, version)) {
@@ -374,7 +374,7 @@ impl Connection {
         of: KeysOf,
         initial: &Initial<'_>,
         effort: &mut Effort<'_>,
-    ) -> Result<Option<Vec<u8>>, NothingLeft> {
+    ) -> Result<Option<Vec<u8>>, OverBudget> {
         effort.attempt()?;
         let keys = self.keys(of, initial.version, effort)?;
         Ok(initial.open(keys))
@@ -386,7 +386,7 @@ impl Connection {
         &mut self,
         initial: &Initial<'_>,
         effort: &mut Effort<'_>,
-    ) -> Result<Option<Vec<u8>>, NothingLeft> {
+    ) -> Result<Option<Vec<u8>>, OverBudget> {
         let payload = self.open_by(KeysOf::Client, initial, effort)?;
         let is_begin = *self.original == *initial.destination;
         if payload.is_none() || is_begin {
@@ -432,7 +432,9 @@ impl Connection {
 
     /// Whether all that is there was judged, and something was.
     fn is_decided(&self) -> bool {
-        self.judged > 0 && self.judged == self.crypto.whole().len() && !self.crypto.has_islands()
+        self.judged > 0
+            && self.judged == self.crypto.whole().len()
+            && !self.crypto.has_out_of_order()
     }
 }
 

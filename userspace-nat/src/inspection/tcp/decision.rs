@@ -5,8 +5,8 @@ use slipgate_abi::tcp::Flags;
 
 use crate::{
     inspection::{
+        protocol_sniffer::Step,
         reassembly::{MAX_LEN, Reassembly},
-        spoken::Step,
         tcp::{HostName, Outcome, Phase, Received, Refused, SLOW_NS, Session, Wire},
         tls,
     },
@@ -15,7 +15,7 @@ use crate::{
 
 /// Event that the session awaits from the guest, and until when.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Patience {
+pub(super) enum Deadline {
     Endless,
     /// The guest must begin to send until then, ns.
     ToSpeak(u64),
@@ -25,7 +25,7 @@ pub(super) enum Patience {
     ToClose(u64),
 }
 
-impl Patience {
+impl Deadline {
     pub(super) fn ends_ns(self) -> Option<u64> {
         match self {
             Self::Endless => None,
@@ -48,24 +48,24 @@ impl Session {
         let before = self.allowed;
         let mut held = false;
         while self.phase == Phase::Open {
-            let step = match self.spoken.next(&self.stream.whole()[self.allowed..]) {
+            let step = match self.sniffer.next(&self.stream.whole()[self.allowed..]) {
                 Ok(step) => step,
                 Err(why) => return self.refuse(why, wire),
             };
             match step {
-                Step::Said(name, len) => {
+                Step::Named(name, len) => {
                     if !may(&name, &mut self.named) {
                         return self.refuse(Refused::Name, wire);
                     }
-                    self.is_let_in = true;
+                    self.is_admitted = true;
                     self.allowed += len;
-                    if self.spoken.wants_answer() {
+                    if self.sniffer.wants_answer() {
                         self.answer = Some(Reassembly::new(self.guest_ack));
                     }
                 }
                 Step::Pass(len) => {
                     self.allowed += len;
-                    if self.spoken.is_in_content() {
+                    if self.sniffer.is_in_content() {
                         self.content_allowed();
                     }
                 }
@@ -75,7 +75,7 @@ impl Session {
                     break;
                 }
                 Step::Rest => {
-                    self.stream.forget_islands();
+                    self.stream.forget_out_of_order();
                     self.allowed = self.stream.whole().len();
                     self.phase = Phase::Passing;
                 }
@@ -91,13 +91,13 @@ impl Session {
             }
         }
         if undecided == 0 && self.stream.is_ended() {
-            if !self.is_let_in {
+            if !self.is_admitted {
                 // Else the kernel would take over what nobody named.
                 return self.refuse(Refused::NoName, wire);
             }
             self.phase = Phase::Passing;
         }
-        self.be_patient(undecided > 0 && !held, self.allowed > before, now_ns);
+        self.update_deadline(undecided > 0 && !held, self.allowed > before, now_ns);
         self.transmit(wire, now_ns);
         self.await_early_answer();
         self.outcome()
@@ -126,25 +126,25 @@ impl Session {
             false,
         );
         let gives_up = segment.has(Flags::FIN) || tls::ends_by_alert(answer.whole());
-        let told = self.spoken.server_said(answer.whole())?;
-        if told {
+        let is_known = self.sniffer.server_answered(answer.whole())?;
+        if is_known {
             self.answer = None;
-        } else if gives_up && !matches!(self.patience, Patience::ToClose(_)) {
-            self.patience = Patience::ToClose(now_ns + SLOW_NS);
+        } else if gives_up && !matches!(self.deadline, Deadline::ToClose(_)) {
+            self.deadline = Deadline::ToClose(now_ns + SLOW_NS);
         }
-        Ok(told)
+        Ok(is_known)
     }
 
-    pub(super) fn be_patient(&mut self, undecided: bool, progress: bool, now_ns: u64) {
-        self.has_spoken |= progress;
-        let begun = undecided || self.stream.has_islands();
-        self.patience = match self.patience {
-            _ if self.phase != Phase::Open => Patience::Endless,
-            Patience::ToClose(at) => Patience::ToClose(at),
-            Patience::ToFinish(at) if begun && !progress => Patience::ToFinish(at),
-            _ if begun => Patience::ToFinish(now_ns + SLOW_NS),
+    pub(super) fn update_deadline(&mut self, undecided: bool, progress: bool, now_ns: u64) {
+        self.has_sent |= progress;
+        let begun = undecided || self.stream.has_out_of_order();
+        self.deadline = match self.deadline {
+            _ if self.phase != Phase::Open => Deadline::Endless,
+            Deadline::ToClose(at) => Deadline::ToClose(at),
+            Deadline::ToFinish(at) if begun && !progress => Deadline::ToFinish(at),
+            _ if begun => Deadline::ToFinish(now_ns + SLOW_NS),
             // Who has spoken may be silent for as long as it likes.
-            _ if self.has_spoken => Patience::Endless,
+            _ if self.has_sent => Deadline::Endless,
             before => before,
         };
     }

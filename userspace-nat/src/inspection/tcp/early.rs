@@ -93,7 +93,7 @@ impl Session {
         let unsent = self
             .content_end
             .is_some_and(|end| end.wrapping_sub(sent) as i32 > 0);
-        unsent || self.spoken.has_content_to_come()
+        unsent || self.sniffer.has_content_to_come()
     }
 
     /// Behind what the guest said.

@@ -46,8 +46,8 @@ use crate::{
     clock::{MILLISECOND_NS, SECOND_NS},
     inspection::{
         HostName, Refused,
+        protocol_sniffer::ProtocolSniffer,
         reassembly::{self, MAX_LEN, Reassembly},
-        spoken::Spoken,
     },
     name_gate::LearntName,
 };
@@ -59,7 +59,6 @@ mod ending;
 mod opening;
 mod options;
 mod receiver;
-mod released;
 mod segment;
 mod sender;
 mod server;
@@ -67,7 +66,7 @@ mod server;
 pub(crate) use options::keep_known;
 pub use segment::{Received, Segment, Wire, build_header};
 
-use decision::Patience;
+use decision::Deadline;
 use early::EarlyAnswer;
 use opening::Opening;
 use options::Options;
@@ -133,7 +132,7 @@ pub enum Outcome {
 #[derive(Debug)]
 pub struct Session {
     phase: Phase,
-    spoken: Spoken,
+    sniffer: ProtocolSniffer,
     stream: Reassembly,
     /// Number of the stream's whole bytes that may be sent.
     allowed: usize,
@@ -167,13 +166,13 @@ pub struct Session {
     /// Names that this connection gave before.
     pub(crate) named: Vec<Rc<LearntName>>,
     opened_ns: u64,
-    patience: Patience,
+    deadline: Deadline,
     /// Time at which a reset of the server is accepted, unless the guest contradicts, ns.
     reset_at_ns: Option<u64>,
     /// Whether any data of the guest was allowed.
-    has_spoken: bool,
+    has_sent: bool,
     /// Whether a name was admitted.
-    is_let_in: bool,
+    is_admitted: bool,
     resend_at_ns: Option<u64>,
     /// Retransmission time-out as measured; `rto_ns` is that after back-off.
     first_rto_ns: u64,
@@ -191,7 +190,7 @@ impl Session {
         let opening = Opening::new(tcp_header, crate::mss::for_mtu(mtus.1));
         Self {
             phase: Phase::Opening,
-            spoken: Spoken::new(mode),
+            sniffer: ProtocolSniffer::new(mode),
             stream: Reassembly::new(isn.wrapping_add(1)),
             allowed: 0,
             sent: 0,
@@ -211,10 +210,10 @@ impl Session {
             early_answer: EarlyAnswer::default(),
             named: Vec::new(),
             opened_ns: now_ns,
-            patience: Patience::Endless,
+            deadline: Deadline::Endless,
             reset_at_ns: None,
-            has_spoken: false,
-            is_let_in: false,
+            has_sent: false,
+            is_admitted: false,
             resend_at_ns: None,
             first_rto_ns: FIRST_RTO_NS,
             rto_ns: FIRST_RTO_NS,
@@ -247,17 +246,17 @@ impl Session {
     }
 
     /// Whether a name was admitted.
-    pub fn is_let_in(&self) -> bool {
-        self.is_let_in
+    pub fn is_admitted(&self) -> bool {
+        self.is_admitted
     }
 
     /// Starts all timers again, after a time in which the guest could not send.
     pub fn begin_timers(&mut self, now_ns: u64) {
-        self.patience = match self.patience {
-            Patience::Endless => Patience::Endless,
-            Patience::ToSpeak(_) => Patience::ToSpeak(now_ns + SILENT_NS),
-            Patience::ToFinish(_) => Patience::ToFinish(now_ns + SLOW_NS),
-            Patience::ToClose(_) => Patience::ToClose(now_ns + SLOW_NS),
+        self.deadline = match self.deadline {
+            Deadline::Endless => Deadline::Endless,
+            Deadline::ToSpeak(_) => Deadline::ToSpeak(now_ns + SILENT_NS),
+            Deadline::ToFinish(_) => Deadline::ToFinish(now_ns + SLOW_NS),
+            Deadline::ToClose(_) => Deadline::ToClose(now_ns + SLOW_NS),
         };
         let rto_ns = self.rto_ns;
         self.resend_at_ns = self.resend_at_ns.map(|_| now_ns + rto_ns);
@@ -272,7 +271,7 @@ impl Session {
 
     /// Time at which [`Session::on_timer`] is due, ns; `None` if no timer runs.
     pub fn due_ns(&self) -> Option<u64> {
-        let patience_ns = self.patience.ends_ns();
+        let patience_ns = self.deadline.ends_ns();
         [patience_ns, self.resend_at_ns, self.reset_at_ns]
             .into_iter()
             .flatten()
@@ -305,7 +304,7 @@ impl Session {
         let news = self.note_guest(segment);
         let fin = segment.has(Flags::FIN);
         if segment.payload.is_empty() && !fin {
-            if self.is_let_in {
+            if self.is_admitted {
                 return (Fate::Pass, Outcome::Goes);
             }
             if (segment.sequence.wrapping_sub(self.next_expected()) as i32) < 0 {
@@ -364,7 +363,7 @@ impl Session {
         if !segment.has(Flags::ACK) {
             return (Fate::Pass, Outcome::Goes);
         }
-        if !self.is_of_what_was_sent(segment.acknowledgement) {
+        if !self.is_in_sent_data(segment.acknowledgement) {
             // With the session's number in it the guest would believe it.
             return (Fate::Dropped, Outcome::Goes);
         }
@@ -404,15 +403,15 @@ impl Session {
         (fate, outcome)
     }
 
-    /// Patience has ended, or the server has not acknowledged in time.
+    /// Deadline has ended, or the server has not acknowledged in time.
     pub fn on_timer(&mut self, wire: &mut dyn Wire, now_ns: u64) -> Outcome {
         if self.reset_at_ns.is_some_and(|at| at <= now_ns) {
             return Outcome::Reset;
         }
-        match self.patience {
-            Patience::ToSpeak(at) if at <= now_ns => return self.refuse(Refused::Silent, wire),
-            Patience::ToFinish(at) if at <= now_ns => return self.refuse(Refused::Slow, wire),
-            Patience::ToClose(at) if at <= now_ns => return self.refuse(Refused::Unanswered, wire),
+        match self.deadline {
+            Deadline::ToSpeak(at) if at <= now_ns => return self.refuse(Refused::Silent, wire),
+            Deadline::ToFinish(at) if at <= now_ns => return self.refuse(Refused::Slow, wire),
+            Deadline::ToClose(at) if at <= now_ns => return self.refuse(Refused::Unanswered, wire),
             _ => {}
         }
         if self.resend_at_ns.is_some_and(|at| at <= now_ns) {

@@ -9,7 +9,7 @@ use slipgate_abi::tcp::Flags;
 
 use crate::{
     inspection::tcp::{
-        Fate, INITIAL_SEGMENTS, MIN_RTO_NS, Options, Outcome, Patience, Phase, Received, SILENT_NS,
+        Deadline, Fate, INITIAL_SEGMENTS, MIN_RTO_NS, Options, Outcome, Phase, Received, SILENT_NS,
         Segment, Session, URGENT, Wire, options::rebuild_syn, server::Server,
     },
     mss,
@@ -132,7 +132,7 @@ impl Session {
             (3 * round_trip_ns).clamp(MIN_RTO_NS, crate::inspection::tcp::FIRST_RTO_NS);
         self.rto_ns = self.first_rto_ns;
         self.congestion_window = INITIAL_SEGMENTS * self.mss();
-        self.patience = Patience::ToSpeak(now_ns + SILENT_NS);
+        self.deadline = Deadline::ToSpeak(now_ns + SILENT_NS);
         let fate = Fate::PassAs {
             acknowledgement: segment.acknowledgement,
             window: self.window(true),

@@ -54,7 +54,7 @@ impl Session {
 
     /// Acknowledgement number, window and timestamp of segments before a name is admitted. They
     /// follow from the SYN and the server's own segments.
-    pub(super) fn said_by_syn(&self) -> (u32, u16, u32) {
+    pub(super) fn as_in_syn(&self) -> (u32, u16, u32) {
         // None is too small to be one.
         let window = (self.opening.window >> self.guest_window_scale()).max(1);
         let time = self.opening.options.time.map_or(0, |(value, _)| value);
@@ -71,7 +71,7 @@ impl Session {
     pub(super) fn acknowledge_server(&mut self, wire: &mut dyn Wire) {
         // Before, all of it or nothing is acknowledged: which part would be a word too.
         let may = self.guest_ack == self.server.next && self.owed > 0;
-        if self.is_let_in || may {
+        if self.is_admitted || may {
             self.owed = self.owed.saturating_sub(1);
             self.send(wire, self.sent, 0, 0);
         }
@@ -103,7 +103,7 @@ impl Session {
         // A hello longer than the server's first window could not be whole before it is sent on.
         let least = MIN_OFFER.max(1 << self.server.window_scale);
         let needed = self.next_expected().wrapping_add(least);
-        let is_short = !self.is_let_in && needed.wrapping_sub(end) as i32 > 0;
+        let is_short = !self.is_admitted && needed.wrapping_sub(end) as i32 > 0;
         let end = match is_short {
             true if own.wrapping_sub(needed) as i32 > 0 => needed,
             true => own,

@@ -70,9 +70,9 @@ impl Session {
 
     /// Sends `len` bytes of the stream, from offset `from` on, in one segment with these flags.
     pub(super) fn send(&self, wire: &mut dyn Wire, from: usize, len: usize, flags: u8) {
-        let (acknowledgement, window, time) = match self.is_let_in {
+        let (acknowledgement, window, time) = match self.is_admitted {
             true => (self.guest_ack, self.guest_window, self.guest_time),
-            false => self.said_by_syn(),
+            false => self.as_in_syn(),
         };
         wire.to_server(&Segment {
             sequence: self.stream.begin().wrapping_add(from as u32),
@@ -85,7 +85,7 @@ impl Session {
     }
 
     /// Whether an acknowledgement number lies in the data that was sent lately.
-    pub(super) fn is_of_what_was_sent(&self, acknowledgement: u32) -> bool {
+    pub(super) fn is_in_sent_data(&self, acknowledgement: u32) -> bool {
         let begin = self.stream.begin();
         let sent = self.sent_ever + usize::from(self.end_acknowledged);
         let passed = self

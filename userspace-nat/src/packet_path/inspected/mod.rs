@@ -9,7 +9,7 @@
 //! it sends to the server are counted in the flow by the kernel, and packets that it sends to the
 //! guest as the engine's own. A datagram that waits is counted when it is sent on, in the flow, or
 //! when it is not, as dropped.
-use std::sync::atomic::Ordering::Relaxed;
+use std::{rc::Rc, sync::atomic::Ordering::Relaxed};
 
 use slipgate_abi::{Command, DropReason, Refusal, Verdict};
 
@@ -17,23 +17,29 @@ use crate::{
     datapath::Datapath,
     flow::{self, EndReason},
     inspection::{
-        Refused,
-        quic::Effort,
-        sessions::{Inspection, Kind, MAX_HELD},
-        tcp::{Fate, Outcome, Received},
+        HostName, Refused,
+        quic::{Effort, Passage},
+        sessions::{Inspection, Kind, MAX_HELD, held_segments},
+        tcp::{Fate, Outcome, Received, Session, Wire},
     },
-    packet::Transport,
-    packet_path::{Finish, Job, change::Change},
+    name_gate::LearntName,
+    packet::{Transport, icmp::Unreachable},
+    packet_path::{Disposition, Finish, Job, change::Change},
+    port::{ETHERTYPE_IPV4, OutboxFull, Side, command},
+    reply::IcmpError,
     state::{Core, VmState},
 };
 
-mod intact;
 mod naming;
 mod quic_flow;
 mod wire;
 
-use intact::is_intact;
+use naming::{Naming, destination};
 use quic_flow::datagrams;
+use wire::{Ends, is_intact};
+
+/// Judge of the names that a session finds, given those that the connection has named before.
+type MayName<'a> = dyn FnMut(&HostName, &mut Vec<Rc<LearntName>>) -> bool + 'a;
 
 impl<D: Datapath> Core<D> {
     /// Inspects a guest's packet of a flow. Returns `None` when it passes like any other.
@@ -123,6 +129,62 @@ impl<D: Datapath> Core<D> {
         }
     }
 
+    /// Inspects a guest's UDP frame of a flow that must be QUIC. Returns `None` when it passes.
+    fn quic_from_guest(
+        &mut self,
+        vm: &mut VmState,
+        job: Job<'_>,
+        slot: u32,
+        mut inspection: Box<Inspection>,
+        now_ns: u64,
+    ) -> Option<Finish> {
+        let to = destination(&self.nat.datapath.slot(slot).guest_tuple());
+        let (rules, inspected) = (&mut self.rules, &mut self.inspected);
+        let outcome =
+            quic_flow::inspect(rules, inspected, &mut inspection, (slot, to), &job, now_ns);
+        let Some(outcome) = outcome else {
+            inspected.put(slot, inspection);
+            return Some(Finish::Drop(DropReason::Refused));
+        };
+        let queue = &mut self.out.queue;
+        let header = command(Command::Forward, vm.net.row, vm.net.id.get());
+        for (vnet, l3) in &outcome.released {
+            if let Err(OutboxFull) = queue.push(header, ETHERTYPE_IPV4, *vnet, l3) {
+                let lost = held_segments(*vnet, l3);
+                vm.net.stats.dropped(DropReason::EngineBusy, lost);
+            }
+        }
+        let passage = match outcome.passage {
+            Ok(passage) => passage,
+            Err(why) => {
+                inspected.end(slot, &inspection);
+                self.end_inspected(vm, slot, why, now_ns);
+                let error = IcmpError::Unreachable(Unreachable::Prohibited);
+                let queue = &mut self.out.queue;
+                vm.answers
+                    .icmp(&vm.net, Side::Guest, &job.packet, error, queue, now_ns);
+                return Some(Finish::Drop(DropReason::Refused));
+            }
+        };
+        inspected.put(slot, inspection);
+        match passage {
+            // Behind the held datagrams, which are written at the end of the batch.
+            Passage::Goes if !outcome.released.is_empty() => {
+                let (vnet, l3) = (job.frame.vnet, job.packet.ip.bytes);
+                match queue.push(header, ETHERTYPE_IPV4, vnet, l3) {
+                    Ok(()) => Some(Finish::Dispose(Disposition::Consumed)),
+                    Err(OutboxFull) => Some(Finish::Drop(DropReason::EngineBusy)),
+                }
+            }
+            Passage::Goes => None,
+            Passage::Held => Some(Finish::Dispose(Disposition::Consumed)),
+            Passage::Dropped | Passage::Unread => Some(Finish::Drop(match outcome.is_busy {
+                true => DropReason::EngineBusy,
+                false => DropReason::Malformed,
+            })),
+        }
+    }
+
     /// Handles the sessions' expired timers, as far as the outbox has room. Returns whether all
     /// were handled.
     pub(crate) fn work_inspections(&mut self, now_ns: u64) -> bool {
@@ -130,28 +192,28 @@ impl<D: Datapath> Core<D> {
             if at > now_ns {
                 break;
             }
-            if self.out.is_half_full() {
+            if self.out.queue.is_half_full() {
                 return false;
             }
             let Some(mut inspection) = self.inspected.sessions.remove(&slot) else {
                 self.inspected.timers.pop_first();
                 continue;
             };
-            let live = self.datapath.slot(slot);
-            let row = live.vm_row() as u16;
+            let live = self.nat.datapath.slot(slot);
+            let row = live.row();
             // The segments of a session go to the flow that has its tuple: only while that is its
             // own, and not denied.
-            let entry = self.flows.entry(slot);
+            let entry = self.nat.flows.entry(slot);
             let same = entry.is_some_and(|entry| {
                 entry.generation == inspection.generation && entry.state.is_linked()
             });
-            let goes_on = same && !self.flows.is_cut(slot);
-            if goes_on && flow::is_frozen(&self.datapath, row) {
+            let goes_on = same && !self.nat.flows.is_cut(slot);
+            if goes_on && flow::is_frozen(&self.nat.datapath, row) {
                 inspection.kind.begin_timers(now_ns);
                 self.inspected.put(slot, inspection);
                 continue;
             }
-            let Some(mut vm) = goes_on.then(|| self.take_vm(row, inspection.vm)).flatten() else {
+            let Some(mut vm) = goes_on.then(|| self.vms.take(row, inspection.vm)).flatten() else {
                 self.inspected.end(slot, &inspection);
                 continue;
             };
@@ -161,7 +223,7 @@ impl<D: Datapath> Core<D> {
             // The only timer of QUIC is that of an incomplete hello.
             let outcome = done.unwrap_or(Outcome::Refused(Refused::Slow));
             self.conclude(&mut vm, slot, inspection, outcome, now_ns);
-            self.put_vm(vm);
+            self.vms.put(vm);
         }
         true
     }
@@ -170,17 +232,22 @@ impl<D: Datapath> Core<D> {
     /// at the start. Returns how many of them were live.
     pub(crate) fn end_uninspected(&mut self, now_ns: u64) -> usize {
         let mut ended = 0;
-        for slot in self.flows.all() {
-            let verdict = self.datapath.slot(slot).verdict().load(Relaxed);
+        for slot in self.nat.flows.all() {
+            let verdict = self.nat.datapath.slot(slot).verdict().load(Relaxed);
             // A flow that was only captured had been released before.
-            let held = self.flows.entry(slot).is_some_and(|entry| entry.is_held());
+            let held = self
+                .nat
+                .flows
+                .entry(slot)
+                .is_some_and(|entry| entry.is_held());
             // A flow that was about to end may have been held before.
             let may_be_held = held || verdict == Verdict::Closing as u32;
-            if may_be_held && self.has_inspect_rule(slot) {
-                let vm = self.datapath.slot(slot).vm();
+            if may_be_held && self.rules.has_inspect_rule(self.nat.datapath.slot(slot)) {
+                let vm = self.nat.datapath.slot(slot).id();
                 self.inspected.count(vm, Refused::Lost);
-                self.flows
-                    .unlink(&mut self.datapath, slot, EndReason::Inspection, now_ns);
+                self.nat
+                    .flows
+                    .unlink(&mut self.nat.datapath, slot, EndReason::Inspection, now_ns);
                 ended += usize::from(held);
             }
         }
@@ -198,16 +265,39 @@ impl<D: Datapath> Core<D> {
         slot: u32,
         now_ns: u64,
     ) -> Result<Box<Inspection>, Option<Finish>> {
-        let held = self.flows.entry(slot).copied().filter(|e| e.is_held());
+        let held = self.nat.flows.entry(slot).copied().filter(|e| e.is_held());
         let entry = held.ok_or(None)?;
         match self.inspected.take(slot, entry.generation) {
             Some(inspection) => Ok(inspection),
-            None if !self.has_inspect_rule(slot) => Err(None),
+            None if !self.rules.has_inspect_rule(self.nat.datapath.slot(slot)) => Err(None),
             None => {
                 self.end_inspected(vm, slot, Refused::Lost, now_ns);
                 Err(Some(Finish::Drop(DropReason::Refused)))
             }
         }
+    }
+
+    /// Runs `work` on a TCP session. Returns `None` when the inspection is not one of TCP.
+    fn with_session<T>(
+        &mut self,
+        vm: &VmState,
+        slot: u32,
+        now_ns: u64,
+        inspection: &mut Inspection,
+        work: impl FnOnce(&mut Session, &mut dyn Wire, &mut MayName<'_>) -> T,
+    ) -> Option<T> {
+        let Kind::Tcp(session) = &mut inspection.kind else {
+            return None;
+        };
+        let tuple = self.nat.datapath.slot(slot).guest_tuple();
+        let mut by = Naming::new(&self.rules.judge, vm.net.id, destination(&tuple), now_ns);
+        let mut may = |name: &HostName, named: &mut Vec<Rc<LearntName>>| by.may(name, named);
+        let mut wire = Ends::new(&vm.net, &tuple, &mut self.out);
+        let done = work(session, &mut wire, &mut may);
+        if let Some(name) = by.last {
+            self.rules.opened_by(slot, inspection.generation, name);
+        }
+        Some(done)
     }
 
     fn conclude(
@@ -222,17 +312,19 @@ impl<D: Datapath> Core<D> {
             Outcome::Goes => self.inspected.put(slot, inspection),
             Outcome::Released => {
                 if let Kind::Tcp(session) = &inspection.kind {
-                    let live = self.datapath.slot(slot);
-                    let sequences = self.datapath.sequences(slot);
+                    let live = self.nat.datapath.slot(slot);
+                    let sequences = self.nat.datapath.sequences(slot);
                     sequences.hold(live, session.sequences(now_ns));
                 }
                 self.inspected.end(slot, &inspection);
-                self.flows.release(&mut self.datapath, slot);
+                self.nat.flows.release(&mut self.nat.datapath, slot);
             }
             Outcome::Reset => {
                 self.inspected.end(slot, &inspection);
                 let reason = EndReason::ResetForGood;
-                self.flows.cut(&mut self.datapath, slot, reason, now_ns);
+                self.nat
+                    .flows
+                    .cut(&mut self.nat.datapath, slot, reason, now_ns);
             }
             Outcome::Refused(why) => {
                 self.inspected.end(slot, &inspection);
@@ -242,14 +334,15 @@ impl<D: Datapath> Core<D> {
     }
 
     fn end_inspected(&mut self, vm: &VmState, slot: u32, why: Refused, now_ns: u64) {
-        let rule = self.datapath.slot(slot).rule();
+        let rule = self.nat.datapath.slot(slot).rule();
         vm.net.stats.refused(Refusal::Inspection);
         vm.net.stats.refused_by(rule);
         self.inspected.count(vm.net.id, why);
-        let tuple = self.datapath.slot(slot).guest_tuple();
-        self.refusals
-            .note(vm.net.id, why.name(), Some(rule), &tuple, now_ns);
-        self.flows
-            .cut(&mut self.datapath, slot, EndReason::Inspection, now_ns);
+        let tuple = self.nat.datapath.slot(slot).guest_tuple();
+        let refusals = &mut self.journal.refusals;
+        refusals.note(vm.net.id, why.name(), Some(rule), &tuple, now_ns);
+        self.nat
+            .flows
+            .cut(&mut self.nat.datapath, slot, EndReason::Inspection, now_ns);
     }
 }

@@ -1,7 +1,7 @@
 //! Judgement of the server names in connections.
 use std::rc::Rc;
 
-use slipgate_abi::{Protocol, Tuple};
+use slipgate_abi::{Protocol, Tuple, VmId};
 
 use crate::{
     inspection::HostName,
@@ -14,7 +14,7 @@ const MAX_NAMED: usize = 16;
 /// Judge of the server names in one connection.
 pub(crate) struct Naming<'a> {
     pub(crate) judge: &'a SharedJudge,
-    pub(crate) vm: u32,
+    pub(crate) vm: VmId,
     pub(crate) to: slipgate_policy::Destination,
     pub(crate) now_ns: u64,
     /// The last name that was admitted.
@@ -24,7 +24,7 @@ pub(crate) struct Naming<'a> {
 impl<'a> Naming<'a> {
     pub(crate) fn new(
         judge: &'a SharedJudge,
-        vm: u32,
+        vm: VmId,
         to: slipgate_policy::Destination,
         now_ns: u64,
     ) -> Self {
@@ -39,16 +39,19 @@ impl<'a> Naming<'a> {
 
     /// Whether the connection may name this server. The opening by DNS may have expired since; a
     /// name that the connection has named before it may name again.
-    pub(crate) fn may(&mut self, said: &HostName, named: &mut Vec<Rc<LearntName>>) -> bool {
-        let text = said.name().without_dot();
+    pub(crate) fn may(&mut self, host: &HostName, named: &mut Vec<Rc<LearntName>>) -> bool {
+        let text = host.name().without_dot();
         let before = named.iter().find(|name| *name.name == *text);
         let judge = self.judge.borrow();
         let name = match before {
             Some(name) => {
-                let let_in = judge.lets_in(self.vm, self.to, said.name());
-                let_in.ok().map(|()| name.clone())
+                let allowed = judge.rules_allow(self.vm, self.to, host.name());
+                allowed.ok().map(|()| name.clone())
             }
-            None => judge.said(self.vm, self.to, said.name(), self.now_ns).ok(),
+            None => {
+                let allowed = judge.may_name(self.vm, self.to, host.name(), self.now_ns);
+                allowed.ok()
+            }
         };
         let Some(name) = name else {
             return false;

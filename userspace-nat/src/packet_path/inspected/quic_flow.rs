@@ -1,140 +1,102 @@
 //! A guest's datagrams of an inspected flow over UDP.
-use slipgate_abi::{Command, DropReason, PortHeader};
+use slipgate_policy::Destination;
 
 use crate::{
-    datapath::Datapath,
     inspection::{
+        Refused,
         quic::{self, Effort, Passage},
-        sessions::{Inspection, Kind, MAX_HELD, held_segments},
+        sessions::{Inspected, Inspection, Kind, MAX_HELD},
         tcp::SLOW_NS,
     },
-    packet::{icmp::Unreachable, transport::UDP_HEADER_LEN},
-    packet_path::{
-        Disposition, Finish, Job,
-        inspected::naming::{Naming, destination},
-    },
-    port::{ETHERTYPE_IPV4, OutboxFull, VirtioNetHdr},
-    reply::IcmpError,
-    state::{Core, VmState},
+    packet::transport::UDP_HEADER_LEN,
+    packet_path::{Job, inspected::naming::Naming},
+    port::VirtioNetHdr,
+    state::Rules,
 };
 
-impl<D: Datapath> Core<D> {
-    /// Inspects a guest's UDP frame of a flow that must be QUIC. Returns `None` when it passes.
-    pub(crate) fn quic_from_guest(
-        &mut self,
-        vm: &mut VmState,
-        job: Job<'_>,
-        slot: u32,
-        mut inspection: Box<Inspection>,
-        now_ns: u64,
-    ) -> Option<Finish> {
-        let Kind::Quic {
-            flow,
-            ends_ns,
-            named,
-        } = &mut inspection.kind
-        else {
-            self.inspected.put(slot, inspection);
-            return Some(Finish::Drop(DropReason::Refused));
-        };
-        let to = destination(&self.datapath.slot(slot).guest_tuple());
-        let mut by = Naming::new(&self.judge, vm.net.id, to, now_ns);
-        let others = self.inspected.held(vm.net.id) - inspection.held;
-        let mut is_busy = false;
-        let mut passage = Ok(Passage::Goes);
-        let mut effort = Effort::new(&mut self.inspected.of_vm(vm.net.id).of_guest, now_ns);
-        for datagram in datagrams(&job) {
-            // There must be room for what is kept of an Initial before it is parsed.
-            if others + flow.held() >= MAX_HELD
-                && quic::initials(datagram).is_ok_and(|initials| !initials.is_empty())
-            {
-                is_busy = true;
+/// What becomes of a guest's frame.
+pub(super) struct Outcome {
+    /// What becomes of the frame itself.
+    pub(super) passage: Result<Passage, Refused>,
+    /// Whether it is dropped because the engine has no room or no time for it.
+    pub(super) is_busy: bool,
+    /// Earlier frames that were held and go on now.
+    pub(super) released: Vec<(VirtioNetHdr, Vec<u8>)>,
+}
+
+/// Inspects a guest's UDP frame of a flow that must be QUIC. Returns `None` when the inspection is
+/// one of TCP.
+pub(super) fn inspect(
+    rules: &mut Rules,
+    inspected: &mut Inspected,
+    inspection: &mut Inspection,
+    (slot, to): (u32, Destination),
+    job: &Job<'_>,
+    now_ns: u64,
+) -> Option<Outcome> {
+    let Kind::Quic {
+        flow,
+        ends_ns,
+        named,
+    } = &mut inspection.kind
+    else {
+        return None;
+    };
+    let vm = inspection.vm;
+    let mut by = Naming::new(&rules.judge, vm, to, now_ns);
+    let others = inspected.held(vm) - inspection.held;
+    let mut is_busy = false;
+    let mut passage = Ok(Passage::Goes);
+    let mut effort = Effort::new(&mut inspected.of_vm(vm).of_guest, now_ns);
+    for datagram in datagrams(job) {
+        // There must be room for what is kept of an Initial before it is parsed.
+        if others + flow.held() >= MAX_HELD
+            && quic::initials(datagram).is_ok_and(|initials| !initials.is_empty())
+        {
+            is_busy = true;
+            break;
+        }
+        passage = match flow.datagram(datagram, &mut effort, &mut |name| by.may(name, named)) {
+            // Behind a waiting datagram a later one may pass, but not in the same frame.
+            Ok(Passage::Goes) if passage == Ok(Passage::Held) && flow.is_undecided() => passage,
+            // A frame with a datagram that is dropped is dropped as a whole: the rest of it is not
+            // parsed.
+            last @ (Err(_) | Ok(Passage::Dropped | Passage::Unread)) => {
+                passage = last;
                 break;
             }
-            passage = match flow.datagram(datagram, &mut effort, &mut |said| by.may(said, named)) {
-                // Behind a waiting datagram a later one may pass, but not in the same frame.
-                Ok(Passage::Goes) if passage == Ok(Passage::Held) && flow.is_undecided() => passage,
-                // A frame with a datagram that is dropped is dropped as a whole: the rest of it is
-                // not parsed.
-                last @ (Err(_) | Ok(Passage::Dropped | Passage::Unread)) => {
-                    passage = last;
-                    break;
-                }
-                this => this,
-            };
-        }
-        is_busy |= passage == Ok(Passage::Unread);
-        let opened_by = by.last;
-        let (vnet, l3) = (job.frame.vnet, job.packet.ip.bytes);
-        is_busy |= passage == Ok(Passage::Held) && others + flow.held() + l3.len() > MAX_HELD;
-        let passage = match passage {
-            Ok(_) if is_busy => Ok(Passage::Dropped),
-            Ok(Passage::Held) => flow.hold(vnet, l3).map(|()| Passage::Held),
-            passage => passage,
+            this => this,
         };
-        let released = match passage {
-            Ok(Passage::Goes) => flow.release(),
-            _ => Vec::new(),
-        };
-        *ends_ns = match flow.is_undecided() {
-            false => None,
-            true => Some(ends_ns.unwrap_or(now_ns + SLOW_NS)),
-        };
-        if let Some(name) = opened_by {
-            self.opened_by.insert(slot, (inspection.generation, name));
-        }
-        let header = PortHeader {
-            code: Command::Forward as u8,
-            flags: 0,
-            vm_row: vm.net.row,
-            id: vm.net.id,
-        };
-        for (vnet, l3) in &released {
-            if let Err(OutboxFull) = self.out.push(header, ETHERTYPE_IPV4, *vnet, l3) {
-                vm.net
-                    .stats
-                    .dropped(DropReason::EngineBusy, held_segments(*vnet, l3));
-            }
-        }
-        match passage {
-            // Behind the held datagrams, which are written at the end of the batch.
-            Ok(Passage::Goes) if !released.is_empty() => {
-                self.inspected.put(slot, inspection);
-                match self.out.push(header, ETHERTYPE_IPV4, vnet, l3) {
-                    Ok(()) => Some(Finish::Dispose(Disposition::Consumed)),
-                    Err(OutboxFull) => Some(Finish::Drop(DropReason::EngineBusy)),
-                }
-            }
-            Ok(Passage::Goes) => {
-                self.inspected.put(slot, inspection);
-                None
-            }
-            Ok(Passage::Held) => {
-                self.inspected.put(slot, inspection);
-                Some(Finish::Dispose(Disposition::Consumed))
-            }
-            Ok(Passage::Dropped | Passage::Unread) => {
-                self.inspected.put(slot, inspection);
-                Some(Finish::Drop(match is_busy {
-                    true => DropReason::EngineBusy,
-                    false => DropReason::Malformed,
-                }))
-            }
-            Err(why) => {
-                self.inspected.end(slot, &inspection);
-                self.end_inspected(vm, slot, why, now_ns);
-                let error = IcmpError::Unreachable(Unreachable::Prohibited);
-                let out = &mut self.out;
-                vm.answers
-                    .icmp_to_guest(&vm.net, &job.packet, error, out, now_ns);
-                Some(Finish::Drop(DropReason::Refused))
-            }
-        }
     }
+    is_busy |= passage == Ok(Passage::Unread);
+    let opened_by = by.last;
+    let (vnet, l3) = (job.frame.vnet, job.packet.ip.bytes);
+    is_busy |= passage == Ok(Passage::Held) && others + flow.held() + l3.len() > MAX_HELD;
+    let passage = match passage {
+        Ok(_) if is_busy => Ok(Passage::Dropped),
+        Ok(Passage::Held) => flow.hold(vnet, l3).map(|()| Passage::Held),
+        passage => passage,
+    };
+    let released = match passage {
+        Ok(Passage::Goes) => flow.release(),
+        _ => Vec::new(),
+    };
+    *ends_ns = match flow.is_undecided() {
+        false => None,
+        true => Some(ends_ns.unwrap_or(now_ns + SLOW_NS)),
+    };
+    if let Some(name) = opened_by {
+        rules.opened_by(slot, inspection.generation, name);
+    }
+    Some(Outcome {
+        passage,
+        is_busy,
+        released,
+    })
 }
 
 /// Returns the datagrams that a UDP frame becomes.
-pub(crate) fn datagrams<'a>(job: &Job<'a>) -> impl Iterator<Item = &'a [u8]> {
+pub(super) fn datagrams<'a>(job: &Job<'a>) -> impl Iterator<Item = &'a [u8]> {
     let payload = job.packet.ip.payload().get(UDP_HEADER_LEN..);
     let payload = payload.unwrap_or_default();
     let vnet = job.frame.vnet;

@@ -1,58 +1,17 @@
-//! The frames of a TCP session's segments.
-use std::rc::Rc;
-
-use slipgate_abi::{Command, Ip4, PortHeader};
+//! The wire of an inspected flow: frames of a session's segments, and whether a server would accept
+//! what a guest sends.
+use slipgate_abi::{Command, Ip4, Tuple};
 
 use crate::{
-    datapath::Datapath,
-    inspection::{
-        HostName,
-        sessions::{Inspection, Kind},
-        tcp::{Segment, Session, Wire, build_header},
-    },
-    name_gate::LearntName,
-    packet_path::inspected::naming::{Naming, destination},
-    port::{ETHERTYPE_IPV4, Outbox, VirtioNetHdr},
-    state::{Core, VmState},
+    inspection::tcp::{Segment, Wire, build_header},
+    packet::{Packet, Transport, checksum::Sum, ipv4},
+    port::{ETHERNET_LEN, ETHERTYPE_IPV4, Outbox, VirtioNetHdr, command},
+    state::Outgoing,
     vm::VmNet,
 };
 
-pub(crate) type May<'a> = dyn FnMut(&HostName, &mut Vec<Rc<LearntName>>) -> bool + 'a;
-
-impl<D: Datapath> Core<D> {
-    /// Runs `work` on a TCP session. Returns `None` when the inspection is not one of TCP.
-    pub(crate) fn with_session<T>(
-        &mut self,
-        vm: &VmState,
-        slot: u32,
-        now_ns: u64,
-        inspection: &mut Inspection,
-        work: impl FnOnce(&mut Session, &mut dyn Wire, &mut May<'_>) -> T,
-    ) -> Option<T> {
-        let Kind::Tcp(session) = &mut inspection.kind else {
-            return None;
-        };
-        let tuple = self.datapath.slot(slot).guest_tuple();
-        let mut by = Naming::new(&self.judge, vm.net.id, destination(&tuple), now_ns);
-        let mut may = |said: &HostName, named: &mut Vec<Rc<LearntName>>| by.may(said, named);
-        let mut wire = Ends {
-            out: &mut self.out,
-            packet: &mut self.scratch,
-            vm: &vm.net,
-            guest: (tuple.local, tuple.local_port),
-            server: (tuple.remote, tuple.remote_port),
-            sent_to_server: 0,
-        };
-        let done = work(session, &mut wire, &mut may);
-        if let Some(name) = by.last {
-            self.opened_by.insert(slot, (inspection.generation, name));
-        }
-        Some(done)
-    }
-}
-
 /// The two ends of an inspected connection, to which its session sends segments.
-struct Ends<'a> {
+pub(super) struct Ends<'a> {
     out: &'a mut Outbox,
     packet: &'a mut Vec<u8>,
     vm: &'a VmNet,
@@ -61,14 +20,20 @@ struct Ends<'a> {
     sent_to_server: usize,
 }
 
-impl Ends<'_> {
+impl<'a> Ends<'a> {
+    pub(super) fn new(vm: &'a VmNet, guest: &Tuple, out: &'a mut Outgoing) -> Self {
+        Self {
+            out: &mut out.queue,
+            packet: &mut out.packet,
+            vm,
+            guest: (guest.local, guest.local_port),
+            server: (guest.remote, guest.remote_port),
+            sent_to_server: 0,
+        }
+    }
+
     fn push_to_server(&mut self) {
-        let header = PortHeader {
-            code: Command::Forward as u8,
-            flags: 0,
-            vm_row: self.vm.row,
-            id: self.vm.id,
-        };
+        let header = command(Command::Forward, self.vm.row, self.vm.id.get());
         let vnet = VirtioNetHdr::default();
         let _ = self.out.push(header, ETHERTYPE_IPV4, vnet, self.packet);
         self.sent_to_server += 1;
@@ -98,4 +63,40 @@ impl Wire for Ends<'_> {
     fn sent_to_server(&self) -> usize {
         self.sent_to_server
     }
+}
+
+/// Whether a packet's checksum is correct, or for a partial checksum, whether it holds the
+/// pseudo-header's sum and is where the completing device expects it; and whether a UDP header's
+/// length is that of the packet.
+pub(super) fn is_intact(packet: &Packet<'_>, vnet: VirtioNetHdr) -> bool {
+    let l4 = packet.ip.payload();
+    let is_gso = vnet.gso_type != VirtioNetHdr::GSO_NONE;
+    let checksum_at = match packet.transport {
+        Transport::Tcp(_) => 16,
+        Transport::Udp(_) => {
+            let len = l4.get(4..6).map(|f| u16::from_be_bytes([f[0], f[1]]));
+            if !is_gso && len.map(usize::from) != Some(l4.len()) {
+                return false;
+            }
+            if l4.get(6..8) == Some(&[0, 0]) && !vnet.needs_csum() {
+                // RFC 768: none was made.
+                return true;
+            }
+            6
+        }
+        Transport::Icmp(_) | Transport::Other => return true,
+    };
+    let (source, destination) = (packet.ip.source, packet.ip.destination);
+    let pseudo = Sum::default().pseudo(source, destination, packet.ip.protocol, l4.len());
+    if !vnet.needs_csum() {
+        return pseudo.bytes(l4).finish() == 0;
+    }
+    let place = usize::from(vnet.csum_start) == ETHERNET_LEN + ipv4::HEADER_LEN
+        && usize::from(vnet.csum_offset) == checksum_at;
+    let Some(field) = l4.get(checksum_at..checksum_at + 2) else {
+        return false;
+    };
+    // All ones and zero are the same number in one's complement.
+    let field = u16::from_be_bytes([field[0], field[1]]);
+    place && field % 0xffff == pseudo.folded() % 0xffff
 }

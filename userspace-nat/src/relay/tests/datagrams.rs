@@ -156,7 +156,7 @@ proptest! {
         syn in any::<bool>(),
     ) {
         let mut relay = Relay::new(Limits { dns_connections_per_vm: 4, ..Limits::default() });
-        relay.add_vm(crate::test_vm::vm(VM));
+        relay.add_vm(crate::test_vm::vm(VM.get()));
         let mut out = Outbox::new(1 << 20);
         let poller = Poller::new().unwrap();
         let mut cx = Context { now_ns: 1_000 * MS, out: &mut out, poller: &poller };

@@ -271,7 +271,7 @@ fn an_address_that_is_no_hosts_is_not_served() {
     };
 
     let mut world = perfect();
-    let guest = test_vm::vm(VM).guest;
+    let guest = test_vm::vm(VM.get()).guest;
     for to in [
         [224, 0, 0, 1],
         [239, 1, 2, 3],

@@ -1,6 +1,6 @@
 use std::{collections::HashMap, net::UdpSocket};
 
-use slipgate_abi::Protocol;
+use slipgate_abi::{Protocol, VmId};
 
 use super::{
     super::*,
@@ -121,7 +121,10 @@ fn one_is_cut_by_its_number_and_the_others_stay() {
 #[test]
 fn a_vms_are_cut_together_dns_among_them_and_no_other_vms() {
     let (mut world, mut clients, _listens) = one_of_each();
-    assert_eq!(world.with(|relay, cx| relay.cut(VM + 1, cx)), 0);
+    assert_eq!(
+        world.with(|relay, cx| relay.cut(VmId::new(VM.get() + 1), cx)),
+        0
+    );
     assert_eq!(world.relay.live(0).count(), 5);
     assert_eq!(world.with(|relay, cx| relay.cut(VM, cx)), 5);
     world.idle(&mut clients, 50);

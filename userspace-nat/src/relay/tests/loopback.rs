@@ -1,6 +1,6 @@
 use std::{net::TcpListener, os::fd::AsRawFd, time::Duration};
 
-use slipgate_abi::{Ip4, tcp::Flags};
+use slipgate_abi::{Ip4, VmId, tcp::Flags};
 
 use super::{
     super::*,
@@ -304,13 +304,13 @@ fn a_vm_has_so_many_and_more_harm_none() {
 /// The engine's descriptors are all VMs', and its resolver's.
 #[test]
 fn no_vm_takes_the_sockets_of_the_others() {
-    const OTHER: u32 = 8;
+    const OTHER: VmId = VmId::new(8);
     let limits = Limits {
         sockets: 40,
         ..Limits::default()
     };
     let mut world = World::new(limits, Impairment::default());
-    world.relay.add_vm(crate::test_vm::vm(OTHER));
+    world.relay.add_vm(crate::test_vm::vm(OTHER.get()));
     let listener = world.lead(8080);
     let forward = world.forward_tcp(80);
     let opening = Opening {

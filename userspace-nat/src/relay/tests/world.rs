@@ -6,7 +6,7 @@ use std::{
     os::fd::OwnedFd,
 };
 
-use slipgate_abi::Protocol;
+use slipgate_abi::{Protocol, VmId};
 
 use super::{
     super::*,
@@ -20,7 +20,7 @@ use crate::{
     test_vm,
 };
 
-pub(super) const VM: u32 = 7;
+pub(super) const VM: VmId = VmId::new(7);
 pub(super) const MS: u64 = 1_000_000;
 
 /// Faults of the link. Shares of packets are in percent.
@@ -151,7 +151,7 @@ pub(super) struct World {
 impl World {
     pub(super) fn new(limits: Limits, impairment: Impairment) -> Self {
         let mut relay = Relay::new(limits);
-        relay.add_vm(test_vm::vm(VM));
+        relay.add_vm(test_vm::vm(VM.get()));
         Self {
             relay,
             poller: Poller::new().unwrap(),

@@ -88,58 +88,81 @@ drops! {
     RxReset = "rx_reset",
 }
 
-/// Counters of one queue pair. Traffic counts frames that arrived at the other end: the TAP, or the
-/// guest's buffers.
-#[derive(Debug, Default)]
-#[repr(align(128))]
-pub(super) struct PairCounters {
-    pub(super) tx_frames: Counter,
-    pub(super) tx_bytes: Counter,
-    pub(super) rx_frames: Counter,
-    pub(super) rx_bytes: Counter,
-    pub(super) rx_buffers: Counter,
-    pub(super) kicks: Counter,
-    pub(super) interrupts: Counter,
-    pub(super) interrupts_suppressed: Counter,
-    pub(super) syscalls: Counter,
-    pub(super) wakeups: Counter,
-    pub(super) rx_waits: Counter,
-    pub(super) tx_waits: Counter,
-    pub(super) rx_spilled_frames: Counter,
-    pub(super) rx_spilled_bytes: Counter,
-    pub(super) broken: Counter,
-    pub(super) host_failures: Counter,
-    drops: [Counter; DropReason::ALL.len()],
+/// Declares a pair's counters, and the figures that are read from them.
+macro_rules! pair_counters {
+    ($($(#[$doc:meta])+ $field:ident,)+) => {
+        /// Counters of one queue pair. Traffic counts frames that arrived at the other end: the
+        /// TAP, or the guest's buffers.
+        #[derive(Debug, Default)]
+        #[repr(align(128))]
+        pub(super) struct PairCounters {
+            $(pub(super) $field: Counter,)+
+            drops: [Counter; DropReason::ALL.len()],
+        }
+
+        /// A queue pair's counters at one time. Bytes are those of frames, Ethernet header
+        /// included, virtio-net header not; a GSO frame is one frame.
+        #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+        pub struct PairSnapshot {
+            $($(#[$doc])+ pub $field: u64,)+
+            /// Frames dropped, by [`DropReason::name`].
+            pub drops: BTreeMap<&'static str, u64>,
+        }
+
+        impl PairCounters {
+            fn snapshot(&self) -> PairSnapshot {
+                let drops = DropReason::ALL
+                    .iter()
+                    .map(|reason| (reason.name(), self.drops[*reason as usize].get()));
+                PairSnapshot {
+                    $($field: self.$field.get(),)+
+                    drops: drops.collect(),
+                }
+            }
+        }
+    };
+}
+
+pair_counters! {
+    /// Frames that the TAP took.
+    tx_frames,
+    /// Bytes of the frames that the TAP took.
+    tx_bytes,
+    /// Frames delivered to the guest.
+    rx_frames,
+    /// Bytes of the frames delivered to the guest.
+    rx_bytes,
+    /// Descriptor chains that received frames took: above `rx_frames` when buffers were merged.
+    rx_buffers,
+    /// Wakeups by a notification of the driver.
+    kicks,
+    /// Interrupts sent to the driver.
+    interrupts,
+    /// Times that buffers were used and the driver wanted no interrupt.
+    interrupts_suppressed,
+    /// System calls of the worker, interrupts included.
+    syscalls,
+    /// Times that the worker slept and woke.
+    wakeups,
+    /// Times that frames were left in the TAP because the guest had no buffers.
+    rx_waits,
+    /// Times that frames were left in the ring because the TAP took no more.
+    tx_waits,
+    /// Frames longer than expected, whose end the VMM copied once more. All other frames are copied
+    /// once, by the kernel.
+    rx_spilled_frames,
+    /// Bytes that the VMM copied once more.
+    rx_spilled_bytes,
+    /// Times that a ring was found broken, which ends in DEVICE_NEEDS_RESET.
+    broken_rings,
+    /// Times that the host refused a resource that the worker needs, which ends in
+    /// DEVICE_NEEDS_RESET.
+    host_failures,
 }
 
 impl PairCounters {
     pub(super) fn dropped(&self, reason: DropReason) {
         self.drops[reason as usize].add(1);
-    }
-
-    fn snapshot(&self) -> PairSnapshot {
-        let drops = DropReason::ALL
-            .iter()
-            .map(|reason| (reason.name(), self.drops[*reason as usize].get()));
-        PairSnapshot {
-            tx_frames: self.tx_frames.get(),
-            tx_bytes: self.tx_bytes.get(),
-            rx_frames: self.rx_frames.get(),
-            rx_bytes: self.rx_bytes.get(),
-            rx_buffers: self.rx_buffers.get(),
-            kicks: self.kicks.get(),
-            interrupts: self.interrupts.get(),
-            interrupts_suppressed: self.interrupts_suppressed.get(),
-            syscalls: self.syscalls.get(),
-            wakeups: self.wakeups.get(),
-            rx_waits: self.rx_waits.get(),
-            tx_waits: self.tx_waits.get(),
-            rx_spilled_frames: self.rx_spilled_frames.get(),
-            rx_spilled_bytes: self.rx_spilled_bytes.get(),
-            broken_rings: self.broken.get(),
-            host_failures: self.host_failures.get(),
-            drops: drops.collect(),
-        }
     }
 }
 
@@ -189,46 +212,4 @@ pub struct NetSnapshot {
     pub control_refused: u64,
     /// Times that the control queue's ring was found broken.
     pub control_broken_rings: u64,
-}
-
-/// A queue pair's counters at one time. Bytes are those of frames, Ethernet header included,
-/// virtio-net header not; a GSO frame is one frame.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct PairSnapshot {
-    /// Frames that the TAP took.
-    pub tx_frames: u64,
-    /// Bytes of the frames that the TAP took.
-    pub tx_bytes: u64,
-    /// Frames delivered to the guest.
-    pub rx_frames: u64,
-    /// Bytes of the frames delivered to the guest.
-    pub rx_bytes: u64,
-    /// Descriptor chains that received frames took: above `rx_frames` when buffers were merged.
-    pub rx_buffers: u64,
-    /// Wakeups by a notification of the driver.
-    pub kicks: u64,
-    /// Interrupts sent to the driver.
-    pub interrupts: u64,
-    /// Times that buffers were used and the driver wanted no interrupt.
-    pub interrupts_suppressed: u64,
-    /// System calls of the worker, interrupts included.
-    pub syscalls: u64,
-    /// Times that the worker slept and woke.
-    pub wakeups: u64,
-    /// Times that frames were left in the TAP because the guest had no buffers.
-    pub rx_waits: u64,
-    /// Times that frames were left in the ring because the TAP took no more.
-    pub tx_waits: u64,
-    /// Frames longer than expected, whose end the VMM copied once more. All other frames are copied
-    /// once, by the kernel.
-    pub rx_spilled_frames: u64,
-    /// Bytes that the VMM copied once more.
-    pub rx_spilled_bytes: u64,
-    /// Times that a ring was found broken, which ends in DEVICE_NEEDS_RESET.
-    pub broken_rings: u64,
-    /// Times that the host refused a resource that the worker needs, which ends in
-    /// DEVICE_NEEDS_RESET.
-    pub host_failures: u64,
-    /// Frames dropped, by [`DropReason::name`].
-    pub drops: BTreeMap<&'static str, u64>,
 }

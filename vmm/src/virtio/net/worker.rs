@@ -150,7 +150,7 @@ impl Worker {
 
     fn fail(&self, signals: &dyn Signals, end: &End) {
         match end {
-            End::Broken => self.counters.broken.add(1),
+            End::Broken => self.counters.broken_rings.add(1),
             End::Host => self.counters.host_failures.add(1),
         }
         signals.needs_reset();

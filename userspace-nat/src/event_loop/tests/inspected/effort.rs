@@ -7,6 +7,7 @@ use crate::{
     port::VirtioNetHdr,
     record::{Event, Events},
 };
+use slipgate_abi::VmId;
 
 /// Keys that a VM may have made at once.
 const MOST_AT_ONCE: usize = (effort::MOST / (effort::DERIVATION + effort::TRIAL)) as usize;
@@ -56,8 +57,8 @@ fn derived_in_a_turn(rig: &mut Rig) -> usize {
 fn rig() -> Rig {
     let events = Events::from_iter([Event::FlowEnd, Event::Refused]);
     let rig = Rig::with(Setup { events, ..setup() });
-    tell_vm(&rig, 101, NAME);
-    tell_vm(&rig, 102, NAME);
+    tell_vm(&rig, VmId::new(101), NAME);
+    tell_vm(&rig, VmId::new(102), NAME);
     rig
 }
 
@@ -101,7 +102,7 @@ fn a_flow_that_wastes_work_ends_and_says_why() {
         derived += derived_in_a_turn(&mut rig);
     }
     assert!(derived <= wasted + 8, "{derived} keys");
-    assert_eq!(rig.engine.core.inspected.counts(101).unopened, 1);
+    assert_eq!(rig.engine.core.inspected.counts(VmId::new(101)).unopened, 1);
     assert_eq!(rig.at_guest()[0].1[20..22], [3, 13], "prohibited");
     assert_eq!(rig.at_world(), Vec::<Vec<u8>>::new());
     rig.pass(60 * SECOND_NS);
@@ -135,7 +136,10 @@ fn connections_that_begin_together_are_all_let_in() {
         assert_eq!(rig.at_world().len(), 1, "{n}");
         rig.pass(SECOND_NS / 50);
     }
-    assert_eq!(rig.engine.core.inspected.counts(101), Default::default());
+    assert_eq!(
+        rig.engine.core.inspected.counts(VmId::new(101)),
+        Default::default()
+    );
 }
 
 #[test]

@@ -1,5 +1,5 @@
 //! Ends, resets, cuts.
-use slipgate_abi::{Handover, Refusal, Verdict, tcp::Flags};
+use slipgate_abi::{Handover, Refusal, Verdict, VmId, VmRow, tcp::Flags};
 
 use slipgate_model::Subject;
 
@@ -75,7 +75,7 @@ fn resets_end_it() {
 
 /// Cuts all flows of the VM; the grace begins.
 pub(super) fn cut_all(rig: &mut Rig) {
-    let what = Subject::Vm { row: 1 };
+    let what = Subject::Vm { row: VmRow::new(1) };
     rig.tell(move |engine| engine.cut(what));
 }
 
@@ -124,9 +124,9 @@ fn an_engine_that_is_gone_leaves_nothing_that_was_not_decided() {
     let slot = scene.rig.kernel.borrow().slots_in_use()[0];
     for held in [false, true] {
         let core = &mut scene.rig.engine.core;
-        core.flows.capture(&mut core.datapath, slot, true);
+        core.nat.flows.capture(&mut core.nat.datapath, slot, true);
         if held {
-            core.flows.hold(&mut core.datapath, slot);
+            core.nat.flows.hold(&mut core.nat.datapath, slot);
         }
         assert_eq!(scene.verdict(), Some(Verdict::Engine));
         let (rig, adoption) = scene.rig.restart(&setup());
@@ -237,7 +237,10 @@ fn a_syn_of_a_connection_that_was_let_go_is_anothers() {
     for packet in scene.rig.at_world() {
         assert!(packet.len() < 60, "none of it goes on");
     }
-    assert_eq!(scene.rig.engine.core.inspected.counts(101).name, 1);
+    assert_eq!(
+        scene.rig.engine.core.inspected.counts(VmId::new(101)).name,
+        1
+    );
 }
 
 /// For as long as a server's cookie of the last connection may be good, nobody has its port.

@@ -1,5 +1,5 @@
-//! Patience and bounds.
-use slipgate_abi::{Protocol, Refusal, tcp::Flags};
+//! Deadline and bounds.
+use slipgate_abi::{Protocol, Refusal, VmId, VmRow, tcp::Flags};
 
 use super::{super::rig::*, scene::*};
 use crate::{
@@ -37,7 +37,7 @@ fn a_frozen_guest_is_waited_for() {
     scene.rig.pass(tcp::SLOW_NS - SECOND_NS);
     scene.rig.kernel.borrow().set_frozen(1, true);
     scene.rig.pass(30 * SECOND_NS);
-    scene.rig.tell(|engine| engine.thaw(1));
+    scene.rig.tell(|engine| engine.thaw(VmRow::new(1)));
     scene.rig.kernel.borrow().set_frozen(1, false);
     scene.rig.pass(tcp::SLOW_NS - SECOND_NS);
     let good = hello(NAME);
@@ -61,7 +61,7 @@ fn sessions_and_what_they_hold_have_bounds() {
     }
     assert_eq!(rig.flows(), MAX_SESSIONS);
     assert_eq!(rig.refused(1, Refusal::Inspection), 1);
-    assert_eq!(rig.engine.core.inspected.counts(101).limit, 1);
+    assert_eq!(rig.engine.core.inspected.counts(VmId::new(101)).limit, 1);
     let to = slipgate_policy::Destination {
         addr: PEER.into(),
         port: 443,
@@ -70,9 +70,10 @@ fn sessions_and_what_they_hold_have_bounds() {
     assert!(
         rig.engine
             .core
+            .rules
             .judge
             .borrow()
-            .decide(101, to, rig.kernel.borrow().now_ns)
+            .decide(VmId::new(101), to, rig.kernel.borrow().now_ns)
             .inspect
     );
 }
@@ -125,7 +126,16 @@ fn a_server_that_gives_up_before_an_answer_is_not_waited_for() {
         scene.rig.pass(tcp::SLOW_NS + SECOND_NS);
         scene.settle();
         assert_eq!(scene.received(), good);
-        assert_eq!(scene.rig.engine.core.inspected.counts(101).unanswered, 1);
+        assert_eq!(
+            scene
+                .rig
+                .engine
+                .core
+                .inspected
+                .counts(VmId::new(101))
+                .unanswered,
+            1
+        );
         assert_eq!(scene.rig.engine.core.inspected.sessions().0, 0);
     }
 }

@@ -1,5 +1,5 @@
 //! QUIC.
-use slipgate_abi::{DropReason, Handover};
+use slipgate_abi::{DropReason, Handover, VmId};
 
 use super::{super::rig::*, scene::*};
 use crate::{
@@ -42,7 +42,7 @@ fn quic_is_held_until_its_hello_is_whole_and_stays_in_the_engine() {
     assert_eq!(way, Way::Engine(Handover::Verdict));
     assert!(rig.at_world().is_empty());
     assert_eq!(rig.at_guest()[0].1[20..22], [3, 13], "prohibited");
-    assert_eq!(rig.engine.core.inspected.counts(101).name, 1);
+    assert_eq!(rig.engine.core.inspected.counts(VmId::new(101)).name, 1);
     rig.guest(1, &udp((GUEST, GUEST_PORT), SERVER, b"\x40data"));
     assert!(rig.at_world().is_empty());
     rig.pass(SECOND_NS);
@@ -76,7 +76,7 @@ fn what_is_not_quic_does_not_go_out_over_udp() {
     rig.guest(1, &initial(b"two", 0, 0, &hellos::client_hello(NAME)[..40]));
     assert_eq!(rig.at_world(), Vec::<Vec<u8>>::new());
     rig.pass(tcp::SLOW_NS + SECOND_NS);
-    assert_eq!(rig.engine.core.inspected.counts(101).slow, 1);
+    assert_eq!(rig.engine.core.inspected.counts(VmId::new(101)).slow, 1);
     rig.assert_empty();
     rig.guest(1, &good);
     assert_eq!(rig.at_world().len(), 1);
@@ -128,11 +128,11 @@ fn what_goes_at_once_takes_nothing_along_that_is_held() {
     assert_eq!(sent.len(), 1);
     assert!(sent[0].ends_with(b"more"));
     assert_eq!(
-        rig.engine.core.inspected.counts(101),
+        rig.engine.core.inspected.counts(VmId::new(101)),
         RefusedCounts::default()
     );
     rig.pass(tcp::SLOW_NS + SECOND_NS);
-    assert_eq!(rig.engine.core.inspected.counts(101).slow, 1);
+    assert_eq!(rig.engine.core.inspected.counts(VmId::new(101)).slow, 1);
 }
 
 #[test]
@@ -194,7 +194,7 @@ fn an_initial_in_a_small_datagram_is_dropped_and_counted() {
     assert_eq!(rig.at_world(), Vec::<Vec<u8>>::new());
     assert_eq!(rig.dropped(1, DropReason::Malformed), 2);
     assert_eq!(
-        rig.engine.core.inspected.counts(101),
+        rig.engine.core.inspected.counts(VmId::new(101)),
         RefusedCounts::default()
     );
     rig.guest(1, &initial(b"one", 0, 0, &hellos::client_hello(NAME)));

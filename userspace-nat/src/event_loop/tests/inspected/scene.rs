@@ -1,11 +1,11 @@
 //! A guest, a server that notes each byte that reaches it, and an inspected connection of theirs.
-use slipgate_abi::{Handover, Refusal, Verdict, tcp::Flags};
+use slipgate_abi::{Handover, Refusal, Verdict, VmId, tcp::Flags};
 
 use super::super::rig::*;
 use crate::{
     clock::SECOND_NS,
     dns::{
-        NamePolicy, NameVerdict,
+        NamePolicy,
         chain::tests::{a, answer},
     },
     fake::hellos::{self, records},
@@ -34,16 +34,16 @@ pub(super) fn setup() -> Setup {
 }
 
 pub(super) fn tell(rig: &Rig, name: &'static str) {
-    tell_vm(rig, 101, name);
+    tell_vm(rig, VmId::new(101), name);
 }
 
-pub(super) fn tell_vm(rig: &Rig, vm: u32, name: &'static str) {
-    let mut dns = ByRules(rig.engine.core.judge.clone());
+pub(super) fn tell_vm(rig: &Rig, vm: VmId, name: &'static str) {
+    let mut dns = ByRules(rig.engine.core.rules.judge.clone());
     let now_ns = rig.kernel.borrow().now_ns;
     let wire = wire(name).unwrap();
     let told = answer(name, &[a(name, 60, PEER.octets)]);
     let verdict = dns.answer(vm, Name(&wire), &told, 0, now_ns);
-    assert_eq!(verdict, NameVerdict::Allow);
+    assert_eq!(verdict, Ok(()));
 }
 
 /// A connection and both who are at its ends.
@@ -259,7 +259,10 @@ impl Scene {
         self.settle();
         let mut counts = RefusedCounts::default();
         counts.add(why);
-        assert_eq!(self.rig.engine.core.inspected.counts(101), counts);
+        assert_eq!(
+            self.rig.engine.core.inspected.counts(VmId::new(101)),
+            counts
+        );
         let expected = SERVER_ISN + 1 + self.heard.len() as u32;
         assert_eq!(self.guest_reset, Some(expected), "{why:?}");
         assert!(self.server_reset);

@@ -1,6 +1,6 @@
 //! A guest's stream, and the one copy of it that the server gets.
 use proptest::prelude::*;
-use slipgate_abi::{DropReason, Verdict, tcp::Flags};
+use slipgate_abi::{DropReason, Verdict, VmId, tcp::Flags};
 
 use super::{super::rig::*, scene::*};
 use crate::{
@@ -112,7 +112,16 @@ fn what_the_server_does_not_get_is_sent_again() {
     scene.server_is_deaf = true;
     scene.guest(0, &hello, 0);
     scene.rig.pass(120 * SECOND_NS);
-    assert_eq!(scene.rig.engine.core.inspected.counts(101).untaken, 1);
+    assert_eq!(
+        scene
+            .rig
+            .engine
+            .core
+            .inspected
+            .counts(VmId::new(101))
+            .untaken,
+        1
+    );
 }
 
 #[test]

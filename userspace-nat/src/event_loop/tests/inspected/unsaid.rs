@@ -1,5 +1,5 @@
 //! Tests of what a server receives before a name is admitted: nothing that its guest could choose.
-use slipgate_abi::tcp::Flags;
+use slipgate_abi::{VmRow, tcp::Flags};
 
 use super::{super::rig::*, scene::*};
 use slipgate_model::Subject;
@@ -98,7 +98,7 @@ fn a_hello_longer_than_the_servers_window_gets_whole() {
 #[test]
 fn a_cut_says_nothing_of_the_guests_numbers_to_the_server() {
     let mut scene = Scene::new();
-    let what = Subject::Vm { row: 1 };
+    let what = Subject::Vm { row: VmRow::new(1) };
     scene.rig.tell(move |engine| engine.cut(what));
     scene.rig.at_world();
     scene.guest(123_456, b"", 0);

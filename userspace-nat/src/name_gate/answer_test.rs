@@ -1,5 +1,6 @@
 //! Tests that the gate decides after DNS as a policy says it would.
 use proptest::prelude::*;
+use slipgate_abi::VmId;
 use slipgate_policy::{
     Action, Rule,
     strategies::{NAMES, destination, policy as any_policy},
@@ -8,7 +9,7 @@ use slipgate_policy::{
 
 use super::*;
 use crate::dns::{
-    NamePolicy as _, NameVerdict,
+    NamePolicy as _,
     chain::tests::{a, answer},
 };
 
@@ -25,12 +26,12 @@ fn judged(policy: &Policy, name: &'static str, to: Destination) -> (Verdict, boo
     let judge = Judge::shared(policy.clone());
     let mut dns = ByRules(judge.clone());
     let asked = wire(name).unwrap();
-    let passes = dns.question(1, Name(&asked), 1) == NameVerdict::Allow;
+    let passes = dns.question(VmId::new(1), Name(&asked), 1) == Ok(());
     if passes {
         let records = [a(name, 60, to.addr.octets())];
-        dns.answer(1, Name(&asked), &answer(name, &records), 0, 0);
+        let _ = dns.answer(VmId::new(1), Name(&asked), &answer(name, &records), 0, 0);
     }
-    let verdict = judge.borrow().decide(1, to, 1);
+    let verdict = judge.borrow().decide(VmId::new(1), to, 1);
     (verdict, passes)
 }
 

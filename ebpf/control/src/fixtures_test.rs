@@ -1,5 +1,6 @@
 //! Fixtures of this crate's tests: a temporary network namespace, and its pins.
 
+#[path = "skipped_test.rs"]
 mod skipped;
 
 use std::{panic, thread};

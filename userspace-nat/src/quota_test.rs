@@ -75,3 +75,9 @@ fn a_packet_that_a_link_doubled_has_not_asked_again() {
     assert!(!world.take(777, again_ns), "a new one");
     assert!(world.take(50, again_ns));
 }
+
+#[test]
+fn the_world_never_has_all_but_of_one() {
+    let shares = [0, 1, 2, 3, 4, 8, 16_384, u32::MAX].map(worlds_share);
+    assert_eq!(shares, [0, 1, 1, 2, 3, 6, 12_288, 3_221_225_471]);
+}

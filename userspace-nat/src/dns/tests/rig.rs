@@ -7,30 +7,31 @@ use std::{
 
 use slipgate_abi::DropReason;
 
-use super::{AllowAll, Limits, Origin, Proxy, hickory::*};
+use super::hickory::*;
 use crate::{
     clock::{MILLISECOND_NS, SECOND_NS},
+    dns::{AllowAll, Limits, Origin, Proxy},
     poll::Poller,
     test_vm,
     vm::VmNet,
 };
 
 /// Address of the resolver that the guest asks.
-pub(super) const ASKED: Ipv4Addr = Ipv4Addr::new(8, 8, 4, 4);
+pub(in crate::dns) const ASKED: Ipv4Addr = Ipv4Addr::new(8, 8, 4, 4);
 
-pub(super) struct Rig {
-    pub(super) proxy: Proxy,
-    pub(super) poller: Poller,
-    pub(super) vm: VmNet,
-    pub(super) now_ns: u64,
+pub(in crate::dns) struct Rig {
+    pub(in crate::dns) proxy: Proxy,
+    pub(in crate::dns) poller: Poller,
+    pub(in crate::dns) vm: VmNet,
+    pub(in crate::dns) now_ns: u64,
 }
 
 impl Rig {
-    pub(super) fn new(upstreams: &[&Upstream]) -> Self {
+    pub(in crate::dns) fn new(upstreams: &[&Upstream]) -> Self {
         Self::with_limits(upstreams, Limits::default())
     }
 
-    pub(super) fn with_limits(upstreams: &[&Upstream], limits: Limits) -> Self {
+    pub(in crate::dns) fn with_limits(upstreams: &[&Upstream], limits: Limits) -> Self {
         let addresses: Vec<SocketAddr> = upstreams.iter().map(|u| u.address).collect();
         Self {
             proxy: Proxy::new(&addresses, limits, Box::new(AllowAll)),
@@ -41,7 +42,7 @@ impl Rig {
     }
 
     /// Sends a query by UDP from a port of the guest.
-    pub(super) fn ask(&mut self, port: u16, query: &Message) -> Result<(), DropReason> {
+    pub(in crate::dns) fn ask(&mut self, port: u16, query: &Message) -> Result<(), DropReason> {
         let vm = self.vm.clone();
         self.ask_as(
             &vm,
@@ -53,7 +54,7 @@ impl Rig {
         )
     }
 
-    pub(super) fn ask_as(
+    pub(in crate::dns) fn ask_as(
         &mut self,
         vm: &VmNet,
         origin: Origin,
@@ -69,7 +70,7 @@ impl Rig {
     }
 
     /// Processes arriving messages until none arrives for a while.
-    pub(super) fn settle(&mut self) {
+    pub(in crate::dns) fn settle(&mut self) {
         let mut wait_ns = 200 * MILLISECOND_NS;
         loop {
             let mut ready = Vec::new();
@@ -85,7 +86,7 @@ impl Rig {
     }
 
     /// Processes the messages that have arrived, once.
-    pub(super) fn settle_fast(&mut self) {
+    pub(in crate::dns) fn settle_fast(&mut self) {
         let mut ready = Vec::new();
         self.poller
             .wait(Some(200 * MILLISECOND_NS), &mut ready)
@@ -96,26 +97,26 @@ impl Rig {
     }
 
     /// Advances the clock and runs timers.
-    pub(super) fn pass(&mut self, ns: u64) {
+    pub(in crate::dns) fn pass(&mut self, ns: u64) {
         self.now_ns += ns;
         self.proxy.on_timer(&self.poller, self.now_ns);
     }
 
-    pub(super) fn reply(&mut self) -> Option<(Origin, Message)> {
+    pub(in crate::dns) fn reply(&mut self) -> Option<(Origin, Message)> {
         self.proxy
             .next_reply()
             .map(|reply| (reply.origin, read(&reply.message)))
     }
 
     /// The reply to the guest; fails the test if there is none.
-    pub(super) fn told(&mut self) -> Message {
+    pub(in crate::dns) fn told(&mut self) -> Message {
         let (_, message) = self.reply().expect("a reply");
         assert!(self.reply().is_none(), "one reply");
         message
     }
 
     /// Counters of queries, cache hits and failures.
-    pub(super) fn counted(&self) -> (u64, u64, u64) {
+    pub(in crate::dns) fn counted(&self) -> (u64, u64, u64) {
         let counters = self.vm.stats.snapshot().0;
         (
             counters.dns_queries,
@@ -125,14 +126,14 @@ impl Rig {
     }
 }
 
-pub(super) struct Upstream {
-    pub(super) address: SocketAddr,
+pub(in crate::dns) struct Upstream {
+    pub(in crate::dns) address: SocketAddr,
     udp: UdpSocket,
     tcp: TcpListener,
 }
 
 impl Upstream {
-    pub(super) fn new() -> Self {
+    pub(in crate::dns) fn new() -> Self {
         for _ in 0..100 {
             let udp = UdpSocket::bind("127.0.0.1:0").unwrap();
             let address = udp.local_addr().unwrap();
@@ -146,40 +147,40 @@ impl Upstream {
     }
 
     /// The next query at this resolver, and its sender.
-    pub(super) fn query(&self) -> (Message, SocketAddr) {
+    pub(in crate::dns) fn query(&self) -> (Message, SocketAddr) {
         let mut buffer = [0; 2000];
         let (len, from) = self.udp.recv_from(&mut buffer).expect("a query");
         (read(&buffer[..len]), from)
     }
 
-    pub(super) fn is_idle(&self) -> bool {
+    pub(in crate::dns) fn is_idle(&self) -> bool {
         self.udp.set_nonblocking(true).unwrap();
         let idle = self.udp.peek_from(&mut [0; 1]).is_err();
         self.udp.set_nonblocking(false).unwrap();
         idle
     }
 
-    pub(super) fn send(&self, message: &Message, to: SocketAddr) {
+    pub(in crate::dns) fn send(&self, message: &Message, to: SocketAddr) {
         self.udp.send_to(&message.to_vec().unwrap(), to).unwrap();
     }
 
-    pub(super) fn send_bytes(&self, message: &[u8], to: SocketAddr) {
+    pub(in crate::dns) fn send_bytes(&self, message: &[u8], to: SocketAddr) {
         self.udp.send_to(message, to).unwrap();
     }
 
     /// Receives a query and answers it with one address.
-    pub(super) fn answer(&self, ttl: u32, address: [u8; 4]) {
+    pub(in crate::dns) fn answer(&self, ttl: u32, address: [u8; 4]) {
         let (query, from) = self.query();
         self.send(&with_address(&query, ttl, address), from);
     }
 
     /// Answers a query whose socket may be closed. Returns whether the datagram was sent.
-    pub(super) fn query_gone(&self, query: &Message, to: SocketAddr) -> bool {
+    pub(in crate::dns) fn query_gone(&self, query: &Message, to: SocketAddr) -> bool {
         let message = with_address(query, 60, [192, 0, 2, 1]).to_vec().unwrap();
         self.udp.send_to(&message, to).is_ok()
     }
 
-    pub(super) fn refuse(&self, code: ResponseCode) {
+    pub(in crate::dns) fn refuse(&self, code: ResponseCode) {
         let (query, from) = self.query();
         let mut message = response(&query);
         message.metadata.response_code = code;
@@ -187,7 +188,7 @@ impl Upstream {
     }
 
     /// Receives a query and answers with TC set.
-    pub(super) fn truncate(&self) {
+    pub(in crate::dns) fn truncate(&self) {
         let (query, from) = self.query();
         let mut message = response(&query);
         message.metadata.truncation = true;
@@ -195,7 +196,7 @@ impl Upstream {
     }
 
     /// Accepts a TCP connection and reads the query from it.
-    pub(super) fn accept(&self) -> (TcpStream, Message) {
+    pub(in crate::dns) fn accept(&self) -> (TcpStream, Message) {
         let (mut stream, _) = self.tcp.accept().unwrap();
         stream
             .set_read_timeout(Some(Duration::from_secs(5)))
@@ -209,13 +210,13 @@ impl Upstream {
 }
 
 /// A response with one address for the name asked.
-pub(super) fn with_address(query: &Message, ttl: u32, address: [u8; 4]) -> Message {
+pub(in crate::dns) fn with_address(query: &Message, ttl: u32, address: [u8; 4]) -> Message {
     let mut message = response(query);
     message.add_answer(a(&query.queries[0].name().to_string(), ttl, address));
     message
 }
 
-pub(super) fn send_framed(stream: &mut TcpStream, message: &Message) {
+pub(in crate::dns) fn send_framed(stream: &mut TcpStream, message: &Message) {
     let bytes = message.to_vec().unwrap();
     stream
         .write_all(&(bytes.len() as u16).to_be_bytes())
@@ -223,6 +224,6 @@ pub(super) fn send_framed(stream: &mut TcpStream, message: &Message) {
     stream.write_all(&bytes).unwrap();
 }
 
-pub(super) fn first_address(message: &Message) -> Option<std::net::IpAddr> {
+pub(in crate::dns) fn first_address(message: &Message) -> Option<std::net::IpAddr> {
     message.answers.first().and_then(|r| r.data.ip_addr())
 }

@@ -1,6 +1,7 @@
-//! The rate at which the world may open flows to a VM. Retransmitted first packets are preferred.
+//! Shares of a quota, and of a store that VMs use together.
 //!
-//! # Theory of operation
+//! # The rate of flows that the world opens
+//! Retransmitted first packets are preferred at the rate at which the world may open flows to a VM.
 //! A token bucket alone admits the same part of a flood and of real clients, and a client that
 //! retries has no better chance than before: at four times the rate one in three has not connected
 //! after 7 s. But a client retries (TCP its SYN after 1 s, then 2, then 4; others do likewise), and
@@ -13,10 +14,49 @@
 //! one more wait. The hash key is random, so that nobody can aim at a mark.
 use std::hash::BuildHasher;
 
-use crate::{
-    clock::{MILLISECOND_NS, SECOND_NS},
-    quota::TokenBucket,
-};
+use crate::clock::{MILLISECOND_NS, SECOND_NS};
+pub use slipgate_policy::TokenBucket;
+
+/// Returns how much of a VM's quota its forwards may use: all but a quarter, which peers can't take
+/// from the guest. A quota of one is not divided.
+pub const fn worlds_share(quota: u32) -> u32 {
+    match quota {
+        0 | 1 => quota,
+        _ => quota - quota.div_ceil(4),
+    }
+}
+
+/// Part of a common store that is kept so that no VM can use up the store for the others: a
+/// quarter, divided into equal parts. A VM that holds a part's worth or more may only take while
+/// more than the reserve is free. So a VM that holds less always finds room.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Reserve {
+    part: usize,
+    whole: usize,
+}
+
+impl Reserve {
+    /// Creates the reserve of a store of `size` elements for `vms` VMs. With one VM nothing is
+    /// kept.
+    pub const fn new(size: usize, vms: usize) -> Self {
+        let part = if vms < 2 { 0 } else { size / 4 / vms };
+        Self {
+            part,
+            whole: part * vms,
+        }
+    }
+
+    /// Returns how many elements are kept.
+    pub const fn size(&self) -> usize {
+        self.whole
+    }
+
+    /// Whether a VM may take one more element while `free` are free. `held` returns how many it
+    /// has; it is called only when that matters.
+    pub fn allows(&self, free: usize, held: impl FnOnce() -> usize) -> bool {
+        free > self.whole || held() < self.part
+    }
+}
 
 /// Entries in the table of marks, 256 KiB. At 6,000 refusals a second nine in ten marks outlive the
 /// second until a SYN is sent again.
@@ -123,5 +163,5 @@ fn ticks(now_ns: u64) -> u16 {
 }
 
 #[cfg(test)]
-#[path = "worlds_rate_test.rs"]
+#[path = "quota_test.rs"]
 mod tests;

@@ -1,15 +1,15 @@
 //! The proxy under rules by name, from the question to what is open.
 use super::{
-    Limits, Proxy, Resolvers,
     hickory::*,
     rig::{Rig, Upstream, first_address},
 };
 use crate::{
     clock::SECOND_NS,
-    dns::Origin,
+    dns::{Limits, Origin, Proxy, Resolvers},
     name_gate::{ByRules, Judge, SharedJudge},
     test_vm,
 };
+use slipgate_abi::VmId;
 use slipgate_policy::{Action, Destination, DnsSettings, Policy, PolicySet, Rule, Settings};
 
 const ADDRESS: [u8; 4] = [203, 0, 113, 10];
@@ -23,7 +23,7 @@ fn rig(upstream: &Upstream) -> (Rig, SharedJudge) {
     (rig, judge)
 }
 
-fn is_open(judge: &SharedJudge, vm: u32, now_ns: u64) -> bool {
+fn is_open(judge: &SharedJudge, vm: VmId, now_ns: u64) -> bool {
     let to = Destination {
         addr: ADDRESS.into(),
         port: 443,
@@ -64,22 +64,22 @@ fn what_an_answer_opens_is_open_when_the_guest_has_it_also_from_the_cache() {
     let (mut rig, judge) = rig(&upstream);
     let question = ask(1, "a.ok.test.", RecordType::A);
     rig.ask(4000, &question).unwrap();
-    assert!(!is_open(&judge, 1, rig.now_ns));
+    assert!(!is_open(&judge, VmId::new(1), rig.now_ns));
     upstream.answer(60, ADDRESS);
     rig.settle();
-    assert!(is_open(&judge, 1, rig.now_ns));
+    assert!(is_open(&judge, VmId::new(1), rig.now_ns));
     assert_eq!(rig.told().answers.len(), 1);
-    assert!(!is_open(&judge, 2, rig.now_ns), "another VM's");
+    assert!(!is_open(&judge, VmId::new(2), rig.now_ns), "another VM's");
 
     rig.pass(20 * SECOND_NS);
     let other = test_vm::vm(2);
     rig.ask_as(&other, Origin::Tcp { connection: 1 }, &question)
         .unwrap();
-    assert!(is_open(&judge, 2, rig.now_ns));
+    assert!(is_open(&judge, VmId::new(2), rig.now_ns));
     assert!(upstream.is_idle());
-    assert!(is_open(&judge, 2, rig.now_ns + 39 * SECOND_NS));
+    assert!(is_open(&judge, VmId::new(2), rig.now_ns + 39 * SECOND_NS));
     assert!(
-        !is_open(&judge, 2, rig.now_ns + 41 * SECOND_NS),
+        !is_open(&judge, VmId::new(2), rig.now_ns + 41 * SECOND_NS),
         "what is left of the TTL"
     );
 }
@@ -103,7 +103,7 @@ fn a_vm_that_asks_too_often_is_told_so() {
     assert_eq!(read(&bytes).metadata.response_code, ResponseCode::Refused);
     assert!(bytes.ends_with(b"more than 5 questions a second"));
     assert!(upstream.is_idle());
-    assert_eq!(judge.borrow().counts(1).over_rate, 1);
+    assert_eq!(judge.borrow().counts(VmId::new(1)).over_rate, 1);
     // Another VM is not held up; and a second later it may ask again.
     rig.ask_as(&test_vm::vm(2), Origin::Tcp { connection: 1 }, &question)
         .unwrap();
@@ -138,7 +138,7 @@ fn new_names_beyond_the_bound_do_not_reach_a_resolver() {
     }
     assert!((450..520).contains(&sent), "{sent}");
     assert!(upstream.is_idle());
-    assert_eq!(judge.borrow().counts(1).new_names, 1_000 - sent);
+    assert_eq!(judge.borrow().counts(VmId::new(1)).new_names, 1_000 - sent);
 }
 
 #[test]
@@ -159,8 +159,8 @@ fn policies_share_no_answers_and_each_is_told_its_own_way() {
         Policy::new(Action::Deny, inspecting).with(settings),
         Policy::new(Action::Deny, open),
     ]));
-    judge.borrow_mut().assign(1, 0);
-    judge.borrow_mut().assign(2, 1);
+    judge.borrow_mut().assign(VmId::new(1), 0);
+    judge.borrow_mut().assign(VmId::new(2), 1);
     let mut rig = Rig::new(&[]);
     let policy = Box::new(ByRules(judge.clone()));
     rig.proxy = Proxy::new(&[upstream.address], Limits::default(), policy);
@@ -174,9 +174,13 @@ fn policies_share_no_answers_and_each_is_told_its_own_way() {
         bytes.extend(b"\0\x01\0\x03\x02h2\0\x05\0\x05\xfe\x0d\0\0\x01");
         upstream.send_bytes(&bytes, from);
     };
-    let told = |rig: &mut Rig, vm: u32| {
-        rig.ask_as(&test_vm::vm(vm), Origin::Tcp { connection: 1 }, &question)
-            .unwrap();
+    let told = |rig: &mut Rig, vm: VmId| {
+        rig.ask_as(
+            &test_vm::vm(vm.get()),
+            Origin::Tcp { connection: 1 },
+            &question,
+        )
+        .unwrap();
         if !upstream.is_idle() {
             answer(&upstream);
             rig.settle();
@@ -185,17 +189,17 @@ fn policies_share_no_answers_and_each_is_told_its_own_way() {
         let ttl = read(&bytes).answers[0].ttl;
         (bytes.windows(2).any(|w| w == [0xfe, 0x0d]), ttl)
     };
-    assert_eq!(told(&mut rig, 1), (false, 50));
+    assert_eq!(told(&mut rig, VmId::new(1)), (false, 50));
     assert_eq!(rig.proxy.cached(), 1);
-    assert_eq!(told(&mut rig, 2), (true, 300), "asked for again");
+    assert_eq!(told(&mut rig, VmId::new(2)), (true, 300), "asked for again");
     assert_eq!(rig.proxy.cached(), 2);
     rig.pass(SECOND_NS);
-    assert_eq!(told(&mut rig, 1), (false, 50), "from the cache");
-    assert_eq!(told(&mut rig, 2), (true, 299));
+    assert_eq!(told(&mut rig, VmId::new(1)), (false, 50), "from the cache");
+    assert_eq!(told(&mut rig, VmId::new(2)), (true, 299));
     assert_eq!(rig.counted().1, 0);
     // What was kept under other rules is not told.
     judge.borrow_mut().rejudge(rig.now_ns);
-    assert_eq!(told(&mut rig, 2), (true, 300));
+    assert_eq!(told(&mut rig, VmId::new(2)), (true, 300));
 }
 
 /// A policy without rules whose questions go there.
@@ -220,7 +224,7 @@ fn rig_of(policies: Vec<Policy>, host: &Upstream) -> (Rig, SharedJudge) {
     let vms = 1..=policies.len() as u32;
     let judge = Judge::shared(PolicySet::new(policies));
     for vm in vms {
-        judge.borrow_mut().assign(vm, vm - 1);
+        judge.borrow_mut().assign(VmId::new(vm), vm - 1);
     }
     let mut rig = Rig::new(&[]);
     let policy = Box::new(ByRules(judge.clone()));
@@ -228,17 +232,18 @@ fn rig_of(policies: Vec<Policy>, host: &Upstream) -> (Rig, SharedJudge) {
     (rig, judge)
 }
 
-fn asks(rig: &mut Rig, vm: u32, question: &Message) {
+fn asks(rig: &mut Rig, vm: VmId, question: &Message) {
     let origin = Origin::Tcp {
-        connection: u64::from(vm),
+        connection: u64::from(vm.get()),
     };
-    rig.ask_as(&test_vm::vm(vm), origin, question).unwrap();
+    rig.ask_as(&test_vm::vm(vm.get()), origin, question)
+        .unwrap();
 }
 
 /// Address in each VM's reply, by VM; `None` if the reply is a failure.
 fn told(rig: &mut Rig) -> Vec<(u32, Option<std::net::IpAddr>)> {
     let mut told: Vec<_> = std::iter::from_fn(|| rig.proxy.next_reply())
-        .map(|reply| (reply.vm, first_address(&read(&reply.message))))
+        .map(|reply| (reply.vm.get(), first_address(&read(&reply.message))))
         .collect();
     told.sort_unstable();
     told
@@ -251,20 +256,24 @@ fn each_policy_asks_its_own_resolvers_and_is_told_nothing_of_anothers() {
     let (mut rig, _) = rig_of(policies, &host);
     let question = ask(1, "www.example.com.", RecordType::A);
     for (vm, upstream, address) in [(1, &one, 1), (2, &two, 2), (3, &host, 3)] {
-        asks(&mut rig, vm, &question);
+        asks(&mut rig, VmId::new(vm), &question);
         upstream.answer(60, [192, 0, 2, address]);
         rig.settle();
         let address = [192, 0, 2, address].into();
         assert_eq!(told(&mut rig), [(vm, Some(address))]);
         // From the cache.
-        asks(&mut rig, vm, &question);
+        asks(&mut rig, VmId::new(vm), &question);
         assert_eq!(told(&mut rig), [(vm, Some(address))]);
     }
     assert!([&host, &one, &two].iter().all(|u| u.is_idle()));
     assert_eq!(rig.proxy.cached(), 3);
     // The host's are others now.
     rig.proxy.set_resolvers(&[two.address]);
-    asks(&mut rig, 3, &ask(2, "other.example.com.", RecordType::A));
+    asks(
+        &mut rig,
+        VmId::new(3),
+        &ask(2, "other.example.com.", RecordType::A),
+    );
     two.answer(60, ADDRESS);
     rig.settle();
     assert_eq!(told(&mut rig), [(3, Some(ADDRESS.into()))]);
@@ -277,7 +286,7 @@ fn without_dns_every_question_is_refused_and_nobody_is_asked() {
     let (mut rig, judge) = rig_of(policies, &host);
     let question = ask(7, "www.example.com.", RecordType::A);
     rig.ask(4000, &question).unwrap();
-    asks(&mut rig, 1, &question);
+    asks(&mut rig, VmId::new(1), &question);
     for _ in 0..2 {
         let (_, told) = rig.reply().expect("a reply at once");
         assert_eq!(told.metadata.id, 7);
@@ -285,11 +294,11 @@ fn without_dns_every_question_is_refused_and_nobody_is_asked() {
     }
     assert_eq!(rig.proxy.in_flight(), 0);
     assert!(host.is_idle());
-    let counts = judge.borrow().counts(1);
+    let counts = judge.borrow().counts(VmId::new(1));
     assert_eq!((counts.refused_names, counts.refused_by.len()), (2, 1));
     assert_eq!(counts.refused_by[0].rule, "--dns none");
     // The other one's are.
-    asks(&mut rig, 2, &question);
+    asks(&mut rig, VmId::new(2), &question);
     host.answer(60, ADDRESS);
     rig.settle();
     assert_eq!(told(&mut rig), [(2, Some(ADDRESS.into()))]);
@@ -300,12 +309,12 @@ fn a_reload_changes_resolvers_also_of_questions_in_flight() {
     let (host, old, new) = (Upstream::new(), Upstream::new(), Upstream::new());
     let (mut rig, judge) = rig_of(vec![these(&old)], &host);
     let question = ask(1, "www.example.com.", RecordType::A);
-    asks(&mut rig, 1, &question);
+    asks(&mut rig, VmId::new(1), &question);
     let (query, from) = old.query();
     let policies = PolicySet::new(vec![these(&new)]);
     judge
         .borrow_mut()
-        .set_policies(policies, &[(1, 0)], rig.now_ns);
+        .set_policies(policies, &[(VmId::new(1), 0)], rig.now_ns);
     // What the old one says now is not told.
     old.send(&super::rig::with_address(&query, 60, [192, 0, 2, 1]), from);
     rig.settle();
@@ -314,12 +323,16 @@ fn a_reload_changes_resolvers_also_of_questions_in_flight() {
     rig.settle();
     assert_eq!(told(&mut rig), [(1, Some([192, 0, 2, 2].into()))]);
     // One that stays silent is not asked again.
-    asks(&mut rig, 1, &ask(2, "other.example.com.", RecordType::A));
+    asks(
+        &mut rig,
+        VmId::new(1),
+        &ask(2, "other.example.com.", RecordType::A),
+    );
     new.query();
     let policies = PolicySet::new(vec![asking(Resolvers::Nobody)]);
     judge
         .borrow_mut()
-        .set_policies(policies, &[(1, 0)], rig.now_ns);
+        .set_policies(policies, &[(VmId::new(1), 0)], rig.now_ns);
     rig.pass(SECOND_NS);
     assert_eq!(told(&mut rig), [(1, None)]);
     assert_eq!(rig.proxy.in_flight(), 0);
@@ -330,19 +343,21 @@ fn a_reload_changes_resolvers_also_of_questions_in_flight() {
 fn who_waited_together_and_has_another_policy_now_is_not_told_its_answer() {
     let (host, one, two) = (Upstream::new(), Upstream::new(), Upstream::new());
     let (mut rig, judge) = rig_of(vec![these(&one)], &host);
-    judge.borrow_mut().assign(2, 0);
+    judge.borrow_mut().assign(VmId::new(2), 0);
     let question = ask(1, "www.example.com.", RecordType::A);
-    asks(&mut rig, 1, &question);
-    asks(&mut rig, 2, &question);
+    asks(&mut rig, VmId::new(1), &question);
+    asks(&mut rig, VmId::new(2), &question);
     assert_eq!(rig.proxy.in_flight(), 1);
     let policies = PolicySet::new(vec![these(&one), these(&two)]);
-    judge
-        .borrow_mut()
-        .set_policies(policies, &[(1, 0), (2, 1)], rig.now_ns);
+    judge.borrow_mut().set_policies(
+        policies,
+        &[(VmId::new(1), 0), (VmId::new(2), 1)],
+        rig.now_ns,
+    );
     one.answer(60, ADDRESS);
     rig.settle();
     assert_eq!(told(&mut rig), [(1, Some(ADDRESS.into())), (2, None)]);
-    asks(&mut rig, 2, &question);
+    asks(&mut rig, VmId::new(2), &question);
     two.answer(60, [192, 0, 2, 2]);
     rig.settle();
     assert_eq!(told(&mut rig), [(2, Some([192, 0, 2, 2].into()))]);

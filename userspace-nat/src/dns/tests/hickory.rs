@@ -8,7 +8,7 @@ use hickory_proto::{
         rdata::{A, CNAME, SOA, TXT},
     },
 };
-pub(super) use hickory_proto::{
+pub(in crate::dns) use hickory_proto::{
     op::{Message, MessageType, ResponseCode},
     rr::{Record as HickoryRecord, RecordType},
 };
@@ -17,29 +17,29 @@ fn name(text: &str) -> Name {
     Name::from_ascii(text).expect("a name")
 }
 
-pub(super) fn ask(id: u16, text: &str, qtype: RecordType) -> Message {
+pub(in crate::dns) fn ask(id: u16, text: &str, qtype: RecordType) -> Message {
     let mut message = Message::new(id, MessageType::Query, OpCode::Query);
     message.metadata.recursion_desired = true;
     message.add_query(Question::query(name(text), qtype));
     message
 }
 
-pub(super) fn with_edns(mut message: Message, udp_len: u16, dnssec_ok: bool) -> Message {
+pub(in crate::dns) fn with_edns(mut message: Message, udp_len: u16, dnssec_ok: bool) -> Message {
     let mut edns = Edns::new();
     edns.set_max_payload(udp_len).set_dnssec_ok(dnssec_ok);
     message.set_edns(edns);
     message
 }
 
-pub(super) fn a(text: &str, ttl: u32, address: [u8; 4]) -> HickoryRecord {
+pub(in crate::dns) fn a(text: &str, ttl: u32, address: [u8; 4]) -> HickoryRecord {
     HickoryRecord::from_rdata(name(text), ttl, RData::A(A(Ipv4Addr::from(address))))
 }
 
-pub(super) fn cname(text: &str, ttl: u32, to: &str) -> HickoryRecord {
+pub(in crate::dns) fn cname(text: &str, ttl: u32, to: &str) -> HickoryRecord {
     HickoryRecord::from_rdata(name(text), ttl, RData::CNAME(CNAME(name(to))))
 }
 
-pub(super) fn soa(text: &str, ttl: u32, minimum: u32) -> HickoryRecord {
+pub(in crate::dns) fn soa(text: &str, ttl: u32, minimum: u32) -> HickoryRecord {
     let soa = SOA::new(
         name("ns.example."),
         name("root.example."),
@@ -52,13 +52,13 @@ pub(super) fn soa(text: &str, ttl: u32, minimum: u32) -> HickoryRecord {
     HickoryRecord::from_rdata(name(text), ttl, RData::SOA(soa))
 }
 
-pub(super) fn txt(text: &str, ttl: u32, len: usize) -> HickoryRecord {
+pub(in crate::dns) fn txt(text: &str, ttl: u32, len: usize) -> HickoryRecord {
     let strings = vec!["x".repeat(250); len / 250 + 1];
     HickoryRecord::from_rdata(name(text), ttl, RData::TXT(TXT::new(strings)))
 }
 
 /// A response to `query` with RA set and no records.
-pub(super) fn response(query: &Message) -> Message {
+pub(in crate::dns) fn response(query: &Message) -> Message {
     let mut message = Message::new(query.metadata.id, MessageType::Response, OpCode::Query);
     message.metadata.recursion_desired = query.metadata.recursion_desired;
     message.metadata.recursion_available = true;
@@ -66,6 +66,6 @@ pub(super) fn response(query: &Message) -> Message {
     message
 }
 
-pub(super) fn read(bytes: &[u8]) -> Message {
+pub(in crate::dns) fn read(bytes: &[u8]) -> Message {
     Message::from_vec(bytes).expect("hickory reads it")
 }

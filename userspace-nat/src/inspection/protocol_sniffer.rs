@@ -11,12 +11,12 @@ use slipgate_policy::Http;
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Step {
     /// This many bytes name a server. They may be sent if the rules admit the name.
-    Said(HostName, usize),
+    Named(HostName, usize),
     /// This many bytes may be sent.
     Pass(usize),
     /// More bytes are needed for a decision.
     More,
-    /// No byte may be sent before the server has answered; see [`Spoken::server_said`].
+    /// No byte may be sent before the server has answered; see [`ProtocolSniffer::server_answered`].
     Held,
     /// All further bytes may be sent.
     Rest,
@@ -24,7 +24,7 @@ pub enum Step {
 
 /// Protocol of the stream and its state.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Spoken {
+pub struct ProtocolSniffer {
     mode: Http,
     state: State,
     /// Whether the server asked for another hello.
@@ -45,7 +45,7 @@ enum State {
     Rest,
 }
 
-impl Spoken {
+impl ProtocolSniffer {
     /// State before the first byte.
     pub fn new(mode: Http) -> Self {
         Self {
@@ -117,7 +117,7 @@ impl Spoken {
             return Ok(Step::More);
         };
         self.state = State::Answer;
-        Ok(Step::Said(hello.name, hello.len))
+        Ok(Step::Named(hello.name, hello.len))
     }
 
     fn head(&mut self, bytes: &[u8]) -> Result<Step, Refused> {
@@ -130,7 +130,7 @@ impl Spoken {
             Http::Each if head.is_doubtful => return Err(Refused::Malformed),
             Http::Each => State::Body(head.body, Beginning::default()),
         };
-        Ok(Step::Said(head.name, head.len))
+        Ok(Step::Named(head.name, head.len))
     }
 
     /// Whether the stream is in a request's content, or directly after it.
@@ -152,7 +152,7 @@ impl Spoken {
     ///
     /// # Errors
     /// If the answer is not one of a TLS server.
-    pub fn server_said(&mut self, stream: &[u8]) -> Result<bool, Refused> {
+    pub fn server_answered(&mut self, stream: &[u8]) -> Result<bool, Refused> {
         if self.state != State::Answer {
             return Ok(false);
         }
@@ -170,7 +170,7 @@ impl Spoken {
 }
 
 #[cfg(test)]
-#[path = "spoken_test.rs"]
+#[path = "protocol_sniffer_test.rs"]
 mod tests;
 
 #[cfg(test)]

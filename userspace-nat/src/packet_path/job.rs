@@ -1,0 +1,93 @@
+//! A frame that is handled, and what is done with it.
+use slipgate_abi::{Command, DropReason, segment};
+
+use crate::{
+    packet::{Ipv4, Packet, Transport},
+    packet_path::change::Change,
+    poll::Poller,
+    port::{ETHERTYPE_ARP, ETHERTYPE_IPV4, ETHERTYPE_IPV6, Frame, VirtioNetHdr},
+};
+
+/// Result of handling a frame.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Disposition {
+    /// The header was rewritten, and the frame is to be written to the port.
+    Send,
+    /// The frame was dropped and counted.
+    Dropped(DropReason),
+    /// A service or the engine consumed the frame.
+    Consumed,
+}
+
+/// A parsed frame, with its packet.
+#[derive(Clone, Copy)]
+pub(crate) struct Job<'a> {
+    pub(crate) frame: Frame<'a>,
+    pub(crate) packet: Packet<'a>,
+    pub(crate) poller: &'a Poller,
+}
+
+impl Job<'_> {
+    /// Returns the size of the largest packet that the frame becomes, bytes.
+    pub(super) fn largest(&self) -> u32 {
+        let vnet = self.frame.vnet;
+        let gso_size = if vnet.gso_type == VirtioNetHdr::GSO_NONE {
+            0
+        } else {
+            vnet.gso_size
+        };
+        segment::largest_packet(
+            self.packet.ip.bytes.len() as u32,
+            self.packet.headers_len() as u32,
+            u32::from(gso_size),
+        )
+    }
+}
+
+/// Result of handling a packet, applied to the frame's bytes once the packet's views are dropped.
+pub(crate) enum Finish {
+    Dispose(Disposition),
+    Drop(DropReason),
+    Command {
+        code: Command,
+        change: Option<Change>,
+    },
+}
+
+/// Reason why a frame holds no packet that can be handled.
+pub(crate) enum Unread {
+    Arp,
+    Drop(DropReason),
+}
+
+impl Unread {
+    pub(crate) fn reason(&self) -> DropReason {
+        match self {
+            Self::Arp => DropReason::EtherType,
+            Self::Drop(reason) => *reason,
+        }
+    }
+}
+
+/// Parses the packet of a frame.
+pub(crate) fn read(frame: Frame<'_>) -> Result<Packet<'_>, Unread> {
+    let drop = Unread::Drop;
+    match frame.ethertype {
+        ETHERTYPE_IPV4 => {}
+        ETHERTYPE_ARP => return Err(Unread::Arp),
+        ETHERTYPE_IPV6 => return Err(drop(DropReason::Ipv6)),
+        _ => return Err(drop(DropReason::EtherType)),
+    }
+    let ip = Ipv4::parse(frame.l3).map_err(|_| drop(DropReason::Malformed))?;
+    if ip.is_fragment() {
+        return Err(drop(DropReason::Fragment));
+    }
+    if ip.has_options() {
+        return Err(drop(DropReason::IpOptions));
+    }
+    let packet = Packet::parse(ip).map_err(|_| drop(DropReason::Malformed))?;
+    if packet.transport == Transport::Other {
+        return Err(drop(DropReason::IpProtocol));
+    }
+    Ok(packet)
+}

@@ -1,0 +1,108 @@
+//! Forwards: ports of the host that lead to guests, and the guests that wait behind them.
+//!
+//! The programs learn a guest's MAC from its frames. A guest that is configured by hand and only
+//! waits for connections sends nothing, so a forward would never reach it. Until its MAC is known,
+//! the engine sends an ARP request once a second.
+use std::{collections::HashMap, net::Ipv4Addr};
+
+use slipgate_abi::{Protocol, Tuple, VmId, VmRow};
+
+use super::{Rules, VmTable};
+use crate::{
+    arp,
+    clock::SECOND_NS,
+    datapath::Tables,
+    port::{ETHERTYPE_ARP, Outbox, VirtioNetHdr},
+};
+
+/// Interval between two ARP requests for a guest, ns.
+const ARP_INTERVAL_NS: u64 = SECOND_NS;
+
+/// A port of the host that leads to a guest.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Forward {
+    /// TCP or UDP.
+    pub protocol: Protocol,
+    /// Address on the host; 0.0.0.0: any.
+    pub host: Ipv4Addr,
+    /// Port on the host.
+    pub host_port: u16,
+    /// Id of the VM.
+    pub vm: VmId,
+    /// Row of the VM.
+    pub vm_row: VmRow,
+    /// Port of the guest.
+    pub guest_port: u16,
+    /// Element of `RULES` that the forward's flows show.
+    pub rule: u32,
+}
+
+/// The forwards in force, by protocol, address and port on the host.
+#[derive(Debug, Default)]
+pub(crate) struct Forwards {
+    by_address: HashMap<(Protocol, Ipv4Addr, u16), Forward>,
+    next_arp_ns: u64,
+}
+
+impl Forwards {
+    pub(crate) fn set(&mut self, forwards: Vec<Forward>) {
+        self.by_address = forwards
+            .into_iter()
+            .map(|f| ((f.protocol, f.host, f.host_port), f))
+            .collect();
+    }
+
+    /// Returns the forward of this VM that a packet from the world matches: one of its destination
+    /// address, else one of any address. A packet to loopback that arrives by a link matches none:
+    /// those forwards are for the host alone.
+    pub(crate) fn matching(&self, world: &Tuple, vm: VmId) -> Option<&Forward> {
+        if world.local.is_loopback() {
+            return None;
+        }
+        let protocol = Protocol::from_ip(world.protocol)?;
+        let of = |host| self.by_address.get(&(protocol, host, world.local_port));
+        of(world.local.into())
+            .or_else(|| of(Ipv4Addr::UNSPECIFIED))
+            .filter(|forward| forward.vm == vm)
+    }
+
+    /// Puts other rules in force by `set`, and assigns the forwards their elements of `RULES` among
+    /// these.
+    pub(crate) fn renumber(&mut self, rules: &mut Rules, set: impl FnOnce(&mut Rules)) {
+        let position = |forward: &Forward| rules.texts.forward(forward.rule);
+        let positions: Vec<_> = self.by_address.values().map(position).collect();
+        set(rules);
+        for (forward, position) in self.by_address.values_mut().zip(positions) {
+            if let Some(position) = position {
+                forward.rule = rules.texts.rule_of_forward(position);
+            }
+        }
+    }
+
+    /// Sends ARP requests for guests that a forward leads to and whose MAC is not known, once a
+    /// second.
+    pub(crate) fn find_guests(
+        &mut self,
+        vms: &VmTable,
+        tables: &impl Tables,
+        out: &mut Outbox,
+        now_ns: u64,
+    ) {
+        if self.by_address.is_empty() || now_ns < self.next_arp_ns {
+            return;
+        }
+        self.next_arp_ns = now_ns + ARP_INTERVAL_NS;
+        for vm in vms.iter().map(|vm| &vm.net) {
+            let is_awaited = self.by_address.values().any(|forward| forward.vm == vm.id);
+            let is_silent = || {
+                let row = tables.vm(vm.row);
+                row.is_some_and(|row| !row.knows_guest_mac())
+            };
+            if is_awaited && is_silent() {
+                // A full outbox is ignored: the request is repeated.
+                let request = arp::request(vm);
+                let _ = out.to_guest(vm, ETHERTYPE_ARP, VirtioNetHdr::default(), &request);
+            }
+        }
+    }
+}

@@ -1,0 +1,82 @@
+//! The translation of flows: the flows, the kernel's tables that hold them, and the network that
+//! they leave by.
+use std::sync::atomic::Ordering::Relaxed;
+
+use slipgate_abi::{Ip4, NextHop};
+
+use super::Network;
+use crate::{
+    datapath::{Datapath, Hop},
+    flow::Flows,
+    port::Exit,
+    route::Route,
+    vm::VmNet,
+};
+
+/// Smallest MTU that a link may have (RFC 791), bytes.
+const MIN_MTU: u32 = 68;
+
+/// The flows of this process, the kernel's tables, and the host's network. Every linked flow of
+/// [`Flows`] has its tuples and its slot in the tables, and its next hop from the network.
+#[derive(Debug)]
+pub(crate) struct Nat<D> {
+    pub(crate) datapath: D,
+    pub(crate) flows: Flows,
+    pub(crate) network: Network,
+}
+
+impl<D: Datapath> Nat<D> {
+    /// Returns the index of the element of `NEXT_HOPS` for a next hop toward `destination`, or 0
+    /// when there is none.
+    pub(crate) fn next_hop(&mut self, hop: Hop, destination: Ip4) -> u32 {
+        self.network.next_hop(&mut self.datapath, hop, destination)
+    }
+
+    /// Releases next hops that nothing uses any more, some flows at a time.
+    pub(crate) fn release_idle_hops(&mut self, now_ns: u64) {
+        let hops = &mut self.network.hops;
+        hops.release_idle(&self.flows, &mut self.datapath, now_ns);
+    }
+
+    /// Returns the next hop or link by which a flow leaves. A next hop is requested again if there
+    /// was none at the flow's admission.
+    pub(crate) fn exit_of(&mut self, slot: u32) -> Exit {
+        let live = self.datapath.slot(slot);
+        let next_hop = live.next_hop().load(Relaxed);
+        if next_hop != 0 {
+            return Exit::NextHop(next_hop);
+        }
+        let mut uplink = live.uplink_ifindex();
+        if let Some((hop, _)) = self.network.routes.lookup(live.remote().into()).hop() {
+            let index = self.next_hop(hop, live.remote());
+            if index != 0 {
+                return Exit::NextHop(index);
+            }
+            uplink = hop.ifindex;
+        }
+        Exit::Uplink(uplink)
+    }
+
+    /// Returns the largest packet that a flow's uplink, and its route, carry, bytes.
+    #[expect(unsafe_code, reason = "reads one word of a mapped element")]
+    pub(crate) fn uplink_mtu(&self, slot: u32) -> u32 {
+        let live = self.datapath.slot(slot);
+        let next_hop = live.next_hop().load(Relaxed);
+        let hop = self.datapath.next_hop(next_hop);
+        // SAFETY: `Tables::next_hop` gives a mapped element; a word is read, not a reference made.
+        let mtu = |hop: *const NextHop| unsafe { (&raw const (*hop).mtu).read_volatile() };
+        let known = hop.and_then(|hop| hop.read(mtu));
+        known.filter(|mtu| *mtu >= MIN_MTU).unwrap_or_else(|| {
+            let link_mtu = self.network.link_mtu(live.uplink_ifindex());
+            match self.network.routes.lookup(live.remote().into()) {
+                Route::Via { mtu: Some(mtu), .. } => link_mtu.min(mtu),
+                _ => link_mtu,
+            }
+        })
+    }
+
+    /// Returns the largest packet that both links of a flow carry, bytes.
+    pub(crate) fn path_mtu(&self, vm: &VmNet, slot: u32) -> u32 {
+        u32::from(vm.mtu).min(self.uplink_mtu(slot))
+    }
+}

@@ -1,0 +1,73 @@
+//! The host's network: its routes, its links, and the next hops that flows leave by.
+use std::collections::HashMap;
+
+use slipgate_abi::Ip4;
+use slipgate_model::Link;
+
+use super::{follow::Following, hops::Hops};
+use crate::{
+    datapath::{Hop, Tables},
+    flow::Flows,
+    route::{Difference, RouteTable},
+};
+
+/// MTU assumed for a link whose MTU is not known, bytes: Ethernet's.
+const DEFAULT_MTU: u32 = 1_500;
+
+/// The host's network as the broker last described it, and how far the flows follow it.
+#[derive(Debug, Default)]
+pub(crate) struct Network {
+    pub(crate) routes: RouteTable,
+    links: HashMap<u32, Link>,
+    pub(crate) following: Following,
+    pub(crate) hops: Hops,
+}
+
+impl Network {
+    /// Sets the routes and starts a walk in which flows follow the changes.
+    pub(crate) fn set_routes(&mut self, routes: RouteTable, flows: &Flows) {
+        let difference = routes.difference_from(&self.routes);
+        self.routes = routes;
+        self.following.extend(difference, flows);
+    }
+
+    /// Sets the links. When one changes between having an L2 header and having none, all flows are
+    /// examined: next hops are known by it.
+    pub(crate) fn set_links(&mut self, links: &[Link], flows: &Flows) {
+        let links: HashMap<u32, Link> = links.iter().map(|link| (link.ifindex, *link)).collect();
+        let differs = links
+            .values()
+            .any(|link| self.has_l2(link.ifindex) != link.has_l2);
+        self.links = links;
+        if differs {
+            self.hops.forget_known();
+            self.following.extend(Difference::everything(), flows);
+        }
+    }
+
+    /// Whether a link's packets have an L2 header.
+    fn has_l2(&self, ifindex: u32) -> bool {
+        self.links.get(&ifindex).is_none_or(|link| link.has_l2)
+    }
+
+    /// Returns the largest packet that a link carries, bytes.
+    pub(super) fn link_mtu(&self, ifindex: u32) -> u32 {
+        let link = self.links.get(&ifindex);
+        link.map_or(DEFAULT_MTU, |link| link.mtu)
+    }
+
+    /// Returns the index of the element of `NEXT_HOPS` for a next hop toward `destination`, or 0
+    /// when there is none.
+    pub(super) fn next_hop(
+        &mut self,
+        tables: &mut impl Tables,
+        mut hop: Hop,
+        destination: Ip4,
+    ) -> u32 {
+        // A link without L2 has one next hop for all neighbours.
+        if !self.has_l2(hop.ifindex) {
+            hop.neighbour = Ip4::UNSPECIFIED;
+        }
+        self.hops.index_of(tables, hop, destination)
+    }
+}

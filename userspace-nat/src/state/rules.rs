@@ -1,0 +1,183 @@
+//! The rules in force, their elements of `RULES`, and what names have opened by them.
+//!
+//! Openings by DNS are kept for a successor in the map `NAMES`. An entry holds the names that the
+//! answer led through ([`LearntName::chain`]), not the rules that named them. A successor judges
+//! these by its own rules, and opens the address for the time that is left. A chain of names that
+//! is longer than an element is not kept: the guest has to resolve its name again. The same holds
+//! for an opening for which the map has no room; no VM can take the room that the others need
+//! ([`Reserve`]).
+use std::{collections::HashMap, net::Ipv4Addr, rc::Rc};
+
+use slipgate_abi::{SlotRef, maps::MAX_NAMES, names::MAX_NAME_LEN};
+use slipgate_policy::{Described, Destination, Lead, OnReload, RuleId};
+
+use crate::{
+    datapath::{NameMap, RememberedName},
+    name_gate::{Change, LearntName, SharedJudge},
+    quota::Reserve,
+    record::rule_texts::RuleTexts,
+    relay::Standing,
+    vm::VmNet,
+};
+
+/// The rules in force, and the names by which they admitted live flows.
+#[derive(Debug)]
+pub(crate) struct Rules {
+    pub(crate) judge: SharedJudge,
+    /// The rules by their elements of `RULES`.
+    pub(crate) texts: RuleTexts,
+    /// Names that opened live flows' addresses, by slot, each with the slot's generation.
+    opened_by: HashMap<u32, (u32, Rc<LearntName>)>,
+}
+
+impl Rules {
+    /// Returns the rules of a judge; `base` is the first element of `RULES` of this process.
+    pub(super) fn new(judge: SharedJudge, base: u32) -> Self {
+        let mut texts = RuleTexts::default();
+        texts.begin(base, judge.borrow().policies().described(), Vec::new());
+        Self {
+            judge,
+            texts,
+            opened_by: HashMap::new(),
+        }
+    }
+
+    /// Sets the texts of the forwards, which follow those of the policies in force.
+    pub(crate) fn set_forward_texts(&mut self, texts: Vec<String>) {
+        let judge = self.judge.borrow();
+        let policies = judge.policies().described();
+        let forwards = texts.into_iter().map(Described::forward).collect();
+        self.texts.begin(self.texts.base(), policies, forwards);
+    }
+
+    /// Returns the element of `RULES` of a rule in force.
+    pub(crate) fn element_of(&self, rule: RuleId) -> u32 {
+        self.texts.base() + rule.0
+    }
+
+    /// Notes the name that opened a flow's address.
+    pub(crate) fn opened_by(&mut self, slot: u32, generation: u32, name: Rc<LearntName>) {
+        self.opened_by.insert(slot, (generation, name));
+    }
+
+    /// Returns the name that opened a live flow's address, if one did.
+    pub(crate) fn name_of(&self, slot: u32, generation: u32) -> Option<&LearntName> {
+        let (of, name) = self.opened_by.get(&slot)?;
+        (*of == generation).then_some(name)
+    }
+
+    /// Forgets the name that opened a flow's address: the flow has ended. Returns it.
+    pub(crate) fn forget_name(&mut self, slot: u32, generation: u32) -> Option<Rc<LearntName>> {
+        self.name_of(slot, generation)?;
+        self.opened_by.remove(&slot).map(|(_, name)| name)
+    }
+
+    /// Returns slots, generations and names of the flows whose addresses names opened, in order of
+    /// the slots, from `from` on.
+    pub(crate) fn names_of_flows(&self, from: u32) -> Vec<(u32, u32, &LearntName)> {
+        let all = self.opened_by.iter().filter(|(slot, _)| **slot >= from);
+        let mut flows: Vec<_> = all
+            .map(|(slot, (generation, name))| (*slot, *generation, &**name))
+            .collect();
+        flows.sort_unstable_by_key(|(slot, ..)| *slot);
+        flows
+    }
+
+    /// Whether an inspect rule admitted a flow, or a rule that is no longer known in a policy that
+    /// has inspect rules.
+    pub(crate) fn has_inspect_rule(&self, live: SlotRef) -> bool {
+        let rule = live.rule().checked_sub(self.texts.base()).map(RuleId);
+        let judge = self.judge.borrow();
+        let policy = judge.policy(live.id());
+        let known = rule.filter(|rule| policy.has(*rule));
+        policy.inspections().0 && known.is_none_or(|rule| policy.inspects(rule))
+    }
+
+    /// Whether an address may be a forward's client: not in the VM's own network, of the host, or
+    /// in address space that no outside host has.
+    pub(crate) fn may_come_in(&self, vm: &VmNet, remote: Ipv4Addr) -> bool {
+        let judge = self.judge.borrow();
+        let space = judge.policy(vm.id).protected(remote);
+        !vm.is_on_link(remote) && space.is_none_or(|(_, space)| space.may_come_in())
+    }
+
+    /// Whether ports of an address may lead to the host's loopback.
+    pub(crate) fn leads_to_loopback(&self, vm: &VmNet, addr: Ipv4Addr) -> bool {
+        let judge = self.judge.borrow();
+        judge.policy(vm.id).has_loopback_at(addr, vm.gateway)
+    }
+
+    /// Returns the port on the host's loopback to which a destination leads; `None` when it leads
+    /// nowhere. The VM's policy must list the port, and no rule may deny it.
+    pub(crate) fn lead(&self, vm: &VmNet, to: Destination) -> Option<Lead> {
+        let judge = self.judge.borrow();
+        judge.policy(vm.id).host_loopback(to, vm.gateway)
+    }
+
+    /// Judges a live connection to the host's loopback by the present rules.
+    pub(crate) fn standing(&self, vm: &VmNet, to: Destination, host_port: u16) -> Standing {
+        match self.lead(vm, to) {
+            Some(lead) if lead.decision.is_allowed() && lead.host_port == host_port => {
+                Standing::Stands
+            }
+            _ => match self.judge.borrow().on_reload(vm.id) {
+                OnReload::Keep => Standing::Left,
+                OnReload::Cut => Standing::Cut,
+            },
+        }
+    }
+
+    /// Writes the openings and their ends since the last call to the map. `vms`: number of VMs that
+    /// share its room.
+    pub(crate) fn remember_openings(&self, map: &mut impl NameMap, vms: usize) {
+        let changes = self.judge.borrow_mut().take_changes();
+        if changes.is_empty() {
+            return;
+        }
+        let reserve = Reserve::new(MAX_NAMES as usize, vms);
+        for change in changes {
+            match change {
+                Change::Opened(vm, addr, name, expires_ns) => {
+                    let (held, total) = self.judge.borrow().open_by_name(vm);
+                    let free = (MAX_NAMES as usize).saturating_sub(total);
+                    if name.chain().len() > MAX_NAME_LEN || !reserve.allows(free, || held) {
+                        continue;
+                    }
+                    map.remember_name(&RememberedName {
+                        vm,
+                        addr: addr.into(),
+                        name: name.chain().into(),
+                        expires_ns,
+                    });
+                }
+                Change::Ended(vm, addr, name) => {
+                    if name.chain().len() <= MAX_NAME_LEN {
+                        map.forget_name(vm, addr.into(), name.chain());
+                    }
+                }
+            }
+        }
+    }
+
+    /// Restores the openings of a predecessor that the present rules allow, and deletes the others.
+    /// Returns how many addresses are open.
+    pub(crate) fn reopen(&self, map: &mut impl NameMap, vms: usize, now_ns: u64) -> usize {
+        let mut open = 0;
+        for remembered in map.remembered_names() {
+            let RememberedName {
+                vm,
+                addr,
+                name,
+                expires_ns,
+            } = remembered;
+            let mut judge = self.judge.borrow_mut();
+            if judge.reopen(vm, addr.into(), &name, expires_ns, now_ns) {
+                open += 1;
+            } else {
+                map.forget_name(vm, addr, &name);
+            }
+        }
+        self.remember_openings(map, vms);
+        open
+    }
+}

@@ -1,0 +1,168 @@
+//! The VMs that the engine serves.
+use std::collections::{HashMap, VecDeque};
+
+use slipgate_abi::{VmId, VmRow, maps::MAX_VMS};
+
+use super::credits;
+use crate::{
+    quota::{self, TokenBucket, WorldsRate},
+    reply::Answers,
+    vm::VmNet,
+};
+
+/// State that the engine keeps of a VM.
+#[derive(Clone, Debug)]
+pub(crate) struct VmState {
+    pub(crate) net: VmNet,
+    pub(crate) new_flows: TokenBucket,
+    /// Part of the rate of new flows that the world may use.
+    pub(crate) from_world: WorldsRate,
+    pub(crate) answers: Answers,
+    /// Answers about flows that are cut.
+    pub(crate) cut_answers: Answers,
+    /// Whether the engine carries the VM's new flows, for a capture.
+    pub(crate) is_captured: bool,
+    pub(crate) collect_after_ns: [u64; 2],
+    /// Connections to, and exchanges with, the host's loopback, as of the VM's last packet.
+    pub(crate) loopback_flows: u32,
+    /// Credits of the guest's frames, and of the world's.
+    pub(super) credits: [credits::Snapshot; 2],
+}
+
+impl VmState {
+    fn new(net: VmNet) -> Self {
+        let (new_flows, from_world) = rates(&net);
+        Self {
+            new_flows,
+            from_world,
+            net,
+            answers: Answers::new(),
+            cut_answers: Answers::about_cuts(),
+            is_captured: false,
+            collect_after_ns: [0; 2],
+            loopback_flows: 0,
+            credits: Default::default(),
+        }
+    }
+}
+
+/// Returns the rate limit of all new flows, and that of flows that the world opens. A burst of one
+/// second's worth is allowed: a browser's or a build's burst is no attack.
+fn rates(net: &VmNet) -> (TokenBucket, WorldsRate) {
+    let all = net.new_flows_per_second;
+    let world = quota::worlds_share(all);
+    (TokenBucket::new(all, all), WorldsRate::new(world))
+}
+
+/// The VMs, by row and by id, and the names of those that went lately.
+#[derive(Debug)]
+pub(crate) struct VmTable {
+    vms: Vec<Option<Box<VmState>>>,
+    rows: HashMap<VmId, VmRow>,
+    /// Names of VMs that went lately, for the records of their last flows.
+    departed: VecDeque<(VmId, String)>,
+}
+
+impl VmTable {
+    pub(super) fn new() -> Self {
+        Self {
+            vms: (0..MAX_VMS).map(|_| None).collect(),
+            rows: HashMap::new(),
+            departed: VecDeque::new(),
+        }
+    }
+
+    /// Takes out a VM's state while a packet is handled; [`VmTable::put`] returns it. `None` when
+    /// the row does not belong to that VM (any more).
+    pub(crate) fn take(&mut self, row: VmRow, id: VmId) -> Option<Box<VmState>> {
+        self.vms
+            .get_mut(usize::from(row.get()))?
+            .take_if(|vm| vm.net.id == id)
+    }
+
+    pub(crate) fn put(&mut self, vm: Box<VmState>) {
+        let row = usize::from(vm.net.row.get());
+        self.vms[row] = Some(vm);
+    }
+
+    /// Returns a VM by its row.
+    pub(crate) fn get(&self, row: VmRow) -> Option<&VmState> {
+        self.vms.get(usize::from(row.get()))?.as_deref()
+    }
+
+    pub(crate) fn get_mut(&mut self, row: VmRow) -> Option<&mut VmState> {
+        self.vms.get_mut(usize::from(row.get()))?.as_deref_mut()
+    }
+
+    /// Returns a VM by its id.
+    pub(crate) fn by_id(&self, id: VmId) -> Option<&VmState> {
+        self.get(*self.rows.get(&id)?)
+    }
+
+    /// Returns the id of the VM in a row.
+    pub(crate) fn id_of(&self, row: VmRow) -> Option<VmId> {
+        self.get(row).map(|vm| vm.net.id)
+    }
+
+    /// Sets whether the engine, instead of the kernel, carries the flows that a VM opens from now
+    /// on.
+    pub(crate) fn capture_new_flows(&mut self, row: VmRow, captured: bool) {
+        if let Some(vm) = self.get_mut(row) {
+            vm.is_captured = captured;
+        }
+    }
+
+    /// Returns the rows that have a VM, for a loop that changes each.
+    pub(super) fn rows(&self) -> Vec<VmRow> {
+        self.rows.values().copied().collect()
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &VmState> {
+        self.rows.values().filter_map(|row| self.get(*row))
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.rows.len()
+    }
+
+    /// Adds a VM, or replaces the description of the one with the same id and keeps the state of
+    /// its rate limits. Returns `false` when there is no such row.
+    pub(super) fn set(&mut self, net: VmNet) -> bool {
+        let Some(place) = self.vms.get_mut(usize::from(net.row.get())) else {
+            return false;
+        };
+        self.rows.insert(net.id, net.row);
+        match place {
+            Some(vm) if vm.net.id == net.id => {
+                if vm.net.new_flows_per_second != net.new_flows_per_second {
+                    (vm.new_flows, vm.from_world) = rates(&net);
+                }
+                vm.net = net;
+            }
+            _ => *place = Some(Box::new(VmState::new(net))),
+        }
+        true
+    }
+
+    /// Removes a VM. Returns whether it was in that row.
+    pub(super) fn remove(&mut self, row: VmRow, id: VmId) -> bool {
+        self.rows.remove(&id);
+        let Some(vm) = self.take(row, id) else {
+            return false;
+        };
+        if self.departed.len() >= MAX_VMS as usize {
+            self.departed.pop_front();
+        }
+        self.departed.push_back((id, vm.net.name.clone()));
+        true
+    }
+
+    /// Returns a VM's name, also for a while after its removal; empty when it is not known.
+    pub(crate) fn name_of(&self, id: VmId) -> &str {
+        let departed = || self.departed.iter().find(|(departed, _)| *departed == id);
+        self.by_id(id)
+            .map(|vm| &vm.net.name)
+            .or_else(|| departed().map(|(_, name)| name))
+            .map_or("", |name| name)
+    }
+}
