@@ -17,6 +17,7 @@
 //! ([`routes`], [`openapi`]).
 pub mod broker;
 pub mod events;
+mod handlers;
 pub mod model;
 pub mod openapi;
 pub mod problem;
@@ -24,7 +25,7 @@ mod response;
 mod routes;
 pub mod server;
 
-pub use routes::change_of;
+pub use handlers::change_of;
 use slipgate_ipc::engine::EngineInventory;
 
 /// Source of figures that need no other process: the tables that are mapped for reading.

@@ -18,9 +18,10 @@ use crate::{
     Figures,
     broker::Broker,
     events::{Events, Filter},
+    handlers::{Daemon, Input, carry_out, query},
     problem::Problem,
     response::{Content, Response, with},
-    routes::{Action, Daemon, Input, carry_out, forbidden, query, route},
+    routes::{Action, forbidden, route},
 };
 
 /// Largest number of simultaneous connections; further ones wait to be accepted.

@@ -10,6 +10,7 @@ mod subjects;
 mod tap_changes;
 mod taps;
 mod uplink;
+mod vm_status;
 mod vms;
 mod xdp;
 

@@ -1,5 +1,8 @@
 //! The parts of the broker that requests and changes work with.
-use slipgate_ipc::client::{ClientAnswer, ClientId, ControlServer};
+use slipgate_ipc::{
+    api::Event,
+    client::{ClientAnswer, ClientId, ControlServer, VmChange},
+};
 
 use crate::{kernel_state::Attached, process::Engine};
 
@@ -32,5 +35,16 @@ impl Parts {
     /// Tells a client why its request can't be served.
     pub(crate) fn refuse(&mut self, client: ClientId, why: impl Into<String>) {
         self.control.answer(client, &ClientAnswer::error(why));
+    }
+
+    /// Answers with a VM as it is now.
+    pub(crate) fn answer_vm(&mut self, client: ClientId, at: usize, change: VmChange) {
+        let vm = Box::new(self.attached.vm_status(&self.attached.vms[at]));
+        if change == VmChange::Changed {
+            let vm = vm.definition.name.clone();
+            self.attached.events.push(Event::VmChanged { vm });
+        }
+        self.control
+            .answer(client, &ClientAnswer::Vm { vm, change });
     }
 }

@@ -41,7 +41,6 @@ use crate::{
     kernel_state::{Attached, Writer, described, write_rules},
     parts::Parts,
     persisted_vms,
-    vm_changes::answer_vm,
 };
 
 /// Changes of policy that are under way, and those that wait for them.
@@ -369,7 +368,7 @@ impl PolicyChanges {
             parts.attached.keep_vm(&parts.attached.vms[at]);
         }
         if let (Some(client), Some(at)) = (done.client, changed) {
-            answer_vm(parts, client, at, VmChange::Changed);
+            parts.answer_vm(client, at, VmChange::Changed);
         } else if let (Some(client), Some(name)) = (done.client, &done.named) {
             let generation = self.generation(&parts.attached, name);
             let answer = ClientAnswer::PolicyPut {

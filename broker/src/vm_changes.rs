@@ -23,7 +23,7 @@ use anyhow::{anyhow, bail};
 use slipgate_control::vm;
 use slipgate_ipc::{
     api::Event,
-    client::{ClientAnswer, ClientId, VmChange, VmDefinition, VmState, VmStatus},
+    client::{ClientAnswer, ClientId, VmChange, VmDefinition},
     engine::ToEngine,
 };
 
@@ -79,7 +79,7 @@ impl VmChanges {
                 parts.engine.tell(ToEngine::AddVm { id, vm })
             }
             Ok(Put::Unchanged(at)) => {
-                answer_vm(parts, client, at, VmChange::Unchanged);
+                parts.answer_vm(client, at, VmChange::Unchanged);
                 Ok(())
             }
             Ok(Put::Changed(at)) => {
@@ -87,7 +87,7 @@ impl VmChanges {
                 parts.attached.keep_vm(vm);
                 let spec = parts.attached.vm_spec(vm);
                 parts.engine.tell(ToEngine::Vm(spec))?;
-                answer_vm(parts, client, at, VmChange::Changed);
+                parts.answer_vm(client, at, VmChange::Changed);
                 Ok(())
             }
             Ok(Put::OtherPolicy(new)) => policies.apply_to_vm(parts, client, *new),
@@ -169,7 +169,7 @@ impl Step {
                     Ok(()) => {
                         tracing::info!("{name} is served on {}", parts.attached.vms[at].config.tap);
                         parts.attached.events.push(Event::VmAdded { vm: name });
-                        answer_vm(parts, client, at, VmChange::Created);
+                        parts.answer_vm(client, at, VmChange::Created);
                     }
                     // It stays, with its TAP down, until the TAP can be served or it is removed.
                     Err(e) => refuse(
@@ -201,18 +201,6 @@ fn refuse(parts: &mut Parts, client: ClientId, e: anyhow::Error) {
         false => ClientAnswer::error(format!("{e:#}")),
     };
     parts.control.answer(client, &answer);
-}
-
-/// Answers with a VM as it is now.
-pub(crate) fn answer_vm(parts: &mut Parts, client: ClientId, at: usize, change: VmChange) {
-    let vm = Box::new(parts.attached.vm_status(&parts.attached.vms[at]));
-    if change == VmChange::Changed {
-        let vm = vm.definition.name.clone();
-        parts.attached.events.push(Event::VmChanged { vm });
-    }
-    parts
-        .control
-        .answer(client, &ClientAnswer::Vm { vm, change });
 }
 
 impl Attached {
@@ -327,36 +315,5 @@ impl Attached {
             true => Put::OtherPolicy(Box::new(new)),
             false => Put::Changed(at),
         })
-    }
-
-    /// Keeps a VM's definition for a successor.
-    pub(crate) fn keep_vm(&self, vm: &ServedVm) {
-        let run_dir = &self.datapath.paths().run_dir;
-        let definition = vm.config.definition();
-        if let Err(e) = persisted_vms::keep(run_dir, &definition) {
-            tracing::warn!("a successor would not serve {}: {e:#}", definition.name);
-        }
-    }
-
-    /// A VM with its present state.
-    pub(crate) fn vm_status(&self, vm: &ServedVm) -> VmStatus {
-        let state = match vm.tap_ifindex {
-            _ if !vm.is_up => VmState::Starting,
-            None => VmState::Waiting,
-            Some(_) if self.datapath.maps().is_frozen(vm.open.row) => VmState::Frozen,
-            Some(_) => VmState::Served,
-        };
-        VmStatus {
-            definition: vm.config.definition(),
-            id: vm.open.id,
-            state,
-        }
-    }
-
-    /// All VMs with their states, by name.
-    pub(crate) fn vm_list(&self) -> Vec<VmStatus> {
-        let mut vms: Vec<_> = self.vms.iter().map(|vm| self.vm_status(vm)).collect();
-        vms.sort_by(|a, b| a.definition.name.cmp(&b.definition.name));
-        vms
     }
 }

@@ -1,0 +1,323 @@
+//! What requests do: each becomes a message to the broker, or reads figures.
+use std::rc::Rc;
+
+use hyper::{
+    Method, StatusCode, Uri,
+    header::{ETAG, HeaderValue},
+};
+use serde::de::DeserializeOwned;
+use slipgate_ipc::{
+    api::ApiRequest,
+    client::{ClientAnswer, ErrorKind, Target, VmChange, VmStatus},
+    engine::{EngineReply, FlowQuestion},
+};
+
+use crate::{
+    Figures,
+    broker::Broker,
+    events::Events,
+    model::{Cut, FlowsQuery, Health, Policy, PolicyPut, Vm, VmBody, VmPatch, Why, WhyQuery},
+    openapi,
+    problem::Problem,
+    response::{Response, empty, json},
+    routes::{Action, route},
+};
+
+/// Media type of JSON.
+const JSON: &str = "application/json";
+
+/// What handlers work with.
+pub(crate) struct Daemon {
+    pub(crate) broker: Broker,
+    pub(crate) events: Rc<Events>,
+    pub(crate) figures: Box<dyn Figures>,
+    /// Whether clients may change anything.
+    pub(crate) may_change: bool,
+}
+
+/// The message to the broker that a change asks for. `None`: the request changes nothing, or needs
+/// the VM's present definition first.
+///
+/// # Errors
+/// There is no such request, or its body has another form.
+pub fn change_of(
+    method: &str,
+    path: &str,
+    if_match: Option<&str>,
+    body: &[u8],
+) -> Result<Option<ApiRequest>, Problem> {
+    let method = Method::from_bytes(method.as_bytes())
+        .map_err(|_| Problem::new(StatusCode::BAD_REQUEST, "that is no method"))?;
+    let (found, parameter) = route(&method, path)?;
+    let input = Input {
+        parameter,
+        if_match,
+        body,
+    };
+    request_of(found.action, &input)
+}
+
+/// Parts of a request that its meaning depends on.
+pub(crate) struct Input<'r> {
+    /// Value of the path's parameter.
+    pub(crate) parameter: &'r str,
+    /// Header If-Match (RFC 9110, section 13.1.1).
+    pub(crate) if_match: Option<&'r str>,
+    pub(crate) body: &'r [u8],
+}
+
+fn request_of(action: Action, input: &Input<'_>) -> Result<Option<ApiRequest>, Problem> {
+    let body = input.body;
+    let name = || input.parameter.to_owned();
+    Ok(Some(match action {
+        Action::PutVm => ApiRequest::PutVm {
+            vm: Box::new(parsed::<VmBody>(body)?.named(name())),
+        },
+        Action::PutPolicy => ApiRequest::PutPolicy {
+            name: name(),
+            text: text(body)?,
+            replaces: input.if_match.map(generation).transpose()?.flatten(),
+        },
+        Action::RemoveVm => ApiRequest::RemoveVm { name: name() },
+        Action::Freeze => ApiRequest::Freeze { vm: name() },
+        Action::Thaw => ApiRequest::Thaw { vm: name() },
+        Action::CutVm => ApiRequest::Cut {
+            what: Target::Vm(name()),
+        },
+        Action::CutFlow => ApiRequest::Cut {
+            what: Target::Flow(name()),
+        },
+        Action::PatchVm => {
+            parsed::<VmPatch>(body)?;
+            return Ok(None);
+        }
+        _ => return Ok(None),
+    }))
+}
+
+/// Carries out a request other than the one for events.
+///
+/// # Errors
+/// It can't be carried out; the problem says why.
+pub(crate) async fn carry_out(
+    daemon: &Daemon,
+    action: Action,
+    uri: &Uri,
+    input: &Input<'_>,
+) -> Result<Response, Problem> {
+    let broker = &daemon.broker;
+    let (parameter, body) = (input.parameter, input.body);
+    let name = || parameter.to_owned();
+    if let Some(request) = request_of(action, input)? {
+        let answer = answer(broker.ask(request).await?, parameter)?;
+        return changed(answer).ok_or_else(other_answer);
+    }
+    Ok(match action {
+        Action::Health => json(StatusCode::OK, JSON, &Health::of(&vms(broker).await?)),
+        Action::OpenApi => json(StatusCode::OK, JSON, &openapi::document()),
+        Action::ListVms => {
+            let vms: Vec<Vm> = vms(broker).await?.into_iter().map(Vm::from).collect();
+            json(StatusCode::OK, JSON, &vms)
+        }
+        Action::GetVm => json(
+            StatusCode::OK,
+            JSON,
+            &Vm::from(vm(broker, parameter).await?),
+        ),
+        Action::PatchVm => {
+            let patch: VmPatch = parsed(body)?;
+            let now = vm(broker, parameter).await?;
+            let vm = Box::new(patch.of(now.definition));
+            let answer = answer(broker.ask(ApiRequest::PutVm { vm }).await?, parameter)?;
+            changed(answer).ok_or_else(other_answer)?
+        }
+        Action::Why => {
+            let query: WhyQuery = query(uri)?;
+            let question = FlowQuestion {
+                address: query.address,
+                port: query.port,
+                protocol: protocol(query.proto.as_deref())?,
+                name: query.name,
+            };
+            let request = ApiRequest::Why {
+                vm: name(),
+                question,
+            };
+            match answer(broker.ask(request).await?, parameter)? {
+                ClientAnswer::Engine {
+                    reply: EngineReply::Why(why),
+                } => json(StatusCode::OK, JSON, &Why::from(why)),
+                _ => return Err(other_answer()),
+            }
+        }
+        Action::ListPolicies => json(StatusCode::OK, JSON, &policies(broker).await?),
+        Action::GetPolicy => {
+            let policies = policies(broker).await?;
+            let found = policies.into_iter().find(|policy| policy.name == parameter);
+            let found = found.ok_or_else(|| {
+                let detail =
+                    format!("no policy {parameter:?} was put: GET /v1/policies lists those");
+                Problem::new(StatusCode::NOT_FOUND, detail)
+            })?;
+            let generation = found.generation;
+            tagged(json(StatusCode::OK, JSON, &found), generation)
+        }
+        Action::Flows => {
+            let FlowsQuery { vm } = query(uri)?;
+            let inventory = broker.inventory().await;
+            json(
+                StatusCode::OK,
+                JSON,
+                &daemon.figures.flows(&inventory, vm.as_deref()),
+            )
+        }
+        Action::Stats => {
+            let inventory = broker.inventory().await;
+            json(StatusCode::OK, JSON, &daemon.figures.stats(&inventory))
+        }
+        // Others are changes, and events have a response of their own.
+        _ => return Err(other_answer()),
+    })
+}
+
+async fn vms(broker: &Broker) -> Result<Vec<VmStatus>, Problem> {
+    match answer(broker.ask(ApiRequest::ListVms).await?, "")? {
+        ClientAnswer::VmList { vms } => Ok(vms),
+        _ => Err(other_answer()),
+    }
+}
+
+async fn policies(broker: &Broker) -> Result<Vec<Policy>, Problem> {
+    match answer(broker.ask(ApiRequest::ListPolicies).await?, "")? {
+        ClientAnswer::PolicyList { policies } => {
+            Ok(policies.into_iter().map(Policy::from).collect())
+        }
+        _ => Err(other_answer()),
+    }
+}
+
+async fn vm(broker: &Broker, name: &str) -> Result<VmStatus, Problem> {
+    let vms = vms(broker).await?;
+    let found = vms.into_iter().find(|vm| vm.definition.name == name);
+    found.ok_or_else(|| no_vm(name))
+}
+
+/// The response to a change that was carried out; `None`: this is no answer to one.
+fn changed(answer: ClientAnswer) -> Option<Response> {
+    Some(match answer {
+        ClientAnswer::Vm { vm, change } => {
+            let status = match change {
+                VmChange::Created => StatusCode::CREATED,
+                VmChange::Changed | VmChange::Unchanged => StatusCode::OK,
+            };
+            json(status, JSON, &Vm::from(*vm))
+        }
+        ClientAnswer::PolicyPut {
+            generation,
+            cut,
+            kept,
+        } => {
+            let body = PolicyPut {
+                generation,
+                cut,
+                kept,
+            };
+            tagged(json(StatusCode::OK, JSON, &body), generation)
+        }
+        ClientAnswer::Done => empty(StatusCode::NO_CONTENT),
+        ClientAnswer::Engine {
+            reply: EngineReply::Cut { flows },
+        } => json(StatusCode::OK, JSON, &Cut { flows }),
+        _ => return None,
+    })
+}
+
+/// The broker's answer, unless it is an error. `name`: the VM or flow in question.
+fn answer(answer: ClientAnswer, name: &str) -> Result<ClientAnswer, Problem> {
+    match answer {
+        ClientAnswer::UnknownVm { .. } => Err(no_vm(name)),
+        ClientAnswer::Engine {
+            reply: EngineReply::UnknownFlow,
+        } => Err(Problem::new(
+            StatusCode::NOT_FOUND,
+            format!("no flow {name} lives: GET /v1/flows lists those that do, by id"),
+        )),
+        ClientAnswer::Error { error, kind } => {
+            let status = match kind {
+                ErrorKind::Invalid => StatusCode::UNPROCESSABLE_ENTITY,
+                ErrorKind::Busy => StatusCode::SERVICE_UNAVAILABLE,
+                ErrorKind::Forbidden => StatusCode::FORBIDDEN,
+                ErrorKind::Replaced => StatusCode::PRECONDITION_FAILED,
+            };
+            Err(Problem::new(status, error))
+        }
+        other => Ok(other),
+    }
+}
+
+fn no_vm(name: &str) -> Problem {
+    let detail = format!("no VM {name:?} is served: GET /v1/vms lists those that are");
+    Problem::new(StatusCode::NOT_FOUND, detail)
+}
+
+fn other_answer() -> Problem {
+    let detail = "the daemon gave an answer to another question: it is of another version";
+    Problem::new(StatusCode::INTERNAL_SERVER_ERROR, detail)
+}
+
+/// A response with the generation of a policy as its entity tag (RFC 9110, section 8.8.3).
+fn tagged(mut response: Response, generation: u64) -> Response {
+    if let Ok(tag) = HeaderValue::from_str(&format!("\"{generation}\"")) {
+        response.headers_mut().insert(ETAG, tag);
+    }
+    response
+}
+
+/// The generation in a header If-Match; `None`: any (`*`).
+fn generation(if_match: &str) -> Result<Option<u64>, Problem> {
+    let tag = if_match.trim();
+    if tag == "*" {
+        return Ok(None);
+    }
+    let number = tag.trim_matches('"').parse();
+    number.map(Some).map_err(|_| {
+        let detail = format!("If-Match {if_match}: give an ETag of this policy, like \"3\"");
+        Problem::new(StatusCode::BAD_REQUEST, detail)
+    })
+}
+
+fn text(body: &[u8]) -> Result<String, Problem> {
+    let text = std::str::from_utf8(body).map(str::to_owned);
+    text.map_err(|e| {
+        let detail = format!("the body is no text in UTF-8: {e}");
+        Problem::new(StatusCode::BAD_REQUEST, detail)
+    })
+}
+
+fn parsed<T: DeserializeOwned>(body: &[u8]) -> Result<T, Problem> {
+    serde_json::from_slice(body).map_err(|e| {
+        let detail = format!("the body is not what GET /v1/openapi.json describes: {e}");
+        Problem::new(StatusCode::BAD_REQUEST, detail)
+    })
+}
+
+/// The parameters behind the question mark.
+pub(crate) fn query<T: DeserializeOwned>(uri: &Uri) -> Result<T, Problem> {
+    serde_urlencoded::from_str(uri.query().unwrap_or_default()).map_err(|e| {
+        let detail = format!("the parameters can't be used: {e}");
+        Problem::new(StatusCode::BAD_REQUEST, detail)
+    })
+}
+
+/// The number of an IP protocol.
+fn protocol(name: Option<&str>) -> Result<u8, Problem> {
+    match name {
+        None | Some("tcp") => Ok(6),
+        Some("udp") => Ok(17),
+        Some("icmp") => Ok(1),
+        Some(other) => Err(Problem::new(
+            StatusCode::BAD_REQUEST,
+            format!("proto {other:?}: give tcp, udp or icmp"),
+        )),
+    }
+}

@@ -1,0 +1,38 @@
+//! A daemon's VMs as clients see them, and as a successor finds them.
+use slipgate_ipc::client::{VmState, VmStatus};
+
+use super::{Attached, ServedVm};
+use crate::persisted_vms;
+
+impl Attached {
+    /// Keeps a VM's definition for a successor.
+    pub(crate) fn keep_vm(&self, vm: &ServedVm) {
+        let run_dir = &self.datapath.paths().run_dir;
+        let definition = vm.config.definition();
+        if let Err(e) = persisted_vms::keep(run_dir, &definition) {
+            tracing::warn!("a successor would not serve {}: {e:#}", definition.name);
+        }
+    }
+
+    /// A VM with its present state.
+    pub(crate) fn vm_status(&self, vm: &ServedVm) -> VmStatus {
+        let state = match vm.tap_ifindex {
+            _ if !vm.is_up => VmState::Starting,
+            None => VmState::Waiting,
+            Some(_) if self.datapath.maps().is_frozen(vm.open.row) => VmState::Frozen,
+            Some(_) => VmState::Served,
+        };
+        VmStatus {
+            definition: vm.config.definition(),
+            id: vm.open.id,
+            state,
+        }
+    }
+
+    /// All VMs with their states, by name.
+    pub(crate) fn vm_list(&self) -> Vec<VmStatus> {
+        let mut vms: Vec<_> = self.vms.iter().map(|vm| self.vm_status(vm)).collect();
+        vms.sort_by(|a, b| a.definition.name.cmp(&b.definition.name));
+        vms
+    }
+}
