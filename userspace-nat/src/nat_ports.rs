@@ -178,7 +178,9 @@ pub struct PortPool {
     parts: Parts,
     /// Ports that are bound by sockets of the host, by protocol.
     reserved: HashMap<(Protocol, u16), (), foldhash::fast::RandomState>,
-    toward: HashMap<Destination, Toward, foldhash::fast::RandomState>,
+    /// Ports by destination. The values are boxed to keep the table small: it doubles in the middle
+    /// of an admission, which waits until all elements have moved to fresh memory.
+    toward: HashMap<Destination, Box<Toward>, foldhash::fast::RandomState>,
     /// Rests of ports whose flow was not inspected, those of ports that were reused early included.
     rests: RestOrder,
     /// Rests of ports of inspected flows.
@@ -335,7 +337,7 @@ impl PortPool {
             return true;
         }
         let none = Toward::default();
-        let toward = self.toward.get(&to).unwrap_or(&none);
+        let toward = self.toward.get(&to).map_or(&none, |toward| toward);
         let safe = given_back.iter().filter(|given| given.how == Freed::Safe);
         let freed: Vec<(usize, u32)> = safe
             .filter_map(|given| Some((self.offset(given.port)?, given.vm)))
@@ -606,7 +608,12 @@ fn is_reserved(
 }
 
 fn remove_if_empty(
-    entry: hashbrown::hash_map::OccupiedEntry<'_, Destination, Toward, foldhash::fast::RandomState>,
+    entry: hashbrown::hash_map::OccupiedEntry<
+        '_,
+        Destination,
+        Box<Toward>,
+        foldhash::fast::RandomState,
+    >,
 ) {
     if entry.get().busy.len() == 0 {
         entry.remove();
