@@ -265,21 +265,27 @@ impl Flows {
         is_under_way: impl Fn(u64) -> bool,
         now_ns: u64,
     ) {
-        let (unwritten, mut freed): (Vec<_>, Vec<_>) = std::mem::take(&mut self.finished)
-            .into_iter()
-            .partition(|(batch, _)| is_under_way(*batch));
-        self.unwritten.extend(unwritten);
         let most = self.table.chunks() * SLOTS_PER_CHUNK as usize / UNWRITTEN_SHARE;
-        let too_many = self.unwritten.len().saturating_sub(most);
-        freed.extend(self.unwritten.drain(..too_many));
-        let is_done = |(batch, _): &mut (u64, Ended)| !is_under_way(*batch);
-        while let Some(done) = self.unwritten.pop_front_if(is_done) {
-            freed.push(done);
-        }
-        for (_, ended) in freed {
-            free_slot(datapath, &ended);
+        // One by one: a list of flows that end at once would be larger than their slots.
+        let mut free = |ended: &Ended| {
+            free_slot(datapath, ended);
             self.table.remove(ended.slot);
             self.slots.release(ended.slot, now_ns);
+        };
+        for (batch, ended) in std::mem::take(&mut self.finished) {
+            if is_under_way(batch) {
+                self.unwritten.push_back((batch, ended));
+            } else {
+                free(&ended);
+            }
+        }
+        let too_many = self.unwritten.len().saturating_sub(most);
+        for (_, ended) in self.unwritten.drain(..too_many) {
+            free(&ended);
+        }
+        let is_done = |(batch, _): &mut (u64, Ended)| !is_under_way(*batch);
+        while let Some((_, ended)) = self.unwritten.pop_front_if(is_done) {
+            free(&ended);
         }
     }
 
