@@ -113,7 +113,7 @@ fn each_thread_has_its_own_calls() {
     const TUNSETOFFLOAD: u64 = 0x4004_54d0;
     let run = |request| move || errno_of(libc::SYS_ioctl, [NONE, request, 0, 0]) == libc::EBADF;
     let receive = || errno_of(libc::SYS_recvmsg, [NONE, 0, 0, 0]) == libc::EBADF;
-    let write = || errno_of(libc::SYS_writev, [NONE, 0, 0, 0]) == libc::EBADF;
+    let read = || errno_of(libc::SYS_readv, [NONE, 0, 0, 0]) == libc::EBADF;
     let may = |allowed: &[Thread], call: &dyn Fn() -> bool| {
         for thread in THREADS {
             match allowed.contains(&thread) {
@@ -131,7 +131,7 @@ fn each_thread_has_its_own_calls() {
     may(&[vcpu, Thread::Main], &run(KVM_IRQFD));
     may(&[vcpu, Thread::Main, device], &run(TUNSETOFFLOAD));
     may(&[Thread::Main, Thread::Channel], &receive);
-    may(&[worker], &write);
+    may(&[worker], &read);
 }
 
 /// Once the machine is made: no thread, no virtual machine, no TAP that outlives us, and no ring,
