@@ -2,7 +2,7 @@
 //!
 //! The broker takes one message at a time without waiting, so what has no room in the channel waits
 //! here. Requests beyond [`MOST_WAITING`] are refused at once.
-use std::{collections::HashMap, io, rc::Rc};
+use std::{collections::HashMap, io, rc::Rc, time::Duration};
 
 use hyper::StatusCode;
 use slipgate_ipc::{
@@ -14,12 +14,15 @@ use slipgate_ipc::{
 use tokio::{
     io::unix::AsyncFd,
     sync::{mpsc, oneshot},
+    time::timeout,
 };
 
 use crate::{events::Events, problem::Problem};
 
 /// Largest number of requests that wait for the broker.
 pub const MOST_WAITING: usize = 256;
+/// Time within which the broker answers: a change may end many flows, or read long lists.
+const ANSWER_WITHIN: Duration = Duration::from_secs(150);
 /// Largest number of inventory pages that are read for one request.
 const MOST_PAGES: usize = 1_024;
 
@@ -62,7 +65,8 @@ impl Broker {
         self.requests
             .try_send(Ask { request, answer })
             .map_err(busy)?;
-        answered.await.map_err(|_| {
+        let answer = timeout(ANSWER_WITHIN, answered).await.ok();
+        answer.and_then(Result::ok).ok_or_else(|| {
             let detail = "the daemon did not answer: try again";
             Problem::new(StatusCode::SERVICE_UNAVAILABLE, detail)
         })

@@ -30,7 +30,7 @@ use slipgate_ipc::{
 use crate::{
     config::VmConfig,
     kernel_errors::is_passing,
-    kernel_state::{Attached, ServedVm},
+    kernel_state::{Attached, ServedVm, tap_of},
     parts::Parts,
     persisted_vms,
     policy_apply::PolicyChanges,
@@ -217,6 +217,10 @@ impl Attached {
                 new.tap,
                 other.config.name
             );
+        }
+        let network = self.watch.network();
+        if network.link_by_name(&new.tap).is_some() {
+            tap_of(&new, network)?;
         }
         self.config.settle_vm(&mut new)?;
         Ok(new)
