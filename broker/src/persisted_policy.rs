@@ -85,18 +85,21 @@ pub(crate) fn keep(
         lists: lists.collect(),
     };
     let what = || format!("keeping the policy for a successor in {}", path.display());
-    // Whole, or as it was.
-    let new = path.with_extension("policy-new");
-    let mut options = fs::OpenOptions::new();
-    options.write(true).create(true).truncate(true).mode(0o600);
-    options
-        .open(&new)
-        .and_then(|mut file| file.write_all(&serde_json::to_vec(&kept)?))
-        .and_then(|()| fs::rename(&new, path))
-        .with_context(what)
+    write_whole(path, &serde_json::to_vec(&kept)?).with_context(what)
 }
 
-/// Removes the persisted policy, so that a successor takes nothing over.
+/// Writes a file for root alone, in place of an earlier one: whole, or it stays as it was.
+pub(crate) fn write_whole(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let mut name = path.as_os_str().to_owned();
+    name.push("-new");
+    let new = PathBuf::from(name);
+    let mut options = fs::OpenOptions::new();
+    options.write(true).create(true).truncate(true).mode(0o600);
+    options.open(&new)?.write_all(bytes)?;
+    fs::rename(&new, path)
+}
+
+/// Removes a file that was kept, so that a successor takes nothing over.
 pub(crate) fn forget(path: &Path) -> anyhow::Result<()> {
     match fs::remove_file(path) {
         Err(e) if e.kind() != io::ErrorKind::NotFound => {

@@ -5,15 +5,15 @@
 //! daemon that ends its VMs (`--on-exit detach`) leaves none of this.
 use std::{
     collections::BTreeMap,
-    fs,
-    io::{self, Write as _},
-    os::unix::fs::OpenOptionsExt as _,
+    fs, io,
     path::{Path, PathBuf},
 };
 
 use anyhow::Context as _;
 use slipgate_control::paths::{POLICIES_DIR, VMS_DIR};
 use slipgate_ipc::client::VmDefinition;
+
+use crate::persisted_policy;
 
 fn path_of(run_dir: &Path, name: &str) -> PathBuf {
     run_dir.join(VMS_DIR).join(format!("{name}.json"))
@@ -25,7 +25,7 @@ fn path_of(run_dir: &Path, name: &str) -> PathBuf {
 /// The file can't be written.
 pub(crate) fn keep(run_dir: &Path, definition: &VmDefinition) -> anyhow::Result<()> {
     let bytes = serde_json::to_vec(definition)?;
-    write_whole(&path_of(run_dir, &definition.name), &bytes)
+    write_in_dir(&path_of(run_dir, &definition.name), &bytes)
 }
 
 /// Keeps the text of a policy, in place of an earlier one of this name. Its name has been checked.
@@ -34,7 +34,7 @@ pub(crate) fn keep(run_dir: &Path, definition: &VmDefinition) -> anyhow::Result<
 /// The file can't be written.
 pub(crate) fn keep_policy(run_dir: &Path, name: &str, text: &str) -> anyhow::Result<()> {
     let path = run_dir.join(POLICIES_DIR).join(format!("{name}.toml"));
-    write_whole(&path, text.as_bytes())
+    write_in_dir(&path, text.as_bytes())
 }
 
 /// Reads the policies that a predecessor kept, by name.
@@ -52,19 +52,12 @@ pub(crate) fn read_policies(run_dir: &Path) -> anyhow::Result<BTreeMap<String, S
     files.into_iter().map(text).collect()
 }
 
-fn write_whole(path: &Path, bytes: &[u8]) -> anyhow::Result<()> {
-    let write = || -> io::Result<()> {
-        if let Some(dir) = path.parent() {
-            fs::create_dir_all(dir)?;
-        }
-        // Whole, or as it was.
-        let new = path.with_extension("new");
-        let mut options = fs::OpenOptions::new();
-        options.write(true).create(true).truncate(true).mode(0o600);
-        options.open(&new)?.write_all(bytes)?;
-        fs::rename(&new, path)
-    };
-    write().with_context(|| format!("writing {}", path.display()))
+fn write_in_dir(path: &Path, bytes: &[u8]) -> anyhow::Result<()> {
+    if let Some(dir) = path.parent() {
+        fs::create_dir_all(dir).with_context(|| format!("making {}", dir.display()))?;
+    }
+    let write = persisted_policy::write_whole(path, bytes);
+    write.with_context(|| format!("writing {}", path.display()))
 }
 
 /// Removes the definition of a VM that is not to be served any more.
@@ -72,13 +65,7 @@ fn write_whole(path: &Path, bytes: &[u8]) -> anyhow::Result<()> {
 /// # Errors
 /// The file can't be removed.
 pub(crate) fn forget(run_dir: &Path, name: &str) -> anyhow::Result<()> {
-    let path = path_of(run_dir, name);
-    match fs::remove_file(&path) {
-        Err(e) if e.kind() != io::ErrorKind::NotFound => {
-            Err(e).with_context(|| format!("removing {}", path.display()))
-        }
-        _ => Ok(()),
-    }
+    persisted_policy::forget(&path_of(run_dir, name))
 }
 
 /// Removes everything that was kept.

@@ -76,11 +76,10 @@ impl Config {
     /// One of them can't be served by these settings; the error names it.
     pub(crate) fn serve_kept(&mut self, kept: &[VmDefinition]) -> anyhow::Result<()> {
         for definition in kept {
+            let vm = VmConfig::checked(definition, &self.network)
+                .and_then(|mut vm| self.settle_vm(&mut vm).map(|()| vm));
             let name = &definition.name;
-            let mut vm = VmConfig::checked(definition, &self.network)
-                .with_context(|| format!("the VM {name}, which was served before"))?;
-            self.settle_vm(&mut vm)
-                .with_context(|| format!("the VM {name}, which was served before"))?;
+            let vm = vm.with_context(|| format!("the VM {name}, which was served before"))?;
             self.vms.push(vm);
         }
         Ok(())
