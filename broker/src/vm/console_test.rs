@@ -1,3 +1,5 @@
+use nix::poll::{PollFd, PollTimeout};
+
 use super::*;
 
 /// Returns the input that the guest gets from the keys, read in these pieces, and the last result.
@@ -43,5 +45,20 @@ fn what_the_guest_has_not_read_waits_and_then_nobody_reads() {
     assert!(!way.waiting.is_empty(), "a pipe holds 64 KiB");
     assert!(way.write(), "full is no error");
     drop(guest);
-    assert!(!way.write());
+    wait_for_the_last_reader(&console);
+    assert_eq!(console.turn(), Typed::Text);
+    assert!(console.wants().is_none(), "nobody is left to write to");
+}
+
+/// Waits until no process has the guest's end: children that other tests start have a copy of it
+/// between their `fork` and their `exec`.
+fn wait_for_the_last_reader(console: &Console) {
+    let (to, events) = console.wants().expect("input waits");
+    let mut to = [PollFd::new(to, events)];
+    assert_eq!(
+        nix::poll::poll(&mut to, PollTimeout::from(10_000_u16)),
+        Ok(1)
+    );
+    let seen = to[0].revents().expect("known events");
+    assert!(seen.contains(PollFlags::POLLERR), "{seen:?}");
 }
