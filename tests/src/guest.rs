@@ -4,7 +4,8 @@ use std::{
     net::Ipv4Addr,
     path::Path,
     process::{Child, Command},
-    time::Duration,
+    thread,
+    time::{Duration, Instant},
 };
 
 use crate::{
@@ -21,6 +22,8 @@ use crate::{
 
 /// The guest's device in its own namespace.
 pub const GUEST_DEVICE: &str = "eth0";
+/// Longest that a TAP is waited for which nobody has open.
+const UNPLUGGED_WITHIN: Duration = Duration::from_secs(5);
 
 /// Configuration of a [`Guest`]. Start from `GuestConfig::new("tap0")`; by default all guests have
 /// the same address and MAC.
@@ -178,9 +181,21 @@ impl Guest {
         Ok(lease)
     }
 
-    /// Takes the TAP away, as a VMM that exits does.
+    /// Takes the TAP away, as a VMM that exits does. Returns when the kernel has done so: a child
+    /// that another test starts meanwhile has copies of the descriptors until its `exec`, and as
+    /// long the TAP is still carried.
     pub fn unplug(&mut self) {
         self.plugged = None;
+        let link = format!("-o link show dev {}", self.config.tap);
+        let end = Instant::now() + UNPLUGGED_WITHIN;
+        let is_carried = || {
+            self.host
+                .ip(&link)
+                .is_ok_and(|link| link.contains("LOWER_UP"))
+        };
+        while is_carried() && Instant::now() < end {
+            thread::sleep(Duration::from_millis(5));
+        }
     }
 
     /// Makes the TAP (again), under its name. Nothing happens when it is there.

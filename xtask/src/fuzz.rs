@@ -8,7 +8,10 @@ use std::{
     env, fs,
     path::{Path, PathBuf},
     process::Command,
+    sync::{Mutex, PoisonError},
+    thread,
     time::Instant,
+    vec,
 };
 
 use anyhow::{Context, Result, bail};
@@ -17,7 +20,7 @@ use clap::{Arg, ArgMatches, value_parser};
 use crate::{
     rustc_version::rustc_version,
     summary::Summary,
-    workspace::{Workspace, on_path, run, say},
+    workspace::{Workspace, capture, on_path, run, say},
 };
 
 /// Which targets, and how long each.
@@ -84,7 +87,7 @@ pub(crate) fn fuzz(workspace: &Workspace, what: &Fuzz) -> Result<()> {
     let programs = build(workspace)?;
     let mut failed = Vec::new();
     for target in wanted {
-        if let Err(why) = run_target(workspace, &programs, &target, what.seconds) {
+        if let Err(why) = run_target(workspace, &programs, &target, what.seconds, run) {
             say(format!("{why:#}"));
             failed.push(target);
         }
@@ -105,16 +108,38 @@ pub(crate) fn as_tests(workspace: &Workspace, summary: &mut Summary) -> Result<(
             return Ok(());
         }
     };
-    for target in targets(workspace)? {
-        let begin = Instant::now();
-        let result = run_target(workspace, &programs, &target, SECONDS_IN_TESTS);
-        if let Err(why) = &result {
-            say(format!("{why:#}"));
+    let waiting = Mutex::new(targets(workspace)?.into_iter());
+    let summary = Mutex::new(summary);
+    // A target has one thread: as many at once as there are processors.
+    thread::scope(|scope| {
+        for _ in 0..thread::available_parallelism().map_or(1, usize::from) {
+            scope.spawn(|| {
+                while let Some(target) = next(&waiting) {
+                    let begin = Instant::now();
+                    let result =
+                        run_target(workspace, &programs, &target, SECONDS_IN_TESTS, run_quietly);
+                    if let Err(why) = &result {
+                        say(format!("{why:#}"));
+                    }
+                    let seconds = begin.elapsed().as_secs_f64();
+                    let mut summary = summary.lock().unwrap_or_else(PoisonError::into_inner);
+                    summary.add(&format!("fuzz {target}"), result.is_ok(), seconds);
+                }
+            });
         }
-        let seconds = begin.elapsed().as_secs_f64();
-        summary.add(&format!("fuzz {target}"), result.is_ok(), seconds);
-    }
+    });
     Ok(())
+}
+
+/// Runs to the end without output, as targets that run side by side do; an error has it all.
+fn run_quietly(program: &mut Command) -> Result<()> {
+    capture(program).map(drop)
+}
+
+/// Takes the next target, as long as there is one.
+fn next(waiting: &Mutex<vec::IntoIter<String>>) -> Option<String> {
+    let mut waiting = waiting.lock().unwrap_or_else(PoisonError::into_inner);
+    waiting.next()
 }
 
 /// The names, by the folder of the targets' sources.
@@ -163,9 +188,15 @@ fn build(workspace: &Workspace) -> Result<PathBuf> {
     Ok(output.join(host).join("release"))
 }
 
-/// Runs one target. What it learns is kept in the target folder for the next run; the seeds in the
-/// checkout stay as they are.
-fn run_target(workspace: &Workspace, programs: &Path, target: &str, seconds: u32) -> Result<()> {
+/// Runs one target, by `how`. What it learns is kept in the target folder for the next run; the
+/// seeds in the checkout stay as they are.
+fn run_target(
+    workspace: &Workspace,
+    programs: &Path,
+    target: &str,
+    seconds: u32,
+    how: impl FnOnce(&mut Command) -> Result<()>,
+) -> Result<()> {
     let learnt = workspace.target.join("fuzz/corpus").join(target);
     let found = workspace.target.join("fuzz/found").join(target);
     for folder in [&learnt, &found] {
@@ -191,7 +222,7 @@ fn run_target(workspace: &Workspace, programs: &Path, target: &str, seconds: u32
         .arg(&learnt)
         .arg(folder(workspace).join("corpus").join(target));
     say(format!("fuzzing {target} for {seconds} s"));
-    run(&mut program).with_context(|| {
+    how(&mut program).with_context(|| {
         format!(
             "{target}: the input is in {}; repeat with `{} FILE`",
             found.display(),

@@ -16,6 +16,8 @@ pub(crate) struct Package {
     pub(crate) dependencies: Vec<Dependency>,
     /// The root files of its library and its binaries.
     pub(crate) roots: Vec<PathBuf>,
+    /// The names of its integration tests.
+    pub(crate) tests: Vec<String>,
 }
 
 /// One line of a manifest's dependencies.
@@ -57,7 +59,7 @@ pub(crate) fn parse(told: &str) -> Result<Vec<Package>> {
 
 fn package(told: &Value) -> Option<Package> {
     let dependencies = told["dependencies"].as_array()?.iter();
-    let targets = told["targets"].as_array()?.iter();
+    let targets = told["targets"].as_array()?;
     Some(Package {
         name: text(&told["name"])?,
         folder: PathBuf::from(told["manifest_path"].as_str()?)
@@ -65,8 +67,14 @@ fn package(told: &Value) -> Option<Package> {
             .to_owned(),
         dependencies: dependencies.map(dependency).collect::<Option<_>>()?,
         roots: targets
-            .filter(|target| is_library_or_binary(target))
+            .iter()
+            .filter(|target| is_a(target, |kind| kind == "bin" || kind.ends_with("lib")))
             .map(|target| text(&target["src_path"]).map(PathBuf::from))
+            .collect::<Option<_>>()?,
+        tests: targets
+            .iter()
+            .filter(|target| is_a(target, |kind| kind == "test"))
+            .map(|target| text(&target["name"]))
             .collect::<Option<_>>()?,
     })
 }
@@ -79,11 +87,9 @@ fn dependency(told: &Value) -> Option<Dependency> {
     })
 }
 
-fn is_library_or_binary(target: &Value) -> bool {
+fn is_a(target: &Value, wanted: impl Fn(&str) -> bool) -> bool {
     let kinds = target["kind"].as_array().into_iter().flatten();
-    kinds
-        .filter_map(Value::as_str)
-        .any(|kind| kind == "bin" || kind.ends_with("lib"))
+    kinds.filter_map(Value::as_str).any(wanted)
 }
 
 fn text(value: &Value) -> Option<String> {

@@ -8,13 +8,16 @@ use std::{
     io::{BufRead, BufReader, pipe},
     path::Path,
     process::Command,
+    thread,
 };
 
 use anyhow::{Context, Result, bail};
 use clap::{Arg, ArgAction, ArgMatches};
 
 use crate::{
-    compile, flag, fuzz, metadata, privilege, run, setup,
+    compile, flag, fuzz,
+    metadata::{self, Package},
+    privilege, run, setup,
     summary::Summary,
     words,
     workspace::{Workspace, run as run_to_end, say},
@@ -68,10 +71,23 @@ const LATE: [&str; 4] = [
 ];
 
 /// Crates whose tests each build a network and load every core: one test at a time.
-const ALONE: [&str; 2] = ["slipgate-testbed", "slipgate-bench"];
+const ALONE: [&str; 2] = [TESTBED, "slipgate-bench"];
 
-/// The crate whose tests boot kernels.
-const BOOTS_KERNELS: &str = "slipgate-testbed";
+/// The network testbed. Some of its tests boot kernels.
+const TESTBED: &str = "slipgate-testbed";
+
+/// Its tests that mostly wait, each in namespaces of its own: two at a time on each CPU.
+const SIDE_BY_SIDE: &str = "e2e";
+
+/// One call of `cargo test`.
+#[derive(PartialEq, Eq, Debug)]
+struct Round<'a> {
+    crates: Vec<&'a str>,
+    /// Cargo's options that choose among the crates' tests. Empty: all.
+    targets: Vec<String>,
+    /// How many tests run at once. `None`: one on each CPU.
+    threads: Option<usize>,
+}
 
 /// Sets up, builds, runs, and prints the tests' summaries; an error if any failed.
 pub(crate) fn test(workspace: &Workspace, what: &Test) -> Result<()> {
@@ -79,12 +95,8 @@ pub(crate) fn test(workspace: &Workspace, what: &Test) -> Result<()> {
         compile::artefacts(workspace, setup::test_tools)?;
     }
     let members = metadata::packages(workspace, &workspace.root.join("Cargo.toml"))?;
-    let members: Vec<&str> = members
-        .iter()
-        .map(|package| package.name.as_str())
-        .collect();
     let rounds = rounds(&members, &what.package)?;
-    let boots_kernels = rounds.iter().flatten().any(|name| *name == BOOTS_KERNELS);
+    let boots_kernels = rounds.iter().any(|round| round.crates == [TESTBED]);
     if boots_kernels
         && !what.no_setup
         && let Err(why) = setup::kernels(workspace)
@@ -101,7 +113,7 @@ pub(crate) fn test(workspace: &Workspace, what: &Test) -> Result<()> {
             workspace
                 .cargo()
                 .args(["test", "--no-run"])
-                .args(packages(round)),
+                .args(round.chosen().filter(|argument| argument != "--doc")),
         )?;
     }
 
@@ -111,11 +123,11 @@ pub(crate) fn test(workspace: &Workspace, what: &Test) -> Result<()> {
         let mut cargo = workspace.cargo();
         cargo
             .args(["test", "--no-fail-fast"])
-            .args(packages(round))
+            .args(round.chosen())
             .arg("--")
             .args(&what.filters);
-        if round.iter().any(|name| ALONE.contains(name)) {
-            cargo.arg("--test-threads=1");
+        if let Some(threads) = round.threads {
+            cargo.arg(format!("--test-threads={threads}"));
         }
         privilege::run_binaries_as_root(workspace, &mut cargo)?;
         cargo
@@ -145,33 +157,77 @@ fn may_not_skip() -> bool {
 }
 
 /// The crates to test, divided into the cargo calls that will test them.
-fn rounds<'a>(members: &[&'a str], wanted: &[String]) -> Result<Vec<Vec<&'a str>>> {
-    if let Some(stranger) = wanted.iter().find(|name| !members.contains(&name.as_str())) {
+fn rounds<'a>(members: &'a [Package], wanted: &[String]) -> Result<Vec<Round<'a>>> {
+    if let Some(stranger) = wanted
+        .iter()
+        .find(|&name| members.iter().all(|member| member.name != *name))
+    {
+        let names: Vec<_> = members.iter().map(|member| member.name.as_str()).collect();
         bail!(
             "--package {stranger}: no such crate here, but {}",
-            members.join(", ")
+            names.join(", ")
         );
     }
     let is_wanted = |name: &str| wanted.is_empty() || wanted.iter().any(|w| w == name);
-    let quick = members
-        .iter()
-        .copied()
-        .filter(|name| !LATE.contains(name) && is_wanted(name));
-    let late = LATE.iter().filter_map(|late| {
-        members
+    let mut rounds = vec![Round {
+        crates: members
             .iter()
-            .copied()
-            .find(|name| name == late && is_wanted(name))
-    });
-    Ok([quick.collect::<Vec<_>>()]
-        .into_iter()
-        .chain(late.map(|name| vec![name]))
-        .filter(|round| !round.is_empty())
-        .collect())
+            .map(|member| member.name.as_str())
+            .filter(|name| !LATE.contains(name) && is_wanted(name))
+            .collect(),
+        targets: Vec::new(),
+        threads: None,
+    }];
+    for late in LATE.into_iter().filter(|late| is_wanted(late)) {
+        let Some(member) = members.iter().find(|member| member.name == late) else {
+            continue;
+        };
+        let name = member.name.as_str();
+        if name == TESTBED {
+            rounds.extend(testbed_rounds(member));
+            continue;
+        }
+        rounds.push(Round {
+            crates: vec![name],
+            targets: Vec::new(),
+            threads: ALONE.contains(&name).then_some(1),
+        });
+    }
+    rounds.retain(|round| !round.crates.is_empty());
+    Ok(rounds)
 }
 
-fn packages(round: &[&str]) -> impl Iterator<Item = String> {
-    round.iter().map(|name| format!("--package={name}"))
+/// The testbed's calls: the tests that run side by side, those that run alone, and the examples
+/// in its documentation, for which cargo wants a call of their own.
+fn testbed_rounds(testbed: &Package) -> [Round<'_>; 3] {
+    let round = |targets, threads| Round {
+        crates: vec![testbed.name.as_str()],
+        targets,
+        threads: Some(threads),
+    };
+    let option = |name: &str| format!("--test={name}");
+    let alone = testbed.tests.iter().filter(|name| *name != SIDE_BY_SIDE);
+    let libraries = ["--lib", "--bins"].map(str::to_owned);
+    let cpus = thread::available_parallelism().map_or(1, usize::from);
+    [
+        round(vec![option(SIDE_BY_SIDE)], 2 * cpus),
+        round(
+            libraries
+                .into_iter()
+                .chain(alone.map(|name| option(name)))
+                .collect(),
+            1,
+        ),
+        round(vec!["--doc".to_owned()], 1),
+    ]
+}
+
+impl Round<'_> {
+    /// Cargo's options for the crates and their tests.
+    fn chosen(&self) -> impl Iterator<Item = String> {
+        let crates = self.crates.iter().map(|name| format!("--package={name}"));
+        crates.chain(self.targets.iter().cloned())
+    }
 }
 
 /// Runs cargo, passing its output on line by line while noting results. True if it exits with 0.
