@@ -1,4 +1,4 @@
-//! `cargo xtask bench`: the benchmarks, with what they compare against.
+//! `cargo xtask bench`: builds and runs the benchmarks of slipgate and its peers.
 
 use std::convert::Infallible;
 
@@ -11,7 +11,7 @@ use crate::{
     workspace::{Workspace, say},
 };
 
-/// Sets up, builds, then becomes the benchmark program.
+/// Installs the tools, builds, then replaces this process with the benchmark program.
 pub(crate) fn bench(workspace: &Workspace, args: &[String]) -> Result<Infallible> {
     setup::test_tools()?;
     // Without them the rest is still measured, and the report says who is missing.

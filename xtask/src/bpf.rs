@@ -20,11 +20,11 @@ use crate::{
     workspace::{Workspace, run, say},
 };
 
-/// The objects, by their file name and the programs' cargo features.
+/// Objects to build: file name, and the cargo features of the programs.
 const OBJECTS: [(&str, &[&str]); 2] =
     [("slipgate.o", &[]), ("slipgate-log.o", &["--features=log"])];
 
-/// Builds both objects; does nothing that cargo finds done.
+/// Builds both objects. Cargo skips what is up to date.
 pub(crate) fn build(workspace: &Workspace, toolchain: &BpfToolchain) -> Result<()> {
     let out = workspace.bpf();
     fs::create_dir_all(&out).with_context(|| format!("could not make {}", out.display()))?;
@@ -46,7 +46,7 @@ pub(crate) fn build(workspace: &Workspace, toolchain: &BpfToolchain) -> Result<(
     Ok(())
 }
 
-/// Runs a cargo command that understands build-std on the programs (`build`, `check`, `clippy`).
+/// Runs a cargo command that supports build-std (`build`, `check`, `clippy`) on the programs.
 pub(crate) fn cargo(
     workspace: &Workspace,
     toolchain: &BpfToolchain,
@@ -87,7 +87,8 @@ fn cargo_build(
     Ok(workspace.bpf().join(built))
 }
 
-/// Strips what only a debugger reads, checks, and replaces `object` if that makes a difference.
+/// Strips the debug sections, checks the object for BTF, and replaces `object` if its bytes differ.
+/// Returns whether it was replaced.
 fn place(toolchain: &BpfToolchain, built: &Path, object: &Path) -> Result<bool> {
     let stripped = object.with_extension("o.new");
     match &toolchain.linker.strip {

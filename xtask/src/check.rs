@@ -1,4 +1,4 @@
-//! `cargo xtask check`: everything about the source that needs no running of it.
+//! `cargo xtask check`: static checks of the source.
 
 pub(crate) mod abi;
 mod cycles;
@@ -13,7 +13,8 @@ use crate::{
     workspace::{Workspace, capture, run, say},
 };
 
-/// Formatting, lints, layers, cycles, documents, each whatever the others find; the lengths of files are told, not judged.
+/// Checks formatting, lints, layers, module cycles, documents and the ABI version. All checks run,
+/// even if one fails. File lengths are reported, but never fail.
 pub(crate) fn check(workspace: &Workspace, only_cycles: bool) -> Result<()> {
     if only_cycles {
         return cycles::check(workspace);
@@ -47,7 +48,7 @@ pub(crate) fn check(workspace: &Workspace, only_cycles: bool) -> Result<()> {
 
 type Check = fn(&Workspace) -> Result<()>;
 
-/// Names the files that `cargo fmt` would change.
+/// Lists the files that `cargo fmt` would change.
 fn formatting(workspace: &Workspace) -> Result<()> {
     for (what, manifest) in [
         ("--all", "Cargo.toml"),
@@ -68,7 +69,7 @@ fn formatting(workspace: &Workspace) -> Result<()> {
     Ok(())
 }
 
-/// `cli` embeds the guest's image, and does not compile without.
+/// Runs clippy on the workspace. Builds the guest's image first, because `cli` embeds it.
 fn lint_workspace(workspace: &Workspace) -> Result<()> {
     guest::build(workspace)?;
     run(workspace.cargo().args([
@@ -81,8 +82,8 @@ fn lint_workspace(workspace: &Workspace) -> Result<()> {
     ]))
 }
 
-/// As they are without libFuzzer, whose C++ would take minutes. In the workspace's target folder,
-/// where most libraries have been looked at already.
+/// Runs clippy on the fuzz targets without libFuzzer, whose C++ code takes minutes to compile. Uses
+/// the workspace's target directory, where most dependencies have been checked already.
 fn lint_fuzz_targets(workspace: &Workspace) -> Result<()> {
     run(workspace
         .cargo()
@@ -91,7 +92,7 @@ fn lint_fuzz_targets(workspace: &Workspace) -> Result<()> {
         .env("CARGO_TARGET_DIR", &workspace.target))
 }
 
-/// Makes sure that the toolchain has rustfmt and clippy.
+/// Installs rustfmt and clippy if the toolchain lacks them.
 fn components(workspace: &Workspace) -> Result<()> {
     let missing: Vec<&str> = [("fmt", "rustfmt"), ("clippy", "clippy")]
         .into_iter()
@@ -108,8 +109,8 @@ fn components(workspace: &Workspace) -> Result<()> {
     .with_context(|| format!("the Rust toolchain lacks {}", missing.join(" and ")))
 }
 
-/// By clippy if the programs' compiler has one (Debian's has not), else by rustc. Builds them, too,
-/// for no other crate compiles without.
+/// Lints the BPF programs with clippy if their compiler has one (Debian's does not), else with
+/// rustc. Also builds them, because the other crates embed them.
 fn lint_programs(workspace: &Workspace) -> Result<()> {
     let toolchain = &setup::bpf(workspace)?;
     bpf::build(workspace, toolchain)?;

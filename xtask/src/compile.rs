@@ -10,7 +10,7 @@ use crate::{
     workspace::{Workspace, run},
 };
 
-/// What of the product to build.
+/// Parts of the product to build.
 #[derive(Debug, Default)]
 pub(crate) struct Build {
     bpf_only: bool,
@@ -40,7 +40,7 @@ impl Build {
     }
 }
 
-/// Sets up what is missing and builds.
+/// Installs missing tools and builds.
 pub(crate) fn build(workspace: &Workspace, what: &Build) -> Result<()> {
     if what.bpf_only {
         return bpf::build(workspace, &setup::bpf(workspace)?);
@@ -57,8 +57,9 @@ pub(crate) fn build(workspace: &Workspace, what: &Build) -> Result<()> {
     run(&mut cargo)
 }
 
-/// Builds what the binary embeds, and does `meanwhile`: on a fresh machine the tools for BPF take
-/// long to download, and that needs no processor.
+/// Builds the files that the binary embeds: the BPF object, and in parallel the guest's image.
+/// `meanwhile` runs after the guest's build, because on a fresh machine the download of the BPF
+/// tools takes long and uses no CPU.
 pub(crate) fn artefacts(
     workspace: &Workspace,
     meanwhile: impl FnOnce() -> Result<()>,

@@ -1,4 +1,5 @@
-//! `cargo xtask dist`: one static binary that needs no Rust, no LLVM, no source and no libc.
+//! `cargo xtask dist`: builds one static binary, which needs neither Rust, LLVM, the sources nor a
+//! libc.
 
 use std::{fs, process::Command};
 
@@ -11,7 +12,7 @@ use crate::{
     workspace::{Workspace, capture, run, say},
 };
 
-/// Builds `dist/slipgate` in the target folder and proves that it starts.
+/// Builds `dist/slipgate` in the target directory and checks that it starts.
 pub(crate) fn dist(workspace: &Workspace) -> Result<()> {
     bpf::build(workspace, &setup::bpf(workspace)?)?;
     guest::build(workspace)?;

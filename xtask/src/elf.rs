@@ -1,10 +1,13 @@
-//! Just enough ELF to see which sections an object has.
+//! Minimal ELF reader for section names and the program interpreter.
 
 use std::{fs, path::Path};
 
 use anyhow::{Context, Result, bail};
 
-/// An error unless the object carries BTF, without which no kernel takes it.
+/// Checks that the object has BTF.
+///
+/// # Errors
+/// It has none, so the kernel would refuse it.
 pub(crate) fn require_btf(object: &Path) -> Result<()> {
     let bytes = fs::read(object).with_context(|| format!("could not read {}", object.display()))?;
     let sections = section_names(&bytes).with_context(|| {
@@ -25,7 +28,8 @@ pub(crate) fn require_btf(object: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The names of all sections; `None` if the header does not lead to them (ELF-64 object file format, 1998).
+/// Returns the names of all sections; `None` if the file is malformed (ELF-64 object file format,
+/// 1998).
 pub(crate) fn section_names(bytes: &[u8]) -> Option<Vec<String>> {
     require_elf(bytes)?;
     let table = usize::try_from(u64_at(bytes, 0x28)?).ok()?;
@@ -42,7 +46,8 @@ pub(crate) fn section_names(bytes: &[u8]) -> Option<Vec<String>> {
         .collect()
 }
 
-/// The dynamic loader that a program asks for, `Some(None)` if it is static; `None` if it is no ELF.
+/// Returns the program interpreter (dynamic loader) of a program: `Some(None)` if it is static;
+/// `None` if the bytes are no ELF file.
 pub(crate) fn interpreter(bytes: &[u8]) -> Option<Option<String>> {
     const PT_INTERP: u32 = 3;
     require_elf(bytes)?;
@@ -58,12 +63,12 @@ pub(crate) fn interpreter(bytes: &[u8]) -> Option<Option<String>> {
     Some(None)
 }
 
-/// ELF, 64 bits, little-endian.
+/// Returns `None` unless the bytes are a little-endian ELF-64 file.
 fn require_elf(bytes: &[u8]) -> Option<()> {
     (bytes.get(..6)? == b"\x7fELF\x02\x01").then_some(())
 }
 
-/// Text up to the next zero byte.
+/// Returns the NUL-terminated text at an offset.
 fn text_at(bytes: &[u8], at: usize) -> Option<String> {
     let text = bytes.get(at..)?;
     let end = text.iter().position(|&byte| byte == 0)?;

@@ -1,8 +1,8 @@
-//! `cargo xtask fuzz`: libFuzzer over everything that reads what a guest or the world wrote.
+//! `cargo xtask fuzz`: runs libFuzzer on all code that parses input of a guest or of the network.
 //!
-//! Drives cargo itself, with the flags that cargo-fuzz gives, so that the stable compiler of the
-//! workspace will do: `RUSTC_BOOTSTRAP` opens `-Zsanitizer` to it. libFuzzer is C++ and comes as
-//! source with `libfuzzer-sys`.
+//! Calls cargo itself, with the flags that cargo-fuzz passes, so that the workspace's stable
+//! compiler suffices: `RUSTC_BOOTSTRAP` allows `-Zsanitizer`. libFuzzer is C++ source in the crate
+//! `libfuzzer-sys`.
 
 use std::{
     env, fs,
@@ -23,7 +23,7 @@ use crate::{
     workspace::{Workspace, capture, on_path, run, say},
 };
 
-/// Which targets, and how long each.
+/// Selection of targets, and the time for each.
 #[derive(Debug)]
 pub(crate) struct Fuzz {
     seconds: u32,
@@ -55,16 +55,16 @@ impl Fuzz {
     }
 }
 
-/// How long each target runs among the tests, seconds.
+/// Running time of each target among the tests, seconds.
 const SECONDS_IN_TESTS: u32 = 5;
-/// Longest input, bytes; some targets take lists of packets.
+/// Maximum length of an input, bytes. Some targets take lists of packets.
 const MAX_INPUT_LEN: u32 = 4_096;
-/// An input that takes longer has found a bug, seconds.
+/// Time limit for one input, seconds. Exceeding it counts as a bug.
 const INPUT_TIMEOUT_S: u32 = 20;
-/// A target that takes more memory has found a bug, MiB. The sanitizer itself takes its share.
+/// Memory limit of a target, MiB, including the sanitizer's memory. Exceeding it counts as a bug.
 const MEMORY_LIMIT_MIB: u32 = 2_048;
 
-/// Coverage as libFuzzer reads it, and the address sanitizer.
+/// Compiler flags for libFuzzer's coverage and the address sanitizer.
 const RUSTFLAGS: [&str; 8] = [
     "-Cpasses=sancov-module",
     "-Cllvm-args=-sanitizer-coverage-level=4",
@@ -76,7 +76,10 @@ const RUSTFLAGS: [&str; 8] = [
     "-Ccodegen-units=1",
 ];
 
-/// Builds and runs the targets, one after the other; an error when one of them found something.
+/// Builds and runs the targets, one after the other.
+///
+/// # Errors
+/// A target cannot be built, or found a bug.
 pub(crate) fn fuzz(workspace: &Workspace, what: &Fuzz) -> Result<()> {
     let all = targets(workspace)?;
     let wanted = match &what.target {
@@ -98,7 +101,8 @@ pub(crate) fn fuzz(workspace: &Workspace, what: &Fuzz) -> Result<()> {
     Ok(())
 }
 
-/// A short run of every target, each a suite of one test; targets that don't build are a failed one.
+/// Runs every target for a short time, each as a suite of one test. If the targets cannot be built,
+/// adds one failed suite.
 pub(crate) fn as_tests(workspace: &Workspace, summary: &mut Summary) -> Result<()> {
     let programs = match build(workspace) {
         Ok(programs) => programs,
@@ -131,18 +135,18 @@ pub(crate) fn as_tests(workspace: &Workspace, summary: &mut Summary) -> Result<(
     Ok(())
 }
 
-/// Runs to the end without output, as targets that run side by side do; an error has it all.
+/// Runs a target without output, for targets that run in parallel. The error has the whole output.
 fn run_quietly(program: &mut Command) -> Result<()> {
     capture(program).map(drop)
 }
 
-/// Takes the next target, as long as there is one.
+/// Takes the next target; `None` if none is left.
 fn next(waiting: &Mutex<vec::IntoIter<String>>) -> Option<String> {
     let mut waiting = waiting.lock().unwrap_or_else(PoisonError::into_inner);
     waiting.next()
 }
 
-/// The names, by the folder of the targets' sources.
+/// Returns the names of the targets, from the file names of their sources.
 fn targets(workspace: &Workspace) -> Result<Vec<String>> {
     let folder = folder(workspace).join("targets");
     let entries = fs::read_dir(&folder).with_context(|| format!("reading {}", folder.display()))?;
@@ -160,7 +164,7 @@ fn targets(workspace: &Workspace) -> Result<Vec<String>> {
     Ok(names)
 }
 
-/// Builds all targets and returns the folder they are in.
+/// Builds all targets. Returns the directory of the programs.
 fn build(workspace: &Workspace) -> Result<PathBuf> {
     let compiler = env::var("CXX").unwrap_or_else(|_| "c++".into());
     if on_path(&compiler).is_none() && !Path::new(&compiler).is_file() {
@@ -188,8 +192,8 @@ fn build(workspace: &Workspace) -> Result<PathBuf> {
     Ok(output.join(host).join("release"))
 }
 
-/// Runs one target, by `how`. What it learns is kept in the target folder for the next run; the
-/// seeds in the checkout stay as they are.
+/// Runs one target by `how`. New corpus entries are stored in the target directory for the next
+/// run; the seeds in the checkout are left unchanged.
 fn run_target(
     workspace: &Workspace,
     programs: &Path,

@@ -1,8 +1,8 @@
-//! Builds the built-in guest into `target/guest`, where `cli/build.rs` embeds it from.
+//! Builds the built-in guest into `target/guest`, from where `cli/build.rs` embeds it.
 //!
-//! It is a boot payload for the host's own target, without a standard library: stable Rust builds
-//! it. What makes it bootable is the crate's own (`guest/build.rs`); here are the flags that a
-//! build script can't give. An image that has not changed keeps its modification time.
+//! The guest is a boot payload for the host's own target, without a standard library, so stable
+//! Rust builds it. `guest/build.rs` makes it bootable; the flags here are those that a build script
+//! cannot set. An image that has not changed keeps its modification time.
 
 use std::{
     fs::{self, File},
@@ -18,13 +18,13 @@ use crate::{
     workspace::{Workspace, run, say},
 };
 
-/// The image and the program's name.
+/// Name of the package and of the image.
 const NAME: &str = "slipgate-guest";
 
-/// At a fixed address, for nobody relocates it; and without unwinding.
+/// Compiler flags: a fixed load address, because nothing relocates the image, and no unwinding.
 const FLAGS: [&str; 2] = ["-Crelocation-model=static", "-Cpanic=abort"];
 
-/// Builds the image; does nothing that cargo finds done.
+/// Builds the image. Cargo skips what is up to date.
 pub(crate) fn build(workspace: &Workspace) -> Result<()> {
     let out = workspace.guest();
     fs::create_dir_all(&out).with_context(|| format!("could not make {}", out.display()))?;
@@ -41,14 +41,15 @@ pub(crate) fn build(workspace: &Workspace) -> Result<()> {
     Ok(())
 }
 
-/// The lints of the image, which the workspace's leave out: it can't be built beside `std`.
+/// Runs clippy on the image. The workspace's lints leave it out, because it cannot be built
+/// together with `std`.
 pub(crate) fn lint(workspace: &Workspace) -> Result<()> {
     let host = rustc_version(workspace)?.host;
     run(cargo(workspace, "clippy", &host).args(["--quiet", "--", "-Dwarnings"]))
 }
 
-/// A cargo command on the image. The target is named so that the flags stay away from build
-/// scripts and procedural macros.
+/// Returns a cargo command for the image. The target is explicit, so that the flags do not apply to
+/// build scripts and procedural macros.
 fn cargo(workspace: &Workspace, verb: &str, host: &str) -> Command {
     let mut cargo = workspace.cargo();
     cargo
@@ -60,7 +61,7 @@ fn cargo(workspace: &Workspace, verb: &str, host: &str) -> Command {
     cargo
 }
 
-/// Replaces `image` if `built` is another one; whether it did.
+/// Replaces `image` if `built` differs. Returns whether it was replaced.
 fn place(built: &Path, image: &Path) -> Result<bool> {
     let new = fs::read(built).with_context(|| format!("could not read {}", built.display()))?;
     match elf::interpreter(&new) {

@@ -1,5 +1,5 @@
-//! Builds, runs, tests and measures slipgate. Depends on no crate of the workspace, so that it
-//! compiles in seconds and works however broken they are.
+//! Builds, runs, tests and measures slipgate. It depends on no crate of the workspace, so it
+//! compiles in seconds, and also when those crates do not.
 
 mod bench;
 mod bpf;
@@ -74,12 +74,12 @@ fn command() -> Command {
         ])
 }
 
-/// An option without a value.
+/// Returns an option without a value.
 fn flag(name: &'static str) -> Arg {
     Arg::new(name).long(name).action(ArgAction::SetTrue)
 }
 
-/// All values of an option or of a list of arguments.
+/// Returns all values of an option or of a list of arguments.
 fn words(matches: &ArgMatches, name: &str) -> Vec<String> {
     matches
         .get_many(name)

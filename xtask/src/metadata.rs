@@ -1,4 +1,4 @@
-//! What `cargo metadata` says about the crates of a workspace.
+//! Reads the crates of a workspace from `cargo metadata`.
 
 use std::path::{Path, PathBuf};
 
@@ -7,30 +7,30 @@ use serde_json::Value;
 
 use crate::workspace::{Workspace, capture};
 
-/// A crate of the workspace and what its manifest asks for.
+/// A crate of the workspace, with its dependencies.
 #[derive(Debug)]
 pub(crate) struct Package {
     pub(crate) name: String,
-    /// Where its manifest is.
+    /// Directory of its manifest.
     pub(crate) folder: PathBuf,
     pub(crate) dependencies: Vec<Dependency>,
-    /// The root files of its library and its binaries.
+    /// Root source files of its library and its binaries.
     pub(crate) roots: Vec<PathBuf>,
-    /// The names of its integration tests.
+    /// Names of its integration tests.
     pub(crate) tests: Vec<String>,
 }
 
-/// One line of a manifest's dependencies.
+/// One dependency in a manifest.
 #[derive(Debug)]
 pub(crate) struct Dependency {
     pub(crate) name: String,
-    /// `None` for an ordinary one, else `dev` or `build`.
+    /// Kind of the dependency: `dev` or `build`; `None` for a normal one.
     pub(crate) kind: Option<String>,
-    /// Set when it is a crate of this repository.
+    /// Path of the dependency, if it is a crate of this repository.
     pub(crate) path: Option<String>,
 }
 
-/// The packages of the workspace whose `Cargo.toml` is at `manifest`.
+/// Returns the packages of the workspace whose `Cargo.toml` is at `manifest`.
 pub(crate) fn packages(workspace: &Workspace, manifest: &Path) -> Result<Vec<Package>> {
     let told = capture(
         workspace
@@ -46,7 +46,7 @@ pub(crate) fn packages(workspace: &Workspace, manifest: &Path) -> Result<Vec<Pac
     parse(&told)
 }
 
-/// Reads the JSON of `cargo metadata --no-deps`, which lists the members only.
+/// Parses the JSON of `cargo metadata --no-deps`, which lists workspace members only.
 pub(crate) fn parse(told: &str) -> Result<Vec<Package>> {
     let metadata: Option<Value> = serde_json::from_str(told).ok();
     metadata

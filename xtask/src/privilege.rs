@@ -1,4 +1,4 @@
-//! What needs root is run as it is when we are root, else through sudo.
+//! Runs commands as root: directly if this process is root, else through sudo.
 
 use std::{ffi::OsStr, fs, os::unix::fs::MetadataExt as _, process::Command};
 
@@ -9,17 +9,17 @@ use crate::{
     workspace::{Workspace, on_path, run},
 };
 
-/// A command that will run as root, with root's environment.
+/// Returns a command that runs as root, with root's environment.
 pub(crate) fn as_root(program: impl AsRef<OsStr>) -> Result<Command> {
     elevated(program.as_ref(), &[])
 }
 
-/// A command that will run as root with the environment that it is given.
+/// Returns a command that runs as root, with the environment that the command is given.
 pub(crate) fn as_root_with_environment(program: impl AsRef<OsStr>) -> Result<Command> {
     elevated(program.as_ref(), &["--preserve-env"])
 }
 
-/// Makes a `cargo test` or `cargo run` start what it has compiled as root.
+/// Makes a `cargo test` or `cargo run` start the compiled binaries as root.
 pub(crate) fn run_binaries_as_root(workspace: &Workspace, cargo: &mut Command) -> Result<()> {
     if is_root() {
         return Ok(());

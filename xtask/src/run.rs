@@ -1,4 +1,4 @@
-//! `cargo xtask run`: the demonstration in its private world, or slipgate itself on this machine.
+//! `cargo xtask run`: the demonstration in a private network, or slipgate itself on this machine.
 
 use std::{convert::Infallible, os::unix::process::CommandExt, path::PathBuf, process::Command};
 
@@ -10,7 +10,7 @@ use crate::{
     workspace::{Workspace, run as run_to_end},
 };
 
-/// What to show, or to run.
+/// Arguments of `cargo xtask run`.
 #[derive(Debug)]
 pub(crate) struct Run {
     guest: Option<String>,
@@ -51,7 +51,8 @@ impl Run {
     }
 }
 
-/// Builds, then becomes the program, so that signals and exit status are the program's own.
+/// Builds, then replaces this process with the program, so that signals and exit status are the
+/// program's own.
 pub(crate) fn run(workspace: &Workspace, what: &Run) -> Result<Infallible> {
     let is_demo = what.args.is_empty();
     compile::artefacts(workspace, || match is_demo {
@@ -71,8 +72,9 @@ pub(crate) fn run(workspace: &Workspace, what: &Run) -> Result<Infallible> {
     become_program(&mut demo)
 }
 
-/// Builds slipgate, and the demonstration beside it, by the profile `quick`; slipgate's path. Always
-/// both: alone, each would have libraries with other features, and those are compiled anew.
+/// Builds slipgate and the demonstration with the profile `quick`. Returns the path of slipgate.
+/// Both are always built together: separately they would use different features of their
+/// dependencies, which would then be recompiled.
 pub(crate) fn build_quick(workspace: &Workspace) -> Result<PathBuf> {
     run_to_end(workspace.cargo().args([
         "build",
@@ -85,7 +87,7 @@ pub(crate) fn build_quick(workspace: &Workspace) -> Result<PathBuf> {
     Ok(workspace.target.join("quick/slipgate"))
 }
 
-/// Replaces xtask.
+/// Replaces this process with the command (`exec`).
 pub(crate) fn become_program(command: &mut Command) -> Result<Infallible> {
     let why = command.exec();
     Err(why).with_context(|| format!("could not start {}", command.get_program().display()))

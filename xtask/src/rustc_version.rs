@@ -1,4 +1,4 @@
-//! What a Rust compiler says about itself.
+//! Version of a Rust compiler, from `rustc -vV`.
 
 use std::{env, process::Command};
 
@@ -6,7 +6,7 @@ use anyhow::{Context, Result};
 
 use crate::workspace::{Workspace, capture};
 
-/// What the outer compiler is.
+/// Returns the version of the compiler that the workspace is built with.
 pub(crate) fn rustc_version(workspace: &Workspace) -> Result<RustcVersion> {
     let rustc = env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
     RustcVersion::parse(&capture(
@@ -14,18 +14,18 @@ pub(crate) fn rustc_version(workspace: &Workspace) -> Result<RustcVersion> {
     )?)
 }
 
-/// What `rustc -vV` tells.
+/// Output of `rustc -vV`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct RustcVersion {
-    /// As in `1.96.0` or `1.97.0-nightly`.
+    /// Release, such as `1.96.0` or `1.97.0-nightly`.
     pub(crate) release: String,
-    /// The target triple it runs on.
+    /// Target triple of the host.
     pub(crate) host: String,
     pub(crate) llvm_major: u32,
 }
 
 impl RustcVersion {
-    /// Reads the output of `rustc -vV`.
+    /// Parses the output of `rustc -vV`.
     pub(crate) fn parse(told: &str) -> Result<Self> {
         let field = |name: &str| {
             told.lines()
@@ -46,7 +46,7 @@ impl RustcVersion {
         })
     }
 
-    /// Whether it takes `-Z` flags unasked.
+    /// Whether it accepts `-Z` flags without `RUSTC_BOOTSTRAP`.
     pub(crate) fn is_nightly(&self) -> bool {
         self.release.ends_with("-nightly") || self.release.ends_with("-dev")
     }

@@ -1,8 +1,8 @@
-//! What this machine needs, how it is found, and how it is installed where it is missing.
+//! Finds the tools that this machine needs, and installs those that are missing.
 //!
-//! Everything is looked for as a file first, so that a machine which has it all costs no package
-//! manager's time. Only Debian's packages are installed by themselves; elsewhere the error says
-//! what to install.
+//! Every tool is first looked for as a file, so on a machine that has them all no package manager
+//! runs. Only Debian packages are installed automatically; on other systems the error says what to
+//! install.
 
 mod apt;
 mod compiler;
@@ -17,13 +17,13 @@ pub(crate) use linker::Linker;
 
 use crate::workspace::{Workspace, say};
 
-/// A compiler for the BPF target and the linker that understands its bitcode.
+/// A compiler for the BPF target, and a linker that can read its bitcode.
 pub(crate) struct BpfToolchain {
     pub(crate) compiler: Compiler,
     pub(crate) linker: Linker,
 }
 
-/// Finds or installs what builds the BPF object: a compiler and a linker that fit.
+/// Finds or installs a compiler and a linker for the BPF object that fit each other.
 pub(crate) fn bpf(workspace: &Workspace) -> Result<BpfToolchain> {
     let compilers = compiler::find();
     for compiler in &compilers {
@@ -53,22 +53,22 @@ pub(crate) fn bpf(workspace: &Workspace) -> Result<BpfToolchain> {
     Ok(BpfToolchain { compiler, linker })
 }
 
-/// Finds or installs the programs that tests, demo and benchmarks call.
+/// Finds or installs the programs that the tests, the demo and the benchmarks call.
 pub(crate) fn test_tools() -> Result<()> {
     tools::find_or_install()
 }
 
-/// Finds or installs the resolvers that the benchmarks measure beside ours.
+/// Finds or installs the resolvers that the benchmarks compare with slipgate's.
 pub(crate) fn resolvers() -> Result<()> {
     tools::find_or_install_resolvers()
 }
 
-/// Finds or fetches other kernels than this machine's, and QEMU to boot them.
+/// Finds or downloads other kernels than this machine's, and QEMU to boot them.
 pub(crate) fn kernels(workspace: &Workspace) -> Result<()> {
     kernels::find_or_fetch(workspace)
 }
 
-/// All of the above, said in words.
+/// Finds or installs all of the above, and prints what was found.
 pub(crate) fn everything(workspace: &Workspace) -> Result<()> {
     let BpfToolchain { compiler, linker } = bpf(workspace)?;
     println!("BPF compiler  {compiler}");

@@ -1,19 +1,20 @@
-//! Reads what `cargo test` prints, and adds it up.
+//! Parses the output of `cargo test` and sums up the results.
 //!
-//! A test that can't run here prints `skipped: <test>: <why>` to the real stderr and returns; to
-//! libtest it has passed, so it is taken from the passed ones. Tests marked `#[ignore]` count as
-//! skipped too, unless their reason says that they are no tests of a run: measurements, and children
-//! that another test starts. A suite that is started and gives no result has crashed, and counts as a failure.
+//! A test that can't run here prints `skipped: <test>: <why>` to the real stderr and returns;
+//! libtest counts it as passed, so it is subtracted from the passed tests. Tests marked `#[ignore]`
+//! count as skipped too, unless their reason says that they are not tests: measurements, and child
+//! processes that another test starts. A suite that was started but printed no result has crashed,
+//! and counts as a failure.
 
 use std::fmt;
 
-/// The results of all suites that ran.
+/// Results of all suites that ran.
 #[derive(Debug, Default)]
 pub(crate) struct Summary {
     suites: Vec<Suite>,
 }
 
-/// How many tests ended in which way.
+/// Number of tests by outcome.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Count {
     pub(crate) passed: u32,
@@ -25,11 +26,11 @@ pub(crate) struct Count {
 #[derive(Debug, Default)]
 struct Suite {
     name: String,
-    /// As libtest reports them, one entry for each `test result:` line.
+    /// Results by libtest, one entry for each `test result:` line.
     results: Vec<LibtestResult>,
-    /// `<test>: <why>`
+    /// Skipped tests, each as `<test>: <why>`.
     skips: Vec<String>,
-    /// Ignored ones that are no tests of a run.
+    /// Number of ignored tests that are measurements or child processes.
     aside: u32,
     failures: Vec<String>,
 }
@@ -43,7 +44,7 @@ struct LibtestResult {
 }
 
 impl Summary {
-    /// Takes in one line of cargo's or of a test binary's output.
+    /// Processes one line of the output of cargo or of a test binary.
     pub(crate) fn read_line(&mut self, line: &str) {
         if let Some(name) = suite_name(line) {
             self.suites.push(Suite {
@@ -66,7 +67,7 @@ impl Summary {
         }
     }
 
-    /// Takes in a suite of one test that cargo did not run.
+    /// Adds a suite of one test that cargo did not run.
     pub(crate) fn add(&mut self, name: &str, passed: bool, seconds: f64) {
         self.suites.push(Suite {
             name: name.to_owned(),
@@ -80,7 +81,7 @@ impl Summary {
         });
     }
 
-    /// The sums over all suites.
+    /// Returns the sums over all suites.
     pub(crate) fn total(&self) -> Count {
         self.suites
             .iter()
@@ -110,7 +111,8 @@ impl Suite {
 }
 
 impl fmt::Display for Summary {
-    /// A table of the suites, the skipped and failed tests, and the sums alone on the last line.
+    /// Formats a table of the suites, the skipped and failed tests, and the sums alone on the last
+    /// line.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let rows: Vec<_> = self
             .suites
@@ -161,7 +163,8 @@ impl fmt::Display for Summary {
     }
 }
 
-/// `     Running unittests src/lib.rs (target/debug/deps/name-0123456789abcdef)`, `   Doc-tests name`
+/// Returns the suite of a line `     Running unittests src/lib.rs
+/// (target/debug/deps/name-0123456789abcdef)` or `   Doc-tests name`.
 fn suite_name(line: &str) -> Option<String> {
     let line = line.trim_start();
     if let Some(name) = line.strip_prefix("Doc-tests ") {
@@ -179,7 +182,8 @@ fn suite_name(line: &str) -> Option<String> {
     }
 }
 
-/// `test result: ok. 3 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out; finished in 0.01s`
+/// Parses a line `test result: ok. 3 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out;
+/// finished in 0.01s`.
 fn libtest_result(line: &str) -> Option<LibtestResult> {
     let (_, figures) = line.split_once("test result: ")?;
     let (_ok, figures) = figures.split_once(". ")?;
@@ -201,18 +205,20 @@ fn libtest_result(line: &str) -> Option<LibtestResult> {
     })
 }
 
-/// Whether a line is of an ignored measurement or child: `test cost ... ignored, a measurement`.
+/// Whether a line is about an ignored measurement or child process: `test cost ... ignored, a
+/// measurement`.
 fn is_no_test(line: &str) -> bool {
     line.split_once(" ... ignored, ")
         .is_some_and(|(_, reason)| reason == "a measurement" || reason.starts_with("the child of "))
 }
 
-/// `---- name stdout ----`, which heads the output of each failed test.
+/// Returns the test of a line `---- name stdout ----`, the heading of a failed test's output.
 fn failure(line: &str) -> Option<&str> {
     line.strip_prefix("---- ")?.strip_suffix(" stdout ----")
 }
 
-/// `skipped: <test>: <why>`, also behind the `test <test> ... ` that libtest has begun the line with.
+/// Returns the skip in a line `skipped: <test>: <why>`, also after the `test <test> ... ` with
+/// which libtest begins the line.
 fn skip(line: &str) -> Option<&str> {
     let line = match line.split_once(" ... ") {
         Some((begun, rest)) if begun.starts_with("test ") => rest,

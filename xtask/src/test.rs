@@ -1,7 +1,7 @@
-//! `cargo xtask test`: every test of the workspace, the quick ones first, as root.
+//! `cargo xtask test`: runs every test of the workspace as root, the fast ones first.
 //!
-//! Everything is compiled by whoever calls; only the test binaries themselves go through sudo, so
-//! that nothing in the target folder comes to belong to root.
+//! The calling user compiles everything; only the test binaries run through sudo, so no file in the
+//! target directory is owned by root.
 
 use std::{
     env,
@@ -23,7 +23,7 @@ use crate::{
     workspace::{Workspace, run as run_to_end, say},
 };
 
-/// Which tests, and whether to look after the machine first.
+/// Selection of tests, and whether missing tools are installed first.
 #[derive(Debug)]
 pub(crate) struct Test {
     no_setup: bool,
@@ -60,9 +60,10 @@ impl Test {
     }
 }
 
-/// Crates that are tested by calls of their own, after all others, in this order: their tests need
-/// the kernel or the network testbed. And the guest, for it builds smoltcp with features that the
-/// engine does without: cargo would turn them on for both, and test an engine that nobody ships.
+/// Crates that are tested by separate cargo calls, after all others, in this order. The tests of
+/// most need the kernel or the network testbed. The guest is here because it uses features of
+/// smoltcp that the engine does not: in one call cargo would enable them for both, and the tested
+/// engine would differ from the shipped one.
 const LATE: [&str; 4] = [
     "slipgate-guest",
     "slipgate-control",
@@ -70,26 +71,30 @@ const LATE: [&str; 4] = [
     "slipgate-bench",
 ];
 
-/// Crates whose tests each build a network and load every core: one test at a time.
+/// Crates whose tests each build a network and load every core, so they run one at a time.
 const ALONE: [&str; 2] = [TESTBED, "slipgate-bench"];
 
-/// The network testbed. Some of its tests boot kernels.
+/// Package of the network testbed. Some of its tests boot kernels.
 const TESTBED: &str = "slipgate-testbed";
 
-/// Its tests that mostly wait, each in namespaces of its own: two at a time on each CPU.
+/// Test target of the testbed whose tests mostly wait, each in network namespaces of its own. They
+/// run two per CPU in parallel.
 const SIDE_BY_SIDE: &str = "e2e";
 
 /// One call of `cargo test`.
 #[derive(PartialEq, Eq, Debug)]
 struct Round<'a> {
     crates: Vec<&'a str>,
-    /// Cargo's options that choose among the crates' tests. Empty: all.
+    /// Cargo options that select among the crates' test targets; empty: all.
     targets: Vec<String>,
-    /// How many tests run at once. `None`: one on each CPU.
+    /// Number of tests that run in parallel; `None`: one per CPU.
     threads: Option<usize>,
 }
 
-/// Sets up, builds, runs, and prints the tests' summaries; an error if any failed.
+/// Installs tools, builds, runs the tests, and prints their summary.
+///
+/// # Errors
+/// A test failed, or could not be built.
 pub(crate) fn test(workspace: &Workspace, what: &Test) -> Result<()> {
     if !what.no_setup {
         compile::artefacts(workspace, setup::test_tools)?;
@@ -151,12 +156,13 @@ pub(crate) fn test(workspace: &Workspace, what: &Test) -> Result<()> {
     verdict(&summary, all_ended_well)
 }
 
-/// Whether this is a CI machine that can run everything. (Root we are, or we would not be here.)
+/// Whether this is a CI machine that can run every test, so that none may be skipped. This process
+/// is root by then.
 fn may_not_skip() -> bool {
     Path::new("/dev/net/tun").exists() && env::var("CI").is_ok_and(|ci| ci == "true")
 }
 
-/// The crates to test, divided into the cargo calls that will test them.
+/// Returns the cargo calls that test the wanted crates.
 fn rounds<'a>(members: &'a [Package], wanted: &[String]) -> Result<Vec<Round<'a>>> {
     if let Some(stranger) = wanted
         .iter()
@@ -197,8 +203,8 @@ fn rounds<'a>(members: &'a [Package], wanted: &[String]) -> Result<Vec<Round<'a>
     Ok(rounds)
 }
 
-/// The testbed's calls: the tests that run side by side, those that run alone, and the examples
-/// in its documentation, for which cargo wants a call of their own.
+/// Returns the testbed's calls: the tests that run in parallel, those that run alone, and the doc
+/// tests, for which cargo needs a call of their own.
 fn testbed_rounds(testbed: &Package) -> [Round<'_>; 3] {
     let round = |targets, threads| Round {
         crates: vec![testbed.name.as_str()],
@@ -223,14 +229,15 @@ fn testbed_rounds(testbed: &Package) -> [Round<'_>; 3] {
 }
 
 impl Round<'_> {
-    /// Cargo's options for the crates and their tests.
+    /// Returns cargo's options for the crates and their tests.
     fn chosen(&self) -> impl Iterator<Item = String> {
         let crates = self.crates.iter().map(|name| format!("--package={name}"));
         crates.chain(self.targets.iter().cloned())
     }
 }
 
-/// Runs cargo, passing its output on line by line while noting results. True if it exits with 0.
+/// Runs cargo, prints its output line by line, and records the results. Returns whether it exits
+/// with 0.
 fn follow(mut cargo: Command, summary: &mut Summary) -> Result<bool> {
     // One pipe for both, because cargo names a suite on stderr and the suite reports on stdout.
     let (reader, writer) = pipe()?;

@@ -1,4 +1,4 @@
-//! Where things are, and how other programs are run.
+//! Paths of the workspace, and the running of other programs.
 
 use std::{
     env,
@@ -13,14 +13,15 @@ use anyhow::{Context, Result, bail};
 
 /// The checkout that this xtask belongs to.
 pub(crate) struct Workspace {
-    /// The folder of the workspace's `Cargo.toml`.
+    /// Directory of the workspace's `Cargo.toml`.
     pub(crate) root: PathBuf,
-    /// Where the outer cargo puts what it builds: `CARGO_TARGET_DIR`, or `target`.
+    /// Target directory of the outer cargo: `CARGO_TARGET_DIR`, or `target`.
     pub(crate) target: PathBuf,
 }
 
 impl Workspace {
-    /// Finds the checkout from cargo's word at run time, or else from where xtask was compiled.
+    /// Finds the checkout by cargo's environment at run time, or else by the path at which xtask
+    /// was compiled.
     pub(crate) fn find() -> Result<Self> {
         let manifest = env::var_os("CARGO_MANIFEST_DIR")
             .map_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")), PathBuf::from);
@@ -41,27 +42,31 @@ impl Workspace {
         Ok(Self { root, target })
     }
 
-    /// The BPF objects' folder. Always in the checkout: `ebpf/control` embeds them from there.
+    /// Returns the directory of the BPF objects. It is always in the checkout: `ebpf/control`
+    /// embeds them from there.
     pub(crate) fn bpf(&self) -> PathBuf {
         self.root.join("target/bpf")
     }
 
-    /// The built-in guest's folder. Always in the checkout: `cli` embeds it from there.
+    /// Returns the directory of the built-in guest. It is always in the checkout: `cli` embeds it
+    /// from there.
     pub(crate) fn guest(&self) -> PathBuf {
         self.root.join("target/guest")
     }
 
-    /// Tools that xtask builds for itself.
+    /// Returns the directory of the tools that xtask builds for itself.
     pub(crate) fn tools(&self) -> PathBuf {
         self.root.join("target/tools")
     }
 
-    /// Kernels that tests boot, unpacked. Always in the checkout: the tests look there.
+    /// Returns the directory of the unpacked kernels that tests boot. It is always in the checkout,
+    /// where the tests look for it.
     pub(crate) fn kernels(&self) -> PathBuf {
         self.root.join("target/kernels")
     }
 
-    /// The cargo that runs us, in the checkout, without what `cargo run` told xtask about itself.
+    /// Returns the outer cargo as a command in the checkout, without the variables that `cargo run`
+    /// set for xtask.
     pub(crate) fn cargo(&self) -> Command {
         let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
         // What is embedded has been built before, or the build is to fail.
@@ -84,11 +89,11 @@ impl Workspace {
     }
 }
 
-/// A folder that goes with its owner.
+/// A temporary directory, removed when this is dropped.
 pub(crate) struct Scratch(PathBuf);
 
 impl Scratch {
-    /// A new one in `folder`, which is made if it is not there.
+    /// Creates a temporary directory in `folder`, which is created too if it does not exist.
     pub(crate) fn below(folder: &Path) -> Result<Self> {
         static MADE: AtomicU32 = AtomicU32::new(0);
         let number = MADE.fetch_add(1, Relaxed);
@@ -99,7 +104,7 @@ impl Scratch {
         Ok(Self(path))
     }
 
-    /// Where it is.
+    /// Returns the path of the directory.
     pub(crate) fn path(&self) -> &Path {
         &self.0
     }
@@ -111,12 +116,15 @@ impl Drop for Scratch {
     }
 }
 
-/// Says what is being done, on stderr.
+/// Prints a message about the progress to stderr.
 pub(crate) fn say(what: impl AsRef<str>) {
     eprintln!("xtask: {}", what.as_ref());
 }
 
-/// Runs to the end with our stdout and stderr; an error when it can't start or does not exit with 0.
+/// Runs a command to its end, with this process's stdout and stderr.
+///
+/// # Errors
+/// It cannot be started, or does not exit with 0.
 pub(crate) fn run(command: &mut Command) -> Result<()> {
     let status = command
         .status()
@@ -127,7 +135,10 @@ pub(crate) fn run(command: &mut Command) -> Result<()> {
     Ok(())
 }
 
-/// Runs to the end and returns stdout; the error carries what it wrote to stderr.
+/// Runs a command to its end and returns its stdout.
+///
+/// # Errors
+/// It cannot be started, or does not exit with 0; the error has its stderr.
 pub(crate) fn capture(command: &mut Command) -> Result<String> {
     let output = command
         .stdin(Stdio::null())
@@ -144,7 +155,8 @@ pub(crate) fn capture(command: &mut Command) -> Result<String> {
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// The first executable of that name on `PATH`, or in the system folders that a user's `PATH` may lack.
+/// Returns the first executable of that name on `PATH`, or in the system directories that a user's
+/// `PATH` may lack.
 pub(crate) fn on_path(name: &str) -> Option<PathBuf> {
     let path = env::var_os("PATH").unwrap_or_default();
     env::split_paths(&path)

@@ -1,13 +1,13 @@
-//! The BPF target, with the atomics that its instruction set v3 has.
+//! The BPF target description, with the atomics of instruction set v3.
 //!
-//! rustc's own `bpfel-unknown-none` stands for the oldest instruction set, so it has no
-//! `AtomicU32` and no `fetch_add` on `AtomicU64`. From v3 on, the kernel (5.12) and LLVM have add,
-//! and, or, xor, exchange and compare-and-exchange, each of 32 and 64 bits (RFC 9669, section
-//! 5.3). So we take the compiler's own description of its target and say so.
+//! rustc's own `bpfel-unknown-none` describes the oldest instruction set, which has no `AtomicU32`
+//! and no `fetch_add` on `AtomicU64`. From v3 on, the kernel (5.12) and LLVM support add, and, or,
+//! xor, exchange and compare-and-exchange, each with 32 and 64 bits (RFC 9669, section 5.3). So the
+//! target is the compiler's own description with these atomics enabled.
 //!
-//! What LLVM does not translate for v3 is an atomic *load* or *store*: bpf-linker stops with
-//! "Cannot select: AtomicStore". An aligned volatile read or write is what the programs use
-//! instead; it becomes the one instruction that an atomic would.
+//! LLVM does not translate an atomic *load* or *store* for v3: bpf-linker stops with "Cannot
+//! select: AtomicStore". The programs use aligned volatile reads and writes instead, which compile
+//! to the same single instruction.
 
 use std::{
     fs,
@@ -19,10 +19,10 @@ use serde_json::{Value, json};
 
 use crate::{setup::Compiler, workspace::capture};
 
-/// What cargo calls the target, hence the name of its output folder.
+/// Cargo's name of the target, and so the name of its output directory.
 pub(super) const NAME: &str = "bpfel-v3";
 
-/// Writes the description into `folder`, if it is not there yet, and returns its path.
+/// Writes the description into `folder` unless it is there already. Returns its path.
 pub(super) fn describe(compiler: &Compiler, folder: &Path) -> Result<PathBuf> {
     let ask = [
         "-Zunstable-options",
@@ -38,7 +38,7 @@ pub(super) fn describe(compiler: &Compiler, folder: &Path) -> Result<PathBuf> {
     Ok(path)
 }
 
-/// The description `told` by rustc, changed to instruction set v3.
+/// Returns rustc's target description `told`, changed to instruction set v3.
 fn with_atomics(told: &str) -> Result<String> {
     let mut spec: Value =
         serde_json::from_str(told).context("the compiler's target description is not JSON")?;

@@ -1,14 +1,14 @@
-//! That `ABI_VERSION` is raised when what it stands for changes.
+//! Checks that `ABI_VERSION` is raised when the ABI changes.
 //!
-//! Processes of different builds meet at pinned maps and believe each other by that number alone: a
-//! field that moved, or a bit that means something else, under the same number is read wrong in
-//! silence. So what the number stands for is described by name in `ebpf/abi/layout.txt`: each
-//! `repr` type with its fields and discriminants in order, each constant of a type (bits, numbers of
-//! commands), the sizes and the definitions of the maps. The description is made from the sources, as
-//! tokens, without comments; it must be the one that is committed, which begins with its version.
+//! Processes of different builds share pinned maps and compare nothing but that number. If a field
+//! moved, or a bit changed its meaning, under the same number, data would be misread without any
+//! error. So `ebpf/abi/layout.txt` describes the ABI of its version: each `repr` type with its
+//! fields and discriminants in order, each associated constant of a type (bits, command numbers),
+//! and the sizes and definitions of the maps. The description is generated from the sources, as
+//! tokens, without comments. It must equal the committed one, whose first line is its version.
 //!
-//! What it can't see is a rule that is applied differently (`tcp`, `rate`): whoever changes what a
-//! function of the ABI crate says raises the version by himself.
+//! A changed rule (`tcp`, `rate`) is not detected: whoever changes the behaviour of a function of
+//! the ABI crate must raise the version.
 
 use std::{fmt::Write as _, fs, path::Path, process::Command};
 
@@ -22,10 +22,10 @@ const LAYOUT: &str = "ebpf/abi/layout.txt";
 const SOURCES: &str = "ebpf/abi/src";
 const MAPS: &str = "ebpf/programs/src/maps.rs";
 const WRITE: &str = "cargo xtask abi --write";
-/// Files whose constants are no part of what is stored: times and the like may change at any time.
+/// Source files whose constants are not stored in maps, so they may change within a version.
 const NOT_STORED: [&str; 1] = ["timeout.rs"];
 
-/// What is wrong, if anything.
+/// Checks that the committed description matches the sources.
 pub(crate) fn check(workspace: &Workspace) -> Result<()> {
     let now = describe(workspace)?;
     let kept = fs::read_to_string(workspace.root.join(LAYOUT)).unwrap_or_default();
@@ -35,7 +35,8 @@ pub(crate) fn check(workspace: &Workspace) -> Result<()> {
     }
 }
 
-/// Writes the description anew. `unreleased`: nobody has maps of this version yet.
+/// Writes the description from the sources. `unreleased`: no release has this version, so the
+/// description may change without a new version.
 pub(crate) fn write(workspace: &Workspace, unreleased: bool) -> Result<()> {
     let now = describe(workspace)?;
     let committed = capture(
@@ -72,7 +73,7 @@ fn read(path: &Path) -> Result<String> {
     fs::read_to_string(path).with_context(|| format!("could not read {}", path.display()))
 }
 
-/// `version N`, and then a paragraph for each thing.
+/// Returns the description: a line `version N`, then a paragraph for each item.
 fn description(sources: &[(String, String)], maps: &str) -> Result<String> {
     let mut version = None;
     let mut text = String::new();
@@ -170,7 +171,8 @@ fn describe_fields<'a>(text: &mut String, fields: impl Iterator<Item = &'a Field
     }
 }
 
-/// `repr(...)`, where a type has it: only such ones cross the line.
+/// Returns the `repr(...)` of a type; `None` if the type has none. Only `repr` types cross the
+/// kernel/user boundary.
 fn repr(attributes: &[Attribute]) -> Option<String> {
     let mut all = attributes.iter().filter(|attribute| is(attribute, "repr"));
     let first = tokens(&all.next()?.meta);
@@ -181,13 +183,13 @@ fn is(attribute: &Attribute, name: &str) -> bool {
     attribute.path().is_ident(name)
 }
 
-/// Source without its spaces.
+/// Returns the source text with whitespace normalized.
 fn tokens(of: &impl ToTokens) -> String {
     let spaced = of.to_token_stream().to_string();
     spaced.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
-/// Tokens without `#[doc = ...]`, at any depth.
+/// Returns the tokens without `#[doc = ...]` attributes, at any depth.
 fn without_comments(of: proc_macro2::TokenStream) -> String {
     use proc_macro2::{Group, TokenStream, TokenTree};
     fn strip(stream: TokenStream) -> TokenStream {
@@ -211,7 +213,7 @@ fn without_comments(of: proc_macro2::TokenStream) -> String {
     tokens(&strip(of))
 }
 
-/// The names of a file's `macro_rules!` that make types that cross the line.
+/// Returns the names of a file's `macro_rules!` that define `repr` types.
 fn makers(items: &[Item]) -> Vec<String> {
     let made = items.iter().filter_map(|item| match item {
         Item::Macro(item) if tokens(&item.mac.tokens).contains("repr") => item.ident.as_ref(),
@@ -220,7 +222,8 @@ fn makers(items: &[Item]) -> Vec<String> {
     made.map(ToString::to_string).collect()
 }
 
-/// Such a macro, and what it is given: together they say what is made.
+/// Appends the definition, or an invocation, of a macro that defines `repr` types: together they
+/// describe the types.
 fn describe_made(text: &mut String, item: &ItemMacro, makers: &[String]) {
     let body = without_comments(item.mac.tokens.clone());
     let name = match &item.ident {
@@ -253,7 +256,10 @@ fn version(description: &str) -> Option<u32> {
         .ok()
 }
 
-/// Whether what is committed is what is so; else what to do.
+/// Compares the committed description with the present one.
+///
+/// # Errors
+/// They differ; the text says how, and what to do.
 fn judge(kept: &str, now: &str) -> std::result::Result<(), String> {
     if kept == now {
         return Ok(());
@@ -278,7 +284,10 @@ fn judge(kept: &str, now: &str) -> std::result::Result<(), String> {
     })
 }
 
-/// Whether a description may take the place of the committed one.
+/// Checks that a description may replace the committed one.
+///
+/// # Errors
+/// They differ under the same version.
 fn may_replace(committed: &str, now: &str) -> std::result::Result<(), String> {
     let (then, is) = (version(committed), version(now));
     if committed == now || then.is_none() || is > then {
@@ -292,7 +301,7 @@ fn may_replace(committed: &str, now: &str) -> std::result::Result<(), String> {
     ))
 }
 
-/// The lines that only one of them has, in order.
+/// Returns the line diff of two descriptions (longest common subsequence).
 fn difference(then: &str, now: &str) -> String {
     let (then, now): (Vec<_>, Vec<_>) = (then.lines().collect(), now.lines().collect());
     // How many lines the rests from here have in common, in order.

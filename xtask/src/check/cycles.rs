@@ -1,8 +1,8 @@
-//! That no crate has a cycle of modules.
+//! Checks that no crate has a cycle of modules.
 //!
-//! The modules are the top-level ones: a file or folder directly below a crate's root. Such a module
-//! depends on another when any of its code outside of tests names something of it. The crate's root
-//! is no module here: it declares and re-exports.
+//! The modules are the top-level ones: a file or folder directly below a crate's root. Such a
+//! module depends on another when any of its code outside tests names an item of it. The crate's
+//! root does not count as a module: it only declares and re-exports.
 
 mod references;
 
@@ -17,10 +17,13 @@ use anyhow::{Context, Result, bail};
 
 use crate::{metadata, workspace::Workspace};
 
-/// Workspaces of the repository, by their manifests.
+/// Manifests of the repository's workspaces.
 const MANIFESTS: [&str; 3] = ["Cargo.toml", "ebpf/programs/Cargo.toml", "fuzz/Cargo.toml"];
 
-/// An error that lists the cycles of all crates.
+/// Checks the crates of all workspaces.
+///
+/// # Errors
+/// A crate has a cycle; the error lists all cycles.
 pub(super) fn check(workspace: &Workspace) -> Result<()> {
     let mut report = String::new();
     for manifest in MANIFESTS {
@@ -43,7 +46,7 @@ pub(super) fn check(workspace: &Workspace) -> Result<()> {
     Ok(())
 }
 
-/// Which top-level module names something of which, and where.
+/// Edges of the module graph: (dependent, dependency), each with the places in the source.
 type Graph = BTreeMap<(String, String), Vec<Place>>;
 
 /// A line of a source file.
@@ -53,8 +56,8 @@ struct Place {
     line: usize,
 }
 
-/// Cycles that together contain every edge that is part of any cycle, the shortest first. Each begins
-/// with its first module in the alphabet, and does not repeat it at the end.
+/// Returns cycles that together contain every edge of any cycle, the shortest first. Each begins
+/// with its alphabetically first module, which is not repeated at the end.
 fn cycles(graph: &Graph) -> Vec<Vec<String>> {
     let mut found = BTreeSet::new();
     for (from, to) in graph.keys() {
@@ -67,7 +70,8 @@ fn cycles(graph: &Graph) -> Vec<Vec<String>> {
     found.into_iter().map(|(_, cycle)| cycle).collect()
 }
 
-/// The modules on the shortest way along the edges, both ends included.
+/// Returns the modules on the shortest path from `from` to `to`, both included; `None` if there is
+/// none.
 fn shortest_path(graph: &Graph, from: &str, to: &str) -> Option<Vec<String>> {
     let mut came_from: BTreeMap<&str, &str> = BTreeMap::new();
     let mut queue = VecDeque::from([from]);
@@ -89,7 +93,7 @@ fn shortest_path(graph: &Graph, from: &str, to: &str) -> Option<Vec<String>> {
     None
 }
 
-/// A line for the chain, and one for each of its edges.
+/// Appends a line for the cycle, and one for each of its edges.
 fn describe(report: &mut String, package: &str, root: &Path, cycle: &[String], graph: &Graph) {
     let chain: Vec<&str> = cycle.iter().map(String::as_str).collect();
     let _ = writeln!(report, "  {package}: {} → {}", chain.join(" → "), chain[0]);

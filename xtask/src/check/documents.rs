@@ -1,4 +1,5 @@
-//! Tests and files that documents name: each must exist, a test at the tier that it is marked with.
+//! Checks that the tests and files that documents name exist, and that each test is in the place
+//! that its mark says.
 
 use std::{
     collections::BTreeMap,
@@ -10,7 +11,8 @@ use anyhow::{Context, Result, bail};
 
 use crate::{metadata, workspace::Workspace};
 
-/// A mark, and where tests of it are. The documents' legends say the same in words.
+/// Marks, each with the paths of the tests that have it. The legends of the documents describe the
+/// same marks.
 const MARKS: [(char, &[&str]); 13] = [
     ('A', &["vmm/tests/net_allocation.rs"]),
     ('C', &["cli/", "broker/", "ipc/"]),
@@ -26,10 +28,10 @@ const MARKS: [(char, &[&str]); 13] = [
     ('V', &["vmm/tests/"]),
     ('X', &["tests/tests/e2e/"]),
 ];
-/// Headings of a table's columns in which everything that could be a test must be one.
+/// Headings of table columns that name tests: every test-like name in them must be a test.
 const COLUMNS: [&str; 2] = ["shown by", "test"];
 
-/// Where the tests of a name are.
+/// Paths of the files with tests, by the test's name.
 type Tests = BTreeMap<String, Vec<String>>;
 
 pub(super) fn check(workspace: &Workspace) -> Result<()> {
@@ -73,7 +75,8 @@ pub(super) fn check(workspace: &Workspace) -> Result<()> {
     Ok(())
 }
 
-/// Rust files in backticks, with their lines: from the root, or from the `src` of some crate.
+/// Returns the Rust files that a document names in backticks, with their line numbers. Paths are
+/// relative to the root or to a crate's `src`.
 fn sources_in(document: &str) -> impl Iterator<Item = (usize, &str)> {
     let lines = (1..).zip(document.lines());
     lines.flat_map(|(number, line)| {
@@ -86,7 +89,7 @@ fn sources_in(document: &str) -> impl Iterator<Item = (usize, &str)> {
     })
 }
 
-/// What a document has wrong, by line.
+/// Returns the errors of a document, with their line numbers.
 fn wrong_in(document: &str, tests: &Tests) -> Vec<(usize, String)> {
     let mut wrong = Vec::new();
     // The place of a column of tests, while in a table that has one.
@@ -119,8 +122,8 @@ fn wrong_in(document: &str, tests: &Tests) -> Vec<(usize, String)> {
     wrong
 }
 
-/// The names before each `(MARKS)`, and the marks: of "`a`, `b` (E, U; and in words)" those are `a`
-/// and `b`, and E and U.
+/// Returns each test name before a `(MARKS)`, with its marks: from "`a`, `b` (E, U; and in words)",
+/// `a` and `b`, each with E and U.
 fn marked(line: &str) -> Vec<(&str, &str)> {
     let mut found = Vec::new();
     let pieces: Vec<&str> = line.split('`').collect();
@@ -147,7 +150,7 @@ fn marked(line: &str) -> Vec<(&str, &str)> {
     found
 }
 
-/// The letters that stand alone.
+/// Returns the words of a mark list that are a single capital letter.
 fn letters(marks: &str) -> impl Iterator<Item = char> {
     let words = marks.split([',', ';', ' ']);
     words.filter_map(|word| {
@@ -191,7 +194,8 @@ fn folders(mark: char) -> Option<&'static [&'static str]> {
     Some(row.1)
 }
 
-/// Where tests of that name are; one that ends in … is any that begins so.
+/// Returns the paths of the tests with this name. A name that ends in … matches all tests with that
+/// prefix.
 fn places<'t>(name: &str, tests: &'t Tests) -> impl Iterator<Item = &'t str> {
     let (start, is_whole) = match name.split_once('…') {
         Some((start, _)) => (start.to_owned(), false),
@@ -203,7 +207,7 @@ fn places<'t>(name: &str, tests: &'t Tests) -> impl Iterator<Item = &'t str> {
         .map(String::as_str)
 }
 
-/// Tests are called by sentences.
+/// Whether a text looks like a test's name: lower-case words joined by underscores.
 fn is_test_name(name: &str) -> bool {
     let is_of_one = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_' || c == '…';
     name.contains('_') && name.chars().all(is_of_one)
@@ -213,7 +217,7 @@ fn in_backticks(text: &str) -> impl Iterator<Item = &str> {
     text.split('`').skip(1).step_by(2)
 }
 
-/// The functions under `#[test]`.
+/// Returns the names of the functions under `#[test]`.
 fn tests_in(source: &str) -> Vec<&str> {
     let behind = source.split("#[test]").skip(1);
     let name = |text: &'_ str| -> Option<usize> { text.find("fn ") };
@@ -229,7 +233,7 @@ fn read(file: &Path) -> Result<String> {
     fs::read_to_string(file).with_context(|| format!("read {}", file.display()))
 }
 
-/// All files of an ending below a folder, but for what is built.
+/// Returns all files with an extension below a directory, except build output.
 fn files(folder: &Path, ending: &str) -> Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     let entries = fs::read_dir(folder).with_context(|| format!("read {}", folder.display()))?;

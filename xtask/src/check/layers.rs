@@ -1,4 +1,4 @@
-//! Which crate may depend on which: docs/architecture.md, "Layers". Nothing points back.
+//! Checks which crates may depend on which, as in docs/architecture.md, "Layers".
 
 use std::collections::BTreeSet;
 
@@ -9,7 +9,7 @@ use crate::{
     workspace::{Workspace, capture},
 };
 
-/// Every crate of the repository, and the crates of the repository it may depend on.
+/// Crates of the repository, each with the crates of the repository that it may depend on.
 const LAYERS: &[(&str, &str)] = &[
     ("slipgate-abi", ""),
     ("slipgate-programs", "abi"),
@@ -35,7 +35,7 @@ const LAYERS: &[(&str, &str)] = &[
     ("xtask", ""),
 ];
 
-/// The names of crates in a row of [`LAYERS`].
+/// Returns the crate names in a row of [`LAYERS`].
 fn allowed(row: &str) -> impl Iterator<Item = String> {
     row.split_whitespace().map(|short| match short {
         "nat" => "userspace-nat".to_owned(),
@@ -43,13 +43,13 @@ fn allowed(row: &str) -> impl Iterator<Item = String> {
     })
 }
 
-/// What any crate's tests may use besides.
+/// Crates that the tests of every crate may also use.
 const FOR_TESTS: [&str; 1] = ["slipgate-testbed"];
 
-/// The crates that may name aya; the ABI does under a feature, for the sake of `Pod`.
+/// Crates that may depend on aya. The ABI does under a feature only, for `Pod`.
 const KNOW_AYA: [&str; 2] = ["slipgate-control", "slipgate-abi"];
 
-/// The crates that must do without aya, also through others.
+/// Crates that must not depend on aya, directly or indirectly.
 const WITHOUT_AYA: [&str; 6] = [
     "slipgate-policy",
     "slipgate-api",
@@ -59,7 +59,7 @@ const WITHOUT_AYA: [&str; 6] = [
     "slipgate-vmm",
 ];
 
-/// The crates that must do without KVM, also through others.
+/// Crates that must not depend on KVM crates, directly or indirectly.
 const WITHOUT_KVM: [&str; 7] = [
     "slipgate-api",
     "slipgate-control",
@@ -70,7 +70,10 @@ const WITHOUT_KVM: [&str; 7] = [
     "slipgate-broker",
 ];
 
-/// An error that lists every arrow which points the wrong way.
+/// Checks all crates.
+///
+/// # Errors
+/// A dependency is not allowed; the error lists all such dependencies.
 pub(super) fn check(workspace: &Workspace) -> Result<()> {
     let mut packages = metadata::packages(workspace, &workspace.root.join("Cargo.toml"))?;
     let members = packages.len();
@@ -87,7 +90,7 @@ pub(super) fn check(workspace: &Workspace) -> Result<()> {
     Ok(())
 }
 
-/// The libraries that a member of the workspace comes to depend on through others, and must not.
+/// Returns the forbidden libraries that a workspace member depends on indirectly.
 fn wrong_libraries(workspace: &Workspace, package: &str) -> Result<Vec<String>> {
     let forbidden: Vec<IsLibrary> = [
         (WITHOUT_AYA.contains(&package), is_aya as IsLibrary),
@@ -151,7 +154,7 @@ fn wrong_arrows(package: &Package) -> Vec<String> {
         .collect()
 }
 
-/// The userspace side of aya, whatever its crate.
+/// Whether a crate is part of aya's userspace side.
 fn is_aya(name: &str) -> bool {
     ["aya", "aya-obj", "aya-log"].contains(&name)
 }

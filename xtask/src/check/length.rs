@@ -1,4 +1,4 @@
-//! Files that have grown long. A reader's matter, so it is told and never fails.
+//! Reports long files. The report never fails: it is for readers.
 
 use std::fs;
 
@@ -6,10 +6,10 @@ use anyhow::Result;
 
 use crate::workspace::{Workspace, capture, say};
 
-/// A file longer than this is hardly still one story.
+/// Length, in lines, from which on a file is reported.
 const LONG_LINES: usize = 400;
 
-/// Names the Rust files under version control that are longer than that, the longest first.
+/// Prints the Rust files under version control that are longer than that, the longest first.
 pub(super) fn report(workspace: &Workspace) -> Result<()> {
     let mut git = std::process::Command::new("git");
     git.arg("-C")

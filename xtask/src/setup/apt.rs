@@ -1,4 +1,4 @@
-//! Debian's packages.
+//! Installation of Debian packages by apt.
 
 use std::{
     process::{Command, Stdio},
@@ -17,7 +17,7 @@ pub(crate) fn is_here() -> bool {
     on_path("apt-get").is_some()
 }
 
-/// Installs `packages`, asking no question; refreshes the package lists when one is not in them.
+/// Installs `packages` without prompts. Updates the package lists if a package is not in them.
 pub(crate) fn install(packages: &[String]) -> Result<()> {
     // apt has a lock of its own, and fails where it is held.
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
@@ -53,7 +53,7 @@ fn apt_get() -> Result<Command> {
     Ok(command)
 }
 
-/// Whether apt's lists have a version of it that could be installed.
+/// Whether apt's lists have an installable version of a package.
 fn is_known(package: &str) -> bool {
     Command::new("apt-cache")
         .args(["show", "--no-all-versions", package])

@@ -1,4 +1,4 @@
-//! A rustc that can build `core` for the BPF target, hence one that comes with its source.
+//! A rustc that can build `core` for the BPF target: one that is installed with its source.
 
 use std::{
     env, fmt, fs,
@@ -15,7 +15,7 @@ const DEBIAN_PACKAGES: [&str; 3] = ["rustc-web", "cargo-web", "rust-web-src"];
 
 const SYSTEM_BIN: &str = "/usr/bin";
 
-/// LLVM releases that the linker can be built with: see `linker.rs`.
+/// LLVM releases that the linker supports (`linker.rs`).
 const LLVM_MAJORS: std::ops::RangeInclusive<u32> = 21..=23;
 
 /// A compiler with its source.
@@ -27,17 +27,19 @@ pub(crate) struct Compiler {
 }
 
 impl Compiler {
-    /// Its cargo, told nothing by the cargo, the rustup and the shell that run us.
+    /// Returns its cargo as a command, without the environment variables of the outer cargo, rustup
+    /// and shell.
     ///
-    /// Two or more toolchains meet here: a variable meant for the outer one (`RUSTFLAGS`,
-    /// `RUSTUP_TOOLCHAIN`, `CARGO_BUILD_TARGET`, the library path of another rustc) breaks this one.
+    /// Several toolchains are used in one build: a variable for the outer one (`RUSTFLAGS`,
+    /// `RUSTUP_TOOLCHAIN`, `CARGO_BUILD_TARGET`, the library path of another rustc) would break
+    /// this one.
     pub(crate) fn cargo(&self) -> Command {
         let mut cargo = self.clean(&self.cargo);
         cargo.env("RUSTC", &self.rustc);
         cargo
     }
 
-    /// Its rustc, told nothing either.
+    /// Returns its rustc as a command, with the same clean environment.
     pub(crate) fn rustc(&self) -> Command {
         self.clean(&self.rustc)
     }
@@ -85,7 +87,8 @@ impl fmt::Display for Compiler {
     }
 }
 
-/// Every usable compiler here: rustup toolchains with `rust-src`, nightlies first, then the system's.
+/// Returns every usable compiler: rustup toolchains with `rust-src`, nightlies first, then the
+/// system's.
 pub(super) fn find() -> Vec<Compiler> {
     let mut toolchains: Vec<PathBuf> = fs::read_dir(rustup_toolchains())
         .into_iter()
@@ -109,7 +112,8 @@ pub(super) fn find() -> Vec<Compiler> {
         .collect()
 }
 
-/// Installs Debian's compiler, unless it is here and already found wanting.
+/// Installs Debian's compiler, unless it is installed already, in which case it was found
+/// unsuitable before.
 pub(super) fn install() -> Result<Compiler> {
     let system = Path::new(SYSTEM_BIN);
     if apt::is_here() && Compiler::at(system).is_none() {
@@ -137,7 +141,7 @@ fn rustup_toolchains() -> PathBuf {
         .join("toolchains")
 }
 
-/// Of the environment's variables, those that steer a cargo, a rustc or their loading.
+/// Whether an environment variable affects a cargo, a rustc or the loading of their libraries.
 fn is_for_another_toolchain(name: &str) -> bool {
     const PREFIXES: [&str; 9] = [
         "CARGO_BUILD_",

@@ -1,9 +1,9 @@
-//! Other kernels than this machine's: Debian's cloud kernels, downloaded and unpacked into
-//! `target/kernels/SERIES`, never installed, a busybox for what boots on them, and QEMU to boot them.
+//! Kernels for tests: Debian's cloud kernels, downloaded and unpacked into `target/kernels/SERIES`
+//! but never installed, a busybox as their userspace, and QEMU to boot them.
 //!
-//! A release of Debian has some of them. The others are in the neighbouring releases of the same
-//! archive, which are asked for with apt's lists in a folder of our own, so that this machine's
-//! sources stay as they are.
+//! A Debian release has only some of them. The others are in neighbouring releases of the same
+//! archive. Their package lists are kept in a directory of their own, so that this machine's
+//! sources are left unchanged.
 
 use std::{
     fs,
@@ -16,13 +16,13 @@ use anyhow::{Context, Result, bail};
 use super::apt;
 use crate::workspace::{Scratch, Workspace, capture, on_path, say};
 
-/// Kernels by their first two numbers, and the release of Debian that is sure to have them.
+/// Kernel series, each with the Debian release that contains it.
 const KERNELS: [(&str, &str); 2] = [("6.1", "bookworm"), ("6.12", "trixie")];
 
-/// All that a Linux guest has besides its kernel: one program without libraries.
+/// Package of the only userspace program of a Linux guest; it is statically linked.
 const BUSYBOX: &str = "busybox-static";
 
-/// Programs that boot and unpack them, and their packages.
+/// Programs that boot and unpack the kernels, with their packages.
 const TOOLS: [(&str, &str); 2] = [
     ("qemu-system-x86_64", "qemu-system-x86"),
     ("xz", "xz-utils"),
@@ -82,7 +82,7 @@ fn fetch(folder: &Path, series: &str, release: &str) -> Result<()> {
     unpack(&package, scratch.path(), &folder.join(series))
 }
 
-/// A folder beside what is to be, so that it can be moved there.
+/// Creates a temporary directory beside the target, so that the result can be renamed into place.
 fn scratch_in(folder: &Path) -> Result<Scratch> {
     if !apt::is_here() {
         bail!("that takes apt, Debian's package manager");
@@ -90,7 +90,7 @@ fn scratch_in(folder: &Path) -> Result<Scratch> {
     Scratch::below(folder)
 }
 
-/// Leaves `target` whole or not at all.
+/// Unpacks a package into `target`, which is then complete or absent.
 fn unpack(package: &Path, scratch: &Path, target: &Path) -> Result<()> {
     let unpacked = scratch.join("unpacked");
     capture(
@@ -103,7 +103,7 @@ fn unpack(package: &Path, scratch: &Path, target: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Package lists to look in: options for apt's programs.
+/// Package lists to search: options for apt's programs.
 struct Lists(Vec<String>);
 
 impl Lists {
@@ -111,7 +111,7 @@ impl Lists {
         Lists(Vec::new())
     }
 
-    /// Fresh ones of another release, from the archive that this machine uses.
+    /// Downloads the lists of another release, from the archive that this machine uses.
     fn of_release(release: &str, scratch: &Path) -> Result<Self> {
         let archive = capture(Command::new("apt-get").args([
             "indextargets",
@@ -147,7 +147,7 @@ impl Lists {
         Ok(lists)
     }
 
-    /// Downloads the newest kernel of that series into `into`.
+    /// Downloads the newest kernel of a series into `into`.
     fn download_kernel(&self, series: &str, into: &Path) -> Result<PathBuf> {
         let listed = capture(
             self.apt("apt-cache")
@@ -180,8 +180,8 @@ impl Lists {
     }
 }
 
-/// The cloud kernel with the highest numbers in its name. Only the signed ones: each is there
-/// twice.
+/// Returns the cloud kernel package with the highest version in its name. Unsigned duplicates are
+/// skipped.
 fn newest(packages: &str) -> Option<&str> {
     let numbers = |package: &&str| -> Vec<u64> {
         package

@@ -1,4 +1,5 @@
-//! bpf-linker: turns rustc's bitcode into a BPF object with BTF. Its LLVM must not be older than rustc's.
+//! bpf-linker, which links rustc's bitcode to a BPF object with BTF. Its LLVM must not be older
+//! than rustc's.
 
 use std::{
     env, fmt, fs,
@@ -16,10 +17,11 @@ use crate::{
 
 const VERSION: &str = "0.13.0";
 
-/// A bpf-linker that has been seen to link what the compiler makes.
+/// A bpf-linker that was tested with the compiler's output.
 pub(crate) struct Linker {
     pub(crate) path: PathBuf,
-    /// LLVM's own strip, if there is one: the objects are then a tenth of their size.
+    /// Path of llvm-strip; `None` if it is not installed. It reduces the objects to a tenth of
+    /// their size.
     pub(crate) strip: Option<PathBuf>,
 }
 
@@ -29,7 +31,8 @@ impl fmt::Display for Linker {
     }
 }
 
-/// One that xtask built before, or one on `PATH`, if it works with this compiler.
+/// Returns a bpf-linker that works with this compiler: one that xtask built before, or one on
+/// `PATH`.
 pub(super) fn find(workspace: &Workspace, compiler: &Compiler) -> Option<Linker> {
     let ours = folder(workspace, compiler).join("bin/bpf-linker");
     [Some(ours), on_path("bpf-linker")]
@@ -52,7 +55,7 @@ pub(super) fn find(workspace: &Workspace, compiler: &Compiler) -> Option<Linker>
         })
 }
 
-/// Builds one for the compiler's LLVM, with that compiler, into a folder of ours.
+/// Builds a bpf-linker for the compiler's LLVM, with that compiler, in the tools directory.
 pub(super) fn install(workspace: &Workspace, compiler: &Compiler) -> Result<Linker> {
     let into = folder(workspace, compiler);
     build(compiler, &into)?;
@@ -141,7 +144,7 @@ fn build(compiler: &Compiler, into: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Compiles and links the smallest program there is, and looks for BTF in it.
+/// Checks the linker: compiles and links a minimal program, and looks for BTF in it.
 fn links(compiler: &Compiler, linker: &Path) -> Result<()> {
     const PROGRAM: &str = r#"
         #![feature(no_core, lang_items)]

@@ -5,7 +5,7 @@ use anyhow::{Result, bail};
 use super::apt;
 use crate::workspace::on_path;
 
-/// A program and the Debian package that has it.
+/// Programs, each with its Debian package.
 const TOOLS: [(&str, &str); 13] = [
     ("ip", "iproute2"),
     ("iperf3", "iperf3"),
@@ -23,8 +23,8 @@ const TOOLS: [(&str, &str); 13] = [
     ("c++", "g++"),
 ];
 
-/// Resolvers that only the benchmarks call. Debian's unbound comes with a service, so it is not
-/// installed for tests.
+/// Resolvers that only the benchmarks call. Debian's unbound starts a service, so it is not
+/// installed for the tests.
 const RESOLVERS: [(&str, &str); 2] = [("dnsmasq", "dnsmasq-base"), ("unbound", "unbound")];
 
 pub(super) fn names() -> impl Iterator<Item = &'static str> {
@@ -35,7 +35,8 @@ pub(super) fn find_or_install() -> Result<()> {
     of(&TOOLS)
 }
 
-/// One by one: a machine that can't have one has the other.
+/// Finds or installs the resolvers, one by one, so that one that is missing does not prevent the
+/// other.
 pub(super) fn find_or_install_resolvers() -> Result<()> {
     let failed = RESOLVERS.chunks(1).filter_map(|one| of(one).err());
     let failed: Vec<_> = failed.map(|why| format!("{why:#}")).collect();

@@ -1,8 +1,8 @@
-//! Reads the sources of a crate, and finds which top-level module names something of which.
+//! Parses the sources of a crate and finds the dependencies between its top-level modules.
 //!
-//! Sources are read as tokens: a path is the same thing in a `use`, a type, an expression and the
-//! arguments of a macro. Only paths that begin with `crate`, `super` or `self` can leave a module,
-//! and what they lead to is a module of the crate's root or a name that the root imports from one.
+//! Sources are read as tokens, so a path is found in a `use`, a type, an expression and a macro's
+//! arguments alike. Only paths that begin with `crate`, `super` or `self` can leave a module. They
+//! lead to a module of the crate's root, or to a name that the root imports from a module.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -14,10 +14,11 @@ use proc_macro2::{Delimiter, Group, Ident, TokenStream, TokenTree};
 
 use super::{Graph, Place};
 
-/// The dependencies between the top-level modules of the crate whose root is the file `root`.
+/// Returns the dependencies between the top-level modules of the crate whose root is the file
+/// `root`. `read` returns a file's text.
 ///
 /// # Errors
-/// When `read` has no such file, or it is not Rust.
+/// `read` fails, or a file is not Rust.
 pub(super) fn graph(root: &Path, read: &dyn Fn(&Path) -> Result<String>) -> Result<Graph> {
     let mut sources = Sources {
         read,
@@ -37,42 +38,42 @@ pub(super) fn graph(root: &Path, read: &dyn Fn(&Path) -> Result<String>) -> Resu
     Ok(sources.resolve())
 }
 
-/// What the whole crate has, as far as it has been read.
+/// State of a crate's sources, as far as they have been read.
 struct Sources<'r> {
     read: &'r dyn Fn(&Path) -> Result<String>,
-    /// The names that each top-level module has at its top.
+    /// Names that each top-level module declares at its top level.
     names: BTreeMap<String, BTreeSet<String>>,
-    /// The names that the root imports, and from where.
+    /// Names that the root imports, with the path of each.
     imports: BTreeMap<String, Vec<String>>,
-    /// What the root imports everything of.
+    /// Paths of the root's glob imports.
     globs: Vec<Vec<String>>,
     references: Vec<Reference>,
-    /// First words of paths, which `use super::*` may have brought from the root.
+    /// Paths whose first segment may have been imported from the root by `use super::*`.
     loose: Vec<Reference>,
 }
 
-/// A path that leads out of a module, from the crate's root on.
+/// A path that leads out of a module, relative to the crate's root.
 struct Reference {
     from: Vec<String>,
     to: Vec<String>,
     place: Place,
 }
 
-/// Where the reader is.
+/// Module that is being read.
 #[derive(Clone)]
 struct Module {
     path: Vec<String>,
     file: PathBuf,
-    /// Where the files of its children are.
+    /// Directory of the files of its child modules.
     folder: PathBuf,
-    /// Whether it is written in braces.
+    /// Whether the module has its body inline, in braces.
     is_inline: bool,
 }
 
 /// One path of a `use`, or any other path.
 struct Leaf {
     segments: Vec<String>,
-    /// What it is called here.
+    /// Name that the path is bound to in this module.
     name: String,
     line: usize,
 }
@@ -87,7 +88,8 @@ impl Sources<'_> {
         self.scan(tokens, module, true)
     }
 
-    /// `is_top`: these are a module's items, not what is inside of them.
+    /// Scans a module's or a block's tokens. `is_top`: whether the tokens are the module's own
+    /// items.
     fn scan(&mut self, tokens: TokenStream, module: &Module, is_top: bool) -> Result<()> {
         let tokens: Vec<TokenTree> = tokens.into_iter().collect();
         let mut path_attribute = None;
@@ -176,7 +178,7 @@ impl Sources<'_> {
         Ok(())
     }
 
-    /// Attributes name functions by strings, too: `#[serde(with = "crate::x")]`.
+    /// Scans an attribute's strings, which may name functions: `#[serde(with = "crate::x")]`.
     fn scan_strings(&mut self, tokens: TokenStream, module: &Module) -> Result<()> {
         for token in tokens {
             match token {
@@ -201,7 +203,7 @@ impl Sources<'_> {
         Ok(())
     }
 
-    /// Reads a module that `outer` declares; `body` if it is written in braces.
+    /// Reads a module that `outer` declares. `body`: its tokens if it is inline.
     fn enter(
         &mut self,
         outer: &Module,
@@ -261,7 +263,7 @@ impl Sources<'_> {
         })
     }
 
-    /// A path of a `use`. Those of the root are what `crate::Name` may mean.
+    /// Records a path of a `use`. Imports of the root resolve later paths `crate::Name`.
     fn import(&mut self, module: &Module, leaf: Leaf, is_top: bool) {
         if is_top && let [top] = module.path.as_slice() {
             let names = self.names.entry(top.clone()).or_default();
@@ -285,7 +287,7 @@ impl Sources<'_> {
         }
     }
 
-    /// Notes a path if it leads out of the module.
+    /// Records a path if it leads out of the module.
     fn refer(&mut self, module: &Module, leaf: Leaf) {
         let mut to = module.path.clone();
         let mut segments = leaf.segments.iter().peekable();
@@ -306,7 +308,7 @@ impl Sources<'_> {
         });
     }
 
-    /// The edges between top-level modules.
+    /// Returns the edges between top-level modules.
     fn resolve(self) -> Graph {
         let takes_all: BTreeSet<&[String]> = self
             .references
@@ -337,9 +339,10 @@ impl Sources<'_> {
         graph
     }
 
-    /// The top-level module that a path leads to, if it does.
+    /// Returns the top-level module that a path leads to; `None` if it leads to none. `depth`:
+    /// imports followed so far.
     fn top_of(&self, path: &[String], depth: usize) -> Option<&String> {
-        /// A chain of imports is shorter; what is longer is a circle of them.
+        /// Maximum length of a chain of imports. A longer one is a cycle.
         const DEEPEST: usize = 16;
         let first = path.first()?;
         if let Some((module, _)) = self.names.get_key_value(first) {
@@ -367,7 +370,7 @@ fn place(module: &Module, line: usize) -> Place {
     }
 }
 
-/// The brackets of the attribute that begins here, and where it ends.
+/// Returns the brackets of the attribute that begins at `at`, and the index of the token after it.
 fn attribute(tokens: &[TokenTree], at: usize) -> Option<(&Group, usize)> {
     if !is_punct(tokens.get(at), '#') {
         return None;
@@ -381,7 +384,7 @@ fn attribute(tokens: &[TokenTree], at: usize) -> Option<(&Group, usize)> {
     }
 }
 
-/// Whether what is under this attribute is there in tests only.
+/// Whether an attribute restricts its item to tests.
 fn is_for_tests(attribute: &Group) -> bool {
     let all: String = attribute.stream().to_string();
     let all: String = all.split_whitespace().collect();
@@ -391,7 +394,7 @@ fn is_for_tests(attribute: &Group) -> bool {
         || (all.starts_with("cfg(all(") && all.ends_with(",test))"))
 }
 
-/// The string of `name = "..."`.
+/// Returns the string of an attribute `name = "..."`.
 fn value_of(attribute: &Group, name: &str) -> Option<String> {
     let tokens: Vec<TokenTree> = attribute.stream().into_iter().collect();
     match tokens.as_slice() {
@@ -408,7 +411,8 @@ fn begins_with(group: &Group, word: &str) -> bool {
     matches!(group.stream().into_iter().next(), Some(TokenTree::Ident(is)) if is == word)
 }
 
-/// Where the item, statement, field or arm that begins here ends, with its other attributes.
+/// Returns the index after the item, statement, field or match arm that begins at `at`, with its
+/// further attributes.
 fn behind_item(tokens: &[TokenTree], mut at: usize) -> usize {
     while let Some((_, next)) = attribute(tokens, at) {
         at = next;
@@ -447,13 +451,13 @@ fn is_semicolon_or_braces(token: &TokenTree) -> bool {
     }
 }
 
-/// Whether the `>` here ends `->` or `=>`.
+/// Whether the `>` at this token ends `->` or `=>`.
 fn is_arrow(tokens: &[TokenTree], at: usize) -> bool {
     let before = at.checked_sub(1).and_then(|at| tokens.get(at));
     is_punct(before, '-') || is_punct(before, '=')
 }
 
-/// Reads a path, or a tree of paths as `use` has them, and returns where it ends.
+/// Reads a path, or the tree of paths of a `use`. Returns the index of the token after it.
 fn read_tree(
     tokens: &[TokenTree],
     mut at: usize,
