@@ -1,10 +1,10 @@
-//! Ids of flows, as records, commands and their users have them.
+//! Ids of flows, as records, commands and users have them.
 use serde::{Deserialize, Serialize};
 
 /// Id of a translated flow.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct TranslatedId {
-    /// Number that the maps were given when they were made.
+    /// Instance number that the maps were given when they were created.
     pub instance: u32,
     /// Index of the slot.
     pub slot: u32,
@@ -42,7 +42,7 @@ impl TranslatedId {
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 #[serde(into = "String", try_from = "String")]
 pub struct RelayedId {
-    /// Random number of the engine that relays it.
+    /// Random number of the engine that relays the flow.
     pub run: u32,
     /// Number of the flow among that engine's relayed flows.
     pub number: u64,

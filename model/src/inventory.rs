@@ -6,7 +6,7 @@ use slipgate_policy::RefusedCounts;
 
 use crate::RelayedId;
 
-/// One page of the engine's own knowledge: names, refusals and relayed flows.
+/// One page of the state that only the engine has: names, refusals and relayed flows.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct EngineInventory {
     /// Counts of DNS refusals of each VM, by its name.
@@ -37,15 +37,15 @@ pub struct NameCounts {
     pub refused_chains: u64,
     /// Answers with a protected address.
     pub rebinding: u64,
-    /// Answers for which there was no room.
+    /// Answers refused because the VM had no room for more addresses.
     pub full: u64,
-    /// Questions for names of resolvers elsewhere.
+    /// Questions for names of public resolvers that bypass the rules.
     pub elsewhere: u64,
     /// Questions beyond the rate.
     pub over_rate: u64,
-    /// Questions for new names beneath a wildcard, beyond what a VM may say by them.
+    /// Questions for new names beneath a wildcard, beyond the VM's limit.
     pub new_names: u64,
-    /// Addresses open by name, now.
+    /// Addresses open by name at present.
     pub open: u64,
     /// Connections and flows under inspect rules that were ended, by reason.
     #[serde(default)]
@@ -78,13 +78,13 @@ pub struct RefusedSample {
     pub rule: Option<String>,
     /// Number of refusals.
     pub count: u64,
-    /// How long ago the last one was, ms.
+    /// Time since the last refusal, ms.
     pub last_ms_ago: u64,
-    /// tcp, udp or icmp.
+    /// Protocol: `tcp`, `udp` or `icmp`.
     pub proto: String,
-    /// The guest's address and port in the last one.
+    /// Address and port of the guest in the last refusal.
     pub guest: SocketAddrV4,
-    /// The other end's address and port in the last one.
+    /// Address and port of the peer in the last refusal.
     pub remote: SocketAddrV4,
 }
 
@@ -93,9 +93,9 @@ pub struct RefusedSample {
 pub struct RelayedCounts {
     /// Flows that are live now.
     pub flows: u64,
-    /// Flows that have begun so far.
+    /// Flows that have begun since the engine started.
     pub begun: u64,
-    /// Number of those flows that have ended.
+    /// Flows among `begun` that have ended.
     pub ended: u64,
     /// Packets from the guest.
     pub tx_packets: u64,
@@ -136,7 +136,7 @@ pub struct LiveRelayed {
     pub nat: Option<SocketAddrV4>,
     /// The service on the host's loopback.
     pub host: Option<SocketAddrV4>,
-    /// Whether it was opened from outside, through a forward.
+    /// Whether the flow was opened from outside, through a forward.
     pub inbound: bool,
     /// Rule that admitted the flow; empty for DNS.
     pub rule: String,

@@ -1,5 +1,5 @@
-//! Plain data that the broker, the engine and the commands all speak of: VMs, flows, the host's
-//! network, and what an engine reports.
+//! Plain data types that the broker, the engine and the commands share: VMs, flows, the host's
+//! network, and the reports of an engine.
 //!
 //! The messages between the processes are made of these types, and the engine takes and returns
 //! them, so nothing is converted on the way. The engine does not know the messages.
@@ -22,12 +22,12 @@ pub use self::{
     vm::VmSpec,
 };
 
-/// Fate of the flows when the engine stops.
+/// Treatment of live flows when the engine stops.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum OnExit {
-    /// They stay in the kernel for the next process.
+    /// Flows stay in the kernel for the next process.
     Keep,
-    /// They are ended and recorded.
+    /// Flows are ended and recorded.
     Detach,
 }
 
@@ -53,7 +53,7 @@ pub enum Subject {
 /// Decision about a flow that a guest might open: the answer to `slipgate why`.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct WhyAnswer {
-    /// Whether it would be admitted.
+    /// Whether the flow would be admitted.
     pub admitted: bool,
     /// Rule that decides, as typed.
     pub rule: String,

@@ -1,4 +1,4 @@
-//! The host's network, as far as the engine decides by it.
+//! The host's network: the part that the engine's decisions depend on.
 use std::net::Ipv4Addr;
 
 use ipnet::Ipv4Net;

@@ -1,5 +1,5 @@
-//! Policy: where a guest may go. A policy is a list of rules in the order given, safe defaults
-//! beneath them, and a default action.
+//! Policy: which destinations a guest may reach. A policy is a list of rules in the order given,
+//! safe defaults beneath them, and a default action.
 //!
 //! # How a destination is judged
 //!

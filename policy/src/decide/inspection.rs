@@ -1,39 +1,39 @@
-//! Why inspected flows are ended, and how often they were.
+//! Reasons why inspected flows are ended, and their counts.
 
 macro_rules! refused {
     ($($(#[$doc:meta])* $Variant:ident $field:ident $text:literal,)+) => {
-        /// Why an inspected flow was ended.
+        /// Reason why an inspected flow was ended.
         #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
         pub enum InspectionRefusal { $($(#[$doc])* $Variant,)+ }
 
-        /// Ended flows of a VM by reason.
+        /// Numbers of a VM's ended flows, by reason.
         #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, serde::Serialize, serde::Deserialize)]
         pub struct RefusedCounts { $($(#[$doc])* pub $field: u64,)+ }
 
         impl InspectionRefusal {
-            /// The name used in records.
+            /// Returns the name used in records.
             pub const fn name(self) -> &'static str {
                 match self { $(Self::$Variant => concat!("inspect_", stringify!($field)),)+ }
             }
 
-            /// In words.
+            /// Returns a description that completes a sentence about the flow.
             pub const fn text(self) -> &'static str {
                 match self { $(Self::$Variant => $text,)+ }
             }
         }
 
         impl RefusedCounts {
-            /// Counts one.
+            /// Counts one ended flow.
             pub fn add(&mut self, why: InspectionRefusal) {
                 match why { $(InspectionRefusal::$Variant => self.$field += 1,)+ }
             }
 
-            /// Every reason in words, and how often.
+            /// Returns the description and the count of every reason.
             pub fn each(&self) -> impl Iterator<Item = (&'static str, u64)> {
                 [$(($text, self.$field),)+].into_iter()
             }
 
-            /// Every reason as a key, and how often.
+            /// Returns the key and the count of every reason.
             pub fn by_key(&self) -> impl Iterator<Item = (&'static str, u64)> {
                 [$((stringify!($field), self.$field),)+].into_iter()
             }
@@ -42,34 +42,36 @@ macro_rules! refused {
 }
 
 refused! {
-    /// It names a server that the rules do not let in, or not at this address.
+    /// The flow names a server that no rule admits at this address.
     Name name "named a server that the rules do not let in at this address",
-    /// It names no server, or an address.
+    /// The flow names no server, or an address in place of a name.
     NoName no_name "named no server",
-    /// The name is encrypted, or a decoy for one that is (ECH).
+    /// The server name is encrypted, or is the public name of an encrypted hello (ECH).
     Encrypted encrypted "hid the server's name (ECH)",
-    /// Neither TLS nor HTTP, or over UDP not QUIC.
+    /// The content is neither TLS nor HTTP, or over UDP not QUIC.
     Unknown unknown "spoke neither TLS, HTTP nor QUIC",
-    /// It contradicts itself, or can be read in two ways.
+    /// The content is inconsistent, or servers could interpret it in different ways.
     Malformed malformed "said what can be read in more than one way",
-    /// A version, method or upgrade whose name could not be told.
+    /// The content uses a version, method or upgrade after which the server name cannot be
+    /// determined.
     Unsupported unsupported "used what can't be held to its name (CONNECT, Upgrade, a version)",
-    /// A TLS hello was not answered by TLS: whatever the server speaks, its name was not told in it.
+    /// The server did not answer a TLS hello by TLS, so the name that it reads may be elsewhere in
+    /// the stream.
     Unanswered unanswered "said TLS to a server that speaks something else",
-    /// Packets of QUIC that nobody can open, again and again.
+    /// The flow repeatedly sent QUIC packets that no key opens.
     Unopened unopened "sent QUIC packets that no key opens, again and again",
-    /// More than is read before a name.
+    /// A hello, head or chunk is longer than the inspection reads.
     TooLong too_long "said too much before a name",
-    /// The server answered before it had all of a request, and the guest went on.
+    /// The server answered before it had the whole request, and the guest sent more.
     Early early "went on with a request that its server had answered already",
-    /// Nothing said for too long.
+    /// Nothing was sent within the time limit.
     Silent silent "said nothing",
-    /// Not whole for too long.
+    /// The guest did not complete a message within the time limit.
     Slow slow "did not finish what it began to say",
-    /// The server did not take what was sent.
+    /// The server did not acknowledge the data sent to it.
     Untaken untaken "was not acknowledged by the server",
-    /// The VM had as many inspected connections as it may, or as much of them held.
+    /// The VM reached its limit of inspected connections, or of memory for them.
     Limit limit "came when too much was held for inspection",
-    /// No session of it is known (any more).
+    /// The flow has no session: the engine that inspected it has ended.
     Lost lost "was inspected by an engine that is gone",
 }

@@ -107,7 +107,7 @@ pub struct Destination {
 }
 
 impl Destination {
-    /// Returns the destination as the begin of a sentence: `TCP to 192.0.2.1:443`, `Ping to
+    /// Returns the destination as the beginning of a sentence: `TCP to 192.0.2.1:443`, `Ping to
     /// 192.0.2.1`.
     pub fn describe(self) -> String {
         match self.protocol {
