@@ -2,7 +2,7 @@
 //! hardware; tests implement it on threads and fakes.
 //!
 //! # Theory of operation
-//! Each CPU runs the same loop over its own queue pair. The CPUs share nothing but the state of the
+//! Each CPU runs the same loop over its own queue pair. The CPUs share only the state of the
 //! workloads:
 //! ```text
 //! loop {

@@ -70,7 +70,7 @@ impl HostFacts {
         warnings
     }
 
-    /// Returns warnings about the host's own source NAT, which does not know of guests' flows.
+    /// Returns warnings about the host's own source NAT, which does not see guests' flows.
     pub fn translates_too(&self) -> Vec<String> {
         let mut warnings = Vec::new();
         for SourceNat { table, chain } in self.source_nat.iter().flatten() {

@@ -29,7 +29,7 @@ pub struct Check {
     pub ok: bool,
     /// Whether slipgate works without it.
     pub optional: bool,
-    /// Description of what was found.
+    /// Description of the result.
     pub found: String,
     /// Purpose of the feature, and how to get it; `None` if it is available.
     pub remedy: Option<&'static str>,

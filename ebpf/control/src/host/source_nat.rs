@@ -1,8 +1,8 @@
 //! The host's own source NAT: rules that masquerade or change the source address of packets.
 //!
-//! It picks ports from the whole range if the packet's own is taken, and it and slipgate know
-//! nothing of each other's flows. If both have the same tuple, the guest's flow wins: the answers
-//! to the host's connection go to the guest.
+//! It picks a port from the whole range if the packet's own is taken. Neither it nor slipgate sees
+//! the other's flows. If both have the same tuple, the guest's flow wins: the answers to the host's
+//! connection go to the guest.
 
 use std::{fs, io};
 

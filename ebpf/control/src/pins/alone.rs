@@ -1,6 +1,6 @@
 //! Check that a network namespace has one set of pins.
 //!
-//! Two sets do not know of each other's flows: they would allocate the same port of the host for
+//! Two sets do not see each other's flows: they would allocate the same port of the host for
 //! different flows, and each would take the other's engine port for that of a dead process. So a
 //! start with pins other than those that serve the namespace, or hold its flows, is refused.
 use std::{fs, path::Path};

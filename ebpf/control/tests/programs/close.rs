@@ -148,7 +148,7 @@ fn connecting_for_longer_than_the_word_holds_is_not_told() {
     assert_eq!(phase(&datapath), Phase::Established);
 }
 
-/// Who forges a SYN does not know what the guest has answered.
+/// The sender of a forged SYN does not receive the guest's answer, and so cannot acknowledge it.
 #[test]
 fn the_opener_of_a_forwards_connection_is_proven_by_what_it_acknowledges() {
     for by_engine in [false, true] {

@@ -1,19 +1,19 @@
-//! Stands for aya's crate of this name while the BPF programs are built.
+//! Replacement for aya's crate of this name in builds of the BPF programs.
 //!
-//! The build scripts of aya-ebpf and its bindings call one function of it, which tells the compiler
-//! the architecture of the kernel that the programs are for. The real crate also builds programs,
-//! for which it brings cargo_metadata, serde and a second syn: half of what there would be to
-//! compile before the first program.
+//! The build scripts of aya-ebpf and its bindings call one function of it, which passes the
+//! architecture of the target kernel to the compiler. The real crate also builds programs and
+//! depends on cargo_metadata, serde and a second syn: half of the code that would be compiled
+//! before the first program.
 use std::{env, io};
 
-/// What a build script returns.
+/// Result of a build script.
 pub type Result<T> = io::Result<T>;
 
-/// Tells rustc `bpf_target_arch`, the architecture whose registers the bindings describe: that of
-/// the machine that compiles, or the one that `AYA_BPF_TARGET_ARCH` names.
+/// Sets `bpf_target_arch` for rustc, the architecture whose registers the bindings describe:
+/// `AYA_BPF_TARGET_ARCH` if it is set, else the architecture of the compiling machine.
 ///
 /// # Errors
-/// Cargo did not say what it compiles on.
+/// Neither `AYA_BPF_TARGET_ARCH` nor cargo's `HOST` is set.
 pub fn emit_bpf_target_arch_cfg() -> Result<()> {
     const GIVEN: &str = "AYA_BPF_TARGET_ARCH";
     println!("cargo:rerun-if-env-changed={GIVEN}");
