@@ -96,7 +96,7 @@ impl Hash for Destination {
     }
 }
 
-/// When a freed port can be used again toward the same destination.
+/// Condition under which a freed port can be used again toward the same destination.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Freed {
     /// Reusable at once, by any VM.
@@ -162,7 +162,7 @@ pub struct GivenBack {
     pub port: u16,
     /// Id of the VM that used the port.
     pub vm: VmId,
-    /// When the port can be used again.
+    /// Condition under which the port can be used again.
     pub how: Freed,
     /// Whether the flow ends because ports ran short: a VM may reuse its own port at once then.
     pub is_reclaimed: bool,

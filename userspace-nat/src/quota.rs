@@ -10,8 +10,9 @@
 //! lately, a part of the tokens is left to packets that come again: they find a token whatever else
 //! arrives.
 //!
-//! Marks are in a table without order; one replaces another now and then, which costs its client
-//! one more wait. The hash key is random, so that nobody can aim at a mark.
+//! Marks are in an unordered table. A mark occasionally replaces another, whose client then waits
+//! once more. The hash key is random, so an attacker cannot choose packets that replace a given
+//! mark.
 use std::hash::BuildHasher;
 
 use crate::clock::{MILLISECOND_NS, SECOND_NS};

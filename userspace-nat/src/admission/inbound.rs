@@ -2,11 +2,11 @@
 //!
 //! # Theory of operation
 //! No rule judges who connects to a forward, and the source of a first packet may be forged. So a
-//! flow that the world opened lets the guest answer its remote, and no more: a connection of the
-//! guest's own to the same remote is judged like any other. From addresses that can't be a client's
-//! nobody gets in ([`slipgate_policy::Space::may_come_in`]).
+//! flow that the world opened allows the guest to answer its remote, and nothing else: a connection
+//! of the guest's own to the same remote is judged like any other. Packets from addresses that
+//! cannot be a client's are refused ([`slipgate_policy::Space::may_come_in`]).
 //!
-//! Forwards may use a share of each quota, so that the world can't use up a guest's own.
+//! Forwards may use a share of each quota, so the world cannot use up the whole quota of a guest.
 use slipgate_abi::{Direction, Protocol, Refusal, Tuple, Verdict};
 
 use super::{Admission, Opener, admit_known, opens, room::Room};

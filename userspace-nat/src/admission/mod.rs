@@ -14,9 +14,9 @@
 //! and then released to the kernel.
 //!
 //! Decisions are made in a [`plan`], which changes nothing, and executed by a commit: `slipgate
-//! why` prints a plan that nobody commits. Rules come before quotas, so that denied flows do not
-//! use up the quota. A flow that is refused after them was work all the same, and keeps its token
-//! of the rate. Flows that the world opens are in [`inbound`].
+//! why` prints a plan without committing it. Rules come before quotas, so that denied flows do not
+//! use up the quota. A flow that is refused after them still uses up its token of the rate, because
+//! it caused work. Flows that the world opens are in [`inbound`].
 mod commit;
 pub(crate) mod inbound;
 pub(crate) mod plan;

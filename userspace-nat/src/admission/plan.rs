@@ -1,11 +1,11 @@
-//! The plan: what admission would do with a guest's new flow, and why.
+//! The plan: the outcome of admission for a guest's new flow, with the reasons.
 //!
-//! # Theory of operation
-//! Making a plan changes and counts nothing. So it can be made for a packet, which commits it at
-//! once ([`super::commit`]), and for `slipgate why`, which prints it. A plan covers all that is
-//! known without asking the kernel to take the flow: rules, route, inspection, cap, rate, and the
-//! ports toward the destination. What only the attempt shows (a tuple that another process has, a
-//! table that is full) can still refuse what a plan admits; nothing admits what a plan refuses.
+//! # Theory of operation Making a plan changes and counts nothing. So a plan can be made for a
+//! packet, which commits it at once ([`super::commit`]), and for `slipgate why`, which prints it. A
+//! plan covers all that is known without asking the kernel to take the flow: rules, route,
+//! inspection, cap, rate, and the ports toward the destination. The commit can still refuse what a
+//! plan admits, for reasons that only the attempt shows (a tuple that another process has, a table
+//! that is full). It never admits what a plan refuses.
 use std::rc::Rc;
 
 use slipgate_abi::{Protocol, Refusal};

@@ -82,8 +82,8 @@ impl Room {
         }
     }
 
-    /// Ends the flows that leave, and charges the rates for the new flow. Nothing of a rate is
-    /// returned: a flow that is refused after this has cost work all the same.
+    /// Ends the flows that leave, and charges the rates for the new flow. The charge is not
+    /// returned if the flow is refused later, because it has caused work.
     pub(super) fn take<D: Datapath>(
         &self,
         nat: &mut Nat<D>,

@@ -27,7 +27,8 @@ pub trait Control<E> {
     fn fd(&self) -> Option<BorrowedFd<'_>>;
 }
 
-/// Stands for all flows that had begun to end at one time.
+/// Token for the flows that had begun to end at one time; it is answered when all of them have
+/// ended.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct EndsToken(pub(crate) u64);
 
@@ -36,7 +37,7 @@ pub struct EndsToken(pub(crate) u64);
 pub struct Cut {
     /// Number of flows that end.
     pub flows: u64,
-    /// When it has ended, none of their packets can leave any more.
+    /// Token for the end of these flows. After it, none of their packets can leave any more.
     pub ends: EndsToken,
 }
 
@@ -49,7 +50,8 @@ pub struct Reloaded {
     pub kept: u64,
     /// Number of flows among `kept` that the new policies would refuse.
     pub left: u64,
-    /// When it has ended, no packet of a flow that the policies deny can leave any more.
+    /// Token for the end of the cut flows. After it, no packet of a flow that the policies deny can
+    /// leave any more.
     pub ends: EndsToken,
 }
 

@@ -68,7 +68,7 @@ impl Answer {
         Self::read(message, &header, key, true).ok_or(AnswerError::Malformed)
     }
 
-    /// The same answer, not to be cached.
+    /// Returns the same answer, marked as not to be cached.
     pub(super) fn not_kept(self) -> Self {
         Self {
             lifetime_s: None,
@@ -76,7 +76,7 @@ impl Answer {
         }
     }
 
-    /// The same answer without the parameter `ech` in SVCB and HTTPS records.
+    /// Returns the same answer without the parameter `ech` in SVCB and HTTPS records.
     pub fn without_ech(self, key: Key<'_>) -> Self {
         let Some(header) = Header::read(&self.message).filter(|_| self.has_services()) else {
             return self;

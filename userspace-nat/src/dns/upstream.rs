@@ -1,7 +1,7 @@
 //! A question's socket to a resolver: UDP, or TCP when the answer was truncated.
 //!
 //! Each question has a socket of its own, so that the kernel picks a random source port (RFC 5452
-//! section 9.2) and, the socket being connected, lets nobody but the resolver in.
+//! section 9.2). The socket is connected, so it receives from the resolver only.
 use std::{
     io::{self, Read, Write},
     net::{SocketAddr, TcpStream, UdpSocket},
@@ -70,7 +70,11 @@ impl Tcp {
         }
     }
 
-    /// Goes on as far as it can without waiting; the answer when it is whole.
+    /// Sends and receives as far as possible without blocking. Returns the answer once it is
+    /// complete.
+    ///
+    /// # Errors
+    /// The connection fails, or ends before the answer is complete.
     pub(super) fn progress(&mut self, scratch: &mut [u8]) -> io::Result<Option<Vec<u8>>> {
         while self.sent < self.query.len() {
             match self.stream.write(&self.query[self.sent..]) {

@@ -1,4 +1,4 @@
-//! Commands: what the broker asks of the engine, as its methods.
+//! Commands of the broker, as methods of the engine.
 use std::{io::Write, net::SocketAddr};
 
 use slipgate_abi::{Protocol, VmId, VmRow, timeout::CLOSING_GRACE_NS};
@@ -45,7 +45,7 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
         }
     }
 
-    /// Replaces what is known of the host's network.
+    /// Replaces the routes, links and local addresses of the host.
     pub fn set_network(&mut self, network: &NetworkView) {
         self.core.rules.judge.borrow_mut().set_local(&network.local);
         let Nat {
@@ -103,9 +103,9 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
         }
     }
 
-    /// Says which rule decides about a destination, and what would happen to a flow to it. The
-    /// destination's address is 0.0.0.0 when only a name is known; `name`: what the guest would
-    /// resolve first.
+    /// Returns which rule decides about a destination, and the outcome for a flow to it. The
+    /// destination's address is 0.0.0.0 when only a name is known; `name`: the name that the guest
+    /// would resolve first.
     pub fn why(&mut self, row: VmRow, to: Destination, name: Option<&str>) -> WhyAnswer {
         if let Some(vm) = self.core.vms.get_mut(row) {
             vm.loopback_flows = self.services.relay.loopback_flows(vm.net.id);

@@ -23,7 +23,7 @@ const REFUSALS_INTERVAL_NS: u64 = 10 * SECOND_NS;
 const LOG_ENDS_WITHIN: Duration = Duration::from_secs(5);
 
 impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
-    /// Has core and services keep the records that the log or its listeners want.
+    /// Makes core and services keep the records that the log or its listeners want.
     pub(crate) fn keep_records(&mut self) {
         self.core.journal.records_starts = self.log.wants(Event::FlowStart);
         self.services.keep_records(&self.log);
@@ -115,7 +115,7 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
         self.core.journal.refusals = refusals;
     }
 
-    /// Records what is left to be recorded when the engine stops.
+    /// Records the remaining flows and refusals when the engine stops.
     pub(crate) fn end_records(&mut self) {
         self.services.relay.end_records(self.clock.now_ns());
         self.record_services();

@@ -1,4 +1,5 @@
-//! The tables as the engine reaches them: what the kernel promises of each call, and no more.
+//! The tables as the engine accesses them, in memory, with the guarantees that the kernel gives for
+//! each call.
 use std::{collections::HashSet, io, ops::Range, sync::atomic::Ordering::Relaxed};
 
 use slipgate_abi::{
@@ -15,7 +16,7 @@ use crate::{
 };
 use slipgate_policy::Described;
 
-/// The tables as an owner's engine has them.
+/// Tables of one owner's engine.
 #[derive(Clone, Debug)]
 pub struct FakeDatapath {
     kernel: KernelHandle,
@@ -24,7 +25,7 @@ pub struct FakeDatapath {
 }
 
 impl FakeDatapath {
-    /// For the owner in this row.
+    /// Creates the tables for the owner in this row.
     pub fn new(kernel: &KernelHandle, owner: u32, epoch: u32) -> Self {
         Self {
             kernel: kernel.clone(),

@@ -25,7 +25,8 @@ pub fn initial(
     sealed(&keys, version, [destination, b""], packet_number, &payload)
 }
 
-/// The same, but no longer than it must be to be opened: no client's.
+/// A datagram with an Initial packet of the minimum length that can be opened, shorter than a
+/// client may send.
 pub fn short_initial(original: &[u8], payload: &[u8]) -> Vec<u8> {
     let mut payload = payload.to_vec();
     payload.resize(payload.len().max(32), 0);

@@ -9,8 +9,8 @@ use crate::{
 const IPV4_LEN: usize = 20;
 const PSH: u8 = 0x08;
 
-/// The packets that a frame of the engine's stands for, with their checksums whole. It is one
-/// packet as it is, or TCP over IPv4 without options.
+/// Segments a frame of the engine. Returns its L3 packets with full checksums. The frame is not
+/// GSO, or TCP over IPv4 without options.
 pub fn segments(offload: VirtioNetHdr, l3: &[u8]) -> Vec<Vec<u8>> {
     if offload.gso_type == VirtioNetHdr::GSO_NONE {
         return vec![l3.to_vec()];
@@ -46,7 +46,7 @@ pub fn segments(offload: VirtioNetHdr, l3: &[u8]) -> Vec<Vec<u8>> {
     pieces.enumerate().map(segment).collect()
 }
 
-/// RFC 9293 section 3.1.
+/// Returns the TCP pseudo-header (RFC 9293 section 3.1).
 fn pseudo_header(packet: &[u8]) -> [u8; 12] {
     let len = (packet.len() - IPV4_LEN) as u16;
     let mut header = [0; 12];

@@ -59,7 +59,7 @@ impl Frame {
         frame
     }
 
-    /// Its bytes, as they are now.
+    /// Returns the present bytes of the frame.
     pub(super) fn bytes(&self) -> Vec<u8> {
         // SAFETY: initialised, in bounds; pointers into it are used while a program runs only.
         unsafe { std::slice::from_raw_parts(self.at(0), self.len()) }.to_vec()
@@ -82,7 +82,7 @@ impl Frame {
     }
 }
 
-/// How a program's run ended.
+/// Outcome of a program's run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum End {
     Dropped(DropReason),
@@ -181,7 +181,8 @@ unsafe impl<'k> datapath::Kernel for Run<'k> {
         (offset + size_of::<T>() <= self.frame.len()).then(|| self.frame.at(offset).cast())
     }
 
-    /// All of it is linear.
+    /// Returns whether the frame has `len` bytes. The whole frame is linear, so nothing has to be
+    /// pulled.
     fn pull(self, len: u32) -> bool {
         len as usize <= self.frame.len()
     }
@@ -201,7 +202,7 @@ unsafe impl<'k> datapath::Kernel for Run<'k> {
         Ok(())
     }
 
-    /// As `bpf_l4_csum_replace` does it (net/core/filter.c, net/core/utils.c).
+    /// Implements `bpf_l4_csum_replace` (net/core/filter.c, net/core/utils.c).
     fn l4_checksum_replace(
         self,
         offset: usize,

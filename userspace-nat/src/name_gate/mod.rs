@@ -1,7 +1,7 @@
 //! The name gate: the rules about names, and the addresses that DNS has opened by them.
 //!
 //! # Theory of operation
-//! The engine has one judge, shared by admission and the DNS proxy. A question is judged by its
+//! The engine has one [`Judge`], shared by admission and the DNS proxy. A question is judged by its
 //! name before it is looked up ([`NamePolicy::question`]). An answer, from upstream or from the
 //! cache, is judged before it goes to the guest ([`NamePolicy::answer`]): the guest must be allowed
 //! to ask for every name that it leads through, and no address may be protected. Then the addresses

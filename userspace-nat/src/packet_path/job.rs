@@ -1,4 +1,4 @@
-//! A frame that is handled, and what is done with it.
+//! A frame in processing, and its outcome.
 use slipgate_abi::{Command, DropReason, segment};
 
 use crate::{

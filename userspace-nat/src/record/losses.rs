@@ -23,7 +23,7 @@ impl Losses {
         self.unreported == 0
     }
 
-    /// Returns the number of lost lines to be reported now; `None` when nothing is due.
+    /// Returns the number of lost lines to report now; `None` if no report is due.
     pub fn due(&mut self, now_ns: u64) -> Option<u64> {
         if self.unreported == 0 || now_ns < self.quiet_until_ns {
             return None;

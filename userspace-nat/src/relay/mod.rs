@@ -194,7 +194,7 @@ enum Event<'a> {
     Ready(Readiness),
     Answer(&'a [u8]),
     Timer,
-    /// It may send data that it had to keep.
+    /// It may send data that was held back by the limit per turn.
     Turn,
 }
 

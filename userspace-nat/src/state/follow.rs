@@ -4,9 +4,9 @@
 //! # Theory of operation
 //! The broker sends the whole network at each change, and most changes concern no flow: a link that
 //! comes or goes elsewhere, a container's route. So the tables are compared first ([`Difference`]).
-//! What may concern flows is kept, and a walk examines all flows, some in each turn of the loop
-//! ([`STEPS_PER_TURN`]). A first packet that arrives meanwhile waits for that much and no more,
-//! however many flows there are.
+//! The differences that may concern flows are stored, and a walk examines all flows, some in each
+//! turn of the loop ([`STEPS_PER_TURN`]). A first packet that arrives meanwhile waits for one such
+//! step at most, however many flows there are.
 //!
 //! Changes that arrive during a walk neither make it faster nor start another. It continues at its
 //! position, looking for what concerns any of the changes, until every slot has been examined under

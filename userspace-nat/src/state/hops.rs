@@ -55,7 +55,7 @@ struct Scan {
 }
 
 impl Hops {
-    /// Forgets which elements belong to which next hop: the links have changed.
+    /// Clears the assignment of elements to next hops, because the links have changed.
     pub(crate) fn forget_known(&mut self) {
         self.known.clear();
     }

@@ -1,4 +1,4 @@
-//! What has happened since the last record was written: flows that began, and refusals.
+//! Events since the last record was written: flows that began, and refusals.
 use slipgate_abi::{Refusal, Tuple, VmId};
 
 use crate::record::Refusals;

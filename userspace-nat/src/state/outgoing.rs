@@ -3,8 +3,8 @@
 //! Each packet is charged to its VM's rates once, where it is sent on for the last time. The
 //! programs charge the packets that they translate, whether or not these came through the engine
 //! before. The engine charges the packets that it translates and sends unchanged: fragments and
-//! ICMP errors. Charged is what is sent: a packet in fragments as these. The engine's own answers
-//! and relayed data are not charged.
+//! ICMP errors. The charge is for the packets that are sent: a fragmented packet is charged as its
+//! fragments. The engine's own answers and relayed data are not charged.
 use std::sync::atomic::Ordering::Relaxed;
 
 use slipgate_abi::{

@@ -66,7 +66,7 @@ impl Rules {
         (*of == generation).then_some(name)
     }
 
-    /// Forgets the name that opened a flow's address: the flow has ended. Returns it.
+    /// Removes and returns the name that opened a flow's address, because the flow has ended.
     pub(crate) fn forget_name(&mut self, slot: u32, generation: u32) -> Option<Rc<LearntName>> {
         self.name_of(slot, generation)?;
         self.opened_by.remove(&slot).map(|(_, name)| name)

@@ -54,7 +54,7 @@ fn rates(net: &VmNet) -> (TokenBucket, WorldsRate) {
     (TokenBucket::new(all, all), WorldsRate::new(world))
 }
 
-/// The VMs, by row and by id, and the names of those that went lately.
+/// The VMs, by row and by id, and the names of recently removed VMs.
 #[derive(Debug)]
 pub(crate) struct VmTable {
     vms: Vec<Option<Box<VmState>>>,

@@ -66,10 +66,11 @@ fn are_encrypted(datagram: &[u8]) -> bool {
     is_record(rest) && rest.len() < datagram.len()
 }
 
-/// Whether a handshake record with a part of a ClientHello lies anywhere in it, as it is before
-/// anything is encrypted.
+/// Whether the datagram contains, at any offset, an unencrypted handshake record with a part of a
+/// ClientHello.
 fn has_client_hello(datagram: &[u8]) -> bool {
-    /// Most stretches of this length have no such octet, which is told at once of all of one.
+    /// Length of the chunks that are searched for the octet, bytes. Most chunks do not contain it,
+    /// which one vectorized search finds.
     const STRETCH: usize = 64;
     let begins = (0..).step_by(STRETCH).zip(datagram.chunks(STRETCH));
     let mut begins = begins.filter(|(_, stretch)| stretch.contains(&HANDSHAKE));

@@ -1,4 +1,4 @@
-//! Keys of Initial packets: known to whoever sees the first of them (RFC 9001 section 5.2, RFC 9369
+//! Keys of Initial packets, which derive from the first of them (RFC 9001 section 5.2, RFC 9369
 //! section 3.3).
 use aes::{
     Aes128,
@@ -21,7 +21,7 @@ pub enum Version {
 }
 
 impl Version {
-    /// From a long header's field.
+    /// Returns the version of a long header's field; `None` if it is unknown.
     pub fn parse(number: u32) -> Option<Self> {
         match number {
             1 => Some(Self::One),
@@ -53,7 +53,7 @@ impl Version {
 
 #[cfg(test)]
 thread_local! {
-    /// Keys that were made in this thread.
+    /// Number of keys derived by this thread.
     pub(crate) static DERIVED: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
 }
 
@@ -65,12 +65,12 @@ pub struct Keys {
 }
 
 impl Keys {
-    /// From the destination connection id of the client's first Initial packet.
+    /// Derives the client's keys from the destination connection id of its first Initial packet.
     pub fn of_client(version: Version, destination: &[u8]) -> Self {
         Self::of(b"client in", version, destination)
     }
 
-    /// The server's of the same connection.
+    /// Derives the server's keys of the same connection.
     pub fn of_server(version: Version, destination: &[u8]) -> Self {
         Self::of(b"server in", version, destination)
     }
@@ -95,14 +95,15 @@ impl Keys {
         }
     }
 
-    /// The mask over a header's first byte and packet number (RFC 9001 section 5.4.3).
+    /// Returns the mask of a header's first byte and packet number (RFC 9001 section 5.4.3).
     pub fn mask(&self, sample: [u8; 16]) -> [u8; 5] {
         let mut block = sample.into();
         self.header.encrypt_block(&mut block);
         std::array::from_fn(|at| block[at])
     }
 
-    /// Opens a payload; `header` with the packet number laid open. `None`: not by these keys.
+    /// Decrypts a payload. `header` has its protection removed. Returns `None` if the payload does
+    /// not authenticate under these keys.
     pub fn open(&self, number: u64, header: &[u8], payload: &[u8]) -> Option<Vec<u8>> {
         let mut nonce = self.iv;
         for (byte, of_number) in nonce[4..].iter_mut().zip(number.to_be_bytes()) {
@@ -115,7 +116,7 @@ impl Keys {
         self.payload.decrypt(&nonce.into(), payload).ok()
     }
 
-    /// Seals a payload, for tests.
+    /// Encrypts a payload, for tests.
     #[cfg(any(test, feature = "fake"))]
     pub fn seal(&self, number: u64, header: &[u8], payload: &[u8]) -> Vec<u8> {
         let mut nonce = self.iv;

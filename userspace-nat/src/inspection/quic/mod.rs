@@ -62,8 +62,8 @@ const MAX_CONNECTIONS: usize = 16;
 const MAX_CRYPTO: usize = 2 * client_hello::MAX_LEN;
 /// Most Initial packets in a datagram.
 const MAX_INITIALS: usize = 8;
-/// Unanswered connections of one client's id whose answer a packet may be: who gives itself none
-/// has one at a time.
+/// Maximum number of unanswered connections with the same client id on which a server's packet is
+/// tried. A client with an empty id has one such connection at a time.
 const MAX_NAMESAKES: usize = 2;
 /// Memory of a connection in addition to its keys and its CRYPTO data, bytes.
 const CONNECTION_HELD: usize = size_of::<Connection>() + 3 * packet::MAX_ID + 64;
@@ -99,12 +99,12 @@ struct Connection {
     judged: usize,
 }
 
-/// Side whose keys of a connection are meant.
+/// Side and connection whose Initial keys are meant.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum KeysOf {
     Client,
     Server,
-    /// Of a client that began a connection by the id which the server gave itself in this one.
+    /// The client of a connection that was begun with the server's id of this one.
     ClientByServersId,
 }
 
@@ -201,7 +201,8 @@ impl Flow {
         }
     }
 
-    /// Whether it is a server's first answer in a connection, which is called as it says then.
+    /// Whether the packet is a server's first answer in a connection. If so, its source id becomes
+    /// the connection's server id.
     fn is_answered_by(
         &mut self,
         initial: &Initial<'_>,
@@ -250,7 +251,7 @@ impl Flow {
         std::mem::take(&mut self.waiting)
     }
 
-    /// Frames that wait for a decision.
+    /// Returns the frames that wait for a decision.
     pub fn waiting(&self) -> &[(VirtioNetHdr, Vec<u8>)] {
         &self.waiting
     }
@@ -262,8 +263,9 @@ impl Flow {
         connections.chain(waiting).sum::<usize>() + self.shut.held()
     }
 
-    /// The frames of an Initial, opened by the keys of one connection: one that is known, one of
-    /// `begun`, or another that begins, and is put there. `None`: nobody can open it, or may.
+    /// Opens an Initial by the keys of one connection: a known one, one of `begun`, or a new one,
+    /// which is added to `begun`. Returns its frames; `None` if no connection opens it, or its ids
+    /// are shut.
     fn open(
         &mut self,
         initial: &Initial<'_>,
@@ -294,8 +296,8 @@ impl Flow {
         Ok(payload)
     }
 
-    /// The connection that an Initial is of which was opened; it is the newest from now on. `None`:
-    /// it made room for another one of the same datagram.
+    /// Returns the connection of an Initial that was opened, and makes it the newest. `None`: it
+    /// made room for another connection of the same datagram.
     fn connection_of(
         &mut self,
         initial: &Initial<'_>,
@@ -380,8 +382,8 @@ impl Connection {
         Ok(initial.open(keys))
     }
 
-    /// The frames of an Initial that goes to it; `None`: it can't be opened, or not by these keys
-    /// alone.
+    /// Opens an Initial that is addressed to this connection. Returns its frames; `None` if its
+    /// keys do not open it, or other keys open it too.
     fn open(
         &mut self,
         initial: &Initial<'_>,

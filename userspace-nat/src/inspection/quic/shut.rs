@@ -1,4 +1,5 @@
-//! Connection ids of a flow whose packets are dropped, or that may begin no connection.
+//! Connection ids of a flow that are shut: packets to them are dropped, or they may not begin a
+//! connection.
 use std::{
     collections::{HashSet, hash_map::RandomState},
     hash::BuildHasher,
@@ -6,20 +7,21 @@ use std::{
 
 use crate::inspection::Refused;
 
-/// Connections of a flow in all, but those that are known.
+/// Maximum number of connections of a flow, besides the known ones.
 pub(super) const MAX_PAST: usize = 4_096;
-/// Most ids of either kind. A connection has two.
+/// Maximum number of ids of either kind. A connection has two.
 const MOST: usize = 2 * MAX_PAST;
 
-/// Hashes of ids. Two that are alike by chance cost a client its connection.
+/// Hashes of connection ids. A collision, which is unlikely, causes one client's connection to be
+/// dropped.
 #[derive(Debug, Default)]
 pub(super) struct ShutIds {
     hasher: RandomState,
-    /// Of connections that have made room for others: nothing goes there.
+    /// Ids of connections that made room for others: packets to them are dropped.
     past: HashSet<u64>,
-    /// That a server gave itself, of connections that are not known: nothing begins by them. Its
-    /// answer may come late, or be about a connection that was begun by the same id of the client's
-    /// as others, or by another one than was looked at.
+    /// Ids that a server chose for itself in connections that are not known: they may not begin a
+    /// connection. Such an answer may be late, or belong to one of several connections with the
+    /// same client id, or to one that was not examined.
     servers: HashSet<u64>,
 }
 

@@ -6,9 +6,9 @@
 //! request, no further data of the guest is sent to such a server. The guest receives the answer
 //! and may end the connection; if it sends more data, both sides are reset.
 //!
-//! What a server says while content is on its way is its answer, but for interim ones (RFC 9110
-//! section 15.2): a client that does not send requests ahead of the answers to others has had
-//! those. Content that was on its way already when the answer came can't be called back.
+//! Data that a server sends while content is in flight is taken as its answer, except for interim
+//! answers (RFC 9110 section 15.2): a client without pipelining has received the answers to earlier
+//! requests by then. Content that was in flight already when the answer came cannot be recalled.
 use crate::inspection::tcp::{Received, Refused, Session};
 
 /// State of the server's answer to a request whose content is not completely sent.
@@ -96,7 +96,7 @@ impl Session {
         unsent || self.sniffer.has_content_to_come()
     }
 
-    /// Behind what the guest said.
+    /// Updates whether an early answer is awaited. Called after the guest's data was processed.
     pub(super) fn await_early_answer(&mut self) {
         let content = self.has_content_to_send();
         // Its number would be ahead again in a while.

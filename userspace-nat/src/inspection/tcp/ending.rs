@@ -77,7 +77,7 @@ impl Session {
     }
 }
 
-/// How far a place lies ahead of another, 0 when it lies behind.
+/// Returns the distance from one sequence number to a later one, or 0 if the other is earlier.
 fn distance(from: u32, to: u32) -> u32 {
     u32::try_from(to.wrapping_sub(from) as i32).unwrap_or(0)
 }

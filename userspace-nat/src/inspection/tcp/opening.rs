@@ -30,7 +30,8 @@ pub(super) struct Opening {
 }
 
 impl Opening {
-    /// From a TCP header; `most`: the largest MSS that the path to the guest has room for.
+    /// Creates the state from a SYN's TCP header. The MSS is clamped to `most`, the largest for
+    /// which the path to the guest has room.
     pub(super) fn new(tcp_header: &[u8], most: u16) -> Self {
         let mut header = rebuild_syn(tcp_header).unwrap_or_default();
         mss::clamp(&mut header, most, true);

@@ -16,9 +16,10 @@ const OPTION_WINDOW_SCALE: u8 = 3;
 /// Largest window scale (RFC 7323 section 2.3).
 const MAX_WINDOW_SCALE: u8 = 14;
 
-/// Leaves in a guest's header what its connection needs. The rest would reach the server unread:
-/// other options (of MPTCP, TCP Fast Open, unknown ones), what lies behind their end, the urgent
-/// pointer, reserved bits. `partial`: the checksum field holds the pseudo-header's sum.
+/// Removes from a guest's header everything that its connection does not need. The rest would reach
+/// the server unread: other options (of MPTCP, TCP Fast Open, unknown ones), what lies behind their
+/// end, the urgent pointer, reserved bits. `partial`: the checksum field holds the pseudo-header's
+/// sum.
 pub(crate) fn keep_known(header: &mut [u8], partial: bool) {
     let mut kept = [NO_OPERATION; 40];
     let (Some(flags), Some(len)) = (

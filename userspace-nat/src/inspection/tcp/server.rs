@@ -25,7 +25,7 @@ pub(super) struct Server {
 }
 
 impl Server {
-    /// From its SYN-ACK and the SYN's options.
+    /// Creates the state from the server's SYN-ACK and the options of the guest's SYN.
     pub(super) fn opens(segment: &Received<'_>, guest: &Options) -> Self {
         let options = segment.options;
         // RFC 7323: both must have offered.

@@ -14,9 +14,9 @@ use crate::{
     state::Rules,
 };
 
-/// What becomes of a guest's frame.
+/// Outcome for a guest's frame.
 pub(super) struct Outcome {
-    /// What becomes of the frame itself.
+    /// Treatment of the frame itself.
     pub(super) passage: Result<Passage, Refused>,
     /// Whether it is dropped because the engine has no room or no time for it.
     pub(super) is_busy: bool,
