@@ -30,8 +30,8 @@ pub(crate) struct Conditions {
     pub(crate) offloads: &'static str,
     /// TCP congestion control of all ends and relays.
     pub(crate) congestion_control: String,
-    /// How they came to it, or why they did not: then they have the machine's. Older runs do not
-    /// say.
+    /// Way in which the congestion control was set, or the reason why it was not: then the
+    /// machine's own applies. Results of older runs lack it.
     #[serde(default)]
     pub(crate) congestion_control_set: String,
     pub(crate) limits: Limits,
@@ -39,7 +39,7 @@ pub(crate) struct Conditions {
     pub(crate) commit: String,
     /// Each contender with its version.
     pub(crate) versions: Vec<(&'static str, String)>,
-    /// Contender and why it was not measured.
+    /// Contenders that were not measured, with the reason.
     pub(crate) missing: Vec<(&'static str, String)>,
 }
 
@@ -91,7 +91,7 @@ impl Conditions {
     }
 }
 
-/// How a namespace takes a congestion control on this machine.
+/// Returns the way in which a namespace is given a congestion control on this machine.
 fn set_by(congestion_control: &str) -> String {
     let tried = NetNs::new("tried").and_then(|ns| ns.set_congestion_control(congestion_control));
     match tried {
@@ -100,7 +100,7 @@ fn set_by(congestion_control: &str) -> String {
     }
 }
 
-/// The load average over a minute.
+/// Returns the load average over a minute.
 fn load() -> f64 {
     let text = fs::read_to_string("/proc/loadavg").unwrap_or_default();
     let first = text.split(' ').next().and_then(|field| field.parse().ok());
@@ -112,7 +112,7 @@ fn sysctl(key: &'static str) -> Option<(&'static str, String)> {
     Some((key, value.trim().to_owned()))
 }
 
-/// Output of a program; "unknown" when it is not installed.
+/// Returns the output of a program; "unknown" if it is not installed.
 fn asked(program: &str, args: &[&str]) -> String {
     let output = Command::new(program).args(args).output();
     let said = output

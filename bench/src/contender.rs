@@ -1,8 +1,8 @@
-//! Contenders: each connects a guest to the world, in a private world of its own.
+//! Contenders: NATs that connect a guest to the world, each in network namespaces of its own.
 //!
-//! All but two get the guest's frames through a TAP from the testbed's pump, which stands for a
-//! VMM. pasta and slirp4netns make their TAP in the guest's namespace and read it themselves: one
-//! copy less than a VMM would cost them.
+//! All but two receive the guest's frames through a TAP from the testbed's pump, which stands in
+//! for a VMM. pasta and slirp4netns make their TAP in the guest's namespace and read it themselves:
+//! one copy less than a VMM would cost them.
 
 mod einat;
 mod forwarding;
@@ -23,10 +23,10 @@ pub(crate) use self::{
 };
 use crate::{machine::Pinning, workload_names::ESTABLISHED};
 
-/// The contender that all are compared with.
+/// Name of the contender that all others are compared with.
 pub(crate) const REFERENCE: &str = nftables::NAME;
 
-/// The MTU that all have, bytes; the uplink's always.
+/// MTU of every guest and of the uplink, bytes.
 pub(crate) const MTU: u32 = 1500;
 
 /// One way for a guest to reach the world.
@@ -34,25 +34,28 @@ pub(crate) trait Contender {
     /// Name of the contender, as in `--contenders` and in the table.
     fn name(&self) -> &'static str;
 
-    /// The MTU the guest sees, bytes.
+    /// Returns the MTU that the guest sees, bytes.
     fn mtu(&self) -> u32 {
         MTU
     }
 
-    /// Its version, or why it can't be measured on this machine.
+    /// Returns the contender's version.
+    ///
+    /// # Errors
+    /// It cannot be measured on this machine.
     fn version(&self) -> Result<String>;
 
-    /// Whether it takes part in a workload.
+    /// Returns whether the contender can run a workload.
     fn takes_part(&self, workload: &str) -> bool {
         // That one is about slipgate's own programs.
         workload != ESTABLISHED
     }
 
-    /// Makes a world, a guest in it, and the way between them.
+    /// Creates a world, a guest in it, and the path between them.
     fn set_up(&self, pinning: Pinning) -> Result<Stand>;
 }
 
-/// All contenders, in the order in which they take turns.
+/// Returns all contenders, in the order in which they take turns.
 pub(crate) fn all() -> Vec<Box<dyn Contender>> {
     let ours = slipgate::Slipgate::ALL.map(|ours| Box::new(ours) as Box<dyn Contender>);
     let peers: [Box<dyn Contender>; 7] = [
@@ -67,7 +70,7 @@ pub(crate) fn all() -> Vec<Box<dyn Contender>> {
     ours.into_iter().chain(peers).collect()
 }
 
-/// The world of a contender that forwards in the kernel, or of one that does not.
+/// Returns the configuration of a world, with or without forwarding in the host's kernel.
 pub(crate) fn world(ip_forward: bool) -> WorldConfig {
     WorldConfig {
         ip_forward,
@@ -76,7 +79,7 @@ pub(crate) fn world(ip_forward: bool) -> WorldConfig {
     }
 }
 
-/// The guest of a contender that is given a TAP.
+/// Returns the configuration of the guest of a contender that is given a TAP.
 pub(crate) fn guest(pinning: Pinning) -> GuestConfig {
     GuestConfig {
         mtu: MTU,

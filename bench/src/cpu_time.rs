@@ -1,7 +1,7 @@
-//! The CPU time that a measurement used, which another load on the machine does not lengthen.
+//! CPU time of a measurement, which other load on the machine does not increase.
 //!
-//! Work in softirq counts for the thread that it interrupts; for a TAP's writer that is the very
-//! work it caused.
+//! Work in softirq is charged to the thread that it interrupts. For the writer of a TAP that is the
+//! work that its own write caused.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use anyhow::Result;
 
 use crate::contender::{Scheduled, Stand};
 
-/// A reading: this thread's, and that of the process that decides about flows, if there is one.
+/// CPU times of this thread and of the process that decides about flows, if there is one.
 #[derive(Clone, Copy)]
 pub(crate) struct CpuTime {
     writer: Duration,
@@ -25,14 +25,15 @@ impl CpuTime {
         })
     }
 
-    /// CPU time that both have used since.
+    /// Returns the CPU time that both have used since this reading.
     pub(crate) fn since(self, stand: &Stand) -> Result<Duration> {
         let now = CpuTime::now(stand)?;
         let process = now.process_since(self).unwrap_or_default();
         Ok(now.writer - self.writer + process.ran)
     }
 
-    /// CPU time of the process since, or of the writer where there is no process.
+    /// Returns the CPU time since this reading of the deciding process, or of the writer if there
+    /// is no such process.
     pub(crate) fn decider_since(self, stand: &Stand) -> Result<Scheduled> {
         let now = CpuTime::now(stand)?;
         let writer = Scheduled {
@@ -42,7 +43,8 @@ impl CpuTime {
         Ok(now.process_since(self).unwrap_or(writer))
     }
 
-    /// A thread that has ended takes its time with it.
+    /// Returns the difference of two readings; `None` if there is no such process. The time of a
+    /// thread that ended in between is lost.
     fn process_since(self, before: Self) -> Option<Scheduled> {
         let (now, before) = self.process.zip(before.process)?;
         Some(Scheduled {

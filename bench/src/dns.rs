@@ -1,10 +1,10 @@
-//! Questions answered a second: slipgate's resolver beside dnsmasq and unbound, all asking the same
-//! upstream.
+//! DNS questions answered per second, by slipgate's resolver, dnsmasq and unbound, all with the
+//! same upstream resolver.
 //!
-//! The guest asks its gateway, through a TAP that the testbed pumps: slipgate answers there by
-//! itself; dnsmasq and unbound run on the host, whose address the gateway is. Each keeps so many
-//! questions on their way that it never waits for the client, and few enough that slipgate's bound
-//! per VM (64) is not met.
+//! The guest sends questions to its gateway, through a TAP that the testbed pumps. slipgate answers
+//! there itself; dnsmasq and unbound run on the host, which has the gateway's address. The number
+//! of questions in flight is high enough that no resolver waits for the client, and below
+//! slipgate's limit per VM (64).
 
 mod contender;
 mod workload;
@@ -18,7 +18,7 @@ use crate::{
 /// Contender that all ratios refer to.
 const REFERENCE: &str = contender::DNSMASQ;
 
-/// Measures; the cells and the tables of them.
+/// Measures all contenders. Returns the cells and their tables.
 pub(crate) fn measure(settings: &Settings, conditions: &mut Conditions) -> (Vec<Cell>, Vec<Table>) {
     let (contenders, workloads) = (contender::all(), workload::all());
     run::compare(REFERENCE, contenders, workloads, settings, conditions)

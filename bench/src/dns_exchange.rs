@@ -1,4 +1,4 @@
-//! Questions from the guest to its gateway, and a resolver in the world that answers them.
+//! DNS questions from the guest to its gateway, and an upstream resolver in the world.
 
 use std::{
     net::{Ipv4Addr, SocketAddrV4, UdpSocket},
@@ -13,13 +13,13 @@ use std::{
 use anyhow::{Context, Result, bail, ensure};
 use slipgate_testbed::{NetNs, world::SERVER};
 
-/// The gateway of the guest.
+/// Address and port of the guest's gateway.
 const ASKED: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::new(10, 0, 2, 2), 53);
-/// Questions on their way.
+/// Number of questions in flight.
 const WINDOW: u16 = 32;
 /// Time after which an unanswered question counts as lost.
 const LOST_AFTER: Duration = Duration::from_millis(200);
-/// A resolver that has just begun is asked again so often.
+/// Interval at which a resolver that has just started is asked again.
 const AGAIN_AFTER: Duration = Duration::from_millis(5);
 const DEADLINE: Duration = Duration::from_secs(30);
 /// Time for which answers may be cached, seconds.
@@ -33,8 +33,8 @@ pub(crate) struct Upstream {
 }
 
 impl Upstream {
-    /// On port 53 of the world's first server. No answer where a name has no address. Names are in
-    /// lower case, without the dot at the end.
+    /// Starts the resolver on port 53 of the world's first server. `address` maps a name, in lower
+    /// case and without the final dot, to its address; for `None` the resolver does not answer.
     pub(crate) fn start(
         world: &NetNs,
         address: impl Fn(&str) -> Option<Ipv4Addr> + Send + 'static,
@@ -65,7 +65,7 @@ impl Upstream {
         })
     }
 
-    /// Number of questions received so far.
+    /// Returns the number of questions received so far.
     pub(crate) fn asked(&self) -> u64 {
         self.asked.load(Relaxed)
     }
@@ -80,7 +80,7 @@ impl Drop for Upstream {
     }
 }
 
-/// Turns a query into its answer; its length.
+/// Turns a query into its answer, in place. Returns the answer's length.
 fn answer(
     message: &mut [u8],
     len: usize,
@@ -100,7 +100,7 @@ fn answer(
     Some(end + record.len())
 }
 
-/// The name asked for. Resolvers ask in random case.
+/// Returns the name asked for, in lower case: resolvers send it in random case.
 fn name(message: &[u8]) -> Option<String> {
     let (mut at, mut labels) = (12, Vec::new());
     loop {
@@ -124,7 +124,7 @@ fn question_end(message: &[u8]) -> Option<usize> {
     }
 }
 
-/// Asks the gateway of the network namespace that it is made in.
+/// Client in the network namespace in which it was created. Sends questions to the gateway.
 pub(crate) struct Client(UdpSocket);
 
 /// Results of a series of questions.
@@ -141,7 +141,8 @@ impl Client {
         Ok(Self(socket))
     }
 
-    /// Asks for each, again and again until it is answered: by a resolver that has just begun, too.
+    /// Resolves each name. Repeats each question until it is answered, because the resolver may
+    /// have just started.
     pub(crate) fn ask_each(&self, names: impl Iterator<Item = String>) -> Result<()> {
         self.0.set_read_timeout(Some(AGAIN_AFTER))?;
         let deadline = Instant::now() + DEADLINE;
@@ -180,7 +181,7 @@ impl Client {
         Ok(())
     }
 
-    /// Keeps [`WINDOW`] questions on their way.
+    /// Sends questions until the time limit, with [`WINDOW`] in flight.
     pub(crate) fn ask(&self, limit: Duration, name: impl Fn(u32) -> String) -> Result<Done> {
         self.0.set_read_timeout(Some(LOST_AFTER))?;
         let started = Instant::now();

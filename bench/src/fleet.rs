@@ -1,8 +1,9 @@
-//! Many VMs on a host: how long each takes to be added, and what all of them cost.
+//! Many VMs on one host: the time to add each, and the cost of all of them.
 //!
-//! slipgate's daemon gets them by its API, one request after the other. Beside it stands what is
-//! done by scripts today: for each VM a network namespace with a masquerading uplink, and three
-//! steps of tc that join its TAP to that (as `tc-redirect-tap` does). TAPs exist before, for both.
+//! slipgate's daemon adds them by requests to its API, one after the other. The comparison is the
+//! present practice with scripts: for each VM a network namespace with a masquerading uplink, and
+//! three tc commands that connect its TAP to it (as `tc-redirect-tap` does). In both cases the TAPs
+//! exist before.
 
 mod daemon;
 mod script;
@@ -49,17 +50,17 @@ const fn metric(name: &'static str, unit: Unit) -> Metric {
     Metric { name, unit }
 }
 
-/// Who serves many VMs.
+/// A way to serve many VMs.
 trait Fleet {
-    /// Makes one more VM reach the world.
+    /// Adds a VM that reaches the world.
     fn add(&mut self, host: &NetNs, tap: &str) -> Result<()>;
-    /// Takes a VM away.
+    /// Removes a VM.
     fn remove(&mut self, host: &NetNs, tap: &str) -> Result<()>;
-    /// Figures of the processes that serve, with all VMs there.
+    /// Returns the cost of the serving processes while all VMs exist.
     fn cost(&self, host: &NetNs) -> Result<Sample>;
 }
 
-/// Measures; the cells and the tables of them.
+/// Measures both ways. Returns the cells and their tables.
 pub(crate) fn measure(settings: &Settings, quick: bool) -> (Vec<Cell>, Vec<Table>) {
     let vms = if quick { FEW_VMS } else { VMS };
     let mut cells = Vec::new();

@@ -1,9 +1,10 @@
-//! Frames written from outside the guest's stack, which would be the limit (about 118,000 small
-//! packets a second), and the count of what arrives in the world.
+//! Generator of frames that bypasses the guest's stack, which would limit the rate (to about
+//! 118,000 small packets per second), and the counter of packets that arrive in the world.
 //!
-//! A TAP is written as a VMM writes it: one `write(2)` per frame, a `virtio_net_hdr` in front.
-//! Where the contender holds the TAP's descriptor itself (pasta, slirp4netns), a packet socket
-//! sends the frame out of the guest's device, past its queueing discipline.
+//! Frames are written to a TAP as a VMM writes them: one `write(2)` per frame, with a
+//! `virtio_net_hdr` in front. Where the contender itself holds the TAP's descriptor (pasta,
+//! slirp4netns), a packet socket sends the frame out of the guest's device and bypasses its
+//! queueing discipline.
 
 use std::{
     fs::File,
@@ -22,17 +23,18 @@ use slipgate_testbed::{
 
 use crate::contender::{Link, Stand};
 
-/// Ethernet header to the last byte of payload, without the frame check sequence: 14 + 20 + 8 + 22.
+/// Length from the Ethernet header to the last byte of payload, bytes, without the frame check
+/// sequence: 14 + 20 + 8 + 22.
 pub(crate) const SMALL_FRAME_BYTES: usize = 64;
 const SMALL_PAYLOAD: [u8; 22] = [0x5a; 22];
-/// The port of the flow that is established before a flood.
+/// Port of the flow that is established before a flood.
 const ECHO_PORT: u16 = 4000;
 const GUEST_PORT: u16 = 9000;
 
-/// A UDP flow that the NAT has seen packets of both ways. The world drops what has the small
-/// frame's length as soon as it has arrived, so that no stack and no server is measured.
+/// A UDP flow for which the NAT has seen packets in both directions. The world drops packets of the
+/// small frame's length on arrival, so that neither a stack nor a server is measured.
 pub(crate) struct EstablishedFlow {
-    /// The frame to repeat.
+    /// Frame to be repeated.
     pub(crate) frame: Vec<u8>,
     // Keeps the guest's stack from answering replies with ICMP errors.
     _socket: UdpSocket,
@@ -65,7 +67,8 @@ impl EstablishedFlow {
     }
 }
 
-/// Exchanges a datagram, in a few attempts: the first may meet a NAT that has just begun.
+/// Exchanges a datagram with the server, with several attempts, because the NAT may have just
+/// started.
 fn converse(server: (Ipv4Addr, u16)) -> Result<UdpSocket> {
     const ATTEMPTS: usize = 10;
     let socket = UdpSocket::bind(("0.0.0.0", GUEST_PORT)).context("bind the guest's socket")?;
@@ -95,8 +98,8 @@ pub(crate) enum FirstPacket {
 }
 
 impl NewFlows {
-    /// Frames of `count` flows, each with a port of its own at both ends, to where the contender
-    /// has them go; the world drops them.
+    /// Creates the frames of `count` flows, each with its own port at both ends, to the contender's
+    /// destinations of new flows. The world drops them.
     pub(crate) fn prepare(stand: &Stand, first: FirstPacket, count: u16) -> Result<NewFlows> {
         // Below lie the ports of servers and of the other floods.
         const FIRST_REMOTE_PORT: u16 = 10_000;
@@ -145,7 +148,7 @@ fn first_packet(
     with_vnet(vnet, &frame)
 }
 
-/// Makes the world drop matching packets where its device hands them to the stack.
+/// Makes the world drop matching packets before its stack receives them.
 fn drop_on_arrival(world: &NetNs, what: &str) -> Result<()> {
     world.nft(&format!(
         "table netdev bench {{

@@ -7,23 +7,23 @@ use crate::{contender::REFERENCE, program_cost::HIT_METRICS, results::Table, sta
 
 const OURS: &str = "slipgate";
 
-/// Value that is compared with the goal.
+/// Value that is compared with a goal.
 #[derive(Clone, Copy)]
 enum Measure {
-    /// Our ratio to another contender.
+    /// Ratio of slipgate to another contender.
     To(&'static str),
     /// The absolute value of slipgate.
     Own,
 }
 
-/// On which side of the goal we want to be.
+/// Direction of a goal.
 #[derive(Clone, Copy)]
 enum Side {
     AtLeast(f64),
     AtMost(f64),
-    /// No different from the other, but for what each differs from itself between rounds.
+    /// Equal to the compared value, within the differences between rounds.
     Same,
-    /// Told, and not judged.
+    /// Reported without a judgement.
     Told,
 }
 
@@ -68,7 +68,7 @@ const GOALS: [(&str, Measure, Side); 17] = [
     ("new-flows-tcp", Measure::Own, Side::AtLeast(120.0)),
 ];
 
-/// Connections of a guest, how many at once.
+/// Metrics of a guest's connections, by how many are open at once.
 const CONNECTIONS: &[&str] = &[
     "vm connect-close ×1 p50",
     "vm connect-close ×2 p50",
@@ -139,11 +139,11 @@ pub(crate) struct Goal {
     pub(crate) what: String,
     pub(crate) wanted: String,
     pub(crate) measured: Summary,
-    /// Whether the median is on the right side; `None`: there is none.
+    /// Whether the median meets the goal; `None`: there is no median.
     pub(crate) met: Option<bool>,
 }
 
-/// The goals about which something was measured.
+/// Returns the goals for which values were measured.
 pub(crate) fn judge(tables: &[Table]) -> Vec<Goal> {
     let of_the_nat = GOALS
         .iter()
@@ -199,8 +199,8 @@ fn judge_one(
     })
 }
 
-/// Whether two values differ by no more than the rounds of one of them. Each is the difference of
-/// two readings in whole ns, so a difference below 2 is no evidence.
+/// Whether two values differ by no more than the rounds of one of them. Each value is the
+/// difference of two readings in whole ns, so a difference below 2 ns is not significant.
 fn are_the_same(a: Summary, b: Summary) -> bool {
     const STEP: f64 = 2.0;
     let spread = |summary: Summary| summary.max - summary.min;

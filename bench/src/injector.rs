@@ -11,7 +11,7 @@ use slipgate_testbed::{
     tap::{TapQueue, VNET_HDR_LEN},
 };
 
-/// Destination of the generated frames.
+/// Device that receives the generated frames.
 pub(crate) enum Injector {
     /// A queue of the host's TAP.
     Tap(TapQueue),
@@ -20,7 +20,7 @@ pub(crate) enum Injector {
 }
 
 impl Injector {
-    /// A packet socket on `device` in `ns`.
+    /// Returns a packet socket on `device` in `ns`.
     pub(crate) fn on_device(ns: &NetNs, device: &str) -> Result<Injector> {
         let index = ns
             .ifindex(device)
@@ -30,7 +30,8 @@ impl Injector {
         Ok(Injector::Packet(socket))
     }
 
-    /// Writes a frame, made by [`with_vnet`]. Whether it was taken: a full queue loses it.
+    /// Writes a frame made by [`with_vnet`]. Returns whether it was accepted; a full queue loses
+    /// it.
     pub(crate) fn write(&self, frame: &[u8]) -> Result<bool> {
         let sent = match self {
             Injector::Tap(queue) => queue.write(frame),

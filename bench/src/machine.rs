@@ -1,4 +1,4 @@
-//! The machine that is measured on: its kernel, its CPUs, and who works on which.
+//! The measured machine: kernel, CPUs, and the assignment of work to CPUs.
 
 use std::fs;
 
@@ -7,14 +7,16 @@ use serde::{Deserialize, Serialize};
 /// Assignment of work to CPUs.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct Pinning {
-    /// Client, server and frame generator; so also a NAT that works in the sender's context.
+    /// CPU of the client, the server and the frame generator, and of a NAT that works in the
+    /// sender's context.
     pub(crate) ends: Option<usize>,
-    /// The stand-in for a VMM, and NAT processes.
+    /// CPU of the stand-in for a VMM and of NAT processes.
     pub(crate) middle: Option<usize>,
 }
 
 impl Pinning {
-    /// The ends on the first CPU and the middle on the second; nowhere where there is only one.
+    /// Returns the ends on the first CPU and the middle on the second; no pinning on a machine with
+    /// one CPU.
     pub(crate) fn of_this_machine() -> Pinning {
         match cpus() {
             0 | 1 => Pinning::none(),

@@ -230,13 +230,13 @@ fn write(report: &Report, out: Option<PathBuf>) -> Result<()> {
     Ok(())
 }
 
-/// The arguments behind `role`, when this program was started for that and not to measure.
+/// Returns the arguments after `role` if this program was started in that role, not to measure.
 fn role_arguments(role: &str) -> Option<impl Iterator<Item = String>> {
     let mut args = env::args().skip(1);
     (args.next()? == role).then_some(args)
 }
 
-/// A congestion control that this kernel has.
+/// Parses the name of a congestion control that this kernel has.
 fn available(name: &str) -> std::result::Result<String, String> {
     let path = "/proc/sys/net/ipv4/tcp_available_congestion_control";
     let all = fs::read_to_string(path).map_err(|why| format!("read {path}: {why}"))?;
@@ -246,7 +246,7 @@ fn available(name: &str) -> std::result::Result<String, String> {
     }
 }
 
-/// Whether a list from the command line has it; an empty one has all.
+/// Whether a list from the command line contains the name; an empty list contains all.
 fn is_wanted(name: &str, only: &[String]) -> bool {
     only.is_empty() || only.iter().any(|only| only == name)
 }
@@ -293,7 +293,8 @@ fn chosen_contenders(only: &[String]) -> Result<Vec<Box<dyn Contender>>> {
         .collect())
 }
 
-/// Those that this machine has; notes the versions, and who is missing.
+/// Returns the contenders that can run on this machine. Records the versions and the missing
+/// contenders.
 fn present(
     contenders: Vec<Box<dyn Contender>>,
     conditions: &mut Conditions,

@@ -1,10 +1,11 @@
-//! Whole microVMs: the built-in guest, its driver and its TCP stack the same for all, under
-//! `slipgate run` and under QEMU with each of the ways to the world that QEMU's users have.
+//! Whole microVMs: the built-in guest, with the same driver and TCP stack everywhere, under
+//! `slipgate run` and under QEMU with each of the network back ends in common use.
 //!
-//! One vCPU and one queue pair each, for that is what libslirp and passt have; slipgate and QEMU's
-//! TAP once more with two. A boot does all workloads, one after the other; the contenders take
-//! turns boot by boot. On TAPs, who has one vCPU has it pinned, and all else of it ([`placement`]);
-//! with two, on machines as small as those of CI, there would be nothing left for the rest.
+//! Each machine has one vCPU and one queue pair, which is all that libslirp and passt support;
+//! slipgate and QEMU's TAP are also measured with two. One boot runs all workloads, one after the
+//! other; the contenders alternate boot by boot. On TAPs, the threads of a machine with one vCPU
+//! are pinned ([`placement`]). With two vCPUs they are not, because on machines as small as those
+//! of CI no CPU would be left for the rest.
 
 mod contender;
 mod placement;
@@ -33,7 +34,7 @@ use crate::{
     workload::{Measured, Metric, Sample, Unit},
 };
 
-/// Whom the others are compared with: the usual way to have a fast microVM.
+/// Contender that the others are compared with: the usual network of a fast microVM.
 const REFERENCE: &str = "qemu-tap";
 /// Time limit of a boot with all workloads.
 const TIMEOUT: Duration = Duration::from_secs(90);
@@ -60,19 +61,19 @@ const MEASURED: [Measured; 3] = [
 /// Parts that can be measured separately.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Parts {
-    /// Whole guests and their connections.
+    /// Whether whole guests and their connections are measured.
     pub(crate) guests: bool,
-    /// The network card alone.
+    /// Whether the network card alone is measured.
     pub(crate) ring: bool,
 }
 
-/// Contenders that run whole guests, by name.
+/// Returns the names of the contenders that run whole guests.
 pub(crate) fn contenders() -> impl Iterator<Item = &'static str> {
     contender::ALL.into_iter().map(Contender::name)
 }
 
-/// All rounds of those whose names are given, of all when none is; a contender that this machine
-/// has not is noted in the conditions.
+/// Runs all rounds of the named contenders, or of all if none is named. Contenders that cannot run
+/// on this machine are recorded in the conditions.
 pub(crate) fn measure(
     parts: Parts,
     only: &[String],
@@ -123,7 +124,7 @@ pub(crate) fn measure(
     cells
 }
 
-/// A table per metric.
+/// Returns a table per metric.
 pub(crate) fn tables(cells: &[Cell]) -> Vec<Table> {
     if cells.is_empty() {
         return Vec::new();

@@ -1,5 +1,5 @@
-//! The plot: a panel per metric, a bar per contender at its median, a whisker from its least to its
-//! most round, a dot per round; a line through all at the reference's median.
+//! The plot: a panel per metric; per contender a bar for the median, a whisker from the lowest to
+//! the highest round and a dot per round; a line at the reference's median.
 
 use std::path::Path;
 
@@ -22,7 +22,7 @@ const HEADER: u32 = 84;
 const PANEL_HEADER: i32 = 46;
 const ROW_HEIGHT: i32 = 26;
 const BAR_HEIGHT: i32 = 16;
-/// Where bars begin and may end, of a panel's width.
+/// Start and maximum end of the bars in a panel, pixels.
 const BAR_LEFT: i32 = 156;
 const BAR_RIGHT: i32 = 440;
 const FONT: &str = "DejaVu Sans, Helvetica, Arial, sans-serif";
@@ -184,8 +184,8 @@ fn bar(area: &Area, row: &Row, scale: &Scale, top: i32) -> Result<()> {
     )
 }
 
-/// From zero to the largest value. One that dwarfs all others is cut off, or they could not be told
-/// apart.
+/// Axis from zero to the largest value. If one value is so large that the others could not be
+/// distinguished, it is cut off.
 struct Scale {
     most: f64,
 }
@@ -212,7 +212,7 @@ impl Scale {
         BAR_LEFT + (share * f64::from(BAR_RIGHT - BAR_LEFT)) as i32
     }
 
-    /// Round numbers, four or five of them.
+    /// Returns four or five round numbers for the ticks.
     fn ticks(&self) -> Vec<f64> {
         let rough = self.most / 4.0;
         let power = 10f64.powf(rough.log10().floor());
@@ -235,7 +235,8 @@ fn tick_label(tick: f64) -> String {
     }
 }
 
-/// slipgate stands out; kernel, other eBPF, and userspace each have a family.
+/// Returns a contender's colour: slipgate's stands out; kernel, other eBPF and userspace NATs each
+/// have a family.
 fn colour(contender: &str) -> RGBColor {
     match contender {
         name if name.starts_with("slipgate") => RGBColor(0xe0, 0x7a, 0x1f),

@@ -1,12 +1,12 @@
-//! What a packet costs in each BPF program: PROG_TEST_RUN on the real object and maps, with flows
-//! put into the maps by hand.
+//! Cost of a packet in each BPF program, measured by PROG_TEST_RUN on the real object and maps,
+//! with flows inserted into the maps.
 //!
-//! A test run repeats on the frame as the run before left it. So flows form a ring: the port that
-//! one translates to is the one that the next translates from, addresses stay, and only the TTL
-//! ends it. A ring of two stays in the cache; one over 100,000 flows in random order does not.
-//! `engine_port` turns its header into MAC addresses and `uplink_ingress_l3` puts an Ethernet
-//! header in front, so there each run is a call of its own, and costs what cold caches cost
-//! besides.
+//! A repeated test run works on the frame as the previous run left it. So flows form a ring: the
+//! port that one translates to is the one that the next translates from, addresses stay, and only
+//! the TTL ends it. A ring of two stays in the cache; one over 100,000 flows in random order does
+//! not. `engine_port` turns its header into MAC addresses and `uplink_ingress_l3` puts an Ethernet
+//! header in front, so there each run is a system call of its own, and its time includes cold
+//! caches.
 
 mod pinned;
 mod rig;
@@ -38,11 +38,11 @@ pub(crate) struct Cost {
     pub(crate) program: &'static str,
     pub(crate) protocol: &'static str,
     pub(crate) what: &'static str,
-    /// Nanoseconds over an empty run.
+    /// Time above that of an empty run, ns.
     pub(crate) ns: Summary,
 }
 
-/// How many flows there are, as rings of so many.
+/// Number of flows, as rings of a given length.
 #[derive(Clone, Copy)]
 struct Flows {
     what: &'static str,
@@ -89,7 +89,7 @@ pub(crate) struct Hits {
     pub(crate) costs: Vec<(&'static str, f64)>,
 }
 
-/// Measures them. To be called in that slipgate's network namespace.
+/// Measures the costs. Must be called in the network namespace of that slipgate.
 pub(crate) fn of_running(pins: &Path) -> Result<Hits> {
     const TIMES: usize = 9;
     let (mut tags, mut costs) = (Vec::new(), Vec::new());
@@ -118,7 +118,7 @@ pub(crate) fn of_running(pins: &Path) -> Result<Hits> {
     Ok(Hits { tags, costs })
 }
 
-/// Runs `f` on freshly loaded programs; the pins go afterwards.
+/// Runs `f` on freshly loaded programs, and removes the pins afterwards.
 fn in_namespace<T: Send>(f: impl FnOnce(&mut Rig) -> Result<T> + Send) -> Result<T> {
     let (ns, pins) = (NetNs::new("programs")?, PinDir::new()?);
     ns.run(|| {
@@ -142,7 +142,7 @@ fn hits(rig: &mut Rig, protocol: Protocol, flows: Flows, rounds: usize) -> Resul
     Ok(costs)
 }
 
-/// Misses, the engine's port, and the guard.
+/// Measures misses, the engine's port, and the guard.
 fn the_rest(rig: &mut Rig, rounds: usize) -> Result<Vec<Cost>> {
     let protocol = Protocol::Udp;
     let mut costs = Vec::new();
@@ -191,7 +191,7 @@ fn the_rest(rig: &mut Rig, rounds: usize) -> Result<Vec<Cost>> {
     Ok(costs)
 }
 
-/// Networks around and beside the one that is talked to.
+/// Returns networks around the remote address that do not contain it.
 fn denied() -> impl Iterator<Item = (Ipv4Addr, u32)> {
     let network = |i: u32| (Ipv4Addr::from_bits((8 << 24) + ((i + 1) << 14)), 18);
     (0..1_000).map(network)
@@ -210,7 +210,10 @@ fn single_hits(rig: &Rig, program: Program, frame: &[u8], rounds: usize) -> Resu
     measured
 }
 
-/// Otherwise something else was measured.
+/// Checks that every run translated a packet.
+///
+/// # Errors
+/// One did not, so something else was measured.
 fn expect_hits(rig: &Rig, program: Program, before: u64, runs: usize) -> Result<()> {
     let hits = rig.translated()? - before;
     let name = program.name();
@@ -246,8 +249,8 @@ fn mean_of(times: impl ExactSizeIterator<Item = Result<f64>>) -> Result<f64> {
     Ok(sum? / count)
 }
 
-/// Rings of flows, one per remote port; the guest and remote port at which to begin, shuffled.
-/// In slots from `first_slot` on.
+/// Inserts rings of flows, one per remote port, into slots from `first_slot` on. Returns the guest
+/// port and remote port at which each ring begins, shuffled.
 fn admit_rings(
     rig: &mut Rig,
     protocol: Protocol,
@@ -283,7 +286,7 @@ fn frames(starts: &[(u16, u16)], program: Program, protocol: Protocol) -> Vec<Ve
     starts.iter().map(frame).collect()
 }
 
-/// A frame of a flow as `program` sees it first, TTL 255.
+/// Returns a flow's frame in the form in which `program` receives it, with TTL 255.
 fn frame(program: Program, protocol: Protocol, port: u16, remote_port: u16) -> Vec<u8> {
     let (guest, remote) = (
         SocketAddrV4::new(GUEST, port),
@@ -310,7 +313,7 @@ fn frame(program: Program, protocol: Protocol, port: u16, remote_port: u16) -> V
     }
 }
 
-/// xorshift: the measurement does not hang on its quality.
+/// xorshift generator. Its quality does not affect the measurement.
 struct Random(u64);
 
 impl Random {

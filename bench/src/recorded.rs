@@ -1,4 +1,4 @@
-//! An earlier run, read back from its JSON file: its tables and its plot are made again from that.
+//! Reads an earlier run from its JSON file, and makes its tables and plot again.
 
 use std::{fs, path::Path};
 

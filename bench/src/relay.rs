@@ -1,6 +1,6 @@
-//! A port of the host's loopback that leads into the guest, for the host's own clients: slipgate's
-//! forward, which its engine relays, beside a loop that copies through the kernel's sockets, and
-//! rinetd where it is installed. For these two the host routes to the guest.
+//! A port of the host's loopback that is forwarded to the guest, for clients on the host:
+//! slipgate's forward, which its engine relays, a loop that copies through the kernel's sockets,
+//! and rinetd where it is installed. For the latter two the host routes to the guest.
 
 mod contender;
 mod copy_loop;
@@ -15,12 +15,12 @@ use crate::{
 
 /// Contender that all ratios refer to.
 const REFERENCE: &str = contender::COPY_LOOP;
-/// Where the host's clients connect to.
+/// Port to which the host's clients connect.
 const PORT: u16 = 8080;
-/// Where the guest serves.
+/// Port of the guest's service.
 const GUEST_PORT: u16 = 80;
 
-/// Measures; the cells and the tables of them.
+/// Measures all contenders. Returns the cells and their tables.
 pub(crate) fn measure(settings: &Settings, conditions: &mut Conditions) -> (Vec<Cell>, Vec<Table>) {
     let (contenders, workloads) = (contender::all(), workload::all());
     run::compare(REFERENCE, contenders, workloads, settings, conditions)

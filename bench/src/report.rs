@@ -12,7 +12,7 @@ use crate::{
     statistics::Summary,
 };
 
-/// All that a run came to, as it is written to the JSON file.
+/// Results of a run, as written to the JSON file.
 #[derive(Serialize)]
 pub(crate) struct Report {
     pub(crate) conditions: Conditions,
@@ -32,7 +32,7 @@ impl Report {
     }
 }
 
-/// The conditions, and a table per metric.
+/// Returns the conditions and a table per metric as text.
 pub(crate) fn tables(of: &Conditions, tables: &[Table]) -> String {
     let metrics = tables.iter().map(metric);
     conditions(of) + &metrics.collect::<String>()
@@ -194,7 +194,7 @@ fn spread(summary: Summary) -> String {
     format!("{} – {}", number(summary.min), number(summary.max))
 }
 
-/// Three digits that count.
+/// Formats a number with three significant digits.
 pub(crate) fn number(value: f64) -> String {
     match value.abs() {
         size if size >= 100.0 => format!("{value:.0}"),

@@ -7,7 +7,7 @@ use crate::{
     workload::{Measured, Metric, Sample},
 };
 
-/// One contender in one workload in one round.
+/// Result of one contender in one workload in one round.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Cell {
     pub(crate) round: usize,
@@ -17,7 +17,7 @@ pub(crate) struct Cell {
     pub(crate) outcome: std::result::Result<Sample, String>,
 }
 
-/// One metric of one contender over all rounds.
+/// Values of one metric of one contender over all rounds.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Row {
     pub(crate) contender: &'static str,
@@ -30,7 +30,7 @@ pub(crate) struct Row {
     pub(crate) stalled: usize,
     /// Number of rounds that failed.
     pub(crate) failures: usize,
-    /// Why the first of them did.
+    /// Reason for the first failure.
     pub(crate) failure: Option<String>,
     /// Medians of the details.
     pub(crate) details: Vec<(&'static str, f64)>,
@@ -56,24 +56,24 @@ impl Row {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Table {
     pub(crate) metric: Metric,
-    /// The contender that ratios are to.
+    /// Contender to which the ratios refer.
     pub(crate) reference: &'static str,
     pub(crate) rows: Vec<Row>,
 }
 
 impl Table {
-    /// The row of a contender.
+    /// Returns the row of a contender.
     pub(crate) fn row(&self, contender: &str) -> Option<&Row> {
         self.rows.iter().find(|row| row.contender == contender)
     }
 
-    /// One contender to another, taken within each round.
+    /// Returns the ratio of one contender to another, taken within each round.
     pub(crate) fn ratio(&self, contender: &str, to: &str) -> Option<Summary> {
         ratios(&self.row(contender)?.values, &self.row(to)?.values)
     }
 }
 
-/// A table per metric, in the order of the workloads.
+/// Returns a table per metric, in the order of the workloads.
 pub(crate) fn tables(
     workloads: &[Measured],
     contenders: &[&'static str],

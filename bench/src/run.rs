@@ -1,8 +1,8 @@
 //! The order of measurements.
 //!
-//! In each round every contender is set up anew, so that a lucky placement in memory or a lucky
-//! hash lasts one round only. Then each workload goes around all contenders before the next one
-//! starts: what they are compared by lies seconds apart. Ratios are taken within a round.
+//! In each round every contender is set up anew, so a favourable memory placement or hash seed
+//! affects one round only. Then each workload runs on all contenders before the next one starts, so
+//! compared values are measured seconds apart. Ratios are taken within a round.
 
 use std::time::{Duration, Instant};
 
@@ -16,14 +16,15 @@ use crate::{
     workload::{Limits, Sample, Workload},
 };
 
-/// How everything is measured.
+/// Settings of a run.
 #[derive(Clone)]
 pub(crate) struct Settings {
     pub(crate) rounds: usize,
     pub(crate) limits: Limits,
     pub(crate) pinning: Pinning,
     pub(crate) congestion_control: String,
-    /// No round is begun that would not end in this time, judged by the longest so far.
+    /// Time limit. No round is started that would not end in time, judged by the longest round so
+    /// far.
     pub(crate) budget: Duration,
 }
 
@@ -57,7 +58,8 @@ impl Plan {
         cells
     }
 
-    /// A table per metric, in the order of the workloads; who takes no part has no row.
+    /// Returns a table per metric, in the order of the workloads. Contenders that cannot run a
+    /// workload have no row.
     pub(crate) fn tables(&self, reference: &'static str, cells: &[Cell]) -> Vec<Table> {
         let mut tables = Vec::new();
         for workload in &self.workloads {
@@ -117,8 +119,8 @@ impl Plan {
     }
 }
 
-/// Runs a comparison of its own. Contenders that this machine does not have get a row, too: a
-/// comparison with two of three says that it is one.
+/// Runs a separate comparison. Contenders that cannot run on this machine have a row too, which
+/// shows that the comparison is incomplete.
 pub(crate) fn compare(
     reference: &'static str,
     contenders: Vec<Box<dyn Contender>>,
@@ -144,7 +146,7 @@ pub(crate) fn compare(
     (cells, tables)
 }
 
-/// Lets one contender run for the time of its measurement; the others are stopped.
+/// Runs a workload on one contender while the others are stopped. Returns its sample.
 fn measure(workload: &dyn Workload, stand: &Stand, limits: Limits) -> Result<Sample> {
     stand.hold(false)?;
     let outcome = workload.run(stand, limits);

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Some measurements of one thing.
+/// Summary of repeated measurements of one value.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Summary {
     pub(crate) median: f64,
@@ -27,8 +27,8 @@ impl Summary {
     }
 }
 
-/// The value below which `percent` of the values lie, between neighbours by their distance. NaN of
-/// none.
+/// Returns the value below which `percent` of the values lie, interpolated linearly; NaN if there
+/// are none.
 pub(crate) fn percentile(values: &[f64], percent: f64) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);

@@ -18,7 +18,7 @@ use crate::{contender::Stand, generator::FirstPacket};
 /// Name of a workload, and its metrics.
 pub(crate) type Measured = (&'static str, &'static [Metric]);
 
-/// How long a workload may take on one contender, once.
+/// Time limits of a workload on one contender.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct Limits {
     /// Time limit of a bulk transfer.
@@ -59,7 +59,7 @@ impl Unit {
         Metric { name, unit: self }
     }
 
-    /// Whether more of it is better.
+    /// Whether a higher value is better.
     pub(crate) fn more_is_better(self) -> bool {
         matches!(self, Unit::GigabitsPerSecond | Unit::ThousandPerSecond)
     }
@@ -68,18 +68,19 @@ impl Unit {
 /// A value that a workload measures.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct Metric {
-    /// Unique among all workloads.
+    /// Name of the metric, unique among all workloads.
     pub(crate) name: &'static str,
     pub(crate) unit: Unit,
 }
 
-/// Of what is done so many thousand times a second: by the clock, and per CPU second.
+/// Returns two metrics of a rate in thousands per second: per second of time, and per second of CPU
+/// time.
 pub(crate) const fn rates(by_the_clock: &'static str, per_cpu_second: &'static str) -> [Metric; 2] {
     const UNIT: Unit = Unit::ThousandPerSecond;
     [UNIT.of(by_the_clock), UNIT.of(per_cpu_second)]
 }
 
-/// One measurement: a value for each metric, and what else is worth keeping.
+/// Result of one measurement: a value for each metric, and further details.
 #[derive(Clone, Debug, Default, Serialize)]
 pub(crate) struct Sample {
     pub(crate) values: BTreeMap<&'static str, f64>,
@@ -100,7 +101,7 @@ impl Sample {
     }
 }
 
-/// Something to be done through a contender.
+/// A measurement through a contender.
 pub(crate) trait Workload {
     /// Name of the workload, as in `--only`.
     fn name(&self) -> &'static str;
@@ -108,7 +109,7 @@ pub(crate) trait Workload {
     /// Metrics that the workload measures.
     fn metrics(&self) -> &'static [Metric];
 
-    /// Both, for the tables.
+    /// Returns the name and the metrics, for the tables.
     fn measured(&self) -> Measured {
         (self.name(), self.metrics())
     }

@@ -1,4 +1,4 @@
-//! Names of workloads that contenders and goals know of.
+//! Names of the workloads that contenders and goals refer to.
 
 /// Workloads that admit flows.
 pub(crate) const ADMISSION: [&str; 2] = ["new-flows-udp", "new-flows-tcp"];

@@ -1,7 +1,7 @@
-//! einat (EHfive/einat-ebpf), the other eBPF NAT, where it is installed.
+//! einat (EHfive/einat-ebpf), another eBPF NAT, where it is installed.
 //!
-//! It translates at TC on the uplink; the host forwards. Its default ports and endpoint-independent
-//! mapping stay as they are.
+//! It translates at TC on the uplink; the host forwards. Its default ports and its
+//! endpoint-independent mapping are left unchanged.
 
 use std::process::Command;
 

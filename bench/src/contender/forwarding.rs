@@ -1,4 +1,5 @@
-//! IP forwarding without NAT: the capacity of the machine, which also shows when it is disturbed.
+//! IP forwarding without NAT: the upper limit of the machine. A low result shows that the machine
+//! was disturbed.
 
 use anyhow::Result;
 use slipgate_testbed::{Guest, World, baseline};

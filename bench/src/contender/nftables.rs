@@ -1,4 +1,4 @@
-//! The reference of the ratios: nftables' masquerade, the usual NAT of TAP devices.
+//! nftables' masquerade, the usual NAT of TAP devices, to which all ratios refer.
 
 use anyhow::Result;
 use slipgate_testbed::{Guest, World, baseline};

@@ -16,10 +16,10 @@ use super::{
 };
 use crate::machine::Pinning;
 
-/// Its default MTU, and its fastest.
+/// Default MTU of pasta, bytes, with which it is fastest.
 const BEST_MTU: u32 = 65520;
-/// Where the child finds the guest's namespace. pasta gives up CAP_SYS_PTRACE before it looks, so
-/// it can't open a namespace by another process's path.
+/// Descriptor by which the child finds the guest's namespace. pasta drops CAP_SYS_PTRACE before it
+/// opens the namespace, so a path below another process's `/proc` entry would fail.
 const NAMESPACE_FD: i32 = 9;
 
 pub(super) struct Pasta {

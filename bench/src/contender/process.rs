@@ -1,4 +1,4 @@
-//! A NAT that is a process: started, pinned, timed, ended.
+//! A NAT that runs as a process: its start, CPU pinning, CPU time and end.
 
 use std::{
     fs,
@@ -22,6 +22,9 @@ pub(crate) struct NatProcess {
 
 impl NatProcess {
     /// Starts `command` in `ns`.
+    ///
+    /// # Errors
+    /// It cannot be started or pinned.
     pub(crate) fn start(ns: &NetNs, mut command: Command, pinning: Pinning) -> Result<Self> {
         command
             .stdin(Stdio::null())
@@ -50,12 +53,12 @@ impl NatProcess {
         self.child.id()
     }
 
-    /// Pins the threads that it has now.
+    /// Pins the threads that the process has at present.
     pub(super) fn pin(&self) -> Result<()> {
         pin(self.pid(), self.pinning.middle)
     }
 
-    /// Checks that it still runs.
+    /// Checks that the process still runs.
     ///
     /// # Errors
     /// It has ended; the error has its output.
@@ -81,7 +84,7 @@ impl Drop for NatProcess {
     }
 }
 
-/// Keeps all threads of a process on `cpu`; `None`: lets them be.
+/// Pins all threads of a process to `cpu`; `None` leaves them unpinned.
 pub(crate) fn pin(pid: u32, cpu: Option<usize>) -> Result<()> {
     let Some(cpu) = cpu else { return Ok(()) };
     for thread in threads(pid)? {
@@ -100,7 +103,7 @@ pub(crate) fn pin(pid: u32, cpu: Option<usize>) -> Result<()> {
     Ok(())
 }
 
-/// Run and wait times of all threads of a process so far.
+/// Run and wait times of all threads of a process, since their start.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Scheduled {
     /// Time on a CPU, user and system.
@@ -145,7 +148,8 @@ fn threads(pid: u32) -> Result<Vec<u32>> {
         .collect())
 }
 
-/// The version of a program that must be on PATH, as the package manager or itself has it.
+/// Returns the version of a program that must be on `PATH`, from the package manager or from the
+/// program.
 pub(crate) fn version(program: &str, package: &str) -> Result<String> {
     let itself = Command::new(program).arg("--version").output();
     let itself = itself.with_context(|| format!("`{program}` is not installed"))?;

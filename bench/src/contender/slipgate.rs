@@ -1,4 +1,4 @@
-//! slipgate in hybrid mode, with its quotas out of the way: as it is, and with what may cost an
+//! slipgate in hybrid mode, without quotas: plain, and with features that may slow down an
 //! admission or a packet.
 //!
 //! | | what is measured by it |
@@ -22,7 +22,7 @@ use crate::{
     workload_names::{ADMISSION, ESTABLISHED, SMALL_PACKETS},
 };
 
-/// Quotas are policy: none of them may be what is measured.
+/// Arguments that raise all quotas, so that none limits a measurement.
 const QUOTAS: [&str; 6] = [
     "--flow-table",
     "262144",
@@ -32,16 +32,17 @@ const QUOTAS: [&str; 6] = [
     "100000000",
 ];
 
-/// Rules by address. None is about where the workloads go: what they cost is looking for one.
+/// Number of rules by address. None matches a destination of the workloads, so their cost is the
+/// look-up.
 const RULES: u32 = 1_000;
-/// Names that are denied, or that are allowed and asked for.
+/// Number of names that are denied, or that are allowed and resolved.
 const NAMES: u32 = 10_000;
-/// The latter are in so many zones. For each there is a rule about all names beneath it, and since
-/// a guest has only so many octets of such names at once, a rule about the zone itself and one
-/// about `www` beneath it.
+/// Number of zones of the allowed names. Each has a rule for all names beneath it. A guest may ask
+/// for a limited number of octets of such names, so each also has a rule for the zone itself and
+/// one for `www` beneath it.
 const ZONES: u32 = 1_000;
-/// The first address of those that the names have: of the range for benchmarks (RFC 2544), beside
-/// the uplink's network. They are behind the router, which drops what comes for them.
+/// First address of the names, in the range for benchmarks (RFC 2544), beside the uplink's network.
+/// The addresses are behind the router, which drops packets to them.
 const FIRST_NAMED: Ipv4Addr = Ipv4Addr::new(198, 19, 0, 0);
 
 /// Variant of slipgate, by the additional work that it does.
@@ -152,7 +153,8 @@ fn denied_names() -> String {
     })
 }
 
-/// One by address, too: the workloads talk to the server before they begin.
+/// Returns the allow rules, including one by address: the workloads talk to the server before they
+/// begin.
 fn allow_rules() -> String {
     let server = format!("  {{ allow = \"{SERVER}\" }},\n");
     (0..ZONES).fold(server, |mut text, i| {
@@ -165,7 +167,7 @@ fn allow_rules() -> String {
     })
 }
 
-/// Name of an index; the first indexes are the zones themselves.
+/// Returns the name of an index; the first indexes are the zones themselves.
 fn name(i: u32) -> String {
     let (zone, name) = (i % ZONES, i / ZONES);
     match name {
@@ -175,7 +177,7 @@ fn name(i: u32) -> String {
     }
 }
 
-/// Index of a generated name, the inverse of [`name`].
+/// Returns the index of a generated name: the inverse of [`name`].
 fn number(name: &str) -> Option<u32> {
     let (first, zone) = match name.strip_suffix(".test")?.split_once(".z") {
         Some(("www", zone)) => (1, zone),
@@ -189,7 +191,8 @@ fn address_of(i: u32) -> Ipv4Addr {
     Ipv4Addr::from_bits(FIRST_NAMED.to_bits() + i)
 }
 
-/// The guest asks for all names, which opens their addresses to it: all of them live.
+/// Resolves all names in the guest, which opens their addresses to it. All openings are live at
+/// once.
 fn learn_names(stand: &Stand) -> Result<()> {
     let upstream = Upstream::start(&stand.world.net, |name| Some(address_of(number(name)?)))?;
     let client = stand.in_guest(Client::new)?;
@@ -207,7 +210,7 @@ fn learn_names(stand: &Stand) -> Result<()> {
     Ok(())
 }
 
-/// The version of slipgate itself.
+/// Returns the version of slipgate.
 pub(crate) fn own_version() -> Result<String> {
     let output = Command::new(slipgate::binary()?)
         .arg("--version")

@@ -12,7 +12,7 @@ use super::{
 };
 use crate::machine::Pinning;
 
-/// Largest MTU that it supports, and its fastest.
+/// Largest MTU of slirp4netns, bytes, with which it is fastest.
 const BEST_MTU: u32 = 65520;
 
 pub(super) struct Slirp4netns {

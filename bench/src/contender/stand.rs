@@ -1,4 +1,4 @@
-//! A contender set up: its world, its guest, and how to write frames as that guest's VMM.
+//! A contender that is set up: its world, its guest, and access to the guest's link.
 
 use std::{
     fs,
@@ -21,7 +21,7 @@ use crate::{injector::Injector, machine::Pinning};
 
 const START_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// A guest that reaches the world. Everything of it is gone when it is dropped.
+/// A guest that reaches the world. Dropping it removes all its devices, namespaces and processes.
 pub(crate) struct Stand {
     // Programs go before what they stand on.
     process: Option<NatProcess>,
@@ -31,7 +31,7 @@ pub(crate) struct Stand {
     pub(crate) world: World,
     /// Directory of the files that a process reads while it runs.
     scratch: Option<tempfile::TempDir>,
-    /// Where new flows go.
+    /// Destinations of new flows.
     new_flows_to: Vec<Ipv4Addr>,
 }
 
@@ -44,7 +44,7 @@ pub(crate) struct Link {
 }
 
 impl Stand {
-    /// The guest's frames come through a TAP; the kernel sends them on.
+    /// Returns a guest whose frames come through a TAP and are forwarded by the kernel.
     pub(crate) fn in_kernel(world: World, guest: Guest) -> Stand {
         Stand {
             process: None,
@@ -58,6 +58,9 @@ impl Stand {
     }
 
     /// Adds the process that provides the NAT, and waits until traffic passes.
+    ///
+    /// # Errors
+    /// No traffic passes in time, or the process ends.
     pub(crate) fn served_by(mut self, process: NatProcess) -> Result<Stand> {
         self.process = Some(process);
         // It has no way to say that it is ready but traffic.
@@ -65,7 +68,7 @@ impl Stand {
         Ok(self)
     }
 
-    /// Makes a guest that `slipgate attach` serves in hybrid mode, with the further arguments
+    /// Returns a guest that `slipgate attach` serves in hybrid mode, with the further arguments
     /// `args`.
     pub(crate) fn attached(
         world: World,
@@ -85,23 +88,23 @@ impl Stand {
         Ok(stand)
     }
 
-    /// Has new flows go to these in turn, instead of the world's first server.
+    /// Sets the destinations of new flows, used in turn, in place of the world's first server.
     pub(crate) fn with_new_flows_to(mut self, addresses: Vec<Ipv4Addr>) -> Self {
         self.new_flows_to = addresses;
         self
     }
 
-    /// Where new flows go, in turn.
+    /// Returns the destinations of new flows, used in turn.
     pub(crate) fn new_flows_to(&self) -> &[Ipv4Addr] {
         &self.new_flows_to
     }
 
-    /// Keeps a directory for as long as it stands.
+    /// Keeps a temporary directory until the stand is dropped.
     pub(crate) fn keep(&mut self, scratch: tempfile::TempDir) {
         self.scratch = Some(scratch);
     }
 
-    /// The process makes the guest's device, configures it, and serves it.
+    /// Returns a guest whose device a process creates, configures and serves.
     pub(super) fn of_process(world: World, guest_ns: NetNs, process: NatProcess) -> Result<Stand> {
         let mut stand = Stand {
             process: Some(process),
@@ -133,7 +136,7 @@ impl Stand {
         }
     }
 
-    /// TCP's congestion control of connections from now on, of the guest, the host and the world.
+    /// Sets TCP's congestion control for later connections of the guest, the host and the world.
     pub(crate) fn set_congestion_control(&self, name: &str) -> Result<()> {
         self.guest_ns.set_congestion_control(name)?;
         Ok(self.world.set_congestion_control(name)?)
@@ -149,7 +152,8 @@ impl Stand {
         self.guest_ns.run(f)
     }
 
-    /// Writes frames as the guest's VMM does; as its driver where there is no VMM.
+    /// Returns a writer of frames: by the TAP, as the guest's VMM, or by the guest's device where
+    /// there is no VMM.
     pub(crate) fn injector(&self) -> Result<Injector> {
         match self.guest.as_ref().and_then(|guest| guest.queues().first()) {
             Some(queue) => Ok(Injector::Tap(queue.clone())),
@@ -157,7 +161,7 @@ impl Stand {
         }
     }
 
-    /// The guest's addresses, and its gateway's once it has talked to the world.
+    /// Returns the addresses of the guest, and of its gateway after an exchange with the world.
     pub(crate) fn link(&self) -> Result<Link> {
         let text = self
             .guest_ns
@@ -184,8 +188,8 @@ impl Stand {
         })
     }
 
-    /// Directory of slipgate's pinned programs and maps, named by the number of its network
-    /// namespace; `None` where slipgate does not serve.
+    /// Returns the directory of slipgate's pinned programs and maps, named after the inode number
+    /// of its network namespace; `None` if slipgate does not serve the stand.
     pub(crate) fn pins(&self) -> Result<Option<PathBuf>> {
         let Some((slipgate, _)) = &self.slipgate else {
             return Ok(None);
@@ -197,26 +201,28 @@ impl Stand {
         Ok(Some(pins))
     }
 
-    /// Returns the output of `slipgate stats`; `None` where slipgate does not serve.
+    /// Returns the output of `slipgate stats`; `None` if slipgate does not serve the stand.
     pub(crate) fn slipgate_stats(&self) -> Result<Option<Value>> {
         let stats = self.slipgate.as_ref().map(|(slipgate, _)| slipgate.stats());
         Ok(stats.transpose()?)
     }
 
-    /// The process that decides about flows: slipgate's engine, pasta, slirp4netns.
+    /// Returns the process that decides about flows: slipgate's engine, pasta or slirp4netns;
+    /// `None` if the kernel decides.
     fn decider(&self) -> Option<u32> {
         let engine = self.slipgate.as_ref().map(|(_, engine)| *engine);
         engine.or(self.process.as_ref().map(NatProcess::pid))
     }
 
-    /// Run and wait times of that process so far; `None` if there is none.
+    /// Returns the run and wait times of the deciding process; `None` if there is none.
     pub(crate) fn decider_scheduled(&self) -> Result<Option<Scheduled>> {
         self.decider().map(process::scheduled).transpose()
     }
 
-    /// Stops that process while others are measured, or lets it go on: what it still has to do
-    /// (its queue, thousands of flows to look after) would be done at their cost. slipgate's broker
-    /// is stopped before the engine and goes on after it, or it would take it for one that hangs.
+    /// Stops the deciding process while other contenders are measured, or lets it continue: its
+    /// remaining work (its queue, thousands of flows) would otherwise slow them down. slipgate's
+    /// broker is stopped before the engine and continues after it, because it would replace an
+    /// engine that does not answer.
     pub(crate) fn hold(&self, held: bool) -> Result<()> {
         let broker = self.slipgate.as_ref().map(|(s, _)| s.broker_pid());
         let mut pids: Vec<u32> = broker.into_iter().chain(self.decider()).collect();
@@ -227,7 +233,7 @@ impl Stand {
             .try_for_each(|pid| process::hold(pid, held))
     }
 
-    /// Ends it in order.
+    /// Ends the contender's processes in order.
     ///
     /// # Errors
     /// slipgate fails to end in order.

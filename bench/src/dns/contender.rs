@@ -1,4 +1,4 @@
-//! Who answers.
+//! Resolvers that are compared.
 
 use std::{fmt::Write as _, fs, process::Command};
 
@@ -11,8 +11,8 @@ use crate::{
 };
 
 pub(super) const DNSMASQ: &str = "dnsmasq";
-/// Answers that dnsmasq keeps at most: more than are asked for in the cache's workload, and no more
-/// than it needs, for a new name costs it more the larger its full cache is.
+/// Maximum number of answers in dnsmasq's cache: more than the workload of cached names needs, and
+/// no more, because a new name costs dnsmasq the more the larger its full cache is.
 const KEPT: u32 = 1_000;
 
 pub(super) fn all() -> Vec<Box<dyn Contender>> {
@@ -25,7 +25,8 @@ pub(super) fn all() -> Vec<Box<dyn Contender>> {
 }
 
 enum Resolver {
-    /// With rules by name, which have each answer judged and open what it says, or without.
+    /// slipgate, with or without rules by name. With them each answer is judged and opens its
+    /// addresses.
     Slipgate {
         rules: bool,
     },

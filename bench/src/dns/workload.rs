@@ -11,7 +11,7 @@ use crate::{
     workload::{Limits, Metric, Sample, Workload, rates},
 };
 
-/// Names that are asked for again and again.
+/// Number of names that are asked for repeatedly.
 const KNOWN: u32 = 256;
 const ANSWER: Ipv4Addr = Ipv4Addr::new(203, 0, 113, 20);
 

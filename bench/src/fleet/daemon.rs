@@ -1,4 +1,4 @@
-//! `slipgate serve`, asked by its API.
+//! `slipgate serve`, controlled by its API.
 use std::{
     fs,
     io::{BufRead as _, BufReader, Read as _, Write as _},
@@ -15,14 +15,15 @@ use crate::{contender::world, workload::Sample};
 
 pub(super) const NAME: &str = "slipgate";
 
-/// How long the daemon is left alone to see what it does then.
+/// Time for which the idle daemon's CPU time is measured.
 const IDLE_FOR: Duration = Duration::from_secs(12);
-/// Number of link events that are caused.
+/// Number of link events that the measurement causes.
 const EVENTS: u32 = 40;
 /// A tick of `/proc/PID/stat`, µs (`USER_HZ` is 100 on every Linux).
 const TICK_US: f64 = 10_000.0;
 
-/// The daemon, and a connection to its API. Fields go in order.
+/// The daemon and a connection to its API. The order of the fields is the order in which they are
+/// dropped.
 pub(super) struct Daemon {
     connection: BufReader<UnixStream>,
     asked_at: Instant,
@@ -49,7 +50,7 @@ impl Daemon {
         Ok((world, daemon))
     }
 
-    /// Asks on the one connection, and waits for the answer.
+    /// Sends a request on the connection, and waits for the answer.
     fn ask(&mut self, method: &str, path: &str, body: &str) -> Result<()> {
         // The API ends a connection that says nothing for 10 s.
         if self.asked_at.elapsed() > IDLE_FOR / 2 {
@@ -91,7 +92,7 @@ impl Daemon {
             .collect()
     }
 
-    /// CPU time of all processes so far, µs.
+    /// Returns the CPU time of all processes since their start, µs.
     fn cpu_us(&self) -> Result<f64> {
         let ticks = self.processes().into_iter().map(|pid| {
             let path = format!("/proc/{pid}/stat");
@@ -107,7 +108,7 @@ impl Daemon {
         Ok(ticks.sum::<Result<f64>>()? * TICK_US)
     }
 
-    /// Memory of all processes without the mapped tables, MiB.
+    /// Returns the memory of all processes without the mapped tables, MiB.
     fn memory_mib(&self) -> Result<f64> {
         let each = self.processes().into_iter().map(|pid| {
             let path = format!("/proc/{pid}/smaps_rollup");
@@ -122,7 +123,7 @@ fn connect(socket: &Path) -> Result<BufReader<UnixStream>> {
     Ok(BufReader::new(stream))
 }
 
-/// Anonymous memory of a process, and its share of what it has of files, KiB.
+/// Returns a process's anonymous memory plus its share of file-backed memory, KiB.
 fn own_kib(smaps_rollup: &Path) -> Result<f64> {
     let what = || format!("read {}", smaps_rollup.display());
     let text = fs::read_to_string(smaps_rollup).with_context(what)?;

@@ -1,4 +1,4 @@
-//! A network namespace with nftables for each VM, by commands.
+//! A network namespace with nftables for each VM, set up by commands.
 use anyhow::Result;
 use slipgate_testbed::NetNs;
 

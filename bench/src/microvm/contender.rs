@@ -1,4 +1,4 @@
-//! The VMMs and networks that take part, each in a world of its own.
+//! Combinations of a VMM and a network, each in a world of its own.
 
 use std::{
     sync::atomic::{AtomicBool, Ordering},
@@ -16,7 +16,7 @@ use slipgate_testbed::{
 use super::placement::Placement;
 use crate::contender::{self, MTU};
 
-/// A VMM and its way to the world; how many vCPUs and queue pairs, where it can have several.
+/// A VMM with its network, and the number of its vCPUs and queue pairs where that can vary.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Contender {
     SlipgateRun(u8),
@@ -25,7 +25,7 @@ pub(super) enum Contender {
     QemuPasst,
 }
 
-/// In the order in which they take turns.
+/// All contenders, in the order in which they take turns.
 pub(super) const ALL: [Contender; 6] = [
     Contender::SlipgateRun(1),
     Contender::QemuTap(1),
@@ -38,7 +38,7 @@ pub(super) const ALL: [Contender; 6] = [
 const TAP: &str = "tap0";
 
 impl Contender {
-    /// Name of the contender, as in the tables.
+    /// Returns the contender's name, as in the tables.
     pub(super) fn name(self) -> &'static str {
         match self {
             Contender::SlipgateRun(1) => "slipgate-run",
@@ -50,7 +50,10 @@ impl Contender {
         }
     }
 
-    /// Version of the contender, or the reason why it can't run on this machine.
+    /// Returns the contender's version.
+    ///
+    /// # Errors
+    /// It cannot run on this machine.
     pub(super) fn version(self) -> Result<String> {
         let qemu = || contender::version("qemu-system-x86_64", "qemu-system-x86");
         Ok(match self {
@@ -98,7 +101,7 @@ impl Stand {
         })
     }
 
-    /// Boots the guest with the workloads of the line.
+    /// Boots the guest with a command line of workloads. Returns its output.
     pub(super) fn boot(&self, line: &str, timeout: Duration) -> Result<GuestOutput> {
         // Where nobody leases addresses, the guest brings its own.
         let own = "address 10.0.2.15/24 10.0.2.2; ";

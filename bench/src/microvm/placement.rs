@@ -1,9 +1,8 @@
-//! Which CPU a machine's threads keep to, as with libvirt's `vcpupin` and `emulatorpin`: the vCPU
-//! has the first, all else of the VMM and of its network the last, where the world's servers are
-//! too.
+//! CPU pinning of a machine's threads, as with libvirt's `vcpupin` and `emulatorpin`: the vCPU on
+//! the first CPU; the VMM's other threads, its network and the world's servers on the last.
 //!
-//! Left to the scheduler, whole boots are twice as slow as others, of every VMM: those in which the
-//! vCPU has come to share its CPU with the servers.
+//! Without pinning, whole boots of every VMM are twice as slow as others: those in which the
+//! scheduler puts the vCPU on the CPU of the servers.
 
 use std::{
     fs,
@@ -14,12 +13,12 @@ use std::{
 
 use slipgate_testbed::{NetNs, affinity};
 
-/// Between two looks for threads, and how often to look once more when the vCPU was there: threads
-/// that begin later are placed as those that begin them.
+/// Interval between searches for threads, and the number of searches after the vCPU was found.
+/// Threads that start later inherit the pinning of the thread that starts them.
 const PAUSE: Duration = Duration::from_millis(10);
 const LOOKS_AFTER: u32 = 3;
 
-/// The CPUs of a machine with one vCPU; `None` where there is only one to be had.
+/// CPUs of a machine with one vCPU; `None` if only one CPU is available.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Placement {
     vcpu: usize,
@@ -36,12 +35,13 @@ impl Placement {
         })
     }
 
-    /// Where all but the vCPU is, and the world's servers.
+    /// Returns the CPU of everything but the vCPU, the world's servers included.
     pub(super) fn others(self) -> usize {
         self.others
     }
 
-    /// Places the threads of all processes in a namespace, until `done` or until all are there.
+    /// Pins the threads of all processes in a namespace, until `done` is set or all threads were
+    /// found.
     pub(super) fn keep(self, namespace: &NetNs, done: &AtomicBool) {
         let mut left = LOOKS_AFTER;
         while left > 0 && !done.load(Ordering::Relaxed) {
@@ -52,7 +52,8 @@ impl Placement {
         }
     }
 
-    /// Says whether there is a vCPU. Who ends meanwhile needs no place.
+    /// Pins the present threads. Returns whether a vCPU is among them. Threads that end meanwhile
+    /// are skipped.
     fn place(self, namespace: &NetNs) -> bool {
         let mut has_vcpu = false;
         for process in namespace.processes() {

@@ -1,9 +1,8 @@
-//! The network card alone, ours beside QEMU's: guest's ring → TAP → guest's ring.
+//! The network card alone, slipgate's and QEMU's: guest's ring → TAP → guest's ring.
 //!
-//! A filter on the TAP turns each IP packet around, so what the guest floods comes back to it; the
-//! kernel does nothing else. The VMM is a process without NAT: this program started again, or QEMU.
-//! A frame's cost is what all threads of the VMM have had of the CPUs meanwhile, but for the
-//! vCPUs'.
+//! A filter on the TAP reflects each IP packet, so the guest receives what it floods; the kernel
+//! does nothing else. The VMM is a process without NAT: this program started again, or QEMU. The
+//! cost of a frame is the CPU time of all threads of the VMM except the vCPUs.
 
 use std::{
     env,
@@ -36,18 +35,18 @@ use crate::{
     workload::{Measured, Metric, Sample, Unit},
 };
 
-/// Makes this program a VMM: `slipgate-bench vmm CPUS COMMAND-LINE`.
+/// Argument that starts this program as a VMM: `slipgate-bench vmm CPUS COMMAND-LINE`.
 const VMM: &str = "vmm";
 const OURS: &str = "slipgate-vmm";
 const QEMU: &str = "qemu";
 const TAP: &str = "ring0";
-/// For frames of 60,000 bytes.
+/// MTU for frames of 60,000 bytes, bytes.
 const MTU: u16 = 62_000;
 const MEMORY_MIB: u32 = 128;
 const MAC: [u8; 6] = [0x52, 0x54, 0, 0x12, 0x34, 0x56];
 const TIMEOUT: Duration = Duration::from_secs(40);
 
-/// Frame bytes and queue pairs, and the metrics of it.
+/// Cases: frame length in bytes, queue pairs, and the metrics.
 const CASES: [(u32, u8, Measured); 6] = [
     (
         64,
@@ -115,8 +114,8 @@ const CASES: [(u32, u8, Measured); 6] = [
     ),
 ];
 
-/// Frames moved (out and in is two), frames that made the whole way back into the guest's ring, and
-/// the CPU time of one moved.
+/// Returns the metrics of a case: frames moved per second (out and in count twice), frames per
+/// second that returned to the guest's ring, and CPU time per moved frame.
 const fn rates(moved: &'static str, whole: &'static str, cost: &'static str) -> [Metric; 3] {
     [
         Unit::ThousandPerSecond.of(moved),
@@ -125,10 +124,10 @@ const fn rates(moved: &'static str, whole: &'static str, cost: &'static str) -> 
     ]
 }
 
-/// There are cells of it when the card was measured.
+/// Metric that has cells whenever the card was measured.
 pub(super) const FIRST: &str = CASES[0].2.0;
 
-/// Each case on both VMMs.
+/// Measures each case on both VMMs.
 pub(super) fn round(round: usize, quick: bool, cells: &mut Vec<Cell>) {
     for (frame_bytes, pairs, (workload, metrics)) in &CASES {
         for contender in [OURS, QEMU] {
@@ -237,13 +236,14 @@ fn qemu(ns: &NetNs, pairs: u8, line: &str) -> Result<Command> {
     Ok(command)
 }
 
-/// A flood's result, and what it cost the VMM.
+/// Result of a flood, and its CPU time in the VMM.
 struct Flood {
     result: Value,
     cpu_ns: u64,
 }
 
-/// Reads the guest's lines: from that it is up to the flood's result, the VMM's threads are timed.
+/// Reads the guest's output, and measures the VMM's threads from the boot line to the flood's
+/// result.
 fn watch(mut vmm: Child) -> Result<Flood> {
     let pid = vmm.id();
     let stdout = vmm.stdout.take().context("the VMM has no stdout")?;
@@ -281,7 +281,7 @@ fn read(pid: u32, stdout: impl Read) -> Result<Flood> {
     measured.with_context(|| format!("the guest did not flood:\n{said}"))
 }
 
-/// CPU time that a VMM's threads have used, except those that run vCPUs, ns.
+/// Returns the CPU time of a VMM's threads since their start, except those that run vCPUs, ns.
 fn cpu_ns(pid: u32) -> Result<u64> {
     let folder = format!("/proc/{pid}/task");
     let tasks = fs::read_dir(&folder).with_context(|| format!("list {folder}"))?;
@@ -303,7 +303,7 @@ fn cpu_ns(pid: u32) -> Result<u64> {
     Ok(total)
 }
 
-/// Runs a guest when this program was started to be a VMM.
+/// Runs a guest if this program was started as a VMM; `None` otherwise.
 pub(crate) fn as_vmm() -> Option<Result<()>> {
     let mut args = crate::role_arguments(VMM)?;
     Some((|| {
@@ -340,7 +340,7 @@ fn run_machine(cpus: u8, cmdline: String) -> Result<()> {
     }
 }
 
-/// A queue of the TAP, one of `many` or its only one.
+/// Opens a queue of the TAP. `many`: whether the TAP has several.
 fn open_queue(many: bool) -> Result<OwnedFd> {
     const TUNSETIFF: libc::c_ulong = 0x4004_54ca;
     let queue = File::options()

@@ -1,5 +1,5 @@
-//! Pinned programs and maps, accessed by `bpf(2)` directly: another process's objects are
-//! inspected, not taken over.
+//! Pinned programs and maps, accessed by `bpf(2)` directly: the objects belong to another process
+//! and are only inspected.
 
 use std::{
     ffi::CString,
@@ -23,7 +23,7 @@ const BPF_OBJ_GET: libc::c_long = 7;
 const BPF_PROG_TEST_RUN: libc::c_long = 10;
 const BPF_OBJ_GET_INFO_BY_FD: libc::c_long = 15;
 
-/// A hash of a program's instructions, by the kernel.
+/// Hash of a program's instructions, computed by the kernel.
 pub(crate) type Tag = [u8; 8];
 
 /// A map of `K` to `V`.
@@ -33,7 +33,7 @@ pub(super) struct PinnedMap<K, V> {
     of: PhantomData<(K, V)>,
 }
 
-/// A part of `union bpf_attr`, the rest of which is zero.
+/// A part of `union bpf_attr`. The rest of the union is zero.
 trait Attr {}
 
 #[repr(C)]
@@ -134,7 +134,8 @@ pub(super) fn tag(program: BorrowedFd<'_>) -> Result<Tag> {
     Ok(tag)
 }
 
-/// Mean time of a run of a program on `frame`, each on what the run before left, ns.
+/// Returns the mean time of a run of a program on `frame`, each on the result of the previous run,
+/// ns.
 pub(super) fn test_run(program: BorrowedFd<'_>, frame: &[u8], repeat: u32) -> Result<f64> {
     let mut run = TestRun {
         prog_fd: program.as_raw_fd() as u32,
@@ -149,7 +150,10 @@ pub(super) fn test_run(program: BorrowedFd<'_>, frame: &[u8], repeat: u32) -> Re
 }
 
 impl<K: Copy, V: Copy> PinnedMap<K, V> {
-    /// Opens it, if its keys and values have the sizes that they have here.
+    /// Opens a pinned map.
+    ///
+    /// # Errors
+    /// It cannot be opened, or its keys or values have other sizes.
     pub(super) fn open(path: &Path) -> Result<Self> {
         let fd = open(path)?;
         // The beginning of `struct bpf_map_info`: type, id, sizes of key and value, elements.
@@ -175,7 +179,7 @@ impl<K: Copy, V: Copy> PinnedMap<K, V> {
         })
     }
 
-    /// Largest number of elements.
+    /// Returns the maximum number of elements.
     pub(super) fn elements(&self) -> u32 {
         self.elements
     }
@@ -206,7 +210,7 @@ impl<K: Copy, V: Copy> PinnedMap<K, V> {
         Ok(())
     }
 
-    /// Reads an element into `value`, which had something of its kind before.
+    /// Reads an element into `value`, which must hold a valid value before.
     pub(super) fn read(&self, key: &K, value: &mut V) -> Result<()> {
         let mut attr = self.element(key, std::ptr::from_mut(value) as u64);
         // SAFETY: as above; what programs write there is a value of its kind.

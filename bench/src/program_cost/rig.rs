@@ -21,11 +21,11 @@ use slipgate_control::{
 
 use super::pinned::{self, PinnedMap, Tag};
 
-/// The last: a running slipgate begins with the first.
+/// Row of the VM: the last one, because a running slipgate uses rows from the first on.
 pub(super) const ROW: u32 = MAX_VMS - 1;
 pub(super) const VM: u32 = 0x7fff_0001;
 const POLICY: u32 = 6;
-/// Loopback: the device that a test run's frames come in by.
+/// Ifindex of loopback, the device on which a test run's frames arrive.
 const DEVICE: u32 = 1;
 const HOP: u32 = MAX_NEXT_HOPS - 1;
 const SLOTS: u32 = 131_072;
@@ -36,11 +36,12 @@ const PROGRAMS: [Program; 5] = [
     Program::EnginePort,
     Program::Guard,
 ];
-/// Also the address that its flows are translated to, so that they form rings.
+/// Address of the guest, and also the address to which its flows are translated, so that they form
+/// rings.
 pub(super) const GUEST: Ipv4Addr = Ipv4Addr::new(10, 0, 2, 15);
 const GATEWAY: Ipv4Addr = Ipv4Addr::new(10, 0, 2, 2);
-/// A test run of a bare IP packet takes the EtherType from its 13th and 14th byte, the first half
-/// of the source address: 8.0 is IPv4's.
+/// Remote address. A test run of a bare IP packet takes the EtherType from the packet's 13th and
+/// 14th byte, the first half of the source address: 8.0 is IPv4's.
 pub(super) const REMOTE: Ipv4Addr = Ipv4Addr::new(8, 0, 8, 8);
 pub(super) const GUEST_MAC: [u8; 6] = [0x52, 0x54, 0, 1, 2, 3];
 pub(super) const GATEWAY_MAC: [u8; 6] = [0x52, 0x55, 10, 0, 2, 2];
@@ -80,8 +81,8 @@ impl Rig {
         Ok(rig)
     }
 
-    /// The programs and maps that are pinned there, with one VM more. It goes with the rig, and so
-    /// do the flows.
+    /// Uses the pinned programs and maps in a directory, with one additional VM. Dropping the rig
+    /// removes the VM and its flows.
     pub(super) fn of_pinned(pins: &Path) -> Result<Rig> {
         let programs =
             PROGRAMS.map(|program| Ok((program, pinned::open(&pins.join(program.name()))?)));
@@ -119,7 +120,7 @@ impl Rig {
         self.slots.elements()
     }
 
-    /// The guard drops by itself what goes to these, whatever the VM's policy is.
+    /// Adds prefixes to the guard's list, whose packets it drops whatever the VM's policy is.
     pub(super) fn deny(&self, prefixes: impl Iterator<Item = (Ipv4Addr, u32)>) -> Result<()> {
         let own = self.own.as_ref().context("programs of others")?;
         for (remote, len) in prefixes {
@@ -150,7 +151,7 @@ impl Rig {
         Ok(())
     }
 
-    /// Packets that were translated so far.
+    /// Returns the number of packets translated so far.
     pub(super) fn translated(&self) -> Result<u64> {
         let mut packets = 0;
         for (index, slot) in &self.flows_in {
@@ -161,14 +162,16 @@ impl Rig {
         Ok(packets)
     }
 
-    /// Mean time of a run of nearly nothing, ns: ARP on the uplink, which is left to the host.
+    /// Returns the mean time of a nearly empty run, ns: ARP on the uplink, which is left to the
+    /// host.
     pub(super) fn empty_run_ns(&self, repeat: u32) -> Result<f64> {
         let mut arp = [0; 64];
         arp[12..14].copy_from_slice(&[8, 6]);
         self.run_ns(Program::UplinkIngress, &arp, repeat)
     }
 
-    /// Mean time of a run of `program` on `frame`, each on what the run before left, ns.
+    /// Returns the mean time of a run of `program` on `frame`, each on the result of the previous
+    /// run, ns.
     pub(super) fn run_ns(&self, program: Program, frame: &[u8], repeat: u32) -> Result<f64> {
         pinned::test_run(self.program(program)?, frame, repeat)
             .with_context(|| format!("PROG_TEST_RUN of {}", program.name()))
@@ -192,7 +195,7 @@ impl Drop for Rig {
     }
 }
 
-/// The world's and the guest's.
+/// Returns the tuple toward the world and the guest's.
 fn tuples(mut slot: Slot) -> [Tuple; 2] {
     // SAFETY: it points to the slot here, which outlives it.
     let slot = unsafe { SlotRef::new(&raw mut slot) };

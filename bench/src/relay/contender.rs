@@ -1,4 +1,4 @@
-//! Who relays.
+//! Relays that are compared.
 
 use std::{fs, process::Command};
 

@@ -1,5 +1,5 @@
-//! Minimal cost of a relay, written by hand: two threads per connection, each of which reads up to
-//! 64 KiB from one socket and writes them to the other.
+//! A minimal relay, as a lower bound of the cost: two threads per connection, each of which reads
+//! up to 64 KiB from one socket and writes them to the other.
 
 use std::{
     env,
@@ -11,18 +11,18 @@ use std::{
 
 use anyhow::{Context, Result};
 
-/// The argument that makes this program one.
+/// Argument that starts this program as a copy loop.
 const ROLE: &str = "copy-loop";
 const BUFFER_BYTES: usize = 64 << 10;
 
-/// The command that relays from `listen` to `to`.
+/// Returns the command that relays from `listen` to `to`.
 pub(super) fn command(listen: &str, to: &str) -> Result<Command> {
     let mut command = Command::new(env::current_exe().context("find this program")?);
     command.args([ROLE, listen, to]);
     Ok(command)
 }
 
-/// Relays when this program was started to.
+/// Relays if this program was started as a copy loop; `None` otherwise.
 pub(crate) fn as_copy_loop() -> Option<Result<()>> {
     let mut args = crate::role_arguments(ROLE)?;
     Some((|| {
@@ -49,7 +49,7 @@ fn relay(client: TcpStream, to: &str) -> Result<()> {
     Ok(())
 }
 
-/// Until one of the two is done.
+/// Copies until one of the two sockets is closed or fails.
 fn copy(mut from: TcpStream, mut to: TcpStream) {
     let mut buffer = vec![0; BUFFER_BYTES];
     while let Ok(bytes @ 1..) = from.read(&mut buffer) {

@@ -1,4 +1,4 @@
-//! Connections one after the other, and streams.
+//! Workloads of relays: sequential connections, and streams.
 
 use std::{
     net::{Ipv4Addr, SocketAddrV4},
@@ -18,7 +18,7 @@ use crate::{
 };
 
 const TIMEOUT: Duration = Duration::from_secs(3);
-/// A relay may open its end a moment after it listens.
+/// Time for a relay to start: it may accept before its path to the guest works.
 const START: Duration = Duration::from_secs(3);
 
 pub(super) fn all() -> Vec<Box<dyn Workload>> {
@@ -30,7 +30,8 @@ pub(super) fn all() -> Vec<Box<dyn Workload>> {
 }
 
 enum Through {
-    /// From the client's connect until the guest's service has accepted and its close is back.
+    /// Time from the client's connect until the guest's service has accepted and its close has
+    /// arrived.
     Connect,
     Up,
     Down,

@@ -1,4 +1,4 @@
-//! One TCP stream as fast as it goes, with GSO frames where the contender has them.
+//! One TCP stream at full speed, with GSO frames where the contender supports them.
 
 use std::{net::SocketAddrV4, time::Duration};
 
@@ -12,7 +12,7 @@ use slipgate_testbed::{
 use super::{Limits, Metric, Sample, Unit, Workload};
 use crate::contender::Stand;
 
-/// Time after which a stalled stream is ended; it counts, because a user would wait too.
+/// Time after which a stalled stream is ended. The round counts, because a user would wait too.
 const TIMEOUT: Duration = Duration::from_secs(3);
 
 #[derive(Clone, Copy)]
@@ -42,8 +42,8 @@ impl Workload for Bulk {
 }
 
 impl Bulk {
-    /// A stream from here to a server of [`TcpService::Streams`], or from there, after a short one
-    /// to warm up. Its rate is the metric `name`.
+    /// Measures a stream to a server of [`TcpService::Streams`], or from it, after a short stream
+    /// to warm up. The rate is the metric `name`.
     pub(crate) fn stream(
         self,
         server: SocketAddrV4,

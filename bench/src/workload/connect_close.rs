@@ -1,4 +1,4 @@
-//! Connections, one after the other, that the server closes at once.
+//! Sequential connections that the server closes at once.
 
 use std::{
     net::SocketAddrV4,
@@ -39,8 +39,8 @@ impl Workload for ConnectClose {
     }
 }
 
-/// Connections from here to a server of [`TcpService::Close`], one after the other. The metrics are
-/// the median and the 99th percentile of what they took.
+/// Measures sequential connections to a server of [`TcpService::Close`]. The metrics are the median
+/// and the 99th percentile of their times.
 pub(crate) fn connections(
     server: SocketAddrV4,
     metrics: &[Metric],

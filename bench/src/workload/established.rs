@@ -1,8 +1,8 @@
-//! What an established flow's packet costs in the programs of a running slipgate, whatever policy
-//! it has: the programs that it pinned are run by PROG_TEST_RUN, over the maps that it filled.
+//! Cost of an established flow's packet in the programs of a running slipgate, under any policy:
+//! its pinned programs are run by PROG_TEST_RUN on its maps.
 //!
-//! A policy is decided over once, when a flow begins; afterwards the kernel has to run the same
-//! instructions, and to find what it looks for as fast. Both are looked at: the programs' tags,
+//! A policy is evaluated once, when a flow begins. Afterwards the kernel must run the same
+//! instructions, and its look-ups must take the same time. Both are compared: the programs' tags,
 //! which are hashes of their instructions, and the time.
 
 use std::sync::OnceLock;
@@ -15,7 +15,7 @@ use crate::{
     program_cost::{self, HIT_METRICS, Hits, Tag},
 };
 
-/// Remembers the programs of who came first.
+/// Workload that compares each contender's programs with those of the first.
 #[derive(Default)]
 pub(super) struct Established {
     first: OnceLock<Vec<Tag>>,

@@ -1,10 +1,10 @@
-//! How many flows a second are let in: first packets of different flows are written to the TAP, and
-//! counted where they arrive in the world.
+//! Number of flows admitted per second: first packets of different flows are written to the TAP,
+//! and counted when they arrive in the world.
 //!
-//! A window keeps the queues on the way from overflowing: no more than [`WINDOW`] frames are on
-//! their way at once. A contender that decides in the kernel does it on the writer's core; one that
-//! decides in a process does it on that process's core, while the writer waits. Flows per second of
-//! the decider's CPU time are what one core could do if nothing else ran on it.
+//! At most [`WINDOW`] frames are in flight, so that no queue on the path overflows. A contender
+//! that decides in the kernel does so on the writer's core; one that decides in a process does so
+//! on that process's core, while the writer waits. The flows per second of the decider's CPU time
+//! are the capacity of one core that runs nothing else.
 
 use std::time::{Duration, Instant};
 
@@ -19,9 +19,9 @@ use crate::{
     injector::Injector,
 };
 
-/// Frames on their way at once: below every queue's length (TAPs have 1,000).
+/// Number of frames in flight: below the length of every queue (TAPs have 1,000).
 const WINDOW: u64 = 512;
-/// Frames are written in portions, so that neither side runs dry or waits for the count.
+/// Number of frames written between readings of the counter, so that neither side runs idle.
 const PORTION: u64 = 64;
 const FLOWS: u16 = 40_000;
 /// Time after which a frame that has not arrived counts as lost.
@@ -83,7 +83,7 @@ impl Workload for AdmitFlows {
     }
 }
 
-/// slipgate's own count of flows let in.
+/// Returns slipgate's own count of admitted flows.
 fn admitted(stand: &Stand) -> Result<Option<u64>> {
     let stats = stand.slipgate_stats()?;
     Ok(stats
@@ -95,7 +95,7 @@ fn admitted(stand: &Stand) -> Result<Option<u64>> {
 struct Offered {
     written: u64,
     arrived: u64,
-    /// Until the last arrival.
+    /// Time until the last arrival.
     took: Duration,
 }
 

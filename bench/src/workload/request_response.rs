@@ -1,4 +1,4 @@
-//! 64 bytes there and back again, on one connection.
+//! Round trips of 64 bytes on one connection.
 
 use std::time::{Duration, Instant};
 

@@ -1,8 +1,8 @@
-//! 64-byte UDP frames of one established flow, written to the TAP one by one as fast as it takes
-//! them, and counted where they arrive in the world.
+//! 64-byte UDP frames of one established flow, written to the TAP one by one at full speed, and
+//! counted when they arrive in the world.
 //!
-//! Beside the rate, which the whole machine has a part in, stands the CPU time of the two that do
-//! the work: the writer, in whose context the kernel translates, and the NAT's process.
+//! Besides the rate, which depends on the whole machine, the CPU time of the two sides that do the
+//! work is measured: the writer, in whose context the kernel translates, and the NAT's process.
 
 use std::time::{Duration, Instant};
 
@@ -16,7 +16,7 @@ use crate::{
     injector::Injector,
 };
 
-/// Frames between looks at the clock.
+/// Number of frames between readings of the clock.
 const CHUNK: usize = 512;
 
 pub(super) struct SmallPackets;
