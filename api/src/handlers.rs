@@ -248,6 +248,7 @@ fn answer(answer: ClientAnswer, name: &str) -> Result<ClientAnswer, Problem> {
                 ErrorKind::Busy => StatusCode::SERVICE_UNAVAILABLE,
                 ErrorKind::Forbidden => StatusCode::FORBIDDEN,
                 ErrorKind::Replaced => StatusCode::PRECONDITION_FAILED,
+                ErrorKind::Taken => StatusCode::CONFLICT,
             };
             Err(Problem::new(status, error))
         }

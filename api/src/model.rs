@@ -24,6 +24,10 @@ pub struct VmBody {
     /// Limits that replace those of the policy.
     #[serde(default)]
     pub quotas: Quotas,
+    /// Up to 64 ports of the host that lead to the guest, each in the form
+    /// `tcp|udp:[ADDR:]PORT[-PORT]:PORT[-PORT]`.
+    #[serde(default)]
+    pub forwards: Vec<String>,
     /// Up to 8 labels, which slipgate does not interpret.
     #[serde(default)]
     pub labels: BTreeMap<String, String>,
@@ -41,6 +45,8 @@ pub struct VmPatch {
     pub policy: Option<String>,
     /// Other limits; those that are absent stay.
     pub quotas: Quotas,
+    /// All forwards that there are to be.
+    pub forwards: Option<Vec<String>>,
     /// Labels to add or change; `null` removes one.
     pub labels: BTreeMap<String, Option<String>>,
 }
@@ -68,6 +74,8 @@ pub struct Vm {
     pub policy: Option<String>,
     /// Limits that replace those of its policy.
     pub quotas: Quotas,
+    /// Ports of the host that lead to the guest.
+    pub forwards: Vec<String>,
     /// Its labels.
     pub labels: BTreeMap<String, String>,
 }
@@ -160,6 +168,7 @@ impl VmBody {
             ip,
             policy,
             quotas,
+            forwards,
             labels,
         } = self;
         VmDefinition {
@@ -169,6 +178,7 @@ impl VmBody {
             ip,
             policy,
             quotas,
+            forwards,
             labels,
         }
     }
@@ -181,6 +191,7 @@ impl VmPatch {
         vm.mac = self.mac.or(vm.mac);
         vm.policy = self.policy.or(vm.policy);
         vm.quotas = self.quotas.or(vm.quotas);
+        vm.forwards = self.forwards.unwrap_or(vm.forwards);
         for (key, value) in self.labels {
             match value {
                 Some(value) => drop(vm.labels.insert(key, value)),
@@ -200,6 +211,7 @@ impl From<VmStatus> for Vm {
             ip,
             policy,
             quotas,
+            forwards,
             labels,
         } = vm.definition;
         Self {
@@ -211,6 +223,7 @@ impl From<VmStatus> for Vm {
             ip,
             policy,
             quotas,
+            forwards,
             labels,
         }
     }

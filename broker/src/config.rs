@@ -29,7 +29,7 @@ pub use self::{
     network::GuestNetwork,
     policy_flags::PolicyFlags,
     settle::read_policy_file,
-    vm::{VmConfig, VmFlags, check_device, check_tap, parse_mac},
+    vm::{VmConfig, VmFlags, check_device, check_label, check_tap, parse_mac},
 };
 
 /// Complete configuration of the NAT.
@@ -67,6 +67,8 @@ pub struct Config {
     pub flow_log_events: Vec<FlowLogEvent>,
     /// Listening address for Prometheus.
     pub metrics: Option<SocketAddr>,
+    /// Keys of the VMs' labels that Prometheus gets.
+    pub metrics_labels: Vec<String>,
     /// Sockets on which a daemon answers the API.
     pub api: Vec<ApiSocket>,
     /// File to which the engine port's frames are written.

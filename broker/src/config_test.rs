@@ -18,6 +18,7 @@ pub(crate) fn config(vms: &[&str], typed: CliOverrides) -> Config {
         network,
         vms: vms.iter().map(vm).collect(),
         is_daemon: false,
+        metrics_labels: Vec::new(),
         typed,
         named_policies: Default::default(),
         policy_file: None,

@@ -15,11 +15,7 @@ mod vms;
 mod xdp;
 
 use std::{
-    collections::BTreeSet,
-    fs::File,
-    net::TcpListener,
-    ops::Range,
-    os::{fd::OwnedFd, unix::net::UnixListener},
+    collections::BTreeSet, fs::File, net::TcpListener, ops::Range, os::unix::net::UnixListener,
     time::Duration,
 };
 
@@ -40,7 +36,8 @@ use slipgate_ipc::{
 use slipgate_policy::{PolicySet, document::LoadedPolicies};
 
 pub(crate) use self::{
-    forwards::{described, forward_texts, forwards_of},
+    forwards::{ForwardChange, HeldForwards, described, forward_texts, forwards_of},
+    reserve::Taken,
     rules::{Writer, write as write_rules},
     uplink::{Uplink, check_source, find as find_uplink},
     vms::{ServedVm, tap_of},
@@ -70,9 +67,9 @@ pub(crate) struct Attached {
     /// The loaded policies and those of learning VMs.
     pub(crate) in_force: LoadedPolicies,
     pub(crate) policies: PolicySet,
-    /// Bound sockets of the forwards' host ports, in order; they stay open while an engine is
+    /// Ports of the host that are held for guests; their sockets stay open while an engine is
     /// restarted.
-    pub(crate) forward_sockets: Vec<OwnedFd>,
+    pub(crate) forwards: HeldForwards,
     pub(crate) flow_log: Option<File>,
     pub(crate) pcap: Option<File>,
     /// The socket of `--metrics`, until it is served.

@@ -5,6 +5,7 @@ fn definition(name: &str) -> VmDefinition {
         "name": name,
         "tap": format!("tap-{name}"),
         "quotas": { "max_flows": 7, "tx_bytes_per_second": "10M" },
+        "forwards": ["tcp:8080-8081:80-81"],
         "labels": { "tenant": "a" },
     }))
     .unwrap()

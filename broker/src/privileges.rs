@@ -29,15 +29,19 @@ impl ConfinementError {
 /// (`CAP_SETGID`, `CAP_SETUID`, `CAP_SETPCAP`). Programs and maps are loaded before, and using
 /// loaded ones needs no `CAP_BPF`. Numbers from <linux/capability.h>.
 const BROKER_KEEPS: [u32; 6] = [1, 5, 6, 7, 8, 12];
+/// What a daemon needs besides: forwards that come take ports below 1024 too
+/// (`CAP_NET_BIND_SERVICE`).
+const DAEMON_KEEPS: u32 = 10;
 
 /// Gives up every capability that the broker does not need while it serves. It stays root to the
-/// files it owns.
+/// files it owns. `is_daemon`: its VMs' forwards come while it serves.
 ///
 /// # Errors
 /// The kernel refuses a step.
-pub fn limit_broker() -> Result<(), ConfinementError> {
+pub fn limit_broker(is_daemon: bool) -> Result<(), ConfinementError> {
     let set = |numbers: &[u32]| numbers.iter().fold(0u64, |set, n| set | 1 << n);
-    let keep = set(&BROKER_KEEPS);
+    let daemons = if is_daemon { 1 << DAEMON_KEEPS } else { 0 };
+    let keep = set(&BROKER_KEEPS) | daemons;
     prctl("no_new_privs", libc::PR_SET_NO_NEW_PRIVS, 1)?;
     drop_bounding_set(keep)?;
     keep_capabilities(keep)

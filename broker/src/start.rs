@@ -20,8 +20,8 @@ use crate::{
     config::Config,
     host::HostResolvers,
     kernel_state::{
-        Attached, Writer, check_source, described, find_uplink, forwards_of, tap_of, warn_of_rest,
-        write_rules,
+        Attached, HeldForwards, Writer, check_source, described, find_uplink, forwards_of, tap_of,
+        warn_of_rest, write_rules,
     },
     persisted_policy, persisted_vms,
 };
@@ -136,7 +136,7 @@ pub(crate) fn attach(mut config: Config, inputs: Inputs) -> anyhow::Result<Attac
         in_force: loaded.clone(),
         loaded,
         policies,
-        forward_sockets: Vec::new(),
+        forwards: HeldForwards::default(),
         flow_log,
         pcap,
         metrics,

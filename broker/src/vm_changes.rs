@@ -30,7 +30,7 @@ use slipgate_ipc::{
 use crate::{
     config::VmConfig,
     kernel_errors::is_passing,
-    kernel_state::{Attached, ServedVm, tap_of},
+    kernel_state::{Attached, ForwardChange, ServedVm, Taken, tap_of},
     parts::Parts,
     persisted_vms,
     policy_apply::PolicyChanges,
@@ -48,6 +48,11 @@ pub(crate) struct VmChanges {
 enum Step {
     /// Bring up the TAP of a VM that was added.
     Serve { name: String, client: ClientId },
+    /// Direct packets to a VM's new forwards, and answer who changed it.
+    Change {
+        name: String,
+        client: Option<ClientId>,
+    },
     /// Free the row of a VM that was removed.
     Close {
         row: u32,
@@ -71,26 +76,47 @@ impl VmChanges {
                 refuse(parts, client, e);
                 Ok(())
             }
-            Ok(Put::Added(at)) => {
+            Ok(Put::Added(at, forwards)) => {
                 let vm = parts.attached.vm_spec(&parts.attached.vms[at]);
                 let name = vm.name.clone();
-                let id = parts.next_id();
+                let mut id = parts.next_id();
+                parts.engine.tell(ToEngine::AddVm { id, vm })?;
+                if !forwards.is_empty() {
+                    id = parts.next_id();
+                    let message = parts.attached.change_forwards(id, at, forwards)?;
+                    parts.engine.tell(message)?;
+                }
                 self.waiting.insert(id, Step::Serve { name, client });
-                parts.engine.tell(ToEngine::AddVm { id, vm })
+                Ok(())
             }
             Ok(Put::Unchanged(at)) => {
                 parts.answer_vm(client, at, VmChange::Unchanged);
                 Ok(())
             }
-            Ok(Put::Changed(at)) => {
-                let vm = &parts.attached.vms[at];
-                parts.attached.keep_vm(vm);
-                let spec = parts.attached.vm_spec(vm);
-                parts.engine.tell(ToEngine::Vm(spec))?;
-                parts.answer_vm(client, at, VmChange::Changed);
+            Ok(Put::Changed(at, forwards)) => {
+                let vm = parts.attached.vm_spec(&parts.attached.vms[at]);
+                let name = vm.name.clone();
+                let mut id = parts.next_id();
+                parts.engine.tell(ToEngine::AddVm { id, vm })?;
+                if !forwards.is_empty() {
+                    id = parts.next_id();
+                    let message = parts.attached.change_forwards(id, at, forwards)?;
+                    parts.engine.tell(message)?;
+                }
+                let client = Some(client);
+                self.waiting.insert(id, Step::Change { name, client });
                 Ok(())
             }
-            Ok(Put::OtherPolicy(new)) => policies.apply_to_vm(parts, client, *new),
+            Ok(Put::OtherPolicy(at, new, forwards)) => {
+                if !forwards.is_empty() {
+                    let id = parts.next_id();
+                    let message = parts.attached.change_forwards(id, at, forwards)?;
+                    let (name, client) = (new.name.clone(), None);
+                    self.waiting.insert(id, Step::Change { name, client });
+                    parts.engine.tell(message)?;
+                }
+                policies.apply_to_vm(parts, client, *new)
+            }
         }
     }
 
@@ -146,14 +172,14 @@ impl VmChanges {
 
 /// What a definition has come to, with the VM's place.
 enum Put {
-    /// The VM is new; the engine does not know it yet.
-    Added(usize),
+    /// The VM is new; the engine does not know it yet, nor its forwards.
+    Added(usize, ForwardChange),
     /// The definition was in force already.
     Unchanged(usize),
     /// The definition is in force, and the engine is to be told.
-    Changed(usize),
+    Changed(usize, ForwardChange),
     /// All but the policy is in force.
-    OtherPolicy(Box<VmConfig>),
+    OtherPolicy(usize, Box<VmConfig>, ForwardChange),
 }
 
 impl Step {
@@ -179,6 +205,21 @@ impl Step {
                     ),
                 }
             }
+            Self::Change { name, client } => {
+                let Some(at) = parts.attached.index_of(&name) else {
+                    if let Some(client) = client {
+                        parts.refuse(client, format!("{name} was removed meanwhile"));
+                    }
+                    return;
+                };
+                let opened = parts.attached.open_forwards(&parts.attached.vms[at]);
+                match (opened, client) {
+                    (Ok(()), Some(client)) => parts.answer_vm(client, at, VmChange::Changed),
+                    (Ok(()), None) => {}
+                    (Err(e), Some(client)) => refuse(parts, client, e),
+                    (Err(e), None) => tracing::warn!("the forwards of {name}: {e:#}"),
+                }
+            }
             Self::Close { row, name, client } => {
                 match vm::close(parts.attached.datapath.maps(), row) {
                     Ok(()) => {
@@ -198,6 +239,7 @@ impl Step {
 fn refuse(parts: &mut Parts, client: ClientId, e: anyhow::Error) {
     let answer = match is_passing(&e) {
         true => ClientAnswer::busy(format!("{e:#}: try again")),
+        false if e.is::<Taken>() => ClientAnswer::taken(format!("{e:#}")),
         false => ClientAnswer::error(format!("{e:#}")),
     };
     parts.control.answer(client, &answer);
@@ -212,11 +254,11 @@ impl Attached {
         }
         let mut others = self.vms.iter().filter(|vm| vm.config.name != new.name);
         if let Some(other) = others.find(|vm| vm.config.tap == new.tap) {
-            bail!(
+            return Err(Taken(format!(
                 "tap {}: it is the TAP of {}: give each VM its own, or remove that one first",
-                new.tap,
-                other.config.name
-            );
+                new.tap, other.config.name
+            ))
+            .into());
         }
         let network = self.watch.network();
         if network.link_by_name(&new.tap).is_some() {
@@ -237,6 +279,7 @@ impl Attached {
 
     /// Opens the row of a VM that is new.
     fn add_vm(&mut self, new: VmConfig) -> anyhow::Result<Put> {
+        let forwards = self.reserve_change(&[], &new)?;
         let lacks_list = self.vms.iter().all(|vm| vm.config.policy != new.policy);
         let vm = self.open_vm(new.clone())?;
         self.set_rates_of(&vm);
@@ -246,12 +289,13 @@ impl Attached {
         if lacks_list {
             self.add_denied();
         }
-        Ok(Put::Added(self.vms.len() - 1))
+        Ok(Put::Added(self.vms.len() - 1, forwards))
     }
 
     /// Has the TAP of a VM served, now that the engine knows the VM, and keeps its definition.
     fn begin_to_serve(&mut self, at: usize) -> anyhow::Result<()> {
         self.keep_vm(&self.vms[at]);
+        self.open_forwards(&self.vms[at])?;
         self.note_taps()?;
         let served = self.serve_tap(at);
         if served.is_err() {
@@ -266,6 +310,9 @@ impl Attached {
         let gone = self.vms.remove(at);
         self.config.vms.retain(|vm| vm.name != gone.config.name);
         vm::retire(self.datapath.maps(), gone.open.row);
+        if let Err(e) = self.close_forwards(&gone) {
+            tracing::warn!("the forwards of {}: {e:#}", gone.config.name);
+        }
         self.share_credits();
         let run_dir = &self.datapath.paths().run_dir;
         if let Err(e) = persisted_vms::forget(run_dir, &gone.config.name) {
@@ -295,6 +342,7 @@ impl Attached {
         if has_other_policy && is_applying {
             bail!("another policy is just being put in force: try again");
         }
+        let forwards = self.reserve_change(&old.forwards, &new)?;
         let has_other_tap = old.tap != new.tap;
         let mut in_force = VmConfig {
             policy: old.policy,
@@ -315,9 +363,10 @@ impl Attached {
             self.note_taps()?;
             self.serve_tap(at)?;
         }
+        self.keep_vm(&self.vms[at]);
         Ok(match has_other_policy {
-            true => Put::OtherPolicy(Box::new(new)),
-            false => Put::Changed(at),
+            true => Put::OtherPolicy(at, Box::new(new), forwards),
+            false => Put::Changed(at, forwards),
         })
     }
 }

@@ -11,7 +11,9 @@ mod vm;
 use std::ops::RangeInclusive;
 
 use slipgate_abi::maps::{MAX_CHUNKS, SLOTS_PER_CHUNK};
-use slipgate_broker::config::{ApiSocket, Config, GuestNetwork, Mode, VmConfig, Xdp, check_device};
+use slipgate_broker::config::{
+    ApiSocket, Config, GuestNetwork, Mode, VmConfig, Xdp, check_device, check_label,
+};
 use slipgate_ipc::engine::{FlowLogEvent, OnExit};
 use slipgate_policy::document::{ConfigError, RuleFlag, address, check_rules, parse_range};
 
@@ -23,7 +25,7 @@ pub(crate) fn attach(args: &AttachArgs, order: Vec<RuleFlag>) -> Result<Config, 
     let nat = &args.nat;
     let network = network::parse(nat)?;
     let vms = vm::parse(&args.vm, &args.tap, &network)?;
-    checked(nat, network, vms, on_exit(args.on_exit), order)
+    checked(nat, network, Some(vms), on_exit(args.on_exit), order)
 }
 
 /// Checks the flags of `serve`. `order`: the rule flags as typed, see [`rule_flags`].
@@ -35,13 +37,16 @@ pub(crate) fn serve(args: &ServeArgs, order: Vec<RuleFlag>) -> Result<Config, Co
             "--forward",
             forward,
             "a daemon has no VM at its start",
-            "leave it out",
+            "give it with the VM: `slipgate vm add NAME --forward ...`",
         ));
     }
-    let config = checked(nat, network, Vec::new(), on_exit(args.on_exit), order)?;
+    for key in &args.metrics_label {
+        check_label("--metrics-label", key, "")?;
+    }
+    let config = checked(nat, network, None, on_exit(args.on_exit), order)?;
     Ok(Config {
-        is_daemon: true,
         api: api_sockets(args)?,
+        metrics_labels: args.metrics_label.clone(),
         ..config
     })
 }
@@ -77,11 +82,11 @@ fn api_sockets(args: &ServeArgs) -> Result<Vec<ApiSocket>, ConfigError> {
     sockets.collect()
 }
 
-/// Checks the NAT's flags, which all commands that run it share.
+/// Checks the NAT's flags, which all commands that run it share. `vms`: `None` for a daemon.
 fn checked(
     nat: &NatArgs,
     network: GuestNetwork,
-    vms: Vec<VmConfig>,
+    vms: Option<Vec<VmConfig>>,
     on_exit: OnExit,
     order: Vec<RuleFlag>,
 ) -> Result<Config, ConfigError> {
@@ -100,6 +105,8 @@ fn checked(
     if let Some(uplink) = &nat.uplink {
         check_device("--uplink", uplink, uplink)?;
     }
+    let is_daemon = vms.is_none();
+    let vms = vms.unwrap_or_default();
     if let Some(vm) = vms.iter().find(|v| nat.uplink.as_ref() == Some(&v.tap)) {
         return Err(ConfigError::new(
             "--uplink",
@@ -122,7 +129,7 @@ fn checked(
         uplink: nat.uplink.clone(),
         network,
         vms,
-        is_daemon: false,
+        is_daemon,
         typed: overrides::of(nat, order)?,
         named_policies: Default::default(),
         // By `settle`.
@@ -138,6 +145,7 @@ fn checked(
         pin_dir: nat.pin_dir.clone(),
         flow_log: nat.flow_log.clone(),
         metrics: nat.metrics,
+        metrics_labels: Vec::new(),
         api: Vec::new(),
         flow_log_events: nat.flow_log_events.iter().map(event).collect(),
         pcap: nat.pcap.clone(),

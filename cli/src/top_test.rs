@@ -26,6 +26,7 @@ fn flow(slot: u32, vm: &str, bytes: (u64, u64), age_ms: u64, name: Option<&str>)
             generation: 1,
         }),
         vm: vm.into(),
+        labels: Default::default(),
         proto: "tcp",
         guest: format!("10.0.2.15:{}", 40_000 + slot),
         remote: format!("198.51.100.{slot}:443"),

@@ -35,6 +35,7 @@ fn add(args: &VmPutArgs) -> anyhow::Result<()> {
         ip: None,
         policy: None,
         quotas: Default::default(),
+        forwards: Vec::new(),
         labels: BTreeMap::new(),
     };
     put(args, given(args, new))
@@ -57,6 +58,9 @@ fn given(args: &VmPutArgs, mut vm: VmDefinition) -> VmDefinition {
     vm.mac = args.mac.clone().or(vm.mac);
     vm.ip = args.ip.or(vm.ip);
     vm.policy = args.policy.clone().or(vm.policy);
+    if !args.forward.is_empty() || args.no_forward {
+        vm.forwards = args.forward.clone();
+    }
     vm.labels.extend(args.label.iter().cloned());
     vm.quotas = args.quotas.quotas().or(vm.quotas);
     vm
@@ -108,6 +112,7 @@ fn list(args: &VmListArgs) -> anyhow::Result<()> {
             tap,
             ip,
             policy,
+            forwards,
             labels,
             ..
         } = vm.definition;
@@ -118,11 +123,14 @@ fn list(args: &VmListArgs) -> anyhow::Result<()> {
             tap,
             ip.map(|ip| ip.to_string()).unwrap_or_default(),
             policy.unwrap_or_else(|| "-".to_owned()),
+            forwards.join(","),
             labels.join(","),
         ]
     };
     let rows: Vec<_> = vms.into_iter().map(row).collect();
-    let head = ["VM", "STATE", "TAP", "GUEST", "POLICY", "LABELS"];
+    let head = [
+        "VM", "STATE", "TAP", "GUEST", "POLICY", "FORWARDS", "LABELS",
+    ];
     print!("{}", table(&head, &rows, &[]));
     Ok(())
 }

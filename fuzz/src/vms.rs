@@ -24,6 +24,7 @@ pub(crate) fn spec(row: u16, id: u32, max_flows: u32) -> VmSpec {
         id: VmId::new(id),
         row: VmRow::new(row),
         name: format!("vm{row}"),
+        labels: Default::default(),
         guest: GUEST.into(),
         gateway: GATEWAY.into(),
         dns: RESOLVER.into(),

@@ -14,7 +14,10 @@ use serde::{Deserialize, Serialize};
 pub use self::{
     ask::{ClientError, ask},
     server::{Asked, ClientId, ControlServer},
-    vms::{MAX_LABEL_BYTES, MAX_LABELS, PolicyStatus, VmChange, VmDefinition, VmState, VmStatus},
+    vms::{
+        MAX_LABEL_BYTES, MAX_LABELS, MAX_VM_FORWARDS, PolicyStatus, VmChange, VmDefinition,
+        VmState, VmStatus,
+    },
 };
 use crate::{
     descriptors::{carries_descriptors, carries_none},
@@ -179,6 +182,8 @@ pub enum ErrorKind {
     Forbidden,
     /// What the client wants to replace is not there any more.
     Replaced,
+    /// Somebody else has what the client wants.
+    Taken,
 }
 
 /// Permissions of a peer.
@@ -292,6 +297,14 @@ impl ClientAnswer {
         Self::Error {
             error: why.into(),
             kind: ErrorKind::Busy,
+        }
+    }
+
+    /// Makes an answer that says who has what the client wants.
+    pub fn taken(why: impl Into<String>) -> Self {
+        Self::Error {
+            error: why.into(),
+            kind: ErrorKind::Taken,
         }
     }
 

@@ -32,9 +32,9 @@ pub enum ToEngine<F = OwnedFd> {
     Forwards(Vec<ForwardSocket<F>>),
     /// Setup is complete: confine the process, adopt the predecessor's flows, and serve.
     Begin,
-    /// Changed specification of a VM.
+    /// Changed specification of a VM; without an answer.
     Vm(VmSpec),
-    /// A VM to serve besides the others; answered by [`FromEngine::Done`].
+    /// A VM to serve besides the others, or a changed specification; answered by [`FromEngine::Done`].
     AddVm {
         /// Number that the answer returns.
         id: u64,
@@ -49,6 +49,20 @@ pub enum ToEngine<F = OwnedFd> {
         vm: u32,
         /// Row of the VM.
         row: u16,
+    },
+    /// Changed forwards of a VM; answered by [`FromEngine::Done`] once no packet of a flow through
+    /// a removed one can leave.
+    ChangeForwards {
+        /// Number that the answer returns.
+        id: u64,
+        /// Id of the VM.
+        vm: u32,
+        /// Row of the VM.
+        row: u16,
+        /// IP protocol and address on the host of those that go.
+        removed: Vec<(u8, SocketAddrV4)>,
+        /// Those that come.
+        added: Vec<ForwardSocket<F>>,
     },
     /// Changed routes, addresses or links of the host.
     Network(NetworkView),
@@ -109,7 +123,7 @@ pub enum FromEngine {
         /// Reply to the client.
         reply: EngineReply,
     },
-    /// Answer to [`ToEngine::AddVm`] and [`ToEngine::RemoveVm`].
+    /// Answer to [`ToEngine::AddVm`], [`ToEngine::RemoveVm`] and [`ToEngine::ChangeForwards`].
     Done {
         /// Number of the message.
         id: u64,
@@ -135,6 +149,22 @@ impl<F> ToEngine<F> {
             Self::Vm(vm) => ToEngine::Vm(vm),
             Self::AddVm { id, vm } => ToEngine::AddVm { id, vm },
             Self::RemoveVm { id, vm, row } => ToEngine::RemoveVm { id, vm, row },
+            Self::ChangeForwards {
+                id,
+                vm,
+                row,
+                removed,
+                added,
+            } => {
+                let added = added.into_iter().map(|forward| forward.try_map(f));
+                ToEngine::ChangeForwards {
+                    id,
+                    vm,
+                    row,
+                    removed,
+                    added: added.collect::<Result<_, _>>()?,
+                }
+            }
             Self::Network(view) => ToEngine::Network(view),
             Self::Resolvers(all) => ToEngine::Resolvers(all),
             Self::ReservedPorts(ports) => ToEngine::ReservedPorts(ports),
@@ -218,6 +248,7 @@ impl<F> ForwardSocket<F> {
             host: self.host,
             guest_port: self.guest_port,
             rule: self.rule,
+            relayed_rule: self.relayed_rule,
         })
     }
 }

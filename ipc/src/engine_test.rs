@@ -70,6 +70,7 @@ fn forward(tag: i32) -> ForwardSocket<Tag> {
         host: "192.0.2.1:80".parse().unwrap(),
         guest_port: 8_080,
         rule: 9,
+        relayed_rule: 9,
     }
 }
 

@@ -26,6 +26,8 @@ pub struct MetricsStart<F = OwnedFd> {
     pub listener: F,
     /// Row in `OWNERS` whose VMs are shown.
     pub owner_row: u32,
+    /// Keys of the VMs' labels that are shown.
+    pub label_keys: Vec<String>,
     /// Level of messages on stderr.
     pub log: String,
 }
@@ -47,6 +49,7 @@ impl<F> ToMetrics<F> {
                 maps: try_map_all(start.maps, f)?,
                 listener: f(start.listener)?,
                 owner_row: start.owner_row,
+                label_keys: start.label_keys,
                 log: start.log,
             }),
             Self::Inventory(page) => ToMetrics::Inventory(page),

@@ -4,11 +4,14 @@ use std::{net::SocketAddrV4, ops::AddAssign};
 use serde::{Deserialize, Serialize};
 use slipgate_policy::RefusedCounts;
 
-use crate::RelayedId;
+use crate::{Labels, RelayedId};
 
 /// One page of the state that only the engine has: names, refusals and relayed flows.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct EngineInventory {
+    /// Labels of each VM that has some, by its name.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub labels: Vec<(String, Labels)>,
     /// Counts of DNS refusals of each VM, by its name.
     pub vms: Vec<(String, NameCounts)>,
     /// Refusals of each VM since the engine started, with the last of each kind; only the most

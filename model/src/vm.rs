@@ -1,8 +1,11 @@
 //! Description of a VM and its network.
-use std::net::Ipv4Addr;
+use std::{collections::BTreeMap, net::Ipv4Addr};
 
 use serde::{Deserialize, Serialize};
 use slipgate_abi::{VmId, VmRow};
+
+/// Labels of a VM, by key. They mean nothing to slipgate.
+pub type Labels = BTreeMap<String, String>;
 
 /// A VM and its network, as the broker describes it to the engine.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -13,6 +16,9 @@ pub struct VmSpec {
     pub row: VmRow,
     /// Name of the VM, given by the user.
     pub name: String,
+    /// Labels that records show.
+    #[serde(default, skip_serializing_if = "Labels::is_empty")]
+    pub labels: Labels,
     /// Address of the guest.
     pub guest: Ipv4Addr,
     /// Address of the gateway, which the engine answers for.

@@ -14,6 +14,7 @@ pub(crate) fn vm(id: u32) -> VmNet {
         id: VmId::new(id),
         row: VmRow::new(id as u16),
         name: format!("vm{id}"),
+        labels: Default::default(),
         guest: [10, 0, 2, 15].into(),
         gateway: [10, 0, 2, 2].into(),
         dns: [10, 0, 2, 3].into(),

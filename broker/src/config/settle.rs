@@ -63,6 +63,15 @@ impl Config {
             }
         }
         self.typed.resolvers()?;
+        if let Some(file) = file.as_ref().filter(|_| self.is_daemon)
+            && let Some(forward) = file.document.forward.first()
+        {
+            return Err(file.error(
+                &forward.span(),
+                "a daemon's VMs come later than its policy file",
+                "give each VM its forwards: `slipgate vm add NAME --forward ...`",
+            ));
+        }
         let names: Vec<&str> = self.vms.iter().map(|vm| &*vm.name).collect();
         self.forwards = forwards(&self.typed.forwards, file.as_ref(), &names)?;
         check_nat_ports(&self.nat_ports, &self.forwards)?;
@@ -85,11 +94,13 @@ impl Config {
         Ok(())
     }
 
-    /// Works out the policy and the quotas of a VM that is to be served besides the others.
+    /// Works out the policy and the quotas of a VM that is to be served besides the others, and checks
+    /// its forwards.
     ///
     /// # Errors
-    /// There is no such policy.
+    /// There is no such policy, or a forwarded port is among those of translated flows.
     pub(crate) fn settle_vm(&self, vm: &mut VmConfig) -> Result<(), ConfigError> {
+        check_nat_ports(&self.nat_ports, &vm.forwards)?;
         settle_vm(vm, &self.typed, self.policy_file.as_ref())
     }
 

@@ -2,8 +2,8 @@
 use std::{collections::BTreeMap, net::Ipv4Addr};
 
 use slipgate_abi::portframe::is_port_device;
-use slipgate_ipc::client::{MAX_LABEL_BYTES, MAX_LABELS, VmDefinition};
-use slipgate_policy::document::{ConfigError, Limits, Quotas, check_name};
+use slipgate_ipc::client::{MAX_LABEL_BYTES, MAX_LABELS, MAX_VM_FORWARDS, VmDefinition};
+use slipgate_policy::document::{ConfigError, Forward, Limits, Quotas, check_name, forwards_of_vm};
 
 use super::GuestNetwork;
 
@@ -23,6 +23,8 @@ pub struct VmConfig {
     pub ip: Ipv4Addr,
     /// Policy and quotas given for this VM alone.
     pub typed: VmFlags,
+    /// Ports of the host that lead to the guest.
+    pub forwards: Vec<Forward>,
     /// Labels, which slipgate does not interpret.
     pub labels: BTreeMap<String, String>,
     /// Index of its policy among the process's policies.
@@ -49,6 +51,7 @@ impl VmConfig {
             mac: None,
             ip,
             typed: VmFlags::default(),
+            forwards: Vec::new(),
             labels: BTreeMap::new(),
             policy: 0,
             limits: Limits::default(),
@@ -67,6 +70,7 @@ impl VmConfig {
             ip,
             policy,
             quotas,
+            forwards,
             labels,
         } = definition;
         check_name("name", name, name)?;
@@ -74,6 +78,15 @@ impl VmConfig {
         let ip = ip.unwrap_or(network.guest);
         network.check_guest("ip", ip)?;
         check_labels(labels)?;
+        let forwards = forwards_of_vm(forwards, name)?;
+        if forwards.len() > MAX_VM_FORWARDS {
+            return Err(ConfigError::new(
+                "forwards",
+                format!("({} ports)", forwards.len()),
+                format!("a VM has {MAX_VM_FORWARDS} forwarded ports at most"),
+                "leave some out",
+            ));
+        }
         let mac = mac.as_deref().map(|mac| parse_mac("mac", mac, mac));
         Ok(Self {
             mac: mac.transpose()?,
@@ -81,6 +94,7 @@ impl VmConfig {
                 policy: policy.clone(),
                 quotas: *quotas,
             },
+            forwards,
             labels: labels.clone(),
             ..Self::new(name, tap, ip)
         })
@@ -88,6 +102,10 @@ impl VmConfig {
 
     /// The definition that a client would give for this VM.
     pub fn definition(&self) -> VmDefinition {
+        let specs = self.forwards.iter().map(|forward| forward.spec.clone());
+        let mut specs: Vec<String> = specs.collect();
+        // A range is several ports.
+        specs.dedup();
         VmDefinition {
             name: self.name.clone(),
             tap: self.tap.clone(),
@@ -97,6 +115,7 @@ impl VmConfig {
             ip: Some(self.ip),
             policy: self.typed.policy.clone(),
             quotas: self.typed.quotas,
+            forwards: specs,
             labels: self.labels.clone(),
         }
     }
@@ -111,20 +130,44 @@ fn check_labels(labels: &BTreeMap<String, String>) -> Result<(), ConfigError> {
             "leave some out",
         ));
     }
-    let fits = |text: &str| text.len() <= MAX_LABEL_BYTES && !text.contains(char::is_control);
-    for (key, value) in labels {
-        if key.is_empty() || !fits(key) || !fits(value) {
-            return Err(ConfigError::new(
-                "labels",
-                format!("{key}={value}"),
-                "a key or value is too long, or has control characters",
-                format!(
-                    "give a key of 1 to {MAX_LABEL_BYTES} bytes and a value of {MAX_LABEL_BYTES} at most"
-                ),
-            ));
-        }
+    labels
+        .iter()
+        .try_for_each(|(key, value)| check_label("labels", key, value))
+}
+
+/// Checks a label, whose key and value are as Kubernetes has them, by `flag`: letters, digits and
+/// `-_.`, with a letter or digit at both ends; a key may have a prefix and a slash, and a value may
+/// be empty.
+///
+/// # Errors
+/// The key or the value has another form, or is too long.
+pub fn check_label(flag: &'static str, key: &str, value: &str) -> Result<(), ConfigError> {
+    let is_word = |text: &str| {
+        let bytes = text.as_bytes();
+        let ends = [bytes.first(), bytes.last()];
+        let is_inner = |b: &u8| b.is_ascii_alphanumeric() || b"-_.".contains(b);
+        ends.iter()
+            .all(|end| end.is_some_and(u8::is_ascii_alphanumeric))
+            && bytes.iter().all(is_inner)
+    };
+    let (prefix, name) = key.split_once('/').unwrap_or(("x", key));
+    let is_key = is_word(prefix) && is_word(name) && key.len() <= MAX_LABEL_BYTES;
+    let is_value = value.is_empty() || is_word(value) && value.len() <= MAX_LABEL_BYTES;
+    if is_key && is_value {
+        return Ok(());
     }
-    Ok(())
+    Err(ConfigError::new(
+        flag,
+        format!("{key}={value}"),
+        format!(
+            "the {} has another form than a label's",
+            if is_key { "value" } else { "key" }
+        ),
+        format!(
+            "give a key like tenant or example.com/tenant and a value like a-1: letters, digits \
+             and -_. between them, {MAX_LABEL_BYTES} bytes at most"
+        ),
+    ))
 }
 
 /// Parses the MAC address of a guest.

@@ -1,61 +1,326 @@
 //! Forwarded ports: their sockets, their keys in the map, and the rules that their flows show.
-use std::ops::Range;
+//!
+//! Forwards of the command line and of the policy file are there from the start to the end; those
+//! of a daemon's VMs come and go with the VM's definition. A port is held from the moment at which
+//! a definition with it is accepted. The programs hand packets over once the engine knows of it.
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::{Ipv4Addr, SocketAddrV4},
+    ops::Range,
+    os::fd::{AsFd as _, OwnedFd},
+};
 
 use anyhow::Context as _;
 use slipgate_abi::{ForwardKey, ForwardTarget};
-use slipgate_control::maps::Insert;
+use slipgate_control::{maps::Insert, vm::OpenVm};
+use slipgate_ipc::engine::{ForwardSocket, ToEngine};
 use slipgate_policy::{Described, PolicySet, document::Forward};
 
-use super::{Attached, reserve};
-use crate::config::Config;
+use super::{Attached, ServedVm, Taken, reserve};
+use crate::config::{Config, VmConfig};
+
+/// The rule that flows of VMs' own forwards show. All have one: a forward that comes needs no
+/// element of `RULES`, and a flow's addresses say which port it came by.
+const OF_ITS_VM: &str = "forward of its VM";
+
+/// A port of the host.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(crate) struct HostPort {
+    protocol: u8,
+    port: u16,
+    /// 0.0.0.0: any address.
+    host: Ipv4Addr,
+}
+
+impl HostPort {
+    fn of(forward: &Forward) -> Self {
+        Self {
+            protocol: forward.protocol,
+            port: forward.host_port,
+            host: forward.host,
+        }
+    }
+
+    fn address(self) -> SocketAddrV4 {
+        SocketAddrV4::new(self.host, self.port)
+    }
+
+    fn key(self) -> ForwardKey {
+        ForwardKey {
+            host: self.host.into(),
+            port: self.port,
+            protocol: self.protocol,
+            pad: 0,
+        }
+    }
+
+    /// Whether the programs look for it. A forward of loopback serves the host only, whose
+    /// connections come by the socket: any neighbour on the uplink's link could send to that
+    /// address too.
+    fn is_from_links(self) -> bool {
+        !self.host.is_loopback()
+    }
+}
+
+/// A port of the host that is held for a guest.
+#[derive(Debug)]
+pub(crate) struct HeldForward {
+    vm: String,
+    guest_port: u16,
+    /// Text of the rule that its flows show.
+    rule: String,
+    socket: OwnedFd,
+}
+
+/// The ports that are held.
+#[derive(Debug, Default)]
+pub(crate) struct HeldForwards(BTreeMap<HostPort, HeldForward>);
+
+impl HeldForwards {
+    /// The name of another VM that has the port, at this address or, where one of the two is any,
+    /// at some.
+    fn holder(&self, forward: &Forward, vm: &str) -> Option<&str> {
+        let at = |host| HostPort {
+            host,
+            ..HostPort::of(forward)
+        };
+        let same_port = at(Ipv4Addr::UNSPECIFIED)..=at(Ipv4Addr::BROADCAST);
+        let clashes = |held: &HostPort| {
+            held.host == forward.host || held.host.is_unspecified() || forward.host.is_unspecified()
+        };
+        self.0
+            .range(same_port)
+            .find(|(port, held)| clashes(port) && held.vm != vm)
+            .map(|(_, held)| held.vm.as_str())
+    }
+}
+
+/// What a VM's new definition changes of its forwards, with the new ports held.
+#[derive(Debug, Default)]
+pub(crate) struct ForwardChange {
+    /// Ports that are no longer forwarded, or to another port of the guest.
+    removed: Vec<HostPort>,
+    /// Forwards that come; no socket where it is held already.
+    added: Vec<(Forward, Option<OwnedFd>)>,
+}
+
+impl ForwardChange {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.removed.is_empty() && self.added.is_empty()
+    }
+}
 
 impl Attached {
-    /// Takes the forwards' ports of the host.
+    /// Takes the forwards' ports of the host, at the start. A port of a daemon's VM that somebody
+    /// else has by now is left out.
     pub(crate) fn reserve_forwards(&mut self) -> anyhow::Result<()> {
-        let forwards = self.config.forwards.iter();
-        self.forward_sockets = forwards.map(reserve::reserve).collect::<Result<_, _>>()?;
+        for forward in &self.config.forwards {
+            let held = HeldForward {
+                vm: self.vms[forward.vm].config.name.clone(),
+                guest_port: forward.guest_port,
+                rule: forward_text(forward),
+                socket: reserve::reserve(forward)?,
+            };
+            self.forwards.0.insert(HostPort::of(forward), held);
+        }
+        for vm in &mut self.vms {
+            let VmConfig { name, forwards, .. } = &mut vm.config;
+            forwards.retain(|forward| match reserve::reserve(forward) {
+                Ok(socket) => {
+                    let held = HeldForward::of_vm(name, forward, socket);
+                    self.forwards.0.insert(HostPort::of(forward), held);
+                    true
+                }
+                Err(e) => {
+                    tracing::warn!("{name} is served without a forward: {e:#}");
+                    false
+                }
+            });
+        }
         Ok(())
     }
 
-    /// Directs first packets from outside to forwarded ports to the engine. The sockets are bound
-    /// by now, so no port of another process is taken. A forward of loopback serves the host only,
-    /// whose connections come by the socket: any neighbour on the uplink's link could send to that
-    /// address too.
-    pub(crate) fn write_forwards(&self) -> anyhow::Result<()> {
-        let forwards = &self.datapath.maps().forwards;
-        let ours = |target: &ForwardTarget| self.vms.iter().any(|vm| vm.open.id == target.vm);
-        forwards.remove_if(|_, target| ours(target))?;
-        let from_links = |forward: &&Forward| !forward.host.is_loopback();
-        for forward in self.config.forwards.iter().filter(from_links) {
-            let vm = &self.vms[forward.vm].open;
-            let key = ForwardKey {
-                host: forward.host.into(),
-                port: forward.host_port,
-                protocol: forward.protocol,
-                pad: 0,
-            };
-            let target = ForwardTarget {
-                vm: vm.id,
-                vm_row: vm.row,
-                guest_port: forward.guest_port,
-                pad: [0; 6],
-            };
-            forwards
-                .insert(&key, &target, Insert::Any)
-                .with_context(|| format!("forwarding port {}", forward.host_port))?;
+    /// Finds what another definition of a VM changes of its forwards, and takes the ports that come.
+    ///
+    /// # Errors
+    /// [`Taken`]: somebody else has a port.
+    pub(crate) fn reserve_change(
+        &self,
+        old: &[Forward],
+        new: &VmConfig,
+    ) -> anyhow::Result<ForwardChange> {
+        let leads = |all: &[Forward], forward: &Forward| {
+            let same = |other: &&Forward| HostPort::of(other) == HostPort::of(forward);
+            all.iter().find(same).map(|forward| forward.guest_port)
+        };
+        let differs = |forward: &&Forward| leads(old, forward) != leads(&new.forwards, forward);
+        let removed = old.iter().filter(differs).map(HostPort::of).collect();
+        let mut added = Vec::new();
+        for forward in new.forwards.iter().filter(differs) {
+            let holder = self.forwards.holder(forward, &new.name);
+            if let Some(holder) = holder {
+                let problem = format!(
+                    "forwards {}: port {} of the host leads to {holder}: forward another port, \
+                     or take it from that VM first",
+                    forward.spec, forward.host_port
+                );
+                return Err(Taken(problem).into());
+            }
+            let is_held = leads(old, forward).is_some();
+            let socket = (!is_held).then(|| reserve::reserve(forward)).transpose()?;
+            added.push((forward.clone(), socket));
+        }
+        Ok(ForwardChange { removed, added })
+    }
+
+    /// Puts a change of a VM's forwards in force, but for the programs, which hand packets over
+    /// after [`Attached::open_forwards`]. Returns the message for the engine.
+    pub(crate) fn change_forwards(
+        &mut self,
+        id: u64,
+        at: usize,
+        change: ForwardChange,
+    ) -> anyhow::Result<ToEngine> {
+        let ForwardChange { removed, added } = change;
+        let vm = &self.vms[at];
+        let (name, open) = (vm.config.name.clone(), &vm.open);
+        let is_new = |(forward, _): &(Forward, _)| HostPort::of(forward);
+        let again: BTreeSet<HostPort> = added.iter().map(is_new).collect();
+        for port in &removed {
+            if port.is_from_links() {
+                self.datapath.maps().forwards.remove(&port.key())?;
+            }
+            if !again.contains(port) {
+                self.forwards.0.remove(port);
+            }
+        }
+        let mut sockets = Vec::new();
+        for (forward, socket) in added {
+            let port = HostPort::of(&forward);
+            let held = self.forwards.0.remove(&port).map(|held| held.socket);
+            let socket = socket.or(held).context("a forward without its socket")?;
+            let held = HeldForward::of_vm(&name, &forward, socket);
+            sockets.push(self.forward_socket(port, &held, open)?);
+            self.forwards.0.insert(port, held);
+        }
+        Ok(ToEngine::ChangeForwards {
+            id,
+            vm: open.id,
+            row: open.row as u16,
+            removed: removed
+                .iter()
+                .map(|port| (port.protocol, port.address()))
+                .collect(),
+            added: sockets,
+        })
+    }
+
+    /// Directs first packets to a VM's forwarded ports to the engine, which knows of them.
+    pub(crate) fn open_forwards(&self, vm: &ServedVm) -> anyhow::Result<()> {
+        let ports = vm.config.forwards.iter().map(HostPort::of);
+        ports.into_iter().try_for_each(|port| {
+            let held = self.forwards.0.get(&port);
+            held.map_or(Ok(()), |held| self.open_forward(port, held, &vm.open))
+        })
+    }
+
+    /// Lets go of the forwards of a VM that is removed.
+    pub(crate) fn close_forwards(&mut self, gone: &ServedVm) -> anyhow::Result<()> {
+        for forward in &gone.config.forwards {
+            let port = HostPort::of(forward);
+            self.forwards.0.remove(&port);
+            self.datapath.maps().forwards.remove(&port.key())?;
         }
         Ok(())
+    }
+
+    /// Directs first packets from outside to all forwarded ports to the engine, and none to ports
+    /// that are no longer forwarded. The sockets are bound by now, so no port of another process
+    /// is taken.
+    pub(crate) fn write_forwards(&self) -> anyhow::Result<()> {
+        let ids: BTreeSet<u32> = self.vms.iter().map(|vm| vm.open.id).collect();
+        let forwards = &self.datapath.maps().forwards;
+        forwards.remove_if(|_, target| ids.contains(&target.vm))?;
+        let by_name = self.open_by_name();
+        for (port, held) in &self.forwards.0 {
+            if let Some(open) = by_name.get(held.vm.as_str()) {
+                self.open_forward(*port, held, open)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn open_forward(
+        &self,
+        port: HostPort,
+        held: &HeldForward,
+        open: &OpenVm,
+    ) -> anyhow::Result<()> {
+        if !port.is_from_links() {
+            return Ok(());
+        }
+        let target = ForwardTarget {
+            vm: open.id,
+            vm_row: open.row,
+            guest_port: held.guest_port,
+            pad: [0; 6],
+        };
+        let forwards = &self.datapath.maps().forwards;
+        forwards
+            .insert(&port.key(), &target, Insert::Any)
+            .with_context(|| format!("forwarding port {}", port.port))
+    }
+
+    /// All forwards, in the form in which an engine gets them.
+    pub(crate) fn forward_sockets(&self) -> anyhow::Result<Vec<ForwardSocket>> {
+        let by_name = self.open_by_name();
+        let all = self.forwards.0.iter();
+        all.filter_map(|(port, held)| {
+            let open = by_name.get(held.vm.as_str())?;
+            Some(self.forward_socket(*port, held, open))
+        })
+        .collect()
+    }
+
+    fn forward_socket(
+        &self,
+        port: HostPort,
+        held: &HeldForward,
+        open: &OpenVm,
+    ) -> anyhow::Result<ForwardSocket> {
+        let at = forward_texts(&self.config).position(|text| text == held.rule);
+        let at = at.map_or(0, |at| at as u32);
+        Ok(ForwardSocket {
+            socket: held.socket.as_fd().try_clone_to_owned()?,
+            vm: open.id,
+            vm_row: open.row as u16,
+            protocol: port.protocol,
+            host: port.address(),
+            guest_port: held.guest_port,
+            rule: self.forward_rules().start + at,
+            relayed_rule: self.relayed_rules.start + at,
+        })
+    }
+
+    fn open_by_name(&self) -> BTreeMap<&str, &OpenVm> {
+        let vms = self.vms.iter();
+        vms.map(|vm| (vm.config.name.as_str(), &vm.open)).collect()
     }
 
     /// The elements of `RULES` that forwards' flows show: the last of those in force.
     pub(crate) fn forward_rules(&self) -> Range<u32> {
         forwards_of(&self.rules, &self.config)
     }
+}
 
-    /// The element of `RULES` that a forward's flows show.
-    pub(crate) fn forward_rule(&self, forward: &Forward) -> u32 {
-        let at = forward_texts(&self.config).position(|text| text == forward_text(forward));
-        self.forward_rules().start + at.map_or(0, |at| at as u32)
+impl HeldForward {
+    fn of_vm(vm: &str, forward: &Forward, socket: OwnedFd) -> Self {
+        Self {
+            vm: vm.to_owned(),
+            guest_port: forward.guest_port,
+            rule: OF_ITS_VM.to_owned(),
+            socket,
+        }
     }
 }
 
@@ -70,11 +335,12 @@ pub(crate) fn forwards_of(rules: &Range<u32>, config: &Config) -> Range<u32> {
     rules.end - forward_texts(config).count() as u32..rules.end
 }
 
-/// Returns one text per flag, whatever the length of its port range.
+/// Returns one text per flag, whatever the length of its port range, or the one of a daemon's VMs.
 pub(crate) fn forward_texts(config: &Config) -> impl Iterator<Item = String> {
     let mut texts: Vec<String> = config.forwards.iter().map(forward_text).collect();
     texts.dedup();
-    texts.into_iter()
+    let of_vms = config.is_daemon.then(|| OF_ITS_VM.to_owned());
+    texts.into_iter().chain(of_vms)
 }
 
 fn forward_text(forward: &Forward) -> String {

@@ -19,6 +19,11 @@ use crate::role::Role;
 /// Connections that may wait to be accepted.
 const BACKLOG: i32 = 1_024;
 
+/// Somebody else has what a client wants.
+#[derive(thiserror::Error, Debug)]
+#[error("{0}")]
+pub(crate) struct Taken(pub(crate) String);
+
 /// Takes a forward's host port, listening when it is TCP's; non-blocking.
 pub(super) fn reserve(forward: &Forward) -> anyhow::Result<OwnedFd> {
     let tcp = forward.protocol == Protocol::Tcp as u8;
@@ -43,11 +48,8 @@ pub(super) fn reserve(forward: &Forward) -> anyhow::Result<OwnedFd> {
     let address = SockaddrIn::from(SocketAddrV4::new(forward.host, forward.host_port));
     let taken = || {
         let by = holder(name, forward.host, forward.host_port);
-        let by = by.map_or_else(
-            || "somebody this process can't see".to_owned(),
-            |holder| holder.to_string(),
-        );
-        anyhow!("it is taken by {by}; stop that one, or forward another port").context(what())
+        let remedy = "stop that one, or forward another port";
+        Taken(format!("{}: it is taken by {by}; {remedy}", what())).into()
     };
     match bind(socket.as_raw_fd(), &address) {
         Ok(()) => {}
@@ -76,38 +78,52 @@ pub(super) fn reserve(forward: &Forward) -> anyhow::Result<OwnedFd> {
     Ok(socket)
 }
 
-/// Process that holds a port.
+/// Who holds a port.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Holder {
-    pid: u32,
-    command: String,
+enum Holder {
+    Process {
+        pid: u32,
+        command: String,
+    },
+    /// A process of this user, at whose descriptors this process may not look.
+    User(u32),
+    /// A process of another network namespace's user, or one that has let go meanwhile.
+    Unseen,
 }
 
 impl Holder {
     fn of(pid: u32) -> Self {
         let command = command_of(&Path::new("/proc").join(pid.to_string()));
-        Self { pid, command }
+        Self::Process { pid, command }
     }
 }
 
 impl std::fmt::Display for Holder {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{} (process {})", self.command, self.pid)
+        match self {
+            Self::Process { pid, command } => write!(f, "{command} (process {pid})"),
+            Self::User(uid) => write!(
+                f,
+                "a process of the user {uid} (`ss -lptun` says which, asked by root)"
+            ),
+            Self::Unseen => f.write_str("somebody this process can't see"),
+        }
     }
 }
 
 /// The process that has a socket on this port, by its inode in /proc.
-fn holder(protocol: &str, host: Ipv4Addr, port: u16) -> Option<Holder> {
-    let inodes: Vec<String> = [protocol.to_owned(), format!("{protocol}6")]
+fn holder(protocol: &str, host: Ipv4Addr, port: u16) -> Holder {
+    let sockets: Vec<(u64, u32)> = [protocol.to_owned(), format!("{protocol}6")]
         .iter()
         .filter_map(|table| fs::read_to_string(format!("/proc/thread-self/net/{table}")).ok())
-        .flat_map(|text| inodes_of(&text, protocol == "tcp", host, port))
-        .map(|inode| format!("socket:[{inode}]"))
+        .flat_map(|text| sockets_in(&text, protocol == "tcp", host, port))
         .collect();
-    if inodes.is_empty() {
-        return None;
-    }
-    let processes = fs::read_dir("/proc").ok()?.flatten();
+    let Some((_, user)) = sockets.first() else {
+        return Holder::Unseen;
+    };
+    let inodes = sockets.iter().map(|(inode, _)| format!("socket:[{inode}]"));
+    let inodes: Vec<String> = inodes.collect();
+    let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
     for process in processes {
         let Some(pid) = process.file_name().to_str().and_then(|n| n.parse().ok()) else {
             continue;
@@ -126,13 +142,15 @@ fn holder(protocol: &str, host: Ipv4Addr, port: u16) -> Option<Holder> {
         if has {
             let holder = Holder::of(pid);
             // Who started an engine is the one to stop.
-            let broker = (holder.command == Role::Engine.title())
-                .then(|| parent_of(pid))
-                .flatten();
-            return Some(broker.map_or(holder, Holder::of));
+            let is_engine = matches!(
+                &holder,
+                Holder::Process { command, .. } if command == Role::Engine.title()
+            );
+            let broker = is_engine.then(|| parent_of(pid)).flatten();
+            return broker.map_or(holder, Holder::of);
         }
     }
-    None
+    Holder::User(*user)
 }
 
 fn parent_of(pid: u32) -> Option<u32> {
@@ -164,14 +182,15 @@ fn command_of(process: &Path) -> String {
         .collect()
 }
 
-/// Inodes of sockets bound to the port on this address or on any. The table's format is
+/// Inodes and users of sockets bound to the port on this address or on any. The table's format is
 /// `Documentation/networking/proc_net_tcp.rst`; of TCP only listening ones (state 0A) hold a port
 /// against SO_REUSEADDR.
-fn inodes_of(table: &str, tcp: bool, host: Ipv4Addr, port: u16) -> Vec<u64> {
-    let mut inodes = Vec::new();
+fn sockets_in(table: &str, tcp: bool, host: Ipv4Addr, port: u16) -> Vec<(u64, u32)> {
+    let mut sockets = Vec::new();
     for line in table.lines().skip(1) {
         let fields: Vec<_> = line.split_whitespace().collect();
-        let (Some(local), Some(state), Some(inode)) = (fields.get(1), fields.get(3), fields.get(9))
+        let (Some(local), Some(state), Some(user), Some(inode)) =
+            (fields.get(1), fields.get(3), fields.get(7), fields.get(9))
         else {
             continue;
         };
@@ -187,10 +206,10 @@ fn inodes_of(table: &str, tcp: bool, host: Ipv4Addr, port: u16) -> Vec<u64> {
         let bound = word.map(|w| Ipv4Addr::from(w.to_ne_bytes()));
         let any = address.bytes().all(|b| b == b'0') || host.is_unspecified();
         if any || bound == Some(host) {
-            inodes.extend(inode.parse::<u64>());
+            sockets.extend(inode.parse().ok().zip(user.parse().ok()));
         }
     }
-    inodes
+    sockets
 }
 
 #[cfg(test)]

@@ -60,12 +60,12 @@ fn an_address_of_another_host_is_refused() {
 #[test]
 fn the_kernels_table_is_read_as_documented() {
     let table = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode
-   0: 0100007F:1F90 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 4242 1
+   0: 0100007F:1F90 00000000:0000 0A 00000000:00000000 00:00000000 00000000     7        0 4242 1
    1: 0100007F:1F90 0100007F:C000 01 00000000:00000000 00:00000000 00000000     0        0 4243 1
    2: 00000000:1F91 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 4244 1";
-    let of = |host: [u8; 4], port| inodes_of(table, true, host.into(), port);
-    assert_eq!(of([127, 0, 0, 1], 8080), [4242]);
-    assert_eq!(of([0, 0, 0, 0], 8080), [4242]);
-    assert_eq!(of([192, 0, 2, 1], 8080), [0u64; 0]);
-    assert_eq!(of([192, 0, 2, 1], 8081), [4244]);
+    let of = |host: [u8; 4], port| sockets_in(table, true, host.into(), port);
+    assert_eq!(of([127, 0, 0, 1], 8080), [(4242, 7)]);
+    assert_eq!(of([0, 0, 0, 0], 8080), [(4242, 7)]);
+    assert_eq!(of([192, 0, 2, 1], 8080), []);
+    assert_eq!(of([192, 0, 2, 1], 8081), [(4244, 0)]);
 }

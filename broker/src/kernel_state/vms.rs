@@ -134,6 +134,7 @@ impl Attached {
             id: VmId::new(vm.open.id),
             row: VmRow::new(vm.open.row as u16),
             name: vm.config.name.clone(),
+            labels: vm.config.labels.clone(),
             guest: vm.config.ip,
             gateway: network.gateway,
             dns: network.dns,

@@ -1,6 +1,5 @@
 //! A running engine process: it gets descriptors and settings at its start, and changes later.
 use std::{
-    net::SocketAddrV4,
     os::fd::{AsFd, BorrowedFd},
     time::{Duration, Instant},
 };
@@ -9,7 +8,7 @@ use anyhow::{Context as _, bail};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use slipgate_ipc::{
     channel::{Channel, MAX_FDS, Received, memory_file},
-    engine::{ForwardSocket, FromEngine, OnExit, Start, ToEngine},
+    engine::{FromEngine, OnExit, Start, ToEngine},
 };
 
 use super::{child::ChildProcess, outgoing::Outgoing};
@@ -59,7 +58,7 @@ impl EngineProcess {
             log: log.to_owned(),
         };
         engine.channel().send(ToEngine::Start(Box::new(start)))?;
-        let mut forwards = forwards(attached).peekable();
+        let mut forwards = attached.forward_sockets()?.into_iter().peekable();
         while forwards.peek().is_some() {
             let some = forwards.by_ref().take(MAX_FDS).collect();
             engine.channel().send(ToEngine::Forwards(some))?;
@@ -168,21 +167,4 @@ impl EngineProcess {
     pub(crate) fn how_it_ended(&mut self) -> String {
         self.process.how_it_ended()
     }
-}
-
-/// Forwards in the form in which the engine gets them.
-fn forwards(attached: &Attached) -> impl Iterator<Item = ForwardSocket<BorrowedFd<'_>>> {
-    let all = attached.config.forwards.iter();
-    all.zip(&attached.forward_sockets).map(|(forward, socket)| {
-        let vm = &attached.vms[forward.vm].open;
-        ForwardSocket {
-            socket: socket.as_fd(),
-            vm: vm.id,
-            vm_row: vm.row as u16,
-            protocol: forward.protocol,
-            host: SocketAddrV4::new(forward.host, forward.host_port),
-            guest_port: forward.guest_port,
-            rule: attached.forward_rule(forward),
-        }
-    })
 }

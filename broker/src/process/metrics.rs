@@ -116,6 +116,7 @@ impl Metrics {
             maps: attached.datapath.maps().fds(),
             listener: self.listener.as_fd(),
             owner_row: attached.owner.row(),
+            label_keys: attached.config.metrics_labels.clone(),
             log: self.log.clone(),
         });
         let started = ChildProcess::start(Role::Metrics, &attached.users).and_then(|process| {

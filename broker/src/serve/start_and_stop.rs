@@ -91,7 +91,8 @@ impl Broker {
             let api = Api::new(listener, may_change, &broker.parts.attached, log);
             broker.apis.push(api);
         }
-        privileges::limit_broker().context("giving up what the broker does not need")?;
+        privileges::limit_broker(broker.parts.attached.config.is_daemon)
+            .context("giving up what the broker does not need")?;
         Ok(broker)
     }
 

@@ -17,6 +17,9 @@ pub(crate) struct ServeArgs {
     /// Answer the API on this Unix socket too, for reading alone
     #[arg(long, value_name = "PATH[,group=NAME]")]
     pub(crate) api_read: Option<String>,
+    /// Give Prometheus the VMs' labels of this key, as slipgate_vm_info; may be given several times
+    #[arg(long, value_name = "KEY", requires = "metrics")]
+    pub(crate) metrics_label: Vec<String>,
     #[command(flatten)]
     pub(crate) nat: NatArgs,
     /// What happens to flows, VMs and pins at an orderly stop
@@ -55,6 +58,12 @@ pub(crate) struct VmPutArgs {
     /// A label for your own use; may be given several times
     #[arg(long, value_name = "KEY=VALUE", value_parser = label)]
     pub(crate) label: Vec<(String, String)>,
+    /// Lead a port of the host to the guest; with `set`, all that there are to be
+    #[arg(long, value_name = "tcp|udp:[ADDR:]PORT:PORT")]
+    pub(crate) forward: Vec<String>,
+    /// With `set`: forward nothing any more
+    #[arg(long, conflicts_with = "forward")]
+    pub(crate) no_forward: bool,
     #[command(flatten)]
     pub(crate) quotas: QuotaArgs,
     /// Directory in bpffs that `serve` was given

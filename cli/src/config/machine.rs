@@ -77,7 +77,7 @@ pub(crate) fn run(args: &RunArgs, order: Vec<RuleFlag>) -> Result<RunConfig, Con
         nat: Config {
             new_vms: true,
             // The VM ends with us: no flow has anybody to go on for.
-            ..checked(&args.nat, network, vec![vm], OnExit::Detach, order)?
+            ..checked(&args.nat, network, Some(vec![vm]), OnExit::Detach, order)?
         },
         report: args.report.clone(),
     })

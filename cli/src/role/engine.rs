@@ -9,7 +9,6 @@ mod port_io;
 use std::{fs::File, rc::Rc};
 
 use anyhow::{Context as _, bail};
-use slipgate_abi::{Protocol, VmId, VmRow};
 use slipgate_control::maps::SharedMaps;
 use slipgate_ipc::{
     channel::{Channel, read_memory_file},
@@ -18,7 +17,6 @@ use slipgate_ipc::{
 use slipgate_policy::PolicySet;
 use userspace_nat::{
     clock::SystemClock,
-    control::Forward,
     dns,
     event_loop::{Engine, Parts},
     name_gate::{ByRules, Judge},
@@ -120,7 +118,7 @@ pub(crate) fn run(args: &ChildArgs) -> anyhow::Result<()> {
     engine.set_network(&network);
     engine.set_reserved_ports(control::known_ports(reserved_ports));
     engine.set_resolvers(&control::resolvers(resolvers));
-    let forwards: Option<Vec<_>> = forwards.into_iter().map(forward).collect();
+    let forwards: Option<Vec<_>> = forwards.into_iter().map(control::forward).collect();
     let forwards = forwards.context("a forward of no protocol")?;
     let (translated, relayed): (_, Vec<_>) = forwards.into_iter().unzip();
     engine.set_forwards(translated);
@@ -164,26 +162,4 @@ fn receive(channel: &Channel) -> anyhow::Result<(Start, Vec<ForwardSocket>)> {
             _ => bail!("the broker said something else than how to work"),
         }
     }
-}
-
-/// A forward as the kernel translates it, and as it is relayed; `None`: of no such protocol.
-fn forward(forward: ForwardSocket) -> Option<(Forward, relay::Forward)> {
-    let protocol = Protocol::from_ip(forward.protocol)?;
-    let translated = Forward {
-        protocol,
-        host: *forward.host.ip(),
-        host_port: forward.host.port(),
-        vm: VmId::new(forward.vm),
-        vm_row: VmRow::new(forward.vm_row),
-        guest_port: forward.guest_port,
-        rule: forward.rule,
-    };
-    let relayed = relay::Forward {
-        vm: VmId::new(forward.vm),
-        protocol,
-        guest_port: forward.guest_port,
-        rule: forward.rule,
-        socket: forward.socket,
-    };
-    Some((translated, relayed))
 }

@@ -33,6 +33,7 @@ pub(crate) fn run(args: &ChildArgs) -> anyhow::Result<()> {
         maps,
         listener,
         owner_row,
+        label_keys,
         log,
     } = start;
     log::to_stderr(&log)?;
@@ -44,5 +45,9 @@ pub(crate) fn run(args: &ChildArgs) -> anyhow::Result<()> {
     listener.set_nonblocking(true)?;
     sandbox::enter(broker, args.user)?;
     tracing::debug!("metrics are served");
-    server::Server::new(maps, owner_row, channel, listener).run()
+    let shown = server::Shown {
+        owner_row,
+        label_keys,
+    };
+    server::Server::new(maps, shown, channel, listener).run()
 }

@@ -6,7 +6,7 @@ use serde::Serialize;
 use slipgate_abi::{Protocol, Verdict, slot::SlotFlags, vm::VmFlags};
 use slipgate_control::maps::{ReadOnlyMaps, SlotSnapshot};
 use slipgate_ipc::engine::LiveRelayed;
-use slipgate_model::{FlowId, TranslatedId};
+use slipgate_model::{FlowId, Labels, TranslatedId};
 
 use super::{
     names, now_ns, open, print, served,
@@ -21,6 +21,9 @@ pub(crate) struct Flow {
     pub(crate) id: FlowId,
     /// Name of the VM.
     pub(crate) vm: String,
+    /// Labels of the VM, if it has some.
+    #[serde(skip_serializing_if = "Labels::is_empty")]
+    pub(crate) labels: Labels,
     /// tcp, udp or icmp.
     pub(crate) proto: &'static str,
     /// Address and port (ICMP: query id) on the guest's link.
@@ -83,6 +86,7 @@ impl Flow {
                 generation: slot.generation,
             }),
             vm,
+            labels: Labels::new(),
             proto: slot.protocol.name(),
             guest: format!("{}:{}", slot.guest, slot.guest_port),
             remote: match slot.protocol {
@@ -116,6 +120,7 @@ impl Flow {
         Self {
             id: FlowId::Relayed(flow.id),
             vm: flow.vm.clone(),
+            labels: Labels::new(),
             proto: Protocol::from_ip(flow.protocol).map_or("", Protocol::name),
             guest: shown(flow.guest),
             remote: shown(flow.remote),
@@ -250,6 +255,10 @@ pub(crate) fn list(maps: &ReadOnlyMaps, names: &names::Known) -> Vec<Flow> {
             }
         })
         .chain(relayed)
+        .map(|flow| Flow {
+            labels: names.labels.get(&flow.vm).cloned().unwrap_or_default(),
+            ..flow
+        })
         .collect()
 }
 

@@ -12,6 +12,8 @@ use slipgate_ipc::{
     },
 };
 
+use slipgate_model::Labels;
+
 use crate::brokers::sockets;
 
 /// Pages read of one engine at most: far more than a full table has.
@@ -20,6 +22,8 @@ const MOST_PAGES: usize = 4_096;
 /// State of the engines that the pinned maps do not show.
 #[derive(Debug, Default)]
 pub(crate) struct Known {
+    /// Labels, by VM.
+    pub(crate) labels: BTreeMap<String, Labels>,
     /// Counts of DNS refusals, by VM.
     pub(crate) vms: BTreeMap<String, NameCounts>,
     /// Refusals by VM, with the last of each kind.
@@ -36,6 +40,7 @@ impl Known {
     /// Adds a page of an engine's inventory.
     pub(crate) fn add(&mut self, page: EngineInventory) {
         let EngineInventory {
+            labels,
             vms,
             refused,
             flows,
@@ -43,6 +48,7 @@ impl Known {
             relayed_flows,
             next: _,
         } = page;
+        self.labels.extend(labels);
         self.relayed.extend(relayed);
         self.relayed_flows.extend(relayed_flows);
         self.vms.extend(vms);

@@ -61,6 +61,7 @@ pub(super) fn messages() -> Seeds {
         id: VmId::new(1),
         row: VmRow::new(1),
         name: "a".into(),
+        labels: Default::default(),
         guest: [10, 0, 2, 15].into(),
         gateway: [10, 0, 2, 2].into(),
         dns: [10, 0, 2, 3].into(),

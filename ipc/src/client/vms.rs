@@ -9,6 +9,9 @@ pub const MAX_LABELS: usize = 8;
 /// Longest key or value of a label, bytes.
 pub const MAX_LABEL_BYTES: usize = 63;
 
+/// Largest number of forwarded ports of a VM: their sockets go to the engine in one message.
+pub const MAX_VM_FORWARDS: usize = 64;
+
 /// Definition of a VM, as a client gives it. The daemon checks every value.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -29,6 +32,9 @@ pub struct VmDefinition {
     /// Limits that replace those of the policy.
     #[serde(default, skip_serializing_if = "is_default")]
     pub quotas: Quotas,
+    /// Ports of the host that lead to the guest, in the form of `--forward`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub forwards: Vec<String>,
     /// Labels for people and platforms; the daemon does not interpret them.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub labels: BTreeMap<String, String>,

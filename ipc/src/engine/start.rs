@@ -78,4 +78,7 @@ pub struct ForwardSocket<F = OwnedFd> {
     pub guest_port: u16,
     /// Index in `RULES` of the rule that its flows show.
     pub rule: u32,
+    /// Index in `RULES` of the rule that its relayed flows show: one that stays as long as the
+    /// engine runs.
+    pub relayed_rule: u32,
 }

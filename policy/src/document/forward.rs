@@ -35,6 +35,19 @@ pub(super) fn parse(specs: &[String], vms: &[&str]) -> Result<Vec<Forward>, Conf
     Ok(all)
 }
 
+/// Parses the forwards in the definition of a VM of this name, in the form of `--forward`.
+///
+/// # Errors
+/// A forward can't be parsed, names another VM, or uses a host port twice.
+pub fn forwards_of_vm(specs: &[String], name: &str) -> Result<Vec<Forward>, ConfigError> {
+    let mut all = Vec::new();
+    for spec in specs {
+        add(&mut all, spec, &[name])
+            .map_err(|e| ConfigError::new("forwards", spec, e.problem, e.remedy))?;
+    }
+    Ok(all)
+}
+
 /// Parses one value and adds its ports to the others.
 pub(super) fn add(all: &mut Vec<Forward>, spec: &str, vms: &[&str]) -> Result<(), ConfigError> {
     for forward in parse_spec(spec, vms)? {

@@ -17,7 +17,7 @@ pub use self::{
     amount::{Amount, Count},
     error::ConfigError,
     file::PolicyFile,
-    forward::{Forward, address, parse_range},
+    forward::{Forward, address, forwards_of_vm, parse_range},
     host_loopback::parse as parse_host_loopback,
     load::{LoadedPolicies, LoadedPolicy, LoadedRule, Reader, RuleText},
     meaning::{

@@ -191,6 +191,45 @@ fn a_reader_can_change_nothing() {
     assert_eq!(stand.ask_on("read.sock", "GET", "/v1/vms", None), before);
 }
 
+/// The same PUT again changes nothing: no event, no flow, no other id.
+#[test]
+fn a_vms_forwards_are_put_patched_and_refused_by_http() {
+    require_root_and_tun!();
+    let stand = Stand::new();
+    let guest = stand.guest("tap0");
+    let echo = TcpServer::start(&guest.ns, (crate::GUEST, 80), TcpService::Echo).unwrap();
+    let mut events = Events::read(&stand, "/v1/events?after=0");
+    let body = json!({ "tap": "tap0", "forwards": ["tcp:8080:80"] });
+    let (status, vm) = stand.ask("PUT", "/v1/vms/a", Some(body.clone()));
+    assert_eq!((status, &vm["forwards"]), (201, &json!(["tcp:8080:80"])));
+    let address = |port| crate::at(slipgate_testbed::world::HOST, port);
+    let net = &stand.world.net;
+    let mut stream = net.run(|| tcp::connect(address(8080), WAIT)).unwrap();
+    assert_eq!(stand.ask("PUT", "/v1/vms/a", Some(body)), (200, vm));
+    EchoSession::new(&mut stream).round(1_000).unwrap();
+    assert_eq!(echo.peers().len(), 1);
+
+    let other = json!({ "tap": "tap1", "forwards": ["tcp:8080:80"] });
+    let (status, problem) = stand.ask("PUT", "/v1/vms/b", Some(other));
+    assert_eq!(status, 409, "{problem}");
+    let detail = problem["detail"].as_str().unwrap();
+    assert!(
+        detail.contains("port 8080 of the host leads to a"),
+        "{detail}"
+    );
+
+    let patch = json!({ "forwards": ["tcp:8081:80"] });
+    let (status, vm) = stand.ask("PATCH", "/v1/vms/a", Some(patch));
+    assert_eq!((status, &vm["forwards"]), (200, &json!(["tcp:8081:80"])));
+    assert!(EchoSession::new(&mut stream).round(10).is_err());
+    net.run(|| tcp::connect(address(8081), WAIT)).unwrap();
+    assert_eq!(events.next()["event"], "vm_added");
+    assert_eq!(
+        events.next(),
+        json!({ "event": "vm_changed", "vm": "a", "seq": 2 })
+    );
+}
+
 #[test]
 fn what_is_wrong_is_said_as_a_problem() {
     require_root_and_tun!();

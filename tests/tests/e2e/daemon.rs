@@ -17,15 +17,15 @@ use slipgate_testbed::{
 use crate::{BRIEFLY, WAIT, eventually};
 
 /// A daemon and an echo server; fields go in order.
-struct Stand {
-    daemon: Slipgate,
-    echo: TcpServer,
-    world: World,
-    scratch: tempfile::TempDir,
+pub(crate) struct Stand {
+    pub(crate) daemon: Slipgate,
+    pub(crate) echo: TcpServer,
+    pub(crate) world: World,
+    pub(crate) scratch: tempfile::TempDir,
 }
 
 impl Stand {
-    fn new(args: &[&str]) -> Self {
+    pub(crate) fn new(args: &[&str]) -> Self {
         let world = World::new().unwrap();
         let scratch = tempfile::tempdir().unwrap();
         let log = scratch.path().join("flows.jsonl").display().to_string();
@@ -42,33 +42,33 @@ impl Stand {
         }
     }
 
-    fn guest(&self, tap: &str) -> Guest {
+    pub(crate) fn guest(&self, tap: &str) -> Guest {
         Guest::new(&self.world, GuestConfig::new(tap)).unwrap()
     }
 
     /// What `slipgate vm ARGS…` prints.
-    fn vm(&self, args: &[&str]) -> String {
+    pub(crate) fn vm(&self, args: &[&str]) -> String {
         let all: Vec<&str> = ["vm"].into_iter().chain(args.iter().copied()).collect();
         String::from_utf8(self.daemon.run(&all).unwrap().stdout).unwrap()
     }
 
-    fn vm_error(&self, args: &[&str]) -> String {
+    pub(crate) fn vm_error(&self, args: &[&str]) -> String {
         let all: Vec<&str> = ["vm"].into_iter().chain(args.iter().copied()).collect();
         self.daemon.run(&all).unwrap_err().to_string()
     }
 
     /// The VMs as `slipgate vm ls --json` has them.
-    fn vms(&self) -> Vec<Value> {
+    pub(crate) fn vms(&self) -> Vec<Value> {
         serde_json::from_str(&self.vm(&["ls", "--json"])).unwrap()
     }
 
-    fn connect(&self, guest: &Guest) -> TcpStream {
+    pub(crate) fn connect(&self, guest: &Guest) -> TcpStream {
         guest
             .run(|| tcp::connect(self.echo.address(), WAIT))
             .unwrap()
     }
 
-    fn goes_on(&self, guest: &Guest, stream: &mut TcpStream) {
+    pub(crate) fn goes_on(&self, guest: &Guest, stream: &mut TcpStream) {
         guest.run(|| EchoSession::new(stream).round(1_000)).unwrap();
     }
 
@@ -78,7 +78,7 @@ impl Stand {
     }
 
     /// Ends of flows in the flow log, by VM.
-    fn ends(&self) -> Vec<(String, String)> {
+    pub(crate) fn ends(&self) -> Vec<(String, String)> {
         let text = fs::read_to_string(self.scratch.path().join("flows.jsonl")).unwrap();
         let lines = text
             .lines()
@@ -190,6 +190,53 @@ fn a_vm_is_changed_while_it_is_served() {
     assert!(!stand.reaches(&guest));
     stand.vm(&["set", "a", "--tap", "tap0"]);
     stand.goes_on(&guest, &mut stream);
+}
+
+#[test]
+fn labels_are_in_records_and_in_flows_and_where_told_in_metrics() {
+    require_root_and_tun!();
+    let metrics = ["--metrics", "127.0.0.1:9600", "--metrics-label", "tenant"];
+    let stand = Stand::new(&metrics);
+    let guest = stand.guest("tap0");
+    let labels = ["--label", "tenant=x", "--label", "example.com/run=7"];
+    stand.vm(&[&["add", "a", "--tap", "tap0"][..], &labels].concat());
+    let stream = stand.connect(&guest);
+    let expected = serde_json::json!({ "tenant": "x", "example.com/run": "7" });
+    let flows = || -> Value {
+        let flows = stand.daemon.run(&["flows", "--json"]).unwrap().stdout;
+        serde_json::from_slice(&flows).unwrap()
+    };
+    assert_eq!(flows()[0]["labels"], expected);
+    let page = || {
+        let args = ["--silent", "http://127.0.0.1:9600/metrics"];
+        let mut curl = std::process::Command::new("curl");
+        let output = stand.world.host.run(|| curl.args(args).output().unwrap());
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let page = page();
+    let info = "slipgate_vm_info{vm=\"a\",label_tenant=\"x\"} 1";
+    assert!(page.contains(info) && !page.contains("run"), "{page}");
+
+    // A flow has the labels that its VM has.
+    stand.vm(&["set", "a", "--label", "tenant=y"]);
+    assert_eq!(flows()[0]["labels"]["tenant"], "y");
+    drop(stream);
+    stand.vm(&["rm", "a"]);
+    let line = eventually("the flow's record", || {
+        let log = fs::read_to_string(stand.scratch.path().join("flows.jsonl")).unwrap();
+        let lines = log
+            .lines()
+            .map(|line| serde_json::from_str::<Value>(line).unwrap());
+        lines.into_iter().find(|line| line["event"] == "flow_end")
+    });
+    assert_eq!(line["labels"]["tenant"], "y", "{line}");
+    for bad in ["x-=1", "a b=1", "a=b c", "a/b/c=1", "=1"] {
+        let error = stand.vm_error(&["add", "a", "--tap", "tap0", "--label", bad]);
+        assert!(
+            error.contains("label") || error.contains("KEY=VALUE"),
+            "{bad}: {error}"
+        );
+    }
 }
 
 #[test]

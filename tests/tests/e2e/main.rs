@@ -9,6 +9,7 @@ mod clones;
 mod compromised;
 mod counting;
 mod daemon;
+mod daemon_forwards;
 mod forged;
 mod forwards;
 mod guest_errors;

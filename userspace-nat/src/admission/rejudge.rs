@@ -1,7 +1,7 @@
 //! New judgement of live flows, after a change of policies or by a successor.
 use std::sync::atomic::Ordering::Relaxed;
 
-use slipgate_abi::{Protocol, SlotRef, VmId, slot::SlotFlags, tcp::TcpBits};
+use slipgate_abi::{Protocol, SlotRef, VmId, VmRow, slot::SlotFlags, tcp::TcpBits};
 
 use crate::{
     datapath::Datapath,
@@ -52,6 +52,21 @@ pub(crate) fn refused_flows<D: Datapath>(
         }
     }
     refused
+}
+
+/// Returns the flows of a VM that no forward would let in any more.
+pub(crate) fn not_let_in<D: Datapath>(core: &Core<D>, vm: VmRow) -> Vec<u32> {
+    let Core { nat, rules, .. } = core;
+    let slots = nat.flows.slots_of(vm).iter().copied();
+    let came_in = |slot: &u32| {
+        let live = nat.datapath.slot(*slot);
+        let entry = nat.flows.entry(*slot);
+        let is_linked = entry.is_some_and(|entry| entry.state.is_linked());
+        is_linked
+            && live.flags() & SlotFlags::INBOUND != 0
+            && !is_inbound_allowed(rules, &core.forwards, &core.vms, live)
+    };
+    slots.filter(came_in).collect()
 }
 
 fn is_inbound_allowed(rules: &Rules, forwards: &Forwards, vms: &VmTable, live: SlotRef) -> bool {

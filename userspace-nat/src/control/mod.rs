@@ -1,10 +1,10 @@
 //! The broker's end of the engine: a channel whose messages call the engine's methods.
-use std::{io, os::fd::BorrowedFd};
+use std::{io, net::SocketAddrV4, os::fd::BorrowedFd};
 
-use slipgate_abi::VmId;
+use slipgate_abi::{Protocol, VmId, VmRow};
 use slipgate_policy::{LocalAddresses, PolicySet};
 
-use crate::vm::VmSpec;
+use crate::{relay, vm::VmSpec};
 
 pub(crate) mod why;
 
@@ -53,6 +53,19 @@ pub struct Reloaded {
     /// Token for the end of the cut flows. After it, no packet of a flow that the policies deny can
     /// leave any more.
     pub ends: EndsToken,
+}
+
+/// Forwards of a VM that are no longer in force, and new ones.
+#[derive(Debug)]
+pub struct ForwardChange {
+    /// Id of the VM.
+    pub vm: VmId,
+    /// Row of the VM.
+    pub row: VmRow,
+    /// Protocol and address on the host of those that go.
+    pub removed: Vec<(Protocol, SocketAddrV4)>,
+    /// Those that come, as the kernel translates them and as they are relayed.
+    pub added: Vec<(Forward, relay::Forward)>,
 }
 
 /// The policies and VMs that replace the present ones.

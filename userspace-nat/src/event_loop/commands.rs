@@ -3,12 +3,12 @@ use std::{io::Write, net::SocketAddr};
 
 use slipgate_abi::{Protocol, VmId, VmRow, timeout::CLOSING_GRACE_NS};
 use slipgate_model::{NetworkView, OnExit, VmSpec, WhyAnswer};
-use slipgate_policy::Destination;
+use slipgate_policy::{Destination, OnReload};
 
 use crate::{
-    admission::plan::Planner,
+    admission::{plan::Planner, rejudge::not_let_in},
     clock::Clock,
-    control::{Control, EndsToken, Forward, why::why},
+    control::{Control, EndsToken, Forward, ForwardChange, why::why},
     datapath::Datapath,
     event_loop::{Engine, EngineError},
     flow::{EndReason, Flows},
@@ -73,6 +73,39 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
             .relay
             .add_forward(forward, cx)
             .map_err(EngineError::Wait)
+    }
+
+    /// Changes the forwards of a VM. Flows through a removed one are cut, unless the VM's policy
+    /// says of a reload that they are kept.
+    ///
+    /// # Errors
+    /// As [`Engine::add_relay_forward`].
+    pub fn change_forwards(&mut self, change: ForwardChange) -> Result<(), EngineError> {
+        let ForwardChange {
+            vm,
+            row,
+            removed,
+            added,
+        } = change;
+        let keeps = self.core.rules.judge.borrow().on_reload(vm) == OnReload::Keep;
+        let cx = &mut Context::new(self.clock.now_ns(), &mut self.core.out.queue, &self.poller);
+        for (protocol, host) in removed {
+            self.core.forwards.remove(vm, protocol, host);
+            self.services.relay.close_forward(vm, protocol, host, cx);
+            // A UDP client's answers need the socket.
+            if !keeps || protocol == Protocol::Udp {
+                self.services.relay.cut_forward(vm, protocol, host, cx);
+            }
+        }
+        for (translated, relayed) in added {
+            self.core.forwards.add(translated);
+            self.add_relay_forward(relayed)?;
+        }
+        if !keeps {
+            let closed = not_let_in(&self.core, row);
+            self.cut_slots(&closed, EndReason::Policy);
+        }
+        Ok(())
     }
 
     /// Replaces the host's resolvers, for policies that configure none of their own.

@@ -79,19 +79,24 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
                 shorten(rule);
             }
             let names = (counts != NameCounts::default()) || !refused.is_empty();
-            if !names && relayed == RelayedCounts::default() {
+            let labels = &vm.net.labels;
+            if !names && relayed == RelayedCounts::default() && labels.is_empty() {
                 continue;
             }
             let takes = size(&counts)
                 + refused.iter().map(size_of_sample).sum::<usize>()
                 + 2 * ENTRY_BYTES
-                + 4 * name.len();
+                + labels.iter().map(size_of_label).sum::<usize>()
+                + 6 * name.len();
             if !draft.has_room(takes, row.word().into()) {
                 return false;
             }
             let page = &mut draft.page;
             if relayed != RelayedCounts::default() {
                 page.relayed.push((name.clone(), relayed));
+            }
+            if !labels.is_empty() {
+                page.labels.push((name.clone(), labels.clone()));
             }
             if names {
                 page.vms.push((name.clone(), counts));
@@ -174,6 +179,10 @@ fn shorten(rule: &mut String) {
 fn size_of_sample(sample: &RefusedSample) -> usize {
     let rule = sample.rule.as_ref().map_or(0, |rule| 2 * rule.len());
     2 * sample.vm.len() + rule + 4 * ENTRY_BYTES
+}
+
+fn size_of_label((key, value): (&String, &String)) -> usize {
+    key.len() + value.len() + ENTRY_BYTES
 }
 
 /// Returns the size of a VM's counts, bytes. The backslashes of unusual names are doubled in JSON.

@@ -72,7 +72,7 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
                 .texts
                 .text(content.rule, &self.core.nat.datapath);
             let names = Names {
-                vm: self.core.vms.name_of(VmId::new(content.vm)),
+                vm: self.core.vms.text_of(VmId::new(content.vm)),
                 rule: rule.as_deref(),
                 dns: opened_by.as_deref().map(|name| &*name.name),
             };
@@ -86,14 +86,14 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
         let Core { rules, vms, .. } = &self.core;
         while let Some((flow, end)) = self.services.relay.next_record() {
             let names = Names {
-                vm: vms.name_of(flow.vm),
+                vm: vms.text_of(flow.vm),
                 rule: flow.rule.and_then(|rule| rules.texts.known(rule)),
                 dns: None,
             };
             self.log.relayed(&flow, end, names, now_ns, wall);
         }
         while let Some(question) = self.services.dns.next_record() {
-            let vm = vms.name_of(question.vm);
+            let vm = vms.text_of(question.vm);
             self.log.dns(&question, vm, now_ns, wall);
         }
     }
@@ -109,7 +109,7 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
         let core = &self.core;
         let names = |vm, rule: Option<u32>| {
             let rule = rule.and_then(|rule| core.rules.texts.known(rule));
-            (core.vms.name_of(vm), rule)
+            (core.vms.text_of(vm), rule)
         };
         refusals.report(&mut self.log, names, now_ns, wall);
         self.core.journal.refusals = refusals;
@@ -191,7 +191,7 @@ fn record_start<D: Datapath>(
     let generation = live.generation().load(Relaxed);
     let opened_by = core.rules.name_of(slot, generation);
     let names = Names {
-        vm: core.vms.name_of(live.id()),
+        vm: core.vms.text_of(live.id()),
         rule: core.rules.texts.known(live.rule()),
         dns: opened_by.map(|name| &*name.name),
     };

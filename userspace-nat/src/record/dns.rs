@@ -9,7 +9,9 @@ use slipgate_abi::VmId;
 
 use serde::Serialize;
 
-use super::{Event, FlowLog, Rfc3339, wall_at};
+use slipgate_model::Labels;
+
+use super::{Event, FlowLog, Rfc3339, VmText, wall_at};
 
 /// Most addresses of an answer that are recorded.
 pub const MOST_ANSWERS: usize = 16;
@@ -69,6 +71,8 @@ struct Line<'a> {
     event: Event,
     time: Rfc3339,
     vm: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    labels: Option<&'a Labels>,
     name: &'a str,
     r#type: Cow<'static, str>,
     transport: &'static str,
@@ -99,12 +103,13 @@ fn is_zero(n: &usize) -> bool {
 
 impl FlowLog {
     /// Buffers the record of a question. `now`: the wall-clock time at `now_ns`.
-    pub fn dns(&mut self, question: &Question, vm: &str, now_ns: u64, now: SystemTime) {
+    pub fn dns(&mut self, question: &Question, vm: VmText<'_>, now_ns: u64, now: SystemTime) {
         let latency_ns = question.answered_ns.saturating_sub(question.asked_ns);
         let line = Line {
             event: Event::Dns,
             time: Rfc3339(wall_at(question.asked_ns, now_ns, now)),
-            vm,
+            vm: vm.name,
+            labels: vm.labels,
             name: &question.name,
             r#type: type_name(question.qtype),
             transport: if question.server.is_some() {

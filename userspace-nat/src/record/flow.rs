@@ -10,7 +10,7 @@ use std::{
 use hashbrown::HashSet;
 use serde::{Deserialize, Serialize};
 use slipgate_abi::{Ip4, Protocol, SlotRef, Verdict, VmId, slot::SlotFlags, tcp::TcpBits};
-use slipgate_model::{FlowId, RelayedId, TranslatedId};
+use slipgate_model::{FlowId, Labels, RelayedId, TranslatedId};
 
 use super::{Event, FlowLog, Rfc3339};
 use crate::flow::Ended;
@@ -18,11 +18,20 @@ use crate::flow::Ended;
 /// Part of a log's end that is searched for ids at adoption, bytes: far more than one turn writes.
 const TAIL: u64 = 4 << 20;
 
+/// What records show of a VM.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct VmText<'a> {
+    /// Name of the VM; empty when it is not known.
+    pub name: &'a str,
+    /// Its labels, if it has some.
+    pub labels: Option<&'a Labels>,
+}
+
 /// Names that a record shows and the slot does not hold.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Names<'a> {
-    /// Name of the VM.
-    pub vm: &'a str,
+    /// The VM.
+    pub vm: VmText<'a>,
     /// Text of the rule, where it is known.
     pub rule: Option<&'a str>,
     /// Name by which DNS opened the address, if one did.
@@ -81,6 +90,8 @@ struct Line<'a> {
     event: Event,
     id: FlowId,
     vm: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    labels: Option<&'a Labels>,
     proto: &'static str,
     guest: Address,
     remote: Address,
@@ -275,7 +286,8 @@ fn line<'a>(
     Line {
         event: Event::FlowStart,
         id,
-        vm: names.vm,
+        vm: names.vm.name,
+        labels: names.vm.labels,
         proto: protocol.name(),
         guest: Address(guest.0, guest.1),
         remote: Address(remote.0, remote.1),

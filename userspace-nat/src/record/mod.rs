@@ -41,7 +41,7 @@ mod time;
 
 pub use dns::{MOST_ANSWERS, MOST_CHAIN, Question, Source};
 pub use event::{Event, Events};
-pub use flow::{Names, RelayedEnd, RelayedFlow, recorded_ids};
+pub use flow::{Names, RelayedEnd, RelayedFlow, VmText, recorded_ids};
 pub use listener::Listener;
 pub use losses::Losses;
 pub use output::{Background, MOST_QUEUED, Outcome, Output, Unwritten};

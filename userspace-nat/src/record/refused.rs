@@ -10,9 +10,9 @@ use std::{net::SocketAddrV4, time::SystemTime};
 use hashbrown::HashMap;
 use serde::Serialize;
 use slipgate_abi::{Protocol, Tuple, VmId};
-use slipgate_model::RefusedSample;
+use slipgate_model::{Labels, RefusedSample};
 
-use super::{Event, FlowLog, Rfc3339, flow::Address, wall_at};
+use super::{Event, FlowLog, Rfc3339, VmText, flow::Address, wall_at};
 
 /// Most sums with a rule per VM.
 const MOST_KINDS: usize = 32;
@@ -42,6 +42,8 @@ struct Sum {
 struct Line<'a> {
     event: Event,
     vm: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    labels: Option<&'a Labels>,
     reason: &'static str,
     #[serde(skip_serializing_if = "Option::is_none")]
     rule: Option<u32>,
@@ -98,7 +100,7 @@ impl Refusals {
     pub fn report<'a>(
         &mut self,
         log: &mut FlowLog,
-        names: impl Fn(VmId, Option<u32>) -> (&'a str, Option<&'a str>),
+        names: impl Fn(VmId, Option<u32>) -> (VmText<'a>, Option<&'a str>),
         now_ns: u64,
         now: SystemTime,
     ) {
@@ -109,10 +111,11 @@ impl Refusals {
                 continue;
             }
             sum.reported = sum.count;
-            let (name, rule_text) = names(vm, sum.rule);
+            let (text, rule_text) = names(vm, sum.rule);
             let line = Line {
                 event: Event::Refused,
-                vm: name,
+                vm: text.name,
+                labels: text.labels,
                 reason: sum.reason,
                 rule: sum.rule,
                 rule_text,

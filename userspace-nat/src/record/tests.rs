@@ -5,7 +5,7 @@ use std::{
 };
 
 use slipgate_abi::{Ip4, Protocol, Slot, Tuple, Verdict, VmId};
-use slipgate_model::TranslatedId;
+use slipgate_model::{Labels, TranslatedId};
 
 use super::*;
 use crate::flow::{EndReason, Ended};
@@ -80,8 +80,16 @@ fn ended(slot: u32) -> Ended {
     }
 }
 
+const A: VmText<'_> = VmText {
+    name: "a",
+    labels: None,
+};
+
 const NAMES: Names<'_> = Names {
-    vm: "a \"b\"",
+    vm: VmText {
+        name: "a \"b\"",
+        labels: None,
+    },
     rule: Some("--allow 198.51.100.0/24"),
     dns: None,
 };
@@ -200,7 +208,7 @@ fn a_log_has_the_events_that_it_wants() {
     let all = |log: &mut FlowLog| {
         log.flow_end(&ended(1), NAMES, at(1, 0));
         log.relayed(&relayed(), None, NAMES, 0, at(1, 0));
-        log.dns(&question(), "a", 0, at(1, 0));
+        log.dns(&question(), A, 0, at(1, 0));
     };
     let events = |events| {
         let lines = lines(events, all).into_iter();
@@ -304,7 +312,7 @@ fn questions_say_what_became_of_them() {
     };
     let lines = lines(Events::ALL, |log| {
         for question in [question(), refused, failed] {
-            log.dns(&question, "a", 1_000_000, at(1_700_000_000, 0));
+            log.dns(&question, A, 1_000_000, at(1_700_000_000, 0));
         }
     });
     assert_eq!(
@@ -338,6 +346,30 @@ fn questions_say_what_became_of_them() {
     );
 }
 
+#[test]
+fn every_record_has_the_labels_of_its_vm() {
+    let labels = Labels::from([("tenant".to_owned(), "x".to_owned())]);
+    let vm = VmText {
+        labels: Some(&labels),
+        ..A
+    };
+    let names = Names { vm, ..NAMES };
+    let mut refusals = Refusals::default();
+    refusals.note(VmId::new(1), "deny", None, &tuple(1), 1);
+    let of_vm = lines(Events::ALL, |log| {
+        log.flow_end(&ended(1), names, at(1, 0));
+        log.relayed(&relayed(), None, names, 0, at(1, 0));
+        log.dns(&question(), vm, 0, at(1, 0));
+        refusals.report(log, |_, _| (vm, None), 2, at(1, 0));
+    });
+    assert_eq!(of_vm.len(), 4);
+    for line in of_vm {
+        assert_eq!(line["labels"], serde_json::json!({ "tenant": "x" }));
+    }
+    let of_another = lines(Events::ALL, |log| log.dns(&question(), A, 0, at(1, 0)));
+    assert_eq!(of_another[0].get("labels"), None);
+}
+
 fn tuple(port: u16) -> Tuple {
     let ip = |octets| Ip4 { octets };
     Tuple {
@@ -353,7 +385,7 @@ fn tuple(port: u16) -> Tuple {
 
 fn report(refusals: &mut Refusals, now_ns: u64) -> Vec<serde_json::Value> {
     lines(Events::ALL, |log| {
-        let names = |_, rule: Option<u32>| ("a", rule.map(|_| "--deny x"));
+        let names = |_, rule: Option<u32>| (A, rule.map(|_| "--deny x"));
         refusals.report(log, names, now_ns, at(1_700_000_000, 0));
     })
 }

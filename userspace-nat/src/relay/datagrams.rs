@@ -176,11 +176,6 @@ impl Associations {
             .collect()
     }
 
-    pub(super) fn of_vm(&self, vm: VmId) -> Vec<u16> {
-        let ports = self.by_port.keys().filter(|(of, _)| *of == vm);
-        ports.map(|(_, port)| *port).collect()
-    }
-
     pub(super) fn is_empty(&self) -> bool {
         self.by_port.is_empty()
     }

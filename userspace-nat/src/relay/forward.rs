@@ -39,23 +39,27 @@ impl Relay {
     pub fn add_forward(&mut self, forward: Forward, cx: &mut Context<'_>) -> io::Result<()> {
         let key = self.fresh_key();
         let token = relay_token(key);
-        let entry = match forward.protocol {
+        let (vm, protocol) = (forward.vm, forward.protocol);
+        let (entry, host) = match forward.protocol {
             Protocol::Tcp => {
                 let listener = TcpListener::from(forward.socket);
                 listener.set_nonblocking(true)?;
+                let host = v4(listener.local_addr());
                 cx.poller.add(listener.as_fd(), token, Interest::Read)?;
-                Entry::Listener {
+                let entry = Entry::Listener {
                     listener,
-                    vm: forward.vm,
+                    vm,
                     guest_port: forward.guest_port,
                     rule: forward.rule,
-                }
+                };
+                (entry, host)
             }
             Protocol::Udp => {
                 let socket = DatagramSocket::new(forward)?;
                 cx.poller
                     .add(socket.socket().as_fd(), token, Interest::Read)?;
-                Entry::Datagrams(socket)
+                let host = v4(socket.socket().local_addr());
+                (Entry::Datagrams(socket), host)
             }
             Protocol::Icmp => {
                 return Err(io::Error::new(
@@ -65,7 +69,52 @@ impl Relay {
             }
         };
         self.entries.insert(key, entry);
+        if let Some(served) = self.vms.get_mut(&vm) {
+            served.forwards.insert((protocol, host), key);
+        }
         Ok(())
+    }
+
+    /// Stops serving a forward of a VM: no client gets in by it any more. Those that are in stay.
+    pub fn close_forward(
+        &mut self,
+        vm: VmId,
+        protocol: Protocol,
+        host: SocketAddrV4,
+        cx: &mut Context<'_>,
+    ) {
+        let served = self.vms.get_mut(&vm);
+        let key = served.and_then(|served| served.forwards.remove(&(protocol, host)));
+        match key.and_then(|key| self.entries.remove(&key)) {
+            // The broker may hold the same socket: closing ours would not end the waiting. An
+            // error means that it is not waited on any more.
+            Some(Entry::Listener { listener, .. }) => drop(cx.poller.remove(&listener)),
+            Some(Entry::Datagrams(socket)) => drop(cx.poller.remove(socket.socket())),
+            Some(Entry::Connection(_) | Entry::Exchange(_)) | None => {}
+        }
+    }
+
+    /// Ends the connections and clients that came by a forward of a VM. Returns their number.
+    pub fn cut_forward(
+        &mut self,
+        vm: VmId,
+        protocol: Protocol,
+        host: SocketAddrV4,
+        cx: &mut Context<'_>,
+    ) -> usize {
+        let live = self.vms.get(&vm).map(|served| served.live.clone());
+        let came_by = |number: &u64| {
+            let flow = self.flow(*number).filter(|flow| flow.inbound);
+            let at = flow.filter(|flow| flow.protocol == protocol)?.nat?;
+            let is_host = host.ip().is_unspecified() || host.ip() == at.ip();
+            Some(at.port() == host.port() && is_host)
+        };
+        let mut cut = live.unwrap_or_default();
+        cut.retain(|number| came_by(number).unwrap_or(false));
+        for number in &cut {
+            self.end_flow(*number, "policy", cx);
+        }
+        cut.len()
     }
 
     /// Accepts connections that wait on a listener.

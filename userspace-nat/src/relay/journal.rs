@@ -92,6 +92,7 @@ impl Journal {
     ) -> RelayedFlow {
         self.number += 1;
         self.live.insert(self.number, held);
+        served.live.insert(self.number);
         served.counts.begun += 1;
         let (nat, rule, host, rule_text) = match ends.by {
             By::Itself => (None, None, None, None),
@@ -128,6 +129,7 @@ impl Journal {
         at_ns: u64,
     ) {
         self.live.remove(&flow.number);
+        served.live.remove(&flow.number);
         served.counts.ended += 1;
         let end = RelayedEnd { reason, at_ns };
         self.put(flow.clone(), Some(end), served.net.stats);
@@ -171,20 +173,43 @@ impl Relay {
 
     /// Ends the flow with this number. Returns whether it was live.
     pub fn cut_flow(&mut self, number: u64, cx: &mut Context<'_>) -> bool {
+        self.end_flow(number, "cut", cx)
+    }
+
+    /// Ends all relayed flows of a VM. Returns their number.
+    pub fn cut(&mut self, vm: VmId, cx: &mut Context<'_>) -> usize {
+        let live = self.vms.get(&vm).map(|served| served.live.clone());
+        let live = live.unwrap_or_default();
+        let cut = live.iter().filter(|number| self.cut_flow(**number, cx));
+        cut.count()
+    }
+
+    /// Ends the flow with this number. `reason` is the word for records. Returns whether it was
+    /// live.
+    pub(super) fn end_flow(
+        &mut self,
+        number: u64,
+        reason: &'static str,
+        cx: &mut Context<'_>,
+    ) -> bool {
         match self.journal.held(number) {
-            Some(Held::Entry(key)) => self.cut_off(key, "cut", cx),
-            Some(Held::Association(vm, port)) => self.end_association(vm, port, "cut", cx.now_ns),
+            Some(Held::Entry(key)) => self.cut_off(key, reason, cx),
+            Some(Held::Association(vm, port)) => self.end_association(vm, port, reason, cx.now_ns),
             None => return false,
         }
         true
     }
 
-    /// Ends all relayed flows of a VM. Returns their number.
-    pub fn cut(&mut self, vm: VmId, cx: &mut Context<'_>) -> usize {
-        let all = self.live(0).filter(|(flow, _)| flow.vm == vm);
-        let numbers: Vec<u64> = all.map(|(flow, _)| flow.number).collect();
-        let cut = numbers.iter().filter(|number| self.cut_flow(**number, cx));
-        cut.count()
+    /// Flow with this number; `None` if it has ended.
+    pub(super) fn flow(&self, number: u64) -> Option<&RelayedFlow> {
+        match self.journal.held(number)? {
+            Held::Entry(key) => match self.entries.get(&key)? {
+                Entry::Connection(connection) => Some(&connection.flow),
+                Entry::Exchange(exchange) => Some(&exchange.flow),
+                Entry::Listener { .. } | Entry::Datagrams(_) => None,
+            },
+            Held::Association(vm, port) => Some(&self.associations.get(vm, port)?.flow),
+        }
     }
 }
 

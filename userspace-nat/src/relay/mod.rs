@@ -140,6 +140,10 @@ struct Served {
     next_port: u16,
     counts: Counts,
     turn: Turn,
+    /// Keys of its forwards' sockets, by protocol and address of the host.
+    forwards: HashMap<(Protocol, SocketAddrV4), u32>,
+    /// Numbers of its live flows.
+    live: BTreeSet<u64>,
 }
 
 /// Identity of a connection with a guest.
@@ -255,38 +259,23 @@ impl Relay {
                 next_port,
                 counts: Counts::default(),
                 turn: Turn::default(),
+                forwards: HashMap::new(),
+                live: BTreeSet::new(),
             });
     }
 
     /// Ends all connections of a VM with a reset, and closes its sockets.
     pub fn remove_vm(&mut self, vm: VmId, cx: &mut Context<'_>) {
-        let of_vm = |entry: &Entry| match entry {
-            Entry::Listener { vm: of, .. } => *of == vm,
-            Entry::Datagrams(socket) => socket.vm == vm,
-            Entry::Connection(connection) => connection.name.vm == vm,
-            Entry::Exchange(exchange) => exchange.name.vm == vm,
+        let Some(served) = self.vms.get(&vm) else {
+            return;
         };
-        let keys: Vec<u32> = self
-            .entries
-            .iter()
-            .filter(|(_, entry)| of_vm(entry))
-            .map(|(key, _)| *key)
-            .collect();
-        for key in keys {
-            if let Some(Entry::Connection(_) | Entry::Exchange(_)) = self.entries.get(&key) {
-                self.cut_off(key, "vm-removed", cx);
-                continue;
-            }
-            match self.entries.remove(&key) {
-                // The broker may hold the same socket: closing ours would not end the waiting.
-                // An error means that it is not waited on any more.
-                Some(Entry::Listener { listener, .. }) => drop(cx.poller.remove(&listener)),
-                Some(Entry::Datagrams(socket)) => drop(cx.poller.remove(socket.socket())),
-                Some(Entry::Connection(_) | Entry::Exchange(_)) | None => {}
-            }
+        let forwards: Vec<_> = served.forwards.keys().copied().collect();
+        let live: Vec<u64> = served.live.iter().copied().collect();
+        for (protocol, host) in forwards {
+            self.close_forward(vm, protocol, host, cx);
         }
-        for port in self.associations.of_vm(vm) {
-            self.end_association(vm, port, "vm-removed", cx.now_ns);
+        for number in live {
+            self.end_flow(number, "vm-removed", cx);
         }
         self.questions.retain(|question| question.vm != vm);
         self.vms.remove(&vm);

@@ -3,7 +3,10 @@
 //! The programs learn a guest's MAC from its frames. A guest that is configured by hand and only
 //! waits for connections sends nothing, so a forward would never reach it. Until its MAC is known,
 //! the engine sends an ARP request once a second.
-use std::{collections::HashMap, net::Ipv4Addr};
+use std::{
+    collections::{BTreeMap, HashMap, HashSet},
+    net::{Ipv4Addr, SocketAddrV4},
+};
 
 use slipgate_abi::{Protocol, Tuple, VmId, VmRow};
 
@@ -37,19 +40,49 @@ pub struct Forward {
     pub rule: u32,
 }
 
-/// The forwards in force, by protocol, address and port on the host.
+/// Protocol, address and port on the host.
+type HostPort = (Protocol, Ipv4Addr, u16);
+
+/// The forwards in force.
 #[derive(Debug, Default)]
 pub(crate) struct Forwards {
-    by_address: HashMap<(Protocol, Ipv4Addr, u16), Forward>,
+    by_address: HashMap<HostPort, Forward>,
+    of_vm: BTreeMap<VmId, HashSet<HostPort>>,
     next_arp_ns: u64,
 }
 
 impl Forwards {
     pub(crate) fn set(&mut self, forwards: Vec<Forward>) {
-        self.by_address = forwards
-            .into_iter()
-            .map(|f| ((f.protocol, f.host, f.host_port), f))
-            .collect();
+        self.by_address.clear();
+        self.of_vm.clear();
+        forwards.into_iter().for_each(|forward| self.add(forward));
+    }
+
+    /// Adds a forward. Its port is no other's.
+    pub(crate) fn add(&mut self, forward: Forward) {
+        let key = (forward.protocol, forward.host, forward.host_port);
+        self.of_vm.entry(forward.vm).or_default().insert(key);
+        self.by_address.insert(key, forward);
+    }
+
+    /// Removes the forward of a VM at this address of the host.
+    pub(crate) fn remove(&mut self, vm: VmId, protocol: Protocol, host: SocketAddrV4) {
+        let key = (protocol, *host.ip(), host.port());
+        if let Some(keys) = self.of_vm.get_mut(&vm)
+            && keys.remove(&key)
+        {
+            self.by_address.remove(&key);
+            if keys.is_empty() {
+                self.of_vm.remove(&vm);
+            }
+        }
+    }
+
+    /// Removes the forwards of a VM that is gone.
+    pub(crate) fn forget(&mut self, vm: VmId) {
+        for key in self.of_vm.remove(&vm).unwrap_or_default() {
+            self.by_address.remove(&key);
+        }
     }
 
     /// Returns the forward of this VM that a packet from the world matches: one of its destination
@@ -92,17 +125,14 @@ impl Forwards {
             return;
         }
         self.next_arp_ns = now_ns + ARP_INTERVAL_NS;
-        for vm in vms.iter().map(|vm| &vm.net) {
-            let is_awaited = self.by_address.values().any(|forward| forward.vm == vm.id);
-            let is_silent = || {
-                let row = tables.vm(vm.row);
-                row.is_some_and(|row| !row.knows_guest_mac())
-            };
-            if is_awaited && is_silent() {
-                // A full outbox is ignored: the request is repeated.
-                let request = arp::request(vm);
-                let _ = out.to_guest(vm, ETHERTYPE_ARP, VirtioNetHdr::default(), &request);
+        for vm in self.of_vm.keys().filter_map(|vm| vms.by_id(*vm)) {
+            let row = tables.vm(vm.net.row);
+            if row.is_none_or(|row| row.knows_guest_mac()) {
+                continue;
             }
+            // A full outbox is ignored: the request is repeated.
+            let request = arp::request(&vm.net);
+            let _ = out.to_guest(&vm.net, ETHERTYPE_ARP, VirtioNetHdr::default(), &request);
         }
     }
 }

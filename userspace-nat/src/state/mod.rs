@@ -87,6 +87,7 @@ impl<D: Datapath> Core<D> {
         if was_there {
             self.rules.judge.borrow_mut().forget(id);
             self.inspected.forget_vm(id);
+            self.forwards.forget(id);
         }
         was_there
     }

@@ -2,12 +2,14 @@
 use std::collections::{HashMap, VecDeque};
 
 use slipgate_abi::{VmId, VmRow, maps::MAX_VMS};
+use slipgate_model::Labels;
 
 use super::credits;
 use crate::{
     quota::{self, TokenBucket, WorldsRate},
+    record::VmText,
     reply::Answers,
-    vm::VmNet,
+    vm::{VmNet, VmSpec},
 };
 
 /// State that the engine keeps of a VM.
@@ -59,8 +61,8 @@ fn rates(net: &VmNet) -> (TokenBucket, WorldsRate) {
 pub(crate) struct VmTable {
     vms: Vec<Option<Box<VmState>>>,
     rows: HashMap<VmId, VmRow>,
-    /// Names of VMs that went lately, for the records of their last flows.
-    departed: VecDeque<(VmId, String)>,
+    /// Names and labels of VMs that went lately, for the records of their last flows.
+    departed: VecDeque<(VmId, String, Labels)>,
 }
 
 impl VmTable {
@@ -153,16 +155,24 @@ impl VmTable {
         if self.departed.len() >= MAX_VMS as usize {
             self.departed.pop_front();
         }
-        self.departed.push_back((id, vm.net.name.clone()));
+        let VmSpec { name, labels, .. } = &*vm.net;
+        self.departed.push_back((id, name.clone(), labels.clone()));
         true
     }
 
     /// Returns a VM's name, also for a while after its removal; empty when it is not known.
     pub(crate) fn name_of(&self, id: VmId) -> &str {
-        let departed = || self.departed.iter().find(|(departed, _)| *departed == id);
-        self.by_id(id)
-            .map(|vm| &vm.net.name)
-            .or_else(|| departed().map(|(_, name)| name))
-            .map_or("", |name| name)
+        self.text_of(id).name
+    }
+
+    /// Returns what records show of a VM, also for a while after its removal.
+    pub(crate) fn text_of(&self, id: VmId) -> VmText<'_> {
+        let departed = || self.departed.iter().find(|(departed, ..)| *departed == id);
+        let known = self.by_id(id).map(|vm| (&vm.net.name, &vm.net.labels));
+        let known = known.or_else(|| departed().map(|(_, name, labels)| (name, labels)));
+        known.map_or_else(VmText::default, |(name, labels)| VmText {
+            name,
+            labels: (!labels.is_empty()).then_some(labels),
+        })
     }
 }

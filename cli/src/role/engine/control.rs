@@ -13,18 +13,19 @@ use slipgate_abi::{Protocol, VmId, VmRow};
 use slipgate_ipc::{
     channel::{Channel, Received, read_memory_file},
     engine::{
-        EngineReply, EngineRequest, FlowQuestion, FromEngine, Policies, Subject, ToEngine,
-        WhyAnswer,
+        EngineReply, EngineRequest, FlowQuestion, ForwardSocket, FromEngine, Policies, Subject,
+        ToEngine, WhyAnswer,
     },
 };
 use slipgate_policy::{Destination, PolicySet};
 use userspace_nat::{
     clock::{Clock, SECOND_NS},
-    control::{Control, EndsToken, Reload},
+    control::{Control, EndsToken, Forward, ForwardChange, Reload},
     datapath::Datapath,
     event_loop::Engine,
     observe::CaptureRequest,
     port::FrameIo,
+    relay,
 };
 
 /// Most of a text in an answer, bytes of JSON; an answer has a few.
@@ -79,6 +80,23 @@ impl<D: Datapath, P: FrameIo, C: Clock> Control<Engine<D, P, C>> for BrokerChann
                 }
                 ToEngine::RemoveVm { id, vm, row } => {
                     engine.remove_vm(VmRow::new(row), VmId::new(vm));
+                    let ends = engine.after_ends();
+                    self.send(FromEngine::Done { id }, Some(ends))?;
+                }
+                ToEngine::ChangeForwards {
+                    id,
+                    vm,
+                    row,
+                    removed,
+                    added,
+                } => {
+                    let change = ForwardChange {
+                        vm: VmId::new(vm),
+                        row: VmRow::new(row),
+                        removed: removed.into_iter().filter_map(known).collect(),
+                        added: added.into_iter().filter_map(forward).collect(),
+                    };
+                    engine.change_forwards(change).map_err(io::Error::other)?;
                     let ends = engine.after_ends();
                     self.send(FromEngine::Done { id }, Some(ends))?;
                 }
@@ -187,8 +205,34 @@ pub(super) fn resolvers(all: Vec<SocketAddrV4>) -> Vec<SocketAddr> {
 
 /// Those of the host's bound ports whose protocol is translated.
 pub(super) fn known_ports(ports: Vec<(u8, u16)>) -> Vec<(Protocol, u16)> {
-    let known = |(protocol, port)| Some((Protocol::from_ip(protocol)?, port));
     ports.into_iter().filter_map(known).collect()
+}
+
+/// What belongs to a protocol that is translated.
+fn known<T>((protocol, what): (u8, T)) -> Option<(Protocol, T)> {
+    Some((Protocol::from_ip(protocol)?, what))
+}
+
+/// A forward as the kernel translates it, and as it is relayed; `None`: of no such protocol.
+pub(super) fn forward(forward: ForwardSocket) -> Option<(Forward, relay::Forward)> {
+    let protocol = Protocol::from_ip(forward.protocol)?;
+    let translated = Forward {
+        protocol,
+        host: *forward.host.ip(),
+        host_port: forward.host.port(),
+        vm: VmId::new(forward.vm),
+        vm_row: VmRow::new(forward.vm_row),
+        guest_port: forward.guest_port,
+        rule: forward.rule,
+    };
+    let relayed = relay::Forward {
+        vm: VmId::new(forward.vm),
+        protocol,
+        guest_port: forward.guest_port,
+        rule: forward.relayed_rule,
+        socket: forward.socket,
+    };
+    Some((translated, relayed))
 }
 
 /// Reads policies that the broker compiled; an error is the broker's fault.

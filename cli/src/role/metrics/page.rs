@@ -15,19 +15,50 @@ use prometheus_client::{
 };
 use slipgate_control::maps::ReadOnlyMaps;
 use slipgate_ipc::engine::{NameCounts, RelayedCounts};
+use slipgate_model::Labels;
 
 use crate::show::stats::{self, VmStats, Which};
 
 /// Largest number of rules with a label of their own.
 const MOST_RULES: usize = 64;
 
+/// What the engine has told of VMs, by name.
+pub(super) struct Known<'k> {
+    /// Labels, under the names by which they are shown.
+    pub(super) labels: ShownLabels,
+    pub(super) names: BTreeMap<String, NameCounts>,
+    pub(super) relayed: &'k BTreeMap<String, RelayedCounts>,
+}
+
+/// Labels of VMs, by the VM's name, as pairs of Prometheus' label and value.
+type ShownLabels = BTreeMap<String, Vec<(String, String)>>;
+
+/// Takes the labels that are shown, and gives them names that Prometheus takes: `label_` and the
+/// key, in which each other character is `_`.
+pub(super) fn shown_labels(all: &BTreeMap<String, Labels>, keys: &[String]) -> ShownLabels {
+    let plain = |c: char| if c.is_ascii_alphanumeric() { c } else { '_' };
+    let shown = |labels: &Labels| {
+        let given = keys.iter().filter_map(|key| Some((key, labels.get(key)?)));
+        // Two keys may have one name.
+        let named: BTreeMap<String, String> = given
+            .map(|(key, value)| {
+                let key: String = key.chars().map(plain).collect();
+                (format!("label_{key}"), value.clone())
+            })
+            .collect();
+        named.into_iter().collect()
+    };
+    let all = all.iter().map(|(vm, labels)| (vm.clone(), shown(labels)));
+    all.collect()
+}
+
 /// Returns the page's text.
-pub(super) fn make(
-    maps: &ReadOnlyMaps,
-    owner_row: u32,
-    names: &BTreeMap<String, NameCounts>,
-    relayed: &BTreeMap<String, RelayedCounts>,
-) -> String {
+pub(super) fn make(maps: &ReadOnlyMaps, owner_row: u32, known: Known<'_>) -> String {
+    let Known {
+        labels,
+        names,
+        relayed,
+    } = known;
     let mut stats = stats::read(maps, Which::of_owner(owner_row));
     for vm in &mut stats.vms {
         vm.relayed = relayed.get(&vm.vm).copied();
@@ -53,7 +84,8 @@ pub(super) fn make(
         records_lost_of_none: stats.total.records_lost.saturating_sub(of_vms),
         vms: stats.vms,
         flows,
-        names: names.clone(),
+        names,
+        labels,
     };
     page.text()
 }
@@ -68,9 +100,11 @@ struct Page {
     records_lost_of_none: u64,
     /// DNS counts of each VM, by its name.
     names: BTreeMap<String, NameCounts>,
+    /// Labels of the VMs.
+    labels: ShownLabels,
 }
 
-type Labels<'a, const N: usize> = [(&'static str, &'a str); N];
+type Pairs<'a, const N: usize> = [(&'static str, &'a str); N];
 
 impl Page {
     fn text(self) -> String {
@@ -104,6 +138,7 @@ impl Collector for Page {
             "The version, as a label",
             [([("version", env!("CARGO_PKG_VERSION"))], 1)],
         )?;
+        self.infos(to)?;
         counters(
             to,
             "packets",
@@ -178,6 +213,23 @@ impl Collector for Page {
 }
 
 impl Page {
+    /// Labels of the VMs, as labels.
+    fn infos(&self, to: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let about = "A VM's own labels, those of --metrics-label";
+        let mut family = to.encode_descriptor("vm_info", about, None, MetricType::Gauge)?;
+        for vm in &self.vms {
+            let Some(labels) = self.labels.get(&vm.vm).filter(|labels| !labels.is_empty()) else {
+                continue;
+            };
+            let of_vm = labels
+                .iter()
+                .map(|(key, value)| (key.as_str(), value.as_str()));
+            let all: Vec<_> = [("vm", vm.vm.as_str())].into_iter().chain(of_vm).collect();
+            ConstGauge::new(1i64).encode(family.encode_family(&all)?)?;
+        }
+        Ok(())
+    }
+
     fn flows(&self, to: &mut DescriptorEncoder<'_>) -> fmt::Result {
         let flows = self.flows.iter().map(|((vm, protocol), flows)| {
             let labels = [("vm", vm.as_str()), ("protocol", *protocol)];
@@ -346,7 +398,7 @@ fn counters<'a, const N: usize>(
     to: &mut DescriptorEncoder<'_>,
     name: &str,
     help: &str,
-    rows: impl IntoIterator<Item = (Labels<'a, N>, u64)>,
+    rows: impl IntoIterator<Item = (Pairs<'a, N>, u64)>,
 ) -> fmt::Result {
     let mut family = to.encode_descriptor(name, help, None, MetricType::Counter)?;
     for (labels, value) in rows {
@@ -359,7 +411,7 @@ fn gauges<'a, const N: usize>(
     to: &mut DescriptorEncoder<'_>,
     name: &str,
     help: &str,
-    rows: impl IntoIterator<Item = (Labels<'a, N>, u64)>,
+    rows: impl IntoIterator<Item = (Pairs<'a, N>, u64)>,
 ) -> fmt::Result {
     let mut family = to.encode_descriptor(name, help, None, MetricType::Gauge)?;
     for (labels, value) in rows {

@@ -51,14 +51,23 @@ fn counters_have_their_vm_and_reason_and_the_end_is_marked() {
         rx_bytes: 14_000,
         ..RelayedCounts::default()
     });
+    let labels = Labels::from(
+        [("example.com/tenant", "x"), ("secret", "y")].map(|(k, v)| (k.to_owned(), v.to_owned())),
+    );
     let page = Page {
         records_lost_of_none: 9,
         vms: vec![one],
         flows: BTreeMap::from([(("a \"b\"".to_owned(), "tcp"), 4)]),
         names: BTreeMap::from([("a \"b\"".to_owned(), names)]),
+        labels: shown_labels(
+            &BTreeMap::from([("a \"b\"".to_owned(), labels)]),
+            &["example.com/tenant".to_owned(), "none".to_owned()],
+        ),
     };
     let text = page.text();
+    assert!(!text.contains("secret"), "{text}");
     for line in [
+        r#"slipgate_vm_info{vm="a \"b\"",label_example_com_tenant="x"} 1"#,
         r#"slipgate_packets_total{vm="a \"b\"",direction="tx"} 3"#,
         r#"slipgate_bytes_total{vm="a \"b\"",direction="tx"} 300"#,
         r#"slipgate_dropped_packets_total{vm="a \"b\"",reason="spoofed"} 8"#,
@@ -92,6 +101,7 @@ fn rules_are_told_apart_up_to_a_number() {
         vms: vec![vm("a", many.collect())],
         flows: BTreeMap::new(),
         names: BTreeMap::new(),
+        labels: BTreeMap::new(),
     };
     let (named, others) = page.refused_by_rule();
     assert_eq!(

@@ -24,6 +24,7 @@ use slipgate_ipc::{
     engine::{NameCounts, RelayedCounts},
     metrics::{FromMetrics, ToMetrics},
 };
+use slipgate_model::Labels;
 
 use super::{
     http::{self, MAX_REQUEST, Wanted},
@@ -46,12 +47,22 @@ const MOST_PAGES: usize = 256;
 /// Prometheus' text format, as its client library writes it (OpenMetrics 1.0).
 const KIND: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
+/// What is shown.
+pub(super) struct Shown {
+    /// Row in `OWNERS` of the VMs.
+    pub(super) owner_row: u32,
+    /// Keys of their labels.
+    pub(super) label_keys: Vec<String>,
+}
+
 pub(super) struct Server {
     maps: ReadOnlyMaps,
-    owner_row: u32,
+    shown: Shown,
     channel: Channel,
     listener: TcpListener,
     clients: VecDeque<Client>,
+    /// Labels from the last inventory, by VM.
+    labels: BTreeMap<String, Labels>,
     /// DNS counts from the last inventory, by VM.
     names: BTreeMap<String, NameCounts>,
     /// Relayed traffic from the last inventory, by VM.
@@ -63,6 +74,7 @@ pub(super) struct Server {
 struct Asking {
     until: Instant,
     pages: usize,
+    labels: BTreeMap<String, Labels>,
     found: BTreeMap<String, NameCounts>,
     relayed: BTreeMap<String, RelayedCounts>,
 }
@@ -92,16 +104,17 @@ enum State {
 impl Server {
     pub(super) fn new(
         maps: ReadOnlyMaps,
-        owner_row: u32,
+        shown: Shown,
         channel: Channel,
         listener: TcpListener,
     ) -> Self {
         Self {
             maps,
-            owner_row,
+            shown,
             channel,
             listener,
             clients: VecDeque::new(),
+            labels: BTreeMap::new(),
             names: BTreeMap::new(),
             relayed: BTreeMap::new(),
             asking: None,
@@ -162,6 +175,7 @@ impl Server {
                     let Some(asking) = &mut self.asking else {
                         continue;
                     };
+                    asking.labels.extend(page.labels);
                     asking.found.extend(page.vms);
                     asking.relayed.extend(page.relayed);
                     asking.pages += 1;
@@ -176,6 +190,7 @@ impl Server {
                         _ => false,
                     };
                     if !more {
+                        self.labels = std::mem::take(&mut asking.labels);
                         self.names = std::mem::take(&mut asking.found);
                         self.relayed = std::mem::take(&mut asking.relayed);
                         self.make_page();
@@ -293,6 +308,7 @@ impl Server {
             self.asking = Some(Asking {
                 until: Instant::now() + NAMES_WITHIN,
                 pages: 0,
+                labels: BTreeMap::new(),
                 found: BTreeMap::new(),
                 relayed: BTreeMap::new(),
             });
@@ -302,7 +318,12 @@ impl Server {
 
     fn make_page(&mut self) {
         self.asking = None;
-        let page = page::make(&self.maps, self.owner_row, &self.names, &self.relayed);
+        let known = page::Known {
+            labels: page::shown_labels(&self.labels, &self.shown.label_keys),
+            names: self.names.clone(),
+            relayed: &self.relayed,
+        };
+        let page = page::make(&self.maps, self.shown.owner_row, known);
         self.page = Some((Instant::now(), page.into()));
     }
 }

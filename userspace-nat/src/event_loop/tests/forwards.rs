@@ -1,5 +1,8 @@
 //! Tests of flows that the world opens through a forward, and of packets that open none.
-use std::sync::atomic::Ordering::Relaxed;
+use std::{
+    net::{Ipv4Addr, SocketAddrV4, TcpListener},
+    sync::atomic::Ordering::Relaxed,
+};
 
 use slipgate_abi::{
     DropReason, Handover, Ip4, Protocol, Refusal, Verdict, VmId, VmRow, portframe::PortFlags,
@@ -10,9 +13,11 @@ use super::rig::*;
 use crate::{
     admission::rejudge::refused_flows,
     clock::{MILLISECOND_NS, SECOND_NS},
+    control::ForwardChange,
     datapath::Tables as _,
     flow::NewFlow,
     port::VirtioNetHdr,
+    relay,
     state::Forward,
 };
 use slipgate_policy::Action;
@@ -222,6 +227,64 @@ fn flows_of_whom_a_forward_would_not_let_in_are_not_taken_over() {
     network.local.host.push(client.0.into());
     rig.follow(network);
     assert_eq!(allowed(&rig), 1);
+}
+
+#[test]
+fn flows_through_a_forward_that_goes_are_cut_and_others_go_on() {
+    let mut rig = with_forwards(Setup::default());
+    let datagram = |port| udp((PEER, 50_000), (NAT, port), b"x");
+    rig.world(&syn((PEER, 50_000), HTTP, 5));
+    rig.world(&datagram(5_353));
+    rig.guest(1, &udp((GUEST, 5_000), SERVER, b"x"));
+    assert_eq!(rig.flows(), 3);
+    let (vm, row) = (VmId::new(101), VmRow::new(1));
+    let change = |removed: Vec<(Protocol, SocketAddrV4)>, added: Vec<Forward>| {
+        let relayed = |forward: Forward| {
+            let socket = TcpListener::bind("127.0.0.1:0").unwrap().into();
+            let relayed = relay::Forward {
+                vm,
+                protocol: forward.protocol,
+                guest_port: forward.guest_port,
+                rule: forward.rule,
+                socket,
+            };
+            (forward, relayed)
+        };
+        let added = added.into_iter().map(relayed).collect();
+        ForwardChange {
+            vm,
+            row,
+            removed,
+            added,
+        }
+    };
+    let any = |port| SocketAddrV4::new(Ipv4Addr::UNSPECIFIED, port);
+    let gone = change(vec![(Protocol::Tcp, any(8_080))], Vec::new());
+    rig.tell(move |engine| engine.change_forwards(gone).unwrap());
+    rig.at_guest();
+    rig.world(&ack((PEER, 50_000), HTTP, 0, 6, 1));
+    // Both ends are told that it was cut.
+    const RST: u8 = 4;
+    let mut told = rig.at_guest().into_iter();
+    assert!(told.all(|(_, packet)| packet[33] & RST != 0));
+    rig.world(&syn((PEER, 50_001), HTTP, 5));
+    assert!(rig.at_guest().is_empty());
+    rig.world(&datagram(5_353));
+    assert_eq!(rig.at_guest().len(), 1);
+    // It comes again, to another port of the guest.
+    let again = Forward {
+        guest_port: 81,
+        ..forwarding(Setup::default()).forwards[0]
+    };
+    let again = change(Vec::new(), vec![again]);
+    rig.tell(move |engine| engine.change_forwards(again).unwrap());
+    rig.world(&syn((PEER, 50_002), HTTP, 5));
+    let (_, first) = &rig.at_guest()[0];
+    assert_eq!(first[22..24], 81u16.to_be_bytes());
+    // It goes with its VM.
+    rig.tell(move |engine| engine.remove_vm(row, vm));
+    rig.world(&syn((PEER, 50_003), HTTP, 5));
+    assert!(rig.at_guest().is_empty());
 }
 
 /// A client whose handshake takes a tenth of a second. Its SYN is sent again after 1, 3 and 7 s;

@@ -405,6 +405,7 @@ pub(super) fn spec(row: u16, setup: &Setup) -> VmSpec {
         id: VmId::new(100 + u32::from(row)),
         row: VmRow::new(row),
         name: format!("vm{row}"),
+        labels: Default::default(),
         guest: GUEST.into(),
         gateway: GATEWAY.into(),
         dns: [10, 0, 2, 3].into(),
