@@ -49,7 +49,7 @@ pub struct Config {
     pub typed: CliOverrides,
     /// Texts of the policies that clients gave to a daemon, by name.
     pub named_policies: BTreeMap<String, String>,
-    /// The policy file as it was read last, with those policies.
+    /// The policy file as last read, including the policies of `named_policies`.
     pub policy_file: Option<PolicyFile>,
     /// Forwarded ports of the host, from the flags and the policy file.
     pub forwards: Vec<Forward>,
@@ -75,9 +75,9 @@ pub struct Config {
     pub pcap: Option<PathBuf>,
     /// Whether and where the XDP guard runs.
     pub xdp: Xdp,
-    /// Whether the programs' messages are shown.
+    /// Whether the log messages of the BPF programs are shown.
     pub bpf_log: bool,
-    /// Fate of flows at the end.
+    /// Treatment of live flows at the end.
     pub on_exit: OnExit,
     /// Whether the VMs begin with this process, so that a predecessor's state under their names
     /// belongs to other VMs.

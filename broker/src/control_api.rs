@@ -12,7 +12,7 @@ use slipgate_ipc::{
 use self::thaws::{Thaw, Thaws};
 use crate::{kernel_state::Attached, parts::Parts, vm::VmmProcess};
 
-/// Requests to an engine, or to a VMM, that may wait for an answer.
+/// Maximum number of requests to an engine, or to a VMM, that wait for an answer.
 const MOST_WAITING: usize = 256;
 
 /// Requests that another process has not answered yet.
@@ -24,7 +24,7 @@ pub(crate) struct Pending {
 }
 
 impl Pending {
-    /// Hands a request on to the engine, of the VM or flow that it is about.
+    /// Passes a request on to the engine of its VM or flow.
     pub(crate) fn ask_engine(
         &mut self,
         parts: &mut Parts,
@@ -47,7 +47,7 @@ impl Pending {
         parts.engine.tell(ToEngine::Request { id, about, request })
     }
 
-    /// Gives the engine's reply to who asked.
+    /// Passes the engine's reply to the client that asked.
     pub(crate) fn replied(&mut self, parts: &mut Parts, id: u64, reply: EngineReply) {
         let answer = match self.thaws.take(id) {
             Some(done) if reply == EngineReply::Done => thaw(&mut parts.attached, done),
@@ -58,7 +58,7 @@ impl Pending {
         }
     }
 
-    /// Tells who waits for an engine's answer that it has ended.
+    /// Answers the clients that wait for an engine that it has ended.
     pub(crate) fn forget_engine(&mut self, parts: &mut Parts) {
         self.thaws = Thaws::default();
         for client in std::mem::take(&mut self.engine).into_values() {
@@ -67,7 +67,7 @@ impl Pending {
         }
     }
 
-    /// Drops everything from and to a VM from now on.
+    /// Freezes a VM: all its packets are dropped from now on.
     pub(crate) fn freeze(&mut self, parts: &mut Parts, client: ClientId, name: &str) {
         let Some(row) = parts.attached.row_of(name) else {
             let answer = parts.attached.unknown_vm();
@@ -85,7 +85,7 @@ impl Pending {
         parts.control.answer(client, &ClientAnswer::Done);
     }
 
-    /// Asks for the counters of the broker's own VM, if it has one.
+    /// Requests the counters of the broker's own VM, if it has one.
     pub(crate) fn ask_machine(
         &mut self,
         parts: &mut Parts,
@@ -102,7 +102,7 @@ impl Pending {
         wait(&mut self.machine, id, client);
     }
 
-    /// Gives the VMM's answer to who asked.
+    /// Passes the VMM's answer to the client that asked.
     pub(crate) fn answer_machine(
         &mut self,
         parts: &mut Parts,
@@ -118,7 +118,8 @@ impl Pending {
     }
 }
 
-/// Writes down who asks; clients that ask and go away do not fill it.
+/// Records the client of a request. The number of records is bounded, so clients that disconnect do
+/// not fill memory.
 fn wait(waiting: &mut BTreeMap<u64, ClientId>, id: u64, client: ClientId) {
     waiting.insert(id, client);
     if waiting.len() > MOST_WAITING {

@@ -21,7 +21,7 @@ pub(crate) use self::{
     resolvers::{HostResolvers, RESOLV_CONF},
 };
 
-/// How long the kernel may take to say that nobody listens on this host.
+/// Time limit for the kernel's report that no socket listens on this host.
 const LISTENS_WITHIN: Duration = Duration::from_millis(20);
 
 /// Returns warnings for the operator, in sentences, to be shown before traffic passes.
@@ -47,8 +47,8 @@ pub fn warnings(facts: &HostFacts, nat_ports: &RangeInclusive<u16>) -> Vec<Strin
     warnings
 }
 
-/// The resolvers of a resolv.conf(5), IPv4 ones. systemd-resolved's stub is a fine one: questions
-/// go out by sockets of the engine, on this host.
+/// Returns the IPv4 resolvers of a resolv.conf(5). systemd-resolved's stub is usable: the engine's
+/// sockets on this host send the questions.
 pub fn resolvers(text: &str) -> Vec<SocketAddrV4> {
     parse_resolv_conf(text)
         .into_iter()
@@ -59,7 +59,8 @@ pub fn resolvers(text: &str) -> Vec<SocketAddrV4> {
         .collect()
 }
 
-/// Why a resolver can't be asked from this network namespace, as far as it shows without asking it.
+/// Returns why a resolver can't be reached from this network namespace, as far as that is known
+/// without sending a question; `None` if no reason is known.
 pub fn resolver_problem(resolver: SocketAddrV4) -> Option<String> {
     let reach = || -> io::Result<()> {
         let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;

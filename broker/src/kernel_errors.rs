@@ -1,7 +1,8 @@
 //! Classification of kernel errors for the broker.
 use slipgate_control::Error;
 
-/// Whether it may go well a little later: another process holds the lock, or something is short.
+/// Whether the operation may succeed a little later: another process holds the lock, or a resource
+/// is short.
 pub(crate) fn is_passing(error: &anyhow::Error) -> bool {
     of(error).is_some_and(|error| error.is_locked() || error.is_shortage())
 }
@@ -16,7 +17,7 @@ pub(crate) fn lacks_support(error: &anyhow::Error) -> bool {
     of(error).is_some_and(Error::is_unsupported)
 }
 
-/// The error of the kernel's side, where it is one.
+/// Returns the kernel error in the chain of causes, if there is one.
 fn of(error: &anyhow::Error) -> Option<&Error> {
     error.downcast_ref()
 }

@@ -60,7 +60,7 @@ pub(crate) struct Attached {
     pub(crate) port: EnginePort,
     pub(crate) vms: Vec<ServedVm>,
     pub(crate) watch: NetworkWatch,
-    /// The network as the engine was told last, by a message.
+    /// The network in the last message to the engine.
     pub(crate) told_network: Option<NetworkView>,
     pub(crate) next_hops: NextHops,
     pub(crate) loaded: LoadedPolicies,
@@ -76,7 +76,7 @@ pub(crate) struct Attached {
     pub(crate) metrics: Option<TcpListener>,
     /// The sockets of the API, until they are served.
     pub(crate) api: Vec<(UnixListener, bool)>,
-    /// Events that clients of the API are to be told.
+    /// Events to be sent to clients of the API.
     pub(crate) events: Vec<Event>,
     /// Users that slipgate's processes run as.
     pub(crate) users: Users,
@@ -90,15 +90,16 @@ pub(crate) struct Attached {
     pub(crate) former_rules: Vec<Range<u32>>,
     /// Elements of the forwards in the first of these ranges: relays name them as long as they run.
     pub(crate) relayed_rules: Range<u32>,
-    /// Interface indexes of TAPs that a predecessor served, until those that are not ours are shut.
+    /// Interface indexes of TAPs that a predecessor served, until those that this process does not
+    /// serve are shut.
     pub(crate) former_taps: BTreeSet<u32>,
-    /// Which of two sets of numbers the guard's list uses.
+    /// Which of the two sets of policy numbers the guard's list uses.
     pub(crate) turn: bool,
     /// Resolvers of the host.
     pub(crate) resolvers: HostResolvers,
     pub(crate) uplink: Uplink,
     pub(crate) hook: Hook,
-    /// Whether the log already says that another process holds the lock.
+    /// Whether the log already reports that another process holds the lock.
     pub(crate) told_of_lock: bool,
 }
 
@@ -171,7 +172,8 @@ impl Attached {
         }
     }
 
-    /// VMs are served: what a predecessor applied, and this one did not take over, is of no use.
+    /// Removes a predecessor's applied policy, which this process did not take over. Called once
+    /// VMs are served.
     pub(crate) fn forget_former(&self) {
         if !self.took_over {
             self.forget_applied();
@@ -185,7 +187,8 @@ impl Attached {
         }
     }
 
-    /// Takes everything down: the engine has ended the flows by now. Whether the maps went too.
+    /// Takes everything down. The engine has ended the flows by now. Returns whether the maps were
+    /// removed too.
     pub(crate) fn detach(self) -> anyhow::Result<bool> {
         let mut first_error = Ok(());
         let mut note = |done: slipgate_control::Result<()>| {
@@ -218,7 +221,7 @@ impl Attached {
     }
 }
 
-/// A start that failed says why it did; what of it stays is said besides.
+/// Logs the parts of a failed start that could not be taken down.
 pub(crate) fn warn_of_rest(taken_down: anyhow::Result<bool>) {
     if let Err(e) = taken_down {
         tracing::warn!("taking down what the start had made: {e:#}");

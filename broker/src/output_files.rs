@@ -1,4 +1,4 @@
-//! The files that the engine writes, opened by the broker: at the start, and again when they were
+//! The files that the engine writes, opened by the broker at the start, and again after they were
 //! moved away.
 use std::{
     fs::{File, OpenOptions},
@@ -15,7 +15,7 @@ pub(crate) fn open_flow_log(path: &Path) -> Result<File, ConfigError> {
     open_to_append("--flow-log", path)
 }
 
-/// Appended to: a further section of a pcapng file is as good as the first.
+/// Opens the pcap file for appending: a pcapng file may have several sections.
 pub(crate) fn open_pcap(path: &Path) -> Result<File, ConfigError> {
     open_to_append("--pcap", path)
 }

@@ -12,7 +12,7 @@ pub(crate) struct Parts {
     pub(crate) attached: Attached,
     pub(crate) engine: Engine,
     pub(crate) control: ControlServer,
-    /// The number of the last request to another process.
+    /// Number of the last request to another process.
     last_id: u64,
 }
 
@@ -26,18 +26,18 @@ impl Parts {
         }
     }
 
-    /// The number of another request to another process.
+    /// Returns the number of the next request to another process.
     pub(crate) fn next_id(&mut self) -> u64 {
         self.last_id += 1;
         self.last_id
     }
 
-    /// Tells a client why its request can't be served.
+    /// Refuses a client's request with a reason.
     pub(crate) fn refuse(&mut self, client: ClientId, why: impl Into<String>) {
         self.control.answer(client, &ClientAnswer::error(why));
     }
 
-    /// Answers with a VM as it is now.
+    /// Answers with the present state of a VM.
     pub(crate) fn answer_vm(&mut self, client: ClientId, at: usize, change: VmChange) {
         let vm = Box::new(self.attached.vm_status(&self.attached.vms[at]));
         if change == VmChange::Changed {

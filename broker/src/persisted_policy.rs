@@ -88,7 +88,8 @@ pub(crate) fn keep(
     write_whole(path, &serde_json::to_vec(&kept)?).with_context(what)
 }
 
-/// Writes a file for root alone, in place of an earlier one: whole, or it stays as it was.
+/// Writes a file for root alone that replaces an earlier one. It is written completely or left
+/// unchanged.
 pub(crate) fn write_whole(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let mut name = path.as_os_str().to_owned();
     name.push("-new");

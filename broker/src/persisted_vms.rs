@@ -1,5 +1,5 @@
-//! What clients gave to a daemon, kept for its successor: a file for each VM and for each policy
-//! beside the control socket, where only root has access.
+//! VM definitions and policies that clients gave to a daemon, stored for its successor: a file for
+//! each VM and for each policy beside the control socket, where only root has access.
 //!
 //! A successor after a crash, a restart or an upgrade serves the same VMs by the same policies. A
 //! daemon that ends its VMs (`--on-exit detach`) leaves none of this.
@@ -104,7 +104,8 @@ pub(crate) fn read(run_dir: &Path) -> anyhow::Result<Vec<VmDefinition>> {
     Ok(all)
 }
 
-/// The files of a directory that have this extension, by name; none where there is no directory.
+/// Returns the files of a directory with this extension, sorted by name; none if the directory does
+/// not exist.
 fn files_in(dir: &Path, extension: &str) -> anyhow::Result<Vec<PathBuf>> {
     let what = || format!("reading {}", dir.display());
     let entries = match fs::read_dir(dir) {

@@ -43,7 +43,7 @@ use crate::{
     persisted_vms,
 };
 
-/// Changes of policy that are under way, and those that wait for them.
+/// Changes of policy in progress, and those that wait for them.
 #[derive(Debug, Default)]
 pub(crate) struct PolicyChanges {
     applying: Option<Applying>,
@@ -73,10 +73,10 @@ struct Change {
     what: String,
     /// Policy numbers in the guard's list before the change.
     before: BTreeSet<u32>,
-    /// VMs, by id, whose flows that may not be are cut in any case.
+    /// Ids of VMs whose flows that are not admitted are cut in any case.
     strictly: Vec<u32>,
-    /// No other policy was put in force: a VM was opened, or these are closed again, and their
-    /// clients told by the end of the sockets.
+    /// VMs whose learning ends with this change; `None` if another policy was put in force. Their
+    /// clients are notified by the end of the sockets.
     closed: Option<Vec<LearningVm>>,
     /// VM whose definition named another policy; its state is the answer.
     vm: Option<String>,
@@ -203,8 +203,8 @@ impl PolicyChanges {
         self.applying.is_some()
     }
 
-    /// Puts a named policy in force, in the place of one of this name. `replaces`: generation that
-    /// it is to replace.
+    /// Puts a named policy in force. It replaces the policy of this name. `replaces`: the
+    /// generation that it must replace.
     pub(crate) fn put_named(
         &mut self,
         parts: &mut Parts,
@@ -260,14 +260,14 @@ impl PolicyChanges {
         self.tell_policies(parts, change)
     }
 
-    /// Generation of a named policy that clients put; 0 where there is none. One that a predecessor
-    /// kept begins with 1.
+    /// Returns the generation of a named policy that clients put; 0 if there is none. A policy that
+    /// a predecessor stored begins with 1.
     fn generation(&self, attached: &Attached, name: &str) -> u64 {
         let kept = u64::from(attached.config.named_policies.contains_key(name));
         self.generations.get(name).copied().unwrap_or(kept)
     }
 
-    /// The named policies that clients put, by name.
+    /// Returns the named policies that clients put, by name.
     pub(crate) fn named(&self, attached: &Attached) -> Vec<PolicyStatus> {
         let named = attached.config.named_policies.iter();
         named
@@ -279,7 +279,7 @@ impl PolicyChanges {
             .collect()
     }
 
-    /// Puts the policy in force that a VM's definition names now.
+    /// Puts the policy that a VM's definition names in force.
     pub(crate) fn apply_to_vm(
         &mut self,
         parts: &mut Parts,
@@ -325,8 +325,9 @@ impl PolicyChanges {
         self.tell_again(parts)
     }
 
-    /// Step 3 again, with an engine in the place of one that ended at it. That was started with the
-    /// new policy, and has cut what that refuses; what is left to cut is what is said beside it.
+    /// Repeats step 3, with an engine that replaced one which ended during it. The engine was
+    /// started with the new policy and has cut the flows that it refuses. What remains are the
+    /// flows to be cut regardless of the policy.
     pub(crate) fn tell_again(&self, parts: &mut Parts) -> anyhow::Result<()> {
         let Some(Applying { id, change }) = &self.applying else {
             return Ok(());
@@ -337,7 +338,7 @@ impl PolicyChanges {
         parts.engine.tell(ToEngine::Policies(Box::new(policies)))
     }
 
-    /// The engine has: nothing that is denied now leaves any more.
+    /// Finishes the change after the engine's answer: no packet that is denied now leaves any more.
     pub(crate) fn applied(
         &mut self,
         parts: &mut Parts,
@@ -400,7 +401,7 @@ pub(crate) struct Applied {
 }
 
 impl Attached {
-    /// Steps 1 and 2: what the guard's list had before.
+    /// Does steps 1 and 2. Returns the policy numbers that the guard's list had before.
     fn take_in(&mut self, read: Read) -> anyhow::Result<BTreeSet<u32>> {
         let Read {
             config,
@@ -446,7 +447,7 @@ impl Attached {
         Ok(before)
     }
 
-    /// The policies in force, as a message to the engine.
+    /// Returns the policies in force, as a message to the engine.
     fn policies_to_tell(&self, id: u64, strictly: Vec<u32>) -> Result<Policies, ChannelError> {
         Ok(Policies {
             id,

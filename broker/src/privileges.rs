@@ -29,12 +29,12 @@ impl ConfinementError {
 /// (`CAP_SETGID`, `CAP_SETUID`, `CAP_SETPCAP`). Programs and maps are loaded before, and using
 /// loaded ones needs no `CAP_BPF`. Numbers from <linux/capability.h>.
 const BROKER_KEEPS: [u32; 6] = [1, 5, 6, 7, 8, 12];
-/// What a daemon needs besides: forwards that come take ports below 1024 too
+/// Additional capability of a daemon: forwards that are added may use ports below 1024
 /// (`CAP_NET_BIND_SERVICE`).
 const DAEMON_KEEPS: u32 = 10;
 
-/// Gives up every capability that the broker does not need while it serves. It stays root to the
-/// files it owns. `is_daemon`: its VMs' forwards come while it serves.
+/// Drops every capability that the broker does not need while it serves. As root it still owns its
+/// files. `is_daemon`: whether forwards are added while it serves.
 ///
 /// # Errors
 /// The kernel refuses a step.
@@ -47,7 +47,7 @@ pub fn limit_broker(is_daemon: bool) -> Result<(), ConfinementError> {
     keep_capabilities(keep)
 }
 
-/// Takes every capability but these out of the bounding set, and all out of the ambient one.
+/// Removes all capabilities but these from the bounding set, and all from the ambient set.
 ///
 /// # Errors
 /// The kernel refuses.
@@ -68,7 +68,7 @@ pub fn drop_bounding_set(keep: u64) -> Result<(), ConfinementError> {
     )
 }
 
-/// Leaves at most these capabilities, of those there are.
+/// Keeps at most these of the present capabilities.
 ///
 /// # Errors
 /// The kernel refuses.

@@ -12,7 +12,7 @@ use std::{
 use nix::unistd::{Gid, Group, chown};
 use slipgate_policy::document::ConfigError;
 
-/// A Unix socket of the API. Who may connect is root, and the group's members.
+/// A Unix socket of the API. Root and the members of the group may connect.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ApiSocket {
     /// Path of the socket.
@@ -24,7 +24,7 @@ pub struct ApiSocket {
 }
 
 impl ApiSocket {
-    /// The flag that gives it.
+    /// Returns the flag that defines the socket.
     fn flag(&self) -> &'static str {
         match self.may_change {
             true => "--api",
@@ -32,10 +32,10 @@ impl ApiSocket {
         }
     }
 
-    /// Listens at the path, in place of a socket that nobody serves any more.
+    /// Listens at the path. Replaces a socket that no process serves any more.
     ///
     /// # Errors
-    /// The group is not known, the path is taken, or the socket can't be made there.
+    /// The group is not known, the path is in use, or the socket can't be created there.
     pub(crate) fn listen(&self) -> Result<UnixListener, ConfigError> {
         let path = &self.path;
         let failed = |problem: String, remedy: &str| {
@@ -86,7 +86,7 @@ impl ApiSocket {
         }
     }
 
-    /// Lets the group in. Until then the socket has the permissions that the umask leaves.
+    /// Gives the group access. Until then the socket has the permissions that the umask leaves.
     fn set_access(&self, group: Option<Gid>) -> io::Result<()> {
         let mode = if group.is_some() { 0o660 } else { 0o600 };
         fs::set_permissions(&self.path, fs::Permissions::from_mode(0o600))?;

@@ -6,14 +6,14 @@ use std::{
     path::Path,
 };
 
-/// Most bytes of one file: some two million lines of a deny file.
+/// Maximum length of a file, bytes: some two million lines of a deny file.
 const MOST_BYTES: u64 = 64 << 20;
 
-/// All of a regular file. Nothing else is waited for or read without end: a FIFO has a writer who
-/// may never come, and guests are served meanwhile.
+/// Reads a whole regular file. Other files are refused, because a read could block while guests are
+/// served: the writer of a FIFO may never come.
 ///
 /// # Errors
-/// It can't be read, or is no regular file, or too long.
+/// The file can't be read, is not a regular file, or is too long.
 pub fn from_disk(path: &Path) -> io::Result<String> {
     read_at_most(path, MOST_BYTES)
 }

@@ -42,7 +42,7 @@ pub struct MachineSpec {
 }
 
 impl RunConfig {
-    /// Takes in the name that the TAP has got.
+    /// Sets the name that the kernel gave the TAP.
     pub fn set_tap(&mut self, name: &str) {
         self.machine.tap = name.to_owned();
         for vm in &mut self.nat.vms {

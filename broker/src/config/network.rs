@@ -4,7 +4,7 @@ use std::net::Ipv4Addr;
 use serde::{Deserialize, Serialize};
 use slipgate_policy::document::ConfigError;
 
-/// The guests' network. Every VM has a network of its own that looks like this.
+/// The guests' network. Every VM has a separate network with these addresses.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct GuestNetwork {
     /// The guests' address, unless a VM has its own.
@@ -15,7 +15,7 @@ pub struct GuestNetwork {
     pub dns: Ipv4Addr,
     /// Prefix length of the guest network, bits.
     pub prefix_len: u8,
-    /// L3 bytes; `None`: as the TAP has it.
+    /// MTU of the guest's link, L3 bytes; `None`: the TAP's.
     pub mtu: Option<u32>,
 }
 
@@ -23,7 +23,7 @@ impl GuestNetwork {
     /// Checks that an address can be a guest's.
     ///
     /// # Errors
-    /// It is not, by `flag`'s value.
+    /// It cannot; the error names `flag`.
     pub fn check_guest(&self, flag: &'static str, guest: Ipv4Addr) -> Result<(), ConfigError> {
         self.check_host(flag, &guest.to_string(), guest)?;
         if guest == self.gateway {
@@ -48,10 +48,10 @@ impl GuestNetwork {
         Ok(())
     }
 
-    /// Checks that an address is a host's in this network.
+    /// Checks that an address is a host address in this network.
     ///
     /// # Errors
-    /// It is not, by `flag`'s value `given`.
+    /// It is not; the error names `flag` and its value `given`.
     pub fn check_host(
         &self,
         flag: &'static str,
@@ -106,12 +106,12 @@ impl GuestNetwork {
         Ipv4Addr::from_bits(self.gateway.to_bits() & self.mask())
     }
 
-    /// The network's last address.
+    /// Returns the broadcast address, the network's last.
     pub fn broadcast(&self) -> Ipv4Addr {
         Ipv4Addr::from_bits(self.gateway.to_bits() | !self.mask())
     }
 
-    /// Whether an address is in it.
+    /// Whether an address is in the network.
     pub fn contains(&self, a: Ipv4Addr) -> bool {
         a.to_bits() & self.mask() == self.network().to_bits()
     }

@@ -120,13 +120,13 @@ impl Config {
     }
 }
 
-/// Whether both names lead to one file, or are the same.
+/// Whether both paths lead to the same file, or are equal.
 pub(super) fn is_same_file(one: &Path, other: &Path) -> bool {
     let leads = |path: &Path| fs::canonicalize(path).ok();
     one == other || leads(one).is_some_and(|one| Some(one) == leads(other))
 }
 
-/// From the root on, as far as that can be told.
+/// Returns the absolute path; the path unchanged if the current directory is unknown.
 fn absolute(path: &Path) -> PathBuf {
     std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
 }

@@ -26,8 +26,8 @@ pub fn read_policy_file(path: &Path) -> Result<PolicyFile, ConfigError> {
 }
 
 impl Config {
-    /// Reads the policy file, if there is one, and works out what follows: each VM's policy and
-    /// quotas, and the forwards.
+    /// Reads the policy file, if there is one, and derives each VM's policy and quotas, and the
+    /// forwards.
     ///
     /// # Errors
     /// The file can't be used, or flags and file contradict each other.
@@ -36,7 +36,7 @@ impl Config {
         self.settle_with(file.transpose()?)
     }
 
-    /// Works out what follows from a policy file, or from none.
+    /// Derives policies, quotas and forwards from a policy file, or from none.
     pub(super) fn settle_with(&mut self, file: Option<PolicyFile>) -> Result<(), ConfigError> {
         let file = with_named(file, &self.named_policies)?;
         if let Some(name) = &self.typed.policy_name
@@ -79,7 +79,7 @@ impl Config {
         self.check_host_loopback()
     }
 
-    /// Serves the VMs that a predecessor served, too.
+    /// Adds the VMs that a predecessor served.
     ///
     /// # Errors
     /// One of them can't be served by these settings; the error names it.
@@ -94,8 +94,7 @@ impl Config {
         Ok(())
     }
 
-    /// Works out the policy and the quotas of a VM that is to be served besides the others, and checks
-    /// its forwards.
+    /// Derives the policy and the quotas of a further VM, and checks its forwards.
     ///
     /// # Errors
     /// There is no such policy, or a forwarded port is among those of translated flows.
@@ -104,10 +103,10 @@ impl Config {
         settle_vm(vm, &self.typed, self.policy_file.as_ref())
     }
 
-    /// Its policies, with the deny files that they name; `read`: how these are had.
+    /// Loads the policies, with the deny files that they name. `read`: function that reads a file.
     ///
     /// # Errors
-    /// A deny file can't be read, or a rule can't be meant.
+    /// A deny file can't be read, or a rule is not valid.
     pub fn load_policies_by(&self, read: Reader<'_>) -> Result<LoadedPolicies, ConfigError> {
         let loaded = LoadedPolicies::of(&self.typed, self.policy_file.as_ref(), read)?;
         loaded.with_host_loopback(&self.typed.host_loopback)

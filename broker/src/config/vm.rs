@@ -1,4 +1,4 @@
-//! A VM that is to be served.
+//! Configuration of a VM.
 use std::{collections::BTreeMap, net::Ipv4Addr};
 
 use slipgate_abi::portframe::is_port_device;
@@ -15,7 +15,7 @@ const MAX_IFNAME: usize = 15;
 pub struct VmConfig {
     /// Unique name of the VM.
     pub name: String,
-    /// The TAP that its VMM has open.
+    /// Name of the TAP that the VM's VMM has open.
     pub tap: String,
     /// MAC address of the guest; when given, frames from other addresses are dropped.
     pub mac: Option<[u8; 6]>,
@@ -100,7 +100,7 @@ impl VmConfig {
         })
     }
 
-    /// The definition that a client would give for this VM.
+    /// Returns the definition that a client would give for this VM.
     pub fn definition(&self) -> VmDefinition {
         let specs = self.forwards.iter().map(|forward| forward.spec.clone());
         let mut specs: Vec<String> = specs.collect();
@@ -185,7 +185,7 @@ pub fn parse_mac(flag: &'static str, given: &str, text: &str) -> Result<[u8; 6],
     })
 }
 
-/// A unicast MAC that is not zero.
+/// Parses a unicast MAC address that is not zero.
 fn unicast_mac(text: &str) -> Option<[u8; 6]> {
     let mut mac = [0; 6];
     let mut parts = text.split([':', '-']);
@@ -199,8 +199,8 @@ fn unicast_mac(text: &str) -> Option<[u8; 6]> {
     (parts.next().is_none() && mac[0] & 1 == 0 && mac != [0; 6]).then_some(mac)
 }
 
-/// Checks that a name can be that of a guest's TAP: a device's name that is not one of slipgate's
-/// own devices'.
+/// Checks that a name can be a guest's TAP's: a valid device name that is not reserved for
+/// slipgate's own devices.
 ///
 /// # Errors
 /// It can't, by `flag`'s value `given`.
@@ -214,10 +214,10 @@ pub fn check_tap(flag: &'static str, given: &str, tap: &str) -> Result<(), Confi
     Ok(())
 }
 
-/// Checks that the kernel would take a name for a device.
+/// Checks that the kernel accepts a name for a device.
 ///
 /// # Errors
-/// It would not, by `flag`'s value `given`.
+/// It does not; the error names `flag` and its value `given`.
 pub fn check_device(flag: &'static str, given: &str, device: &str) -> Result<(), ConfigError> {
     let bad = |c: char| c == '/' || c == ':' || c.is_whitespace() || c.is_control();
     if device.is_empty()

@@ -9,29 +9,29 @@ use std::collections::BTreeMap;
 #[derive(Debug, Default)]
 pub(super) struct Thaws(BTreeMap<u64, Thaw>);
 
-/// A thaw, when the engine is ready for it.
+/// State of a thaw when the engine is ready for it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Thaw {
-    /// It holds, of the VM of this row.
+    /// The thaw is valid, for the VM of this row.
     Of(u32),
     /// The VM was frozen again meanwhile.
     Undone,
 }
 
 impl Thaws {
-    /// A thaw was asked for.
+    /// Records that a thaw was requested.
     pub(super) fn begin(&mut self, request: u64, row: u32) {
         self.0.insert(request, Thaw::Of(row));
     }
 
-    /// A VM is to be frozen, whatever was asked for before.
+    /// Cancels the thaws of a VM, because it is to be frozen.
     pub(super) fn undo(&mut self, row: u32) {
         let all = self.0.values_mut();
         let of_row = all.filter(|thaw| **thaw == Thaw::Of(row));
         of_row.for_each(|thaw| *thaw = Thaw::Undone);
     }
 
-    /// The engine is ready: what was asked for by that request, if it was a thaw.
+    /// Returns the thaw of this request, if it was one. The engine is ready for it.
     pub(super) fn take(&mut self, request: u64) -> Option<Thaw> {
         self.0.remove(&request)
     }

@@ -3,8 +3,8 @@ use std::{collections::BTreeSet, fs, io, ops::RangeInclusive};
 
 use slipgate_abi::Protocol;
 
-/// IP protocol and port of every bound socket in the range, sorted; `None` when that can't be found
-/// out now.
+/// Returns IP protocol and port of every bound socket in the range, sorted; `None` if they can't be
+/// read now.
 pub(crate) fn bound(range: &RangeInclusive<u16>) -> Option<Vec<(u8, u16)>> {
     let mut ports = BTreeSet::new();
     for (protocol, tables) in [
@@ -31,7 +31,8 @@ pub(crate) fn bound(range: &RangeInclusive<u16>) -> Option<Vec<(u8, u16)>> {
     Some(ports.into_iter().collect())
 }
 
-/// The second field's port, hexadecimal (Documentation/networking/proc_net_tcp.rst).
+/// Returns the ports of the second column, in hexadecimal
+/// (Documentation/networking/proc_net_tcp.rst).
 fn local_ports(table: &str) -> impl Iterator<Item = u16> {
     table.lines().skip(1).filter_map(|line| {
         let local = line.split_whitespace().nth(1)?;

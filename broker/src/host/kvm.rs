@@ -6,7 +6,7 @@ use std::{
 
 const PATH: &str = "/dev/kvm";
 
-/// It can't be opened.
+/// Error: `/dev/kvm` can't be opened.
 #[derive(Debug, thiserror::Error)]
 #[error("a VM needs {PATH}, which can't be opened ({why}): {remedy}")]
 pub struct KvmUnavailable {

@@ -3,10 +3,10 @@ use std::{ffi::c_void, io, os::fd::AsRawFd as _};
 
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, socket};
 
-/// `ETHTOOL_GTSO`, <linux/ethtool.h>: whether TCP segmentation offload is on.
+/// Returns whether TCP segmentation offload is on (`ETHTOOL_GTSO`, <linux/ethtool.h>).
 ///
 /// # Errors
-/// There is no such device, or it can't be asked.
+/// There is no such device, or it does not support the request.
 pub fn offers_tso(name: &str) -> io::Result<bool> {
     const ETHTOOL_GTSO: u32 = 0x1e;
     #[repr(C)]

@@ -10,7 +10,7 @@ use super::resolvers;
 /// File that names the host's resolvers: resolv.conf(5).
 pub(crate) const RESOLV_CONF: &str = "/etc/resolv.conf";
 
-/// Who they were when they were last looked for.
+/// The host's resolvers as last read.
 #[derive(Debug)]
 pub(crate) struct HostResolvers {
     file: PathBuf,
@@ -34,8 +34,8 @@ impl HostResolvers {
         &self.now
     }
 
-    /// Reads the resolvers again; returns them if they changed. A file without any is being
-    /// rewritten, so the former ones stay.
+    /// Reads the resolvers again. Returns them if they changed. A file without resolvers is assumed
+    /// to be incomplete, so the former ones remain.
     pub(crate) fn changed(&mut self) -> Option<Vec<SocketAddrV4>> {
         let found = read(&self.file);
         if found.is_empty() || found == self.now {

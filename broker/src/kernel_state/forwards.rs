@@ -19,11 +19,11 @@ use slipgate_policy::{Described, PolicySet, document::Forward};
 use super::{Attached, ServedVm, Taken, reserve};
 use crate::config::{Config, VmConfig};
 
-/// The rule that flows of VMs' own forwards show. All have one: a forward that comes needs no
-/// element of `RULES`, and a flow's addresses say which port it came by.
+/// Text of the rule that flows of VMs' own forwards show. All share one element of `RULES`, so a
+/// forward that is added needs none; a flow's addresses show the port.
 const OF_ITS_VM: &str = "forward of its VM";
 
-/// A port of the host.
+/// A forwarded port of the host.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) struct HostPort {
     protocol: u8,
@@ -54,8 +54,8 @@ impl HostPort {
         }
     }
 
-    /// Whether the programs look for it. A forward of loopback serves the host only, whose
-    /// connections come by the socket: any neighbour on the uplink's link could send to that
+    /// Whether the programs match the port. A forward of loopback serves the host only, whose
+    /// connections arrive by the socket: any neighbour on the uplink's link could send to that
     /// address too.
     fn is_from_links(self) -> bool {
         !self.host.is_loopback()
@@ -77,8 +77,8 @@ pub(crate) struct HeldForward {
 pub(crate) struct HeldForwards(BTreeMap<HostPort, HeldForward>);
 
 impl HeldForwards {
-    /// The name of another VM that has the port, at this address or, where one of the two is any,
-    /// at some.
+    /// Returns the name of another VM that has the port at this address, or at any address if one
+    /// of the two forwards has none.
     fn holder(&self, forward: &Forward, vm: &str) -> Option<&str> {
         let at = |host| HostPort {
             host,
@@ -95,12 +95,12 @@ impl HeldForwards {
     }
 }
 
-/// What a VM's new definition changes of its forwards, with the new ports held.
+/// Changes of a VM's forwards by a new definition. The new ports are held already.
 #[derive(Debug, Default)]
 pub(crate) struct ForwardChange {
-    /// Ports that are no longer forwarded, or to another port of the guest.
+    /// Ports that are no longer forwarded, or lead to another port of the guest now.
     removed: Vec<HostPort>,
-    /// Forwards that come; no socket where it is held already.
+    /// Forwards to be added, with their sockets; `None` for a port that is held already.
     added: Vec<(Forward, Option<OwnedFd>)>,
 }
 
@@ -111,8 +111,8 @@ impl ForwardChange {
 }
 
 impl Attached {
-    /// Takes the forwards' ports of the host, at the start. A port of a daemon's VM that somebody
-    /// else has by now is left out.
+    /// Takes the forwards' ports of the host, at the start. A port of a daemon's VM that another
+    /// process has taken meanwhile is left out.
     pub(crate) fn reserve_forwards(&mut self) -> anyhow::Result<()> {
         for forward in &self.config.forwards {
             let held = HeldForward {
@@ -140,10 +140,10 @@ impl Attached {
         Ok(())
     }
 
-    /// Finds what another definition of a VM changes of its forwards, and takes the ports that come.
+    /// Determines the changes of a VM's forwards by another definition, and takes the new ports.
     ///
     /// # Errors
-    /// [`Taken`]: somebody else has a port.
+    /// [`Taken`]: another process or VM has a port.
     pub(crate) fn reserve_change(
         &self,
         old: &[Forward],
@@ -215,7 +215,8 @@ impl Attached {
         })
     }
 
-    /// Directs first packets to a VM's forwarded ports to the engine, which knows of them.
+    /// Makes the programs hand first packets to a VM's forwarded ports over to the engine, which
+    /// has the forwards already.
     pub(crate) fn open_forwards(&self, vm: &ServedVm) -> anyhow::Result<()> {
         let ports = vm.config.forwards.iter().map(HostPort::of);
         ports.into_iter().try_for_each(|port| {
@@ -224,7 +225,7 @@ impl Attached {
         })
     }
 
-    /// Lets go of the forwards of a VM that is removed.
+    /// Releases the forwards of a VM that is removed.
     pub(crate) fn close_forwards(&mut self, gone: &ServedVm) -> anyhow::Result<()> {
         for forward in &gone.config.forwards {
             let port = HostPort::of(forward);
@@ -307,7 +308,7 @@ impl Attached {
         vms.map(|vm| (vm.config.name.as_str(), &vm.open)).collect()
     }
 
-    /// The elements of `RULES` that forwards' flows show: the last of those in force.
+    /// Returns the elements of `RULES` of the forwards: the last of those in force.
     pub(crate) fn forward_rules(&self) -> Range<u32> {
         forwards_of(&self.rules, &self.config)
     }
@@ -324,7 +325,7 @@ impl HeldForward {
     }
 }
 
-/// The policies' rules, and behind them the forwards.
+/// Returns the policies' rules, followed by the forwards.
 pub(crate) fn described(policies: &PolicySet, config: &Config) -> Vec<Described> {
     let forwards = forward_texts(config).map(Described::forward);
     policies.described().chain(forwards).collect()

@@ -12,8 +12,8 @@ use super::Attached;
 
 /// Bit of a policy's number that selects one of the two sets.
 const TURN_BIT: u32 = 31;
-/// Bits of a policy's number that tell its owner's row, from 1: the rest tells which of the
-/// owner's.
+/// Number of bits of a policy's number that hold its owner's row, from 1. The other bits number the
+/// owner's policies.
 const OWNER_BITS: u32 = 16;
 const _: () = assert!(MAX_OWNERS < 1 << OWNER_BITS);
 
@@ -39,7 +39,7 @@ impl Attached {
         Ok(())
     }
 
-    /// The numbers of policies that VMs have now.
+    /// Returns the numbers of the policies that VMs have at present.
     pub(crate) fn denied_numbers(&self) -> BTreeSet<u32> {
         let vms = self.vms.iter();
         vms.map(|vm| self.policy_number(vm.config.policy)).collect()

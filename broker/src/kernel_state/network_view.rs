@@ -8,8 +8,8 @@ use slipgate_policy::LocalAddresses;
 
 use crate::config::GuestNetwork;
 
-/// Puts it together. `uplink`: the one device that flows may leave by. `source`: what the host's
-/// routes are to prefer as source by it.
+/// Returns the view of the host's network for the engine. `uplink`: the only device by which flows
+/// may leave. `source`: preferred source address of the host's routes by it.
 pub(super) fn view(
     network: &Network,
     uplink: u32,

@@ -16,15 +16,15 @@ use slipgate_policy::document::Forward;
 
 use crate::role::Role;
 
-/// Connections that may wait to be accepted.
+/// Length of a listening socket's backlog.
 const BACKLOG: i32 = 1_024;
 
-/// Somebody else has what a client wants.
+/// Error: another process or VM has the requested resource. The text names it.
 #[derive(thiserror::Error, Debug)]
 #[error("{0}")]
 pub(crate) struct Taken(pub(crate) String);
 
-/// Takes a forward's host port, listening when it is TCP's; non-blocking.
+/// Binds a forward's host port, and listens on it if it is TCP's. The socket is non-blocking.
 pub(super) fn reserve(forward: &Forward) -> anyhow::Result<OwnedFd> {
     let tcp = forward.protocol == Protocol::Tcp as u8;
     let name = if tcp { "tcp" } else { "udp" };
@@ -78,16 +78,17 @@ pub(super) fn reserve(forward: &Forward) -> anyhow::Result<OwnedFd> {
     Ok(socket)
 }
 
-/// Who holds a port.
+/// Process that holds a port.
 #[derive(Debug, PartialEq, Eq)]
 enum Holder {
     Process {
         pid: u32,
         command: String,
     },
-    /// A process of this user, at whose descriptors this process may not look.
+    /// A process of this user, whose descriptors this process may not read.
     User(u32),
-    /// A process of another network namespace's user, or one that has let go meanwhile.
+    /// A process that is not visible, for example in another user namespace, or one that has closed
+    /// the socket meanwhile.
     Unseen,
 }
 
@@ -111,7 +112,7 @@ impl std::fmt::Display for Holder {
     }
 }
 
-/// The process that has a socket on this port, by its inode in /proc.
+/// Returns the process that has a socket on this port, found by its inode in /proc.
 fn holder(protocol: &str, host: Ipv4Addr, port: u16) -> Holder {
     let sockets: Vec<(u64, u32)> = [protocol.to_owned(), format!("{protocol}6")]
         .iter()

@@ -5,7 +5,7 @@ use super::{Attached, ServedVm};
 use crate::host::{RESOLV_CONF, resolver_problem};
 
 impl Attached {
-    /// Logs a warning if no resolver will answer guests' questions, as far as that can be known.
+    /// Logs a warning if no resolver is likely to answer guests' questions.
     pub(crate) fn warn_of_resolvers(&self) {
         let of = |vm: &ServedVm| self.policies.of(Some(vm.config.policy));
         let mut vms = self.vms.iter();

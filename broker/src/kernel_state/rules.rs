@@ -34,15 +34,15 @@ pub(crate) struct Writer<'w> {
     pub(crate) paths: &'w Paths,
     /// Row of the process in `OWNERS`.
     pub(crate) row: u32,
-    /// Runs that this process has had.
+    /// Ranges of elements that this process has used.
     pub(crate) own: &'w [Range<u32>],
-    /// Elements of its that are in use without a flow: the rules in force, and the forwards that
-    /// relays know by number.
+    /// Elements in use without a flow: the rules in force, and the forwards to which relays refer
+    /// by number.
     pub(crate) kept: &'w [Range<u32>],
 }
 
-/// Writes the rules; the run that they have. The directory of the locks is locked meanwhile,
-/// against other processes that do the same.
+/// Writes the rules. Returns their range of elements. The lock on the directory of the locks
+/// excludes other processes meanwhile.
 pub(crate) fn write(
     maps: &SharedMaps,
     rules: &[Described],
@@ -136,7 +136,7 @@ impl Writer<'_> {
     }
 }
 
-/// Ranges in the text of a claims file.
+/// Returns the ranges in the text of a claims file.
 fn ranges(text: &str) -> impl Iterator<Item = Range<u32>> {
     text.lines().filter_map(|line| {
         let (start, end) = line.split_once(' ')?;
@@ -145,20 +145,20 @@ fn ranges(text: &str) -> impl Iterator<Item = Range<u32>> {
     })
 }
 
-/// These rules but those of elements that may be taken.
+/// Returns the present elements, with those that may be reused marked as free.
 fn leaving(present: &[Whole], stays: impl Fn(u32) -> bool) -> Vec<Whole> {
     let all = (0..).zip(present);
     all.map(|(index, rule)| if stays(index) { *rule } else { FREE })
         .collect()
 }
 
-/// The first run that has these rules, else the first that is free.
+/// Returns the first range that has these rules, else the first free one.
 fn place(present: &[Whole], wanted: &[Whole]) -> Option<Range<u32>> {
     let free = || first(present, wanted, |run| run.iter().all(|rule| *rule == FREE));
     same(present, wanted).or_else(free)
 }
 
-/// The first run that has these rules.
+/// Returns the first range that has these rules.
 fn same(present: &[Whole], wanted: &[Whole]) -> Option<Range<u32>> {
     first(present, wanted, |run| run == wanted)
 }

@@ -1,4 +1,4 @@
-//! Whom a request is about: names and ids of clients, as the maps have them.
+//! Resolution of a request's subject: from names and ids of clients to rows and slots of the maps.
 use std::sync::atomic::Ordering::Acquire;
 
 use slipgate_abi::{Verdict, VmRow};
@@ -11,13 +11,13 @@ use slipgate_model::{FlowId, TranslatedId};
 use super::Attached;
 
 impl Attached {
-    /// The row of a VM that is served here.
+    /// Returns the row of a VM that is served here.
     pub(crate) fn row_of(&self, name: &str) -> Option<u32> {
         let found = self.vms.iter().find(|vm| vm.config.name == name);
         found.map(|vm| vm.open.row)
     }
 
-    /// The answer to who names a VM that is not served here.
+    /// Returns the answer to a request for a VM that is not served here.
     pub(crate) fn unknown_vm(&self) -> ClientAnswer {
         let served = self.vms.iter().map(|vm| vm.config.name.clone()).collect();
         ClientAnswer::UnknownVm { served }
@@ -70,7 +70,7 @@ impl Attached {
         is_it.then_some(Subject::Flow { slot, generation })
     }
 
-    /// Says of VMs that were frozen by a predecessor's time that they still are.
+    /// Logs VMs that a predecessor froze and that are still frozen.
     pub(crate) fn tell_frozen(&self) {
         let maps = self.datapath.maps();
         for vm in &self.vms {

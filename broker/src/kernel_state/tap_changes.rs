@@ -75,7 +75,7 @@ impl Attached {
         Ok(())
     }
 
-    /// Waits until TAPs that go with their VMM are gone.
+    /// Waits until the TAPs that are removed with their VMM are gone.
     pub(crate) fn await_taps_end(&mut self, within: Duration) {
         let until = Instant::now() + within;
         for vm in &mut self.vms {

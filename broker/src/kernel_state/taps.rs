@@ -6,7 +6,7 @@ use slipgate_policy::one_line;
 use super::{Attached, ServedVm, xdp};
 
 impl Attached {
-    /// Whether a device is a TAP that has a guest's program, whoever put it there.
+    /// Whether a device is a TAP with a guest's program, of any process.
     pub(super) fn is_served(&self, ifindex: u32) -> bool {
         let program = Program::GuestEgress;
         self.datapath.is_attached(program, ifindex)
@@ -28,16 +28,15 @@ impl Attached {
         serve::serve_tap(&self.datapath, ifindex, self.hook).with_context(what)
     }
 
-    /// Writes down which TAPs are ours, and until they are shut a predecessor's: what the VMs' rows
-    /// say of them is the engine's word.
+    /// Records the TAPs of this process, and those of a predecessor until they are shut. The VMs'
+    /// rows are not used for this, because the engine can write them.
     pub(crate) fn note_taps(&self) -> anyhow::Result<()> {
         let ours = self.vms.iter().filter_map(|vm| vm.tap_ifindex);
         let taps = ours.chain(self.former_taps.iter().copied()).collect();
         Ok(self.owner.note_taps(self.datapath.paths(), &taps)?)
     }
 
-    /// Shuts out VMs of a predecessor that are not to be served any more. The engine has ended
-    /// their flows.
+    /// Shuts out VMs of a predecessor that are no longer served. The engine has ended their flows.
     pub(crate) fn close_departed(&mut self) -> anyhow::Result<()> {
         self.shut_departed()?;
         let maps = self.datapath.maps();
@@ -90,8 +89,8 @@ impl Attached {
         Ok(())
     }
 
-    /// Has the host route nothing of the TAPs and the port: `sysctl net.ipv4.ip_forward=1` turns it
-    /// on for every device.
+    /// Disables forwarding on the TAPs and the port, so that the host routes none of their packets:
+    /// `sysctl net.ipv4.ip_forward=1` enables it on every device.
     pub(crate) fn keep_unrouted(&self) {
         let taps = self.vms.iter().filter_map(|vm| vm.tap_ifindex);
         for ifindex in taps.chain([self.port.ifindex]) {
@@ -103,7 +102,7 @@ impl Attached {
         }
     }
 
-    /// Attaches or detaches the guard on TAPs whose VMM has changed segmentation offload since.
+    /// Attaches the guard to, or detaches it from, TAPs whose VMM has changed segmentation offload.
     pub(crate) fn look_at_guards(&mut self) {
         let mut locked = None;
         for vm in &self.vms {
@@ -126,7 +125,7 @@ impl Attached {
         self.told_of_lock = locked.is_some();
     }
 
-    /// Whether a TAP is there that is to be served and is not.
+    /// Whether a TAP exists that should be served and is not.
     pub(crate) fn lacks_a_tap(&self) -> bool {
         let network = self.watch.network();
         let is_there = |name: &str| network.link_by_name(name).is_some();

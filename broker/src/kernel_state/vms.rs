@@ -1,4 +1,4 @@
-//! VMs that are served: their rows, their quotas, and their specifications for the engine.
+//! The served VMs: their rows, their quotas, and their specifications for the engine.
 use anyhow::Context as _;
 use slipgate_abi::{VmId, VmRow};
 use slipgate_control::{
@@ -20,20 +20,20 @@ const GATEWAY_MAC: [u8; 6] = [0x02, 0x53, 0x4c, 0x47, 0x00, 0x01];
 /// MTU of a VM whose TAP does not exist yet, L3 bytes: a new TAP's.
 const DEFAULT_MTU: u32 = 1_500;
 
-/// Frames of one guest that may be on their way to the engine at once, at most, and as many that
-/// the world sends it: room for a burst of first packets, and what another VM's first packet may
-/// have to wait behind, at a few microseconds each.
+/// Maximum number of frames of one guest in flight to the engine, and of frames from the world to
+/// it. It leaves room for a burst of first packets, and bounds the time that another VM's first
+/// packet may wait, at a few microseconds per frame.
 const MOST_CREDITS: u32 = 512;
 
-/// A VM that is served.
+/// A served VM.
 #[derive(Debug)]
 pub(crate) struct ServedVm {
     pub(crate) config: VmConfig,
     pub(crate) open: OpenVm,
-    /// Its TAP; `None` while there is none of that name.
+    /// Interface index of its TAP; `None` if no TAP has the name.
     pub(crate) tap_ifindex: Option<u32>,
     pub(crate) mtu: u32,
-    /// Whether its TAP was brought up: the engine knows the VM.
+    /// Whether its TAP was brought up, so that the engine has the VM.
     pub(crate) is_up: bool,
 }
 
@@ -84,8 +84,8 @@ impl Attached {
         })
     }
 
-    /// Takes a TAP down, which its VMM may have brought up and which would lead to the host's own
-    /// stack, and sets its MTU. Returns the MTU, L3 bytes.
+    /// Takes a TAP down, because its VMM may have brought it up, which would lead to the host's own
+    /// stack. Sets its MTU and returns it, L3 bytes.
     fn prepare_tap(&self, tap: u32) -> anyhow::Result<u32> {
         let device = Device::with_index(tap)?;
         if !self.is_served(tap) {
@@ -97,7 +97,7 @@ impl Attached {
         Ok(device.mtu()?)
     }
 
-    /// Shares the engine port's queue among the VMs that there are now.
+    /// Divides the engine port's queue among the present VMs.
     pub(crate) fn share_credits(&self) {
         let credits = credits_of(self.vms.len());
         for vm in &self.vms {
@@ -105,7 +105,7 @@ impl Attached {
         }
     }
 
-    /// Where a VM is among those served.
+    /// Returns a VM's index among the served ones.
     pub(crate) fn index_of(&self, name: &str) -> Option<usize> {
         self.vms.iter().position(|vm| vm.config.name == name)
     }
@@ -117,17 +117,17 @@ impl Attached {
         self.datapath.maps().set_rates(vm.open.row, rates);
     }
 
-    /// Has each VM have no more than its quotas say.
+    /// Sets the rates of every VM from its quotas.
     pub(crate) fn set_rates(&self) {
         self.vms.iter().for_each(|vm| self.set_rates_of(vm));
     }
 
-    /// Specifications of all VMs for the engine.
+    /// Returns the specifications of all VMs for the engine.
     pub(crate) fn vm_specs(&self) -> Vec<VmSpec> {
         self.vms.iter().map(|vm| self.vm_spec(vm)).collect()
     }
 
-    /// Specification of one VM for the engine.
+    /// Returns the specification of one VM for the engine.
     pub(crate) fn vm_spec(&self, vm: &ServedVm) -> VmSpec {
         let network = &self.config.network;
         VmSpec {
@@ -150,15 +150,19 @@ impl Attached {
     }
 }
 
-/// How many frames each of several VMs may have on their way, and as many from the world: all
-/// together no more than the port queues, so that no VM's flood costs another one's frame.
+/// Returns the number of frames that each of several VMs may have in flight, and as many from the
+/// world. All together do not exceed the port's queue, so no VM's flood causes the loss of
+/// another's frame.
 fn credits_of(vms: usize) -> u32 {
     let share = QUEUE_FRAMES / 2 / u32::try_from(vms.max(1)).unwrap_or(u32::MAX);
     share.clamp(1, MOST_CREDITS)
 }
 
-/// The TAP that is to be served: a device of the tun driver with Ethernet frames. Another one's
-/// users would not expect to have it taken down and put behind our programs.
+/// Returns the TAP of a VM, which must be a device of the tun driver with Ethernet frames. Another
+/// device could be in use and must not be taken down.
+///
+/// # Errors
+/// The device does not exist, or is not a TAP.
 pub(crate) fn tap_of(vm: &VmConfig, network: &Network) -> Result<u32, ConfigError> {
     let refused =
         |problem: String, remedy: String| Err(ConfigError::new("--tap", &vm.tap, problem, remedy));

@@ -1,5 +1,5 @@
-//! Where the guard runs: XDP drops before an skb is made, but linearises large frames on a device
-//! that offers TSO, so there it is only put on demand.
+//! Placement of the guard. XDP drops frames before an skb is allocated, but linearises large frames
+//! on a device that offers TSO. So on such a device the guard is attached on request only.
 use slipgate_control::{
     Datapath, Result,
     attach::{Program, XdpMode},

@@ -79,7 +79,8 @@ impl LearningVms {
         }
     }
 
-    /// The policies of `loaded` and behind them those of these VMs, which get them in `config`.
+    /// Returns the policies of `loaded` followed by those of these VMs, and assigns the latter in
+    /// `config`.
     pub(super) fn add_to(&self, config: &mut Config, loaded: &LoadedPolicies) -> LoadedPolicies {
         let mut all = loaded.clone();
         for name in &self.with_policy {
@@ -175,7 +176,7 @@ impl PolicyChanges {
         }
     }
 
-    /// Whether another client has it open; who asked is told.
+    /// Returns whether another client has the VM open, and refuses this client's request if so.
     fn is_open(&self, parts: &mut Parts, client: ClientId, vm: &str) -> bool {
         let mut learning = self.learning.iter();
         let open = learning.any(|one| one.vm == vm && !one.has_ended());

@@ -1,6 +1,5 @@
 //! Supervision of a process that answers the API: the broker starts it with the maps and the
-//! socket, carries out what its clients ask for, tells it what happens, and starts it again when it
-//! ends.
+//! socket, carries out its clients' requests, sends it events, and starts it again when it ends.
 use std::{
     collections::HashMap,
     os::{
@@ -20,9 +19,10 @@ use slipgate_ipc::{
 use super::{HEARD_AT_ONCE, child::ChildProcess};
 use crate::{kernel_state::Attached, role::Role};
 
-/// How long it is waited before the first new start, and at most.
+/// Delay before the first restart, and the maximum delay.
 const BACK_OFF: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(60)];
-/// Answers and events that may wait for room in the channel: a process that takes none hangs.
+/// Maximum number of answers and events that wait for room in the channel. A process that accepts
+/// none hangs.
 const MOST_QUEUED: usize = 4_096;
 
 /// A socket of the API, and the process that serves it.
@@ -33,9 +33,9 @@ pub(crate) struct Api {
     may_change: bool,
     log: String,
     state: State,
-    /// Before the next start, if this one fails.
+    /// Delay before the next start, if this one fails.
     back_off: Duration,
-    /// Requests under way, with the process's own numbers.
+    /// Requests in progress, with the process's own numbers.
     asked: HashMap<ClientId, u64>,
 }
 
@@ -53,7 +53,7 @@ struct Running {
 }
 
 impl Api {
-    /// Serves the socket from now on.
+    /// Creates the state of a socket that is served from now on.
     pub(crate) fn new(
         listener: UnixListener,
         may_change: bool,
@@ -72,7 +72,7 @@ impl Api {
         api
     }
 
-    /// Descriptors to poll, with what is waited for: messages, and room for those that wait.
+    /// Returns the descriptors to poll and the events: messages, and room for queued ones.
     pub(crate) fn fds(&self) -> impl Iterator<Item = PollFd<'_>> {
         let running = match &self.state {
             State::Runs(running) => Some(running),
@@ -90,7 +90,7 @@ impl Api {
         })
     }
 
-    /// When [`Api::requests`] is due in any case.
+    /// Returns the time at which [`Api::requests`] must be called; `None` if there is none.
     pub(crate) fn due(&self) -> Option<Instant> {
         match self.state {
             State::Runs(_) => None,
@@ -98,8 +98,8 @@ impl Api {
         }
     }
 
-    /// Requests that have come, each with the number that `number` gives it. Sees to the process's
-    /// end, and starts it.
+    /// Returns the requests that have arrived, each with the number that `number` assigns to it.
+    /// Detects the end of the process, and restarts it.
     pub(crate) fn requests(
         &mut self,
         attached: &Attached,
@@ -140,7 +140,7 @@ impl Api {
         self.may_change || request.is_read_only()
     }
 
-    /// Passes an answer on, if the request was this process's.
+    /// Passes an answer on, if the request came from this process.
     pub(crate) fn answer(&mut self, client: ClientId, answer: &ClientAnswer) {
         if let Some(id) = self.asked.remove(&client) {
             self.tell(ToApi::Answer {
@@ -150,7 +150,7 @@ impl Api {
         }
     }
 
-    /// Tells it that something has happened.
+    /// Sends the process an event.
     pub(crate) fn event(&mut self, event: &Event) {
         self.tell(ToApi::Event(event.clone()));
     }

@@ -19,7 +19,7 @@ use slipgate_ipc::{
 
 use crate::role::Role;
 
-/// How long an ended process's exit status may take to show, ms.
+/// Time limit for an ended process's exit status to become available, ms.
 const STATUS_WITHIN: u16 = 500;
 
 /// A running process. It is killed when this is dropped.
@@ -63,7 +63,7 @@ impl ChildProcess {
         })
     }
 
-    /// Readable when it has ended.
+    /// Returns the pidfd, which is readable when the process has ended.
     pub(crate) fn pidfd(&self) -> BorrowedFd<'_> {
         self.pidfd.as_fd()
     }
@@ -72,12 +72,12 @@ impl ChildProcess {
         &self.channel
     }
 
-    /// Receives the next message of the channel, if there is one.
+    /// Receives the next message of the channel, if one has arrived.
     pub(crate) fn heard<M: Inbound>(&self) -> Result<Received<M>, ChannelError> {
         self.channel.try_receive()
     }
 
-    /// The next message; `None` when it has closed the channel.
+    /// Waits for the next message; `None` if the process has closed the channel.
     pub(crate) fn next<M: Inbound>(&self, within: Duration) -> anyhow::Result<Option<M>> {
         let until = Instant::now() + within;
         loop {
@@ -99,7 +99,7 @@ impl ChildProcess {
         }
     }
 
-    /// How it ended, in words; `None` while it runs.
+    /// Describes how the process ended; `None` while it runs.
     pub(crate) fn end(&mut self) -> Option<String> {
         let mut fds = [PollFd::new(self.pidfd.as_fd(), PollFlags::POLLIN)];
         // What it said or closed last is heard a moment before its end is seen.
@@ -135,10 +135,10 @@ impl Drop for ChildProcess {
 /// once (systemd's `KillMode=control-group`); they are for the broker, which ends the others.
 const FOR_THE_BROKER: [libc::c_int; 4] = [libc::SIGHUP, libc::SIGINT, libc::SIGQUIT, libc::SIGTERM];
 
-/// Lets a descriptor survive the execve, and gives the child a process group of its own (a ^C at
-/// the terminal is for the broker) and a clean signal mask. What is [`FOR_THE_BROKER`] it ignores
-/// from before its first moment: the broker has these blocked, and the child inherits that until
-/// here.
+/// Prepares the child between fork and execve: keeps the descriptor open, gives the process a
+/// process group of its own (a ^C at the terminal is for the broker) and an empty signal mask, and
+/// ignores the signals of [`FOR_THE_BROKER`]. Until this call the child has the broker's mask,
+/// which blocks these signals, so none of them ends it.
 fn keep(fd: RawFd) -> std::io::Result<()> {
     for signal in FOR_THE_BROKER {
         // SAFETY: no handler is installed. What is ignored stays so over the execve.
@@ -168,7 +168,7 @@ fn pidfd_of(child: &Child) -> std::io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd as RawFd) })
 }
 
-/// How a process ended, in words.
+/// Describes an exit status.
 fn describe(status: ExitStatus) -> String {
     match (status.code(), status.signal()) {
         (_, Some(libc::SIGSYS)) => "made a system call that its sandbox forbids, and was killed \
