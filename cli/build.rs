@@ -1,15 +1,15 @@
-//! Puts the built-in guest where `src/role/vmm.rs` includes it from.
+//! Copies the built-in guest to the place from which `src/role/vmm.rs` includes it.
 //!
-//! On a fresh clone nobody has built it yet. Then an empty stub takes its place, so that
-//! `cargo check` and editors work; booting a stub is an error that says so. A release build, and
-//! one that `cargo xtask` starts, never embeds a stub.
+//! On a fresh clone it is not built yet. Then an empty stub takes its place, so that `cargo check`
+//! and editors work; booting a stub is an error with this reason. A release build, and one that
+//! `cargo xtask` starts, never embeds a stub.
 
 use std::{env, fs, io, path::PathBuf};
 
 const IMAGE: &str = "slipgate-guest";
 /// The folder of a built image, if not the workspace's.
 const FOLDER: &str = "SLIPGATE_GUEST_DIR";
-/// Set by whoever has built the image before and wants no stub.
+/// Environment variable, set by builds that have built the image before and must not embed a stub.
 const NO_STUBS: &str = "SLIPGATE_NO_STUBS";
 
 fn main() -> io::Result<()> {

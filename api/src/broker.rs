@@ -72,8 +72,8 @@ impl Broker {
         })
     }
 
-    /// Reads what the engine alone knows, page by page. An engine that does not answer contributes
-    /// nothing.
+    /// Reads the data that only the engine has, page by page. An engine that does not answer
+    /// contributes nothing.
     pub async fn inventory(&self) -> Vec<EngineInventory> {
         let mut pages = Vec::new();
         let mut from = 0;
@@ -102,7 +102,7 @@ pub struct Connection {
     channel: Channel,
     events: Rc<Events>,
     asked: mpsc::Receiver<Ask>,
-    /// Who waits for an answer, by the request's number.
+    /// Receivers of pending answers, by the request's number.
     waiting: HashMap<u64, oneshot::Sender<ClientAnswer>>,
     last: u64,
 }

@@ -36,9 +36,9 @@ struct Stored {
 /// Events that a reader wants.
 #[derive(Clone, Debug, Default)]
 pub struct Filter {
-    /// Only those of this VM.
+    /// Name of the VM to which events are restricted; `None`: all VMs.
     pub vm: Option<String>,
-    /// Only those of these kinds; empty: of all.
+    /// Kinds to which events are restricted; empty: all kinds.
     pub kinds: Vec<String>,
 }
 

@@ -1,4 +1,4 @@
-//! What requests do: each becomes a message to the broker, or reads figures.
+//! Handlers of requests: each request becomes a message to the broker, or reads figures.
 use std::rc::Rc;
 
 use hyper::{
@@ -26,7 +26,7 @@ use crate::{
 /// Media type of JSON.
 const JSON: &str = "application/json";
 
-/// What handlers work with.
+/// State that the handlers share.
 pub(crate) struct Daemon {
     pub(crate) broker: Broker,
     pub(crate) events: Rc<Events>,

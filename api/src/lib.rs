@@ -5,7 +5,7 @@
 //! A process of its own, without privileges, serves one socket ([`server`]). What a client may do
 //! is a property of the socket, and so of the process: the broker takes changes from the process
 //! that serves the socket for changes alone, so a reader can change nothing, whatever it sends and
-//! whatever becomes of the process that reads it.
+//! even if the process that reads it is compromised.
 //!
 //! A request is checked for form here ([`model`]) and becomes a typed message to the broker
 //! ([`broker`]), which checks its meaning. Errors are problem details (RFC 9457, [`problem`]).
@@ -30,8 +30,8 @@ use slipgate_ipc::engine::EngineInventory;
 
 /// Source of figures that need no other process: the tables that are mapped for reading.
 pub trait Figures {
-    /// The live flows as a JSON array, of one VM or of all. `inventory`: what the engine alone
-    /// knows.
+    /// The live flows as a JSON array, of one VM or of all. `inventory`: the data that only the
+    /// engine has.
     fn flows(&self, inventory: &[EngineInventory], vm: Option<&str>) -> serde_json::Value;
 
     /// The counters as a JSON object.

@@ -3,7 +3,7 @@ use hyper::{Method, StatusCode};
 
 use crate::problem::Problem;
 
-/// What a route does.
+/// Action of a route.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Action {
     Health,

@@ -1,4 +1,4 @@
-//! What was typed: the command line as clap sees it. Meaning and limits are [`crate::config`]'s.
+//! The command line as clap parses it. [`crate::config`] checks the meaning and the limits.
 mod daemon;
 mod policy;
 mod run;
@@ -26,9 +26,9 @@ fn mtu(text: &str) -> Result<u32, String> {
     mtu.ok_or_else(|| format!("give {least} to {most} bytes, like 1500"))
 }
 
-/// The gateway's address unless told otherwise.
+/// Default address of the gateway.
 pub(crate) const DEFAULT_GATEWAY: Ipv4Addr = Ipv4Addr::new(10, 0, 2, 2);
-/// Where pins are kept unless told otherwise.
+/// Default directory of the pins.
 pub(crate) const DEFAULT_PIN_DIR: &str = "/sys/fs/bpf/slipgate";
 
 /// eBPF-accelerated hybrid NAT for microVM TAP devices.

@@ -101,7 +101,8 @@ pub(crate) fn ask_each(
     Ok(Err(asked))
 }
 
-/// Asks for what is answered by [`ClientAnswer::Done`] alone. `what`: the VM or flow that is meant.
+/// Sends a request whose only answer is [`ClientAnswer::Done`]. `what`: the VM or flow of the
+/// request.
 pub(crate) fn have_done(
     pin_dir: &Path,
     request: &ClientRequest<BorrowedFd<'_>>,

@@ -55,7 +55,7 @@ impl<W: Write + AsFd> Unheard<'_, W> {
         poll(&mut fds, PollTimeout::ZERO).is_ok_and(|ready| ready > 0)
     }
 
-    /// Writes as far as it is taken at once; whether that was all.
+    /// Writes as much as can be written without blocking. Returns whether that was everything.
     fn write_at_once(&mut self, text: &[u8]) -> bool {
         text.chunks(AT_ONCE).all(|some| {
             let takes = self.takes();

@@ -16,7 +16,7 @@ use crate::{
     brokers::{no_such_vm, paths},
 };
 
-/// How often `--watch` looks again.
+/// Interval of the readings with `--watch`.
 const WATCH_EVERY: Duration = Duration::from_secs(1);
 
 /// Runs a command that changes nothing.

@@ -37,7 +37,7 @@ use crate::{
 
 /// Time between two readings.
 const EVERY: Duration = Duration::from_secs(1);
-/// How long a key is waited for before signals are looked at.
+/// Time for which a key is awaited before signals are checked.
 const PATIENCE: Duration = Duration::from_millis(200);
 /// Width of the screen, columns, when it is unknown.
 const COLUMNS: u16 = 100;

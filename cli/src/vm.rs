@@ -50,7 +50,7 @@ fn set(args: &VmPutArgs) -> anyhow::Result<()> {
     put(args, given(args, vm.definition.clone()))
 }
 
-/// A definition with what the flags say in place of its own.
+/// Returns a definition with the values of the flags in place of its own.
 fn given(args: &VmPutArgs, mut vm: VmDefinition) -> VmDefinition {
     if let Some(tap) = &args.tap {
         vm.tap = tap.clone();

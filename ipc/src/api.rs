@@ -66,9 +66,9 @@ pub enum ApiRequest {
     PutPolicy {
         /// Name of the policy.
         name: String,
-        /// Its text.
+        /// Text of the policy.
         text: String,
-        /// Generation that it is to replace.
+        /// Generation that the policy must replace.
         replaces: Option<u64>,
     },
     /// [`ClientRequest::RemoveVm`].
@@ -88,7 +88,7 @@ pub enum ApiRequest {
     },
     /// [`EngineRequest::Cut`].
     Cut {
-        /// A flow, or a VM of which all flows are meant.
+        /// The flow to be cut, or the VM all of whose flows are.
         what: Target,
     },
     /// [`EngineRequest::Why`].
@@ -181,7 +181,7 @@ pub enum Event {
     },
     /// The engine has ended; established flows go on, and another one is started.
     EngineEnded {
-        /// How it ended.
+        /// Description of how the engine ended.
         how: String,
     },
     /// An engine is there again.

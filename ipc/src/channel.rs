@@ -37,7 +37,7 @@ const INLINE: u8 = 0;
 const IN_MEMFD: u8 = 1;
 /// Largest packet, bytes. A seqpacket must fit the socket's send buffer.
 const MAX_PACKET: usize = 64 * 1024;
-/// How long the broker's sends wait for room at most, ms: a stopped process reads nothing.
+/// Time limit for the broker's sends to wait for room, ms: a stopped process reads nothing.
 const SEND_WITHIN_MS: i64 = 10_000;
 /// Largest number of descriptors in one message.
 pub const MAX_FDS: usize = 128;
@@ -305,7 +305,7 @@ fn malformed() -> ChannelError {
 pub enum Received<M> {
     /// The next message that was received.
     Message(M),
-    /// No message waits to be received.
+    /// No message is waiting.
     Nothing,
     /// The peer has closed its end.
     End,

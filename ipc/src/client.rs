@@ -59,9 +59,9 @@ pub enum ClientRequest<F = OwnedFd> {
     PutPolicy {
         /// Name of the policy.
         name: String,
-        /// Its text: TOML, with the keys of `[policy.NAME]` in a policy file.
+        /// Text of the policy: TOML, with the keys of `[policy.NAME]` in a policy file.
         text: String,
-        /// Generation that it is to replace; 0: there is to be none. `None`: any.
+        /// Generation that the policy must replace; 0: it must not exist yet; `None`: any.
         replaces: Option<u64>,
     },
     /// Remove a VM from a daemon; answered by [`ClientAnswer::Done`] once its flows have ended.
@@ -126,7 +126,7 @@ pub enum ClientAnswer {
     Vm {
         /// The VM as it is now.
         vm: Box<VmStatus>,
-        /// What the request did.
+        /// Effect of the request.
         change: VmChange,
     },
     /// The policies that clients gave to a daemon, by name.
@@ -136,7 +136,7 @@ pub enum ClientAnswer {
     },
     /// A named policy is in force.
     PolicyPut {
-        /// Its generation.
+        /// Generation of the policy.
         generation: u64,
         /// Number of flows that were cut.
         cut: u64,
@@ -180,9 +180,9 @@ pub enum ErrorKind {
     Busy,
     /// The client may not make this request.
     Forbidden,
-    /// What the client wants to replace is not there any more.
+    /// The object to be replaced has another generation, or does not exist any more.
     Replaced,
-    /// Somebody else has what the client wants.
+    /// Another VM or process has the requested resource.
     Taken,
 }
 
@@ -300,7 +300,7 @@ impl ClientAnswer {
         }
     }
 
-    /// Makes an answer that says who has what the client wants.
+    /// Makes an answer that names the holder of the requested resource.
     pub fn taken(why: impl Into<String>) -> Self {
         Self::Error {
             error: why.into(),

@@ -14,7 +14,8 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 #[serde(from = "Mark", into = "Mark")]
 pub struct Slot;
 
-/// How a [`Slot`] is written. A unit would be `null`, which is also how no descriptor is written.
+/// Serialized form of a [`Slot`] with a descriptor. A unit would be `null`, which stands for a slot
+/// without a descriptor.
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Mark {

@@ -59,9 +59,9 @@ pub enum ToEngine<F = OwnedFd> {
         vm: u32,
         /// Row of the VM.
         row: u16,
-        /// IP protocol and address on the host of those that go.
+        /// Protocol and address on the host of the forwards to be removed.
         removed: Vec<(u8, SocketAddrV4)>,
-        /// Those that come.
+        /// Forwards to be added.
         added: Vec<ForwardSocket<F>>,
     },
     /// Changed routes, addresses or links of the host.

@@ -73,7 +73,7 @@ pub enum FromVmm {
     Ended(Box<VmmEnd>),
 }
 
-/// How a guest ended.
+/// Outcome of a guest.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct VmmEnd {
     /// Reason for the end.

@@ -1,4 +1,4 @@
-//! `slipgate policy`: what a policy file says, would have said, and should say.
+//! Command line of `slipgate policy`: check, explain, compare and learn policies.
 use std::{path::PathBuf, time::Duration};
 
 use clap::{Args, Subcommand};
@@ -133,7 +133,7 @@ Exit status:
   2  the command line or the flow log can't be used
   4  some of what was seen is not covered: records were lost, or it was too much";
 
-/// So many seconds, minutes or hours.
+/// Parses a duration in seconds, minutes or hours.
 fn duration(text: &str) -> Result<Duration, String> {
     const MOST_S: u64 = 86_400;
     let units = [("s", 1), ("m", 60), ("h", 3_600)];

@@ -45,7 +45,7 @@ pub(crate) struct RunArgs {
     pub(crate) nat: NatArgs,
 }
 
-/// How many there are of something; the limits are [`crate::config`]'s.
+/// Parses a whole number. [`crate::config`] checks the limits.
 fn whole_number(text: &str) -> Result<u32, String> {
     let number = text.parse();
     number.map_err(|_| "give a whole number, like 2".into())

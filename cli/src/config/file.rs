@@ -43,7 +43,7 @@ pub(crate) fn matches() -> Result<ArgMatches, ConfigError> {
     Ok(CommandLine::command().get_matches_from(all))
 }
 
-/// The flags that a file's text stands for.
+/// Returns the flags that are equivalent to a file's text.
 fn flags(file: &Path, text: &str) -> Result<Vec<OsString>, ConfigError> {
     let error = |problem: String, remedy: &str| {
         ConfigError::new("--config", file.display(), problem, remedy)

@@ -30,7 +30,7 @@ use crate::{
     log::say,
 };
 
-/// Argument that stands for stdout.
+/// Argument that selects stdout.
 const STDOUT: &str = "-";
 /// Type and length at a block's begin, the length again at its end (draft-ietf-opsawg-pcapng
 /// section 3.1).

@@ -30,7 +30,7 @@ use crate::{
 };
 use slipgate_policy::document::ConfigError;
 
-/// How often a log that is followed is looked at.
+/// Interval at which a followed log is read.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
 /// Exit status when the policy does not cover all observed traffic.
 const EXIT_INCOMPLETE: u8 = 4;

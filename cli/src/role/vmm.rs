@@ -90,7 +90,8 @@ fn monotonic_us() -> u64 {
     SystemClock.now_ns() / 1_000
 }
 
-/// The terminal would stop a process of another group that writes to it, if it was told to.
+/// Makes writes to the terminal possible from a background process group, which the terminal would
+/// otherwise stop if `tostop` is set.
 fn write_from_the_background() {
     let ignored = nix::sys::signal::SigHandler::SigIgn;
     // SAFETY: no handler is installed.
@@ -133,7 +134,7 @@ fn blamed_flag(error: &anyhow::Error) -> Option<String> {
     Some(flag.to_owned())
 }
 
-/// Whether the guest is to run.
+/// Waits for the broker's order. Returns whether the guest is to run.
 fn await_go(channel: &Channel) -> anyhow::Result<bool> {
     loop {
         match channel.receive()? {
@@ -145,8 +146,8 @@ fn await_go(channel: &Channel) -> anyhow::Result<bool> {
     }
 }
 
-/// Starts the thread that listens to the broker. It is confined when this returns: no code of the
-/// guest's is to run before every thread is.
+/// Starts the thread that reads the broker's messages. The thread is confined when this returns,
+/// because no guest code may run before every thread is.
 fn listen(channel: Arc<Channel>, counters: Arc<Counters>, stop: StopHandle) -> anyhow::Result<()> {
     let narrow = || sandbox::narrow(sandbox::Thread::Channel);
     let listen = move || {

@@ -1,4 +1,4 @@
-//! How a filter is put together: rules by system call, and conditions on arguments.
+//! Construction of a filter: rules by system call, and conditions on arguments.
 use std::{collections::BTreeMap, io};
 
 use seccompiler::{
@@ -51,12 +51,12 @@ pub(super) const FOR_A_BACKTRACE: &[libc::c_long] = &[
     libc::SYS_readlinkat,
 ];
 
-/// Two filters that are stacked; the kernel takes the stricter answer. The list is of what a
-/// process calls, and kills it for anything else. The other one answers EACCES to opening a file
-/// for reading, which a C library may try on its own account (time zones, memory tuning) and does
-/// without, and to [`FOR_A_BACKTRACE`].
+/// Two stacked filters, of whose results the kernel takes the stricter one. The first has the list
+/// of permitted calls, and kills the process at any other. The second returns EACCES for opening a
+/// file for reading, which a C library may attempt by itself (time zones, memory tuning) and can do
+/// without, and for [`FOR_A_BACKTRACE`].
 ///
-/// Compiling allocates, applying does not.
+/// Compiling the filters allocates memory; applying them does not.
 #[derive(Debug)]
 pub(super) struct Filters {
     list: BpfProgram,

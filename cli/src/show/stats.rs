@@ -22,7 +22,7 @@ use super::{
 };
 use crate::args::StatsArgs;
 
-/// How often a reading is repeated that a flow's end fell into.
+/// Maximum number of readings if a flow ends during one.
 const ATTEMPTS: usize = 5;
 
 /// Output of `stats --json`.
@@ -243,7 +243,7 @@ impl VmStats {
 }
 
 impl Stats {
-    /// Adds what the engines alone know.
+    /// Adds the data that only the engines have.
     pub(crate) fn add_known(&mut self, mut known: names::Known) {
         for vm in &mut self.vms {
             // Of a VM without anything by name there are counts of nothing.

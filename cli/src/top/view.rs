@@ -19,12 +19,12 @@ use crate::{
 
 /// VMs that are shown.
 const MOST_VMS: usize = 5;
-/// From this width on there is room for a flow's state and rule.
+/// Width in columns from which on a flow's state and rule are shown.
 const WIDE: u16 = 110;
 
 const KEYS: &str = "q quit  r/b/a/n sort  / filter  p pause  arrows select  c cut  f freeze/thaw";
 
-/// How high a picture is that has every flow.
+/// Returns the number of lines of a picture with every flow.
 pub(super) fn height(state: &State) -> u16 {
     let lines = 6 + state.vms().len().min(MOST_VMS + 1) + state.flows().len();
     u16::try_from(lines).unwrap_or(u16::MAX)

@@ -51,10 +51,10 @@ impl ClientError {
     }
 }
 
-/// Asks the broker behind `path`, and waits for its answer.
+/// Sends a request to the broker behind `path`, and waits for its answer.
 ///
 /// # Errors
-/// Nobody listens there, it does not answer in time, or the answer can't be understood.
+/// No process listens there, it does not answer in time, or the answer is not valid.
 pub fn ask(
     path: &Path,
     request: ClientRequest<BorrowedFd<'_>>,

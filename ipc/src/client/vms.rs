@@ -60,9 +60,9 @@ pub struct VmStatus {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum VmState {
-    /// No TAP of its name exists.
+    /// No TAP with its name exists.
     Waiting,
-    /// The engine is being told about it; its TAP is still down.
+    /// The engine is receiving the VM; its TAP is still down.
     Starting,
     /// Its TAP is up, and its guest is served.
     Served,
@@ -82,7 +82,7 @@ impl VmState {
     }
 }
 
-/// What a request has done to a VM.
+/// Effect of a request on a VM.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum VmChange {

@@ -31,11 +31,11 @@ use crate::{
     log::say,
 };
 
-/// How long the engine may take to send the rest.
+/// Time limit for the engine to send the remaining records.
 const REST_WITHIN: Duration = Duration::from_secs(5);
-/// How long the broker may take to close a VM that it opened.
+/// Time limit for the broker to close a VM that it opened.
 const CLOSED_WITHIN: Duration = Duration::from_secs(30);
-/// Of what is there, so much is taken before ^C and the time are looked at.
+/// Maximum number of bytes that are read before ^C and the time are checked.
 const MOST_AT_ONCE: usize = 4 << 20;
 /// Longest line that is a record, bytes.
 const MOST_LINE: usize = 1 << 20;
@@ -82,7 +82,7 @@ pub(super) fn listen(
     Ok(records.reader)
 }
 
-/// Has the VM's policy hold again; returns when it does.
+/// Ends the opening of the VM, and waits until its own policy is in force again.
 fn close(mut open: UnixStream, vm: &str) -> anyhow::Result<()> {
     // It fails when the broker has gone just now: then nothing is open.
     let _ = open.shutdown(Shutdown::Write);
@@ -96,7 +96,8 @@ fn close(mut open: UnixStream, vm: &str) -> anyhow::Result<()> {
     }
 }
 
-/// Has the broker that serves the VM do it with a socket; our end of that.
+/// Sends the request, with one end of a socket pair, to the broker that serves the VM. Returns the
+/// other end.
 fn ask(
     pin_dir: &Path,
     vm: &str,
@@ -133,7 +134,7 @@ impl Records {
         self.take(each, MOST_AT_ONCE)
     }
 
-    /// Tells the engine that it is enough, and takes the rest.
+    /// Requests the end of the records from the engine, and reads the remaining ones.
     fn finish(&mut self, each: &mut dyn FnMut(Seen)) -> anyhow::Result<()> {
         // It fails when the engine has gone just now: then there is nothing more.
         let _ = self.stream.shutdown(Shutdown::Write);

@@ -208,7 +208,7 @@ pub(super) fn known_ports(ports: Vec<(u8, u16)>) -> Vec<(Protocol, u16)> {
     ports.into_iter().filter_map(known).collect()
 }
 
-/// What belongs to a protocol that is translated.
+/// Returns a value with its protocol; `None` if the protocol is not one that is translated.
 fn known<T>((protocol, what): (u8, T)) -> Option<(Protocol, T)> {
     Some((Protocol::from_ip(protocol)?, what))
 }

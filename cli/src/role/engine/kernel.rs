@@ -26,7 +26,7 @@ pub(super) struct KernelDatapath {
     maps: Rc<SharedMaps>,
     owner_row: u32,
     epoch: u32,
-    /// Next hops claimed so far: looking for them again would be a walk over all.
+    /// Next hops claimed so far. Searching the elements for one would walk over all of them.
     next_hops: HashMap<Hop, u32>,
     /// Where the broker is asked to fill new ones.
     broker: Rc<Channel>,
@@ -35,7 +35,7 @@ pub(super) struct KernelDatapath {
 }
 
 impl KernelDatapath {
-    /// `broker` is told whenever a next hop was claimed, which it then fills and keeps fresh.
+    /// `broker` is notified of each claimed next hop, which it then fills and keeps up to date.
     pub(super) fn new(
         maps: Rc<SharedMaps>,
         owner_row: u32,
@@ -52,8 +52,8 @@ impl KernelDatapath {
         }
     }
 
-    /// Asks the broker to fill next hops. An unfilled one costs a neighbour look-up per packet,
-    /// nothing worse, so an error here is left to the channel's reader.
+    /// Asks the broker to fill next hops. An unfilled one only costs a neighbour look-up per
+    /// packet, so an error here is ignored; the reader of the channel handles it.
     fn ask_for_next_hops(&mut self) {
         self.unasked = !matches!(self.broker.try_send(FromEngine::NextHopsWanted), Ok(true));
     }

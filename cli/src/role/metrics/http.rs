@@ -9,7 +9,7 @@ pub(super) const MAX_REQUEST: usize = 4_096;
 pub(super) enum Wanted {
     /// The page; `head`: without its text.
     Metrics { head: bool },
-    /// Nothing that is here: this status, and in words why.
+    /// The request is refused with this status, for this reason.
     Refused(u16, &'static str),
 }
 

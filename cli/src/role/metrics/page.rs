@@ -22,7 +22,7 @@ use crate::show::stats::{self, VmStats, Which};
 /// Largest number of rules with a label of their own.
 const MOST_RULES: usize = 64;
 
-/// What the engine has told of VMs, by name.
+/// Data about the VMs from the engine, by the VMs' names.
 pub(super) struct Known<'k> {
     /// Labels, under the names by which they are shown.
     pub(super) labels: ShownLabels,
@@ -269,7 +269,7 @@ impl Page {
         gauges(to, "nat_ports", "Translated ports in use", ports)
     }
 
-    /// From the guest and to it, of each VM.
+    /// Appends the values from the guest and to the guest, for each VM.
     fn directions<'a>(
         &'a self,
         of: impl Fn(&VmStats) -> [u64; 2] + 'a,

@@ -33,11 +33,11 @@ use super::{
 
 /// Largest number of simultaneous connections.
 const MOST_CLIENTS: usize = 32;
-/// How long a connection may take in all.
+/// Time limit of a connection.
 const CLIENT_WITHIN: Duration = Duration::from_secs(5);
-/// How long a page is good for.
+/// Time for which a page is reused.
 const FRESH: Duration = Duration::from_secs(1);
-/// How long the engine's answers are waited for.
+/// Time limit for the engine's answers.
 const NAMES_WITHIN: Duration = Duration::from_millis(500);
 /// Bytes read at most after a client's request.
 const MOST_UNREAD: usize = 64 << 10;
@@ -47,7 +47,7 @@ const MOST_PAGES: usize = 256;
 /// Prometheus' text format, as its client library writes it (OpenMetrics 1.0).
 const KIND: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// What is shown.
+/// Data from which a page is made.
 pub(super) struct Shown {
     /// Row in `OWNERS` of the VMs.
     pub(super) owner_row: u32,
@@ -230,10 +230,10 @@ impl Server {
         self.clients = clients;
     }
 
-    /// Serves a connection as far as possible without waiting.
+    /// Serves a connection as far as possible without blocking.
     ///
     /// # Errors
-    /// The connection is over.
+    /// The connection has ended.
     fn advance(&mut self, client: &mut Client) -> io::Result<()> {
         if let State::Reading(request) = &mut client.state {
             let mut bytes = [0; 1_024];

@@ -22,8 +22,8 @@ impl Links {
     }
 }
 
-/// A device's name, then eight counts of receiving and eight of sending, of each the fourth being
-/// what was dropped.
+/// Parses /proc/net/dev: after a device's name eight counts of receiving and eight of sending, the
+/// fourth of each being the drops.
 fn parse(text: &str) -> HashMap<String, u64> {
     const TX_DROPPED: usize = 8 + 3;
     let line = |line: &str| {
