@@ -14,18 +14,20 @@ use userspace_nat::dns::{
 
 use crate::tape::Tape;
 
-/// Written again, a name may point to fewer places than before, for what stood there is gone.
+/// Maximum number of bytes by which a rewritten answer may grow: a name may point to fewer places
+/// than before, because records were removed.
 const MOST_GROWN: usize = 1_024;
 
-/// How the input is completed, one bit each.
+/// Options for completing the input, one bit each.
 pub(crate) mod knob {
-    /// The answer gets the question's id, QR, one question and the question itself.
+    /// The answer gets the question's id, the QR bit, a question count of one and the question
+    /// itself.
     pub(crate) const ANSWERS: u8 = 1;
-    /// The client came over TCP.
+    /// The query came by TCP.
     pub(crate) const TCP: u8 = 2;
 }
 
-/// Takes one question through the proxy's steps.
+/// Passes one question through the proxy's steps.
 pub fn dns(input: &[u8]) {
     let mut tape = Tape::new(input);
     let knobs = tape.u8();
@@ -69,7 +71,7 @@ pub fn dns(input: &[u8]) {
     }
 }
 
-/// The query that goes upstream asks the same, and asks it again when read.
+/// Checks that the query for the upstream parses to the same question.
 fn upstream(id: u16, query: &Query<'_>, key: Key<'_>) {
     let sent = reply::query(id, key, query.name);
     let read = Query::parse(&sent).expect("what we send upstream is a query");
@@ -80,7 +82,8 @@ fn upstream(id: u16, query: &Query<'_>, key: Key<'_>) {
     assert_eq!(again, key.0);
 }
 
-/// The answer's offsets lie within it; every reply made of it fits and is one to the question.
+/// Checks that the answer's offsets lie within it, and that every reply made of it fits and answers
+/// the question.
 fn answered(asked: &Asked, key: Key<'_>, answer: Answer) {
     let len = answer.message.len();
     // It is read to its end; without `ech` it says the same of where it leads.
@@ -125,7 +128,7 @@ fn completed(answer: &[u8], id: u16, key: Key<'_>) -> Vec<u8> {
     message
 }
 
-/// `/etc/resolv.conf`.
+/// Parses the text as `/etc/resolv.conf`.
 fn resolvers(text: &[u8]) {
     let text = String::from_utf8_lossy(text);
     assert!(parse_resolv_conf(&text).len() <= MAX_RESOLVERS);

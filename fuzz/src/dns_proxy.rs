@@ -1,8 +1,8 @@
-//! The whole DNS proxy under rules by name: what guests ask, what goes upstream, what comes back.
+//! The whole DNS proxy under rules by name: guests' questions, upstream queries and their answers.
 //!
-//! Input: `steps …`, each `what (1) | bytes behind their length (2)`, see [`step`]. The resolver is a
-//! socket on loopback. Whatever is asked and answered, only names that the rules let be asked for
-//! go upstream, each reply is one to its question, and only addresses of answers are open.
+//! Input: `steps …`, each `what (1) | bytes behind their length (2)`, see [`step`]. The resolver is
+//! a socket on loopback. Checked for any input: only names that the rules allow go upstream, each
+//! reply answers its question, and only addresses from answers are open.
 use std::net::{SocketAddr, UdpSocket};
 
 use slipgate_abi::Protocol;
@@ -19,26 +19,25 @@ use crate::{
     vms::{HOST, spec, with_vm},
 };
 
-/// Most steps of a run.
+/// Maximum number of steps in a run.
 const MAX_STEPS: usize = 24;
 const SECOND_NS: u64 = 1_000_000_000;
-/// How long a datagram on loopback is waited for.
+/// Time for which a datagram on loopback is awaited, ns.
 const WAIT_NS: u64 = 20_000_000;
 
-/// What a step does with its bytes.
+/// Kinds of steps, by the use of the step's bytes.
 pub(crate) mod step {
-    /// They are a guest's message.
+    /// The bytes are a guest's message.
     pub(crate) const ASK: u8 = 0;
-    /// They are labels beneath a name that may be asked for, and their first one is the type.
+    /// The bytes are labels beneath a name that may be asked for; the first byte is the type.
     pub(crate) const ASK_BENEATH: u8 = 1;
-    /// They are the resolver's answer, as it is.
+    /// The bytes are the resolver's whole answer.
     pub(crate) const ANSWER: u8 = 2;
-    /// They stand behind a header and question that are the right ones; the first three bytes are
-    /// the section counts.
+    /// The bytes follow a correct header and question; the first three are the section counts.
     pub(crate) const ANSWER_RIGHT: u8 = 3;
-    /// The first byte is seconds that pass.
+    /// The first byte is a number of seconds by which the clock advances.
     pub(crate) const PASS: u8 = 4;
-    /// How many there are.
+    /// Number of kinds.
     pub(crate) const COUNT: u8 = 5;
 }
 
@@ -51,7 +50,7 @@ struct Rig {
     now_ns: u64,
 }
 
-/// Takes the steps.
+/// Performs the steps.
 pub fn dns_proxy(input: &[u8]) {
     with_vm(spec(1, 1, 10), |vm| run(&vm, Tape::new(input)));
 }
@@ -98,7 +97,7 @@ fn policy() -> Policy {
     policy
 }
 
-/// As the rules above have it, told in another way.
+/// Decides, independently of the code under test, whether the rules above allow a name.
 fn may_be_asked(name: &str) -> bool {
     name.ends_with(".ok.test") && name != "bad.ok.test" && !name.ends_with(".denied.ok.test")
 }
@@ -171,7 +170,7 @@ impl Rig {
     }
 }
 
-/// A query for labels beneath `ok.test`.
+/// Returns a query for labels beneath `ok.test`.
 fn beneath(bytes: &[u8]) -> Vec<u8> {
     let (qtype, rest) = bytes.split_first().unwrap_or((&1, &[]));
     let mut message = vec![0, 7, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0];
@@ -184,7 +183,7 @@ fn beneath(bytes: &[u8]) -> Vec<u8> {
     message
 }
 
-/// An answer to `query` with these counts and records.
+/// Returns an answer to `query` with these counts and records.
 fn right(query: &[u8], bytes: &[u8]) -> Vec<u8> {
     let mut tape = Tape::new(bytes);
     let counts = tape.array::<3>();
@@ -225,7 +224,7 @@ fn has_ech(message: &[u8]) -> bool {
     false
 }
 
-/// Its length in octets.
+/// Returns the length of the question's name, octets.
 fn question_name(message: &[u8]) -> Result<usize, ()> {
     let mut at = HEADER_LEN;
     loop {

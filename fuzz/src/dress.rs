@@ -1,5 +1,5 @@
-//! Makes bytes look like a packet, so that mutations reach beyond the first check of a length or a
-//! checksum.
+//! Completes bytes so that they look like a packet, and mutations reach beyond the first check of a
+//! length or a checksum.
 use slipgate_abi::Ip4;
 use userspace_nat::packet::{
     Ipv4, build,
@@ -7,23 +7,23 @@ use userspace_nat::packet::{
     ipv4::{self, HEADER_LEN},
 };
 
-/// What to put right, one bit each.
+/// Fields to correct, one bit each.
 pub(crate) mod bit {
-    /// Version, and a total length as long as the bytes.
+    /// Version, and the total length from the number of bytes.
     pub(crate) const LENGTH: u8 = 1;
-    /// The source address: the sender's.
+    /// Source address: the sender's.
     pub(crate) const SOURCE: u8 = 2;
-    /// The header's checksum.
+    /// Checksum of the IP header.
     pub(crate) const CHECKSUM: u8 = 4;
-    /// The checksum of TCP, UDP or ICMP.
+    /// Checksum of TCP, UDP or ICMP.
     pub(crate) const L4_CHECKSUM: u8 = 8;
-    /// No fragment, no options.
+    /// No fragment and no options.
     pub(crate) const WHOLE: u8 = 16;
-    /// All of it.
+    /// All of these.
     pub(crate) const ALL: u8 = 31;
 }
 
-/// Puts right what `bits` say.
+/// Corrects the fields that `bits` select.
 pub(crate) fn dress(packet: &mut [u8], bits: u8, source: Ip4) {
     if packet.len() < HEADER_LEN {
         return;

@@ -1,5 +1,5 @@
-//! What inspected connections say. Each input is taken whole and in two pieces: where it is cut may
-//! change nothing.
+//! The clients' data of inspected connections. Each input is processed whole and in two pieces; the
+//! cut must not change the result.
 use slipgate_policy::Http;
 use userspace_nat::{
     fake::{hellos, initials},
@@ -14,17 +14,17 @@ use userspace_nat::{
 
 use crate::tape::Tape;
 
-/// How an input is dressed, one bit each.
+/// Completion of an input, one bit each.
 pub(crate) mod dressed {
-    /// In a handshake message, in records of so many bytes.
+    /// The input is put into a handshake message, in records of a given length.
     pub(crate) const IN_RECORDS: u8 = 1;
-    /// The server asks for another hello.
+    /// The server requests another hello.
     pub(crate) const RETRY: u8 = 2;
-    /// Only the first request is held to the rules.
+    /// Only the first request must comply with the rules.
     pub(crate) const FIRST: u8 = 4;
 }
 
-/// A client's TLS. Input: `dress (1) | record length (1) | cut (2) | stream`.
+/// TLS data of a client. Input: `dress (1) | record length (1) | cut (2) | stream`.
 pub fn tls(input: &[u8]) {
     let mut tape = Tape::new(input);
     let (dress, each, cut) = (tape.u8(), tape.u8(), tape.u16());
@@ -50,7 +50,7 @@ pub fn tls(input: &[u8]) {
     same_in_pieces(&stream, cut.into(), Http::Each, retry);
 }
 
-/// A client's HTTP. Input: `dress (1) | cut (2) | stream`.
+/// HTTP data of a client. Input: `dress (1) | cut (2) | stream`.
 pub fn http(input: &[u8]) {
     let mut tape = Tape::new(input);
     let (dress, cut) = (tape.u8(), tape.u16());
@@ -61,7 +61,7 @@ pub fn http(input: &[u8]) {
     same_in_pieces(tape.rest(), cut.into(), mode, false);
 }
 
-/// What a stream names, how much of it goes on, and why it ends.
+/// Result for a stream: the names, the number of bytes sent on, and the reason of its end.
 type Followed = (Vec<String>, usize, Option<Refused>);
 
 fn follow(sniffer: &mut ProtocolSniffer, stream: &[u8], retry: bool, so_far: &mut Followed) {
@@ -113,8 +113,9 @@ fn same_in_pieces(stream: &[u8], cut: usize, mode: Http, retry: bool) {
     }
 }
 
-/// A client's datagrams. Input: any number of `how (1) | length (2) | bytes`: `how` 0 a datagram, 255
-/// one of the server's, else the frames of an Initial of the connection of this number.
+/// Datagrams of a client. Input: any number of `how (1) | length (2) | bytes`: `how` 0 is a
+/// datagram, 255 one of the server's; other values are the frames of an Initial of the connection
+/// with this number.
 pub fn quic(input: &[u8]) {
     let mut tape = Tape::new(input);
     let mut flow = Flow::default();
@@ -149,8 +150,8 @@ pub fn quic(input: &[u8]) {
     }
 }
 
-/// Segments against the plainest model. Input: `first (4)`, then any number of
-/// `place (2) | length (2) | bytes`.
+/// Compares the reassembly with the simplest model. Input: `first (4)`, then any number of `place
+/// (2) | length (2) | bytes`.
 pub fn reassembly(input: &[u8]) {
     let mut tape = Tape::new(input);
     let begin = u32::from_be_bytes(tape.array());

@@ -1,7 +1,7 @@
-//! What a user boots: a kernel image, an initrd's length, a command line.
+//! The user's boot files: a kernel image, an initrd's length, a command line.
 //!
-//! Input: `initrd: KiB (2) | command line (length 2, bytes) | kernel …`. The memory keeps what
-//! earlier inputs left in it, and nothing may depend on that.
+//! Input: `initrd: KiB (2) | command line (length 2, bytes) | kernel …`. The memory keeps the data
+//! of earlier inputs; the result must not depend on it.
 use std::{cell::LazyCell, fs::File};
 
 use nix::sys::memfd::{MFdFlags, memfd_create};
@@ -22,7 +22,7 @@ thread_local! {
         LazyCell::new(|| memory::create(MEMORY_BYTES).expect("32 MiB of memory"));
 }
 
-/// Loads it, and looks at what it would be entered with.
+/// Loads the kernel, and checks the state at its entry.
 pub fn kernel(input: &[u8]) {
     let mut tape = Tape::new(input);
     let initrd_bytes = u64::from(tape.u16()) << 10;
@@ -37,14 +37,14 @@ pub fn kernel(input: &[u8]) {
     );
 }
 
-/// A file that takes no space.
+/// Returns a file of zeroes that takes no space on disk.
 fn zeroes(bytes: u64) -> File {
     let file = File::from(memfd_create("initrd", MFdFlags::empty()).expect("a descriptor"));
     file.set_len(bytes).expect("a length");
     file
 }
 
-/// All that the kernel is told of lies in RAM, and nothing on anything else.
+/// Checks that all structures for the kernel lie in RAM and do not overlap.
 fn ready(memory: &GuestMemory, loaded: &Loaded, initrd_bytes: u64, command_line: &str) {
     let usable = Window {
         start: layout::KERNEL_MIN,

@@ -1,8 +1,8 @@
-//! What the fuzz targets do with an input. Each function is one target: it panics when the code
-//! under test breaks a promise, and returns for everything else.
+//! The fuzz targets' code. Each function is one target: it panics if the code under test violates a
+//! property, and returns otherwise.
 //!
-//! The programs in `targets/` hand libFuzzer's inputs to these functions. [`seeds`] are what it
-//! begins with.
+//! The programs in `targets/` pass libFuzzer's inputs to these functions. [`seeds`] are the initial
+//! inputs.
 mod dns;
 mod dns_proxy;
 mod dress;

@@ -1,6 +1,6 @@
-//! What processes of ours say to each other: the channels between broker and engine, broker and VMM,
-//! broker and metrics process, broker and API, and the control socket; and what clients of the API say. All but the broker are those that a guest, or
-//! whoever asks for metrics, might take over.
+//! Messages between slipgate's processes: the channels between broker and engine, broker and VMM,
+//! broker and metrics process, broker and API, and the control socket; and requests of the API's
+//! clients. An attacker might control any of these processes except the broker.
 //!
 //! Input: `kind (1) | bytes …`, see [`kind`].
 use std::{
@@ -20,7 +20,7 @@ use slipgate_ipc::{
     vmm::{FromVmm, ToVmm},
 };
 
-/// What the bytes are, modulo [`kind::COUNT`].
+/// Kinds of messages, modulo [`kind::COUNT`].
 pub(crate) mod kind {
     /// A packet of the channel to the engine.
     pub(crate) const TO_ENGINE: u8 = 0;
@@ -47,7 +47,7 @@ pub(crate) mod kind {
     pub(crate) const COUNT: u8 = 11;
 }
 
-/// Hands the bytes to one of the readers.
+/// Passes the bytes to the reader of their kind.
 pub fn messages(input: &[u8]) {
     let Some((kind, bytes)) = input.split_first() else {
         return;
@@ -75,8 +75,8 @@ pub fn messages(input: &[u8]) {
     }
 }
 
-/// A request either becomes one message to the broker, which the broker reads as it was sent, or is
-/// answered by a problem.
+/// Checks that a request either becomes one message to the broker, which the broker decodes as it
+/// was sent, or is answered with a problem.
 fn http(bytes: &[u8]) {
     let mut lines = bytes.splitn(2, |byte| *byte == b'\n');
     let (Some(first), body) = (lines.next(), lines.next().unwrap_or_default()) else {
@@ -99,8 +99,8 @@ fn http(bytes: &[u8]) {
     }
 }
 
-/// One packet comes, with more descriptors than any message of its length has and with none. What is
-/// understood is sent as it was.
+/// Receives a packet with more descriptors than any message of its length has, and with none. A
+/// message that is decoded must be encoded to the same bytes.
 fn packet<M>(packet: &[u8])
 where
     M: Inbound<Wire = <M as Outbound>::Wire> + Outbound<Descriptor = OwnedFd>,
@@ -127,7 +127,8 @@ where
     }
 }
 
-/// A client writes and goes away. Every request is answered or the client is dropped.
+/// Plays a client that writes and disconnects. Every request must be answered, or the client
+/// dropped.
 fn over_the_control_socket(bytes: &[u8]) {
     let path = std::env::temp_dir().join(format!("slipgate-fuzz-{}.sock", std::process::id()));
     let owner = nix::unistd::geteuid().as_raw();

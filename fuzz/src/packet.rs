@@ -61,7 +61,7 @@ pub fn packet(input: &[u8]) {
     with_vm(spec(1, 101, 10), |vm| answers(&vm, packet));
 }
 
-/// What goes into a frame comes out of it.
+/// Checks that a frame is read as it was written.
 fn frame(vnet: VirtioNetHdr, l3: &[u8]) {
     let header = PortHeader {
         code: Command::Emit as u8,
@@ -78,7 +78,7 @@ fn frame(vnet: VirtioNetHdr, l3: &[u8]) {
     assert_eq!((frame.ethertype, frame.l3), (ETHERTYPE_IPV4, l3));
 }
 
-/// A right header checksum stays right.
+/// Checks that a correct header checksum remains correct.
 fn header_rewrites(ip: Ipv4<'_>) {
     if !ip.checksum_is_right() {
         return;
@@ -93,7 +93,8 @@ fn header_rewrites(ip: Ipv4<'_>) {
     assert_eq!(after.ttl, ip.ttl.saturating_sub(1));
 }
 
-/// Options lie within the header, the MSS only falls, a right checksum stays right.
+/// Checks that options lie within the header, the MSS is never raised, and a correct checksum
+/// remains correct.
 fn clamp(packet: Packet<'_>, tcp: Tcp) {
     let mut segment = packet.ip.payload().to_vec();
     for (_, at, len) in tcp_options(&segment[..tcp.header_len]) {
@@ -116,7 +117,7 @@ fn clamp(packet: Packet<'_>, tcp: Tcp) {
     assert!(!(changed && mss::clamp(&mut segment[..tcp.header_len], most, false)));
 }
 
-/// An ICMP error is translated at both ends, and back.
+/// Translates an ICMP error at both ends, and back.
 fn error_through_translation(ip: Ipv4<'_>) {
     let _ = Quoted::parse(&ip, true);
     let Ok(quoted) = Quoted::parse(&ip, false) else {
@@ -156,7 +157,7 @@ fn quote_is_right(outer: &Ipv4<'_>) -> bool {
     Ipv4::parse_truncated(quote).is_ok_and(|inner| inner.checksum_is_right())
 }
 
-/// What is answered is right and short, whatever it answers.
+/// Checks that answers to the packet are correct and short.
 fn answers(vm: &VmNet, packet: Packet<'_>) {
     let mut out = Outbox::new(1 << 20);
     let mut answers = Answers::new();

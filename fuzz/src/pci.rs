@@ -1,15 +1,16 @@
 //! Two PCI functions: configuration by ports and ECAM, BARs wherever the guest moves them, MSI-X.
 //!
-//! Input: steps, each `what (1) | its operands`, see [`what`]. What must hold is checked after each
-//! of them, by the VMM's own [`hostile`](slipgate_vmm::fake::hostile).
+//! Input: steps, each `what (1) | its operands`, see [`what`]. The invariants are checked after
+//! each step by the VMM's [`hostile`](slipgate_vmm::fake::hostile).
 use slipgate_vmm::fake::hostile::{Machine, Step};
 
 use crate::tape::Tape;
 
-/// Each step is followed by a look at all registers, so many of them are slow and find no more.
+/// Maximum number of steps. All registers are checked after each step, so many steps are slow and
+/// find no more.
 pub(crate) const MAX_STEPS: usize = 200;
 
-/// What a step does. Bytes are behind their number, 1.
+/// Kinds of steps. Bytes are preceded by their number (1).
 pub(crate) mod what {
     /// Device (1), register (2), bytes.
     pub(crate) const CONFIG: u8 = 0;
@@ -34,7 +35,7 @@ pub(crate) mod what {
     pub(super) const ALL: u8 = 10;
 }
 
-/// Takes the steps.
+/// Performs the steps.
 pub fn pci(input: &[u8]) {
     let mut tape = Tape::new(input);
     let mut machine = Machine::new();
@@ -67,7 +68,7 @@ fn step(tape: &mut Tape) -> Step {
     }
 }
 
-/// At most eight bytes, behind their number.
+/// Reads at most eight bytes, preceded by their number.
 pub(crate) fn few(tape: &mut Tape) -> Vec<u8> {
     let number = number(tape);
     tape.take(number).to_vec()
@@ -77,13 +78,13 @@ fn number(tape: &mut Tape) -> usize {
     usize::from(tape.u8() % 9)
 }
 
-/// A register of one of four devices, as ECAM has it.
+/// Reads the offset in ECAM of a register of one of four devices.
 fn register(tape: &mut Tape) -> u64 {
     let device = u64::from(tape.u8() % 4);
     device << 15 | u64::from(tape.u16() % 4096)
 }
 
-/// Function, BAR and offset into it.
+/// Reads a function, a BAR and an offset into it.
 pub(crate) fn place(tape: &mut Tape) -> (u8, u8, u64) {
     let both = tape.u8();
     (both & 1, both & 2, tape.u16().into())

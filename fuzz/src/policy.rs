@@ -1,6 +1,7 @@
-//! A policy file: read, compiled, asked.
+//! A policy file: parsed, compiled, and used for a decision.
 //!
-//! Input: `destination: address (4), port (2), protocol (1) | deny file, with its length | policy file`.
+//! Input: `destination: address (4), port (2), protocol (1) | deny file, with its length | policy
+//! file`.
 use std::{io, path::Path};
 
 use slipgate_abi::{Protocol, VmId};
@@ -13,10 +14,10 @@ use userspace_nat::name_gate::Judge;
 
 use crate::tape::Tape;
 
-/// Names that are asked for.
+/// Names for which decisions are made.
 const NAMES: [&str; 3] = ["example.com", "api.example.com", "a.b.evil.test"];
 
-/// Reads the file as `slipgate policy check` does, and decides by what it says.
+/// Reads the file as `slipgate policy check` does, and makes decisions by it.
 pub fn policy(input: &[u8]) {
     let mut tape = Tape::new(input);
     let to = Destination {

@@ -1,8 +1,8 @@
-//! The relay: a guest's DNS connections over the TCP of smoltcp, a forwarded UDP port, and a port of
-//! the gateway that leads to a UDP service on the host's loopback (by TCP, to nobody).
+//! The relay: a guest's DNS connections over the TCP of smoltcp, a forwarded UDP port, and a port
+//! of the gateway that leads to a UDP service on the host's loopback (by TCP, to no service).
 //!
-//! Input: steps, each `what (1) | its operands`, see [`what`]. Forwarded TCP ports are left to the
-//! relay's own tests: each would cost a connection of the host's that lingers in TIME-WAIT.
+//! Input: steps, each `what (1) | its operands`, see [`what`]. Forwarded TCP ports are tested by
+//! the relay's own tests, because each input would leave a connection of the host in TIME-WAIT.
 use std::net::UdpSocket;
 
 use slipgate_abi::{Ip4, Protocol, VmId, segment::Segments};
@@ -21,7 +21,7 @@ use crate::{
     vms::{GATEWAY, GUEST, PEER, spec, with_vm},
 };
 
-/// Steps, as their number modulo [`what::COUNT`].
+/// Kinds of steps: the number modulo [`what::COUNT`].
 pub(crate) mod what {
     pub(crate) const SEGMENT: u8 = 0;
     pub(crate) const PACKET: u8 = 1;
@@ -39,11 +39,11 @@ const MAX_STEPS: usize = 300;
 const DNS_CONNECTIONS: u32 = 3;
 const ASSOCIATIONS: u32 = 2;
 const LOOPBACK: u32 = 2;
-/// The gateway's port that leads to the host's loopback.
+/// Port of the gateway that leads to the host's loopback.
 const LED: u16 = 5_300;
 const MILLISECOND_NS: u64 = 1_000_000;
 const HOUR_NS: u64 = 3_600_000 * MILLISECOND_NS;
-/// Who is asked by DNS, the first one also by the other steps.
+/// DNS servers that are asked; the other steps use the first one.
 const SERVERS: [Ip4; 2] = [PEER, GATEWAY];
 
 struct World {
@@ -51,19 +51,19 @@ struct World {
     poller: Poller,
     out: Outbox,
     now_ns: u64,
-    /// The last segment to the guest on each of its ports: from whom, with which header.
+    /// Last segment to the guest on each of its ports: the sender and the header.
     last: [Option<(Ip4, userspace_nat::packet::transport::Tcp)>; 8],
     questions: Vec<Question>,
     forward: Option<UdpSocket>,
-    /// On the host's loopback; and who of the guest's it heard last.
+    /// Service on the host's loopback, and the address from which it last received a datagram.
     service: Option<UdpSocket>,
     heard: Option<std::net::SocketAddr>,
     clients: Vec<UdpSocket>,
-    /// The port of the gateway that a client's last datagram came from.
+    /// Port of the gateway from which the guest received a client's last datagram.
     client_port: u16,
 }
 
-/// Runs the steps; in the end everything that was relayed times out.
+/// Performs the steps. At the end everything that is relayed must time out.
 pub fn relay(input: &[u8]) {
     with_vm(spec(1, VM.get(), 10), |vm| {
         let limits = Limits {
@@ -137,8 +137,8 @@ impl World {
         }
     }
 
-    /// `port and server (1) | flags (1) | sequence and acknowledgement, less what is due (1, 1) |
-    /// payload`
+    /// Builds a guest's segment: `port and server (1) | flags (1) | sequence and acknowledgement,
+    /// less what is due (1, 1) | payload`.
     fn segment(&self, tape: &mut Tape<'_>) -> Vec<u8> {
         let (who, flags) = (tape.u8(), tape.u8());
         let port = usize::from(who & 7);
@@ -160,8 +160,8 @@ impl World {
         packets::tcp(guest, to, flags, sequence, acknowledgement, &[], data)
     }
 
-    /// `knobs (1) | payload`: a datagram, or a segment with these flags, from one of four ports to
-    /// the one that leads to the host's loopback.
+    /// Sends a guest's datagram, or a segment with these flags, from one of four ports to the one
+    /// that leads to the host's loopback: `knobs (1) | payload`.
     fn loopback(&mut self, tape: &mut Tape<'_>) {
         let (knobs, flags) = (tape.u8(), tape.u8());
         let data = tape.bytes();
@@ -193,7 +193,7 @@ impl World {
         }
     }
 
-    /// The service hears, and answers; with a knob, rules change or it goes.
+    /// Lets the service receive and answer. Knobs change the rules or close the service.
     fn service(&mut self, tape: &mut Tape<'_>) {
         let knobs = tape.u8();
         let data = tape.bytes();
@@ -229,7 +229,7 @@ impl World {
         }
     }
 
-    /// A client of the host's sends to the forwarded port; a new one each time bit 0 is set.
+    /// Sends a datagram of a client on the host to the forwarded port; bit 0 selects a new client.
     fn client(&mut self, tape: &mut Tape<'_>) {
         let knobs = tape.u8();
         let data = tape.bytes();
@@ -275,7 +275,7 @@ impl World {
         work(&mut self.relay, cx)
     }
 
-    /// Serves what is ready, and looks at everything that came out.
+    /// Serves what is ready, and checks everything that was sent.
     fn settle(&mut self) {
         let mut ready = Vec::new();
         if self.forward.is_some() || self.service.is_some() || self.heard.is_some() {

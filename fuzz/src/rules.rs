@@ -1,7 +1,7 @@
-//! What a user writes: patterns, deny files, and the policy made of them.
+//! A user's rules: patterns, deny files, and the policy made of them.
 //!
 //! Input: `default (1) | destination: address (4), port (2), protocol (1) | lines …`. Each line
-//! begins with `+` (allow), `?` (inspect), `-` (deny), or is of the deny file that stands between them.
+//! begins with `+` (allow), `?` (inspect), `-` (deny), or belongs to the deny file between them.
 use ipnet::Ipv4Net;
 use slipgate_abi::{Protocol, Refusal};
 use slipgate_policy::{
@@ -14,10 +14,10 @@ use crate::{
     vms::{GUEST, HOST},
 };
 
-/// Most lines: the slow oracle walks them all.
+/// Maximum number of lines; the slow oracle tries each.
 const MAX_LINES: usize = 200;
 
-/// Makes a policy of the lines and asks it about one destination.
+/// Compiles a policy from the lines, and decides about one destination.
 pub fn rules(input: &[u8]) {
     let mut tape = Tape::new(input);
     let default = if tape.u8() & 1 == 0 {
@@ -53,7 +53,7 @@ fn is_line(line: &str) -> bool {
     rule.trim().is_empty() || pattern(rule).is_some() || is_name(rule)
 }
 
-/// A name is written so that it is understood the same.
+/// Checks that a name is printed in a form that parses to the same name.
 fn is_name(text: &str) -> bool {
     if !NamePattern::is_meant_by(text) {
         return false;
@@ -79,7 +79,7 @@ fn rule(line: &str) -> Option<Rule> {
     }
 }
 
-/// What is understood is written so that it is understood the same.
+/// Checks that a pattern is printed in a form that parses to the same pattern.
 fn pattern(text: &str) -> Option<Pattern> {
     let pattern = match text.parse::<Pattern>() {
         Ok(pattern) => pattern,
@@ -97,7 +97,7 @@ fn pattern(text: &str) -> Option<Pattern> {
     Some(pattern)
 }
 
-/// The first line that matches, as by trying each.
+/// Compares with the first line that matches, found by trying each.
 fn deny_file(file: &DenyFile, lines: &[&str], to: Destination) {
     let first = lines.iter().zip(1..).find_map(|(line, number)| {
         let rule = line.split_once('#').map_or(*line, |(rule, _)| rule).trim();
@@ -110,7 +110,7 @@ fn deny_file(file: &DenyFile, lines: &[&str], to: Destination) {
     }
 }
 
-/// The longest prefix, as by trying each.
+/// Compares with the longest prefix, found by trying each.
 fn longest_prefix(rules: &[Rule], to: Destination) {
     let prefixes = || {
         rules.iter().filter_map(|rule| match rule {
@@ -127,8 +127,8 @@ fn longest_prefix(rules: &[Rule], to: Destination) {
     assert_eq!(map.overlaps(host), slow.is_some());
 }
 
-/// The first rule that matches decides, as by trying each; protected space is opened only by an
-/// allow within it.
+/// Compares with the first matching rule, found by trying each; only an allow within it opens
+/// protected space.
 fn policy(default: Action, rules: Vec<Rule>, to: Destination) {
     let mut policy = Policy::new(default, rules.clone());
     policy.set_local(&LocalAddresses {

@@ -1,4 +1,4 @@
-//! Writes the seeds that the code makes into `corpus/`.
+//! Writes the generated seeds into `corpus/`.
 use std::{io, path::Path};
 
 fn main() -> io::Result<()> {

@@ -1,4 +1,4 @@
-//! First inputs of each target: what ordinary guests, servers and users send.
+//! First inputs of each target: data that ordinary guests, servers and users send.
 mod engine;
 mod inspect;
 mod kernel;
@@ -24,6 +24,9 @@ use crate::{
 type Seeds = Vec<(&'static str, Vec<u8>)>;
 
 /// Writes every seed to `corpus/<target>/<name>`.
+///
+/// # Errors
+/// A file or directory can't be written.
 pub fn write(corpus: &Path) -> io::Result<()> {
     let all = [
         ("packet", packet()),
@@ -86,12 +89,12 @@ fn packet() -> Seeds {
     ]
 }
 
-/// MSS, SACK permitted, timestamps, window scale, as Linux sends them.
+/// TCP options as Linux sends them: MSS, SACK permitted, timestamps, window scale.
 const SYN_OPTIONS: &[u8] = &[
     2, 4, 5, 0xb4, 4, 2, 8, 10, 0, 0, 0, 1, 0, 0, 0, 0, 1, 3, 3, 7,
 ];
 
-/// The query for `host.example.`, type A.
+/// Returns the query for `host.example.`, type A.
 fn query(edns: bool) -> Vec<u8> {
     let mut query = vec![0x12, 0x34, 1, 0, 0, 1, 0, 0, 0, 0, 0, u8::from(edns)];
     query.extend_from_slice(b"\x04Host\x07example\0\0\x01\0\x01");
@@ -101,7 +104,7 @@ fn query(edns: bool) -> Vec<u8> {
     query
 }
 
-/// Questions and answers of a guest that may ask for names beneath `ok.test`.
+/// Returns questions and answers of a guest that may ask for names beneath `ok.test`.
 fn dns_proxy() -> Seeds {
     let step = |what: u8, bytes: &[u8]| [&[what], &with_length(bytes)[..]].concat();
     let ask = |qtype: u8, labels: &[u8]| step(step::ASK_BENEATH, &[&[qtype], labels].concat());
@@ -214,7 +217,7 @@ fn dns() -> Seeds {
     ]
 }
 
-/// A DHCP message of this type with these further options.
+/// Returns a DHCP message of this type with these further options.
 fn dhcp(kind: u8, options: &[u8]) -> Vec<u8> {
     let mut message = vec![1, 1, 6, 0, 1, 2, 3, 4];
     message.resize(28, 0);

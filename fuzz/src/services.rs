@@ -10,10 +10,10 @@ use crate::{
     vms::{ip, spec, with_vm},
 };
 
-/// The guest's MAC when it is fixed.
+/// The guest's MAC, if it is fixed.
 pub(crate) const MAC: [u8; 6] = [2, 0, 0, 0, 0, 9];
 
-/// Asks one service once.
+/// Passes one packet to a service.
 pub fn services(input: &[u8]) {
     let mut tape = Tape::new(input);
     let (knobs, bits) = (tape.u8(), tape.u8());

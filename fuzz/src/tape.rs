@@ -1,7 +1,7 @@
-//! An input read from front to back. What it ends short of is zero, so every input means something
-//! and a seed can be written down as the same sequence.
+//! Reader of an input from front to back. Beyond its end it reads zeroes, so every input is valid,
+//! and a seed can be written as the same sequence.
 
-/// A reader.
+/// Reader of an input.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Tape<'a>(&'a [u8]);
 
@@ -10,7 +10,7 @@ impl<'a> Tape<'a> {
         Self(input)
     }
 
-    /// Whether nothing is left.
+    /// Whether the input is used up.
     pub(crate) fn is_at_end(&self) -> bool {
         self.0.is_empty()
     }
@@ -30,26 +30,26 @@ impl<'a> Tape<'a> {
         array
     }
 
-    /// At most `len` bytes.
+    /// Reads at most `len` bytes.
     pub(crate) fn take(&mut self, len: usize) -> &'a [u8] {
         let (bytes, rest) = self.0.split_at(len.min(self.0.len()));
         self.0 = rest;
         bytes
     }
 
-    /// Bytes behind their length of two bytes.
+    /// Reads bytes that are preceded by their length (2).
     pub(crate) fn bytes(&mut self) -> &'a [u8] {
         let len = self.u16();
         self.take(usize::from(len))
     }
 
-    /// All that is left.
+    /// Reads the rest of the input.
     pub(crate) fn rest(&mut self) -> &'a [u8] {
         std::mem::take(&mut self.0)
     }
 }
 
-/// Bytes behind their length, as [`Tape::bytes`] reads them.
+/// Returns bytes preceded by their length, in the form that [`Tape::bytes`] reads.
 pub(crate) fn with_length(bytes: &[u8]) -> Vec<u8> {
     let len = u16::try_from(bytes.len()).expect("a seed is short");
     [&len.to_be_bytes()[..], bytes].concat()

@@ -1,8 +1,7 @@
-//! Virtio over PCI, between a driver that negotiates whatever it likes and two devices that serve
-//! queues in guest memory.
+//! Virtio over PCI, between an arbitrary driver and two devices that serve queues in guest memory.
 //!
-//! Input: steps, each `what (1) | its operands`, see [`what`]. What must hold is checked after each
-//! of them, by the VMM's own [`hostile`](slipgate_vmm::fake::hostile).
+//! Input: steps, each `what (1) | its operands`, see [`what`]. The invariants are checked after
+//! each step by the VMM's [`hostile`](slipgate_vmm::fake::hostile).
 use slipgate_vmm::fake::hostile::{FEATURES, Machine, Step};
 
 use crate::{
@@ -10,7 +9,7 @@ use crate::{
     tape::Tape,
 };
 
-/// What a step does. Bytes are behind their number, 1.
+/// Kinds of steps. Bytes are preceded by their number (1).
 pub(crate) mod what {
     /// Function (1), features that are flipped (8), queues (1), size (2): up to DRIVER_OK.
     pub(crate) const BRING_UP: u8 = 0;
@@ -24,15 +23,15 @@ pub(crate) mod what {
     pub(crate) const MASK: u8 = 4;
     /// Function (1), queue (1): the device interrupts.
     pub(crate) const SIGNAL: u8 = 5;
-    /// Function (1): the device gives up.
+    /// Function (1): the device requests a reset.
     pub(crate) const NEEDS_RESET: u8 = 6;
-    /// Function (1), queue (1): the device serves.
+    /// Function (1), queue (1): the device processes the queue.
     pub(crate) const SERVE: u8 = 7;
     /// Function (1), queue (1): the driver notifies.
     pub(crate) const NOTIFY: u8 = 8;
     /// Address (3), bytes: guest memory.
     pub(crate) const MEMORY: u8 = 9;
-    /// Function (1): what the device is asked next, it refuses.
+    /// Function (1): the device refuses the next request.
     pub(crate) const REFUSE: u8 = 10;
     /// Function (1), window and place in it (1): BAR 2 moves.
     pub(crate) const MOVE: u8 = 11;
@@ -50,7 +49,7 @@ pub(crate) mod what {
 /// Offset of the first notification address.
 const NOTIFY: u64 = 0x3000;
 
-/// Takes the steps.
+/// Performs the steps.
 pub fn transport(input: &[u8]) {
     let mut tape = Tape::new(input);
     let mut machine = Machine::new();

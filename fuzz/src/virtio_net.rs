@@ -1,8 +1,8 @@
-//! virtio-net: a driver that writes what it likes into its rings, buffers and control queue, and a
-//! socket pair for a TAP.
+//! virtio-net: an arbitrary driver of rings, buffers and control queue, and a socket pair in place
+//! of a TAP.
 //!
-//! Input: `features (8) | queue size (1) | steps …`. Steps: see [`what`]. Two regions of memory
-//! touch, and behind them there is none.
+//! Input: `features (8) | queue size (1) | steps …`. Steps: see [`what`]. Two memory regions are
+//! adjacent, with no memory after them.
 use std::{
     os::fd::OwnedFd,
     sync::{
@@ -31,29 +31,29 @@ use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use crate::tape::Tape;
 
-/// A step's first byte.
+/// Kinds of steps, by their first byte.
 pub(crate) mod what {
-    /// A descriptor: `queue | index | how | address (2) | bytes (2) | flags | next`. `how`: bit 0
-    /// has the address and length as they are, by eight and by four bytes; bit 1 puts it into an
-    /// indirect table.
+    /// Write a descriptor: `queue | index | how | address (2) | bytes (2) | flags | next`. `how`:
+    /// bit 0 has the address and length as they are, by eight and by four bytes; bit 1 puts it into
+    /// an indirect table.
     pub(crate) const DESCRIPTOR: u8 = 0;
-    /// A chain is made available: `queue | head`.
+    /// Make a chain available: `queue | head`.
     pub(crate) const OFFER: u8 = 1;
-    /// The available index moves: `queue | by (2)`.
+    /// Move the available index: `queue | by (2)`.
     pub(crate) const INDEX: u8 = 2;
-    /// Memory is written: `eighth (2) | length (2) | bytes`.
+    /// Write memory: `eighth (2) | length (2) | bytes`.
     pub(crate) const WRITE: u8 = 3;
-    /// A frame for the guest: `header (12) | bytes (2) | fill`.
+    /// Send a frame to the guest: `header (12) | bytes (2) | fill`.
     pub(crate) const FRAME: u8 = 4;
-    /// The worker makes some passes.
+    /// Make some passes of the worker.
     pub(crate) const PASS: u8 = 5;
-    /// The control queue is served.
+    /// Serve the control queue.
     pub(crate) const COMMAND: u8 = 6;
-    /// The pair is turned on or off: `on`.
+    /// Turn the pair on or off: `on`.
     pub(crate) const ACTIVE: u8 = 7;
-    /// What interrupts are wanted: `queue | flags (2) | used_event (2)`.
+    /// Set the wanted interrupts: `queue | flags (2) | used_event (2)`.
     pub(crate) const EVENT: u8 = 8;
-    /// The device is reset and brought up once more.
+    /// Reset and initialize the device again.
     pub(crate) const RESET: u8 = 9;
 }
 
@@ -61,12 +61,12 @@ const MEMORY: [(GuestAddress, usize); 2] = [
     (GuestAddress(0), 0x3_0000),
     (GuestAddress(0x3_0000), 0x1_0000),
 ];
-/// Where tables, and buffers by default, lie.
+/// Address of the indirect tables, and by default of the buffers.
 const BUFFERS: u64 = 0x1_0000;
 const TABLE: u64 = 0xf000;
 const QUEUES: usize = 3;
 
-/// Drives the card.
+/// Performs the steps.
 pub fn virtio_net(input: &[u8]) {
     let mut tape = Tape::new(input);
     let features = u64::from_le_bytes(tape.array());
@@ -97,13 +97,13 @@ struct Rig {
     peer: OwnedFd,
     features: u64,
     size: u16,
-    /// Per queue: chains made available, and given back, since the device was brought up.
+    /// Numbers of chains made available and given back since the last reset, per queue.
     made: [u64; QUEUES],
     back: [u64; QUEUES],
     used: [u16; QUEUES],
-    /// Frames that the peer saw.
+    /// Number of frames that the peer received.
     seen: u64,
-    /// Whether a buffer ever lay over the rings: then what they say is what was received.
+    /// Whether a buffer has overlapped the rings. Then the rings' contents may be received data.
     overlaps: bool,
 }
 
@@ -258,7 +258,7 @@ impl Rig {
         self.look();
     }
 
-    /// What the peer and the driver may rely on.
+    /// Checks the guarantees toward the peer and the driver.
     fn look(&mut self) {
         let mut frame = [0; 70_000];
         while let Ok(length @ 1..) = unistd::read(&self.peer, &mut frame) {
@@ -313,7 +313,7 @@ fn ring(queue: usize) -> u64 {
     queue as u64 * 0x4000
 }
 
-/// Whether any descriptor leads the device to write below the buffers, or to a table elsewhere.
+/// Whether any descriptor makes the device write below the buffers, or refers to a table elsewhere.
 fn overlaps_rings(memory: &GuestMemory, size: u16) -> bool {
     let tables = (0..QUEUES).map(|queue| (ring(queue), u64::from(size)));
     tables.chain([(TABLE, 64)]).any(|(table, entries)| {
@@ -329,7 +329,7 @@ fn overlaps_rings(memory: &GuestMemory, size: u16) -> bool {
     })
 }
 
-/// What a TAP may be given.
+/// Checks that a frame may be written to a TAP.
 fn sound(frame: &[u8]) {
     let (header, frame) = frame.split_at_checked(12).expect("a header");
     let half = |at: usize| usize::from(u16::from_le_bytes([header[at], header[at + 1]]));

@@ -1,4 +1,4 @@
-//! VMs as the targets use them.
+//! VMs for the targets.
 use slipgate_abi::{DropCounters, Ip4, VmCounters, VmId, VmRow};
 use userspace_nat::{
     stats::VmStats,
@@ -8,9 +8,9 @@ use userspace_nat::{
 pub(crate) const GUEST: Ip4 = ip(10, 0, 2, 15);
 pub(crate) const GATEWAY: Ip4 = ip(10, 0, 2, 2);
 pub(crate) const RESOLVER: Ip4 = ip(10, 0, 2, 3);
-/// The host's address on its uplink.
+/// Address of the host on its uplink.
 pub(crate) const HOST: Ip4 = ip(192, 0, 2, 1);
-/// Somebody in the world.
+/// Address of a peer in the world.
 pub(crate) const PEER: Ip4 = ip(198, 51, 100, 7);
 
 pub(crate) const fn ip(a: u8, b: u8, c: u8, d: u8) -> Ip4 {

@@ -1,8 +1,8 @@
-//! A server behind an inspect rule: what guests say to it segment by segment, and what may reach it.
+//! A server behind an inspect rule, and guests that send to it segment by segment.
 //!
-//! The server has SYN cookies, so any segment whose numbers are a handshake's may begin a connection:
-//! whatever a guest does, nothing of a hello for another name lies where a connection's first bytes
-//! are.
+//! The server has SYN cookies, so any segment with the numbers of a handshake may begin a
+//! connection. Checked: no byte of a hello for another name lies where the first bytes of a
+//! connection are, whatever a guest does.
 use std::collections::HashMap;
 
 use slipgate_abi::{Ip4, VmId, tcp::Flags};
@@ -23,40 +23,40 @@ use crate::{
     vms::{GUEST, ip},
 };
 
-/// Open only under the inspect rule.
+/// Address of the server, open only under the inspect rule.
 pub(super) const SERVER: (Ip4, u16) = (ip(198, 51, 100, 77), 443);
 pub(super) const NAME: &str = "api.ok.test";
 const DENIED: &str = "evil.test";
-/// Of each connection that a guest opens by these steps, and of its server.
+/// Initial sequence number of each connection that a guest opens by these steps, and of its server.
 pub(crate) const ISN: u32 = 1_000;
 const SERVER_ISN: u32 = 5_000;
 
-/// What a segment carries.
+/// Payloads of a segment.
 pub(crate) mod carries {
     pub(crate) const NOTHING: u8 = 0;
     pub(crate) const ALLOWED: u8 = 1;
     pub(crate) const DENIED: u8 = 2;
-    /// The hello for the other name in a packet that is larger than the uplink.
+    /// Hello for the other name, in a packet larger than the uplink's MTU.
     pub(crate) const DENIED_LARGE: u8 = 3;
-    /// Zeroes in a packet that is larger than the uplink.
+    /// Zeroes, in a packet larger than the uplink's MTU.
     pub(crate) const LARGE: u8 = 4;
     pub(crate) const COUNT: u8 = 5;
 }
 
-/// The hello for a server, in one record.
+/// Returns the hello for a server, in one record.
 pub(crate) fn hello(name: &str) -> Vec<u8> {
     records(&client_hello(name), 1_000)
 }
 
-/// What reached the server.
+/// Data that reached the server.
 #[derive(Default)]
 pub(super) struct Server {
-    /// By client: the sequence number of its last SYN.
+    /// Sequence number of the last SYN of each client.
     isns: HashMap<(Ip4, u16), u32>,
 }
 
 impl Server {
-    /// Looks at an IPv4 packet that reached the world.
+    /// Processes an IPv4 packet that reached the world.
     pub(super) fn sees(&mut self, packet: &[u8]) {
         let header_len = usize::from(packet[0] & 0xf) * 4;
         let is_first = packet[6] & 0x1f == 0 && packet[7] == 0;
@@ -97,7 +97,7 @@ impl Server {
     }
 }
 
-/// The name is asked for and its address told, to every VM.
+/// Resolves the name for a VM, which opens its address.
 pub(super) fn tell(judge: &SharedJudge, vm: u32, now_ns: u64) {
     let name = wire(NAME).expect("a name");
     let mut message = vec![0, 0, 0x81, 0x80, 0, 1, 0, 1, 0, 0, 0, 0];
@@ -115,8 +115,9 @@ pub(super) fn tell(judge: &SharedJudge, vm: u32, now_ns: u64) {
     let _ = ByRules(judge.clone()).answer(VmId::new(vm), Name(&name), &answer, 0, now_ns);
 }
 
-/// `row and port (1) | flags (1) | place in its stream (1) | acknowledges so much (1) | carries (1)`.
-/// Place 0 is the SYN's, 1 the first byte's, 2 the one behind the hello, others lie from there on.
+/// Sends a guest's segment. Operands: `row and port (1) | flags (1) | place in its stream (1) |
+/// acknowledges so much (1) | carries (1)`. Place 0 is the SYN's, 1 the first byte's, 2 the byte
+/// after the hello; others follow from there.
 pub(super) fn segment(rig: &mut Rig, tape: &mut Tape<'_>) {
     let (from, flags) = (u16::from(tape.u8()), tape.u8());
     let (place, acknowledged) = (u32::from(tape.u8()), u32::from(tape.u8()));
@@ -144,8 +145,8 @@ pub(super) fn segment(rig: &mut Rig, tape: &mut Tape<'_>) {
     kernel.guest_sends(row, VirtioNetHdr::default(), &packet);
 }
 
-/// `client (1) | flags (1) | place in its stream (1) | of the guest's it acknowledges so much (1) |
-/// payload (1)`. 255 acknowledges all of the hello.
+/// Sends a segment of the server. Operands: `client (1) | flags (1) | place in its stream (1) | of
+/// the guest's it acknowledges so much (1) | payload (1)`. 255 acknowledges the whole hello.
 pub(super) fn server_says(rig: &mut Rig, tape: &mut Tape<'_>) {
     let (which, flags) = (usize::from(tape.u8()), tape.u8());
     let (place, acknowledged) = (u32::from(tape.u8()), u32::from(tape.u8()));

@@ -1,4 +1,4 @@
-//! An engine with its real services, a kernel, three VMs of one address, and what is known of them.
+//! An engine with its real services, a kernel, three VMs with one address, and the expected state.
 use std::{
     io::{self, Write},
     net::Ipv4Addr,
@@ -28,21 +28,21 @@ use userspace_nat::{
 use super::inspected::{self, Server};
 use crate::vms::{GATEWAY, GUEST, HOST, ip, spec};
 
-/// VMs, in rows 1 to this one.
+/// Number of VMs, in rows 1 to this one.
 pub(super) const VMS: u16 = 3;
-/// Rows that a frame may name: nobody's, the VMs', an empty one.
+/// Number of rows that a frame may name: row 0, the VMs', and an empty one.
 pub(super) const ROWS: u16 = VMS + 2;
-/// The uplink's ifindex.
+/// Ifindex of the uplink.
 pub(super) const UPLINK: u32 = 3;
 const SLOTS: u32 = 1_024;
 const MAX_FLOWS: u32 = 12;
 const SECOND_NS: u64 = 1_000_000_000;
 
 pub(super) type FuzzEngine = Engine<FakeDatapath, FakePort, FakeClock>;
-/// What a message of the broker has the engine do.
+/// Effect of a message of the broker on the engine.
 type Command = Box<dyn FnOnce(&mut FuzzEngine)>;
 
-/// The broker's end.
+/// The broker's end of the channel.
 #[derive(Default)]
 struct Broker {
     messages: Vec<Command>,
@@ -87,19 +87,19 @@ pub(super) struct Rig {
     pub(super) server: Server,
     setup: u8,
     epoch: u32,
-    /// The id of the VM in each row; 0: none.
+    /// Id of the VM in each row; 0: none.
     pub(super) ids: [u32; VMS as usize + 1],
     next_id: u32,
-    /// Frames that engines before this one took.
+    /// Counters of the frames that earlier engines handled.
     past: Status,
-    /// Frames put into the port's queue as they are, of a VM or of none.
+    /// Number of frames that were put into the port's queue directly, of a VM or of none.
     by_hand: u64,
-    /// Frames that count as more than one packet were among them.
+    /// Whether some of these count as more than one packet.
     pub(super) has_gso: bool,
-    /// Deletions from `FLOWS` that were made to fail: each may leave a tuple that leads nowhere,
+    /// Number of deletions from `FLOWS` that were made to fail. Each may leave a dangling tuple
     /// until the next adoption.
     pub(super) failed_removals: usize,
-    /// What reached the world and the guests last.
+    /// Packets that last reached the world and the guests.
     pub(super) sent: Vec<Vec<u8>>,
     pub(super) delivered: Vec<(u32, Vec<u8>)>,
 }
@@ -132,7 +132,7 @@ impl Rig {
         rig
     }
 
-    /// A VM takes its place in a row.
+    /// Puts a new VM into a row.
     pub(super) fn new_vm(&mut self, row: u16) {
         let id = self.next_id;
         self.next_id += 1;
@@ -141,7 +141,7 @@ impl Rig {
         kernel.add_vm(row, id, GUEST, GATEWAY, 1_500);
     }
 
-    /// An engine begins, after the last one if there was one.
+    /// Starts an engine, as the successor of the last one if there was one.
     pub(super) fn start(&mut self) {
         if let Some(engine) = self.engine.take() {
             add(&mut self.past, engine.status());
@@ -181,14 +181,14 @@ impl Rig {
         }
     }
 
-    /// The VM in a row, if there is one.
+    /// Returns the VM in a row, if there is one.
     pub(super) fn vm(&self, row: u16) -> Option<VmSpec> {
         let id = self.ids[usize::from(row)];
         let is_there = id != 0;
         is_there.then(|| spec(row, id, MAX_FLOWS))
     }
 
-    /// The VM asks for the name of the server that is inspected.
+    /// Resolves the name of the inspected server for the VM.
     pub(super) fn tell_name(&self, row: u16) {
         let id = self.ids[usize::from(row)];
         let now_ns = self.kernel.borrow().now_ns;
@@ -199,7 +199,7 @@ impl Rig {
         self.broker.messages.push(Box::new(command));
     }
 
-    /// One turn of the loop.
+    /// Runs one turn of the loop.
     pub(super) fn turn(&mut self) {
         let engine = self.engine.as_mut().expect("started");
         let turned = engine.turn(Some(0), &mut self.broker);
@@ -221,7 +221,7 @@ impl Rig {
         self.turn();
     }
 
-    /// A frame comes over the port just as it is.
+    /// Puts a frame into the port's queue unchanged.
     pub(super) fn port_frame(&mut self, mut bytes: Vec<u8>) {
         let mut kernel = self.kernel.borrow_mut();
         let header = bytes
@@ -244,7 +244,7 @@ impl Rig {
         kernel.queue.push_back(bytes);
     }
 
-    /// What holds at any time.
+    /// Checks the invariants that hold at any time.
     pub(super) fn check(&self) {
         let status = self.status();
         assert_eq!(
@@ -259,8 +259,8 @@ impl Rig {
         assert!(status.flows <= u64::from(SLOTS.min(self.next_id * MAX_FLOWS)));
     }
 
-    /// All is silent for longer than anything may be: nothing is left that an adopter would not
-    /// sweep, and the sums agree.
+    /// Lets more time pass than any timer lasts, then checks that nothing is left that an adopter
+    /// would not remove, and that the sums agree.
     pub(super) fn end(&mut self) {
         self.kernel.borrow_mut().faults = Faults::default();
         let hours = 3 * 3_600 * SECOND_NS;
@@ -319,7 +319,8 @@ fn add(sum: &mut Status, of: Status) {
     sum.frames_unsent += of.frames_unsent;
 }
 
-/// Everything is open but what is denied, and [`inspected::SERVER`], which only its name opens.
+/// Returns rules that open everything but the denied destinations and [`inspected::SERVER`], which
+/// only its name opens.
 fn judge() -> SharedJudge {
     let by_address =
         |action| move |text: &str| Rule::Match(action, text.parse().expect("a pattern"));
@@ -332,7 +333,8 @@ fn judge() -> SharedJudge {
     Judge::shared(Policy::new(Action::Deny, rules))
 }
 
-/// Every address but this one: of each of its 32 prefixes, the half that it is not in.
+/// Returns prefixes of every address but this one: for each of its 32 prefixes, the half that does
+/// not contain it.
 fn all_but(address: Ipv4Addr) -> impl Iterator<Item = Ipv4Net> {
     (1..=32).map(move |len| {
         let other = Ipv4Addr::from_bits(address.to_bits() ^ 1 << (32 - len));

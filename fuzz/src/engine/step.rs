@@ -1,4 +1,4 @@
-//! What may happen next.
+//! The steps of a run.
 use slipgate_abi::{Handover, Ip4, Protocol, VmId, VmRow};
 use slipgate_policy::Destination;
 use userspace_nat::{
@@ -18,7 +18,8 @@ use crate::{
     vms::{GATEWAY, GUEST, HOST, PEER, RESOLVER, ip},
 };
 
-/// The steps, as their number on the tape modulo [`what::COUNT`]. Bit 7 puts the engine's turn off.
+/// Kinds of steps: the number on the tape modulo [`what::COUNT`]. Bit 7 suppresses the engine's
+/// turn.
 pub(crate) mod what {
     pub(crate) const HAND_OVER: u8 = 0;
     pub(crate) const PORT_FRAME: u8 = 1;
@@ -149,7 +150,8 @@ fn vm_row(tape: &mut Tape<'_>) -> u16 {
     1 + u16::from(tape.u8()) % VMS
 }
 
-/// `row and port (1) | destination (1)`
+/// Reads the row, the port and the destination of a guest's packet: `row and port (1) | destination
+/// (1)`.
 fn from_guest(tape: &mut Tape<'_>) -> (u16, u16, (Ip4, u16)) {
     let (from, to) = (u16::from(tape.u8()), usize::from(tape.u8()));
     (
@@ -159,7 +161,7 @@ fn from_guest(tape: &mut Tape<'_>) -> (u16, u16, (Ip4, u16)) {
     )
 }
 
-/// `has one (1) [| header (10)]`
+/// Reads an offload header: `has one (1) [| header (10)]`.
 fn vnet(rig: &mut Rig, tape: &mut Tape<'_>) -> VirtioNetHdr {
     if tape.u8() & 1 == 0 {
         return VirtioNetHdr::default();
@@ -169,7 +171,7 @@ fn vnet(rig: &mut Rig, tape: &mut Tape<'_>) -> VirtioNetHdr {
     vnet
 }
 
-/// Whatever the programs would think of it, a frame of this packet is handed over.
+/// Hands a frame with this packet over, without running the programs.
 fn hand_over(rig: &mut Rig, tape: &mut Tape<'_>) {
     let row = u16::from(tape.u8()) % ROWS;
     let why = Handover::from_u8(tape.u8() % 12).unwrap_or(Handover::Miss);
@@ -180,7 +182,8 @@ fn hand_over(rig: &mut Rig, tape: &mut Tape<'_>) {
     kernel.hand_over(row, why, flags, vnet, &packet);
 }
 
-/// The peer answers what reached it: `which (1) | flags (1) | length of the payload (2)`.
+/// Sends the peer's reply to a packet that reached it: `which (1) | flags (1) | length of the
+/// payload (2)`.
 fn reply(rig: &mut Rig, tape: &mut Tape<'_>) {
     let (which, flags, len) = (usize::from(tape.u8()), tape.u8(), usize::from(tape.u16()));
     let Some(sent) = rig.sent.get(which % rig.sent.len().max(1)) else {
@@ -209,7 +212,8 @@ fn reply(rig: &mut Rig, tape: &mut Tape<'_>) {
     kernel.world_sends(VirtioNetHdr::default(), &answer);
 }
 
-/// The guest goes on with the last TCP segment that reached it: `row (1) | flags (1) | payload`.
+/// Continues the guest's last TCP connection, after the last segment that reached it: `row (1) |
+/// flags (1) | payload`.
 fn dns_stream(rig: &mut Rig, tape: &mut Tape<'_>) {
     let (row, flags, data) = (vm_row(tape), tape.u8(), tape.bytes());
     let id = rig.ids[usize::from(row)];

@@ -1,4 +1,4 @@
-//! Days of guests on the in-memory kernel.
+//! Sequences of ordinary guests' traffic on the in-memory kernel.
 use slipgate_abi::tcp::Flags;
 use userspace_nat::fake::packets;
 

@@ -1,4 +1,4 @@
-//! What clients of inspected connections say.
+//! Data of clients of inspected connections.
 use userspace_nat::fake::{hellos, initials};
 
 use super::Seeds;

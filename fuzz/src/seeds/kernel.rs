@@ -1,4 +1,4 @@
-//! Kernels of no instructions in each of the formats.
+//! Kernels without instructions, in each format.
 use super::Seeds;
 use crate::tape::with_length;
 
@@ -24,7 +24,7 @@ pub(super) fn kernel() -> Seeds {
     ]
 }
 
-/// A segment at 2 MiB and a note segment.
+/// Returns an ELF with a segment at 2 MiB and a note segment.
 fn elf(notes: &[u8]) -> Vec<u8> {
     const HEADERS: u64 = 64 + 2 * 56;
     let code = [0x90; 64];
@@ -59,7 +59,7 @@ fn note(name: &[u8], kind: u32, description: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// Boot protocol 2.15, one sector of setup code; `init_size` in bytes.
+/// Returns a bzImage: boot protocol 2.15, one sector of setup code. `init_size` in bytes.
 fn bzimage(init_size: u32) -> Vec<u8> {
     let mut image = vec![0; 1024 + 0x240];
     let mut put = |at: usize, bytes: &[u8]| image[at..at + bytes.len()].copy_from_slice(bytes);

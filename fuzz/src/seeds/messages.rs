@@ -1,4 +1,4 @@
-//! Messages between processes, as they are sent.
+//! Messages between processes, in their encoded form.
 use serde_json::json;
 use slipgate_abi::{VmId, VmRow};
 use slipgate_ipc::{

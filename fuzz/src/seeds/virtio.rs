@@ -1,14 +1,14 @@
-//! Guests that find their virtio functions, bring them up and use them.
+//! Guests that find, initialize and use their virtio functions.
 use super::Seeds;
 use crate::{pci::what as pci, transport::what as transport};
 
-/// A write of configuration space: device, register, bytes.
+/// Returns a write to configuration space: device, register, bytes.
 fn config(device: u8, register: u8, bytes: &[u8]) -> Vec<u8> {
     let number = u8::try_from(bytes.len()).expect("few");
     [&[pci::CONFIG, device, 0, register, number], bytes].concat()
 }
 
-/// A write to a BAR: function, BAR, offset, bytes.
+/// Returns a write to a BAR: function, BAR, offset, bytes.
 fn bar(function: u8, bar: u8, offset: u16, bytes: &[u8]) -> Vec<u8> {
     let [high, low] = offset.to_be_bytes();
     let number = u8::try_from(bytes.len()).expect("few");

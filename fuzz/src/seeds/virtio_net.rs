@@ -1,4 +1,4 @@
-//! Drivers of a network card, as ordinary ones and as hostile ones.
+//! Drivers of a network card, ordinary and hostile ones.
 use super::Seeds;
 use crate::{tape::with_length, virtio_net::what as card};
 
