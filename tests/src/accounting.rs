@@ -1,4 +1,4 @@
-//! Packets and bytes per flow "as if segmented", the way slipgate counts them.
+//! Packets and bytes per flow as if segmented, counted in the same way as slipgate does.
 //!
 //! A GSO frame counts as the segments it stands for, each with its own IP and transport header;
 //! bytes are L3 bytes (the IP total length), so Ethernet headers and padding do not count.

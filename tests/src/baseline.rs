@@ -15,7 +15,10 @@ pub fn masquerade(world: &World, guest: &Guest) -> Result<()> {
     masquerade_all(world)
 }
 
-/// The same for the guest of some VMM: 10.0.2.2/24 is its gateway on the TAP.
+/// Adds masquerading for the guest of a VMM, with 10.0.2.2/24 as its gateway on the TAP.
+///
+/// # Errors
+/// A command fails.
 pub fn masquerade_tap(world: &World, tap: &str) -> Result<()> {
     world.host.ip(&format!("addr add 10.0.2.2/24 dev {tap}"))?;
     world.host.ip(&format!("link set {tap} up"))?;

@@ -51,7 +51,7 @@ pub struct CapturedFrame {
     pub sent: bool,
     /// Offload header of the frame.
     pub vnet: VnetHdr,
-    /// Whole frame, from the Ethernet header.
+    /// The whole frame, from the Ethernet header on.
     pub bytes: Vec<u8>,
 }
 
@@ -78,12 +78,18 @@ impl Capture {
         Self::open(ns, device, Keep::Nothing)
     }
 
-    /// The same, and keeps all frames whole: see [`Capture::frames`].
+    /// Starts a capture that also stores whole frames: see [`Capture::frames`].
+    ///
+    /// # Errors
+    /// The socket can't be opened.
     pub fn keeping(ns: &NetNs, device: &str) -> Result<Capture> {
         Self::open(ns, device, Keep::Frames)
     }
 
-    /// The same, and writes all frames whole to a pcap file.
+    /// Starts a capture that also writes whole frames to a pcap file.
+    ///
+    /// # Errors
+    /// The socket or the file can't be opened.
     pub fn to_pcap(ns: &NetNs, device: &str, path: &Path) -> Result<Capture> {
         Self::open(ns, device, Keep::Pcap(path.to_owned()))
     }
@@ -127,7 +133,7 @@ impl Capture {
         })
     }
 
-    /// The frames so far, in order, of a capture that keeps them.
+    /// Returns the frames so far, in order, of a capture that stores them.
     pub fn frames(&self) -> Vec<CapturedFrame> {
         locked(&self.kept).clone()
     }

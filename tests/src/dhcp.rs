@@ -35,7 +35,7 @@ pub struct Lease {
     pub dns: Vec<Ipv4Addr>,
     /// MTU in bytes (option 26).
     pub mtu: Option<u16>,
-    /// How long the address is good for.
+    /// Lease time.
     pub duration: Duration,
     /// The server's identifier (option 54).
     pub server: Ipv4Addr,
@@ -77,7 +77,10 @@ pub fn renew(
     })
 }
 
-/// Gives `device` the lease's address, route and MTU, in place of what it had.
+/// Configures `device` with the lease's address, route and MTU, in place of its former ones.
+///
+/// # Errors
+/// The kernel refuses a setting.
 pub fn apply(ns: &NetNs, device: &str, lease: &Lease) -> Result<()> {
     if let Some(mtu) = lease.mtu {
         ns.ip(&format!("link set {device} mtu {mtu}"))?;

@@ -1,5 +1,5 @@
-//! As much of the DNS wire format (RFC 1035, 4) as a test's server and client need, written by hand
-//! so that neither shares a parser with what they test.
+//! The part of the DNS wire format (RFC 1035, 4) that a test's server and client need. It is
+//! written by hand, so that they share no parser with the code under test.
 
 use std::net::Ipv4Addr;
 
@@ -37,7 +37,7 @@ impl Record {
         }
     }
 
-    /// The same, of another name than the question's.
+    /// Returns the same record with another owner name than the question's.
     pub fn of(self, owner: &str) -> Record {
         let owner = Some(owner.to_owned());
         Record { owner, ..self }

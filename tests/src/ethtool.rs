@@ -23,8 +23,11 @@ struct EthtoolValue {
     data: u32,
 }
 
-/// Turns checksum and segmentation offloads of `device` on or off. What a device can't change is
-/// left as it is.
+/// Turns checksum and segmentation offloads of `device` on or off. Offloads that the device cannot
+/// change are left as they are.
+///
+/// # Errors
+/// There is no such device.
 pub fn set_offloads(ns: &NetNs, device: &str, on: bool) -> Result<()> {
     for (name, command) in SET {
         match ns.run(|| ethtool(device, command, on.into())) {

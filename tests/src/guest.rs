@@ -22,7 +22,7 @@ use crate::{
 
 /// The guest's device in its own namespace.
 pub const GUEST_DEVICE: &str = "eth0";
-/// Longest that a TAP is waited for which nobody has open.
+/// Time limit for the kernel to report that no process has the TAP open.
 const UNPLUGGED_WITHIN: Duration = Duration::from_secs(5);
 
 /// Configuration of a [`Guest`]. Start from `GuestConfig::new("tap0")`; by default all guests have
@@ -50,7 +50,7 @@ pub struct GuestConfig {
     /// Configure `address` and `gateway` at once. Off: the guest has no address until
     /// [`Guest::dhcp`] or `guest.ns.ip(…)`.
     pub configure: bool,
-    /// No Linux guest at all: frames are written and read by the test.
+    /// Whether there is no Linux guest: the test writes and reads the frames.
     pub hand_made: bool,
     /// Impairment of frames between guest and TAP; a GSO frame is impaired as one.
     pub impairment: Option<Impairment>,
@@ -78,13 +78,13 @@ impl GuestConfig {
         }
     }
 
-    /// Without an address, until it takes a lease.
+    /// Leaves the guest without an address until it takes a lease.
     pub fn unconfigured(mut self) -> Self {
         self.configure = false;
         self
     }
 
-    /// Without a stack: the test writes the guest's frames.
+    /// Leaves the guest without a stack: the test writes its frames.
     pub fn hand_made(mut self) -> Self {
         self.hand_made = true;
         self
@@ -154,7 +154,7 @@ impl Guest {
         Ok(())
     }
 
-    /// How it was made.
+    /// Returns the configuration of the guest.
     pub fn config(&self) -> &GuestConfig {
         &self.config
     }
@@ -181,9 +181,9 @@ impl Guest {
         Ok(lease)
     }
 
-    /// Takes the TAP away, as a VMM that exits does. Returns when the kernel has done so: a child
-    /// that another test starts meanwhile has copies of the descriptors until its `exec`, and as
-    /// long the TAP is still carried.
+    /// Closes the TAP, as a VMM that exits does. Returns when the kernel reports that no process has
+    /// it open: a child that another test starts meanwhile has copies of the descriptors until its
+    /// `exec`.
     pub fn unplug(&mut self) {
         self.plugged = None;
         let link = format!("-o link show dev {}", self.config.tap);
@@ -222,8 +222,10 @@ impl Guest {
         self.plugged.as_ref().map_or(&[], |(_, queues)| queues)
     }
 
-    /// Writes a hand-made frame into the host's TAP, as if the guest had sent it. What the kernel
-    /// refuses (a nonsensical vnet header: EINVAL; the TAP down: EIO) is an error.
+    /// Writes a hand-made frame into the host's TAP, as if the guest had sent it.
+    ///
+    /// # Errors
+    /// The kernel refuses the frame (an invalid vnet header: EINVAL; the TAP is down: EIO).
     pub fn inject(&self, vnet: VnetHdr, frame: &[u8]) -> Result<()> {
         let tap = &self.config.tap;
         let Some(queue) = self.queues().first() else {

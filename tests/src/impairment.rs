@@ -47,7 +47,7 @@ impl Impairment {
     }
 }
 
-/// Frames that a link has impaired so far.
+/// Numbers of frames that a link has impaired so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ImpairmentCounts {
     /// Number of lost frames.
@@ -105,13 +105,13 @@ impl ImpairedLink {
         }
     }
 
-    /// The next frame that is due at `now`.
+    /// Returns the next frame that is due at `now`.
     pub(crate) fn pop(&mut self, now: Instant) -> Option<Vec<u8>> {
         let Reverse((due, ..)) = self.waiting.peek()?;
         (*due <= now).then(|| self.waiting.pop().map(|Reverse((.., frame))| frame))?
     }
 
-    /// When the next frame is due.
+    /// Returns the time at which the next frame is due.
     pub(crate) fn next_due(&self) -> Option<Instant> {
         self.waiting.peek().map(|Reverse((due, ..))| *due)
     }

@@ -1,4 +1,4 @@
-//! What the kernel itself says: a device's counters, and the pinned maps through bpftool.
+//! The kernel's own counters of a device, and the pinned maps through bpftool.
 
 use std::{net::SocketAddrV4, path::PathBuf, process::Command};
 
@@ -9,7 +9,11 @@ use crate::{
 };
 use serde_json::Value;
 
-/// Frames the stack has sent on `device`; on a TAP, those that came out at its descriptor.
+/// Returns the number of frames that the stack has sent on `device`; for a TAP, the frames that its
+/// descriptor returned.
+///
+/// # Errors
+/// There is no such device.
 pub fn frames_sent(ns: &NetNs, device: &str) -> Result<u64> {
     let shown = ns.ip(&format!("-s -j link show dev {device}"))?;
     let parsed: Value = serde_json::from_str(&shown).unwrap_or_default();

@@ -21,7 +21,10 @@ pub struct LinkSender {
 }
 
 impl LinkSender {
-    /// On the world's end of its uplink.
+    /// Opens a sender on the world's end of its uplink.
+    ///
+    /// # Errors
+    /// The socket can't be opened.
     pub fn new(world: &World) -> Result<LinkSender> {
         let missing = || Error::unexpected(format!("`{WORLD_LINK}`: there is no such device"));
         let ifindex = world.net.ifindex(WORLD_LINK).ok_or_else(missing)?;

@@ -32,7 +32,7 @@ pub struct MicroVm {
 /// A line on the guest's console.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Line {
-    /// Since the start of `slipgate run`.
+    /// Time since the start of `slipgate run`.
     pub after: Duration,
     /// Text of the line, without its end.
     pub text: String,
@@ -166,13 +166,16 @@ impl MicroVm {
         })
     }
 
-    /// Text that slipgate has written to stderr so far.
+    /// Returns the text that slipgate has written to stderr so far.
     pub fn stderr(&self) -> String {
         let text = self.stderr.lock();
         text.unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Runs `slipgate ARGS… --pin-dir PINS` beside it, in its namespace.
+    /// Runs `slipgate ARGS… --pin-dir PINS` in the same namespace.
+    ///
+    /// # Errors
+    /// The command can't be started.
     pub fn run(&self, args: &[&str]) -> Result<std::process::Output> {
         crate::slipgate::run(&self.ns, &self.pins, args)
     }

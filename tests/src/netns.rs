@@ -67,8 +67,12 @@ impl fmt::Debug for NetNs {
 }
 
 impl NetNs {
-    /// Makes a namespace with loopback up, IPv6 off on what is created in it later, and TCP's
-    /// congestion control as Linux has it unless told otherwise. `name` is for messages only.
+    /// Makes a namespace with loopback up, IPv6 off on devices that are created in it later, and
+    /// Linux's default congestion control unless the environment selects another. `name` is for
+    /// messages only.
+    ///
+    /// # Errors
+    /// The kernel refuses the namespace or a setting.
     pub fn new(name: &str) -> Result<Self> {
         let fd = std::thread::scope(|scope| {
             let made = scope.spawn(|| {
@@ -120,8 +124,8 @@ impl NetNs {
         .into()
     }
 
-    /// Runs `f` on a thread inside the namespace and returns what it returns; its panic goes on in
-    /// the caller. Sockets and threads made in `f` stay in the namespace.
+    /// Runs `f` on a thread inside the namespace and returns its result. A panic is resumed in the
+    /// caller. Sockets and threads made in `f` stay in the namespace.
     pub fn run<T: Send>(&self, f: impl FnOnce() -> T + Send) -> T {
         std::thread::scope(|scope| {
             let handle = std::thread::Builder::new()
@@ -197,13 +201,19 @@ impl NetNs {
             .tried(format!("start `{shown}`"))
     }
 
-    /// Runs `command` inside the namespace to its end; an exit status other than 0 is an error that
-    /// carries what it wrote, and so is one that takes longer than a minute: it is killed.
+    /// Runs `command` inside the namespace to its end.
+    ///
+    /// # Errors
+    /// It exits with another status than 0 (the error has its output), or takes longer than a
+    /// minute and is killed.
     pub fn output(&self, command: Command) -> Result<Output> {
         self.output_with(command, &[])
     }
 
-    /// As [`NetNs::output`], but these exit statuses are no errors either.
+    /// Runs `command` as [`NetNs::output`] does, but accepts further exit statuses.
+    ///
+    /// # Errors
+    /// As [`NetNs::output`].
     pub fn output_with(&self, mut command: Command, fine: &[i32]) -> Result<Output> {
         command
             .stdin(Stdio::null())
@@ -385,7 +395,7 @@ fn shown(command: &Command) -> String {
         .join(" ")
 }
 
-/// How long a command run to its end may take.
+/// Time limit for a command that is run to its end.
 const COMMAND_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Kills a process that does not end in time.

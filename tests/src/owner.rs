@@ -1,7 +1,8 @@
-//! Who owns what outlives a descriptor: child processes and pins.
+//! Ownership marks of resources that outlive a descriptor: child processes and pins.
 //!
-//! Both are marked with the pid and start time of the test process, so a later run can tell what a
-//! killed one left (an orphaned engine, a pin directory) from what a parallel one is using.
+//! Both are marked with the pid and start time of the test process. So a later run can distinguish
+//! the leftovers of a killed run (an orphaned engine, a pin directory) from the resources of a
+//! parallel one.
 
 use std::{fs, sync::OnceLock};
 

@@ -16,7 +16,7 @@ impl Pattern {
         Pattern { seed, position: 0 }
     }
 
-    /// Bytes written or checked so far.
+    /// Returns the number of bytes written or checked so far.
     pub fn position(&self) -> u64 {
         self.position
     }

@@ -1,4 +1,4 @@
-//! What a test needs of the machine, and how it says that it can't run here.
+//! Requirements of a test on the machine, and the report that a test can't run.
 
 use std::{fs::File, io::Write};
 

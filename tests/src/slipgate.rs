@@ -53,7 +53,7 @@ pub fn another_build() -> Result<PathBuf> {
 const ATTACH: &str = "attach";
 const SERVE: &str = "serve";
 
-/// How it is started, where that is not as usual.
+/// Deviations from the usual start of slipgate.
 #[derive(Clone, Debug, Default)]
 pub struct Start {
     /// Another binary than the one under test.
@@ -130,7 +130,10 @@ impl Slipgate {
         Self::attach_as(&Start::default(), ns, pins, args)
     }
 
-    /// The same, started in some other way.
+    /// Attaches as `attach` does, with a deviating start.
+    ///
+    /// # Errors
+    /// slipgate does not become ready.
     pub fn attach_as(start: &Start, ns: &NetNs, pins: &PinDir, args: &[&str]) -> Result<Slipgate> {
         let args: Vec<String> = args.iter().map(|arg| (*arg).to_owned()).collect();
         Self::start(start, ns.clone(), pins.clone(), ATTACH, args)
@@ -238,7 +241,7 @@ impl Slipgate {
         Ok((said.starts_with("yes"), said))
     }
 
-    /// Text that slipgate has written to stderr so far.
+    /// Returns the text that slipgate has written to stderr so far.
     pub fn stderr(&self) -> String {
         self.stderr
             .lock()
@@ -251,7 +254,10 @@ impl Slipgate {
         &self.pins
     }
 
-    /// Runs `slipgate ARGS… --pin-dir PINS` beside it, in its namespace.
+    /// Runs `slipgate ARGS… --pin-dir PINS` in the same namespace.
+    ///
+    /// # Errors
+    /// The command can't be started.
     pub fn run(&self, args: &[&str]) -> Result<Output> {
         run(&self.ns, &self.pins, args)
     }
@@ -355,7 +361,10 @@ impl Slipgate {
         self.again_as(&Start::default())
     }
 
-    /// The same, started in some other way.
+    /// Starts the successor with a deviating start.
+    ///
+    /// # Errors
+    /// slipgate does not become ready.
     pub fn again_as(&self, start: &Start) -> Result<Slipgate> {
         let args = self.args.clone();
         Self::start(

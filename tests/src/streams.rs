@@ -165,8 +165,7 @@ pub(crate) fn drain(stream: &mut impl Read) -> io::Result<u64> {
     }
 }
 
-/// As `sha256sum` prints it.
-/// Two digits a byte.
+/// Returns the bytes in hexadecimal, two digits each, as `sha256sum` prints them.
 pub fn hexadecimal(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }

@@ -85,13 +85,13 @@ impl VnetHdr {
         out
     }
 
-    /// Whether the frame stands for several segments.
+    /// Whether the frame is a GSO frame, which represents several segments.
     pub fn is_gso(&self) -> bool {
         self.gso_type & !Self::GSO_ECN != Self::GSO_NONE
     }
 }
 
-/// How to open a device.
+/// Options for opening a device.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TapOptions {
     /// Frames with an Ethernet header (TAP), or bare IP packets (TUN).

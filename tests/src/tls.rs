@@ -1,7 +1,7 @@
 //! A TLS ClientHello (RFC 8446, 4.1.2) written by hand, so that it shares no code with what reads
 //! it under test.
 
-/// How to make a hello.
+/// Contents of a ClientHello.
 #[derive(Clone, Debug, Default)]
 pub struct ClientHello {
     /// Name in the server_name extension (RFC 6066, 3); `None`: there is no such extension.
@@ -76,7 +76,7 @@ pub struct Answer {
 }
 
 impl Answer {
-    /// Makes the answer of the next bytes heard.
+    /// Returns the answer to the next received bytes.
     pub fn to(&mut self, bytes: &mut [u8]) {
         const HANDSHAKE: u8 = 22;
         const SERVER_HELLO: u8 = 2;

@@ -44,7 +44,7 @@ pub enum Uplink {
     Impaired(Impairment),
 }
 
-/// How to make a [`World`]. Start from `WorldConfig::default()`.
+/// Configuration of a [`World`]. Start from `WorldConfig::default()`.
 #[derive(Clone, Debug)]
 pub struct WorldConfig {
     /// Kind of the uplink.
@@ -151,7 +151,7 @@ impl World {
         Ok(())
     }
 
-    /// How it was made.
+    /// Returns the configuration of the world.
     pub fn config(&self) -> &WorldConfig {
         &self.config
     }

@@ -1,5 +1,5 @@
-//! The built-in guest as a program that is run: under `slipgate run`, and under QEMU, with QEMU's
-//! own networks. It says what it measured in JSON lines on its console.
+//! Runs of the built-in guest, under `slipgate run` and under QEMU with QEMU's own networks. The
+//! guest prints its measurements as JSON lines on its console.
 
 mod output;
 mod qemu;

@@ -1,4 +1,4 @@
-//! What a guest said, and how the program that ran it ended.
+//! Output of a guest, and the end of the program that ran it.
 
 use std::{
     io::{BufRead, BufReader, Read},
@@ -24,9 +24,9 @@ pub struct GuestOutput {
     pub stderr: String,
     /// The VMM's exit status; `None` when it was killed because its time was over.
     pub status: Option<ExitStatus>,
-    /// From the start of the VMM to the first line of the guest.
+    /// Time from the start of the VMM to the first line of the guest.
     pub to_first_line: Option<Duration>,
-    /// From the start of the VMM to its end.
+    /// Time from the start of the VMM to its end.
     pub took: Duration,
 }
 

@@ -1,5 +1,5 @@
-//! QEMU as the VMM of the built-in guest: a device that nobody here wrote, and QEMU's ways to the
-//! world, each as its users set it up.
+//! QEMU as the VMM of the built-in guest: an independent device model, with QEMU's network back
+//! ends set up as by its users.
 
 use std::{
     path::PathBuf,
@@ -145,7 +145,7 @@ impl Passt {
         Ok(passt)
     }
 
-    /// How QEMU reaches it.
+    /// Returns how QEMU reaches the network.
     pub fn network(&self) -> Network {
         Network::Passt(self.folder.path().join("socket"))
     }

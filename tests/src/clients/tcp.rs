@@ -14,7 +14,7 @@ use crate::{
     streams::{BUFFER, Order, Receipt, receive, send},
 };
 
-/// How a connect ended, and after how long.
+/// Outcome of a connect, with the time until then.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ConnectOutcome {
     /// The handshake was completed.
@@ -23,7 +23,7 @@ pub enum ConnectOutcome {
     Refused(Duration),
     /// An ICMP error came (or there is no route): the errno.
     Unreachable(i32, Duration),
-    /// No answer came in time.
+    /// No answer arrived in time.
     TimedOut(Duration),
 }
 
@@ -174,7 +174,7 @@ impl<'a> EchoSession<'a> {
 pub struct Transfer {
     /// Length and hash at the receiver.
     pub receipt: Receipt,
-    /// From before the connect to the last byte or the receipt.
+    /// Time from before the connect to the last byte or the receipt.
     pub took: Duration,
 }
 
@@ -277,9 +277,8 @@ pub fn rate_down(address: SocketAddrV4, duration: Duration, timeout: Duration) -
     })
 }
 
-/// Sends unchecked bytes to a `Streams` server for `duration`, and waits for its receipt: a
-/// measurement of what arrived; of a stream that stands still for `timeout`, of what was
-/// acknowledged.
+/// Sends unchecked bytes to a `Streams` server for `duration`, and waits for its receipt. Measures
+/// the received bytes; for a stream that stalls for `timeout`, the acknowledged ones.
 pub fn rate_up(address: SocketAddrV4, duration: Duration, timeout: Duration) -> Result<Rate> {
     let what = || format!("measure to {address}");
     let mut stream = connect(address, timeout)?;

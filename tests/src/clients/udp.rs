@@ -1,4 +1,5 @@
-//! UDP clients: a probe that tells an answer from an ICMP error, and paced, numbered datagrams.
+//! UDP clients: a probe that distinguishes an answer from an ICMP error, and paced, numbered
+//! datagrams.
 
 use std::{
     io,
@@ -21,7 +22,7 @@ pub enum UdpOutcome {
     Answered(Duration),
     /// An ICMP error came back.
     Refused(IcmpError, Duration),
-    /// No response came in time.
+    /// No response arrived in time.
     TimedOut,
 }
 
@@ -105,7 +106,7 @@ pub struct PacedReport {
     pub received: u64,
     /// Copies beyond the first.
     pub duplicated: u64,
-    /// Those that came after one with a higher number.
+    /// Number of datagrams that arrived after one with a higher number.
     pub reordered: u64,
     /// Number of datagrams whose bytes differ from those sent.
     pub corrupt: u64,

@@ -17,13 +17,13 @@ use crate::progress::{Progress, bytes, grouped};
 
 /// The name that the guest looks up.
 const NAME: &str = "www.example.test";
-/// How often it does: the first is asked on, the others are from the cache.
+/// Number of look-ups: the first is sent upstream, the others are answered from the cache.
 const LOOK_UPS: usize = 6;
 const VM: &str = "demo";
 /// The rule under which one server is out of reach.
 const DENIED: &str = "203.0.113.20";
 const CONNECTIONS: u64 = 2_000;
-/// On each of two connections.
+/// Bytes on each of two connections.
 const STREAM_BYTES: u64 = 128 << 20;
 /// A pause in which counters are read.
 const PAUSE: &str = "wait 300";

@@ -1,4 +1,4 @@
-//! What the demonstration says while it runs, and the checks it has made.
+//! Progress messages of the demonstration, and the results of its checks.
 
 use std::{
     io::{IsTerminal, Write},

@@ -3,13 +3,13 @@ use std::net::{Ipv4Addr, SocketAddrV4};
 use super::{BROADCAST, Mac, fold, pseudo_sum, sum_of};
 use crate::tap::VnetHdr;
 
-/// How a builder fills the transport checksum.
+/// Way in which a builder fills the transport checksum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Checksum {
     /// Complete and correct.
     Full,
-    /// The pseudo-header's sum, with NEEDS_CSUM in the vnet header: what a stack with checksum
-    /// offload sends.
+    /// The pseudo-header's sum, with NEEDS_CSUM in the vnet header, as a stack with checksum
+    /// offload sends it.
     Partial,
     /// Complete, but wrong.
     Wrong,
@@ -83,7 +83,7 @@ impl FrameBuilder {
         }
     }
 
-    /// A TCP segment (ACK, no data, until told otherwise). Addresses are `"10.0.2.15:4000"` or
+    /// A TCP segment; by default an ACK without data. Addresses are `"10.0.2.15:4000"` or
     /// [`SocketAddrV4`].
     pub fn tcp(source: impl IntoAddress, destination: impl IntoAddress) -> Self {
         let transport = Transport::Tcp {
@@ -227,7 +227,7 @@ impl FrameBuilder {
         self
     }
 
-    /// How the transport checksum is filled.
+    /// Sets the way in which the transport checksum is filled.
     pub fn checksum(mut self, checksum: Checksum) -> Self {
         self.checksum = checksum;
         self

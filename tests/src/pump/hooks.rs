@@ -17,7 +17,7 @@ const UNREAD_MAX: usize = 65_536;
 /// Direction of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
-    /// From the guest (or the host, on an uplink) outward.
+    /// From the guest outward, or from the host on an uplink.
     Out,
     /// Toward the guest (or the host).
     In,
@@ -46,7 +46,7 @@ pub struct SeenFrame {
     pub direction: Direction,
     /// Offload header of the frame.
     pub vnet: VnetHdr,
-    /// Whole frame, from the Ethernet header.
+    /// The whole frame, from the Ethernet header on.
     pub bytes: Vec<u8>,
 }
 

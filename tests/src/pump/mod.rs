@@ -44,7 +44,7 @@ struct Moved {
 pub struct MovedCounts {
     /// Frames written into the other side.
     pub frames: u64,
-    /// Their bytes, Ethernet header included, vnet header not.
+    /// Bytes of the frames, with the Ethernet header, without the vnet header.
     pub bytes: u64,
     /// Frames the other side's device refused (it was down, for one).
     pub failed: u64,

@@ -81,7 +81,8 @@ impl Run {
         }
     }
 
-    /// Until the next impaired frame is due, rounded up; -1 (for ever) when there is none.
+    /// Returns the time until the next impaired frame is due, ms, rounded up; -1 (no limit) if
+    /// there is none.
     fn timeout_ms(&self) -> i32 {
         let due = self
             .links

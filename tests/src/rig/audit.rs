@@ -1,4 +1,4 @@
-//! System calls that a seccomp filter forbade, as the audit of a machine's kernel tells on its
+//! System calls that a seccomp filter killed, as reported by the audit of a machine's kernel on its
 //! console (`audit=1`; record type 1326, `AUDIT_SECCOMP`).
 
 use std::{fs, path::Path};
@@ -28,7 +28,7 @@ fn told(record: &str) -> String {
     format!("{thread} (process {pid}): {name}, number {number}, at {ip}")
 }
 
-/// Its name, where this machine has the kernel's headers.
+/// Returns the name of a system call, if this machine has the kernel's headers.
 fn name(number: u64) -> Option<String> {
     let header = HEADERS.iter().find(|path| Path::new(path).is_file())?;
     let text = fs::read_to_string(header).ok()?;

@@ -69,7 +69,10 @@ impl Initramfs {
         self.archive.file(path, contents);
     }
 
-    /// These modules of the kernel and those they need. What is built in is left out.
+    /// Adds these modules of the kernel and their dependencies. Built-in ones are left out.
+    ///
+    /// # Errors
+    /// A module does not exist, or can't be read.
     pub fn modules(&mut self, kernel: &Kernel, names: &[&str]) -> Result<()> {
         let mut order = String::new();
         for module in kernel.modules(names)? {

@@ -83,8 +83,11 @@ impl Kernel {
         &self.release
     }
 
-    /// These modules and those they need, each after what it needs. Built-in ones are left out;
-    /// one that is neither is an error.
+    /// Returns these modules and their dependencies, each after its dependencies. Built-in ones are
+    /// left out.
+    ///
+    /// # Errors
+    /// A name is neither a module nor built in.
     pub fn modules(&self, names: &[&str]) -> Result<Vec<Module>> {
         let mut loaded = Vec::new();
         for name in names {

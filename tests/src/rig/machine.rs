@@ -160,7 +160,7 @@ impl Machine<'_> {
     }
 }
 
-/// Starts it so that it dies with this process.
+/// Starts QEMU so that it is killed when this process dies.
 fn spawn(mut qemu: Command) -> io::Result<Child> {
     let die_with_us = || {
         // SAFETY: prctl with numbers only, allowed between fork and exec.
@@ -171,7 +171,7 @@ fn spawn(mut qemu: Command) -> io::Result<Child> {
     qemu.spawn()
 }
 
-/// How a VMM ended; `None` when it was killed at the deadline.
+/// Waits for a VMM's end. Returns its status; `None` if it was killed at the deadline.
 pub(crate) fn wait(vmm: &mut Child, deadline: Instant) -> io::Result<Option<ExitStatus>> {
     loop {
         if let Some(status) = vmm.try_wait()? {

@@ -1,6 +1,6 @@
 //! The Linux client as a nested guest: inside a machine that QEMU emulates, another VMM boots it
-//! under KVM. How each such run ended goes to the report as a line, so that it is known which VMM
-//! was at work when the emulated machine itself ends.
+//! under KVM. The report has a line for the end of each such run, so that it shows which VMM was
+//! running when the emulated machine itself ended.
 
 use std::fmt;
 
@@ -29,15 +29,15 @@ pub enum NestedVmm {
     Qemu,
 }
 
-/// How a nested guest came to its end.
+/// Outcome of a nested guest.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum NestedEnd {
-    /// It powered off, and all its checks had passed.
+    /// The guest powered itself off after all its checks had passed.
     Passed,
     /// A check of its failed.
     CheckFailed,
-    /// Its CPU was reset without a request for it.
+    /// The guest's CPU was reset without a request.
     TripleFault,
     /// KVM could not run it any further.
     KvmGaveUp,
@@ -45,7 +45,7 @@ pub enum NestedEnd {
     Panicked,
     /// The VMM, or another process of slipgate's, made a system call that its sandbox forbids.
     ForbiddenCall,
-    /// It gave no sign of life for too long.
+    /// The guest printed nothing for too long.
     Stuck,
     /// Anything else, such as a VMM that did not start.
     Other,
@@ -105,9 +105,9 @@ pub struct NestedRun {
     pub number: u32,
     /// VMM that booted the guest.
     pub vmm: NestedVmm,
-    /// How it ended; `None` while it runs, and for ever when the outer machine ended meanwhile.
+    /// Outcome of the run; `None` while it runs, and finally if the outer machine ended during it.
     pub end: Option<NestedEnd>,
-    /// How long it took.
+    /// Duration of the run, seconds.
     pub seconds: f64,
 }
 
@@ -121,7 +121,7 @@ impl NestedRun {
         )
     }
 
-    /// The runs that a report tells of, in order. One without an end is the one during which the
+    /// Parses the runs in a report, in order. A run without an end is the one during which the
     /// outer machine ended.
     pub fn read(report: &str) -> Vec<Self> {
         let mut runs: Vec<NestedRun> = Vec::new();
@@ -137,14 +137,13 @@ impl NestedRun {
     }
 }
 
-/// Whether slipgate's guests did what they should, as far as the machine can be trusted: QEMU
-/// emulates it, and it breaks down now and then. A run of slipgate's that broke down is excused
-/// only where QEMU's own guest came to the very same end in the same kind of machine. A failed
-/// check, a forbidden system call or a VMM that does not start never is, and one guest of
-/// slipgate's must have passed.
+/// Judges slipgate's guests, taking into account that the machine, which QEMU emulates, fails
+/// occasionally. A failed run of slipgate is excused only if QEMU's own guest had the same outcome
+/// in the same kind of machine. A failed check, a forbidden system call or a VMM that does not
+/// start is never excused, and at least one guest of slipgate must have passed.
 ///
 /// # Errors
-/// Why not, run by run.
+/// The runs are not acceptable; the text gives the reason for each.
 pub fn judge(runs: &[NestedRun]) -> Result<(), String> {
     let of = |vmm| runs.iter().filter(move |run| run.vmm == vmm);
     let is_excused = |run: &&NestedRun| {

@@ -1,6 +1,6 @@
-//! A machine inside the machine: a VMM boots a stock Linux client under the KVM that QEMU emulates,
-//! on a NAT to the testbed's own world. By default `slipgate run` does, once. Told an order of
-//! VMMs, each boots the same client in its turn, so that what breaks can be counted of each.
+//! Nested machines: a VMM boots a stock Linux client under the KVM that QEMU emulates, on a NAT to
+//! the testbed's own world. By default `slipgate run` boots it once. Given an order of VMMs, each
+//! boots the same client in turn, so that the failures of each can be counted.
 
 use std::{
     fs,

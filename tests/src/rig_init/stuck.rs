@@ -10,12 +10,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Without a sign of life: several times the longest of the client's checks under load, and less than
-/// the whole machine has. A machine that is merely slow goes on.
+/// Time without output after which the machine counts as stuck: several times the longest of the
+/// client's checks under load, and less than the time limit of the whole machine.
 const PATIENCE: Duration = Duration::from_secs(90);
 /// Interval of two samples: a state that differs between them does not hang.
 const BETWEEN: Duration = Duration::from_secs(2);
-/// How long it has for its report.
+/// Time limit for the report of a stuck machine.
 const ENDING: Duration = Duration::from_secs(10);
 
 /// Waits for the sender of `alive` to be dropped. When nothing came of it for too long, it says what all
@@ -60,7 +60,7 @@ fn is_over(alive: &Receiver<()>, within: Duration) -> bool {
     }
 }
 
-/// Those that run a program: not the kernel's.
+/// Returns the processes that run a program, without kernel threads.
 fn processes() -> Vec<PathBuf> {
     entries(Path::new("/proc"))
         .into_iter()

@@ -25,7 +25,7 @@ pub struct Answer {
     pub records: Vec<Record>,
     /// Response code; 0 is NOERROR, 2 SERVFAIL.
     pub code: u8,
-    /// How long to wait before answering. Other queries do not wait.
+    /// Delay of the answer. Other queries are not delayed.
     pub delay: Duration,
     /// Over UDP, send no records and the TC bit.
     pub truncate: bool,
@@ -50,7 +50,7 @@ impl Answer {
         Self::records(vec![Record::a(address, ttl)])
     }
 
-    /// No records but a code.
+    /// Returns an answer with a response code and no records.
     pub fn code(code: u8) -> Self {
         Answer {
             code,

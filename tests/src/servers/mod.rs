@@ -19,7 +19,7 @@ pub use http::HttpServer;
 pub use tcp::{TcpServer, TcpService};
 pub use udp::{UdpServer, UdpService};
 
-/// How often a server's blocked thread looks whether it should stop.
+/// Interval at which a server's blocked thread checks whether it should stop.
 const STOP_POLL: Duration = Duration::from_millis(50);
 
 /// A server's threads and their stop flag.

@@ -24,7 +24,7 @@ use crate::{
 pub enum TcpService {
     /// Sends received bytes back until the client ends.
     Echo,
-    /// The same, but that a ClientHello is answered as [`crate::tls::answer_to`] has it.
+    /// Echoes, except that a ClientHello is answered as by [`crate::tls::answer_to`].
     EchoTls,
     /// Takes an order for a stream of predictable bytes, either way: see
     /// [`crate::clients::tcp::download`] and [`upload`](crate::clients::tcp::upload).
@@ -90,12 +90,12 @@ impl TcpServer {
         self.address
     }
 
-    /// Connections accepted so far.
+    /// Returns the number of connections accepted so far.
     pub fn accepted(&self) -> u64 {
         self.seen.accepted.load(Ordering::Relaxed)
     }
 
-    /// Peers of all connections so far, in order: the guests' addresses as translated.
+    /// Returns the peers of all connections so far, in order: the guests' translated addresses.
     pub fn peers(&self) -> Vec<SocketAddrV4> {
         self.seen
             .peers

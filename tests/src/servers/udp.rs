@@ -101,12 +101,12 @@ impl UdpServer {
         self.address
     }
 
-    /// Datagrams received so far.
+    /// Returns the number of datagrams received so far.
     pub fn datagrams(&self) -> u64 {
         self.seen.datagrams.load(Ordering::Relaxed)
     }
 
-    /// Payload bytes received so far.
+    /// Returns the number of payload bytes received so far.
     pub fn payload_bytes(&self) -> u64 {
         self.seen.payload_bytes.load(Ordering::Relaxed)
     }

@@ -1,4 +1,4 @@
-//! The BPF programs and the in-memory kernel side by side, their tables filled alike.
+//! The BPF programs and the in-memory kernel side by side, with equal tables.
 use std::{cell::RefMut, net::Ipv4Addr, os::fd::BorrowedFd, time::Duration};
 
 use slipgate_abi::{
@@ -349,7 +349,7 @@ impl Both {
         })
     }
 
-    /// Forgets what was dropped so far.
+    /// Clears the drop counters.
     pub(crate) fn forget_drops(&self) {
         let memory = self.memory.borrow();
         for row in [0, ROW] {

@@ -36,7 +36,7 @@ impl<'t> Choices<'t> {
         self.0.next().copied().unwrap_or_default()
     }
 
-    /// Once in `times`, roughly.
+    /// Returns true roughly once in `times` calls.
     fn once_in(&mut self, times: u8) -> bool {
         self.byte() > u8::MAX - u8::MAX / times
     }

@@ -27,8 +27,8 @@ const FRAMES: usize = 4;
 const TAPE: usize = 400;
 const CASES: u32 = 6_000;
 
-/// Handovers, each of which the frames of a run must reach. Left out are those that need a kernel
-/// that refuses or a TAP that has lost its program.
+/// Handovers, each of which the frames of a run must reach. Those that need a refusal by the
+/// kernel, or a TAP that has lost its program, are left out.
 const HANDOVERS: [Handover; 10] = [
     Handover::Miss,
     Handover::Syn,

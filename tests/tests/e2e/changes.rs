@@ -1,4 +1,4 @@
-//! What is changed while guests talk: another policy, flows cut, VMs frozen, packets looked at.
+//! Changes while guests send: another policy, flows cut, VMs frozen, packets captured.
 
 use std::{
     fs,

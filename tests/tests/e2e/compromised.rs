@@ -1,5 +1,5 @@
-//! An engine that somebody has taken over: what it writes into the maps and says to the broker, by
-//! the hand of the test, which is root and writes the same.
+//! A compromised engine: the test, which is root, writes into the maps and sends the broker what
+//! such an engine could.
 
 use std::{
     io::IoSlice,

@@ -1,5 +1,5 @@
-//! What slipgate counts is what passed, on either side of it, under any offload; and no data frame
-//! of an established flow leaves the kernel.
+//! slipgate's counts equal the packets that passed, on both sides of it and with any offload, and
+//! no data frame of an established flow leaves the kernel.
 
 use std::net::SocketAddrV4;
 

@@ -46,7 +46,7 @@ impl Stand {
         Guest::new(&self.world, GuestConfig::new(tap)).unwrap()
     }
 
-    /// What `slipgate vm ARGS…` prints.
+    /// Returns the output of `slipgate vm ARGS…`.
     pub(crate) fn vm(&self, args: &[&str]) -> String {
         let all: Vec<&str> = ["vm"].into_iter().chain(args.iter().copied()).collect();
         String::from_utf8(self.daemon.run(&all).unwrap().stdout).unwrap()

@@ -1,4 +1,4 @@
-//! What a neighbour on the uplink's link, or whoever can forge a source, gets out of forwards.
+//! Attacks on forwards by a neighbour on the uplink's link, or by a sender with forged sources.
 
 use std::{
     net::Ipv4Addr,
@@ -24,7 +24,7 @@ fn syn(from: (Ipv4Addr, u16), to: (Ipv4Addr, u16)) -> FrameBuilder {
         .numbers(5, 0)
 }
 
-/// The remotes of what a device in a capture sent or received to this port.
+/// Returns the remotes to which, or from which, a captured device sent or received on this port.
 fn senders_to(capture: &Capture, port: u16) -> Vec<Ipv4Addr> {
     let frames = capture.frames();
     let packets = frames

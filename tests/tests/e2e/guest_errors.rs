@@ -1,4 +1,4 @@
-//! What a router says: time exceeded, fragmentation needed, unreachable; and what it clamps.
+//! ICMP errors of a router: time exceeded, fragmentation needed, unreachable; and MSS clamping.
 
 use std::{net::Ipv4Addr, time::Duration};
 

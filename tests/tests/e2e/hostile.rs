@@ -1,5 +1,5 @@
-//! Frames that no honest guest sends: each is dropped and counted by its reason, and the guest's
-//! honest traffic goes on.
+//! Invalid frames: each is dropped and counted by its reason, and the guest's valid traffic
+//! continues.
 
 use std::time::Duration;
 

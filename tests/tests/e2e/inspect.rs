@@ -1,5 +1,5 @@
-//! Inspection: what a connection says that it is for must be what its rule lets in, with real
-//! stacks at both ends. Each is done with `--allow` first, where it succeeds.
+//! Inspection: the name that a connection gives must be one that its rule admits. Real stacks are
+//! at both ends. Each test runs with `--allow` first, where it succeeds.
 
 use std::{
     fs,
@@ -47,7 +47,7 @@ fn serve(world: &World, port: u16, service: TcpService) -> Servers {
     }
 }
 
-/// Runs `check` with `--allow`, then with `--inspect`; it is told which. The guest knows the
+/// Runs `check` with `--allow`, then with `--inspect`; its argument says which. The guest knows the
 /// address.
 fn allowed_and_inspected(
     port: u16,

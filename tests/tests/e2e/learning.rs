@@ -1,4 +1,4 @@
-//! `slipgate policy learn` of a VM that runs.
+//! `slipgate policy learn` for a running VM.
 
 use std::{
     fs,
@@ -29,7 +29,7 @@ use crate::{DNS, GATEWAY, Stand, WAIT, at, eventually};
 const REFUSED: u8 = 5;
 const PORT: u16 = 7000;
 
-/// A `policy learn` that runs.
+/// A running `policy learn`.
 struct Learn {
     child: Child,
     said: Arc<Mutex<String>>,
@@ -71,7 +71,7 @@ impl Learn {
         kill(Pid::from_raw(self.child.id() as i32), signal).unwrap();
     }
 
-    /// How it ends, and the policy that it prints.
+    /// Ends it. Returns its status and the policy that it printed.
     fn end(mut self) -> (ExitStatus, String) {
         let mut printed = String::new();
         let mut stdout = self.child.stdout.take().unwrap();
@@ -224,8 +224,8 @@ fn a_vm_is_closed_again_when_the_engine_dies_while_it_is_open() {
     assert!(stand.slipgate.broker_runs());
 }
 
-/// A policy of its own that leaves flows at a reload: one port is let in, one inspected, as is one
-/// that leads to the host's loopback; and what the guest has there while it is open.
+/// A policy that leaves flows at a reload, with one admitted port, one inspected port and one that
+/// leads to the host's loopback; and the guest's flows while it is open.
 struct Scene {
     stand: Stand,
     _servers: Vec<TcpServer>,

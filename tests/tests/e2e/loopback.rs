@@ -1,5 +1,5 @@
-//! Ports of the gateway that lead to the host's 127.0.0.1: what is listed is reached, as it would
-//! be from the host, and nothing else is.
+//! Ports of the gateway that lead to the host's 127.0.0.1: listed ports are reachable as from the
+//! host, and no others.
 
 use std::{
     fs,

@@ -67,7 +67,7 @@ fn datagram(port: u16, to: SocketAddrV4) -> FrameBuilder {
         .payload(b"payload")
 }
 
-/// Looks until `f` gives something, for 5 s at most; `what` is what was waited for.
+/// Repeats `f` until it returns a value, for 5 s at most. `what`: description of the awaited event.
 fn eventually<T>(what: &str, mut f: impl FnMut() -> Option<T>) -> T {
     let deadline = Instant::now() + WAIT;
     loop {

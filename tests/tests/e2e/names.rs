@@ -1,5 +1,5 @@
-//! Egress by name: what is not allowed by name is neither looked up nor reached, however the guest
-//! goes about it; and would be without the rules. Judged at the servers.
+//! Egress by name: a destination that is not allowed by name is neither resolved nor reached,
+//! whatever the guest does, and would be without the rules. The servers' view decides.
 
 use std::{fs, net::Ipv4Addr};
 
@@ -59,7 +59,7 @@ fn serve(world: &World) -> Servers {
     }
 }
 
-/// Runs `check` with the policy off, then on; it is told which.
+/// Runs `check` with the policy off, then on; its argument says which.
 fn off_and_on(check: impl Fn(&mut Stand, &Servers, bool)) {
     for (args, on) in [(&RESOLVER[..], false), (&POLICY[..], true)] {
         let mut stand = Stand::new(args);

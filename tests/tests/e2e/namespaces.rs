@@ -1,5 +1,5 @@
-//! Ifindexes repeat across network namespaces, and so do guests' addresses and flows' tuples: what
-//! is pinned for one namespace is no other's.
+//! Ifindexes, guests' addresses and flows' tuples repeat across network namespaces: pins of one
+//! namespace have no effect in another.
 
 use std::{
     fs::{self, File},

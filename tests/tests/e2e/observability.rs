@@ -1,4 +1,4 @@
-//! What people see: metrics, records beside those of flows' ends, `slipgate top`.
+//! Output for people: metrics, records other than those of flows' ends, `slipgate top`.
 
 use std::{
     collections::HashMap,

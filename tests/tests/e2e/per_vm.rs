@@ -21,7 +21,7 @@ use crate::{
 
 const SLOW: u64 = 500_000;
 const QUICK: u64 = 2_000_000;
-/// Packets to what is denied.
+/// Number of packets to a denied destination.
 const FLOOD: u64 = 3_000;
 const TAPS: [&str; 2] = ["tap0", "tap1"];
 

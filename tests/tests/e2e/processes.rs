@@ -1,5 +1,4 @@
-//! Processes of slipgate's that end, hang or are told to stop: by hand, by a service manager, by a
-//! bug.
+//! Processes of slipgate that end, hang or are signalled: by hand, by a service manager, by a bug.
 
 use std::{
     collections::HashSet,
@@ -23,9 +22,9 @@ use slipgate_testbed::{
 
 use crate::{GUEST, Stand, WAIT, at, eventually};
 
-/// How soon after an engine's end new flows get in.
+/// Time limit after an engine's end for new flows to be admitted.
 const AGAIN_WITHIN: Duration = Duration::from_secs(2);
-/// How soon a stopped engine is noticed, and another one in its place.
+/// Time limit for a stopped engine to be detected and replaced.
 const NOTICED_WITHIN: Duration = Duration::from_secs(20);
 
 /// The broker's children of this name, by number.

@@ -31,7 +31,7 @@ const OFFERED_FOR: Duration = Duration::from_millis(1_500);
 /// The programs' clock ticks.
 const TICK: Duration = Duration::from_millis(10);
 
-/// How long an offer went on, and how much of that was lost because nothing was offered.
+/// Duration of an offer, and the part of it in which nothing was offered.
 pub(crate) struct Offer {
     pub(crate) packets: u64,
     took: Duration,
@@ -63,7 +63,7 @@ pub(crate) fn offer(mut send: impl FnMut()) -> Offer {
 }
 
 impl Offer {
-    /// That so many bytes passed as a rate lets pass.
+    /// Checks that the number of bytes that passed corresponds to the rate.
     pub(crate) fn assert_held(&self, bytes: u64, bytes_per_second: u64) {
         let of = |time: Duration| bytes_per_second as f64 * time.as_secs_f64();
         let burst = Duration::from_nanos(BURST_NS);

@@ -1,4 +1,4 @@
-//! What is refused is refused at once and by name; and would pass without the rule.
+//! Refused traffic is refused at once, with the rule's name, and would pass without the rule.
 
 use std::{net::Ipv4Addr, time::Duration};
 

@@ -21,7 +21,7 @@ const TOLD: [Ipv4Addr; 2] = [
 ];
 const REFUSED: u8 = 5;
 
-/// Whom the first VM asks, and whom the second, as TOML has it.
+/// Writes a policy file with the resolvers of the first and of the second VM, in TOML.
 fn write(file: &Path, resolvers: [&str; 2]) {
     let [one, two] = resolvers;
     let text = format!(

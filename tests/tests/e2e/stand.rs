@@ -1,4 +1,4 @@
-//! One guest behind slipgate, and what is asked of both again and again.
+//! One guest behind slipgate, with the operations that most tests need.
 
 use std::{fs, net::SocketAddrV4, path::PathBuf};
 
@@ -22,7 +22,8 @@ pub(crate) struct Stand {
 }
 
 impl Stand {
-    /// The default world and guest; `args` beside `--tap tap0 --uplink up0 --flow-log …`.
+    /// Creates the default world and guest. `args`: slipgate's arguments besides `--tap tap0
+    /// --uplink up0 --flow-log …`.
     pub(crate) fn new(args: &[&str]) -> Stand {
         Self::with(WorldConfig::default(), GuestConfig::new("tap0"), args)
     }
@@ -32,7 +33,7 @@ impl Stand {
         Self::beside(world, guest, &[], args)
     }
 
-    /// The same, with more guests beside the first.
+    /// Creates the same with further guests.
     pub(crate) fn beside(
         world: WorldConfig,
         guest: GuestConfig,
@@ -104,7 +105,7 @@ impl Stand {
         kernel_view::frames_sent(&self.world.host, self.slipgate.engine_port()).unwrap()
     }
 
-    /// Its stderr, once that has these words: who reads it may be a moment behind.
+    /// Waits until slipgate's stderr contains these words, and returns it.
     pub(crate) fn says(&self, words: &str) -> String {
         eventually(words, || {
             let said = self.slipgate.stderr();
@@ -116,21 +117,21 @@ impl Stand {
         self.scratch.path().join("flows.jsonl")
     }
 
-    /// The translated flows that have ended so far, as the flow log has them.
+    /// Returns the translated flows that have ended so far, from the flow log.
     pub(crate) fn records(&self) -> Vec<Value> {
         let mut ends = self.events("flow_end");
         ends.retain(|end| end["path"] != "relay");
         ends
     }
 
-    /// The lines of the flow log so far that tell such an event.
+    /// Returns the lines of the flow log so far with this event.
     pub(crate) fn events(&self, event: &str) -> Vec<Value> {
         let mut lines = self.log();
         lines.retain(|line| line["event"] == event);
         lines
     }
 
-    /// The flow log so far.
+    /// Returns the flow log so far.
     pub(crate) fn log(&self) -> Vec<Value> {
         let text = fs::read_to_string(self.log_path()).unwrap();
         let parsed = text.lines().map(serde_json::from_str);

@@ -1,4 +1,4 @@
-//! TAPs that are not as they should be: nobody behind them, or no program before them.
+//! TAPs in unusual states: without a reader, or without a program.
 
 use std::{
     fs,
@@ -19,7 +19,7 @@ use crate::{GUEST, GUEST_MAC, Stand, WAIT, at, eventually};
 
 const LOST: u64 = 50;
 
-/// On `tap0` and `tap1`.
+/// Returns two guests, on `tap0` and `tap1`.
 fn two_guests(world: &World) -> [Guest; 2] {
     ["tap0", "tap1"].map(|tap| Guest::new(world, GuestConfig::new(tap)).unwrap())
 }

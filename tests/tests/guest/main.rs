@@ -1,6 +1,6 @@
-//! The built-in guest under a VMM that nobody here wrote: its driver agrees with QEMU's
-//! virtio-net-pci, and it reaches the world through QEMU's own networks. That slipgate's card
-//! agrees with the same driver is what the tests of `slipgate run` show.
+//! The built-in guest under an independent VMM: its driver works with QEMU's virtio-net-pci, and it
+//! reaches the world through QEMU's own networks. The tests of `slipgate run` show that slipgate's
+//! card works with the same driver.
 
 use std::time::Duration;
 
@@ -15,13 +15,13 @@ use slipgate_testbed::{
     world::{SERVER, UPLINK},
 };
 
-/// Several times what it takes on a machine under load.
+/// Time limit: several times the duration on a machine under load.
 const TIMEOUT: Duration = Duration::from_secs(60);
-/// As many as the guest makes: none may be left out in silence.
+/// Number of the guest's checks, so that a missing one is noticed.
 const CHECKS: usize = 18;
 const MTU: u32 = 1500;
 
-/// The world, and what the guest talks to in it.
+/// The world, and its servers for the guest.
 struct Stand {
     world: World,
     _servers: [TcpServer; 3],

@@ -1,5 +1,5 @@
 //! slipgate on the kernels that it supports, each booted by QEMU: the same binary, sandbox and
-//! programs, a guest's traffic, a kill -9. What is checked is in `src/rig_init/checks`.
+//! programs, a guest's traffic, a kill -9. The checks are in `src/rig_init/checks`.
 //!
 //! `SLIPGATE_RIG_RUN="PROGRAM ARGS"` runs a program of this machine there instead, with the files
 //! of `SLIPGATE_RIG_FILES=PATH:PATH` in their places.
@@ -16,9 +16,9 @@ use slipgate_testbed::{
 
 /// Kernel modules that the checks use: devices, and the hooks before tcx.
 const MODULES: [&str; 4] = ["tun", "veth", "sch_ingress", "cls_bpf"];
-/// Several times what it takes: a machine under load emulates slowly.
+/// Time limit: several times the usual duration, because a machine under load emulates slowly.
 const TIMEOUT: Duration = Duration::from_secs(180);
-/// As many as `src/rig_init/checks` makes: none may be left out in silence.
+/// Number of the checks in `src/rig_init/checks`, so that a missing one is noticed.
 const CHECKS: usize = 16;
 
 /// The oldest that is supported: no tcx, so it is clsact's.

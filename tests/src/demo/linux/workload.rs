@@ -1,4 +1,4 @@
-//! What the guest does, step by step.
+//! Workload of the guest, step by step.
 
 use std::{
     net::{Ipv4Addr, SocketAddrV4},
@@ -49,7 +49,7 @@ pub(crate) struct Seen {
     pub(crate) why_allowed: (bool, String),
 }
 
-/// The bulk transfers, and what went to the engine meanwhile.
+/// Bulk transfers, and the frames that went to the engine meanwhile.
 pub(crate) struct Bulk {
     pub(crate) up: Transfer,
     pub(crate) down: Transfer,
@@ -136,7 +136,7 @@ pub(crate) fn run(stage: &Stage, progress: &mut Progress) -> Result<Seen> {
     })
 }
 
-/// Both directions one after the other, with a DNS question and a lease renewal beside each.
+/// Runs both directions one after the other, with a DNS question and a lease renewal during each.
 fn bulk(stage: &Stage, progress: &mut Progress, lease: &Lease) -> Result<Bulk> {
     let Stage {
         guest,

@@ -1,4 +1,4 @@
-//! What the engine port carried to the engine, frame by frame, taken by a capture on the device.
+//! Frames from the engine port to the engine, recorded by a capture on the device.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -44,7 +44,7 @@ impl Watched {
         Ok(Watched { device, capture })
     }
 
-    /// Returns the frames carried so far; no traffic is under way meanwhile.
+    /// Returns the frames carried so far. No traffic may be in progress.
     pub(super) fn carried(&self, host: &NetNs) -> Result<Carried> {
         std::thread::sleep(SETTLED);
         let counted = kernel_view::frames_sent(host, &self.device)?;
@@ -63,7 +63,7 @@ impl Carried {
         self.kinds.len() as u64
     }
 
-    /// How many of each kind, of those after `before`.
+    /// Returns the number of frames of each kind, of those after `before`.
     pub(super) fn by_kind_since(&self, before: u64) -> BTreeMap<&str, u64> {
         let mut kinds = BTreeMap::new();
         for kind in self.kinds.iter().skip(before as usize) {

@@ -38,8 +38,8 @@ pub(super) fn native_guard() -> Result<String> {
     Ok(said)
 }
 
-/// The same program in the stack, as on a device whose driver has no XDP: put there by hand, for
-/// every TAP has.
+/// Attaches the same program in the stack (generic XDP), as on a device whose driver has no XDP. It
+/// is attached by hand, because every TAP has XDP.
 pub(super) fn generic_guard() -> Result<String> {
     let mut stand = Stand::new(Uplink::Veth, &[])?;
     let pins = stand.slipgate.pins();
@@ -76,7 +76,7 @@ pub(super) fn uplink_without_l2() -> Result<String> {
     Ok(said)
 }
 
-/// After all stands are gone, bpffs is empty.
+/// Checks that bpffs is empty after all stands are gone.
 pub(super) fn nothing_is_left() -> Result<String> {
     let left = fs::read_dir("/sys/fs/bpf").tried("list bpffs")?;
     let left: Vec<_> = left.flatten().map(|entry| entry.path()).collect();

@@ -42,7 +42,7 @@ pub(super) fn run(report: &mut Report) {
     report.check("stop", || stand.stop().map(|()| "no pin, no port".into()));
 }
 
-/// It finds nothing missing, and of tcx what is true.
+/// Checks that `doctor` reports nothing missing, and reports tcx correctly.
 fn doctor(stand: &Stand) -> Result<String> {
     let mut command = Command::new(slipgate::binary()?);
     command.args(["doctor", "--uplink", UPLINK]);
@@ -77,7 +77,7 @@ fn hook(stand: &Stand) -> Result<String> {
     Ok(if has_tcx() { "tcx" } else { "clsact" }.into())
 }
 
-/// No capability, no new privileges, seccomp's filter.
+/// Checks that the processes have no capability, no_new_privs and a seccomp filter.
 fn confined(stand: &mut Stand) -> Result<String> {
     let none = || Error::unexpected("the engine does not run");
     let engine = stand.slipgate.engine_pid().ok_or_else(none)?;
@@ -123,7 +123,8 @@ fn services(stand: &Stand) -> Result<String> {
     ))
 }
 
-/// Of TCP the engine gets SYNs; of a UDP flow and a ping the first packet.
+/// Checks that the engine receives only the SYNs of TCP, and the first packet of a UDP flow and of
+/// a ping.
 fn in_the_kernel(stand: &Stand) -> Result<String> {
     let frames = || kernel_view::frames_sent(&stand.world.host, stand.slipgate.engine_port());
     let census = Census::start(&stand.guest)?;

@@ -14,10 +14,10 @@ use slipgate_testbed::{
 
 use super::expect;
 
-/// Above what a step takes on an emulated CPU beside a loaded machine.
+/// Time limit of a step: more than a step takes on an emulated CPU with other load.
 pub(super) const WAIT: Duration = Duration::from_secs(8);
 pub(super) const NAME: &str = "www.example.test";
-/// The gateway's neighbour: the guests' resolver.
+/// Address of the guests' resolver, beside the gateway's.
 pub(super) const DNS: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::new(10, 0, 2, 3), 53);
 const BULK_BYTES: u64 = 4 << 20;
 
@@ -34,7 +34,7 @@ pub(super) struct Stand {
 }
 
 impl Stand {
-    /// With this uplink, and slipgate with these flags besides.
+    /// Creates a stand with this uplink, and with slipgate running with these additional flags.
     pub(super) fn new(uplink: Uplink, flags: &[&str]) -> Result<Stand> {
         let world = World::with(WorldConfig {
             uplink,

@@ -1,4 +1,4 @@
-//! Answers about allowed names that lead to where nobody may go.
+//! Answers about allowed names that lead to destinations that are not allowed.
 
 use slipgate_testbed::{
     clients::dns,

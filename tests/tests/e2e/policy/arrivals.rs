@@ -1,4 +1,4 @@
-//! What arrived in the world, as captured on its link.
+//! Packets that arrived in the world, as captured on its link.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -14,7 +14,7 @@ use slipgate_testbed::{
 const TCP: u8 = 6;
 const UDP: u8 = 17;
 
-/// All frames on the world's link so far, both ways.
+/// All frames on the world's link so far, in both directions.
 pub(super) struct Arrivals(Vec<CapturedFrame>);
 
 impl Arrivals {
@@ -80,13 +80,13 @@ impl Arrivals {
         self.received().any(|packet| has(packet.payload(), &wire))
     }
 
-    /// Whether a server at this address could have read the text in what a client sent.
+    /// Whether a server at this address could have read the text in a client's data.
     pub(super) fn could_read(&self, server: SocketAddrV4, text: &str) -> bool {
         let read = |stream: &Vec<u8>| has(stream, text.as_bytes());
         self.streams(server).iter().any(read)
     }
 
-    /// Whether any segment to a server has the text, wherever it lies in whichever connection.
+    /// Whether any segment to a server contains the text, in any connection.
     pub(super) fn has_segment_with(&self, server: SocketAddrV4, text: &str) -> bool {
         let says = |packet: Packet<'_>| has(packet.payload(), text.as_bytes());
         self.to(server, TCP).any(says)

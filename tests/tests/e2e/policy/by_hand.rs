@@ -21,7 +21,7 @@ pub(super) fn is_one(packet: &Packet<'_>) -> bool {
     packet.protocol == 6 && PORTS.contains(&packet.destination.port())
 }
 
-/// A connection. Nothing is sent, acknowledged or sent again but what the test says.
+/// A connection without a stack: the test itself sends, acknowledges and retransmits.
 pub(super) struct ByHand<'s> {
     stage: &'s Stage,
     seen: FrameTap,
@@ -80,7 +80,7 @@ impl<'s> ByHand<'s> {
         self.bare().flags(tcp_flags::SYN).numbers(isn, 0)
     }
 
-    /// The first segment behind such a SYN, whoever has answered it.
+    /// Returns the first segment after such a SYN, whichever side answered it.
     pub(super) fn first_after(&self, isn: u32, bytes: &[u8]) -> FrameBuilder {
         let numbers = (isn.wrapping_add(1), self.server_next);
         self.segment(0, bytes).numbers(numbers.0, numbers.1)

@@ -1,4 +1,4 @@
-//! What an inspected connection says of its server, cut in every way that TCP allows.
+//! Hellos of inspected connections, cut in every way that TCP permits.
 
 use std::ops::Range;
 
@@ -6,7 +6,7 @@ use slipgate_testbed::{require_root_and_tun, tls::ClientHello};
 
 use super::{ALLOWED, DENIED, INSPECT, SHARED, Stage, by_hand::ByHand, holds, https, stage::Mark};
 
-/// As long as the other: one can be put in the other's place.
+/// The allowed name. It has the length of the other name, so that one can replace the other.
 pub(super) const ALLOWED_NAME: &str = "api.example.test";
 pub(super) const DENIED_NAME: &str = "www.evil-01.test";
 
@@ -150,7 +150,7 @@ pub(super) fn name_in(hello: &[u8], name: &str) -> Range<usize> {
     begin..begin + name.len()
 }
 
-/// So many bytes a piece, from the first on.
+/// Returns the ranges of pieces of this length, from the first byte on.
 fn pieces(len: usize, of: usize) -> Vec<Range<usize>> {
     let begins = (0..len).step_by(of);
     begins.map(|begin| begin..len.min(begin + of)).collect()

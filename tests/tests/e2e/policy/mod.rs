@@ -1,7 +1,7 @@
-//! The promise of egress by name, attacked: `--default deny` holds with `*.example.test` allowed,
-//! or inspected. One test per way around it. Each is judged by what arrived in the world: nothing
-//! of the attack with the policy on, the attack with the policy off, and its legitimate counterpart
-//! with the policy on.
+//! Attacks on egress by name: `--default deny` holds with `*.example.test` allowed, or inspected.
+//! One test per attack. Each evaluates the packets that arrived in the world: none of the attack
+//! with the policy on, the attack with the policy off, and its permitted counterpart with the
+//! policy on.
 
 mod addresses;
 mod answers;

@@ -1,4 +1,4 @@
-//! What was allowed once, used again.
+//! Reuse of a connection or an answer that was allowed once.
 
 use std::fs;
 
@@ -29,7 +29,7 @@ fn let_in(stage: &Stage, port: u16) -> ByHand<'_> {
 
 /// The first connection's sequence number.
 const FIRST: u32 = 1000;
-/// The same tuple again, much later in sequence numbers.
+/// Distance in sequence numbers between two connections with the same tuple.
 const AGAIN: u32 = 1_000_000;
 
 #[test]

@@ -50,7 +50,7 @@ pub(super) struct Stage {
 }
 
 impl Stage {
-    /// `policy`: slipgate's arguments beside those of every stand.
+    /// Creates a stage. `policy`: slipgate's arguments besides those of every stand.
     pub(super) fn new(policy: &[&str]) -> Stage {
         Self::with(policy, &[])
     }
@@ -94,14 +94,14 @@ impl Stage {
         Self::with(policy, &[GuestConfig::new("tap1")])
     }
 
-    /// Returns when all that the guest has sent has arrived, or never will. A question by the
-    /// guest comes behind it in the engine, its answer behind what the engine made of it; and a
-    /// datagram of the host, from each CPU, behind that on the way to the world.
+    /// Returns when all packets that the guest has sent have arrived, or cannot arrive any more. A
+    /// question by the guest comes behind it in the engine, its answer behind what the engine made
+    /// of it; and a datagram of the host, from each CPU, behind that on the way to the world.
     pub(super) fn settle(&self) {
         self.settle_for(&self.stand.guest);
     }
 
-    /// The same for one of two guests.
+    /// Does the same as [`Stage::settle`] for one of two guests.
     pub(super) fn settle_for(&self, guest: &Guest) {
         static SETTLED: AtomicU32 = AtomicU32::new(0);
         let number = SETTLED.fetch_add(1, Ordering::Relaxed);
@@ -129,7 +129,7 @@ impl Stage {
         self.ask_for(&self.stand.guest, name)
     }
 
-    /// The same for one of two guests.
+    /// Returns the answer about a name's addresses, for one of two guests.
     pub(super) fn ask_for(&self, guest: &Guest, name: &str) -> Reply {
         let found = guest.run(|| dns::query_udp(at(DNS, 53), name, WAIT));
         found.unwrap().reply
@@ -206,8 +206,8 @@ fn zone() -> Zone {
 /// Something that an attack is after, in words, and how it shows among what arrived.
 pub(super) type Mark = (&'static str, fn(&Arrivals) -> bool);
 
-/// Makes an attack with the policy off, where all that it is after must arrive, and with the policy
-/// on, where none of it may; then tries that what is like it but allowed still works.
+/// Makes an attack with the policy off, where its data must arrive, and with the policy on, where
+/// none of it may arrive; then checks that the similar but allowed action still works.
 pub(super) fn holds(
     policy: &[&str],
     attack: impl Fn(&Stage) + Sync,
