@@ -1,5 +1,4 @@
-//! From start to end: of a broker that serves other programs' TAPs, and of one that runs its own
-//! VM.
+//! Life cycle of a broker that serves other programs' TAPs, and of one that runs its own VM.
 //!
 //! With `slipgate run` the machine is made before any kernel state, so that a kernel that can't be
 //! booted leaves nothing behind; the guest runs once its TAP is served. The guest ends before the
@@ -27,8 +26,8 @@ use crate::{
     vm::{How, Images, Report, ReportFile, Vm},
 };
 
-/// How long a TAP may outlive its VMM: the kernel closes what a ring of io_uring had open a moment
-/// after the process has ended.
+/// Time limit for a TAP to disappear after its VMM has ended: the kernel closes the descriptors of
+/// an io_uring a moment after the process's end.
 const TAP_GONE_WITHIN: Duration = Duration::from_secs(5);
 
 /// Serves other programs' TAPs until stopped: those of the command line, or, for a daemon, those of
@@ -192,7 +191,8 @@ impl Broker {
         }
     }
 
-    /// Sees to the VM's end, whatever ended the loop, and to its TAP's.
+    /// Ends the VM and waits for the end of its TAP, whatever ended the loop. Returns how the run
+    /// ended.
     fn end_vm(&mut self, served: anyhow::Result<End>) -> (How, Option<VmmEnd>) {
         let ended = self.stop_vm(served);
         // Killed, if it did not stop; and the terminal is put back.

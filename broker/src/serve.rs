@@ -35,13 +35,13 @@ use crate::{
     vm_changes::VmChanges,
 };
 
-/// How long the engine may take to adopt, or to end flows.
+/// Time limit for the engine to adopt flows, or to end them.
 const ENGINE_WITHIN: Duration = Duration::from_secs(60);
 /// Interval of checks for host changes without notification: sockets bound to translated ports,
 /// forwarding turned on for the TAPs, other resolvers.
 const LOOK_EVERY: Duration = Duration::from_secs(10);
 
-/// Why the loop ended in order.
+/// Reason for which the loop ended in order.
 #[derive(Debug)]
 pub(crate) enum End {
     /// A stop was requested by a signal, over the control socket, or by the console's escape.
@@ -71,7 +71,7 @@ pub(crate) struct Broker {
 }
 
 impl Broker {
-    /// The loop. Returns when it is asked to stop, or the VM has ended.
+    /// Runs the loop. Returns when a stop is requested, or the VM has ended.
     pub(crate) fn serve(&mut self, signals: &SignalFd) -> anyhow::Result<End> {
         loop {
             let ready = self.wait(signals)?;
@@ -135,7 +135,7 @@ impl Broker {
         }
     }
 
-    /// Waits until there is something to do, or to look after.
+    /// Waits until an event arrives or a check is due.
     fn wait(&self, signals: &SignalFd) -> anyhow::Result<Ready> {
         let due = self.metrics.as_ref().and_then(Metrics::due);
         let due = due.into_iter().chain(self.parts.attached.watch.due());
@@ -190,7 +190,7 @@ impl Broker {
         })
     }
 
-    /// Handles messages of the VMM; returns how the VM ended, if it did.
+    /// Handles messages of the VMM. Returns how the VM ended, if it did.
     fn hear_vmm(&mut self) -> Option<End> {
         for _ in 0..HEARD_AT_ONCE {
             match self.vm.as_ref()?.vmm.heard() {
@@ -236,7 +236,7 @@ impl Broker {
         Ok(())
     }
 
-    /// Gives the engine's reply to who asked.
+    /// Passes the engine's reply to the client that asked.
     fn replied(&mut self, id: u64, reply: EngineReply) {
         match &mut self.metrics {
             Some(metrics) if metrics.asking == Some(id) => metrics.answer(reply),
@@ -324,7 +324,7 @@ impl Broker {
         Ok(None)
     }
 
-    /// Takes in what clients of the API ask for and may ask for.
+    /// Collects the requests of the API's clients that their socket permits.
     fn take_api_requests(&mut self, asked: &mut Vec<Asked>) {
         let Parts {
             attached, control, ..
@@ -375,7 +375,7 @@ impl Broker {
         Ok(())
     }
 
-    /// An engine in the place of another one is ready.
+    /// Handles the readiness of an engine that replaced another.
     fn engine_serves(&mut self, adopted: u64) -> anyhow::Result<()> {
         if !self.parts.engine.serves() {
             return Ok(());

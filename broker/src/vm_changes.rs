@@ -43,7 +43,7 @@ pub(crate) struct VmChanges {
     waiting: BTreeMap<u64, Step>,
 }
 
-/// What remains to be done when the engine has answered.
+/// Steps that remain after the engine's answer.
 #[derive(Debug)]
 enum Step {
     /// Bring up the TAP of a VM that was added.
@@ -170,7 +170,7 @@ impl VmChanges {
     }
 }
 
-/// What a definition has come to, with the VM's place.
+/// Outcome of a definition, with the VM's index.
 enum Put {
     /// The VM is new; the engine does not know it yet, nor its forwards.
     Added(usize, ForwardChange),

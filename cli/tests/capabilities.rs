@@ -1,6 +1,6 @@
-//! What the broker does while it serves, without one of its capabilities each time: each is missed,
-//! and it has no other. A capability that is not in the bounding set when slipgate starts is one
-//! that it never has.
+//! The broker's operations while it serves, with one of its capabilities missing each time: each is
+//! needed, and the broker has no other. A capability that is not in the bounding set when slipgate
+//! starts is never available to it.
 use std::{
     fs,
     os::unix::fs::{PermissionsExt, chown},
@@ -23,7 +23,7 @@ const SETGID: u8 = 6;
 const SETUID: u8 = 7;
 const SETPCAP: u8 = 8;
 const NET_ADMIN: u8 = 12;
-/// For what takes some milliseconds. What is missing costs it.
+/// Time limit for operations that take some milliseconds. A missing operation takes this long.
 const WAIT: Duration = Duration::from_secs(3);
 const NOBODY: u32 = 65_534;
 const METRICS: &str = "127.0.0.1:9600";
@@ -31,7 +31,7 @@ const METRICS: &str = "127.0.0.1:9600";
 /// Stages of the broker's work that can be observed from outside.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Task {
-    /// It starts, and a guest is served.
+    /// Start slipgate, and serve a guest.
     Serve,
     /// A TAP that goes and comes again has its program again.
     ServeTapAgain,
@@ -39,7 +39,7 @@ enum Task {
     OpenLogAgain,
     /// An engine that ended has a successor, which can come by no capability.
     ReplaceEngine,
-    /// It ends, and with it a process of its own that does not listen any more.
+    /// Stop slipgate together with a child process that does not respond.
     EndStoppedChild,
 }
 
@@ -65,7 +65,7 @@ fn the_broker_keeps_what_it_needs_and_nothing_else() {
     assert_eq!(failed, needed.map(|(number, task)| (number, vec![task])));
 }
 
-/// The broker's capabilities once it serves, if it does, and what it can't do then.
+/// Returns the broker's capabilities once it serves, if it does, and the operations that fail then.
 fn what_fails(without_capability: Option<u8>) -> Result<(Option<u64>, Vec<Task>)> {
     let world = World::new()?;
     let mut guest = Guest::new(&world, GuestConfig::new("tap0"))?;

@@ -1,4 +1,4 @@
-//! What the binary says when nothing is attached, and of itself.
+//! Output of the binary about itself, and when nothing is attached.
 use std::process::{Command, Output};
 
 fn slipgate(args: &[&str]) -> Output {

@@ -32,18 +32,18 @@ use slipgate_ipc::{
 use super::{HEARD_AT_ONCE, engine_process::EngineProcess};
 use crate::kernel_state::Attached;
 
-/// Between two looks at whether it answers.
+/// Interval of the checks whether the engine answers.
 const LOOK_EVERY: Duration = Duration::from_secs(2);
-/// Looks at which it has not answered yet, after which it hangs.
+/// Number of checks without an answer after which the engine counts as hanging.
 const SILENT_LOOKS: u32 = 4;
-/// The same while it adopts.
+/// The same number while the engine adopts flows.
 const SILENT_LOOKS_AT_START: u32 = 30;
-/// Time to answer before it is asked to stop.
+/// Time limit for an answer before the engine is asked to stop.
 const ANSWERS_WITHIN: Duration = Duration::from_secs(5);
-/// How long ends count.
+/// Time for which an engine's end counts.
 const ENDS_COUNT_FOR: Duration = Duration::from_secs(60);
-/// Before it is started again, by how often it has ended in that time; once more, and it is given
-/// up.
+/// Delays before a restart, by the number of ends within that time. After one more end the broker
+/// gives up.
 const BACK_OFF: [Duration; 5] = [
     Duration::ZERO,
     Duration::from_millis(100),
@@ -56,7 +56,7 @@ const BACK_OFF: [Duration; 5] = [
 #[derive(thiserror::Error, Debug)]
 #[error("the engine {how}; it has ended {times} times within a minute and is not started again")]
 pub(crate) struct GivenUp {
-    /// How the engine ended the last time.
+    /// Description of the last end of the engine.
     how: String,
     times: usize,
 }
@@ -75,15 +75,16 @@ pub(crate) struct Engine {
 
 #[derive(Debug)]
 enum State {
-    /// It adopts, and is not ready.
+    /// The engine is adopting flows, and is not ready yet.
     Begins(EngineProcess),
     Serves(EngineProcess),
-    /// There is none; when there is to be one.
+    /// No engine runs; the next one starts at this time.
     Due(Instant),
 }
 
 impl Engine {
-    /// The first one, which serves; how many flows it took over.
+    /// Starts the first engine, and waits until it serves. Returns the number of flows that it
+    /// adopted.
     pub(crate) fn start(
         attached: &Attached,
         reserved_ports: &[(u8, u16)],
@@ -116,7 +117,7 @@ impl Engine {
         }
     }
 
-    /// Descriptors to poll, if an engine runs: its pidfd and its channel.
+    /// Returns the descriptors to poll, if an engine runs: its pidfd and its channel.
     pub(crate) fn watched(&self) -> Option<[PollFd<'_>; 2]> {
         let process = self.process()?;
         Some([
@@ -125,7 +126,7 @@ impl Engine {
         ])
     }
 
-    /// When [`Engine::failed`] or [`Engine::start_again`] may have something to do in any case.
+    /// Returns the time at which [`Engine::failed`] or [`Engine::start_again`] must be called.
     pub(crate) fn due(&self) -> Instant {
         match self.state {
             State::Due(due) => due,
@@ -139,7 +140,7 @@ impl Engine {
         self.process_mut().map_or(Ok(()), |it| it.tell(message))
     }
 
-    /// Whether it is better asked nothing now.
+    /// Whether the engine is behind, so that clients' requests should wait.
     pub(crate) fn is_behind(&self) -> bool {
         match &self.state {
             State::Serves(process) => process.is_behind(),
@@ -193,8 +194,8 @@ impl Engine {
         begins
     }
 
-    /// Asks it whether it is there, when it is time; how it ended or failed, if it did. Then there
-    /// is none any more.
+    /// Sends a ping if one is due. Returns how the engine ended or failed, if it did; then no
+    /// engine runs any more.
     pub(crate) fn failed(&mut self) -> anyhow::Result<Option<String>> {
         let mut failure = self.failure.take();
         let asks = self.watch.look(Instant::now());
@@ -235,7 +236,7 @@ impl Engine {
         }
     }
 
-    /// Whether another one is to be started now.
+    /// Whether another engine must be started now.
     pub(crate) fn is_due(&self) -> bool {
         matches!(self.state, State::Due(due) if due <= Instant::now())
     }
@@ -290,12 +291,15 @@ impl Engine {
     }
 }
 
-/// How often it has ended of late.
+/// Times of the engine's recent ends.
 #[derive(Debug, Default)]
 struct Ends(VecDeque<Instant>);
 
 impl Ends {
-    /// Once more; when it is to be started again, or how often it was.
+    /// Records an end. Returns the time of the next start.
+    ///
+    /// # Errors
+    /// There were too many ends; the error is their number.
     fn add(&mut self, now: Instant) -> Result<Instant, usize> {
         self.0.push_back(now);
         let counts = |end: &Instant| now.duration_since(*end) < ENDS_COUNT_FOR;
@@ -346,7 +350,7 @@ impl Watch {
         self.asked.take_if(|(asked, _)| *asked == request);
     }
 
-    /// Duration of its silence, if that is too long.
+    /// Returns the time without an answer, if it is too long.
     fn hangs(&self) -> Option<Duration> {
         let (_, silent) = self.asked?;
         (silent >= self.most_silent).then_some(silent * LOOK_EVERY)

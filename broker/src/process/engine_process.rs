@@ -1,4 +1,4 @@
-//! A running engine process: it gets descriptors and settings at its start, and changes later.
+//! A running engine process. It receives descriptors and settings at its start, and later changes.
 use std::{
     os::fd::{AsFd, BorrowedFd},
     time::{Duration, Instant},
@@ -25,7 +25,7 @@ pub(crate) struct EngineProcess {
 }
 
 impl EngineProcess {
-    /// Starts the engine and queues its settings; does not wait until it serves.
+    /// Starts the engine and queues its settings. Does not wait until it serves.
     pub(crate) fn start(
         attached: &Attached,
         reserved_ports: &[(u8, u16)],
@@ -67,7 +67,7 @@ impl EngineProcess {
         Ok(engine)
     }
 
-    /// Readable when the engine has ended.
+    /// Returns the pidfd, which is readable when the engine has ended.
     pub(crate) fn pidfd(&self) -> BorrowedFd<'_> {
         self.process.pidfd()
     }
@@ -86,7 +86,7 @@ impl EngineProcess {
         Ok(self.outgoing.flush(self.process.channel())?)
     }
 
-    /// Events to poll for on the engine's channel.
+    /// Returns the events to poll for on the engine's channel.
     pub(crate) fn wants(&self) -> PollFlags {
         match self.outgoing.is_empty() {
             true => PollFlags::POLLIN,
@@ -94,17 +94,17 @@ impl EngineProcess {
         }
     }
 
-    /// Whether it is better asked nothing more for now.
+    /// Whether the engine is behind, so that clients' requests should wait.
     pub(crate) fn is_behind(&self) -> bool {
         self.outgoing.is_behind()
     }
 
-    /// Why it is of no use any more, though it may run.
+    /// Returns why the engine is unusable although it may run; `None` if it is usable.
     pub(crate) fn failure(&self) -> Option<String> {
         self.outgoing.failure()
     }
 
-    /// Waits until it serves; how many flows it took over.
+    /// Waits until the engine serves. Returns the number of flows that it adopted.
     pub(crate) fn await_ready(&mut self, within: Duration) -> anyhow::Result<u64> {
         loop {
             match self.process.next(within)? {
@@ -115,7 +115,7 @@ impl EngineProcess {
         }
     }
 
-    /// Waits until it answers.
+    /// Waits until the engine answers.
     pub(crate) fn await_answer(&mut self, within: Duration) -> anyhow::Result<()> {
         // No question of the watch's.
         let asked = u64::MAX;
@@ -127,7 +127,7 @@ impl EngineProcess {
         )
     }
 
-    /// Has it stop, and waits until it has.
+    /// Stops the engine, and waits until it has ended.
     pub(crate) fn stop(&mut self, exit: OnExit, within: Duration) -> anyhow::Result<()> {
         self.tell(ToEngine::Shutdown(exit))?;
         let is_stopped = |message: &FromEngine| matches!(message, FromEngine::Stopped);

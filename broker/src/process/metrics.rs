@@ -15,20 +15,20 @@ use slipgate_ipc::{
 use super::{HEARD_AT_ONCE, child::ChildProcess};
 use crate::{kernel_state::Attached, role::Role};
 
-/// How long it is waited before the first new start, and at most.
+/// Delay before the first restart, and the maximum delay.
 const BACK_OFF: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(60)];
 
-/// The socket, and the process that serves it.
+/// The listening socket, and the process that serves it.
 #[derive(Debug)]
 pub(crate) struct Metrics {
     listener: TcpListener,
     log: String,
     state: State,
-    /// Before the next start, if this one fails.
+    /// Delay before the next start, if this one fails.
     back_off: Duration,
     /// Whether its end was logged.
     told: bool,
-    /// A question of its own is on its way to the engine.
+    /// Number of its question that is on its way to the engine.
     pub(crate) asking: Option<u64>,
 }
 
@@ -39,7 +39,7 @@ enum State {
 }
 
 impl Metrics {
-    /// Serves the socket from now on.
+    /// Creates the state of a socket that is served from now on.
     pub(crate) fn new(listener: TcpListener, attached: &Attached, log: &str) -> Self {
         let mut metrics = Self {
             listener,
@@ -64,7 +64,7 @@ impl Metrics {
             .flat_map(|process| [process.pidfd(), process.channel().as_fd()])
     }
 
-    /// When [`Metrics::turn`] is due in any case.
+    /// Returns the time at which [`Metrics::turn`] must be called; `None` if there is none.
     pub(crate) fn due(&self) -> Option<Instant> {
         match self.state {
             State::Runs(..) => None,
@@ -72,8 +72,9 @@ impl Metrics {
         }
     }
 
-    /// Goes on: hears it, sees to its end, starts it. Where the names that it asks for begin, if it
-    /// asks for any; nobody answers it a second question before the first.
+    /// Handles its messages and its end, and restarts it. Returns the start of the page of names
+    /// that it requests, if it requests one. A second question is not passed on before the first is
+    /// answered.
     pub(crate) fn turn(&mut self, attached: &Attached) -> Option<u64> {
         let State::Runs(process, since) = &mut self.state else {
             if self.due().is_some_and(|due| due <= Instant::now()) {
@@ -97,7 +98,7 @@ impl Metrics {
         wanted.filter(|_| self.asking.is_none())
     }
 
-    /// Sends it the page that it asked for.
+    /// Sends the process the page that it requested.
     pub(crate) fn answer(&mut self, reply: EngineReply) {
         self.asking = None;
         let EngineReply::Inventory(page) = reply else {

@@ -11,9 +11,10 @@ use slipgate_ipc::{
     engine::ToEngine,
 };
 
-/// Messages that may wait for room in its channel: an engine that takes none of so many hangs.
+/// Maximum number of messages that wait for room in the channel. An engine that accepts none of
+/// these hangs.
 const MOST_QUEUED: usize = 1_024;
-/// When as many wait, nothing is asked for clients.
+/// Number of waiting messages from which on clients' requests wait.
 const MANY_QUEUED: usize = 64;
 
 /// Messages with their descriptors, in order.
@@ -63,7 +64,7 @@ impl Outgoing {
             .then(|| format!("hangs: it has not taken {MOST_QUEUED} messages"))
     }
 
-    /// Whether the engine is better asked nothing more for now.
+    /// Whether the engine is behind, so that clients' requests should wait.
     pub(crate) fn is_behind(&self) -> bool {
         self.waiting.len() >= MANY_QUEUED
     }

@@ -1,4 +1,4 @@
-//! However a guest ends, its way has a status of its own, and the TAP and the NAT are gone.
+//! Ends of a guest: each has a status of its own, and the TAP and the NAT are removed.
 use std::time::Duration;
 
 use slipgate_testbed::{MicroVmEnd, require_kvm, require_root_and_tun, signal, world::UPLINK};
@@ -9,7 +9,7 @@ fn payload() -> Payload {
     Payload::default().say("here\n")
 }
 
-/// The exit status, and what the report says of it.
+/// Checks the exit status and the report's outcome.
 #[track_caller]
 fn assert_ended(end: &MicroVmEnd, status: i32, outcome: &str) {
     assert_eq!(end.status.code(), Some(status), "{}", end.stderr);

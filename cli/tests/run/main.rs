@@ -1,5 +1,5 @@
-//! `slipgate run`, in the testbed: how guests end, what is left then, and who may do what
-//! meanwhile.
+//! `slipgate run` in the testbed: ends of guests, the remaining state, and the processes'
+//! privileges.
 mod built_in;
 mod console;
 mod ends;
@@ -82,7 +82,7 @@ impl Bed {
         self.start(image, &[]).finish(WAIT).unwrap()
     }
 
-    /// Nothing of slipgate's is there: no TAP, no engine port, no pin.
+    /// Checks that no TAP, no engine port and no pin of slipgate is left.
     #[track_caller]
     fn assert_nothing_is_left(&self) {
         let links = self.world.host.ip("-brief link").unwrap();

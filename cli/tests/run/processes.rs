@@ -1,4 +1,4 @@
-//! What the VMM process may do, and what can be asked while it runs.
+//! Privileges of the VMM process, and requests while it runs.
 use std::fs;
 
 use slipgate_testbed::{require_kvm, require_root_and_tun};

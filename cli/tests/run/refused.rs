@@ -1,4 +1,4 @@
-//! What can't be run says so, says what would do, and leaves nothing.
+//! Runs that are refused: the error says why and what to do, and nothing is left.
 use std::process::Command;
 
 use slipgate_testbed::{require_kvm, require_root_and_tun, world::UPLINK};

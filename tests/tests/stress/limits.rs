@@ -1,5 +1,5 @@
-//! What is full refuses the new, visibly, and harms nobody. A guest that floods does not delay
-//! another one's first packet.
+//! A full table refuses new flows, visibly, and affects no established one. A guest that floods
+//! does not delay another one's first packet.
 
 use std::{
     sync::{

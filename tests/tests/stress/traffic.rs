@@ -1,4 +1,4 @@
-//! What a guest does meanwhile: streams that go on, connections that come and go, paced datagrams.
+//! Traffic of a guest during a test: long streams, short connections, paced datagrams.
 
 use std::{
     net::{SocketAddr, SocketAddrV4, TcpStream},

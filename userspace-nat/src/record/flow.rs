@@ -1,4 +1,4 @@
-//! Records of the starts and ends of flows, and the ids of those that a log has recorded.
+//! Records of the starts and ends of flows, and the ids of the flows that a log already has.
 use std::{
     io::{self, Read, Seek, SeekFrom},
     net::SocketAddrV4,
@@ -18,7 +18,7 @@ use crate::flow::Ended;
 /// Part of a log's end that is searched for ids at adoption, bytes: far more than one turn writes.
 const TAIL: u64 = 4 << 20;
 
-/// What records show of a VM.
+/// Description of a VM in records.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct VmText<'a> {
     /// Name of the VM; empty when it is not known.

@@ -1,4 +1,4 @@
-//! How a TCP connection opens and closes, as its slot tells.
+//! Opening and closing of a TCP connection, as recorded in its slot.
 use slipgate_abi::{
     Command, Protocol, Slot, cell,
     slot::SlotFlags,
@@ -12,7 +12,7 @@ const ACK: u8 = Flags::ACK;
 const FIN: u8 = Flags::FIN | Flags::ACK;
 const PAYLOAD: u32 = 21;
 
-/// Sends a segment with a payload of `PAYLOAD` bytes by the way it takes, or by the engine.
+/// Sends a segment with a payload of `PAYLOAD` bytes, on its own path or by the engine.
 fn send(datapath: &Datapath, rx: bool, by_engine: bool, flags: u8, sequence: u32, ack: u32) {
     let frame = Frame {
         tcp_flags: flags,

@@ -16,20 +16,21 @@ use crate::{mapped::Mapped, skipped::skipped};
 
 /// Row of the VM under test.
 pub(crate) const ROW: u32 = 3;
-/// Its id.
+/// Id of the VM under test.
 pub(crate) const VM: u32 = 77;
-/// Loopback: the device that a test run's frames come in by.
+/// Ifindex of loopback, the device on which a test run's frames arrive.
 pub(crate) const TAP: u32 = 1;
 pub(crate) const GUEST: Ipv4Addr = Ipv4Addr::new(10, 0, 2, 15);
 pub(crate) const GATEWAY: Ipv4Addr = Ipv4Addr::new(10, 0, 2, 2);
 pub(crate) const NAT: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 9);
-/// Starts with the octets of the IPv4 EtherType: a test run takes an L3 packet's type from there.
+/// Remote address. It begins with the octets of the IPv4 EtherType, because a test run takes an L3
+/// packet's type from there.
 pub(crate) const REMOTE: Ipv4Addr = Ipv4Addr::new(8, 0, 8, 8);
 pub(crate) const GUEST_MAC: [u8; 6] = [0x52, 0x54, 0, 1, 2, 3];
 pub(crate) const GATEWAY_MAC: [u8; 6] = [0x52, 0x55, 10, 0, 2, 2];
 pub(crate) const ROUTER_MAC: [u8; 6] = [0x00, 0x16, 0x3e, 9, 9, 9];
 pub(crate) const UPLINK_MAC: [u8; 6] = [0x00, 0x16, 0x3e, 1, 1, 1];
-/// Loopback's own, so that a test run's frame counts as one for this host.
+/// MAC address of loopback, so that a test run's frame counts as one for this host.
 pub(crate) const HOST_MAC: [u8; 6] = [0; 6];
 pub(crate) const HOP: u32 = 5;
 pub(crate) const ISN: u32 = 0x1234_5678;
@@ -80,7 +81,7 @@ impl Flow {
     }
 }
 
-/// What a run made of a frame.
+/// Result of a program's run on a frame.
 #[derive(Debug, PartialEq, Eq, Clone)]
 pub(crate) struct Run {
     pub(crate) action: i32,
@@ -148,7 +149,8 @@ fn object() -> PathBuf {
 }
 
 impl Datapath {
-    /// The datapath with one VM and no flow; `None`, with a line about it, without root.
+    /// Returns the datapath with one VM and no flow. Without root prints that the test is skipped,
+    /// and returns `None`.
     pub(crate) fn for_test(test: &str) -> Option<Self> {
         const SLOTS: u32 = 1_024;
         // SAFETY: no arguments.
@@ -217,7 +219,7 @@ impl Datapath {
         HashMap::try_from(self.ebpf.map_mut("FLOWS").unwrap()).expect("FLOWS")
     }
 
-    /// A port of the host (address, port, protocol) that leads to a VM in [`ROW`] (id, port).
+    /// Adds a port of the host (address, port, protocol) that leads to a VM in [`ROW`] (id, port).
     pub(crate) fn forward(
         &mut self,
         (host, port, protocol): (Ipv4Addr, u16, Protocol),
@@ -305,7 +307,7 @@ impl Datapath {
         unsafe { SlotRef::new(self.slots.at(index)) }
     }
 
-    /// Where a slot's connection stands.
+    /// Returns the sequence-space state of a slot's connection.
     pub(crate) fn sequences(&self, index: u32) -> SequencesRef {
         // SAFETY: as above.
         unsafe { SequencesRef::new(self.sequences.at(index)) }
@@ -316,17 +318,17 @@ impl Datapath {
         self.run_gso(program, frame, 0)
     }
 
-    /// As [`Datapath::run`], the frame being GSO.
+    /// Runs a TC program on a GSO frame.
     pub(crate) fn run_gso(&self, program: &str, frame: &[u8], gso_size: u32) -> Run {
         run_program(self.classifier(program), frame, gso_size)
     }
 
-    /// A TC program, to be run from several threads.
+    /// Returns a TC program, to be run from several threads.
     pub(crate) fn classifier(&self, program: &str) -> &SchedClassifier {
         self.ebpf.program(program).unwrap().try_into().unwrap()
     }
 
-    /// Runs the XDP program; true: passed.
+    /// Runs the XDP program. Returns whether it passed the frame.
     pub(crate) fn guard(&self, frame: &[u8]) -> bool {
         let options = TestRunOptions {
             data_in: Some(frame),

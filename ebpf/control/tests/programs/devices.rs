@@ -1,6 +1,6 @@
 //! A guest's TAP, an uplink and the engine port in a network namespace of their own.
 //!
-//! The namespace is held by the test's thread alone, so nothing outlives it.
+//! Only the test's thread holds the namespace, so nothing outlives it.
 use std::{
     fs::{self, File},
     io::{self, Read, Write},
@@ -17,8 +17,8 @@ use crate::{
     skipped::skipped,
 };
 
-/// How long a frame that should come is waited for, ms. One that should not is known not to come
-/// when the write has returned: a TAP's write runs the programs and the redirect.
+/// Time limit for an expected frame, ms. A frame that must not arrive needs no wait: when the write
+/// to a TAP has returned, the programs and the redirect have run.
 const PATIENCE_MS: i32 = 2_000;
 
 /// `struct virtio_net_hdr`.
@@ -34,7 +34,7 @@ pub(crate) struct Vnet {
 
 impl Vnet {
     pub(crate) const TCPV4: u8 = 1;
-    /// Becomes IP fragments; the kernel still takes it from a TAP.
+    /// GSO type that becomes IP fragments; the kernel still accepts it from a TAP.
     pub(crate) const UDP: u8 = 3;
     pub(crate) const UDP_L4: u8 = 5;
 
@@ -68,7 +68,7 @@ impl Vnet {
 pub(crate) struct Tap {
     file: File,
     pub(crate) ifindex: u32,
-    /// Whether UDP GSO is taken (6.2).
+    /// Whether the kernel accepts UDP GSO (Linux 6.2).
     pub(crate) uso: bool,
 }
 
@@ -115,13 +115,16 @@ impl Tap {
         (&self.file).write_all(&bytes).expect("write to a TAP");
     }
 
-    /// As [`Tap::send`], where the kernel may refuse.
+    /// Writes a frame.
+    ///
+    /// # Errors
+    /// The kernel refuses it.
     pub(crate) fn try_send(&self, vnet: Vnet, frame: &[u8]) -> io::Result<()> {
         let bytes = [&vnet.bytes()[..], frame].concat();
         (&self.file).write_all(&bytes)
     }
 
-    /// The next frame.
+    /// Returns the next frame. Panics if none arrives in time.
     #[track_caller]
     pub(crate) fn receive(&self) -> (Vnet, Vec<u8>) {
         let mut poll = libc::pollfd {
@@ -135,7 +138,7 @@ impl Tap {
         self.poll().expect("a frame")
     }
 
-    /// A frame, if there is one.
+    /// Returns a frame, if there is one.
     pub(crate) fn poll(&self) -> Option<(Vnet, Vec<u8>)> {
         let mut bytes = vec![0; 70_000];
         match (&self.file).read(&mut bytes) {
@@ -160,7 +163,7 @@ pub(crate) enum Uplink {
     L3,
 }
 
-/// Runs a test between devices, or says why it is skipped.
+/// Runs a test between devices. Without the requirements prints that the test is skipped.
 pub(crate) fn between_devices(test: &str, uplink: Uplink, run: impl FnOnce(Bed) + Send) {
     std::thread::scope(|scope| {
         let thread = scope.spawn(|| {
@@ -254,7 +257,8 @@ pub(crate) fn ip(arguments: &str) {
     );
 }
 
-/// A frame whose checksum field holds the pseudo-header's sum only, and the header that says so.
+/// Returns a frame whose checksum field holds only the pseudo-header's sum, and the header that
+/// declares it.
 pub(crate) fn partial(frame: &Frame) -> (Vnet, Vec<u8>) {
     let mut bytes = frame.bytes();
     let (at, l4_len) = (
@@ -274,7 +278,7 @@ pub(crate) fn partial(frame: &Frame) -> (Vnet, Vec<u8>) {
     (vnet, bytes)
 }
 
-/// What a device makes of a frame with a partial checksum.
+/// Returns a frame with its partial checksum completed, as a device does.
 pub(crate) fn completed(vnet: Vnet, mut frame: Vec<u8>) -> Vec<u8> {
     if vnet.needs_csum {
         let start = usize::from(vnet.csum_start);
@@ -288,7 +292,7 @@ pub(crate) fn completed(vnet: Vnet, mut frame: Vec<u8>) -> Vec<u8> {
     frame
 }
 
-/// What the world gets of a frame of the guest's.
+/// Returns a guest's frame in the form in which the world receives it.
 pub(crate) fn sent_on(frame: &Frame) -> Frame {
     Frame {
         destination_mac: ROUTER_MAC,
@@ -300,7 +304,7 @@ pub(crate) fn sent_on(frame: &Frame) -> Frame {
     }
 }
 
-/// What the guest gets of a frame of the world's.
+/// Returns a frame of the world in the form in which the guest receives it.
 pub(crate) fn delivered(frame: &Frame) -> Frame {
     Frame {
         destination_mac: GUEST_MAC,
@@ -312,7 +316,7 @@ pub(crate) fn delivered(frame: &Frame) -> Frame {
     }
 }
 
-/// A frame of the world to the uplink's own address.
+/// Returns a frame of the world to the uplink's own address.
 pub(crate) fn from_world(protocol: Protocol) -> Frame {
     Frame {
         destination_mac: UPLINK_MAC,

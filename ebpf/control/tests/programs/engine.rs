@@ -1,4 +1,4 @@
-//! Frames from the engine, with good headers and bad ones.
+//! Frames from the engine, with valid and invalid headers.
 use slipgate_abi::{Command, DropReason, PortHeader, Protocol, Verdict};
 
 use crate::{datapath::*, frame::*, loaded};

@@ -1,10 +1,10 @@
-//! What a run should have done, and counted.
+//! Expected results and counts of a run.
 use slipgate_abi::{Counter, DropReason, Handover, PortHeader};
 
 use crate::{datapath::*, frame::handed};
 
 impl Datapath {
-    /// Drops of a row that are not zero.
+    /// Returns the drop counters of a row that are not zero.
     pub(crate) fn drops_of(&self, row: u32) -> Vec<(DropReason, Counter)> {
         let row = self.drops.get(row);
         DropReason::ALL
@@ -14,7 +14,7 @@ impl Datapath {
             .collect()
     }
 
-    /// The one reason for which a row's packets were dropped.
+    /// Returns the only reason for which a row's packets were dropped.
     #[track_caller]
     pub(crate) fn only_reason(&self, row: u32) -> DropReason {
         match self.drops_of(row)[..] {
@@ -23,7 +23,7 @@ impl Datapath {
         }
     }
 
-    /// Takes a flow's tuples out of `FLOWS`.
+    /// Removes a flow's tuples from `FLOWS`.
     pub(crate) fn forget(&mut self, slot: u32) {
         let slot = self.slot(slot);
         let mut flows = self.flows();
@@ -31,7 +31,7 @@ impl Datapath {
         flows.remove(&slot.world_tuple()).expect("world");
     }
 
-    /// The one drop of a row since it was made.
+    /// Returns the only drop of a row since its creation.
     pub(crate) fn only_drop(&self, row: u32) -> DropReason {
         match self.drops_of(row)[..] {
             [(reason, Counter { packets: 1, .. })] => reason,
@@ -55,7 +55,7 @@ impl Datapath {
         assert_eq!(self.tally() - before, 1);
     }
 
-    /// Runs a program and expects the frame to be handed over untouched.
+    /// Runs a program and expects the frame to be handed over unchanged.
     #[track_caller]
     pub(crate) fn expect_handover(&self, program: &str, frame: &[u8], why: Handover, flags: u8) {
         let before = self.tally();
@@ -74,7 +74,7 @@ impl Datapath {
         assert_eq!(self.tally() - before, 1);
     }
 
-    /// Runs a program and expects it to take no notice of the frame.
+    /// Runs a program and expects it to leave the frame to the host.
     #[track_caller]
     pub(crate) fn expect_unnoticed(&self, program: &str, frame: &[u8]) {
         let before = self.tally();
@@ -84,7 +84,8 @@ impl Datapath {
         assert_eq!(self.tally(), before);
     }
 
-    /// Packets counted anywhere: in a flow, a drop, handed over, or answered.
+    /// Returns the number of packets counted anywhere: in a flow, as a drop, as handed over, or as
+    /// answered.
     pub(crate) fn tally(&self) -> u64 {
         let drops: u64 = [0, ROW]
             .iter()

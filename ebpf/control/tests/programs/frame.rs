@@ -1,4 +1,4 @@
-//! Frames to feed the programs, and how to look at what comes out.
+//! Frames for the programs, and inspection of the resulting frames.
 use std::net::Ipv4Addr;
 
 use slipgate_abi::{Command, PortHeader, Protocol, tcp::Flags};
@@ -26,7 +26,7 @@ pub(crate) struct Frame {
 }
 
 impl Frame {
-    /// From the guest, on the flow of [`Flow::new`].
+    /// Returns a frame from the guest, on the flow of [`Flow::new`].
     pub(crate) fn tx(protocol: Protocol) -> Self {
         let flow = Flow::new(protocol);
         Self {
@@ -48,7 +48,7 @@ impl Frame {
         }
     }
 
-    /// From the world, on the flow of [`Flow::new`].
+    /// Returns a frame from the world, on the flow of [`Flow::new`].
     pub(crate) fn rx(protocol: Protocol) -> Self {
         let flow = Flow::new(protocol);
         Self {
@@ -63,7 +63,7 @@ impl Frame {
         }
     }
 
-    /// From the world if so, else from the guest.
+    /// Returns a frame from the world if `rx`, else from the guest.
     pub(crate) fn of(protocol: Protocol, rx: bool) -> Self {
         if rx {
             Self::rx(protocol)
@@ -72,7 +72,7 @@ impl Frame {
         }
     }
 
-    /// The ICMP id: the port that is ours.
+    /// Returns the ICMP id: the guest's or the translated port.
     fn id(&self) -> u16 {
         if self.icmp_type == 8 {
             self.source_port
@@ -81,7 +81,7 @@ impl Frame {
         }
     }
 
-    /// The bytes, with right checksums.
+    /// Returns the bytes, with correct checksums.
     pub(crate) fn bytes(&self) -> Vec<u8> {
         let mut l4 = Vec::new();
         match Protocol::from_ip(self.protocol) {
@@ -131,7 +131,7 @@ impl Frame {
     }
 }
 
-/// One's complement sum of 16-bit words.
+/// Returns the one's complement sum of 16-bit words.
 pub(crate) fn sum16(bytes: &[u8]) -> u16 {
     let mut sum = 0u32;
     for pair in bytes.chunks(2) {
@@ -143,7 +143,7 @@ pub(crate) fn sum16(bytes: &[u8]) -> u16 {
     sum as u16
 }
 
-/// Where the L4 checksum stands and what it should be, the field itself taken as zero.
+/// Returns the offset of the L4 checksum, and its correct value, computed with the field as zero.
 pub(crate) fn l4_checksum(ip: &[u8], l4: &[u8]) -> Option<(usize, u16)> {
     let (at, pseudo) = match ip[9] {
         6 => (16, true),
@@ -164,7 +164,7 @@ pub(crate) fn l4_checksum(ip: &[u8], l4: &[u8]) -> Option<(usize, u16)> {
     Some((at, if ip[9] == 17 && sum == 0 { 0xffff } else { sum }))
 }
 
-/// Whether all checksums of a frame are right (a UDP one may be absent).
+/// Whether all checksums of a frame are correct (a UDP one may be absent).
 pub(crate) fn checksums_right(frame: &[u8]) -> bool {
     let total = usize::from(u16::from_be_bytes([frame[16], frame[17]]));
     let (ip, l4) = (&frame[14..34], &frame[34..14 + total]);
@@ -178,13 +178,13 @@ pub(crate) fn checksums_right(frame: &[u8]) -> bool {
     sum16(ip) == 0xffff && l4_right
 }
 
-/// What the header on the engine port says, and the frame from the EtherType on.
+/// Returns the header of a frame on the engine port, and the frame from the EtherType on.
 pub(crate) fn handed(frame: &[u8]) -> (PortHeader, &[u8]) {
     let header = PortHeader::decode(frame.first_chunk().expect("12 bytes")).expect("a header");
     (header, &frame[12..])
 }
 
-/// A frame with a command of the engine in front.
+/// Returns a frame with a command of the engine in front.
 pub(crate) fn command(command: Command, id: u32, frame: &Frame) -> Vec<u8> {
     with_header(
         PortHeader {
@@ -197,13 +197,13 @@ pub(crate) fn command(command: Command, id: u32, frame: &Frame) -> Vec<u8> {
     )
 }
 
-/// A frame with any header in front.
+/// Returns a frame with any header in front.
 pub(crate) fn with_header(header: PortHeader, mut frame: Vec<u8>) -> Vec<u8> {
     frame[..12].copy_from_slice(&header.encode());
     frame
 }
 
-/// An ARP frame from the guest, sent to everybody.
+/// Returns an ARP frame from the guest, sent to broadcast.
 pub(crate) fn arp(operation: u16, sender: Ipv4Addr, target: Ipv4Addr) -> Vec<u8> {
     let mut frame = vec![0xff; 6];
     frame.extend(GUEST_MAC);
@@ -216,7 +216,7 @@ pub(crate) fn arp(operation: u16, sender: Ipv4Addr, target: Ipv4Addr) -> Vec<u8>
     frame
 }
 
-/// An ICMP error of the world about a packet that we sent.
+/// Returns an ICMP error of the world about a translated packet.
 pub(crate) fn icmp_error(icmp_type: u8, quoted: &Frame) -> Frame {
     let bytes = quoted.bytes();
     Frame {

@@ -1,4 +1,4 @@
-//! A frozen VM: nothing goes in, nothing comes out, whoever sends it.
+//! A frozen VM: all packets from it and to it are dropped.
 use slipgate_abi::{Command, DropReason, Protocol, Verdict, vm::VmFlags};
 
 use crate::{datapath::*, frame::*};

@@ -1,4 +1,4 @@
-//! What of a guest goes to the engine, and how much of it at once.
+//! Packets of a guest that are handed over to the engine, and their limit in flight.
 use std::net::Ipv4Addr;
 
 use slipgate_abi::{DropReason, Handover, Protocol, Verdict, portframe::PortFlags, tcp::Flags};

@@ -1,5 +1,5 @@
-//! Connections that were inspected and released: held to their place in sequence space, whichever
-//! way a segment comes.
+//! Connections that were inspected and released: they are restricted to their sequence numbers, on
+//! every path of a segment.
 use slipgate_abi::{
     Command, DropReason, Protocol, Sequences,
     cell::load32,
@@ -14,7 +14,7 @@ const ACK: u8 = Flags::ACK;
 const RST: u8 = Flags::RST;
 const RST_ACK: u8 = Flags::RST | Flags::ACK;
 const FIN: u8 = Flags::FIN | Flags::ACK;
-/// What the guest sends next, far behind the handshake.
+/// Sequence number of the guest's next segment, far after the handshake.
 const NEXT: u32 = ISN + 600;
 const SERVER_FIRST: u32 = 9_000;
 const SERVER_NEXT: u32 = 9_400;
@@ -58,7 +58,7 @@ fn from_server(flags: u8, sequence: u32, acknowledgement: u32) -> Frame {
     }
 }
 
-/// From the TAP, and by the engine's order.
+/// Returns the frame on both paths: from the TAP, and by a command of the engine.
 fn ways(frame: &Frame) -> [(&'static str, Vec<u8>); 2] {
     [
         ("guest_egress", frame.bytes()),
@@ -249,7 +249,7 @@ fn flags_that_contradict_each_other_are_dropped() {
     }
 }
 
-/// The clock of the programs.
+/// Returns the time by the clock of the programs, ns.
 fn now_ns() -> u64 {
     let mut now = libc::timespec {
         tv_sec: 0,

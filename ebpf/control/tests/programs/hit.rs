@@ -1,4 +1,4 @@
-//! Established flows: what goes in, what comes out, what is counted.
+//! Packets of established flows: the rewritten frames, and the counts.
 use slipgate_abi::{Protocol, cell};
 
 use crate::{datapath::*, frame::*, loaded};

@@ -1,4 +1,4 @@
-//! Between real devices: a guest that lies in its offload header, tags, or cuts its frames short.
+//! Between real devices: a guest that sends false offload headers, tags or truncated frames.
 use slipgate_abi::{DropReason, Protocol};
 
 use crate::{datapath::*, devices::*, frame::*, test_name};

@@ -28,7 +28,7 @@ mod ways;
 mod wire;
 mod world;
 
-/// Makes the datapath, or says why the test is skipped and returns from it.
+/// Makes the datapath, or prints that the test is skipped and returns from it.
 macro_rules! loaded {
     () => {
         match crate::datapath::Datapath::for_test(crate::test_name!()) {
@@ -39,7 +39,7 @@ macro_rules! loaded {
 }
 pub(crate) use loaded;
 
-/// The path of the test it stands in.
+/// Path of the enclosing test.
 macro_rules! test_name {
     () => {{
         fn here() {}

@@ -1,5 +1,5 @@
-//! Whatever comes in, each frame is counted once: in a flow, under a drop reason, handed over,
-//! answered, or not at all where it is not ours.
+//! Random frames: each is counted once, in a flow, under a drop reason, as handed over or as
+//! answered, or not at all if it is the host's.
 use proptest::prelude::*;
 use slipgate_abi::{Protocol, Verdict, cell, tcp::Flags};
 
@@ -11,7 +11,7 @@ struct Mangled {
     gso_size: u32,
 }
 
-/// A frame of the flow, some bytes changed, cut or grown.
+/// A frame of the flow with some bytes changed, removed or added.
 fn mangled() -> impl Strategy<Value = Mangled> {
     let protocols = prop_oneof![
         Just(Protocol::Tcp),
@@ -154,7 +154,7 @@ fn each_frame_is_counted_once() {
     }
 }
 
-/// One number per place where a packet may be counted.
+/// Returns one number per place in which a packet may be counted.
 fn tallies(datapath: &Datapath) -> Vec<u64> {
     let mut tallies = Vec::new();
     for row in [0, ROW] {

@@ -39,7 +39,7 @@ fn bytes(bytes_per_second: u64) -> Rate {
     }
 }
 
-/// Each way that a packet is translated: program, direction, what to run it on.
+/// Returns each path of a translated packet: program, direction, input frame.
 fn ways(protocol: Protocol) -> [(&'static str, bool, Vec<u8>); 5] {
     let (tx, rx) = (Frame::tx(protocol), Frame::rx(protocol));
     [
@@ -51,13 +51,14 @@ fn ways(protocol: Protocol) -> [(&'static str, bool, Vec<u8>); 5] {
     ]
 }
 
-/// When packets were offered, by the clock that the programs read: its ticks may be late.
+/// Times at which packets were offered, by the clock that the programs read, whose ticks may be
+/// late.
 #[derive(Clone, Copy)]
 struct Offer {
     start_ns: u64,
-    /// The burst was used up by then: a pause before it was lost.
+    /// Time of the first refused packet, when the burst is used up, ns.
     used_up_ns: Option<u64>,
-    /// A pause between these two was made up for by what came behind.
+    /// Time after five sixths of the runs, ns. The later packets make up for pauses before it.
     saturated_ns: u64,
 }
 
@@ -71,7 +72,7 @@ impl Offer {
         }
     }
 
-    /// After the run of this number, of so many.
+    /// Records the result of run `number` of `of`.
     fn note(&mut self, number: u64, of: u64, passed: bool) {
         if !passed {
             self.used_up_ns.get_or_insert_with(coarse_ns);
@@ -81,7 +82,7 @@ impl Offer {
         }
     }
 
-    /// How many have passed by now, at least and at most.
+    /// Returns the minimum and maximum number of packets that may have passed by now.
     fn expected(self, per_second: u64) -> std::ops::RangeInclusive<u64> {
         let in_time = |ns: u64| per_second * ns / 1_000_000_000;
         let burst = in_time(BURST_NS);
@@ -285,7 +286,7 @@ fn what_goes_to_the_engine_is_charged_when_it_comes_back() {
     assert_eq!(datapath.only_drop(ROW), DropReason::PacketRate);
 }
 
-/// A packet of so many bytes of L3 that may be fragmented.
+/// Returns a packet of this many L3 bytes that may be fragmented.
 fn large(rx: bool, l3_len: usize) -> Frame {
     Frame {
         fragment: 0,

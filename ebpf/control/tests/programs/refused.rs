@@ -1,4 +1,4 @@
-//! What a guest may not send.
+//! Packets that a guest must not send.
 use std::net::Ipv4Addr;
 
 use slipgate_abi::{DropReason, Protocol, vm::VmFlags};

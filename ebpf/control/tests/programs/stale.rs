@@ -1,10 +1,10 @@
-//! What `FLOWS` answers is believed only when the slot agrees.
+//! Entries of `FLOWS` that do not agree with their slot are misses.
 use aya::maps::Map;
 use slipgate_abi::{FlowRef, Handover, Protocol, Slot};
 
 use crate::{datapath::*, frame::*, loaded};
 
-/// The guest's packet misses, the world's is not noticed.
+/// Expects the guest's packet to be a miss, and the world's to be left to the host.
 fn expect_miss(change: impl FnOnce(&mut Slot)) {
     let mut datapath = loaded!();
     datapath.admit(Flow::new(Protocol::Udp));

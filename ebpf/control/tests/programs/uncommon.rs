@@ -1,14 +1,14 @@
-//! From the world, to a live flow, in a form that is not translated: dropped, counted, and nothing
-//! for the host to answer.
+//! Packets from the world to a live flow in forms that are not translated: they are dropped and
+//! counted, and the host does not see them.
 use slipgate_abi::{DropReason, Protocol, Verdict};
 
 use crate::{datapath::*, devices::*, frame::*, loaded, test_name};
 
 const INGRESS: [(&str, usize); 2] = [("uplink_ingress", 0), ("uplink_ingress_l3", 14)];
 const ALL: [Protocol; 3] = [Protocol::Tcp, Protocol::Udp, Protocol::Icmp];
-/// In the header's field: more fragments follow.
+/// Flag of the header's field: more fragments follow.
 const MORE: u16 = 0x2000;
-/// In the header's field: 24 bytes into the datagram.
+/// Value of the header's field: 24 bytes into the datagram.
 const LATER: u16 = 3;
 
 fn fragment(protocol: Protocol, field: u16) -> Frame {
@@ -18,7 +18,7 @@ fn fragment(protocol: Protocol, field: u16) -> Frame {
     }
 }
 
-/// With a router alert (RFC 2113) between header and payload.
+/// Returns the frame with a router alert option (RFC 2113).
 fn with_options(frame: &Frame) -> Vec<u8> {
     let mut bytes = frame.bytes();
     bytes.splice(34..34, [0x94, 4, 0, 0]);
@@ -115,7 +115,7 @@ fn a_flow_that_is_gone_has_no_fragments() {
     }
 }
 
-/// The stack under it: what the programs let by is what arrives at the host.
+/// The host's stack shows which packets the programs leave to it.
 #[test]
 fn between_devices_a_flows_fragments_end_at_the_uplink() {
     between_devices(test_name!(), Uplink::L2, |mut bed| {

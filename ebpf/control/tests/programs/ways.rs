@@ -1,4 +1,4 @@
-//! Between real devices: where a redirect goes.
+//! Between real devices: the destinations of redirects.
 use slipgate_abi::{Command, Handover, Protocol, Verdict};
 
 use crate::{datapath::*, devices::*, frame::*, test_name};

@@ -1,4 +1,4 @@
-//! Between real devices: checksums and GSO frames, which a test run can't show whole.
+//! Between real devices: checksums and GSO frames, which a test run can't show completely.
 use slipgate_abi::{Command, Handover, PortHeader, Protocol, Verdict, cell};
 
 use crate::{datapath::*, devices::*, frame::*, skipped::skipped, test_name};

@@ -1,4 +1,4 @@
-//! From the world: ours, or not noticed.
+//! Packets from the world: translated, handed over, or left to the host.
 use std::net::Ipv4Addr;
 
 use slipgate_abi::{
@@ -235,7 +235,8 @@ fn a_vm_whose_tap_is_away_loses_by_name() {
     assert_eq!(datapath.run("engine_port", &frame).action, REDIRECT);
 }
 
-/// The host holds the forward's port by a socket of its own, which must not answer meanwhile.
+/// The host holds the forward's port by a socket of its own, which must not answer before the
+/// engine has opened the flow.
 #[test]
 fn a_flow_being_opened_leaves_its_packets_to_the_forward() {
     let mut datapath = loaded!();
@@ -332,7 +333,8 @@ fn forwards_go_to_their_vm() {
     datapath.expect_drop(INGRESS, &frame.bytes(), 0, DropReason::StaleVm);
 }
 
-/// Whoever is on the link may send to loopback by the host's MAC; the host drops it, but behind us.
+/// Any neighbour on the link may send to loopback with the host's MAC. The host drops such packets,
+/// but only after the programs.
 #[test]
 fn loopback_is_no_forwards_whatever_leads_there() {
     let loopback = Ipv4Addr::new(127, 0, 0, 1);

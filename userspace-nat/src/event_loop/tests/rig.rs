@@ -54,7 +54,7 @@ pub(super) struct Broker {
     pub(super) gone: bool,
 }
 
-/// What a message has the engine do.
+/// Effect of a message on the engine.
 type Command = Box<dyn FnOnce(&mut TestEngine)>;
 
 impl Control<TestEngine> for Broker {
@@ -159,7 +159,7 @@ impl Rig {
         }
     }
 
-    /// The engine dies without a word, another takes its place.
+    /// Kills the engine; another takes its place.
     pub(super) fn restart(self, setup: &Setup) -> (Self, Adoption) {
         let Self {
             kernel,
@@ -198,7 +198,7 @@ impl Rig {
         self.broker.messages.push_back(Box::new(command));
     }
 
-    /// A message arrives; the engine turns. Returns what the command returned.
+    /// Delivers a message and runs a turn. Returns the result of the command.
     pub(super) fn tell<T: 'static>(
         &mut self,
         command: impl FnOnce(&mut TestEngine) -> T + 'static,
@@ -220,7 +220,7 @@ impl Rig {
         std::mem::take(&mut self.broker.ended)
     }
 
-    /// Time passes; the loop turns whenever a timer is due.
+    /// Advances time; the loop runs whenever a timer is due.
     pub(super) fn pass(&mut self, ns: u64) {
         let end = self.kernel.borrow().now_ns + ns;
         loop {
@@ -332,7 +332,7 @@ impl Rig {
             .collect()
     }
 
-    /// Nothing of any flow is left anywhere.
+    /// Checks that no state of any flow is left.
     pub(super) fn assert_empty(&self) {
         let kernel = self.kernel.borrow();
         assert_eq!(self.flows(), 0);

@@ -1,4 +1,4 @@
-//! What a VM's connections are sent in one turn of the engine's.
+//! Number of packets that a VM's connections receive in one turn of the engine.
 use std::net::SocketAddr;
 
 use super::{
