@@ -1,12 +1,17 @@
-//! A TAP for the built-in VMM: one queue per descriptor. It ends when the last descriptor is
-//! closed.
+//! TAPs for guests: for the built-in VMM one queue per descriptor, which ends when the last
+//! descriptor is closed; for another program's VMM a persistent one, which that opens by its name.
 //!
-//! It is left down. The process that serves it brings it up after attaching its program. A process
+//! Both are left down. The process that serves it brings it up after attaching its program. A process
 //! that holds only a queue cannot do so: that needs a capability.
 
-use std::os::fd::OwnedFd;
+use std::{fs::File, os::fd::OwnedFd};
 
-use crate::{Error, Result, tap::open_queue};
+use crate::{
+    Error, Result,
+    device::Device,
+    netlink::remove_link,
+    tap::{open_queue, set},
+};
 
 /// A newly made TAP.
 #[derive(Debug)]
@@ -24,18 +29,76 @@ impl GuestTap {
     /// # Errors
     /// A device of this name exists, or a queue cannot be opened.
     pub fn make(name: &str, queues: u16) -> Result<Self> {
-        // A queue of an existing device would join another process's TAP.
-        let (first, name) = match open_queue(name, libc::IFF_TUN_EXCL) {
-            Err(error) if error.errno() == Some(libc::EBUSY) => {
-                return Err(Error::DeviceExists(name.to_owned()));
-            }
-            other => other?,
-        };
+        let (first, name) = make_first_queue(name, libc::IFF_MULTI_QUEUE)?;
         let mut all = vec![first.into()];
         for _ in 1..queues {
-            all.push(open_queue(&name, 0)?.0.into());
+            all.push(open_queue(&name, libc::IFF_MULTI_QUEUE)?.0.into());
         }
         Ok(Self { name, queues: all })
+    }
+}
+
+/// A TAP that stays until it is removed, for a VMM that opens it by its name.
+#[derive(Clone, Copy, Debug)]
+pub struct PersistentTap<'a> {
+    /// Name of the device.
+    pub name: &'a str,
+    /// User that may open it, besides who has CAP_NET_ADMIN. `None`, with no group either: anybody.
+    pub user: Option<u32>,
+    /// Group that may open it.
+    pub group: Option<u32>,
+    /// Whether a VMM may open several queues. Firecracker refuses such a TAP; others require it for
+    /// several queue pairs.
+    pub is_multi_queue: bool,
+    /// L3 bytes.
+    pub mtu: Option<u32>,
+}
+
+impl PersistentTap<'_> {
+    /// Makes it in the network namespace of the calling thread.
+    ///
+    /// # Errors
+    /// A device of this name exists, or the kernel refuses one of the properties.
+    pub fn make(&self) -> Result<()> {
+        let queues = match self.is_multi_queue {
+            true => libc::IFF_MULTI_QUEUE,
+            false => 0,
+        };
+        let (tap, name) = make_first_queue(self.name, queues)?;
+        let failed = |what: &str| Error::os(format!("{what} the TAP {name}"));
+        if let Some(user) = self.user {
+            set(&tap, libc::TUNSETOWNER, user).map_err(failed("set the user of"))?;
+        }
+        if let Some(group) = self.group {
+            set(&tap, libc::TUNSETGROUP, group).map_err(failed("set the group of"))?;
+        }
+        if let Some(mtu) = self.mtu {
+            Device::named(&name)?.set_mtu(mtu)?;
+        }
+        // Last: what failed before leaves nothing.
+        set(&tap, libc::TUNSETPERSIST, 1).map_err(failed("make persistent"))
+    }
+
+    /// Removes a TAP of this name, whoever has it open. Returns whether there was one.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn remove(name: &str) -> Result<bool> {
+        match Device::named(name) {
+            Ok(device) => remove_link(device.ifindex()?, name).map(|()| true),
+            Err(Error::NoInterface(_)) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+/// Makes a TAP with its first queue. A queue of an existing device would join another process's.
+fn make_first_queue(name: &str, more: libc::c_int) -> Result<(File, String)> {
+    match open_queue(name, libc::IFF_TUN_EXCL | more) {
+        Err(error) if error.errno() == Some(libc::EBUSY) => {
+            Err(Error::DeviceExists(name.to_owned()))
+        }
+        other => other,
     }
 }
 

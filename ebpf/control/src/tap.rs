@@ -145,7 +145,7 @@ fn open_or_make(owner_row: u32) -> Result<(File, String)> {
         if !Device::named(&name).is_ok_and(|device| is_port(&device)) {
             continue;
         }
-        match open_queue(&name, 0) {
+        match open_queue(&name, libc::IFF_MULTI_QUEUE) {
             // Another build made the port with other flags.
             Err(error) if error.errno() == Some(libc::EINVAL) => {
                 EnginePort::remove(owner_row)?;
@@ -156,7 +156,7 @@ fn open_or_make(owner_row: u32) -> Result<(File, String)> {
     let mut last = String::new();
     for name in names_for(owner_row) {
         if Device::named(&name).is_err() {
-            match open_queue(&name, libc::IFF_TUN_EXCL) {
+            match open_queue(&name, libc::IFF_MULTI_QUEUE | libc::IFF_TUN_EXCL) {
                 // Another process made a device of this name just now.
                 Err(error) if error.errno() == Some(libc::EBUSY) => {}
                 other => return other,
@@ -168,7 +168,7 @@ fn open_or_make(owner_row: u32) -> Result<(File, String)> {
 }
 
 /// Opens a non-blocking queue, and makes the TAP if it does not exist. Returns its name too.
-/// `more`: additional `IFF_*` flags.
+/// `more`: `IFF_*` flags besides those that each TAP has.
 pub(crate) fn open_queue(name: &str, more: libc::c_int) -> Result<(File, String)> {
     let file = OpenOptions::new()
         .read(true)
@@ -183,7 +183,7 @@ pub(crate) fn open_queue(name: &str, more: libc::c_int) -> Result<(File, String)
     for (to, from) in request.ifr_name.iter_mut().zip(name.bytes()) {
         *to = from as libc::c_char;
     }
-    let flags = libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR | libc::IFF_MULTI_QUEUE;
+    let flags = libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR;
     request.ifr_ifru.ifru_flags = (flags | more) as i16;
     // SAFETY: the request with its struct.
     if unsafe { libc::ioctl(file.as_raw_fd(), libc::TUNSETIFF, &raw mut request) } < 0 {
@@ -197,7 +197,7 @@ pub(crate) fn open_queue(name: &str, more: libc::c_int) -> Result<(File, String)
 }
 
 /// Makes an `ioctl` request whose argument is a number.
-fn set(tap: &File, code: libc::Ioctl, value: u32) -> io::Result<()> {
+pub(crate) fn set(tap: &File, code: libc::Ioctl, value: u32) -> io::Result<()> {
     // SAFETY: these requests take their argument by value.
     if unsafe { libc::ioctl(tap.as_raw_fd(), code, libc::c_ulong::from(value)) } < 0 {
         return Err(io::Error::last_os_error());

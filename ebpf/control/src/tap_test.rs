@@ -79,7 +79,7 @@ fn the_host_sends_nothing_of_its_own_on_it() {
     in_netns("the_host_sends_nothing_of_its_own_on_it", || {
         let datapath = datapath();
         // Positive control: an ordinary TAP carries the host's IPv6 frames within this time.
-        let ordinary = open_queue("ordinary", 0).unwrap().0;
+        let ordinary = open_queue("ordinary", libc::IFF_MULTI_QUEUE).unwrap().0;
         let port = EnginePort::open(0).unwrap();
         port.serve(&datapath, Hook::Tcx).unwrap();
         Device::named("ordinary").unwrap().set_up(true).unwrap();
