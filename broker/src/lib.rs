@@ -39,6 +39,7 @@ mod role;
 mod run;
 mod say;
 mod serve;
+mod service_manager;
 mod start;
 mod vm;
 mod vm_changes;

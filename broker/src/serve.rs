@@ -31,6 +31,7 @@ use crate::{
     parts::Parts,
     policy_apply::{Applied, PolicyChanges},
     process::{Api, HEARD_AT_ONCE, Metrics},
+    service_manager::ServiceManager,
     vm::{Typed, Vm},
     vm_changes::VmChanges,
 };
@@ -66,6 +67,8 @@ pub(crate) struct Broker {
     metrics: Option<Metrics>,
     /// The processes that answer the API.
     apis: Vec<Api>,
+    /// What started this process and may watch it.
+    service_manager: ServiceManager,
     /// Reader of the programs' messages, with `--bpf-log`.
     programs_log: Option<BpfLog>,
 }
@@ -83,6 +86,7 @@ impl Broker {
                     let exit = self.parts.attached.config.on_exit;
                     return Ok(End::Asked { exit, signal });
                 }
+                self.service_manager.reloading();
                 self.reopen_files()?;
                 self.policies.apply(&mut self.parts, None, None)?;
             }
@@ -121,6 +125,10 @@ impl Broker {
             self.policies.see_to_learning(&mut self.parts)?;
             self.see_to_metrics()?;
             self.tell_apis();
+            if !self.policies.is_applying() {
+                self.service_manager.reloaded();
+            }
+            self.service_manager.is_alive();
             if let Some(log) = &mut self.programs_log {
                 log.flush();
             }
@@ -141,6 +149,7 @@ impl Broker {
         let due = due.into_iter().chain(self.parts.attached.watch.due());
         let due = due.chain([self.parts.engine.due()]);
         let due = due.chain(self.apis.iter().filter_map(Api::due));
+        let due = due.chain(self.service_manager.due());
         let due = due.fold(self.look_due, Instant::min);
         let waits = self.parts.control.has_waiting();
         let wait = match waits {
@@ -283,6 +292,11 @@ impl Broker {
                 ClientRequest::ListVms => {
                     let vms = parts.attached.vm_list();
                     parts.control.answer(client, &ClientAnswer::VmList { vms });
+                }
+                ClientRequest::GuestNetwork => {
+                    let network = parts.attached.config.network.for_clients();
+                    let answer = ClientAnswer::GuestNetwork { network };
+                    parts.control.answer(client, &answer);
                 }
                 ClientRequest::ListPolicies => {
                     let policies = policies.named(&parts.attached);

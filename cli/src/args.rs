@@ -61,6 +61,8 @@ pub(crate) enum Command {
     Policy(PolicyCommand),
     #[command(flatten)]
     Control(ControlCommand),
+    /// Be a CNI plugin: command by environment, configuration on stdin (see docs/deploy/cni.md)
+    Cni,
     /// Say what this machine lacks, and how to get it
     Doctor(DoctorArgs),
     /// The engine process, started by `attach` and `run`
@@ -75,6 +77,12 @@ pub(crate) enum Command {
     /// A process that answers the API, started by `serve`
     #[command(hide = true)]
     Api(ChildArgs),
+    /// Write man pages and shell completions, for packages
+    #[command(hide = true)]
+    Manual {
+        /// The folder; `man` and `completions` are made in it
+        dir: PathBuf,
+    },
 }
 
 /// Commands that change nothing.
@@ -99,6 +107,8 @@ pub(crate) enum ControlCommand {
     Thaw(VmArgs),
     /// Write a live flow's packets, as its guest sees them, to a pcapng file
     Capture(CaptureArgs),
+    /// Stop `slipgate serve`: end its VMs and their flows, remove everything from the kernel
+    Stop(StopArgs),
 }
 
 #[derive(Args, Debug)]
@@ -472,6 +482,16 @@ pub(crate) struct VmArgs {
     /// The VM's name
     pub(crate) vm: String,
     /// Directory in bpffs that `attach` was given
+    #[arg(long, value_name = "DIR", default_value = DEFAULT_PIN_DIR)]
+    pub(crate) pin_dir: PathBuf,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct StopArgs {
+    /// Leave flows and VMs for the next `slipgate serve`, as on SIGTERM
+    #[arg(long)]
+    pub(crate) keep: bool,
+    /// Directory in bpffs that `serve` was given
     #[arg(long, value_name = "DIR", default_value = DEFAULT_PIN_DIR)]
     pub(crate) pin_dir: PathBuf,
 }

@@ -1,4 +1,5 @@
-//! Commands that change a running slipgate: `policy apply`, `cut`, `freeze`, `thaw`, `capture`.
+//! Commands that change a running slipgate: `policy apply`, `cut`, `freeze`, `thaw`, `capture`,
+//! `stop`.
 //! Each sends a request, as root, to the broker that serves the VM.
 pub(crate) mod apply;
 mod capture;
@@ -10,7 +11,13 @@ use nix::sys::{
     signalfd::{SfdFlags, SignalFd},
 };
 
-use crate::args::ControlCommand;
+use anyhow::bail;
+use slipgate_ipc::client::{ClientAnswer, ClientRequest};
+
+use crate::{
+    args::{ControlCommand, StopArgs},
+    brokers::{ANOTHER_ANSWER, ask_daemon},
+};
 
 /// Runs a command that changes flows or VMs.
 pub(crate) fn run(command: &ControlCommand) -> anyhow::Result<()> {
@@ -19,6 +26,15 @@ pub(crate) fn run(command: &ControlCommand) -> anyhow::Result<()> {
         ControlCommand::Freeze(args) => freeze::freeze(args),
         ControlCommand::Thaw(args) => freeze::thaw(args),
         ControlCommand::Capture(args) => capture::run(args),
+        ControlCommand::Stop(args) => stop(args),
+    }
+}
+
+/// Has the daemon stop in order. It has begun to when this returns.
+fn stop(args: &StopArgs) -> anyhow::Result<()> {
+    match ask_daemon(&args.pin_dir, ClientRequest::Stop { keep: args.keep })? {
+        ClientAnswer::Done => Ok(()),
+        _ => bail!(ANOTHER_ANSWER),
     }
 }
 

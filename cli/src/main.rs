@@ -3,10 +3,12 @@
 //! privileges), the VMM (runs a guest, has no privileges), or a reader of their pinned maps.
 mod args;
 mod brokers;
+mod cni;
 mod config;
 mod control;
 mod doctor;
 mod log;
+mod manual;
 mod policy;
 mod role;
 mod sandbox;
@@ -25,6 +27,9 @@ use crate::{
 };
 
 fn main() -> ExitCode {
+    if cni::is_asked() {
+        return cni::run();
+    }
     let matches = match config::matches() {
         Ok(matches) => matches,
         Err(e) => {
@@ -68,11 +73,13 @@ fn run(typed: &CommandLine, matches: &ArgMatches) -> anyhow::Result<ExitCode> {
         Command::Top(args) => top::run(args).map(done),
         Command::Control(command) => control::run(command).map(done),
         Command::Policy(args) => policy::run(args),
+        Command::Cni => Ok(cni::run()),
         Command::Doctor(args) => doctor::run(args),
         Command::Engine(args) => role::engine::run(args).map(done),
         Command::Vmm(args) => role::vmm::run(args).map(done),
         Command::Metrics(args) => role::metrics::run(args).map(done),
         Command::Api(args) => role::api::run(args).map(done),
+        Command::Manual { dir } => manual::write(dir).map(done),
     }
 }
 

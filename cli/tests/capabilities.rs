@@ -85,6 +85,7 @@ fn what_fails(without_capability: Option<u8>) -> Result<(Option<u64>, Vec<Task>)
     let start = Start {
         binary: Some(env!("CARGO_BIN_EXE_slipgate").into()),
         without_capability,
+        ..Start::default()
     };
     let attached = Slipgate::attach_as(&start, &world.host, &PinDir::new()?, &args);
     let Ok(mut slipgate) = attached else {

@@ -15,8 +15,8 @@ pub use self::{
     ask::{ClientError, ask},
     server::{Asked, ClientId, ControlServer},
     vms::{
-        MAX_LABEL_BYTES, MAX_LABELS, MAX_VM_FORWARDS, PolicyStatus, VmChange, VmDefinition,
-        VmState, VmStatus,
+        GuestNetwork, MAX_LABEL_BYTES, MAX_LABELS, MAX_VM_FORWARDS, PolicyStatus, VmChange,
+        VmDefinition, VmState, VmStatus,
     },
 };
 use crate::{
@@ -46,6 +46,8 @@ pub enum ClientRequest<F = OwnedFd> {
     Vms,
     /// The VMs of a daemon with their states; answered by [`ClientAnswer::VmList`].
     ListVms,
+    /// The network that guests see; answered by [`ClientAnswer::GuestNetwork`].
+    GuestNetwork,
     /// Add a VM to a daemon, or give one of this name another definition; answered by
     /// [`ClientAnswer::Vm`] once it is in force.
     PutVm {
@@ -143,6 +145,11 @@ pub enum ClientAnswer {
         /// Number of flows that continue.
         kept: u64,
     },
+    /// The network that guests see.
+    GuestNetwork {
+        /// The network.
+        network: GuestNetwork,
+    },
     /// The VMs of a daemon, by name.
     VmList {
         /// The VMs.
@@ -208,7 +215,11 @@ impl<F> ClientRequest<F> {
     fn needs(&self) -> Role {
         match self {
             Self::Engine { ask, .. } if ask.is_read_only() => Role::Reader,
-            Self::Machines | Self::Vms | Self::ListVms | Self::ListPolicies => Role::Reader,
+            Self::Machines
+            | Self::Vms
+            | Self::ListVms
+            | Self::GuestNetwork
+            | Self::ListPolicies => Role::Reader,
             Self::Engine { .. }
             | Self::PutVm { .. }
             | Self::PutPolicy { .. }
@@ -237,6 +248,7 @@ impl<F> ClientRequest<F> {
             Self::Machines
             | Self::Vms
             | Self::ListVms
+            | Self::GuestNetwork
             | Self::ListPolicies
             | Self::Stop { .. }
             | Self::Freeze { .. } => false,
@@ -260,6 +272,7 @@ impl<F> ClientRequest<F> {
             Self::Machines => ClientRequest::Machines,
             Self::Vms => ClientRequest::Vms,
             Self::ListVms => ClientRequest::ListVms,
+            Self::GuestNetwork => ClientRequest::GuestNetwork,
             Self::ListPolicies => ClientRequest::ListPolicies,
             Self::PutPolicy {
                 name,

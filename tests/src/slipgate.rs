@@ -3,7 +3,10 @@
 use std::{
     env, fs,
     io::{BufRead, BufReader, Read},
-    os::unix::process::CommandExt,
+    os::{
+        fd::{AsRawFd as _, OwnedFd},
+        unix::process::CommandExt,
+    },
     path::PathBuf,
     process::{Child, Command, ExitStatus, Output, Stdio},
     sync::{Arc, Mutex, PoisonError, mpsc},
@@ -60,6 +63,10 @@ pub struct Start {
     pub binary: Option<PathBuf>,
     /// The number of a capability that neither it nor any child of its can have.
     pub without_capability: Option<u8>,
+    /// Variables of its environment.
+    pub environment: Vec<(String, String)>,
+    /// A descriptor that it gets too, under the same number.
+    pub descriptor: Option<Arc<OwnedFd>>,
 }
 
 impl Start {
@@ -78,6 +85,16 @@ impl Start {
             };
             // SAFETY: `drop_it` makes a system call only: no allocation, no lock.
             unsafe { command.pre_exec(drop_it) };
+        }
+        command.envs(self.environment.iter().cloned());
+        if let Some(descriptor) = self.descriptor.clone() {
+            let pass_on = move || {
+                // Not closed by exec.
+                // SAFETY: a plain system call that takes numbers, allowed between fork and exec.
+                checked(unsafe { libc::fcntl(descriptor.as_raw_fd(), libc::F_SETFD, 0) }).map(drop)
+            };
+            // SAFETY: `pass_on` makes a system call only: no allocation, no lock.
+            unsafe { command.pre_exec(pass_on) };
         }
         Ok(command)
     }
@@ -141,8 +158,13 @@ impl Slipgate {
 
     /// Runs `slipgate serve --pin-dir PINS ARGS…` in `ns` and waits until it is ready.
     pub fn serve(ns: &NetNs, pins: &PinDir, args: &[&str]) -> Result<Slipgate> {
+        Self::serve_as(&Start::default(), ns, pins, args)
+    }
+
+    /// The same, started in some other way.
+    pub fn serve_as(start: &Start, ns: &NetNs, pins: &PinDir, args: &[&str]) -> Result<Slipgate> {
         let args: Vec<String> = args.iter().map(|arg| (*arg).to_owned()).collect();
-        Self::start(&Start::default(), ns.clone(), pins.clone(), SERVE, args)
+        Self::start(start, ns.clone(), pins.clone(), SERVE, args)
     }
 
     fn start(

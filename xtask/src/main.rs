@@ -69,7 +69,8 @@ fn command() -> Command {
                         .allow_hyphen_values(true),
                 ),
             Command::new("dist")
-                .about("Build target/dist/slipgate, one static binary that needs nothing else"),
+                .about("Build a release into target/dist: a static binary, packages, bills of materials, digests")
+                .arg(flag("binary-only").help("Only the binary: needs no packaging tools")),
             Command::new("setup").about("Find or install all that the others need"),
         ])
 }
@@ -105,7 +106,7 @@ fn perform(matches: &ArgMatches) -> Result<()> {
         }
         "abi" => check::abi::check(&workspace),
         "bench" => match bench::bench(&workspace, &words(matches, "args"))? {},
-        "dist" => dist::dist(&workspace),
+        "dist" => dist::dist(&workspace, matches.get_flag("binary-only")),
         "setup" => setup::everything(&workspace),
         task => unreachable!("clap knows no {task}"),
     }

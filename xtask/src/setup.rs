@@ -8,7 +8,10 @@ mod apt;
 mod compiler;
 mod kernels;
 mod linker;
+pub(crate) mod packagers;
 mod tools;
+
+use std::path::PathBuf;
 
 use anyhow::Result;
 
@@ -61,6 +64,11 @@ pub(crate) fn test_tools() -> Result<()> {
 /// Finds or installs the resolvers that the benchmarks compare with slipgate's.
 pub(crate) fn resolvers() -> Result<()> {
     tools::find_or_install_resolvers()
+}
+
+/// Finds or builds a program that makes packages.
+pub(crate) fn packager(workspace: &Workspace, which: &packagers::Packager) -> Result<PathBuf> {
+    packagers::find_or_install(workspace, which)
 }
 
 /// Finds or downloads other kernels than this machine's, and QEMU to boot them.

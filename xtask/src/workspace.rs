@@ -54,6 +54,12 @@ impl Workspace {
         self.root.join("target/guest")
     }
 
+    /// Returns the directory of what packages are made of, besides `packaging/`. It is always in
+    /// the checkout, because `cli/Cargo.toml` names it.
+    pub(crate) fn package(&self) -> PathBuf {
+        self.root.join("target/package")
+    }
+
     /// Returns the directory of the tools that xtask builds for itself.
     pub(crate) fn tools(&self) -> PathBuf {
         self.root.join("target/tools")

@@ -2,14 +2,20 @@
 use std::{
     fs,
     io::{self, ErrorKind},
-    os::unix::{
-        fs::{FileTypeExt as _, PermissionsExt as _},
-        net::{UnixListener, UnixStream},
+    os::{
+        fd::{AsRawFd as _, BorrowedFd},
+        unix::{
+            fs::{FileTypeExt as _, PermissionsExt as _},
+            net::{UnixListener, UnixStream},
+        },
     },
-    path::PathBuf,
+    path::{Path, PathBuf},
 };
 
-use nix::unistd::{Gid, Group, chown};
+use nix::{
+    sys::socket::{UnixAddr, getsockname},
+    unistd::{Gid, Group, chown},
+};
 use slipgate_policy::document::ConfigError;
 
 /// A Unix socket of the API. Root and the members of the group may connect.
@@ -32,7 +38,8 @@ impl ApiSocket {
         }
     }
 
-    /// Listens at the path. Replaces a socket that no process serves any more.
+    /// Listens at the path: by the socket that a service manager has there, which gave it its
+    /// group, or by a new one in place of a socket that no process serves any more.
     ///
     /// # Errors
     /// The group is not known, the path is in use, or the socket can't be created there.
@@ -51,6 +58,9 @@ impl ApiSocket {
             })
         });
         let group = group.transpose()?;
+        if let Some(listener) = of_service_manager(path) {
+            return Ok(listener);
+        }
         self.remove_stale(&failed)?;
         let cannot = |e: io::Error| {
             let remedy = "give a path in a directory that exists, like /run/slipgate-api.sock";
@@ -93,4 +103,17 @@ impl ApiSocket {
         chown(&self.path, None, group)?;
         fs::set_permissions(&self.path, fs::Permissions::from_mode(mode))
     }
+}
+
+/// The socket at this path among those that a service manager has passed to this process
+/// (sd_listen_fds(3)). It stays the manager's: clients can connect while no slipgate runs.
+fn of_service_manager(path: &Path) -> Option<UnixListener> {
+    let passed = sd_notify::listen_fds().ok()?;
+    passed.into_iter().find_map(|fd| {
+        // SAFETY: the service manager opened it for this process, and nothing here closes it.
+        let fd = unsafe { BorrowedFd::borrow_raw(fd) };
+        let address = getsockname::<UnixAddr>(fd.as_raw_fd()).ok()?;
+        let is_it = address.path() == Some(path);
+        is_it.then(|| fd.try_clone_to_owned().ok().map(UnixListener::from))?
+    })
 }

@@ -20,6 +20,17 @@ pub struct GuestNetwork {
 }
 
 impl GuestNetwork {
+    /// The same, as clients are told.
+    pub(crate) fn for_clients(&self) -> slipgate_ipc::client::GuestNetwork {
+        slipgate_ipc::client::GuestNetwork {
+            guest: self.guest,
+            prefix_len: self.prefix_len,
+            gateway: self.gateway,
+            dns: self.dns,
+            mtu: self.mtu,
+        }
+    }
+
     /// Checks that an address can be a guest's.
     ///
     /// # Errors

@@ -13,6 +13,7 @@ use crate::{
     policy_apply::PolicyChanges,
     privileges,
     process::{Api, Engine, Metrics},
+    service_manager::ServiceManager,
     vm::Vm,
     vm_changes::VmChanges,
 };
@@ -66,6 +67,7 @@ impl Broker {
             look_due: Instant::now() + LOOK_EVERY,
             metrics: None,
             apis: Vec::new(),
+            service_manager: ServiceManager::of_this_process(),
         };
         broker.parts.attached.close_departed()?;
         if let Err(e) = broker.parts.attached.serve_taps() {
@@ -116,10 +118,13 @@ impl Broker {
         if let Err(e) = written {
             tracing::warn!("saying on stdout that guests are served: {e}");
         }
+        let status = format!("Guests reach the world by {}.", a.uplink.name);
+        self.service_manager.ready(&status);
     }
 
     /// Ends both processes in order.
     pub(crate) fn stop(mut self, exit: OnExit) -> anyhow::Result<()> {
+        self.service_manager.stopping();
         self.parts.attached.datapath.set_serves(false);
         if exit == OnExit::Detach {
             // Nothing new comes from the guests while their flows end.

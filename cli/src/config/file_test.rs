@@ -39,3 +39,56 @@ fn what_is_no_flag_is_named() {
         assert!(error.contains(part), "{text}: {error}");
     }
 }
+
+/// The file that packages install.
+const PACKAGED: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../packaging/slipgate.toml");
+
+/// Its text with the examples that are commented out, which are lines like `#uplink = "eth0"`.
+fn packaged_with_examples() -> String {
+    let text = std::fs::read_to_string(PACKAGED).unwrap();
+    let lines = text.lines().map(|line| match line.strip_prefix('#') {
+        Some(example) if example.starts_with(|c: char| c.is_ascii_lowercase()) => example,
+        _ => line,
+    });
+    lines.map(|line| format!("{line}\n")).collect()
+}
+
+fn serve_args(text: &str) -> crate::args::ServeArgs {
+    let flags = flags_of(text).unwrap();
+    let typed = ["slipgate", SERVE].map(str::to_owned).into_iter();
+    let parsed = <CommandLine as clap::Parser>::try_parse_from(typed.chain(flags));
+    match parsed.unwrap_or_else(|e| panic!("{e}")).command {
+        crate::args::Command::Serve(args) => *args,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn the_packaged_file_is_one_that_serve_takes() {
+    let text = std::fs::read_to_string(PACKAGED).unwrap();
+    let args = serve_args(&text);
+    let config = crate::config::serve(&args, Vec::new()).unwrap();
+    assert_eq!(config.api.len(), 2);
+}
+
+#[test]
+fn each_example_of_the_packaged_file_is_valid_and_each_flag_has_one() {
+    let text = packaged_with_examples();
+    let mut args = serve_args(&text);
+    // The only one that is read here, and it is not there.
+    assert_eq!(
+        args.nat.policy.take().unwrap(),
+        Path::new("/etc/slipgate/policy.toml")
+    );
+    args.nat.policy_name = None;
+    crate::config::serve(&args, Vec::new()).unwrap();
+
+    let table: toml::Table = text.parse().unwrap();
+    let command = CommandLine::command();
+    let serve = command.find_subcommand(SERVE).unwrap();
+    for flag in serve.get_arguments().filter_map(|arg| arg.get_long()) {
+        // A daemon has no VM at its start that a port could lead to.
+        let has_none = flag == "config" || flag == "forward" || RULES.contains(&flag);
+        assert_eq!(table.contains_key(flag), !has_none, "{flag}");
+    }
+}

@@ -44,6 +44,21 @@ fn is_default(quotas: &Quotas) -> bool {
     *quotas == Quotas::default()
 }
 
+/// The network that guests see, as DHCP tells them.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct GuestNetwork {
+    /// Address of guests that have none of their own.
+    pub guest: Ipv4Addr,
+    /// Prefix length, bits.
+    pub prefix_len: u8,
+    /// The gateway.
+    pub gateway: Ipv4Addr,
+    /// The resolver.
+    pub dns: Ipv4Addr,
+    /// L3 bytes; `None`: as the TAP has it.
+    pub mtu: Option<u32>,
+}
+
 /// A VM of a daemon, with its present state.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct VmStatus {

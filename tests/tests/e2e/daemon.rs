@@ -360,6 +360,28 @@ fn a_daemons_vms_outlive_it() {
 }
 
 #[test]
+fn a_daemon_that_is_told_to_stop_leaves_nothing_unless_it_is_to_be_kept() {
+    require_root_and_tun!();
+    let mut stand = Stand::new(&[]);
+    let guest = stand.guest("tap0");
+    stand.vm(&["add", "a", "--tap", "tap0"]);
+    let mut stream = stand.connect(&guest);
+    let ended = |stand: &Stand| {
+        eventually("it ends", || (!stand.daemon.broker_runs()).then_some(()));
+    };
+    stand.daemon.run(&["stop", "--keep"]).unwrap();
+    ended(&stand);
+    stand.goes_on(&guest, &mut stream);
+    stand.daemon = stand.daemon.again().unwrap();
+    assert_eq!(stand.vms().len(), 1);
+    stand.daemon.run(&["stop"]).unwrap();
+    ended(&stand);
+    assert!(stand.daemon.pins().pins().is_empty());
+    let error = stand.daemon.run(&["stop"]).unwrap_err().to_string();
+    assert!(error.contains("no daemon serves"), "{error}");
+}
+
+#[test]
 fn vms_come_and_go_while_there_is_no_engine() {
     require_root_and_tun!();
     let mut stand = Stand::new(&[]);

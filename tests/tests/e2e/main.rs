@@ -6,6 +6,7 @@
 mod api;
 mod changes;
 mod clones;
+mod cni;
 mod compromised;
 mod counting;
 mod daemon;
@@ -29,6 +30,7 @@ mod refusals;
 mod relayed;
 mod resolvers;
 mod reverse;
+mod service_manager;
 mod services;
 mod shortages;
 mod stand;
