@@ -216,7 +216,7 @@ impl From<VmStatus> for Vm {
         } = vm.definition;
         Self {
             name,
-            id: vm.id,
+            id: vm.id.get(),
             state: vm.state.name(),
             tap,
             mac,

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use slipgate_ipc::{
     api::{ApiRequest, Event, FromApi, ToApi},
     client::{ClientAnswer, ErrorKind, VmChange, VmDefinition, VmState, VmStatus},
-    engine::EngineInventory,
+    engine::{EngineInventory, VmId},
 };
 
 use super::*;
@@ -88,7 +88,7 @@ fn status(name: &str) -> VmStatus {
             .unwrap();
     VmStatus {
         definition,
-        id: 7,
+        id: VmId::new(7),
         state: VmState::Served,
     }
 }

@@ -42,7 +42,7 @@ impl Pending {
         let id = parts.next_id();
         wait(&mut self.engine, id, client);
         if let (EngineRequest::Thaw, Some(Subject::Vm { row })) = (&request, about) {
-            self.thaws.begin(id, row.word());
+            self.thaws.begin(id, row);
         }
         parts.engine.tell(ToEngine::Request { id, about, request })
     }

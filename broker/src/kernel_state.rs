@@ -14,6 +14,7 @@ mod vm_status;
 mod vms;
 mod xdp;
 
+use slipgate_abi::IfIndex;
 use std::{
     collections::BTreeSet, fs::File, net::TcpListener, ops::Range, os::unix::net::UnixListener,
     time::Duration,
@@ -92,7 +93,7 @@ pub(crate) struct Attached {
     pub(crate) relayed_rules: Range<u32>,
     /// Interface indexes of TAPs that a predecessor served, until those that this process does not
     /// serve are shut.
-    pub(crate) former_taps: BTreeSet<u32>,
+    pub(crate) former_taps: BTreeSet<IfIndex>,
     /// Which of the two sets of policy numbers the guard's list uses.
     pub(crate) turn: bool,
     /// Resolvers of the host.

@@ -15,6 +15,7 @@
 //! There is one change at a time.
 mod learning;
 
+use slipgate_abi::{RuleIndex, VmId};
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
     os::fd::OwnedFd,
@@ -74,7 +75,7 @@ struct Change {
     /// Policy numbers in the guard's list before the change.
     before: BTreeSet<u32>,
     /// Ids of VMs whose flows that are not admitted are cut in any case.
-    strictly: Vec<u32>,
+    strictly: Vec<VmId>,
     /// VMs whose learning ends with this change; `None` if another policy was put in force. Their
     /// clients are notified by the end of the sockets.
     closed: Option<Vec<LearningVm>>,
@@ -448,11 +449,11 @@ impl Attached {
     }
 
     /// Returns the policies in force, as a message to the engine.
-    fn policies_to_tell(&self, id: u64, strictly: Vec<u32>) -> Result<Policies, ChannelError> {
+    fn policies_to_tell(&self, id: u64, strictly: Vec<VmId>) -> Result<Policies, ChannelError> {
         Ok(Policies {
             id,
             policies: memory_file(&self.policies.to_bytes())?,
-            rule_base: self.rules.start,
+            rule_base: RuleIndex::new(self.rules.start),
             local: self.network_view().local,
             vms: self.vm_specs(),
             strictly,

@@ -20,6 +20,7 @@
 use std::collections::BTreeMap;
 
 use anyhow::{anyhow, bail};
+use slipgate_abi::VmRow;
 use slipgate_control::vm;
 use slipgate_ipc::{
     api::Event,
@@ -55,7 +56,7 @@ enum Step {
     },
     /// Free the row of a VM that was removed.
     Close {
-        row: u32,
+        row: VmRow,
         name: String,
         client: ClientId,
     },
@@ -148,11 +149,7 @@ impl VmChanges {
                 client,
             },
         );
-        parts.engine.tell(ToEngine::RemoveVm {
-            id,
-            vm,
-            row: row as u16,
-        })
+        parts.engine.tell(ToEngine::RemoveVm { id, vm, row })
     }
 
     /// The engine has carried out what it was told under this number.

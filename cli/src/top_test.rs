@@ -5,7 +5,7 @@ use ratatui::{
     backend::TestBackend,
     crossterm::event::{KeyCode, KeyModifiers},
 };
-use slipgate_abi::{DropCounters, VmCounters};
+use slipgate_abi::{DropCounters, SlotIndex, VmCounters};
 use slipgate_ipc::{client::Target, engine::RelayedCounts};
 use slipgate_model::{FlowId, TranslatedId};
 
@@ -22,7 +22,7 @@ fn flow(slot: u32, vm: &str, bytes: (u64, u64), age_ms: u64, name: Option<&str>)
     Flow {
         id: FlowId::Translated(TranslatedId {
             instance: 0xabc,
-            slot,
+            slot: SlotIndex::new(slot),
             generation: 1,
         }),
         vm: vm.into(),
@@ -147,7 +147,7 @@ fn order(state: &State) -> Vec<u32> {
     let flows = state.flows().into_iter();
     flows
         .map(|flow| match flow.id {
-            FlowId::Translated(id) => id.slot,
+            FlowId::Translated(id) => id.slot.get(),
             FlowId::Relayed(id) => panic!("{id}"),
         })
         .collect()

@@ -5,7 +5,7 @@
 //! the relay's own tests, because each input would leave a connection of the host in TIME-WAIT.
 use std::net::UdpSocket;
 
-use slipgate_abi::{Ip4, Protocol, VmId, segment::Segments};
+use slipgate_abi::{Ip4, Protocol, RuleIndex, VmId, segment::Segments};
 use userspace_nat::{
     fake::packets::{self, is_right},
     packet::{Ipv4, Packet, Transport},
@@ -240,7 +240,7 @@ impl World {
                 vm: VM,
                 protocol: Protocol::Udp,
                 guest_port: 53,
-                rule: 7,
+                rule: RuleIndex::new(7),
                 socket: socket.into(),
             };
             self.with(|relay, cx| relay.add_forward(forward, cx))

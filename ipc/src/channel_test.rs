@@ -4,7 +4,7 @@ use std::{
     os::fd::AsFd,
 };
 
-use slipgate_model::VmRow;
+use slipgate_model::{RuleIndex, VmId, VmRow};
 
 use super::*;
 use crate::{
@@ -166,13 +166,13 @@ fn a_message_with_too_many_descriptors_is_not_sent() {
         (0..=MAX_FDS)
             .map(|_| crate::engine::ForwardSocket {
                 socket: null.as_fd(),
-                vm: 1,
-                vm_row: 0,
+                vm: VmId::new(1),
+                vm_row: VmRow::new(0),
                 protocol: 6,
                 host: "192.0.2.1:80".parse().unwrap(),
                 guest_port: 80,
-                rule: 0,
-                relayed_rule: 0,
+                rule: RuleIndex::new(0),
+                relayed_rule: RuleIndex::new(0),
             })
             .collect(),
     ))

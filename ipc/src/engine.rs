@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 pub use slipgate_model::{
     EngineInventory, FlowLogEvent, HostAddress, Link, LiveRelayed, NameCounts, NetworkView, OnExit,
     RefusedQuestions, RefusedSample, RelayedCounts, RelayedId, RouteEntry, RouteKind,
-    RouteSnapshot, Subject, VmSpec, WhyAnswer,
+    RouteSnapshot, Subject, VmId, VmRow, VmSpec, WhyAnswer,
 };
 
 pub use self::{
@@ -46,9 +46,9 @@ pub enum ToEngine<F = OwnedFd> {
         /// Number that the answer returns.
         id: u64,
         /// Id of the VM.
-        vm: u32,
+        vm: VmId,
         /// Row of the VM.
-        row: u16,
+        row: VmRow,
     },
     /// Changed forwards of a VM; answered by [`FromEngine::Done`] once no packet of a flow through
     /// a removed one can leave.
@@ -56,9 +56,9 @@ pub enum ToEngine<F = OwnedFd> {
         /// Number that the answer returns.
         id: u64,
         /// Id of the VM.
-        vm: u32,
+        vm: VmId,
         /// Row of the VM.
-        row: u16,
+        row: VmRow,
         /// Protocol and address on the host of the forwards to be removed.
         removed: Vec<(u8, SocketAddrV4)>,
         /// Forwards to be added.

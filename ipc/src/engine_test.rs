@@ -1,7 +1,7 @@
 use std::{fs::File, os::fd::OwnedFd};
 
 use proptest::prelude::*;
-use slipgate_model::VmRow;
+use slipgate_model::{RuleIndex, SlotIndex, VmId, VmRow};
 use slipgate_policy::LocalAddresses;
 
 use super::*;
@@ -25,7 +25,10 @@ fn subject() -> impl Strategy<Value = Option<Subject>> {
         any::<u16>().prop_map(|row| Some(Subject::Vm {
             row: VmRow::new(row)
         })),
-        any::<(u32, u32)>().prop_map(|(slot, generation)| Some(Subject::Flow { slot, generation })),
+        any::<(u32, u32)>().prop_map(|(slot, generation)| {
+            let slot = SlotIndex::new(slot);
+            Some(Subject::Flow { slot, generation })
+        }),
         any::<(u32, u64)>()
             .prop_map(|(run, number)| Some(Subject::Relayed(RelayedId { run, number }))),
     ]
@@ -64,13 +67,13 @@ fn request() -> impl Strategy<Value = EngineRequest<Tag>> {
 fn forward(tag: i32) -> ForwardSocket<Tag> {
     ForwardSocket {
         socket: Tag(tag),
-        vm: tag as u32,
-        vm_row: 3,
+        vm: VmId::new(tag as u32),
+        vm_row: VmRow::new(3),
         protocol: 6,
         host: "192.0.2.1:80".parse().unwrap(),
         guest_port: 8_080,
-        rule: 9,
-        relayed_rule: 9,
+        rule: RuleIndex::new(9),
+        relayed_rule: RuleIndex::new(9),
     }
 }
 
@@ -88,7 +91,7 @@ fn start(maps: i32, locks: i32, log: bool, pcap: bool) -> Start<Tag> {
         flow_log_events: vec![FlowLogEvent::FlowEnd, FlowLogEvent::Dns],
         vms: Vec::new(),
         policies: Tag(first_lock + locks),
-        rule_base: 3,
+        rule_base: RuleIndex::new(3),
         forward_texts: vec!["--forward tcp:80:80".into()],
         resolvers: vec!["192.0.2.53:53".parse().unwrap()],
         nat_ports: (61_000, 65_535),
@@ -109,10 +112,10 @@ fn message() -> impl Strategy<Value = ToEngine<Tag>> {
             ToEngine::Policies(Box::new(Policies {
                 id,
                 policies: Tag(0),
-                rule_base: 4,
+                rule_base: RuleIndex::new(4),
                 local: LocalAddresses::default(),
                 vms: Vec::new(),
-                strictly: vec![1],
+                strictly: vec![VmId::new(1)],
             }))
         }),
         Just(ToEngine::Pcap(Tag(0))),
@@ -167,7 +170,7 @@ proptest! {
             0 => EngineReply::Cut { flows },
             1 => EngineReply::Refused { why },
             2 => EngineReply::Inventory(EngineInventory {
-                flows: vec![(1, 2, why)],
+                flows: vec![(SlotIndex::new(1), 2, why)],
                 next: Some(flows),
                 ..EngineInventory::default()
             }),

@@ -1,5 +1,6 @@
 //! Ids of flows, as records, commands and users have them.
 use serde::{Deserialize, Serialize};
+use slipgate_abi::SlotIndex;
 
 /// Id of a translated flow.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -7,7 +8,7 @@ pub struct TranslatedId {
     /// Instance number that the maps were given when they were created.
     pub instance: u32,
     /// Index of the slot.
-    pub slot: u32,
+    pub slot: SlotIndex,
     /// Generation of the slot.
     pub generation: u32,
 }
@@ -32,7 +33,7 @@ impl TranslatedId {
         let (slot, generation) = rest.split_once('-')?;
         Some(Self {
             instance: u32::from_str_radix(instance, 16).ok()?,
-            slot: slot.parse().ok()?,
+            slot: SlotIndex::new(slot.parse().ok()?),
             generation: generation.parse().ok()?,
         })
     }

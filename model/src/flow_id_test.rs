@@ -4,7 +4,7 @@ use super::*;
 fn ids_are_read_as_they_are_written_and_nothing_else_is_one() {
     let translated = TranslatedId {
         instance: 0x5f,
-        slot: 17,
+        slot: SlotIndex::new(17),
         generation: 3,
     };
     let relayed = RelayedId {

@@ -1,4 +1,5 @@
 //! Inventory of an engine: state that the pinned maps do not show.
+use slipgate_abi::SlotIndex;
 use std::{net::SocketAddrV4, ops::AddAssign};
 
 use serde::{Deserialize, Serialize};
@@ -18,7 +19,7 @@ pub struct EngineInventory {
     /// frequent kinds of each VM.
     pub refused: Vec<RefusedSample>,
     /// Slot and generation of each flow whose address a DNS answer opened, with the name; by slot.
-    pub flows: Vec<(u32, u32, String)>,
+    pub flows: Vec<(SlotIndex, u32, String)>,
     /// Traffic counts of each VM's relayed flows, by its name.
     #[serde(default)]
     pub relayed: Vec<(String, RelayedCounts)>,

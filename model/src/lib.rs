@@ -11,7 +11,7 @@ mod network;
 mod vm;
 
 use serde::{Deserialize, Serialize};
-pub use slipgate_abi::{VmId, VmRow};
+pub use slipgate_abi::{IfIndex, RuleIndex, SlotIndex, VmId, VmRow};
 
 pub use self::{
     flow_id::{FlowId, RelayedId, TranslatedId},
@@ -42,7 +42,7 @@ pub enum Subject {
     /// A translated flow.
     Flow {
         /// Slot of the flow.
-        slot: u32,
+        slot: SlotIndex,
         /// Generation of the slot.
         generation: u32,
     },

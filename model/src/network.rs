@@ -1,4 +1,5 @@
 //! The host's network: the part that the engine's decisions depend on.
+use slipgate_abi::IfIndex;
 use std::net::Ipv4Addr;
 
 use ipnet::Ipv4Net;
@@ -20,7 +21,7 @@ pub struct NetworkView {
 #[derive(Clone, Default, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct RouteSnapshot {
     /// Interface that flows leave by. `None`: the interface that the route names.
-    pub uplink_ifindex: Option<u32>,
+    pub uplink_ifindex: Option<IfIndex>,
     /// The host's IPv4 addresses, of all links.
     pub addresses: Vec<HostAddress>,
     /// Routes of the main (and default) table; those of the local table may be among them.
@@ -31,7 +32,7 @@ pub struct RouteSnapshot {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct HostAddress {
     /// Link that has the address.
-    pub ifindex: u32,
+    pub ifindex: IfIndex,
     /// The address with its network's prefix length.
     pub addr: Ipv4Net,
     /// The network's broadcast address, where it has one (`IFA_BROADCAST`).
@@ -46,7 +47,7 @@ pub struct RouteEntry {
     /// Treatment of packets to these destinations.
     pub kind: RouteKind,
     /// Output interface (`RTA_OIF`); 0 for kinds without one.
-    pub ifindex: u32,
+    pub ifindex: IfIndex,
     /// Address of the router; `None`: the destination is on link.
     pub gateway: Option<Ipv4Addr>,
     /// Preferred source address (`RTA_PREFSRC`).
@@ -79,7 +80,7 @@ pub enum RouteKind {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Link {
     /// Interface index of the link.
-    pub ifindex: u32,
+    pub ifindex: IfIndex,
     /// Largest L3 packet, bytes.
     pub mtu: u32,
     /// Whether its frames begin with an Ethernet header.

@@ -3,8 +3,8 @@
 //! In a running engine they are map descriptors and mapped arrays; `crate::fake` has them in
 //! memory.
 use slipgate_abi::{
-    FlowRef, Ip4, NameKey, NameValue, NextHopRef, SequencesRef, SlotRef, Tuple, VmId, VmRef, VmRow,
-    rate::RateRef,
+    FlowRef, IfIndex, Ip4, NameKey, NameValue, NextHopRef, RuleIndex, SequencesRef, SlotIndex,
+    SlotRef, Tuple, VmId, VmRef, VmRow, rate::RateRef,
 };
 use thiserror::Error;
 
@@ -53,7 +53,7 @@ pub trait FlowMap {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Hop {
     /// Ifindex of the uplink.
-    pub ifindex: u32,
+    pub ifindex: IfIndex,
     /// Address of the neighbour; unspecified where the link has no neighbours.
     pub neighbour: Ip4,
     /// Largest packet that the route carries, bytes; 0: the link's MTU applies.
@@ -74,15 +74,15 @@ pub trait Tables {
     /// Returns the number of elements of `SLOTS`.
     fn slots(&self) -> u32;
     /// Returns a slot: that of `index` below [`Tables::slots`], else the last one.
-    fn slot(&self, index: u32) -> SlotRef;
+    fn slot(&self, index: SlotIndex) -> SlotRef;
     /// Returns the sequence-space state of a slot's connection. `index` as for [`Tables::slot`].
-    fn sequences(&self, index: u32) -> SequencesRef;
+    fn sequences(&self, index: SlotIndex) -> SequencesRef;
     /// Claims a free chunk of slots for this process, and says whether its slots have rested.
     /// Returns `None` when all chunks are taken, or those that are left are kept for other
     /// processes.
     fn claim_chunk(&mut self, now_ns: u64) -> Option<(std::ops::Range<u32>, bool)>;
     /// Releases a chunk of this process, by its first slot. All its slots are free and have rested.
-    fn release_chunk(&mut self, first_slot: u32, now_ns: u64);
+    fn release_chunk(&mut self, first_slot: SlotIndex, now_ns: u64);
     /// Returns the chunks that this process's row owns already (adoption).
     fn own_chunks(&self) -> Vec<std::ops::Range<u32>>;
     /// Returns a VM's row in `VMS`.
@@ -102,7 +102,7 @@ pub trait Tables {
     /// claimed.
     fn next_hop_for(&mut self, hop: Hop) -> u32;
     /// Returns an element of `RULES`, whose text may be truncated; `None` when there is none.
-    fn rule(&self, rule: u32) -> Option<Described>;
+    fn rule(&self, rule: RuleIndex) -> Option<Described>;
     /// Returns the elements of `NEXT_HOPS` that this process's row owns.
     fn own_next_hops(&self) -> Vec<u32>;
     /// Releases an element of `NEXT_HOPS`. No slot and no frame in flight refers to it.
@@ -126,7 +126,7 @@ impl RememberedName {
     /// Reads an entry of the map `NAMES`.
     pub fn of(key: &NameKey, value: &NameValue) -> Self {
         Self {
-            vm: VmId::new(key.vm),
+            vm: key.id(),
             addr: key.addr,
             name: value.name().into(),
             expires_ns: value.expires_ns,

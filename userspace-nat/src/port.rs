@@ -10,7 +10,7 @@
 use std::{io, os::fd::BorrowedFd};
 
 use slipgate_abi::{
-    Command, PortHeader, VmRow,
+    Command, IfIndex, PortHeader, VmRow,
     portframe::PortFlags,
     segment::{self, Segments},
 };
@@ -237,7 +237,7 @@ pub enum Exit {
     /// Index of an element of `NEXT_HOPS`.
     NextHop(u32),
     /// Ifindex of an uplink; the kernel finds the neighbour.
-    Uplink(u32),
+    Uplink(IfIndex),
 }
 
 /// Side of a VM's network to which a packet is sent.
@@ -309,7 +309,7 @@ impl Outbox {
         let (code, id) = match to {
             Side::Guest => return self.to_guest(vm, ETHERTYPE_IPV4, vnet, l3),
             Side::World(Exit::NextHop(index)) => (Command::Emit, index),
-            Side::World(Exit::Uplink(ifindex)) => (Command::EmitBy, ifindex),
+            Side::World(Exit::Uplink(ifindex)) => (Command::EmitBy, ifindex.get()),
         };
         self.push(command(code, vm.row, id), ETHERTYPE_IPV4, vnet, l3)?;
         vm.stats.traffic(Traffic::TxToWorld, 1, l3.len() as u64);

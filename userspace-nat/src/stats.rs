@@ -10,7 +10,8 @@ use std::sync::atomic::{
 };
 
 use slipgate_abi::{
-    Counter, DropCounters, DropReason, EndedBefore, Refusal, RuleRefusals, VmCounters,
+    Counter, DropCounters, DropReason, EndedBefore, Refusal, RuleIndex, RuleRefusals, SlotIndex,
+    VmCounters,
     count::{self, COUNTED_RULES},
     segment::Segments,
 };
@@ -140,8 +141,8 @@ impl VmStats {
     }
 
     /// Counts a flow that this element of `RULES` refused. Only the row's owner calls this.
-    pub fn refused_by(&self, rule: u32) {
-        let named = rule.saturating_add(1);
+    pub fn refused_by(&self, rule: RuleIndex) {
+        let named = rule.get().saturating_add(1);
         // SAFETY: `new`'s promise; elements of an array of the row, changed by atomics.
         unsafe {
             let first = (&raw mut (*self.counters).refused_by_rule).cast::<RuleRefusals>();
@@ -162,7 +163,7 @@ impl VmStats {
 
     /// Adds the counts of a flow that ends, and counts the flow as ended. If the process dies
     /// before the flow's slot is free, [`VmStats::take_back_ended`] undoes this.
-    pub fn ended(&self, slot: u32, generation: u32, tx: Counter, rx: Counter) {
+    pub fn ended(&self, slot: SlotIndex, generation: u32, tx: Counter, rx: Counter) {
         let c = self.counters;
         // SAFETY: `new`'s promise; only the row's owner changes these, so a copy is as good as an
         // atomic load, and the stores are in this order.
@@ -175,7 +176,7 @@ impl VmStats {
             (&raw mut (*before).tx).write_volatile((&raw const (*c).ended_tx).read_volatile());
             (&raw mut (*before).rx).write_volatile((&raw const (*c).ended_rx).read_volatile());
             (&raw mut (*before).ended).write_volatile((&raw const (*c).ended).read_volatile());
-            of.store(slot.saturating_add(1), Release);
+            of.store(slot.get().saturating_add(1), Release);
             std::sync::atomic::fence(Release);
         }
         self.traffic(Traffic::EndedTx, tx.packets, tx.bytes);
@@ -184,14 +185,14 @@ impl VmStats {
     }
 
     /// Undoes what a dead owner had begun to add for a flow whose slot is not free.
-    pub fn take_back_ended(&self, slot: u32, generation: u32) {
+    pub fn take_back_ended(&self, slot: SlotIndex, generation: u32) {
         let c = self.counters;
         // SAFETY: as above; the process that wrote it is dead.
         unsafe {
             let before: *mut EndedBefore = &raw mut (*c).ended_before;
             let of = AtomicU32::from_ptr(&raw mut (*before).slot);
             let same = (&raw const (*before).generation).read_volatile() == generation;
-            if of.load(Acquire) != slot.saturating_add(1) || !same {
+            if of.load(Acquire) != slot.get().saturating_add(1) || !same {
                 return;
             }
             (&raw mut (*c).ended_tx).write_volatile((&raw const (*before).tx).read_volatile());

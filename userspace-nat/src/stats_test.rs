@@ -1,4 +1,4 @@
-use slipgate_abi::{DropCounters, RuleRefusals, VmCounters};
+use slipgate_abi::{DropCounters, RuleIndex, RuleRefusals, VmCounters};
 
 use super::VmStats;
 
@@ -9,13 +9,13 @@ fn a_rule_keeps_its_place_when_one_before_comes_free() {
     // SAFETY: both outlive it, and only this thread has them.
     let stats = unsafe { VmStats::new(counters, &raw mut drops) };
     for rule in [3, 7] {
-        stats.refused_by(rule);
+        stats.refused_by(RuleIndex::new(rule));
     }
     // A broker takes the first one's count away, since its rule is another now.
     // SAFETY: as above.
     unsafe { (*counters).refused_by_rule[0] = RuleRefusals::default() };
     for rule in [7, 9] {
-        stats.refused_by(rule);
+        stats.refused_by(RuleIndex::new(rule));
     }
     let places = stats.snapshot().0.refused_by_rule;
     let named = |place: RuleRefusals| (place.rule, place.flows);

@@ -5,6 +5,8 @@
 //! was requested in between, and a thaw after that freeze counts again.
 use std::collections::BTreeMap;
 
+use slipgate_abi::VmRow;
+
 /// VMs that are about to be thawed, by request.
 #[derive(Debug, Default)]
 pub(super) struct Thaws(BTreeMap<u64, Thaw>);
@@ -13,19 +15,19 @@ pub(super) struct Thaws(BTreeMap<u64, Thaw>);
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Thaw {
     /// The thaw is valid, for the VM of this row.
-    Of(u32),
+    Of(VmRow),
     /// The VM was frozen again meanwhile.
     Undone,
 }
 
 impl Thaws {
     /// Records that a thaw was requested.
-    pub(super) fn begin(&mut self, request: u64, row: u32) {
+    pub(super) fn begin(&mut self, request: u64, row: VmRow) {
         self.0.insert(request, Thaw::Of(row));
     }
 
     /// Cancels the thaws of a VM, because it is to be frozen.
-    pub(super) fn undo(&mut self, row: u32) {
+    pub(super) fn undo(&mut self, row: VmRow) {
         let all = self.0.values_mut();
         let of_row = all.filter(|thaw| **thaw == Thaw::Of(row));
         of_row.for_each(|thaw| *thaw = Thaw::Undone);

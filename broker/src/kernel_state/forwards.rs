@@ -11,7 +11,7 @@ use std::{
 };
 
 use anyhow::Context as _;
-use slipgate_abi::{ForwardKey, ForwardTarget};
+use slipgate_abi::{ForwardKey, ForwardTarget, RuleIndex, VmId};
 use slipgate_control::{maps::Insert, vm::OpenVm};
 use slipgate_ipc::engine::{ForwardSocket, ToEngine};
 use slipgate_policy::{Described, PolicySet, document::Forward};
@@ -206,7 +206,7 @@ impl Attached {
         Ok(ToEngine::ChangeForwards {
             id,
             vm: open.id,
-            row: open.row as u16,
+            row: open.row,
             removed: removed
                 .iter()
                 .map(|port| (port.protocol, port.address()))
@@ -239,9 +239,9 @@ impl Attached {
     /// that are no longer forwarded. The sockets are bound by now, so no port of another process
     /// is taken.
     pub(crate) fn write_forwards(&self) -> anyhow::Result<()> {
-        let ids: BTreeSet<u32> = self.vms.iter().map(|vm| vm.open.id).collect();
+        let ids: BTreeSet<VmId> = self.vms.iter().map(|vm| vm.open.id).collect();
         let forwards = &self.datapath.maps().forwards;
-        forwards.remove_if(|_, target| ids.contains(&target.vm))?;
+        forwards.remove_if(|_, target| ids.contains(&target.id()))?;
         let by_name = self.open_by_name();
         for (port, held) in &self.forwards.0 {
             if let Some(open) = by_name.get(held.vm.as_str()) {
@@ -260,12 +260,7 @@ impl Attached {
         if !port.is_from_links() {
             return Ok(());
         }
-        let target = ForwardTarget {
-            vm: open.id,
-            vm_row: open.row,
-            guest_port: held.guest_port,
-            pad: [0; 6],
-        };
+        let target = ForwardTarget::new(open.id, open.row, held.guest_port);
         let forwards = &self.datapath.maps().forwards;
         forwards
             .insert(&port.key(), &target, Insert::Any)
@@ -294,12 +289,12 @@ impl Attached {
         Ok(ForwardSocket {
             socket: held.socket.as_fd().try_clone_to_owned()?,
             vm: open.id,
-            vm_row: open.row as u16,
+            vm_row: open.row,
             protocol: port.protocol,
             host: port.address(),
             guest_port: held.guest_port,
-            rule: self.forward_rules().start + at,
-            relayed_rule: self.relayed_rules.start + at,
+            rule: RuleIndex::new(self.forward_rules().start + at),
+            relayed_rule: RuleIndex::new(self.relayed_rules.start + at),
         })
     }
 

@@ -1,4 +1,5 @@
 //! Builds the engine's view of the host's network from netlink data.
+use slipgate_abi::IfIndex;
 use std::net::Ipv4Addr;
 
 use ipnet::Ipv4Net;
@@ -12,7 +13,7 @@ use crate::config::GuestNetwork;
 /// may leave. `source`: preferred source address of the host's routes by it.
 pub(super) fn view(
     network: &Network,
-    uplink: u32,
+    uplink: IfIndex,
     source: Option<Ipv4Addr>,
     guests: &GuestNetwork,
 ) -> NetworkView {
@@ -73,7 +74,7 @@ fn route(route: &netlink::Route) -> Option<RouteEntry> {
     Some(RouteEntry {
         prefix: Ipv4Net::new(route.destination, route.prefix_len).ok()?,
         kind,
-        ifindex: route.oif.unwrap_or(0),
+        ifindex: route.oif.unwrap_or(IfIndex::NONE),
         gateway: route.gateway,
         prefsrc: route.source,
         metric: route.metric,

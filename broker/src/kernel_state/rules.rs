@@ -18,7 +18,7 @@ use std::{
 
 use anyhow::{Context as _, bail};
 use slipgate_abi::{
-    Verdict,
+    RuleIndex, Verdict,
     maps::{MAX_RULES, RuleElement},
 };
 use slipgate_control::{Paths, maps::SharedMaps, owner};
@@ -53,7 +53,7 @@ pub(crate) fn write(
     let what = || format!("locking {}", run_dir.display());
     let dir = File::open(run_dir).with_context(what)?;
     dir.lock().with_context(what)?;
-    let element = |index| maps.rule_element(index);
+    let element = |index| maps.rule_element(RuleIndex::new(index));
     let present: Vec<Whole> = (0..MAX_RULES)
         .map(|index| element(index).map_or(FREE, |element| element.whole))
         .collect();
@@ -85,7 +85,7 @@ pub(crate) fn write(
     claimed.extend(kept.iter().cloned());
     writer.claim(&claimed)?;
     for (index, rule) in run.clone().zip(rules) {
-        maps.set_rule(index, rule.element(), &rule.text);
+        maps.set_rule(RuleIndex::new(index), rule.element(), &rule.text);
     }
     Ok(run)
 }
@@ -175,7 +175,7 @@ fn first(
 
 fn named_by_flows(maps: &SharedMaps) -> HashSet<u32> {
     use std::sync::atomic::Ordering::Relaxed;
-    (0..maps.slots())
+    maps.slot_indexes()
         .filter_map(|index| maps.slot(index))
         .filter(|slot| slot.verdict().load(Relaxed) != Verdict::Free as u32)
         .map(|slot| slot.rule())

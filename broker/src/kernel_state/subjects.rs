@@ -12,7 +12,7 @@ use super::Attached;
 
 impl Attached {
     /// Returns the row of a VM that is served here.
-    pub(crate) fn row_of(&self, name: &str) -> Option<u32> {
+    pub(crate) fn row_of(&self, name: &str) -> Option<VmRow> {
         let found = self.vms.iter().find(|vm| vm.config.name == name);
         found.map(|vm| vm.open.row)
     }
@@ -36,9 +36,7 @@ impl Attached {
             (Scope::Vm | Scope::Flows, Some(Target::Vm(name))) => {
                 let row = self.row_of(&name);
                 let row = row.ok_or_else(|| Box::new(self.unknown_vm()))?;
-                Ok(Some(Subject::Vm {
-                    row: VmRow::new(row as u16),
-                }))
+                Ok(Some(Subject::Vm { row }))
             }
             (Scope::Flows, Some(Target::Flow(id))) => {
                 let subject = match FlowId::parse(&id) {
@@ -66,7 +64,7 @@ impl Attached {
         let ours = maps.chunks_of(self.owner.row());
         let is_it = id.instance == maps.instance()
             && id.generation == generation
-            && ours.iter().any(|chunk| chunk.contains(&slot));
+            && ours.iter().any(|chunk| chunk.contains(&slot.get()));
         is_it.then_some(Subject::Flow { slot, generation })
     }
 

@@ -1,4 +1,5 @@
 //! TAPs that go and come again, and MTUs that change.
+use slipgate_abi::IfIndex;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
@@ -27,7 +28,7 @@ impl Attached {
         let network = self.watch.network();
         let changes = serve::follow_taps(&self.datapath, network, &served, self.hook)?;
         let mut tell = Vec::new();
-        let came = |(_, change): &(u32, TapChange)| matches!(change, TapChange::Again { .. });
+        let came = |(_, change): &(_, TapChange)| matches!(change, TapChange::Again { .. });
         let again = changes.iter().any(came);
         for (row, change) in changes {
             let Some(index) = self.vms.iter().position(|vm| vm.open.row == row) else {
@@ -67,7 +68,7 @@ impl Attached {
     }
 
     /// Applies the settings, besides the program, that a recreated TAP needs.
-    fn equip(&self, tap: &str, ifindex: u32) -> anyhow::Result<()> {
+    fn equip(&self, tap: &str, ifindex: IfIndex) -> anyhow::Result<()> {
         if let Some(mtu) = self.config.network.mtu {
             Device::with_index(ifindex)?.set_mtu(mtu)?;
         }

@@ -1,5 +1,6 @@
 //! TAPs: attached and brought up, recorded for a successor, and shut when no process serves them.
 use anyhow::Context as _;
+use slipgate_abi::IfIndex;
 use slipgate_control::{attach::Program, device::Device, serve, vm};
 use slipgate_policy::one_line;
 
@@ -7,7 +8,7 @@ use super::{Attached, ServedVm, xdp};
 
 impl Attached {
     /// Whether a device is a TAP with a guest's program, of any process.
-    pub(super) fn is_served(&self, ifindex: u32) -> bool {
+    pub(super) fn is_served(&self, ifindex: IfIndex) -> bool {
         let program = Program::GuestEgress;
         self.datapath.is_attached(program, ifindex)
     }
@@ -40,7 +41,7 @@ impl Attached {
     pub(crate) fn close_departed(&mut self) -> anyhow::Result<()> {
         self.shut_departed()?;
         let maps = self.datapath.maps();
-        let departed: Vec<u32> = vm::rows_of(maps, self.owner.row())
+        let departed: Vec<_> = vm::rows_of(maps, self.owner.row())
             .filter(|row| self.vms.iter().all(|vm| vm.open.row != *row))
             .collect();
         for row in departed {

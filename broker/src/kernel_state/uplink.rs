@@ -1,5 +1,6 @@
 //! The device that leads to the world.
 use anyhow::{Context as _, anyhow, bail};
+use slipgate_abi::IfIndex;
 use slipgate_control::{attach::Program, netlink::Network};
 use slipgate_policy::document::ConfigError;
 
@@ -10,7 +11,7 @@ use crate::config::Config;
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Uplink {
     pub(crate) name: String,
-    pub(crate) ifindex: u32,
+    pub(crate) ifindex: IfIndex,
     pub(crate) has_l2: bool,
 }
 

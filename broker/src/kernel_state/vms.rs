@@ -1,6 +1,6 @@
 //! The served VMs: their rows, their quotas, and their specifications for the engine.
 use anyhow::Context as _;
-use slipgate_abi::{VmId, VmRow};
+use slipgate_abi::IfIndex;
 use slipgate_control::{
     device::Device,
     netlink::Network,
@@ -31,7 +31,7 @@ pub(crate) struct ServedVm {
     pub(crate) config: VmConfig,
     pub(crate) open: OpenVm,
     /// Interface index of its TAP; `None` if no TAP has the name.
-    pub(crate) tap_ifindex: Option<u32>,
+    pub(crate) tap_ifindex: Option<IfIndex>,
     pub(crate) mtu: u32,
     /// Whether its TAP was brought up, so that the engine has the VM.
     pub(crate) is_up: bool,
@@ -86,7 +86,7 @@ impl Attached {
 
     /// Takes a TAP down, because its VMM may have brought it up, which would lead to the host's own
     /// stack. Sets its MTU and returns it, L3 bytes.
-    fn prepare_tap(&self, tap: u32) -> anyhow::Result<u32> {
+    fn prepare_tap(&self, tap: IfIndex) -> anyhow::Result<u32> {
         let device = Device::with_index(tap)?;
         if !self.is_served(tap) {
             device.set_up(false)?;
@@ -131,8 +131,8 @@ impl Attached {
     pub(crate) fn vm_spec(&self, vm: &ServedVm) -> VmSpec {
         let network = &self.config.network;
         VmSpec {
-            id: VmId::new(vm.open.id),
-            row: VmRow::new(vm.open.row as u16),
+            id: vm.open.id,
+            row: vm.open.row,
             name: vm.config.name.clone(),
             labels: vm.config.labels.clone(),
             guest: vm.config.ip,
@@ -163,7 +163,7 @@ fn credits_of(vms: usize) -> u32 {
 ///
 /// # Errors
 /// The device does not exist, or is not a TAP.
-pub(crate) fn tap_of(vm: &VmConfig, network: &Network) -> Result<u32, ConfigError> {
+pub(crate) fn tap_of(vm: &VmConfig, network: &Network) -> Result<IfIndex, ConfigError> {
     let refused =
         |problem: String, remedy: String| Err(ConfigError::new("--tap", &vm.tap, problem, remedy));
     let Some(link) = network.link_by_name(&vm.tap) else {

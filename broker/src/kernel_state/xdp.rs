@@ -1,5 +1,6 @@
 //! Placement of the guard. XDP drops frames before an skb is allocated, but linearises large frames
 //! on a device that offers TSO. So on such a device the guard is attached on request only.
+use slipgate_abi::IfIndex;
 use slipgate_control::{
     Datapath, Result,
     attach::{Program, XdpMode},
@@ -11,7 +12,12 @@ use crate::{
 };
 
 /// Attaches the guard to a TAP, or detaches it, according to `--xdp`.
-pub(super) fn guard(datapath: &Datapath, config: &Config, name: &str, ifindex: u32) -> Result<()> {
+pub(super) fn guard(
+    datapath: &Datapath,
+    config: &Config,
+    name: &str,
+    ifindex: IfIndex,
+) -> Result<()> {
     let wanted = match config.xdp {
         Xdp::On => true,
         Xdp::Off => false,

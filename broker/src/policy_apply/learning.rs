@@ -14,6 +14,7 @@
 //! little later, and the VM is open until then. On any other failure the VM is frozen.
 //!
 //! None of this is kept for a successor.
+use slipgate_abi::{VmId, VmRow};
 use std::{
     os::fd::{AsFd as _, OwnedFd},
     time::{Duration, Instant},
@@ -223,7 +224,7 @@ impl PolicyChanges {
             .vms
             .iter()
             .filter(|vm| is_over(&vm.config.name));
-        let (rows, ids): (Vec<u32>, Vec<u32>) = vms.map(|vm| (vm.open.row, vm.open.id)).unzip();
+        let (rows, ids): (Vec<VmRow>, Vec<VmId>) = vms.map(|vm| (vm.open.row, vm.open.id)).unzip();
         let mut closed = Err(anyhow::anyhow!("never tried"));
         for learning in [all, with_room] {
             let read = Read::again(&parts.attached, &learning).map_err(anyhow::Error::from);

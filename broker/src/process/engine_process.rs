@@ -6,6 +6,7 @@ use std::{
 
 use anyhow::{Context as _, bail};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use slipgate_abi::RuleIndex;
 use slipgate_ipc::{
     channel::{Channel, MAX_FDS, Received, memory_file},
     engine::{FromEngine, OnExit, Start, ToEngine},
@@ -49,7 +50,7 @@ impl EngineProcess {
             flow_log_events: config.flow_log_events.clone(),
             vms: attached.vm_specs(),
             policies: compiled.as_fd(),
-            rule_base: attached.rules.start,
+            rule_base: RuleIndex::new(attached.rules.start),
             forward_texts: forward_texts(config).collect(),
             resolvers: attached.resolvers.now().to_vec(),
             nat_ports: (*config.nat_ports.start(), *config.nat_ports.end()),

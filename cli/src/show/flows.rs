@@ -270,14 +270,14 @@ pub(crate) fn frozen(maps: &ReadOnlyMaps) -> BTreeSet<String> {
 }
 
 fn is_frozen(maps: &ReadOnlyMaps, slot: &SlotSnapshot) -> bool {
-    let vm = maps.vm(slot.vm_row).filter(|vm| vm.id == slot.vm);
+    let vm = maps.vm(slot.vm_row).filter(|vm| vm.id == slot.vm.get());
     vm.is_some_and(|vm| vm.flags & VmFlags::FROZEN != 0)
 }
 
 /// The name in the VM's row; a number when the row is another VM's by now.
 fn vm_name(maps: &ReadOnlyMaps, slot: &SlotSnapshot) -> String {
     match maps.vm(slot.vm_row) {
-        Some(vm) if vm.id == slot.vm => ReadOnlyMaps::name(&vm),
+        Some(vm) if vm.id == slot.vm.get() => ReadOnlyMaps::name(&vm),
         _ => format!("#{}", slot.vm),
     }
 }

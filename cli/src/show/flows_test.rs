@@ -1,11 +1,11 @@
 use serde_json::json;
-use slipgate_abi::{Verdict, tcp::TcpBits};
+use slipgate_abi::{IfIndex, RuleIndex, SlotIndex, Verdict, VmId, VmRow, tcp::TcpBits};
 
 use super::*;
 
 fn slot() -> SlotSnapshot {
     SlotSnapshot {
-        index: 3,
+        index: SlotIndex::new(3),
         generation: 1,
         verdict: Verdict::Fast,
         protocol: Protocol::Tcp,
@@ -17,8 +17,8 @@ fn slot() -> SlotSnapshot {
         rx_bytes: 30_000,
         tx_last_ns: 4_000_000_000,
         rx_last_ns: 4_500_000_000,
-        vm: 1,
-        vm_row: 1,
+        vm: VmId::new(1),
+        vm_row: VmRow::new(1),
         guest: [10, 0, 2, 15].into(),
         guest_port: 40_000,
         remote: [192, 0, 2, 1].into(),
@@ -28,8 +28,8 @@ fn slot() -> SlotSnapshot {
         flags: 0,
         isn: 1,
         created_ns: 1_000_000_000,
-        rule: 0,
-        uplink_ifindex: 2,
+        rule: RuleIndex::new(0),
+        uplink_ifindex: IfIndex::new(2),
         owner: 0,
         connect_us: 0,
         epoch: 1,

@@ -4,6 +4,7 @@ use std::{
     path::Path,
 };
 
+use slipgate_abi::SlotIndex;
 use slipgate_ipc::{
     client::{ClientAnswer, ClientRequest, ask},
     engine::{
@@ -29,7 +30,7 @@ pub(crate) struct Known {
     /// Refusals by VM, with the last of each kind.
     pub(crate) refused: BTreeMap<String, Vec<RefusedSample>>,
     /// The names that opened flows' addresses, by slot and generation.
-    pub(crate) flows: HashMap<(u32, u32), String>,
+    pub(crate) flows: HashMap<(SlotIndex, u32), String>,
     /// Traffic of relayed flows, by VM.
     pub(crate) relayed: BTreeMap<String, RelayedCounts>,
     /// The relayed flows that live.

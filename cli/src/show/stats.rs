@@ -10,7 +10,9 @@ use std::{
 
 use serde::Serialize;
 use serde_json::Value;
-use slipgate_abi::{Counter, DropCounters, DropReason, Refusal, VmCounters, vm::VmFlags};
+use slipgate_abi::{
+    Counter, DropCounters, DropReason, IfIndex, Refusal, VmCounters, VmId, VmRow, vm::VmFlags,
+};
 use slipgate_control::maps::{ReadOnlyMaps, SlotSnapshot};
 use slipgate_ipc::engine::{NameCounts, RefusedSample, RelayedCounts};
 
@@ -340,7 +342,7 @@ pub(crate) fn read(maps: &ReadOnlyMaps, which: Which<'_>) -> Stats {
 }
 
 fn read_once(maps: &ReadOnlyMaps, which: Which<'_>) -> Stats {
-    let mut live: HashMap<u32, Vec<SlotSnapshot>> = HashMap::new();
+    let mut live: HashMap<VmId, Vec<SlotSnapshot>> = HashMap::new();
     for flow in maps.flows() {
         live.entry(flow.vm).or_default().push(flow);
     }
@@ -359,18 +361,20 @@ fn read_once(maps: &ReadOnlyMaps, which: Which<'_>) -> Stats {
             continue;
         }
         let (counters, drops) = of_row(row);
-        let flows = live.get(&vm.id).map_or(&[][..], Vec::as_slice);
+        let flows = live.get(&VmId::new(vm.id)).map_or(&[][..], Vec::as_slice);
         let mut of_vm = VmStats::new(name, &counters, &drops, flows);
         of_vm.arp_answers += vm.arp_answered;
         of_vm.refused_by = rules::of(&counters, |rule| maps.rule(rule));
         of_vm.frozen = vm.flags & VmFlags::FROZEN != 0;
-        let dropped = links.as_ref().map(|links| links.tx_dropped(vm.tap_ifindex));
+        let dropped = links
+            .as_ref()
+            .map(|links| links.tx_dropped(IfIndex::new(vm.tap_ifindex)));
         of_vm.tap_tx_dropped = dropped.flatten();
         vms.push(of_vm);
     }
     // Row 0 is nobody's: what can't be attributed to a VM.
     let mut total = if which.name.is_none() {
-        let (counters, drops) = of_row(0);
+        let (counters, drops) = of_row(VmRow::NOBODY);
         VmStats::new("(all)".into(), &counters, &drops, &[])
     } else {
         VmStats {

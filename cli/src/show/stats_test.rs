@@ -1,4 +1,5 @@
 use serde_json::json;
+use slipgate_abi::RuleIndex;
 
 use super::*;
 
@@ -56,7 +57,7 @@ fn rules_that_refused_are_named() {
         counters.refused_by_rule[place].rule = rule + 1;
         counters.refused_by_rule[place].flows = flows;
     }
-    let texts = |rule: u32| Some(format!("--deny {rule}"));
+    let texts = |rule: RuleIndex| Some(format!("--deny {rule}"));
     let mut one = VmStats::new("a".into(), &counters, &DropCounters::default(), &[]);
     one.refused_by = rules::of(&counters, texts);
     one.tap_tx_dropped = Some(5);

@@ -31,6 +31,16 @@ pub struct ForwardTarget {
 }
 
 impl ForwardTarget {
+    /// Target of a port of a VM's guest, host order.
+    pub const fn new(id: VmId, row: VmRow, guest_port: u16) -> Self {
+        Self {
+            vm: id.get(),
+            vm_row: row.word(),
+            guest_port,
+            pad: [0; 6],
+        }
+    }
+
     /// Id of the VM.
     pub const fn id(&self) -> VmId {
         VmId::new(self.vm)

@@ -128,6 +128,29 @@ impl SlotIndex {
     pub const fn chunk(self) -> u32 {
         self.0 / SLOTS_PER_CHUNK
     }
+
+    /// Position of the slot in its chunk.
+    #[inline(always)]
+    pub const fn position(self) -> usize {
+        (self.0 % SLOTS_PER_CHUNK) as usize
+    }
+
+    /// First slot of a chunk.
+    pub const fn of_chunk(chunk: u32) -> Self {
+        Self(chunk * SLOTS_PER_CHUNK)
+    }
+}
+
+impl RuleIndex {
+    /// The rule `n` elements behind this one.
+    pub const fn nth(self, n: u32) -> Self {
+        Self(self.0.saturating_add(n))
+    }
+
+    /// How many elements the rule is behind `first`; `None` if it precedes it.
+    pub const fn offset_from(self, first: Self) -> Option<u32> {
+        self.0.checked_sub(first.0)
+    }
 }
 
 impl IfIndex {

@@ -29,6 +29,8 @@ fn rows_are_those_that_the_map_has() {
 fn a_slot_lies_in_its_chunk() {
     for (slot, chunk) in [(0, 0), (SLOTS_PER_CHUNK - 1, 0), (SLOTS_PER_CHUNK, 1)] {
         assert_eq!(SlotIndex::new(slot).chunk(), chunk);
+        let first = SlotIndex::of_chunk(chunk);
+        assert_eq!(first.get() + SlotIndex::new(slot).position() as u32, slot);
     }
 }
 

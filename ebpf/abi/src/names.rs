@@ -1,7 +1,7 @@
 //! Addresses that DNS answers opened to a VM, and the names that opened them. Engines store them
 //! for their successors and for display (`bpftool map dump`); no program reads them.
 
-use crate::Ip4;
+use crate::{Ip4, VmId};
 
 /// Longest name in wire form, octets (RFC 1035 section 3.1).
 pub const MAX_NAME_LEN: usize = 255;
@@ -21,12 +21,17 @@ pub struct NameKey {
 
 impl NameKey {
     /// Key of a name in wire form, in lower case.
-    pub fn new(vm: u32, addr: Ip4, name: &[u8]) -> Self {
+    pub fn new(vm: VmId, addr: Ip4, name: &[u8]) -> Self {
         Self {
-            vm,
+            vm: vm.get(),
             addr,
             hash: hash(name),
         }
+    }
+
+    /// Id of the VM.
+    pub const fn id(&self) -> VmId {
+        VmId::new(self.vm)
     }
 }
 

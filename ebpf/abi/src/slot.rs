@@ -70,6 +70,14 @@ pub struct FlowRef {
 }
 
 impl FlowRef {
+    /// Reference to the flow that a slot holds in this generation.
+    pub const fn new(slot: SlotIndex, generation: u32) -> Self {
+        Self {
+            slot: slot.get(),
+            generation,
+        }
+    }
+
     /// Index of the slot that the reference names.
     pub const fn index(&self) -> SlotIndex {
         SlotIndex::new(self.slot)

@@ -14,6 +14,14 @@ pub struct TapEntry {
 }
 
 impl TapEntry {
+    /// Entry of a VM's TAP.
+    pub const fn new(id: VmId, row: VmRow) -> Self {
+        Self {
+            vm: id.get(),
+            vm_row: row.word(),
+        }
+    }
+
     /// Id of the VM.
     pub const fn id(&self) -> VmId {
         VmId::new(self.vm)

@@ -14,6 +14,7 @@
 pub(crate) mod clsact;
 pub(crate) mod link;
 
+use slipgate_abi::IfIndex;
 use std::{fs, os::fd::BorrowedFd};
 
 use crate::{Error, Paths, Result, bpf, device::Device};
@@ -102,7 +103,7 @@ pub struct Attached {
     /// Program that is attached.
     pub program: Program,
     /// Index of the interface.
-    pub ifindex: u32,
+    pub ifindex: IfIndex,
     /// Kind of the attachment.
     pub by: AttachedBy,
 }
@@ -128,7 +129,7 @@ impl Attached {
         };
         Some(Self {
             program,
-            ifindex: ifindex.parse().ok()?,
+            ifindex: IfIndex::new(ifindex.parse().ok()?),
             by,
         })
     }
@@ -152,7 +153,7 @@ pub(crate) fn are_defunct(paths: &Paths) -> Result<bool> {
     let mut has_port = false;
     for attached in pinned(paths)? {
         match attached.by {
-            AttachedBy::Link if link::target(&paths.pin(&attached.pin_name()))? != 0 => {
+            AttachedBy::Link if link::target(&paths.pin(&attached.pin_name()))?.is_some() => {
                 return Ok(false);
             }
             AttachedBy::Link => has_port |= attached.program == Program::EnginePort,
@@ -172,7 +173,7 @@ pub(crate) fn program_id(fd: BorrowedFd<'_>) -> Result<u32> {
 }
 
 /// Adds the program and the interface to an error of a system call.
-pub(crate) fn explain(error: Error, program: Program, ifindex: u32) -> Error {
+pub(crate) fn explain(error: Error, program: Program, ifindex: IfIndex) -> Error {
     let name = Device::with_index(ifindex).map_or_else(
         |_| format!("ifindex {ifindex} (gone)"),
         |device| device.name().to_owned(),

@@ -17,7 +17,7 @@ fn pin_names_are_read_back() {
         for by in [AttachedBy::Link, AttachedBy::Clsact] {
             let attached = Attached {
                 program,
-                ifindex: 4_000_000_000,
+                ifindex: IfIndex::new(4_000_000_000),
                 by,
             };
             assert_eq!(
@@ -235,7 +235,7 @@ fn a_link_whose_interface_is_gone_is_removed() {
 fn an_interface_that_is_not_there_is_named() {
     in_netns("an_interface_that_is_not_there_is_named", || {
         let text = datapath()
-            .attach(Program::GuestEgress, 4_711, Hook::Tcx)
+            .attach(Program::GuestEgress, IfIndex::new(4_711), Hook::Tcx)
             .unwrap_err()
             .to_string();
         assert!(

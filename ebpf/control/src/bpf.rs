@@ -3,6 +3,7 @@
 //! The commands on maps work without any capability, on descriptors that were passed to the
 //! process.
 
+use slipgate_abi::IfIndex;
 use std::{
     ffi::CString,
     io,
@@ -109,12 +110,12 @@ pub(crate) enum Place {
 /// Attaches a program to an interface.
 pub(crate) fn link_create_tcx(
     program: BorrowedFd<'_>,
-    ifindex: u32,
+    ifindex: IfIndex,
     place: Place,
 ) -> io::Result<OwnedFd> {
     let mut attr = zeroed();
     attr.link_create.__bindgen_anon_1.prog_fd = number(program);
-    attr.link_create.__bindgen_anon_2.target_ifindex = ifindex;
+    attr.link_create.__bindgen_anon_2.target_ifindex = ifindex.get();
     attr.link_create.attach_type = bpf_attach_type::BPF_TCX_INGRESS as u32;
     // Relative to no program: an end of the chain.
     attr.link_create.flags = match place {
@@ -127,12 +128,12 @@ pub(crate) fn link_create_tcx(
 /// Attaches an XDP program to an interface. `flags`: `XDP_FLAGS_*`.
 pub(crate) fn link_create_xdp(
     program: BorrowedFd<'_>,
-    ifindex: u32,
+    ifindex: IfIndex,
     flags: u32,
 ) -> io::Result<OwnedFd> {
     let mut attr = zeroed();
     attr.link_create.__bindgen_anon_1.prog_fd = number(program);
-    attr.link_create.__bindgen_anon_2.target_ifindex = ifindex;
+    attr.link_create.__bindgen_anon_2.target_ifindex = ifindex.get();
     attr.link_create.attach_type = bpf_attach_type::BPF_XDP as u32;
     attr.link_create.flags = flags;
     call(bpf_cmd::BPF_LINK_CREATE, &mut attr).map(owned)
@@ -155,10 +156,10 @@ pub(crate) fn link_detach(link: BorrowedFd<'_>) -> io::Result<()> {
 
 /// Returns the ids of the programs at an interface's tcx ingress, in the order in which they run;
 /// at most 64, which is the kernel's limit.
-pub(crate) fn tcx_programs(ifindex: u32) -> io::Result<Vec<u32>> {
+pub(crate) fn tcx_programs(ifindex: IfIndex) -> io::Result<Vec<u32>> {
     let mut ids = [0u32; 64];
     let mut attr = zeroed();
-    attr.query.__bindgen_anon_1.target_ifindex = ifindex;
+    attr.query.__bindgen_anon_1.target_ifindex = ifindex.get();
     attr.query.attach_type = bpf_attach_type::BPF_TCX_INGRESS as u32;
     attr.query.prog_ids = ids.as_mut_ptr() as u64;
     attr.query.__bindgen_anon_2.count = ids.len() as u32;

@@ -2,6 +2,7 @@
 //!
 //! All of them concern the calling thread's network namespace.
 
+use slipgate_abi::IfIndex;
 use std::{
     ffi::CStr,
     fs, io,
@@ -32,10 +33,10 @@ impl Device {
     ///
     /// # Errors
     /// There is no such device.
-    pub fn with_index(ifindex: u32) -> Result<Self> {
+    pub fn with_index(ifindex: IfIndex) -> Result<Self> {
         let mut name = [0 as libc::c_char; libc::IF_NAMESIZE];
         // SAFETY: room for a name, as the call wants.
-        let found = unsafe { libc::if_indextoname(ifindex, name.as_mut_ptr()) };
+        let found = unsafe { libc::if_indextoname(ifindex.get(), name.as_mut_ptr()) };
         if found.is_null() {
             return Err(Error::NoInterface(format!("with index {ifindex}")));
         }
@@ -55,12 +56,12 @@ impl Device {
     ///
     /// # Errors
     /// The device is gone.
-    pub fn ifindex(&self) -> Result<u32> {
+    pub fn ifindex(&self) -> Result<IfIndex> {
         // ENODEV, or a name that can't be one.
         let missing = |_| Error::NoInterface(format!("named `{}`", self.name));
         let request = self.query(libc::SIOCGIFINDEX).map_err(missing)?;
         // SAFETY: the union's field that this request fills.
-        Ok(unsafe { request.ifr_ifru.ifru_ifindex } as u32)
+        Ok(IfIndex::new(unsafe { request.ifr_ifru.ifru_ifindex } as u32))
     }
 
     /// Brings the device up or down.

@@ -1,5 +1,6 @@
 //! Errors of this crate: each says what was tried, on what, and what to do about it.
 
+use slipgate_abi::IfIndex;
 use std::{io, path::PathBuf};
 
 /// Result of an operation of this crate.
@@ -193,7 +194,7 @@ pub enum Error {
     #[error("ifindex {ifindex} already carries slipgate's {program} by {hook}: detach it first")]
     OtherHook {
         /// Index of the interface.
-        ifindex: u32,
+        ifindex: IfIndex,
         /// Name of the program.
         program: &'static str,
         /// Hook by which it is attached.

@@ -7,6 +7,8 @@ use std::{panic, thread};
 
 pub(crate) use skipped::skipped;
 
+use slipgate_abi::IfIndex;
+
 use crate::{Datapath, LoadOptions, Paths, Program, bpf, device::Device, pins};
 
 /// Runs a test in a new network namespace, on a new thread. Reports the test as skipped if it
@@ -92,7 +94,7 @@ pub(crate) fn attached_at(interface: &str, program: Program) -> usize {
 }
 
 /// Makes a persistent TAP, and returns its ifindex.
-pub(crate) fn make_tap(name: &str) -> u32 {
+pub(crate) fn make_tap(name: &str) -> IfIndex {
     run(&format!("ip tuntap add {name} mode tap"));
     Device::named(name).unwrap().ifindex().unwrap()
 }
@@ -110,7 +112,7 @@ pub(crate) fn vm_spec(name: &str) -> crate::vm::VmSpec {
         mtu: 1_500,
         credits: 64,
         policy: 0,
-        tap_ifindex: Some(10_000 + number),
-        port_ifindex: 9_999,
+        tap_ifindex: Some(IfIndex::new(10_000 + number)),
+        port_ifindex: IfIndex::new(9_999),
     }
 }

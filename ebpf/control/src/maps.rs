@@ -27,9 +27,9 @@ use std::{
 use aya::Pod;
 use slipgate_abi::{
     ABI_VERSION, DropCounters, FlowRef, ForwardKey, ForwardTarget, NameKey, NameValue, NextHop,
-    NextHopRef, RateLimits, RuleRefusals, Sequences, SequencesRef, Slot, SlotRef, TapEntry, Tuple,
-    Vm, VmCounters, VmRates, VmRef, count::COUNTED_RULES, forward::DenyKey, maps,
-    maps::RuleElement, rate::RateRef, vm::VmFlags,
+    NextHopRef, RateLimits, RuleIndex, RuleRefusals, Sequences, SequencesRef, Slot, SlotIndex,
+    SlotRef, TapEntry, Tuple, Vm, VmCounters, VmRates, VmRef, VmRow, count::COUNTED_RULES,
+    forward::DenyKey, maps, maps::RuleElement, rate::RateRef, vm::VmFlags,
 };
 
 pub(crate) use self::pinned::{abi_version_of, check_pinned, open_pins};
@@ -174,38 +174,43 @@ impl SharedMaps {
         self.memory.slots.elements()
     }
 
+    /// Returns the indexes of all slots.
+    pub fn slot_indexes(&self) -> impl Iterator<Item = SlotIndex> + use<> {
+        (0..self.slots()).map(SlotIndex::new)
+    }
+
     /// Returns a slot; `None` beyond the last.
-    pub fn slot(&self, index: u32) -> Option<SlotRef> {
+    pub fn slot(&self, index: SlotIndex) -> Option<SlotRef> {
         // SAFETY: an element of SLOTS; the mapping is never taken down.
-        Some(unsafe { SlotRef::new(self.memory.slots.at(index)?) })
+        Some(unsafe { SlotRef::new(self.memory.slots.at(index.get())?) })
     }
 
     /// Returns the TCP sequence state of a slot's connection; `None` beyond the last.
-    pub fn sequences(&self, index: u32) -> Option<SequencesRef> {
+    pub fn sequences(&self, index: SlotIndex) -> Option<SequencesRef> {
         // SAFETY: an element of SEQUENCES; the mapping is never taken down.
-        Some(unsafe { SequencesRef::new(self.memory.sequences.at(index)?) })
+        Some(unsafe { SequencesRef::new(self.memory.sequences.at(index.get())?) })
     }
 
     /// Returns a VM's row; `None` beyond the last. Row 0 belongs to no VM.
-    pub fn vm(&self, row: u32) -> Option<VmRef> {
+    pub fn vm(&self, row: VmRow) -> Option<VmRef> {
         // SAFETY: an element of VMS; the mapping is never taken down.
-        Some(unsafe { VmRef::new(self.memory.vms.at(row)?) })
+        Some(unsafe { VmRef::new(self.memory.vms.at(row.word())?) })
     }
 
     /// Freezes or thaws a VM. The programs drop all packets of a frozen VM, in both directions and
     /// from the engine. Returns whether the row exists.
-    pub fn set_frozen(&self, row: u32, frozen: bool) -> bool {
+    pub fn set_frozen(&self, row: VmRow, frozen: bool) -> bool {
         self.set_flag(row, VmFlags::FROZEN, frozen)
     }
 
     /// Whether a VM is frozen.
-    pub fn is_frozen(&self, row: u32) -> bool {
+    pub fn is_frozen(&self, row: VmRow) -> bool {
         let vm = self.vm(row);
         vm.is_some_and(|vm| vm.flags().load(Acquire) & VmFlags::FROZEN != 0)
     }
 
     /// Sets the rate limits of a VM; `None` removes every limit. Returns whether the row exists.
-    pub fn set_rates(&self, row: u32, rates: Option<VmRates>) -> bool {
+    pub fn set_rates(&self, row: VmRow, rates: Option<VmRates>) -> bool {
         let rates = rates.unwrap_or_default();
         let Some(limits) = self.rate_limits(row) else {
             return false;
@@ -215,18 +220,18 @@ impl SharedMaps {
     }
 
     /// Returns the rate limits of a VM; `None` beyond the last row.
-    pub fn rates(&self, row: u32) -> Option<VmRates> {
+    pub fn rates(&self, row: VmRow) -> Option<VmRates> {
         self.rate_limits(row).map(RateRef::get)
     }
 
     /// Returns the token buckets of a VM, to be charged; `None` beyond the last row.
-    pub fn rate_limits(&self, row: u32) -> Option<RateRef> {
+    pub fn rate_limits(&self, row: VmRow) -> Option<RateRef> {
         // SAFETY: an element of RATES; the mapping is never taken down.
-        Some(unsafe { RateRef::new(self.memory.rates.at(row)?) })
+        Some(unsafe { RateRef::new(self.memory.rates.at(row.word())?) })
     }
 
     /// Sets or clears a flag of a VM's row. Returns whether the row exists.
-    fn set_flag(&self, row: u32, flag: u32, on: bool) -> bool {
+    fn set_flag(&self, row: VmRow, flag: u32, on: bool) -> bool {
         let Some(vm) = self.vm(row) else {
             return false;
         };
@@ -246,20 +251,20 @@ impl SharedMaps {
 
     /// Returns a VM's drop counters, to be changed by [`slipgate_abi::count::drop_packet`]. The
     /// address stays valid as long as the process lives.
-    pub fn drops(&self, row: u32) -> Option<*mut DropCounters> {
-        self.memory.drops.at(row)
+    pub fn drops(&self, row: VmRow) -> Option<*mut DropCounters> {
+        self.memory.drops.at(row.word())
     }
 
     /// Returns a VM's counters, to be changed by atomics. The address stays valid as long as the
     /// process lives.
-    pub fn counters(&self, row: u32) -> Option<*mut VmCounters> {
-        self.memory.counters.at(row)
+    pub fn counters(&self, row: VmRow) -> Option<*mut VmCounters> {
+        self.memory.counters.at(row.word())
     }
 
     /// Writes a rule. Its text is truncated to the field on a character boundary. Returns whether
     /// the element exists.
-    pub fn set_rule(&self, index: u32, rule: RuleElement, text: &str) -> bool {
-        let Some(at) = self.memory.rules.at(index) else {
+    pub fn set_rule(&self, index: RuleIndex, rule: RuleElement, text: &str) -> bool {
+        let Some(at) = self.memory.rules.at(index.get()) else {
             return false;
         };
         let mut rule = rule;
@@ -273,7 +278,7 @@ impl SharedMaps {
     /// Moves the refusals counted for these elements of `RULES` to those by other rules: the
     /// elements are about to hold other rules.
     pub fn forget_refusals_by(&self, rules: std::ops::Range<u32>) {
-        for counters in (0..maps::MAX_VMS).filter_map(|row| self.counters(row)) {
+        for counters in (0..maps::MAX_VMS).filter_map(|row| self.memory.counters.at(row)) {
             // SAFETY: an element of COUNTERS, whose words all sides change by atomics. A refusal
             // counted in between is another rule's in the end.
             unsafe {
@@ -294,7 +299,7 @@ impl SharedMaps {
 
     /// Returns a rule: its identity and its text, which [`text_of`] decodes. `None` beyond the
     /// last.
-    pub fn rule_element(&self, index: u32) -> Option<RuleElement> {
+    pub fn rule_element(&self, index: RuleIndex) -> Option<RuleElement> {
         self.memory.rule_element(index)
     }
 
@@ -377,13 +382,13 @@ impl Memory {
         unsafe { AtomicU32::from_ptr(meta.byte_add(offset).cast()) }
     }
 
-    fn rule(&self, index: u32) -> Option<String> {
+    fn rule(&self, index: RuleIndex) -> Option<String> {
         Some(text_of(&self.rule_element(index)?.text))
     }
 
-    fn rule_element(&self, index: u32) -> Option<RuleElement> {
+    fn rule_element(&self, index: RuleIndex) -> Option<RuleElement> {
         // SAFETY: an element of RULES; bytes and integers have no invalid values.
-        Some(unsafe { self.rules.at(index)?.read_volatile() })
+        Some(unsafe { self.rules.at(index.get())?.read_volatile() })
     }
 }
 

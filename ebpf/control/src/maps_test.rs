@@ -1,6 +1,8 @@
 use std::{collections::HashSet, env, os::fd::AsRawFd, process::Command};
 
-use slipgate_abi::{DropReason, Ip4, count::drop_packet, maps::RuleFlags};
+use slipgate_abi::{
+    DropReason, Ip4, RuleIndex, SlotIndex, VmRow, count::drop_packet, maps::RuleFlags,
+};
 
 use super::*;
 use crate::{
@@ -38,7 +40,7 @@ fn what_a_rule_refused_is_not_its_successors() {
     in_netns("what_a_rule_refused_is_not_its_successors", || {
         let datapath = datapath();
         let maps = datapath.maps();
-        let counters = maps.counters(7).unwrap();
+        let counters = maps.counters(VmRow::new(7)).unwrap();
         // SAFETY: a row that no other thread uses.
         let row = unsafe { &mut *counters };
         for (place, rule, flows) in [(0, 3, 10), (1, 4, 20), (2, 9, 40)] {
@@ -60,7 +62,7 @@ fn a_process_without_capability_uses_what_it_was_handed() {
             let datapath = datapath();
             let maps = datapath.maps();
             maps.flows.insert(&tuple(1), &flow(1), Insert::New).unwrap();
-            maps.set_rule(3, RuleElement::FREE, "allow any");
+            maps.set_rule(RuleIndex::new(3), RuleElement::FREE, "allow any");
             // Without close-on-exec, so that the child has them.
             let numbers: Vec<_> = maps
                 .fds()
@@ -91,18 +93,19 @@ fn a_process_without_capability_uses_what_it_was_handed() {
             );
             assert_eq!(maps.flows.get(&tuple(1)).unwrap(), None);
             assert_eq!(maps.flows.get(&tuple(2)).unwrap(), Some(flow(2)));
-            assert_eq!(maps.slot(7).unwrap().tx_packets().load(Acquire), 77);
+            let slot = maps.slot(SlotIndex::new(7)).unwrap();
+            assert_eq!(slot.tx_packets().load(Acquire), 77);
             assert!(maps.chunks_of(4).into_iter().eq(std::iter::once(0..1_024)));
             assert_eq!(rule_text(maps, 4), "deny any");
             let read = ReadOnlyMaps::open_pinned(&datapath.paths().pin_dir).unwrap();
-            assert_eq!(read.drops(2).unwrap().denied.bytes, 60);
-            assert_eq!(read.rule(4).unwrap(), "deny any");
+            assert_eq!(read.drops(VmRow::new(2)).unwrap().denied.bytes, 60);
+            assert_eq!(read.rule(RuleIndex::new(4)).unwrap(), "deny any");
         },
     );
 }
 
 fn rule_text(maps: &SharedMaps, index: u32) -> String {
-    text_of(&maps.rule_element(index).unwrap().text)
+    text_of(&maps.rule_element(RuleIndex::new(index)).unwrap().text)
 }
 
 #[test]
@@ -131,13 +134,14 @@ fn without_capability() {
     assert_eq!(maps.flows.entries().unwrap(), [(tuple(1), flow(1))]);
     assert!(maps.flows.remove(&tuple(1)).unwrap());
     maps.flows.insert(&tuple(2), &flow(2), Insert::New).unwrap();
-    maps.slot(7)
+    maps.slot(SlotIndex::new(7))
         .unwrap()
         .tx_packets()
         .fetch_add(77, std::sync::atomic::Ordering::AcqRel);
     assert_eq!(maps.claim_chunk(4, 0), Some((0..1_024, true)));
+    let drops = maps.drops(VmRow::new(2)).unwrap();
     // SAFETY: a mapped row.
-    unsafe { drop_packet(maps.drops(2).unwrap(), DropReason::Denied, 1, 60) };
+    unsafe { drop_packet(drops, DropReason::Denied, 1, 60) };
     assert_eq!(rule_text(&maps, 3), "allow any");
     let element = RuleElement {
         meaning: [3; 16],
@@ -146,12 +150,12 @@ fn without_capability() {
         ..RuleElement::FREE
     };
     let long = "x".repeat(200);
-    assert!(maps.set_rule(5, element, &long));
+    assert!(maps.set_rule(RuleIndex::new(5), element, &long));
     assert_eq!(rule_text(&maps, 5), long[..128]);
-    let found = maps.rule_element(5).unwrap();
+    let found = maps.rule_element(RuleIndex::new(5)).unwrap();
     let text = found.text;
     assert_eq!(found, RuleElement { text, ..element });
-    assert!(maps.set_rule(4, RuleElement::FREE, "deny any"));
+    assert!(maps.set_rule(RuleIndex::new(4), RuleElement::FREE, "deny any"));
 }
 
 #[test]
@@ -184,12 +188,17 @@ fn nothing_is_handed_out_beyond_the_end() {
         let datapath = datapath();
         let maps = datapath.maps();
         let last = maps.slots() - 1;
-        assert!(maps.slot(last).is_some() && maps.slot(last + 1).is_none());
-        assert!(maps.vm(maps::MAX_VMS - 1).is_some() && maps.vm(maps::MAX_VMS).is_none());
+        let slot = |index| maps.slot(SlotIndex::new(index));
+        assert!(slot(last).is_some() && slot(last + 1).is_none());
+        let rows = maps::MAX_VMS as u16;
+        let vm = |row| maps.vm(VmRow::new(row));
+        assert!(vm(rows - 1).is_some() && vm(rows).is_none());
         assert!(maps.next_hop(maps::MAX_NEXT_HOPS).is_none());
-        assert!(maps.drops(maps::MAX_VMS).is_none() && maps.counters(u32::MAX).is_none());
-        assert!(!maps.set_rule(maps::MAX_RULES, RuleElement::FREE, "x"));
-        assert!(maps.rule_element(maps::MAX_RULES).is_none());
+        assert!(maps.drops(VmRow::new(rows)).is_none());
+        assert!(maps.counters(VmRow::new(u16::MAX)).is_none());
+        let rule = RuleIndex::new(maps::MAX_RULES);
+        assert!(!maps.set_rule(rule, RuleElement::FREE, "x"));
+        assert!(maps.rule_element(rule).is_none());
     });
 }
 
@@ -247,7 +256,7 @@ fn a_chunk_goes_back_and_is_anothers_with_its_generations() {
                         .is_some_and(|(_, rested)| rested)
                 );
             }
-            let slot = 1_024;
+            let slot = SlotIndex::new(1_024);
             first.slot(slot).unwrap().generation().store(7, Release);
             assert!(!first.release_chunk(2, slot, now_ns), "it is another's");
             assert!(first.release_chunk(1, slot, now_ns));
@@ -274,7 +283,7 @@ fn what_was_given_back_just_now_has_not_rested() {
         let now_ns = 1_000 * SECOND_NS + 999_999_999;
         let all: Vec<_> = (1..=4).filter_map(|row| maps.claim_chunk(row, 0)).collect();
         assert_eq!(all.len(), 4);
-        assert!(maps.release_chunk(1, 0, now_ns));
+        assert!(maps.release_chunk(1, SlotIndex::new(0), now_ns));
         assert_eq!(maps.claim_chunk(5, now_ns + 2), Some((0..1_024, false)));
     });
 }

@@ -9,6 +9,7 @@ mod socket;
 mod watch;
 
 use netlink_packet_route::{RouteNetlinkMessage, link::LinkMessage};
+use slipgate_abi::IfIndex;
 
 pub(crate) use self::socket::Requests;
 pub use self::{
@@ -19,9 +20,9 @@ pub use self::{
 use crate::Result;
 
 /// Removes a network device.
-pub(crate) fn remove_link(ifindex: u32, name: &str) -> Result<()> {
+pub(crate) fn remove_link(ifindex: IfIndex, name: &str) -> Result<()> {
     let mut message = LinkMessage::default();
-    message.header.index = ifindex;
+    message.header.index = ifindex.get();
     Requests::open()?.send(
         RouteNetlinkMessage::DelLink(message),
         0,

@@ -4,7 +4,10 @@ use std::{
     sync::atomic::Ordering::Acquire,
 };
 
-use slipgate_abi::link::{NextHopFlags, is_usable};
+use slipgate_abi::{
+    IfIndex,
+    link::{NextHopFlags, is_usable},
+};
 
 use super::*;
 use crate::testing::{datapath, in_netns, run};
@@ -12,7 +15,7 @@ use crate::testing::{datapath, in_netns, run};
 const ROUTER: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
 
 /// An uplink `up0` whose other end is `far0`, both in this namespace.
-fn uplink() -> u32 {
+fn uplink() -> IfIndex {
     run("ip link add up0 type veth peer name far0");
     run("ip link set far0 up");
     run("ip link set up0 up");
@@ -199,7 +202,7 @@ fn a_next_hop_is_valid_exactly_while_its_mac_is_known() {
         assert_eq!(Some(element.uplink_mac), watch.network().links[&up0].mac);
         assert_eq!(
             (element.mtu, element.flags, element.ifindex),
-            (1_500, 0, up0)
+            (1_500, 0, up0.get())
         );
 
         run("ip neigh replace 192.0.2.1 lladdr 02:00:00:00:00:02 dev up0 nud permanent");
@@ -284,7 +287,7 @@ fn neighbours_are_asked_for_where_the_hosts_routes_lead_by_the_uplink_and_nowher
             claim(foreign, "203.0.113.1"),
             claim(foreign, "203.0.113.9"),
             claim(foreign, "192.0.2.1"),
-            claim(1, "127.0.0.2"),
+            claim(IfIndex::new(1), "127.0.0.2"),
             // By the uplink, but no route has them there: beyond a router, elsewhere, the host
             // itself, a broadcast, a group.
             claim(up0, "198.51.100.7"),

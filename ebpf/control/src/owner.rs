@@ -26,7 +26,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use slipgate_abi::maps::{MAX_OWNERS, MAX_VMS};
+use slipgate_abi::{IfIndex, maps::MAX_OWNERS};
 
 pub use self::sweep::{Swept, sweep};
 pub use crate::lock::{PATIENCE, WHILE_SERVING};
@@ -115,8 +115,8 @@ impl Owner {
     }
 
     /// Records the ifindex of the engine port in the row.
-    pub fn set_port(&self, maps: &SharedMaps, ifindex: u32) {
-        word(maps, self.row, Field::Port).store(ifindex, Release);
+    pub fn set_port(&self, maps: &SharedMaps, ifindex: IfIndex) {
+        word(maps, self.row, Field::Port).store(ifindex.get(), Release);
     }
 
     /// Releases the row's chunks and next hops. Its flows have ended and its VMs are closed; a
@@ -273,10 +273,8 @@ fn merge(maps: &SharedMaps, from: u32, to: u32) {
                 .compare_exchange(from + 1, to + 1, AcqRel, Relaxed);
         }
     }
-    for vm_row in 1..MAX_VMS {
-        if vm_rows::is_open(maps, vm_row) && vm_rows::owner_of(maps, vm_row) == Some(from) {
-            vm_rows::set_owner(maps, vm_row, to);
-        }
+    for vm_row in vm_rows::rows_of(maps, from) {
+        vm_rows::set_owner(maps, vm_row, to);
     }
 }
 

@@ -1,6 +1,6 @@
 use std::{fs, process::Command};
 
-use slipgate_abi::{FlowRef, Protocol, Slot, SlotRef, Tuple, Verdict};
+use slipgate_abi::{FlowRef, IfIndex, Protocol, Slot, SlotIndex, SlotRef, Tuple, Verdict};
 
 use super::*;
 use crate::{
@@ -70,7 +70,7 @@ fn several_dead_owners_rows_become_one() {
         maps.claim_chunk(first.row(), 0).unwrap();
         maps.claim_chunk(second.row(), 0).unwrap();
         let hop = maps
-            .claim_next_hop(second.row(), 1, [10, 0, 0, 1].into(), 0)
+            .claim_next_hop(second.row(), IfIndex::new(1), [10, 0, 0, 1].into(), 0)
             .unwrap();
         let rows = [first.row(), second.row()];
         drop((first, second));
@@ -110,6 +110,10 @@ fn killing_the_owner_frees_its_row() {
 }
 
 /// Fills a slot for a flow of VM 1.
+fn slot_of(maps: &SharedMaps, index: u32) -> SlotRef {
+    maps.slot(SlotIndex::new(index)).unwrap()
+}
+
 fn fill(slot: SlotRef, generation: u32, port: u16, verdict: Verdict) {
     // SAFETY: a mapped slot that no other thread uses.
     unsafe {
@@ -169,7 +173,7 @@ fn the_sweep_removes_half_pairs_of_the_dead_only() {
             tuple
         };
         let pair = |index: u32, port, verdict| {
-            let slot = maps.slot(index).unwrap();
+            let slot = slot_of(maps, index);
             fill(slot, 5, port, verdict);
             [
                 insert(slot.guest_tuple(), index, 5),
@@ -191,7 +195,7 @@ fn the_sweep_removes_half_pairs_of_the_dead_only() {
         // The same of the dead one.
         let mut gone = pair(dead_chunk.start + 2, 4, Verdict::Free).to_vec();
         // A slot that has another flow by now.
-        let used_again = maps.slot(dead_chunk.start).unwrap().world_tuple();
+        let used_again = slot_of(maps, dead_chunk.start).world_tuple();
         gone.push(insert(
             Tuple {
                 local_port: 5,
@@ -243,7 +247,7 @@ fn the_sweep_frees_what_the_dead_left_empty() {
         let dead = take(&[]);
         let full = maps.claim_chunk(dead.row(), 0).unwrap().0;
         maps.claim_chunk(dead.row(), 0).unwrap();
-        fill(maps.slot(full.start + 9).unwrap(), 1, 1, Verdict::Fast);
+        fill(slot_of(maps, full.start + 9), 1, 1, Verdict::Fast);
         let stale = slipgate_abi::TapEntry { vm: 77, vm_row: 3 };
         maps.taps.insert(&99, &stale, Insert::New).unwrap();
         let row = dead.row();
@@ -295,7 +299,9 @@ fn the_last_owner_removes_everything() {
         let (first, second) = (datapath(), datapath());
         let tap = make_tap("t0");
         crate::serve::serve_tap(&first, tap, Hook::Tcx).unwrap();
-        first.attach(Program::UplinkIngress, 1, Hook::Tcx).unwrap();
+        first
+            .attach(Program::UplinkIngress, IfIndex::new(1), Hook::Tcx)
+            .unwrap();
         let take = |names: &[&str]| Owner::take(first.maps(), first.paths(), names).unwrap();
         let (a, b) = (take(&["a"]), take(&["b"]));
         for owner in [&a, &b] {

@@ -11,6 +11,7 @@ use std::{
 };
 
 use aya_obj::generated::{bpf_attach_type, bpf_func_id, bpf_prog_type};
+use slipgate_abi::IfIndex;
 
 use crate::{
     Error, Result,
@@ -257,7 +258,7 @@ fn mappable_array() -> io::Result<OwnedFd> {
 /// Requests a link on an interface that does not exist. A kernel that has tcx reports the missing
 /// interface; one without refuses the attach type.
 fn tcx() -> io::Result<()> {
-    const NO_INTERFACE: u32 = i32::MAX as u32;
+    const NO_INTERFACE: IfIndex = IfIndex::new(i32::MAX as u32);
     let program = pass_program()?;
     match bpf::link_create_tcx(program.as_fd(), NO_INTERFACE, bpf::Place::First) {
         Err(error) if error.raw_os_error() == Some(libc::ENODEV) => Ok(()),

@@ -11,6 +11,8 @@
 
 use std::collections::HashMap;
 
+use slipgate_abi::{IfIndex, VmRow};
+
 use crate::{
     Result,
     attach::{Hook, Program},
@@ -24,11 +26,11 @@ use crate::{
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Served {
     /// Row of the VM.
-    pub vm_row: u32,
+    pub vm_row: VmRow,
     /// Name of the TAP.
     pub tap: String,
     /// Index of the TAP when it was last served; `None` while there is none.
-    pub ifindex: Option<u32>,
+    pub ifindex: Option<IfIndex>,
     /// MTU of the TAP at that time, L3 bytes.
     pub mtu: u32,
 }
@@ -41,7 +43,7 @@ pub enum TapChange {
     /// The TAP was made again and is served again.
     Again {
         /// New index of the TAP.
-        ifindex: u32,
+        ifindex: IfIndex,
     },
     /// The MTU changed to this value, L3 bytes.
     Mtu(u32),
@@ -53,7 +55,7 @@ pub enum TapChange {
 ///
 /// # Errors
 /// The TAP is gone, its sysctls cannot be written, or a program cannot be attached.
-pub fn serve_tap(datapath: &Datapath, ifindex: u32, hook: Hook) -> Result<()> {
+pub fn serve_tap(datapath: &Datapath, ifindex: IfIndex, hook: Hook) -> Result<()> {
     let tap = Device::with_index(ifindex)?;
     tap.set_forwarding(false)?;
     tap.disable_ipv6()?;
@@ -64,7 +66,7 @@ pub fn serve_tap(datapath: &Datapath, ifindex: u32, hook: Hook) -> Result<()> {
 
 /// Attaches the program that drops everything behind all others. A kernel with tcx may lack clsact:
 /// there it is the last link, which is removed with its pin.
-fn attach_fallback(datapath: &Datapath, ifindex: u32, hook: Hook) -> Result<()> {
+fn attach_fallback(datapath: &Datapath, ifindex: IfIndex, hook: Hook) -> Result<()> {
     match datapath.attach(Program::GuestShut, ifindex, Hook::Clsact) {
         Err(error) if hook == Hook::Tcx => {
             tracing::debug!("{error}");
@@ -79,7 +81,7 @@ fn attach_fallback(datapath: &Datapath, ifindex: u32, hook: Hook) -> Result<()> 
 ///
 /// # Errors
 /// The TAP cannot be brought down, or a program cannot be detached.
-pub fn shut_tap(datapath: &Datapath, ifindex: u32) -> Result<()> {
+pub fn shut_tap(datapath: &Datapath, ifindex: IfIndex) -> Result<()> {
     if let Ok(tap) = Device::with_index(ifindex) {
         tap.set_up(false)?;
     }
@@ -97,7 +99,7 @@ pub fn follow_taps(
     network: &Network,
     served: &[Served],
     hook: Hook,
-) -> Result<Vec<(u32, TapChange)>> {
+) -> Result<Vec<(VmRow, TapChange)>> {
     let mut changes = Vec::new();
     let maps = datapath.maps();
     let links = network
@@ -145,7 +147,7 @@ pub fn follow_taps(
         }
     }
     // It looks at every attachment: not for each link that comes or changes.
-    let leaves_pins = |(_, change): &(u32, TapChange)| !matches!(change, TapChange::Mtu(_));
+    let leaves_pins = |(_, change): &(VmRow, TapChange)| !matches!(change, TapChange::Mtu(_));
     if changes.iter().any(leaves_pins)
         && let Err(error) = datapath.remove_defunct()
     {

@@ -25,8 +25,8 @@ fn update_until(watch: &mut NetworkWatch, what: impl Fn(&Network) -> bool) {
     panic!("no such change in two seconds: {:?}", watch.network());
 }
 
-fn tap_known(maps: &SharedMaps, ifindex: u32) -> bool {
-    maps.taps.get(&ifindex).unwrap().is_some()
+fn tap_known(maps: &SharedMaps, ifindex: IfIndex) -> bool {
+    maps.taps.get(&ifindex.get()).unwrap().is_some()
 }
 
 #[test]
@@ -98,8 +98,8 @@ fn a_tap_made_again_under_its_name_is_served_again() {
         assert!(tap_known(maps, again) && up("t0"));
         assert_eq!(attached_at("t0", Program::GuestEgress), 1);
         let row = maps.vm(vm.row).unwrap();
-        assert_eq!(row.id().load(Acquire), vm.id);
-        assert_eq!(row.tap_ifindex().load(Acquire), again);
+        assert_eq!(row.id().load(Acquire), vm.id.get());
+        assert_eq!(row.tap_ifindex().load(Acquire), again.get());
     });
 }
 
@@ -132,7 +132,7 @@ fn what_a_row_says_of_its_tap_leads_to_nothing() {
         let follow = |watch: &NetworkWatch, ifindex| {
             follow_taps(&datapath, watch.network(), &served(ifindex), Hook::Tcx).unwrap()
         };
-        for lie in [foreign, 1, 0, 0xffff] {
+        for lie in [foreign.get(), 1, 0, 0xffff] {
             row.tap_ifindex().store(lie, Release);
             vm::set_mtu(maps, vm.row, 100);
             assert_eq!(follow(&watch, Some(tap)), [], "{lie}");
@@ -144,7 +144,7 @@ fn what_a_row_says_of_its_tap_leads_to_nothing() {
         assert_eq!(follow(&watch, Some(tap)), [(vm.row, TapChange::Gone)]);
         let ifindex = make_tap("t0");
         update_until(&mut watch, |network| network.link_by_name("t0").is_some());
-        row.tap_ifindex().store(ifindex, Release);
+        row.tap_ifindex().store(ifindex.get(), Release);
         let again = [(vm.row, TapChange::Again { ifindex })];
         assert_eq!(follow(&watch, None), again);
         assert_eq!(attached_at("t0", Program::GuestEgress), 1);

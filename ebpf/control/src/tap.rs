@@ -15,7 +15,7 @@ use std::{
     },
 };
 
-use slipgate_abi::{maps::MAX_OWNERS, portframe::PORT_DEVICE};
+use slipgate_abi::{IfIndex, maps::MAX_OWNERS, portframe::PORT_DEVICE};
 
 use crate::{
     Error, Result,
@@ -52,7 +52,7 @@ pub struct EnginePort {
     /// Name of the device: `sgport<owner's row>`, or with a higher number.
     pub name: String,
     /// Index of the device.
-    pub ifindex: u32,
+    pub ifindex: IfIndex,
     /// Descriptor for the engine, non-blocking: each read and write is a 10-byte `virtio_net_hdr`
     /// and a frame.
     pub fd: OwnedFd,

@@ -8,7 +8,7 @@ use std::{
     sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release},
 };
 
-use slipgate_abi::{TapEntry, VmRef, maps::MAX_VMS, vm::VmFlags};
+use slipgate_abi::{IfIndex, TapEntry, VmId, VmRef, VmRow, maps::MAX_VMS, vm::VmFlags};
 
 pub use crate::vm_rows::{name_of, rows_of};
 use crate::{
@@ -44,18 +44,18 @@ pub struct VmSpec {
     /// Number of the VM's policy.
     pub policy: u32,
     /// Ifindex of the TAP; `None`: it does not exist yet.
-    pub tap_ifindex: Option<u32>,
+    pub tap_ifindex: Option<IfIndex>,
     /// Ifindex of the engine port.
-    pub port_ifindex: u32,
+    pub port_ifindex: IfIndex,
 }
 
 /// Identification of an open row.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct OpenVm {
     /// Id of the VM.
-    pub id: u32,
+    pub id: VmId,
     /// Row of the VM.
-    pub row: u32,
+    pub row: VmRow,
     /// Whether the row existed before: its flows continue.
     pub adopted: bool,
 }
@@ -100,7 +100,7 @@ pub fn open(maps: &SharedMaps, owner: &Owner, spec: &VmSpec) -> Result<OpenVm> {
             maps.set_rates(row, None);
         }
         (&raw mut (*vm).owner).write_volatile(owner.row());
-        (&raw mut (*vm).port_ifindex).write_volatile(spec.port_ifindex);
+        (&raw mut (*vm).port_ifindex).write_volatile(spec.port_ifindex.get());
         (&raw mut (*vm).guest).write_volatile(spec.guest.into());
         (&raw mut (*vm).gateway).write_volatile(spec.gateway.into());
         (&raw mut (*vm).gateway_mac).write_volatile(spec.gateway_mac);
@@ -126,7 +126,7 @@ pub fn open(maps: &SharedMaps, owner: &Owner, spec: &VmSpec) -> Result<OpenVm> {
         None => forget_tap(maps, row)?,
     }
     Ok(OpenVm {
-        id: vm.id().load(Acquire),
+        id: VmId::new(vm.id().load(Acquire)),
         row,
         adopted,
     })
@@ -134,23 +134,29 @@ pub fn open(maps: &SharedMaps, owner: &Owner, spec: &VmSpec) -> Result<OpenVm> {
 
 /// Removes the TAP from the row of any other VM. A living process's VM keeps it, and the call
 /// fails; a dead process's entry is of a time when another interface had the index.
-fn free_tap(maps: &SharedMaps, spec: &VmSpec, tap: u32, own: Option<u32>) -> Result<()> {
-    let Some(TapEntry { vm, vm_row }) = maps.taps.get(&tap)? else {
+fn free_tap(maps: &SharedMaps, spec: &VmSpec, tap: IfIndex, own: Option<VmRow>) -> Result<()> {
+    let Some(entry) = maps.taps.get(&tap.get())? else {
         return Ok(());
     };
-    if own == Some(vm_row) || id_of(maps, vm_row) != Some(vm) {
+    let Some(row) = entry
+        .row()
+        .filter(|row| id_of(maps, *row) == Some(entry.id()))
+    else {
+        return Ok(());
+    };
+    if own == Some(row) {
         return Ok(());
     }
-    let owner = owner_of(maps, vm_row).unwrap_or(u32::MAX);
+    let owner = owner_of(maps, row).unwrap_or(u32::MAX);
     let pid = maps.owner_pid(owner);
     if pid != std::process::id() && is_process(pid) {
         return Err(Error::TapInUse {
             name: spec.name.clone(),
-            other: name_of(maps, vm_row).unwrap_or_default(),
+            other: name_of(maps, row).unwrap_or_default(),
             pid,
         });
     }
-    forget_tap(maps, vm_row)
+    forget_tap(maps, row)
 }
 
 /// Sets the interface that is the VM's TAP, at first and when it was made again. Flows continue:
@@ -158,20 +164,17 @@ fn free_tap(maps: &SharedMaps, spec: &VmSpec, tap: u32, own: Option<u32>) -> Res
 ///
 /// # Errors
 /// `TAPS` cannot be changed, or is full.
-pub fn set_tap(maps: &SharedMaps, row: u32, ifindex: u32) -> Result<()> {
+pub fn set_tap(maps: &SharedMaps, row: VmRow, ifindex: IfIndex) -> Result<()> {
     let Some((vm, id)) = maps.vm(row).zip(id_of(maps, row)) else {
         return Ok(());
     };
-    let entry = TapEntry {
-        vm: id,
-        vm_row: row,
-    };
-    let before = vm.tap_ifindex().swap(ifindex, AcqRel);
-    if before != ifindex && maps.taps.get(&before)? == Some(entry) {
+    let entry = TapEntry::new(id, row);
+    let before = vm.tap_ifindex().swap(ifindex.get(), AcqRel);
+    if before != ifindex.get() && maps.taps.get(&before)? == Some(entry) {
         maps.taps.remove(&before)?;
     }
     maps.taps
-        .insert(&ifindex, &entry, Insert::Any)
+        .insert(&ifindex.get(), &entry, Insert::Any)
         .map_err(|error| match error {
             InsertError::Os(error) => {
                 Error::os(format!("make the TAP with index {ifindex} known"))(error)
@@ -188,16 +191,16 @@ pub fn set_tap(maps: &SharedMaps, row: u32, ifindex: u32) -> Result<()> {
 ///
 /// # Errors
 /// `TAPS` cannot be read or changed.
-pub fn forget_tap(maps: &SharedMaps, row: u32) -> Result<()> {
+pub fn forget_tap(maps: &SharedMaps, row: VmRow) -> Result<()> {
     let Some((vm, id)) = maps.vm(row).zip(id_of(maps, row)) else {
         return Ok(());
     };
     vm.tap_ifindex().store(0, Release);
-    maps.taps.remove_if(|_, tap| tap.vm == id).map(drop)
+    maps.taps.remove_if(|_, tap| tap.id() == id).map(drop)
 }
 
 /// Sets the MTU of the VM's TAP, L3 bytes.
-pub fn set_mtu(maps: &SharedMaps, row: u32, mtu: u32) {
+pub fn set_mtu(maps: &SharedMaps, row: VmRow, mtu: u32) {
     if let Some(vm) = maps.vm(row) {
         // SAFETY: a word of a mapped row.
         unsafe { (&raw mut (*vm.as_ptr()).mtu).write_volatile(mtu) };
@@ -206,7 +209,7 @@ pub fn set_mtu(maps: &SharedMaps, row: u32, mtu: u32) {
 
 /// Sets the largest number of frames under way to the engine, of the guest's and of the world's
 /// each.
-pub fn set_credits(maps: &SharedMaps, row: u32, credits: u32) {
+pub fn set_credits(maps: &SharedMaps, row: VmRow, credits: u32) {
     if let Some(vm) = maps.vm(row) {
         // SAFETY: words of a mapped row.
         unsafe {
@@ -217,7 +220,7 @@ pub fn set_credits(maps: &SharedMaps, row: u32, credits: u32) {
 }
 
 /// Sets the number of the VM's policy.
-pub fn set_policy(maps: &SharedMaps, row: u32, policy: u32) {
+pub fn set_policy(maps: &SharedMaps, row: VmRow, policy: u32) {
     if let Some(vm) = maps.vm(row) {
         // SAFETY: a word of a mapped row.
         unsafe { (&raw mut (*vm.as_ptr()).policy).write_volatile(policy) };
@@ -229,13 +232,13 @@ pub fn set_policy(maps: &SharedMaps, row: u32, policy: u32) {
 ///
 /// # Errors
 /// One of these maps cannot be read or changed.
-pub fn close(maps: &SharedMaps, row: u32) -> Result<()> {
+pub fn close(maps: &SharedMaps, row: VmRow) -> Result<()> {
     let Some((vm, id)) = maps.vm(row).zip(id_of(maps, row)) else {
         return Ok(());
     };
-    maps.taps.remove_if(|_, tap| tap.vm == id)?;
-    maps.forwards.remove_if(|_, forward| forward.vm == id)?;
-    maps.names.remove_if(|key, _| key.vm == id)?;
+    maps.taps.remove_if(|_, tap| tap.id() == id)?;
+    maps.forwards.remove_if(|_, forward| forward.id() == id)?;
+    maps.names.remove_if(|key, _| key.id() == id)?;
     vm.tap_ifindex().store(0, Release);
     vm.id().store(0, Release);
     Ok(())
@@ -243,7 +246,7 @@ pub fn close(maps: &SharedMaps, row: u32) -> Result<()> {
 
 /// Frees the name of a VM that is gone, for another VM. The row and id remain in use until its
 /// flows have ended.
-pub fn retire(maps: &SharedMaps, row: u32) {
+pub fn retire(maps: &SharedMaps, row: VmRow) {
     let Some((vm, id)) = maps.vm(row).zip(id_of(maps, row)) else {
         return;
     };
@@ -255,9 +258,9 @@ pub fn retire(maps: &SharedMaps, row: u32) {
 }
 
 /// Takes a free row for a new id.
-fn claim_row(maps: &SharedMaps) -> Result<u32> {
+fn claim_row(maps: &SharedMaps) -> Result<VmRow> {
     let id = maps.next_vm_id().fetch_add(1, AcqRel);
-    (1..MAX_VMS)
+    VmRow::all()
         .find(|row| {
             maps.vm(*row)
                 .is_some_and(|vm| vm.id().compare_exchange(0, id, AcqRel, Relaxed).is_ok())
@@ -270,7 +273,7 @@ fn claim_row(maps: &SharedMaps) -> Result<u32> {
 }
 
 /// Clears the counters of the row's previous VM.
-fn clear_counters(maps: &SharedMaps, row: u32) {
+fn clear_counters(maps: &SharedMaps, row: VmRow) {
     let vm = maps.vm(row).expect("a row just claimed");
     for from_world in [false, true] {
         let (handed_over, taken_in) = vm.under_way(from_world);

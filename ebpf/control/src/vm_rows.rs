@@ -5,48 +5,48 @@ use std::sync::atomic::{
     Ordering::{Acquire, Release},
 };
 
-use slipgate_abi::maps::MAX_VMS;
+use slipgate_abi::{VmId, VmRow};
 
 use crate::maps::{SharedMaps, text_of};
 
 /// Returns the open rows of an owner.
-pub fn rows_of(maps: &SharedMaps, owner_row: u32) -> impl Iterator<Item = u32> + '_ {
-    (1..MAX_VMS).filter(move |row| is_open(maps, *row) && owner_of(maps, *row) == Some(owner_row))
+pub fn rows_of(maps: &SharedMaps, owner_row: u32) -> impl Iterator<Item = VmRow> + '_ {
+    VmRow::all().filter(move |row| owner_of(maps, *row) == Some(owner_row))
 }
 
 /// Returns the name in a VM's row; `None` beyond the last row.
-pub fn name_of(maps: &SharedMaps, row: u32) -> Option<String> {
+pub fn name_of(maps: &SharedMaps, row: VmRow) -> Option<String> {
     let vm = maps.vm(row)?.as_ptr();
     // SAFETY: bytes of a mapped row.
     Some(text_of(&unsafe { (&raw const (*vm).name).read_volatile() }))
 }
 
 /// Returns the id in a row; `None` if the row is not open.
-pub(crate) fn id_of(maps: &SharedMaps, row: u32) -> Option<u32> {
-    let id = maps.vm(row)?.id().load(Acquire);
-    (id != 0).then_some(id)
+pub(crate) fn id_of(maps: &SharedMaps, row: VmRow) -> Option<VmId> {
+    let id = VmId::new(maps.vm(row)?.id().load(Acquire));
+    id.is_some().then_some(id)
 }
 
-pub(crate) fn is_open(maps: &SharedMaps, row: u32) -> bool {
+pub(crate) fn is_open(maps: &SharedMaps, row: VmRow) -> bool {
     id_of(maps, row).is_some()
 }
 
 /// Returns the open row of a VM's name.
-pub(crate) fn row_named(maps: &SharedMaps, name: &str) -> Option<u32> {
-    (1..MAX_VMS)
+pub(crate) fn row_named(maps: &SharedMaps, name: &str) -> Option<VmRow> {
+    VmRow::all()
         .find(|row| is_open(maps, *row) && name_of(maps, *row).is_some_and(|found| found == name))
 }
 
 /// Returns the row of `OWNERS` in a row; `None` if the row is not open.
-pub(crate) fn owner_of(maps: &SharedMaps, row: u32) -> Option<u32> {
+pub(crate) fn owner_of(maps: &SharedMaps, row: VmRow) -> Option<u32> {
     is_open(maps, row).then(|| owner_word(maps, row).load(Acquire))
 }
 
-pub(crate) fn set_owner(maps: &SharedMaps, row: u32, owner: u32) {
+pub(crate) fn set_owner(maps: &SharedMaps, row: VmRow, owner: u32) {
     owner_word(maps, row).store(owner, Release);
 }
 
-fn owner_word(maps: &SharedMaps, row: u32) -> &AtomicU32 {
+fn owner_word(maps: &SharedMaps, row: VmRow) -> &AtomicU32 {
     let vm = maps.vm(row).expect("rows are below MAX_VMS").as_ptr();
     // SAFETY: a word of a mapped row.
     unsafe { AtomicU32::from_ptr(&raw mut (*vm).owner) }

@@ -13,23 +13,24 @@ fn ids_are_never_given_out_again_and_rows_are() {
         let maps = datapath.maps();
         let owner = Owner::take(maps, datapath.paths(), &[]).unwrap();
         let first = open(maps, &owner, &vm_spec("a")).unwrap();
-        assert_eq!((first.id, first.row), (1, 1));
-        assert_eq!(name_of(maps, 1).unwrap(), "a");
+        let row = VmRow::new(1);
+        assert_eq!((first.id, first.row), (VmId::new(1), row));
+        assert_eq!(name_of(maps, row).unwrap(), "a");
         // SAFETY: a mapped row.
-        unsafe { drop_packet(maps.drops(1).unwrap(), DropReason::Spoofed, 3, 180) };
-        maps.vm(1).unwrap().handed_over().store(5, Release);
-        maps.vm(1).unwrap().world_taken_in().store(5, Release);
+        unsafe { drop_packet(maps.drops(row).unwrap(), DropReason::Spoofed, 3, 180) };
+        maps.vm(row).unwrap().handed_over().store(5, Release);
+        maps.vm(row).unwrap().world_taken_in().store(5, Release);
         close(maps, first.row).unwrap();
         assert_eq!(maps.taps.entries().unwrap(), []);
 
         let second = open(maps, &owner, &vm_spec("b")).unwrap();
-        assert_eq!((second.id, second.row), (2, 1));
+        assert_eq!((second.id, second.row), (VmId::new(2), row));
         let read = crate::ReadOnlyMaps::open_pinned(&datapath.paths().pin_dir).unwrap();
-        assert_eq!(read.drops(1).unwrap().spoofed.packets, 0);
-        let vm = read.vm(1).unwrap();
+        assert_eq!(read.drops(row).unwrap().spoofed.packets, 0);
+        let vm = read.vm(row).unwrap();
         assert_eq!((vm.handed_over, vm.world_taken_in, vm.id), (0, 0, 2));
         assert_eq!(crate::ReadOnlyMaps::name(&vm), "b");
-        assert_eq!(read.vms().map(|(row, _)| row).collect::<Vec<_>>(), [1]);
+        assert_eq!(read.vms().map(|(row, _)| row).collect::<Vec<_>>(), [row]);
     });
 }
 
@@ -58,7 +59,7 @@ fn an_adopted_row_keeps_its_counts_and_takes_the_spec() {
         maps.vm(first.row).unwrap().handed_over().store(5, Release);
         let spec = VmSpec {
             guest_mac: Some([2, 0, 0, 0, 0, 9]),
-            tap_ifindex: Some(4_242),
+            tap_ifindex: Some(IfIndex::new(4_242)),
             mtu: 9_000,
             ..vm_spec("a")
         };
@@ -69,10 +70,7 @@ fn an_adopted_row_keeps_its_counts_and_takes_the_spec() {
         // SAFETY: a word of a mapped row.
         let mtu = unsafe { (&raw const (*vm.as_ptr()).mtu).read_volatile() };
         assert_eq!(mtu, 9_000);
-        let entry = TapEntry {
-            vm: first.id,
-            vm_row: first.row,
-        };
+        let entry = TapEntry::new(first.id, first.row);
         assert_eq!(maps.taps.entries().unwrap(), [(4_242, entry)]);
     });
 }
@@ -115,13 +113,13 @@ fn a_tap_is_one_vms() {
             "{error}"
         );
         let tap_of = |row| maps.vm(row).unwrap().tap_ifindex().load(Acquire);
-        assert_eq!(Some(tap_of(first.row)), tap);
+        assert_eq!(Some(IfIndex::new(tap_of(first.row))), tap);
 
         // No process has this number: the row is a dead one's, and the index is new.
         pid(u32::MAX);
         let second = open(maps, &owner, &other).unwrap();
         assert_eq!(tap_of(first.row), 0);
-        assert_eq!(Some(tap_of(second.row)), tap);
+        assert_eq!(Some(IfIndex::new(tap_of(second.row))), tap);
     });
 }
 
@@ -137,11 +135,8 @@ fn a_vm_may_wait_for_its_tap() {
         };
         let open_vm = open(maps, &owner, &spec).unwrap();
         assert!(maps.taps.entries().unwrap().is_empty());
-        set_tap(maps, open_vm.row, 77).unwrap();
-        let entry = TapEntry {
-            vm: open_vm.id,
-            vm_row: open_vm.row,
-        };
+        set_tap(maps, open_vm.row, IfIndex::new(77)).unwrap();
+        let entry = TapEntry::new(open_vm.id, open_vm.row);
         assert_eq!(maps.taps.entries().unwrap(), [(77, entry)]);
         // A successor that finds no TAP of that name keeps no entry of the one before.
         assert!(open(maps, &owner, &spec).unwrap().adopted);

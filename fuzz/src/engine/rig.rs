@@ -8,7 +8,7 @@ use std::{
 
 use hashbrown::HashSet;
 use ipnet::Ipv4Net;
-use slipgate_abi::{DropReason, PortHeader, portframe::PortFlags};
+use slipgate_abi::{DropReason, PortHeader, RuleIndex, portframe::PortFlags};
 use slipgate_model::{
     HostAddress, Link, NetworkView, RouteEntry, RouteKind, RouteSnapshot, VmSpec,
 };
@@ -175,7 +175,7 @@ impl Rig {
                 Relay::new(Limits::default()),
             ),
             judge: self.judge.clone(),
-            rule_base: 10,
+            rule_base: RuleIndex::new(10),
             nat_ports: 61_000..=if few_ports { 61_003 } else { 61_999 },
             log: FlowLog::new(Some(Box::new(self.log.clone()))),
         }

@@ -1,5 +1,5 @@
 //! The steps of a run.
-use slipgate_abi::{Handover, Ip4, Protocol, VmId, VmRow};
+use slipgate_abi::{Handover, Ip4, Protocol, RuleIndex, VmId, VmRow};
 use slipgate_policy::Destination;
 use userspace_nat::{
     control::Forward,
@@ -292,7 +292,7 @@ fn broker(rig: &mut Rig, tape: &mut Tape<'_>) {
                 vm: VmId::new(id),
                 vm_row: VmRow::new(row),
                 guest_port: 80,
-                rule: 12,
+                rule: RuleIndex::new(12),
             };
             rig.tell(move |engine| engine.set_forwards(vec![forward]));
         }

@@ -1,6 +1,6 @@
 //! Messages between processes, in their encoded form.
 use serde_json::json;
-use slipgate_abi::{VmId, VmRow};
+use slipgate_abi::{IfIndex, VmId, VmRow};
 use slipgate_ipc::{
     api::{ApiRequest, FromApi},
     client::{ClientAnswer, ClientRequest, Target},
@@ -31,16 +31,16 @@ pub(super) fn messages() -> Seeds {
     };
     let network = NetworkView {
         routes: RouteSnapshot {
-            uplink_ifindex: Some(3),
+            uplink_ifindex: Some(IfIndex::new(3)),
             addresses: vec![HostAddress {
-                ifindex: 3,
+                ifindex: IfIndex::new(3),
                 addr: "192.0.2.1/24".parse().expect("a network"),
                 broadcast: None,
             }],
             routes: vec![RouteEntry {
                 prefix: "0.0.0.0/0".parse().expect("a network"),
                 kind: RouteKind::Unicast,
-                ifindex: 3,
+                ifindex: IfIndex::new(3),
                 gateway: Some([192, 0, 2, 254].into()),
                 prefsrc: None,
                 metric: 0,
@@ -52,7 +52,7 @@ pub(super) fn messages() -> Seeds {
             guests: vec!["10.0.2.0/24".parse().expect("a network")],
         },
         links: vec![Link {
-            ifindex: 3,
+            ifindex: IfIndex::new(3),
             mtu: 1_500,
             has_l2: true,
         }],

@@ -2,6 +2,7 @@
 use std::{collections::BTreeMap, net::Ipv4Addr};
 
 use serde::{Deserialize, Serialize};
+use slipgate_model::VmId;
 use slipgate_policy::document::Quotas;
 
 /// Largest number of labels of a VM.
@@ -66,7 +67,7 @@ pub struct VmStatus {
     #[serde(flatten)]
     pub definition: VmDefinition,
     /// Id of the VM, never reused in this network namespace.
-    pub id: u32,
+    pub id: VmId,
     /// Present state.
     pub state: VmState,
 }

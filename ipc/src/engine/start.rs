@@ -2,7 +2,7 @@
 use std::{net::SocketAddrV4, os::fd::OwnedFd};
 
 use serde::{Deserialize, Serialize};
-use slipgate_model::{FlowLogEvent, NetworkView, VmSpec};
+use slipgate_model::{FlowLogEvent, NetworkView, RuleIndex, VmId, VmRow, VmSpec};
 use slipgate_policy::LocalAddresses;
 
 /// Settings that an engine starts with.
@@ -29,7 +29,7 @@ pub struct Start<F = OwnedFd> {
     /// Policies in force: a memory file with the output of `PolicySet::to_bytes`.
     pub policies: F,
     /// Where this owner's rules begin in `RULES`.
-    pub rule_base: u32,
+    pub rule_base: RuleIndex,
     /// The forwards' texts, which follow the policies' there.
     pub forward_texts: Vec<String>,
     /// Resolvers of the host.
@@ -52,13 +52,13 @@ pub struct Policies<F = OwnedFd> {
     /// Policies: a memory file with the output of `PolicySet::to_bytes`.
     pub policies: F,
     /// Where their texts begin in `RULES`; behind them are the forwards', which stay.
-    pub rule_base: u32,
+    pub rule_base: RuleIndex,
     /// Addresses of this host that the rules protect.
     pub local: LocalAddresses,
     /// Every VM, with its policy and quotas.
     pub vms: Vec<VmSpec>,
     /// Ids of VMs whose refused flows are all cut, whatever their policy says about reloads.
-    pub strictly: Vec<u32>,
+    pub strictly: Vec<VmId>,
 }
 
 /// A port of the host that leads to a guest.
@@ -67,9 +67,9 @@ pub struct ForwardSocket<F = OwnedFd> {
     /// The bound socket that reserves the port.
     pub socket: F,
     /// Id of the VM.
-    pub vm: u32,
+    pub vm: VmId,
     /// Row of the VM.
-    pub vm_row: u16,
+    pub vm_row: VmRow,
     /// IP protocol number.
     pub protocol: u8,
     /// The host's address, or 0.0.0.0 for any, and the port.
@@ -77,8 +77,8 @@ pub struct ForwardSocket<F = OwnedFd> {
     /// Port of the guest.
     pub guest_port: u16,
     /// Index in `RULES` of the rule that its flows show.
-    pub rule: u32,
+    pub rule: RuleIndex,
     /// Index in `RULES` of the rule that its relayed flows show: one that stays as long as the
     /// engine runs.
-    pub relayed_rule: u32,
+    pub relayed_rule: RuleIndex,
 }

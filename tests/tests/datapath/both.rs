@@ -2,8 +2,9 @@
 use std::{cell::RefMut, net::Ipv4Addr, os::fd::BorrowedFd, time::Duration};
 
 use slipgate_abi::{
-    DropCounters, FlowRef, ForwardKey, ForwardTarget, NextHop, Protocol, Sequences, Slot, SlotRef,
-    TapEntry, Tuple, Verdict, Vm, VmRates, VmRow, maps::SLOTS_PER_CHUNK, segment::Segments,
+    DropCounters, FlowRef, ForwardKey, ForwardTarget, NextHop, Protocol, Sequences, Slot,
+    SlotIndex, SlotRef, TapEntry, Tuple, Verdict, Vm, VmRates, VmRow, maps::SLOTS_PER_CHUNK,
+    segment::Segments,
 };
 use slipgate_control::{
     Datapath, LoadOptions, Paths, Program,
@@ -34,8 +35,11 @@ pub(crate) const GUEST_MAC: [u8; 6] = [0x52, 0x54, 0, 1, 2, 3];
 pub(crate) const GATEWAY_MAC: [u8; 6] = [0x52, 0x55, 10, 0, 2, 2];
 pub(crate) const FORWARDED_PORT: u16 = 8_080;
 /// The flows' slots: one for each protocol.
-pub(crate) const FLOWS: [(u32, Protocol); 3] =
-    [(1, Protocol::Tcp), (2, Protocol::Udp), (3, Protocol::Icmp)];
+pub(crate) const FLOWS: [(SlotIndex, Protocol); 3] = [
+    (SlotIndex::new(1), Protocol::Tcp),
+    (SlotIndex::new(2), Protocol::Udp),
+    (SlotIndex::new(3), Protocol::Icmp),
+];
 pub(crate) const GUEST_PORT: u16 = 40_000;
 pub(crate) const NAT_PORT: u16 = 61_001;
 const GENERATION: u32 = 4;
@@ -181,10 +185,7 @@ impl Both {
             let mut slot = slot(protocol);
             // SAFETY: it points to the slot here, which outlives it.
             let live = unsafe { SlotRef::new(&raw mut slot) };
-            let entry = FlowRef {
-                slot: index,
-                generation: GENERATION,
-            };
+            let entry = FlowRef::new(index, GENERATION);
             for tuple in [live.world_tuple(), live.guest_tuple()] {
                 self.insert(&tuple, entry);
             }
@@ -201,7 +202,7 @@ impl Both {
         self.real.maps()
     }
 
-    fn slots(&self, index: u32) -> [SlotRef; 2] {
+    fn slots(&self, index: SlotIndex) -> [SlotRef; 2] {
         let real = self.maps().slot(index).expect("a slot");
         [real, self.memory.borrow().slot(index)]
     }
@@ -209,7 +210,7 @@ impl Both {
     /// Makes the VM's row this, but for what device it is behind.
     pub(crate) fn set_vm(&self, vm: Vm, has_tap: bool, has_port: bool) {
         let device = |has: bool, index: u32| if has { index } else { 0 };
-        let real = self.maps().vm(ROW.into()).expect("a row");
+        let real = self.maps().vm(VmRow::new(ROW)).expect("a row");
         let memory = self.memory.borrow();
         let [tap, port] = memory.devices_of(ROW);
         // SAFETY: rows that nobody else uses.
@@ -229,7 +230,7 @@ impl Both {
 
     /// Limits the VM, with nothing spent yet.
     pub(crate) fn set_rates(&self, rates: VmRates) {
-        let limits = self.maps().rate_limits(ROW.into()).expect("a row");
+        let limits = self.maps().rate_limits(VmRow::new(ROW)).expect("a row");
         let in_memory = self.tables.rates(VmRow::new(ROW)).expect("a row");
         for limits in [limits, in_memory] {
             limits.set(VmRates::default());
@@ -247,7 +248,7 @@ impl Both {
     }
 
     /// Makes a flow this, with nothing counted yet.
-    pub(crate) fn set_flow(&self, index: u32, protocol: Protocol, state: &FlowState) {
+    pub(crate) fn set_flow(&self, index: SlotIndex, protocol: Protocol, state: &FlowState) {
         let stale = u32::from(!state.generation_is_the_entrys);
         let sequences = self.maps().sequences(index).expect("an element");
         let all = [sequences, self.memory.borrow().sequences(index)];
@@ -312,7 +313,7 @@ impl Both {
         let maps = self.maps();
         let memory = self.memory.borrow();
         let real_drops = |row: u16| {
-            let drops = maps.drops(row.into()).expect("a row");
+            let drops = maps.drops(VmRow::new(row)).expect("a row");
             // SAFETY: a mapped row; plain words.
             unsafe { drops.read_volatile() }
         };
@@ -321,7 +322,7 @@ impl Both {
             [real_drops(0), real_drops(ROW)],
             [memory_drops(0), memory_drops(ROW)],
         ];
-        let vms = [maps.vm(ROW.into()).expect("a row"), memory.vm(ROW)];
+        let vms = [maps.vm(VmRow::new(ROW)).expect("a row"), memory.vm(ROW)];
         [0, 1].map(|which| {
             let flow = |(index, _)| {
                 let sequences = match which {
@@ -353,7 +354,7 @@ impl Both {
     pub(crate) fn forget_drops(&self) {
         let memory = self.memory.borrow();
         for row in [0, ROW] {
-            let drops = self.maps().drops(row.into()).expect("a row");
+            let drops = self.maps().drops(VmRow::new(row)).expect("a row");
             // SAFETY: rows that nobody else uses; zeroes are counts.
             unsafe { drops.write_bytes(0, 1) };
             memory.forget_drops(row);

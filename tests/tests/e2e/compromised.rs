@@ -1,6 +1,7 @@
 //! A compromised engine: the test, which is root, writes into the maps and sends the broker what
 //! such an engine could.
 
+use slipgate_abi::{IfIndex, VmRow};
 use std::{
     io::IoSlice,
     os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd},
@@ -39,7 +40,7 @@ fn rows_that_name_other_devices_take_none_of_them_down() {
     let uplink = world.host.ifindex(UPLINK).unwrap();
     let lie = || {
         let maps = maps(&pins);
-        for row in 1..slipgate_abi::maps::MAX_VMS {
+        for row in VmRow::all() {
             maps.vm(row).unwrap().tap_ifindex().store(uplink, Release);
         }
     };
@@ -81,6 +82,7 @@ fn next_hops_of_other_devices_are_nobodys_neighbours() {
     let uplink = host.ifindex(UPLINK).unwrap();
     let maps = maps(stand.slipgate.pins());
     let claim = |ifindex, neighbour: &str| {
+        let ifindex = IfIndex::new(ifindex);
         let claimed = maps.claim_next_hop(0, ifindex, neighbour.parse().unwrap(), 0);
         claimed.expect("an element");
     };

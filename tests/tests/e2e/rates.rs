@@ -9,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use slipgate_abi::{Rate, VmRates, maps::MAX_VMS, rate::BURST_NS};
+use slipgate_abi::{Rate, VmRates, VmRow, rate::BURST_NS};
 use slipgate_testbed::{
     Capture, GuestConfig, WorldConfig,
     accounting::{FlowCounts, FlowKey},
@@ -115,8 +115,8 @@ fn to(counts: &FlowCounts, address: std::net::Ipv4Addr) -> u64 {
 fn set(stand: &Stand, rates: VmRates) {
     use std::sync::atomic::Ordering::Acquire;
     let maps = maps(stand.slipgate.pins());
-    let is_open = |row: &u32| maps.vm(*row).unwrap().id().load(Acquire) != 0;
-    let row = (1..MAX_VMS).find(is_open).expect("a VM");
+    let is_open = |row: &VmRow| maps.vm(*row).unwrap().id().load(Acquire) != 0;
+    let row = VmRow::all().find(is_open).expect("a VM");
     assert!(maps.set_rates(row, Some(rates)));
 }
 

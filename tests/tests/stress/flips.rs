@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use slipgate_abi::Verdict;
+use slipgate_abi::{SlotIndex, Verdict};
 use slipgate_control::SharedMaps;
 use slipgate_testbed::impairment::SplitMix64;
 
@@ -47,14 +47,15 @@ impl Flips {
 
 fn flip(maps: &SharedMaps, random: &mut SplitMix64) -> u64 {
     // By compare-and-swap: the slot's owner may begin its end at any time.
-    let change = |index: u32, from: Verdict, to: Verdict| {
+    let change = |index: SlotIndex, from: Verdict, to: Verdict| {
         let slot = maps.slot(index).expect("it is one of them");
         let verdict = slot.verdict();
         verdict
             .compare_exchange(from as u32, to as u32, SeqCst, SeqCst)
             .is_ok()
     };
-    let fast: Vec<u32> = (0..maps.slots())
+    let fast: Vec<_> = maps
+        .slot_indexes()
         .filter(|index| {
             let slot = maps.slot(*index).expect("it is one of them");
             slot.verdict().load(SeqCst) == Verdict::Fast as u32

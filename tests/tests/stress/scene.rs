@@ -157,11 +157,11 @@ pub(crate) fn maps(world: &World, pins: &PinDir) -> SharedMaps {
 pub(crate) fn assert_empty(maps: &SharedMaps) {
     let tuples = maps.flows.entries().unwrap();
     assert!(tuples.is_empty(), "left in FLOWS: {tuples:?}");
-    let used = (0..maps.slots()).filter(|index| {
+    let used = maps.slot_indexes().filter(|index| {
         let slot = maps.slot(*index).unwrap();
         slot.verdict().load(std::sync::atomic::Ordering::Acquire) != 0
     });
-    assert_eq!(used.collect::<Vec<_>>(), Vec::<u32>::new(), "slots in use");
+    assert_eq!(used.collect::<Vec<_>>(), [], "slots in use");
 }
 
 /// Both processes of a slipgate that was hit are gone.

@@ -1,7 +1,7 @@
 //! Execution of a plan: opens the flow, or counts the refusal.
 use std::sync::atomic::Ordering::Relaxed;
 
-use slipgate_abi::{Protocol, Refusal, Tuple, Verdict, VmId};
+use slipgate_abi::{Protocol, Refusal, SlotIndex, Tuple, Verdict, VmId};
 
 use super::{
     FirstPacket, Opener,
@@ -35,7 +35,7 @@ pub(super) fn commit_outbound<D: Datapath>(
     plan: Plan,
     first: &FirstPacket<'_>,
     now_ns: u64,
-) -> Result<u32, Refused> {
+) -> Result<SlotIndex, Refused> {
     let guest = first.tuple;
     let protocol = Protocol::from_ip(guest.protocol).ok_or(Refusal::Insertion)?;
     take_room(nat, inspected, vm, &plan, protocol, now_ns)?;
@@ -133,7 +133,7 @@ impl<D: Datapath> Nat<D> {
         mut flow: NewFlow,
         timestamps: bool,
         now_ns: u64,
-    ) -> Result<u32, Refusal> {
+    ) -> Result<SlotIndex, Refusal> {
         let (to, vm) = (toward(&flow), VmId::new(flow.guest.scope));
         let mut swept = false;
         for tried in 0..PORT_TRIES {
@@ -187,9 +187,9 @@ impl<D: Datapath> Nat<D> {
     pub(super) fn settle(
         &mut self,
         vm: &VmState,
-        opened: Result<u32, Refusal>,
+        opened: Result<SlotIndex, Refusal>,
         now_ns: u64,
-    ) -> Result<u32, Refusal> {
+    ) -> Result<SlotIndex, Refusal> {
         let (flows, datapath) = (&mut self.flows, &mut self.datapath);
         if opened == Err(Refusal::TableFull)
             && let Some(slot) = flows.oldest_unproven(datapath, vm.net.row, now_ns)

@@ -7,7 +7,7 @@
 //! cannot be a client's are refused ([`slipgate_policy::Space::may_come_in`]).
 //!
 //! Forwards may use a share of each quota, so the world cannot use up the whole quota of a guest.
-use slipgate_abi::{Direction, Protocol, Refusal, Tuple, Verdict};
+use slipgate_abi::{Direction, Protocol, Refusal, SlotIndex, Tuple, Verdict};
 
 use super::{Admission, Opener, admit_known, opens, room::Room};
 use crate::{
@@ -99,7 +99,7 @@ fn commit<D: Datapath>(
     plan: InboundPlan,
     (world, isn): (Tuple, u32),
     now_ns: u64,
-) -> Result<u32, Refusal> {
+) -> Result<SlotIndex, Refusal> {
     let forward = plan.forward;
     let (hop, room) = plan.room?;
     let protocol = Protocol::from_ip(world.protocol).ok_or(Refusal::Insertion)?;

@@ -26,7 +26,7 @@ mod room;
 use std::sync::atomic::Ordering::Relaxed;
 
 use slipgate_abi::{
-    Direction, Protocol, Refusal, Tuple,
+    Direction, Protocol, Refusal, SlotIndex, Tuple,
     slot::SlotFlags,
     tcp::{Phase, TcpBits},
 };
@@ -51,12 +51,12 @@ pub enum Admission {
     /// The packet belongs to this flow: it goes back to the kernel.
     Flow {
         /// Index of the flow's slot.
-        slot: u32,
+        slot: SlotIndex,
     },
     /// The packet belongs to this flow, which was cut.
     Cut {
         /// Index of the flow's slot.
-        slot: u32,
+        slot: SlotIndex,
     },
     /// The packet opens no flow and belongs to none.
     NoFlow,
@@ -146,7 +146,7 @@ pub(crate) fn admit_to_loopback<D: Datapath>(
 fn admit_known<D: Datapath>(
     nat: &mut Nat<D>,
     rules: &Rules,
-    known: Option<u32>,
+    known: Option<SlotIndex>,
     packet: &Packet<'_>,
     from: Direction,
     now_ns: u64,
@@ -173,7 +173,7 @@ fn admit_known<D: Datapath>(
 fn belongs<D: Datapath>(
     nat: &Nat<D>,
     rules: &Rules,
-    slot: u32,
+    slot: SlotIndex,
     packet: &Packet<'_>,
     from: Direction,
 ) -> bool {

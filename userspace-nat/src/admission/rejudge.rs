@@ -1,7 +1,7 @@
 //! New judgement of live flows, after a change of policies or by a successor.
 use std::sync::atomic::Ordering::Relaxed;
 
-use slipgate_abi::{Protocol, SlotRef, VmId, VmRow, slot::SlotFlags, tcp::TcpBits};
+use slipgate_abi::{Protocol, SlotIndex, SlotRef, VmId, VmRow, slot::SlotFlags, tcp::TcpBits};
 
 use crate::{
     datapath::Datapath,
@@ -13,7 +13,7 @@ use slipgate_policy::{Destination, OnReload};
 #[derive(Debug, Default)]
 pub(crate) struct NotAdmitted {
     /// Slots of the flows to be cut.
-    pub(crate) cut: Vec<u32>,
+    pub(crate) cut: Vec<SlotIndex>,
     /// Number of flows that are left because their policy says so.
     pub(crate) left: usize,
     /// Number of all live flows, these included.
@@ -55,10 +55,10 @@ pub(crate) fn refused_flows<D: Datapath>(
 }
 
 /// Returns the flows of a VM that no forward would let in any more.
-pub(crate) fn not_let_in<D: Datapath>(core: &Core<D>, vm: VmRow) -> Vec<u32> {
+pub(crate) fn not_let_in<D: Datapath>(core: &Core<D>, vm: VmRow) -> Vec<SlotIndex> {
     let Core { nat, rules, .. } = core;
     let slots = nat.flows.slots_of(vm).iter().copied();
-    let came_in = |slot: &u32| {
+    let came_in = |slot: &SlotIndex| {
         let live = nat.datapath.slot(*slot);
         let entry = nat.flows.entry(*slot);
         let is_linked = entry.is_some_and(|entry| entry.state.is_linked());
@@ -76,7 +76,12 @@ fn is_inbound_allowed(rules: &Rules, forwards: &Forwards, vms: &VmTable, live: S
     leads && vm.is_some_and(|vm| rules.may_come_in(&vm.net, live.remote().into()))
 }
 
-fn is_outbound_allowed<D: Datapath>(nat: &Nat<D>, rules: &Rules, slot: u32, now_ns: u64) -> bool {
+fn is_outbound_allowed<D: Datapath>(
+    nat: &Nat<D>,
+    rules: &Rules,
+    slot: SlotIndex,
+    now_ns: u64,
+) -> bool {
     let live = nat.datapath.slot(slot);
     let Some(protocol) = Protocol::from_ip(live.protocol()) else {
         return false;
@@ -87,7 +92,7 @@ fn is_outbound_allowed<D: Datapath>(nat: &Nat<D>, rules: &Rules, slot: u32, now_
         protocol,
     };
     let by = rules.name_of(slot, live.generation().load(Relaxed));
-    let rule = rules.texts.identity(live.rule(), &nat.datapath);
+    let rule = rules.texts.identity(live.rule_index(), &nat.datapath);
     let is_in_session = nat.flows.entry(slot).is_some_and(|e| e.is_held());
     let was_released = live.tcp().load(Relaxed) & TcpBits::HELD != 0;
     let was_inspected = is_in_session || was_released;

@@ -1,7 +1,7 @@
 //! Room among a VM's flows: its cap, the flows that leave for a new one, and its rate.
 //!
 //! Unproven flows from the world make room, and not before the new flow is admitted.
-use slipgate_abi::Refusal;
+use slipgate_abi::{Refusal, SlotIndex};
 
 use super::Opener;
 use crate::{
@@ -23,7 +23,7 @@ pub(crate) struct Room {
     /// Whether the VM is at its cap, or the world at its share of it.
     is_at_cap: bool,
     /// Slot of an unproven flow from the world that leaves.
-    unproven: Option<u32>,
+    unproven: Option<SlotIndex>,
     /// Search for other flows that leave, and whether it was among the world's flows only.
     search: Option<(GivingWay, bool)>,
 }
@@ -68,7 +68,7 @@ impl Room {
     }
 
     /// Returns the flows that leave.
-    pub(super) fn leaving(&self) -> Vec<u32> {
+    pub(super) fn leaving(&self) -> Vec<SlotIndex> {
         let found = self.search.iter().flat_map(|(found, _)| found.slots());
         found.chain(self.unproven).collect()
     }

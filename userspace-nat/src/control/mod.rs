@@ -1,7 +1,7 @@
 //! The broker's end of the engine: a channel whose messages call the engine's methods.
 use std::{io, net::SocketAddrV4, os::fd::BorrowedFd};
 
-use slipgate_abi::{Protocol, VmId, VmRow};
+use slipgate_abi::{Protocol, RuleIndex, VmId, VmRow};
 use slipgate_policy::{LocalAddresses, PolicySet};
 
 use crate::{relay, vm::VmSpec};
@@ -74,7 +74,7 @@ pub struct Reload {
     /// The compiled policies, in the order of their indices.
     pub policies: PolicySet,
     /// Index in `RULES` of the first rule of `policies`.
-    pub rule_base: u32,
+    pub rule_base: RuleIndex,
     /// Addresses of this host that the rules protect.
     pub local: LocalAddresses,
     /// Every VM, with its policy and quotas.

@@ -1,7 +1,7 @@
 //! Commands of the broker, as methods of the engine.
 use std::{io::Write, net::SocketAddr};
 
-use slipgate_abi::{Protocol, VmId, VmRow, timeout::CLOSING_GRACE_NS};
+use slipgate_abi::{Protocol, SlotIndex, VmId, VmRow, timeout::CLOSING_GRACE_NS};
 use slipgate_model::{NetworkView, OnExit, VmSpec, WhyAnswer};
 use slipgate_policy::{Destination, OnReload};
 
@@ -212,7 +212,7 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
         &mut self,
         reason: EndReason,
         now_ns: u64,
-        which: impl FnOnce(&Flows) -> Vec<u32>,
+        which: impl FnOnce(&Flows) -> Vec<SlotIndex>,
     ) {
         for slot in which(&self.core.nat.flows) {
             self.core

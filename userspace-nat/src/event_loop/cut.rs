@@ -1,6 +1,6 @@
 //! Cuts flows, on request or because the present rules refuse them. Both ends are informed
 //! ([`crate::packet_path`]).
-use slipgate_abi::VmRow;
+use slipgate_abi::{SlotIndex, VmRow};
 use slipgate_model::Subject;
 
 use crate::{
@@ -60,7 +60,7 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
     }
 
     /// Cuts those of these flows that are live, and informs their guests. Returns how many.
-    pub(crate) fn cut_slots(&mut self, slots: &[u32], reason: EndReason) -> usize {
+    pub(crate) fn cut_slots(&mut self, slots: &[SlotIndex], reason: EndReason) -> usize {
         // Not the time of the turn: finding these flows may have taken longer than the grace.
         let now_ns = self.clock.now_ns();
         let mut cut = Vec::new();
@@ -73,7 +73,7 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
             }
         }
         let mut probes = cut.iter().filter(|slot| self.core.nat.may_probe(**slot));
-        let probes: Vec<u32> = probes.by_ref().take(MOST_PROBES).copied().collect();
+        let probes: Vec<_> = probes.by_ref().take(MOST_PROBES).copied().collect();
         for some in probes.chunks(PROBES_AT_ONCE) {
             for &slot in some {
                 let Core { nat, vms, out, .. } = &mut self.core;

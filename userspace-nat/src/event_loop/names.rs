@@ -1,7 +1,7 @@
 //! State that the engine has and the kernel's tables lack: names, refusals, relayed flows. It is
 //! sent to the broker in pages, each well below the largest message of the channel (64 KiB): first
 //! VMs by row, then flows by slot, then relayed flows by number.
-use slipgate_abi::VmRow;
+use slipgate_abi::{SlotIndex, VmRow};
 use slipgate_model::{
     EngineInventory, LiveRelayed, NameCounts, RefusedQuestions, RefusedSample, RelayedCounts,
 };
@@ -110,9 +110,9 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
         let Ok(from) = u32::try_from(from.saturating_sub(SLOTS)) else {
             return true;
         };
-        for (slot, generation, name) in self.core.rules.names_of_flows(from) {
+        for (slot, generation, name) in self.core.rules.names_of_flows(SlotIndex::new(from)) {
             let takes = 2 * name.name.len() + ENTRY_BYTES;
-            if !draft.has_room(takes, SLOTS + u64::from(slot)) {
+            if !draft.has_room(takes, SLOTS + u64::from(slot.get())) {
                 return false;
             }
             let name = name.name.to_string();

@@ -4,7 +4,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use slipgate_abi::{VmId, VmRow};
+use slipgate_abi::{RuleIndex, SlotIndex, VmId, VmRow};
 
 use crate::{
     clock::{Clock, SECOND_NS},
@@ -70,7 +70,7 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
                 .core
                 .rules
                 .texts
-                .text(content.rule, &self.core.nat.datapath);
+                .text(RuleIndex::new(content.rule), &self.core.nat.datapath);
             let names = Names {
                 vm: self.core.vms.text_of(VmId::new(content.vm)),
                 rule: rule.as_deref(),
@@ -107,7 +107,7 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
         }
         let mut refusals = std::mem::take(&mut self.core.journal.refusals);
         let core = &self.core;
-        let names = |vm, rule: Option<u32>| {
+        let names = |vm, rule: Option<RuleIndex>| {
             let rule = rule.and_then(|rule| core.rules.texts.known(rule));
             (core.vms.text_of(vm), rule)
         };
@@ -183,7 +183,7 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
 fn record_start<D: Datapath>(
     log: &mut FlowLog,
     core: &Core<D>,
-    slot: u32,
+    slot: SlotIndex,
     now_ns: u64,
     wall: SystemTime,
 ) {
@@ -192,7 +192,7 @@ fn record_start<D: Datapath>(
     let opened_by = core.rules.name_of(slot, generation);
     let names = Names {
         vm: core.vms.text_of(live.id()),
-        rule: core.rules.texts.known(live.rule()),
+        rule: core.rules.texts.known(live.rule_index()),
         dns: opened_by.map(|name| &*name.name),
     };
     log.flow_start(slot, live, names, now_ns, wall);

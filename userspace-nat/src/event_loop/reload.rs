@@ -45,7 +45,7 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
             flows, datapath, ..
         } = &self.core.nat;
         let used = flows.all().into_iter();
-        let used: HashSet<u32> = used.map(|slot| datapath.slot(slot).rule()).collect();
+        let used: HashSet<_> = used.map(|slot| datapath.slot(slot).rule_index()).collect();
         let core = &mut self.core;
         core.forwards.renumber(&mut core.rules, |rules| {
             let forwards = rules.texts.forwards();

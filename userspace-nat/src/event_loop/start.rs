@@ -3,7 +3,7 @@
 use std::{collections::VecDeque, io, ops::RangeInclusive, os::fd::BorrowedFd};
 
 use hashbrown::HashSet;
-use slipgate_abi::{VmId, VmRow};
+use slipgate_abi::{RuleIndex, SlotIndex, VmId, VmRow};
 use slipgate_model::TranslatedId;
 use thiserror::Error;
 
@@ -41,7 +41,7 @@ pub struct Parts<D, P, C> {
     /// The rules, shared with the DNS proxy among the services.
     pub judge: SharedJudge,
     /// First element of `RULES` that belongs to this process.
-    pub rule_base: u32,
+    pub rule_base: RuleIndex,
     /// Range of translated ports.
     pub nat_ports: RangeInclusive<u16>,
     /// The flow log that records are written to.
@@ -119,7 +119,7 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
             fn is_vm(&self, row: VmRow, vm: VmId) -> bool {
                 self.vms.contains(&(row, vm))
             }
-            fn is_recorded(&self, slot: u32, generation: u32) -> bool {
+            fn is_recorded(&self, slot: SlotIndex, generation: u32) -> bool {
                 self.recorded.contains(&TranslatedId {
                     instance: self.instance,
                     slot,

@@ -3,8 +3,8 @@
 use std::{collections::HashSet, io, ops::Range, sync::atomic::Ordering::Relaxed};
 
 use slipgate_abi::{
-    FlowRef, Ip4, NameKey, NameValue, NextHopRef, SequencesRef, SlotRef, Tuple, Verdict, VmId,
-    VmRef, VmRow,
+    FlowRef, Ip4, NameKey, NameValue, NextHopRef, RuleIndex, SequencesRef, SlotIndex, SlotRef,
+    Tuple, Verdict, VmId, VmRef, VmRow,
     maps::{Chunk, MAX_NAMES, MAX_NEXT_HOPS, MAX_VMS, SLOTS_PER_CHUNK, may_claim_chunk},
     rate::RateRef,
 };
@@ -89,7 +89,7 @@ impl NameMap for FakeDatapath {
         let Some(value) = NameValue::new(&name.name, name.expires_ns) else {
             return false;
         };
-        let key = NameKey::new(name.vm.get(), name.addr, &name.name);
+        let key = NameKey::new(name.vm, name.addr, &name.name);
         let most = match kernel.faults.names_capacity {
             0 => MAX_NAMES as usize,
             capacity => capacity,
@@ -103,7 +103,7 @@ impl NameMap for FakeDatapath {
 
     fn forget_name(&mut self, vm: VmId, addr: Ip4, name: &[u8]) -> bool {
         let names = &mut self.kernel.borrow_mut().names;
-        names.remove(&NameKey::new(vm.get(), addr, name)).is_some()
+        names.remove(&NameKey::new(vm, addr, name)).is_some()
     }
 
     fn remembered_names(&self) -> Vec<RememberedName> {
@@ -144,13 +144,13 @@ impl Tables for FakeDatapath {
         self.kernel.borrow().slots.len() as u32
     }
 
-    fn slot(&self, index: u32) -> SlotRef {
+    fn slot(&self, index: SlotIndex) -> SlotRef {
         let kernel = self.kernel.borrow();
         kernel.slots_looked_at.set(kernel.slots_looked_at.get() + 1);
         kernel.slot(index)
     }
 
-    fn sequences(&self, index: u32) -> SequencesRef {
+    fn sequences(&self, index: SlotIndex) -> SequencesRef {
         self.kernel.borrow().sequences(index)
     }
 
@@ -171,13 +171,16 @@ impl Tables for FakeDatapath {
         Some((range(chunk), rested.is_some()))
     }
 
-    fn release_chunk(&mut self, first_slot: u32, now_ns: u64) {
+    fn release_chunk(&mut self, first_slot: SlotIndex, now_ns: u64) {
         let kernel = &mut *self.kernel.borrow_mut();
-        let chunk = (first_slot / SLOTS_PER_CHUNK) as usize;
+        let chunk = first_slot.chunk() as usize;
         assert_eq!(kernel.chunks[chunk], Chunk::of(self.owner), "it is ours");
         let mut slots = range(chunk);
         assert!(
-            slots.all(|slot| kernel.slot(slot).verdict().load(Relaxed) == Verdict::Free as u32),
+            slots.all(
+                |slot| kernel.slot(SlotIndex::new(slot)).verdict().load(Relaxed)
+                    == Verdict::Free as u32
+            ),
             "a flow is in it"
         );
         kernel.chunks[chunk] = Chunk::free_since(now_ns);
@@ -220,19 +223,19 @@ impl Tables for FakeDatapath {
         let same = (1..MAX_NEXT_HOPS).find(|index| {
             let hop = hop(*index);
             hop.owner == ours
-                && hop.ifindex == wanted.ifindex
+                && hop.ifindex == wanted.ifindex.get()
                 && hop.neighbour == wanted.neighbour
                 && hop.route_mtu == wanted.route_mtu
         });
         let index = same.or_else(|| (1..MAX_NEXT_HOPS).find(|index| hop(*index).owner == 0));
         let Some(index) = index else { return 0 };
         let hop = hop(index);
-        (hop.owner, hop.ifindex) = (ours, wanted.ifindex);
+        (hop.owner, hop.ifindex) = (ours, wanted.ifindex.get());
         (hop.neighbour, hop.route_mtu) = (wanted.neighbour, wanted.route_mtu);
         index
     }
 
-    fn rule(&self, rule: u32) -> Option<Described> {
+    fn rule(&self, rule: RuleIndex) -> Option<Described> {
         self.kernel.borrow().rules.get(&rule).cloned()
     }
 

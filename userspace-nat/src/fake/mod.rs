@@ -18,8 +18,9 @@ use std::{
 };
 
 use slipgate_abi::{
-    DropCounters, FlowRef, Ip4, NameKey, NameValue, NextHop, NextHopRef, RateLimits, Sequences,
-    SequencesRef, Slot, SlotRef, TapEntry, Tuple, Vm, VmCounters, VmRates, VmRef,
+    DropCounters, FlowRef, Ip4, NameKey, NameValue, NextHop, NextHopRef, RateLimits, RuleIndex,
+    Sequences, SequencesRef, Slot, SlotIndex, SlotRef, TapEntry, Tuple, Vm, VmCounters, VmId,
+    VmRates, VmRef, VmRow,
     datapath::fragment_table::{Fragment, PLACES},
     maps::{Chunk, MAX_NEXT_HOPS, MAX_VMS, SLOTS_PER_CHUNK},
     rate::RateRef,
@@ -117,7 +118,7 @@ pub struct Kernel {
     /// Contents of the map `NAMES`.
     pub names: HashMap<NameKey, NameValue>,
     /// Contents of the map `RULES`.
-    pub rules: HashMap<u32, Described>,
+    pub rules: HashMap<RuleIndex, Described>,
     /// Contents of `FORWARDS`: from the host's address and port and the protocol to the VM's row
     /// and id.
     pub forwards: HashMap<(Ip4, u16, u8), (u16, u32)>,
@@ -199,10 +200,7 @@ impl Kernel {
     pub fn add_vm(&mut self, row: u16, id: u32, guest: Ip4, gateway: Ip4, mtu: u32) {
         let vm = self.vms.at(usize::from(row));
         let tap = programs::FIRST_TAP + u32::from(row);
-        let entry = TapEntry {
-            vm: id,
-            vm_row: row.into(),
-        };
+        let entry = TapEntry::new(VmId::new(id), VmRow::new(row));
         self.taps.insert(tap, entry);
         // SAFETY: in bounds; one thread.
         unsafe {
@@ -221,15 +219,15 @@ impl Kernel {
     }
 
     /// Handle to the slot with this index.
-    pub fn slot(&self, index: u32) -> SlotRef {
+    pub fn slot(&self, index: SlotIndex) -> SlotRef {
         // SAFETY: `at` checks the bounds; the allocation lives as long as the kernel.
-        unsafe { SlotRef::new(self.slots.at(index as usize)) }
+        unsafe { SlotRef::new(self.slots.at(index.get() as usize)) }
     }
 
     /// Sequence numbers of a slot's connection.
-    pub fn sequences(&self, index: u32) -> SequencesRef {
+    pub fn sequences(&self, index: SlotIndex) -> SequencesRef {
         // SAFETY: as above.
-        unsafe { SequencesRef::new(self.sequences.at(index as usize)) }
+        unsafe { SequencesRef::new(self.sequences.at(index.get() as usize)) }
     }
 
     /// Handle to a VM's row.
@@ -295,23 +293,24 @@ impl Kernel {
     }
 
     /// Indexes of the slots that are not free.
-    pub fn slots_in_use(&self) -> Vec<u32> {
+    pub fn slots_in_use(&self) -> Vec<SlotIndex> {
         use std::sync::atomic::Ordering::Relaxed;
         (0..self.slots.len() as u32)
+            .map(SlotIndex::new)
             .filter(|i| self.slot(*i).verdict().load(Relaxed) != 0)
             .collect()
     }
 
     /// Whether the flow's entry for the other direction exists.
     fn has_reverse(&self, guest: &Tuple, flow: FlowRef) -> bool {
-        let slot = self.slot(flow.slot);
+        let slot = self.slot(flow.index());
         slot.guest_tuple() != *guest || self.flows.get(&slot.world_tuple()) == Some(&flow)
     }
 
     /// Whether the removal of an entry leaves a live flow with its guest's tuple only.
     fn leaves_forward(&self, removed: &Tuple, flow: FlowRef) -> bool {
         use std::sync::atomic::Ordering::Relaxed;
-        let slot = self.slot(flow.slot);
+        let slot = self.slot(flow.index());
         let live = slot.verdict().load(Relaxed) != 0
             && slot.generation().load(Relaxed) == flow.generation
             && slot.world_tuple() == *removed;

@@ -2,8 +2,8 @@
 use std::cell::Cell;
 
 use slipgate_abi::{
-    DropReason, FlowRef, ForwardKey, ForwardTarget, Ip4, NextHopRef, SequencesRef, SlotRef,
-    TapEntry, Tuple, VmRef, checksum,
+    DropReason, FlowRef, ForwardKey, ForwardTarget, Ip4, NextHopRef, SequencesRef, SlotIndex,
+    SlotRef, TapEntry, Tuple, VmRef, checksum,
     datapath::{
         self, Refused,
         fragment_table::{Fragment, PLACES},
@@ -116,11 +116,12 @@ unsafe impl datapath::Maps for &Kernel {
     }
 
     fn slot(self, index: u32) -> Option<SlotRef> {
-        ((index as usize) < self.slots.len()).then(|| Kernel::slot(self, index))
+        ((index as usize) < self.slots.len()).then(|| Kernel::slot(self, SlotIndex::new(index)))
     }
 
     fn sequences(self, slot: u32) -> Option<SequencesRef> {
-        ((slot as usize) < self.sequences.len()).then(|| Kernel::sequences(self, slot))
+        ((slot as usize) < self.sequences.len())
+            .then(|| Kernel::sequences(self, SlotIndex::new(slot)))
     }
 
     fn next_hop(self, index: u32) -> Option<NextHopRef> {

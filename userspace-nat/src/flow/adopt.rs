@@ -13,7 +13,7 @@
 use std::{io, sync::atomic::Ordering::Relaxed};
 
 use hashbrown::HashMap;
-use slipgate_abi::{FlowRef, SlotRef, Tuple, Verdict, VmId, VmRow, slot::SlotFlags};
+use slipgate_abi::{FlowRef, SlotIndex, SlotRef, Tuple, Verdict, VmId, VmRow, slot::SlotFlags};
 
 use super::{EndReason, Ended, Entry, Flows, end, table::Marks};
 use crate::datapath::Datapath;
@@ -42,7 +42,7 @@ pub trait Known {
     /// Whether this process serves this VM in this row.
     fn is_vm(&self, row: VmRow, vm: VmId) -> bool;
     /// Whether the flow log has a record of this slot and generation.
-    fn is_recorded(&self, slot: u32, generation: u32) -> bool;
+    fn is_recorded(&self, slot: SlotIndex, generation: u32) -> bool;
 }
 
 /// Batch number of no batch: the log counts its batches from 1.
@@ -73,7 +73,7 @@ impl Flows {
         let chunks = datapath.own_chunks();
         let mut adoption = Adoption::default();
         let seen = match_tuples(datapath, &chunks, &mut adoption)?;
-        for slot in chunks.iter().cloned().flatten() {
+        for slot in chunks.iter().cloned().flatten().map(SlotIndex::new) {
             let live = datapath.slot(slot);
             let verdict = live.verdict().load(Relaxed);
             if verdict == Verdict::Free as u32 {
@@ -123,7 +123,7 @@ impl Flows {
         Ok(adoption)
     }
 
-    fn index(&mut self, slot: u32, live: SlotRef, held: bool) -> Entry {
+    fn index(&mut self, slot: SlotIndex, live: SlotRef, held: bool) -> Entry {
         let entry = Entry::live(
             live.guest_tuple(),
             live.nat(),
@@ -147,15 +147,16 @@ fn match_tuples(
     datapath: &mut impl Datapath,
     chunks: &[std::ops::Range<u32>],
     adoption: &mut Adoption,
-) -> io::Result<HashMap<u32, Seen>> {
+) -> io::Result<HashMap<SlotIndex, Seen>> {
     let mut entries = Vec::new();
     datapath.for_each(&mut |tuple, flow| {
         if chunks.iter().any(|chunk| chunk.contains(&flow.slot)) {
             entries.push((tuple, flow));
         }
     })?;
-    let mut seen: HashMap<u32, Seen> = HashMap::new();
-    for (tuple, FlowRef { slot, generation }) in entries {
+    let mut seen: HashMap<SlotIndex, Seen> = HashMap::new();
+    for (tuple, flow) in entries {
+        let (slot, generation) = (flow.index(), flow.generation);
         let live = datapath.slot(slot);
         let in_use = live.verdict().load(Relaxed) != Verdict::Free as u32
             && live.generation().load(Relaxed) == generation;
@@ -172,11 +173,8 @@ fn match_tuples(
 }
 
 /// Inserts the missing tuple of a pair. Returns `false` when that fails, or both are missing.
-fn complete(datapath: &mut impl Datapath, slot: u32, entry: &Entry, seen: Seen) -> bool {
-    let reference = FlowRef {
-        slot,
-        generation: entry.generation,
-    };
+fn complete(datapath: &mut impl Datapath, slot: SlotIndex, entry: &Entry, seen: Seen) -> bool {
+    let reference = FlowRef::new(slot, entry.generation);
     let mut insert = |tuple: &Tuple| datapath.insert_noexist(tuple, reference).is_ok();
     match (seen.guest, seen.world) {
         (true, true) => true,

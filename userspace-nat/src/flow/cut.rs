@@ -1,7 +1,7 @@
 //! Changes to flows on request: cut, capture, restart of their timers.
 use std::sync::atomic::Ordering::Relaxed;
 
-use slipgate_abi::{Verdict, VmRow, vm::VmFlags};
+use slipgate_abi::{SlotIndex, Verdict, VmRow, vm::VmFlags};
 
 use super::{EndReason, Flows, State, table::Marks};
 use crate::datapath::Datapath;
@@ -23,7 +23,7 @@ impl Flows {
     pub fn cut(
         &mut self,
         datapath: &mut impl Datapath,
-        slot: u32,
+        slot: SlotIndex,
         reason: EndReason,
         now_ns: u64,
     ) -> bool {
@@ -39,14 +39,14 @@ impl Flows {
     }
 
     /// Whether a flow was cut and its grace is not over.
-    pub fn is_cut(&self, slot: u32) -> bool {
+    pub fn is_cut(&self, slot: SlotIndex) -> bool {
         self.entry(slot)
             .is_some_and(|entry| entry.state == State::Ending && entry.end_reason.is_cut())
     }
 
     /// Sets whether the engine carries a flow for a capture. A flow that is also held
     /// ([`Flows::hold`]) stays with the engine.
-    pub fn capture(&mut self, datapath: &mut impl Datapath, slot: u32, captured: bool) {
+    pub fn capture(&mut self, datapath: &mut impl Datapath, slot: SlotIndex, captured: bool) {
         self.set_mark(datapath, slot, Marks::CAPTURED, captured);
     }
 

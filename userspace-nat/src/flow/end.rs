@@ -2,7 +2,7 @@
 use std::sync::atomic::Ordering::Relaxed;
 
 use slipgate_abi::{
-    Counter, Direction, Protocol, Slot, SlotRef, Verdict, VmRow,
+    Counter, Direction, Protocol, Slot, SlotIndex, SlotRef, Verdict, VmRow,
     maps::SLOTS_PER_CHUNK,
     slot::SlotFlags,
     tcp::{Phase, TcpBits},
@@ -79,7 +79,7 @@ impl EndReason {
 /// A flow in its grace.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Ending {
-    slot: u32,
+    slot: SlotIndex,
     end_id: u32,
     due_ns: u64,
     seen_ns: u64,
@@ -89,7 +89,7 @@ pub(super) struct Ending {
 #[derive(Clone, Copy, Debug)]
 pub struct Ended {
     /// Index of its slot.
-    pub slot: u32,
+    pub slot: SlotIndex,
     /// Content of its slot.
     pub content: Slot,
     /// Reason for its end.
@@ -121,7 +121,7 @@ impl Flows {
     pub fn begin_end(
         &mut self,
         datapath: &mut impl Datapath,
-        slot: u32,
+        slot: SlotIndex,
         reason: EndReason,
         now_ns: u64,
     ) {
@@ -135,7 +135,7 @@ impl Flows {
     pub fn unlink(
         &mut self,
         datapath: &mut impl Datapath,
-        slot: u32,
+        slot: SlotIndex,
         reason: EndReason,
         now_ns: u64,
     ) {
@@ -157,7 +157,7 @@ impl Flows {
     pub(super) fn enqueue_end(
         &mut self,
         datapath: &impl Datapath,
-        slot: u32,
+        slot: SlotIndex,
         state: State,
         reason: EndReason,
         now_ns: u64,
@@ -176,7 +176,7 @@ impl Flows {
 
     /// Handles a packet of a flow with verdict `Closing`: the flow lives on if it was only silent.
     /// Returns whether its packets may be sent on.
-    pub fn revive(&mut self, datapath: &mut impl Datapath, slot: u32) -> bool {
+    pub fn revive(&mut self, datapath: &mut impl Datapath, slot: SlotIndex) -> bool {
         let Some(entry) = self.entry(slot) else {
             return false;
         };
@@ -193,7 +193,7 @@ impl Flows {
         }
     }
 
-    fn make_live(&mut self, datapath: &impl Datapath, slot: u32) {
+    fn make_live(&mut self, datapath: &impl Datapath, slot: SlotIndex) {
         self.table.set_state(slot, State::Live, 0, EndReason::Idle);
         if let Some(entry) = self.entry(slot) {
             entry.set_verdict(datapath.slot(slot));
@@ -292,7 +292,7 @@ impl Flows {
     fn remove_tuples(
         &mut self,
         datapath: &mut impl Datapath,
-        slot: u32,
+        slot: SlotIndex,
         entry: &Entry,
         now_ns: u64,
     ) {

@@ -16,7 +16,7 @@
 use std::sync::atomic::Ordering::Relaxed;
 
 use slipgate_abi::{
-    Protocol,
+    Protocol, SlotIndex,
     maps::SLOTS_PER_CHUNK,
     tcp::{Phase, TcpBits},
 };
@@ -57,7 +57,7 @@ impl Flows {
             };
             left = left.saturating_sub(entries.len());
             for at in 0..SLOTS_PER_CHUNK {
-                let slot = chunk as u32 * SLOTS_PER_CHUNK + at;
+                let slot = SlotIndex::new(chunk as u32 * SLOTS_PER_CHUNK + at);
                 if self.entry(slot).is_some() {
                     self.examine(datapath, slot, now_ns);
                 }
@@ -69,7 +69,7 @@ impl Flows {
         }
     }
 
-    fn examine(&mut self, datapath: &mut impl Datapath, slot: u32, now_ns: u64) {
+    fn examine(&mut self, datapath: &mut impl Datapath, slot: SlotIndex, now_ns: u64) {
         let Some(entry) = self.entry(slot) else {
             return;
         };
@@ -130,6 +130,6 @@ impl Flows {
 }
 
 /// Whether neither side has sent for [`COPIES_NS`].
-fn is_quiet(datapath: &impl Datapath, slot: u32, now_ns: u64) -> bool {
+fn is_quiet(datapath: &impl Datapath, slot: SlotIndex, now_ns: u64) -> bool {
     now_ns.saturating_sub(last_seen_ns(datapath.slot(slot))) >= COPIES_NS
 }

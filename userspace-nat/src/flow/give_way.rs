@@ -27,7 +27,7 @@
 use std::sync::atomic::Ordering::Relaxed;
 
 use slipgate_abi::{
-    Protocol, SlotRef, VmId, VmRow,
+    Protocol, SlotIndex, SlotRef, VmId, VmRow,
     tcp::{Phase, TcpBits},
 };
 
@@ -132,12 +132,12 @@ pub struct GivingWay {
     row: VmRow,
     /// Number of flows examined.
     looks: usize,
-    flows: Vec<(u32, Standing)>,
+    flows: Vec<(SlotIndex, Standing)>,
 }
 
 impl GivingWay {
     /// Returns the slots of the flows.
-    pub fn slots(&self) -> impl Iterator<Item = u32> {
+    pub fn slots(&self) -> impl Iterator<Item = SlotIndex> {
         self.flows.iter().map(|(slot, _)| *slot)
     }
 }
@@ -146,7 +146,7 @@ impl GivingWay {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct PortSearch {
     /// `None`: a port was found. Otherwise the flows that give way, which do not help.
-    in_vain: Option<Vec<(u32, Standing)>>,
+    in_vain: Option<Vec<(SlotIndex, Standing)>>,
 }
 
 impl PortSearch {
@@ -167,7 +167,7 @@ impl Flows {
         from_world: bool,
         now_ns: u64,
     ) -> GivingWay {
-        let looked: Vec<u32> = self.table.next_of(row, SEARCH_BUDGET).collect();
+        let looked: Vec<_> = self.table.next_of(row, SEARCH_BUDGET).collect();
         let mut slots = looked.clone();
         slots.retain(|slot| !from_world || self.entry(*slot).is_some_and(|e| e.is_from_world()));
         let vm = slots.first().and_then(|slot| self.entry(*slot));
@@ -194,10 +194,10 @@ impl Flows {
         &self,
         datapath: &impl Datapath,
         (to, vm, timestamps): (Destination, VmId, bool),
-        leaving: &[u32],
+        leaving: &[SlotIndex],
         now_ns: u64,
     ) -> PortSearch {
-        let gives_back = |slot: u32, is_reclaimed| {
+        let gives_back = |slot: SlotIndex, is_reclaimed| {
             let entry = self.entry(slot).filter(|e| e.destination() == to)?;
             Some(GivenBack {
                 port: entry.nat_port,
@@ -262,7 +262,7 @@ impl Flows {
 
     /// Returns some of the flows toward a destination; successive searches cover all of them in
     /// turn.
-    fn slots_toward(&self, to: &Destination) -> Vec<u32> {
+    fn slots_toward(&self, to: &Destination) -> Vec<SlotIndex> {
         let ports = self.ports.next_ports(to, SEARCH_BUDGET);
         let slots = ports.filter_map(|port| self.by_world(&to.world(port)));
         slots.collect()
@@ -273,12 +273,12 @@ impl Flows {
     fn giving_way(
         &self,
         datapath: &impl Datapath,
-        slots: &[u32],
+        slots: &[SlotIndex],
         vm: VmId,
         now_ns: u64,
-    ) -> Vec<(u32, Standing)> {
+    ) -> Vec<(SlotIndex, Standing)> {
         let mut over = Vec::new();
-        let mut best: Option<(Standing, u64, u32)> = None;
+        let mut best: Option<(Standing, u64, SlotIndex)> = None;
         for slot in slots.iter().copied() {
             let Some(standing) = self.standing(datapath, slot, now_ns) else {
                 continue;
@@ -303,7 +303,7 @@ impl Flows {
         over
     }
 
-    fn standing(&self, datapath: &impl Datapath, slot: u32, now_ns: u64) -> Option<Standing> {
+    fn standing(&self, datapath: &impl Datapath, slot: SlotIndex, now_ns: u64) -> Option<Standing> {
         let entry = self.entry(slot)?;
         let has_place = match entry.state {
             State::Live => true,
@@ -319,7 +319,7 @@ impl Flows {
     fn end_for_room(
         &mut self,
         datapath: &mut impl Datapath,
-        flows: &[(u32, Standing)],
+        flows: &[(SlotIndex, Standing)],
         now_ns: u64,
     ) -> Vec<Entry> {
         let mut ended = Vec::new();

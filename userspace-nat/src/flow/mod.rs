@@ -22,7 +22,7 @@
 use std::collections::VecDeque;
 
 use slipgate_abi::{
-    Tuple, VmRow,
+    SlotIndex, Tuple, VmRow,
     maps::{MAX_VMS, SLOTS_PER_CHUNK},
 };
 
@@ -65,7 +65,7 @@ pub struct Flows {
     /// order.
     unwritten: VecDeque<(u64, end::Ended)>,
     /// Closed flows that still hold their slot, oldest first, for when slots run short.
-    closed: VecDeque<(u32, u32)>,
+    closed: VecDeque<(SlotIndex, u32)>,
     next_end_id: u32,
     scan: gc::Scan,
     /// Number of VMs among which slots and ports are shared.
@@ -90,22 +90,22 @@ impl Flows {
     }
 
     /// Returns the slot of the flow with this tuple on its guest's link.
-    pub fn by_guest(&self, tuple: &Tuple) -> Option<u32> {
+    pub fn by_guest(&self, tuple: &Tuple) -> Option<SlotIndex> {
         self.table.by_guest(tuple)
     }
 
     /// Returns the slot of the flow with this tuple on the world's links.
-    pub fn by_world(&self, tuple: &Tuple) -> Option<u32> {
+    pub fn by_world(&self, tuple: &Tuple) -> Option<SlotIndex> {
         self.table.by_world(tuple)
     }
 
     /// Returns the entry of an own slot in use.
-    pub fn entry(&self, slot: u32) -> Option<&Entry> {
+    pub fn entry(&self, slot: SlotIndex) -> Option<&Entry> {
         self.table.get(slot)
     }
 
     /// Returns the slots of a VM's flows.
-    pub fn slots_of(&self, row: VmRow) -> &[u32] {
+    pub fn slots_of(&self, row: VmRow) -> &[SlotIndex] {
         self.table.slots_of(row)
     }
 
@@ -150,19 +150,19 @@ impl Flows {
     /// Has the engine carry a flow's packets from now on: they come as
     /// [`Handover::Verdict`](slipgate_abi::Handover::Verdict), except for those that a program is
     /// already handling. Returns whether there is such a flow that may live on.
-    pub fn hold(&mut self, datapath: &mut impl Datapath, slot: u32) -> bool {
+    pub fn hold(&mut self, datapath: &mut impl Datapath, slot: SlotIndex) -> bool {
         self.set_mark(datapath, slot, Marks::HELD, true)
     }
 
     /// Has the kernel translate a flow's packets again. Returns whether there is such a flow that
     /// may live on.
-    pub fn release(&mut self, datapath: &mut impl Datapath, slot: u32) -> bool {
+    pub fn release(&mut self, datapath: &mut impl Datapath, slot: SlotIndex) -> bool {
         self.set_mark(datapath, slot, Marks::HELD, false)
     }
 
     /// Changes a mark that decides who carries the flow, and its verdict. Returns whether there is
     /// such a flow that may live on.
-    fn set_mark(&mut self, tables: &impl Tables, slot: u32, mark: Marks, on: bool) -> bool {
+    fn set_mark(&mut self, tables: &impl Tables, slot: SlotIndex, mark: Marks, on: bool) -> bool {
         self.table.mark(slot, mark, on);
         let Some(entry) = self.entry(slot) else {
             return false;
@@ -185,11 +185,11 @@ impl Flows {
     }
 
     /// Returns the slots in use of a chunk; `None` when it has no entries.
-    pub fn in_chunk(&self, chunk: usize) -> Option<impl Iterator<Item = u32>> {
+    pub fn in_chunk(&self, chunk: usize) -> Option<impl Iterator<Item = SlotIndex>> {
         let entries = self.table.chunk(chunk)?;
         let first = chunk as u32 * SLOTS_PER_CHUNK;
         let used = (first..).zip(entries).filter(|(_, entry)| entry.is_some());
-        Some(used.map(|(slot, _)| slot))
+        Some(used.map(|(slot, _)| SlotIndex::new(slot)))
     }
 
     /// Whether there are chunks that might be released.
@@ -198,7 +198,7 @@ impl Flows {
     }
 
     /// Returns every own slot in use.
-    pub fn all(&self) -> Vec<u32> {
+    pub fn all(&self) -> Vec<SlotIndex> {
         self.table.iter().map(|(slot, _)| slot).collect()
     }
 }

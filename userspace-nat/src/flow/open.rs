@@ -5,7 +5,10 @@
 )]
 use std::sync::atomic::Ordering::{Relaxed, Release};
 
-use slipgate_abi::{Direction, FlowRef, Ip4, Protocol, Tuple, Verdict, VmRow, slot::SlotFlags};
+use slipgate_abi::{
+    Direction, FlowRef, IfIndex, Ip4, Protocol, RuleIndex, SlotIndex, Tuple, Verdict, VmRow,
+    slot::SlotFlags,
+};
 use thiserror::Error;
 
 use super::{Entry, Flows, table::Marks};
@@ -25,9 +28,9 @@ pub struct NewFlow {
     /// Translated port of the flow.
     pub nat_port: u16,
     /// Element of `RULES` that admitted the flow.
-    pub rule: u32,
+    pub rule: RuleIndex,
     /// Ifindex of the uplink.
-    pub uplink_ifindex: u32,
+    pub uplink_ifindex: IfIndex,
     /// Element of `NEXT_HOPS`, or 0.
     pub next_hop: u32,
     /// Sequence number of the opening SYN; 0 for other protocols.
@@ -69,7 +72,7 @@ impl Flows {
         datapath: &mut impl Datapath,
         flow: &NewFlow,
         now_ns: u64,
-    ) -> Result<u32, OpenError> {
+    ) -> Result<SlotIndex, OpenError> {
         let share = (self.slots_of(flow.vm_row).len(), self.vms);
         let slot = self.slots.take(datapath, share, now_ns);
         let slot = slot.ok_or(OpenError::NoSlot)?;
@@ -79,7 +82,7 @@ impl Flows {
             .with(Marks::HELD, flow.verdict == Verdict::Engine);
         let (nat, port, row) = (flow.nat, flow.nat_port, flow.vm_row);
         let entry = Entry::live(flow.guest, nat, port, row, generation, marks);
-        let reference = FlowRef { slot, generation };
+        let reference = FlowRef::new(slot, generation);
         if let Err(error) = datapath.insert_noexist(&entry.world(), reference) {
             self.slots.put_back(slot);
             return Err(open_error(error, OpenError::WorldTaken));
@@ -94,7 +97,7 @@ impl Flows {
         datapath.slot(slot).set_verdict(entry.live_verdict());
         self.table.insert(slot, entry);
         self.await_proof(datapath, slot);
-        Ok(slot)
+        Ok(SlotIndex::new(slot.get()))
     }
 }
 
@@ -107,7 +110,7 @@ fn open_error(error: InsertError, taken: OpenError) -> OpenError {
 }
 
 /// Fills a free slot. Returns its new generation.
-fn fill(datapath: &impl Datapath, slot: u32, flow: &NewFlow, now_ns: u64) -> u32 {
+fn fill(datapath: &impl Datapath, slot: SlotIndex, flow: &NewFlow, now_ns: u64) -> u32 {
     let live = datapath.slot(slot);
     // 0 is a slot that was never used.
     let generation = live.generation().load(Relaxed).wrapping_add(1).max(1);
@@ -135,8 +138,8 @@ fn fill(datapath: &impl Datapath, slot: u32, flow: &NewFlow, now_ns: u64) -> u32
         (&raw mut (*p).flags).write(flags);
         (&raw mut (*p).isn).write(flow.isn);
         (&raw mut (*p).created_ns).write(now_ns);
-        (&raw mut (*p).rule).write(flow.rule);
-        (&raw mut (*p).uplink_ifindex).write(flow.uplink_ifindex);
+        (&raw mut (*p).rule).write(flow.rule.get());
+        (&raw mut (*p).uplink_ifindex).write(flow.uplink_ifindex.get());
         (&raw mut (*p).owner).write(datapath.owner() as u16);
         (&raw mut (*p).epoch).write(datapath.epoch());
     }

@@ -21,7 +21,7 @@
 use std::{collections::VecDeque, sync::atomic::Ordering::Relaxed};
 
 use slipgate_abi::{
-    Protocol, SlotRef, VmRow, handshake, slot::SlotFlags, timeout::FROM_WORLD_OPENING_NS,
+    Protocol, SlotIndex, SlotRef, VmRow, handshake, slot::SlotFlags, timeout::FROM_WORLD_OPENING_NS,
 };
 
 use super::{EndReason, Flows, end::last_seen_ns, table::FlowTable};
@@ -37,12 +37,12 @@ const SLACK: usize = 64;
 /// A VM's flows from the world, oldest first: slot and generation.
 #[derive(Clone, Debug, Default)]
 pub(super) struct FromWorld {
-    opened: VecDeque<(u32, u32)>,
+    opened: VecDeque<(SlotIndex, u32)>,
 }
 
 impl Flows {
     /// Adds a flow to its VM's queue if the world opened it.
-    pub(super) fn await_proof(&mut self, datapath: &impl Datapath, slot: u32) {
+    pub(super) fn await_proof(&mut self, datapath: &impl Datapath, slot: SlotIndex) {
         let Some(entry) = self.entry(slot).filter(|entry| entry.is_from_world()) else {
             return;
         };
@@ -51,7 +51,7 @@ impl Flows {
         let mut queue = self.table.take_from_world(row);
         if queue.opened.len() >= most {
             let table = &self.table;
-            let awaits = |of: &(u32, u32)| is_unproven(table, datapath, *of);
+            let awaits = |of: &(SlotIndex, u32)| is_unproven(table, datapath, *of);
             queue.opened.retain(awaits);
         }
         queue.opened.push_back((slot, generation));
@@ -65,10 +65,10 @@ impl Flows {
         datapath: &impl Datapath,
         row: VmRow,
         now_ns: u64,
-    ) -> Option<u32> {
+    ) -> Option<SlotIndex> {
         let mut opened = self.table.awaiting_proof(row)?.opened.iter();
         let oldest = opened.find(|of| is_unproven(&self.table, datapath, **of));
-        let age_ns = |slot: u32| now_ns.saturating_sub(datapath.slot(slot).created_ns());
+        let age_ns = |slot: SlotIndex| now_ns.saturating_sub(datapath.slot(slot).created_ns());
         let oldest = oldest.map(|(slot, _)| *slot);
         oldest.filter(|slot| age_ns(*slot) >= ROUND_TRIP_NS)
     }
@@ -78,13 +78,13 @@ impl Flows {
     pub fn forget_proven(&mut self, datapath: &impl Datapath, row: VmRow) {
         let mut queue = self.table.take_from_world(row);
         let table = &self.table;
-        let is_over = |of: &mut (u32, u32)| !is_unproven(table, datapath, *of);
+        let is_over = |of: &mut (SlotIndex, u32)| !is_unproven(table, datapath, *of);
         while queue.opened.pop_front_if(is_over).is_some() {}
         self.table.put_from_world(row, queue);
     }
 
     /// Ends an unproven flow to make room for a new one.
-    pub fn end_unproven(&mut self, datapath: &mut impl Datapath, slot: u32, now_ns: u64) {
+    pub fn end_unproven(&mut self, datapath: &mut impl Datapath, slot: SlotIndex, now_ns: u64) {
         self.unlink(datapath, slot, EndReason::MadeRoom, now_ns);
     }
 }
@@ -92,7 +92,7 @@ impl Flows {
 fn is_unproven(
     table: &FlowTable,
     datapath: &impl Datapath,
-    (slot, generation): (u32, u32),
+    (slot, generation): (SlotIndex, u32),
 ) -> bool {
     let entry = table
         .get(slot)

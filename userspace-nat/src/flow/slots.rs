@@ -19,7 +19,7 @@ use std::{
     sync::atomic::Ordering::Relaxed,
 };
 
-use slipgate_abi::{Verdict, maps::SLOTS_PER_CHUNK, timeout::SLOT_REST_NS};
+use slipgate_abi::{SlotIndex, Verdict, maps::SLOTS_PER_CHUNK, timeout::SLOT_REST_NS};
 
 use crate::{datapath::Tables, quota::Reserve};
 
@@ -28,7 +28,7 @@ use crate::{datapath::Tables, quota::Reserve};
 pub(super) struct SlotPool {
     ready: Ready,
     /// Resting slots, with the time at which each is ready, ns.
-    resting: VecDeque<(u64, u32)>,
+    resting: VecDeque<(u64, SlotIndex)>,
     /// Number of slots in this process's chunks.
     owned: usize,
     /// Time of the last attempt to claim a chunk if it failed, ns.
@@ -39,18 +39,18 @@ pub(super) struct SlotPool {
 /// the warmest.
 #[derive(Debug, Default)]
 struct Ready {
-    by_chunk: BTreeMap<u32, Vec<u32>>,
+    by_chunk: BTreeMap<u32, Vec<SlotIndex>>,
     len: usize,
 }
 
 impl Ready {
-    fn push(&mut self, slot: u32) {
-        let chunk = self.by_chunk.entry(slot / SLOTS_PER_CHUNK).or_default();
+    fn push(&mut self, slot: SlotIndex) {
+        let chunk = self.by_chunk.entry(slot.chunk()).or_default();
         chunk.push(slot);
         self.len += 1;
     }
 
-    fn pop(&mut self) -> Option<u32> {
+    fn pop(&mut self) -> Option<SlotIndex> {
         let mut first = self.by_chunk.first_entry()?;
         let slot = first.get_mut().pop();
         if first.get().is_empty() {
@@ -94,7 +94,7 @@ impl SlotPool {
         now_ns: u64,
     ) {
         self.owned += chunk.len();
-        for slot in chunk.rev() {
+        for slot in chunk.rev().map(SlotIndex::new) {
             let live = tables.slot(slot);
             if live.verdict().load(Relaxed) != Verdict::Free as u32 {
                 continue;
@@ -114,7 +114,7 @@ impl SlotPool {
         tables: &mut impl Tables,
         (held, vms): (usize, usize),
         now_ns: u64,
-    ) -> Option<u32> {
+    ) -> Option<SlotIndex> {
         if self.ready.len == 0 {
             self.wake(now_ns);
         }
@@ -151,7 +151,7 @@ impl SlotPool {
         }
         let chunk = self.ready.take_whole()?;
         self.owned = owned;
-        tables.release_chunk(chunk * SLOTS_PER_CHUNK, now_ns);
+        tables.release_chunk(SlotIndex::of_chunk(chunk), now_ns);
         Some(chunk)
     }
 
@@ -170,12 +170,12 @@ impl SlotPool {
     }
 
     /// Returns a slot that was taken and not filled.
-    pub(super) fn put_back(&mut self, slot: u32) {
+    pub(super) fn put_back(&mut self, slot: SlotIndex) {
         self.ready.push(slot);
     }
 
     /// Lets a slot rest whose flow is gone.
-    pub(super) fn release(&mut self, slot: u32, now_ns: u64) {
+    pub(super) fn release(&mut self, slot: SlotIndex, now_ns: u64) {
         self.resting.push_back((now_ns + SLOT_REST_NS, slot));
     }
 

@@ -9,7 +9,7 @@ const ALONE: (usize, usize) = (0, 1);
 struct Process {
     tables: FakeDatapath,
     pool: SlotPool,
-    used: Vec<u32>,
+    used: Vec<SlotIndex>,
 }
 
 impl Process {
@@ -106,10 +106,15 @@ fn a_chunk_with_a_flow_stays_and_flows_gather_in_the_first() {
     process.give_back_all(2 * SECOND_NS);
     assert_eq!(process.chunks(), 2);
     let chunks = process.tables.own_chunks();
-    assert!(chunks[1].contains(&last));
+    assert!(chunks[1].contains(&last.get()));
     // What opens now goes where the others are, so that this one can get empty too.
     process.open(400, 2 * SECOND_NS);
-    assert!(process.used.iter().all(|slot| chunks[0].contains(slot)));
+    assert!(
+        process
+            .used
+            .iter()
+            .all(|slot| chunks[0].contains(&slot.get()))
+    );
 }
 
 #[test]
@@ -117,7 +122,7 @@ fn a_generation_goes_on_in_another_owners_hands() {
     let kernel = Kernel::new(2_048);
     let (mut first, mut second) = (Process::new(&kernel, 1), Process::new(&kernel, 2));
     first.open(2_048, 0);
-    let slot = 1_500;
+    let slot = SlotIndex::new(1_500);
     let before = first.tables.slot(slot).generation().load(Relaxed);
     first.end_all_but(0, 0);
     assert_eq!(first.give_back_all(SECOND_NS), 1);
@@ -134,7 +139,9 @@ fn what_has_not_rested_rests_first() {
     let mut first = Process::new(&kernel, 1);
     first.open(1_024, 0);
     first.end_all_but(0, 10 * SECOND_NS);
-    first.tables.release_chunk(0, 10 * SECOND_NS);
+    first
+        .tables
+        .release_chunk(SlotIndex::new(0), 10 * SECOND_NS);
     let mut second = Process::new(&kernel, 2);
     assert_eq!(second.open(1, 10 * SECOND_NS), 0);
     assert_eq!(second.open(1, 11 * SECOND_NS), 1);

@@ -2,7 +2,9 @@
 use std::hash::{BuildHasher, Hasher};
 
 use hashbrown::HashTable;
-use slipgate_abi::{Ip4, Protocol, SlotRef, Tuple, Verdict, VmId, VmRow, maps::SLOTS_PER_CHUNK};
+use slipgate_abi::{
+    Ip4, Protocol, SlotIndex, SlotRef, Tuple, Verdict, VmId, VmRow, maps::SLOTS_PER_CHUNK,
+};
 
 use super::{EndReason, proof::FromWorld};
 use crate::nat_ports::Destination;
@@ -164,7 +166,7 @@ type Chunk = Box<[Option<Entry>]>;
 
 #[derive(Clone, Debug)]
 struct VmFlows {
-    slots: Vec<u32>,
+    slots: Vec<SlotIndex>,
     unlinked: u32,
     /// Most flows that the VM may have.
     cap: u32,
@@ -179,8 +181,8 @@ struct VmFlows {
 #[derive(Debug)]
 pub(super) struct FlowTable {
     chunks: Vec<Option<Chunk>>,
-    by_guest: HashTable<u32>,
-    by_world: HashTable<u32>,
+    by_guest: HashTable<SlotIndex>,
+    by_world: HashTable<SlotIndex>,
     vms: Vec<VmFlows>,
     hasher: foldhash::fast::RandomState,
     len: usize,
@@ -188,9 +190,8 @@ pub(super) struct FlowTable {
 
 const PER_CHUNK: usize = SLOTS_PER_CHUNK as usize;
 
-fn get(chunks: &[Option<Chunk>], slot: u32) -> Option<&Entry> {
-    let slot = slot as usize;
-    chunks.get(slot / PER_CHUNK)?.as_ref()?[slot % PER_CHUNK].as_ref()
+fn get(chunks: &[Option<Chunk>], slot: SlotIndex) -> Option<&Entry> {
+    chunks.get(slot.chunk() as usize)?.as_ref()?[slot.position()].as_ref()
 }
 
 fn hash(hasher: &foldhash::fast::RandomState, tuple: &Tuple) -> u64 {
@@ -229,11 +230,11 @@ impl FlowTable {
         self.len
     }
 
-    pub(super) fn get(&self, slot: u32) -> Option<&Entry> {
+    pub(super) fn get(&self, slot: SlotIndex) -> Option<&Entry> {
         get(&self.chunks, slot)
     }
 
-    pub(super) fn by_guest(&self, tuple: &Tuple) -> Option<u32> {
+    pub(super) fn by_guest(&self, tuple: &Tuple) -> Option<SlotIndex> {
         let hash = hash(&self.hasher, tuple);
         self.by_guest
             .find(hash, |s| {
@@ -242,7 +243,7 @@ impl FlowTable {
             .copied()
     }
 
-    pub(super) fn by_world(&self, tuple: &Tuple) -> Option<u32> {
+    pub(super) fn by_world(&self, tuple: &Tuple) -> Option<SlotIndex> {
         let hash = hash(&self.hasher, tuple);
         self.by_world
             .find(hash, |s| {
@@ -252,8 +253,8 @@ impl FlowTable {
     }
 
     /// Adds a flow whose tuples are in the kernel. The slot is not in the table yet.
-    pub(super) fn insert(&mut self, slot: u32, mut entry: Entry) {
-        let Some(chunk) = self.chunks.get_mut(slot as usize / PER_CHUNK) else {
+    pub(super) fn insert(&mut self, slot: SlotIndex, mut entry: Entry) {
+        let Some(chunk) = self.chunks.get_mut(slot.chunk() as usize) else {
             return;
         };
         let Some(vm) = self.vms.get_mut(usize::from(entry.vm_row.get())) else {
@@ -263,10 +264,10 @@ impl FlowTable {
         vm.slots.push(slot);
         vm.from_world += u32::from(entry.is_from_world());
         let chunk = chunk.get_or_insert_with(|| vec![None; PER_CHUNK].into_boxed_slice());
-        chunk[slot as usize % PER_CHUNK] = Some(entry);
+        chunk[slot.position()] = Some(entry);
         self.len += 1;
         let (chunks, hasher) = (&self.chunks, &self.hasher);
-        let tuple_of = |slot: u32, world: bool| {
+        let tuple_of = |slot: SlotIndex, world: bool| {
             get(chunks, slot).map_or(entry.guest, |e| if world { e.world() } else { e.guest })
         };
         self.by_guest
@@ -280,7 +281,13 @@ impl FlowTable {
     }
 
     /// Sets the state of a flow.
-    pub(super) fn set_state(&mut self, slot: u32, state: State, end_id: u32, reason: EndReason) {
+    pub(super) fn set_state(
+        &mut self,
+        slot: SlotIndex,
+        state: State,
+        end_id: u32,
+        reason: EndReason,
+    ) {
         if let Some(entry) = self.get_mut(slot) {
             entry.state = state;
             entry.end_id = end_id;
@@ -289,7 +296,7 @@ impl FlowTable {
     }
 
     /// Adds a mark to a flow, or removes it. Returns the flow as it was, if there is one.
-    pub(super) fn mark(&mut self, slot: u32, mark: Marks, on: bool) -> Option<Entry> {
+    pub(super) fn mark(&mut self, slot: SlotIndex, mark: Marks, on: bool) -> Option<Entry> {
         let entry = self.get_mut(slot)?;
         let before = *entry;
         entry.marks = before.marks.with(mark, on);
@@ -297,7 +304,7 @@ impl FlowTable {
     }
 
     /// Removes a flow's tuples from the index: other flows may have them now.
-    pub(super) fn unlink(&mut self, slot: u32) {
+    pub(super) fn unlink(&mut self, slot: SlotIndex) {
         let Some(entry) = self.get(slot).copied() else {
             return;
         };
@@ -322,12 +329,11 @@ impl FlowTable {
     }
 
     /// Removes a flow that was unlinked.
-    pub(super) fn remove(&mut self, slot: u32) {
-        let at = slot as usize;
-        let Some(Some(chunk)) = self.chunks.get_mut(at / PER_CHUNK) else {
+    pub(super) fn remove(&mut self, slot: SlotIndex) {
+        let Some(Some(chunk)) = self.chunks.get_mut(slot.chunk() as usize) else {
             return;
         };
-        let Some(entry) = chunk[at % PER_CHUNK].take() else {
+        let Some(entry) = chunk[slot.position()].take() else {
             return;
         };
         self.len -= 1;
@@ -342,7 +348,7 @@ impl FlowTable {
     }
 
     /// Notes that TCP closed the flow. Returns `false` when that was known.
-    pub(super) fn note_closed(&mut self, slot: u32) -> bool {
+    pub(super) fn note_closed(&mut self, slot: SlotIndex) -> bool {
         let before = self.mark(slot, Marks::CLOSED, true);
         before.is_some_and(|before| !before.marks.has(Marks::CLOSED))
     }
@@ -359,7 +365,7 @@ impl FlowTable {
         self.counted(row) >= cap - cap / 8
     }
 
-    pub(super) fn slots_of(&self, row: VmRow) -> &[u32] {
+    pub(super) fn slots_of(&self, row: VmRow) -> &[SlotIndex] {
         self.vms
             .get(usize::from(row.get()))
             .map_or(&[], |vm| &vm.slots)
@@ -397,9 +403,10 @@ impl FlowTable {
 
     /// Returns the next slots of a VM to be examined, at most `most`; successive calls cover all in
     /// turn.
-    pub(super) fn next_of(&self, row: VmRow, most: usize) -> impl Iterator<Item = u32> {
+    pub(super) fn next_of(&self, row: VmRow, most: usize) -> impl Iterator<Item = SlotIndex> {
         let vm = self.vms.get(usize::from(row.get()));
-        let (slots, at): (&[u32], usize) = vm.map_or((&[], 0), |vm| (&vm.slots, vm.looked_at));
+        let (slots, at): (&[SlotIndex], usize) =
+            vm.map_or((&[], 0), |vm| (&vm.slots, vm.looked_at));
         let (behind, ahead) = slots.split_at(at.min(slots.len()));
         ahead.iter().chain(behind).take(most).copied()
     }
@@ -432,18 +439,21 @@ impl FlowTable {
         self.chunks.get(index)?.as_deref()
     }
 
-    pub(super) fn iter(&self) -> impl Iterator<Item = (u32, &Entry)> {
+    pub(super) fn iter(&self) -> impl Iterator<Item = (SlotIndex, &Entry)> {
         self.chunks.iter().enumerate().flat_map(|(c, chunk)| {
             chunk
                 .iter()
                 .flat_map(|chunk| chunk.iter())
                 .enumerate()
-                .filter_map(move |(i, e)| e.as_ref().map(|e| ((c * PER_CHUNK + i) as u32, e)))
+                .filter_map(move |(i, e)| {
+                    let slot = SlotIndex::new((c * PER_CHUNK + i) as u32);
+                    e.as_ref().map(|e| (slot, e))
+                })
         })
     }
 
-    fn get_mut(&mut self, slot: u32) -> Option<&mut Entry> {
-        let slot = slot as usize;
-        self.chunks.get_mut(slot / PER_CHUNK)?.as_mut()?[slot % PER_CHUNK].as_mut()
+    fn get_mut(&mut self, slot: SlotIndex) -> Option<&mut Entry> {
+        let chunk = self.chunks.get_mut(slot.chunk() as usize)?;
+        chunk.as_mut()?[slot.position()].as_mut()
     }
 }

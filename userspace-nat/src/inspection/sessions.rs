@@ -4,7 +4,7 @@ use std::{
     rc::Rc,
 };
 
-use slipgate_abi::{DropReason, Protocol, VmId, segment::Segments};
+use slipgate_abi::{DropReason, Protocol, SlotIndex, VmId, segment::Segments};
 use slipgate_policy::Http;
 
 use crate::{
@@ -26,8 +26,8 @@ pub(crate) const MAX_HELD: usize = 8 << 20;
 /// All sessions of all VMs.
 #[derive(Debug, Default)]
 pub(crate) struct Inspected {
-    pub(crate) sessions: HashMap<u32, Box<Inspection>>,
-    pub(crate) timers: BTreeSet<(u64, u32)>,
+    pub(crate) sessions: HashMap<SlotIndex, Box<Inspection>>,
+    pub(crate) timers: BTreeSet<(u64, SlotIndex)>,
     pub(crate) vms: HashMap<VmId, OfVm>,
 }
 
@@ -139,7 +139,7 @@ impl Inspected {
         self.vms.entry(vm).or_default()
     }
 
-    pub(crate) fn add(&mut self, slot: u32, generation: u32, vm: &VmNet, kind: Kind) {
+    pub(crate) fn add(&mut self, slot: SlotIndex, generation: u32, vm: &VmNet, kind: Kind) {
         self.forget(slot);
         self.of_vm(vm.id).sessions += 1;
         let inspection = Inspection {
@@ -153,7 +153,7 @@ impl Inspected {
         self.put(slot, Box::new(inspection));
     }
 
-    pub(crate) fn take(&mut self, slot: u32, generation: u32) -> Option<Box<Inspection>> {
+    pub(crate) fn take(&mut self, slot: SlotIndex, generation: u32) -> Option<Box<Inspection>> {
         let inspection = self.sessions.get(&slot)?;
         if inspection.generation != generation {
             return None;
@@ -162,7 +162,7 @@ impl Inspected {
     }
 
     /// Puts a session back after a step, with its changes.
-    pub(crate) fn put(&mut self, slot: u32, mut inspection: Box<Inspection>) {
+    pub(crate) fn put(&mut self, slot: SlotIndex, mut inspection: Box<Inspection>) {
         let due_ns = inspection.kind.due_ns();
         if due_ns != inspection.due_ns {
             if let Some(at) = std::mem::replace(&mut inspection.due_ns, due_ns) {
@@ -179,7 +179,7 @@ impl Inspected {
     }
 
     /// Ends a session that was taken out.
-    pub(crate) fn end(&mut self, slot: u32, inspection: &Inspection) {
+    pub(crate) fn end(&mut self, slot: SlotIndex, inspection: &Inspection) {
         if let Kind::Quic { flow, .. } = &inspection.kind {
             for (vnet, l3) in flow.waiting() {
                 let segments = held_segments(*vnet, l3);
@@ -196,13 +196,13 @@ impl Inspected {
     }
 
     /// Ends the session of a flow that has ended, if the generation is the flow's.
-    pub(crate) fn flow_ended(&mut self, slot: u32, generation: u32) {
+    pub(crate) fn flow_ended(&mut self, slot: SlotIndex, generation: u32) {
         if let Some(inspection) = self.take(slot, generation) {
             self.end(slot, &inspection);
         }
     }
 
-    pub(crate) fn forget(&mut self, slot: u32) {
+    pub(crate) fn forget(&mut self, slot: SlotIndex) {
         if let Some(inspection) = self.sessions.remove(&slot) {
             self.end(slot, &inspection);
         }
@@ -211,7 +211,7 @@ impl Inspected {
     /// Ends the sessions of a VM that is gone; its flows are about to end.
     pub(crate) fn forget_vm(&mut self, vm: VmId) {
         let sessions = self.sessions.iter();
-        let slots: Vec<u32> = sessions
+        let slots: Vec<SlotIndex> = sessions
             .filter_map(|(slot, inspection)| (inspection.vm == vm).then_some(*slot))
             .collect();
         for slot in slots {
@@ -221,13 +221,13 @@ impl Inspected {
     }
 
     /// Whether a flow has a session that has admitted a name.
-    pub(crate) fn is_admitted(&self, slot: u32, generation: u32) -> bool {
+    pub(crate) fn is_admitted(&self, slot: SlotIndex, generation: u32) -> bool {
         let inspection = self.sessions.get(&slot);
         inspection.is_some_and(|i| i.generation == generation && i.kind.is_admitted())
     }
 
     /// Adopts a path MTU, bytes, that a router on a flow's path reported.
-    pub(crate) fn path_carries(&mut self, slot: u32, generation: u32, mtu: u32) {
+    pub(crate) fn path_carries(&mut self, slot: SlotIndex, generation: u32, mtu: u32) {
         if let Some(inspection) = self.sessions.get_mut(&slot)
             && inspection.generation == generation
             && let Kind::Tcp(session) = &mut inspection.kind
@@ -239,7 +239,7 @@ impl Inspected {
     /// Starts a VM's timers again before it is thawed, because it could not send meanwhile.
     pub(crate) fn begin_timers(&mut self, vm: VmId, now_ns: u64) {
         let sessions = self.sessions.iter();
-        let slots: Vec<u32> = sessions
+        let slots: Vec<SlotIndex> = sessions
             .filter_map(|(slot, inspection)| (inspection.vm == vm).then_some(*slot))
             .collect();
         for slot in slots {

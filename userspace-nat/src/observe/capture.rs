@@ -24,7 +24,7 @@ use std::{
 };
 
 use nix::sys::socket::{MsgFlags, send};
-use slipgate_abi::{Command, Direction, Tuple, VmId, VmRow, portframe::PortFlags};
+use slipgate_abi::{Command, Direction, SlotIndex, Tuple, VmId, VmRow, portframe::PortFlags};
 use slipgate_model::Subject;
 
 use crate::{
@@ -101,7 +101,7 @@ pub(crate) struct Captures {
 /// The [`Subject`]s that can be captured.
 #[derive(Clone, Copy, Debug)]
 enum Captured {
-    Flow { slot: u32, generation: u32 },
+    Flow { slot: SlotIndex, generation: u32 },
     Vm { row: VmRow },
 }
 
@@ -279,7 +279,7 @@ impl Captures {
         vms: &VmTable,
         frame: &Frame<'_>,
         (l3, from_guest): (&[u8], bool),
-        slot: impl FnOnce() -> Option<u32>,
+        slot: impl FnOnce() -> Option<SlotIndex>,
         at: SystemTime,
     ) {
         let (vm_row, id) = (frame.header.row(), VmId::new(frame.header.id));
@@ -405,7 +405,7 @@ impl Capture {
 }
 
 /// Returns the flow of a packet on the guest's link.
-fn flow_of(flows: &Flows, frame: &Frame<'_>, direction: Direction) -> Option<u32> {
+fn flow_of(flows: &Flows, frame: &Frame<'_>, direction: Direction) -> Option<SlotIndex> {
     if frame.ethertype != ETHERTYPE_IPV4 {
         return None;
     }
@@ -414,7 +414,7 @@ fn flow_of(flows: &Flows, frame: &Frame<'_>, direction: Direction) -> Option<u32
 }
 
 /// Returns the flow of a packet that the kernel will translate and deliver, with the packet.
-fn delivered<'a>(flows: &Flows, frame: &Frame<'a>) -> Option<(u32, Packet<'a>)> {
+fn delivered<'a>(flows: &Flows, frame: &Frame<'a>) -> Option<(SlotIndex, Packet<'a>)> {
     let packet = Packet::parse(Ipv4::parse(frame.l3).ok()?).ok()?;
     let tuple = packet.tuple(Tuple::WORLD, Direction::Rx)?;
     Some((flows.by_world(&tuple)?, packet))
@@ -424,7 +424,7 @@ fn delivered<'a>(flows: &Flows, frame: &Frame<'a>) -> Option<(u32, Packet<'a>)> 
 /// complete is completed.
 fn as_delivered(
     flows: &Flows,
-    slot: u32,
+    slot: SlotIndex,
     frame: &Frame<'_>,
     packet: &Packet<'_>,
     copy: &mut Vec<u8>,

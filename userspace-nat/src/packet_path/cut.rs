@@ -19,7 +19,7 @@
 use std::sync::atomic::Ordering::Relaxed;
 
 use slipgate_abi::{
-    DropReason, Protocol,
+    DropReason, Protocol, SlotIndex,
     slot::SlotFlags,
     tcp::{Flags, Phase, TcpBits},
 };
@@ -35,7 +35,7 @@ use crate::{
 
 impl<D: Datapath> Nat<D> {
     /// Whether the flow is a connection of which the guest would answer a probe.
-    pub(crate) fn may_probe(&self, slot: u32) -> bool {
+    pub(crate) fn may_probe(&self, slot: SlotIndex) -> bool {
         let live = self.datapath.slot(slot);
         let phase = TcpBits(live.tcp().load(Relaxed)).phase();
         Protocol::from_ip(live.protocol()) == Some(Protocol::Tcp)
@@ -43,7 +43,7 @@ impl<D: Datapath> Nat<D> {
     }
 
     /// Probes a guest for a segment of its connection.
-    pub(crate) fn probe(&self, vms: &mut VmTable, slot: u32, out: &mut Outbox, now_ns: u64) {
+    pub(crate) fn probe(&self, vms: &mut VmTable, slot: SlotIndex, out: &mut Outbox, now_ns: u64) {
         let live = self.datapath.slot(slot);
         let tuple = live.guest_tuple();
         // The peer's first number precedes all that may come. If the guest opened the connection it
@@ -74,7 +74,7 @@ impl<D: Datapath> Nat<D> {
         &mut self,
         vm: &mut VmState,
         packet: &Packet<'_>,
-        slot: u32,
+        slot: SlotIndex,
         out: &mut Outbox,
         now_ns: u64,
     ) -> Finish {
@@ -108,7 +108,7 @@ impl<D: Datapath> Nat<D> {
         &mut self,
         vm: &mut VmState,
         packet: &Packet<'_>,
-        slot: u32,
+        slot: SlotIndex,
         out: &mut Outbox,
         now_ns: u64,
     ) -> Finish {
@@ -134,7 +134,7 @@ impl<D: Datapath> Nat<D> {
     fn reset_peer(
         &mut self,
         vm: &mut VmState,
-        slot: u32,
+        slot: SlotIndex,
         segment: Segment,
         out: &mut Outbox,
         now_ns: u64,

@@ -3,8 +3,8 @@
 //! Every frame ends in exactly one [`Disposition`], and is counted there: sent back to the kernel
 //! (which counts it in its flow), dropped for a reason, or consumed by a service.
 use slipgate_abi::{
-    Command, Direction, DropReason, Handover, PortHeader, Refusal, VmId, portframe::PortFlags,
-    segment::Segments,
+    Command, Direction, DropReason, Handover, PortHeader, Refusal, SlotIndex, VmId,
+    portframe::PortFlags, segment::Segments,
 };
 
 use crate::{
@@ -273,7 +273,7 @@ impl<D: Datapath> Core<D> {
         &mut self,
         vm: &mut VmState,
         job: Job<'_>,
-        slot: u32,
+        slot: SlotIndex,
         now_ns: u64,
     ) -> Finish {
         if let Some(finish) = self.inspect_from_guest(vm, job, slot, now_ns) {
@@ -292,7 +292,7 @@ impl<D: Datapath> Core<D> {
         &mut self,
         vm: &mut VmState,
         job: Job<'_>,
-        slot: u32,
+        slot: SlotIndex,
         now_ns: u64,
     ) -> Finish {
         if let Some(finish) = self.inspect_from_world(vm, job, slot, now_ns) {
@@ -365,7 +365,7 @@ fn return_to_kernel<D: Datapath>(
     vm: &VmState,
     job: Job<'_>,
     code: Command,
-    slot: u32,
+    slot: SlotIndex,
 ) -> Finish {
     let mss = match job.packet.transport {
         Transport::Tcp(tcp) if tcp.is_opening_syn() => {

@@ -6,7 +6,7 @@
 //! in its flow as one packet, and sends the fragments unchanged: all, or none.
 use std::sync::atomic::Ordering::Relaxed;
 
-use slipgate_abi::{Direction, DropReason, connection, handshake, tcp::TcpBits};
+use slipgate_abi::{Direction, DropReason, SlotIndex, connection, handshake, tcp::TcpBits};
 
 use crate::{
     datapath::Datapath,
@@ -30,7 +30,7 @@ impl<D: Datapath> Nat<D> {
         &mut self,
         vm: &mut VmState,
         job: Job<'_>,
-        slot: u32,
+        slot: SlotIndex,
         out: &mut Outgoing,
         now_ns: u64,
     ) -> Result<(), DropReason> {
@@ -67,7 +67,7 @@ impl<D: Datapath> Nat<D> {
         &mut self,
         vm: &mut VmState,
         job: Job<'_>,
-        slot: u32,
+        slot: SlotIndex,
         out: &mut Outgoing,
         now_ns: u64,
     ) -> Result<(), DropReason> {
@@ -93,7 +93,7 @@ impl<D: Datapath> Nat<D> {
     }
 
     /// Whether a guest's segment does not belong to the connection that was inspected in this flow.
-    fn is_strange(&self, slot: u32, packet: &Packet<'_>, now_ns: u64) -> bool {
+    fn is_strange(&self, slot: SlotIndex, packet: &Packet<'_>, now_ns: u64) -> bool {
         let Transport::Tcp(tcp) = packet.transport else {
             return false;
         };
@@ -104,7 +104,13 @@ impl<D: Datapath> Nat<D> {
     }
 
     /// Updates the connection's state from a segment that was translated here.
-    fn note_segment(&self, slot: u32, direction: Direction, packet: &Packet<'_>, now_ns: u64) {
+    fn note_segment(
+        &self,
+        slot: SlotIndex,
+        direction: Direction,
+        packet: &Packet<'_>,
+        now_ns: u64,
+    ) {
         let Transport::Tcp(tcp) = packet.transport else {
             return;
         };

@@ -9,7 +9,9 @@ use std::{
 
 use hashbrown::HashSet;
 use serde::{Deserialize, Serialize};
-use slipgate_abi::{Ip4, Protocol, SlotRef, Verdict, VmId, slot::SlotFlags, tcp::TcpBits};
+use slipgate_abi::{
+    Ip4, Protocol, RuleIndex, SlotIndex, SlotRef, Verdict, VmId, slot::SlotFlags, tcp::TcpBits,
+};
 use slipgate_model::{FlowId, Labels, RelayedId, TranslatedId};
 
 use super::{Event, FlowLog, Rfc3339};
@@ -58,7 +60,7 @@ pub struct RelayedFlow {
     /// host's loopback.
     pub nat: Option<SocketAddrV4>,
     /// The forward's element of `RULES`; `None` when the guest opened the flow.
-    pub rule: Option<u32>,
+    pub rule: Option<RuleIndex>,
     /// Service on the host's loopback to which the guest was led.
     pub host: Option<SocketAddrV4>,
     /// Text of the rule that led the guest there.
@@ -100,7 +102,7 @@ struct Line<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     host: Option<Address>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    rule: Option<u32>,
+    rule: Option<RuleIndex>,
     #[serde(skip_serializing_if = "Option::is_none")]
     rule_text: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -141,7 +143,7 @@ impl FlowLog {
     /// Buffers the start of a translated flow. `now`: the wall-clock time at `now_ns`.
     pub fn flow_start(
         &mut self,
-        slot: u32,
+        slot: SlotIndex,
         live: SlotRef,
         names: Names<'_>,
         now_ns: u64,
@@ -161,7 +163,7 @@ impl FlowLog {
         let age = Duration::from_nanos(now_ns.saturating_sub(live.created_ns()));
         let (verdict, path) = carried(live.verdict().load(Relaxed) == Verdict::Engine as u32);
         let line = Line {
-            rule: Some(live.rule()),
+            rule: Some(live.rule_index()),
             nat: Some(Address(live.nat(), live.nat_port())),
             direction: direction(live.flags()),
             verdict,
@@ -193,7 +195,7 @@ impl FlowLog {
         let (verdict, path) = carried(ended.held);
         let is_tcp = slot.protocol == Protocol::Tcp;
         let mut line = Line {
-            rule: Some(slot.rule),
+            rule: Some(RuleIndex::new(slot.rule)),
             nat: Some(Address(slot.nat, slot.nat_port)),
             direction: direction(slot.flags),
             tcp: is_tcp.then(|| TcpBits(slot.tcp).phase().name()),

@@ -9,7 +9,7 @@ use std::{net::SocketAddrV4, time::SystemTime};
 
 use hashbrown::HashMap;
 use serde::Serialize;
-use slipgate_abi::{Protocol, Tuple, VmId};
+use slipgate_abi::{Protocol, RuleIndex, Tuple, VmId};
 use slipgate_model::{Labels, RefusedSample};
 
 use super::{Event, FlowLog, Rfc3339, VmText, flow::Address, wall_at};
@@ -27,7 +27,7 @@ pub struct Refusals {
 #[derive(Clone, Copy, Debug)]
 struct Sum {
     reason: &'static str,
-    rule: Option<u32>,
+    rule: Option<RuleIndex>,
     count: u64,
     /// Number of refusals in `count` that were reported.
     reported: u64,
@@ -46,7 +46,7 @@ struct Line<'a> {
     labels: Option<&'a Labels>,
     reason: &'static str,
     #[serde(skip_serializing_if = "Option::is_none")]
-    rule: Option<u32>,
+    rule: Option<RuleIndex>,
     #[serde(skip_serializing_if = "Option::is_none")]
     rule_text: Option<&'a str>,
     count: u64,
@@ -64,7 +64,7 @@ impl Refusals {
         &mut self,
         vm: VmId,
         reason: &'static str,
-        rule: Option<u32>,
+        rule: Option<RuleIndex>,
         tuple: &Tuple,
         now_ns: u64,
     ) {
@@ -100,7 +100,7 @@ impl Refusals {
     pub fn report<'a>(
         &mut self,
         log: &mut FlowLog,
-        names: impl Fn(VmId, Option<u32>) -> (VmText<'a>, Option<&'a str>),
+        names: impl Fn(VmId, Option<RuleIndex>) -> (VmText<'a>, Option<&'a str>),
         now_ns: u64,
         now: SystemTime,
     ) {
@@ -136,7 +136,7 @@ impl Refusals {
         &self,
         vm: VmId,
         name: &str,
-        text_of: impl Fn(u32) -> Option<&'a str>,
+        text_of: impl Fn(RuleIndex) -> Option<&'a str>,
         now_ns: u64,
     ) -> Vec<RefusedSample> {
         let sums = self.sums.get(&vm).into_iter().flatten();

@@ -1,5 +1,6 @@
 //! The rules by their elements of `RULES`: those in force, and earlier ones by which live flows
 //! were admitted. Their texts are for people; rules are compared by their identity.
+use slipgate_abi::RuleIndex;
 use std::collections::HashSet;
 
 use crate::datapath::Datapath;
@@ -15,7 +16,7 @@ pub(crate) struct RuleTexts {
 
 #[derive(Debug)]
 struct Run {
-    base: u32,
+    base: RuleIndex,
     rules: Vec<Described>,
 }
 
@@ -25,17 +26,17 @@ impl RuleTexts {
     /// refer to.
     pub(crate) fn set(
         &mut self,
-        base: u32,
+        base: RuleIndex,
         policies: impl Iterator<Item = Described>,
         forwards: Vec<Described>,
-        named: &HashSet<u32>,
+        named: &HashSet<RuleIndex>,
     ) {
         let mut rules: Vec<Described> = policies.collect();
         self.policies = rules.len() as u32;
         rules.extend(forwards);
         let mut is_first = true;
         self.runs.retain(|run| {
-            let all = run.base..run.base + run.rules.len() as u32;
+            let all = run.base..run.base.nth(run.rules.len() as u32);
             std::mem::take(&mut is_first) || named.iter().any(|rule| all.contains(rule))
         });
         self.runs.push(Run { base, rules });
@@ -44,7 +45,7 @@ impl RuleTexts {
     /// Replaces all runs by one.
     pub(crate) fn begin(
         &mut self,
-        base: u32,
+        base: RuleIndex,
         policies: impl Iterator<Item = Described>,
         forwards: Vec<Described>,
     ) {
@@ -53,8 +54,8 @@ impl RuleTexts {
     }
 
     /// Returns the first element of the run in force.
-    pub(crate) fn base(&self) -> u32 {
-        self.runs.last().map_or(0, |run| run.base)
+    pub(crate) fn base(&self) -> RuleIndex {
+        self.runs.last().map_or(RuleIndex::new(0), |run| run.base)
     }
 
     /// Returns the rules of the forwards in force.
@@ -65,36 +66,36 @@ impl RuleTexts {
 
     /// Returns the position of an element of `RULES` among the forwards in force; `None` when it
     /// precedes them.
-    pub(crate) fn forward(&self, rule: u32) -> Option<u32> {
-        rule.checked_sub(self.base() + self.policies)
+    pub(crate) fn forward(&self, rule: RuleIndex) -> Option<u32> {
+        rule.offset_from(self.base().nth(self.policies))
     }
 
     /// Returns the element of `RULES` of a forward in force, by its position.
-    pub(crate) fn rule_of_forward(&self, forward: u32) -> u32 {
-        self.base() + self.policies + forward
+    pub(crate) fn rule_of_forward(&self, forward: u32) -> RuleIndex {
+        self.base().nth(self.policies + forward)
     }
 
     /// Returns the text of a rule of these runs.
-    pub(crate) fn known(&self, rule: u32) -> Option<&str> {
+    pub(crate) fn known(&self, rule: RuleIndex) -> Option<&str> {
         self.described(rule).map(|rule| rule.text.as_str())
     }
 
-    fn described(&self, rule: u32) -> Option<&Described> {
+    fn described(&self, rule: RuleIndex) -> Option<&Described> {
         // A new run may use elements of an old run that no flow refers to.
         self.runs.iter().rev().find_map(|run| {
-            let at = rule.checked_sub(run.base)?;
+            let at = rule.offset_from(run.base)?;
             run.rules.get(at as usize)
         })
     }
 
     /// Returns the text of a rule; that of a predecessor's run is read from the kernel.
-    pub(crate) fn text(&self, rule: u32, datapath: &impl Datapath) -> Option<String> {
+    pub(crate) fn text(&self, rule: RuleIndex, datapath: &impl Datapath) -> Option<String> {
         let known = self.known(rule).map(str::to_owned);
         known.or_else(|| Some(datapath.rule(rule)?.text))
     }
 
     /// Returns the identity of a rule; that of a predecessor's run is read from the kernel.
-    pub(crate) fn identity(&self, rule: u32, datapath: &impl Datapath) -> Option<Identity> {
+    pub(crate) fn identity(&self, rule: RuleIndex, datapath: &impl Datapath) -> Option<Identity> {
         let known = self.described(rule).map(|rule| rule.identity);
         known.or_else(|| Some(datapath.rule(rule)?.identity))
     }

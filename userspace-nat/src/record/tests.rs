@@ -4,7 +4,7 @@ use std::{
     time::Duration,
 };
 
-use slipgate_abi::{Ip4, Protocol, Slot, Tuple, Verdict, VmId};
+use slipgate_abi::{Ip4, Protocol, RuleIndex, Slot, SlotIndex, Tuple, Verdict, VmId};
 use slipgate_model::{Labels, TranslatedId};
 
 use super::*;
@@ -42,7 +42,7 @@ impl Write for Sink {
 fn ended(slot: u32) -> Ended {
     let ip = |octets| Ip4 { octets };
     Ended {
-        slot,
+        slot: SlotIndex::new(slot),
         content: Slot {
             generation: 3,
             verdict: Verdict::Closing,
@@ -139,7 +139,7 @@ fn what_can_t_be_written_is_counted_and_the_next_line_is_whole() {
         ids.into_iter().collect::<Vec<_>>(),
         [TranslatedId {
             instance: 0,
-            slot: 3,
+            slot: SlotIndex::new(3),
             generation: 3
         }]
     );
@@ -157,12 +157,12 @@ fn rotation_loses_no_record() {
         |sink: &Sink| recorded_ids(&mut Cursor::new(sink.bytes.lock().unwrap().clone())).unwrap();
     assert!(ids(&old).contains(&TranslatedId {
         instance: 0,
-        slot: 1,
+        slot: SlotIndex::new(1),
         generation: 3
     }));
     assert!(ids(&new).contains(&TranslatedId {
         instance: 0,
-        slot: 2,
+        slot: SlotIndex::new(2),
         generation: 3
     }));
 }
@@ -175,7 +175,7 @@ fn garbage_in_a_log_is_passed_over() {
         ids.into_iter().collect::<Vec<_>>(),
         [TranslatedId {
             instance: 0,
-            slot: 1,
+            slot: SlotIndex::new(1),
             generation: 2
         }]
     );
@@ -187,7 +187,10 @@ fn only_what_ended_was_recorded() {
         {\"event\":\"dns\",\"name\":\"a\"}\n{\"event\":\"flow_end\",\"id\":\"00000000-3-4\"}\n\
         {\"event\":\"flow_end\",\"id\":\"r00000000-3\"}\n";
     let ids = recorded_ids(&mut Cursor::new(&text[..])).unwrap();
-    assert_eq!(ids.into_iter().map(|id| id.slot).collect::<Vec<_>>(), [3]);
+    assert_eq!(
+        ids.into_iter().map(|id| id.slot.get()).collect::<Vec<_>>(),
+        [3]
+    );
 }
 
 /// Returns the lines of a log of `events` to which `tell` records.
@@ -232,7 +235,7 @@ fn relayed() -> RelayedFlow {
         remote: "127.0.0.1:5555".parse().unwrap(),
         inbound: true,
         nat: Some("127.0.0.1:8080".parse().unwrap()),
-        rule: Some(4),
+        rule: Some(RuleIndex::new(4)),
         host: None,
         rule_text: None,
         opened_ns: 1_000_000_000,
@@ -385,7 +388,7 @@ fn tuple(port: u16) -> Tuple {
 
 fn report(refusals: &mut Refusals, now_ns: u64) -> Vec<serde_json::Value> {
     lines(Events::ALL, |log| {
-        let names = |_, rule: Option<u32>| (A, rule.map(|_| "--deny x"));
+        let names = |_, rule: Option<RuleIndex>| (A, rule.map(|_| "--deny x"));
         refusals.report(log, names, now_ns, at(1_700_000_000, 0));
     })
 }
@@ -398,7 +401,7 @@ fn refusals_are_told_together_and_once() {
         refusals.note(
             VmId::new(1),
             "rule",
-            Some(3),
+            Some(RuleIndex::new(3)),
             &tuple(4_000 + n),
             u64::from(n) * second,
         );
@@ -415,7 +418,13 @@ fn refusals_are_told_together_and_once() {
         report(&mut refusals, 5 * second),
         [] as [serde_json::Value; 0]
     );
-    refusals.note(VmId::new(1), "rule", Some(3), &tuple(1), 6 * second);
+    refusals.note(
+        VmId::new(1),
+        "rule",
+        Some(RuleIndex::new(3)),
+        &tuple(1),
+        6 * second,
+    );
     let more = report(&mut refusals, 6 * second);
     assert_eq!(
         (&more[0]["count"], &more[0]["first"]),
@@ -431,7 +440,13 @@ fn refusals_are_told_together_and_once() {
 fn refusals_are_bounded_and_none_goes_uncounted() {
     let mut refusals = Refusals::default();
     for rule in 0..1_000 {
-        refusals.note(VmId::new(1), "rule", Some(rule), &tuple(1), u64::from(rule));
+        refusals.note(
+            VmId::new(1),
+            "rule",
+            Some(RuleIndex::new(rule)),
+            &tuple(1),
+            u64::from(rule),
+        );
     }
     let first = report(&mut refusals, 1_000);
     assert_eq!(first.len(), 33, "32 rules, and the rest without");
@@ -444,7 +459,13 @@ fn refusals_are_bounded_and_none_goes_uncounted() {
     assert_eq!(count(&first), 1_000);
     // What was told makes room for what is new.
     for rule in 2_000..2_032 {
-        refusals.note(VmId::new(1), "rule", Some(rule), &tuple(1), u64::from(rule));
+        refusals.note(
+            VmId::new(1),
+            "rule",
+            Some(RuleIndex::new(rule)),
+            &tuple(1),
+            u64::from(rule),
+        );
     }
     let second = report(&mut refusals, 3_000);
     assert_eq!((second.len(), count(&second)), (32, 32));

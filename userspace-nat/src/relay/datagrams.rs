@@ -11,7 +11,7 @@ use std::{
     os::fd::AsRawFd,
 };
 
-use slipgate_abi::VmId;
+use slipgate_abi::{RuleIndex, VmId};
 
 use nix::{
     libc,
@@ -30,7 +30,7 @@ pub(super) struct DatagramSocket {
     socket: UdpSocket,
     pub(super) vm: VmId,
     pub(super) guest_port: u16,
-    pub(super) rule: u32,
+    pub(super) rule: RuleIndex,
 }
 
 /// A client of a forwarded port, and the host's address that it uses.

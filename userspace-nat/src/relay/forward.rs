@@ -5,7 +5,7 @@ use std::{
     os::fd::AsFd,
 };
 
-use slipgate_abi::{DropReason, Protocol, VmId, segment::Segments};
+use slipgate_abi::{DropReason, Protocol, RuleIndex, VmId, segment::Segments};
 
 use super::{
     Entry, Event, Forward, Kind, Name, Relay, Taken,
@@ -146,7 +146,7 @@ impl Relay {
         (host, client): (TcpStream, SocketAddr),
         vm: VmId,
         guest_port: u16,
-        rule: u32,
+        rule: RuleIndex,
         cx: &mut Context<'_>,
     ) {
         let ours = self.free_port(vm, guest_port, Protocol::Tcp);

@@ -5,7 +5,7 @@ use std::{
     rc::Rc,
 };
 
-use slipgate_abi::{Protocol, VmId, tcp::Phase};
+use slipgate_abi::{Protocol, RuleIndex, VmId, tcp::Phase};
 
 use super::{Entry, Kind, Relay, Served};
 use crate::{
@@ -51,7 +51,7 @@ pub(super) enum By {
     /// Slipgate serves it itself.
     Itself,
     /// A forward: the host's address, and the rule's index into `RULES`.
-    Forward { at: SocketAddrV4, rule: u32 },
+    Forward { at: SocketAddrV4, rule: RuleIndex },
     /// A port mapped to the host's loopback: the relay's address there, the service's port, and the
     /// rule that listed it.
     Loopback {

@@ -26,7 +26,7 @@ use std::{
     os::fd::OwnedFd,
 };
 
-use slipgate_abi::{Protocol, VmId, VmRow, segment::Segments};
+use slipgate_abi::{Protocol, RuleIndex, VmId, VmRow, segment::Segments};
 
 use crate::{
     packet::{
@@ -78,7 +78,7 @@ pub struct Forward {
     /// Port of the guest.
     pub guest_port: u16,
     /// Index into `RULES` of the forward's rule.
-    pub rule: u32,
+    pub rule: RuleIndex,
     /// The bound socket, owned by the relay.
     pub socket: OwnedFd,
 }
@@ -160,7 +160,7 @@ enum Entry {
         listener: TcpListener,
         vm: VmId,
         guest_port: u16,
-        rule: u32,
+        rule: RuleIndex,
     },
     Datagrams(DatagramSocket),
     Connection(Box<Connection>),

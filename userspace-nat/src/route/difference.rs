@@ -1,5 +1,6 @@
 //! Destinations and translated addresses that a change of the host's network may concern, so that
 //! not every change causes a walk over all flows.
+use slipgate_abi::IfIndex;
 use std::net::Ipv4Addr;
 
 use ipnet::Ipv4Net;
@@ -86,8 +87,9 @@ impl RouteTable {
 
     /// Addresses from which a source is selected. On an uplink without address, any of the host's
     /// may be the source.
-    fn own_sources(&self) -> Vec<&(u32, Ipv4Net)> {
-        let by_uplink = |source: &&(u32, Ipv4Net)| self.uplink.is_none_or(|link| source.0 == link);
+    fn own_sources(&self) -> Vec<&(IfIndex, Ipv4Net)> {
+        let by_uplink =
+            |source: &&(IfIndex, Ipv4Net)| self.uplink.is_none_or(|link| source.0 == link);
         let own: Vec<_> = self.sources.iter().filter(by_uplink).collect();
         match own.is_empty() {
             true => self.sources.iter().collect(),

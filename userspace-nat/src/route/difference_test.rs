@@ -1,13 +1,14 @@
 use super::{super::*, *};
+use slipgate_abi::IfIndex;
 
-const UPLINK: u32 = 2;
-const OTHER: u32 = 3;
+const UPLINK: IfIndex = IfIndex::new(2);
+const OTHER: IfIndex = IfIndex::new(3);
 
 fn net(prefix: &str) -> Ipv4Net {
     prefix.parse().unwrap()
 }
 
-fn route(prefix: &str, ifindex: u32, gateway: Option<[u8; 4]>) -> RouteEntry {
+fn route(prefix: &str, ifindex: IfIndex, gateway: Option<[u8; 4]>) -> RouteEntry {
     RouteEntry {
         prefix: net(prefix),
         kind: RouteKind::Unicast,
@@ -19,7 +20,7 @@ fn route(prefix: &str, ifindex: u32, gateway: Option<[u8; 4]>) -> RouteEntry {
     }
 }
 
-fn address(ifindex: u32, addr: &str) -> HostAddress {
+fn address(ifindex: IfIndex, addr: &str) -> HostAddress {
     HostAddress {
         ifindex,
         addr: net(addr),

@@ -9,6 +9,7 @@
 //! table. Routes of links other than the uplink are included and give [`Route::OtherUplink`]: a
 //! network behind another link must not be reached by the default route. Policy routing (`ip
 //! rule`) and routes by TOS are not supported.
+use slipgate_abi::IfIndex;
 use std::net::Ipv4Addr;
 
 pub use slipgate_model::{HostAddress, RouteEntry, RouteKind, RouteSnapshot};
@@ -37,7 +38,7 @@ pub enum Route {
     /// The destination is reached by the uplink.
     Via {
         /// Interface by which to send.
-        ifindex: u32,
+        ifindex: IfIndex,
         /// Address of the gateway, or of the destination if it is on link. Its MAC is the L2
         /// destination.
         next_hop: Ipv4Addr,
@@ -51,7 +52,7 @@ pub enum Route {
     /// The destination is reached by a link other than the uplink.
     OtherUplink {
         /// Interface of the route.
-        ifindex: u32,
+        ifindex: IfIndex,
     },
     /// A route of this type refuses or discards packets to the destination.
     Refused(RouteKind),

@@ -1,4 +1,5 @@
 //! The compiled route table.
+use slipgate_abi::IfIndex;
 use std::net::Ipv4Addr;
 
 use ipnet::Ipv4Net;
@@ -9,13 +10,13 @@ use slipgate_policy::PrefixMap;
 /// Compiled routes for look-ups. The default table has no route.
 #[derive(Clone, Debug, Default)]
 pub struct RouteTable {
-    pub(super) uplink: Option<u32>,
+    pub(super) uplink: Option<IfIndex>,
     /// Best route of each prefix.
     pub(super) best: PrefixMap<RouteEntry>,
     /// Addresses and networks of the host with their link, in the kernel's order. Loopback
     /// addresses are left out, because no link may carry them: a host on the link could answer to
     /// one, and so reach services that listen on loopback only.
-    pub(super) sources: Vec<(u32, Ipv4Net)>,
+    pub(super) sources: Vec<(IfIndex, Ipv4Net)>,
     /// The host's own and broadcast addresses, sorted.
     pub(super) host: Vec<Ipv4Addr>,
 }

@@ -1,14 +1,15 @@
 use proptest::prelude::*;
+use slipgate_abi::IfIndex;
 
 use super::{super::HostAddress, *};
 
-const UPLINK: u32 = 2;
-const OTHER: u32 = 3;
+const UPLINK: IfIndex = IfIndex::new(2);
+const OTHER: IfIndex = IfIndex::new(3);
 
 fn route(
     prefix: &str,
     kind: RouteKind,
-    ifindex: u32,
+    ifindex: IfIndex,
     gateway: Option<&str>,
     metric: u32,
 ) -> RouteEntry {
@@ -23,7 +24,7 @@ fn route(
     }
 }
 
-fn address(ifindex: u32, addr: &str, broadcast: Option<&str>) -> HostAddress {
+fn address(ifindex: IfIndex, addr: &str, broadcast: Option<&str>) -> HostAddress {
     HostAddress {
         ifindex,
         addr: addr.parse().unwrap(),
@@ -37,7 +38,7 @@ fn host() -> RouteSnapshot {
     RouteSnapshot {
         uplink_ifindex: Some(UPLINK),
         addresses: vec![
-            address(1, "127.0.0.1/8", None),
+            address(IfIndex::new(1), "127.0.0.1/8", None),
             address(UPLINK, "198.51.100.5/24", Some("198.51.100.255")),
             address(UPLINK, "203.0.113.5/24", None),
             address(OTHER, "192.0.2.1/24", Some("192.0.2.255")),
@@ -48,10 +49,10 @@ fn host() -> RouteSnapshot {
             route("198.51.100.0/24", Unicast, UPLINK, None, 0),
             route("203.0.113.0/24", Unicast, UPLINK, None, 0),
             route("192.0.2.0/24", Unicast, OTHER, None, 0),
-            route("11.0.0.0/8", Blackhole, 0, None, 0),
+            route("11.0.0.0/8", Blackhole, IfIndex::NONE, None, 0),
             route("11.1.0.0/16", Unicast, UPLINK, Some("203.0.113.1"), 0),
-            route("12.0.0.0/8", Unreachable, 0, None, 0),
-            route("13.0.0.7/32", Local, 1, None, 0),
+            route("12.0.0.0/8", Unreachable, IfIndex::NONE, None, 0),
+            route("13.0.0.7/32", Local, IfIndex::new(1), None, 0),
         ],
     }
 }
@@ -187,7 +188,7 @@ fn entries() -> impl Strategy<Value = Vec<RouteEntry>> {
                 } else {
                     RouteKind::Unicast
                 },
-                ifindex,
+                ifindex: IfIndex::new(ifindex),
                 gateway: None,
                 prefsrc: None,
                 metric,

@@ -16,7 +16,7 @@
 //! as it was until the broker's message arrived.
 use std::sync::atomic::Ordering::Relaxed;
 
-use slipgate_abi::maps::SLOTS_PER_CHUNK;
+use slipgate_abi::{SlotIndex, maps::SLOTS_PER_CHUNK};
 
 use crate::{
     datapath::Datapath,
@@ -79,16 +79,16 @@ impl<D: Datapath> Nat<D> {
         let slots = self.flows.chunks() as u32 * SLOTS_PER_CHUNK;
         let mut steps = STEPS_PER_TURN;
         while following.left > 0 && steps > 0 {
-            let slot = following.cursor % slots;
-            let chunk = (slot / SLOTS_PER_CHUNK) as usize;
+            let slot = SlotIndex::new(following.cursor % slots);
+            let chunk = slot.chunk() as usize;
             let (cost, passed) = match self.flows.has_chunk(chunk) {
                 true => (self.follow_one(&following.difference, slot, now_ns), 1),
                 // The chunk is not in use: skip to its end.
-                false => (1, SLOTS_PER_CHUNK - slot % SLOTS_PER_CHUNK),
+                false => (1, SLOTS_PER_CHUNK - slot.position() as u32),
             };
             steps = steps.saturating_sub(cost);
             following.left = following.left.saturating_sub(passed);
-            following.cursor = (slot + passed) % slots;
+            following.cursor = (slot.get() + passed) % slots;
         }
         if following.left == 0 {
             following.difference = Difference::default();
@@ -97,7 +97,7 @@ impl<D: Datapath> Nat<D> {
     }
 
     /// Examines one slot. Returns the cost in steps.
-    fn follow_one(&mut self, difference: &Difference, slot: u32, now_ns: u64) -> u32 {
+    fn follow_one(&mut self, difference: &Difference, slot: SlotIndex, now_ns: u64) -> u32 {
         let Some(entry) = self.flows.entry(slot) else {
             return 1;
         };

@@ -8,7 +8,7 @@ use std::{
     net::{Ipv4Addr, SocketAddrV4},
 };
 
-use slipgate_abi::{Protocol, Tuple, VmId, VmRow};
+use slipgate_abi::{Protocol, RuleIndex, Tuple, VmId, VmRow};
 
 use super::{Rules, VmTable};
 use crate::{
@@ -37,7 +37,7 @@ pub struct Forward {
     /// Port of the guest.
     pub guest_port: u16,
     /// Element of `RULES` that the forward's flows show.
-    pub rule: u32,
+    pub rule: RuleIndex,
 }
 
 /// Protocol, address and port on the host.

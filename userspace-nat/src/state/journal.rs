@@ -1,5 +1,5 @@
 //! Events since the last record was written: flows that began, and refusals.
-use slipgate_abi::{Refusal, Tuple, VmId};
+use slipgate_abi::{Refusal, RuleIndex, SlotIndex, Tuple, VmId};
 
 use crate::record::Refusals;
 
@@ -7,7 +7,7 @@ use crate::record::Refusals;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Refused {
     pub(crate) reason: Refusal,
-    pub(crate) rule: Option<u32>,
+    pub(crate) rule: Option<RuleIndex>,
 }
 
 impl From<Refusal> for Refused {
@@ -25,12 +25,12 @@ pub(crate) struct Journal {
     /// Whether starts of flows are recorded.
     pub(crate) records_starts: bool,
     /// Slots of the flows that have begun.
-    pub(crate) started: Vec<u32>,
+    pub(crate) started: Vec<SlotIndex>,
 }
 
 impl Journal {
     /// Notes that a flow has begun, if starts are recorded.
-    pub(crate) fn flow_started(&mut self, slot: u32) {
+    pub(crate) fn flow_started(&mut self, slot: SlotIndex) {
         if self.records_starts {
             self.started.push(slot);
         }

@@ -32,7 +32,7 @@ pub(crate) use self::{
     vms::{VmState, VmTable},
 };
 
-use slipgate_abi::{VmId, VmRow};
+use slipgate_abi::{RuleIndex, VmId, VmRow};
 
 use crate::{
     datapath::Datapath, flow::Flows, inspection::sessions::Inspected, name_gate::SharedJudge,
@@ -53,7 +53,7 @@ pub(crate) struct Core<D> {
 }
 
 impl<D: Datapath> Core<D> {
-    pub(crate) fn new(datapath: D, flows: Flows, judge: SharedJudge, rule_base: u32) -> Self {
+    pub(crate) fn new(datapath: D, flows: Flows, judge: SharedJudge, rule_base: RuleIndex) -> Self {
         Self {
             nat: Nat {
                 datapath,

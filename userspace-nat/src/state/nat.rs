@@ -2,7 +2,7 @@
 //! they leave by.
 use std::sync::atomic::Ordering::Relaxed;
 
-use slipgate_abi::{Ip4, NextHop};
+use slipgate_abi::{Ip4, NextHop, SlotIndex};
 
 use super::Network;
 use crate::{
@@ -40,13 +40,13 @@ impl<D: Datapath> Nat<D> {
 
     /// Returns the next hop or link by which a flow leaves. A next hop is requested again if there
     /// was none at the flow's admission.
-    pub(crate) fn exit_of(&mut self, slot: u32) -> Exit {
+    pub(crate) fn exit_of(&mut self, slot: SlotIndex) -> Exit {
         let live = self.datapath.slot(slot);
         let next_hop = live.next_hop().load(Relaxed);
         if next_hop != 0 {
             return Exit::NextHop(next_hop);
         }
-        let mut uplink = live.uplink_ifindex();
+        let mut uplink = live.uplink();
         if let Some((hop, _)) = self.network.routes.lookup(live.remote().into()).hop() {
             let index = self.next_hop(hop, live.remote());
             if index != 0 {
@@ -59,7 +59,7 @@ impl<D: Datapath> Nat<D> {
 
     /// Returns the largest packet that a flow's uplink, and its route, carry, bytes.
     #[expect(unsafe_code, reason = "reads one word of a mapped element")]
-    pub(crate) fn uplink_mtu(&self, slot: u32) -> u32 {
+    pub(crate) fn uplink_mtu(&self, slot: SlotIndex) -> u32 {
         let live = self.datapath.slot(slot);
         let next_hop = live.next_hop().load(Relaxed);
         let hop = self.datapath.next_hop(next_hop);
@@ -67,7 +67,7 @@ impl<D: Datapath> Nat<D> {
         let mtu = |hop: *const NextHop| unsafe { (&raw const (*hop).mtu).read_volatile() };
         let known = hop.and_then(|hop| hop.read(mtu));
         known.filter(|mtu| *mtu >= MIN_MTU).unwrap_or_else(|| {
-            let link_mtu = self.network.link_mtu(live.uplink_ifindex());
+            let link_mtu = self.network.link_mtu(live.uplink());
             match self.network.routes.lookup(live.remote().into()) {
                 Route::Via { mtu: Some(mtu), .. } => link_mtu.min(mtu),
                 _ => link_mtu,
@@ -76,7 +76,7 @@ impl<D: Datapath> Nat<D> {
     }
 
     /// Returns the largest packet that both links of a flow carry, bytes.
-    pub(crate) fn path_mtu(&self, vm: &VmNet, slot: u32) -> u32 {
+    pub(crate) fn path_mtu(&self, vm: &VmNet, slot: SlotIndex) -> u32 {
         u32::from(vm.mtu).min(self.uplink_mtu(slot))
     }
 }

@@ -1,7 +1,7 @@
 //! The host's network: its routes, its links, and the next hops that flows leave by.
 use std::collections::HashMap;
 
-use slipgate_abi::Ip4;
+use slipgate_abi::{IfIndex, Ip4};
 use slipgate_model::Link;
 
 use super::{follow::Following, hops::Hops};
@@ -18,7 +18,7 @@ const DEFAULT_MTU: u32 = 1_500;
 #[derive(Debug, Default)]
 pub(crate) struct Network {
     pub(crate) routes: RouteTable,
-    links: HashMap<u32, Link>,
+    links: HashMap<IfIndex, Link>,
     pub(crate) following: Following,
     pub(crate) hops: Hops,
 }
@@ -34,7 +34,8 @@ impl Network {
     /// Sets the links. When one changes between having an L2 header and having none, all flows are
     /// examined: next hops are known by it.
     pub(crate) fn set_links(&mut self, links: &[Link], flows: &Flows) {
-        let links: HashMap<u32, Link> = links.iter().map(|link| (link.ifindex, *link)).collect();
+        let links: HashMap<IfIndex, Link> =
+            links.iter().map(|link| (link.ifindex, *link)).collect();
         let differs = links
             .values()
             .any(|link| self.has_l2(link.ifindex) != link.has_l2);
@@ -46,12 +47,12 @@ impl Network {
     }
 
     /// Whether a link's packets have an L2 header.
-    fn has_l2(&self, ifindex: u32) -> bool {
+    fn has_l2(&self, ifindex: IfIndex) -> bool {
         self.links.get(&ifindex).is_none_or(|link| link.has_l2)
     }
 
     /// Returns the largest packet that a link carries, bytes.
-    pub(super) fn link_mtu(&self, ifindex: u32) -> u32 {
+    pub(super) fn link_mtu(&self, ifindex: IfIndex) -> u32 {
         let link = self.links.get(&ifindex);
         link.map_or(DEFAULT_MTU, |link| link.mtu)
     }

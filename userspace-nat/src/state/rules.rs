@@ -8,7 +8,7 @@
 //! ([`Reserve`]).
 use std::{collections::HashMap, net::Ipv4Addr, rc::Rc};
 
-use slipgate_abi::{SlotRef, maps::MAX_NAMES, names::MAX_NAME_LEN};
+use slipgate_abi::{RuleIndex, SlotIndex, SlotRef, maps::MAX_NAMES, names::MAX_NAME_LEN};
 use slipgate_policy::{Described, Destination, Lead, OnReload, RuleId};
 
 use crate::{
@@ -27,12 +27,12 @@ pub(crate) struct Rules {
     /// The rules by their elements of `RULES`.
     pub(crate) texts: RuleTexts,
     /// Names that opened live flows' addresses, by slot, each with the slot's generation.
-    opened_by: HashMap<u32, (u32, Rc<LearntName>)>,
+    opened_by: HashMap<SlotIndex, (u32, Rc<LearntName>)>,
 }
 
 impl Rules {
     /// Returns the rules of a judge; `base` is the first element of `RULES` of this process.
-    pub(super) fn new(judge: SharedJudge, base: u32) -> Self {
+    pub(super) fn new(judge: SharedJudge, base: RuleIndex) -> Self {
         let mut texts = RuleTexts::default();
         texts.begin(base, judge.borrow().policies().described(), Vec::new());
         Self {
@@ -51,30 +51,34 @@ impl Rules {
     }
 
     /// Returns the element of `RULES` of a rule in force.
-    pub(crate) fn element_of(&self, rule: RuleId) -> u32 {
-        self.texts.base() + rule.0
+    pub(crate) fn element_of(&self, rule: RuleId) -> RuleIndex {
+        self.texts.base().nth(rule.0)
     }
 
     /// Notes the name that opened a flow's address.
-    pub(crate) fn opened_by(&mut self, slot: u32, generation: u32, name: Rc<LearntName>) {
+    pub(crate) fn opened_by(&mut self, slot: SlotIndex, generation: u32, name: Rc<LearntName>) {
         self.opened_by.insert(slot, (generation, name));
     }
 
     /// Returns the name that opened a live flow's address, if one did.
-    pub(crate) fn name_of(&self, slot: u32, generation: u32) -> Option<&LearntName> {
+    pub(crate) fn name_of(&self, slot: SlotIndex, generation: u32) -> Option<&LearntName> {
         let (of, name) = self.opened_by.get(&slot)?;
         (*of == generation).then_some(name)
     }
 
     /// Removes and returns the name that opened a flow's address, because the flow has ended.
-    pub(crate) fn forget_name(&mut self, slot: u32, generation: u32) -> Option<Rc<LearntName>> {
+    pub(crate) fn forget_name(
+        &mut self,
+        slot: SlotIndex,
+        generation: u32,
+    ) -> Option<Rc<LearntName>> {
         self.name_of(slot, generation)?;
         self.opened_by.remove(&slot).map(|(_, name)| name)
     }
 
     /// Returns slots, generations and names of the flows whose addresses names opened, in order of
     /// the slots, from `from` on.
-    pub(crate) fn names_of_flows(&self, from: u32) -> Vec<(u32, u32, &LearntName)> {
+    pub(crate) fn names_of_flows(&self, from: SlotIndex) -> Vec<(SlotIndex, u32, &LearntName)> {
         let all = self.opened_by.iter().filter(|(slot, _)| **slot >= from);
         let mut flows: Vec<_> = all
             .map(|(slot, (generation, name))| (*slot, *generation, &**name))
@@ -86,7 +90,7 @@ impl Rules {
     /// Whether an inspect rule admitted a flow, or a rule that is no longer known in a policy that
     /// has inspect rules.
     pub(crate) fn has_inspect_rule(&self, live: SlotRef) -> bool {
-        let rule = live.rule().checked_sub(self.texts.base()).map(RuleId);
+        let rule = live.rule_index().offset_from(self.texts.base()).map(RuleId);
         let judge = self.judge.borrow();
         let policy = judge.policy(live.id());
         let known = rule.filter(|rule| policy.has(*rule));

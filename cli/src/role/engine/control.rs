@@ -9,7 +9,7 @@ use std::{
     rc::Rc,
 };
 
-use slipgate_abi::{Protocol, VmId, VmRow};
+use slipgate_abi::Protocol;
 use slipgate_ipc::{
     channel::{Channel, Received, read_memory_file},
     engine::{
@@ -79,7 +79,7 @@ impl<D: Datapath, P: FrameIo, C: Clock> Control<Engine<D, P, C>> for BrokerChann
                     self.send(FromEngine::Done { id }, None)?;
                 }
                 ToEngine::RemoveVm { id, vm, row } => {
-                    engine.remove_vm(VmRow::new(row), VmId::new(vm));
+                    engine.remove_vm(row, vm);
                     let ends = engine.after_ends();
                     self.send(FromEngine::Done { id }, Some(ends))?;
                 }
@@ -91,8 +91,8 @@ impl<D: Datapath, P: FrameIo, C: Clock> Control<Engine<D, P, C>> for BrokerChann
                     added,
                 } => {
                     let change = ForwardChange {
-                        vm: VmId::new(vm),
-                        row: VmRow::new(row),
+                        vm,
+                        row,
                         removed: removed.into_iter().filter_map(known).collect(),
                         added: added.into_iter().filter_map(forward).collect(),
                     };
@@ -220,13 +220,13 @@ pub(super) fn forward(forward: ForwardSocket) -> Option<(Forward, relay::Forward
         protocol,
         host: *forward.host.ip(),
         host_port: forward.host.port(),
-        vm: VmId::new(forward.vm),
-        vm_row: VmRow::new(forward.vm_row),
+        vm: forward.vm,
+        vm_row: forward.vm_row,
         guest_port: forward.guest_port,
         rule: forward.rule,
     };
     let relayed = relay::Forward {
-        vm: VmId::new(forward.vm),
+        vm: forward.vm,
         protocol,
         guest_port: forward.guest_port,
         rule: forward.relayed_rule,
@@ -243,7 +243,7 @@ fn reload(policies: Policies) -> io::Result<Reload> {
         rule_base: policies.rule_base,
         local: policies.local,
         vms: policies.vms,
-        strictly: policies.strictly.into_iter().map(VmId::new).collect(),
+        strictly: policies.strictly,
     })
 }
 

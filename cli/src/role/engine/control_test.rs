@@ -1,3 +1,4 @@
+use slipgate_abi::{RuleIndex, SlotIndex};
 use slipgate_policy::{Action, Policy, Rule};
 use userspace_nat::{
     dns,
@@ -23,7 +24,7 @@ fn engine() -> Engine<FakeDatapath, FakePort, FakeClock> {
             Relay::new(Limits::default()),
         ),
         judge: Judge::shared(Policy::new(Action::Deny, Vec::<Rule>::new())),
-        rule_base: 1,
+        rule_base: RuleIndex::new(1),
         nat_ports: 61_000..=61_999,
         log: FlowLog::new(None),
     })
@@ -78,7 +79,7 @@ fn a_request_about_nothing_that_it_can_be_asked_of_is_refused() {
     let mut control = BrokerChannel::new(Rc::new(ours));
     let mut engine = engine();
     let about = Some(Subject::Flow {
-        slot: 1,
+        slot: SlotIndex::new(1),
         generation: 2,
     });
     for (id, about, request) in [

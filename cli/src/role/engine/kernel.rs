@@ -9,8 +9,8 @@ use std::{
 };
 
 use slipgate_abi::{
-    FlowRef, Ip4, NameKey, NameValue, NextHopRef, SequencesRef, SlotRef, Tuple, VmId, VmRef, VmRow,
-    rate::RateRef,
+    FlowRef, Ip4, NameKey, NameValue, NextHopRef, RuleIndex, SequencesRef, SlotIndex, SlotRef,
+    Tuple, VmId, VmRef, VmRow, rate::RateRef,
 };
 use slipgate_control::maps::{Insert, InsertError as TableError, SharedMaps, text_of};
 use slipgate_ipc::{channel::Channel, engine::FromEngine};
@@ -88,24 +88,24 @@ impl FlowMap for KernelDatapath {
 
 impl NameMap for KernelDatapath {
     fn remember_name(&mut self, name: &RememberedName) -> bool {
-        let key = NameKey::new(name.vm.get(), name.addr, &name.name);
+        let key = NameKey::new(name.vm, name.addr, &name.name);
         let value = NameValue::new(&name.name, name.expires_ns);
         value.is_some_and(|value| self.maps.names.insert(&key, &value, Insert::Any).is_ok())
     }
 
     fn forget_name(&mut self, vm: VmId, addr: Ip4, name: &[u8]) -> bool {
-        let removed = self.maps.names.remove(&NameKey::new(vm.get(), addr, name));
+        let removed = self.maps.names.remove(&NameKey::new(vm, addr, name));
         removed.unwrap_or(false)
     }
 
     fn remembered_names(&self) -> Vec<RememberedName> {
-        let ours: HashSet<u32> = slipgate_control::vm::rows_of(&self.maps, self.owner_row)
-            .filter_map(|row| Some(self.maps.vm(row)?.id().load(Acquire)))
+        let ours: HashSet<VmId> = slipgate_control::vm::rows_of(&self.maps, self.owner_row)
+            .filter_map(|row| Some(VmId::new(self.maps.vm(row)?.id().load(Acquire))))
             .collect();
         // What can't be read is not known: its names are asked for anew.
         let names = self.maps.names.entries().unwrap_or_default().into_iter();
         names
-            .filter(|(key, _)| ours.contains(&key.vm))
+            .filter(|(key, _)| ours.contains(&key.id()))
             .map(|(key, value)| RememberedName::of(&key, &value))
             .collect()
     }
@@ -132,15 +132,15 @@ impl Tables for KernelDatapath {
         self.maps.slots()
     }
 
-    fn slot(&self, index: u32) -> SlotRef {
-        let last = self.maps.slots() - 1;
+    fn slot(&self, index: SlotIndex) -> SlotRef {
+        let last = SlotIndex::new(self.maps.slots() - 1);
         self.maps
             .slot(index.min(last))
             .expect("the array has at least one chunk of slots")
     }
 
-    fn sequences(&self, index: u32) -> SequencesRef {
-        let last = self.maps.slots() - 1;
+    fn sequences(&self, index: SlotIndex) -> SequencesRef {
+        let last = SlotIndex::new(self.maps.slots() - 1);
         self.maps
             .sequences(index.min(last))
             .expect("the array has as many elements as that of the slots")
@@ -150,7 +150,7 @@ impl Tables for KernelDatapath {
         self.maps.claim_chunk(self.owner_row, now_ns)
     }
 
-    fn release_chunk(&mut self, first_slot: u32, now_ns: u64) {
+    fn release_chunk(&mut self, first_slot: SlotIndex, now_ns: u64) {
         self.maps.release_chunk(self.owner_row, first_slot, now_ns);
     }
 
@@ -159,11 +159,11 @@ impl Tables for KernelDatapath {
     }
 
     fn vm(&self, row: VmRow) -> Option<VmRef> {
-        self.maps.vm(row.word())
+        self.maps.vm(row)
     }
 
     fn stats(&self, row: VmRow) -> VmStats {
-        let row = VmRow::from_word(row.word()).unwrap_or(VmRow::NOBODY).word();
+        let row = VmRow::from_word(row.word()).unwrap_or(VmRow::NOBODY);
         let counters = self.maps.counters(row).expect("a row below MAX_VMS");
         let drops = self.maps.drops(row).expect("a row below MAX_VMS");
         // SAFETY: rows of mapped arrays, which stay mapped as long as the process lives, and which
@@ -172,7 +172,7 @@ impl Tables for KernelDatapath {
     }
 
     fn rates(&self, row: VmRow) -> Option<RateRef> {
-        self.maps.rate_limits(row.word())
+        self.maps.rate_limits(row)
     }
 
     fn next_hop(&self, index: u32) -> Option<NextHopRef> {
@@ -203,7 +203,7 @@ impl Tables for KernelDatapath {
         index
     }
 
-    fn rule(&self, rule: u32) -> Option<Described> {
+    fn rule(&self, rule: RuleIndex) -> Option<Described> {
         let element = self.maps.rule_element(rule)?;
         Described::of_element(&element, text_of(&element.text))
     }

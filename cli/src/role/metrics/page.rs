@@ -2,6 +2,7 @@
 //!
 //! Labels are bounded: VMs are (1024 rows), reasons, protocols and directions are sets of the
 //! program's own; rules are named while there are at most [`MOST_RULES`], the others together.
+use slipgate_abi::VmId;
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
     fmt,
@@ -64,10 +65,10 @@ pub(super) fn make(maps: &ReadOnlyMaps, owner_row: u32, known: Known<'_>) -> Str
         vm.relayed = relayed.get(&vm.vm).copied();
     }
     let mut flows = BTreeMap::new();
-    let ids: HashMap<u32, String> = maps
+    let ids: HashMap<VmId, String> = maps
         .vms()
         .filter(|(_, vm)| vm.owner == owner_row)
-        .map(|(_, vm)| (vm.id, ReadOnlyMaps::name(&vm)))
+        .map(|(_, vm)| (VmId::new(vm.id), ReadOnlyMaps::name(&vm)))
         .collect();
     for name in ids.values() {
         for protocol in ["icmp", "tcp", "udp"] {

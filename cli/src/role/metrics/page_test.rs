@@ -1,4 +1,4 @@
-use slipgate_abi::{DropCounters, VmCounters};
+use slipgate_abi::{DropCounters, RuleIndex, VmCounters};
 
 use super::*;
 
@@ -26,7 +26,7 @@ fn vm(name: &str, refused_by: Vec<stats::RefusedBy>) -> VmStats {
 
 fn by(rule: u32, text: String) -> stats::RefusedBy {
     stats::RefusedBy {
-        rule,
+        rule: RuleIndex::new(rule),
         text,
         flows: 1,
     }

@@ -1,4 +1,5 @@
 //! Losses of the TAPs: packets that were translated and counted, and then dropped by the device.
+use slipgate_abi::IfIndex;
 use std::{collections::HashMap, fs};
 
 /// `/proc/net/dev` of this network namespace.
@@ -16,8 +17,8 @@ impl Links {
     }
 
     /// Packets that a device dropped instead of sending them; `None` when there is no such device.
-    pub(super) fn tx_dropped(&self, ifindex: u32) -> Option<u64> {
-        let name = nix::net::if_::if_indextoname(ifindex).ok()?;
+    pub(super) fn tx_dropped(&self, ifindex: IfIndex) -> Option<u64> {
+        let name = nix::net::if_::if_indextoname(ifindex.get()).ok()?;
         self.dropped.get(name.to_str().ok()?).copied()
     }
 }

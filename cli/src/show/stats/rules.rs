@@ -1,12 +1,12 @@
 //! Which rules refused new flows, and how many.
 use serde::Serialize;
-use slipgate_abi::{RuleRefusals, VmCounters};
+use slipgate_abi::{RuleIndex, RuleRefusals, VmCounters};
 
 /// A rule that refused new flows.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub(crate) struct RefusedBy {
     /// The rule's number, as in `flows` and the flow log.
-    pub(crate) rule: u32,
+    pub(crate) rule: RuleIndex,
     /// The rule as it was given.
     pub(crate) text: String,
     /// Number of refused flows.
@@ -14,9 +14,12 @@ pub(crate) struct RefusedBy {
 }
 
 /// A VM's, the most frequent first; `text_of` knows a rule's text by its number.
-pub(super) fn of(counters: &VmCounters, text_of: impl Fn(u32) -> Option<String>) -> Vec<RefusedBy> {
+pub(super) fn of(
+    counters: &VmCounters,
+    text_of: impl Fn(RuleIndex) -> Option<String>,
+) -> Vec<RefusedBy> {
     let refused_by = |counted: &RuleRefusals| {
-        let rule = counted.rule.checked_sub(1)?;
+        let rule = RuleIndex::new(counted.rule.checked_sub(1)?);
         Some(RefusedBy {
             rule,
             text: text_of(rule).unwrap_or_default(),

@@ -1,6 +1,7 @@
 //! Attachments as filters of the clsact qdisc: for kernels before 6.6, and for programs that must
 //! run after all tcx links.
 
+use slipgate_abi::IfIndex;
 use std::{
     fs,
     os::fd::{AsFd, AsRawFd, BorrowedFd},
@@ -38,7 +39,12 @@ const INGRESS: TcHandle = TcHandle {
 const ETH_P_ALL: u16 = libc::ETH_P_ALL as u16;
 
 /// Makes or replaces the filter, then pins its program as a record.
-pub(crate) fn attach(pin: &Path, fd: BorrowedFd<'_>, program: Program, ifindex: u32) -> Result<()> {
+pub(crate) fn attach(
+    pin: &Path,
+    fd: BorrowedFd<'_>,
+    program: Program,
+    ifindex: IfIndex,
+) -> Result<()> {
     let mut requests = Requests::open()?;
     let qdisc = message(
         ifindex,
@@ -83,7 +89,7 @@ pub(crate) fn attach(pin: &Path, fd: BorrowedFd<'_>, program: Program, ifindex: 
 
 /// Removes the filter. A missing filter, qdisc or interface is no error. The qdisc stays: it may
 /// carry other filters.
-pub(crate) fn detach(program: Program, ifindex: u32) -> Result<()> {
+pub(crate) fn detach(program: Program, ifindex: IfIndex) -> Result<()> {
     let mut filter = message(ifindex, HANDLE, INGRESS, TcFilterBpf::KIND);
     filter.header.info = filter_info(program);
     let sent = Requests::open()?.send(
@@ -104,8 +110,8 @@ pub(crate) fn detach(program: Program, ifindex: u32) -> Result<()> {
     }
 }
 
-fn message(ifindex: u32, handle: TcHandle, parent: TcHandle, kind: &str) -> TcMessage {
-    let mut message = TcMessage::with_index(ifindex as i32);
+fn message(ifindex: IfIndex, handle: TcHandle, parent: TcHandle, kind: &str) -> TcMessage {
+    let mut message = TcMessage::with_index(ifindex.get() as i32);
     message.header.handle = handle;
     message.header.parent = parent;
     message.attributes.push(TcAttribute::Kind(kind.into()));

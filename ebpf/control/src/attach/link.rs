@@ -7,6 +7,7 @@ use std::{
 };
 
 use aya_obj::generated::bpf_link_type;
+use slipgate_abi::IfIndex;
 
 use crate::{Error, Result, attach::program_id, bpf, paths};
 
@@ -14,7 +15,7 @@ use crate::{Error, Result, attach::program_id, bpf, paths};
 pub(crate) fn attach(
     pin: &Path,
     program: BorrowedFd<'_>,
-    ifindex: u32,
+    ifindex: IfIndex,
     create: impl FnOnce() -> io::Result<OwnedFd>,
 ) -> Result<()> {
     if pin.exists() {
@@ -29,7 +30,7 @@ pub(crate) fn attach(
 
 /// Replaces the program of the pinned link, unless it has that program already or is defunct. The
 /// pin stays: it is that of the link, not of the program.
-pub(crate) fn replace(pin: &Path, program: BorrowedFd<'_>, ifindex: u32) -> Result<()> {
+pub(crate) fn replace(pin: &Path, program: BorrowedFd<'_>, ifindex: IfIndex) -> Result<()> {
     let link = open(pin)?;
     let (prog_id, target) = info(link.as_fd(), pin)?;
     if target != ifindex || prog_id == program_id(program)? {
@@ -42,7 +43,7 @@ pub(crate) fn replace(pin: &Path, program: BorrowedFd<'_>, ifindex: u32) -> Resu
 }
 
 /// Whether the pinned link has this program and is attached to the interface.
-pub(crate) fn is_attached(pin: &Path, program: BorrowedFd<'_>, ifindex: u32) -> bool {
+pub(crate) fn is_attached(pin: &Path, program: BorrowedFd<'_>, ifindex: IfIndex) -> bool {
     let is = || -> Result<bool> {
         let (prog_id, target) = info(open(pin)?.as_fd(), pin)?;
         Ok(target == ifindex && prog_id == program_id(program)?)
@@ -50,8 +51,8 @@ pub(crate) fn is_attached(pin: &Path, program: BorrowedFd<'_>, ifindex: u32) -> 
     pin.exists() && is().unwrap_or(false)
 }
 
-/// Returns the index of the link's interface; 0 if the interface is gone.
-pub(crate) fn target(pin: &Path) -> Result<u32> {
+/// Returns the index of the link's interface; [`IfIndex::NONE`] if the interface is gone.
+pub(crate) fn target(pin: &Path) -> Result<IfIndex> {
     Ok(info(open(pin)?.as_fd(), pin)?.1)
 }
 
@@ -59,16 +60,16 @@ fn open(pin: &Path) -> Result<OwnedFd> {
     bpf::obj_get(pin).map_err(Error::os(format!("open the pinned link {}", pin.display())))
 }
 
-fn info(link: BorrowedFd<'_>, pin: &Path) -> Result<(u32, u32)> {
+fn info(link: BorrowedFd<'_>, pin: &Path) -> Result<(u32, IfIndex)> {
     let info = bpf::link_info(link).map_err(Error::os(format!("look at {}", pin.display())))?;
     const TCX: u32 = bpf_link_type::BPF_LINK_TYPE_TCX as u32;
     const XDP: u32 = bpf_link_type::BPF_LINK_TYPE_XDP as u32;
-    let target = match info.type_ {
+    let ifindex = match info.type_ {
         // SAFETY: the union's field for this type of link.
         TCX => unsafe { info.__bindgen_anon_1.tcx.ifindex },
         // SAFETY: as above.
         XDP => unsafe { info.__bindgen_anon_1.xdp.ifindex },
         _ => 0,
     };
-    Ok((info.prog_id, target))
+    Ok((info.prog_id, IfIndex::new(ifindex)))
 }

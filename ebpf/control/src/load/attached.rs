@@ -2,7 +2,7 @@
 
 use std::{fs, os::fd::AsFd as _};
 
-use slipgate_abi::portframe::is_port_device;
+use slipgate_abi::{IfIndex, portframe::is_port_device};
 
 use super::Datapath;
 use crate::{
@@ -21,7 +21,7 @@ impl Datapath {
     ///
     /// # Errors
     /// The lock is not obtained, or the kernel refuses the attachment.
-    pub fn attach(&self, program: Program, ifindex: u32, hook: Hook) -> Result<()> {
+    pub fn attach(&self, program: Program, ifindex: IfIndex, hook: Hook) -> Result<()> {
         let _lock = self.lock()?;
         let by = match hook {
             Hook::Tcx => AttachedBy::Link,
@@ -60,7 +60,7 @@ impl Datapath {
     ///
     /// # Errors
     /// The lock is not obtained, or the kernel or the driver refuses the attachment.
-    pub fn attach_guard(&self, ifindex: u32, mode: XdpMode) -> Result<()> {
+    pub fn attach_guard(&self, ifindex: IfIndex, mode: XdpMode) -> Result<()> {
         const XDP_FLAGS_SKB_MODE: u32 = 1 << 1;
         const XDP_FLAGS_DRV_MODE: u32 = 1 << 2;
         let attached = Attached {
@@ -89,7 +89,7 @@ impl Datapath {
     ///
     /// # Errors
     /// The lock is not obtained, or the program cannot be detached.
-    pub fn detach(&self, program: Program, ifindex: u32) -> Result<bool> {
+    pub fn detach(&self, program: Program, ifindex: IfIndex) -> Result<bool> {
         let attachments = [AttachedBy::Link, AttachedBy::Clsact].map(|by| Attached {
             program,
             ifindex,
@@ -109,7 +109,7 @@ impl Datapath {
     }
 
     /// Whether a program is pinned for an interface, by whichever hook.
-    pub fn is_attached(&self, program: Program, ifindex: u32) -> bool {
+    pub fn is_attached(&self, program: Program, ifindex: IfIndex) -> bool {
         [AttachedBy::Link, AttachedBy::Clsact].iter().any(|by| {
             let attached = Attached {
                 program,
@@ -125,7 +125,7 @@ impl Datapath {
     ///
     /// # Errors
     /// The kernel does not list the programs at the interface.
-    pub fn is_first(&self, program: Program, ifindex: u32) -> Result<bool> {
+    pub fn is_first(&self, program: Program, ifindex: IfIndex) -> Result<bool> {
         let ours = program_id(self.program(program)?)?;
         let programs = bpf::tcx_programs(ifindex).map_err(Error::os(format!(
             "ask what is attached to ifindex {ifindex}"

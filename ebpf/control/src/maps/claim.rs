@@ -10,7 +10,7 @@ use std::{
 };
 
 use slipgate_abi::{
-    NextHop,
+    IfIndex, NextHop, SlotIndex,
     maps::{self, Chunk, MAX_NEXT_HOPS, SLOTS_PER_CHUNK},
 };
 
@@ -45,8 +45,8 @@ impl SharedMaps {
 
     /// Releases a chunk of an owner's, by its first slot. None of its slots holds a flow, and all
     /// have rested. Returns whether the chunk was the owner's.
-    pub fn release_chunk(&self, owner_row: u32, first_slot: u32, now_ns: u64) -> bool {
-        let index = first_slot / SLOTS_PER_CHUNK;
+    pub fn release_chunk(&self, owner_row: u32, first_slot: SlotIndex, now_ns: u64) -> bool {
+        let index = first_slot.chunk();
         self.exchange_chunk(index, Chunk::of(owner_row), Chunk::free_since(now_ns))
     }
 
@@ -116,7 +116,7 @@ impl SharedMaps {
     pub fn claim_next_hop(
         &self,
         owner_row: u32,
-        ifindex: u32,
+        ifindex: IfIndex,
         neighbour: Ipv4Addr,
         route_mtu: u32,
     ) -> Option<u32> {
@@ -124,7 +124,7 @@ impl SharedMaps {
         let same = |index: &u32| {
             self.next_hop(*index).is_some_and(|hop| {
                 hop.owner().load(Acquire) == ours
-                    && self.hop_ifindex(*index).load(Acquire) == ifindex
+                    && self.hop_ifindex(*index).load(Acquire) == ifindex.get()
                     // SAFETY: written before `ifindex`, and only by its owner.
                     && unsafe {
                         (&raw const (*hop.as_ptr()).neighbour).read() == neighbour.into()
@@ -153,7 +153,7 @@ impl SharedMaps {
             (&raw mut (*hop).neighbour).write_volatile(neighbour.into());
             (&raw mut (*hop).route_mtu).write_volatile(route_mtu);
         }
-        self.hop_ifindex(index).store(ifindex, Release);
+        self.hop_ifindex(index).store(ifindex.get(), Release);
         Some(index)
     }
 

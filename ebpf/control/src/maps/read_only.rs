@@ -6,8 +6,8 @@ use std::{
 };
 
 use slipgate_abi::{
-    DropCounters, NextHop, Protocol, SlotRef, Verdict, Vm, VmCounters, VmRates, maps,
-    rate::RateRef, tcp::TcpBits,
+    DropCounters, IfIndex, NextHop, Protocol, RuleIndex, SlotIndex, SlotRef, Verdict, Vm,
+    VmCounters, VmId, VmRates, VmRow, maps, rate::RateRef, tcp::TcpBits,
 };
 
 use super::{Memory, Protection, check_descriptors, check_pinned, open_pins, text_of};
@@ -24,7 +24,7 @@ pub struct ReadOnlyMaps {
 #[allow(missing_docs, reason = "the fields are those of slipgate_abi::Slot")]
 pub struct SlotSnapshot {
     /// Index of the slot in `SLOTS`.
-    pub index: u32,
+    pub index: SlotIndex,
     pub generation: u32,
     pub verdict: Verdict,
     pub protocol: Protocol,
@@ -36,8 +36,8 @@ pub struct SlotSnapshot {
     pub rx_bytes: u64,
     pub tx_last_ns: u64,
     pub rx_last_ns: u64,
-    pub vm: u32,
-    pub vm_row: u32,
+    pub vm: VmId,
+    pub vm_row: VmRow,
     pub guest: Ipv4Addr,
     pub guest_port: u16,
     pub remote: Ipv4Addr,
@@ -47,8 +47,8 @@ pub struct SlotSnapshot {
     pub flags: u8,
     pub isn: u32,
     pub created_ns: u64,
-    pub rule: u32,
-    pub uplink_ifindex: u32,
+    pub rule: RuleIndex,
+    pub uplink_ifindex: IfIndex,
     pub owner: u32,
     pub epoch: u32,
     pub connect_us: u32,
@@ -90,12 +90,12 @@ impl ReadOnlyMaps {
 
     /// Returns all flows, in the order of their slots.
     pub fn flows(&self) -> impl Iterator<Item = SlotSnapshot> + '_ {
-        (0..self.memory.slots.elements()).filter_map(|index| self.flow(index))
+        (0..self.memory.slots.elements()).filter_map(|index| self.flow(SlotIndex::new(index)))
     }
 
     /// Returns a slot's flow; `None` if the slot is free, or was reused during the call.
-    pub fn flow(&self, index: u32) -> Option<SlotSnapshot> {
-        let address = self.memory.slots.at(index)?;
+    pub fn flow(&self, index: SlotIndex) -> Option<SlotSnapshot> {
+        let address = self.memory.slots.at(index.get())?;
         // SAFETY: an element of SLOTS, used only while `self` keeps it mapped; nothing below
         // writes.
         let slot = unsafe { SlotRef::new(address) };
@@ -114,8 +114,8 @@ impl ReadOnlyMaps {
             rx_bytes: slot.rx_bytes().load(Acquire),
             tx_last_ns: slot.tx_last_ns().load(Acquire),
             rx_last_ns: slot.rx_last_ns().load(Acquire),
-            vm: slot.vm(),
-            vm_row: slot.vm_row(),
+            vm: slot.id(),
+            vm_row: slot.row(),
             guest: slot.guest().into(),
             guest_port: slot.guest_port(),
             remote: slot.remote().into(),
@@ -125,8 +125,8 @@ impl ReadOnlyMaps {
             flags: slot.flags(),
             isn: slot.isn(),
             created_ns: slot.created_ns(),
-            rule: slot.rule(),
-            uplink_ifindex: slot.uplink_ifindex(),
+            rule: slot.rule_index(),
+            uplink_ifindex: slot.uplink(),
             owner: slot.owner(),
             epoch: slot.epoch(),
             connect_us: slot.connect_us().load(Acquire),
@@ -137,34 +137,34 @@ impl ReadOnlyMaps {
     }
 
     /// Returns all VMs with their rows.
-    pub fn vms(&self) -> impl Iterator<Item = (u32, Vm)> + '_ {
-        (1..self.memory.vms.elements())
+    pub fn vms(&self) -> impl Iterator<Item = (VmRow, Vm)> + '_ {
+        VmRow::all()
             .filter_map(|row| Some((row, self.vm(row)?)))
             .filter(|(_, vm)| vm.id != 0)
     }
 
     /// Returns a copy of a VM's row; `None` beyond the last.
-    pub fn vm(&self, row: u32) -> Option<Vm> {
+    pub fn vm(&self, row: VmRow) -> Option<Vm> {
         // SAFETY: an element of VMS; integers and bytes have no invalid values.
-        Some(unsafe { self.memory.vms.at(row)?.read_volatile() })
+        Some(unsafe { self.memory.vms.at(row.word())?.read_volatile() })
     }
 
     /// Returns a VM's drop counters; `None` beyond the last row.
-    pub fn drops(&self, row: u32) -> Option<DropCounters> {
+    pub fn drops(&self, row: VmRow) -> Option<DropCounters> {
         // SAFETY: an element of DROPS, all integers.
-        Some(unsafe { self.memory.drops.at(row)?.read_volatile() })
+        Some(unsafe { self.memory.drops.at(row.word())?.read_volatile() })
     }
 
     /// Returns a VM's counters of userspace; `None` beyond the last row.
-    pub fn counters(&self, row: u32) -> Option<VmCounters> {
+    pub fn counters(&self, row: VmRow) -> Option<VmCounters> {
         // SAFETY: an element of COUNTERS, all integers.
-        Some(unsafe { self.memory.counters.at(row)?.read_volatile() })
+        Some(unsafe { self.memory.counters.at(row.word())?.read_volatile() })
     }
 
     /// Returns a VM's rate limits; `None` beyond the last row.
-    pub fn rates(&self, row: u32) -> Option<VmRates> {
+    pub fn rates(&self, row: VmRow) -> Option<VmRates> {
         // SAFETY: an element of RATES, used only while `self` keeps it mapped; `get` only reads.
-        Some(unsafe { RateRef::new(self.memory.rates.at(row)?) }.get())
+        Some(unsafe { RateRef::new(self.memory.rates.at(row.word())?) }.get())
     }
 
     /// Returns a next hop; `None` beyond the last.
@@ -180,7 +180,7 @@ impl ReadOnlyMaps {
     }
 
     /// Returns a rule's text; `None` beyond the last.
-    pub fn rule(&self, index: u32) -> Option<String> {
+    pub fn rule(&self, index: RuleIndex) -> Option<String> {
         self.memory.rule(index)
     }
 

@@ -1,5 +1,6 @@
 //! State of the network as the kernel reports it, as plain data. IPv4 only.
 
+use slipgate_abi::IfIndex;
 use std::{
     collections::{BTreeMap, HashMap},
     net::Ipv4Addr,
@@ -12,21 +13,21 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct Network {
     /// Network devices, by ifindex.
-    pub links: BTreeMap<u32, Link>,
+    pub links: BTreeMap<IfIndex, Link>,
     /// Addresses of the host, in the kernel's order.
     pub addresses: Vec<Address>,
     /// Routes of the tables main and local. A multipath route has its first live next hop.
     pub routes: Vec<Route>,
     /// Neighbours, by ifindex and address.
     #[serde(skip)]
-    pub neighbours: HashMap<(u32, Ipv4Addr), Neighbour>,
+    pub neighbours: HashMap<(IfIndex, Ipv4Addr), Neighbour>,
 }
 
 /// A network device (link).
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Link {
     /// Index of the device.
-    pub ifindex: u32,
+    pub ifindex: IfIndex,
     /// Name of the device.
     pub name: String,
     /// Kind of the driver, such as `veth` or `tun`; `None` for physical devices.
@@ -49,7 +50,7 @@ pub struct Link {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Address {
     /// Index of its device.
-    pub ifindex: u32,
+    pub ifindex: IfIndex,
     /// Address of the host.
     pub address: Ipv4Addr,
     /// Length of the network's prefix.
@@ -98,7 +99,7 @@ pub struct Route {
     /// Action of the route.
     pub kind: RouteKind,
     /// Index of the output device.
-    pub oif: Option<u32>,
+    pub oif: Option<IfIndex>,
     /// Address of the router, if the destination is not on link.
     pub gateway: Option<Ipv4Addr>,
     /// Preferred source address.
@@ -126,7 +127,7 @@ impl Network {
 
     /// Whether an address or a route names this device. It takes a walk over these, which are few
     /// where there are many TAPs.
-    pub fn is_routed(&self, ifindex: u32) -> bool {
+    pub fn is_routed(&self, ifindex: IfIndex) -> bool {
         self.addresses
             .iter()
             .any(|address| address.ifindex == ifindex)
@@ -150,7 +151,7 @@ impl Network {
 
     /// Whether the host's routes use this neighbour at this device: as a router, or because it is
     /// on the link. A device without L2 headers reaches every neighbour by itself.
-    pub fn is_next_hop(&self, ifindex: u32, neighbour: Ipv4Addr) -> bool {
+    pub fn is_next_hop(&self, ifindex: IfIndex, neighbour: Ipv4Addr) -> bool {
         let Some(link) = self.links.get(&ifindex) else {
             return false;
         };
@@ -166,7 +167,7 @@ impl Network {
         by_it.any(|route| route.gateway == Some(neighbour)) || self.is_on_link(ifindex, neighbour)
     }
 
-    fn is_on_link(&self, ifindex: u32, address: Ipv4Addr) -> bool {
+    fn is_on_link(&self, ifindex: IfIndex, address: Ipv4Addr) -> bool {
         let has = |route: &&Route| {
             let shift = 32u32.saturating_sub(u32::from(route.prefix_len));
             let differs = u32::from(route.destination) ^ u32::from(address);
@@ -190,7 +191,7 @@ impl Network {
     }
 
     /// Returns a device's first address.
-    pub fn address_of(&self, ifindex: u32) -> Option<&Address> {
+    pub fn address_of(&self, ifindex: IfIndex) -> Option<&Address> {
         self.addresses
             .iter()
             .find(|address| address.ifindex == ifindex)

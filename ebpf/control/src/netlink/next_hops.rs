@@ -24,7 +24,7 @@ use netlink_packet_route::{
     },
 };
 use slipgate_abi::{
-    NextHop, NextHopRef,
+    IfIndex, NextHop, NextHopRef,
     link::{NextHopFlags, is_usable},
 };
 
@@ -40,7 +40,7 @@ pub struct NextHops {
     owner_row: u32,
     requests: Requests,
     /// Neighbours that the kernel was asked to keep resolved, by ifindex and address.
-    managed: HashSet<(u32, Ipv4Addr)>,
+    managed: HashSet<(IfIndex, Ipv4Addr)>,
 }
 
 /// Contents that an element is to have.
@@ -71,7 +71,12 @@ impl NextHops {
     ///
     /// # Errors
     /// None at present: the programs work without an element that cannot be completed.
-    pub fn refresh(&mut self, maps: &SharedMaps, network: &Network, uplink: u32) -> Result<usize> {
+    pub fn refresh(
+        &mut self,
+        maps: &SharedMaps,
+        network: &Network,
+        uplink: IfIndex,
+    ) -> Result<usize> {
         let mut valid = 0;
         let mut wanted_still = HashSet::new();
         for index in maps.next_hops_of(self.owner_row) {
@@ -112,7 +117,7 @@ impl NextHops {
         Ok(())
     }
 
-    fn unmanage(&mut self, mut which: impl FnMut(&(u32, Ipv4Addr)) -> bool) {
+    fn unmanage(&mut self, mut which: impl FnMut(&(IfIndex, Ipv4Addr)) -> bool) {
         let gone: Vec<_> = self.managed.extract_if(|hop| which(hop)).collect();
         for (ifindex, neighbour) in gone {
             // The link or the entry may be gone.
@@ -122,7 +127,7 @@ impl NextHops {
 
     /// Asks the kernel to resolve the neighbour, and to keep it resolved. If it refuses (its table
     /// is full, the link was removed just now), the programs ask it packet by packet.
-    fn keep_resolved(&mut self, network: &Network, ifindex: u32, neighbour: Ipv4Addr) {
+    fn keep_resolved(&mut self, network: &Network, ifindex: IfIndex, neighbour: Ipv4Addr) {
         let Some(link) = network.links.get(&ifindex).filter(|link| link.up) else {
             // The kernel removes the entries of a link that goes down.
             self.managed.retain(|(managed, _)| *managed != ifindex);
@@ -158,13 +163,13 @@ impl NextHops {
 
     fn request(
         &mut self,
-        ifindex: u32,
+        ifindex: IfIndex,
         neighbour: Ipv4Addr,
         extra: NeighbourExtFlags,
     ) -> Result<()> {
         let mut message = NeighbourMessage::default();
         message.header.family = AddressFamily::Inet;
-        message.header.ifindex = ifindex;
+        message.header.ifindex = ifindex.get();
         // The kernel keeps the state of an entry that is there, and begins to resolve.
         message.header.flags = NeighbourFlags::Use;
         message.attributes = vec![NeighbourAttribute::Destination(NeighbourAddress::Inet(
@@ -184,7 +189,7 @@ impl NextHops {
 /// Claim of an element.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Claim {
-    ifindex: u32,
+    ifindex: IfIndex,
     neighbour: Ipv4Addr,
     /// MTU of the route, L3 bytes; 0: the route has none.
     route_mtu: u32,
@@ -192,7 +197,7 @@ struct Claim {
 
 /// Returns the claim of an element; `None` if it has none, or not completely yet.
 fn claim_of(maps: &SharedMaps, index: u32, hop: NextHopRef) -> Option<Claim> {
-    let ifindex = maps.hop_ifindex(index).load(Acquire);
+    let ifindex = IfIndex::new(maps.hop_ifindex(index).load(Acquire));
     // SAFETY: an element of NEXT_HOPS, whose words do not tear. They are written before `ifindex`;
     // if it is claimed again in between, the sequence number differs.
     let (neighbour, route_mtu) = unsafe {
@@ -201,7 +206,7 @@ fn claim_of(maps: &SharedMaps, index: u32, hop: NextHopRef) -> Option<Claim> {
             (&raw const (*hop.as_ptr()).route_mtu).read_volatile(),
         )
     };
-    (ifindex != 0).then(|| Claim {
+    ifindex.is_some().then(|| Claim {
         ifindex,
         neighbour: neighbour.into(),
         route_mtu,

@@ -1,4 +1,5 @@
 use super::*;
+use slipgate_abi::IfIndex;
 
 fn element() -> NextHop {
     NextHop {
@@ -63,7 +64,7 @@ fn an_element_that_is_another_ones_meanwhile_is_not_put_into_use() {
 fn the_lesser_of_the_links_and_the_routes_mtu_counts() {
     let mut network = Network::default();
     let link = super::super::Link {
-        ifindex: 7,
+        ifindex: IfIndex::new(7),
         name: "up0".into(),
         kind: None,
         up: true,
@@ -73,10 +74,10 @@ fn the_lesser_of_the_links_and_the_routes_mtu_counts() {
         loopback: false,
         arp: false,
     };
-    network.links.insert(7, link);
+    network.links.insert(IfIndex::new(7), link);
     for (route_mtu, mtu) in [(0, 1_400), (1_300, 1_300), (9_000, 1_400)] {
         let claim = Claim {
-            ifindex: 7,
+            ifindex: IfIndex::new(7),
             neighbour: Ipv4Addr::UNSPECIFIED,
             route_mtu,
         };

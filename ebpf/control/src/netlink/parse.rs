@@ -1,6 +1,7 @@
 //! Conversion of netlink messages to the types of [`super::network`]. A message that is not about
 //! IPv4, or incomplete, gives `None`.
 
+use slipgate_abi::IfIndex;
 use std::net::{IpAddr, Ipv4Addr};
 
 use netlink_packet_route::{
@@ -23,7 +24,7 @@ pub(super) fn link(message: &LinkMessage) -> Option<Link> {
         LinkLayerType::Ether | LinkLayerType::Loopback
     );
     let mut link = Link {
-        ifindex: header.index,
+        ifindex: IfIndex::new(header.index),
         name: String::new(),
         kind: None,
         up: header.flags.contains(LinkFlags::Up) && header.flags.contains(LinkFlags::LowerUp),
@@ -79,7 +80,7 @@ pub(super) fn address(message: &AddressMessage) -> Option<Address> {
     }
     let address = own.or(other)?;
     Some(Address {
-        ifindex: message.header.index,
+        ifindex: IfIndex::new(message.header.index),
         address,
         prefix_len: message.header.prefix_len,
         broadcast,
@@ -118,7 +119,7 @@ pub(super) fn route(message: &RouteMessage) -> Option<Route> {
             RouteAttribute::Destination(RouteAddress::Inet(address)) => {
                 route.destination = *address;
             }
-            RouteAttribute::Oif(ifindex) => route.oif = Some(*ifindex),
+            RouteAttribute::Oif(ifindex) => route.oif = Some(IfIndex::new(*ifindex)),
             RouteAttribute::Gateway(RouteAddress::Inet(address)) => route.gateway = Some(*address),
             RouteAttribute::PrefSource(RouteAddress::Inet(address)) => {
                 route.source = Some(*address);
@@ -142,7 +143,7 @@ pub(super) fn route(message: &RouteMessage) -> Option<Route> {
     if let Some(hops) = hops {
         let out = RouteNextHopFlags::Dead | RouteNextHopFlags::Linkdown;
         let hop = hops.iter().find(|hop| !hop.flags.intersects(out))?;
-        route.oif = Some(hop.interface_index);
+        route.oif = Some(IfIndex::new(hop.interface_index));
         route.gateway = hop.attributes.iter().find_map(|attribute| match attribute {
             RouteAttribute::Gateway(RouteAddress::Inet(address)) => Some(*address),
             _ => None,
@@ -152,7 +153,7 @@ pub(super) fn route(message: &RouteMessage) -> Option<Route> {
 }
 
 /// Returns a neighbour with its ifindex and address.
-pub(super) fn neighbour(message: &NeighbourMessage) -> Option<((u32, Ipv4Addr), Neighbour)> {
+pub(super) fn neighbour(message: &NeighbourMessage) -> Option<((IfIndex, Ipv4Addr), Neighbour)> {
     /// `NUD_VALID` of the kernel's `net/neighbour.h`.
     const VALID: u16 = 0x80 | 0x40 | 0x02 | 0x10 | 0x04 | 0x08;
     const PERMANENT: u16 = 0x80;
@@ -173,5 +174,6 @@ pub(super) fn neighbour(message: &NeighbourMessage) -> Option<((u32, Ipv4Addr), 
         mac: mac.filter(|_| state & VALID != 0),
         permanent: state & PERMANENT != 0,
     };
-    Some(((message.header.ifindex, destination?), neighbour))
+    let ifindex = IfIndex::new(message.header.ifindex);
+    Some(((ifindex, destination?), neighbour))
 }

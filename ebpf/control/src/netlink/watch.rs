@@ -9,6 +9,7 @@
 //! and starts over with a new socket and all requests. Each failure doubles the wait. The changes
 //! meanwhile are unknown, so then everything is reported as changed.
 
+use slipgate_abi::IfIndex;
 use std::{
     collections::HashMap,
     fmt::Display,
@@ -36,7 +37,7 @@ const NEIGHBOUR: u32 = 3;
 const IPV4_ADDRESS: u32 = 5;
 const IPV4_ROUTE: u32 = 7;
 
-type Neighbours = HashMap<(u32, Ipv4Addr), Neighbour>;
+type Neighbours = HashMap<(IfIndex, Ipv4Addr), Neighbour>;
 
 /// State of the network, followed by notifications. Poll its descriptor, then call
 /// [`NetworkWatch::update`].
@@ -196,7 +197,7 @@ impl NetworkWatch {
                 }
             }
             Notice::Message(RouteNetlinkMessage::DelLink(message)) => {
-                let ifindex = message.header.index;
+                let ifindex = IfIndex::new(message.header.index);
                 match network.is_routed(ifindex) || !parse::is_of_a_link(&message) {
                     true => configuration = true,
                     false => changes.links |= network.links.remove(&ifindex).is_some(),

@@ -3,8 +3,8 @@
 use std::{collections::BTreeSet, sync::atomic::Ordering::Release};
 
 use slipgate_abi::{
-    FlowRef, Tuple,
-    maps::{MAX_NEXT_HOPS, MAX_OWNERS, MAX_VMS},
+    FlowRef, IfIndex, Tuple, VmRow,
+    maps::{MAX_NEXT_HOPS, MAX_OWNERS},
 };
 
 use super::*;
@@ -50,10 +50,12 @@ fn a_start_over_nonsense_serves_or_says_why_not() {
         let mut started = 0;
         for seed in 1..=30u64 {
             let mut random = Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15));
-            (0..MAX_VMS).for_each(|row| random.fill(maps.vm(row).unwrap().as_ptr()));
+            let vms = [VmRow::NOBODY].into_iter().chain(VmRow::all());
+            vms.for_each(|row| random.fill(maps.vm(row).unwrap().as_ptr()));
             (0..MAX_OWNERS).for_each(|row| random.fill(maps.owner(row).unwrap()));
             (1..MAX_NEXT_HOPS).for_each(|at| random.fill(maps.next_hop(at).unwrap().as_ptr()));
-            (0..maps.slots()).for_each(|at| random.fill(maps.slot(at).unwrap().as_ptr()));
+            maps.slot_indexes()
+                .for_each(|at| random.fill(maps.slot(at).unwrap().as_ptr()));
             (0..maps.chunks()).for_each(|at| {
                 maps.chunk(at).unwrap().store(random.next(), Release);
             });
@@ -67,13 +69,15 @@ fn a_start_over_nonsense_serves_or_says_why_not() {
                 let _ = maps.flows.insert(&tuple, &flow, Insert::Any);
             }
             // What an engine knows it may name.
-            crate::vm_rows::set_owner(maps, 1, 0);
-            let name = vm::name_of(maps, 1).unwrap();
+            crate::vm_rows::set_owner(maps, VmRow::new(1), 0);
+            let name = vm::name_of(maps, VmRow::new(1)).unwrap();
             let Ok(owner) = Owner::take(maps, paths, &[&name, "a"]) else {
                 continue;
             };
             started += 1;
-            owner.note_taps(paths, &BTreeSet::from([7])).unwrap();
+            owner
+                .note_taps(paths, &BTreeSet::from([IfIndex::new(7)]))
+                .unwrap();
             sweep(maps, paths, &owner, PATIENCE).unwrap();
             for row in vm::rows_of(maps, owner.row()).collect::<Vec<_>>() {
                 vm::retire(maps, row);
@@ -81,8 +85,15 @@ fn a_start_over_nonsense_serves_or_says_why_not() {
             }
             let _ = vm::open(maps, &owner, &vm_spec("a"));
             let mut hops = NextHops::new(owner.row()).unwrap();
-            assert_eq!(hops.refresh(maps, watch.network(), 1).unwrap(), 0);
-            assert_eq!(owner.noted_taps(paths).unwrap(), BTreeSet::from([7]));
+            assert_eq!(
+                hops.refresh(maps, watch.network(), IfIndex::new(1))
+                    .unwrap(),
+                0
+            );
+            assert_eq!(
+                owner.noted_taps(paths).unwrap(),
+                BTreeSet::from([IfIndex::new(7)])
+            );
         }
         assert!(started > 0, "it was refused each time");
     });

@@ -8,10 +8,7 @@
 
 use std::{collections::HashSet, sync::atomic::Ordering::Acquire, time::Duration};
 
-use slipgate_abi::{
-    FlowRef, Tuple, Verdict,
-    maps::{MAX_OWNERS, MAX_VMS, SLOTS_PER_CHUNK},
-};
+use slipgate_abi::{FlowRef, SlotIndex, Tuple, Verdict, VmId, VmRow, maps::MAX_OWNERS};
 
 use super::Owner;
 use crate::{Paths, Result, lock::FileLock, maps::SharedMaps, pins::is_alive, vm_rows};
@@ -44,17 +41,18 @@ pub fn sweep(maps: &SharedMaps, paths: &Paths, owner: &Owner, patience: Duration
     let is_busy = |row: u32| busy.get(row as usize).copied().unwrap_or(false);
 
     let tuples = maps.flows.remove_if(|tuple, flow| {
-        !is_whole(maps, tuple, *flow) && !chunk_owner(maps, flow.slot).is_some_and(is_busy)
+        !is_whole(maps, tuple, *flow) && !chunk_owner(maps, flow.index()).is_some_and(is_busy)
     })?;
-    let gone = |id: u32, row: u32| vm_rows::id_of(maps, row) != Some(id);
-    let taps = maps.taps.remove_if(|_, tap| gone(tap.vm, tap.vm_row))?;
+    let gone =
+        |id: VmId, row: Option<VmRow>| row.and_then(|row| vm_rows::id_of(maps, row)) != Some(id);
+    let taps = maps.taps.remove_if(|_, tap| gone(tap.id(), tap.row()))?;
     let forwards = maps
         .forwards
-        .remove_if(|_, forward| gone(forward.vm, forward.vm_row))?;
-    let open: HashSet<u32> = (1..MAX_VMS)
+        .remove_if(|_, forward| gone(forward.id(), forward.row()))?;
+    let open: HashSet<VmId> = VmRow::all()
         .filter_map(|row| vm_rows::id_of(maps, row))
         .collect();
-    let names = maps.names.remove_if(|key, _| !open.contains(&key.vm))?;
+    let names = maps.names.remove_if(|key, _| !open.contains(&key.id()))?;
     let mut swept = Swept {
         tuples,
         entries: taps + forwards + names,
@@ -71,7 +69,7 @@ pub fn sweep(maps: &SharedMaps, paths: &Paths, owner: &Owner, patience: Duration
 
 /// Whether the entry's slot holds the flow of the tuple.
 fn is_whole(maps: &SharedMaps, tuple: &Tuple, flow: FlowRef) -> bool {
-    let Some(slot) = maps.slot(flow.slot) else {
+    let Some(slot) = maps.slot(flow.index()) else {
         return false;
     };
     let named = if tuple.scope == Tuple::WORLD {
@@ -85,14 +83,14 @@ fn is_whole(maps: &SharedMaps, tuple: &Tuple, flow: FlowRef) -> bool {
 }
 
 /// Returns the row that owns the slot's chunk.
-fn chunk_owner(maps: &SharedMaps, slot: u32) -> Option<u32> {
-    maps.chunk_owner(slot / SLOTS_PER_CHUNK)
+fn chunk_owner(maps: &SharedMaps, slot: SlotIndex) -> Option<u32> {
+    maps.chunk_owner(slot.chunk())
 }
 
 /// Releases the row's chunks that have free slots only. Returns how many.
 pub(super) fn free_chunks(maps: &SharedMaps, row: u32) -> usize {
     let is_free = |slot: u32| {
-        maps.slot(slot)
+        maps.slot(SlotIndex::new(slot))
             .is_some_and(|slot| slot.verdict().load(Acquire) == Verdict::Free as u32)
     };
     // Some slots may have been freed just now: a process that claims the chunk lets them rest.
@@ -100,7 +98,7 @@ pub(super) fn free_chunks(maps: &SharedMaps, row: u32) -> usize {
     maps.chunks_of(row)
         .into_iter()
         .filter(|chunk| chunk.clone().all(is_free))
-        .filter(|chunk| maps.release_chunk(row, chunk.start, now_ns))
+        .filter(|chunk| maps.release_chunk(row, SlotIndex::new(chunk.start), now_ns))
         .count()
 }
 

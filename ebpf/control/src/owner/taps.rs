@@ -4,6 +4,7 @@
 //! make a successor bring any interface of the host down. So the broker records the TAPs it
 //! attached to in a file of its own, beside the locks, which only root can reach.
 
+use slipgate_abi::IfIndex;
 use std::{
     collections::BTreeSet,
     fs,
@@ -21,7 +22,7 @@ impl Owner {
     ///
     /// # Errors
     /// The file cannot be written or renamed.
-    pub fn note_taps(&self, paths: &Paths, taps: &BTreeSet<u32>) -> Result<()> {
+    pub fn note_taps(&self, paths: &Paths, taps: &BTreeSet<IfIndex>) -> Result<()> {
         let path = path(&paths.run_dir, self.row);
         let failed = || Error::os(format!("note the TAPs in {}", path.display()));
         let lines: String = taps.iter().map(|tap| format!("{tap}\n")).collect();
@@ -36,9 +37,9 @@ impl Owner {
     ///
     /// # Errors
     /// The directory's lock is not obtained, or a row's lock file cannot be opened.
-    pub fn noted_taps(&self, paths: &Paths) -> Result<BTreeSet<u32>> {
+    pub fn noted_taps(&self, paths: &Paths) -> Result<BTreeSet<IfIndex>> {
         let of = |row| read(&path(&paths.run_dir, row));
-        let mut taps: BTreeSet<u32> = self.rows.iter().copied().flat_map(of).collect();
+        let mut taps: BTreeSet<IfIndex> = self.rows.iter().copied().flat_map(of).collect();
         if taps.is_empty() {
             return Ok(taps);
         }
@@ -83,9 +84,10 @@ fn path(run_dir: &Path, row: u32) -> PathBuf {
 
 /// Reads a record. It is empty if there is no file: nothing was ever attached, or a version without
 /// records did it.
-fn read(path: &Path) -> Vec<u32> {
+fn read(path: &Path) -> Vec<IfIndex> {
     let text = fs::read_to_string(path).unwrap_or_default();
-    text.lines().filter_map(|line| line.parse().ok()).collect()
+    let taps = text.lines().filter_map(|line| line.parse().ok());
+    taps.map(IfIndex::new).collect()
 }
 
 #[cfg(test)]

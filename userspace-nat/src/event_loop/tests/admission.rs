@@ -1,6 +1,6 @@
 use std::sync::atomic::Ordering::Relaxed;
 
-use slipgate_abi::{DropReason, Handover, Refusal, VmId, VmRow, tcp::Flags};
+use slipgate_abi::{DropReason, Handover, Refusal, RuleIndex, VmId, VmRow, tcp::Flags};
 
 use super::rig::*;
 use crate::{clock::SECOND_NS, port::VirtioNetHdr, state::Forward};
@@ -393,7 +393,7 @@ fn a_forward_opens_a_flow_from_the_world() {
         vm_row: VmRow::new(1),
         guest_port: 80,
         // The rig's rules begin at 10; three texts are its policy's, which has defaults only.
-        rule: 13,
+        rule: RuleIndex::new(13),
     };
     let texts = vec!["--forward tcp:8080:80".to_owned()];
     rig.tell(move |engine| {

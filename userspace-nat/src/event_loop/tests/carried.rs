@@ -1,5 +1,5 @@
 //! Flows that the engine carries, VMs that are frozen or limited.
-use slipgate_abi::{DropReason, Handover, Rate, Verdict, VmId, VmRates, tcp::Flags};
+use slipgate_abi::{DropReason, Handover, Rate, SlotIndex, Verdict, VmId, VmRates, tcp::Flags};
 use std::sync::atomic::Ordering::Relaxed;
 
 use super::rig::*;
@@ -13,11 +13,11 @@ use crate::{
 
 const GUEST_AT: At = (GUEST, 40_000);
 
-fn verdict(rig: &Rig, slot: u32) -> u32 {
+fn verdict(rig: &Rig, slot: SlotIndex) -> u32 {
     rig.kernel.borrow().slot(slot).verdict().load(Relaxed)
 }
 
-fn held(rig: &mut Rig) -> (At, u32) {
+fn held(rig: &mut Rig) -> (At, SlotIndex) {
     let nat = rig.connect(40_000, 7);
     let slot = rig.kernel.borrow().slots_in_use()[0];
     let core = &mut rig.engine.core;
@@ -25,7 +25,7 @@ fn held(rig: &mut Rig) -> (At, u32) {
     (nat, slot)
 }
 
-fn release(rig: &mut Rig, slot: u32) -> bool {
+fn release(rig: &mut Rig, slot: SlotIndex) -> bool {
     let core = &mut rig.engine.core;
     core.nat.flows.release(&mut core.nat.datapath, slot)
 }

@@ -6,7 +6,9 @@ use std::{
 };
 
 use pcap_file::pcapng::{Block, PcapNgReader};
-use slipgate_abi::{DropReason, Handover, Verdict, VmRow, tcp::Flags, timeout::CLOSING_GRACE_NS};
+use slipgate_abi::{
+    DropReason, Handover, SlotIndex, Verdict, VmRow, tcp::Flags, timeout::CLOSING_GRACE_NS,
+};
 use slipgate_model::{OnExit, Subject};
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -320,7 +322,7 @@ fn captures_are_bounded_and_do_not_wait_for_their_clients() {
     assert_eq!(rig.guest(1, &udp((GUEST, 5_000), SERVER, b"x")), Way::Fast);
     let (_, nobodys) = rig.try_capture(Subject::Vm { row: VmRow::new(9) }, None);
     let gone = Subject::Flow {
-        slot: 1,
+        slot: SlotIndex::new(1),
         generation: 99,
     };
     let (_, ended) = rig.try_capture(gone, None);

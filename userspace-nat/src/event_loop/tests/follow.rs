@@ -1,7 +1,7 @@
 //! Flows follow the host's network: all of them, some in each turn, and none that it does not concern.
 use std::{collections::HashSet, sync::atomic::Ordering::Relaxed};
 
-use slipgate_abi::Ip4;
+use slipgate_abi::{IfIndex, Ip4};
 use slipgate_model::{HostAddress, Link, NetworkView, RouteEntry, RouteKind, RouteSnapshot};
 
 use super::rig::*;
@@ -112,19 +112,19 @@ fn what_concerns_no_flow_has_none_looked_at() {
     // A container comes: its link, its address, its route.
     rig.follow(changed(|routes, links| {
         links.push(Link {
-            ifindex: 9,
+            ifindex: IfIndex::new(9),
             mtu: 1_500,
             has_l2: true,
         });
         routes.addresses.push(HostAddress {
-            ifindex: 9,
+            ifindex: IfIndex::new(9),
             addr: "172.17.0.1/16".parse().unwrap(),
             broadcast: None,
         });
         routes.routes.push(RouteEntry {
             prefix: "172.17.0.0/16".parse().unwrap(),
             kind: RouteKind::Unicast,
-            ifindex: 9,
+            ifindex: IfIndex::new(9),
             gateway: None,
             prefsrc: None,
             metric: 0,

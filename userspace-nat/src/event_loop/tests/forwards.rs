@@ -5,8 +5,8 @@ use std::{
 };
 
 use slipgate_abi::{
-    DropReason, Handover, Ip4, Protocol, Refusal, Verdict, VmId, VmRow, portframe::PortFlags,
-    tcp::Flags,
+    DropReason, Handover, Ip4, Protocol, Refusal, RuleIndex, Verdict, VmId, VmRow,
+    portframe::PortFlags, tcp::Flags,
 };
 
 use super::rig::*;
@@ -41,7 +41,7 @@ fn forwarding(setup: Setup) -> Setup {
         vm: VmId::new(101),
         vm_row: VmRow::new(1),
         guest_port,
-        rule: 12,
+        rule: RuleIndex::new(12),
     };
     let forwards = vec![
         forward(Protocol::Tcp, [0; 4], 8_080, 80),
@@ -97,7 +97,7 @@ fn a_predecessors_flow_of_loopback_ends() {
             protocol: Protocol::Tcp,
             nat: ip([127, 0, 0, 1]),
             nat_port: port,
-            rule: 12,
+            rule: RuleIndex::new(12),
             uplink_ifindex: UPLINK,
             next_hop: 0,
             isn: 5,

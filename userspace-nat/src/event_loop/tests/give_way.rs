@@ -1,5 +1,7 @@
 //! Tests that every flow that carries packets counts, and that flows with nothing to lose give way.
-use slipgate_abi::{FlowRef, Protocol, Refusal, Tuple, VmId, VmRow, slot::SlotFlags, tcp::Flags};
+use slipgate_abi::{
+    FlowRef, Protocol, Refusal, RuleIndex, Tuple, VmId, VmRow, slot::SlotFlags, tcp::Flags,
+};
 
 use super::rig::*;
 use crate::{
@@ -77,7 +79,7 @@ fn closed_connections_of_the_worlds_count_and_make_room_for_its_own() {
         vm: VmId::new(101),
         vm_row: VmRow::new(1),
         guest_port: 80,
-        rule: 12,
+        rule: RuleIndex::new(12),
     };
     rig.tell(move |engine| engine.set_forwards(vec![forward]));
     let (host, inside) = ((NAT, 8_080), guest(80));

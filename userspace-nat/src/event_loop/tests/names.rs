@@ -10,7 +10,7 @@ use crate::{
     name_gate::{ByRules, MAX_PER_VM},
     state::Core,
 };
-use slipgate_abi::{Protocol, Refusal, VmId, VmRow, maps::MAX_NAMES};
+use slipgate_abi::{Protocol, Refusal, SlotIndex, VmId, VmRow, maps::MAX_NAMES};
 use slipgate_model::NameCounts;
 use slipgate_policy::{Action, FLOOR_S, Name, Rule, wire};
 
@@ -63,7 +63,13 @@ fn an_address_is_open_to_the_vm_that_was_told_for_as_long_as_it_was_told() {
     assert_eq!(records.len(), 1);
     assert_eq!(records[0]["dns_name"], NAME);
     assert_eq!(records[0]["rule_text"], "--allow *.ok.test:443/tcp");
-    assert!(rig.engine.core.rules.names_of_flows(0).is_empty());
+    assert!(
+        rig.engine
+            .core
+            .rules
+            .names_of_flows(SlotIndex::new(0))
+            .is_empty()
+    );
 }
 
 #[test]

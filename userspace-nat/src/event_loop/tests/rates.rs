@@ -2,7 +2,7 @@
 //! translates, dropped when their flow is cut, and never more at a time than a turn allows.
 use std::sync::atomic::Ordering::Relaxed;
 
-use slipgate_abi::{DropReason, Handover, Rate, VmRates, vm::VmFlags};
+use slipgate_abi::{DropReason, Handover, Rate, SlotIndex, VmRates, vm::VmFlags};
 use slipgate_model::Subject;
 
 use super::rig::*;
@@ -64,7 +64,7 @@ fn set_mtu(rig: &Rig, mtu: u32) {
     kernel.set_next_hop_mtu(hop, mtu);
 }
 
-fn slot(rig: &Rig) -> u32 {
+fn slot(rig: &Rig) -> SlotIndex {
     rig.kernel.borrow().slots_in_use()[0]
 }
 

@@ -1,7 +1,9 @@
 //! Other policies while flows live.
 use std::sync::atomic::Ordering::Relaxed;
 
-use slipgate_abi::{Ip4, Protocol, Refusal, Verdict, VmId, VmRow, timeout::CLOSING_GRACE_NS};
+use slipgate_abi::{
+    Ip4, Protocol, Refusal, RuleIndex, Verdict, VmId, VmRow, timeout::CLOSING_GRACE_NS,
+};
 
 use super::rig::*;
 use crate::{
@@ -62,7 +64,7 @@ impl Rig {
         });
         let reload = Reload {
             policies: PolicySet::new(policies),
-            rule_base,
+            rule_base: RuleIndex::new(rule_base),
             local: LocalAddresses {
                 host: vec![[192, 0, 2, 1].into()],
                 guests: Vec::new(),
@@ -196,7 +198,7 @@ fn what_was_never_inspected_does_not_go_on_past_inspection() {
     rig.connect(40_000, 7);
     let rule = {
         let kernel = rig.kernel.borrow();
-        kernel.slot(kernel.slots_in_use()[0]).rule()
+        kernel.slot(kernel.slots_in_use()[0]).rule_index()
     };
     rig.kernel
         .borrow_mut()
@@ -205,7 +207,7 @@ fn what_was_never_inspected_does_not_go_on_past_inspection() {
     let (_, adoption) = rig.restart(&Setup {
         default: Action::Deny,
         rules: vec![Rule::parse(Action::Inspect, "198.51.100.7").unwrap()],
-        rule_base: 60,
+        rule_base: RuleIndex::new(60),
         ..Setup::default()
     });
     assert_eq!((adoption.live, adoption.refused), (0, 1));
@@ -245,7 +247,7 @@ fn flows_by_name_are_judged_by_their_names() {
         let before = policy(Action::Deny, &["allow *.ok.test"]);
         kernel
             .rules
-            .extend(before.described().last().map(|d| (13, d)));
+            .extend(before.described().last().map(|d| (RuleIndex::new(13), d)));
     }
     let setup = |rule: &str| Setup {
         default: Action::Deny,
@@ -257,7 +259,7 @@ fn flows_by_name_are_judged_by_their_names() {
             Rule::parse(Action::Deny, "b.test").unwrap(),
             Rule::parse(Action::Allow, "*.ok.test").unwrap(),
         ],
-        rule_base: 60,
+        rule_base: RuleIndex::new(60),
         ..setup("x.test")
     });
     assert_eq!((adoption.live, adoption.refused), (1, 0));
@@ -273,12 +275,12 @@ fn a_rule_that_differs_behind_what_is_kept_of_its_text_is_another_one_to_a_succe
     let setup = |last: &str| Setup {
         default: Action::Deny,
         rules: vec![Rule::parse(Action::Allow, &name_of(last)).unwrap()],
-        rule_base: 60,
+        rule_base: RuleIndex::new(60),
         ..Setup::default()
     };
     for (last, lives) in [("one", 1), ("other", 0)] {
         let mut rig = Rig::with(Setup {
-            rule_base: 10,
+            rule_base: RuleIndex::new(10),
             ..setup("one")
         });
         let name: &'static str = name_of("one").leak();
@@ -294,7 +296,10 @@ fn a_rule_that_differs_behind_what_is_kept_of_its_text_is_another_one_to_a_succe
         let described = rules.described().last().unwrap();
         let text = described.text[..128].to_owned();
         let kept = Described::of_element(&described.element(), text).unwrap();
-        rig.kernel.borrow_mut().rules.insert(13, kept);
+        rig.kernel
+            .borrow_mut()
+            .rules
+            .insert(RuleIndex::new(13), kept);
         let (_, adoption) = rig.restart(&setup(last));
         assert_eq!(adoption.live, lives, "{last}");
         assert_eq!(adoption.refused, 1 - lives, "{last}");
@@ -311,7 +316,7 @@ fn what_was_ending_when_slipgate_died_and_is_refused_now_is_none_that_lives() {
     ending.set_verdict(Verdict::Closing);
     let (_, adoption) = rig.restart(&Setup {
         default: Action::Deny,
-        rule_base: 60,
+        rule_base: RuleIndex::new(60),
         ..Setup::default()
     });
     let ends = (adoption.ending, adoption.refused);
@@ -328,7 +333,7 @@ fn forwards_stay_and_have_their_texts_in_the_new_run() {
         vm: VmId::new(101),
         vm_row: VmRow::new(1),
         guest_port: 80,
-        rule: 13,
+        rule: RuleIndex::new(13),
     };
     rig.tell(move |engine| {
         engine.set_forward_texts(vec!["--forward tcp:8080:80".into()]);
@@ -354,7 +359,7 @@ fn forwards_stay_and_have_their_texts_in_the_new_run() {
     assert_eq!(rules, [13, 74]);
     let texts = &rig.engine.core.rules.texts;
     for rule in rules {
-        let text = texts.text(rule, &rig.engine.core.nat.datapath);
+        let text = texts.text(RuleIndex::new(rule), &rig.engine.core.nat.datapath);
         assert_eq!(text.as_deref(), Some("--forward tcp:8080:80"));
     }
 }

@@ -9,7 +9,7 @@ use std::{
 };
 
 use hashbrown::HashSet;
-use slipgate_abi::{DropReason, Ip4, Refusal, VmId, VmRow};
+use slipgate_abi::{DropReason, IfIndex, Ip4, Refusal, RuleIndex, VmId, VmRow};
 use slipgate_model::{
     HostAddress, Link, NetworkView, OnExit, RouteEntry, RouteKind, RouteSnapshot, TranslatedId,
 };
@@ -44,7 +44,7 @@ pub(super) const PEER: Ip4 = Ip4 {
     octets: [198, 51, 100, 7],
 };
 pub(super) const SERVER: At = (PEER, 443);
-pub(super) const UPLINK: u32 = 3;
+pub(super) const UPLINK: IfIndex = IfIndex::new(3);
 
 /// The broker's end of the channel.
 #[derive(Default)]
@@ -113,7 +113,7 @@ pub(super) struct Setup {
     pub(super) nat_ports: std::ops::RangeInclusive<u16>,
     /// Events that the log writes.
     pub(super) events: Events,
-    pub(super) rule_base: u32,
+    pub(super) rule_base: RuleIndex,
     /// Ports of the gateway that lead to the host's loopback; with one there is a relay.
     pub(super) listed: Vec<LoopbackPorts>,
     pub(super) forwards: Vec<Forward>,
@@ -129,7 +129,7 @@ impl Default for Setup {
             rate: 1_000_000,
             nat_ports: DEFAULT_RANGE,
             events: Events::from_iter([Event::FlowEnd]),
-            rule_base: 10,
+            rule_base: RuleIndex::new(10),
             listed: Vec::new(),
             forwards: Vec::new(),
         }
@@ -337,7 +337,7 @@ impl Rig {
         let kernel = self.kernel.borrow();
         assert_eq!(self.flows(), 0);
         assert!(kernel.flows.is_empty(), "{:?}", kernel.flows);
-        assert_eq!(kernel.slots_in_use(), Vec::<u32>::new());
+        assert_eq!(kernel.slots_in_use(), []);
     }
 
     /// Every flow has both tuples, pointing to its slot, and there are no others.
@@ -358,7 +358,7 @@ impl Rig {
             for tuple in [entry.guest, entry.world()] {
                 let found = kernel.flows.get(&tuple);
                 assert_eq!(
-                    found.map(|f| (f.slot, f.generation)),
+                    found.map(|f| (f.index(), f.generation)),
                     Some((slot, entry.generation))
                 );
             }

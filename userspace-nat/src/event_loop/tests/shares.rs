@@ -1,7 +1,7 @@
 //! Tests of the shares that one VM or peer may use up, and of their cost to the engine.
 use std::sync::atomic::Ordering::Relaxed;
 
-use slipgate_abi::{Command, Handover, Ip4, PortHeader, Protocol, Refusal, VmId, VmRow};
+use slipgate_abi::{Command, Handover, Ip4, PortHeader, Protocol, Refusal, RuleIndex, VmId, VmRow};
 
 use super::rig::*;
 use crate::{
@@ -21,7 +21,7 @@ fn with_forward(setup: Setup) -> Rig {
         vm: VmId::new(101),
         vm_row: VmRow::new(1),
         guest_port: 53_000,
-        rule: 12,
+        rule: RuleIndex::new(12),
     };
     rig.tell(move |engine| engine.set_forwards(vec![forward]));
     rig.kernel
@@ -314,5 +314,8 @@ fn without_a_next_hop_the_engines_own_leave_by_the_uplink() {
     let frame = rig.kernel.borrow().last_written.clone();
     let header = frame[PORT_HEADER_AT..].first_chunk().unwrap();
     let header = PortHeader::decode(header).unwrap();
-    assert_eq!((header.code, header.id), (Command::EmitBy as u8, UPLINK));
+    assert_eq!(
+        (header.code, header.id),
+        (Command::EmitBy as u8, UPLINK.get())
+    );
 }

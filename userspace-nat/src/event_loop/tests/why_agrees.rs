@@ -2,7 +2,7 @@
 use std::net::{TcpListener, UdpSocket};
 
 use proptest::prelude::*;
-use slipgate_abi::{Ip4, Protocol, Refusal, Tuple, VmId, VmRow, tcp::Flags};
+use slipgate_abi::{IfIndex, Ip4, Protocol, Refusal, RuleIndex, Tuple, VmId, VmRow, tcp::Flags};
 use slipgate_model::{RouteEntry, RouteKind, WhyAnswer};
 
 use super::rig::*;
@@ -61,7 +61,7 @@ const REMOTES: [[u8; 4]; 10] = [
     [198, 18, 0, 1],
     [10, 0, 2, 9],
 ];
-const OTHER_LINK: u32 = 9;
+const OTHER_LINK: IfIndex = IfIndex::new(9);
 
 #[derive(Clone, Debug)]
 struct Of {
@@ -210,7 +210,7 @@ struct World {
     rig: Rig,
     quotas: Quotas,
     next_port: u16,
-    rule_base: u32,
+    rule_base: RuleIndex,
     host_ports: (u16, u16),
     _services: (TcpListener, UdpSocket),
     /// Tuples of the packets sent to the world: own end, remote end, protocol.
@@ -233,8 +233,8 @@ impl World {
         let mut rig = Rig::with(Setup {
             nat_ports: 61_000..=60_999 + quotas.ports,
             forwards: vec![
-                forward(Protocol::Tcp, 8_080, 13),
-                forward(Protocol::Udp, 5_353, 13),
+                forward(Protocol::Tcp, 8_080, RuleIndex::new(13)),
+                forward(Protocol::Udp, 5_353, RuleIndex::new(13)),
             ],
             ..Setup::default()
         });
@@ -253,7 +253,7 @@ impl World {
             ..default
         };
         network.routes.routes.extend([
-            other("100.100.0.0/16", RouteKind::Blackhole, 0),
+            other("100.100.0.0/16", RouteKind::Blackhole, IfIndex::NONE),
             other("198.18.0.0/15", RouteKind::Unicast, OTHER_LINK),
         ]);
         rig.follow(network);
@@ -269,7 +269,7 @@ impl World {
             rig,
             quotas,
             next_port: 20_000,
-            rule_base: 30,
+            rule_base: RuleIndex::new(30),
             host_ports,
             _services: (tcp, udp),
             sent: Vec::new(),
@@ -315,7 +315,7 @@ impl World {
             vm
         });
         let policies: Vec<Policy> = policies.iter().map(|of| self.policy(of)).collect();
-        self.rule_base = 70 - self.rule_base;
+        self.rule_base = RuleIndex::new(70 - self.rule_base.get());
         let reload = Reload {
             policies: PolicySet::new(policies),
             rule_base: self.rule_base,
@@ -413,7 +413,7 @@ impl World {
             let rule = core
                 .rules
                 .texts
-                .text(live.rule(), &core.nat.datapath)
+                .text(live.rule_index(), &core.nat.datapath)
                 .unwrap();
             let by = format!(
                 "{} by 192.0.2.254 on ifindex {}",

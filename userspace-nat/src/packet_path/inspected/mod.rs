@@ -11,7 +11,7 @@
 //! when it is not, as dropped.
 use std::{rc::Rc, sync::atomic::Ordering::Relaxed};
 
-use slipgate_abi::{Command, DropReason, Refusal, Verdict};
+use slipgate_abi::{Command, DropReason, Refusal, SlotIndex, Verdict};
 
 use crate::{
     datapath::Datapath,
@@ -47,7 +47,7 @@ impl<D: Datapath> Core<D> {
         &mut self,
         vm: &mut VmState,
         job: Job<'_>,
-        slot: u32,
+        slot: SlotIndex,
         now_ns: u64,
     ) -> Option<Finish> {
         let mut inspection = match self.take_inspection(vm, slot, now_ns) {
@@ -90,7 +90,7 @@ impl<D: Datapath> Core<D> {
         &mut self,
         vm: &mut VmState,
         job: Job<'_>,
-        slot: u32,
+        slot: SlotIndex,
         now_ns: u64,
     ) -> Option<Finish> {
         let mut inspection = match self.take_inspection(vm, slot, now_ns) {
@@ -134,7 +134,7 @@ impl<D: Datapath> Core<D> {
         &mut self,
         vm: &mut VmState,
         job: Job<'_>,
-        slot: u32,
+        slot: SlotIndex,
         mut inspection: Box<Inspection>,
         now_ns: u64,
     ) -> Option<Finish> {
@@ -262,7 +262,7 @@ impl<D: Datapath> Core<D> {
     fn take_inspection(
         &mut self,
         vm: &VmState,
-        slot: u32,
+        slot: SlotIndex,
         now_ns: u64,
     ) -> Result<Box<Inspection>, Option<Finish>> {
         let held = self.nat.flows.entry(slot).copied().filter(|e| e.is_held());
@@ -281,7 +281,7 @@ impl<D: Datapath> Core<D> {
     fn with_session<T>(
         &mut self,
         vm: &VmState,
-        slot: u32,
+        slot: SlotIndex,
         now_ns: u64,
         inspection: &mut Inspection,
         work: impl FnOnce(&mut Session, &mut dyn Wire, &mut MayName<'_>) -> T,
@@ -303,7 +303,7 @@ impl<D: Datapath> Core<D> {
     fn conclude(
         &mut self,
         vm: &mut VmState,
-        slot: u32,
+        slot: SlotIndex,
         inspection: Box<Inspection>,
         outcome: Outcome,
         now_ns: u64,
@@ -333,8 +333,8 @@ impl<D: Datapath> Core<D> {
         }
     }
 
-    fn end_inspected(&mut self, vm: &VmState, slot: u32, why: Refused, now_ns: u64) {
-        let rule = self.nat.datapath.slot(slot).rule();
+    fn end_inspected(&mut self, vm: &VmState, slot: SlotIndex, why: Refused, now_ns: u64) {
+        let rule = self.nat.datapath.slot(slot).rule_index();
         vm.net.stats.refused(Refusal::Inspection);
         vm.net.stats.refused_by(rule);
         self.inspected.count(vm.net.id, why);

@@ -1,4 +1,5 @@
 //! A guest's datagrams of an inspected flow over UDP.
+use slipgate_abi::SlotIndex;
 use slipgate_policy::Destination;
 
 use crate::{
@@ -30,7 +31,7 @@ pub(super) fn inspect(
     rules: &mut Rules,
     inspected: &mut Inspected,
     inspection: &mut Inspection,
-    (slot, to): (u32, Destination),
+    (slot, to): (SlotIndex, Destination),
     job: &Job<'_>,
     now_ns: u64,
 ) -> Option<Outcome> {

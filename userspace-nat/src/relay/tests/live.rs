@@ -1,6 +1,6 @@
 use std::{collections::HashMap, net::UdpSocket};
 
-use slipgate_abi::{Protocol, VmId};
+use slipgate_abi::{Protocol, RuleIndex, VmId};
 
 use super::{
     super::*,
@@ -25,7 +25,7 @@ fn one_of_each() -> (World, [Client; 2], UdpSocket) {
         vm: VM,
         protocol: Protocol::Udp,
         guest_port: 5353,
-        rule: 1,
+        rule: RuleIndex::new(1),
         socket: socket.into(),
     };
     world.with(|relay, cx| relay.add_forward(forward, cx).unwrap());

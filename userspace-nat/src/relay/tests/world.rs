@@ -6,7 +6,7 @@ use std::{
     os::fd::OwnedFd,
 };
 
-use slipgate_abi::{Protocol, VmId};
+use slipgate_abi::{Protocol, RuleIndex, VmId};
 
 use super::{
     super::*,
@@ -197,7 +197,7 @@ impl World {
             vm: VM,
             protocol,
             guest_port,
-            rule: 7,
+            rule: RuleIndex::new(7),
             socket,
         };
         self.with(|relay, cx| relay.add_forward(forward, cx))
