@@ -1,7 +1,7 @@
 //! IPv4, TCP, UDP and ICMP: views, rewrites and the answers built from them.
 //!
 //! Input: `bits (1) | virtio_net_hdr (10) | L3 …`, dressed by the bits.
-use slipgate_abi::{Command, Direction, Ip4, PortHeader};
+use slipgate_abi::{Command, Direction, IfIndex, Ip4, PortHeader};
 use userspace_nat::{
     datagram::Datagram,
     fake::packets::is_right,
@@ -162,7 +162,7 @@ fn answers(vm: &VmNet, packet: Packet<'_>) {
     let mut out = Outbox::new(1 << 20);
     let mut answers = Answers::new();
     answers.reset(vm, &packet, &mut out, 0);
-    let (guest, world) = (Side::Guest, Side::World(Exit::Uplink(1)));
+    let (guest, world) = (Side::Guest, Side::World(Exit::Uplink(IfIndex::new(1))));
     answers.icmp(vm, guest, &packet, IcmpError::TtlExceeded, &mut out, 0);
     answers.icmp(vm, world, &packet, IcmpError::TooBig(1_400), &mut out, 0);
     for bytes in out.frames() {

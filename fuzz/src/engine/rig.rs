@@ -8,7 +8,7 @@ use std::{
 
 use hashbrown::HashSet;
 use ipnet::Ipv4Net;
-use slipgate_abi::{DropReason, PortHeader, RuleIndex, portframe::PortFlags};
+use slipgate_abi::{DropReason, IfIndex, PortHeader, RuleIndex, portframe::PortFlags};
 use slipgate_model::{
     HostAddress, Link, NetworkView, RouteEntry, RouteKind, RouteSnapshot, VmSpec,
 };
@@ -33,7 +33,7 @@ pub(super) const VMS: u16 = 3;
 /// Number of rows that a frame may name: row 0, the VMs', and an empty one.
 pub(super) const ROWS: u16 = VMS + 2;
 /// Ifindex of the uplink.
-pub(super) const UPLINK: u32 = 3;
+pub(super) const UPLINK: IfIndex = IfIndex::new(3);
 const SLOTS: u32 = 1_024;
 const MAX_FLOWS: u32 = 12;
 const SECOND_NS: u64 = 1_000_000_000;
@@ -273,7 +273,7 @@ impl Rig {
         }
         self.check();
         let status = self.status();
-        assert_eq!(self.kernel.borrow().slots_in_use(), Vec::<u32>::new());
+        assert_eq!(self.kernel.borrow().slots_in_use(), []);
         if self.failed_removals > 0 {
             self.start();
         }

@@ -1,6 +1,6 @@
 //! Messages between processes, in their encoded form.
 use serde_json::json;
-use slipgate_abi::{IfIndex, VmId, VmRow};
+use slipgate_abi::{IfIndex, SlotIndex, VmId, VmRow};
 use slipgate_ipc::{
     api::{ApiRequest, FromApi},
     client::{ClientAnswer, ClientRequest, Target},
@@ -113,7 +113,7 @@ pub(super) fn messages() -> Seeds {
         (
             "inventory",
             reply(EngineReply::Inventory(EngineInventory {
-                flows: vec![(17, 3, "a.test".into())],
+                flows: vec![(SlotIndex::new(17), 3, "a.test".into())],
                 next: Some(1),
                 ..EngineInventory::default()
             })),
