@@ -2,12 +2,12 @@
 
 use crate::error::{Result, Tried, checked};
 
-/// Keeps the calling thread, and threads and processes it starts from now on, on `cpu`.
+/// Pins the calling thread to `cpu`, and the threads and processes that it starts later.
 pub fn pin_thread(cpu: usize) -> Result<()> {
     pin(0, cpu)
 }
 
-/// Keeps the thread of that number on `cpu`; 0 is the calling one.
+/// Pins a thread to `cpu`; number 0 is the calling thread.
 pub fn pin(thread: libc::pid_t, cpu: usize) -> Result<()> {
     let what = || format!("pin the thread {thread} (0: this one) to CPU {cpu}");
     if cpu >= libc::CPU_SETSIZE as usize {

@@ -9,7 +9,7 @@ use crate::{
     world::{HOST, UPLINK, World},
 };
 
-/// NAT by `nft … masquerade` for this guest.
+/// Adds NAT for this guest by `nft … masquerade`.
 pub fn masquerade(world: &World, guest: &Guest) -> Result<()> {
     gateway(world, guest)?;
     masquerade_all(world)
@@ -36,7 +36,7 @@ fn masquerade_all(world: &World) -> Result<()> {
     ))
 }
 
-/// Forwarding only; the world gets a route to the guest's subnet.
+/// Enables forwarding without NAT; the world gets a route to the guest's subnet.
 pub fn plain_forwarding(world: &World, guest: &Guest) -> Result<()> {
     gateway(world, guest)?;
     let config = guest.config();

@@ -138,7 +138,10 @@ impl Capture {
         locked(&self.kept).clone()
     }
 
-    /// Stops, after all that was queued is counted. A capture that missed frames is an error.
+    /// Stops the capture after all queued frames are counted.
+    ///
+    /// # Errors
+    /// The capture missed frames.
     pub fn finish(mut self) -> Result<Captured> {
         self.stop.store(true, Ordering::SeqCst);
         let what = || format!("capture on `{}`", self.device);

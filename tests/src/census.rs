@@ -53,7 +53,7 @@ struct Counters {
 pub struct Census(Arc<Counters>);
 
 impl Census {
-    /// Starts counting; takes the place of the guest's filter.
+    /// Starts counting. Replaces the guest's filter.
     pub fn start(guest: &Guest) -> Result<Census> {
         let counters = Arc::new(Counters::default());
         let theirs = counters.clone();

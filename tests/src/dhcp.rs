@@ -55,7 +55,7 @@ pub fn acquire(ns: &NetNs, device: &str, mac: Mac, timeout: Duration) -> Result<
     })
 }
 
-/// Asks for the same address again, as a renewing client does (broadcast, `ciaddr` filled).
+/// Requests the same address again, as a renewing client does (broadcast, `ciaddr` filled).
 pub fn renew(
     ns: &NetNs,
     device: &str,

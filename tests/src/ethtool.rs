@@ -38,7 +38,7 @@ pub fn set_offloads(ns: &NetNs, device: &str, on: bool) -> Result<()> {
     Ok(())
 }
 
-/// Whether `device` takes TCP segments to be split later (TSO).
+/// Whether `device` accepts TCP segments to be segmented later (TSO).
 pub fn has_tso(ns: &NetNs, device: &str) -> Result<bool> {
     let value = ns.run(|| ethtool(device, ETHTOOL_GTSO, 0));
     Ok(value.tried(format!("read the TSO setting of {device}"))? != 0)

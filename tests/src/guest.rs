@@ -102,12 +102,12 @@ pub struct Guest {
 }
 
 impl Guest {
-    /// Makes the guest, its TAP in `world.host`, and starts the pump between them.
+    /// Makes the guest and its TAP in `world.host`, and starts the pump between them.
     pub fn new(world: &World, config: GuestConfig) -> Result<Guest> {
         Self::in_host(&world.host, config)
     }
 
-    /// [`Guest::new`] with the TAP in any namespace.
+    /// Makes a guest as [`Guest::new`] does, with the TAP in any namespace.
     pub fn in_host(host: &NetNs, config: GuestConfig) -> Result<Guest> {
         let ns = NetNs::new(&format!("guest-{}", config.tap))?;
         let stack = match config.hand_made {
@@ -198,7 +198,7 @@ impl Guest {
         }
     }
 
-    /// Makes the TAP (again), under its name. Nothing happens when it is there.
+    /// Makes the TAP again, under its name. Does nothing if it exists.
     pub fn plug(&mut self) -> Result<()> {
         if self.plugged.is_some() {
             return Ok(());
@@ -238,13 +238,13 @@ impl Guest {
             .tried(format!("write a frame into `{tap}`"))
     }
 
-    /// Copies of all frames that pass from now on, both ways (injected ones are not among them:
-    /// they do not pass the pump).
+    /// Returns copies of all frames that pass from now on, in both directions. Injected frames are
+    /// not included, because they do not pass the pump.
     pub fn frames(&self) -> Result<FrameTap> {
         self.pump().map(Pump::subscribe)
     }
 
-    /// Decides over each frame between guest and TAP: lose, repeat, replace.
+    /// Sets the filter that decides about each frame between guest and TAP: drop, repeat, replace.
     pub fn set_filter(&self, filter: Option<Filter>) -> Result<()> {
         self.pump().map(|pump| pump.set_filter(filter))
     }

@@ -21,14 +21,15 @@ pub fn frames_sent(ns: &NetNs, device: &str) -> Result<u64> {
     packets.ok_or_else(|| Error::unexpected(format!("`ip -s -j link` of {device} shows: {shown}")))
 }
 
-/// The elements of the pinned map `name` as `bpftool -j` has them, names under `formatted`.
+/// Returns the elements of the pinned map `name`, as printed by `bpftool -j`; named fields are
+/// under `formatted`.
 pub fn dump(ns: &NetNs, pins: &PinDir, name: &str) -> Result<Vec<Value>> {
     let text = bpftool(ns, &["-j", "map", "dump", "pinned", &pin(pins, name)?])?;
     serde_json::from_str(&text)
         .map_err(|error| Error::unexpected(format!("`bpftool -j map dump` of {name}: {error}")))
 }
 
-/// The slot of the flow from `guest` to `remote`, as bpftool prints it: by name.
+/// Returns the slot of the flow from `guest` to `remote`, as bpftool prints it, with named fields.
 pub fn slot_by_name(
     ns: &NetNs,
     pins: &PinDir,

@@ -285,12 +285,14 @@ impl NetNs {
             .tried(format!("write {value} to {path}"))
     }
 
-    /// TCP's congestion control of connections made in the namespace from now on, as the kernel
-    /// calls it.
+    /// Sets TCP's congestion control, by the kernel's name, for later connections in the namespace.
     ///
-    /// What `tcp_allowed_congestion_control` does not list may be the default of the machine's own
-    /// namespace alone. There it is given to each route, of those that [`NetNs::ip`] makes later
-    /// too.
+    /// Only the machine's own namespace may have a congestion control as its default that
+    /// `tcp_allowed_congestion_control` does not list. In other namespaces it is set on each route
+    /// then, including those that [`NetNs::ip`] adds later.
+    ///
+    /// # Errors
+    /// The kernel does not have it.
     pub fn set_congestion_control(&self, name: &str) -> Result<CongestionControlBy> {
         let set = self.sysctl("net.ipv4.tcp_congestion_control", name);
         let number = set.as_ref().err().and_then(Error::os_error);

@@ -30,7 +30,10 @@ impl Pattern {
         self.position += out.len() as u64;
     }
 
-    /// Compares `bytes` with the next ones; the error is the stream offset of the first wrong byte.
+    /// Compares `bytes` with the next ones.
+    ///
+    /// # Errors
+    /// The stream offset of the first wrong byte.
     pub fn check(&mut self, bytes: &[u8]) -> Result<(), u64> {
         let mut wrong = None;
         self.words(bytes.len(), |at, expected| {

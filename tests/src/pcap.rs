@@ -38,7 +38,7 @@ impl PcapWriter {
         Ok(PcapWriter { file })
     }
 
-    /// Adds one frame, with the time it is now.
+    /// Adds one frame with the present time.
     pub fn write(&mut self, frame: &[u8]) -> io::Result<()> {
         let now = SystemTime::now()
             .duration_since(UNIX_EPOCH)

@@ -30,7 +30,7 @@ pub struct PinDir {
 struct Removed(PathBuf);
 
 impl PinDir {
-    /// Makes it, and mounts bpffs where it is not yet.
+    /// Makes the directory, and mounts bpffs if it is not mounted.
     pub fn new() -> Result<PinDir> {
         static COUNT: AtomicU64 = AtomicU64::new(0);
         ensure_bpffs().tried(format!("mount bpffs on {BPFFS}"))?;

@@ -45,7 +45,10 @@ pub fn say_skipped(why: &str) {
     writeln!(std::io::stderr(), "{line}").ok();
 }
 
-/// Whether this process may make namespaces and TAPs; else why not.
+/// Checks that this process may make namespaces and TAPs.
+///
+/// # Errors
+/// It may not; the text says why.
 pub fn root_and_tun() -> Result<(), String> {
     // SAFETY: geteuid takes nothing and cannot fail.
     if unsafe { libc::geteuid() } != 0 {
@@ -57,7 +60,10 @@ pub fn root_and_tun() -> Result<(), String> {
         .map_err(|error| format!("it needs /dev/net/tun: {error}"))
 }
 
-/// Whether this process may make virtual machines; else why not.
+/// Checks that this process may make virtual machines.
+///
+/// # Errors
+/// It may not; the text says why.
 pub fn kvm() -> Result<(), String> {
     let opened = File::options().read(true).write(true).open("/dev/kvm");
     opened

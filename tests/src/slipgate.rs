@@ -27,7 +27,8 @@ pub const READY: &str = "slipgate: ready";
 const READY_TIMEOUT: Duration = Duration::from_secs(20);
 const STOP_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The built binary: `$SLIPGATE_BIN`, or `target/release/slipgate` of the workspace.
+/// Returns the path of the built binary: `$SLIPGATE_BIN`, or `target/release/slipgate` of the
+/// workspace.
 pub fn binary() -> Result<PathBuf> {
     let built = concat!(env!("CARGO_MANIFEST_DIR"), "/../target/release/slipgate");
     let path = env::var_os("SLIPGATE_BIN").map_or_else(|| PathBuf::from(built), PathBuf::from);
@@ -40,8 +41,8 @@ pub fn binary() -> Result<PathBuf> {
     }
 }
 
-/// Another build of the same source: `$SLIPGATE_OTHER_BIN`, which `cargo xtask test` makes without
-/// optimisation where the one under test has it.
+/// Returns the path of another build of the same source: `$SLIPGATE_OTHER_BIN`, which `cargo xtask
+/// test` builds without optimisation where the binary under test is optimised.
 pub fn another_build() -> Result<PathBuf> {
     let missing = |why: &str| Error::Missing(format!("another build of slipgate: {why}"));
     let path = env::var_os("SLIPGATE_OTHER_BIN").map(PathBuf::from);
@@ -255,8 +256,8 @@ impl Slipgate {
         name.map_or("", |(_, name)| name.trim())
     }
 
-    /// Whether the flow would be admitted, as `slipgate why VM TO --proto PROTO` has it, and all
-    /// it says.
+    /// Returns whether the flow would be admitted, by `slipgate why VM TO --proto PROTO`, and the
+    /// command's output.
     pub fn why(&self, vm: &str, to: &str, proto: &str) -> Result<(bool, String)> {
         let output = self.run(&["why", vm, to, "--proto", proto])?;
         let said = String::from_utf8_lossy(&output.stdout).trim().to_owned();
@@ -284,7 +285,7 @@ impl Slipgate {
         run(&self.ns, &self.pins, args)
     }
 
-    /// `slipgate flows`, all VMs.
+    /// Returns the output of `slipgate flows`, for all VMs.
     pub fn flows(&self) -> Result<Vec<FlowRow>> {
         self.json(&["flows", "--json"])
     }
@@ -334,7 +335,7 @@ impl Slipgate {
         owner::runs(self.broker.id())
     }
 
-    /// `kill -9` of the engine. The broker may start another.
+    /// Kills the engine (`kill -9`). The broker may start another.
     pub fn kill_engine(&mut self) -> Result<u32> {
         let none = || Error::unexpected("kill the engine: the broker has no child that runs");
         let pid = self.engine_pid().ok_or_else(none)?;
@@ -342,7 +343,7 @@ impl Slipgate {
         Ok(pid)
     }
 
-    /// `kill -9` of the broker; returns when it is gone.
+    /// Kills the broker (`kill -9`), and waits until it is gone.
     pub fn kill_broker(&mut self) -> Result<ExitStatus> {
         // Remember the engine while its parent can still tell.
         self.engine_pid();
@@ -350,15 +351,17 @@ impl Slipgate {
         self.broker.wait().tried("wait for the broker")
     }
 
-    /// `kill -9` of both, the engine first.
+    /// Kills both (`kill -9`), the engine first.
     pub fn kill_both(&mut self) -> Result<()> {
         let engine = self.engine_pid();
         let _ = engine.map(owner::kill);
         self.kill_broker().map(drop)
     }
 
-    /// Sends SIGTERM and returns the exit status. Not ending in time is an error, and then it is
-    /// killed.
+    /// Sends SIGTERM and returns the exit status.
+    ///
+    /// # Errors
+    /// It does not end in time; then it is killed.
     pub fn stop(&mut self) -> Result<ExitStatus> {
         self.engine_pid();
         // The child has not been waited for, so the pid is its.
@@ -377,8 +380,8 @@ impl Slipgate {
         )))
     }
 
-    /// Starts it again with the same arguments and pins, whatever is left of the old one: stop or
-    /// kill that first, or replace it while it runs.
+    /// Starts a successor with the same arguments and pins, whatever is left of the old process:
+    /// stop or kill that first, or replace it while it runs.
     pub fn again(&self) -> Result<Slipgate> {
         self.again_as(&Start::default())
     }

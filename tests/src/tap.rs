@@ -143,7 +143,10 @@ impl TapQueue {
         &self.fd
     }
 
-    /// Reads one frame, its vnet header first. `WouldBlock` when there is none.
+    /// Reads one frame, preceded by its vnet header.
+    ///
+    /// # Errors
+    /// `WouldBlock` if there is none.
     pub fn read(&self, buffer: &mut [u8]) -> io::Result<usize> {
         // SAFETY: the buffer is writable for its length.
         checked_len(unsafe {
@@ -155,7 +158,10 @@ impl TapQueue {
         })
     }
 
-    /// Writes one frame, its vnet header first.
+    /// Writes one frame, preceded by its vnet header.
+    ///
+    /// # Errors
+    /// The kernel refuses it.
     pub fn write(&self, frame: &[u8]) -> io::Result<()> {
         // SAFETY: the frame is readable for its length.
         checked_len(unsafe { libc::write(self.fd.as_raw_fd(), frame.as_ptr().cast(), frame.len()) })

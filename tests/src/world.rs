@@ -85,7 +85,7 @@ pub struct World {
 }
 
 impl World {
-    /// The default world: veth uplink, offloads on, MTU 1500, no forwarding by the host.
+    /// Makes the default world: veth uplink, offloads on, MTU 1500, no forwarding by the host.
     pub fn new() -> Result<World> {
         World::with(WorldConfig::default())
     }
@@ -116,7 +116,7 @@ impl World {
         Ok(world)
     }
 
-    /// TCP's congestion control of connections from now on, of the host and of the servers.
+    /// Sets TCP's congestion control for later connections of the host and of the servers.
     pub fn set_congestion_control(&self, name: &str) -> Result<()> {
         self.host.set_congestion_control(name)?;
         self.net.set_congestion_control(name).map(drop)

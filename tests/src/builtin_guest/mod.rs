@@ -44,8 +44,8 @@ impl<'a> Boot<'a> {
     }
 }
 
-/// The guest's image: `$SLIPGATE_GUEST_DIR/slipgate-guest`, or that of the workspace's target
-/// folder.
+/// Returns the path of the guest's image: `$SLIPGATE_GUEST_DIR/slipgate-guest`, or that in the
+/// workspace's target directory.
 pub fn image() -> Result<PathBuf> {
     let built = concat!(env!("CARGO_MANIFEST_DIR"), "/../target/guest");
     let folder = env::var_os("SLIPGATE_GUEST_DIR").map_or_else(|| built.into(), PathBuf::from);

@@ -49,7 +49,10 @@ impl GuestOutput {
             .any(|line| line["end"] == true && line["status"] == 0)
     }
 
-    /// An error that shows everything, unless [`GuestOutput::is_well`].
+    /// Checks [`GuestOutput::is_well`].
+    ///
+    /// # Errors
+    /// It is false; the error has the whole output.
     pub fn expect_well(self) -> Result<Self> {
         match self.is_well() {
             true => Ok(self),

@@ -52,7 +52,7 @@ impl Qemu<'_> {
         output::follow(child, self.boot.timeout)
     }
 
-    /// The command that boots it, its console on stdout.
+    /// Returns the command that boots the guest, with its console on stdout.
     pub fn command(&self) -> Result<Command> {
         let Boot {
             command_line,
@@ -115,7 +115,7 @@ pub struct Passt {
 }
 
 impl Passt {
-    /// Starts it in `namespace`: the guest is 10.0.2.15/24 behind 10.0.2.2, of this MTU.
+    /// Starts passt in `namespace`: the guest is 10.0.2.15/24 behind 10.0.2.2, with this MTU.
     pub fn start(namespace: &NetNs, mtu: u32) -> Result<Passt> {
         let folder = tempfile::tempdir().tried("make a folder for passt's socket")?;
         let socket = folder.path().join("socket");

@@ -38,8 +38,8 @@ pub fn query_udp(server: SocketAddrV4, name: &str, timeout: Duration) -> Result<
     ask_udp(server, &question(name, types::A), timeout)
 }
 
-/// Asks `server` this very question (id included) over UDP. An answer to another id or question is
-/// passed over.
+/// Sends exactly this question (id included) to `server` over UDP. Answers with another id or
+/// question are ignored.
 pub fn ask_udp(server: SocketAddrV4, question: &Question, timeout: Duration) -> Result<Resolved> {
     let what = || format!("ask {server} for {} over UDP", question.name);
     let socket = UdpSocket::bind("0.0.0.0:0").tried(what())?;

@@ -9,7 +9,7 @@ use std::{
 use super::tcp;
 use crate::error::{Error, Result, Tried};
 
-/// GETs `path`; the status code and the body.
+/// Requests `path` by GET. Returns the status code and the body.
 pub fn get(address: SocketAddrV4, path: &str, timeout: Duration) -> Result<(u16, Vec<u8>)> {
     let what = || format!("GET http://{address}{path}");
     let mut stream = tcp::connect(address, timeout)?;

@@ -27,12 +27,12 @@ pub struct PingReport {
     pub corrupt: u64,
 }
 
-/// Sends `count` echo requests of `size` payload bytes one after another; `timeout` for each.
+/// Sends `count` echo requests of `size` payload bytes one after another, with `timeout` for each.
 pub fn ping(address: Ipv4Addr, count: u16, size: usize, timeout: Duration) -> Result<PingReport> {
     ping_with_ttl(address, count, size, 64, timeout)
 }
 
-/// [`ping`] with a time to live.
+/// Sends echo requests as [`ping`] does, with a TTL.
 pub fn ping_with_ttl(
     address: Ipv4Addr,
     count: u16,

@@ -54,7 +54,8 @@ pub fn connect_outcome(address: SocketAddrV4, timeout: Duration) -> Result<Conne
     }
 }
 
-/// Asserts that a connect is answered by RST before the first SYN is sent again (1 s).
+/// Checks that a connect is answered by RST before the first SYN is retransmitted (1 s). Returns
+/// the time.
 pub fn expect_refused(address: SocketAddrV4) -> Result<Duration> {
     match connect_outcome(address, Duration::from_secs(3))? {
         ConnectOutcome::Refused(took) if took < Duration::from_millis(900) => Ok(took),
@@ -78,8 +79,8 @@ pub fn connect(address: SocketAddrV4, timeout: Duration) -> Result<TcpStream> {
     Ok(stream)
 }
 
-/// Connects from this port, also when an earlier connection from it to the same server ended but a
-/// moment ago: a tuple used again. Until that one is quite over, EADDRNOTAVAIL is retried.
+/// Connects from this port, even if an earlier connection from it to the same server ended just
+/// before, so that the tuple is reused. EADDRNOTAVAIL is retried until that connection is gone.
 pub fn connect_from(port: u16, address: SocketAddrV4, timeout: Duration) -> Result<TcpStream> {
     let what = || format!("connect from port {port} to {address}");
     let started = Instant::now();
@@ -108,7 +109,7 @@ pub fn connect_from(port: u16, address: SocketAddrV4, timeout: Duration) -> Resu
     }
 }
 
-/// Connects, waits until the server has closed, and closes. The time is all of it.
+/// Connects, waits until the server has closed, and closes. Returns the total time.
 pub fn connect_close(address: SocketAddrV4, timeout: Duration) -> Result<Duration> {
     let started = Instant::now();
     let mut stream = connect(address, timeout)?;
@@ -121,8 +122,8 @@ pub fn connect_close(address: SocketAddrV4, timeout: Duration) -> Result<Duratio
     }
 }
 
-/// Sends `size` bytes to an echo server and awaits them, `rounds` times on one connection; the time
-/// of each round.
+/// Sends `size` bytes to an echo server and awaits them, `rounds` times on one connection. Returns
+/// the time of each round.
 pub fn request_response(
     address: SocketAddrV4,
     rounds: usize,
@@ -185,8 +186,8 @@ impl Transfer {
     }
 }
 
-/// Takes `len` predictable bytes from a [`TcpService::Streams`](crate::servers::TcpService) server.
-/// `timeout` bounds each wait, not the whole.
+/// Receives `len` predictable bytes from a [`TcpService::Streams`](crate::servers::TcpService)
+/// server. `timeout` bounds each wait, not the total.
 pub fn download(address: SocketAddrV4, len: u64, seed: u64, timeout: Duration) -> Result<Transfer> {
     let started = Instant::now();
     let mut transfer = download_over(connect(address, timeout)?, len, seed)?;
@@ -194,7 +195,7 @@ pub fn download(address: SocketAddrV4, len: u64, seed: u64, timeout: Duration) -
     Ok(transfer)
 }
 
-/// [`download`] over an open connection to such a server.
+/// Receives as [`download`] does, over an open connection to such a server.
 pub fn download_over(mut stream: TcpStream, len: u64, seed: u64) -> Result<Transfer> {
     let started = Instant::now();
     let peer = stream.peer_addr().tried("read the peer's address")?;
@@ -253,8 +254,8 @@ impl Rate {
     }
 }
 
-/// Takes unchecked bytes from a `Streams` server for `duration`: a measurement. A stream that
-/// stands still for `timeout` ends it.
+/// Receives unchecked bytes from a `Streams` server for `duration`, to measure the rate. A stream
+/// that stalls for `timeout` is ended.
 pub fn rate_down(address: SocketAddrV4, duration: Duration, timeout: Duration) -> Result<Rate> {
     let what = || format!("measure from {address}");
     let mut stream = connect(address, timeout)?;

@@ -26,7 +26,7 @@ pub enum UdpOutcome {
     TimedOut,
 }
 
-/// Sends one datagram and sees what comes back.
+/// Sends one datagram and returns the response.
 pub fn probe(address: SocketAddrV4, payload: &[u8], timeout: Duration) -> Result<UdpOutcome> {
     let what = || format!("send a datagram to {address}");
     let socket = UdpSocket::bind("0.0.0.0:0").tried(what())?;

@@ -97,7 +97,7 @@ impl Client {
         Ok(initramfs.finish())
     }
 
-    /// Starts the servers that the client will use.
+    /// Starts the servers for the client.
     pub fn serve(&self, world: &World) -> Result<ClientServers> {
         let net = &world.net;
         let zone = Zone::from([(self.name.clone(), Answer::a(self.server, 60))]);

@@ -43,7 +43,7 @@ impl Initramfs {
         Initramfs { archive }
     }
 
-    /// A program of this machine as `/bin/NAME`, with all that it is linked against.
+    /// Adds a program of this machine as `/bin/NAME`, with its shared libraries.
     pub fn program(&mut self, program: &Path) -> Result<()> {
         let Some(name) = program.file_name().and_then(|name| name.to_str()) else {
             return Err(Error::unexpected(format!(
@@ -54,7 +54,7 @@ impl Initramfs {
         self.program_as(name, program)
     }
 
-    /// [`Initramfs::program`] under another name.
+    /// Adds a program as [`Initramfs::program`] does, under another name.
     pub fn program_as(&mut self, name: &str, program: &Path) -> Result<()> {
         self.add(&format!("/bin/{name}"), program)
     }

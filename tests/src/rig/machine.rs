@@ -78,7 +78,10 @@ pub struct Ended {
 }
 
 impl Machine<'_> {
-    /// Whether QEMU is here; else what to do.
+    /// Checks that QEMU is installed.
+    ///
+    /// # Errors
+    /// It is not; the error says what to do.
     pub fn is_possible() -> Result<()> {
         if !cfg!(target_arch = "x86_64") {
             return Err(Error::Missing("the rig's kernels are for x86-64".into()));
@@ -97,7 +100,7 @@ impl Machine<'_> {
         }
     }
 
-    /// Boots it and waits for its end.
+    /// Boots the machine and waits for its end.
     pub fn run(&self) -> Result<Ended> {
         let scratch = tempfile::tempdir().tried("make a folder for the machine's files")?;
         let at = |name: &str| scratch.path().join(name);

@@ -120,7 +120,7 @@ impl UdpServer {
             .clone()
     }
 
-    /// Sends datagrams without DF from now on, so that routers may fragment them.
+    /// Makes later datagrams have no DF flag, so that routers may fragment them.
     pub fn allow_fragments(&self) -> Result<()> {
         let (option, value) = (libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_DONT);
         sockets::set(&self.socket, libc::IPPROTO_IP, option, value)
