@@ -66,13 +66,12 @@ fn bill(
     let listed = capture(
         Command::new("git")
             .current_dir(&workspace.root)
-            .args(["ls-files", "--others", "--", "*/"])
+            .args(["ls-files", "--others", "--exclude-standard", "--"])
             .arg(format!("*{file}")),
     )?;
-    for left in listed.lines().filter(|line| line.ends_with(&file)) {
+    for left in listed.lines() {
         fs::remove_file(workspace.root.join(left)).ok();
     }
-    fs::remove_file(&made).ok();
     Ok(())
 }
 
