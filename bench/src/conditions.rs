@@ -2,6 +2,7 @@
 
 use std::{fs, process::Command};
 
+use anyhow::Result;
 use serde::{Deserialize, Serialize};
 use slipgate_testbed::NetNs;
 
@@ -88,6 +89,16 @@ impl Conditions {
             versions: Vec::new(),
             missing: Vec::new(),
         }
+    }
+
+    /// Notes the version of a contender, or why it is missing. Returns whether it is there.
+    pub(crate) fn note(&mut self, contender: &'static str, version: Result<String>) -> bool {
+        let is_there = version.is_ok();
+        match version {
+            Ok(version) => self.versions.push((contender, version)),
+            Err(why) => self.missing.push((contender, format!("{why:#}"))),
+        }
+        is_there
     }
 }
 

@@ -4,18 +4,16 @@
 //! for a VMM. pasta and slirp4netns make their TAP in the guest's namespace and read it themselves:
 //! one copy less than a VMM would cost them.
 
-mod einat;
-mod forwarding;
-mod nftables;
-mod pasta;
+mod in_kernel;
 mod process;
 mod slipgate;
-mod slirp4netns;
 mod stand;
+mod user_mode;
 
 use anyhow::Result;
 use slipgate_testbed::{GuestConfig, WorldConfig};
 
+use self::in_kernel::InKernel;
 pub(crate) use self::{
     process::{NatProcess, Scheduled, version},
     slipgate::own_version,
@@ -24,7 +22,7 @@ pub(crate) use self::{
 use crate::{machine::Pinning, workload_names::ESTABLISHED};
 
 /// Name of the contender that all others are compared with.
-pub(crate) const REFERENCE: &str = nftables::NAME;
+pub(crate) const REFERENCE: &str = in_kernel::NFTABLES;
 
 /// MTU of every guest and of the uplink, bytes.
 pub(crate) const MTU: u32 = 1500;
@@ -58,16 +56,10 @@ pub(crate) trait Contender {
 /// Returns all contenders, in the order in which they take turns.
 pub(crate) fn all() -> Vec<Box<dyn Contender>> {
     let ours = slipgate::Slipgate::ALL.map(|ours| Box::new(ours) as Box<dyn Contender>);
-    let peers: [Box<dyn Contender>; 7] = [
-        Box::new(nftables::Nftables),
-        Box::new(forwarding::Forwarding),
-        Box::new(einat::Einat),
-        Box::new(pasta::Pasta::equal()),
-        Box::new(slirp4netns::Slirp4netns::equal()),
-        Box::new(pasta::Pasta::best()),
-        Box::new(slirp4netns::Slirp4netns::best()),
-    ];
-    ours.into_iter().chain(peers).collect()
+    let in_kernel = [InKernel::Nftables, InKernel::Forwarding, InKernel::Einat];
+    let in_kernel = in_kernel.map(|kernel| Box::new(kernel) as Box<dyn Contender>);
+    let user_mode = user_mode::ALL.map(|process| Box::new(process) as Box<dyn Contender>);
+    ours.into_iter().chain(in_kernel).chain(user_mode).collect()
 }
 
 /// Returns the configuration of a world, with or without forwarding in the host's kernel.

@@ -155,18 +155,9 @@ fn main() -> Result<()> {
         congestion_control: args.congestion_control,
         budget: Duration::from_secs(args.budget),
     };
-    let dns = match wanted(DNS) {
-        true => dns::measure(&settings, &mut conditions),
-        false => Default::default(),
-    };
-    let relay = match wanted(RELAY) {
-        true => relay::measure(&settings, &mut conditions),
-        false => Default::default(),
-    };
-    let fleet = match wanted(FLEET) {
-        true => fleet::measure(&settings, args.quick),
-        false => Default::default(),
-    };
+    let dns = wanted(DNS).then(|| dns::measure(&settings, &mut conditions));
+    let relay = wanted(RELAY).then(|| relay::measure(&settings, &mut conditions));
+    let fleet = wanted(FLEET).then(|| fleet::measure(&settings, args.quick));
     let plan = Plan {
         contenders,
         workloads,
@@ -182,7 +173,7 @@ fn measure(
     conditions: Conditions,
     programs: bool,
     microvm: Vec<Cell>,
-    parts: [(Vec<Cell>, Vec<Table>); 3],
+    parts: [Option<(Vec<Cell>, Vec<Table>)>; 3],
 ) -> Result<Report> {
     let mut cells = if plan.workloads.is_empty() {
         Vec::new()
@@ -192,7 +183,7 @@ fn measure(
     let mut tables = plan.tables(contender::REFERENCE, &cells);
     tables.extend(microvm::tables(&microvm));
     cells.extend(microvm);
-    for (of_part, tables_of_part) in parts {
+    for (of_part, tables_of_part) in parts.into_iter().flatten() {
         tables.extend(tables_of_part);
         cells.extend(of_part);
     }
@@ -296,21 +287,13 @@ fn chosen_contenders(only: &[String]) -> Result<Vec<Box<dyn Contender>>> {
 /// Returns the contenders that can run on this machine. Records the versions and the missing
 /// contenders.
 fn present(
-    contenders: Vec<Box<dyn Contender>>,
+    mut contenders: Vec<Box<dyn Contender>>,
     conditions: &mut Conditions,
 ) -> Vec<Box<dyn Contender>> {
-    let mut present = Vec::new();
-    for contender in contenders {
-        match contender.version() {
-            Ok(version) => {
-                let version = format!("{version}, MTU {}", contender.mtu());
-                conditions.versions.push((contender.name(), version));
-                present.push(contender);
-            }
-            Err(why) => conditions
-                .missing
-                .push((contender.name(), format!("{why:#}"))),
-        }
-    }
-    present
+    contenders.retain(|contender| {
+        let version = contender.version();
+        let version = version.map(|version| format!("{version}, MTU {}", contender.mtu()));
+        conditions.note(contender.name(), version)
+    });
+    contenders
 }

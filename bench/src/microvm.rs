@@ -81,20 +81,13 @@ pub(crate) fn measure(
     quick: bool,
     conditions: &mut Conditions,
 ) -> Vec<Cell> {
-    let mut present = Vec::new();
     let all = contender::ALL.into_iter();
-    for contender in all.filter(|contender| is_wanted(contender.name(), only)) {
+    let mut present: Vec<_> = all.filter(|one| is_wanted(one.name(), only)).collect();
+    present.retain(|contender| {
         let possible = requirements::kvm().map_err(anyhow::Error::msg);
-        match possible.and_then(|()| contender.version()) {
-            Ok(version) => {
-                conditions.versions.push((contender.name(), version));
-                present.push(contender);
-            }
-            Err(why) => conditions
-                .missing
-                .push((contender.name(), format!("{why:#}"))),
-        }
-    }
+        let version = possible.and_then(|()| contender.version());
+        conditions.note(contender.name(), version)
+    });
     let mut cells = Vec::new();
     for round in 1..=rounds {
         for contender in present.iter().filter(|_| parts.guests) {
@@ -126,19 +119,13 @@ pub(crate) fn measure(
 
 /// Returns a table per metric.
 pub(crate) fn tables(cells: &[Cell]) -> Vec<Table> {
-    if cells.is_empty() {
-        return Vec::new();
-    }
     let took_part = |name: &&str| cells.iter().any(|cell| cell.contender == *name);
     let names: Vec<_> = contenders().filter(took_part).collect();
-    let measured = |workload: &str| cells.iter().any(|cell| cell.workload == workload);
-    let mut tables = Vec::new();
-    if measured(MEASURED[0].0) {
-        tables = results::tables(&MEASURED, &names, REFERENCE, cells);
-    }
-    if measured(ring::FIRST) {
-        tables.extend(ring::tables(cells));
-    }
+    let mut tables = match names.is_empty() {
+        true => Vec::new(),
+        false => results::tables(&MEASURED, &names, REFERENCE, cells),
+    };
+    tables.extend(ring::tables(cells));
     tables
 }
 

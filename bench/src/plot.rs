@@ -31,6 +31,31 @@ const INK: RGBColor = RGBColor(0x1f, 0x29, 0x33);
 const FAINT: RGBColor = RGBColor(0x6b, 0x77, 0x85);
 const GRID: RGBColor = RGBColor(0xe2, 0xe6, 0xea);
 
+/// How a text looks, and where its anchor is.
+struct Style {
+    size: i32,
+    colour: RGBColor,
+    align: HPos,
+}
+
+impl Style {
+    const TITLE: Style = Style::new(22, INK, HPos::Left);
+    const METRIC: Style = Style::new(15, INK, HPos::Left);
+    const NOTE: Style = Style::new(12, FAINT, HPos::Left);
+    const SMALL: Style = Style::new(11, FAINT, HPos::Left);
+    const TICK: Style = Style::new(10, FAINT, HPos::Center);
+    const VALUE: Style = Style::new(12, INK, HPos::Right);
+    const FAINT_VALUE: Style = Style::new(12, FAINT, HPos::Right);
+
+    const fn new(size: i32, colour: RGBColor, align: HPos) -> Self {
+        Self {
+            size,
+            colour,
+            align,
+        }
+    }
+}
+
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 
 /// Writes the plot of all metrics.
@@ -66,22 +91,15 @@ fn has_data(table: &Table) -> bool {
 }
 
 fn header(root: &Area, c: &Conditions) -> Result<()> {
-    text(
-        root,
-        "slipgate and its peers",
-        (20, 16),
-        22,
-        INK,
-        HPos::Left,
-    )?;
+    text(root, "slipgate and its peers", (20, 16), Style::TITLE)?;
     let machine = format!(
         "Linux {} · {} × {} · MTU {} · {} UTC · commit {}",
         c.kernel, c.cpus, c.cpu, c.mtu, c.date, c.commit
     );
-    text(root, &machine, (20, 44), 12, FAINT, HPos::Left)?;
+    text(root, &machine, (20, 44), Style::NOTE)?;
     let key = "bar: median · line: least to most round · dot: a round · at the right: ratio to \
                the blue one, median of the rounds' ratios";
-    text(root, key, (20, 62), 12, FAINT, HPos::Left)
+    text(root, key, (20, 62), Style::NOTE)
 }
 
 fn panel(area: &Area, table: &Table) -> Result<()> {
@@ -91,9 +109,9 @@ fn panel(area: &Area, table: &Table) -> Result<()> {
     } else {
         "less is better"
     };
-    text(area, table.metric.name, (10, 10), 15, INK, HPos::Left)?;
+    text(area, table.metric.name, (10, 10), Style::METRIC)?;
     let legend = format!("{}, {sense}", unit.symbol());
-    text(area, &legend, (BAR_RIGHT + 160, 12), 12, FAINT, HPos::Right)?;
+    text(area, &legend, (BAR_RIGHT + 160, 12), Style::FAINT_VALUE)?;
     let scale = Scale::of(table);
     for tick in scale.ticks() {
         let (x, bottom) = (
@@ -101,14 +119,8 @@ fn panel(area: &Area, table: &Table) -> Result<()> {
             PANEL_HEADER + table.rows.len() as i32 * ROW_HEIGHT,
         );
         line(area, (x, PANEL_HEADER - 4), (x, bottom), GRID, 1)?;
-        text(
-            area,
-            &tick_label(tick),
-            (x, PANEL_HEADER - 18),
-            10,
-            FAINT,
-            HPos::Center,
-        )?;
+        let at = (x, PANEL_HEADER - 18);
+        text(area, &tick_label(tick), at, Style::TICK)?;
     }
     if let Some(reference) = table.row(table.reference).and_then(|row| row.summary) {
         let x = scale.x(reference.median);
@@ -132,17 +144,10 @@ fn bar(area: &Area, row: &Row, scale: &Scale, top: i32) -> Result<()> {
     let middle = top + BAR_HEIGHT / 2;
     let label = (BAR_LEFT - 8, top + 2);
     let Some(summary) = row.summary else {
-        text(area, row.contender, label, 12, FAINT, HPos::Right)?;
-        return text(
-            area,
-            "not measured",
-            (BAR_LEFT + 4, top + 2),
-            11,
-            FAINT,
-            HPos::Left,
-        );
+        text(area, row.contender, label, Style::FAINT_VALUE)?;
+        return text(area, "not measured", (BAR_LEFT + 4, top + 2), Style::SMALL);
     };
-    text(area, row.contender, label, 12, INK, HPos::Right)?;
+    text(area, row.contender, label, Style::VALUE)?;
     let colour = colour(row.contender);
     let corners = [(BAR_LEFT, top), (scale.x(summary.median), top + BAR_HEIGHT)];
     area.draw(&Rectangle::new(corners, colour.filled()))
@@ -163,25 +168,11 @@ fn bar(area: &Area, row: &Row, scale: &Scale, top: i32) -> Result<()> {
         area.draw(&dot).map_err(wrong)?;
     }
     let value = number(summary.median);
-    text(
-        area,
-        &value,
-        (BAR_RIGHT + 80, top + 2),
-        12,
-        INK,
-        HPos::Right,
-    )?;
+    text(area, &value, (BAR_RIGHT + 80, top + 2), Style::VALUE)?;
     let ratio = row
         .ratio
         .map_or(String::new(), |ratio| format!("{:.2}×", ratio.median));
-    text(
-        area,
-        &ratio,
-        (BAR_RIGHT + 160, top + 2),
-        12,
-        FAINT,
-        HPos::Right,
-    )
+    text(area, &ratio, (BAR_RIGHT + 160, top + 2), Style::FAINT_VALUE)
 }
 
 /// Axis from zero to the largest value. If one value is so large that the others could not be
@@ -248,16 +239,9 @@ fn colour(contender: &str) -> RGBColor {
     }
 }
 
-fn text(
-    area: &Area,
-    what: &str,
-    at: (i32, i32),
-    size: i32,
-    colour: RGBColor,
-    align: HPos,
-) -> Result<()> {
-    let style = (FONT, size).into_font().color(&colour);
-    let style = style.pos(Pos::new(align, VPos::Top));
+fn text(area: &Area, what: &str, at: (i32, i32), style: Style) -> Result<()> {
+    let font = (FONT, style.size).into_font().color(&style.colour);
+    let style = font.pos(Pos::new(style.align, VPos::Top));
     area.draw(&Text::new(what.to_owned(), at, style))
         .map_err(wrong)
 }

@@ -8,7 +8,6 @@
 //! header in front, so there each run is a system call of its own, and its time includes cold
 //! caches.
 
-mod pinned;
 mod rig;
 
 use std::{
@@ -22,7 +21,6 @@ use slipgate_abi::{Command, PortHeader, Protocol};
 use slipgate_control::Program;
 use slipgate_testbed::{NetNs, PinDir, frame::FrameBuilder};
 
-pub(crate) use self::pinned::Tag;
 use self::rig::{Flow, GUEST, GUEST_MAC, REMOTE, ROUTER_MAC, ROW, Rig, VM};
 use crate::statistics::{Summary, percentile};
 
@@ -84,7 +82,7 @@ pub(crate) const HIT_METRICS: [&str; 4] = [
 /// Costs of the programs that a running slipgate has pinned.
 pub(crate) struct Hits {
     /// Tags of the programs, in the order of [`HIT_METRICS`].
-    pub(crate) tags: Vec<Tag>,
+    pub(crate) tags: Vec<String>,
     /// Each metric's value, ns over an empty run.
     pub(crate) costs: Vec<(&'static str, f64)>,
 }
@@ -100,18 +98,9 @@ pub(crate) fn of_running(pins: &Path) -> Result<Hits> {
         let starts = admit_rings(&mut rig, protocol, FEW, last)?;
         for program in [Program::GuestEgress, Program::UplinkIngress] {
             let frames = frames(&starts[..FRAMES / 10], program, protocol);
-            let before = rig.translated()?;
             // The median, for what interrupts one of them is nobody's cost.
-            let measured: Result<Vec<f64>> = (0..TIMES)
-                .map(|_| Ok(mean(&rig, program, &frames, REPEAT)? - rig.empty_run_ns(10_000)?))
-                .collect();
-            expect_hits(
-                &rig,
-                program,
-                before,
-                TIMES * frames.len() * REPEAT as usize,
-            )?;
-            costs.push((HIT_METRICS[costs.len()], percentile(&measured?, 50.0)));
+            let measured = hits_of(&rig, program, &frames, TIMES)?;
+            costs.push((HIT_METRICS[costs.len()], percentile(&measured, 50.0)));
             tags.push(rig.tag(program)?);
         }
     }
@@ -132,12 +121,8 @@ fn hits(rig: &mut Rig, protocol: Protocol, flows: Flows, rounds: usize) -> Resul
     let mut costs = Vec::new();
     for program in [Program::GuestEgress, Program::UplinkIngress] {
         let frames = frames(&starts[..FRAMES], program, protocol);
-        let before = rig.translated()?;
-        let measured: Result<Vec<f64>> = (0..rounds)
-            .map(|_| Ok(mean(rig, program, &frames, REPEAT)? - rig.empty_run_ns(10_000)?))
-            .collect();
-        expect_hits(rig, program, before, rounds * FRAMES * REPEAT as usize)?;
-        costs.extend(cost(program, protocol.name(), flows.what, &measured?));
+        let measured = hits_of(rig, program, &frames, rounds)?;
+        costs.extend(cost(program, protocol.name(), flows.what, &measured));
     }
     Ok(costs)
 }
@@ -153,18 +138,14 @@ fn the_rest(rig: &mut Rig, rounds: usize) -> Result<Vec<Cost>> {
         (Program::Guard, "pass"),
     ] {
         let frame = frame(program, protocol, FIRST_PORT, 443);
-        let measured: Result<Vec<f64>> = (0..rounds)
-            .map(|_| Ok(rig.run_ns(program, &frame, 200_000)? - rig.empty_run_ns(200_000)?))
-            .collect();
-        costs.extend(cost(program, protocol.name(), what, &measured?));
+        let measured = runs_of(rig, program, &frame, rounds)?;
+        costs.extend(cost(program, protocol.name(), what, &measured));
     }
     rig.deny(denied())?;
     let passing = frame(Program::Guard, protocol, FIRST_PORT, 443);
-    let measured: Result<Vec<f64>> = (0..rounds)
-        .map(|_| Ok(rig.run_ns(Program::Guard, &passing, 200_000)? - rig.empty_run_ns(200_000)?))
-        .collect();
+    let measured = runs_of(rig, Program::Guard, &passing, rounds)?;
     let what = "pass, 1,000 prefixes denied";
-    costs.extend(cost(Program::Guard, protocol.name(), what, &measured?));
+    costs.extend(cost(Program::Guard, protocol.name(), what, &measured));
     rig.admit(Flow {
         slot: 0,
         protocol,
@@ -199,7 +180,7 @@ fn denied() -> impl Iterator<Item = (Ipv4Addr, u32)> {
 
 fn single_hits(rig: &Rig, program: Program, frame: &[u8], rounds: usize) -> Result<Vec<f64>> {
     const RUNS: usize = 10_000;
-    let before = rig.translated()?;
+    let before = rig.translated();
     let measured: Result<Vec<f64>> = (0..rounds)
         .map(|_| {
             let base = mean_of((0..RUNS).map(|_| rig.empty_run_ns(1)))?;
@@ -210,12 +191,35 @@ fn single_hits(rig: &Rig, program: Program, frame: &[u8], rounds: usize) -> Resu
     measured
 }
 
+/// Returns mean times of hits on these frames, over an empty run, ns.
+fn hits_of(rig: &Rig, program: Program, frames: &[Vec<u8>], times: usize) -> Result<Vec<f64>> {
+    let before = rig.translated();
+    let mean = || {
+        mean_of(
+            frames
+                .iter()
+                .map(|frame| rig.run_ns(program, frame, REPEAT)),
+        )
+    };
+    let over_empty = |_| Ok(mean()? - rig.empty_run_ns(10_000)?);
+    let measured = (0..times).map(over_empty).collect();
+    expect_hits(rig, program, before, times * frames.len() * REPEAT as usize)?;
+    measured
+}
+
+/// Returns mean times of runs on one frame, over an empty run, ns.
+fn runs_of(rig: &Rig, program: Program, frame: &[u8], times: usize) -> Result<Vec<f64>> {
+    const RUNS: u32 = 200_000;
+    let over_empty = |_| Ok(rig.run_ns(program, frame, RUNS)? - rig.empty_run_ns(RUNS)?);
+    (0..times).map(over_empty).collect()
+}
+
 /// Checks that every run translated a packet.
 ///
 /// # Errors
 /// One did not, so something else was measured.
 fn expect_hits(rig: &Rig, program: Program, before: u64, runs: usize) -> Result<()> {
-    let hits = rig.translated()? - before;
+    let hits = rig.translated() - before;
     let name = program.name();
     ensure!(hits == runs as u64, "{name}: {hits} hits in {runs} runs");
     Ok(())
@@ -233,14 +237,6 @@ fn cost(
         what,
         ns: Summary::of(measured)?,
     })
-}
-
-fn mean(rig: &Rig, program: Program, frames: &[Vec<u8>], repeat: u32) -> Result<f64> {
-    mean_of(
-        frames
-            .iter()
-            .map(|frame| rig.run_ns(program, frame, repeat)),
-    )
 }
 
 fn mean_of(times: impl ExactSizeIterator<Item = Result<f64>>) -> Result<f64> {

@@ -46,7 +46,7 @@ pub struct Config {
     /// Whether VMs are added and removed by requests (`slipgate serve`), not by the command line.
     pub is_daemon: bool,
     /// Policy settings of the flags.
-    pub typed: CliOverrides,
+    pub flags: CliOverrides,
     /// Texts of the policies that clients gave to a daemon, by name.
     pub named_policies: BTreeMap<String, String>,
     /// The policy file as last read, including the policies of `named_policies`.

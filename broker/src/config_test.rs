@@ -3,7 +3,7 @@ use slipgate_policy::document::CliOverrides;
 use super::*;
 
 /// A configuration of VMs of these names, by what flags say of policies.
-pub(crate) fn config(vms: &[&str], typed: CliOverrides) -> Config {
+pub(crate) fn config(vms: &[&str], flags: CliOverrides) -> Config {
     let network = GuestNetwork {
         guest: Ipv4Addr::new(10, 0, 2, 15),
         gateway: Ipv4Addr::new(10, 0, 2, 2),
@@ -19,7 +19,7 @@ pub(crate) fn config(vms: &[&str], typed: CliOverrides) -> Config {
         vms: vms.iter().map(vm).collect(),
         is_daemon: false,
         metrics_labels: Vec::new(),
-        typed,
+        flags,
         named_policies: Default::default(),
         policy_file: None,
         forwards: Vec::new(),

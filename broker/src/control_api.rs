@@ -44,7 +44,7 @@ impl Pending {
         if let (EngineRequest::Thaw, Some(Subject::Vm { row })) = (&request, about) {
             self.thaws.begin(id, row);
         }
-        parts.engine.tell(ToEngine::Request { id, about, request })
+        parts.engine.send(ToEngine::Request { id, about, request })
     }
 
     /// Passes the engine's reply to the client that asked.

@@ -196,7 +196,7 @@ impl PolicyChanges {
             vm: None,
             named: None,
         };
-        self.tell_policies(parts, change)
+        self.send_policies(parts, change)
     }
 
     /// Whether a change is under way.
@@ -258,7 +258,7 @@ impl PolicyChanges {
             vm: None,
             named: Some(name),
         };
-        self.tell_policies(parts, change)
+        self.send_policies(parts, change)
     }
 
     /// Returns the generation of a named policy that clients put; 0 if there is none. A policy that
@@ -316,27 +316,27 @@ impl PolicyChanges {
             vm: Some(name),
             named: None,
         };
-        self.tell_policies(parts, change)
+        self.send_policies(parts, change)
     }
 
     /// Step 3: sends the policies to the engine.
-    fn tell_policies(&mut self, parts: &mut Parts, change: Change) -> anyhow::Result<()> {
+    fn send_policies(&mut self, parts: &mut Parts, change: Change) -> anyhow::Result<()> {
         let id = parts.next_id();
         self.applying = Some(Applying { id, change });
-        self.tell_again(parts)
+        self.send_again(parts)
     }
 
     /// Repeats step 3, with an engine that replaced one which ended during it. The engine was
     /// started with the new policy and has cut the flows that it refuses. What remains are the
     /// flows to be cut regardless of the policy.
-    pub(crate) fn tell_again(&self, parts: &mut Parts) -> anyhow::Result<()> {
+    pub(crate) fn send_again(&self, parts: &mut Parts) -> anyhow::Result<()> {
         let Some(Applying { id, change }) = &self.applying else {
             return Ok(());
         };
         let policies = parts
             .attached
             .policies_to_tell(*id, change.strictly.clone())?;
-        parts.engine.tell(ToEngine::Policies(Box::new(policies)))
+        parts.engine.send(ToEngine::Policies(Box::new(policies)))
     }
 
     /// Finishes the change after the engine's answer: no packet that is denied now leaves any more.

@@ -5,6 +5,7 @@ mod engine;
 mod engine_process;
 mod metrics;
 mod outgoing;
+mod supervisor;
 
 pub(crate) use self::{
     api::Api,
@@ -15,4 +16,4 @@ pub(crate) use self::{
 
 /// Messages of one process handled at a time, so that a process that never stops sending does not
 /// block the others.
-pub(crate) const HEARD_AT_ONCE: usize = 64;
+pub(crate) const MESSAGES_AT_ONCE: usize = 64;

@@ -128,7 +128,7 @@ pub fn run_vm<N: Serialize>(
         _ => broker.stop(OnExit::Detach),
     };
     let exit_code = how.exit_code();
-    how.tell(&name);
+    how.log(&name);
     if let Some(report) = &mut report {
         report.write(&Report {
             name: &name,

@@ -30,7 +30,7 @@ use crate::{
     counted,
     parts::Parts,
     policy_apply::{Applied, PolicyChanges},
-    process::{Api, HEARD_AT_ONCE, Metrics},
+    process::{Api, MESSAGES_AT_ONCE, Metrics},
     service_manager::ServiceManager,
     vm::{Typed, Vm},
     vm_changes::VmChanges,
@@ -92,11 +92,11 @@ impl Broker {
             }
             // Before the network: its TAP goes with it.
             if ready.vmm
-                && let Some(end) = self.hear_vmm()
+                && let Some(end) = self.receive_from_vmm()
             {
                 return Ok(end);
             }
-            if ready.typed
+            if ready.console
                 && let Some(vm) = &mut self.vm
                 && vm.console.turn() == Typed::Quit
             {
@@ -106,7 +106,7 @@ impl Broker {
                 });
             }
             if ready.channel {
-                self.hear_engine()?;
+                self.receive_from_engine()?;
             }
             if ready.engine {
                 self.parts.engine.has_ended();
@@ -124,7 +124,7 @@ impl Broker {
             }
             self.policies.see_to_learning(&mut self.parts)?;
             self.see_to_metrics()?;
-            self.tell_apis();
+            self.send_events();
             if !self.policies.is_applying() {
                 self.service_manager.reloaded();
             }
@@ -166,12 +166,12 @@ impl Broker {
         let has_engine = engine.is_some();
         let engine_at = fds.len();
         fds.extend(engine.into_iter().flatten());
-        let mut typed = None;
+        let mut console = None;
         let vmm_at = fds.len();
         if let Some(vm) = &self.vm {
             fds.extend([input(vm.vmm.pidfd()), input(vm.vmm.channel().as_fd())]);
             let wants = vm.console.wants();
-            typed = wants.map(|_| fds.len());
+            console = wants.map(|_| fds.len());
             fds.extend(wants.map(|(fd, flags)| PollFd::new(fd, flags)));
         }
         let others = fds.len();
@@ -194,15 +194,15 @@ impl Broker {
             engine: has_engine && is(engine_at),
             channel: has_engine && is(engine_at + 1),
             vmm: self.vm.is_some() && (is(vmm_at) || is(vmm_at + 1)),
-            typed: typed.is_some_and(is),
+            console: console.is_some_and(is),
             control: waits || is_api_due || (others..fds.len()).any(is),
         })
     }
 
     /// Handles messages of the VMM. Returns how the VM ended, if it did.
-    fn hear_vmm(&mut self) -> Option<End> {
-        for _ in 0..HEARD_AT_ONCE {
-            match self.vm.as_ref()?.vmm.heard() {
+    fn receive_from_vmm(&mut self) -> Option<End> {
+        for _ in 0..MESSAGES_AT_ONCE {
+            match self.vm.as_ref()?.vmm.try_receive() {
                 Ok(Received::Nothing) => break,
                 Ok(Received::Message(FromVmm::Ended(end))) => return Some(End::Vm(end)),
                 Ok(Received::Message(FromVmm::Counters { id, counters })) => {
@@ -219,9 +219,9 @@ impl Broker {
         None
     }
 
-    fn hear_engine(&mut self) -> anyhow::Result<()> {
+    fn receive_from_engine(&mut self) -> anyhow::Result<()> {
         let mut refresh = false;
-        for message in self.parts.engine.hear()? {
+        for message in self.parts.engine.receive()? {
             match message {
                 FromEngine::NextHopsWanted => refresh = true,
                 FromEngine::Reply { id, reply } => self.replied(id, reply),
@@ -354,7 +354,7 @@ impl Broker {
     }
 
     /// Passes answers and events on to the processes that answer the API.
-    fn tell_apis(&mut self) {
+    fn send_events(&mut self) {
         let events = std::mem::take(&mut self.parts.attached.events);
         let answers = self.parts.control.answers();
         for api in &mut self.apis {
@@ -406,7 +406,7 @@ impl Broker {
         self.parts.attached.events.push(event);
         let flows = counted(adopted, "flow");
         tracing::info!("there is an engine again, which took over {flows}");
-        self.policies.tell_again(&mut self.parts)
+        self.policies.send_again(&mut self.parts)
     }
 
     /// Reopens the log files by their names, because the old files were moved away. An old file
@@ -416,7 +416,7 @@ impl Broker {
             Ok(files) if files.is_empty() => {}
             Ok(files) => {
                 for message in files {
-                    self.parts.engine.tell(message)?;
+                    self.parts.engine.send(message)?;
                 }
                 tracing::info!("opened the flow log and --pcap's file again");
             }
@@ -433,7 +433,7 @@ impl Broker {
         if let Some(from) = metrics.turn(&self.parts.attached) {
             let id = self.parts.next_id();
             metrics.asking = Some(id);
-            self.parts.engine.tell(ToEngine::Request {
+            self.parts.engine.send(ToEngine::Request {
                 id,
                 about: None,
                 request: EngineRequest::Inventory { from },
@@ -450,7 +450,7 @@ struct Ready {
     channel: bool,
     network: bool,
     vmm: bool,
-    typed: bool,
+    console: bool,
     control: bool,
 }
 

@@ -81,11 +81,11 @@ impl VmChanges {
                 let vm = parts.attached.vm_spec(&parts.attached.vms[at]);
                 let name = vm.name.clone();
                 let mut id = parts.next_id();
-                parts.engine.tell(ToEngine::AddVm { id, vm })?;
+                parts.engine.send(ToEngine::AddVm { id, vm })?;
                 if !forwards.is_empty() {
                     id = parts.next_id();
                     let message = parts.attached.change_forwards(id, at, forwards)?;
-                    parts.engine.tell(message)?;
+                    parts.engine.send(message)?;
                 }
                 self.waiting.insert(id, Step::Serve { name, client });
                 Ok(())
@@ -98,11 +98,11 @@ impl VmChanges {
                 let vm = parts.attached.vm_spec(&parts.attached.vms[at]);
                 let name = vm.name.clone();
                 let mut id = parts.next_id();
-                parts.engine.tell(ToEngine::AddVm { id, vm })?;
+                parts.engine.send(ToEngine::AddVm { id, vm })?;
                 if !forwards.is_empty() {
                     id = parts.next_id();
                     let message = parts.attached.change_forwards(id, at, forwards)?;
-                    parts.engine.tell(message)?;
+                    parts.engine.send(message)?;
                 }
                 let client = Some(client);
                 self.waiting.insert(id, Step::Change { name, client });
@@ -114,7 +114,7 @@ impl VmChanges {
                     let message = parts.attached.change_forwards(id, at, forwards)?;
                     let (name, client) = (new.name.clone(), None);
                     self.waiting.insert(id, Step::Change { name, client });
-                    parts.engine.tell(message)?;
+                    parts.engine.send(message)?;
                 }
                 policies.apply_to_vm(parts, client, *new)
             }
@@ -149,7 +149,7 @@ impl VmChanges {
                 client,
             },
         );
-        parts.engine.tell(ToEngine::RemoveVm { id, vm, row })
+        parts.engine.send(ToEngine::RemoveVm { id, vm, row })
     }
 
     /// The engine has carried out what it was told under this number.
@@ -335,7 +335,7 @@ impl Attached {
                 old.ip
             );
         }
-        let has_other_policy = old.typed.policy != new.typed.policy;
+        let has_other_policy = old.flags.policy != new.flags.policy;
         if has_other_policy && is_applying {
             bail!("another policy is just being put in force: try again");
         }
@@ -345,7 +345,7 @@ impl Attached {
             policy: old.policy,
             ..new.clone()
         };
-        in_force.typed.policy = old.typed.policy.clone();
+        in_force.flags.policy = old.flags.policy.clone();
         if has_other_tap {
             self.shut_tap_of(&self.vms[at])?;
         }

@@ -15,6 +15,7 @@ pub(crate) use self::{
     policy::{CheckArgs, DiffArgs, ExplainArgs, LearnArgs, PolicyCommand, PutArgs},
     run::RunArgs,
 };
+use slipgate_abi::Protocol;
 use slipgate_policy::document::{Amount, Count, Quotas};
 
 /// Least and most of an MTU, L3 bytes: RFC 791's, and a TAP's.
@@ -449,6 +450,16 @@ pub(crate) enum Proto {
     Udp,
     /// A ping
     Icmp,
+}
+
+impl From<Proto> for Protocol {
+    fn from(proto: Proto) -> Self {
+        match proto {
+            Proto::Tcp => Protocol::Tcp,
+            Proto::Udp => Protocol::Udp,
+            Proto::Icmp => Protocol::Icmp,
+        }
+    }
 }
 
 #[derive(Args, Debug)]

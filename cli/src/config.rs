@@ -130,7 +130,7 @@ fn checked(
         network,
         vms,
         is_daemon,
-        typed: overrides::of(nat, order)?,
+        flags: overrides::of(nat, order)?,
         named_policies: Default::default(),
         // By `settle`.
         policy_file: None,

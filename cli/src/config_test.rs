@@ -58,7 +58,7 @@ fn one_tap_and_nothing_else_is_enough() {
     assert_eq!(c.network.dns, Ipv4Addr::new(10, 0, 2, 3));
     assert_eq!(c.nat_ports, 61_000..=65_535);
     assert_eq!(c.flow_table, 65_536);
-    assert!(c.typed.default.is_none() && c.typed.rules.is_empty() && c.forwards.is_empty());
+    assert!(c.flags.default.is_none() && c.flags.rules.is_empty() && c.forwards.is_empty());
 }
 
 #[test]
@@ -163,7 +163,7 @@ fn rules_keep_the_order_typed_across_flags() {
     let deny = |t: &str| RuleFlag::Deny(t.into());
     let allow = |t: &str| RuleFlag::Allow(t.into());
     assert_eq!(
-        c.typed.rules,
+        c.flags.rules,
         [
             deny("192.0.2.1"),
             allow("192.0.2.0/24"),
@@ -233,9 +233,9 @@ fn the_rest_has_limits_too() {
     let c = config("--tap t --dns 192.0.2.53 --dns 192.0.2.54:5353 --nat-address 198.51.100.1")
         .unwrap();
     let resolvers = ["192.0.2.53:53", "192.0.2.54:5353"].map(|a| a.parse().unwrap());
-    let asked = |flags: &str| config(flags).unwrap().typed.resolvers().unwrap();
+    let asked = |flags: &str| config(flags).unwrap().flags.resolvers().unwrap();
     assert_eq!(
-        c.typed.resolvers().unwrap(),
+        c.flags.resolvers().unwrap(),
         Some(Asked::These(resolvers.into()))
     );
     assert_eq!(asked("--tap t"), None);

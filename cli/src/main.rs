@@ -37,11 +37,11 @@ fn main() -> ExitCode {
             return ExitCode::from(slipgate_broker::EXIT_USAGE);
         }
     };
-    let typed = match CommandLine::from_arg_matches(&matches) {
-        Ok(typed) => typed,
+    let command_line = match CommandLine::from_arg_matches(&matches) {
+        Ok(command_line) => command_line,
         Err(e) => e.exit(),
     };
-    match run(&typed, &matches) {
+    match run(&command_line, &matches) {
         Ok(code) => code,
         Err(e) => {
             log::say(format_args!("{e:#}"));
@@ -50,9 +50,9 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(typed: &CommandLine, matches: &ArgMatches) -> anyhow::Result<ExitCode> {
+fn run(command_line: &CommandLine, matches: &ArgMatches) -> anyhow::Result<ExitCode> {
     let done = |()| ExitCode::SUCCESS;
-    match &typed.command {
+    match &command_line.command {
         Command::Attach(args) => {
             let config = config::attach(args, rules_of("attach", matches))?;
             log::to_stderr(&args.nat.log)?;

@@ -6,10 +6,9 @@
 //! for good (bounding and ambient sets included), can't be traced, dumped or outlive the broker,
 //! and then confines itself to the system calls of its loop ([`filter`], [`vmm`]): any other ends
 //! the process.
-pub(crate) mod api;
 mod filter;
-pub(crate) mod metrics;
 mod rules;
+pub(crate) mod servers;
 pub(crate) mod vmm;
 
 use std::io;

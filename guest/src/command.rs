@@ -154,6 +154,18 @@ pub enum Workload {
 }
 
 impl Workload {
+    /// Returns how many units of work the CPUs share, and how many connections they have at once;
+    /// `None` for a workload that one CPU does alone.
+    pub fn shared(&self) -> Option<(u64, u32)> {
+        match *self {
+            Workload::Connections { count, at_once, .. }
+            | Workload::RequestResponse { count, at_once, .. }
+            | Workload::Flood { count, at_once, .. } => Some((count.into(), at_once)),
+            Workload::Stream { at_once, .. } => Some((at_once.into(), at_once)),
+            _ => None,
+        }
+    }
+
     /// Returns the workload's word on the command line.
     pub fn name(&self) -> &'static str {
         match self {

@@ -84,42 +84,21 @@ pub(crate) fn shared_out(plan: &Plan, outcome: &Outcome) -> Object {
     let line = Object::about("workload", plan.workload.name()).shown("server", plan.server);
     let took_ns = outcome.ended_ns.saturating_sub(plan.started_ns);
     let line = match &plan.workload {
-        Workload::Connections {
-            count,
-            at_once,
-            exchange,
-            ..
-        } => asked(
-            line.text("exchange", exchange.name()),
-            (*count).into(),
-            *at_once,
-        ),
-        Workload::RequestResponse { count, at_once, .. } => asked(line, (*count).into(), *at_once),
+        Workload::Connections { exchange, .. } => line.text("exchange", exchange.name()),
         Workload::Stream {
             bytes,
             direction,
             raw,
-            at_once,
             ..
-        } => {
-            let line = line.text("direction", direction.name()).truth("raw", *raw);
-            asked(
-                line.number("bytes_each", *bytes),
-                (*at_once).into(),
-                *at_once,
-            )
-        }
-        Workload::Flood {
-            count,
-            frame_bytes,
-            at_once,
-            ..
-        } => {
-            let line = line.number("frame_bytes", (*frame_bytes).into());
-            asked(line, (*count).into(), *at_once)
-        }
+        } => line
+            .text("direction", direction.name())
+            .truth("raw", *raw)
+            .number("bytes_each", *bytes),
+        Workload::Flood { frame_bytes, .. } => line.number("frame_bytes", (*frame_bytes).into()),
         _ => line,
     };
+    let (count, at_once) = plan.workload.shared().unwrap_or_default();
+    let line = line.number("n", count).number("at_once", at_once.into());
     let mut failures = Object::default();
     for ((_, name), count) in Failure::ALL.iter().zip(outcome.failures) {
         if count > 0 {
@@ -161,10 +140,6 @@ pub(crate) fn pair(pair: usize, counters: NicCounters, inbox: InboxCounters) -> 
         .number("rx_dropped", counters.rx_dropped)
         .number("passed_in", inbox.passed)
         .number("passed_in_dropped", inbox.dropped)
-}
-
-fn asked(line: Object, count: u64, at_once: u32) -> Object {
-    line.number("n", count).number("at_once", at_once.into())
 }
 
 fn latency(line: Object, latency: &Histogram) -> Object {

@@ -42,6 +42,8 @@ pub struct Plan {
     pub cpus: usize,
     /// Start of the workload, ns.
     pub started_ns: u64,
+    /// Connections of all CPUs at once.
+    at_once: usize,
     left: AtomicU64,
     outcome: SpinMutex<Outcome>,
 }
@@ -49,18 +51,13 @@ pub struct Plan {
 impl Plan {
     /// Returns the plan of a shared workload.
     pub fn new(workload: Workload, server: SocketAddrV4, cpus: usize, started_ns: u64) -> Self {
-        let left = match &workload {
-            Workload::Connections { count, .. }
-            | Workload::RequestResponse { count, .. }
-            | Workload::Flood { count, .. } => u64::from(*count),
-            Workload::Stream { at_once, .. } => u64::from(*at_once),
-            _ => 0,
-        };
+        let (left, at_once) = workload.shared().unwrap_or_default();
         Plan {
             workload,
             server,
             cpus,
             started_ns,
+            at_once: at_once as usize,
             left: AtomicU64::new(left),
             outcome: SpinMutex::default(),
         }
@@ -77,10 +74,9 @@ impl Plan {
         }
     }
 
-    /// Returns CPU `cpu`'s share of `at_once`.
-    fn share(&self, at_once: u32, cpu: usize) -> usize {
-        let at_once = at_once as usize;
-        at_once / self.cpus + usize::from(cpu < at_once % self.cpus)
+    /// Returns how many connections CPU `cpu` has at once.
+    fn share(&self, cpu: usize) -> usize {
+        self.at_once / self.cpus + usize::from(cpu < self.at_once % self.cpus)
     }
 
     /// Returns the result so far.

@@ -84,6 +84,7 @@ pub mod slipgate;
 mod sockets;
 pub mod streams;
 pub mod tap;
+pub mod test_run;
 pub mod tls;
 pub mod world;
 

@@ -9,7 +9,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
-use slipgate_testbed::NetNs;
+use slipgate_testbed::{NetNs, affinity};
 
 use crate::machine::Pinning;
 
@@ -88,17 +88,7 @@ impl Drop for NatProcess {
 pub(crate) fn pin(pid: u32, cpu: Option<usize>) -> Result<()> {
     let Some(cpu) = cpu else { return Ok(()) };
     for thread in threads(pid)? {
-        // SAFETY: cpu_set_t is a bit set, for which zeroes are valid.
-        let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
-        // SAFETY: the CPU is one that this machine has, hence within the set.
-        unsafe { libc::CPU_SET(cpu, &mut set) };
-        // SAFETY: the set is readable for its size.
-        let done =
-            unsafe { libc::sched_setaffinity(thread as i32, size_of_val(&set), &raw const set) };
-        if done != 0 {
-            let why = std::io::Error::last_os_error();
-            return Err(why).with_context(|| format!("pin thread {thread} to CPU {cpu}"));
-        }
+        affinity::pin(thread as i32, cpu)?;
     }
     Ok(())
 }

@@ -11,7 +11,7 @@ use std::{
     os::fd::{AsRawFd, OwnedFd},
     process::{Child, Command, Stdio},
     sync::{
-        Arc,
+        Arc, LazyLock,
         mpsc::{self, RecvTimeoutError},
     },
     thread,
@@ -32,7 +32,7 @@ use slipgate_vmm::{
 
 use crate::{
     results::{self, Cell, Table},
-    workload::{Measured, Metric, Sample, Unit},
+    workload::{Measured, Sample, Unit},
 };
 
 /// Argument that starts this program as a VMM: `slipgate-bench vmm CPUS COMMAND-LINE`.
@@ -46,92 +46,42 @@ const MEMORY_MIB: u32 = 128;
 const MAC: [u8; 6] = [0x52, 0x54, 0, 0x12, 0x34, 0x56];
 const TIMEOUT: Duration = Duration::from_secs(40);
 
-/// Cases: frame length in bytes, queue pairs, and the metrics.
-const CASES: [(u32, u8, Measured); 6] = [
-    (
-        64,
-        1,
-        (
-            "ring 64 ×1",
-            &rates("ring 64 B ×1", "ring 64 B ×1 whole way", "ring 64 B ×1 CPU"),
-        ),
-    ),
-    (
-        64,
-        2,
-        (
-            "ring 64 ×2",
-            &rates("ring 64 B ×2", "ring 64 B ×2 whole way", "ring 64 B ×2 CPU"),
-        ),
-    ),
-    (
-        1500,
-        1,
-        (
-            "ring 1500 ×1",
-            &rates(
-                "ring 1500 B ×1",
-                "ring 1500 B ×1 whole way",
-                "ring 1500 B ×1 CPU",
-            ),
-        ),
-    ),
-    (
-        1500,
-        2,
-        (
-            "ring 1500 ×2",
-            &rates(
-                "ring 1500 B ×2",
-                "ring 1500 B ×2 whole way",
-                "ring 1500 B ×2 CPU",
-            ),
-        ),
-    ),
-    (
-        60000,
-        1,
-        (
-            "ring 60000 ×1",
-            &rates(
-                "ring 60 KB ×1",
-                "ring 60 KB ×1 whole way",
-                "ring 60 KB ×1 CPU",
-            ),
-        ),
-    ),
-    (
-        60000,
-        2,
-        (
-            "ring 60000 ×2",
-            &rates(
-                "ring 60 KB ×2",
-                "ring 60 KB ×2 whole way",
-                "ring 60 KB ×2 CPU",
-            ),
-        ),
-    ),
-];
-
-/// Returns the metrics of a case: frames moved per second (out and in count twice), frames per
-/// second that returned to the guest's ring, and CPU time per moved frame.
-const fn rates(moved: &'static str, whole: &'static str, cost: &'static str) -> [Metric; 3] {
-    [
-        Unit::ThousandPerSecond.of(moved),
-        Unit::ThousandPerSecond.of(whole),
-        Unit::Nanoseconds.of(cost),
-    ]
+/// A frame size and a number of queue pairs, and their metrics.
+struct Case {
+    frame_bytes: u32,
+    pairs: u8,
+    measured: Measured,
 }
 
-/// Metric that has cells whenever the card was measured.
-pub(super) const FIRST: &str = CASES[0].2.0;
+static CASES: LazyLock<Vec<Case>> = LazyLock::new(|| {
+    let sizes = [(64, "64 B"), (1500, "1500 B"), (60_000, "60 KB")];
+    let cases = sizes.into_iter().flat_map(|size| [(size, 1), (size, 2)]);
+    let case = |((frame_bytes, size), pairs)| {
+        let metric = |unit: Unit, what| unit.of(format!("ring {size} ×{pairs}{what}").leak());
+        let metrics = vec![
+            // Frames moved per second; out and in count twice.
+            metric(Unit::ThousandPerSecond, ""),
+            // Frames per second that returned to the guest's ring.
+            metric(Unit::ThousandPerSecond, " whole way"),
+            // CPU time per moved frame.
+            metric(Unit::Nanoseconds, " CPU"),
+        ];
+        let workload = format!("ring {frame_bytes} ×{pairs}").leak();
+        Case {
+            frame_bytes,
+            pairs,
+            measured: (workload, metrics.leak()),
+        }
+    };
+    cases.map(case).collect()
+});
 
 /// Measures each case on both VMMs.
 pub(super) fn round(round: usize, quick: bool, cells: &mut Vec<Cell>) {
-    for (frame_bytes, pairs, (workload, metrics)) in &CASES {
+    for case in CASES.iter() {
+        let (workload, _) = case.measured;
         for contender in [OURS, QEMU] {
-            let outcome = one(contender, *frame_bytes, *pairs, quick, metrics);
+            let outcome = one(contender, case, quick);
             if let Err(why) = &outcome {
                 eprintln!("round {round}: {contender}: {workload}: {why:#}");
             }
@@ -145,18 +95,21 @@ pub(super) fn round(round: usize, quick: bool, cells: &mut Vec<Cell>) {
     }
 }
 
+/// A table per metric, if the card was measured.
 pub(super) fn tables(cells: &[Cell]) -> Vec<Table> {
-    let measured = CASES.map(|(_, _, measured)| measured);
+    if !cells.iter().any(|cell| cell.contender == OURS) {
+        return Vec::new();
+    }
+    let measured: Vec<_> = CASES.iter().map(|case| case.measured).collect();
     results::tables(&measured, &[OURS, QEMU], QEMU, cells)
 }
 
-fn one(
-    contender: &str,
-    frame_bytes: u32,
-    pairs: u8,
-    quick: bool,
-    metrics: &[Metric],
-) -> Result<Sample> {
+fn one(contender: &str, case: &Case, quick: bool) -> Result<Sample> {
+    let &Case {
+        frame_bytes,
+        pairs,
+        measured: (_, metrics),
+    } = case;
     let frames = match (frame_bytes, quick) {
         (60000, true) => 5_000,
         (60000, false) => 40_000,

@@ -1,25 +1,25 @@
 //! The loaded programs, one VM, and flows in the maps.
 
 use std::{
+    fs,
     net::Ipv4Addr,
-    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
     path::Path,
+    sync::atomic::Ordering::Acquire,
 };
 
 use anyhow::{Context, Result};
 use slipgate_abi::{
-    FlowRef, NextHop, Protocol, Slot, SlotRef, TapEntry, Tuple, Verdict, Vm,
+    FlowRef, NextHop, Protocol, Slot, SlotIndex, SlotRef, TapEntry, Verdict, Vm, VmRow,
     forward::DenyKey,
     maps::{MAX_NEXT_HOPS, MAX_VMS},
     tcp::TcpBits,
 };
 use slipgate_control::{
-    Datapath, LoadOptions, Paths, Program,
-    layout::MapName,
+    Datapath, LoadOptions, Paths, Program, SharedMaps,
     maps::{DenyPrefix, Insert},
 };
-
-use super::pinned::{self, PinnedMap, Tag};
+use slipgate_testbed::test_run::test_run;
 
 /// Row of the VM: the last one, because a running slipgate uses rows from the first on.
 pub(super) const ROW: u32 = MAX_VMS - 1;
@@ -59,11 +59,9 @@ pub(super) struct Flow {
 
 pub(super) struct Rig {
     programs: Vec<(Program, OwnedFd)>,
-    taps: PinnedMap<u32, TapEntry>,
-    slots: PinnedMap<u32, Slot>,
-    flows: PinnedMap<Tuple, FlowRef>,
-    /// Added flows: slot number and contents of the slot.
-    flows_in: Vec<(u32, Slot)>,
+    /// Slots of the added flows.
+    added: Vec<SlotRef>,
+    maps: SharedMaps,
     /// Programs that the benchmark loaded itself; `None` when a running slipgate's are measured.
     own: Option<Datapath>,
 }
@@ -84,29 +82,36 @@ impl Rig {
     /// Uses the pinned programs and maps in a directory, with one additional VM. Dropping the rig
     /// removes the VM and its flows.
     pub(super) fn of_pinned(pins: &Path) -> Result<Rig> {
-        let programs =
-            PROGRAMS.map(|program| Ok((program, pinned::open(&pins.join(program.name()))?)));
-        let rig = Rig {
-            programs: programs.into_iter().collect::<Result<_>>()?,
-            taps: map(pins, MapName::Taps)?,
-            slots: map(pins, MapName::Slots)?,
-            flows: map(pins, MapName::Flows)?,
-            flows_in: Vec::new(),
-            own: None,
-        };
-        map(pins, MapName::Vms)?.set(&ROW, &vm())?;
-        map(pins, MapName::NextHops)?.set(&HOP, &next_hop())?;
+        let programs = PROGRAMS.map(|program| Ok((program, program.open_pinned(pins)?)));
+        let maps = SharedMaps::open_pinned(pins)?;
+        let vm_row = maps
+            .vm(VmRow::new(ROW as u16))
+            .context("no row for the VM")?;
+        let hop = maps.next_hop(HOP).context("no element for a next hop")?;
+        // SAFETY: a row and an element that nobody else uses.
+        unsafe {
+            vm_row.as_ptr().write_volatile(vm());
+            hop.as_ptr().write_volatile(next_hop());
+        }
         let tap = TapEntry {
             vm: VM,
             vm_row: ROW,
         };
-        rig.taps.set(&DEVICE, &tap)?;
-        Ok(rig)
+        maps.taps.insert(&DEVICE, &tap, Insert::Any)?;
+        Ok(Rig {
+            programs: programs.into_iter().collect::<Result<_>>()?,
+            added: Vec::new(),
+            maps,
+            own: None,
+        })
     }
 
-    /// Returns the tag of a program.
-    pub(super) fn tag(&self, program: Program) -> Result<Tag> {
-        pinned::tag(self.program(program)?)
+    /// Returns the tag of a program: a hash of its instructions, by the kernel.
+    pub(super) fn tag(&self, program: Program) -> Result<String> {
+        let path = format!("/proc/self/fdinfo/{}", self.program(program)?.as_raw_fd());
+        let text = fs::read_to_string(&path).with_context(|| format!("read {path}"))?;
+        let tag = text.lines().find_map(|line| line.strip_prefix("prog_tag:"));
+        Ok(tag.context("a program without a tag")?.trim().to_owned())
     }
 
     fn program(&self, program: Program) -> Result<BorrowedFd<'_>> {
@@ -117,7 +122,7 @@ impl Rig {
 
     /// Returns the number of slots.
     pub(super) fn slots(&self) -> u32 {
-        self.slots.elements()
+        self.maps.slots()
     }
 
     /// Adds prefixes to the guard's list, whose packets it drops whatever the VM's policy is.
@@ -138,28 +143,28 @@ impl Rig {
 
     /// Puts a flow into its slot and both tuples into `FLOWS`.
     pub(super) fn admit(&mut self, flow: Flow) -> Result<()> {
-        let slot = filled(&flow);
-        self.slots.set(&flow.slot, &slot)?;
+        let slot = self
+            .maps
+            .slot(SlotIndex::new(flow.slot))
+            .context("no such slot")?;
+        // SAFETY: a slot that nobody else uses.
+        unsafe { slot.as_ptr().write_volatile(filled(&flow)) };
+        self.added.push(slot);
         let entry = FlowRef {
             slot: flow.slot,
             generation: 1,
         };
-        self.flows_in.push((flow.slot, slot));
-        for tuple in tuples(slot) {
-            self.flows.set(&tuple, &entry)?;
+        for tuple in [slot.world_tuple(), slot.guest_tuple()] {
+            self.maps.flows.insert(&tuple, &entry, Insert::Any)?;
         }
         Ok(())
     }
 
     /// Returns the number of packets translated so far.
-    pub(super) fn translated(&self) -> Result<u64> {
-        let mut packets = 0;
-        for (index, slot) in &self.flows_in {
-            let mut slot = *slot;
-            self.slots.read(index, &mut slot)?;
-            packets += slot.tx_packets + slot.rx_packets;
-        }
-        Ok(packets)
+    pub(super) fn translated(&self) -> u64 {
+        let packets =
+            |slot: &SlotRef| slot.tx_packets().load(Acquire) + slot.rx_packets().load(Acquire);
+        self.added.iter().map(packets).sum()
     }
 
     /// Returns the mean time of a nearly empty run, ns: ARP on the uplink, which is left to the
@@ -173,8 +178,9 @@ impl Rig {
     /// Returns the mean time of a run of `program` on `frame`, each on the result of the previous
     /// run, ns.
     pub(super) fn run_ns(&self, program: Program, frame: &[u8], repeat: u32) -> Result<f64> {
-        pinned::test_run(self.program(program)?, frame, repeat)
-            .with_context(|| format!("PROG_TEST_RUN of {}", program.name()))
+        let ran = test_run(self.program(program)?, frame, 0, repeat)
+            .with_context(|| format!("PROG_TEST_RUN of {}", program.name()))?;
+        Ok(f64::from(ran.mean_ns))
     }
 }
 
@@ -186,24 +192,13 @@ impl Drop for Rig {
             return;
         }
         // As the others' maps were found, but for rows and slots that nobody else has.
-        let _ = self.taps.remove(&DEVICE);
-        for (_, slot) in &self.flows_in {
-            for tuple in tuples(*slot) {
-                let _ = self.flows.remove(&tuple);
+        let _ = self.maps.taps.remove(&DEVICE);
+        for slot in &self.added {
+            for tuple in [slot.world_tuple(), slot.guest_tuple()] {
+                let _ = self.maps.flows.remove(&tuple);
             }
         }
     }
-}
-
-/// Returns the tuple toward the world and the guest's.
-fn tuples(mut slot: Slot) -> [Tuple; 2] {
-    // SAFETY: it points to the slot here, which outlives it.
-    let slot = unsafe { SlotRef::new(&raw mut slot) };
-    [slot.world_tuple(), slot.guest_tuple()]
-}
-
-fn map<K: Copy, V: Copy>(pins: &Path, name: MapName) -> Result<PinnedMap<K, V>> {
-    PinnedMap::open(&pins.join(name.name()))
 }
 
 fn vm() -> Vm {

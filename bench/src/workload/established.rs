@@ -12,13 +12,13 @@ use anyhow::{Context, Result, ensure};
 use super::{ESTABLISHED, Limits, Metric, Sample, Unit, Workload};
 use crate::{
     contender::Stand,
-    program_cost::{self, HIT_METRICS, Hits, Tag},
+    program_cost::{self, HIT_METRICS, Hits},
 };
 
 /// Workload that compares each contender's programs with those of the first.
 #[derive(Default)]
 pub(super) struct Established {
-    first: OnceLock<Vec<Tag>>,
+    first: OnceLock<Vec<String>>,
 }
 
 const METRICS: [Metric; 4] = [
@@ -43,7 +43,7 @@ impl Workload for Established {
         let first = self.first.get_or_init(|| tags.clone());
         ensure!(
             *first == tags,
-            "its programs have the tags {tags:x?}, those measured first {first:x?}"
+            "its programs have the tags {tags:?}, those measured first {first:?}"
         );
         Ok(Sample::of(&costs))
     }

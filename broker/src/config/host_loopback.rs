@@ -13,7 +13,7 @@ impl Config {
     /// # Errors
     /// An address is unsuitable; the error names those that are possible.
     pub(super) fn check_host_loopback(&self) -> Result<(), ConfigError> {
-        for entry in &self.typed.host_loopback {
+        for entry in &self.flags.host_loopback {
             if let Some(address) = entry.address
                 && let Some(problem) = self.not_reached(address)
             {

@@ -63,7 +63,7 @@ impl PolicyFlags {
 impl Config {
     /// Returns the policy settings of the command line.
     pub fn policy_flags(&self) -> PolicyFlags {
-        let typed = &self.typed;
+        let flags = &self.flags;
         let rule = |rule: &RuleFlag| {
             let (flag, given) = match rule {
                 RuleFlag::Allow(text) => ("allow", text.into()),
@@ -73,22 +73,22 @@ impl Config {
             };
             (flag.to_owned(), given)
         };
-        let default = typed.default.map(Action::name);
+        let default = flags.default.map(Action::name);
         // A daemon's VMs are no part of its command line.
         let vms = self.vms.iter().filter(|_| !self.is_daemon).map(|vm| {
-            let VmFlags { policy, quotas } = vm.typed.clone();
+            let VmFlags { policy, quotas } = vm.flags.clone();
             let max_flows = quotas.max_flows.map(|count| count.0);
             (vm.name.clone(), SaidOfVm { policy, max_flows })
         });
         PolicyFlags {
-            file: typed.file.as_deref().map(absolute),
-            rules: typed.rules.iter().map(rule).collect(),
+            file: flags.file.as_deref().map(absolute),
+            rules: flags.rules.iter().map(rule).collect(),
             default: default.map(str::to_owned),
-            policy_name: typed.policy_name.clone(),
+            policy_name: flags.policy_name.clone(),
             quotas: self.said_of_quotas(),
-            dns: typed.dns.clone(),
-            forwards: typed.forwards.clone(),
-            host_loopback: typed.host_loopback.iter().map(|e| e.to_string()).collect(),
+            dns: flags.dns.clone(),
+            forwards: flags.forwards.clone(),
+            host_loopback: flags.host_loopback.iter().map(|e| e.to_string()).collect(),
             vms: vms.collect(),
         }
     }
@@ -102,7 +102,7 @@ impl Config {
             tx_packets_per_second,
             rx_packets_per_second,
             dns_per_second,
-        } = &self.typed.quotas;
+        } = &self.flags.quotas;
         let count = |count: &Option<Count>| count.map(|count| u64::from(count.0));
         let amount = |amount: &Option<Amount>| amount.map(|amount| amount.0);
         let all = [

@@ -31,15 +31,15 @@ impl Config {
     /// As [`Config::settle`].
     pub fn with_policy_file(&self, file: &Path) -> Result<Self, ConfigError> {
         if self
-            .typed
+            .flags
             .file
             .as_deref()
-            .is_some_and(|typed| is_same_file(typed, file))
+            .is_some_and(|given| is_same_file(given, file))
         {
             return self.reread();
         }
         let mut new = self.clone();
-        new.typed.file = Some(file.to_owned());
+        new.flags.file = Some(file.to_owned());
         new.settle()?;
         Ok(new)
     }
@@ -47,7 +47,7 @@ impl Config {
     /// Returns the configuration with another policy file that is already loaded.
     pub(crate) fn with_policy(&self, file: PolicyFile) -> Result<Self, ConfigError> {
         let mut new = self.clone();
-        new.typed.file = Some(file.path().to_owned());
+        new.flags.file = Some(file.path().to_owned());
         new.settle_with(Some(file))?;
         Ok(new)
     }

@@ -32,14 +32,14 @@ impl Config {
     /// # Errors
     /// The file can't be used, or flags and file contradict each other.
     pub fn settle(&mut self) -> Result<(), ConfigError> {
-        let file = self.typed.file.as_deref().map(read_policy_file);
+        let file = self.flags.file.as_deref().map(read_policy_file);
         self.settle_with(file.transpose()?)
     }
 
     /// Derives policies, quotas and forwards from a policy file, or from none.
     pub(super) fn settle_with(&mut self, file: Option<PolicyFile>) -> Result<(), ConfigError> {
         let file = with_named(file, &self.named_policies)?;
-        if let Some(name) = &self.typed.policy_name
+        if let Some(name) = &self.flags.policy_name
             && file.is_none()
         {
             let remedy = "give the file that has it by --policy";
@@ -51,7 +51,7 @@ impl Config {
             ));
         }
         for vm in &mut self.vms {
-            settle_vm(vm, &self.typed, file.as_ref())?;
+            settle_vm(vm, &self.flags, file.as_ref())?;
         }
         if let Some(file) = &file {
             check_vms(file)?;
@@ -62,7 +62,7 @@ impl Config {
                 }
             }
         }
-        self.typed.resolvers()?;
+        self.flags.resolvers()?;
         if let Some(file) = file.as_ref().filter(|_| self.is_daemon)
             && let Some(forward) = file.document.forward.first()
         {
@@ -73,7 +73,7 @@ impl Config {
             ));
         }
         let names: Vec<&str> = self.vms.iter().map(|vm| &*vm.name).collect();
-        self.forwards = forwards(&self.typed.forwards, file.as_ref(), &names)?;
+        self.forwards = forwards(&self.flags.forwards, file.as_ref(), &names)?;
         check_nat_ports(&self.nat_ports, &self.forwards)?;
         self.policy_file = file;
         self.check_host_loopback()
@@ -100,7 +100,7 @@ impl Config {
     /// There is no such policy, or a forwarded port is among those of translated flows.
     pub(crate) fn settle_vm(&self, vm: &mut VmConfig) -> Result<(), ConfigError> {
         check_nat_ports(&self.nat_ports, &vm.forwards)?;
-        settle_vm(vm, &self.typed, self.policy_file.as_ref())
+        settle_vm(vm, &self.flags, self.policy_file.as_ref())
     }
 
     /// Loads the policies, with the deny files that they name. `read`: function that reads a file.
@@ -108,8 +108,8 @@ impl Config {
     /// # Errors
     /// A deny file can't be read, or a rule is not valid.
     pub fn load_policies_by(&self, read: Reader<'_>) -> Result<LoadedPolicies, ConfigError> {
-        let loaded = LoadedPolicies::of(&self.typed, self.policy_file.as_ref(), read)?;
-        loaded.with_host_loopback(&self.typed.host_loopback)
+        let loaded = LoadedPolicies::of(&self.flags, self.policy_file.as_ref(), read)?;
+        loaded.with_host_loopback(&self.flags.host_loopback)
     }
 
     /// Loads the policies, with deny files read from the disk.
@@ -123,20 +123,20 @@ impl Config {
 
 fn settle_vm(
     vm: &mut VmConfig,
-    typed: &CliOverrides,
+    flags: &CliOverrides,
     file: Option<&PolicyFile>,
 ) -> Result<(), ConfigError> {
     let choice = VmChoice {
         name: &vm.name,
-        policy: vm.typed.policy.as_deref(),
+        policy: vm.flags.policy.as_deref(),
     };
-    vm.policy = policy_of(choice, typed, file)?;
+    vm.policy = policy_of(choice, flags, file)?;
     vm.limits = Limits::default();
     if let Some(file) = file {
         vm.limits.change(quotas_of(&file.document, vm.policy));
     }
-    vm.limits.change(&typed.quotas);
-    vm.limits.change(&vm.typed.quotas);
+    vm.limits.change(&flags.quotas);
+    vm.limits.change(&vm.flags.quotas);
     Ok(())
 }
 

@@ -22,7 +22,7 @@ pub struct VmConfig {
     /// IPv4 address of the guest.
     pub ip: Ipv4Addr,
     /// Policy and quotas given for this VM alone.
-    pub typed: VmFlags,
+    pub flags: VmFlags,
     /// Ports of the host that lead to the guest.
     pub forwards: Vec<Forward>,
     /// Labels, which slipgate does not interpret.
@@ -50,7 +50,7 @@ impl VmConfig {
             tap: tap.to_owned(),
             mac: None,
             ip,
-            typed: VmFlags::default(),
+            flags: VmFlags::default(),
             forwards: Vec::new(),
             labels: BTreeMap::new(),
             policy: 0,
@@ -90,7 +90,7 @@ impl VmConfig {
         let mac = mac.as_deref().map(|mac| parse_mac("mac", mac, mac));
         Ok(Self {
             mac: mac.transpose()?,
-            typed: VmFlags {
+            flags: VmFlags {
                 policy: policy.clone(),
                 quotas: *quotas,
             },
@@ -113,8 +113,8 @@ impl VmConfig {
                 .mac
                 .map(|mac| mac.map(|byte| format!("{byte:02x}")).join(":")),
             ip: Some(self.ip),
-            policy: self.typed.policy.clone(),
-            quotas: self.typed.quotas,
+            policy: self.flags.policy.clone(),
+            quotas: self.flags.quotas,
             forwards: specs,
             labels: self.labels.clone(),
         }

@@ -69,7 +69,7 @@ impl Attached {
     }
 
     /// Logs VMs that a predecessor froze and that are still frozen.
-    pub(crate) fn tell_frozen(&self) {
+    pub(crate) fn warn_of_frozen(&self) {
         let maps = self.datapath.maps();
         for vm in &self.vms {
             if maps.is_frozen(vm.open.row) {

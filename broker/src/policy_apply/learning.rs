@@ -156,7 +156,7 @@ impl PolicyChanges {
         match read.and_then(|read| parts.attached.take_in(read)) {
             Ok(before) => {
                 tracing::warn!("{vm} is open, to learn its policy: what nothing denies is let in");
-                self.tell_policies(
+                self.send_policies(
                     parts,
                     Change {
                         client: Some(client),
@@ -246,7 +246,7 @@ impl PolicyChanges {
         let gone = gone.collect();
         let names = over.join(", ");
         match closed {
-            Ok(before) => self.tell_policies(
+            Ok(before) => self.send_policies(
                 parts,
                 Change {
                     client: None,

@@ -73,7 +73,7 @@ impl ChildProcess {
     }
 
     /// Receives the next message of the channel, if one has arrived.
-    pub(crate) fn heard<M: Inbound>(&self) -> Result<Received<M>, ChannelError> {
+    pub(crate) fn try_receive<M: Inbound>(&self) -> Result<Received<M>, ChannelError> {
         self.channel.try_receive()
     }
 
@@ -89,7 +89,7 @@ impl ChildProcess {
             let timeout = PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX);
             match poll(&mut fds, timeout) {
                 Ok(0) | Err(nix::Error::EINTR) => {}
-                Ok(_) => match self.heard()? {
+                Ok(_) => match self.try_receive()? {
                     Received::Message(message) => return Ok(Some(message)),
                     Received::End => return Ok(None),
                     Received::Nothing => {}

@@ -29,7 +29,7 @@ use slipgate_ipc::{
     engine::{FromEngine, OnExit, ToEngine},
 };
 
-use super::{HEARD_AT_ONCE, engine_process::EngineProcess};
+use super::{MESSAGES_AT_ONCE, engine_process::EngineProcess};
 use crate::kernel_state::Attached;
 
 /// Interval of the checks whether the engine answers.
@@ -136,8 +136,8 @@ impl Engine {
 
     /// Sends a message, now or when there is room. Without an engine the message is dropped: the
     /// next one gets the present state at its start.
-    pub(crate) fn tell(&mut self, message: ToEngine) -> anyhow::Result<()> {
-        self.process_mut().map_or(Ok(()), |it| it.tell(message))
+    pub(crate) fn send(&mut self, message: ToEngine) -> anyhow::Result<()> {
+        self.process_mut().map_or(Ok(()), |it| it.send(message))
     }
 
     /// Whether the engine is behind, so that clients' requests should wait.
@@ -150,19 +150,19 @@ impl Engine {
 
     /// Receives messages of the engine, a limited number per call; answers to the watchdog are
     /// removed.
-    pub(crate) fn hear(&mut self) -> anyhow::Result<Vec<FromEngine>> {
-        let mut heard = Vec::new();
+    pub(crate) fn receive(&mut self) -> anyhow::Result<Vec<FromEngine>> {
+        let mut messages = Vec::new();
         let Some(process) = self.process_mut() else {
-            return Ok(heard);
+            return Ok(messages);
         };
         process.flush()?;
         let failure = loop {
-            if heard.len() == HEARD_AT_ONCE {
+            if messages.len() == MESSAGES_AT_ONCE {
                 break None;
             }
             match process.channel().try_receive::<FromEngine>() {
                 Ok(Received::Nothing) => break None,
-                Ok(Received::Message(message)) => heard.push(message),
+                Ok(Received::Message(message)) => messages.push(message),
                 Ok(Received::End) => break Some(process.how_it_ended()),
                 // What comes of it is not to be believed, whatever else it does.
                 Err(ChannelError::Foreign(why)) => break Some(format!("talks nonsense ({why})")),
@@ -170,14 +170,14 @@ impl Engine {
             }
         };
         self.failure = self.failure.take().or(failure);
-        heard.retain(|message| match message {
+        messages.retain(|message| match message {
             FromEngine::Pong { id } => {
                 self.watch.answered(*id);
                 false
             }
             _ => true,
         });
-        Ok(heard)
+        Ok(messages)
     }
 
     /// Handles the engine's message that it is ready; returns whether that was expected.
@@ -202,7 +202,7 @@ impl Engine {
         let hangs = self.watch.hangs();
         if let Some(process) = self.process_mut() {
             if let Some(id) = asks {
-                process.tell(ToEngine::Ping { id })?;
+                process.send(ToEngine::Ping { id })?;
             }
             let hangs = hangs.map(|silent| {
                 let silent = silent.as_secs();

@@ -18,6 +18,9 @@ use crate::{
     role::Role,
 };
 
+/// Messages that may wait for room in its channel: an engine that takes none of so many hangs.
+const MOST_QUEUED: usize = 1_024;
+
 /// A running engine. It is killed when this is dropped.
 #[derive(Debug)]
 pub(crate) struct EngineProcess {
@@ -34,7 +37,7 @@ impl EngineProcess {
     ) -> anyhow::Result<Self> {
         let engine = Self {
             process: ChildProcess::start(Role::Engine, &attached.users)?,
-            outgoing: Outgoing::default(),
+            outgoing: Outgoing::new(MOST_QUEUED),
         };
         attached.warn_of_resolvers();
         let config = &attached.config;
@@ -78,7 +81,7 @@ impl EngineProcess {
     }
 
     /// Sends a message, now or when there is room.
-    pub(crate) fn tell(&mut self, message: ToEngine) -> anyhow::Result<()> {
+    pub(crate) fn send(&mut self, message: ToEngine) -> anyhow::Result<()> {
         Ok(self.outgoing.send(self.process.channel(), message)?)
     }
 
@@ -120,7 +123,7 @@ impl EngineProcess {
     pub(crate) fn await_answer(&mut self, within: Duration) -> anyhow::Result<()> {
         // No question of the watch's.
         let asked = u64::MAX;
-        self.tell(ToEngine::Ping { id: asked })?;
+        self.send(ToEngine::Ping { id: asked })?;
         self.await_message(
             within,
             "answered",
@@ -130,7 +133,7 @@ impl EngineProcess {
 
     /// Stops the engine, and waits until it has ended.
     pub(crate) fn stop(&mut self, exit: OnExit, within: Duration) -> anyhow::Result<()> {
-        self.tell(ToEngine::Shutdown(exit))?;
+        self.send(ToEngine::Shutdown(exit))?;
         let is_stopped = |message: &FromEngine| matches!(message, FromEngine::Stopped);
         self.await_message(within, "stopped", is_stopped)
     }
@@ -154,7 +157,7 @@ impl EngineProcess {
                 Ok(_) | Err(nix::Error::EINTR) => {}
                 Err(e) => return Err(e).context("waiting for the engine"),
             }
-            match self.process.heard::<FromEngine>()? {
+            match self.process.try_receive::<FromEngine>()? {
                 Received::Message(message) if is_it(&message) => return Ok(()),
                 Received::Message(..) | Received::Nothing => {}
                 Received::End => {

@@ -3,7 +3,7 @@
 use std::{
     net::TcpListener,
     os::fd::{AsFd as _, BorrowedFd, OwnedFd},
-    time::{Duration, Instant},
+    time::Instant,
 };
 
 use slipgate_ipc::{
@@ -12,30 +12,19 @@ use slipgate_ipc::{
     metrics::{FromMetrics, MetricsStart, ToMetrics},
 };
 
-use super::{HEARD_AT_ONCE, child::ChildProcess};
+use super::{MESSAGES_AT_ONCE, supervisor::Supervisor};
 use crate::{kernel_state::Attached, role::Role};
-
-/// Delay before the first restart, and the maximum delay.
-const BACK_OFF: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(60)];
 
 /// The listening socket, and the process that serves it.
 #[derive(Debug)]
 pub(crate) struct Metrics {
     listener: TcpListener,
     log: String,
-    state: State,
-    /// Delay before the next start, if this one fails.
-    back_off: Duration,
+    supervisor: Supervisor,
     /// Whether its end was logged.
-    told: bool,
+    is_logged: bool,
     /// Number of its question that is on its way to the engine.
     pub(crate) asking: Option<u64>,
-}
-
-#[derive(Debug)]
-enum State {
-    Runs(ChildProcess, Instant),
-    Due(Instant),
 }
 
 impl Metrics {
@@ -44,9 +33,8 @@ impl Metrics {
         let mut metrics = Self {
             listener,
             log: log.to_owned(),
-            state: State::Due(Instant::now()),
-            back_off: BACK_OFF[0],
-            told: false,
+            supervisor: Supervisor::default(),
+            is_logged: false,
             asking: None,
         };
         metrics.start(attached);
@@ -55,42 +43,33 @@ impl Metrics {
 
     /// Descriptors to poll for input.
     pub(crate) fn fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
-        let running = match &self.state {
-            State::Runs(process, _) => Some(process),
-            State::Due(_) => None,
-        };
-        running
-            .into_iter()
-            .flat_map(|process| [process.pidfd(), process.channel().as_fd()])
+        let running = self.supervisor.process().into_iter();
+        running.flat_map(|process| [process.pidfd(), process.channel().as_fd()])
     }
 
     /// Returns the time at which [`Metrics::turn`] must be called; `None` if there is none.
     pub(crate) fn due(&self) -> Option<Instant> {
-        match self.state {
-            State::Runs(..) => None,
-            State::Due(due) => Some(due),
-        }
+        self.supervisor.due()
     }
 
     /// Handles its messages and its end, and restarts it. Returns the start of the page of names
     /// that it requests, if it requests one. A second question is not passed on before the first is
     /// answered.
     pub(crate) fn turn(&mut self, attached: &Attached) -> Option<u64> {
-        let State::Runs(process, since) = &mut self.state else {
-            if self.due().is_some_and(|due| due <= Instant::now()) {
+        let Some(process) = self.supervisor.process_mut() else {
+            if self.supervisor.is_due() {
                 self.start(attached);
             }
             return None;
         };
         let mut wanted = None;
-        for _ in 0..HEARD_AT_ONCE {
-            match process.heard() {
+        for _ in 0..MESSAGES_AT_ONCE {
+            match process.try_receive() {
                 Ok(Received::Message(FromMetrics::Inventory { from })) => wanted = Some(from),
-                Ok(Received::Nothing) => return wanted.filter(|_| self.asking.is_none()),
+                Ok(Received::Nothing) => break,
                 Ok(Received::End) | Err(_) => {
-                    let ran = since.elapsed();
                     let how = process.how_it_ended();
-                    self.ended(how, ran);
+                    self.ended(&how);
                     return None;
                 }
             }
@@ -104,11 +83,10 @@ impl Metrics {
         let EngineReply::Inventory(page) = reply else {
             return;
         };
-        if let State::Runs(process, _) = &self.state {
+        if let Some(process) = self.supervisor.process() {
             // One that does not listen has its own limit to its patience.
-            let _ = process
-                .channel()
-                .try_send(ToMetrics::<OwnedFd>::Inventory(page));
+            let page = ToMetrics::<OwnedFd>::Inventory(page);
+            let _ = process.channel().try_send(page);
         }
     }
 
@@ -120,28 +98,22 @@ impl Metrics {
             label_keys: attached.config.metrics_labels.clone(),
             log: self.log.clone(),
         });
-        let started = ChildProcess::start(Role::Metrics, &attached.users).and_then(|process| {
-            process.channel().send(start)?;
-            Ok(process)
-        });
         self.asking = None;
-        match started {
-            Ok(process) => self.state = State::Runs(process, Instant::now()),
-            Err(e) => self.ended(format!("could not be started: {e:#}"), Duration::ZERO),
+        let started = self.supervisor.start(Role::Metrics, &attached.users, start);
+        if let Err(how) = started {
+            self.ended(&how);
         }
     }
 
-    fn ended(&mut self, how: String, ran: Duration) {
-        if ran >= BACK_OFF[1] {
-            (self.back_off, self.told) = (BACK_OFF[0], false);
+    fn ended(&mut self, how: &str) {
+        if self.supervisor.ended() {
+            self.is_logged = false;
         }
-        if !std::mem::replace(&mut self.told, true) {
+        if !std::mem::replace(&mut self.is_logged, true) {
             tracing::warn!(
                 "the metrics process {how}; guests are served all the same, and it is started \
                  again, at most once a minute"
             );
         }
-        self.state = State::Due(Instant::now() + self.back_off);
-        self.back_off = (2 * self.back_off).min(BACK_OFF[1]);
     }
 }

@@ -1,38 +1,46 @@
-//! Queue of messages to the engine.
+//! Queue of messages to a process.
 //!
-//! The broker never blocks on a send to the engine, because the engine may itself be blocked on a
+//! The broker never blocks on a send to another process, because that may itself be blocked on a
 //! send to the broker. Messages for which the channel has no room are kept in order, up to a bound.
-//! Messages for an engine that has ended are dropped: the next one gets the complete state at its
+//! Messages for a process that has ended are dropped: the next one gets the complete state at its
 //! start.
-use std::collections::VecDeque;
+use std::{collections::VecDeque, os::fd::OwnedFd};
 
 use slipgate_ipc::{
     channel::{Channel, ChannelError, Packet},
-    engine::ToEngine,
+    descriptors::Outbound,
 };
 
-/// Maximum number of messages that wait for room in the channel. An engine that accepts none of
-/// these hangs.
-const MOST_QUEUED: usize = 1_024;
 /// Number of waiting messages from which on clients' requests wait.
 const MANY_QUEUED: usize = 64;
 
 /// Messages with their descriptors, in order.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Outgoing {
     waiting: VecDeque<Packet>,
+    /// How many may wait.
+    most: usize,
     /// Whether more messages were queued than may wait.
     overflowed: bool,
 }
 
 impl Outgoing {
+    /// An empty queue, in which `most` messages may wait.
+    pub(crate) fn new(most: usize) -> Self {
+        Self {
+            waiting: VecDeque::new(),
+            most,
+            overflowed: false,
+        }
+    }
+
     /// Queues a message behind those that wait, and sends as many as there is room for.
     pub(crate) fn send(
         &mut self,
         channel: &Channel,
-        message: ToEngine,
+        message: impl Outbound<Descriptor = OwnedFd>,
     ) -> Result<(), ChannelError> {
-        if self.waiting.len() >= MOST_QUEUED {
+        if self.waiting.len() >= self.most {
             self.overflowed = true;
             return Ok(());
         }
@@ -58,13 +66,14 @@ impl Outgoing {
         self.waiting.is_empty()
     }
 
-    /// Reason why the engine no longer gets every message, if so.
+    /// Reason why the process no longer gets every message, if so.
     pub(crate) fn failure(&self) -> Option<String> {
+        let most = self.most;
         self.overflowed
-            .then(|| format!("hangs: it has not taken {MOST_QUEUED} messages"))
+            .then(|| format!("hangs: it has not taken {most} messages"))
     }
 
-    /// Whether the engine is behind, so that clients' requests should wait.
+    /// Whether the process is behind, so that clients' requests should wait.
     pub(crate) fn is_behind(&self) -> bool {
         self.waiting.len() >= MANY_QUEUED
     }

@@ -8,10 +8,12 @@ use slipgate_abi::VmRow;
 use slipgate_ipc::{
     channel::Received,
     descriptors::{Outbound as _, Slot},
-    engine::{EngineRequest, Subject},
+    engine::{EngineRequest, Subject, ToEngine},
 };
 
 use super::*;
+
+const MOST_QUEUED: usize = 1_024;
 
 fn request<F>(id: u64, request: EngineRequest<F>) -> ToEngine<F> {
     ToEngine::Request {
@@ -37,7 +39,7 @@ fn fill(outgoing: &mut Outgoing, channel: &Channel, until: impl Fn(&Outgoing) ->
 #[test]
 fn what_finds_no_room_waits_and_comes_in_order_with_its_descriptor() {
     let (broker, engine) = Channel::pair().unwrap();
-    let mut outgoing = Outgoing::default();
+    let mut outgoing = Outgoing::new(MOST_QUEUED);
     let (mut reader, writer) = std::io::pipe().unwrap();
     let sent = fill(&mut outgoing, &broker, |outgoing| !outgoing.is_empty());
     let to = OwnedFd::from(writer);
@@ -72,7 +74,7 @@ fn what_finds_no_room_waits_and_comes_in_order_with_its_descriptor() {
 #[test]
 fn an_engine_that_takes_nothing_is_asked_no_more_and_then_given_up() {
     let (broker, _engine) = Channel::pair().unwrap();
-    let mut outgoing = Outgoing::default();
+    let mut outgoing = Outgoing::new(MOST_QUEUED);
     fill(&mut outgoing, &broker, Outgoing::is_behind);
     assert_eq!(outgoing.waiting.len(), MANY_QUEUED);
     // What the broker itself has to say still finds room.
@@ -89,7 +91,7 @@ fn an_engine_that_takes_nothing_is_asked_no_more_and_then_given_up() {
 #[test]
 fn what_an_engine_that_is_gone_was_to_be_told_is_let_go() {
     let (broker, engine) = Channel::pair().unwrap();
-    let mut outgoing = Outgoing::default();
+    let mut outgoing = Outgoing::new(MOST_QUEUED);
     fill(&mut outgoing, &broker, Outgoing::is_behind);
     drop(engine);
     outgoing.send(&broker, thaw(1)).unwrap();

@@ -30,7 +30,7 @@ impl Broker {
             if self.parts.attached.told_network.as_ref() != Some(&view) {
                 self.parts.attached.policies.set_local(&view.local);
                 self.parts.attached.told_network = Some(view.clone());
-                self.parts.engine.tell(ToEngine::Network(view))?;
+                self.parts.engine.send(ToEngine::Network(view))?;
             }
         }
         if changes.any() {
@@ -53,7 +53,7 @@ impl Broker {
     pub(super) fn follow_taps(&mut self) -> anyhow::Result<()> {
         let changed = self.parts.attached.follow_taps()?;
         let mut vms = changed.into_iter().map(ToEngine::Vm);
-        vms.try_for_each(|vm| self.parts.engine.tell(vm))
+        vms.try_for_each(|vm| self.parts.engine.send(vm))
     }
 
     /// Whether it was done. What failed for want of descriptors or memory is left to the watch,
@@ -76,7 +76,7 @@ impl Broker {
         if now != self.reserved_ports {
             self.parts
                 .engine
-                .tell(ToEngine::ReservedPorts(now.clone()))?;
+                .send(ToEngine::ReservedPorts(now.clone()))?;
             self.reserved_ports = now;
         }
         Ok(())
@@ -86,7 +86,7 @@ impl Broker {
     pub(super) fn look_at_resolvers(&mut self) -> anyhow::Result<()> {
         if let Some(now) = self.parts.attached.resolvers.changed() {
             tracing::info!("the host's resolvers are {now:?} now");
-            self.parts.engine.tell(ToEngine::Resolvers(now))?;
+            self.parts.engine.send(ToEngine::Resolvers(now))?;
         }
         Ok(())
     }

@@ -85,7 +85,7 @@ impl Broker {
         }
         broker.parts.attached.forget_former();
         broker.parts.attached.datapath.set_serves(true);
-        broker.parts.attached.tell_frozen();
+        broker.parts.attached.warn_of_frozen();
         if let Some(listener) = broker.parts.attached.metrics.take() {
             broker.metrics = Some(Metrics::new(listener, &broker.parts.attached, log));
         }

@@ -182,7 +182,7 @@ impl How {
 
     /// Logs the outcome of the VM. A crash and failures of slipgate are printed at any log level;
     /// an error before the start is the command's own.
-    pub(crate) fn tell(&self, name: &str) {
+    pub(crate) fn log(&self, name: &str) {
         match self {
             // The command's own error.
             Self::NotStarted { .. } => {}

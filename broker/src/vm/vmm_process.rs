@@ -110,8 +110,8 @@ impl VmmProcess {
     }
 
     /// Receives the next message of the VMM, if there is one.
-    pub(crate) fn heard(&self) -> anyhow::Result<Received<FromVmm>> {
-        Ok(self.process.heard()?)
+    pub(crate) fn try_receive(&self) -> anyhow::Result<Received<FromVmm>> {
+        Ok(self.process.try_receive()?)
     }
 
     /// Stops the guest; how that ended. `None`: the VMM had to be killed, or was.

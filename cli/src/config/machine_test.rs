@@ -134,7 +134,7 @@ fn nat_flags_are_those_of_attach() {
         "v",
     ])
     .unwrap();
-    assert_eq!((c.nat.typed.rules.len(), c.nat.forwards.len()), (1, 1));
+    assert_eq!((c.nat.flags.rules.len(), c.nat.forwards.len()), (1, 1));
     refused(
         &["--forward", "zz=tcp:8080:80"],
         &["no VM \"zz\"", "leave zz= out"],

@@ -118,7 +118,7 @@ fn parse_spec(spec: &str, network: &GuestNetwork) -> Result<VmConfig, ConfigErro
         };
     Ok(VmConfig {
         mac,
-        typed: VmFlags {
+        flags: VmFlags {
             policy: policy.map(str::to_owned),
             quotas: Quotas {
                 max_flows,

@@ -1,12 +1,11 @@
 //! `slipgate policy explain`: the decision of a policy file about a flow, without a running broker.
 use std::process::ExitCode;
 
-use slipgate_abi::Protocol;
 use slipgate_policy::tools::explain;
 
 use super::compile;
 use crate::{
-    args::{DEFAULT_GATEWAY, ExplainArgs, Proto},
+    args::{DEFAULT_GATEWAY, ExplainArgs},
     show::print_once,
 };
 
@@ -16,12 +15,12 @@ const EXIT_REFUSED: u8 = 3;
 pub(super) fn run(args: &ExplainArgs) -> anyhow::Result<ExitCode> {
     let compiled = compile(&args.file)?;
     let policy = compiled.named(args.policy.as_deref())?;
-    let protocol = match args.proto {
-        Proto::Tcp => Protocol::Tcp,
-        Proto::Udp => Protocol::Udp,
-        Proto::Icmp => Protocol::Icmp,
-    };
-    let (passes, text) = explain(policy, &args.destination, protocol, DEFAULT_GATEWAY)?;
+    let (passes, text) = explain(
+        policy,
+        &args.destination,
+        args.proto.into(),
+        DEFAULT_GATEWAY,
+    )?;
     print_once(&text)?;
     Ok(match passes {
         true => ExitCode::SUCCESS,

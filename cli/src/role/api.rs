@@ -1,7 +1,7 @@
 //! The process that answers the API, with `slipgate serve --api`.
 //!
 //! It maps the shared tables for reading, gives up their descriptors, and keeps that memory, the
-//! listening socket and the channel to the broker ([`crate::sandbox::api`]). What it serves is in
+//! listening socket and the channel to the broker ([`crate::sandbox::servers`]). What it serves is in
 //! [`slipgate_api`]; what it reads of the tables is what `slipgate flows` and `slipgate stats` do.
 use std::os::unix::net::UnixListener;
 
@@ -12,16 +12,13 @@ use slipgate_api::{
     server::{self, Settings},
 };
 use slipgate_control::{layout::MAPS, maps::ReadOnlyMaps};
-use slipgate_ipc::{
-    api::{ApiStart, ToApi},
-    engine::EngineInventory,
-};
+use slipgate_ipc::{api::ToApi, engine::EngineInventory};
 
 use super::inherited;
 use crate::{
     args::ChildArgs,
     log,
-    sandbox::api as sandbox,
+    sandbox::servers::{self, Server},
     show::{
         flows,
         names::Known,
@@ -36,30 +33,24 @@ pub(crate) fn run(args: &ChildArgs) -> anyhow::Result<()> {
     let Some(ToApi::Start(start)) = channel.receive()? else {
         bail!("the broker is gone before it said what to serve");
     };
-    let ApiStart {
-        maps,
-        listener,
-        may_change,
-        log,
-    } = *start;
-    log::to_stderr(&log)?;
-    if maps.len() != MAPS {
-        bail!("the broker sent {} maps of {MAPS}", maps.len());
+    log::to_stderr(&start.log)?;
+    if start.maps.len() != MAPS {
+        bail!("the broker sent {} maps of {MAPS}", start.maps.len());
     }
     let settings = Settings {
-        listener: UnixListener::from(listener),
+        listener: UnixListener::from(start.listener),
         channel,
-        figures: Box::new(Tables(ReadOnlyMaps::from_fds(maps)?)),
-        may_change,
+        figures: Box::new(Tables(ReadOnlyMaps::from_fds(start.maps)?)),
+        may_change: start.may_change,
     };
     server::run(settings, || {
-        sandbox::enter(broker, args.user)?;
+        servers::enter(Server::Api, broker, args.user)?;
         tracing::debug!("the API is served");
         anyhow::Ok(())
     })
 }
 
-/// The mapped tables.
+/// Figures for the API, read from the mapped tables.
 struct Tables(ReadOnlyMaps);
 
 impl Figures for Tables {

@@ -33,32 +33,13 @@ use crate::{args::ChildArgs, log, sandbox};
 pub(crate) fn run(args: &ChildArgs) -> anyhow::Result<()> {
     let broker = nix::unistd::getppid();
     let channel = Rc::new(inherited::channel("engine", args.fd)?);
+    // Its locks stay open to the end of this function: the row is ours to the last.
     let (start, forwards) = receive(&channel)?;
-    let Start {
-        maps,
-        port,
-        flow_log,
-        pcap,
-        // The row is ours to the last.
-        locks: _locks,
-        owner_row,
-        epoch,
-        flow_log_events,
-        vms,
-        policies,
-        rule_base,
-        forward_texts,
-        resolvers,
-        nat_ports,
-        reserved_ports,
-        network,
-        log,
-    } = start;
-    log::to_stderr(&log)?;
-    let maps = Rc::new(SharedMaps::from_fds(maps)?);
-    let port = PortIo::new(port);
-    let (flow_log, pcap) = (flow_log.map(File::from), pcap.map(File::from));
-    let policies = PolicySet::from_bytes(&read_memory_file(policies)?)?;
+    log::to_stderr(&start.log)?;
+    let maps = Rc::new(SharedMaps::from_fds(start.maps)?);
+    let port = PortIo::new(start.port);
+    let (flow_log, pcap) = (start.flow_log.map(File::from), start.pcap.map(File::from));
+    let policies = PolicySet::from_bytes(&read_memory_file(start.policies)?)?;
 
     // A static binary draws from /dev/urandom, which can't be opened once we are confined. It is
     // opened at the first draw and kept.
@@ -86,7 +67,7 @@ pub(crate) fn run(args: &ChildArgs) -> anyhow::Result<()> {
         writer.set_file(Box::new(file));
         log_output = Some(writer.into());
     }
-    let log = FlowLog::to(log_output).of(flow_log_events.into_iter().collect());
+    let log = FlowLog::to(log_output).of(start.flow_log_events.into_iter().collect());
     let pcap = pcap.zip(pcap_writer).map(|(file, mut writer)| {
         writer.set_file(Box::new(file));
         writer.into()
@@ -94,7 +75,7 @@ pub(crate) fn run(args: &ChildArgs) -> anyhow::Result<()> {
     let judge = Judge::shared(policies);
     let names = Box::new(ByRules(judge.clone()));
     let parts = Parts {
-        datapath: KernelDatapath::new(maps, owner_row, epoch, channel.clone()),
+        datapath: KernelDatapath::new(maps, start.owner_row, start.epoch, channel.clone()),
         port,
         clock: SystemClock,
         services: Services::new(
@@ -106,23 +87,23 @@ pub(crate) fn run(args: &ChildArgs) -> anyhow::Result<()> {
             }),
         ),
         judge,
-        rule_base,
-        nat_ports: nat_ports.0..=nat_ports.1,
+        rule_base: start.rule_base,
+        nat_ports: start.nat_ports.0..=start.nat_ports.1,
         log,
     };
     let mut engine = Engine::new(parts)?;
     // What the engine is to know before it looks at the flows that are there.
-    for vm in vms {
+    for vm in start.vms {
         engine.set_vm(vm);
     }
-    engine.set_network(&network);
-    engine.set_reserved_ports(control::known_ports(reserved_ports));
-    engine.set_resolvers(&control::resolvers(resolvers));
+    engine.set_network(&start.network);
+    engine.set_reserved_ports(control::known_ports(start.reserved_ports));
+    engine.set_resolvers(&control::resolvers(start.resolvers));
     let forwards: Option<Vec<_>> = forwards.into_iter().map(control::forward).collect();
     let forwards = forwards.context("a forward of no protocol")?;
     let (translated, relayed): (_, Vec<_>) = forwards.into_iter().unzip();
     engine.set_forwards(translated);
-    engine.set_forward_texts(forward_texts);
+    engine.set_forward_texts(start.forward_texts);
     for forward in relayed {
         engine.add_relay_forward(forward)?;
     }

@@ -3,7 +3,7 @@
 //! HTTP requests may come from anyone, so the broker does not read them. This process maps the
 //! shared tables for reading, gives up their descriptors, and keeps that memory, the listening
 //! socket and the channel to the broker, which asks the engine for data that only the engine has:
-//! the counts of DNS refusals ([`crate::sandbox::metrics`]). One thread does all the work and never
+//! the counts of DNS refusals ([`crate::sandbox::servers`]). One thread does all the work and never
 //! blocks on a client ([`server`]): a page is made at most once per second, however many clients
 //! ask.
 //!
@@ -17,10 +17,14 @@ use std::net::TcpListener;
 
 use anyhow::bail;
 use slipgate_control::{layout::MAPS, maps::ReadOnlyMaps};
-use slipgate_ipc::metrics::{MetricsStart, ToMetrics};
+use slipgate_ipc::metrics::ToMetrics;
 
 use super::inherited;
-use crate::{args::ChildArgs, log, sandbox::metrics as sandbox};
+use crate::{
+    args::ChildArgs,
+    log,
+    sandbox::servers::{self, Server},
+};
 
 /// Runs until the broker is gone.
 pub(crate) fn run(args: &ChildArgs) -> anyhow::Result<()> {
@@ -29,25 +33,18 @@ pub(crate) fn run(args: &ChildArgs) -> anyhow::Result<()> {
     let Some(ToMetrics::Start(start)) = channel.receive()? else {
         bail!("the broker is gone before it said what to show");
     };
-    let MetricsStart {
-        maps,
-        listener,
-        owner_row,
-        label_keys,
-        log,
-    } = start;
-    log::to_stderr(&log)?;
-    if maps.len() != MAPS {
-        bail!("the broker sent {} maps of {MAPS}", maps.len());
+    log::to_stderr(&start.log)?;
+    if start.maps.len() != MAPS {
+        bail!("the broker sent {} maps of {MAPS}", start.maps.len());
     }
-    let maps = ReadOnlyMaps::from_fds(maps)?;
-    let listener = TcpListener::from(listener);
+    let maps = ReadOnlyMaps::from_fds(start.maps)?;
+    let listener = TcpListener::from(start.listener);
     listener.set_nonblocking(true)?;
-    sandbox::enter(broker, args.user)?;
+    servers::enter(Server::Metrics, broker, args.user)?;
     tracing::debug!("metrics are served");
     let shown = server::Shown {
-        owner_row,
-        label_keys,
+        owner_row: start.owner_row,
+        label_keys: start.label_keys,
     };
     server::Server::new(maps, shown, channel, listener).run()
 }

@@ -2,58 +2,34 @@
 use seccompiler::SeccompRule;
 use slipgate_broker::privileges::ConfinementError;
 
-use super::rules::{Compiled, Filters, Rules, equal, masked, of_a_loop, rule};
+use super::rules::{
+    CONNECTIONS, Compiled, EPOLL, Filters, Rules, equal, masked, of_a_loop, open_file, rule,
+};
 
 /// Commands of bpf(2): look up, update, delete, next key, look up a batch; nothing that loads,
 /// attaches or makes. Numbers from `enum bpf_cmd`, <linux/bpf.h>.
 const BPF_COMMANDS: [u64; 5] = [1, 2, 3, 4, 24];
 
-/// System calls that the event loop needs besides [`BY_ITSELF`], with any arguments.
-const ALWAYS: &[libc::c_long] = &[
-    // frames, sockets, the channel, the flow log
-    libc::SYS_read,
-    libc::SYS_write,
-    libc::SYS_writev,
-    libc::SYS_lseek,
-    libc::SYS_close,
-    libc::SYS_recvfrom,
-    libc::SYS_recvmsg,
-    libc::SYS_sendto,
-    libc::SYS_sendmsg,
+/// Calls besides [`CONNECTIONS`] and [`EPOLL`], with any arguments.
+const MORE: &[libc::c_long] = &[
     libc::SYS_connect,
-    libc::SYS_accept4,
-    libc::SYS_shutdown,
     libc::SYS_setsockopt,
     libc::SYS_getsockopt,
     libc::SYS_getsockname,
-    libc::SYS_fstat,
-    // waiting
     libc::SYS_epoll_create1,
-    libc::SYS_epoll_ctl,
-    libc::SYS_epoll_pwait,
 ];
-
-/// Older forms that only this architecture has.
-#[cfg(target_arch = "x86_64")]
-const ALWAYS_HERE: &[libc::c_long] = &[libc::SYS_epoll_wait];
-#[cfg(not(target_arch = "x86_64"))]
-const ALWAYS_HERE: &[libc::c_long] = &[];
 
 pub(super) fn compile() -> Result<Filters, ConfinementError> {
     Filters::compile(allow_list())
 }
 
 fn allow_list() -> Compiled<Rules> {
-    let mut rules = of_a_loop(ALWAYS.iter().chain(ALWAYS_HERE))?;
+    let mut rules = of_a_loop(CONNECTIONS.iter().chain(EPOLL).chain(MORE))?;
     let mut only = |call, alternatives: Vec<SeccompRule>| {
         rules.insert(call, alternatives);
     };
 
-    let empty_path = libc::AT_EMPTY_PATH as u64;
-    only(
-        libc::SYS_newfstatat,
-        vec![rule([masked(3, empty_path, empty_path)?])?],
-    );
+    only(libc::SYS_newfstatat, open_file(3)?);
 
     // UDP and TCP; no packet, raw, netlink, or other socket.
     let mut sockets = Vec::new();

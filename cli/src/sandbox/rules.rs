@@ -51,6 +51,31 @@ pub(super) const FOR_A_BACKTRACE: &[libc::c_long] = &[
     libc::SYS_readlinkat,
 ];
 
+/// Calls of a process that takes connections, reads and writes them, and has a channel.
+pub(super) const CONNECTIONS: &[libc::c_long] = &[
+    libc::SYS_accept4,
+    libc::SYS_read,
+    libc::SYS_recvfrom,
+    libc::SYS_recvmsg,
+    libc::SYS_write,
+    libc::SYS_writev,
+    libc::SYS_sendto,
+    libc::SYS_sendmsg,
+    libc::SYS_shutdown,
+    libc::SYS_close,
+    // A large message comes in a file of memory.
+    libc::SYS_lseek,
+    libc::SYS_fstat,
+];
+
+/// Calls of an event loop on epoll.
+pub(super) const EPOLL: &[libc::c_long] = &[
+    libc::SYS_epoll_ctl,
+    libc::SYS_epoll_pwait,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_epoll_wait,
+];
+
 /// Two stacked filters, of whose results the kernel takes the stricter one. The first has the list
 /// of permitted calls, and kills the process at any other. The second returns EACCES for opening a
 /// file for reading, which a C library may attempt by itself (time zones, memory tuning) and can do
@@ -83,29 +108,41 @@ impl Filters {
     }
 }
 
-/// Rules for a process with an event loop: [`BY_ITSELF`], `always` with any arguments, and calls
-/// that are harmless with the right arguments.
-pub(super) fn of_a_loop<'a>(always: impl IntoIterator<Item = &'a libc::c_long>) -> Compiled<Rules> {
-    let mut rules: Rules = BY_ITSELF
-        .iter()
-        .chain(FOR_A_BACKTRACE)
-        .chain(always)
-        .map(|&call| (call, Vec::new()))
-        .collect();
+/// Rules of every list: [`BY_ITSELF`], [`FOR_A_BACKTRACE`] and `always` with any arguments, and
+/// calls that are harmless with the right arguments.
+pub(super) fn common<'a>(always: impl IntoIterator<Item = &'a libc::c_long>) -> Compiled<Rules> {
+    let always = BY_ITSELF.iter().chain(FOR_A_BACKTRACE).chain(always);
+    let mut rules: Rules = always.map(|&call| (call, Vec::new())).collect();
+    // The other filter refuses it; listed, or this one would be stricter.
     let writing = libc::O_ACCMODE | libc::O_CREAT | libc::O_TRUNC | libc::O_APPEND;
     let reading = rule([masked(2, writing as u64, 0)?])?;
     rules.insert(libc::SYS_openat, vec![reading]);
-    // Metadata of an open file, not of a name.
+    rules.insert(libc::SYS_statx, open_file(2)?);
+    // Memory that is not executable.
+    let executable = libc::PROT_EXEC as u64;
+    for call in [libc::SYS_mmap, libc::SYS_mprotect] {
+        rules.insert(call, vec![rule([masked(2, executable, 0)?])?]);
+    }
+    // Signals to threads of this very process: for abort(3), and to interrupt one.
+    let own = rule([equal(0, u64::from(std::process::id()))?])?;
+    rules.insert(libc::SYS_tgkill, vec![own]);
+    Ok(rules)
+}
+
+/// Metadata of an open file, not of a name. `flags`: the argument with the flags.
+pub(super) fn open_file(flags: u8) -> Compiled<Vec<SeccompRule>> {
     let empty_path = libc::AT_EMPTY_PATH as u64;
-    let open_file = rule([masked(2, empty_path, empty_path)?])?;
-    rules.insert(libc::SYS_statx, vec![open_file]);
+    Ok(vec![rule([masked(flags, empty_path, empty_path)?])?])
+}
+
+/// [`common`] rules, and those of an event loop.
+pub(super) fn of_a_loop<'a>(always: impl IntoIterator<Item = &'a libc::c_long>) -> Compiled<Rules> {
+    let mut rules = common(always)?;
     // A debug build looks whether a descriptor is open before it closes it.
     let is_open = rule([equal(1, libc::F_GETFD as u64)?])?;
     rules.insert(libc::SYS_fcntl, vec![is_open]);
     let non_blocking = rule([equal(1, libc::FIONBIO)?])?;
     rules.insert(libc::SYS_ioctl, vec![non_blocking]);
-    no_new_code(&mut rules)?;
-    own_signals(&mut rules)?;
     Ok(rules)
 }
 
@@ -139,22 +176,6 @@ pub(super) fn program(
 ) -> Compiled<BpfProgram> {
     let arch = std::env::consts::ARCH.try_into()?;
     SeccompFilter::new(rules, otherwise, listed, arch)?.try_into()
-}
-
-/// Memory that is not executable: for `mmap` and `mprotect`.
-pub(super) fn no_new_code(rules: &mut Rules) -> Compiled<()> {
-    let executable = libc::PROT_EXEC as u64;
-    for call in [libc::SYS_mmap, libc::SYS_mprotect] {
-        rules.insert(call, vec![rule([masked(2, executable, 0)?])?]);
-    }
-    Ok(())
-}
-
-/// Signals to threads of this very process: for abort(3), and to interrupt one.
-pub(super) fn own_signals(rules: &mut Rules) -> Compiled<()> {
-    let own = rule([equal(0, u64::from(std::process::id()))?])?;
-    rules.insert(libc::SYS_tgkill, vec![own]);
-    Ok(())
 }
 
 pub(super) fn rule<const N: usize>(conditions: [SeccompCondition; N]) -> Compiled<SeccompRule> {

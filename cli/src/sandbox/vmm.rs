@@ -19,8 +19,7 @@ use slipgate_vmm::ThreadKind;
 use super::{
     give_up_privileges,
     rules::{
-        BY_ITSELF, Compiled, FOR_A_BACKTRACE, Rules, broken, equal, masked, no_new_code,
-        nothing_by_name, own_signals, program, rule, soft,
+        Compiled, broken, common, equal, masked, nothing_by_name, open_file, program, rule, soft,
     },
 };
 
@@ -67,15 +66,8 @@ fn apply(filter: &BpfProgram) -> Result<(), ConfinementError> {
 
 /// Anything that is not listed ends the process.
 fn hard(calls: Calls) -> Compiled<BpfProgram> {
-    let mut rules: Rules = BY_ITSELF
-        .iter()
-        .chain(EVERYBODY)
-        .chain(FOR_A_BACKTRACE)
-        .chain(calls.calls.iter().copied().flatten())
-        .map(|&call| (call, Vec::new()))
-        .collect();
-    no_new_code(&mut rules)?;
-    own_signals(&mut rules)?;
+    let calls_of = calls.calls.iter().copied().flatten();
+    let mut rules = common(EVERYBODY.iter().chain(calls_of))?;
     // A debug build looks whether a descriptor is open before it closes it.
     let mut commands = vec![libc::F_GETFD];
     commands.extend(calls.fcntl);
@@ -98,21 +90,9 @@ fn hard(calls: Calls) -> Compiled<BpfProgram> {
         let shared = (libc::CLONE_THREAD | libc::CLONE_VM | libc::CLONE_SIGHAND) as u64;
         rules.insert(libc::SYS_clone, vec![rule([masked(0, shared, shared)?])?]);
     }
-    // Passed by the first filter's refusal; listed, or this one would be stricter.
-    let writing = libc::O_ACCMODE | libc::O_CREAT | libc::O_TRUNC | libc::O_APPEND;
-    rules.insert(
-        libc::SYS_openat,
-        vec![rule([masked(2, writing as u64, 0)?])?],
-    );
+    // The first filter refuses it; listed, or this one would be stricter.
     rules.insert(libc::SYS_clone3, Vec::new());
-    // Metadata of an open file, not of a name.
-    let empty_path = libc::AT_EMPTY_PATH as u64;
-    for (call, argument) in [(libc::SYS_statx, 2), (libc::SYS_newfstatat, 3)] {
-        rules.insert(
-            call,
-            vec![rule([masked(argument, empty_path, empty_path)?])?],
-        );
-    }
+    rules.insert(libc::SYS_newfstatat, open_file(3)?);
     program(rules, SeccompAction::KillProcess, SeccompAction::Allow)
 }
 

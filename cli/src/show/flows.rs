@@ -12,7 +12,7 @@ use super::{
     names, now_ns, open, print, served,
     table::{amount, span, table},
 };
-use crate::args::{FlowOrder, FlowsArgs, Proto};
+use crate::args::{FlowOrder, FlowsArgs};
 
 /// A flow as `--json` shows it.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
@@ -206,11 +206,7 @@ pub(crate) fn run(args: &FlowsArgs) -> anyhow::Result<()> {
 }
 
 fn is_wanted(flow: &Flow, args: &FlowsArgs) -> bool {
-    let proto = args.proto.map(|proto| match proto {
-        Proto::Tcp => Protocol::Tcp.name(),
-        Proto::Udp => Protocol::Udp.name(),
-        Proto::Icmp => Protocol::Icmp.name(),
-    });
+    let proto = args.proto.map(|proto| Protocol::from(proto).name());
     let by_name = |wanted: &str| {
         let name = flow.dns_name.as_deref().unwrap_or_default();
         match wanted.strip_prefix('*') {

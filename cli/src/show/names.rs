@@ -40,24 +40,15 @@ pub(crate) struct Known {
 impl Known {
     /// Adds a page of an engine's inventory.
     pub(crate) fn add(&mut self, page: EngineInventory) {
-        let EngineInventory {
-            labels,
-            vms,
-            refused,
-            flows,
-            relayed,
-            relayed_flows,
-            next: _,
-        } = page;
-        self.labels.extend(labels);
-        self.relayed.extend(relayed);
-        self.relayed_flows.extend(relayed_flows);
-        self.vms.extend(vms);
-        for sample in refused {
+        self.labels.extend(page.labels);
+        self.relayed.extend(page.relayed);
+        self.relayed_flows.extend(page.relayed_flows);
+        self.vms.extend(page.vms);
+        for sample in page.refused {
             let of_vm = self.refused.entry(sample.vm.clone());
             of_vm.or_default().push(sample);
         }
-        let flows = flows.into_iter();
+        let flows = page.flows.into_iter();
         self.flows
             .extend(flows.map(|(slot, generation, name)| ((slot, generation), name)));
     }

@@ -1,4 +1,4 @@
-//! Columns of text.
+//! Tables of text in columns, and numbers in few digits.
 use slipgate_policy::one_line;
 
 /// Lines of cells, each column as wide as its widest cell. `right`: columns of numbers.

@@ -15,7 +15,7 @@ use slipgate_policy::{NamePattern, document::ConfigError, one_line, wire};
 
 use super::print_once;
 use crate::{
-    args::{Proto, WhyArgs},
+    args::WhyArgs,
     brokers::{ANOTHER_ANSWER, ask_each, of_engine},
 };
 
@@ -24,11 +24,7 @@ const EXIT_REFUSED: u8 = 3;
 
 /// Runs the command `slipgate why`.
 pub(crate) fn run(args: &WhyArgs) -> anyhow::Result<ExitCode> {
-    let protocol = match args.proto {
-        Proto::Tcp => Protocol::Tcp,
-        Proto::Udp => Protocol::Udp,
-        Proto::Icmp => Protocol::Icmp,
-    };
+    let protocol = Protocol::from(args.proto);
     let (host, port) = destination(&args.destination, protocol)?;
     let mut question = FlowQuestion {
         address: Ipv4Addr::UNSPECIFIED,

@@ -14,8 +14,13 @@
 pub(crate) mod clsact;
 pub(crate) mod link;
 
+use std::{
+    fs,
+    os::fd::{BorrowedFd, OwnedFd},
+    path::Path,
+};
+
 use slipgate_abi::IfIndex;
-use std::{fs, os::fd::BorrowedFd};
 
 use crate::{Error, Paths, Result, bpf, device::Device};
 
@@ -67,6 +72,15 @@ impl Program {
             Self::EnginePort => "engine_port",
             Self::Guard => "guard",
         }
+    }
+
+    /// Opens the program that is pinned in this directory.
+    ///
+    /// # Errors
+    /// It is not there, or may not be opened.
+    pub fn open_pinned(self, pin_dir: &Path) -> Result<OwnedFd> {
+        let pin = pin_dir.join(self.name());
+        bpf::obj_get(&pin).map_err(Error::os(format!("open the pinned {}", pin.display())))
     }
 }
 

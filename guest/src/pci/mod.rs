@@ -58,7 +58,7 @@ const COMMAND_NO_INTX: u32 = 1 << 10;
 const STATUS_CAPABILITIES: u32 = 1 << 20;
 
 /// Returns the functions of bus 0.
-pub fn functions(config: &impl ConfigSpace) -> impl Iterator<Item = Function> + '_ {
+pub fn functions(config: &dyn ConfigSpace) -> impl Iterator<Item = Function> + '_ {
     const MULTI_FUNCTION: u8 = 1 << 7;
     (0..32).flat_map(move |device| {
         let first = Function {
@@ -77,12 +77,12 @@ pub fn functions(config: &impl ConfigSpace) -> impl Iterator<Item = Function> + 
 }
 
 /// Returns a function's vendor and device id.
-pub fn id(config: &impl ConfigSpace, function: Function) -> (u16, u16) {
+pub fn id(config: &dyn ConfigSpace, function: Function) -> (u16, u16) {
     (config.read16(function, 0), config.read16(function, 2))
 }
 
 /// Turns memory decoding and bus mastering on, and interrupt pins off.
-pub fn enable(config: &impl ConfigSpace, function: Function) {
+pub fn enable(config: &dyn ConfigSpace, function: Function) {
     // The upper half is the status, whose bits are cleared by ones: none is written.
     let command = config.read(function, COMMAND) & 0xFFFF;
     config.write(
@@ -94,7 +94,7 @@ pub fn enable(config: &impl ConfigSpace, function: Function) {
 
 /// Returns the address in base address register `index`; `None` if it is not a memory BAR, or was
 /// not assigned.
-pub fn memory_bar(config: &impl ConfigSpace, function: Function, index: u8) -> Option<u64> {
+pub fn memory_bar(config: &dyn ConfigSpace, function: Function, index: u8) -> Option<u64> {
     const IO: u32 = 1;
     const WIDTH: u32 = 0b110;
     const WIDTH_64: u32 = 0b100;
@@ -117,7 +117,7 @@ pub fn memory_bar(config: &impl ConfigSpace, function: Function, index: u8) -> O
 
 /// Returns the function's capabilities: id and offset. A circular list ends.
 pub fn capabilities(
-    config: &impl ConfigSpace,
+    config: &dyn ConfigSpace,
     function: Function,
 ) -> impl Iterator<Item = (u8, u16)> + '_ {
     /// Largest number of capabilities that fit behind the header, four bytes each.

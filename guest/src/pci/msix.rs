@@ -30,7 +30,7 @@ impl<R: Registers> Msix<R> {
     /// Reads the capability at `capability`. `map` makes a location's registers accessible. Returns
     /// `None` if it can't.
     pub fn new(
-        config: &impl ConfigSpace,
+        config: &dyn ConfigSpace,
         function: Function,
         capability: u16,
         mut map: impl FnMut(Place, usize) -> Option<R>,
@@ -60,7 +60,7 @@ impl<R: Registers> Msix<R> {
     }
 
     /// Turns MSI-X on, with every vector masked.
-    pub fn enable(&self, config: &impl ConfigSpace) {
+    pub fn enable(&self, config: &dyn ConfigSpace) {
         self.control(config, ENABLE | MASK_ALL);
         for vector in 0..self.vectors {
             self.mask(vector, true);
@@ -69,11 +69,11 @@ impl<R: Registers> Msix<R> {
     }
 
     /// Masks all vectors at once, or makes each vector's own mask effective again.
-    pub fn mask_all(&self, config: &impl ConfigSpace, masked: bool) {
+    pub fn mask_all(&self, config: &dyn ConfigSpace, masked: bool) {
         self.control(config, if masked { ENABLE | MASK_ALL } else { ENABLE });
     }
 
-    fn control(&self, config: &impl ConfigSpace, bits: u32) {
+    fn control(&self, config: &dyn ConfigSpace, bits: u32) {
         let value = config.read(self.function, self.capability) & !(ENABLE | MASK_ALL);
         config.write(self.function, self.capability, value | bits);
     }

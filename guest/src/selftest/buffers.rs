@@ -1,11 +1,10 @@
 //! Checks of buffer descriptions and contents.
 use super::{
     Bench, Check, Miss, must, question,
-    rig::{HEADER, PLAIN, Rig, Setup, Shape},
+    rig::{HEADER, Rig, Setup, Shape},
 };
 use crate::{
-    pci::{ConfigSpace, Registers},
-    platform::Platform,
+    pci::Registers,
     virtio::{
         net::feature::{CSUM, MRG_RXBUF},
         ring::feature::{EVENT_IDX, INDIRECT_DESC},
@@ -15,51 +14,30 @@ use crate::{
 const ROUNDS: usize = 40;
 
 /// Exchanges frames both ways, with one descriptor each, more often than there are buffers.
-pub(super) fn plain<R: Registers + Clone, C: ConfigSpace, P: Platform>(
-    bench: &Bench<'_, R, C, P>,
-) -> Check {
-    exchange(
-        bench,
-        Setup {
-            features: PLAIN,
-            shape: Shape::One,
-            buffer: 2048,
-        },
-        0,
-        "",
-    )
+pub(super) fn plain<R: Registers + Clone>(bench: &Bench<'_, R>) -> Check {
+    exchange(bench, Setup::with(0), 0, "")
 }
 
 /// Exchanges frames in chains of three descriptors.
-pub(super) fn chained<R: Registers + Clone, C: ConfigSpace, P: Platform>(
-    bench: &Bench<'_, R, C, P>,
-) -> Check {
-    exchange(
-        bench,
-        Setup {
-            features: PLAIN,
-            shape: Shape::Chain,
-            buffer: 2048,
-        },
-        0,
-        "",
-    )
+pub(super) fn chained<R: Registers + Clone>(bench: &Bench<'_, R>) -> Check {
+    let setup = Setup {
+        shape: Shape::Chain,
+        ..Setup::with(0)
+    };
+    exchange(bench, setup, 0, "")
 }
 
 /// Exchanges frames in indirect tables of three descriptors.
-pub(super) fn indirect<R: Registers + Clone, C: ConfigSpace, P: Platform>(
-    bench: &Bench<'_, R, C, P>,
-) -> Check {
+pub(super) fn indirect<R: Registers + Clone>(bench: &Bench<'_, R>) -> Check {
     let setup = Setup {
-        features: PLAIN | INDIRECT_DESC | EVENT_IDX,
         shape: Shape::Indirect,
-        buffer: 2048,
+        ..Setup::with(INDIRECT_DESC | EVENT_IDX)
     };
     exchange(bench, setup, INDIRECT_DESC, "INDIRECT_DESC")
 }
 
-fn exchange<R: Registers + Clone, C: ConfigSpace, P: Platform>(
-    bench: &Bench<'_, R, C, P>,
+fn exchange<R: Registers + Clone>(
+    bench: &Bench<'_, R>,
     setup: Setup,
     needs: u64,
     name: &'static str,
@@ -79,18 +57,13 @@ fn exchange<R: Registers + Clone, C: ConfigSpace, P: Platform>(
 }
 
 /// Checks that a frame larger than a buffer arrives in several.
-pub(super) fn mergeable<R: Registers + Clone, C: ConfigSpace, P: Platform>(
-    bench: &Bench<'_, R, C, P>,
-) -> Check {
+pub(super) fn mergeable<R: Registers + Clone>(bench: &Bench<'_, R>) -> Check {
     const BUFFER: usize = 128;
-    let mut rig = Rig::new(
-        bench,
-        Setup {
-            features: PLAIN | MRG_RXBUF,
-            shape: Shape::One,
-            buffer: BUFFER,
-        },
-    )?;
+    let setup = Setup {
+        buffer: BUFFER,
+        ..Setup::with(MRG_RXBUF)
+    };
+    let mut rig = Rig::new(bench, setup)?;
     if rig.features & MRG_RXBUF == 0 {
         return Err(Miss::Lacks("MRG_RXBUF"));
     }
@@ -107,17 +80,8 @@ pub(super) fn mergeable<R: Registers + Clone, C: ConfigSpace, P: Platform>(
 }
 
 /// Checks that the device completes a checksum: a wrong one would get no answer.
-pub(super) fn checksum<R: Registers + Clone, C: ConfigSpace, P: Platform>(
-    bench: &Bench<'_, R, C, P>,
-) -> Check {
-    let mut rig = Rig::new(
-        bench,
-        Setup {
-            features: PLAIN | CSUM,
-            shape: Shape::One,
-            buffer: 2048,
-        },
-    )?;
+pub(super) fn checksum<R: Registers + Clone>(bench: &Bench<'_, R>) -> Check {
+    let mut rig = Rig::new(bench, Setup::with(CSUM))?;
     if rig.features & CSUM == 0 {
         return Err(Miss::Lacks("CSUM"));
     }

@@ -1,7 +1,7 @@
 //! Checks of the control queue: each command is acknowledged, or refused where it has to be.
 use super::{
     Bench, Check, Miss, must, question,
-    rig::{HEADER, PLAIN, Rig, Running, Setup, Shape},
+    rig::{HEADER, Rig, Running, Setup},
 };
 use smoltcp::{
     phy::{Device, TxToken},
@@ -9,8 +9,8 @@ use smoltcp::{
 };
 
 use crate::{
-    pci::{ConfigSpace, Registers},
-    platform::{Nic, Platform},
+    pci::Registers,
+    platform::Nic,
     virtio::{
         net::{
             Card, Pair, Vectors, WANTED, command,
@@ -23,28 +23,19 @@ use crate::{
     },
 };
 
-fn rig<'a, R: Registers + Clone, C: ConfigSpace, P: Platform>(
-    bench: &'a Bench<'a, R, C, P>,
+fn rig<'a, R: Registers + Clone>(
+    bench: &'a Bench<'a, R>,
     features: u64,
     name: &'static str,
-) -> Result<Rig<'a, R, C, P>, Miss> {
+) -> Result<Rig<'a, R>, Miss> {
     if bench.transport.offered_features() & (CTRL_VQ | features) != CTRL_VQ | features {
         return Err(Miss::Lacks(name));
     }
-    Rig::new(
-        bench,
-        Setup {
-            features: PLAIN | features,
-            shape: Shape::One,
-            buffer: 2048,
-        },
-    )
+    Rig::new(bench, Setup::with(features))
 }
 
 /// Turns promiscuous and all-multicast mode on and off.
-pub(super) fn rx_mode<R: Registers + Clone, C: ConfigSpace, P: Platform>(
-    bench: &Bench<'_, R, C, P>,
-) -> Check {
+pub(super) fn rx_mode<R: Registers + Clone>(bench: &Bench<'_, R>) -> Check {
     let mut rig = rig(bench, CTRL_RX, "CTRL_RX")?;
     for command in [command::PROMISCUOUS, command::ALL_MULTICAST] {
         for on in [1, 0] {
@@ -56,9 +47,7 @@ pub(super) fn rx_mode<R: Registers + Clone, C: ConfigSpace, P: Platform>(
 }
 
 /// Sets another MAC address, reads it in the configuration, and restores it; sets the filter table.
-pub(super) fn mac<R: Registers + Clone, C: ConfigSpace, P: Platform>(
-    bench: &Bench<'_, R, C, P>,
-) -> Check {
+pub(super) fn mac<R: Registers + Clone>(bench: &Bench<'_, R>) -> Check {
     let mut rig = rig(bench, CTRL_MAC_ADDR | CTRL_RX, "CTRL_MAC_ADDR and CTRL_RX")?;
     let shown = || {
         bench
@@ -87,9 +76,7 @@ pub(super) fn mac<R: Registers + Clone, C: ConfigSpace, P: Platform>(
 }
 
 /// Adds VLANs to the filter, and removes them.
-pub(super) fn vlan<R: Registers + Clone, C: ConfigSpace, P: Platform>(
-    bench: &Bench<'_, R, C, P>,
-) -> Check {
+pub(super) fn vlan<R: Registers + Clone>(bench: &Bench<'_, R>) -> Check {
     let mut rig = rig(bench, CTRL_VLAN, "CTRL_VLAN")?;
     for vlan in [1_u16, 4094] {
         rig.command(command::VLAN_ADD, &vlan.to_le_bytes())?;
@@ -99,9 +86,7 @@ pub(super) fn vlan<R: Registers + Clone, C: ConfigSpace, P: Platform>(
 }
 
 /// Turns guest-side offloads off and on. One that was not negotiated must be refused.
-pub(super) fn offloads<R: Registers + Clone, C: ConfigSpace, P: Platform>(
-    bench: &Bench<'_, R, C, P>,
-) -> Check {
+pub(super) fn offloads<R: Registers + Clone>(bench: &Bench<'_, R>) -> Check {
     let features = CTRL_GUEST_OFFLOADS | GUEST_CSUM | GUEST_TSO4 | CSUM | MRG_RXBUF;
     let mut rig = rig(
         bench,
@@ -125,9 +110,7 @@ pub(super) fn offloads<R: Registers + Clone, C: ConfigSpace, P: Platform>(
 }
 
 /// Sends unknown commands, which must be refused; the queue must still work.
-pub(super) fn unknown<R: Registers + Clone, C: ConfigSpace, P: Platform>(
-    bench: &Bench<'_, R, C, P>,
-) -> Check {
+pub(super) fn unknown<R: Registers + Clone>(bench: &Bench<'_, R>) -> Check {
     let mut rig = rig(bench, CTRL_RX | INDIRECT_DESC, "CTRL_RX and INDIRECT_DESC")?;
     for command in [(0xEE, 0), (0, 0xEE)] {
         must!(
@@ -140,9 +123,7 @@ pub(super) fn unknown<R: Registers + Clone, C: ConfigSpace, P: Platform>(
 }
 
 /// Sets the largest number of pairs, then one. None, and one too many, must be refused.
-pub(super) fn queue_pairs<R: Registers + Clone, C: ConfigSpace, P: Platform>(
-    bench: &Bench<'_, R, C, P>,
-) -> Check {
+pub(super) fn queue_pairs<R: Registers + Clone>(bench: &Bench<'_, R>) -> Check {
     let mut rig = rig(bench, MQ, "MQ")?;
     let most = bench.transport.device_config(|device| device.read16(8));
     must!(most >= 1, "MQ with {most} pairs");
@@ -173,7 +154,7 @@ pub(super) fn queue_pairs<R: Registers + Clone, C: ConfigSpace, P: Platform>(
 }
 
 /// Checks that a frame sent on this pair is returned.
-fn sends<R: Registers, C, P: Platform>(bench: &Bench<'_, R, C, P>, pair: &mut Pair<R>) -> Check {
+fn sends<R: Registers>(bench: &Bench<'_, R>, pair: &mut Pair<R>) -> Check {
     let (index, _) = pair.pair();
     let mac = pair.mac();
     for _ in 0..200 {

@@ -1,24 +1,12 @@
 //! Checks of MSI-X masks and pending bits, and of interrupt suppression.
 use super::{
     Bench, Check, Miss, must,
-    rig::{PLAIN, Rig, SETTLE_NS, Setup, Shape, VECTOR},
+    rig::{PLAIN, Rig, SETTLE_NS, Setup, VECTOR},
 };
-use crate::{
-    pci::{ConfigSpace, Registers},
-    platform::Platform,
-    virtio::ring::feature::EVENT_IDX,
-};
-
-const ORDINARY: Setup = Setup {
-    features: PLAIN,
-    shape: Shape::One,
-    buffer: 2048,
-};
+use crate::{pci::Registers, virtio::ring::feature::EVENT_IDX};
 
 /// Checks that a vector beyond the table is refused, and one within it accepted.
-pub(super) fn vectors<R: Registers + Clone, C: ConfigSpace, P: Platform>(
-    bench: &Bench<'_, R, C, P>,
-) -> Check {
+pub(super) fn vectors<R: Registers + Clone>(bench: &Bench<'_, R>) -> Check {
     let transport = bench.transport;
     transport.negotiate(PLAIN)?;
     transport.msix.enable(bench.config);
@@ -32,26 +20,19 @@ pub(super) fn vectors<R: Registers + Clone, C: ConfigSpace, P: Platform>(
 }
 
 /// Checks that a masked vector's interrupt becomes pending, and comes once when it is unmasked.
-pub(super) fn pending<R: Registers + Clone, C: ConfigSpace, P: Platform>(
-    bench: &Bench<'_, R, C, P>,
-) -> Check {
+pub(super) fn pending<R: Registers + Clone>(bench: &Bench<'_, R>) -> Check {
     masked(bench, |masked| bench.transport.msix.mask(VECTOR, masked))
 }
 
 /// Checks the same with the mask of all vectors.
-pub(super) fn function_mask<R: Registers + Clone, C: ConfigSpace, P: Platform>(
-    bench: &Bench<'_, R, C, P>,
-) -> Check {
+pub(super) fn function_mask<R: Registers + Clone>(bench: &Bench<'_, R>) -> Check {
     masked(bench, |masked| {
         bench.transport.msix.mask_all(bench.config, masked)
     })
 }
 
-fn masked<R: Registers + Clone, C: ConfigSpace, P: Platform>(
-    bench: &Bench<'_, R, C, P>,
-    mask: impl Fn(bool),
-) -> Check {
-    let mut rig = Rig::new(bench, ORDINARY)?;
+fn masked<R: Registers + Clone>(bench: &Bench<'_, R>, mask: impl Fn(bool)) -> Check {
+    let mut rig = Rig::new(bench, Setup::with(0))?;
     let msix = &bench.transport.msix;
     let before = (bench.taken)();
     rig.send.arm();
@@ -85,10 +66,8 @@ fn masked<R: Registers + Clone, C: ConfigSpace, P: Platform>(
 }
 
 /// Checks interrupt suppression without EVENT_IDX: the flag in the available ring.
-pub(super) fn no_interrupt_flag<R: Registers + Clone, C: ConfigSpace, P: Platform>(
-    bench: &Bench<'_, R, C, P>,
-) -> Check {
-    let mut rig = Rig::new(bench, ORDINARY)?;
+pub(super) fn no_interrupt_flag<R: Registers + Clone>(bench: &Bench<'_, R>) -> Check {
+    let mut rig = Rig::new(bench, Setup::with(0))?;
     let before = (bench.taken)();
     rig.send.disarm();
     for _ in 0..3 {
@@ -102,16 +81,8 @@ pub(super) fn no_interrupt_flag<R: Registers + Clone, C: ConfigSpace, P: Platfor
 
 /// Checks EVENT_IDX: an interrupt when the index passes the requested one, neither before nor
 /// after.
-pub(super) fn event_idx<R: Registers + Clone, C: ConfigSpace, P: Platform>(
-    bench: &Bench<'_, R, C, P>,
-) -> Check {
-    let mut rig = Rig::new(
-        bench,
-        Setup {
-            features: PLAIN | EVENT_IDX,
-            ..ORDINARY
-        },
-    )?;
+pub(super) fn event_idx<R: Registers + Clone>(bench: &Bench<'_, R>) -> Check {
+    let mut rig = Rig::new(bench, Setup::with(EVENT_IDX))?;
     if rig.features & EVENT_IDX == 0 {
         return Err(Miss::Lacks("EVENT_IDX"));
     }

@@ -1,11 +1,10 @@
 //! Checks of reset and reactivation.
 use super::{
     Bench, Check, must, question,
-    rig::{HEADER, PLAIN, Rig, Setup, Shape},
+    rig::{HEADER, Rig, Setup, Shape},
 };
 use crate::{
-    pci::{ConfigSpace, Registers},
-    platform::Platform,
+    pci::Registers,
     virtio::{
         net::WANTED,
         ring::feature::{EVENT_IDX, INDIRECT_DESC},
@@ -14,9 +13,7 @@ use crate::{
 };
 
 /// Checks that the status is 0 after a reset, and the offered features are as before.
-pub(super) fn reset<R: Registers + Clone, C: ConfigSpace, P: Platform>(
-    bench: &Bench<'_, R, C, P>,
-) -> Check {
+pub(super) fn reset<R: Registers + Clone>(bench: &Bench<'_, R>) -> Check {
     let transport = bench.transport;
     let offered = transport.offered_features();
     transport.negotiate(WANTED)?;
@@ -42,27 +39,20 @@ pub(super) fn reset<R: Registers + Clone, C: ConfigSpace, P: Platform>(
 
 /// Activates and resets in a loop, with each buffer shape and with frames in flight. The card must
 /// work each time.
-pub(super) fn reset_and_again<R: Registers + Clone, C: ConfigSpace, P: Platform>(
-    bench: &Bench<'_, R, C, P>,
-) -> Check {
+pub(super) fn reset_and_again<R: Registers + Clone>(bench: &Bench<'_, R>) -> Check {
     let offered = bench.transport.offered_features();
     for round in 0..24 {
         let (shape, features) = match round % 4 {
-            0 => (Shape::One, PLAIN),
-            1 => (Shape::Chain, PLAIN | EVENT_IDX),
-            2 if offered & INDIRECT_DESC != 0 => {
-                (Shape::Indirect, PLAIN | EVENT_IDX | INDIRECT_DESC)
-            }
-            _ => (Shape::Chain, PLAIN),
+            0 => (Shape::One, 0),
+            1 => (Shape::Chain, EVENT_IDX),
+            2 if offered & INDIRECT_DESC != 0 => (Shape::Indirect, EVENT_IDX | INDIRECT_DESC),
+            _ => (Shape::Chain, 0),
         };
-        let mut rig = Rig::new(
-            bench,
-            Setup {
-                features,
-                shape,
-                buffer: 2048,
-            },
-        )?;
+        let setup = Setup {
+            shape,
+            ..Setup::with(features)
+        };
+        let mut rig = Rig::new(bench, setup)?;
         rig.ask(|_| [0; HEADER])?;
         // In flight at the reset: a sent frame, and its answer.
         rig.send([0; HEADER], &question::ask(rig.mac, round))?;

@@ -27,13 +27,13 @@ use crate::{
 };
 
 /// Devices and functions that the checks use.
-pub struct Bench<'a, R, C, P> {
+pub struct Bench<'a, R> {
     /// Transport of the network card.
     pub transport: &'a Transport<R>,
     /// Access to the card's configuration space.
-    pub config: &'a C,
+    pub config: &'a dyn ConfigSpace,
     /// Platform of the machine.
-    pub platform: &'a P,
+    pub platform: &'a dyn Platform,
     /// Local APIC id of the calling CPU.
     pub apic_id: u32,
     /// Interrupt vector reserved for the checks.
@@ -82,9 +82,9 @@ use must;
 
 /// Runs all checks, prints the result of each, and leaves the card reset. Returns whether none
 /// failed.
-pub fn run<R: Registers + Clone, C: ConfigSpace, P: Platform>(bench: &Bench<'_, R, C, P>) -> bool {
-    type Checks<'a, R, C, P> = [(&'static str, fn(&Bench<'a, R, C, P>) -> Check); 18];
-    let checks: Checks<'_, R, C, P> = [
+pub fn run<R: Registers + Clone>(bench: &Bench<'_, R>) -> bool {
+    type Named<'a, R> = (&'static str, fn(&Bench<'a, R>) -> Check);
+    let checks: [Named<'_, R>; 18] = [
         ("reset", life::reset),
         ("vectors", interrupts::vectors),
         ("msix_pending", interrupts::pending),

@@ -4,8 +4,7 @@ use alloc::{format, vec::Vec};
 
 use super::{Bench, Check, Miss, must, question};
 use crate::{
-    pci::{ConfigSpace, Registers},
-    platform::Platform,
+    pci::Registers,
     virtio::{
         dma::Dma,
         net::{Control, WANTED, feature},
@@ -50,6 +49,17 @@ pub(super) struct Setup {
     pub(super) buffer: usize,
 }
 
+impl Setup {
+    /// Ordinary buffers, and these features besides the [`PLAIN`] ones.
+    pub(super) const fn with(features: u64) -> Self {
+        Setup {
+            features: PLAIN | features,
+            shape: Shape::One,
+            buffer: 2048,
+        }
+    }
+}
+
 /// Features of a check that is about something else.
 pub(super) const PLAIN: u64 = feature::MAC | feature::STATUS | feature::CTRL_VQ;
 
@@ -64,9 +74,9 @@ impl<R: Registers + Clone> Drop for Running<'_, R> {
 }
 
 /// Card in operation, with the check's rings and buffers.
-pub(super) struct Rig<'a, R: Registers + Clone, C, P> {
+pub(super) struct Rig<'a, R: Registers + Clone> {
     _running: Running<'a, R>,
-    pub(super) bench: &'a Bench<'a, R, C, P>,
+    pub(super) bench: &'a Bench<'a, R>,
     pub(super) features: u64,
     pub(super) mac: [u8; 6],
     pub(super) receive: Ring,
@@ -81,8 +91,8 @@ pub(super) struct Rig<'a, R: Registers + Clone, C, P> {
     setup: Setup,
 }
 
-impl<'a, R: Registers + Clone, C: ConfigSpace, P: Platform> Rig<'a, R, C, P> {
-    pub(super) fn new(bench: &'a Bench<'a, R, C, P>, setup: Setup) -> Result<Self, Miss> {
+impl<'a, R: Registers + Clone> Rig<'a, R> {
+    pub(super) fn new(bench: &'a Bench<'a, R>, setup: Setup) -> Result<Self, Miss> {
         let transport = bench.transport;
         let features = transport.negotiate(setup.features & (WANTED | setup.features))?;
         must!(
@@ -309,7 +319,7 @@ impl<'a, R: Registers + Clone, C: ConfigSpace, P: Platform> Rig<'a, R, C, P> {
     }
 }
 
-impl<R, C, P: Platform> Bench<'_, R, C, P> {
+impl<R> Bench<'_, R> {
     /// Waits until `done`. Returns false if `ns` pass before.
     pub(super) fn wait(&self, ns: u64, done: impl Fn() -> bool) -> bool {
         let end = self.platform.now_ns() + ns;

@@ -79,7 +79,7 @@ impl<R: Registers + Clone> Transport<R> {
     /// # Errors
     /// A structure or MSI-X is missing.
     pub fn find(
-        config: &impl ConfigSpace,
+        config: &dyn ConfigSpace,
         function: Function,
         mut map: impl FnMut(u64, usize) -> R,
     ) -> Result<Self, DeviceError> {

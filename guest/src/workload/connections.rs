@@ -37,7 +37,7 @@ pub(super) fn work<P: Platform, N: Nic>(plan: &Plan, stack: &mut Stack<'_, P, N>
         return Outcome::default();
     };
     let mut outcome = Outcome::default();
-    let share = plan.share(at_once, stack.cpu);
+    let share = plan.share(stack.cpu);
     if share == 0 {
         return outcome;
     }

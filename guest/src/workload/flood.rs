@@ -20,18 +20,13 @@ const QUEUE_FRAMES: usize = 128;
 const DRAW: u64 = 64;
 
 pub(super) fn work<P: Platform, N: Nic>(plan: &Plan, stack: &mut Stack<'_, P, N>) -> Outcome {
-    let Workload::Flood {
-        frame_bytes,
-        at_once,
-        ..
-    } = plan.workload
-    else {
+    let Workload::Flood { frame_bytes, .. } = plan.workload else {
         return Outcome::default();
     };
     let mut outcome = Outcome::default();
     let payload_bytes = frame_bytes as usize - HEADERS;
     let segment_bytes = stack.mtu() - 28;
-    let share = plan.share(at_once, stack.cpu);
+    let share = plan.share(stack.cpu);
     if payload_bytes > segment_bytes && !stack.device.nic.can_segment_udp() {
         if stack.cpu == 0 {
             outcome.fail_many(Failure::Unable, plan.draw(u64::MAX));

@@ -8,7 +8,6 @@ use super::{
     connections::{ECHO_BYTES, echo_message},
 };
 use crate::{
-    command::Workload,
     net::{Stack, Turn},
     platform::{Nic, Platform},
 };
@@ -23,11 +22,8 @@ struct Session {
 }
 
 pub(super) fn work<P: Platform, N: Nic>(plan: &Plan, stack: &mut Stack<'_, P, N>) -> Outcome {
-    let Workload::RequestResponse { at_once, .. } = plan.workload else {
-        return Outcome::default();
-    };
     let mut outcome = Outcome::default();
-    let share = plan.share(at_once, stack.cpu);
+    let share = plan.share(stack.cpu);
     let mut pool = Pool::new(stack, share, BUFFER_BYTES, BUFFER_BYTES);
     let mut sessions = Vec::with_capacity(share);
     for _ in 0..share {

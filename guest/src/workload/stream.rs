@@ -32,14 +32,13 @@ pub(super) fn work<P: Platform, N: Nic>(plan: &Plan, stack: &mut Stack<'_, P, N>
         bytes,
         direction,
         raw,
-        at_once,
         ..
     } = plan.workload
     else {
         return Outcome::default();
     };
     let mut outcome = Outcome::default();
-    let share = plan.share(at_once, stack.cpu);
+    let share = plan.share(stack.cpu);
     let (receive_bytes, send_bytes) = match direction {
         Direction::Up => (SMALL_BYTES, WINDOW_BYTES),
         Direction::Down => (WINDOW_BYTES, SMALL_BYTES),

@@ -10,14 +10,12 @@ use slipgate_control::{
     Datapath, LoadOptions, Paths, Program,
     maps::{Insert, SharedMaps},
 };
-use slipgate_testbed::PinDir;
+use slipgate_testbed::{PinDir, test_run::test_run};
 use userspace_nat::{
     datapath::Tables,
     fake::{FakeDatapath, Kernel, KernelHandle, Way},
     port::VirtioNetHdr,
 };
-
-use crate::test_run::test_run;
 
 pub(crate) const ROW: u16 = 3;
 pub(crate) const VM: u32 = 77;
@@ -295,14 +293,14 @@ impl Both {
             At::EnginePort => memory.engine_sends_frame(vnet, frame),
         };
         let memory = went(&mut memory, way);
-        let (action, left) = test_run(program, frame, gso_size).expect("a test run");
-        let real = match action {
+        let ran = test_run(program, frame, gso_size, 1).expect("a test run");
+        let real = match ran.action {
             SHOT => Went::Dropped,
             UNSPEC => {
-                assert_eq!(left, frame, "what is left to the host is as it came");
+                assert_eq!(ran.frame, frame, "what is left to the host is as it came");
                 Went::LeftToTheHost
             }
-            REDIRECT => Went::Sent(left),
+            REDIRECT => Went::Sent(ran.frame),
             other => panic!("the program returned {other}"),
         };
         ([real, memory], way)

@@ -8,7 +8,6 @@
 
 mod both;
 mod choices;
-mod test_run;
 
 use std::collections::BTreeMap;
 

@@ -2,7 +2,6 @@
 mod device;
 mod driver;
 mod fabric;
-pub mod hostile;
 
 pub use device::{Device, Witness};
 pub use driver::Driver;

@@ -9,7 +9,6 @@ use crate::{
     layout,
     memory::MemoryError,
     pci::PciError,
-    vcpu::VcpuError,
     virtio::{net::NetError, transport::TransportError},
 };
 
@@ -22,9 +21,6 @@ pub enum MachineError {
     /// The host's KVM can't be used, or the descriptor is not `/dev/kvm`.
     #[error(transparent)]
     Kvm(#[from] KvmError),
-    /// A vCPU could not be created.
-    #[error(transparent)]
-    Vcpu(#[from] VcpuError),
     /// The guest's memory could not be created.
     #[error(transparent)]
     Memory(#[from] MemoryError),

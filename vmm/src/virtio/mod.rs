@@ -1,5 +1,6 @@
 //! Virtio devices (OASIS virtio 1.2), and their transport over PCI.
 mod device;
+mod mailbox;
 pub mod net;
 pub mod rng;
 pub mod transport;

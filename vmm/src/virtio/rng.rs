@@ -9,7 +9,6 @@
 use std::{
     io,
     os::fd::{AsRawFd, RawFd},
-    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
     thread::JoinHandle,
     time::{Duration, Instant},
 };
@@ -17,9 +16,11 @@ use std::{
 use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
 use virtio_queue::{QueueOwnedT, QueueT};
 use vm_memory::Bytes;
-use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
-use super::{ActivateError, Activation, EnabledQueue, VirtioDevice};
+use super::{
+    ActivateError, Activation, EnabledQueue, VirtioDevice,
+    mailbox::{Inbox, Mailbox, mailbox},
+};
 use crate::{ThreadKind, ThreadSetup, thread};
 
 /// Largest answer to one request, bytes.
@@ -39,32 +40,16 @@ const PAUSE: Duration = Duration::from_millis(20);
 
 /// The virtio entropy device.
 pub struct Rng {
-    control: Arc<Control>,
+    mailbox: Mailbox<Command>,
     worker: Option<JoinHandle<()>>,
 }
 
-/// State that the device and its thread share.
-struct Control {
-    phase: Mutex<Phase>,
-    changed: Condvar,
-    /// Wakes the thread from its poll.
-    wake: EventFd,
-}
-
-/// Phase of the device and its thread.
-enum Phase {
-    /// The thread waits for work.
-    Idle,
-    /// The thread is to take the activation and serve.
+/// Command to the device's thread.
+enum Command {
     Start(Box<Activation>),
-    Serving,
-    /// The thread is to release the queue and become idle.
+    /// Drop the activation and serve no longer.
     Stop,
-    /// The thread is to end.
-    Quit,
-    /// The thread has ended, possibly by a panic: waiting for it would not end. This phase is
-    /// final.
-    Gone,
+    Exit,
 }
 
 impl Rng {
@@ -73,15 +58,11 @@ impl Rng {
     /// # Errors
     /// The host refuses the thread or an eventfd, or `threads` fails.
     pub fn new(threads: ThreadSetup) -> io::Result<Self> {
-        let control = Arc::new(Control {
-            phase: Mutex::new(Phase::Idle),
-            changed: Condvar::new(),
-            wake: EventFd::new(EFD_NONBLOCK)?,
-        });
-        let shared = control.clone();
-        let worker = thread::spawn("rng", ThreadKind::Device, &threads, move || shared.work())?;
+        let (mailbox, inbox) = mailbox()?;
+        let work = move || work(&inbox);
+        let worker = thread::spawn("rng", ThreadKind::Device, &threads, work)?;
         Ok(Self {
-            control,
+            mailbox,
             worker: Some(worker),
         })
     }
@@ -89,7 +70,7 @@ impl Rng {
 
 impl Drop for Rng {
     fn drop(&mut self) {
-        self.control.set(Phase::Quit);
+        self.mailbox.send(Command::Exit);
         if let Some(worker) = self.worker.take() {
             // A panic of the device's thread must not panic this one.
             let _ = worker.join();
@@ -129,109 +110,61 @@ impl VirtioDevice for Rng {
                 why,
             });
         }
-        self.control.set(Phase::Start(Box::new(activation)));
-        match *self.control.lock() {
-            Phase::Gone => Err(ActivateError::Host {
+        match self.mailbox.send(Command::Start(Box::new(activation))) {
+            true => Ok(()),
+            false => Err(ActivateError::Host {
                 what: "starting to serve entropy",
                 source: io::Error::other("the device's thread has ended"),
             }),
-            _ => Ok(()),
         }
     }
 
     fn reset(&mut self) {
-        self.control.set(Phase::Stop);
-        let stopping = |phase: &mut Phase| matches!(phase, Phase::Stop);
-        drop(
-            self.control
-                .changed
-                .wait_while(self.control.lock(), stopping),
-        );
+        self.mailbox.send(Command::Stop);
     }
 }
 
-impl Control {
-    fn lock(&self) -> MutexGuard<'_, Phase> {
-        self.phase.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn set(&self, to: Phase) {
-        let mut phase = self.lock();
-        if !matches!(*phase, Phase::Gone) {
-            *phase = to;
-        }
-        drop(phase);
-        self.changed.notify_all();
-        // The write fails only if the eventfd is signalled already.
-        let _ = self.wake.write(1);
-    }
-
-    /// Body of the device's thread.
-    fn work(&self) {
-        struct End<'a>(&'a Control);
-        impl Drop for End<'_> {
-            fn drop(&mut self) {
-                self.0.set(Phase::Gone);
-            }
-        }
-        let _end = End(self);
-        loop {
-            let activation = {
-                let mut phase = self.lock();
-                loop {
-                    match std::mem::replace(&mut *phase, Phase::Serving) {
-                        Phase::Start(activation) => break activation,
-                        Phase::Quit | Phase::Gone => return,
-                        Phase::Stop | Phase::Idle | Phase::Serving => {
-                            *phase = Phase::Idle;
-                            self.changed.notify_all();
-                        }
-                    }
-                    phase = self
-                        .changed
-                        .wait(phase)
-                        .unwrap_or_else(PoisonError::into_inner);
-                }
-            };
-            self.serve(*activation);
-        }
-    }
-
-    /// Serves until the phase changes. The activation is dropped on return.
-    fn serve(&self, mut activation: Activation) {
-        let Some(mut queue) = activation.queues.pop() else {
-            return;
+/// Body of the device's thread.
+fn work(inbox: &Inbox<Command>) {
+    let mut command = inbox.wait();
+    while let Some(given) = command {
+        inbox.answer();
+        command = match given {
+            Command::Start(activation) => serve(*activation, inbox),
+            Command::Stop => inbox.wait(),
+            Command::Exit => return,
         };
-        let mut allowance = Allowance::new(Instant::now());
-        let mut is_throttled = false;
-        while self.is_serving() {
-            // Notifications are not waited for while the allowance is used up.
-            let kick = (!is_throttled).then_some(queue.kick.as_raw_fd());
-            let waited = wait(self.wake.as_raw_fd(), kick, is_throttled.then_some(PAUSE));
-            // Both only signal that there may be work; an empty eventfd is no error.
-            let _ = self.wake.read();
-            let _ = queue.kick.read();
-            allowance.refill(Instant::now());
-            let answered = waited
-                .map_err(|_| Broken)
-                .and_then(|()| answer(&mut queue, &activation, &mut allowance));
-            match answered {
-                Ok(done) => is_throttled = !done,
-                Err(Broken) => {
-                    activation.signals.needs_reset();
-                    self.wait_for_orders();
-                }
+    }
+}
+
+/// Serves until there is another command, which is returned. The activation is dropped by then.
+fn serve(mut activation: Activation, inbox: &Inbox<Command>) -> Option<Command> {
+    let Some(mut queue) = activation.queues.pop() else {
+        return inbox.wait();
+    };
+    let mut allowance = Allowance::new(Instant::now());
+    let mut is_throttled = false;
+    loop {
+        inbox.quiet();
+        if let Some(command) = inbox.take() {
+            return Some(command);
+        }
+        // Notifications are not waited for while the allowance is used up.
+        let kick = (!is_throttled).then_some(queue.kick.as_raw_fd());
+        let waited = wait(inbox.descriptor(), kick, is_throttled.then_some(PAUSE));
+        // It only signals that there may be work; an empty eventfd is no error.
+        let _ = queue.kick.read();
+        allowance.refill(Instant::now());
+        let answered = waited
+            .map_err(|_| Broken)
+            .and_then(|()| answer(&mut queue, &activation, &mut allowance));
+        match answered {
+            Ok(done) => is_throttled = !done,
+            Err(Broken) => {
+                activation.signals.needs_reset();
+                return inbox.wait();
             }
         }
-    }
-
-    fn is_serving(&self) -> bool {
-        matches!(*self.lock(), Phase::Serving)
-    }
-
-    fn wait_for_orders(&self) {
-        let serving = |phase: &mut Phase| matches!(phase, Phase::Serving);
-        drop(self.changed.wait_while(self.lock(), serving));
     }
 }
 

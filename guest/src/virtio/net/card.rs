@@ -72,7 +72,7 @@ impl<R: Registers + Clone> Card<R> {
     /// The device lacks a feature that is needed, or behaves wrongly.
     pub fn bring_up(
         transport: &Transport<R>,
-        config_space: &impl ConfigSpace,
+        config_space: &dyn ConfigSpace,
         wanted: u64,
         size: u16,
         vectors: Vectors<'_>,

@@ -17,57 +17,42 @@ impl Vcpu {
     pub(super) fn run_guest(&mut self) -> Result<Option<Outcome>, Cause> {
         let shared = &self.shared;
         let counters = &shared.counters.vcpus[usize::from(self.index)];
-        let (access, answer) = match self.fd.run() {
+        // All exits are matched here: an exit borrows the descriptor, so it can't be passed on.
+        let other = match self.fd.run() {
             Ok(VcpuExit::IoIn(..) | VcpuExit::IoOut(..)) => {
-                port_access(self.fd.get_kvm_run(), &shared.bus, counters)
+                let (access, answer) = port_access(self.fd.get_kvm_run(), &shared.bus, counters);
+                return Ok(self.accessed(access, answer));
             }
             Ok(VcpuExit::MmioRead(address, into)) => {
                 counters.mmio_reads.one();
                 let access = mmio(address, into.len(), false);
-                (access, shared.bus.mmio_read(address, into))
+                let answer = shared.bus.mmio_read(address, into);
+                return Ok(self.accessed(access, answer));
             }
             Ok(VcpuExit::MmioWrite(address, bytes)) => {
                 counters.mmio_writes.one();
                 let access = mmio(address, bytes.len(), true);
-                (access, shared.bus.mmio_write(address, bytes))
+                let answer = shared.bus.mmio_write(address, bytes);
+                return Ok(self.accessed(access, answer));
             }
             Ok(VcpuExit::Intr) => {
                 counters.interrupted.one();
                 return Ok(None);
             }
-            // All exits are matched here: an exit borrows the descriptor, so it can't be passed on.
             Ok(VcpuExit::SystemEvent(KVM_SYSTEM_EVENT_SHUTDOWN, _)) => {
-                counters.other.one();
-                return Ok(Some(Outcome::PoweredOff));
+                Ok(Some(Outcome::PoweredOff))
             }
-            Ok(VcpuExit::SystemEvent(KVM_SYSTEM_EVENT_RESET, _)) => {
-                counters.other.one();
-                return Ok(Some(Outcome::Reset));
-            }
-            Ok(VcpuExit::SystemEvent(kind, _)) => {
-                counters.other.one();
-                return Err(Cause::SystemEvent { kind });
-            }
-            Ok(VcpuExit::Shutdown) => {
-                counters.other.one();
-                return Err(Cause::TripleFault);
-            }
+            Ok(VcpuExit::SystemEvent(KVM_SYSTEM_EVENT_RESET, _)) => Ok(Some(Outcome::Reset)),
+            Ok(VcpuExit::SystemEvent(kind, _)) => Err(Cause::SystemEvent { kind }),
+            Ok(VcpuExit::Shutdown) => Err(Cause::TripleFault),
             Ok(VcpuExit::FailEntry(hardware_reason, _)) => {
-                counters.other.one();
-                return Err(Cause::FailedEntry { hardware_reason });
+                Err(Cause::FailedEntry { hardware_reason })
             }
-            Ok(VcpuExit::MemoryFault { gpa: address, .. }) => {
-                counters.other.one();
-                return Err(Cause::MemoryFault { address });
-            }
-            Ok(VcpuExit::InternalError) => {
-                counters.other.one();
-                return Err(internal_error(self.fd.get_kvm_run()));
-            }
+            Ok(VcpuExit::MemoryFault { gpa: address, .. }) => Err(Cause::MemoryFault { address }),
+            Ok(VcpuExit::InternalError) => Err(internal_error(self.fd.get_kvm_run())),
             Ok(_) => {
-                counters.other.one();
                 let reason = self.fd.get_kvm_run().exit_reason;
-                return Err(Cause::UnknownExit { reason });
+                Err(Cause::UnknownExit { reason })
             }
             Err(error) => match error.errno() {
                 // A kick, or another signal; or an application processor that received its SIPI.
@@ -77,20 +62,25 @@ impl Vcpu {
                     self.fd.set_kvm_immediate_exit(0);
                     return Ok(None);
                 }
-                errno => {
-                    counters.other.one();
-                    return Err(Cause::RunFailed { errno });
-                }
+                errno => Err(Cause::RunFailed { errno }),
             },
         };
+        counters.other.one();
+        other
+    }
+
+    /// Notes an access to a device, and returns the outcome if it ends the machine.
+    fn accessed(&mut self, access: Access, answer: Answer) -> Option<Outcome> {
         self.last_access = Some(access);
         match answer {
-            Answer::Served => Ok(None),
+            Answer::Served => None,
             Answer::Unclaimed => {
-                counters.unclaimed.one();
-                Ok(None)
+                self.shared.counters.vcpus[usize::from(self.index)]
+                    .unclaimed
+                    .one();
+                None
             }
-            Answer::End(outcome) => Ok(Some(outcome)),
+            Answer::End(outcome) => Some(outcome),
         }
     }
 }

@@ -27,7 +27,6 @@ use crate::{
     thread,
 };
 
-pub use setup::VcpuError;
 pub(crate) use setup::create;
 
 /// State that the vCPUs of a machine share.

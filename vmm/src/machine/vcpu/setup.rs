@@ -4,8 +4,9 @@ use kvm_ioctls::{Kvm, VcpuFd, VmFd};
 
 use crate::{
     boot::{self, registers},
-    cpuid::{self, CpuidError},
+    cpuid,
     kvm::KvmError,
+    machine::MachineError,
 };
 
 /// Local vector table entries of the local APIC's two pins (Intel SDM vol. 3, 11.5.1).
@@ -13,17 +14,6 @@ const LVT_LINT0: usize = 0x350;
 const LVT_LINT1: usize = 0x360;
 const DELIVER_NMI: u32 = 0b100 << 8;
 const DELIVER_EXTINT: u32 = 0b111 << 8;
-
-/// Reason why a vCPU could not be created.
-#[derive(Debug, thiserror::Error)]
-pub enum VcpuError {
-    /// KVM refused a call.
-    #[error(transparent)]
-    Kvm(#[from] KvmError),
-    /// The vCPU's CPUID could not be determined.
-    #[error(transparent)]
-    Cpuid(#[from] CpuidError),
-}
 
 /// Creates vCPU `index` of `cpus`. The first is at the kernel's entry; the others wait for INIT and
 /// SIPI.
@@ -33,7 +23,7 @@ pub(crate) fn create(
     index: u8,
     cpus: u8,
     kernel: &boot::Loaded,
-) -> Result<VcpuFd, VcpuError> {
+) -> Result<VcpuFd, MachineError> {
     let vcpu = vm
         .create_vcpu(index.into())
         .map_err(KvmError::call("creating a vCPU"))?;

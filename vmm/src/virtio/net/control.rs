@@ -20,7 +20,6 @@ use super::{
     counters::NetCounters,
     features::{Features, Offloads},
     filter::{Filter, MAX_ADDRESSES, Table},
-    mailbox::{Inbox, Mailbox},
     pieces::{self, Translation, total},
     ring::{Broken, Published, Ring},
     tap::Tap,
@@ -28,7 +27,10 @@ use super::{
 };
 use crate::{
     GuestMemory,
-    virtio::{EnabledQueue, Signals},
+    virtio::{
+        EnabledQueue, Signals,
+        mailbox::{Inbox, Mailbox},
+    },
 };
 
 /// Length of the longest command, bytes. Linux's longest is a MAC table.

@@ -10,7 +10,6 @@ use super::{
     control::{self, Control, Shared},
     features::{Features, Offloads},
     frame_io,
-    mailbox::{Mailbox, mailbox},
     pieces::Translation,
     queues::Queues,
     ring::Ring,
@@ -21,7 +20,10 @@ use super::{
 };
 use crate::{
     ThreadKind, ThreadSetup, thread,
-    virtio::{ActivateError, Activation, Signals, VirtioDevice},
+    virtio::{
+        ActivateError, Activation, Signals, VirtioDevice,
+        mailbox::{Mailbox, mailbox},
+    },
 };
 
 /// The virtio-net network card.

@@ -10,7 +10,7 @@
 //! out the commands of the control queue ([`control`]).
 //!
 //! The threads live as long as the card. Activation and reset only send them commands and wait for
-//! the answer ([`mailbox`]). So a vCPU thread creates no thread, no mapping and no descriptor, and
+//! the answer ([`mailbox`](super::mailbox)). So a vCPU thread creates no thread, no mapping and no descriptor, and
 //! when a reset returns no thread touches the guest's memory any more.
 //!
 //! All that the driver writes into a ring is checked as it is read ([`ring`]). An invalid ring ends
@@ -26,7 +26,6 @@ mod features;
 mod filter;
 mod frame_io;
 mod header;
-mod mailbox;
 mod pieces;
 mod queues;
 mod ring;

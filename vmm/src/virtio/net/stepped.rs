@@ -8,7 +8,6 @@ use super::{
     control::{Session, Shared},
     features::{Features, Offloads},
     frame_io::{self, FrameIo},
-    mailbox::mailbox,
     pieces::Translation,
     ring::{Broken, Ring},
     tap::Tap,
@@ -16,7 +15,7 @@ use super::{
     waits::Waits,
     worker::{self, Serving, Worker},
 };
-use crate::virtio::{Activation, EnabledQueue};
+use crate::virtio::{Activation, EnabledQueue, mailbox::mailbox};
 
 /// Card with one queue pair and a control queue.
 pub struct Stepped {

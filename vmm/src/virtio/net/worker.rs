@@ -25,7 +25,6 @@ use super::{
     features::Features,
     filter::Filter,
     frame_io::{FrameIo, MAX_TRANSFERS, Transfer},
-    mailbox::Inbox,
     pieces::Translation,
     ring::{Broken, Published, Ring},
     rx::{self, Rx},
@@ -34,7 +33,7 @@ use super::{
 };
 use crate::{
     GuestMemory,
-    virtio::{EnabledQueue, Signals},
+    virtio::{EnabledQueue, Signals, mailbox::Inbox},
 };
 
 /// Command to a worker.

@@ -1,7 +1,10 @@
-//! Random sequences of all that a guest and a device can do: see [`crate::fake::hostile`].
+//! Random sequences of all that a guest and a device can do: see [`hostile`].
+#[path = "../../../tests/hostile/mod.rs"]
+mod hostile;
+
 use proptest::prelude::*;
 
-use crate::fake::hostile::{FEATURES, Machine, Step};
+use self::hostile::{FEATURES, Machine, Step};
 
 fn bytes() -> impl Strategy<Value = Vec<u8>> {
     let byte = prop_oneof![

@@ -62,23 +62,31 @@ pub(super) fn mailbox<C>() -> io::Result<(Mailbox<C>, Inbox<C>)> {
 }
 
 impl<C> Mailbox<C> {
-    /// Sends a command and waits until it was carried out. Returns at once if the thread has ended.
-    pub(super) fn send(&self, command: C) {
+    /// Sends a command and waits until it was carried out. Returns false, at once, if the thread
+    /// has ended.
+    pub(super) fn send(&self, command: C) -> bool {
         let line = self.line.lock().unwrap_or_else(PoisonError::into_inner);
-        if line.commands.send(command).is_ok() {
-            self.bell.rung.store(true, Ordering::Release);
-            // The write fails only when the count is at its limit: then the thread wakes all the
-            // same.
-            let _ = self.bell.event.write(1);
-            let _ = line.answers.recv();
+        if line.commands.send(command).is_err() {
+            return false;
         }
+        self.bell.rung.store(true, Ordering::Release);
+        // The write fails only when the count is at its limit: then the thread wakes all the same.
+        let _ = self.bell.event.write(1);
+        line.answers.recv().is_ok()
     }
 }
 
 impl<C> Inbox<C> {
-    /// Returns an eventfd that is signalled when a command arrives. Watch it edge-triggered.
+    /// Returns an eventfd that is signalled when a command arrives. Watch it edge-triggered, or
+    /// [quiet](Inbox::quiet) it before the next command is taken.
     pub(super) fn descriptor(&self) -> RawFd {
         self.bell.event.as_raw_fd()
+    }
+
+    /// Ends the signal of the commands so far.
+    pub(super) fn quiet(&self) {
+        // An empty eventfd is no error.
+        let _ = self.bell.event.read();
     }
 
     /// Returns whether a command may have arrived.

@@ -1,4 +1,4 @@
-//! One run of a program on one frame, by `BPF_PROG_TEST_RUN`.
+//! Runs of a program on one frame, by `BPF_PROG_TEST_RUN`.
 use std::{
     io,
     os::fd::{AsRawFd, BorrowedFd},
@@ -33,13 +33,28 @@ struct TestRun {
     pad: u32,
 }
 
-/// Runs a program on a frame; returns its result and the changed frame. `gso_size`: 0 for a frame
-/// that is one packet.
-pub(crate) fn test_run(
+/// Result of runs of a program.
+#[derive(Debug)]
+pub struct Ran {
+    /// What the last run returned.
+    pub action: i32,
+    /// The frame as the last run left it.
+    pub frame: Vec<u8>,
+    /// Mean time of a run, ns.
+    pub mean_ns: u32,
+}
+
+/// Runs a program on a frame `repeat` times, each on what the run before left. `gso_size`: 0 for a
+/// frame that is one packet.
+///
+/// # Errors
+/// The kernel refuses the run.
+pub fn test_run(
     program: BorrowedFd<'_>,
     frame: &[u8],
     gso_size: u32,
-) -> io::Result<(i32, Vec<u8>)> {
+    repeat: u32,
+) -> io::Result<Ran> {
     let mut context = [0u8; CONTEXT_LEN];
     context[GSO_SIZE..GSO_SIZE + 4].copy_from_slice(&gso_size.to_ne_bytes());
     let mut out = vec![0u8; frame.len() + ROOM];
@@ -49,6 +64,7 @@ pub(crate) fn test_run(
         data_size_out: out.len() as u32,
         data_in: frame.as_ptr() as u64,
         data_out: out.as_mut_ptr() as u64,
+        repeat,
         ..TestRun::default()
     };
     if gso_size != 0 {
@@ -68,5 +84,9 @@ pub(crate) fn test_run(
         return Err(io::Error::last_os_error());
     }
     out.truncate(run.data_size_out as usize);
-    Ok((run.retval as i32, out))
+    Ok(Ran {
+        action: run.retval as i32,
+        frame: out,
+        mean_ns: run.duration,
+    })
 }

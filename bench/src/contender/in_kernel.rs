@@ -1,0 +1,68 @@
+//! Contenders whose packets stay in the kernel.
+
+use std::process::Command;
+
+use anyhow::Result;
+use slipgate_testbed::{
+    Guest, World, baseline,
+    world::{HOST, UPLINK},
+};
+
+use super::{
+    Contender, Stand, guest,
+    process::{self, NatProcess},
+    world,
+};
+use crate::machine::{self, Pinning};
+
+pub(super) enum InKernel {
+    /// nftables' masquerade, the usual NAT of TAP devices, to which all ratios refer.
+    Nftables,
+    /// IP forwarding without NAT: the upper limit of the machine. A low result shows that the
+    /// machine was disturbed.
+    Forwarding,
+    /// einat (EHfive/einat-ebpf), another eBPF NAT, where it is installed.
+    ///
+    /// It translates at TC on the uplink; the host forwards. Its default ports and its
+    /// endpoint-independent mapping are left unchanged.
+    Einat,
+}
+
+pub(super) const NFTABLES: &str = "nftables";
+
+impl Contender for InKernel {
+    fn name(&self) -> &'static str {
+        match self {
+            Self::Nftables => NFTABLES,
+            Self::Forwarding => "forwarding",
+            Self::Einat => "einat",
+        }
+    }
+
+    fn version(&self) -> Result<String> {
+        match self {
+            Self::Nftables => process::version("nft", "nftables"),
+            Self::Forwarding => Ok(format!("Linux {}", machine::kernel())),
+            Self::Einat => process::version("einat", "einat"),
+        }
+    }
+
+    fn set_up(&self, pinning: Pinning) -> Result<Stand> {
+        let world = World::with(world(true))?;
+        let guest = Guest::new(&world, guest(pinning))?;
+        match self {
+            Self::Nftables => baseline::masquerade(&world, &guest)?,
+            Self::Forwarding | Self::Einat => baseline::plain_forwarding(&world, &guest)?,
+        }
+        if !matches!(self, Self::Einat) {
+            return Ok(Stand::in_kernel(world, guest));
+        }
+        // What it does not translate shall not be answered.
+        let route = format!("route del {}/32 via {HOST}", guest.config().address);
+        world.net.ip(&route)?;
+        let mut command = Command::new("einat");
+        command.args(["--ifname", UPLINK]);
+        let process = NatProcess::start(&world.host, command, pinning)?;
+        Stand::in_kernel(world, guest).served_by(process)
+    }
+}

@@ -1,0 +1,114 @@
+//! NAT by host sockets: pasta and slirp4netns, each with the MTU of all and with its fastest. They
+//! make their own TAP in the guest's namespace.
+
+use std::{
+    fs::File,
+    os::{fd::AsRawFd, unix::process::CommandExt},
+    process::Command,
+};
+
+use anyhow::{Context, Result};
+use slipgate_testbed::{GUEST_DEVICE, NetNs, World};
+
+use super::{
+    Contender, MTU, Stand,
+    process::{self, NatProcess},
+    world,
+};
+use crate::machine::Pinning;
+
+/// Default MTU of pasta and largest of slirp4netns, bytes, with which each is fastest.
+const BEST_MTU: u32 = 65520;
+/// Descriptor by which the child finds the guest's namespace. pasta drops CAP_SYS_PTRACE before it
+/// opens the namespace, so a path below another process's `/proc` entry would fail.
+const NAMESPACE_FD: i32 = 9;
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Program {
+    /// Belongs to passt.
+    Pasta,
+    /// Built on libslirp.
+    Slirp4netns,
+}
+
+pub(super) struct UserMode {
+    name: &'static str,
+    program: Program,
+    mtu: u32,
+}
+
+/// The first two with the MTU of all.
+pub(super) const ALL: [UserMode; 4] = [
+    UserMode::new("pasta", Program::Pasta, MTU),
+    UserMode::new("slirp4netns", Program::Slirp4netns, MTU),
+    UserMode::new("pasta-65520", Program::Pasta, BEST_MTU),
+    UserMode::new("slirp4netns-65520", Program::Slirp4netns, BEST_MTU),
+];
+
+impl UserMode {
+    const fn new(name: &'static str, program: Program, mtu: u32) -> Self {
+        Self { name, program, mtu }
+    }
+
+    fn pasta(&self, guest: &NetNs) -> Result<Command> {
+        let path = guest.path();
+        let namespace = File::open(&path).with_context(|| format!("open {}", path.display()))?;
+        let mut command = Command::new("pasta");
+        // As root it would become nobody, who can't enter the namespace.
+        command.args(["--foreground", "--quiet", "--runas", "0"]);
+        command.args(["--config-net", "--netns-only", "--no-netns-quit"]);
+        command.args(["--ipv4-only", "--ns-ifname", GUEST_DEVICE]);
+        command.args(["--address", "10.0.2.15", "--netmask", "24"]);
+        command.args(["--gateway", "10.0.2.2", "--mtu", &self.mtu.to_string()]);
+        command.args(["--tcp-ports", "none", "--udp-ports", "none"]);
+        command.args(["--tcp-ns", "none", "--udp-ns", "none"]);
+        command.args(["--netns", &format!("/proc/self/fd/{NAMESPACE_FD}")]);
+        let duplicate = move || {
+            // SAFETY: dup2 takes numbers only and may be called between fork and exec; the
+            // closure holds the descriptor.
+            match unsafe { libc::dup2(namespace.as_raw_fd(), NAMESPACE_FD) } {
+                -1 => Err(std::io::Error::last_os_error()),
+                _ => Ok(()),
+            }
+        };
+        // SAFETY: `duplicate` makes a system call only.
+        unsafe { command.pre_exec(duplicate) };
+        Ok(command)
+    }
+
+    fn slirp4netns(&self, guest: &NetNs) -> Command {
+        let mut command = Command::new("slirp4netns");
+        command.args(["--configure", "--netns-type=path"]);
+        command.arg(format!("--mtu={}", self.mtu));
+        command.arg(guest.path()).arg(GUEST_DEVICE);
+        command
+    }
+}
+
+impl Contender for UserMode {
+    fn name(&self) -> &'static str {
+        self.name
+    }
+
+    fn mtu(&self) -> u32 {
+        self.mtu
+    }
+
+    fn version(&self) -> Result<String> {
+        match self.program {
+            Program::Pasta => process::version("pasta", "passt"),
+            Program::Slirp4netns => process::version("slirp4netns", "slirp4netns"),
+        }
+    }
+
+    fn set_up(&self, pinning: Pinning) -> Result<Stand> {
+        let world = World::with(world(false))?;
+        let guest = NetNs::new(&format!("guest-of-{}", self.name))?;
+        let command = match self.program {
+            Program::Pasta => self.pasta(&guest)?,
+            Program::Slirp4netns => self.slirp4netns(&guest),
+        };
+        let process = NatProcess::start(&world.host, command, pinning)?;
+        Stand::of_process(world, guest, process)
+    }
+}
