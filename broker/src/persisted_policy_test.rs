@@ -1,11 +1,14 @@
-use slipgate_policy::document::{CliOverrides, RuleFlag};
+use slipgate_policy::{
+    Action,
+    document::{CliOverrides, RuleFlag},
+};
 
 use super::*;
 use crate::config::tests;
 
 /// A command line that names a policy file, and denies these besides.
 fn config(file: &Path, denied: &[&str]) -> Config {
-    let deny = |rule: &&str| RuleFlag::Deny((*rule).to_owned());
+    let deny = |rule: &&str| RuleFlag::Match(Action::Deny, (*rule).to_owned());
     let typed = CliOverrides {
         file: Some(file.to_owned()),
         rules: denied.iter().map(deny).collect(),

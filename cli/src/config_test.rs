@@ -3,7 +3,7 @@ use std::net::Ipv4Addr;
 use clap::{CommandFactory as _, FromArgMatches as _};
 use slipgate_broker::config::from_disk;
 use slipgate_policy::{
-    Resolvers as Asked,
+    Action, Resolvers as Asked,
     document::{CliOverrides, LoadedPolicies},
 };
 
@@ -160,8 +160,8 @@ fn the_guests_network_holds_together() {
 #[test]
 fn rules_keep_the_order_typed_across_flags() {
     let c = config("--tap t --deny 192.0.2.1 --allow 192.0.2.0/24 --deny-file f --deny 0.0.0.0/0 --allow 198.51.100.7:443/tcp").unwrap();
-    let deny = |t: &str| RuleFlag::Deny(t.into());
-    let allow = |t: &str| RuleFlag::Allow(t.into());
+    let deny = |t: &str| RuleFlag::Match(Action::Deny, t.into());
+    let allow = |t: &str| RuleFlag::Match(Action::Allow, t.into());
     assert_eq!(
         c.flags.rules,
         [

@@ -8,7 +8,6 @@ use slipgate_abi::Protocol;
 
 use crate::{Action, DenyFile, Destination, Pattern, Policy, Rule};
 
-const PROTOCOLS: [Protocol; 3] = [Protocol::Tcp, Protocol::Udp, Protocol::Icmp];
 /// Upper bound, exclusive, of the number of rules in a random policy.
 const MOST_RULES: usize = 8;
 
@@ -46,7 +45,7 @@ pub fn destination() -> impl Strategy<Value = Destination> {
     ];
     let port = prop_oneof![4 => 1_u16..16, 1 => Just(65535), 1 => any::<u16>()];
     (addr, port, 0_usize..3).prop_map(|(bits, port, protocol)| {
-        let protocol = PROTOCOLS[protocol];
+        let protocol = Protocol::all()[protocol];
         Destination {
             addr: Ipv4Addr::from_bits(bits),
             port: if protocol == Protocol::Icmp { 0 } else { port },

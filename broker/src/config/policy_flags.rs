@@ -66,9 +66,7 @@ impl Config {
         let flags = &self.flags;
         let rule = |rule: &RuleFlag| {
             let (flag, given) = match rule {
-                RuleFlag::Allow(text) => ("allow", text.into()),
-                RuleFlag::Inspect(text) => ("inspect", text.into()),
-                RuleFlag::Deny(text) => ("deny", text.into()),
+                RuleFlag::Match(action, text) => (action.name(), text.into()),
                 RuleFlag::DenyFile(path) => ("deny_file", absolute(path)),
             };
             (flag.to_owned(), given)

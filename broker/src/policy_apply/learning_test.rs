@@ -21,9 +21,9 @@ fn texts(loaded: &LoadedPolicies) -> Vec<String> {
 #[test]
 fn an_open_vm_has_its_policy_but_for_the_default_and_others_have_theirs() {
     let rules = vec![
-        RuleFlag::Allow("a.test:443".into()),
-        RuleFlag::Inspect("192.0.2.0/24:443".into()),
-        RuleFlag::Deny("198.51.100.0/24".into()),
+        RuleFlag::Match(Action::Allow, "a.test:443".into()),
+        RuleFlag::Match(Action::Inspect, "192.0.2.0/24:443".into()),
+        RuleFlag::Match(Action::Deny, "198.51.100.0/24".into()),
     ];
     let mut config = config(&["a", "b"], denying(rules));
     let loaded = config.load_policies().unwrap();

@@ -2,20 +2,19 @@
 use std::path::PathBuf;
 
 use clap::ArgMatches;
-use slipgate_policy::document::RuleFlag;
+use slipgate_policy::{Action, document::RuleFlag};
 
 /// The rule flags of a subcommand's matches, as typed: first match wins, so order is meaning,
 /// and clap sorts values by flag.
 pub(crate) fn rule_flags(matches: &ArgMatches) -> Vec<RuleFlag> {
     let mut rules: Vec<(usize, RuleFlag)> = Vec::new();
-    let mut collect = |flag: &str, make: &dyn Fn(&str) -> RuleFlag| {
+    for action in [Action::Allow, Action::Inspect, Action::Deny] {
+        let flag = action.name();
         let values = matches.get_many::<String>(flag).into_iter().flatten();
         let indices = matches.indices_of(flag).into_iter().flatten();
-        rules.extend(indices.zip(values).map(|(i, v)| (i, make(v))));
-    };
-    collect("allow", &|v| RuleFlag::Allow(v.to_owned()));
-    collect("inspect", &|v| RuleFlag::Inspect(v.to_owned()));
-    collect("deny", &|v| RuleFlag::Deny(v.to_owned()));
+        let typed = values.map(|value| RuleFlag::Match(action, value.clone()));
+        rules.extend(indices.zip(typed));
+    }
     let files = matches
         .get_many::<PathBuf>("deny_file")
         .into_iter()

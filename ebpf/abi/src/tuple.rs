@@ -61,6 +61,11 @@ pub enum Protocol {
 }
 
 impl Protocol {
+    /// All protocols of which there are flows.
+    pub const fn all() -> [Self; 3] {
+        [Self::Tcp, Self::Udp, Self::Icmp]
+    }
+
     /// The protocol with this number in an IPv4 header; `None` if slipgate has no flows of it.
     #[inline(always)]
     pub const fn from_ip(number: u8) -> Option<Self> {
@@ -70,6 +75,13 @@ impl Protocol {
             17 => Some(Self::Udp),
             _ => None,
         }
+    }
+
+    /// The protocol with this name in flags and output.
+    pub fn by_name(name: &str) -> Option<Self> {
+        Self::all()
+            .into_iter()
+            .find(|protocol| protocol.name() == name)
     }
 
     /// Name of the protocol in flags and output.

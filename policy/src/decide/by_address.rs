@@ -24,15 +24,10 @@ impl Policy {
         if let Some((order, line)) = self.in_files(to, matched) {
             return self.decision(order, Some(line), Action::Deny);
         }
-        let refused = |rule, refusal| Decision {
-            rule,
-            line: None,
-            refusal: Some(refusal),
-        };
         match matched {
             Some(order) => self.decision(order, None, self.action(order)),
-            None if space.is_some() => refused(self.protected_id(), Refusal::Protected),
-            None if bypass => refused(self.dns_bypass_id(), Refusal::DnsElsewhere),
+            None if space.is_some() => Decision::by(self.protected_id(), Some(Refusal::Protected)),
+            None if bypass => self.by_dns_bypass(),
             None => self.by_default(),
         }
     }
@@ -65,11 +60,12 @@ impl Policy {
     }
 
     pub(crate) fn by_default(&self) -> Decision {
-        Decision {
-            rule: self.default_id(),
-            line: None,
-            refusal: (self.default == Action::Deny).then_some(Refusal::Default),
-        }
+        let refusal = (self.default == Action::Deny).then_some(Refusal::Default);
+        Decision::by(self.default_id(), refusal)
+    }
+
+    pub(super) fn by_dns_bypass(&self) -> Decision {
+        Decision::by(self.dns_bypass_id(), Some(Refusal::DnsElsewhere))
     }
 
     /// Returns the position and line of the first deny file that denies `to`, if it stands before

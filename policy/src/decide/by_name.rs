@@ -1,6 +1,4 @@
 //! Decisions by the rules about names.
-use slipgate_abi::Refusal;
-
 use crate::{
     Action, Decision, Destination, Name, NamePattern, Place, Policy, Rule, compile::dns_bypass,
 };
@@ -57,11 +55,7 @@ impl Policy {
         let decision = self.resolves(rules);
         let is_bypass = dns_bypass::is_resolver(name) || dns_bypass::is_canary(name);
         match decision.is_allowed() && is_bypass && !self.names_exactly(rules) {
-            true => Decision {
-                rule: self.dns_bypass_id(),
-                line: None,
-                refusal: Some(Refusal::DnsElsewhere),
-            },
+            true => self.by_dns_bypass(),
             false => decision,
         }
     }
@@ -71,11 +65,7 @@ impl Policy {
     pub fn may_ask(&self, name: Name<'_>, rules: &[Place]) -> Decision {
         match self.judges_names() {
             true => self.asks(name, rules),
-            false => Decision {
-                rule: self.default_id(),
-                line: None,
-                refusal: None,
-            },
+            false => Decision::by(self.default_id(), None),
         }
     }
 

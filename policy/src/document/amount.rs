@@ -1,5 +1,5 @@
 //! Amounts in a policy: `500`, `10M`, `64Ki`.
-use std::{borrow::Cow, fmt, marker::PhantomData, str::FromStr};
+use std::{borrow::Cow, fmt, str::FromStr};
 
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Deserializer, Serialize, de};
@@ -9,7 +9,8 @@ use serde::{Deserialize, Deserializer, Serialize, de};
 pub struct Amount(pub u64);
 
 /// An amount from 1 to 2³² - 1.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(try_from = "Amount")]
 pub struct Count(pub u32);
 
 const UNITS: [(&str, u64); 6] = [
@@ -39,13 +40,10 @@ impl FromStr for Amount {
     }
 }
 
-/// A type that an amount can be narrowed to.
-trait Bounded: Sized {
-    fn bounded(amount: Amount) -> Result<Self, String>;
-}
+impl TryFrom<Amount> for Count {
+    type Error = String;
 
-impl Bounded for Count {
-    fn bounded(Amount(amount): Amount) -> Result<Self, String> {
+    fn try_from(Amount(amount): Amount) -> Result<Self, String> {
         let count = u32::try_from(amount).ok().filter(|count| *count > 0);
         count
             .map(Self)
@@ -57,49 +55,42 @@ impl FromStr for Count {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        Self::bounded(text.parse()?)
+        text.parse::<Amount>()?.try_into()
     }
 }
 
-impl Bounded for Amount {
-    fn bounded(amount: Amount) -> Result<Self, String> {
-        Ok(amount)
+impl<'de> Deserialize<'de> for Amount {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(Visitor)
     }
 }
 
-struct Visitor<T>(PhantomData<T>);
+struct Visitor;
 
-impl<T: Bounded> de::Visitor<'_> for Visitor<T> {
-    type Value = T;
+impl de::Visitor<'_> for Visitor {
+    type Value = Amount;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("a number, or a text like \"10M\"")
     }
 
-    fn visit_i64<E: de::Error>(self, number: i64) -> Result<T, E> {
+    fn visit_i64<E: de::Error>(self, number: i64) -> Result<Amount, E> {
         let number = u64::try_from(number);
         let number = number.map_err(|_| E::custom("a negative number is no amount"))?;
         self.visit_u64(number)
     }
 
-    fn visit_u64<E: de::Error>(self, number: u64) -> Result<T, E> {
-        T::bounded(Amount(number)).map_err(E::custom)
+    fn visit_u64<E: de::Error>(self, number: u64) -> Result<Amount, E> {
+        Ok(Amount(number))
     }
 
-    fn visit_str<E: de::Error>(self, text: &str) -> Result<T, E> {
-        let amount: Amount = text.parse().map_err(E::custom)?;
-        T::bounded(amount).map_err(E::custom)
+    fn visit_str<E: de::Error>(self, text: &str) -> Result<Amount, E> {
+        text.parse().map_err(E::custom)
     }
 }
 
 macro_rules! described {
     ($Type:ident, $least:literal) => {
-        impl<'de> Deserialize<'de> for $Type {
-            fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-                deserializer.deserialize_any(Visitor(PhantomData))
-            }
-        }
-
         impl JsonSchema for $Type {
             fn schema_name() -> Cow<'static, str> {
                 stringify!($Type).into()

@@ -292,8 +292,8 @@ proptest! {
         port in any::<u16>(),
     ) {
         let flags: Vec<RuleFlag> = rules.iter().map(|(kind, text)| match kind {
-            0 => RuleFlag::Allow(text.clone()),
-            _ => RuleFlag::Deny(text.clone()),
+            0 => RuleFlag::Match(Action::Allow, text.clone()),
+            _ => RuleFlag::Match(Action::Deny, text.clone()),
         }).collect();
         let line = |(kind, text): &(i32, String)| {
             format!("{{ {} = \"{text}\" }},\n", if *kind == 0 { "allow" } else { "deny" })

@@ -11,11 +11,11 @@ use super::{
     host_loopback, meaning,
     overrides::CliOverrides,
     rule_flag::{DENY_FILE, RuleFlag, parse},
-    schema::{DefaultText, Dns, HostLoopback, HttpText, ReloadText, RuleEntry},
+    schema::{DefaultText, NamedPolicy, RuleEntry},
 };
 use crate::{
-    Action, DenyFile, DenyFileError, DnsSettings, Http, Note, OnReload, Policy, PolicySet,
-    Resolvers, Rule, Settings, Written,
+    Action, DenyFile, DenyFileError, DnsSettings, Http, Note, Policy, PolicySet, Resolvers, Rule,
+    Settings, Written,
 };
 
 /// All policies of a process.
@@ -94,25 +94,11 @@ impl LoadedPolicies {
                 policies: vec![policy],
             });
         };
-        let document = &file.document;
-        let top = Part {
-            name: None,
-            default: document.default.as_ref(),
-            on_reload: document.on_reload,
-            rules: &document.rules,
-            dns: &document.dns,
-            host_loopback: &document.host_loopback,
-        };
-        let named = document.policy.iter().map(|(name, policy)| Part {
-            name: Some(name),
-            default: policy.default.as_ref(),
-            on_reload: policy.on_reload,
-            rules: &policy.rules,
-            dns: &policy.dns,
-            host_loopback: &policy.host_loopback,
-        });
-        let parts = [top].into_iter().chain(named);
-        let policies = parts.map(|part| part.load(file, &typed, read));
+        let top = file.document.top_level();
+        let named = file.document.policy.iter();
+        let named = named.map(|(name, policy)| (Some(name), policy));
+        let all = [(None, &top)].into_iter().chain(named);
+        let policies = all.map(|(name, policy)| policy.load(name, file, &typed, read));
         Ok(Self {
             policies: policies.collect::<Result<_, _>>()?,
         })
@@ -149,68 +135,62 @@ struct Flags {
     resolvers: Option<Resolvers>,
 }
 
-/// A policy within a file: its top level, or a named one.
-struct Part<'f> {
-    name: Option<&'f Spanned<String>>,
-    default: Option<&'f Spanned<DefaultText>>,
-    on_reload: Option<ReloadText>,
-    rules: &'f [Spanned<RuleEntry>],
-    dns: &'f Dns,
-    host_loopback: &'f HostLoopback,
-}
-
-impl Part<'_> {
+impl NamedPolicy {
+    /// `name`: `None` for the top level of the file.
     fn load(
         &self,
+        name: Option<&Spanned<String>>,
         file: &PolicyFile,
         typed: &Flags,
         read: Reader<'_>,
     ) -> Result<LoadedPolicy, ConfigError> {
-        if let Some(name) = self.name {
+        if let Some(name) = name {
             let checked = meaning::check_name("", name.get_ref(), name.get_ref());
             checked.map_err(|e| file.error(&name.span(), e.problem, e.remedy))?;
         }
         let mut rules = typed.rules.clone();
-        for entry in self.rules {
+        for entry in &self.rules {
             rules.extend(rules_of(file, entry, read)?);
         }
         let settings = Settings {
-            name: self.name.map(|name| name.get_ref().clone()),
+            name: name.map(|name| name.get_ref().clone()),
             file: Some(file.name()),
-            on_reload: match self.on_reload {
-                None | Some(ReloadText::Cut) => OnReload::Cut,
-                Some(ReloadText::Keep) => OnReload::Keep,
-            },
-            dns: meaning::dns_settings(file, self.dns, typed.resolvers.clone())?,
-            host_loopback: host_loopback::of_file(file, self.host_loopback)?,
+            on_reload: self.on_reload.unwrap_or_default(),
+            dns: meaning::dns_settings(file, &self.dns, typed.resolvers.clone())?,
+            host_loopback: host_loopback::of_file(file, &self.host_loopback)?,
             is_learning: false,
         };
         Ok(LoadedPolicy {
             settings,
-            default: self.default(file, typed.default)?,
+            default: self.default(name, file, typed.default)?,
             rules,
         })
     }
 
     /// Returns the default of the flags, else that of the file. A file must give it: a missing
     /// default (in a truncated file, for one) must not decide by accident.
-    fn default(&self, file: &PolicyFile, typed: Option<Action>) -> Result<Action, ConfigError> {
-        let said = self.default.map(|said| match said.get_ref() {
+    fn default(
+        &self,
+        name: Option<&Spanned<String>>,
+        file: &PolicyFile,
+        typed: Option<Action>,
+    ) -> Result<Action, ConfigError> {
+        let said = self.default.as_ref().map(|said| match said.get_ref() {
             DefaultText::Allow => Action::Allow,
             DefaultText::Deny => Action::Deny,
         });
         if let Some(default) = typed.or(said) {
             return Ok(default);
         }
-        if self.name.is_none() && !meaning::has_top_level(&file.document) {
+        if name.is_none() && !meaning::has_top_level(&file.document) {
             // No VM can have it.
             return Ok(Action::Deny);
         }
         let first = self.rules.first().map(Spanned::span);
-        let span = self.name.map(Spanned::span).or(first);
+        let span = name.map(Spanned::span).or(first);
         Err(file.error(
             &span.unwrap_or_default(),
-            match self.name {
+            match name {
                 Some(name) => format!("the policy {} does not say its default", name.get_ref()),
                 None => "no default is said".to_owned(),
             },
@@ -255,10 +235,9 @@ fn rules_of(
     let note = |span: &Range<usize>| Note {
         place: Some(file.line(span)),
         comment: comment.clone(),
-        http: match http.as_ref().map(Spanned::get_ref) {
-            None | Some(HttpText::Each) => Http::Each,
-            Some(HttpText::First) => Http::First,
-        },
+        http: http
+            .as_ref()
+            .map_or_else(Http::default, |http| *http.get_ref()),
     };
     if let Some(list) = deny_file {
         let path = file.beside(list.get_ref());
@@ -298,9 +277,7 @@ fn typed_rules(typed: &[RuleFlag], read: Reader<'_>) -> Result<Vec<LoadedRule>, 
     let rules = typed.iter().map(|rule| {
         Ok(LoadedRule {
             rule: match rule {
-                RuleFlag::Allow(text) => RuleText::Match(Action::Allow, text.clone()),
-                RuleFlag::Inspect(text) => RuleText::Match(Action::Inspect, text.clone()),
-                RuleFlag::Deny(text) => RuleText::Match(Action::Deny, text.clone()),
+                RuleFlag::Match(action, text) => RuleText::Match(*action, text.clone()),
                 RuleFlag::DenyFile(path) => RuleText::DenyFile {
                     name: path.display().to_string(),
                     text: read(path).map_err(|e| {

@@ -2,10 +2,9 @@
 //!
 //! Rules given as flags come before the file's, in every policy of it. A flag overrides the file's
 //! value, and `--vm` of one VM overrides the flag.
-use slipgate_abi::{Rate, VmRates};
+use slipgate_abi::VmRates;
 
 use super::{
-    amount::Count,
     error::ConfigError,
     file::PolicyFile,
     forward::{self, Forward},
@@ -49,31 +48,23 @@ impl Default for Limits {
 impl Limits {
     /// Replaces the limits that `by` gives.
     pub fn change(&mut self, by: &Quotas) {
-        let count = |own: &mut u32, said: Option<Count>| {
-            if let Some(said) = said {
-                *own = said.0;
-            }
-        };
-        count(&mut self.max_flows, by.max_flows);
-        count(&mut self.new_flows_per_second, by.new_flows_per_second);
-        count(&mut self.dns_per_second, by.dns_per_second);
-        let Rate {
-            packets_per_second: tx_packets,
-            bytes_per_second: tx_bytes,
-        } = &mut self.rates.tx;
-        let Rate {
-            packets_per_second: rx_packets,
-            bytes_per_second: rx_bytes,
-        } = &mut self.rates.rx;
-        for (own, said) in [
-            (tx_bytes, by.tx_bytes_per_second),
-            (rx_bytes, by.rx_bytes_per_second),
-            (tx_packets, by.tx_packets_per_second),
-            (rx_packets, by.rx_packets_per_second),
-        ] {
-            if let Some(said) = said {
-                *own = said.0;
-            }
+        let counts = [
+            (&mut self.max_flows, by.max_flows),
+            (&mut self.new_flows_per_second, by.new_flows_per_second),
+            (&mut self.dns_per_second, by.dns_per_second),
+        ];
+        for (own, said) in counts {
+            *own = said.map_or(*own, |said| said.0);
+        }
+        let VmRates { tx, rx } = &mut self.rates;
+        let amounts = [
+            (&mut tx.bytes_per_second, by.tx_bytes_per_second),
+            (&mut rx.bytes_per_second, by.rx_bytes_per_second),
+            (&mut tx.packets_per_second, by.tx_packets_per_second),
+            (&mut rx.packets_per_second, by.rx_packets_per_second),
+        ];
+        for (own, said) in amounts {
+            *own = said.map_or(*own, |said| said.0);
         }
     }
 }

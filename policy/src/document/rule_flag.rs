@@ -12,12 +12,8 @@ const REMEDY: &str = "give CIDR or NAME[:PORT[-PORT]][/tcp|udp|icmp], like 192.0
 /// One rule flag of the command line.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum RuleFlag {
-    /// `--allow RULE`: the rule as given.
-    Allow(String),
-    /// `--inspect RULE`: the rule as given.
-    Inspect(String),
-    /// `--deny RULE`: the rule as given.
-    Deny(String),
+    /// `--allow RULE`, `--inspect RULE` or `--deny RULE`: the rule as given.
+    Match(Action, String),
     /// `--deny-file F`: the path of the file.
     DenyFile(PathBuf),
 }
@@ -28,13 +24,9 @@ pub enum RuleFlag {
 /// A pattern cannot be parsed.
 pub fn check_rules(rules: &[RuleFlag]) -> Result<(), ConfigError> {
     for rule in rules {
-        let (action, text) = match rule {
-            RuleFlag::Allow(text) => (Action::Allow, text),
-            RuleFlag::Inspect(text) => (Action::Inspect, text),
-            RuleFlag::Deny(text) => (Action::Deny, text),
-            RuleFlag::DenyFile(_) => continue,
-        };
-        parse(action, text)?;
+        if let RuleFlag::Match(action, text) = rule {
+            parse(*action, text)?;
+        }
     }
     Ok(())
 }

@@ -7,6 +7,7 @@ use serde::{Deserialize, Deserializer, Serialize, de};
 use toml::Spanned;
 
 use super::amount::{Amount, Count};
+use crate::{Http, OnReload};
 
 /// Returns the JSON schema of a policy file.
 pub fn schema() -> serde_json::Value {
@@ -23,7 +24,7 @@ pub struct Document {
     #[schemars(with = "Option<DefaultText>")]
     pub default: Option<Spanned<DefaultText>>,
     /// Treatment of established flows that changed rules would not admit.
-    pub on_reload: Option<ReloadText>,
+    pub on_reload: Option<OnReload>,
     /// Rules, tried in this order; the first that matches decides.
     #[schemars(with = "Vec<RuleEntry>")]
     pub rules: Vec<Spanned<RuleEntry>>,
@@ -44,6 +45,20 @@ pub struct Document {
     pub vms: BTreeMap<Spanned<String>, Spanned<String>>,
 }
 
+impl Document {
+    /// Returns what the top level says, as a named policy says it.
+    pub(super) fn top_level(&self) -> NamedPolicy {
+        NamedPolicy {
+            default: self.default.clone(),
+            on_reload: self.on_reload,
+            rules: self.rules.clone(),
+            quotas: self.quotas,
+            dns: self.dns.clone(),
+            host_loopback: self.host_loopback.clone(),
+        }
+    }
+}
+
 /// A policy for the VMs that name it: `policy=NAME` in `--vm`, `--policy-name`, or `[vms]`.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
@@ -52,7 +67,7 @@ pub struct NamedPolicy {
     #[schemars(with = "Option<DefaultText>")]
     pub default: Option<Spanned<DefaultText>>,
     /// Treatment of established flows that changed rules would not admit.
-    pub on_reload: Option<ReloadText>,
+    pub on_reload: Option<OnReload>,
     /// Rules, tried in this order; the first that matches decides.
     #[schemars(with = "Vec<RuleEntry>")]
     pub rules: Vec<Spanned<RuleEntry>>,
@@ -72,26 +87,6 @@ pub enum DefaultText {
     Allow,
     /// The flow is refused.
     Deny,
-}
-
-/// Treatment of established flows that changed rules would not admit.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize, JsonSchema)]
-#[serde(rename_all = "lowercase")]
-pub enum ReloadText {
-    /// The flows are ended.
-    Cut,
-    /// The flows continue.
-    Keep,
-}
-
-/// How far an inspected HTTP/1 connection is followed.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize, JsonSchema)]
-#[serde(rename_all = "lowercase")]
-pub enum HttpText {
-    /// Each request must comply with the rule.
-    Each,
-    /// Only the first request must comply; the kernel forwards what follows.
-    First,
 }
 
 /// One rule, or several with the same action: exactly one of `allow`, `inspect`, `deny`,
@@ -120,8 +115,8 @@ pub struct RuleEntry {
     pub deny_file: Option<Spanned<String>>,
     /// With `inspect`: whether each request of an HTTP/1 connection must comply with the rule, or
     /// the first only.
-    #[schemars(with = "Option<HttpText>")]
-    pub http: Option<Spanned<HttpText>>,
+    #[schemars(with = "Option<Http>")]
+    pub http: Option<Spanned<Http>>,
     /// Reason for the rule, shown wherever it decides.
     pub comment: Option<String>,
 }

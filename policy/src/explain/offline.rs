@@ -17,16 +17,16 @@ pub struct Standing<'p> {
 impl Policy {
     /// Returns the rules with their numbers, in order.
     pub fn standing(&self) -> impl Iterator<Item = Standing<'_>> {
-        let first = self.default_id().0 + RuleId::FIRST_TYPED.0;
-        (first..).zip(&self.rules).map(|(id, rule)| Standing {
-            id: RuleId(id),
+        let standing = |(place, rule)| Standing {
+            id: self.id(place),
             rule,
-        })
+        };
+        (0..).zip(&self.rules).map(standing)
     }
 
     /// Returns a rule's name in a sentence, as [`Policy::named`] does.
     pub fn describe(&self, rule: RuleId) -> String {
-        self.named(as_decision(rule))
+        self.named(Decision::by(rule, None))
     }
 
     /// Returns every rule by address that matches a destination, in order. The first is not always
@@ -43,13 +43,9 @@ impl Policy {
 
     /// Returns the rules about a name (in lower case, wire form), in order, whatever their ports.
     pub fn speaking_of(&self, name: Name<'_>) -> Vec<RuleId> {
-        let first = self.default_id().0 + RuleId::FIRST_TYPED.0;
         let mut about: Vec<u32> = self.about(name).iter().map(|place| place.order).collect();
         about.dedup();
-        about
-            .into_iter()
-            .map(|place| RuleId(first + place))
-            .collect()
+        about.into_iter().map(|place| self.id(place)).collect()
     }
 
     /// Decides whether a name may be asked for.
@@ -110,8 +106,7 @@ fn covers(earlier: &Rule, later: &Rule) -> bool {
         (Rule::DenyFile(file), Rule::Match(_, b)) => file.patterns().any(|a| a.contains(b)),
         (Rule::Name(_, a), Rule::Name(_, b)) => a.contains(b),
         (Rule::DenyFile(file), Rule::Name(_, b)) => {
-            let mut lines = file.lines_about(b.name()).into_iter();
-            lines.any(|line| file.name_at(line).is_some_and(|a| a.contains(b)))
+            file.names_about(b.name()).any(|a| a.contains(b))
         }
         _ => false,
     }
@@ -126,14 +121,6 @@ fn speaks_where_not(a: &Pattern, later: Action, b: &Pattern) -> bool {
         let opens = range.prefix_len() <= b.prefix_len();
         overlaps && range.prefix_len() > a.prefix_len() && (later == Action::Deny || opens)
     })
-}
-
-fn as_decision(rule: RuleId) -> Decision {
-    Decision {
-        rule,
-        line: None,
-        refusal: None,
-    }
 }
 
 impl Pattern {

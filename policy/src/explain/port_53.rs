@@ -30,11 +30,9 @@ impl Policy {
         let mut earlier = self.standing().take_while(|s| s.id < later.id);
         earlier.any(|s| match s.rule {
             Rule::Name(Action::Deny, deny) => deny.is_whole() && deny.contains(pattern),
-            Rule::DenyFile(file) => {
-                let mut lines = file.lines_about(pattern.name()).into_iter();
-                let denies = |line| file.name_at(line).is_some_and(|d| d.contains(pattern));
-                lines.any(|line| denies(line) && file.name_at(line).is_some_and(|d| d.is_whole()))
-            }
+            Rule::DenyFile(file) => file
+                .names_about(pattern.name())
+                .any(|deny| deny.is_whole() && deny.contains(pattern)),
             Rule::Name(..) | Rule::Match(..) => false,
         })
     }

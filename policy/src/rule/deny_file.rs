@@ -103,6 +103,12 @@ impl DenyFile {
     }
 
     /// Returns the lines, from 1, about a name (in lower case), ascending.
+    /// Returns the patterns by name that match a name.
+    pub(crate) fn names_about(&self, name: Name<'_>) -> impl Iterator<Item = &NamePattern> {
+        let lines = self.lines_about(name).into_iter();
+        lines.filter_map(|line| self.name_at(line))
+    }
+
     pub(crate) fn lines_about(&self, name: Name<'_>) -> Vec<u32> {
         self.names.matching(name)
     }

@@ -12,7 +12,6 @@ use slipgate_abi::Protocol;
 
 use super::{Destination, pattern::Pattern, prefix_map::PrefixMap};
 
-const PROTOCOLS: [Protocol; 3] = [Protocol::Tcp, Protocol::Udp, Protocol::Icmp];
 /// Value of [`Step::order`] where no pattern matches.
 const NO_MATCH: u32 = u32::MAX;
 
@@ -91,7 +90,7 @@ fn index(protocol: Protocol) -> usize {
 /// Appends the tables of one prefix. `group` has its entries in order.
 fn tables(group: &[Entry], steps: &mut Vec<Step>) -> [Table; 3] {
     let mut previous: Range<usize> = 0..0;
-    PROTOCOLS.map(|protocol| {
+    Protocol::all().map(|protocol| {
         let from = steps.len();
         append_table(group, protocol, steps);
         // The protocols' tables are mostly the same: store it once.

@@ -135,6 +135,15 @@ pub struct Decision {
 }
 
 impl Decision {
+    /// A decision by a rule as a whole, not by a line of a deny file.
+    pub(crate) const fn by(rule: RuleId, refusal: Option<Refusal>) -> Self {
+        Self {
+            rule,
+            line: None,
+            refusal,
+        }
+    }
+
     /// Whether the flow is allowed.
     pub const fn is_allowed(self) -> bool {
         self.refusal.is_none()

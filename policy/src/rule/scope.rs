@@ -59,8 +59,8 @@ impl Scope {
             (Some(_), None) => false,
             (Some((first, last)), Some((from, to))) => first <= from && to <= last,
         };
-        let all = [Protocol::Tcp, Protocol::Udp, Protocol::Icmp];
-        ports && all.into_iter().all(|p| !other.covers(p) || self.covers(p))
+        let mut all = Protocol::all().into_iter();
+        ports && all.all(|p| !other.covers(p) || self.covers(p))
     }
 
     /// Whether some port and protocol matches both scopes.
@@ -69,8 +69,8 @@ impl Scope {
             (None, _) | (_, None) => true,
             (Some((first, last)), Some((from, to))) => first <= to && from <= last,
         };
-        let all = [Protocol::Tcp, Protocol::Udp, Protocol::Icmp];
-        ports && all.into_iter().any(|p| self.covers(p) && other.covers(p))
+        let mut all = Protocol::all().into_iter();
+        ports && all.any(|p| self.covers(p) && other.covers(p))
     }
 
     /// Whether every port and protocol matches.
@@ -118,9 +118,7 @@ fn parse_port(text: &str) -> Option<u16> {
 }
 
 fn parse_protocol(text: &str) -> Option<Protocol> {
-    [Protocol::Tcp, Protocol::Udp, Protocol::Icmp]
-        .into_iter()
-        .find(|protocol| protocol.name().eq_ignore_ascii_case(text))
+    Protocol::by_name(&text.to_ascii_lowercase())
 }
 
 /// Serialization of a protocol as its IP protocol number; 0: any.
@@ -138,12 +136,11 @@ mod protocol_number {
     pub(super) fn deserialize<'de, D: Deserializer<'de>>(
         deserializer: D,
     ) -> Result<Option<Protocol>, D::Error> {
-        let all = [Protocol::Tcp, Protocol::Udp, Protocol::Icmp];
         match u8::deserialize(deserializer)? {
             0 => Ok(None),
-            number => match all.into_iter().find(|protocol| *protocol as u8 == number) {
-                Some(protocol) => Ok(Some(protocol)),
+            number => match Protocol::from_ip(number) {
                 None => Err(D::Error::custom(format_args!("no protocol {number}"))),
+                known => Ok(known),
             },
         }
     }

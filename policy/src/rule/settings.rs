@@ -2,23 +2,24 @@
 //! questions are answered.
 use std::net::SocketAddr;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{Rule, host_loopback::LoopbackPorts, name::Name};
 
-/// How far an inspect rule follows an HTTP/1 connection.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+/// How far an inspected HTTP/1 connection is followed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Http {
-    /// Every request must comply with the rule: the connection stays in the engine.
+    /// Each request must comply with the rule: the connection stays in the engine.
     #[default]
     Each,
-    /// Only the first request must comply; the kernel forwards the rest.
+    /// Only the first request must comply; the kernel forwards what follows.
     First,
 }
 
-/// Treatment of established flows that a new policy would not admit.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+/// Treatment of established flows that changed rules would not admit.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum OnReload {
     /// The flows are ended.

@@ -40,44 +40,29 @@ pub fn summary(compiled: &Compiled, warnings: usize) -> String {
 pub fn warnings(compiled: &Compiled, gateway: Ipv4Addr) -> Vec<String> {
     let mut warnings = Vec::new();
     for policy in compiled.policies.iter() {
-        let mut warn = |rule: Standing<'_>, text: String| {
+        for rule in policy.standing() {
             let place = policy.note(rule.id).and_then(|note| note.place.clone());
             let place = place.unwrap_or_else(|| compiled.file.name());
-            warnings.push(format!("{place}: warning: {text}"));
-        };
-        for rule in policy.standing() {
+            let short = describe_short(policy, rule);
+            let mut warn = |why: String| warnings.push(format!("{place}: warning: {short}{why}"));
             if let Some(earlier) = policy.covered_by(rule) {
-                warn(
-                    rule,
-                    format!(
-                        "{} never decides: {} matches all of it",
-                        policy.describe_short(rule),
-                        policy.describe(earlier)
-                    ),
-                );
+                let earlier = policy.describe(earlier);
+                warn(format!(" never decides: {earlier} matches all of it"));
             }
             if let Some(earlier) = policy.uninspected_by(rule) {
-                warn(
-                    rule,
-                    format!(
-                        "{} does not inspect what {} admits: that stands before it",
-                        policy.describe_short(rule),
-                        policy.describe(earlier)
-                    ),
-                );
+                let earlier = policy.describe(earlier);
+                warn(format!(
+                    " does not inspect what {earlier} admits: that stands before it"
+                ));
             }
             if let Some(why) = cannot_be_inspected(rule.rule) {
-                warn(rule, format!("{}: {why}", policy.describe_short(rule)));
+                warn(format!(": {why}"));
             }
             if let Some(other) = opposite(policy, rule) {
-                warn(
-                    rule,
-                    format!(
-                        "{} is of the same name as {}: for what both speak of the first decides",
-                        policy.describe_short(rule),
-                        policy.describe(other.id)
-                    ),
-                );
+                let other = policy.describe(other.id);
+                warn(format!(
+                    " is of the same name as {other}: for what both speak of the first decides"
+                ));
             }
         }
         warnings.extend(of_default(policy, &compiled.file.name()));
@@ -95,22 +80,14 @@ pub fn warnings(compiled: &Compiled, gateway: Ipv4Addr) -> Vec<String> {
     warnings
 }
 
-trait Short {
-    fn describe_short(&self, rule: Standing<'_>) -> String;
-}
-
-impl Short for Policy {
-    /// Returns a rule's number and text without its place, with which the line already begins.
-    fn describe_short(&self, rule: Standing<'_>) -> String {
-        let text = match rule.rule {
-            Rule::Match(action, pattern) => format!("{} {pattern}", action.name()),
-            Rule::Name(action, pattern) => format!("{} {pattern}", action.name()),
-            Rule::DenyFile(file) => format!("deny_file {}", file.name()),
-        };
-        format!("{}, `{text}`,", self.call(rule.id))
-            .trim_end_matches(',')
-            .to_owned()
-    }
+/// Returns a rule's number and text without its place, with which the line already begins.
+fn describe_short(policy: &Policy, rule: Standing<'_>) -> String {
+    let text = match rule.rule {
+        Rule::Match(action, pattern) => format!("{} {pattern}", action.name()),
+        Rule::Name(action, pattern) => format!("{} {pattern}", action.name()),
+        Rule::DenyFile(file) => format!("deny_file {}", file.name()),
+    };
+    format!("{}, `{text}`", policy.call(rule.id))
 }
 
 /// Returns why an inspect rule matches no flow that sends a server name; `None` if it may match

@@ -85,39 +85,26 @@ pub enum Seen {
 /// flows.
 #[derive(Deserialize)]
 struct Line {
-    #[serde(default)]
     event: Option<String>,
     #[serde(default)]
     vm: String,
-    #[serde(default)]
     id: Option<String>,
-    #[serde(default)]
     proto: Option<String>,
-    #[serde(default)]
     remote: Option<SocketAddrV4>,
-    #[serde(default)]
     host: Option<SocketAddrV4>,
-    #[serde(default)]
     direction: Option<String>,
-    #[serde(default)]
     dns_name: Option<String>,
-    #[serde(default)]
     name: Option<String>,
-    #[serde(default, rename = "type")]
+    #[serde(rename = "type")]
     kind: Option<String>,
     #[serde(default)]
     chain: Vec<String>,
     #[serde(default)]
     answers: Vec<IpAddr>,
-    #[serde(default)]
     reason: Option<String>,
-    #[serde(default)]
     count: Option<u64>,
-    #[serde(default)]
     time: Option<String>,
-    #[serde(default)]
     started: Option<String>,
-    #[serde(default)]
     source: Option<String>,
 }
 
@@ -312,12 +299,7 @@ fn time_ns(text: &str) -> Option<u64> {
 }
 
 fn destination(line: &Line) -> Option<Destination> {
-    let protocol = match line.proto.as_deref()? {
-        "tcp" => Protocol::Tcp,
-        "udp" => Protocol::Udp,
-        "icmp" => Protocol::Icmp,
-        _ => return None,
-    };
+    let protocol = Protocol::by_name(line.proto.as_deref()?)?;
     let remote = line.remote?;
     Some(Destination {
         addr: *remote.ip(),
