@@ -7,7 +7,7 @@ use super::{
     Connection, Entry, Event, Kind, Name, Question, Relay, Served, Taken,
     dns_stream::DnsStream,
     journal::{By, Ends, Held},
-    link::{Buffers, Endpoint, Link, Packets},
+    link::{Endpoint, Link, Packets},
     stream::Fate,
 };
 use crate::{
@@ -31,15 +31,12 @@ impl Relay {
         (packet, segments): (&[u8], Segments),
         cx: &mut Context<'_>,
     ) -> Taken {
-        let name = Name {
-            vm,
-            ours: SocketAddrV4::new(to, tcp.destination),
-            guest_port: tcp.source,
-        };
+        let name = Name::new(vm, SocketAddrV4::new(to, tcp.destination), tcp.source);
         if let Some(key) = self.connections.get(&name).copied() {
             self.drive(key, Event::Packet(packet, segments), cx);
             return Taken::Yes;
         }
+        let fresh_key = self.fresh_key();
         let Some(served) = self.vms.get_mut(&vm) else {
             return Taken::No;
         };
@@ -52,30 +49,21 @@ impl Relay {
             return Taken::OverLimit;
         }
         let mut link = Link::to(&served.net, &mut self.packets, cx.now_ns);
-        let buffers = Buffers {
-            from_guest: self.limits.dns_buffer,
-            to_guest: self.limits.dns_buffer,
-        };
-        let Ok(endpoint) = Endpoint::listen(name.ours, buffers, &mut link) else {
+        let Ok(endpoint) = Endpoint::listen(name.ours, self.limits.dns_buffer, &mut link) else {
             return Taken::No;
         };
         let stream = DnsStream::new(endpoint, cx.now_ns);
+        served.counts.dns_connections += 1;
         let ends = Ends {
-            vm,
             protocol: Protocol::Tcp,
-            guest: SocketAddrV4::new(served.net.guest, tcp.source),
+            guest_port: tcp.source,
             remote: name.ours,
             by: By::Itself,
         };
-        let key = self.fresh_key();
-        let Some(served) = self.vms.get_mut(&vm) else {
-            return Taken::No;
-        };
-        served.counts.dns_connections += 1;
-        let held = Held::Entry(key);
+        let held = Held::Entry(fresh_key);
         let flow = self.journal.begin(ends, held, served, cx.now_ns);
-        self.insert(key, name, flow, Kind::Dns(stream));
-        self.drive(key, Event::Packet(packet, segments), cx);
+        self.insert(fresh_key, name, flow, Kind::Dns(stream));
+        self.drive(fresh_key, Event::Packet(packet, segments), cx);
         Taken::Yes
     }
 
@@ -125,15 +113,7 @@ impl Relay {
         let Some(served) = self.vms.get_mut(&name.vm) else {
             return;
         };
-        let incoming = match event {
-            Event::Packet(packet, segments) => {
-                served
-                    .counts
-                    .sent(&mut connection.flow, segments, cx.now_ns);
-                Some(packet)
-            }
-            Event::Ready(_) | Event::Answer(_) | Event::Timer | Event::Turn => None,
-        };
+        let incoming = served.incoming(event, &mut connection.flow, cx.now_ns);
         let mut link = Link::to(&served.net, &mut self.packets, cx.now_ns);
         let may_send = served.turn.may_send(event, self.turn);
         link.may_send = may_send;
@@ -208,39 +188,31 @@ impl Relay {
 
     /// Removes a connection or an exchange that has ended. `reason` is the word for records.
     pub(super) fn over(&mut self, key: u32, reason: &'static str, now_ns: u64) {
-        let (vm, deadline_ns, flow) = match self.entries.remove(&key) {
+        let (deadline_ns, flow, kind) = match self.entries.remove(&key) {
             Some(Entry::Connection(connection)) => {
                 self.connections.remove(&connection.name);
-                let Connection {
-                    name,
-                    flow,
-                    deadline_ns,
-                    kind,
-                    ..
-                } = *connection;
-                if let Some(served) = self.vms.get_mut(&name.vm) {
-                    let counts = &mut served.counts;
-                    let count = match kind {
-                        Kind::Stream(_) => &mut counts.streams,
-                        Kind::Dns(_) => &mut counts.dns_connections,
-                        Kind::Connecting(_) | Kind::Loopback { .. } => &mut counts.loopback_streams,
-                    };
-                    *count -= 1;
-                }
-                (name.vm, deadline_ns, flow)
+                (
+                    connection.deadline_ns,
+                    connection.flow,
+                    Some(connection.kind),
+                )
             }
             Some(Entry::Exchange(exchange)) => {
                 self.exchanges.remove(&exchange.name);
-                let vm = exchange.name.vm;
-                if let Some(served) = self.vms.get_mut(&vm) {
-                    served.counts.loopback_exchanges -= 1;
-                }
-                (vm, exchange.deadline_ns, exchange.flow)
+                (exchange.deadline_ns, exchange.flow, None)
             }
             _ => return,
         };
         self.deadlines.remove(&(deadline_ns, key));
-        if let Some(served) = self.vms.get_mut(&vm) {
+        if let Some(served) = self.vms.get_mut(&flow.vm) {
+            let counts = &mut served.counts;
+            let count = match kind {
+                Some(Kind::Stream(_)) => &mut counts.streams,
+                Some(Kind::Dns(_)) => &mut counts.dns_connections,
+                Some(Kind::Connecting(_) | Kind::Loopback { .. }) => &mut counts.loopback_streams,
+                None => &mut counts.loopback_exchanges,
+            };
+            *count -= 1;
             self.journal.end(&flow, reason, served, now_ns);
         }
     }
@@ -255,9 +227,7 @@ impl Relay {
                 Kind::Stream(stream) | Kind::Loopback { stream, .. } => {
                     stream.reset(&mut link);
                 }
-                Kind::Dns(stream) => {
-                    stream.reset(&mut link);
-                }
+                Kind::Dns(stream) => drop(stream.reset(&mut link)),
                 Kind::Connecting(connecting) => connecting.refuse(connection.name.ours, &mut link),
             }
             tell(&mut self.packets, &mut connection.flow, served, cx);

@@ -11,7 +11,7 @@ use std::{
     os::fd::AsRawFd,
 };
 
-use slipgate_abi::{RuleIndex, VmId};
+use slipgate_abi::VmId;
 
 use nix::{
     libc,
@@ -21,16 +21,14 @@ use nix::{
     },
 };
 
-use super::Forward;
+use super::Target;
 use crate::record::RelayedFlow;
 
 /// Socket of a forwarded UDP port.
 #[derive(Debug)]
 pub(super) struct DatagramSocket {
     socket: UdpSocket,
-    pub(super) vm: VmId,
-    pub(super) guest_port: u16,
-    pub(super) rule: RuleIndex,
+    pub(super) target: Target,
 }
 
 /// A client of a forwarded port, and the host's address that it uses.
@@ -52,16 +50,10 @@ pub(super) struct Association {
 }
 
 impl DatagramSocket {
-    pub(super) fn new(forward: Forward) -> io::Result<Self> {
-        let socket = UdpSocket::from(forward.socket);
+    pub(super) fn new(socket: UdpSocket, target: Target) -> io::Result<Self> {
         socket.set_nonblocking(true)?;
         setsockopt(&socket, sockopt::Ipv4PacketInfo, &true)?;
-        Ok(Self {
-            socket,
-            vm: forward.vm,
-            guest_port: forward.guest_port,
-            rule: forward.rule,
-        })
+        Ok(Self { socket, target })
     }
 
     pub(super) fn socket(&self) -> &UdpSocket {

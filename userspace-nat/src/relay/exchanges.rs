@@ -32,7 +32,7 @@ pub(super) struct Exchange {
     pub(super) name: Name,
     socket: UdpSocket,
     pub(super) host_port: u16,
-    active_ns: u64,
+    pub(super) active_ns: u64,
     pub(super) deadline_ns: u64,
     pub(super) flow: RelayedFlow,
 }
@@ -74,7 +74,7 @@ impl Relay {
         opening: &Opening,
         cx: &mut Context<'_>,
     ) -> Taken {
-        let has_socket = self.has_socket_for(name.vm);
+        let (key, has_socket) = (self.fresh_key(), self.has_socket_for(name.vm));
         let Some(served) = self.vms.get_mut(&name.vm) else {
             return Taken::No;
         };
@@ -83,7 +83,6 @@ impl Relay {
             served.counts.loopback_refused += 1;
             return Taken::OverLimit;
         }
-        let guest = SocketAddrV4::new(served.net.guest, name.guest_port);
         let Ok(socket) = host_socket::udp(opening.host_port) else {
             served.counts.loopback_refused += 1;
             return Taken::Refused;
@@ -91,7 +90,6 @@ impl Relay {
         if Exchange::send(&socket, payload) == Sent::Refused {
             return Taken::Refused;
         }
-        let key = self.fresh_key();
         if cx
             .poller
             .add(socket.as_fd(), relay_token(key), Interest::Read)
@@ -99,15 +97,11 @@ impl Relay {
         {
             return Taken::OverLimit;
         }
-        let Some(served) = self.vms.get_mut(&name.vm) else {
-            return Taken::No;
-        };
         served.counts.loopback_exchanges += 1;
         served.counts.bytes_from_guest += payload.len() as u64;
         let ends = Ends {
-            vm: name.vm,
             protocol: Protocol::Udp,
-            guest,
+            guest_port: name.guest_port,
             remote: name.ours,
             by: By::Loopback {
                 from: v4(socket.local_addr()),
@@ -217,12 +211,5 @@ impl Relay {
         }
         exchange.deadline_ns = due_ns;
         self.deadlines.insert((due_ns, key));
-    }
-}
-
-impl Exchange {
-    /// Starts the idle timeout again.
-    pub(super) fn begin_timers(&mut self, now_ns: u64) {
-        self.active_ns = now_ns;
     }
 }

@@ -5,14 +5,14 @@ use std::{
     os::fd::AsFd,
 };
 
-use slipgate_abi::{DropReason, Protocol, RuleIndex, VmId, segment::Segments};
+use slipgate_abi::{DropReason, Protocol, VmId, segment::Segments};
 
 use super::{
-    Entry, Event, Forward, Kind, Name, Relay, Taken,
+    Entry, Event, Forward, Kind, Name, Relay, Taken, Target,
     connections::send,
     datagrams::{Association, Client, DatagramSocket},
     journal::{By, Ends, Held},
-    link::{Buffers, Endpoint, Link},
+    link::{Endpoint, Link},
     stream::{self, Stream},
 };
 use crate::{
@@ -40,22 +40,21 @@ impl Relay {
         let key = self.fresh_key();
         let token = relay_token(key);
         let (vm, protocol) = (forward.vm, forward.protocol);
-        let (entry, host) = match forward.protocol {
+        let target = Target {
+            vm,
+            guest_port: forward.guest_port,
+            rule: forward.rule,
+        };
+        let (entry, host) = match protocol {
             Protocol::Tcp => {
                 let listener = TcpListener::from(forward.socket);
                 listener.set_nonblocking(true)?;
                 let host = v4(listener.local_addr());
                 cx.poller.add(listener.as_fd(), token, Interest::Read)?;
-                let entry = Entry::Listener {
-                    listener,
-                    vm,
-                    guest_port: forward.guest_port,
-                    rule: forward.rule,
-                };
-                (entry, host)
+                (Entry::Listener(listener, target), host)
             }
             Protocol::Udp => {
-                let socket = DatagramSocket::new(forward)?;
+                let socket = DatagramSocket::new(forward.socket.into(), target)?;
                 cx.poller
                     .add(socket.socket().as_fd(), token, Interest::Read)?;
                 let host = v4(socket.socket().local_addr());
@@ -88,7 +87,7 @@ impl Relay {
         match key.and_then(|key| self.entries.remove(&key)) {
             // The broker may hold the same socket: closing ours would not end the waiting. An
             // error means that it is not waited on any more.
-            Some(Entry::Listener { listener, .. }) => drop(cx.poller.remove(&listener)),
+            Some(Entry::Listener(listener, _)) => drop(cx.poller.remove(&listener)),
             Some(Entry::Datagrams(socket)) => drop(cx.poller.remove(socket.socket())),
             Some(Entry::Connection(_) | Entry::Exchange(_)) | None => {}
         }
@@ -120,18 +119,11 @@ impl Relay {
     /// Accepts connections that wait on a listener.
     pub(super) fn accept(&mut self, key: u32, cx: &mut Context<'_>) {
         for _ in 0..BATCH {
-            let Some(Entry::Listener {
-                listener,
-                vm,
-                guest_port,
-                rule,
-            }) = self.entries.get(&key)
-            else {
+            let Some(Entry::Listener(listener, target)) = self.entries.get(&key) else {
                 return;
             };
-            let (vm, guest_port, rule) = (*vm, *guest_port, *rule);
             match listener.accept() {
-                Ok(accepted) => self.open(accepted, vm, guest_port, rule, cx),
+                Ok(accepted) => self.open(accepted, *target, cx),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
                 // The client gave up meanwhile, or a signal came: the next one may be well.
                 Err(error) if is_passing(&error) => {}
@@ -144,13 +136,16 @@ impl Relay {
     fn open(
         &mut self,
         (host, client): (TcpStream, SocketAddr),
-        vm: VmId,
-        guest_port: u16,
-        rule: RuleIndex,
+        target: Target,
         cx: &mut Context<'_>,
     ) {
+        let Target {
+            vm,
+            guest_port,
+            rule,
+        } = target;
         let ours = self.free_port(vm, guest_port, Protocol::Tcp);
-        let has_socket = self.has_socket_for(vm);
+        let (key, has_socket) = (self.fresh_key(), self.has_socket_for(vm));
         let Some(served) = self.vms.get_mut(&vm) else {
             return stream::reset_host(host);
         };
@@ -160,50 +155,34 @@ impl Relay {
             return stream::reset_host(host);
         };
         let mut link = Link::to(&served.net, &mut self.packets, cx.now_ns);
-        let buffers = Buffers {
-            from_guest: self.limits.stream_buffer,
-            to_guest: self.limits.stream_buffer,
-        };
+        let buffer = self.limits.stream_buffer;
         let guest = SocketAddrV4::new(served.net.guest, guest_port);
         let prepared = host
             .set_nonblocking(true)
             .and_then(|()| host.set_nodelay(true))
             .map_err(drop)
-            .and_then(|()| Endpoint::connect(ours, guest, buffers, &mut link).map_err(drop));
+            .and_then(|()| Endpoint::connect(ours, guest, buffer, &mut link).map_err(drop));
         let Ok(endpoint) = prepared else {
             served.counts.streams_refused += 1;
             return stream::reset_host(host);
         };
         let (client, at) = (v4(Ok(client)), v4(host.local_addr()));
-        let key = self.fresh_key();
         let token = relay_token(key);
         let Ok(stream) = Stream::new(host, endpoint, token, cx.poller, cx.now_ns) else {
-            return;
-        };
-        let Some(served) = self.vms.get_mut(&vm) else {
             return;
         };
         served.counts.streams += 1;
         served.counts.streams_accepted += 1;
         let ends = Ends {
-            vm,
             protocol: Protocol::Tcp,
-            guest,
+            guest_port,
             remote: client,
             by: By::Forward { at, rule },
         };
         let held = Held::Entry(key);
         let flow = self.journal.begin(ends, held, served, cx.now_ns);
-        self.insert(
-            key,
-            Name {
-                vm,
-                ours,
-                guest_port,
-            },
-            flow,
-            Kind::Stream(stream),
-        );
+        let name = Name::new(vm, ours, guest_port);
+        self.insert(key, name, flow, Kind::Stream(stream));
         self.drive(key, Event::Timer, cx);
     }
 
@@ -215,7 +194,7 @@ impl Relay {
             let Some(Entry::Datagrams(socket)) = self.entries.get(&key) else {
                 break;
             };
-            let (vm, guest_port) = (socket.vm, socket.guest_port);
+            let target = socket.target;
             match socket.receive(&mut buffer) {
                 Ok(Some((len, addr, host))) => {
                     let client = Client {
@@ -223,7 +202,7 @@ impl Relay {
                         addr,
                         host,
                     };
-                    self.relay_datagram(vm, guest_port, client, &buffer[..len], cx);
+                    self.relay_datagram(target, client, &buffer[..len], cx);
                 }
                 Ok(None) => {}
                 Err(_) => break,
@@ -234,16 +213,14 @@ impl Relay {
 
     fn relay_datagram(
         &mut self,
-        vm: VmId,
-        guest_port: u16,
+        target: Target,
         client: Client,
         payload: &[u8],
         cx: &mut Context<'_>,
     ) {
-        let port = match self.associations.port_of(&client) {
-            Some(port) => Some(port),
-            None => self.associate(vm, guest_port, client, cx.now_ns),
-        };
+        let Target { vm, guest_port, .. } = target;
+        let port = self.associations.port_of(&client);
+        let port = port.or_else(|| self.associate(target, client, cx.now_ns));
         let Some(served) = self.vms.get_mut(&vm) else {
             return;
         };
@@ -251,9 +228,8 @@ impl Relay {
             served.counts.associations_refused += 1;
             return;
         };
-        let association = self.associations.get_mut(vm, port);
-        if HEADERS_LEN + payload.len() > usize::from(served.net.mtu) {
-            let len = HEADERS_LEN + payload.len();
+        let len = HEADERS_LEN + payload.len();
+        if len > usize::from(served.net.mtu) {
             return served.net.stats.dropped(DropReason::TooBig, single(len));
         }
         let datagram = Datagram {
@@ -262,12 +238,10 @@ impl Relay {
             payload,
         };
         served.counts.bytes_to_guest += payload.len() as u64;
-        if let Some(association) = association {
-            let what = single(HEADERS_LEN + payload.len());
+        if let Some(association) = self.associations.get_mut(vm, port) {
+            let flow = &mut association.flow;
             association.active_ns = cx.now_ns;
-            served
-                .counts
-                .received(&mut association.flow, what, cx.now_ns);
+            served.counts.received(flow, single(len), cx.now_ns);
         }
         send(&datagram.emit(), &served.net, cx.out);
     }
@@ -301,7 +275,12 @@ impl Relay {
         Taken::Yes
     }
 
-    fn associate(&mut self, vm: VmId, guest_port: u16, client: Client, now_ns: u64) -> Option<u16> {
+    fn associate(&mut self, target: Target, client: Client, now_ns: u64) -> Option<u16> {
+        let Target {
+            vm,
+            guest_port,
+            rule,
+        } = target;
         let served = self.vms.get(&vm)?;
         if served.counts.associations >= self.limits.associations_per_vm {
             return None;
@@ -313,13 +292,12 @@ impl Relay {
         let host_port = v4(socket.socket().local_addr()).port();
         let served = self.vms.get_mut(&vm)?;
         let ends = Ends {
-            vm,
             protocol: Protocol::Udp,
-            guest: SocketAddrV4::new(served.net.guest, guest_port),
+            guest_port,
             remote: client.addr,
             by: By::Forward {
                 at: SocketAddrV4::new(client.host, host_port),
-                rule: socket.rule,
+                rule,
             },
         };
         served.counts.associations += 1;
@@ -381,11 +359,7 @@ impl Relay {
                 last if last == FIRST_PORT + PORTS - 1 => FIRST_PORT,
                 port => port + 1,
             };
-            let name = Name {
-                vm,
-                ours,
-                guest_port,
-            };
+            let name = Name::new(vm, ours, guest_port);
             let taken = match protocol {
                 Protocol::Tcp => self.connections.contains_key(&name),
                 _ => {
@@ -402,27 +376,25 @@ impl Relay {
 
     /// Pauses a listener, which the poller would otherwise report repeatedly.
     fn pause(&mut self, key: u32, cx: &mut Context<'_>) {
-        if let Some(Entry::Listener { listener, .. }) = self.entries.get(&key)
-            && cx
-                .poller
-                .modify(listener.as_fd(), relay_token(key), Interest::None)
-                .is_ok()
-        {
+        if self.wait_on_listener(key, Interest::None, cx) == Some(true) {
             self.deadlines.insert((cx.now_ns + PAUSE_NS, key));
         }
     }
 
     pub(super) fn resume(&mut self, key: u32, cx: &mut Context<'_>) {
-        if let Some(Entry::Listener { listener, .. }) = self.entries.get(&key) {
-            // If that fails, trying again later does no harm.
-            if cx
-                .poller
-                .modify(listener.as_fd(), relay_token(key), Interest::Read)
-                .is_err()
-            {
-                self.deadlines.insert((cx.now_ns + PAUSE_NS, key));
-            }
+        // If that fails, trying again later does no harm.
+        if self.wait_on_listener(key, Interest::Read, cx) == Some(false) {
+            self.deadlines.insert((cx.now_ns + PAUSE_NS, key));
         }
+    }
+
+    /// Whether the poller took the change; `None` if there is no such listener.
+    fn wait_on_listener(&self, key: u32, on: Interest, cx: &Context<'_>) -> Option<bool> {
+        let Some(Entry::Listener(listener, _)) = self.entries.get(&key) else {
+            return None;
+        };
+        let changed = cx.poller.modify(listener.as_fd(), relay_token(key), on);
+        Some(changed.is_ok())
     }
 }
 

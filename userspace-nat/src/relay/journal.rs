@@ -35,12 +35,11 @@ pub(super) enum Held {
     Association(VmId, u16),
 }
 
-/// Endpoints of a flow.
+/// Endpoints of a VM's flow.
 #[derive(Clone, Debug)]
 pub(super) struct Ends {
-    pub(super) vm: VmId,
     pub(super) protocol: Protocol,
-    pub(super) guest: SocketAddrV4,
+    pub(super) guest_port: u16,
     pub(super) remote: SocketAddrV4,
     pub(super) by: By,
 }
@@ -101,9 +100,9 @@ impl Journal {
         };
         let flow = RelayedFlow {
             number: self.number,
-            vm: ends.vm,
+            vm: served.net.id,
             protocol: ends.protocol,
-            guest: ends.guest,
+            guest: SocketAddrV4::new(served.net.guest, ends.guest_port),
             remote: ends.remote,
             inbound: rule.is_some(),
             nat,
@@ -162,7 +161,7 @@ impl Relay {
                     Some((&connection.flow, phase.name()))
                 }
                 Entry::Exchange(exchange) => Some((&exchange.flow, answered(&exchange.flow))),
-                Entry::Listener { .. } | Entry::Datagrams(_) => None,
+                Entry::Listener(..) | Entry::Datagrams(_) => None,
             },
             Held::Association(vm, port) => {
                 let flow = &self.associations.get(vm, port)?.flow;
@@ -206,7 +205,7 @@ impl Relay {
             Held::Entry(key) => match self.entries.get(&key)? {
                 Entry::Connection(connection) => Some(&connection.flow),
                 Entry::Exchange(exchange) => Some(&exchange.flow),
-                Entry::Listener { .. } | Entry::Datagrams(_) => None,
+                Entry::Listener(..) | Entry::Datagrams(_) => None,
             },
             Held::Association(vm, port) => Some(&self.associations.get(vm, port)?.flow),
         }

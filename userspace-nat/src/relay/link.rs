@@ -110,22 +110,16 @@ impl std::fmt::Debug for Endpoint {
     }
 }
 
-/// Sizes of a connection's buffers, bytes.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Buffers {
-    pub(super) from_guest: usize,
-    pub(super) to_guest: usize,
-}
-
 impl Endpoint {
-    /// A connection that opens to the guest. The SYN is sent at the first poll.
+    /// A connection that opens to the guest. The SYN is sent at the first poll. `buffer`: size of
+    /// the buffer of each direction, bytes.
     pub(super) fn connect(
         local: SocketAddrV4,
         guest: SocketAddrV4,
-        buffers: Buffers,
+        buffer: usize,
         link: &mut Link<'_>,
     ) -> Result<Self, tcp::ConnectError> {
-        let mut endpoint = Self::new(local, buffers, link);
+        let mut endpoint = Self::new(local, buffer, link);
         let socket = endpoint.sockets.get_mut::<tcp::Socket<'_>>(endpoint.handle);
         socket.connect(
             endpoint.interface.context(),
@@ -138,10 +132,10 @@ impl Endpoint {
     /// A connection that accepts the guest's SYN to `local`.
     pub(super) fn listen(
         local: SocketAddrV4,
-        buffers: Buffers,
+        buffer: usize,
         link: &mut Link<'_>,
     ) -> Result<Self, tcp::ListenError> {
-        let mut endpoint = Self::new(local, buffers, link);
+        let mut endpoint = Self::new(local, buffer, link);
         endpoint
             .socket()
             .listen((IpAddress::Ipv4(*local.ip()), local.port()))?;
@@ -150,11 +144,7 @@ impl Endpoint {
 
     /// Answers a guest's SYN with RST, as a closed port does.
     pub(super) fn refuse(local: SocketAddrV4, syn: &[u8], link: &mut Link<'_>) {
-        let buffers = Buffers {
-            from_guest: 1,
-            to_guest: 1,
-        };
-        Self::new(local, buffers, link).poll(Some(syn), link);
+        Self::new(local, 1, link).poll(Some(syn), link);
     }
 
     /// Starts its timeouts again, after a time in which no packets could pass.
@@ -163,7 +153,7 @@ impl Endpoint {
         self.condition_since_ns = now_ns;
     }
 
-    fn new(local: SocketAddrV4, buffers: Buffers, link: &mut Link<'_>) -> Self {
+    fn new(local: SocketAddrV4, buffer: usize, link: &mut Link<'_>) -> Self {
         let mut config = Config::new(HardwareAddress::Ip);
         config.random_seed = rand::random();
         let now = instant(link.now_ns);
@@ -173,8 +163,8 @@ impl Endpoint {
             let _ = addrs.push(IpCidr::new(IpAddress::Ipv4(*local.ip()), 32));
         });
         let mut socket = tcp::Socket::new(
-            tcp::SocketBuffer::new(vec![0; buffers.from_guest]),
-            tcp::SocketBuffer::new(vec![0; buffers.to_guest]),
+            tcp::SocketBuffer::new(vec![0; buffer]),
+            tcp::SocketBuffer::new(vec![0; buffer]),
         );
         socket.set_nagle_enabled(false);
         let mut sockets = SocketSet::new(Vec::with_capacity(1));

@@ -13,12 +13,12 @@ use std::{net::SocketAddrV4, net::TcpStream, os::fd::AsFd, rc::Rc};
 use slipgate_abi::{Protocol, VmId, segment::Segments};
 
 use super::{
-    Connection, Entry, Event, Kind, Name, Relay, Served, Taken,
+    Connection, Entry, Event, Kind, Name, Relay, Taken,
     connections::tell,
     forward::relay_token,
     host_socket,
     journal::{By, Ends, Held},
-    link::{Buffers, Endpoint, Link, tcp_of},
+    link::{Endpoint, Link, tcp_of},
     stream::Stream,
 };
 use crate::{
@@ -134,19 +134,11 @@ impl Relay {
         let to = ip.destination.into();
         match Packet::parse(ip).map(|packet| packet.transport) {
             Ok(Transport::Tcp(tcp)) if opens(&tcp, ip.bytes) => {
-                let name = Name {
-                    vm,
-                    ours: SocketAddrV4::new(to, tcp.destination),
-                    guest_port: tcp.source,
-                };
+                let name = Name::new(vm, SocketAddrV4::new(to, tcp.destination), tcp.source);
                 self.open_connection(name, (ip.bytes, segments), opening, cx)
             }
             Ok(Transport::Udp(udp)) => {
-                let name = Name {
-                    vm,
-                    ours: SocketAddrV4::new(to, udp.destination),
-                    guest_port: udp.source,
-                };
+                let name = Name::new(vm, SocketAddrV4::new(to, udp.destination), udp.source);
                 let payload = super::payload(&ip, &udp);
                 self.open_exchange(name, (payload, segments), opening, cx)
             }
@@ -161,7 +153,7 @@ impl Relay {
         opening: &Opening,
         cx: &mut Context<'_>,
     ) -> Taken {
-        let has_socket = self.has_socket_for(name.vm);
+        let (key, has_socket) = (self.fresh_key(), self.has_socket_for(name.vm));
         let Some(served) = self.vms.get_mut(&name.vm) else {
             return Taken::No;
         };
@@ -169,12 +161,10 @@ impl Relay {
             served.counts.loopback_refused += 1;
             return Taken::OverLimit;
         }
-        let guest = SocketAddrV4::new(served.net.guest, name.guest_port);
         let Ok(host) = host_socket::tcp(opening.host_port) else {
             served.counts.loopback_refused += 1;
             return Taken::Refused;
         };
-        let key = self.fresh_key();
         if cx
             .poller
             .add(host.as_fd(), relay_token(key), Interest::Write)
@@ -182,14 +172,10 @@ impl Relay {
         {
             return Taken::OverLimit;
         }
-        let Some(served) = self.vms.get_mut(&name.vm) else {
-            return Taken::No;
-        };
         served.counts.loopback_streams += 1;
         let ends = Ends {
-            vm: name.vm,
             protocol: Protocol::Tcp,
-            guest,
+            guest_port: name.guest_port,
             remote: name.ours,
             by: By::Loopback {
                 from: super::forward::v4(host.local_addr()),
@@ -219,15 +205,9 @@ impl Relay {
         let Kind::Connecting(connecting) = &mut connection.kind else {
             return false;
         };
-        let incoming = match event {
-            Event::Packet(packet, segments) => {
-                if let Some(Served { counts, .. }) = self.vms.get_mut(&connection.name.vm) {
-                    counts.sent(&mut connection.flow, segments, cx.now_ns);
-                }
-                Some(packet)
-            }
-            Event::Ready(_) | Event::Answer(_) | Event::Timer | Event::Turn => None,
-        };
+        let served = self.vms.get_mut(&connection.name.vm);
+        let incoming =
+            served.and_then(|served| served.incoming(event, &mut connection.flow, cx.now_ns));
         let deadline_ns = connecting.deadline_ns(self.limits.connect_ns);
         match connecting.progress(incoming, cx.now_ns >= deadline_ns) {
             Progress::Waits => {
@@ -263,10 +243,7 @@ impl Relay {
         let took_us = cx.now_ns.saturating_sub(flow.opened_ns) / 1_000;
         flow.connect_us = u32::try_from(took_us).unwrap_or(0).max(1);
         let mut link = Link::to(&served.net, &mut self.packets, cx.now_ns);
-        let buffers = Buffers {
-            from_guest: self.limits.stream_buffer,
-            to_guest: self.limits.stream_buffer,
-        };
+        let buffer = self.limits.stream_buffer;
         let Connecting {
             host,
             host_port,
@@ -275,7 +252,7 @@ impl Relay {
         } = connecting;
         // The stream has it waited on in its own way.
         let stream = cx.poller.remove(&host).ok().and_then(|()| {
-            let endpoint = Endpoint::listen(name.ours, buffers, &mut link).ok()?;
+            let endpoint = Endpoint::listen(name.ours, buffer, &mut link).ok()?;
             let token = relay_token(key);
             Stream::new(host, endpoint, token, cx.poller, cx.now_ns).ok()
         });
@@ -317,7 +294,7 @@ impl Relay {
                     Kind::Stream(_) | Kind::Dns(_) => continue,
                 },
                 Entry::Exchange(exchange) => (&exchange.name, Protocol::Udp, exchange.host_port),
-                Entry::Listener { .. } | Entry::Datagrams(_) => continue,
+                Entry::Listener(..) | Entry::Datagrams(_) => continue,
             };
             let Some(served) = self.vms.get(&name.vm) else {
                 continue;

@@ -94,6 +94,14 @@ pub struct Question {
     pub message: Vec<u8>,
 }
 
+/// Port of a guest to which a forward leads.
+#[derive(Clone, Copy, Debug)]
+struct Target {
+    vm: VmId,
+    guest_port: u16,
+    rule: RuleIndex,
+}
+
 /// Result of offering a packet to the relay.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Taken {
@@ -154,14 +162,19 @@ struct Name {
     guest_port: u16,
 }
 
+impl Name {
+    const fn new(vm: VmId, ours: SocketAddrV4, guest_port: u16) -> Self {
+        Self {
+            vm,
+            ours,
+            guest_port,
+        }
+    }
+}
+
 #[derive(Debug)]
 enum Entry {
-    Listener {
-        listener: TcpListener,
-        vm: VmId,
-        guest_port: u16,
-        rule: RuleIndex,
-    },
+    Listener(TcpListener, Target),
     Datagrams(DatagramSocket),
     Connection(Box<Connection>),
     Exchange(Box<Exchange>),
@@ -202,6 +215,22 @@ enum Event<'a> {
     Turn,
 }
 
+impl Served {
+    /// Returns the guest's packet that an event brings, counted in its flow.
+    fn incoming<'e>(
+        &mut self,
+        event: Event<'e>,
+        flow: &mut RelayedFlow,
+        now_ns: u64,
+    ) -> Option<&'e [u8]> {
+        let Event::Packet(packet, segments) = event else {
+            return None;
+        };
+        self.counts.sent(flow, segments, now_ns);
+        Some(packet)
+    }
+}
+
 impl Relay {
     /// A relay that serves no VM yet.
     pub fn new(limits: Limits) -> Self {
@@ -239,7 +268,7 @@ impl Relay {
         let flows = self.entries.values().filter_map(|entry| match entry {
             Entry::Connection(connection) => Some(&connection.flow),
             Entry::Exchange(exchange) => Some(&exchange.flow),
-            Entry::Listener { .. } | Entry::Datagrams(_) => None,
+            Entry::Listener(..) | Entry::Datagrams(_) => None,
         });
         for flow in flows.chain(self.associations.flows()) {
             if let Some(served) = self.vms.get_mut(&flow.vm) {
@@ -320,11 +349,7 @@ impl Relay {
                         return taken;
                     }
                 }
-                let name = Name {
-                    vm,
-                    ours: SocketAddrV4::new(to, udp.destination),
-                    guest_port: udp.source,
-                };
+                let name = Name::new(vm, SocketAddrV4::new(to, udp.destination), udp.source);
                 self.exchange(name, payload, segments, cx.now_ns)
             }
             _ => Taken::No,
@@ -347,7 +372,7 @@ impl Relay {
     pub fn on_ready(&mut self, readiness: Readiness, cx: &mut Context<'_>) {
         let key = readiness.token.key;
         match self.entries.get(&key) {
-            Some(Entry::Listener { .. }) => self.accept(key, cx),
+            Some(Entry::Listener(..)) => self.accept(key, cx),
             Some(Entry::Datagrams(_)) => self.take_datagrams(key, cx),
             Some(Entry::Connection(_)) => self.drive(key, Event::Ready(readiness), cx),
             Some(Entry::Exchange(_)) => self.take_exchange(key, cx),
@@ -384,7 +409,7 @@ impl Relay {
                 continue;
             }
             match self.entries.get(&key) {
-                Some(Entry::Listener { .. }) => self.resume(key, cx),
+                Some(Entry::Listener(..)) => self.resume(key, cx),
                 Some(Entry::Exchange(_)) => self.examine_exchange(key, cx.now_ns),
                 _ => self.drive(key, Event::Timer, cx),
             }
@@ -411,7 +436,7 @@ impl Relay {
                 connection.deadline_ns = later_ns;
             }
             Some(Entry::Exchange(exchange)) if frozen(exchange.name.vm) => {
-                exchange.begin_timers(now_ns);
+                exchange.active_ns = now_ns;
                 exchange.deadline_ns = later_ns;
             }
             _ => return false,
