@@ -106,22 +106,20 @@ impl Answer {
 
     /// Addresses in the A and AAAA records of the answer section, with their TTLs in seconds.
     pub fn addresses(&self) -> impl Iterator<Item = (IpAddr, u32)> {
-        let count = word(&self.message, 6).unwrap_or(0);
+        let records = self.records().filter(|record| record.class == 1);
+        records.filter_map(|record| Some((record.address(&self.message)?, record.ttl)))
+    }
+
+    /// Records of the answer section.
+    fn records(&self) -> impl Iterator<Item = Record> {
         let question = name::end_of_plain(&self.message, HEADER_LEN).map(|end| end + 4);
         let mut at = question.unwrap_or(self.message.len());
-        (0..count)
-            .map_while(move |_| {
-                let record = Record::read(&self.message, at)?;
-                at = record.data.end;
-                let data = &self.message[record.data];
-                let address = match (record.rtype, record.class) {
-                    (Type::A, 1) => <[u8; 4]>::try_from(data).ok().map(Into::into),
-                    (Type::AAAA, 1) => <[u8; 16]>::try_from(data).ok().map(Into::into),
-                    _ => None,
-                };
-                Some(address.map(|a| (a, record.ttl)))
-            })
-            .flatten()
+        let count = word(&self.message, 6).unwrap_or(0);
+        (0..count).map_while(move |_| {
+            let record = Record::read(&self.message, at)?;
+            at = record.data.end;
+            Some(record)
+        })
     }
 
     /// An answer without records.
@@ -159,13 +157,7 @@ impl Answer {
 
     /// Whether the answer section has SVCB or HTTPS records.
     fn has_services(&self) -> bool {
-        let mut at = name::end_of_plain(&self.message, HEADER_LEN).map_or(usize::MAX, |e| e + 4);
-        (0..word(&self.message, 6).unwrap_or(0))
-            .map_while(|_| {
-                let record = Record::read(&self.message, at)?;
-                at = record.data.end;
-                Some(record.rtype)
-            })
-            .any(|rtype| matches!(rtype, Type::SVCB | Type::HTTPS))
+        self.records()
+            .any(|record| matches!(record.rtype, Type::SVCB | Type::HTTPS))
     }
 }

@@ -65,15 +65,9 @@ impl Chain {
         }
         for (_, record) in records.iter().filter(|(owner, _)| *owner == current) {
             let ttl = ttl.min(record.ttl);
-            let data = &message[record.data.clone()];
             match record.rtype {
-                Type::A => {
-                    let address = <[u8; 4]>::try_from(data).ok()?;
-                    chain.addresses.push((address.into(), ttl));
-                }
-                Type::AAAA => {
-                    let address = <[u8; 16]>::try_from(data).ok()?;
-                    chain.addresses.push((address.into(), ttl));
+                Type::A | Type::AAAA => {
+                    chain.addresses.push((record.address(message)?, ttl));
                 }
                 Type::SVCB | Type::HTTPS => chain.service(message, record, ttl)?,
                 _ => {}
@@ -99,26 +93,24 @@ impl Chain {
             let (key, len) = (word(params, 0)?, usize::from(word(params, 2)?));
             let value = params.get(4..4 + len)?;
             match key {
-                IPV4_HINT => {
-                    let (hints, rest) = value.as_chunks::<4>();
-                    if !rest.is_empty() {
-                        return None;
-                    }
-                    self.addresses
-                        .extend(hints.iter().map(|a| (IpAddr::from(*a), ttl)));
-                }
-                IPV6_HINT => {
-                    let (hints, rest) = value.as_chunks::<16>();
-                    if !rest.is_empty() {
-                        return None;
-                    }
-                    self.addresses
-                        .extend(hints.iter().map(|a| (IpAddr::from(*a), ttl)));
-                }
+                IPV4_HINT => self.hints::<4>(value, ttl)?,
+                IPV6_HINT => self.hints::<16>(value, ttl)?,
                 _ => {}
             }
             params = &params[4 + len..];
         }
+        Some(())
+    }
+
+    fn hints<const LEN: usize>(&mut self, value: &[u8], ttl: u32) -> Option<()>
+    where
+        IpAddr: From<[u8; LEN]>,
+    {
+        let (hints, []) = value.as_chunks::<LEN>() else {
+            return None;
+        };
+        let hints = hints.iter().map(|address| (IpAddr::from(*address), ttl));
+        self.addresses.extend(hints);
         Some(())
     }
 }

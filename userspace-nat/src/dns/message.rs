@@ -4,7 +4,7 @@
 //! record ([`super::scrub`]). All reads are bounds-checked and end after one pass. `hickory-proto`
 //! decodes the same answer at a higher cost (see `measure` in the tests), and is the oracle of this
 //! parser's tests.
-use std::ops::Range;
+use std::{net::IpAddr, ops::Range};
 
 use super::name;
 
@@ -155,6 +155,16 @@ impl Record {
             },
             data,
         })
+    }
+
+    /// Address in an A or AAAA record; `None` in another, or if its length is wrong.
+    pub(super) fn address(&self, message: &[u8]) -> Option<IpAddr> {
+        let data = message.get(self.data.clone())?;
+        match self.rtype {
+            Type::A => <[u8; 4]>::try_from(data).ok().map(Into::into),
+            Type::AAAA => <[u8; 16]>::try_from(data).ok().map(Into::into),
+            _ => None,
+        }
     }
 }
 

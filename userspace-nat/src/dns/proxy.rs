@@ -277,8 +277,8 @@ impl Proxy {
             waiter.stats.tally(Tally::DnsCacheHit, 1);
             let from = (answer, age_s, Source::Cache);
             let (policy, journal) = (&mut *self.policy, &mut self.journal);
-            let reply = answered(policy, journal, &waiter, key, from, now_ns);
-            self.replies.push_back(reply);
+            let message = answered(policy, journal, &waiter, key, from, now_ns);
+            self.push(waiter.vm, waiter.origin, message);
             return Ok(());
         }
         let full = self.in_flight.waiting_of(waiter.vm) >= self.limits.waiting_per_vm;
@@ -366,8 +366,8 @@ impl Proxy {
                 Some(answer) => {
                     let from = (answer, 0, source);
                     let (policy, journal) = (&mut *self.policy, &mut self.journal);
-                    let reply = answered(policy, journal, waiter, key, from, now_ns);
-                    self.replies.push_back(reply);
+                    let message = answered(policy, journal, waiter, key, from, now_ns);
+                    self.push(waiter.vm, waiter.origin, message);
                 }
                 None => self.fail(waiter, key, now_ns),
             }
@@ -399,7 +399,8 @@ impl Proxy {
         let (policy, outcome) = (&*self.policy, Outcome::Refused(error));
         self.journal
             .note(policy, waiter, key, outcome, Source::Policy, now_ns);
-        self.replies.push_back(refused(waiter, key, error));
+        let message = reply::refused(&waiter.asked, key, error);
+        self.push(waiter.vm, waiter.origin, message);
     }
 
     fn fail(&mut self, waiter: &Waiter, key: Key<'_>, now_ns: u64) {
@@ -429,7 +430,7 @@ fn answered(
     key: Key<'_>,
     (answer, age_s, source): (&Answer, u32, Source),
     now_ns: u64,
-) -> Reply {
+) -> Vec<u8> {
     let verdict = policy.answer(waiter.vm, key.name(), answer, age_s, now_ns);
     let outcome = match &verdict {
         Err(error) => Outcome::Refused(error),
@@ -437,23 +438,11 @@ fn answered(
     };
     journal.note(policy, waiter, key, outcome, source, now_ns);
     match verdict {
-        Err(error) => refused(waiter, key, &error),
-        Ok(()) => Reply {
-            vm: waiter.vm,
-            origin: waiter.origin,
-            message: {
-                let ceiling_s = policy.answer_policy(waiter.vm).ttl_ceiling_s;
-                reply::from_answer(&waiter.asked, answer, age_s, ceiling_s)
-            },
-        },
-    }
-}
-
-fn refused(waiter: &Waiter, key: Key<'_>, error: &ExtendedError) -> Reply {
-    Reply {
-        vm: waiter.vm,
-        origin: waiter.origin,
-        message: reply::refused(&waiter.asked, key, error),
+        Err(error) => reply::refused(&waiter.asked, key, &error),
+        Ok(()) => {
+            let ceiling_s = policy.answer_policy(waiter.vm).ttl_ceiling_s;
+            reply::from_answer(&waiter.asked, answer, age_s, ceiling_s)
+        }
     }
 }
 

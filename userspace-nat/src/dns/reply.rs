@@ -57,12 +57,7 @@ impl Asked {
 /// The upstream query for `key`, with `name` as the name in its chosen case.
 pub fn query(id: u16, key: Key<'_>, name: &[u8]) -> Vec<u8> {
     let mut out = Vec::with_capacity(HEADER_LEN + key.0.len() + OPT_LEN);
-    push_header(
-        &mut out,
-        id,
-        key.bits(),
-        [1, 0, 0, u16::from(key.edns().is_some())],
-    );
+    push_header(&mut out, id, key.bits(), (1, key.edns().is_some()));
     out.extend_from_slice(name);
     out.extend_from_slice(key.kind());
     if let Some(dnssec_ok) = key.edns() {
@@ -114,12 +109,7 @@ pub fn from_answer(asked: &Asked, answer: &Answer, age_s: u32, ceiling_s: u32) -
 pub fn from_rcode(asked: &Asked, key: Key<'_>, rcode: Rcode) -> Vec<u8> {
     let mut out = Vec::with_capacity(HEADER_LEN + key.0.len() + OPT_LEN);
     let bits = reply_bits(asked.bits) | rcode as u16 & Bits::RCODE;
-    push_header(
-        &mut out,
-        asked.id,
-        bits,
-        [1, 0, 0, u16::from(asked.edns.is_some())],
-    );
+    push_header(&mut out, asked.id, bits, (1, asked.edns.is_some()));
     out.extend_from_slice(&asked.name);
     out.extend_from_slice(key.kind());
     if let Some(dnssec_ok) = asked.edns {
@@ -154,7 +144,7 @@ pub fn to_unreadable(message: &[u8], rcode: Rcode) -> Vec<u8> {
     let bits = reply_bits(word(message, 2).unwrap_or(0)) | rcode as u16 & Bits::RCODE;
     let extended = (rcode as u16 >> 4) as u8;
     let mut out = Vec::with_capacity(HEADER_LEN + OPT_LEN);
-    push_header(&mut out, id, bits, [0, 0, 0, u16::from(extended != 0)]);
+    push_header(&mut out, id, bits, (0, extended != 0));
     if extended != 0 {
         push_opt(&mut out, extended, false);
     }
@@ -167,8 +157,8 @@ fn reply_bits(query: u16) -> u16 {
     Bits::QR | Bits::RA | query & (Bits::OPCODE | Bits::RD | Bits::CD)
 }
 
-fn push_header(out: &mut Vec<u8>, id: u16, bits: u16, counts: [u16; 4]) {
-    for word in [id, bits].into_iter().chain(counts) {
+fn push_header(out: &mut Vec<u8>, id: u16, bits: u16, (questions, opt): (u16, bool)) {
+    for word in [id, bits, questions, 0, 0, opt.into()] {
         out.extend_from_slice(&word.to_be_bytes());
     }
 }
