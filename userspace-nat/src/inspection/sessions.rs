@@ -125,10 +125,8 @@ impl Inspected {
 
     /// Counters of a VM's refusals.
     pub(crate) fn counts(&self, vm: VmId) -> RefusedCounts {
-        self.vms
-            .get(&vm)
-            .map(|of_vm| of_vm.counts)
-            .unwrap_or_default()
+        let of_vm = self.vms.get(&vm);
+        of_vm.map(|of_vm| of_vm.counts).unwrap_or_default()
     }
 
     pub(crate) fn count(&mut self, vm: VmId, why: Refused) {
@@ -208,13 +206,14 @@ impl Inspected {
         }
     }
 
+    fn slots_of(&self, vm: VmId) -> Vec<SlotIndex> {
+        let of_vm = self.sessions.iter().filter(|(_, session)| session.vm == vm);
+        of_vm.map(|(slot, _)| *slot).collect()
+    }
+
     /// Ends the sessions of a VM that is gone; its flows are about to end.
     pub(crate) fn forget_vm(&mut self, vm: VmId) {
-        let sessions = self.sessions.iter();
-        let slots: Vec<SlotIndex> = sessions
-            .filter_map(|(slot, inspection)| (inspection.vm == vm).then_some(*slot))
-            .collect();
-        for slot in slots {
+        for slot in self.slots_of(vm) {
             self.forget(slot);
         }
         self.vms.remove(&vm);
@@ -238,11 +237,7 @@ impl Inspected {
 
     /// Starts a VM's timers again before it is thawed, because it could not send meanwhile.
     pub(crate) fn begin_timers(&mut self, vm: VmId, now_ns: u64) {
-        let sessions = self.sessions.iter();
-        let slots: Vec<SlotIndex> = sessions
-            .filter_map(|(slot, inspection)| (inspection.vm == vm).then_some(*slot))
-            .collect();
-        for slot in slots {
+        for slot in self.slots_of(vm) {
             if let Some(mut inspection) = self.sessions.remove(&slot) {
                 inspection.kind.begin_timers(now_ns);
                 self.put(slot, inspection);

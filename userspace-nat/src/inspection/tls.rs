@@ -8,7 +8,10 @@
 //! it. Any other ServerHello means that no further name follows. A server that answers with
 //! anything else does not speak TLS, and might read a name elsewhere in the data: such a connection
 //! is ended.
-use crate::inspection::{HostName, Refused, client_hello};
+use crate::inspection::{
+    Refused,
+    client_hello::{self, ClientHello},
+};
 
 const HEADER_LEN: usize = 5;
 const CHANGE_CIPHER_SPEC: u8 = 20;
@@ -22,20 +25,11 @@ const MAX_RECORD: usize = 16_384 + 256;
 /// First octet of a stream that may be TLS.
 pub const FIRST_OCTET: u8 = HANDSHAKE;
 
-/// A ClientHello in records.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Hello {
-    /// Name of the server that the hello is for.
-    pub name: HostName,
-    /// Length of the records with their content, bytes.
-    pub len: usize,
-}
-
 /// Parses a hello at the beginning of a client's stream. `None` if more bytes are needed.
 ///
 /// # Errors
 /// If the stream does not begin with an acceptable hello.
-pub fn client_hello(stream: &[u8]) -> Result<Option<Hello>, Refused> {
+pub fn client_hello(stream: &[u8]) -> Result<Option<ClientHello>, Refused> {
     let mut handshake = Vec::new();
     let mut at = 0;
     while let Some(record) = Record::parse(&stream[at..])? {
@@ -49,10 +43,7 @@ pub fn client_hello(stream: &[u8]) -> Result<Option<Hello>, Refused> {
                 return Err(Refused::Malformed);
             }
             let len = at + HEADER_LEN + record.len;
-            return Ok(Some(Hello {
-                name: hello.name,
-                len,
-            }));
+            return Ok(Some(ClientHello { len, ..hello }));
         }
         let Some(len) = record.whole() else { break };
         at += len;

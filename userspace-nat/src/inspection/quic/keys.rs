@@ -105,31 +105,31 @@ impl Keys {
     /// Decrypts a payload. `header` has its protection removed. Returns `None` if the payload does
     /// not authenticate under these keys.
     pub fn open(&self, number: u64, header: &[u8], payload: &[u8]) -> Option<Vec<u8>> {
-        let mut nonce = self.iv;
-        for (byte, of_number) in nonce[4..].iter_mut().zip(number.to_be_bytes()) {
-            *byte ^= of_number;
-        }
         let payload = Payload {
             msg: payload,
             aad: header,
         };
-        self.payload.decrypt(&nonce.into(), payload).ok()
+        let nonce = self.nonce(number).into();
+        self.payload.decrypt(&nonce, payload).ok()
+    }
+
+    fn nonce(&self, number: u64) -> [u8; 12] {
+        let mut nonce = self.iv;
+        for (byte, of_number) in nonce[4..].iter_mut().zip(number.to_be_bytes()) {
+            *byte ^= of_number;
+        }
+        nonce
     }
 
     /// Encrypts a payload, for tests.
     #[cfg(any(test, feature = "fake"))]
     pub fn seal(&self, number: u64, header: &[u8], payload: &[u8]) -> Vec<u8> {
-        let mut nonce = self.iv;
-        for (byte, of_number) in nonce[4..].iter_mut().zip(number.to_be_bytes()) {
-            *byte ^= of_number;
-        }
         let payload = Payload {
             msg: payload,
             aad: header,
         };
-        self.payload
-            .encrypt(&nonce.into(), payload)
-            .unwrap_or_default()
+        let nonce = self.nonce(number).into();
+        self.payload.encrypt(&nonce, payload).unwrap_or_default()
     }
 }
 

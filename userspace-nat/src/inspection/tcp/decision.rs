@@ -7,29 +7,32 @@ use crate::{
     inspection::{
         protocol_sniffer::Step,
         reassembly::{MAX_LEN, Reassembly},
-        tcp::{HostName, Outcome, Phase, Received, Refused, SLOW_NS, Session, Wire},
+        tcp::{HostName, Outcome, Phase, Received, Refused, SILENT_NS, SLOW_NS, Session, Wire},
         tls,
     },
     name_gate::LearntName,
 };
 
-/// Event that the session awaits from the guest, and until when.
+/// Time at which the session is refused, unless the guest acts before.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Deadline {
-    Endless,
-    /// The guest must begin to send until then, ns.
-    ToSpeak(u64),
-    /// The guest must complete what it has begun to send until then, ns.
-    ToFinish(u64),
-    /// The guest must close until then, ns: its server gave up before all names were given.
-    ToClose(u64),
+pub(super) struct Deadline {
+    /// The end, ns.
+    pub(super) at_ns: u64,
+    /// Reason of the refusal. `Silent`: the guest must begin to send. `Slow`: it must complete what
+    /// it has begun to send. `Unanswered`: it must close, because its server gave up before all
+    /// names were given.
+    pub(super) why: Refused,
 }
 
 impl Deadline {
-    pub(super) fn ends_ns(self) -> Option<u64> {
-        match self {
-            Self::Endless => None,
-            Self::ToSpeak(at) | Self::ToFinish(at) | Self::ToClose(at) => Some(at),
+    pub(super) fn after(now_ns: u64, why: Refused) -> Self {
+        let patience_ns = match why {
+            Refused::Silent => SILENT_NS,
+            _ => SLOW_NS,
+        };
+        Self {
+            at_ns: now_ns + patience_ns,
+            why,
         }
     }
 }
@@ -129,8 +132,8 @@ impl Session {
         let is_known = self.sniffer.server_answered(answer.whole())?;
         if is_known {
             self.answer = None;
-        } else if gives_up && !matches!(self.deadline, Deadline::ToClose(_)) {
-            self.deadline = Deadline::ToClose(now_ns + SLOW_NS);
+        } else if gives_up && !self.must_close() {
+            self.deadline = Some(Deadline::after(now_ns, Refused::Unanswered));
         }
         Ok(is_known)
     }
@@ -139,14 +142,20 @@ impl Session {
         self.has_sent |= progress;
         let begun = undecided || self.stream.has_out_of_order();
         self.deadline = match self.deadline {
-            _ if self.phase != Phase::Open => Deadline::Endless,
-            Deadline::ToClose(at) => Deadline::ToClose(at),
-            Deadline::ToFinish(at) if begun && !progress => Deadline::ToFinish(at),
-            _ if begun => Deadline::ToFinish(now_ns + SLOW_NS),
+            _ if self.phase != Phase::Open => None,
+            before if self.must_close() => before,
+            Some(before) if before.why == Refused::Slow && begun && !progress => Some(before),
+            _ if begun => Some(Deadline::after(now_ns, Refused::Slow)),
             // Who has spoken may be silent for as long as it likes.
-            _ if self.has_sent => Deadline::Endless,
+            _ if self.has_sent => None,
             before => before,
         };
+    }
+
+    /// Whether the guest can only close now.
+    fn must_close(&self) -> bool {
+        self.deadline
+            .is_some_and(|deadline| deadline.why == Refused::Unanswered)
     }
 
     pub(super) fn outcome(&self) -> Outcome {

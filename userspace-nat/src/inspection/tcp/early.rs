@@ -9,7 +9,7 @@
 //! Data that a server sends while content is in flight is taken as its answer, except for interim
 //! answers (RFC 9110 section 15.2): a client without pipelining has received the answers to earlier
 //! requests by then. Content that was in flight already when the answer came cannot be recalled.
-use crate::inspection::tcp::{Received, Refused, Session};
+use crate::inspection::tcp::{Received, Refused, Session, is_after};
 
 /// State of the server's answer to a request whose content is not completely sent.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -90,9 +90,7 @@ impl Session {
     /// Whether content of a request remains to be sent to the server.
     fn has_content_to_send(&self) -> bool {
         let sent = self.stream.begin().wrapping_add(self.sent_ever as u32);
-        let unsent = self
-            .content_end
-            .is_some_and(|end| end.wrapping_sub(sent) as i32 > 0);
+        let unsent = self.content_end.is_some_and(|end| is_after(end, sent));
         unsent || self.sniffer.has_content_to_come()
     }
 

@@ -2,21 +2,15 @@
 use slipgate_abi::{Sequences, sequence::SendSpace, tcp::Flags};
 
 use crate::inspection::tcp::{
-    DOUBT_NS, Fate, Outcome, Phase, Received, Refused, Segment, Session, Wire,
+    DOUBT_NS, Fate, Outcome, Phase, Received, Refused, Segment, Session, Wire, advance,
 };
 
 impl Session {
     /// Ends the connection on both sides.
     pub(super) fn refuse(&mut self, why: Refused, wire: &mut dyn Wire) -> Outcome {
         self.send(wire, self.sent_ever, 0, Flags::RST);
-        wire.to_guest(&Segment {
-            sequence: self.guest_ack,
-            acknowledgement: self.next_expected(),
-            flags: Flags::RST | Flags::ACK,
-            window: 0,
-            time: None,
-            payload: &[],
-        });
+        let flags = Flags::RST | Flags::ACK;
+        wire.to_guest(&Segment::reset(self.guest_ack, self.next_expected(), flags));
         Outcome::Refused(why)
     }
 
@@ -52,13 +46,8 @@ impl Session {
     /// [`crate::inspection::tcp::Outcome::Released`].
     pub fn sequences(&self, now_ns: u64) -> Sequences {
         let inspected_end = self.next_expected();
-        let sent_end = self.passed_end.map_or(inspected_end, |end| {
-            if end.wrapping_sub(inspected_end) as i32 > 0 {
-                end
-            } else {
-                inspected_end
-            }
-        });
+        let mut sent_end = inspected_end;
+        advance(&mut sent_end, self.passed_end.unwrap_or(inspected_end));
         let sent = SendSpace {
             acknowledged: inspected_end,
             end: sent_end,

@@ -166,7 +166,7 @@ pub struct Session {
     /// Names that this connection gave before.
     pub(crate) named: Vec<Rc<LearntName>>,
     opened_ns: u64,
-    deadline: Deadline,
+    deadline: Option<Deadline>,
     /// Time at which a reset of the server is accepted, unless the guest contradicts, ns.
     reset_at_ns: Option<u64>,
     /// Whether any data of the guest was allowed.
@@ -210,7 +210,7 @@ impl Session {
             early_answer: EarlyAnswer::default(),
             named: Vec::new(),
             opened_ns: now_ns,
-            deadline: Deadline::Endless,
+            deadline: None,
             reset_at_ns: None,
             has_sent: false,
             is_admitted: false,
@@ -252,12 +252,8 @@ impl Session {
 
     /// Starts all timers again, after a time in which the guest could not send.
     pub fn begin_timers(&mut self, now_ns: u64) {
-        self.deadline = match self.deadline {
-            Deadline::Endless => Deadline::Endless,
-            Deadline::ToSpeak(_) => Deadline::ToSpeak(now_ns + SILENT_NS),
-            Deadline::ToFinish(_) => Deadline::ToFinish(now_ns + SLOW_NS),
-            Deadline::ToClose(_) => Deadline::ToClose(now_ns + SLOW_NS),
-        };
+        let deadline = self.deadline;
+        self.deadline = deadline.map(|deadline| Deadline::after(now_ns, deadline.why));
         let rto_ns = self.rto_ns;
         self.resend_at_ns = self.resend_at_ns.map(|_| now_ns + rto_ns);
         self.reset_at_ns = self.reset_at_ns.map(|_| now_ns + DOUBT_NS);
@@ -271,7 +267,7 @@ impl Session {
 
     /// Time at which [`Session::on_timer`] is due, ns; `None` if no timer runs.
     pub fn due_ns(&self) -> Option<u64> {
-        let patience_ns = self.deadline.ends_ns();
+        let patience_ns = self.deadline.map(|deadline| deadline.at_ns);
         [patience_ns, self.resend_at_ns, self.reset_at_ns]
             .into_iter()
             .flatten()
@@ -322,10 +318,7 @@ impl Session {
             }
             if behind >= 0 {
                 let end = segment.sequence.wrapping_add(segment.sequence_len());
-                let before = self.passed_end.get_or_insert(end);
-                if end.wrapping_sub(*before) as i32 > 0 {
-                    *before = end;
-                }
+                advance(self.passed_end.get_or_insert(end), end);
                 return (Fate::Pass, Outcome::Goes);
             }
             self.acknowledge(wire);
@@ -370,10 +363,7 @@ impl Session {
         self.owe_for(segment);
         if !self.is_in_guests_window(segment) {
             // The guest answers as a receiver does, and so ends its server's doubt.
-            let fate = Fate::PassAs {
-                acknowledgement: self.next_expected(),
-                window: self.window(segment.has(Flags::SYN)),
-            };
+            let fate = self.pass_as(self.next_expected(), segment.is_syn());
             return (fate, Outcome::Goes);
         }
         self.server.note(segment);
@@ -396,11 +386,10 @@ impl Session {
         if self.phase == Phase::Passing && ahead {
             return (Fate::Pass, outcome);
         }
-        let fate = Fate::PassAs {
-            acknowledgement: self.next_expected(),
-            window: self.window(segment.has(Flags::SYN)),
-        };
-        (fate, outcome)
+        (
+            self.pass_as(self.next_expected(), segment.is_syn()),
+            outcome,
+        )
     }
 
     /// Deadline has ended, or the server has not acknowledged in time.
@@ -408,11 +397,8 @@ impl Session {
         if self.reset_at_ns.is_some_and(|at| at <= now_ns) {
             return Outcome::Reset;
         }
-        match self.deadline {
-            Deadline::ToSpeak(at) if at <= now_ns => return self.refuse(Refused::Silent, wire),
-            Deadline::ToFinish(at) if at <= now_ns => return self.refuse(Refused::Slow, wire),
-            Deadline::ToClose(at) if at <= now_ns => return self.refuse(Refused::Unanswered, wire),
-            _ => {}
+        if let Some(deadline) = self.deadline.filter(|deadline| deadline.at_ns <= now_ns) {
+            return self.refuse(deadline.why, wire);
         }
         if self.resend_at_ns.is_some_and(|at| at <= now_ns) {
             self.retries += 1;
@@ -432,6 +418,18 @@ impl Session {
 
 /// URG flag (RFC 9293 section 3.1).
 const URGENT: u8 = 0x20;
+
+/// Whether a sequence number is after another.
+fn is_after(number: u32, other: u32) -> bool {
+    number.wrapping_sub(other) as i32 > 0
+}
+
+/// Moves a sequence number on to another one, if that is after it.
+fn advance(number: &mut u32, to: u32) {
+    if is_after(to, *number) {
+        *number = to;
+    }
+}
 
 #[cfg(test)]
 #[path = "../tcp_test.rs"]

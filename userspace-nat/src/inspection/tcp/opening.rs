@@ -9,7 +9,7 @@ use slipgate_abi::tcp::Flags;
 
 use crate::{
     inspection::tcp::{
-        Deadline, Fate, INITIAL_SEGMENTS, MIN_RTO_NS, Options, Outcome, Phase, Received, SILENT_NS,
+        Deadline, Fate, INITIAL_SEGMENTS, MIN_RTO_NS, Options, Outcome, Phase, Received, Refused,
         Segment, Session, URGENT, Wire, options::rebuild_syn, server::Server,
     },
     mss,
@@ -95,14 +95,7 @@ impl Session {
         {
             return (Fate::Dropped, Outcome::Goes);
         }
-        wire.to_server(&Segment {
-            sequence: segment.sequence,
-            acknowledgement: 0,
-            flags: Flags::RST,
-            window: 0,
-            time: None,
-            payload: &[],
-        });
+        wire.to_server(&Segment::reset(segment.sequence, 0, Flags::RST));
         (Fate::Held, Outcome::Goes)
     }
 
@@ -133,11 +126,7 @@ impl Session {
             (3 * round_trip_ns).clamp(MIN_RTO_NS, crate::inspection::tcp::FIRST_RTO_NS);
         self.rto_ns = self.first_rto_ns;
         self.congestion_window = INITIAL_SEGMENTS * self.mss();
-        self.deadline = Deadline::ToSpeak(now_ns + SILENT_NS);
-        let fate = Fate::PassAs {
-            acknowledgement: segment.acknowledgement,
-            window: self.window(true),
-        };
-        (fate, Outcome::Goes)
+        self.deadline = Some(Deadline::after(now_ns, Refused::Silent));
+        (self.pass_as(segment.acknowledgement, true), Outcome::Goes)
     }
 }

@@ -1,7 +1,9 @@
 //! The session as the receiver of the guest's data.
 use slipgate_abi::tcp::Flags;
 
-use crate::inspection::tcp::{MAX_LEN, Phase, Received, SMALL_MSS, Segment, Session, Wire};
+use crate::inspection::tcp::{
+    Fate, MAX_LEN, Phase, Received, SMALL_MSS, Segment, Session, Wire, advance, is_after,
+};
 
 /// Most acknowledgements that a guest may accumulate.
 const MAX_OWED: u32 = 64;
@@ -17,24 +19,22 @@ impl Session {
 
     /// Records a segment's acknowledgement and window. Returns whether either is new.
     pub(super) fn note_guest(&mut self, segment: &Received<'_>) -> bool {
-        if let Some((value, _)) = segment.options.time
-            && value.wrapping_sub(self.guest_time) as i32 > 0
-        {
-            self.guest_time = value;
+        if let Some((value, _)) = segment.options.time {
+            advance(&mut self.guest_time, value);
         }
         let ahead = segment.acknowledgement.wrapping_sub(self.guest_ack) as i32;
         // What the server has not sent is nobody's to acknowledge.
-        let past = segment.acknowledgement.wrapping_sub(self.server.next) as i32 > 0;
+        let past = is_after(segment.acknowledgement, self.server.next);
         if ahead < 0 || past || (ahead == 0 && segment.window == self.guest_window) {
             return false;
         }
         self.guest_ack = segment.acknowledgement;
         self.guest_window = segment.window;
         let window = u32::from(segment.window) << self.guest_window_scale();
-        let end = self.guest_ack.wrapping_add(window);
-        if end.wrapping_sub(self.guest_window_end) as i32 > 0 {
-            self.guest_window_end = end;
-        }
+        advance(
+            &mut self.guest_window_end,
+            self.guest_ack.wrapping_add(window),
+        );
         true
     }
 
@@ -93,6 +93,14 @@ impl Session {
         });
     }
 
+    /// A segment of the server's goes on with this acknowledgement, and the session's window.
+    pub(super) fn pass_as(&mut self, acknowledgement: u32, is_syn: bool) -> Fate {
+        Fate::PassAs {
+            acknowledgement,
+            window: self.window(is_syn),
+        }
+    }
+
     /// Window to offer to the guest, in the server's scale except in a SYN. Its end never moves
     /// back.
     pub(super) fn window(&mut self, is_syn: bool) -> u16 {
@@ -103,15 +111,13 @@ impl Session {
         // A hello longer than the server's first window could not be whole before it is sent on.
         let least = MIN_OFFER.max(1 << self.server.window_scale);
         let needed = self.next_expected().wrapping_add(least);
-        let is_short = !self.is_admitted && needed.wrapping_sub(end) as i32 > 0;
+        let is_short = !self.is_admitted && is_after(needed, end);
         let end = match is_short {
-            true if own.wrapping_sub(needed) as i32 > 0 => needed,
+            true if is_after(own, needed) => needed,
             true => own,
             false => end,
         };
-        if end.wrapping_sub(self.told_window_end) as i32 > 0 {
-            self.told_window_end = end;
-        }
+        advance(&mut self.told_window_end, end);
         let left = self.told_window_end.wrapping_sub(self.next_expected());
         let left = if left as i32 > 0 { left } else { 0 };
         let scale = if is_syn { 0 } else { self.server.window_scale };

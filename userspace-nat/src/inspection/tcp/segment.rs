@@ -85,6 +85,18 @@ pub trait Wire {
 }
 
 impl Segment<'_> {
+    /// A segment with RST in its flags.
+    pub(super) const fn reset(sequence: u32, acknowledgement: u32, flags: u8) -> Self {
+        Self {
+            sequence,
+            acknowledgement,
+            flags,
+            window: 0,
+            time: None,
+            payload: &[],
+        }
+    }
+
     /// Builds the packet with its checksums in `out`, which is cleared first.
     pub fn build(&self, out: &mut Vec<u8>, from: (Ip4, u16), to: (Ip4, u16)) {
         build::ipv4(out, from.0, to.0, 6, |out| {

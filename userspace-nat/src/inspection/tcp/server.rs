@@ -1,5 +1,5 @@
 //! State of an inspected connection's server.
-use crate::inspection::tcp::{Options, Received};
+use crate::inspection::tcp::{Options, Received, advance, is_after};
 
 /// Smaller is taken for this (RFC 9293 section 3.7.1 has 536 where nothing is said).
 const MIN_MSS: u16 = 64;
@@ -50,13 +50,9 @@ impl Server {
     /// Takes in where it is: of a segment in the guest's window only.
     pub(super) fn note(&mut self, segment: &Received<'_>) {
         let next = segment.sequence.wrapping_add(segment.sequence_len());
-        if next.wrapping_sub(self.next) as i32 > 0 {
-            self.next = next;
-        }
-        if let Some((value, _)) = segment.options.time
-            && value.wrapping_sub(self.time) as i32 > 0
-        {
-            self.time = value;
+        advance(&mut self.next, next);
+        if let Some((value, _)) = segment.options.time {
+            advance(&mut self.time, value);
         }
     }
 
@@ -69,7 +65,7 @@ impl Server {
         };
         let window = u32::from(segment.window) << scale;
         let end = segment.acknowledgement.wrapping_add(window);
-        if end.wrapping_sub(self.window_end) as i32 > 0 || window == 0 {
+        if is_after(end, self.window_end) || window == 0 {
             self.window_end = end;
         }
     }
