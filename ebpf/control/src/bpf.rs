@@ -17,7 +17,7 @@ use std::{
 
 use aya_obj::generated::{
     BPF_F_AFTER, BPF_F_BEFORE, bpf_attach_type, bpf_attr, bpf_cmd, bpf_link_info, bpf_map_info,
-    bpf_prog_info,
+    bpf_map_type, bpf_prog_info,
 };
 
 /// Usual mount point of bpffs.
@@ -88,6 +88,67 @@ fn info<T>(fd: BorrowedFd<'_>) -> io::Result<T> {
 /// Returns type, sizes and id of a map.
 pub(crate) fn map_info(fd: BorrowedFd<'_>) -> io::Result<bpf_map_info> {
     info(fd)
+}
+
+/// Kind of a map: its type and flags, as the kernel reports them.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Kind {
+    /// Number of the type, `bpf_map_type`.
+    pub number: u32,
+    /// Flags of the map, `BPF_F_*`.
+    pub flags: u32,
+}
+
+const BPF_F_NO_PREALLOC: u32 = 1 << 0;
+const BPF_F_MMAPABLE: u32 = 1 << 10;
+
+impl Kind {
+    /// Array that can be mapped.
+    pub const MAPPED_ARRAY: Self = Self::of(bpf_map_type::BPF_MAP_TYPE_ARRAY, BPF_F_MMAPABLE);
+    /// Preallocated hash.
+    pub const HASH: Self = Self::of(bpf_map_type::BPF_MAP_TYPE_HASH, 0);
+    /// Hash that allocates on demand.
+    pub const GROWING_HASH: Self = Self::of(bpf_map_type::BPF_MAP_TYPE_HASH, BPF_F_NO_PREALLOC);
+    /// Longest-prefix-match trie.
+    pub const TRIE: Self = Self::of(bpf_map_type::BPF_MAP_TYPE_LPM_TRIE, BPF_F_NO_PREALLOC);
+
+    const fn of(map_type: bpf_map_type, flags: u32) -> Self {
+        Self {
+            number: map_type as u32,
+            flags,
+        }
+    }
+}
+
+/// Shape of a map: the properties that must be equal for the programs to use the map.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Shape {
+    /// Type and flags of the map.
+    pub kind: Kind,
+    /// Size of a key, bytes.
+    pub key: u32,
+    /// Size of a value, bytes.
+    pub value: u32,
+    /// Maximum number of entries (`max_entries`).
+    pub entries: u32,
+}
+
+impl Shape {
+    /// Returns the shape of an open map.
+    pub(crate) fn of(map: BorrowedFd<'_>) -> io::Result<Self> {
+        let info = map_info(map)?;
+        // The kernel reports the open mode as part of the flags.
+        let access = (1 << 3) | (1 << 4);
+        Ok(Self {
+            kind: Kind {
+                number: info.type_,
+                flags: info.map_flags & !access,
+            },
+            key: info.key_size,
+            value: info.value_size,
+            entries: info.max_entries,
+        })
+    }
 }
 
 /// Returns tag and id of a program.
@@ -173,29 +234,19 @@ pub(crate) fn tcx_programs(ifindex: IfIndex) -> io::Result<Vec<u32>> {
     Ok(ids[..count.min(ids.len())].to_vec())
 }
 
-/// Properties of a map for [`map_create`].
-pub(crate) struct MapShape<'a> {
-    pub(crate) name: &'a str,
-    pub(crate) map_type: u32,
-    pub(crate) key_size: u32,
-    pub(crate) value_size: u32,
-    pub(crate) max_entries: u32,
-    pub(crate) map_flags: u32,
-}
-
-/// Makes an anonymous map, without BTF.
-pub(crate) fn map_create(shape: &MapShape<'_>) -> io::Result<OwnedFd> {
+/// Makes a map that is not pinned, without BTF.
+pub(crate) fn map_create(name: &str, shape: Shape) -> io::Result<OwnedFd> {
     let mut attr = zeroed();
-    attr.__bindgen_anon_1.map_type = shape.map_type;
-    attr.__bindgen_anon_1.key_size = shape.key_size;
-    attr.__bindgen_anon_1.value_size = shape.value_size;
-    attr.__bindgen_anon_1.max_entries = shape.max_entries;
-    attr.__bindgen_anon_1.map_flags = shape.map_flags;
+    attr.__bindgen_anon_1.map_type = shape.kind.number;
+    attr.__bindgen_anon_1.key_size = shape.key;
+    attr.__bindgen_anon_1.value_size = shape.value;
+    attr.__bindgen_anon_1.max_entries = shape.entries;
+    attr.__bindgen_anon_1.map_flags = shape.kind.flags;
     // SAFETY: the struct written above; its name is plain bytes.
-    let name = unsafe { &mut attr.__bindgen_anon_1.map_name };
+    let field = unsafe { &mut attr.__bindgen_anon_1.map_name };
     // The last byte stays zero.
-    let room = name.len() - 1;
-    for (to, from) in name[..room].iter_mut().zip(shape.name.bytes()) {
+    let room = field.len() - 1;
+    for (to, from) in field[..room].iter_mut().zip(name.bytes()) {
         *to = from as _;
     }
     call(bpf_cmd::BPF_MAP_CREATE, &mut attr).map(owned)

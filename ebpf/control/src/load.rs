@@ -43,7 +43,7 @@ use crate::{
     bpf,
     bpf_log::BpfLog,
     btf,
-    layout::{Kind, MapName},
+    layout::MapName,
     lock::{FileLock, PATIENCE, WHILE_SERVING},
     maps::{SharedMaps, check_pinned, open_pins},
     object, paths,
@@ -276,23 +276,8 @@ fn make_missing_maps(paths: &Paths, slots: u32) -> Result<()> {
             continue;
         }
         let shape = map.shape(slots);
-        let (map_type, map_flags) = match shape.kind {
-            Kind::MappedArray => Kind::MAPPED_ARRAY,
-            Kind::Hash => Kind::HASH,
-            Kind::GrowingHash => Kind::GROWING_HASH,
-            Kind::Trie => Kind::TRIE,
-            Kind::Other { number, flags } => (number, flags),
-        };
         let what = format!("make the map {}", map.name());
-        let fd = bpf::map_create(&bpf::MapShape {
-            name: map.name(),
-            map_type,
-            key_size: shape.key,
-            value_size: shape.value,
-            max_entries: shape.entries,
-            map_flags,
-        })
-        .map_err(Error::os(what.clone()))?;
+        let fd = bpf::map_create(map.name(), shape).map_err(Error::os(what.clone()))?;
         bpf::obj_pin(fd.as_fd(), &path).map_err(Error::os(what))?;
     }
     Ok(())

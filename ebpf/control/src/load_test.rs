@@ -3,7 +3,7 @@ use std::os::unix::fs::PermissionsExt;
 use super::*;
 use crate::{
     SharedMaps,
-    layout::{MAPS, Shape},
+    layout::{Kind, MAPS, Shape},
     maps::Insert,
     testing::{datapath, in_netns, options},
 };
@@ -86,16 +86,13 @@ fn a_map_of_another_shape_is_refused_with_both_named() {
             first.paths().pin("OWNERS")
         };
         std::fs::remove_file(&pin).unwrap();
-        let (map_type, map_flags) = Kind::MAPPED_ARRAY;
-        let other = bpf::map_create(&bpf::MapShape {
-            name: "OWNERS",
-            map_type,
-            key_size: 4,
-            value_size: 24,
-            max_entries: 64,
-            map_flags,
-        })
-        .unwrap();
+        let shape = Shape {
+            kind: Kind::MAPPED_ARRAY,
+            key: 4,
+            value: 24,
+            entries: 64,
+        };
+        let other = bpf::map_create("OWNERS", shape).unwrap();
         bpf::obj_pin(other.as_fd(), &pin).unwrap();
         let text = Datapath::open(&options()).unwrap_err().to_string();
         for part in ["OWNERS", "value 24 bytes", "value 16 bytes", "ABI version"] {

@@ -13,13 +13,7 @@ use std::{
 use aya_obj::generated::{bpf_attach_type, bpf_func_id, bpf_prog_type};
 use slipgate_abi::IfIndex;
 
-use crate::{
-    Error, Result,
-    attach::Hook,
-    bpf,
-    layout::{Kind, MapName},
-    paths::BPFFS,
-};
+use crate::{Error, Result, attach::Hook, bpf, layout::MapName, paths::BPFFS};
 
 /// Result of one check.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -243,16 +237,7 @@ fn calls_helper(helper: bpf_func_id) -> io::Result<OwnedFd> {
 }
 
 fn mappable_array() -> io::Result<OwnedFd> {
-    let shape = MapName::Meta.shape(0);
-    let (map_type, map_flags) = Kind::MAPPED_ARRAY;
-    bpf::map_create(&bpf::MapShape {
-        name: "probe",
-        map_type,
-        key_size: shape.key,
-        value_size: shape.value,
-        max_entries: shape.entries,
-        map_flags,
-    })
+    bpf::map_create("probe", MapName::Meta.shape(0))
 }
 
 /// Requests a link on an interface that does not exist. A kernel that has tcx reports the missing

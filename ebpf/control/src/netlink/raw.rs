@@ -2,14 +2,13 @@
 
 use std::io;
 
+use netlink_packet_core::{
+    Emitable, NLA_HEADER_SIZE, NLM_F_DUMP, NLM_F_REQUEST, NLMSG_DONE, NLMSG_ERROR, NetlinkBuffer,
+    NetlinkHeader, NlasIterator,
+};
 use netlink_sys::{Socket, SocketAddr};
 
-/// Length of a netlink header, bytes.
-const HEADER: usize = 16;
-const NLM_F_REQUEST: u16 = 1;
-const NLM_F_DUMP: u16 = 0x300;
-const NLMSG_ERROR: u16 = 2;
-const NLMSG_DONE: u16 = 3;
+use super::socket::split;
 
 /// Requests a dump, and calls `each` with the type and payload of each answer.
 pub(crate) fn dump(
@@ -21,69 +20,37 @@ pub(crate) fn dump(
     let mut socket = Socket::new(protocol)?;
     socket.bind_auto()?;
     socket.connect(&SocketAddr::new(0, 0))?;
-    let mut request = Vec::with_capacity(HEADER + payload.len());
-    request.extend(((HEADER + payload.len()) as u32).to_ne_bytes());
-    request.extend(message_type.to_ne_bytes());
-    request.extend((NLM_F_REQUEST | NLM_F_DUMP).to_ne_bytes());
-    // Sequence and port: there is one request on the socket.
-    request.extend([0; 8]);
-    request.extend(payload);
+    // Sequence and port stay zero: there is one request on the socket.
+    let len = NetlinkHeader::default().buffer_len() + payload.len();
+    let mut request = vec![0; len];
+    let mut message = NetlinkBuffer::new(&mut request);
+    message.set_length(len as u32);
+    message.set_message_type(message_type);
+    message.set_flags(NLM_F_REQUEST | NLM_F_DUMP);
+    message.payload_mut().copy_from_slice(payload);
     socket.send(&request, 0)?;
     loop {
         let (datagram, _) = socket.recv_from_full()?;
-        let mut rest = datagram.as_slice();
-        while let Some((kind, payload, after)) = split(rest, HEADER, |bytes| {
-            Some((word(bytes, 0)? as usize, half(bytes, 4)?))
-        }) {
-            match kind {
+        for message in split(&datagram) {
+            let payload = message.payload();
+            match message.message_type() {
                 NLMSG_DONE => return Ok(()),
                 NLMSG_ERROR => {
-                    let code = word(payload, 0).unwrap_or_default() as i32;
+                    let code = payload.first_chunk().map_or(0, |c| i32::from_ne_bytes(*c));
                     return Err(io::Error::from_raw_os_error(-code));
                 }
-                _ => each(kind, payload),
+                kind => each(kind, payload),
             }
-            rest = after;
         }
     }
 }
 
-/// Returns the attributes in a payload: type (without the nested bit) and value.
+/// Returns the attributes in a payload: type and value.
 pub(crate) fn attributes(payload: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
-    const NESTED: u16 = 0x8000;
-    let mut rest = payload;
-    std::iter::from_fn(move || {
-        let (kind, value, after) = split(rest, 4, |bytes| {
-            Some((half(bytes, 0)?.into(), half(bytes, 2)?))
-        })?;
-        rest = after;
-        Some((kind & !NESTED, value))
-    })
-}
-
-/// Splits off the first element. `read` returns the length (of the whole element) and the type from
-/// its header.
-fn split(
-    bytes: &[u8],
-    header: usize,
-    read: impl FnOnce(&[u8]) -> Option<(usize, u16)>,
-) -> Option<(u16, &[u8], &[u8])> {
-    let (length, kind) = read(bytes)?;
-    let body = bytes.get(header..length)?;
-    let after = bytes.get(length.next_multiple_of(4)..).unwrap_or(&[]);
-    Some((kind, body, after))
-}
-
-fn word(bytes: &[u8], at: usize) -> Option<u32> {
-    bytes
-        .get(at..)?
-        .first_chunk()
-        .map(|word| u32::from_ne_bytes(*word))
-}
-
-fn half(bytes: &[u8], at: usize) -> Option<u16> {
-    bytes
-        .get(at..)?
-        .first_chunk()
-        .map(|half| u16::from_ne_bytes(*half))
+    NlasIterator::new(payload)
+        .map_while(Result::ok)
+        .map(|attribute| {
+            let (kind, length) = (attribute.kind(), usize::from(attribute.length()));
+            (kind, &attribute.into_inner()[NLA_HEADER_SIZE..length])
+        })
 }

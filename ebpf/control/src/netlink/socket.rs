@@ -6,7 +6,8 @@ use std::{
 };
 
 use netlink_packet_core::{
-    NLM_F_ACK, NLM_F_DUMP, NLM_F_REQUEST, NetlinkHeader, NetlinkMessage, NetlinkPayload,
+    NLM_F_ACK, NLM_F_DUMP, NLM_F_REQUEST, NetlinkBuffer, NetlinkHeader, NetlinkMessage,
+    NetlinkPayload,
 };
 use netlink_packet_route::RouteNetlinkMessage;
 use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_ROUTE};
@@ -157,23 +158,21 @@ impl AsFd for Notices {
     }
 }
 
-/// Returns the messages of a datagram.
-fn messages(
-    datagram: &[u8],
-) -> impl Iterator<Item = Result<NetlinkMessage<RouteNetlinkMessage>>> + '_ {
+/// Splits a datagram into its messages.
+pub(super) fn split(datagram: &[u8]) -> impl Iterator<Item = NetlinkBuffer<&[u8]>> {
     let mut rest = datagram;
     std::iter::from_fn(move || {
-        // Length, type, flags, sequence, port: 16 bytes.
-        let length = u32::from_ne_bytes(*rest.first_chunk::<4>()?) as usize;
-        if length < 16 || length > rest.len() {
-            return None;
-        }
-        let (message, after) = rest.split_at(length);
-        rest = after
-            .get(length.next_multiple_of(4) - length..)
-            .unwrap_or(&[]);
-        Some(
-            NetlinkMessage::deserialize(message).map_err(|error| Error::Netlink(error.to_string())),
-        )
+        let message = NetlinkBuffer::new_checked(rest).ok()?;
+        let length = message.length() as usize;
+        rest = rest.get(length.next_multiple_of(4)..).unwrap_or(&[]);
+        Some(message)
+    })
+}
+
+/// Returns the messages of a datagram.
+fn messages(datagram: &[u8]) -> impl Iterator<Item = Result<NetlinkMessage<RouteNetlinkMessage>>> {
+    split(datagram).map(|message| {
+        let read = NetlinkMessage::deserialize(message.into_inner());
+        read.map_err(|error| Error::Netlink(error.to_string()))
     })
 }

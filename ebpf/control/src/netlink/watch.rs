@@ -55,7 +55,6 @@ struct Behind {
     /// Time of the next attempt.
     again_at: Instant,
     /// Wait before that attempt.
-    /// Wait before that attempt.
     wait: Duration,
 }
 
