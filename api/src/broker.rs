@@ -2,7 +2,7 @@
 //!
 //! The broker takes one message at a time without waiting, so what has no room in the channel waits
 //! here. Requests beyond [`MOST_WAITING`] are refused at once.
-use std::{collections::HashMap, io, rc::Rc, time::Duration};
+use std::{collections::HashMap, io, os::fd::OwnedFd, rc::Rc, time::Duration};
 
 use hyper::StatusCode;
 use slipgate_ipc::{
@@ -14,10 +14,11 @@ use slipgate_ipc::{
 use tokio::{
     io::unix::AsyncFd,
     sync::{mpsc, oneshot},
+    task::spawn_local,
     time::timeout,
 };
 
-use crate::{events::Events, problem::Problem};
+use crate::{events::Events, problem::Problem, records};
 
 /// Largest number of requests that wait for the broker.
 pub const MOST_WAITING: usize = 256;
@@ -35,8 +36,11 @@ pub struct Broker {
 #[derive(Debug)]
 struct Ask {
     request: ApiRequest,
-    answer: oneshot::Sender<ClientAnswer>,
+    answer: oneshot::Sender<Answered>,
 }
+
+/// An answer, and the socket that came with it.
+pub type Answered = (ClientAnswer, Option<OwnedFd>);
 
 impl Broker {
     /// Makes a handle, and the task that serves it until the broker is gone.
@@ -57,6 +61,14 @@ impl Broker {
     /// # Errors
     /// Too many requests wait, or the broker is gone.
     pub async fn ask(&self, request: ApiRequest) -> Result<ClientAnswer, Problem> {
+        self.ask_for_stream(request).await.map(|(answer, _)| answer)
+    }
+
+    /// The same; returns what came with the answer, too.
+    ///
+    /// # Errors
+    /// Too many requests wait, or the broker is gone.
+    pub async fn ask_for_stream(&self, request: ApiRequest) -> Result<Answered, Problem> {
         let (answer, answered) = oneshot::channel();
         let busy = |_| {
             let detail = "too many requests wait for the daemon: try again";
@@ -103,7 +115,7 @@ pub struct Connection {
     events: Rc<Events>,
     asked: mpsc::Receiver<Ask>,
     /// Receivers of pending answers, by the request's number.
-    waiting: HashMap<u64, oneshot::Sender<ClientAnswer>>,
+    waiting: HashMap<u64, oneshot::Sender<Answered>>,
     last: u64,
 }
 
@@ -135,13 +147,16 @@ impl Connection {
                     match ready.get_inner().try_receive::<ToApi>().map_err(io::Error::other)? {
                         Received::Nothing => ready.clear_ready(),
                         Received::End => return Ok(()),
-                        Received::Message(ToApi::Answer { id, answer }) => {
+                        Received::Message(ToApi::Answer { id, answer, stream }) => {
                             if let Some(sender) = waiting.remove(&id) {
                                 // Its client may be gone.
-                                let _ = sender.send(*answer);
+                                let _ = sender.send((*answer, stream));
                             }
                         }
                         Received::Message(ToApi::Event(event)) => events.add(&event),
+                        Received::Message(ToApi::Records(from)) => {
+                            spawn_local(records::pass_on(from, events.clone()));
+                        }
                         Received::Message(ToApi::Start(_)) => {}
                     }
                 }

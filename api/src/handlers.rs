@@ -1,8 +1,13 @@
 //! Handlers of requests: each request becomes a message to the broker, or reads figures.
-use std::rc::Rc;
+use std::{
+    cell::RefCell,
+    rc::Rc,
+    time::{Duration, Instant},
+};
 
 use hyper::{
     Method, StatusCode, Uri,
+    body::Bytes,
     header::{ETAG, HeaderValue},
 };
 use serde::de::DeserializeOwned;
@@ -15,16 +20,23 @@ use slipgate_ipc::{
 use crate::{
     Figures,
     broker::Broker,
+    capture,
     events::Events,
-    model::{Cut, FlowsQuery, Health, Policy, PolicyPut, Vm, VmBody, VmPatch, Why, WhyQuery},
+    model::{
+        CaptureBody, Cut, FlowsQuery, Health, Policy, PolicyPut, Vm, VmBody, VmPatch, Why, WhyQuery,
+    },
     openapi,
     problem::Problem,
-    response::{Response, empty, json},
+    response::{Content, Response, empty, json, with},
     routes::{Action, route},
 };
 
 /// Media type of JSON.
 const JSON: &str = "application/json";
+/// Media type of OpenMetrics, Prometheus' text format.
+pub(crate) const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+/// How long a page of metrics is good for.
+const FRESH: Duration = Duration::from_secs(1);
 
 /// State that the handlers share.
 pub(crate) struct Daemon {
@@ -33,6 +45,24 @@ pub(crate) struct Daemon {
     pub(crate) figures: Box<dyn Figures>,
     /// Whether clients may change anything.
     pub(crate) may_change: bool,
+    /// The page of metrics, and when it was made.
+    pub(crate) page: RefCell<Option<(Instant, Bytes)>>,
+}
+
+impl Daemon {
+    /// The page of metrics. Making one reads every slot, so one is good for [`FRESH`].
+    async fn metrics(&self) -> Bytes {
+        let made = self.page.borrow().clone();
+        if let Some((made, page)) = made
+            && made.elapsed() < FRESH
+        {
+            return page;
+        }
+        let inventory = self.broker.inventory().await;
+        let page = Bytes::from(self.figures.metrics(&inventory));
+        *self.page.borrow_mut() = Some((Instant::now(), page.clone()));
+        page
+    }
 }
 
 /// The message to the broker that a change asks for. `None`: the request changes nothing, or needs
@@ -87,12 +117,30 @@ fn request_of(action: Action, input: &Input<'_>) -> Result<Option<ApiRequest>, P
         Action::CutFlow => ApiRequest::Cut {
             what: Target::Flow(name()),
         },
+        Action::CaptureVm => capture_of(Target::Vm(name()), body)?,
+        Action::CaptureFlow => capture_of(Target::Flow(name()), body)?,
         Action::PatchVm => {
             parsed::<VmPatch>(body)?;
             return Ok(None);
         }
         _ => return Ok(None),
     }))
+}
+
+fn capture_of(what: Target, body: &[u8]) -> Result<ApiRequest, Problem> {
+    let CaptureBody { packets, seconds } = match body {
+        [] => CaptureBody::default(),
+        body => parsed(body)?,
+    };
+    if packets == Some(0) || seconds == Some(0) {
+        let detail = "packets and seconds: give 1 at least, or leave them out";
+        return Err(Problem::new(StatusCode::BAD_REQUEST, detail));
+    }
+    Ok(ApiRequest::Capture {
+        what,
+        packets,
+        seconds,
+    })
 }
 
 /// Carries out a request other than the one for events.
@@ -109,6 +157,9 @@ pub(crate) async fn carry_out(
     let (parameter, body) = (input.parameter, input.body);
     let name = || parameter.to_owned();
     if let Some(request) = request_of(action, input)? {
+        if matches!(action, Action::CaptureVm | Action::CaptureFlow) {
+            return capture::begin(daemon, request, parameter).await;
+        }
         let answer = answer(broker.ask(request).await?, parameter)?;
         return changed(answer).ok_or_else(other_answer);
     }
@@ -175,6 +226,10 @@ pub(crate) async fn carry_out(
             let inventory = broker.inventory().await;
             json(StatusCode::OK, JSON, &daemon.figures.stats(&inventory))
         }
+        Action::Metrics => {
+            let text = daemon.metrics().await;
+            with(StatusCode::OK, OPENMETRICS, Content::Whole(Some(text)))
+        }
         // Others are changes, and events have a response of their own.
         _ => return Err(other_answer()),
     })
@@ -233,7 +288,7 @@ fn changed(answer: ClientAnswer) -> Option<Response> {
 }
 
 /// The broker's answer, unless it is an error. `name`: the VM or flow in question.
-fn answer(answer: ClientAnswer, name: &str) -> Result<ClientAnswer, Problem> {
+pub(crate) fn answer(answer: ClientAnswer, name: &str) -> Result<ClientAnswer, Problem> {
     match answer {
         ClientAnswer::UnknownVm { .. } => Err(no_vm(name)),
         ClientAnswer::Engine {
@@ -261,7 +316,7 @@ fn no_vm(name: &str) -> Problem {
     Problem::new(StatusCode::NOT_FOUND, detail)
 }
 
-fn other_answer() -> Problem {
+pub(crate) fn other_answer() -> Problem {
     let detail = "the daemon gave an answer to another question: it is of another version";
     Problem::new(StatusCode::INTERNAL_SERVER_ERROR, detail)
 }

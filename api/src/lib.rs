@@ -16,11 +16,13 @@
 //! ([`events`]). The list of routes is one table, of which router and OpenAPI document are made
 //! ([`routes`], [`openapi`]).
 pub mod broker;
+mod capture;
 pub mod events;
 mod handlers;
 pub mod model;
 pub mod openapi;
 pub mod problem;
+mod records;
 mod response;
 mod routes;
 pub mod server;
@@ -36,4 +38,7 @@ pub trait Figures {
 
     /// The counters as a JSON object.
     fn stats(&self, inventory: &[EngineInventory]) -> serde_json::Value;
+
+    /// The figures as Prometheus reads them.
+    fn metrics(&self, inventory: &[EngineInventory]) -> String;
 }

@@ -28,6 +28,9 @@ pub struct VmBody {
     /// `tcp|udp:[ADDR:]PORT[-PORT]:PORT[-PORT]`.
     #[serde(default)]
     pub forwards: Vec<String>,
+    /// Silence after which the VM is idle, seconds; 0: it is not told. Absent: the daemon's
+    /// `--idle-after`.
+    pub idle_after: Option<u32>,
     /// Up to 8 labels, which slipgate does not interpret.
     #[serde(default)]
     pub labels: BTreeMap<String, String>,
@@ -47,6 +50,8 @@ pub struct VmPatch {
     pub quotas: Quotas,
     /// All forwards that there are to be.
     pub forwards: Option<Vec<String>>,
+    /// Another silence after which it is idle, seconds; 0: it is not told.
+    pub idle_after: Option<u32>,
     /// Labels to add or change; `null` removes one.
     pub labels: BTreeMap<String, Option<String>>,
 }
@@ -61,6 +66,8 @@ pub struct Vm {
     /// waiting (there is no TAP of its name), starting, served, or frozen.
     #[schemars(extend("enum" = ["waiting", "starting", "served", "frozen"]))]
     pub state: &'static str,
+    /// Whether it is idle, if that is looked for.
+    pub idle: bool,
     /// Name of its TAP.
     pub tap: String,
     /// MAC address that the guest must use, if one is given.
@@ -76,6 +83,9 @@ pub struct Vm {
     pub quotas: Quotas,
     /// Ports of the host that lead to the guest.
     pub forwards: Vec<String>,
+    /// Silence after which it is idle, seconds, if it says one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub idle_after: Option<u32>,
     /// Its labels.
     pub labels: BTreeMap<String, String>,
 }
@@ -96,6 +106,18 @@ pub struct Health {
 pub struct Cut {
     /// Number of flows.
     pub flows: u64,
+}
+
+/// Bounds of a capture; without them it ends with the client, or with what is captured.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct CaptureBody {
+    /// Number of packets after which it ends.
+    #[schemars(range(min = 1))]
+    pub packets: Option<u64>,
+    /// Time after which it ends, seconds.
+    #[schemars(range(min = 1))]
+    pub seconds: Option<u64>,
 }
 
 /// A policy that was put.
@@ -169,6 +191,7 @@ impl VmBody {
             policy,
             quotas,
             forwards,
+            idle_after,
             labels,
         } = self;
         VmDefinition {
@@ -179,6 +202,7 @@ impl VmBody {
             policy,
             quotas,
             forwards,
+            idle_after,
             labels,
         }
     }
@@ -192,6 +216,7 @@ impl VmPatch {
         vm.policy = self.policy.or(vm.policy);
         vm.quotas = self.quotas.or(vm.quotas);
         vm.forwards = self.forwards.unwrap_or(vm.forwards);
+        vm.idle_after = self.idle_after.or(vm.idle_after);
         for (key, value) in self.labels {
             match value {
                 Some(value) => drop(vm.labels.insert(key, value)),
@@ -212,18 +237,21 @@ impl From<VmStatus> for Vm {
             policy,
             quotas,
             forwards,
+            idle_after,
             labels,
         } = vm.definition;
         Self {
             name,
             id: vm.id.get(),
             state: vm.state.name(),
+            idle: vm.idle,
             tap,
             mac,
             ip,
             policy,
             quotas,
             forwards,
+            idle_after,
             labels,
         }
     }

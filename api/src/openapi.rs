@@ -3,7 +3,10 @@ use schemars::{JsonSchema, SchemaGenerator, generate::SchemaSettings};
 use serde_json::{Map, Value, json};
 
 use crate::{
-    model::{Cut, Health, Policy, PolicyPut, Vm, VmBody, VmPatch, Why},
+    capture::PCAPNG,
+    events::Kinds,
+    handlers::OPENMETRICS,
+    model::{CaptureBody, Cut, Health, Policy, PolicyPut, Vm, VmBody, VmPatch, Why},
     problem::{MEDIA_TYPE, Problem},
     routes::{Action, ROUTES, Route},
 };
@@ -54,6 +57,13 @@ fn operation(route: &Route, generator: &mut SchemaGenerator) -> Value {
             "required": true,
             "description": "TOML with the keys of `[policy.NAME]` in a policy file, and no deny_file",
             "content": { "application/toml": { "schema": { "type": "string" } } },
+        });
+    }
+    if let Action::CaptureVm | Action::CaptureFlow = route.action {
+        let schema = generator.subschema_for::<CaptureBody>();
+        operation["requestBody"] = json!({
+            "required": false,
+            "content": { "application/json": { "schema": schema } },
         });
     }
     if let Some(schema) = body {
@@ -112,12 +122,12 @@ fn parameters(route: &Route) -> Vec<Value> {
         Action::Flows => all.push(query("vm", false, &text, "Only this VM's")),
         Action::Events => {
             all.push(query("vm", false, &text, "Only this VM's"));
-            all.push(query(
-                "kind",
-                false,
-                &text,
-                "Only these kinds, separated by commas",
-            ));
+            let kinds = Kinds::names().join(", ");
+            let about = format!(
+                "Only these kinds, separated by commas: all, or some of {kinds}; absent: all but \
+                 those of flows and DNS"
+            );
+            all.push(query("kind", false, &text, &about));
             let after = "Number of the last event that the client has; absent: new events only";
             all.push(query("after", false, &number, after));
         }
@@ -162,6 +172,14 @@ fn responses(action: Action, generator: &mut SchemaGenerator) -> Value {
             let about = "The flows, as `slipgate flows --json` has them";
             json!({ "200": answer(about, json!({ "type": "array", "items": object })) })
         }
+        Action::Metrics => json!({ "200": {
+            "description": "The figures, as `--metrics` shows them",
+            "content": { OPENMETRICS: { "schema": { "type": "string" } } },
+        } }),
+        Action::CaptureVm | Action::CaptureFlow => json!({ "200": {
+            "description": "The packets, as pcapng",
+            "content": { PCAPNG: {} },
+        } }),
         Action::Stats => {
             json!({ "200": answer("The counters, as `slipgate stats --json` has them", object) })
         }

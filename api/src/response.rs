@@ -22,7 +22,7 @@ pub(crate) enum Content {
     /// All of it; `None` once it was taken.
     Whole(Option<Bytes>),
     /// Parts as they come, until the sender is dropped.
-    Parts(mpsc::Receiver<String>),
+    Parts(mpsc::Receiver<Bytes>),
 }
 
 /// A response whose body is JSON.
@@ -64,7 +64,7 @@ impl Body for Content {
             Self::Whole(bytes) => Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes)))),
             Self::Parts(parts) => {
                 let next = parts.poll_recv(cx);
-                next.map(|part| part.map(|part| Ok(Frame::data(part.into()))))
+                next.map(|part| part.map(|part| Ok(Frame::data(part))))
             }
         }
     }

@@ -23,7 +23,10 @@ pub(crate) enum Action {
     GetPolicy,
     PutPolicy,
     Stats,
+    Metrics,
     Events,
+    CaptureVm,
+    CaptureFlow,
 }
 
 /// A method on a path.
@@ -143,6 +146,23 @@ pub(crate) const ROUTES: &[Route] = &[
         "Put a policy in force, for the VMs that name it; answered when it is",
     ),
     read("/v1/stats", Action::Stats, "Counters of each VM and in all"),
+    read(
+        "/v1/metrics",
+        Action::Metrics,
+        "The figures in Prometheus' text format, made once a second at most",
+    ),
+    change(
+        "POST",
+        "/v1/vms/{name}/capture",
+        Action::CaptureVm,
+        "The packets of a VM, as its guest sees them, until the client ends it",
+    ),
+    change(
+        "POST",
+        "/v1/flows/{id}/capture",
+        Action::CaptureFlow,
+        "The packets of a flow, as its guest sees them, until the client or the flow ends it",
+    ),
     read(
         "/v1/events",
         Action::Events,

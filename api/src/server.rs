@@ -1,7 +1,7 @@
 //! The HTTP server: connections, their bounds, and the dispatch of requests.
 use std::{
-    convert::Infallible, future::poll_fn, io, os::unix::net::UnixListener, pin::Pin, rc::Rc,
-    sync::Arc, time::Duration,
+    cell::RefCell, convert::Infallible, future::poll_fn, io, os::unix::net::UnixListener, pin::Pin,
+    rc::Rc, sync::Arc, time::Duration,
 };
 
 use hyper::{
@@ -17,7 +17,7 @@ use tokio::{sync::Semaphore, task::LocalSet, time::timeout};
 use crate::{
     Figures,
     broker::Broker,
-    events::{Events, Filter},
+    events::{Events, Filter, Kinds},
     handlers::{Daemon, Input, carry_out, query},
     problem::Problem,
     response::{Content, Response, with},
@@ -81,6 +81,7 @@ pub fn run<E: From<io::Error>>(
             events,
             figures,
             may_change,
+            page: RefCell::default(),
         });
         ready()?;
         tokio::task::spawn_local(accept(listener, daemon));
@@ -219,25 +220,22 @@ fn events(
         let detail = format!("{MOST_EVENT_READERS} clients read events already: try again");
         return Err(Problem::new(StatusCode::SERVICE_UNAVAILABLE, detail));
     };
-    let events = daemon.events.clone();
-    let kinds = query.kind.unwrap_or_default();
-    let kinds = kinds.split(',').filter(|kind| !kind.is_empty());
+    let kinds = Kinds::parse(query.kind.as_deref().unwrap_or_default());
+    let kinds = kinds.map_err(|e| Problem::new(StatusCode::BAD_REQUEST, e.to_string()))?;
     let filter = Filter {
         vm: query.vm,
-        kinds: kinds.map(str::to_owned).collect(),
+        kinds,
     };
-    let seen = query.after.unwrap_or_else(|| events.last());
+    let reader = daemon.events.read(filter, query.after);
     // hyper asks for the next part when the client has taken the one before.
-    let (sender, receiver) = tokio::sync::mpsc::channel::<String>(1);
+    let (sender, receiver) = tokio::sync::mpsc::channel::<Bytes>(1);
     tokio::task::spawn_local(async move {
-        let mut seen = seen;
         loop {
-            let (text, last) = tokio::select! {
-                next = events.next(seen, &filter) => next,
+            let text = tokio::select! {
+                text = reader.next() => text,
                 () = sender.closed() => break,
             };
-            seen = last;
-            if sender.send(text).await.is_err() {
+            if sender.send(text.into()).await.is_err() {
                 break;
             }
         }

@@ -1,8 +1,11 @@
 use std::{
     io::{Read as _, Write as _},
-    os::unix::net::UnixStream,
+    os::{fd::OwnedFd, unix::net::UnixStream},
     path::{Path, PathBuf},
-    sync::{Arc, Mutex},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU32, Ordering::Relaxed},
+    },
     thread,
     time::Instant,
 };
@@ -10,8 +13,8 @@ use std::{
 use serde_json::{Value, json};
 use slipgate_ipc::{
     api::{ApiRequest, Event, FromApi, ToApi},
-    client::{ClientAnswer, ErrorKind, VmChange, VmDefinition, VmState, VmStatus},
-    engine::{EngineInventory, VmId},
+    client::{ClientAnswer, ErrorKind, Target, VmChange, VmDefinition, VmState, VmStatus},
+    engine::{EngineInventory, FlowLogEvent, FlowLogEvents, VmId},
 };
 
 use super::*;
@@ -26,13 +29,22 @@ impl Figures for NoFigures {
     fn stats(&self, _: &[EngineInventory]) -> Value {
         json!({})
     }
+
+    fn metrics(&self, _: &[EngineInventory]) -> String {
+        format!("made {}\n", PAGES.fetch_add(1, Relaxed))
+    }
 }
+
+/// Number of pages of metrics that were made.
+static PAGES: AtomicU32 = AtomicU32::new(0);
 
 /// A server on a socket of its own, and the broker's end of its channel.
 struct Rig {
     dir: tempfile::TempDir,
     /// The requests that the broker got.
     asked: Arc<Mutex<Vec<ApiRequest>>>,
+    /// The engine's end of its socket.
+    engine: UnixStream,
 }
 
 impl Rig {
@@ -51,8 +63,12 @@ impl Rig {
         });
         let asked = Arc::new(Mutex::new(Vec::new()));
         let kept = asked.clone();
+        let (engine, records) = UnixStream::pair().unwrap();
+        records.set_nonblocking(true).unwrap();
+        ours.send(ToApi::<OwnedFd>::Records(records.into()))
+            .unwrap();
         thread::spawn(move || serve_as_broker(&ours, &kept));
-        Self { dir, asked }
+        Self { dir, asked, engine }
     }
 
     fn path(&self) -> PathBuf {
@@ -90,12 +106,23 @@ fn status(name: &str) -> VmStatus {
         definition,
         id: VmId::new(7),
         state: VmState::Served,
+        idle: false,
     }
 }
 
 fn serve_as_broker(channel: &Channel, asked: &Mutex<Vec<ApiRequest>>) {
     while let Some(FromApi { id, request }) = channel.receive::<FromApi>().unwrap() {
+        let mut stream = None;
         let answer = match &request {
+            ApiRequest::Capture { what, packets, .. } if *what == Target::Vm("a".into()) => {
+                let (ours, mut theirs) = UnixStream::pair().unwrap();
+                ours.set_nonblocking(true).unwrap();
+                theirs
+                    .write_all(&vec![7; packets.unwrap() as usize])
+                    .unwrap();
+                stream = Some(ours.into());
+                ClientAnswer::Done
+            }
             ApiRequest::ListVms => ClientAnswer::VmList {
                 vms: vec![status("a"), status("b")],
             },
@@ -124,12 +151,10 @@ fn serve_as_broker(channel: &Channel, asked: &Mutex<Vec<ApiRequest>>) {
         };
         asked.lock().unwrap().push(request);
         let event = Event::VmAdded { vm: "a".into() };
-        channel
-            .send(ToApi::<std::os::fd::OwnedFd>::Event(event))
-            .unwrap();
+        channel.send(ToApi::<OwnedFd>::Event(event)).unwrap();
         let answer = Box::new(answer);
         channel
-            .send(ToApi::<std::os::fd::OwnedFd>::Answer { id, answer })
+            .send(ToApi::<OwnedFd>::Answer { id, answer, stream })
             .unwrap();
     }
 }
@@ -228,11 +253,21 @@ fn what_can_not_be_done_is_a_problem() {
 #[test]
 fn a_reader_changes_nothing() {
     let rig = Rig::new(false);
-    for route in crate::routes::ROUTES.iter().filter(|route| route.changes) {
-        let path = route.path.replace("{name}", "a").replace("{id}", "f");
+    let document = crate::openapi::document();
+    let paths = document["paths"].as_object().unwrap();
+    let mut changes = 0;
+    for (path, operations) in paths {
+        let path = path.replace("{name}", "a").replace("{id}", "f");
         let body = json!({ "tap": "tap0" });
-        assert_eq!(rig.ask(route.method, &path, Some(&body)).0, 403, "{path}");
+        for method in ["PUT", "PATCH", "DELETE", "POST"] {
+            let is_there = operations.get(method.to_lowercase()).is_some();
+            let wanted = if is_there { 403 } else { 405 };
+            let (status, problem) = rig.ask(method, &path, Some(&body));
+            assert_eq!(status, wanted, "{method} {path}: {problem}");
+            changes += u32::from(is_there);
+        }
     }
+    assert!(changes >= 8, "{changes}");
     assert_eq!(rig.ask("GET", "/v1/vms", None).0, 200);
     // Not one of them reached the broker.
     assert_eq!(*rig.asked.lock().unwrap(), [ApiRequest::ListVms]);
@@ -273,22 +308,100 @@ fn many_idle_connections_delay_others_for_a_while_at_most() {
 fn events_are_read_as_they_come() {
     let rig = Rig::new(true);
     rig.ask("GET", "/v1/vms", None);
-    let mut stream = UnixStream::connect(rig.path()).unwrap();
-    stream
-        .set_read_timeout(Some(Duration::from_secs(5)))
-        .unwrap();
-    let request = "GET /v1/events?after=0&kind=vm_added HTTP/1.1\r\nHost: slipgate\r\n\r\n";
-    stream.write_all(request.as_bytes()).unwrap();
-    let mut seen = String::new();
-    let mut read_until = |part: &str| {
-        let mut buffer = [0; 4_096];
-        while !seen.contains(part) {
-            let n = stream.read(&mut buffer).unwrap();
-            assert!(n > 0, "{seen}");
-            seen.push_str(std::str::from_utf8(&buffer[..n]).unwrap());
-        }
-    };
-    read_until("\"seq\":1");
+    let mut events = Reading::of(&rig, "after=0&kind=vm_added");
+    events.until("\"seq\":1");
     rig.ask("GET", "/v1/vms", None);
-    read_until("\"seq\":2");
+    events.until("\"seq\":2");
+}
+
+/// A client that reads events.
+struct Reading {
+    stream: UnixStream,
+    seen: String,
+}
+
+impl Reading {
+    fn of(rig: &Rig, query: &str) -> Self {
+        let mut stream = UnixStream::connect(rig.path()).unwrap();
+        let within = Some(Duration::from_secs(5));
+        stream.set_read_timeout(within).unwrap();
+        let request = format!("GET /v1/events?{query} HTTP/1.1\r\nHost: slipgate\r\n\r\n");
+        stream.write_all(request.as_bytes()).unwrap();
+        let seen = String::new();
+        Self { stream, seen }
+    }
+
+    fn until(&mut self, part: &str) {
+        let mut buffer = [0; 4_096];
+        while !self.seen.contains(part) {
+            let n = self.stream.read(&mut buffer).unwrap();
+            assert!(n > 0, "{}", self.seen);
+            let text = str::from_utf8(&buffer[..n]).unwrap();
+            self.seen.push_str(text);
+        }
+    }
+}
+
+#[test]
+fn the_engine_is_asked_for_records_that_a_reader_wants_and_only_while_it_reads() {
+    let mut rig = Rig::new(true);
+    let within = Some(Duration::from_secs(5));
+    rig.engine.set_read_timeout(within).unwrap();
+    let asked = |rig: &mut Rig| {
+        let mut bits = [0];
+        rig.engine.read_exact(&mut bits).unwrap();
+        FlowLogEvents::from_bits(bits[0])
+    };
+    assert_eq!(asked(&mut rig), FlowLogEvents::default());
+    let mut events = Reading::of(&rig, "kind=flow_end,dns&vm=a");
+    let wanted = FlowLogEvents::of(&[FlowLogEvent::FlowEnd, FlowLogEvent::Dns]);
+    assert_eq!(asked(&mut rig), wanted);
+    // In pieces, as a stream socket has them.
+    for piece in [
+        "{\"event\":\"flow_end\",\"vm\":\"b\"}\n{\"event\":\"flow",
+        "_end\",\"vm\":\"a\",\"tx_bytes\":5}\n",
+    ] {
+        rig.engine.write_all(piece.as_bytes()).unwrap();
+        thread::sleep(Duration::from_millis(20));
+    }
+    events.until("{\"event\":\"flow_end\",\"vm\":\"a\",\"tx_bytes\":5,\"seq\":2}");
+    assert!(!events.seen.contains("\"vm\":\"b\""), "{}", events.seen);
+    drop(events);
+    assert_eq!(asked(&mut rig), FlowLogEvents::default());
+    // What is no record ends the connection.
+    rig.engine.write_all(b"nonsense\n").unwrap();
+    assert_eq!(rig.engine.read(&mut [0]).unwrap(), 0);
+    assert_eq!(rig.ask("GET", "/v1/events?kind=colour", None).0, 400);
+}
+
+/// The text of the body of an answer.
+fn body(rig: &Rig, request: &str) -> String {
+    let mut stream = UnixStream::connect(rig.path()).unwrap();
+    stream.write_all(request.as_bytes()).unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    assert!(answer.starts_with("HTTP/1.0 200"), "{answer}");
+    answer.split_once("\r\n\r\n").unwrap().1.to_owned()
+}
+
+#[test]
+fn a_page_of_metrics_is_made_once_a_second_at_most() {
+    let rig = Rig::new(false);
+    let page = body(&rig, "GET /v1/metrics HTTP/1.0\r\n\r\n");
+    assert!(page.starts_with("made "), "{page}");
+    assert_eq!(body(&rig, "GET /v1/metrics HTTP/1.0\r\n\r\n"), page);
+    thread::sleep(Duration::from_millis(1_100));
+    assert_ne!(body(&rig, "GET /v1/metrics HTTP/1.0\r\n\r\n"), page);
+}
+
+#[test]
+fn a_capture_is_passed_on_to_its_end() {
+    let rig = Rig::new(true);
+    let wanted = json!({ "packets": 100_000 }).to_string();
+    let length = wanted.len();
+    let head = format!("POST /v1/vms/a/capture HTTP/1.0\r\nContent-Length: {length}\r\n\r\n");
+    assert_eq!(body(&rig, &(head + &wanted)), "\u{7}".repeat(100_000));
+    let nothing = json!({ "seconds": 0 });
+    assert_eq!(rig.ask("POST", "/v1/vms/a/capture", Some(&nothing)).0, 400);
+    assert_eq!(rig.ask("POST", "/v1/vms/b/capture", None).0, 404);
 }

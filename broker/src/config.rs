@@ -71,6 +71,8 @@ pub struct Config {
     pub metrics_labels: Vec<String>,
     /// Sockets on which a daemon answers the API.
     pub api: Vec<ApiSocket>,
+    /// Silence after which a VM is idle that says nothing else, seconds; 0: it is not told.
+    pub idle_after: u32,
     /// File to which the engine port's frames are written.
     pub pcap: Option<PathBuf>,
     /// Whether and where the XDP guard runs.

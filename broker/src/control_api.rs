@@ -32,6 +32,9 @@ impl Pending {
         about: Option<Target>,
         request: EngineRequest,
     ) -> anyhow::Result<()> {
+        if is_full(parts, client, &self.engine) {
+            return Ok(());
+        }
         let about = match parts.attached.resolve(request.scope(), about) {
             Ok(about) => about,
             Err(answer) => {
@@ -40,7 +43,7 @@ impl Pending {
             }
         };
         let id = parts.next_id();
-        wait(&mut self.engine, id, client);
+        self.engine.insert(id, client);
         if let (EngineRequest::Thaw, Some(Subject::Vm { row })) = (&request, about) {
             self.thaws.begin(id, row);
         }
@@ -92,6 +95,9 @@ impl Pending {
         client: ClientId,
         vmm: Option<&VmmProcess>,
     ) {
+        if is_full(parts, client, &self.machine) {
+            return;
+        }
         let id = parts.next_id();
         if !vmm.is_some_and(|vmm| vmm.ask_counters(id)) {
             let none = ClientAnswer::Machines {
@@ -99,7 +105,7 @@ impl Pending {
             };
             return parts.control.answer(client, &none);
         }
-        wait(&mut self.machine, id, client);
+        self.machine.insert(id, client);
     }
 
     /// Passes the VMM's answer to the client that asked.
@@ -118,13 +124,15 @@ impl Pending {
     }
 }
 
-/// Records the client of a request. The number of records is bounded, so clients that disconnect do
-/// not fill memory.
-fn wait(waiting: &mut BTreeMap<u64, ClientId>, id: u64, client: ClientId) {
-    waiting.insert(id, client);
-    if waiting.len() > MOST_WAITING {
-        waiting.pop_first();
+/// Whether as many requests wait already as may; then this one is answered. Every one that waits is
+/// answered by the other process, or when that has ended.
+fn is_full(parts: &mut Parts, client: ClientId, waiting: &BTreeMap<u64, ClientId>) -> bool {
+    let is_full = waiting.len() >= MOST_WAITING;
+    if is_full {
+        let why = format!("{MOST_WAITING} requests wait for an answer already: try again");
+        parts.control.answer(client, &ClientAnswer::busy(why));
     }
+    is_full
 }
 
 /// Lets the VM's packets pass, after the engine has restarted the timers of its flows.

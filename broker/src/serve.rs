@@ -125,6 +125,7 @@ impl Broker {
             self.policies.see_to_learning(&mut self.parts)?;
             self.see_to_metrics()?;
             self.send_events();
+            self.connect_apis()?;
             if !self.policies.is_applying() {
                 self.service_manager.reloaded();
             }
@@ -234,6 +235,10 @@ impl Broker {
                     .policies
                     .applied(&mut self.parts, id, Applied { cut, kept, left })?,
                 FromEngine::Done { id } => self.vm_changes.done(&mut self.parts, id),
+                FromEngine::Activity { idle, busy } => {
+                    self.parts.attached.note_activity(&idle, true);
+                    self.parts.attached.note_activity(&busy, false);
+                }
                 FromEngine::Ready { adopted } => self.engine_serves(adopted)?,
                 // The first is the watch's, the second is waited for elsewhere.
                 FromEngine::Pong { .. } | FromEngine::Stopped => {}
@@ -304,6 +309,12 @@ impl Broker {
                         .control
                         .answer(client, &ClientAnswer::PolicyList { policies });
                 }
+                ClientRequest::ApiSockets => {
+                    let paths = parts.attached.config.api_paths();
+                    parts
+                        .control
+                        .answer(client, &ClientAnswer::ApiSockets { paths });
+                }
                 ClientRequest::PutVm { .. }
                 | ClientRequest::PutPolicy { .. }
                 | ClientRequest::RemoveVm { .. }
@@ -345,9 +356,13 @@ impl Broker {
         } = &mut self.parts;
         for api in &mut self.apis {
             for (client, request) in api.requests(attached, || control.take_in()) {
-                match api.permits(&request) {
-                    true => asked.push(Asked { client, request }),
-                    false => control.answer(client, &ClientAnswer::forbidden()),
+                match request {
+                    Ok(request) if api.permits(&request) => asked.push(Asked { client, request }),
+                    Ok(_) => control.answer(client, &ClientAnswer::forbidden()),
+                    Err(e) => {
+                        let why = format!("making a socket for the answer ({e}): try again");
+                        control.answer(client, &ClientAnswer::busy(why));
+                    }
                 }
             }
         }
@@ -363,6 +378,21 @@ impl Broker {
                 api.answer(*client, answer);
             }
         }
+    }
+
+    /// Connects the processes that answer the API to the engine, which sends them events of flows.
+    fn connect_apis(&mut self) -> anyhow::Result<()> {
+        if self.parts.engine.is_behind() {
+            return Ok(());
+        }
+        for api in &mut self.apis {
+            match api.connect_engine() {
+                Ok(Some(message)) => self.parts.engine.tell(message)?,
+                Ok(None) => {}
+                Err(e) => tracing::debug!("making a pair of sockets: {e}"),
+            }
+        }
+        Ok(())
     }
 
     /// Watches the engine, and replaces one that ended or hangs.
@@ -401,6 +431,7 @@ impl Broker {
         if let Some(metrics) = &mut self.metrics {
             metrics.asking = None;
         }
+        self.apis.iter_mut().for_each(Api::engine_serves);
         self.vm_changes.engine_serves(&mut self.parts);
         let event = Event::EngineServes { adopted };
         self.parts.attached.events.push(event);

@@ -349,11 +349,12 @@ impl Attached {
         if has_other_tap {
             self.shut_tap_of(&self.vms[at])?;
         }
-        let is_up = self.vms[at].is_up;
+        let ServedVm { is_up, is_idle, .. } = self.vms[at];
         if let Some(vm) = self.config.vms.iter_mut().find(|vm| vm.name == new.name) {
             *vm = in_force.clone();
         }
         self.vms[at] = self.open_vm(in_force)?;
+        self.vms[at].is_idle = is_idle && new.idle_after != Some(0);
         self.share_credits();
         self.set_rates_of(&self.vms[at]);
         if is_up {

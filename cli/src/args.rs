@@ -11,7 +11,7 @@ use std::{
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 
 pub(crate) use self::{
-    daemon::{ServeArgs, VmCommand, VmListArgs, VmPutArgs, VmRemoveArgs},
+    daemon::{EventsArgs, ServeArgs, VmCommand, VmListArgs, VmPutArgs, VmRemoveArgs},
     policy::{CheckArgs, DiffArgs, ExplainArgs, LearnArgs, PolicyCommand, PutArgs},
     run::RunArgs,
 };
@@ -55,6 +55,8 @@ pub(crate) enum Command {
     Vm(VmCommand),
     #[command(flatten)]
     Show(ShowCommand),
+    /// Print what happens to VMs and flows of `slipgate serve`, as it happens
+    Events(EventsArgs),
     /// Watch flows and VMs at work; cut, freeze and thaw them
     Top(TopArgs),
     /// Check, explain, compare and learn what may be reached, and change it

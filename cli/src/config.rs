@@ -47,6 +47,7 @@ pub(crate) fn serve(args: &ServeArgs, order: Vec<RuleFlag>) -> Result<Config, Co
     Ok(Config {
         api: api_sockets(args)?,
         metrics_labels: args.metrics_label.clone(),
+        idle_after: args.idle_after,
         ..config
     })
 }
@@ -147,6 +148,7 @@ fn checked(
         metrics: nat.metrics,
         metrics_labels: Vec::new(),
         api: Vec::new(),
+        idle_after: 0,
         flow_log_events: nat.flow_log_events.iter().map(event).collect(),
         pcap: nat.pcap.clone(),
         xdp: match nat.xdp {

@@ -7,6 +7,7 @@ mod cni;
 mod config;
 mod control;
 mod doctor;
+mod events;
 mod log;
 mod manual;
 mod policy;
@@ -70,6 +71,7 @@ fn run(command_line: &CommandLine, matches: &ArgMatches) -> anyhow::Result<ExitC
         }
         Command::Vm(command) => vm::run(command).map(done),
         Command::Show(command) => show::run(command),
+        Command::Events(args) => events::run(args).map(done),
         Command::Top(args) => top::run(args).map(done),
         Command::Control(command) => control::run(command).map(done),
         Command::Policy(args) => policy::run(args),

@@ -36,6 +36,7 @@ fn add(args: &VmPutArgs) -> anyhow::Result<()> {
         policy: None,
         quotas: Default::default(),
         forwards: Vec::new(),
+        idle_after: None,
         labels: BTreeMap::new(),
     };
     put(args, given(args, new))
@@ -61,6 +62,7 @@ fn given(args: &VmPutArgs, mut vm: VmDefinition) -> VmDefinition {
     if !args.forward.is_empty() || args.no_forward {
         vm.forwards = args.forward.clone();
     }
+    vm.idle_after = args.idle_after.or(vm.idle_after);
     vm.labels.extend(args.label.iter().cloned());
     vm.quotas = args.quotas.quotas().or(vm.quotas);
     vm

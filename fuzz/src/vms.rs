@@ -36,6 +36,8 @@ pub(crate) fn spec(row: u16, id: u32, max_flows: u32) -> VmSpec {
         new_flows_per_second: 1_000_000,
         policy: 0,
         dns_per_second: 0,
+        idle_after_s: 0,
+        is_idle: false,
     }
 }
 

@@ -23,9 +23,14 @@ pub enum ToApi<F = OwnedFd> {
         id: u64,
         /// The answer.
         answer: Box<ClientAnswer>,
+        /// Non-blocking stream socket from which a capture is read.
+        stream: Option<F>,
     },
     /// Something has happened.
     Event(Event),
+    /// Non-blocking stream socket to an engine, in the place of one before: the other end of
+    /// [`ToEngine::Events`](crate::engine::ToEngine::Events).
+    Records(F),
 }
 
 /// Settings that the process starts with.
@@ -37,6 +42,10 @@ pub struct ApiStart<F = OwnedFd> {
     pub listener: F,
     /// Whether its clients may change anything.
     pub may_change: bool,
+    /// Row in `OWNERS` whose VMs the metrics show.
+    pub owner_row: u32,
+    /// Keys of the VMs' labels that the metrics show.
+    pub label_keys: Vec<String>,
     /// Level of messages on stderr.
     pub log: String,
 }
@@ -91,6 +100,15 @@ pub enum ApiRequest {
         /// The flow to be cut, or the VM all of whose flows are.
         what: Target,
     },
+    /// [`EngineRequest::Capture`], to a socket whose other end comes with the answer.
+    Capture {
+        /// A flow, or a VM of which all flows are meant.
+        what: Target,
+        /// Number of packets after which the capture ends.
+        packets: Option<u64>,
+        /// Time after which the capture ends, seconds.
+        seconds: Option<u64>,
+    },
     /// [`EngineRequest::Why`].
     Why {
         /// Name of the VM.
@@ -105,31 +123,49 @@ pub enum ApiRequest {
     },
 }
 
-impl From<ApiRequest> for ClientRequest {
-    fn from(request: ApiRequest) -> Self {
-        let of = |about, ask| Self::Engine { about, ask };
-        match request {
-            ApiRequest::ListVms => Self::ListVms,
-            ApiRequest::PutVm { vm } => Self::PutVm { vm },
-            ApiRequest::ListPolicies => Self::ListPolicies,
-            ApiRequest::PutPolicy {
+impl ApiRequest {
+    /// The request in the form that all clients' have. `stream` makes the socket to which a capture
+    /// is written, if this is one.
+    ///
+    /// # Errors
+    /// Those of `stream`.
+    pub fn into_client_request<E>(
+        self,
+        stream: impl FnOnce() -> Result<OwnedFd, E>,
+    ) -> Result<ClientRequest, E> {
+        let of = |about, ask| ClientRequest::Engine { about, ask };
+        Ok(match self {
+            Self::ListVms => ClientRequest::ListVms,
+            Self::PutVm { vm } => ClientRequest::PutVm { vm },
+            Self::ListPolicies => ClientRequest::ListPolicies,
+            Self::PutPolicy {
                 name,
                 text,
                 replaces,
-            } => Self::PutPolicy {
+            } => ClientRequest::PutPolicy {
                 name,
                 text,
                 replaces,
             },
-            ApiRequest::RemoveVm { name } => Self::RemoveVm { name },
-            ApiRequest::Freeze { vm } => Self::Freeze { vm },
-            ApiRequest::Thaw { vm } => of(Some(Target::Vm(vm)), EngineRequest::Thaw),
-            ApiRequest::Cut { what } => of(Some(what), EngineRequest::Cut),
-            ApiRequest::Why { vm, question } => {
-                of(Some(Target::Vm(vm)), EngineRequest::Why(question))
+            Self::RemoveVm { name } => ClientRequest::RemoveVm { name },
+            Self::Freeze { vm } => ClientRequest::Freeze { vm },
+            Self::Thaw { vm } => of(Some(Target::Vm(vm)), EngineRequest::Thaw),
+            Self::Cut { what } => of(Some(what), EngineRequest::Cut),
+            Self::Capture {
+                what,
+                packets,
+                seconds,
+            } => {
+                let capture = EngineRequest::Capture {
+                    to: stream()?,
+                    packets,
+                    seconds,
+                };
+                of(Some(what), capture)
             }
-            ApiRequest::Inventory { from } => of(None, EngineRequest::Inventory { from }),
-        }
+            Self::Why { vm, question } => of(Some(Target::Vm(vm)), EngineRequest::Why(question)),
+            Self::Inventory { from } => of(None, EngineRequest::Inventory { from }),
+        })
     }
 }
 
@@ -172,6 +208,16 @@ pub enum Event {
         /// Name of the VM.
         vm: String,
     },
+    /// No packet of the VM's guest or to it was seen for as long as its definition says.
+    VmIdle {
+        /// Name of the VM.
+        vm: String,
+    },
+    /// A VM that was idle is not any more.
+    VmBusy {
+        /// Name of the VM.
+        vm: String,
+    },
     /// Another policy is in force.
     PolicyApplied {
         /// Number of flows that were cut.
@@ -191,6 +237,74 @@ pub enum Event {
     },
 }
 
+impl Event {
+    /// Names of all kinds.
+    pub const KINDS: [&'static str; 12] = [
+        "vm_added",
+        "vm_changed",
+        "vm_removed",
+        "tap_came",
+        "tap_gone",
+        "vm_frozen",
+        "vm_thawed",
+        "vm_idle",
+        "vm_busy",
+        "policy_applied",
+        "engine_ended",
+        "engine_serves",
+    ];
+
+    /// Name of the event's kind, as in its field `event`.
+    pub fn kind(&self) -> &'static str {
+        let [
+            vm_added,
+            vm_changed,
+            vm_removed,
+            tap_came,
+            tap_gone,
+            vm_frozen,
+            vm_thawed,
+            vm_idle,
+            vm_busy,
+            policy_applied,
+            engine_ended,
+            engine_serves,
+        ] = Self::KINDS;
+        match self {
+            Self::VmAdded { .. } => vm_added,
+            Self::VmChanged { .. } => vm_changed,
+            Self::VmRemoved { .. } => vm_removed,
+            Self::TapCame { .. } => tap_came,
+            Self::TapGone { .. } => tap_gone,
+            Self::VmFrozen { .. } => vm_frozen,
+            Self::VmThawed { .. } => vm_thawed,
+            Self::VmIdle { .. } => vm_idle,
+            Self::VmBusy { .. } => vm_busy,
+            Self::PolicyApplied { .. } => policy_applied,
+            Self::EngineEnded { .. } => engine_ended,
+            Self::EngineServes { .. } => engine_serves,
+        }
+    }
+
+    /// Name of the VM that it is about; `None`: it is about none in particular.
+    pub fn vm(&self) -> Option<&str> {
+        match self {
+            Self::VmAdded { vm }
+            | Self::VmChanged { vm }
+            | Self::VmRemoved { vm }
+            | Self::TapCame { vm }
+            | Self::TapGone { vm }
+            | Self::VmFrozen { vm }
+            | Self::VmThawed { vm }
+            | Self::VmIdle { vm }
+            | Self::VmBusy { vm } => Some(vm),
+            Self::PolicyApplied { .. } | Self::EngineEnded { .. } | Self::EngineServes { .. } => {
+                None
+            }
+        }
+    }
+}
+
 impl<F> ToApi<F> {
     fn try_map<G, E>(self, f: &mut impl FnMut(F) -> Result<G, E>) -> Result<ToApi<G>, E> {
         Ok(match self {
@@ -198,13 +312,24 @@ impl<F> ToApi<F> {
                 maps: try_map_all(start.maps, f)?,
                 listener: f(start.listener)?,
                 may_change: start.may_change,
+                owner_row: start.owner_row,
+                label_keys: start.label_keys,
                 log: start.log,
             })),
-            Self::Answer { id, answer } => ToApi::Answer { id, answer },
+            Self::Answer { id, answer, stream } => ToApi::Answer {
+                id,
+                answer,
+                stream: stream.map(f).transpose()?,
+            },
             Self::Event(event) => ToApi::Event(event),
+            Self::Records(stream) => ToApi::Records(f(stream)?),
         })
     }
 }
 
 carries_descriptors!(ToApi);
 carries_none!(FromApi);
+
+#[cfg(test)]
+#[path = "api_test.rs"]
+mod tests;

@@ -66,6 +66,9 @@ pub enum ClientRequest<F = OwnedFd> {
         /// Generation that the policy must replace; 0: it must not exist yet; `None`: any.
         replaces: Option<u64>,
     },
+    /// Paths of the sockets on which a daemon answers the API; answered by
+    /// [`ClientAnswer::ApiSockets`].
+    ApiSockets,
     /// Remove a VM from a daemon; answered by [`ClientAnswer::Done`] once its flows have ended.
     RemoveVm {
         /// Name of the VM.
@@ -155,6 +158,11 @@ pub enum ClientAnswer {
         /// The VMs.
         vms: Vec<VmStatus>,
     },
+    /// The sockets on which a daemon answers the API.
+    ApiSockets {
+        /// Their paths, those for reading first.
+        paths: Vec<PathBuf>,
+    },
     /// The policy is in force.
     Applied {
         /// Number of flows that were cut.
@@ -219,7 +227,8 @@ impl<F> ClientRequest<F> {
             | Self::Vms
             | Self::ListVms
             | Self::GuestNetwork
-            | Self::ListPolicies => Role::Reader,
+            | Self::ListPolicies
+            | Self::ApiSockets => Role::Reader,
             Self::Engine { .. }
             | Self::PutVm { .. }
             | Self::PutPolicy { .. }
@@ -250,6 +259,7 @@ impl<F> ClientRequest<F> {
             | Self::ListVms
             | Self::GuestNetwork
             | Self::ListPolicies
+            | Self::ApiSockets
             | Self::Stop { .. }
             | Self::Freeze { .. } => false,
         }
@@ -274,6 +284,7 @@ impl<F> ClientRequest<F> {
             Self::ListVms => ClientRequest::ListVms,
             Self::GuestNetwork => ClientRequest::GuestNetwork,
             Self::ListPolicies => ClientRequest::ListPolicies,
+            Self::ApiSockets => ClientRequest::ApiSockets,
             Self::PutPolicy {
                 name,
                 text,

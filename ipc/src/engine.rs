@@ -12,9 +12,9 @@ use std::os::fd::OwnedFd;
 use serde::{Deserialize, Serialize};
 
 pub use slipgate_model::{
-    EngineInventory, FlowLogEvent, HostAddress, Link, LiveRelayed, NameCounts, NetworkView, OnExit,
-    RefusedQuestions, RefusedSample, RelayedCounts, RelayedId, RouteEntry, RouteKind,
-    RouteSnapshot, Subject, VmId, VmRow, VmSpec, WhyAnswer,
+    EngineInventory, FlowLogEvent, FlowLogEvents, HostAddress, Link, LiveRelayed, NameCounts,
+    NetworkView, OnExit, RefusedQuestions, RefusedSample, RelayedCounts, RelayedId, RouteEntry,
+    RouteKind, RouteSnapshot, Subject, VmId, VmRow, VmSpec, WhyAnswer,
 };
 
 pub use self::{
@@ -74,6 +74,9 @@ pub enum ToEngine<F = OwnedFd> {
     FlowLog(F),
     /// Reopened or replaced file of `--pcap`.
     Pcap(F),
+    /// Stream socket to a process that answers the API: it sends the set of events that it wants
+    /// records of ([`FlowLogEvents::bits`]) whenever this changes, and receives them as lines.
+    Events(F),
     /// Changed policies; answered by [`FromEngine::Applied`] once no packet that they refuse can
     /// leave.
     Policies(Box<Policies<F>>),
@@ -133,6 +136,13 @@ pub enum FromEngine {
         /// Number of the ping.
         id: u64,
     },
+    /// VMs that are idle, and VMs that are not any more, by id.
+    Activity {
+        /// VMs that are idle now.
+        idle: Vec<VmId>,
+        /// VMs that are busy again.
+        busy: Vec<VmId>,
+    },
     /// The last message: the loop has ended as asked.
     Stopped,
 }
@@ -170,6 +180,7 @@ impl<F> ToEngine<F> {
             Self::ReservedPorts(ports) => ToEngine::ReservedPorts(ports),
             Self::FlowLog(file) => ToEngine::FlowLog(f(file)?),
             Self::Pcap(file) => ToEngine::Pcap(f(file)?),
+            Self::Events(stream) => ToEngine::Events(f(stream)?),
             Self::Policies(policies) => ToEngine::Policies(Box::new(policies.try_map(f)?)),
             Self::Request { id, about, request } => ToEngine::Request {
                 id,

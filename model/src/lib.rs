@@ -99,3 +99,50 @@ impl FlowLogEvent {
         }
     }
 }
+
+/// A set of kinds of lines in the flow log.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct FlowLogEvents(u8);
+
+impl FlowLogEvents {
+    /// The set of all events.
+    pub const ALL: Self = Self::of(&FlowLogEvent::ALL);
+
+    /// Creates a set of the given events.
+    pub const fn of(events: &[FlowLogEvent]) -> Self {
+        let mut set = 0;
+        let mut at = 0;
+        while at < events.len() {
+            set |= 1 << events[at] as u8;
+            at += 1;
+        }
+        Self(set)
+    }
+
+    /// The set with these bits, in the order of [`FlowLogEvent::ALL`]; other bits are ignored.
+    pub const fn from_bits(bits: u8) -> Self {
+        Self(bits & Self::ALL.0)
+    }
+
+    /// The set as bits.
+    pub const fn bits(self) -> u8 {
+        self.0
+    }
+
+    /// Whether the set contains an event.
+    pub const fn has(self, event: FlowLogEvent) -> bool {
+        self.0 & 1 << event as u8 != 0
+    }
+
+    /// The events that are in this set, in the other, or in both.
+    pub const fn or(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+}
+
+impl FromIterator<FlowLogEvent> for FlowLogEvents {
+    fn from_iter<I: IntoIterator<Item = FlowLogEvent>>(events: I) -> Self {
+        let one = |event| Self::of(&[event]);
+        events.into_iter().map(one).fold(Self::default(), Self::or)
+    }
+}

@@ -41,4 +41,8 @@ pub struct VmSpec {
     pub policy: u32,
     /// Most DNS questions per second; 0: no limit.
     pub dns_per_second: u32,
+    /// Silence after which the VM is idle, seconds; 0: it is not told.
+    pub idle_after_s: u32,
+    /// Whether the VM was idle when its description was made.
+    pub is_idle: bool,
 }

@@ -131,6 +131,28 @@ impl VmStats {
         }
     }
 
+    /// Number of the VM's frames that the engine was handed over, without ARP requests that it
+    /// answered and DHCP messages.
+    pub fn frames_that_count(&self) -> u64 {
+        let c = self.counters;
+        // SAFETY: `new`'s promise; field addresses only.
+        let fields = unsafe {
+            [
+                &raw mut (*c).engine_rx_from_guest.packets,
+                &raw mut (*c).engine_rx_from_world.packets,
+                &raw mut (*c).arp_answers,
+                &raw mut (*c).dhcp_messages,
+            ]
+        };
+        // SAFETY: as above; the fields have the atomic's size and alignment.
+        let [guest, world, arp, dhcp] =
+            fields.map(|field| unsafe { AtomicU64::from_ptr(field) }.load(Relaxed));
+        guest
+            .wrapping_add(world)
+            .wrapping_sub(arp)
+            .wrapping_sub(dhcp)
+    }
+
     /// Counts a refused flow.
     pub fn refused(&self, reason: Refusal) {
         // SAFETY: `new`'s promise; `RefusalCounters` is an array of u64 in the enum's order.

@@ -26,6 +26,8 @@ pub(crate) fn vm(id: u32) -> VmNet {
         new_flows_per_second: 100,
         policy: 0,
         dns_per_second: 0,
+        idle_after_s: 0,
+        is_idle: false,
     };
     // SAFETY: the rows are leaked, so they stay.
     VmNet::new(spec, unsafe { VmStats::new(counters, drops) })

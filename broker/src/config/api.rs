@@ -3,7 +3,7 @@ use std::{
     fs,
     io::{self, ErrorKind},
     os::{
-        fd::{AsRawFd as _, BorrowedFd},
+        fd::{AsRawFd as _, BorrowedFd, OwnedFd},
         unix::{
             fs::{FileTypeExt as _, PermissionsExt as _},
             net::{UnixListener, UnixStream},
@@ -13,10 +13,18 @@ use std::{
 };
 
 use nix::{
-    sys::socket::{UnixAddr, getsockname},
+    sys::{
+        socket::{
+            AddressFamily, Backlog, SockFlag, SockType, UnixAddr, bind, getsockname, listen, socket,
+        },
+        stat::{Mode, fchmod},
+    },
     unistd::{Gid, Group, chown},
 };
 use slipgate_policy::document::ConfigError;
+
+/// Connections that wait to be accepted at most; further clients wait in connect(2).
+const BACKLOG: i32 = 128;
 
 /// A Unix socket of the API. Root and the members of the group may connect.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -66,9 +74,12 @@ impl ApiSocket {
             let remedy = "give a path in a directory that exists, like /run/slipgate-api.sock";
             failed(format!("it can't be listened at ({e})"), remedy)
         };
-        let listener = UnixListener::bind(path).map_err(cannot)?;
+        let socket = bind_for_nobody(path).map_err(cannot)?;
         self.set_access(group).map_err(cannot)?;
-        Ok(listener)
+        // Nobody can connect before.
+        let backlog = Backlog::new(BACKLOG).map_err(|e| cannot(e.into()))?;
+        listen(&socket, backlog).map_err(|e| cannot(e.into()))?;
+        Ok(UnixListener::from(socket))
     }
 
     fn remove_stale(
@@ -96,10 +107,9 @@ impl ApiSocket {
         }
     }
 
-    /// Gives the group access. Until then the socket has the permissions that the umask leaves.
+    /// Gives the group access.
     fn set_access(&self, group: Option<Gid>) -> io::Result<()> {
         let mode = if group.is_some() { 0o660 } else { 0o600 };
-        fs::set_permissions(&self.path, fs::Permissions::from_mode(0o600))?;
         chown(&self.path, None, group)?;
         fs::set_permissions(&self.path, fs::Permissions::from_mode(mode))
     }
@@ -117,3 +127,28 @@ fn of_service_manager(path: &Path) -> Option<UnixListener> {
         is_it.then(|| fd.try_clone_to_owned().ok().map(UnixListener::from))?
     })
 }
+
+impl super::Config {
+    /// Paths of the API's sockets, those for reading first.
+    pub(crate) fn api_paths(&self) -> Vec<PathBuf> {
+        let mut sockets: Vec<_> = self.api.iter().collect();
+        sockets.sort_by_key(|socket| socket.may_change);
+        let absolute = |path: &PathBuf| std::path::absolute(path).unwrap_or_else(|_| path.clone());
+        let paths = sockets.into_iter().map(|socket| absolute(&socket.path));
+        paths.collect()
+    }
+}
+
+/// Makes a socket at a path, which is for root alone from the first moment on, whatever the umask
+/// says: the file gets the permissions that the socket has when it is bound.
+fn bind_for_nobody(path: &Path) -> io::Result<OwnedFd> {
+    let flags = SockFlag::SOCK_CLOEXEC;
+    let socket = socket(AddressFamily::Unix, SockType::Stream, flags, None)?;
+    fchmod(&socket, Mode::S_IRUSR | Mode::S_IWUSR)?;
+    bind(socket.as_raw_fd(), &UnixAddr::new(path)?)?;
+    Ok(socket)
+}
+
+#[cfg(test)]
+#[path = "api_test.rs"]
+mod tests;

@@ -25,6 +25,8 @@ pub struct VmConfig {
     pub flags: VmFlags,
     /// Ports of the host that lead to the guest.
     pub forwards: Vec<Forward>,
+    /// Silence after which it is idle, seconds; 0: it is not told. `None`: as for all VMs.
+    pub idle_after: Option<u32>,
     /// Labels, which slipgate does not interpret.
     pub labels: BTreeMap<String, String>,
     /// Index of its policy among the process's policies.
@@ -52,6 +54,7 @@ impl VmConfig {
             ip,
             flags: VmFlags::default(),
             forwards: Vec::new(),
+            idle_after: None,
             labels: BTreeMap::new(),
             policy: 0,
             limits: Limits::default(),
@@ -71,6 +74,7 @@ impl VmConfig {
             policy,
             quotas,
             forwards,
+            idle_after,
             labels,
         } = definition;
         check_name("name", name, name)?;
@@ -95,6 +99,7 @@ impl VmConfig {
                 quotas: *quotas,
             },
             forwards,
+            idle_after: *idle_after,
             labels: labels.clone(),
             ..Self::new(name, tap, ip)
         })
@@ -116,6 +121,7 @@ impl VmConfig {
             policy: self.flags.policy.clone(),
             quotas: self.flags.quotas,
             forwards: specs,
+            idle_after: self.idle_after,
             labels: self.labels.clone(),
         }
     }

@@ -1,5 +1,9 @@
 //! A daemon's VMs as clients see them, and as a successor finds them.
-use slipgate_ipc::client::{VmState, VmStatus};
+use slipgate_ipc::{
+    api::Event,
+    client::{VmState, VmStatus},
+    engine::VmId,
+};
 
 use super::{Attached, ServedVm};
 use crate::persisted_vms;
@@ -26,6 +30,21 @@ impl Attached {
             definition: vm.config.definition(),
             id: vm.open.id,
             state,
+            idle: vm.is_idle,
+        }
+    }
+
+    /// The engine has found that VMs, by id, are idle, or are not any more.
+    pub(crate) fn note_activity(&mut self, ids: &[VmId], is_idle: bool) {
+        for vm in self.vms.iter_mut().filter(|vm| ids.contains(&vm.open.id)) {
+            if std::mem::replace(&mut vm.is_idle, is_idle) == is_idle {
+                continue;
+            }
+            let vm = vm.config.name.clone();
+            self.events.push(match is_idle {
+                true => Event::VmIdle { vm },
+                false => Event::VmBusy { vm },
+            });
         }
     }
 

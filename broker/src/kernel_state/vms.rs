@@ -35,6 +35,8 @@ pub(crate) struct ServedVm {
     pub(crate) mtu: u32,
     /// Whether its TAP was brought up, so that the engine has the VM.
     pub(crate) is_up: bool,
+    /// Whether the engine has said that it is idle.
+    pub(crate) is_idle: bool,
 }
 
 impl Attached {
@@ -81,6 +83,7 @@ impl Attached {
             tap_ifindex: tap,
             mtu,
             is_up: false,
+            is_idle: false,
         })
     }
 
@@ -146,6 +149,8 @@ impl Attached {
             new_flows_per_second: vm.config.limits.new_flows_per_second,
             policy: vm.config.policy,
             dns_per_second: vm.config.limits.dns_per_second,
+            idle_after_s: vm.config.idle_after.unwrap_or(self.config.idle_after),
+            is_idle: vm.is_idle,
         }
     }
 }

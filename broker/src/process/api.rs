@@ -2,9 +2,10 @@
 //! socket, carries out its clients' requests, sends it events, and starts it again when it ends.
 use std::{
     collections::HashMap,
+    io,
     os::{
         fd::{AsFd as _, OwnedFd},
-        unix::net::UnixListener,
+        unix::net::{UnixListener, UnixStream},
     },
     time::Instant,
 };
@@ -14,6 +15,7 @@ use slipgate_ipc::{
     api::{ApiStart, Event, FromApi, ToApi},
     channel::Received,
     client::{ClientAnswer, ClientId, ClientRequest},
+    engine::ToEngine,
 };
 
 use super::{MESSAGES_AT_ONCE, outgoing::Outgoing, supervisor::Supervisor};
@@ -34,6 +36,10 @@ pub(crate) struct Api {
     outgoing: Outgoing,
     /// Requests in progress, with the process's own numbers.
     pending: HashMap<ClientId, u64>,
+    /// Our ends of the sockets of captures that the engine has not begun yet.
+    captures: HashMap<ClientId, OwnedFd>,
+    /// Whether it has a socket to the present engine.
+    hears_engine: bool,
 }
 
 impl Api {
@@ -51,6 +57,8 @@ impl Api {
             supervisor: Supervisor::default(),
             outgoing: Outgoing::new(MOST_QUEUED),
             pending: HashMap::new(),
+            captures: HashMap::new(),
+            hears_engine: false,
         };
         api.start(attached);
         api
@@ -78,13 +86,14 @@ impl Api {
         self.supervisor.due()
     }
 
-    /// Returns the requests that have arrived, each with the number that `number` assigns to it.
-    /// Detects the end of the process, and restarts it.
+    /// Returns the requests that have arrived, each with the number that `number` assigns to it, or
+    /// an error if no descriptor is left for its answer. Detects the end of the process, and
+    /// restarts it.
     pub(crate) fn requests(
         &mut self,
         attached: &Attached,
         mut number: impl FnMut() -> ClientId,
-    ) -> Vec<(ClientId, ClientRequest)> {
+    ) -> Vec<(ClientId, io::Result<ClientRequest>)> {
         let Some(process) = self.supervisor.process_mut() else {
             if self.supervisor.is_due() {
                 self.start(attached);
@@ -101,7 +110,13 @@ impl Api {
                 Ok(Received::Message(FromApi { id, request })) => {
                     let client = number();
                     self.pending.insert(client, id);
-                    requests.push((client, request.into()));
+                    let captures = &mut self.captures;
+                    let request = request.into_client_request(|| {
+                        let (ours, theirs) = stream_pair()?;
+                        captures.insert(client, ours);
+                        io::Result::Ok(theirs)
+                    });
+                    requests.push((client, request));
                 }
                 Ok(Received::Nothing) => break,
                 Ok(Received::End) => failure = Some(process.how_it_ended()),
@@ -122,9 +137,11 @@ impl Api {
     /// Passes an answer on, if the request came from this process.
     pub(crate) fn answer(&mut self, client: ClientId, answer: &ClientAnswer) {
         if let Some(id) = self.pending.remove(&client) {
+            let stream = self.captures.remove(&client);
             self.send(ToApi::Answer {
                 id,
                 answer: Box::new(answer.clone()),
+                stream: stream.filter(|_| *answer == ClientAnswer::Done),
             });
         }
     }
@@ -132,6 +149,25 @@ impl Api {
     /// Sends the process an event.
     pub(crate) fn event(&mut self, event: &Event) {
         self.send(ToApi::Event(event.clone()));
+    }
+
+    /// The engine is another one.
+    pub(crate) fn engine_serves(&mut self) {
+        self.hears_engine = false;
+    }
+
+    /// Connects it to the engine, unless it is. Returns the message for the engine.
+    ///
+    /// # Errors
+    /// There is no descriptor left for the sockets.
+    pub(crate) fn connect_engine(&mut self) -> io::Result<Option<ToEngine>> {
+        if self.hears_engine || self.supervisor.process().is_none() {
+            return Ok(None);
+        }
+        let (ours, theirs) = stream_pair()?;
+        self.hears_engine = true;
+        self.send(ToApi::Records(ours));
+        Ok(Some(ToEngine::Events(theirs)))
     }
 
     fn send(&mut self, message: ToApi<OwnedFd>) {
@@ -151,13 +187,15 @@ impl Api {
             maps: attached.datapath.maps().fds(),
             listener: self.listener.as_fd(),
             may_change: self.may_change,
+            owner_row: attached.owner.row(),
+            label_keys: attached.config.metrics_labels.clone(),
             log: self.log.clone(),
         }));
         let role = match self.may_change {
             true => Role::Api,
             false => Role::ApiReader,
         };
-        self.pending.clear();
+        self.forget_requests();
         self.outgoing = Outgoing::new(MOST_QUEUED);
         if let Err(how) = self.supervisor.start(role, &attached.users, start) {
             self.ended(&how);
@@ -168,7 +206,23 @@ impl Api {
         tracing::warn!(
             "the API's process {how}; guests are served all the same, and it is started again"
         );
-        self.pending.clear();
+        self.forget_requests();
         self.supervisor.ended();
+    }
+
+    /// Forgets what the process asked and was given: it is another one from now on.
+    fn forget_requests(&mut self) {
+        self.pending.clear();
+        self.captures.clear();
+        self.hears_engine = false;
+    }
+}
+
+/// A connected pair of stream sockets, the first for the API's process: non-blocking, for it can't
+/// change that.
+fn stream_pair() -> io::Result<(OwnedFd, OwnedFd)> {
+    let (ours, theirs) = UnixStream::pair()?;
+    ours.set_nonblocking(true)?;
+    Ok((ours.into(), theirs.into()))
     }
 }

@@ -20,6 +20,10 @@ pub(crate) struct ServeArgs {
     /// Give Prometheus the VMs' labels of this key, as slipgate_vm_info; may be given several times
     #[arg(long, value_name = "KEY", requires = "metrics")]
     pub(crate) metrics_label: Vec<String>,
+    /// Tell clients of the API when no packet of a VM's guest or to it was seen for so long, and
+    /// when there is one again; 0: don't
+    #[arg(long, value_name = "SECONDS", default_value_t = 0)]
+    pub(crate) idle_after: u32,
     #[command(flatten)]
     pub(crate) nat: NatArgs,
     /// What happens to flows, VMs and pins at an orderly stop
@@ -55,6 +59,9 @@ pub(crate) struct VmPutArgs {
     /// Its policy, by name [default: as for VMs that name none]
     #[arg(long, value_name = "NAME")]
     pub(crate) policy: Option<String>,
+    /// When it counts as idle; 0: never [default: --idle-after of `slipgate serve`]
+    #[arg(long, value_name = "SECONDS")]
+    pub(crate) idle_after: Option<u32>,
     /// A label for your own use; may be given several times
     #[arg(long, value_name = "KEY=VALUE", value_parser = label)]
     pub(crate) label: Vec<(String, String)>,
@@ -76,6 +83,29 @@ pub(crate) struct VmRemoveArgs {
     /// The VMs' names
     #[arg(required = true)]
     pub(crate) names: Vec<String>,
+    /// Directory in bpffs that `serve` was given
+    #[arg(long, value_name = "DIR", default_value = DEFAULT_PIN_DIR)]
+    pub(crate) pin_dir: PathBuf,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct EventsArgs {
+    /// Only this VM's
+    #[arg(long, value_name = "NAME")]
+    pub(crate) vm: Option<String>,
+    /// Only this kind, like vm_added or flow_end; or all; may be given several times [default: all
+    /// but those of flows and DNS]
+    #[arg(long, value_name = "KIND")]
+    pub(crate) kind: Vec<String>,
+    /// Begin behind the event of this number [default: what happens from now on]
+    #[arg(long, value_name = "N")]
+    pub(crate) after: Option<u64>,
+    /// A JSON object a line, as the API has them
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Socket of the API [default: the daemon's of this network namespace]
+    #[arg(long, value_name = "PATH")]
+    pub(crate) api: Option<PathBuf>,
     /// Directory in bpffs that `serve` was given
     #[arg(long, value_name = "DIR", default_value = DEFAULT_PIN_DIR)]
     pub(crate) pin_dir: PathBuf,

@@ -3,7 +3,7 @@
 //! It maps the shared tables for reading, gives up their descriptors, and keeps that memory, the
 //! listening socket and the channel to the broker ([`crate::sandbox::servers`]). What it serves is in
 //! [`slipgate_api`]; what it reads of the tables is what `slipgate flows` and `slipgate stats` do.
-use std::os::unix::net::UnixListener;
+use std::{collections::BTreeMap, os::unix::net::UnixListener};
 
 use anyhow::bail;
 use serde_json::Value;
@@ -14,7 +14,7 @@ use slipgate_api::{
 use slipgate_control::{layout::MAPS, maps::ReadOnlyMaps};
 use slipgate_ipc::{api::ToApi, engine::EngineInventory};
 
-use super::inherited;
+use super::{inherited, metrics::page};
 use crate::{
     args::ChildArgs,
     log,
@@ -40,7 +40,11 @@ pub(crate) fn run(args: &ChildArgs) -> anyhow::Result<()> {
     let settings = Settings {
         listener: UnixListener::from(start.listener),
         channel,
-        figures: Box::new(Tables(ReadOnlyMaps::from_fds(start.maps)?)),
+        figures: Box::new(Tables {
+            maps: ReadOnlyMaps::from_fds(start.maps)?,
+            owner_row: start.owner_row,
+            label_keys: start.label_keys,
+        }),
         may_change: start.may_change,
     };
     server::run(settings, || {
@@ -50,20 +54,42 @@ pub(crate) fn run(args: &ChildArgs) -> anyhow::Result<()> {
     })
 }
 
-/// Figures for the API, read from the mapped tables.
-struct Tables(ReadOnlyMaps);
+/// The mapped tables.
+struct Tables {
+    maps: ReadOnlyMaps,
+    /// Row in `OWNERS` whose VMs the metrics show.
+    owner_row: u32,
+    /// Keys of the VMs' labels that the metrics show.
+    label_keys: Vec<String>,
+}
 
 impl Figures for Tables {
     fn flows(&self, inventory: &[EngineInventory], vm: Option<&str>) -> Value {
-        let mut flows = flows::list(&self.0, &known(inventory));
+        let mut flows = flows::list(&self.maps, &known(inventory));
         flows.retain(|flow| vm.is_none_or(|vm| vm == flow.vm));
         serde_json::to_value(flows).unwrap_or_default()
     }
 
     fn stats(&self, inventory: &[EngineInventory]) -> Value {
-        let mut stats = stats::read(&self.0, Which::without_links());
+        let mut stats = stats::read(&self.maps, Which::without_links());
         stats.add_known(known(inventory));
         serde_json::to_value(stats).unwrap_or_default()
+    }
+
+    fn metrics(&self, inventory: &[EngineInventory]) -> String {
+        let (mut labels, mut names) = (BTreeMap::new(), BTreeMap::new());
+        let mut relayed = BTreeMap::new();
+        for page in inventory {
+            labels.extend(page.labels.iter().cloned());
+            names.extend(page.vms.clone());
+            relayed.extend(page.relayed.clone());
+        }
+        let known = page::Known {
+            labels: page::shown_labels(&labels, &self.label_keys),
+            names,
+            relayed: &relayed,
+        };
+        page::make(&self.maps, self.owner_row, known)
     }
 }
 

@@ -10,7 +10,7 @@
 //! It dies with the broker. If it dies alone, no packet is affected, and the broker starts another
 //! one.
 mod http;
-mod page;
+pub(super) mod page;
 mod server;
 
 use std::net::TcpListener;

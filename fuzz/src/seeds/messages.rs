@@ -73,6 +73,8 @@ pub(super) fn messages() -> Seeds {
         new_flows_per_second: 100,
         policy: 0,
         dns_per_second: 0,
+        idle_after_s: 0,
+        is_idle: false,
     };
     let request = |about, request| ToEngine::Request {
         id: 1,

@@ -36,6 +36,10 @@ pub struct VmDefinition {
     /// Ports of the host that lead to the guest, in the form of `--forward`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub forwards: Vec<String>,
+    /// Silence after which the VM is idle, seconds; 0: it is not told. `None`: the daemon's
+    /// `--idle-after`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub idle_after: Option<u32>,
     /// Labels for people and platforms; the daemon does not interpret them.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub labels: BTreeMap<String, String>,
@@ -70,6 +74,9 @@ pub struct VmStatus {
     pub id: VmId,
     /// Present state.
     pub state: VmState,
+    /// Whether it is idle.
+    #[serde(default)]
+    pub idle: bool,
 }
 
 /// State of a VM in a daemon.

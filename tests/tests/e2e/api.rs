@@ -1,10 +1,12 @@
 //! The API of `slipgate serve`, by curl: VMs, flows and events, and who may change them.
 
 use std::{
-    io::{BufRead as _, BufReader},
+    io::{BufRead as _, BufReader, Read as _, Write as _},
+    net::SocketAddrV4,
     os::unix::net::UnixStream,
     path::PathBuf,
     process::{Child, Command, Stdio},
+    time::{Duration, Instant},
 };
 
 use serde_json::{Value, json};
@@ -27,11 +29,17 @@ struct Stand {
 
 impl Stand {
     fn new() -> Self {
+        Self::with(&[])
+    }
+
+    /// With these flags besides.
+    fn with(more: &[&str]) -> Self {
         let world = World::new().unwrap();
         let scratch = tempfile::tempdir().unwrap();
         let path = |name: &str| scratch.path().join(name).display().to_string();
         let (api, read) = (path("api.sock"), path("read.sock"));
-        let args = ["--uplink", UPLINK, "--api", &api, "--api-read", &read];
+        let mut args = vec!["--uplink", UPLINK, "--api", &api, "--api-read", &read];
+        args.extend(more);
         let pins = PinDir::new().unwrap();
         let daemon = Slipgate::serve(&world.host, &pins, &args).unwrap();
         Self {
@@ -85,6 +93,11 @@ impl Stand {
         self.ask_on("api.sock", method, path, body)
     }
 
+    fn signal_engine(&self, signal: i32) {
+        let engines = self.daemon.children_named("slipgate-engine");
+        slipgate_testbed::signal(engines[0], signal);
+    }
+
     fn guest(&self, tap: &str) -> Guest {
         Guest::new(&self.world, GuestConfig::new(tap)).unwrap()
     }
@@ -106,6 +119,16 @@ impl Events {
 
     fn next(&mut self) -> Value {
         serde_json::from_str(&self.lines.next().unwrap().unwrap()).unwrap()
+    }
+
+    /// The next event of this kind.
+    fn next_of(&mut self, kind: &str) -> Value {
+        loop {
+            let event = self.next();
+            if event["event"] == kind {
+                return event;
+            }
+        }
     }
 }
 
@@ -176,17 +199,18 @@ fn a_reader_can_change_nothing() {
         201
     );
     let before = stand.ask("GET", "/v1/vms", None);
-    for (method, path) in [
-        ("PUT", "/v1/vms/b"),
-        ("PATCH", "/v1/vms/a"),
-        ("DELETE", "/v1/vms/a"),
-        ("POST", "/v1/vms/a/freeze"),
-        ("POST", "/v1/vms/a/thaw"),
-        ("POST", "/v1/vms/a/cut"),
-    ] {
-        let body = Some(json!({ "tap": "tap1" }));
-        let (status, problem) = stand.ask_on("read.sock", method, path, body);
-        assert_eq!(status, 403, "{method} {path}: {problem}");
+    let (_, document) = stand.ask_on("read.sock", "GET", "/v1/openapi.json", None);
+    let paths = document["paths"].as_object().unwrap();
+    assert!(paths.len() > 10, "{document}");
+    for (path, operations) in paths {
+        let path = path.replace("{name}", "a").replace("{id}", "f");
+        for method in ["PUT", "PATCH", "DELETE", "POST"] {
+            let is_there = operations.get(method.to_lowercase()).is_some();
+            let wanted = if is_there { 403 } else { 405 };
+            let body = Some(json!({ "tap": "tap1" }));
+            let (status, problem) = stand.ask_on("read.sock", method, &path, body);
+            assert_eq!(status, wanted, "{method} {path}: {problem}");
+        }
     }
     assert_eq!(stand.ask_on("read.sock", "GET", "/v1/vms", None), before);
 }
@@ -279,7 +303,8 @@ fn the_api_is_started_again_and_guests_go_on() {
     }
 }
 
-/// Slow, numerous and endless clients delay no admission, and no other client for long.
+/// Clients that send slowly, read nothing, send too much and are too many, all at once, delay no
+/// admission, and no client of the other socket.
 #[test]
 fn hostile_clients_of_the_api_delay_no_admission() {
     require_root_and_tun!();
@@ -292,21 +317,264 @@ fn hostile_clients_of_the_api_delay_no_admission() {
             .0,
         201
     );
-    let idle: Vec<_> = (0..200)
-        .map_while(|_| UnixStream::connect(stand.socket("api.sock")).ok())
-        .collect();
-    assert!(idle.len() > 128, "{}", idle.len());
-    let mut took = Vec::new();
-    for _ in 0..50 {
-        let began = std::time::Instant::now();
+    let connect = || {
+        let began = Instant::now();
         drop(guest.run(|| tcp::connect(echo.address(), WAIT)).unwrap());
-        took.push(began.elapsed());
-    }
+        began.elapsed()
+    };
+    let sent = |text: &[u8]| {
+        let mut stream = UnixStream::connect(stand.socket("api.sock")).unwrap();
+        stream.set_nonblocking(true).unwrap();
+        let _ = stream.write(text);
+        stream
+    };
+    // Readers of events that read none, heads and bodies without an end, and a huge body.
+    let mut hostile: Vec<_> = (0..20)
+        .map(|_| sent(b"GET /v1/events?kind=all HTTP/1.1\r\nHost: x\r\n\r\n"))
+        .collect();
+    hostile.extend((0..20).map(|_| sent(b"GET /v1/vms HTTP/1.1\r\nX: ")));
+    let head = b"PUT /v1/vms/b HTTP/1.1\r\nHost: x\r\nContent-Length: 40000\r\n\r\n{";
+    hostile.extend((0..20).map(|_| sent(head)));
+    let huge = "PUT /v1/vms/b HTTP/1.1\r\nHost: x\r\nContent-Length: 9000000000\r\n\r\n".to_owned();
+    let huge = huge + &"x".repeat(150_000);
+    hostile.extend((0..10).map(|_| sent(huge.as_bytes())));
+    // And more that say nothing at all than are accepted; the rest would wait in connect(2).
+    hostile.extend((0..150).map(|_| sent(b"")));
+    let mut took: Vec<_> = (0..100).map(|_| connect()).collect();
     took.sort();
     // A SYN that had been lost would have taken a second.
-    assert!(took[48] < BRIEFLY, "{took:?}");
-    drop(idle);
+    assert!(took[98] < BRIEFLY, "{took:?}");
+    let began = Instant::now();
+    let (status, vms) = stand.ask_on("read.sock", "GET", "/v1/vms", None);
+    assert_eq!((status, &vms[0]["name"]), (200, &json!("a")));
+    assert!(began.elapsed() < BRIEFLY, "{:?}", began.elapsed());
+    drop(hostile);
     eventually("others are served", || {
         (stand.ask("GET", "/v1/health", None).0 == 200).then_some(())
     });
+}
+
+/// Flows and questions are events like those of VMs, of whichever VM and kind a client asks for,
+/// and of the next engine too.
+#[test]
+fn flows_questions_and_refusals_are_events() {
+    require_root_and_tun!();
+    let stand = Stand::with(&["--deny", "203.0.113.10:7001", "--dns", "none"]);
+    let echo = TcpServer::start(&stand.world.net, (SERVER, 7000), TcpService::Echo).unwrap();
+    let guests = ["tap0", "tap1"].map(|tap| stand.guest(tap));
+    for (name, tap) in [("a", "tap0"), ("b", "tap1")] {
+        let path = format!("/v1/vms/{name}");
+        assert_eq!(stand.ask("PUT", &path, Some(json!({ "tap": tap }))).0, 201);
+    }
+    let connect = |guest: &Guest| {
+        let mut stream = guest.run(|| tcp::connect(echo.address(), WAIT)).unwrap();
+        guest
+            .run(|| EchoSession::new(&mut stream).round(1_000))
+            .unwrap();
+    };
+    let mut of_a = Events::read(&stand, "/v1/events?kind=all&vm=a");
+    let mut states = Events::read(&stand, "/v1/events");
+    // Both before and after the engine knows what is wanted.
+    for _ in 0..20 {
+        connect(&guests[1]);
+        connect(&guests[0]);
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let start = of_a.next_of("flow_start");
+    assert_eq!(
+        (&start["vm"], &start["proto"]),
+        (&json!("a"), &json!("tcp")),
+        "{start}"
+    );
+    assert_eq!(start["remote"], echo.address().to_string());
+    assert_eq!(stand.ask("POST", "/v1/vms/a/cut", None).0, 200);
+    let mut end = of_a.next_of("flow_end");
+    while end["id"] != start["id"] {
+        end = of_a.next_of("flow_end");
+    }
+    assert!(end["tx_bytes"].as_u64().unwrap() > 1_000, "{end}");
+    assert!(end["seq"].as_u64() > start["seq"].as_u64(), "{end}");
+
+    let denied = SocketAddrV4::new(SERVER, 7001);
+    guests[0].run(|| tcp::expect_refused(denied)).unwrap();
+    let refused = of_a.next_of("refused");
+    assert_eq!(
+        refused["rule_text"], "--deny 203.0.113.10:7001",
+        "{refused}"
+    );
+    assert_eq!(refused["reason"], "rule");
+
+    stand.signal_engine(libc::SIGKILL);
+    // Who did not ask for them gets none of all that.
+    assert_eq!(states.next()["event"], "engine_ended");
+    assert_eq!(states.next()["event"], "engine_serves");
+    for _ in 0..20 {
+        connect(&guests[0]);
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    assert_eq!(of_a.next_of("flow_start")["vm"], "a");
+}
+
+#[test]
+fn events_are_printed_by_the_command_line() {
+    require_root_and_tun!();
+    let stand = Stand::new();
+    let start = |args: &[&str]| {
+        let mut command = Command::new(slipgate_testbed::slipgate::binary().unwrap());
+        command.arg("events").args(args);
+        command.arg("--pin-dir").arg(stand.daemon.pins().path());
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = stand.world.host.spawn(command).unwrap();
+        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        (child, lines)
+    };
+    let (mut text, mut text_lines) = start(&["--after", "0", "--vm", "a"]);
+    let (mut json, mut json_lines) = start(&["--after", "0", "--kind", "vm_removed", "--json"]);
+    let (mut closed, closed_lines) = start(&["--after", "0"]);
+    drop(closed_lines);
+    let body = json!({ "tap": "tap0" });
+    assert_eq!(stand.ask("PUT", "/v1/vms/a", Some(body)).0, 201);
+    assert_eq!(text_lines.next().unwrap().unwrap(), "1 vm_added a");
+    assert_eq!(stand.ask("DELETE", "/v1/vms/a", None).0, 204);
+    assert_eq!(text_lines.next().unwrap().unwrap(), "2 vm_removed a");
+    let line = json_lines.next().unwrap().unwrap();
+    let removed = json!({ "event": "vm_removed", "vm": "a", "seq": 2 });
+    assert_eq!(serde_json::from_str::<Value>(&line).unwrap(), removed);
+    // Nobody reads; ^C; the daemon stops.
+    let ended = |child: &mut Child| eventually("it ends", || child.try_wait().unwrap());
+    assert!(ended(&mut closed).success());
+    slipgate_testbed::signal(json.id(), libc::SIGINT);
+    assert!(ended(&mut json).success());
+    let (mut wrong, _) = start(&["--kind", "colour"]);
+    assert_eq!(ended(&mut wrong).code(), Some(1));
+    let Stand { mut daemon, .. } = stand;
+    daemon.stop().unwrap();
+    assert_eq!(ended(&mut text).code(), Some(1));
+}
+
+#[test]
+fn a_vm_is_idle_after_silence_and_busy_again() {
+    require_root_and_tun!();
+    let stand = Stand::with(&["--idle-after", "2"]);
+    let guests = ["tap0", "tap1"].map(|tap| stand.guest(tap));
+    let mut events = Events::read(&stand, "/v1/events?after=0&kind=vm_idle,vm_busy");
+    for (name, body) in [
+        ("a", json!({ "tap": "tap0" })),
+        ("b", json!({ "tap": "tap1", "idle_after": 0 })),
+    ] {
+        let path = format!("/v1/vms/{name}");
+        assert_eq!(stand.ask("PUT", &path, Some(body)).0, 201);
+    }
+    let of_a = |kind: &str| (json!(kind), json!("a"));
+    let mut next = || {
+        let event = events.next();
+        (event["event"].clone(), event["vm"].clone())
+    };
+    assert_eq!(next(), of_a("vm_idle"));
+    assert_eq!(stand.ask("GET", "/v1/vms/a", None).1["idle"], true);
+    let ping = || guests[0].run(|| icmp::ping(SERVER, 1, 56, WAIT)).unwrap();
+    ping();
+    assert_eq!(next(), of_a("vm_busy"));
+    assert_eq!(stand.ask("GET", "/v1/vms/a", None).1["idle"], false);
+    assert_eq!(next(), of_a("vm_idle"));
+    // The next engine knows that it was.
+    stand.signal_engine(libc::SIGKILL);
+    eventually("there is an engine again", || {
+        let (_, why) = stand.ask("GET", "/v1/vms/a/why?address=203.0.113.10&port=7000", None);
+        (why["admitted"] == true).then_some(())
+    });
+    ping();
+    assert_eq!(next(), of_a("vm_busy"));
+}
+
+#[test]
+fn packets_and_metrics_come_by_http() {
+    require_root_and_tun!();
+    let stand = Stand::new();
+    let guest = stand.guest("tap0");
+    let body = json!({ "tap": "tap0" });
+    assert_eq!(stand.ask("PUT", "/v1/vms/a", Some(body)).0, 201);
+    let bounds = json!({ "packets": 4, "seconds": 15 }).to_string();
+    let mut curl = stand.curl("api.sock", &["--data", &bounds], "/v1/vms/a/capture");
+    let curl = curl.stdout(Stdio::piped()).spawn().unwrap();
+    // It ends with its fourth packet.
+    let output = std::thread::scope(|scope| {
+        let captured = scope.spawn(|| curl.wait_with_output().unwrap());
+        while !captured.is_finished() {
+            guest.run(|| icmp::ping(SERVER, 1, 56, WAIT)).unwrap();
+        }
+        captured.join().unwrap()
+    });
+    assert!(output.status.success());
+    let word = |at: usize| {
+        let bytes = output.stdout[at..at + 4].try_into().unwrap();
+        u32::from_le_bytes(bytes)
+    };
+    let (mut at, mut packets) = (0, 0);
+    // Section header block first, enhanced packet blocks among the others.
+    assert_eq!(word(0), 0x0a0d_0d0a);
+    while at < output.stdout.len() {
+        packets += u32::from(word(at) == 6);
+        at += word(at + 4) as usize;
+    }
+    assert_eq!((at, packets), (output.stdout.len(), 4));
+    let unknown = stand.ask("POST", "/v1/flows/0-0-1/capture", Some(json!({})));
+    assert_eq!(unknown.0, 404, "{unknown:?}");
+    let metrics = stand
+        .curl("read.sock", &[], "/v1/metrics")
+        .output()
+        .unwrap();
+    let metrics = String::from_utf8(metrics.stdout).unwrap();
+    assert!(
+        metrics.contains("vm=\"a\"") && metrics.ends_with("# EOF\n"),
+        "{metrics}"
+    );
+}
+
+/// However many ask for what only the engine knows, and whatever it does, each gets an answer.
+#[test]
+fn requests_beyond_those_that_may_wait_are_answered() {
+    require_root_and_tun!();
+    let stand = Stand::new();
+    let _guest = stand.guest("tap0");
+    let body = json!({ "tap": "tap0" });
+    assert_eq!(stand.ask("PUT", "/v1/vms/a", Some(body)).0, 201);
+    stand.signal_engine(libc::SIGSTOP);
+    let ask = |socket: &str| {
+        let mut stream = UnixStream::connect(stand.socket(socket)).unwrap();
+        let request = "GET /v1/vms/a/why?address=203.0.113.10&port=7000 HTTP/1.0\r\n\r\n";
+        stream.write_all(request.as_bytes()).unwrap();
+        stream.set_read_timeout(Some(6 * WAIT)).unwrap();
+        stream
+    };
+    let sockets = ["api.sock", "read.sock"].into_iter();
+    let waiting: Vec<_> = sockets
+        .flat_map(|socket| (0..128).map(move |_| socket))
+        .map(ask)
+        .collect();
+    std::thread::sleep(BRIEFLY);
+    // So many may wait; these are more.
+    let mut more: Vec<_> = (0..4)
+        .map(|_| {
+            let mut command = Command::new(slipgate_testbed::slipgate::binary().unwrap());
+            command.args(["why", "a", "203.0.113.10:7000", "--pin-dir"]);
+            command.arg(stand.daemon.pins().path());
+            command.stdout(Stdio::null()).stderr(Stdio::null());
+            stand.world.host.spawn(command).unwrap()
+        })
+        .collect();
+    let mut codes: Vec<_> = more
+        .iter_mut()
+        .map(|child| child.wait().unwrap().code())
+        .collect();
+    codes.dedup();
+    assert_eq!(codes, [Some(1)]);
+    stand.signal_engine(libc::SIGCONT);
+    for mut stream in waiting {
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        // 503 where the broker took the engine for one that hangs.
+        let status = answer.split(' ').nth(1).unwrap();
+        assert!(["200", "503"].contains(&status), "{answer}");
+    }
 }

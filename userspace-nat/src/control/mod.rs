@@ -23,8 +23,29 @@ pub trait Control<E> {
     /// # Errors
     /// When the channel is closed or does not take the message.
     fn ended(&mut self, token: EndsToken) -> io::Result<()>;
+    /// Says which VMs are idle, and which are not any more.
+    ///
+    /// # Errors
+    /// When the channel is closed or does not take the message.
+    fn activity(&mut self, changes: ActivityChanges) -> io::Result<()>;
     /// Descriptor for the epoll set; `None` for implementations without one, in tests.
     fn fd(&self) -> Option<BorrowedFd<'_>>;
+}
+
+/// VMs whose state has changed.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct ActivityChanges {
+    /// VMs that are idle now.
+    pub idle: Vec<VmId>,
+    /// VMs that are not idle any more.
+    pub busy: Vec<VmId>,
+}
+
+impl ActivityChanges {
+    /// Whether nothing has changed.
+    pub fn is_empty(&self) -> bool {
+        self.idle.is_empty() && self.busy.is_empty()
+    }
 }
 
 /// Token for the flows that had begun to end at one time; it is answered when all of them have

@@ -28,6 +28,7 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
         let stats = self.core.nat.datapath.stats(spec.row);
         let vm = VmNet::new(spec, stats);
         self.services.relay.add_vm(vm.clone());
+        self.activity.watch(&vm, self.clock.now_ns());
         self.core.set_vm(vm);
     }
 
@@ -37,6 +38,7 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
         self.end_where(EndReason::VmRemoved, now_ns, |flows| {
             flows.slots_of(row).to_vec()
         });
+        self.activity.forget(id);
         if self.core.remove_vm(row, id) {
             let cx = &mut Context::new(now_ns, &mut self.core.out.queue, &self.poller);
             self.services.vm_removed(id, cx);

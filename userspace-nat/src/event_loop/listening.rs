@@ -1,8 +1,10 @@
-//! Listeners, which receive a VM's records over a socket that the client passed.
+//! Listeners, which receive records over a socket that was passed: those of one VM, or those of the
+//! events that a process asks for.
 //!
 //! # Theory of operation
-//! The first lines describe the live flows; each later line is sent as it is recorded
-//! ([`Listener`]). The engine never waits for the socket: lines that do not fit in a bounded buffer
+//! The first lines for the listener of a VM describe the live flows; each later line is sent as it
+//! is recorded ([`Listener`]). A process that answers the API chooses events: it sends a byte, the
+//! set of those that it wants from now on ([`Events`]), and nothing is made of the others. The engine never waits for the socket: lines that do not fit in a bounded buffer
 //! are lost to the listener, and a line reports how many. A client that wants no more shuts its
 //! side down for writing: it receives the waiting lines, and then the end of the stream. A client
 //! that is gone is removed.
@@ -21,11 +23,13 @@ use crate::{
     event_loop::Engine,
     poll::{Interest, Poller, Readiness, Subsystem, Token},
     port::FrameIo,
-    record::Listener,
+    record::{Events, Listener},
 };
 
-/// Most listeners that receive records at once.
+/// Most clients that receive the records of a VM at once.
 pub const MOST_LISTENERS: usize = 8;
+/// Most processes that receive events at once; the broker starts two at most.
+const MOST_STREAMS: usize = 4;
 /// Time for which a listener that is ending may take the rest, ns.
 const LINGER_NS: u64 = 2 * SECOND_NS;
 
@@ -53,8 +57,8 @@ pub(crate) struct Listening {
 #[derive(Debug)]
 struct Client {
     key: u32,
-    row: VmRow,
-    id: VmId,
+    /// The VM; `None`: all of them.
+    of: Option<(VmRow, VmId)>,
     to: OwnedFd,
     waits_for: Interest,
     /// End of the time in which the rest is sent; `None` while the client listens.
@@ -76,8 +80,32 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
     pub fn listen(&mut self, row: VmRow, to: OwnedFd) -> Result<(), NotListening> {
         let id = self.core.vms.id_of(row);
         let id = id.ok_or(NotListening::NoVm)?;
+        let key = self.add_listener(Some((row, id)), to, MOST_LISTENERS)?;
+        self.log.listen(Listener::new(key, id));
+        self.keep_records();
+        self.describe_flows(row, key);
+        Ok(())
+    }
+
+    /// Sends the records of the events that are asked for over a stream socket to it, from now on.
+    ///
+    /// # Errors
+    /// When one listener more is too many, or it is no stream socket.
+    pub fn send_events(&mut self, to: OwnedFd) -> Result<(), NotListening> {
+        let key = self.add_listener(None, to, MOST_STREAMS)?;
+        self.log.listen(Listener::of_all(key));
+        Ok(())
+    }
+
+    fn add_listener(
+        &mut self,
+        of: Option<(VmRow, VmId)>,
+        to: OwnedFd,
+        most: usize,
+    ) -> Result<u32, NotListening> {
         let Listening { list, last_key } = &mut self.listening;
-        if list.len() >= MOST_LISTENERS {
+        let alike = |client: &&Client| client.of.is_some() == of.is_some();
+        if list.iter().filter(alike).count() >= most {
             return Err(NotListening::TooMany);
         }
         *last_key = last_key.wrapping_add(1);
@@ -87,16 +115,12 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
         added.map_err(|_| NotListening::Socket)?;
         list.push(Client {
             key,
-            row,
-            id,
+            of,
             to,
             waits_for,
             lingers_until_ns: None,
         });
-        self.log.listen(Listener::new(key, id));
-        self.keep_records();
-        self.describe_flows(row, key);
-        Ok(())
+        Ok(key)
     }
 
     /// Handles a client's socket that is writable, was shut down, or failed.
@@ -111,10 +135,15 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
             return self.end_listener(at);
         }
         if readiness.readable && client.lingers_until_ns.is_none() {
-            match recv(client.to.as_raw_fd(), &mut [0; 64], MsgFlags::MSG_DONTWAIT) {
+            let mut bytes = [0; 64];
+            match recv(client.to.as_raw_fd(), &mut bytes, MsgFlags::MSG_DONTWAIT) {
                 Ok(0) => client.lingers_until_ns = Some(now_ns + LINGER_NS),
-                // The content is ignored.
-                Ok(_) | Err(nix::Error::EAGAIN | nix::Error::EINTR) => {}
+                Ok(n) => {
+                    // Later bytes replace earlier ones. Of a VM's listener they mean nothing.
+                    self.log.hear(key, Events::from_bits(bytes[n - 1]));
+                    self.keep_records();
+                }
+                Err(nix::Error::EAGAIN | nix::Error::EINTR) => {}
                 Err(_) => self.end_listener(at),
             }
         }
@@ -124,8 +153,9 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
     pub(crate) fn send_to_listeners(&mut self, now_ns: u64) {
         for at in (0..self.listening.list.len()).rev() {
             let client = &mut self.listening.list[at];
-            let vm = self.core.vms.id_of(client.row);
-            if vm != Some(client.id) {
+            if let Some((row, id)) = client.of
+                && self.core.vms.id_of(row) != Some(id)
+            {
                 client.lingers_until_ns.get_or_insert(now_ns + LINGER_NS);
             }
             let Some(listener) = self.log.listener(client.key) else {

@@ -21,7 +21,7 @@ use std::collections::VecDeque;
 
 use slipgate_model::OnExit;
 
-use self::listening::Listening;
+use self::{activity::Activity, listening::Listening};
 use crate::{
     clock::{Clock, MILLISECOND_NS, SECOND_NS},
     control::{Control, EndsToken, Status},
@@ -36,6 +36,7 @@ use crate::{
     state::{Core, Nat},
 };
 
+mod activity;
 mod commands;
 mod cut;
 mod fairness;
@@ -76,6 +77,7 @@ pub struct Engine<D, P, C> {
     losses: Losses,
     watch: Watch,
     listening: Listening,
+    activity: Activity,
     poller: Poller,
     batch: Batch,
     ready: Vec<Readiness>,
@@ -169,6 +171,10 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
         }
         self.work_timers(now_ns);
         self.write_out();
+        let changes = self.look_at_activity(now_ns);
+        if !changes.is_empty() {
+            control.activity(changes).map_err(EngineError::Control)?;
+        }
         self.report_ended(control, now_ns)
     }
 
@@ -198,6 +204,7 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
             self.next_credits_ns,
             self.watch.captures.next_deadline_ns(),
             self.listening.next_deadline_ns(),
+            self.activity.next_deadline_ns(),
             self.core.inspected.next_deadline_ns(),
             self.ending.front().map(|(due_ns, _)| *due_ns),
             self.core

@@ -19,6 +19,8 @@ use crate::{
 
 /// Interval between two reports of refusals, ns.
 const REFUSALS_INTERVAL_NS: u64 = 10 * SECOND_NS;
+/// The same while a listener waits for them, ns.
+const HEARD_REFUSALS_INTERVAL_NS: u64 = SECOND_NS;
 /// Time that a disk may take for the last lines. The client that stopped the engine waits for it.
 const LOG_ENDS_WITHIN: Duration = Duration::from_secs(5);
 
@@ -27,6 +29,12 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
     pub(crate) fn keep_records(&mut self) {
         self.core.journal.records_starts = self.log.wants(Event::FlowStart);
         self.services.keep_records(&self.log);
+        let journal = &mut self.core.journal;
+        journal.refusals.keep(self.log.wants(Event::Refused));
+        if self.log.is_heard(Event::Refused) {
+            let soon_ns = self.clock.now_ns() + HEARD_REFUSALS_INTERVAL_NS;
+            self.next_refusals_ns = self.next_refusals_ns.min(soon_ns);
+        }
     }
 
     /// Records the flows admitted since the last call.
@@ -101,7 +109,11 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
     /// Records the refusals since the last call.
     pub(crate) fn record_refusals(&mut self) {
         let (now_ns, wall) = (self.clock.now_ns(), self.clock.wall());
-        self.next_refusals_ns = now_ns + REFUSALS_INTERVAL_NS;
+        self.next_refusals_ns = now_ns
+            + match self.log.is_heard(Event::Refused) {
+                true => HEARD_REFUSALS_INTERVAL_NS,
+                false => REFUSALS_INTERVAL_NS,
+            };
         if !self.log.wants(Event::Refused) {
             return;
         }

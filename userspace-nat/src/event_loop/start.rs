@@ -7,7 +7,7 @@ use slipgate_abi::{RuleIndex, SlotIndex, VmId, VmRow};
 use slipgate_model::TranslatedId;
 use thiserror::Error;
 
-use super::{Engine, fairness, listening::Listening};
+use super::{Engine, activity::Activity, fairness, listening::Listening};
 use crate::{
     admission::rejudge::refused_flows,
     clock::Clock,
@@ -87,6 +87,7 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
             losses: Losses::default(),
             watch: Watch::default(),
             listening: Listening::default(),
+            activity: Activity::default(),
             poller,
             batch: Batch::new(),
             ready: Vec::new(),

@@ -1,4 +1,5 @@
 //! The engine over the in-memory kernel.
+mod activity;
 mod admission;
 mod books;
 mod carried;

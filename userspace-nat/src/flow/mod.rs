@@ -42,6 +42,7 @@ mod slots;
 mod table;
 
 pub use cut::is_frozen;
+pub(crate) use end::last_seen_ns;
 pub use end::{EndReason, Ended};
 pub use give_way::{GivingWay, PortSearch};
 pub use open::{NewFlow, OpenError};

@@ -1,4 +1,4 @@
-//! Listeners, which receive the records of one VM as they are made.
+//! Listeners, which receive the records of one VM, or some events of all VMs, as they are made.
 //!
 //! Lines wait in a bounded buffer until they are fetched. Lines that find no room are lost, and a
 //! line reports it as soon as there is room again: `{"event":"lost","count":3}`.
@@ -11,11 +11,11 @@ const MOST_WAITING: usize = 1 << 20;
 const LOST_LINE: usize = 64;
 const _: () = assert!(LOST_LINE >= "{'event':'lost','count':18446744073709551615}\n".len());
 
-/// Receiver of one VM's records.
+/// Receiver of records.
 #[derive(Debug)]
 pub struct Listener {
     key: u32,
-    vm: VmId,
+    of: Of,
     waiting: Vec<u8>,
     /// Number of bytes at the start of `waiting` that were fetched.
     fetched: usize,
@@ -23,15 +23,33 @@ pub struct Listener {
     lost: u64,
 }
 
-impl Listener {
-    /// Events that a listener receives, whichever the file receives.
-    pub(super) const HEARS: Events = Events::of(&[Event::FlowStart, Event::FlowEnd, Event::Dns]);
+/// Records that a listener receives, whichever the file receives.
+#[derive(Clone, Copy, Debug)]
+enum Of {
+    /// Flows and questions of a VM.
+    Vm(VmId),
+    /// These events, of all VMs.
+    All(Events),
+}
 
+/// Events that the listener of one VM receives.
+const OF_A_VM: Events = Events::of(&[Event::FlowStart, Event::FlowEnd, Event::Dns]);
+
+impl Listener {
     /// Creates a listener for the VM with this id. `key` identifies the listener.
     pub fn new(key: u32, vm: VmId) -> Self {
+        Self::of(key, Of::Vm(vm))
+    }
+
+    /// Creates a listener for all VMs, which receives nothing until it is told what to.
+    pub fn of_all(key: u32) -> Self {
+        Self::of(key, Of::All(Events::default()))
+    }
+
+    fn of(key: u32, of: Of) -> Self {
         Self {
             key,
-            vm,
+            of,
             waiting: Vec::new(),
             fetched: 0,
             lost: 0,
@@ -43,7 +61,26 @@ impl Listener {
     }
 
     pub(super) fn hears(&self, event: Event, vm: VmId) -> bool {
-        self.vm == vm && Self::HEARS.has(event)
+        let is_of = match self.of {
+            Of::Vm(id) => id == vm,
+            Of::All(_) => true,
+        };
+        is_of && self.heard().has(event)
+    }
+
+    /// Events that it receives.
+    pub(super) fn heard(&self) -> Events {
+        match self.of {
+            Of::Vm(_) => OF_A_VM,
+            Of::All(events) => events,
+        }
+    }
+
+    /// Has it receive these events from now on, if it is one of all VMs.
+    pub(super) fn hear(&mut self, events: Events) {
+        if let Of::All(heard) = &mut self.of {
+            *heard = events;
+        }
     }
 
     /// Adds a line, or counts it as lost when there is no room.

@@ -18,7 +18,7 @@
 //! then replaced ([`FlowLog::set_writer`]). A thread writes them, which a slow disk may block
 //! ([`Output`]). Lines that can't be written or find no room are counted and lost: memory stays
 //! bounded. An event that no log wants costs nothing. Beside the file there may be listeners
-//! ([`Listener`]), each of which receives the records of one VM.
+//! ([`Listener`]), each of which receives the records of one VM, or some events of all VMs.
 use std::{
     collections::VecDeque,
     io::{self, Write},
@@ -30,7 +30,6 @@ use slipgate_abi::VmId;
 use serde::Serialize;
 
 mod dns;
-mod event;
 mod flow;
 mod listener;
 mod losses;
@@ -39,8 +38,9 @@ mod refused;
 pub(crate) mod rule_texts;
 mod time;
 
+pub use slipgate_model::{FlowLogEvent as Event, FlowLogEvents as Events};
+
 pub use dns::{MOST_ANSWERS, MOST_CHAIN, Question, Source};
-pub use event::{Event, Events};
 pub use flow::{Names, RelayedEnd, RelayedFlow, VmText, recorded_ids};
 pub use listener::Listener;
 pub use losses::Losses;
@@ -55,8 +55,10 @@ const WRITE_AT: usize = 1 << 20;
 pub struct FlowLog {
     output: Option<Output>,
     events: Events,
-    /// Listeners, each of which receives one VM's records.
+    /// Listeners, each with the events that it receives.
     listeners: Vec<Listener>,
+    /// Events that any listener receives.
+    heard: Events,
     /// Key of the only listener that receives the present records; `None`: all do.
     only: Option<u32>,
     buffer: Vec<u8>,
@@ -106,6 +108,7 @@ impl FlowLog {
             output,
             events: Events::from_iter([Event::FlowEnd]),
             listeners: Vec::new(),
+            heard: Events::default(),
             only: None,
             buffer: Vec::new(),
             lines: 0,
@@ -128,7 +131,12 @@ impl FlowLog {
     /// Whether records of this event are written or received by a listener. Others need not be
     /// made.
     pub fn wants(&self, event: Event) -> bool {
-        self.writes(event) || !self.listeners.is_empty() && Listener::HEARS.has(event)
+        self.writes(event) || self.heard.has(event)
+    }
+
+    /// Whether a listener receives records of this event.
+    pub fn is_heard(&self, event: Event) -> bool {
+        self.heard.has(event)
     }
 
     fn writes(&self, event: Event) -> bool {
@@ -138,6 +146,7 @@ impl FlowLog {
     /// Adds a listener, which receives the records made from now on.
     pub fn listen(&mut self, listener: Listener) {
         self.listeners.push(listener);
+        self.sum_up_heard();
     }
 
     /// Returns the listener of this key.
@@ -148,6 +157,20 @@ impl FlowLog {
     /// Removes the listener of this key.
     pub fn unlisten(&mut self, key: u32) {
         self.listeners.retain(|listener| listener.key() != key);
+        self.sum_up_heard();
+    }
+
+    /// Has a listener of all VMs receive these events from now on.
+    pub fn hear(&mut self, key: u32, events: Events) {
+        if let Some(listener) = self.listener(key) {
+            listener.hear(events);
+        }
+        self.sum_up_heard();
+    }
+
+    fn sum_up_heard(&mut self) {
+        let all = self.listeners.iter().map(Listener::heard);
+        self.heard = all.fold(Events::default(), Events::or);
     }
 
     /// Sends the records that `record` makes to one listener only: the file and the other listeners

@@ -1,8 +1,8 @@
 //! Refusals, which are too many to record one by one and so are summed up.
 //!
 //! Refusals are summed up by VM, reason and rule, with the first and the last time and the tuple of
-//! the last one. A sum is written when it has grown ([`Refusals::report`], every ten seconds and at
-//! the end). A VM has at most [`MOST_KINDS`] sums by rule. When there are more, a sum that has
+//! the last one. A sum is written when it has grown ([`Refusals::report`], every ten seconds, every
+//! second while a listener wants it, and at the end). Only VMs with new refusals are looked at. A VM has at most [`MOST_KINDS`] sums by rule. When there are more, a sum that has
 //! nothing new is removed; if there is none, the refusal is counted without its rule. So a guest
 //! can't make memory grow, and no refusal goes uncounted.
 use std::{net::SocketAddrV4, time::SystemTime};
@@ -20,8 +20,19 @@ const MOST_KINDS: usize = 32;
 /// Refusals since the engine started.
 #[derive(Debug, Default)]
 pub struct Refusals {
-    /// Sums of each VM in no order: there are few.
-    sums: HashMap<VmId, Vec<Sum>>,
+    of_vms: HashMap<VmId, OfVm>,
+    /// VMs with refusals that were not reported.
+    changed: Vec<VmId>,
+    /// Whether refusals are not reported, so that they count as reported.
+    unwanted: bool,
+}
+
+#[derive(Debug, Default)]
+struct OfVm {
+    /// Sums in no order: there are few.
+    sums: Vec<Sum>,
+    /// Whether the VM is among the changed ones.
+    is_changed: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -58,6 +69,11 @@ struct Line<'a> {
 }
 
 impl Refusals {
+    /// Sets whether refusals are reported from now on. Earlier ones are not, if they were not.
+    pub fn keep(&mut self, keep: bool) {
+        self.unwanted = !keep;
+    }
+
     /// Counts a refusal. `tuple`: as on the guest's link; `rule`: the element of `RULES` that
     /// refused it.
     pub fn note(
@@ -68,7 +84,8 @@ impl Refusals {
         tuple: &Tuple,
         now_ns: u64,
     ) {
-        let sums = self.sums.entry(vm).or_default();
+        let of_vm = self.of_vms.entry(vm).or_default();
+        let sums = &mut of_vm.sums;
         let of = |sums: &[Sum], rule| {
             let is = |sum: &Sum| sum.rule == rule && sum.reason == reason;
             sums.iter().position(is)
@@ -94,6 +111,11 @@ impl Refusals {
         sum.count += 1;
         sum.last_ns = now_ns;
         sum.tuple = *tuple;
+        if self.unwanted {
+            sum.reported = sum.count;
+        } else if !std::mem::replace(&mut of_vm.is_changed, true) {
+            self.changed.push(vm);
+        }
     }
 
     /// Writes the refusals since the last report. `names` returns a VM's name and a rule's text.
@@ -104,29 +126,33 @@ impl Refusals {
         now_ns: u64,
         now: SystemTime,
     ) {
-        let sums = self.sums.iter_mut();
-        for (vm, sum) in sums.flat_map(|(vm, sums)| sums.iter_mut().map(|sum| (*vm, sum))) {
-            let count = sum.count - sum.reported;
-            if count == 0 {
+        for vm in self.changed.drain(..) {
+            let Some(of_vm) = self.of_vms.get_mut(&vm) else {
                 continue;
-            }
-            sum.reported = sum.count;
-            let (text, rule_text) = names(vm, sum.rule);
-            let line = Line {
-                event: Event::Refused,
-                vm: text.name,
-                labels: text.labels,
-                reason: sum.reason,
-                rule: sum.rule,
-                rule_text,
-                count,
-                first: Rfc3339(wall_at(sum.first_ns, now_ns, now)),
-                last: Rfc3339(wall_at(sum.last_ns, now_ns, now)),
-                proto: proto(&sum.tuple),
-                guest: Address(sum.tuple.local, sum.tuple.local_port),
-                remote: Address(sum.tuple.remote, sum.tuple.remote_port),
             };
-            log.push(Event::Refused, vm, &line);
+            of_vm.is_changed = false;
+            for sum in &mut of_vm.sums {
+                let count = sum.count - std::mem::replace(&mut sum.reported, sum.count);
+                if count == 0 {
+                    continue;
+                }
+                let (text, rule_text) = names(vm, sum.rule);
+                let line = Line {
+                    event: Event::Refused,
+                    vm: text.name,
+                    labels: text.labels,
+                    reason: sum.reason,
+                    rule: sum.rule,
+                    rule_text,
+                    count,
+                    first: Rfc3339(wall_at(sum.first_ns, now_ns, now)),
+                    last: Rfc3339(wall_at(sum.last_ns, now_ns, now)),
+                    proto: proto(&sum.tuple),
+                    guest: Address(sum.tuple.local, sum.tuple.local_port),
+                    remote: Address(sum.tuple.remote, sum.tuple.remote_port),
+                };
+                log.push(Event::Refused, vm, &line);
+            }
         }
     }
 
@@ -139,7 +165,11 @@ impl Refusals {
         text_of: impl Fn(RuleIndex) -> Option<&'a str>,
         now_ns: u64,
     ) -> Vec<RefusedSample> {
-        let sums = self.sums.get(&vm).into_iter().flatten();
+        let sums = self
+            .of_vms
+            .get(&vm)
+            .into_iter()
+            .flat_map(|of_vm| &of_vm.sums);
         let mut samples: Vec<_> = sums
             .map(|sum| RefusedSample {
                 vm: name.to_owned(),
@@ -158,14 +188,14 @@ impl Refusals {
 
     /// Removes the sums of a VM that is gone. They are to be reported before.
     pub fn forget(&mut self, vm: VmId) {
-        self.sums.remove(&vm);
+        self.of_vms.remove(&vm);
     }
 
     /// Removes the sums by rule, whose numbers are about to mean other rules. They are to be
     /// reported before.
     pub fn forget_rules(&mut self) {
-        for sums in self.sums.values_mut() {
-            sums.retain(|sum| sum.rule.is_none());
+        for of_vm in self.of_vms.values_mut() {
+            of_vm.sums.retain(|sum| sum.rule.is_none());
         }
     }
 }

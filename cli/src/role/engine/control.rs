@@ -20,7 +20,7 @@ use slipgate_ipc::{
 use slipgate_policy::{Destination, PolicySet};
 use userspace_nat::{
     clock::{Clock, SECOND_NS},
-    control::{Control, EndsToken, Forward, ForwardChange, Reload},
+    control::{ActivityChanges, Control, EndsToken, Forward, ForwardChange, Reload},
     datapath::Datapath,
     event_loop::Engine,
     observe::CaptureRequest,
@@ -105,6 +105,11 @@ impl<D: Datapath, P: FrameIo, C: Clock> Control<Engine<D, P, C>> for BrokerChann
                 ToEngine::ReservedPorts(ports) => engine.set_reserved_ports(known_ports(ports)),
                 ToEngine::FlowLog(file) => engine.set_flow_log(Box::new(File::from(file))),
                 ToEngine::Pcap(file) => engine.set_pcap_file(Box::new(File::from(file))),
+                ToEngine::Events(stream) => {
+                    if let Err(why) = engine.send_events(stream) {
+                        tracing::warn!("clients of the API get no events of flows: {why}");
+                    }
+                }
                 ToEngine::Policies(policies) => {
                     let id = policies.id;
                     let done = engine.reload(reload(*policies)?);
@@ -132,6 +137,11 @@ impl<D: Datapath, P: FrameIo, C: Clock> Control<Engine<D, P, C>> for BrokerChann
             Some(message) => self.send(message, None),
             None => Ok(()),
         }
+    }
+
+    fn activity(&mut self, changes: ActivityChanges) -> io::Result<()> {
+        let ActivityChanges { idle, busy } = changes;
+        self.send(FromEngine::Activity { idle, busy }, None)
     }
 
     fn fd(&self) -> Option<BorrowedFd<'_>> {

@@ -24,11 +24,11 @@ use crate::show::stats::{self, VmStats, Which};
 const MOST_RULES: usize = 64;
 
 /// Data about the VMs from the engine, by the VMs' names.
-pub(super) struct Known<'k> {
+pub(in crate::role) struct Known<'k> {
     /// Labels, under the names by which they are shown.
-    pub(super) labels: ShownLabels,
-    pub(super) names: BTreeMap<String, NameCounts>,
-    pub(super) relayed: &'k BTreeMap<String, RelayedCounts>,
+    pub(in crate::role) labels: ShownLabels,
+    pub(in crate::role) names: BTreeMap<String, NameCounts>,
+    pub(in crate::role) relayed: &'k BTreeMap<String, RelayedCounts>,
 }
 
 /// Labels of VMs, by the VM's name, as pairs of Prometheus' label and value.
@@ -36,7 +36,10 @@ type ShownLabels = BTreeMap<String, Vec<(String, String)>>;
 
 /// Takes the labels that are shown, and gives them names that Prometheus takes: `label_` and the
 /// key, in which each other character is `_`.
-pub(super) fn shown_labels(all: &BTreeMap<String, Labels>, keys: &[String]) -> ShownLabels {
+pub(in crate::role) fn shown_labels(
+    all: &BTreeMap<String, Labels>,
+    keys: &[String],
+) -> ShownLabels {
     let plain = |c: char| if c.is_ascii_alphanumeric() { c } else { '_' };
     let shown = |labels: &Labels| {
         let given = keys.iter().filter_map(|key| Some((key, labels.get(key)?)));
@@ -54,7 +57,7 @@ pub(super) fn shown_labels(all: &BTreeMap<String, Labels>, keys: &[String]) -> S
 }
 
 /// Returns the page's text.
-pub(super) fn make(maps: &ReadOnlyMaps, owner_row: u32, known: Known<'_>) -> String {
+pub(in crate::role) fn make(maps: &ReadOnlyMaps, owner_row: u32, known: Known<'_>) -> String {
     let Known {
         labels,
         names,

@@ -1,11 +1,12 @@
 //! Tests of listeners to a VM's records.
 use std::{
-    io::{ErrorKind, Read as _},
+    io::{ErrorKind, Read as _, Write as _},
     net::Shutdown,
     os::unix::net::UnixStream,
 };
 
 use slipgate_abi::{VmId, VmRow};
+use slipgate_policy::{Action, Rule};
 
 use super::rig::*;
 use crate::{
@@ -136,4 +137,80 @@ fn a_slow_listener_loses_counted_lines_and_nobody_waits_for_it() {
     let ended = rig.records().len() as u64;
     assert!(ended > 3_000);
     assert_eq!(told + lost, 2 * ended);
+}
+
+/// A process that is sent events; `wants`: which.
+fn ask(rig: &mut Rig, wants: &[Event]) -> UnixStream {
+    let (mut ours, theirs) = UnixStream::pair().unwrap();
+    ours.set_nonblocking(true).unwrap();
+    rig.tell(move |engine| engine.send_events(theirs.into()))
+        .unwrap();
+    ours.write_all(&[Events::of(wants).bits()]).unwrap();
+    rig.turn();
+    ours
+}
+
+#[test]
+fn events_of_all_vms_are_made_while_they_are_asked_for() {
+    let mut rig = Rig::new();
+    let mut none = ask(&mut rig, &[]);
+    assert!(!rig.engine.core.journal.records_starts);
+    let mut ends = ask(&mut rig, &[Event::FlowEnd]);
+    let mut both = ask(&mut rig, &[Event::FlowStart, Event::FlowEnd]);
+    assert!(rig.engine.core.journal.records_starts);
+    let nat = rig.connect(40_000, 1);
+    rig.connect_from(2, 41_000, 1);
+    let (lines, _) = heard(&mut both);
+    let began = [
+        ("flow_start", "10.0.2.15:40000"),
+        ("flow_start", "10.0.2.15:41000"),
+    ];
+    assert_eq!(events(&lines), began);
+    // Another set, and unknown bits with it.
+    both.write_all(&[0xf0]).unwrap();
+    rig.turn();
+    assert!(!rig.engine.core.journal.records_starts);
+    rig.close(40_000, nat, true);
+    rig.pass(300 * SECOND_NS);
+    let ended = [("flow_end", "10.0.2.15:40000")];
+    assert_eq!(events(&heard(&mut ends).0), ended);
+    assert_eq!(events(&heard(&mut both).0), []);
+    assert_eq!(events(&heard(&mut none).0), []);
+    drop((none, ends, both));
+    rig.turn();
+    // All places are free again.
+    let all: Vec<_> = (0..4).map(|_| ask(&mut rig, &[])).collect();
+    let (_, theirs) = UnixStream::pair().unwrap();
+    let one_more = rig.tell(move |engine| engine.send_events(theirs.into()));
+    assert_eq!(one_more, Err(NotListening::TooMany));
+    drop(all);
+}
+
+#[test]
+fn refusals_are_summed_up_each_second_for_who_asks() {
+    let mut rig = Rig::with(Setup {
+        rules: vec![Rule::Match(
+            Action::Deny,
+            "198.51.100.0/24".parse().unwrap(),
+        )],
+        ..Setup::default()
+    });
+    let refuse = |rig: &mut Rig, port| {
+        rig.guest(1, &syn((GUEST, port), SERVER, 1));
+    };
+    // Before anyone asked.
+    refuse(&mut rig, 40_000);
+    let mut ours = ask(&mut rig, &[Event::Refused]);
+    for port in [40_001, 40_002] {
+        refuse(&mut rig, port);
+    }
+    rig.pass(2 * SECOND_NS);
+    let (lines, _) = heard(&mut ours);
+    assert_eq!(events(&lines), [("refused", "10.0.2.15:40002")]);
+    assert_eq!(
+        (&lines[0]["count"], &lines[0]["reason"]),
+        (&2.into(), &"rule".into())
+    );
+    rig.pass(2 * SECOND_NS);
+    assert_eq!(events(&heard(&mut ours).0), []);
 }

@@ -52,6 +52,8 @@ pub(super) struct Broker {
     pub(super) messages: VecDeque<Command>,
     pub(super) ended: Vec<EndsToken>,
     pub(super) gone: bool,
+    /// VMs that fell idle (true) or were busy again, in order.
+    pub(super) idle: Vec<(u32, bool)>,
 }
 
 /// Effect of a message on the engine.
@@ -69,6 +71,13 @@ impl Control<TestEngine> for Broker {
     }
     fn ended(&mut self, token: EndsToken) -> io::Result<()> {
         self.ended.push(token);
+        Ok(())
+    }
+    fn activity(&mut self, changes: ActivityChanges) -> io::Result<()> {
+        self.idle
+            .extend(changes.idle.iter().map(|id| (id.get(), true)));
+        self.idle
+            .extend(changes.busy.iter().map(|id| (id.get(), false)));
         Ok(())
     }
     fn fd(&self) -> Option<BorrowedFd<'_>> {
@@ -417,6 +426,8 @@ pub(super) fn spec(row: u16, setup: &Setup) -> VmSpec {
         new_flows_per_second: setup.rate,
         policy: 0,
         dns_per_second: 0,
+        idle_after_s: 0,
+        is_idle: false,
     }
 }
 

@@ -1,0 +1,76 @@
+//! Captures: packets of a flow or a VM, as the body of a response.
+//!
+//! The engine writes them to a socket that comes with the broker's answer. When the client goes the
+//! socket is closed, which ends the capture; a client that reads slowly loses packets of it, and
+//! their number comes at its end.
+use std::{
+    io,
+    os::fd::{AsRawFd as _, OwnedFd},
+};
+
+use hyper::{StatusCode, body::Bytes};
+use nix::sys::socket::{MsgFlags, recv};
+use slipgate_ipc::{api::ApiRequest, client::ClientAnswer};
+use tokio::{io::unix::AsyncFd, sync::mpsc};
+
+use crate::{
+    handlers::{Daemon, answer, other_answer},
+    problem::Problem,
+    response::{Content, Response, with},
+};
+
+/// Media type of pcapng, which has none of its own with IANA.
+pub(crate) const PCAPNG: &str = "application/x-pcapng";
+/// Bytes that are read at once.
+const READ_AT_ONCE: usize = 64 << 10;
+
+/// Begins a capture. `name`: the VM or flow in question.
+///
+/// # Errors
+/// There is no such VM or flow, or there are too many captures.
+pub(crate) async fn begin(
+    daemon: &Daemon,
+    request: ApiRequest,
+    name: &str,
+) -> Result<Response, Problem> {
+    let (answered, stream) = daemon.broker.ask_for_stream(request).await?;
+    match (answer(answered, name)?, stream) {
+        (ClientAnswer::Done, Some(stream)) => {
+            let (sender, receiver) = mpsc::channel(1);
+            tokio::task::spawn_local(async move {
+                if let Err(e) = pass_on(stream, sender).await {
+                    tracing::debug!("a capture for a client of the API: {e}");
+                }
+            });
+            Ok(with(StatusCode::OK, PCAPNG, Content::Parts(receiver)))
+        }
+        _ => Err(other_answer()),
+    }
+}
+
+async fn pass_on(from: OwnedFd, to: mpsc::Sender<Bytes>) -> io::Result<()> {
+    #[expect(
+        deprecated,
+        reason = "the descriptor is owned by what is registered, as long as that lives"
+    )]
+    let from = AsyncFd::new(from)?;
+    let mut bytes = vec![0; READ_AT_ONCE];
+    loop {
+        let mut ready = tokio::select! {
+            ready = from.readable() => ready?,
+            () = to.closed() => return Ok(()),
+        };
+        let flags = MsgFlags::MSG_DONTWAIT;
+        match recv(from.get_ref().as_raw_fd(), &mut bytes, flags) {
+            Ok(0) => return Ok(()),
+            Ok(n) => {
+                if to.send(Bytes::copy_from_slice(&bytes[..n])).await.is_err() {
+                    return Ok(());
+                }
+            }
+            Err(nix::Error::EAGAIN) => ready.clear_ready(),
+            Err(nix::Error::EINTR) => {}
+            Err(e) => return Err(e.into()),
+        }
+    }
+}

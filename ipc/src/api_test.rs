@@ -1,0 +1,27 @@
+use super::*;
+
+#[test]
+fn an_event_is_known_by_its_kind_and_vm() {
+    let vm = || "a".to_owned();
+    let all = [
+        Event::VmAdded { vm: vm() },
+        Event::VmChanged { vm: vm() },
+        Event::VmRemoved { vm: vm() },
+        Event::TapCame { vm: vm() },
+        Event::TapGone { vm: vm() },
+        Event::VmFrozen { vm: vm() },
+        Event::VmThawed { vm: vm() },
+        Event::VmIdle { vm: vm() },
+        Event::VmBusy { vm: vm() },
+        Event::PolicyApplied { cut: 1, kept: 2 },
+        Event::EngineEnded { how: vm() },
+        Event::EngineServes { adopted: 1 },
+    ];
+    for (event, kind) in all.iter().zip(Event::KINDS) {
+        let object = serde_json::to_value(event).unwrap();
+        assert_eq!(object["event"], kind);
+        assert_eq!(event.kind(), kind);
+        assert_eq!(object["vm"].as_str(), event.vm());
+    }
+    assert_eq!(all.len(), Event::KINDS.len());
+}
