@@ -128,6 +128,7 @@ fn serve(
         quotas: config.quotas,
         forwards: Vec::new(),
         labels,
+        idle_after: None,
     };
     let asked = ClientRequest::PutVm {
         vm: Box::new(definition),
