@@ -224,5 +224,4 @@ fn stream_pair() -> io::Result<(OwnedFd, OwnedFd)> {
     let (ours, theirs) = UnixStream::pair()?;
     ours.set_nonblocking(true)?;
     Ok((ours.into(), theirs.into()))
-    }
 }
