@@ -387,7 +387,7 @@ impl Broker {
         }
         for api in &mut self.apis {
             match api.connect_engine() {
-                Ok(Some(message)) => self.parts.engine.tell(message)?,
+                Ok(Some(message)) => self.parts.engine.send(message)?,
                 Ok(None) => {}
                 Err(e) => tracing::debug!("making a pair of sockets: {e}"),
             }

@@ -7,8 +7,6 @@ mod dns;
 mod dns_proxy;
 mod dress;
 mod engine;
-#[path = "../../vmm/tests/hostile/mod.rs"]
-mod hostile;
 mod inspect;
 mod kernel;
 mod messages;

@@ -1,11 +1,10 @@
 //! Two PCI functions: configuration by ports and ECAM, BARs wherever the guest moves them, MSI-X.
 //!
 //! Input: steps, each `what (1) | its operands`, see [`what`]. The invariants are checked after
-//! each step by the VMM's [`hostile`](crate::hostile).
-use crate::{
-    hostile::{Machine, Step},
-    tape::Tape,
-};
+//! each step by the VMM's [`hostile`](slipgate_vmm::fake::hostile).
+use slipgate_vmm::fake::hostile::{Machine, Step};
+
+use crate::tape::Tape;
 
 /// Maximum number of steps. All registers are checked after each step, so many steps are slow and
 /// find no more.

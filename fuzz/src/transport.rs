@@ -1,9 +1,10 @@
 //! Virtio over PCI, between an arbitrary driver and two devices that serve queues in guest memory.
 //!
 //! Input: steps, each `what (1) | its operands`, see [`what`]. The invariants are checked after
-//! each step by the VMM's [`hostile`](crate::hostile).
+//! each step by the VMM's [`hostile`](slipgate_vmm::fake::hostile).
+use slipgate_vmm::fake::hostile::{FEATURES, Machine, Step};
+
 use crate::{
-    hostile::{FEATURES, Machine, Step},
     pci::{MAX_STEPS, few, place},
     tape::Tape,
 };

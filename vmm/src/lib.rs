@@ -8,10 +8,6 @@
 //!
 //! The library does not depend on NAT, on policy, or on how its process is confined: it gets open
 //! descriptors, and calls [`ThreadSetup`] first on each thread that it starts.
-// Files that tests share with fuzz targets name the crate as those do.
-#[cfg(test)]
-extern crate self as slipgate_vmm;
-
 pub mod acpi;
 pub mod boot;
 pub mod counters;

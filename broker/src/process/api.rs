@@ -183,6 +183,7 @@ impl Api {
     }
 
     fn start(&mut self, attached: &Attached) {
+        self.forget_requests();
         let start = ToApi::Start(Box::new(ApiStart {
             maps: attached.datapath.maps().fds(),
             listener: self.listener.as_fd(),
@@ -195,7 +196,6 @@ impl Api {
             true => Role::Api,
             false => Role::ApiReader,
         };
-        self.forget_requests();
         self.outgoing = Outgoing::new(MOST_QUEUED);
         if let Err(how) = self.supervisor.start(role, &attached.users, start) {
             self.ended(&how);

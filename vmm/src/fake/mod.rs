@@ -2,6 +2,7 @@
 mod device;
 mod driver;
 mod fabric;
+pub mod hostile;
 
 pub use device::{Device, Witness};
 pub use driver::Driver;

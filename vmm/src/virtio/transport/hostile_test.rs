@@ -1,10 +1,7 @@
-//! Random sequences of all that a guest and a device can do: see [`hostile`].
-#[path = "../../../tests/hostile/mod.rs"]
-mod hostile;
-
+//! Random sequences of all that a guest and a device can do: see [`crate::fake::hostile`].
 use proptest::prelude::*;
 
-use self::hostile::{FEATURES, Machine, Step};
+use crate::fake::hostile::{FEATURES, Machine, Step};
 
 fn bytes() -> impl Strategy<Value = Vec<u8>> {
     let byte = prop_oneof![

@@ -1,7 +1,6 @@
 //! Reads the registers by way of configuration space, and checks the invariants.
-use slipgate_vmm::interrupt::MsiMessage;
-
 use super::{FUNCTIONS, Function, Machine, QUEUES, Step, VECTORS, WINDOWS};
+use crate::interrupt::MsiMessage;
 
 const NOTIFY_PAGE: u64 = 0x3000;
 const DRIVER_OK: u8 = 4;

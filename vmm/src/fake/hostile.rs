@@ -1,5 +1,4 @@
-//! A guest that does anything to two virtio functions, and the checks after each of its steps: for
-//! a test of random steps, and for fuzz targets.
+//! A guest that does anything to two virtio functions, and the checks after each of its steps.
 //!
 //! Each function has a register file that can be read without any BAR, by the PCI configuration
 //! access capability. So the checks see the state wherever the guest moved the BARs.
@@ -7,27 +6,27 @@ mod checks;
 
 use std::sync::Arc;
 
-use slipgate_vmm::{
-    GuestMemory,
-    fake::{Device, Driver, Fabric, Witness},
-    pci::{Root, Windows},
-    virtio::transport::{TransportCounters, VirtioPci},
-};
 use virtio_queue::QueueT;
 use vm_memory::{Bytes, GuestAddress};
 
 use self::checks::View;
+use super::{Device, Driver, Fabric, Witness};
+use crate::{
+    GuestMemory,
+    pci::{Root, Windows},
+    virtio::transport::{TransportCounters, VirtioPci},
+};
 
 /// Number of functions on the bus, besides the host bridge.
-pub(crate) const FUNCTIONS: u8 = 2;
+pub const FUNCTIONS: u8 = 2;
 /// Number of queues of each function.
-pub(crate) const QUEUES: u16 = 3;
+pub const QUEUES: u16 = 3;
 const VECTORS: u16 = QUEUES + 1;
 /// Length of guest memory, which begins at address 0, bytes.
-pub(crate) const MEMORY_BYTES: usize = 0x2_0000;
+pub const MEMORY_BYTES: usize = 0x2_0000;
 /// Features that the devices offer: two of their own, indirect descriptors, event index, ring
 /// reset.
-pub(crate) const FEATURES: u64 = 0b11 | 1 << 28 | 1 << 29 | 1 << 40;
+pub const FEATURES: u64 = 0b11 | 1 << 28 | 1 << 29 | 1 << 40;
 const WINDOWS: Windows = Windows {
     mmio32: 0xc000_0000..0xc010_0000,
     mmio64: 1 << 36..(1 << 36) + 0x10_0000,
@@ -35,8 +34,7 @@ const WINDOWS: Windows = Windows {
 
 /// One step of the guest or of a device. Functions are taken modulo [`FUNCTIONS`].
 #[derive(Clone, Debug)]
-#[allow(dead_code, reason = "each of the users makes some")]
-pub(crate) enum Step {
+pub enum Step {
     /// Write to ECAM: offset, bytes.
     Ecam(u64, Vec<u8>),
     /// Read of ECAM: offset, number of bytes.
@@ -70,7 +68,7 @@ pub(crate) enum Step {
 }
 
 /// Two functions, their devices and their fabric.
-pub(crate) struct Machine {
+pub struct Machine {
     root: Root,
     fabric: Arc<Fabric>,
     memory: Arc<GuestMemory>,
@@ -100,7 +98,7 @@ impl Machine {
     ///
     /// # Panics
     /// This and [`Machine::step`] panic when a check fails.
-    pub(crate) fn new() -> Self {
+    pub fn new() -> Self {
         let memory = GuestMemory::from_ranges(&[(GuestAddress(0), MEMORY_BYTES)]);
         let memory = Arc::new(memory.expect("memory for a test"));
         let fabric: Arc<Fabric> = Arc::default();
@@ -142,7 +140,7 @@ impl Machine {
     }
 
     /// Does one step, then checks everything.
-    pub(crate) fn step(&mut self, step: &Step) {
+    pub fn step(&mut self, step: &Step) {
         self.act(step);
         for at in 0..self.functions.len() {
             let after = self.look(at);
