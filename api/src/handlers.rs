@@ -11,6 +11,7 @@ use hyper::{
     header::{ETAG, HeaderValue},
 };
 use serde::de::DeserializeOwned;
+use serde_json::Value;
 use slipgate_ipc::{
     api::ApiRequest,
     client::{ClientAnswer, ErrorKind, Target, VmChange, VmStatus},
@@ -23,7 +24,8 @@ use crate::{
     capture,
     events::Events,
     model::{
-        CaptureBody, Cut, FlowsQuery, Health, Policy, PolicyPut, Vm, VmBody, VmPatch, Why, WhyQuery,
+        CaptureBody, Cut, FlowsQuery, Health, Policy, PolicyPut, Vm, VmBody, VmPatch, Why,
+        WhyQuery, merge,
     },
     openapi,
     problem::Problem,
@@ -31,6 +33,8 @@ use crate::{
     routes::{Action, route},
 };
 
+/// How often a VM may be changed by others while it is patched.
+const MOST_CHANGED_MEANWHILE: usize = 8;
 /// Media type of JSON.
 const JSON: &str = "application/json";
 /// Media type of OpenMetrics, Prometheus' text format.
@@ -102,6 +106,7 @@ fn request_of(action: Action, input: &Input<'_>) -> Result<Option<ApiRequest>, P
     Ok(Some(match action {
         Action::PutVm => ApiRequest::PutVm {
             vm: Box::new(parsed::<VmBody>(body)?.named(name())),
+            replaces: input.if_match.map(generation).transpose()?.flatten(),
         },
         Action::PutPolicy => ApiRequest::PutPolicy {
             name: name(),
@@ -170,16 +175,10 @@ pub(crate) async fn carry_out(
             let vms: Vec<Vm> = vms(broker).await?.into_iter().map(Vm::from).collect();
             json(StatusCode::OK, JSON, &vms)
         }
-        Action::GetVm => json(
-            StatusCode::OK,
-            JSON,
-            &Vm::from(vm(broker, parameter).await?),
-        ),
+        Action::GetVm => of_vm(StatusCode::OK, vm(broker, parameter).await?),
         Action::PatchVm => {
-            let patch: VmPatch = parsed(body)?;
-            let now = vm(broker, parameter).await?;
-            let vm = Box::new(patch.of(now.definition));
-            let answer = answer(broker.ask(ApiRequest::PutVm { vm }).await?, parameter)?;
+            let if_match = input.if_match.map(generation).transpose()?.flatten();
+            let answer = patch(broker, parameter, &parsed(body)?, if_match).await?;
             changed(answer).ok_or_else(other_answer)?
         }
         Action::Why => {
@@ -257,6 +256,45 @@ async fn vm(broker: &Broker, name: &str) -> Result<VmStatus, Problem> {
     found.ok_or_else(|| no_vm(name))
 }
 
+/// Changes a VM by a merge patch. Who has changed it between reading and writing it has the better
+/// of us, and the patch is applied to what he has made.
+async fn patch(
+    broker: &Broker,
+    name: &str,
+    patch: &Value,
+    if_match: Option<u64>,
+) -> Result<ClientAnswer, Problem> {
+    for _ in 0..MOST_CHANGED_MEANWHILE {
+        let now = vm(broker, name).await?;
+        let mut body = serde_json::to_value(VmBody::from(now.definition)).unwrap_or_default();
+        merge(&mut body, patch.clone());
+        let body: VmBody = serde_json::from_value(body).map_err(|e| not_as_described(&e))?;
+        let request = ApiRequest::PutVm {
+            vm: Box::new(body.named(name.to_owned())),
+            replaces: if_match.or(Some(now.generation)),
+        };
+        let given = broker.ask(request).await?;
+        let replaced = matches!(
+            given,
+            ClientAnswer::Error {
+                kind: ErrorKind::Replaced,
+                ..
+            }
+        );
+        if !replaced || if_match.is_some() {
+            return answer(given, name);
+        }
+    }
+    let detail = format!("{name} is changed all the time: try again");
+    Err(Problem::new(StatusCode::SERVICE_UNAVAILABLE, detail))
+}
+
+/// A VM, with its generation as entity tag.
+fn of_vm(status: StatusCode, vm: VmStatus) -> Response {
+    let generation = vm.generation;
+    tagged(json(status, JSON, &Vm::from(vm)), generation)
+}
+
 /// The response to a change that was carried out; `None`: this is no answer to one.
 fn changed(answer: ClientAnswer) -> Option<Response> {
     Some(match answer {
@@ -265,7 +303,7 @@ fn changed(answer: ClientAnswer) -> Option<Response> {
                 VmChange::Created => StatusCode::CREATED,
                 VmChange::Changed | VmChange::Unchanged => StatusCode::OK,
             };
-            json(status, JSON, &Vm::from(*vm))
+            of_vm(status, *vm)
         }
         ClientAnswer::PolicyPut {
             generation,
@@ -337,7 +375,8 @@ fn generation(if_match: &str) -> Result<Option<u64>, Problem> {
     }
     let number = tag.trim_matches('"').parse();
     number.map(Some).map_err(|_| {
-        let detail = format!("If-Match {if_match}: give an ETag of this policy, like \"3\"");
+        let detail =
+            format!("If-Match {if_match}: give an ETag that a GET or PUT has answered, like \"3\"");
         Problem::new(StatusCode::BAD_REQUEST, detail)
     })
 }
@@ -351,10 +390,12 @@ fn text(body: &[u8]) -> Result<String, Problem> {
 }
 
 fn parsed<T: DeserializeOwned>(body: &[u8]) -> Result<T, Problem> {
-    serde_json::from_slice(body).map_err(|e| {
-        let detail = format!("the body is not what GET /v1/openapi.json describes: {e}");
-        Problem::new(StatusCode::BAD_REQUEST, detail)
-    })
+    serde_json::from_slice(body).map_err(|e| not_as_described(&e))
+}
+
+fn not_as_described(e: &serde_json::Error) -> Problem {
+    let detail = format!("the body is not what GET /v1/openapi.json describes: {e}");
+    Problem::new(StatusCode::BAD_REQUEST, detail)
 }
 
 /// The parameters behind the question mark.

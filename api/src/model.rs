@@ -3,6 +3,7 @@ use std::{collections::BTreeMap, net::Ipv4Addr};
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 use slipgate_ipc::{
     client::{PolicyStatus, VmDefinition, VmState, VmStatus},
     engine::WhyAnswer,
@@ -10,7 +11,7 @@ use slipgate_ipc::{
 use slipgate_policy::document::Quotas;
 
 /// Definition of a VM; its name is in the path.
-#[derive(Clone, PartialEq, Eq, Debug, Deserialize, JsonSchema)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct VmBody {
     /// Name of the TAP that its VMM has open; it need not exist yet.
@@ -36,7 +37,8 @@ pub struct VmBody {
     pub labels: BTreeMap<String, String>,
 }
 
-/// Changes of a VM's definition (RFC 7396): what is absent stays.
+/// Changes of a VM's definition (RFC 7396): what is absent stays, and what is null is as if it had
+/// never been given.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct VmPatch {
@@ -46,14 +48,16 @@ pub struct VmPatch {
     pub mac: Option<String>,
     /// Another policy, by name.
     pub policy: Option<String>,
+    /// Another address of the guest; possible while it has none of its own only.
+    pub ip: Option<Ipv4Addr>,
     /// Other limits; those that are absent stay.
-    pub quotas: Quotas,
+    pub quotas: Option<Quotas>,
     /// All forwards that there are to be.
     pub forwards: Option<Vec<String>>,
     /// Another silence after which it is idle, seconds; 0: it is not told.
     pub idle_after: Option<u32>,
     /// Labels to add or change; `null` removes one.
-    pub labels: BTreeMap<String, Option<String>>,
+    pub labels: Option<BTreeMap<String, Option<String>>>,
 }
 
 /// A VM with its present state.
@@ -68,6 +72,8 @@ pub struct Vm {
     pub state: &'static str,
     /// Whether it is idle, if that is looked for.
     pub idle: bool,
+    /// Number of definitions that it has had since the daemon started; the ETag.
+    pub generation: u64,
     /// Name of its TAP.
     pub tap: String,
     /// MAC address that the guest must use, if one is given.
@@ -88,6 +94,9 @@ pub struct Vm {
     pub idle_after: Option<u32>,
     /// Its labels.
     pub labels: BTreeMap<String, String>,
+    /// Whether it is served for as long as the command that brought it runs.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub tied: bool,
 }
 
 /// The daemon's health.
@@ -204,26 +213,54 @@ impl VmBody {
             forwards,
             idle_after,
             labels,
+            tied: false,
         }
     }
 }
 
-impl VmPatch {
-    /// A definition with these changes.
-    pub fn of(self, mut vm: VmDefinition) -> VmDefinition {
-        vm.tap = self.tap.unwrap_or(vm.tap);
-        vm.mac = self.mac.or(vm.mac);
-        vm.policy = self.policy.or(vm.policy);
-        vm.quotas = self.quotas.or(vm.quotas);
-        vm.forwards = self.forwards.unwrap_or(vm.forwards);
-        vm.idle_after = self.idle_after.or(vm.idle_after);
-        for (key, value) in self.labels {
+impl From<VmDefinition> for VmBody {
+    fn from(vm: VmDefinition) -> Self {
+        let VmDefinition {
+            name: _,
+            tap,
+            mac,
+            ip,
+            policy,
+            quotas,
+            forwards,
+            idle_after,
+            labels,
+            tied: _,
+        } = vm;
+        Self {
+            tap,
+            mac,
+            ip,
+            policy,
+            quotas,
+            forwards,
+            idle_after,
+            labels,
+        }
+    }
+}
+
+/// Applies a merge patch (RFC 7396, section 2).
+pub(crate) fn merge(target: &mut Value, patch: Value) {
+    let Value::Object(patch) = patch else {
+        *target = patch;
+        return;
+    };
+    if !target.is_object() {
+        *target = Value::Object(Map::new());
+    }
+    if let Value::Object(target) = target {
+        for (key, value) in patch {
             match value {
-                Some(value) => drop(vm.labels.insert(key, value)),
-                None => drop(vm.labels.remove(&key)),
+                Value::Null => drop(target.remove(&key)),
+                value => merge(target.entry(key).or_insert(Value::Null), value),
             }
         }
-        vm
     }
 }
 
@@ -239,10 +276,12 @@ impl From<VmStatus> for Vm {
             forwards,
             idle_after,
             labels,
+            tied,
         } = vm.definition;
         Self {
             name,
             id: vm.id.get(),
+            generation: vm.generation,
             state: vm.state.name(),
             idle: vm.idle,
             tap,
@@ -253,6 +292,7 @@ impl From<VmStatus> for Vm {
             forwards,
             idle_after,
             labels,
+            tied,
         }
     }
 }

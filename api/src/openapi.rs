@@ -115,7 +115,7 @@ fn parameters(route: &Route) -> Vec<Value> {
                 "Name that it would have asked for before",
             ));
         }
-        Action::PutPolicy => {
+        Action::PutPolicy | Action::PutVm | Action::PatchVm => {
             let about = "Generation that is to be replaced, as an ETag; \"0\": none is there yet";
             all.push(one("If-Match", "header", false, &text, about));
         }

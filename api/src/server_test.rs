@@ -105,6 +105,7 @@ fn status(name: &str) -> VmStatus {
     VmStatus {
         definition,
         id: VmId::new(7),
+        generation: 4,
         state: VmState::Served,
         idle: false,
     }
@@ -126,8 +127,17 @@ fn serve_as_broker(channel: &Channel, asked: &Mutex<Vec<ApiRequest>>) {
             ApiRequest::ListVms => ClientAnswer::VmList {
                 vms: vec![status("a"), status("b")],
             },
-            ApiRequest::PutVm { vm } if vm.tap == "taken" => ClientAnswer::error("tap taken: why"),
-            ApiRequest::PutVm { vm } => ClientAnswer::Vm {
+            ApiRequest::PutVm {
+                replaces: Some(other),
+                ..
+            } if *other != 4 => ClientAnswer::Error {
+                error: "it has generation 4".into(),
+                kind: ErrorKind::Replaced,
+            },
+            ApiRequest::PutVm { vm, .. } if vm.tap == "taken" => {
+                ClientAnswer::error("tap taken: why")
+            }
+            ApiRequest::PutVm { vm, .. } => ClientAnswer::Vm {
                 vm: Box::new(VmStatus {
                     definition: (**vm).clone(),
                     ..status("a")
@@ -186,12 +196,53 @@ fn vms_are_put_patched_and_removed() {
     );
     let asked = rig.asked.lock().unwrap();
     assert!(
-        matches!(&asked[0], ApiRequest::PutVm { vm } if vm.name == "x"),
+        matches!(&asked[0], ApiRequest::PutVm { vm, .. } if vm.name == "x"),
         "{asked:?}"
     );
 }
 
 /// A PUT of a policy with this If-Match.
+#[test]
+fn a_patch_merges_and_replaces_the_generation_that_was_read() {
+    let rig = Rig::new(true);
+    let send = |method: &str, if_match: &str, body: &Value| {
+        let body = body.to_string();
+        let text = format!(
+            "{method} /v1/vms/a HTTP/1.1\r\nHost: slipgate\r\nConnection: close\r\n\
+             If-Match: {if_match}\r\nContent-Length: {}\r\n\r\n{body}",
+            body.len()
+        );
+        exchange(&rig.path(), text.as_bytes())
+    };
+    let patch =
+        json!({ "mac": null, "labels": { "a": null, "b": "2" }, "quotas": { "max_flows": 3 } });
+    let (status, vm) = send("PATCH", "\"4\"", &patch);
+    assert_eq!((status, &vm["generation"]), (201, &json!(4)), "{vm}");
+    assert_eq!(vm["labels"], json!({ "b": "2" }));
+    let asked = rig.asked.lock().unwrap().pop();
+    let Some(ApiRequest::PutVm { replaces, .. }) = asked else {
+        panic!("{asked:?}");
+    };
+    assert_eq!(replaces, Some(4));
+    let body = json!({ "tap": "tap0" });
+    for (method, if_match, status) in [
+        ("PATCH", "\"3\"", 412),
+        ("PUT", "\"3\"", 412),
+        ("PUT", "\"4\"", 201),
+        ("PUT", "*", 201),
+        ("PUT", "nonsense", 400),
+    ] {
+        assert_eq!(
+            send(method, if_match, &body).0,
+            status,
+            "{method} {if_match}"
+        );
+    }
+    // What a patch leaves must be a definition.
+    assert_eq!(send("PATCH", "*", &json!({ "tap": null })).0, 400);
+    assert_eq!(send("PATCH", "*", &json!([])).0, 400);
+}
+
 fn put_policy(rig: &Rig, if_match: &str) -> (u16, Value) {
     let body = "default = \"deny\"\n";
     let head = format!(

@@ -26,6 +26,7 @@
 pub mod config;
 mod control_api;
 pub mod host;
+mod joined;
 mod kernel_errors;
 mod kernel_state;
 mod output_files;
@@ -45,7 +46,8 @@ mod vm;
 mod vm_changes;
 
 pub use self::{
-    run::{run, run_vm},
+    joined::attach_to_daemon,
+    run::{Daemon, run, run_vm},
     say::{counted, say},
     vm::{EXIT_USAGE, exit_status},
 };

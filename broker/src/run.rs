@@ -4,22 +4,24 @@
 //! booted leaves nothing behind; the guest runs once its TAP is served. The guest ends before the
 //! NAT. If the NAT fails, the VM is stopped, because its flows would no longer be admitted.
 use std::{
-    path::Path,
+    path::{Path, PathBuf},
     process::ExitCode,
     time::{Duration, Instant},
 };
 
 use anyhow::{Context as _, anyhow, bail};
-use nix::sys::signal::Signal;
+use nix::sys::{signal::Signal, signalfd::SignalFd};
 use serde::Serialize;
 use slipgate_control::{device::Device, host::HostFacts};
-use slipgate_ipc::{engine::OnExit, vmm::VmmEnd};
+use slipgate_ipc::{client::VmDefinition, engine::OnExit, vmm::VmmEnd};
 
 use crate::{
     config::{Config, Mode, RunConfig},
     host,
+    joined::{JoinedMachine, JoinedVm},
     kernel_errors::lacks_support,
     kernel_state::Attached,
+    privileges,
     process::GivenUp,
     serve::{Broker, End, signals},
     start::{self, Inputs},
@@ -77,14 +79,27 @@ fn attach_to(config: Config, inputs: Inputs) -> anyhow::Result<Attached> {
     })
 }
 
+/// A daemon that is to serve the VM of `slipgate run`.
+#[derive(Debug)]
+pub struct Daemon {
+    /// Its control socket.
+    pub socket: PathBuf,
+    /// The VM as it is to be served; its TAP, and a name after it, come with the machine.
+    pub vm: VmDefinition,
+    /// Device by which its flows are to leave, if that matters.
+    pub uplink: Option<String>,
+}
+
 /// Runs one VM to its end.
 ///
-/// `nat_figures`: reads the VM's traffic for the report, while its maps exist.
+/// `daemon`: the one that serves it; `None`: processes of its own do. `nat_figures`: reads the VM's
+/// traffic for the report, while its maps exist.
 ///
 /// # Errors
 /// The machine can't be made, its TAP can't be served, or the end was not in order.
 pub fn run_vm<N: Serialize>(
     mut config: RunConfig,
+    daemon: Option<Daemon>,
     log: &str,
     nat_figures: impl FnOnce(&Path, &str) -> Option<N>,
 ) -> anyhow::Result<ExitCode> {
@@ -97,9 +112,9 @@ pub fn run_vm<N: Serialize>(
     let mut report = report
         .map(|path| ReportFile::open(path, &read))
         .transpose()?;
-    let started = start(&mut config, images, inputs, log);
-    let mut broker = match started {
-        Ok(broker) => broker,
+    let started = start(&mut config, daemon, images, inputs, log);
+    let mut running = match started {
+        Ok(running) => running,
         Err(e) => {
             if let Some(report) = &mut report {
                 report.write(&Report::<N>::not_started(&config, &e))?;
@@ -107,25 +122,21 @@ pub fn run_vm<N: Serialize>(
             return Err(e);
         }
     };
-    let vm = &broker.parts.attached.vms[0].config;
+    let vm = &config.nat.vms[0];
     let (name, tap) = (vm.name.clone(), vm.tap.clone());
-    tracing::info!(
-        "{} on {tap}, by {}",
-        name,
-        broker.parts.attached.uplink.name
-    );
+    tracing::info!("{name} on {tap}, by {}", running.by());
     let prepared = began.elapsed();
-    let served = match broker.boot() {
-        Ok(()) => broker.serve(&signals),
+    let served = match running.boot() {
+        Ok(()) => running.serve(&signals),
         // It died while the TAP was being served: what was made is taken down all the same.
         Err(_) => Ok(End::VmmGone),
     };
-    let (how, vmm) = broker.end_vm(served);
-    let nat = nat_figures(&broker.parts.attached.config.pin_dir, &name);
+    let (how, vmm) = running.end_vm(&tap, served);
+    let nat = nat_figures(&config.nat.pin_dir, &name);
     let stopped = match how {
         // What is left is for the next one of its name to end.
         How::NatFailed { .. } => Ok(()),
-        _ => broker.stop(OnExit::Detach),
+        _ => running.stop(),
     };
     let exit_code = how.exit_code();
     how.log(&name);
@@ -150,14 +161,21 @@ pub fn run_vm<N: Serialize>(
 /// Makes the machine and serves its TAP; the guest does not run yet.
 fn start(
     config: &mut RunConfig,
+    daemon: Option<Daemon>,
     images: Images,
     inputs: Inputs,
     log: &str,
-) -> anyhow::Result<Broker> {
+) -> anyhow::Result<Running> {
     let mut vm = Vm::prepare(config, images, log, &inputs.users)?;
+    if let Some(daemon) = daemon {
+        let joined = join(config, daemon, vm);
+        return joined.inspect_err(|_| await_tap_end(&config.machine.tap));
+    }
     warn_of_host(&config.nat);
     let served = match attach_to(config.nat.clone(), inputs) {
-        Ok(attached) => Broker::start(attached, log, Some(vm)),
+        Ok(attached) => {
+            Broker::start(attached, log, Some(vm)).map(|broker| Running::Own(Box::new(broker)))
+        }
         Err(e) => {
             let e = vm.blame(e);
             drop(vm);
@@ -165,6 +183,24 @@ fn start(
         }
     };
     served.inspect_err(|_| await_tap_end(&config.machine.tap))
+}
+
+/// Has a daemon serve the machine's TAP.
+fn join(config: &RunConfig, daemon: Daemon, mut vm: Vm) -> anyhow::Result<Running> {
+    let made = &config.nat.vms[0];
+    let definition = VmDefinition {
+        name: made.name.clone(),
+        tap: made.tap.clone(),
+        ..daemon.vm
+    };
+    match JoinedVm::join(&daemon.socket, definition, daemon.uplink) {
+        Ok(joined) => {
+            privileges::limit_broker(false).context("giving up what is not needed")?;
+            let machine = JoinedMachine::new(vm, joined);
+            Ok(Running::Joined(Box::new(machine)))
+        }
+        Err(e) => Err(vm.blame(e)),
+    }
 }
 
 /// Waits until a TAP whose VMM was killed is gone.
@@ -179,10 +215,33 @@ fn micros(duration: Duration) -> u64 {
     u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
 }
 
-impl Broker {
+/// A machine that is made, and what serves it.
+enum Running {
+    /// Processes of its own.
+    Own(Box<Broker>),
+    /// The daemon.
+    Joined(Box<JoinedMachine>),
+}
+
+impl Running {
+    fn vm(&mut self) -> &mut Option<Vm> {
+        match self {
+            Self::Own(broker) => &mut broker.vm,
+            Self::Joined(machine) => &mut machine.vm,
+        }
+    }
+
+    /// By what it leaves.
+    fn by(&self) -> &str {
+        match self {
+            Self::Own(broker) => &broker.parts.attached.uplink.name,
+            Self::Joined(_) => "the daemon",
+        }
+    }
+
     /// Lets the guest run.
     fn boot(&mut self) -> anyhow::Result<()> {
-        match &mut self.vm {
+        match self.vm() {
             Some(vm) => {
                 vm.console.begin();
                 vm.vmm.go()
@@ -191,32 +250,50 @@ impl Broker {
         }
     }
 
+    fn serve(&mut self, signals: &SignalFd) -> anyhow::Result<End> {
+        match self {
+            Self::Own(broker) => broker.serve(signals),
+            Self::Joined(machine) => machine.serve(signals),
+        }
+    }
+
     /// Ends the VM and waits for the end of its TAP, whatever ended the loop. Returns how the run
     /// ended.
-    fn end_vm(&mut self, served: anyhow::Result<End>) -> (How, Option<VmmEnd>) {
-        let ended = self.stop_vm(served);
+    fn end_vm(&mut self, tap: &str, served: anyhow::Result<End>) -> (How, Option<VmmEnd>) {
+        let ended = stop_vm(self.vm(), served);
         // Killed, if it did not stop; and the terminal is put back.
-        self.vm = None;
-        self.parts.attached.await_taps_end(TAP_GONE_WITHIN);
+        *self.vm() = None;
+        match self {
+            Self::Own(broker) => broker.parts.attached.await_taps_end(TAP_GONE_WITHIN),
+            Self::Joined(_) => await_tap_end(tap),
+        }
         ended
     }
 
-    fn stop_vm(&mut self, served: anyhow::Result<End>) -> (How, Option<VmmEnd>) {
-        let how = match served {
-            Ok(End::Vm(end)) => return (How::of(&end.outcome), Some(*end)),
-            Ok(End::VmmGone) => {
-                let end = self.vm.as_mut().and_then(|vm| vm.vmm.end());
-                let how = end.unwrap_or_else(|| "closed its channel".into());
-                return (How::VmmKilled { how }, None);
-            }
-            Ok(End::Asked { signal, .. }) => How::Stopped {
-                signal: signal as i32,
-            },
-            Err(e) => How::NatFailed {
-                why: format!("{e:#}"),
-            },
-        };
-        let end = self.vm.as_mut().and_then(|vm| vm.vmm.stop());
-        (how, end)
+    /// Ends the VM's flows, and takes down what was made for it.
+    fn stop(self) -> anyhow::Result<()> {
+        match self {
+            Self::Own(broker) => broker.stop(OnExit::Detach),
+            Self::Joined(machine) => machine.leave(),
+        }
     }
+}
+
+fn stop_vm(vm: &mut Option<Vm>, served: anyhow::Result<End>) -> (How, Option<VmmEnd>) {
+    let how = match served {
+        Ok(End::Vm(end)) => return (How::of(&end.outcome), Some(*end)),
+        Ok(End::VmmGone) => {
+            let end = vm.as_mut().and_then(|vm| vm.vmm.end());
+            let how = end.unwrap_or_else(|| "closed its channel".into());
+            return (How::VmmKilled { how }, None);
+        }
+        Ok(End::Asked { signal, .. }) => How::Stopped {
+            signal: signal as i32,
+        },
+        Err(e) => How::NatFailed {
+            why: format!("{e:#}"),
+        },
+    };
+    let end = vm.as_mut().and_then(|vm| vm.vmm.stop());
+    (how, end)
 }

@@ -123,6 +123,7 @@ impl Broker {
                 return Ok(End::Asked { exit, signal });
             }
             self.policies.see_to_learning(&mut self.parts)?;
+            self.vm_changes.see_to_clients(&mut self.parts)?;
             self.see_to_metrics()?;
             self.send_events();
             self.connect_apis()?;
@@ -149,6 +150,7 @@ impl Broker {
         let due = self.metrics.as_ref().and_then(Metrics::due);
         let due = due.into_iter().chain(self.parts.attached.watch.due());
         let due = due.chain([self.parts.engine.due()]);
+        let due = due.chain(self.vm_changes.due());
         let due = due.chain(self.apis.iter().filter_map(Api::due));
         let due = due.chain(self.service_manager.due());
         let due = due.fold(self.look_due, Instant::min);
@@ -176,6 +178,7 @@ impl Broker {
             fds.extend(wants.map(|(fd, flags)| PollFd::new(fd, flags)));
         }
         let others = fds.len();
+        fds.push(input(self.vm_changes.fd()));
         fds.extend(self.policies.lifelines());
         fds.extend(self.parts.control.fds().map(input));
         fds.extend(self.programs_log.as_ref().map(|log| input(log.as_fd())));
@@ -263,7 +266,10 @@ impl Broker {
     fn answer_control(&mut self) -> anyhow::Result<Option<OnExit>> {
         let mut asked = self.parts.control.serve();
         self.take_api_requests(&mut asked);
-        let puts = |asked: &Asked| matches!(asked.request, ClientRequest::PutVm { .. });
+        let puts = |asked: &Asked| {
+            use ClientRequest::{PutVm, ServeVm};
+            matches!(asked.request, PutVm { .. } | ServeVm { .. })
+        };
         if asked.iter().any(puts) {
             // The notice of a TAP that was made for the request may be on its way.
             self.follow_network()?;
@@ -316,6 +322,7 @@ impl Broker {
                         .answer(client, &ClientAnswer::ApiSockets { paths });
                 }
                 ClientRequest::PutVm { .. }
+                | ClientRequest::ServeVm { .. }
                 | ClientRequest::PutPolicy { .. }
                 | ClientRequest::RemoveVm { .. }
                     if !parts.attached.config.is_daemon =>
@@ -325,7 +332,14 @@ impl Broker {
                         "this slipgate serves the VMs of its command line: start `slipgate serve`",
                     );
                 }
-                ClientRequest::PutVm { vm } => vm_changes.put(parts, policies, client, &vm)?,
+                ClientRequest::PutVm { vm, replaces } => {
+                    vm_changes.put(parts, policies, client, &vm, replaces)?;
+                }
+                ClientRequest::ServeVm {
+                    vm,
+                    uplink,
+                    lifeline,
+                } => vm_changes.serve(parts, policies, client, (*vm, uplink), lifeline)?,
                 ClientRequest::PutPolicy {
                     name,
                     text,

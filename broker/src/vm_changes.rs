@@ -17,29 +17,36 @@
 //!
 //! An engine that ends meanwhile is replaced by one that starts with the VMs as they are by then.
 //! So when the new one is ready, everything that waited for the old one's answer is done.
-use std::collections::BTreeMap;
+mod definition;
+mod ties;
 
-use anyhow::{anyhow, bail};
+use std::{
+    collections::BTreeMap,
+    os::fd::{BorrowedFd, OwnedFd},
+    time::Instant,
+};
+
+use anyhow::{Context as _, anyhow};
 use slipgate_abi::VmRow;
 use slipgate_control::vm;
 use slipgate_ipc::{
     api::Event,
-    client::{ClientAnswer, ClientId, VmChange, VmDefinition},
+    client::{ClientAnswer, ClientId, ErrorKind, VmChange, VmDefinition},
     engine::ToEngine,
 };
 
+use self::{definition::Put, ties::Ties};
 use crate::{
-    config::VmConfig,
     kernel_errors::is_passing,
-    kernel_state::{Attached, ForwardChange, ServedVm, Taken, tap_of},
+    kernel_state::{Attached, Taken},
     parts::Parts,
-    persisted_vms,
     policy_apply::PolicyChanges,
 };
 
 /// VMs on their way in or out.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct VmChanges {
+    ties: Ties,
     /// Steps that wait for the engine, by the number of the message.
     waiting: BTreeMap<u64, Step>,
 }
@@ -58,13 +65,120 @@ enum Step {
     Close {
         row: VmRow,
         name: String,
-        client: ClientId,
+        /// `None`: the client that had it has gone.
+        client: Option<ClientId>,
     },
 }
 
 impl VmChanges {
-    /// Adds a VM, or gives the one of this name another definition.
+    /// No change yet; clients of the VMs that are there may come back.
+    pub(crate) fn new(attached: &Attached) -> anyhow::Result<Self> {
+        let mut ties = Ties::new().context("making a set of descriptors to wait for")?;
+        let tied = attached.config.vms.iter().filter(|vm| vm.tied);
+        tied.for_each(|vm| ties.await_client(&vm.name));
+        Ok(Self {
+            ties,
+            waiting: BTreeMap::new(),
+        })
+    }
+
+    /// Readable when a client has gone for whose sake a VM is served.
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+        self.ties.fd()
+    }
+
+    /// When [`VmChanges::see_to_clients`] has something to do in any case.
+    pub(crate) fn due(&self) -> Option<Instant> {
+        self.ties.due()
+    }
+
+    /// Removes VMs whose clients have gone.
+    pub(crate) fn see_to_clients(&mut self, parts: &mut Parts) -> anyhow::Result<()> {
+        for name in self.ties.ended() {
+            let at = parts.attached.index_of(&name);
+            // It may be another one's by now.
+            if at.is_some_and(|at| parts.attached.vms[at].config.tied) {
+                tracing::info!("who brought {name} has ended");
+                self.take_away(parts, None, &name)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Adds a VM for as long as a client keeps its end of `lifeline`.
+    pub(crate) fn serve(
+        &mut self,
+        parts: &mut Parts,
+        policies: &mut PolicyChanges,
+        client: ClientId,
+        wanted: (VmDefinition, Option<String>),
+        lifeline: OwnedFd,
+    ) -> anyhow::Result<()> {
+        let (vm, uplink) = wanted;
+        let attached = &parts.attached;
+        let by = &attached.uplink.name;
+        let served = attached
+            .index_of(&vm.name)
+            .map(|at| &attached.vms[at].config);
+        let has_other = served.is_some_and(|served| !served.tied || self.ties.has(&vm.name));
+        let refused = if let Some(other) = uplink.filter(|uplink| uplink != by) {
+            Some(format!(
+                "--uplink {other}: the daemon's VMs leave by {by}: leave it out, or give --own"
+            ))
+        } else if has_other {
+            let name = &vm.name;
+            Some(format!(
+                "the daemon serves a VM {name} already: call this one otherwise, or remove that one first"
+            ))
+        } else {
+            None
+        };
+        if let Some(why) = refused {
+            parts.refuse(client, why);
+            return Ok(());
+        }
+        if let Err(e) = self.ties.tie(&vm.name, lifeline) {
+            refuse(
+                parts,
+                client,
+                anyhow!(e).context("waiting for the client's end"),
+            );
+            return Ok(());
+        }
+        let definition = VmDefinition { tied: true, ..vm };
+        self.put_as(parts, policies, client, &definition)
+    }
+
+    /// Adds a VM, or gives the one of this name another definition. One that is tied to a client
+    /// stays so.
     pub(crate) fn put(
+        &mut self,
+        parts: &mut Parts,
+        policies: &mut PolicyChanges,
+        client: ClientId,
+        definition: &VmDefinition,
+        replaces: Option<u64>,
+    ) -> anyhow::Result<()> {
+        let attached = &parts.attached;
+        let served = attached.index_of(&definition.name);
+        let now = served.map_or(0, |at| attached.vms[at].generation);
+        if replaces.is_some_and(|replaces| replaces != now) {
+            let name = &definition.name;
+            let answer = ClientAnswer::Error {
+                error: format!("{name} has generation {now} by now: read it again"),
+                kind: ErrorKind::Replaced,
+            };
+            parts.control.answer(client, &answer);
+            return Ok(());
+        }
+        let definition = VmDefinition {
+            tied: served.is_some_and(|at| attached.vms[at].config.tied),
+            ..definition.clone()
+        };
+        self.put_as(parts, policies, client, &definition)
+    }
+
+    fn put_as(
         &mut self,
         parts: &mut Parts,
         policies: &mut PolicyChanges,
@@ -128,16 +242,34 @@ impl VmChanges {
         client: ClientId,
         name: &str,
     ) -> anyhow::Result<()> {
+        self.take_away(parts, Some(client), name)
+    }
+
+    fn take_away(
+        &mut self,
+        parts: &mut Parts,
+        client: Option<ClientId>,
+        name: &str,
+    ) -> anyhow::Result<()> {
         let attached = &mut parts.attached;
         let Some(at) = attached.index_of(name) else {
             let answer = attached.unknown_vm();
-            parts.control.answer(client, &answer);
+            if let Some(client) = client {
+                parts.control.answer(client, &answer);
+            }
             return Ok(());
         };
         if let Err(e) = attached.shut_tap_of(&attached.vms[at]) {
-            refuse(parts, client, e);
+            match client {
+                Some(client) => refuse(parts, client, e),
+                None => {
+                    tracing::warn!("{name} is removed a little later: {e:#}");
+                    self.ties.again(name.to_owned());
+                }
+            }
             return Ok(());
         }
+        self.ties.untie(name);
         let gone = attached.take_out(at);
         let id = parts.next_id();
         let (vm, row) = (gone.open.id, gone.open.row);
@@ -165,18 +297,6 @@ impl VmChanges {
             step.finish(parts);
         }
     }
-}
-
-/// Outcome of a definition, with the VM's index.
-enum Put {
-    /// The VM is new; the engine does not know it yet, nor its forwards.
-    Added(usize, ForwardChange),
-    /// The definition was in force already.
-    Unchanged(usize),
-    /// The definition is in force, and the engine is to be told.
-    Changed(usize, ForwardChange),
-    /// All but the policy is in force.
-    OtherPolicy(usize, Box<VmConfig>, ForwardChange),
 }
 
 impl Step {
@@ -222,10 +342,16 @@ impl Step {
                     Ok(()) => {
                         tracing::info!("{name} is not served any more");
                         parts.attached.events.push(Event::VmRemoved { vm: name });
-                        parts.control.answer(client, &ClientAnswer::Done);
+                        if let Some(client) = client {
+                            parts.control.answer(client, &ClientAnswer::Done);
+                        }
                     }
                     Err(e) => {
-                        refuse(parts, client, anyhow!(e).context(format!("closing {name}")));
+                        let e = anyhow!(e).context(format!("closing {name}"));
+                        match client {
+                            Some(client) => refuse(parts, client, e),
+                            None => tracing::warn!("{e:#}"),
+                        }
                     }
                 }
             }
@@ -240,131 +366,4 @@ fn refuse(parts: &mut Parts, client: ClientId, e: anyhow::Error) {
         false => ClientAnswer::error(format!("{e:#}")),
     };
     parts.control.answer(client, &answer);
-}
-
-impl Attached {
-    /// Checks a definition by itself and against the other VMs.
-    fn check_definition(&self, definition: &VmDefinition) -> anyhow::Result<VmConfig> {
-        let mut new = VmConfig::checked(definition, &self.config.network)?;
-        if new.tap == self.uplink.name {
-            bail!("tap {}: it is the uplink: give the VM's TAP", new.tap);
-        }
-        let mut others = self.vms.iter().filter(|vm| vm.config.name != new.name);
-        if let Some(other) = others.find(|vm| vm.config.tap == new.tap) {
-            return Err(Taken(format!(
-                "tap {}: it is the TAP of {}: give each VM its own, or remove that one first",
-                new.tap, other.config.name
-            ))
-            .into());
-        }
-        let network = self.watch.network();
-        if network.link_by_name(&new.tap).is_some() {
-            tap_of(&new, network)?;
-        }
-        self.config.settle_vm(&mut new)?;
-        Ok(new)
-    }
-
-    /// Does what needs no other process. `is_applying`: a change of policy is under way.
-    fn prepare(&mut self, definition: &VmDefinition, is_applying: bool) -> anyhow::Result<Put> {
-        let new = self.check_definition(definition)?;
-        match self.index_of(&new.name) {
-            None => self.add_vm(new),
-            Some(at) => self.change_vm(at, new, is_applying),
-        }
-    }
-
-    /// Opens the row of a VM that is new.
-    fn add_vm(&mut self, new: VmConfig) -> anyhow::Result<Put> {
-        let forwards = self.reserve_change(&[], &new)?;
-        let lacks_list = self.vms.iter().all(|vm| vm.config.policy != new.policy);
-        let vm = self.open_vm(new.clone())?;
-        self.set_rates_of(&vm);
-        self.config.vms.push(new);
-        self.vms.push(vm);
-        self.share_credits();
-        if lacks_list {
-            self.add_denied();
-        }
-        Ok(Put::Added(self.vms.len() - 1, forwards))
-    }
-
-    /// Has the TAP of a VM served, now that the engine knows the VM, and keeps its definition.
-    fn begin_to_serve(&mut self, at: usize) -> anyhow::Result<()> {
-        self.keep_vm(&self.vms[at]);
-        self.open_forwards(&self.vms[at])?;
-        self.note_taps()?;
-        let served = self.serve_tap(at);
-        if served.is_err() {
-            // It is tried again when links change, and every few seconds.
-            self.vms[at].tap_ifindex = None;
-        }
-        served
-    }
-
-    /// Takes a VM out of those that are served; its TAP is down.
-    fn take_out(&mut self, at: usize) -> ServedVm {
-        let gone = self.vms.remove(at);
-        self.config.vms.retain(|vm| vm.name != gone.config.name);
-        vm::retire(self.datapath.maps(), gone.open.row);
-        if let Err(e) = self.close_forwards(&gone) {
-            tracing::warn!("the forwards of {}: {e:#}", gone.config.name);
-        }
-        self.share_credits();
-        let run_dir = &self.datapath.paths().run_dir;
-        if let Err(e) = persisted_vms::forget(run_dir, &gone.config.name) {
-            tracing::warn!("{e:#}");
-        }
-        if let Err(e) = self.note_taps() {
-            tracing::warn!("{e:#}");
-        }
-        gone
-    }
-
-    /// Makes a VM's definition this one, but for its policy.
-    fn change_vm(&mut self, at: usize, new: VmConfig, is_applying: bool) -> anyhow::Result<Put> {
-        let old = &self.vms[at].config;
-        if old.definition() == new.definition() {
-            return Ok(Put::Unchanged(at));
-        }
-        if old.ip != new.ip {
-            bail!(
-                "ip {}: the address of {} is {} as long as it is served: remove it and add it again",
-                new.ip,
-                new.name,
-                old.ip
-            );
-        }
-        let has_other_policy = old.flags.policy != new.flags.policy;
-        if has_other_policy && is_applying {
-            bail!("another policy is just being put in force: try again");
-        }
-        let forwards = self.reserve_change(&old.forwards, &new)?;
-        let has_other_tap = old.tap != new.tap;
-        let mut in_force = VmConfig {
-            policy: old.policy,
-            ..new.clone()
-        };
-        in_force.flags.policy = old.flags.policy.clone();
-        if has_other_tap {
-            self.shut_tap_of(&self.vms[at])?;
-        }
-        let ServedVm { is_up, is_idle, .. } = self.vms[at];
-        if let Some(vm) = self.config.vms.iter_mut().find(|vm| vm.name == new.name) {
-            *vm = in_force.clone();
-        }
-        self.vms[at] = self.open_vm(in_force)?;
-        self.vms[at].is_idle = is_idle && new.idle_after != Some(0);
-        self.share_credits();
-        self.set_rates_of(&self.vms[at]);
-        if is_up {
-            self.note_taps()?;
-            self.serve_tap(at)?;
-        }
-        self.keep_vm(&self.vms[at]);
-        Ok(match has_other_policy {
-            true => Put::OtherPolicy(at, Box::new(new), forwards),
-            false => Put::Changed(at, forwards),
-        })
-    }
 }

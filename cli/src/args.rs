@@ -127,6 +127,9 @@ pub(crate) struct AttachArgs {
     /// What happens to flows and pins at an orderly stop
     #[arg(long, value_enum, default_value_t = OnExit::Detach)]
     pub(crate) on_exit: OnExit,
+    /// Start processes of its own beside those of `slipgate serve`, which else serves the VMs
+    #[arg(long)]
+    pub(crate) own: bool,
 }
 
 /// The flags that say how guests reach the world.

@@ -9,7 +9,7 @@ use anyhow::{Context as _, bail};
 use slipgate_broker::DAEMON_SOCKET;
 pub(crate) use slipgate_broker::paths;
 use slipgate_ipc::{
-    client::{ClientAnswer, ClientRequest, Target, ask},
+    client::{ClientAnswer, ClientError, ClientRequest, Target, ask},
     engine::{EngineReply, EngineRequest},
 };
 
@@ -33,6 +33,20 @@ pub(crate) fn ask_daemon(
         Ok(ClientAnswer::Error { error, .. }) => bail!(error),
         Err(e) if e.is_nobodys() => bail!(NO_DAEMON),
         other => Ok(other?),
+    }
+}
+
+/// The control socket of the daemon of this network namespace, if there is a daemon.
+pub(crate) fn daemon(pin_dir: &Path) -> anyhow::Result<Option<PathBuf>> {
+    let socket = paths(pin_dir)?.run_dir.join(DAEMON_SOCKET);
+    match ask(&socket, ClientRequest::Vms) {
+        Ok(_) => Ok(Some(socket)),
+        Err(e) if e.is_nobodys() => Ok(None),
+        // Who may not ask could not serve a VM either, and is told so there.
+        Err(ClientError::Io { source, .. }) if source.kind() == io::ErrorKind::PermissionDenied => {
+            Ok(None)
+        }
+        Err(e) => Err(e.into()),
     }
 }
 

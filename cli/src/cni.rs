@@ -129,9 +129,11 @@ fn serve(
         forwards: Vec::new(),
         labels,
         idle_after: None,
+        tied: false,
     };
     let asked = ClientRequest::PutVm {
         vm: Box::new(definition),
+        replaces: None,
     };
     let ClientAnswer::Vm { vm, .. } = place.ask(asked)? else {
         return Err(Failure::another_answer());

@@ -2,6 +2,7 @@
 //! system: the roles find out what depends on the machine (whether the TAP exists, whether the port
 //! is free).
 mod file;
+pub(crate) mod joined;
 mod machine;
 mod network;
 mod overrides;

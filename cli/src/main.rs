@@ -55,6 +55,14 @@ fn run(command_line: &CommandLine, matches: &ArgMatches) -> anyhow::Result<ExitC
     let done = |()| ExitCode::SUCCESS;
     match &command_line.command {
         Command::Attach(args) => {
+            if let (false, Some(daemon)) = (args.own, brokers::daemon(&args.nat.pin_dir)?)
+                && let Some(given) = matches.subcommand_matches("attach")
+            {
+                let vms = config::joined::attach(args, given)?;
+                log::to_stderr(&args.nat.log)?;
+                let uplink = args.nat.uplink.clone();
+                return slipgate_broker::attach_to_daemon(&daemon, vms, uplink).map(done);
+            }
             let config = config::attach(args, rules_of("attach", matches))?;
             log::to_stderr(&args.nat.log)?;
             slipgate_broker::run(config, &args.nat.log).map(done)
@@ -62,7 +70,15 @@ fn run(command_line: &CommandLine, matches: &ArgMatches) -> anyhow::Result<ExitC
         Command::Run(args) => {
             let config = config::run(args, rules_of("run", matches))?;
             log::to_stderr(&args.nat.log)?;
-            slipgate_broker::run_vm(config, &args.nat.log, show::stats::of_vm)
+            let given = matches.subcommand_matches("run");
+            let daemon = match (args.own, given) {
+                (false, Some(given)) => match brokers::daemon(&args.nat.pin_dir)? {
+                    Some(socket) => Some(config::joined::run(args, given, &config, socket)?),
+                    None => None,
+                },
+                _ => None,
+            };
+            slipgate_broker::run_vm(config, daemon, &args.nat.log, show::stats::of_vm)
         }
         Command::Serve(args) => {
             let config = config::serve(args, rules_of("serve", matches))?;

@@ -38,8 +38,9 @@ fn add(args: &VmPutArgs) -> anyhow::Result<()> {
         forwards: Vec::new(),
         idle_after: None,
         labels: BTreeMap::new(),
+        tied: false,
     };
-    put(args, given(args, new))
+    put(args, given(args, new), None)
 }
 
 fn set(args: &VmPutArgs) -> anyhow::Result<()> {
@@ -48,7 +49,8 @@ fn set(args: &VmPutArgs) -> anyhow::Result<()> {
         let names = served.into_iter().map(|vm| vm.definition.name);
         return Err(no_such_vm(&args.name, names.collect()));
     };
-    put(args, given(args, vm.definition.clone()))
+    let now = vm.generation;
+    put(args, given(args, vm.definition.clone()), Some(now))
 }
 
 /// Returns a definition with the values of the flags in place of its own.
@@ -68,8 +70,9 @@ fn given(args: &VmPutArgs, mut vm: VmDefinition) -> VmDefinition {
     vm
 }
 
-fn put(args: &VmPutArgs, vm: VmDefinition) -> anyhow::Result<()> {
-    let request = ClientRequest::PutVm { vm: Box::new(vm) };
+fn put(args: &VmPutArgs, vm: VmDefinition, replaces: Option<u64>) -> anyhow::Result<()> {
+    let vm = Box::new(vm);
+    let request = ClientRequest::PutVm { vm, replaces };
     let ClientAnswer::Vm { vm, change } = ask_daemon(&args.pin_dir, request)? else {
         bail!(ANOTHER_ANSWER);
     };

@@ -68,6 +68,8 @@ pub enum ApiRequest {
     PutVm {
         /// The whole definition.
         vm: Box<VmDefinition>,
+        /// Generation that it is to replace.
+        replaces: Option<u64>,
     },
     /// [`ClientRequest::ListPolicies`].
     ListPolicies,
@@ -136,7 +138,7 @@ impl ApiRequest {
         let of = |about, ask| ClientRequest::Engine { about, ask };
         Ok(match self {
             Self::ListVms => ClientRequest::ListVms,
-            Self::PutVm { vm } => ClientRequest::PutVm { vm },
+            Self::PutVm { vm, replaces } => ClientRequest::PutVm { vm, replaces },
             Self::ListPolicies => ClientRequest::ListPolicies,
             Self::PutPolicy {
                 name,

@@ -53,6 +53,20 @@ pub enum ClientRequest<F = OwnedFd> {
     PutVm {
         /// The whole definition.
         vm: Box<VmDefinition>,
+        /// Generation that it is to replace; 0: there is to be none. `None`: any.
+        #[serde(default)]
+        replaces: Option<u64>,
+    },
+    /// Add a VM to a daemon, for as long as the client lives; answered by [`ClientAnswer::Vm`] once
+    /// it is in force.
+    ServeVm {
+        /// The whole definition.
+        vm: Box<VmDefinition>,
+        /// Device by which its flows are to leave; `None`: the daemon's, whichever that is.
+        uplink: Option<String>,
+        /// A socket: the VM is removed when the client's end of it is closed. A byte from it says
+        /// that the VM was removed otherwise.
+        lifeline: F,
     },
     /// The policies that clients gave to a daemon; answered by [`ClientAnswer::PolicyList`].
     ListPolicies,
@@ -231,6 +245,7 @@ impl<F> ClientRequest<F> {
             | Self::ApiSockets => Role::Reader,
             Self::Engine { .. }
             | Self::PutVm { .. }
+            | Self::ServeVm { .. }
             | Self::PutPolicy { .. }
             | Self::RemoveVm { .. }
             | Self::Stop { .. }
@@ -252,6 +267,7 @@ impl<F> ClientRequest<F> {
             | Self::Apply { .. }
             | Self::Open { .. }
             | Self::PutVm { .. }
+            | Self::ServeVm { .. }
             | Self::PutPolicy { .. }
             | Self::RemoveVm { .. } => true,
             Self::Machines
@@ -294,7 +310,16 @@ impl<F> ClientRequest<F> {
                 text,
                 replaces,
             },
-            Self::PutVm { vm } => ClientRequest::PutVm { vm },
+            Self::PutVm { vm, replaces } => ClientRequest::PutVm { vm, replaces },
+            Self::ServeVm {
+                vm,
+                uplink,
+                lifeline,
+            } => ClientRequest::ServeVm {
+                vm,
+                uplink,
+                lifeline: f(lifeline)?,
+            },
             Self::RemoveVm { name } => ClientRequest::RemoveVm { name },
             Self::Stop { keep } => ClientRequest::Stop { keep },
             Self::Freeze { vm } => ClientRequest::Freeze { vm },

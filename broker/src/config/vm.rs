@@ -29,6 +29,8 @@ pub struct VmConfig {
     pub idle_after: Option<u32>,
     /// Labels, which slipgate does not interpret.
     pub labels: BTreeMap<String, String>,
+    /// Whether it is served for as long as a client lives.
+    pub tied: bool,
     /// Index of its policy among the process's policies.
     pub policy: u32,
     /// Quotas of the VM.
@@ -56,6 +58,7 @@ impl VmConfig {
             forwards: Vec::new(),
             idle_after: None,
             labels: BTreeMap::new(),
+            tied: false,
             policy: 0,
             limits: Limits::default(),
         }
@@ -76,6 +79,7 @@ impl VmConfig {
             forwards,
             idle_after,
             labels,
+            tied,
         } = definition;
         check_name("name", name, name)?;
         check_tap("tap", tap, tap)?;
@@ -101,6 +105,7 @@ impl VmConfig {
             forwards,
             idle_after: *idle_after,
             labels: labels.clone(),
+            tied: *tied,
             ..Self::new(name, tap, ip)
         })
     }
@@ -123,6 +128,7 @@ impl VmConfig {
             forwards: specs,
             idle_after: self.idle_after,
             labels: self.labels.clone(),
+            tied: self.tied,
         }
     }
 }

@@ -29,6 +29,7 @@ impl Attached {
         VmStatus {
             definition: vm.config.definition(),
             id: vm.open.id,
+            generation: vm.generation,
             state,
             idle: vm.is_idle,
         }

@@ -37,6 +37,8 @@ pub(crate) struct ServedVm {
     pub(crate) is_up: bool,
     /// Whether the engine has said that it is idle.
     pub(crate) is_idle: bool,
+    /// Number of definitions that it has had.
+    pub(crate) generation: u64,
 }
 
 impl Attached {
@@ -84,6 +86,7 @@ impl Attached {
             mtu,
             is_up: false,
             is_idle: false,
+            generation: 1,
         })
     }
 

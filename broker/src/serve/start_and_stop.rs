@@ -56,12 +56,19 @@ impl Broker {
                 flows => tracing::info!("took over {} of a predecessor", counted(flows, "flow")),
             }
         }
+        let vm_changes = match VmChanges::new(&attached) {
+            Ok(vm_changes) => vm_changes,
+            Err(e) => {
+                attached.give_up();
+                return Err(e);
+            }
+        };
         let mut broker = Self {
             programs_log: attached.datapath.take_log(),
             parts: Parts::new(attached, engine, control),
             pending: Pending::default(),
             policies: PolicyChanges::default(),
-            vm_changes: VmChanges::default(),
+            vm_changes,
             vm,
             reserved_ports,
             look_due: Instant::now() + LOOK_EVERY,

@@ -41,6 +41,9 @@ pub(crate) struct RunArgs {
     /// Write how it ended, times and counters to this file, as one JSON object
     #[arg(long, value_name = "FILE")]
     pub(crate) report: Option<PathBuf>,
+    /// Start processes of its own beside those of `slipgate serve`, which else serves the VM
+    #[arg(long)]
+    pub(crate) own: bool,
     #[command(flatten)]
     pub(crate) nat: NatArgs,
 }

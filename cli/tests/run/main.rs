@@ -3,6 +3,7 @@
 mod built_in;
 mod console;
 mod ends;
+mod joined;
 mod payload;
 mod processes;
 mod refused;

@@ -173,7 +173,13 @@ pub(super) fn messages() -> Seeds {
     let vm = serde_json::from_value(json!({ "name": "a", "tap": "tap0", "labels": { "k": "v" } }));
     let vm = Box::new(vm.expect("a definition"));
     for (name, request) in [
-        ("put", ApiRequest::PutVm { vm }),
+        (
+            "put",
+            ApiRequest::PutVm {
+                vm,
+                replaces: Some(1),
+            },
+        ),
         ("list", ApiRequest::ListVms),
         ("remove", ApiRequest::RemoveVm { name: "a".into() }),
         (

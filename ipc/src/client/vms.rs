@@ -43,6 +43,12 @@ pub struct VmDefinition {
     /// Labels for people and platforms; the daemon does not interpret them.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub labels: BTreeMap<String, String>,
+    /// Whether it is served for as long as a client lives: [`ClientRequest::ServeVm`]. The daemon
+    /// sets it.
+    ///
+    /// [`ClientRequest::ServeVm`]: super::ClientRequest::ServeVm
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub tied: bool,
 }
 
 fn is_default(quotas: &Quotas) -> bool {
@@ -72,6 +78,8 @@ pub struct VmStatus {
     pub definition: VmDefinition,
     /// Id of the VM, never reused in this network namespace.
     pub id: VmId,
+    /// Number of definitions that it has had since the daemon started.
+    pub generation: u64,
     /// Present state.
     pub state: VmState,
     /// Whether it is idle.

@@ -16,6 +16,7 @@ mod forwards;
 mod guest_errors;
 mod hostile;
 mod inspect;
+mod joined;
 mod learning;
 mod loopback;
 mod names;

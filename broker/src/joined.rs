@@ -1,0 +1,235 @@
+//! VMs that are brought to the daemon of the network namespace, and taken away again.
+//!
+//! What is kept open meanwhile is a socket: when it is closed, however this process ends, the
+//! daemon removes the VM. A daemon that starts again finds the VM as it was, and waits for us; a
+//! byte on the socket says that the VM was removed by somebody else.
+mod machine;
+
+use std::{
+    io::{self, Read as _, Write as _},
+    os::{
+        fd::{AsFd as _, BorrowedFd},
+        unix::net::UnixStream,
+    },
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, bail};
+use nix::{
+    poll::{PollFd, PollFlags, PollTimeout, poll},
+    sys::{signal::Signal, signalfd::SignalFd},
+};
+use slipgate_ipc::client::{
+    ClientAnswer, ClientError, ClientRequest, ErrorKind, VmDefinition, ask,
+};
+
+pub(crate) use self::machine::JoinedMachine;
+use crate::serve::signals;
+
+/// How long another daemon is waited for.
+const DAEMON_WITHIN: Duration = Duration::from_secs(20);
+/// Between two questions whether there is one.
+const ASK_EVERY: Duration = Duration::from_millis(200);
+
+/// A VM that the daemon serves for this process.
+#[derive(Debug)]
+pub(crate) struct JoinedVm {
+    daemon: PathBuf,
+    definition: VmDefinition,
+    uplink: Option<String>,
+    lifeline: UnixStream,
+    /// Until when another daemon is waited for, when there is none.
+    lost: Option<Instant>,
+}
+
+/// What has happened to a VM.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum News {
+    /// Nothing.
+    None,
+    /// The daemon has ended.
+    DaemonGone,
+    /// Somebody has removed the VM.
+    Removed,
+}
+
+impl JoinedVm {
+    /// Has the daemon serve a VM. `uplink`: the device by which it is to leave, if that matters.
+    ///
+    /// # Errors
+    /// The daemon does not serve it; the error says why.
+    pub(crate) fn join(
+        daemon: &Path,
+        definition: VmDefinition,
+        uplink: Option<String>,
+    ) -> anyhow::Result<Self> {
+        let lifeline = serve(daemon, &definition, uplink.as_deref())?;
+        Ok(Self {
+            daemon: daemon.to_owned(),
+            definition,
+            uplink,
+            lifeline,
+            lost: None,
+        })
+    }
+
+    /// Readable when there is news; `None` while another daemon is waited for.
+    pub(crate) fn fd(&self) -> Option<BorrowedFd<'_>> {
+        self.lost.is_none().then(|| self.lifeline.as_fd())
+    }
+
+    fn news(&mut self) -> News {
+        match self.lifeline.read(&mut [0; 8]) {
+            Ok(0) => News::DaemonGone,
+            Ok(_) => News::Removed,
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => News::None,
+            Err(_) => News::DaemonGone,
+        }
+    }
+
+    /// Has another daemon serve the VM, if there is one; whether there is.
+    ///
+    /// # Errors
+    /// There is none in time, or it does not serve the VM.
+    pub(crate) fn again(&mut self) -> anyhow::Result<bool> {
+        let until = *self.lost.get_or_insert_with(|| {
+            tracing::warn!("the daemon has ended; waiting for another one");
+            Instant::now() + DAEMON_WITHIN
+        });
+        let name = &self.definition.name;
+        match serve(&self.daemon, &self.definition, self.uplink.as_deref()) {
+            Ok(lifeline) => {
+                tracing::info!("{name} is served by another daemon");
+                self.lifeline = lifeline;
+                self.lost = None;
+                Ok(true)
+            }
+            Err(e) if is_passing(&e) && Instant::now() < until => Ok(false),
+            Err(e) => Err(e.context(format!("the daemon that served {name} has ended"))),
+        }
+    }
+
+    /// Goes on: whether somebody has removed the VM.
+    ///
+    /// # Errors
+    /// As [`JoinedVm::again`].
+    pub(crate) fn turn(&mut self) -> anyhow::Result<bool> {
+        match self.news() {
+            News::Removed => return Ok(true),
+            News::DaemonGone => self.again().map(drop)?,
+            News::None => {}
+        }
+        Ok(false)
+    }
+
+    /// Longest time until [`JoinedVm::turn`] is due.
+    pub(crate) fn timeout(&self) -> Option<Duration> {
+        self.lost.map(|_| ASK_EVERY)
+    }
+
+    /// Has the daemon remove the VM, and waits until its flows have ended.
+    ///
+    /// # Errors
+    /// The daemon does not answer, or can't remove it now.
+    pub(crate) fn leave(self) -> anyhow::Result<()> {
+        let name = self.definition.name.clone();
+        let answer = match ask(&self.daemon, ClientRequest::RemoveVm { name }) {
+            // The next one removes it, as nobody comes back for it.
+            Err(e) if e.is_nobodys() => return Ok(()),
+            answer => answer?,
+        };
+        match answer {
+            ClientAnswer::Done | ClientAnswer::UnknownVm { .. } => Ok(()),
+            ClientAnswer::Error { error, .. } => bail!(error),
+            _ => bail!("the daemon gave another answer: it is of another version"),
+        }
+    }
+}
+
+fn serve(
+    daemon: &Path,
+    definition: &VmDefinition,
+    uplink: Option<&str>,
+) -> anyhow::Result<UnixStream> {
+    let (ours, theirs) = UnixStream::pair().context("making a pair of sockets")?;
+    ours.set_nonblocking(true)?;
+    theirs.set_nonblocking(true)?;
+    let request = ClientRequest::ServeVm {
+        vm: Box::new(definition.clone()),
+        uplink: uplink.map(str::to_owned),
+        lifeline: theirs.as_fd(),
+    };
+    match ask(daemon, request)? {
+        ClientAnswer::Vm { .. } => Ok(ours),
+        ClientAnswer::Error {
+            error,
+            kind: ErrorKind::Busy,
+        } => Err(Busy(error).into()),
+        ClientAnswer::Error { error, .. } => bail!(error),
+        _ => bail!("the daemon gave another answer: it is of another version"),
+    }
+}
+
+/// The daemon is to be asked again a little later.
+#[derive(thiserror::Error, Debug)]
+#[error("{0}")]
+struct Busy(String);
+
+/// Whether a daemon that is just starting may be the reason.
+fn is_passing(e: &anyhow::Error) -> bool {
+    let of_socket = e.downcast_ref::<ClientError>();
+    let is_foreign = matches!(of_socket, Some(ClientError::Foreign { .. }));
+    e.is::<Busy>() || of_socket.is_some() && !is_foreign
+}
+
+/// Has the daemon behind this control socket serve VMs, until a signal asks to stop: what
+/// `slipgate attach` does beside a daemon.
+///
+/// # Errors
+/// The daemon does not serve one of them, ends for good, or somebody removes a VM.
+pub fn attach_to_daemon(
+    daemon: &Path,
+    definitions: Vec<VmDefinition>,
+    uplink: Option<String>,
+) -> anyhow::Result<()> {
+    let signals = signals(&[]).context("waiting for signals")?;
+    let join = |definition| JoinedVm::join(daemon, definition, uplink.clone());
+    let mut vms: Vec<JoinedVm> = definitions
+        .into_iter()
+        .map(join)
+        .collect::<anyhow::Result<_>>()?;
+    let names = vms.iter().map(|vm| vm.definition.name.as_str());
+    let names: Vec<&str> = names.collect();
+    let mut out = io::stdout().lock();
+    writeln!(out, "slipgate: ready: {}, by the daemon", names.join(", "))
+        .and_then(|()| out.flush())
+        .unwrap_or_else(|e| tracing::warn!("saying on stdout that guests are served: {e}"));
+    while !asks_to_stop(&signals, &vms)? {
+        for vm in &mut vms {
+            if vm.turn()? {
+                let name = &vm.definition.name;
+                bail!("{name} was removed from the daemon by somebody else");
+            }
+        }
+    }
+    vms.into_iter().try_for_each(JoinedVm::leave)
+}
+
+/// Waits until there is news of a VM, or a signal; whether that asks to stop.
+fn asks_to_stop(signals: &SignalFd, vms: &[JoinedVm]) -> anyhow::Result<bool> {
+    let input = |fd| PollFd::new(fd, PollFlags::POLLIN);
+    let mut fds = vec![input(signals.as_fd())];
+    fds.extend(vms.iter().filter_map(JoinedVm::fd).map(input));
+    let timeout = vms.iter().find_map(JoinedVm::timeout);
+    let timeout = timeout.map_or(PollTimeout::NONE, |time| {
+        PollTimeout::try_from(time).unwrap_or(PollTimeout::MAX)
+    });
+    match poll(&mut fds, timeout) {
+        Ok(_) | Err(nix::Error::EINTR) => {}
+        Err(e) => return Err(e).context("waiting for something to do"),
+    }
+    let signal = signals.read_signal()?;
+    // The policy and the flow log are the daemon's.
+    Ok(signal.is_some_and(|info| info.ssi_signo != Signal::SIGHUP as u32))
+}

@@ -1,0 +1,155 @@
+//! The flags of `attach` and `run` where a daemon serves the network namespace: what they say of a
+//! VM goes to the daemon, and what they say of the NAT is refused, because the daemon has it for
+//! all its VMs.
+use std::path::PathBuf;
+
+use clap::{ArgMatches, Command, CommandFactory as _, parser::ValueSource};
+use slipgate_broker::{
+    Daemon,
+    config::{RunConfig, VmConfig},
+};
+use slipgate_ipc::client::VmDefinition;
+use slipgate_policy::document::{ConfigError, forwards};
+
+use super::{network, vm};
+use crate::args::{AttachArgs, CommandLine, NatArgs, OnExit, RunArgs};
+
+/// Flags that are about a VM, about this process, or compared with the daemon's own.
+const OF_THE_VM: [&str; 15] = [
+    "vm",
+    "tap",
+    "guest-ip",
+    "forward",
+    "max-flows",
+    "new-flows-per-second",
+    "tx-bytes-per-second",
+    "rx-bytes-per-second",
+    "tx-packets-per-second",
+    "rx-packets-per-second",
+    "dns-per-second",
+    "uplink",
+    "on-exit",
+    "pin-dir",
+    "log",
+];
+/// Flags of `run` that are about the machine.
+const OF_THE_MACHINE: [&str; 9] = [
+    "kernel", "initrd", "cmdline", "cpus", "memory", "queues", "name", "mac", "report",
+];
+/// Flags that say what a guest may do.
+const OF_A_POLICY: [&str; 9] = [
+    "policy",
+    "policy-name",
+    "default",
+    "allow",
+    "deny",
+    "inspect",
+    "deny-file",
+    "dns",
+    "host-loopback",
+];
+
+/// The VMs of `attach`, as the daemon gets them. `given`: the flags as typed.
+///
+/// # Errors
+/// A flag can't be meant for one VM of a daemon, or its value can't be used.
+pub(crate) fn attach(
+    args: &AttachArgs,
+    given: &ArgMatches,
+) -> Result<Vec<VmDefinition>, ConfigError> {
+    check_flags("attach", given, &[])?;
+    if matches!(args.on_exit, OnExit::Keep) {
+        return Err(ConfigError::new(
+            "--on-exit",
+            "keep",
+            "a daemon serves this network namespace, which removes the VM when this command ends",
+            "leave it out, or have the daemon keep the VM: slipgate vm add",
+        ));
+    }
+    let network = network::parse(&args.nat)?;
+    let vms = vm::parse(&args.vm, &args.tap, &network)?;
+    definitions(&args.nat, given, vms)
+}
+
+/// The VM of `run`, as the daemon behind `socket` gets it.
+///
+/// # Errors
+/// As [`attach`].
+pub(crate) fn run(
+    args: &RunArgs,
+    given: &ArgMatches,
+    config: &RunConfig,
+    socket: PathBuf,
+) -> Result<Daemon, ConfigError> {
+    check_flags("run", given, &OF_THE_MACHINE)?;
+    let vms = definitions(&args.nat, given, config.nat.vms.clone())?;
+    let vm = vms.into_iter().next();
+    let vm = vm.ok_or_else(|| ConfigError::new("--name", "", "no VM", "name it"))?;
+    let uplink = args.nat.uplink.clone();
+    Ok(Daemon { socket, vm, uplink })
+}
+
+/// The VMs as the daemon gets them.
+fn definitions(
+    nat: &NatArgs,
+    given: &ArgMatches,
+    vms: Vec<VmConfig>,
+) -> Result<Vec<VmDefinition>, ConfigError> {
+    let names: Vec<&str> = vms.iter().map(|vm| vm.name.as_str()).collect();
+    let forwards = forwards(&nat.forward, None, &names)?;
+    let is_given = |id| given.value_source(id) == Some(ValueSource::CommandLine);
+    let guest_ip = network::parse(nat)?.guest;
+    let of_vm = |(at, vm): (usize, &VmConfig)| {
+        let ours = forwards.iter().filter(|forward| forward.vm == at);
+        let specs = ours.map(|forward| {
+            let spec = forward.spec.split_once('=');
+            spec.map_or(&*forward.spec, |(_, spec)| spec).to_owned()
+        });
+        let mut specs: Vec<String> = specs.collect();
+        specs.dedup();
+        let has_own_ip = vm.ip != guest_ip || is_given("guest_ip");
+        VmDefinition {
+            ip: has_own_ip.then_some(vm.ip),
+            quotas: vm.flags.quotas.or(nat.quotas.quotas()),
+            forwards: specs,
+            ..vm.definition()
+        }
+    };
+    Ok(vms.iter().enumerate().map(of_vm).collect())
+}
+
+/// Checks that no flag was typed that the daemon has for all its VMs. `others`: flags of the
+/// command that are its own.
+fn check_flags(command: &str, given: &ArgMatches, others: &[&str]) -> Result<(), ConfigError> {
+    let line = CommandLine::command();
+    let flags = line.find_subcommand(command).map(Command::get_arguments);
+    for flag in flags.into_iter().flatten() {
+        let (id, Some(long)) = (flag.get_id().as_str(), flag.get_long()) else {
+            continue;
+        };
+        let is_given = given.value_source(id) == Some(ValueSource::CommandLine);
+        if !is_given || OF_THE_VM.contains(&long) || others.contains(&long) {
+            continue;
+        }
+        let (problem, remedy) = match OF_A_POLICY.contains(&long) {
+            true => (
+                "a daemon serves this network namespace, and its VMs have policies by name",
+                "give it the policy (slipgate policy put NAME FILE) and the VM its name (--vm \
+                 ...,policy=NAME), or give --own",
+            ),
+            false => (
+                "a daemon serves this network namespace, and has that for all its VMs",
+                "leave it out, or give --own, for processes of this VM's own",
+            ),
+        };
+        let typed = given.get_raw(id).into_iter().flatten();
+        let typed: Vec<_> = typed.map(|value| value.to_string_lossy()).collect();
+        let flag = Box::leak(format!("--{long}").into_boxed_str());
+        return Err(ConfigError::new(flag, typed.join(" "), problem, remedy));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+#[path = "joined_test.rs"]
+mod tests;

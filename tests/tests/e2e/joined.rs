@@ -1,0 +1,155 @@
+//! `slipgate attach` beside a daemon: it adds its VMs there, and they go with it.
+
+use std::net::TcpStream;
+
+use slipgate_testbed::{
+    Slipgate,
+    clients::tcp::{self, EchoSession},
+    require_root_and_tun,
+    servers::{TcpServer, TcpService},
+    world::{HOST, UPLINK},
+};
+
+use crate::{GUEST, WAIT, at, daemon::Stand, eventually};
+
+impl Stand {
+    /// `slipgate attach ARGS…` beside the daemon.
+    fn attach(&self, args: &[&str]) -> Slipgate {
+        Slipgate::attach(&self.world.host, self.daemon.pins(), args).unwrap()
+    }
+
+    fn attach_error(&self, args: &[&str]) -> String {
+        let attached = Slipgate::attach(&self.world.host, self.daemon.pins(), args);
+        attached.err().expect("it is refused").to_string()
+    }
+
+    /// The names of the VMs.
+    fn names(&self) -> Vec<String> {
+        let vms = self.vms().into_iter();
+        vms.map(|vm| vm["name"].as_str().unwrap().to_owned())
+            .collect()
+    }
+}
+
+fn goes_on(stream: &mut TcpStream) -> bool {
+    EchoSession::new(stream).round(1_000).is_ok()
+}
+
+#[test]
+fn a_vm_is_the_daemons_for_as_long_as_attach_runs() {
+    require_root_and_tun!();
+    let stand = Stand::new(&[]);
+    let [first, second] = ["tap0", "tap1"].map(|tap| stand.guest(tap));
+    stand.vm(&["add", "stays", "--tap", "tap1"]);
+    let mut others = stand.connect(&second);
+    let args = ["--tap", "tap0", "--uplink", UPLINK, "--max-flows", "7"];
+    let _server = TcpServer::start(&first.ns, (GUEST, 80), TcpService::Echo).unwrap();
+    for orderly in [true, false] {
+        let mut attached = stand.attach(&[&args[..], &["--forward", "tcp:8080:80"]].concat());
+        assert!(attached.ready_line().contains("tap0, by the daemon"));
+        assert_eq!(attached.engine_pid(), None, "no process of its own");
+        let vm = &stand.vms()[1];
+        assert_eq!((&vm["name"], &vm["tied"]), (&"tap0".into(), &true.into()));
+        assert_eq!(vm["quotas"]["max_flows"], 7);
+        let mut stream = stand.connect(&first);
+        stand.goes_on(&first, &mut stream);
+        let from_world = stand.world.net.run(|| tcp::connect(at(HOST, 8080), WAIT));
+        assert!(goes_on(&mut from_world.unwrap()));
+        match orderly {
+            true => {
+                assert!(attached.stop().unwrap().success());
+                assert_eq!(stand.names(), ["stays"], "gone when the command has ended");
+            }
+            false => {
+                attached.kill_broker().unwrap();
+                eventually("the daemon notices", || {
+                    (stand.names() == ["stays"]).then_some(())
+                });
+            }
+        }
+        assert!(
+            first
+                .run(|| EchoSession::new(&mut stream).round(10))
+                .is_err()
+        );
+        stand.goes_on(&second, &mut others);
+    }
+}
+
+#[test]
+fn attach_comes_back_to_a_daemon_that_starts_again() {
+    require_root_and_tun!();
+    let mut stand = Stand::new(&[]);
+    let guest = stand.guest("tap0");
+    let mut attached = stand.attach(&["--tap", "tap0"]);
+    let mut stream = stand.connect(&guest);
+    stand.daemon.kill_both().unwrap();
+    stand.goes_on(&guest, &mut stream);
+    stand.daemon = stand.daemon.again().unwrap();
+    stand.goes_on(&guest, &mut stream);
+    eventually("it comes back", || {
+        let said = attached.stderr();
+        said.contains("served by another daemon").then_some(())
+    });
+    assert_eq!(stand.vms()[0]["state"], "served");
+    stand.goes_on(&guest, &mut stream);
+    stand.connect(&guest);
+    attached.kill_broker().unwrap();
+    eventually("the VM goes", || stand.names().is_empty().then_some(()));
+    // So it does while there is no daemon.
+    assert!(stand.daemon.stop().unwrap().success());
+    stand.daemon = stand.daemon.again().unwrap();
+    assert_eq!(stand.names().len(), 0);
+}
+
+#[test]
+fn attach_ends_when_its_vm_is_removed_by_another() {
+    require_root_and_tun!();
+    let stand = Stand::new(&[]);
+    let _guest = stand.guest("tap0");
+    let attached = stand.attach(&["--tap", "tap0"]);
+    stand.vm(&["set", "tap0", "--max-flows", "5"]);
+    assert_eq!(stand.vms()[0]["tied"], true);
+    stand.vm(&["rm", "tap0"]);
+    eventually("it ends", || {
+        let said = attached.stderr();
+        said.contains("removed from the daemon by somebody else")
+            .then_some(())
+    });
+}
+
+#[test]
+fn what_a_daemon_can_not_do_for_one_vm_is_refused_and_own_processes_can_be_had() {
+    require_root_and_tun!();
+    let stand = Stand::new(&[]);
+    let guest = stand.guest("tap0");
+    stand.vm(&["add", "a", "--tap", "tap1"]);
+    for (args, part) in [
+        (
+            &["--tap", "tap0", "--mtu", "1400"][..],
+            "has that for all its VMs",
+        ),
+        (
+            &["--tap", "tap0", "--deny", "0.0.0.0/0"],
+            "policies by name",
+        ),
+        (&["--tap", "tap0", "--on-exit", "keep"], "slipgate vm add"),
+        (
+            &["--tap", "tap0", "--uplink", "lo"],
+            "the daemon's VMs leave by",
+        ),
+        (&["--vm", "name=a,tap=tap0"], "serves a VM a already"),
+        (&["--vm", "name=b,tap=tap1"], "it is the TAP of a"),
+    ] {
+        let error = stand.attach_error(args);
+        assert!(error.contains(part), "{args:?}: {error}");
+    }
+    assert_eq!(stand.names(), ["a"]);
+    let own = [
+        "--tap", "tap0", "--uplink", UPLINK, "--own", "--mtu", "1400",
+    ];
+    let mut own = stand.attach(&own);
+    assert!(own.engine_pid().is_some());
+    stand.connect(&guest);
+    assert!(own.stop().unwrap().success());
+}
