@@ -476,9 +476,9 @@ fn short_of_descriptors() {
         let up0 = uplink();
         let mut watch = NetworkWatch::open().unwrap();
         until(&mut watch, "up", |network| network.links[&up0].up);
+        run("ip link set up0 mtu 1400");
         watch.fall_behind(&"a test says so");
         let first = watch.due().unwrap();
-        run("ip link set up0 mtu 1400");
         // Not asked in vain.
         assert!(!watch.update().unwrap().any());
         assert_eq!(watch.due(), Some(first));
