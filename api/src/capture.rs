@@ -14,13 +14,11 @@ use slipgate_ipc::{api::ApiRequest, client::ClientAnswer};
 use tokio::{io::unix::AsyncFd, sync::mpsc};
 
 use crate::{
-    handlers::{Daemon, answer, other_answer},
-    problem::Problem,
-    response::{Content, Response, with},
+    broker::Broker,
+    problem::{Problem, answer, other_answer},
+    response::{Content, PCAPNG, Response, with},
 };
 
-/// Media type of pcapng, which has none of its own with IANA.
-pub(crate) const PCAPNG: &str = "application/x-pcapng";
 /// Bytes that are read at once.
 const READ_AT_ONCE: usize = 64 << 10;
 
@@ -29,11 +27,11 @@ const READ_AT_ONCE: usize = 64 << 10;
 /// # Errors
 /// There is no such VM or flow, or there are too many captures.
 pub(crate) async fn begin(
-    daemon: &Daemon,
+    broker: &Broker,
     request: ApiRequest,
     name: &str,
 ) -> Result<Response, Problem> {
-    let (answered, stream) = daemon.broker.ask_for_stream(request).await?;
+    let (answered, stream) = broker.ask_for_stream(request).await?;
     match (answer(answered, name)?, stream) {
         (ClientAnswer::Done, Some(stream)) => {
             let (sender, receiver) = mpsc::channel(1);

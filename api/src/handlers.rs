@@ -28,8 +28,8 @@ use crate::{
         WhyQuery, merge,
     },
     openapi,
-    problem::Problem,
-    response::{Content, Response, empty, json, with},
+    problem::{Problem, answer, no_vm, other_answer},
+    response::{Content, OPENMETRICS, Response, empty, json, with},
     routes::{Action, route},
 };
 
@@ -37,8 +37,6 @@ use crate::{
 const MOST_CHANGED_MEANWHILE: usize = 8;
 /// Media type of JSON.
 const JSON: &str = "application/json";
-/// Media type of OpenMetrics, Prometheus' text format.
-pub(crate) const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 /// How long a page of metrics is good for.
 const FRESH: Duration = Duration::from_secs(1);
 
@@ -163,7 +161,7 @@ pub(crate) async fn carry_out(
     let name = || parameter.to_owned();
     if let Some(request) = request_of(action, input)? {
         if matches!(action, Action::CaptureVm | Action::CaptureFlow) {
-            return capture::begin(daemon, request, parameter).await;
+            return capture::begin(&daemon.broker, request, parameter).await;
         }
         let answer = answer(broker.ask(request).await?, parameter)?;
         return changed(answer).ok_or_else(other_answer);
@@ -323,40 +321,6 @@ fn changed(answer: ClientAnswer) -> Option<Response> {
         } => json(StatusCode::OK, JSON, &Cut { flows }),
         _ => return None,
     })
-}
-
-/// The broker's answer, unless it is an error. `name`: the VM or flow in question.
-pub(crate) fn answer(answer: ClientAnswer, name: &str) -> Result<ClientAnswer, Problem> {
-    match answer {
-        ClientAnswer::UnknownVm { .. } => Err(no_vm(name)),
-        ClientAnswer::Engine {
-            reply: EngineReply::UnknownFlow,
-        } => Err(Problem::new(
-            StatusCode::NOT_FOUND,
-            format!("no flow {name} lives: GET /v1/flows lists those that do, by id"),
-        )),
-        ClientAnswer::Error { error, kind } => {
-            let status = match kind {
-                ErrorKind::Invalid => StatusCode::UNPROCESSABLE_ENTITY,
-                ErrorKind::Busy => StatusCode::SERVICE_UNAVAILABLE,
-                ErrorKind::Forbidden => StatusCode::FORBIDDEN,
-                ErrorKind::Replaced => StatusCode::PRECONDITION_FAILED,
-                ErrorKind::Taken => StatusCode::CONFLICT,
-            };
-            Err(Problem::new(status, error))
-        }
-        other => Ok(other),
-    }
-}
-
-fn no_vm(name: &str) -> Problem {
-    let detail = format!("no VM {name:?} is served: GET /v1/vms lists those that are");
-    Problem::new(StatusCode::NOT_FOUND, detail)
-}
-
-pub(crate) fn other_answer() -> Problem {
-    let detail = "the daemon gave an answer to another question: it is of another version";
-    Problem::new(StatusCode::INTERNAL_SERVER_ERROR, detail)
 }
 
 /// A response with the generation of a policy as its entity tag (RFC 9110, section 8.8.3).

@@ -3,11 +3,10 @@ use schemars::{JsonSchema, SchemaGenerator, generate::SchemaSettings};
 use serde_json::{Map, Value, json};
 
 use crate::{
-    capture::PCAPNG,
     events::Kinds,
-    handlers::OPENMETRICS,
     model::{CaptureBody, Cut, Health, Policy, PolicyPut, Vm, VmBody, VmPatch, Why},
     problem::{MEDIA_TYPE, Problem},
+    response::{OPENMETRICS, PCAPNG},
     routes::{Action, ROUTES, Route},
 };
 

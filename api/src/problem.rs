@@ -2,6 +2,10 @@
 use hyper::StatusCode;
 use schemars::JsonSchema;
 use serde::Serialize;
+use slipgate_ipc::{
+    client::{ClientAnswer, ErrorKind},
+    engine::EngineReply,
+};
 
 use crate::response::{Response, json};
 
@@ -36,4 +40,40 @@ impl From<Problem> for Response {
         let status = status.unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
         json(status, MEDIA_TYPE, &problem)
     }
+}
+
+/// The broker's answer, unless it is an error. `name`: the VM or flow in question.
+pub(crate) fn answer(answer: ClientAnswer, name: &str) -> Result<ClientAnswer, Problem> {
+    match answer {
+        ClientAnswer::UnknownVm { .. } => Err(no_vm(name)),
+        ClientAnswer::Engine {
+            reply: EngineReply::UnknownFlow,
+        } => Err(Problem::new(
+            StatusCode::NOT_FOUND,
+            format!("no flow {name} lives: GET /v1/flows lists those that do, by id"),
+        )),
+        ClientAnswer::Error { error, kind } => {
+            let status = match kind {
+                ErrorKind::Invalid => StatusCode::UNPROCESSABLE_ENTITY,
+                ErrorKind::Busy => StatusCode::SERVICE_UNAVAILABLE,
+                ErrorKind::Forbidden => StatusCode::FORBIDDEN,
+                ErrorKind::Replaced => StatusCode::PRECONDITION_FAILED,
+                ErrorKind::Taken => StatusCode::CONFLICT,
+            };
+            Err(Problem::new(status, error))
+        }
+        other => Ok(other),
+    }
+}
+
+/// The problem of a VM that is not there.
+pub(crate) fn no_vm(name: &str) -> Problem {
+    let detail = format!("no VM {name:?} is served: GET /v1/vms lists those that are");
+    Problem::new(StatusCode::NOT_FOUND, detail)
+}
+
+/// The problem of an answer that fits no request.
+pub(crate) fn other_answer() -> Problem {
+    let detail = "the daemon gave an answer to another question: it is of another version";
+    Problem::new(StatusCode::INTERNAL_SERVER_ERROR, detail)
 }
