@@ -16,8 +16,6 @@ pub(crate) struct Package {
     pub(crate) dependencies: Vec<Dependency>,
     /// Root source files of its library and its binaries.
     pub(crate) roots: Vec<PathBuf>,
-    /// Names of its integration tests.
-    pub(crate) tests: Vec<String>,
 }
 
 /// One dependency in a manifest.
@@ -59,7 +57,7 @@ pub(crate) fn parse(told: &str) -> Result<Vec<Package>> {
 
 fn package(told: &Value) -> Option<Package> {
     let dependencies = told["dependencies"].as_array()?.iter();
-    let targets = told["targets"].as_array()?;
+    let targets = told["targets"].as_array()?.iter();
     Some(Package {
         name: text(&told["name"])?,
         folder: PathBuf::from(told["manifest_path"].as_str()?)
@@ -67,14 +65,8 @@ fn package(told: &Value) -> Option<Package> {
             .to_owned(),
         dependencies: dependencies.map(dependency).collect::<Option<_>>()?,
         roots: targets
-            .iter()
-            .filter(|target| is_a(target, |kind| kind == "bin" || kind.ends_with("lib")))
+            .filter(|target| is_library_or_binary(target))
             .map(|target| text(&target["src_path"]).map(PathBuf::from))
-            .collect::<Option<_>>()?,
-        tests: targets
-            .iter()
-            .filter(|target| is_a(target, |kind| kind == "test"))
-            .map(|target| text(&target["name"]))
             .collect::<Option<_>>()?,
     })
 }
@@ -87,9 +79,11 @@ fn dependency(told: &Value) -> Option<Dependency> {
     })
 }
 
-fn is_a(target: &Value, wanted: impl Fn(&str) -> bool) -> bool {
+fn is_library_or_binary(target: &Value) -> bool {
     let kinds = target["kind"].as_array().into_iter().flatten();
-    kinds.filter_map(Value::as_str).any(wanted)
+    kinds
+        .filter_map(Value::as_str)
+        .any(|kind| kind == "bin" || kind.ends_with("lib"))
 }
 
 fn text(value: &Value) -> Option<String> {

@@ -8,16 +8,13 @@ use std::{
     io::{BufRead, BufReader, pipe},
     path::Path,
     process::Command,
-    thread,
 };
 
 use anyhow::{Context, Result, bail};
 use clap::{Arg, ArgAction, ArgMatches};
 
 use crate::{
-    compile, flag, fuzz,
-    metadata::{self, Package},
-    privilege, run, setup,
+    compile, flag, fuzz, metadata, privilege, run, setup,
     summary::Summary,
     words,
     workspace::{Workspace, run as run_to_end, say},
@@ -71,25 +68,11 @@ const LATE: [&str; 4] = [
     "slipgate-bench",
 ];
 
-/// Crates whose tests each build a network and load every core, so they run one at a time.
-const ALONE: [&str; 2] = [TESTBED, "slipgate-bench"];
+/// Crates whose tests each build a network and load every core: one test at a time.
+const ALONE: [&str; 2] = ["slipgate-testbed", "slipgate-bench"];
 
-/// Package of the network testbed. Some of its tests boot kernels.
-const TESTBED: &str = "slipgate-testbed";
-
-/// Test target of the testbed whose tests mostly wait, each in network namespaces of its own. They
-/// run two per CPU in parallel.
-const SIDE_BY_SIDE: &str = "e2e";
-
-/// One call of `cargo test`.
-#[derive(PartialEq, Eq, Debug)]
-struct Round<'a> {
-    crates: Vec<&'a str>,
-    /// Cargo options that select among the crates' test targets; empty: all.
-    targets: Vec<String>,
-    /// Number of tests that run in parallel; `None`: one per CPU.
-    threads: Option<usize>,
-}
+/// The crate whose tests boot kernels.
+const BOOTS_KERNELS: &str = "slipgate-testbed";
 
 /// Installs tools, builds, runs the tests, and prints their summary.
 ///
@@ -100,8 +83,12 @@ pub(crate) fn test(workspace: &Workspace, what: &Test) -> Result<()> {
         compile::artefacts(workspace, setup::test_tools)?;
     }
     let members = metadata::packages(workspace, &workspace.root.join("Cargo.toml"))?;
+    let members: Vec<&str> = members
+        .iter()
+        .map(|package| package.name.as_str())
+        .collect();
     let rounds = rounds(&members, &what.package)?;
-    let boots_kernels = rounds.iter().any(|round| round.crates == [TESTBED]);
+    let boots_kernels = rounds.iter().flatten().any(|name| *name == BOOTS_KERNELS);
     if boots_kernels
         && !what.no_setup
         && let Err(why) = setup::kernels(workspace)
@@ -118,7 +105,7 @@ pub(crate) fn test(workspace: &Workspace, what: &Test) -> Result<()> {
             workspace
                 .cargo()
                 .args(["test", "--no-run"])
-                .args(round.chosen().filter(|argument| argument != "--doc")),
+                .args(packages(round)),
         )?;
     }
 
@@ -128,11 +115,11 @@ pub(crate) fn test(workspace: &Workspace, what: &Test) -> Result<()> {
         let mut cargo = workspace.cargo();
         cargo
             .args(["test", "--no-fail-fast"])
-            .args(round.chosen())
+            .args(packages(round))
             .arg("--")
             .args(&what.filters);
-        if let Some(threads) = round.threads {
-            cargo.arg(format!("--test-threads={threads}"));
+        if round.iter().any(|name| ALONE.contains(name)) {
+            cargo.arg("--test-threads=1");
         }
         privilege::run_binaries_as_root(workspace, &mut cargo)?;
         cargo
@@ -162,78 +149,34 @@ fn may_not_skip() -> bool {
     Path::new("/dev/net/tun").exists() && env::var("CI").is_ok_and(|ci| ci == "true")
 }
 
-/// Returns the cargo calls that test the wanted crates.
-fn rounds<'a>(members: &'a [Package], wanted: &[String]) -> Result<Vec<Round<'a>>> {
-    if let Some(stranger) = wanted
-        .iter()
-        .find(|&name| members.iter().all(|member| member.name != *name))
-    {
-        let names: Vec<_> = members.iter().map(|member| member.name.as_str()).collect();
+/// The crates to test, divided into the cargo calls that will test them.
+fn rounds<'a>(members: &[&'a str], wanted: &[String]) -> Result<Vec<Vec<&'a str>>> {
+    if let Some(stranger) = wanted.iter().find(|name| !members.contains(&name.as_str())) {
         bail!(
             "--package {stranger}: no such crate here, but {}",
-            names.join(", ")
+            members.join(", ")
         );
     }
     let is_wanted = |name: &str| wanted.is_empty() || wanted.iter().any(|w| w == name);
-    let mut rounds = vec![Round {
-        crates: members
+    let quick = members
+        .iter()
+        .copied()
+        .filter(|name| !LATE.contains(name) && is_wanted(name));
+    let late = LATE.iter().filter_map(|late| {
+        members
             .iter()
-            .map(|member| member.name.as_str())
-            .filter(|name| !LATE.contains(name) && is_wanted(name))
-            .collect(),
-        targets: Vec::new(),
-        threads: None,
-    }];
-    for late in LATE.into_iter().filter(|late| is_wanted(late)) {
-        let Some(member) = members.iter().find(|member| member.name == late) else {
-            continue;
-        };
-        let name = member.name.as_str();
-        if name == TESTBED {
-            rounds.extend(testbed_rounds(member));
-            continue;
-        }
-        rounds.push(Round {
-            crates: vec![name],
-            targets: Vec::new(),
-            threads: ALONE.contains(&name).then_some(1),
-        });
-    }
-    rounds.retain(|round| !round.crates.is_empty());
-    Ok(rounds)
+            .copied()
+            .find(|name| name == late && is_wanted(name))
+    });
+    Ok([quick.collect::<Vec<_>>()]
+        .into_iter()
+        .chain(late.map(|name| vec![name]))
+        .filter(|round| !round.is_empty())
+        .collect())
 }
 
-/// Returns the testbed's calls: the tests that run in parallel, those that run alone, and the doc
-/// tests, for which cargo needs a call of their own.
-fn testbed_rounds(testbed: &Package) -> [Round<'_>; 3] {
-    let round = |targets, threads| Round {
-        crates: vec![testbed.name.as_str()],
-        targets,
-        threads: Some(threads),
-    };
-    let option = |name: &str| format!("--test={name}");
-    let alone = testbed.tests.iter().filter(|name| *name != SIDE_BY_SIDE);
-    let libraries = ["--lib", "--bins"].map(str::to_owned);
-    let cpus = thread::available_parallelism().map_or(1, usize::from);
-    [
-        round(vec![option(SIDE_BY_SIDE)], 2 * cpus),
-        round(
-            libraries
-                .into_iter()
-                .chain(alone.map(|name| option(name)))
-                .collect(),
-            1,
-        ),
-        round(vec!["--doc".to_owned()], 1),
-    ]
-}
-
-impl Round<'_> {
-    /// Returns cargo's options for the crates and their tests.
-    fn chosen(&self) -> impl Iterator<Item = String> {
-        let crates = self.crates.iter().map(|name| format!("--package={name}"));
-        crates.chain(self.targets.iter().cloned())
-    }
+fn packages(round: &[&str]) -> impl Iterator<Item = String> {
+    round.iter().map(|name| format!("--package={name}"))
 }
 
 /// Runs cargo, prints its output line by line, and records the results. Returns whether it exits

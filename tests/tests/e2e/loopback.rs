@@ -161,12 +161,14 @@ fn half_closed_reset_and_held_up_it_goes_as_between_two_hosts() {
         sent += len;
         assert!(sent < 64 << 20, "nobody reads, and it takes {sent} bytes");
     }
-    // A service that resets, which may be sooner than the guest has looked at its connection.
+    // A service that resets, which may be sooner than the guest has looked at its connection, or
+    // than its SYN is answered: the relay connects to the service first.
     let said = match stand.run(|| tcp::connect(at(GATEWAY, 7002), WAIT)) {
         Ok(mut stream) => format!("{:?}", stream.read(&mut [0; 1])),
         Err(error) => format!("{error:?}"),
     };
-    assert!(said.contains("ConnectionReset"), "{said}");
+    let ends = ["ConnectionReset", "ConnectionRefused"];
+    assert!(ends.iter().any(|end| said.contains(end)), "{said}");
     assert_eq!(reset.accepted(), 1);
 }
 

@@ -1,7 +1,6 @@
 //! slipgate end to end: the real binary, real stacks, real bytes. Each test makes a world of its
-//! own and says in its name what must hold. They run side by side, so none may depend on another's
-//! being quiet: a child that another test starts has copies of this process's descriptors between
-//! its `fork` and its `exec`.
+//! own and says in its name what must hold. Run them one at a time (`--test-threads=1`): they
+//! measure time.
 
 mod api;
 mod changes;
