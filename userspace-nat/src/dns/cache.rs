@@ -1,23 +1,26 @@
 //! Cache of answers until their TTL expires.
 //!
 //! # Theory of operation
-//! The cache is bounded in entries and bytes. Uses are numbered, and each entry is listed by the
-//! number of its last use: among all, and among those that the same VM's queries inserted. When the
-//! cache is full, a VM that inserts loses its own oldest entry if it holds more than its share;
-//! otherwise the oldest of all is evicted. So a guest that asks for a million names evicts only its
-//! own. There is no sweep: an expired entry is removed when it is found or when it is the oldest.
+//! The cache is bounded in entries and bytes. Every entry is in two lists by recency: the common
+//! one, and that of the VM whose query inserted it. When the cache is full, a VM that inserts loses
+//! its own oldest entry if it holds more than its share; otherwise the oldest of all is evicted. So
+//! a guest that asks for a million names evicts only its own. Every operation is O(1). There is no
+//! sweep: an expired entry is removed when it is found or when it is the oldest.
 //!
 //! The hash is keyed (SipHash), because guests choose the names.
-use std::{
-    collections::{BTreeMap, BTreeSet, HashMap},
-    rc::Rc,
-};
+use std::hash::{BuildHasher, RandomState};
 
 use slipgate_abi::VmId;
+
+use hashbrown::{HashMap, HashTable, hash_table};
 
 use super::answer::Answer;
 use crate::clock::SECOND_NS;
 
+const NIL: u32 = u32::MAX;
+/// Index of an entry's links in the common list; `OWN` is that of its VM's list.
+const COMMON: usize = 0;
+const OWN: usize = 1;
 /// Memory of an entry in addition to its key and message, bytes.
 const ENTRY_OVERHEAD: usize = 160;
 
@@ -26,27 +29,34 @@ const ENTRY_OVERHEAD: usize = 160;
 pub struct Cache {
     max_entries: usize,
     max_bytes: usize,
-    bytes: usize,
-    entries: HashMap<Rc<[u8]>, Entry>,
-    /// Keys of the entries by the number of their last use.
-    by_use: BTreeMap<u64, Rc<[u8]>>,
-    owners: HashMap<VmId, Owned>,
-    last_use: u64,
+    table: HashTable<u32>,
+    hasher: RandomState,
+    entries: Vec<Entry>,
+    free: Vec<u32>,
+    common: List,
+    owners: HashMap<VmId, List>,
 }
 
 #[derive(Debug)]
 struct Entry {
+    key: Box<[u8]>,
     answer: Answer,
     stored_ns: u64,
     vm: VmId,
-    bytes: usize,
-    last_use: u64,
+    links: [Link; 2],
 }
 
-/// Entries that a VM's queries inserted.
-#[derive(Debug, Default)]
-struct Owned {
-    uses: BTreeSet<u64>,
+#[derive(Clone, Copy, Debug)]
+struct Link {
+    newer: u32,
+    older: u32,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct List {
+    newest: u32,
+    oldest: u32,
+    len: usize,
     bytes: usize,
 }
 
@@ -54,106 +64,179 @@ impl Cache {
     /// An empty cache that holds at most this many entries and bytes.
     pub fn new(max_entries: usize, max_bytes: usize) -> Self {
         Self {
-            max_entries,
+            max_entries: max_entries.min(NIL as usize),
             max_bytes,
-            bytes: 0,
-            entries: HashMap::new(),
-            by_use: BTreeMap::new(),
+            table: HashTable::new(),
+            hasher: RandomState::new(),
+            entries: Vec::new(),
+            free: Vec::new(),
+            common: List::EMPTY,
             owners: HashMap::new(),
-            last_use: 0,
         }
     }
 
     /// Number of entries, including expired ones that were not found yet.
     pub fn len(&self) -> usize {
-        self.entries.len()
+        self.common.len
     }
 
     /// Whether the cache has no entry.
     pub fn is_empty(&self) -> bool {
-        self.entries.is_empty()
+        self.common.len == 0
     }
 
     /// Memory of the entries, bytes, as counted for the limit.
     pub fn bytes(&self) -> usize {
-        self.bytes
+        self.common.bytes
     }
 
     /// The answer for a key and its age in seconds; `None` if none is cached.
     pub fn get(&mut self, key: &[u8], now_ns: u64) -> Option<(&Answer, u32)> {
-        let entry = self.entries.get(key)?;
+        let hash = self.hasher.hash_one(key);
+        let index = *self
+            .table
+            .find(hash, |&i| *self.entries[i as usize].key == *key)?;
+        let entry = &self.entries[index as usize];
         let age_s = now_ns.saturating_sub(entry.stored_ns) / SECOND_NS;
         let lifetime_s = entry.answer.lifetime_s.unwrap_or(0);
-        let (key, entry) = self.take(entry.last_use)?;
         if age_s >= u64::from(lifetime_s) {
+            self.remove(index);
             return None;
         }
-        Some((&self.put(key, entry).answer, age_s as u32))
+        self.unlink(index);
+        self.link(index);
+        Some((&self.entries[index as usize].answer, age_s as u32))
     }
 
-    /// Inserts an answer, if it has a lifetime. `vm` is the VM whose query it answered.
+    /// Caches an answer to a query of `vm`, unless it may not be cached.
     pub fn insert(&mut self, vm: VmId, key: &[u8], answer: Answer, now_ns: u64) {
         if answer.lifetime_s.is_none() || self.max_entries == 0 {
             return;
         }
-        if let Some(known) = self.entries.get(key) {
-            self.take(known.last_use);
+        let hash = self.hasher.hash_one(key);
+        if let Some(&index) = self
+            .table
+            .find(hash, |&i| *self.entries[i as usize].key == *key)
+        {
+            self.remove(index);
         }
-        let bytes = ENTRY_OVERHEAD + key.len() + answer.message.len() + 2 * answer.ttls.len();
-        if bytes > self.max_bytes / 4 {
-            return;
-        }
+        let links = [Link {
+            newer: NIL,
+            older: NIL,
+        }; 2];
         let entry = Entry {
+            key: key.into(),
             answer,
             stored_ns: now_ns,
             vm,
-            bytes,
-            last_use: 0,
+            links,
         };
-        self.put(key.into(), entry);
-        while self.len() > self.max_entries || self.bytes > self.max_bytes {
-            self.take(self.victim(vm));
+        if entry.cost() > self.max_bytes / 4 {
+            return;
+        }
+        let index = match self.free.pop() {
+            Some(index) => {
+                self.entries[index as usize] = entry;
+                index
+            }
+            None => {
+                self.entries.push(entry);
+                (self.entries.len() - 1) as u32
+            }
+        };
+        let (entries, hasher) = (&self.entries, &self.hasher);
+        self.table
+            .insert_unique(hash, index, |&i| hasher.hash_one(&*entries[i as usize].key));
+        self.link(index);
+        while self.common.len > self.max_entries || self.common.bytes > self.max_bytes {
+            self.remove(self.victim(vm));
         }
     }
 
-    /// Last use of the entry to evict when `vm` inserts one.
-    fn victim(&self, vm: VmId) -> u64 {
+    /// Index of the entry to evict when `vm` inserts one.
+    fn victim(&self, vm: VmId) -> u32 {
         let vms = self.owners.len().max(1);
-        let own = self.owners.get(&vm).filter(|own| {
-            own.uses.len() > self.max_entries / vms || own.bytes > self.max_bytes / vms
-        });
-        let oldest = match own {
-            Some(own) => own.uses.first(),
-            None => self.by_use.keys().next(),
-        };
-        oldest.copied().unwrap_or(0)
+        self.owners
+            .get(&vm)
+            .filter(|own| own.len > self.max_entries / vms || own.bytes > self.max_bytes / vms)
+            .map_or(self.common.oldest, |own| own.oldest)
     }
 
-    /// Adds an entry as the one that was used last.
-    fn put(&mut self, key: Rc<[u8]>, mut entry: Entry) -> &Entry {
-        self.last_use += 1;
-        entry.last_use = self.last_use;
-        self.bytes += entry.bytes;
-        let own = self.owners.entry(entry.vm).or_default();
-        own.uses.insert(entry.last_use);
-        own.bytes += entry.bytes;
-        self.by_use.insert(entry.last_use, key.clone());
-        self.entries.entry(key).insert_entry(entry).into_mut()
+    fn remove(&mut self, index: u32) {
+        self.unlink(index);
+        let entry = &mut self.entries[index as usize];
+        let hash = self.hasher.hash_one(&*entry.key);
+        // The memory goes now, the element waits in `free`.
+        entry.key = Box::default();
+        entry.answer.message = Box::default();
+        entry.answer.ttls = Box::default();
+        if let Ok(found) = self.table.find_entry(hash, |&i| i == index) {
+            hash_table::OccupiedEntry::remove(found);
+        }
+        self.free.push(index);
     }
 
-    /// Removes the entry with this last use.
-    fn take(&mut self, last_use: u64) -> Option<(Rc<[u8]>, Entry)> {
-        let key = self.by_use.remove(&last_use)?;
-        let entry = self.entries.remove(&key)?;
-        self.bytes -= entry.bytes;
-        if let Some(own) = self.owners.get_mut(&entry.vm) {
-            own.uses.remove(&last_use);
-            own.bytes -= entry.bytes;
-            if own.uses.is_empty() {
-                self.owners.remove(&entry.vm);
+    fn link(&mut self, index: u32) {
+        let vm = self.entries[index as usize].vm;
+        self.common.push(&mut self.entries, index, COMMON);
+        self.owners
+            .entry(vm)
+            .or_insert(List::EMPTY)
+            .push(&mut self.entries, index, OWN);
+    }
+
+    fn unlink(&mut self, index: u32) {
+        let vm = self.entries[index as usize].vm;
+        self.common.take(&mut self.entries, index, COMMON);
+        if let Some(own) = self.owners.get_mut(&vm) {
+            own.take(&mut self.entries, index, OWN);
+            if own.len == 0 {
+                self.owners.remove(&vm);
             }
         }
-        Some((key, entry))
+    }
+}
+
+impl Entry {
+    fn cost(&self) -> usize {
+        ENTRY_OVERHEAD + self.key.len() + self.answer.message.len() + 2 * self.answer.ttls.len()
+    }
+}
+
+impl List {
+    const EMPTY: Self = Self {
+        newest: NIL,
+        oldest: NIL,
+        len: 0,
+        bytes: 0,
+    };
+
+    fn push(&mut self, entries: &mut [Entry], index: u32, which: usize) {
+        entries[index as usize].links[which] = Link {
+            newer: NIL,
+            older: self.newest,
+        };
+        match self.newest {
+            NIL => self.oldest = index,
+            newest => entries[newest as usize].links[which].newer = index,
+        }
+        self.newest = index;
+        self.len += 1;
+        self.bytes += entries[index as usize].cost();
+    }
+
+    fn take(&mut self, entries: &mut [Entry], index: u32, which: usize) {
+        let Link { newer, older } = entries[index as usize].links[which];
+        match newer {
+            NIL => self.newest = older,
+            newer => entries[newer as usize].links[which].older = older,
+        }
+        match older {
+            NIL => self.oldest = newer,
+            older => entries[older as usize].links[which].newer = newer,
+        }
+        self.len -= 1;
+        self.bytes -= entries[index as usize].cost();
     }
 }
 

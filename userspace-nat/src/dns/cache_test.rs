@@ -113,11 +113,10 @@ proptest! {
                 prop_assert!(age < expected.2);
             }
             prop_assert!(cache.len() <= 8);
-            prop_assert_eq!(cache.by_use.len(), cache.len());
-            prop_assert_eq!(cache.owners.values().map(|o| o.uses.len()).sum::<usize>(), cache.len());
+            prop_assert_eq!(cache.table.len(), cache.len());
+            prop_assert_eq!(cache.owners.values().map(|o| o.len).sum::<usize>(), cache.len());
             prop_assert_eq!(cache.owners.values().map(|o| o.bytes).sum::<usize>(), cache.bytes());
-            let held: usize = cache.entries.values().map(|e| e.bytes).sum();
-            prop_assert_eq!(held, cache.bytes());
+            prop_assert_eq!(cache.entries.len() - cache.free.len(), cache.len());
         }
     }
 }
