@@ -29,8 +29,8 @@ use crate::serve::signals;
 
 /// How long another daemon is waited for.
 const DAEMON_WITHIN: Duration = Duration::from_secs(20);
-/// Between two questions whether there is one.
-const ASK_EVERY: Duration = Duration::from_millis(200);
+/// Between two questions whether there is one, ms.
+const ASK_EVERY_MS: u16 = 200;
 
 /// A VM that the daemon serves for this process.
 #[derive(Debug)]
@@ -124,8 +124,8 @@ impl JoinedVm {
     }
 
     /// Longest time until [`JoinedVm::turn`] is due.
-    pub(crate) fn timeout(&self) -> Option<Duration> {
-        self.lost.map(|_| ASK_EVERY)
+    pub(crate) fn timeout(&self) -> Option<PollTimeout> {
+        self.lost.map(|_| PollTimeout::from(ASK_EVERY_MS))
     }
 
     /// Has the daemon remove the VM, and waits until its flows have ended.
@@ -222,10 +222,7 @@ fn asks_to_stop(signals: &SignalFd, vms: &[JoinedVm]) -> anyhow::Result<bool> {
     let mut fds = vec![input(signals.as_fd())];
     fds.extend(vms.iter().filter_map(JoinedVm::fd).map(input));
     let timeout = vms.iter().find_map(JoinedVm::timeout);
-    let timeout = timeout.map_or(PollTimeout::NONE, |time| {
-        PollTimeout::try_from(time).unwrap_or(PollTimeout::MAX)
-    });
-    match poll(&mut fds, timeout) {
+    match poll(&mut fds, timeout.unwrap_or(PollTimeout::NONE)) {
         Ok(_) | Err(nix::Error::EINTR) => {}
         Err(e) => return Err(e).context("waiting for something to do"),
     }

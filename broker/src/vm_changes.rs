@@ -38,7 +38,7 @@ use slipgate_ipc::{
 use self::{definition::Put, ties::Ties};
 use crate::{
     kernel_errors::is_passing,
-    kernel_state::{Attached, Taken},
+    kernel_state::{Attached, ForwardChange, Taken},
     parts::Parts,
     policy_apply::PolicyChanges,
 };
@@ -192,15 +192,8 @@ impl VmChanges {
                 Ok(())
             }
             Ok(Put::Added(at, forwards)) => {
-                let vm = parts.attached.vm_spec(&parts.attached.vms[at]);
-                let name = vm.name.clone();
-                let mut id = parts.next_id();
-                parts.engine.send(ToEngine::AddVm { id, vm })?;
-                if !forwards.is_empty() {
-                    id = parts.next_id();
-                    let message = parts.attached.change_forwards(id, at, forwards)?;
-                    parts.engine.send(message)?;
-                }
+                let name = parts.attached.vms[at].config.name.clone();
+                let id = send_vm(parts, at, forwards)?;
                 self.waiting.insert(id, Step::Serve { name, client });
                 Ok(())
             }
@@ -209,26 +202,16 @@ impl VmChanges {
                 Ok(())
             }
             Ok(Put::Changed(at, forwards)) => {
-                let vm = parts.attached.vm_spec(&parts.attached.vms[at]);
-                let name = vm.name.clone();
-                let mut id = parts.next_id();
-                parts.engine.send(ToEngine::AddVm { id, vm })?;
-                if !forwards.is_empty() {
-                    id = parts.next_id();
-                    let message = parts.attached.change_forwards(id, at, forwards)?;
-                    parts.engine.send(message)?;
-                }
+                let name = parts.attached.vms[at].config.name.clone();
                 let client = Some(client);
+                let id = send_vm(parts, at, forwards)?;
                 self.waiting.insert(id, Step::Change { name, client });
                 Ok(())
             }
             Ok(Put::OtherPolicy(at, new, forwards)) => {
-                if !forwards.is_empty() {
-                    let id = parts.next_id();
-                    let message = parts.attached.change_forwards(id, at, forwards)?;
+                if let Some(id) = send_forwards(parts, at, forwards)? {
                     let (name, client) = (new.name.clone(), None);
                     self.waiting.insert(id, Step::Change { name, client });
-                    parts.engine.send(message)?;
                 }
                 policies.apply_to_vm(parts, client, *new)
             }
@@ -357,6 +340,30 @@ impl Step {
             }
         }
     }
+}
+
+/// Sends the engine a VM and the changes of its forwards. Returns the number of the last message.
+fn send_vm(parts: &mut Parts, at: usize, forwards: ForwardChange) -> anyhow::Result<u64> {
+    let vm = parts.attached.vm_spec(&parts.attached.vms[at]);
+    let id = parts.next_id();
+    parts.engine.send(ToEngine::AddVm { id, vm })?;
+    Ok(send_forwards(parts, at, forwards)?.unwrap_or(id))
+}
+
+/// Sends the engine the changes of a VM's forwards. Returns the message's number; `None`: there are
+/// no changes.
+fn send_forwards(
+    parts: &mut Parts,
+    at: usize,
+    forwards: ForwardChange,
+) -> anyhow::Result<Option<u64>> {
+    if forwards.is_empty() {
+        return Ok(None);
+    }
+    let id = parts.next_id();
+    let message = parts.attached.change_forwards(id, at, forwards)?;
+    parts.engine.send(message)?;
+    Ok(Some(id))
 }
 
 fn refuse(parts: &mut Parts, client: ClientId, e: anyhow::Error) {

@@ -1,11 +1,12 @@
 //! A VM of `slipgate run` whose NAT is a daemon's.
+use std::os::fd::AsFd as _;
+
 use anyhow::{Context as _, bail};
 use nix::{
     poll::{PollFd, PollFlags, PollTimeout, poll},
     sys::{signal::Signal, signalfd::SignalFd},
 };
 use slipgate_ipc::{channel::Received, engine::OnExit, vmm::FromVmm};
-use std::os::fd::AsFd as _;
 
 use super::JoinedVm;
 use crate::{
@@ -48,8 +49,7 @@ impl JoinedMachine {
             let wants = vm.console.wants();
             let typed_at = wants.map(|_| fds.len());
             fds.extend(wants.map(|(fd, flags)| PollFd::new(fd, flags)));
-            let timeout = self.joined.timeout().map(PollTimeout::try_from);
-            let timeout = timeout.and_then(Result::ok).unwrap_or(PollTimeout::NONE);
+            let timeout = self.joined.timeout().unwrap_or(PollTimeout::NONE);
             match poll(&mut fds, timeout) {
                 Ok(_) | Err(nix::Error::EINTR) => {}
                 Err(e) => return Err(e).context("waiting for something to do"),

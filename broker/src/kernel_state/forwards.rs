@@ -7,7 +7,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     net::{Ipv4Addr, SocketAddrV4},
     ops::Range,
-    os::fd::{AsFd as _, OwnedFd},
+    os::fd::{AsFd as _, BorrowedFd, OwnedFd},
 };
 
 use anyhow::Context as _;
@@ -200,7 +200,8 @@ impl Attached {
             let held = self.forwards.0.remove(&port).map(|held| held.socket);
             let socket = socket.or(held).context("a forward without its socket")?;
             let held = HeldForward::of_vm(&name, &forward, socket);
-            sockets.push(self.forward_socket(port, &held, open)?);
+            let copy = held.socket.try_clone()?;
+            sockets.push(self.forward_socket(port, &held, copy, open));
             self.forwards.0.insert(port, held);
         }
         Ok(ToEngine::ChangeForwards {
@@ -268,26 +269,27 @@ impl Attached {
     }
 
     /// All forwards, in the form in which an engine gets them.
-    pub(crate) fn forward_sockets(&self) -> anyhow::Result<Vec<ForwardSocket>> {
+    pub(crate) fn forward_sockets(&self) -> Vec<ForwardSocket<BorrowedFd<'_>>> {
         let by_name = self.open_by_name();
         let all = self.forwards.0.iter();
         all.filter_map(|(port, held)| {
             let open = by_name.get(held.vm.as_str())?;
-            Some(self.forward_socket(*port, held, open))
+            Some(self.forward_socket(*port, held, held.socket.as_fd(), open))
         })
         .collect()
     }
 
-    fn forward_socket(
+    fn forward_socket<F>(
         &self,
         port: HostPort,
         held: &HeldForward,
+        socket: F,
         open: &OpenVm,
-    ) -> anyhow::Result<ForwardSocket> {
+    ) -> ForwardSocket<F> {
         let at = forward_texts(&self.config).position(|text| text == held.rule);
         let at = at.map_or(0, |at| at as u32);
-        Ok(ForwardSocket {
-            socket: held.socket.as_fd().try_clone_to_owned()?,
+        ForwardSocket {
+            socket,
             vm: open.id,
             vm_row: open.row,
             protocol: port.protocol,
@@ -295,7 +297,7 @@ impl Attached {
             guest_port: held.guest_port,
             rule: RuleIndex::new(self.forward_rules().start + at),
             relayed_rule: RuleIndex::new(self.relayed_rules.start + at),
-        })
+        }
     }
 
     fn open_by_name(&self) -> BTreeMap<&str, &OpenVm> {

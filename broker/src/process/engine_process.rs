@@ -62,7 +62,7 @@ impl EngineProcess {
             log: log.to_owned(),
         };
         engine.channel().send(ToEngine::Start(Box::new(start)))?;
-        let mut forwards = attached.forward_sockets()?.into_iter().peekable();
+        let mut forwards = attached.forward_sockets().into_iter().peekable();
         while forwards.peek().is_some() {
             let some = forwards.by_ref().take(MAX_FDS).collect();
             engine.channel().send(ToEngine::Forwards(some))?;

@@ -7,7 +7,7 @@
 //! VMs as it serves all, and gives their clients some time to come back.
 use std::{
     collections::BTreeMap,
-    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd},
     time::{Duration, Instant},
 };
 
@@ -18,7 +18,6 @@ use nix::{
     },
     unistd::read,
 };
-use std::os::fd::AsRawFd as _;
 
 /// How long clients have to come back to a daemon that starts again.
 const BACK_WITHIN: Duration = Duration::from_secs(30);
