@@ -3,20 +3,17 @@
 //! The engine writes them to a socket that comes with the broker's answer. When the client goes the
 //! socket is closed, which ends the capture; a client that reads slowly loses packets of it, and
 //! their number comes at its end.
-use std::{
-    io,
-    os::fd::{AsRawFd as _, OwnedFd},
-};
+use std::{io, os::fd::OwnedFd};
 
 use hyper::{StatusCode, body::Bytes};
-use nix::sys::socket::{MsgFlags, recv};
 use slipgate_ipc::{api::ApiRequest, client::ClientAnswer};
-use tokio::{io::unix::AsyncFd, sync::mpsc};
+use tokio::sync::mpsc;
 
 use crate::{
     broker::Broker,
     problem::{Problem, answer, other_answer},
     response::{Content, PCAPNG, Response, with},
+    stream::Stream,
 };
 
 /// Bytes that are read at once.
@@ -47,28 +44,15 @@ pub(crate) async fn begin(
 }
 
 async fn pass_on(from: OwnedFd, to: mpsc::Sender<Bytes>) -> io::Result<()> {
-    #[expect(
-        deprecated,
-        reason = "the descriptor is owned by what is registered, as long as that lives"
-    )]
-    let from = AsyncFd::new(from)?;
+    let from = Stream::new(from)?;
     let mut bytes = vec![0; READ_AT_ONCE];
     loop {
-        let mut ready = tokio::select! {
-            ready = from.readable() => ready?,
+        let n = tokio::select! {
+            n = from.recv(&mut bytes) => n?,
             () = to.closed() => return Ok(()),
         };
-        let flags = MsgFlags::MSG_DONTWAIT;
-        match recv(from.get_ref().as_raw_fd(), &mut bytes, flags) {
-            Ok(0) => return Ok(()),
-            Ok(n) => {
-                if to.send(Bytes::copy_from_slice(&bytes[..n])).await.is_err() {
-                    return Ok(());
-                }
-            }
-            Err(nix::Error::EAGAIN) => ready.clear_ready(),
-            Err(nix::Error::EINTR) => {}
-            Err(e) => return Err(e.into()),
+        if n == 0 || to.send(Bytes::copy_from_slice(&bytes[..n])).await.is_err() {
+            return Ok(());
         }
     }
 }

@@ -6,12 +6,7 @@
 //!
 //! Each reader has a queue of its own, which is bounded. A reader that is too slow misses events;
 //! it gets one that says how many, and delays nobody.
-use std::{
-    borrow::Cow,
-    cell::RefCell,
-    collections::VecDeque,
-    rc::{Rc, Weak},
-};
+use std::{borrow::Cow, cell::RefCell, collections::VecDeque, rc::Rc};
 
 use serde::Deserialize;
 use serde_json::json;
@@ -46,7 +41,7 @@ struct State {
     /// Number of the last of the broker's events that is not kept any more, and how many such there
     /// are.
     forgotten: (u64, u64),
-    queues: Vec<Weak<Queue>>,
+    queues: Vec<Rc<Queue>>,
 }
 
 #[derive(Debug)]
@@ -192,7 +187,7 @@ impl Events {
             line: format!("{object}\n"),
         };
         let vm = stored.vm.as_deref();
-        for queue in readers(&mut state.queues) {
+        for queue in &state.queues {
             if queue.filter.wants(stored.kind, vm) {
                 queue.put(&stored.line, seq);
             }
@@ -216,7 +211,7 @@ impl Events {
             // Which ones, nobody knows any more.
             let count = record.count.ok_or(NoRecord)?;
             state.last = state.last.saturating_add(count);
-            for queue in readers(&mut state.queues) {
+            for queue in &state.queues {
                 if queue.filter.kinds.records != FlowLogEvents::default() {
                     queue.lose(count, state.last);
                 }
@@ -227,7 +222,7 @@ impl Events {
         state.last += 1;
         let begin = line.trim_end().strip_suffix('}').ok_or(NoRecord)?;
         let line = format!("{begin},\"seq\":{}}}\n", state.last);
-        for queue in readers(&mut state.queues) {
+        for queue in &state.queues {
             if queue.filter.wants_record(kind, &record.vm) {
                 queue.put(&line, state.last);
             }
@@ -262,7 +257,7 @@ impl Events {
             }
             queue.added.notify_one();
         }
-        state.queues.push(Rc::downgrade(&queue));
+        state.queues.push(queue.clone());
         self.sum_up_wanted(state);
         Reader {
             events: self.clone(),
@@ -270,8 +265,10 @@ impl Events {
         }
     }
 
-    fn sum_up_wanted(&self, state: &mut State) {
-        let wanted = readers(&mut state.queues)
+    fn sum_up_wanted(&self, state: &State) {
+        let wanted = state
+            .queues
+            .iter()
             .map(|queue| queue.filter.kinds.records)
             .fold(FlowLogEvents::default(), FlowLogEvents::or);
         self.wanted.send_if_modified(|before| {
@@ -280,11 +277,6 @@ impl Events {
             changed
         });
     }
-}
-
-fn readers(queues: &mut Vec<Weak<Queue>>) -> impl Iterator<Item = Rc<Queue>> {
-    queues.retain(|queue| queue.strong_count() > 0);
-    queues.iter().filter_map(Weak::upgrade)
 }
 
 /// Someone who reads.
@@ -358,8 +350,7 @@ impl Reader {
 impl Drop for Reader {
     fn drop(&mut self) {
         let state = &mut *self.events.state.borrow_mut();
-        let queue = Rc::as_ptr(&self.queue);
-        state.queues.retain(|other| other.as_ptr() != queue);
+        state.queues.retain(|other| !Rc::ptr_eq(other, &self.queue));
         self.events.sum_up_wanted(state);
     }
 }

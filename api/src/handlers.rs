@@ -161,7 +161,7 @@ pub(crate) async fn carry_out(
     let name = || parameter.to_owned();
     if let Some(request) = request_of(action, input)? {
         if matches!(action, Action::CaptureVm | Action::CaptureFlow) {
-            return capture::begin(&daemon.broker, request, parameter).await;
+            return capture::begin(broker, request, parameter).await;
         }
         let answer = answer(broker.ask(request).await?, parameter)?;
         return changed(answer).ok_or_else(other_answer);

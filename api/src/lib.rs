@@ -26,8 +26,10 @@ mod records;
 mod response;
 mod routes;
 pub mod server;
+mod stream;
 
 pub use handlers::change_of;
+pub use response::OPENMETRICS;
 use slipgate_ipc::engine::EngineInventory;
 
 /// Source of figures that need no other process: the tables that are mapped for reading.

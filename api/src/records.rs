@@ -3,18 +3,12 @@
 //! The engine makes only records of the kinds that it was asked for, waits for nobody, and counts
 //! what finds no room. Its lines are checked before they are passed on: it reads what hostile
 //! guests send.
-use std::{
-    io,
-    os::fd::{AsRawFd as _, OwnedFd},
-    rc::Rc,
-};
-
-use nix::sys::socket::{MsgFlags, recv, send};
-use tokio::{io::unix::AsyncFd, sync::watch, task::yield_now};
+use std::{io, os::fd::OwnedFd, rc::Rc};
 
 use slipgate_ipc::engine::FlowLogEvents;
+use tokio::{sync::watch, task::yield_now};
 
-use crate::events::Events;
+use crate::{events::Events, stream::Stream};
 
 /// Bytes that are read at once; other clients have their turn after each.
 const READ_AT_ONCE: usize = 64 << 10;
@@ -34,35 +28,23 @@ async fn try_pass_on(
     events: &Events,
     mut wanted: watch::Receiver<FlowLogEvents>,
 ) -> io::Result<()> {
-    #[expect(
-        deprecated,
-        reason = "the descriptor is owned by what is registered, as long as that lives"
-    )]
-    let from = AsyncFd::new(from)?;
+    let from = Stream::new(from)?;
     let mut bytes = vec![0; READ_AT_ONCE];
     let mut torn = Vec::new();
     wanted.mark_changed();
     loop {
-        let mut ready = tokio::select! {
+        let n = tokio::select! {
             changed = wanted.changed() => {
                 changed.map_err(io::Error::other)?;
                 let bits = wanted.borrow_and_update().bits();
-                ask(&from, bits).await?;
+                from.send(&[bits]).await?;
                 continue;
             }
-            ready = from.readable() => ready?,
+            n = from.recv(&mut bytes) => n?,
         };
-        let flags = MsgFlags::MSG_DONTWAIT;
-        let n = match recv(from.get_ref().as_raw_fd(), &mut bytes, flags) {
-            Ok(0) => return Ok(()),
-            Ok(n) => n,
-            Err(nix::Error::EAGAIN) => {
-                ready.clear_ready();
-                continue;
-            }
-            Err(nix::Error::EINTR) => continue,
-            Err(e) => return Err(e.into()),
-        };
+        if n == 0 {
+            return Ok(());
+        }
         let mut rest = &bytes[..n];
         while let Some(end) = rest.iter().position(|byte| *byte == b'\n') {
             torn.extend_from_slice(&rest[..end]);
@@ -76,18 +58,5 @@ async fn try_pass_on(
             return Err(io::Error::other("a line without an end"));
         }
         yield_now().await;
-    }
-}
-
-/// Tells the engine which records are wanted from now on.
-async fn ask(to: &AsyncFd<OwnedFd>, bits: u8) -> io::Result<()> {
-    let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL;
-    loop {
-        let mut ready = to.writable().await?;
-        match send(to.get_ref().as_raw_fd(), &[bits], flags) {
-            Err(nix::Error::EAGAIN) => ready.clear_ready(),
-            Err(nix::Error::EINTR) => {}
-            done => return Ok(done.map(drop)?),
-        }
     }
 }

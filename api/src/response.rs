@@ -14,7 +14,7 @@ use serde::Serialize;
 use tokio::sync::mpsc;
 
 /// Media type of OpenMetrics, Prometheus' text format.
-pub(crate) const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+pub const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 /// Media type of pcapng, which has none of its own with IANA.
 pub(crate) const PCAPNG: &str = "application/x-pcapng";
 

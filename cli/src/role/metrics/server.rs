@@ -18,6 +18,7 @@ use std::{
 
 use anyhow::Context as _;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use slipgate_api::OPENMETRICS;
 use slipgate_control::maps::ReadOnlyMaps;
 use slipgate_ipc::{
     channel::{Channel, Received},
@@ -43,9 +44,6 @@ const NAMES_WITHIN: Duration = Duration::from_millis(500);
 const MOST_UNREAD: usize = 64 << 10;
 /// Largest number of inventory pages read for one scrape.
 const MOST_PAGES: usize = 256;
-
-/// Prometheus' text format, as its client library writes it (OpenMetrics 1.0).
-const KIND: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 /// Data from which a page is made.
 pub(super) struct Shown {
@@ -261,7 +259,7 @@ impl Server {
         if let State::Waiting { head } = client.state
             && let Some(page) = self.page()
         {
-            let answer = http::answer(200, KIND, &page, head);
+            let answer = http::answer(200, OPENMETRICS, &page, head);
             client.state = State::Writing { answer, sent: 0 };
         }
         if let State::Writing { answer, sent } = &mut client.state {
