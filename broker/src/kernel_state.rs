@@ -14,13 +14,13 @@ mod vm_status;
 mod vms;
 mod xdp;
 
-use slipgate_abi::IfIndex;
 use std::{
     collections::BTreeSet, fs::File, net::TcpListener, ops::Range, os::unix::net::UnixListener,
     time::Duration,
 };
 
 use anyhow::anyhow;
+use slipgate_abi::IfIndex;
 use slipgate_control::{
     Datapath, Error, Owner, Users,
     attach::{Hook, Program},

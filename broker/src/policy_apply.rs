@@ -15,7 +15,6 @@
 //! There is one change at a time.
 mod learning;
 
-use slipgate_abi::{RuleIndex, VmId};
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
     os::fd::OwnedFd,
@@ -24,6 +23,7 @@ use std::{
 
 use anyhow::{Context as _, bail};
 use nix::poll::PollFd;
+use slipgate_abi::{RuleIndex, VmId};
 use slipgate_control::vm;
 use slipgate_ipc::{
     api::Event,

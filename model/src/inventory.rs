@@ -1,8 +1,8 @@
 //! Inventory of an engine: state that the pinned maps do not show.
-use slipgate_abi::SlotIndex;
 use std::{net::SocketAddrV4, ops::AddAssign};
 
 use serde::{Deserialize, Serialize};
+use slipgate_abi::SlotIndex;
 use slipgate_policy::RefusedCounts;
 
 use crate::{Labels, RelayedId};

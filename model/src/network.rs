@@ -1,9 +1,9 @@
 //! The host's network: the part that the engine's decisions depend on.
-use slipgate_abi::IfIndex;
 use std::net::Ipv4Addr;
 
 use ipnet::Ipv4Net;
 use serde::{Deserialize, Serialize};
+use slipgate_abi::IfIndex;
 use slipgate_policy::LocalAddresses;
 
 /// Network of the host, as the engine sees it.

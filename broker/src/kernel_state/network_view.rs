@@ -1,8 +1,8 @@
 //! Builds the engine's view of the host's network from netlink data.
-use slipgate_abi::IfIndex;
 use std::net::Ipv4Addr;
 
 use ipnet::Ipv4Net;
+use slipgate_abi::IfIndex;
 use slipgate_control::netlink::{self, Network};
 use slipgate_ipc::engine::{HostAddress, Link, NetworkView, RouteEntry, RouteKind, RouteSnapshot};
 use slipgate_policy::LocalAddresses;

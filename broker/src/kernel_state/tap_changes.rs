@@ -1,8 +1,8 @@
 //! TAPs that go and come again, and MTUs that change.
-use slipgate_abi::IfIndex;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
+use slipgate_abi::IfIndex;
 use slipgate_control::{
     device::Device,
     serve::{self, Served, TapChange},

@@ -14,13 +14,13 @@
 //! little later, and the VM is open until then. On any other failure the VM is frozen.
 //!
 //! None of this is kept for a successor.
-use slipgate_abi::{VmId, VmRow};
 use std::{
     os::fd::{AsFd as _, OwnedFd},
     time::{Duration, Instant},
 };
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use slipgate_abi::{VmId, VmRow};
 use slipgate_ipc::client::ClientId;
 use slipgate_policy::{
     Action,

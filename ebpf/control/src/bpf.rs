@@ -3,7 +3,6 @@
 //! The commands on maps work without any capability, on descriptors that were passed to the
 //! process.
 
-use slipgate_abi::IfIndex;
 use std::{
     ffi::CString,
     io,
@@ -19,6 +18,7 @@ use aya_obj::generated::{
     BPF_F_AFTER, BPF_F_BEFORE, bpf_attach_type, bpf_attr, bpf_cmd, bpf_link_info, bpf_map_info,
     bpf_map_type, bpf_prog_info,
 };
+use slipgate_abi::IfIndex;
 
 /// Usual mount point of bpffs.
 pub const BPFFS: &str = "/sys/fs/bpf";

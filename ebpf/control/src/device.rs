@@ -2,13 +2,14 @@
 //!
 //! All of them concern the calling thread's network namespace.
 
-use slipgate_abi::IfIndex;
 use std::{
     ffi::CStr,
     fs, io,
     os::fd::{AsRawFd, FromRawFd, OwnedFd},
     path::{Path, PathBuf},
 };
+
+use slipgate_abi::IfIndex;
 
 use crate::{Error, Result};
 

@@ -1,7 +1,8 @@
 //! Errors of this crate: each says what was tried, on what, and what to do about it.
 
-use slipgate_abi::IfIndex;
 use std::{io, path::PathBuf};
+
+use slipgate_abi::IfIndex;
 
 /// Result of an operation of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;

@@ -1,7 +1,6 @@
 //! A compromised engine: the test, which is root, writes into the maps and sends the broker what
 //! such an engine could.
 
-use slipgate_abi::{IfIndex, VmRow};
 use std::{
     io::IoSlice,
     os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd},
@@ -9,6 +8,7 @@ use std::{
 };
 
 use nix::sys::socket::{ControlMessage, MsgFlags, SockType, getsockopt, sendmsg, sockopt};
+use slipgate_abi::{IfIndex, VmRow};
 use slipgate_testbed::{
     Guest, GuestConfig, PinDir, Slipgate, World,
     clients::tcp,

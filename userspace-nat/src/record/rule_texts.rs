@@ -1,7 +1,8 @@
 //! The rules by their elements of `RULES`: those in force, and earlier ones by which live flows
 //! were admitted. Their texts are for people; rules are compared by their identity.
-use slipgate_abi::RuleIndex;
 use std::collections::HashSet;
+
+use slipgate_abi::RuleIndex;
 
 use crate::datapath::Datapath;
 use slipgate_policy::{Described, Identity};

@@ -1,9 +1,9 @@
 //! Destinations and translated addresses that a change of the host's network may concern, so that
 //! not every change causes a walk over all flows.
-use slipgate_abi::IfIndex;
 use std::net::Ipv4Addr;
 
 use ipnet::Ipv4Net;
+use slipgate_abi::IfIndex;
 
 use super::RouteTable;
 

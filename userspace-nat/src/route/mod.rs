@@ -9,8 +9,9 @@
 //! table. Routes of links other than the uplink are included and give [`Route::OtherUplink`]: a
 //! network behind another link must not be reached by the default route. Policy routing (`ip
 //! rule`) and routes by TOS are not supported.
-use slipgate_abi::IfIndex;
 use std::net::Ipv4Addr;
+
+use slipgate_abi::IfIndex;
 
 pub use slipgate_model::{HostAddress, RouteEntry, RouteKind, RouteSnapshot};
 

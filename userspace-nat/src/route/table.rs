@@ -1,8 +1,8 @@
 //! The compiled route table.
-use slipgate_abi::IfIndex;
 use std::net::Ipv4Addr;
 
 use ipnet::Ipv4Net;
+use slipgate_abi::IfIndex;
 
 use super::{Route, RouteEntry, RouteKind, RouteSnapshot};
 use slipgate_policy::PrefixMap;

@@ -1,7 +1,8 @@
 //! A driver that breaks the protocol. Each time the card sets DEVICE_NEEDS_RESET and counts it, the
 //! worker stops, and after a reset the card works.
-use slipgate_vmm::virtio::{VirtioDevice, net::IoMethod};
 use std::sync::atomic::Ordering;
+
+use slipgate_vmm::virtio::{VirtioDevice, net::IoMethod};
 
 use super::driver::{BUFFERS, HEADER, MAC, Rig, eventually, sockets, transmit, wait_receive};
 

@@ -2,7 +2,6 @@
 //!
 //! Labels are bounded: VMs are (1024 rows), reasons, protocols and directions are sets of the
 //! program's own; rules are named while there are at most [`MOST_RULES`], the others together.
-use slipgate_abi::VmId;
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
     fmt,
@@ -14,6 +13,7 @@ use prometheus_client::{
     metrics::{MetricType, counter::ConstCounter, gauge::ConstGauge},
     registry::Registry,
 };
+use slipgate_abi::VmId;
 use slipgate_control::maps::ReadOnlyMaps;
 use slipgate_ipc::engine::{NameCounts, RelayedCounts};
 use slipgate_model::Labels;

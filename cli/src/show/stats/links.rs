@@ -1,6 +1,7 @@
 //! Losses of the TAPs: packets that were translated and counted, and then dropped by the device.
-use slipgate_abi::IfIndex;
 use std::{collections::HashMap, fs};
+
+use slipgate_abi::IfIndex;
 
 /// `/proc/net/dev` of this network namespace.
 pub(super) struct Links {

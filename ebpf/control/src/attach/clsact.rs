@@ -1,7 +1,6 @@
 //! Attachments as filters of the clsact qdisc: for kernels before 6.6, and for programs that must
 //! run after all tcx links.
 
-use slipgate_abi::IfIndex;
 use std::{
     fs,
     os::fd::{AsFd, AsRawFd, BorrowedFd},
@@ -13,6 +12,7 @@ use netlink_packet_route::{
     RouteNetlinkMessage,
     tc::{TcAttribute, TcBpfFlags, TcFilterBpf, TcFilterBpfOption, TcHandle, TcMessage, TcOption},
 };
+use slipgate_abi::IfIndex;
 
 use super::Program;
 use crate::{Error, Result, attach::program_id, bpf, netlink::Requests, paths};

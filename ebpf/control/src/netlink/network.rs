@@ -1,12 +1,12 @@
 //! State of the network as the kernel reports it, as plain data. IPv4 only.
 
-use slipgate_abi::IfIndex;
 use std::{
     collections::{BTreeMap, HashMap},
     net::Ipv4Addr,
 };
 
 use serde::{Deserialize, Serialize};
+use slipgate_abi::IfIndex;
 
 /// State of a network namespace at one moment. Neighbours are not serialized: only the broker needs
 /// them.

@@ -1,7 +1,6 @@
 //! Conversion of netlink messages to the types of [`super::network`]. A message that is not about
 //! IPv4, or incomplete, gives `None`.
 
-use slipgate_abi::IfIndex;
 use std::net::{IpAddr, Ipv4Addr};
 
 use netlink_packet_route::{
@@ -14,6 +13,7 @@ use netlink_packet_route::{
         RouteNextHopFlags, RouteType,
     },
 };
+use slipgate_abi::IfIndex;
 
 use super::network::{Address, Link, Neighbour, Route, RouteKind, Table};
 

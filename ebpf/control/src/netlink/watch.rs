@@ -9,7 +9,6 @@
 //! and starts over with a new socket and all requests. Each failure doubles the wait. The changes
 //! meanwhile are unknown, so then everything is reported as changed.
 
-use slipgate_abi::IfIndex;
 use std::{
     collections::HashMap,
     fmt::Display,
@@ -22,6 +21,7 @@ use netlink_packet_route::{
     AddressFamily, RouteNetlinkMessage, address::AddressMessage, link::LinkMessage,
     neighbour::NeighbourMessage, route::RouteMessage,
 };
+use slipgate_abi::IfIndex;
 
 use super::{
     network::{Neighbour, Network},

@@ -4,12 +4,13 @@
 //! make a successor bring any interface of the host down. So the broker records the TAPs it
 //! attached to in a file of its own, beside the locks, which only root can reach.
 
-use slipgate_abi::IfIndex;
 use std::{
     collections::BTreeSet,
     fs,
     path::{Path, PathBuf},
 };
+
+use slipgate_abi::IfIndex;
 
 use super::Owner;
 use crate::{

@@ -1,6 +1,7 @@
 //! Flows that the engine carries, VMs that are frozen or limited.
-use slipgate_abi::{DropReason, Handover, Rate, SlotIndex, Verdict, VmId, VmRates, tcp::Flags};
 use std::sync::atomic::Ordering::Relaxed;
+
+use slipgate_abi::{DropReason, Handover, Rate, SlotIndex, Verdict, VmId, VmRates, tcp::Flags};
 
 use super::rig::*;
 use crate::{

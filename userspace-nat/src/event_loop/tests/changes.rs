@@ -9,8 +9,9 @@ use pcap_file::pcapng::{Block, PcapNgReader};
 use slipgate_abi::{
     DropReason, Handover, SlotIndex, Verdict, VmRow, tcp::Flags, timeout::CLOSING_GRACE_NS,
 };
-use slipgate_model::{OnExit, Subject};
 use std::sync::atomic::Ordering::Relaxed;
+
+use slipgate_model::{OnExit, Subject};
 
 use super::rig::*;
 use crate::{

@@ -1,6 +1,7 @@
+use std::sync::atomic::Ordering::Relaxed;
+
 use slipgate_abi::{Handover, Verdict, VmId, VmRow, tcp::Flags};
 use slipgate_model::OnExit;
-use std::sync::atomic::Ordering::Relaxed;
 
 use super::rig::*;
 use crate::{

@@ -1,5 +1,6 @@
-use slipgate_abi::{DropReason, Handover};
 use std::sync::atomic::Ordering::Relaxed;
+
+use slipgate_abi::{DropReason, Handover};
 
 use super::rig::*;
 use crate::{

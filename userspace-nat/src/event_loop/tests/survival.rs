@@ -1,6 +1,7 @@
 //! The engine dies and another takes over; credits; a port that fails.
-use slipgate_abi::{DropReason, FlowRef, Ip4, Tuple, Verdict, VmId, VmRow};
 use std::sync::atomic::Ordering::Relaxed;
+
+use slipgate_abi::{DropReason, FlowRef, Ip4, Tuple, Verdict, VmId, VmRow};
 
 use super::rig::*;
 use crate::{
