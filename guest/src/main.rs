@@ -22,7 +22,7 @@ use slipgate_guest::{
     run::{STATUS_FAILED, STATUS_PASSED, Shared, run},
     selftest::{self, Bench},
     virtio::{
-        net::{Card, Pair, Vectors, WANTED},
+        net::{Card, Pair, Vectors, WANTED, local_mac},
         transport::{NETWORK_CARD, NETWORK_CARD_TRANSITIONAL, Transport},
     },
 };
@@ -60,6 +60,9 @@ extern "C" fn start(start_info: u64) -> ! {
         memory::claim_heap(info.heap.0, info.heap.1);
         alloc::string::String::from(info.command_line)
     };
+    if let Some(power_off) = tables.power_off {
+        console::powers_off_by(power_off);
+    }
     let apic_ids = cpu::name_boot_cpu(tables.apic_ids());
     let cpus = smp::start(&apic_ids, serve);
     console::print_line(&alloc::format!(
@@ -83,12 +86,14 @@ extern "C" fn start(start_info: u64) -> ! {
     };
     let transport =
         Transport::find(&config, card, bus::Window::map).unwrap_or_else(|why| panic!("{why}"));
+    let mac = local_mac(&Machine::new(1));
     let only_selftest = command_line.trim() == "selftest";
     if Shared::parse(&command_line, 1).selftest() {
         let bench = Bench {
             transport: &transport,
             config: &config,
             platform: &Machine::new(1),
+            own_mac: mac,
             apic_id: apic_ids[0],
             interrupt: Slot::Test.vector(),
             taken: || Cpu::current().interrupts()[Slot::Test as usize],
@@ -106,7 +111,7 @@ extern "C" fn start(start_info: u64) -> ! {
         config: Slot::Config.vector(),
         taken: || Cpu::current().interrupts()[Slot::Queue as usize],
     };
-    let card = Card::bring_up(&transport, &config, WANTED, QUEUE_SIZE, vectors)
+    let card = Card::bring_up(&transport, &config, WANTED, QUEUE_SIZE, vectors, mac)
         .unwrap_or_else(|why| panic!("{why}"));
     let pairs: Vec<_> = card
         .pairs

@@ -105,6 +105,9 @@ fn its_selftest_passes_and_what_it_can_not_do_is_a_status() {
         parts.len() > 10 && parts.iter().all(|part| part["ok"] == true),
         "{parts:?}"
     );
+    // Interrupts that nobody asked for are named here too.
+    let mut lacks = parts.iter().filter_map(|part| part["lacks"].as_str());
+    assert!(lacks.all(|lacks| lacks == "CTRL_VLAN"), "{parts:?}");
     let end = bed
         .start_with(&["--cmdline", "dance"])
         .finish(WAIT)

@@ -1,5 +1,5 @@
-//! Reads the ACPI tables that the guest needs: the CPUs (MADT) and the address of PCI's
-//! configuration space (MCFG).
+//! Reads the ACPI tables that the guest needs: the CPUs (MADT), the address of PCI's configuration
+//! space (MCFG), and the write that powers the machine off (FADT, DSDT).
 use super::PhysicalMemory;
 
 /// Largest number of CPUs in the list.
@@ -13,6 +13,28 @@ pub struct Tables {
     cpus: usize,
     /// Physical address of bus 0's enhanced configuration space; `None` without one.
     pub ecam: Option<u64>,
+    /// How the machine is powered off; `None` if the tables do not say.
+    pub power_off: Option<PowerOff>,
+}
+
+/// Write that puts the machine into the sleep state S5, off.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PowerOff {
+    /// Register to write to.
+    pub register: Register,
+    /// Value to write.
+    pub value: u16,
+}
+
+/// Register by which a machine enters a sleep state (ACPI 6.5, 4.8.3.2.1 and 4.8.3.7).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Register {
+    /// SLEEP_CONTROL_REG, an I/O port of one byte.
+    SleepPort(u16),
+    /// SLEEP_CONTROL_REG, a byte at a physical address.
+    SleepMemory(u64),
+    /// PM1a_CNT, an I/O port of two bytes.
+    Pm1Control(u16),
 }
 
 impl Tables {
@@ -68,6 +90,7 @@ pub fn read<M: PhysicalMemory>(memory: &M, rsdp: u64) -> Result<Tables, &'static
             Some(b"MCFG") if table_length(memory, address)? >= 60 => {
                 tables.ecam = memory.integer::<8>(address + 44);
             }
+            Some(b"FACP") => tables.power_off = power_off(memory, address),
             _ => {}
         }
     }
@@ -101,6 +124,56 @@ fn read_madt<M: PhysicalMemory>(
         at += length;
     }
     Ok(())
+}
+
+/// Returns how the machine is powered off, by its FADT; `None` if the FADT names no register that
+/// we can write, or the DSDT has no `_S5`.
+fn power_off<M: PhysicalMemory>(memory: &M, fadt: u64) -> Option<PowerOff> {
+    const HARDWARE_REDUCED: u64 = 1 << 20;
+    let length = table_length(memory, fadt).ok()?;
+    let field = |offset: usize, width: usize| match (offset + width <= length, width) {
+        (true, 4) => memory.integer::<4>(fadt + offset as u64),
+        (true, 8) => memory.integer::<8>(fadt + offset as u64),
+        _ => None,
+    };
+    let dsdt = field(140, 8).filter(|dsdt| *dsdt != 0);
+    let sleep_type = sleep_type_s5(memory, dsdt.or_else(|| field(40, 4))?)?;
+    // A generic address: its space (0 memory, 1 I/O) in the first byte, the address in the last 8.
+    let sleep_control = field(248, 8).filter(|address| *address != 0);
+    let pm1_control = field(64, 4)?;
+    let register = if field(112, 4)? & HARDWARE_REDUCED == 0 && pm1_control != 0 {
+        Register::Pm1Control(pm1_control as u16)
+    } else {
+        match field(244, 4)? & 0xFF {
+            0 => Register::SleepMemory(sleep_control?),
+            1 => Register::SleepPort(sleep_control? as u16),
+            _ => return None,
+        }
+    };
+    // SLP_TYP and SLP_EN.
+    let value = match register {
+        Register::Pm1Control(_) => sleep_type << 10 | 1 << 13,
+        Register::SleepPort(_) | Register::SleepMemory(_) => sleep_type << 2 | 1 << 5,
+    };
+    Some(PowerOff { register, value })
+}
+
+/// Returns the first element of the package `_S5` in a DSDT. No AML is executed: the name and the
+/// package are constants next to each other in every firmware.
+fn sleep_type_s5<M: PhysicalMemory>(memory: &M, dsdt: u64) -> Option<u16> {
+    const BYTE: u8 = 0x0A;
+    let aml = memory.bytes(dsdt, table_length(memory, dsdt).ok()?)?;
+    // The name, and the operator that begins a package.
+    let name = b"_S5_\x12";
+    let at = aml.windows(name.len()).position(|window| window == name)?;
+    let package = &aml[at + name.len()..];
+    // The upper two bits of the length's first byte count its further bytes. Then comes the number
+    // of elements.
+    let elements = package.get(usize::from(package.first()? >> 6) + 2..)?;
+    match *elements {
+        [BYTE, value @ 0..8, ..] | [value @ 0..2, ..] => Some(value.into()),
+        _ => None,
+    }
 }
 
 fn table_length<M: PhysicalMemory>(memory: &M, table: u64) -> Result<usize, &'static str> {

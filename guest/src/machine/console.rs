@@ -1,12 +1,18 @@
-//! The serial console, and the ends of the machine: the exit port, the i8042's reset, a panic's
-//! JSON line.
+//! The serial console, and the ends of the machine: the exit port, ACPI's power-off, the i8042's
+//! reset, a panic's JSON line.
 use core::{
     fmt::{self, Write},
-    hint,
+    hint, ptr,
     sync::atomic::{AtomicBool, Ordering},
 };
 
-use super::cpu::{Cpu, port};
+use slipgate_guest::firmware::acpi::{PowerOff, Register};
+use spin::Once;
+
+use super::{
+    cpu::{Cpu, port},
+    memory,
+};
 
 const SERIAL: u16 = 0x3F8;
 const LINE_STATUS: u16 = SERIAL + 5;
@@ -18,7 +24,21 @@ const KEYBOARD_RESET: u8 = 0xFE;
 /// Exit status of a panic or an unexpected trap.
 const PANICKED: u8 = 2;
 
+/// Number of port reads during which a VMM may carry out a power-off. Each is an exit, of a
+/// microsecond at least.
+const POWER_OFF_WAIT: u32 = 100_000;
+
 static BUSY: AtomicBool = AtomicBool::new(false);
+static POWER_OFF: Once<PowerOff> = Once::new();
+
+/// Sets how [`exit`] powers the machine off. Called once there is a heap, and before the other CPUs
+/// start.
+pub(crate) fn powers_off_by(power_off: PowerOff) {
+    if let Register::SleepMemory(address) = power_off.register {
+        memory::map_registers(address, 1);
+    }
+    POWER_OFF.call_once(|| power_off);
+}
 
 /// Prints `line` and a newline, without interleaving.
 pub(crate) fn print_line(line: &str) {
@@ -30,8 +50,8 @@ pub(crate) fn print_line(line: &str) {
     BUSY.store(false, Ordering::Release);
 }
 
-/// Writes all bytes with one string instruction, not with one trap per byte. The VMM's end has no
-/// line rate, so the transmitter is polled only once.
+/// Writes all bytes, one a time, in one call of ring 0. The VMM's end has no line rate, so the
+/// transmitter is polled only once.
 fn write(bytes: &[u8]) {
     // SAFETY: a PC's first serial port.
     unsafe {
@@ -42,11 +62,22 @@ fn write(bytes: &[u8]) {
     }
 }
 
-/// Ends the machine with an exit status, if it has an exit port; with a reset otherwise.
+/// Ends the machine: with an exit status, if it has an exit port; by ACPI's power-off otherwise; by
+/// a reset if the tables name none. A reset comes last because some VMMs then boot the guest again.
 pub(crate) fn exit(status: u8) -> ! {
     // SAFETY: ends the machine, as intended. The interrupt flag no longer matters.
     unsafe {
         port::write8(EXIT_PORT, status);
+        if let Some(PowerOff { register, value }) = POWER_OFF.get() {
+            match *register {
+                Register::SleepPort(at) => port::write8(at, *value as u8),
+                Register::SleepMemory(at) => ptr::write_volatile(at as *mut u8, *value as u8),
+                Register::Pm1Control(at) => port::write16(at, *value),
+            }
+            for _ in 0..POWER_OFF_WAIT {
+                port::read8(LINE_STATUS);
+            }
+        }
         port::write8(KEYBOARD_COMMAND, KEYBOARD_RESET);
     }
     loop {

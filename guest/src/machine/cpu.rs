@@ -142,6 +142,7 @@ unsafe extern "C" {
     fn call_in_8();
     fn call_in_32();
     fn call_out_8();
+    fn call_out_16();
     fn call_out_32();
     fn call_out_string();
 }

@@ -87,8 +87,13 @@ call_out_16:
 call_out_32:
     out dx, eax
     jmp call_done
-call_out_string:
-    rep outsb
+call_out_string:                        # not `rep outsb`: some VMMs drop a write of several bytes
+    jrcxz call_done
+1:  mov al, [rsi]
+    out dx, al
+    inc rsi
+    dec rcx
+    jnz 1b
 call_nothing:
 call_done:
     add rsp, 8

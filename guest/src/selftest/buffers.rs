@@ -58,9 +58,8 @@ fn exchange<R: Registers + Clone>(
 
 /// Checks that a frame larger than a buffer arrives in several.
 pub(super) fn mergeable<R: Registers + Clone>(bench: &Bench<'_, R>) -> Check {
-    const BUFFER: usize = 128;
     let setup = Setup {
-        buffer: BUFFER,
+        buffer: 128,
         ..Setup::with(MRG_RXBUF)
     };
     let mut rig = Rig::new(bench, setup)?;
@@ -69,11 +68,12 @@ pub(super) fn mergeable<R: Registers + Clone>(bench: &Bench<'_, R>) -> Check {
     }
     for _ in 0..ROUNDS {
         let (frame, buffers) = rig.ask(|_| [0; HEADER])?;
-        let least = frame.len().div_ceil(BUFFER);
+        let least = frame.len().div_ceil(rig.length);
         must!(
             buffers == least,
-            "{} bytes came in {buffers} buffers of {BUFFER}",
-            frame.len()
+            "{} bytes came in {buffers} buffers of {}",
+            frame.len(),
+            rig.length
         );
     }
     Ok(())

@@ -16,7 +16,7 @@ use crate::{
             Card, Pair, Vectors, WANTED, command,
             feature::{
                 CSUM, CTRL_GUEST_OFFLOADS, CTRL_MAC_ADDR, CTRL_RX, CTRL_VLAN, CTRL_VQ, GUEST_CSUM,
-                GUEST_TSO4, MQ, MRG_RXBUF,
+                GUEST_TSO4, MAC, MQ,
             },
         },
         ring::feature::INDIRECT_DESC,
@@ -48,7 +48,8 @@ pub(super) fn rx_mode<R: Registers + Clone>(bench: &Bench<'_, R>) -> Check {
 
 /// Sets another MAC address, reads it in the configuration, and restores it; sets the filter table.
 pub(super) fn mac<R: Registers + Clone>(bench: &Bench<'_, R>) -> Check {
-    let mut rig = rig(bench, CTRL_MAC_ADDR | CTRL_RX, "CTRL_MAC_ADDR and CTRL_RX")?;
+    let features = CTRL_MAC_ADDR | CTRL_RX | MAC;
+    let mut rig = rig(bench, features, "CTRL_MAC_ADDR, CTRL_RX and MAC")?;
     let shown = || {
         bench
             .transport
@@ -87,7 +88,7 @@ pub(super) fn vlan<R: Registers + Clone>(bench: &Bench<'_, R>) -> Check {
 
 /// Turns guest-side offloads off and on. One that was not negotiated must be refused.
 pub(super) fn offloads<R: Registers + Clone>(bench: &Bench<'_, R>) -> Check {
-    let features = CTRL_GUEST_OFFLOADS | GUEST_CSUM | GUEST_TSO4 | CSUM | MRG_RXBUF;
+    let features = CTRL_GUEST_OFFLOADS | GUEST_CSUM | GUEST_TSO4 | CSUM;
     let mut rig = rig(
         bench,
         features,
@@ -142,7 +143,14 @@ pub(super) fn queue_pairs<R: Registers + Clone>(bench: &Bench<'_, R>) -> Check {
         config: bench.interrupt,
         taken: bench.taken,
     };
-    let mut card = Card::bring_up(bench.transport, bench.config, WANTED, 64, vectors)?;
+    let mut card = Card::bring_up(
+        bench.transport,
+        bench.config,
+        WANTED,
+        64,
+        vectors,
+        bench.own_mac,
+    )?;
     let up = card.pairs.len() as u16;
     for pairs in [up, 1, up] {
         card.set_pairs(pairs)?;

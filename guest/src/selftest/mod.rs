@@ -7,7 +7,7 @@
 //! network answers, and takes no lease. One JSON object per check is printed:
 //! ```text
 //! {"selftest":"msix_pending","ok":true}
-//! {"selftest":"event_idx","ok":true,"lacks":"EVENT_IDX"}       the device does not offer it
+//! {"selftest":"event_idx","ok":true,"lacks":"EVENT_IDX"}   not offered, or a SHOULD not done
 //! {"selftest":"reset","ok":false,"why":"…"}
 //! ```
 mod buffers;
@@ -34,6 +34,8 @@ pub struct Bench<'a, R> {
     pub config: &'a dyn ConfigSpace,
     /// Platform of the machine.
     pub platform: &'a dyn Platform,
+    /// MAC address of a card that has none.
+    pub own_mac: [u8; 6],
     /// Local APIC id of the calling CPU.
     pub apic_id: u32,
     /// Interrupt vector reserved for the checks.
@@ -44,7 +46,7 @@ pub struct Bench<'a, R> {
 
 /// Reason why a check did not pass.
 enum Miss {
-    /// The device does not offer the feature to be checked.
+    /// The device does not offer the feature to be checked, or does not do what it only should.
     Lacks(&'static str),
     /// The device behaves wrongly.
     Failed(String),

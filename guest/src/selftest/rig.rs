@@ -7,7 +7,7 @@ use crate::{
     pci::Registers,
     virtio::{
         dma::Dma,
-        net::{Control, WANTED, feature},
+        net::{Config, Control, LARGEST, WANTED, feature},
         ring::{Ring, Segment, Used},
         transport::{Doorbell, NO_VECTOR, Transport, status},
     },
@@ -17,11 +17,7 @@ use crate::{
 pub(super) const VECTOR: u16 = 1;
 /// Length of `struct virtio_net_hdr`, bytes.
 pub(super) const HEADER: usize = 12;
-const QUEUE_SIZE: u16 = 64;
-/// Number of receive buffers that are offered.
-const BUFFERS: usize = 16;
-/// Memory per receive buffer, bytes.
-const BUFFER_ROOM: usize = 2048;
+const QUEUE_SIZE: u16 = 256;
 const ANSWER_NS: u64 = 3_000_000_000;
 const ASK_AGAIN_NS: u64 = 500_000_000;
 /// Time to wait for an interrupt that must not come, ns.
@@ -45,11 +41,25 @@ pub(super) struct Setup {
     pub(super) features: u64,
     /// Description of the buffers of both directions.
     pub(super) shape: Shape,
-    /// Length of a receive buffer, bytes, up to 2048.
+    /// Least length of a receive buffer, bytes.
     pub(super) buffer: usize,
 }
 
 impl Setup {
+    /// Returns the number of receive buffers of a queue of `size`, and the length of each in bytes:
+    /// [`LARGEST`] bytes in all, and in each where large frames come in one.
+    fn buffers(&self, size: usize) -> (usize, usize) {
+        let per_buffer = if self.shape == Shape::Chain { 3 } else { 1 };
+        let most = (size / per_buffer).max(1);
+        let large = self.features & (feature::GUEST_TSO4 | feature::MRG_RXBUF);
+        let least = match large == feature::GUEST_TSO4 {
+            true => LARGEST,
+            false => self.buffer,
+        };
+        let number = LARGEST.div_ceil(least).max(16).min(most);
+        (number, LARGEST.div_ceil(number).max(least))
+    }
+
     /// Ordinary buffers, and these features besides the [`PLAIN`] ones.
     pub(super) const fn with(features: u64) -> Self {
         Setup {
@@ -88,7 +98,11 @@ pub(super) struct Rig<'a, R: Registers + Clone> {
     send_memory: Dma,
     /// Index of the receive buffer, by head.
     buffers: Vec<usize>,
-    setup: Setup,
+    /// Number of receive buffers.
+    number: usize,
+    /// Length of a receive buffer, bytes.
+    pub(super) length: usize,
+    shape: Shape,
 }
 
 impl<'a, R: Registers + Clone> Rig<'a, R> {
@@ -104,16 +118,11 @@ impl<'a, R: Registers + Clone> Rig<'a, R> {
         transport.msix.route(VECTOR, bench.apic_id, bench.interrupt);
         let (receive, receive_bell) = transport.make_queue(0, QUEUE_SIZE, NO_VECTOR, features)?;
         let (send, send_bell) = transport.make_queue(1, QUEUE_SIZE, VECTOR, features)?;
-        let (mac, most_pairs) = transport.device_config(|device| {
-            (
-                core::array::from_fn(|at| device.read8(at)),
-                device.read16(8),
-            )
-        });
+        let config = Config::read(transport, features, bench.own_mac);
         let mut control = None;
         if features & feature::CTRL_VQ != 0 {
             let index = if features & feature::MQ != 0 {
-                most_pairs * 2
+                config.most_pairs * 2
             } else {
                 2
             };
@@ -125,22 +134,26 @@ impl<'a, R: Registers + Clone> Rig<'a, R> {
             transport.status() & status::NEEDS_RESET == 0,
             "the device needs a reset after DRIVER_OK"
         );
+        let negotiated = Setup { features, ..setup };
+        let (number, length) = negotiated.buffers(receive.size().into());
         let mut rig = Rig {
             _running: Running(transport),
             bench,
             features,
-            mac,
+            mac: config.mac,
             buffers: alloc::vec![usize::MAX; usize::from(receive.size())],
             receive,
             receive_bell,
             send,
             send_bell,
             control,
-            receive_memory: Dma::new(BUFFERS * BUFFER_ROOM),
+            receive_memory: Dma::new(number * length),
             send_memory: Dma::new(4096),
-            setup,
+            number,
+            length,
+            shape: setup.shape,
         };
-        for buffer in 0..BUFFERS {
+        for buffer in 0..number {
             rig.offer_buffer(buffer)?;
         }
         rig.send.disarm();
@@ -154,7 +167,7 @@ impl<'a, R: Registers + Clone> Rig<'a, R> {
             length: length as u32,
             device_writes,
         };
-        match self.setup.shape {
+        match self.shape {
             Shape::One => alloc::vec![piece(0, length)],
             _ => alloc::vec![
                 piece(0, HEADER),
@@ -165,9 +178,9 @@ impl<'a, R: Registers + Clone> Rig<'a, R> {
     }
 
     fn offer_buffer(&mut self, buffer: usize) -> Check {
-        let start = self.receive_memory.address(buffer * BUFFER_ROOM);
-        let segments = self.segments(start, self.setup.buffer, true);
-        let head = match self.setup.shape {
+        let start = self.receive_memory.address(buffer * self.length);
+        let segments = self.segments(start, self.length, true);
+        let head = match self.shape {
             Shape::Indirect => self.receive.offer_indirect(&segments),
             _ => self.receive.offer(&segments),
         };
@@ -191,7 +204,7 @@ impl<'a, R: Registers + Clone> Rig<'a, R> {
                 .copy_from_slice(frame);
         }
         let segments = self.segments(self.send_memory.address(0), HEADER + frame.len(), false);
-        let head = match self.setup.shape {
+        let head = match self.shape {
             Shape::Indirect => self.send.offer_indirect(&segments),
             _ => self.send.offer(&segments),
         };
@@ -266,7 +279,7 @@ impl<'a, R: Registers + Clone> Rig<'a, R> {
         if self.features & feature::MRG_RXBUF != 0 {
             buffers = usize::from(u16::from_le_bytes([frame[10], frame[11]]));
             must!(
-                (1..=BUFFERS).contains(&buffers),
+                (1..=self.number).contains(&buffers),
                 "a frame of {buffers} buffers"
             );
             for _ in 1..buffers {
@@ -289,12 +302,12 @@ impl<'a, R: Registers + Clone> Rig<'a, R> {
         let buffer = self.buffers[usize::from(head)];
         let written = written as usize;
         must!(
-            written <= self.setup.buffer,
+            written <= self.length,
             "{written} bytes in a buffer of {}",
-            self.setup.buffer
+            self.length
         );
         // SAFETY: the device has returned it.
-        let bytes = unsafe { self.receive_memory.bytes(buffer * BUFFER_ROOM, written) }.to_vec();
+        let bytes = unsafe { self.receive_memory.bytes(buffer * self.length, written) }.to_vec();
         self.receive.release(head);
         self.offer_buffer(buffer)?;
         Ok(bytes)

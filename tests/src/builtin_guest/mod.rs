@@ -1,12 +1,14 @@
-//! Runs of the built-in guest, under `slipgate run` and under QEMU with QEMU's own networks. The
-//! guest prints its measurements as JSON lines on its console.
+//! Runs of the built-in guest, under `slipgate run`, under QEMU with QEMU's own networks, and under
+//! other VMMs. The guest prints its measurements as JSON lines on its console.
 
+mod other_vmms;
 mod output;
 mod qemu;
 mod under_slipgate;
 
 use std::{env, path::PathBuf, time::Duration};
 
+pub use other_vmms::OtherVmm;
 pub use output::GuestOutput;
 pub use qemu::{Accelerator, Network, Passt, Qemu};
 pub use under_slipgate::SlipgateRun;

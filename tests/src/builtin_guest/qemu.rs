@@ -48,7 +48,12 @@ pub struct Qemu<'a> {
 impl Qemu<'_> {
     /// Boots the guest and waits for its end.
     pub fn run(&self) -> Result<GuestOutput> {
-        let child = self.boot.namespace.spawn(self.command()?)?;
+        self.run_by(self.command()?)
+    }
+
+    /// Boots the guest by a changed [`Qemu::command`], and waits for its end.
+    pub fn run_by(&self, command: Command) -> Result<GuestOutput> {
+        let child = self.boot.namespace.spawn(command)?;
         output::follow(child, self.boot.timeout)
     }
 

@@ -1,8 +1,8 @@
-//! Port I/O of 8 and 32 bits, and of a byte string.
+//! Port I/O of 8, 16 and 32 bits, and of a byte string.
 //!
 //! # Safety
 //! The port must be one that a PC has, and the access's effect must be intended.
-use super::{call_in_8, call_in_32, call_out_8, call_out_32, call_out_string, ring0};
+use super::{call_in_8, call_in_32, call_out_8, call_out_16, call_out_32, call_out_string, ring0};
 
 /// Reads one byte from a port.
 ///
@@ -31,6 +31,15 @@ pub(crate) unsafe fn write8(port: u16, value: u8) {
     unsafe { ring0(call_out_8, value.into(), 0, port.into(), 0) };
 }
 
+/// Writes 16 bits to a port.
+///
+/// # Safety
+/// The port must exist, and the effect of the write must be intended.
+pub(crate) unsafe fn write16(port: u16, value: u16) {
+    // SAFETY: the caller's promise.
+    unsafe { ring0(call_out_16, value.into(), 0, port.into(), 0) };
+}
+
 /// Writes 32 bits to a port.
 ///
 /// # Safety
@@ -40,7 +49,7 @@ pub(crate) unsafe fn write32(port: u16, value: u32) {
     unsafe { ring0(call_out_32, value.into(), 0, port.into(), 0) };
 }
 
-/// Writes `bytes` one after the other, with one exit where the host supports it.
+/// Writes `bytes` one after the other, each by an access of its own.
 ///
 /// # Safety
 /// The port must exist, and the effect of the writes must be intended.

@@ -8,7 +8,10 @@ use super::{
     },
     Control, Pair, command, feature,
 };
-use crate::pci::{ConfigSpace, Registers};
+use crate::{
+    pci::{ConfigSpace, Registers},
+    platform::Platform,
+};
 
 /// Interrupt routing of a card: queue pair `n` interrupts CPU `n`, a change of the configuration
 /// interrupts CPU 0.
@@ -38,17 +41,22 @@ pub struct Card<R> {
 
 /// Fields of the device's configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Config {
-    pub(super) mac: [u8; 6],
-    pub(super) most_pairs: u16,
+pub(crate) struct Config {
+    pub(crate) mac: [u8; 6],
+    pub(crate) most_pairs: u16,
     pub(super) mtu: u16,
 }
 
 impl Config {
-    fn read<R: Registers + Clone>(transport: &Transport<R>, features: u64) -> Self {
+    /// Reads the fields that the device has by its `features`. One without a MAC address has
+    /// `own_mac`.
+    pub(crate) fn read<R: Registers + Clone>(
+        transport: &Transport<R>,
+        features: u64,
+        own_mac: [u8; 6],
+    ) -> Self {
         transport.device_config(|device| {
-            // Locally administered address, for a device without one.
-            let mut mac = [0x02, 0, 0, 0, 0, 1];
+            let mut mac = own_mac;
             if features & feature::MAC != 0 {
                 mac = core::array::from_fn(|at| device.read8(at));
             }
@@ -66,7 +74,8 @@ impl Config {
 
 impl<R: Registers + Clone> Card<R> {
     /// Resets and initialises a card, with those of the `wanted` features that it offers, at most
-    /// as many pairs as there are CPUs, and queues of `size` at most.
+    /// as many pairs as there are CPUs, and queues of `size` at most. A card without a MAC address
+    /// has `own_mac`.
     ///
     /// # Errors
     /// The device lacks a feature that is needed, or behaves wrongly.
@@ -76,10 +85,11 @@ impl<R: Registers + Clone> Card<R> {
         wanted: u64,
         size: u16,
         vectors: Vectors<'_>,
+        own_mac: [u8; 6],
     ) -> Result<Self, DeviceError> {
         let features =
             transport.negotiate(without_orphans(wanted, transport.offered_features()))?;
-        let config = Config::read(transport, features);
+        let config = Config::read(transport, features, own_mac);
         let most_vectors = transport.msix.vectors();
         let pairs = config
             .most_pairs
@@ -149,6 +159,15 @@ impl<R: Registers + Clone> Card<R> {
     }
 }
 
+/// Returns a random MAC address, locally administered, for a card that has none (virtio 1.2,
+/// 5.1.4.2).
+pub fn local_mac(platform: &dyn Platform) -> [u8; 6] {
+    let mut mac = [0; 6];
+    platform.random(&mut mac);
+    mac[0] = mac[0] & !1 | 2;
+    mac
+}
+
 /// Returns a function that returns false after a number of calls, to give up waiting without a
 /// clock.
 pub(super) fn patience() -> impl FnMut() -> bool {
@@ -160,15 +179,13 @@ pub(super) fn patience() -> impl FnMut() -> bool {
     }
 }
 
-/// Removes features whose dependencies are missing (virtio 1.2, 5.1.3.1), and large received frames
-/// without mergeable buffers, because the receive buffers are small.
+/// Removes features whose dependencies are missing (virtio 1.2, 5.1.3.1).
 fn without_orphans(wanted: u64, offered: u64) -> u64 {
     use feature::*;
     let mut features = wanted & offered;
     for (needs, what) in [
         (CSUM, HOST_TSO4 | HOST_USO),
         (GUEST_CSUM, GUEST_TSO4),
-        (MRG_RXBUF, GUEST_TSO4),
         (GUEST_TSO4, GUEST_ECN),
         (
             CTRL_VQ,

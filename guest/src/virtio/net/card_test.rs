@@ -23,9 +23,16 @@ const VECTORS: Vectors<'_> = Vectors {
     taken: || 17,
 };
 
+/// MAC address for a card without one.
+const OWN_MAC: [u8; 6] = [6, 1, 2, 3, 4, 5];
+
 fn bring_up(fake: &fake::Card) -> Result<Card<fake::Window>, DeviceError> {
+    bring_up_with(fake, 64)
+}
+
+fn bring_up_with(fake: &fake::Card, size: u16) -> Result<Card<fake::Window>, DeviceError> {
     let transport = Transport::find(fake, fake::CARD, |at, length| fake.map(at, length))?;
-    Card::bring_up(&transport, fake, WANTED, 64, VECTORS)
+    Card::bring_up(&transport, fake, WANTED, size, VECTORS, OWN_MAC)
 }
 
 /// Returns the next received frame.
@@ -91,7 +98,7 @@ fn what_needs_something_that_is_missing_is_not_asked_for() {
     for (missing, also) in [
         (CSUM, HOST_TSO4 | HOST_USO),
         (GUEST_CSUM, GUEST_TSO4 | GUEST_ECN),
-        (MRG_RXBUF, GUEST_TSO4 | GUEST_ECN),
+        (MRG_RXBUF, 0),
         (
             CTRL_VQ,
             CTRL_RX | CTRL_VLAN | CTRL_MAC_ADDR | CTRL_GUEST_OFFLOADS | GUEST_ANNOUNCE | MQ,
@@ -127,6 +134,44 @@ fn few_vectors_mean_few_pairs() {
     let fake = fake::Card::new(ALL, 8, 2);
     assert_eq!(bring_up(&fake).unwrap().pairs.len(), 1);
     assert!(fake.0.borrow().commands.is_empty());
+}
+
+#[test]
+fn a_card_without_a_mac_address_gets_one() {
+    let fake = fake::Card::new(ALL & !MAC, 1, 3);
+    assert_eq!(bring_up(&fake).unwrap().pairs[0].mac(), OWN_MAC);
+}
+
+#[test]
+fn any_frame_fits_the_receive_buffers_of_any_queue() {
+    for size in [1, 2, 4, 16, 64, 256] {
+        for missing in [0, GUEST_TSO4, MRG_RXBUF, MRG_RXBUF | GUEST_TSO4] {
+            let fake = fake::Card::new(ALL & !missing, 1, 3);
+            let _card = bring_up_with(&fake, size).unwrap();
+            let buffers = fake.offered_buffers(0);
+            let what = format!("{size}, without {missing:#x}: {buffers:?}");
+            assert!(buffers.iter().sum::<u32>() >= 65_562, "{what}");
+            let least = if missing == MRG_RXBUF { 65_562 } else { 4096 };
+            assert!(buffers.iter().all(|length| *length >= least), "{what}");
+            assert!(buffers.len() >= usize::from(size.min(64)), "{what}");
+        }
+    }
+}
+
+#[test]
+fn large_frames_come_in_one_buffer_each_where_buffers_can_not_be_merged() {
+    let fake = fake::Card::new(ALL & !MRG_RXBUF, 1, 3);
+    let mut card = bring_up_with(&fake, 256).unwrap();
+    assert_ne!(card.features & GUEST_TSO4, 0);
+    let pair = &mut card.pairs[0];
+    for round in 0..300 {
+        let sent = frame([60, 1514, 4085, 65_535][round % 4]);
+        fake.deliver(0, 1, &sent);
+        assert_eq!(receive(pair), Some(sent), "round {round}");
+        assert!(pair.arm());
+    }
+    let counters = pair.counters();
+    assert_eq!((counters.rx_frames, counters.rx_merged), (300, 0));
 }
 
 #[test]

@@ -1,11 +1,14 @@
 //! A network card for tests: PCI configuration space, registers, and rings in this process's own
 //! memory. Its device side runs when it is notified.
-use std::{cell::RefCell, rc::Rc};
+use std::{
+    cell::{Cell, RefCell},
+    rc::Rc,
+};
 
-use super::super::transport::status;
+use super::super::{ring::feature::EVENT_IDX, transport::status};
 use crate::pci::{ConfigSpace, Function, Registers};
 
-pub(super) const CARD: Function = Function {
+pub(crate) const CARD: Function = Function {
     device: 2,
     function: 0,
 };
@@ -17,35 +20,46 @@ const PENDING: usize = 0x4000;
 
 /// Properties of the card, and a record of the accesses to it.
 #[derive(Default)]
-pub(super) struct State {
-    pub(super) offered: u64,
-    pub(super) accepted: u64,
+pub(crate) struct State {
+    pub(crate) offered: u64,
+    pub(crate) accepted: u64,
     /// Features that the card refuses, although it offers them.
-    pub(super) refuses: u64,
-    pub(super) status: u8,
-    pub(super) pairs: u16,
-    pub(super) vectors: u16,
-    pub(super) queues: Vec<Queue>,
-    pub(super) table: Vec<u32>,
-    pub(super) commands: Vec<Vec<u8>>,
+    pub(crate) refuses: u64,
+    pub(crate) status: u8,
+    pub(crate) pairs: u16,
+    pub(crate) vectors: u16,
+    pub(crate) queues: Vec<Queue>,
+    pub(crate) table: Vec<u32>,
+    pub(crate) commands: Vec<Vec<u8>>,
     /// Sent frames with their headers, and the queue of each.
-    pub(super) sent: Vec<(usize, Vec<u8>)>,
+    pub(crate) sent: Vec<(usize, Vec<u8>)>,
+    /// True if the card interrupts for each returned buffer, wanted or not.
+    pub(crate) always_interrupts: bool,
     /// True if sent frames stay in flight.
-    pub(super) stalled: bool,
-    pub(super) notified: Vec<usize>,
+    pub(crate) stalled: bool,
+    pub(crate) notified: Vec<usize>,
     config: Vec<u32>,
     select: [u32; 3],
     config_vector: u16,
 }
 
 #[derive(Clone, Default)]
-pub(super) struct Queue {
-    pub(super) size: u16,
-    pub(super) vector: u16,
-    pub(super) enabled: bool,
+pub(crate) struct Queue {
+    pub(crate) size: u16,
+    pub(crate) vector: u16,
+    pub(crate) enabled: bool,
     addresses: [u64; 3],
     seen: u16,
     used: u16,
+}
+
+thread_local! {
+    static INTERRUPTS: Cell<u64> = const { Cell::new(0) };
+}
+
+/// Returns the number of interrupts of this thread's cards by vectors of queues.
+pub(crate) fn interrupts() -> u64 {
+    INTERRUPTS.get()
 }
 
 /// Address, length and flags of a descriptor.
@@ -98,13 +112,25 @@ impl Queue {
         self.used = self.used.wrapping_add(1);
         store(self.addresses[2] + 2, self.used);
     }
+
+    /// Returns whether the driver wants an interrupt for the buffer that was returned last.
+    fn wants_interrupt(&self, event_idx: bool) -> bool {
+        let available = self.addresses[1];
+        match event_idx {
+            true => {
+                let event: u16 = load(available + 4 + 2 * u64::from(self.size));
+                event == self.used.wrapping_sub(1)
+            }
+            false => load::<u16>(available) == 0,
+        }
+    }
 }
 
 #[derive(Clone)]
-pub(super) struct Card(pub(super) Rc<RefCell<State>>);
+pub(crate) struct Card(pub(crate) Rc<RefCell<State>>);
 
 impl Card {
-    pub(super) fn new(offered: u64, pairs: u16, vectors: u16) -> Self {
+    pub(crate) fn new(offered: u64, pairs: u16, vectors: u16) -> Self {
         let card = Card(Rc::new(RefCell::new(State {
             offered,
             pairs,
@@ -140,7 +166,7 @@ impl Card {
     }
 
     /// Returns the registers at an address.
-    pub(super) fn map(&self, address: u64, _: usize) -> Window {
+    pub(crate) fn map(&self, address: u64, _: usize) -> Window {
         Window {
             card: self.clone(),
             start: (address - BAR) as usize,
@@ -148,7 +174,7 @@ impl Card {
     }
 
     /// Puts a frame into receive buffers of queue pair `pair`, with `flags` in its header.
-    pub(super) fn deliver(&self, pair: usize, flags: u8, frame: &[u8]) {
+    pub(crate) fn deliver(&self, pair: usize, flags: u8, frame: &[u8]) {
         let mut state = self.0.borrow_mut();
         let mergeable = state.accepted & super::feature::MRG_RXBUF != 0;
         let queue = &mut state.queues[pair * 2];
@@ -175,15 +201,24 @@ impl Card {
         }
     }
 
+    /// Returns the lengths of the receive buffers that are offered on queue pair `pair`.
+    pub(crate) fn offered_buffers(&self, pair: usize) -> Vec<u32> {
+        let mut queue = self.0.borrow().queues[pair * 2].clone();
+        let offered = std::iter::from_fn(|| queue.next());
+        offered
+            .map(|(_, chain)| chain.iter().map(|(_, length, _)| length).sum())
+            .collect()
+    }
+
     /// Returns a receive buffer as if `written` bytes were in it.
-    pub(super) fn deliver_rubbish(&self, pair: usize, written: u32) {
+    pub(crate) fn deliver_rubbish(&self, pair: usize, written: u32) {
         let queue = &mut self.0.borrow_mut().queues[pair * 2];
         let (head, _) = queue.next().expect("a receive buffer");
         queue.give_back(head, written);
     }
 
     /// Completes the frames in flight.
-    pub(super) fn resume(&self) {
+    pub(crate) fn resume(&self) {
         let mut state = self.0.borrow_mut();
         state.stalled = false;
         (0..state.queues.len()).for_each(|queue| state.serve(queue));
@@ -218,7 +253,12 @@ impl State {
             } else {
                 self.sent.push((index, read));
             }
-            self.queues[index].give_back(head, written);
+            let queue = &mut self.queues[index];
+            queue.give_back(head, written);
+            let is_wanted = queue.wants_interrupt(self.accepted & EVENT_IDX != 0);
+            if queue.vector != 0xFFFF && (is_wanted || self.always_interrupts) {
+                INTERRUPTS.set(INTERRUPTS.get() + 1);
+            }
         }
         // With EVENT_IDX, asks for a notification of the next chain.
         let queue = &self.queues[index];
@@ -315,7 +355,7 @@ impl ConfigSpace for Card {
 
 /// Mapped registers of the card.
 #[derive(Clone)]
-pub(super) struct Window {
+pub(crate) struct Window {
     card: Card,
     start: usize,
 }

@@ -3,12 +3,14 @@ mod card;
 mod control;
 #[cfg(test)]
 #[path = "fake_test.rs"]
-mod fake;
+pub(crate) mod fake;
 mod header;
 mod pair;
 
-pub use card::{Card, Vectors};
+pub(crate) use card::Config;
+pub use card::{Card, Vectors, local_mac};
 pub use control::{Control, command};
+pub(crate) use pair::LARGEST;
 pub use pair::Pair;
 
 /// Feature bits of the network card.

@@ -17,6 +17,7 @@ use smoltcp::{
     time::Instant,
 };
 
+pub(crate) use self::receive::LARGEST;
 use self::{receive::Receive, send::Send};
 use super::{
     super::{ring::Ring, transport::Doorbell},

@@ -18,13 +18,34 @@ use super::{
 };
 use crate::{pci::Registers, platform::NicCounters};
 
-/// Length of a receive buffer, bytes.
+/// Least length of a receive buffer, bytes.
 const BUFFER: usize = 4096;
+/// Bytes that any frame fits with its header (virtio 1.2, 5.1.6.3.1). Firecracker delivers nothing
+/// while fewer are offered in all buffers together.
+pub(crate) const LARGEST: usize = 65_562;
+/// Largest number of buffers that take a whole large frame each.
+const LARGE_BUFFERS: u16 = 64;
+
+/// Returns the number of receive buffers of a queue, and the length of each in bytes.
+///
+/// Buffers that can't be merged take the largest frame each. They are fewer than the queue could
+/// hold, because 256 of them would take 16 MiB.
+fn buffers(size: u16, features: u64) -> (u16, usize) {
+    let is_large = features & (feature::MRG_RXBUF | feature::GUEST_TSO4) == feature::GUEST_TSO4;
+    let (number, least) = match is_large {
+        true => (size.min(LARGE_BUFFERS), LARGEST),
+        false => (size, LARGEST.div_ceil(size.into()).max(BUFFER)),
+    };
+    (number, least.next_multiple_of(128))
+}
 
 pub(super) struct Receive<R> {
     pub(super) ring: ManuallyDrop<Ring>,
     doorbell: Doorbell<R>,
     memory: ManuallyDrop<Dma>,
+    number: u16,
+    /// Length of a buffer, bytes.
+    length: usize,
     /// Adjacent buffers of the frame that was handed out last.
     lent: Range<u16>,
     /// Copy of a frame whose buffers are not adjacent.
@@ -37,8 +58,11 @@ pub(super) struct Receive<R> {
 
 impl<R: Registers> Receive<R> {
     pub(super) fn new(ring: Ring, doorbell: Doorbell<R>, features: u64) -> Self {
+        let (number, length) = buffers(ring.size(), features);
         Receive {
-            memory: ManuallyDrop::new(Dma::new(usize::from(ring.size()) * BUFFER)),
+            memory: ManuallyDrop::new(Dma::new(usize::from(number) * length)),
+            number,
+            length,
             ring: ManuallyDrop::new(ring),
             doorbell,
             lent: 0..0,
@@ -51,11 +75,10 @@ impl<R: Registers> Receive<R> {
 
     /// Offers every buffer. Called once, on a fresh ring.
     pub(super) fn offer_all(&mut self) {
-        let Receive { ring, memory, .. } = self;
-        for buffer in 0..usize::from(ring.size()) {
-            let head = ring.offer_one(Segment {
-                address: memory.address(buffer * BUFFER),
-                length: BUFFER as u32,
+        for buffer in 0..usize::from(self.number) {
+            let head = self.ring.offer_one(Segment {
+                address: self.memory.address(buffer * self.length),
+                length: self.length as u32,
                 device_writes: true,
             });
             // A fresh ring hands its descriptors out in order: head and buffer have the same
@@ -82,8 +105,8 @@ impl<R: Registers> Receive<R> {
         loop {
             self.give_back();
             let first = self.ring.take_used()?;
-            let start = usize::from(first.head) * BUFFER;
-            let written = (first.written as usize).min(BUFFER);
+            let start = usize::from(first.head) * self.length;
+            let written = (first.written as usize).min(self.length);
             if written < header::BYTES {
                 self.counters.rx_dropped += 1;
                 self.ring.offer_again(first.head);
@@ -134,14 +157,14 @@ impl<R: Registers> Receive<R> {
     /// header; `None` if the frame is too long, or the device returned fewer buffers than the
     /// header says.
     fn gather(&mut self, buffers: usize, written: usize) -> Option<usize> {
-        let start = usize::from(self.lent.start) * BUFFER;
+        let start = usize::from(self.lent.start) * self.length;
         let mut bytes = written;
         self.merged.clear();
         for _ in 1..buffers {
             let used = self.ring.take_used()?;
-            let written = (used.written as usize).min(BUFFER);
+            let written = (used.written as usize).min(self.length);
             if self.merged.is_empty() {
-                if used.head == self.lent.end && bytes == self.lent.len() * BUFFER {
+                if used.head == self.lent.end && bytes == self.lent.len() * self.length {
                     self.lent.end += 1;
                     bytes += written;
                     continue;
@@ -149,7 +172,7 @@ impl<R: Registers> Receive<R> {
                 self.copy(start + header::BYTES, bytes - header::BYTES);
                 self.give_back();
             }
-            self.copy(usize::from(used.head) * BUFFER, written);
+            self.copy(usize::from(used.head) * self.length, written);
             self.ring.offer_again(used.head);
             bytes += written;
         }
