@@ -3,6 +3,7 @@
 use std::{
     fs,
     io::Read,
+    path::Path,
     process::{Child, Command, Stdio},
     sync::mpsc,
     time::Duration,
@@ -138,13 +139,22 @@ fn threads(pid: u32) -> Result<Vec<u32>> {
         .collect())
 }
 
+/// Returns the first line that a program prints as its version.
+pub(crate) fn version_of(program: &Path) -> Result<String> {
+    let itself = Command::new(program).arg("--version").output();
+    let name = program.display();
+    let itself = itself.with_context(|| format!("`{name}` is not installed"))?;
+    let text = String::from_utf8_lossy(&itself.stdout);
+    Ok(text
+        .lines()
+        .next()
+        .map_or_else(|| name.to_string(), |line| line.trim().to_owned()))
+}
+
 /// Returns the version of a program that must be on `PATH`, from the package manager or from the
 /// program.
 pub(crate) fn version(program: &str, package: &str) -> Result<String> {
-    let itself = Command::new(program).arg("--version").output();
-    let itself = itself.with_context(|| format!("`{program}` is not installed"))?;
-    let text = String::from_utf8_lossy(&itself.stdout).into_owned();
-    let first = text.lines().next().unwrap_or(program).trim().to_owned();
+    let first = version_of(Path::new(program))?;
     let packaged = Command::new("dpkg-query")
         .args(["--show", "--showformat=${Version}", package])
         .output();

@@ -8,8 +8,8 @@ use std::{
 
 use anyhow::Result;
 use slipgate_testbed::{
-    World, baseline,
-    builtin_guest::{Accelerator, Boot, GuestOutput, Network, Passt, Qemu, SlipgateRun},
+    PinDir, Slipgate, World, baseline,
+    builtin_guest::{Accelerator, Boot, GuestOutput, Network, OtherVmm, Passt, Qemu, SlipgateRun},
     world::UPLINK,
 };
 
@@ -23,16 +23,39 @@ pub(super) enum Contender {
     QemuTap(u8),
     QemuUser,
     QemuPasst,
+    /// Another VMM on a TAP, if its binary is named, behind nftables or `slipgate attach`.
+    Other(OtherVmm, Nat),
+}
+
+/// NAT of a TAP.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Nat {
+    Nftables,
+    Attach,
 }
 
 /// All contenders, in the order in which they take turns.
-pub(super) const ALL: [Contender; 6] = [
+pub(super) const ALL: [Contender; 10] = [
     Contender::SlipgateRun(1),
     Contender::QemuTap(1),
     Contender::QemuUser,
     Contender::QemuPasst,
     Contender::SlipgateRun(2),
     Contender::QemuTap(2),
+    Contender::Other(OtherVmm::Firecracker, Nat::Nftables),
+    Contender::Other(OtherVmm::Firecracker, Nat::Attach),
+    Contender::Other(OtherVmm::CloudHypervisor, Nat::Nftables),
+    Contender::Other(OtherVmm::CloudHypervisor, Nat::Attach),
+];
+
+/// Flags that take slipgate's quotas out of the way, as in the other benchmarks.
+const QUOTAS: [&str; 6] = [
+    "--uplink",
+    UPLINK,
+    "--max-flows",
+    "1000000",
+    "--new-flows-per-second",
+    "10000000",
 ];
 
 const TAP: &str = "tap0";
@@ -47,6 +70,10 @@ impl Contender {
             Contender::QemuTap(_) => "qemu-tap ×2",
             Contender::QemuUser => "qemu-libslirp",
             Contender::QemuPasst => "qemu-passt",
+            Contender::Other(OtherVmm::Firecracker, Nat::Nftables) => "firecracker-tap",
+            Contender::Other(OtherVmm::Firecracker, Nat::Attach) => "firecracker-attach",
+            Contender::Other(OtherVmm::CloudHypervisor, Nat::Nftables) => "cloud-hypervisor-tap",
+            Contender::Other(OtherVmm::CloudHypervisor, Nat::Attach) => "cloud-hypervisor-attach",
         }
     }
 
@@ -64,6 +91,15 @@ impl Contender {
                 let passt = contender::version("passt", "passt")?;
                 format!("{}, {passt}", qemu()?)
             }
+            Contender::Other(vmm, nat) => {
+                let binary = vmm.binary()?;
+                let version = contender::version_of(&binary)?;
+                let nat = match nat {
+                    Nat::Nftables => "nftables masquerade",
+                    Nat::Attach => "slipgate attach",
+                };
+                format!("{version}, TAP, {nat}")
+            }
         })
     }
 }
@@ -72,23 +108,33 @@ impl Contender {
 pub(super) struct Stand {
     contender: Contender,
     passt: Option<Passt>,
+    _slipgate: Option<Slipgate>,
     pub(super) world: World,
 }
 
 impl Stand {
     pub(super) fn new(contender: Contender) -> Result<Stand> {
-        let tap = match contender {
-            Contender::QemuTap(pairs) => Some(pairs),
-            _ => None,
+        let (pairs, nat) = match contender {
+            Contender::QemuTap(pairs) => (pairs, Some(Nat::Nftables)),
+            Contender::Other(_, nat) => (1, Some(nat)),
+            _ => (1, None),
         };
-        let world = World::with(contender::world(tap.is_some()))?;
-        if let Some(pairs) = tap {
-            // QEMU does not open a single queue of a device made for many.
+        let world = World::with(contender::world(nat == Some(Nat::Nftables)))?;
+        if nat.is_some() {
+            // No VMM but slipgate's opens a single queue of a device made for many.
             let many = if pairs > 1 { "multi_queue" } else { "" };
             world
                 .host
                 .ip(&format!("tuntap add {TAP} mode tap vnet_hdr {many}"))?;
-            baseline::masquerade_tap(&world, TAP)?;
+        }
+        let mut slipgate = None;
+        match nat {
+            Some(Nat::Nftables) => baseline::masquerade_tap(&world, TAP)?,
+            Some(Nat::Attach) => {
+                let flags = [&["--tap", TAP][..], &QUOTAS].concat();
+                slipgate = Some(Slipgate::attach(&world.host, &PinDir::new()?, &flags)?);
+            }
+            None => {}
         }
         let passt = match contender {
             Contender::QemuPasst => Some(Passt::start(&world.host, MTU)?),
@@ -97,6 +143,7 @@ impl Stand {
         Ok(Stand {
             contender,
             passt,
+            _slipgate: slipgate,
             world,
         })
     }
@@ -106,7 +153,7 @@ impl Stand {
         // Where nobody leases addresses, the guest brings its own.
         let own = "address 10.0.2.15/24 10.0.2.2; ";
         let line = match self.contender {
-            Contender::QemuTap(_) => format!("{own}{line}"),
+            Contender::QemuTap(_) | Contender::Other(_, Nat::Nftables) => format!("{own}{line}"),
             _ => line.to_owned(),
         };
         let cpus = match self.contender {
@@ -121,7 +168,7 @@ impl Stand {
         // libslirp and passt do better where the scheduler puts them: their threads would share a CPU.
         let is_placed = matches!(
             self.contender,
-            Contender::SlipgateRun(1) | Contender::QemuTap(1)
+            Contender::SlipgateRun(1) | Contender::QemuTap(1) | Contender::Other(..)
         );
         let placement = Placement::here().filter(|_| is_placed);
         let ended = AtomicBool::new(false);
@@ -144,21 +191,13 @@ impl Stand {
         };
         let output = match (self.contender, &self.passt) {
             (Contender::SlipgateRun(_), _) => {
-                // Its quotas are out of the way, as in the other benchmarks.
-                let flags = [
-                    "--uplink",
-                    UPLINK,
-                    "--max-flows",
-                    "1000000",
-                    "--new-flows-per-second",
-                    "10000000",
-                ];
                 let run = SlipgateRun {
                     boot: boot.clone(),
-                    flags: &flags,
+                    flags: &QUOTAS,
                 };
                 run.run()?.0
             }
+            (Contender::Other(vmm, _), _) => vmm.run(boot, TAP)?,
             (Contender::QemuTap(_), _) => qemu(Network::Tap(TAP.to_owned(), MTU)).run()?,
             (_, Some(passt)) => qemu(passt.network()).run()?,
             (_, None) => qemu(Network::User).run()?,
@@ -166,3 +205,7 @@ impl Stand {
         Ok(output)
     }
 }
+
+#[cfg(test)]
+#[path = "contender_test.rs"]
+mod tests;

@@ -73,8 +73,10 @@ impl Placement {
     }
 }
 
-/// Whether a thread has the name of a vCPU thread in slipgate's VMM or in QEMU
-/// (`debug-threads=on`).
+/// Whether a thread has the name of a vCPU thread in slipgate's VMM, Cloud Hypervisor, Firecracker,
+/// or QEMU (`debug-threads=on`).
 fn is_vcpu(name: &str) -> bool {
-    name.starts_with("vcpu") || (name.starts_with("CPU ") && name.trim_end().ends_with("/KVM"))
+    name.starts_with("vcpu")
+        || name.starts_with("fc_vcpu")
+        || (name.starts_with("CPU ") && name.trim_end().ends_with("/KVM"))
 }

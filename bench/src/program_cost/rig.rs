@@ -5,14 +5,14 @@ use std::{
     net::Ipv4Addr,
     os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
     path::Path,
-    sync::atomic::Ordering::Acquire,
+    sync::atomic::Ordering::{Acquire, Release},
 };
 
 use anyhow::{Context, Result};
 use slipgate_abi::{
     FlowRef, NextHop, Protocol, Slot, SlotIndex, SlotRef, TapEntry, Verdict, Vm, VmRow,
     forward::DenyKey,
-    maps::{MAX_NEXT_HOPS, MAX_VMS},
+    maps::{MAX_NEXT_HOPS, MAX_OWNERS, MAX_VMS},
     tcp::TcpBits,
 };
 use slipgate_control::{
@@ -28,6 +28,8 @@ const POLICY: u32 = 6;
 /// Ifindex of loopback, the device on which a test run's frames arrive.
 const DEVICE: u32 = 1;
 const HOP: u32 = MAX_NEXT_HOPS - 1;
+/// Row of `OWNERS` that the VM names.
+const OWNER: u32 = MAX_OWNERS - 1;
 const SLOTS: u32 = 131_072;
 const PROGRAMS: [Program; 5] = [
     Program::GuestEgress,
@@ -88,6 +90,9 @@ impl Rig {
             .vm(VmRow::new(ROW as u16))
             .context("no row for the VM")?;
         let hop = maps.next_hop(HOP).context("no element for a next hop")?;
+        let owner = maps.owner_ref(OWNER).context("no row for the process")?;
+        // Nobody takes in what is handed over.
+        owner.common().store(u32::MAX, Release);
         // SAFETY: a row and an element that nobody else uses.
         unsafe {
             vm_row.as_ptr().write_volatile(vm());
@@ -204,7 +209,7 @@ impl Drop for Rig {
 fn vm() -> Vm {
     Vm {
         id: VM,
-        owner: 0,
+        owner: OWNER,
         tap_ifindex: DEVICE,
         port_ifindex: DEVICE,
         guest: GUEST.into(),
@@ -225,7 +230,8 @@ fn vm() -> Vm {
         guard_passed: 0,
         world_handed_over: 0,
         world_taken_in: 0,
-        pad: [0; 8],
+        foreign_mac: [0; 6],
+        pad: [0; 2],
         name: [0; 64],
     }
 }
