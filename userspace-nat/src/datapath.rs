@@ -3,8 +3,8 @@
 //! In a running engine they are map descriptors and mapped arrays; `crate::fake` has them in
 //! memory.
 use slipgate_abi::{
-    FlowRef, IfIndex, Ip4, NameKey, NameValue, NextHopRef, RuleIndex, SequencesRef, SlotIndex,
-    SlotRef, Tuple, VmId, VmRef, VmRow, rate::RateRef,
+    FlowRef, IfIndex, Ip4, NameKey, NameValue, NextHopRef, OwnerRef, RuleIndex, SequencesRef,
+    SlotIndex, SlotRef, Tuple, VmId, VmRef, VmRow, rate::RateRef,
 };
 use thiserror::Error;
 
@@ -87,6 +87,8 @@ pub trait Tables {
     fn own_chunks(&self) -> Vec<std::ops::Range<u32>>;
     /// Returns a VM's row in `VMS`.
     fn vm(&self, row: VmRow) -> Option<VmRef>;
+    /// Returns this process's row of `OWNERS`.
+    fn own_row(&self) -> OwnerRef;
     /// Returns a VM's rows of `COUNTERS` and `DROPS`. Row 0 counts what belongs to no VM.
     fn stats(&self, row: VmRow) -> VmStats;
     /// Returns the counters for packets that belong to no VM.

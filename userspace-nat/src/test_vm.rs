@@ -25,6 +25,7 @@ pub(crate) fn vm(id: u32) -> VmNet {
         max_flows: 100,
         new_flows_per_second: 100,
         policy: 0,
+        host_loopback: Vec::new(),
         dns_per_second: 0,
         idle_after_s: 0,
         is_idle: false,

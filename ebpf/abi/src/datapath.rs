@@ -36,8 +36,8 @@ pub mod uplink_ingress;
 pub use self::drops::NOBODY;
 use self::{fragment_table::Fragment, packet::L4};
 use crate::{
-    DropReason, FlowRef, ForwardKey, ForwardTarget, Ip4, NextHopRef, SequencesRef, SlotRef,
-    TapEntry, Tuple, VmRef, rate::RateRef, segment::Segments,
+    DropReason, FlowRef, ForwardKey, ForwardTarget, Ip4, NextHopRef, OwnerRef, SequencesRef,
+    SlotRef, TapEntry, Tuple, VmRef, rate::RateRef, segment::Segments,
 };
 
 /// Access to the maps during one run of a program.
@@ -50,6 +50,8 @@ pub unsafe trait Maps: Copy {
     fn tap(self, ifindex: u32) -> Option<TapEntry>;
     /// Row of `VMS`, of any VM or none.
     fn vm_row(self, row: u32) -> Option<VmRef>;
+    /// Row of `OWNERS`.
+    fn owner(self, row: u32) -> Option<OwnerRef>;
     /// Row of `RATES`, by the VM's row.
     fn rates(self, row: u32) -> Option<RateRef>;
     /// Entry of `FLOWS`, read by one load. It may be recycled meanwhile, so the slot must be

@@ -100,7 +100,7 @@ impl VmId {
 
 impl VmRow {
     /// All rows that a VM can have: every row except [`VmRow::NOBODY`].
-    pub fn all() -> impl DoubleEndedIterator<Item = Self> + ExactSizeIterator {
+    pub fn all() -> impl DoubleEndedIterator<Item = Self> + ExactSizeIterator + Clone {
         (1..MAX_VMS as u16).map(Self)
     }
 

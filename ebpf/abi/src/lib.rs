@@ -53,6 +53,7 @@ pub use count::{
 pub use forward::{ForwardKey, ForwardTarget};
 pub use ids::{IfIndex, RuleIndex, SlotIndex, VmId, VmRow};
 pub use link::{NextHop, NextHopRef};
+pub use maps::OwnerRef;
 pub use names::{NameKey, NameValue};
 pub use portframe::{Command, Handover, PortHeader};
 pub use rate::{Rate, RateLimits, VmRates};
@@ -63,7 +64,7 @@ pub use vm::{TapEntry, Vm, VmRef};
 
 /// Version of all layouts and meanings in this crate. Increase it with any change of either; a
 /// process refuses pinned maps of another version.
-pub const ABI_VERSION: u32 = 4;
+pub const ABI_VERSION: u32 = 5;
 
 #[cfg(feature = "user")]
 mod pod;

@@ -23,7 +23,9 @@
 //! `BPF_NOEXIST` in a hash. There are no events: a slot's bits are the only record. Scanning the
 //! mapped slots finds every end without a system call.
 
-use crate::timeout::SLOT_REST_NS;
+use core::sync::atomic::{AtomicU32, AtomicU64};
+
+use crate::{handle::handle, timeout::SLOT_REST_NS};
 
 /// Number of flow slots by default: 8 MiB of slots, 4 MiB of sequence numbers, 12 MiB of hash.
 pub const DEFAULT_SLOTS: u32 = 65_536;
@@ -33,8 +35,8 @@ pub const TUPLES_PER_SLOT: u32 = 2;
 pub const SLOTS_PER_CHUNK: u32 = 1_024;
 /// Number of elements of `CHUNKS`, and so the most chunks there can be.
 pub const MAX_CHUNKS: u32 = 4_096;
-/// Rows of `VMS`, `DROPS` and `COUNTERS`. Row 0 belongs to no VM.
-pub const MAX_VMS: u32 = 1_024;
+/// Rows of `VMS`, `DROPS`, `COUNTERS` and `RATES`: for 4,096 VMs, and row 0, which belongs to none.
+pub const MAX_VMS: u32 = 4_097;
 /// Rows of `OWNERS`: the number of processes that can share the maps.
 pub const MAX_OWNERS: u32 = 64;
 /// Elements of `NEXT_HOPS`. Element 0 is never used.
@@ -124,7 +126,12 @@ pub struct Meta {
 
 /// One element of `OWNERS`: a process that serves VMs. It holds a lock on a file named by its row
 /// for its whole life; a row whose lock is free may be adopted.
-#[repr(C)]
+///
+/// `share` and `common` divide the queue of the process's engine port, in each direction. A VM may
+/// always have `share` frames queued, and more, up to its credits, while fewer than `common` frames
+/// of all VMs are queued. So the queue has room for the shares of all VMs at any time, and what no VM
+/// uses of it is anybody's.
+#[repr(C, align(64))]
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Owner {
     /// Number of processes that have taken the row: each increments it by one.
@@ -133,8 +140,58 @@ pub struct Owner {
     pub pid: u32,
     /// Ifindex of the engine port.
     pub port_ifindex: u32,
+    /// Number of frames that each VM may have queued for the engine whatever others have.
+    pub share: u32,
+    /// Number of queued frames of all VMs from which on each VM has its share only.
+    pub common: u32,
     /// Explicit padding, always zero.
     pub pad: u32,
+
+    /// Sum of [`crate::Vm::handed_over`] over the process's VMs, those that are gone included.
+    pub handed_over: u64,
+    /// Number of those frames that the engine received or knows to be lost.
+    pub taken_in: u64,
+    /// As `handed_over`, for frames from the world.
+    pub world_handed_over: u64,
+    /// As `taken_in`, for frames from the world.
+    pub world_taken_in: u64,
+    /// Explicit padding, always zero.
+    pub pad_end: [u8; 8],
+}
+
+const _: () = assert!(size_of::<Owner>() == 64);
+
+handle! {
+    /// Handle to a row of `OWNERS`.
+    OwnerRef(Owner);
+    atomic {
+        /// Number of frames that each VM may have queued whatever others have.
+        share: AtomicU32,
+        /// Number of queued frames from which on each VM has its share only.
+        common: AtomicU32,
+        /// The guests' frames redirected to the engine port, in credits.
+        handed_over: AtomicU64,
+        /// The guests' frames that the engine received or knows to be lost, in credits.
+        taken_in: AtomicU64,
+        /// The world's frames redirected to the engine port, in credits.
+        world_handed_over: AtomicU64,
+        /// The world's frames that the engine received or knows to be lost, in credits.
+        world_taken_in: AtomicU64,
+    }
+    constant {}
+}
+
+impl OwnerRef {
+    /// Counters of frames handed over and of frames taken in, of all VMs: of the world's frames if
+    /// `from_world`, else of the guests'.
+    #[inline(always)]
+    pub fn under_way(&self, from_world: bool) -> (&AtomicU64, &AtomicU64) {
+        if from_world {
+            (self.world_handed_over(), self.world_taken_in())
+        } else {
+            (self.handed_over(), self.taken_in())
+        }
+    }
 }
 
 /// One element of `RULES`. The digests identify the rule; the text is for display.

@@ -58,7 +58,8 @@ pub struct Vm {
     pub flags: u32,
     /// MTU of the TAP, L3 bytes.
     pub mtu: u32,
-    /// Number of the guest's frames that may be queued for the engine at once.
+    /// Number of the guest's frames that may be queued for the engine at once, where others leave
+    /// room ([`crate::maps::Owner`]).
     pub credits: u32,
     /// Number of the VM's policy: the scope of the keys in `DENY`.
     pub policy: u32,
@@ -85,8 +86,11 @@ pub struct Vm {
     pub world_handed_over: u64,
     /// As `taken_in`, for frames from the world.
     pub world_taken_in: u64,
+    /// Source MAC of the last frame that was dropped because it is not `guest_mac`; zeroes before
+    /// one was. The programs write it.
+    pub foreign_mac: [u8; 6],
     /// Explicit padding, always zero.
-    pub pad: [u8; 8],
+    pub pad: [u8; 2],
 
     /// Name given by the user, UTF-8, zero-padded.
     pub name: [u8; 64],
@@ -94,6 +98,16 @@ pub struct Vm {
 
 const _: () = assert!(size_of::<Vm>() == 192);
 const _: () = assert!(core::mem::offset_of!(Vm, handed_over) == 64);
+
+impl Vm {
+    /// Returns the MAC from which frames came that were dropped, because `guest_mac` is configured
+    /// and another one; `None` if there were none.
+    pub fn mac_mismatch(&self) -> Option<[u8; 6]> {
+        let mac = self.foreign_mac;
+        let is_checked = self.flags & VmFlags::CHECK_MAC != 0;
+        (is_checked && mac != [0; 6] && mac != self.guest_mac).then_some(mac)
+    }
+}
 
 /// Bits of [`Vm::flags`].
 #[derive(Debug)]
@@ -142,6 +156,12 @@ impl VmRef {
         // SAFETY: `new` promised a valid row; a mix of two values is neither harmful nor all ones.
         let mac = unsafe { (&raw const (*self.0).guest_mac).read_volatile() };
         mac != Self::UNKNOWN_MAC
+    }
+
+    /// Returns a copy of the row, of which a MAC that is changing may be a mix of two.
+    pub fn copy(&self) -> Vm {
+        // SAFETY: `new` promised a valid row; integers and bytes have no invalid values.
+        unsafe { self.0.read_volatile() }
     }
 
     /// Counters of frames handed over and of frames taken in: of the world's frames if

@@ -89,7 +89,7 @@ impl Program {
 pub enum Hook {
     /// A tcx link, first in the chain ([`Program::GuestShut`]: last); Linux 6.6.
     Tcx,
-    /// A filter of the clsact qdisc, for older kernels.
+    /// A filter of the clsact qdisc: on older kernels, and where it must be made and removed fast.
     Clsact,
 }
 
@@ -161,20 +161,19 @@ pub(crate) fn pinned(paths: &Paths) -> Result<Vec<Attached>> {
     Ok(all)
 }
 
-/// Whether every interface with an attachment is gone, an engine port's among them, as far as links
-/// tell.
+/// Whether every interface with a link is gone, an engine port's among them. A clsact filter tells
+/// nothing of its interface, but the engine port has a link wherever the kernel has any: it ends
+/// with the namespace, as the interfaces of filters do.
 pub(crate) fn are_defunct(paths: &Paths) -> Result<bool> {
     let mut has_port = false;
     for attached in pinned(paths)? {
-        match attached.by {
-            AttachedBy::Link if link::target(&paths.pin(&attached.pin_name()))?.is_some() => {
-                return Ok(false);
-            }
-            AttachedBy::Link => has_port |= attached.program == Program::EnginePort,
-            // Stands beside a link of the same interface.
-            AttachedBy::Clsact if attached.program == Program::GuestShut => {}
-            AttachedBy::Clsact => return Ok(false),
+        if attached.by == AttachedBy::Clsact {
+            continue;
         }
+        if link::target(&paths.pin(&attached.pin_name()))?.is_some() {
+            return Ok(false);
+        }
+        has_port |= attached.program == Program::EnginePort;
     }
     Ok(has_port)
 }

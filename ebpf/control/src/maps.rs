@@ -27,9 +27,9 @@ use std::{
 use aya::Pod;
 use slipgate_abi::{
     ABI_VERSION, DropCounters, FlowRef, ForwardKey, ForwardTarget, NameKey, NameValue, NextHop,
-    NextHopRef, RateLimits, RuleIndex, RuleRefusals, Sequences, SequencesRef, Slot, SlotIndex,
-    SlotRef, TapEntry, Tuple, Vm, VmCounters, VmRates, VmRef, VmRow, count::COUNTED_RULES,
-    forward::DenyKey, maps, maps::RuleElement, rate::RateRef, vm::VmFlags,
+    NextHopRef, OwnerRef, RateLimits, RuleIndex, RuleRefusals, Sequences, SequencesRef, Slot,
+    SlotIndex, SlotRef, TapEntry, Tuple, Vm, VmCounters, VmRates, VmRef, VmRow,
+    count::COUNTED_RULES, forward::DenyKey, maps, maps::RuleElement, rate::RateRef, vm::VmFlags,
 };
 
 pub(crate) use self::pinned::{abi_version_of, check_pinned, open_pins};
@@ -337,6 +337,12 @@ impl SharedMaps {
     pub fn owners(&self) -> u64 {
         let taken = (0..maps::MAX_OWNERS).filter(|row| self.owner_pid(*row) != 0);
         taken.fold(0, |owners, row| owners | 1 << row)
+    }
+
+    /// Returns the handle to a row of OWNERS; `None` beyond the last.
+    pub fn owner_ref(&self, row: u32) -> Option<OwnerRef> {
+        // SAFETY: an element of OWNERS; the mapping is never taken down.
+        Some(unsafe { OwnerRef::new(self.memory.owners.at(row)?) })
     }
 
     /// Returns a row of OWNERS; `None` beyond the last.

@@ -1,6 +1,7 @@
 //! Links, addresses, routes and neighbours: listed once, then followed; and the next hops that the
 //! programs use, kept up to date from them. Also single netlink requests.
 
+mod links;
 mod network;
 mod next_hops;
 mod parse;
@@ -13,6 +14,7 @@ use slipgate_abi::IfIndex;
 
 pub(crate) use self::socket::Requests;
 pub use self::{
+    links::Links,
     network::{Address, Link, Neighbour, Network, Route, RouteKind, Table},
     next_hops::NextHops,
     watch::{Changes, NetworkWatch},

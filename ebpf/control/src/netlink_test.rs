@@ -55,6 +55,8 @@ fn a_snapshot_has_what_ip_shows() {
         );
         run("ip neigh add 192.0.2.1 lladdr 02:00:00:00:00:01 dev up0 nud permanent");
         run("ip tuntap add l3 mode tun");
+        run("ip tuntap add dev few mode tap");
+        run("ip tuntap add dev many mode tap multi_queue");
         let watch = NetworkWatch::open().unwrap();
         let network = watch.network();
         let link = &network.links[&up0];
@@ -63,6 +65,10 @@ fn a_snapshot_has_what_ip_shows() {
         assert_eq!(link.kind.as_deref(), Some("veth"));
         assert!(network.link_by_name("lo").unwrap().loopback);
         assert!(!network.link_by_name("l3").unwrap().has_l2);
+        for (name, many) in [("l3", None), ("few", Some(false)), ("many", Some(true))] {
+            let tap = network.link_by_name(name).unwrap();
+            assert_eq!(tap.is_multi_queue_tap, many, "{name}");
+        }
         assert_eq!(network.default_uplink(), Some(link));
         let address = network.address_of(up0).unwrap();
         assert_eq!(
@@ -437,15 +443,85 @@ fn open_tun(name: &str) -> std::fs::File {
     file
 }
 
+/// As a VMM does when its guest's driver starts.
 #[test]
-fn a_network_goes_over_a_channel() {
-    in_netns("a_network_goes_over_a_channel", || {
+fn a_link_whose_offloads_change_is_named_once() {
+    const TUNSETOFFLOAD: libc::c_ulong = 0x4004_54d0;
+    const CSUM_AND_TSO4: libc::c_ulong = 3;
+    in_netns("a_link_whose_offloads_change_is_named_once", || {
         uplink();
-        let network = NetworkWatch::open().unwrap().network().clone();
-        let text = serde_json::to_string(&network).unwrap();
-        let mut back: Network = serde_json::from_str(&text).unwrap();
-        back.neighbours = network.neighbours.clone();
-        assert_eq!(back, network);
+        run("ip tuntap add l3 mode tun");
+        let queue = open_tun("l3");
+        let mut watch = NetworkWatch::open().unwrap();
+        until(&mut watch, "there", |_| true);
+        watch.take_changed_features();
+        run("ip link set l3 mtu 1400");
+        let ifindex = watch.network().link_by_name("l3").unwrap().ifindex;
+        until(&mut watch, "1400", |it| it.links[&ifindex].mtu == 1400);
+        assert!(watch.take_changed_features().is_empty());
+        // SAFETY: TUNSETOFFLOAD takes its argument by value.
+        let set = unsafe { libc::ioctl(queue.as_raw_fd(), TUNSETOFFLOAD, CSUM_AND_TSO4) };
+        assert_eq!(set, 0, "{}", std::io::Error::last_os_error());
+        watch.update().unwrap();
+        let changed = watch.take_changed_features();
+        assert!(changed.into_iter().eq([ifindex]));
+        assert!(watch.take_changed_features().is_empty());
+    });
+}
+
+/// TAPs come and go by the thousand: what concerns one names that one.
+#[test]
+fn changes_name_the_links() {
+    in_netns("changes_name_the_links", || {
+        run("ip tuntap add t0 mode tap");
+        let up0 = uplink();
+        let mut watch = NetworkWatch::open().unwrap();
+        until(&mut watch, "quiet", |network| network.links[&up0].up);
+        while watch.update().unwrap().any() {}
+        let mut named = |commands: &[&str]| {
+            commands
+                .iter()
+                .copied()
+                .for_each(|command| drop(run(command)));
+            let changes = watch.update().unwrap();
+            (changes.links, changes.named.into_iter().collect::<Vec<_>>())
+        };
+        let of = |names: &[&str]| {
+            names
+                .iter()
+                .map(|name| (*name).to_owned())
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(named(&["ip link set t0 mtu 1400"]), (true, of(&["t0"])));
+        assert_eq!(named(&["ip tuntap add t1 mode tap"]), (true, of(&["t1"])));
+        assert_eq!(
+            named(&["ip link set t1 name t2"]),
+            (true, of(&["t1", "t2"]))
+        );
+        assert_eq!(named(&["ip link del t2"]), (true, of(&["t2"])));
+        // Of a routed one, too.
+        assert_eq!(named(&["ip link set up0 mtu 1400"]), (true, of(&["up0"])));
+        // Forwarding is said of each device, also when it is turned on for all.
+        let t0 = watch.network().link_by_name("t0").unwrap().ifindex;
+        run("sysctl -qw net.ipv4.conf.t0.forwarding=1");
+        assert_eq!(watch.update().unwrap().forwarding, [t0].into());
+        run("sysctl -qw net.ipv4.conf.t0.forwarding=0");
+        assert!(watch.update().unwrap().forwarding.is_empty());
+        run("sysctl -qw net.ipv4.ip_forward=1");
+        assert!(
+            watch
+                .update()
+                .unwrap()
+                .forwarding
+                .is_superset(&[t0, up0].into())
+        );
+        // Another address is no link's change.
+        run("ip addr add 192.0.2.77/24 dev up0");
+        let changes = watch.update().unwrap();
+        assert!(
+            changes.addresses && !changes.links && changes.named.is_empty(),
+            "{changes:?}"
+        );
     });
 }
 
@@ -497,6 +573,7 @@ fn short_of_descriptors() {
         let changes = watch.update().unwrap();
         assert!(changes.links && changes.addresses && changes.routes && changes.neighbours);
         assert_eq!(watch.network().links[&up0].mtu, 1_400);
+        assert!(watch.take_changed_features().contains(&up0));
         watch.caught_up();
         assert_eq!(watch.due(), None);
         run("ip link set up0 mtu 1300");

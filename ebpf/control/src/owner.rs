@@ -28,7 +28,10 @@ use std::{
 
 use slipgate_abi::{IfIndex, maps::MAX_OWNERS};
 
-pub use self::sweep::{Swept, sweep};
+pub use self::{
+    sweep::{Swept, sweep},
+    taps::NotedTaps,
+};
 pub use crate::lock::{PATIENCE, WHILE_SERVING};
 use crate::{
     Error, Paths, Result,
@@ -81,6 +84,9 @@ impl Owner {
             merge(maps, *other, row);
         }
         let adopted = has_anything(maps, row);
+        if !adopted {
+            begin_counts(maps, row);
+        }
         let epoch = word(maps, row, Field::Epoch).fetch_add(1, AcqRel);
         let epoch = epoch.wrapping_add(1);
         word(maps, row, Field::Pid).store(std::process::id(), Release);
@@ -117,6 +123,14 @@ impl Owner {
     /// Records the ifindex of the engine port in the row.
     pub fn set_port(&self, maps: &SharedMaps, ifindex: IfIndex) {
         word(maps, self.row, Field::Port).store(ifindex.get(), Release);
+    }
+
+    /// Divides the engine port's queue among VMs: each may always have `share` frames queued in
+    /// each direction, and more while fewer than `common` frames of all VMs are queued.
+    pub fn divide_queue(&self, maps: &SharedMaps, share: u32, common: u32) {
+        let owner = maps.owner_ref(self.row).expect("rows are below MAX_OWNERS");
+        owner.share().store(share, Release);
+        owner.common().store(common, Release);
     }
 
     /// Releases the row's chunks and next hops. Its flows have ended and its VMs are closed; a
@@ -252,8 +266,18 @@ fn take_empty(maps: &SharedMaps, paths: &Paths) -> Result<(u32, FileLock)> {
     Err(Error::Full {
         table: "OWNERS",
         rows: MAX_OWNERS,
-        remedy: "stop a slipgate process, or start one for VMs that a dead one left",
+        remedy: "serve many VMs by one process: `slipgate serve`, to which `attach` and `run` add theirs; or stop a process, or start one for VMs that a dead one left",
     })
+}
+
+/// Clears the counters of the row's previous processes, which have no VM any more.
+fn begin_counts(maps: &SharedMaps, row: u32) {
+    let owner = maps.owner_ref(row).expect("rows are below MAX_OWNERS");
+    for from_world in [false, true] {
+        let (handed_over, taken_in) = owner.under_way(from_world);
+        handed_over.store(0, Release);
+        taken_in.store(0, Release);
+    }
 }
 
 /// Whether the row has VMs or chunks of slots.

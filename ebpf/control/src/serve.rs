@@ -9,8 +9,6 @@
 //! the notification arrives. Its VM's flows continue, since slots name the VM's row and the row
 //! names the TAP.
 
-use std::collections::HashMap;
-
 use slipgate_abi::{IfIndex, VmRow};
 
 use crate::{
@@ -53,22 +51,41 @@ pub enum TapChange {
 /// attaches the programs, and only then brings it up. Its entry in `TAPS` must exist before
 /// ([`vm::open`]).
 ///
+/// `hook` is that of the guest's program. With [`Hook::Clsact`] it is a tcx link all the same where
+/// it is one already, where others use the TAP's hooks, and where clsact is missing.
+///
 /// # Errors
 /// The TAP is gone, its sysctls cannot be written, or a program cannot be attached.
 pub fn serve_tap(datapath: &Datapath, ifindex: IfIndex, hook: Hook) -> Result<()> {
     let tap = Device::with_index(ifindex)?;
     tap.set_forwarding(false)?;
     tap.disable_ipv6()?;
-    attach_fallback(datapath, ifindex, hook)?;
-    datapath.attach(Program::GuestEgress, ifindex, hook)?;
+    attach_programs(datapath, ifindex, hook)?;
     tap.set_up(true)
+}
+
+fn attach_programs(datapath: &Datapath, ifindex: IfIndex, hook: Hook) -> Result<()> {
+    let by_link = || {
+        attach_fallback(datapath, ifindex)?;
+        datapath.attach(Program::GuestEgress, ifindex, Hook::Tcx)
+    };
+    if hook == Hook::Tcx {
+        return by_link();
+    }
+    match datapath.attach_filters(ifindex) {
+        Ok(true) => Ok(()),
+        Ok(false) => by_link(),
+        Err(error) if error.is_locked() => Err(error),
+        // A kernel without tcx has nothing better to say.
+        Err(error) => by_link().map_err(|_| error),
+    }
 }
 
 /// Attaches the program that drops everything behind all others. A kernel with tcx may lack clsact:
 /// there it is the last link, which is removed with its pin.
-fn attach_fallback(datapath: &Datapath, ifindex: IfIndex, hook: Hook) -> Result<()> {
+fn attach_fallback(datapath: &Datapath, ifindex: IfIndex) -> Result<()> {
     match datapath.attach(Program::GuestShut, ifindex, Hook::Clsact) {
-        Err(error) if hook == Hook::Tcx => {
+        Err(error) if !error.is_locked() => {
             tracing::debug!("{error}");
             datapath.attach(Program::GuestShut, ifindex, Hook::Tcx)
         }
@@ -85,12 +102,11 @@ pub fn shut_tap(datapath: &Datapath, ifindex: IfIndex) -> Result<()> {
     if let Ok(tap) = Device::with_index(ifindex) {
         tap.set_up(false)?;
     }
-    datapath.detach(Program::GuestEgress, ifindex)?;
-    datapath.detach(Program::GuestShut, ifindex)?;
-    Ok(())
+    datapath.detach_from_tap(ifindex)
 }
 
-/// Follows the TAPs after a change of links. Returns the change of each, by the VM's row.
+/// Follows TAPs after a change of links: those whose names changed, or all. Returns the change of
+/// each, by the VM's row.
 ///
 /// # Errors
 /// An entry of `TAPS` cannot be changed.
@@ -102,11 +118,6 @@ pub fn follow_taps(
 ) -> Result<Vec<(VmRow, TapChange)>> {
     let mut changes = Vec::new();
     let maps = datapath.maps();
-    let links = network
-        .links
-        .values()
-        .map(|link| (link.name.as_str(), link));
-    let links: HashMap<&str, _> = links.collect();
     for Served {
         vm_row,
         tap,
@@ -114,14 +125,16 @@ pub fn follow_taps(
         mtu,
     } in served
     {
-        match links.get(tap.as_str()).copied() {
+        match network.link_by_name(tap) {
             None if known.is_some() => {
-                vm::forget_tap(maps, *vm_row)?;
+                remove_defunct(datapath, *known);
+                vm::forget_tap(maps, *vm_row, *known)?;
                 changes.push((*vm_row, TapChange::Gone));
             }
             None => {}
             Some(link) if Some(link.ifindex) != *known => {
                 let ifindex = link.ifindex;
+                remove_defunct(datapath, *known);
                 vm::set_tap(maps, *vm_row, ifindex)?;
                 vm::set_mtu(maps, *vm_row, link.mtu);
                 match serve_tap(datapath, ifindex, hook) {
@@ -134,7 +147,7 @@ pub fn follow_taps(
                         if let Ok(device) = Device::with_index(ifindex) {
                             let _ = device.set_up(false);
                         }
-                        vm::forget_tap(maps, *vm_row)?;
+                        vm::forget_tap(maps, *vm_row, Some(ifindex))?;
                         changes.push((*vm_row, TapChange::Gone));
                     }
                 }
@@ -146,15 +159,16 @@ pub fn follow_taps(
             Some(_) => {}
         }
     }
-    // It looks at every attachment: not for each link that comes or changes.
-    let leaves_pins = |(_, change): &(VmRow, TapChange)| !matches!(change, TapChange::Mtu(_));
-    if changes.iter().any(leaves_pins)
-        && let Err(error) = datapath.remove_defunct()
-    {
-        // This hinders nothing: the rest is removed another time.
+    Ok(changes)
+}
+
+/// Removes the pins of a TAP that is gone.
+fn remove_defunct(datapath: &Datapath, tap: Option<IfIndex>) {
+    let removed = tap.map_or(Ok(0), |tap| datapath.remove_defunct_at(tap));
+    // What is left hinders nothing, and is removed at the next start.
+    if let Err(error) = removed {
         tracing::debug!("{error}");
     }
-    Ok(changes)
 }
 
 #[cfg(test)]

@@ -1,15 +1,18 @@
 use std::{
     fs::File,
     io::Write,
-    os::fd::AsRawFd,
+    os::fd::{AsFd as _, AsRawFd},
     sync::atomic::Ordering::{Acquire, Release},
 };
 
 use super::*;
 use crate::{
     Owner,
+    attach::AttachedBy,
+    bpf,
     maps::SharedMaps,
     netlink::NetworkWatch,
+    probe,
     testing::{attached_at, datapath, in_netns, make_tap, run, vm_spec},
     vm::VmSpec,
 };
@@ -31,76 +34,85 @@ fn tap_known(maps: &SharedMaps, ifindex: IfIndex) -> bool {
 
 #[test]
 fn a_tap_made_again_under_its_name_is_served_again() {
-    in_netns("a_tap_made_again_under_its_name_is_served_again", || {
-        let datapath = datapath();
-        let maps = datapath.maps();
-        let owner = Owner::take(maps, datapath.paths(), &[]).unwrap();
-        let tap = make_tap("t0");
-        let vm = vm::open(
-            maps,
-            &owner,
-            &VmSpec {
-                tap_ifindex: Some(tap),
-                ..vm_spec("a")
-            },
-        )
-        .unwrap();
-        serve_tap(&datapath, tap, Hook::Tcx).unwrap();
-        let up = |name: &str| Device::named(name).unwrap().flags().unwrap() & libc::IFF_UP != 0;
-        assert!(up("t0"));
-        let mut watch = NetworkWatch::open().unwrap();
-        let served = std::cell::RefCell::new(Served {
-            vm_row: vm.row,
-            tap: "t0".into(),
-            ifindex: Some(tap),
-            mtu: 1_500,
-        });
-        // As a broker keeps it.
-        let follow = |watch: &NetworkWatch| {
-            let mut served = served.borrow_mut();
-            let changes = follow_taps(
-                &datapath,
-                watch.network(),
-                std::slice::from_ref(&*served),
-                Hook::Tcx,
-            );
-            for (_, change) in changes.as_ref().unwrap() {
-                match *change {
-                    TapChange::Gone => served.ifindex = None,
-                    TapChange::Again { ifindex } => served.ifindex = Some(ifindex),
-                    TapChange::Mtu(mtu) => served.mtu = mtu,
+    for hook in [Hook::Tcx, Hook::Clsact] {
+        serve_one_made_again(hook);
+    }
+}
+
+fn serve_one_made_again(hook: Hook) {
+    in_netns(
+        "a_tap_made_again_under_its_name_is_served_again",
+        move || {
+            let datapath = datapath();
+            let maps = datapath.maps();
+            let owner = Owner::take(maps, datapath.paths(), &[]).unwrap();
+            let tap = make_tap("t0");
+            let vm = vm::open(
+                maps,
+                &owner,
+                &VmSpec {
+                    tap_ifindex: Some(tap),
+                    ..vm_spec("a")
+                },
+            )
+            .unwrap();
+            serve_tap(&datapath, tap, hook).unwrap();
+            let up = |name: &str| Device::named(name).unwrap().flags().unwrap() & libc::IFF_UP != 0;
+            assert!(up("t0"));
+            let mut watch = NetworkWatch::open().unwrap();
+            let served = std::cell::RefCell::new(Served {
+                vm_row: vm.row,
+                tap: "t0".into(),
+                ifindex: Some(tap),
+                mtu: 1_500,
+            });
+            // As a broker keeps it.
+            let follow = |watch: &NetworkWatch| {
+                let mut served = served.borrow_mut();
+                let changes = follow_taps(
+                    &datapath,
+                    watch.network(),
+                    std::slice::from_ref(&*served),
+                    hook,
+                );
+                for (_, change) in changes.as_ref().unwrap() {
+                    match *change {
+                        TapChange::Gone => served.ifindex = None,
+                        TapChange::Again { ifindex } => served.ifindex = Some(ifindex),
+                        TapChange::Mtu(mtu) => served.mtu = mtu,
+                    }
                 }
-            }
-            changes
-        };
-        assert_eq!(follow(&watch).unwrap(), []);
+                changes
+            };
+            assert_eq!(follow(&watch).unwrap(), []);
 
-        run("ip link set t0 mtu 1400");
-        update_until(&mut watch, |network| {
-            network
-                .link_by_name("t0")
-                .is_some_and(|link| link.mtu == 1_400)
-        });
-        assert_eq!(follow(&watch).unwrap(), [(vm.row, TapChange::Mtu(1_400))]);
+            run("ip link set t0 mtu 1400");
+            update_until(&mut watch, |network| {
+                network
+                    .link_by_name("t0")
+                    .is_some_and(|link| link.mtu == 1_400)
+            });
+            assert_eq!(follow(&watch).unwrap(), [(vm.row, TapChange::Mtu(1_400))]);
 
-        run("ip link del t0");
-        update_until(&mut watch, |network| network.link_by_name("t0").is_none());
-        assert_eq!(follow(&watch).unwrap(), [(vm.row, TapChange::Gone)]);
-        assert!(!tap_known(maps, tap));
-        assert_eq!(follow(&watch).unwrap(), []);
-        assert_eq!(datapath.attached().unwrap(), [], "no defunct pin is left");
+            run("ip link del t0");
+            update_until(&mut watch, |network| network.link_by_name("t0").is_none());
+            assert_eq!(follow(&watch).unwrap(), [(vm.row, TapChange::Gone)]);
+            assert!(!tap_known(maps, tap));
+            assert_eq!(follow(&watch).unwrap(), []);
+            assert_eq!(datapath.attached().unwrap(), [], "no defunct pin is left");
 
-        let again = make_tap("t0");
-        assert_ne!(again, tap);
-        update_until(&mut watch, |network| network.link_by_name("t0").is_some());
-        let change = TapChange::Again { ifindex: again };
-        assert_eq!(follow(&watch).unwrap(), [(vm.row, change)]);
-        assert!(tap_known(maps, again) && up("t0"));
-        assert_eq!(attached_at("t0", Program::GuestEgress), 1);
-        let row = maps.vm(vm.row).unwrap();
-        assert_eq!(row.id().load(Acquire), vm.id.get());
-        assert_eq!(row.tap_ifindex().load(Acquire), again.get());
-    });
+            let again = make_tap("t0");
+            assert_ne!(again, tap);
+            update_until(&mut watch, |network| network.link_by_name("t0").is_some());
+            let change = TapChange::Again { ifindex: again };
+            assert_eq!(follow(&watch).unwrap(), [(vm.row, change)]);
+            assert!(tap_known(maps, again) && up("t0"));
+            assert_eq!(attached_at("t0", Program::GuestEgress), 1);
+            let row = maps.vm(vm.row).unwrap();
+            assert_eq!(row.id().load(Acquire), vm.id.get());
+            assert_eq!(row.tap_ifindex().load(Acquire), again.get());
+        },
+    );
 }
 
 /// The engine may write the row, and an attacker in it may write anything.
@@ -169,6 +181,81 @@ fn a_shut_tap_is_down_and_without_program() {
         assert_eq!(attached_at("t0", Program::GuestEgress), 0);
         run("ip link del t0");
         shut_tap(&datapath, tap).unwrap();
+    });
+}
+
+/// Returns how the guest's program is attached to a TAP.
+fn attached_by(datapath: &Datapath, tap: IfIndex) -> Vec<AttachedBy> {
+    let attached = datapath.attached().unwrap().into_iter();
+    let egress = attached.filter(|a| a.program == Program::GuestEgress && a.ifindex == tap);
+    egress.map(|attached| attached.by).collect()
+}
+
+/// A tcx program, or a filter of the same priority, would run before a filter of ours.
+#[test]
+fn a_tap_whose_hooks_others_use_gets_a_tcx_link() {
+    in_netns("a_tap_whose_hooks_others_use_gets_a_tcx_link", || {
+        let datapath = datapath();
+        let other = probe::pass_program().unwrap();
+        let (linked, filtered, free) = (make_tap("t0"), make_tap("t1"), make_tap("t2"));
+        let _link = bpf::link_create_tcx(other.as_fd(), linked, bpf::Place::First).unwrap();
+        run("tc qdisc add dev t1 clsact");
+        let pin = datapath.paths().pin("uplink_ingress");
+        let pin = pin.display();
+        run(&format!(
+            "tc filter add dev t1 ingress pref 1 bpf da pinned {pin}"
+        ));
+        for (tap, by) in [
+            (linked, AttachedBy::Link),
+            (filtered, AttachedBy::Link),
+            (free, AttachedBy::Clsact),
+        ] {
+            // The second time, the qdisc is ours.
+            for _ in 0..2 {
+                serve_tap(&datapath, tap, Hook::Clsact).unwrap();
+                assert_eq!(attached_by(&datapath, tap), [by]);
+            }
+        }
+        for tap in [linked, filtered] {
+            assert!(datapath.is_first(Program::GuestEgress, tap).unwrap());
+        }
+        for tap in ["t0", "t1", "t2"] {
+            assert_eq!(attached_at(tap, Program::GuestEgress), 1, "{tap}");
+            assert_eq!(attached_at(tap, Program::GuestShut), 1, "{tap}");
+        }
+        // Somebody's link that comes later: the next process sees to it.
+        let _late = bpf::link_create_tcx(other.as_fd(), free, bpf::Place::First).unwrap();
+        serve_tap(&datapath, free, Hook::Clsact).unwrap();
+        assert_eq!(attached_by(&datapath, free), [AttachedBy::Link]);
+        assert!(datapath.is_first(Program::GuestEgress, free).unwrap());
+    });
+}
+
+/// A daemon takes over from one that used links, and `attach` from a daemon.
+#[test]
+fn a_successor_by_another_hook_leaves_no_gap() {
+    in_netns("a_successor_by_another_hook_leaves_no_gap", || {
+        let (datapath, tap) = (datapath(), make_tap("t0"));
+        let link = || {
+            let pin = datapath.paths().pin(&format!("guest_egress-{tap}"));
+            bpf::link_info(bpf::obj_get(&pin).unwrap().as_fd())
+                .unwrap()
+                .id
+        };
+        serve_tap(&datapath, tap, Hook::Tcx).unwrap();
+        let before = link();
+        serve_tap(&datapath, tap, Hook::Clsact).unwrap();
+        assert_eq!(attached_by(&datapath, tap), [AttachedBy::Link]);
+        assert_eq!(link(), before, "the link is the same one");
+
+        shut_tap(&datapath, tap).unwrap();
+        assert_eq!(datapath.attached().unwrap(), []);
+        serve_tap(&datapath, tap, Hook::Clsact).unwrap();
+        assert_eq!(attached_by(&datapath, tap), [AttachedBy::Clsact]);
+        serve_tap(&datapath, tap, Hook::Tcx).unwrap();
+        assert_eq!(attached_by(&datapath, tap), [AttachedBy::Link]);
+        assert_eq!(attached_at("t0", Program::GuestEgress), 1);
+        assert_eq!(attached_at("t0", Program::GuestShut), 1);
     });
 }
 
@@ -266,7 +353,7 @@ fn a_tap_that_lost_its_program_by_hand_carries_nothing() {
                 assert_eq!((sent(), unserved().packets), (before.0 + 1, before.1 + 1));
                 drop(vmm);
                 run("ip link del t0");
-                vm::forget_tap(maps, vm.row).unwrap();
+                vm::forget_tap(maps, vm.row, Some(tap)).unwrap();
                 datapath.remove_defunct().unwrap();
             }
         },

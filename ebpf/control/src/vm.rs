@@ -4,6 +4,7 @@
 //! is trusted only while they agree.
 
 use std::{
+    collections::HashSet,
     net::Ipv4Addr,
     sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release},
 };
@@ -109,6 +110,7 @@ pub fn open(maps: &SharedMaps, owner: &Owner, spec: &VmSpec) -> Result<OpenVm> {
         (&raw mut (*vm).world_credits).write_volatile(spec.credits);
         (&raw mut (*vm).policy).write_volatile(spec.policy);
         (&raw mut (*vm).prefix_len).write_volatile(spec.prefix_len.into());
+        (&raw mut (*vm).foreign_mac).write_volatile([0; 6]);
         if let Some(mac) = spec.guest_mac {
             (&raw mut (*vm).guest_mac).write_volatile(mac);
         }
@@ -123,7 +125,7 @@ pub fn open(maps: &SharedMaps, owner: &Owner, spec: &VmSpec) -> Result<OpenVm> {
     };
     match spec.tap_ifindex {
         Some(tap) => set_tap(maps, row, tap)?,
-        None => forget_tap(maps, row)?,
+        None => forget_tap(maps, row, None)?,
     }
     Ok(OpenVm {
         id: VmId::new(vm.id().load(Acquire)),
@@ -156,7 +158,7 @@ fn free_tap(maps: &SharedMaps, spec: &VmSpec, tap: IfIndex, own: Option<VmRow>) 
             pid,
         });
     }
-    forget_tap(maps, row)
+    forget_tap(maps, row, Some(tap))
 }
 
 /// Sets the interface that is the VM's TAP, at first and when it was made again. Flows continue:
@@ -187,16 +189,23 @@ pub fn set_tap(maps: &SharedMaps, row: VmRow, ifindex: IfIndex) -> Result<()> {
         })
 }
 
-/// Removes the VM's TAP, which is gone.
+/// Removes the VM's TAP, which is gone or shut. `known`: its index as the caller knows it. The row
+/// may name another: engines write there.
 ///
 /// # Errors
 /// `TAPS` cannot be read or changed.
-pub fn forget_tap(maps: &SharedMaps, row: VmRow) -> Result<()> {
+pub fn forget_tap(maps: &SharedMaps, row: VmRow, known: Option<IfIndex>) -> Result<()> {
     let Some((vm, id)) = maps.vm(row).zip(id_of(maps, row)) else {
         return Ok(());
     };
-    vm.tap_ifindex().store(0, Release);
-    maps.taps.remove_if(|_, tap| tap.id() == id).map(drop)
+    let named = IfIndex::new(vm.tap_ifindex().swap(0, AcqRel));
+    for tap in [Some(named), known].into_iter().flatten() {
+        let entry = maps.taps.get(&tap.get())?;
+        if entry.is_some_and(|entry| entry.id() == id) {
+            maps.taps.remove(&tap.get())?;
+        }
+    }
+    Ok(())
 }
 
 /// Sets the MTU of the VM's TAP, L3 bytes.
@@ -204,18 +213,6 @@ pub fn set_mtu(maps: &SharedMaps, row: VmRow, mtu: u32) {
     if let Some(vm) = maps.vm(row) {
         // SAFETY: a word of a mapped row.
         unsafe { (&raw mut (*vm.as_ptr()).mtu).write_volatile(mtu) };
-    }
-}
-
-/// Sets the largest number of frames under way to the engine, of the guest's and of the world's
-/// each.
-pub fn set_credits(maps: &SharedMaps, row: VmRow, credits: u32) {
-    if let Some(vm) = maps.vm(row) {
-        // SAFETY: words of a mapped row.
-        unsafe {
-            (&raw mut (*vm.as_ptr()).credits).write_volatile(credits);
-            (&raw mut (*vm.as_ptr()).world_credits).write_volatile(credits);
-        }
     }
 }
 
@@ -227,20 +224,30 @@ pub fn set_policy(maps: &SharedMaps, row: VmRow, policy: u32) {
     }
 }
 
-/// Closes a row whose flows have ended, and removes the VM's entries of `TAPS`, `FORWARDS` and
-/// `NAMES`.
+/// Closes a row whose flows have ended. The VM's TAP and forwards are removed by now, and its
+/// addresses opened by names by the engine. What is left of these is without effect, since the id is
+/// never used again; [`remove_entries`] removes it.
 ///
 /// # Errors
-/// One of these maps cannot be read or changed.
+/// `TAPS` cannot be read or changed.
 pub fn close(maps: &SharedMaps, row: VmRow) -> Result<()> {
-    let Some((vm, id)) = maps.vm(row).zip(id_of(maps, row)) else {
-        return Ok(());
-    };
-    maps.taps.remove_if(|_, tap| tap.id() == id)?;
-    maps.forwards.remove_if(|_, forward| forward.id() == id)?;
-    maps.names.remove_if(|key, _| key.id() == id)?;
-    vm.tap_ifindex().store(0, Release);
-    vm.id().store(0, Release);
+    forget_tap(maps, row, None)?;
+    if let Some(vm) = maps.vm(row) {
+        vm.id().store(0, Release);
+    }
+    Ok(())
+}
+
+/// Removes the entries of `TAPS`, `FORWARDS` and `NAMES` of VMs that are closed, in one walk over
+/// these maps.
+///
+/// # Errors
+/// One of the maps cannot be read or changed.
+pub fn remove_entries(maps: &SharedMaps, closed: &HashSet<VmId>) -> Result<()> {
+    maps.taps.remove_if(|_, tap| closed.contains(&tap.id()))?;
+    maps.forwards
+        .remove_if(|_, forward| closed.contains(&forward.id()))?;
+    maps.names.remove_if(|key, _| closed.contains(&key.id()))?;
     Ok(())
 }
 
@@ -257,10 +264,14 @@ pub fn retire(maps: &SharedMaps, row: VmRow) {
     unsafe { (&raw mut (*vm.as_ptr()).name).write_volatile(name) };
 }
 
-/// Takes a free row for a new id.
+/// Takes a free row for a new id. Ids count up, and so do the rows that are tried first: most of
+/// those before are taken.
 fn claim_row(maps: &SharedMaps) -> Result<VmRow> {
     let id = maps.next_vm_id().fetch_add(1, AcqRel);
-    VmRow::all()
+    let rows = VmRow::all();
+    let before = id.wrapping_sub(1) as usize % rows.len();
+    let mut from_there = rows.clone().skip(before).chain(rows.take(before));
+    from_there
         .find(|row| {
             maps.vm(*row)
                 .is_some_and(|vm| vm.id().compare_exchange(0, id, AcqRel, Relaxed).is_ok())
@@ -268,7 +279,7 @@ fn claim_row(maps: &SharedMaps) -> Result<VmRow> {
         .ok_or(Error::Full {
             table: "VMS",
             rows: MAX_VMS - 1,
-            remedy: "stop serving a VM",
+            remedy: "remove a VM, or serve further ones in another network namespace",
         })
 }
 

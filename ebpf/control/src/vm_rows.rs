@@ -31,10 +31,31 @@ pub(crate) fn is_open(maps: &SharedMaps, row: VmRow) -> bool {
     id_of(maps, row).is_some()
 }
 
-/// Returns the open row of a VM's name.
+/// Returns the open row of a VM's name. Any process may have it: every row is looked at, by a word
+/// of it where the name is another.
 pub(crate) fn row_named(maps: &SharedMaps, name: &str) -> Option<VmRow> {
-    VmRow::all()
-        .find(|row| is_open(maps, *row) && name_of(maps, *row).is_some_and(|found| found == name))
+    let mut first = [0; size_of::<u64>()];
+    for (to, from) in first.iter_mut().zip(name.bytes()) {
+        *to = from;
+    }
+    VmRow::all().find(|row| {
+        is_open(maps, *row)
+            && begins_with(maps, *row, first)
+            && name_of(maps, *row).is_some_and(|found| found == name)
+    })
+}
+
+/// Whether the name in a row begins with these bytes.
+fn begins_with(maps: &SharedMaps, row: VmRow, first: [u8; size_of::<u64>()]) -> bool {
+    maps.vm(row).is_some_and(|vm| {
+        // SAFETY: bytes of a mapped row, whose name is longer.
+        unsafe {
+            (&raw const (*vm.as_ptr()).name)
+                .cast::<[u8; 8]>()
+                .read_volatile()
+                == first
+        }
+    })
 }
 
 /// Returns the row of `OWNERS` in a row; `None` if the row is not open.

@@ -23,12 +23,15 @@ fn ids_are_never_given_out_again_and_rows_are() {
         close(maps, first.row).unwrap();
         assert_eq!(maps.taps.entries().unwrap(), []);
 
+        // Rows are taken in turn: the first one is used again after the last.
+        let rows = VmRow::all().len() as u32;
+        maps.next_vm_id().store(rows + 1, Release);
         let second = open(maps, &owner, &vm_spec("b")).unwrap();
-        assert_eq!((second.id, second.row), (VmId::new(2), row));
+        assert_eq!((second.id, second.row), (VmId::new(rows + 1), row));
         let read = crate::ReadOnlyMaps::open_pinned(&datapath.paths().pin_dir).unwrap();
         assert_eq!(read.drops(row).unwrap().spoofed.packets, 0);
         let vm = read.vm(row).unwrap();
-        assert_eq!((vm.handed_over, vm.world_taken_in, vm.id), (0, 0, 2));
+        assert_eq!((vm.handed_over, vm.world_taken_in, vm.id), (0, 0, rows + 1));
         assert_eq!(crate::ReadOnlyMaps::name(&vm), "b");
         assert_eq!(read.vms().map(|(row, _)| row).collect::<Vec<_>>(), [row]);
     });

@@ -72,7 +72,7 @@ fn judge(ctx: &XdpContext, vm: VmRef) -> Option<DropReason> {
     if flags & VmFlags::FROZEN != 0 {
         return Some(DropReason::Frozen);
     }
-    if flags & VmFlags::CHECK_MAC != 0 && !identity::sent_by(vm, macs) {
+    if identity::is_foreign(vm, flags, macs) {
         return Some(DropReason::Spoofed);
     }
     if ether_type != ether_type::IPV4 {

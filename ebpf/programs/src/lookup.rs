@@ -1,7 +1,8 @@
 //! Access of the datapath to the BPF maps.
 use aya_ebpf::{btf_maps::Array, macros::btf_map};
 use slipgate_abi::{
-    FlowRef, ForwardKey, ForwardTarget, NextHopRef, SequencesRef, SlotRef, TapEntry, Tuple, VmRef,
+    FlowRef, ForwardKey, ForwardTarget, NextHopRef, OwnerRef, SequencesRef, SlotRef, TapEntry,
+    Tuple, VmRef,
     datapath::{
         Maps,
         fragment_table::{Fragment, PLACES},
@@ -9,7 +10,7 @@ use slipgate_abi::{
     rate::RateRef,
 };
 
-use crate::maps::{FLOWS, FORWARDS, NEXT_HOPS, RATES, SEQUENCES, SLOTS, TAPS, VMS};
+use crate::maps::{FLOWS, FORWARDS, NEXT_HOPS, OWNERS, RATES, SEQUENCES, SLOTS, TAPS, VMS};
 
 /// Fragment table. It is not pinned, because its contents are valid for seconds only.
 #[btf_map]
@@ -32,6 +33,14 @@ unsafe impl Maps for BpfMaps {
     fn vm_row(self, row: u32) -> Option<VmRef> {
         // SAFETY: an element of VMS.
         VMS.get_ptr_mut(row).map(|vm| unsafe { VmRef::new(vm) })
+    }
+
+    #[inline(always)]
+    fn owner(self, row: u32) -> Option<OwnerRef> {
+        // SAFETY: an element of OWNERS.
+        OWNERS
+            .get_ptr_mut(row)
+            .map(|owner| unsafe { OwnerRef::new(owner) })
     }
 
     #[inline(always)]

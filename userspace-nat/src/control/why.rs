@@ -3,7 +3,7 @@
 use std::{net::Ipv4Addr, sync::atomic::Ordering::Relaxed};
 
 use slipgate_abi::{Refusal, VmId, VmRow, vm::VmFlags};
-use slipgate_model::WhyAnswer;
+use slipgate_model::{MacMismatch, WhyAnswer};
 
 use crate::{
     admission::plan::{Path, Plan, Planner, has_timestamps_by_default},
@@ -46,25 +46,31 @@ pub(crate) fn why<D: Datapath>(
                 found = Some(sentence);
             }
             Err(mut answer) => {
-                note_frozen(&planner.nat.datapath, row, &mut answer);
+                note_state(&planner.nat.datapath, row, &mut answer);
                 return *answer;
             }
         }
     }
     let mut answer = by_address(planner, vm, row, to);
-    note_frozen(&planner.nat.datapath, row, &mut answer);
+    note_state(&planner.nat.datapath, row, &mut answer);
     if let Some(sentence) = found {
         answer.explanation = format!("{sentence}\n{}", answer.explanation);
     }
     answer
 }
 
-/// Changes the answer for a frozen VM, of which nothing passes, whatever would be admitted.
-fn note_frozen(tables: &impl Tables, row: VmRow, answer: &mut WhyAnswer) {
-    let vm = tables.vm(row);
-    if vm.is_some_and(|vm| vm.flags().load(Relaxed) & VmFlags::FROZEN != 0) {
+/// Changes the answer for a frozen VM, of which nothing passes, whatever would be admitted. Adds a
+/// sentence for one whose frames come from another MAC than its own.
+fn note_state(tables: &impl Tables, row: VmRow, answer: &mut WhyAnswer) {
+    let Some(vm) = tables.vm(row) else {
+        return;
+    };
+    if vm.flags().load(Relaxed) & VmFlags::FROZEN != 0 {
         answer.admitted = false;
         answer.outcome = format!("the VM is frozen: nothing passes; else {}", answer.outcome);
+    }
+    if let Some(mismatch) = MacMismatch::of(&vm.copy()) {
+        answer.explanation = format!("{mismatch}\n{}", answer.explanation);
     }
 }
 

@@ -4,10 +4,11 @@
 //! # Theory of operation
 //! The first lines for the listener of a VM describe the live flows; each later line is sent as it
 //! is recorded ([`Listener`]). A process that answers the API chooses events: it sends a byte, the
-//! set of those that it wants from now on ([`Events`]), and nothing is made of the others. The engine never waits for the socket: lines that do not fit in a bounded buffer
-//! are lost to the listener, and a line reports how many. A client that wants no more shuts its
-//! side down for writing: it receives the waiting lines, and then the end of the stream. A client
-//! that is gone is removed.
+//! set of those that it wants from now on ([`Events`]), and nothing is made of the others. The
+//! engine never waits for the socket: lines that do not fit in a bounded buffer are lost to the
+//! listener, and a line reports how many. A client that wants no more shuts its side down for
+//! writing: it receives the waiting lines, and then the end of the stream. A client that is gone is
+//! removed.
 use std::{
     io,
     os::fd::{AsFd as _, AsRawFd as _, OwnedFd},

@@ -3,8 +3,8 @@
 use std::{collections::HashSet, io, ops::Range, sync::atomic::Ordering::Relaxed};
 
 use slipgate_abi::{
-    FlowRef, Ip4, NameKey, NameValue, NextHopRef, RuleIndex, SequencesRef, SlotIndex, SlotRef,
-    Tuple, Verdict, VmId, VmRef, VmRow,
+    FlowRef, Ip4, NameKey, NameValue, NextHopRef, OwnerRef, RuleIndex, SequencesRef, SlotIndex,
+    SlotRef, Tuple, Verdict, VmId, VmRef, VmRow,
     maps::{Chunk, MAX_NAMES, MAX_NEXT_HOPS, MAX_VMS, SLOTS_PER_CHUNK, may_claim_chunk},
     rate::RateRef,
 };
@@ -198,6 +198,10 @@ impl Tables for FakeDatapath {
 
     fn vm(&self, row: VmRow) -> Option<VmRef> {
         (row.word() < MAX_VMS).then(|| self.kernel.borrow().vm(row.get()))
+    }
+
+    fn own_row(&self) -> OwnerRef {
+        self.kernel.borrow().owner_row(self.owner)
     }
 
     fn stats(&self, row: VmRow) -> VmStats {

@@ -14,15 +14,16 @@ use std::{
     io,
     os::fd::BorrowedFd,
     rc::Rc,
+    sync::atomic::Ordering::Relaxed,
     time::{Duration, SystemTime},
 };
 
 use slipgate_abi::{
-    DropCounters, FlowRef, Ip4, NameKey, NameValue, NextHop, NextHopRef, RateLimits, RuleIndex,
-    Sequences, SequencesRef, Slot, SlotIndex, SlotRef, TapEntry, Tuple, Vm, VmCounters, VmId,
-    VmRates, VmRef, VmRow,
+    DropCounters, FlowRef, Ip4, NameKey, NameValue, NextHop, NextHopRef, OwnerRef, RateLimits,
+    RuleIndex, Sequences, SequencesRef, Slot, SlotIndex, SlotRef, TapEntry, Tuple, Vm, VmCounters,
+    VmId, VmRates, VmRef, VmRow,
     datapath::fragment_table::{Fragment, PLACES},
-    maps::{Chunk, MAX_NEXT_HOPS, MAX_VMS, SLOTS_PER_CHUNK},
+    maps::{self, Chunk, MAX_NEXT_HOPS, MAX_OWNERS, MAX_VMS, SLOTS_PER_CHUNK},
     rate::RateRef,
     vm::VmFlags,
 };
@@ -104,6 +105,7 @@ pub struct Kernel {
     slots: Shared<Slot>,
     sequences: Shared<Sequences>,
     vms: Shared<Vm>,
+    owner_rows: Shared<maps::Owner>,
     counters: Shared<VmCounters>,
     drops: Shared<DropCounters>,
     next_hops: Shared<NextHop>,
@@ -166,6 +168,7 @@ impl Kernel {
             slots: Shared::zeroed(slots as usize),
             sequences: Shared::zeroed(slots as usize),
             vms: Shared::zeroed(MAX_VMS as usize),
+            owner_rows: Shared::zeroed(MAX_OWNERS as usize),
             counters: Shared::zeroed(MAX_VMS as usize),
             drops: Shared::zeroed(MAX_VMS as usize),
             next_hops: Shared::zeroed(MAX_NEXT_HOPS as usize),
@@ -216,6 +219,15 @@ impl Kernel {
             (*vm).credits = 64;
             (*vm).world_credits = 64;
         }
+        for owner in 0..MAX_OWNERS {
+            self.owner_row(owner).common().store(u32::MAX, Relaxed);
+        }
+    }
+
+    /// Handle to a row of `OWNERS`.
+    pub fn owner_row(&self, row: u32) -> OwnerRef {
+        // SAFETY: `at` checks the bounds; the allocation lives as long as the kernel.
+        unsafe { OwnerRef::new(self.owner_rows.at(row as usize)) }
     }
 
     /// Handle to the slot with this index.

@@ -2,15 +2,15 @@
 use std::cell::Cell;
 
 use slipgate_abi::{
-    DropReason, FlowRef, ForwardKey, ForwardTarget, Ip4, NextHopRef, SequencesRef, SlotIndex,
-    SlotRef, TapEntry, Tuple, VmRef, checksum,
+    DropReason, FlowRef, ForwardKey, ForwardTarget, Ip4, NextHopRef, OwnerRef, SequencesRef,
+    SlotIndex, SlotRef, TapEntry, Tuple, VmRef, checksum,
     datapath::{
         self, Refused,
         fragment_table::{Fragment, PLACES},
         packet::L4,
         translate::checksum_flags,
     },
-    maps::{MAX_NEXT_HOPS, MAX_VMS},
+    maps::{MAX_NEXT_HOPS, MAX_OWNERS, MAX_VMS},
     rate::RateRef,
     segment::Segments,
 };
@@ -105,6 +105,10 @@ unsafe impl datapath::Maps for &Kernel {
 
     fn vm_row(self, row: u32) -> Option<VmRef> {
         (row < MAX_VMS).then(|| Kernel::vm(self, row as u16))
+    }
+
+    fn owner(self, row: u32) -> Option<OwnerRef> {
+        (row < MAX_OWNERS).then(|| Kernel::owner_row(self, row))
     }
 
     fn rates(self, row: u32) -> Option<RateRef> {

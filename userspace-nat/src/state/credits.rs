@@ -42,18 +42,54 @@ pub(crate) fn take_in(tables: &impl Tables, frame: &Frame<'_>) {
     const PROTOCOL_AT: usize = 9;
     let protocol = frame.l3.get(PROTOCOL_AT).copied().unwrap_or(0);
     let credits = segment::credits(frame.l3.len() as u32, protocol, gso_size);
-    let (handed_over, taken_in) = vm.under_way(frame.is_from_world());
-    let out = handed_over
-        .load(Relaxed)
-        .saturating_sub(taken_in.load(Relaxed));
-    taken_in.fetch_add(credits.min(out), Relaxed);
+    let from_world = frame.is_from_world();
+    let all = tables.own_row();
+    for (handed_over, taken_in) in [vm.under_way(from_world), all.under_way(from_world)] {
+        let out = handed_over
+            .load(Relaxed)
+            .saturating_sub(taken_in.load(Relaxed));
+        taken_in.fetch_add(credits.min(out), Relaxed);
+    }
+}
+
+/// Credits of all VMs together, and whether each VM's have to be looked at.
+#[derive(Clone, Debug)]
+pub(crate) struct AllCredits {
+    /// Of the guests' frames, and of the world's.
+    snapshots: [Snapshot; 2],
+    /// Whether a VM had frames in flight when each was looked at.
+    in_flight: bool,
+}
+
+impl AllCredits {
+    pub(super) fn new() -> Self {
+        Self {
+            snapshots: Default::default(),
+            // A predecessor may have left some.
+            in_flight: true,
+        }
+    }
+
+    /// Gives back lost frames' credits. Returns whether frames were in flight.
+    fn settle(&mut self, tables: &impl Tables, now_ns: u64) -> bool {
+        let all = tables.own_row();
+        let mut out = false;
+        for (from_world, snapshot) in [false, true].into_iter().zip(&mut self.snapshots) {
+            out |= settle(all.under_way(from_world), snapshot, now_ns).1;
+        }
+        out
+    }
 }
 
 impl VmTable {
     /// Counts lost frames and gives back their credits; the port was just found empty. Returns
     /// whether frames are still in flight, so that this is to be called again soon.
     pub(crate) fn settle_credits(&mut self, tables: &impl Tables, now_ns: u64) -> bool {
-        let mut out = false;
+        let mut out = self.all_credits.settle(tables, now_ns);
+        // With none in flight, nothing was lost: each VM's need no look.
+        if !out && !self.all_credits.in_flight {
+            return false;
+        }
         for row in self.rows() {
             let Some(live) = tables.vm(row) else {
                 continue;
@@ -69,6 +105,7 @@ impl VmTable {
                 out |= more;
             }
         }
+        self.all_credits.in_flight = out;
         out
     }
 }

@@ -108,14 +108,18 @@ impl Rules {
     /// Whether ports of an address may lead to the host's loopback.
     pub(crate) fn leads_to_loopback(&self, vm: &VmNet, addr: Ipv4Addr) -> bool {
         let judge = self.judge.borrow();
-        judge.policy(vm.id).has_loopback_at(addr, vm.gateway)
+        judge
+            .policy(vm.id)
+            .has_loopback_at(&vm.host_loopback, addr, vm.gateway)
     }
 
     /// Returns the port on the host's loopback to which a destination leads; `None` when it leads
     /// nowhere. The VM's policy must list the port, and no rule may deny it.
     pub(crate) fn lead(&self, vm: &VmNet, to: Destination) -> Option<Lead> {
         let judge = self.judge.borrow();
-        judge.policy(vm.id).host_loopback(to, vm.gateway)
+        judge
+            .policy(vm.id)
+            .host_loopback(&vm.host_loopback, to, vm.gateway)
     }
 
     /// Judges a live connection to the host's loopback by the present rules.

@@ -63,6 +63,7 @@ pub(crate) struct VmTable {
     rows: HashMap<VmId, VmRow>,
     /// Names and labels of VMs that went lately, for the records of their last flows.
     departed: VecDeque<(VmId, String, Labels)>,
+    pub(super) all_credits: credits::AllCredits,
 }
 
 impl VmTable {
@@ -71,6 +72,7 @@ impl VmTable {
             vms: (0..MAX_VMS).map(|_| None).collect(),
             rows: HashMap::new(),
             departed: VecDeque::new(),
+            all_credits: credits::AllCredits::new(),
         }
     }
 

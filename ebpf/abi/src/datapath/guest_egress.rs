@@ -55,7 +55,7 @@ pub fn run<K: Kernel>(kernel: K) -> K::End {
     };
     // SAFETY: `pulled_header` checked the bounds.
     let macs = unsafe { (*ethernet).macs };
-    if flags & VmFlags::CHECK_MAC != 0 && !identity::sent_by(vm, macs) {
+    if identity::is_foreign(vm, flags, macs) {
         return drop_frame::<K, ETHERNET_LEN>(kernel, row, DropReason::Spoofed);
     }
     let group = macs[0].to_ne_bytes()[0] & 1 != 0;

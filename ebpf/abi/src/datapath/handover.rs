@@ -3,7 +3,8 @@
 //!
 //! Credits bound the number of a VM's frames that are queued at once: the programs count frames
 //! handed over, the engine counts frames received. So one VM's flood neither fills the port's queue
-//! nor delays the admission of another's flows. Frames from the world have credits of their own, so
+//! nor delays the admission of another's flows. Each VM has a share of the queue, and more of what
+//! the others leave ([`crate::maps::Owner`]). Frames from the world have credits of their own, so
 //! that a flood of a VM takes none from the guest. First packets to forwards, which any host may
 //! send, may use half of those, so that they leave the rest to the VM's peers.
 use core::sync::atomic::Ordering::Relaxed;
@@ -76,7 +77,7 @@ fn give<K: Kernel>(kernel: K, row: u32, code: u8, flags: u8) -> K::End {
     };
     let from_world = flags & PortFlags::FROM_UPLINK != 0;
     // SAFETY: these fields change only while the row has no TAP; a u32 does not tear.
-    let (mut credits, port) = unsafe {
+    let (mut credits, port, owner) = unsafe {
         let vm = vm.as_ptr();
         let credits = if from_world {
             &raw const (*vm).world_credits
@@ -86,16 +87,27 @@ fn give<K: Kernel>(kernel: K, row: u32, code: u8, flags: u8) -> K::End {
         (
             credits.read_volatile(),
             (&raw const (*vm).port_ifindex).read_volatile(),
+            (&raw const (*vm).owner).read_volatile(),
         )
     };
+    let Some(owner) = kernel.maps().owner(owner) else {
+        return drops::drop_frame::<K, ETHERNET_LEN>(kernel, row, DropReason::StaleVm);
+    };
+    let mut share = load32(owner.share());
     if code == Handover::Forward as u8 {
         credits = credits.div_ceil(2);
+        share = share.div_ceil(2);
     }
     let (handed_over, taken_in) = vm.under_way(from_world);
     // What several CPUs find free at once overshoots by a frame each at most. Signed, so that a
     // count that is too high by whatever mistake shuts nobody out.
     let under_way = load64(handed_over).wrapping_sub(load64(taken_in)) as i64;
-    if under_way >= i64::from(credits) {
+    let (all_handed_over, all_taken_in) = owner.under_way(from_world);
+    let has_room = under_way < i64::from(share) || {
+        let all = load64(all_handed_over).wrapping_sub(load64(all_taken_in)) as i64;
+        all < i64::from(load32(owner.common()))
+    };
+    if under_way >= i64::from(credits) || !has_room {
         return drops::drop_frame::<K, ETHERNET_LEN>(kernel, row, DropReason::NoCredit);
     }
     // The kernel would lose it without a trace.
@@ -103,6 +115,7 @@ fn give<K: Kernel>(kernel: K, row: u32, code: u8, flags: u8) -> K::End {
         return drops::drop_frame::<K, ETHERNET_LEN>(kernel, row, DropReason::EngineBusy);
     }
     handed_over.fetch_add(cost, Relaxed);
+    all_handed_over.fetch_add(cost, Relaxed);
     let header = PortHeader {
         code,
         flags,

@@ -14,6 +14,7 @@ const _: () = {
     use core::mem::offset_of;
     assert!(offset_of!(Vm, gateway_mac) == offset_of!(Vm, guest_mac) + 6);
     assert!(offset_of!(Vm, guest_mac) % 2 == 0);
+    assert!(offset_of!(Vm, foreign_mac) % 2 == 0);
 };
 
 /// Whether a frame with these addresses has the guest's MAC as source.
@@ -21,6 +22,21 @@ const _: () = {
 pub fn sent_by(vm: VmRef, macs: Macs) -> bool {
     let ours = guest_macs(vm);
     macs[3] == ours[0] && macs[4] == ours[1] && macs[5] == ours[2]
+}
+
+/// Whether a frame must be dropped because its source is not the configured MAC. The source is noted
+/// in the row, so that the operator can be told.
+#[inline(always)]
+pub fn is_foreign(vm: VmRef, flags: u32, macs: Macs) -> bool {
+    if flags & VmFlags::CHECK_MAC == 0 || sent_by(vm, macs) {
+        return false;
+    }
+    // SAFETY: a live row; the field is 2-aligned (asserted above).
+    unsafe {
+        let mac = (&raw mut (*vm.as_ptr()).foreign_mac).cast::<[u16; 3]>();
+        mac.write([macs[3], macs[4], macs[5]]);
+    }
+    true
 }
 
 /// Learns the guest's MAC from a frame it sent, if none was configured: a guest may have another

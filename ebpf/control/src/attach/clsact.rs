@@ -1,5 +1,6 @@
-//! Attachments as filters of the clsact qdisc: for kernels before 6.6, and for programs that must
-//! run after all tcx links.
+//! Attachments as filters of the clsact qdisc: for kernels before 6.6, for programs that must run
+//! after all tcx links, and for the TAPs of a daemon, which come and go by the thousand: a tcx link
+//! is made and removed with a wait for an RCU grace period, a filter without.
 
 use std::{
     fs,
@@ -46,6 +47,12 @@ pub(crate) fn attach(
     ifindex: IfIndex,
 ) -> Result<()> {
     let mut requests = Requests::open()?;
+    make_qdisc(&mut requests, ifindex)?;
+    make_filter(&mut requests, pin, fd, program, ifindex)
+}
+
+/// Makes the interface's clsact qdisc. Returns `false` if it has one already.
+pub(crate) fn make_qdisc(requests: &mut Requests, ifindex: IfIndex) -> Result<bool> {
     let qdisc = message(
         ifindex,
         TcHandle {
@@ -60,9 +67,38 @@ pub(crate) fn attach(
         NLM_F_CREATE | NLM_F_EXCL,
         "make the clsact qdisc",
     ) {
-        Err(error) if error.errno() == Some(libc::EEXIST) => {}
-        other => other?,
+        Err(error) if error.errno() == Some(libc::EEXIST) => Ok(false),
+        made => made.map(|()| true),
     }
+}
+
+/// Whether others have filters at the interface's ingress.
+pub(crate) fn has_others(requests: &mut Requests, ifindex: IfIndex) -> Result<bool> {
+    let mut question = TcMessage::with_index(ifindex.get() as i32);
+    question.header.parent = INGRESS;
+    let mut has_others = false;
+    requests.dump(
+        RouteNetlinkMessage::GetTrafficFilter(question),
+        "list the clsact filters",
+        |answer| {
+            if let RouteNetlinkMessage::NewTrafficFilter(filter) = answer {
+                // A message without a handle stands for a priority.
+                let handle = filter.header.handle;
+                has_others |= handle != TcHandle::UNSPEC && handle != HANDLE;
+            }
+        },
+    )?;
+    Ok(has_others)
+}
+
+/// Makes or replaces the filter on the interface's clsact qdisc, then pins its program as a record.
+pub(crate) fn make_filter(
+    requests: &mut Requests,
+    pin: &Path,
+    fd: BorrowedFd<'_>,
+    program: Program,
+    ifindex: IfIndex,
+) -> Result<()> {
     let mut filter = message(ifindex, HANDLE, INGRESS, TcFilterBpf::KIND);
     filter.header.info = filter_info(program);
     filter.attributes.push(TcAttribute::Options(vec![
@@ -78,13 +114,19 @@ pub(crate) fn attach(
             priority(program)
         ),
     )?;
-    if let Ok(noted) = bpf::obj_get(pin) {
-        if program_id(noted.as_fd())? == program_id(fd)? {
-            return Ok(());
-        }
-        paths::remove_if_there(pin, |p| fs::remove_file(p))?;
+    if is_noted(pin, fd)? {
+        return Ok(());
     }
+    paths::remove_if_there(pin, |p| fs::remove_file(p))?;
     bpf::obj_pin(fd, pin).map_err(Error::os(format!("note it as {}", pin.display())))
+}
+
+/// Whether the filter that is noted by the pin has this program.
+pub(crate) fn is_noted(pin: &Path, fd: BorrowedFd<'_>) -> Result<bool> {
+    match bpf::obj_get(pin) {
+        Ok(noted) => Ok(program_id(noted.as_fd())? == program_id(fd)?),
+        Err(_) => Ok(false),
+    }
 }
 
 /// Removes the filter. A missing filter, qdisc or interface is no error. The qdisc stays: it may

@@ -56,6 +56,71 @@ impl Datapath {
         Ok(())
     }
 
+    /// Attaches the programs of a TAP as clsact filters: [`Program::GuestEgress`], and
+    /// [`Program::GuestShut`] behind it. Returns `false`, and attaches nothing, if tcx links must be
+    /// used, which run before all filters: others have programs or filters at the TAP; or it has
+    /// our link already, which stays without a gap.
+    ///
+    /// # Errors
+    /// The lock is not obtained, or the kernel refuses a filter.
+    pub(crate) fn attach_filters(&self, ifindex: IfIndex) -> Result<bool> {
+        let of = |program, by| Attached {
+            program,
+            ifindex,
+            by,
+        };
+        // In this order, the first filter of the chain changes once only: each change may wait for
+        // the readers of the one before.
+        let programs = [Program::GuestEgress, Program::GuestShut];
+        let _lock = self.lock()?;
+        let by_tcx = bpf::tcx_programs(ifindex);
+        let has_tcx = by_tcx.is_ok();
+        if by_tcx.is_ok_and(|programs| !programs.is_empty()) {
+            return Ok(false);
+        }
+        let mut requests = netlink::Requests::open()?;
+        let failed = |error| explain(error, Program::GuestEgress, ifindex);
+        let is_new = clsact::make_qdisc(&mut requests, ifindex).map_err(failed)?;
+        if !is_new && has_tcx && clsact::has_others(&mut requests, ifindex)? {
+            return Ok(false);
+        }
+        for program in programs {
+            let fd = self.program(program)?;
+            let pin = self.paths.pin(&of(program, AttachedBy::Clsact).pin_name());
+            clsact::make_filter(&mut requests, &pin, fd, program, ifindex)
+                .map_err(|error| explain(error, program, ifindex))?;
+            // Of a former interface with this index.
+            self.remove_attached(of(program, AttachedBy::Link))?;
+        }
+        Ok(true)
+    }
+
+    /// Detaches the programs of a TAP, which is down.
+    ///
+    /// # Errors
+    /// The lock is not obtained, or a program cannot be detached.
+    pub(crate) fn detach_from_tap(&self, ifindex: IfIndex) -> Result<()> {
+        // In this order no other filter becomes the first of the chain.
+        let programs = [Program::GuestShut, Program::GuestEgress];
+        if !programs
+            .iter()
+            .any(|program| self.is_attached(*program, ifindex))
+        {
+            return Ok(());
+        }
+        let _lock = self.lock()?;
+        for program in programs {
+            for by in [AttachedBy::Link, AttachedBy::Clsact] {
+                self.remove_attached(Attached {
+                    program,
+                    ifindex,
+                    by,
+                })?;
+            }
+        }
+        Ok(())
+    }
+
     /// Attaches the guard to an interface by XDP.
     ///
     /// # Errors
@@ -161,6 +226,35 @@ impl Datapath {
         Ok(removed)
     }
 
+    /// Removes the pins of one interface if it is gone. Returns how many.
+    ///
+    /// # Errors
+    /// The lock is not obtained, or a pin cannot be read or removed.
+    pub fn remove_defunct_at(&self, ifindex: IfIndex) -> Result<usize> {
+        let mut lock = None;
+        let mut removed = 0;
+        for program in Program::ALL {
+            for by in [AttachedBy::Link, AttachedBy::Clsact] {
+                let attached = Attached {
+                    program,
+                    ifindex,
+                    by,
+                };
+                if !self.paths.pin(&attached.pin_name()).exists() {
+                    continue;
+                }
+                if lock.is_none() {
+                    lock = Some(self.lock()?);
+                }
+                // Another process may have removed it meanwhile.
+                if !self.is_alive(attached).unwrap_or(true) {
+                    removed += usize::from(self.remove_attached(attached)?);
+                }
+            }
+        }
+        Ok(removed)
+    }
+
     fn has_defunct(&self) -> Result<bool> {
         for attached in self.attached()? {
             // One that another process removes just now is examined under the lock.
@@ -188,6 +282,7 @@ impl Datapath {
             let pin = self.paths.pin(&attached.pin_name());
             match attached.by {
                 AttachedBy::Link => link::replace(&pin, fd, attached.ifindex)?,
+                AttachedBy::Clsact if clsact::is_noted(&pin, fd)? => {}
                 AttachedBy::Clsact if Device::with_index(attached.ifindex).is_err() => {}
                 AttachedBy::Clsact => {
                     clsact::attach(&pin, fd, attached.program, attached.ifindex)?;

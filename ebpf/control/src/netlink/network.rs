@@ -1,30 +1,29 @@
 //! State of the network as the kernel reports it, as plain data. IPv4 only.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeSet, HashMap},
     net::Ipv4Addr,
 };
 
-use serde::{Deserialize, Serialize};
 use slipgate_abi::IfIndex;
 
-/// State of a network namespace at one moment. Neighbours are not serialized: only the broker needs
-/// them.
-#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+use super::links::Links;
+
+/// State of a network namespace at one moment.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Network {
-    /// Network devices, by ifindex.
-    pub links: BTreeMap<IfIndex, Link>,
+    /// Network devices.
+    pub links: Links,
     /// Addresses of the host, in the kernel's order.
     pub addresses: Vec<Address>,
     /// Routes of the tables main and local. A multipath route has its first live next hop.
     pub routes: Vec<Route>,
     /// Neighbours, by ifindex and address.
-    #[serde(skip)]
     pub neighbours: HashMap<(IfIndex, Ipv4Addr), Neighbour>,
 }
 
 /// A network device (link).
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Link {
     /// Index of the device.
     pub ifindex: IfIndex,
@@ -44,10 +43,12 @@ pub struct Link {
     pub loopback: bool,
     /// Whether it resolves neighbours (no `IFF_NOARP`).
     pub arp: bool,
+    /// Of a TAP, whether several queues of it can be opened (`IFF_MULTI_QUEUE`).
+    pub is_multi_queue_tap: Option<bool>,
 }
 
 /// An address of the host.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Address {
     /// Index of its device.
     pub ifindex: IfIndex,
@@ -62,7 +63,7 @@ pub struct Address {
 }
 
 /// The routing tables that are read.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Table {
     /// Table `main` (254).
     Main,
@@ -71,7 +72,7 @@ pub enum Table {
 }
 
 /// Action of a route.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum RouteKind {
     /// Forwards to a next hop.
     Unicast,
@@ -88,7 +89,7 @@ pub enum RouteKind {
 }
 
 /// A route of the host.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Route {
     /// Destination network of the route.
     pub destination: Ipv4Addr,
@@ -122,7 +123,14 @@ pub struct Neighbour {
 impl Network {
     /// Returns the device of that name.
     pub fn link_by_name(&self, name: &str) -> Option<&Link> {
-        self.links.values().find(|link| link.name == name)
+        self.links.named(name)
+    }
+
+    /// Returns the devices that addresses or routes name. They are few where there are many TAPs.
+    pub fn routed(&self) -> BTreeSet<IfIndex> {
+        let addresses = self.addresses.iter().map(|address| address.ifindex);
+        let routes = self.routes.iter().filter_map(|route| route.oif);
+        addresses.chain(routes).collect()
     }
 
     /// Whether an address or a route names this device. It takes a walk over these, which are few

@@ -73,8 +73,9 @@ fn the_lesser_of_the_links_and_the_routes_mtu_counts() {
         has_l2: false,
         loopback: false,
         arp: false,
+        is_multi_queue_tap: None,
     };
-    network.links.insert(IfIndex::new(7), link);
+    network.links.insert(link);
     for (route_mtu, mtu) in [(0, 1_400), (1_300, 1_300), (9_000, 1_400)] {
         let claim = Claim {
             ifindex: IfIndex::new(7),

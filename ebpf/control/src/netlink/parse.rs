@@ -3,10 +3,11 @@
 
 use std::net::{IpAddr, Ipv4Addr};
 
+use netlink_packet_core::Nla as _;
 use netlink_packet_route::{
     AddressFamily,
     address::{AddressAttribute, AddressMessage},
-    link::{LinkAttribute, LinkFlags, LinkInfo, LinkLayerType, LinkMessage},
+    link::{InfoData, InfoTun, LinkAttribute, LinkFlags, LinkInfo, LinkLayerType, LinkMessage},
     neighbour::{NeighbourAddress, NeighbourAttribute, NeighbourMessage},
     route::{
         RouteAddress, RouteAttribute, RouteFlags, RouteMessage, RouteMetric, RouteNextHop,
@@ -33,6 +34,7 @@ pub(super) fn link(message: &LinkMessage) -> Option<Link> {
         has_l2,
         loopback: header.flags.contains(LinkFlags::Loopback),
         arp: !header.flags.contains(LinkFlags::Noarp),
+        is_multi_queue_tap: None,
     };
     for attribute in &message.attributes {
         match attribute {
@@ -44,11 +46,30 @@ pub(super) fn link(message: &LinkMessage) -> Option<Link> {
                     LinkInfo::Kind(kind) => Some(kind.to_string()),
                     _ => None,
                 });
+                link.is_multi_queue_tap = infos.iter().find_map(|info| match info {
+                    LinkInfo::Data(InfoData::Tun(properties)) => is_multi_queue_tap(properties),
+                    _ => None,
+                });
             }
             _ => {}
         }
     }
     (!link.name.is_empty()).then_some(link)
+}
+
+/// Returns whether a TAP was made with `IFF_MULTI_QUEUE`; `None` for a TUN.
+fn is_multi_queue_tap(properties: &[InfoTun]) -> Option<bool> {
+    /// `IFLA_TUN_*` of `linux/if_link.h`.
+    const TYPE: u16 = 3;
+    const MULTI_QUEUE: u16 = 7;
+    let byte = |kind| {
+        let mut found = properties.iter().filter(|it| it.kind() == kind);
+        let found = found.find(|it| it.value_len() == 1)?;
+        let mut value = [0];
+        found.emit_value(&mut value);
+        Some(i32::from(value[0]))
+    };
+    (byte(TYPE)? == libc::IFF_TAP).then_some(byte(MULTI_QUEUE)? != 0)
 }
 
 /// Whether a message is about a link as such, and not about its part in a bridge (`AF_BRIDGE`).

@@ -1,4 +1,4 @@
-//! Dumps of netlink families that the route crate does not support: nfnetlink and xfrm.
+//! What the route crate does not support: dumps of nfnetlink and xfrm, and messages as bytes.
 
 use std::io;
 
@@ -7,8 +7,6 @@ use netlink_packet_core::{
     NetlinkHeader, NlasIterator,
 };
 use netlink_sys::{Socket, SocketAddr};
-
-use super::socket::split;
 
 /// Requests a dump, and calls `each` with the type and payload of each answer.
 pub(crate) fn dump(
@@ -43,6 +41,17 @@ pub(crate) fn dump(
             }
         }
     }
+}
+
+/// Splits a datagram into its messages.
+pub(super) fn split(datagram: &[u8]) -> impl Iterator<Item = NetlinkBuffer<&[u8]>> {
+    let mut rest = datagram;
+    std::iter::from_fn(move || {
+        let message = NetlinkBuffer::new_checked(rest).ok()?;
+        let length = message.length() as usize;
+        rest = rest.get(length.next_multiple_of(4)..).unwrap_or(&[]);
+        Some(message)
+    })
 }
 
 /// Returns the attributes in a payload: type and value.

@@ -12,6 +12,9 @@ use netlink_packet_core::{
 use netlink_packet_route::RouteNetlinkMessage;
 use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_ROUTE};
 
+use slipgate_abi::IfIndex;
+
+use super::raw::{attributes, split};
 use crate::{Error, Result};
 
 /// Socket for requests, one at a time.
@@ -104,6 +107,8 @@ pub(crate) struct Notices {
 pub(crate) enum Notice {
     /// Notification of a change.
     Message(RouteNetlinkMessage),
+    /// Forwarding of IPv4 packets was turned on for this device.
+    Forwarding(IfIndex),
     /// Notifications were lost (ENOBUFS): the whole state must be requested again.
     Overrun,
 }
@@ -128,6 +133,9 @@ impl Notices {
         loop {
             match self.socket.recv_from_full() {
                 Ok((datagram, _)) => {
+                    for ifindex in split(&datagram).filter_map(|message| forwards(&message)) {
+                        each(Notice::Forwarding(ifindex));
+                    }
                     for message in messages(&datagram) {
                         // A message that the crate cannot parse is not about the network state.
                         if let Ok(NetlinkMessage {
@@ -158,15 +166,31 @@ impl AsFd for Notices {
     }
 }
 
-/// Splits a datagram into its messages.
-pub(super) fn split(datagram: &[u8]) -> impl Iterator<Item = NetlinkBuffer<&[u8]>> {
-    let mut rest = datagram;
-    std::iter::from_fn(move || {
-        let message = NetlinkBuffer::new_checked(rest).ok()?;
-        let length = message.length() as usize;
-        rest = rest.get(length.next_multiple_of(4)..).unwrap_or(&[]);
-        Some(message)
-    })
+/// Returns the device for which a message says that it forwards IPv4 packets (`RTM_NEWNETCONF` of
+/// `linux/netconf.h`, which the route crate does not know).
+fn forwards(message: &NetlinkBuffer<&[u8]>) -> Option<IfIndex> {
+    const RTM_NEWNETCONF: u16 = 80;
+    const NETCONFA_IFINDEX: u16 = 1;
+    const NETCONFA_FORWARDING: u16 = 2;
+    /// `struct netconfmsg`, one byte, padded.
+    const HEADER_BYTES: usize = 4;
+    if message.message_type() != RTM_NEWNETCONF {
+        return None;
+    }
+    let (mut ifindex, mut is_on) = (0, false);
+    for (kind, value) in attributes(message.payload().get(HEADER_BYTES..)?) {
+        let value = value
+            .first_chunk()
+            .map_or(0, |value| i32::from_ne_bytes(*value));
+        match kind {
+            NETCONFA_IFINDEX => ifindex = value,
+            NETCONFA_FORWARDING => is_on = value != 0,
+            _ => {}
+        }
+    }
+    // `all` and `default` have negative numbers.
+    let ifindex = u32::try_from(ifindex).ok().filter(|_| is_on)?;
+    Some(IfIndex::new(ifindex))
 }
 
 /// Returns the messages of a datagram.

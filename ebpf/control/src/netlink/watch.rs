@@ -1,16 +1,16 @@
 //! Follows changes of the network.
 //!
 //! The kernel does not report every IPv4 route that is removed with a link or an address, and marks
-//! replacements only by flags. So a notification of a link, an address or a route only means that
-//! the state must be requested again. Neighbours, which change all the time, are followed
-//! notification by notification.
+//! replacements only by flags. So a notification of an address or a route, or of a link that they
+//! name, only means that addresses and routes must be requested again. Links and neighbours, which
+//! may be many and change all the time, are followed notification by notification.
 //!
 //! On a host that is short of descriptors or memory the watch falls behind: it logs this, waits,
 //! and starts over with a new socket and all requests. Each failure doubles the wait. The changes
 //! meanwhile are unknown, so then everything is reported as changed.
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeSet, HashMap},
     fmt::Display,
     net::Ipv4Addr,
     os::fd::{AsFd, BorrowedFd},
@@ -18,24 +18,29 @@ use std::{
 };
 
 use netlink_packet_route::{
-    AddressFamily, RouteNetlinkMessage, address::AddressMessage, link::LinkMessage,
-    neighbour::NeighbourMessage, route::RouteMessage,
+    AddressFamily, RouteNetlinkMessage,
+    address::AddressMessage,
+    link::{LinkAttribute, LinkEvent, LinkMessage},
+    neighbour::NeighbourMessage,
+    route::RouteMessage,
 };
 use slipgate_abi::IfIndex;
 
 use super::{
-    network::{Neighbour, Network},
+    links::Links,
+    network::{Address, Neighbour, Network, Route},
     parse,
     socket::{Notice, Notices, Requests},
 };
 use crate::Result;
 
 /// Multicast groups `RTNLGRP_*` of `linux/rtnetlink.h`.
-const GROUPS: [u32; 4] = [LINK, NEIGHBOUR, IPV4_ADDRESS, IPV4_ROUTE];
+const GROUPS: [u32; 5] = [LINK, NEIGHBOUR, IPV4_ADDRESS, IPV4_ROUTE, IPV4_NETCONF];
 const LINK: u32 = 1;
 const NEIGHBOUR: u32 = 3;
 const IPV4_ADDRESS: u32 = 5;
 const IPV4_ROUTE: u32 = 7;
+const IPV4_NETCONF: u32 = 24;
 
 type Neighbours = HashMap<(IfIndex, Ipv4Addr), Neighbour>;
 
@@ -46,6 +51,8 @@ pub struct NetworkWatch {
     notices: Notices,
     requests: Requests,
     network: Network,
+    /// Links whose features changed since they were taken.
+    features_changed: BTreeSet<IfIndex>,
     behind: Option<Behind>,
 }
 
@@ -64,10 +71,16 @@ const FIRST_WAIT: Duration = Duration::from_millis(200);
 const LONGEST_WAIT: Duration = Duration::from_secs(10);
 
 /// Parts of the network that changed.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Changes {
     /// A link was added, removed, or changed its name, state, MTU or MAC.
     pub links: bool,
+    /// Names of the links that changed, the former ones of renamed links among them.
+    pub named: BTreeSet<String>,
+    /// Devices on which forwarding of IPv4 packets was turned on.
+    pub forwarding: BTreeSet<IfIndex>,
+    /// Notices were lost: anything may have changed besides what is named here.
+    pub missed: bool,
     /// An address of the host changed.
     pub addresses: bool,
     /// A route changed.
@@ -78,8 +91,8 @@ pub struct Changes {
 
 impl Changes {
     /// Whether any part changed.
-    pub fn any(self) -> bool {
-        self != Self::default()
+    pub fn any(&self) -> bool {
+        *self != Self::default()
     }
 }
 
@@ -96,6 +109,7 @@ impl NetworkWatch {
             notices,
             requests: Requests::open()?,
             network: Network::default(),
+            features_changed: BTreeSet::new(),
             behind: None,
         };
         watch.network = watch.request_configuration()?;
@@ -106,6 +120,12 @@ impl NetworkWatch {
     /// Returns the network as of the last update.
     pub fn network(&self) -> &Network {
         &self.network
+    }
+
+    /// Takes the links whose features (offloads) may have changed since the last call: the kernel
+    /// said so, or notifications were lost.
+    pub fn take_changed_features(&mut self) -> BTreeSet<IfIndex> {
+        std::mem::take(&mut self.features_changed)
     }
 
     /// Returns the time at which to [update](Self::update) without a notification; `None`: not
@@ -171,36 +191,53 @@ impl NetworkWatch {
         let mut network = self.request_configuration()?;
         network.neighbours = self.request_neighbours()?;
         self.network = network;
+        self.features_changed = self.network.links.indexes().collect();
         Ok(Changes {
             links: true,
+            missed: true,
             addresses: true,
             routes: true,
             neighbours: true,
+            ..Changes::default()
         })
     }
 
     fn read_changes(&mut self) -> Result<Changes> {
-        let (mut configuration, mut overrun) = (false, false);
+        let (mut links, mut routing, mut overrun) = (false, false, false);
         let mut changes = Changes::default();
-        let network = &mut self.network;
+        let (network, features) = (&mut self.network, &mut self.features_changed);
         self.notices.drain(|notice| match notice {
             Notice::Overrun => overrun = true,
+            Notice::Forwarding(ifindex) => drop(changes.forwarding.insert(ifindex)),
             Notice::Message(RouteNetlinkMessage::NewLink(message)) => {
-                match parse::complete_link(&message) {
-                    Some(link) if !network.is_routed(link.ifindex) => {
-                        let before = network.links.insert(link.ifindex, link.clone());
-                        changes.links |= before != Some(link);
-                    }
-                    // The kernel removes routes of a link that goes down without a notice.
-                    _ => configuration = true,
+                let by_features = LinkAttribute::Event(LinkEvent::Features);
+                if message.attributes.contains(&by_features) {
+                    features.insert(IfIndex::new(message.header.index));
+                }
+                let Some(link) = parse::complete_link(&message) else {
+                    links = true;
+                    return;
+                };
+                // The kernel removes routes of a link that goes down without a notice.
+                routing |= network.is_routed(link.ifindex);
+                let before = network.links.insert(link.clone());
+                if before.as_ref() != Some(&link) {
+                    changes.links = true;
+                    let names = before.map(|before| before.name).into_iter();
+                    changes.named.extend(names.chain([link.name]));
                 }
             }
             Notice::Message(RouteNetlinkMessage::DelLink(message)) => {
-                let ifindex = IfIndex::new(message.header.index);
-                match network.is_routed(ifindex) || !parse::is_of_a_link(&message) {
-                    true => configuration = true,
-                    false => changes.links |= network.links.remove(&ifindex).is_some(),
+                if !parse::is_of_a_link(&message) {
+                    links = true;
+                    return;
                 }
+                let ifindex = IfIndex::new(message.header.index);
+                if let Some(gone) = network.links.remove(&ifindex) {
+                    changes.links = true;
+                    changes.named.insert(gone.name);
+                }
+                routing |= network.is_routed(ifindex);
             }
             Notice::Message(RouteNetlinkMessage::NewNeighbour(message)) => {
                 if let Some((key, neighbour)) = parse::neighbour(&message) {
@@ -213,17 +250,25 @@ impl NetworkWatch {
                     changes.neighbours |= network.neighbours.remove(&key).is_some();
                 }
             }
-            Notice::Message(_) => configuration = true,
+            Notice::Message(_) => routing = true,
         })?;
-        if configuration || overrun {
-            let mut now = self.request_configuration()?;
-            now.neighbours = std::mem::take(&mut self.network.neighbours);
-            let before = std::mem::replace(&mut self.network, now);
-            changes.links |= self.network.links != before.links;
-            changes.addresses = self.network.addresses != before.addresses;
-            changes.routes = self.network.routes != before.routes;
+        if links || overrun {
+            let now = self.request_links()?;
+            now.differences(&self.network.links, &mut changes.named);
+            changes.links |= now != self.network.links;
+            self.network.links = now;
+        }
+        if routing || links || overrun {
+            let addresses = self.request_addresses()?;
+            let routes = self.request_routes()?;
+            changes.addresses = addresses != self.network.addresses;
+            changes.routes = routes != self.network.routes;
+            self.network.addresses = addresses;
+            self.network.routes = routes;
         }
         if overrun {
+            changes.missed = true;
+            self.features_changed = self.network.links.indexes().collect();
             let now = self.request_neighbours()?;
             let before = std::mem::replace(&mut self.network.neighbours, now);
             changes.neighbours |= self.network.neighbours != before;
@@ -233,7 +278,16 @@ impl NetworkWatch {
 
     /// Requests links, addresses and routes, but not neighbours.
     fn request_configuration(&mut self) -> Result<Network> {
-        let mut network = Network::default();
+        Ok(Network {
+            links: self.request_links()?,
+            addresses: self.request_addresses()?,
+            routes: self.request_routes()?,
+            ..Network::default()
+        })
+    }
+
+    fn request_links(&mut self) -> Result<Links> {
+        let mut links = Links::default();
         self.requests.dump(
             RouteNetlinkMessage::GetLink(LinkMessage::default()),
             "list links",
@@ -241,10 +295,15 @@ impl NetworkWatch {
                 if let RouteNetlinkMessage::NewLink(message) = answer
                     && let Some(link) = parse::link(&message)
                 {
-                    network.links.insert(link.ifindex, link);
+                    links.insert(link);
                 }
             },
         )?;
+        Ok(links)
+    }
+
+    fn request_addresses(&mut self) -> Result<Vec<Address>> {
+        let mut addresses = Vec::new();
         let mut question = AddressMessage::default();
         question.header.family = AddressFamily::Inet;
         self.requests.dump(
@@ -252,10 +311,15 @@ impl NetworkWatch {
             "list addresses",
             |answer| {
                 if let RouteNetlinkMessage::NewAddress(message) = answer {
-                    network.addresses.extend(parse::address(&message));
+                    addresses.extend(parse::address(&message));
                 }
             },
         )?;
+        Ok(addresses)
+    }
+
+    fn request_routes(&mut self) -> Result<Vec<Route>> {
+        let mut routes = Vec::new();
         let mut question = RouteMessage::default();
         question.header.address_family = AddressFamily::Inet;
         self.requests.dump(
@@ -263,11 +327,11 @@ impl NetworkWatch {
             "list routes",
             |answer| {
                 if let RouteNetlinkMessage::NewRoute(message) = answer {
-                    network.routes.extend(parse::route(&message));
+                    routes.extend(parse::route(&message));
                 }
             },
         )?;
-        Ok(network)
+        Ok(routes)
     }
 
     fn request_neighbours(&mut self) -> Result<Neighbours> {

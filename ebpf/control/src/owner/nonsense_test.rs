@@ -76,7 +76,7 @@ fn a_start_over_nonsense_serves_or_says_why_not() {
             };
             started += 1;
             owner
-                .note_taps(paths, &BTreeSet::from([IfIndex::new(7)]))
+                .note_taps(paths, BTreeSet::from([IfIndex::new(7)]))
                 .unwrap();
             sweep(maps, paths, &owner, PATIENCE).unwrap();
             for row in vm::rows_of(maps, owner.row()).collect::<Vec<_>>() {

@@ -9,9 +9,9 @@
 //!
 //! - No process holds a lock of it, and none can take one meanwhile.
 //! - Each pinned link has lost its interface, and the engine port's is among them: that device is
-//!   slipgate's own, persistent, and ends with its namespace or by hand. No packet meets a program
-//!   any more. A clsact filter has no link that would tell (before Linux 6.6), so a set with such
-//!   filters is kept. Those of [`attach::Program::GuestShut`] are beside links and do not count.
+//!   slipgate's own, persistent, and ends with its namespace or by hand. Clsact filters have no link
+//!   that would tell. Those of TAPs do not count: the port's link tells of them too. A set whose
+//!   port has a filter (before Linux 6.6) is kept.
 //! - No namespace with its inode number that is visible by a task, an open file or a mount has its
 //!   cookie. Inode numbers are reused, cookies are not.
 use std::{

@@ -25,7 +25,7 @@ struct Left {
 }
 
 impl Left {
-    fn new(root: &Path, name: &str) -> Self {
+    fn new(root: &Path, name: &str, taps: Hook) -> Self {
         let (lifeline, told) = mpsc::channel::<Box<dyn FnOnce() + Send>>();
         let (tell, paths) = mpsc::channel();
         let (root, name) = (root.to_owned(), name.to_owned());
@@ -45,7 +45,7 @@ impl Left {
             let owner = Owner::take(datapath.maps(), &paths, &[]).unwrap();
             let port = EnginePort::open(owner.row()).unwrap();
             port.serve(&datapath, Hook::Tcx).unwrap();
-            serve::serve_tap(&datapath, make_tap("t0"), Hook::Tcx).unwrap();
+            serve::serve_tap(&datapath, make_tap("t0"), taps).unwrap();
             drop((port, owner, datapath));
             tell.send(paths).unwrap();
             for task in told {
@@ -97,10 +97,11 @@ fn pins_go_with_their_namespace_and_not_before() {
     let root = root.path();
     assert_ne!(root, Path::new(RUN));
     let (dies, lives, emptied, serves) = (
-        Left::new(root, "dies"),
-        Left::new(root, "lives"),
-        Left::new(root, "emptied"),
-        Left::new(root, "serves"),
+        // As a daemon leaves it.
+        Left::new(root, "dies", Hook::Clsact),
+        Left::new(root, "lives", Hook::Clsact),
+        Left::new(root, "emptied", Hook::Tcx),
+        Left::new(root, "serves", Hook::Tcx),
     );
     let pins = |paths: &Paths| fs::read_dir(&paths.pin_dir).map_or(0, Iterator::count);
     assert_eq!(sweep_all(root), 0);

@@ -8,14 +8,16 @@ use aya::{
 };
 use slipgate_abi::{
     DropCounters, FlowRef, ForwardKey, ForwardTarget, NextHop, Protocol, RateLimits, Sequences,
-    SequencesRef, Slot, SlotRef, TapEntry, Tuple, Verdict, Vm, forward::DenyKey, skb::SKB_LAYOUT,
-    tcp::TcpBits,
+    SequencesRef, Slot, SlotRef, TapEntry, Tuple, Verdict, Vm, forward::DenyKey, maps::Owner,
+    skb::SKB_LAYOUT, tcp::TcpBits,
 };
 
 use crate::{mapped::Mapped, skipped::skipped};
 
 /// Row of the VM under test.
 pub(crate) const ROW: u32 = 3;
+/// Row of the process that serves the VM under test.
+pub(crate) const OWNER: u32 = 2;
 /// Id of the VM under test.
 pub(crate) const VM: u32 = 77;
 /// Ifindex of loopback, the device on which a test run's frames arrive.
@@ -93,6 +95,7 @@ pub(crate) struct Datapath {
     pub(crate) slots: Mapped<Slot>,
     sequences: Mapped<Sequences>,
     pub(crate) vms: Mapped<Vm>,
+    pub(crate) owners: Mapped<Owner>,
     pub(crate) drops: Mapped<DropCounters>,
     pub(crate) hops: Mapped<NextHop>,
     pub(crate) rates: Mapped<RateLimits>,
@@ -102,7 +105,7 @@ pub(crate) struct Datapath {
 pub(crate) fn vm() -> Vm {
     Vm {
         id: VM,
-        owner: 0,
+        owner: OWNER,
         tap_ifindex: TAP,
         port_ifindex: TAP,
         guest: GUEST.into(),
@@ -122,8 +125,17 @@ pub(crate) fn vm() -> Vm {
         guard_passed: 0,
         world_handed_over: 0,
         world_taken_in: 0,
-        pad: [0; 8],
+        foreign_mac: [0; 6],
+        pad: [0; 2],
         name: [0; 64],
+    }
+}
+
+/// A row of `OWNERS` whose VMs have no limit but their own.
+pub(crate) fn owner() -> Owner {
+    Owner {
+        common: u32::MAX,
+        ..Owner::default()
     }
 }
 
@@ -196,6 +208,7 @@ impl Datapath {
             slots: Mapped::of(&ebpf, "SLOTS"),
             sequences: Mapped::of(&ebpf, "SEQUENCES"),
             vms: Mapped::of(&ebpf, "VMS"),
+            owners: Mapped::of(&ebpf, "OWNERS"),
             drops: Mapped::of(&ebpf, "DROPS"),
             hops: Mapped::of(&ebpf, "NEXT_HOPS"),
             rates: Mapped::of(&ebpf, "RATES"),
@@ -203,6 +216,7 @@ impl Datapath {
         };
         let mut datapath = datapath;
         datapath.vms.set(ROW, vm());
+        datapath.owners.set(OWNER, owner());
         datapath.hops.set(HOP, next_hop());
         datapath.set_tap(TAP, VM, ROW);
         Some(datapath)

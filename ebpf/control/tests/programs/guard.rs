@@ -48,13 +48,15 @@ fn tagged_and_spoofed_are_dropped() {
             .bytes(),
         ),
     ];
-    for (reason, frame) in cases {
+    let by_mac = [None, None, Some(ROUTER_MAC)];
+    for ((reason, frame), foreign) in cases.into_iter().zip(by_mac) {
         let datapath = loaded!();
         datapath.vms.change(ROW, |vm| vm.flags = VmFlags::CHECK_MAC);
         assert!(!datapath.guard(&frame));
         assert_eq!(datapath.only_drop(ROW), reason);
         let bytes = datapath.drops.get(ROW).get(reason).bytes;
         assert_eq!(bytes, frame.len() as u64 - 14);
+        assert_eq!(datapath.vms.get(ROW).mac_mismatch(), foreign);
     }
 }
 

@@ -1,7 +1,9 @@
 //! Packets of a guest that are handed over to the engine, and their limit in flight.
 use std::net::Ipv4Addr;
 
-use slipgate_abi::{DropReason, Handover, Protocol, Verdict, portframe::PortFlags, tcp::Flags};
+use slipgate_abi::{
+    DropReason, Handover, Protocol, Verdict, Vm, maps::MAX_OWNERS, portframe::PortFlags, tcp::Flags,
+};
 
 use crate::{datapath::*, frame::*, loaded};
 
@@ -176,6 +178,48 @@ fn credits_bound_what_is_on_its_way() {
     assert_eq!(datapath.run(EGRESS, &frame).action, SHOT);
     assert_eq!(datapath.drops.get(ROW).engine_busy.packets, 1);
     assert_eq!(datapath.handed_over(), 14);
+}
+
+/// With two VMs: one takes what the other leaves of the queue, and the other always has its share.
+#[test]
+fn a_vm_has_its_share_and_what_others_leave() {
+    let mut datapath = loaded!();
+    const OTHER: u32 = ROW + 1;
+    datapath.owners.change(OWNER, |owner| {
+        owner.share = 2;
+        owner.common = 6;
+    });
+    datapath.vms.set(OTHER, Vm { id: VM + 1, ..vm() });
+    let frame = Frame::tx(Protocol::Udp).bytes();
+    let run = |datapath: &Datapath| datapath.run(EGRESS, &frame).action;
+    // Alone, a VM has more than its share, until so many frames are queued.
+    let actions: Vec<i32> = (0..8).map(|_| run(&datapath)).collect();
+    assert_eq!(actions[..6], [REDIRECT; 6]);
+    assert_eq!(actions[6..], [SHOT; 2]);
+    assert_eq!(datapath.drops.get(ROW).no_credit.packets, 2);
+    let all = |datapath: &Datapath| {
+        let owner = datapath.owners.get(OWNER);
+        (owner.handed_over, owner.world_handed_over)
+    };
+    assert_eq!(all(&datapath), (6, 0));
+    // The other has its share all the same.
+    datapath.set_tap(TAP, VM + 1, OTHER);
+    let actions: Vec<i32> = (0..4).map(|_| run(&datapath)).collect();
+    assert_eq!(actions, [REDIRECT, REDIRECT, SHOT, SHOT]);
+    assert_eq!(all(&datapath), (8, 0));
+    assert_eq!(datapath.drops.get(OTHER).no_credit.packets, 2);
+    // What the engine took in of either is room for both, beyond their shares.
+    datapath.vms.change(ROW, |vm| vm.taken_in = 3);
+    datapath.owners.change(OWNER, |owner| owner.taken_in = 3);
+    assert_eq!(run(&datapath), REDIRECT);
+    assert_eq!(run(&datapath), SHOT);
+    // A count that is too high by whatever mistake shuts nobody out.
+    datapath.owners.change(OWNER, |owner| owner.taken_in = 99);
+    assert_eq!(run(&datapath), REDIRECT);
+    // A row that does not exist has no engine.
+    datapath.vms.change(OTHER, |vm| vm.owner = MAX_OWNERS);
+    assert_eq!(run(&datapath), SHOT);
+    assert_eq!(datapath.drops.get(OTHER).stale_vm.packets, 1);
 }
 
 #[test]

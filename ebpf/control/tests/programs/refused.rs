@@ -154,11 +154,13 @@ fn mac_is_checked_when_asked_for() {
         datapath.admit(Flow::new(Protocol::Udp));
         datapath.vms.change(ROW, |vm| vm.flags = flags);
         assert_eq!(datapath.run(EGRESS, &frame.bytes()).action, action);
+        let named = (action == SHOT).then_some(frame.source_mac);
         if action == SHOT {
             assert_eq!(datapath.only_drop(ROW), DropReason::Spoofed);
         }
         let right = Frame::tx(Protocol::Udp).bytes();
         assert_eq!(datapath.run(EGRESS, &right).action, REDIRECT);
+        assert_eq!(datapath.vms.get(ROW).mac_mismatch(), named);
     }
 }
 

@@ -84,23 +84,26 @@ fn arp_and_dhcp_are_no_activity() {
 
 #[test]
 fn many_silent_flows_are_read_over_several_looks() {
-    let mut rig = Rig::with(Setup {
-        slots: 8_192,
-        max_flows: 6_000,
-        ..Setup::default()
-    });
-    let vm = VmSpec {
-        idle_after_s: 5,
-        max_flows: 6_000,
-        ..spec(1, &Setup::default())
+    // Seconds until the VM is idle.
+    let idle_after = |flows: usize| {
+        let mut rig = Rig::with(Setup {
+            slots: 16_384,
+            max_flows: 10_000,
+            ..Setup::default()
+        });
+        let vm = VmSpec {
+            idle_after_s: 5,
+            max_flows: 10_000,
+            ..spec(1, &Setup::default())
+        };
+        rig.tell(move |engine| engine.set_vm(vm));
+        for port in 0..flows as u16 {
+            rig.guest(1, &syn((GUEST, 10_000 + port), (PEER, 443 + port % 4), 1));
+        }
+        assert_eq!(rig.flows(), flows);
+        (1..20).find(|_| !pass(&mut rig, 1).is_empty()).unwrap()
     };
-    rig.tell(move |engine| engine.set_vm(vm));
-    let flows = SLOTS_PER_LOOK + 500;
-    for port in 0..flows as u16 {
-        rig.guest(1, &syn((GUEST, 10_000 + port), (PEER, 443 + port % 4), 1));
-    }
-    assert_eq!(rig.flows(), flows);
-    let idle_at = (1..15).find(|_| !pass(&mut rig, 1).is_empty());
-    // A look more than with few flows.
-    assert!(idle_at.is_some_and(|at| at >= 6), "{idle_at:?}");
+    let few = idle_after(10);
+    assert_eq!(idle_after(SLOTS_PER_LOOK + 500), few + 1);
+    assert_eq!(idle_after(2 * SLOTS_PER_LOOK + 500), few + 2);
 }

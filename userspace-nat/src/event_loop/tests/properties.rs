@@ -245,6 +245,9 @@ fn balance(rig: &Rig) -> Result<(), TestCaseError> {
         for from_world in [false, true] {
             let (handed_over, taken_in) = vm.under_way(from_world);
             prop_assert_eq!(handed_over.load(Relaxed), taken_in.load(Relaxed));
+            let all = kernel.owner_row(0);
+            let (handed_over, taken_in) = all.under_way(from_world);
+            prop_assert_eq!(handed_over.load(Relaxed), taken_in.load(Relaxed));
         }
         prop_assert_eq!(drops.get(DropReason::StaleVm).packets, 0);
     }

@@ -425,6 +425,7 @@ pub(super) fn spec(row: u16, setup: &Setup) -> VmSpec {
         max_flows: setup.max_flows,
         new_flows_per_second: setup.rate,
         policy: 0,
+        host_loopback: Vec::new(),
         dns_per_second: 0,
         idle_after_s: 0,
         is_idle: false,

@@ -261,6 +261,47 @@ fn lost_frames_give_their_credits_back_and_are_counted() {
     );
 }
 
+/// Of all VMs together, too: else what one VM lost would be room that nobody has any more.
+#[test]
+fn lost_frames_make_room_for_all_vms() {
+    let mut rig = Rig::new();
+    rig.kernel.borrow_mut().faults = Faults {
+        queue_len: 10,
+        ..Faults::default()
+    };
+    let all = rig.kernel.borrow().owner_row(0);
+    all.common().store(64, Relaxed);
+    let send = |rig: &Rig, vm: u16, from: u16| {
+        for i in 0..40 {
+            let packet = udp((GUEST, from + i), SERVER, b"x");
+            let mut kernel = rig.kernel.borrow_mut();
+            kernel.guest_sends(vm, VirtioNetHdr::default(), &packet);
+        }
+    };
+    let no_credit = |rig: &Rig, vm| rig.dropped(vm, DropReason::NoCredit);
+    send(&rig, 1, 5_000);
+    send(&rig, 2, 5_000);
+    assert_eq!((no_credit(&rig, 1), no_credit(&rig, 2)), (0, 16));
+    rig.pass(100 * MILLISECOND_NS);
+    let in_flight = || {
+        let (handed_over, taken_in) = all.under_way(false);
+        handed_over.load(Relaxed) - taken_in.load(Relaxed)
+    };
+    assert_eq!(in_flight(), 0);
+    for vm in [1, 2] {
+        let vm = rig.kernel.borrow().vm(vm);
+        let (handed_over, taken_in) = vm.under_way(false);
+        assert_eq!(handed_over.load(Relaxed), taken_in.load(Relaxed));
+    }
+    // Frames of a VM that is gone count too: it was in the queue when its row was given to another.
+    send(&rig, 1, 6_000);
+    rig.kernel.borrow().vm(1).handed_over().store(0, Relaxed);
+    rig.kernel.borrow().vm(1).taken_in().store(0, Relaxed);
+    assert_ne!(in_flight(), 0);
+    rig.pass(200 * MILLISECOND_NS);
+    assert_eq!(in_flight(), 0);
+}
+
 #[test]
 fn what_the_port_does_not_take_is_counted() {
     let mut rig = Rig::new();
