@@ -14,7 +14,7 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 use slipgate_ipc::{
     api::ApiRequest,
-    client::{ClientAnswer, ErrorKind, Target, VmChange, VmStatus},
+    client::{ClientAnswer, ErrorKind, Replaces, Target, Version, VmChange, VmStatus},
     engine::{EngineReply, FlowQuestion},
 };
 
@@ -22,6 +22,7 @@ use crate::{
     Figures,
     broker::Broker,
     capture,
+    conditions::Conditions,
     events::Events,
     model::{
         CaptureBody, Cut, FlowsQuery, Health, Policy, PolicyPut, Vm, VmBody, VmPatch, Why,
@@ -75,7 +76,7 @@ impl Daemon {
 pub fn change_of(
     method: &str,
     path: &str,
-    if_match: Option<&str>,
+    conditions: Conditions<'_>,
     body: &[u8],
 ) -> Result<Option<ApiRequest>, Problem> {
     let method = Method::from_bytes(method.as_bytes())
@@ -83,7 +84,7 @@ pub fn change_of(
     let (found, parameter) = route(&method, path)?;
     let input = Input {
         parameter,
-        if_match,
+        conditions,
         body,
     };
     request_of(found.action, &input)
@@ -93,8 +94,7 @@ pub fn change_of(
 pub(crate) struct Input<'r> {
     /// Value of the path's parameter.
     pub(crate) parameter: &'r str,
-    /// Header If-Match (RFC 9110, section 13.1.1).
-    pub(crate) if_match: Option<&'r str>,
+    pub(crate) conditions: Conditions<'r>,
     pub(crate) body: &'r [u8],
 }
 
@@ -103,13 +103,13 @@ fn request_of(action: Action, input: &Input<'_>) -> Result<Option<ApiRequest>, P
     let name = || input.parameter.to_owned();
     Ok(Some(match action {
         Action::PutVm => ApiRequest::PutVm {
-            vm: Box::new(parsed::<VmBody>(body)?.named(name())),
-            replaces: input.if_match.map(generation).transpose()?.flatten(),
+            vm: Box::new(parsed::<VmBody>(body)?.named(name())?),
+            replaces: input.conditions.parsed()?,
         },
         Action::PutPolicy => ApiRequest::PutPolicy {
             name: name(),
             text: text(body)?,
-            replaces: input.if_match.map(generation).transpose()?.flatten(),
+            replaces: input.conditions.parsed()?,
         },
         Action::RemoveVm => ApiRequest::RemoveVm { name: name() },
         Action::Freeze => ApiRequest::Freeze { vm: name() },
@@ -175,8 +175,8 @@ pub(crate) async fn carry_out(
         }
         Action::GetVm => of_vm(StatusCode::OK, vm(broker, parameter).await?),
         Action::PatchVm => {
-            let if_match = input.if_match.map(generation).transpose()?.flatten();
-            let answer = patch(broker, parameter, &parsed(body)?, if_match).await?;
+            let replaces = input.conditions.parsed()?;
+            let answer = patch(broker, parameter, &parsed(body)?, replaces).await?;
             changed(answer).ok_or_else(other_answer)?
         }
         Action::Why => {
@@ -207,8 +207,8 @@ pub(crate) async fn carry_out(
                     format!("no policy {parameter:?} was put: GET /v1/policies lists those");
                 Problem::new(StatusCode::NOT_FOUND, detail)
             })?;
-            let generation = found.generation;
-            tagged(json(StatusCode::OK, JSON, &found), generation)
+            let version = Version::of(found.text.as_bytes());
+            tagged(json(StatusCode::OK, JSON, &found), version)
         }
         Action::Flows => {
             let FlowsQuery { vm } = query(uri)?;
@@ -260,16 +260,21 @@ async fn patch(
     broker: &Broker,
     name: &str,
     patch: &Value,
-    if_match: Option<u64>,
+    condition: Replaces,
 ) -> Result<ClientAnswer, Problem> {
     for _ in 0..MOST_CHANGED_MEANWHILE {
         let now = vm(broker, name).await?;
+        let read = now.definition.version();
+        if !condition.permits(Some(read)) {
+            let detail = format!("{name} has another definition by now: read it again");
+            return Err(Problem::new(StatusCode::PRECONDITION_FAILED, detail));
+        }
         let mut body = serde_json::to_value(VmBody::from(now.definition)).unwrap_or_default();
         merge(&mut body, patch.clone());
         let body: VmBody = serde_json::from_value(body).map_err(|e| not_as_described(&e))?;
         let request = ApiRequest::PutVm {
-            vm: Box::new(body.named(name.to_owned())),
-            replaces: if_match.or(Some(now.generation)),
+            vm: Box::new(body.named(name.to_owned())?),
+            replaces: Replaces::AnyOf(vec![read]),
         };
         let given = broker.ask(request).await?;
         let replaced = matches!(
@@ -279,7 +284,7 @@ async fn patch(
                 ..
             }
         );
-        if !replaced || if_match.is_some() {
+        if !replaced {
             return answer(given, name);
         }
     }
@@ -287,10 +292,10 @@ async fn patch(
     Err(Problem::new(StatusCode::SERVICE_UNAVAILABLE, detail))
 }
 
-/// A VM, with its generation as entity tag.
+/// A VM, with its definition's version as entity tag.
 fn of_vm(status: StatusCode, vm: VmStatus) -> Response {
-    let generation = vm.generation;
-    tagged(json(status, JSON, &Vm::from(vm)), generation)
+    let version = vm.definition.version();
+    tagged(json(status, JSON, &Vm::from(vm)), version)
 }
 
 /// The response to a change that was carried out; `None`: this is no answer to one.
@@ -305,6 +310,7 @@ fn changed(answer: ClientAnswer) -> Option<Response> {
         }
         ClientAnswer::PolicyPut {
             generation,
+            version,
             cut,
             kept,
         } => {
@@ -313,7 +319,7 @@ fn changed(answer: ClientAnswer) -> Option<Response> {
                 cut,
                 kept,
             };
-            tagged(json(StatusCode::OK, JSON, &body), generation)
+            tagged(json(StatusCode::OK, JSON, &body), version)
         }
         ClientAnswer::Done => empty(StatusCode::NO_CONTENT),
         ClientAnswer::Engine {
@@ -323,26 +329,12 @@ fn changed(answer: ClientAnswer) -> Option<Response> {
     })
 }
 
-/// A response with the generation of a policy as its entity tag (RFC 9110, section 8.8.3).
-fn tagged(mut response: Response, generation: u64) -> Response {
-    if let Ok(tag) = HeaderValue::from_str(&format!("\"{generation}\"")) {
+/// A response with an entity tag (RFC 9110, section 8.8.3).
+fn tagged(mut response: Response, version: Version) -> Response {
+    if let Ok(tag) = HeaderValue::from_str(&format!("\"{version}\"")) {
         response.headers_mut().insert(ETAG, tag);
     }
     response
-}
-
-/// The generation in a header If-Match; `None`: any (`*`).
-fn generation(if_match: &str) -> Result<Option<u64>, Problem> {
-    let tag = if_match.trim();
-    if tag == "*" {
-        return Ok(None);
-    }
-    let number = tag.trim_matches('"').parse();
-    number.map(Some).map_err(|_| {
-        let detail =
-            format!("If-Match {if_match}: give an ETag that a GET or PUT has answered, like \"3\"");
-        Problem::new(StatusCode::BAD_REQUEST, detail)
-    })
 }
 
 fn text(body: &[u8]) -> Result<String, Problem> {

@@ -17,6 +17,7 @@
 //! ([`routes`], [`openapi`]).
 pub mod broker;
 mod capture;
+mod conditions;
 pub mod events;
 mod handlers;
 pub mod model;
@@ -28,6 +29,7 @@ mod routes;
 pub mod server;
 mod stream;
 
+pub use conditions::Conditions;
 pub use handlers::change_of;
 pub use response::OPENMETRICS;
 use slipgate_ipc::engine::EngineInventory;

@@ -1,6 +1,7 @@
 //! Bodies of requests and responses.
 use std::{collections::BTreeMap, net::Ipv4Addr};
 
+use hyper::StatusCode;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -10,8 +11,10 @@ use slipgate_ipc::{
 };
 use slipgate_policy::document::Quotas;
 
+use crate::problem::Problem;
+
 /// Definition of a VM; its name is in the path.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct VmBody {
     /// Name of the TAP that its VMM has open; it need not exist yet.
@@ -20,8 +23,8 @@ pub struct VmBody {
     pub mac: Option<String>,
     /// IPv4 address of the guest. Absent: the daemon's `--guest-ip`.
     pub ip: Option<Ipv4Addr>,
-    /// Name of its policy. Absent: the daemon's default policy.
-    pub policy: Option<String>,
+    /// Its policy. Absent: the daemon's default policy.
+    pub policy: Option<PolicyChoice>,
     /// Limits that replace those of the policy.
     #[serde(default)]
     pub quotas: Quotas,
@@ -29,6 +32,10 @@ pub struct VmBody {
     /// `tcp|udp:[ADDR:]PORT[-PORT]:PORT[-PORT]`.
     #[serde(default)]
     pub forwards: Vec<String>,
+    /// Ports of the gateway that lead to the host's 127.0.0.1, each in the form
+    /// `[ADDR:]PORT[-PORT][:PORT[-PORT]][/tcp|udp]`, before those of the policy.
+    #[serde(default)]
+    pub host_loopback: Vec<String>,
     /// Silence after which the VM is idle, seconds; 0: it is not told. Absent: the daemon's
     /// `--idle-after`.
     pub idle_after: Option<u32>,
@@ -37,23 +44,58 @@ pub struct VmBody {
     pub labels: BTreeMap<String, String>,
 }
 
+/// A VM's policy: the name of one that the daemon has, or an object with the keys of
+/// `[policy.NAME]` in a policy file.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(untagged)]
+pub enum PolicyChoice {
+    /// Name of a policy.
+    Name(String),
+    /// A policy for VMs with this object alone.
+    Inline(Map<String, Value>),
+}
+
+impl PolicyChoice {
+    /// The name, or the text in TOML.
+    fn into_parts(self) -> Result<(Option<String>, Option<String>), Problem> {
+        match self {
+            Self::Name(name) => Ok((Some(name), None)),
+            Self::Inline(policy) => match toml::to_string(&policy) {
+                Ok(text) => Ok((None, Some(text))),
+                Err(e) => {
+                    let detail = format!("policy: a value has no form in a policy file: {e}");
+                    Err(Problem::new(StatusCode::BAD_REQUEST, detail))
+                }
+            },
+        }
+    }
+
+    /// The choice in a definition, which the broker has checked.
+    fn of(policy: Option<String>, inline: Option<String>) -> Option<Self> {
+        let own = inline.and_then(|text| toml::from_str(&text).ok());
+        own.map(Self::Inline).or(policy.map(Self::Name))
+    }
+}
+
 /// Changes of a VM's definition (RFC 7396): what is absent stays, and what is null is as if it had
 /// never been given.
-#[derive(Clone, PartialEq, Eq, Debug, Default, Deserialize, JsonSchema)]
+#[derive(Clone, PartialEq, Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct VmPatch {
     /// Another TAP.
     pub tap: Option<String>,
     /// Another MAC address of the guest.
     pub mac: Option<String>,
-    /// Another policy, by name.
-    pub policy: Option<String>,
+    /// Another policy; the keys of an object are merged with those of the VM's own policy.
+    pub policy: Option<PolicyChoice>,
     /// Another address of the guest; possible while it has none of its own only.
     pub ip: Option<Ipv4Addr>,
     /// Other limits; those that are absent stay.
     pub quotas: Option<Quotas>,
     /// All forwards that there are to be.
     pub forwards: Option<Vec<String>>,
+    /// All ports of the host's loopback that there are to be.
+    pub host_loopback: Option<Vec<String>>,
     /// Another silence after which it is idle, seconds; 0: it is not told.
     pub idle_after: Option<u32>,
     /// Labels to add or change; `null` removes one.
@@ -61,7 +103,7 @@ pub struct VmPatch {
 }
 
 /// A VM with its present state.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, JsonSchema)]
+#[derive(Clone, PartialEq, Debug, Serialize, JsonSchema)]
 pub struct Vm {
     /// Name of the VM.
     pub name: String,
@@ -72,7 +114,7 @@ pub struct Vm {
     pub state: &'static str,
     /// Whether it is idle, if that is looked for.
     pub idle: bool,
-    /// Number of definitions that it has had since the daemon started; the ETag.
+    /// Number of definitions that it has had since the daemon started.
     pub generation: u64,
     /// Name of its TAP.
     pub tap: String,
@@ -82,13 +124,19 @@ pub struct Vm {
     /// IPv4 address of the guest.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ip: Option<Ipv4Addr>,
-    /// Name of its policy, if it names one.
+    /// Its policy, if it has another than the daemon's default policy.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub policy: Option<String>,
+    pub policy: Option<PolicyChoice>,
     /// Limits that replace those of its policy.
     pub quotas: Quotas,
     /// Ports of the host that lead to the guest.
     pub forwards: Vec<String>,
+    /// Those that are not served, because others had their ports when the daemon started; the same
+    /// PUT takes them when they are free.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub unserved_forwards: Vec<String>,
+    /// Ports of the gateway that lead to the host's loopback, before those of its policy.
+    pub host_loopback: Vec<String>,
     /// Silence after which it is idle, seconds, if it says one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub idle_after: Option<u32>,
@@ -134,7 +182,7 @@ pub struct CaptureBody {
 pub struct Policy {
     /// Name of the policy.
     pub name: String,
-    /// Number of times that a policy of this name was put since the daemon started; the ETag.
+    /// Number of times that a policy of this name was put since the daemon started.
     pub generation: u64,
     /// Its text, in TOML.
     pub text: String,
@@ -143,7 +191,7 @@ pub struct Policy {
 /// A policy is in force.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, JsonSchema)]
 pub struct PolicyPut {
-    /// Its generation; the ETag.
+    /// Its generation.
     pub generation: u64,
     /// Number of flows that were cut.
     pub cut: u64,
@@ -192,7 +240,10 @@ pub struct FlowsQuery {
 
 impl VmBody {
     /// The definition of a VM of this name.
-    pub fn named(self, name: String) -> VmDefinition {
+    ///
+    /// # Errors
+    /// The policy contains what has no form in TOML.
+    pub fn named(self, name: String) -> Result<VmDefinition, Problem> {
         let Self {
             tap,
             mac,
@@ -200,21 +251,28 @@ impl VmBody {
             policy,
             quotas,
             forwards,
+            host_loopback,
             idle_after,
             labels,
         } = self;
-        VmDefinition {
+        let (policy, inline_policy) = match policy.map(PolicyChoice::into_parts) {
+            Some(parts) => parts?,
+            None => (None, None),
+        };
+        Ok(VmDefinition {
             name,
             tap,
             mac,
             ip,
             policy,
+            inline_policy,
             quotas,
             forwards,
+            host_loopback,
             idle_after,
             labels,
             tied: false,
-        }
+        })
     }
 }
 
@@ -226,8 +284,10 @@ impl From<VmDefinition> for VmBody {
             mac,
             ip,
             policy,
+            inline_policy,
             quotas,
             forwards,
+            host_loopback,
             idle_after,
             labels,
             tied: _,
@@ -236,9 +296,10 @@ impl From<VmDefinition> for VmBody {
             tap,
             mac,
             ip,
-            policy,
+            policy: PolicyChoice::of(policy, inline_policy),
             quotas,
             forwards,
+            host_loopback,
             idle_after,
             labels,
         }
@@ -272,8 +333,10 @@ impl From<VmStatus> for Vm {
             mac,
             ip,
             policy,
+            inline_policy,
             quotas,
             forwards,
+            host_loopback,
             idle_after,
             labels,
             tied,
@@ -287,9 +350,11 @@ impl From<VmStatus> for Vm {
             tap,
             mac,
             ip,
-            policy,
+            policy: PolicyChoice::of(policy, inline_policy),
             quotas,
             forwards,
+            unserved_forwards: vm.unserved_forwards,
+            host_loopback,
             idle_after,
             labels,
             tied,

@@ -115,8 +115,16 @@ fn parameters(route: &Route) -> Vec<Value> {
             ));
         }
         Action::PutPolicy | Action::PutVm | Action::PatchVm => {
-            let about = "Generation that is to be replaced, as an ETag; \"0\": none is there yet";
+            let about = "ETags of what is to be replaced; *: it must exist";
             all.push(one("If-Match", "header", false, &text, about));
+            let about = "*: it must not exist yet";
+            all.push(one(
+                "If-None-Match",
+                "header",
+                false,
+                &json!({ "const": "*" }),
+                about,
+            ));
         }
         Action::Flows => all.push(query("vm", false, &text, "Only this VM's")),
         Action::Events => {

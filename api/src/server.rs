@@ -7,7 +7,6 @@ use std::{
 use hyper::{
     Request, StatusCode,
     body::{Body as _, Bytes, Incoming},
-    header::IF_MATCH,
 };
 use hyper_util::rt::{TokioIo, TokioTimer};
 use serde::Deserialize;
@@ -17,6 +16,7 @@ use tokio::{sync::Semaphore, task::LocalSet, time::timeout};
 use crate::{
     Figures,
     broker::Broker,
+    conditions::Conditions,
     events::{Events, Filter, Kinds},
     handlers::{Daemon, Input, carry_out, query},
     problem::Problem,
@@ -149,13 +149,9 @@ async fn try_respond(
         return events(daemon, readers, query(&head.uri)?);
     }
     let body = read(body).await?;
-    let if_match = head
-        .headers
-        .get(IF_MATCH)
-        .and_then(|value| value.to_str().ok());
     let input = Input {
         parameter,
-        if_match,
+        conditions: Conditions::of(&head.headers)?,
         body: &body,
     };
     carry_out(daemon, route.action, &head.uri, &input).await

@@ -13,7 +13,7 @@ use std::{
 use serde_json::{Value, json};
 use slipgate_ipc::{
     api::{ApiRequest, Event, FromApi, ToApi},
-    client::{ClientAnswer, ErrorKind, Target, VmChange, VmDefinition, VmState, VmStatus},
+    client::{ClientAnswer, Replaces, Target, Version, VmChange, VmDefinition, VmState, VmStatus},
     engine::{EngineInventory, FlowLogEvent, FlowLogEvents, VmId},
 };
 
@@ -108,6 +108,7 @@ fn status(name: &str) -> VmStatus {
         generation: 4,
         state: VmState::Served,
         idle: false,
+        unserved_forwards: Vec::new(),
     }
 }
 
@@ -127,13 +128,12 @@ fn serve_as_broker(channel: &Channel, asked: &Mutex<Vec<ApiRequest>>) {
             ApiRequest::ListVms => ClientAnswer::VmList {
                 vms: vec![status("a"), status("b")],
             },
-            ApiRequest::PutVm {
-                replaces: Some(other),
-                ..
-            } if *other != 4 => ClientAnswer::Error {
-                error: "it has generation 4".into(),
-                kind: ErrorKind::Replaced,
-            },
+            ApiRequest::PutVm { vm, replaces }
+                if !replaces
+                    .permits((vm.name != "new").then(|| status(&vm.name).definition.version())) =>
+            {
+                ClientAnswer::replaced("it", true)
+            }
             ApiRequest::PutVm { vm, .. } if vm.tap == "taken" => {
                 ClientAnswer::error("tap taken: why")
             }
@@ -144,14 +144,14 @@ fn serve_as_broker(channel: &Channel, asked: &Mutex<Vec<ApiRequest>>) {
                 }),
                 change: VmChange::Created,
             },
-            ApiRequest::PutPolicy {
-                replaces: Some(5), ..
-            } => ClientAnswer::Error {
-                error: "it has generation 7".into(),
-                kind: ErrorKind::Replaced,
-            },
-            ApiRequest::PutPolicy { .. } => ClientAnswer::PolicyPut {
+            ApiRequest::PutPolicy { replaces, .. }
+                if !replaces.permits(Some(Version::of(b"p"))) =>
+            {
+                ClientAnswer::replaced("it", true)
+            }
+            ApiRequest::PutPolicy { text, .. } => ClientAnswer::PolicyPut {
                 generation: 8,
+                version: Version::of(text.as_bytes()),
                 cut: 1,
                 kept: 2,
             },
@@ -201,72 +201,93 @@ fn vms_are_put_patched_and_removed() {
     );
 }
 
-/// A PUT of a policy with this If-Match.
+/// The answer to a request with this header, and its ETag.
+fn conditional(
+    rig: &Rig,
+    (method, path): (&str, &str),
+    header: &str,
+    body: &str,
+) -> (u16, Value, Option<String>) {
+    let text = format!(
+        "{method} {path} HTTP/1.1\r\nHost: slipgate\r\nConnection: close\r\n{header}\r\n\
+         Content-Length: {}\r\n\r\n{body}",
+        body.len()
+    );
+    let mut stream = UnixStream::connect(rig.path()).unwrap();
+    stream.write_all(text.as_bytes()).unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+    let status = head.split(' ').nth(1).unwrap().parse().unwrap();
+    let mut lines = head.lines();
+    let etag = lines.find_map(|line| line.strip_prefix("etag: ").map(str::to_owned));
+    (status, serde_json::from_str(body).unwrap_or_default(), etag)
+}
+
 #[test]
-fn a_patch_merges_and_replaces_the_generation_that_was_read() {
+fn a_vm_is_changed_only_in_the_version_that_the_client_knows() {
     let rig = Rig::new(true);
-    let send = |method: &str, if_match: &str, body: &Value| {
-        let body = body.to_string();
-        let text = format!(
-            "{method} /v1/vms/a HTTP/1.1\r\nHost: slipgate\r\nConnection: close\r\n\
-             If-Match: {if_match}\r\nContent-Length: {}\r\n\r\n{body}",
-            body.len()
-        );
-        exchange(&rig.path(), text.as_bytes())
-    };
+    let vm = ("GET", "/v1/vms/a");
+    let etag = conditional(&rig, vm, "X: y", "").2.unwrap();
+    assert_eq!(etag, format!("\"{}\"", status("a").definition.version()));
+    let known = format!("If-Match: {etag}");
     let patch =
         json!({ "mac": null, "labels": { "a": null, "b": "2" }, "quotas": { "max_flows": 3 } });
-    let (status, vm) = send("PATCH", "\"4\"", &patch);
+    let (status, vm, new) = conditional(&rig, ("PATCH", vm.1), &known, &patch.to_string());
     assert_eq!((status, &vm["generation"]), (201, &json!(4)), "{vm}");
     assert_eq!(vm["labels"], json!({ "b": "2" }));
+    assert!(new.is_some_and(|new| new != etag), "it is another version");
     let asked = rig.asked.lock().unwrap().pop();
     let Some(ApiRequest::PutVm { replaces, .. }) = asked else {
         panic!("{asked:?}");
     };
-    assert_eq!(replaces, Some(4));
-    let body = json!({ "tap": "tap0" });
-    for (method, if_match, status) in [
-        ("PATCH", "\"3\"", 412),
-        ("PUT", "\"3\"", 412),
-        ("PUT", "\"4\"", 201),
-        ("PUT", "*", 201),
-        ("PUT", "nonsense", 400),
+    let read = Version::parse(etag.trim_matches('"')).unwrap();
+    assert_eq!(replaces, Replaces::AnyOf(vec![read]));
+    let body = json!({ "tap": "tap0" }).to_string();
+    for (method, name, header, expected) in [
+        ("PATCH", "a", "If-Match: \"3\"", 412),
+        ("PUT", "a", "If-Match: \"3\"", 412),
+        ("PUT", "a", &known, 201),
+        ("PUT", "a", "If-Match: *", 201),
+        ("PUT", "new", "If-Match: *", 412),
+        ("PUT", "a", "If-None-Match: *", 412),
+        ("PUT", "new", "If-None-Match: *", 201),
+        ("PUT", "a", "If-Match: nonsense", 400),
+        ("PUT", "a", "If-Match: \"\u{e9}\"", 400),
     ] {
-        assert_eq!(
-            send(method, if_match, &body).0,
-            status,
-            "{method} {if_match}"
-        );
+        let path = format!("/v1/vms/{name}");
+        let (status, ..) = conditional(&rig, (method, &path), header, &body);
+        assert_eq!(status, expected, "{method} {name} {header}");
     }
     // What a patch leaves must be a definition.
-    assert_eq!(send("PATCH", "*", &json!({ "tap": null })).0, 400);
-    assert_eq!(send("PATCH", "*", &json!([])).0, 400);
-}
-
-fn put_policy(rig: &Rig, if_match: &str) -> (u16, Value) {
-    let body = "default = \"deny\"\n";
-    let head = format!(
-        "PUT /v1/policies/p HTTP/1.1\r\nHost: slipgate\r\nConnection: close\r\n\
-         If-Match: {if_match}\r\nContent-Length: {}\r\n\r\n{body}",
-        body.len()
-    );
-    exchange(&rig.path(), head.as_bytes())
+    for patch in [json!({ "tap": null }), json!([])] {
+        let patch = patch.to_string();
+        let (status, ..) = conditional(&rig, ("PATCH", "/v1/vms/a"), "If-Match: *", &patch);
+        assert_eq!(status, 400);
+    }
 }
 
 #[test]
-fn a_policy_replaces_the_generation_that_the_client_knows() {
+fn a_policy_is_replaced_only_in_the_version_that_the_client_knows() {
     let rig = Rig::new(true);
-    let (status, put) = put_policy(&rig, "\"7\"");
-    assert_eq!((status, &put["generation"]), (200, &json!(8)), "{put}");
-    assert_eq!(put_policy(&rig, "\"5\"").0, 412);
-    assert_eq!(put_policy(&rig, "*").0, 200);
-    assert_eq!(put_policy(&rig, "nonsense").0, 400);
-    let asked = rig.asked.lock().unwrap();
-    let replaces = asked.iter().map(|request| match request {
-        ApiRequest::PutPolicy { replaces, text, .. } if text == "default = \"deny\"\n" => *replaces,
-        other => panic!("{other:?}"),
-    });
-    assert_eq!(replaces.collect::<Vec<_>>(), [Some(7), Some(5), None]);
+    let text = "default = \"deny\"\n";
+    let put = |header: &str| conditional(&rig, ("PUT", "/v1/policies/p"), header, text);
+    let known = format!("If-Match: \"{}\"", Version::of(b"p"));
+    let (status, answer, etag) = put(&known);
+    assert_eq!(
+        (status, &answer["generation"]),
+        (200, &json!(8)),
+        "{answer}"
+    );
+    assert_eq!(etag, Some(format!("\"{}\"", Version::of(text.as_bytes()))));
+    for (header, expected) in [
+        ("If-Match: \"0123456789abcdef\"", 412),
+        ("If-Match: *", 200),
+        ("If-None-Match: *", 412),
+        ("If-Match: nonsense", 400),
+    ] {
+        assert_eq!(put(header).0, expected, "{header}");
+    }
 }
 
 #[test]

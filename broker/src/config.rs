@@ -47,9 +47,12 @@ pub struct Config {
     pub is_daemon: bool,
     /// Policy settings of the flags.
     pub flags: CliOverrides,
-    /// Texts of the policies that clients gave to a daemon, by name.
+    /// Texts of the policies that clients gave to a daemon, by name; among them those that VMs'
+    /// definitions contain.
     pub named_policies: BTreeMap<String, String>,
-    /// The policy file as last read, including the policies of `named_policies`.
+    /// The policy file as last read.
+    pub base_file: Option<PolicyFile>,
+    /// The same with the policies of `named_policies`.
     pub policy_file: Option<PolicyFile>,
     /// Forwarded ports of the host, from the flags and the policy file.
     pub forwards: Vec<Forward>,

@@ -21,6 +21,7 @@ pub(crate) fn config(vms: &[&str], flags: CliOverrides) -> Config {
         metrics_labels: Vec::new(),
         flags,
         named_policies: Default::default(),
+        base_file: None,
         policy_file: None,
         forwards: Vec::new(),
         nat_ports: 61_000..=65_535,

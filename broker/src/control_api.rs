@@ -144,7 +144,7 @@ fn thaw(attached: &mut Attached, thaw: Thaw) -> ClientAnswer {
     let maps = attached.datapath.maps();
     if maps.is_frozen(row) {
         maps.set_frozen(row, false);
-        if let Some(vm) = attached.vms.iter().find(|vm| vm.open.row == row) {
+        if let Some(vm) = attached.vms.in_row(row).map(|at| &attached.vms[at]) {
             tracing::info!("{} is thawed", vm.config.name);
             let vm = vm.config.name.clone();
             attached.events.push(Event::VmThawed { vm });

@@ -12,7 +12,7 @@ use std::{
     time::Duration,
 };
 
-use slipgate_control::host::HostFacts;
+use slipgate_control::{host::HostFacts, netlink::Link};
 use slipgate_policy::parse_resolv_conf;
 
 pub use self::offloads::offers_tso;
@@ -45,6 +45,41 @@ pub fn warnings(facts: &HostFacts, nat_ports: &RangeInclusive<u16>) -> Vec<Strin
         ));
     }
     warnings
+}
+
+/// Returns which VMMs can open these TAPs, in sentences: one of those with several queues, and one
+/// of the others. Devices that are no TAPs are left out.
+pub fn tap_hints<'a>(links: impl Iterator<Item = &'a Link>) -> Vec<String> {
+    /// Most names in a sentence.
+    const SHOWN: usize = 8;
+    let (mut one, mut many) = (Vec::new(), Vec::new());
+    for link in links {
+        match link.is_multi_queue_tap {
+            Some(true) => many.push(&*link.name),
+            Some(false) => one.push(&*link.name),
+            None => {}
+        }
+    }
+    let hint = |names: Vec<&str>, what: &str| {
+        let (shown, more) = names.split_at(names.len().min(SHOWN));
+        let more = match more.len() {
+            0 => String::new(),
+            more => format!(" and {more} more"),
+        };
+        (!names.is_empty()).then(|| format!("{}{more}: {what}", shown.join(", ")))
+    };
+    let hints = [
+        hint(
+            many,
+            "made with multi_queue; Firecracker refuses such a TAP, and so does Cloud Hypervisor \
+             with one queue pair",
+        ),
+        hint(
+            one,
+            "made for one queue; a VMM with several queue pairs needs a TAP with multi_queue",
+        ),
+    ];
+    hints.into_iter().flatten().collect()
 }
 
 /// Returns the IPv4 resolvers of a resolv.conf(5). systemd-resolved's stub is usable: the engine's

@@ -54,3 +54,39 @@ fn a_resolver_where_nobody_listens_is_known() {
     let problem = resolver_problem("255.255.255.255:53".parse().unwrap()).unwrap();
     assert!(problem.contains("can't be reached"), "{problem}");
 }
+
+fn link(name: &str, is_multi_queue_tap: Option<bool>) -> Link {
+    Link {
+        ifindex: slipgate_abi::IfIndex::new(1),
+        name: name.into(),
+        kind: None,
+        up: false,
+        mtu: 1500,
+        mac: None,
+        has_l2: true,
+        loopback: false,
+        arp: true,
+        is_multi_queue_tap,
+    }
+}
+
+#[test]
+fn a_tap_s_queues_are_said_to_those_who_choose_a_vmm() {
+    assert!(tap_hints([link("eth0", None)].iter()).is_empty());
+    let links = [
+        link("eth0", None),
+        link("tap0", Some(true)),
+        link("tap1", Some(false)),
+        link("tap2", Some(true)),
+    ];
+    let [many, one] = &tap_hints(links.iter())[..] else {
+        panic!("not two hints")
+    };
+    assert!(many.starts_with("tap0, tap2: made with multi_queue; Firecracker refuses"));
+    assert!(one.starts_with("tap1: made for one queue"));
+    let crowd: Vec<_> = (0..1000)
+        .map(|n| link(&format!("tap{n}"), Some(false)))
+        .collect();
+    let hint = &tap_hints(crowd.iter())[0];
+    assert!(hint.contains("tap7 and 992 more: "), "{hint}");
+}

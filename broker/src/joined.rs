@@ -12,6 +12,7 @@ use std::{
         unix::net::UnixStream,
     },
     path::{Path, PathBuf},
+    thread::{self, JoinHandle},
     time::{Duration, Instant},
 };
 
@@ -39,8 +40,16 @@ pub(crate) struct JoinedVm {
     definition: VmDefinition,
     uplink: Option<String>,
     lifeline: UnixStream,
-    /// Until when another daemon is waited for, when there is none.
-    lost: Option<Instant>,
+    /// The search for another daemon, while there is none.
+    search: Option<Search>,
+}
+
+/// The search for another daemon. A daemon that is just starting may take long to answer, so a
+/// thread asks.
+#[derive(Debug)]
+struct Search {
+    until: Instant,
+    asking: Option<JoinHandle<anyhow::Result<UnixStream>>>,
 }
 
 /// What has happened to a VM.
@@ -64,19 +73,19 @@ impl JoinedVm {
         definition: VmDefinition,
         uplink: Option<String>,
     ) -> anyhow::Result<Self> {
-        let lifeline = serve(daemon, &definition, uplink.as_deref())?;
+        let lifeline = serve(daemon, &definition, uplink.as_deref(), false)?;
         Ok(Self {
             daemon: daemon.to_owned(),
             definition,
             uplink,
             lifeline,
-            lost: None,
+            search: None,
         })
     }
 
     /// Readable when there is news; `None` while another daemon is waited for.
     pub(crate) fn fd(&self) -> Option<BorrowedFd<'_>> {
-        self.lost.is_none().then(|| self.lifeline.as_fd())
+        self.search.is_none().then(|| self.lifeline.as_fd())
     }
 
     fn news(&mut self) -> News {
@@ -88,36 +97,56 @@ impl JoinedVm {
         }
     }
 
-    /// Has another daemon serve the VM, if there is one; whether there is.
-    ///
-    /// # Errors
-    /// There is none in time, or it does not serve the VM.
-    pub(crate) fn again(&mut self) -> anyhow::Result<bool> {
-        let until = *self.lost.get_or_insert_with(|| {
+    /// Has another daemon serve the VM, once there is one. Does not block.
+    fn look_for_daemon(&mut self) -> anyhow::Result<()> {
+        let search = self.search.get_or_insert_with(|| {
             tracing::warn!("the daemon has ended; waiting for another one");
-            Instant::now() + DAEMON_WITHIN
+            Search {
+                until: Instant::now() + DAEMON_WITHIN,
+                asking: None,
+            }
         });
+        if search
+            .asking
+            .as_ref()
+            .is_some_and(|asking| !asking.is_finished())
+        {
+            return Ok(());
+        }
         let name = &self.definition.name;
-        match serve(&self.daemon, &self.definition, self.uplink.as_deref()) {
-            Ok(lifeline) => {
+        let answer = search.asking.take().map(|asking| {
+            asking
+                .join()
+                .unwrap_or_else(|_| bail!("asking the daemon has failed"))
+        });
+        match answer {
+            Some(Ok(lifeline)) => {
                 tracing::info!("{name} is served by another daemon");
                 self.lifeline = lifeline;
-                self.lost = None;
-                Ok(true)
+                self.search = None;
+                return Ok(());
             }
-            Err(e) if is_passing(&e) && Instant::now() < until => Ok(false),
-            Err(e) => Err(e.context(format!("the daemon that served {name} has ended"))),
+            Some(Err(e)) if !is_passing(&e) || Instant::now() >= search.until => {
+                return Err(e.context(format!("the daemon that served {name} has ended")));
+            }
+            Some(Err(_)) | None => {}
         }
+        let (daemon, definition) = (self.daemon.clone(), self.definition.clone());
+        let uplink = self.uplink.clone();
+        let ask = move || serve(&daemon, &definition, uplink.as_deref(), true);
+        let asking = thread::Builder::new().name("daemon".into()).spawn(ask);
+        search.asking = Some(asking.context("starting a thread that asks for another daemon")?);
+        Ok(())
     }
 
     /// Goes on: whether somebody has removed the VM.
     ///
     /// # Errors
-    /// As [`JoinedVm::again`].
+    /// There is no other daemon in time, or it does not serve the VM.
     pub(crate) fn turn(&mut self) -> anyhow::Result<bool> {
         match self.news() {
             News::Removed => return Ok(true),
-            News::DaemonGone => self.again().map(drop)?,
+            News::DaemonGone => self.look_for_daemon()?,
             News::None => {}
         }
         Ok(false)
@@ -125,7 +154,8 @@ impl JoinedVm {
 
     /// Longest time until [`JoinedVm::turn`] is due.
     pub(crate) fn timeout(&self) -> Option<PollTimeout> {
-        self.lost.map(|_| PollTimeout::from(ASK_EVERY_MS))
+        let search = self.search.as_ref();
+        search.map(|_| PollTimeout::from(ASK_EVERY_MS))
     }
 
     /// Has the daemon remove the VM, and waits until its flows have ended.
@@ -133,6 +163,10 @@ impl JoinedVm {
     /// # Errors
     /// The daemon does not answer, or can't remove it now.
     pub(crate) fn leave(self) -> anyhow::Result<()> {
+        if self.search.is_some() {
+            // The next daemon removes it, as nobody comes back for it.
+            return Ok(());
+        }
         let name = self.definition.name.clone();
         let answer = match ask(&self.daemon, ClientRequest::RemoveVm { name }) {
             // The next one removes it, as nobody comes back for it.
@@ -151,6 +185,7 @@ fn serve(
     daemon: &Path,
     definition: &VmDefinition,
     uplink: Option<&str>,
+    returns: bool,
 ) -> anyhow::Result<UnixStream> {
     let (ours, theirs) = UnixStream::pair().context("making a pair of sockets")?;
     ours.set_nonblocking(true)?;
@@ -158,6 +193,7 @@ fn serve(
     let request = ClientRequest::ServeVm {
         vm: Box::new(definition.clone()),
         uplink: uplink.map(str::to_owned),
+        returns,
         lifeline: theirs.as_fd(),
     };
     match ask(daemon, request)? {

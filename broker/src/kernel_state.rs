@@ -6,6 +6,7 @@ mod network_view;
 mod reserve;
 mod resolver_warning;
 mod rules;
+mod served_vms;
 mod subjects;
 mod tap_changes;
 mod taps;
@@ -25,7 +26,7 @@ use slipgate_control::{
     Datapath, Error, Owner, Users,
     attach::{Hook, Program},
     netlink::{NetworkWatch, NextHops},
-    owner::{self, DaemonLock},
+    owner::{self, DaemonLock, NotedTaps},
     serve,
     tap::EnginePort,
     vm,
@@ -40,6 +41,7 @@ pub(crate) use self::{
     forwards::{ForwardChange, HeldForwards, described, forward_texts, forwards_of},
     reserve::Taken,
     rules::{Writer, write as write_rules},
+    served_vms::ServedVms,
     uplink::{Uplink, check_source, find as find_uplink},
     vms::{ServedVm, tap_of},
 };
@@ -59,7 +61,7 @@ pub(crate) struct Attached {
     pub(crate) datapath: Datapath,
     pub(crate) owner: Owner,
     pub(crate) port: EnginePort,
-    pub(crate) vms: Vec<ServedVm>,
+    pub(crate) vms: ServedVms,
     pub(crate) watch: NetworkWatch,
     /// The network in the last message to the engine.
     pub(crate) told_network: Option<NetworkView>,
@@ -94,6 +96,12 @@ pub(crate) struct Attached {
     /// Interface indexes of TAPs that a predecessor served, until those that this process does not
     /// serve are shut.
     pub(crate) former_taps: BTreeSet<IfIndex>,
+    /// TAPs whose offloads changed, and whose guard has to be looked at.
+    pub(crate) guards_due: BTreeSet<IfIndex>,
+    /// Record of the TAPs for a successor; `None` until the rows are open.
+    pub(crate) noted_taps: Option<NotedTaps>,
+    /// Policies whose denied prefixes are in the guard's list under the numbers in force.
+    pub(crate) listed: BTreeSet<u32>,
     /// Which of the two sets of policy numbers the guard's list uses.
     pub(crate) turn: bool,
     /// Resolvers of the host.
@@ -197,13 +205,15 @@ impl Attached {
                 first_error = Err(anyhow!(e));
             }
         };
-        for vm in &self.vms {
+        for vm in self.vms.iter() {
             if let Some(ifindex) = vm.tap_ifindex {
                 note(serve::shut_tap(&self.datapath, ifindex));
                 note(self.datapath.detach(Program::Guard, ifindex).map(drop));
             }
             note(vm::close(self.datapath.maps(), vm.open.row));
         }
+        let closed = self.vms.iter().map(|vm| vm.open.id).collect();
+        note(vm::remove_entries(self.datapath.maps(), &closed));
         self.forget_applied();
         if self.config.is_daemon
             && let Err(e) = persisted_vms::forget_all(&self.datapath.paths().run_dir)

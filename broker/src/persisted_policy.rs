@@ -19,7 +19,7 @@ use anyhow::Context as _;
 use serde::{Deserialize, Serialize};
 use slipgate_policy::{
     PolicySet,
-    document::{LoadedPolicies, PolicyFile, RuleText},
+    document::{LoadedPolicies, PolicyFile},
 };
 
 use crate::config::{Config, PolicyFlags};
@@ -66,23 +66,18 @@ pub(crate) fn keep(
 ) -> anyhow::Result<()> {
     let said = now.policy_flags();
     let Some(file) = now
-        .policy_file
+        .base_file
         .as_ref()
         .filter(|_| !said.agrees(command_line))
     else {
         return forget(path);
     };
-    let rules = loaded.policies.iter().flat_map(|policy| &policy.rules);
-    let lists = rules.filter_map(|rule| match &rule.rule {
-        RuleText::DenyFile { name, text } => Some((name.clone(), text.clone())),
-        RuleText::Match(..) => None,
-    });
     let kept = PersistedPolicy {
         version: VERSION,
         command_line: serde_json::to_value(command_line)?,
         file: file.path().to_owned(),
         text: file.text().to_owned(),
-        lists: lists.collect(),
+        lists: loaded.deny_files(),
     };
     let what = || format!("keeping the policy for a successor in {}", path.display());
     write_whole(path, &serde_json::to_vec(&kept)?).with_context(what)

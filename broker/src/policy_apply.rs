@@ -28,17 +28,18 @@ use slipgate_control::vm;
 use slipgate_ipc::{
     api::Event,
     channel::{ChannelError, memory_file},
-    client::{ClientAnswer, ClientId, ErrorKind, PolicyStatus, VmChange},
+    client::{ClientAnswer, ClientId, PolicyStatus, Replaces, Version, VmChange},
     engine::{Policies, ToEngine},
 };
 use slipgate_policy::{
     PolicySet,
-    document::{ConfigError, LoadedPolicies, check_named},
+    document::{ConfigError, LoadedPolicies, check_named, is_inline},
 };
 
 use self::learning::{LearningVm, LearningVms};
 use crate::{
-    config::{Config, VmConfig},
+    config::{Config, VmConfig, from_disk},
+    counted,
     kernel_state::{Attached, Writer, described, write_rules},
     parts::Parts,
     persisted_vms,
@@ -204,15 +205,15 @@ impl PolicyChanges {
         self.applying.is_some()
     }
 
-    /// Puts a named policy in force. It replaces the policy of this name. `replaces`: the
-    /// generation that it must replace.
+    /// Puts a named policy in force, in place of the policy of this name. `replaces`: what it may
+    /// replace.
     pub(crate) fn put_named(
         &mut self,
         parts: &mut Parts,
         client: ClientId,
         name: String,
         text: String,
-        replaces: Option<u64>,
+        replaces: Replaces,
     ) -> anyhow::Result<()> {
         if self.applying.is_some() {
             let why = "another policy is just being put in force: try again";
@@ -220,11 +221,11 @@ impl PolicyChanges {
             return Ok(());
         }
         let now = self.generation(&parts.attached, &name);
-        if replaces.is_some_and(|replaces| replaces != now) {
-            let answer = ClientAnswer::Error {
-                error: format!("policy {name} has generation {now} by now: read it again"),
-                kind: ErrorKind::Replaced,
-            };
+        let named = &parts.attached.config.named_policies;
+        let in_force = named.get(&name).map(|text| Version::of(text.as_bytes()));
+        if !replaces.permits(in_force) {
+            let what = format!("the policy {name}");
+            let answer = ClientAnswer::replaced(&what, in_force.is_some());
             parts.control.answer(client, &answer);
             return Ok(());
         }
@@ -261,6 +262,45 @@ impl PolicyChanges {
         self.send_policies(parts, change)
     }
 
+    /// Puts policies in force that VMs' definitions contain, by name, in place of those that no VM
+    /// has any more. Files are not read again.
+    ///
+    /// # Errors
+    /// A policy can't be used with the others; nothing has changed then.
+    pub(crate) fn put_inline(
+        &mut self,
+        parts: &mut Parts,
+        texts: &BTreeMap<String, String>,
+    ) -> anyhow::Result<()> {
+        let learning = LearningVms::of(&self.learning);
+        let attached = &mut parts.attached;
+        let mut config = attached.config.clone();
+        let in_use = config.vms.iter().filter_map(|vm| vm.flags.policy_name());
+        let in_use: BTreeSet<String> = in_use.collect();
+        let named = &mut config.named_policies;
+        named.retain(|name, _| !is_inline(name) || in_use.contains(name));
+        named.extend(texts.clone());
+        let config = config.settled()?;
+        let files = attached.loaded.deny_files();
+        let loaded =
+            config.load_policies_by(&|path| match files.get(&*path.to_string_lossy()) {
+                Some(text) => Ok(text.clone()),
+                None => from_disk(path),
+            })?;
+        let read = Read::of(config, loaded, &learning)?;
+        let before = attached.take_in(read)?;
+        let change = Change {
+            client: None,
+            what: format!("{} of VMs in force", counted(texts.len() as u64, "policy")),
+            before,
+            strictly: Vec::new(),
+            closed: None,
+            vm: None,
+            named: None,
+        };
+        self.send_policies(parts, change)
+    }
+
     /// Returns the generation of a named policy that clients put; 0 if there is none. A policy that
     /// a predecessor stored begins with 1.
     fn generation(&self, attached: &Attached, name: &str) -> u64 {
@@ -272,6 +312,7 @@ impl PolicyChanges {
     pub(crate) fn named(&self, attached: &Attached) -> Vec<PolicyStatus> {
         let named = attached.config.named_policies.iter();
         named
+            .filter(|(name, _)| !is_inline(name))
             .map(|(name, text)| PolicyStatus {
                 name: name.clone(),
                 generation: self.generation(attached, name),
@@ -372,9 +413,10 @@ impl PolicyChanges {
         if let (Some(client), Some(at)) = (done.client, changed) {
             parts.answer_vm(client, at, VmChange::Changed);
         } else if let (Some(client), Some(name)) = (done.client, &done.named) {
-            let generation = self.generation(&parts.attached, name);
+            let text = parts.attached.config.named_policies.get(name);
             let answer = ClientAnswer::PolicyPut {
-                generation,
+                generation: self.generation(&parts.attached, name),
+                version: Version::of(text.map_or(&[], |text| text.as_bytes())),
                 cut,
                 kept,
             };
@@ -428,11 +470,10 @@ impl Attached {
         }
         let before = self.denied_numbers();
         self.turn = !self.turn;
-        for vm in &mut self.vms {
-            let new = config.vms.iter().find(|new| new.name == vm.config.name);
-            if let Some(new) = new {
-                vm.config = new.clone();
-            }
+        // The VMs are in the same order in both.
+        for (vm, new) in self.vms.iter_mut().zip(&config.vms) {
+            debug_assert_eq!(vm.config.name, new.name);
+            vm.config = new.clone();
         }
         policies.set_local(&self.network_view().local);
         self.config = config;
@@ -441,7 +482,7 @@ impl Attached {
         self.policies = policies;
         self.rules = run;
         self.add_denied();
-        for vm in &self.vms {
+        for vm in self.vms.iter() {
             let number = self.policy_number(vm.config.policy);
             vm::set_policy(self.datapath.maps(), vm.open.row, number);
         }

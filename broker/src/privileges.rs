@@ -2,6 +2,8 @@
 //! processes drop all.
 use std::io;
 
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+
 /// Highest capability number tried; the kernel refuses unknown ones.
 const LAST_CAPABILITY: libc::c_ulong = 63;
 /// `_LINUX_CAPABILITY_VERSION_3`, <linux/capability.h>.
@@ -21,6 +23,16 @@ impl ConfinementError {
     pub fn new(step: &'static str, source: io::Error) -> Self {
         Self { step, source }
     }
+}
+
+/// Raises the soft limit of open files to the hard one: each forward is a descriptor, and the usual
+/// soft limit of 1,024 is for programs that use select(2).
+///
+/// # Errors
+/// The kernel refuses.
+pub fn raise_file_limit() -> nix::Result<()> {
+    let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
+    setrlimit(Resource::RLIMIT_NOFILE, hard, hard)
 }
 
 /// Capabilities that the broker needs while it serves: for devices, their programs, routes and

@@ -33,7 +33,7 @@ use crate::{
     process::{Api, MESSAGES_AT_ONCE, Metrics},
     service_manager::ServiceManager,
     vm::{Typed, Vm},
-    vm_changes::VmChanges,
+    vm_changes::{VmChanges, Wanted},
 };
 
 /// Time limit for the engine to adopt flows, or to end them.
@@ -124,6 +124,8 @@ impl Broker {
             }
             self.policies.see_to_learning(&mut self.parts)?;
             self.vm_changes.see_to_clients(&mut self.parts)?;
+            self.vm_changes
+                .see_to_policies(&mut self.parts, &mut self.policies)?;
             self.see_to_metrics()?;
             self.send_events();
             self.connect_apis()?;
@@ -136,7 +138,6 @@ impl Broker {
             }
             if Instant::now() >= self.look_due {
                 self.look_due = Instant::now() + LOOK_EVERY;
-                self.parts.attached.keep_unrouted();
                 self.serve_what_came()?;
                 self.look_at_ports()?;
                 self.look_at_resolvers()?;
@@ -190,8 +191,9 @@ impl Broker {
         }
         let is = |at: usize| fds[at].any().unwrap_or(true);
         // One that ended is started again, and what had no room is sent.
-        let mut dues = self.apis.iter().filter_map(Api::due);
-        let is_api_due = dues.any(|due| due <= Instant::now());
+        let is_due = |due| due <= Instant::now();
+        let mut apis = self.apis.iter();
+        let is_api_due = apis.any(|api| api.is_held_back() || api.due().is_some_and(is_due));
         Ok(Ready {
             signals: is(0),
             network: is(1),
@@ -333,13 +335,21 @@ impl Broker {
                     );
                 }
                 ClientRequest::PutVm { vm, replaces } => {
-                    vm_changes.put(parts, policies, client, &vm, replaces)?;
+                    vm_changes.put(parts, policies, client, &vm, &replaces)?;
                 }
                 ClientRequest::ServeVm {
                     vm,
                     uplink,
+                    returns,
                     lifeline,
-                } => vm_changes.serve(parts, policies, client, (*vm, uplink), lifeline)?,
+                } => {
+                    let wanted = Wanted {
+                        vm: *vm,
+                        uplink,
+                        returns,
+                    };
+                    vm_changes.serve(parts, policies, client, wanted, lifeline)?;
+                }
                 ClientRequest::PutPolicy {
                     name,
                     text,

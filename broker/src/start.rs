@@ -2,7 +2,7 @@
 //! removes it again on failure.
 mod inputs;
 
-use std::ops::Range;
+use std::{collections::BTreeSet, ops::Range};
 
 use anyhow::Context as _;
 use slipgate_control::{
@@ -13,17 +13,18 @@ use slipgate_control::{
     tap::EnginePort,
     vm,
 };
-use slipgate_policy::Described;
+use slipgate_policy::{Described, document::inline_name};
 
 pub(crate) use self::inputs::Inputs;
 use crate::{
     config::Config,
     host::HostResolvers,
     kernel_state::{
-        Attached, HeldForwards, Writer, check_source, described, find_uplink, forwards_of, tap_of,
-        warn_of_rest, write_rules,
+        Attached, HeldForwards, ServedVms, Writer, check_source, described, find_uplink,
+        forwards_of, tap_of, warn_of_rest, write_rules,
     },
     persisted_policy, persisted_vms,
+    privileges::raise_file_limit,
 };
 
 /// Loads or joins, takes an owner's row, makes the port, opens the VMs' rows, attaches to the
@@ -38,6 +39,9 @@ pub(crate) fn attach(mut config: Config, inputs: Inputs) -> anyhow::Result<Attac
         api,
         users,
     } = inputs;
+    if let Err(e) = raise_file_limit() {
+        tracing::warn!("raising the limit of open files: {e}");
+    }
     let watch = NetworkWatch::open()?;
     if !config.is_daemon {
         for vm in &config.vms {
@@ -64,14 +68,16 @@ pub(crate) fn attach(mut config: Config, inputs: Inputs) -> anyhow::Result<Attac
         true => {
             let lock = DaemonLock::take(&paths)
                 .context("another `slipgate serve` serves this network namespace")?;
-            let kept = persisted_vms::read_policies(&paths.run_dir)?;
-            if !kept.is_empty() {
-                config.named_policies = kept;
+            let kept = persisted_vms::read(&paths.run_dir)?;
+            let mut named = persisted_vms::read_policies(&paths.run_dir)?;
+            let inline = kept.iter().filter_map(|vm| vm.inline_policy.clone());
+            named.extend(inline.map(|text| (inline_name(&text), text)));
+            if !named.is_empty() {
+                config.named_policies = named;
                 config = config.settled()?;
                 loaded = config.load_policies()?;
                 policies = loaded.compile()?;
             }
-            let kept = persisted_vms::read(&paths.run_dir)?;
             config.serve_kept(&kept)?;
             Some(lock)
         }
@@ -128,7 +134,9 @@ pub(crate) fn attach(mut config: Config, inputs: Inputs) -> anyhow::Result<Attac
         told_network: None,
         next_hops,
         former_taps,
-        vms: Vec::new(),
+        vms: ServedVms::default(),
+        noted_taps: None,
+        listed: BTreeSet::new(),
         datapath,
         owner,
         port,
@@ -152,6 +160,7 @@ pub(crate) fn attach(mut config: Config, inputs: Inputs) -> anyhow::Result<Attac
         resolvers: HostResolvers::find(),
         uplink,
         hook,
+        guards_due: BTreeSet::new(),
         told_of_lock: false,
         config,
     };

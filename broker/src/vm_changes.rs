@@ -16,7 +16,8 @@
 //! its flows are known by it.
 //!
 //! An engine that ends meanwhile is replaced by one that starts with the VMs as they are by then.
-//! So when the new one is ready, everything that waited for the old one's answer is done.
+//! So when the new one is ready, everything that waited for an older one's answer is done. What was
+//! sent to the new one while it was starting, it answers itself.
 mod definition;
 mod ties;
 
@@ -27,13 +28,14 @@ use std::{
 };
 
 use anyhow::{Context as _, anyhow};
-use slipgate_abi::VmRow;
+use slipgate_abi::{VmId, VmRow};
 use slipgate_control::vm;
 use slipgate_ipc::{
     api::Event,
-    client::{ClientAnswer, ClientId, ErrorKind, VmChange, VmDefinition},
+    client::{ClientAnswer, ClientId, Replaces, VmChange, VmDefinition},
     engine::ToEngine,
 };
+use slipgate_policy::document::{check_inline, inline_name};
 
 use self::{definition::Put, ties::Ties};
 use crate::{
@@ -47,20 +49,43 @@ use crate::{
 #[derive(Debug)]
 pub(crate) struct VmChanges {
     ties: Ties,
-    /// Steps that wait for the engine, by the number of the message.
-    waiting: BTreeMap<u64, Step>,
+    /// Steps that wait for the engine, by the number of the message, each with the number of the
+    /// engine that it was sent to.
+    waiting: BTreeMap<u64, (u64, Step)>,
+    /// Definitions with a policy that is not in force yet.
+    lacking: Vec<Lacking>,
+}
+
+/// A definition whose policy is put in force first.
+#[derive(Debug)]
+struct Lacking {
+    client: ClientId,
+    definition: VmDefinition,
+    /// The condition, which must hold when the definition is put in force. `None`: it is a VM that
+    /// its client brings.
+    replaces: Option<Replaces>,
+}
+
+/// Reason why a change of a VM ends early.
+const REMOVED: &str = "the VM was removed meanwhile";
+
+/// A VM that a client brings.
+#[derive(Debug)]
+pub(crate) struct Wanted {
+    pub(crate) vm: VmDefinition,
+    /// Device by which its flows are to leave; `None`: the daemon's.
+    pub(crate) uplink: Option<String>,
+    /// Whether a former daemon served it for this client.
+    pub(crate) returns: bool,
 }
 
 /// Steps that remain after the engine's answer.
 #[derive(Debug)]
 enum Step {
     /// Bring up the TAP of a VM that was added.
-    Serve { name: String, client: ClientId },
+    Serve { vm: VmId, client: ClientId },
     /// Direct packets to a VM's new forwards, and answer who changed it.
-    Change {
-        name: String,
-        client: Option<ClientId>,
-    },
+    Change { vm: VmId, client: Option<ClientId> },
     /// Free the row of a VM that was removed.
     Close {
         row: VmRow,
@@ -79,6 +104,7 @@ impl VmChanges {
         Ok(Self {
             ties,
             waiting: BTreeMap::new(),
+            lacking: Vec::new(),
         })
     }
 
@@ -111,16 +137,19 @@ impl VmChanges {
         parts: &mut Parts,
         policies: &mut PolicyChanges,
         client: ClientId,
-        wanted: (VmDefinition, Option<String>),
+        wanted: Wanted,
         lifeline: OwnedFd,
     ) -> anyhow::Result<()> {
-        let (vm, uplink) = wanted;
+        let Wanted {
+            vm,
+            uplink,
+            returns,
+        } = wanted;
         let attached = &parts.attached;
         let by = &attached.uplink.name;
-        let served = attached
-            .index_of(&vm.name)
-            .map(|at| &attached.vms[at].config);
-        let has_other = served.is_some_and(|served| !served.tied || self.ties.has(&vm.name));
+        let served = attached.index_of(&vm.name);
+        let is_tied = served.is_some_and(|at| attached.vms[at].config.tied);
+        let has_other = served.is_some() && (!is_tied || self.ties.has(&vm.name));
         let refused = if let Some(other) = uplink.filter(|uplink| uplink != by) {
             Some(format!(
                 "--uplink {other}: the daemon's VMs leave by {by}: leave it out, or give --own"
@@ -137,16 +166,24 @@ impl VmChanges {
             parts.refuse(client, why);
             return Ok(());
         }
-        if let Err(e) = self.ties.tie(&vm.name, lifeline) {
-            refuse(
-                parts,
-                client,
-                anyhow!(e).context("waiting for the client's end"),
-            );
-            return Ok(());
+        let name = vm.name.clone();
+        let is_accepted = match served {
+            // What others have changed since, stays.
+            Some(at) if returns => {
+                parts.answer_vm(client, at, VmChange::Unchanged);
+                true
+            }
+            _ => {
+                let definition = VmDefinition { tied: true, ..vm };
+                self.put_as(parts, policies, client, &definition, None)?
+            }
+        };
+        if is_accepted && let Err(e) = self.ties.tie(&name, lifeline) {
+            // The client's end is closed with ours: it comes back, or the VM goes.
+            tracing::warn!("waiting for the end of the client of {name}: {e}");
+            self.ties.await_client(&name);
         }
-        let definition = VmDefinition { tied: true, ..vm };
-        self.put_as(parts, policies, client, &definition)
+        Ok(())
     }
 
     /// Adds a VM, or gives the one of this name another definition. One that is tied to a client
@@ -157,65 +194,118 @@ impl VmChanges {
         policies: &mut PolicyChanges,
         client: ClientId,
         definition: &VmDefinition,
-        replaces: Option<u64>,
+        replaces: &Replaces,
     ) -> anyhow::Result<()> {
         let attached = &parts.attached;
         let served = attached.index_of(&definition.name);
-        let now = served.map_or(0, |at| attached.vms[at].generation);
-        if replaces.is_some_and(|replaces| replaces != now) {
-            let name = &definition.name;
-            let answer = ClientAnswer::Error {
-                error: format!("{name} has generation {now} by now: read it again"),
-                kind: ErrorKind::Replaced,
-            };
+        let served = served.map(|at| attached.vms[at].config.definition());
+        if !replaces.permits(served.as_ref().map(VmDefinition::version)) {
+            let what = format!("the VM {}", definition.name);
+            let answer = ClientAnswer::replaced(&what, served.is_some());
             parts.control.answer(client, &answer);
             return Ok(());
         }
         let definition = VmDefinition {
-            tied: served.is_some_and(|at| attached.vms[at].config.tied),
+            tied: served.is_some_and(|served| served.tied),
             ..definition.clone()
         };
-        self.put_as(parts, policies, client, &definition)
+        self.put_as(parts, policies, client, &definition, Some(replaces))
+            .map(drop)
     }
 
+    /// Puts a definition in force. Returns whether it was accepted; the client is answered in any
+    /// case, at once or when the engine has answered.
     fn put_as(
         &mut self,
         parts: &mut Parts,
         policies: &mut PolicyChanges,
         client: ClientId,
         definition: &VmDefinition,
-    ) -> anyhow::Result<()> {
+        replaces: Option<&Replaces>,
+    ) -> anyhow::Result<bool> {
+        if lacks_policy(&parts.attached, definition) {
+            self.lacking.push(Lacking {
+                client,
+                definition: definition.clone(),
+                replaces: replaces.cloned(),
+            });
+            return Ok(true);
+        }
         let prepared = parts.attached.prepare(definition, policies.is_applying());
         match prepared {
             Err(e) => {
                 refuse(parts, client, e);
-                Ok(())
+                return Ok(false);
             }
             Ok(Put::Added(at, forwards)) => {
-                let name = parts.attached.vms[at].config.name.clone();
+                let vm = parts.attached.vms[at].open.id;
                 let id = send_vm(parts, at, forwards)?;
-                self.waiting.insert(id, Step::Serve { name, client });
-                Ok(())
+                self.wait(parts, id, Step::Serve { vm, client });
             }
-            Ok(Put::Unchanged(at)) => {
-                parts.answer_vm(client, at, VmChange::Unchanged);
-                Ok(())
-            }
+            Ok(Put::Unchanged(at)) => parts.answer_vm(client, at, VmChange::Unchanged),
             Ok(Put::Changed(at, forwards)) => {
-                let name = parts.attached.vms[at].config.name.clone();
+                let vm = parts.attached.vms[at].open.id;
                 let client = Some(client);
                 let id = send_vm(parts, at, forwards)?;
-                self.waiting.insert(id, Step::Change { name, client });
-                Ok(())
+                self.wait(parts, id, Step::Change { vm, client });
             }
             Ok(Put::OtherPolicy(at, new, forwards)) => {
+                let vm = parts.attached.vms[at].open.id;
                 if let Some(id) = send_forwards(parts, at, forwards)? {
-                    let (name, client) = (new.name.clone(), None);
-                    self.waiting.insert(id, Step::Change { name, client });
+                    let client = None;
+                    self.wait(parts, id, Step::Change { vm, client });
                 }
-                policies.apply_to_vm(parts, client, *new)
+                policies.apply_to_vm(parts, client, *new)?;
             }
         }
+        Ok(true)
+    }
+
+    /// Puts definitions in force whose policies were put in force for them, and then the policies
+    /// that others lack: one change of policy for all that wait.
+    pub(crate) fn see_to_policies(
+        &mut self,
+        parts: &mut Parts,
+        policies: &mut PolicyChanges,
+    ) -> anyhow::Result<()> {
+        if self.lacking.is_empty() || policies.is_applying() {
+            return Ok(());
+        }
+        let (still, ready): (Vec<_>, Vec<_>) = std::mem::take(&mut self.lacking)
+            .into_iter()
+            .partition(|lacking| lacks_policy(&parts.attached, &lacking.definition));
+        self.lacking = still;
+        for one in ready {
+            let Lacking {
+                client,
+                definition,
+                replaces,
+            } = one;
+            match replaces {
+                Some(replaces) => self.put(parts, policies, client, &definition, &replaces)?,
+                None => drop(self.put_as(parts, policies, client, &definition, None)?),
+            }
+        }
+        // What was just put may be changing a policy.
+        while !self.lacking.is_empty() && !policies.is_applying() {
+            let texts = self.lacking.iter().filter_map(Lacking::policy).collect();
+            if policies.put_inline(parts, &texts).is_ok() {
+                break;
+            }
+            // One of them, then: the others may be fine.
+            let first = self.lacking.remove(0);
+            let texts = first.policy().into_iter().collect();
+            match policies.put_inline(parts, &texts) {
+                Ok(()) => self.lacking.insert(0, first),
+                Err(e) => refuse(parts, first.client, e),
+            }
+        }
+        Ok(())
+    }
+
+    /// Notes a step that remains when the engine has answered the message with number `id`.
+    fn wait(&mut self, parts: &Parts, id: u64, step: Step) {
+        self.waiting.insert(id, (parts.engine.number(), step));
     }
 
     /// Removes a VM.
@@ -256,62 +346,78 @@ impl VmChanges {
         let gone = attached.take_out(at);
         let id = parts.next_id();
         let (vm, row) = (gone.open.id, gone.open.row);
-        self.waiting.insert(
-            id,
-            Step::Close {
-                row,
-                name: name.to_owned(),
-                client,
-            },
-        );
+        let name = name.to_owned();
+        self.wait(parts, id, Step::Close { row, name, client });
         parts.engine.send(ToEngine::RemoveVm { id, vm, row })
     }
 
     /// The engine has carried out what it was told under this number.
     pub(crate) fn done(&mut self, parts: &mut Parts, id: u64) {
-        if let Some(step) = self.waiting.remove(&id) {
+        if let Some((_, step)) = self.waiting.remove(&id) {
             step.finish(parts);
         }
     }
 
-    /// Another engine is ready, which has started with the VMs as they are now.
+    /// Another engine is ready, which has started with the VMs as they were then.
     pub(crate) fn engine_serves(&mut self, parts: &mut Parts) {
-        for step in std::mem::take(&mut self.waiting).into_values() {
-            step.finish(parts);
-        }
+        let present = parts.engine.number();
+        let done = self.waiting.extract_if(.., |_, (sent, _)| *sent < present);
+        let done: Vec<_> = done.collect();
+        done.into_iter()
+            .for_each(|(_, (_, step))| step.finish(parts));
     }
+}
+
+impl Lacking {
+    /// Name and text of the policy.
+    fn policy(&self) -> Option<(String, String)> {
+        let text = self.definition.inline_policy.as_ref()?;
+        Some((inline_name(text), text.clone()))
+    }
+}
+
+/// Whether the policy that a definition contains is to be put in force first. One that can't be used
+/// is refused with the definition.
+fn lacks_policy(attached: &Attached, definition: &VmDefinition) -> bool {
+    definition.policy.is_none()
+        && definition.inline_policy.as_ref().is_some_and(|text| {
+            let named = &attached.config.named_policies;
+            !named.contains_key(&inline_name(text)) && check_inline(text).is_ok()
+        })
 }
 
 impl Step {
     fn finish(self, parts: &mut Parts) {
         match self {
-            Self::Serve { name, client } => {
+            Self::Serve { vm, client } => {
                 // It may have been removed meanwhile: that client has its own answer.
-                let Some(at) = parts.attached.index_of(&name) else {
-                    return parts.refuse(client, format!("{name} was removed meanwhile"));
+                let Some(at) = parts.attached.index_of_id(vm) else {
+                    return parts.refuse(client, REMOVED);
                 };
                 let served = parts.attached.begin_to_serve(at);
+                let config = &parts.attached.vms[at].config;
+                let name = config.name.clone();
                 match served {
                     Ok(()) => {
-                        tracing::info!("{name} is served on {}", parts.attached.vms[at].config.tap);
+                        tracing::info!("{name} is served on {}", config.tap);
                         parts.attached.events.push(Event::VmAdded { vm: name });
                         parts.answer_vm(client, at, VmChange::Created);
                     }
-                    // It stays, with its TAP down, until the TAP can be served or it is removed.
-                    Err(e) => refuse(
-                        parts,
-                        client,
-                        e.context(format!("{name} is not served yet")),
-                    ),
+                    // It stays; its TAP is tried again, until it can be served or the VM is removed.
+                    Err(e) => {
+                        let e = e.context(format!("{name} is there, and not all of it is served"));
+                        refuse(parts, client, e);
+                    }
                 }
             }
-            Self::Change { name, client } => {
-                let Some(at) = parts.attached.index_of(&name) else {
+            Self::Change { vm, client } => {
+                let Some(at) = parts.attached.index_of_id(vm) else {
                     if let Some(client) = client {
-                        parts.refuse(client, format!("{name} was removed meanwhile"));
+                        parts.refuse(client, REMOVED);
                     }
                     return;
                 };
+                let name = parts.attached.vms[at].config.name.clone();
                 let opened = parts.attached.open_forwards(&parts.attached.vms[at]);
                 match (opened, client) {
                     (Ok(()), Some(client)) => parts.answer_vm(client, at, VmChange::Changed),
@@ -361,7 +467,7 @@ fn send_forwards(
         return Ok(None);
     }
     let id = parts.next_id();
-    let message = parts.attached.change_forwards(id, at, forwards)?;
+    let message = parts.attached.change_forwards(id, at, forwards);
     parts.engine.send(message)?;
     Ok(Some(id))
 }

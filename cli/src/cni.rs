@@ -15,7 +15,9 @@ use std::{collections::BTreeSet, process::ExitCode};
 
 use serde_json::{Value, json};
 use slipgate_control::guest_tap::PersistentTap;
-use slipgate_ipc::client::{ClientAnswer, ClientRequest, VmDefinition, VmState, VmStatus};
+use slipgate_ipc::client::{
+    ClientAnswer, ClientRequest, Replaces, VmDefinition, VmState, VmStatus,
+};
 
 use self::{
     answer::{Address, Failure, SUPPORTED, code},
@@ -100,9 +102,12 @@ fn add(request: &Request, attachment: &Attachment) -> Result<Value, Failure> {
         };
         Ok(address.to_result(&config.cni_version, name, &attachment.container, &sandbox))
     });
-    done.inspect_err(|_| {
-        // What went wrong is the first error.
-        let _ = remove(request, attachment, &place.pin_dir);
+    done.inspect_err(|failure| {
+        // What went wrong is the first error. A VM that was there is another's.
+        let _ = match failure.code {
+            code::EXISTS => remove_tap(&tap),
+            _ => remove(request, attachment, &place.pin_dir).map(drop),
+        };
     })
 }
 
@@ -119,21 +124,22 @@ fn serve(
     labels.extend(attachment.args.labels.clone());
     labels.insert(NETWORK_LABEL.into(), request::short(network));
     let enforced_mac = attachment.mac(config);
+    let (policy, inline_policy) = config.policy()?;
     let definition = VmDefinition {
-        name: attachment.vm(network),
-        tap: tap.to_owned(),
         mac: enforced_mac.clone(),
         ip: attachment.ip(config)?,
-        policy: config.policy.clone(),
+        policy,
+        inline_policy,
+        forwards: config.forwards()?,
+        host_loopback: config.host_loopback.clone(),
         quotas: config.quotas,
-        forwards: Vec::new(),
         labels,
-        idle_after: None,
-        tied: false,
+        ..VmDefinition::new(attachment.vm(network), tap)
     };
     let asked = ClientRequest::PutVm {
         vm: Box::new(definition),
-        replaces: None,
+        // DEL comes before another ADD.
+        replaces: Replaces::Nothing,
     };
     let ClientAnswer::Vm { vm, .. } = place.ask(asked)? else {
         return Err(Failure::another_answer());
@@ -175,12 +181,17 @@ fn remove(
     let answer = place::ask(pin_dir, ClientRequest::RemoveVm { name });
     // The TAP goes whatever the daemon says: without it the guest reaches nothing.
     let tap = attachment.tap(network);
-    PersistentTap::remove(&tap)
-        .map_err(|e| Failure::new(code::IO, format!("removing the TAP {tap}")).because(&e))?;
+    remove_tap(&tap)?;
     if let Some(folder) = &request.config.kata_dan {
         kata::remove(folder, attachment)?;
     }
     Ok(answer?.is_some())
+}
+
+fn remove_tap(name: &str) -> Result<(), Failure> {
+    PersistentTap::remove(name)
+        .map(drop)
+        .map_err(|e| Failure::new(code::IO, format!("removing the TAP {name}")).because(&e))
 }
 
 /// Compares what there is with the result of ADD.
@@ -240,9 +251,10 @@ fn gc(request: &Request) -> Result<(), Failure> {
             continue;
         }
         let removed = place.ask(ClientRequest::RemoveVm { name: name.clone() });
-        let removed = removed.and_then(|_| {
-            let failed = |e| Failure::new(code::IO, format!("removing the TAP {tap}")).because(&e);
-            PersistentTap::remove(tap).map_err(failed)
+        let removed = removed.and_then(|_| remove_tap(tap));
+        let removed = removed.and_then(|()| match &request.config.kata_dan {
+            Some(folder) => kata::remove_tap(folder, tap),
+            None => Ok(()),
         });
         // One that can't be removed keeps no other.
         failures.extend(removed.err());

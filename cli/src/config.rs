@@ -135,6 +135,7 @@ fn checked(
         flags: overrides::of(nat, order)?,
         named_policies: Default::default(),
         // By `settle`.
+        base_file: None,
         policy_file: None,
         forwards: Vec::new(),
         nat_ports: nat_ports(&nat.nat_ports)?,

@@ -3,12 +3,13 @@
 use std::{fmt::Display, fs, net::SocketAddrV4, os::fd::OwnedFd, path::Path, process::ExitCode};
 
 use serde::Serialize;
+use slipgate_abi::portframe::PORT_DEVICE;
 use slipgate_broker::host::{
     self,
     kvm::{self, KvmUnavailable},
     offers_tso,
 };
-use slipgate_control::{NetworkWatch, host::HostFacts, object, probe};
+use slipgate_control::{Network, NetworkWatch, host::HostFacts, object, probe};
 use userspace_nat::nat_ports::DEFAULT_RANGE;
 
 use crate::{args::DoctorArgs, brokers, role::vmm, show};
@@ -98,7 +99,7 @@ fn examine(uplink: Option<&str>) -> Vec<Finding> {
         State::Note,
         [vmm::built_in_guest().err()],
     ));
-    findings.extend(uplink_found(uplink));
+    findings.extend(network_found(uplink));
     let resolv_conf = fs::read_to_string("/etc/resolv.conf").unwrap_or_default();
     findings.push(resolvers_found(&host::resolvers(&resolv_conf)));
     findings.extend(host_found());
@@ -192,7 +193,7 @@ fn attached(pin_dir: &Path) -> Finding {
     Finding::ok(what, found)
 }
 
-fn uplink_found(given: Option<&str>) -> Vec<Finding> {
+fn network_found(given: Option<&str>) -> Vec<Finding> {
     let what = "uplink";
     let watch = match NetworkWatch::open() {
         Ok(watch) => watch,
@@ -204,6 +205,21 @@ fn uplink_found(given: Option<&str>) -> Vec<Finding> {
         }
     };
     let network = watch.network();
+    let mut findings = uplink_found(network, given);
+    findings.extend(taps_found(network));
+    findings
+}
+
+/// Reports which VMMs can open the TAPs that are there. Engine ports are slipgate's own.
+fn taps_found(network: &Network) -> impl Iterator<Item = Finding> {
+    let links = network.links.values();
+    let of_guests = links.filter(|link| !link.name.starts_with(PORT_DEVICE));
+    let hints = host::tap_hints(of_guests).into_iter();
+    hints.map(|hint| Finding::ok("TAPs", hint))
+}
+
+fn uplink_found(network: &Network, given: Option<&str>) -> Vec<Finding> {
+    let what = "uplink";
     let link = match given {
         Some(name) => network.link_by_name(name),
         None => network.default_uplink(),

@@ -1,5 +1,8 @@
 use std::net::{SocketAddr, UdpSocket};
 
+use slipgate_abi::IfIndex;
+use slipgate_control::netlink::Link;
+
 use super::*;
 
 #[test]
@@ -29,7 +32,7 @@ fn what_the_binary_was_built_without_is_told() {
 
 #[test]
 fn an_uplink_that_is_not_there_is_named() {
-    let finding = &uplink_found(Some("nosuchdev0"))[0];
+    let finding = &network_found(Some("nosuchdev0"))[0];
     assert_eq!(finding.state, State::Missing);
     assert!(finding.found.contains("nosuchdev0"));
 }
@@ -78,6 +81,30 @@ fn without_a_resolver_that_can_be_asked_dns_is_named() {
 
 #[test]
 fn the_loopback_is_no_uplink() {
-    let findings = uplink_found(Some("lo"));
+    let findings = network_found(Some("lo"));
     assert_eq!(findings[0].state, State::Missing, "{findings:?}");
+}
+
+#[test]
+fn taps_are_told_with_who_can_open_them_and_engine_ports_are_not() {
+    let mut network = Network::default();
+    for (index, name) in [(5, "tap0"), (6, "sgport1")] {
+        let link = Link {
+            ifindex: IfIndex::new(index),
+            name: name.into(),
+            kind: Some("tun".into()),
+            up: true,
+            mtu: 1500,
+            mac: None,
+            has_l2: true,
+            loopback: false,
+            arp: true,
+            is_multi_queue_tap: Some(true),
+        };
+        network.links.insert(link);
+    }
+    let found: Vec<_> = taps_found(&network).collect();
+    assert_eq!(found.len(), 1);
+    assert!(found[0].found.starts_with("tap0: made with multi_queue"));
+    assert_eq!(found[0].state, State::Ok);
 }

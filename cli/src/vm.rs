@@ -1,8 +1,10 @@
 //! `slipgate vm`: the VMs of the daemon of this network namespace.
-use std::{collections::BTreeMap, path::Path};
+use std::path::Path;
 
-use anyhow::bail;
-use slipgate_ipc::client::{ClientAnswer, ClientRequest, VmChange, VmDefinition, VmStatus};
+use anyhow::{Context as _, bail};
+use slipgate_ipc::client::{
+    ClientAnswer, ClientRequest, Replaces, VmChange, VmDefinition, VmStatus,
+};
 
 use crate::{
     args::{VmCommand, VmListArgs, VmPutArgs, VmRemoveArgs},
@@ -28,19 +30,9 @@ fn vms(pin_dir: &Path) -> anyhow::Result<Vec<VmStatus>> {
 }
 
 fn add(args: &VmPutArgs) -> anyhow::Result<()> {
-    let new = VmDefinition {
-        name: args.name.clone(),
-        tap: args.name.clone(),
-        mac: None,
-        ip: None,
-        policy: None,
-        quotas: Default::default(),
-        forwards: Vec::new(),
-        idle_after: None,
-        labels: BTreeMap::new(),
-        tied: false,
-    };
-    put(args, given(args, new), None)
+    // Its TAP has its name, unless another is given.
+    let new = VmDefinition::new(&args.name, &args.name);
+    put(args, given(args, new)?, Replaces::Anything)
 }
 
 fn set(args: &VmPutArgs) -> anyhow::Result<()> {
@@ -49,28 +41,39 @@ fn set(args: &VmPutArgs) -> anyhow::Result<()> {
         let names = served.into_iter().map(|vm| vm.definition.name);
         return Err(no_such_vm(&args.name, names.collect()));
     };
-    let now = vm.generation;
-    put(args, given(args, vm.definition.clone()), Some(now))
+    let now = Replaces::AnyOf(vec![vm.definition.version()]);
+    put(args, given(args, vm.definition.clone())?, now)
 }
 
 /// Returns a definition with the values of the flags in place of its own.
-fn given(args: &VmPutArgs, mut vm: VmDefinition) -> VmDefinition {
+fn given(args: &VmPutArgs, mut vm: VmDefinition) -> anyhow::Result<VmDefinition> {
     if let Some(tap) = &args.tap {
         vm.tap = tap.clone();
     }
     vm.mac = args.mac.clone().or(vm.mac);
     vm.ip = args.ip.or(vm.ip);
-    vm.policy = args.policy.clone().or(vm.policy);
+    if let Some(name) = &args.policy {
+        vm.policy = Some(name.clone());
+        vm.inline_policy = None;
+    }
+    if let Some(file) = &args.policy_file {
+        let text = std::fs::read_to_string(file);
+        vm.inline_policy = Some(text.with_context(|| format!("reading {}", file.display()))?);
+        vm.policy = None;
+    }
     if !args.forward.is_empty() || args.no_forward {
         vm.forwards = args.forward.clone();
+    }
+    if !args.host_loopback.is_empty() || args.no_host_loopback {
+        vm.host_loopback = args.host_loopback.clone();
     }
     vm.idle_after = args.idle_after.or(vm.idle_after);
     vm.labels.extend(args.label.iter().cloned());
     vm.quotas = args.quotas.quotas().or(vm.quotas);
-    vm
+    Ok(vm)
 }
 
-fn put(args: &VmPutArgs, vm: VmDefinition, replaces: Option<u64>) -> anyhow::Result<()> {
+fn put(args: &VmPutArgs, vm: VmDefinition, replaces: Replaces) -> anyhow::Result<()> {
     let vm = Box::new(vm);
     let request = ClientRequest::PutVm { vm, replaces };
     let ClientAnswer::Vm { vm, change } = ask_daemon(&args.pin_dir, request)? else {

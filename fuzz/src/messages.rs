@@ -88,7 +88,11 @@ fn http(bytes: &[u8]) {
     else {
         return;
     };
-    match slipgate_api::change_of(method, path, Some("\"1\""), body) {
+    let conditions = slipgate_api::Conditions {
+        if_match: Some("\"0123456789abcdef\", W/\"1\""),
+        if_none_match: None,
+    };
+    match slipgate_api::change_of(method, path, conditions, body) {
         Ok(Some(request)) => {
             let message = FromApi { id: 1, request };
             let json = serde_json::to_vec(&message).expect("a message is JSON");

@@ -35,6 +35,7 @@ pub(crate) fn spec(row: u16, id: u32, max_flows: u32) -> VmSpec {
         max_flows,
         new_flows_per_second: 1_000_000,
         policy: 0,
+        host_loopback: Vec::new(),
         dns_per_second: 0,
         idle_after_s: 0,
         is_idle: false,

@@ -7,7 +7,7 @@ use std::os::fd::OwnedFd;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    client::{ClientAnswer, ClientRequest, Target, VmDefinition},
+    client::{ClientAnswer, ClientRequest, Replaces, Target, VmDefinition},
     descriptors::{carries_descriptors, carries_none, try_map_all},
     engine::{EngineRequest, FlowQuestion},
 };
@@ -68,8 +68,8 @@ pub enum ApiRequest {
     PutVm {
         /// The whole definition.
         vm: Box<VmDefinition>,
-        /// Generation that it is to replace.
-        replaces: Option<u64>,
+        /// What it may replace.
+        replaces: Replaces,
     },
     /// [`ClientRequest::ListPolicies`].
     ListPolicies,
@@ -79,8 +79,8 @@ pub enum ApiRequest {
         name: String,
         /// Text of the policy.
         text: String,
-        /// Generation that the policy must replace.
-        replaces: Option<u64>,
+        /// What it may replace.
+        replaces: Replaces,
     },
     /// [`ClientRequest::RemoveVm`].
     RemoveVm {

@@ -261,6 +261,11 @@ impl<F: AsFd> Packet<F> {
             .map_err(|e| ChannelError::Foreign(format!("can't encode a message: {e}")))?;
         Ok(Self { json, fds })
     }
+
+    /// Length of the encoded message, bytes.
+    pub fn size(&self) -> usize {
+        self.json.len()
+    }
 }
 
 /// Decodes a packet and the descriptors that came with it. Without descriptors, as in the broker,

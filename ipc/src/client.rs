@@ -15,8 +15,8 @@ pub use self::{
     ask::{ClientError, ask},
     server::{Asked, ClientId, ControlServer},
     vms::{
-        GuestNetwork, MAX_LABEL_BYTES, MAX_LABELS, MAX_VM_FORWARDS, PolicyStatus, VmChange,
-        VmDefinition, VmState, VmStatus,
+        GuestNetwork, MAX_LABEL_BYTES, MAX_LABELS, MAX_VM_FORWARDS, PolicyStatus, Replaces,
+        Version, VmChange, VmDefinition, VmState, VmStatus,
     },
 };
 use crate::{
@@ -53,9 +53,9 @@ pub enum ClientRequest<F = OwnedFd> {
     PutVm {
         /// The whole definition.
         vm: Box<VmDefinition>,
-        /// Generation that it is to replace; 0: there is to be none. `None`: any.
+        /// What it may replace.
         #[serde(default)]
-        replaces: Option<u64>,
+        replaces: Replaces,
     },
     /// Add a VM to a daemon, for as long as the client lives; answered by [`ClientAnswer::Vm`] once
     /// it is in force.
@@ -64,6 +64,10 @@ pub enum ClientRequest<F = OwnedFd> {
         vm: Box<VmDefinition>,
         /// Device by which its flows are to leave; `None`: the daemon's, whichever that is.
         uplink: Option<String>,
+        /// Whether the client had it served by a former daemon. If this daemon still has the VM, its
+        /// definition stays as it is, for others may have changed it meanwhile.
+        #[serde(default)]
+        returns: bool,
         /// A socket: the VM is removed when the client's end of it is closed. A byte from it says
         /// that the VM was removed otherwise.
         lifeline: F,
@@ -77,8 +81,8 @@ pub enum ClientRequest<F = OwnedFd> {
         name: String,
         /// Text of the policy: TOML, with the keys of `[policy.NAME]` in a policy file.
         text: String,
-        /// Generation that the policy must replace; 0: it must not exist yet; `None`: any.
-        replaces: Option<u64>,
+        /// What it may replace.
+        replaces: Replaces,
     },
     /// Paths of the sockets on which a daemon answers the API; answered by
     /// [`ClientAnswer::ApiSockets`].
@@ -157,6 +161,8 @@ pub enum ClientAnswer {
     PolicyPut {
         /// Generation of the policy.
         generation: u64,
+        /// Version of the policy's text.
+        version: Version,
         /// Number of flows that were cut.
         cut: u64,
         /// Number of flows that continue.
@@ -209,7 +215,7 @@ pub enum ErrorKind {
     Busy,
     /// The client may not make this request.
     Forbidden,
-    /// The object to be replaced has another generation, or does not exist any more.
+    /// The condition of the change does not hold ([`Replaces`]).
     Replaced,
     /// Another VM or process has the requested resource.
     Taken,
@@ -314,10 +320,12 @@ impl<F> ClientRequest<F> {
             Self::ServeVm {
                 vm,
                 uplink,
+                returns,
                 lifeline,
             } => ClientRequest::ServeVm {
                 vm,
                 uplink,
+                returns,
                 lifeline: f(lifeline)?,
             },
             Self::RemoveVm { name } => ClientRequest::RemoveVm { name },
@@ -338,6 +346,21 @@ impl ClientAnswer {
         Self::Error {
             error: why.into(),
             kind: ErrorKind::Invalid,
+        }
+    }
+
+    /// Makes the answer to a change whose condition does not hold. `exists`: whether there is
+    /// something to replace.
+    pub fn replaced(what: &str, exists: bool) -> Self {
+        let error = match exists {
+            true => format!(
+                "{what} exists, and is not the one that the request is to replace: read it again"
+            ),
+            false => format!("{what} does not exist, and the request is to replace it"),
+        };
+        Self::Error {
+            error,
+            kind: ErrorKind::Replaced,
         }
     }
 

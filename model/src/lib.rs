@@ -19,7 +19,7 @@ pub use self::{
         EngineInventory, LiveRelayed, NameCounts, RefusedQuestions, RefusedSample, RelayedCounts,
     },
     network::{HostAddress, Link, NetworkView, RouteEntry, RouteKind, RouteSnapshot},
-    vm::{Labels, VmSpec},
+    vm::{Labels, MacMismatch, VmSpec},
 };
 
 /// Treatment of live flows when the engine stops.

@@ -1,8 +1,13 @@
 //! Description of a VM and its network.
-use std::{collections::BTreeMap, net::Ipv4Addr};
+use std::{
+    collections::BTreeMap,
+    fmt::{self, Display, Formatter},
+    net::Ipv4Addr,
+};
 
 use serde::{Deserialize, Serialize};
-use slipgate_abi::{VmId, VmRow};
+use slipgate_abi::{Vm, VmId, VmRow};
+use slipgate_policy::LoopbackPorts;
 
 /// Labels of a VM, by key. They mean nothing to slipgate.
 pub type Labels = BTreeMap<String, String>;
@@ -39,10 +44,46 @@ pub struct VmSpec {
     pub new_flows_per_second: u32,
     /// Index of the VM's policy in the process's policies.
     pub policy: u32,
+    /// Ports of the gateway that lead to the host's loopback, before those of the policy.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub host_loopback: Vec<LoopbackPorts>,
     /// Most DNS questions per second; 0: no limit.
     pub dns_per_second: u32,
     /// Silence after which the VM is idle, seconds; 0: it is not told.
     pub idle_after_s: u32,
     /// Whether the VM was idle when its description was made.
     pub is_idle: bool,
+}
+
+/// A VM that is configured with one MAC, and frames that came from another and were dropped.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct MacMismatch {
+    /// MAC that the VM is configured with.
+    pub configured: String,
+    /// Source of the last frame that was dropped for it.
+    pub seen: String,
+}
+
+impl MacMismatch {
+    /// Returns the mismatch that a VM's row shows; `None` if there is none.
+    pub fn of(vm: &Vm) -> Option<Self> {
+        let text = |mac: [u8; 6]| mac.map(|byte| format!("{byte:02x}")).join(":");
+        vm.mac_mismatch().map(|seen| Self {
+            configured: text(vm.guest_mac),
+            seen: text(seen),
+        })
+    }
+}
+
+impl Display for MacMismatch {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        let Self { configured, seen } = self;
+        write!(
+            f,
+            "frames come from MAC {seen}, but the VM is configured with {configured}: they are \
+             dropped as spoofed. Give the guest's card {configured} (Cloud Hypervisor picks a \
+             random MAC at each boot unless `mac=` is given), or configure the VM with {seen} or \
+             without a MAC."
+        )
+    }
 }

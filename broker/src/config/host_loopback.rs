@@ -3,7 +3,7 @@ use std::net::Ipv4Addr;
 
 use slipgate_policy::{LoopbackPorts, document::ConfigError};
 
-use super::Config;
+use super::{Config, VmConfig};
 
 const FLAG: &str = "--host-loopback";
 
@@ -37,6 +37,27 @@ impl Config {
                     let problem = format!("{address}: {problem}");
                     return Err(file.error(&span, problem, self.may_be()));
                 }
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks a VM's own addresses.
+    ///
+    /// # Errors
+    /// As [`Config::check_host_loopback`].
+    pub(super) fn check_loopback_of(&self, vm: &VmConfig) -> Result<(), ConfigError> {
+        for address in vm.host_loopback.iter().filter_map(|entry| entry.address) {
+            let own = || "that is the guest's own address".to_owned();
+            let problem = self.not_reached(address);
+            let problem = problem.or_else(|| (vm.ip == address).then(own));
+            if let Some(problem) = problem {
+                return Err(ConfigError::new(
+                    "host_loopback",
+                    address,
+                    problem,
+                    self.may_be(),
+                ));
             }
         }
         Ok(())

@@ -74,7 +74,7 @@ impl Config {
         let default = flags.default.map(Action::name);
         // A daemon's VMs are no part of its command line.
         let vms = self.vms.iter().filter(|_| !self.is_daemon).map(|vm| {
-            let VmFlags { policy, quotas } = vm.flags.clone();
+            let VmFlags { policy, quotas, .. } = vm.flags.clone();
             let max_flows = quotas.max_flows.map(|count| count.0);
             (vm.name.clone(), SaidOfVm { policy, max_flows })
         });

@@ -20,7 +20,7 @@ impl Config {
     /// Settles the configuration again from the files as last read.
     pub(crate) fn settled(&self) -> Result<Self, ConfigError> {
         let mut new = self.clone();
-        new.settle_with(self.policy_file.clone())?;
+        new.settle_with(self.base_file.clone())?;
         Ok(new)
     }
 

@@ -38,6 +38,7 @@ impl Config {
 
     /// Derives policies, quotas and forwards from a policy file, or from none.
     pub(super) fn settle_with(&mut self, file: Option<PolicyFile>) -> Result<(), ConfigError> {
+        self.base_file = file.clone();
         let file = with_named(file, &self.named_policies)?;
         if let Some(name) = &self.flags.policy_name
             && file.is_none()
@@ -100,6 +101,7 @@ impl Config {
     /// There is no such policy, or a forwarded port is among those of translated flows.
     pub(crate) fn settle_vm(&self, vm: &mut VmConfig) -> Result<(), ConfigError> {
         check_nat_ports(&self.nat_ports, &vm.forwards)?;
+        self.check_loopback_of(vm)?;
         settle_vm(vm, &self.flags, self.policy_file.as_ref())
     }
 
@@ -126,9 +128,10 @@ fn settle_vm(
     flags: &CliOverrides,
     file: Option<&PolicyFile>,
 ) -> Result<(), ConfigError> {
+    let policy = vm.flags.policy_name();
     let choice = VmChoice {
         name: &vm.name,
-        policy: vm.flags.policy.as_deref(),
+        policy: policy.as_deref(),
     };
     vm.policy = policy_of(choice, flags, file)?;
     vm.limits = Limits::default();

@@ -3,7 +3,13 @@ use std::{collections::BTreeMap, net::Ipv4Addr};
 
 use slipgate_abi::portframe::is_port_device;
 use slipgate_ipc::client::{MAX_LABEL_BYTES, MAX_LABELS, MAX_VM_FORWARDS, VmDefinition};
-use slipgate_policy::document::{ConfigError, Forward, Limits, Quotas, check_name, forwards_of_vm};
+use slipgate_policy::{
+    LoopbackPorts,
+    document::{
+        ConfigError, Forward, Limits, Quotas, check_inline, check_name, forwards_of_vm,
+        inline_name, loopback_of_vm,
+    },
+};
 
 use super::GuestNetwork;
 
@@ -25,6 +31,8 @@ pub struct VmConfig {
     pub flags: VmFlags,
     /// Ports of the host that lead to the guest.
     pub forwards: Vec<Forward>,
+    /// Ports of the gateway that lead to the host's loopback, before those of the policy.
+    pub host_loopback: Vec<LoopbackPorts>,
     /// Silence after which it is idle, seconds; 0: it is not told. `None`: as for all VMs.
     pub idle_after: Option<u32>,
     /// Labels, which slipgate does not interpret.
@@ -42,8 +50,18 @@ pub struct VmConfig {
 pub struct VmFlags {
     /// Name of the policy.
     pub policy: Option<String>,
+    /// Text of a policy for this VM, in place of `policy`.
+    pub inline_policy: Option<String>,
     /// Quotas that replace those of the policy.
     pub quotas: Quotas,
+}
+
+impl VmFlags {
+    /// Name of the policy, which is made of the text if the VM's definition contains one.
+    pub fn policy_name(&self) -> Option<String> {
+        let inline = self.inline_policy.as_deref().map(inline_name);
+        inline.or_else(|| self.policy.clone())
+    }
 }
 
 impl VmConfig {
@@ -56,6 +74,7 @@ impl VmConfig {
             ip,
             flags: VmFlags::default(),
             forwards: Vec::new(),
+            host_loopback: Vec::new(),
             idle_after: None,
             labels: BTreeMap::new(),
             tied: false,
@@ -75,8 +94,10 @@ impl VmConfig {
             mac,
             ip,
             policy,
+            inline_policy,
             quotas,
             forwards,
+            host_loopback,
             idle_after,
             labels,
             tied,
@@ -86,6 +107,17 @@ impl VmConfig {
         let ip = ip.unwrap_or(network.guest);
         network.check_guest("ip", ip)?;
         check_labels(labels)?;
+        if let Some(text) = inline_policy {
+            if let Some(name) = policy {
+                return Err(ConfigError::new(
+                    "policy",
+                    name,
+                    "the definition contains a policy too",
+                    "give one of the two",
+                ));
+            }
+            check_inline(text)?;
+        }
         let forwards = forwards_of_vm(forwards, name)?;
         if forwards.len() > MAX_VM_FORWARDS {
             return Err(ConfigError::new(
@@ -100,9 +132,11 @@ impl VmConfig {
             mac: mac.transpose()?,
             flags: VmFlags {
                 policy: policy.clone(),
+                inline_policy: inline_policy.clone(),
                 quotas: *quotas,
             },
             forwards,
+            host_loopback: loopback_of_vm(host_loopback)?,
             idle_after: *idle_after,
             labels: labels.clone(),
             tied: *tied,
@@ -124,8 +158,10 @@ impl VmConfig {
                 .map(|mac| mac.map(|byte| format!("{byte:02x}")).join(":")),
             ip: Some(self.ip),
             policy: self.flags.policy.clone(),
+            inline_policy: self.flags.inline_policy.clone(),
             quotas: self.flags.quotas,
             forwards: specs,
+            host_loopback: self.host_loopback.iter().map(LoopbackPorts::spec).collect(),
             idle_after: self.idle_after,
             labels: self.labels.clone(),
             tied: self.tied,

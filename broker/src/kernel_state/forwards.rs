@@ -10,8 +10,8 @@ use std::{
     os::fd::{AsFd as _, BorrowedFd, OwnedFd},
 };
 
-use anyhow::Context as _;
-use slipgate_abi::{ForwardKey, ForwardTarget, RuleIndex, VmId};
+use anyhow::{Context as _, bail};
+use slipgate_abi::{ForwardKey, ForwardTarget, RuleIndex, VmId, maps::MAX_FORWARDS};
 use slipgate_control::{maps::Insert, vm::OpenVm};
 use slipgate_ipc::engine::{ForwardSocket, ToEngine};
 use slipgate_policy::{Described, PolicySet, document::Forward};
@@ -77,6 +77,11 @@ pub(crate) struct HeldForward {
 pub(crate) struct HeldForwards(BTreeMap<HostPort, HeldForward>);
 
 impl HeldForwards {
+    /// Returns a port that a VM holds.
+    fn of_vm(&self, vm: &str, port: HostPort) -> Option<&HeldForward> {
+        self.0.get(&port).filter(|held| held.vm == vm)
+    }
+
     /// Returns the name of another VM that has the port at this address, or at any address if one
     /// of the two forwards has none.
     fn holder(&self, forward: &Forward, vm: &str) -> Option<&str> {
@@ -95,13 +100,23 @@ impl HeldForwards {
     }
 }
 
-/// Changes of a VM's forwards by a new definition. The new ports are held already.
+/// Changes of a VM's forwards by a new definition. The new ports are held already, and every
+/// descriptor that the engine gets is there.
 #[derive(Debug, Default)]
 pub(crate) struct ForwardChange {
     /// Ports that are no longer forwarded, or lead to another port of the guest now.
     removed: Vec<HostPort>,
-    /// Forwards to be added, with their sockets; `None` for a port that is held already.
-    added: Vec<(Forward, Option<OwnedFd>)>,
+    added: Vec<AddedForward>,
+}
+
+/// A forward to be added.
+#[derive(Debug)]
+struct AddedForward {
+    forward: Forward,
+    /// Its socket; `None`: the VM holds the port already.
+    socket: Option<OwnedFd>,
+    /// A copy of the socket for the engine.
+    for_engine: OwnedFd,
 }
 
 impl ForwardChange {
@@ -123,54 +138,84 @@ impl Attached {
             };
             self.forwards.0.insert(HostPort::of(forward), held);
         }
-        for vm in &mut self.vms {
-            let VmConfig { name, forwards, .. } = &mut vm.config;
-            forwards.retain(|forward| match reserve::reserve(forward) {
-                Ok(socket) => {
-                    let held = HeldForward::of_vm(name, forward, socket);
-                    self.forwards.0.insert(HostPort::of(forward), held);
-                    true
+        for vm in self.vms.iter() {
+            let VmConfig { name, forwards, .. } = &vm.config;
+            for forward in forwards {
+                match reserve::reserve(forward) {
+                    Ok(socket) => {
+                        let held = HeldForward::of_vm(name, forward, socket);
+                        self.forwards.0.insert(HostPort::of(forward), held);
+                    }
+                    Err(e) => tracing::warn!("{name} is served without a forward: {e:#}"),
                 }
-                Err(e) => {
-                    tracing::warn!("{name} is served without a forward: {e:#}");
-                    false
-                }
-            });
+            }
         }
         Ok(())
     }
 
     /// Determines the changes of a VM's forwards by another definition, and takes the new ports.
+    /// `old`: the forwards of its present definition, of which it may not hold all.
     ///
     /// # Errors
-    /// [`Taken`]: another process or VM has a port.
+    /// [`Taken`]: another process or VM has a port. There are too many forwards, or there is no
+    /// descriptor left.
     pub(crate) fn reserve_change(
         &self,
         old: &[Forward],
         new: &VmConfig,
     ) -> anyhow::Result<ForwardChange> {
-        let leads = |all: &[Forward], forward: &Forward| {
-            let same = |other: &&Forward| HostPort::of(other) == HostPort::of(forward);
-            all.iter().find(same).map(|forward| forward.guest_port)
+        let held = |forward: &Forward| self.forwards.of_vm(&new.name, HostPort::of(forward));
+        let wanted = |port: HostPort| {
+            let mut wanted = new.forwards.iter();
+            wanted
+                .find(|forward| HostPort::of(forward) == port)
+                .map(|forward| forward.guest_port)
         };
-        let differs = |forward: &&Forward| leads(old, forward) != leads(&new.forwards, forward);
-        let removed = old.iter().filter(differs).map(HostPort::of).collect();
+        let is_removed = |forward: &&Forward| {
+            let held = held(forward).map(|held| held.guest_port);
+            held.is_some() && held != wanted(HostPort::of(forward))
+        };
+        let removed: Vec<HostPort> = old.iter().filter(is_removed).map(HostPort::of).collect();
         let mut added = Vec::new();
-        for forward in new.forwards.iter().filter(differs) {
-            let holder = self.forwards.holder(forward, &new.name);
-            if let Some(holder) = holder {
-                let problem = format!(
-                    "forwards {}: port {} of the host leads to {holder}: forward another port, \
-                     or take it from that VM first",
-                    forward.spec, forward.host_port
-                );
-                return Err(Taken(problem).into());
-            }
-            let is_held = leads(old, forward).is_some();
-            let socket = (!is_held).then(|| reserve::reserve(forward)).transpose()?;
-            added.push((forward.clone(), socket));
+        for forward in &new.forwards {
+            let socket = match held(forward) {
+                Some(held) if held.guest_port == forward.guest_port => continue,
+                Some(_) => None,
+                None => Some(self.reserve_for(forward, &new.name)?),
+            };
+            let held = held(forward).map(|held| &held.socket);
+            let ours = socket.as_ref().or(held);
+            let ours = ours.context("a forward without its socket")?;
+            added.push(AddedForward {
+                forward: forward.clone(),
+                for_engine: ours.try_clone().context("copying a forward's socket")?,
+                socket,
+            });
+        }
+        let more = added.iter().filter(|new| new.socket.is_some()).count();
+        let fewer = removed.iter().filter(|port| wanted(**port).is_none());
+        let held_then = self.forwards.0.len() + more - fewer.count();
+        if more > 0 && held_then > MAX_FORWARDS as usize {
+            bail!(
+                "{} forwards are held in this network namespace, of at most {MAX_FORWARDS}: \
+                 take some from other VMs first",
+                self.forwards.0.len()
+            );
         }
         Ok(ForwardChange { removed, added })
+    }
+
+    /// Takes the port of a VM's new forward.
+    fn reserve_for(&self, forward: &Forward, vm: &str) -> anyhow::Result<OwnedFd> {
+        match self.forwards.holder(forward, vm) {
+            None => reserve::reserve(forward),
+            Some(holder) => Err(Taken(format!(
+                "forwards {}: port {} of the host leads to {holder}: forward another port, \
+                 or take it from that VM first",
+                forward.spec, forward.host_port
+            ))
+            .into()),
+        }
     }
 
     /// Puts a change of a VM's forwards in force, but for the programs, which hand packets over
@@ -180,31 +225,36 @@ impl Attached {
         id: u64,
         at: usize,
         change: ForwardChange,
-    ) -> anyhow::Result<ToEngine> {
+    ) -> ToEngine {
         let ForwardChange { removed, added } = change;
         let vm = &self.vms[at];
-        let (name, open) = (vm.config.name.clone(), &vm.open);
-        let is_new = |(forward, _): &(Forward, _)| HostPort::of(forward);
-        let again: BTreeSet<HostPort> = added.iter().map(is_new).collect();
+        let name = vm.config.name.clone();
+        let again: BTreeSet<HostPort> =
+            added.iter().map(|new| HostPort::of(&new.forward)).collect();
         for port in &removed {
-            if port.is_from_links() {
-                self.datapath.maps().forwards.remove(&port.key())?;
-            }
+            self.close_forward(*port);
             if !again.contains(port) {
                 self.forwards.0.remove(port);
             }
         }
+        let open = &vm.open;
         let mut sockets = Vec::new();
-        for (forward, socket) in added {
+        for AddedForward {
+            forward,
+            socket,
+            for_engine,
+        } in added
+        {
             let port = HostPort::of(&forward);
             let held = self.forwards.0.remove(&port).map(|held| held.socket);
-            let socket = socket.or(held).context("a forward without its socket")?;
+            let Some(socket) = socket.or(held) else {
+                continue;
+            };
             let held = HeldForward::of_vm(&name, &forward, socket);
-            let copy = held.socket.try_clone()?;
-            sockets.push(self.forward_socket(port, &held, copy, open));
+            sockets.push(self.forward_socket(port, &held, for_engine, open));
             self.forwards.0.insert(port, held);
         }
-        Ok(ToEngine::ChangeForwards {
+        ToEngine::ChangeForwards {
             id,
             vm: open.id,
             row: open.row,
@@ -213,7 +263,7 @@ impl Attached {
                 .map(|port| (port.protocol, port.address()))
                 .collect(),
             added: sockets,
-        })
+        }
     }
 
     /// Makes the programs hand first packets to a VM's forwarded ports over to the engine, which
@@ -221,19 +271,39 @@ impl Attached {
     pub(crate) fn open_forwards(&self, vm: &ServedVm) -> anyhow::Result<()> {
         let ports = vm.config.forwards.iter().map(HostPort::of);
         ports.into_iter().try_for_each(|port| {
-            let held = self.forwards.0.get(&port);
+            let held = self.forwards.of_vm(&vm.config.name, port);
             held.map_or(Ok(()), |held| self.open_forward(port, held, &vm.open))
         })
     }
 
+    /// Returns the forwards of a VM's definition whose ports it does not hold.
+    pub(crate) fn unserved_forwards(&self, vm: &ServedVm) -> Vec<String> {
+        let VmConfig { name, forwards, .. } = &vm.config;
+        let unserved = forwards
+            .iter()
+            .filter(|forward| self.forwards.of_vm(name, HostPort::of(forward)).is_none());
+        unserved.map(|forward| forward.spec.clone()).collect()
+    }
+
     /// Releases the forwards of a VM that is removed.
-    pub(crate) fn close_forwards(&mut self, gone: &ServedVm) -> anyhow::Result<()> {
+    pub(crate) fn close_forwards(&mut self, gone: &ServedVm) {
         for forward in &gone.config.forwards {
             let port = HostPort::of(forward);
-            self.forwards.0.remove(&port);
-            self.datapath.maps().forwards.remove(&port.key())?;
+            if self.forwards.of_vm(&gone.config.name, port).is_some() {
+                self.close_forward(port);
+                self.forwards.0.remove(&port);
+            }
         }
-        Ok(())
+    }
+
+    /// Makes the programs hand over no packet to this port any more. Where the kernel refuses that,
+    /// the engine has no forward for the packets, and drops them.
+    fn close_forward(&self, port: HostPort) {
+        if port.is_from_links()
+            && let Err(e) = self.datapath.maps().forwards.remove(&port.key())
+        {
+            tracing::warn!("closing the forward of port {}: {e}", port.port);
+        }
     }
 
     /// Directs first packets from outside to all forwarded ports to the engine, and none to ports
@@ -245,8 +315,11 @@ impl Attached {
         forwards.remove_if(|_, target| ids.contains(&target.id()))?;
         let by_name = self.open_by_name();
         for (port, held) in &self.forwards.0 {
-            if let Some(open) = by_name.get(held.vm.as_str()) {
-                self.open_forward(*port, held, open)?;
+            if let Some(open) = by_name.get(held.vm.as_str())
+                && let Err(e) = self.open_forward(*port, held, open)
+            {
+                // Other processes of this namespace may have filled the map.
+                tracing::warn!("{}: {e:#}", held.vm);
             }
         }
         Ok(())

@@ -31,7 +31,7 @@ impl Attached {
 
     /// Writes the prefixes that the guard may drop without the engine, for each policy that a VM
     /// has.
-    pub(crate) fn write_denied(&self) -> anyhow::Result<()> {
+    pub(crate) fn write_denied(&mut self) -> anyhow::Result<()> {
         let deny = &self.datapath.maps().deny;
         let number = |prefix: &DenyPrefix| u32::from_be_bytes(prefix.key.policy);
         deny.remove_if(|prefix, _| self.is_our_number(number(prefix)))?;
@@ -67,15 +67,21 @@ impl Attached {
         Ok(())
     }
 
-    /// Adds the prefixes that the policies deny to the guard's list.
-    pub(crate) fn add_denied(&self) {
-        let deny = &self.datapath.maps().deny;
+    /// Adds the prefixes that the policies of VMs deny to the guard's list, under the numbers in
+    /// force.
+    pub(crate) fn add_denied(&mut self) {
+        self.listed.clear();
         let used: BTreeSet<u32> = self.vms.iter().map(|vm| vm.config.policy).collect();
-        let all = used.into_iter().flat_map(|index| {
-            let denied = self.policies.of(Some(index)).deny_prefixes();
-            denied.into_iter().map(move |denied| (index, denied))
-        });
-        for (index, (prefix, rule)) in all {
+        used.into_iter().for_each(|index| self.add_denied_of(index));
+    }
+
+    /// Adds the prefixes that a policy denies, unless they are in the list.
+    pub(crate) fn add_denied_of(&mut self, index: u32) {
+        if !self.listed.insert(index) {
+            return;
+        }
+        let deny = &self.datapath.maps().deny;
+        for (prefix, rule) in self.policies.of(Some(index)).deny_prefixes() {
             let key = DenyPrefix {
                 prefix_len: 32 + u32::from(prefix.prefix_len()),
                 key: DenyKey {

@@ -1,5 +1,5 @@
 //! Builds the engine's view of the host's network from netlink data.
-use std::net::Ipv4Addr;
+use std::{collections::BTreeSet, net::Ipv4Addr};
 
 use ipnet::Ipv4Net;
 use slipgate_abi::IfIndex;
@@ -40,9 +40,12 @@ pub(super) fn view(
         },
         // TAPs come and go by the thousand, and no flow leaves by one.
         links: network
-            .links
-            .values()
-            .filter(|link| link.ifindex == uplink || network.is_routed(link.ifindex))
+            .routed()
+            .into_iter()
+            .chain([uplink])
+            .collect::<BTreeSet<_>>()
+            .iter()
+            .filter_map(|ifindex| network.links.get(ifindex))
             .map(|link| Link {
                 ifindex: link.ifindex,
                 mtu: link.mtu,

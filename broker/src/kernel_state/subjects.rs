@@ -13,8 +13,8 @@ use super::Attached;
 impl Attached {
     /// Returns the row of a VM that is served here.
     pub(crate) fn row_of(&self, name: &str) -> Option<VmRow> {
-        let found = self.vms.iter().find(|vm| vm.config.name == name);
-        found.map(|vm| vm.open.row)
+        let at = self.index_of(name)?;
+        Some(self.vms[at].open.row)
     }
 
     /// Returns the answer to a request for a VM that is not served here.
@@ -71,7 +71,7 @@ impl Attached {
     /// Logs VMs that a predecessor froze and that are still frozen.
     pub(crate) fn warn_of_frozen(&self) {
         let maps = self.datapath.maps();
-        for vm in &self.vms {
+        for vm in self.vms.iter() {
             if maps.is_frozen(vm.open.row) {
                 let name = &vm.config.name;
                 tracing::warn!(

@@ -12,11 +12,15 @@ use slipgate_ipc::{api::Event, engine::VmSpec};
 use super::{Attached, xdp};
 
 impl Attached {
-    /// Serves TAPs that were recreated under their name (with another index and no program), and
+    /// Serves TAPs of these names that were recreated (with another index and no program), and
     /// follows changed MTUs. Returns the changed VMs for the engine.
-    pub(crate) fn follow_taps(&mut self) -> anyhow::Result<Vec<VmSpec>> {
+    pub(crate) fn follow_taps<'n>(
+        &mut self,
+        names: impl IntoIterator<Item = &'n String>,
+    ) -> anyhow::Result<Vec<VmSpec>> {
+        let on_tap = |name: &String| Some(&self.vms[self.vms.on_tap(name)?]);
         // A VM that the engine does not know yet is served when it does.
-        let known = self.vms.iter().filter(|vm| vm.is_up);
+        let known = names.into_iter().filter_map(on_tap).filter(|vm| vm.is_up);
         let served: Vec<Served> = known
             .map(|vm| Served {
                 vm_row: vm.open.row,
@@ -25,26 +29,30 @@ impl Attached {
                 mtu: vm.mtu,
             })
             .collect();
+        if served.is_empty() {
+            return Ok(Vec::new());
+        }
         let network = self.watch.network();
-        let changes = serve::follow_taps(&self.datapath, network, &served, self.hook)?;
+        let changes = serve::follow_taps(&self.datapath, network, &served, self.tap_hook())?;
         let mut tell = Vec::new();
-        let came = |(_, change): &(_, TapChange)| matches!(change, TapChange::Again { .. });
-        let again = changes.iter().any(came);
         for (row, change) in changes {
-            let Some(index) = self.vms.iter().position(|vm| vm.open.row == row) else {
+            let Some(index) = self.vms.in_row(row) else {
                 continue;
             };
             let tap = self.vms[index].config.tap.clone();
             match change {
                 TapChange::Gone => {
                     tracing::warn!("the TAP {tap} is gone; waiting for it");
-                    self.vms[index].tap_ifindex = None;
+                    let gone = self.vms[index].tap_ifindex.take();
+                    self.forget_tap(gone);
                     let vm = self.vms[index].config.name.clone();
                     self.events.push(Event::TapGone { vm });
                 }
                 TapChange::Again { ifindex } => {
                     tracing::info!("the TAP {tap} is there");
-                    self.vms[index].tap_ifindex = Some(ifindex);
+                    let before = self.vms[index].tap_ifindex.replace(ifindex);
+                    self.forget_tap(before);
+                    self.note_tap(Some(ifindex))?;
                     let vm = self.vms[index].config.name.clone();
                     self.events.push(Event::TapCame { vm });
                     // It may be gone again already: then there will be another notice.
@@ -61,9 +69,6 @@ impl Attached {
                 tell.push(self.vm_spec(&self.vms[index]));
             }
         }
-        if again {
-            self.note_taps()?;
-        }
         Ok(tell)
     }
 
@@ -79,7 +84,7 @@ impl Attached {
     /// Waits until the TAPs that are removed with their VMM are gone.
     pub(crate) fn await_taps_end(&mut self, within: Duration) {
         let until = Instant::now() + within;
-        for vm in &mut self.vms {
+        for vm in self.vms.iter_mut() {
             while let Some(ifindex) = vm.tap_ifindex {
                 if Device::with_index(ifindex).is_err() {
                     vm.tap_ifindex = None;
@@ -95,7 +100,7 @@ impl Attached {
 
     /// Takes all TAPs down.
     pub(crate) fn shut_taps(&self) -> anyhow::Result<()> {
-        for vm in &self.vms {
+        for vm in self.vms.iter() {
             if let Some(ifindex) = vm.tap_ifindex {
                 serve::shut_tap(&self.datapath, ifindex)
                     .with_context(|| format!("shutting {}", vm.config.tap))?;

@@ -1,10 +1,21 @@
 //! TAPs: attached and brought up, recorded for a successor, and shut when no process serves them.
+use std::{
+    collections::{BTreeSet, HashSet},
+    sync::atomic::Ordering::Acquire,
+};
+
 use anyhow::Context as _;
-use slipgate_abi::IfIndex;
-use slipgate_control::{attach::Program, device::Device, serve, vm};
+use slipgate_abi::{IfIndex, VmId, VmRow};
+use slipgate_control::{
+    attach::{Hook, Program},
+    device::Device,
+    netlink::Changes,
+    serve, vm,
+};
 use slipgate_policy::one_line;
 
 use super::{Attached, ServedVm, xdp};
+use crate::host::tap_hints;
 
 impl Attached {
     /// Whether a device is a TAP with a guest's program, of any process.
@@ -26,15 +37,43 @@ impl Attached {
         };
         let what = || format!("serving {} on {}", vm.config.name, vm.config.tap);
         xdp::guard(&self.datapath, &self.config, &vm.config.tap, ifindex).with_context(what)?;
-        serve::serve_tap(&self.datapath, ifindex, self.hook).with_context(what)
+        serve::serve_tap(&self.datapath, ifindex, self.tap_hook()).with_context(what)
     }
 
-    /// Records the TAPs of this process, and those of a predecessor until they are shut. The VMs'
-    /// rows are not used for this, because the engine can write them.
-    pub(crate) fn note_taps(&self) -> anyhow::Result<()> {
+    /// Returns the hook for TAPs. A daemon's come and go by the thousand, and a tcx link is made and
+    /// removed in ten times the time of a clsact filter.
+    pub(super) fn tap_hook(&self) -> Hook {
+        match self.config.is_daemon {
+            true => Hook::Clsact,
+            false => self.hook,
+        }
+    }
+
+    /// Begins the record of the TAPs of this process, and of a predecessor's until they are shut. The
+    /// VMs' rows are not used for this, because the engine can write them.
+    pub(crate) fn note_taps(&mut self) -> anyhow::Result<()> {
         let ours = self.vms.iter().filter_map(|vm| vm.tap_ifindex);
         let taps = ours.chain(self.former_taps.iter().copied()).collect();
-        Ok(self.owner.note_taps(self.datapath.paths(), &taps)?)
+        self.noted_taps = Some(self.owner.note_taps(self.datapath.paths(), taps)?);
+        Ok(())
+    }
+
+    /// Adds a VM's TAP to the record.
+    pub(crate) fn note_tap(&mut self, tap: Option<IfIndex>) -> anyhow::Result<()> {
+        match (&mut self.noted_taps, tap) {
+            (Some(noted), Some(tap)) => Ok(noted.add(tap)?),
+            _ => Ok(()),
+        }
+    }
+
+    /// Removes a TAP from the record, which is shut or gone.
+    pub(crate) fn forget_tap(&mut self, tap: Option<IfIndex>) {
+        if let (Some(noted), Some(tap)) = (&mut self.noted_taps, tap)
+            && let Err(e) = noted.remove(tap)
+        {
+            // A successor looks whether it has our program.
+            tracing::warn!("{e}");
+        }
     }
 
     /// Shuts out VMs of a predecessor that are no longer served. The engine has ended their flows.
@@ -42,8 +81,10 @@ impl Attached {
         self.shut_departed()?;
         let maps = self.datapath.maps();
         let departed: Vec<_> = vm::rows_of(maps, self.owner.row())
-            .filter(|row| self.vms.iter().all(|vm| vm.open.row != *row))
+            .filter(|row| self.vms.in_row(*row).is_none())
             .collect();
+        let ids = |row: &VmRow| Some(VmId::new(maps.vm(*row)?.id().load(Acquire)));
+        let closed: HashSet<VmId> = departed.iter().filter_map(ids).collect();
         for row in departed {
             let name = one_line(&vm::name_of(maps, row).unwrap_or_default());
             let what = || format!("closing the row of {name}, which is not served any more");
@@ -54,15 +95,18 @@ impl Attached {
                 false => tracing::info!("{name} is not served any more: its TAP is shut"),
             }
         }
+        if !closed.is_empty() {
+            vm::remove_entries(maps, &closed).context("removing what departed VMs had")?;
+        }
         Ok(())
     }
 
     /// Takes down the TAPs that only a predecessor served.
     fn shut_departed(&mut self) -> anyhow::Result<()> {
+        let ours: HashSet<IfIndex> = self.vms.iter().filter_map(|vm| vm.tap_ifindex).collect();
         for tap in std::mem::take(&mut self.former_taps) {
-            let is_ours = self.vms.iter().any(|vm| vm.tap_ifindex == Some(tap));
             // An index that came again is another device, without our program.
-            if is_ours || !self.is_served(tap) {
+            if ours.contains(&tap) || !self.is_served(tap) {
                 continue;
             }
             let what =
@@ -78,23 +122,48 @@ impl Attached {
     }
 
     /// Takes a VM's TAP down and removes our programs from it. A TAP that is gone is no error.
+    ///
+    /// # Errors
+    /// Another process holds the lock, or the kernel refuses. A TAP that still has its program is
+    /// served as before.
     pub(crate) fn shut_tap_of(&self, vm: &ServedVm) -> anyhow::Result<()> {
         let Some(ifindex) = vm.tap_ifindex else {
             return Ok(());
         };
         let what = || format!("shutting {}", vm.config.tap);
-        serve::shut_tap(&self.datapath, ifindex).with_context(what)?;
+        let shut = serve::shut_tap(&self.datapath, ifindex);
+        if shut.is_err()
+            && vm.is_up
+            && self.is_served(ifindex)
+            && let Err(e) = Device::with_index(ifindex).and_then(|tap| tap.set_up(true))
+        {
+            tracing::warn!("{}: {e}", vm.config.tap);
+        }
+        shut.with_context(what)?;
         self.datapath
             .detach(Program::Guard, ifindex)
             .with_context(what)?;
         Ok(())
     }
 
-    /// Disables forwarding on the TAPs and the port, so that the host routes none of their packets:
-    /// `sysctl net.ipv4.ip_forward=1` enables it on every device.
-    pub(crate) fn keep_unrouted(&self) {
-        let taps = self.vms.iter().filter_map(|vm| vm.tap_ifindex);
-        for ifindex in taps.chain([self.port.ifindex]) {
+    /// Returns the index of the VM whose TAP this is.
+    fn served_at(&self, ifindex: IfIndex) -> Option<usize> {
+        let link = self.watch.network().links.get(&ifindex)?;
+        let at = self.vms.on_tap(&link.name)?;
+        (self.vms[at].tap_ifindex == Some(ifindex)).then_some(at)
+    }
+
+    /// Disables forwarding where it was turned on, on the TAPs and the port, so that the host routes
+    /// none of their packets: `sysctl net.ipv4.ip_forward=1` enables it on every device.
+    pub(crate) fn keep_unrouted(&self, changes: &Changes) {
+        let links = &self.watch.network().links;
+        let is_ours =
+            |ifindex: &IfIndex| *ifindex == self.port.ifindex || self.served_at(*ifindex).is_some();
+        let routed: Vec<IfIndex> = match changes.missed {
+            true => links.values().map(|link| link.ifindex).collect(),
+            false => changes.forwarding.iter().copied().collect(),
+        };
+        for ifindex in routed.into_iter().filter(is_ours) {
             let kept = Device::with_index(ifindex).and_then(|device| device.set_forwarding(false));
             if let Err(e) = kept {
                 // One that is gone: a notice is on its way.
@@ -103,21 +172,33 @@ impl Attached {
         }
     }
 
-    /// Attaches the guard to, or detaches it from, TAPs whose VMM has changed segmentation offload.
+    /// Follows VMMs that change segmentation offload, after an update of the watch.
+    pub(crate) fn follow_offloads(&mut self) {
+        let mut changed = self.watch.take_changed_features();
+        if !changed.is_empty() {
+            self.guards_due.append(&mut changed);
+            self.look_at_guards();
+        }
+    }
+
+    /// Attaches the guard to TAPs whose offloads changed, or detaches it from them. TAPs that
+    /// another process's lock keeps from it are looked at with the next call.
     pub(crate) fn look_at_guards(&mut self) {
         let mut locked = None;
-        for vm in &self.vms {
-            let Some(ifindex) = vm.tap_ifindex else {
+        while let Some(ifindex) = self.guards_due.pop_first() {
+            let Some(at) = self.served_at(ifindex) else {
                 continue;
             };
-            match xdp::guard(&self.datapath, &self.config, &vm.config.tap, ifindex) {
+            let tap = &self.vms[at].config.tap;
+            match xdp::guard(&self.datapath, &self.config, tap, ifindex) {
                 Ok(()) => {}
                 // The others would wait for it too.
                 Err(e) if e.is_locked() => {
+                    self.guards_due.insert(ifindex);
                     locked = Some(e);
                     break;
                 }
-                Err(e) => tracing::debug!("the guard of {}: {e}", vm.config.tap),
+                Err(e) => tracing::debug!("the guard of {tap}: {e}"),
             }
         }
         if let (Some(e), false) = (&locked, self.told_of_lock) {
@@ -126,11 +207,21 @@ impl Attached {
         self.told_of_lock = locked.is_some();
     }
 
-    /// Whether a TAP exists that should be served and is not.
-    pub(crate) fn lacks_a_tap(&self) -> bool {
+    /// Logs which VMMs can open the TAPs.
+    pub(crate) fn hint_at_queues(&self) {
         let network = self.watch.network();
-        let is_there = |name: &str| network.link_by_name(name).is_some();
-        let mut vms = self.vms.iter();
-        vms.any(|vm| vm.tap_ifindex.is_none() && is_there(&vm.config.tap))
+        let taps = self.vms.iter().filter_map(|vm| vm.tap_ifindex);
+        for hint in tap_hints(taps.filter_map(|tap| network.links.get(&tap))) {
+            tracing::info!("{hint}");
+        }
+    }
+
+    /// Returns the names of TAPs that exist, should be served and are not.
+    pub(crate) fn missing_taps(&self) -> BTreeSet<String> {
+        let network = self.watch.network();
+        let lacks = self.vms.iter().filter(|vm| {
+            vm.tap_ifindex.is_none() && network.link_by_name(&vm.config.tap).is_some()
+        });
+        lacks.map(|vm| vm.config.tap.clone()).collect()
     }
 }

@@ -1,7 +1,10 @@
 //! The device that leads to the world.
 use anyhow::{Context as _, anyhow, bail};
 use slipgate_abi::IfIndex;
-use slipgate_control::{attach::Program, netlink::Network};
+use slipgate_control::{
+    attach::Program,
+    netlink::{Changes, Network},
+};
 use slipgate_policy::document::ConfigError;
 
 use super::Attached;
@@ -104,6 +107,22 @@ impl Attached {
         self.datapath
             .attach(Program::uplink(*has_l2), *ifindex, self.hook)
             .with_context(|| format!("attaching to the uplink {name}"))
+    }
+
+    /// Whether a change of links may be one of the uplink, or of a link that the host's routes name.
+    pub(crate) fn concerns_routing(&self, changes: &Changes) -> bool {
+        let network = self.watch.network();
+        let is_uplinks =
+            |name: &String| *name == self.uplink.name || self.config.uplink.as_ref() == Some(name);
+        let is_routed = |name: &String| {
+            let link = network.link_by_name(name);
+            link.is_some_and(|link| network.is_routed(link.ifindex))
+        };
+        let mut named = changes.named.iter();
+        changes.missed
+            || changes.routes
+            || changes.addresses
+            || named.any(|name| is_uplinks(name) || is_routed(name))
     }
 
     /// Attaches to the uplink when it is another device than before.

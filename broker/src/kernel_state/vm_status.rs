@@ -32,6 +32,7 @@ impl Attached {
             generation: vm.generation,
             state,
             idle: vm.is_idle,
+            unserved_forwards: self.unserved_forwards(vm),
         }
     }
 

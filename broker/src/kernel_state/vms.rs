@@ -1,6 +1,6 @@
 //! The served VMs: their rows, their quotas, and their specifications for the engine.
 use anyhow::Context as _;
-use slipgate_abi::IfIndex;
+use slipgate_abi::{IfIndex, VmId, maps::MAX_VMS};
 use slipgate_control::{
     device::Device,
     netlink::Network,
@@ -25,6 +25,12 @@ const DEFAULT_MTU: u32 = 1_500;
 /// packet may wait, at a few microseconds per frame.
 const MOST_CREDITS: u32 = 512;
 
+/// Number of frames of all guests that the engine port's queue has room for, and of frames from the
+/// world to them.
+const QUEUED: u32 = QUEUE_FRAMES / 2;
+// Each VM has a share, and as much is anybody's.
+const _: () = assert!(QUEUED / 2 >= MAX_VMS - 1);
+
 /// A served VM.
 #[derive(Debug)]
 pub(crate) struct ServedVm {
@@ -48,6 +54,7 @@ impl Attached {
             let vm = self.open_vm(config)?;
             self.vms.push(vm);
         }
+        self.share_credits();
         Ok(())
     }
 
@@ -73,7 +80,7 @@ impl Attached {
             guest_mac: config.mac,
             gateway_mac: GATEWAY_MAC,
             mtu,
-            credits: credits_of(self.config.vms.len()),
+            credits: MOST_CREDITS,
             policy: self.policy_number(config.policy),
             tap_ifindex: tap,
             port_ifindex: self.port.ifindex,
@@ -105,15 +112,18 @@ impl Attached {
 
     /// Divides the engine port's queue among the present VMs.
     pub(crate) fn share_credits(&self) {
-        let credits = credits_of(self.vms.len());
-        for vm in &self.vms {
-            vm::set_credits(self.datapath.maps(), vm.open.row, credits);
-        }
+        let (share, common) = division(self.vms.len());
+        self.owner.divide_queue(self.datapath.maps(), share, common);
     }
 
     /// Returns a VM's index among the served ones.
     pub(crate) fn index_of(&self, name: &str) -> Option<usize> {
-        self.vms.iter().position(|vm| vm.config.name == name)
+        self.vms.named(name)
+    }
+
+    /// Returns a VM's index among the served ones, by its id.
+    pub(crate) fn index_of_id(&self, id: VmId) -> Option<usize> {
+        self.vms.iter().position(|vm| vm.open.id == id)
     }
 
     /// Sets a VM's rates.
@@ -151,6 +161,7 @@ impl Attached {
             max_flows: vm.config.limits.max_flows,
             new_flows_per_second: vm.config.limits.new_flows_per_second,
             policy: vm.config.policy,
+            host_loopback: vm.config.host_loopback.clone(),
             dns_per_second: vm.config.limits.dns_per_second,
             idle_after_s: vm.config.idle_after.unwrap_or(self.config.idle_after),
             is_idle: vm.is_idle,
@@ -158,12 +169,14 @@ impl Attached {
     }
 }
 
-/// Returns the number of frames that each of several VMs may have in flight, and as many from the
-/// world. All together do not exceed the port's queue, so no VM's flood causes the loss of
-/// another's frame.
-fn credits_of(vms: usize) -> u32 {
-    let share = QUEUE_FRAMES / 2 / u32::try_from(vms.max(1)).unwrap_or(u32::MAX);
-    share.clamp(1, MOST_CREDITS)
+/// Divides the queue among several VMs: returns the number of frames that each may have in flight
+/// whatever others have, and the number of frames of all VMs from which on each has its share only.
+/// Half of the queue is shares, the rest is anybody's, so no VM's flood causes the loss of another's
+/// frame, and what the others do not use is of use to one.
+fn division(vms: usize) -> (u32, u32) {
+    let vms = u32::try_from(vms.max(1)).unwrap_or(u32::MAX);
+    let share = (QUEUED / 2 / vms).clamp(1, MOST_CREDITS);
+    (share, QUEUED.saturating_sub(share.saturating_mul(vms)))
 }
 
 /// Returns the TAP of a VM, which must be a device of the tun driver with Ethernet frames. Another
@@ -195,3 +208,7 @@ pub(crate) fn tap_of(vm: &VmConfig, network: &Network) -> Result<IfIndex, Config
         "give the one that the VMM has open, as `ip tuntap` shows it".into(),
     )
 }
+
+#[cfg(test)]
+#[path = "vms_test.rs"]
+mod tests;

@@ -7,7 +7,7 @@ use std::{
         fd::{AsFd as _, OwnedFd},
         unix::net::{UnixListener, UnixStream},
     },
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use nix::poll::{PollFd, PollFlags};
@@ -18,12 +18,25 @@ use slipgate_ipc::{
     engine::ToEngine,
 };
 
-use super::{MESSAGES_AT_ONCE, outgoing::Outgoing, supervisor::Supervisor};
+use super::{
+    MESSAGES_AT_ONCE,
+    outgoing::{Outgoing, unread_bytes},
+    supervisor::Supervisor,
+};
 use crate::{kernel_state::Attached, role::Role};
 
 /// Maximum number of answers and events that wait for room in the channel. A process that accepts
 /// none hangs.
 const MOST_QUEUED: usize = 4_096;
+/// Maximum number of its requests in progress: more than it has clients. Further ones wait in the
+/// channel, so that a process which another has taken over can't fill the broker's memory.
+const MOST_PENDING: usize = 512;
+/// Memory of answers that it has not read from which on its requests wait, bytes with the kernel's
+/// overhead. Each answer may have megabytes in a memfd.
+const MOST_UNREAD: usize = 32 * 1024;
+/// Interval at which a process that has not read its answers is looked at again: the kernel reports
+/// when there is room, not when everything has been read.
+const LOOK_AGAIN_AFTER: Duration = Duration::from_millis(20);
 
 /// A socket of the API, and the process that serves it.
 #[derive(Debug)]
@@ -66,24 +79,39 @@ impl Api {
 
     /// Returns the descriptors to poll and the events: messages, and room for queued ones.
     pub(crate) fn fds(&self) -> impl Iterator<Item = PollFd<'_>> {
-        let room = match self.outgoing.is_empty() {
-            true => PollFlags::empty(),
-            false => PollFlags::POLLOUT,
-        };
+        let mut wants = PollFlags::empty();
+        wants.set(PollFlags::POLLOUT, !self.outgoing.is_empty());
+        wants.set(PollFlags::POLLIN, self.takes_requests());
         self.supervisor
             .process()
             .into_iter()
             .flat_map(move |process| {
                 [
                     PollFd::new(process.pidfd(), PollFlags::POLLIN),
-                    PollFd::new(process.channel().as_fd(), PollFlags::POLLIN | room),
+                    PollFd::new(process.channel().as_fd(), wants),
                 ]
             })
     }
 
+    /// Whether it may make further requests: it has taken most of the answers.
+    fn takes_requests(&self) -> bool {
+        let unread = self
+            .supervisor
+            .process()
+            .map_or(0, |it| unread_bytes(it.channel()));
+        self.pending.len() < MOST_PENDING && !self.outgoing.is_behind() && unread < MOST_UNREAD
+    }
+
     /// Returns the time at which [`Api::requests`] must be called; `None` if there is none.
     pub(crate) fn due(&self) -> Option<Instant> {
-        self.supervisor.due()
+        let again = || Instant::now() + LOOK_AGAIN_AFTER;
+        let held_back = self.is_held_back();
+        self.supervisor.due().or_else(|| held_back.then(again))
+    }
+
+    /// Whether its requests wait until it has read its answers.
+    pub(crate) fn is_held_back(&self) -> bool {
+        self.supervisor.process().is_some() && !self.takes_requests()
     }
 
     /// Returns the requests that have arrived, each with the number that `number` assigns to it, or
@@ -105,7 +133,10 @@ impl Api {
         let mut failure = flushed
             .err()
             .map(|e| format!("can't be told anything: {e}"));
-        while failure.is_none() && requests.len() < MESSAGES_AT_ONCE {
+        while failure.is_none() && requests.len() < MESSAGES_AT_ONCE && self.takes_requests() {
+            let Some(process) = self.supervisor.process_mut() else {
+                break;
+            };
             match process.try_receive::<FromApi>() {
                 Ok(Received::Message(FromApi { id, request })) => {
                     let client = number();

@@ -66,6 +66,8 @@ pub(crate) struct GivenUp {
 pub(crate) struct Engine {
     /// Level of messages on its stderr.
     log: String,
+    /// Number of engines that were started.
+    number: u64,
     state: State,
     ends: Ends,
     watch: Watch,
@@ -95,6 +97,7 @@ impl Engine {
         let adopted = process.await_ready(within)?;
         let engine = Self {
             log: log.to_owned(),
+            number: 1,
             state: State::Serves(process),
             ends: Ends::default(),
             watch: Watch::new(SILENT_LOOKS),
@@ -138,6 +141,12 @@ impl Engine {
     /// next one gets the present state at its start.
     pub(crate) fn send(&mut self, message: ToEngine) -> anyhow::Result<()> {
         self.process_mut().map_or(Ok(()), |it| it.send(message))
+    }
+
+    /// Number of the engine that messages are sent to, or would have been: the next one starts with
+    /// the state that results from them.
+    pub(crate) fn number(&self) -> u64 {
+        self.number
     }
 
     /// Whether the engine is behind, so that clients' requests should wait.
@@ -250,6 +259,7 @@ impl Engine {
     pub(crate) fn start_again(&mut self, attached: &Attached, reserved_ports: &[(u8, u16)]) {
         match EngineProcess::start(attached, reserved_ports, &self.log) {
             Ok(process) => {
+                self.number += 1;
                 self.watch = Watch::new(SILENT_LOOKS_AT_START);
                 self.state = State::Begins(process);
             }

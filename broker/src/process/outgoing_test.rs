@@ -1,6 +1,7 @@
 use std::{
     fs::File,
     io::{Read, Write},
+    net::Ipv4Addr,
     os::fd::OwnedFd,
 };
 
@@ -8,7 +9,7 @@ use slipgate_abi::VmRow;
 use slipgate_ipc::{
     channel::Received,
     descriptors::{Outbound as _, Slot},
-    engine::{EngineRequest, Subject, ToEngine},
+    engine::{EngineRequest, FlowQuestion, Subject, ToEngine},
 };
 
 use super::*;
@@ -96,4 +97,37 @@ fn what_an_engine_that_is_gone_was_to_be_told_is_let_go() {
     drop(engine);
     outgoing.send(&broker, thaw(1)).unwrap();
     assert!(outgoing.is_empty());
+}
+
+#[test]
+fn waiting_messages_are_bounded_by_their_size_too() {
+    let (broker, _engine) = Channel::pair().unwrap();
+    let most = 10_000;
+    let mut outgoing = Outgoing::new(most);
+    let size = 60_000;
+    let large = |id| {
+        let question = FlowQuestion {
+            address: Ipv4Addr::LOCALHOST,
+            port: 0,
+            protocol: 6,
+            name: Some("n".repeat(size)),
+        };
+        request(id, EngineRequest::Why(question))
+    };
+    let failed = (1..=most as u64).find(|id| {
+        outgoing.send(&broker, large(*id)).unwrap();
+        outgoing.failure().is_some()
+    });
+    let bytes = failed.unwrap() as usize * size;
+    assert!((MOST_BYTES..2 * MOST_BYTES).contains(&bytes), "{bytes}");
+}
+
+#[test]
+fn what_the_peer_has_not_read_is_known() {
+    let (broker, engine) = Channel::pair().unwrap();
+    assert_eq!(unread_bytes(&broker), 0);
+    broker.send(thaw(1)).unwrap();
+    assert!(unread_bytes(&broker) > 0);
+    engine.try_receive::<ToEngine>().unwrap();
+    assert_eq!(unread_bytes(&broker), 0);
 }

@@ -1,4 +1,6 @@
 //! Changes of the host that the broker goes along with: links, routes, addresses, ports, resolvers.
+use std::collections::BTreeSet;
+
 use slipgate_control::netlink::Changes;
 use slipgate_ipc::engine::ToEngine;
 
@@ -10,48 +12,60 @@ impl Broker {
     /// descriptors or memory is followed later, with all other changes by then.
     pub(super) fn follow_network(&mut self) -> anyhow::Result<()> {
         let changes = self.parts.attached.watch.update()?;
-        let done = self.go_along_with(changes);
+        self.parts.attached.follow_offloads();
+        let done = self.go_along_with(&changes);
         if self.unless_short(done)? {
             self.parts.attached.watch.caught_up();
         }
         Ok(())
     }
 
-    pub(super) fn go_along_with(&mut self, changes: Changes) -> anyhow::Result<()> {
+    pub(super) fn go_along_with(&mut self, changes: &Changes) -> anyhow::Result<()> {
         // A TAP of ours goes with its VM, whose end is about to be seen.
-        if changes.links && self.vm.is_none() {
-            self.follow_taps()?;
-        }
-        if changes.links || changes.routes {
-            self.parts.attached.follow_uplink()?;
-        }
-        if changes.links || changes.routes || changes.addresses {
-            let view = self.parts.attached.network_view();
-            if self.parts.attached.told_network.as_ref() != Some(&view) {
-                self.parts.attached.policies.set_local(&view.local);
-                self.parts.attached.told_network = Some(view.clone());
-                self.parts.engine.send(ToEngine::Network(view))?;
+        if self.vm.is_none() {
+            match changes.missed {
+                true => self.follow_all_taps()?,
+                false => self.follow_taps(&changes.named)?,
             }
         }
-        if changes.any() {
-            self.parts.attached.refresh_next_hops()?;
+        let attached = &mut self.parts.attached;
+        attached.keep_unrouted(changes);
+        let is_routing = attached.concerns_routing(changes);
+        if is_routing {
+            attached.follow_uplink()?;
+            let view = attached.network_view();
+            if attached.told_network.as_ref() != Some(&view) {
+                attached.policies.set_local(&view.local);
+                attached.told_network = Some(view.clone());
+                self.parts.engine.send(ToEngine::Network(view))?;
+            }
             self.look_at_resolvers()?;
+        }
+        if is_routing || changes.neighbours {
+            self.parts.attached.refresh_next_hops()?;
         }
         Ok(())
     }
 
     /// Serves TAPs that are there and could not be served when they came.
     pub(super) fn serve_what_came(&mut self) -> anyhow::Result<()> {
-        if self.vm.is_none() && self.parts.attached.lacks_a_tap() {
-            let done = self.follow_taps();
+        if self.vm.is_none() {
+            let missing = self.parts.attached.missing_taps();
+            let done = self.follow_taps(&missing);
             self.unless_short(done)?;
         }
         Ok(())
     }
 
-    /// Serves TAPs that came, and has the engine know of MTUs that changed.
-    pub(super) fn follow_taps(&mut self) -> anyhow::Result<()> {
-        let changed = self.parts.attached.follow_taps()?;
+    fn follow_all_taps(&mut self) -> anyhow::Result<()> {
+        let vms = self.parts.attached.vms.iter();
+        let all = vms.map(|vm| vm.config.tap.clone()).collect();
+        self.follow_taps(&all)
+    }
+
+    /// Serves TAPs of these names that came, and has the engine know of MTUs that changed.
+    fn follow_taps(&mut self, names: &BTreeSet<String>) -> anyhow::Result<()> {
+        let changed = self.parts.attached.follow_taps(names)?;
         let mut vms = changed.into_iter().map(ToEngine::Vm);
         vms.try_for_each(|vm| self.parts.engine.send(vm))
     }

@@ -93,6 +93,9 @@ impl Broker {
         broker.parts.attached.forget_former();
         broker.parts.attached.datapath.set_serves(true);
         broker.parts.attached.warn_of_frozen();
+        if broker.vm.is_none() && !broker.parts.attached.config.is_daemon {
+            broker.parts.attached.hint_at_queues();
+        }
         if let Some(listener) = broker.parts.attached.metrics.take() {
             broker.metrics = Some(Metrics::new(listener, &broker.parts.attached, log));
         }

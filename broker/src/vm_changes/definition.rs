@@ -29,11 +29,14 @@ impl Attached {
         if new.tap == self.uplink.name {
             bail!("tap {}: it is the uplink: give the VM's TAP", new.tap);
         }
-        let mut others = self.vms.iter().filter(|vm| vm.config.name != new.name);
-        if let Some(other) = others.find(|vm| vm.config.tap == new.tap) {
+        let has_it = self
+            .vms
+            .on_tap(&new.tap)
+            .map(|at| &self.vms[at].config.name);
+        if let Some(other) = has_it.filter(|name| **name != new.name) {
             return Err(Taken(format!(
-                "tap {}: it is the TAP of {}: give each VM its own, or remove that one first",
-                new.tap, other.config.name
+                "tap {}: it is the TAP of {other}: give each VM its own, or remove that one first",
+                new.tap
             ))
             .into());
         }
@@ -61,26 +64,34 @@ impl Attached {
     /// Opens the row of a VM that is new.
     fn add_vm(&mut self, new: VmConfig) -> anyhow::Result<Put> {
         let forwards = self.reserve_change(&[], &new)?;
-        let lacks_list = self.vms.iter().all(|vm| vm.config.policy != new.policy);
+        let policy = new.policy;
         let vm = self.open_vm(new.clone())?;
         self.set_rates_of(&vm);
         self.config.vms.push(new);
         self.vms.push(vm);
         self.share_credits();
-        if lacks_list {
-            self.add_denied();
-        }
+        self.add_denied_of(policy);
         Ok(Put::Added(self.vms.len() - 1, forwards))
     }
 
     /// Has the TAP of a VM served, now that the engine knows the VM, and keeps its definition.
+    ///
+    /// # Errors
+    /// The TAP or a forward is not served. The VM is in force all the same, and the TAP is tried
+    /// again when links change, and every few seconds.
     pub(super) fn begin_to_serve(&mut self, at: usize) -> anyhow::Result<()> {
         self.keep_vm(&self.vms[at]);
-        self.open_forwards(&self.vms[at])?;
-        self.note_taps()?;
-        let served = self.serve_tap(at);
+        let served = self.serve_its_tap(at);
+        let opened = self.open_forwards(&self.vms[at]);
+        served.and(opened)
+    }
+
+    /// Has the TAP of a VM served that the engine knows.
+    fn serve_its_tap(&mut self, at: usize) -> anyhow::Result<()> {
+        self.vms[at].is_up = true;
+        let noted = self.note_tap(self.vms[at].tap_ifindex);
+        let served = noted.and_then(|()| self.serve_tap(at));
         if served.is_err() {
-            // It is tried again when links change, and every few seconds.
             self.vms[at].tap_ifindex = None;
         }
         served
@@ -88,29 +99,28 @@ impl Attached {
 
     /// Takes a VM out of those that are served; its TAP is down.
     pub(super) fn take_out(&mut self, at: usize) -> ServedVm {
-        let gone = self.vms.remove(at);
-        self.config.vms.retain(|vm| vm.name != gone.config.name);
+        let gone = self.vms.swap_remove(at);
+        // In the same order.
+        self.config.vms.swap_remove(at);
         vm::retire(self.datapath.maps(), gone.open.row);
-        if let Err(e) = self.close_forwards(&gone) {
-            tracing::warn!("the forwards of {}: {e:#}", gone.config.name);
-        }
+        self.close_forwards(&gone);
         self.share_credits();
         let run_dir = &self.datapath.paths().run_dir;
         if let Err(e) = persisted_vms::forget(run_dir, &gone.config.name) {
             tracing::warn!("{e:#}");
         }
-        if let Err(e) = self.note_taps() {
-            tracing::warn!("{e:#}");
+        let (row, tap) = (gone.open.row, gone.tap_ifindex);
+        if let Err(e) = vm::forget_tap(self.datapath.maps(), row, tap) {
+            tracing::warn!("{e}");
         }
+        self.forget_tap(tap);
         gone
     }
 
-    /// Makes a VM's definition this one, but for its policy.
+    /// Makes a VM's definition this one, but for its policy. What can fail comes first: a change
+    /// that is refused leaves all as it was.
     fn change_vm(&mut self, at: usize, new: VmConfig, is_applying: bool) -> anyhow::Result<Put> {
         let old = &self.vms[at].config;
-        if old.definition() == new.definition() {
-            return Ok(Put::Unchanged(at));
-        }
         if old.ip != new.ip {
             bail!(
                 "ip {}: the address of {} is {} as long as it is served: remove it and add it again",
@@ -119,36 +129,59 @@ impl Attached {
                 old.ip
             );
         }
-        let has_other_policy = old.flags.policy != new.flags.policy;
+        let forwards = self.reserve_change(&old.forwards, &new)?;
+        if old.definition() == new.definition() && forwards.is_empty() {
+            return Ok(Put::Unchanged(at));
+        }
+        // Connections that are refused now end as with another policy.
+        let has_other_policy = old.flags.policy_name() != new.flags.policy_name()
+            || old.host_loopback != new.host_loopback;
         if has_other_policy && is_applying {
             bail!("another policy is just being put in force: try again");
         }
-        let forwards = self.reserve_change(&old.forwards, &new)?;
         let has_other_tap = old.tap != new.tap;
         let mut in_force = VmConfig {
             policy: old.policy,
             ..new.clone()
         };
         in_force.flags.policy = old.flags.policy.clone();
+        in_force.host_loopback = old.host_loopback.clone();
+        in_force.flags.inline_policy = old.flags.inline_policy.clone();
         if has_other_tap {
             self.shut_tap_of(&self.vms[at])?;
+            let tap = self.vms[at].tap_ifindex;
+            vm::forget_tap(self.datapath.maps(), self.vms[at].open.row, tap)?;
+            self.forget_tap(tap);
         }
-        let ServedVm { is_up, is_idle, .. } = self.vms[at];
-        let is_idle = is_idle && new.idle_after != Some(0);
-        if let Some(vm) = self.config.vms.iter_mut().find(|vm| vm.name == new.name) {
-            *vm = in_force.clone();
-        }
-        let generation = self.vms[at].generation + 1;
-        self.vms[at] = ServedVm {
-            generation,
-            is_idle,
-            ..self.open_vm(in_force)?
+        let opened = match self.open_vm(in_force.clone()) {
+            Ok(opened) => opened,
+            Err(e) => {
+                if has_other_tap {
+                    // It is served again as if it had come.
+                    self.vms[at].tap_ifindex = None;
+                }
+                return Err(e);
+            }
         };
+        // From here on nothing fails, but the TAP may be served later.
+        self.config.vms[at] = in_force;
+        let idle_after = new.idle_after.unwrap_or(self.config.idle_after);
+        let old = &self.vms[at];
+        let has_other_tap = has_other_tap || old.tap_ifindex != opened.tap_ifindex;
+        let vm = ServedVm {
+            generation: old.generation + 1,
+            is_idle: old.is_idle && idle_after != 0,
+            is_up: old.is_up,
+            ..opened
+        };
+        self.vms.replace(at, vm);
         self.share_credits();
         self.set_rates_of(&self.vms[at]);
-        if is_up {
-            self.note_taps()?;
-            self.serve_tap(at)?;
+        if has_other_tap
+            && self.vms[at].is_up
+            && let Err(e) = self.serve_its_tap(at)
+        {
+            tracing::warn!("the TAP of {} is served later: {e:#}", new.name);
         }
         self.keep_vm(&self.vms[at]);
         Ok(match has_other_policy {

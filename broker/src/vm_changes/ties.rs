@@ -84,7 +84,9 @@ impl Ties {
         self.epoll.add(&client, event)?;
         self.untied.remove(vm);
         self.tied.insert(self.last, (vm.to_owned(), client));
-        self.of_vm.insert(vm.to_owned(), self.last);
+        if let Some(former) = self.of_vm.insert(vm.to_owned(), self.last) {
+            self.tied.remove(&former);
+        }
         Ok(())
     }
 
@@ -125,7 +127,11 @@ impl Ties {
             ) {
                 continue;
             }
-            if let Some((vm, _)) = self.tied.remove(&number) {
+            let Some((vm, _)) = self.tied.remove(&number) else {
+                continue;
+            };
+            // The VM may be another client's by now.
+            if self.of_vm.get(&vm) == Some(&number) {
                 self.of_vm.remove(&vm);
                 ended.push(vm);
             }

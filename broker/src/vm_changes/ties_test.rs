@@ -56,3 +56,15 @@ fn clients_have_time_to_come_back_to_another_daemon() {
     assert_eq!(ties.ended(), ["b"]);
     assert_eq!(ties.due(), None);
 }
+
+#[test]
+fn the_end_of_a_former_client_leaves_the_present_ones_vm() {
+    let mut ties = Ties::new().unwrap();
+    let former = tied(&mut ties, "a");
+    let present = tied(&mut ties, "a");
+    drop(former);
+    assert_eq!(ties.ended(), [""; 0]);
+    assert!(ties.has("a"));
+    drop(present);
+    assert_eq!(ties.ended(), ["a"]);
+}

@@ -59,6 +59,9 @@ pub(crate) struct VmPutArgs {
     /// Its policy, by name [default: as for VMs that name none]
     #[arg(long, value_name = "NAME")]
     pub(crate) policy: Option<String>,
+    /// File with a policy for this VM: TOML with the keys of [policy.NAME] in a policy file
+    #[arg(long, value_name = "FILE", conflicts_with = "policy")]
+    pub(crate) policy_file: Option<PathBuf>,
     /// When it counts as idle; 0: never [default: --idle-after of `slipgate serve`]
     #[arg(long, value_name = "SECONDS")]
     pub(crate) idle_after: Option<u32>,
@@ -71,6 +74,12 @@ pub(crate) struct VmPutArgs {
     /// With `set`: forward nothing any more
     #[arg(long, conflicts_with = "forward")]
     pub(crate) no_forward: bool,
+    /// Lead a port of the gateway to the host's 127.0.0.1; with `set`, all that there are to be
+    #[arg(long, value_name = "[ADDR:]PORT[:PORT][/tcp|udp]")]
+    pub(crate) host_loopback: Vec<String>,
+    /// With `set`: lead nothing there any more but what its policy lists
+    #[arg(long, conflicts_with = "host_loopback")]
+    pub(crate) no_host_loopback: bool,
     #[command(flatten)]
     pub(crate) quotas: QuotaArgs,
     /// Directory in bpffs that `serve` was given

@@ -40,34 +40,55 @@ pub(super) fn add(
         },
     });
     let file = file(folder, attachment);
-    let mut devices = others(&file, attachment)?;
+    let before = read(&file)?.unwrap_or_default();
+    let mut devices = before["devices"].as_array().cloned().unwrap_or_default();
+    devices.retain(|device| device["name"] != attachment.ifname);
     devices.push(device);
-    write(folder, &file, &json!({"netns": netns, "devices": devices}))
+    fs::create_dir_all(folder).map_err(|e| failed("making the folder of", &file, &e))?;
+    write(&file, &json!({"netns": netns, "devices": devices}))
 }
 
 /// Takes the attachment's TAP out, and the file away with the last.
 pub(super) fn remove(folder: &Path, attachment: &Attachment) -> Result<(), Failure> {
-    let file = file(folder, attachment);
-    let Some(mut sandbox) = read(&file)? else {
+    let is_its = |device: &Value| device["name"] == attachment.ifname;
+    remove_from(&file(folder, attachment), is_its)
+}
+
+/// Takes a TAP out of whichever file lists it, for an attachment of which only the TAP is known.
+pub(super) fn remove_tap(folder: &Path, tap: &str) -> Result<(), Failure> {
+    let entries = match fs::read_dir(folder) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),
+        other => other.map_err(|e| failed("looking for", folder, &e))?,
+    };
+    for entry in entries {
+        let file = entry.map_err(|e| failed("looking for", folder, &e))?.path();
+        if file.extension().is_some_and(|it| it == "json") {
+            remove_from(&file, |device| device["device"]["tap_name"] == tap)?;
+        }
+    }
+    Ok(())
+}
+
+/// Takes devices out of a file, and the file away with the last.
+fn remove_from(file: &Path, is_removed: impl Fn(&Value) -> bool) -> Result<(), Failure> {
+    let Some(mut sandbox) = read(file)? else {
         return Ok(());
     };
-    let devices = others(&file, attachment)?;
+    let Some(devices) = sandbox["devices"].as_array_mut() else {
+        return Ok(());
+    };
+    let before = devices.len();
+    devices.retain(|device| !is_removed(device));
     if devices.is_empty() {
-        return match fs::remove_file(&file) {
-            Err(e) if e.kind() != io::ErrorKind::NotFound => Err(failed("removing", &file, &e)),
+        return match fs::remove_file(file) {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => Err(failed("removing", file, &e)),
             _ => Ok(()),
         };
     }
-    sandbox["devices"] = devices.into();
-    write(folder, &file, &sandbox)
-}
-
-/// The file's devices without the attachment's.
-fn others(file: &Path, attachment: &Attachment) -> Result<Vec<Value>, Failure> {
-    let sandbox = read(file)?.unwrap_or_default();
-    let mut devices = sandbox["devices"].as_array().cloned().unwrap_or_default();
-    devices.retain(|device| device["name"] != attachment.ifname);
-    Ok(devices)
+    match devices.len() == before {
+        true => Ok(()),
+        false => write(file, &sandbox),
+    }
 }
 
 fn file(folder: &Path, attachment: &Attachment) -> PathBuf {
@@ -85,10 +106,9 @@ fn read(file: &Path) -> Result<Option<Value>, Failure> {
 }
 
 /// Writes the whole file at once: Kata may read it meanwhile.
-fn write(folder: &Path, file: &Path, sandbox: &Value) -> Result<(), Failure> {
+fn write(file: &Path, sandbox: &Value) -> Result<(), Failure> {
     let new = file.with_extension("json-new");
-    fs::create_dir_all(folder)
-        .and_then(|()| fs::write(&new, format!("{sandbox:#}\n")))
+    fs::write(&new, format!("{sandbox:#}\n"))
         .and_then(|()| fs::rename(&new, file))
         .map_err(|e| failed("writing", file, &e))
 }

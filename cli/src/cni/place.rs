@@ -104,6 +104,7 @@ pub(super) fn ask(
         Ok(ClientAnswer::Error { error, kind }) => {
             let code = match kind {
                 ErrorKind::Busy => code::TRY_AGAIN,
+                ErrorKind::Replaced => code::EXISTS,
                 _ => code::REFUSED,
             };
             Err(Failure::new(code, error))

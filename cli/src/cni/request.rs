@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, env, io::Read as _, net::Ipv4Addr, path::PathBu
 use serde::{Deserialize, de::IgnoredAny};
 use serde_json::{Map, Value};
 use sha2::{Digest as _, Sha256};
-use slipgate_ipc::client::MAX_LABEL_BYTES;
+use slipgate_broker::config::check_label;
 use slipgate_policy::document::Quotas;
 
 use super::answer::{Failure, SUPPORTED, code};
@@ -66,8 +66,11 @@ pub(super) struct Config {
     #[serde(default)]
     pub(super) cni_version: String,
     name: Option<String>,
-    /// Name of the VMs' policy. `None`: the daemon's default policy.
-    pub(super) policy: Option<String>,
+    /// The VMs' policy. `None`: the daemon's default policy.
+    policy: Option<Policy>,
+    /// Ports of the gateway that lead to the host's loopback.
+    #[serde(default)]
+    pub(super) host_loopback: Vec<String>,
     #[serde(default)]
     pub(super) labels: BTreeMap<String, String>,
     /// Limits of each VM, with the keys of a policy file.
@@ -117,10 +120,35 @@ pub(super) struct Config {
 
 /// What the runtime says of one attachment by capabilities.
 #[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase")]
 struct RuntimeConfig {
     mac: Option<String>,
     #[serde(default)]
     ips: Vec<String>,
+    #[serde(default)]
+    port_mappings: Vec<PortMapping>,
+}
+
+/// A policy's name, or an object with the keys of `[policy.NAME]` in a policy file.
+#[derive(Debug, Deserialize)]
+#[serde(untagged)]
+enum Policy {
+    Name(String),
+    Inline(Map<String, Value>),
+}
+
+/// A port of the host that leads to the guest: the capability `portMappings`.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct PortMapping {
+    /// 0: the runtime has mapped nothing.
+    host_port: u16,
+    container_port: u16,
+    /// tcp, if it is left out.
+    protocol: Option<String>,
+    /// Address of the host; any, if it is left out.
+    #[serde(rename = "hostIP")]
+    host_ip: Option<String>,
 }
 
 impl Request {
@@ -230,6 +258,50 @@ impl Config {
     pub(super) fn network(&self) -> Result<&str, Failure> {
         let name = self.name.as_deref().filter(|name| !name.is_empty());
         name.ok_or_else(|| Failure::new(code::CONFIG, "the configuration has no name"))
+    }
+
+    /// Name of the VMs' policy, or its text.
+    pub(super) fn policy(&self) -> Result<(Option<String>, Option<String>), Failure> {
+        match &self.policy {
+            None => Ok((None, None)),
+            Some(Policy::Name(name)) => Ok((Some(name.clone()), None)),
+            Some(Policy::Inline(policy)) => match toml::to_string(policy) {
+                Ok(text) => Ok((None, Some(text))),
+                Err(e) => {
+                    let why = "policy: a value has no form in a policy file";
+                    Err(Failure::new(code::CONFIG, why).because(&e))
+                }
+            },
+        }
+    }
+
+    /// Ports of the host that lead to the guest, in the form of `--forward`.
+    pub(super) fn forwards(&self) -> Result<Vec<String>, Failure> {
+        let mappings = self.runtime_config.port_mappings.iter();
+        mappings
+            .filter(|mapping| mapping.host_port != 0)
+            .map(PortMapping::forward)
+            .collect()
+    }
+}
+
+impl PortMapping {
+    fn forward(&self) -> Result<String, Failure> {
+        let wrong = |what: &str, given: &str, remedy: &str| {
+            let why = format!("runtimeConfig.portMappings: {what} {given}: {remedy}");
+            Err(Failure::new(code::CONFIG, why))
+        };
+        let protocol = self.protocol.as_deref().unwrap_or("tcp").to_lowercase();
+        if !["tcp", "udp"].contains(&protocol.as_str()) {
+            return wrong("protocol", &protocol, "give tcp or udp");
+        }
+        let host = match self.host_ip.as_deref().unwrap_or_default() {
+            "" | "::" | "0.0.0.0" => String::new(),
+            address if address.parse::<Ipv4Addr>().is_ok() => format!("{address}:"),
+            other => return wrong("hostIP", other, "give an IPv4 address of the host"),
+        };
+        let (from, to) = (self.host_port, self.container_port);
+        Ok(format!("{protocol}:{host}{from}:{to}"))
     }
 }
 
@@ -359,12 +431,16 @@ fn address(what: &str, text: &str) -> Result<Ipv4Addr, Failure> {
 
 /// A text as a label's value, which is short: its own, or its beginning and a digest.
 pub(super) fn short(text: &str) -> String {
-    if text.len() <= MAX_LABEL_BYTES && !text.contains(char::is_control) {
+    if check_label("name", "network", text).is_ok() {
         return text.to_owned();
     }
     let plain = text.chars().filter(char::is_ascii_alphanumeric);
     let begins: String = plain.take(40).collect();
-    format!("{begins}-{}", &digest(&[text])[..16])
+    let digest = &digest(&[text])[..16];
+    match begins.as_str() {
+        "" => digest.to_owned(),
+        begins => format!("{begins}-{digest}"),
+    }
 }
 
 /// Digest of texts, in hexadecimal digits.

@@ -155,3 +155,45 @@ fn a_result_has_the_form_of_its_version() {
     assert_eq!(older["ips"][0]["version"], "4");
     assert!(older["interfaces"][0].get("mtu").is_none());
 }
+
+#[test]
+fn a_networks_label_is_one_that_the_daemon_takes() {
+    let long = "n".repeat(300);
+    let names = ["pods", "pods-", "-", "\u{e9}", "a b", "", &long, "pods_"];
+    let labels: Vec<String> = names.iter().map(|name| short(name)).collect();
+    for (name, label) in names.iter().zip(&labels) {
+        check_label("name", "network", label).unwrap_or_else(|e| panic!("{name:?}: {e}"));
+    }
+    assert_eq!(labels[0], "pods");
+    let distinct: std::collections::BTreeSet<_> = labels.iter().collect();
+    assert_eq!(distinct.len(), names.len(), "{labels:?}");
+}
+
+#[test]
+fn port_mappings_are_forwards() {
+    let forwards = |mappings: serde_json::Value| {
+        let config = json!({
+            "cniVersion": "1.1.0",
+            "name": "vms",
+            "runtimeConfig": { "portMappings": mappings },
+        });
+        let request = read(&[("CNI_COMMAND", "STATUS")], &config.to_string()).unwrap();
+        request.config.forwards().map_err(|failure| failure.msg)
+    };
+    let mappings = json!([
+        { "hostPort": 8080, "containerPort": 80, "protocol": "tcp" },
+        { "hostPort": 5353, "containerPort": 53, "protocol": "UDP", "hostIP": "192.0.2.1" },
+        { "hostPort": 8081, "containerPort": 81, "hostIP": "0.0.0.0" },
+        { "hostPort": 0, "containerPort": 82, "protocol": "sctp" },
+    ]);
+    assert_eq!(
+        forwards(mappings).unwrap(),
+        ["tcp:8080:80", "udp:192.0.2.1:5353:53", "tcp:8081:81"]
+    );
+    for (key, given) in [("protocol", "sctp"), ("hostIP", "2001:db8::1")] {
+        let mut mapping = json!({ "hostPort": 1, "containerPort": 1 });
+        mapping[key] = given.into();
+        let error = forwards(json!([mapping])).unwrap_err();
+        assert!(error.contains(key) && error.contains(given), "{error}");
+    }
+}

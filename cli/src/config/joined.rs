@@ -1,21 +1,25 @@
 //! The flags of `attach` and `run` where a daemon serves the network namespace: what they say of a
 //! VM goes to the daemon, and what they say of the NAT is refused, because the daemon has it for
-//! all its VMs.
+//! all its VMs. Rules become a policy in the VM's definition.
 use std::path::PathBuf;
 
 use clap::{ArgMatches, Command, CommandFactory as _, parser::ValueSource};
+use serde_json::json;
 use slipgate_broker::{
     Daemon,
     config::{RunConfig, VmConfig},
 };
 use slipgate_ipc::client::VmDefinition;
-use slipgate_policy::document::{ConfigError, forwards};
+use slipgate_policy::{
+    Action,
+    document::{ConfigError, RuleFlag, check_rules, forwards, parse_host_loopback},
+};
 
-use super::{network, vm};
-use crate::args::{AttachArgs, CommandLine, NatArgs, OnExit, RunArgs};
+use super::{network, rules::rule_flags, vm};
+use crate::args::{AttachArgs, CommandLine, DefaultRule, NatArgs, OnExit, RunArgs};
 
 /// Flags that are about a VM, about this process, or compared with the daemon's own.
-const OF_THE_VM: [&str; 15] = [
+const OF_THE_VM: [&str; 20] = [
     "vm",
     "tap",
     "guest-ip",
@@ -27,6 +31,11 @@ const OF_THE_VM: [&str; 15] = [
     "tx-packets-per-second",
     "rx-packets-per-second",
     "dns-per-second",
+    "default",
+    "allow",
+    "inspect",
+    "deny",
+    "host-loopback",
     "uplink",
     "on-exit",
     "pin-dir",
@@ -36,18 +45,8 @@ const OF_THE_VM: [&str; 15] = [
 const OF_THE_MACHINE: [&str; 9] = [
     "kernel", "initrd", "cmdline", "cpus", "memory", "queues", "name", "mac", "report",
 ];
-/// Flags that say what a guest may do.
-const OF_A_POLICY: [&str; 9] = [
-    "policy",
-    "policy-name",
-    "default",
-    "allow",
-    "deny",
-    "inspect",
-    "deny-file",
-    "dns",
-    "host-loopback",
-];
+/// Flags of policies that name files, which only the daemon may read, or resolvers.
+const OF_A_POLICY: [&str; 4] = ["policy", "policy-name", "deny-file", "dns"];
 
 /// The VMs of `attach`, as the daemon gets them. `given`: the flags as typed.
 ///
@@ -99,6 +98,8 @@ fn definitions(
     let forwards = forwards(&nat.forward, None, &names)?;
     let is_given = |id| given.value_source(id) == Some(ValueSource::CommandLine);
     let guest_ip = network::parse(nat)?.guest;
+    let own = own_policy(nat, given)?;
+    parse_host_loopback(&nat.host_loopback)?;
     let of_vm = |(at, vm): (usize, &VmConfig)| {
         let ours = forwards.iter().filter(|forward| forward.vm == at);
         let specs = ours.map(|forward| {
@@ -112,10 +113,49 @@ fn definitions(
             ip: has_own_ip.then_some(vm.ip),
             quotas: vm.flags.quotas.or(nat.quotas.quotas()),
             forwards: specs,
+            host_loopback: nat.host_loopback.clone(),
+            inline_policy: own.clone(),
             ..vm.definition()
         }
     };
-    Ok(vms.iter().enumerate().map(of_vm).collect())
+    let definitions: Vec<VmDefinition> = vms.iter().enumerate().map(of_vm).collect();
+    let named = definitions.iter().find_map(|vm| vm.policy.as_ref());
+    if let (Some(name), Some(_)) = (named, &own) {
+        return Err(ConfigError::new(
+            "--vm",
+            format!("policy={name}"),
+            "a daemon serves this network namespace, and rules are not added to its policy",
+            "give the rules alone, or a policy that has them (slipgate policy put NAME FILE)",
+        ));
+    }
+    Ok(definitions)
+}
+
+/// The text of a policy with the rules and the default of the flags; `None`: neither is given.
+fn own_policy(nat: &NatArgs, given: &ArgMatches) -> Result<Option<String>, ConfigError> {
+    let rules = rule_flags(given);
+    if rules.is_empty() && nat.default.is_none() {
+        return Ok(None);
+    }
+    check_rules(&rules)?;
+    let rules = rules.iter().filter_map(|rule| match rule {
+        RuleFlag::Match(action, text) => Some(match action {
+            Action::Allow => json!({ "allow": text }),
+            Action::Inspect => json!({ "inspect": text }),
+            Action::Deny => json!({ "deny": text }),
+        }),
+        // Refused above.
+        RuleFlag::DenyFile(_) => None,
+    });
+    let default = match nat.default {
+        Some(DefaultRule::Deny) => "deny",
+        Some(DefaultRule::Allow) | None => "allow",
+    };
+    let policy = json!({ "default": default, "rules": rules.collect::<Vec<_>>() });
+    let text = toml::to_string(&policy).map_err(|e| {
+        ConfigError::new("--default", default, e.to_string(), "give a policy by name")
+    })?;
+    Ok(Some(text))
 }
 
 /// Checks that no flag was typed that the daemon has for all its VMs. `others`: flags of the
@@ -133,7 +173,7 @@ fn check_flags(command: &str, given: &ArgMatches, others: &[&str]) -> Result<(),
         }
         let (problem, remedy) = match OF_A_POLICY.contains(&long) {
             true => (
-                "a daemon serves this network namespace, and its VMs have policies by name",
+                "a daemon serves this network namespace, which reads no file for a client",
                 "give it the policy (slipgate policy put NAME FILE) and the VM its name (--vm \
                  ...,policy=NAME), or give --own",
             ),

@@ -64,12 +64,51 @@ fn what_is_said_of_the_nat_is_refused_with_the_reason() {
         (["--mtu", "1400"], "has that for all its VMs"),
         (["--metrics", "127.0.0.1:9600"], "has that for all its VMs"),
         (["--nat-ports", "61000-62000"], "has that for all its VMs"),
-        (["--allow", "0.0.0.0/0"], "policies by name"),
-        (["--host-loopback", "80"], "policies by name"),
+        (["--policy", "f"], "reads no file"),
+        (["--deny-file", "f"], "reads no file"),
+        (["--dns", "192.0.2.1"], "reads no file"),
+        (["--allow", "nonsense/99"], "give CIDR or NAME"),
+        (["--host-loopback", "53"], "DNS"),
         (["--on-exit", "keep"], "removes the VM when"),
     ] {
         let error = joined(&[&["--tap", "tap0"], &typed[..]].concat()).unwrap_err();
         let error = error.to_string();
         assert!(error.contains(part) && error.contains(typed[0]), "{error}");
     }
+}
+
+#[test]
+fn rules_become_the_vms_policy_in_their_order() {
+    let policy = |typed: &[&str]| {
+        let vms = joined(&[&["--tap", "tap0"], typed].concat()).unwrap();
+        let text = vms.into_iter().next().unwrap().inline_policy?;
+        slipgate_policy::document::check_inline(&text).unwrap();
+        Some(toml::from_str::<serde_json::Value>(&text).unwrap())
+    };
+    assert_eq!(policy(&[]), None);
+    let typed = [
+        "--deny",
+        "192.0.2.1",
+        "--allow",
+        "192.0.2.0/24:443/tcp",
+        "--inspect",
+        "*.example.com:443",
+    ];
+    let rules = serde_json::json!([
+        { "deny": "192.0.2.1" },
+        { "allow": "192.0.2.0/24:443/tcp" },
+        { "inspect": "*.example.com:443" },
+    ]);
+    let expected = |default: &str| serde_json::json!({ "default": default, "rules": rules });
+    assert_eq!(policy(&typed), Some(expected("allow")));
+    let denies = [&typed[..], &["--default", "deny"]].concat();
+    assert_eq!(policy(&denies), Some(expected("deny")));
+    let vms = joined(&["--tap", "tap0", "--host-loopback", "8000:80/tcp"]).unwrap();
+    assert_eq!(vms[0].host_loopback, ["8000:80/tcp"]);
+    let named = ["--vm", "name=a,tap=tap0,policy=closed"];
+    let error = joined(&[&named[..], &["--deny", "192.0.2.1"]].concat()).unwrap_err();
+    assert!(
+        error.to_string().contains("give the rules alone"),
+        "{error}"
+    );
 }

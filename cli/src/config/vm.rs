@@ -120,6 +120,7 @@ fn parse_spec(spec: &str, network: &GuestNetwork) -> Result<VmConfig, ConfigErro
         mac,
         flags: VmFlags {
             policy: policy.map(str::to_owned),
+            inline_policy: None,
             quotas: Quotas {
                 max_flows,
                 ..Quotas::default()

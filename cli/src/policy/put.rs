@@ -1,7 +1,7 @@
 //! `slipgate policy put`: a named policy for the daemon's VMs.
 use anyhow::{Context as _, bail};
 use slipgate_broker::counted;
-use slipgate_ipc::client::{ClientAnswer, ClientRequest};
+use slipgate_ipc::client::{ClientAnswer, ClientRequest, Replaces};
 
 use crate::{
     args::PutArgs,
@@ -14,12 +14,13 @@ pub(crate) fn run(args: &PutArgs) -> anyhow::Result<()> {
     let request = ClientRequest::PutPolicy {
         name: args.name.clone(),
         text: std::fs::read_to_string(&args.file).with_context(what)?,
-        replaces: None,
+        replaces: Replaces::Anything,
     };
     let ClientAnswer::PolicyPut {
         generation,
         cut,
         kept,
+        ..
     } = ask_daemon(&args.pin_dir, request)?
     else {
         bail!(ANOTHER_ANSWER);

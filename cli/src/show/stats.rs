@@ -15,6 +15,7 @@ use slipgate_abi::{
 };
 use slipgate_control::maps::{ReadOnlyMaps, SlotSnapshot};
 use slipgate_ipc::engine::{NameCounts, RefusedSample, RelayedCounts};
+use slipgate_model::MacMismatch;
 
 use self::links::Links;
 pub(crate) use self::rules::RefusedBy;
@@ -92,6 +93,10 @@ pub(crate) struct VmStats {
     /// Everything from and to it is dropped, until it is thawed; absent otherwise.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub(crate) frozen: bool,
+    /// Frames that were dropped because they came from another MAC than the configured one; absent
+    /// while there were none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) mac_mismatch: Option<MacMismatch>,
     /// The machine's own counters, when `slipgate run` runs it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) vmm: Option<Value>,
@@ -196,6 +201,7 @@ impl VmStats {
             records_lost: counters.records_lost,
             pcap_lost: counters.pcap_lost,
             frozen: false,
+            mac_mismatch: None,
             vmm: None,
         }
     }
@@ -366,6 +372,7 @@ fn read_once(maps: &ReadOnlyMaps, which: Which<'_>) -> Stats {
         of_vm.arp_answers += vm.arp_answered;
         of_vm.refused_by = rules::of(&counters, |rule| maps.rule(rule));
         of_vm.frozen = vm.flags & VmFlags::FROZEN != 0;
+        of_vm.mac_mismatch = MacMismatch::of(&vm);
         let dropped = links
             .as_ref()
             .map(|links| links.tx_dropped(IfIndex::new(vm.tap_ifindex)));
@@ -523,6 +530,11 @@ fn text(stats: &Stats) -> String {
     if !reasons.is_empty() {
         text.push('\n');
         text.push_str(&table(&["VM", "WHAT", "COUNT", "BYTES"], &reasons, &[2, 3]));
+    }
+    for vm in &stats.vms {
+        if let Some(mismatch) = &vm.mac_mismatch {
+            text.push_str(&format!("\n{}: {mismatch}\n", vm.vm));
+        }
     }
     text.push_str(&machines::text(&stats.vms));
     text

@@ -3,7 +3,7 @@ use serde_json::json;
 use slipgate_abi::{IfIndex, SlotIndex, VmId, VmRow};
 use slipgate_ipc::{
     api::{ApiRequest, FromApi},
-    client::{ClientAnswer, ClientRequest, Target},
+    client::{ClientAnswer, ClientRequest, Replaces, Target, Version},
     descriptors::Slot,
     engine::{
         EngineInventory, EngineReply, EngineRequest, FlowQuestion, FromEngine, HostAddress, Link,
@@ -72,6 +72,7 @@ pub(super) fn messages() -> Seeds {
         max_flows: 10,
         new_flows_per_second: 100,
         policy: 0,
+        host_loopback: Vec::new(),
         dns_per_second: 0,
         idle_after_s: 0,
         is_idle: false,
@@ -177,7 +178,7 @@ pub(super) fn messages() -> Seeds {
             "put",
             ApiRequest::PutVm {
                 vm,
-                replaces: Some(1),
+                replaces: Replaces::AnyOf(vec![Version::of(b"a")]),
             },
         ),
         ("list", ApiRequest::ListVms),

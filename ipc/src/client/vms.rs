@@ -1,7 +1,8 @@
 //! VMs and policies that clients give to a daemon while it serves.
-use std::{collections::BTreeMap, net::Ipv4Addr};
+use std::{collections::BTreeMap, fmt, net::Ipv4Addr};
 
 use serde::{Deserialize, Serialize};
+use sha2::{Digest as _, Sha256};
 use slipgate_model::VmId;
 use slipgate_policy::document::Quotas;
 
@@ -30,12 +31,20 @@ pub struct VmDefinition {
     /// Name of its policy; `None`: the daemon's default policy.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub policy: Option<String>,
+    /// Text of a policy for this VM, in place of `policy`: TOML, with the keys of `[policy.NAME]` in a
+    /// policy file. VMs with the same text share one policy.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub inline_policy: Option<String>,
     /// Limits that replace those of the policy.
     #[serde(default, skip_serializing_if = "is_default")]
     pub quotas: Quotas,
     /// Ports of the host that lead to the guest, in the form of `--forward`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub forwards: Vec<String>,
+    /// Ports of the gateway that lead to the host's 127.0.0.1, in the form of `--host-loopback`,
+    /// before those of its policy.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub host_loopback: Vec<String>,
     /// Silence after which the VM is idle, seconds; 0: it is not told. `None`: the daemon's
     /// `--idle-after`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -49,6 +58,85 @@ pub struct VmDefinition {
     /// [`ClientRequest::ServeVm`]: super::ClientRequest::ServeVm
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub tied: bool,
+}
+
+impl VmDefinition {
+    /// A VM of which nothing but the name and the TAP is said.
+    pub fn new(name: impl Into<String>, tap: impl Into<String>) -> Self {
+        Self {
+            name: name.into(),
+            tap: tap.into(),
+            mac: None,
+            ip: None,
+            policy: None,
+            inline_policy: None,
+            quotas: Quotas::default(),
+            forwards: Vec::new(),
+            host_loopback: Vec::new(),
+            idle_after: None,
+            labels: BTreeMap::new(),
+            tied: false,
+        }
+    }
+
+    /// Version of the definition.
+    pub fn version(&self) -> Version {
+        Version::of(&serde_json::to_vec(self).unwrap_or_default())
+    }
+}
+
+/// Version of a definition or policy: the first bytes of its SHA-256 digest. So a version is never
+/// that of another content, whatever was removed or restarted in between.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Version(u64);
+
+impl Version {
+    /// Version of this content.
+    pub fn of(content: &[u8]) -> Self {
+        let digest = Sha256::digest(content);
+        let first: [u8; 8] = std::array::from_fn(|at| digest[at]);
+        Self(u64::from_be_bytes(first))
+    }
+
+    /// Reads what `Display` has written: 16 hexadecimal digits.
+    pub fn parse(text: &str) -> Option<Self> {
+        let is_hex = text.len() == 16 && text.bytes().all(|b| b.is_ascii_hexdigit());
+        let number = is_hex.then(|| u64::from_str_radix(text, 16).ok());
+        number.flatten().map(Self)
+    }
+}
+
+impl fmt::Display for Version {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:016x}", self.0)
+    }
+}
+
+/// Condition of a change: what it may replace.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Replaces {
+    /// Whatever there is.
+    #[default]
+    Anything,
+    /// Nothing: it must be new.
+    Nothing,
+    /// Any version: it must exist.
+    Existing,
+    /// One of these versions.
+    AnyOf(Vec<Version>),
+}
+
+impl Replaces {
+    /// Whether the condition holds. `now`: the present version; `None`: there is none.
+    pub fn permits(&self, now: Option<Version>) -> bool {
+        match self {
+            Self::Anything => true,
+            Self::Nothing => now.is_none(),
+            Self::Existing => now.is_some(),
+            Self::AnyOf(versions) => now.is_some_and(|now| versions.contains(&now)),
+        }
+    }
 }
 
 fn is_default(quotas: &Quotas) -> bool {
@@ -85,6 +173,10 @@ pub struct VmStatus {
     /// Whether it is idle.
     #[serde(default)]
     pub idle: bool,
+    /// Forwards of the definition that are not served, because others had their ports when the
+    /// daemon started.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub unserved_forwards: Vec<String>,
 }
 
 /// State of a VM in a daemon.

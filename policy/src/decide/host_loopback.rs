@@ -7,7 +7,7 @@ use std::net::Ipv4Addr;
 
 use slipgate_abi::Refusal;
 
-use crate::{Decision, Destination, Policy};
+use crate::{Decision, Destination, LoopbackPorts, Policy};
 
 /// Target of a listed destination, and the decision about it.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -23,9 +23,15 @@ pub struct Lead {
 
 impl Policy {
     /// Returns the target of a destination that is listed as a port of the host's loopback; `None`
-    /// if it is not listed. `gateway`: the gateway's address as the guest sees it.
-    pub fn host_loopback(&self, to: Destination, gateway: Ipv4Addr) -> Option<Lead> {
-        let mut entries = self.settings().host_loopback.iter();
+    /// if it is not listed. `own`: the VM's entries, which come before the policy's. `gateway`: the
+    /// gateway's address as the guest sees it.
+    pub fn host_loopback(
+        &self,
+        own: &[LoopbackPorts],
+        to: Destination,
+        gateway: Ipv4Addr,
+    ) -> Option<Lead> {
+        let mut entries = own.iter().chain(&self.settings().host_loopback);
         let (entry, host_port) = entries.find_map(|e| Some((e, e.leads(to, gateway)?)))?;
         let decided = self.decide(to);
         let refusal = match self.place_of(decided.rule) {
@@ -42,9 +48,14 @@ impl Policy {
         })
     }
 
-    /// Whether some port of an address may lead to the host's loopback.
-    pub fn has_loopback_at(&self, addr: Ipv4Addr, gateway: Ipv4Addr) -> bool {
-        let mut entries = self.settings().host_loopback.iter();
+    /// Whether some port of an address may lead to the host's loopback. `own`: the VM's entries.
+    pub fn has_loopback_at(
+        &self,
+        own: &[LoopbackPorts],
+        addr: Ipv4Addr,
+        gateway: Ipv4Addr,
+    ) -> bool {
+        let mut entries = own.iter().chain(&self.settings().host_loopback);
         entries.any(|entry| entry.address.unwrap_or(gateway) == addr)
     }
 

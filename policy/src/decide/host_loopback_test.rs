@@ -100,7 +100,7 @@ fn a_port_leads_to_one_place() {
 fn nothing_is_led_that_is_not_listed_and_a_deny_beats_the_list() {
     let at = to(Protocol::Tcp, "10.0.2.2", 8080);
     let leads = |default, rules, listed: &[&str]| {
-        let lead = policy(default, rules, listed).host_loopback(at, GATEWAY);
+        let lead = policy(default, rules, listed).host_loopback(&[], at, GATEWAY);
         lead.map(|lead| (lead.host_port, lead.decision.refusal))
     };
     assert_eq!(leads(Action::Allow, vec![allow("0.0.0.0/0")], &[]), None);
@@ -134,11 +134,29 @@ fn nothing_is_led_that_is_not_listed_and_a_deny_beats_the_list() {
 }
 
 #[test]
+fn a_vms_own_entries_come_before_the_policys() {
+    let own = entries(&["8080:81", "9000/tcp"]);
+    let policy = policy(
+        Action::Allow,
+        vec![deny("10.0.2.2:9000")],
+        &["8080:80", "8081"],
+    );
+    let lead = |port| {
+        let lead = policy.host_loopback(&own, to(Protocol::Tcp, "10.0.2.2", port), GATEWAY);
+        lead.map(|lead| (lead.host_port, lead.decision.refusal))
+    };
+    assert_eq!(lead(8080), Some((81, None)));
+    assert_eq!(lead(8081), Some((8081, None)));
+    assert_eq!(lead(9000), Some((9000, Some(Refusal::Rule))));
+    assert_eq!(lead(9001), None);
+}
+
+#[test]
 fn it_is_said_where_it_leads_and_what_stands_against_it() {
     let at = to(Protocol::Udp, "10.0.2.2", 8080);
     let said = |rules| {
         let policy = policy(Action::Deny, rules, &["8080:80"]);
-        let lead = policy.host_loopback(at, GATEWAY).unwrap();
+        let lead = policy.host_loopback(&[], at, GATEWAY).unwrap();
         policy.explain_loopback(at, &lead)
     };
     assert_eq!(

@@ -22,6 +22,21 @@ pub fn parse(specs: &[String]) -> Result<Vec<LoopbackPorts>, ConfigError> {
     Ok(all)
 }
 
+/// Parses the entries of a VM's definition.
+///
+/// # Errors
+/// As [`parse`].
+pub fn loopback_of_vm(specs: &[String]) -> Result<Vec<LoopbackPorts>, ConfigError> {
+    let mut all = Vec::new();
+    for spec in specs {
+        let added = spec
+            .parse()
+            .and_then(|entry: LoopbackPorts| entry.add_to(&mut all));
+        added.map_err(|e| ConfigError::new("host_loopback", spec, e.to_string(), remedy(&e)))?;
+    }
+    Ok(all)
+}
+
 fn typed(entry: LoopbackPorts) -> LoopbackPorts {
     LoopbackPorts {
         typed: true,

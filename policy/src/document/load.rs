@@ -1,5 +1,5 @@
 //! Policies with all their files read and all rules checked, ready to be sent to the engine.
-use std::{io, ops::Range, path::Path};
+use std::{collections::BTreeMap, io, ops::Range, path::Path};
 
 use serde::{Deserialize, Serialize};
 use slipgate_abi::maps::MAX_RULES;
@@ -63,6 +63,16 @@ pub enum RuleText {
 pub type Reader<'r> = &'r dyn Fn(&Path) -> io::Result<String>;
 
 impl LoadedPolicies {
+    /// Texts of the deny files, by the paths under which they were read.
+    pub fn deny_files(&self) -> BTreeMap<String, String> {
+        let rules = self.policies.iter().flat_map(|policy| &policy.rules);
+        let files = rules.filter_map(|rule| match &rule.rule {
+            RuleText::DenyFile { name, text } => Some((name.clone(), text.clone())),
+            RuleText::Match(..) => None,
+        });
+        files.collect()
+    }
+
     /// Loads the policies of the flags and of a policy file. `read` reads the deny files.
     ///
     /// # Errors

@@ -1,6 +1,8 @@
-//! Named policies that come one by one, beside those of a policy file.
+//! Named policies that come one by one, beside those of a policy file; and policies of single VMs,
+//! which have a name made of their text, so that VMs with the same text share one.
 use std::{collections::BTreeMap, path::Path};
 
+use sha2::{Digest as _, Sha256};
 use toml::Table;
 
 use super::{
@@ -13,12 +15,48 @@ const NO_FILE: &str = "(policies of the API)";
 /// Base of policies that are in no file: what holds for VMs without a policy where there is no file.
 const NO_POLICY: &str = "default = \"allow\"\n";
 
-/// Checks the text of a named policy: TOML with the keys of `[policy.NAME]` in a policy file.
+/// First part of the names of single VMs' policies.
+const INLINE: &str = "inline-";
+
+/// Name of a policy that a VM's definition contains.
+pub fn inline_name(text: &str) -> String {
+    let digest = Sha256::digest(text);
+    let digits = digest.iter().take(16).map(|byte| format!("{byte:02x}"));
+    INLINE.to_owned() + &digits.collect::<String>()
+}
+
+/// Whether a policy with this name is one that VMs' definitions contain.
+pub fn is_inline(name: &str) -> bool {
+    name.starts_with(INLINE)
+}
+
+/// Checks the name and the text of a named policy: TOML with the keys of `[policy.NAME]` in a policy
+/// file.
 ///
 /// # Errors
 /// The name or the text can't be used, or the text names a file, which only root may do.
 pub fn check_named(name: &str, text: &str) -> Result<(), ConfigError> {
     check_name("policy", name, name)?;
+    if is_inline(name) {
+        return Err(ConfigError::new(
+            "policy",
+            name,
+            "names that begin so are those of policies in VMs' definitions",
+            "give another name",
+        ));
+    }
+    check_text(name, text)
+}
+
+/// Checks the text of a policy that a VM's definition contains.
+///
+/// # Errors
+/// As [`check_named`].
+pub fn check_inline(text: &str) -> Result<(), ConfigError> {
+    check_text("(policy of the VM)", text)
+}
+
+fn check_text(name: &str, text: &str) -> Result<(), ConfigError> {
     let path = Path::new(name);
     let policy: NamedPolicy = toml::from_str(text).map_err(|e| {
         let place = FilePlace::new(path, text, &e.span().unwrap_or(0..0));

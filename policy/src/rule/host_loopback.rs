@@ -73,6 +73,25 @@ impl LoopbackPorts {
         listed.then(|| self.host_first + (to.port - first))
     }
 
+    /// Returns the entry's text as it would be given: `8080:80/tcp`.
+    pub fn spec(&self) -> String {
+        let range = |(first, last): (u16, u16)| match first == last {
+            true => format!("{first}"),
+            false => format!("{first}-{last}"),
+        };
+        let address = self.address.map(|address| format!("{address}:"));
+        let mut text = address.unwrap_or_default() + &range(self.ports);
+        if self.host_first != self.ports.0 {
+            let last = self.host_first + (self.ports.1 - self.ports.0);
+            text += &format!(":{}", range((self.host_first, last)));
+        }
+        text + match (self.tcp, self.udp) {
+            (true, false) => "/tcp",
+            (false, true) => "/udp",
+            _ => "",
+        }
+    }
+
     /// Returns a port that both entries match, and the host's port that `other` leads it to.
     fn clashes(&self, other: &Self) -> Option<(u16, u16)> {
         let first = self.ports.0.max(other.ports.0);
@@ -147,27 +166,11 @@ impl FromStr for LoopbackPorts {
 
 impl fmt::Display for LoopbackPorts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let range = |f: &mut fmt::Formatter<'_>, (first, last): (u16, u16)| match first == last {
-            true => write!(f, "{first}"),
-            false => write!(f, "{first}-{last}"),
+        let name = if self.typed {
+            "--host-loopback"
+        } else {
+            "host_loopback"
         };
-        f.write_str(match self.typed {
-            true => "--host-loopback ",
-            false => "host_loopback ",
-        })?;
-        if let Some(address) = self.address {
-            write!(f, "{address}:")?;
-        }
-        range(f, self.ports)?;
-        if self.host_first != self.ports.0 {
-            let last = self.host_first + (self.ports.1 - self.ports.0);
-            f.write_str(":")?;
-            range(f, (self.host_first, last))?;
-        }
-        match (self.tcp, self.udp) {
-            (true, false) => f.write_str("/tcp"),
-            (false, true) => f.write_str("/udp"),
-            _ => Ok(()),
-        }
+        write!(f, "{name} {}", self.spec())
     }
 }

@@ -156,7 +156,7 @@ fn of_loopback(policy: &Policy, gateway: Ipv4Addr, file: &str) -> Vec<String> {
                     port,
                     protocol,
                 };
-                let lead = policy.host_loopback(to, gateway)?;
+                let lead = policy.host_loopback(&[], to, gateway)?;
                 (!lead.decision.is_allowed()).then(|| policy.explain_loopback(to, &lead))
             })
     };

@@ -215,7 +215,7 @@ fn flow(policy: &Policy, to: Destination, name: &Option<String>) -> (Outcome, St
 /// Returns whether a policy leads a destination to the recorded port of the host's loopback. The
 /// destination's address was the gateway's, or an entry gives it.
 fn loopback(policy: &Policy, to: Destination, host_port: u16) -> (Outcome, String) {
-    match policy.host_loopback(to, to.addr) {
+    match policy.host_loopback(&[], to, to.addr) {
         Some(lead) if !lead.decision.is_allowed() => {
             (Outcome::Refused, policy.named(lead.decision))
         }

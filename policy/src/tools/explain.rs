@@ -79,7 +79,7 @@ pub fn explain(
 
 /// Explains a port that leads to the host's loopback; `None` if the destination is not such a port.
 fn loopback(policy: &Policy, to: Destination, gateway: Ipv4Addr) -> Option<(bool, String)> {
-    let lead = policy.host_loopback(to, gateway)?;
+    let lead = policy.host_loopback(&[], to, gateway)?;
     let sentences = policy.explain_loopback(to, &lead);
     Some((lead.decision.is_allowed(), sentences))
 }

@@ -1,9 +1,13 @@
 //! The BPF programs and the in-memory kernel side by side, with equal tables.
-use std::{cell::RefMut, net::Ipv4Addr, os::fd::BorrowedFd, time::Duration};
+use std::{
+    cell::RefMut, net::Ipv4Addr, os::fd::BorrowedFd, sync::atomic::Ordering::Relaxed,
+    time::Duration,
+};
 
 use slipgate_abi::{
     DropCounters, FlowRef, ForwardKey, ForwardTarget, NextHop, Protocol, Sequences, Slot,
-    SlotIndex, SlotRef, TapEntry, Tuple, Verdict, Vm, VmRates, VmRow, maps::SLOTS_PER_CHUNK,
+    SlotIndex, SlotRef, TapEntry, Tuple, Verdict, Vm, VmRates, VmRow,
+    maps::{Owner, SLOTS_PER_CHUNK},
     segment::Segments,
 };
 use slipgate_control::{
@@ -90,6 +94,8 @@ pub(crate) struct Counted {
     flows: Vec<FlowCounted>,
     /// Handed over from the guest and the world, gateway ARP answered, the guest's MAC.
     vm: (u64, u64, u64, [u8; 6]),
+    /// Handed over of all VMs from the guests and the world.
+    of_all_vms: [u64; 2],
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -226,6 +232,24 @@ impl Both {
         }
     }
 
+    /// Sets the row of the process that serves the VM.
+    pub(crate) fn set_owner(&self, owner: Owner) {
+        let real = self.maps().owner_ref(0).expect("a row");
+        let memory = self.memory.borrow().owner_row(0);
+        for row in [real, memory] {
+            row.share().store(owner.share, Relaxed);
+            row.common().store(owner.common, Relaxed);
+            for (from_world, counts) in [
+                (false, (owner.handed_over, owner.taken_in)),
+                (true, (owner.world_handed_over, owner.world_taken_in)),
+            ] {
+                let (handed_over, taken_in) = row.under_way(from_world);
+                handed_over.store(counts.0, Relaxed);
+                taken_in.store(counts.1, Relaxed);
+            }
+        }
+    }
+
     /// Limits the VM, with nothing spent yet.
     pub(crate) fn set_rates(&self, rates: VmRates) {
         let limits = self.maps().rate_limits(VmRow::new(ROW)).expect("a row");
@@ -321,6 +345,7 @@ impl Both {
             [memory_drops(0), memory_drops(ROW)],
         ];
         let vms = [maps.vm(VmRow::new(ROW)).expect("a row"), memory.vm(ROW)];
+        let owners = [maps.owner_ref(0).expect("a row"), memory.owner_row(0)];
         [0, 1].map(|which| {
             let flow = |(index, _)| {
                 let sequences = match which {
@@ -344,6 +369,11 @@ impl Both {
                     vm.arp_answered,
                     vm.guest_mac,
                 ),
+                of_all_vms: [
+                    owners[which].handed_over(),
+                    owners[which].world_handed_over(),
+                ]
+                .map(|count| count.load(Relaxed)),
             }
         })
     }

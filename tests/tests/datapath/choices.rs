@@ -4,6 +4,7 @@ use std::net::{Ipv4Addr, SocketAddrV4};
 
 use slipgate_abi::{
     Command, NextHop, PortHeader, Protocol, Rate, Sequences, Verdict, Vm, VmRates, VmRef, checksum,
+    maps::Owner,
     sequence::SendSpace,
     slot::SlotFlags,
     tcp::{Flags, TcpBits},
@@ -93,11 +94,21 @@ pub(crate) fn fill(both: &Both, choices: &mut Choices<'_>) -> Protocol {
         guard_passed: 0,
         world_handed_over: 200,
         world_taken_in: choices.mostly(&[200, 199, 168, 136, 201]),
-        pad: [0; 8],
+        foreign_mac: [0; 6],
+        pad: [0; 2],
         name: [0; 64],
     };
     let (has_tap, has_port) = (!choices.once_in(24), !choices.once_in(24));
     both.set_vm(vm, has_tap, has_port);
+    both.set_owner(Owner {
+        share: choices.mostly(&[64, 0, 1, 2]),
+        common: choices.mostly(&[64, 0, 1, 101]),
+        handed_over: 300,
+        taken_in: choices.mostly(&[300, 299, 236, 301]),
+        world_handed_over: 400,
+        world_taken_in: choices.mostly(&[400, 399, 336, 401]),
+        ..Owner::default()
+    });
     let tight = |units| Rate {
         packets_per_second: units as u64 & 1,
         bytes_per_second: units as u64 >> 1,

@@ -12,7 +12,10 @@ use std::{
 use serde_json::{Value, json};
 use slipgate_testbed::{
     Guest, GuestConfig, PinDir, Slipgate, World,
-    clients::{icmp, tcp, tcp::EchoSession},
+    clients::{
+        icmp, tcp,
+        tcp::{ConnectOutcome, EchoSession},
+    },
     require_root_and_tun,
     servers::{TcpServer, TcpService},
     world::{SERVER, UPLINK},
@@ -254,6 +257,131 @@ fn a_vms_forwards_are_put_patched_and_refused_by_http() {
     );
 }
 
+/// VMs with a policy of their own: it is in force when the PUT is answered, several VMs with the same
+/// share one, and it outlives the daemon.
+#[test]
+fn a_vms_definition_contains_its_policy() {
+    require_root_and_tun!();
+    let mut stand = Stand::new();
+    let servers = [7000, 7001]
+        .map(|port| TcpServer::start(&stand.world.net, (SERVER, port), TcpService::Echo).unwrap());
+    let guests = ["tap0", "tap1", "tap2"].map(|tap| stand.guest(tap));
+    let reaches = |guest: &Guest, at: usize| {
+        guest
+            .run(|| tcp::connect_outcome(servers[at].address(), WAIT))
+            .is_ok_and(|outcome| matches!(outcome, ConnectOutcome::Connected(_)))
+    };
+    let only = |port: u16| {
+        let rule = format!("{SERVER}:{port}/tcp");
+        json!({ "default": "deny", "rules": [{ "allow": rule }] })
+    };
+    for (name, tap) in [("a", "tap0"), ("b", "tap1")] {
+        let body = json!({ "tap": tap, "policy": only(7000) });
+        let path = format!("/v1/vms/{name}");
+        let (status, vm) = stand.ask("PUT", &path, Some(body.clone()));
+        assert_eq!((status, &vm["policy"]), (201, &body["policy"]), "{vm}");
+        assert_eq!(stand.ask("PUT", &path, Some(body)).0, 200);
+        assert_eq!(stand.ask("GET", &path, None).1, vm);
+    }
+    let body = json!({ "tap": "tap2" });
+    assert_eq!(stand.ask("PUT", "/v1/vms/c", Some(body)).0, 201);
+    let both = |guest: &Guest| [reaches(guest, 0), reaches(guest, 1)];
+    let all = |guests: &[Guest; 3]| guests.each_ref().map(both);
+    assert_eq!(all(&guests), [[true, false], [true, false], [true, true]]);
+    // They are no policies that others name.
+    assert_eq!(stand.ask("GET", "/v1/policies", None).1, json!([]));
+
+    // A connection that the next policy refuses is cut before the answer.
+    let connect = || guests[0].run(|| tcp::connect(servers[0].address(), WAIT));
+    let mut stream = connect().unwrap();
+    let patch = json!({ "policy": { "rules": only(7001)["rules"] } });
+    let (status, vm) = stand.ask("PATCH", "/v1/vms/a", Some(patch));
+    assert_eq!((status, &vm["policy"]), (200, &only(7001)), "{vm}");
+    assert!(EchoSession::new(&mut stream).round(10).is_err());
+    assert_eq!(all(&guests), [[false, true], [true, false], [true, true]]);
+
+    stand.daemon.kill_both().unwrap();
+    stand.daemon = stand.daemon.again().unwrap();
+    eventually("the API answers", || {
+        (stand.ask("GET", "/v1/vms/a", None).0 == 200).then_some(())
+    });
+    assert_eq!(all(&guests), [[false, true], [true, false], [true, true]]);
+    for name in ["a", "b"] {
+        let path = format!("/v1/vms/{name}");
+        let (_, vm) = stand.ask("PATCH", &path, Some(json!({ "policy": null })));
+        assert!(vm.get("policy").is_none(), "{vm}");
+    }
+    assert_eq!(all(&guests), [[true, true]; 3]);
+    let flags = ["vm", "set", "a", "--policy-file"];
+    let file = stand.scratch.path().join("own.toml");
+    std::fs::write(&file, "default = \"deny\"\n").unwrap();
+    let file = file.display().to_string();
+    stand.daemon.run(&[&flags[..], &[&file]].concat()).unwrap();
+    assert_eq!(both(&guests[0]), [false, false]);
+}
+
+/// A VM's own ports of the host's loopback, beside another VM that has none.
+#[test]
+fn a_vms_definition_lists_ports_of_the_hosts_loopback() {
+    require_root_and_tun!();
+    let mut stand = Stand::new();
+    let local = (std::net::Ipv4Addr::LOCALHOST, 7000);
+    let _service = TcpServer::start(&stand.world.host, local, TcpService::Echo).unwrap();
+    let guests = ["tap0", "tap1"].map(|tap| stand.guest(tap));
+    let at = |port| crate::at(crate::GATEWAY, port);
+    let connects = |guest: &Guest, port| {
+        guest
+            .run(|| tcp::connect_outcome(at(port), WAIT))
+            .is_ok_and(|outcome| matches!(outcome, ConnectOutcome::Connected(_)))
+    };
+    let lists = |ports: &[&str]| json!({ "tap": "tap0", "host_loopback": ports });
+    let (status, vm) = stand.ask("PUT", "/v1/vms/a", Some(lists(&["8000:7000/tcp"])));
+    assert_eq!(
+        (status, &vm["host_loopback"]),
+        (201, &json!(["8000:7000/tcp"]))
+    );
+    let other = json!({ "tap": "tap1" });
+    assert_eq!(stand.ask("PUT", "/v1/vms/b", Some(other)).0, 201);
+    assert!(connects(&guests[0], 8000) && !connects(&guests[1], 8000));
+    let why = "/v1/vms/a/why?address=10.0.2.2&port=8000";
+    let (_, why) = stand.ask("GET", why, None);
+    assert_eq!(why["rule"], "host_loopback 8000:7000/tcp", "{why}");
+
+    // A connection by a port that is taken back is cut before the answer.
+    let mut stream = guests[0].run(|| tcp::connect(at(8000), WAIT)).unwrap();
+    assert_eq!(
+        stand
+            .ask("PUT", "/v1/vms/a", Some(lists(&["8000:7000/tcp"])))
+            .0,
+        200
+    );
+    EchoSession::new(&mut stream).round(100).unwrap();
+    let patch = json!({ "host_loopback": ["8001:7000/tcp"] });
+    assert_eq!(stand.ask("PATCH", "/v1/vms/a", Some(patch)).0, 200);
+    assert!(EchoSession::new(&mut stream).round(10).is_err());
+    assert!(!connects(&guests[0], 8000) && connects(&guests[0], 8001));
+
+    stand.daemon.kill_both().unwrap();
+    stand.daemon = stand.daemon.again().unwrap();
+    eventually("it is as before", || {
+        connects(&guests[0], 8001).then_some(())
+    });
+    stand
+        .daemon
+        .run(&["vm", "set", "a", "--no-host-loopback"])
+        .unwrap();
+    assert!(!connects(&guests[0], 8001));
+    for (port, part) in [
+        ("53", "DNS"),
+        ("192.0.2.1:80", "192.0.2.1"),
+        ("x", "no port"),
+    ] {
+        let (status, problem) = stand.ask("PUT", "/v1/vms/a", Some(lists(&[port])));
+        let detail = problem["detail"].as_str().unwrap();
+        assert!(status == 422 && detail.contains(part), "{problem}");
+    }
+}
+
 #[test]
 fn what_is_wrong_is_said_as_a_problem() {
     require_root_and_tun!();
@@ -262,6 +390,14 @@ fn what_is_wrong_is_said_as_a_problem() {
         (json!({ "tap": UPLINK }), "uplink"),
         (json!({ "tap": "tap0", "mac": "no" }), "mac no"),
         (json!({ "tap": "tap0", "policy": "p" }), "p"),
+        (
+            json!({ "tap": "tap0", "policy": { "default": "perhaps" } }),
+            "perhaps",
+        ),
+        (
+            json!({ "tap": "tap0", "policy": { "rules": [{ "deny_file": "/etc/shadow" }] } }),
+            "deny_file names a file of the host",
+        ),
         (json!({ "tap": "tap0", "labels": { "": "1" } }), "labels"),
         (json!({ "tap": "no such tap" }), "can't be a network device"),
     ] {

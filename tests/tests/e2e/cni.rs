@@ -16,7 +16,7 @@ use slipgate_testbed::{
     require_root_and_tun,
     servers::{TcpServer, TcpService},
     slipgate::binary,
-    world::{SERVER, UPLINK},
+    world::{HOST, SERVER, UPLINK},
 };
 
 use crate::WAIT;
@@ -255,7 +255,70 @@ fn a_plugin_that_is_refused_leaves_nothing_and_katas_file_has_what_is_there() {
     assert_eq!(listed[0]["mac"], "52:54:00:00:00:07");
     assert_eq!(listed[0]["quotas"]["max_flows"], 10);
     assert_eq!(listed[0]["labels"]["tenant"], "a");
-    runtime.call("DEL", "pod", kata).unwrap();
+    runtime.call("DEL", "pod", kata.clone()).unwrap();
     assert!(!file.exists());
     assert_eq!((vms(&daemon).len(), taps(&world)), (0, 0));
+    // What the runtime has forgotten is collected with its file; another's file stays.
+    runtime.call("ADD", "pod", kata.clone()).unwrap();
+    let other = folder.join("other.json");
+    fs::write(&other, r#"{"netns": "/n", "devices": [{"name": "eth0"}]}"#).unwrap();
+    let mut of_network = kata;
+    of_network["cni.dev/valid-attachments"] = json!([]);
+    of_network["netns"] = json!(runtime.netns);
+    runtime.call("GC", "", of_network).unwrap();
+    assert!(!file.exists() && other.exists());
+    assert_eq!((vms(&daemon).len(), taps(&world)), (0, 0));
+}
+
+#[test]
+fn ports_and_a_policy_come_with_the_attachment() {
+    require_root_and_tun!();
+    let world = World::new().unwrap();
+    let pins = PinDir::new().unwrap();
+    let runtime = Runtime::new(&world, &pins);
+    let _daemon = Slipgate::serve(&world.host, &pins, &["--uplink", UPLINK]).unwrap();
+    let echo = TcpServer::start(&world.net, (SERVER, 7000), TcpService::Echo).unwrap();
+    let local = (std::net::Ipv4Addr::LOCALHOST, 7000);
+    let _service = TcpServer::start(&world.host, local, TcpService::Echo).unwrap();
+    let more = json!({
+        "policy": { "default": "deny" },
+        "hostLoopback": ["8000:7000"],
+        "runtimeConfig": {
+            "portMappings": [{ "hostPort": 8080, "containerPort": 80, "protocol": "tcp" }],
+        },
+    });
+    let result = runtime.call("ADD", "web1", more.clone()).unwrap();
+    let one = guest(&world, &result);
+    let server = (crate::GUEST, 80);
+    let _server = TcpServer::start(&one.ns, server, TcpService::Echo).unwrap();
+    let from_world = world.net.run(|| tcp::connect(crate::at(HOST, 8080), WAIT));
+    EchoSession::new(&mut from_world.unwrap())
+        .round(100)
+        .unwrap();
+    one.run(|| tcp::expect_refused(echo.address())).unwrap();
+    let gateway: std::net::Ipv4Addr = text(&result, "/ips/0/gateway").parse().unwrap();
+    let to_host = one.run(|| tcp::connect(crate::at(gateway, 8000), WAIT));
+    EchoSession::new(&mut to_host.unwrap()).round(100).unwrap();
+    // Another attachment can't have the port.
+    assert_eq!(runtime.code("ADD", "web2", more.clone()), 102);
+    assert_eq!(taps(&world), 1);
+    drop(one);
+    runtime.call("DEL", "web1", more.clone()).unwrap();
+    runtime.call("ADD", "web2", more).unwrap();
+}
+
+#[test]
+fn an_attachment_takes_no_vm_that_is_there() {
+    require_root_and_tun!();
+    let world = World::new().unwrap();
+    let pins = PinDir::new().unwrap();
+    let runtime = Runtime::new(&world, &pins);
+    let daemon = Slipgate::serve(&world.host, &pins, &["--uplink", UPLINK]).unwrap();
+    let mine = ["vm", "add", "web1.eth0", "--tap", "tap9"];
+    daemon.run(&mine).unwrap();
+    assert_eq!(runtime.code("ADD", "web1", json!({})), 100);
+    assert_eq!(taps(&world), 0);
+    let listed = daemon.run(&["vm", "ls", "--json"]).unwrap().stdout;
+    let listed: Value = serde_json::from_slice(&listed).unwrap();
+    assert_eq!(listed[0]["tap"], "tap9");
 }

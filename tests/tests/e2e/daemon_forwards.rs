@@ -13,7 +13,11 @@ use slipgate_testbed::{
     world::HOST,
 };
 
-use crate::{BRIEFLY, GUEST, WAIT, at, daemon::Stand};
+use crate::{
+    BRIEFLY, GUEST, WAIT, at,
+    daemon::Stand,
+    shortages::{limit_descriptors, lock_of, next_descriptor},
+};
 
 const LOOPBACK: Ipv4Addr = Ipv4Addr::LOCALHOST;
 
@@ -203,11 +207,97 @@ fn a_daemon_starts_without_a_port_that_was_taken_meanwhile() {
     stand.daemon = stand.daemon.again().unwrap();
     let said = stand.daemon.stderr();
     assert!(said.contains("a is served without a forward"), "{said}");
-    assert_eq!(stand.vms()[0]["forwards"].as_array().map_or(0, Vec::len), 0);
+    let vm = &stand.vms()[0];
+    assert_eq!(vm["forwards"], serde_json::json!(["tcp:8080:80"]));
+    assert_eq!(vm["unserved_forwards"], vm["forwards"]);
     stand.connect(&guest);
+    let error = stand.vm_error(&add);
+    assert!(error.contains("taken by"), "{error}");
+    // A change of policy does not make it another VM's.
+    let policy = scratch_policy(&stand, "open", "default = \"allow\"\n");
+    stand
+        .daemon
+        .run(&["policy", "put", "open", &policy])
+        .unwrap();
+    stand.vm(&["set", "a", "--policy", "open", "--no-forward"]);
     drop(taken);
-    assert_eq!(stand.vm(&add), "a changed: served on tap0\n");
+    let _other = stand.guest("tap1");
+    stand.vm(&["add", "b", "--tap", "tap1", "--forward", "tcp:8080:80"]);
+    let error = stand.vm_error(&["set", "a", "--forward", "tcp:8080:80"]);
+    assert!(error.contains("leads to b"), "{error}");
+    stand.vm(&["rm", "b"]);
+    assert_eq!(
+        stand.vm(&["set", "a", "--forward", "tcp:8080:80"]),
+        "a changed: served on tap0\n"
+    );
+    assert!(stand.vms()[0].get("unserved_forwards").is_none());
     session(&stand.world.net, HOST, 8080);
+}
+
+fn scratch_policy(stand: &Stand, name: &str, text: &str) -> String {
+    let file = stand.scratch.path().join(format!("{name}.toml"));
+    std::fs::write(&file, text).unwrap();
+    file.display().to_string()
+}
+
+/// A change that can't be made now leaves everything as it was; one that needs no lock is made.
+#[test]
+fn a_change_is_made_as_a_whole_or_not_at_all() {
+    require_root_and_tun!();
+    let stand = Stand::new(&[]);
+    let [guest, other] = ["tap0", "tap1"].map(|tap| stand.guest(tap));
+    let _servers = [echo(&guest), echo(&other)];
+    stand.vm(&["add", "a", "--tap", "tap0"]);
+    let mut stream = stand.connect(&guest);
+    let lock = std::fs::File::options()
+        .write(true)
+        .open(lock_of(&stand.daemon));
+    let lock = lock.unwrap();
+    lock.lock().unwrap();
+    assert_eq!(
+        stand.vm(&["set", "a", "--forward", "tcp:8080:80"]),
+        "a changed: served on tap0\n"
+    );
+    session(&stand.world.net, HOST, 8080);
+    let moved = ["set", "a", "--tap", "tap1", "--forward", "tcp:8081:80"];
+    let error = stand.vm_error(&moved);
+    assert!(error.contains("try again"), "{error}");
+    let before = &stand.vms()[0];
+    assert_eq!(
+        (&before["tap"], &before["state"]),
+        (&"tap0".into(), &"served".into())
+    );
+    assert_eq!(before["forwards"], serde_json::json!(["tcp:8080:80"]));
+    stand.goes_on(&guest, &mut stream);
+    assert!(leads_nowhere(&stand.world.net, HOST, 8081));
+    session(&stand.world.net, HOST, 8080);
+    lock.unlock().unwrap();
+    assert_eq!(stand.vm(&moved), "a changed: served on tap1\n");
+    stand.connect(&other);
+    session(&stand.world.net, HOST, 8081);
+    assert!(leads_nowhere(&stand.world.net, HOST, 8080));
+}
+
+#[test]
+fn a_daemon_without_descriptors_refuses_forwards_and_lives() {
+    require_root_and_tun!();
+    let stand = Stand::new(&[]);
+    let guest = stand.guest("tap0");
+    let _server = echo(&guest);
+    stand.vm(&["add", "a", "--tap", "tap0", "--forward", "tcp:8080:80"]);
+    // The client's connection is one more; then the port's socket, and its copy.
+    for more in 1..=2 {
+        let free = next_descriptor(&stand.daemon) + more;
+        let before = limit_descriptors(&stand.daemon, free);
+        let error = stand.vm_error(&["set", "a", "--forward", "tcp:8081:80"]);
+        limit_descriptors(&stand.daemon, before);
+        assert!(error.contains("try again"), "{error}");
+        assert!(stand.daemon.broker_runs(), "{}", stand.daemon.stderr());
+        session(&stand.world.net, HOST, 8080);
+        assert!(leads_nowhere(&stand.world.net, HOST, 8081));
+    }
+    stand.vm(&["set", "a", "--forward", "tcp:8081:80"]);
+    session(&stand.world.net, HOST, 8081);
 }
 
 #[test]

@@ -4,13 +4,13 @@
 use std::time::Duration;
 
 use slipgate_testbed::{
-    GuestConfig, WorldConfig,
+    Guest, GuestConfig, PinDir, Slipgate, World, WorldConfig,
     clients::tcp,
     frame::{BROADCAST, Checksum, FrameBuilder},
     require_root_and_tun,
     servers::{TcpServer, TcpService, UdpServer, UdpService},
     tap::VnetHdr,
-    world::{SERVER, SERVER_2},
+    world::{SERVER, SERVER_2, UPLINK},
 };
 
 use crate::{GATEWAY_MAC, GUEST, GUEST_MAC, Stand, WAIT, at, datagram, eventually};
@@ -136,4 +136,33 @@ fn every_injected_packet_is_counted_exactly_once() {
     assert_eq!(total["drops"]["spoofed"]["packets"], 50, "{total}");
     assert_eq!(total["drops"]["refused"]["packets"], 50, "{total}");
     assert_eq!(total["drops"]["no_flow"]["packets"], 50, "{total}");
+}
+
+#[test]
+fn a_guest_with_another_mac_than_its_vm_s_is_named_with_both() {
+    require_root_and_tun!();
+    let world = World::new().unwrap();
+    let guest = Guest::new(&world, GuestConfig::new("tap0").hand_made()).unwrap();
+    let vm = [
+        "--vm",
+        "name=a,tap=tap0,mac=02:00:00:00:00:77",
+        "--xdp",
+        "off",
+    ];
+    let args = [&vm[..], &["--uplink", UPLINK]].concat();
+    let slipgate = Slipgate::attach(&world.host, &PinDir::new().unwrap(), &args).unwrap();
+    let why = || slipgate.why("a", "203.0.113.10:7", "udp").unwrap();
+    assert!(!why().1.contains("MAC"));
+    let (vnet, frame) = udp(5000).build();
+    guest.inject(vnet, &frame).unwrap();
+    let both = "frames come from MAC 52:54:00:12:34:56, but the VM is configured with \
+                02:00:00:00:00:77";
+    eventually("the reason", || why().1.contains(both).then_some(()));
+    let stats = slipgate.stats().unwrap();
+    let named = &stats["vms"][0]["mac_mismatch"];
+    assert_eq!(named["seen"], "52:54:00:12:34:56", "{stats}");
+    assert_eq!(named["configured"], "02:00:00:00:00:77", "{stats}");
+    let text = slipgate.run(&["stats"]).unwrap().stdout;
+    let text = String::from_utf8(text).unwrap();
+    assert!(text.contains(&format!("a: {both}")), "{text}");
 }

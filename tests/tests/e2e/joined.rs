@@ -1,6 +1,6 @@
 //! `slipgate attach` beside a daemon: it adds its VMs there, and they go with it.
 
-use std::net::TcpStream;
+use std::{net::TcpStream, os::unix::net::UnixListener};
 
 use slipgate_testbed::{
     Slipgate,
@@ -10,7 +10,7 @@ use slipgate_testbed::{
     world::{HOST, UPLINK},
 };
 
-use crate::{GUEST, WAIT, at, daemon::Stand, eventually};
+use crate::{BRIEFLY, GUEST, WAIT, at, daemon::Stand, eventually, shortages::run_dir};
 
 impl Stand {
     /// `slipgate attach ARGS…` beside the daemon.
@@ -77,12 +77,32 @@ fn a_vm_is_the_daemons_for_as_long_as_attach_runs() {
 }
 
 #[test]
+fn rules_of_attach_hold_for_its_vm_alone() {
+    require_root_and_tun!();
+    let stand = Stand::new(&[]);
+    let [first, second] = ["tap0", "tap1"].map(|tap| stand.guest(tap));
+    stand.vm(&["add", "other", "--tap", "tap1"]);
+    let mut attached = stand.attach(&["--tap", "tap0", "--default", "deny"]);
+    first
+        .run(|| tcp::expect_refused(stand.echo.address()))
+        .unwrap();
+    stand.connect(&second);
+    assert!(attached.stop().unwrap().success());
+    let allow = format!("{}/tcp", stand.echo.address());
+    let rules = ["--tap", "tap0", "--default", "deny", "--allow", &allow];
+    let mut attached = stand.attach(&rules);
+    stand.connect(&first);
+    assert!(attached.stop().unwrap().success());
+}
+
+#[test]
 fn attach_comes_back_to_a_daemon_that_starts_again() {
     require_root_and_tun!();
     let mut stand = Stand::new(&[]);
     let guest = stand.guest("tap0");
     let mut attached = stand.attach(&["--tap", "tap0"]);
     let mut stream = stand.connect(&guest);
+    stand.vm(&["set", "tap0", "--max-flows", "5"]);
     stand.daemon.kill_both().unwrap();
     stand.goes_on(&guest, &mut stream);
     stand.daemon = stand.daemon.again().unwrap();
@@ -92,6 +112,8 @@ fn attach_comes_back_to_a_daemon_that_starts_again() {
         said.contains("served by another daemon").then_some(())
     });
     assert_eq!(stand.vms()[0]["state"], "served");
+    // What was changed meanwhile is not undone.
+    assert_eq!(stand.vms()[0]["quotas"]["max_flows"], 5);
     stand.goes_on(&guest, &mut stream);
     stand.connect(&guest);
     attached.kill_broker().unwrap();
@@ -100,6 +122,41 @@ fn attach_comes_back_to_a_daemon_that_starts_again() {
     assert!(stand.daemon.stop().unwrap().success());
     stand.daemon = stand.daemon.again().unwrap();
     assert_eq!(stand.names().len(), 0);
+}
+
+#[test]
+fn attach_ends_on_a_signal_while_a_daemon_takes_long_to_answer() {
+    require_root_and_tun!();
+    let mut stand = Stand::new(&[]);
+    let _guest = stand.guest("tap0");
+    let mut attached = stand.attach(&["--tap", "tap0"]);
+    let socket = run_dir(&stand.daemon).join("daemon.sock");
+    stand.daemon.kill_both().unwrap();
+    std::fs::remove_file(&socket).unwrap();
+    let silent = UnixListener::bind(&socket).unwrap();
+    let asked = silent.accept().unwrap();
+    let begun = std::time::Instant::now();
+    assert!(attached.stop().unwrap().success());
+    assert!(begun.elapsed() < WAIT, "{:?}", begun.elapsed());
+    drop((asked, silent));
+}
+
+#[test]
+fn attach_that_is_refused_leaves_anothers_vm_alone() {
+    require_root_and_tun!();
+    let stand = Stand::new(&[]);
+    let guest = stand.guest("tap0");
+    let taken = TcpServer::start(&stand.world.host, (HOST, 8080), TcpService::Echo).unwrap();
+    let refused = ["--tap", "tap0", "--forward", "tcp:8080:80"];
+    let error = stand.attach_error(&refused);
+    assert!(error.contains("taken by"), "{error}");
+    stand.vm(&["add", "tap0", "--tap", "tap0"]);
+    let mut stream = stand.connect(&guest);
+    stand.attach_error(&refused);
+    drop(taken);
+    std::thread::sleep(BRIEFLY);
+    assert_eq!(stand.names(), ["tap0"]);
+    stand.goes_on(&guest, &mut stream);
 }
 
 #[test]
@@ -130,8 +187,8 @@ fn what_a_daemon_can_not_do_for_one_vm_is_refused_and_own_processes_can_be_had()
             "has that for all its VMs",
         ),
         (
-            &["--tap", "tap0", "--deny", "0.0.0.0/0"],
-            "policies by name",
+            &["--tap", "tap0", "--policy", "f.toml"],
+            "slipgate policy put",
         ),
         (&["--tap", "tap0", "--on-exit", "keep"], "slipgate vm add"),
         (

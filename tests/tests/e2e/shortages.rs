@@ -3,7 +3,7 @@
 use std::{fs, fs::File, path::PathBuf, time::Instant};
 
 use slipgate_testbed::{
-    Capture,
+    Capture, Slipgate,
     clients::tcp,
     require_root_and_tun,
     servers::{TcpServer, TcpService},
@@ -13,15 +13,15 @@ use slipgate_testbed::{
 use crate::{BRIEFLY, Stand, WAIT};
 
 /// The number that its next descriptor would have: with that limit it can have none.
-fn next_descriptor(stand: &Stand) -> libc::rlim_t {
-    let fds = format!("/proc/{}/fd", stand.slipgate.broker_pid());
+pub(crate) fn next_descriptor(slipgate: &Slipgate) -> libc::rlim_t {
+    let fds = format!("/proc/{}/fd", slipgate.broker_pid());
     let is_free = |number: &u64| fs::symlink_metadata(format!("{fds}/{number}")).is_err();
     (0..).find(is_free).expect("one that is free")
 }
 
 /// Lets the broker have so many descriptors; how many it might have before.
-fn limit_descriptors(stand: &Stand, most: libc::rlim_t) -> libc::rlim_t {
-    let pid = stand.slipgate.broker_pid() as libc::pid_t;
+pub(crate) fn limit_descriptors(slipgate: &Slipgate, most: libc::rlim_t) -> libc::rlim_t {
+    let pid = slipgate.broker_pid() as libc::pid_t;
     // SAFETY: structs of integers, alive during the calls.
     unsafe {
         let mut limit: libc::rlimit = std::mem::zeroed();
@@ -46,7 +46,7 @@ fn a_broker_without_descriptors_lives_and_follows_the_network() {
     let stand = Stand::new(&[]);
     let host = &stand.world.host;
     let server = TcpServer::start(&stand.world.net, (SERVER, 7000), TcpService::Streams).unwrap();
-    let before = limit_descriptors(&stand, next_descriptor(&stand));
+    let before = limit_descriptors(&stand.slipgate, next_descriptor(&stand.slipgate));
     // Its links, addresses and routes change.
     host.ip("tuntap add other0 mode tap").unwrap();
     host.ip("addr add 172.31.0.1/24 dev other0").unwrap();
@@ -55,7 +55,7 @@ fn a_broker_without_descriptors_lives_and_follows_the_network() {
     host.ip("link del other0").unwrap();
     std::thread::sleep(2 * BRIEFLY);
     assert!(stand.slipgate.broker_runs(), "{}", stand.slipgate.stderr());
-    limit_descriptors(&stand, before);
+    limit_descriptors(&stand.slipgate, before);
     let largest = || {
         let capture = Capture::start(host, UPLINK).unwrap();
         let sent = stand.run(|| tcp::upload(server.address(), 1 << 20, 1, WAIT));
@@ -68,16 +68,21 @@ fn a_broker_without_descriptors_lives_and_follows_the_network() {
     }
 }
 
-/// The lock of this stand's pins.
-fn lock_of(stand: &Stand) -> PathBuf {
-    let pins = stand.slipgate.pins().path();
+/// The lock of a process's pins.
+pub(crate) fn lock_of(slipgate: &Slipgate) -> PathBuf {
+    run_dir(slipgate).join("lock")
+}
+
+/// The directory of a process's sockets.
+pub(crate) fn run_dir(slipgate: &Slipgate) -> PathBuf {
+    let pins = slipgate.pins().path();
     let dirs = fs::read_dir("/run/slipgate").unwrap().flatten();
     let is_ours = |dir: &PathBuf| {
         fs::read_to_string(dir.join("pin-dir"))
             .is_ok_and(|kept| kept.starts_with(pins.to_str().unwrap()))
     };
     let mut ours = dirs.map(|entry| entry.path()).filter(is_ours);
-    ours.next().expect("its directory").join("lock")
+    ours.next().expect("its directory")
 }
 
 #[test]
@@ -85,7 +90,10 @@ fn a_broker_that_serves_does_not_wait_for_who_holds_the_lock() {
     require_root_and_tun!();
     let stand = Stand::new(&[]);
     let host = &stand.world.host;
-    let lock = File::options().write(true).open(lock_of(&stand)).unwrap();
+    let lock = File::options()
+        .write(true)
+        .open(lock_of(&stand.slipgate))
+        .unwrap();
     lock.lock().unwrap();
     // A TAP of another's that goes leaves pins to be looked for.
     host.ip("tuntap add other0 mode tap").unwrap();

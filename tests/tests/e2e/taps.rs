@@ -115,8 +115,19 @@ fn a_tap_that_lost_its_program_by_hand_carries_nothing() {
     for key in ["all.rp_filter", "tap0.rp_filter"] {
         host.sysctl(&format!("net.ipv4.conf.{key}"), "0").unwrap();
     }
-    // As if somebody had put that back, too.
+    // The broker takes back what somebody put there.
     host.sysctl("net.ipv4.conf.tap0.forwarding", "1").unwrap();
+    eventually("forwarding is off again", || {
+        let read = || fs::read_to_string("/proc/sys/net/ipv4/conf/tap0/forwarding").unwrap();
+        (host.run(read).trim() == "0").then_some(())
+    });
+    let broker = stand.slipgate.broker_pid();
+    let signal = |signal| slipgate_testbed::signal(broker, signal);
+    // As if it had come back only now, and the broker had not seen it yet.
+    let forward = || {
+        signal(libc::SIGSTOP);
+        host.sysctl("net.ipv4.conf.tap0.forwarding", "1").unwrap();
+    };
     let link = host.ip("-br link show tap0").unwrap();
     let mac = link.split_whitespace().nth(2).unwrap();
     let mut bytes = mac.split(':').map(|byte| u8::from_str_radix(byte, 16));
@@ -146,10 +157,13 @@ fn a_tap_that_lost_its_program_by_hand_carries_nothing() {
     bpftool.args(["link", "detach", "pinned"]);
     bpftool.arg(pins.path().join(pin("/guest_egress-")));
     host.output(bpftool).unwrap();
+    forward();
     for port in 5_000..5_010 {
         send(port);
     }
-    assert_eq!((left(), stand.dropped("unserved")), (before, 10));
+    assert_eq!(left(), before);
+    signal(libc::SIGCONT);
+    assert_eq!(stand.dropped("unserved"), 10);
     // And all other pins are no way out either.
     for pin in pins.pins() {
         fs::remove_file(pins.path().join(pin)).unwrap();
@@ -161,8 +175,10 @@ fn a_tap_that_lost_its_program_by_hand_carries_nothing() {
     let mut tc = std::process::Command::new("tc");
     tc.args("filter del dev tap0 ingress pref 65535".split(' '));
     host.output(tc).unwrap();
+    forward();
     send(5_000);
     assert_eq!(left(), before + 1);
+    signal(libc::SIGCONT);
 }
 
 /// Of two TAPs the second one is another process's: the first one is let go, and that process goes

@@ -1,11 +1,15 @@
 //! Traps of the datapath that others have fallen into, each with the control that shows that it is
 //! one.
 
-use std::{fs, time::Duration};
+use std::{
+    fs,
+    time::{Duration, Instant},
+};
 
 use slipgate_testbed::{
     Guest, GuestConfig, NetNs, PinDir, Slipgate, World, WorldConfig,
     clients::{icmp, tcp, udp, udp::UdpOutcome},
+    ethtool,
     frame::FrameBuilder,
     kernel_view, require_root_and_tun,
     servers::{TcpServer, TcpService, UdpServer, UdpService},
@@ -139,6 +143,23 @@ fn one_guests_flood_costs_itself_credit_and_delays_no_other_guest() {
         .run(|| udp::probe(echo.address(), b"x", WAIT))
         .unwrap();
     assert!(matches!(after, UdpOutcome::Answered(_)), "{after:?}");
+}
+
+/// At once, not with the next of some periodic checks.
+#[test]
+fn the_guard_comes_and_goes_as_the_vmm_changes_offloads() {
+    require_root_and_tun!();
+    let stand = Stand::with(WorldConfig::default(), GuestConfig::new("tap0"), &[]);
+    let host = &stand.world.host;
+    for (offloads, has_guard) in [(true, false), (false, true), (true, false)] {
+        ethtool::set_offloads(host, "tap0", offloads).unwrap();
+        let since = Instant::now();
+        eventually("the guard", || {
+            let link = host.ip("link show tap0").unwrap();
+            (link.contains("xdp") == has_guard).then_some(())
+        });
+        assert!(since.elapsed() < Duration::from_secs(3), "{has_guard}");
+    }
 }
 
 #[test]

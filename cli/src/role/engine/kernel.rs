@@ -9,8 +9,8 @@ use std::{
 };
 
 use slipgate_abi::{
-    FlowRef, Ip4, NameKey, NameValue, NextHopRef, RuleIndex, SequencesRef, SlotIndex, SlotRef,
-    Tuple, VmId, VmRef, VmRow, rate::RateRef,
+    FlowRef, Ip4, NameKey, NameValue, NextHopRef, OwnerRef, RuleIndex, SequencesRef, SlotIndex,
+    SlotRef, Tuple, VmId, VmRef, VmRow, rate::RateRef,
 };
 use slipgate_control::maps::{Insert, InsertError as TableError, SharedMaps, text_of};
 use slipgate_ipc::{channel::Channel, engine::FromEngine};
@@ -160,6 +160,11 @@ impl Tables for KernelDatapath {
 
     fn vm(&self, row: VmRow) -> Option<VmRef> {
         self.maps.vm(row)
+    }
+
+    fn own_row(&self) -> OwnerRef {
+        let row = self.maps.owner_ref(self.owner_row);
+        row.expect("a row below MAX_OWNERS")
     }
 
     fn stats(&self, row: VmRow) -> VmStats {

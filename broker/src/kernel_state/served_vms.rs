@@ -1,0 +1,95 @@
+//! The served VMs, found by name, by TAP and by row in the same time however many there are.
+use std::{
+    collections::HashMap,
+    ops::{Deref, DerefMut},
+};
+
+use slipgate_abi::VmRow;
+
+use super::ServedVm;
+
+/// The served VMs, in an order of their own. Name, TAP and row of one change by
+/// [`ServedVms::replace`] only.
+#[derive(Debug, Default)]
+pub(crate) struct ServedVms {
+    vms: Vec<ServedVm>,
+    by_name: HashMap<String, usize>,
+    by_tap: HashMap<String, usize>,
+    by_row: HashMap<VmRow, usize>,
+}
+
+impl ServedVms {
+    /// Returns the index of the VM of this name.
+    pub(crate) fn named(&self, name: &str) -> Option<usize> {
+        self.by_name.get(name).copied()
+    }
+
+    /// Returns the index of the VM whose TAP has this name.
+    pub(crate) fn on_tap(&self, tap: &str) -> Option<usize> {
+        self.by_tap.get(tap).copied()
+    }
+
+    /// Returns the index of the VM in this row.
+    pub(crate) fn in_row(&self, row: VmRow) -> Option<usize> {
+        self.by_row.get(&row).copied()
+    }
+
+    /// Adds a VM at the end.
+    pub(crate) fn push(&mut self, vm: ServedVm) {
+        self.vms.push(vm);
+        self.enter(self.vms.len() - 1);
+    }
+
+    /// Puts a VM in the place of another.
+    pub(crate) fn replace(&mut self, at: usize, vm: ServedVm) {
+        self.forget(at);
+        self.vms[at] = vm;
+        self.enter(at);
+    }
+
+    /// Removes a VM. The last one takes its place.
+    pub(crate) fn swap_remove(&mut self, at: usize) -> ServedVm {
+        self.forget(at);
+        let last = self.vms.len() - 1;
+        if last != at {
+            self.forget(last);
+        }
+        let gone = self.vms.swap_remove(at);
+        if last != at {
+            self.enter(at);
+        }
+        gone
+    }
+
+    fn enter(&mut self, at: usize) {
+        let vm = &self.vms[at];
+        self.by_name.insert(vm.config.name.clone(), at);
+        self.by_tap.insert(vm.config.tap.clone(), at);
+        self.by_row.insert(vm.open.row, at);
+    }
+
+    fn forget(&mut self, at: usize) {
+        let vm = &self.vms[at];
+        self.by_name.remove(&vm.config.name);
+        self.by_tap.remove(&vm.config.tap);
+        self.by_row.remove(&vm.open.row);
+    }
+}
+
+impl Deref for ServedVms {
+    type Target = [ServedVm];
+
+    fn deref(&self) -> &[ServedVm] {
+        &self.vms
+    }
+}
+
+impl DerefMut for ServedVms {
+    fn deref_mut(&mut self) -> &mut [ServedVm] {
+        &mut self.vms
+    }
+}
+
+#[cfg(test)]
+#[path = "served_vms_test.rs"]
+mod tests;
