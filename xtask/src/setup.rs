@@ -5,6 +5,7 @@
 //! install.
 
 mod apt;
+mod cni_clients;
 mod compiler;
 mod kernels;
 mod linker;
@@ -69,6 +70,11 @@ pub(crate) fn resolvers() -> Result<()> {
 /// Finds or builds a program that makes packages.
 pub(crate) fn packager(workspace: &Workspace, which: &packagers::Packager) -> Result<PathBuf> {
     packagers::find_or_install(workspace, which)
+}
+
+/// Finds or builds clients that test `slipgate cni`, of which Go must be able to fetch the modules.
+pub(crate) fn cni_clients(workspace: &Workspace) -> Result<()> {
+    cni_clients::find_or_build(workspace)
 }
 
 /// Finds or downloads other kernels than this machine's, and QEMU to boot them.

@@ -71,8 +71,8 @@ const LATE: [&str; 4] = [
 /// Crates whose tests each build a network and load every core: one test at a time.
 const ALONE: [&str; 2] = ["slipgate-testbed", "slipgate-bench"];
 
-/// The crate whose tests boot kernels.
-const BOOTS_KERNELS: &str = "slipgate-testbed";
+/// The crate whose tests boot kernels and call CNI's clients.
+const END_TO_END: &str = "slipgate-testbed";
 
 /// Installs tools, builds, runs the tests, and prints their summary.
 ///
@@ -88,12 +88,13 @@ pub(crate) fn test(workspace: &Workspace, what: &Test) -> Result<()> {
         .map(|package| package.name.as_str())
         .collect();
     let rounds = rounds(&members, &what.package)?;
-    let boots_kernels = rounds.iter().flatten().any(|name| *name == BOOTS_KERNELS);
-    if boots_kernels
-        && !what.no_setup
-        && let Err(why) = setup::kernels(workspace)
-    {
-        say(format!("tests on other kernels will be skipped: {why:#}"));
+    if !what.no_setup && rounds.iter().flatten().any(|name| *name == END_TO_END) {
+        if let Err(why) = setup::kernels(workspace) {
+            say(format!("tests on other kernels will be skipped: {why:#}"));
+        }
+        if let Err(why) = setup::cni_clients(workspace) {
+            say(format!("tests by CNI's clients will be skipped: {why:#}"));
+        }
     }
 
     say("building the binary, another build of it, and the tests");

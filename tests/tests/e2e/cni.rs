@@ -4,7 +4,8 @@
 use std::{
     fs,
     io::Write as _,
-    path::PathBuf,
+    os::unix::fs::symlink,
+    path::{Path, PathBuf},
     process::{Command, Stdio},
 };
 
@@ -13,7 +14,7 @@ use slipgate_testbed::{
     Guest, GuestConfig, NetNs, PinDir, Slipgate, World,
     clients::{tcp, tcp::EchoSession},
     frame::Mac,
-    require_root_and_tun,
+    require_root_and_tun, skipped,
     servers::{TcpServer, TcpService},
     slipgate::binary,
     world::{HOST, SERVER, UPLINK},
@@ -321,4 +322,86 @@ fn an_attachment_takes_no_vm_that_is_there() {
     let listed = daemon.run(&["vm", "ls", "--json"]).unwrap().stdout;
     let listed: Value = serde_json::from_slice(&listed).unwrap();
     assert_eq!(listed[0]["tap"], "tap9");
+}
+
+/// Where `cargo xtask test` puts the clients that it builds of `tests/cni-clients`.
+const CLIENTS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../target/tools/cni-clients");
+
+#[test]
+fn cnis_own_client_and_firecrackers_parser_understand_the_plugin() {
+    require_root_and_tun!();
+    let client = |name| Some(Path::new(CLIENTS).join(name)).filter(|path| path.is_file());
+    let (Some(cnitool), Some(vmconf)) = (client("cnitool"), client("vmconf")) else {
+        skipped!("`cargo xtask test` could not build tests/cni-clients, for which it needs Go");
+        return;
+    };
+    let world = World::new().unwrap();
+    let pins = PinDir::new().unwrap();
+    let runtime = Runtime::new(&world, &pins);
+    let daemon = Slipgate::serve(&world.host, &pins, &["--uplink", UPLINK]).unwrap();
+    let echo = TcpServer::start(&world.net, (SERVER, 7000), TcpService::Echo).unwrap();
+    let scratch = tempfile::tempdir().unwrap();
+    symlink(binary().unwrap(), scratch.path().join("slipgate")).unwrap();
+    let plugin = json!({
+        "type": "slipgate",
+        "pinDir": pins.path(),
+        "netns": runtime.netns,
+        "capabilities": { "portMappings": true },
+    });
+    let list = json!({"cniVersion": "1.1.0", "name": "vms", "plugins": [plugin]});
+    fs::write(scratch.path().join("vms.conflist"), list.to_string()).unwrap();
+    let mapped = json!({
+        "portMappings": [{ "hostPort": 8080, "containerPort": 80, "protocol": "tcp" }],
+    });
+    let call = |verb: &str| {
+        let mut command = Command::new(&cnitool);
+        command
+            .args([verb, "vms"])
+            .arg(&runtime.netns)
+            .env("CNI_PATH", scratch.path())
+            .env("NETCONFPATH", scratch.path())
+            .env("CAP_ARGS", mapped.to_string());
+        runtime.ns.output(command)
+    };
+    call("status").unwrap();
+    let added = call("add").unwrap().stdout;
+    let result: Value = serde_json::from_slice(&added).unwrap();
+    call("check").unwrap();
+
+    let file = scratch.path().join("result.json");
+    fs::write(&file, &added).unwrap();
+    let mut command = Command::new(vmconf);
+    command
+        .arg(text(&result, "/interfaces/0/sandbox"))
+        .arg(file);
+    let read: Value = serde_json::from_slice(&runtime.ns.output(command).unwrap().stdout).unwrap();
+    let tap = text(&result, "/interfaces/1/name");
+    assert_eq!(
+        read,
+        json!({
+            "tap": tap,
+            "netns": runtime.netns,
+            "mac": result["interfaces"][0]["mac"],
+            "mtu": 1500,
+            "boot": "10.0.2.15::10.0.2.2:255.255.255.0:::off:10.0.2.3::",
+            "resolvers": ["10.0.2.3"],
+        })
+    );
+
+    // The network is as it was read.
+    let one = guest(&world, &result);
+    let mut stream = one.run(|| tcp::connect(echo.address(), WAIT)).unwrap();
+    one.run(|| EchoSession::new(&mut stream).round(1_000))
+        .unwrap();
+    let _server = TcpServer::start(&one.ns, (crate::GUEST, 80), TcpService::Echo).unwrap();
+    let from_world = world.net.run(|| tcp::connect(crate::at(HOST, 8080), WAIT));
+    EchoSession::new(&mut from_world.unwrap())
+        .round(100)
+        .unwrap();
+    drop(one);
+    for _ in 0..2 {
+        call("del").unwrap();
+        assert_eq!((vms(&daemon).len(), taps(&world)), (0, 0));
+    }
+    call("check").unwrap_err();
 }
