@@ -18,6 +18,8 @@ use crate::{datapath::Datapath, nat_ports::Freed};
 
 /// Divisor: at most this fraction of the table waits for a slow file.
 const UNWRITTEN_SHARE: usize = 8;
+/// Flows whose end is completed in one call, about 1 ms: first packets wait meanwhile.
+pub(crate) const ENDS_AT_ONCE: usize = 256;
 
 /// Reason for the end of a flow.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -205,15 +207,19 @@ impl Flows {
         self.ending.front().map(|e| e.due_ns)
     }
 
-    /// Does the second phase for flows whose grace is over: deletes tuples and passes the final
-    /// counts to `record`, which calls [`Flows::recorded`] with the batch of the record.
+    /// Does the second phase for flows whose grace is over, for [`ENDS_AT_ONCE`] at most: deletes
+    /// tuples and passes the final counts to `record`, which calls [`Flows::recorded`] with the
+    /// batch of the record.
     pub fn finish_due(
         &mut self,
         datapath: &mut impl Datapath,
         now_ns: u64,
         record: &mut dyn FnMut(&Ended),
     ) {
-        while let Some(ending) = self.ending.pop_front_if(|e| e.due_ns <= now_ns) {
+        for _ in 0..ENDS_AT_ONCE {
+            let Some(ending) = self.ending.pop_front_if(|e| e.due_ns <= now_ns) else {
+                break;
+            };
             let Some(entry) = self.entry(ending.slot).copied() else {
                 continue;
             };
