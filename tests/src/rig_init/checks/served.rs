@@ -188,12 +188,17 @@ fn taken_away(stand: &Stand) -> Result<String> {
     let host = &stand.world.host;
     for (key, value) in [
         ("ip_forward", "1"),
-        ("conf.tap0.forwarding", "1"),
         ("conf.all.rp_filter", "0"),
         ("conf.tap0.rp_filter", "0"),
     ] {
         host.sysctl(&format!("net.ipv4.{key}"), value)?;
     }
+    let broker = |signal| slipgate_testbed::signal(stand.slipgate.broker_pid(), signal);
+    // The broker turns it off at once. So it is stopped: as if it had not seen it yet.
+    let forward = || {
+        broker(libc::SIGSTOP);
+        host.sysctl("net.ipv4.conf.tap0.forwarding", "1")
+    };
     if has_tcx() {
         let pins = stand.slipgate.pins();
         for pin in pins.pins() {
@@ -221,18 +226,23 @@ fn taken_away(stand: &Stand) -> Result<String> {
     let (vnet, frame) = FrameBuilder::udp(source, to).macs(config.mac, mac).build();
     let left = || kernel_view::frames_sent(host, UPLINK);
     let before = left()?;
+    forward()?;
     for _ in 0..5 {
         stand.guest.inject(vnet, &frame)?;
     }
+    broker(libc::SIGCONT);
     let unserved = stand.slipgate.stats()?["total"]["drops"]["unserved"]["packets"].as_u64();
     let after = left()?;
     expect(after == before && unserved >= Some(5), || {
         format!("{} frames left, {unserved:?} were dropped", after - before)
     })?;
     // Without what stands behind it, the host routes them.
+    forward()?;
     tc(host, "filter del dev tap0 ingress pref 65535")?;
     stand.guest.inject(vnet, &frame)?;
-    expect(left()? > after, || "the check itself sees nothing".into())?;
+    let routed = left()?;
+    broker(libc::SIGCONT);
+    expect(routed > after, || "the check itself sees nothing".into())?;
     Ok("5 of 5 dropped".into())
 }
 
