@@ -14,7 +14,7 @@ use slipgate_model::{
 };
 use slipgate_policy::{Action, LocalAddresses, Policy, Rule};
 use userspace_nat::{
-    control::{ActivityChanges, Control, EndsToken, Status},
+    control::{ActivityChanges, Control, EndsToken, Reloaded, Status},
     dns,
     event_loop::{Engine, Parts},
     fake::{FakeClock, FakeDatapath, FakePort, Faults, Kernel, KernelHandle},
@@ -56,6 +56,9 @@ impl Control<FuzzEngine> for Broker {
         Ok(())
     }
     fn ended(&mut self, _: EndsToken) -> io::Result<()> {
+        Ok(())
+    }
+    fn reloaded(&mut self, _: Reloaded) -> io::Result<()> {
         Ok(())
     }
     fn activity(&mut self, _: ActivityChanges) -> io::Result<()> {

@@ -14,8 +14,9 @@ use slipgate_testbed::{
     Guest, GuestConfig, NetNs, PinDir, Slipgate, World,
     clients::{tcp, tcp::EchoSession},
     frame::Mac,
-    require_root_and_tun, skipped,
+    require_root_and_tun,
     servers::{TcpServer, TcpService},
+    skipped,
     slipgate::binary,
     world::{HOST, SERVER, UPLINK},
 };

@@ -5,53 +5,35 @@ use slipgate_abi::{Protocol, SlotIndex, SlotRef, VmId, VmRow, slot::SlotFlags, t
 
 use crate::{
     datapath::Datapath,
+    relay::Standing,
     state::{Core, Forwards, Nat, Rules, VmTable},
 };
 use slipgate_policy::{Destination, OnReload};
 
-/// Live flows that the present rules would not admit.
-#[derive(Debug, Default)]
-pub(crate) struct NotAdmitted {
-    /// Slots of the flows to be cut.
-    pub(crate) cut: Vec<SlotIndex>,
-    /// Number of flows that are left because their policy says so.
-    pub(crate) left: usize,
-    /// Number of all live flows, these included.
-    pub(crate) live: usize,
-}
-
-/// Returns the live flows that the present rules and forwards would not admit. `may_stay` says of a
-/// VM whether its flows are left if its policy says so.
-pub(crate) fn refused_flows<D: Datapath>(
+/// Judges a flow by the present rules and forwards; `None`: it is not live. `may_stay` says of a VM
+/// whether its flows are left if its policy says so.
+pub(crate) fn judge_again<D: Datapath>(
     core: &Core<D>,
+    slot: SlotIndex,
     now_ns: u64,
     may_stay: impl Fn(VmId) -> bool,
-) -> NotAdmitted {
+) -> Option<Standing> {
     let Core { nat, rules, .. } = core;
-    let mut refused = NotAdmitted::default();
-    for slot in nat.flows.all() {
-        let entry = nat.flows.entry(slot);
-        let is_linked = entry.is_some_and(|entry| entry.state.is_linked());
-        if !is_linked || nat.flows.is_cut(slot) {
-            continue;
-        }
-        refused.live += 1;
-        let live = nat.datapath.slot(slot);
-        let is_allowed = match live.flags() & SlotFlags::INBOUND {
-            0 => is_outbound_allowed(nat, rules, slot, now_ns),
-            _ => is_inbound_allowed(rules, &core.forwards, &core.vms, live),
-        };
-        if is_allowed {
-            continue;
-        }
-        let on_reload = rules.judge.borrow().on_reload(live.id());
-        if on_reload == OnReload::Keep && may_stay(live.id()) {
-            refused.left += 1;
-        } else {
-            refused.cut.push(slot);
-        }
+    let entry = nat.flows.entry(slot)?;
+    if !entry.state.is_linked() || nat.flows.is_cut(slot) {
+        return None;
     }
-    refused
+    let live = nat.datapath.slot(slot);
+    let is_allowed = match live.flags() & SlotFlags::INBOUND {
+        0 => is_outbound_allowed(nat, rules, slot, now_ns),
+        _ => is_inbound_allowed(rules, &core.forwards, &core.vms, live),
+    };
+    let leaves = || rules.judge.borrow().on_reload(live.id()) == OnReload::Keep;
+    Some(match is_allowed {
+        true => Standing::Stands,
+        false if leaves() && may_stay(live.id()) => Standing::Left,
+        false => Standing::Cut,
+    })
 }
 
 /// Returns the flows of a VM that no forward would let in any more.

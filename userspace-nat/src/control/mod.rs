@@ -23,6 +23,11 @@ pub trait Control<E> {
     /// # Errors
     /// When the channel is closed or does not take the message.
     fn ended(&mut self, token: EndsToken) -> io::Result<()>;
+    /// Sends the result of a reload, once [`Reloaded::ends`] has ended.
+    ///
+    /// # Errors
+    /// When the channel is closed or does not take the message.
+    fn reloaded(&mut self, reloaded: Reloaded) -> io::Result<()>;
     /// Says which VMs are idle, and which are not any more.
     ///
     /// # Errors
@@ -65,6 +70,8 @@ pub struct Cut {
 /// Result of a [`Reload`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Reloaded {
+    /// Number of the [`Reload`].
+    pub id: u64,
     /// Number of flows that were cut.
     pub cut: u64,
     /// Number of flows that live on.
@@ -92,6 +99,8 @@ pub struct ForwardChange {
 /// The policies and VMs that replace the present ones.
 #[derive(Debug)]
 pub struct Reload {
+    /// Number that the result has.
+    pub id: u64,
     /// The compiled policies, in the order of their indices.
     pub policies: PolicySet,
     /// Index in `RULES` of the first rule of `policies`.

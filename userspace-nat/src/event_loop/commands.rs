@@ -206,9 +206,8 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
     ) -> Result<(), EngineError> {
         // Flows that are due may be left for the next turn.
         let next_due_ns = self.core.nat.flows.next_due_ns().unwrap_or(u64::MAX);
-        let has_ended = |(due_ns, _): &mut (u64, EndsToken)| {
-            *due_ns <= now_ns && *due_ns < next_due_ns
-        };
+        let has_ended =
+            |(due_ns, _): &mut (u64, EndsToken)| *due_ns <= now_ns && *due_ns < next_due_ns;
         while let Some((_, token)) = self.ending.pop_front_if(has_ended) {
             control.ended(token).map_err(EngineError::Control)?;
         }

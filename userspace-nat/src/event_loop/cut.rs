@@ -15,7 +15,7 @@ use crate::{
 };
 
 /// Most guests' connections that are probed for a segment at one cut.
-const MOST_PROBES: usize = 1_024;
+pub(super) const MOST_PROBES: usize = 1_024;
 /// Probes that are written at a time: as many as fit in a TAP's queue, so that its reader can keep
 /// up.
 const PROBES_AT_ONCE: usize = 256;
@@ -61,6 +61,16 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
 
     /// Cuts those of these flows that are live, and informs their guests. Returns how many.
     pub(crate) fn cut_slots(&mut self, slots: &[SlotIndex], reason: EndReason) -> usize {
+        self.cut_probing(slots, reason, &mut { MOST_PROBES })
+    }
+
+    /// The same with a number of guests' connections that may be probed, which is counted down.
+    pub(super) fn cut_probing(
+        &mut self,
+        slots: &[SlotIndex],
+        reason: EndReason,
+        may_probe: &mut usize,
+    ) -> usize {
         // Not the time of the turn: finding these flows may have taken longer than the grace.
         let now_ns = self.clock.now_ns();
         let mut cut = Vec::new();
@@ -73,7 +83,8 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
             }
         }
         let mut probes = cut.iter().filter(|slot| self.core.nat.may_probe(**slot));
-        let probes: Vec<_> = probes.by_ref().take(MOST_PROBES).copied().collect();
+        let probes: Vec<_> = probes.by_ref().take(*may_probe).copied().collect();
+        *may_probe -= probes.len();
         for some in probes.chunks(PROBES_AT_ONCE) {
             for &slot in some {
                 let Core { nat, vms, out, .. } = &mut self.core;

@@ -10,8 +10,9 @@
 //!    these, and the rest of the batch waits for the next turn;
 //! 2. the broker's messages;
 //! 3. descriptors of the services, and their timers;
-//! 4. flows that follow the host's network, some at a time (`follow`); ends of flows: graces that
-//!    are over, the scan ([`crate::flow`]), credits;
+//! 4. flows that follow the host's network, and flows that are judged by new policies, some at a
+//!    time (`follow`, `reload`); ends of flows: graces that are over, a limited number, the
+//!    scan ([`crate::flow`]), credits;
 //! 5. answers, records, and only then the slots of flows whose records are written.
 //!
 //! Nothing in a turn waits. While frames keep arriving, the next turn does not wait either. When
@@ -21,7 +22,7 @@ use std::collections::VecDeque;
 
 use slipgate_model::OnExit;
 
-use self::{activity::Activity, listening::Listening};
+use self::{activity::Activity, listening::Listening, reload::Reloading};
 use crate::{
     clock::{Clock, MILLISECOND_NS, SECOND_NS},
     control::{Control, EndsToken, Status},
@@ -78,6 +79,7 @@ pub struct Engine<D, P, C> {
     watch: Watch,
     listening: Listening,
     activity: Activity,
+    reloading: Reloading,
     poller: Poller,
     batch: Batch,
     ready: Vec<Readiness>,
@@ -175,6 +177,9 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
         if !changes.is_empty() {
             control.activity(changes).map_err(EngineError::Control)?;
         }
+        while let Some(reloaded) = self.reloading.take_done() {
+            control.reloaded(reloaded).map_err(EngineError::Control)?;
+        }
         self.report_ended(control, now_ns)
     }
 
@@ -213,6 +218,7 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
                 .following
                 .is_under_way()
                 .then_some(now_ns),
+            self.reloading.is_under_way().then_some(now_ns),
             self.log.is_behind().then_some(now_ns + WRITTEN_INTERVAL_NS),
         ];
         let first_ns = deadlines.into_iter().flatten().min()?;
@@ -313,6 +319,7 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
 
     fn work_timers(&mut self, now_ns: u64) {
         self.core.nat.go_on_following(now_ns);
+        self.go_on_reloading();
         self.in_rounds(|engine| engine.work_services(now_ns));
         self.in_rounds(|engine| engine.core.work_inspections(now_ns));
         let Nat {

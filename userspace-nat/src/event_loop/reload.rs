@@ -1,36 +1,95 @@
 //! Replacement of the policies in force.
 //!
-//! Between two packets the judge is given the new policies ([`Judge::set_policies`]), VMs their
-//! quotas, and every flow is judged again. Flows that are denied are cut ([`super::cut`]), unless
-//! their policy leaves them. After the grace no packet of a denied flow leaves any more.
+//! # Theory of operation
+//! Between two packets the judge is given the new policies ([`Judge::set_policies`]), and VMs their
+//! quotas: what comes from now on is judged by these. Then a walk judges every flow again, some in
+//! each turn of the loop ([`STEPS_PER_TURN`]), so that a first packet that arrives meanwhile waits
+//! for one such step at most. Flows that are denied are cut ([`super::cut`]), unless their policy
+//! leaves them. The broker is told once the walk is over and the grace of the flows that it cut:
+//! after that no packet of a denied flow leaves any more.
 //!
-//! A flow keeps the number of the rule that admitted it. So the previous run of rules stays known,
-//! and in `RULES`, for as long as a flow refers to one of them.
+//! A flow keeps the number of the rule that admitted it. So earlier runs of rules stay known, and in
+//! `RULES`, for as long as a flow refers to one of them.
+//!
+//! Policies that arrive during a walk have it finished at once.
 //!
 //! [`Judge::set_policies`]: crate::name_gate::Judge::set_policies
-use std::collections::HashSet;
+use std::collections::{HashSet, VecDeque};
 
-use slipgate_abi::VmId;
+use slipgate_abi::{RuleIndex, SlotIndex, VmId, maps::SLOTS_PER_CHUNK};
 
 use crate::{
-    admission::rejudge::refused_flows,
+    admission::rejudge::judge_again,
     clock::Clock,
     control::{Reload, Reloaded},
     datapath::Datapath,
-    event_loop::Engine,
+    event_loop::{Engine, cut::MOST_PROBES},
     flow::EndReason,
     poll::Context,
     port::FrameIo,
     relay::{Rejudged, Standing},
-    state::{Core, Nat},
+    state::Core,
     vm::VmNet,
 };
 
+/// Most steps in a turn, about 0.5 ms. Passing a slot costs one step, judging a flow
+/// [`STEPS_PER_LOOK`], and cutting one [`STEPS_PER_CUT`].
+const STEPS_PER_TURN: u32 = 16_384;
+/// Steps to judge a flow: its slot is read, and its destination is looked up among the rules.
+const STEPS_PER_LOOK: u32 = 16;
+/// Steps to cut a flow: its guest may have to be asked for a segment.
+const STEPS_PER_CUT: u32 = 64;
+/// Most flows that are judged in a turn.
+#[cfg(test)]
+pub(super) const LOOKS_PER_TURN: u32 = STEPS_PER_TURN / STEPS_PER_LOOK + 1;
+
+/// The walk that is under way, if one is, and results that the broker is to be told.
+#[derive(Debug, Default)]
+pub(super) struct Reloading {
+    walk: Option<Walk>,
+    done: VecDeque<Reloaded>,
+}
+
+impl Reloading {
+    /// Whether flows are still to be judged.
+    pub(super) fn is_under_way(&self) -> bool {
+        self.walk.is_some()
+    }
+
+    /// Takes the next result that the broker is to be told.
+    pub(super) fn take_done(&mut self) -> Option<Reloaded> {
+        self.done.pop_front()
+    }
+}
+
+/// A walk over all slots.
+#[derive(Debug)]
+struct Walk {
+    id: u64,
+    /// VMs that keep no denied flow.
+    strictly: HashSet<VmId>,
+    /// Index of the next slot.
+    next: u32,
+    /// Elements of `RULES` that flows refer to.
+    named: HashSet<RuleIndex>,
+    /// Guests' connections that may still be probed.
+    probes: usize,
+    live: usize,
+    cut: usize,
+    left: usize,
+}
+
 impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
-    /// Puts the policies in force.
-    pub fn reload(&mut self, reload: Reload) -> Reloaded {
+    /// Puts the policies in force. [`Control::reloaded`] is called once every flow is judged.
+    ///
+    /// [`Control::reloaded`]: crate::control::Control::reloaded
+    pub fn reload(&mut self, reload: Reload) {
+        while self.reloading.is_under_way() {
+            self.go_on_reloading();
+        }
         let now_ns = self.clock.now_ns();
         let Reload {
+            id,
             mut policies,
             rule_base,
             local,
@@ -41,16 +100,10 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
         self.record_refusals();
         self.core.journal.refusals.forget_rules();
         policies.set_local(&local);
-        let Nat {
-            flows, datapath, ..
-        } = &self.core.nat;
-        let used = flows.all().into_iter();
-        let used: HashSet<_> = used.map(|slot| datapath.slot(slot).rule_index()).collect();
         let core = &mut self.core;
         core.forwards.renumber(&mut core.rules, |rules| {
             let forwards = rules.texts.forwards();
-            let texts = &mut rules.texts;
-            texts.set(rule_base, policies.described(), forwards, &used);
+            rules.texts.set(rule_base, policies.described(), forwards);
         });
         let of_vm: Vec<(VmId, u32)> = vms.iter().map(|vm| (vm.id, vm.policy)).collect();
         let mut judge = self.core.rules.judge.borrow_mut();
@@ -62,17 +115,73 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
             self.services.relay.add_vm(vm.clone());
             self.core.set_vm(vm);
         }
-        let may_stay = |vm| !strictly.contains(&vm);
-        let refused = refused_flows(&self.core, now_ns, may_stay);
-        let cut = self.cut_slots(&refused.cut, EndReason::Policy);
-        let relayed = self.rejudge_loopback(may_stay, now_ns);
-        let kept = refused.live - cut + relayed.live - relayed.cut;
-        Reloaded {
-            cut: (cut + relayed.cut) as u64,
-            kept: kept as u64,
-            left: (refused.left + relayed.left) as u64,
-            ends: self.after_ends(),
+        let strictly = HashSet::from_iter(strictly);
+        let relayed = self.rejudge_loopback(|vm| !strictly.contains(&vm), now_ns);
+        self.reloading.walk = Some(Walk {
+            id,
+            strictly,
+            next: 0,
+            named: HashSet::new(),
+            probes: MOST_PROBES,
+            live: relayed.live,
+            cut: relayed.cut,
+            left: relayed.left,
+        });
+    }
+
+    /// Does a turn's part of the walk, if one is under way.
+    pub(super) fn go_on_reloading(&mut self) {
+        let Some(mut walk) = self.reloading.walk.take() else {
+            return;
+        };
+        let now_ns = self.clock.now_ns();
+        let slots = self.core.nat.flows.chunks() as u32 * SLOTS_PER_CHUNK;
+        let mut steps = STEPS_PER_TURN;
+        let mut cut = Vec::new();
+        while walk.next < slots && steps > 0 {
+            let slot = SlotIndex::new(walk.next);
+            let flows = &self.core.nat.flows;
+            if !flows.has_chunk(slot.chunk() as usize) {
+                // The chunk is not in use: skip to its end.
+                walk.next += SLOTS_PER_CHUNK - slot.position() as u32;
+                steps -= 1;
+                continue;
+            }
+            walk.next += 1;
+            if flows.entry(slot).is_none() {
+                steps -= 1;
+                continue;
+            }
+            // One that has ended is not recorded yet.
+            walk.named
+                .insert(self.core.nat.datapath.slot(slot).rule_index());
+            let may_stay = |vm| !walk.strictly.contains(&vm);
+            let standing = judge_again(&self.core, slot, now_ns, may_stay);
+            walk.live += usize::from(standing.is_some());
+            walk.left += usize::from(standing == Some(Standing::Left));
+            let cost = match standing {
+                Some(Standing::Cut) => {
+                    cut.push(slot);
+                    STEPS_PER_CUT
+                }
+                _ => STEPS_PER_LOOK,
+            };
+            steps = steps.saturating_sub(cost);
         }
+        walk.cut += self.cut_probing(&cut, EndReason::Policy, &mut walk.probes);
+        if walk.next < slots {
+            self.reloading.walk = Some(walk);
+            return;
+        }
+        self.core.rules.texts.forget_unnamed(&walk.named);
+        let done = Reloaded {
+            id: walk.id,
+            cut: walk.cut as u64,
+            kept: (walk.live - walk.cut) as u64,
+            left: walk.left as u64,
+            ends: self.after_ends(),
+        };
+        self.reloading.done.push_back(done);
     }
 
     /// Ends the connections to the host's loopback that are now denied. `may_stay` says of a VM

@@ -7,9 +7,9 @@ use slipgate_abi::{RuleIndex, SlotIndex, VmId, VmRow};
 use slipgate_model::TranslatedId;
 use thiserror::Error;
 
-use super::{Engine, activity::Activity, fairness, listening::Listening};
+use super::{Engine, activity::Activity, fairness, listening::Listening, reload::Reloading};
 use crate::{
-    admission::rejudge::refused_flows,
+    admission::rejudge::judge_again,
     clock::Clock,
     control::Status,
     datapath::Datapath,
@@ -23,6 +23,7 @@ use crate::{
     poll::{Interest, Poller, Subsystem, Token},
     port::{Batch, FrameIo},
     record::{FlowLog, Losses},
+    relay::Standing,
     services::Services,
     state::{Core, Nat},
 };
@@ -88,6 +89,7 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
             watch: Watch::default(),
             listening: Listening::default(),
             activity: Activity::default(),
+            reloading: Reloading::default(),
             poller,
             batch: Batch::new(),
             ready: Vec::new(),
@@ -154,8 +156,9 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
         adoption.reopened = core.rules.reopen(map, vms, now_ns);
         // Changes while no engine was running.
         core.nat.follow_at_once(now_ns);
-        let refused = refused_flows(core, now_ns, |_| false);
-        adoption.refused = self.cut_slots(&refused.cut, EndReason::Policy);
+        let mut refused = core.nat.flows.all();
+        refused.retain(|slot| judge_again(core, *slot, now_ns, |_| false) == Some(Standing::Cut));
+        adoption.refused = self.cut_slots(&refused, EndReason::Policy);
         adoption.uninspected = self.core.end_uninspected(now_ns);
         // Counted now, since a flow that was about to end may have been refused as well.
         adoption.live = self.core.nat.flows.live();

@@ -42,6 +42,8 @@ mod slots;
 mod table;
 
 pub use cut::is_frozen;
+#[cfg(test)]
+pub(crate) use end::ENDS_AT_ONCE;
 pub(crate) use end::last_seen_ns;
 pub use end::{EndReason, Ended};
 pub use give_way::{GivingWay, PortSearch};

@@ -22,25 +22,32 @@ struct Run {
 }
 
 impl RuleTexts {
-    /// Sets the rules in force: the policies' rules, and behind them the forwards'. Of the earlier
-    /// runs those stay known that `named` refers to, and the first one, which relayed forwards
-    /// refer to.
+    /// Sets the rules in force: the policies' rules, and behind them the forwards'. Earlier runs
+    /// stay known.
     pub(crate) fn set(
         &mut self,
         base: RuleIndex,
         policies: impl Iterator<Item = Described>,
         forwards: Vec<Described>,
-        named: &HashSet<RuleIndex>,
     ) {
         let mut rules: Vec<Described> = policies.collect();
         self.policies = rules.len() as u32;
         rules.extend(forwards);
+        self.runs.push(Run { base, rules });
+    }
+
+    /// Forgets the earlier runs that `named` does not refer to, except for the first one, which
+    /// relayed forwards refer to.
+    pub(crate) fn forget_unnamed(&mut self, named: &HashSet<RuleIndex>) {
+        let Some(in_force) = self.runs.pop() else {
+            return;
+        };
         let mut is_first = true;
         self.runs.retain(|run| {
             let all = run.base..run.base.nth(run.rules.len() as u32);
             std::mem::take(&mut is_first) || named.iter().any(|rule| all.contains(rule))
         });
-        self.runs.push(Run { base, rules });
+        self.runs.push(in_force);
     }
 
     /// Replaces all runs by one.
@@ -51,7 +58,7 @@ impl RuleTexts {
         forwards: Vec<Described>,
     ) {
         self.runs.clear();
-        self.set(base, policies, forwards, &HashSet::new());
+        self.set(base, policies, forwards);
     }
 
     /// Returns the first element of the run in force.

@@ -10,10 +10,7 @@ use crate::workspace::{Workspace, on_path, run, say};
 
 /// Programs, each with the package that it is built from.
 const CLIENTS: [(&str, &str); 2] = [
-    (
-        "cnitool",
-        "github.com/containernetworking/cni/cnitool",
-    ),
+    ("cnitool", "github.com/containernetworking/cni/cnitool"),
     ("vmconf", "."),
 ];
 
@@ -23,7 +20,9 @@ const CLIENTS: [(&str, &str); 2] = [
 /// There is no Go, or one can't be built.
 pub(super) fn find_or_build(workspace: &Workspace) -> Result<()> {
     let into = workspace.tools().join("cni-clients");
-    let missing = CLIENTS.iter().filter(|(name, _)| !into.join(name).is_file());
+    let missing = CLIENTS
+        .iter()
+        .filter(|(name, _)| !into.join(name).is_file());
     let missing: Vec<_> = missing.collect();
     if missing.is_empty() {
         return Ok(());

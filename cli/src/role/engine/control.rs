@@ -20,7 +20,7 @@ use slipgate_ipc::{
 use slipgate_policy::{Destination, PolicySet};
 use userspace_nat::{
     clock::{Clock, SECOND_NS},
-    control::{ActivityChanges, Control, EndsToken, Forward, ForwardChange, Reload},
+    control::{ActivityChanges, Control, EndsToken, Forward, ForwardChange, Reload, Reloaded},
     datapath::Datapath,
     event_loop::Engine,
     observe::CaptureRequest,
@@ -110,17 +110,7 @@ impl<D: Datapath, P: FrameIo, C: Clock> Control<Engine<D, P, C>> for BrokerChann
                         tracing::warn!("clients of the API get no events of flows: {why}");
                     }
                 }
-                ToEngine::Policies(policies) => {
-                    let id = policies.id;
-                    let done = engine.reload(reload(*policies)?);
-                    let applied = FromEngine::Applied {
-                        id,
-                        cut: done.cut,
-                        kept: done.kept,
-                        left: done.left,
-                    };
-                    self.send(applied, Some(done.ends))?;
-                }
+                ToEngine::Policies(policies) => engine.reload(reload(*policies)?),
                 ToEngine::Ping { id } => {
                     let ends = engine.after_ends();
                     self.send(FromEngine::Pong { id }, Some(ends))?;
@@ -137,6 +127,23 @@ impl<D: Datapath, P: FrameIo, C: Clock> Control<Engine<D, P, C>> for BrokerChann
             Some(message) => self.send(message, None),
             None => Ok(()),
         }
+    }
+
+    fn reloaded(&mut self, reloaded: Reloaded) -> io::Result<()> {
+        let Reloaded {
+            id,
+            cut,
+            kept,
+            left,
+            ends,
+        } = reloaded;
+        let applied = FromEngine::Applied {
+            id,
+            cut,
+            kept,
+            left,
+        };
+        self.send(applied, Some(ends))
     }
 
     fn activity(&mut self, changes: ActivityChanges) -> io::Result<()> {
@@ -249,6 +256,7 @@ pub(super) fn forward(forward: ForwardSocket) -> Option<(Forward, relay::Forward
 fn reload(policies: Policies) -> io::Result<Reload> {
     let bytes = read_memory_file(policies.policies).map_err(io::Error::other)?;
     Ok(Reload {
+        id: policies.id,
         policies: PolicySet::from_bytes(&bytes).map_err(io::Error::other)?,
         rule_base: policies.rule_base,
         local: policies.local,

@@ -11,13 +11,13 @@ use slipgate_abi::{
 
 use super::rig::*;
 use crate::{
-    admission::rejudge::refused_flows,
+    admission::rejudge::judge_again,
     clock::{MILLISECOND_NS, SECOND_NS},
     control::ForwardChange,
     datapath::Tables as _,
     flow::NewFlow,
     port::VirtioNetHdr,
-    relay,
+    relay::{self, Standing},
     state::Forward,
 };
 use slipgate_policy::Action;
@@ -220,13 +220,13 @@ fn flows_of_whom_a_forward_would_not_let_in_are_not_taken_over() {
     let slot = rig.kernel.borrow().slots_in_use()[0];
     let looked_at = rig.engine.core.nat.datapath.slot(slot);
     assert_eq!(looked_at.verdict().load(Relaxed), Verdict::Fast as u32);
-    let allowed = |rig: &Rig| refused_flows(&rig.engine.core, 0, |_| false).cut.len();
-    assert_eq!(allowed(&rig), 0);
+    let standing = |rig: &Rig| judge_again(&rig.engine.core, slot, 0, |_| false);
+    assert_eq!(standing(&rig), Some(Standing::Stands));
     // The address is the host's own from now on.
     let mut network = network();
     network.local.host.push(client.0.into());
     rig.follow(network);
-    assert_eq!(allowed(&rig), 1);
+    assert_eq!(standing(&rig), Some(Standing::Cut));
 }
 
 #[test]

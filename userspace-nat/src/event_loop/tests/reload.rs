@@ -13,6 +13,8 @@ use crate::{
         NamePolicy,
         chain::tests::{a, answer},
     },
+    event_loop::reload::LOOKS_PER_TURN,
+    flow::ENDS_AT_ONCE,
     name_gate::ByRules,
     state::Forward,
 };
@@ -63,6 +65,7 @@ impl Rig {
             spec
         });
         let reload = Reload {
+            id: 1,
             policies: PolicySet::new(policies),
             rule_base: RuleIndex::new(rule_base),
             local: LocalAddresses {
@@ -72,13 +75,13 @@ impl Rig {
             vms: vms.collect(),
             strictly: strictly.into_iter().map(VmId::new).collect(),
         };
-        self.reloaded = Some(self.tell(|engine| engine.reload(reload)));
+        self.tell(|engine| engine.reload(reload));
     }
 
     /// Waits for the answer: how many were cut, kept, left.
     pub(super) fn applied(&mut self) -> (u64, u64, u64) {
         self.pass(CLOSING_GRACE_NS + MILLISECOND_NS);
-        let reloaded = self.reloaded.take().expect("a reload");
+        let reloaded = self.broker.reloaded.pop().expect("a reload");
         assert_eq!(self.ended(), [reloaded.ends]);
         (reloaded.cut, reloaded.kept, reloaded.left)
     }
@@ -386,4 +389,97 @@ fn a_flow_that_idles_out_is_cut_all_the_same() {
     assert_eq!(rig.records()[0]["end"], "policy");
     let live = rig.kernel.borrow().slot(slot).verdict().load(Relaxed);
     assert_eq!(live, 0);
+}
+
+/// VM 1 has flows to two peers, 5,000 to each.
+fn crowded() -> Rig {
+    let mut rig = Rig::with(Setup {
+        slots: 32_768,
+        max_flows: 32_768,
+        rate: 32_768,
+        ..Setup::default()
+    });
+    for number in 0..10_000 {
+        let to = if number % 2 == 0 { PEER } else { OTHER.0 };
+        // A translated port serves each destination once.
+        rig.guest(
+            1,
+            &udp((GUEST, 5_000 + number), (to, 9 + number / 1_000), b"x"),
+        );
+    }
+    rig.at_world();
+    assert_eq!(rig.flows(), 10_000);
+    rig
+}
+
+#[test]
+fn many_flows_are_judged_and_ended_some_in_a_turn() {
+    let mut rig = crowded();
+    let looks = |rig: &Rig| rig.kernel.borrow().slots_looked_at.get();
+    let mut before = looks(&rig);
+    rig.reload(
+        vec![policy(Action::Allow, &["deny 203.0.113.0/24"])],
+        30,
+        [0; 3],
+    );
+    let mut turns = 0;
+    while rig.engine.reloading.is_under_way() {
+        let looked = looks(&rig) - before;
+        // Each is looked at for its rule, its judgement and its cut.
+        assert!(looked <= 8 * u64::from(LOOKS_PER_TURN), "{looked}");
+        assert_eq!(rig.engine.timeout_ns(), Some(0), "the rest is due");
+        before = looks(&rig);
+        // Another's first packets are judged by the new rules, and wait for nothing.
+        rig.guest(2, &udp((GUEST, 40_000 + turns), OTHER, b"x"));
+        rig.guest(2, &udp((GUEST, 40_000 + turns), SERVER, b"x"));
+        assert_eq!(rig.at_world().len(), 1, "turn {turns}");
+        turns += 1;
+    }
+    assert!(turns > 10, "{turns}");
+    let judged = rig.broker.reloaded[0];
+    assert_eq!((judged.cut, judged.left), (5_000, 0));
+    // Those that were opened ahead of the walk are judged again.
+    assert!((5_000..=5_000 + u64::from(turns)).contains(&judged.kept));
+
+    rig.kernel.borrow_mut().now_ns += CLOSING_GRACE_NS + MILLISECOND_NS;
+    let mut ended = 0;
+    let mut turns = 0;
+    while rig.broker.ended.is_empty() {
+        let records = rig.log.0.lock().unwrap().len();
+        rig.turn();
+        let text = rig.log.0.lock().unwrap()[records..].to_vec();
+        let now = String::from_utf8(text).unwrap().lines().count();
+        assert!(now <= ENDS_AT_ONCE, "{now} in turn {turns}");
+        ended += now;
+        turns += 1;
+    }
+    assert_eq!(rig.ended(), [judged.ends], "not before the last of them");
+    assert_eq!(ended, 5_000);
+    assert!(turns > 10, "{turns}");
+    rig.assert_paired();
+}
+
+#[test]
+fn policies_that_come_during_a_walk_have_it_finished() {
+    let mut rig = crowded();
+    let shut = || policy(Action::Allow, &["deny 203.0.113.0/24"]);
+    rig.reload(vec![shut()], 30, [0; 3]);
+    assert!(rig.engine.reloading.is_under_way());
+    rig.reload(
+        vec![policy(Action::Allow, &["deny 198.51.100.0/24"])],
+        50,
+        [0; 3],
+    );
+    let first = rig.broker.reloaded[0];
+    assert_eq!((first.cut, first.kept), (5_000, 5_000));
+    while rig.engine.reloading.is_under_way() {
+        rig.turn();
+    }
+    let second = rig.broker.reloaded[1];
+    assert_eq!((second.cut, second.kept), (5_000, 0));
+    for _ in 0..100 {
+        rig.pass(CLOSING_GRACE_NS + MILLISECOND_NS);
+    }
+    assert_eq!(rig.ended(), [first.ends, second.ends]);
+    assert_eq!(rig.flows(), 0);
 }

@@ -52,6 +52,7 @@ pub(super) struct Broker {
     pub(super) messages: VecDeque<Command>,
     pub(super) ended: Vec<EndsToken>,
     pub(super) gone: bool,
+    pub(super) reloaded: Vec<Reloaded>,
     /// VMs that fell idle (true) or were busy again, in order.
     pub(super) idle: Vec<(u32, bool)>,
 }
@@ -71,6 +72,10 @@ impl Control<TestEngine> for Broker {
     }
     fn ended(&mut self, token: EndsToken) -> io::Result<()> {
         self.ended.push(token);
+        Ok(())
+    }
+    fn reloaded(&mut self, reloaded: Reloaded) -> io::Result<()> {
+        self.reloaded.push(reloaded);
         Ok(())
     }
     fn activity(&mut self, changes: ActivityChanges) -> io::Result<()> {
@@ -109,8 +114,6 @@ pub(super) struct Rig {
     pub(super) engine: TestEngine,
     pub(super) broker: Broker,
     pub(super) log: Log,
-    /// The result of the last reload.
-    pub(super) reloaded: Option<Reloaded>,
 }
 
 pub(super) struct Setup {
@@ -164,7 +167,6 @@ impl Rig {
             engine,
             broker,
             log,
-            reloaded: None,
         }
     }
 
@@ -186,7 +188,6 @@ impl Rig {
                 engine,
                 broker,
                 log,
-                reloaded: None,
             },
             adoption,
         )
@@ -235,7 +236,7 @@ impl Rig {
         loop {
             self.turn();
             let now = self.kernel.borrow().now_ns;
-            if now >= end {
+            if now >= end && self.engine.timeout_ns() != Some(0) {
                 break;
             }
             let step = self.engine.timeout_ns().unwrap_or(u64::MAX).max(1_000_000);

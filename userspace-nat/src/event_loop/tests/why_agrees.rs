@@ -317,6 +317,7 @@ impl World {
         let policies: Vec<Policy> = policies.iter().map(|of| self.policy(of)).collect();
         self.rule_base = RuleIndex::new(70 - self.rule_base.get());
         let reload = Reload {
+            id: 1,
             policies: PolicySet::new(policies),
             rule_base: self.rule_base,
             local: LocalAddresses {
