@@ -55,8 +55,21 @@ pub(crate) struct PolicyChanges {
     to_learn: VecDeque<(ClientId, String, OwnedFd)>,
     /// Whether a SIGHUP came while a policy was being put in force.
     apply_again: bool,
+    /// Named policies to put next.
+    to_put: VecDeque<NamedPut>,
+    /// Whether the last change was a named policy's.
+    last_was_put: bool,
     /// Generations of the named policies that clients put, since the start.
     generations: BTreeMap<String, u64>,
+}
+
+/// A named policy that a client puts.
+#[derive(Debug)]
+struct NamedPut {
+    client: ClientId,
+    name: String,
+    text: String,
+    replaces: Replaces,
 }
 
 /// A change that the engine is carrying out.
@@ -81,7 +94,7 @@ struct Change {
     /// clients are notified by the end of the sockets.
     closed: Option<Vec<LearningVm>>,
     /// VM whose definition named another policy; its state is the answer.
-    vm: Option<String>,
+    vm: Option<VmId>,
     /// Named policy that was put; its generation is part of the answer.
     named: Option<String>,
 }
@@ -205,8 +218,29 @@ impl PolicyChanges {
         self.applying.is_some()
     }
 
-    /// Puts a named policy in force, in place of the policy of this name. `replaces`: what it may
-    /// replace.
+    /// Whether the last change was a named policy's.
+    pub(crate) fn last_was_put(&self) -> bool {
+        self.last_was_put
+    }
+
+    /// Puts the next of the named policies in force that wait, unless a change is under way.
+    pub(crate) fn see_to_puts(&mut self, parts: &mut Parts) -> anyhow::Result<()> {
+        while !self.is_applying()
+            && let Some(put) = self.to_put.pop_front()
+        {
+            let NamedPut {
+                client,
+                name,
+                text,
+                replaces,
+            } = put;
+            self.put_named(parts, client, name, text, replaces)?;
+        }
+        Ok(())
+    }
+
+    /// Puts a named policy in force, in place of the policy of this name, after the change that is
+    /// under way. `replaces`: what it may replace.
     pub(crate) fn put_named(
         &mut self,
         parts: &mut Parts,
@@ -216,8 +250,12 @@ impl PolicyChanges {
         replaces: Replaces,
     ) -> anyhow::Result<()> {
         if self.applying.is_some() {
-            let why = "another policy is just being put in force: try again";
-            parts.control.answer(client, &ClientAnswer::busy(why));
+            self.to_put.push_back(NamedPut {
+                client,
+                name,
+                text,
+                replaces,
+            });
             return Ok(());
         }
         let now = self.generation(&parts.attached, &name);
@@ -330,9 +368,12 @@ impl PolicyChanges {
     ) -> anyhow::Result<()> {
         let name = new.name.clone();
         let mut config = parts.attached.config.clone();
-        if let Some(vm) = config.vms.iter_mut().find(|vm| vm.name == name) {
-            *vm = new;
+        let at = parts.attached.index_of(&name);
+        // In the same order.
+        if let Some(at) = at {
+            config.vms[at] = new;
         }
+        let vm = at.map(|at| parts.attached.vms[at].open.id);
         let learning = LearningVms::of(&self.learning);
         let read = config
             .settled()
@@ -354,7 +395,7 @@ impl PolicyChanges {
             before,
             strictly: Vec::new(),
             closed: None,
-            vm: Some(name),
+            vm,
             named: None,
         };
         self.send_policies(parts, change)
@@ -363,6 +404,7 @@ impl PolicyChanges {
     /// Step 3: sends the policies to the engine.
     fn send_policies(&mut self, parts: &mut Parts, change: Change) -> anyhow::Result<()> {
         let id = parts.next_id();
+        self.last_was_put = change.named.is_some();
         self.applying = Some(Applying { id, change });
         self.send_again(parts)
     }
@@ -403,15 +445,15 @@ impl PolicyChanges {
             parts.attached.events.push(event);
         }
         tracing::info!("{}: {cut} flows cut, {kept} go on{more}", done.what);
-        let changed = done
-            .vm
-            .as_deref()
-            .and_then(|vm| parts.attached.index_of(vm));
+        let changed = done.vm.and_then(|vm| parts.attached.index_of_id(vm));
         if let Some(at) = changed {
             parts.attached.keep_vm(&parts.attached.vms[at]);
         }
-        if let (Some(client), Some(at)) = (done.client, changed) {
-            parts.answer_vm(client, at, VmChange::Changed);
+        if let (Some(client), Some(_)) = (done.client, done.vm) {
+            match changed {
+                Some(at) => parts.answer_vm(client, at, VmChange::Changed),
+                None => parts.control.answer(client, &ClientAnswer::removed()),
+            }
         } else if let (Some(client), Some(name)) = (done.client, &done.named) {
             let text = parts.attached.config.named_policies.get(name);
             let answer = ClientAnswer::PolicyPut {

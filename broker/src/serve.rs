@@ -124,8 +124,7 @@ impl Broker {
             }
             self.policies.see_to_learning(&mut self.parts)?;
             self.vm_changes.see_to_clients(&mut self.parts)?;
-            self.vm_changes
-                .see_to_policies(&mut self.parts, &mut self.policies)?;
+            self.see_to_policies()?;
             self.see_to_metrics()?;
             self.send_events();
             self.connect_apis()?;
@@ -285,7 +284,12 @@ impl Broker {
             ..
         } = self;
         for Asked { client, request } in asked {
-            if parts.engine.is_behind() && request.asks_engine() {
+            // Others are carried out with the next engine, where there is none.
+            let is_held_up = match &request {
+                ClientRequest::Engine { .. } => !parts.engine.answers(),
+                request => request.asks_engine() && parts.engine.is_behind(),
+            };
+            if is_held_up {
                 let why = "the engine can be asked nothing more just now: try again";
                 parts.control.answer(client, &ClientAnswer::busy(why));
                 continue;
@@ -373,6 +377,22 @@ impl Broker {
         Ok(None)
     }
 
+    /// Begins the next of the changes of policy that wait: in turn of those that VMs' definitions
+    /// lead to and those that were put by name.
+    fn see_to_policies(&mut self) -> anyhow::Result<()> {
+        let Self {
+            parts,
+            policies,
+            vm_changes,
+            ..
+        } = self;
+        if !policies.last_was_put() {
+            policies.see_to_puts(parts)?;
+        }
+        vm_changes.see_to_policies(parts, policies)?;
+        policies.see_to_puts(parts)
+    }
+
     /// Collects the requests of the API's clients that their socket permits.
     fn take_api_requests(&mut self, asked: &mut Vec<Asked>) {
         let Parts {
@@ -406,7 +426,7 @@ impl Broker {
 
     /// Connects the processes that answer the API to the engine, which sends them events of flows.
     fn connect_apis(&mut self) -> anyhow::Result<()> {
-        if self.parts.engine.is_behind() {
+        if !self.parts.engine.answers() {
             return Ok(());
         }
         for api in &mut self.apis {

@@ -22,7 +22,7 @@ mod definition;
 mod ties;
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, VecDeque},
     os::fd::{BorrowedFd, OwnedFd},
     time::Instant,
 };
@@ -52,22 +52,20 @@ pub(crate) struct VmChanges {
     /// Steps that wait for the engine, by the number of the message, each with the number of the
     /// engine that it was sent to.
     waiting: BTreeMap<u64, (u64, Step)>,
-    /// Definitions with a policy that is not in force yet.
-    lacking: Vec<Lacking>,
+    /// Definitions that wait for a change of policy, in the order in which they came.
+    deferred: VecDeque<Deferred>,
 }
 
-/// A definition whose policy is put in force first.
+/// A definition that names another policy while a policy is being put in force, or whose own policy
+/// is put in force first.
 #[derive(Debug)]
-struct Lacking {
+struct Deferred {
     client: ClientId,
     definition: VmDefinition,
     /// The condition, which must hold when the definition is put in force. `None`: it is a VM that
     /// its client brings.
     replaces: Option<Replaces>,
 }
-
-/// Reason why a change of a VM ends early.
-const REMOVED: &str = "the VM was removed meanwhile";
 
 /// A VM that a client brings.
 #[derive(Debug)]
@@ -104,7 +102,7 @@ impl VmChanges {
         Ok(Self {
             ties,
             waiting: BTreeMap::new(),
-            lacking: Vec::new(),
+            deferred: VecDeque::new(),
         })
     }
 
@@ -223,16 +221,16 @@ impl VmChanges {
         definition: &VmDefinition,
         replaces: Option<&Replaces>,
     ) -> anyhow::Result<bool> {
-        if lacks_policy(&parts.attached, definition) {
-            self.lacking.push(Lacking {
+        let prepared = match lacks_policy(&parts.attached, definition) {
+            true => Ok(Put::Later),
+            false => parts.attached.prepare(definition, policies.is_applying()),
+        };
+        match prepared {
+            Ok(Put::Later) => self.deferred.push_back(Deferred {
                 client,
                 definition: definition.clone(),
                 replaces: replaces.cloned(),
-            });
-            return Ok(true);
-        }
-        let prepared = parts.attached.prepare(definition, policies.is_applying());
-        match prepared {
+            }),
             Err(e) => {
                 refuse(parts, client, e);
                 return Ok(false);
@@ -261,42 +259,37 @@ impl VmChanges {
         Ok(true)
     }
 
-    /// Puts definitions in force whose policies were put in force for them, and then the policies
-    /// that others lack: one change of policy for all that wait.
+    /// Puts definitions in force that waited for a change of policy, up to the first that leads to
+    /// another one. Those with policies of their own that are not in force yet share one.
     pub(crate) fn see_to_policies(
         &mut self,
         parts: &mut Parts,
         policies: &mut PolicyChanges,
     ) -> anyhow::Result<()> {
-        if self.lacking.is_empty() || policies.is_applying() {
-            return Ok(());
-        }
-        let (still, ready): (Vec<_>, Vec<_>) = std::mem::take(&mut self.lacking)
-            .into_iter()
-            .partition(|lacking| lacks_policy(&parts.attached, &lacking.definition));
-        self.lacking = still;
-        for one in ready {
-            let Lacking {
-                client,
-                definition,
-                replaces,
-            } = one;
-            match replaces {
-                Some(replaces) => self.put(parts, policies, client, &definition, &replaces)?,
-                None => drop(self.put_as(parts, policies, client, &definition, None)?),
+        while !policies.is_applying()
+            && let Some(first) = self.deferred.pop_front()
+        {
+            if !lacks_policy(&parts.attached, &first.definition) {
+                let Deferred {
+                    client,
+                    definition,
+                    replaces,
+                } = first;
+                match replaces {
+                    Some(replaces) => self.put(parts, policies, client, &definition, &replaces)?,
+                    None => drop(self.put_as(parts, policies, client, &definition, None)?),
+                }
+                continue;
             }
-        }
-        // What was just put may be changing a policy.
-        while !self.lacking.is_empty() && !policies.is_applying() {
-            let texts = self.lacking.iter().filter_map(Lacking::policy).collect();
-            if policies.put_inline(parts, &texts).is_ok() {
-                break;
-            }
-            // One of them, then: the others may be fine.
-            let first = self.lacking.remove(0);
-            let texts = first.policy().into_iter().collect();
-            match policies.put_inline(parts, &texts) {
-                Ok(()) => self.lacking.insert(0, first),
+            let own = first.policy();
+            let others = self.deferred.iter().filter_map(Deferred::policy);
+            let texts = own.clone().into_iter().chain(others).collect();
+            // One of the others, then: this one may be fine.
+            let put = policies
+                .put_inline(parts, &texts)
+                .or_else(|_| policies.put_inline(parts, &own.into_iter().collect()));
+            match put {
+                Ok(()) => self.deferred.push_front(first),
                 Err(e) => refuse(parts, first.client, e),
             }
         }
@@ -368,7 +361,7 @@ impl VmChanges {
     }
 }
 
-impl Lacking {
+impl Deferred {
     /// Name and text of the policy.
     fn policy(&self) -> Option<(String, String)> {
         let text = self.definition.inline_policy.as_ref()?;
@@ -392,7 +385,7 @@ impl Step {
             Self::Serve { vm, client } => {
                 // It may have been removed meanwhile: that client has its own answer.
                 let Some(at) = parts.attached.index_of_id(vm) else {
-                    return parts.refuse(client, REMOVED);
+                    return parts.control.answer(client, &ClientAnswer::removed());
                 };
                 let served = parts.attached.begin_to_serve(at);
                 let config = &parts.attached.vms[at].config;
@@ -413,7 +406,7 @@ impl Step {
             Self::Change { vm, client } => {
                 let Some(at) = parts.attached.index_of_id(vm) else {
                     if let Some(client) = client {
-                        parts.refuse(client, REMOVED);
+                        parts.control.answer(client, &ClientAnswer::removed());
                     }
                     return;
                 };

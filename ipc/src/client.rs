@@ -219,6 +219,8 @@ pub enum ErrorKind {
     Replaced,
     /// Another VM or process has the requested resource.
     Taken,
+    /// Another client has removed the VM while the request was carried out.
+    Removed,
 }
 
 /// Permissions of a peer.
@@ -377,6 +379,14 @@ impl ClientAnswer {
         Self::Error {
             error: why.into(),
             kind: ErrorKind::Taken,
+        }
+    }
+
+    /// Makes the answer to a change of a VM that another client has removed meanwhile.
+    pub fn removed() -> Self {
+        Self::Error {
+            error: "the VM was removed meanwhile".into(),
+            kind: ErrorKind::Removed,
         }
     }
 

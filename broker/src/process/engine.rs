@@ -15,7 +15,9 @@
 //!
 //! The first restart is immediate, later ones are delayed increasingly. An engine that ends
 //! repeatedly, because of a bug that a guest has found or for lack of a resource, is given up: then
-//! no new flow is admitted, and established flows continue.
+//! no new flow is admitted, and established flows continue. A daemon gives up none: it serves many
+//! guests, of which one may be the cause, and a start of the daemon would do no more than another
+//! engine does. Its engines are started a second after the end at the latest.
 use std::{
     collections::VecDeque,
     os::fd::AsFd as _,
@@ -51,6 +53,9 @@ const BACK_OFF: [Duration; 5] = [
     Duration::from_secs(2),
     Duration::from_secs(5),
 ];
+
+/// The longest of these delays for a daemon, which never gives up.
+const BACK_OFF_OF_DAEMON: Duration = Duration::from_secs(1);
 
 /// Error: the engine ended too often to be started again.
 #[derive(thiserror::Error, Debug)]
@@ -99,7 +104,10 @@ impl Engine {
             log: log.to_owned(),
             number: 1,
             state: State::Serves(process),
-            ends: Ends::default(),
+            ends: Ends {
+                never_too_many: attached.config.is_daemon,
+                ..Ends::default()
+            },
             watch: Watch::new(SILENT_LOOKS),
             failure: None,
         };
@@ -149,12 +157,15 @@ impl Engine {
         self.number
     }
 
-    /// Whether the engine is behind, so that clients' requests should wait.
+    /// Whether the engine is behind, so that clients' requests should wait. Where there is none, it
+    /// is not: the next one starts with the state that requests lead to.
     pub(crate) fn is_behind(&self) -> bool {
-        match &self.state {
-            State::Serves(process) => process.is_behind(),
-            State::Begins(_) | State::Due(_) => true,
-        }
+        self.process().is_some_and(EngineProcess::is_behind)
+    }
+
+    /// Whether the engine answers requests.
+    pub(crate) fn answers(&self) -> bool {
+        matches!(&self.state, State::Serves(process) if !process.is_behind())
     }
 
     /// Receives messages of the engine, a limited number per call; answers to the watchdog are
@@ -303,7 +314,11 @@ impl Engine {
 
 /// Times of the engine's recent ends.
 #[derive(Debug, Default)]
-struct Ends(VecDeque<Instant>);
+struct Ends {
+    times: VecDeque<Instant>,
+    /// Whether there is always a next start.
+    never_too_many: bool,
+}
 
 impl Ends {
     /// Records an end. Returns the time of the next start.
@@ -311,12 +326,16 @@ impl Ends {
     /// # Errors
     /// There were too many ends; the error is their number.
     fn add(&mut self, now: Instant) -> Result<Instant, usize> {
-        self.0.push_back(now);
+        self.times.push_back(now);
         let counts = |end: &Instant| now.duration_since(*end) < ENDS_COUNT_FOR;
-        self.0.retain(counts);
-        let times = self.0.len();
-        let wait = BACK_OFF.get(times - 1);
-        wait.map(|wait| now + *wait).ok_or(times)
+        self.times.retain(counts);
+        let times = self.times.len();
+        let wait = BACK_OFF.get(times - 1).copied();
+        let wait = match self.never_too_many {
+            true => Some(wait.unwrap_or(BACK_OFF_OF_DAEMON).min(BACK_OFF_OF_DAEMON)),
+            false => wait,
+        };
+        wait.map(|wait| now + wait).ok_or(times)
     }
 }
 

@@ -16,6 +16,21 @@ fn it_is_started_again_at_once_then_later_and_given_up_when_it_ends_too_often() 
     assert_eq!(ends.add(much_later), Ok(much_later + BACK_OFF[1]));
 }
 
+/// One of its guests may be the cause, and the others want an engine.
+#[test]
+fn a_daemons_engine_is_started_again_however_often_it_ends() {
+    let mut ends = Ends {
+        never_too_many: true,
+        ..Ends::default()
+    };
+    let begin = Instant::now();
+    let waits: Vec<_> = (0..100).map(|_| ends.add(begin).unwrap() - begin).collect();
+    assert_eq!(waits[..3], BACK_OFF[..3]);
+    assert!(waits[3..].iter().all(|wait| *wait == BACK_OFF_OF_DAEMON));
+    let later = begin + ENDS_COUNT_FOR;
+    assert_eq!(ends.add(later), Ok(later));
+}
+
 #[test]
 fn one_that_answers_is_asked_again_and_one_that_does_not_hangs() {
     let mut watch = Watch::new(SILENT_LOOKS);

@@ -18,6 +18,8 @@ pub(super) enum Put {
     Unchanged(usize),
     /// The definition is in force, and the engine is to be told.
     Changed(usize, ForwardChange),
+    /// Nothing was done: another policy is just being put in force.
+    Later,
     /// All but the policy is in force.
     OtherPolicy(usize, Box<VmConfig>, ForwardChange),
 }
@@ -137,7 +139,7 @@ impl Attached {
         let has_other_policy = old.flags.policy_name() != new.flags.policy_name()
             || old.host_loopback != new.host_loopback;
         if has_other_policy && is_applying {
-            bail!("another policy is just being put in force: try again");
+            return Ok(Put::Later);
         }
         let has_other_tap = old.tap != new.tap;
         let mut in_force = VmConfig {

@@ -24,14 +24,14 @@ use slipgate_testbed::{
 use crate::{BRIEFLY, WAIT, eventually};
 
 /// A daemon with both sockets; fields go in order.
-struct Stand {
-    daemon: Slipgate,
+pub(crate) struct Stand {
+    pub(crate) daemon: Slipgate,
     world: World,
     scratch: tempfile::TempDir,
 }
 
 impl Stand {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self::with(&[])
     }
 
@@ -92,16 +92,24 @@ impl Stand {
         )
     }
 
-    fn ask(&self, method: &str, path: &str, body: Option<Value>) -> (u16, Value) {
+    pub(crate) fn ask(&self, method: &str, path: &str, body: Option<Value>) -> (u16, Value) {
         self.ask_on("api.sock", method, path, body)
     }
 
-    fn signal_engine(&self, signal: i32) {
+    /// Status of the answer to the PUT of a policy's text.
+    pub(crate) fn put_policy(&self, path: &str, text: &str) -> u16 {
+        let args = ["--write-out", "%{http_code}", "--output", "/dev/null"];
+        let args = [&args[..], &["--request", "PUT", "--data-binary", text]].concat();
+        let output = self.curl("api.sock", &args, path).output().unwrap();
+        String::from_utf8(output.stdout).unwrap().parse().unwrap()
+    }
+
+    pub(crate) fn signal_engine(&self, signal: i32) {
         let engines = self.daemon.children_named("slipgate-engine");
         slipgate_testbed::signal(engines[0], signal);
     }
 
-    fn guest(&self, tap: &str) -> Guest {
+    pub(crate) fn guest(&self, tap: &str) -> Guest {
         Guest::new(&self.world, GuestConfig::new(tap)).unwrap()
     }
 }

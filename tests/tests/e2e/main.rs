@@ -3,6 +3,7 @@
 //! measure time.
 
 mod api;
+mod api_at_once;
 mod changes;
 mod clones;
 mod cni;
