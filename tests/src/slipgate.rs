@@ -277,6 +277,17 @@ impl Slipgate {
         &self.pins
     }
 
+    /// Directory of its locks, its sockets, and the definitions that a daemon keeps.
+    pub fn run_dir(&self) -> Result<PathBuf> {
+        const ALL: &str = "/run/slipgate";
+        let pins = self.pins.path().as_os_str().as_encoded_bytes();
+        let dirs = fs::read_dir(ALL).tried(format!("read {ALL}"))?.flatten();
+        let is_ours =
+            |dir: &PathBuf| fs::read(dir.join("pin-dir")).is_ok_and(|kept| kept.starts_with(pins));
+        let ours = dirs.map(|entry| entry.path()).find(is_ours);
+        ours.ok_or_else(|| Error::unexpected(format!("{ALL} has no directory of this slipgate's")))
+    }
+
     /// Runs `slipgate ARGS… --pin-dir PINS` in the same namespace.
     ///
     /// # Errors

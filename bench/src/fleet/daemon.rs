@@ -1,14 +1,8 @@
 //! `slipgate serve`, controlled by its API.
-use std::{
-    fs,
-    io::{BufRead as _, BufReader, Read as _, Write as _},
-    os::unix::net::UnixStream,
-    path::{Path, PathBuf},
-    time::{Duration, Instant},
-};
+use std::{fs, path::Path, time::Duration};
 
 use anyhow::{Context as _, Result, bail};
-use slipgate_testbed::{NetNs, PinDir, Slipgate, World, world::UPLINK};
+use slipgate_testbed::{NetNs, PinDir, Slipgate, World, clients::api::ApiClient, world::UPLINK};
 
 use super::{Fleet, IDLE, LINK_EVENT, MEMORY};
 use crate::{contender::world, workload::Sample};
@@ -25,9 +19,7 @@ const TICK_US: f64 = 10_000.0;
 /// The daemon and a connection to its API. The order of the fields is the order in which they are
 /// dropped.
 pub(super) struct Daemon {
-    connection: BufReader<UnixStream>,
-    asked_at: Instant,
-    socket: PathBuf,
+    api: ApiClient,
     slipgate: Slipgate,
     _scratch: tempfile::TempDir,
 }
@@ -41,45 +33,18 @@ impl Daemon {
         let args = ["--uplink", UPLINK, "--api", &api, "--log", "warn"];
         let slipgate = Slipgate::serve(&world.host, &PinDir::new()?, &args)?;
         let daemon = Self {
-            connection: connect(&socket)?,
-            asked_at: Instant::now(),
-            socket,
+            api: ApiClient::connect(&socket)?,
             slipgate,
             _scratch: scratch,
         };
         Ok((world, daemon))
     }
 
-    /// Sends a request on the connection, and waits for the answer.
+    /// Makes a request that is to be carried out.
     fn ask(&mut self, method: &str, path: &str, body: &str) -> Result<()> {
-        // The API ends a connection that says nothing for 10 s.
-        if self.asked_at.elapsed() > IDLE_FOR / 2 {
-            self.connection = connect(&self.socket)?;
-        }
-        self.asked_at = Instant::now();
-        let request = format!(
-            "{method} {path} HTTP/1.1\r\nHost: slipgate\r\nContent-Length: {}\r\n\r\n{body}",
-            body.len()
-        );
-        self.connection.get_mut().write_all(request.as_bytes())?;
-        let mut status = String::new();
-        self.connection.read_line(&mut status)?;
-        let mut length = 0;
-        loop {
-            let mut line = String::new();
-            self.connection.read_line(&mut line)?;
-            let line = line.trim_end().to_ascii_lowercase();
-            if line.is_empty() {
-                break;
-            }
-            if let Some(value) = line.strip_prefix("content-length:") {
-                length = value.trim().parse()?;
-            }
-        }
-        let mut answer = vec![0; length];
-        self.connection.read_exact(&mut answer)?;
-        if !status.contains(" 20") {
-            bail!("{}: {}", status.trim(), String::from_utf8_lossy(&answer));
+        let answer = self.api.ask(method, path, body)?;
+        if !answer.is_success() {
+            bail!("{method} {path}: {}: {}", answer.status, answer.body);
         }
         Ok(())
     }
@@ -116,11 +81,6 @@ impl Daemon {
         });
         each.sum()
     }
-}
-
-fn connect(socket: &Path) -> Result<BufReader<UnixStream>> {
-    let stream = UnixStream::connect(socket).context("connect to the API")?;
-    Ok(BufReader::new(stream))
 }
 
 /// Returns a process's anonymous memory plus its share of file-backed memory, KiB.

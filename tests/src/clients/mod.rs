@@ -1,5 +1,6 @@
 //! Clients, to be called inside a guest: `guest.run(|| tcp::connect_close(address, timeout))`.
 
+pub mod api;
 pub mod dns;
 pub mod http;
 pub mod icmp;

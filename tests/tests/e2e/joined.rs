@@ -10,7 +10,7 @@ use slipgate_testbed::{
     world::{HOST, UPLINK},
 };
 
-use crate::{BRIEFLY, GUEST, WAIT, at, daemon::Stand, eventually, shortages::run_dir};
+use crate::{BRIEFLY, GUEST, WAIT, at, daemon::Stand, eventually};
 
 impl Stand {
     /// `slipgate attach ARGS…` beside the daemon.
@@ -130,7 +130,7 @@ fn attach_ends_on_a_signal_while_a_daemon_takes_long_to_answer() {
     let mut stand = Stand::new(&[]);
     let _guest = stand.guest("tap0");
     let mut attached = stand.attach(&["--tap", "tap0"]);
-    let socket = run_dir(&stand.daemon).join("daemon.sock");
+    let socket = stand.daemon.run_dir().unwrap().join("daemon.sock");
     stand.daemon.kill_both().unwrap();
     std::fs::remove_file(&socket).unwrap();
     let silent = UnixListener::bind(&socket).unwrap();

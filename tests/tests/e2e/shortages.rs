@@ -70,19 +70,7 @@ fn a_broker_without_descriptors_lives_and_follows_the_network() {
 
 /// The lock of a process's pins.
 pub(crate) fn lock_of(slipgate: &Slipgate) -> PathBuf {
-    run_dir(slipgate).join("lock")
-}
-
-/// The directory of a process's sockets.
-pub(crate) fn run_dir(slipgate: &Slipgate) -> PathBuf {
-    let pins = slipgate.pins().path();
-    let dirs = fs::read_dir("/run/slipgate").unwrap().flatten();
-    let is_ours = |dir: &PathBuf| {
-        fs::read_to_string(dir.join("pin-dir"))
-            .is_ok_and(|kept| kept.starts_with(pins.to_str().unwrap()))
-    };
-    let mut ours = dirs.map(|entry| entry.path()).filter(is_ours);
-    ours.next().expect("its directory")
+    slipgate.run_dir().unwrap().join("lock")
 }
 
 #[test]

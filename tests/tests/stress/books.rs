@@ -81,13 +81,50 @@ impl Books {
         let from_guest = self.tap.finish().unwrap().received;
         let late_copies = matches!(scene.world.config().uplink, Uplink::Impaired(_));
         let records = scene.records();
+        let books = FlowBooks {
+            records: &records,
+            uplink: &uplink,
+            from_guest: &from_guest,
+            into_guest: &into_guest,
+            stats: &stats,
+            late_copies,
+            kills: self.kills,
+        };
+        let wrong = books.disagreements();
+        assert!(
+            wrong.is_empty(),
+            "the books do not agree:\n{wrong}\nstats: {stats:#}\nslipgate said:\n{}",
+            scene.slipgate.stderr()
+        );
+        Closed { records, stats }
+    }
+}
+
+/// Records of some VMs' flows, and independent counts of the same flows.
+pub(crate) struct FlowBooks<'a> {
+    pub(crate) records: &'a [Record],
+    pub(crate) uplink: &'a Captured,
+    pub(crate) from_guest: &'a FlowCounts,
+    pub(crate) into_guest: &'a FlowCounts,
+    /// `slipgate stats`, the sum over these VMs.
+    pub(crate) stats: &'a Value,
+    /// Whether the uplink duplicates.
+    pub(crate) late_copies: bool,
+    /// How often an engine was killed meanwhile.
+    pub(crate) kills: u64,
+}
+
+impl FlowBooks<'_> {
+    /// Compares: see [`Books::close`]. Returns a line for each thing that does not agree.
+    pub(crate) fn disagreements(&self) -> String {
+        let Self { records, stats, .. } = self;
         let mut wrong = String::new();
-        each_flow_once(&records, &mut wrong);
-        kernel_total(&records, &stats, &mut wrong);
-        let from_world = at_the_uplink(&records, &uplink, late_copies, &mut wrong);
-        let not_taken = from_world.packets + from_the_guest(&records, &from_guest, &mut wrong);
+        each_flow_once(records, &mut wrong);
+        kernel_total(records, stats, &mut wrong);
+        let from_world = at_the_uplink(records, self.uplink, self.late_copies, &mut wrong);
+        let not_taken = from_world.packets + from_the_guest(records, self.from_guest, &mut wrong);
         let lost = stats["lost_after_redirect"].as_u64().unwrap_or(0);
-        let lost = lost + dropped_in_all(&stats);
+        let lost = lost + dropped_in_all(stats);
         // What a killed engine had in hand, one batch, is in no count.
         let in_hand = BATCH_FRAMES * self.kills;
         let accounted = lost..=lost + in_hand + from_world.resets;
@@ -100,13 +137,8 @@ impl Books {
             let _ = writeln!(wrong, "{told}");
         }
         println!("{told}");
-        into_the_guest(&records, &into_guest, &stats, &mut wrong);
-        assert!(
-            wrong.is_empty(),
-            "the books do not agree:\n{wrong}\nstats: {stats:#}\nslipgate said:\n{}",
-            scene.slipgate.stderr()
-        );
-        Closed { records, stats }
+        into_the_guest(records, self.into_guest, stats, &mut wrong);
+        wrong
     }
 }
 

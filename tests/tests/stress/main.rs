@@ -10,16 +10,18 @@
 //! | --- | --- | --- |
 //! | `SLIPGATE_STRESS_ROUNDS` | kills, upgrades and restarts per test | 3 |
 //! | `SLIPGATE_STRESS_OUTAGE` | seconds without slipgate per kill | 3 |
+//! | `SLIPGATE_STRESS_CHURN` | seconds in which VMs, policies and forwards come and go | 12 |
 //! | `SLIPGATE_STRESS_CONNECTIONS` | streams over the bad link | 10000 |
 //!
 //! The long form, about two hours:
 //! ```text
-//! SLIPGATE_STRESS_ROUNDS=50 SLIPGATE_STRESS_OUTAGE=100 \
+//! SLIPGATE_STRESS_ROUNDS=50 SLIPGATE_STRESS_OUTAGE=100 SLIPGATE_STRESS_CHURN=600 \
 //!     cargo test --release -p slipgate-testbed --test stress -- --test-threads=1 --nocapture
 //! ```
 
 mod bad_link;
 mod books;
+mod churn;
 mod crash;
 mod flips;
 mod host_changes;

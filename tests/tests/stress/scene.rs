@@ -16,6 +16,7 @@ const QUEUE_FRAMES: u32 = 20_000;
 #[derive(Clone, Debug, Deserialize)]
 pub(crate) struct Record {
     pub(crate) id: String,
+    pub(crate) vm: String,
     pub(crate) proto: String,
     pub(crate) guest: String,
     pub(crate) remote: String,
