@@ -5,7 +5,9 @@
 //! that has the same rules already (its predecessor's). A run is not freed while the maps live,
 //! since flows may name it, unless the array is full: then elements that no flow names any more are
 //! reused. A process that changes its rules first reuses such elements of its own, except those of
-//! the rules in force: two runs alternate.
+//! the rules in force: two runs alternate. An element that has the rule of its place already is part
+//! of a run whoever names it: after many changes flows name a few rules of each of many runs, which
+//! differ little from the next.
 //!
 //! Each process records the elements that it judges by in a file beside the locks (`<row>.rules`).
 //! No other process takes any of them while it lives, whether flows name them or not.
@@ -67,8 +69,11 @@ pub(crate) fn write(
         leaving(&present, stays)
     };
     let again = |left: Vec<Whole>| {
-        let run = place(&left, &wanted);
-        run.inspect(|run| maps.forget_refusals_by(run.clone()))
+        let run = place(&left, &wanted)?;
+        for range in free_in(&left, run.clone()) {
+            maps.forget_refusals_by(range);
+        }
+        Some(run)
     };
     let is_own = |index: u32| own.iter().any(|run| run.contains(&index));
     let same = same(&present, &wanted);
@@ -152,10 +157,26 @@ fn leaving(present: &[Whole], stays: impl Fn(u32) -> bool) -> Vec<Whole> {
         .collect()
 }
 
-/// Returns the first range that has these rules, else the first free one.
+/// Returns the first range that has these rules, else the first whose other elements are free.
 fn place(present: &[Whole], wanted: &[Whole]) -> Option<Range<u32>> {
-    let free = || first(present, wanted, |run| run.iter().all(|rule| *rule == FREE));
-    same(present, wanted).or_else(free)
+    let fits = |run: &[Whole]| {
+        let mut both = run.iter().zip(wanted);
+        both.all(|(rule, wanted)| *rule == FREE || rule == wanted)
+    };
+    same(present, wanted).or_else(|| first(present, wanted, fits))
+}
+
+/// Returns the free elements of a range, as ranges.
+fn free_in(present: &[Whole], range: Range<u32>) -> Vec<Range<u32>> {
+    let mut end = range.start;
+    let elements = &present[range.start as usize..range.end as usize];
+    let alike = elements.chunk_by(|a, b| (*a == FREE) == (*b == FREE));
+    let ranges = alike.map(|part| {
+        let start = end;
+        end += part.len() as u32;
+        (part[0] == FREE).then_some(start..end)
+    });
+    ranges.flatten().collect()
 }
 
 /// Returns the first range that has these rules.

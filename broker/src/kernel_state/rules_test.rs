@@ -16,7 +16,7 @@ fn the_same_rules_are_found_again_and_others_go_where_it_is_free() {
     let present = rules(&["a", "b", "", "", ""]);
     let place = |wanted: &[&str]| place(&present, &rules(wanted));
     assert_eq!(place(&["a", "b"]), Some(0..2));
-    assert_eq!(place(&["b", "a"]), Some(2..4));
+    assert_eq!(place(&["c", "a"]), Some(2..4));
     assert_eq!(place(&["x", "y", "z"]), Some(2..5));
     assert_eq!(place(&["w", "x", "y", "z"]), None);
 }
@@ -86,4 +86,16 @@ fn what_is_in_use_stays_and_two_runs_alternate() {
     assert_eq!(left, rules(&["", "forward", "new", "named", ""]));
     assert_eq!(place(&left, &rules(&["next"])), Some(0..1));
     assert_eq!(place(&left, &rules(&["next", "other"])), None);
+}
+
+/// As after many changes of one policy out of several.
+#[test]
+fn what_flows_name_is_part_of_a_run_that_has_the_same_rule_there() {
+    let left = rules(&["", "a", "", "named", "", "a", "b", ""]);
+    let wanted = rules(&["x", "a", "y"]);
+    assert_eq!(place(&left, &wanted), Some(0..3));
+    assert_eq!(free_in(&left, 0..3), [0..1, 2..3]);
+    assert_eq!(place(&left[1..], &wanted), None);
+    assert_eq!(place(&left[1..], &rules(&["x", "a", "b", "z"])), Some(3..7));
+    assert_eq!(free_in(&left, 4..8), [4..5, 7..8]);
 }
