@@ -45,6 +45,8 @@ pub struct Config {
     pub vms: Vec<VmConfig>,
     /// Whether VMs are added and removed by requests (`slipgate serve`), not by the command line.
     pub is_daemon: bool,
+    /// Whether a daemon takes over from one that serves the network namespace.
+    pub takes_over: bool,
     /// Policy settings of the flags.
     pub flags: CliOverrides,
     /// Texts of the policies that clients gave to a daemon, by name; among them those that VMs'

@@ -18,6 +18,7 @@ pub(crate) fn config(vms: &[&str], flags: CliOverrides) -> Config {
         network,
         vms: vms.iter().map(vm).collect(),
         is_daemon: false,
+        takes_over: false,
         metrics_labels: Vec::new(),
         flags,
         named_policies: Default::default(),

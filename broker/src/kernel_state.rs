@@ -33,7 +33,7 @@ use slipgate_control::{
 };
 use slipgate_ipc::{
     api::Event,
-    engine::{NetworkView, ToEngine},
+    engine::{NetworkView, OpenQuestion, ToEngine},
 };
 use slipgate_policy::{PolicySet, document::LoadedPolicies};
 
@@ -47,6 +47,7 @@ pub(crate) use self::{
 };
 use crate::{
     config::{Config, PolicyFlags},
+    handover::HandedOver,
     host::HostResolvers,
     output_files::{open_flow_log, open_pcap},
     persisted_policy, persisted_vms,
@@ -56,7 +57,7 @@ use crate::{
 #[derive(Debug)]
 pub(crate) struct Attached {
     /// The lock of the network namespace's daemon, if this is it.
-    pub(crate) _daemon: Option<DaemonLock>,
+    pub(crate) daemon: Option<DaemonLock>,
     pub(crate) config: Config,
     pub(crate) datapath: Datapath,
     pub(crate) owner: Owner,
@@ -108,6 +109,10 @@ pub(crate) struct Attached {
     pub(crate) resolvers: HostResolvers,
     pub(crate) uplink: Uplink,
     pub(crate) hook: Hook,
+    /// What a predecessor left and is not in use yet; nothing once VMs are served.
+    pub(crate) handed_over: HandedOver,
+    /// Questions that a predecessor left, for the first engine.
+    pub(crate) open_questions: Vec<OpenQuestion>,
     /// Whether the log already reports that another process holds the lock.
     pub(crate) told_of_lock: bool,
 }

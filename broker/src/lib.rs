@@ -25,6 +25,7 @@
 //! loop that drives them.
 pub mod config;
 mod control_api;
+mod handover;
 pub mod host;
 mod joined;
 mod kernel_errors;
@@ -32,6 +33,7 @@ mod kernel_state;
 mod output_files;
 mod parts;
 mod persisted_policy;
+mod persisted_questions;
 mod persisted_vms;
 mod policy_apply;
 pub mod privileges;

@@ -16,7 +16,9 @@ use slipgate_control::{device::Device, host::HostFacts};
 use slipgate_ipc::{client::VmDefinition, engine::OnExit, vmm::VmmEnd};
 
 use crate::{
+    DAEMON_SOCKET,
     config::{Config, Mode, RunConfig},
+    handover::HandedOver,
     host,
     joined::{JoinedMachine, JoinedVm},
     kernel_errors::lacks_support,
@@ -40,7 +42,12 @@ const TAP_GONE_WITHIN: Duration = Duration::from_secs(5);
 pub fn run(config: Config, log: &str) -> anyhow::Result<()> {
     let signals = signals(&[]).context("waiting for signals")?;
     warn_of_host(&config);
-    let inputs = Inputs::open(&config)?;
+    let mut handed_over = HandedOver::by_service_manager();
+    if config.takes_over {
+        let socket = crate::paths(&config.pin_dir)?.run_dir.join(DAEMON_SOCKET);
+        handed_over.ask(&socket)?;
+    }
+    let inputs = Inputs::open(&config, handed_over)?;
     let attached = attach_to(config, inputs)?;
     let mut broker = Broker::start(attached, log, None)?;
     let command = if broker.parts.attached.config.is_daemon {
@@ -106,7 +113,7 @@ pub fn run_vm<N: Serialize>(
     let began = Instant::now();
     let signals = signals(&[Signal::SIGQUIT]).context("waiting for signals")?;
     let images = Images::open(&config.machine)?;
-    let inputs = Inputs::open(&config.nat)?;
+    let inputs = Inputs::open(&config.nat, HandedOver::by_service_manager())?;
     let read: Vec<_> = images.named().chain(inputs.named()).collect();
     let report = config.report.as_deref();
     let mut report = report

@@ -3,6 +3,8 @@
 mod host_changes;
 mod start_and_stop;
 
+use self::start_and_stop::descriptors;
+
 use std::{
     os::fd::AsFd as _,
     time::{Duration, Instant},
@@ -28,6 +30,7 @@ use slipgate_ipc::{
 use crate::{
     control_api::Pending,
     counted,
+    handover::hand_over,
     parts::Parts,
     policy_apply::{Applied, PolicyChanges},
     process::{Api, MESSAGES_AT_ONCE, Metrics},
@@ -244,8 +247,8 @@ impl Broker {
                     self.parts.attached.note_activity(&busy, false);
                 }
                 FromEngine::Ready { adopted } => self.engine_serves(adopted)?,
-                // The first is the watch's, the second is waited for elsewhere.
-                FromEngine::Pong { .. } | FromEngine::Stopped => {}
+                // The first is the watch's, the others are waited for elsewhere.
+                FromEngine::Pong { .. } | FromEngine::OpenQuestions(_) | FromEngine::Stopped => {}
             }
         }
         if refresh {
@@ -281,6 +284,8 @@ impl Broker {
             policies,
             vm_changes,
             vm,
+            metrics,
+            apis,
             ..
         } = self;
         for Asked { client, request } in asked {
@@ -363,6 +368,14 @@ impl Broker {
                 ClientRequest::Vms => {
                     let served = parts.attached.unknown_vm();
                     parts.control.answer(client, &served);
+                }
+                ClientRequest::HandOver { to } => {
+                    let fds = descriptors(&parts.attached, metrics.as_ref(), apis);
+                    let answer = match hand_over(fds, to) {
+                        Ok(()) => ClientAnswer::Done,
+                        Err(e) => ClientAnswer::error(format!("{e:#}")),
+                    };
+                    parts.control.answer(client, &answer);
                 }
                 ClientRequest::Stop { keep: true } if vm.is_some() => parts.refuse(
                     client,

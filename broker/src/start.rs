@@ -2,7 +2,7 @@
 //! removes it again on failure.
 mod inputs;
 
-use std::{collections::BTreeSet, ops::Range};
+use std::{collections::BTreeSet, ops::Range, os::fd::OwnedFd, time::Duration};
 
 use anyhow::Context as _;
 use slipgate_control::{
@@ -17,15 +17,21 @@ use slipgate_policy::{Described, document::inline_name};
 
 pub(crate) use self::inputs::Inputs;
 use crate::{
+    DAEMON_SOCKET,
     config::Config,
+    handover::end_predecessor,
     host::HostResolvers,
     kernel_state::{
         Attached, HeldForwards, ServedVms, Writer, check_source, described, find_uplink,
         forwards_of, tap_of, warn_of_rest, write_rules,
     },
-    persisted_policy, persisted_vms,
+    persisted_policy, persisted_questions, persisted_vms,
     privileges::raise_file_limit,
 };
+
+/// Time limit for a daemon from which this one takes over to end: its engine may have records to
+/// write.
+const PREDECESSOR_ENDS_WITHIN: Duration = Duration::from_secs(90);
 
 /// Loads or joins, takes an owner's row, makes the port, opens the VMs' rows, attaches to the
 /// port and the uplink. TAPs are not served yet: that waits for the engine.
@@ -38,6 +44,7 @@ pub(crate) fn attach(mut config: Config, inputs: Inputs) -> anyhow::Result<Attac
         metrics,
         api,
         users,
+        mut handed_over,
     } = inputs;
     if let Err(e) = raise_file_limit() {
         tracing::warn!("raising the limit of open files: {e}");
@@ -66,8 +73,18 @@ pub(crate) fn attach(mut config: Config, inputs: Inputs) -> anyhow::Result<Attac
     }
     let daemon = match config.is_daemon {
         true => {
-            let lock = DaemonLock::take(&paths)
-                .context("another `slipgate serve` serves this network namespace")?;
+            let patience = match config.takes_over {
+                true => {
+                    // What may fail for the host's reasons has not: from here on the flows are ours.
+                    end_predecessor(&paths.run_dir.join(DAEMON_SOCKET))?;
+                    PREDECESSOR_ENDS_WITHIN
+                }
+                false => owner::ENGINE_DIES_WITHIN,
+            };
+            let lock = DaemonLock::take(&paths, patience).context(
+                "another `slipgate serve` serves this network namespace (--take-over takes over \
+                 from it)",
+            )?;
             let kept = persisted_vms::read(&paths.run_dir)?;
             let mut named = persisted_vms::read_policies(&paths.run_dir)?;
             let inline = kept.iter().filter_map(|vm| vm.inline_policy.clone());
@@ -109,12 +126,18 @@ pub(crate) fn attach(mut config: Config, inputs: Inputs) -> anyhow::Result<Attac
         (config, loaded, policies) = all;
         took_over = true;
     }
+    let open_questions = persisted_questions::take(&paths.run_dir, owner.row());
     let run_dirs = slipgate_control::pins::sweep_run_dirs();
     tracing::debug!("removed {run_dirs} directories of locks that dead processes left");
     let rules = described(&policies, &config);
     // Before anything is made that a failure would have to take down.
     let taps = owner.noted_taps(&paths).map_err(anyhow::Error::from);
-    let made = taps.and_then(|taps| Ok((taps, Made::new(&datapath, &owner, &rules)?)));
+    let made = taps.and_then(|taps| {
+        Ok((
+            taps,
+            Made::new(&datapath, &owner, &rules, handed_over.others())?,
+        ))
+    });
     let (former_taps, made) = match made {
         Ok(made) => made,
         Err(e) => {
@@ -130,7 +153,7 @@ pub(crate) fn attach(mut config: Config, inputs: Inputs) -> anyhow::Result<Attac
         rules,
     } = made;
     let mut attached = Attached {
-        _daemon: daemon,
+        daemon,
         told_network: None,
         next_hops,
         former_taps,
@@ -160,6 +183,8 @@ pub(crate) fn attach(mut config: Config, inputs: Inputs) -> anyhow::Result<Attac
         resolvers: HostResolvers::find(),
         uplink,
         hook,
+        handed_over,
+        open_questions,
         guards_due: BTreeSet::new(),
         told_of_lock: false,
         config,
@@ -194,9 +219,14 @@ struct Made {
 }
 
 impl Made {
-    fn new(datapath: &Datapath, owner: &Owner, rules: &[Described]) -> anyhow::Result<Self> {
+    fn new(
+        datapath: &Datapath,
+        owner: &Owner,
+        rules: &[Described],
+        handed_over: Vec<OwnedFd>,
+    ) -> anyhow::Result<Self> {
         datapath.remove_defunct()?;
-        let port = EnginePort::open(owner.row()).context("making the engine port")?;
+        let port = EnginePort::open(owner.row(), handed_over).context("making the engine port")?;
         owner.set_port(datapath.maps(), port.ifindex);
         let writer = Writer {
             paths: datapath.paths(),

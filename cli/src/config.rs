@@ -49,6 +49,7 @@ pub(crate) fn serve(args: &ServeArgs, order: Vec<RuleFlag>) -> Result<Config, Co
         api: api_sockets(args)?,
         metrics_labels: args.metrics_label.clone(),
         idle_after: args.idle_after,
+        takes_over: args.take_over,
         ..config
     })
 }
@@ -132,6 +133,7 @@ fn checked(
         network,
         vms,
         is_daemon,
+        takes_over: false,
         flags: overrides::of(nat, order)?,
         named_policies: Default::default(),
         // By `settle`.

@@ -20,7 +20,7 @@ pub use self::{
     },
 };
 use crate::{
-    descriptors::{carries_descriptors, carries_none},
+    descriptors::{carries_descriptors, carries_none, try_map_all},
     engine::{EngineReply, EngineRequest},
 };
 
@@ -91,6 +91,12 @@ pub enum ClientRequest<F = OwnedFd> {
     RemoveVm {
         /// Name of the VM.
         name: String,
+    },
+    /// Give a daemon that is to take over copies of the descriptors that it has a use for; answered
+    /// by [`ClientAnswer::Done`] after they were sent.
+    HandOver {
+        /// A [`Channel`](crate::channel::Channel) on which they are sent, as [`HandedOver`].
+        to: F,
     },
     /// Stop in order, as on SIGTERM.
     Stop {
@@ -256,6 +262,7 @@ impl<F> ClientRequest<F> {
             | Self::ServeVm { .. }
             | Self::PutPolicy { .. }
             | Self::RemoveVm { .. }
+            | Self::HandOver { .. }
             | Self::Stop { .. }
             | Self::Freeze { .. }
             | Self::Apply { .. }
@@ -284,6 +291,7 @@ impl<F> ClientRequest<F> {
             | Self::GuestNetwork
             | Self::ListPolicies
             | Self::ApiSockets
+            | Self::HandOver { .. }
             | Self::Stop { .. }
             | Self::Freeze { .. } => false,
         }
@@ -331,6 +339,7 @@ impl<F> ClientRequest<F> {
                 lifeline: f(lifeline)?,
             },
             Self::RemoveVm { name } => ClientRequest::RemoveVm { name },
+            Self::HandOver { to } => ClientRequest::HandOver { to: f(to)? },
             Self::Stop { keep } => ClientRequest::Stop { keep },
             Self::Freeze { vm } => ClientRequest::Freeze { vm },
             Self::Apply { file } => ClientRequest::Apply { file },
@@ -409,5 +418,20 @@ impl From<EngineReply> for ClientAnswer {
     }
 }
 
+/// Descriptors of a daemon for the one that is to take over, which recognises each by what it is.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct HandedOver<F = OwnedFd> {
+    /// As many as fit a message.
+    pub descriptors: Vec<F>,
+}
+
+impl<F> HandedOver<F> {
+    fn try_map<G, E>(self, f: &mut impl FnMut(F) -> Result<G, E>) -> Result<HandedOver<G>, E> {
+        let descriptors = try_map_all(self.descriptors, f)?;
+        Ok(HandedOver { descriptors })
+    }
+}
+
 carries_descriptors!(ClientRequest);
+carries_descriptors!(HandedOver);
 carries_none!(ClientAnswer);

@@ -13,8 +13,8 @@ use serde::{Deserialize, Serialize};
 
 pub use slipgate_model::{
     EngineInventory, FlowLogEvent, FlowLogEvents, HostAddress, Link, LiveRelayed, NameCounts,
-    NetworkView, OnExit, RefusedQuestions, RefusedSample, RelayedCounts, RelayedId, RouteEntry,
-    RouteKind, RouteSnapshot, Subject, VmId, VmRow, VmSpec, WhyAnswer,
+    NetworkView, OnExit, OpenQuestion, RefusedQuestions, RefusedSample, RelayedCounts, RelayedId,
+    RouteEntry, RouteKind, RouteSnapshot, Subject, VmId, VmRow, VmSpec, WhyAnswer,
 };
 
 pub use self::{
@@ -143,6 +143,9 @@ pub enum FromEngine {
         /// VMs that are busy again.
         busy: Vec<VmId>,
     },
+    /// Guests' questions that have no reply yet, for a successor; sent before
+    /// [`FromEngine::Stopped`], in as many messages as needed.
+    OpenQuestions(Vec<OpenQuestion>),
     /// The last message: the loop has ended as asked.
     Stopped,
 }
@@ -212,6 +215,7 @@ impl<F> Start<F> {
             nat_ports,
             reserved_ports,
             network,
+            open_questions,
             log,
         } = self;
         Ok(Start {
@@ -231,6 +235,7 @@ impl<F> Start<F> {
             nat_ports,
             reserved_ports,
             network,
+            open_questions,
             log,
         })
     }

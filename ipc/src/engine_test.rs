@@ -97,6 +97,12 @@ fn start(maps: i32, locks: i32, log: bool, pcap: bool) -> Start<Tag> {
         nat_ports: (61_000, 65_535),
         reserved_ports: vec![(6, 61_001)],
         network: NetworkView::default(),
+        open_questions: vec![OpenQuestion {
+            vm: VmId::new(1),
+            guest_port: 40_000,
+            server: [10, 0, 2, 3].into(),
+            message: vec![0, 255],
+        }],
         log: "info".into(),
     }
 }

@@ -10,6 +10,8 @@ mod inventory;
 mod network;
 mod vm;
 
+use std::net::Ipv4Addr;
+
 use serde::{Deserialize, Serialize};
 pub use slipgate_abi::{IfIndex, RuleIndex, SlotIndex, VmId, VmRow};
 
@@ -29,6 +31,19 @@ pub enum OnExit {
     Keep,
     /// Flows are ended and recorded.
     Detach,
+}
+
+/// A guest's DNS question by UDP that has no reply yet.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct OpenQuestion {
+    /// Id of the VM.
+    pub vm: VmId,
+    /// Port of the guest.
+    pub guest_port: u16,
+    /// Address that the guest asked.
+    pub server: Ipv4Addr,
+    /// The DNS message.
+    pub message: Vec<u8>,
 }
 
 /// A VM or a flow, in the engine's terms.

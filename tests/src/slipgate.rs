@@ -66,8 +66,8 @@ pub struct Start {
     pub without_capability: Option<u8>,
     /// Variables of its environment.
     pub environment: Vec<(String, String)>,
-    /// A descriptor that it gets too, under the same number.
-    pub descriptor: Option<Arc<OwnedFd>>,
+    /// Descriptors that it gets too, under the same numbers.
+    pub descriptors: Vec<Arc<OwnedFd>>,
 }
 
 impl Start {
@@ -88,7 +88,7 @@ impl Start {
             unsafe { command.pre_exec(drop_it) };
         }
         command.envs(self.environment.iter().cloned());
-        if let Some(descriptor) = self.descriptor.clone() {
+        for descriptor in self.descriptors.clone() {
             let pass_on = move || {
                 // Not closed by exec.
                 // SAFETY: a plain system call that takes numbers, allowed between fork and exec.

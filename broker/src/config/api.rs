@@ -3,7 +3,7 @@ use std::{
     fs,
     io::{self, ErrorKind},
     os::{
-        fd::{AsRawFd as _, BorrowedFd, OwnedFd},
+        fd::{AsRawFd as _, OwnedFd},
         unix::{
             fs::{FileTypeExt as _, PermissionsExt as _},
             net::{UnixListener, UnixStream},
@@ -14,14 +14,14 @@ use std::{
 
 use nix::{
     sys::{
-        socket::{
-            AddressFamily, Backlog, SockFlag, SockType, UnixAddr, bind, getsockname, listen, socket,
-        },
+        socket::{AddressFamily, Backlog, SockFlag, SockType, UnixAddr, bind, listen, socket},
         stat::{Mode, fchmod},
     },
     unistd::{Gid, Group, chown},
 };
 use slipgate_policy::document::ConfigError;
+
+use crate::handover::HandedOver;
 
 /// Connections that wait to be accepted at most; further clients wait in connect(2).
 const BACKLOG: i32 = 128;
@@ -46,12 +46,12 @@ impl ApiSocket {
         }
     }
 
-    /// Listens at the path: by the socket that a service manager has there, which gave it its
-    /// group, or by a new one in place of a socket that no process serves any more.
+    /// Listens at the path: by the socket that a predecessor or a service manager has there, which
+    /// gave it its group, or by a new one in place of a socket that no process serves any more.
     ///
     /// # Errors
     /// The group is not known, the path is in use, or the socket can't be created there.
-    pub(crate) fn listen(&self) -> Result<UnixListener, ConfigError> {
+    pub(crate) fn listen(&self, handed_over: &mut HandedOver) -> Result<UnixListener, ConfigError> {
         let path = &self.path;
         let failed = |problem: String, remedy: &str| {
             ConfigError::new(self.flag(), path.display(), problem, remedy)
@@ -66,7 +66,7 @@ impl ApiSocket {
             })
         });
         let group = group.transpose()?;
-        if let Some(listener) = of_service_manager(path) {
+        if let Some(listener) = handed_over.unix_socket(path) {
             return Ok(listener);
         }
         self.remove_stale(&failed)?;
@@ -113,19 +113,6 @@ impl ApiSocket {
         chown(&self.path, None, group)?;
         fs::set_permissions(&self.path, fs::Permissions::from_mode(mode))
     }
-}
-
-/// The socket at this path among those that a service manager has passed to this process
-/// (sd_listen_fds(3)). It stays the manager's: clients can connect while no slipgate runs.
-fn of_service_manager(path: &Path) -> Option<UnixListener> {
-    let passed = sd_notify::listen_fds().ok()?;
-    passed.into_iter().find_map(|fd| {
-        // SAFETY: the service manager opened it for this process, and nothing here closes it.
-        let fd = unsafe { BorrowedFd::borrow_raw(fd) };
-        let address = getsockname::<UnixAddr>(fd.as_raw_fd()).ok()?;
-        let is_it = address.path() == Some(path);
-        is_it.then(|| fd.try_clone_to_owned().ok().map(UnixListener::from))?
-    })
 }
 
 impl super::Config {

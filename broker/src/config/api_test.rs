@@ -19,17 +19,17 @@ fn a_socket_is_nobodys_until_it_is_the_groups() {
         group: None,
         may_change: true,
     };
-    let listener = api.listen().unwrap();
+    let listener = api.listen(&mut HandedOver::default()).unwrap();
     assert_eq!(mode(&path), 0o600);
     drop(UnixStream::connect(&path).unwrap());
     assert!(
-        api.listen()
+        api.listen(&mut HandedOver::default())
             .unwrap_err()
             .to_string()
             .contains("another process")
     );
     drop(listener);
     api.group = Some("root".into());
-    let _listener = api.listen().unwrap();
+    let _listener = api.listen(&mut HandedOver::default()).unwrap();
     assert_eq!(mode(&path), 0o660);
 }

@@ -129,19 +129,20 @@ impl Attached {
     /// Takes the forwards' ports of the host, at the start. A port of a daemon's VM that another
     /// process has taken meanwhile is left out.
     pub(crate) fn reserve_forwards(&mut self) -> anyhow::Result<()> {
+        let handed_over = &mut self.handed_over;
         for forward in &self.config.forwards {
             let held = HeldForward {
                 vm: self.vms[forward.vm].config.name.clone(),
                 guest_port: forward.guest_port,
                 rule: forward_text(forward),
-                socket: reserve::reserve(forward)?,
+                socket: reserve::take_over(forward, handed_over)?,
             };
             self.forwards.0.insert(HostPort::of(forward), held);
         }
         for vm in self.vms.iter() {
             let VmConfig { name, forwards, .. } = &vm.config;
             for forward in forwards {
-                match reserve::reserve(forward) {
+                match reserve::take_over(forward, handed_over) {
                     Ok(socket) => {
                         let held = HeldForward::of_vm(name, forward, socket);
                         self.forwards.0.insert(HostPort::of(forward), held);
@@ -339,6 +340,11 @@ impl Attached {
         forwards
             .insert(&port.key(), &target, Insert::Any)
             .with_context(|| format!("forwarding port {}", port.port))
+    }
+
+    /// The sockets of all forwards.
+    pub(crate) fn held_sockets(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        self.forwards.0.values().map(|held| held.socket.as_fd())
     }
 
     /// All forwards, in the form in which an engine gets them.

@@ -14,7 +14,7 @@ use nix::sys::socket::{
 use slipgate_abi::Protocol;
 use slipgate_policy::document::Forward;
 
-use crate::role::Role;
+use crate::{handover::HandedOver, role::Role};
 
 /// Length of a listening socket's backlog.
 const BACKLOG: i32 = 1_024;
@@ -23,6 +23,24 @@ const BACKLOG: i32 = 1_024;
 #[derive(thiserror::Error, Debug)]
 #[error("{0}")]
 pub(crate) struct Taken(pub(crate) String);
+
+/// Takes a forward's socket over from a predecessor, or makes one.
+pub(super) fn take_over(
+    forward: &Forward,
+    handed_over: &mut HandedOver,
+) -> anyhow::Result<OwnedFd> {
+    let kind = kind_of(forward);
+    let address = SocketAddrV4::new(forward.host, forward.host_port);
+    let handed_over = handed_over.socket(kind, address);
+    handed_over.map_or_else(|| reserve(forward), Ok)
+}
+
+fn kind_of(forward: &Forward) -> SockType {
+    match forward.protocol == Protocol::Tcp as u8 {
+        true => SockType::Stream,
+        false => SockType::Datagram,
+    }
+}
 
 /// Binds a forward's host port, and listens on it if it is TCP's. The socket is non-blocking.
 pub(super) fn reserve(forward: &Forward) -> anyhow::Result<OwnedFd> {
@@ -34,11 +52,7 @@ pub(super) fn reserve(forward: &Forward) -> anyhow::Result<OwnedFd> {
             forward.host, forward.host_port, forward.guest_port, forward.host_port
         )
     };
-    let kind = if tcp {
-        SockType::Stream
-    } else {
-        SockType::Datagram
-    };
+    let kind = kind_of(forward);
     let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
     let socket = socket(AddressFamily::Inet, kind, flags, None).with_context(what)?;
     if tcp {

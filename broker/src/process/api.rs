@@ -4,7 +4,7 @@ use std::{
     collections::HashMap,
     io,
     os::{
-        fd::{AsFd as _, OwnedFd},
+        fd::{AsFd as _, BorrowedFd, OwnedFd},
         unix::net::{UnixListener, UnixStream},
     },
     time::{Duration, Instant},
@@ -100,6 +100,11 @@ impl Api {
             .process()
             .map_or(0, |it| unread_bytes(it.channel()));
         self.pending.len() < MOST_PENDING && !self.outgoing.is_behind() && unread < MOST_UNREAD
+    }
+
+    /// The socket that clients connect to.
+    pub(crate) fn listener(&self) -> BorrowedFd<'_> {
+        self.listener.as_fd()
     }
 
     /// Returns the time at which [`Api::requests`] must be called; `None` if there is none.

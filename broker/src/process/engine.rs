@@ -28,7 +28,7 @@ use nix::poll::{PollFd, PollFlags};
 use slipgate_control::owner;
 use slipgate_ipc::{
     channel::{ChannelError, Received},
-    engine::{FromEngine, OnExit, ToEngine},
+    engine::{FromEngine, OnExit, OpenQuestion, ToEngine},
 };
 
 use super::{MESSAGES_AT_ONCE, engine_process::EngineProcess};
@@ -279,14 +279,15 @@ impl Engine {
     }
 
     /// Stops the engine in order, within a time limit. If it does not respond, ends meanwhile, or
-    /// does not run, another one is started to do the work.
+    /// does not run, another one is started to do the work. Returns the questions of guests that
+    /// have no reply yet.
     pub(crate) fn stop(
         self,
         exit: OnExit,
         attached: &mut Attached,
         reserved_ports: &[(u8, u16)],
         within: Duration,
-    ) -> anyhow::Result<()> {
+    ) -> anyhow::Result<Vec<OpenQuestion>> {
         let stopped = match self.state {
             State::Serves(mut process) => process
                 .await_answer(ANSWERS_WITHIN)
@@ -301,7 +302,7 @@ impl Engine {
         };
         // Whichever it was, it does not run any more.
         match stopped {
-            Ok(Some(())) => return Ok(()),
+            Ok(Some(questions)) => return Ok(questions),
             Ok(None) => {}
             Err(e) => tracing::error!("{e:#}; another one is started, to stop in its place"),
         }

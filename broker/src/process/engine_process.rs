@@ -9,7 +9,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use slipgate_abi::RuleIndex;
 use slipgate_ipc::{
     channel::{Channel, MAX_FDS, Received, memory_file},
-    engine::{FromEngine, OnExit, Start, ToEngine},
+    engine::{FromEngine, OnExit, OpenQuestion, Start, ToEngine},
 };
 
 use super::{child::ChildProcess, outgoing::Outgoing};
@@ -20,6 +20,9 @@ use crate::{
 
 /// Messages that may wait for room in its channel: an engine that takes none of so many hangs.
 const MOST_QUEUED: usize = 1_024;
+
+/// Questions that a successor is given at most.
+const MOST_QUESTIONS: usize = 4_096;
 
 /// A running engine. It is killed when this is dropped.
 #[derive(Debug)]
@@ -59,6 +62,7 @@ impl EngineProcess {
             nat_ports: (*config.nat_ports.start(), *config.nat_ports.end()),
             reserved_ports: reserved_ports.to_vec(),
             network: attached.network_view(),
+            open_questions: attached.open_questions.clone(),
             log: log.to_owned(),
         };
         engine.channel().send(ToEngine::Start(Box::new(start)))?;
@@ -124,25 +128,36 @@ impl EngineProcess {
         // No question of the watch's.
         let asked = u64::MAX;
         self.send(ToEngine::Ping { id: asked })?;
-        self.await_message(
-            within,
-            "answered",
-            |message| matches!(message, FromEngine::Pong { id } if *id == asked),
-        )
+        self.await_message(within, "answered", |message| {
+            message == FromEngine::Pong { id: asked }
+        })
     }
 
-    /// Stops the engine, and waits until it has ended.
-    pub(crate) fn stop(&mut self, exit: OnExit, within: Duration) -> anyhow::Result<()> {
+    /// Stops the engine, and waits until it has ended. Returns the questions that it leaves open.
+    pub(crate) fn stop(
+        &mut self,
+        exit: OnExit,
+        within: Duration,
+    ) -> anyhow::Result<Vec<OpenQuestion>> {
         self.send(ToEngine::Shutdown(exit))?;
-        let is_stopped = |message: &FromEngine| matches!(message, FromEngine::Stopped);
-        self.await_message(within, "stopped", is_stopped)
+        let mut questions = Vec::new();
+        let is_stopped = |message| {
+            if let FromEngine::OpenQuestions(some) = message {
+                let room = MOST_QUESTIONS.saturating_sub(questions.len());
+                questions.extend(some.into_iter().take(room));
+                return false;
+            }
+            message == FromEngine::Stopped
+        };
+        self.await_message(within, "stopped", is_stopped)?;
+        Ok(questions)
     }
 
     fn await_message(
         &mut self,
         within: Duration,
         what: &str,
-        is_it: impl Fn(&FromEngine) -> bool,
+        mut is_it: impl FnMut(FromEngine) -> bool,
     ) -> anyhow::Result<()> {
         let until = Instant::now() + within;
         loop {
@@ -158,8 +173,12 @@ impl EngineProcess {
                 Err(e) => return Err(e).context("waiting for the engine"),
             }
             match self.process.try_receive::<FromEngine>()? {
-                Received::Message(message) if is_it(&message) => return Ok(()),
-                Received::Message(..) | Received::Nothing => {}
+                Received::Message(message) => {
+                    if is_it(message) {
+                        return Ok(());
+                    }
+                }
+                Received::Nothing => {}
                 Received::End => {
                     return Err(self.process.ended_before(&format!("it had {what}")));
                 }

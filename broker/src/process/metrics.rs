@@ -41,6 +41,11 @@ impl Metrics {
         metrics
     }
 
+    /// The socket that clients connect to.
+    pub(crate) fn listener(&self) -> BorrowedFd<'_> {
+        self.listener.as_fd()
+    }
+
     /// Descriptors to poll for input.
     pub(crate) fn fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         let running = self.supervisor.process().into_iter();

@@ -1,5 +1,9 @@
 //! The steps from attached kernel state to a serving broker, and from there to its end.
-use std::{io::Write as _, time::Instant};
+use std::{
+    io::Write as _,
+    os::fd::{AsFd as _, BorrowedFd},
+    time::Instant,
+};
 
 use anyhow::Context as _;
 use slipgate_ipc::{client::ControlServer, engine::OnExit};
@@ -7,9 +11,12 @@ use slipgate_ipc::{client::ControlServer, engine::OnExit};
 use super::{Broker, ENGINE_WITHIN, LOOK_EVERY};
 use crate::{
     control_api::Pending,
-    counted, host,
+    counted,
+    handover::HandedOver,
+    host,
     kernel_state::Attached,
     parts::Parts,
+    persisted_questions,
     policy_apply::PolicyChanges,
     privileges,
     process::{Api, Engine, Metrics},
@@ -20,6 +27,18 @@ use crate::{
 
 /// Line on stdout once guests are served.
 const READY: &str = "slipgate: ready";
+
+/// The descriptors that a successor has a use for.
+pub(super) fn descriptors<'a>(
+    attached: &'a Attached,
+    metrics: Option<&'a Metrics>,
+    apis: &'a [Api],
+) -> impl Iterator<Item = BorrowedFd<'a>> {
+    std::iter::once(attached.port.fd.as_fd())
+        .chain(attached.held_sockets())
+        .chain(metrics.map(Metrics::listener))
+        .chain(apis.iter().map(Api::listener))
+}
 
 impl Broker {
     pub(crate) fn start(mut attached: Attached, log: &str, vm: Option<Vm>) -> anyhow::Result<Self> {
@@ -90,6 +109,9 @@ impl Broker {
             }
             return Err(e);
         }
+        broker.parts.attached.open_questions.clear();
+        // What is left has no use here.
+        broker.parts.attached.handed_over = HandedOver::default();
         broker.parts.attached.forget_former();
         broker.parts.attached.datapath.set_serves(true);
         broker.parts.attached.warn_of_frozen();
@@ -130,6 +152,7 @@ impl Broker {
         }
         let status = format!("Guests reach the world by {}.", a.uplink.name);
         self.service_manager.ready(&status);
+        self.service_manager.forget_kept();
     }
 
     /// Ends both processes in order.
@@ -141,11 +164,24 @@ impl Broker {
             self.parts.attached.shut_taps()?;
         }
         let ports = &self.reserved_ports;
-        self.parts
-            .engine
-            .stop(exit, &mut self.parts.attached, ports, ENGINE_WITHIN)?;
+        let questions =
+            self.parts
+                .engine
+                .stop(exit, &mut self.parts.attached, ports, ENGINE_WITHIN)?;
         match exit {
-            OnExit::Keep => tracing::info!("stopped; flows go on in the kernel"),
+            OnExit::Keep => {
+                let attached = &self.parts.attached;
+                let run_dir = &attached.datapath.paths().run_dir;
+                persisted_questions::keep(run_dir, attached.owner.row(), &questions);
+                let fds = descriptors(attached, self.metrics.as_ref(), &self.apis);
+                self.service_manager.keep(fds);
+                // A successor may wait for the daemon's lock: all else is given up before.
+                let lock = self.parts.attached.daemon.take();
+                drop((self.apis, self.metrics));
+                drop((self.parts.control, self.parts.attached));
+                drop(lock);
+                tracing::info!("stopped; flows go on in the kernel");
+            }
             OnExit::Detach => {
                 // Its socket is in the directory that goes.
                 drop(self.parts.control);

@@ -6,6 +6,7 @@ use std::{
     os::unix::net::UnixListener,
 };
 
+use nix::sys::socket::SockType;
 use slipgate_control::Users;
 use slipgate_policy::{
     PolicySet,
@@ -14,6 +15,7 @@ use slipgate_policy::{
 
 use crate::{
     config::Config,
+    handover::HandedOver,
     output_files::{open_flow_log, open_pcap},
 };
 
@@ -30,11 +32,13 @@ pub(crate) struct Inputs {
     pub(crate) api: Vec<(UnixListener, bool)>,
     /// Users that slipgate's processes run as.
     pub(crate) users: Users,
+    /// What a predecessor left and is not in use yet.
+    pub(crate) handed_over: HandedOver,
 }
 
 impl Inputs {
     /// Reads the deny files, and opens the flow log.
-    pub(crate) fn open(config: &Config) -> Result<Self, ConfigError> {
+    pub(crate) fn open(config: &Config, mut handed_over: HandedOver) -> Result<Self, ConfigError> {
         let loaded = config.load_policies()?;
         let policies = loaded.compile()?;
         Ok(Self {
@@ -42,13 +46,17 @@ impl Inputs {
             policies,
             flow_log: config.flow_log.as_deref().map(open_flow_log).transpose()?,
             pcap: config.pcap.as_deref().map(open_pcap).transpose()?,
-            metrics: config.metrics.map(listen).transpose()?,
+            metrics: config
+                .metrics
+                .map(|address| listen(address, &mut handed_over))
+                .transpose()?,
             api: config
                 .api
                 .iter()
-                .map(|socket| Ok((socket.listen()?, socket.may_change)))
+                .map(|socket| Ok((socket.listen(&mut handed_over)?, socket.may_change)))
                 .collect::<Result<_, ConfigError>>()?,
             users: Users::claim(),
+            handed_over,
         })
     }
 
@@ -60,7 +68,12 @@ impl Inputs {
 }
 
 /// Opens the listening socket of `--metrics`.
-fn listen(address: SocketAddr) -> Result<TcpListener, ConfigError> {
+fn listen(address: SocketAddr, handed_over: &mut HandedOver) -> Result<TcpListener, ConfigError> {
+    if let SocketAddr::V4(address) = address
+        && let Some(socket) = handed_over.socket(SockType::Stream, address)
+    {
+        return Ok(socket.into());
+    }
     TcpListener::bind(address).map_err(|e| {
         let problem = format!("it can't be listened at ({e})");
         let remedy = "give an address of this host and a free port, like 127.0.0.1:9600";

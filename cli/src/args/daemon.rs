@@ -24,6 +24,9 @@ pub(crate) struct ServeArgs {
     /// when there is one again; 0: don't
     #[arg(long, value_name = "SECONDS", default_value_t = 0)]
     pub(crate) idle_after: u32,
+    /// Take over from the daemon that serves here, if one does, which then ends: no packet is lost
+    #[arg(long)]
+    pub(crate) take_over: bool,
     #[command(flatten)]
     pub(crate) nat: NatArgs,
     /// What happens to flows, VMs and pins at an orderly stop

@@ -87,8 +87,8 @@ fn each_example_of_the_packaged_file_is_valid_and_each_flag_has_one() {
     let command = CommandLine::command();
     let serve = command.find_subcommand(SERVE).unwrap();
     for flag in serve.get_arguments().filter_map(|arg| arg.get_long()) {
-        // A daemon has no VM at its start that a port could lead to.
-        let has_none = flag == "config" || flag == "forward" || RULES.contains(&flag);
+        // A daemon has no VM at its start that a port could lead to, and takes over once.
+        let has_none = ["config", "forward", "take-over"].contains(&flag) || RULES.contains(&flag);
         assert_eq!(table.contains_key(flag), !has_none, "{flag}");
     }
 }

@@ -29,6 +29,9 @@ use self::{control::BrokerChannel, kernel::KernelDatapath, port_io::PortIo};
 use super::inherited;
 use crate::{args::ChildArgs, log, sandbox};
 
+/// Questions in one message: as JSON they fit a packet, each as long as a datagram may be.
+const QUESTIONS_AT_ONCE: usize = 8;
+
 /// Runs until the broker sends a stop.
 pub(crate) fn run(args: &ChildArgs) -> anyhow::Result<()> {
     let broker = nix::unistd::getppid();
@@ -123,8 +126,13 @@ pub(crate) fn run(args: &ChildArgs) -> anyhow::Result<()> {
         tracing::info!("of a predecessor's flows {flows} ended: {why}");
     }
     let adopted = adoption.live as u64;
+    engine.ask_again(start.open_questions);
     channel.send(FromEngine::Ready { adopted })?;
     engine.run(&mut BrokerChannel::new(channel.clone()))?;
+    let questions: Vec<_> = engine.open_questions().collect();
+    for some in questions.chunks(QUESTIONS_AT_ONCE) {
+        channel.send(FromEngine::OpenQuestions(some.to_vec()))?;
+    }
     channel.send(FromEngine::Stopped)?;
     Ok(())
 }

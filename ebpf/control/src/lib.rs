@@ -9,7 +9,7 @@
 //!                                                               put in place of an older build's under traffic
 //! Owner::take(datapath.maps(), &paths, &names)?                 a row in OWNERS, locked for life; adopts
 //! owner::sweep(datapath.maps(), &paths, &owner, owner::PATIENCE)?    half-made and half-ended flows of the dead
-//! tap::EnginePort::open(owner.row())?                           sgport<row>; .fd is for the engine
+//! tap::EnginePort::open(owner.row(), handed_over)?              sgport<row>; .fd is for the engine
 //! port.serve(&datapath, hook)?                                  attach, then up; hook: probe::best_hook()
 //! vm::open(datapath.maps(), &owner, &VmSpec { .. })?            row and id; TAPS entry
 //! serve::serve_tap(&datapath, tap_ifindex, hook)?               attach, forwarding 0, and only then up

@@ -45,7 +45,7 @@ use crate::{
 };
 
 /// Time for which a killed process's engine may hold the row after its broker has died.
-const ENGINE_DIES_WITHIN: Duration = Duration::from_secs(2);
+pub const ENGINE_DIES_WITHIN: Duration = Duration::from_secs(2);
 
 /// A row of `OWNERS` that this process holds.
 #[derive(Debug)]
@@ -153,14 +153,13 @@ pub struct DaemonLock {
 }
 
 impl DaemonLock {
-    /// Takes the lock. The run-time directory exists: the maps are open.
+    /// Takes the lock, waiting for it for so long. The run-time directory exists: the maps are open.
     ///
     /// # Errors
     /// Another daemon has it: [`Error::Locked`] names its process. Or the file cannot be locked.
-    pub fn take(paths: &Paths) -> Result<Self> {
-        // A killed one's engine may hold it for a moment more.
+    pub fn take(paths: &Paths, patience: Duration) -> Result<Self> {
         let path = paths.run_dir.join(DAEMON_LOCK);
-        FileLock::wait(&path, ENGINE_DIES_WITHIN).map(|lock| Self { _lock: lock })
+        FileLock::wait(&path, patience).map(|lock| Self { _lock: lock })
     }
 }
 

@@ -305,7 +305,7 @@ fn the_last_owner_removes_everything() {
         let take = |names: &[&str]| Owner::take(first.maps(), first.paths(), names).unwrap();
         let (a, b) = (take(&["a"]), take(&["b"]));
         for owner in [&a, &b] {
-            let port = crate::tap::EnginePort::open(owner.row()).unwrap();
+            let port = crate::tap::EnginePort::open(owner.row(), Vec::new()).unwrap();
             port.serve(&first, Hook::Tcx).unwrap();
         }
         let port = |row: u32| crate::device::Device::named(&format!("sgport{row}"));

@@ -104,6 +104,9 @@ impl Paths {
                 // The policy it had in force: no flow is left to continue under it.
                 || name.as_encoded_bytes().ends_with(b".policy")
                 || name.as_encoded_bytes().ends_with(b".policy-new")
+                // Of guests that nobody answers any more.
+                || name.as_encoded_bytes().ends_with(b".questions")
+                || name.as_encoded_bytes().ends_with(b".questions-new")
                 || name.as_encoded_bytes().ends_with(b".rules")
                 || name.as_encoded_bytes().ends_with(TAPS_SUFFIX.as_bytes())
                 || name.as_encoded_bytes().ends_with(b".taps-new");

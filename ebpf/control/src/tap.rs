@@ -10,8 +10,8 @@ use std::{
     fs::{File, OpenOptions},
     io,
     os::{
-        fd::{AsRawFd, OwnedFd},
-        unix::fs::OpenOptionsExt,
+        fd::{AsRawFd, FromRawFd, OwnedFd},
+        unix::fs::{MetadataExt as _, OpenOptionsExt},
     },
 };
 
@@ -22,6 +22,7 @@ use crate::{
     attach::{Hook, Program},
     device::Device,
     load::Datapath,
+    paths::netns_inode,
 };
 
 /// Maximum number of frames that wait for the engine. Credits per VM keep the queue from filling.
@@ -29,6 +30,8 @@ pub const QUEUE_FRAMES: u32 = 16_384;
 /// Number of names that are tried. A name is [`PORT_DEVICE`] and a number: the owner's row, plus a
 /// multiple of [`MAX_OWNERS`] if another device has the name.
 const NAMES: u32 = 8;
+/// `TUNGETDEVNETNS` of `linux/if_tun.h`: a descriptor of the device's network namespace.
+const TUNGETDEVNETNS: libc::Ioctl = 0x54e3;
 /// The largest MTU of a TAP: 65,535 less an Ethernet header.
 const MTU_BYTES: u32 = 65_521;
 /// Size of the legacy `virtio_net_hdr`, which precedes each frame on the descriptor, bytes.
@@ -58,15 +61,26 @@ pub struct EnginePort {
     pub fd: OwnedFd,
     /// Whether UDP segmentation offload is on too.
     pub uso: bool,
+    /// Whether the descriptor is a predecessor's, with the frames that wait in its queue.
+    pub handed_over: bool,
 }
 
 impl EnginePort {
     /// Makes or reopens an owner's port. A new one is down until [`EnginePort::serve`].
+    /// `handed_over`: descriptors of a predecessor; one of this owner's port stays in use, and the
+    /// others are closed.
     ///
     /// # Errors
     /// The device cannot be opened or configured, or other devices have all the names.
-    pub fn open(owner_row: u32) -> Result<Self> {
-        let (fd, name) = open_or_make(owner_row)?;
+    pub fn open(owner_row: u32, handed_over: Vec<OwnedFd>) -> Result<Self> {
+        let mut ports = handed_over.into_iter().map(File::from);
+        let port = ports.find_map(|fd| Some((name_of_port(&fd, owner_row)?, fd)));
+        drop(ports);
+        let handed_over = port.is_some();
+        let (fd, name) = match port {
+            Some((name, fd)) => (fd, name),
+            None => open_or_make(owner_row)?,
+        };
         let failed = |what: &str| Error::os(format!("{what} the engine port {name}"));
         set(&fd, libc::TUNSETPERSIST, 1).map_err(failed("make persistent"))?;
         set_pointed(&fd, libc::TUNSETVNETHDRSZ, VNET_HEADER_BYTES)
@@ -92,6 +106,7 @@ impl EnginePort {
             fd: fd.into(),
             name,
             uso,
+            handed_over,
         })
     }
 
@@ -100,14 +115,17 @@ impl EnginePort {
     /// A port that a dead process left is up already, without a queue: the kernel removed the queue
     /// when the descriptor was closed, and restores it from a work queue some time after the port
     /// is opened again (`linkwatch_event`). Until then, packets redirected to it are lost. A port
-    /// that is brought down and up has its queue at once.
+    /// that is brought down and up has its queue at once. A descriptor that was handed over kept
+    /// its queue, with frames in it, which going down would empty.
     ///
     /// # Errors
     /// The program cannot be attached, or the device's flags cannot be changed.
     pub fn serve(&self, datapath: &Datapath, hook: Hook) -> Result<()> {
         datapath.attach(Program::EnginePort, self.ifindex, hook)?;
         let device = Device::named(&self.name)?;
-        device.set_up(false)?;
+        if !self.handed_over {
+            device.set_up(false)?;
+        }
         device.set_up(true)
     }
 
@@ -130,6 +148,30 @@ impl EnginePort {
 /// Returns the names that an owner's port may have.
 fn names_for(owner_row: u32) -> impl Iterator<Item = String> {
     (0..NAMES).map(move |turn| format!("{PORT_DEVICE}{}", owner_row + turn * MAX_OWNERS))
+}
+
+/// Returns the name of an owner's port in this network namespace, if the descriptor is of its queue.
+fn name_of_port(fd: &File, owner_row: u32) -> Option<String> {
+    // SAFETY: a struct of integers that only the kernel interprets.
+    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+    // SAFETY: the request with its struct.
+    if unsafe { libc::ioctl(fd.as_raw_fd(), libc::TUNGETIFF, &raw mut request) } < 0 {
+        return None;
+    }
+    // SAFETY: the call takes no argument.
+    let netns = unsafe { libc::ioctl(fd.as_raw_fd(), TUNGETDEVNETNS, 0) };
+    if netns < 0 {
+        return None;
+    }
+    // SAFETY: the kernel made it for us just now.
+    let netns = File::from(unsafe { OwnedFd::from_raw_fd(netns) });
+    let is_here = netns.metadata().ok()?.ino() == netns_inode().ok()?;
+    // SAFETY: filled and terminated by the call.
+    let name = unsafe { CStr::from_ptr(request.ifr_name.as_ptr()) };
+    let name = name.to_string_lossy().into_owned();
+    let is_owners = names_for(owner_row).any(|its| its == name);
+    let is_it = is_here && is_owners && Device::named(&name).is_ok_and(|device| is_port(&device));
+    is_it.then_some(name)
 }
 
 /// Whether a device with such a name was made by [`EnginePort::open`]: no other device has its MTU

@@ -2,7 +2,7 @@
 use std::{net::SocketAddrV4, os::fd::OwnedFd};
 
 use serde::{Deserialize, Serialize};
-use slipgate_model::{FlowLogEvent, NetworkView, RuleIndex, VmId, VmRow, VmSpec};
+use slipgate_model::{FlowLogEvent, NetworkView, OpenQuestion, RuleIndex, VmId, VmRow, VmSpec};
 use slipgate_policy::LocalAddresses;
 
 /// Settings that an engine starts with.
@@ -40,6 +40,8 @@ pub struct Start<F = OwnedFd> {
     pub reserved_ports: Vec<(u8, u16)>,
     /// Network of the host.
     pub network: NetworkView,
+    /// Questions that a predecessor left without a reply.
+    pub open_questions: Vec<OpenQuestion>,
     /// Level of messages on stderr.
     pub log: String,
 }

@@ -134,6 +134,12 @@ fn a_service_manager_hears_of_the_start_reloads_signs_of_life_and_the_stop() {
 
     assert!(daemon.stop().unwrap().success());
     assert_eq!(manager.hears_news().trim_end(), "STOPPING=1");
+    let kept = manager.hears_news();
+    assert!(
+        has(&kept, "FDSTORE=1") && has(&kept, "FDNAME=slipgate"),
+        "{kept}"
+    );
+    assert_eq!(manager.hears_news().trim_end(), "BARRIER=1");
     assert_eq!(manager.hears(Duration::from_millis(10)), None);
 }
 
@@ -170,7 +176,7 @@ fn a_client_that_connects_to_a_service_managers_socket_waits_for_the_daemon() {
     let start = Start {
         binary: Some(script),
         environment: vec![program, number],
-        descriptor: Some(Arc::new(listener.into())),
+        descriptors: vec![Arc::new(listener.into())],
         ..Start::default()
     };
 

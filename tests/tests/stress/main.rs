@@ -24,11 +24,13 @@ mod books;
 mod churn;
 mod crash;
 mod flips;
+mod hand_over;
 mod host_changes;
 mod limits;
 mod neighbours;
 mod reload;
 mod scene;
+mod store;
 mod traffic;
 mod upgrade;
 

@@ -52,6 +52,8 @@ pub(super) struct Waiter {
     pub(super) stats: VmStats,
     pub(super) origin: Origin,
     pub(super) asked: Asked,
+    /// The message, of a question by UDP: another engine may have to ask it.
+    pub(super) message: Box<[u8]>,
     pub(super) since_ns: u64,
 }
 
@@ -209,6 +211,12 @@ impl InFlight {
             .min_by_key(|(_, l)| l.since_ns)
             .map(|(i, _)| i)?;
         self.end(oldest)
+    }
+
+    /// The questions without a reply.
+    pub(super) fn waiters(&self) -> impl Iterator<Item = &Waiter> {
+        let live = self.slots.iter().filter_map(|slot| slot.live.as_ref());
+        live.flat_map(|live| &live.waiting)
     }
 
     /// VM in whose share a question counts, and whose policy it follows.

@@ -10,6 +10,7 @@ use std::{
 
 use rand::rngs::StdRng;
 use slipgate_abi::{DropReason, VmId};
+use slipgate_model::OpenQuestion;
 
 use super::{
     answer::Answer,
@@ -180,6 +181,10 @@ impl Proxy {
             stats: vm.stats,
             origin,
             asked,
+            message: match origin {
+                Origin::Udp { .. } => message.into(),
+                Origin::Tcp { .. } => Box::default(),
+            },
             since_ns: now_ns,
         };
         let taken = match self.is_over_rate(vm, now_ns) {
@@ -230,6 +235,21 @@ impl Proxy {
         // What is in the journal stays: it has happened.
         self.rates.remove(&vm);
         self.replies.retain(|r| r.vm != vm);
+    }
+
+    /// The questions by UDP that have no reply, for a successor.
+    pub fn open_questions(&self) -> impl Iterator<Item = OpenQuestion> {
+        self.in_flight.waiters().filter_map(|waiter| {
+            let Origin::Udp { guest_port, server } = waiter.origin else {
+                return None;
+            };
+            Some(OpenQuestion {
+                vm: waiter.vm,
+                guest_port,
+                server,
+                message: waiter.message.to_vec(),
+            })
+        })
     }
 
     /// Number of distinct questions in flight.

@@ -2,7 +2,7 @@
 use std::{io::Write, net::SocketAddr};
 
 use slipgate_abi::{Protocol, SlotIndex, VmId, VmRow, timeout::CLOSING_GRACE_NS};
-use slipgate_model::{NetworkView, OnExit, VmSpec, WhyAnswer};
+use slipgate_model::{NetworkView, OnExit, OpenQuestion, VmSpec, WhyAnswer};
 use slipgate_policy::{Destination, OnReload};
 
 use crate::{
@@ -10,6 +10,7 @@ use crate::{
     clock::Clock,
     control::{Control, EndsToken, Forward, ForwardChange, why::why},
     datapath::Datapath,
+    dns::Origin,
     event_loop::{Engine, EngineError},
     flow::{EndReason, Flows},
     observe::{CaptureRequest, NotCaptured, PortDump},
@@ -177,6 +178,29 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
     /// Stops the engine at the end of the turn, with this treatment of its flows.
     pub fn stop(&mut self, on_exit: OnExit) {
         self.exit = Some(on_exit);
+    }
+
+    /// The guests' questions by UDP that have no reply yet, for a successor.
+    pub fn open_questions(&self) -> impl Iterator<Item = OpenQuestion> {
+        self.services.dns.open_questions()
+    }
+
+    /// Asks the questions that a predecessor left without a reply.
+    pub fn ask_again(&mut self, questions: Vec<OpenQuestion>) {
+        let now_ns = self.clock.now_ns();
+        for question in questions {
+            let Some(vm) = self.core.vms.by_id(question.vm) else {
+                continue;
+            };
+            let origin = Origin::Udp {
+                guest_port: question.guest_port,
+                server: question.server,
+            };
+            let message = &question.message;
+            let dns = &mut self.services.dns;
+            // One that is refused the guest asks again.
+            let _ = dns.query(&vm.net, origin, message, &self.poller, now_ns);
+        }
     }
 
     /// Sets the texts of the forwards in `RULES`, for the flow log. They follow the policies'.

@@ -106,7 +106,10 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
         loop {
             let timeout_ns = self.timeout_ns();
             self.turn(timeout_ns, control)?;
-            if let Some(exit) = self.exit {
+            // What was read from the port is nobody else's to handle.
+            if let Some(exit) = self.exit
+                && self.order.is_done()
+            {
                 self.end_captures();
                 if exit == OnExit::Detach {
                     self.end_all();
@@ -229,6 +232,9 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
         let mut work = WORK_PER_TURN;
         while work > 0 {
             if self.order.is_done() {
+                if self.exit.is_some() {
+                    break;
+                }
                 self.batch.clear();
                 self.port.recv(&mut self.batch).map_err(EngineError::Port)?;
                 self.order.arrange(&self.batch);

@@ -1,0 +1,262 @@
+//! A daemon takes over from another under traffic, and nothing is lost: no packet of an established
+//! flow, no first packet, no question.
+
+use std::{
+    net::{Ipv4Addr, SocketAddrV4, TcpStream, UdpSocket},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::SeqCst},
+    },
+    thread::JoinHandle,
+    time::{Duration, Instant},
+};
+
+use slipgate_testbed::{
+    Guest, GuestConfig, PinDir, Slipgate, World,
+    clients::dns,
+    dns_wire::{Reply, types},
+    require_root_and_tun,
+    servers::{Answer, DnsServer, TcpServer, TcpService, UdpServer, UdpService, Zone},
+    slipgate::{Start, another_build},
+    world::{HOST, SERVER, UPLINK},
+};
+
+use super::{
+    WAIT, at, below, eventually, random, rounds,
+    store::Store,
+    traffic::{Churn, Stream, expect_whole, paced},
+};
+
+/// The gateway's resolver.
+const DNS: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::new(10, 0, 2, 3), 53);
+/// Interval of the questions: of those of half a second none is over the 64 that a VM may have open.
+const ASKS_EVERY: Duration = Duration::from_millis(10);
+/// Every so many questions one is for a name that the resolver answers late.
+const LATE_ONES: usize = 4;
+const LATE: Duration = Duration::from_millis(150);
+/// What a guest's own resolver has.
+const ANSWERED_WITHIN: Duration = Duration::from_secs(5);
+
+/// How it goes from one daemon to the next.
+#[derive(Clone, Copy, Debug)]
+enum Way {
+    /// Another starts with `--take-over` while the first serves.
+    TakeOver,
+    /// The first is stopped, and a service manager passes what it left to the second.
+    ServiceManager,
+}
+
+/// Questions on one socket, without repetition.
+struct Questions {
+    stop: Arc<AtomicBool>,
+    thread: JoinHandle<(usize, usize, Duration)>,
+}
+
+impl Questions {
+    fn start(guest: &Guest) -> Self {
+        let stop = Arc::new(AtomicBool::new(false));
+        let theirs = stop.clone();
+        let thread = guest.ns.thread("questions", move || {
+            let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
+            socket.connect(DNS).unwrap();
+            let mut open: Vec<(u16, Instant)> = Vec::new();
+            let (mut asked, mut last, mut longest) = (0, None, Duration::ZERO);
+            while last.is_none_or(|at: Instant| at.elapsed() < ANSWERED_WITHIN && !open.is_empty())
+            {
+                if last.is_none() {
+                    let name = match asked % LATE_ONES {
+                        0 => format!("late{asked}.test"),
+                        _ => format!("unknown{asked}.test"),
+                    };
+                    let mut question = dns::question(&name, types::A);
+                    question.id = asked as u16;
+                    socket.send(&question.to_bytes()).unwrap();
+                    open.push((question.id, Instant::now()));
+                    asked += 1;
+                    last = theirs.load(SeqCst).then(Instant::now);
+                }
+                let next = Instant::now() + ASKS_EVERY;
+                while let Some(left) = next.checked_duration_since(Instant::now())
+                    && !left.is_zero()
+                {
+                    socket.set_read_timeout(Some(left)).unwrap();
+                    let mut buffer = [0; 4096];
+                    let Ok(len) = socket.recv(&mut buffer) else {
+                        continue;
+                    };
+                    let reply = Reply::parse(&buffer[..len]).unwrap();
+                    open.retain(|(id, since)| {
+                        let is_it = *id == reply.question.id;
+                        if is_it {
+                            longest = longest.max(since.elapsed());
+                        }
+                        !is_it
+                    });
+                }
+            }
+            (asked, open.len(), longest)
+        });
+        Self { stop, thread }
+    }
+
+    /// Ends it. All were answered. Returns how many there were, and the longest wait.
+    fn finish(self) -> (usize, Duration) {
+        self.stop.store(true, SeqCst);
+        let (asked, unanswered, longest) = self.thread.join().unwrap();
+        assert_eq!(unanswered, 0, "unanswered of {asked} questions");
+        (asked, longest)
+    }
+}
+
+/// Connections of the host itself to a forward: none is refused.
+fn host_connects(world: &World, port: u16, stop: Arc<AtomicBool>) -> JoinHandle<usize> {
+    world.host.thread("host", move || {
+        let mut connections = 0;
+        while !stop.load(SeqCst) {
+            TcpStream::connect_timeout(&at(Ipv4Addr::LOCALHOST, port).into(), WAIT).unwrap();
+            connections += 1;
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        connections
+    })
+}
+
+/// What the engine port's queue has dropped.
+fn dropped_by_port(world: &World, daemon: &Slipgate) -> u64 {
+    let port = daemon.engine_port();
+    let shown = world.host.ip(&format!("-s -j link show {port}")).unwrap();
+    let shown: serde_json::Value = serde_json::from_str(&shown).unwrap();
+    shown[0]["stats64"]["tx"]["dropped"].as_u64().unwrap()
+}
+
+#[test]
+fn nothing_is_lost_when_another_daemon_takes_over() {
+    hand_over(Way::TakeOver);
+}
+
+#[test]
+fn nothing_is_lost_when_a_service_manager_starts_the_next_daemon() {
+    hand_over(Way::ServiceManager);
+}
+
+fn hand_over(way: Way) {
+    require_root_and_tun!();
+    let mut random = random();
+    let world = World::new().unwrap();
+    let net = &world.net;
+    let late = |number| {
+        (
+            format!("late{number}.test"),
+            Answer::a(SERVER, 60).delayed(LATE),
+        )
+    };
+    let zone: Zone = (0..60_000).step_by(LATE_ONES).map(late).collect();
+    let resolver = DnsServer::start(net, (SERVER, 53), zone).unwrap();
+    let echo = TcpServer::start(net, (SERVER, 7000), TcpService::Echo).unwrap();
+    let close = TcpServer::start(net, (SERVER, 7001), TcpService::Close).unwrap();
+    let udp = UdpServer::start(net, (SERVER, 7002), UdpService::Echo).unwrap();
+    let guest = Guest::new(&world, GuestConfig::new("tap0")).unwrap();
+    let _inside =
+        TcpServer::start(&guest.ns, (Ipv4Addr::UNSPECIFIED, 80), TcpService::Echo).unwrap();
+    let scratch = tempfile::tempdir().unwrap();
+    let api = scratch.path().join("api.sock").display().to_string();
+    let dns = resolver.address().to_string();
+    let args = ["--uplink", UPLINK, "--dns", &dns, "--api", &api];
+    let store = Store::new();
+    let pins = PinDir::new().unwrap();
+    let start = |other: bool| {
+        let program = other.then(|| another_build().ok()).flatten();
+        match way {
+            Way::ServiceManager => store.start(program),
+            Way::TakeOver => Start {
+                binary: program,
+                ..Start::default()
+            },
+        }
+    };
+    let mut daemon = Slipgate::serve_as(&start(false), &world.host, &pins, &args).unwrap();
+    let forward = "tcp:8080:80";
+    let add = ["vm", "add", "a", "--tap", "tap0", "--forward", forward];
+    daemon.run(&add).unwrap();
+
+    let streams = [
+        Stream::start(&guest, echo.address(), 100_000, Duration::from_millis(5)),
+        Stream::start(&guest, echo.address(), 1_000, Duration::from_millis(2)),
+    ];
+    let churn = Churn::start(&guest, close.address(), Duration::from_millis(10));
+    let questions = Questions::start(&guest);
+    let stop = Arc::new(AtomicBool::new(false));
+    let of_host = host_connects(&world, 8080, stop.clone());
+    let from_world = {
+        let stop = stop.clone();
+        world.net.thread("world", move || {
+            let (mut connections, mut slow) = (0, 0);
+            while !stop.load(SeqCst) {
+                let began = Instant::now();
+                TcpStream::connect_timeout(&at(HOST, 8080).into(), WAIT).unwrap();
+                connections += 1;
+                slow += usize::from(began.elapsed() > Duration::from_millis(900));
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            (connections, slow)
+        })
+    };
+    let dropped = dropped_by_port(&world, &daemon);
+    for round in 0..rounds() {
+        let (span, interval) = (Duration::from_secs(4), Duration::from_millis(2));
+        let datagrams = paced(&guest, udp.address(), span, interval);
+        eventually("the flow of datagrams", || {
+            let flows = daemon.flows().unwrap();
+            flows
+                .iter()
+                .any(|flow| flow.proto == "udp" && flow.idle_ms < 500)
+        });
+        std::thread::sleep(Duration::from_micros(below(&mut random, 300_000)));
+        let began = Instant::now();
+        let other = round % 2 == 0;
+        let mut args = args.to_vec();
+        // Other programs, which have to be loaded, and where there is one another build.
+        args.extend(other.then_some("--bpf-log"));
+        daemon = match way {
+            Way::TakeOver => {
+                args.push("--take-over");
+                let next = Slipgate::serve_as(&start(other), &world.host, &pins, &args).unwrap();
+                eventually("the end of the first daemon", || !daemon.broker_runs());
+                next
+            }
+            Way::ServiceManager => {
+                assert!(daemon.stop().unwrap().success());
+                // The port, the forward, the API.
+                assert_eq!(store.len(), 3);
+                let next = Slipgate::serve_as(&start(other), &world.host, &pins, &args).unwrap();
+                eventually("the store's being empty", || store.len() == 0);
+                next
+            }
+        };
+        println!("round {round}: {:?}", began.elapsed());
+        streams.iter().for_each(Stream::expect_progress);
+        expect_whole(&datagrams.join().unwrap());
+    }
+    let (asked, longest) = questions.finish();
+    stop.store(true, SeqCst);
+    let of_host = of_host.join().unwrap();
+    let (from_world, slow) = from_world.join().unwrap();
+    let connections = churn.finish(&[]);
+    streams.into_iter().for_each(Stream::finish);
+    println!(
+        "{asked} questions, the longest {longest:?}; connections: {connections} of the guest, \
+         {of_host} of the host, {from_world} of the world ({slow} slow)"
+    );
+    assert_eq!(
+        dropped_by_port(&world, &daemon),
+        dropped,
+        "dropped by the port"
+    );
+    let stats = daemon.stats().unwrap();
+    let lost = stats["vms"][0]["lost_after_redirect"].as_u64();
+    assert_eq!(lost, Some(0), "{stats}");
+    let drops = &stats["vms"][0]["drops"];
+    // Segments of relayed connections, which end with the engine.
+    let names: Vec<_> = drops.as_object().unwrap().keys().collect();
+    assert!(names.iter().all(|name| *name == "no_flow"), "{drops}");
+}
