@@ -26,6 +26,7 @@ mod crash;
 mod flips;
 mod hand_over;
 mod host_changes;
+mod layout;
 mod limits;
 mod neighbours;
 mod reload;
