@@ -1,18 +1,20 @@
 //! `slipgate doctor`: features of this machine that the hybrid NAT needs, and advice on missing
 //! ones. Runs as any user; facts that only root can see are reported as unknown, not missing.
-use std::{fmt::Display, fs, net::SocketAddrV4, os::fd::OwnedFd, path::Path, process::ExitCode};
+#[cfg(target_arch = "x86_64")]
+use std::os::fd::OwnedFd;
+use std::{fmt::Display, fs, net::SocketAddrV4, path::Path, process::ExitCode};
 
 use serde::Serialize;
 use slipgate_abi::portframe::PORT_DEVICE;
-use slipgate_broker::host::{
-    self,
-    kvm::{self, KvmUnavailable},
-    offers_tso,
-};
+#[cfg(target_arch = "x86_64")]
+use slipgate_broker::host::kvm::{self, KvmUnavailable};
+use slipgate_broker::host::{self, offers_tso};
 use slipgate_control::{Network, NetworkWatch, host::HostFacts, object, probe};
 use userspace_nat::nat_ports::DEFAULT_RANGE;
 
-use crate::{args::DoctorArgs, brokers, role::vmm, show};
+#[cfg(target_arch = "x86_64")]
+use crate::role::vmm;
+use crate::{args::DoctorArgs, brokers, show};
 
 /// Result of one check.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
@@ -93,12 +95,7 @@ fn examine(uplink: Option<&str>) -> Vec<Finding> {
         State::Missing,
         [false, true].map(|logging| object::bytes(logging).err()),
     ));
-    findings.push(kvm_found(kvm::open().map(Into::into)));
-    findings.extend(stub_found(
-        "guest",
-        State::Note,
-        [vmm::built_in_guest().err()],
-    ));
+    findings.extend(vmm_found());
     findings.extend(network_found(uplink));
     let resolv_conf = fs::read_to_string("/etc/resolv.conf").unwrap_or_default();
     findings.push(resolvers_found(&host::resolvers(&resolv_conf)));
@@ -138,7 +135,23 @@ fn resolvers_found(resolvers: &[SocketAddrV4]) -> Finding {
     Finding::ok(what, found).with(State::Note, remedy)
 }
 
+/// Reports on what only `slipgate run` needs.
+#[cfg(target_arch = "x86_64")]
+fn vmm_found() -> Vec<Finding> {
+    let mut findings = vec![kvm_found(kvm::open().map(Into::into))];
+    let guest = vmm::built_in_guest().err();
+    findings.extend(stub_found("guest", State::Note, [guest]));
+    findings
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn vmm_found() -> Vec<Finding> {
+    let found = format!("not used on {}", std::env::consts::ARCH);
+    vec![Finding::ok("KVM", found).with(State::Note, crate::NO_VMM)]
+}
+
 /// Reports on KVM, which only `slipgate run` needs.
+#[cfg(target_arch = "x86_64")]
 fn kvm_found(opened: Result<OwnedFd, KvmUnavailable>) -> Finding {
     const FOR: &str = "for `slipgate run` only";
     let what = "KVM";

@@ -19,6 +19,7 @@ mod vm;
 
 use std::process::ExitCode;
 
+use anyhow::bail;
 use clap::{ArgMatches, FromArgMatches as _};
 use slipgate_policy::document::RuleFlag;
 
@@ -26,6 +27,10 @@ use crate::{
     args::{Command, CommandLine},
     config::rule_flags,
 };
+
+/// Error of `slipgate run` on other machines.
+const NO_VMM: &str = "`slipgate run` needs x86-64: its VMM emulates no other machine. Boot the guest by \
+                      another VMM, and give its TAP to `slipgate attach` or `slipgate vm add`";
 
 fn main() -> ExitCode {
     if cni::is_asked() {
@@ -67,6 +72,7 @@ fn run(command_line: &CommandLine, matches: &ArgMatches) -> anyhow::Result<ExitC
             log::to_stderr(&args.nat.log)?;
             slipgate_broker::run(config, &args.nat.log).map(done)
         }
+        Command::Run(_) if !cfg!(target_arch = "x86_64") => bail!(NO_VMM),
         Command::Run(args) => {
             let config = config::run(args, rules_of("run", matches))?;
             log::to_stderr(&args.nat.log)?;
@@ -94,6 +100,9 @@ fn run(command_line: &CommandLine, matches: &ArgMatches) -> anyhow::Result<ExitC
         Command::Cni => Ok(cni::run()),
         Command::Doctor(args) => doctor::run(args),
         Command::Engine(args) => role::engine::run(args).map(done),
+        #[cfg(not(target_arch = "x86_64"))]
+        Command::Vmm(_) => bail!(NO_VMM),
+        #[cfg(target_arch = "x86_64")]
         Command::Vmm(args) => role::vmm::run(args).map(done),
         Command::Metrics(args) => role::metrics::run(args).map(done),
         Command::Api(args) => role::api::run(args).map(done),

@@ -4,4 +4,5 @@ pub(crate) mod api;
 pub(crate) mod engine;
 mod inherited;
 pub(crate) mod metrics;
+#[cfg(target_arch = "x86_64")]
 pub(crate) mod vmm;

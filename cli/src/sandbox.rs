@@ -9,6 +9,7 @@
 mod filter;
 mod rules;
 pub(crate) mod servers;
+#[cfg(target_arch = "x86_64")]
 pub(crate) mod vmm;
 
 use std::io;
