@@ -5,3 +5,12 @@ if [ -d /run/systemd/system ]; then
         systemctl try-restart slipgate.service || :
     fi
 fi
+# 0: the package is gone. Folders that have nothing of the administrator's go too, such as logs; and
+# where others have pins, they have locks.
+if [ "$1" = 0 ]; then
+    for folder in /etc/slipgate /var/log/slipgate /usr/share/doc/slipgate/deploy /usr/share/doc/slipgate; do
+        rmdir "$folder" 2>/dev/null || :
+    done
+    rmdir /sys/fs/bpf/slipgate 2>/dev/null || :
+    [ -e /sys/fs/bpf/slipgate ] || rm -rf /run/slipgate
+fi
