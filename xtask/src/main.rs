@@ -69,8 +69,13 @@ fn command() -> Command {
                         .allow_hyphen_values(true),
                 ),
             Command::new("dist")
-                .about("Build a release into target/dist: a static binary, packages, bills of materials, digests")
-                .arg(flag("binary-only").help("Only the binary: needs no packaging tools")),
+                .about("Build a release into target/dist: static binaries, packages, bills of materials, digests")
+                .args([
+                    flag("binary-only").help("Only this machine's binary: needs no packaging tools"),
+                    flag("try")
+                        .conflicts_with("binary-only")
+                        .help("Then install the packages in a Debian under QEMU, and use and remove them there"),
+                ]),
             Command::new("setup").about("Find or install all that the others need"),
         ])
 }
@@ -106,7 +111,13 @@ fn perform(matches: &ArgMatches) -> Result<()> {
         }
         "abi" => check::abi::check(&workspace),
         "bench" => match bench::bench(&workspace, &words(matches, "args"))? {},
-        "dist" => dist::dist(&workspace, matches.get_flag("binary-only")),
+        "dist" => dist::dist(
+            &workspace,
+            dist::Dist {
+                binary_only: matches.get_flag("binary-only"),
+                try_it: matches.get_flag("try"),
+            },
+        ),
         "setup" => setup::everything(&workspace),
         task => unreachable!("clap knows no {task}"),
     }

@@ -1,17 +1,12 @@
 //! Version of a Rust compiler, from `rustc -vV`.
 
-use std::{env, process::Command};
-
 use anyhow::{Context, Result};
 
 use crate::workspace::{Workspace, capture};
 
 /// Returns the version of the compiler that the workspace is built with.
 pub(crate) fn rustc_version(workspace: &Workspace) -> Result<RustcVersion> {
-    let rustc = env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
-    RustcVersion::parse(&capture(
-        Command::new(rustc).arg("-vV").current_dir(&workspace.root),
-    )?)
+    RustcVersion::parse(&capture(workspace.rustc().arg("-vV"))?)
 }
 
 /// Output of `rustc -vV`.

@@ -7,6 +7,8 @@
 mod apt;
 mod cni_clients;
 mod compiler;
+mod cross;
+mod debian;
 mod kernels;
 mod linker;
 pub(crate) mod packagers;
@@ -75,6 +77,16 @@ pub(crate) fn packager(workspace: &Workspace, which: &packagers::Packager) -> Re
 /// Finds or builds clients that test `slipgate cni`, of which Go must be able to fetch the modules.
 pub(crate) fn cni_clients(workspace: &Workspace) -> Result<()> {
     cni_clients::find_or_build(workspace)
+}
+
+/// Finds or installs what links programs for another machine, and returns the linker.
+pub(crate) fn cross_linker(workspace: &Workspace, target: &str) -> Result<PathBuf> {
+    cross::find_or_install(workspace, target)
+}
+
+/// Finds or makes the disk with a Debian on it, on which packages are tried.
+pub(crate) fn debian(workspace: &Workspace) -> Result<()> {
+    debian::find_or_make(workspace)
 }
 
 /// Finds or downloads other kernels than this machine's, and QEMU to boot them.

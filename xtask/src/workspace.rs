@@ -71,6 +71,13 @@ impl Workspace {
         self.root.join("target/kernels")
     }
 
+    /// Returns the compiler that the workspace is built with, as a command in the checkout.
+    pub(crate) fn rustc(&self) -> Command {
+        let mut rustc = Command::new(env::var_os("RUSTC").unwrap_or_else(|| "rustc".into()));
+        rustc.current_dir(&self.root);
+        rustc
+    }
+
     /// Returns the outer cargo as a command in the checkout, without the variables that `cargo run`
     /// set for xtask.
     pub(crate) fn cargo(&self) -> Command {

@@ -3,13 +3,13 @@
 //!
 //! It prints a line for each check on its console, so it needs no other output device.
 
-use std::{collections::HashMap, fmt::Write, fs, net::Ipv4Addr, path::Path};
+use std::{collections::HashMap, fmt::Write, net::Ipv4Addr};
 
 use sha2::{Digest, Sha256};
 
 use super::{Initramfs, Kernel};
 use crate::{
-    error::{Error, Result, Tried},
+    error::Result,
     pattern::Pattern,
     servers::{Answer, DnsServer, HttpServer, TcpServer, TcpService, Zone},
     streams::hexadecimal,
@@ -18,11 +18,6 @@ use crate::{
 
 const SCRIPT: &str = include_str!("client_init.sh");
 const DHCP_SCRIPT: &str = include_str!("client_dhcp.sh");
-/// Where `cargo xtask setup` unpacks it.
-const BUSYBOX: &str = concat!(
-    env!("CARGO_MANIFEST_DIR"),
-    "/../target/kernels/busybox/bin/busybox"
-);
 /// A network card on PCI.
 const MODULES: [&str; 2] = ["virtio_pci", "virtio_net"];
 
@@ -80,16 +75,7 @@ impl Client {
 
     /// Makes the initramfs that boots the client.
     pub fn initramfs(&self, kernel: &Kernel) -> Result<Vec<u8>> {
-        let busybox = Path::new(BUSYBOX);
-        if !busybox.is_file() {
-            return Err(Error::Missing(format!(
-                "there is no busybox at {}: `cargo xtask setup` fetches it where there is apt",
-                busybox.display()
-            )));
-        }
-        let busybox = fs::read(busybox).tried(format!("read {}", busybox.display()))?;
-        let mut initramfs = Initramfs::with_script(SCRIPT);
-        initramfs.program_file("/bin/busybox", &busybox);
+        let mut initramfs = Initramfs::with_busybox(SCRIPT)?;
         initramfs.program_file("/dhcp", DHCP_SCRIPT.as_bytes());
         initramfs.modules(kernel, &MODULES)?;
         initramfs.file("/plan", self.plan().as_bytes());

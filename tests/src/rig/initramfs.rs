@@ -12,6 +12,11 @@ use crate::error::{Error, Result, Tried};
 
 /// Where the modules are inside, and the file that lists them in the order to load them.
 pub const MODULES: &str = "/modules/order";
+/// Where `cargo xtask setup` unpacks it.
+const BUSYBOX: &str = concat!(
+    env!("CARGO_MANIFEST_DIR"),
+    "/../target/kernels/busybox/bin/busybox"
+);
 const MOUNT_POINTS: [&str; 5] = ["/dev", "/proc", "/sys", "/run", "/tmp"];
 
 /// An initramfs being put together.
@@ -28,11 +33,23 @@ impl Initramfs {
         Ok(this)
     }
 
-    /// Makes an initramfs with a script as its init.
-    pub fn with_script(script: &str) -> Self {
+    /// Makes an initramfs with a script of Debian's busybox as its init.
+    ///
+    /// # Errors
+    /// There is no busybox here.
+    pub fn with_busybox(script: &str) -> Result<Self> {
+        let busybox = Path::new(BUSYBOX);
+        if !busybox.is_file() {
+            return Err(Error::Missing(format!(
+                "there is no busybox at {}: `cargo xtask setup` fetches it where there is apt",
+                busybox.display()
+            )));
+        }
+        let busybox = fs::read(busybox).tried(format!("read {}", busybox.display()))?;
         let mut this = Self::empty();
         this.archive.program("/init", script.as_bytes());
-        this
+        this.archive.program("/bin/busybox", &busybox);
+        Ok(this)
     }
 
     fn empty() -> Self {

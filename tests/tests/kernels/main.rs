@@ -1,10 +1,12 @@
 //! slipgate on the kernels that it supports, each booted by QEMU: the same binary, sandbox and
-//! programs, a guest's traffic, a kill -9. The checks are in `src/rig_init/checks`.
+//! programs, a guest's traffic, a kill -9. The checks are in `src/rig_init/checks`. And the packages in
+//! a Debian, which only `cargo xtask dist --try` runs.
 //!
 //! `SLIPGATE_RIG_RUN="PROGRAM ARGS"` runs a program of this machine there instead, with the files
 //! of `SLIPGATE_RIG_FILES=PATH:PATH` in their places.
 
 mod client;
+mod installed;
 mod nested;
 
 use std::{path::Path, time::Duration};

@@ -23,6 +23,10 @@ const MODULES: [&str; 5] = ["kvm_amd", "tun", "veth", "sch_ingress", "cls_bpf"];
 /// forbidden to whom.
 const OUTER: &str = "nohz=off highres=off audit=1 loglevel=6";
 
+/// The outer machine's CPUs. Without nested paging: with it this QEMU's translations go wrong now and
+/// then while the inner guest sends, and the inner or the outer Debian ends in a triple fault.
+pub(super) const CPU_MODEL: &str = "qemu64,+svm,-npt";
+
 /// Firmware that QEMU needs to boot a kernel on the machine `q35` without a display.
 const FIRMWARE: [&str; 3] = ["bios-256k.bin", "kvmvapic.bin", "linuxboot_dma.bin"];
 
@@ -127,9 +131,7 @@ fn boot(kernel: &Kernel, order: &[NestedVmm]) -> Ended {
         timeout: TIMEOUT * u32::try_from(order.len()).unwrap(),
         hardware: Hardware {
             cpus: 2,
-            // Without nested paging: with it this QEMU's translations go wrong now and then while the
-            // inner guest sends, and the inner or the outer Debian ends in a triple fault.
-            cpu_model: "qemu64,+svm,-npt",
+            cpu_model: CPU_MODEL,
             memory_mib: 2048,
             ..Default::default()
         },

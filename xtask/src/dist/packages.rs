@@ -17,8 +17,14 @@ const EMBEDDED: [(&str, &str); 3] = [
     ("guest", "slipgate-guest"),
 ];
 
-/// Makes them in `folder` of what was staged for the target.
-pub(super) fn build(workspace: &Workspace, target: &str, folder: &Path) -> Result<()> {
+/// Makes the packages for a target in `folder`, of its binary and of what was staged for all.
+pub(super) fn build(
+    workspace: &Workspace,
+    target: &str,
+    binary: &Path,
+    folder: &Path,
+) -> Result<()> {
+    super::copy(binary, &workspace.package().join("slipgate"))?;
     let deb = setup::packager(workspace, &packagers::DEB)?;
     run(Command::new(deb)
         .current_dir(&workspace.root)
@@ -33,7 +39,11 @@ pub(super) fn build(workspace: &Workspace, target: &str, folder: &Path) -> Resul
         // It is static.
         .args(["--auto-req", "disabled"])
         .arg("--output")
-        .arg(folder))?;
+        .arg(folder))
+}
+
+/// Makes the bills of materials of all that is embedded.
+pub(super) fn bills(workspace: &Workspace, folder: &Path) -> Result<()> {
     let sbom = setup::packager(workspace, &packagers::SBOM)?;
     for (package, name) in EMBEDDED {
         bill(workspace, &sbom, package, name, folder)?;
