@@ -6,8 +6,8 @@
 //! names, the programs by theirs, each attachment as `<program>-<ifindex>`. A process that opens
 //! the directory holds a lock on `lock` in the run directory meanwhile.
 //!
-//! Existing maps are used if their version and shape are those of this build, and refused
-//! otherwise. Existing programs are used if they are of this very build. Otherwise the own programs
+//! Existing maps are used if their version and shape are those of this build, copied if they are of
+//! a former version that can be read ([`former`]), and refused otherwise. Existing programs are used if they are of this very build. Otherwise the own programs
 //! are loaded and replace those of each pinned link by an atomic update, so that no packet meets
 //! neither or both; then they are pinned in the place of the old ones. A file beside the locks
 //! records the build of the pinned programs. It is absent while they are replaced: a start that
@@ -19,6 +19,7 @@
 
 mod attached;
 mod build;
+mod former;
 
 use std::{
     fs,
@@ -96,6 +97,7 @@ impl Datapath {
             );
             remove_pins(&paths)?;
         }
+        former::convert(&paths, former::FORMER.as_ref())?;
         let joined = is_complete(&paths)?;
         paths.keep_cookie()?;
         let slots = if joined {

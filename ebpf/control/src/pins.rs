@@ -45,6 +45,10 @@ pub(crate) fn is_any_alive(paths: &Paths) -> Result<bool> {
 /// Removes every pin of slipgate's. A link that only its pin holds is detached with it.
 pub(crate) fn remove_pins(paths: &Paths) -> Result<()> {
     let maps = MapName::ALL.map(|map| map.name().to_owned());
+    // Copies that a start left when it died.
+    let maps = maps
+        .iter()
+        .flat_map(|map| [map.clone(), format!("{map}-new")]);
     let programs = Program::ALL.map(|program| program.name().to_owned());
     let links = attach::pinned(paths)?
         .into_iter()

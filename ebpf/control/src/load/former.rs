@@ -1,0 +1,148 @@
+//! Maps that a slipgate of the version before this one pinned, copied into maps of this version.
+//!
+//! # Theory of operation
+//! The copies are pinned beside the old maps, META's last, and then take their places by renames,
+//! META last again. So a start that dies leaves either the old maps, with copies that the next one
+//! makes anew, or renames that the next one completes. The old programs run over the old maps until
+//! those of this build replace them, right afterwards: what they count meanwhile is not in the
+//! copies.
+//!
+//! While a process of the former version lives, its maps are not copied but refused: it would go on
+//! with the old ones.
+use std::{fs, os::fd::AsFd as _, path::PathBuf};
+
+use slipgate_abi::ABI_VERSION;
+
+use crate::{
+    Error, Paths, Result,
+    bpf::{self, Kind, Shape},
+    layout::MapName,
+    maps::abi_version_of,
+    paths::remove_if_there,
+    pins::is_any_alive,
+};
+
+/// Key and value of an element.
+type Element = (Vec<u8>, Vec<u8>);
+
+/// The version before this one.
+pub(super) struct Former {
+    pub(super) version: u32,
+    /// Makes an element of this version from one of that version. `None`: it is left out.
+    pub(super) element: fn(MapName, Element) -> Option<Element>,
+}
+
+/// The version whose maps this one reads. A new version has its predecessor here, as long as each
+/// element can be made from one.
+pub(super) const FORMER: Option<Former> = None;
+
+/// Path of a copy until it takes the old map's place.
+fn copy_of(paths: &Paths, map: MapName) -> PathBuf {
+    paths.pin(&format!("{}-new", map.name()))
+}
+
+/// Replaces maps of the former version, if those are pinned and no process serves by them.
+pub(super) fn convert(paths: &Paths, former: Option<&Former>) -> Result<()> {
+    let meta = bpf::obj_get(&paths.pin(MapName::Meta.name()));
+    let theirs = meta.ok().and_then(|meta| abi_version_of(meta.as_fd()));
+    let Some(former) = former.filter(|former| Some(former.version) == theirs) else {
+        return Ok(());
+    };
+    if is_any_alive(paths)? {
+        return Ok(());
+    }
+    let meta_last = || MapName::ALL.into_iter().rev();
+    if !copy_of(paths, MapName::Meta).exists() {
+        let slots = paths.pin(MapName::Slots.name());
+        let slots = bpf::obj_get(&slots).and_then(|map| Shape::of(map.as_fd()));
+        let slots = slots
+            .map_err(Error::os("read the former version's SLOTS"))?
+            .entries;
+        for map in meta_last() {
+            remove_if_there(&copy_of(paths, map), |path| fs::remove_file(path))?;
+            copy(paths, map, former, slots).map_err(Error::os(format!(
+                "copy the former version's {}",
+                map.name()
+            )))?;
+        }
+    }
+    for map in meta_last() {
+        let (from, to) = (copy_of(paths, map), paths.pin(map.name()));
+        if from.exists() {
+            let what = format!("rename {} to {}", from.display(), to.display());
+            fs::rename(&from, &to).map_err(Error::os(what))?;
+        }
+    }
+    tracing::info!(
+        "took over the maps of version {} as version {ABI_VERSION}",
+        former.version
+    );
+    Ok(())
+}
+
+/// Makes a map of this version, and fills it from the former version's, which may not have it.
+fn copy(paths: &Paths, map: MapName, former: &Former, slots: u32) -> std::io::Result<()> {
+    let new = bpf::map_create(map.name(), map.shape(slots))?;
+    if let Ok(old) = bpf::obj_get(&paths.pin(map.name())) {
+        for old in elements(old.as_fd())? {
+            let Some((key, mut value)) = (former.element)(map, old) else {
+                continue;
+            };
+            if map == MapName::Meta {
+                value[..4].copy_from_slice(&ABI_VERSION.to_ne_bytes());
+            }
+            let shape = map.shape(slots);
+            let sizes = (key.len() as u32, value.len() as u32);
+            assert_eq!(
+                sizes,
+                (shape.key, shape.value),
+                "an element of {}",
+                map.name()
+            );
+            // SAFETY: as many bytes as the map's key and value have.
+            unsafe { bpf::update(new.as_fd(), key.as_ptr(), value.as_ptr(), 0)? };
+        }
+    }
+    bpf::obj_pin(new.as_fd(), &copy_of(paths, map))
+}
+
+/// The elements of a map, of an array those that are not zero.
+fn elements(map: std::os::fd::BorrowedFd<'_>) -> std::io::Result<Vec<Element>> {
+    let shape = Shape::of(map)?;
+    let (key_bytes, value_bytes) = (shape.key as usize, shape.value as usize);
+    let mut all = Vec::new();
+    if shape.kind == Kind::MAPPED_ARRAY {
+        for index in 0..shape.entries {
+            let (key, mut value) = (index.to_ne_bytes().to_vec(), vec![0; value_bytes]);
+            // SAFETY: as many bytes as the map's key and value have.
+            unsafe { bpf::lookup(map, key.as_ptr(), value.as_mut_ptr())? };
+            if value.iter().any(|byte| *byte != 0) {
+                all.push((key, value));
+            }
+        }
+        return Ok(all);
+    }
+    let room = shape.entries as usize;
+    let (mut keys, mut values) = (vec![0; room * key_bytes], vec![0; room * value_bytes]);
+    let mut cursor = vec![0; key_bytes.max(8)];
+    // SAFETY: room for all entries, so that one call returns them; a cursor as large as a key.
+    let batch = unsafe {
+        bpf::lookup_batch(
+            map,
+            std::ptr::null(),
+            cursor.as_mut_ptr(),
+            keys.as_mut_ptr(),
+            values.as_mut_ptr(),
+            shape.entries,
+        )?
+    };
+    let pairs = keys.chunks(key_bytes).zip(values.chunks(value_bytes));
+    let pairs = pairs.take(batch.count as usize);
+    Ok(pairs
+        .map(|(key, value)| (key.to_vec(), value.to_vec()))
+        .collect())
+}
+
+#[cfg(test)]
+#[path = "former_test.rs"]
+mod tests;
