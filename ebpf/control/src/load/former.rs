@@ -9,7 +9,11 @@
 //!
 //! While a process of the former version lives, its maps are not copied but refused: it would go on
 //! with the old ones.
-use std::{fs, os::fd::AsFd as _, path::PathBuf};
+use std::{
+    fs, io,
+    os::fd::{AsFd as _, BorrowedFd},
+    path::PathBuf,
+};
 
 use slipgate_abi::ABI_VERSION;
 
@@ -81,24 +85,22 @@ pub(super) fn convert(paths: &Paths, former: Option<&Former>) -> Result<()> {
 }
 
 /// Makes a map of this version, and fills it from the former version's, which may not have it.
-fn copy(paths: &Paths, map: MapName, former: &Former, slots: u32) -> std::io::Result<()> {
+fn copy(paths: &Paths, map: MapName, former: &Former, slots: u32) -> io::Result<()> {
     let new = bpf::map_create(map.name(), map.shape(slots))?;
     if let Ok(old) = bpf::obj_get(&paths.pin(map.name())) {
         for old in elements(old.as_fd())? {
             let Some((key, mut value)) = (former.element)(map, old) else {
                 continue;
             };
+            let shape = map.shape(slots);
+            let sizes = (key.len() as u32, value.len() as u32);
+            if sizes != (shape.key, shape.value) {
+                // An engine can write the version, of whatever maps.
+                return Err(io::Error::other("an element is not of that version"));
+            }
             if map == MapName::Meta {
                 value[..4].copy_from_slice(&ABI_VERSION.to_ne_bytes());
             }
-            let shape = map.shape(slots);
-            let sizes = (key.len() as u32, value.len() as u32);
-            assert_eq!(
-                sizes,
-                (shape.key, shape.value),
-                "an element of {}",
-                map.name()
-            );
             // SAFETY: as many bytes as the map's key and value have.
             unsafe { bpf::update(new.as_fd(), key.as_ptr(), value.as_ptr(), 0)? };
         }
@@ -107,7 +109,7 @@ fn copy(paths: &Paths, map: MapName, former: &Former, slots: u32) -> std::io::Re
 }
 
 /// The elements of a map, of an array those that are not zero.
-fn elements(map: std::os::fd::BorrowedFd<'_>) -> std::io::Result<Vec<Element>> {
+fn elements(map: BorrowedFd<'_>) -> io::Result<Vec<Element>> {
     let shape = Shape::of(map)?;
     let (key_bytes, value_bytes) = (shape.key as usize, shape.value as usize);
     let mut all = Vec::new();
