@@ -393,9 +393,10 @@ pub(crate) struct TopArgs {
     pub(crate) pin_dir: PathBuf,
 }
 
-#[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) enum TopOrder {
     /// Most bytes per second first
+    #[default]
     Rate,
     /// Most bytes first
     Bytes,

@@ -66,7 +66,7 @@ pub enum Subject {
 }
 
 /// Decision about a flow that a guest might open: the answer to `slipgate why`.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, Default)]
 pub struct WhyAnswer {
     /// Whether the flow would be admitted.
     pub admitted: bool,

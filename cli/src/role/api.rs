@@ -3,7 +3,7 @@
 //! It maps the shared tables for reading, gives up their descriptors, and keeps that memory, the
 //! listening socket and the channel to the broker ([`crate::sandbox::servers`]). What it serves is in
 //! [`slipgate_api`]; what it reads of the tables is what `slipgate flows` and `slipgate stats` do.
-use std::{collections::BTreeMap, os::unix::net::UnixListener};
+use std::os::unix::net::UnixListener;
 
 use anyhow::bail;
 use serde_json::Value;
@@ -42,8 +42,10 @@ pub(crate) fn run(args: &ChildArgs) -> anyhow::Result<()> {
         channel,
         figures: Box::new(Tables {
             maps: ReadOnlyMaps::from_fds(start.maps)?,
-            owner_row: start.owner_row,
-            label_keys: start.label_keys,
+            shown: page::Shown {
+                owner_row: start.owner_row,
+                label_keys: start.label_keys,
+            },
         }),
         may_change: start.may_change,
     };
@@ -57,10 +59,8 @@ pub(crate) fn run(args: &ChildArgs) -> anyhow::Result<()> {
 /// The mapped tables.
 struct Tables {
     maps: ReadOnlyMaps,
-    /// Row in `OWNERS` whose VMs the metrics show.
-    owner_row: u32,
-    /// Keys of the VMs' labels that the metrics show.
-    label_keys: Vec<String>,
+    /// What the metrics show.
+    shown: page::Shown,
 }
 
 impl Figures for Tables {
@@ -77,19 +77,7 @@ impl Figures for Tables {
     }
 
     fn metrics(&self, inventory: &[EngineInventory]) -> String {
-        let (mut labels, mut names) = (BTreeMap::new(), BTreeMap::new());
-        let mut relayed = BTreeMap::new();
-        for page in inventory {
-            labels.extend(page.labels.iter().cloned());
-            names.extend(page.vms.clone());
-            relayed.extend(page.relayed.clone());
-        }
-        let known = page::Known {
-            labels: page::shown_labels(&labels, &self.label_keys),
-            names,
-            relayed: &relayed,
-        };
-        page::make(&self.maps, self.owner_row, known)
+        page::make(&self.maps, &self.shown, &known(inventory))
     }
 }
 

@@ -42,7 +42,7 @@ pub(crate) fn run(args: &ChildArgs) -> anyhow::Result<()> {
     listener.set_nonblocking(true)?;
     servers::enter(Server::Metrics, broker, args.user)?;
     tracing::debug!("metrics are served");
-    let shown = server::Shown {
+    let shown = page::Shown {
         owner_row: start.owner_row,
         label_keys: start.label_keys,
     };

@@ -1,10 +1,17 @@
 //! `slipgate flows`: the live flows, read from the pinned slots, and the relayed flows, read from
 //! the engines.
-use std::{cmp::Reverse, collections::BTreeSet, net::SocketAddrV4};
+use std::{
+    cmp::Reverse,
+    collections::BTreeSet,
+    net::{Ipv4Addr, SocketAddrV4},
+};
 
 use serde::Serialize;
-use slipgate_abi::{Protocol, Verdict, slot::SlotFlags, vm::VmFlags};
-use slipgate_control::maps::{ReadOnlyMaps, SlotSnapshot};
+use slipgate_abi::{
+    Ip4, Protocol, RuleIndex, Slot, SlotIndex, Verdict, VmRow, slot::SlotFlags, tcp::TcpBits,
+    vm::VmFlags,
+};
+use slipgate_control::maps::ReadOnlyMaps;
 use slipgate_ipc::engine::LiveRelayed;
 use slipgate_model::{FlowId, Labels, TranslatedId};
 
@@ -72,28 +79,29 @@ impl Flow {
     /// `vm` and `rule`: texts that the slot names by number.
     pub(crate) fn new(
         instance: u32,
-        slot: &SlotSnapshot,
+        (index, slot): (SlotIndex, &Slot),
         vm: String,
         rule: String,
         now_ns: u64,
     ) -> Self {
         let ms_since = |ns: u64| now_ns.saturating_sub(ns) / 1_000_000;
+        let at = |address: Ip4, port| SocketAddrV4::new(address.into(), port).to_string();
         let last = slot.tx_last_ns.max(slot.rx_last_ns).max(slot.created_ns);
         Self {
             id: FlowId::Translated(TranslatedId {
                 instance,
-                slot: slot.index,
+                slot: index,
                 generation: slot.generation,
             }),
             vm,
             labels: Labels::new(),
             proto: slot.protocol.name(),
-            guest: format!("{}:{}", slot.guest, slot.guest_port),
+            guest: at(slot.guest, slot.guest_port),
             remote: match slot.protocol {
-                Protocol::Icmp => slot.remote.to_string(),
-                Protocol::Tcp | Protocol::Udp => format!("{}:{}", slot.remote, slot.remote_port),
+                Protocol::Icmp => Ipv4Addr::from(slot.remote).to_string(),
+                Protocol::Tcp | Protocol::Udp => at(slot.remote, slot.remote_port),
             },
-            nat: format!("{}:{}", slot.nat, slot.nat_port),
+            nat: at(slot.nat, slot.nat_port),
             host: None,
             verdict: slot.verdict.name(),
             path: match slot.verdict {
@@ -174,9 +182,9 @@ fn direction(inbound: bool) -> &'static str {
 }
 
 /// TCP has phases; of the others it is known whether they were answered.
-fn state(slot: &SlotSnapshot) -> &'static str {
+fn state(slot: &Slot) -> &'static str {
     match slot.protocol {
-        Protocol::Tcp => slot.tcp.phase().name(),
+        Protocol::Tcp => TcpBits(slot.tcp).phase().name(),
         Protocol::Udp | Protocol::Icmp if slot.tx_packets > 0 && slot.rx_packets > 0 => "both-ways",
         Protocol::Udp | Protocol::Icmp => "one-way",
     }
@@ -241,13 +249,14 @@ pub(crate) fn list(maps: &ReadOnlyMaps, names: &names::Known) -> Vec<Flow> {
     let relayed = names.relayed_flows.iter();
     let relayed = relayed.map(|flow| Flow::relayed(flow, frozen.contains(&flow.vm)));
     maps.flows()
-        .map(|slot| {
-            let rule = maps.rule(slot.rule).unwrap_or_default();
-            let name = names.flows.get(&(slot.index, slot.generation));
+        .map(|(index, slot)| {
+            let rule = maps.rule(RuleIndex::new(slot.rule)).unwrap_or_default();
+            let name = names.flows.get(&(index, slot.generation));
+            let vm = vm_name(maps, &slot);
             Flow {
                 dns_name: name.cloned(),
-                frozen: is_frozen(maps, &slot),
-                ..Flow::new(instance, &slot, vm_name(maps, &slot), rule, now)
+                frozen: frozen.contains(&vm),
+                ..Flow::new(instance, (index, &slot), vm, rule, now)
             }
         })
         .chain(relayed)
@@ -265,15 +274,10 @@ pub(crate) fn frozen(maps: &ReadOnlyMaps) -> BTreeSet<String> {
     frozen.map(|(_, vm)| ReadOnlyMaps::name(&vm)).collect()
 }
 
-fn is_frozen(maps: &ReadOnlyMaps, slot: &SlotSnapshot) -> bool {
-    let vm = maps.vm(slot.vm_row).filter(|vm| vm.id == slot.vm.get());
-    vm.is_some_and(|vm| vm.flags & VmFlags::FROZEN != 0)
-}
-
 /// The name in the VM's row; a number when the row is another VM's by now.
-fn vm_name(maps: &ReadOnlyMaps, slot: &SlotSnapshot) -> String {
-    match maps.vm(slot.vm_row) {
-        Some(vm) if vm.id == slot.vm.get() => ReadOnlyMaps::name(&vm),
+fn vm_name(maps: &ReadOnlyMaps, slot: &Slot) -> String {
+    match maps.vm(VmRow::new(slot.vm_row)) {
+        Some(vm) if vm.id == slot.vm => ReadOnlyMaps::name(&vm),
         _ => format!("#{}", slot.vm),
     }
 }

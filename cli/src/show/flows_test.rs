@@ -1,15 +1,12 @@
-use serde_json::json;
-use slipgate_abi::{IfIndex, RuleIndex, SlotIndex, Verdict, VmId, VmRow, tcp::TcpBits};
-
 use super::*;
+use serde_json::json;
 
-fn slot() -> SlotSnapshot {
-    SlotSnapshot {
-        index: SlotIndex::new(3),
+fn slot() -> Slot {
+    Slot {
         generation: 1,
         verdict: Verdict::Fast,
         protocol: Protocol::Tcp,
-        tcp: TcpBits(TcpBits::SYN_TX | TcpBits::SYN_RX),
+        tcp: TcpBits::SYN_TX | TcpBits::SYN_RX,
         next_hop: 1,
         tx_packets: 10,
         tx_bytes: 1_000,
@@ -17,30 +14,40 @@ fn slot() -> SlotSnapshot {
         rx_bytes: 30_000,
         tx_last_ns: 4_000_000_000,
         rx_last_ns: 4_500_000_000,
-        vm: VmId::new(1),
-        vm_row: VmRow::new(1),
-        guest: [10, 0, 2, 15].into(),
+        vm: 1,
+        vm_row: 1,
+        guest: ip4([10, 0, 2, 15]),
         guest_port: 40_000,
-        remote: [192, 0, 2, 1].into(),
+        remote: ip4([192, 0, 2, 1]),
         remote_port: 443,
-        nat: [198, 51, 100, 1].into(),
+        nat: ip4([198, 51, 100, 1]),
         nat_port: 61_000,
         flags: 0,
         isn: 1,
         created_ns: 1_000_000_000,
-        rule: RuleIndex::new(0),
-        uplink_ifindex: IfIndex::new(2),
+        rule: 0,
+        uplink_ifindex: 2,
         owner: 0,
         connect_us: 0,
+        fin_end_tx: 0,
+        fin_end_rx: 0,
         epoch: 1,
     }
+}
+
+fn ip4(octets: [u8; 4]) -> Ip4 {
+    Ip4 { octets }
+}
+
+fn at(slot: &Slot) -> (SlotIndex, &Slot) {
+    (SlotIndex::new(3), slot)
 }
 
 #[test]
 fn json_has_the_documented_fields() {
     let flow = Flow::new(
         0x5f,
-        &slot(),
+        at(&slot()),
         "a".into(),
         "--default allow".into(),
         5_000_000_000,
@@ -71,12 +78,12 @@ fn json_has_the_documented_fields() {
 
 #[test]
 fn a_flow_that_never_carried_a_packet_is_idle_since_it_was_admitted() {
-    let fresh = SlotSnapshot {
+    let fresh = Slot {
         tx_last_ns: 0,
         rx_last_ns: 0,
         ..slot()
     };
-    let flow = Flow::new(1, &fresh, "a".into(), String::new(), 1_250_000_000);
+    let flow = Flow::new(1, at(&fresh), "a".into(), String::new(), 1_250_000_000);
     assert_eq!((flow.age_ms, flow.idle_ms), (250, 250));
 }
 
@@ -85,14 +92,14 @@ fn udp_and_icmp_have_no_phases_but_directions() {
     let mut s = slot();
     s.protocol = Protocol::Icmp;
     s.remote_port = 0;
-    let flow = Flow::new(1, &s, String::new(), String::new(), 0);
+    let flow = Flow::new(1, at(&s), String::new(), String::new(), 0);
     assert_eq!(
         (flow.state.as_str(), flow.remote.as_str()),
         ("both-ways", "192.0.2.1")
     );
     s.rx_packets = 0;
     assert_eq!(
-        Flow::new(1, &s, String::new(), String::new(), 0).state,
+        Flow::new(1, at(&s), String::new(), String::new(), 0).state,
         "one-way"
     );
 }
@@ -113,7 +120,7 @@ fn flows_are_filtered_and_sorted() {
     let flow = |vm: &str, bytes, name: Option<&str>| Flow {
         tx_bytes: bytes,
         dns_name: name.map(str::to_owned),
-        ..Flow::new(0, &slot(), vm.into(), String::new(), 5_000_000_000)
+        ..Flow::new(0, at(&slot()), vm.into(), String::new(), 5_000_000_000)
     };
     let flows = [
         flow("a", 1, Some("b.example.com")),

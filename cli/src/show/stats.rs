@@ -11,9 +11,9 @@ use std::{
 use serde::Serialize;
 use serde_json::Value;
 use slipgate_abi::{
-    Counter, DropCounters, DropReason, IfIndex, Refusal, VmCounters, VmId, VmRow, vm::VmFlags,
+    Counter, DropCounters, DropReason, IfIndex, Refusal, Slot, VmCounters, VmRow, vm::VmFlags,
 };
-use slipgate_control::maps::{ReadOnlyMaps, SlotSnapshot};
+use slipgate_control::maps::ReadOnlyMaps;
 use slipgate_ipc::engine::{NameCounts, RefusedSample, RelayedCounts};
 use slipgate_model::MacMismatch;
 
@@ -145,7 +145,7 @@ impl VmStats {
         vm: String,
         counters: &VmCounters,
         drops: &DropCounters,
-        live: &[SlotSnapshot],
+        live: &[Slot],
     ) -> Self {
         let drops = DropReason::ALL.iter().filter_map(|&reason| {
             let count = Packets::from(drops.get(reason));
@@ -180,29 +180,22 @@ impl VmStats {
             },
             drops: drops.collect(),
             lost_after_redirect: counters.lost_after_redirect,
-            tap_tx_dropped: None,
             flows: live.len() as u64,
-            relayed: None,
             admitted: counters.admitted,
             ended: counters.ended,
             refused: refused.collect(),
-            refused_by: Vec::new(),
             refused_by_others: counters.refused_by_other_rules,
-            refused_last: Vec::new(),
             refusals_answered: counters.refusals_answered,
             ports: ports.len() as u64,
             dns_queries: counters.dns_queries,
             dns_cache_hits: counters.dns_cache_hits,
             dns_failures: counters.dns_failures,
-            names: None,
             dhcp_messages: counters.dhcp_messages,
             arp_answers: counters.arp_answers,
             echo_answers: counters.echo_answers,
             records_lost: counters.records_lost,
             pcap_lost: counters.pcap_lost,
-            frozen: false,
-            mac_mismatch: None,
-            vmm: None,
+            ..Self::default()
         }
     }
 
@@ -348,8 +341,8 @@ pub(crate) fn read(maps: &ReadOnlyMaps, which: Which<'_>) -> Stats {
 }
 
 fn read_once(maps: &ReadOnlyMaps, which: Which<'_>) -> Stats {
-    let mut live: HashMap<VmId, Vec<SlotSnapshot>> = HashMap::new();
-    for flow in maps.flows() {
+    let mut live: HashMap<u32, Vec<Slot>> = HashMap::new();
+    for (_, flow) in maps.flows() {
         live.entry(flow.vm).or_default().push(flow);
     }
     let of_row = |row| {
@@ -367,7 +360,7 @@ fn read_once(maps: &ReadOnlyMaps, which: Which<'_>) -> Stats {
             continue;
         }
         let (counters, drops) = of_row(row);
-        let flows = live.get(&VmId::new(vm.id)).map_or(&[][..], Vec::as_slice);
+        let flows = live.get(&vm.id).map_or(&[][..], Vec::as_slice);
         let mut of_vm = VmStats::new(name, &counters, &drops, flows);
         of_vm.arp_answers += vm.arp_answered;
         of_vm.refused_by = rules::of(&counters, |rule| maps.rule(rule));

@@ -55,7 +55,7 @@ pub(super) enum Change {
     Thaw(String),
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct State {
     order: TopOrder,
     /// Show only this VM; `None`: all VMs.
@@ -75,14 +75,7 @@ impl State {
         Self {
             order,
             vm,
-            reading: Reading::default(),
-            flow_rates: HashMap::new(),
-            vm_rates: HashMap::new(),
-            filter: String::new(),
-            typing: false,
-            paused: false,
-            selected: None,
-            message: String::new(),
+            ..Self::default()
         }
     }
 

@@ -8,7 +8,10 @@
 //! | `Drop` | is dropped as `Denied` | the owner, to any other |
 //! | `Closing` | goes to the engine | the owner, back to `Fast` (revived) or to `Free` (both tuples deleted) |
 #[cfg(not(target_arch = "bpf"))]
-use core::sync::atomic::{AtomicU8, Ordering::Relaxed};
+use core::sync::atomic::{
+    AtomicU8,
+    Ordering::{Acquire, Relaxed},
+};
 use core::sync::atomic::{AtomicU32, AtomicU64};
 
 use crate::{
@@ -327,6 +330,43 @@ impl SlotRef {
     /// Interface by which the flow leaves.
     pub fn uplink(&self) -> IfIndex {
         IfIndex::new(self.uplink_ifindex())
+    }
+
+    /// Copies the slot, with the verdict and the protocol that the caller has read of it. The
+    /// fields are read one by one.
+    #[cfg(not(target_arch = "bpf"))]
+    pub fn copy_as(&self, verdict: Verdict, protocol: Protocol) -> Slot {
+        Slot {
+            generation: self.generation().load(Acquire),
+            verdict,
+            tcp: self.tcp().load(Acquire),
+            next_hop: self.next_hop().load(Acquire),
+            tx_packets: self.tx_packets().load(Acquire),
+            tx_bytes: self.tx_bytes().load(Acquire),
+            rx_packets: self.rx_packets().load(Acquire),
+            rx_bytes: self.rx_bytes().load(Acquire),
+            tx_last_ns: self.tx_last_ns().load(Acquire),
+            rx_last_ns: self.rx_last_ns().load(Acquire),
+            vm: self.vm(),
+            vm_row: self.row().get(),
+            guest: self.guest(),
+            remote: self.remote(),
+            nat: self.nat(),
+            guest_port: self.guest_port(),
+            remote_port: self.remote_port(),
+            nat_port: self.nat_port(),
+            protocol,
+            flags: self.flags(),
+            isn: self.isn(),
+            created_ns: self.created_ns(),
+            rule: self.rule(),
+            uplink_ifindex: self.uplink_ifindex(),
+            owner: self.owner() as u16,
+            epoch: self.epoch(),
+            fin_end_tx: self.fin_end(Direction::Tx).load(Acquire),
+            fin_end_rx: self.fin_end(Direction::Rx).load(Acquire),
+            connect_us: self.connect_us().load(Acquire),
+        }
     }
 
     /// Tuple of the flow on the guest's link: the key of one of its entries in `FLOWS`.

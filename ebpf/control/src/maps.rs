@@ -38,7 +38,7 @@ use self::{
     pinned::check_descriptors,
 };
 pub use self::{
-    read_only::{ReadOnlyMaps, SlotSnapshot},
+    read_only::ReadOnlyMaps,
     table::{Insert, InsertError, Table},
 };
 use crate::{Error, Result, layout::MapName};

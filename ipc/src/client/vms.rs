@@ -15,7 +15,7 @@ pub const MAX_LABEL_BYTES: usize = 63;
 pub const MAX_VM_FORWARDS: usize = 64;
 
 /// Definition of a VM, as a client gives it. The daemon checks every value.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, Default)]
 #[serde(deny_unknown_fields)]
 pub struct VmDefinition {
     /// Unique name of the VM.
@@ -66,16 +66,7 @@ impl VmDefinition {
         Self {
             name: name.into(),
             tap: tap.into(),
-            mac: None,
-            ip: None,
-            policy: None,
-            inline_policy: None,
-            quotas: Quotas::default(),
-            forwards: Vec::new(),
-            host_loopback: Vec::new(),
-            idle_after: None,
-            labels: BTreeMap::new(),
-            tied: false,
+            ..Self::default()
         }
     }
 

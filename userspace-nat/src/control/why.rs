@@ -91,21 +91,14 @@ fn by_name<D>(
             rule: judge.policies().text(decision),
             refusal: refusal.map(str::to_owned),
             outcome,
-            explanation: String::new(),
-            via: None,
-            lacks_address: false,
+            ..WhyAnswer::default()
         })
     };
     let vm = vm.map_or(VmId::NONE, |vm| vm.net.id);
     let nothing = |outcome| {
         Box::new(WhyAnswer {
-            admitted: false,
-            rule: String::new(),
-            refusal: None,
             outcome,
-            explanation: String::new(),
-            via: None,
-            lacks_address: false,
+            ..WhyAnswer::default()
         })
     };
     let wire = wire(name).map_err(|error| nothing(error.to_string()))?;
@@ -171,13 +164,10 @@ fn by_address<D: Datapath>(
     let nothing = |outcome: String| {
         let decision = judge.decide(id, to, now_ns).decision;
         WhyAnswer {
-            admitted: false,
             rule: judge.policies().text(decision),
-            refusal: None,
             outcome,
             explanation: judge.explain(id, to, now_ns),
-            via: None,
-            lacks_address: false,
+            ..WhyAnswer::default()
         }
     };
     let Some(vm) = vm else {

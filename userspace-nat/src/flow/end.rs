@@ -2,7 +2,7 @@
 use std::sync::atomic::Ordering::Relaxed;
 
 use slipgate_abi::{
-    Counter, Direction, Protocol, Slot, SlotIndex, SlotRef, Verdict, VmRow,
+    Counter, Protocol, Slot, SlotIndex, SlotRef, Verdict, VmRow,
     maps::SLOTS_PER_CHUNK,
     slot::SlotFlags,
     tcp::{Phase, TcpBits},
@@ -351,38 +351,10 @@ pub(super) fn freed(slot: SlotRef, entry: &Entry, now_ns: u64) -> Freed {
     }
 }
 
-/// Returns a copy of a slot. Its counters are read one by one; they are final once no program
-/// counts any more.
+/// Returns a copy of a slot. Its counters are final once no program counts any more.
 pub(super) fn read(slot: SlotRef) -> Slot {
-    Slot {
-        generation: slot.generation().load(Relaxed),
-        verdict: Verdict::from_u32(slot.verdict().load(Relaxed)).unwrap_or(Verdict::Free),
-        tcp: slot.tcp().load(Relaxed),
-        next_hop: slot.next_hop().load(Relaxed),
-        tx_packets: slot.tx_packets().load(Relaxed),
-        tx_bytes: slot.tx_bytes().load(Relaxed),
-        rx_packets: slot.rx_packets().load(Relaxed),
-        rx_bytes: slot.rx_bytes().load(Relaxed),
-        tx_last_ns: slot.tx_last_ns().load(Relaxed),
-        rx_last_ns: slot.rx_last_ns().load(Relaxed),
-        vm: slot.vm(),
-        vm_row: slot.row().get(),
-        guest: slot.guest(),
-        remote: slot.remote(),
-        nat: slot.nat(),
-        guest_port: slot.guest_port(),
-        remote_port: slot.remote_port(),
-        nat_port: slot.nat_port(),
-        protocol: Protocol::from_ip(slot.protocol()).unwrap_or(Protocol::Udp),
-        flags: slot.flags(),
-        isn: slot.isn(),
-        created_ns: slot.created_ns(),
-        rule: slot.rule(),
-        uplink_ifindex: slot.uplink_ifindex(),
-        owner: slot.owner() as u16,
-        epoch: slot.epoch(),
-        fin_end_tx: slot.fin_end(Direction::Tx).load(Relaxed),
-        fin_end_rx: slot.fin_end(Direction::Rx).load(Relaxed),
-        connect_us: slot.connect_us().load(Relaxed),
-    }
+    let verdict = Verdict::from_u32(slot.verdict().load(Relaxed));
+    let protocol = Protocol::from_ip(slot.protocol());
+    let verdict = verdict.unwrap_or(Verdict::Free);
+    slot.copy_as(verdict, protocol.unwrap_or(Protocol::Udp))
 }

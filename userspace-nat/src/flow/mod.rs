@@ -80,7 +80,7 @@ impl Flows {
     pub fn new(slots: u32, ports: PortPool) -> Self {
         Self {
             table: FlowTable::new(slots, MAX_VMS as usize),
-            slots: SlotPool::new(),
+            slots: SlotPool::default(),
             ports,
             ending: VecDeque::new(),
             finished: Vec::new(),

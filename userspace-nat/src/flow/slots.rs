@@ -24,7 +24,7 @@ use slipgate_abi::{SlotIndex, Verdict, maps::SLOTS_PER_CHUNK, timeout::SLOT_REST
 use crate::{datapath::Tables, quota::Reserve};
 
 /// Slots in this process's chunks that hold no flow.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct SlotPool {
     ready: Ready,
     /// Resting slots, with the time at which each is ready, ns.
@@ -75,15 +75,6 @@ impl Ready {
 const CLAIM_AGAIN_NS: u64 = 1_000_000_000;
 
 impl SlotPool {
-    pub(super) fn new() -> Self {
-        Self {
-            ready: Ready::default(),
-            resting: VecDeque::new(),
-            owned: 0,
-            none_left_at_ns: None,
-        }
-    }
-
     /// Adds a chunk of this process. Its slots that hold no flow are ready if they have rested or
     /// were never used. Otherwise they rest first: a program may still read them.
     pub(super) fn add_chunk(

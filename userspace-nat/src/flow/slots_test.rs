@@ -16,7 +16,7 @@ impl Process {
     fn new(kernel: &KernelHandle, owner: u32) -> Self {
         Self {
             tables: FakeDatapath::new(kernel, owner, 1),
-            pool: SlotPool::new(),
+            pool: SlotPool::default(),
             used: Vec::new(),
         }
     }

@@ -23,7 +23,7 @@ pub enum Step {
 }
 
 /// Protocol of the stream and its state.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct ProtocolSniffer {
     mode: Http,
     state: State,
@@ -31,8 +31,9 @@ pub struct ProtocolSniffer {
     is_again: bool,
 }
 
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
 enum State {
+    #[default]
     Begin,
     Hello,
     /// The server's answer to a hello is awaited.
@@ -50,8 +51,7 @@ impl ProtocolSniffer {
     pub fn new(mode: Http) -> Self {
         Self {
             mode,
-            state: State::Begin,
-            is_again: false,
+            ..Self::default()
         }
     }
 

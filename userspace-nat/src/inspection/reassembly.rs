@@ -15,7 +15,7 @@ const MAX_GAPS: usize = 64;
 pub(super) const GROWTH: usize = 4_096;
 
 /// Stored part of a stream, possibly with gaps.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Reassembly {
     /// Sequence number of the first stored byte.
     begin: u32,
@@ -33,10 +33,7 @@ impl Reassembly {
     pub fn new(begin: u32) -> Self {
         Self {
             begin,
-            bytes: Vec::new(),
-            whole: 0,
-            islands: Vec::new(),
-            end: None,
+            ..Self::default()
         }
     }
 

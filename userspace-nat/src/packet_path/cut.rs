@@ -26,8 +26,8 @@ use slipgate_abi::{
 
 use crate::{
     datapath::Datapath,
-    packet::{Packet, Transport, build::Segment, icmp::Unreachable},
-    packet_path::Finish,
+    packet::{Transport, build::Segment, icmp::Unreachable},
+    packet_path::{Finish, Job},
     port::{Outbox, Side},
     reply::{IcmpError, reset_for},
     state::{Nat, VmState, VmTable},
@@ -73,11 +73,11 @@ impl<D: Datapath> Nat<D> {
     pub(super) fn guest_sent_to_cut(
         &mut self,
         vm: &mut VmState,
-        packet: &Packet<'_>,
+        job: &Job<'_>,
         slot: SlotIndex,
         out: &mut Outbox,
-        now_ns: u64,
     ) -> Finish {
+        let (packet, now_ns) = (&job.packet, job.now_ns);
         if let Transport::Tcp(tcp) = packet.transport {
             vm.cut_answers.reset(&vm.net, packet, out, now_ns);
             // An inspected connection was ended by its session, or stays silent: the guest's
@@ -107,12 +107,12 @@ impl<D: Datapath> Nat<D> {
     pub(super) fn world_sent_to_cut(
         &mut self,
         vm: &mut VmState,
-        packet: &Packet<'_>,
+        job: &Job<'_>,
         slot: SlotIndex,
         out: &mut Outbox,
-        now_ns: u64,
     ) -> Finish {
-        if let Transport::Tcp(tcp) = packet.transport
+        let now_ns = job.now_ns;
+        if let Transport::Tcp(tcp) = job.packet.transport
             && let Some(back) = reset_for(&tcp)
             && let Some(entry) = self.flows.entry(slot).copied()
         {

@@ -5,11 +5,9 @@ use crate::{
     datapath::Datapath,
     icmp::{self, Quoted, Untranslatable},
     inspection::sessions::Inspected,
-    packet::{
-        Packet,
-        ipv4::{self, End},
-    },
-    port::{Outbox, Side, VirtioNetHdr},
+    packet::ipv4::{self, End},
+    packet_path::Job,
+    port::{Outbox, Side},
     reply::IcmpError,
     state::{Nat, Outgoing, VmState},
 };
@@ -23,10 +21,10 @@ impl<D: Datapath> Nat<D> {
         &self,
         inspected: &mut Inspected,
         vm: &VmState,
-        (vnet, packet): (VirtioNetHdr, Packet<'_>),
+        job: &Job<'_>,
         out: &mut Outgoing,
-        now_ns: u64,
     ) -> Result<(), DropReason> {
+        let (vnet, packet) = (job.frame.vnet, job.packet);
         let quoted = Quoted::parse(&packet.ip, !vnet.needs_csum()).map_err(reason)?;
         let slot = self.flows.by_world(&quoted.tuple_as_sent(Tuple::WORLD));
         let slot = slot.ok_or(DropReason::NoFlow)?;
@@ -46,7 +44,7 @@ impl<D: Datapath> Nat<D> {
         let copy = out.copy(&packet);
         icmp::translate(copy, End::Source, entry.guest.local, entry.guest.local_port);
         ipv4::decrement_ttl(copy);
-        out.send(&self.datapath, &vm.net, Side::Guest, now_ns)
+        out.send(&self.datapath, &vm.net, Side::Guest, job.now_ns)
     }
 
     /// Translates a guest's error about a packet that was delivered to it.
@@ -57,10 +55,10 @@ impl<D: Datapath> Nat<D> {
         &mut self,
         inspected: &Inspected,
         vm: &VmState,
-        (vnet, packet): (VirtioNetHdr, Packet<'_>),
+        job: &Job<'_>,
         out: &mut Outgoing,
-        now_ns: u64,
     ) -> Result<(), DropReason> {
+        let (vnet, packet) = (job.frame.vnet, job.packet);
         let quoted = Quoted::parse(&packet.ip, !vnet.needs_csum()).map_err(reason)?;
         // The error goes to the sender of the packet it is about, and nowhere else (RFC 5508
         // REQ-5).
@@ -93,23 +91,23 @@ impl<D: Datapath> Nat<D> {
         icmp::shorten(copy, most);
         icmp::translate(copy, End::Destination, entry.nat, entry.nat_port);
         ipv4::decrement_ttl(copy);
-        out.send(&self.datapath, &vm.net, Side::World(exit), now_ns)
+        out.send(&self.datapath, &vm.net, Side::World(exit), job.now_ns)
     }
 
     /// Sends a peer an error about its packet to a flow of this VM.
     pub(super) fn icmp_to_world(
         &mut self,
         vm: &mut VmState,
-        packet: &Packet<'_>,
+        job: &Job<'_>,
         error: IcmpError,
         out: &mut Outbox,
-        now_ns: u64,
     ) {
-        let tuple = packet.tuple(Tuple::WORLD, Direction::Rx);
+        let tuple = job.packet.tuple(Tuple::WORLD, Direction::Rx);
         let Some(slot) = tuple.and_then(|t| self.flows.by_world(&t)) else {
             return;
         };
         let to = Side::World(self.exit_of(slot));
+        let (packet, now_ns) = (&job.packet, job.now_ns);
         vm.answers.icmp(&vm.net, to, packet, error, out, now_ns);
     }
 }

@@ -25,6 +25,8 @@ pub(crate) struct Job<'a> {
     pub(crate) frame: Frame<'a>,
     pub(crate) packet: Packet<'a>,
     pub(crate) poller: &'a Poller,
+    /// Time at which the frame's batch was read.
+    pub(crate) now_ns: u64,
 }
 
 impl Job<'_> {

@@ -31,9 +31,8 @@ impl<D: Datapath> Core<D> {
         vm: &mut VmState,
         job: Job<'_>,
         services: &mut Services,
-        now_ns: u64,
     ) -> Finish {
-        let packet = job.packet;
+        let (packet, now_ns) = (job.packet, job.now_ns);
         let to = packet.ip.destination.into();
         let ours = vm.net.is_ours(to);
         let relayed = ours || self.rules.leads_to_loopback(&vm.net, to);
@@ -46,9 +45,7 @@ impl<D: Datapath> Core<D> {
                 vm.net.stats.tally(Tally::EchoAnswer, 1);
                 Finish::Dispose(Disposition::Consumed)
             }
-            Transport::Tcp(_) | Transport::Udp(_) if relayed => {
-                self.relay(vm, job, services, now_ns)
-            }
+            Transport::Tcp(_) | Transport::Udp(_) if relayed => self.relay(vm, job, services),
             _ => {
                 let code = Unreachable::Host;
                 vm.answers.refuse(&vm.net, &packet, code, out, now_ns);
@@ -63,9 +60,8 @@ impl<D: Datapath> Core<D> {
         vm: &mut VmState,
         job: Job<'_>,
         services: &mut Services,
-        now_ns: u64,
     ) -> Finish {
-        let packet = job.packet;
+        let (packet, now_ns) = (job.packet, job.now_ns);
         let relay = &mut services.relay;
         let cx = &mut Context::new(now_ns, &mut self.out.queue, job.poller);
         let mut taken = offer(relay, vm.net.id, &job, None, cx);
@@ -82,7 +78,7 @@ impl<D: Datapath> Core<D> {
         {
             taken = match admitted {
                 Ok(opening) => offer(relay, vm.net.id, &job, Some(&opening), cx),
-                Err(refusal) => return self.refused(vm, &packet, refusal, now_ns),
+                Err(refusal) => return self.refused(vm, &job, refusal),
             };
         }
         let (reason, code) = match taken {

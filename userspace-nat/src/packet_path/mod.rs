@@ -136,23 +136,23 @@ impl<D: Datapath> Core<D> {
             frame,
             packet,
             poller,
+            now_ns,
         };
         let finish = if from_world {
-            self.world_sent(vm, job, now_ns)
+            self.world_sent(vm, job)
         } else {
-            self.guest_sent(vm, job, services, now_ns)
+            self.guest_sent(vm, job, services)
         };
         (finish, segments)
     }
 
-    fn guest_sent(
-        &mut self,
-        vm: &mut VmState,
-        job: Job<'_>,
-        services: &mut Services,
-        now_ns: u64,
-    ) -> Finish {
-        let Job { frame, packet, .. } = job;
+    fn guest_sent(&mut self, vm: &mut VmState, job: Job<'_>, services: &mut Services) -> Finish {
+        let Job {
+            frame,
+            packet,
+            now_ns,
+            ..
+        } = job;
         if packet.contradicts_itself() {
             return Finish::Drop(DropReason::BadTcpFlags);
         }
@@ -186,25 +186,25 @@ impl<D: Datapath> Core<D> {
                 return done(answered);
             }
             Transport::Tcp(tcp) if tcp.destination == DNS_PORT => {
-                return self.relay(vm, job, services, now_ns);
+                return self.relay(vm, job, services);
             }
             _ => {}
         }
         match handover {
             Some(Handover::Icmp) => {
-                let (nat, error) = (&mut self.nat, (frame.vnet, packet));
-                done(nat.icmp_from_guest(&self.inspected, vm, error, &mut self.out, now_ns))
+                let (nat, out) = (&mut self.nat, &mut self.out);
+                done(nat.icmp_from_guest(&self.inspected, vm, &job, out))
             }
-            Some(Handover::TtlExpired) => self.ttl_expired(vm, job, now_ns),
+            Some(Handover::TtlExpired) => self.ttl_expired(vm, job),
             Some(_) if group => Finish::Drop(DropReason::Group),
-            Some(Handover::Local) => self.local(vm, job, services, now_ns),
+            Some(Handover::Local) => self.local(vm, job, services),
             Some(Handover::Miss | Handover::Syn | Handover::Verdict | Handover::TooBig)
                 if vm.net.is_on_link(to) =>
             {
-                self.local(vm, job, services, now_ns)
+                self.local(vm, job, services)
             }
             Some(Handover::Miss | Handover::Syn | Handover::Verdict | Handover::TooBig) => {
-                self.outbound(vm, job, now_ns)
+                self.outbound(vm, job)
             }
             Some(Handover::Arp | Handover::Forward | Handover::Uncommon | Handover::Dhcp)
             | None => Finish::Drop(DropReason::BadCommand),
@@ -213,16 +213,16 @@ impl<D: Datapath> Core<D> {
 
     /// Drops a packet whose TTL has expired, whether or not it belongs to a flow or would have
     /// opened one.
-    fn ttl_expired(&mut self, vm: &mut VmState, job: Job<'_>, now_ns: u64) -> Finish {
+    fn ttl_expired(&mut self, vm: &mut VmState, job: Job<'_>) -> Finish {
         let (error, out) = (IcmpError::TtlExceeded, &mut self.out.queue);
         vm.answers
-            .icmp(&vm.net, Side::Guest, &job.packet, error, out, now_ns);
+            .icmp(&vm.net, Side::Guest, &job.packet, error, out, job.now_ns);
         Finish::Drop(DropReason::TtlExpired)
     }
 
-    fn outbound(&mut self, vm: &mut VmState, job: Job<'_>, now_ns: u64) -> Finish {
+    fn outbound(&mut self, vm: &mut VmState, job: Job<'_>) -> Finish {
         if job.packet.ip.ttl <= 1 {
-            return self.ttl_expired(vm, job, now_ns);
+            return self.ttl_expired(vm, job);
         }
         let admission = admit_outbound(
             &mut self.nat,
@@ -231,94 +231,74 @@ impl<D: Datapath> Core<D> {
             &mut self.journal,
             vm,
             &job.packet,
-            now_ns,
+            job.now_ns,
         );
         let out = &mut self.out.queue;
         match admission {
-            Admission::Flow { slot } => self.guest_sent_to_flow(vm, job, slot, now_ns),
-            Admission::Cut { slot } => {
-                self.nat
-                    .guest_sent_to_cut(vm, &job.packet, slot, out, now_ns)
-            }
+            Admission::Flow { slot } => self.guest_sent_to_flow(vm, job, slot),
+            Admission::Cut { slot } => self.nat.guest_sent_to_cut(vm, &job, slot, out),
             Admission::NoFlow => {
-                vm.answers.reset(&vm.net, &job.packet, out, now_ns);
+                vm.answers.reset(&vm.net, &job.packet, out, job.now_ns);
                 Finish::Drop(DropReason::NoFlow)
             }
-            Admission::Refused(refusal) => self.refused(vm, &job.packet, refusal, now_ns),
+            Admission::Refused(refusal) => self.refused(vm, &job, refusal),
         }
     }
 
     /// Counts a flow that is refused, and answers its guest.
-    pub(crate) fn refused(
-        &mut self,
-        vm: &mut VmState,
-        packet: &Packet<'_>,
-        refusal: Refusal,
-        now_ns: u64,
-    ) -> Finish {
+    pub(crate) fn refused(&mut self, vm: &mut VmState, job: &Job<'_>, refusal: Refusal) -> Finish {
         vm.net.stats.refused(refusal);
         let code = match refusal {
             Refusal::NoRoute => Unreachable::Net,
             _ => Unreachable::Prohibited,
         };
         let out = &mut self.out.queue;
-        if vm.answers.refuse(&vm.net, packet, code, out, now_ns) {
+        if vm
+            .answers
+            .refuse(&vm.net, &job.packet, code, out, job.now_ns)
+        {
             vm.net.stats.tally(Tally::RefusalAnswered, 1);
         }
         Finish::Drop(DropReason::Refused)
     }
 
     /// Handles a guest's packet of a flow.
-    fn guest_sent_to_flow(
-        &mut self,
-        vm: &mut VmState,
-        job: Job<'_>,
-        slot: SlotIndex,
-        now_ns: u64,
-    ) -> Finish {
-        if let Some(finish) = self.inspect_from_guest(vm, job, slot, now_ns) {
+    fn guest_sent_to_flow(&mut self, vm: &mut VmState, job: Job<'_>, slot: SlotIndex) -> Finish {
+        if let Some(finish) = self.inspect_from_guest(vm, job, slot) {
             return finish;
         }
         // The kernel drops a returned packet that is too large: its sender must be informed before.
         if job.largest() > self.nat.uplink_mtu(slot) {
             let (nat, out) = (&mut self.nat, &mut self.out);
-            return done(nat.too_big_from_guest(vm, job, slot, out, now_ns));
+            return done(nat.too_big_from_guest(vm, job, slot, out));
         }
         return_to_kernel(&self.nat, vm, job, Command::Forward, slot)
     }
 
     /// Handles a packet of a flow from the world.
-    fn world_sent_to_flow(
-        &mut self,
-        vm: &mut VmState,
-        job: Job<'_>,
-        slot: SlotIndex,
-        now_ns: u64,
-    ) -> Finish {
-        if let Some(finish) = self.inspect_from_world(vm, job, slot, now_ns) {
+    fn world_sent_to_flow(&mut self, vm: &mut VmState, job: Job<'_>, slot: SlotIndex) -> Finish {
+        if let Some(finish) = self.inspect_from_world(vm, job, slot) {
             return finish;
         }
         if job.largest() > u32::from(vm.net.mtu) {
             let (nat, out) = (&mut self.nat, &mut self.out);
-            return done(nat.too_big_from_world(vm, job, slot, out, now_ns));
+            return done(nat.too_big_from_world(vm, job, slot, out));
         }
         return_to_kernel(&self.nat, vm, job, Command::Deliver, slot)
     }
 
-    fn world_sent(&mut self, vm: &mut VmState, job: Job<'_>, now_ns: u64) -> Finish {
+    fn world_sent(&mut self, vm: &mut VmState, job: Job<'_>) -> Finish {
         if job.packet.contradicts_itself() {
             return Finish::Drop(DropReason::BadTcpFlags);
         }
         match Handover::from_u8(job.frame.header.code) {
             Some(Handover::Icmp) => {
-                let (inspected, error) = (&mut self.inspected, (job.frame.vnet, job.packet));
                 let (nat, out) = (&self.nat, &mut self.out);
-                done(nat.icmp_from_world(inspected, vm, error, out, now_ns))
+                done(nat.icmp_from_world(&mut self.inspected, vm, &job, out))
             }
             Some(Handover::TtlExpired) => {
-                let (nat, out, error) =
-                    (&mut self.nat, &mut self.out.queue, IcmpError::TtlExceeded);
-                nat.icmp_to_world(vm, &job.packet, error, out, now_ns);
+                let (nat, out) = (&mut self.nat, &mut self.out.queue);
+                nat.icmp_to_world(vm, &job, IcmpError::TtlExceeded, out);
                 Finish::Drop(DropReason::TtlExpired)
             }
             Some(
@@ -335,13 +315,13 @@ impl<D: Datapath> Core<D> {
                     &mut self.journal,
                     vm,
                     &job.packet,
-                    now_ns,
+                    job.now_ns,
                 );
                 match admission {
-                    Admission::Flow { slot } => self.world_sent_to_flow(vm, job, slot, now_ns),
+                    Admission::Flow { slot } => self.world_sent_to_flow(vm, job, slot),
                     Admission::Cut { slot } => {
                         let (nat, out) = (&mut self.nat, &mut self.out.queue);
-                        nat.world_sent_to_cut(vm, &job.packet, slot, out, now_ns)
+                        nat.world_sent_to_cut(vm, &job, slot, out)
                     }
                     // No answer: the world may not learn whether this exists.
                     Admission::NoFlow => Finish::Drop(DropReason::NoFlow),

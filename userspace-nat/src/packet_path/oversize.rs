@@ -32,9 +32,9 @@ impl<D: Datapath> Nat<D> {
         job: Job<'_>,
         slot: SlotIndex,
         out: &mut Outgoing,
-        now_ns: u64,
     ) -> Result<(), DropReason> {
-        let (vnet, packet, mtu) = (job.frame.vnet, &job.packet, self.uplink_mtu(slot));
+        let (vnet, packet, now_ns) = (job.frame.vnet, &job.packet, job.now_ns);
+        let mtu = self.uplink_mtu(slot);
         if packet.ip.dont_fragment || vnet.gso_type != VirtioNetHdr::GSO_NONE {
             let error = IcmpError::TooBig(mtu);
             vm.answers
@@ -42,7 +42,7 @@ impl<D: Datapath> Nat<D> {
             return Err(DropReason::TooBig);
         }
         let entry = *self.flows.entry(slot).ok_or(DropReason::NoFlow)?;
-        if self.is_strange(slot, packet, now_ns) {
+        if self.is_strange(slot, &job) {
             return Err(DropReason::OutOfWindow);
         }
         let to = Side::World(self.exit_of(slot));
@@ -55,7 +55,7 @@ impl<D: Datapath> Nat<D> {
         live.tx_bytes()
             .fetch_add(packet.ip.bytes.len() as u64, Relaxed);
         live.tx_last_ns().fetch_max(now_ns, Relaxed);
-        self.note_segment(slot, Direction::Tx, packet, now_ns);
+        self.note_segment(slot, Direction::Tx, &job);
         Ok(())
     }
 
@@ -69,12 +69,12 @@ impl<D: Datapath> Nat<D> {
         job: Job<'_>,
         slot: SlotIndex,
         out: &mut Outgoing,
-        now_ns: u64,
     ) -> Result<(), DropReason> {
-        let (vnet, packet, mtu) = (job.frame.vnet, &job.packet, u32::from(vm.net.mtu));
+        let (vnet, packet, now_ns) = (job.frame.vnet, &job.packet, job.now_ns);
+        let mtu = u32::from(vm.net.mtu);
         if packet.ip.dont_fragment || vnet.gso_type != VirtioNetHdr::GSO_NONE {
             let error = IcmpError::TooBig(mtu);
-            self.icmp_to_world(vm, packet, error, &mut out.queue, now_ns);
+            self.icmp_to_world(vm, &job, error, &mut out.queue);
             return Err(DropReason::TooBig);
         }
         let guest = self.flows.entry(slot).map(|entry| entry.guest);
@@ -88,36 +88,30 @@ impl<D: Datapath> Nat<D> {
         live.rx_bytes()
             .fetch_add(packet.ip.bytes.len() as u64, Relaxed);
         live.rx_last_ns().fetch_max(now_ns, Relaxed);
-        self.note_segment(slot, Direction::Rx, packet, now_ns);
+        self.note_segment(slot, Direction::Rx, &job);
         Ok(())
     }
 
     /// Whether a guest's segment does not belong to the connection that was inspected in this flow.
-    fn is_strange(&self, slot: SlotIndex, packet: &Packet<'_>, now_ns: u64) -> bool {
-        let Transport::Tcp(tcp) = packet.transport else {
+    fn is_strange(&self, slot: SlotIndex, job: &Job<'_>) -> bool {
+        let Transport::Tcp(tcp) = job.packet.transport else {
             return false;
         };
         let live = self.datapath.slot(slot);
         let is_held = live.tcp().load(Relaxed) & TcpBits::HELD != 0;
         let sequences = self.datapath.sequences(slot);
-        is_held && !sequences.is_guests(live, &tcp.segment(), || now_ns)
+        is_held && !sequences.is_guests(live, &tcp.segment(), || job.now_ns)
     }
 
     /// Updates the connection's state from a segment that was translated here.
-    fn note_segment(
-        &self,
-        slot: SlotIndex,
-        direction: Direction,
-        packet: &Packet<'_>,
-        now_ns: u64,
-    ) {
-        let Transport::Tcp(tcp) = packet.transport else {
+    fn note_segment(&self, slot: SlotIndex, direction: Direction, job: &Job<'_>) {
+        let Transport::Tcp(tcp) = job.packet.transport else {
             return;
         };
         let live = self.datapath.slot(slot);
         if TcpBits(live.tcp().load(Relaxed)).is_concerned_by(tcp.flags) {
             let sequences = self.datapath.sequences(slot);
-            connection::note(live, sequences, direction, &tcp.segment(), || now_ns);
+            connection::note(live, sequences, direction, &tcp.segment(), || job.now_ns);
         }
         if handshake::is_pending(live) {
             handshake::note(live, direction, &tcp.segment());

@@ -52,6 +52,7 @@ pub use time::Rfc3339;
 const WRITE_AT: usize = 1 << 20;
 
 /// The flow log: its file, its listeners, and the records that are being written.
+#[derive(Default)]
 pub struct FlowLog {
     output: Option<Output>,
     events: Events,
@@ -107,19 +108,9 @@ impl FlowLog {
         Self {
             output,
             events: Events::from_iter([Event::FlowEnd]),
-            listeners: Vec::new(),
-            heard: Events::default(),
-            only: None,
-            buffer: Vec::new(),
-            lines: 0,
             batch: 1,
-            under_way: VecDeque::new(),
-            written: 0,
-            failed: 0,
-            reported: 0,
-            error: None,
-            instance: 0,
             run: rand::random(),
+            ..Self::default()
         }
     }
 

@@ -116,7 +116,7 @@ pub enum Taken {
 }
 
 /// All relayed connections of all VMs.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Relay {
     limits: Limits,
     vms: HashMap<VmId, Served>,
@@ -236,20 +236,7 @@ impl Relay {
     pub fn new(limits: Limits) -> Self {
         Self {
             limits,
-            vms: HashMap::new(),
-            entries: HashMap::new(),
-            connections: HashMap::new(),
-            associations: Associations::default(),
-            exchanges: HashMap::new(),
-            deadlines: BTreeSet::new(),
-            expire_at_ns: None,
-            next_key: 0,
-            turn: 0,
-            queue: VecDeque::new(),
-            questions: VecDeque::new(),
-            packets: Packets::default(),
-            journal: Journal::default(),
-            datagram: Vec::new(),
+            ..Self::default()
         }
     }
 

@@ -13,22 +13,24 @@ use prometheus_client::{
     metrics::{MetricType, counter::ConstCounter, gauge::ConstGauge},
     registry::Registry,
 };
-use slipgate_abi::VmId;
 use slipgate_control::maps::ReadOnlyMaps;
-use slipgate_ipc::engine::{NameCounts, RelayedCounts};
+use slipgate_ipc::engine::NameCounts;
 use slipgate_model::Labels;
 
-use crate::show::stats::{self, VmStats, Which};
+use crate::show::{
+    names::Known,
+    stats::{self, VmStats, Which},
+};
 
 /// Largest number of rules with a label of their own.
 const MOST_RULES: usize = 64;
 
-/// Data about the VMs from the engine, by the VMs' names.
-pub(in crate::role) struct Known<'k> {
-    /// Labels, under the names by which they are shown.
-    pub(in crate::role) labels: ShownLabels,
-    pub(in crate::role) names: BTreeMap<String, NameCounts>,
-    pub(in crate::role) relayed: &'k BTreeMap<String, RelayedCounts>,
+/// What a page shows.
+pub(in crate::role) struct Shown {
+    /// Row in `OWNERS` of the VMs.
+    pub(in crate::role) owner_row: u32,
+    /// Keys of their labels.
+    pub(in crate::role) label_keys: Vec<String>,
 }
 
 /// Labels of VMs, by the VM's name, as pairs of Prometheus' label and value.
@@ -36,10 +38,7 @@ type ShownLabels = BTreeMap<String, Vec<(String, String)>>;
 
 /// Takes the labels that are shown, and gives them names that Prometheus takes: `label_` and the
 /// key, in which each other character is `_`.
-pub(in crate::role) fn shown_labels(
-    all: &BTreeMap<String, Labels>,
-    keys: &[String],
-) -> ShownLabels {
+fn shown_labels(all: &BTreeMap<String, Labels>, keys: &[String]) -> ShownLabels {
     let plain = |c: char| if c.is_ascii_alphanumeric() { c } else { '_' };
     let shown = |labels: &Labels| {
         let given = keys.iter().filter_map(|key| Some((key, labels.get(key)?)));
@@ -57,28 +56,23 @@ pub(in crate::role) fn shown_labels(
 }
 
 /// Returns the page's text.
-pub(in crate::role) fn make(maps: &ReadOnlyMaps, owner_row: u32, known: Known<'_>) -> String {
-    let Known {
-        labels,
-        names,
-        relayed,
-    } = known;
-    let mut stats = stats::read(maps, Which::of_owner(owner_row));
+pub(in crate::role) fn make(maps: &ReadOnlyMaps, shown: &Shown, known: &Known) -> String {
+    let mut stats = stats::read(maps, Which::of_owner(shown.owner_row));
     for vm in &mut stats.vms {
-        vm.relayed = relayed.get(&vm.vm).copied();
+        vm.relayed = known.relayed.get(&vm.vm).copied();
     }
     let mut flows = BTreeMap::new();
-    let ids: HashMap<VmId, String> = maps
+    let ids: HashMap<u32, String> = maps
         .vms()
-        .filter(|(_, vm)| vm.owner == owner_row)
-        .map(|(_, vm)| (VmId::new(vm.id), ReadOnlyMaps::name(&vm)))
+        .filter(|(_, vm)| vm.owner == shown.owner_row)
+        .map(|(_, vm)| (vm.id, ReadOnlyMaps::name(&vm)))
         .collect();
     for name in ids.values() {
         for protocol in ["icmp", "tcp", "udp"] {
             flows.insert((name.clone(), protocol), 0);
         }
     }
-    for flow in maps.flows() {
+    for (_, flow) in maps.flows() {
         if let Some(vm) = ids.get(&flow.vm) {
             *flows.entry((vm.clone(), flow.protocol.name())).or_default() += 1;
         }
@@ -88,8 +82,8 @@ pub(in crate::role) fn make(maps: &ReadOnlyMaps, owner_row: u32, known: Known<'_
         records_lost_of_none: stats.total.records_lost.saturating_sub(of_vms),
         vms: stats.vms,
         flows,
-        names,
-        labels,
+        names: known.vms.clone(),
+        labels: shown_labels(&known.labels, &shown.label_keys),
     };
     page.text()
 }

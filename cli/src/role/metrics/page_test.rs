@@ -1,5 +1,7 @@
 use slipgate_abi::{DropCounters, RuleIndex, VmCounters};
 
+use slipgate_ipc::engine::RelayedCounts;
+
 use super::*;
 
 fn vm(name: &str, refused_by: Vec<stats::RefusedBy>) -> VmStats {

@@ -8,7 +8,7 @@
 //! time get the same page. Before that, the broker is asked for the engine's inventory; the loop
 //! waits at most [`NAMES_WITHIN`], and data that has not come by then is left out.
 use std::{
-    collections::{BTreeMap, VecDeque},
+    collections::VecDeque,
     io::{self, Read as _, Write as _},
     net::{Shutdown, TcpListener, TcpStream},
     os::fd::AsFd as _,
@@ -22,15 +22,14 @@ use slipgate_api::OPENMETRICS;
 use slipgate_control::maps::ReadOnlyMaps;
 use slipgate_ipc::{
     channel::{Channel, Received},
-    engine::{NameCounts, RelayedCounts},
     metrics::{FromMetrics, ToMetrics},
 };
-use slipgate_model::Labels;
 
 use super::{
     http::{self, MAX_REQUEST, Wanted},
-    page,
+    page::{self, Shown},
 };
+use crate::show::names::Known;
 
 /// Largest number of simultaneous connections.
 const MOST_CLIENTS: usize = 32;
@@ -45,26 +44,14 @@ const MOST_UNREAD: usize = 64 << 10;
 /// Largest number of inventory pages read for one scrape.
 const MOST_PAGES: usize = 256;
 
-/// Data from which a page is made.
-pub(super) struct Shown {
-    /// Row in `OWNERS` of the VMs.
-    pub(super) owner_row: u32,
-    /// Keys of their labels.
-    pub(super) label_keys: Vec<String>,
-}
-
 pub(super) struct Server {
     maps: ReadOnlyMaps,
     shown: Shown,
     channel: Channel,
     listener: TcpListener,
     clients: VecDeque<Client>,
-    /// Labels from the last inventory, by VM.
-    labels: BTreeMap<String, Labels>,
-    /// DNS counts from the last inventory, by VM.
-    names: BTreeMap<String, NameCounts>,
-    /// Relayed traffic from the last inventory, by VM.
-    relayed: BTreeMap<String, RelayedCounts>,
+    /// The last inventory.
+    known: Known,
     asking: Option<Asking>,
     page: Option<(Instant, Arc<str>)>,
 }
@@ -72,9 +59,7 @@ pub(super) struct Server {
 struct Asking {
     until: Instant,
     pages: usize,
-    labels: BTreeMap<String, Labels>,
-    found: BTreeMap<String, NameCounts>,
-    relayed: BTreeMap<String, RelayedCounts>,
+    found: Known,
 }
 
 struct Client {
@@ -112,9 +97,7 @@ impl Server {
             channel,
             listener,
             clients: VecDeque::new(),
-            labels: BTreeMap::new(),
-            names: BTreeMap::new(),
-            relayed: BTreeMap::new(),
+            known: Known::default(),
             asking: None,
             page: None,
         }
@@ -173,13 +156,11 @@ impl Server {
                     let Some(asking) = &mut self.asking else {
                         continue;
                     };
-                    asking.labels.extend(page.labels);
-                    asking.found.extend(page.vms);
-                    asking.relayed.extend(page.relayed);
                     asking.pages += 1;
                     // Flows come after the VMs, and are of no interest here.
                     let vms_only = page.flows.is_empty() && page.relayed_flows.is_empty();
                     let next = page.next.filter(|_| vms_only);
+                    asking.found.add(page);
                     let more = match next {
                         Some(from) if asking.pages < MOST_PAGES => {
                             let ask = FromMetrics::Inventory { from };
@@ -188,9 +169,7 @@ impl Server {
                         _ => false,
                     };
                     if !more {
-                        self.labels = std::mem::take(&mut asking.labels);
-                        self.names = std::mem::take(&mut asking.found);
-                        self.relayed = std::mem::take(&mut asking.relayed);
+                        self.known = std::mem::take(&mut asking.found);
                         self.make_page();
                     }
                 }
@@ -224,8 +203,15 @@ impl Server {
             self.make_page();
         }
         let mut clients = std::mem::take(&mut self.clients);
-        clients.retain_mut(|client| client.until > now && self.advance(client).is_ok());
+        clients.retain_mut(|client| client.until > now && self.keeps(client));
         self.clients = clients;
+    }
+
+    /// Serves a client as far as its socket allows; `false` when the connection is over.
+    fn keeps(&mut self, client: &mut Client) -> bool {
+        let later = [io::ErrorKind::WouldBlock, io::ErrorKind::Interrupted];
+        let advanced = self.advance(client);
+        advanced.map_or_else(|e| later.contains(&e.kind()), |()| true)
     }
 
     /// Serves a connection as far as possible without blocking.
@@ -240,12 +226,9 @@ impl Server {
                     break wanted;
                 }
                 let room = bytes.len().min(MAX_REQUEST - request.len());
-                match client.stream.read(&mut bytes[..room]) {
-                    Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
-                    Ok(n) => request.extend_from_slice(&bytes[..n]),
-                    Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Ok(()),
-                    Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-                    Err(e) => return Err(e),
+                match client.stream.read(&mut bytes[..room])? {
+                    0 => return Err(io::ErrorKind::UnexpectedEof.into()),
+                    n => request.extend_from_slice(&bytes[..n]),
                 }
             };
             client.state = match wanted {
@@ -264,12 +247,7 @@ impl Server {
         }
         if let State::Writing { answer, sent } = &mut client.state {
             while *sent < answer.len() {
-                match client.stream.write(&answer[*sent..]) {
-                    Ok(n) => *sent += n,
-                    Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Ok(()),
-                    Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-                    Err(e) => return Err(e),
-                }
+                *sent += client.stream.write(&answer[*sent..])?;
             }
             // A socket that is closed with something to read sends a reset, and the answer is lost.
             client.stream.shutdown(Shutdown::Write)?;
@@ -278,12 +256,9 @@ impl Server {
         if let State::Ending { room } = &mut client.state {
             let mut bytes = [0; 1_024];
             while *room > 0 {
-                match client.stream.read(&mut bytes) {
-                    Ok(0) => break,
-                    Ok(n) => *room = room.saturating_sub(n),
-                    Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Ok(()),
-                    Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-                    Err(e) => return Err(e),
+                match client.stream.read(&mut bytes)? {
+                    0 => break,
+                    n => *room = room.saturating_sub(n),
                 }
             }
             return Err(io::ErrorKind::UnexpectedEof.into());
@@ -306,9 +281,7 @@ impl Server {
             self.asking = Some(Asking {
                 until: Instant::now() + NAMES_WITHIN,
                 pages: 0,
-                labels: BTreeMap::new(),
-                found: BTreeMap::new(),
-                relayed: BTreeMap::new(),
+                found: Known::default(),
             });
         }
         None
@@ -316,12 +289,7 @@ impl Server {
 
     fn make_page(&mut self) {
         self.asking = None;
-        let known = page::Known {
-            labels: page::shown_labels(&self.labels, &self.shown.label_keys),
-            names: self.names.clone(),
-            relayed: &self.relayed,
-        };
-        let page = page::make(&self.maps, self.shown.owner_row, known);
+        let page = page::make(&self.maps, &self.shown, &self.known);
         self.page = Some((Instant::now(), page.into()));
     }
 }

@@ -1,13 +1,11 @@
 //! Read-only access to the pinned maps, for `slipgate flows` and `stats`. The memory can't be
 //! written, and no descriptor is kept, so nothing here can disturb a flow.
 
-use std::{
-    mem::offset_of, net::Ipv4Addr, os::fd::OwnedFd, path::Path, sync::atomic::Ordering::Acquire,
-};
+use std::{mem::offset_of, os::fd::OwnedFd, path::Path, sync::atomic::Ordering::Acquire};
 
 use slipgate_abi::{
-    DropCounters, IfIndex, NextHop, Protocol, RuleIndex, SlotIndex, SlotRef, Verdict, Vm,
-    VmCounters, VmId, VmRates, VmRow, maps, rate::RateRef, tcp::TcpBits,
+    DropCounters, NextHop, Protocol, RuleIndex, Slot, SlotIndex, SlotRef, Verdict, Vm, VmCounters,
+    VmRates, VmRow, maps, rate::RateRef,
 };
 
 use super::{Memory, Protection, check_descriptors, check_pinned, open_pins, text_of};
@@ -17,41 +15,6 @@ use crate::Result;
 #[derive(Debug)]
 pub struct ReadOnlyMaps {
     memory: Memory,
-}
-
-/// Copy of a flow's slot at one moment.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[allow(missing_docs, reason = "the fields are those of slipgate_abi::Slot")]
-pub struct SlotSnapshot {
-    /// Index of the slot in `SLOTS`.
-    pub index: SlotIndex,
-    pub generation: u32,
-    pub verdict: Verdict,
-    pub protocol: Protocol,
-    pub tcp: TcpBits,
-    pub next_hop: u32,
-    pub tx_packets: u64,
-    pub tx_bytes: u64,
-    pub rx_packets: u64,
-    pub rx_bytes: u64,
-    pub tx_last_ns: u64,
-    pub rx_last_ns: u64,
-    pub vm: VmId,
-    pub vm_row: VmRow,
-    pub guest: Ipv4Addr,
-    pub guest_port: u16,
-    pub remote: Ipv4Addr,
-    pub remote_port: u16,
-    pub nat: Ipv4Addr,
-    pub nat_port: u16,
-    pub flags: u8,
-    pub isn: u32,
-    pub created_ns: u64,
-    pub rule: RuleIndex,
-    pub uplink_ifindex: IfIndex,
-    pub owner: u32,
-    pub epoch: u32,
-    pub connect_us: u32,
 }
 
 impl ReadOnlyMaps {
@@ -88,51 +51,22 @@ impl ReadOnlyMaps {
         })
     }
 
-    /// Returns all flows, in the order of their slots.
-    pub fn flows(&self) -> impl Iterator<Item = SlotSnapshot> + '_ {
-        (0..self.memory.slots.elements()).filter_map(|index| self.flow(SlotIndex::new(index)))
+    /// Returns copies of all flows, in the order of their slots.
+    pub fn flows(&self) -> impl Iterator<Item = (SlotIndex, Slot)> + '_ {
+        let slots = (0..self.memory.slots.elements()).map(SlotIndex::new);
+        slots.filter_map(|index| Some((index, self.flow(index)?)))
     }
 
-    /// Returns a slot's flow; `None` if the slot is free, or was reused during the call.
-    pub fn flow(&self, index: SlotIndex) -> Option<SlotSnapshot> {
+    /// Returns a copy of a slot's flow; `None` if the slot is free, or was reused during the call.
+    fn flow(&self, index: SlotIndex) -> Option<Slot> {
         let address = self.memory.slots.at(index.get())?;
         // SAFETY: an element of SLOTS, used only while `self` keeps it mapped; nothing below
         // writes.
         let slot = unsafe { SlotRef::new(address) };
         let verdict = Verdict::from_u32(slot.verdict().load(Acquire))?;
-        let generation = slot.generation().load(Acquire);
-        let flow = SlotSnapshot {
-            index,
-            generation,
-            verdict,
-            protocol: Protocol::from_ip(slot.protocol())?,
-            tcp: TcpBits(slot.tcp().load(Acquire)),
-            next_hop: slot.next_hop().load(Acquire),
-            tx_packets: slot.tx_packets().load(Acquire),
-            tx_bytes: slot.tx_bytes().load(Acquire),
-            rx_packets: slot.rx_packets().load(Acquire),
-            rx_bytes: slot.rx_bytes().load(Acquire),
-            tx_last_ns: slot.tx_last_ns().load(Acquire),
-            rx_last_ns: slot.rx_last_ns().load(Acquire),
-            vm: slot.id(),
-            vm_row: slot.row(),
-            guest: slot.guest().into(),
-            guest_port: slot.guest_port(),
-            remote: slot.remote().into(),
-            remote_port: slot.remote_port(),
-            nat: slot.nat().into(),
-            nat_port: slot.nat_port(),
-            flags: slot.flags(),
-            isn: slot.isn(),
-            created_ns: slot.created_ns(),
-            rule: slot.rule_index(),
-            uplink_ifindex: slot.uplink(),
-            owner: slot.owner(),
-            epoch: slot.epoch(),
-            connect_us: slot.connect_us().load(Acquire),
-        };
+        let flow = slot.copy_as(verdict, Protocol::from_ip(slot.protocol())?);
         // A slot rests for a second between two flows, so this detects a read across a change.
-        let unchanged = slot.generation().load(Acquire) == generation;
+        let unchanged = slot.generation().load(Acquire) == flow.generation;
         (unchanged && verdict != Verdict::Free).then_some(flow)
     }
 

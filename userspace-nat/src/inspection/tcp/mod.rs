@@ -90,8 +90,9 @@ const RETRIES_AT_FULL_SIZE: u32 = 2;
 const SMALL_MSS: usize = 536;
 const INITIAL_SEGMENTS: usize = 10;
 
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 enum Phase {
+    #[default]
     Opening,
     Open,
     Passing,
@@ -129,7 +130,7 @@ pub enum Outcome {
 }
 
 /// Session of an inspected connection.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Session {
     phase: Phase,
     sniffer: ProtocolSniffer,
@@ -189,38 +190,16 @@ impl Session {
     pub fn new(isn: u32, tcp_header: &[u8], mtus: (u32, u32), mode: Http, now_ns: u64) -> Self {
         let opening = Opening::new(tcp_header, crate::mss::for_mtu(mtus.1));
         Self {
-            phase: Phase::Opening,
             sniffer: ProtocolSniffer::new(mode),
             stream: Reassembly::new(isn.wrapping_add(1)),
-            allowed: 0,
-            sent: 0,
-            sent_ever: 0,
-            end_acknowledged: false,
-            guest_ack: 0,
-            guest_window: 0,
-            guest_window_end: 0,
-            passed_end: None,
             guest_time: opening.options.time.map_or(0, |(value, _)| value),
             opening,
-            owed: 0,
-            server: Server::default(),
             told_window_end: isn,
-            answer: None,
-            content_end: None,
-            early_answer: EarlyAnswer::default(),
-            named: Vec::new(),
             opened_ns: now_ns,
-            deadline: None,
-            reset_at_ns: None,
-            has_sent: false,
-            is_admitted: false,
-            resend_at_ns: None,
             first_rto_ns: FIRST_RTO_NS,
             rto_ns: FIRST_RTO_NS,
-            retries: 0,
-            duplicates: 0,
-            congestion_window: 0,
             path_mss: usize::from(crate::mss::for_mtu(mtus.0)),
+            ..Self::default()
         }
     }
 

@@ -19,7 +19,7 @@ use crate::{
 const ECN: u8 = 0xc0;
 
 /// The SYN that opened a connection.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Opening {
     /// Header that is sent to the server, also for retransmissions.
     header: Box<[u8]>,

@@ -48,8 +48,8 @@ impl<D: Datapath> Core<D> {
         vm: &mut VmState,
         job: Job<'_>,
         slot: SlotIndex,
-        now_ns: u64,
     ) -> Option<Finish> {
+        let now_ns = job.now_ns;
         let mut inspection = match self.take_inspection(vm, slot, now_ns) {
             Ok(inspection) => inspection,
             Err(finish) => return finish,
@@ -59,7 +59,7 @@ impl<D: Datapath> Core<D> {
             return Some(Finish::Drop(DropReason::Malformed));
         }
         let Transport::Tcp(tcp) = job.packet.transport else {
-            return self.quic_from_guest(vm, job, slot, inspection, now_ns);
+            return self.quic_from_guest(vm, job, slot, inspection);
         };
         let segment = Received::new(&tcp, job.packet.ip.payload());
         let more = match &inspection.kind {
@@ -91,8 +91,8 @@ impl<D: Datapath> Core<D> {
         vm: &mut VmState,
         job: Job<'_>,
         slot: SlotIndex,
-        now_ns: u64,
     ) -> Option<Finish> {
+        let now_ns = job.now_ns;
         let mut inspection = match self.take_inspection(vm, slot, now_ns) {
             Ok(inspection) => inspection,
             Err(finish) => return finish,
@@ -136,8 +136,8 @@ impl<D: Datapath> Core<D> {
         job: Job<'_>,
         slot: SlotIndex,
         mut inspection: Box<Inspection>,
-        now_ns: u64,
     ) -> Option<Finish> {
+        let now_ns = job.now_ns;
         let to = destination(&self.nat.datapath.slot(slot).guest_tuple());
         let (rules, inspected) = (&mut self.rules, &mut self.inspected);
         let outcome =
