@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     client::{ClientAnswer, ClientRequest, Replaces, Target, VmDefinition},
-    descriptors::{carries_descriptors, carries_none, try_map_all},
+    descriptors::{carries_descriptors, carries_none, maps_descriptors},
     engine::{EngineRequest, FlowQuestion},
 };
 
@@ -307,28 +307,15 @@ impl Event {
     }
 }
 
-impl<F> ToApi<F> {
-    fn try_map<G, E>(self, f: &mut impl FnMut(F) -> Result<G, E>) -> Result<ToApi<G>, E> {
-        Ok(match self {
-            Self::Start(start) => ToApi::Start(Box::new(ApiStart {
-                maps: try_map_all(start.maps, f)?,
-                listener: f(start.listener)?,
-                may_change: start.may_change,
-                owner_row: start.owner_row,
-                label_keys: start.label_keys,
-                log: start.log,
-            })),
-            Self::Answer { id, answer, stream } => ToApi::Answer {
-                id,
-                answer,
-                stream: stream.map(f).transpose()?,
-            },
-            Self::Event(event) => ToApi::Event(event),
-            Self::Records(stream) => ToApi::Records(f(stream)?),
-        })
-    }
-}
-
+maps_descriptors!(struct ApiStart {
+    maps: all, listener: fd, may_change, owner_row, label_keys, log,
+});
+maps_descriptors!(enum ToApi {
+    Start(start: boxed),
+    Answer { id, answer, stream: optional },
+    Event(event),
+    Records(stream: fd),
+});
 carries_descriptors!(ToApi);
 carries_none!(FromApi);
 

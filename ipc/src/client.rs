@@ -20,7 +20,7 @@ pub use self::{
     },
 };
 use crate::{
-    descriptors::{carries_descriptors, carries_none, try_map_all},
+    descriptors::{carries_descriptors, carries_none, maps_descriptors},
     engine::{EngineReply, EngineRequest},
 };
 
@@ -304,51 +304,6 @@ impl<F> ClientRequest<F> {
             Role::Admin => CHANGE_WITHIN,
         }
     }
-
-    fn try_map<G, E>(self, f: &mut impl FnMut(F) -> Result<G, E>) -> Result<ClientRequest<G>, E> {
-        Ok(match self {
-            Self::Engine { about, ask } => ClientRequest::Engine {
-                about,
-                ask: ask.try_map(f)?,
-            },
-            Self::Machines => ClientRequest::Machines,
-            Self::Vms => ClientRequest::Vms,
-            Self::ListVms => ClientRequest::ListVms,
-            Self::GuestNetwork => ClientRequest::GuestNetwork,
-            Self::ListPolicies => ClientRequest::ListPolicies,
-            Self::ApiSockets => ClientRequest::ApiSockets,
-            Self::PutPolicy {
-                name,
-                text,
-                replaces,
-            } => ClientRequest::PutPolicy {
-                name,
-                text,
-                replaces,
-            },
-            Self::PutVm { vm, replaces } => ClientRequest::PutVm { vm, replaces },
-            Self::ServeVm {
-                vm,
-                uplink,
-                returns,
-                lifeline,
-            } => ClientRequest::ServeVm {
-                vm,
-                uplink,
-                returns,
-                lifeline: f(lifeline)?,
-            },
-            Self::RemoveVm { name } => ClientRequest::RemoveVm { name },
-            Self::HandOver { to } => ClientRequest::HandOver { to: f(to)? },
-            Self::Stop { keep } => ClientRequest::Stop { keep },
-            Self::Freeze { vm } => ClientRequest::Freeze { vm },
-            Self::Apply { file } => ClientRequest::Apply { file },
-            Self::Open { vm, lifeline } => ClientRequest::Open {
-                vm,
-                lifeline: f(lifeline)?,
-            },
-        })
-    }
 }
 
 impl ClientAnswer {
@@ -425,13 +380,25 @@ pub struct HandedOver<F = OwnedFd> {
     pub descriptors: Vec<F>,
 }
 
-impl<F> HandedOver<F> {
-    fn try_map<G, E>(self, f: &mut impl FnMut(F) -> Result<G, E>) -> Result<HandedOver<G>, E> {
-        let descriptors = try_map_all(self.descriptors, f)?;
-        Ok(HandedOver { descriptors })
-    }
-}
-
+maps_descriptors!(enum ClientRequest {
+    Engine { about, ask: nested },
+    Machines,
+    Vms,
+    ListVms,
+    GuestNetwork,
+    ListPolicies,
+    ApiSockets,
+    PutPolicy { name, text, replaces },
+    PutVm { vm, replaces },
+    ServeVm { vm, uplink, returns, lifeline: fd },
+    RemoveVm { name },
+    HandOver { to: fd },
+    Stop { keep },
+    Freeze { vm },
+    Apply { file },
+    Open { vm, lifeline: fd },
+});
+maps_descriptors!(struct HandedOver { descriptors: all });
 carries_descriptors!(ClientRequest);
 carries_descriptors!(HandedOver);
 carries_none!(ClientAnswer);

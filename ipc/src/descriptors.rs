@@ -3,7 +3,7 @@
 //! A message type that passes descriptors has a type parameter for them. A process holds it with
 //! descriptors ([`OwnedFd`], or borrowed ones to send); in the serialised form a [`Slot`] stands in
 //! the place of each. One traversal of the message's fields, its `try_map`, converts either form to
-//! the other, so sender and receiver can't differ in the order, and decoding fails when descriptors
+//! the other ([`maps_descriptors`]), so sender and receiver can't differ in the order, and decoding fails when descriptors
 //! are missing.
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -65,8 +65,7 @@ pub trait Inbound: Sized {
 #[error("no descriptor came with it")]
 pub struct MissingDescriptor;
 
-/// Implements [`Outbound`] and [`Inbound`] for a message with the type parameter and the method
-/// `try_map<G, E>(self, f: &mut impl FnMut(F) -> Result<G, E>) -> Result<Message<G>, E>`.
+/// Implements [`Outbound`] and [`Inbound`] for a message by its `try_map` ([`maps_descriptors`]).
 macro_rules! carries_descriptors {
     ($Message:ident) => {
         impl<F: std::os::fd::AsFd> $crate::descriptors::Outbound for $Message<F> {
@@ -121,12 +120,70 @@ macro_rules! carries_none {
     };
 }
 
-/// Maps each of several descriptors.
-pub(crate) fn try_map_all<F, G, E>(
-    all: Vec<F>,
-    f: &mut impl FnMut(F) -> Result<G, E>,
-) -> Result<Vec<G>, E> {
-    all.into_iter().map(f).collect()
+/// Implements `try_map<G, E>(self, f: &mut impl FnMut(F) -> Result<G, E>)` for a struct or an enum
+/// whose type parameter is that of its descriptors. It names every field, and says of those that
+/// hold descriptors how: `fd`, `optional`, `all` (of a `Vec`), `nested` (in another such type),
+/// `boxed` (as nested, in a `Box`), or `each` (as nested, in a `Vec`).
+macro_rules! maps_descriptors {
+    (struct $Type:ident { $($field:ident $(: $kind:ident)?),* $(,)? }) => {
+        impl<F> $Type<F> {
+            pub(crate) fn try_map<G, E>(
+                self,
+                f: &mut impl FnMut(F) -> Result<G, E>,
+            ) -> Result<$Type<G>, E> {
+                let Self { $($field),* } = self;
+                Ok($Type {
+                    $($field: $crate::descriptors::map_field!(f $field $($kind)?)),*
+                })
+            }
+        }
+    };
+    (enum $Type:ident { $(
+        $Variant:ident
+        $({ $($field:ident $(: $kind:ident)?),* })?
+        $(($only:ident $(: $only_kind:ident)?))?
+    ),* $(,)? }) => {
+        impl<F> $Type<F> {
+            pub(crate) fn try_map<G, E>(
+                self,
+                f: &mut impl FnMut(F) -> Result<G, E>,
+            ) -> Result<$Type<G>, E> {
+                Ok(match self { $(
+                    Self::$Variant $({ $($field),* })? $(($only))? => $Type::$Variant
+                        $({ $($field: $crate::descriptors::map_field!(f $field $($kind)?)),* })?
+                        $(($crate::descriptors::map_field!(f $only $($only_kind)?)))?
+                ),* })
+            }
+        }
+    };
 }
 
-pub(crate) use {carries_descriptors, carries_none};
+/// Maps one field for [`maps_descriptors`].
+macro_rules! map_field {
+    ($f:ident $field:ident) => {
+        $field
+    };
+    ($f:ident $field:ident fd) => {
+        $f($field)?
+    };
+    ($f:ident $field:ident optional) => {
+        $field.map(&mut *$f).transpose()?
+    };
+    ($f:ident $field:ident all) => {
+        $field.into_iter().map(&mut *$f).collect::<Result<_, _>>()?
+    };
+    ($f:ident $field:ident nested) => {
+        $field.try_map($f)?
+    };
+    ($f:ident $field:ident boxed) => {
+        Box::new($field.try_map($f)?)
+    };
+    ($f:ident $field:ident each) => {
+        $field
+            .into_iter()
+            .map(|one| one.try_map($f))
+            .collect::<Result<_, _>>()?
+    };
+}
+
+pub(crate) use {carries_descriptors, carries_none, map_field, maps_descriptors};

@@ -21,7 +21,7 @@ pub use self::{
     request::{EngineReply, EngineRequest, FlowQuestion, Scope},
     start::{ForwardSocket, Policies, Start},
 };
-use crate::descriptors::{carries_descriptors, carries_none, try_map_all};
+use crate::descriptors::{carries_descriptors, carries_none, maps_descriptors};
 
 /// Message from the broker to the engine.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
@@ -150,125 +150,25 @@ pub enum FromEngine {
     Stopped,
 }
 
-impl<F> ToEngine<F> {
-    fn try_map<G, E>(self, f: &mut impl FnMut(F) -> Result<G, E>) -> Result<ToEngine<G>, E> {
-        Ok(match self {
-            Self::Start(start) => ToEngine::Start(Box::new(start.try_map(f)?)),
-            Self::Forwards(all) => {
-                let all = all.into_iter().map(|forward| forward.try_map(f));
-                ToEngine::Forwards(all.collect::<Result<_, _>>()?)
-            }
-            Self::Begin => ToEngine::Begin,
-            Self::Vm(vm) => ToEngine::Vm(vm),
-            Self::AddVm { id, vm } => ToEngine::AddVm { id, vm },
-            Self::RemoveVm { id, vm, row } => ToEngine::RemoveVm { id, vm, row },
-            Self::ChangeForwards {
-                id,
-                vm,
-                row,
-                removed,
-                added,
-            } => {
-                let added = added.into_iter().map(|forward| forward.try_map(f));
-                ToEngine::ChangeForwards {
-                    id,
-                    vm,
-                    row,
-                    removed,
-                    added: added.collect::<Result<_, _>>()?,
-                }
-            }
-            Self::Network(view) => ToEngine::Network(view),
-            Self::Resolvers(all) => ToEngine::Resolvers(all),
-            Self::ReservedPorts(ports) => ToEngine::ReservedPorts(ports),
-            Self::FlowLog(file) => ToEngine::FlowLog(f(file)?),
-            Self::Pcap(file) => ToEngine::Pcap(f(file)?),
-            Self::Events(stream) => ToEngine::Events(f(stream)?),
-            Self::Policies(policies) => ToEngine::Policies(Box::new(policies.try_map(f)?)),
-            Self::Request { id, about, request } => ToEngine::Request {
-                id,
-                about,
-                request: request.try_map(f)?,
-            },
-            Self::Ping { id } => ToEngine::Ping { id },
-            Self::Shutdown(exit) => ToEngine::Shutdown(exit),
-        })
-    }
-}
-
-impl<F> Start<F> {
-    fn try_map<G, E>(self, f: &mut impl FnMut(F) -> Result<G, E>) -> Result<Start<G>, E> {
-        let Self {
-            maps,
-            port,
-            flow_log,
-            pcap,
-            locks,
-            owner_row,
-            epoch,
-            flow_log_events,
-            vms,
-            policies,
-            rule_base,
-            forward_texts,
-            resolvers,
-            nat_ports,
-            reserved_ports,
-            network,
-            open_questions,
-            log,
-        } = self;
-        Ok(Start {
-            maps: try_map_all(maps, f)?,
-            port: f(port)?,
-            flow_log: flow_log.map(&mut *f).transpose()?,
-            pcap: pcap.map(&mut *f).transpose()?,
-            locks: try_map_all(locks, f)?,
-            owner_row,
-            epoch,
-            flow_log_events,
-            vms,
-            policies: f(policies)?,
-            rule_base,
-            forward_texts,
-            resolvers,
-            nat_ports,
-            reserved_ports,
-            network,
-            open_questions,
-            log,
-        })
-    }
-}
-
-impl<F> Policies<F> {
-    fn try_map<G, E>(self, f: &mut impl FnMut(F) -> Result<G, E>) -> Result<Policies<G>, E> {
-        Ok(Policies {
-            id: self.id,
-            policies: f(self.policies)?,
-            rule_base: self.rule_base,
-            local: self.local,
-            vms: self.vms,
-            strictly: self.strictly,
-        })
-    }
-}
-
-impl<F> ForwardSocket<F> {
-    fn try_map<G, E>(self, f: &mut impl FnMut(F) -> Result<G, E>) -> Result<ForwardSocket<G>, E> {
-        Ok(ForwardSocket {
-            socket: f(self.socket)?,
-            vm: self.vm,
-            vm_row: self.vm_row,
-            protocol: self.protocol,
-            host: self.host,
-            guest_port: self.guest_port,
-            rule: self.rule,
-            relayed_rule: self.relayed_rule,
-        })
-    }
-}
-
+maps_descriptors!(enum ToEngine {
+    Start(start: boxed),
+    Forwards(all: each),
+    Begin,
+    Vm(vm),
+    AddVm { id, vm },
+    RemoveVm { id, vm, row },
+    ChangeForwards { id, vm, row, removed, added: each },
+    Network(view),
+    Resolvers(all),
+    ReservedPorts(ports),
+    FlowLog(file: fd),
+    Pcap(file: fd),
+    Events(stream: fd),
+    Policies(policies: boxed),
+    Request { id, about, request: nested },
+    Ping { id },
+    Shutdown(exit),
+});
 carries_descriptors!(ToEngine);
 carries_none!(FromEngine);
 

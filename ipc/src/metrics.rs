@@ -4,7 +4,7 @@ use std::os::fd::OwnedFd;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    descriptors::{carries_descriptors, carries_none, try_map_all},
+    descriptors::{carries_descriptors, carries_none, maps_descriptors},
     engine::EngineInventory,
 };
 
@@ -42,20 +42,7 @@ pub enum FromMetrics {
     },
 }
 
-impl<F> ToMetrics<F> {
-    fn try_map<G, E>(self, f: &mut impl FnMut(F) -> Result<G, E>) -> Result<ToMetrics<G>, E> {
-        Ok(match self {
-            Self::Start(start) => ToMetrics::Start(MetricsStart {
-                maps: try_map_all(start.maps, f)?,
-                listener: f(start.listener)?,
-                owner_row: start.owner_row,
-                label_keys: start.label_keys,
-                log: start.log,
-            }),
-            Self::Inventory(page) => ToMetrics::Inventory(page),
-        })
-    }
-}
-
+maps_descriptors!(struct MetricsStart { maps: all, listener: fd, owner_row, label_keys, log });
+maps_descriptors!(enum ToMetrics { Start(start: nested), Inventory(page) });
 carries_descriptors!(ToMetrics);
 carries_none!(FromMetrics);

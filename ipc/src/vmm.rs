@@ -3,7 +3,7 @@ use std::os::fd::OwnedFd;
 
 use serde::{Deserialize, Serialize};
 
-use crate::descriptors::{carries_descriptors, carries_none, try_map_all};
+use crate::descriptors::{carries_descriptors, carries_none, maps_descriptors};
 
 /// Message from the broker to the VMM.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
@@ -108,35 +108,10 @@ pub enum GuestEnd {
     },
 }
 
-impl<F> ToVmm<F> {
-    fn try_map<G, E>(self, f: &mut impl FnMut(F) -> Result<G, E>) -> Result<ToVmm<G>, E> {
-        Ok(match self {
-            Self::Start(start) => ToVmm::Start(Box::new(start.try_map(f)?)),
-            Self::Go => ToVmm::Go,
-            Self::Counters { id } => ToVmm::Counters { id },
-            Self::Stop => ToVmm::Stop,
-        })
-    }
-}
-
-impl<F> VmmStart<F> {
-    fn try_map<G, E>(self, f: &mut impl FnMut(F) -> Result<G, E>) -> Result<VmmStart<G>, E> {
-        Ok(VmmStart {
-            kvm: f(self.kvm)?,
-            input: f(self.input)?,
-            output: f(self.output)?,
-            kernel: self.kernel.map(&mut *f).transpose()?,
-            initrd: self.initrd.map(&mut *f).transpose()?,
-            taps: try_map_all(self.taps, f)?,
-            cpus: self.cpus,
-            memory_bytes: self.memory_bytes,
-            cmdline: self.cmdline,
-            mac: self.mac,
-            mtu: self.mtu,
-            log: self.log,
-        })
-    }
-}
-
+maps_descriptors!(enum ToVmm { Start(start: boxed), Go, Counters { id }, Stop });
+maps_descriptors!(struct VmmStart {
+    kvm: fd, input: fd, output: fd, kernel: optional, initrd: optional, taps: all, cpus,
+    memory_bytes, cmdline, mac, mtu, log,
+});
 carries_descriptors!(ToVmm);
 carries_none!(FromVmm);

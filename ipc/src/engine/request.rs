@@ -8,6 +8,8 @@ use std::{net::Ipv4Addr, os::fd::OwnedFd};
 use serde::{Deserialize, Serialize};
 use slipgate_model::{EngineInventory, WhyAnswer};
 
+use crate::descriptors::maps_descriptors;
+
 /// A request to an engine.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -107,26 +109,13 @@ impl<F> EngineRequest<F> {
             Self::Thaw | Self::Cut | Self::Capture { .. } | Self::Record { .. } => false,
         }
     }
-
-    pub(crate) fn try_map<G, E>(
-        self,
-        f: &mut impl FnMut(F) -> Result<G, E>,
-    ) -> Result<EngineRequest<G>, E> {
-        Ok(match self {
-            Self::Why(question) => EngineRequest::Why(question),
-            Self::Inventory { from } => EngineRequest::Inventory { from },
-            Self::Thaw => EngineRequest::Thaw,
-            Self::Cut => EngineRequest::Cut,
-            Self::Capture {
-                to,
-                packets,
-                seconds,
-            } => EngineRequest::Capture {
-                to: f(to)?,
-                packets,
-                seconds,
-            },
-            Self::Record { to } => EngineRequest::Record { to: f(to)? },
-        })
-    }
 }
+
+maps_descriptors!(enum EngineRequest {
+    Why(question),
+    Inventory { from },
+    Thaw,
+    Cut,
+    Capture { to: fd, packets, seconds },
+    Record { to: fd },
+});

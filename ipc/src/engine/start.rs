@@ -5,6 +5,8 @@ use serde::{Deserialize, Serialize};
 use slipgate_model::{FlowLogEvent, NetworkView, OpenQuestion, RuleIndex, VmId, VmRow, VmSpec};
 use slipgate_policy::LocalAddresses;
 
+use crate::descriptors::maps_descriptors;
+
 /// Settings that an engine starts with.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Start<F = OwnedFd> {
@@ -84,3 +86,13 @@ pub struct ForwardSocket<F = OwnedFd> {
     /// engine runs.
     pub relayed_rule: RuleIndex,
 }
+
+maps_descriptors!(struct Start {
+    maps: all, port: fd, flow_log: optional, pcap: optional, locks: all, owner_row, epoch,
+    flow_log_events, vms, policies: fd, rule_base, forward_texts, resolvers, nat_ports,
+    reserved_ports, network, open_questions, log,
+});
+maps_descriptors!(struct Policies { id, policies: fd, rule_base, local, vms, strictly });
+maps_descriptors!(struct ForwardSocket {
+    socket: fd, vm, vm_row, protocol, host, guest_port, rule, relayed_rule,
+});
