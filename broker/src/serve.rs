@@ -22,7 +22,7 @@ use slipgate_control::{BpfLog, owner};
 use slipgate_ipc::{
     api::Event,
     channel::Received,
-    client::{Asked, ClientAnswer, ClientRequest},
+    client::{ClientAnswer, ClientRequest, PermittedRequest},
     engine::{EngineReply, EngineRequest, FromEngine, OnExit, ToEngine},
     vmm::{FromVmm, VmmEnd},
 };
@@ -270,7 +270,7 @@ impl Broker {
     fn answer_control(&mut self) -> anyhow::Result<Option<OnExit>> {
         let mut asked = self.parts.control.serve();
         self.take_api_requests(&mut asked);
-        let puts = |asked: &Asked| {
+        let puts = |asked: &PermittedRequest| {
             use ClientRequest::{PutVm, ServeVm};
             matches!(asked.request, PutVm { .. } | ServeVm { .. })
         };
@@ -288,7 +288,7 @@ impl Broker {
             apis,
             ..
         } = self;
-        for Asked { client, request } in asked {
+        for PermittedRequest { client, request } in asked {
             // Others are carried out with the next engine, where there is none.
             let is_held_up = match &request {
                 ClientRequest::Engine { .. } => !parts.engine.answers(),
@@ -407,14 +407,16 @@ impl Broker {
     }
 
     /// Collects the requests of the API's clients that their socket permits.
-    fn take_api_requests(&mut self, asked: &mut Vec<Asked>) {
+    fn take_api_requests(&mut self, asked: &mut Vec<PermittedRequest>) {
         let Parts {
             attached, control, ..
         } = &mut self.parts;
         for api in &mut self.apis {
             for (client, request) in api.requests(attached, || control.take_in()) {
                 match request {
-                    Ok(request) if api.permits(&request) => asked.push(Asked { client, request }),
+                    Ok(request) if api.permits(&request) => {
+                        asked.push(PermittedRequest { client, request })
+                    }
                     Ok(_) => control.answer(client, &ClientAnswer::forbidden()),
                     Err(e) => {
                         let why = format!("making a socket for the answer ({e}): try again");

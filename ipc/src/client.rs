@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 
 pub use self::{
     ask::{ClientError, ask},
-    server::{Asked, ClientId, ControlServer},
+    server::{ClientId, ControlServer, PermittedRequest},
     vms::{
         GuestNetwork, MAX_LABEL_BYTES, MAX_LABELS, MAX_VM_FORWARDS, PolicyStatus, Replaces,
         Version, VmChange, VmDefinition, VmState, VmStatus,

@@ -73,7 +73,7 @@ struct Client {
 
 /// A request that its sender is permitted to make.
 #[derive(Debug)]
-pub struct Asked {
+pub struct PermittedRequest {
     /// Connection that sent the request.
     pub client: ClientId,
     /// The decoded request.
@@ -119,7 +119,7 @@ impl ControlServer {
 
     /// Accepts connections and reads requests without waiting. Returns the permitted requests, at
     /// most one per connection until it is answered.
-    pub fn serve(&mut self) -> Vec<Asked> {
+    pub fn serve(&mut self) -> Vec<PermittedRequest> {
         self.accept();
         let mut requests = Vec::new();
         let mut refused = Vec::new();
@@ -130,7 +130,7 @@ impl ControlServer {
             {
                 client.busy = true;
                 match client.request(&line) {
-                    Ok(request) => requests.push(Asked {
+                    Ok(request) => requests.push(PermittedRequest {
                         client: client.id,
                         request,
                     }),

@@ -37,7 +37,7 @@ fn line(request: &ClientRequest<Slot>) -> Vec<u8> {
 }
 
 /// The next request that comes.
-fn served(server: &mut ControlServer) -> Asked {
+fn served(server: &mut ControlServer) -> PermittedRequest {
     loop {
         if let Some(found) = server.serve().pop() {
             return found;
@@ -69,7 +69,7 @@ fn a_question_is_answered_on_its_own_connection() {
         lacks_address: false,
     });
     let answer = ClientAnswer::from(reply);
-    let Asked {
+    let PermittedRequest {
         client: id,
         request,
     } = served(&mut server);
@@ -218,7 +218,7 @@ fn a_clients_next_request_waits_for_the_answer() {
     let lines: Vec<u8> = requests().iter().flat_map(line).collect();
     client.write_all(&lines).unwrap();
     for expected in requests() {
-        let [asked] = <[Asked; 1]>::try_from(server.serve()).expect("one at a time");
+        let [asked] = <[PermittedRequest; 1]>::try_from(server.serve()).expect("one at a time");
         assert_eq!(wire(asked.request), expected);
         assert!(server.serve().is_empty() && !server.has_waiting());
         server.answer(asked.client, &ClientAnswer::Done);

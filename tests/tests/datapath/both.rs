@@ -17,7 +17,7 @@ use slipgate_control::{
 use slipgate_testbed::{PinDir, test_run::test_run};
 use userspace_nat::{
     datapath::Tables,
-    fake::{FakeDatapath, Kernel, KernelHandle, Way},
+    fake::{FakeDatapath, Handling, Kernel, KernelHandle},
     port::VirtioNetHdr,
 };
 
@@ -298,7 +298,7 @@ impl Both {
 
     /// Gives a frame to the BPF program and to the in-memory kernel; returns where it went in each,
     /// and the reason according to the latter.
-    pub(crate) fn send(&self, at: At, frame: &[u8], gso_size: u32) -> ([Went; 2], Way) {
+    pub(crate) fn send(&self, at: At, frame: &[u8], gso_size: u32) -> ([Went; 2], Handling) {
         let program: BorrowedFd<'_> = self.real.program(at.program()).expect("a program");
         let vnet = VirtioNetHdr {
             gso_type: match gso_size {
@@ -390,14 +390,14 @@ impl Both {
     }
 }
 
-fn went(memory: &mut RefMut<'_, Kernel>, way: Way) -> Went {
+fn went(memory: &mut RefMut<'_, Kernel>, way: Handling) -> Went {
     memory.queue.clear();
     memory.at_guest.clear();
     memory.at_world.clear();
     match way {
-        Way::Dropped(_) => Went::Dropped,
-        Way::Passed => Went::LeftToTheHost,
-        Way::Fast | Way::Engine(_) => Went::Sent(memory.last_sent.clone()),
+        Handling::Dropped(_) => Went::Dropped,
+        Handling::Passed => Went::LeftToTheHost,
+        Handling::Fast | Handling::Engine(_) => Went::Sent(memory.last_sent.clone()),
     }
 }
 

@@ -17,7 +17,7 @@ use proptest::{
 };
 use slipgate_abi::{DropReason, Handover};
 use slipgate_testbed::{NetNs, require_root_and_tun};
-use userspace_nat::fake::Way;
+use userspace_nat::fake::Handling;
 
 use crate::both::Both;
 
@@ -107,8 +107,8 @@ fn the_programs_and_the_in_memory_kernel_agree() {
                     frame
                 );
                 let key = match way {
-                    Way::Fast | Way::Passed => format!("{at:?} {way:?}"),
-                    Way::Engine(_) | Way::Dropped(_) => format!("{way:?}"),
+                    Handling::Fast | Handling::Passed => format!("{at:?} {way:?}"),
+                    Handling::Engine(_) | Handling::Dropped(_) => format!("{way:?}"),
                 };
                 *reached_by.borrow_mut().entry(key).or_default() += 1;
             }
@@ -116,8 +116,8 @@ fn the_programs_and_the_in_memory_kernel_agree() {
         });
         done.unwrap_or_else(|failed| panic!("{failed}"));
         println!("{reached:#?}");
-        let ways = HANDOVERS.map(Way::Engine).into_iter();
-        let ways = ways.chain(DROPS.map(Way::Dropped));
+        let ways = HANDOVERS.map(Handling::Engine).into_iter();
+        let ways = ways.chain(DROPS.map(Handling::Dropped));
         let missed: Vec<_> = ways
             .map(|way| format!("{way:?}"))
             .chain(

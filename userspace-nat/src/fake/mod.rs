@@ -44,7 +44,7 @@ mod segmentation;
 mod skb;
 
 pub use datapath::FakeDatapath;
-pub use programs::Way;
+pub use programs::Handling;
 pub use segmentation::segments;
 
 /// An array that everybody changes through pointers, like a mapped one.

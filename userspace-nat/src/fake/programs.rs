@@ -23,9 +23,9 @@ const HOST_MAC: [u8; 6] = [0; 6];
 const ROUTER_MAC: [u8; 6] = [0x02, 0, 0, 0, 1, 1];
 const BROADCAST_MAC: [u8; 6] = [0xff; 6];
 
-/// Path that a packet took.
+/// What the programs did with a packet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Way {
+pub enum Handling {
     /// The programs translated or answered it.
     Fast,
     /// The programs handed it to the engine, for this reason.
@@ -39,7 +39,7 @@ pub enum Way {
 impl Kernel {
     /// Sends an IPv4 packet from a guest to the gateway's MAC, or to broadcast if its destination
     /// is a group.
-    pub fn guest_sends(&mut self, row: u16, vnet: VirtioNetHdr, l3: &[u8]) -> Way {
+    pub fn guest_sends(&mut self, row: u16, vnet: VirtioNetHdr, l3: &[u8]) -> Handling {
         let is_group = l3.get(16).is_some_and(|first| *first >= 224);
         self.guest_sends_frame(
             row,
@@ -49,26 +49,26 @@ impl Kernel {
     }
 
     /// Sends an ARP packet from a guest to broadcast.
-    pub fn guest_sends_arp(&mut self, row: u16, message: &[u8]) -> Way {
+    pub fn guest_sends_arp(&mut self, row: u16, message: &[u8]) -> Handling {
         let frame = self.frame_of_guest(row, true, ETHERTYPE_ARP, message);
         self.guest_sends_frame(row, VirtioNetHdr::default(), &frame)
     }
 
     /// Sends a frame from a guest, given from the Ethernet header on.
-    pub fn guest_sends_frame(&mut self, row: u16, vnet: VirtioNetHdr, frame: &[u8]) -> Way {
+    pub fn guest_sends_frame(&mut self, row: u16, vnet: VirtioNetHdr, frame: &[u8]) -> Handling {
         let frame = Frame::new(vnet, FIRST_TAP + u32::from(row), ether_type(frame), frame);
         let end = guest_egress::run(self.run(&frame));
         self.finish(end, &frame)
     }
 
     /// Sends an IPv4 packet from the world to the host.
-    pub fn world_sends(&mut self, vnet: VirtioNetHdr, l3: &[u8]) -> Way {
+    pub fn world_sends(&mut self, vnet: VirtioNetHdr, l3: &[u8]) -> Handling {
         let frame = ethernet(HOST_MAC, ROUTER_MAC, ETHERTYPE_IPV4, l3);
         self.world_sends_frame(vnet, &frame)
     }
 
     /// Sends a frame from the world to the host, given from the Ethernet header on.
-    pub fn world_sends_frame(&mut self, vnet: VirtioNetHdr, frame: &[u8]) -> Way {
+    pub fn world_sends_frame(&mut self, vnet: VirtioNetHdr, frame: &[u8]) -> Handling {
         let mut frame = Frame::new(vnet, UPLINK, ether_type(frame), frame);
         frame.is_to_this_host = frame.bytes().starts_with(&HOST_MAC);
         let end = uplink_ingress::run::<_, ETHERNET_LEN>(self.run(&frame));
@@ -76,7 +76,7 @@ impl Kernel {
     }
 
     /// Sends an IPv4 packet from the world by an uplink without L2 header.
-    pub fn world_sends_without_l2(&mut self, vnet: VirtioNetHdr, l3: &[u8]) -> Way {
+    pub fn world_sends_without_l2(&mut self, vnet: VirtioNetHdr, l3: &[u8]) -> Handling {
         let frame = Frame::new(vnet, UPLINK, ETHERTYPE_IPV4, l3);
         let end = uplink_ingress::run::<_, 0>(self.run(&frame));
         self.finish(end, &frame)
@@ -100,7 +100,7 @@ impl Kernel {
     }
 
     /// Processes a frame of the engine, given from the header that replaces the MAC addresses on.
-    pub fn engine_sends_frame(&mut self, vnet: VirtioNetHdr, frame: &[u8]) -> Way {
+    pub fn engine_sends_frame(&mut self, vnet: VirtioNetHdr, frame: &[u8]) -> Handling {
         let frame = Frame::new(vnet, ENGINE_PORT, ether_type(frame), frame);
         let end = engine_port::run(self.run(&frame));
         self.finish(end, &frame)
@@ -114,7 +114,7 @@ impl Kernel {
         flags: u8,
         vnet: VirtioNetHdr,
         l3: &[u8],
-    ) -> Way {
+    ) -> Handling {
         let frame = match flags & PortFlags::FROM_UPLINK {
             0 => self.frame_of_guest(row, flags & PortFlags::GROUP != 0, ETHERTYPE_IPV4, l3),
             _ => ethernet(HOST_MAC, ROUTER_MAC, ETHERTYPE_IPV4, l3),
@@ -133,13 +133,13 @@ impl Kernel {
     }
 
     /// Delivers a frame to the place where a program sent it.
-    fn finish(&mut self, end: End, frame: &Frame) -> Way {
+    fn finish(&mut self, end: End, frame: &Frame) -> Handling {
         let to = match end {
             End::Dropped(reason) => {
                 self.dropped += 1;
-                return Way::Dropped(reason);
+                return Handling::Dropped(reason);
             }
-            End::Passed => return Way::Passed,
+            End::Passed => return Handling::Passed,
             End::Redirected(to) => to,
         };
         let bytes = frame.bytes();
@@ -152,10 +152,10 @@ impl Kernel {
             Some(tap) => self.at_guest.push((tap.vm, l3)),
             None => self.at_world.push(l3),
         }
-        Way::Fast
+        Handling::Fast
     }
 
-    fn queue_for_engine(&mut self, vnet: VirtioNetHdr, bytes: &[u8]) -> Way {
+    fn queue_for_engine(&mut self, vnet: VirtioNetHdr, bytes: &[u8]) -> Handling {
         self.handed_over += 1;
         let mut frame = vnet.encode().to_vec();
         frame.extend_from_slice(bytes);
@@ -166,7 +166,7 @@ impl Kernel {
         } else {
             self.queue.push_back(frame);
         }
-        Way::Engine(why.expect("what is handed over says why"))
+        Handling::Engine(why.expect("what is handed over says why"))
     }
 
     fn frame_of_guest(&self, row: u16, is_group: bool, ether_type: u16, l3: &[u8]) -> Vec<u8> {

@@ -1,5 +1,4 @@
 use slipgate_abi::{DropCounters, RuleIndex, VmCounters};
-
 use slipgate_ipc::engine::RelayedCounts;
 
 use super::*;

@@ -14,7 +14,7 @@ fn rule(action: Action, pattern: &str) -> Rule {
 fn a_syn_is_admitted_and_what_follows_stays_in_the_kernel() {
     let mut rig = Rig::new();
     let syn = syn((GUEST, 40_000), SERVER, 7);
-    assert_eq!(rig.guest(1, &syn), Way::Engine(Handover::Miss));
+    assert_eq!(rig.guest(1, &syn), Handling::Engine(Handover::Miss));
     let sent = rig.at_world();
     assert_eq!(sent.len(), 1);
     assert!(is_right(&sent[0]));
@@ -22,10 +22,10 @@ fn a_syn_is_admitted_and_what_follows_stays_in_the_kernel() {
     // Clamped to the uplink's 1,400.
     assert_eq!(sent[0][42..44], 1_360u16.to_be_bytes());
     let nat = (NAT, u16::from_be_bytes([sent[0][20], sent[0][21]]));
-    assert_eq!(rig.world(&syn_ack(SERVER, nat, 1, 8)), Way::Fast);
+    assert_eq!(rig.world(&syn_ack(SERVER, nat, 1, 8)), Handling::Fast);
     assert_eq!(
         rig.guest(1, &ack((GUEST, 40_000), SERVER, 0, 8, 2)),
-        Way::Fast
+        Handling::Fast
     );
     assert_eq!(rig.flows(), 1);
     rig.assert_paired();
@@ -42,7 +42,7 @@ fn a_retransmitted_syn_makes_no_second_flow() {
             .guest_sends(1, VirtioNetHdr::default(), &packet);
     }
     rig.turn();
-    assert_eq!(rig.guest(1, &packet), Way::Fast);
+    assert_eq!(rig.guest(1, &packet), Handling::Fast);
     assert_eq!(rig.flows(), 1);
     assert_eq!(rig.at_world().len(), 3);
     assert_eq!(rig.kernel.borrow().stats(1).snapshot().0.admitted, 1);
@@ -67,7 +67,7 @@ fn a_syn_with_another_sequence_number_is_another_connection() {
     let first = rig.connect(40_000, 7);
     assert_eq!(
         rig.guest(1, &syn((GUEST, 40_000), SERVER, 999)),
-        Way::Engine(Handover::Syn)
+        Handling::Engine(Handover::Syn)
     );
     let sent = rig.at_world().pop().unwrap();
     assert_ne!(
@@ -211,7 +211,7 @@ fn rfc6888_req_8_exhausted_ports_refuse_and_harm_nobody() {
     rig.guest(1, &syn((GUEST, 50_000), SERVER, 7));
     assert_eq!(rig.refused(1, Refusal::PortsExhausted), 1);
     for nat in &nats {
-        assert_eq!(rig.world(&ack(SERVER, *nat, 0, 9_001, 8)), Way::Fast);
+        assert_eq!(rig.world(&ack(SERVER, *nat, 0, 9_001, 8)), Handling::Fast);
     }
     // Toward another destination the same ports are free.
     rig.guest(1, &syn((GUEST, 50_000), (PEER, 80), 7));
@@ -223,16 +223,16 @@ fn rfc6888_req_8_exhausted_ports_refuse_and_harm_nobody() {
     rig.world(&ack(SERVER, nats[0], Flags::FIN, 2, 3));
     let duplicate = ack(guest, SERVER, 0, 3, 2);
     for i in 1..=2 {
-        assert_eq!(rig.guest(1, &duplicate), Way::Fast);
+        assert_eq!(rig.guest(1, &duplicate), Handling::Fast);
         rig.guest(1, &syn((GUEST, 50_001), SERVER, 7));
         assert_eq!(rig.refused(1, Refusal::PortsExhausted), 1 + i);
         rig.kernel.borrow_mut().now_ns += SECOND_NS;
     }
     assert_eq!(
         rig.world(&ack(SERVER, nats[0], Flags::FIN, 2, 3)),
-        Way::Fast
+        Handling::Fast
     );
-    assert_eq!(rig.guest(1, &ack(guest, SERVER, 0, 3, 3)), Way::Fast);
+    assert_eq!(rig.guest(1, &ack(guest, SERVER, 0, 3, 3)), Handling::Fast);
     rig.at_guest();
     rig.at_world();
     assert_eq!(rig.connect(50_001, 7), nats[0]);
@@ -258,7 +258,7 @@ fn a_full_table_refuses_and_harms_nobody() {
     assert_eq!(open(&mut rig, 3), (769 + 170, 1_024 - 85));
     for row in 1..=3 {
         let known = udp((GUEST, 1_000), SERVER, b"x");
-        assert_eq!(rig.guest(row, &known), Way::Fast);
+        assert_eq!(rig.guest(row, &known), Handling::Fast);
     }
     rig.assert_paired();
 }
@@ -407,7 +407,7 @@ fn a_forward_opens_a_flow_from_the_world() {
     let (client, host) = ((PEER, 50_000), (NAT, 8_080));
     assert_eq!(
         rig.world(&syn(client, host, 5)),
-        Way::Engine(Handover::Forward)
+        Handling::Engine(Handover::Forward)
     );
     let (vm, got) = rig.at_guest().pop().expect("the SYN arrives");
     assert_eq!(
@@ -415,7 +415,10 @@ fn a_forward_opens_a_flow_from_the_world() {
         (101, &GUEST.octets[..], &80u16.to_be_bytes()[..])
     );
     assert!(is_right(&got));
-    assert_eq!(rig.guest(1, &syn_ack((GUEST, 80), client, 9, 6)), Way::Fast);
+    assert_eq!(
+        rig.guest(1, &syn_ack((GUEST, 80), client, 9, 6)),
+        Handling::Fast
+    );
     assert_eq!(
         rig.at_world().pop().unwrap()[20..22],
         8_080u16.to_be_bytes()
@@ -433,7 +436,7 @@ fn a_forward_opens_a_flow_from_the_world() {
     // In the peer's name anybody can send a SYN: the connection lives on.
     assert_eq!(
         rig.world(&syn(client, host, 777)),
-        Way::Engine(Handover::Syn)
+        Handling::Engine(Handover::Syn)
     );
     assert_eq!(rig.at_guest().len(), 1);
     assert_eq!(rig.flows(), 1);
@@ -481,7 +484,7 @@ fn rfc5382_req_2_simultaneous_open() {
     let nat = (NAT, u16::from_be_bytes([sent[20], sent[21]]));
     assert_eq!(
         rig.world(&syn(SERVER, nat, 1_000)),
-        Way::Engine(Handover::Syn)
+        Handling::Engine(Handover::Syn)
     );
     assert_eq!(rig.at_guest().len(), 1);
     rig.guest(1, &syn_ack((GUEST, 40_000), SERVER, 7, 1_001));

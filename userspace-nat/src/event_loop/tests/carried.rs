@@ -35,14 +35,17 @@ fn release(rig: &mut Rig, slot: SlotIndex) -> bool {
 fn a_held_flow_goes_through_the_engine_until_it_is_released() {
     let mut rig = Rig::new();
     let (nat, slot) = held(&mut rig);
-    let engine = Way::Engine(Handover::Verdict);
+    let engine = Handling::Engine(Handover::Verdict);
     assert_eq!(rig.guest(1, &ack(GUEST_AT, SERVER, 0, 2, 2)), engine);
     assert_eq!(rig.world(&ack(SERVER, nat, 0, 2, 2)), engine);
     assert_eq!((rig.at_world().len(), rig.at_guest().len()), (1, 1));
     assert_eq!(verdict(&rig, slot), Verdict::Engine as u32);
     assert!(release(&mut rig, slot));
-    assert_eq!(rig.guest(1, &ack(GUEST_AT, SERVER, 0, 2, 2)), Way::Fast);
-    assert_eq!(rig.world(&ack(SERVER, nat, 0, 2, 2)), Way::Fast);
+    assert_eq!(
+        rig.guest(1, &ack(GUEST_AT, SERVER, 0, 2, 2)),
+        Handling::Fast
+    );
+    assert_eq!(rig.world(&ack(SERVER, nat, 0, 2, 2)), Handling::Fast);
     let slot = rig.kernel.borrow().slot(slot);
     assert_eq!(slot.tx_packets().load(Relaxed), 2 + 2);
     rig.assert_paired();
@@ -96,7 +99,10 @@ fn a_held_flow_that_nobody_inspects_is_the_kernels_after_adoption() {
     let (mut rig, adoption) = rig.restart(&Setup::default());
     assert_eq!((adoption.live, adoption.refused), (1, 0));
     assert!(!rig.engine.core.nat.flows.entry(slot).unwrap().is_held());
-    assert_eq!(rig.guest(1, &ack(GUEST_AT, SERVER, 0, 2, 2)), Way::Fast);
+    assert_eq!(
+        rig.guest(1, &ack(GUEST_AT, SERVER, 0, 2, 2)),
+        Handling::Fast
+    );
 }
 
 #[test]
@@ -104,7 +110,7 @@ fn a_frozen_vm_is_silent_and_another_is_not() {
     let mut rig = Rig::new();
     let nat = rig.connect(40_000, 7);
     rig.kernel.borrow().set_frozen(1, true);
-    let frozen = Way::Dropped(DropReason::Frozen);
+    let frozen = Handling::Dropped(DropReason::Frozen);
     assert_eq!(rig.guest(1, &ack(GUEST_AT, SERVER, 0, 2, 2)), frozen);
     assert_eq!(rig.guest(1, &syn((GUEST, 40_001), SERVER, 7)), frozen);
     assert_eq!(rig.world(&ack(SERVER, nat, 0, 2, 2)), frozen);
@@ -122,8 +128,11 @@ fn a_frozen_vm_is_silent_and_another_is_not() {
     assert_eq!(rig.at_world().len(), 0);
     release(&mut rig, slot);
     rig.kernel.borrow().set_frozen(1, false);
-    assert_eq!(rig.guest(1, &ack(GUEST_AT, SERVER, 0, 2, 2)), Way::Fast);
-    assert_eq!(rig.world(&ack(SERVER, nat, 0, 2, 2)), Way::Fast);
+    assert_eq!(
+        rig.guest(1, &ack(GUEST_AT, SERVER, 0, 2, 2)),
+        Handling::Fast
+    );
+    assert_eq!(rig.world(&ack(SERVER, nat, 0, 2, 2)), Handling::Fast);
 }
 
 #[test]
@@ -145,10 +154,10 @@ fn a_rate_holds_for_what_the_engine_carries_too() {
     }
     assert_eq!(rig.at_world().len(), 5, "100 ms of the rate");
     release(&mut rig, slot);
-    let over = Way::Dropped(DropReason::PacketRate);
+    let over = Handling::Dropped(DropReason::PacketRate);
     assert_eq!(rig.guest(1, &segment), over);
     rig.kernel.borrow_mut().now_ns += 20 * MILLISECOND_NS;
-    assert_eq!(rig.guest(1, &segment), Way::Fast);
+    assert_eq!(rig.guest(1, &segment), Handling::Fast);
     assert_eq!(rig.guest(1, &segment), over);
     let (_, drops) = rig.kernel.borrow().stats(1).snapshot();
     assert_eq!(drops.packet_rate.packets, 15 + 2);
@@ -162,7 +171,7 @@ fn an_end_is_recorded_with_how_long_connecting_took() {
     let port = u16::from_be_bytes([sent[0][20], sent[0][21]]);
     rig.kernel.borrow_mut().now_ns += 12_345_678;
     let answer = ack(SERVER, (NAT, port), Flags::SYN, 1, 8);
-    assert_eq!(rig.world(&answer), Way::Fast);
+    assert_eq!(rig.world(&answer), Handling::Fast);
     let slot = rig.kernel.borrow().slots_in_use()[0];
     let connect_us = rig.kernel.borrow().slot(slot).connect_us().load(Relaxed);
     assert_eq!(connect_us, 12_345);

@@ -105,7 +105,7 @@ fn a_flow_that_is_cut_sends_nothing_more_and_both_ends_are_told() {
     assert_eq!(probe.flags, Flags::ACK);
     // Its answer is not sent on: it has an RST at once, and the server one in its name.
     let said = ack((GUEST, 40_000), SERVER, 0, 8, 9_001);
-    assert_ne!(rig.guest(1, &said), Way::Fast);
+    assert_ne!(rig.guest(1, &said), Handling::Fast);
     let to_guest = tcp_of(&rig.at_guest().pop().unwrap().1);
     assert_eq!((to_guest.flags, to_guest.sequence), (Flags::RST, 9_001));
     let to_server = rig.at_world();
@@ -117,7 +117,7 @@ fn a_flow_that_is_cut_sends_nothing_more_and_both_ends_are_told() {
     assert_eq!((reset.flags, reset.sequence), (Flags::RST, 8));
     // The other way round.
     let came = ack(SERVER, nat, PSH, 9_001, 8);
-    assert_ne!(rig.world(&came), Way::Fast);
+    assert_ne!(rig.world(&came), Handling::Fast);
     let back = tcp_of(&rig.at_world().pop().unwrap());
     assert_eq!((back.flags, back.sequence), (Flags::RST, 8));
     let on = tcp_of(&rig.at_guest().pop().unwrap().1);
@@ -157,7 +157,7 @@ fn a_whole_vm_is_cut_and_no_other() {
     assert_eq!(rig.flows(), 1);
     assert_eq!(rig.records().len(), 601);
     let again = ack((GUEST, 40_000), SERVER, 0, 8, 9_001);
-    assert_eq!(rig.guest(2, &again), Way::Fast);
+    assert_eq!(rig.guest(2, &again), Handling::Fast);
     // The VM may open others.
     rig.connect(40_000, 77);
     assert_eq!(rig.flows(), 2);
@@ -235,7 +235,7 @@ fn a_captured_flow_is_seen_as_its_guest_sees_it() {
     let verdict = rig.kernel.borrow().slot(slot).verdict().load(Relaxed);
     assert_eq!(verdict, Verdict::Fast as u32);
     let later = ack(guest, SERVER, 0, 9, 9_001);
-    assert_eq!(rig.guest(1, &later), Way::Fast);
+    assert_eq!(rig.guest(1, &later), Handling::Fast);
     let read = rig.kernel.borrow().slot(slot).tx_packets().load(Relaxed);
     assert_eq!(read, 4, "each is counted once");
 }
@@ -246,19 +246,28 @@ fn a_capture_of_a_vm_has_new_flows_too_and_ends_after_as_many_packets() {
     let mut client = rig.capture(Subject::Vm { row: VmRow::new(1) }, Some(3));
     rig.guest(1, &udp((GUEST, 5_000), SERVER, b"1"));
     rig.guest(2, &udp((GUEST, 5_000), SERVER, b"another's"));
-    assert_ne!(rig.guest(1, &udp((GUEST, 5_000), SERVER, b"2")), Way::Fast);
+    assert_ne!(
+        rig.guest(1, &udp((GUEST, 5_000), SERVER, b"2")),
+        Handling::Fast
+    );
     rig.guest(1, &udp((GUEST, 5_000), SERVER, b"3"));
     rig.guest(1, &udp((GUEST, 5_000), SERVER, b"4"));
     let bytes = read(&mut client);
     let packets = captured(&bytes);
     let last: Vec<u8> = packets.iter().map(|(l3, _)| l3[28]).collect();
     assert_eq!(last, b"123");
-    assert_eq!(rig.guest(1, &udp((GUEST, 5_000), SERVER, b"5")), Way::Fast);
+    assert_eq!(
+        rig.guest(1, &udp((GUEST, 5_000), SERVER, b"5")),
+        Handling::Fast
+    );
     assert_eq!(
         rig.guest(1, &udp((GUEST, 5_001), SERVER, b"6")),
-        Way::Engine(Handover::Miss)
+        Handling::Engine(Handover::Miss)
     );
-    assert_eq!(rig.guest(1, &udp((GUEST, 5_001), SERVER, b"7")), Way::Fast);
+    assert_eq!(
+        rig.guest(1, &udp((GUEST, 5_001), SERVER, b"7")),
+        Handling::Fast
+    );
     // It is over: the other end is closed.
     client.set_nonblocking(false).unwrap();
     assert_eq!(client.read(&mut [0; 8]).unwrap(), 0);
@@ -270,10 +279,10 @@ fn captured_flows_are_the_kernels_when_the_engine_ends_in_order() {
     rig.connect(40_000, 7);
     let mut client = rig.capture(Subject::Vm { row: VmRow::new(1) }, None);
     let packet = ack((GUEST, 40_000), SERVER, 0, 8, 9_001);
-    assert_eq!(rig.guest(1, &packet), Way::Engine(Handover::Verdict));
+    assert_eq!(rig.guest(1, &packet), Handling::Engine(Handover::Verdict));
     rig.send(|engine| engine.stop(OnExit::Keep));
     assert_eq!(rig.run().unwrap(), OnExit::Keep);
-    assert_eq!(rig.guest(1, &packet), Way::Fast);
+    assert_eq!(rig.guest(1, &packet), Handling::Fast);
     let mut bytes = Vec::new();
     client.read_to_end(&mut bytes).unwrap();
     assert_eq!(captured(&bytes).len(), 1);
@@ -320,7 +329,10 @@ fn captures_are_bounded_and_do_not_wait_for_their_clients() {
     drop(clients);
     rig.turn();
     rig.turn();
-    assert_eq!(rig.guest(1, &udp((GUEST, 5_000), SERVER, b"x")), Way::Fast);
+    assert_eq!(
+        rig.guest(1, &udp((GUEST, 5_000), SERVER, b"x")),
+        Handling::Fast
+    );
     let (_, nobodys) = rig.try_capture(Subject::Vm { row: VmRow::new(9) }, None);
     let gone = Subject::Flow {
         slot: SlotIndex::new(1),

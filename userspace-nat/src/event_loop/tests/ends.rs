@@ -45,7 +45,7 @@ fn rfc7857_section_2_2_a_reset_connection_lives_four_minutes_unless_revived() {
     rig.pass(3 * MINUTE_NS);
     // The reset was not of the connection's: both ends go on, one of them first.
     let next = ack((GUEST, by_guest), SERVER, Flags::ACK, 8, 9_001);
-    assert_eq!(rig.guest(1, &next), Way::Fast);
+    assert_eq!(rig.guest(1, &next), Handling::Fast);
     rig.world(&ack(SERVER, nats[2], Flags::ACK, 9_001, 8));
     rig.pass(MINUTE_NS - 2 * SECOND_NS);
     assert_eq!(rig.flows(), 4);
@@ -77,7 +77,10 @@ fn rfc4787_req_5_udp_lives_five_minutes() {
     rig.pass(299 * SECOND_NS);
     assert_eq!(rig.flows(), 1);
     // RFC 4787 REQ-6: outbound refreshes.
-    assert_eq!(rig.guest(1, &udp((GUEST, 5_000), SERVER, b"x")), Way::Fast);
+    assert_eq!(
+        rig.guest(1, &udp((GUEST, 5_000), SERVER, b"x")),
+        Handling::Fast
+    );
     rig.pass(299 * SECOND_NS);
     assert_eq!(rig.flows(), 1);
     rig.pass(3 * SECOND_NS);
@@ -141,7 +144,7 @@ fn a_packet_in_the_grace_revives_an_idle_flow() {
     rig.kernel.borrow_mut().now_ns += MILLISECOND_NS;
     assert_eq!(
         rig.guest(1, &udp((GUEST, 5_000), SERVER, b"x")),
-        Way::Engine(Handover::Verdict)
+        Handling::Engine(Handover::Verdict)
     );
     assert_eq!(verdict(&rig), Verdict::Fast as u32);
     assert_eq!(rig.at_world().len(), 2);
@@ -181,12 +184,12 @@ fn a_closed_connection_s_last_packets_pass_and_revive_nothing() {
     rig.kernel.borrow_mut().now_ns += 300 * MILLISECOND_NS;
     rig.turn();
     let way = rig.world(&ack(SERVER, nat, Flags::FIN, 2, 3));
-    assert_eq!(way, Way::Engine(Handover::Verdict));
+    assert_eq!(way, Handling::Engine(Handover::Verdict));
     assert_eq!(rig.at_guest().len(), 1, "a retransmitted FIN arrives");
     rig.pass(100 * MILLISECOND_NS);
     assert_eq!((rig.flows(), rig.records().len()), (1, 1));
     assert_eq!(rig.records()[0]["rx_packets"], 3, "it was counted");
-    assert_eq!(rig.world(&ack(SERVER, other, 0, 9_001, 8)), Way::Fast);
+    assert_eq!(rig.world(&ack(SERVER, other, 0, 9_001, 8)), Handling::Fast);
 }
 
 #[test]

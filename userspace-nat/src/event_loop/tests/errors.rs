@@ -30,7 +30,7 @@ fn rfc5508_req_4_an_error_from_the_world_is_translated_inward() {
         octets: [203, 0, 113, 9],
     };
     let error = icmp_error(router, NAT, 3, 1, &sent);
-    assert_eq!(rig.world(&error), Way::Engine(Handover::Icmp));
+    assert_eq!(rig.world(&error), Handling::Engine(Handover::Icmp));
     let (vm, got) = rig.at_guest().pop().expect("the error arrives");
     assert_eq!(vm, 101);
     assert!(is_right(&got), "outer checksums");
@@ -77,7 +77,7 @@ fn rfc5508_req_5_an_error_from_the_guest_is_translated_outward() {
     rig.world(&reply);
     let (_, delivered) = rig.at_guest().pop().unwrap();
     let error = icmp_error(GUEST, PEER, 3, 3, &delivered);
-    assert_eq!(rig.guest(1, &error), Way::Engine(Handover::Icmp));
+    assert_eq!(rig.guest(1, &error), Handling::Engine(Handover::Icmp));
     let out = rig.at_world().pop().expect("the error goes out");
     assert!(is_right(&out));
     assert_eq!(
@@ -232,7 +232,7 @@ fn too_large_for_the_guest_s_link_is_told_to_the_world() {
     let sent = rig.at_world().pop().unwrap();
     let nat = (NAT, ports(&sent[20..]).0);
     let large = udp(SERVER, nat, &[1; 1_500]);
-    assert_eq!(rig.world(&large), Way::Engine(Handover::TooBig));
+    assert_eq!(rig.world(&large), Handling::Engine(Handover::TooBig));
     let error = rig.at_world().pop().expect("an error goes out");
     assert!(is_right(&error));
     assert_eq!(

@@ -12,10 +12,10 @@ fn rfc4787_req_8_only_the_peers_own_tuple_gets_in() {
     let mut elsewhere = SERVER;
     elsewhere.0.octets[3] ^= 1;
     for stranger in [other_port, elsewhere] {
-        assert_eq!(rig.world(&udp(stranger, nat, b"y")), Way::Passed);
+        assert_eq!(rig.world(&udp(stranger, nat, b"y")), Handling::Passed);
     }
     assert!(rig.at_guest().is_empty());
-    assert_eq!(rig.world(&udp(SERVER, nat, b"y")), Way::Fast);
+    assert_eq!(rig.world(&udp(SERVER, nat, b"y")), Handling::Fast);
     assert_eq!(rig.at_guest().len(), 1);
 }
 
@@ -26,7 +26,7 @@ fn rfc4787_req_6_what_comes_in_refreshes_too() {
     let sent = rig.at_world().pop().unwrap();
     let nat = (NAT, u16::from_be_bytes([sent[20], sent[21]]));
     rig.pass(299 * SECOND_NS);
-    assert_eq!(rig.world(&udp(SERVER, nat, b"y")), Way::Fast);
+    assert_eq!(rig.world(&udp(SERVER, nat, b"y")), Handling::Fast);
     rig.pass(299 * SECOND_NS);
     assert_eq!(rig.flows(), 1);
     rig.pass(3 * SECOND_NS);

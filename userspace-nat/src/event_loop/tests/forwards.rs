@@ -142,7 +142,7 @@ fn a_guests_syn_on_a_flow_of_the_world_is_judged() {
     // Who answers is not asked for a rule.
     rig.at_guest();
     rig.world(&syn(SERVER, HTTP, 5));
-    assert_eq!(rig.guest(1, &syn_ack(WEB, SERVER, 9, 6)), Way::Fast);
+    assert_eq!(rig.guest(1, &syn_ack(WEB, SERVER, 9, 6)), Handling::Fast);
     assert_eq!(rig.at_world().len(), 1);
     rig.assert_paired();
 }
@@ -161,7 +161,7 @@ fn a_guests_syn_that_the_rules_let_out_is_a_flow_of_the_guests() {
         (1, 0)
     );
     // It is that SYN which opened it, so the same one again is a retransmission.
-    assert_eq!(rig.guest(1, &syn(WEB, SERVER, 5)), Way::Fast);
+    assert_eq!(rig.guest(1, &syn(WEB, SERVER, 5)), Handling::Fast);
     rig.assert_paired();
 }
 
@@ -331,7 +331,7 @@ fn connected_under_flood(setup: Setup, flood: u64, seconds: u64) -> (usize, usiz
             if client.answer.is_some_and(|at_ns| at_ns <= now_ns) {
                 let last = ack(client.at, HTTP, 0, 6, 10);
                 client.answer = None;
-                client.connected = rig.world(&last) == Way::Fast;
+                client.connected = rig.world(&last) == Handling::Fast;
             } else if client.next_try_ns <= now_ns && client.tries < 4 {
                 client.next_try_ns = now_ns + (SECOND_NS << client.tries);
                 client.tries += 1;
@@ -430,7 +430,7 @@ fn only_who_is_unproven_and_had_time_makes_room() {
         rig.pass(10 * MILLISECOND_NS);
     }
     for number in [1, 3, 5] {
-        assert_eq!(prove(&mut rig, number), Way::Fast);
+        assert_eq!(prove(&mut rig, number), Handling::Fast);
     }
     rig.world(&syn(client(7), HTTP, 5));
     assert_eq!(
@@ -442,7 +442,7 @@ fn only_who_is_unproven_and_had_time_makes_room() {
     for number in [7, 8, 9] {
         connect(&mut rig, number);
         rig.pass(300 * MILLISECOND_NS);
-        assert_eq!(prove(&mut rig, number), Way::Fast);
+        assert_eq!(prove(&mut rig, number), Handling::Fast);
     }
     let ends: Vec<_> = rig.records();
     let remote = |n: u8| format!("203.0.113.{n}:50000");
@@ -460,7 +460,7 @@ fn only_who_is_unproven_and_had_time_makes_room() {
     rig.world(&syn(client(10), HTTP, 5));
     assert_eq!(rig.refused(1, Refusal::FlowCap), 2);
     for number in [1, 3, 5, 7, 8, 9] {
-        assert_eq!(prove(&mut rig, number), Way::Fast);
+        assert_eq!(prove(&mut rig, number), Handling::Fast);
     }
     // A reset one makes room when it was silent for a while.
     rig.world(&ack(client(3), HTTP, Flags::RST, 6, 10));
@@ -469,7 +469,7 @@ fn only_who_is_unproven_and_had_time_makes_room() {
     rig.pass(100 * MILLISECOND_NS);
     assert_eq!(rig.records().last().unwrap()["end"], "reset");
     connect(&mut rig, 10);
-    assert_eq!(prove(&mut rig, 10), Way::Fast);
+    assert_eq!(prove(&mut rig, 10), Handling::Fast);
     rig.assert_paired();
 }
 
@@ -486,14 +486,14 @@ fn datagrams_that_nobody_is_behind_make_room() {
         sends(&mut rig, number);
         rig.guest(1, &udp((GUEST, 5_300), client(number), b"y"));
     }
-    assert_eq!(sends(&mut rig, 1), Way::Fast);
+    assert_eq!(sends(&mut rig, 1), Handling::Fast);
     for number in 7..=30 {
         rig.pass(300 * MILLISECOND_NS);
         sends(&mut rig, number);
         assert_eq!(rig.at_guest().last().unwrap().0, 101);
     }
     assert_eq!(rig.refused(1, Refusal::FlowCap), 0);
-    assert_eq!(sends(&mut rig, 1), Way::Fast);
+    assert_eq!(sends(&mut rig, 1), Handling::Fast);
     // A guest that is silent keeps its flows from the world for a minute.
     rig.pass(62 * SECOND_NS);
     assert_eq!(rig.engine.core.nat.flows.count(VmRow::new(1)), 1);
@@ -528,20 +528,22 @@ fn the_worlds_flood_takes_no_credit_and_no_turn_of_the_guests() {
     let mut kernel = rig.kernel.borrow_mut();
     let first = |number: u8| syn((ip([203, 0, 113, number]), 50_000), HTTP, 5);
     let went: Vec<bool> = (0..200)
-        .map(|number| kernel.world_sends(vnet, &first(number)) == Way::Engine(Handover::Forward))
+        .map(|number| {
+            kernel.world_sends(vnet, &first(number)) == Handling::Engine(Handover::Forward)
+        })
         .collect();
     assert_eq!(went.iter().filter(|went| **went).count(), 32);
     // What a server answers has the rest of the world's credits, the guest all of its own.
     let answer = ack(SERVER, nat, 0, 9_001, 8);
     for _ in 0..32 {
         let way = kernel.world_sends(vnet, &answer);
-        assert_eq!(way, Way::Engine(Handover::Verdict));
+        assert_eq!(way, Handling::Engine(Handover::Verdict));
     }
-    let no_credit = Way::Dropped(DropReason::NoCredit);
+    let no_credit = Handling::Dropped(DropReason::NoCredit);
     assert_eq!(kernel.world_sends(vnet, &answer), no_credit);
     for port in 0..64 {
         let way = kernel.guest_sends(1, vnet, &udp((GUEST, 5_000 + port), (PEER, 1_234), b"x"));
-        assert_eq!(way, Way::Engine(Handover::Miss));
+        assert_eq!(way, Handling::Engine(Handover::Miss));
     }
     drop(kernel);
     rig.turn();
@@ -558,7 +560,7 @@ fn the_worlds_flood_takes_no_credit_and_no_turn_of_the_guests() {
     assert_eq!(way, no_credit);
     rig.pass(100 * MILLISECOND_NS);
     let way = rig.world(&syn((PEER, 60_101), HTTP, 5));
-    assert_eq!(way, Way::Engine(Handover::Forward));
+    assert_eq!(way, Handling::Engine(Handover::Forward));
     let counters = rig.kernel.borrow().stats(1).snapshot().0;
     assert_eq!(counters.lost_after_redirect, 31);
 }

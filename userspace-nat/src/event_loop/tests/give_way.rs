@@ -97,7 +97,7 @@ fn closed_connections_of_the_worlds_count_and_make_room_for_its_own() {
         rig.world(&ack(client, host, 0, 8, 9_001));
         rig.world(&ack(client, host, Flags::FIN, 8, 9_001));
         rig.guest(1, &ack(inside, client, Flags::FIN, 9_001, 9));
-        assert_eq!(rig.world(&ack(client, host, 0, 9, 9_002)), Way::Fast);
+        assert_eq!(rig.world(&ack(client, host, 0, 9, 9_002)), Handling::Fast);
         rig.at_guest();
         assert!(rig.engine.core.nat.flows.count_from_world(VmRow::new(1)) <= 3);
         assert!(rig.engine.core.nat.flows.count(VmRow::new(1)) <= 4);
@@ -196,7 +196,7 @@ fn questions_and_answers_by_datagrams_find_ports_for_as_long_as_they_are_asked()
             panic!("flow {number}: {:?}, {:?}", counters.0.refused, counters.1)
         });
         let nat = nat_of(&sent);
-        assert_eq!(rig.world(&udp(SERVER, nat, b"y")), Way::Fast);
+        assert_eq!(rig.world(&udp(SERVER, nat, b"y")), Handling::Fast);
         rig.at_guest();
         rig.pass(SECOND_NS / 100);
     }
@@ -242,7 +242,7 @@ fn nothing_that_lives_gives_way() {
         if second % 5 == 0 {
             assert_eq!(
                 rig.guest(1, &ack(guest(40_002), SERVER, 0, 8, 9_001)),
-                Way::Fast
+                Handling::Fast
             );
         }
         rig.at_guest();
@@ -254,10 +254,10 @@ fn nothing_that_lives_gives_way() {
     );
     rig.at_world();
     for nat in [connection, half_closed, reset] {
-        assert_eq!(rig.world(&ack(SERVER, nat, 0, 9_001, 9)), Way::Fast);
+        assert_eq!(rig.world(&ack(SERVER, nat, 0, 9_001, 9)), Handling::Fast);
     }
     for nat in talks {
-        assert_eq!(rig.world(&udp(SERVER, nat, b"z")), Way::Fast);
+        assert_eq!(rig.world(&udp(SERVER, nat, b"z")), Handling::Fast);
     }
     rig.assert_paired();
 }

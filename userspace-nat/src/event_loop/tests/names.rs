@@ -54,7 +54,7 @@ fn an_address_is_open_to_the_vm_that_was_told_for_as_long_as_it_was_told() {
     assert_eq!(rig.refused(1, Refusal::Default), 3, "the opening is over");
     assert_eq!(
         rig.guest(1, &ack((GUEST, 40_001), SERVER, 0, 2, 9_001)),
-        Way::Fast
+        Handling::Fast
     );
     assert_eq!(rig.flows(), 1, "what lives goes on");
     rig.close(40_001, nat, true);
@@ -81,7 +81,7 @@ fn flows_by_name_outlive_the_engine() {
     assert_eq!((adoption.live, adoption.refused), (1, 0));
     assert_eq!(
         rig.guest(1, &ack((GUEST, 40_001), SERVER, 0, 2, 9_001)),
-        Way::Fast
+        Handling::Fast
     );
     let closed = Setup {
         rules: Vec::new(),

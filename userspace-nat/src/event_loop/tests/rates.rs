@@ -96,7 +96,7 @@ fn what_a_guest_sends_in_fragments_is_charged_as_these() {
         let mut handed_over = 0;
         for _ in 0..400 {
             rig.kernel.borrow_mut().now_ns += 10 * MILLISECOND_NS;
-            handed_over += u64::from(rig.guest(1, &large) == Way::Engine(Handover::TooBig));
+            handed_over += u64::from(rig.guest(1, &large) == Handling::Engine(Handover::TooBig));
         }
         let (count, len) = total(&rig.at_world());
         // Four seconds, the burst, and the one packet that used it up.
@@ -183,8 +183,8 @@ fn what_ordinary_packets_used_up_is_gone_for_all() {
     rig.world(&udp(SERVER, nat, b"y"));
     let (_, delivered) = rig.at_guest().pop().expect("it arrives");
     rig.kernel.borrow().set_rates(1, tx(packets(10)));
-    assert_eq!(rig.guest(1, &udp(GUEST_AT, SERVER, b"x")), Way::Fast);
-    let over = Way::Dropped(DropReason::PacketRate);
+    assert_eq!(rig.guest(1, &udp(GUEST_AT, SERVER, b"x")), Handling::Fast);
+    let over = Handling::Dropped(DropReason::PacketRate);
     let large = datagram(GUEST_AT, SERVER, 9_000);
     assert_eq!(rig.guest(1, &large), over);
     rig.guest(1, &icmp_error(GUEST, PEER, 3, 3, &delivered));
@@ -196,7 +196,7 @@ fn what_ordinary_packets_used_up_is_gone_for_all() {
     rig.kernel.borrow_mut().now_ns += 590 * MILLISECOND_NS;
     assert_eq!(rig.guest(1, &udp(GUEST_AT, SERVER, b"x")), over);
     rig.kernel.borrow_mut().now_ns += 20 * MILLISECOND_NS;
-    assert_eq!(rig.guest(1, &udp(GUEST_AT, SERVER, b"x")), Way::Fast);
+    assert_eq!(rig.guest(1, &udp(GUEST_AT, SERVER, b"x")), Handling::Fast);
 }
 
 #[test]
@@ -210,7 +210,7 @@ fn what_is_told_about_a_large_packet_is_not_charged() {
     }
     // It may not be fragmented, so it goes nowhere.
     assert_eq!(rig.dropped(1, DropReason::TooBig), 5);
-    assert_eq!(rig.guest(1, &udp(GUEST_AT, SERVER, b"x")), Way::Fast);
+    assert_eq!(rig.guest(1, &udp(GUEST_AT, SERVER, b"x")), Handling::Fast);
 }
 
 #[test]
@@ -230,7 +230,7 @@ fn without_the_flag_nothing_is_charged() {
 fn queue(rig: &Rig, row: u16, why: Handover, packet: &[u8]) {
     let vnet = VirtioNetHdr::default();
     let way = rig.kernel.borrow_mut().hand_over(row, why, 0, vnet, packet);
-    assert_eq!(way, Way::Engine(why));
+    assert_eq!(way, Handling::Engine(why));
 }
 
 #[test]
@@ -326,7 +326,8 @@ fn flood(rig: &Rig, credits: u32) -> usize {
     let large = datagram(GUEST_AT, SERVER, 60_000);
     let mut kernel = rig.kernel.borrow_mut();
     let sends = |_: &usize| {
-        kernel.guest_sends(1, VirtioNetHdr::default(), &large) != Way::Dropped(DropReason::NoCredit)
+        kernel.guest_sends(1, VirtioNetHdr::default(), &large)
+            != Handling::Dropped(DropReason::NoCredit)
     };
     (0..1_000).take_while(sends).count()
 }
@@ -423,5 +424,5 @@ fn a_packet_for_which_there_is_no_room_is_not_sent_in_part() {
     assert_eq!(rig.at_world().len(), 0);
     assert_eq!(rig.dropped(1, DropReason::EngineBusy), 1);
     // Nor charged.
-    assert_eq!(rig.guest(1, &udp(GUEST_AT, SERVER, b"x")), Way::Fast);
+    assert_eq!(rig.guest(1, &udp(GUEST_AT, SERVER, b"x")), Handling::Fast);
 }

@@ -106,7 +106,7 @@ fn what_the_new_rules_refuse_is_cut_and_the_rest_goes_on() {
         rig.guest(1, &udp((GUEST, 5_000 + port), OTHER, b"x"));
         rig.guest(1, &udp((GUEST, 6_000 + port), OTHER, b"x"));
         let kept = ack((GUEST, 40_000 + port), SERVER, 0, 8, 9_001);
-        assert_eq!(rig.guest(1, &kept), Way::Fast);
+        assert_eq!(rig.guest(1, &kept), Handling::Fast);
     }
     let at_world = rig.at_world();
     assert!(at_world.iter().all(|packet| packet[16..20] == PEER.octets));
@@ -151,7 +151,7 @@ fn each_vms_policy_says_whether_its_flows_are_left() {
     rig.reload(policies, 10, [0, 1, 2]);
     for (vm, way) in [(1, true), (2, false), (3, true)] {
         let more = ack((GUEST, 40_000), SERVER, 0, 8, 9_001);
-        assert_eq!(rig.guest(vm, &more) == Way::Fast, way, "VM {vm}");
+        assert_eq!(rig.guest(vm, &more) == Handling::Fast, way, "VM {vm}");
         rig.guest(vm, &syn((GUEST, 40_001), SERVER, 7));
     }
     assert_eq!(rig.applied(), (1, 2, 1));

@@ -14,7 +14,7 @@ use slipgate_model::{
     HostAddress, Link, NetworkView, OnExit, RouteEntry, RouteKind, RouteSnapshot, TranslatedId,
 };
 
-pub(super) use crate::fake::{Way, packets::*};
+pub(super) use crate::fake::{Handling, packets::*};
 use crate::{
     control::*,
     dns,
@@ -245,7 +245,7 @@ impl Rig {
     }
 
     /// VM `row` sends; the engine turns.
-    pub(super) fn guest(&mut self, row: u16, packet: &[u8]) -> Way {
+    pub(super) fn guest(&mut self, row: u16, packet: &[u8]) -> Handling {
         let way = self
             .kernel
             .borrow_mut()
@@ -255,7 +255,7 @@ impl Rig {
     }
 
     /// The world sends; the engine turns.
-    pub(super) fn world(&mut self, packet: &[u8]) -> Way {
+    pub(super) fn world(&mut self, packet: &[u8]) -> Handling {
         let way = self
             .kernel
             .borrow_mut()
@@ -283,10 +283,13 @@ impl Rig {
         self.guest(row, &syn((GUEST, port), SERVER, isn));
         let sent = self.at_world().pop().expect("the SYN goes out");
         let nat = (NAT, u16::from_be_bytes([sent[20], sent[21]]));
-        assert_eq!(self.world(&syn_ack(SERVER, nat, 9_000, isn + 1)), Way::Fast);
+        assert_eq!(
+            self.world(&syn_ack(SERVER, nat, 9_000, isn + 1)),
+            Handling::Fast
+        );
         assert_eq!(
             self.guest(row, &ack((GUEST, port), SERVER, 0, isn + 1, 9_001)),
-            Way::Fast
+            Handling::Fast
         );
         self.at_world();
         self.at_guest();

@@ -308,7 +308,7 @@ fn without_a_next_hop_the_engines_own_leave_by_the_uplink() {
     rig.world(&udp((to, 9), nat, b"y"));
     let (_, delivered) = rig.at_guest().pop().unwrap();
     let error = icmp_error(GUEST, to, 3, 3, &delivered);
-    assert_eq!(rig.guest(1, &error), Way::Engine(Handover::Icmp));
+    assert_eq!(rig.guest(1, &error), Handling::Engine(Handover::Icmp));
     let out = rig.at_world().pop().expect("the error goes out");
     assert_eq!(&out[16..20], &to.octets);
     let frame = rig.kernel.borrow().last_written.clone();

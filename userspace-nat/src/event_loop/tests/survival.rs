@@ -33,7 +33,7 @@ fn live_flows_are_adopted_and_go_on() {
     assert_eq!(found, adoption(5, 0, 0, 0));
     rig.assert_paired();
     for nat in &nats {
-        assert_eq!(rig.world(&ack(SERVER, *nat, 0, 9_001, 8)), Way::Fast);
+        assert_eq!(rig.world(&ack(SERVER, *nat, 0, 9_001, 8)), Handling::Fast);
     }
     // Ports and caps are known again: no tuple is given out twice.
     for i in 0..100 {
@@ -64,8 +64,11 @@ fn adopted_flows_that_the_rules_refuse_now_are_ended() {
         ..adoption(1, 0, 0, 0)
     };
     assert_eq!(found, expected);
-    assert_ne!(rig.world(&ack(denied, denied_nat, 0, 9_001, 8)), Way::Fast);
-    assert_eq!(rig.world(&ack(SERVER, nat, 0, 9_001, 8)), Way::Fast);
+    assert_ne!(
+        rig.world(&ack(denied, denied_nat, 0, 9_001, 8)),
+        Handling::Fast
+    );
+    assert_eq!(rig.world(&ack(SERVER, nat, 0, 9_001, 8)), Handling::Fast);
     rig.pass(1_000 * MILLISECOND_NS);
     rig.assert_paired();
     assert_eq!(rig.flows(), 1);
@@ -240,14 +243,14 @@ fn lost_frames_give_their_credits_back_and_are_counted() {
     assert_eq!(lost, 54);
     assert_eq!(
         rig.guest(1, &udp((GUEST, 6_000), SERVER, b"x")),
-        Way::Dropped(DropReason::NoCredit)
+        Handling::Dropped(DropReason::NoCredit)
     );
     rig.pass(100 * MILLISECOND_NS);
     let counters = rig.kernel.borrow().stats(1).snapshot().0;
     assert_eq!(counters.lost_after_redirect, lost);
     assert!(matches!(
         rig.guest(1, &udp((GUEST, 6_001), SERVER, b"x")),
-        Way::Engine(_)
+        Handling::Engine(_)
     ));
     rig.pass(100 * MILLISECOND_NS);
     assert_eq!(
@@ -309,7 +312,10 @@ fn what_the_port_does_not_take_is_counted() {
     rig.guest(1, &syn((GUEST, 40_000), SERVER, 7));
     assert_eq!(rig.dropped(1, DropReason::PortWrite), 1);
     // The flow is there; the retransmission takes it.
-    assert_eq!(rig.guest(1, &syn((GUEST, 40_000), SERVER, 7)), Way::Fast);
+    assert_eq!(
+        rig.guest(1, &syn((GUEST, 40_000), SERVER, 7)),
+        Handling::Fast
+    );
     assert_eq!(rig.at_world().len(), 1);
 }
 

@@ -161,7 +161,11 @@ fn a_reset_is_for_good() {
             true => scene.server(b"", Flags::RST),
         }
         scene.rig.at_world();
-        assert_eq!(scene.guest(at, b"", 0), Way::Fast, "what doubts the reset");
+        assert_eq!(
+            scene.guest(at, b"", 0),
+            Handling::Fast,
+            "what doubts the reset"
+        );
         scene.rig.at_world();
         scene.guest(at, b"more", 0);
         scene.server(b"late", 0);
@@ -192,7 +196,7 @@ fn a_restart_holds_it_still() {
     assert_eq!((adoption.live, adoption.uninspected), (1, 0));
     scene.rig = rig;
     try_again(&mut scene, "after a restart");
-    assert_eq!(scene.guest(at, b"more", 0), Way::Fast);
+    assert_eq!(scene.guest(at, b"more", 0), Handling::Fast);
 }
 
 #[test]
@@ -202,7 +206,7 @@ fn flags_that_contradict_each_other_open_nothing() {
         let (mut scene, _) = let_go();
         for sequence in [ISN, ISN.wrapping_add(1_000_000)] {
             let both = tcp(from, to, Flags::SYN | more, sequence, 0, &[], b"");
-            let dropped = Way::Dropped(DropReason::BadTcpFlags);
+            let dropped = Handling::Dropped(DropReason::BadTcpFlags);
             assert_eq!(scene.rig.guest(1, &both), dropped);
             // Whatever the programs let by.
             let handover = Handover::Syn;

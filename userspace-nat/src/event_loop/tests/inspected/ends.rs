@@ -23,8 +23,8 @@ fn an_end_without_a_name_is_refused_and_nothing_behind_it_goes_on() {
         scene
             .rig
             .world(&ack(SERVER, scene.nat, 0, scene.server_next, end));
-        assert_ne!(scene.guest(1 + before.len(), evil, 0), Way::Fast);
-        assert_ne!(scene.guest(0, evil, 0), Way::Fast);
+        assert_ne!(scene.guest(1 + before.len(), evil, 0), Handling::Fast);
+        assert_ne!(scene.guest(0, evil, 0), Handling::Fast);
         scene.assert_refused(match before {
             [] => Refused::NoName,
             _ => Refused::Malformed,
@@ -118,7 +118,7 @@ fn an_engine_that_is_gone_leaves_nothing_that_was_not_decided() {
     let (rig, adoption) = scene.rig.restart(&setup());
     assert_eq!((adoption.live, adoption.uninspected), (1, 0));
     scene.rig = rig;
-    assert_eq!(scene.guest(good.len(), b"more", 0), Way::Fast);
+    assert_eq!(scene.guest(good.len(), b"more", 0), Handling::Fast);
 
     // What a capture has the engine carry was let go before, or was not.
     let slot = scene.rig.kernel.borrow().slots_in_use()[0];
@@ -134,7 +134,7 @@ fn an_engine_that_is_gone_leaves_nothing_that_was_not_decided() {
         assert_eq!(adoption.live, usize::from(!held));
         scene.rig = rig;
         if !held {
-            assert_eq!(scene.guest(good.len(), b"more", 0), Way::Fast);
+            assert_eq!(scene.guest(good.len(), b"more", 0), Handling::Fast);
         }
     }
 }
@@ -213,11 +213,11 @@ fn a_syn_of_a_connection_that_was_let_go_is_anothers() {
     scene.settle();
     assert_eq!(scene.verdict(), Some(Verdict::Fast));
     // So that the server knows nothing of it, and that we do not know that.
-    assert_eq!(scene.guest(hello.len(), b"", Flags::RST), Way::Fast);
-    assert_eq!(scene.guest(hello.len(), b"", 0), Way::Fast);
+    assert_eq!(scene.guest(hello.len(), b"", Flags::RST), Handling::Fast);
+    assert_eq!(scene.guest(hello.len(), b"", 0), Handling::Fast);
     scene.rig.at_world();
     let again = syn((GUEST, GUEST_PORT), SERVER, ISN);
-    assert_eq!(scene.rig.guest(1, &again), Way::Engine(Handover::Syn));
+    assert_eq!(scene.rig.guest(1, &again), Handling::Engine(Handover::Syn));
     assert_eq!(scene.rig.engine.core.inspected.sessions().0, 1);
     let sent = scene.rig.at_world().pop().expect("the SYN goes out");
     let nat = (NAT, u16::from_be_bytes([sent[20], sent[21]]));

@@ -14,7 +14,10 @@ fn an_allowed_name_goes_on_and_then_the_kernel_takes_over() {
     let mut scene = Scene::new();
     assert_eq!(scene.verdict(), Some(Verdict::Engine));
     let hello = hello(NAME);
-    assert_eq!(scene.guest(0, &hello, 0), Way::Engine(Handover::Verdict));
+    assert_eq!(
+        scene.guest(0, &hello, 0),
+        Handling::Engine(Handover::Verdict)
+    );
     scene.settle();
     assert_eq!(scene.received(), hello);
     assert_eq!(scene.acknowledged(), hello.len());
@@ -30,7 +33,7 @@ fn an_allowed_name_goes_on_and_then_the_kernel_takes_over() {
     scene.settle();
     assert_eq!(scene.heard, hellos::server_hello(false));
     assert_eq!(scene.verdict(), Some(Verdict::Fast));
-    assert_eq!(scene.guest(hello.len(), b"more", 0), Way::Fast);
+    assert_eq!(scene.guest(hello.len(), b"more", 0), Handling::Fast);
     // A late copy of other bytes goes by the kernel: the server has had them.
     assert_eq!(scene.rig.engine.core.inspected.sessions(), (0, 0, 0));
     scene.rig.assert_paired();

@@ -31,7 +31,7 @@ fn quic_is_held_until_its_hello_is_whole_and_stays_in_the_engine() {
     assert_eq!(sent[0].len(), initial(b"one", 1, 40, end).len());
     let nat = (NAT, u16::from_be_bytes([sent[0][20], sent[0][21]]));
     let answer = udp(SERVER, nat, b"\xc0answer");
-    assert_eq!(rig.world(&answer), Way::Engine(Handover::Verdict));
+    assert_eq!(rig.world(&answer), Handling::Engine(Handover::Verdict));
     assert_eq!(rig.at_guest().len(), 1);
     rig.guest(1, &udp((GUEST, GUEST_PORT), SERVER, b"\x40data"));
     assert_eq!(rig.at_world().len(), 1);
@@ -39,7 +39,7 @@ fn quic_is_held_until_its_hello_is_whole_and_stays_in_the_engine() {
     // Another connection in the same flow.
     let evil = hellos::client_hello("evil.test");
     let way = rig.guest(1, &initial(b"two", 0, 0, &evil));
-    assert_eq!(way, Way::Engine(Handover::Verdict));
+    assert_eq!(way, Handling::Engine(Handover::Verdict));
     assert!(rig.at_world().is_empty());
     assert_eq!(rig.at_guest()[0].1[20..22], [3, 13], "prohibited");
     assert_eq!(rig.engine.core.inspected.counts(VmId::new(101)).name, 1);

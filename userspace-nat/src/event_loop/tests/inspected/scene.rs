@@ -107,7 +107,7 @@ impl Scene {
             let syn = tcp(from, server, Flags::SYN, ISN, 0, options[0], b"");
             scene.rig.guest(1, &syn)
         };
-        assert_eq!(sent, Way::Engine(Handover::Miss));
+        assert_eq!(sent, Handling::Engine(Handover::Miss));
         let sent = scene.rig.at_world().pop().expect("the SYN goes out");
         scene.nat.1 = u16::from_be_bytes([sent[20], sent[21]]);
         let flags = Flags::SYN | Flags::ACK;
@@ -126,7 +126,7 @@ impl Scene {
     }
 
     /// The guest sends payload from this place of its stream on.
-    pub(super) fn guest(&mut self, at: usize, payload: &[u8], flags: u8) -> Way {
+    pub(super) fn guest(&mut self, at: usize, payload: &[u8], flags: u8) -> Handling {
         let packet = self.segment(at, payload, flags);
         self.rig.guest(1, &packet)
     }
