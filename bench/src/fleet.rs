@@ -37,18 +37,14 @@ const IDLE: &str = "fleet idle";
 const LINK_EVENT: &str = "fleet link event";
 
 const METRICS: &[Metric] = &[
-    metric(ADD_P50, Unit::Microseconds),
-    metric(ADD_P99, Unit::Microseconds),
-    metric(ADD_ALL, Unit::Milliseconds),
-    metric(REMOVE_ALL, Unit::Milliseconds),
-    metric(MEMORY, Unit::Mebibytes),
-    metric(IDLE, Unit::PercentOfACore),
-    metric(LINK_EVENT, Unit::Microseconds),
+    Unit::Microseconds.of(ADD_P50),
+    Unit::Microseconds.of(ADD_P99),
+    Unit::Milliseconds.of(ADD_ALL),
+    Unit::Milliseconds.of(REMOVE_ALL),
+    Unit::Mebibytes.of(MEMORY),
+    Unit::PercentOfACore.of(IDLE),
+    Unit::Microseconds.of(LINK_EVENT),
 ];
-
-const fn metric(name: &'static str, unit: Unit) -> Metric {
-    Metric { name, unit }
-}
 
 /// A way to serve many VMs.
 trait Fleet {

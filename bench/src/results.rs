@@ -18,7 +18,7 @@ pub(crate) struct Cell {
 }
 
 /// Values of one metric of one contender over all rounds.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Row {
     pub(crate) contender: &'static str,
     /// Values with their rounds; failed rounds are left out.
@@ -41,13 +41,8 @@ impl Row {
     pub(crate) fn missing(contender: &'static str, why: String) -> Row {
         Row {
             contender,
-            values: Vec::new(),
-            summary: None,
-            ratio: None,
-            stalled: 0,
-            failures: 0,
             failure: Some(why),
-            details: Vec::new(),
+            ..Row::default()
         }
     }
 }

@@ -258,33 +258,19 @@ impl Event {
 
     /// Name of the event's kind, as in its field `event`.
     pub fn kind(&self) -> &'static str {
-        let [
-            vm_added,
-            vm_changed,
-            vm_removed,
-            tap_came,
-            tap_gone,
-            vm_frozen,
-            vm_thawed,
-            vm_idle,
-            vm_busy,
-            policy_applied,
-            engine_ended,
-            engine_serves,
-        ] = Self::KINDS;
         match self {
-            Self::VmAdded { .. } => vm_added,
-            Self::VmChanged { .. } => vm_changed,
-            Self::VmRemoved { .. } => vm_removed,
-            Self::TapCame { .. } => tap_came,
-            Self::TapGone { .. } => tap_gone,
-            Self::VmFrozen { .. } => vm_frozen,
-            Self::VmThawed { .. } => vm_thawed,
-            Self::VmIdle { .. } => vm_idle,
-            Self::VmBusy { .. } => vm_busy,
-            Self::PolicyApplied { .. } => policy_applied,
-            Self::EngineEnded { .. } => engine_ended,
-            Self::EngineServes { .. } => engine_serves,
+            Self::VmAdded { .. } => "vm_added",
+            Self::VmChanged { .. } => "vm_changed",
+            Self::VmRemoved { .. } => "vm_removed",
+            Self::TapCame { .. } => "tap_came",
+            Self::TapGone { .. } => "tap_gone",
+            Self::VmFrozen { .. } => "vm_frozen",
+            Self::VmThawed { .. } => "vm_thawed",
+            Self::VmIdle { .. } => "vm_idle",
+            Self::VmBusy { .. } => "vm_busy",
+            Self::PolicyApplied { .. } => "policy_applied",
+            Self::EngineEnded { .. } => "engine_ended",
+            Self::EngineServes { .. } => "engine_serves",
         }
     }
 

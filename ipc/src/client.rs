@@ -398,7 +398,11 @@ maps_descriptors!(enum ClientRequest {
     Apply { file },
     Open { vm, lifeline: fd },
 });
-maps_descriptors!(struct HandedOver { descriptors: all });
+maps_descriptors!(
+    struct HandedOver {
+        descriptors: all,
+    }
+);
 carries_descriptors!(ClientRequest);
 carries_descriptors!(HandedOver);
 carries_none!(ClientAnswer);

@@ -8,7 +8,7 @@ use std::{
     env,
     fs::{self, File},
     io::{BufRead, BufReader, Read},
-    os::fd::{AsRawFd, OwnedFd},
+    os::fd::OwnedFd,
     process::{Child, Command, Stdio},
     sync::{
         Arc, LazyLock,
@@ -20,6 +20,7 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
+use slipgate_control::tap::open_queue;
 use slipgate_testbed::{
     NetNs,
     builtin_guest::{self, Accelerator, Boot, Network, Qemu},
@@ -267,8 +268,9 @@ pub(crate) fn as_vmm() -> Option<Result<()>> {
 }
 
 fn run_machine(cpus: u8, cmdline: String) -> Result<()> {
-    let queue = |_| open_queue(cpus > 1);
-    let taps = (0..cpus).map(queue).collect::<Result<_>>()?;
+    let many = if cpus > 1 { libc::IFF_MULTI_QUEUE } else { 0 };
+    let queue = |_| open_queue(TAP, many).map(|(queue, _)| queue.into());
+    let taps = (0..cpus).map(queue).collect::<Result<_, _>>()?;
     let open = |path: &str| File::options().read(true).write(true).open(path);
     let image = builtin_guest::image()?;
     let machine = Machine::new(MachineConfig {
@@ -291,31 +293,4 @@ fn run_machine(cpus: u8, cmdline: String) -> Result<()> {
         Outcome::PoweredOff | Outcome::Reset | Outcome::GuestExit(0) => Ok(()),
         other => bail!("the guest ended otherwise: {other:?}"),
     }
-}
-
-/// Opens a queue of the TAP. `many`: whether the TAP has several.
-fn open_queue(many: bool) -> Result<OwnedFd> {
-    const TUNSETIFF: libc::c_ulong = 0x4004_54ca;
-    let queue = File::options()
-        .read(true)
-        .write(true)
-        .open("/dev/net/tun")
-        .context("open /dev/net/tun")?;
-    // SAFETY: an ifreq is plain data, for which zeroes are valid.
-    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
-    for (to, from) in request.ifr_name.iter_mut().zip(TAP.bytes()) {
-        *to = from as libc::c_char;
-    }
-    let mut flags = libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR;
-    if many {
-        flags |= libc::IFF_MULTI_QUEUE;
-    }
-    request.ifr_ifru.ifru_flags = flags as libc::c_short;
-    // SAFETY: TUNSETIFF reads and writes an ifreq.
-    let done = unsafe { libc::ioctl(queue.as_raw_fd(), TUNSETIFF, &raw mut request) };
-    if done != 0 {
-        let why = std::io::Error::last_os_error();
-        return Err(why).with_context(|| format!("open a queue of {TAP}"));
-    }
-    Ok(queue.into())
 }

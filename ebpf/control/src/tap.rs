@@ -211,7 +211,10 @@ fn open_or_make(owner_row: u32) -> Result<(File, String)> {
 
 /// Opens a non-blocking queue, and makes the TAP if it does not exist. Returns its name too.
 /// `more`: `IFF_*` flags besides those that each TAP has.
-pub(crate) fn open_queue(name: &str, more: libc::c_int) -> Result<(File, String)> {
+///
+/// # Errors
+/// The device cannot be opened.
+pub fn open_queue(name: &str, more: libc::c_int) -> Result<(File, String)> {
     let file = OpenOptions::new()
         .read(true)
         .write(true)

@@ -101,6 +101,7 @@ fn scale_of_hz(hz: u64) -> u64 {
 
 /// `pvclock_vcpu_time_info` (Linux: Documentation/virt/kvm/x86/msr.rst, MSR_KVM_SYSTEM_TIME_NEW).
 #[repr(C, align(64))]
+#[derive(Default)]
 struct KvmTime {
     version: u32,
     pad: u32,
@@ -150,16 +151,7 @@ fn kvm_clock_scale() -> Option<u64> {
     if cpuid::kvm_features() & CLOCKSOURCE2 == 0 {
         return None;
     }
-    let mut time = KvmTime {
-        version: 0,
-        pad: 0,
-        tsc: 0,
-        ns: 0,
-        multiplier: 0,
-        shift: 0,
-        flags: 0,
-        pad2: [0; 2],
-    };
+    let mut time = KvmTime::default();
     let at = &raw mut time;
     // SAFETY: KVM offers the register; it is turned off again before `time` is dropped.
     let (multiplier, shift) = unsafe {

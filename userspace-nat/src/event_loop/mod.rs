@@ -28,7 +28,7 @@ use crate::{
     control::{Control, EndsToken, Status},
     datapath::Datapath,
     flow::is_frozen,
-    observe::Watch,
+    observe::{Direction, Watch},
     packet_path::Disposition,
     poll::{Context, Poller, Readiness, Subsystem},
     port::{BATCH, Batch, FrameIo},
@@ -268,7 +268,8 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
             let bytes = self.batch.frame_mut(index);
             if self.watch.is_on() {
                 let Core { nat, vms, .. } = &self.core;
-                self.watch.read(nat, vms, bytes, self.clock.wall());
+                let wall = self.clock.wall();
+                self.watch.passed(nat, vms, bytes, Direction::Read, wall);
             }
             let queued = self.core.out.queue.len();
             let disposition = self
@@ -283,7 +284,8 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
                     self.frames.frames_returned += 1;
                     if self.watch.is_on() {
                         let Core { nat, vms, .. } = &self.core;
-                        self.watch.written(nat, vms, bytes, self.clock.wall());
+                        let wall = self.clock.wall();
+                        self.watch.passed(nat, vms, bytes, Direction::Written, wall);
                     }
                     if self.port.send(bytes).is_err() {
                         self.frames.frames_unsent += 1;
@@ -395,7 +397,8 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
         for frame in self.core.out.queue.frames() {
             if self.watch.is_on() {
                 let Core { nat, vms, .. } = &self.core;
-                self.watch.written(nat, vms, frame, self.clock.wall());
+                let wall = self.clock.wall();
+                self.watch.passed(nat, vms, frame, Direction::Written, wall);
             }
             if self.port.send(frame).is_err() {
                 self.frames.frames_unsent += 1;

@@ -12,8 +12,8 @@ pub(crate) mod capture;
 mod pcap;
 pub mod pcapng;
 
-pub(crate) use self::pcap::PortDump;
-use self::{capture::Captures, pcap::Direction};
+use self::capture::Captures;
+pub(crate) use self::pcap::{Direction, PortDump};
 pub use capture::{CaptureRequest, MOST_CAPTURES, NotCaptured};
 
 /// The observers of the port.
@@ -29,35 +29,23 @@ impl Watch {
         self.dump.is_some() || !self.captures.is_empty()
     }
 
-    /// Observes a frame that was read from the port.
-    pub(crate) fn read<D: Datapath>(
+    /// Observes a frame that was read from the port, or is written to it.
+    pub(crate) fn passed<D: Datapath>(
         &mut self,
         nat: &Nat<D>,
         vms: &VmTable,
         bytes: &[u8],
+        direction: Direction,
         at: SystemTime,
     ) {
         if let Some(dump) = &mut self.dump {
-            dump.add(nat, vms, bytes, Direction::Read, at);
+            dump.add(nat, vms, bytes, direction, at);
         }
         if !self.captures.is_empty() {
-            self.captures.read(&nat.flows, vms, bytes, at);
-        }
-    }
-
-    /// Observes a frame that is written to the port.
-    pub(crate) fn written<D: Datapath>(
-        &mut self,
-        nat: &Nat<D>,
-        vms: &VmTable,
-        bytes: &[u8],
-        at: SystemTime,
-    ) {
-        if let Some(dump) = &mut self.dump {
-            dump.add(nat, vms, bytes, Direction::Written, at);
-        }
-        if !self.captures.is_empty() {
-            self.captures.written(&nat.flows, vms, bytes, at);
+            match direction {
+                Direction::Read => self.captures.read(&nat.flows, vms, bytes, at),
+                Direction::Written => self.captures.written(&nat.flows, vms, bytes, at),
+            }
         }
     }
 

@@ -16,7 +16,7 @@ use super::{
     connections::send,
     forward::{BATCH, relay_token, v4},
     host_socket,
-    journal::{By, Ends, Held},
+    journal::Held,
     loopback::Opening,
 };
 use crate::{
@@ -99,16 +99,7 @@ impl Relay {
         }
         served.counts.loopback_exchanges += 1;
         served.counts.bytes_from_guest += payload.len() as u64;
-        let ends = Ends {
-            protocol: Protocol::Udp,
-            guest_port: name.guest_port,
-            remote: name.ours,
-            by: By::Loopback {
-                from: v4(socket.local_addr()),
-                to: host_socket::at(opening.host_port),
-                rule: opening.rule.clone(),
-            },
-        };
+        let ends = opening.ends(Protocol::Udp, name, v4(socket.local_addr()));
         let held = Held::Entry(key);
         let mut flow = self.journal.begin(ends, held, served, cx.now_ns);
         served.counts.sent(&mut flow, segments, cx.now_ns);

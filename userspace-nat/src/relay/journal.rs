@@ -7,7 +7,7 @@ use std::{
 
 use slipgate_abi::{Protocol, RuleIndex, VmId, tcp::Phase};
 
-use super::{Entry, Kind, Relay, Served};
+use super::{Relay, Served};
 use crate::{
     poll::Context,
     record::{RelayedEnd, RelayedFlow},
@@ -150,23 +150,13 @@ impl Relay {
     /// Live flows from this number on, with the phase of each.
     pub fn live(&self, from: u64) -> impl Iterator<Item = (&RelayedFlow, &'static str)> {
         let live = self.journal.live(from);
-        live.filter_map(|(_, held)| match held {
-            Held::Entry(key) => match self.entries.get(&key)? {
-                Entry::Connection(connection) => {
-                    let phase = match &connection.kind {
-                        Kind::Stream(stream) | Kind::Loopback { stream, .. } => stream.phase(),
-                        Kind::Dns(stream) => stream.phase(),
-                        Kind::Connecting(_) => Phase::Opening,
-                    };
-                    Some((&connection.flow, phase.name()))
-                }
-                Entry::Exchange(exchange) => Some((&exchange.flow, answered(&exchange.flow))),
-                Entry::Listener(..) | Entry::Datagrams(_) => None,
-            },
-            Held::Association(vm, port) => {
-                let flow = &self.associations.get(vm, port)?.flow;
-                Some((flow, answered(flow)))
-            }
+        live.filter_map(|(_, held)| {
+            let flow = self.flow_at(held)?;
+            let phase = match held {
+                Held::Entry(key) => self.entries.get(&key)?.phase(),
+                Held::Association(..) => None,
+            };
+            Some((flow, phase.map_or_else(|| answered(flow), Phase::name)))
         })
     }
 
@@ -201,12 +191,12 @@ impl Relay {
 
     /// Flow with this number; `None` if it has ended.
     pub(super) fn flow(&self, number: u64) -> Option<&RelayedFlow> {
-        match self.journal.held(number)? {
-            Held::Entry(key) => match self.entries.get(&key)? {
-                Entry::Connection(connection) => Some(&connection.flow),
-                Entry::Exchange(exchange) => Some(&exchange.flow),
-                Entry::Listener(..) | Entry::Datagrams(_) => None,
-            },
+        self.flow_at(self.journal.held(number)?)
+    }
+
+    fn flow_at(&self, held: Held) -> Option<&RelayedFlow> {
+        match held {
+            Held::Entry(key) => self.entries.get(&key)?.flow(),
             Held::Association(vm, port) => Some(&self.associations.get(vm, port)?.flow),
         }
     }

@@ -15,7 +15,7 @@ use slipgate_abi::{Protocol, VmId, segment::Segments};
 use super::{
     Connection, Entry, Event, Kind, Name, Relay, Taken,
     connections::tell,
-    forward::relay_token,
+    forward::{relay_token, v4},
     host_socket,
     journal::{By, Ends, Held},
     link::{Endpoint, Link, tcp_of},
@@ -38,6 +38,22 @@ pub struct Opening {
     pub host_port: u16,
     /// Rule that listed the port, for the records.
     pub rule: Rc<str>,
+}
+
+impl Opening {
+    /// Endpoints of the flow of this name that is relayed from the host's address `from`.
+    pub(super) fn ends(&self, protocol: Protocol, name: Name, from: SocketAddrV4) -> Ends {
+        Ends {
+            protocol,
+            guest_port: name.guest_port,
+            remote: name.ours,
+            by: By::Loopback {
+                from,
+                to: host_socket::at(self.host_port),
+                rule: self.rule.clone(),
+            },
+        }
+    }
 }
 
 /// Counts of connections and exchanges after a change of rules.
@@ -173,16 +189,7 @@ impl Relay {
             return Taken::OverLimit;
         }
         served.counts.loopback_streams += 1;
-        let ends = Ends {
-            protocol: Protocol::Tcp,
-            guest_port: name.guest_port,
-            remote: name.ours,
-            by: By::Loopback {
-                from: super::forward::v4(host.local_addr()),
-                to: host_socket::at(opening.host_port),
-                rule: opening.rule.clone(),
-            },
-        };
+        let ends = opening.ends(Protocol::Tcp, name, v4(host.local_addr()));
         let held = Held::Entry(key);
         let flow = self.journal.begin(ends, held, served, cx.now_ns);
         let connecting = Connecting {

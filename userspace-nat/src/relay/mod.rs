@@ -26,7 +26,7 @@ use std::{
     os::fd::OwnedFd,
 };
 
-use slipgate_abi::{Protocol, RuleIndex, VmId, VmRow, segment::Segments};
+use slipgate_abi::{Protocol, RuleIndex, VmId, VmRow, segment::Segments, tcp::Phase};
 
 use crate::{
     packet::{
@@ -180,6 +180,28 @@ enum Entry {
     Exchange(Box<Exchange>),
 }
 
+impl Entry {
+    fn flow(&self) -> Option<&RelayedFlow> {
+        match self {
+            Self::Connection(connection) => Some(&connection.flow),
+            Self::Exchange(exchange) => Some(&exchange.flow),
+            Self::Listener(..) | Self::Datagrams(_) => None,
+        }
+    }
+
+    /// Phase of a connection.
+    fn phase(&self) -> Option<Phase> {
+        let Self::Connection(connection) = self else {
+            return None;
+        };
+        Some(match &connection.kind {
+            Kind::Stream(stream) | Kind::Loopback { stream, .. } => stream.phase(),
+            Kind::Dns(stream) => stream.phase(),
+            Kind::Connecting(_) => Phase::Opening,
+        })
+    }
+}
+
 #[derive(Debug)]
 struct Connection {
     name: Name,
@@ -252,11 +274,7 @@ impl Relay {
 
     /// Records the end of every flow, because the engine ends.
     pub fn end_records(&mut self, now_ns: u64) {
-        let flows = self.entries.values().filter_map(|entry| match entry {
-            Entry::Connection(connection) => Some(&connection.flow),
-            Entry::Exchange(exchange) => Some(&exchange.flow),
-            Entry::Listener(..) | Entry::Datagrams(_) => None,
-        });
+        let flows = self.entries.values().filter_map(Entry::flow);
         for flow in flows.chain(self.associations.flows()) {
             if let Some(served) = self.vms.get_mut(&flow.vm) {
                 self.journal.end(flow, "detached", served, now_ns);

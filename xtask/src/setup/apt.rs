@@ -18,7 +18,7 @@ pub(crate) fn is_here() -> bool {
 }
 
 /// Installs `packages` without prompts. Updates the package lists if a package is not in them.
-pub(crate) fn install(packages: &[String]) -> Result<()> {
+pub(crate) fn install(packages: &[&str]) -> Result<()> {
     // apt has a lock of its own, and fails where it is held.
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
@@ -35,7 +35,7 @@ pub(crate) fn install(packages: &[String]) -> Result<()> {
         .with_context(|| format!("could not install the packages {}", packages.join(" ")))
 }
 
-fn install_known(packages: &[String]) -> Result<()> {
+fn install_known(packages: &[&str]) -> Result<()> {
     // `--no-remove`: rustc-web would replace a Debian `rustc`, which is not ours to decide.
     // Captured, for dpkg reports each package's every step.
     capture(

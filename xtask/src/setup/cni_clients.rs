@@ -31,7 +31,7 @@ pub(super) fn find_or_build(workspace: &Workspace) -> Result<()> {
         if !apt::is_here() {
             bail!("there is no Go: install it");
         }
-        apt::install(&["golang-go".to_owned()])?;
+        apt::install(&["golang-go"])?;
     }
     say("building the clients that test `slipgate cni`");
     for (name, package) in missing {

@@ -117,7 +117,7 @@ pub(super) fn find() -> Vec<Compiler> {
 pub(super) fn install() -> Result<Compiler> {
     let system = Path::new(SYSTEM_BIN);
     if apt::is_here() && Compiler::at(system).is_none() {
-        apt::install(&DEBIAN_PACKAGES.map(String::from))?;
+        apt::install(&DEBIAN_PACKAGES)?;
         if let Some(found) = Compiler::at(system) {
             return Ok(found);
         }

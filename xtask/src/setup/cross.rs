@@ -41,7 +41,7 @@ pub(super) fn find_or_install(workspace: &Workspace, target: &str) -> Result<Pat
         if !apt::is_here() {
             bail!("there is no {linker}, or no {libc}: install them");
         }
-        apt::install(&packages.map(str::to_owned))?;
+        apt::install(&packages)?;
     }
     on_path(linker).with_context(|| format!("there is no {linker}"))
 }

@@ -28,7 +28,7 @@ pub(super) fn find_or_make(workspace: &Workspace) -> Result<()> {
     }
     for (program, package) in TOOLS {
         if on_path(program).is_none() {
-            apt::install(&[package.to_owned()])?;
+            apt::install(&[package])?;
         }
     }
     say(format!(

@@ -13,8 +13,8 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 
-use super::apt;
-use crate::workspace::{Scratch, Workspace, capture, on_path, say};
+use super::{apt, tools};
+use crate::workspace::{Scratch, Workspace, capture, say};
 
 /// Kernel series, each with the Debian release that contains it.
 const KERNELS: [(&str, &str); 2] = [("6.1", "bookworm"), ("6.12", "trixie")];
@@ -23,7 +23,7 @@ const KERNELS: [(&str, &str); 2] = [("6.1", "bookworm"), ("6.12", "trixie")];
 const BUSYBOX: &str = "busybox-static";
 
 /// Programs that boot and unpack the kernels, with their packages.
-const TOOLS: [(&str, &str); 2] = [
+const TOOLS: [tools::Tool; 2] = [
     ("qemu-system-x86_64", "qemu-system-x86"),
     ("xz", "xz-utils"),
 ];
@@ -38,18 +38,9 @@ pub(super) fn find_or_fetch(workspace: &Workspace) -> Result<()> {
     if !cfg!(target_arch = "x86_64") {
         bail!("the kernels are for x86-64");
     }
-    let missing = |(program, _): &&(&str, &str)| on_path(program).is_none();
-    let packages: Vec<_> = TOOLS.iter().filter(missing).collect();
-    if !packages.is_empty() {
-        if !apt::is_here() {
-            let programs: Vec<_> = packages.iter().map(|(program, _)| *program).collect();
-            bail!("there is no {}: install it", programs.join(", no "));
-        }
-        let packages: Vec<_> = packages
-            .iter()
-            .map(|(_, package)| (*package).to_owned())
-            .collect();
-        apt::install(&packages)?;
+    let missing = tools::install(&TOOLS)?;
+    if !missing.is_empty() {
+        bail!("there is no {}: install it", missing.join(", no "));
     }
     let folder = workspace.kernels();
     for (series, release) in KERNELS {

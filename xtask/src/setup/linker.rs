@@ -107,9 +107,9 @@ fn build(compiler: &Compiler, into: &Path) -> Result<()> {
             "libzstd-dev".to_owned(),
         ),
     ];
-    let missing: Vec<String> = needs
-        .into_iter()
-        .filter_map(|(file, package)| (!file.exists()).then_some(package))
+    let missing: Vec<_> = needs
+        .iter()
+        .filter_map(|(file, package)| (!file.exists()).then_some(package.as_str()))
         .collect();
     if !missing.is_empty() {
         if !apt::is_here() {

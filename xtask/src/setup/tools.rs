@@ -5,8 +5,10 @@ use anyhow::{Result, bail};
 use super::apt;
 use crate::workspace::on_path;
 
-/// Programs, each with its Debian package.
-const TOOLS: [(&str, &str); 13] = [
+/// A program and its Debian package.
+pub(super) type Tool = (&'static str, &'static str);
+
+const TOOLS: [Tool; 13] = [
     ("ip", "iproute2"),
     ("iperf3", "iperf3"),
     ("nft", "nftables"),
@@ -25,7 +27,7 @@ const TOOLS: [(&str, &str); 13] = [
 
 /// Resolvers that only the benchmarks call. Debian's unbound starts a service, so it is not
 /// installed for the tests.
-const RESOLVERS: [(&str, &str); 2] = [("dnsmasq", "dnsmasq-base"), ("unbound", "unbound")];
+const RESOLVERS: [Tool; 2] = [("dnsmasq", "dnsmasq-base"), ("unbound", "unbound")];
 
 pub(super) fn names() -> impl Iterator<Item = &'static str> {
     TOOLS.iter().map(|(program, _)| *program)
@@ -46,22 +48,8 @@ pub(super) fn find_or_install_resolvers() -> Result<()> {
     }
 }
 
-fn of(tools: &[(&'static str, &'static str)]) -> Result<()> {
-    let missing = missing(tools);
-    if missing.is_empty() {
-        return Ok(());
-    }
-    if apt::is_here() {
-        let packages: Vec<_> = missing
-            .iter()
-            .map(|(_, package)| (*package).to_owned())
-            .collect();
-        apt::install(&packages)?;
-    }
-    let missing: Vec<_> = self::missing(tools)
-        .iter()
-        .map(|(program, _)| *program)
-        .collect();
+fn of(tools: &[Tool]) -> Result<()> {
+    let missing = install(tools)?;
     if !missing.is_empty() {
         bail!(
             "the tests and benchmarks call programs that are not here: {}. Install them.",
@@ -71,10 +59,12 @@ fn of(tools: &[(&'static str, &'static str)]) -> Result<()> {
     Ok(())
 }
 
-fn missing(tools: &[(&'static str, &'static str)]) -> Vec<(&'static str, &'static str)> {
-    tools
-        .iter()
-        .copied()
-        .filter(|(program, _)| on_path(program).is_none())
-        .collect()
+/// Installs the programs that are not here, where there is apt. Returns those that are still not.
+pub(super) fn install(tools: &[Tool]) -> Result<Vec<&'static str>> {
+    let missing = || tools.iter().filter(|tool| on_path(tool.0).is_none());
+    let packages: Vec<_> = missing().map(|tool| tool.1).collect();
+    if apt::is_here() && !packages.is_empty() {
+        apt::install(&packages)?;
+    }
+    Ok(missing().map(|tool| tool.0).collect())
 }
