@@ -2,6 +2,7 @@
 //! flow, no first packet, no question.
 
 use std::{
+    io::ErrorKind,
     net::{Ipv4Addr, SocketAddrV4, TcpStream, UdpSocket},
     sync::{
         Arc,
@@ -29,8 +30,9 @@ use super::{
 
 /// The gateway's resolver.
 const DNS: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::new(10, 0, 2, 3), 53);
-/// Interval of the questions: of those of half a second none is over the 64 that a VM may have open.
-const ASKS_EVERY: Duration = Duration::from_millis(10);
+/// Interval of the questions: those of more than a second are fewer than the 64 that a VM may have
+/// open.
+const ASKS_EVERY: Duration = Duration::from_millis(25);
 /// Every so many questions one is for a name that the resolver answers late.
 const LATE_ONES: usize = 4;
 const LATE: Duration = Duration::from_millis(150);
@@ -99,12 +101,10 @@ impl Questions {
         Self { stop, thread }
     }
 
-    /// Ends it. All were answered. Returns how many there were, and the longest wait.
-    fn finish(self) -> (usize, Duration) {
+    /// Ends it. Returns how many there were, how many were not answered, and the longest wait.
+    fn finish(self) -> (usize, usize, Duration) {
         self.stop.store(true, SeqCst);
-        let (asked, unanswered, longest) = self.thread.join().unwrap();
-        assert_eq!(unanswered, 0, "unanswered of {asked} questions");
-        (asked, longest)
+        self.thread.join().unwrap()
     }
 }
 
@@ -113,8 +113,12 @@ fn host_connects(world: &World, port: u16, stop: Arc<AtomicBool>) -> JoinHandle<
     world.host.thread("host", move || {
         let mut connections = 0;
         while !stop.load(SeqCst) {
-            TcpStream::connect_timeout(&at(Ipv4Addr::LOCALHOST, port).into(), WAIT).unwrap();
-            connections += 1;
+            match TcpStream::connect(at(Ipv4Addr::LOCALHOST, port)) {
+                Ok(_) => connections += 1,
+                // The engine that relayed it has ended already.
+                Err(e) if e.kind() == ErrorKind::ConnectionReset => {}
+                Err(e) => panic!("after {connections} connections: {e}"),
+            }
             std::thread::sleep(Duration::from_millis(5));
         }
         connections
@@ -237,7 +241,7 @@ fn hand_over(way: Way) {
         streams.iter().for_each(Stream::expect_progress);
         expect_whole(&datagrams.join().unwrap());
     }
-    let (asked, longest) = questions.finish();
+    let (asked, unanswered, longest) = questions.finish();
     stop.store(true, SeqCst);
     let of_host = of_host.join().unwrap();
     let (from_world, slow) = from_world.join().unwrap();
@@ -247,12 +251,13 @@ fn hand_over(way: Way) {
         "{asked} questions, the longest {longest:?}; connections: {connections} of the guest, \
          {of_host} of the host, {from_world} of the world ({slow} slow)"
     );
+    let stats = daemon.stats().unwrap();
+    assert_eq!(unanswered, 0, "of {asked} questions; {stats}");
     assert_eq!(
         dropped_by_port(&world, &daemon),
         dropped,
         "dropped by the port"
     );
-    let stats = daemon.stats().unwrap();
     let lost = stats["vms"][0]["lost_after_redirect"].as_u64();
     assert_eq!(lost, Some(0), "{stats}");
     let drops = &stats["vms"][0]["drops"];
