@@ -2,8 +2,8 @@
 //!
 //! A test that can't run here prints `skipped: <test>: <why>` to the real stderr and returns;
 //! libtest counts it as passed, so it is subtracted from the passed tests. Tests marked `#[ignore]`
-//! count as skipped too, unless their reason says that they are not tests: measurements, and child
-//! processes that another test starts. A suite that was started but printed no result has crashed,
+//! count as skipped too, unless their reason says that they are no tests of a run: measurements, child
+//! processes that another test starts, and what `cargo xtask dist --try` runs. A suite that was started but printed no result has crashed,
 //! and counts as a failure.
 
 use std::fmt;
@@ -30,7 +30,7 @@ struct Suite {
     results: Vec<LibtestResult>,
     /// Skipped tests, each as `<test>: <why>`.
     skips: Vec<String>,
-    /// Number of ignored tests that are measurements or child processes.
+    /// Number of ignored tests that are no tests of a run.
     aside: u32,
     failures: Vec<String>,
 }
@@ -205,11 +205,14 @@ fn libtest_result(line: &str) -> Option<LibtestResult> {
     })
 }
 
-/// Whether a line is about an ignored measurement or child process: `test cost ... ignored, a
+/// Whether a line is about an ignored test that is none of a run: `test cost ... ignored, a
 /// measurement`.
 fn is_no_test(line: &str) -> bool {
+    let elsewhere = ["the child of ", "of a release: "];
     line.split_once(" ... ignored, ")
-        .is_some_and(|(_, reason)| reason == "a measurement" || reason.starts_with("the child of "))
+        .is_some_and(|(_, reason)| {
+            reason == "a measurement" || elsewhere.iter().any(|start| reason.starts_with(start))
+        })
 }
 
 /// Returns the test of a line `---- name stdout ----`, the heading of a failed test's output.

@@ -113,5 +113,6 @@ test result: ok. 1 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out; fini
     };
     assert_eq!(run("a measurement").total(), count(1, 0, 0));
     assert_eq!(run("the child of another").total(), count(1, 0, 0));
+    assert_eq!(run("of a release: dist").total(), count(1, 0, 0));
     assert_eq!(run("flaky").total(), count(1, 0, 1));
 }

@@ -32,7 +32,7 @@ const PACKAGES: &str = "SLIPGATE_DIST";
 const CHECKS: usize = 18;
 
 #[test]
-#[ignore = "takes packages and a Debian: `cargo xtask dist --try` makes them and runs it"]
+#[ignore = "of a release: `cargo xtask dist --try` makes the packages and runs it"]
 fn the_packages_are_installed_used_upgraded_and_removed() {
     Machine::is_possible().unwrap();
     let kernel = Kernel::find("6.1").unwrap();
