@@ -3,8 +3,9 @@
 //! sockets, in which connections wait.
 //!
 //! They go from one to the other by a service manager that keeps them (FDSTORE of sd_notify(3)), or
-//! by the control socket where the successor starts while the predecessor serves. Each is recognised by what it is, not by a name or a position. So a successor of another version
-//! or with other flags takes what it has a use for, and closes the rest.
+//! by the control socket where the successor starts while the predecessor serves. Each is recognised
+//! by what it is, not by a name or a position. So a successor of another version or with other flags
+//! takes what it has a use for, and closes the rest.
 use std::{
     net::SocketAddrV4,
     os::{

@@ -3,8 +3,8 @@
 //! A message type that passes descriptors has a type parameter for them. A process holds it with
 //! descriptors ([`OwnedFd`], or borrowed ones to send); in the serialised form a [`Slot`] stands in
 //! the place of each. One traversal of the message's fields, its `try_map`, converts either form to
-//! the other ([`maps_descriptors`]), so sender and receiver can't differ in the order, and decoding fails when descriptors
-//! are missing.
+//! the other ([`maps_descriptors`]), so sender and receiver can't differ in the order, and decoding
+//! fails when descriptors are missing.
 use std::os::fd::{AsFd, OwnedFd};
 
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
