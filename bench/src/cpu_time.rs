@@ -6,6 +6,7 @@
 use std::time::Duration;
 
 use anyhow::Result;
+use nix::time::ClockId;
 
 use crate::contender::{Scheduled, Stand};
 
@@ -20,7 +21,7 @@ impl CpuTime {
     /// Reads both CPU times.
     pub(crate) fn now(stand: &Stand) -> Result<CpuTime> {
         Ok(CpuTime {
-            writer: of_this_thread(),
+            writer: ClockId::CLOCK_THREAD_CPUTIME_ID.now()?.into(),
             process: stand.decider_scheduled()?,
         })
     }
@@ -52,14 +53,4 @@ impl CpuTime {
             waited: now.waited.saturating_sub(before.waited),
         })
     }
-}
-
-fn of_this_thread() -> Duration {
-    let mut time = libc::timespec {
-        tv_sec: 0,
-        tv_nsec: 0,
-    };
-    // SAFETY: it fills the timespec; every Linux has this clock.
-    unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time) };
-    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }

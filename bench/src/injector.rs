@@ -2,10 +2,11 @@
 
 use std::{
     io,
-    os::fd::{AsRawFd, FromRawFd, OwnedFd},
+    os::fd::{AsRawFd, OwnedFd},
 };
 
 use anyhow::{Context, Result};
+use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockType, send, socket};
 use slipgate_testbed::{
     NetNs,
     tap::{TapQueue, VNET_HDR_LEN},
@@ -35,7 +36,14 @@ impl Injector {
     pub(crate) fn write(&self, frame: &[u8]) -> Result<bool> {
         let sent = match self {
             Injector::Tap(queue) => queue.write(frame),
-            Injector::Packet(socket) => send(socket, &frame[VNET_HDR_LEN..]),
+            Injector::Packet(socket) => {
+                let sent = send(
+                    socket.as_raw_fd(),
+                    &frame[VNET_HDR_LEN..],
+                    MsgFlags::empty(),
+                );
+                sent.map(drop).map_err(io::Error::from)
+            }
         };
         let full = [libc::ENOBUFS, libc::EAGAIN, libc::ENETDOWN];
         match sent {
@@ -46,24 +54,14 @@ impl Injector {
     }
 }
 
-fn send(socket: &OwnedFd, frame: &[u8]) -> io::Result<()> {
-    // SAFETY: the frame is readable for its length.
-    let sent = unsafe { libc::send(socket.as_raw_fd(), frame.as_ptr().cast(), frame.len(), 0) };
-    match sent {
-        -1 => Err(io::Error::last_os_error()),
-        _ => Ok(()),
-    }
-}
-
 fn packet_socket(ifindex: u32) -> io::Result<OwnedFd> {
     // Protocol 0: it sends, and receives nothing.
-    // SAFETY: socket takes numbers and returns a descriptor or -1.
-    let socket = unsafe { libc::socket(libc::AF_PACKET, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0) };
-    if socket < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: a fresh descriptor that nothing else owns.
-    let socket = unsafe { OwnedFd::from_raw_fd(socket) };
+    let socket = socket(
+        AddressFamily::Packet,
+        SockType::Raw,
+        SockFlag::SOCK_CLOEXEC,
+        None,
+    )?;
     let on: libc::c_int = 1;
     // SAFETY: the value is an int and its size is given.
     let set = unsafe {

@@ -5,7 +5,7 @@ use vm_memory::{GuestAddress, GuestMemoryBackend};
 use crate::GuestMemory;
 
 /// Registers of one queue.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub(super) struct QueueRegisters {
     /// Largest size that the device supports.
     pub(super) max_size: u16,
@@ -44,10 +44,7 @@ impl QueueRegisters {
         Self {
             max_size,
             size: max_size,
-            enabled: false,
-            descriptors: 0,
-            driver: 0,
-            device: 0,
+            ..Self::default()
         }
     }
 
