@@ -2,9 +2,9 @@
 //!
 //! A test that can't run here prints `skipped: <test>: <why>` to the real stderr and returns;
 //! libtest counts it as passed, so it is subtracted from the passed tests. Tests marked `#[ignore]`
-//! count as skipped too, unless their reason says that they are no tests of a run: measurements, child
-//! processes that another test starts, and what `cargo xtask dist --try` runs. A suite that was started but printed no result has crashed,
-//! and counts as a failure.
+//! count as skipped too, unless their reason says that they are no tests of a run: measurements,
+//! child processes that another test starts, and what is done for a release. A suite that was
+//! started but printed no result has crashed, and counts as a failure.
 
 use std::fmt;
 

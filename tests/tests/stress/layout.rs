@@ -140,7 +140,7 @@ fn hex(bytes: &Value) -> String {
 }
 
 #[test]
-#[ignore = "writes into the source tree, once for each version of the ABI"]
+#[ignore = "of a release: writes the fixture of its maps into the source tree"]
 fn writes_the_fixture() {
     require_root_and_tun!();
     let stand = Stand::new();
