@@ -185,16 +185,23 @@ impl Scale {
     fn of(table: &Table) -> Scale {
         let largest = table.rows.iter().filter_map(|row| Some(row.summary?.max));
         let most = largest.fold(0.0, f64::max);
-        let mut medians: Vec<f64> = table
-            .rows
-            .iter()
-            .filter_map(|row| Some(row.summary?.median))
-            .collect();
+        let medians = table.rows.iter();
+        Scale::new(most, medians.filter_map(|row| Some(row.summary?.median)))
+    }
+
+    fn new(most: f64, medians: impl Iterator<Item = f64>) -> Scale {
+        let mut medians: Vec<f64> = medians.collect();
         medians.sort_by(f64::total_cmp);
         // What lies above twice the second largest median is cut.
         let second = medians.iter().rev().nth(1).copied().unwrap_or(most);
+        let most = if second > 0.0 {
+            most.min(second * 2.0)
+        } else {
+            most
+        };
         Scale {
-            most: most.min((second * 2.0).max(f64::MIN_POSITIVE)),
+            // An axis of zeros needs a length, too.
+            most: if most > 0.0 { most } else { 1.0 },
         }
     }
 
@@ -254,3 +261,7 @@ fn line(area: &Area, from: (i32, i32), to: (i32, i32), colour: RGBColor, width: 
 fn wrong(error: impl std::fmt::Display) -> anyhow::Error {
     anyhow!("{error}")
 }
+
+#[cfg(test)]
+#[path = "plot_test.rs"]
+mod tests;
