@@ -80,7 +80,7 @@ struct Applying {
 }
 
 /// A change of policy, with the steps that remain when the engine has answered.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Change {
     /// Client that asked; `None`: a signal did.
     client: Option<ClientId>,
@@ -205,10 +205,7 @@ impl PolicyChanges {
             client,
             what: format!("{} is in force", parts.attached.config.policy_name()),
             before,
-            strictly: Vec::new(),
-            closed: None,
-            vm: None,
-            named: None,
+            ..Change::default()
         };
         self.send_policies(parts, change)
     }
@@ -292,10 +289,8 @@ impl PolicyChanges {
             client: Some(client),
             what: format!("the policy {name} is in force"),
             before,
-            strictly: Vec::new(),
-            closed: None,
-            vm: None,
             named: Some(name),
+            ..Change::default()
         };
         self.send_policies(parts, change)
     }
@@ -331,10 +326,7 @@ impl PolicyChanges {
             client: None,
             what: format!("{} of VMs in force", counted(texts.len() as u64, "policy")),
             before,
-            strictly: Vec::new(),
-            closed: None,
-            vm: None,
-            named: None,
+            ..Change::default()
         };
         self.send_policies(parts, change)
     }
@@ -393,10 +385,8 @@ impl PolicyChanges {
             client: Some(client),
             what: format!("{name} has another policy"),
             before,
-            strictly: Vec::new(),
-            closed: None,
             vm,
-            named: None,
+            ..Change::default()
         };
         self.send_policies(parts, change)
     }

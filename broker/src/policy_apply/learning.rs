@@ -162,10 +162,8 @@ impl PolicyChanges {
                         client: Some(client),
                         what: format!("{vm} is open"),
                         before,
-                        strictly: Vec::new(),
                         closed: Some(Vec::new()),
-                        vm: None,
-                        named: None,
+                        ..Change::default()
                     },
                 )
             }
@@ -249,13 +247,11 @@ impl PolicyChanges {
             Ok(before) => self.send_policies(
                 parts,
                 Change {
-                    client: None,
                     what: format!("{names}: not open any more"),
                     before,
                     strictly: ids,
                     closed: Some(gone),
-                    vm: None,
-                    named: None,
+                    ..Change::default()
                 },
             ),
             Err(e) => {

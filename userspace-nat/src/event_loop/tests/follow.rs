@@ -11,26 +11,11 @@ use crate::{
     state::follow::LOOKS_PER_TURN,
 };
 
-const FLOWS: u16 = 10_000;
 /// More than a walk over that many flows takes.
 const TURNS: usize = 64;
 
-/// VM 1 has many flows.
 fn crowded() -> Rig {
-    let mut rig = Rig::with(Setup {
-        slots: 32_768,
-        max_flows: 32_768,
-        rate: 32_768,
-        ..Setup::default()
-    });
-    for number in 0..FLOWS {
-        // A translated port serves each destination once.
-        let to = (PEER, 9 + number / 1_000);
-        rig.guest(1, &udp((GUEST, 5_000 + number), to, b"x"));
-    }
-    rig.at_world();
-    assert_eq!(rig.flows(), usize::from(FLOWS));
-    rig
+    Rig::crowded(|_| PEER)
 }
 
 fn changed(change: impl FnOnce(&mut RouteSnapshot, &mut Vec<Link>)) -> NetworkView {
@@ -175,7 +160,7 @@ fn all_flows_of_an_address_that_goes_end_and_each_is_recorded_once() {
     rig.assert_empty();
     let records = rig.records();
     let ids: HashSet<&str> = records.iter().filter_map(|r| r["id"].as_str()).collect();
-    assert_eq!((records.len(), ids.len()), (FLOWS.into(), FLOWS.into()));
+    assert_eq!((records.len(), ids.len()), (CROWD.into(), CROWD.into()));
     assert!(records.iter().all(|record| record["end"] == "address-gone"));
 }
 

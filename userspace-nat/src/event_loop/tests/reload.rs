@@ -393,23 +393,10 @@ fn a_flow_that_idles_out_is_cut_all_the_same() {
 
 /// VM 1 has flows to two peers, 5,000 to each.
 fn crowded() -> Rig {
-    let mut rig = Rig::with(Setup {
-        slots: 32_768,
-        max_flows: 32_768,
-        rate: 32_768,
-        ..Setup::default()
-    });
-    for number in 0..10_000 {
-        let to = if number % 2 == 0 { PEER } else { OTHER.0 };
-        // A translated port serves each destination once.
-        rig.guest(
-            1,
-            &udp((GUEST, 5_000 + number), (to, 9 + number / 1_000), b"x"),
-        );
-    }
-    rig.at_world();
-    assert_eq!(rig.flows(), 10_000);
-    rig
+    Rig::crowded(|number| match number % 2 {
+        0 => PEER,
+        _ => OTHER.0,
+    })
 }
 
 #[test]

@@ -44,6 +44,8 @@ pub(super) const PEER: Ip4 = Ip4 {
     octets: [198, 51, 100, 7],
 };
 pub(super) const SERVER: At = (PEER, 443);
+/// Number of flows that take many turns to walk over.
+pub(super) const CROWD: u16 = 10_000;
 pub(super) const UPLINK: IfIndex = IfIndex::new(3);
 
 /// The broker's end of the channel.
@@ -168,6 +170,24 @@ impl Rig {
             broker,
             log,
         }
+    }
+
+    /// VM 1 has [`CROWD`] flows, to the peers that `to` names.
+    pub(super) fn crowded(to: impl Fn(u16) -> Ip4) -> Self {
+        let mut rig = Self::with(Setup {
+            slots: 32_768,
+            max_flows: 32_768,
+            rate: 32_768,
+            ..Setup::default()
+        });
+        for number in 0..CROWD {
+            // A translated port serves each destination once.
+            let to = (to(number), 9 + number / 1_000);
+            rig.guest(1, &udp((GUEST, 5_000 + number), to, b"x"));
+        }
+        rig.at_world();
+        assert_eq!(rig.flows(), usize::from(CROWD));
+        rig
     }
 
     /// Kills the engine; another takes its place.
