@@ -1,5 +1,8 @@
 //! Bodies of requests and responses.
-use std::{collections::BTreeMap, net::Ipv4Addr};
+use std::{
+    collections::BTreeMap,
+    net::{IpAddr, Ipv4Addr},
+};
 
 use hyper::StatusCode;
 use schemars::JsonSchema;
@@ -203,8 +206,8 @@ pub struct PolicyPut {
 #[derive(Clone, PartialEq, Eq, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct WhyQuery {
-    /// IPv4 address that the guest would connect to.
-    pub address: Ipv4Addr,
+    /// Address that the guest would connect to.
+    pub address: IpAddr,
     /// Port that the guest would connect to.
     #[serde(default)]
     pub port: u16,

@@ -111,7 +111,13 @@ fn what_an_allow_by_address_takes_from_an_inspection_is_said() {
     };
     let inspect = r#"{ inspect = "a.test:443" }"#;
 
-    let (status, explained, checked) = at(&format!(r#"{{ allow = "0.0.0.0/0" }}, {inspect}"#));
+    let ipv4_only = at(&format!(r#"{{ allow = "0.0.0.0/0" }}, {inspect}"#)).1;
+    assert!(
+        ipv4_only.contains("Where its address is in ::/0, it is admitted and inspected"),
+        "{ipv4_only}"
+    );
+    let everything = r#"{ allow = ["0.0.0.0/0", "::/0"] }"#;
+    let (status, explained, checked) = at(&format!("{everything}, {inspect}"));
     assert_eq!(status, 0);
     assert!(!explained.contains("Inspected:"), "{explained}");
     assert!(
@@ -144,7 +150,9 @@ fn what_an_allow_by_address_takes_from_an_inspection_is_said() {
     }
 
     // A deny beats the name from wherever it stands.
-    let (status, explained, _) = at(&format!(r#"{inspect}, {{ deny = "0.0.0.0/0:443" }}"#));
+    let (status, explained, _) = at(&format!(
+        r#"{inspect}, {{ deny = ["0.0.0.0/0:443", "[::/0]:443"] }}"#
+    ));
     assert_eq!(status, 3);
     assert!(
         explained.contains("refused whatever address it has"),
@@ -251,7 +259,7 @@ rules that match: none
         (&["192.0.2.1"][..], "no port"),
         (&["x.test:0"], "\"0\" is no port"),
         (&["x.test", "--policy", "gone"], "give one of offline, open"),
-        (&["10.1:80"], "neither an IPv4 address nor a name"),
+        (&["10.1:80"], "neither an address nor a name"),
     ] {
         let (status, out) = explain(args);
         assert!(status == 2 && out.contains(said), "{args:?}: {out}");

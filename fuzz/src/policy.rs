@@ -1,12 +1,11 @@
 //! A policy file: parsed, compiled, and used for a decision.
 //!
-//! Input: `destination: address (4), port (2), protocol (1) | deny file, with its length | policy
-//! file`.
+//! Input: `destination (see [`Tape::destination`]) | deny file, with its length | policy file`.
 use std::{io, path::Path};
 
-use slipgate_abi::{Protocol, VmId};
+use slipgate_abi::VmId;
 use slipgate_policy::{
-    Destination, Name, PolicySet,
+    Name, PolicySet,
     document::{CliOverrides, LoadedPolicies, PolicyFile, check_file, policy_in_file},
     wire,
 };
@@ -20,11 +19,7 @@ const NAMES: [&str; 3] = ["example.com", "api.example.com", "a.b.evil.test"];
 /// Reads the file as `slipgate policy check` does, and makes decisions by it.
 pub fn policy(input: &[u8]) {
     let mut tape = Tape::new(input);
-    let to = Destination {
-        addr: tape.array::<4>().into(),
-        port: tape.u16(),
-        protocol: [Protocol::Tcp, Protocol::Udp, Protocol::Icmp][usize::from(tape.u8()) % 3],
-    };
+    let to = tape.destination();
     let list = String::from_utf8_lossy(tape.bytes()).into_owned();
     let text = String::from_utf8_lossy(tape.rest()).into_owned();
     let read = |path: &Path| match path.ends_with("list.txt") {

@@ -1,12 +1,12 @@
 //! A user's rules: patterns, deny files, and the policy made of them.
 //!
-//! Input: `default (1) | destination: address (4), port (2), protocol (1) | lines …`. Each line
-//! begins with `+` (allow), `?` (inspect), `-` (deny), or belongs to the deny file between them.
-use ipnet::Ipv4Net;
+//! Input: `default (1) | destination (see [`Tape::destination`]) | lines …`. Each line begins with
+//! `+` (allow), `?` (inspect), `-` (deny), or belongs to the deny file between them.
+use ipnet::{IpNet, Ipv4Net};
 use slipgate_abi::{Protocol, Refusal};
 use slipgate_policy::{
     Action, Decision, DenyFile, Destination, LocalAddresses, NamePattern, Pattern, Policy,
-    PrefixMap, Rule,
+    PrefixMap, Rule, embedded,
 };
 
 use crate::{
@@ -25,11 +25,7 @@ pub fn rules(input: &[u8]) {
     } else {
         Action::Deny
     };
-    let to = Destination {
-        addr: tape.array::<4>().into(),
-        port: tape.u16(),
-        protocol: [Protocol::Tcp, Protocol::Udp, Protocol::Icmp][usize::from(tape.u8()) % 3],
-    };
+    let to = tape.destination();
     let text = String::from_utf8_lossy(tape.rest());
     let lines: Vec<&str> = text.lines().take(MAX_LINES).collect();
 
@@ -119,16 +115,16 @@ fn longest_prefix(rules: &[Rule], to: Destination) {
         })
     };
     let map = PrefixMap::new(prefixes().map(|prefix| (prefix, ())));
-    let slow: Option<Ipv4Net> = prefixes()
+    let slow: Option<IpNet> = prefixes()
         .filter(|prefix| prefix.contains(&to.addr))
-        .max_by_key(Ipv4Net::prefix_len);
+        .max_by_key(IpNet::prefix_len);
     assert_eq!(map.longest(to.addr).map(|(prefix, ())| prefix), slow);
-    let host = Ipv4Net::from(to.addr);
+    let host = IpNet::from(to.addr);
     assert_eq!(map.overlaps(host), slow.is_some());
 }
 
 /// Compares with the first matching rule, found by trying each; only an allow within it opens
-/// protected space.
+/// protected space. An IPv4 address inside an IPv6 address is judged too.
 fn policy(default: Action, rules: Vec<Rule>, to: Destination) {
     let mut policy = Policy::new(default, rules.clone());
     policy.set_local(&LocalAddresses {
@@ -136,11 +132,11 @@ fn policy(default: Action, rules: Vec<Rule>, to: Destination) {
         guests: vec![
             Ipv4Net::new(GUEST.into(), 24)
                 .expect("a prefix length")
-                .trunc(),
+                .trunc()
+                .into(),
         ],
     });
     let decision = policy.decide(to);
-    let protected = policy.protected(to.addr).map(|(range, _)| range);
     let names = |rule: &Rule| match rule {
         Rule::Name(..) => true,
         Rule::DenyFile(file) => file.has_names(),
@@ -152,24 +148,38 @@ fn policy(default: Action, rules: Vec<Rule>, to: Destination) {
     let elsewhere = known || judges && to.port == 853 && to.protocol != Protocol::Icmp;
     assert!(judges || !elsewhere);
     let means = |pattern: &Pattern| {
-        pattern.ports() == Some((853, 853))
-            || pattern.ports().is_some() && pattern.prefix().prefix_len() == 32
+        pattern.ports() == Some((853, 853)) || pattern.ports().is_some() && pattern.is_one_address()
     };
-    let decides = |rule: &Rule| match rule {
-        Rule::Match(Action::Allow | Action::Inspect, pattern) => {
-            pattern.matches(to)
-                && (!elsewhere || means(pattern))
-                && protected.is_none_or(|p| pattern.prefix().prefix_len() >= p.prefix_len())
+    // `None`: neither a rule nor a safe default decides.
+    let judged = |to: Destination| {
+        let protected = policy.protected(to.addr).map(|(range, _)| range);
+        let decides = |rule: &Rule| match rule {
+            Rule::Match(Action::Allow | Action::Inspect, pattern) => {
+                pattern.matches(to)
+                    && (!elsewhere || means(pattern))
+                    && protected.is_none_or(|p| pattern.prefix().prefix_len() >= p.prefix_len())
+            }
+            Rule::Match(Action::Deny, pattern) => pattern.matches(to),
+            // No name was asked for.
+            Rule::Name(..) => false,
+            Rule::DenyFile(file) => file.line_for(to).is_some(),
+        };
+        match rules.iter().find(|rule| decides(rule)) {
+            Some(Rule::Match(action, _)) => Some(action.admits()),
+            Some(Rule::Name(..) | Rule::DenyFile(_)) => Some(false),
+            None => (protected.is_some() || elsewhere).then_some(false),
         }
-        Rule::Match(Action::Deny, pattern) => pattern.matches(to),
-        // No name was asked for.
-        Rule::Name(..) => false,
-        Rule::DenyFile(file) => file.line_for(to).is_some(),
     };
-    let allowed = match rules.iter().find(|rule| decides(rule)) {
-        Some(Rule::Match(action, _)) => action.admits(),
-        Some(Rule::Name(..) | Rule::DenyFile(_)) => false,
-        None => protected.is_none() && !elsewhere && default == Action::Allow,
+    let inside = embedded(to.addr).and_then(|addr| {
+        judged(Destination {
+            addr: addr.into(),
+            ..to
+        })
+    });
+    let allowed = match (judged(to), inside) {
+        (_, Some(false)) => false,
+        (None, Some(true)) => true,
+        (outside, _) => outside.unwrap_or(default == Action::Allow),
     };
     assert_eq!(decision.is_allowed(), allowed);
     told(&policy, to, decision);

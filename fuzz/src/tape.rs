@@ -1,6 +1,11 @@
 //! Reader of an input from front to back. Beyond its end it reads zeroes, so every input is valid,
 //! and a seed can be written as the same sequence.
 
+use std::net::IpAddr;
+
+use slipgate_abi::Protocol;
+use slipgate_policy::Destination;
+
 /// Reader of an input.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Tape<'a>(&'a [u8]);
@@ -41,6 +46,27 @@ impl<'a> Tape<'a> {
     pub(crate) fn bytes(&mut self) -> &'a [u8] {
         let len = self.u16();
         self.take(usize::from(len))
+    }
+
+    /// Reads a destination: address (4), port (2), protocol (1), and with IPv6, which the upper bit
+    /// of the protocol says, the other octets of the address (12).
+    pub(crate) fn destination(&mut self) -> Destination {
+        let (first, port, protocol) = (self.array::<4>(), self.u16(), self.u8());
+        let addr = match protocol >> 7 {
+            0 => IpAddr::from(first),
+            _ => {
+                let mut octets = [0; 16];
+                octets[..4].copy_from_slice(&first);
+                octets[4..].copy_from_slice(&self.array::<12>());
+                octets.into()
+            }
+        };
+        Destination {
+            addr,
+            port,
+            protocol: [Protocol::Tcp, Protocol::Udp, Protocol::Icmp]
+                [usize::from(protocol & 0x7f) % 3],
+        }
     }
 
     /// Reads the rest of the input.

@@ -45,7 +45,7 @@ pub use compile::{
     dns_bypass::{is_canary, name_means},
     identity::{Described, Identity, Meaning},
     policy::{Place, Policy},
-    protected::{Space, embedded, shut_v6},
+    protected::Space,
     set::{CompiledError, PolicySet},
 };
 pub use decide::{
@@ -60,6 +60,7 @@ pub use resolv_conf::parse_resolv_conf;
 pub use rule::{
     Action, Decision, Destination, LocalAddresses, Rule, RuleId,
     deny_file::{DenyFile, DenyFileError},
+    embedded::embedded,
     host_loopback::{LoopbackError, LoopbackPorts, MOST_LOOPBACK_ENTRIES},
     name::{MAX_LEN as MAX_NAME_LEN, Name},
     name_pattern::{NameError, NamePattern, wire},

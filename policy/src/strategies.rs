@@ -1,8 +1,11 @@
 //! Strategies for random policies and destinations that overlap often, for property tests of this
 //! crate and of its dependents.
-use std::net::Ipv4Addr;
+use std::{
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    ops::RangeInclusive,
+};
 
-use ipnet::Ipv4Net;
+use ipnet::IpNet;
 use proptest::prelude::*;
 use slipgate_abi::Protocol;
 
@@ -11,18 +14,43 @@ use crate::{Action, DenyFile, Destination, Pattern, Policy, Rule};
 /// Upper bound, exclusive, of the number of rules in a random policy.
 const MOST_RULES: usize = 8;
 
+/// Parts of the address space of which patterns and destinations are, and the lengths of prefixes
+/// there: documentation and private space of both families, and IPv4 inside IPv6.
+fn parts() -> impl Strategy<Value = (IpAddr, RangeInclusive<u8>)> {
+    prop_oneof![
+        4 => Just(("198.51.100.0", 28..=32)),
+        2 => Just(("10.0.0.0", 28..=32)),
+        2 => Just(("2001:db8::", 124..=128)),
+        1 => Just(("fd00::", 124..=128)),
+        1 => Just(("64:ff9b::a00:0", 124..=128)),
+        1 => Just(("64:ff9b::c633:6400", 124..=128)),
+    ]
+    .prop_map(|(addr, lens)| (addr.parse().unwrap(), lens))
+}
+
+/// Returns an address with other lowest four bits.
+fn with_low(addr: IpAddr, low: u8) -> IpAddr {
+    match addr {
+        IpAddr::V4(addr) => Ipv4Addr::from_bits(addr.to_bits() | u32::from(low)).into(),
+        IpAddr::V6(addr) => Ipv6Addr::from_bits(addr.to_bits() | u128::from(low)).into(),
+    }
+}
+
 /// Patterns over few addresses and ports, so that they overlap.
 pub fn pattern() -> impl Strategy<Value = Pattern> {
+    let crowded =
+        (parts(), 0_u8..16, any::<prop::sample::Index>()).prop_map(|((addr, lens), low, index)| {
+            let len = lens.clone().nth(index.index(lens.count())).unwrap();
+            IpNet::new_assert(with_low(addr, low), len).trunc()
+        });
     let prefix = prop_oneof![
-        4 => (0_u32..16, 28_u8..=32).prop_map(|(low, len)| (0xc633_6400 | low, len)),
-        2 => (0_u32..16, 28_u8..=32).prop_map(|(low, len)| (0x0a00_0000 | low, len)),
-        1 => (Just(0x0a00_0000), 6_u8..=10),
-        1 => (Just(0), Just(0)),
+        6 => crowded,
+        1 => (6_u8..=10).prop_map(|len| IpNet::new_assert([10, 0, 0, 0].into(), len).trunc()),
+        1 => prop::sample::select(&["0.0.0.0/0", "::/0", "64:ff9b::/96", "fc00::/7"][..])
+            .prop_map(|text| text.parse().unwrap()),
     ];
     let ports = prop::option::of((1_u16..12, 0_u16..4));
-    (prefix, ports, 0_usize..6).prop_map(|((bits, len), ports, protocol)| {
-        let addr = Ipv4Addr::from_bits(bits);
-        let prefix = Ipv4Net::new(addr, len).unwrap().trunc();
+    (prefix, ports, 0_usize..6).prop_map(|(prefix, ports, protocol)| {
         let protocol = match (protocol, ports) {
             (0, _) => "/tcp",
             (1, _) => "/udp",
@@ -32,22 +60,29 @@ pub fn pattern() -> impl Strategy<Value = Pattern> {
         let ports = ports.map_or(String::new(), |(first, more)| {
             format!(":{first}-{}", if more == 3 { 65535 } else { first + more })
         });
-        format!("{prefix}{ports}{protocol}").parse().unwrap()
+        let (open, close) = if prefix.addr().is_ipv6() {
+            ("[", "]")
+        } else {
+            ("", "")
+        };
+        format!("{open}{prefix}{close}{ports}{protocol}")
+            .parse()
+            .unwrap()
     })
 }
 
 /// Destinations that the patterns of [`pattern`] match often.
 pub fn destination() -> impl Strategy<Value = Destination> {
     let addr = prop_oneof![
-        (0_u32..16).prop_map(|low| 0xc633_6400 | low),
-        (0_u32..16).prop_map(|low| 0x0a00_0000 | low),
-        any::<u32>(),
+        4 => (parts(), 0_u8..16).prop_map(|((addr, _), low)| with_low(addr, low)),
+        1 => any::<Ipv4Addr>().prop_map(IpAddr::V4),
+        1 => any::<Ipv6Addr>().prop_map(IpAddr::V6),
     ];
     let port = prop_oneof![4 => 1_u16..16, 1 => Just(65535), 1 => any::<u16>()];
-    (addr, port, 0_usize..3).prop_map(|(bits, port, protocol)| {
+    (addr, port, 0_usize..3).prop_map(|(addr, port, protocol)| {
         let protocol = Protocol::all()[protocol];
         Destination {
-            addr: Ipv4Addr::from_bits(bits),
+            addr,
             port: if protocol == Protocol::Icmp { 0 } else { port },
             protocol,
         }

@@ -5,6 +5,7 @@
 use std::collections::BTreeSet;
 
 use anyhow::Context as _;
+use ipnet::IpNet;
 use slipgate_abi::{forward::DenyKey, maps::MAX_OWNERS};
 use slipgate_control::maps::{DenyPrefix, Insert};
 
@@ -82,6 +83,10 @@ impl Attached {
         }
         let deny = &self.datapath.maps().deny;
         for (prefix, rule) in self.policies.of(Some(index)).deny_prefixes() {
+            // The guard drops no IPv6 by its destination: `guest_egress` drops all of it.
+            let IpNet::V4(prefix) = prefix else {
+                continue;
+            };
             let key = DenyPrefix {
                 prefix_len: 32 + u32::from(prefix.prefix_len()),
                 key: DenyKey {

@@ -1,7 +1,10 @@
 //! Builds the engine's view of the host's network from netlink data.
-use std::{collections::BTreeSet, net::Ipv4Addr};
+use std::{
+    collections::BTreeSet,
+    net::{IpAddr, Ipv4Addr},
+};
 
-use ipnet::Ipv4Net;
+use ipnet::{IpNet, Ipv4Net};
 use slipgate_abi::IfIndex;
 use slipgate_control::netlink::{self, Network};
 use slipgate_ipc::engine::{HostAddress, Link, NetworkView, RouteEntry, RouteKind, RouteSnapshot};
@@ -28,9 +31,10 @@ pub(super) fn view(
     let broadcasts = addresses.iter().filter_map(|a| a.broadcast);
     NetworkView {
         local: LocalAddresses {
-            host: own.chain(broadcasts).collect(),
+            host: own.chain(broadcasts).map(IpAddr::V4).collect(),
             guests: Ipv4Net::new(guests.network(), guests.prefix_len)
                 .into_iter()
+                .map(IpNet::V4)
                 .collect(),
         },
         routes: RouteSnapshot {

@@ -107,7 +107,7 @@ fn waiting_messages_are_bounded_by_their_size_too() {
     let size = 60_000;
     let large = |id| {
         let question = FlowQuestion {
-            address: Ipv4Addr::LOCALHOST,
+            address: Ipv4Addr::LOCALHOST.into(),
             port: 0,
             protocol: 6,
             name: Some("n".repeat(size)),

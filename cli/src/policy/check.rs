@@ -11,7 +11,7 @@ use crate::{
 
 pub(super) fn run(args: &CheckArgs) -> anyhow::Result<ExitCode> {
     let compiled = compile(&args.file)?;
-    let warnings = warnings(&compiled, DEFAULT_GATEWAY);
+    let warnings = warnings(&compiled, DEFAULT_GATEWAY.into());
     let name = compiled.file.name();
     let mut text = String::new();
     for warning in &warnings {

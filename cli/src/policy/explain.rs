@@ -19,7 +19,7 @@ pub(super) fn run(args: &ExplainArgs) -> anyhow::Result<ExitCode> {
         policy,
         &args.destination,
         args.proto.into(),
-        DEFAULT_GATEWAY,
+        DEFAULT_GATEWAY.into(),
     )?;
     print_once(&text)?;
     Ok(match passes {

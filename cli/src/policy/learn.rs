@@ -71,7 +71,7 @@ pub(super) fn run(args: &LearnArgs) -> anyhow::Result<ExitCode> {
             }
         ));
     }
-    print_once(&learnt.toml(only, DEFAULT_GATEWAY, args.generalise, &remarks))?;
+    print_once(&learnt.toml(only, DEFAULT_GATEWAY.into(), args.generalise, &remarks))?;
     Ok(match remarks.is_empty() {
         true => ExitCode::SUCCESS,
         false => ExitCode::from(EXIT_INCOMPLETE),

@@ -1,6 +1,6 @@
 //! `slipgate why`: the rule that decides about a destination, and the outcome.
 use std::{
-    net::{Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs as _},
+    net::{IpAddr, Ipv4Addr, ToSocketAddrs as _},
     num::NonZeroU16,
     process::ExitCode,
 };
@@ -11,7 +11,7 @@ use slipgate_ipc::{
     client::{ClientAnswer, Target},
     engine::{EngineReply, EngineRequest, FlowQuestion, WhyAnswer},
 };
-use slipgate_policy::{NamePattern, document::ConfigError, one_line, wire};
+use slipgate_policy::{NamePattern, document::ConfigError, one_line, tools::host_and_port, wire};
 
 use super::print_once;
 use crate::{
@@ -27,7 +27,7 @@ pub(crate) fn run(args: &WhyArgs) -> anyhow::Result<ExitCode> {
     let protocol = Protocol::from(args.proto);
     let (host, port) = destination(&args.destination, protocol)?;
     let mut question = FlowQuestion {
-        address: Ipv4Addr::UNSPECIFIED,
+        address: Ipv4Addr::UNSPECIFIED.into(),
         port,
         protocol: protocol as u8,
         name: None,
@@ -88,31 +88,24 @@ fn ask(args: &WhyArgs, question: FlowQuestion) -> anyhow::Result<WhyAnswer> {
 /// Destination of the flow in question.
 #[derive(Clone, PartialEq, Eq, Debug)]
 enum Host {
-    Address(Ipv4Addr),
+    Address(IpAddr),
     /// Judged by its name, and by an address only if no rule names it.
     Name(String),
 }
 
-/// `HOST:PORT`, or `HOST` for ICMP.
+/// `HOST:PORT`, or `HOST` for ICMP. An IPv6 address with a port stands in brackets.
 fn destination(text: &str, protocol: Protocol) -> Result<(Host, u16), ConfigError> {
     let wrong = |problem: &str| {
-        let remedy = "give HOST:PORT, or HOST with --proto icmp";
+        let remedy = "give HOST:PORT ([HOST]:PORT with IPv6), or HOST with --proto icmp";
         ConfigError::new("DESTINATION", text, problem, remedy)
     };
     if text.contains("://") {
         return Err(wrong("a URL is none: leave the scheme out"));
     }
     let wants_port = protocol != Protocol::Icmp;
-    let (host, port) = match (text.rsplit_once(':'), wants_port) {
-        (Some((host, _)), false) => (host, None),
-        (Some((host, port)), true) => (host, Some(port)),
-        (None, false) => (text, None),
-        (None, true) => return Err(wrong("no port")),
-    };
-    if host.trim_matches(['[', ']']).parse::<Ipv6Addr>().is_ok() {
-        return Err(wrong("IPv6 is not served yet"));
-    }
-    let port = match port.map(str::parse::<NonZeroU16>) {
+    let (host, port) = host_and_port(text);
+    let port = match port.filter(|_| wants_port).map(str::parse::<NonZeroU16>) {
+        None if wants_port => return Err(wrong("no port")),
         None => 0,
         Some(Ok(port)) => port.get(),
         Some(Err(_)) => return Err(wrong("the port is not one of 1 to 65535")),
@@ -123,17 +116,15 @@ fn destination(text: &str, protocol: Protocol) -> Result<(Host, u16), ConfigErro
     }
     match host.parse() {
         Ok(address) => Ok((Host::Address(address), port)),
-        Err(_) => Err(wrong("the host is neither an IPv4 address nor a name")),
+        Err(_) => Err(wrong("the host is neither an address nor a name")),
     }
 }
 
 /// Returns the first IPv4 address that this host finds for a name.
-fn address_of(name: &str) -> Option<Ipv4Addr> {
+fn address_of(name: &str) -> Option<IpAddr> {
     let found = (name, 0).to_socket_addrs().ok()?;
-    found.into_iter().find_map(|address| match address {
-        SocketAddr::V4(v4) => Some(*v4.ip()),
-        SocketAddr::V6(_) => None,
-    })
+    let mut found = found.map(|address| address.ip());
+    found.find(IpAddr::is_ipv4)
 }
 
 #[cfg(test)]

@@ -42,6 +42,12 @@ impl From<core::net::Ipv4Addr> for Ip4 {
     }
 }
 
+impl From<Ip4> for core::net::IpAddr {
+    fn from(addr: Ip4) -> Self {
+        Self::from(addr.octets)
+    }
+}
+
 impl From<Ip4> for core::net::Ipv4Addr {
     fn from(addr: Ip4) -> Self {
         Self::from(addr.octets)

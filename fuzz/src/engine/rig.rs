@@ -371,7 +371,7 @@ pub(super) fn network(mtu: u32) -> NetworkView {
         },
         local: LocalAddresses {
             host: vec![HOST.into()],
-            guests: vec![net(10, 0, 2, 0, 24)],
+            guests: vec![net(10, 0, 2, 0, 24).into()],
         },
         links: vec![Link {
             ifindex: UPLINK,

@@ -3,7 +3,7 @@
 //! A new request is a variant of [`EngineRequest`], and of [`EngineReply`] where no reply fits yet.
 //! The broker resolves names to subjects ([`Subject`](slipgate_model::Subject)), records which
 //! client asked, and passes the rest on without change.
-use std::{net::Ipv4Addr, os::fd::OwnedFd};
+use std::{net::IpAddr, os::fd::OwnedFd};
 
 use serde::{Deserialize, Serialize};
 use slipgate_model::{EngineInventory, WhyAnswer};
@@ -80,8 +80,8 @@ pub enum Scope {
 /// A flow that a guest might open.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct FlowQuestion {
-    /// IPv4 address of the destination.
-    pub address: Ipv4Addr,
+    /// Address of the destination.
+    pub address: IpAddr,
     /// Destination port; 0 for ICMP.
     pub port: u16,
     /// IP protocol number.

@@ -3,7 +3,7 @@
 //! over HTTPS (RFC 8484) is recognized by its server's address or name: `public_resolvers.txt`.
 use std::{
     collections::HashSet,
-    net::{Ipv4Addr, SocketAddrV4},
+    net::{IpAddr, SocketAddr},
     sync::LazyLock,
 };
 
@@ -19,7 +19,7 @@ static KNOWN: LazyLock<Known> =
 
 /// The compiled list of public resolvers.
 struct Known {
-    addresses: HashSet<Ipv4Addr>,
+    addresses: HashSet<IpAddr>,
     names: NameMatcher,
     canaries: NameMatcher,
 }
@@ -80,7 +80,7 @@ pub(crate) fn dns_bypass(to: Destination) -> Option<BypassKind> {
 /// Whether a rule by address opens DNS bypasses: it gives port 853 alone, or one address and ports.
 pub(crate) fn opens_bypass(pattern: &Pattern) -> bool {
     pattern.ports() == Some((DNS_OVER_TLS, DNS_OVER_TLS))
-        || (pattern.ports().is_some() && pattern.prefix().prefix_len() == 32)
+        || (pattern.ports().is_some() && pattern.is_one_address())
 }
 
 /// Whether a rule by name opens DNS bypasses: it gives a single name, and that is a public
@@ -107,13 +107,13 @@ pub(crate) fn is_by_address(to: Destination) -> bool {
 }
 
 /// Returns the addresses of the public resolvers.
-pub(crate) fn resolvers() -> impl Iterator<Item = Ipv4Addr> {
+pub(crate) fn resolvers() -> impl Iterator<Item = IpAddr> {
     KNOWN.addresses.iter().copied()
 }
 
 /// Returns the narrowest pattern that would open a destination.
 pub(crate) fn narrowest_pattern(to: Destination) -> String {
-    let (at, protocol) = (SocketAddrV4::new(to.addr, to.port), to.protocol.name());
+    let (at, protocol) = (SocketAddr::new(to.addr, to.port), to.protocol.name());
     format!("{at}/{protocol}")
 }
 

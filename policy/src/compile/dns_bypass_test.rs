@@ -36,8 +36,14 @@ fn every_line_of_the_list_is_understood() {
     let lines = include_str!("public_resolvers.txt").lines();
     for line in lines.filter(|line| !line.is_empty() && !line.starts_with('#')) {
         let text = line.strip_prefix("canary ").unwrap_or(line);
-        let known = match text.parse::<Ipv4Addr>() {
-            Ok(addr) => dns_bypass(tcp(addr.octets(), 443)) == Some(BypassKind::Resolver),
+        let known = match text.parse::<IpAddr>() {
+            Ok(addr) => {
+                dns_bypass(Destination {
+                    addr,
+                    port: 443,
+                    protocol: Protocol::Tcp,
+                }) == Some(BypassKind::Resolver)
+            }
             Err(_) => {
                 let pattern: NamePattern = text.parse().expect(line);
                 let name = match pattern.is_exact() {

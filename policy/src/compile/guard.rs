@@ -1,5 +1,5 @@
 //! Prefixes that the kernel's guard may drop without asking the engine.
-use ipnet::Ipv4Net;
+use ipnet::IpNet;
 
 use super::policy::Policy;
 use crate::{Action, DenyFile, Pattern, PrefixMap, Rule, RuleId};
@@ -11,10 +11,10 @@ impl Policy {
     ///
     /// The engine serves port 53 and the guest's own network before it tries any rule; the guard
     /// must let them through first.
-    pub fn deny_prefixes(&self) -> Vec<(Ipv4Net, RuleId)> {
-        let mut allowed: Vec<Ipv4Net> = Vec::new();
+    pub fn deny_prefixes(&self) -> Vec<(IpNet, RuleId)> {
+        let mut allowed: Vec<IpNet> = Vec::new();
         let mut earlier: Option<PrefixMap<()>> = None;
-        let mut found: Vec<(Ipv4Net, RuleId)> = Vec::new();
+        let mut found: Vec<(IpNet, RuleId)> = Vec::new();
         for (rule, order) in self.rules.iter().zip(0..) {
             if let Rule::Match(Action::Allow | Action::Inspect, pattern) = rule {
                 allowed.push(pattern.prefix());
@@ -36,7 +36,7 @@ impl Policy {
     }
 }
 
-fn denied_whole(rule: &Rule) -> Box<dyn Iterator<Item = Ipv4Net> + '_> {
+fn denied_whole(rule: &Rule) -> Box<dyn Iterator<Item = IpNet> + '_> {
     let whole = |pattern: &Pattern| pattern.is_whole().then_some(pattern.prefix());
     match rule {
         Rule::Match(Action::Deny, pattern) => Box::new(whole(pattern).into_iter()),

@@ -1,5 +1,5 @@
 //! The compiled policy.
-use std::net::Ipv4Addr;
+use std::net::IpAddr;
 
 use super::{
     dns_bypass,
@@ -13,7 +13,7 @@ use crate::{
         names::NameMatcher,
     },
 };
-use ipnet::Ipv4Net;
+use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
 /// Place of a pattern by name: a rule, or a line of a deny file.
@@ -159,7 +159,7 @@ impl Policy {
     }
 
     /// Returns the most specific protected range that contains `addr`, if one does.
-    pub fn protected(&self, addr: Ipv4Addr) -> Option<(Ipv4Net, Space)> {
+    pub fn protected(&self, addr: IpAddr) -> Option<(IpNet, Space)> {
         self.protected.space_of(addr)
     }
 

@@ -1,7 +1,7 @@
 //! Protected address space: destinations that are refused unless a rule opens them specifically.
-use std::net::{Ipv4Addr, Ipv6Addr};
+use std::net::IpAddr;
 
-use ipnet::Ipv4Net;
+use ipnet::IpNet;
 
 use crate::{LocalAddresses, PrefixMap};
 
@@ -18,16 +18,24 @@ pub enum Space {
     Guests,
     /// Private addresses, RFC 1918.
     Private,
+    /// Unique local addresses, RFC 4193.
+    UniqueLocal,
+    /// Site-local addresses, RFC 3879.
+    SiteLocal,
     /// Shared between carrier and customer, RFC 6598.
     Shared,
-    /// Link-local addresses, RFC 3927.
+    /// Link-local addresses, RFC 3927 and RFC 4291 section 2.5.6.
     LinkLocal,
     /// Metadata or host service of a cloud.
     Metadata,
-    /// Multicast addresses, RFC 5771.
+    /// Multicast addresses, RFC 5771 and RFC 4291 section 2.7.
     Multicast,
-    /// Reserved, RFC 1112 section 4.
+    /// Reserved, RFC 1112 section 4, or for no destination of a packet: discard-only (RFC 6666).
     Reserved,
+    /// IPv4 addresses in IPv6 form, RFC 4291 section 2.5.5: for programs, not for packets.
+    Ipv4InIpv6,
+    /// Addresses that a translator of the local network makes of IPv4 addresses, RFC 8215.
+    LocalTranslation,
     /// Limited broadcast address, RFC 919.
     Broadcast,
 }
@@ -42,19 +50,23 @@ impl Space {
             Self::Guests => "in a guests' network",
             Self::Private => "private (RFC 1918)",
             Self::Shared => "shared space (RFC 6598)",
-            Self::LinkLocal => "link-local (RFC 3927)",
+            Self::UniqueLocal => "unique local (RFC 4193)",
+            Self::SiteLocal => "site-local (RFC 3879)",
+            Self::LinkLocal => "link-local (RFC 3927, RFC 4291)",
             Self::Metadata => "a cloud metadata service",
             Self::Multicast => "multicast",
-            Self::Reserved => "reserved (240.0.0.0/4)",
+            Self::Reserved => "reserved (240.0.0.0/4, 100::/64)",
+            Self::Ipv4InIpv6 => "an IPv4 address in IPv6 form (RFC 4291)",
+            Self::LocalTranslation => "for a translator of the local network (RFC 8215)",
             Self::Broadcast => "the broadcast address",
         }
     }
 
-    /// Whether a client of a forward may be in this space: private and shared networks have
-    /// clients. A packet from any other space is forged, or from a host that has no business with a
+    /// Whether a client of a forward may be in this space: private, unique local and shared
+    /// networks have clients. A packet from any other space is forged, or from a host that has no business with a
     /// guest.
     pub const fn may_come_in(self) -> bool {
-        matches!(self, Self::Private | Self::Shared)
+        matches!(self, Self::Private | Self::UniqueLocal | Self::Shared)
     }
 
     /// Returns why no rule can open this space; `None` if a rule can. A flow to the host or a
@@ -74,8 +86,8 @@ impl Space {
     }
 }
 
-/// Ranges that are protected on every host, by address and prefix length.
-const ALWAYS: [([u8; 4], u8, Space); 16] = [
+/// IPv4 ranges that are protected on every host, by address and prefix length.
+const ALWAYS_V4: [([u8; 4], u8, Space); 16] = [
     ([0, 0, 0, 0], 8, Space::ThisNetwork),
     ([10, 0, 0, 0], 8, Space::Private),
     ([100, 64, 0, 0], 10, Space::Shared),
@@ -99,37 +111,41 @@ const ALWAYS: [([u8; 4], u8, Space); 16] = [
     ([255, 255, 255, 255], 32, Space::Broadcast),
 ];
 
-/// Returns the ranges that are protected on every host.
-pub(crate) fn everywhere() -> impl Iterator<Item = Ipv4Net> {
-    ALWAYS
-        .iter()
-        .map(|(addr, len, _)| Ipv4Net::new_assert((*addr).into(), *len))
-}
+/// IPv6 ranges that are protected on every host, by address and prefix length. Addresses that a
+/// translator or tunnel of the Internet makes of IPv4 addresses are judged by these ([`embedded`](crate::embedded)).
+const ALWAYS_V6: [([u16; 8], u8, Space); 13] = [
+    // Deprecated IPv4-compatible addresses, and the unspecified address.
+    ([0, 0, 0, 0, 0, 0, 0, 0], 96, Space::Ipv4InIpv6),
+    ([0, 0, 0, 0, 0, 0, 0, 1], 128, Space::Loopback),
+    ([0, 0, 0, 0, 0, 0xffff, 0, 0], 96, Space::Ipv4InIpv6),
+    (
+        [0x64, 0xff9b, 1, 0, 0, 0, 0, 0],
+        48,
+        Space::LocalTranslation,
+    ),
+    ([0x100, 0, 0, 0, 0, 0, 0, 0], 64, Space::Reserved),
+    ([0xfc00, 0, 0, 0, 0, 0, 0, 0], 7, Space::UniqueLocal),
+    // AWS: instances, and credentials of pods.
+    ([0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x254], 128, Space::Metadata),
+    ([0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x23], 128, Space::Metadata),
+    // Google Cloud.
+    ([0xfd20, 0xce, 0, 0, 0, 0, 0, 0x254], 128, Space::Metadata),
+    ([0xfe80, 0, 0, 0, 0, 0, 0, 0], 10, Space::LinkLocal),
+    // OpenStack.
+    (
+        [0xfe80, 0, 0, 0, 0, 0, 0xa9fe, 0xa9fe],
+        128,
+        Space::Metadata,
+    ),
+    ([0xfec0, 0, 0, 0, 0, 0, 0, 0], 10, Space::SiteLocal),
+    ([0xff00, 0, 0, 0, 0, 0, 0, 0], 8, Space::Multicast),
+];
 
-/// Returns why an IPv6 address must not appear in an answer about a public name; `None` if it may.
-/// The caller judges an IPv4 address inside it ([`embedded`]).
-pub fn shut_v6(addr: Ipv6Addr) -> Option<&'static str> {
-    let first = addr.segments()[0];
-    match first {
-        _ if addr.is_loopback() || addr.is_unspecified() => Some("the host itself"),
-        _ if addr.is_multicast() => Some("multicast"),
-        0xfc00..=0xfdff => Some("private (RFC 4193)"),
-        0xfe80..=0xfebf => Some("link-local (RFC 4291)"),
-        0xfec0..=0xfeff => Some("site-local (RFC 3879)"),
-        _ => None,
-    }
-}
-
-/// Returns the IPv4 address in a mapped, compatible, NAT64 (RFC 6052) or 6to4 (RFC 3056) address.
-pub fn embedded(addr: Ipv6Addr) -> Option<Ipv4Addr> {
-    let s = addr.segments();
-    let v4 = |high: u16, low: u16| Ipv4Addr::from_bits(u32::from(high) << 16 | u32::from(low));
-    match s {
-        [0, 0, 0, 0, 0, 0 | 0xffff, high, low] if high != 0 => Some(v4(high, low)),
-        [0x64, 0xff9b, 0, 0, 0, 0, high, low] => Some(v4(high, low)),
-        [0x2002, high, low, ..] => Some(v4(high, low)),
-        _ => None,
-    }
+/// Returns the ranges that are protected on every host, of both families.
+pub(crate) fn everywhere() -> impl Iterator<Item = (IpNet, Space)> {
+    let v4 = ALWAYS_V4.map(|(addr, len, space)| (IpNet::new_assert(addr.into(), len), space));
+    let v6 = ALWAYS_V6.map(|(addr, len, space)| (IpNet::new_assert(addr.into(), len), space));
+    v4.into_iter().chain(v6)
 }
 
 /// Protected ranges and their kinds, by prefix.
@@ -146,22 +162,19 @@ impl Default for Protected {
 
 impl Protected {
     pub(crate) fn new(local: &LocalAddresses) -> Self {
-        let always = ALWAYS
-            .iter()
-            .map(|(addr, len, space)| (Ipv4Net::new_assert((*addr).into(), *len), *space));
         let guests = local.guests.iter().map(|net| (*net, Space::Guests));
         // The host's come last: of equal prefixes the last entry is kept.
         let host = local
             .host
             .iter()
-            .map(|addr| (Ipv4Net::from(*addr), Space::Host));
+            .map(|addr| (IpNet::from(*addr), Space::Host));
         Self {
-            ranges: PrefixMap::new(always.chain(guests).chain(host)),
+            ranges: PrefixMap::new(everywhere().chain(guests).chain(host)),
         }
     }
 
     /// Returns the most specific protected range that contains `addr`, if one does.
-    pub(crate) fn space_of(&self, addr: Ipv4Addr) -> Option<(Ipv4Net, Space)> {
+    pub(crate) fn space_of(&self, addr: IpAddr) -> Option<(IpNet, Space)> {
         self.ranges
             .longest(addr)
             .map(|(range, space)| (range, *space))

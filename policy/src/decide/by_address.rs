@@ -1,13 +1,37 @@
 //! Decision about a destination by its address alone.
-use std::net::Ipv4Addr;
+use std::net::IpAddr;
 
 use slipgate_abi::Refusal;
 
-use crate::{Action, Decision, Destination, Policy, Rule, Space, compile::dns_bypass::dns_bypass};
+use crate::{
+    Action, Decision, Destination, Policy, Rule, Space, compile::dns_bypass::dns_bypass, embedded,
+};
 
 impl Policy {
     /// Decides on a destination by the rules by address, the safe defaults and the default action.
+    ///
+    /// An IPv6 address that contains an IPv4 address ([`embedded`]) is judged by both, because the
+    /// packet reaches the latter: see [`Policy::judged_as`].
     pub fn decide(&self, to: Destination) -> Decision {
+        self.decide_alone(self.judged_as(to))
+    }
+
+    /// Returns the destination whose decision applies to `to`: the IPv4 destination inside it where
+    /// a rule or a safe default refuses that one, or a rule allows it and none is about `to`.
+    pub(crate) fn judged_as(&self, to: Destination) -> Destination {
+        let Some(inner) = to.inside() else {
+            return to;
+        };
+        let (outside, inside) = (self.decide_alone(to), self.decide_alone(inner));
+        let by_default = |decision: Decision| decision.rule == self.default_id();
+        let is_inner = by_default(outside) || !inside.is_allowed();
+        match is_inner && !by_default(inside) {
+            true => inner,
+            false => to,
+        }
+    }
+
+    fn decide_alone(&self, to: Destination) -> Decision {
         let space = self.protected.space_of(to.addr);
         let bypass = self.bypasses_dns(to);
         let shortest = space.map_or(0, |(range, _)| range.prefix_len());
@@ -34,13 +58,17 @@ impl Policy {
 
     /// Whether a destination is a resolver by which a guest could bypass the rules by name.
     pub fn bypasses_dns(&self, to: Destination) -> bool {
-        self.judges_names() && dns_bypass(to).is_some()
+        let is_bypass = |to| dns_bypass(to).is_some();
+        self.judges_names() && (is_bypass(to) || to.inside().is_some_and(is_bypass))
     }
 
     /// Returns the protected space that contains an address, if no rule by address opens it
-    /// specifically.
-    pub fn shut_space(&self, addr: Ipv4Addr) -> Option<Space> {
-        let (range, space) = self.protected(addr)?;
+    /// specifically. An IPv4 address inside the address ([`embedded`]) counts too.
+    pub fn shut_space(&self, addr: IpAddr) -> Option<Space> {
+        let inside = || self.shut_space(embedded(addr)?.into());
+        let Some((range, space)) = self.protected(addr) else {
+            return inside();
+        };
         let opens = self.rules.iter().any(|rule| match rule {
             Rule::Match(Action::Allow | Action::Inspect, pattern) => {
                 let prefix = pattern.prefix();
@@ -48,7 +76,7 @@ impl Policy {
             }
             _ => false,
         });
-        (!opens).then_some(space)
+        if opens { inside() } else { Some(space) }
     }
 
     pub(crate) fn decision(&self, order: u32, line: Option<u32>, action: Action) -> Decision {

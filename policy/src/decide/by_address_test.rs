@@ -1,6 +1,6 @@
-use std::time::Instant;
+use std::{net::Ipv4Addr, time::Instant};
 
-use ipnet::Ipv4Net;
+use ipnet::IpNet;
 use proptest::prelude::*;
 use slipgate_abi::Protocol;
 
@@ -201,8 +201,112 @@ fn deny_prefixes_are_those_no_flow_gets_through() {
     );
 }
 
+#[test]
+fn ipv6_has_its_own_protected_space() {
+    let policy = Policy::new(Action::Allow, vec![allow("::/0"), allow("fd12::/16")]);
+    let protected = Some(Refusal::Protected);
+    for (addr, expected) in [
+        ("2001:db8::1", None),
+        ("2606:4700::1111", None),
+        ("fd12::1", None),
+        ("::", protected),
+        ("::1", protected),
+        ("::192.0.2.1", protected),
+        ("::ffff:192.0.2.1", protected),
+        ("64:ff9b:1::1", protected),
+        ("100::1", protected),
+        ("fd00::1", protected),
+        ("fd00:ec2::254", protected),
+        ("fe80::1", protected),
+        ("fec0::1", protected),
+        ("ff02::1", protected),
+        ("febf:ffff::1", protected),
+        ("fe00::1", None),
+    ] {
+        assert_eq!(refusal(&policy, addr), expected, "{addr}");
+    }
+    // Metadata inside unique local space is opened by itself only.
+    let policy = Policy::new(Action::Allow, vec![allow("fd00::/8")]);
+    assert_eq!(refusal(&policy, "fd00::1"), None);
+    assert_eq!(refusal(&policy, "fd00:ec2::254"), protected);
+    let space = |addr: &str| policy.shut_space(addr.parse().unwrap());
+    assert_eq!(space("fd00:ec2::254"), Some(Space::Metadata));
+    assert_eq!(space("fd00:ec3::254"), None);
+}
+
+#[test]
+fn an_address_that_leads_to_an_ipv4_address_is_judged_as_that_too() {
+    let policy = |rules: Vec<Rule>, default| Policy::new(default, rules);
+    // NAT64, 6to4 and Teredo (inverted) forms of one address.
+    let forms = |v4: [u8; 4]| {
+        let [a, b, c, d] = v4.map(u16::from);
+        let (high, low) = (a << 8 | b, c << 8 | d);
+        let (not_high, not_low) = (!high, !low);
+        [
+            format!("64:ff9b::{high:x}:{low:x}"),
+            format!("2002:{high:x}:{low:x}::1"),
+            format!("2001:0:4136:e378:8000:63bf:{not_high:x}:{not_low:x}"),
+        ]
+    };
+    for addr in forms([169, 254, 169, 254]) {
+        let open = policy(vec![allow("::/0")], Action::Allow);
+        assert_eq!(refusal(&open, &addr), Some(Refusal::Protected), "{addr}");
+        assert_eq!(
+            open.shut_space(addr.parse().unwrap()),
+            Some(Space::Metadata)
+        );
+        let text = open.explain(to(Protocol::Tcp, &addr, 80)).to_string();
+        assert!(
+            text.contains("leads to the IPv4 address in it, 169.254.169.254"),
+            "{text}"
+        );
+    }
+    for addr in forms([203, 0, 113, 9]) {
+        let decide = |rules, default| refusal(&policy(rules, default), &addr);
+        let by_rule = Some(Refusal::Rule);
+        assert_eq!(decide(vec![], Action::Allow), None, "{addr}");
+        assert_eq!(decide(vec![deny("203.0.113.0/24")], Action::Allow), by_rule);
+        assert_eq!(
+            decide(vec![allow("::/0"), deny("203.0.113.0/24")], Action::Allow),
+            by_rule,
+            "an allow of the outer address does not open the inner one"
+        );
+        assert_eq!(
+            decide(vec![deny("2000::/3"), deny("64::/16")], Action::Allow),
+            by_rule
+        );
+        assert_eq!(decide(vec![], Action::Deny), Some(Refusal::Default));
+        assert_eq!(decide(vec![allow("203.0.113.9:80")], Action::Deny), None);
+        assert_eq!(decide(vec![allow("::/0")], Action::Deny), None);
+    }
+    // A public resolver is one by whatever translator it is reached.
+    let by_name = vec![allow("::/0"), Rule::parse(Action::Allow, "a.test").unwrap()];
+    let policy = policy(by_name, Action::Deny);
+    for addr in forms([8, 8, 8, 8]) {
+        assert_eq!(
+            refusal(&policy, &addr),
+            Some(Refusal::DnsElsewhere),
+            "{addr}"
+        );
+    }
+}
+
 /// The documented meaning, tried rule by rule.
 fn naive(policy: &Policy, to: Destination) -> Decision {
+    let outer = naive_alone(policy, to);
+    let Some(inner) = to.inside() else {
+        return outer;
+    };
+    let inner = naive_alone(policy, inner);
+    let speaks = |decision: Decision| decision.rule != RuleId::DEFAULT;
+    match (speaks(outer), speaks(inner)) {
+        (_, true) if inner.refusal.is_some() => inner,
+        (false, true) => inner,
+        _ => outer,
+    }
+}
+
+fn naive_alone(policy: &Policy, to: Destination) -> Decision {
     let space = policy.protected(to.addr);
     // No public resolver has these addresses, so only the port counts. Without rules by name (there
     // are none here) names are judged only if the default is deny.
@@ -211,10 +315,10 @@ fn naive(policy: &Policy, to: Destination) -> Decision {
     for (rule, order) in policy.rules.iter().zip(0..) {
         match rule {
             Rule::Match(action, pattern) => {
-                let means_space = |range: Ipv4Net| range.contains(&pattern.prefix());
+                let means_space = |range: IpNet| range.contains(&pattern.prefix());
                 let means_dns = match pattern.ports() {
                     Some((853, 853)) => true,
-                    Some(_) => pattern.prefix().prefix_len() == 32,
+                    Some(_) => pattern.is_one_address(),
                     None => false,
                 };
                 let counts = *action == Action::Deny
@@ -270,7 +374,7 @@ proptest! {
         let default = if deny_by_default { Action::Deny } else { Action::Allow };
         let mut policy = Policy::new(default, rules);
         policy.set_local(&LocalAddresses {
-            host: host.iter().map(|low| Ipv4Addr::from_bits(0x0a00_0000 | low)).collect(),
+            host: host.iter().map(|low| Ipv4Addr::from_bits(0x0a00_0000 | low).into()).collect(),
             guests: vec!["198.51.100.8/30".parse().unwrap()],
         });
         let whole = policy.deny_prefixes();
@@ -317,7 +421,7 @@ fn a_thousand_rules_cost_a_fraction_of_an_admission() {
     let mut refused = 0_u32;
     for i in 0..300_000_u32 {
         let decision = policy.decide(Destination {
-            addr: Ipv4Addr::from_bits(0x0b00_0000 + (i.wrapping_mul(2_654_435_761) >> 9)),
+            addr: Ipv4Addr::from_bits(0x0b00_0000 + (i.wrapping_mul(2_654_435_761) >> 9)).into(),
             port: (i % 20_000) as u16,
             protocol: Protocol::Tcp,
         });

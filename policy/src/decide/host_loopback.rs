@@ -3,7 +3,7 @@
 //! An entry admits by itself: neither the default nor the safe defaults apply to it. A rule by
 //! address that denies has precedence, wherever it stands, unless a rule that allows comes first. A
 //! rule that inspects refuses too, because nothing on this way is inspected.
-use std::net::Ipv4Addr;
+use std::net::IpAddr;
 
 use slipgate_abi::Refusal;
 
@@ -29,7 +29,7 @@ impl Policy {
         &self,
         own: &[LoopbackPorts],
         to: Destination,
-        gateway: Ipv4Addr,
+        gateway: IpAddr,
     ) -> Option<Lead> {
         let mut entries = own.iter().chain(&self.settings().host_loopback);
         let (entry, host_port) = entries.find_map(|e| Some((e, e.leads(to, gateway)?)))?;
@@ -49,14 +49,9 @@ impl Policy {
     }
 
     /// Whether some port of an address may lead to the host's loopback. `own`: the VM's entries.
-    pub fn has_loopback_at(
-        &self,
-        own: &[LoopbackPorts],
-        addr: Ipv4Addr,
-        gateway: Ipv4Addr,
-    ) -> bool {
+    pub fn has_loopback_at(&self, own: &[LoopbackPorts], addr: IpAddr, gateway: IpAddr) -> bool {
         let mut entries = own.iter().chain(&self.settings().host_loopback);
-        entries.any(|entry| entry.address.unwrap_or(gateway) == addr)
+        entries.any(|entry| addr == entry.address.map_or(gateway, IpAddr::V4))
     }
 
     /// Explains a result of [`Policy::host_loopback`] in sentences, one per line.

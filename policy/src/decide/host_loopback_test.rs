@@ -6,7 +6,7 @@ use crate::{
     rule::tests::{allow, deny, to},
 };
 
-const GATEWAY: Ipv4Addr = Ipv4Addr::new(10, 0, 2, 2);
+const GATEWAY: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 2, 2));
 
 fn entries(texts: &[&str]) -> Vec<LoopbackPorts> {
     let mut all = Vec::new();

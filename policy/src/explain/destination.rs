@@ -1,5 +1,5 @@
 //! Explanation of a decision about a destination, for `slipgate why`.
-use std::fmt;
+use std::{fmt, net::SocketAddr};
 
 use slipgate_abi::Protocol;
 
@@ -18,6 +18,15 @@ impl Policy {
     /// Explains the decision of [`Policy::decide`] about `to`.
     pub fn explain(&self, to: Destination) -> Explanation {
         let decision = self.decide(to);
+        let mut sentences = Vec::new();
+        let judged = self.judged_as(to);
+        if judged != to {
+            let (outer, inner) = (to.addr, judged.addr);
+            sentences.push(format!(
+                "{outer} leads to the IPv4 address in it, {inner}, and is judged as that."
+            ));
+        }
+        let to = judged;
         let target = to.describe();
         let outcome = if decision.is_allowed() {
             "allowed"
@@ -26,7 +35,6 @@ impl Policy {
         };
         let space = self.protected(to.addr);
 
-        let mut sentences = Vec::new();
         match decision.rule {
             rule if rule == self.default_id() => sentences.push(format!(
                 "{target} is {outcome}: no rule matches, and the default is {}.",
@@ -142,7 +150,7 @@ impl fmt::Display for Explanation {
 fn narrow(to: Destination) -> String {
     match to.protocol {
         Protocol::Icmp => format!("{}/icmp", to.addr),
-        protocol => format!("{}:{}/{}", to.addr, to.port, protocol.name()),
+        protocol => format!("{}/{}", SocketAddr::new(to.addr, to.port), protocol.name()),
     }
 }
 

@@ -13,9 +13,9 @@
 //! rule opens them, and a rule by name may ([`Policy::first_of`]). All of them are decided alike,
 //! except those that a rule by address gives or denies. One sentence says whether they are opened
 //! or stay refused.
-use std::net::Ipv4Addr;
+use std::net::IpAddr;
 
-use ipnet::Ipv4Net;
+use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use slipgate_abi::Protocol;
 
 use crate::{
@@ -24,6 +24,7 @@ use crate::{
         dns_bypass::{is_by_address, resolvers},
         protected::everywhere,
     },
+    rule::embedded::leading_to,
 };
 
 /// Maximum number of ranges that get a sentence.
@@ -32,13 +33,13 @@ const SHOWN_RANGES: usize = 8;
 /// Addresses that are decided alike: those of a prefix that are in no narrower prefix.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Range {
-    prefix: Ipv4Net,
+    prefix: IpNet,
     /// Whether a rule gives the prefix; a deny file's lines do not count.
     is_rules: bool,
     /// Index of the range that contains it.
     parent: usize,
     /// One address of the range; `None`: narrower prefixes contain all of them.
-    address: Option<Ipv4Addr>,
+    address: Option<IpAddr>,
 }
 
 /// Outcome of a connection, in the detail that is explained.
@@ -161,7 +162,8 @@ impl Policy {
                 _ => outcome(&ranges[range.parent]),
             };
             let here = self.outcome(decision);
-            let is_told = passes && here == Outcome::Refused;
+            let is_told =
+                passes && here == Outcome::Refused && self.place_of(decision.rule).is_some();
             if around != Some(here) && !is_told {
                 opens_some |= here != Outcome::Refused;
                 let (prefix, by) = (range.prefix, self.by(decision));
@@ -284,7 +286,7 @@ impl Policy {
 
     /// Returns the prefixes by which addresses are decided at a port, each with whether a rule
     /// gives it.
-    fn prefixes(&self, port: u16, protocol: Protocol) -> Vec<(Ipv4Net, bool)> {
+    fn prefixes(&self, port: u16, protocol: Protocol) -> Vec<(IpNet, bool)> {
         let mut prefixes = Vec::new();
         for rule in &self.rules {
             match rule {
@@ -299,8 +301,15 @@ impl Policy {
                 Rule::Match(..) | Rule::Name(..) => {}
             }
         }
-        prefixes.extend(everywhere().map(|prefix| (prefix, false)));
-        prefixes.extend(resolvers().map(|addr| (Ipv4Net::from(addr), false)));
+        prefixes.extend(everywhere().map(|(prefix, _)| (prefix, false)));
+        prefixes.extend(resolvers().map(|addr| (IpNet::from(addr), false)));
+        // IPv6 addresses that lead to IPv4 addresses are decided as these.
+        let v4 = prefixes.iter().filter_map(|(prefix, _)| match prefix {
+            IpNet::V4(prefix) => Some(*prefix),
+            IpNet::V6(_) => None,
+        });
+        let leading: Vec<IpNet> = v4.flat_map(leading_to).collect();
+        prefixes.extend(leading.into_iter().map(|prefix| (prefix, false)));
         prefixes
     }
 }
@@ -315,37 +324,38 @@ struct Circumstances {
     everywhere: bool,
 }
 
-/// Cuts the address space by prefixes. The first range has the addresses outside all of them.
-fn cut(mut prefixes: Vec<(Ipv4Net, bool)>) -> Vec<Range> {
-    prefixes.push((Ipv4Net::default(), false));
+/// Cuts the address space by prefixes. The first range has the IPv4 addresses outside all of them;
+/// it is the parent of the range of such IPv6 addresses too, which counts as a rule's: a sentence
+/// is about it where it differs.
+fn cut(mut prefixes: Vec<(IpNet, bool)>) -> Vec<Range> {
+    prefixes.push((Ipv4Net::default().into(), false));
+    prefixes.push((Ipv6Net::default().into(), true));
     // Enclosing prefixes first; of equal ones a rule's.
     prefixes.sort_by_key(|(p, is_rules)| (p.network(), p.prefix_len(), !is_rules));
     prefixes.dedup_by_key(|(prefix, _)| *prefix);
     let mut ranges: Vec<Range> = Vec::with_capacity(prefixes.len());
-    // Open ranges, with their first address that no narrower range contains.
-    let mut open: Vec<(usize, u64)> = Vec::new();
-    let end = |ranges: &mut Vec<Range>, (at, next): (usize, u64)| {
+    // Open ranges, with their first address that no narrower range contains; `None`: no address
+    // follows the narrower ranges.
+    let mut open: Vec<(usize, Option<IpAddr>)> = Vec::new();
+    let end = |ranges: &mut Vec<Range>, (at, next): (usize, Option<IpAddr>)| {
         let range: &mut Range = &mut ranges[at];
-        if next <= u64::from(range.prefix.broadcast().to_bits()) {
-            range
-                .address
-                .get_or_insert(Ipv4Addr::from_bits(next as u32));
+        if let Some(next) = next.filter(|next| range.prefix.contains(next)) {
+            range.address.get_or_insert(next);
         }
     };
     for (prefix, is_rules) in prefixes {
         while let Some(last) = open.pop_if(|(at, _)| !ranges[*at].prefix.contains(&prefix)) {
             end(&mut ranges, last);
         }
-        let first = u64::from(prefix.network().to_bits());
+        let first = prefix.network();
         let parent = open.last_mut().map_or(0, |(at, next)| {
-            if *next < first {
-                let gap = Ipv4Addr::from_bits(*next as u32);
+            if let Some(gap) = next.filter(|next| *next < first) {
                 ranges[*at].address.get_or_insert(gap);
             }
-            *next = u64::from(prefix.broadcast().to_bits()) + 1;
+            *next = after(prefix.broadcast());
             *at
         });
-        open.push((ranges.len(), first));
+        open.push((ranges.len(), Some(first)));
         ranges.push(Range {
             prefix,
             is_rules,
@@ -357,6 +367,14 @@ fn cut(mut prefixes: Vec<(Ipv4Net, bool)>) -> Vec<Range> {
         end(&mut ranges, last);
     }
     ranges
+}
+
+/// Returns the next address; `None` after the last of a family.
+fn after(addr: IpAddr) -> Option<IpAddr> {
+    match addr {
+        IpAddr::V4(addr) => Some(IpAddr::V4(addr.to_bits().checked_add(1)?.into())),
+        IpAddr::V6(addr) => Some(IpAddr::V6(addr.to_bits().checked_add(1)?.into())),
+    }
 }
 
 #[cfg(test)]

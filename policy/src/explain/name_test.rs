@@ -70,7 +70,7 @@ fn to() -> impl Strategy<Value = Destination> {
     let special = prop::sample::select(&[443, 853][..]);
     let addr = prop_oneof![
         6 => Just(None),
-        1 => Just(Some(Ipv4Addr::new(1, 1, 1, 1))),
+        1 => Just(Some(IpAddr::from([1, 1, 1, 1]))),
     ];
     (destination(), prop::option::of(special), addr).prop_map(|(to, port, addr)| Destination {
         port: port
@@ -90,7 +90,7 @@ fn judged(policy: &Policy, name: &'static str, to: Destination) -> (Decision, bo
 }
 
 /// Returns the outcome that a text gives for an address.
-fn told(passes: bool, text: &str, addr: Ipv4Addr) -> Outcome {
+fn told(passes: bool, text: &str, addr: IpAddr) -> Outcome {
     let is = |outcome: Outcome, sentence: &str| sentence.contains(outcome.describe());
     let all = [Outcome::Admitted, Outcome::Inspected, Outcome::Refused];
     let of = |sentence: &str| all.into_iter().find(|o| is(*o, sentence));
@@ -100,18 +100,20 @@ fn told(passes: bool, text: &str, addr: Ipv4Addr) -> Outcome {
             continue;
         };
         let (prefix, rest) = rest.split_once(',').unwrap();
-        let prefix: Ipv4Net = prefix.parse().unwrap();
+        let prefix: IpNet = prefix.parse().unwrap();
         let longer = narrowest.is_none_or(|(len, _)| prefix.prefix_len() > len);
         if prefix.contains(&addr) && longer {
             narrowest = Some((prefix.prefix_len(), of(rest).unwrap()));
         }
     }
     // An address that a rule gives has a sentence of its own.
-    if resolvers().any(|one| one == addr) && narrowest.is_none_or(|(len, _)| len < 32) {
+    if resolvers().any(|one| one == addr)
+        && narrowest.is_none_or(|(len, _)| len < IpNet::from(addr).prefix_len())
+    {
         let mut sentences = text.lines();
         let resolvers =
             sentences.find(|s| s.starts_with("Where its address is a public resolver's"));
-        narrowest = resolvers.map(|s| (32, of(s).unwrap())).or(narrowest);
+        narrowest = resolvers.map(|s| (128, of(s).unwrap())).or(narrowest);
     }
     let inspected = text.lines().any(|sentence| {
         sentence.starts_with("Inspected:")
@@ -142,6 +144,8 @@ fn is_told_what_is_decided(
     }
     let does = policy.outcome(decision);
     prop_assert_eq!(does == Outcome::Inspected, policy.inspects(decision.rule));
+    // What is told of an address inside another holds for both.
+    let to = policy.judged_as(to);
     let told = told(passes, &text, to.addr);
     let shut = text
         .lines()
@@ -193,8 +197,8 @@ proptest! {
         addr in destination().prop_map(|to| to.addr),
     ) {
         let ranges = cut(prefixes.clone());
-        prop_assert_eq!(ranges[0].prefix, Ipv4Net::default());
-        let narrowest = |addr: Ipv4Addr| {
+        prop_assert_eq!(ranges[0].prefix, IpNet::from(Ipv4Net::default()));
+        let narrowest = |addr: IpAddr| {
             let around = ranges.iter().filter(|range| range.prefix.contains(&addr));
             around.max_by_key(|range| range.prefix.prefix_len()).unwrap()
         };
@@ -202,8 +206,9 @@ proptest! {
         prop_assert!(narrowest(addr).address.is_some());
         for range in &ranges {
             let of_rules = prefixes.iter().any(|(p, rules)| *rules && *p == range.prefix);
-            prop_assert_eq!(range.is_rules, of_rules);
-            prop_assert!(ranges[range.parent].prefix.contains(&range.prefix));
+            let is_all_ipv6 = range.prefix == IpNet::from(Ipv6Net::default());
+            prop_assert_eq!(range.is_rules, of_rules || is_all_ipv6);
+            prop_assert!(is_all_ipv6 || ranges[range.parent].prefix.contains(&range.prefix));
             if let Some(addr) = range.address {
                 prop_assert_eq!(narrowest(addr), range);
             }
@@ -211,8 +216,9 @@ proptest! {
     }
 }
 
-fn ranges_of_nobody() -> impl Iterator<Item = Ipv4Net> {
-    everywhere().chain(resolvers().map(Ipv4Net::from))
+fn ranges_of_nobody() -> impl Iterator<Item = IpNet> {
+    let protected = everywhere().map(|(range, _)| range);
+    protected.chain(resolvers().map(IpNet::from))
 }
 
 #[test]
@@ -275,7 +281,11 @@ fn a_rule_is_told_of_though_later_lines_of_a_deny_file_have_all_of_its_addresses
                     1, `--inspect 198.51.100.0/31`.";
     assert!(text.lines().any(|line| line == expected), "{text}");
 
-    let rules = vec![inspect("0.0.0.0/0"), file("0.0.0.0/1\n128.0.0.0/1")];
+    let rules = vec![
+        inspect("0.0.0.0/0"),
+        inspect("::/0"),
+        file("0.0.0.0/1\n128.0.0.0/1"),
+    ];
     let text = told_of_443(Action::Allow, rules, "a.test");
     let expected = "TCP port 443 of it is admitted and inspected whatever address it has, by rule \
                     1, `--inspect 0.0.0.0/0`, and no rule by name speaks of it.";

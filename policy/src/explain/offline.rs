@@ -32,9 +32,10 @@ impl Policy {
     /// Returns every rule by address that matches a destination, in order. The first is not always
     /// the one that decides: only specific rules open protected space.
     pub fn matching(&self, to: Destination) -> Vec<RuleId> {
+        let all = || std::iter::once(to).chain(to.inside());
         let matches = |rule: &Rule| match rule {
-            Rule::Match(_, pattern) => pattern.matches(to),
-            Rule::DenyFile(file) => file.line_for(to).is_some(),
+            Rule::Match(_, pattern) => all().any(|to| pattern.matches(to)),
+            Rule::DenyFile(file) => all().any(|to| file.line_for(to).is_some()),
             Rule::Name(..) => false,
         };
         let standing = self.standing().filter(|standing| matches(standing.rule));
@@ -116,7 +117,7 @@ fn covers(earlier: &Rule, later: &Rule) -> bool {
 /// for `a` is too broad to open.
 fn speaks_where_not(a: &Pattern, later: Action, b: &Pattern) -> bool {
     let (a, b) = (a.prefix(), b.prefix());
-    everywhere().any(|range| {
+    everywhere().any(|(range, _)| {
         let overlaps = range.contains(&b) || b.contains(&range);
         let opens = range.prefix_len() <= b.prefix_len();
         overlaps && range.prefix_len() > a.prefix_len() && (later == Action::Deny || opens)

@@ -126,7 +126,7 @@ fn a_hundred_thousand_lines_load_in_well_under_a_second_and_are_not_tried_one_by
         let mut found = 0_u32;
         for i in 0..400_000_u32 {
             let to = Destination {
-                addr: Ipv4Addr::from_bits(i.wrapping_mul(2_654_435_761)),
+                addr: Ipv4Addr::from_bits(i.wrapping_mul(2_654_435_761)).into(),
                 port: 443,
                 protocol: Protocol::Tcp,
             };

@@ -3,7 +3,11 @@
 //! An entry admits by itself: neither the default nor the safe defaults apply to it. A rule by
 //! address that denies has precedence, wherever it stands, unless a rule that allows comes first. A
 //! rule that inspects refuses too, because nothing on this way is inspected.
-use std::{fmt, net::Ipv4Addr, str::FromStr};
+use std::{
+    fmt,
+    net::{IpAddr, Ipv4Addr},
+    str::FromStr,
+};
 
 use serde::{Deserialize, Serialize};
 use slipgate_abi::Protocol;
@@ -61,9 +65,9 @@ pub enum LoopbackError {
 impl LoopbackPorts {
     /// Returns the port of the host that a destination leads to, or `None` if the entry does not
     /// match.
-    pub fn leads(&self, to: Destination, gateway: Ipv4Addr) -> Option<u16> {
+    pub fn leads(&self, to: Destination, gateway: IpAddr) -> Option<u16> {
         let (first, last) = self.ports;
-        let listed = self.address.unwrap_or(gateway) == to.addr
+        let listed = to.addr == self.address.map_or(gateway, IpAddr::V4)
             && (first..=last).contains(&to.port)
             && match to.protocol {
                 Protocol::Tcp => self.tcp,

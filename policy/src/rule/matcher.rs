@@ -2,11 +2,11 @@
 //!
 //! Patterns are grouped by prefix. For each prefix and protocol, a table sorted by port gives the
 //! first pattern that matches from each port on. A look-up visits the prefixes that contain an
-//! address (at most 33, see [`PrefixMap`]) and takes the lowest position among their tables'
+//! address (at most 33, and 129 with IPv6, see [`PrefixMap`]) and takes the lowest position among their tables'
 //! results.
 use std::{collections::BTreeSet, ops::Range};
 
-use ipnet::Ipv4Net;
+use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 use slipgate_abi::Protocol;
 
@@ -51,7 +51,7 @@ impl Matcher {
         entries.sort_by_key(|entry| (entry.pattern.prefix(), entry.order));
 
         let mut steps = Vec::with_capacity(entries.len());
-        let prefixes: Vec<(Ipv4Net, [Table; 3])> = entries
+        let prefixes: Vec<(IpNet, [Table; 3])> = entries
             .chunk_by(|a, b| a.pattern.prefix() == b.pattern.prefix())
             .map(|group| (group[0].pattern.prefix(), tables(group, &mut steps)))
             .collect();

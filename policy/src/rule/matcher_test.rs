@@ -34,7 +34,7 @@ fn memory_grows_with_the_patterns_not_with_their_overlaps() {
     let matcher = Matcher::new(entries);
     assert!(matcher.steps.len() <= 2 * 20_001, "{}", matcher.steps.len());
     let to = Destination {
-        addr: Ipv4Addr::new(1, 1, 1, 1),
+        addr: Ipv4Addr::new(1, 1, 1, 1).into(),
         port: 30_000,
         protocol: Protocol::Tcp,
     };

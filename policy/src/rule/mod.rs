@@ -1,5 +1,6 @@
 //! The vocabulary of a policy: actions, rules, patterns, destinations, and how rules are looked up.
 pub(crate) mod deny_file;
+pub(crate) mod embedded;
 pub(crate) mod host_loopback;
 pub(crate) mod matcher;
 pub(crate) mod name;
@@ -7,21 +8,22 @@ pub(crate) mod name_pattern;
 pub(crate) mod names;
 pub(crate) mod pattern;
 pub(crate) mod prefix_map;
+mod prefix_tree;
 pub(crate) mod scope;
 pub(crate) mod settings;
 
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, SocketAddr};
 
-use ipnet::Ipv4Net;
+use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 use slipgate_abi::{Protocol, Refusal};
 
 use self::{
     deny_file::DenyFile,
+    embedded::embedded,
     name_pattern::{NameError, NamePattern},
     pattern::Pattern,
 };
-
 /// Action of a rule or of the default.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -98,8 +100,8 @@ impl RuleId {
 /// Destination of a flow, to be judged.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Destination {
-    /// IPv4 address of the destination.
-    pub addr: Ipv4Addr,
+    /// Address of the destination.
+    pub addr: IpAddr,
     /// Port; 0 for ICMP.
     pub port: u16,
     /// Transport protocol, or ICMP.
@@ -107,16 +109,21 @@ pub struct Destination {
 }
 
 impl Destination {
-    /// Returns the destination as the beginning of a sentence: `TCP to 192.0.2.1:443`, `Ping to
-    /// 192.0.2.1`.
+    /// Returns the IPv4 destination that an IPv6 destination leads to ([`embedded`]), if it does.
+    pub(crate) fn inside(self) -> Option<Self> {
+        let addr = embedded(self.addr)?.into();
+        Some(Self { addr, ..self })
+    }
+
+    /// Returns the destination as the beginning of a sentence: `TCP to 192.0.2.1:443`, `TCP to
+    /// [2001:db8::1]:443`, `Ping to 192.0.2.1`.
     pub fn describe(self) -> String {
         match self.protocol {
             Protocol::Icmp => format!("Ping to {}", self.addr),
             protocol => format!(
-                "{} to {}:{}",
+                "{} to {}",
                 protocol.name().to_uppercase(),
-                self.addr,
-                self.port
+                SocketAddr::new(self.addr, self.port)
             ),
         }
     }
@@ -155,9 +162,9 @@ impl Decision {
 #[derive(Clone, Default, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct LocalAddresses {
     /// Addresses of the host, and broadcast addresses of its networks.
-    pub host: Vec<Ipv4Addr>,
+    pub host: Vec<IpAddr>,
     /// Networks of the guests.
-    pub guests: Vec<Ipv4Net>,
+    pub guests: Vec<IpNet>,
 }
 
 #[cfg(test)]

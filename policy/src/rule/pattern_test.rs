@@ -32,14 +32,34 @@ fn each_part_may_be_left_out_but_the_address() {
             Some(Protocol::Tcp),
         ),
         ("  1.2.3.4:1-65535 ", "1.2.3.4/32", Some((1, 65535)), None),
+        ("::/0", "::/0", None, None),
+        ("2001:DB8::/32", "2001:db8::/32", None, None),
+        ("2001:db8::1", "2001:db8::1/128", None, None),
+        ("[2001:db8::1]", "2001:db8::1/128", None, None),
+        (
+            "2001:db8::/32/udp",
+            "2001:db8::/32",
+            None,
+            Some(Protocol::Udp),
+        ),
+        (
+            "[2001:db8::/32]:443/tcp",
+            "2001:db8::/32",
+            Some((443, 443)),
+            Some(Protocol::Tcp),
+        ),
+        (
+            "[2001:db8::1]/icmp",
+            "2001:db8::1/128",
+            None,
+            Some(Protocol::Icmp),
+        ),
+        ("[::/0]:8000-8010", "::/0", Some((8000, 8010)), None),
+        ("2001:db8::/32:25", "2001:db8::/32", Some((25, 25)), None),
     ];
     for (text, prefix, ports, protocol) in cases {
         let pattern = parse(text);
-        assert_eq!(
-            pattern.prefix(),
-            prefix.parse::<Ipv4Net>().unwrap(),
-            "{text}"
-        );
+        assert_eq!(pattern.prefix(), prefix.parse::<IpNet>().unwrap(), "{text}");
         assert_eq!(pattern.ports(), ports, "{text}");
         assert_eq!(pattern.scope.protocol, protocol, "{text}");
     }
@@ -68,8 +88,21 @@ fn an_error_says_what_was_given_and_what_would_do() {
         ("1.2.3.4/", "Protocol \"\""),
         ("1.2.3.4/8/", "10"),
         ("1.2.3.4:8/icmp", "ICMP has no ports"),
-        ("2001:db8::/32", "IPv6"),
-        ("[::1]:80", "IPv6"),
+        ("[2001:db8::1:80", "bracket"),
+        ("2001:db8::1]:80", "not an IPv6 prefix"),
+        ("2001:db8::1:80-90", "[2001:db8::/32]:443/tcp"),
+        ("[2001:db8::1]80", "not an IPv6 prefix"),
+        ("[2001:db8::1:443/tcp]", "not an IPv6 prefix"),
+        ("[2001:db8::/32/tcp]", "not an IPv6 prefix"),
+        ("[192.0.2.1]:80", "not an IPv6 prefix"),
+        ("fe80::1%eth0", "not an IPv6 prefix"),
+        ("2001:db8::/129", "0 to 128 would do"),
+        (
+            "2001:db8::1/32",
+            "2001:db8::/32 is the network, 2001:db8::1 the host",
+        ),
+        ("[2001:db8::]/32:443", "[2001:db8::/32]:443/tcp"),
+        ("::ffff:192.0.2.1", "write 192.0.2.1"),
     ];
     for (text, expected) in cases {
         match text.parse::<Pattern>() {
@@ -100,7 +133,8 @@ fn a_url_is_said_to_be_one_and_what_to_write() {
         ),
         ("ssh://git.example.com", "git.example.com/tcp"),
         ("https://192.0.2.1#top", "192.0.2.1:443/tcp"),
-        ("https://[2001:db8::1]/", "example.com:443/tcp"),
+        ("https://[2001:db8::1]/", "[2001:db8::1]:443/tcp"),
+        ("http://[2001:db8::1]:8080/", "[2001:db8::1]:8080/tcp"),
         ("://", "example.com:443/tcp"),
     ] {
         let expected = format!(
@@ -116,7 +150,7 @@ fn a_url_is_said_to_be_one_and_what_to_write() {
 #[test]
 fn a_port_leaves_icmp_out_and_no_port_takes_it_in() {
     let to = |protocol, port| Destination {
-        addr: Ipv4Addr::new(1, 2, 3, 4),
+        addr: IpAddr::from([1, 2, 3, 4]),
         port,
         protocol,
     };
@@ -131,11 +165,12 @@ fn a_port_leaves_icmp_out_and_no_port_takes_it_in() {
 proptest! {
     #[test]
     fn what_is_written_reads_back(
-        bits in any::<u32>(), len in 0_u8..=32, ports in prop::option::of((1_u16.., 1_u16..)), protocol in 0_usize..4,
+        addr in any::<IpAddr>(), len in 0_u8..=128, ports in prop::option::of((1_u16.., 1_u16..)), protocol in 0_usize..4,
     ) {
+        prop_assume!(addr.is_ipv4() || addr.to_canonical() == addr);
         let protocol = [None, Some(Protocol::Tcp), Some(Protocol::Udp), Some(Protocol::Icmp)][protocol];
         let pattern = Pattern {
-            prefix: Ipv4Net::new(Ipv4Addr::from_bits(bits), len).unwrap().trunc(),
+            prefix: IpNet::new_assert(addr, len.min(IpNet::from(addr).prefix_len())).trunc(),
             scope: Scope {
                 ports: ports.filter(|_| protocol != Some(Protocol::Icmp)).map(|(a, b)| (a.min(b), a.max(b))),
                 protocol,
@@ -145,7 +180,7 @@ proptest! {
     }
 
     #[test]
-    fn no_text_panics(text in "[0-9./:a-z-]{0,24}|.{0,24}") {
+    fn no_text_panics(text in "[0-9./:a-z\\[\\]-]{0,24}|.{0,24}") {
         if let Ok(pattern) = text.parse::<Pattern>() {
             prop_assert_eq!(pattern.to_string().parse::<Pattern>(), Ok(pattern));
         }

@@ -1,5 +1,5 @@
 //! Warnings about a policy file that can be used but probably means something else.
-use std::net::Ipv4Addr;
+use std::net::IpAddr;
 
 use slipgate_abi::{Protocol, maps::MAX_RULES};
 
@@ -37,7 +37,7 @@ pub fn summary(compiled: &Compiled, warnings: usize) -> String {
 
 /// Returns warnings, each a line that begins with its place. `gateway`: the guests' gateway, whose
 /// ports may lead to the host's loopback.
-pub fn warnings(compiled: &Compiled, gateway: Ipv4Addr) -> Vec<String> {
+pub fn warnings(compiled: &Compiled, gateway: IpAddr) -> Vec<String> {
     let mut warnings = Vec::new();
     for policy in compiled.policies.iter() {
         for rule in policy.standing() {
@@ -142,7 +142,7 @@ fn opposite<'p>(policy: &'p Policy, rule: Standing<'p>) -> Option<Standing<'p>> 
 
 /// Warns about entries with a port that a rule refuses: an entry overrides the default, but not a
 /// rule.
-fn of_loopback(policy: &Policy, gateway: Ipv4Addr, file: &str) -> Vec<String> {
+fn of_loopback(policy: &Policy, gateway: IpAddr, file: &str) -> Vec<String> {
     let refused = |entry: &LoopbackPorts| {
         let (first, last) = entry.ports;
         let protocols = [(entry.tcp, Protocol::Tcp), (entry.udp, Protocol::Udp)];
@@ -150,7 +150,7 @@ fn of_loopback(policy: &Policy, gateway: Ipv4Addr, file: &str) -> Vec<String> {
         protocols
             .flat_map(|(_, protocol)| (first..=last).map(move |port| (port, protocol)))
             .find_map(|(port, protocol)| {
-                let addr = entry.address.unwrap_or(gateway);
+                let addr = entry.address.map_or(gateway, IpAddr::V4);
                 let to = Destination {
                     addr,
                     port,

@@ -1,5 +1,5 @@
 //! Explanation of a destination given as text, with the rules that match it.
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv6Addr};
 
 use slipgate_abi::Protocol;
 
@@ -9,7 +9,8 @@ use crate::{
 
 /// Explains whether a destination passes, and why.
 ///
-/// `destination`: `ADDRESS:PORT`, `NAME:PORT` or `NAME`; for ICMP the host alone. `gateway`: the
+/// `destination`: `ADDRESS:PORT` (`[ADDRESS]:PORT` with IPv6), `NAME:PORT` or `NAME`; for ICMP the
+/// host alone. `gateway`: the
 /// guests' gateway.
 ///
 /// # Errors
@@ -18,7 +19,7 @@ pub fn explain(
     policy: &Policy,
     destination: &str,
     protocol: Protocol,
-    gateway: Ipv4Addr,
+    gateway: IpAddr,
 ) -> Result<(bool, String), ConfigError> {
     let refused = |problem: String| {
         let remedy = "give ADDRESS:PORT, NAME:PORT or NAME; with --proto icmp the host alone";
@@ -27,12 +28,12 @@ pub fn explain(
     if destination.contains("://") {
         return Err(refused("a URL is none: leave the scheme out".into()));
     }
-    let (host, port) = match destination.rsplit_once(':') {
-        None => (destination, None),
-        Some((host, port)) => {
+    let (host, port) = host_and_port(destination);
+    let port = match port {
+        None => None,
+        Some(port) => {
             let number = port.parse::<u16>().ok().filter(|port| *port > 0);
-            let number = number.ok_or_else(|| refused(format!("{port:?} is no port")))?;
-            (host, Some(number))
+            Some(number.ok_or_else(|| refused(format!("{port:?} is no port")))?)
         }
     };
     if protocol == Protocol::Icmp && port.is_some() {
@@ -48,9 +49,9 @@ pub fn explain(
         let (passes, sentences) = policy.explain_name(name, port);
         (passes, sentences, policy.speaking_of(name))
     } else {
-        let addr: Ipv4Addr = host
+        let addr: IpAddr = host
             .parse()
-            .map_err(|_| refused(format!("{host:?} is neither an IPv4 address nor a name")))?;
+            .map_err(|_| refused(format!("{host:?} is neither an address nor a name")))?;
         let port = match (protocol, port) {
             (Protocol::Icmp, _) => 0,
             (_, Some(port)) => port,
@@ -77,8 +78,27 @@ pub fn explain(
     Ok((passes, text(policy, passes, &sentences, &rules)))
 }
 
+/// Splits `HOST:PORT`, `HOST`, `[IPV6]:PORT`, `[IPV6]` or `IPV6` into the host, without brackets,
+/// and the port. Neither is checked.
+pub fn host_and_port(text: &str) -> (&str, Option<&str>) {
+    if text.parse::<Ipv6Addr>().is_ok() {
+        return (text, None);
+    }
+    if let Some((host, rest)) = text.strip_prefix('[').and_then(|t| t.split_once(']')) {
+        match rest.strip_prefix(':') {
+            Some(port) => return (host, Some(port)),
+            None if rest.is_empty() => return (host, None),
+            None => {}
+        }
+    }
+    match text.rsplit_once(':') {
+        Some((host, port)) => (host, Some(port)),
+        None => (text, None),
+    }
+}
+
 /// Explains a port that leads to the host's loopback; `None` if the destination is not such a port.
-fn loopback(policy: &Policy, to: Destination, gateway: Ipv4Addr) -> Option<(bool, String)> {
+fn loopback(policy: &Policy, to: Destination, gateway: IpAddr) -> Option<(bool, String)> {
     let lead = policy.host_loopback(&[], to, gateway)?;
     let sentences = policy.explain_loopback(to, &lead);
     Some((lead.decision.is_allowed(), sentences))

@@ -4,7 +4,7 @@
 //! which the VM's DNS answers gave that address.
 use std::{
     collections::{BTreeSet, HashMap, HashSet},
-    net::{IpAddr, Ipv4Addr, SocketAddrV4},
+    net::{IpAddr, SocketAddr},
     path::Path,
 };
 
@@ -90,8 +90,8 @@ struct Line {
     vm: String,
     id: Option<String>,
     proto: Option<String>,
-    remote: Option<SocketAddrV4>,
-    host: Option<SocketAddrV4>,
+    remote: Option<SocketAddr>,
+    host: Option<SocketAddr>,
     direction: Option<String>,
     dns_name: Option<String>,
     name: Option<String>,
@@ -168,7 +168,7 @@ impl Recorded {
 #[derive(Debug, Default)]
 pub struct Reader {
     /// Last name for which a VM's DNS answers gave an address.
-    names: HashMap<(String, Ipv4Addr), String>,
+    names: HashMap<(String, IpAddr), String>,
     /// Ids of flows that have begun and not ended.
     live: HashSet<String>,
     /// Number of lines that were not records.
@@ -206,10 +206,8 @@ impl Reader {
             Some("dns") => {
                 let lower = |name: &str| name.trim_end_matches('.').to_ascii_lowercase();
                 let name = lower(&line.name?);
-                for answer in line.answers {
-                    if let IpAddr::V4(addr) = answer {
-                        self.remember_name((line.vm.clone(), addr), &name);
-                    }
+                for addr in line.answers {
+                    self.remember_name((line.vm.clone(), addr), &name);
                 }
                 Some(Seen::Question {
                     vm: line.vm,
@@ -274,7 +272,7 @@ impl Reader {
         })
     }
 
-    fn remember_name(&mut self, to: (String, Ipv4Addr), name: &str) {
+    fn remember_name(&mut self, to: (String, IpAddr), name: &str) {
         let has_room = self.names.len() < MOST_ADDRESSES;
         match self.names.get_mut(&to) {
             Some(known) => name.clone_into(known),
@@ -283,7 +281,7 @@ impl Reader {
         }
     }
 
-    fn name_of(&self, vm: &str, addr: Ipv4Addr) -> Option<String> {
+    fn name_of(&self, vm: &str, addr: IpAddr) -> Option<String> {
         self.names.get(&(vm.to_owned(), addr)).cloned()
     }
 }
@@ -302,7 +300,7 @@ fn destination(line: &Line) -> Option<Destination> {
     let protocol = Protocol::by_name(line.proto.as_deref()?)?;
     let remote = line.remote?;
     Some(Destination {
-        addr: *remote.ip(),
+        addr: remote.ip(),
         port: match protocol {
             Protocol::Icmp => 0,
             _ => remote.port(),

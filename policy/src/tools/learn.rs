@@ -9,7 +9,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     fmt::Write as _,
-    net::Ipv4Addr,
+    net::IpAddr,
 };
 
 use slipgate_abi::Protocol;
@@ -31,7 +31,7 @@ enum Host {
     Name(String),
     /// All names beneath a parent, which is given without `*.`.
     Beneath(String),
-    Address(Ipv4Addr),
+    Address(IpAddr),
 }
 
 /// Recorded destinations, each with its number of flows.
@@ -43,7 +43,7 @@ pub struct Learnt {
     aliases: BTreeMap<String, BTreeSet<String>>,
     /// Number of flows to the host's loopback by destination address, port, protocol, and the
     /// host's port.
-    loopback: BTreeMap<(Ipv4Addr, u16, &'static str, u16), u64>,
+    loopback: BTreeMap<(IpAddr, u16, &'static str, u16), u64>,
     /// Number of flows taken.
     flows: u64,
     /// Number of flows to new destinations for which there was no room.
@@ -140,7 +140,7 @@ impl Learnt {
     pub fn toml(
         mut self,
         vm: Option<&str>,
-        gateway: Ipv4Addr,
+        gateway: IpAddr,
         generalise: bool,
         remarks: &[String],
     ) -> String {
@@ -159,14 +159,16 @@ impl Learnt {
             self.seen.len()
         );
         for ((host, port, protocol), flows) in &self.seen {
+            let is_icmp = *protocol == Protocol::Icmp.name();
             let host = match host {
                 Host::Name(name) => name.clone(),
                 Host::Beneath(parent) => format!("*.{parent}"),
+                Host::Address(IpAddr::V6(addr)) if !is_icmp => format!("[{addr}]"),
                 Host::Address(addr) => addr.to_string(),
             };
-            let pattern = match *protocol {
-                icmp if icmp == Protocol::Icmp.name() => format!("{host}/{icmp}"),
-                protocol => format!("{host}:{port}/{protocol}"),
+            let pattern = match is_icmp {
+                true => format!("{host}/{protocol}"),
+                false => format!("{host}:{port}/{protocol}"),
             };
             let flows = count(*flows);
             let _ = writeln!(text, "  {{ allow = \"{pattern}\" }}, # {flows}");
@@ -251,7 +253,7 @@ fn is_suffix(parent: &str) -> bool {
     }
 }
 
-fn is_protected(addr: Ipv4Addr) -> bool {
+fn is_protected(addr: IpAddr) -> bool {
     let nothing = Policy::new(Action::Deny, Vec::<Rule>::new());
     nothing.protected(addr).is_some()
 }

@@ -8,7 +8,7 @@ fn flow(addr: u32, name: Option<&str>) -> Seen {
     Seen::Flow {
         vm: "a".into(),
         to: Destination {
-            addr: Ipv4Addr::from_bits(addr),
+            addr: Ipv4Addr::from_bits(addr).into(),
             port: 443,
             protocol: Protocol::Tcp,
         },
@@ -39,7 +39,12 @@ fn what_was_seen_is_covered_by_name_and_its_aliases() {
     assert_eq!(learnt.too_much(), None);
     let remark = "something is missing".to_owned();
     assert_eq!(
-        learnt.toml(Some("a"), Ipv4Addr::new(10, 0, 2, 2), false, &[remark]),
+        learnt.toml(
+            Some("a"),
+            Ipv4Addr::new(10, 0, 2, 2).into(),
+            false,
+            &[remark]
+        ),
         "# something is missing.\n\
          # The least policy for what was seen of a: 1 flows, 2 rules.\n\
          default = \"deny\"\n\

@@ -9,4 +9,7 @@ mod explain;
 pub mod flow_log;
 pub mod learn;
 
-pub use self::{compiled::Compiled, explain::explain};
+pub use self::{
+    compiled::Compiled,
+    explain::{explain, host_and_port},
+};

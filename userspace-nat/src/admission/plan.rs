@@ -6,7 +6,7 @@
 //! inspection, cap, rate, and the ports toward the destination. The commit can still refuse what a
 //! plan admits, for reasons that only the attempt shows (a tuple that another process has, a table
 //! that is full). It never admits what a plan refuses.
-use std::rc::Rc;
+use std::{net::IpAddr, rc::Rc};
 
 use slipgate_abi::{Protocol, Refusal};
 
@@ -116,7 +116,11 @@ impl<'a, D: Datapath> Planner<'a, D> {
         if let Some(refusal) = plan.decision.refusal {
             return Err(by_rule(refusal));
         }
-        let route = network.routes.lookup(to.addr);
+        // Frames of IPv6 are dropped before admission.
+        let IpAddr::V4(remote) = to.addr else {
+            return Err(Refusal::NoRoute.into());
+        };
+        let route = network.routes.lookup(remote);
         plan.route = Some(route);
         // A rule opened an address of the host itself: it has no link to leave by.
         if route == Route::HostLocal {
@@ -131,7 +135,7 @@ impl<'a, D: Datapath> Planner<'a, D> {
         room.check(vm, self.now_ns)?;
         let toward = nat_ports::Destination {
             nat: source.into(),
-            remote: to.addr.into(),
+            remote: remote.into(),
             remote_port: to.port,
             protocol: to.protocol,
         };

@@ -1,6 +1,6 @@
 //! Explains what would become of a flow: the answer to `slipgate why`. It puts into words the plan
 //! that admission would commit.
-use std::{net::Ipv4Addr, sync::atomic::Ordering::Relaxed};
+use std::{net::IpAddr, sync::atomic::Ordering::Relaxed};
 
 use slipgate_abi::{Refusal, VmId, VmRow, vm::VmFlags};
 use slipgate_model::{MacMismatch, WhyAnswer};
@@ -17,9 +17,9 @@ use slipgate_policy::{DNS_PORT, Decision, Destination, Name, wire};
 const SHOWN_ADDRESSES: usize = 8;
 
 /// Formats the first [`SHOWN_ADDRESSES`] addresses, and the number of the others.
-fn some_of(addresses: &[Ipv4Addr]) -> String {
+fn some_of(addresses: &[IpAddr]) -> String {
     let (shown, more) = addresses.split_at(addresses.len().min(SHOWN_ADDRESSES));
-    let shown: Vec<String> = shown.iter().map(Ipv4Addr::to_string).collect();
+    let shown: Vec<String> = shown.iter().map(IpAddr::to_string).collect();
     let shown = shown.join(", ");
     match more.len() {
         0 => shown,
@@ -83,7 +83,7 @@ fn by_name<D>(
     vm: Option<&VmState>,
     to: Destination,
     name: &str,
-) -> Result<(Ipv4Addr, String), Box<WhyAnswer>> {
+) -> Result<(IpAddr, String), Box<WhyAnswer>> {
     let (judge, now_ns) = (planner.rules.judge.borrow(), planner.now_ns);
     let answer = |decision: Decision, refusal: Option<&str>, outcome: String| {
         Box::new(WhyAnswer {
@@ -195,7 +195,11 @@ fn by_address<D: Datapath>(
     if let Some(plan) = planner.to_loopback(vm, to) {
         return planned(planner, vm, to, &plan);
     }
-    if vm.net.is_on_link(to.addr) {
+    let IpAddr::V4(addr) = to.addr else {
+        let outcome = "dropped as ipv6, whatever the rules say: slipgate carries IPv4 only";
+        return nothing(outcome.to_owned());
+    };
+    if vm.net.is_on_link(addr) {
         return nothing("stays on the guest's own network: never translated".to_owned());
     }
     let timestamps = has_timestamps_by_default(to.protocol);

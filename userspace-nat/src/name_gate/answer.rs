@@ -1,8 +1,5 @@
 //! Judgement of DNS answers: the names that they lead through, and the addresses that they open.
-use std::{
-    net::{IpAddr, Ipv4Addr},
-    rc::Rc,
-};
+use std::{net::IpAddr, rc::Rc};
 
 use slipgate_abi::VmId;
 
@@ -11,19 +8,15 @@ use crate::{
     dns::{ExtendedError, answer::Answer, chain::Chain},
     name_gate::learnt::{Full, Lasting, LearntName, MAX_PER_VM},
 };
-use slipgate_policy::{Name, embedded, shut_v6};
+use slipgate_policy::Name;
 
 impl Judge {
     /// Returns an error about the first address that a name of the world may not have, if there is
     /// one.
     fn shut(&self, vm: VmId, chain: &Chain) -> Option<ExtendedError> {
         let policy = self.policy(vm);
-        let v4 = |addr| policy.shut_space(addr).map(|space| space.describe());
         chain.addresses.iter().find_map(|(addr, _)| {
-            let what = match addr {
-                IpAddr::V4(addr) => v4(*addr),
-                IpAddr::V6(addr) => shut_v6(*addr).or_else(|| v4(embedded(*addr)?)),
-            }?;
+            let what = policy.shut_space(*addr)?.describe();
             let text = format!("refused by the safe defaults: the answer has {addr}, {what}");
             Some(ExtendedError::blocked(text))
         })
@@ -107,14 +100,9 @@ impl Judge {
         }
         rules.sort_unstable();
         rules.dedup();
-        let addresses: Vec<(Ipv4Addr, u32)> = chain
-            .addresses
-            .iter()
-            .filter_map(|(addr, ttl)| match addr {
-                IpAddr::V4(addr) => Some((*addr, *ttl)),
-                IpAddr::V6(_) => None,
-            })
-            .collect();
+        // No flow leads to an IPv6 address.
+        let addresses = chain.addresses.iter().filter(|(addr, _)| addr.is_ipv4());
+        let addresses: Vec<(IpAddr, u32)> = addresses.copied().collect();
         let learnt = Rc::new(LearntName {
             name: name.without_dot().into(),
             rules: rules.into(),

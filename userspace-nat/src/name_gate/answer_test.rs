@@ -28,7 +28,10 @@ fn judged(policy: &Policy, name: &'static str, to: Destination) -> (Verdict, boo
     let asked = wire(name).unwrap();
     let passes = dns.question(VmId::new(1), Name(&asked), 1) == Ok(());
     if passes {
-        let records = [a(name, 60, to.addr.octets())];
+        let IpAddr::V4(addr) = to.addr else {
+            panic!("{} is opened by no answer", to.addr);
+        };
+        let records = [a(name, 60, addr.octets())];
         let _ = dns.answer(VmId::new(1), Name(&asked), &answer(name, &records), 0, 0);
     }
     let verdict = judge.borrow().decide(VmId::new(1), to, 1);
@@ -70,7 +73,9 @@ proptest! {
 
     #[test]
     fn a_random_policy_decides_as_the_gate_does_after_the_question(
-        policy in any_policy(), name in prop::sample::select(&NAMES[..]), to in destination(),
+        policy in any_policy(),
+        name in prop::sample::select(&NAMES[..]),
+        to in destination().prop_filter("no answer opens IPv6", |to| to.addr.is_ipv4()),
     ) {
         let asked = wire(name).unwrap();
         let (verdict, passes) = judged(&policy, name, to);

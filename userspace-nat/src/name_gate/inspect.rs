@@ -26,7 +26,7 @@ pub enum NameRefusal {
         /// The name in the connection.
         name: String,
         /// Destination address of the connection.
-        address: std::net::Ipv4Addr,
+        address: std::net::IpAddr,
     },
 }
 

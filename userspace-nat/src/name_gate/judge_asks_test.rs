@@ -168,7 +168,7 @@ fn names_in_a_deny_file_refuse_questions_by_their_line() {
 }
 
 /// VM, address, way and expiry.
-type Remembered = (u32, Ipv4Addr, Box<[u8]>, u64);
+type Remembered = (u32, IpAddr, Box<[u8]>, u64);
 
 /// The changes noted for a successor, applied as the map `NAMES` would.
 fn remembered(by: &ByRules, now_ns: u64) -> Vec<Remembered> {

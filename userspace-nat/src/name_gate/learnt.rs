@@ -17,7 +17,7 @@
 use std::{
     cmp::Ordering,
     collections::{BTreeSet, HashMap},
-    net::Ipv4Addr,
+    net::IpAddr,
     rc::Rc,
 };
 
@@ -63,9 +63,9 @@ pub(super) struct Lasting {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Change {
     /// An address is open to a VM by a chain of names, until the given time, ns.
-    Opened(VmId, Ipv4Addr, Rc<LearntName>, u64),
+    Opened(VmId, IpAddr, Rc<LearntName>, u64),
     /// The opening has ended.
-    Ended(VmId, Ipv4Addr, Rc<LearntName>),
+    Ended(VmId, IpAddr, Rc<LearntName>),
 }
 
 impl LearntName {
@@ -97,8 +97,8 @@ struct AtAddress(Vec<Opening>);
 
 #[derive(Debug, Default)]
 struct OfVm {
-    by_address: HashMap<Ipv4Addr, AtAddress>,
-    by_expiry: BTreeSet<(u64, u64, Ipv4Addr)>,
+    by_address: HashMap<IpAddr, AtAddress>,
+    by_expiry: BTreeSet<(u64, u64, IpAddr)>,
     /// Sum of the openings' weights.
     weight: usize,
     last_id: u64,
@@ -118,7 +118,7 @@ impl Learnt {
         &mut self,
         vm: VmId,
         name: &Rc<LearntName>,
-        addresses: &[(Ipv4Addr, u32)],
+        addresses: &[(IpAddr, u32)],
         same: impl Fn(&LearntName, &LearntName) -> bool,
         lasting: Lasting,
         now_ns: u64,
@@ -174,7 +174,7 @@ impl Learnt {
     pub(super) fn effects(
         &self,
         vm: VmId,
-        address: Ipv4Addr,
+        address: IpAddr,
         now_ns: u64,
     ) -> impl Iterator<Item = &Rc<LearntName>> {
         let openings = self.at(vm, address).map(AtAddress::by_rules);
@@ -191,7 +191,7 @@ impl Learnt {
     pub(super) fn by_name(
         &self,
         vm: VmId,
-        address: Ipv4Addr,
+        address: IpAddr,
         name: &str,
         now_ns: u64,
     ) -> Option<&Rc<LearntName>> {
@@ -203,12 +203,12 @@ impl Learnt {
         })
     }
 
-    fn at(&self, vm: VmId, address: Ipv4Addr) -> Option<&AtAddress> {
+    fn at(&self, vm: VmId, address: IpAddr) -> Option<&AtAddress> {
         self.vms.get(&vm)?.by_address.get(&address)
     }
 
     /// Returns the addresses that a name has open to a VM, ascending. Examines all of the VM's.
-    pub(super) fn addresses(&self, vm: VmId, name: &str, now_ns: u64) -> Vec<Ipv4Addr> {
+    pub(super) fn addresses(&self, vm: VmId, name: &str, now_ns: u64) -> Vec<IpAddr> {
         let of_vm = self.vms.get(&vm);
         let all = of_vm.into_iter().flat_map(|of_vm| of_vm.by_address.keys());
         let mut found: Vec<_> = all
@@ -250,7 +250,7 @@ impl Learnt {
     }
 
     /// Ends all openings of a VM. Returns them with their expiry, ns.
-    pub(super) fn forget(&mut self, vm: VmId) -> Vec<(Ipv4Addr, Rc<LearntName>, u64)> {
+    pub(super) fn forget(&mut self, vm: VmId) -> Vec<(IpAddr, Rc<LearntName>, u64)> {
         let mut had = Vec::new();
         let by_address = self.vms.remove(&vm).unwrap_or_default().by_address;
         for (address, openings) in by_address {

@@ -1,3 +1,5 @@
+use std::net::Ipv4Addr;
+
 use slipgate_abi::VmId;
 use slipgate_policy::{CEILING_S, FLOOR_S};
 
@@ -19,15 +21,15 @@ fn name(text: &str, rules: &[u32]) -> Rc<LearntName> {
     })
 }
 
-fn at(n: u32) -> Ipv4Addr {
-    Ipv4Addr::from_bits(0xc000_0200 + n)
+fn at(n: u32) -> IpAddr {
+    Ipv4Addr::from_bits(0xc000_0200 + n).into()
 }
 
 fn equal(a: &LearntName, b: &LearntName) -> bool {
     a.rules == b.rules
 }
 
-fn names(learnt: &Learnt, vm: VmId, address: Ipv4Addr, now_ns: u64) -> Vec<String> {
+fn names(learnt: &Learnt, vm: VmId, address: IpAddr, now_ns: u64) -> Vec<String> {
     let names = learnt.effects(vm, address, now_ns);
     names.map(|name| name.name.to_string()).collect()
 }
@@ -220,7 +222,7 @@ fn what_leads_through_long_names_counts_as_several() {
     // Three each.
     let fit = MAX_PER_VM as u32 / 3;
     let all: Vec<_> = (0..fit).map(|n| (at(n), 100)).collect();
-    let mut open = |name: &Rc<LearntName>, addresses: &[(Ipv4Addr, u32)], now_ns| {
+    let mut open = |name: &Rc<LearntName>, addresses: &[(IpAddr, u32)], now_ns| {
         learnt.open(VmId::new(1), name, addresses, equal, LASTING, now_ns)
     };
     open(&long("a", 2 * CHAIN_OCTETS), &all, 0).unwrap();

@@ -28,7 +28,7 @@ mod openings;
 mod question;
 mod reload;
 
-use std::{cell::RefCell, collections::HashMap, hash::RandomState, net::Ipv4Addr, rc::Rc};
+use std::{cell::RefCell, collections::HashMap, hash::RandomState, net::IpAddr, rc::Rc};
 
 use slipgate_abi::VmId;
 use slipgate_model::{NameCounts, RefusedQuestions};
@@ -165,7 +165,7 @@ impl Judge {
         name: Name<'_>,
         to: Destination,
         now_ns: u64,
-    ) -> (Decision, Option<Decision>, Vec<Ipv4Addr>) {
+    ) -> (Decision, Option<Decision>, Vec<IpAddr>) {
         let policy = self.policy(vm);
         let rules = policy.about(name);
         let question = policy.may_ask(name, &rules);

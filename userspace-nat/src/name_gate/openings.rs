@@ -1,5 +1,5 @@
 //! Openings: their expiry, and their transfer to other rules and to a successor.
-use std::net::Ipv4Addr;
+use std::net::IpAddr;
 
 use slipgate_abi::VmId;
 
@@ -33,7 +33,7 @@ impl Judge {
     pub fn reopen(
         &mut self,
         vm: VmId,
-        addr: Ipv4Addr,
+        addr: IpAddr,
         chain: &[u8],
         expires_ns: u64,
         now_ns: u64,
@@ -54,7 +54,7 @@ impl Judge {
         let about = self.policy(vm).about(name);
         let chain = Chain {
             steps,
-            addresses: vec![(addr.into(), left_s)],
+            addresses: vec![(addr, left_s)],
         };
         self.asks(vm, name, &about).is_allowed()
             && self.open(vm, name, &chain, lasting, now_ns).is_ok()

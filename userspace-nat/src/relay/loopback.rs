@@ -308,7 +308,7 @@ impl Relay {
             };
             rejudged.live += 1;
             let to = Destination {
-                addr: *name.ours.ip(),
+                addr: (*name.ours.ip()).into(),
                 port: name.ours.port(),
                 protocol,
             };

@@ -2,7 +2,7 @@
 //! not every change causes a walk over all flows.
 use std::net::Ipv4Addr;
 
-use ipnet::Ipv4Net;
+use ipnet::{IpNet, Ipv4Net};
 use slipgate_abi::IfIndex;
 
 use super::RouteTable;
@@ -106,8 +106,11 @@ impl RouteTable {
                 same.is_none_or(|(_, found)| found != *route)
             });
             // One more than counts is enough.
-            let others = others.map(|(prefix, _)| prefix).take(MOST_PREFIXES + 1);
-            others.collect::<Vec<_>>()
+            let others = others.filter_map(|(prefix, _)| match prefix {
+                IpNet::V4(prefix) => Some(prefix),
+                IpNet::V6(_) => None,
+            });
+            others.take(MOST_PREFIXES + 1).collect::<Vec<_>>()
         };
         let mut prefixes = only_in(self, before);
         prefixes.extend(only_in(before, self));

@@ -6,7 +6,11 @@
 //! is longer than an element is not kept: the guest has to resolve its name again. The same holds
 //! for an opening for which the map has no room; no VM can take the room that the others need
 //! ([`Reserve`]).
-use std::{collections::HashMap, net::Ipv4Addr, rc::Rc};
+use std::{
+    collections::HashMap,
+    net::{IpAddr, Ipv4Addr},
+    rc::Rc,
+};
 
 use slipgate_abi::{RuleIndex, SlotIndex, SlotRef, maps::MAX_NAMES, names::MAX_NAME_LEN};
 use slipgate_policy::{Described, Destination, Lead, OnReload, RuleId};
@@ -101,7 +105,7 @@ impl Rules {
     /// in address space that no outside host has.
     pub(crate) fn may_come_in(&self, vm: &VmNet, remote: Ipv4Addr) -> bool {
         let judge = self.judge.borrow();
-        let space = judge.policy(vm.id).protected(remote);
+        let space = judge.policy(vm.id).protected(remote.into());
         !vm.is_on_link(remote) && space.is_none_or(|(_, space)| space.may_come_in())
     }
 
@@ -110,7 +114,7 @@ impl Rules {
         let judge = self.judge.borrow();
         judge
             .policy(vm.id)
-            .has_loopback_at(&vm.host_loopback, addr, vm.gateway)
+            .has_loopback_at(&vm.host_loopback, addr.into(), vm.gateway.into())
     }
 
     /// Returns the port on the host's loopback to which a destination leads; `None` when it leads
@@ -119,7 +123,7 @@ impl Rules {
         let judge = self.judge.borrow();
         judge
             .policy(vm.id)
-            .host_loopback(&vm.host_loopback, to, vm.gateway)
+            .host_loopback(&vm.host_loopback, to, vm.gateway.into())
     }
 
     /// Judges a live connection to the host's loopback by the present rules.
@@ -145,7 +149,7 @@ impl Rules {
         let reserve = Reserve::new(MAX_NAMES as usize, vms);
         for change in changes {
             match change {
-                Change::Opened(vm, addr, name, expires_ns) => {
+                Change::Opened(vm, IpAddr::V4(addr), name, expires_ns) => {
                     let (held, total) = self.judge.borrow().open_by_name(vm);
                     let free = (MAX_NAMES as usize).saturating_sub(total);
                     if name.chain().len() > MAX_NAME_LEN || !reserve.allows(free, || held) {
@@ -158,11 +162,13 @@ impl Rules {
                         expires_ns,
                     });
                 }
-                Change::Ended(vm, addr, name) => {
+                Change::Ended(vm, IpAddr::V4(addr), name) => {
                     if name.chain().len() <= MAX_NAME_LEN {
                         map.forget_name(vm, addr.into(), name.chain());
                     }
                 }
+                // The map has IPv4 addresses only, and no other opens.
+                Change::Opened(..) | Change::Ended(..) => {}
             }
         }
     }

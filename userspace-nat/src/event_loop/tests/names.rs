@@ -285,7 +285,7 @@ fn a_name_of_thousands_of_addresses_is_explained_in_a_line() {
         assert_eq!(verdict, Ok(()));
     }
     let to = slipgate_policy::Destination {
-        addr: std::net::Ipv4Addr::UNSPECIFIED,
+        addr: std::net::Ipv4Addr::UNSPECIFIED.into(),
         port: 443,
         protocol: Protocol::Tcp,
     };
