@@ -111,6 +111,10 @@ fn request_of(action: Action, input: &Input<'_>) -> Result<Option<ApiRequest>, P
             text: text(body)?,
             replaces: input.conditions.parsed()?,
         },
+        Action::RemovePolicy => ApiRequest::RemovePolicy {
+            name: name(),
+            replaces: input.conditions.parsed()?,
+        },
         Action::RemoveVm => ApiRequest::RemoveVm { name: name() },
         Action::Freeze => ApiRequest::Freeze { vm: name() },
         Action::Thaw => ApiRequest::Thaw { vm: name() },

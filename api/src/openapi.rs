@@ -114,6 +114,10 @@ fn parameters(route: &Route) -> Vec<Value> {
                 "Name that it would have asked for before",
             ));
         }
+        Action::RemovePolicy => {
+            let about = "ETags of what is to be removed; *: it must exist";
+            all.push(one("If-Match", "header", false, &text, about));
+        }
         Action::PutPolicy | Action::PutVm | Action::PatchVm => {
             let about = "ETags of what is to be replaced; *: it must exist";
             all.push(one("If-Match", "header", false, &text, about));
@@ -160,7 +164,7 @@ fn responses(action: Action, generator: &mut SchemaGenerator) -> Value {
             "200": answer("The VM was there", vm.clone()),
             "201": answer("The VM was added", vm),
         }),
-        Action::RemoveVm | Action::Freeze | Action::Thaw => {
+        Action::RemoveVm | Action::RemovePolicy | Action::Freeze | Action::Thaw => {
             json!({ "204": { "description": "Done" } })
         }
         Action::CutVm | Action::CutFlow => {

@@ -59,7 +59,7 @@ pub(crate) fn answer(answer: ClientAnswer, name: &str) -> Result<ClientAnswer, P
                 ErrorKind::Forbidden => StatusCode::FORBIDDEN,
                 ErrorKind::Replaced => StatusCode::PRECONDITION_FAILED,
                 ErrorKind::Taken => StatusCode::CONFLICT,
-                ErrorKind::Removed => StatusCode::NOT_FOUND,
+                ErrorKind::Removed | ErrorKind::Unknown => StatusCode::NOT_FOUND,
             };
             Err(Problem::new(status, error))
         }

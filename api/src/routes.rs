@@ -22,6 +22,7 @@ pub(crate) enum Action {
     ListPolicies,
     GetPolicy,
     PutPolicy,
+    RemovePolicy,
     Stats,
     Metrics,
     Events,
@@ -144,6 +145,12 @@ pub(crate) const ROUTES: &[Route] = &[
         "/v1/policies/{name}",
         Action::PutPolicy,
         "Put a policy in force, for the VMs that name it; answered when it is",
+    ),
+    change(
+        "DELETE",
+        "/v1/policies/{name}",
+        Action::RemovePolicy,
+        "Take a policy back that no VM uses; answered when it is not in force any more",
     ),
     read("/v1/stats", Action::Stats, "Counters of each VM and in all"),
     read(

@@ -155,6 +155,16 @@ fn serve_as_broker(channel: &Channel, asked: &Mutex<Vec<ApiRequest>>) {
                 cut: 1,
                 kept: 2,
             },
+            ApiRequest::RemovePolicy { replaces, .. }
+                if !replaces.permits(Some(Version::of(b"p"))) =>
+            {
+                ClientAnswer::replaced("it", true)
+            }
+            ApiRequest::RemovePolicy { name, .. } => match &**name {
+                "p" => ClientAnswer::Done,
+                "used" => ClientAnswer::taken("the policy used is that of a: why"),
+                _ => ClientAnswer::unknown("no policy none was put"),
+            },
             ApiRequest::RemoveVm { name } if name == "a" => ClientAnswer::Done,
             ApiRequest::Freeze { .. } => ClientAnswer::busy("later"),
             _ => ClientAnswer::UnknownVm { served: Vec::new() },
@@ -287,6 +297,26 @@ fn a_policy_is_replaced_only_in_the_version_that_the_client_knows() {
         ("If-Match: nonsense", 400),
     ] {
         assert_eq!(put(header).0, expected, "{header}");
+    }
+}
+
+#[test]
+fn a_policy_is_removed_unless_it_is_used_or_another() {
+    let rig = Rig::new(true);
+    let remove = |name: &str, header: &str| {
+        let path = format!("/v1/policies/{name}");
+        conditional(&rig, ("DELETE", &path), header, "").0
+    };
+    let known = format!("If-Match: \"{}\"", Version::of(b"p"));
+    for (name, header, expected) in [
+        ("p", "X: y", 204),
+        ("p", &known, 204),
+        ("p", "If-Match: \"0123456789abcdef\"", 412),
+        ("p", "If-Match: nonsense", 400),
+        ("used", "X: y", 409),
+        ("none", "X: y", 404),
+    ] {
+        assert_eq!(remove(name, header), expected, "{name} {header}");
     }
 }
 

@@ -19,6 +19,10 @@ fn path_of(run_dir: &Path, name: &str) -> PathBuf {
     run_dir.join(VMS_DIR).join(format!("{name}.json"))
 }
 
+fn path_of_policy(run_dir: &Path, name: &str) -> PathBuf {
+    run_dir.join(POLICIES_DIR).join(format!("{name}.toml"))
+}
+
 /// Keeps a definition, in place of an earlier one of this name. Its name has been checked.
 ///
 /// # Errors
@@ -33,8 +37,15 @@ pub(crate) fn keep(run_dir: &Path, definition: &VmDefinition) -> anyhow::Result<
 /// # Errors
 /// The file can't be written.
 pub(crate) fn keep_policy(run_dir: &Path, name: &str, text: &str) -> anyhow::Result<()> {
-    let path = run_dir.join(POLICIES_DIR).join(format!("{name}.toml"));
-    write_in_dir(&path, text.as_bytes())
+    write_in_dir(&path_of_policy(run_dir, name), text.as_bytes())
+}
+
+/// Removes a policy that is not to be in force any more.
+///
+/// # Errors
+/// The file can't be removed.
+pub(crate) fn forget_policy(run_dir: &Path, name: &str) -> anyhow::Result<()> {
+    persisted_policy::forget(&path_of_policy(run_dir, name))
 }
 
 /// Reads the policies that a predecessor kept, by name.

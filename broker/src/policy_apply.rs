@@ -14,6 +14,7 @@
 //!
 //! There is one change at a time.
 mod learning;
+mod named;
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -28,21 +29,20 @@ use slipgate_control::vm;
 use slipgate_ipc::{
     api::Event,
     channel::{ChannelError, memory_file},
-    client::{ClientAnswer, ClientId, PolicyStatus, Replaces, Version, VmChange},
+    client::{ClientAnswer, ClientId, Version, VmChange},
     engine::{Policies, ToEngine},
 };
 use slipgate_policy::{
     PolicySet,
-    document::{ConfigError, LoadedPolicies, check_named, is_inline},
+    document::{ConfigError, LoadedPolicies},
 };
 
 use self::learning::{LearningVm, LearningVms};
+pub(crate) use self::named::NamedChange;
 use crate::{
-    config::{Config, VmConfig, from_disk},
-    counted,
+    config::{Config, VmConfig},
     kernel_state::{Attached, Writer, described, write_rules},
     parts::Parts,
-    persisted_vms,
 };
 
 /// Changes of policy in progress, and those that wait for them.
@@ -55,21 +55,12 @@ pub(crate) struct PolicyChanges {
     to_learn: VecDeque<(ClientId, String, OwnedFd)>,
     /// Whether a SIGHUP came while a policy was being put in force.
     apply_again: bool,
-    /// Named policies to put next.
-    to_put: VecDeque<NamedPut>,
+    /// Changes of named policies to be made next.
+    to_put: VecDeque<NamedChange>,
     /// Whether the last change was a named policy's.
     last_was_put: bool,
     /// Generations of the named policies that clients put, since the start.
     generations: BTreeMap<String, u64>,
-}
-
-/// A named policy that a client puts.
-#[derive(Debug)]
-struct NamedPut {
-    client: ClientId,
-    name: String,
-    text: String,
-    replaces: Replaces,
 }
 
 /// A change that the engine is carrying out.
@@ -95,7 +86,7 @@ struct Change {
     closed: Option<Vec<LearningVm>>,
     /// VM whose definition named another policy; its state is the answer.
     vm: Option<VmId>,
-    /// Named policy that was put; its generation is part of the answer.
+    /// Named policy that was put, whose generation is part of the answer, or that was removed.
     named: Option<String>,
 }
 
@@ -215,142 +206,6 @@ impl PolicyChanges {
         self.applying.is_some()
     }
 
-    /// Whether the last change was a named policy's.
-    pub(crate) fn last_was_put(&self) -> bool {
-        self.last_was_put
-    }
-
-    /// Puts the next of the named policies in force that wait, unless a change is under way.
-    pub(crate) fn see_to_puts(&mut self, parts: &mut Parts) -> anyhow::Result<()> {
-        while !self.is_applying()
-            && let Some(put) = self.to_put.pop_front()
-        {
-            let NamedPut {
-                client,
-                name,
-                text,
-                replaces,
-            } = put;
-            self.put_named(parts, client, name, text, replaces)?;
-        }
-        Ok(())
-    }
-
-    /// Puts a named policy in force, in place of the policy of this name, after the change that is
-    /// under way. `replaces`: what it may replace.
-    pub(crate) fn put_named(
-        &mut self,
-        parts: &mut Parts,
-        client: ClientId,
-        name: String,
-        text: String,
-        replaces: Replaces,
-    ) -> anyhow::Result<()> {
-        if self.applying.is_some() {
-            self.to_put.push_back(NamedPut {
-                client,
-                name,
-                text,
-                replaces,
-            });
-            return Ok(());
-        }
-        let now = self.generation(&parts.attached, &name);
-        let named = &parts.attached.config.named_policies;
-        let in_force = named.get(&name).map(|text| Version::of(text.as_bytes()));
-        if !replaces.permits(in_force) {
-            let what = format!("the policy {name}");
-            let answer = ClientAnswer::replaced(&what, in_force.is_some());
-            parts.control.answer(client, &answer);
-            return Ok(());
-        }
-        let learning = LearningVms::of(&self.learning);
-        let read = check_named(&name, &text).and_then(|()| {
-            let mut config = parts.attached.config.clone();
-            config.named_policies.insert(name.clone(), text.clone());
-            let config = config.settled()?;
-            let loaded = config.load_policies()?;
-            Read::of(config, loaded, &learning)
-        });
-        let read = read.map_err(anyhow::Error::from);
-        let before = match read.and_then(|read| parts.attached.take_in(read)) {
-            Ok(before) => before,
-            Err(e) => {
-                parts.refuse(client, format!("{e:#}"));
-                return Ok(());
-            }
-        };
-        let run_dir = &parts.attached.datapath.paths().run_dir;
-        if let Err(e) = persisted_vms::keep_policy(run_dir, &name, &text) {
-            tracing::warn!("a successor would not have the policy {name}: {e:#}");
-        }
-        self.generations.insert(name.clone(), now + 1);
-        let change = Change {
-            client: Some(client),
-            what: format!("the policy {name} is in force"),
-            before,
-            named: Some(name),
-            ..Change::default()
-        };
-        self.send_policies(parts, change)
-    }
-
-    /// Puts policies in force that VMs' definitions contain, by name, in place of those that no VM
-    /// has any more. Files are not read again.
-    ///
-    /// # Errors
-    /// A policy can't be used with the others; nothing has changed then.
-    pub(crate) fn put_inline(
-        &mut self,
-        parts: &mut Parts,
-        texts: &BTreeMap<String, String>,
-    ) -> anyhow::Result<()> {
-        let learning = LearningVms::of(&self.learning);
-        let attached = &mut parts.attached;
-        let mut config = attached.config.clone();
-        let in_use = config.vms.iter().filter_map(|vm| vm.flags.policy_name());
-        let in_use: BTreeSet<String> = in_use.collect();
-        let named = &mut config.named_policies;
-        named.retain(|name, _| !is_inline(name) || in_use.contains(name));
-        named.extend(texts.clone());
-        let config = config.settled()?;
-        let files = attached.loaded.deny_files();
-        let loaded =
-            config.load_policies_by(&|path| match files.get(&*path.to_string_lossy()) {
-                Some(text) => Ok(text.clone()),
-                None => from_disk(path),
-            })?;
-        let read = Read::of(config, loaded, &learning)?;
-        let before = attached.take_in(read)?;
-        let change = Change {
-            client: None,
-            what: format!("{} of VMs in force", counted(texts.len() as u64, "policy")),
-            before,
-            ..Change::default()
-        };
-        self.send_policies(parts, change)
-    }
-
-    /// Returns the generation of a named policy that clients put; 0 if there is none. A policy that
-    /// a predecessor stored begins with 1.
-    fn generation(&self, attached: &Attached, name: &str) -> u64 {
-        let kept = u64::from(attached.config.named_policies.contains_key(name));
-        self.generations.get(name).copied().unwrap_or(kept)
-    }
-
-    /// Returns the named policies that clients put, by name.
-    pub(crate) fn named(&self, attached: &Attached) -> Vec<PolicyStatus> {
-        let named = attached.config.named_policies.iter();
-        named
-            .filter(|(name, _)| !is_inline(name))
-            .map(|(name, text)| PolicyStatus {
-                name: name.clone(),
-                generation: self.generation(attached, name),
-                text: text.clone(),
-            })
-            .collect()
-    }
-
     /// Puts the policy that a VM's definition names in force.
     pub(crate) fn apply_to_vm(
         &mut self,
@@ -446,12 +301,13 @@ impl PolicyChanges {
             }
         } else if let (Some(client), Some(name)) = (done.client, &done.named) {
             let text = parts.attached.config.named_policies.get(name);
-            let answer = ClientAnswer::PolicyPut {
+            let put = |text: &String| ClientAnswer::PolicyPut {
                 generation: self.generation(&parts.attached, name),
-                version: Version::of(text.map_or(&[], |text| text.as_bytes())),
+                version: Version::of(text.as_bytes()),
                 cut,
                 kept,
             };
+            let answer = text.map_or(ClientAnswer::Done, put);
             parts.control.answer(client, &answer);
         } else if let Some(client) = done.client {
             let answer = match &done.closed {

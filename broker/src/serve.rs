@@ -32,7 +32,7 @@ use crate::{
     counted,
     handover::hand_over,
     parts::Parts,
-    policy_apply::{Applied, PolicyChanges},
+    policy_apply::{Applied, NamedChange, PolicyChanges},
     process::{Api, MESSAGES_AT_ONCE, Metrics},
     service_manager::ServiceManager,
     vm::{Typed, Vm},
@@ -335,6 +335,7 @@ impl Broker {
                 ClientRequest::PutVm { .. }
                 | ClientRequest::ServeVm { .. }
                 | ClientRequest::PutPolicy { .. }
+                | ClientRequest::RemovePolicy { .. }
                 | ClientRequest::RemoveVm { .. }
                     if !parts.attached.config.is_daemon =>
                 {
@@ -363,7 +364,25 @@ impl Broker {
                     name,
                     text,
                     replaces,
-                } => policies.put_named(parts, client, name, text, replaces)?,
+                } => {
+                    let text = Some(text);
+                    let change = NamedChange {
+                        client,
+                        name,
+                        text,
+                        replaces,
+                    };
+                    policies.change_named(parts, change)?;
+                }
+                ClientRequest::RemovePolicy { name, replaces } => {
+                    let change = NamedChange {
+                        client,
+                        name,
+                        text: None,
+                        replaces,
+                    };
+                    policies.change_named(parts, change)?;
+                }
                 ClientRequest::RemoveVm { name } => vm_changes.remove(parts, client, &name)?,
                 ClientRequest::Vms => {
                     let served = parts.attached.unknown_vm();

@@ -12,7 +12,9 @@ use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 
 pub(crate) use self::{
     daemon::{EventsArgs, ServeArgs, VmCommand, VmListArgs, VmPutArgs, VmRemoveArgs},
-    policy::{CheckArgs, DiffArgs, ExplainArgs, LearnArgs, PolicyCommand, PutArgs},
+    policy::{
+        CheckArgs, DiffArgs, ExplainArgs, LearnArgs, PolicyCommand, PutArgs, RemovePolicyArgs,
+    },
     run::RunArgs,
 };
 use slipgate_abi::Protocol;

@@ -21,6 +21,7 @@ use crate::{args::PolicyCommand, control, show::print_once};
 pub(crate) fn run(command: &PolicyCommand) -> anyhow::Result<ExitCode> {
     match command {
         PolicyCommand::Put(args) => put::run(args).map(|()| ExitCode::SUCCESS),
+        PolicyCommand::Rm(args) => put::remove(args).map(|()| ExitCode::SUCCESS),
         PolicyCommand::Apply(args) => control::apply::run(args).map(|()| ExitCode::SUCCESS),
         PolicyCommand::Check(args) => check::run(args),
         PolicyCommand::Explain(args) => explain::run(args),

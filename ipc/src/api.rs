@@ -82,6 +82,13 @@ pub enum ApiRequest {
         /// What it may replace.
         replaces: Replaces,
     },
+    /// [`ClientRequest::RemovePolicy`].
+    RemovePolicy {
+        /// Name of the policy.
+        name: String,
+        /// What it may be.
+        replaces: Replaces,
+    },
     /// [`ClientRequest::RemoveVm`].
     RemoveVm {
         /// Name of the VM.
@@ -149,6 +156,7 @@ impl ApiRequest {
                 text,
                 replaces,
             },
+            Self::RemovePolicy { name, replaces } => ClientRequest::RemovePolicy { name, replaces },
             Self::RemoveVm { name } => ClientRequest::RemoveVm { name },
             Self::Freeze { vm } => ClientRequest::Freeze { vm },
             Self::Thaw { vm } => of(Some(Target::Vm(vm)), EngineRequest::Thaw),

@@ -84,6 +84,15 @@ pub enum ClientRequest<F = OwnedFd> {
         /// What it may replace.
         replaces: Replaces,
     },
+    /// Take back a named policy that no VM uses; answered by [`ClientAnswer::Done`] once it is not in
+    /// force any more.
+    RemovePolicy {
+        /// Name of the policy.
+        name: String,
+        /// What it may be.
+        #[serde(default)]
+        replaces: Replaces,
+    },
     /// Paths of the sockets on which a daemon answers the API; answered by
     /// [`ClientAnswer::ApiSockets`].
     ApiSockets,
@@ -223,8 +232,10 @@ pub enum ErrorKind {
     Forbidden,
     /// The condition of the change does not hold ([`Replaces`]).
     Replaced,
-    /// Another VM or process has the requested resource.
+    /// Another VM or process has the requested resource, or uses what is to be removed.
     Taken,
+    /// There is nothing of the given name.
+    Unknown,
     /// Another client has removed the VM while the request was carried out.
     Removed,
 }
@@ -261,6 +272,7 @@ impl<F> ClientRequest<F> {
             | Self::PutVm { .. }
             | Self::ServeVm { .. }
             | Self::PutPolicy { .. }
+            | Self::RemovePolicy { .. }
             | Self::RemoveVm { .. }
             | Self::HandOver { .. }
             | Self::Stop { .. }
@@ -284,6 +296,7 @@ impl<F> ClientRequest<F> {
             | Self::PutVm { .. }
             | Self::ServeVm { .. }
             | Self::PutPolicy { .. }
+            | Self::RemovePolicy { .. }
             | Self::RemoveVm { .. } => true,
             Self::Machines
             | Self::Vms
@@ -346,6 +359,14 @@ impl ClientAnswer {
         }
     }
 
+    /// Makes an answer that says that something of the given name does not exist.
+    pub fn unknown(why: impl Into<String>) -> Self {
+        Self::Error {
+            error: why.into(),
+            kind: ErrorKind::Unknown,
+        }
+    }
+
     /// Makes the answer to a change of a VM that another client has removed meanwhile.
     pub fn removed() -> Self {
         Self::Error {
@@ -389,6 +410,7 @@ maps_descriptors!(enum ClientRequest {
     ListPolicies,
     ApiSockets,
     PutPolicy { name, text, replaces },
+    RemovePolicy { name, replaces },
     PutVm { vm, replaces },
     ServeVm { vm, uplink, returns, lifeline: fd },
     RemoveVm { name },

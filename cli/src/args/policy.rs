@@ -19,6 +19,8 @@ pub(crate) enum PolicyCommand {
     Apply(ApplyArgs),
     /// Give `slipgate serve` a named policy, and put it in force
     Put(PutArgs),
+    /// Take a named policy back that `put` gave and no VM uses
+    Rm(RemovePolicyArgs),
     /// Print the JSON schema of policy files
     Schema,
 }
@@ -29,6 +31,15 @@ pub(crate) struct PutArgs {
     pub(crate) name: String,
     /// TOML with the keys of [policy.NAME] in a policy file
     pub(crate) file: PathBuf,
+    /// Directory in bpffs that `serve` was given
+    #[arg(long, value_name = "DIR", default_value = DEFAULT_PIN_DIR)]
+    pub(crate) pin_dir: PathBuf,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct RemovePolicyArgs {
+    /// The policy's name
+    pub(crate) name: String,
     /// Directory in bpffs that `serve` was given
     #[arg(long, value_name = "DIR", default_value = DEFAULT_PIN_DIR)]
     pub(crate) pin_dir: PathBuf,

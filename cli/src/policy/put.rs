@@ -1,10 +1,10 @@
-//! `slipgate policy put`: a named policy for the daemon's VMs.
+//! `slipgate policy put` and `rm`: named policies for the daemon's VMs.
 use anyhow::{Context as _, bail};
 use slipgate_broker::counted;
 use slipgate_ipc::client::{ClientAnswer, ClientRequest, Replaces};
 
 use crate::{
-    args::PutArgs,
+    args::{PutArgs, RemovePolicyArgs},
     brokers::{ANOTHER_ANSWER, ask_daemon},
 };
 
@@ -28,5 +28,19 @@ pub(crate) fn run(args: &PutArgs) -> anyhow::Result<()> {
     let cut = counted(cut, "flow");
     let name = &args.name;
     println!("{name} is in force, generation {generation}: {cut} cut, {kept} go on");
+    Ok(())
+}
+
+/// Takes the policy back, and waits until it is not in force any more.
+pub(crate) fn remove(args: &RemovePolicyArgs) -> anyhow::Result<()> {
+    let name = &args.name;
+    let request = ClientRequest::RemovePolicy {
+        name: name.clone(),
+        replaces: Replaces::Anything,
+    };
+    let ClientAnswer::Done = ask_daemon(&args.pin_dir, request)? else {
+        bail!(ANOTHER_ANSWER);
+    };
+    println!("{name} removed");
     Ok(())
 }

@@ -265,6 +265,54 @@ fn a_vms_forwards_are_put_patched_and_refused_by_http() {
     );
 }
 
+/// A policy that was put is removed when no VM has it any more, for a successor too.
+#[test]
+fn a_policy_that_no_vm_uses_is_removed() {
+    require_root_and_tun!();
+    let mut stand = Stand::new();
+    let path = "/v1/policies/closed";
+    assert_eq!(stand.ask("DELETE", path, None).0, 404);
+    let text = "default = \"deny\"";
+    assert_eq!(stand.put_policy(path, text), 200);
+    assert_eq!(stand.put_policy("/v1/policies/other", text), 200);
+    for (vm, policy) in [("a", json!("closed")), ("b", json!({ "default": "deny" }))] {
+        let body = json!({ "tap": vm, "policy": policy });
+        let (status, vm) = stand.ask("PUT", &format!("/v1/vms/{vm}"), Some(body));
+        assert_eq!(status, 201, "{vm}");
+    }
+    let (status, problem) = stand.ask("DELETE", path, None);
+    let detail = problem["detail"].as_str().unwrap();
+    assert_eq!(status, 409, "{problem}");
+    assert!(detail.contains("closed is that of a:"), "{detail}");
+    let patch = json!({ "policy": "other" });
+    assert_eq!(stand.ask("PATCH", "/v1/vms/a", Some(patch)).0, 200);
+    assert_eq!(stand.ask("DELETE", path, None).0, 204);
+    assert_eq!(stand.ask("GET", path, None).0, 404);
+    assert_eq!(stand.ask("DELETE", path, None).0, 404);
+    let refused = stand.daemon.run(&["policy", "rm", "other"]).unwrap_err();
+    assert!(refused.to_string().contains("is that of a"), "{refused}");
+
+    stand.daemon.kill_both().unwrap();
+    stand.daemon = stand.daemon.again().unwrap();
+    let list = || stand.ask("GET", "/v1/policies", None).1;
+    let names = || {
+        Some(
+            list()
+                .as_array()?
+                .iter()
+                .map(|it| it["name"].clone())
+                .collect(),
+        )
+    };
+    let names: Vec<Value> = eventually("the API answers", names);
+    assert_eq!(names, ["other"]);
+    assert_eq!(stand.ask("DELETE", "/v1/vms/a", None).0, 204);
+    stand.daemon.run(&["policy", "rm", "other"]).unwrap();
+    assert_eq!(list(), json!([]));
+    assert_eq!(stand.put_policy("/v1/policies/other", text), 200);
+    assert_eq!(list()[0]["generation"], 1);
+}
+
 /// VMs with a policy of their own: it is in force when the PUT is answered, several VMs with the same
 /// share one, and it outlives the daemon.
 #[test]
