@@ -38,7 +38,7 @@ use slipgate_ipc::{
 use slipgate_policy::{PolicySet, document::LoadedPolicies};
 
 pub(crate) use self::{
-    forwards::{ForwardChange, HeldForwards, described, forward_texts, forwards_of},
+    forwards::{ForwardChange, GivenBack, HeldForwards, described, forward_texts, forwards_of},
     reserve::Taken,
     rules::{Writer, write as write_rules},
     served_vms::ServedVms,

@@ -40,7 +40,7 @@ use slipgate_policy::document::{check_inline, inline_name};
 use self::{definition::Put, ties::Ties};
 use crate::{
     kernel_errors::is_passing,
-    kernel_state::{Attached, ForwardChange, Taken},
+    kernel_state::{Attached, ForwardChange, GivenBack, Taken},
     parts::Parts,
     policy_apply::PolicyChanges,
 };
@@ -54,10 +54,13 @@ pub(crate) struct VmChanges {
     waiting: BTreeMap<u64, (u64, Step)>,
     /// Definitions that wait for a change of policy, in the order in which they came.
     deferred: VecDeque<Deferred>,
+    /// Definitions that wait for a port which the engine gives back with the answer to the message of
+    /// this number, in the order in which they came.
+    for_ports: Vec<(u64, Deferred)>,
 }
 
 /// A definition that names another policy while a policy is being put in force, or whose own policy
-/// is put in force first.
+/// is put in force first; or one with a port that another VM is just giving back.
 #[derive(Debug)]
 struct Deferred {
     client: ClientId,
@@ -103,6 +106,7 @@ impl VmChanges {
             ties,
             waiting: BTreeMap::new(),
             deferred: VecDeque::new(),
+            for_ports: Vec::new(),
         })
     }
 
@@ -225,16 +229,20 @@ impl VmChanges {
             true => Ok(Put::Later),
             false => parts.attached.prepare(definition, policies.is_applying()),
         };
+        let later = || Deferred {
+            client,
+            definition: definition.clone(),
+            replaces: replaces.cloned(),
+        };
         match prepared {
-            Ok(Put::Later) => self.deferred.push_back(Deferred {
-                client,
-                definition: definition.clone(),
-                replaces: replaces.cloned(),
-            }),
-            Err(e) => {
-                refuse(parts, client, e);
-                return Ok(false);
-            }
+            Ok(Put::Later) => self.deferred.push_back(later()),
+            Err(e) => match e.downcast_ref::<GivenBack>() {
+                Some(port) => self.for_ports.push((port.by, later())),
+                None => {
+                    refuse(parts, client, e);
+                    return Ok(false);
+                }
+            },
             Ok(Put::Added(at, forwards)) => {
                 let vm = parts.attached.vms[at].open.id;
                 let id = send_vm(parts, at, forwards)?;
@@ -336,8 +344,8 @@ impl VmChanges {
             return Ok(());
         }
         self.ties.untie(name);
-        let gone = attached.take_out(at);
         let id = parts.next_id();
+        let gone = parts.attached.take_out(at, id);
         let (vm, row) = (gone.open.id, gone.open.row);
         let name = name.to_owned();
         self.wait(parts, id, Step::Close { row, name, client });
@@ -349,6 +357,15 @@ impl VmChanges {
         if let Some((_, step)) = self.waiting.remove(&id) {
             step.finish(parts);
         }
+        self.ports_returned(parts, id);
+    }
+
+    /// The engine has given back the ports that it was to by this message.
+    fn ports_returned(&mut self, parts: &mut Parts, id: u64) {
+        parts.attached.forwards.returned(id);
+        let waited = self.for_ports.extract_if(.., |(by, _)| *by == id);
+        self.deferred
+            .extend(waited.map(|(_, definition)| definition));
     }
 
     /// Another engine is ready, which has started with the VMs as they were then.
@@ -356,8 +373,10 @@ impl VmChanges {
         let present = parts.engine.number();
         let done = self.waiting.extract_if(.., |_, (sent, _)| *sent < present);
         let done: Vec<_> = done.collect();
-        done.into_iter()
-            .for_each(|(_, (_, step))| step.finish(parts));
+        for (id, (_, step)) in done {
+            step.finish(parts);
+            self.ports_returned(parts, id);
+        }
     }
 }
 

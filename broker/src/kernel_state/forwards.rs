@@ -41,6 +41,13 @@ impl HostPort {
         }
     }
 
+    /// Whether the two can't be bound at the same time.
+    fn clashes(self, other: Self) -> bool {
+        let has_any = self.host.is_unspecified() || other.host.is_unspecified();
+        (self.protocol, self.port) == (other.protocol, other.port)
+            && (self.host == other.host || has_any)
+    }
+
     fn address(self) -> SocketAddrV4 {
         SocketAddrV4::new(self.host, self.port)
     }
@@ -72,14 +79,50 @@ pub(crate) struct HeldForward {
     socket: OwnedFd,
 }
 
+/// Error: the engine still has the socket of a port that a VM has given back.
+#[derive(thiserror::Error, Debug)]
+#[error("port {port} of the host is being given back")]
+pub(crate) struct GivenBack {
+    port: u16,
+    /// Number of the message by which the engine is told, and after which the port is free.
+    pub(crate) by: u64,
+}
+
 /// The ports that are held.
 #[derive(Debug, Default)]
-pub(crate) struct HeldForwards(BTreeMap<HostPort, HeldForward>);
+pub(crate) struct HeldForwards {
+    held: BTreeMap<HostPort, HeldForward>,
+    /// Ports that VMs have given back and whose sockets the engine still has, each with the number
+    /// of the message to it.
+    given_back: Vec<(HostPort, u64)>,
+}
 
 impl HeldForwards {
     /// Returns a port that a VM holds.
     fn of_vm(&self, vm: &str, port: HostPort) -> Option<&HeldForward> {
-        self.0.get(&port).filter(|held| held.vm == vm)
+        self.held.get(&port).filter(|held| held.vm == vm)
+    }
+
+    /// Removes a port, which the engine gives back with the answer to a message.
+    fn give_back(&mut self, port: HostPort, by: u64) {
+        self.held.remove(&port);
+        self.given_back.push((port, by));
+    }
+
+    /// The engine has answered this message, or has ended since.
+    pub(crate) fn returned(&mut self, by: u64) {
+        self.given_back.retain(|(_, told)| *told != by);
+    }
+
+    /// Returns what a port has to wait for if it is being given back.
+    fn awaited(&self, forward: &Forward) -> Option<GivenBack> {
+        let wanted = HostPort::of(forward);
+        let mut given_back = self.given_back.iter();
+        let (port, by) = given_back.rfind(|(port, _)| port.clashes(wanted))?;
+        Some(GivenBack {
+            port: port.port,
+            by: *by,
+        })
     }
 
     /// Returns the name of another VM that has the port at this address, or at any address if one
@@ -90,12 +133,10 @@ impl HeldForwards {
             ..HostPort::of(forward)
         };
         let same_port = at(Ipv4Addr::UNSPECIFIED)..=at(Ipv4Addr::BROADCAST);
-        let clashes = |held: &HostPort| {
-            held.host == forward.host || held.host.is_unspecified() || forward.host.is_unspecified()
-        };
-        self.0
+        let wanted = HostPort::of(forward);
+        self.held
             .range(same_port)
-            .find(|(port, held)| clashes(port) && held.vm != vm)
+            .find(|(port, held)| port.clashes(wanted) && held.vm != vm)
             .map(|(_, held)| held.vm.as_str())
     }
 }
@@ -137,7 +178,7 @@ impl Attached {
                 rule: forward_text(forward),
                 socket: reserve::take_over(forward, handed_over)?,
             };
-            self.forwards.0.insert(HostPort::of(forward), held);
+            self.forwards.held.insert(HostPort::of(forward), held);
         }
         for vm in self.vms.iter() {
             let VmConfig { name, forwards, .. } = &vm.config;
@@ -145,7 +186,7 @@ impl Attached {
                 match reserve::take_over(forward, handed_over) {
                     Ok(socket) => {
                         let held = HeldForward::of_vm(name, forward, socket);
-                        self.forwards.0.insert(HostPort::of(forward), held);
+                        self.forwards.held.insert(HostPort::of(forward), held);
                     }
                     Err(e) => tracing::warn!("{name} is served without a forward: {e:#}"),
                 }
@@ -158,8 +199,8 @@ impl Attached {
     /// `old`: the forwards of its present definition, of which it may not hold all.
     ///
     /// # Errors
-    /// [`Taken`]: another process or VM has a port. There are too many forwards, or there is no
-    /// descriptor left.
+    /// [`Taken`]: another process or VM has a port. [`GivenBack`]: a VM had it until now. There are
+    /// too many forwards, or there is no descriptor left.
     pub(crate) fn reserve_change(
         &self,
         old: &[Forward],
@@ -195,12 +236,12 @@ impl Attached {
         }
         let more = added.iter().filter(|new| new.socket.is_some()).count();
         let fewer = removed.iter().filter(|port| wanted(**port).is_none());
-        let held_then = self.forwards.0.len() + more - fewer.count();
+        let held_then = self.forwards.held.len() + more - fewer.count();
         if more > 0 && held_then > MAX_FORWARDS as usize {
             bail!(
                 "{} forwards are held in this network namespace, of at most {MAX_FORWARDS}: \
                  take some from other VMs first",
-                self.forwards.0.len()
+                self.forwards.held.len()
             );
         }
         Ok(ForwardChange { removed, added })
@@ -209,7 +250,10 @@ impl Attached {
     /// Takes the port of a VM's new forward.
     fn reserve_for(&self, forward: &Forward, vm: &str) -> anyhow::Result<OwnedFd> {
         match self.forwards.holder(forward, vm) {
-            None => reserve::reserve(forward),
+            None => reserve::reserve(forward).map_err(|e| match self.forwards.awaited(forward) {
+                Some(awaited) if e.is::<Taken>() => awaited.into(),
+                _ => e,
+            }),
             Some(holder) => Err(Taken(format!(
                 "forwards {}: port {} of the host leads to {holder}: forward another port, \
                  or take it from that VM first",
@@ -235,7 +279,7 @@ impl Attached {
         for port in &removed {
             self.close_forward(*port);
             if !again.contains(port) {
-                self.forwards.0.remove(port);
+                self.forwards.give_back(*port, id);
             }
         }
         let open = &vm.open;
@@ -247,13 +291,13 @@ impl Attached {
         } in added
         {
             let port = HostPort::of(&forward);
-            let held = self.forwards.0.remove(&port).map(|held| held.socket);
+            let held = self.forwards.held.remove(&port).map(|held| held.socket);
             let Some(socket) = socket.or(held) else {
                 continue;
             };
             let held = HeldForward::of_vm(&name, &forward, socket);
             sockets.push(self.forward_socket(port, &held, for_engine, open));
-            self.forwards.0.insert(port, held);
+            self.forwards.held.insert(port, held);
         }
         ToEngine::ChangeForwards {
             id,
@@ -286,13 +330,14 @@ impl Attached {
         unserved.map(|forward| forward.spec.clone()).collect()
     }
 
-    /// Releases the forwards of a VM that is removed.
-    pub(crate) fn close_forwards(&mut self, gone: &ServedVm) {
+    /// Releases the forwards of a VM that is removed. `told`: number of the message by which the
+    /// engine is told.
+    pub(crate) fn close_forwards(&mut self, gone: &ServedVm, told: u64) {
         for forward in &gone.config.forwards {
             let port = HostPort::of(forward);
             if self.forwards.of_vm(&gone.config.name, port).is_some() {
                 self.close_forward(port);
-                self.forwards.0.remove(&port);
+                self.forwards.give_back(port, told);
             }
         }
     }
@@ -315,7 +360,7 @@ impl Attached {
         let forwards = &self.datapath.maps().forwards;
         forwards.remove_if(|_, target| ids.contains(&target.id()))?;
         let by_name = self.open_by_name();
-        for (port, held) in &self.forwards.0 {
+        for (port, held) in &self.forwards.held {
             if let Some(open) = by_name.get(held.vm.as_str())
                 && let Err(e) = self.open_forward(*port, held, open)
             {
@@ -344,13 +389,13 @@ impl Attached {
 
     /// The sockets of all forwards.
     pub(crate) fn held_sockets(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
-        self.forwards.0.values().map(|held| held.socket.as_fd())
+        self.forwards.held.values().map(|held| held.socket.as_fd())
     }
 
     /// All forwards, in the form in which an engine gets them.
     pub(crate) fn forward_sockets(&self) -> Vec<ForwardSocket<BorrowedFd<'_>>> {
         let by_name = self.open_by_name();
-        let all = self.forwards.0.iter();
+        let all = self.forwards.held.iter();
         all.filter_map(|(port, held)| {
             let open = by_name.get(held.vm.as_str())?;
             Some(self.forward_socket(*port, held, held.socket.as_fd(), open))

@@ -99,13 +99,14 @@ impl Attached {
         served
     }
 
-    /// Takes a VM out of those that are served; its TAP is down.
-    pub(super) fn take_out(&mut self, at: usize) -> ServedVm {
+    /// Takes a VM out of those that are served; its TAP is down. `told`: number of the message by
+    /// which the engine is told.
+    pub(super) fn take_out(&mut self, at: usize, told: u64) -> ServedVm {
         let gone = self.vms.swap_remove(at);
         // In the same order.
         self.config.vms.swap_remove(at);
         vm::retire(self.datapath.maps(), gone.open.row);
-        self.close_forwards(&gone);
+        self.close_forwards(&gone, told);
         self.share_credits();
         let run_dir = &self.datapath.paths().run_dir;
         if let Err(e) = persisted_vms::forget(run_dir, &gone.config.name) {

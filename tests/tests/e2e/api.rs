@@ -265,6 +265,55 @@ fn a_vms_forwards_are_put_patched_and_refused_by_http() {
     );
 }
 
+/// A port that the engine is just giving back for another VM is waited for.
+#[test]
+fn a_port_that_is_just_being_given_back_is_waited_for() {
+    require_root_and_tun!();
+    let stand = Stand::new();
+    let guest = stand.guest("tap1");
+    let _echo = TcpServer::start(&guest.ns, (crate::GUEST, 80), TcpService::Echo).unwrap();
+    let put = |vm: &str, tap: &str, forwards: Value| {
+        let body = json!({ "tap": tap, "forwards": forwards });
+        stand.ask("PUT", &format!("/v1/vms/{vm}"), Some(body))
+    };
+    let connect = || {
+        let address = crate::at(slipgate_testbed::world::HOST, 8080);
+        let mut stream = stand.world.net.run(|| tcp::connect(address, WAIT)).unwrap();
+        EchoSession::new(&mut stream).round(1_000).unwrap();
+    };
+    let give_back: [&(dyn Fn() -> u16 + Sync); 2] =
+        [&|| stand.ask("DELETE", "/v1/vms/a", None).0, &|| {
+            put("a", "tap0", json!([])).0
+        }];
+    for give_back in give_back {
+        assert_eq!(put("a", "tap0", json!(["tcp:8080:80"])).0, 201);
+        stand.signal_engine(libc::SIGSTOP);
+        std::thread::scope(|scope| {
+            let given = scope.spawn(give_back);
+            let has_it = || {
+                let (_, all) = stand.ask("GET", "/v1/vms", None);
+                let mut all = all.as_array()?.iter();
+                all.any(|vm| vm["forwards"] == json!(["tcp:8080:80"]))
+                    .then_some(())
+            };
+            let gives = || has_it().map_or(Some(()), |()| None);
+            eventually("the broker has told the engine", gives);
+            // Of any address, so another key.
+            let taken = scope.spawn(|| put("b", "tap1", json!(["tcp:198.18.0.2:8080:80"])));
+            std::thread::sleep(BRIEFLY);
+            assert!(!given.is_finished() && !taken.is_finished());
+            stand.signal_engine(libc::SIGCONT);
+            assert!(matches!(given.join().unwrap(), 200 | 204));
+            let (status, vm) = taken.join().unwrap();
+            assert_eq!(status, 201, "{vm}");
+        });
+        connect();
+        for vm in ["a", "b"] {
+            stand.ask("DELETE", &format!("/v1/vms/{vm}"), None);
+        }
+    }
+}
+
 /// A policy that was put is removed when no VM has it any more, for a successor too.
 #[test]
 fn a_policy_that_no_vm_uses_is_removed() {
