@@ -129,8 +129,9 @@ pub(crate) fn is_noted(pin: &Path, fd: BorrowedFd<'_>) -> Result<bool> {
     }
 }
 
-/// Removes the filter. A missing filter, qdisc or interface is no error. The qdisc stays: it may
-/// carry other filters.
+/// Removes the filter. A missing filter, qdisc or interface is no error. The qdisc stays, even if it
+/// has no other filter: the kernel can't be told to remove it only then, and between a look and the
+/// removal somebody else may add a filter, which would be removed too.
 pub(crate) fn detach(program: Program, ifindex: IfIndex) -> Result<()> {
     let mut filter = message(ifindex, HANDLE, INGRESS, TcFilterBpf::KIND);
     filter.header.info = filter_info(program);
