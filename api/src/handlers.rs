@@ -1,6 +1,7 @@
 //! Handlers of requests: each request becomes a message to the broker, or reads figures.
 use std::{
-    cell::RefCell,
+    cell::{Cell, RefCell},
+    os::fd::OwnedFd,
     rc::Rc,
     time::{Duration, Instant},
 };
@@ -86,6 +87,7 @@ pub fn change_of(
         parameter,
         conditions,
         body,
+        tap: Cell::default(),
     };
     request_of(found.action, &input)
 }
@@ -96,16 +98,23 @@ pub(crate) struct Input<'r> {
     pub(crate) parameter: &'r str,
     pub(crate) conditions: Conditions<'r>,
     pub(crate) body: &'r [u8],
+    /// The descriptor that came with it, until the message to the broker has it.
+    pub(crate) tap: Cell<Option<OwnedFd>>,
 }
 
 fn request_of(action: Action, input: &Input<'_>) -> Result<Option<ApiRequest>, Problem> {
     let body = input.body;
     let name = || input.parameter.to_owned();
     Ok(Some(match action {
-        Action::PutVm => ApiRequest::PutVm {
-            vm: Box::new(parsed::<VmBody>(body)?.named(name())?),
-            replaces: input.conditions.parsed()?,
-        },
+        Action::PutVm => {
+            let vm: VmBody = parsed(body)?;
+            let tap = vm.tap.with(input.tap.take())?;
+            ApiRequest::PutVm {
+                vm: Box::new(vm.named(name())?),
+                replaces: input.conditions.parsed()?,
+                tap,
+            }
+        }
         Action::PutPolicy => ApiRequest::PutPolicy {
             name: name(),
             text: text(body)?,
@@ -279,6 +288,7 @@ async fn patch(
         let request = ApiRequest::PutVm {
             vm: Box::new(body.named(name.to_owned())?),
             replaces: Replaces::AnyOf(vec![read]),
+            tap: None,
         };
         let given = broker.ask(request).await?;
         let replaced = matches!(

@@ -18,6 +18,7 @@
 pub mod broker;
 mod capture;
 mod conditions;
+mod connection;
 pub mod events;
 mod handlers;
 pub mod model;

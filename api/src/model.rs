@@ -20,8 +20,8 @@ use crate::problem::Problem;
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct VmBody {
-    /// Name of the TAP that its VMM has open; it need not exist yet.
-    pub tap: String,
+    /// The TAP that its VMM has open.
+    pub tap: TapChoice,
     /// MAC address of the guest; frames from other addresses are dropped. Absent: any.
     pub mac: Option<String>,
     /// IPv4 address of the guest. Absent: the daemon's `--guest-ip`.
@@ -45,6 +45,56 @@ pub struct VmBody {
     /// Up to 8 labels, which slipgate does not interpret.
     #[serde(default)]
     pub labels: BTreeMap<String, String>,
+}
+
+/// A VM's TAP.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(untagged)]
+pub enum TapChoice {
+    /// Its name; it need not exist yet.
+    Name(String),
+    /// It is passed, open, with the request.
+    Passed(PassedTap),
+}
+
+/// A TAP whose descriptor comes with the request, by SCM_RIGHTS.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct PassedTap {
+    /// Always true.
+    pub descriptor: bool,
+}
+
+impl TapChoice {
+    /// The descriptor that came with the request, if this says so.
+    ///
+    /// # Errors
+    /// One came and this gives a name, or the other way round.
+    pub fn with<F>(&self, passed: Option<F>) -> Result<Option<F>, Problem> {
+        let detail = match (self, passed) {
+            (Self::Passed(PassedTap { descriptor: true }), Some(passed)) => {
+                return Ok(Some(passed));
+            }
+            (Self::Name(_), None) => return Ok(None),
+            (Self::Name(_), Some(_)) => {
+                "tap: a descriptor came with the request: give {\"descriptor\": true} in place of \
+                 a name, or pass none"
+            }
+            (Self::Passed(_), _) => {
+                "tap: give {\"descriptor\": true} and pass that of the open TAP by SCM_RIGHTS, \
+                 or give its name"
+            }
+        };
+        Err(Problem::new(StatusCode::BAD_REQUEST, detail))
+    }
+
+    /// The name; of a TAP that is passed the broker finds it out.
+    fn into_name(self) -> String {
+        match self {
+            Self::Name(name) => name,
+            Self::Passed(_) => String::new(),
+        }
+    }
 }
 
 /// A VM's policy: the name of one that the daemon has, or an object with the keys of
@@ -264,7 +314,7 @@ impl VmBody {
         };
         Ok(VmDefinition {
             name,
-            tap,
+            tap: tap.into_name(),
             mac,
             ip,
             policy,
@@ -296,7 +346,7 @@ impl From<VmDefinition> for VmBody {
             tied: _,
         } = vm;
         Self {
-            tap,
+            tap: TapChoice::Name(tap),
             mac,
             ip,
             policy: PolicyChoice::of(policy, inline_policy),

@@ -1,14 +1,21 @@
 //! The HTTP server: connections, their bounds, and the dispatch of requests.
 use std::{
-    cell::RefCell, convert::Infallible, future::poll_fn, io, os::unix::net::UnixListener, pin::Pin,
-    rc::Rc, sync::Arc, time::Duration,
+    cell::{Cell, RefCell},
+    convert::Infallible,
+    future::poll_fn,
+    io,
+    os::unix::net::UnixListener,
+    pin::Pin,
+    rc::Rc,
+    sync::Arc,
+    time::Duration,
 };
 
 use hyper::{
     Request, StatusCode,
     body::{Body as _, Bytes, Incoming},
 };
-use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::rt::TokioTimer;
 use serde::Deserialize;
 use slipgate_ipc::channel::Channel;
 use tokio::{sync::Semaphore, task::LocalSet, time::timeout};
@@ -17,6 +24,7 @@ use crate::{
     Figures,
     broker::Broker,
     conditions::Conditions,
+    connection::{Arrived, Connection},
     events::{Events, Filter, Kinds},
     handlers::{Daemon, Input, carry_out, query},
     problem::Problem,
@@ -107,15 +115,23 @@ async fn accept(listener: tokio::net::UnixListener, daemon: Rc<Daemon>) {
         };
         let (daemon, readers) = (daemon.clone(), readers.clone());
         tokio::task::spawn_local(async move {
+            let arrived = Rc::new(Arrived::default());
+            let connection = Connection::new(stream, daemon.may_change.then(|| arrived.clone()));
             let service = hyper::service::service_fn(move |request| {
                 let (daemon, readers) = (daemon.clone(), readers.clone());
-                async move { Ok::<_, Infallible>(respond(&daemon, readers, request).await) }
+                let arrived = arrived.clone();
+                async move {
+                    let response = respond(&daemon, readers, request, &arrived).await;
+                    // What the request did not take is closed.
+                    let _ = arrived.take();
+                    Ok::<_, Infallible>(response)
+                }
             });
             let served = hyper::server::conn::http1::Builder::new()
                 .timer(TokioTimer::new())
                 .header_read_timeout(REQUEST_WITHIN)
                 .max_buf_size(MAX_HEAD)
-                .serve_connection(TokioIo::new(stream), service);
+                .serve_connection(connection, service);
             if let Err(e) = served.await {
                 tracing::debug!("a client of the API: {e}");
             }
@@ -128,8 +144,9 @@ async fn respond(
     daemon: &Rc<Daemon>,
     readers: Arc<Semaphore>,
     request: Request<Incoming>,
+    arrived: &Arrived,
 ) -> Response {
-    match try_respond(daemon, readers, request).await {
+    match try_respond(daemon, readers, request, arrived).await {
         Ok(response) => response,
         Err(problem) => problem.into(),
     }
@@ -139,6 +156,7 @@ async fn try_respond(
     daemon: &Rc<Daemon>,
     readers: Arc<Semaphore>,
     request: Request<Incoming>,
+    arrived: &Arrived,
 ) -> Result<Response, Problem> {
     let (head, body) = request.into_parts();
     let (route, parameter) = route(&head.method, head.uri.path())?;
@@ -149,10 +167,16 @@ async fn try_respond(
         return events(daemon, readers, query(&head.uri)?);
     }
     let body = read(body).await?;
+    let tap = arrived.take()?;
+    if tap.is_some() && route.action != Action::PutVm {
+        let detail = "a descriptor came with the request: only PUT /v1/vms/{name} takes one";
+        return Err(Problem::new(StatusCode::BAD_REQUEST, detail));
+    }
     let input = Input {
         parameter,
         conditions: Conditions::of(&head.headers)?,
         body: &body,
+        tap: Cell::new(tap),
     };
     carry_out(daemon, route.action, &head.uri, &input).await
 }

@@ -1,6 +1,9 @@
 use std::{
-    io::{Read as _, Write as _},
-    os::{fd::OwnedFd, unix::net::UnixStream},
+    io::{IoSlice, Read as _, Write as _},
+    os::{
+        fd::{AsRawFd as _, OwnedFd},
+        unix::net::UnixStream,
+    },
     path::{Path, PathBuf},
     sync::{
         Arc, Mutex,
@@ -10,6 +13,7 @@ use std::{
     time::Instant,
 };
 
+use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
 use serde_json::{Value, json};
 use slipgate_ipc::{
     api::{ApiRequest, Event, FromApi, ToApi},
@@ -51,7 +55,10 @@ impl Rig {
     fn new(may_change: bool) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let listener = UnixListener::bind(dir.path().join("api.sock")).unwrap();
-        let (ours, theirs) = Channel::pair().unwrap();
+        let (mut ours, theirs) = Channel::pair().unwrap();
+        if may_change {
+            ours.take_descriptors();
+        }
         thread::spawn(move || {
             let settings = Settings {
                 listener,
@@ -112,6 +119,13 @@ fn status(name: &str) -> VmStatus {
     }
 }
 
+/// What the file behind a descriptor contains.
+fn content(fd: &OwnedFd) -> String {
+    let mut text = [0; 8];
+    let length = nix::unistd::read(fd, &mut text).unwrap();
+    String::from_utf8(text[..length].to_vec()).unwrap()
+}
+
 fn serve_as_broker(channel: &Channel, asked: &Mutex<Vec<ApiRequest>>) {
     while let Some(FromApi { id, request }) = channel.receive::<FromApi>().unwrap() {
         let mut stream = None;
@@ -128,7 +142,7 @@ fn serve_as_broker(channel: &Channel, asked: &Mutex<Vec<ApiRequest>>) {
             ApiRequest::ListVms => ClientAnswer::VmList {
                 vms: vec![status("a"), status("b")],
             },
-            ApiRequest::PutVm { vm, replaces }
+            ApiRequest::PutVm { vm, replaces, .. }
                 if !replaces
                     .permits((vm.name != "new").then(|| status(&vm.name).definition.version())) =>
             {
@@ -137,9 +151,13 @@ fn serve_as_broker(channel: &Channel, asked: &Mutex<Vec<ApiRequest>>) {
             ApiRequest::PutVm { vm, .. } if vm.tap == "taken" => {
                 ClientAnswer::error("tap taken: why")
             }
-            ApiRequest::PutVm { vm, .. } => ClientAnswer::Vm {
+            ApiRequest::PutVm { vm, tap, .. } => ClientAnswer::Vm {
                 vm: Box::new(VmStatus {
-                    definition: (**vm).clone(),
+                    definition: VmDefinition {
+                        // What came is a pipe: the first byte in it.
+                        tap: tap.as_ref().map_or(vm.tap.clone(), content),
+                        ..(**vm).clone()
+                    },
                     ..status("a")
                 }),
                 change: VmChange::Created,
@@ -372,7 +390,10 @@ fn a_reader_changes_nothing() {
     assert!(changes >= 8, "{changes}");
     assert_eq!(rig.ask("GET", "/v1/vms", None).0, 200);
     // Not one of them reached the broker.
-    assert_eq!(*rig.asked.lock().unwrap(), [ApiRequest::ListVms]);
+    assert!(matches!(
+        rig.asked.lock().unwrap()[..],
+        [ApiRequest::ListVms]
+    ));
 }
 
 #[test]
@@ -506,4 +527,59 @@ fn a_capture_is_passed_on_to_its_end() {
     let nothing = json!({ "seconds": 0 });
     assert_eq!(rig.ask("POST", "/v1/vms/a/capture", Some(&nothing)).0, 400);
     assert_eq!(rig.ask("POST", "/v1/vms/b/capture", None).0, 404);
+}
+
+/// Status and body of the answer to a PUT that descriptors come with, each in a message of its own
+/// with as many of them.
+fn put_with(rig: &Rig, method: &str, path: &str, tap: &Value, counts: &[usize]) -> (u16, Value) {
+    let (reader, writer) = nix::unistd::pipe().unwrap();
+    nix::unistd::write(&writer, b"tap7").unwrap();
+    let body = json!({ "tap": tap }).to_string();
+    let text = format!(
+        "{method} {path} HTTP/1.1\r\nHost: slipgate\r\nConnection: close\r\n\
+         Content-Length: {}\r\n\r\n{body}",
+        body.len()
+    );
+    let mut stream = UnixStream::connect(rig.path()).unwrap();
+    for (at, count) in counts.iter().enumerate() {
+        let fds = vec![reader.as_raw_fd(); *count];
+        let byte = [IoSlice::new(&text.as_bytes()[at..=at])];
+        let rights = [ControlMessage::ScmRights(&fds)];
+        sendmsg::<()>(stream.as_raw_fd(), &byte, &rights, MsgFlags::empty(), None).unwrap();
+    }
+    stream.write_all(&text.as_bytes()[counts.len()..]).unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    let status = answer.split(' ').nth(1).unwrap().parse().unwrap();
+    let body = answer.split_once("\r\n\r\n").unwrap().1;
+    (status, serde_json::from_str(body).unwrap_or_default())
+}
+
+#[test]
+fn a_tap_is_passed_as_a_descriptor_and_nothing_else_is() {
+    let rig = Rig::new(true);
+    let passed = json!({ "descriptor": true });
+    let put = |tap: &Value, counts: &[usize]| put_with(&rig, "PUT", "/v1/vms/new", tap, counts);
+    let (status, vm) = put(&passed, &[1]);
+    assert_eq!((status, &vm["tap"]), (201, &json!("tap7")), "{vm}");
+    for (tap, counts, part) in [
+        (&passed, &[][..], "by SCM_RIGHTS"),
+        (&passed, &[2], "more than one"),
+        (&passed, &[200], "more than one"),
+        (&passed, &[1, 1], "more than one"),
+        (&json!("tap0"), &[1], "in place of a name"),
+        (&json!({ "descriptor": false }), &[1], "by SCM_RIGHTS"),
+    ] {
+        let (status, problem) = put(tap, counts);
+        let detail = problem["detail"].as_str().unwrap_or_default();
+        assert_eq!(status, 400, "{tap} {counts:?}: {problem}");
+        assert!(detail.contains(part), "{tap} {counts:?}: {problem}");
+    }
+    for (method, path) in [("PATCH", "/v1/vms/a"), ("GET", "/v1/vms/a")] {
+        let (status, problem) = put_with(&rig, method, path, &json!("tap0"), &[1]);
+        assert_eq!(status, 400, "{method}: {problem}");
+    }
+    let reader = Rig::new(false);
+    let (status, _) = put_with(&reader, "GET", "/v1/vms/a", &passed, &[200]);
+    assert_eq!(status, 200);
 }

@@ -32,6 +32,7 @@ mod kernel_errors;
 mod kernel_state;
 mod output_files;
 mod parts;
+mod passed_tap;
 mod persisted_policy;
 mod persisted_questions;
 mod persisted_vms;

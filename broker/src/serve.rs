@@ -32,6 +32,7 @@ use crate::{
     counted,
     handover::hand_over,
     parts::Parts,
+    passed_tap,
     policy_apply::{Applied, NamedChange, PolicyChanges},
     process::{Api, MESSAGES_AT_ONCE, Metrics},
     service_manager::ServiceManager,
@@ -344,9 +345,17 @@ impl Broker {
                         "this slipgate serves the VMs of its command line: start `slipgate serve`",
                     );
                 }
-                ClientRequest::PutVm { vm, replaces } => {
-                    vm_changes.put(parts, policies, client, &vm, &replaces)?;
-                }
+                ClientRequest::PutVm {
+                    mut vm,
+                    replaces,
+                    tap,
+                } => match tap.map(passed_tap::name_of).transpose() {
+                    Ok(name) => {
+                        vm.tap = name.unwrap_or(vm.tap);
+                        vm_changes.put(parts, policies, client, &vm, &replaces)?;
+                    }
+                    Err(e) => parts.refuse(client, format!("{e:#}")),
+                },
                 ClientRequest::ServeVm {
                     vm,
                     uplink,

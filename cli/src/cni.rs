@@ -140,6 +140,7 @@ fn serve(
         vm: Box::new(definition),
         // DEL comes before another ADD.
         replaces: Replaces::Nothing,
+        tap: None,
     };
     let ClientAnswer::Vm { vm, .. } = place.ask(asked)? else {
         return Err(Failure::another_answer());

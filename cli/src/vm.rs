@@ -1,7 +1,11 @@
 //! `slipgate vm`: the VMs of the daemon of this network namespace.
-use std::path::Path;
+use std::{
+    os::fd::{BorrowedFd, RawFd},
+    path::Path,
+};
 
 use anyhow::{Context as _, bail};
+use nix::fcntl::{FcntlArg, fcntl};
 use slipgate_ipc::client::{
     ClientAnswer, ClientRequest, Replaces, VmChange, VmDefinition, VmStatus,
 };
@@ -75,7 +79,8 @@ fn given(args: &VmPutArgs, mut vm: VmDefinition) -> anyhow::Result<VmDefinition>
 
 fn put(args: &VmPutArgs, vm: VmDefinition, replaces: Replaces) -> anyhow::Result<()> {
     let vm = Box::new(vm);
-    let request = ClientRequest::PutVm { vm, replaces };
+    let tap = args.tap_fd.map(passed).transpose()?;
+    let request = ClientRequest::PutVm { vm, replaces, tap };
     let ClientAnswer::Vm { vm, change } = ask_daemon(&args.pin_dir, request)? else {
         bail!(ANOTHER_ANSWER);
     };
@@ -94,6 +99,20 @@ fn put(args: &VmPutArgs, vm: VmDefinition, replaces: Replaces) -> anyhow::Result
         definition.tap
     );
     Ok(())
+}
+
+/// The descriptor of this number that the command was started with.
+fn passed(number: RawFd) -> anyhow::Result<BorrowedFd<'static>> {
+    let flag = format!("--tap-fd {number}");
+    if number < 0 {
+        bail!("{flag}: give the number of a descriptor");
+    }
+    // SAFETY: nothing closes it before the command ends. A number that is no descriptor is answered
+    // by an error.
+    let passed = unsafe { BorrowedFd::borrow_raw(number) };
+    let open = fcntl(passed, FcntlArg::F_GETFD);
+    open.with_context(|| format!("{flag}: it is not open: let this command inherit it"))?;
+    Ok(passed)
 }
 
 fn remove(args: &VmRemoveArgs) -> anyhow::Result<()> {

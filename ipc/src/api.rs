@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     client::{ClientAnswer, ClientRequest, Replaces, Target, VmDefinition},
-    descriptors::{carries_descriptors, carries_none, maps_descriptors},
+    descriptors::{carries_descriptors, maps_descriptors},
     engine::{EngineRequest, FlowQuestion},
 };
 
@@ -52,16 +52,16 @@ pub struct ApiStart<F = OwnedFd> {
 
 /// A request of the process.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-pub struct FromApi {
+pub struct FromApi<F = OwnedFd> {
     /// Number that the answer returns.
     pub id: u64,
     /// The request.
-    pub request: ApiRequest,
+    pub request: ApiRequest<F>,
 }
 
 /// Requests that the API can make of the broker.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub enum ApiRequest {
+pub enum ApiRequest<F = OwnedFd> {
     /// [`ClientRequest::ListVms`].
     ListVms,
     /// [`ClientRequest::PutVm`].
@@ -70,6 +70,8 @@ pub enum ApiRequest {
         vm: Box<VmDefinition>,
         /// What it may replace.
         replaces: Replaces,
+        /// The VM's TAP, open, in place of its name.
+        tap: Option<F>,
     },
     /// [`ClientRequest::ListPolicies`].
     ListPolicies,
@@ -145,7 +147,7 @@ impl ApiRequest {
         let of = |about, ask| ClientRequest::Engine { about, ask };
         Ok(match self {
             Self::ListVms => ClientRequest::ListVms,
-            Self::PutVm { vm, replaces } => ClientRequest::PutVm { vm, replaces },
+            Self::PutVm { vm, replaces, tap } => ClientRequest::PutVm { vm, replaces, tap },
             Self::ListPolicies => ClientRequest::ListPolicies,
             Self::PutPolicy {
                 name,
@@ -310,8 +312,23 @@ maps_descriptors!(enum ToApi {
     Event(event),
     Records(stream: fd),
 });
+maps_descriptors!(struct FromApi { id, request: nested });
+maps_descriptors!(enum ApiRequest {
+    ListVms,
+    PutVm { vm, replaces, tap: optional },
+    ListPolicies,
+    PutPolicy { name, text, replaces },
+    RemovePolicy { name, replaces },
+    RemoveVm { name },
+    Freeze { vm },
+    Thaw { vm },
+    Cut { what },
+    Capture { what, packets, seconds },
+    Why { vm, question },
+    Inventory { from },
+});
 carries_descriptors!(ToApi);
-carries_none!(FromApi);
+carries_descriptors!(FromApi);
 
 #[cfg(test)]
 #[path = "api_test.rs"]

@@ -3,9 +3,10 @@
 //!
 //! A packet is a version byte, a form byte and JSON. The broker sends a message larger than a
 //! packet in a memfd, whose descriptor comes first among those attached. Other processes send no
-//! memfd. The broker accepts no descriptor at all, because reading a file that another process
-//! chose could block it; and the other processes' sandboxes do not let them create memfds. Their
-//! messages are bounded where they are built. End of file means that the peer is dead.
+//! memfd. The broker reads no file that another process chose, because that could block it, and
+//! takes no descriptor at all, but for one a message on a channel that was made for it
+//! ([`Channel::take_descriptors`]); and the other processes' sandboxes do not let them create
+//! memfds. Their messages are bounded where they are built. End of file means that the peer is dead.
 use std::{
     fs::File,
     io::{self, IoSlice, IoSliceMut, Read, Seek, Write},
@@ -26,7 +27,7 @@ use nix::{
 
 use crate::{
     descriptors::{Inbound, Outbound},
-    rights,
+    rights::{self, Passed},
 };
 
 /// Version of every message; both ends are one binary, unless it was replaced in between.
@@ -94,6 +95,8 @@ pub struct Channel {
     /// Whether this is the broker's end: it sends files, and takes none; the others' take files,
     /// and send none.
     is_brokers: bool,
+    /// Whether the broker's end takes a descriptor with a message.
+    takes_one: bool,
 }
 
 impl Channel {
@@ -116,6 +119,7 @@ impl Channel {
         let ours = Self {
             socket: a,
             is_brokers: true,
+            takes_one: false,
         };
         Ok((ours, Self::from_fd(b)))
     }
@@ -125,7 +129,13 @@ impl Channel {
         Self {
             socket,
             is_brokers: false,
+            takes_one: false,
         }
+    }
+
+    /// From now on, the broker's end takes messages with one descriptor, too.
+    pub fn take_descriptors(&mut self) {
+        self.takes_one = true;
     }
 
     /// Sends a message, waiting for room.
@@ -210,6 +220,9 @@ impl Channel {
 
     fn receive_flagged<M: Inbound>(&self, flags: MsgFlags) -> Result<Received<M>, ChannelError> {
         let mut buffer = vec![0; MAX_PACKET];
+        if self.takes_one {
+            return self.receive_with_one(&mut buffer, flags);
+        }
         // Without room for any, the kernel gives the broker no descriptor.
         let mut space = (!self.is_brokers).then(|| cmsg_space!([RawFd; MAX_FDS_OF_PACKET]));
         let (length, fds) = loop {
@@ -236,6 +249,36 @@ impl Channel {
             return Ok(Received::End);
         }
         decode(&buffer[..length], fds).map(Received::Message)
+    }
+
+    /// Receives a packet and its descriptor. The file behind that is not touched.
+    fn receive_with_one<M: Inbound>(
+        &self,
+        buffer: &mut [u8],
+        flags: MsgFlags,
+    ) -> Result<Received<M>, ChannelError> {
+        let (length, passed) = loop {
+            match rights::receive_with_one(self.as_fd(), buffer, flags) {
+                Ok(received) => break received,
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Ok(Received::Nothing),
+                Err(e) if e.kind() == io::ErrorKind::ConnectionReset => return Ok(Received::End),
+                Err(source) => {
+                    let what = "receiving";
+                    return Err(ChannelError::Io { what, source });
+                }
+            }
+        };
+        match (&buffer[..length], passed) {
+            ([], _) => Ok(Received::End),
+            // A file in place of the JSON is the broker's to send.
+            ([VERSION, IN_MEMFD], _) => Err(malformed()),
+            (_, Passed::Refused) => Err(ChannelError::Foreign(
+                "more than one descriptor, or none left here".into(),
+            )),
+            (packet, Passed::One(fd)) => decode(packet, vec![fd]).map(Received::Message),
+            (packet, Passed::Nothing) => decode(packet, Vec::new()).map(Received::Message),
+        }
     }
 }
 

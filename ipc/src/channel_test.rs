@@ -139,6 +139,39 @@ fn the_broker_takes_no_descriptor() {
     assert_eq!(reader.read_to_end(&mut rest).unwrap(), 0);
 }
 
+/// However many are sent, the kernel makes one at most, and none of a file in place of the message.
+#[test]
+fn where_the_broker_takes_one_it_takes_one() {
+    let (mut ours, theirs) = Channel::pair().unwrap();
+    ours.take_descriptors();
+    let file = || File::open("/dev/null").unwrap();
+    let sent = Large("of a VM".to_owned(), OwnedFd::from(file()));
+    theirs.send(sent).unwrap();
+    let Large(text, _) = ours.receive::<Large<OwnedFd>>().unwrap().unwrap();
+    assert_eq!(text, "of a VM");
+    theirs.send("none".to_owned()).unwrap();
+    assert_eq!(ours.receive::<String>().unwrap().unwrap(), "none");
+    let fd = file();
+    let refused = |head: &[u8], count: usize| {
+        let fds = vec![fd.as_raw_fd(); count];
+        let parts = [IoSlice::new(head)];
+        let rights = [ControlMessage::ScmRights(&fds)];
+        let socket = theirs.as_raw_fd();
+        sendmsg::<()>(socket, &parts, &rights, MsgFlags::empty(), None).unwrap();
+        ours.receive::<Large<OwnedFd>>()
+            .map(drop)
+            .unwrap_err()
+            .to_string()
+    };
+    let json = [&[VERSION, INLINE][..], br#"["a","descriptor"]"#].concat();
+    for count in [2, 250] {
+        let why = refused(&json, count);
+        assert!(why.contains("more than one descriptor"), "{why}");
+    }
+    let why = refused(&[VERSION, IN_MEMFD], 1);
+    assert!(why.contains("malformed"), "{why}");
+}
+
 #[test]
 fn another_number_of_descriptors_than_the_message_has_is_an_error() {
     let null = || OwnedFd::from(File::open("/dev/null").unwrap());

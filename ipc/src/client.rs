@@ -56,6 +56,8 @@ pub enum ClientRequest<F = OwnedFd> {
         /// What it may replace.
         #[serde(default)]
         replaces: Replaces,
+        /// The VM's TAP, open, in place of its name.
+        tap: Option<F>,
     },
     /// Add a VM to a daemon, for as long as the client lives; answered by [`ClientAnswer::Vm`] once
     /// it is in force.
@@ -411,7 +413,7 @@ maps_descriptors!(enum ClientRequest {
     ApiSockets,
     PutPolicy { name, text, replaces },
     RemovePolicy { name, replaces },
-    PutVm { vm, replaces },
+    PutVm { vm, replaces, tap: optional },
     ServeVm { vm, uplink, returns, lifeline: fd },
     RemoveVm { name },
     HandOver { to: fd },

@@ -17,5 +17,5 @@ pub mod descriptors;
 pub mod engine;
 pub mod metrics;
 #[allow(unsafe_code)]
-mod rights;
+pub mod rights;
 pub mod vmm;

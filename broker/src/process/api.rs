@@ -236,6 +236,12 @@ impl Api {
         if let Err(how) = self.supervisor.start(role, &attached.users, start) {
             self.ended(&how);
         }
+        if self.may_change
+            && let Some(process) = self.supervisor.process_mut()
+        {
+            // A VM's definition may come with its TAP.
+            process.take_descriptors();
+        }
     }
 
     fn ended(&mut self, how: &str) {

@@ -72,6 +72,11 @@ impl ChildProcess {
         &self.channel
     }
 
+    /// From now on its messages may come with a descriptor each.
+    pub(crate) fn take_descriptors(&mut self) {
+        self.channel.take_descriptors();
+    }
+
     /// Receives the next message of the channel, if one has arrived.
     pub(crate) fn try_receive<M: Inbound>(&self) -> Result<Received<M>, ChannelError> {
         self.channel.try_receive()

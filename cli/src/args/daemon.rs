@@ -1,5 +1,5 @@
 //! The flags of `slipgate serve` and `slipgate vm`.
-use std::{net::Ipv4Addr, path::PathBuf};
+use std::{net::Ipv4Addr, os::fd::RawFd, path::PathBuf};
 
 use clap::{Args, Subcommand};
 
@@ -37,9 +37,9 @@ pub(crate) struct ServeArgs {
 #[derive(Subcommand, Debug)]
 pub(crate) enum VmCommand {
     /// Serve a VM; the same command twice changes nothing
-    Add(VmPutArgs),
+    Add(Box<VmPutArgs>),
     /// Change what is given of a VM, and leave the rest
-    Set(VmPutArgs),
+    Set(Box<VmPutArgs>),
     /// End VMs' flows and serve them no more
     Rm(VmRemoveArgs),
     /// List the VMs with their states
@@ -53,6 +53,9 @@ pub(crate) struct VmPutArgs {
     /// The TAP that its VMM has open, or will have [default: the VM's name]
     #[arg(long, value_name = "IF")]
     pub(crate) tap: Option<String>,
+    /// The same TAP as an open descriptor, which this command was started with
+    #[arg(long, value_name = "N", conflicts_with = "tap")]
+    pub(crate) tap_fd: Option<RawFd>,
     /// The guest's MAC: frames from another are dropped [default: any]
     #[arg(long, value_name = "MAC")]
     pub(crate) mac: Option<String>,

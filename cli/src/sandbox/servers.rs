@@ -21,10 +21,11 @@ pub(crate) enum Server {
 /// Confines the calling process for good. `broker`: the parent, whose death ends this process.
 /// `user`: the user that the process becomes.
 pub(crate) fn enter(server: Server, broker: Pid, user: u32) -> Result<(), ConfinementError> {
-    // Descriptors are connections, and a few; the API's event loop is a library's.
+    // Descriptors are connections, and a few; a client of the API may pass one more, and its event
+    // loop is a library's.
     let (descriptors, more) = match server {
         Server::Metrics => (64, Vec::new()),
-        Server::Api => (256, [EPOLL, &[libc::SYS_getsockopt]].concat()),
+        Server::Api => (384, [EPOLL, &[libc::SYS_getsockopt]].concat()),
     };
     let always = CONNECTIONS.iter().chain(&more);
     let filters = Filters::compile(of_a_loop(always))?;

@@ -152,6 +152,15 @@ fn names_for(owner_row: u32) -> impl Iterator<Item = String> {
 
 /// Returns the name of an owner's port in this network namespace, if the descriptor is of its queue.
 fn name_of_port(fd: &File, owner_row: u32) -> Option<String> {
+    let name = name_here(fd)?;
+    let is_owners = names_for(owner_row).any(|its| its == name);
+    let is_it = is_owners && Device::named(&name).is_ok_and(|device| is_port(&device));
+    is_it.then_some(name)
+}
+
+/// Returns the name of the interface that a descriptor of `/dev/net/tun` is a queue of, if it is in
+/// this network namespace. It takes `CAP_NET_ADMIN`.
+pub fn name_here(fd: &impl AsRawFd) -> Option<String> {
     // SAFETY: a struct of integers that only the kernel interprets.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
     // SAFETY: the request with its struct.
@@ -168,10 +177,7 @@ fn name_of_port(fd: &File, owner_row: u32) -> Option<String> {
     let is_here = netns.metadata().ok()?.ino() == netns_inode().ok()?;
     // SAFETY: filled and terminated by the call.
     let name = unsafe { CStr::from_ptr(request.ifr_name.as_ptr()) };
-    let name = name.to_string_lossy().into_owned();
-    let is_owners = names_for(owner_row).any(|its| its == name);
-    let is_it = is_here && is_owners && Device::named(&name).is_ok_and(|device| is_port(&device));
-    is_it.then_some(name)
+    is_here.then(|| name.to_string_lossy().into_owned())
 }
 
 /// Whether a device with such a name was made by [`EnginePort::open`]: no other device has its MTU

@@ -179,6 +179,7 @@ pub(super) fn messages() -> Seeds {
             ApiRequest::PutVm {
                 vm,
                 replaces: Replaces::AnyOf(vec![Version::of(b"a")]),
+                tap: Some(Slot),
             },
         ),
         ("list", ApiRequest::ListVms),

@@ -52,8 +52,12 @@ impl Stand {
         }
     }
 
-    fn socket(&self, name: &str) -> PathBuf {
+    pub(crate) fn socket(&self, name: &str) -> PathBuf {
         self.scratch.path().join(name)
+    }
+
+    pub(crate) fn world(&self) -> &World {
+        &self.world
     }
 
     fn curl(&self, socket: &str, args: &[&str], path: &str) -> Command {

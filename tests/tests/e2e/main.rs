@@ -22,6 +22,7 @@ mod loopback;
 mod names;
 mod namespaces;
 mod observability;
+mod passed_taps;
 mod per_vm;
 mod policy;
 mod processes;
