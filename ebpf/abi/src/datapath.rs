@@ -28,6 +28,7 @@ pub mod handover;
 mod handshake;
 pub mod identity;
 pub mod lookup;
+mod order;
 pub mod packet;
 mod rate;
 pub mod translate;
@@ -57,6 +58,11 @@ pub unsafe trait Maps: Copy {
     /// Entry of `FLOWS`, read by one load. It may be recycled meanwhile, so the slot must be
     /// compared.
     fn flow(self, tuple: &Tuple) -> Option<FlowRef>;
+    /// Inserts an entry of `FLOWS` with `BPF_NOEXIST`. Returns whether it is in the map now. Only
+    /// on an order of the engine.
+    fn insert_flow(self, tuple: &Tuple, flow: FlowRef) -> bool;
+    /// Deletes an entry of `FLOWS` that this run inserted.
+    fn delete_flow(self, tuple: &Tuple);
     /// Element of `SLOTS`, by its index.
     fn slot(self, index: u32) -> Option<SlotRef>;
     /// Element of `SEQUENCES`: the sequence numbers of a slot's connection.
@@ -148,6 +154,8 @@ pub unsafe trait Kernel: Copy {
 
     /// Drops the frame and counts it in a VM's row, or in that of [`NOBODY`].
     fn drop_counted(self, row: u32, reason: DropReason, segments: Segments) -> Self::End;
+    /// Drops the frame without a count: the engine handles the packet itself.
+    fn discard(self) -> Self::End;
     /// Leaves the frame to the host's stack.
     fn pass(self) -> Self::End;
     /// Sends the frame out of a device, with the L2 header it has.

@@ -10,7 +10,10 @@
 //! 0x02 'S'  'G'  ver  code flag vm row(BE)  VM id, or next hop (BE)
 //! ```
 
-use crate::VmRow;
+use crate::{
+    SlotIndex, VmRow,
+    maps::{MAX_CHUNKS, SLOTS_PER_CHUNK},
+};
 
 /// Decoded header of a frame on the engine port.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -22,7 +25,7 @@ pub struct PortHeader {
     /// Row of the VM in `VMS`.
     pub vm_row: u16,
     /// Id of the VM. With [`Command::Emit`] an index into `NEXT_HOPS`; with [`Command::EmitBy`] an
-    /// ifindex.
+    /// ifindex; with [`Command::Open`] an [`Order`].
     pub id: u32,
 }
 
@@ -80,6 +83,46 @@ impl PortHeader {
             vm_row: u16::from_be_bytes([b[6], b[7]]),
             id: u32::from_be_bytes([b[8], b[9], b[10], b[11]]),
         })
+    }
+}
+
+/// Flow that a frame of [`Command::Open`] opens: the index of its slot, and the lower ten bits of
+/// the slot's generation, by which an order that comes too late is recognized.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Order {
+    /// Index of the slot in `SLOTS`.
+    pub slot: u32,
+    generation: u32,
+}
+
+/// Bits of an order that hold the slot's index.
+const SLOT_BITS: u32 = 22;
+const _: () = assert!(1 << SLOT_BITS == MAX_CHUNKS * SLOTS_PER_CHUNK);
+
+impl Order {
+    /// Order to open the flow of a slot in this generation.
+    pub const fn new(slot: SlotIndex, generation: u32) -> Self {
+        Self::decode(slot.get() | generation << SLOT_BITS)
+    }
+
+    /// The order as [`PortHeader::id`].
+    pub const fn encode(self) -> u32 {
+        self.slot | self.generation << SLOT_BITS
+    }
+
+    /// The order of a header's `id`; each number is one.
+    #[inline(always)]
+    pub const fn decode(id: u32) -> Self {
+        Self {
+            slot: id & ((1 << SLOT_BITS) - 1),
+            generation: id >> SLOT_BITS,
+        }
+    }
+
+    /// Whether the order is about this generation of its slot.
+    #[inline(always)]
+    pub const fn is_of(self, generation: u32) -> bool {
+        (generation ^ self.generation) << SLOT_BITS == 0
     }
 }
 
@@ -161,6 +204,11 @@ pub enum Command {
     /// Send the packet unchanged by the uplink whose ifindex is the header's `id`; the kernel
     /// resolves the neighbour.
     EmitBy = 5,
+    /// Insert both tuples of the flow that the header's `id` names, an [`Order`], and then treat
+    /// the packet, the flow's first, as with [`Command::Forward`]. If the order can't be carried
+    /// out, the frame is discarded and not counted: the engine handles the packet itself
+    /// ([`crate::slot::OrderState`]).
+    Open = 6,
 }
 
 impl Command {
@@ -173,6 +221,7 @@ impl Command {
             3 => Self::Deliver,
             4 => Self::Emit,
             5 => Self::EmitBy,
+            6 => Self::Open,
             _ => return None,
         })
     }

@@ -7,6 +7,9 @@
 //! | `Engine` | goes to the engine, which may send it on with [`crate::Command::Forward`] | the owner, to any other |
 //! | `Drop` | is dropped as `Denied` | the owner, to any other |
 //! | `Closing` | goes to the engine | the owner, back to `Fast` (revived) or to `Free` (both tuples deleted) |
+//!
+//! A flow becomes `Fast` in one of two ways. The owner inserts both tuples and sets the verdict; or
+//! it orders this of the program at its port, with the flow's first packet ([`OrderState`]).
 #[cfg(not(target_arch = "bpf"))]
 use core::sync::atomic::{
     AtomicU8,
@@ -58,6 +61,28 @@ impl Verdict {
             Self::Closing => "closing",
         }
     }
+}
+
+/// State of an order to insert a flow's tuples ([`crate::Command::Open`]), while the slot is still
+/// `Free`. It is in the word of [`Slot::connect_us`], which has no other meaning then.
+///
+/// The engine gives the order, and writes the frame. The program at the engine port takes the order
+/// by compare-and-swap, inserts the world's tuple and the guest's, clears the word, and sets the
+/// verdict to `Fast`. After the write the engine reads the outcome. It withdraws an order that was
+/// not taken, by compare-and-swap too: the program never runs for it later. So exactly one of the
+/// two inserts the tuples, even where the kernel runs the program on another CPU, after the write.
+#[derive(Debug)]
+pub struct OrderState;
+
+impl OrderState {
+    /// No order, or one that was carried out.
+    pub const NONE: u32 = 0;
+    /// The engine has given it.
+    pub const GIVEN: u32 = 1;
+    /// The program has taken it.
+    pub const TAKEN: u32 = 2;
+    /// The program could not carry it out, and no tuple of it is left; or the engine withdrew it.
+    pub const FAILED: u32 = 3;
 }
 
 /// Reference to a flow: the value of the map `FLOWS`. It is read and written as one 64-bit word, so
@@ -156,7 +181,8 @@ pub struct Slot {
     /// TCP: sequence number after the peer's FIN, once that FIN was seen.
     pub fin_end_rx: u32,
     /// TCP: time from admission to the SYN-ACK that answered, as the programs saw it, µs; 0 if no
-    /// SYN-ACK was seen, or after more than 71 minutes.
+    /// SYN-ACK was seen, or after more than 71 minutes. In a free slot, the state of an order
+    /// ([`OrderState`]).
     pub connect_us: u32,
 }
 
@@ -236,6 +262,12 @@ handle! {
 }
 
 impl SlotRef {
+    /// State of an order to insert the flow's tuples, while the slot is free: see [`OrderState`].
+    #[inline(always)]
+    pub fn order(&self) -> &AtomicU32 {
+        self.connect_us()
+    }
+
     /// Stores the verdict with release ordering.
     #[inline(always)]
     pub fn set_verdict(&self, verdict: Verdict) {

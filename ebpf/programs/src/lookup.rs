@@ -1,5 +1,5 @@
 //! Access of the datapath to the BPF maps.
-use aya_ebpf::{btf_maps::Array, macros::btf_map};
+use aya_ebpf::{bindings::BPF_NOEXIST, btf_maps::Array, macros::btf_map};
 use slipgate_abi::{
     FlowRef, ForwardKey, ForwardTarget, NextHopRef, OwnerRef, SequencesRef, SlotRef, TapEntry,
     Tuple, VmRef,
@@ -56,6 +56,17 @@ unsafe impl Maps for BpfMaps {
         // SAFETY: `FlowRef` has the word's size and alignment; the element is never unmapped while a
         // program runs, and any word in it is checked by the caller.
         Some(unsafe { core::mem::transmute::<u64, FlowRef>(entry.cast::<u64>().read_volatile()) })
+    }
+
+    #[inline(always)]
+    fn insert_flow(self, tuple: &Tuple, flow: FlowRef) -> bool {
+        FLOWS.insert(tuple, &flow, BPF_NOEXIST.into()).is_ok()
+    }
+
+    #[inline(always)]
+    fn delete_flow(self, tuple: &Tuple) {
+        // A tuple that can't be deleted leads to a free slot: a miss, swept at the next adoption.
+        let _ = FLOWS.remove(tuple);
     }
 
     #[inline(always)]

@@ -9,7 +9,8 @@
 //! | [`engine_port`] | TC ingress of the engine's own TAP | executes the command in the header of the engine's frames |
 //! | [`guard`] | XDP of a guest's TAP | drops frames before the kernel makes an skb |
 //!
-//! Invariants: programs admit no flow (none inserts into a map); a packet is counted once; nothing
+//! Invariants: programs admit no flow (only `engine_port` inserts into `FLOWS`, what the engine has
+//! decided and orders); a packet is counted once; nothing
 //! from L3 up is modified before it is certain that the packet stays in the kernel.
 #![no_std]
 #![no_main]

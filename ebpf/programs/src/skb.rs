@@ -216,6 +216,11 @@ unsafe impl Kernel for Skb {
     }
 
     #[inline(always)]
+    fn discard(self) -> i32 {
+        TC_ACT_SHOT as i32
+    }
+
+    #[inline(always)]
     fn pass(self) -> i32 {
         TC_ACT_UNSPEC
     }

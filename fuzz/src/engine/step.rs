@@ -114,6 +114,8 @@ pub(super) fn perform(rig: &mut Rig, tape: &mut Tape<'_>) {
             let faults = Faults {
                 insert_exists: some(),
                 insert_fails: some(),
+                order_fails: some().into(),
+                orders_lost: 0,
                 remove_fails: some(),
                 map_capacity: 6 * some() as usize,
                 names_capacity: 0,

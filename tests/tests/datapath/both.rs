@@ -44,7 +44,7 @@ pub(crate) const FLOWS: [(SlotIndex, Protocol); 3] = [
 ];
 pub(crate) const GUEST_PORT: u16 = 40_000;
 pub(crate) const NAT_PORT: u16 = 61_001;
-const GENERATION: u32 = 4;
+pub(crate) const GENERATION: u32 = 4;
 
 const SHOT: i32 = 2;
 const REDIRECT: i32 = 7;
@@ -104,6 +104,7 @@ struct FlowCounted {
     tx: Segments,
     rx: Segments,
     has_times: [bool; 3],
+    order: u32,
     fin_ends: [u32; 2],
     sequences: Sequences,
 }
@@ -120,6 +121,8 @@ pub(crate) struct FlowState {
     pub(crate) fin_ends: [u32; 2],
     /// Admitted now; else long ago.
     pub(crate) is_young: bool,
+    /// State of an order to open the flow.
+    pub(crate) order: u32,
     pub(crate) held: Option<Sequences>,
 }
 
@@ -284,6 +287,7 @@ impl Both {
                 created_ns: if state.is_young { monotonic_ns() } else { 1 },
                 fin_end_tx: state.fin_ends[0],
                 fin_end_rx: state.fin_ends[1],
+                connect_us: state.order,
                 ..slot(protocol)
             };
             // SAFETY: a slot that nobody else uses. What is no verdict is written as a number.
@@ -395,7 +399,7 @@ fn went(memory: &mut RefMut<'_, Kernel>, way: Handling) -> Went {
     memory.at_guest.clear();
     memory.at_world.clear();
     match way {
-        Handling::Dropped(_) => Went::Dropped,
+        Handling::Dropped(_) | Handling::Discarded => Went::Dropped,
         Handling::Passed => Went::LeftToTheHost,
         Handling::Fast | Handling::Engine(_) => Went::Sent(memory.last_sent.clone()),
     }
@@ -406,6 +410,8 @@ fn flow_counted(slot: SlotRef, sequences: Sequences) -> FlowCounted {
         |cell: &std::sync::atomic::AtomicU32| cell.load(std::sync::atomic::Ordering::Relaxed);
     let long =
         |cell: &std::sync::atomic::AtomicU64| cell.load(std::sync::atomic::Ordering::Relaxed);
+    // In a free slot the word of the time to connect is the state of an order.
+    let is_live = word(slot.verdict()) != Verdict::Free as u32;
     FlowCounted {
         tcp: word(slot.tcp()),
         tx: Segments {
@@ -419,8 +425,9 @@ fn flow_counted(slot: SlotRef, sequences: Sequences) -> FlowCounted {
         has_times: [
             long(slot.tx_last_ns()) != 0,
             long(slot.rx_last_ns()) != 0,
-            word(slot.connect_us()) != 0,
+            is_live && word(slot.connect_us()) != 0,
         ],
+        order: if is_live { 0 } else { word(slot.order()) },
         fin_ends: [slipgate_abi::Direction::Tx, slipgate_abi::Direction::Rx]
             .map(|direction| word(slot.fin_end(direction))),
         sequences: Sequences {

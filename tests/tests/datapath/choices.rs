@@ -5,8 +5,9 @@ use std::net::{Ipv4Addr, SocketAddrV4};
 use slipgate_abi::{
     Command, NextHop, PortHeader, Protocol, Rate, Sequences, Verdict, Vm, VmRates, VmRef, checksum,
     maps::Owner,
+    portframe::Order,
     sequence::SendSpace,
-    slot::SlotFlags,
+    slot::{OrderState, SlotFlags},
     tcp::{Flags, TcpBits},
     vm::VmFlags,
 };
@@ -167,6 +168,7 @@ fn flow(protocol: Protocol, choices: &mut Choices<'_>) -> FlowState {
             choices.one_of(&[0, SERVER_NEXT, SERVER_NEXT + 1]),
         ],
         is_young: choices.once_in(2),
+        order: choices.mostly(&[OrderState::NONE, OrderState::GIVEN, OrderState::FAILED]),
         held: is_held.then(|| held(choices)),
     }
 }
@@ -391,10 +393,14 @@ fn from_engine(protocol: Protocol, choices: &mut Choices<'_>) -> Vec<u8> {
         true => Command::Deliver,
         false => Command::Forward,
     } as u8;
-    let code = choices.mostly(&[usual, 1, 2, 3, 4, 5, 0, 6]);
+    let code = choices.mostly(&[usual, 6, 1, 2, 3, 4, 5, 0, 7]);
     let id = match code {
         4 => choices.mostly(&[HOP, 0, HOP + 1, u32::MAX]),
         5 => choices.mostly(&[DEVICE, 0]),
+        6 => {
+            let (slot, _) = choices.one_of(&FLOWS);
+            choices.mostly(&[Order::new(slot, GENERATION).encode(), VM, u32::MAX])
+        }
         _ => choices.mostly(&[VM, VM + 1]),
     };
     let header = PortHeader {

@@ -108,7 +108,9 @@ fn the_programs_and_the_in_memory_kernel_agree() {
                 );
                 let key = match way {
                     Handling::Fast | Handling::Passed => format!("{at:?} {way:?}"),
-                    Handling::Engine(_) | Handling::Dropped(_) => format!("{way:?}"),
+                    Handling::Engine(_) | Handling::Dropped(_) | Handling::Discarded => {
+                        format!("{way:?}")
+                    }
                 };
                 *reached_by.borrow_mut().entry(key).or_default() += 1;
             }
@@ -126,6 +128,7 @@ fn the_programs_and_the_in_memory_kernel_agree() {
                     "Uplink Fast",
                     "UplinkWithoutL2 Fast",
                     "EnginePort Fast",
+                    "Discarded",
                 ]
                 .map(Into::into),
             )

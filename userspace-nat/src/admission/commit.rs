@@ -9,7 +9,7 @@ use super::{
 };
 use crate::{
     datapath::Datapath,
-    flow::{NewFlow, OpenError},
+    flow::{Insertion, NewFlow, OpenError},
     inspection::sessions::{Inspected, Kind},
     nat_ports::{Destination, Freed, PortPool},
     packet::{
@@ -57,6 +57,10 @@ pub(super) fn commit_outbound<D: Datapath>(
             Verdict::Engine
         } else {
             Verdict::Fast
+        },
+        insertion: match nat.flows.takes_orders && !is_inspected && !vm.is_captured {
+            true => Insertion::Ordered,
+            false => Insertion::Engine,
         },
     };
     if let Some(refused) = plan.refused {
@@ -197,7 +201,9 @@ impl<D: Datapath> Nat<D> {
             // Its slot may be taken in a second.
             flows.end_unproven(datapath, slot, now_ns);
         }
-        if let Ok(slot) = opened {
+        if let Ok(slot) = opened
+            && !flows.is_ordered(slot)
+        {
             vm.net.stats.tally(Tally::Admitted, 1);
             if vm.is_captured {
                 flows.capture(datapath, slot, true);

@@ -12,7 +12,7 @@ use slipgate_abi::{Direction, Protocol, Refusal, SlotIndex, Tuple, Verdict};
 use super::{Admission, Opener, admit_known, opens, room::Room};
 use crate::{
     datapath::{Datapath, Hop},
-    flow::{NewFlow, OpenError},
+    flow::{Insertion, NewFlow, OpenError},
     nat_ports::{Destination, Freed},
     packet::Packet,
     route::Route,
@@ -128,6 +128,7 @@ fn commit<D: Datapath>(
         isn,
         inbound: true,
         verdict: Verdict::Fast,
+        insertion: Insertion::Engine,
     };
     let (flows, port, id) = (&mut nat.flows, flow.nat_port, vm.net.id);
     flows.ports.mark(to, port, id);

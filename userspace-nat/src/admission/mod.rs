@@ -107,7 +107,10 @@ pub(crate) fn admit_outbound<D: Datapath>(
     let first = FirstPacket { packet, tuple, isn };
     match commit_outbound(nat, rules, inspected, vm, plan, &first, now_ns) {
         Ok(slot) => {
-            journal.flow_started(slot);
+            // An ordered one starts once it is open.
+            if !nat.flows.is_ordered(slot) {
+                journal.flow_started(slot);
+            }
             Admission::Flow { slot }
         }
         Err(refused) => {

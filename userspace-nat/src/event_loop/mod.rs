@@ -261,6 +261,10 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
         self.last_frame_ns = now_ns;
         self.next_credits_ns
             .get_or_insert(now_ns + CREDITS_INTERVAL_NS);
+        // A frame that opens a flow has no VM's id, by which it is observed.
+        let flows = &mut self.core.nat.flows;
+        let takes_orders = flows.takes_orders;
+        flows.takes_orders &= !self.watch.is_on();
         while work > 0 {
             let Some(index) = self.order.next() else {
                 break;
@@ -279,8 +283,17 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
             let cost = (self.core.out.queue.len() - queued).max(1);
             self.order.charge(cost);
             work = work.saturating_sub(cost);
+            let disposition = match disposition {
+                Disposition::Open(slot) => {
+                    let is_accepted = self.port.send(bytes).is_ok();
+                    let core = &mut self.core;
+                    core.written(slot, is_accepted, bytes, &self.poller, now_ns)
+                }
+                other => other,
+            };
             match disposition {
-                Disposition::Send => {
+                Disposition::Sent => self.frames.frames_returned += 1,
+                Disposition::Send | Disposition::Open(_) => {
                     self.frames.frames_returned += 1;
                     if self.watch.is_on() {
                         let Core { nat, vms, .. } = &self.core;
@@ -299,6 +312,9 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
             if self.core.out.queue.is_half_full() {
                 self.write_answers();
             }
+        }
+        if self.watch.is_on() {
+            self.core.nat.flows.takes_orders = takes_orders;
         }
         if !self.core.out.queue.is_empty() {
             self.write_answers();

@@ -19,9 +19,9 @@ use std::{
 };
 
 use slipgate_abi::{
-    DropCounters, FlowRef, Ip4, NameKey, NameValue, NextHop, NextHopRef, OwnerRef, RateLimits,
-    RuleIndex, Sequences, SequencesRef, Slot, SlotIndex, SlotRef, TapEntry, Tuple, Vm, VmCounters,
-    VmId, VmRates, VmRef, VmRow,
+    Command, DropCounters, FlowRef, Ip4, NameKey, NameValue, NextHop, NextHopRef, OwnerRef,
+    RateLimits, RuleIndex, Sequences, SequencesRef, Slot, SlotIndex, SlotRef, TapEntry, Tuple, Vm,
+    VmCounters, VmId, VmRates, VmRef, VmRow,
     datapath::fragment_table::{Fragment, PLACES},
     maps::{self, Chunk, MAX_NEXT_HOPS, MAX_OWNERS, MAX_VMS, SLOTS_PER_CHUNK},
     rate::RateRef,
@@ -30,7 +30,7 @@ use slipgate_abi::{
 
 use crate::{
     clock::Clock,
-    port::{Batch, FrameIo},
+    port::{Batch, Frame, FrameIo},
     stats::VmStats,
 };
 use slipgate_policy::Described;
@@ -79,7 +79,7 @@ impl<T> Drop for Shared<T> {
 }
 
 /// Faults to inject.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Faults {
     /// Number of further insertions that find the tuple in use.
     pub insert_exists: u32,
@@ -87,6 +87,10 @@ pub struct Faults {
     pub insert_fails: u32,
     /// Number of further deletions that fail with EIO.
     pub remove_fails: u32,
+    /// Number of further insertions by the program, on an order, that fail.
+    pub order_fails: Cell<u32>,
+    /// Number of further orders for which the program does not run, though they are written.
+    pub orders_lost: u32,
     /// Most entries of `FLOWS`; 0 for no limit.
     pub map_capacity: usize,
     /// Most entries of `NAMES`; 0 for as many as the kernel's map has.
@@ -117,6 +121,8 @@ pub struct Kernel {
     pub owners: u64,
     /// Contents of the map `FLOWS`.
     pub flows: HashMap<Tuple, FlowRef>,
+    /// Entries that a running program has inserted into `FLOWS`.
+    ordered: RefCell<Vec<(Tuple, FlowRef)>>,
     /// Contents of the map `NAMES`.
     pub names: HashMap<NameKey, NameValue>,
     /// Contents of the map `RULES`.
@@ -154,6 +160,8 @@ pub struct Kernel {
     pub last_sent: Vec<u8>,
     /// Frame that was last written to the port.
     pub last_written: Vec<u8>,
+    /// The last frame with an order for which no program ran.
+    pub lost_order: Vec<u8>,
     /// Number of times that engines examined a slot.
     pub slots_looked_at: Cell<u64>,
 }
@@ -177,6 +185,7 @@ impl Kernel {
             chunks: vec![Chunk(0); (slots / SLOTS_PER_CHUNK) as usize],
             owners: 0,
             flows: HashMap::new(),
+            ordered: RefCell::default(),
             names: HashMap::new(),
             rules: HashMap::new(),
             forwards: HashMap::new(),
@@ -195,6 +204,7 @@ impl Kernel {
             remove_failed: false,
             last_sent: Vec::new(),
             last_written: Vec::new(),
+            lost_order: Vec::new(),
             slots_looked_at: Cell::new(0),
         }))
     }
@@ -366,7 +376,12 @@ impl FrameIo for FakePort {
         if Kernel::take_fault(&mut kernel.faults.port_refuses) {
             return Err(io::ErrorKind::WouldBlock.into());
         }
-        if !kernel.faults.port_ignores {
+        let is_order =
+            Frame::parse(frame).is_some_and(|frame| frame.header.code == Command::Open as u8);
+        let is_lost = is_order && Kernel::take_fault(&mut kernel.faults.orders_lost);
+        if is_lost {
+            frame.clone_into(&mut kernel.lost_order);
+        } else if !kernel.faults.port_ignores {
             frame.clone_into(&mut kernel.last_written);
             kernel.engine_port(frame);
         }

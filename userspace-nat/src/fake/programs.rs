@@ -32,6 +32,8 @@ pub enum Handling {
     Engine(Handover),
     /// The programs dropped and counted it.
     Dropped(DropReason),
+    /// The programs dropped it without a count.
+    Discarded,
     /// The programs left it to the host.
     Passed,
 }
@@ -103,6 +105,8 @@ impl Kernel {
     pub fn engine_sends_frame(&mut self, vnet: VirtioNetHdr, frame: &[u8]) -> Handling {
         let frame = Frame::new(vnet, ENGINE_PORT, ether_type(frame), frame);
         let end = engine_port::run(self.run(&frame));
+        let inserted = self.ordered.take();
+        self.flows.extend(inserted);
         self.finish(end, &frame)
     }
 
@@ -139,6 +143,7 @@ impl Kernel {
                 self.dropped += 1;
                 return Handling::Dropped(reason);
             }
+            End::Discarded => return Handling::Discarded,
             End::Passed => return Handling::Passed,
             End::Redirected(to) => to,
         };

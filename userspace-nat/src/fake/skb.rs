@@ -86,6 +86,7 @@ impl Frame {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum End {
     Dropped(DropReason),
+    Discarded,
     Passed,
     Redirected(u32),
 }
@@ -117,6 +118,29 @@ unsafe impl datapath::Maps for &Kernel {
 
     fn flow(self, tuple: &Tuple) -> Option<FlowRef> {
         self.flows.get(tuple).copied()
+    }
+
+    fn insert_flow(self, tuple: &Tuple, flow: FlowRef) -> bool {
+        let mut ordered = self.ordered.borrow_mut();
+        let fails = self.faults.order_fails.get();
+        self.faults.order_fails.set(fails.saturating_sub(1));
+        let capacity = self.faults.map_capacity;
+        let is_full = capacity != 0 && self.flows.len() + ordered.len() >= capacity;
+        let is_taken = self.flows.contains_key(tuple) || ordered.iter().any(|(t, _)| t == tuple);
+        if fails > 0 || is_full || is_taken {
+            return false;
+        }
+        let world = self.slot(flow.index()).world_tuple();
+        assert!(
+            tuple.scope == Tuple::WORLD || ordered.contains(&(world, flow)),
+            "the guest's packets would go out before the answers are known: the host would reset them"
+        );
+        ordered.push((*tuple, flow));
+        true
+    }
+
+    fn delete_flow(self, tuple: &Tuple) {
+        self.ordered.borrow_mut().retain(|(t, _)| t != tuple);
     }
 
     fn slot(self, index: u32) -> Option<SlotRef> {
@@ -265,6 +289,10 @@ unsafe impl<'k> datapath::Kernel for Run<'k> {
             self.kernel.stats(row as u16).dropped(reason, segments);
         }
         End::Dropped(reason)
+    }
+
+    fn discard(self) -> End {
+        End::Discarded
     }
 
     fn pass(self) -> End {

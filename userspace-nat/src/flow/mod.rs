@@ -16,8 +16,10 @@
 //! The grace ([`CLOSING_GRACE_NS`](slipgate_abi::timeout::CLOSING_GRACE_NS)) outlasts any program
 //! that read the verdict before it changed, so the counts read after it are final.
 //!
-//! Opening is in this order: slot filled, world tuple, guest tuple, verdict. A crash at any point
-//! leaves what [`adopt`] can tell apart: a free slot's tuples are dangling, a closing slot without
+//! Opening is in this order: slot filled, world tuple, guest tuple, verdict. The last three are the
+//! engine's, or the program's at its port, on the engine's order: with the frame of the first packet,
+//! which saves two system calls ([`Insertion`]). If the program can't carry the order out, the flow
+//! is gone and its first packet is handled again, now by system calls. A crash at any point leaves what [`adopt`] can tell apart: a free slot's tuples are dangling, a closing slot without
 //! tuples is to be recorded if its id is not in the log's tail.
 use std::collections::VecDeque;
 
@@ -47,7 +49,7 @@ pub(crate) use end::ENDS_AT_ONCE;
 pub(crate) use end::last_seen_ns;
 pub use end::{EndReason, Ended};
 pub use give_way::{GivingWay, PortSearch};
-pub use open::{NewFlow, OpenError};
+pub use open::{Insertion, NewFlow, OpenError};
 pub use table::{Entry, State};
 
 use slots::SlotPool;
@@ -73,6 +75,10 @@ pub struct Flows {
     scan: gc::Scan,
     /// Number of VMs among which slots and ports are shared.
     vms: usize,
+    /// Flow whose insertion is ordered, until its first packet is written.
+    ordered: Option<SlotIndex>,
+    /// Whether insertions may be ordered of the program at the port.
+    pub(crate) takes_orders: bool,
 }
 
 impl Flows {
@@ -89,6 +95,8 @@ impl Flows {
             next_end_id: 0,
             scan: gc::Scan::default(),
             vms: 1,
+            ordered: None,
+            takes_orders: true,
         }
     }
 

@@ -3,16 +3,20 @@
     unsafe_code,
     reason = "fills a mapped slot in while nobody else reads it"
 )]
-use std::sync::atomic::Ordering::{Relaxed, Release};
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 use slipgate_abi::{
     Direction, FlowRef, IfIndex, Ip4, Protocol, RuleIndex, SlotIndex, Tuple, Verdict, VmRow,
-    slot::SlotFlags,
+    portframe::Order,
+    slot::{OrderState, SlotFlags},
 };
 use thiserror::Error;
 
 use super::{Entry, Flows, table::Marks};
-use crate::datapath::{Datapath, InsertError};
+use crate::{
+    datapath::{Datapath, InsertError, Tables},
+    nat_ports::Freed,
+};
 
 /// A flow to be opened, with all that was decided about it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -40,6 +44,18 @@ pub struct NewFlow {
     /// `Engine` when an inspect rule admitted the flow, and each packet comes to the engine until
     /// [`Flows::release`]; otherwise `Fast`.
     pub verdict: Verdict,
+    /// Who inserts the tuples.
+    pub insertion: Insertion,
+}
+
+/// Who inserts a flow's tuples into `FLOWS`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Insertion {
+    /// The engine, by system calls: the flow is open at once.
+    Engine,
+    /// The program at the port, with the flow's first packet: the flow is open once
+    /// [`Flows::is_open`] says so. Only for flows of a guest that are `Fast`.
+    Ordered,
 }
 
 /// Reason why a flow was not opened. No state of it is left.
@@ -63,7 +79,8 @@ pub enum OpenError {
 }
 
 impl Flows {
-    /// Opens a flow: on success its packets are translated from now on. Returns its slot.
+    /// Opens a flow: on success its packets are translated from now on, unless its insertion is
+    /// ordered. Returns its slot.
     ///
     /// # Errors
     /// When no slot is free, a tuple is taken, the map is full, or the kernel refuses.
@@ -76,12 +93,22 @@ impl Flows {
         let share = (self.slots_of(flow.vm_row).len(), self.vms);
         let slot = self.slots.take(datapath, share, now_ns);
         let slot = slot.ok_or(OpenError::NoSlot)?;
+        let is_ordered = flow.insertion == Insertion::Ordered;
         let generation = fill(datapath, slot, flow, now_ns);
         let marks = Marks::NONE
             .with(Marks::FROM_WORLD, flow.inbound)
             .with(Marks::HELD, flow.verdict == Verdict::Engine);
         let (nat, port, row) = (flow.nat, flow.nat_port, flow.vm_row);
         let entry = Entry::live(flow.guest, nat, port, row, generation, marks);
+        if is_ordered {
+            datapath
+                .slot(slot)
+                .order()
+                .store(OrderState::GIVEN, Release);
+            self.table.insert(slot, entry);
+            self.ordered = Some(slot);
+            return Ok(slot);
+        }
         let reference = FlowRef::new(slot, generation);
         if let Err(error) = datapath.insert_noexist(&entry.world(), reference) {
             self.slots.put_back(slot);
@@ -98,6 +125,74 @@ impl Flows {
         self.table.insert(slot, entry);
         self.await_proof(datapath, slot);
         Ok(SlotIndex::new(slot.get()))
+    }
+
+    /// Returns the flow whose insertion is ordered since the last call, with the order for the
+    /// frame of its first packet.
+    pub(crate) fn take_ordered(&mut self, tables: &impl Tables) -> Option<(SlotIndex, Order)> {
+        let slot = self.ordered.take()?;
+        let generation = tables.slot(slot).generation().load(Relaxed);
+        Some((slot, Order::new(slot, generation)))
+    }
+
+    /// Whether a flow's insertion is ordered, and its first packet not yet written.
+    pub(crate) fn is_ordered(&self, slot: SlotIndex) -> bool {
+        self.ordered == Some(slot)
+    }
+
+    /// Whether the flow is open for which an order was written. If not, the order is withdrawn and
+    /// the flow is gone, with all that it held. If the port accepted the frame and the program did
+    /// not even run, no more orders are given: the kernel runs it after the write returns, on
+    /// another CPU (RPS).
+    pub(crate) fn is_open(
+        &mut self,
+        datapath: &mut impl Datapath,
+        slot: SlotIndex,
+        is_accepted: bool,
+        now_ns: u64,
+    ) -> bool {
+        let live = datapath.slot(slot);
+        let order = live.order();
+        let is_taken = |state: u32| state == OrderState::TAKEN;
+        let withdraw = || {
+            let (from, to) = (OrderState::GIVEN, OrderState::FAILED);
+            order.compare_exchange(from, to, Acquire, Acquire)
+        };
+        match withdraw() {
+            Ok(_) => self.takes_orders &= !is_accepted,
+            Err(_) => {
+                // It runs on another CPU at this moment, without being interrupted.
+                while is_taken(order.load(Acquire)) {
+                    std::hint::spin_loop();
+                }
+            }
+        }
+        if live.verdict().load(Acquire) == Verdict::Fast as u32 {
+            return true;
+        }
+        order.store(OrderState::NONE, Relaxed);
+        self.forget_unopened(slot, now_ns);
+        false
+    }
+
+    /// Takes an order back whose frame was not written. The flow is gone.
+    pub(crate) fn withdraw(&mut self, tables: &impl Tables, slot: SlotIndex, now_ns: u64) {
+        self.ordered = None;
+        tables.slot(slot).order().store(OrderState::NONE, Relaxed);
+        self.forget_unopened(slot, now_ns);
+    }
+
+    /// Removes a flow that was not opened. Nothing is recorded of it.
+    fn forget_unopened(&mut self, slot: SlotIndex, now_ns: u64) {
+        let Some(entry) = self.entry(slot).copied() else {
+            return;
+        };
+        // Another process may have the tuple: not again before it would have ended.
+        let (to, port) = (entry.destination(), entry.nat_port);
+        self.ports.free(to, port, entry.vm(), Freed::Taken, now_ns);
+        self.table.unlink(slot);
+        self.table.remove(slot);
+        self.slots.release(slot, now_ns);
     }
 }
 

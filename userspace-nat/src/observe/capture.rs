@@ -269,7 +269,7 @@ impl Captures {
                 self.take(flows, vms, &frame, (&copy, false), || Some(slot), at);
                 self.copy = copy;
             }
-            Some(Command::Forward | Command::Emit | Command::EmitBy) | None => {}
+            Some(Command::Forward | Command::Emit | Command::EmitBy | Command::Open) | None => {}
         }
     }
 

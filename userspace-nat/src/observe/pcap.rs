@@ -152,6 +152,7 @@ fn command(code: u8) -> (Link, &'static str) {
     match Command::from_u8(code) {
         Some(Command::ToGuest) => (Link::Guest, TO_GUEST),
         Some(Command::Forward) => (Link::Guest, "translate and send"),
+        Some(Command::Open) => (Link::Guest, "open, translate and send"),
         Some(Command::Deliver) => (Link::Uplink, "translate and deliver"),
         Some(Command::Emit | Command::EmitBy) => (Link::Uplink, "to the world"),
         None => (Link::Uplink, "?"),

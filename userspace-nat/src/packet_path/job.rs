@@ -1,5 +1,5 @@
 //! A frame in processing, and its outcome.
-use slipgate_abi::{Command, DropReason, segment};
+use slipgate_abi::{Command, DropReason, SlotIndex, segment};
 
 use crate::{
     packet::{Ipv4, Packet, Transport},
@@ -13,6 +13,11 @@ use crate::{
 pub enum Disposition {
     /// The header was rewritten, and the frame is to be written to the port.
     Send,
+    /// The same, and the frame orders the insertion of this flow's tuples. After it is written,
+    /// [`Core::written`](crate::state::Core::written) has to be called.
+    Open(SlotIndex),
+    /// The frame was written already.
+    Sent,
     /// The frame was dropped and counted.
     Dropped(DropReason),
     /// A service or the engine consumed the frame.

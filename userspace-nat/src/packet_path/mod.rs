@@ -73,12 +73,78 @@ impl<D: Datapath> Core<D> {
                 Disposition::Dropped(reason)
             }
             Finish::Command { code, change } => {
-                let header = command(code, row, id.get());
-                bytes[PORT_HEADER_AT..PORT_HEADER_AT + PortHeader::LEN]
-                    .copy_from_slice(&header.encode());
                 if let Some(change) = change {
                     change.apply(bytes);
                 }
+                let Nat {
+                    flows, datapath, ..
+                } = &mut self.nat;
+                match flows.take_ordered(datapath) {
+                    Some((slot, order)) => {
+                        put_header(bytes, command(Command::Open, row, order.encode()));
+                        Disposition::Open(slot)
+                    }
+                    None => {
+                        put_header(bytes, command(code, row, id.get()));
+                        Disposition::Send
+                    }
+                }
+            }
+        };
+        self.vms.put(vm);
+        disposition
+    }
+
+    /// Finds out whether a flow is open, after the frame was written that ordered it, and the port
+    /// accepted it or not. If not, the packet is handled again, and its flow opened by system calls. Returns what is to be done
+    /// with the frame.
+    pub(crate) fn written(
+        &mut self,
+        slot: SlotIndex,
+        is_accepted: bool,
+        bytes: &mut [u8],
+        poller: &Poller,
+        now_ns: u64,
+    ) -> Disposition {
+        let Nat {
+            flows, datapath, ..
+        } = &mut self.nat;
+        let row = datapath.slot(slot).row();
+        if flows.is_open(datapath, slot, is_accepted, now_ns) {
+            if let Some(vm) = self.vms.get(row) {
+                vm.net.stats.tally(Tally::Admitted, 1);
+            }
+            self.journal.flow_started(slot);
+            return Disposition::Sent;
+        }
+        let id = datapath.slot(slot).id();
+        let (Some(frame), Some(mut vm)) = (Frame::parse(bytes), self.vms.take(row, id)) else {
+            return Disposition::Dropped(DropReason::StaleVm);
+        };
+        let segments = segments_of(&frame).unwrap_or(single(frame.l3.len()));
+        let finish = match read(frame) {
+            Ok(packet) => {
+                let job = Job {
+                    frame,
+                    packet,
+                    poller,
+                    now_ns,
+                };
+                self.outbound_by_engine(&mut vm, job)
+            }
+            Err(unread) => Finish::Drop(unread.reason()),
+        };
+        let disposition = match finish {
+            Finish::Dispose(disposition) => disposition,
+            Finish::Drop(reason) => {
+                vm.net.stats.dropped(reason, segments);
+                Disposition::Dropped(reason)
+            }
+            Finish::Command { code, change } => {
+                if let Some(change) = change {
+                    change.apply(bytes);
+                }
+                put_header(bytes, command(code, row, id.get()));
                 Disposition::Send
             }
         };
@@ -245,6 +311,14 @@ impl<D: Datapath> Core<D> {
         }
     }
 
+    /// Handles a guest's packet whose flow, if it opens one, is opened by system calls.
+    fn outbound_by_engine(&mut self, vm: &mut VmState, job: Job<'_>) -> Finish {
+        let takes_orders = std::mem::replace(&mut self.nat.flows.takes_orders, false);
+        let finish = self.outbound(vm, job);
+        self.nat.flows.takes_orders = takes_orders;
+        finish
+    }
+
     /// Counts a flow that is refused, and answers its guest.
     pub(crate) fn refused(&mut self, vm: &mut VmState, job: &Job<'_>, refusal: Refusal) -> Finish {
         vm.net.stats.refused(refusal);
@@ -270,6 +344,11 @@ impl<D: Datapath> Core<D> {
         // The kernel drops a returned packet that is too large: its sender must be informed before.
         if job.largest() > self.nat.uplink_mtu(slot) {
             let (nat, out) = (&mut self.nat, &mut self.out);
+            // No frame of it as it is goes to the port, which could open the flow.
+            if nat.flows.is_ordered(slot) {
+                nat.flows.withdraw(&nat.datapath, slot, job.now_ns);
+                return self.outbound_by_engine(vm, job);
+            }
             return done(nat.too_big_from_guest(vm, job, slot, out));
         }
         return_to_kernel(&self.nat, vm, job, Command::Forward, slot)
@@ -360,6 +439,10 @@ fn return_to_kernel<D: Datapath>(
         None => None,
     };
     Finish::Command { code, change }
+}
+
+fn put_header(bytes: &mut [u8], header: PortHeader) {
+    bytes[PORT_HEADER_AT..PORT_HEADER_AT + PortHeader::LEN].copy_from_slice(&header.encode());
 }
 
 fn is_dhcp(packet: &Packet<'_>) -> bool {

@@ -5,11 +5,11 @@ use super::{
     egress_path::path_by,
     guest_egress::send_to_world,
     identity::guest_macs,
-    lookup,
+    lookup, order,
     packet::{ETHERNET_LEN, Ethernet, Macs, Packet, ether_type},
     uplink_ingress::send_to_guest,
 };
-use crate::{Command, DropReason, PortHeader, VmRef, cell::load32, vm::VmFlags};
+use crate::{Command, DropReason, PortHeader, VmRef, cell::load32, portframe::Order, vm::VmFlags};
 
 /// Processes a frame that arrived by the engine port.
 #[inline(always)]
@@ -26,6 +26,7 @@ pub fn run<K: Kernel>(kernel: K) -> K::End {
     match Command::from_u8(header.code) {
         Some(Command::Emit) => emit(kernel, row, header.id),
         Some(Command::EmitBy) => emit_by(kernel, row, header.id),
+        Some(Command::Open) => open(kernel, row, Order::decode(header.id)),
         Some(command) => {
             let Some(vm) = kernel.maps().vm(row, header.id) else {
                 return drop_frame::<K, ETHERNET_LEN>(kernel, NOBODY, DropReason::StaleVm);
@@ -41,6 +42,29 @@ pub fn run<K: Kernel>(kernel: K) -> K::End {
             translated(kernel, row, header.id, flags, forward)
         }
         None => drop_frame::<K, ETHERNET_LEN>(kernel, NOBODY, DropReason::BadCommand),
+    }
+}
+
+/// Opens a flow, and sends its first packet.
+#[inline(always)]
+fn open<K: Kernel>(kernel: K, row: u32, order: Order) -> K::End {
+    // The engine finds out itself what keeps the flow from being opened.
+    let Some(vm) = kernel.maps().vm_row(row) else {
+        return kernel.discard();
+    };
+    let (id, flags) = (load32(vm.id()), load32(vm.flags()));
+    if id == 0 || flags & VmFlags::FROZEN != 0 || kernel.ether_type() != ether_type::IPV4 {
+        return kernel.discard();
+    }
+    let Ok(mut packet) = Packet::parse_network::<K, ETHERNET_LEN>(kernel) else {
+        return kernel.discard();
+    };
+    if packet.parse_transport::<K, ETHERNET_LEN>(kernel).is_err() {
+        return kernel.discard();
+    }
+    match order::open(kernel.maps(), id, order, &packet) {
+        Some(flow) => send_to_world::<K, true>(kernel, row, flags, &packet, flow),
+        None => kernel.discard(),
     }
 }
 

@@ -24,10 +24,10 @@ fn flow_of<M: Maps>(maps: M, tuple: &Tuple) -> Option<Flow> {
     (load32(slot.generation()) == generation).then_some(Flow { slot, index })
 }
 
-/// The flow of a packet from a VM; `None` if it has none.
+/// Tuple of a packet from a VM on the guest's link.
 #[inline(always)]
-pub(super) fn guest_flow<M: Maps>(maps: M, vm: u32, packet: &Packet) -> Option<Flow> {
-    let tuple = Tuple {
+pub(super) fn guest_tuple(vm: u32, packet: &Packet) -> Tuple {
+    Tuple {
         scope: vm,
         local: packet.source,
         remote: packet.destination,
@@ -39,7 +39,13 @@ pub(super) fn guest_flow<M: Maps>(maps: M, vm: u32, packet: &Packet) -> Option<F
         },
         protocol: packet.protocol,
         pad: [0; 3],
-    };
+    }
+}
+
+/// The flow of a packet from a VM; `None` if it has none.
+#[inline(always)]
+pub(super) fn guest_flow<M: Maps>(maps: M, vm: u32, packet: &Packet) -> Option<Flow> {
+    let tuple = guest_tuple(vm, packet);
     let flow = flow_of(maps, &tuple)?;
     (flow.slot.guest_tuple() == tuple).then_some(flow)
 }

@@ -1,5 +1,10 @@
 //! Frames from the engine, with valid and invalid headers.
-use slipgate_abi::{Command, DropReason, PortHeader, Protocol, Verdict};
+use std::sync::atomic::Ordering::Relaxed;
+
+use slipgate_abi::{
+    Command, DropReason, FlowRef, PortHeader, Protocol, SlotIndex, Verdict, Vm, portframe::Order,
+    slot::OrderState, tcp::TcpBits, vm::VmFlags,
+};
 
 use crate::{datapath::*, frame::*, loaded};
 
@@ -43,6 +48,180 @@ fn forward_is_translated_whatever_the_verdict_but_drop() {
         assert_eq!((run.action, run.frame), (REDIRECT, expected.bytes()));
         assert_eq!(datapath.slots.get(9).tx_packets, 1);
         assert_eq!(datapath.tally(), 1);
+    }
+}
+
+/// A slot that the engine has filled, with its order to open the flow in this state.
+fn ordered(datapath: &mut Datapath, state: u32) -> Order {
+    let slot = datapath.admit(Flow {
+        tcp: 0,
+        verdict: Verdict::Free,
+        ..Flow::new(Protocol::Tcp)
+    });
+    let mut flows = datapath.flows();
+    for tuple in [slot.guest_tuple(), slot.world_tuple()] {
+        flows.remove(&tuple).expect("inserted just now");
+    }
+    slot.order().store(state, Relaxed);
+    Order::new(SlotIndex::new(9), slot.generation().load(Relaxed))
+}
+
+fn first_packet() -> Frame {
+    Frame {
+        tcp_flags: 2,
+        sequence: ISN,
+        ..Frame::tx(Protocol::Tcp)
+    }
+}
+
+#[test]
+fn an_order_opens_the_flow_and_sends_its_first_packet() {
+    let mut datapath = loaded!();
+    let order = ordered(&mut datapath, OrderState::GIVEN);
+    let frame = first_packet();
+    let written = command(Command::Open, order.encode(), &frame);
+    let run = datapath.run(PORT, &written);
+    let expected = Frame {
+        destination_mac: ROUTER_MAC,
+        source_mac: UPLINK_MAC,
+        source: NAT,
+        source_port: 61_001,
+        ttl: 63,
+        ..frame
+    };
+    assert_eq!((run.action, run.frame), (REDIRECT, expected.bytes()));
+    let slot = datapath.slots.get(9);
+    assert_eq!(
+        (slot.verdict, slot.connect_us),
+        (Verdict::Fast, OrderState::NONE)
+    );
+    assert_eq!((slot.tx_packets, slot.tcp), (1, TcpBits::SYN_TX));
+    assert_eq!(datapath.tally(), 1);
+    let live = datapath.slot(9);
+    let reference = FlowRef::new(SlotIndex::new(9), slot.generation);
+    for tuple in [live.guest_tuple(), live.world_tuple()] {
+        assert_eq!(
+            datapath.flows().get(&tuple, 0).expect("inserted"),
+            reference
+        );
+    }
+    // The same frame again is no order any more, whatever the slot is then.
+    let again = datapath.run(PORT, &written);
+    assert_eq!(again.action, SHOT);
+    assert_eq!(datapath.slots.get(9).tx_packets, 1);
+}
+
+#[test]
+fn an_order_that_can_not_be_carried_out_changes_nothing_but_its_state() {
+    let other = FlowRef::new(SlotIndex::new(3), 1);
+    let taken = |world: bool| {
+        move |datapath: &mut Datapath| {
+            let slot = datapath.slot(9);
+            let tuple = if world {
+                slot.world_tuple()
+            } else {
+                slot.guest_tuple()
+            };
+            datapath
+                .flows()
+                .insert(tuple, other, 1)
+                .expect("a free tuple");
+        }
+    };
+    let frozen = |datapath: &mut Datapath| {
+        datapath.vms.set(
+            ROW,
+            Vm {
+                flags: VmFlags::FROZEN,
+                ..vm()
+            },
+        );
+    };
+    let (given, failed) = (OrderState::GIVEN, OrderState::FAILED);
+    type Prepare<'p> = &'p dyn Fn(&mut Datapath);
+    type Change = fn(Order) -> Order;
+    /// What it is, the order's state, preparation, change of the order, port, state afterwards.
+    type Case<'p> = (&'static str, u32, Prepare<'p>, Change, u16, u32);
+    let nothing: Prepare = &|_| {};
+    let later = |order: Order| Order::new(SlotIndex::new(order.slot), 7);
+    let same = |order: Order| order;
+    let cases: [Case<'_>; 8] = [
+        (
+            "the world's tuple is taken",
+            given,
+            &taken(true),
+            same,
+            443,
+            failed,
+        ),
+        (
+            "the guest's tuple is taken",
+            given,
+            &taken(false),
+            same,
+            443,
+            failed,
+        ),
+        (
+            "a packet of another flow",
+            given,
+            nothing,
+            same,
+            444,
+            failed,
+        ),
+        (
+            "an order of another generation",
+            given,
+            nothing,
+            later,
+            443,
+            given,
+        ),
+        ("a frozen VM", given, &frozen, same, 443, given),
+        (
+            "no order",
+            OrderState::NONE,
+            nothing,
+            same,
+            443,
+            OrderState::NONE,
+        ),
+        (
+            "a taken order",
+            OrderState::TAKEN,
+            nothing,
+            same,
+            443,
+            OrderState::TAKEN,
+        ),
+        ("a withdrawn order", failed, nothing, same, 443, failed),
+    ];
+    for (what, state, prepare, change, port, left) in cases {
+        let mut datapath = loaded!();
+        let order = change(ordered(&mut datapath, state));
+        prepare(&mut datapath);
+        let frame = Frame {
+            destination_port: port,
+            ..first_packet()
+        };
+        let run = datapath.run(PORT, &command(Command::Open, order.encode(), &frame));
+        assert_eq!(run.action, SHOT, "{what}");
+        assert_eq!(datapath.tally(), 0, "{what}: the engine counts the packet");
+        let slot = datapath.slots.get(9);
+        assert_eq!(
+            (slot.verdict, slot.connect_us),
+            (Verdict::Free, left),
+            "{what}"
+        );
+        let live = datapath.slot(9);
+        for tuple in [live.guest_tuple(), live.world_tuple()] {
+            let found = datapath.flows().get(&tuple, 0).ok();
+            assert!(
+                found.is_none_or(|found| found == other),
+                "{what}: {tuple:?}"
+            );
+        }
     }
 }
 
@@ -229,7 +408,7 @@ fn frames_that_are_not_the_engines_are_dropped() {
         frame[at] ^= 0x40;
         datapath.expect_drop(PORT, &frame, 0, DropReason::BadCommand);
     }
-    for code in [0, 6, 255] {
+    for code in [0, 7, 255] {
         let datapath = loaded!();
         let header = PortHeader {
             code,

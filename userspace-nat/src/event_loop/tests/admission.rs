@@ -3,7 +3,12 @@ use std::sync::atomic::Ordering::Relaxed;
 use slipgate_abi::{DropReason, Handover, Refusal, RuleIndex, VmId, VmRow, tcp::Flags};
 
 use super::rig::*;
-use crate::{clock::SECOND_NS, port::VirtioNetHdr, state::Forward};
+use crate::{
+    clock::SECOND_NS,
+    fake::Faults,
+    port::{VNET_LEN, VirtioNetHdr},
+    state::Forward,
+};
 use slipgate_policy::{Action, Rule};
 
 fn rule(action: Action, pattern: &str) -> Rule {
@@ -309,6 +314,7 @@ fn the_kernel_s_refusals_leave_nothing_behind() {
     for skip in 0..2 {
         let mut faults = crate::fake::Faults::default();
         if skip == 0 {
+            faults.order_fails.set(1);
             faults.insert_fails = 1;
         } else {
             faults.map_capacity = 1;
@@ -327,9 +333,56 @@ fn the_kernel_s_refusals_leave_nothing_behind() {
 #[test]
 fn a_translated_tuple_of_another_process_is_passed_over() {
     let mut rig = Rig::new();
+    rig.kernel.borrow_mut().faults.order_fails.set(1);
     rig.kernel.borrow_mut().faults.insert_exists = 3;
     rig.connect(40_000, 7);
     rig.assert_paired();
+}
+
+/// A guest's SYN, for which an order fails in the given way: the flow is open all the same, and
+/// everything is counted once.
+fn order_that_fails(fail: impl FnOnce(&mut Faults)) -> Rig {
+    let mut rig = Rig::new();
+    fail(&mut rig.kernel.borrow_mut().faults);
+    rig.guest(1, &syn((GUEST, 40_000), SERVER, 7));
+    assert_eq!(rig.at_world().len(), 1);
+    assert_eq!(rig.flows(), 1);
+    rig.assert_paired();
+    assert_eq!(rig.kernel.borrow().stats(1).snapshot().0.admitted, 1);
+    assert_eq!(rig.kernel.borrow().dropped, 0);
+    let packets = {
+        let kernel = rig.kernel.borrow();
+        let flow = kernel.flows.values().next().unwrap();
+        kernel.slot(flow.index()).tx_packets().load(Relaxed)
+    };
+    assert_eq!(packets, 1);
+    // A retransmission is translated in the kernel.
+    let again = rig.guest(1, &syn((GUEST, 40_000), SERVER, 7));
+    assert_eq!(again, Handling::Fast);
+    rig
+}
+
+#[test]
+fn a_flow_that_the_program_can_not_open_is_opened_by_the_engine() {
+    let mut rig = order_that_fails(|faults| faults.order_fails.set(1));
+    assert!(rig.tell(|engine| engine.core.nat.flows.takes_orders));
+    // The port does not take the order, but the packet.
+    order_that_fails(|faults| faults.port_refuses = 1);
+}
+
+#[test]
+fn an_order_that_is_not_run_at_once_is_withdrawn_for_good() {
+    let mut rig = order_that_fails(|faults| faults.orders_lost = 1);
+    assert!(!rig.tell(|engine| engine.core.nat.flows.takes_orders));
+    // Run late, it does nothing.
+    let flows = rig.kernel.borrow().flows.clone();
+    let frame = rig.kernel.borrow().lost_order[VNET_LEN..].to_vec();
+    let mut kernel = rig.kernel.borrow_mut();
+    let late = kernel.engine_sends_frame(VirtioNetHdr::default(), &frame);
+    assert_eq!(late, Handling::Discarded);
+    assert_eq!(kernel.flows, flows);
+    // The retransmission only.
+    assert_eq!(kernel.at_world.len(), 1);
 }
 
 #[test]

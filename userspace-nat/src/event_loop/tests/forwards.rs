@@ -15,7 +15,7 @@ use crate::{
     clock::{MILLISECOND_NS, SECOND_NS},
     control::ForwardChange,
     datapath::Tables as _,
-    flow::NewFlow,
+    flow::{Insertion, NewFlow},
     port::VirtioNetHdr,
     relay::{self, Standing},
     state::Forward,
@@ -103,6 +103,7 @@ fn a_predecessors_flow_of_loopback_ends() {
             isn: 5,
             inbound,
             verdict: Verdict::Fast,
+            insertion: Insertion::Engine,
         };
         let now_ns = rig.kernel.borrow().now_ns;
         core.nat

@@ -1,5 +1,5 @@
 //! Property tests: the counters balance, whatever guests, the world and time do.
-use std::{collections::HashSet, sync::atomic::Ordering::Relaxed};
+use std::{cell::Cell, collections::HashSet, sync::atomic::Ordering::Relaxed};
 
 use proptest::prelude::*;
 use slipgate_abi::{DropReason, Handover, VmRow, tcp::Flags};
@@ -47,6 +47,7 @@ enum Step {
         exists: u32,
         fails: u32,
         port: u32,
+        order: u32,
     },
     Restart,
 }
@@ -75,8 +76,8 @@ fn step() -> impl Strategy<Value = Step> {
         2 => (0u16..5, any::<u8>(), 0u8..4, prop::collection::vec(any::<u8>(), 0..90))
             .prop_map(|(row, why, flags, bytes)| Step::Raw { row, why, flags, bytes }),
         5 => (0u64..400_000).prop_map(|ms| Step::Time { ms: ms / 7 }),
-        1 => (0u32..3, 0u32..3, 0u32..2).prop_map(|(exists, fails, port)| {
-            Step::Fault { exists, fails, port }
+        1 => (0u32..3, 0u32..3, 0u32..2, 0u32..3).prop_map(|(exists, fails, port, order)| {
+            Step::Fault { exists, fails, port, order }
         }),
         1 => Just(Step::Restart),
     ]
@@ -140,8 +141,10 @@ fn run(steps: Vec<Step>) -> Result<(), TestCaseError> {
                 exists,
                 fails,
                 port,
+                order,
             } => {
                 rig.kernel.borrow_mut().faults = Faults {
+                    order_fails: Cell::new(order),
                     insert_exists: exists,
                     insert_fails: fails,
                     port_refuses: port,

@@ -308,7 +308,8 @@ fn lost_frames_make_room_for_all_vms() {
 #[test]
 fn what_the_port_does_not_take_is_counted() {
     let mut rig = Rig::new();
-    rig.kernel.borrow_mut().faults.port_refuses = 1;
+    // The frame that orders the flow to be opened, and the packet that is handled again.
+    rig.kernel.borrow_mut().faults.port_refuses = 2;
     rig.guest(1, &syn((GUEST, 40_000), SERVER, 7));
     assert_eq!(rig.dropped(1, DropReason::PortWrite), 1);
     // The flow is there; the retransmission takes it.
