@@ -3,9 +3,8 @@
 //! # Theory of operation
 //! Between two packets the judge is given the new policies ([`Judge::set_policies`]), and VMs their
 //! quotas: what comes from now on is judged by these. Then a walk judges every flow again, some in
-//! each turn of the loop ([`STEPS_PER_TURN`]), so that a first packet that arrives meanwhile waits
-//! for one such step at most. Flows that are denied are cut ([`super::cut`]), unless their policy
-//! leaves them. The broker is told once the walk is over and the grace of the flows that it cut:
+//! each turn of the loop ([`SlotWalk`]). Flows that are denied are cut ([`super::cut`]), unless
+//! their policy leaves them. The broker is told once the walk is over and the grace of the flows that it cut:
 //! after that no packet of a denied flow leaves any more.
 //!
 //! A flow keeps the number of the rule that admitted it. So earlier runs of rules stay known, and in
@@ -16,7 +15,7 @@
 //! [`Judge::set_policies`]: crate::name_gate::Judge::set_policies
 use std::collections::{HashSet, VecDeque};
 
-use slipgate_abi::{RuleIndex, SlotIndex, VmId, maps::SLOTS_PER_CHUNK};
+use slipgate_abi::{RuleIndex, VmId};
 
 use crate::{
     admission::rejudge::judge_again,
@@ -24,7 +23,7 @@ use crate::{
     control::{Reload, Reloaded},
     datapath::Datapath,
     event_loop::{Engine, cut::MOST_PROBES},
-    flow::EndReason,
+    flow::{EndReason, STEPS_PER_TURN, SlotWalk},
     poll::Context,
     port::FrameIo,
     relay::{Rejudged, Standing},
@@ -32,9 +31,6 @@ use crate::{
     vm::VmNet,
 };
 
-/// Most steps in a turn, about 0.5 ms. Passing a slot costs one step, judging a flow
-/// [`STEPS_PER_LOOK`], and cutting one [`STEPS_PER_CUT`].
-const STEPS_PER_TURN: u32 = 16_384;
 /// Steps to judge a flow: its slot is read, and its destination is looked up among the rules.
 const STEPS_PER_LOOK: u32 = 16;
 /// Steps to cut a flow: its guest may have to be asked for a segment.
@@ -46,7 +42,7 @@ pub(super) const LOOKS_PER_TURN: u32 = STEPS_PER_TURN / STEPS_PER_LOOK + 1;
 /// The walk that is under way, if one is, and results that the broker is to be told.
 #[derive(Debug, Default)]
 pub(super) struct Reloading {
-    walk: Option<Walk>,
+    walk: Option<Judging>,
     done: VecDeque<Reloaded>,
 }
 
@@ -62,14 +58,13 @@ impl Reloading {
     }
 }
 
-/// A walk over all slots.
+/// The judging of all flows by policies that have come in force.
 #[derive(Debug)]
-struct Walk {
+struct Judging {
     id: u64,
     /// VMs that keep no denied flow.
     strictly: HashSet<VmId>,
-    /// Index of the next slot.
-    next: u32,
+    slots: SlotWalk,
     /// Elements of `RULES` that flows refer to.
     named: HashSet<RuleIndex>,
     /// Guests' connections that may still be probed.
@@ -117,10 +112,12 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
         }
         let strictly = HashSet::from_iter(strictly);
         let relayed = self.rejudge_loopback(|vm| !strictly.contains(&vm), now_ns);
-        self.reloading.walk = Some(Walk {
+        let mut slots = SlotWalk::default();
+        slots.start(&self.core.nat.flows);
+        self.reloading.walk = Some(Judging {
             id,
             strictly,
-            next: 0,
+            slots,
             named: HashSet::new(),
             probes: MOST_PROBES,
             live: relayed.live,
@@ -135,23 +132,9 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
             return;
         };
         let now_ns = self.clock.now_ns();
-        let slots = self.core.nat.flows.chunks() as u32 * SLOTS_PER_CHUNK;
         let mut steps = STEPS_PER_TURN;
         let mut cut = Vec::new();
-        while walk.next < slots && steps > 0 {
-            let slot = SlotIndex::new(walk.next);
-            let flows = &self.core.nat.flows;
-            if !flows.has_chunk(slot.chunk() as usize) {
-                // The chunk is not in use: skip to its end.
-                walk.next += SLOTS_PER_CHUNK - slot.position() as u32;
-                steps -= 1;
-                continue;
-            }
-            walk.next += 1;
-            if flows.entry(slot).is_none() {
-                steps -= 1;
-                continue;
-            }
+        while let Some(slot) = walk.slots.next(&self.core.nat.flows, &mut steps) {
             // One that has ended is not recorded yet.
             walk.named
                 .insert(self.core.nat.datapath.slot(slot).rule_index());
@@ -169,7 +152,7 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
             steps = steps.saturating_sub(cost);
         }
         walk.cut += self.cut_probing(&cut, EndReason::Policy, &mut walk.probes);
-        if walk.next < slots {
+        if walk.slots.is_under_way() {
             self.reloading.walk = Some(walk);
             return;
         }

@@ -23,10 +23,7 @@
 //! tuples is to be recorded if its id is not in the log's tail.
 use std::collections::VecDeque;
 
-use slipgate_abi::{
-    SlotIndex, Tuple, VmRow,
-    maps::{MAX_VMS, SLOTS_PER_CHUNK},
-};
+use slipgate_abi::{SlotIndex, Tuple, VmRow, maps::MAX_VMS};
 
 use crate::{
     datapath::{Datapath, Tables},
@@ -42,6 +39,7 @@ mod open;
 mod proof;
 mod slots;
 mod table;
+mod walk;
 
 pub use cut::is_frozen;
 #[cfg(test)]
@@ -51,6 +49,7 @@ pub use end::{EndReason, Ended};
 pub use give_way::{GivingWay, PortSearch};
 pub use open::{Insertion, NewFlow, OpenError};
 pub use table::{Entry, State};
+pub(crate) use walk::{STEPS_PER_TURN, SlotWalk};
 
 use slots::SlotPool;
 use table::{FlowTable, Marks};
@@ -188,19 +187,6 @@ impl Flows {
     /// Returns the largest number of chunks of slots.
     pub fn chunks(&self) -> usize {
         self.table.chunks()
-    }
-
-    /// Whether a chunk has entries: it belongs to this process and has had flows.
-    pub fn has_chunk(&self, chunk: usize) -> bool {
-        self.table.chunk(chunk).is_some()
-    }
-
-    /// Returns the slots in use of a chunk; `None` when it has no entries.
-    pub fn in_chunk(&self, chunk: usize) -> Option<impl Iterator<Item = SlotIndex>> {
-        let entries = self.table.chunk(chunk)?;
-        let first = chunk as u32 * SLOTS_PER_CHUNK;
-        let used = (first..).zip(entries).filter(|(_, entry)| entry.is_some());
-        Some(used.map(|(slot, _)| SlotIndex::new(slot)))
     }
 
     /// Whether there are chunks that might be released.

@@ -5,8 +5,7 @@
 //! The broker sends the whole network at each change, and most changes concern no flow: a link that
 //! comes or goes elsewhere, a container's route. So the tables are compared first ([`Difference`]).
 //! The differences that may concern flows are stored, and a walk examines all flows, some in each
-//! turn of the loop ([`STEPS_PER_TURN`]). A first packet that arrives meanwhile waits for one such
-//! step at most, however many flows there are.
+//! turn of the loop ([`SlotWalk`]).
 //!
 //! Changes that arrive during a walk neither make it faster nor start another. It continues at its
 //! position, looking for what concerns any of the changes, until every slot has been examined under
@@ -16,18 +15,15 @@
 //! as it was until the broker's message arrived.
 use std::sync::atomic::Ordering::Relaxed;
 
-use slipgate_abi::{SlotIndex, maps::SLOTS_PER_CHUNK};
+use slipgate_abi::SlotIndex;
 
 use crate::{
     datapath::Datapath,
-    flow::{EndReason, Flows},
+    flow::{EndReason, Flows, STEPS_PER_TURN, SlotWalk},
     route::Difference,
     state::Nat,
 };
 
-/// Most steps in a turn, about 0.2 ms. Passing a slot costs one step, examining a flow
-/// [`STEPS_PER_LOOK`], and ending one [`STEPS_PER_END`].
-const STEPS_PER_TURN: u32 = 16_384;
 /// Steps to examine a flow: its route is looked up, and its slot is read.
 const STEPS_PER_LOOK: u32 = 8;
 /// Steps to end a flow: both its tuples are deleted in the kernel.
@@ -41,16 +37,13 @@ pub(crate) const LOOKS_PER_TURN: u32 = STEPS_PER_TURN / STEPS_PER_LOOK + 1;
 pub(crate) struct Following {
     /// Changes that may concern a flow.
     difference: Difference,
-    /// Index of the next slot.
-    cursor: u32,
-    /// Number of slots still to be examined.
-    left: u32,
+    walk: SlotWalk,
 }
 
 impl Following {
     /// Whether a walk is under way.
     pub(crate) fn is_under_way(&self) -> bool {
-        self.left > 0
+        self.walk.is_under_way()
     }
 
     /// Starts a walk, or extends the one under way, over all flows that the difference concerns.
@@ -59,7 +52,7 @@ impl Following {
             return;
         }
         self.difference.add(difference);
-        self.left = flows.chunks() as u32 * SLOTS_PER_CHUNK;
+        self.walk.start(flows);
     }
 }
 
@@ -76,34 +69,25 @@ impl<D: Datapath> Nat<D> {
     /// Does a turn's part of the walk, if one is under way.
     pub(crate) fn go_on_following(&mut self, now_ns: u64) {
         let mut following = std::mem::take(&mut self.network.following);
-        let slots = self.flows.chunks() as u32 * SLOTS_PER_CHUNK;
         let mut steps = STEPS_PER_TURN;
-        while following.left > 0 && steps > 0 {
-            let slot = SlotIndex::new(following.cursor % slots);
-            let chunk = slot.chunk() as usize;
-            let (cost, passed) = match self.flows.has_chunk(chunk) {
-                true => (self.follow_one(&following.difference, slot, now_ns), 1),
-                // The chunk is not in use: skip to its end.
-                false => (1, SLOTS_PER_CHUNK - slot.position() as u32),
-            };
+        while let Some(slot) = following.walk.next(&self.flows, &mut steps) {
+            let cost = self.follow_one(&following.difference, slot, now_ns);
             steps = steps.saturating_sub(cost);
-            following.left = following.left.saturating_sub(passed);
-            following.cursor = (slot.get() + passed) % slots;
         }
-        if following.left == 0 {
+        if !following.is_under_way() {
             following.difference = Difference::default();
         }
         self.network.following = following;
     }
 
-    /// Examines one slot. Returns the cost in steps.
+    /// Examines one flow. Returns the cost in steps, apart from passing its slot.
     fn follow_one(&mut self, difference: &Difference, slot: SlotIndex, now_ns: u64) -> u32 {
         let Some(entry) = self.flows.entry(slot) else {
-            return 1;
+            return 0;
         };
         let (remote, nat) = (entry.guest.remote, entry.nat);
         if !difference.concerns(remote.into(), nat.into()) {
-            return 1;
+            return 0;
         }
         // A flow that is ending may be revived.
         if !entry.state.is_linked() {

@@ -19,7 +19,7 @@ use slipgate_abi::{Ip4, maps::SLOTS_PER_CHUNK};
 use crate::{
     clock::SECOND_NS,
     datapath::{Hop, Tables},
-    flow::Flows,
+    flow::{Flows, SlotWalk},
 };
 
 /// Most next hops remembered: on-link neighbours of a /20.
@@ -29,7 +29,7 @@ const MAX_KNOWN: usize = 4_096;
 pub(crate) const MAX_ON_LINK: usize = 256;
 /// Interval between two scans, ns.
 const INTERVAL_NS: u64 = 10 * SECOND_NS;
-/// Slots examined in one call.
+/// Most slots passed in one call.
 pub(crate) const SCAN_BUDGET: u32 = 8 * SLOTS_PER_CHUNK;
 
 /// Next hops of this process and their elements.
@@ -50,8 +50,7 @@ pub(crate) struct Hops {
 struct Scan {
     /// Elements to which no examined slot refers.
     unreferenced: HashSet<u32>,
-    /// Index of the next chunk of slots.
-    chunk: usize,
+    walk: SlotWalk,
 }
 
 impl Hops {
@@ -104,21 +103,17 @@ impl Hops {
     /// been idle since the previous scan.
     pub(crate) fn release_idle(&mut self, flows: &Flows, tables: &mut impl Tables, now_ns: u64) {
         let scan = self.scan.take();
-        let Some(mut scan) = scan.or_else(|| self.begin_scan(tables, now_ns)) else {
+        let Some(mut scan) = scan.or_else(|| self.begin_scan(flows, tables, now_ns)) else {
             return;
         };
-        let mut left = SCAN_BUDGET;
-        while left > 0 && !scan.unreferenced.is_empty() && scan.chunk < flows.chunks() {
-            if let Some(slots) = flows.in_chunk(scan.chunk) {
-                for slot in slots {
-                    let used = tables.slot(slot).next_hop().load(Relaxed);
-                    scan.unreferenced.remove(&used);
-                }
-                left = left.saturating_sub(SLOTS_PER_CHUNK);
-            }
-            scan.chunk += 1;
+        let mut steps = SCAN_BUDGET;
+        while !scan.unreferenced.is_empty()
+            && let Some(slot) = scan.walk.next(flows, &mut steps)
+        {
+            let used = tables.slot(slot).next_hop().load(Relaxed);
+            scan.unreferenced.remove(&used);
         }
-        if !scan.unreferenced.is_empty() && scan.chunk < flows.chunks() {
+        if !scan.unreferenced.is_empty() && scan.walk.is_under_way() {
             self.scan = Some(scan);
             return;
         }
@@ -130,7 +125,7 @@ impl Hops {
         self.idle = scan.unreferenced;
     }
 
-    fn begin_scan(&mut self, tables: &impl Tables, now_ns: u64) -> Option<Scan> {
+    fn begin_scan(&mut self, flows: &Flows, tables: &impl Tables, now_ns: u64) -> Option<Scan> {
         if now_ns < self.next_scan_ns {
             return None;
         }
@@ -141,9 +136,8 @@ impl Hops {
                 unreferenced.remove(index);
             }
         }
-        Some(Scan {
-            unreferenced,
-            chunk: 0,
-        })
+        let mut walk = SlotWalk::default();
+        walk.start(flows);
+        Some(Scan { unreferenced, walk })
     }
 }
