@@ -12,7 +12,7 @@
 //! | `Free`, or of another generation | any | died while opening | deleted |
 use std::{io, sync::atomic::Ordering::Relaxed};
 
-use hashbrown::HashMap;
+use hashbrown::{HashMap, HashSet};
 use slipgate_abi::{FlowRef, SlotIndex, SlotRef, Tuple, Verdict, VmId, VmRow, slot::SlotFlags};
 
 use super::{EndReason, Ended, Entry, Flows, end, table::Marks};
@@ -148,9 +148,13 @@ fn match_tuples(
     chunks: &[std::ops::Range<u32>],
     adoption: &mut Adoption,
 ) -> io::Result<HashMap<SlotIndex, Seen>> {
+    let own: HashSet<u32> = chunks
+        .iter()
+        .map(|chunk| SlotIndex::new(chunk.start).chunk())
+        .collect();
     let mut entries = Vec::new();
     datapath.for_each(&mut |tuple, flow| {
-        if chunks.iter().any(|chunk| chunk.contains(&flow.slot)) {
+        if own.contains(&flow.index().chunk()) {
             entries.push((tuple, flow));
         }
     })?;
