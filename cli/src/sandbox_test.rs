@@ -205,11 +205,13 @@ fn what_the_event_loop_needs_passes() {
         listener.set_nonblocking(true).is_ok() && listener.accept().is_ok() && client.is_ok()
     });
     assert_passes(|| vec![1u8; 64 << 20].iter().any(|&b| b == 1));
-    // EBADF, not a kill: looking up an element of a map that isn't open.
-    assert_passes(|| {
-        let attr = [u64::MAX; 16];
-        !syscall(libc::SYS_bpf, [1, attr.as_ptr() as u64, 32, 0])
-    });
+    // EBADF, not a kill: looking up an element of a map that isn't open, and deleting a batch.
+    for command in [1, 27] {
+        assert_passes(|| {
+            let attr = [u64::MAX; 16];
+            !syscall(libc::SYS_bpf, [command, attr.as_ptr() as u64, 32, 0])
+        });
+    }
 }
 
 #[test]

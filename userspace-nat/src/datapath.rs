@@ -37,6 +37,12 @@ pub trait FlowMap {
     /// # Errors
     /// When the kernel refuses.
     fn remove(&mut self, tuple: &Tuple) -> std::io::Result<bool>;
+    /// Deletes entries in this order. An absent entry is passed over, and so is one that the kernel
+    /// refuses to delete.
+    ///
+    /// # Errors
+    /// The first refusal, after all other entries were deleted.
+    fn remove_all(&mut self, tuples: &[Tuple]) -> std::io::Result<()>;
     /// Looks up an entry.
     ///
     /// # Errors

@@ -6,9 +6,9 @@ use super::rules::{
     CONNECTIONS, Compiled, EPOLL, Filters, Rules, equal, masked, of_a_loop, open_file, rule,
 };
 
-/// Commands of bpf(2): look up, update, delete, next key, look up a batch; nothing that loads,
-/// attaches or makes. Numbers from `enum bpf_cmd`, <linux/bpf.h>.
-const BPF_COMMANDS: [u64; 5] = [1, 2, 3, 4, 24];
+/// Commands of bpf(2): look up, update, delete, next key, look up a batch, delete a batch; nothing
+/// that loads, attaches or makes. Numbers from `enum bpf_cmd`, <linux/bpf.h>.
+const BPF_COMMANDS: [u64; 6] = [1, 2, 3, 4, 24, 27];
 
 /// Calls besides [`CONNECTIONS`] and [`EPOLL`], with any arguments.
 const MORE: &[libc::c_long] = &[

@@ -350,6 +350,29 @@ pub(crate) unsafe fn lookup_batch(
     })
 }
 
+/// Deletes `count` keys in order, up to the first that is absent or that the kernel refuses to
+/// delete. Returns how many were deleted, and the error of the key behind them; `None` if the kernel
+/// lacks the command for this map, and nothing was done.
+///
+/// # Safety
+/// `keys` points to `count` of the map's keys.
+pub(crate) unsafe fn delete_batch(
+    map: BorrowedFd<'_>,
+    keys: *const u8,
+    count: u32,
+) -> Option<(u32, io::Result<()>)> {
+    let mut attr = zeroed();
+    attr.batch.map_fd = number(map);
+    attr.batch.keys = keys as u64;
+    attr.batch.count = count;
+    let result = call(bpf_cmd::BPF_MAP_DELETE_BATCH, &mut attr).map(drop);
+    // SAFETY: the union's `batch` was written above; the kernel updates its count.
+    let deleted = unsafe { attr.batch.count };
+    // A kernel that has the command sets the count before it looks at the first key.
+    let is_lacking = result.is_err() && deleted >= count;
+    (!is_lacking).then_some((deleted, result))
+}
+
 fn found(result: io::Result<i64>) -> io::Result<bool> {
     match result {
         Ok(_) => Ok(true),

@@ -71,6 +71,12 @@ impl FlowMap for FakeDatapath {
         Ok(removed.is_some())
     }
 
+    fn remove_all(&mut self, tuples: &[Tuple]) -> io::Result<()> {
+        let refused = tuples.iter().filter_map(|tuple| self.remove(tuple).err());
+        // All of them: a refusal does not end the call.
+        refused.reduce(|first, _| first).map_or(Ok(()), Err)
+    }
+
     fn get(&mut self, tuple: &Tuple) -> io::Result<Option<FlowRef>> {
         Ok(self.kernel.borrow().flows.get(tuple).copied())
     }

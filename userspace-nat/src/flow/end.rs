@@ -2,7 +2,7 @@
 use std::sync::atomic::Ordering::Relaxed;
 
 use slipgate_abi::{
-    Counter, Protocol, Slot, SlotIndex, SlotRef, Verdict, VmRow,
+    Counter, Protocol, Slot, SlotIndex, SlotRef, Tuple, Verdict, VmRow,
     maps::SLOTS_PER_CHUNK,
     slot::SlotFlags,
     tcp::{Phase, TcpBits},
@@ -146,7 +146,8 @@ impl Flows {
         };
         if entry.state.is_linked() {
             datapath.slot(slot).set_verdict(Verdict::Closing);
-            self.remove_tuples(datapath, slot, &entry, now_ns);
+            delete(datapath, &tuples_of(&entry));
+            self.free_tuples(datapath, slot, &entry, now_ns);
             // A flow that was cut keeps that reason, whichever flow has its tuples next.
             let reason = match entry.state {
                 State::Ending if entry.end_reason.is_cut() => entry.end_reason,
@@ -216,6 +217,7 @@ impl Flows {
         now_ns: u64,
         record: &mut dyn FnMut(&Ended),
     ) {
+        let (mut over, mut tuples) = (Vec::new(), Vec::new());
         for _ in 0..ENDS_AT_ONCE {
             let Some(ending) = self.ending.pop_front_if(|e| e.due_ns <= now_ns) else {
                 break;
@@ -236,19 +238,25 @@ impl Flows {
                     self.make_live(datapath, ending.slot);
                     continue;
                 }
-                self.remove_tuples(datapath, ending.slot, &entry, now_ns);
+                tuples.extend(tuples_of(&entry));
+            }
+            over.push((ending.slot, entry));
+        }
+        delete(datapath, &tuples);
+        for (slot, entry) in over {
+            if entry.state == State::Ending {
+                self.free_tuples(datapath, slot, &entry, now_ns);
             }
             let reason = entry.end_reason;
             self.table
-                .set_state(ending.slot, State::Finished, ending.end_id, reason);
-            let ended = Ended {
-                slot: ending.slot,
-                content: read(live),
+                .set_state(slot, State::Finished, entry.end_id, reason);
+            record(&Ended {
+                slot,
+                content: read(datapath.slot(slot)),
                 reason,
                 held: entry.live_verdict() == Verdict::Engine,
                 ended_ns: now_ns,
-            };
-            record(&ended);
+            });
         }
     }
 
@@ -295,21 +303,32 @@ impl Flows {
         }
     }
 
-    fn remove_tuples(
+    /// Lets other flows have a flow's tuples, which are no longer in the kernel, and its port.
+    fn free_tuples(
         &mut self,
-        datapath: &mut impl Datapath,
+        datapath: &impl Datapath,
         slot: SlotIndex,
         entry: &Entry,
         now_ns: u64,
     ) {
-        // A failure leaves an entry that points to a slot of another generation: a miss to
-        // programs, and an obstacle to the tuple's next user until swept.
-        let _ = datapath.remove(&entry.guest);
-        let _ = datapath.remove(&entry.world());
         let how = freed(datapath.slot(slot), entry, now_ns);
         let (to, vm) = (entry.destination(), entry.vm());
         self.ports.free(to, entry.nat_port, vm, how, now_ns);
         self.table.unlink(slot);
+    }
+}
+
+/// Returns a flow's tuples in the order in which they are deleted: the guest's packets must not go
+/// out when the answers are unknown.
+fn tuples_of(entry: &Entry) -> [Tuple; 2] {
+    [entry.guest, entry.world()]
+}
+
+/// Deletes tuples from the kernel. A failure leaves an entry that points to a slot of another
+/// generation: a miss to programs, and an obstacle to the tuple's next user until swept.
+fn delete(datapath: &mut impl Datapath, tuples: &[Tuple]) {
+    if !tuples.is_empty() {
+        let _ = datapath.remove_all(tuples);
     }
 }
 

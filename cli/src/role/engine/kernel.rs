@@ -74,6 +74,11 @@ impl FlowMap for KernelDatapath {
         self.maps.flows.remove(tuple).map_err(io::Error::other)
     }
 
+    fn remove_all(&mut self, tuples: &[Tuple]) -> io::Result<()> {
+        let removed = self.maps.flows.remove_all(tuples);
+        removed.map(drop).map_err(io::Error::other)
+    }
+
     fn get(&mut self, tuple: &Tuple) -> io::Result<Option<FlowRef>> {
         self.maps.flows.get(tuple).map_err(io::Error::other)
     }

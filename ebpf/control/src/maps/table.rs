@@ -74,7 +74,7 @@ impl<K: Pod + PartialEq, V: Pod> Table<K, V> {
                 value.as_mut_ptr().cast(),
             )
         }
-        .map_err(Error::os(format!("look a key up in {}", self.name)))?;
+        .map_err(|error| Error::os(format!("look a key up in {}", self.name))(error))?;
         // SAFETY: filled by the kernel; any bytes are a value of a `Pod`.
         Ok(found.then(|| unsafe { value.assume_init() }))
     }
@@ -109,9 +109,48 @@ impl<K: Pod + PartialEq, V: Pod> Table<K, V> {
     /// # Errors
     /// The kernel refuses the deletion.
     pub fn remove(&self, key: &K) -> Result<bool> {
+        self.delete(key)
+            .map_err(|error| Error::os(format!("delete a key from {}", self.name))(error))
+    }
+
+    /// Deletes keys in this order, by as few system calls as the kernel allows. An absent key is
+    /// passed over, and so is one that the kernel refuses to delete. Returns how many were deleted.
+    ///
+    /// # Errors
+    /// The first refusal of the kernel, after all other keys were deleted.
+    pub fn remove_all(&self, keys: &[K]) -> Result<usize> {
+        let (mut rest, mut removed, mut refused) = (keys, 0, None);
+        while !rest.is_empty() {
+            let count = u32::try_from(rest.len()).unwrap_or(u32::MAX);
+            // SAFETY: as many keys of the size that was checked when the table was made.
+            let batch = unsafe { bpf::delete_batch(self.map.as_fd(), rest.as_ptr().cast(), count) };
+            let (done, result) = match batch {
+                Some((deleted, result)) => (deleted as usize, result),
+                // One by one: the key is counted as deleted, or it is the one that is passed over.
+                None => match self.delete(&rest[0]) {
+                    Ok(true) => (1, Ok(())),
+                    Ok(false) => (0, Err(io::Error::from_raw_os_error(libc::ENOENT))),
+                    Err(error) => (0, Err(error)),
+                },
+            };
+            removed += done;
+            let passed_over = usize::from(result.is_err());
+            if let Err(error) = result
+                && error.raw_os_error() != Some(libc::ENOENT)
+            {
+                refused.get_or_insert(error);
+            }
+            rest = &rest[(done + passed_over).min(rest.len())..];
+        }
+        match refused {
+            Some(error) => Err(Error::os(format!("delete keys from {}", self.name))(error)),
+            None => Ok(removed),
+        }
+    }
+
+    fn delete(&self, key: &K) -> io::Result<bool> {
         // SAFETY: sizes as checked when the table was made.
         unsafe { bpf::delete(self.map.as_fd(), std::ptr::from_ref(key).cast()) }
-            .map_err(Error::os(format!("delete a key from {}", self.name)))
     }
 
     /// Returns all entries. An entry that changes meanwhile may or may not be among them; one that
@@ -195,3 +234,7 @@ impl<K, V> AsFd for Table<K, V> {
         self.map.as_fd()
     }
 }
+
+#[cfg(test)]
+#[path = "table_test.rs"]
+mod tests;

@@ -344,3 +344,55 @@ fn an_idle_engine_sleeps() {
     let timeout_ns = rig.engine.timeout_ns().unwrap();
     assert!(timeout_ns >= SECOND_NS / 2, "{timeout_ns}");
 }
+
+#[test]
+fn a_deletion_that_fails_among_many_ends_leaves_the_books_right() {
+    const FLOWS: u16 = 40;
+    let mut rig = Rig::new();
+    for port in 0..FLOWS {
+        rig.guest(1, &udp((GUEST, 5_000 + port), SERVER, b"x"));
+    }
+    rig.at_world();
+    rig.kernel.borrow_mut().faults.remove_fails = 1;
+    rig.pass(310 * SECOND_NS);
+    // All have ended and are recorded; of the first, the entry that was not deleted is left.
+    assert_eq!(rig.flows(), 0);
+    assert_eq!(rig.records().len(), usize::from(FLOWS));
+    assert_eq!(rig.kernel.borrow().slots_in_use(), []);
+    assert_eq!(rig.kernel.borrow().flows.len(), 1);
+    // It is a miss, and in nobody's way.
+    for port in 0..FLOWS {
+        let again = udp((GUEST, 5_000 + port), SERVER, b"x");
+        assert_eq!(rig.guest(1, &again), Handling::Engine(Handover::Miss));
+    }
+    assert_eq!(rig.at_world().len(), usize::from(FLOWS));
+    rig.assert_paired();
+}
+
+#[test]
+fn of_flows_that_end_together_one_with_a_late_packet_lives_on() {
+    let mut rig = Rig::new();
+    for port in [5_000, 5_001, 5_002] {
+        rig.guest(1, &udp((GUEST, port), SERVER, b"x"));
+    }
+    rig.at_world();
+    let slot = rig.kernel.borrow().slots_in_use()[1];
+    rig.pass(300 * SECOND_NS - MILLISECOND_NS);
+    {
+        let core = &mut rig.engine.core;
+        for slot in core.nat.flows.all() {
+            let now_ns = rig.kernel.borrow().now_ns;
+            let (flows, datapath) = (&mut core.nat.flows, &mut core.nat.datapath);
+            flows.begin_end(datapath, slot, crate::flow::EndReason::Idle, now_ns);
+        }
+        // A program that was processing a packet when the verdict changed.
+        let kernel = rig.kernel.borrow();
+        let live = kernel.slot(slot);
+        live.tx_last_ns()
+            .store(kernel.now_ns, std::sync::atomic::Ordering::Relaxed);
+    }
+    rig.pass(SECOND_NS);
+    assert_eq!(rig.kernel.borrow().slots_in_use(), [slot]);
+    assert_eq!(rig.records().len(), 2);
+    rig.assert_paired();
+}
