@@ -169,6 +169,8 @@ pub struct Vm {
     pub idle: bool,
     /// Number of definitions that it has had since the daemon started.
     pub generation: u64,
+    /// Number of the engine that serves it, from 0 (`slipgate serve --workers`).
+    pub worker: u32,
     /// Name of its TAP.
     pub tap: String,
     /// MAC address that the guest must use, if one is given.
@@ -398,6 +400,7 @@ impl From<VmStatus> for Vm {
             name,
             id: vm.id.get(),
             generation: vm.generation,
+            worker: vm.worker,
             state: vm.state.name(),
             idle: vm.idle,
             tap,

@@ -113,6 +113,7 @@ fn status(name: &str) -> VmStatus {
         definition,
         id: VmId::new(7),
         generation: 4,
+        worker: 1,
         state: VmState::Served,
         idle: false,
         unserved_forwards: Vec::new(),

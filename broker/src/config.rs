@@ -45,6 +45,8 @@ pub struct Config {
     pub vms: Vec<VmConfig>,
     /// Whether VMs are added and removed by requests (`slipgate serve`), not by the command line.
     pub is_daemon: bool,
+    /// Number of engines that share out the VMs, one at least.
+    pub workers: usize,
     /// Whether a daemon takes over from one that serves the network namespace.
     pub takes_over: bool,
     /// Policy settings of the flags.

@@ -33,6 +33,7 @@ pub(crate) fn config(vms: &[&str], flags: CliOverrides) -> Config {
         flow_log_events: Vec::new(),
         metrics: None,
         api: Vec::new(),
+        workers: 1,
         idle_after: 0,
         pcap: None,
         xdp: Xdp::Auto,

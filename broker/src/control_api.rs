@@ -6,19 +6,28 @@ use std::collections::BTreeMap;
 use slipgate_ipc::{
     api::Event,
     client::{ClientAnswer, ClientId, Target},
-    engine::{EngineReply, EngineRequest, Subject, ToEngine},
+    engine::{EngineInventory, EngineReply, EngineRequest, Subject, ToEngine},
 };
 
 use self::thaws::{Thaw, Thaws};
-use crate::{kernel_state::Attached, parts::Parts, vm::VmmProcess};
+use crate::{
+    kernel_state::Attached,
+    parts::Parts,
+    process::{page_of, reply_of_all},
+    vm::VmmProcess,
+};
 
 /// Maximum number of requests to an engine, or to a VMM, that wait for an answer.
 const MOST_WAITING: usize = 256;
 
+/// Answer while there is no engine to ask, or it is behind.
+pub(crate) const BUSY: &str = "the engine can be asked nothing more just now: try again";
+
 /// Requests that another process has not answered yet.
 #[derive(Debug, Default)]
 pub(crate) struct Pending {
-    engine: BTreeMap<u64, ClientId>,
+    /// With the worker whose engine was asked.
+    engine: BTreeMap<u64, (usize, ClientId)>,
     machine: BTreeMap<u64, ClientId>,
     thaws: Thaws,
 }
@@ -32,9 +41,10 @@ impl Pending {
         about: Option<Target>,
         request: EngineRequest,
     ) -> anyhow::Result<()> {
-        if is_full(parts, client, &self.engine) {
+        if is_full(parts, client, self.engine.len()) {
             return Ok(());
         }
+        let mut request = request;
         let about = match parts.attached.resolve(request.scope(), about) {
             Ok(about) => about,
             Err(answer) => {
@@ -42,29 +52,72 @@ impl Pending {
                 return Ok(());
             }
         };
+        let workers = parts.engines.len();
+        let worker = match (&mut request, about) {
+            (EngineRequest::Inventory { from }, _) => {
+                page_of(*from, workers).map(|(worker, at)| {
+                    *from = at;
+                    worker
+                })
+            }
+            (_, Some(subject)) => parts.attached.worker_of(subject),
+            (_, None) => None,
+        };
+        let Some(worker) = worker else {
+            // Another daemon's, or of an engine that is no more.
+            let answer = EngineReply::UnknownFlow.into();
+            parts.control.answer(client, &answer);
+            return Ok(());
+        };
+        if !parts.engines.of(worker).answers() {
+            let answer = match request {
+                // The others' pages are behind this one.
+                EngineRequest::Inventory { .. } if worker + 1 < workers => {
+                    let none = EngineReply::Inventory(EngineInventory::default());
+                    reply_of_all(none, worker, workers).into()
+                }
+                _ => ClientAnswer::busy(BUSY),
+            };
+            parts.control.answer(client, &answer);
+            return Ok(());
+        }
         let id = parts.next_id();
-        self.engine.insert(id, client);
+        self.engine.insert(id, (worker, client));
         if let (EngineRequest::Thaw, Some(Subject::Vm { row })) = (&request, about) {
             self.thaws.begin(id, row);
         }
-        parts.engine.send(ToEngine::Request { id, about, request })
+        let request = ToEngine::Request { id, about, request };
+        parts.engines.send(worker, request)
     }
 
-    /// Passes the engine's reply to the client that asked.
-    pub(crate) fn replied(&mut self, parts: &mut Parts, id: u64, reply: EngineReply) {
+    /// Passes the reply of a worker's engine to the client that asked.
+    pub(crate) fn replied(
+        &mut self,
+        parts: &mut Parts,
+        worker: usize,
+        id: u64,
+        reply: EngineReply,
+    ) {
+        // None may answer for another.
+        let asked = self.engine.get(&id).copied();
+        let Some((_, client)) = asked.filter(|(asked, _)| *asked == worker) else {
+            return;
+        };
+        self.engine.remove(&id);
+        let reply = reply_of_all(reply, worker, parts.engines.len());
         let answer = match self.thaws.take(id) {
             Some(done) if reply == EngineReply::Done => thaw(&mut parts.attached, done),
             _ => reply.into(),
         };
-        if let Some(client) = self.engine.remove(&id) {
-            parts.control.answer(client, &answer);
-        }
+        parts.control.answer(client, &answer);
     }
 
-    /// Answers the clients that wait for an engine that it has ended.
-    pub(crate) fn forget_engine(&mut self, parts: &mut Parts) {
-        self.thaws = Thaws::default();
-        for client in std::mem::take(&mut self.engine).into_values() {
+    /// Answers the clients that wait for a worker's engine that it has ended.
+    pub(crate) fn forget_engine(&mut self, parts: &mut Parts, worker: usize) {
+        let gone = |_: &u64, (asked, _): &mut (usize, ClientId)| *asked == worker;
+        let gone: Vec<_> = self.engine.extract_if(.., gone).collect();
+        for (id, (_, client)) in gone {
+            self.thaws.take(id);
             let why = "the engine has ended meanwhile, and is started again: try again";
             parts.control.answer(client, &ClientAnswer::busy(why));
         }
@@ -95,7 +148,7 @@ impl Pending {
         client: ClientId,
         vmm: Option<&VmmProcess>,
     ) {
-        if is_full(parts, client, &self.machine) {
+        if is_full(parts, client, self.machine.len()) {
             return;
         }
         let id = parts.next_id();
@@ -126,8 +179,8 @@ impl Pending {
 
 /// Whether as many requests wait already as may; then this one is answered. Every one that waits is
 /// answered by the other process, or when that has ended.
-fn is_full(parts: &mut Parts, client: ClientId, waiting: &BTreeMap<u64, ClientId>) -> bool {
-    let is_full = waiting.len() >= MOST_WAITING;
+fn is_full(parts: &mut Parts, client: ClientId, waiting: usize) -> bool {
+    let is_full = waiting >= MOST_WAITING;
     if is_full {
         let why = format!("{MOST_WAITING} requests wait for an answer already: try again");
         parts.control.answer(client, &ClientAnswer::busy(why));

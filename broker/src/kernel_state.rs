@@ -13,6 +13,7 @@ mod taps;
 mod uplink;
 mod vm_status;
 mod vms;
+mod workers;
 mod xdp;
 
 use std::{
@@ -23,17 +24,17 @@ use std::{
 use anyhow::anyhow;
 use slipgate_abi::IfIndex;
 use slipgate_control::{
-    Datapath, Error, Owner, Users,
+    Datapath, Error, Users,
     attach::{Hook, Program},
     netlink::{NetworkWatch, NextHops},
-    owner::{self, DaemonLock, NotedTaps},
+    owner::{self, DaemonLock},
     serve,
     tap::EnginePort,
     vm,
 };
 use slipgate_ipc::{
     api::Event,
-    engine::{NetworkView, OpenQuestion, ToEngine},
+    engine::{NetworkView, ToEngine},
 };
 use slipgate_policy::{PolicySet, document::LoadedPolicies};
 
@@ -44,6 +45,7 @@ pub(crate) use self::{
     served_vms::ServedVms,
     uplink::{Uplink, check_source, find as find_uplink},
     vms::{ServedVm, tap_of},
+    workers::Worker,
 };
 use crate::{
     config::{Config, PolicyFlags},
@@ -60,8 +62,8 @@ pub(crate) struct Attached {
     pub(crate) daemon: Option<DaemonLock>,
     pub(crate) config: Config,
     pub(crate) datapath: Datapath,
-    pub(crate) owner: Owner,
-    pub(crate) port: EnginePort,
+    /// The engines' parts, one at least.
+    pub(crate) workers: Vec<Worker>,
     pub(crate) vms: ServedVms,
     pub(crate) watch: NetworkWatch,
     /// The network in the last message to the engine.
@@ -99,8 +101,6 @@ pub(crate) struct Attached {
     pub(crate) former_taps: BTreeSet<IfIndex>,
     /// TAPs whose offloads changed, and whose guard has to be looked at.
     pub(crate) guards_due: BTreeSet<IfIndex>,
-    /// Record of the TAPs for a successor; `None` until the rows are open.
-    pub(crate) noted_taps: Option<NotedTaps>,
     /// Policies whose denied prefixes are in the guard's list under the numbers in force.
     pub(crate) listed: BTreeSet<u32>,
     /// Which of the two sets of policy numbers the guard's list uses.
@@ -111,28 +111,31 @@ pub(crate) struct Attached {
     pub(crate) hook: Hook,
     /// What a predecessor left and is not in use yet; nothing once VMs are served.
     pub(crate) handed_over: HandedOver,
-    /// Questions that a predecessor left, for the first engine.
-    pub(crate) open_questions: Vec<OpenQuestion>,
     /// Whether the log already reports that another process holds the lock.
     pub(crate) told_of_lock: bool,
 }
 
 impl Attached {
     /// Reopens the flow log and the pcap file by their names, because the old files were moved
-    /// away. Returns messages for a running engine.
+    /// away. Returns messages for the running engines, each with its worker.
     ///
     /// # Errors
     /// A file can't be opened.
-    pub(crate) fn reopen_files(&mut self) -> anyhow::Result<Vec<ToEngine>> {
+    pub(crate) fn reopen_files(&mut self) -> anyhow::Result<Vec<(usize, ToEngine)>> {
+        let workers = 0..self.workers.len();
         let mut told = Vec::new();
         if let Some(path) = &self.config.flow_log {
             let file = open_flow_log(path)?;
-            told.push(ToEngine::FlowLog(file.try_clone()?.into()));
+            for worker in workers.clone() {
+                told.push((worker, ToEngine::FlowLog(file.try_clone()?.into())));
+            }
             self.flow_log = Some(file);
         }
         if let Some(path) = &self.config.pcap {
             let file = open_pcap(path)?;
-            told.push(ToEngine::Pcap(file.try_clone()?.into()));
+            for worker in workers {
+                told.push((worker, ToEngine::Pcap(file.try_clone()?.into())));
+            }
             self.pcap = Some(file);
         }
         Ok(told)
@@ -143,12 +146,19 @@ impl Attached {
     ///
     /// # Errors
     /// Another process holds a lock, or the kernel refuses.
-    pub(crate) fn clean_after_engine(&mut self, patience: Duration) -> Result<(), Error> {
+    pub(crate) fn clean_after_engine(
+        &mut self,
+        worker: usize,
+        patience: Duration,
+    ) -> Result<(), Error> {
         let (maps, paths) = (self.datapath.maps(), self.datapath.paths());
-        let swept = owner::sweep(maps, paths, &self.owner, patience)?;
-        tracing::debug!(?swept, "an engine has ended");
-        // The relays of before, which knew other elements, are gone.
-        self.relayed_rules = self.forward_rules();
+        let owner = &self.workers[worker].owner;
+        let swept = owner::sweep(maps, paths, [owner], patience)?;
+        tracing::debug!(?swept, worker, "an engine has ended");
+        if self.workers.len() == 1 {
+            // The relays of before, which knew other elements, are gone.
+            self.relayed_rules = self.forward_rules();
+        }
         Ok(())
     }
 
@@ -171,33 +181,45 @@ impl Attached {
 
     /// Removes the kernel state of a failed start. A predecessor's state stays: its flows continue.
     pub(crate) fn give_up(self) {
-        if self.owner.adopted() {
+        if self.has_adopted() {
             return;
         }
         warn_of_rest(self.detach());
     }
 
-    /// Keeps the policy in force for a successor.
+    /// Keeps the policy in force for a successor, which may find the VMs of any of our rows.
     pub(crate) fn keep_applied(&self) {
-        let path = persisted_policy::path(&self.datapath.paths().run_dir, self.owner.row());
-        let kept = persisted_policy::keep(&path, &self.command_line, &self.config, &self.loaded);
-        if let Err(e) = kept {
-            tracing::warn!("a successor would go on with the command line's policy: {e:#}");
+        let run_dir = &self.datapath.paths().run_dir;
+        for row in self.rows() {
+            let path = persisted_policy::path(run_dir, row);
+            let kept =
+                persisted_policy::keep(&path, &self.command_line, &self.config, &self.loaded);
+            if let Err(e) = kept {
+                tracing::warn!("a successor would go on with the command line's policy: {e:#}");
+            }
         }
     }
 
     /// Removes a predecessor's applied policy, which this process did not take over. Called once
     /// VMs are served.
     pub(crate) fn forget_former(&self) {
-        if !self.took_over {
-            self.forget_applied();
+        match self.took_over {
+            false => self.forget_applied(),
+            // Rows that came together may have had different ones.
+            true if self.all_rows().count() > 1 => {
+                self.forget_applied();
+                self.keep_applied();
+            }
+            true => {}
         }
     }
 
     fn forget_applied(&self) {
-        let path = persisted_policy::path(&self.datapath.paths().run_dir, self.owner.row());
-        if let Err(e) = persisted_policy::forget(&path) {
-            tracing::warn!("{e:#}");
+        let run_dir = &self.datapath.paths().run_dir;
+        for row in self.all_rows() {
+            if let Err(e) = persisted_policy::forget(&persisted_policy::path(run_dir, row)) {
+                tracing::warn!("{e:#}");
+            }
         }
     }
 
@@ -225,13 +247,17 @@ impl Attached {
         {
             tracing::warn!("{e:#}");
         }
-        note(self.owner.forget_taps(self.datapath.paths()));
-        let (row, port) = (self.owner.row(), self.port.ifindex);
-        note(self.datapath.detach(Program::EnginePort, port).map(drop));
-        drop(self.port);
-        note(EnginePort::remove(row).map(drop));
+        let mut owners = Vec::new();
+        for Worker { owner, port, .. } in self.workers {
+            note(owner.forget_taps(self.datapath.paths()));
+            let ifindex = port.ifindex;
+            note(self.datapath.detach(Program::EnginePort, ifindex).map(drop));
+            drop(port);
+            note(EnginePort::remove(owner.row()).map(drop));
+            owners.push(owner);
+        }
         note(self.next_hops.release());
-        let last = self.datapath.remove_if_last(self.owner);
+        let last = self.datapath.remove_if_last(owners);
         first_error?;
         Ok(last?)
     }

@@ -4,23 +4,23 @@ use slipgate_ipc::{
     client::{ClientAnswer, ClientId, ControlServer, VmChange},
 };
 
-use crate::{kernel_state::Attached, process::Engine};
+use crate::{kernel_state::Attached, process::Engines};
 
-/// The kernel state, the engine process and the control socket.
+/// The kernel state, the engine processes and the control socket.
 #[derive(Debug)]
 pub(crate) struct Parts {
     pub(crate) attached: Attached,
-    pub(crate) engine: Engine,
+    pub(crate) engines: Engines,
     pub(crate) control: ControlServer,
     /// Number of the last request to another process.
     last_id: u64,
 }
 
 impl Parts {
-    pub(crate) fn new(attached: Attached, engine: Engine, control: ControlServer) -> Self {
+    pub(crate) fn new(attached: Attached, engines: Engines, control: ControlServer) -> Self {
         Self {
             attached,
-            engine,
+            engines,
             control,
             last_id: 0,
         }

@@ -7,9 +7,9 @@
 //! 1. the rules get elements of `RULES`, which flows of the old policy do not name;
 //! 2. the prefixes that the new policy denies are put into the guard's list under numbers of their
 //!    own, and then the VMs' rows get these numbers. The engine still judges by the old policy;
-//! 3. the engine gets the new policy, switches between two packets, cuts the flows that it refuses,
+//! 3. each engine gets the new policy, switches between two packets, cuts the flows that it refuses,
 //!    and answers when none of their packets can leave any more;
-//! 4. rates are set, the old policy's entries are removed from the guard's list, and the client is
+//! 4. when all have answered, rates are set, the old policy's entries are removed from the guard's list, and the client is
 //!    answered.
 //!
 //! There is one change at a time.
@@ -63,11 +63,15 @@ pub(crate) struct PolicyChanges {
     generations: BTreeMap<String, u64>,
 }
 
-/// A change that the engine is carrying out.
+/// A change that the engines are carrying out.
 #[derive(Debug)]
 struct Applying {
     id: u64,
     change: Change,
+    /// Workers whose engines have not answered yet.
+    awaited: BTreeSet<usize>,
+    /// Sum of the answers.
+    counts: Applied,
 }
 
 /// A change of policy, with the steps that remain when the engine has answered.
@@ -246,37 +250,51 @@ impl PolicyChanges {
         self.send_policies(parts, change)
     }
 
-    /// Step 3: sends the policies to the engine.
+    /// Step 3: sends the policies to the engines.
     fn send_policies(&mut self, parts: &mut Parts, change: Change) -> anyhow::Result<()> {
         let id = parts.next_id();
         self.last_was_put = change.named.is_some();
-        self.applying = Some(Applying { id, change });
-        self.send_again(parts)
+        let workers = parts.engines.workers();
+        self.applying = Some(Applying {
+            id,
+            change,
+            awaited: workers.clone().collect(),
+            counts: Applied::default(),
+        });
+        let mut workers = workers;
+        workers.try_for_each(|worker| self.send_again(parts, worker))
     }
 
-    /// Repeats step 3, with an engine that replaced one which ended during it. The engine was
+    /// Repeats step 3 for a worker, with an engine that replaced one which ended during it. The engine was
     /// started with the new policy and has cut the flows that it refuses. What remains are the
     /// flows to be cut regardless of the policy.
-    pub(crate) fn send_again(&self, parts: &mut Parts) -> anyhow::Result<()> {
-        let Some(Applying { id, change }) = &self.applying else {
+    pub(crate) fn send_again(&self, parts: &mut Parts, worker: usize) -> anyhow::Result<()> {
+        let applying = self.applying.as_ref();
+        let Some(applying) = applying.filter(|it| it.awaited.contains(&worker)) else {
             return Ok(());
         };
+        let strictly = applying.change.strictly.clone();
         let policies = parts
             .attached
-            .policies_to_tell(*id, change.strictly.clone())?;
-        parts.engine.send(ToEngine::Policies(Box::new(policies)))
+            .policies_to_tell(worker, applying.id, strictly)?;
+        let policies = ToEngine::Policies(Box::new(policies));
+        parts.engines.send(worker, policies)
     }
 
-    /// Finishes the change after the engine's answer: no packet that is denied now leaves any more.
+    /// Finishes the change after the last engine's answer: no packet that is denied now leaves any
+    /// more.
     pub(crate) fn applied(
         &mut self,
         parts: &mut Parts,
+        worker: usize,
         id: u64,
         counts: Applied,
     ) -> anyhow::Result<()> {
-        let Some(Applying { change: done, .. }) = self.applying.take_if(|a| a.id == id) else {
+        let is_done = |applying: &mut Applying| applying.answered(worker, id, counts);
+        let Some(applying) = self.applying.take_if(is_done) else {
             return Ok(());
         };
+        let (done, counts) = (applying.change, applying.counts);
         parts.attached.set_rates();
         parts.attached.keep_applied();
         parts.attached.forget_denied(&done.before);
@@ -323,12 +341,32 @@ impl PolicyChanges {
     }
 }
 
+impl Applying {
+    /// Takes in a worker's answer. Returns whether it was the last.
+    fn answered(&mut self, worker: usize, id: u64, counts: Applied) -> bool {
+        if id != self.id || !self.awaited.remove(&worker) {
+            return false;
+        }
+        self.counts.add(counts);
+        self.awaited.is_empty()
+    }
+}
+
 /// Numbers of flows affected by a change of policy.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Applied {
     pub(crate) cut: u64,
     pub(crate) kept: u64,
     pub(crate) left: u64,
+}
+
+impl Applied {
+    fn add(&mut self, other: Self) {
+        // Engines may say anything.
+        self.cut = self.cut.saturating_add(other.cut);
+        self.kept = self.kept.saturating_add(other.kept);
+        self.left = self.left.saturating_add(other.left);
+    }
 }
 
 impl Attached {
@@ -347,7 +385,7 @@ impl Attached {
         let kept = [self.rules.clone(), self.relayed_rules.clone()];
         let writer = Writer {
             paths: self.datapath.paths(),
-            row: self.owner.row(),
+            rows: &self.rows(),
             own: &own,
             kept: &kept,
         };
@@ -377,15 +415,24 @@ impl Attached {
         Ok(before)
     }
 
-    /// Returns the policies in force, as a message to the engine.
-    fn policies_to_tell(&self, id: u64, strictly: Vec<VmId>) -> Result<Policies, ChannelError> {
+    /// Returns the policies in force, as a message to a worker's engine.
+    fn policies_to_tell(
+        &self,
+        worker: usize,
+        id: u64,
+        strictly: Vec<VmId>,
+    ) -> Result<Policies, ChannelError> {
         Ok(Policies {
             id,
             policies: memory_file(&self.policies.to_bytes())?,
             rule_base: RuleIndex::new(self.rules.start),
             local: self.network_view().local,
-            vms: self.vm_specs(),
+            vms: self.vm_specs(worker),
             strictly,
         })
     }
 }
+
+#[cfg(test)]
+#[path = "policy_apply_test.rs"]
+mod tests;

@@ -3,6 +3,7 @@ mod api;
 mod child;
 mod engine;
 mod engine_process;
+mod engines;
 mod metrics;
 mod outgoing;
 mod supervisor;
@@ -11,6 +12,7 @@ pub(crate) use self::{
     api::Api,
     child::ChildProcess,
     engine::{Engine, GivenUp},
+    engines::{Engines, page_of, reply_of_all},
     metrics::Metrics,
 };
 

@@ -28,13 +28,13 @@ use slipgate_ipc::{
 };
 
 use crate::{
-    control_api::Pending,
+    control_api::{BUSY, Pending},
     counted,
     handover::hand_over,
     parts::Parts,
     passed_tap,
     policy_apply::{Applied, NamedChange, PolicyChanges},
-    process::{Api, MESSAGES_AT_ONCE, Metrics},
+    process::{Api, MESSAGES_AT_ONCE, Metrics, page_of, reply_of_all},
     service_manager::ServiceManager,
     vm::{Typed, Vm},
     vm_changes::{VmChanges, Wanted},
@@ -109,13 +109,15 @@ impl Broker {
                     signal: Signal::SIGINT,
                 });
             }
-            if ready.channel {
-                self.receive_from_engine()?;
+            for worker in ready.channels {
+                self.receive_from_engine(worker)?;
             }
-            if ready.engine {
-                self.parts.engine.has_ended();
+            for worker in ready.engines {
+                self.parts.engines.of_mut(worker).has_ended();
             }
-            self.see_to_engine()?;
+            for worker in self.parts.engines.workers() {
+                self.see_to_engine(worker)?;
+            }
             let is_due = |due| due <= Instant::now();
             if ready.network || self.parts.attached.watch.due().is_some_and(is_due) {
                 self.follow_network()?;
@@ -153,7 +155,7 @@ impl Broker {
     fn wait(&self, signals: &SignalFd) -> anyhow::Result<Ready> {
         let due = self.metrics.as_ref().and_then(Metrics::due);
         let due = due.into_iter().chain(self.parts.attached.watch.due());
-        let due = due.chain([self.parts.engine.due()]);
+        let due = due.chain(self.parts.engines.due());
         let due = due.chain(self.vm_changes.due());
         let due = due.chain(self.apis.iter().filter_map(Api::due));
         let due = due.chain(self.service_manager.due());
@@ -169,10 +171,12 @@ impl Broker {
             input(signals.as_fd()),
             input(self.parts.attached.watch.as_fd()),
         ];
-        let engine = self.parts.engine.watched();
-        let has_engine = engine.is_some();
-        let engine_at = fds.len();
-        fds.extend(engine.into_iter().flatten());
+        let engines_at = fds.len();
+        let mut watched = Vec::new();
+        for (worker, engine) in self.parts.engines.watched() {
+            watched.push(worker);
+            fds.extend(engine);
+        }
         let mut console = None;
         let vmm_at = fds.len();
         if let Some(vm) = &self.vm {
@@ -193,6 +197,12 @@ impl Broker {
             Err(e) => return Err(e).context("waiting for something to do"),
         }
         let is = |at: usize| fds[at].any().unwrap_or(true);
+        // Of each the pidfd, and then the channel.
+        let ready = |which: usize| {
+            let all = watched.iter().enumerate();
+            let ready = all.filter(|(n, _)| is(engines_at + 2 * n + which));
+            ready.map(|(_, worker)| *worker).collect()
+        };
         // One that ended is started again, and what had no room is sent.
         let is_due = |due| due <= Instant::now();
         let mut apis = self.apis.iter();
@@ -200,8 +210,8 @@ impl Broker {
         Ok(Ready {
             signals: is(0),
             network: is(1),
-            engine: has_engine && is(engine_at),
-            channel: has_engine && is(engine_at + 1),
+            engines: ready(0),
+            channels: ready(1),
             vmm: self.vm.is_some() && (is(vmm_at) || is(vmm_at + 1)),
             console: console.is_some_and(is),
             control: waits || is_api_due || (others..fds.len()).any(is),
@@ -228,26 +238,29 @@ impl Broker {
         None
     }
 
-    fn receive_from_engine(&mut self) -> anyhow::Result<()> {
+    fn receive_from_engine(&mut self, worker: usize) -> anyhow::Result<()> {
         let mut refresh = false;
-        for message in self.parts.engine.receive()? {
+        for message in self.parts.engines.of_mut(worker).receive()? {
             match message {
                 FromEngine::NextHopsWanted => refresh = true,
-                FromEngine::Reply { id, reply } => self.replied(id, reply),
+                FromEngine::Reply { id, reply } => self.replied(worker, id, reply),
                 FromEngine::Applied {
                     id,
                     cut,
                     kept,
                     left,
-                } => self
-                    .policies
-                    .applied(&mut self.parts, id, Applied { cut, kept, left })?,
-                FromEngine::Done { id } => self.vm_changes.done(&mut self.parts, id),
+                } => self.policies.applied(
+                    &mut self.parts,
+                    worker,
+                    id,
+                    Applied { cut, kept, left },
+                )?,
+                FromEngine::Done { id } => self.vm_changes.done(&mut self.parts, worker, id),
                 FromEngine::Activity { idle, busy } => {
-                    self.parts.attached.note_activity(&idle, true);
-                    self.parts.attached.note_activity(&busy, false);
+                    self.parts.attached.note_activity(worker, &idle, true);
+                    self.parts.attached.note_activity(worker, &busy, false);
                 }
-                FromEngine::Ready { adopted } => self.engine_serves(adopted)?,
+                FromEngine::Ready { adopted } => self.engine_serves(worker, adopted)?,
                 // The first is the watch's, the others are waited for elsewhere.
                 FromEngine::Pong { .. } | FromEngine::OpenQuestions(_) | FromEngine::Stopped => {}
             }
@@ -259,10 +272,13 @@ impl Broker {
     }
 
     /// Passes the engine's reply to the client that asked.
-    fn replied(&mut self, id: u64, reply: EngineReply) {
+    fn replied(&mut self, worker: usize, id: u64, reply: EngineReply) {
+        let workers = self.parts.engines.len();
         match &mut self.metrics {
-            Some(metrics) if metrics.asking == Some(id) => metrics.answer(reply),
-            _ => self.pending.replied(&mut self.parts, id, reply),
+            Some(metrics) if metrics.asking == Some((worker, id)) => {
+                metrics.answer(reply_of_all(reply, worker, workers))
+            }
+            _ => self.pending.replied(&mut self.parts, worker, id, reply),
         }
     }
 
@@ -292,12 +308,12 @@ impl Broker {
         for PermittedRequest { client, request } in asked {
             // Others are carried out with the next engine, where there is none.
             let is_held_up = match &request {
-                ClientRequest::Engine { .. } => !parts.engine.answers(),
-                request => request.asks_engine() && parts.engine.is_behind(),
+                // By the one that it is for.
+                ClientRequest::Engine { .. } => false,
+                request => request.asks_engine() && parts.engines.is_behind(),
             };
             if is_held_up {
-                let why = "the engine can be asked nothing more just now: try again";
-                parts.control.answer(client, &ClientAnswer::busy(why));
+                parts.control.answer(client, &ClientAnswer::busy(BUSY));
                 continue;
             }
             match request {
@@ -467,38 +483,46 @@ impl Broker {
         }
     }
 
-    /// Connects the processes that answer the API to the engine, which sends them events of flows.
+    /// Connects the processes that answer the API to the engines, which send them events of flows.
     fn connect_apis(&mut self) -> anyhow::Result<()> {
-        if !self.parts.engine.answers() {
-            return Ok(());
-        }
-        for api in &mut self.apis {
-            match api.connect_engine() {
-                Ok(Some(message)) => self.parts.engine.send(message)?,
-                Ok(None) => {}
-                Err(e) => tracing::debug!("making a pair of sockets: {e}"),
+        let engines = &mut self.parts.engines;
+        for worker in engines.workers() {
+            if !engines.of(worker).answers() {
+                continue;
+            }
+            for api in &mut self.apis {
+                match api.connect_engine(worker) {
+                    Ok(Some(message)) => engines.send(worker, message)?,
+                    Ok(None) => {}
+                    Err(e) => tracing::debug!("making a pair of sockets: {e}"),
+                }
             }
         }
         Ok(())
     }
 
-    /// Watches the engine, and replaces one that ended or hangs.
-    fn see_to_engine(&mut self) -> anyhow::Result<()> {
-        if let Some(how) = self.parts.engine.failed()? {
+    /// Watches a worker's engine, and replaces one that ended or hangs.
+    fn see_to_engine(&mut self, worker: usize) -> anyhow::Result<()> {
+        let Parts {
+            attached, engines, ..
+        } = &mut self.parts;
+        let engine = engines.of_mut(worker);
+        if let Some(how) = engine.failed()? {
             let event = Event::EngineEnded { how: how.clone() };
-            self.parts.attached.events.push(event);
-            self.pending.forget_engine(&mut self.parts);
-            self.parts.engine.plan(how)?;
+            attached.events.push(event);
+            engine.plan(how)?;
+            self.pending.forget_engine(&mut self.parts, worker);
         }
-        if self.parts.engine.is_due() {
-            match self.parts.attached.clean_after_engine(owner::WHILE_SERVING) {
-                Ok(()) => self
-                    .parts
-                    .engine
-                    .start_again(&self.parts.attached, &self.reserved_ports),
+        let Parts {
+            attached, engines, ..
+        } = &mut self.parts;
+        let engine = engines.of_mut(worker);
+        if engine.is_due() {
+            match attached.clean_after_engine(worker, owner::WHILE_SERVING) {
+                Ok(()) => engine.start_again(attached, &self.reserved_ports),
                 Err(e) if e.is_locked() || e.is_shortage() => {
                     tracing::warn!("the engine is started a little later: {e}");
-                    self.parts.engine.put_off();
+                    engine.put_off();
                 }
                 Err(e) => return Err(e.into()),
             }
@@ -506,9 +530,9 @@ impl Broker {
         Ok(())
     }
 
-    /// Handles the readiness of an engine that replaced another.
-    fn engine_serves(&mut self, adopted: u64) -> anyhow::Result<()> {
-        if !self.parts.engine.serves() {
+    /// Handles the readiness of a worker's engine that replaced another.
+    fn engine_serves(&mut self, worker: usize, adopted: u64) -> anyhow::Result<()> {
+        if !self.parts.engines.of_mut(worker).serves() {
             return Ok(());
         }
         self.parts.attached.write_forwards()?;
@@ -516,15 +540,17 @@ impl Broker {
         self.parts.attached.refresh_next_hops()?;
         // What was asked while there was none is answered by nobody.
         if let Some(metrics) = &mut self.metrics {
-            metrics.asking = None;
+            metrics.asking.take_if(|(asked, _)| *asked == worker);
         }
-        self.apis.iter_mut().for_each(Api::engine_serves);
-        self.vm_changes.engine_serves(&mut self.parts);
+        self.apis
+            .iter_mut()
+            .for_each(|api| api.engine_serves(worker));
+        self.vm_changes.engine_serves(&mut self.parts, worker);
         let event = Event::EngineServes { adopted };
         self.parts.attached.events.push(event);
         let flows = counted(adopted, "flow");
         tracing::info!("there is an engine again, which took over {flows}");
-        self.policies.send_again(&mut self.parts)
+        self.policies.send_again(&mut self.parts, worker)
     }
 
     /// Reopens the log files by their names, because the old files were moved away. An old file
@@ -533,8 +559,8 @@ impl Broker {
         match self.parts.attached.reopen_files() {
             Ok(files) if files.is_empty() => {}
             Ok(files) => {
-                for message in files {
-                    self.parts.engine.send(message)?;
+                for (worker, message) in files {
+                    self.parts.engines.send(worker, message)?;
                 }
                 tracing::info!("opened the flow log and --pcap's file again");
             }
@@ -549,13 +575,17 @@ impl Broker {
             return Ok(());
         };
         if let Some(from) = metrics.turn(&self.parts.attached) {
+            let Some((worker, from)) = page_of(from, self.parts.engines.len()) else {
+                return Ok(());
+            };
             let id = self.parts.next_id();
-            metrics.asking = Some(id);
-            self.parts.engine.send(ToEngine::Request {
+            metrics.asking = Some((worker, id));
+            let request = ToEngine::Request {
                 id,
                 about: None,
                 request: EngineRequest::Inventory { from },
-            })?;
+            };
+            self.parts.engines.send(worker, request)?;
         }
         Ok(())
     }
@@ -564,8 +594,10 @@ impl Broker {
 /// Results of a poll: the parts that have work to do.
 struct Ready {
     signals: bool,
-    engine: bool,
-    channel: bool,
+    /// Workers whose engine has ended.
+    engines: Vec<usize>,
+    /// Workers whose engine has sent a message, or takes one.
+    channels: Vec<usize>,
     network: bool,
     vmm: bool,
     console: bool,

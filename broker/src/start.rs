@@ -2,16 +2,14 @@
 //! removes it again on failure.
 mod inputs;
 
-use std::{collections::BTreeSet, ops::Range, os::fd::OwnedFd, time::Duration};
+use std::{collections::BTreeSet, ops::Range, time::Duration};
 
 use anyhow::Context as _;
 use slipgate_control::{
     Datapath, LoadOptions, Owner, Paths,
     netlink::{NetworkWatch, NextHops},
     owner::{self, DaemonLock},
-    probe,
-    tap::EnginePort,
-    vm,
+    probe, vm,
 };
 use slipgate_policy::{Described, document::inline_name};
 
@@ -22,10 +20,10 @@ use crate::{
     handover::end_predecessor,
     host::HostResolvers,
     kernel_state::{
-        Attached, HeldForwards, ServedVms, Writer, check_source, described, find_uplink,
+        Attached, HeldForwards, ServedVms, Worker, Writer, check_source, described, find_uplink,
         forwards_of, tap_of, warn_of_rest, write_rules,
     },
-    persisted_policy, persisted_questions, persisted_vms,
+    persisted_policy, persisted_vms,
     privileges::raise_file_limit,
 };
 
@@ -102,67 +100,71 @@ pub(crate) fn attach(mut config: Config, inputs: Inputs) -> anyhow::Result<Attac
     };
     let hook = probe::best_hook();
     let names: Vec<&str> = config.vms.iter().map(|vm| vm.name.as_str()).collect();
-    let owner = Owner::take(datapath.maps(), &paths, &names)?;
+    let owners = Owner::take_several(datapath.maps(), &paths, &names, config.workers)
+        .with_context(|| match config.workers {
+            1 => "taking a row of the owners' table".to_owned(),
+            workers => format!("--workers {workers}: taking a row for each"),
+        })?;
+    let rows: Vec<u32> = owners.iter().map(Owner::row).collect();
+    let adopted = owners.iter().any(Owner::adopted);
     if config.new_vms {
         // Their flows are ended by the engine.
-        for row in vm::rows_of(datapath.maps(), owner.row()) {
+        for row in rows
+            .iter()
+            .flat_map(|row| vm::rows_of(datapath.maps(), *row))
+        {
             vm::retire(datapath.maps(), row);
         }
     }
-    let swept = owner::sweep(datapath.maps(), &paths, &owner, owner::PATIENCE)?;
-    tracing::debug!(
-        ?swept,
-        row = owner.row(),
-        adopted = owner.adopted(),
-        "took a row"
-    );
+    let swept = owner::sweep(datapath.maps(), &paths, &owners, owner::PATIENCE)?;
+    tracing::debug!(?swept, ?rows, adopted, "took rows");
     let command_line = config.policy_flags();
-    let kept = persisted_policy::path(&paths.run_dir, owner.row());
+    let kept = persisted_policy::path(&paths.run_dir, rows[0]);
     let mut took_over = false;
-    if owner.adopted()
+    if adopted
         && !config.new_vms
         && let Some(all) = persisted_policy::take_over(&kept, &config)?
     {
         (config, loaded, policies) = all;
         took_over = true;
     }
-    let open_questions = persisted_questions::take(&paths.run_dir, owner.row());
     let run_dirs = slipgate_control::pins::sweep_run_dirs();
     tracing::debug!("removed {run_dirs} directories of locks that dead processes left");
     let rules = described(&policies, &config);
     // Before anything is made that a failure would have to take down.
-    let taps = owner.noted_taps(&paths).map_err(anyhow::Error::from);
-    let made = taps.and_then(|taps| {
-        Ok((
-            taps,
-            Made::new(&datapath, &owner, &rules, handed_over.others())?,
-        ))
+    let made = Made::new(&datapath, &owners, &rules).and_then(|made| {
+        let taps = owners.iter().map(|owner| owner.noted_taps(&paths));
+        let taps = taps.collect::<slipgate_control::Result<Vec<_>>>()?;
+        Ok((taps.into_iter().flatten().collect(), made))
     });
-    let (former_taps, made) = match made {
+    let undo = |datapath: Datapath, owners: Vec<Owner>| {
+        if !adopted {
+            warn_of_rest(datapath.remove_if_last(owners).map_err(Into::into));
+        }
+    };
+    let (former_taps, Made { next_hops, rules }) = match made {
         Ok(made) => made,
         Err(e) => {
-            if !owner.adopted() {
-                warn_of_rest(datapath.remove_if_last(owner).map_err(Into::into));
-            }
+            undo(datapath, owners);
             return Err(e);
         }
     };
-    let Made {
-        port,
-        next_hops,
-        rules,
-    } = made;
+    let workers = match Worker::make(&datapath, owners, &mut handed_over.others()) {
+        Ok(workers) => workers,
+        Err((e, owners)) => {
+            undo(datapath, owners);
+            return Err(e);
+        }
+    };
     let mut attached = Attached {
         daemon,
         told_network: None,
         next_hops,
         former_taps,
         vms: ServedVms::default(),
-        noted_taps: None,
         listed: BTreeSet::new(),
         datapath,
-        owner,
-        port,
+        workers,
         watch,
         in_force: loaded.clone(),
         loaded,
@@ -184,7 +186,6 @@ pub(crate) fn attach(mut config: Config, inputs: Inputs) -> anyhow::Result<Attac
         uplink,
         hook,
         handed_over,
-        open_questions,
         guards_due: BTreeSet::new(),
         told_of_lock: false,
         config,
@@ -199,7 +200,7 @@ pub(crate) fn attach(mut config: Config, inputs: Inputs) -> anyhow::Result<Attac
 }
 
 fn begin(attached: &mut Attached) -> anyhow::Result<()> {
-    attached.port.serve(&attached.datapath, attached.hook)?;
+    attached.serve_ports()?;
     attached.open_vms()?;
     attached.note_taps()?;
     attached.set_rates();
@@ -213,31 +214,23 @@ fn begin(attached: &mut Attached) -> anyhow::Result<()> {
 
 /// Kernel objects that a process creates whichever VMs it serves.
 struct Made {
-    port: EnginePort,
     next_hops: NextHops,
     rules: Range<u32>,
 }
 
 impl Made {
-    fn new(
-        datapath: &Datapath,
-        owner: &Owner,
-        rules: &[Described],
-        handed_over: Vec<OwnedFd>,
-    ) -> anyhow::Result<Self> {
+    fn new(datapath: &Datapath, owners: &[Owner], rules: &[Described]) -> anyhow::Result<Self> {
         datapath.remove_defunct()?;
-        let port = EnginePort::open(owner.row(), handed_over).context("making the engine port")?;
-        owner.set_port(datapath.maps(), port.ifindex);
+        let rows: Vec<u32> = owners.iter().map(Owner::row).collect();
         let writer = Writer {
             paths: datapath.paths(),
-            row: owner.row(),
+            rows: &rows,
             own: &[],
             kept: &[],
         };
         Ok(Self {
             rules: write_rules(datapath.maps(), rules, writer)?,
-            next_hops: NextHops::new(owner.row())?,
-            port,
+            next_hops: NextHops::new(rows)?,
         })
     }
 }

@@ -49,14 +49,21 @@ use crate::{
 #[derive(Debug)]
 pub(crate) struct VmChanges {
     ties: Ties,
-    /// Steps that wait for the engine, by the number of the message, each with the number of the
-    /// engine that it was sent to.
-    waiting: BTreeMap<u64, (u64, Step)>,
+    /// Steps that wait for an engine, by the number of the message, each with the engine that it was
+    /// sent to.
+    waiting: BTreeMap<u64, (Asked, Step)>,
     /// Definitions that wait for a change of policy, in the order in which they came.
     deferred: VecDeque<Deferred>,
     /// Definitions that wait for a port which the engine gives back with the answer to the message of
     /// this number, in the order in which they came.
     for_ports: Vec<(u64, Deferred)>,
+}
+
+/// An engine that was sent a message: its worker, and which of the worker's engines it is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Asked {
+    worker: usize,
+    number: u64,
 }
 
 /// A definition that names another policy while a policy is being put in force, or whose own policy
@@ -246,20 +253,23 @@ impl VmChanges {
             Ok(Put::Added(at, forwards)) => {
                 let vm = parts.attached.vms[at].open.id;
                 let id = send_vm(parts, at, forwards)?;
-                self.wait(parts, id, Step::Serve { vm, client });
+                let worker = parts.attached.vms[at].worker;
+                self.wait(parts, worker, id, Step::Serve { vm, client });
             }
             Ok(Put::Unchanged(at)) => parts.answer_vm(client, at, VmChange::Unchanged),
             Ok(Put::Changed(at, forwards)) => {
                 let vm = parts.attached.vms[at].open.id;
                 let client = Some(client);
                 let id = send_vm(parts, at, forwards)?;
-                self.wait(parts, id, Step::Change { vm, client });
+                let worker = parts.attached.vms[at].worker;
+                self.wait(parts, worker, id, Step::Change { vm, client });
             }
             Ok(Put::OtherPolicy(at, new, forwards)) => {
                 let vm = parts.attached.vms[at].open.id;
                 if let Some(id) = send_forwards(parts, at, forwards)? {
                     let client = None;
-                    self.wait(parts, id, Step::Change { vm, client });
+                    let worker = parts.attached.vms[at].worker;
+                    self.wait(parts, worker, id, Step::Change { vm, client });
                 }
                 policies.apply_to_vm(parts, client, *new)?;
             }
@@ -304,9 +314,10 @@ impl VmChanges {
         Ok(())
     }
 
-    /// Notes a step that remains when the engine has answered the message with number `id`.
-    fn wait(&mut self, parts: &Parts, id: u64, step: Step) {
-        self.waiting.insert(id, (parts.engine.number(), step));
+    /// Notes a step that remains when the worker's engine has answered the message with number `id`.
+    fn wait(&mut self, parts: &Parts, worker: usize, id: u64, step: Step) {
+        let number = parts.engines.of(worker).number();
+        self.waiting.insert(id, (Asked { worker, number }, step));
     }
 
     /// Removes a VM.
@@ -346,14 +357,20 @@ impl VmChanges {
         self.ties.untie(name);
         let id = parts.next_id();
         let gone = parts.attached.take_out(at, id);
-        let (vm, row) = (gone.open.id, gone.open.row);
+        let (vm, row, worker) = (gone.open.id, gone.open.row, gone.worker);
         let name = name.to_owned();
-        self.wait(parts, id, Step::Close { row, name, client });
-        parts.engine.send(ToEngine::RemoveVm { id, vm, row })
+        self.wait(parts, worker, id, Step::Close { row, name, client });
+        let removed = ToEngine::RemoveVm { id, vm, row };
+        parts.engines.send(worker, removed)
     }
 
-    /// The engine has carried out what it was told under this number.
-    pub(crate) fn done(&mut self, parts: &mut Parts, id: u64) {
+    /// The engine of a worker has carried out what it was told under this number.
+    pub(crate) fn done(&mut self, parts: &mut Parts, worker: usize, id: u64) {
+        // None may answer for another.
+        let is_its = (self.waiting.get(&id)).is_some_and(|(asked, _)| asked.worker == worker);
+        if !is_its {
+            return;
+        }
         if let Some((_, step)) = self.waiting.remove(&id) {
             step.finish(parts);
         }
@@ -368,10 +385,13 @@ impl VmChanges {
             .extend(waited.map(|(_, definition)| definition));
     }
 
-    /// Another engine is ready, which has started with the VMs as they were then.
-    pub(crate) fn engine_serves(&mut self, parts: &mut Parts) {
-        let present = parts.engine.number();
-        let done = self.waiting.extract_if(.., |_, (sent, _)| *sent < present);
+    /// A worker has another engine, which has started with the VMs as they were then.
+    pub(crate) fn engine_serves(&mut self, parts: &mut Parts, worker: usize) {
+        let present = parts.engines.of(worker).number();
+        let is_former = |asked: Asked| asked.worker == worker && asked.number < present;
+        let done = self
+            .waiting
+            .extract_if(.., |_, (asked, _)| is_former(*asked));
         let done: Vec<_> = done.collect();
         for (id, (_, step)) in done {
             step.finish(parts);
@@ -462,9 +482,10 @@ impl Step {
 
 /// Sends the engine a VM and the changes of its forwards. Returns the number of the last message.
 fn send_vm(parts: &mut Parts, at: usize, forwards: ForwardChange) -> anyhow::Result<u64> {
-    let vm = parts.attached.vm_spec(&parts.attached.vms[at]);
+    let served = &parts.attached.vms[at];
+    let (worker, vm) = (served.worker, parts.attached.vm_spec(served));
     let id = parts.next_id();
-    parts.engine.send(ToEngine::AddVm { id, vm })?;
+    parts.engines.send(worker, ToEngine::AddVm { id, vm })?;
     Ok(send_forwards(parts, at, forwards)?.unwrap_or(id))
 }
 
@@ -480,7 +501,8 @@ fn send_forwards(
     }
     let id = parts.next_id();
     let message = parts.attached.change_forwards(id, at, forwards);
-    parts.engine.send(message)?;
+    let worker = parts.attached.vms[at].worker;
+    parts.engines.send(worker, message)?;
     Ok(Some(id))
 }
 

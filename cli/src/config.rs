@@ -11,7 +11,7 @@ mod vm;
 
 use std::ops::RangeInclusive;
 
-use slipgate_abi::maps::{MAX_CHUNKS, SLOTS_PER_CHUNK};
+use slipgate_abi::maps::{MAX_CHUNKS, MAX_OWNERS, SLOTS_PER_CHUNK};
 use slipgate_broker::config::{
     ApiSocket, Config, GuestNetwork, Mode, VmConfig, Xdp, check_device, check_label,
 };
@@ -44,14 +44,37 @@ pub(crate) fn serve(args: &ServeArgs, order: Vec<RuleFlag>) -> Result<Config, Co
     for key in &args.metrics_label {
         check_label("--metrics-label", key, "")?;
     }
+    check_workers(args)?;
     let config = checked(nat, network, None, on_exit(args.on_exit), order)?;
     Ok(Config {
+        workers: args.workers,
         api: api_sockets(args)?,
         metrics_labels: args.metrics_label.clone(),
         idle_after: args.idle_after,
         takes_over: args.take_over,
         ..config
     })
+}
+
+/// Checks the number of engines, and what several of them can't do.
+fn check_workers(args: &ServeArgs) -> Result<(), ConfigError> {
+    let refused = |problem: &str, remedy: &str| {
+        Err(ConfigError::new("--workers", args.workers, problem, remedy))
+    };
+    if args.workers == 0 {
+        return refused("without an engine no flow is admitted", "give 1 or more");
+    }
+    if args.workers > MAX_OWNERS as usize {
+        let problem = format!("a network namespace has room for {MAX_OWNERS} engines");
+        return refused(&problem, "give about one for each CPU that is to spare");
+    }
+    if args.workers > 1 && args.nat.pcap.is_some() {
+        return refused(
+            "--pcap writes the frames of one engine to one file",
+            "leave --pcap out, and capture a VM: `slipgate capture --vm NAME`",
+        );
+    }
+    Ok(())
 }
 
 /// The sockets of `--api` and `--api-read`.
@@ -133,6 +156,7 @@ fn checked(
         network,
         vms,
         is_daemon,
+        workers: 1,
         takes_over: false,
         flags: overrides::of(nat, order)?,
         named_policies: Default::default(),

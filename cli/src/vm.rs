@@ -147,6 +147,7 @@ fn list(args: &VmListArgs) -> anyhow::Result<()> {
         vec![
             name,
             vm.state.name().to_owned(),
+            vm.worker.to_string(),
             tap,
             ip.map(|ip| ip.to_string()).unwrap_or_default(),
             policy.unwrap_or_else(|| "-".to_owned()),
@@ -156,7 +157,7 @@ fn list(args: &VmListArgs) -> anyhow::Result<()> {
     };
     let rows: Vec<_> = vms.into_iter().map(row).collect();
     let head = [
-        "VM", "STATE", "TAP", "GUEST", "POLICY", "FORWARDS", "LABELS",
+        "VM", "STATE", "WORKER", "TAP", "GUEST", "POLICY", "FORWARDS", "LABELS",
     ];
     print!("{}", table(&head, &rows, &[]));
     Ok(())

@@ -42,8 +42,8 @@ pub struct ApiStart<F = OwnedFd> {
     pub listener: F,
     /// Whether its clients may change anything.
     pub may_change: bool,
-    /// Row in `OWNERS` whose VMs the metrics show.
-    pub owner_row: u32,
+    /// Rows in `OWNERS` whose VMs the metrics show.
+    pub owner_rows: Vec<u32>,
     /// Keys of the VMs' labels that the metrics show.
     pub label_keys: Vec<String>,
     /// Level of messages on stderr.
@@ -304,7 +304,7 @@ impl Event {
 }
 
 maps_descriptors!(struct ApiStart {
-    maps: all, listener: fd, may_change, owner_row, label_keys, log,
+    maps: all, listener: fd, may_change, owner_rows, label_keys, log,
 });
 maps_descriptors!(enum ToApi {
     Start(start: boxed),

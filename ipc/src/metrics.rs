@@ -25,7 +25,7 @@ pub struct MetricsStart<F = OwnedFd> {
     /// Listening socket for HTTP.
     pub listener: F,
     /// Row in `OWNERS` whose VMs are shown.
-    pub owner_row: u32,
+    pub owner_rows: Vec<u32>,
     /// Keys of the VMs' labels that are shown.
     pub label_keys: Vec<String>,
     /// Level of messages on stderr.
@@ -42,7 +42,7 @@ pub enum FromMetrics {
     },
 }
 
-maps_descriptors!(struct MetricsStart { maps: all, listener: fd, owner_row, label_keys, log });
+maps_descriptors!(struct MetricsStart { maps: all, listener: fd, owner_rows, label_keys, log });
 maps_descriptors!(enum ToMetrics { Start(start: nested), Inventory(page) });
 carries_descriptors!(ToMetrics);
 carries_none!(FromMetrics);

@@ -1,6 +1,6 @@
 //! Ids of flows, as records, commands and users have them.
 use serde::{Deserialize, Serialize};
-use slipgate_abi::SlotIndex;
+use slipgate_abi::{SlotIndex, maps::MAX_OWNERS};
 
 /// Id of a translated flow.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -43,7 +43,7 @@ impl TranslatedId {
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 #[serde(into = "String", try_from = "String")]
 pub struct RelayedId {
-    /// Random number of the engine that relays the flow.
+    /// Number of the engine that relays the flow ([`RelayedId::run_of`]).
     pub run: u32,
     /// Number of the flow among that engine's relayed flows.
     pub number: u64,
@@ -56,6 +56,17 @@ impl std::fmt::Display for RelayedId {
 }
 
 impl RelayedId {
+    /// Makes the number of an engine: a random one, with its row of `OWNERS` in the last bits, so
+    /// that who passes requests on knows whose flow an id is.
+    pub fn run_of(random: u32, owner_row: u32) -> u32 {
+        random - random % MAX_OWNERS + owner_row % MAX_OWNERS
+    }
+
+    /// Row of `OWNERS` of the engine that relays the flow.
+    pub fn owner_row(self) -> u32 {
+        self.run % MAX_OWNERS
+    }
+
     /// Parses the text form used in records.
     pub fn parse(text: &str) -> Option<Self> {
         let (run, number) = text.strip_prefix('r')?.split_once('-')?;

@@ -14,6 +14,11 @@ fn ids_are_read_as_they_are_written_and_nothing_else_is_one() {
     for id in [FlowId::Translated(translated), FlowId::Relayed(relayed)] {
         assert_eq!(FlowId::parse(&id.to_string()), Some(id));
     }
+    let of_row = RelayedId {
+        run: RelayedId::run_of(u32::MAX, 5),
+        ..relayed
+    };
+    assert_eq!(of_row.owner_row(), 5);
     let json = serde_json::to_string(&relayed).unwrap();
     assert_eq!(json, "\"r00000abc-18446744073709551615\"");
     assert_eq!(serde_json::from_str::<RelayedId>(&json).ok(), Some(relayed));

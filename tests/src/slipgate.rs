@@ -397,6 +397,22 @@ impl Slipgate {
         self.again_as(&Start::default())
     }
 
+    /// Starts a successor with these flags too.
+    ///
+    /// # Errors
+    /// slipgate does not become ready.
+    pub fn again_with(&self, flags: &[&str]) -> Result<Slipgate> {
+        let mut args = self.args.clone();
+        args.extend(flags.iter().map(|flag| (*flag).to_owned()));
+        Self::start(
+            &Start::default(),
+            self.ns.clone(),
+            self.pins.clone(),
+            self.command,
+            args,
+        )
+    }
+
     /// Starts the successor with a deviating start.
     ///
     /// # Errors

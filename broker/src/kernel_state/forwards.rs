@@ -392,9 +392,10 @@ impl Attached {
         self.forwards.held.values().map(|held| held.socket.as_fd())
     }
 
-    /// All forwards, in the form in which an engine gets them.
-    pub(crate) fn forward_sockets(&self) -> Vec<ForwardSocket<BorrowedFd<'_>>> {
-        let by_name = self.open_by_name();
+    /// All forwards of a worker's VMs, in the form in which its engine gets them.
+    pub(crate) fn forward_sockets(&self, worker: usize) -> Vec<ForwardSocket<BorrowedFd<'_>>> {
+        let vms = self.vms.iter().filter(|vm| vm.worker == worker);
+        let by_name: BTreeMap<_, _> = vms.map(|vm| (&*vm.config.name, &vm.open)).collect();
         let all = self.forwards.held.iter();
         all.filter_map(|(port, held)| {
             let open = by_name.get(held.vm.as_str())?;

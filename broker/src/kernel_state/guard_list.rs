@@ -23,11 +23,12 @@ impl Attached {
     /// policies use the two sets in turn, so that their lists are apart.
     pub(crate) fn policy_number(&self, policy: u32) -> u32 {
         let turn = u32::from(self.turn) << TURN_BIT;
-        turn | policy << OWNER_BITS | (self.owner.row() + 1)
+        turn | policy << OWNER_BITS | (self.first_row() + 1)
     }
 
     fn is_our_number(&self, number: u32) -> bool {
-        number & ((1 << OWNER_BITS) - 1) == self.owner.row() + 1
+        let row = number & ((1 << OWNER_BITS) - 1);
+        self.all_rows().any(|ours| ours + 1 == row)
     }
 
     /// Writes the prefixes that the guard may drop without the engine, for each policy that a VM

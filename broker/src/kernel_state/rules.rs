@@ -34,8 +34,8 @@ const FREE: Whole = RuleElement::FREE.whole;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Writer<'w> {
     pub(crate) paths: &'w Paths,
-    /// Row of the process in `OWNERS`.
-    pub(crate) row: u32,
+    /// Rows of the process in `OWNERS`.
+    pub(crate) rows: &'w [u32],
     /// Ranges of elements that this process has used.
     pub(crate) own: &'w [Range<u32>],
     /// Elements in use without a flow: the rules in force, and the forwards to which relays refer
@@ -118,7 +118,11 @@ impl Writer<'_> {
 
     /// Records the elements that this process uses.
     fn claim(&self, ranges: &[Range<u32>]) -> anyhow::Result<()> {
-        let path = self.claims_of(self.row);
+        let path = self.claims_of(self.rows[0]);
+        // Those of former processes in our other rows are over.
+        for row in &self.rows[1..] {
+            let _ = fs::remove_file(self.claims_of(*row));
+        }
         let lines = ranges
             .iter()
             .map(|range| format!("{} {}\n", range.start, range.end));
@@ -131,7 +135,7 @@ impl Writer<'_> {
     fn of_others(&self) -> anyhow::Result<HashSet<u32>> {
         let mut in_use = HashSet::new();
         for row in owner::living(self.paths, owner::WHILE_SERVING)? {
-            if row != self.row {
+            if !self.rows.contains(&row) {
                 // One that has none judges by no rules yet, or is of a version that writes none.
                 let text = fs::read_to_string(self.claims_of(row)).unwrap_or_default();
                 in_use.extend(ranges(&text).flatten());

@@ -41,7 +41,7 @@ fn paths(dir: &Path) -> Paths {
 fn third(paths: &Paths) -> Writer<'_> {
     Writer {
         paths,
-        row: 3,
+        rows: &[3],
         own: &[],
         kept: &[],
     }
@@ -58,7 +58,10 @@ fn claims_are_read_as_they_are_written_and_nonsense_is_none() {
     let bad = "x\n1\n1 x\n5 4294967295\n7 8\n1 4\n";
     assert_eq!(ranges(bad).collect::<Vec<_>>(), [7..8, 1..4]);
     // A dead process's hold nothing.
-    let other = Writer { row: 4, ..writer };
+    let other = Writer {
+        rows: &[4],
+        ..writer
+    };
     assert!(other.of_others().unwrap().is_empty());
 }
 
@@ -70,7 +73,10 @@ fn a_living_process_keeps_what_it_judges_by() {
     writer.claim(&[4..6, 9..10]).unwrap();
     let lock = File::create(dir.path().join("owner-3.lock")).unwrap();
     lock.lock().unwrap();
-    let other = Writer { row: 4, ..writer };
+    let other = Writer {
+        rows: &[4],
+        ..writer
+    };
     assert_eq!(other.of_others().unwrap(), HashSet::from([4, 5, 9]));
     assert!(writer.of_others().unwrap().is_empty(), "its own");
     drop(lock);

@@ -16,6 +16,8 @@ pub(crate) struct ServedVms {
     by_name: HashMap<String, usize>,
     by_tap: HashMap<String, usize>,
     by_row: HashMap<VmRow, usize>,
+    /// Number of VMs of each worker.
+    by_worker: HashMap<usize, usize>,
 }
 
 impl ServedVms {
@@ -32,6 +34,11 @@ impl ServedVms {
     /// Returns the index of the VM in this row.
     pub(crate) fn in_row(&self, row: VmRow) -> Option<usize> {
         self.by_row.get(&row).copied()
+    }
+
+    /// Returns how many VMs a worker has.
+    pub(crate) fn of_worker(&self, worker: usize) -> usize {
+        self.by_worker.get(&worker).copied().unwrap_or_default()
     }
 
     /// Adds a VM at the end.
@@ -66,6 +73,7 @@ impl ServedVms {
         self.by_name.insert(vm.config.name.clone(), at);
         self.by_tap.insert(vm.config.tap.clone(), at);
         self.by_row.insert(vm.open.row, at);
+        *self.by_worker.entry(vm.worker).or_default() += 1;
     }
 
     fn forget(&mut self, at: usize) {
@@ -73,6 +81,9 @@ impl ServedVms {
         self.by_name.remove(&vm.config.name);
         self.by_tap.remove(&vm.config.tap);
         self.by_row.remove(&vm.open.row);
+        if let Some(count) = self.by_worker.get_mut(&vm.worker) {
+            *count -= 1;
+        }
     }
 }
 

@@ -12,6 +12,7 @@ fn vm(name: &str, tap: &str, row: u16) -> ServedVm {
             row: VmRow::new(row),
             adopted: false,
         },
+        worker: usize::from(row % 2),
         tap_ifindex: None,
         mtu: 1_500,
         is_up: true,
@@ -25,6 +26,10 @@ fn check(vms: &ServedVms) {
         assert_eq!(vms.named(&vm.config.name), Some(at));
         assert_eq!(vms.on_tap(&vm.config.tap), Some(at));
         assert_eq!(vms.in_row(vm.open.row), Some(at));
+    }
+    for worker in [0, 1] {
+        let its = vms.iter().filter(|vm| vm.worker == worker).count();
+        assert_eq!(vms.of_worker(worker), its);
     }
     assert_eq!(vms.by_name.len(), vms.len());
     assert_eq!(vms.by_tap.len(), vms.len());

@@ -1,7 +1,7 @@
 //! Resolution of a request's subject: from names and ids of clients to rows and slots of the maps.
 use std::sync::atomic::Ordering::Acquire;
 
-use slipgate_abi::{Verdict, VmRow};
+use slipgate_abi::{SlotIndex, Verdict, VmRow};
 use slipgate_ipc::{
     client::{ClientAnswer, Target},
     engine::{EngineReply, Scope, Subject},
@@ -61,11 +61,24 @@ impl Attached {
             return None;
         }
         let (slot, generation) = (id.slot, slot.generation().load(Acquire));
-        let ours = maps.chunks_of(self.owner.row());
         let is_it = id.instance == maps.instance()
             && id.generation == generation
-            && ours.iter().any(|chunk| chunk.contains(&slot.get()));
+            && self.worker_of_slot(slot).is_some();
         is_it.then_some(Subject::Flow { slot, generation })
+    }
+
+    fn worker_of_slot(&self, slot: SlotIndex) -> Option<usize> {
+        let row = self.datapath.maps().chunk_owner(slot.chunk())?;
+        self.worker_of_row(row)
+    }
+
+    /// Returns the worker that a subject belongs to.
+    pub(crate) fn worker_of(&self, subject: Subject) -> Option<usize> {
+        match subject {
+            Subject::Vm { row } => self.vms.in_row(row).map(|at| self.vms[at].worker),
+            Subject::Flow { slot, .. } => self.worker_of_slot(slot),
+            Subject::Relayed(id) => self.worker_of_row(id.owner_row()),
+        }
     }
 
     /// Logs VMs that a predecessor froze and that are still frozen.

@@ -13,11 +13,12 @@ use super::{Attached, xdp};
 
 impl Attached {
     /// Serves TAPs of these names that were recreated (with another index and no program), and
-    /// follows changed MTUs. Returns the changed VMs for the engine.
+    /// follows changed MTUs. Returns the changed VMs for the engines,
+    /// each with its worker.
     pub(crate) fn follow_taps<'n>(
         &mut self,
         names: impl IntoIterator<Item = &'n String>,
-    ) -> anyhow::Result<Vec<VmSpec>> {
+    ) -> anyhow::Result<Vec<(usize, VmSpec)>> {
         let on_tap = |name: &String| Some(&self.vms[self.vms.on_tap(name)?]);
         // A VM that the engine does not know yet is served when it does.
         let known = names.into_iter().filter_map(on_tap).filter(|vm| vm.is_up);
@@ -52,7 +53,7 @@ impl Attached {
                     tracing::info!("the TAP {tap} is there");
                     let before = self.vms[index].tap_ifindex.replace(ifindex);
                     self.forget_tap(before);
-                    self.note_tap(Some(ifindex))?;
+                    self.note_tap(self.vms[index].worker, Some(ifindex))?;
                     let vm = self.vms[index].config.name.clone();
                     self.events.push(Event::TapCame { vm });
                     // It may be gone again already: then there will be another notice.
@@ -66,7 +67,8 @@ impl Attached {
             let mtu = link.map_or(self.vms[index].mtu, |link| link.mtu);
             if mtu != self.vms[index].mtu {
                 self.vms[index].mtu = mtu;
-                tell.push(self.vm_spec(&self.vms[index]));
+                let vm = &self.vms[index];
+                tell.push((vm.worker, self.vm_spec(vm)));
             }
         }
         Ok(tell)

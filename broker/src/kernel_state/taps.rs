@@ -52,15 +52,21 @@ impl Attached {
     /// Begins the record of the TAPs of this process, and of a predecessor's until they are shut. The
     /// VMs' rows are not used for this, because the engine can write them.
     pub(crate) fn note_taps(&mut self) -> anyhow::Result<()> {
-        let ours = self.vms.iter().filter_map(|vm| vm.tap_ifindex);
-        let taps = ours.chain(self.former_taps.iter().copied()).collect();
-        self.noted_taps = Some(self.owner.note_taps(self.datapath.paths(), taps)?);
+        for (at, worker) in self.workers.iter_mut().enumerate() {
+            let vms = self.vms.iter().filter(|vm| vm.worker == at);
+            let mut taps: BTreeSet<_> = vms.filter_map(|vm| vm.tap_ifindex).collect();
+            if at == 0 {
+                taps.extend(self.former_taps.iter().copied());
+            }
+            let noted = worker.owner.note_taps(self.datapath.paths(), taps)?;
+            worker.noted_taps = Some(noted);
+        }
         Ok(())
     }
 
-    /// Adds a VM's TAP to the record.
-    pub(crate) fn note_tap(&mut self, tap: Option<IfIndex>) -> anyhow::Result<()> {
-        match (&mut self.noted_taps, tap) {
+    /// Adds the TAP of a VM of a worker to the record.
+    pub(crate) fn note_tap(&mut self, worker: usize, tap: Option<IfIndex>) -> anyhow::Result<()> {
+        match (&mut self.workers[worker].noted_taps, tap) {
             (Some(noted), Some(tap)) => Ok(noted.add(tap)?),
             _ => Ok(()),
         }
@@ -68,11 +74,13 @@ impl Attached {
 
     /// Removes a TAP from the record, which is shut or gone.
     pub(crate) fn forget_tap(&mut self, tap: Option<IfIndex>) {
-        if let (Some(noted), Some(tap)) = (&mut self.noted_taps, tap)
-            && let Err(e) = noted.remove(tap)
-        {
-            // A successor looks whether it has our program.
-            tracing::warn!("{e}");
+        for worker in &mut self.workers {
+            if let (Some(noted), Some(tap)) = (&mut worker.noted_taps, tap)
+                && let Err(e) = noted.remove(tap)
+            {
+                // A successor looks whether it has our program.
+                tracing::warn!("{e}");
+            }
         }
     }
 
@@ -80,7 +88,8 @@ impl Attached {
     pub(crate) fn close_departed(&mut self) -> anyhow::Result<()> {
         self.shut_departed()?;
         let maps = self.datapath.maps();
-        let departed: Vec<_> = vm::rows_of(maps, self.owner.row())
+        let departed: Vec<_> = (self.owners())
+            .flat_map(|owner| vm::rows_of(maps, owner.row()))
             .filter(|row| self.vms.in_row(*row).is_none())
             .collect();
         let ids = |row: &VmRow| Some(VmId::new(maps.vm(*row)?.id().load(Acquire)));
@@ -118,7 +127,11 @@ impl Attached {
         }
         self.note_taps()?;
         let paths = self.datapath.paths();
-        Ok(self.owner.forget_merged_taps(paths)?)
+        for owner in self.owners() {
+            owner.forget_merged_taps(paths)?;
+            owner.remove_merged_ports()?;
+        }
+        Ok(())
     }
 
     /// Takes a VM's TAP down and removes our programs from it. A TAP that is gone is no error.
@@ -157,8 +170,8 @@ impl Attached {
     /// none of their packets: `sysctl net.ipv4.ip_forward=1` enables it on every device.
     pub(crate) fn keep_unrouted(&self, changes: &Changes) {
         let links = &self.watch.network().links;
-        let is_ours =
-            |ifindex: &IfIndex| *ifindex == self.port.ifindex || self.served_at(*ifindex).is_some();
+        let is_port = |ifindex| self.workers.iter().any(|it| it.port.ifindex == ifindex);
+        let is_ours = |ifindex: &IfIndex| is_port(*ifindex) || self.served_at(*ifindex).is_some();
         let routed: Vec<IfIndex> = match changes.missed {
             true => links.values().map(|link| link.ifindex).collect(),
             false => changes.forwarding.iter().copied().collect(),

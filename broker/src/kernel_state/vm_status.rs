@@ -29,6 +29,7 @@ impl Attached {
         VmStatus {
             definition: vm.config.definition(),
             id: vm.open.id,
+            worker: vm.worker as u32,
             generation: vm.generation,
             state,
             idle: vm.is_idle,
@@ -36,9 +37,10 @@ impl Attached {
         }
     }
 
-    /// The engine has found that VMs, by id, are idle, or are not any more.
-    pub(crate) fn note_activity(&mut self, ids: &[VmId], is_idle: bool) {
-        for vm in self.vms.iter_mut().filter(|vm| ids.contains(&vm.open.id)) {
+    /// The engine of a worker has found that VMs of its, by id, are idle, or are not any more.
+    pub(crate) fn note_activity(&mut self, worker: usize, ids: &[VmId], is_idle: bool) {
+        let is_meant = |vm: &&mut ServedVm| vm.worker == worker && ids.contains(&vm.open.id);
+        for vm in self.vms.iter_mut().filter(is_meant) {
             if std::mem::replace(&mut vm.is_idle, is_idle) == is_idle {
                 continue;
             }

@@ -36,6 +36,8 @@ const _: () = assert!(QUEUED / 2 >= MAX_VMS - 1);
 pub(crate) struct ServedVm {
     pub(crate) config: VmConfig,
     pub(crate) open: OpenVm,
+    /// The worker whose engine serves it.
+    pub(crate) worker: usize,
     /// Interface index of its TAP; `None` if no TAP has the name.
     pub(crate) tap_ifindex: Option<IfIndex>,
     pub(crate) mtu: u32,
@@ -68,6 +70,8 @@ impl Attached {
             false => Some(tap_of(&config, network)?),
         };
         let what = || format!("opening the row of {}", config.name);
+        let at = self.worker_for(&config.name);
+        let worker = &self.workers[at];
         let mtu = match tap {
             Some(tap) => self.prepare_tap(tap).with_context(what)?,
             None => self.config.network.mtu.unwrap_or(DEFAULT_MTU),
@@ -83,12 +87,13 @@ impl Attached {
             credits: MOST_CREDITS,
             policy: self.policy_number(config.policy),
             tap_ifindex: tap,
-            port_ifindex: self.port.ifindex,
+            port_ifindex: worker.port.ifindex,
         };
-        let open = vm::open(self.datapath.maps(), &self.owner, &spec).with_context(what)?;
+        let open = vm::open(self.datapath.maps(), &worker.owner, &spec).with_context(what)?;
         Ok(ServedVm {
             config,
             open,
+            worker: at,
             tap_ifindex: tap,
             mtu,
             is_up: false,
@@ -110,10 +115,13 @@ impl Attached {
         Ok(device.mtu()?)
     }
 
-    /// Divides the engine port's queue among the present VMs.
+    /// Divides each engine port's queue among the present VMs of its worker.
     pub(crate) fn share_credits(&self) {
-        let (share, common) = division(self.vms.len());
-        self.owner.divide_queue(self.datapath.maps(), share, common);
+        for (at, worker) in self.workers.iter().enumerate() {
+            let (share, common) = division(self.vms.of_worker(at));
+            let maps = self.datapath.maps();
+            worker.owner.divide_queue(maps, share, common);
+        }
     }
 
     /// Returns a VM's index among the served ones.
@@ -138,9 +146,10 @@ impl Attached {
         self.vms.iter().for_each(|vm| self.set_rates_of(vm));
     }
 
-    /// Returns the specifications of all VMs for the engine.
-    pub(crate) fn vm_specs(&self) -> Vec<VmSpec> {
-        self.vms.iter().map(|vm| self.vm_spec(vm)).collect()
+    /// Returns the specifications of a worker's VMs for its engine.
+    pub(crate) fn vm_specs(&self, worker: usize) -> Vec<VmSpec> {
+        let vms = self.vms.iter().filter(|vm| vm.worker == worker);
+        vms.map(|vm| self.vm_spec(vm)).collect()
     }
 
     /// Returns the specification of one VM for the engine.

@@ -1,7 +1,7 @@
 //! Supervision of a process that answers the API: the broker starts it with the maps and the
 //! socket, carries out its clients' requests, sends it events, and starts it again when it ends.
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     io,
     os::{
         fd::{AsFd as _, BorrowedFd, OwnedFd},
@@ -51,8 +51,8 @@ pub(crate) struct Api {
     pending: HashMap<ClientId, u64>,
     /// Our ends of the sockets of captures that the engine has not begun yet.
     captures: HashMap<ClientId, OwnedFd>,
-    /// Whether it has a socket to the present engine.
-    hears_engine: bool,
+    /// Workers to whose present engine it has a socket.
+    hears: HashSet<usize>,
 }
 
 impl Api {
@@ -71,7 +71,7 @@ impl Api {
             outgoing: Outgoing::new(MOST_QUEUED),
             pending: HashMap::new(),
             captures: HashMap::new(),
-            hears_engine: false,
+            hears: HashSet::new(),
         };
         api.start(attached);
         api
@@ -187,21 +187,21 @@ impl Api {
         self.send(ToApi::Event(event.clone()));
     }
 
-    /// The engine is another one.
-    pub(crate) fn engine_serves(&mut self) {
-        self.hears_engine = false;
+    /// The engine of a worker is another one.
+    pub(crate) fn engine_serves(&mut self, worker: usize) {
+        self.hears.remove(&worker);
     }
 
-    /// Connects it to the engine, unless it is. Returns the message for the engine.
+    /// Connects it to the engine of a worker, unless it is. Returns the message for the engine.
     ///
     /// # Errors
     /// There is no descriptor left for the sockets.
-    pub(crate) fn connect_engine(&mut self) -> io::Result<Option<ToEngine>> {
-        if self.hears_engine || self.supervisor.process().is_none() {
+    pub(crate) fn connect_engine(&mut self, worker: usize) -> io::Result<Option<ToEngine>> {
+        if self.hears.contains(&worker) || self.supervisor.process().is_none() {
             return Ok(None);
         }
         let (ours, theirs) = stream_pair()?;
-        self.hears_engine = true;
+        self.hears.insert(worker);
         self.send(ToApi::Records(ours));
         Ok(Some(ToEngine::Events(theirs)))
     }
@@ -224,7 +224,7 @@ impl Api {
             maps: attached.datapath.maps().fds(),
             listener: self.listener.as_fd(),
             may_change: self.may_change,
-            owner_row: attached.owner.row(),
+            owner_rows: attached.rows(),
             label_keys: attached.config.metrics_labels.clone(),
             log: self.log.clone(),
         }));
@@ -256,7 +256,7 @@ impl Api {
     fn forget_requests(&mut self) {
         self.pending.clear();
         self.captures.clear();
-        self.hears_engine = false;
+        self.hears.clear();
     }
 }
 

@@ -24,6 +24,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use anyhow::Context as _;
 use nix::poll::{PollFd, PollFlags};
 use slipgate_control::owner;
 use slipgate_ipc::{
@@ -69,6 +70,10 @@ pub(crate) struct GivenUp {
 /// The engine process, or its absence, with restarts and watchdog.
 #[derive(Debug)]
 pub(crate) struct Engine {
+    /// The worker that it belongs to.
+    worker: usize,
+    /// Whether there are others.
+    is_one_of_several: bool,
     /// Level of messages on its stderr.
     log: String,
     /// Number of engines that were started.
@@ -90,28 +95,43 @@ enum State {
 }
 
 impl Engine {
-    /// Starts the first engine, and waits until it serves. Returns the number of flows that it
-    /// adopted.
-    pub(crate) fn start(
+    /// Starts the first engine of a worker; [`Engine::await_ready`] must follow.
+    pub(crate) fn begin(
         attached: &Attached,
+        worker: usize,
         reserved_ports: &[(u8, u16)],
         log: &str,
-        within: Duration,
-    ) -> anyhow::Result<(Self, u64)> {
-        let mut process = EngineProcess::start(attached, reserved_ports, log)?;
-        let adopted = process.await_ready(within)?;
-        let engine = Self {
+    ) -> anyhow::Result<Self> {
+        let process = EngineProcess::start(attached, worker, reserved_ports, log)?;
+        Ok(Self {
+            worker,
+            is_one_of_several: attached.workers.len() > 1,
             log: log.to_owned(),
             number: 1,
-            state: State::Serves(process),
+            state: State::Begins(process),
             ends: Ends {
                 never_too_many: attached.config.is_daemon,
                 ..Ends::default()
             },
             watch: Watch::new(SILENT_LOOKS),
             failure: None,
-        };
-        Ok((engine, adopted))
+        })
+    }
+
+    /// Waits until the first engine serves. Returns the number of flows that it adopted.
+    pub(crate) fn await_ready(&mut self, within: Duration) -> anyhow::Result<u64> {
+        let process = self.process_mut().context("the engine was not started")?;
+        let adopted = process.await_ready(within)?;
+        self.serves();
+        Ok(adopted)
+    }
+
+    /// The engine in messages to people.
+    fn title(&self) -> String {
+        match self.is_one_of_several {
+            true => format!("the engine of worker {}", self.worker),
+            false => "the engine".to_owned(),
+        }
     }
 
     fn process(&self) -> Option<&EngineProcess> {
@@ -248,7 +268,7 @@ impl Engine {
         match self.ends.add(Instant::now()) {
             Ok(due) => {
                 let said = "established flows go on, and it is started again";
-                tracing::error!("the engine {how}; {said}");
+                tracing::error!("{} {how}; {said}", self.title());
                 self.state = State::Due(due);
                 Ok(())
             }
@@ -268,7 +288,7 @@ impl Engine {
 
     /// Starts an engine, which reports when it is ready. One that can't be started counts as ended.
     pub(crate) fn start_again(&mut self, attached: &Attached, reserved_ports: &[(u8, u16)]) {
-        match EngineProcess::start(attached, reserved_ports, &self.log) {
+        match EngineProcess::start(attached, self.worker, reserved_ports, &self.log) {
             Ok(process) => {
                 self.number += 1;
                 self.watch = Watch::new(SILENT_LOOKS_AT_START);
@@ -288,6 +308,7 @@ impl Engine {
         reserved_ports: &[(u8, u16)],
         within: Duration,
     ) -> anyhow::Result<Vec<OpenQuestion>> {
+        let worker = self.worker;
         let stopped = match self.state {
             State::Serves(mut process) => process
                 .await_answer(ANSWERS_WITHIN)
@@ -306,8 +327,8 @@ impl Engine {
             Ok(None) => {}
             Err(e) => tracing::error!("{e:#}; another one is started, to stop in its place"),
         }
-        attached.clean_after_engine(owner::PATIENCE)?;
-        let mut process = EngineProcess::start(attached, reserved_ports, &self.log)?;
+        attached.clean_after_engine(worker, owner::PATIENCE)?;
+        let mut process = EngineProcess::start(attached, worker, reserved_ports, &self.log)?;
         process.await_ready(within)?;
         process.stop(exit, within)
     }

@@ -35,11 +35,14 @@ impl EngineProcess {
     /// Starts the engine and queues its settings. Does not wait until it serves.
     pub(crate) fn start(
         attached: &Attached,
+        worker: usize,
         reserved_ports: &[(u8, u16)],
         log: &str,
     ) -> anyhow::Result<Self> {
+        let its = &attached.workers[worker];
+        let users = its.users.as_ref().unwrap_or(&attached.users);
         let engine = Self {
-            process: ChildProcess::start(Role::Engine, &attached.users)?,
+            process: ChildProcess::start(Role::Engine, users)?,
             outgoing: Outgoing::new(MOST_QUEUED),
         };
         attached.warn_of_resolvers();
@@ -47,14 +50,14 @@ impl EngineProcess {
         let compiled = memory_file(&attached.policies.to_bytes())?;
         let start = Start {
             maps: attached.datapath.maps().fds(),
-            port: attached.port.fd.as_fd(),
+            port: its.port.fd.as_fd(),
             flow_log: attached.flow_log.as_ref().map(AsFd::as_fd),
             pcap: attached.pcap.as_ref().map(AsFd::as_fd),
-            locks: attached.owner.lock_fds().collect(),
-            owner_row: attached.owner.row(),
-            epoch: attached.owner.epoch(),
+            locks: its.owner.lock_fds().collect(),
+            owner_row: its.owner.row(),
+            epoch: its.owner.epoch(),
             flow_log_events: config.flow_log_events.clone(),
-            vms: attached.vm_specs(),
+            vms: attached.vm_specs(worker),
             policies: compiled.as_fd(),
             rule_base: RuleIndex::new(attached.rules.start),
             forward_texts: forward_texts(config).collect(),
@@ -62,11 +65,11 @@ impl EngineProcess {
             nat_ports: (*config.nat_ports.start(), *config.nat_ports.end()),
             reserved_ports: reserved_ports.to_vec(),
             network: attached.network_view(),
-            open_questions: attached.open_questions.clone(),
+            open_questions: its.open_questions.clone(),
             log: log.to_owned(),
         };
         engine.channel().send(ToEngine::Start(Box::new(start)))?;
-        let mut forwards = attached.forward_sockets().into_iter().peekable();
+        let mut forwards = attached.forward_sockets(worker).into_iter().peekable();
         while forwards.peek().is_some() {
             let some = forwards.by_ref().take(MAX_FDS).collect();
             engine.channel().send(ToEngine::Forwards(some))?;

@@ -23,8 +23,8 @@ pub(crate) struct Metrics {
     supervisor: Supervisor,
     /// Whether its end was logged.
     is_logged: bool,
-    /// Number of its question that is on its way to the engine.
-    pub(crate) asking: Option<u64>,
+    /// Worker whose engine it asks, and the question's number.
+    pub(crate) asking: Option<(usize, u64)>,
 }
 
 impl Metrics {
@@ -99,7 +99,7 @@ impl Metrics {
         let start = ToMetrics::Start(MetricsStart {
             maps: attached.datapath.maps().fds(),
             listener: self.listener.as_fd(),
-            owner_row: attached.owner.row(),
+            owner_rows: attached.rows(),
             label_keys: attached.config.metrics_labels.clone(),
             log: self.log.clone(),
         });

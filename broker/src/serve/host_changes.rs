@@ -37,7 +37,9 @@ impl Broker {
             if attached.told_network.as_ref() != Some(&view) {
                 attached.policies.set_local(&view.local);
                 attached.told_network = Some(view.clone());
-                self.parts.engine.send(ToEngine::Network(view))?;
+                self.parts
+                    .engines
+                    .send_all(|| ToEngine::Network(view.clone()))?;
             }
             self.look_at_resolvers()?;
         }
@@ -66,8 +68,8 @@ impl Broker {
     /// Serves TAPs of these names that came, and has the engine know of MTUs that changed.
     fn follow_taps(&mut self, names: &BTreeSet<String>) -> anyhow::Result<()> {
         let changed = self.parts.attached.follow_taps(names)?;
-        let mut vms = changed.into_iter().map(ToEngine::Vm);
-        vms.try_for_each(|vm| self.parts.engine.send(vm))
+        let mut vms = changed.into_iter();
+        vms.try_for_each(|(worker, vm)| self.parts.engines.send(worker, ToEngine::Vm(vm)))
     }
 
     /// Whether it was done. What failed for want of descriptors or memory is left to the watch,
@@ -89,8 +91,8 @@ impl Broker {
         };
         if now != self.reserved_ports {
             self.parts
-                .engine
-                .send(ToEngine::ReservedPorts(now.clone()))?;
+                .engines
+                .send_all(|| ToEngine::ReservedPorts(now.clone()))?;
             self.reserved_ports = now;
         }
         Ok(())
@@ -100,7 +102,9 @@ impl Broker {
     pub(super) fn look_at_resolvers(&mut self) -> anyhow::Result<()> {
         if let Some(now) = self.parts.attached.resolvers.changed() {
             tracing::info!("the host's resolvers are {now:?} now");
-            self.parts.engine.send(ToEngine::Resolvers(now))?;
+            self.parts
+                .engines
+                .send_all(|| ToEngine::Resolvers(now.clone()))?;
         }
         Ok(())
     }

@@ -19,7 +19,7 @@ use crate::{
     persisted_questions,
     policy_apply::PolicyChanges,
     privileges,
-    process::{Api, Engine, Metrics},
+    process::{Api, Engines, Metrics},
     service_manager::ServiceManager,
     vm::Vm,
     vm_changes::VmChanges,
@@ -34,7 +34,9 @@ pub(super) fn descriptors<'a>(
     metrics: Option<&'a Metrics>,
     apis: &'a [Api],
 ) -> impl Iterator<Item = BorrowedFd<'a>> {
-    std::iter::once(attached.port.fd.as_fd())
+    let ports = attached.workers.iter();
+    ports
+        .map(|worker| worker.port.fd.as_fd())
         .chain(attached.held_sockets())
         .chain(metrics.map(Metrics::listener))
         .chain(apis.iter().map(Api::listener))
@@ -47,7 +49,7 @@ impl Broker {
         let owner = owner.unwrap_or_else(|| nix::unistd::getuid().as_raw());
         let socket = match attached.config.is_daemon {
             true => crate::DAEMON_SOCKET.to_owned(),
-            false => format!("{}.sock", attached.owner.row()),
+            false => format!("{}.sock", attached.first_row()),
         };
         let socket = attached.datapath.paths().run_dir.join(socket);
         let reserved_ports = host::bound(&attached.config.nat_ports).unwrap_or_default();
@@ -56,20 +58,20 @@ impl Broker {
                 .with_context(|| format!("listening on the control socket {}", socket.display()))?;
             // What may fail for the user's reasons comes first.
             attached.reserve_forwards()?;
-            let (engine, adopted) = Engine::start(attached, &reserved_ports, log, ENGINE_WITHIN)?;
+            let (engines, adopted) = Engines::start(attached, &reserved_ports, log, ENGINE_WITHIN)?;
             attached.write_forwards()?;
             // Adopted flows and the engine's first ones may have claimed next hops.
             attached.refresh_next_hops()?;
-            anyhow::Ok((control, engine, adopted))
+            anyhow::Ok((control, engines, adopted))
         };
-        let (control, engine, adopted) = match start(&mut attached) {
+        let (control, engines, adopted) = match start(&mut attached) {
             Ok(started) => started,
             Err(e) => {
                 attached.give_up();
                 return Err(e);
             }
         };
-        if attached.owner.adopted() && !attached.config.new_vms {
+        if attached.has_adopted() && !attached.config.new_vms {
             match adopted {
                 0 => tracing::info!("took over from a predecessor; none of its flows lives on"),
                 flows => tracing::info!("took over {} of a predecessor", counted(flows, "flow")),
@@ -84,7 +86,7 @@ impl Broker {
         };
         let mut broker = Self {
             programs_log: attached.datapath.take_log(),
-            parts: Parts::new(attached, engine, control),
+            parts: Parts::new(attached, engines, control),
             pending: Pending::default(),
             policies: PolicyChanges::default(),
             vm_changes,
@@ -97,7 +99,7 @@ impl Broker {
         };
         broker.parts.attached.close_departed()?;
         if let Err(e) = broker.parts.attached.serve_taps() {
-            let goes_on = broker.vm.is_none() && broker.parts.attached.owner.adopted();
+            let goes_on = broker.vm.is_none() && broker.parts.attached.has_adopted();
             let e = match &mut broker.vm {
                 Some(vm) => vm.blame(e),
                 None => e,
@@ -109,7 +111,9 @@ impl Broker {
             }
             return Err(e);
         }
-        broker.parts.attached.open_questions.clear();
+        for worker in &mut broker.parts.attached.workers {
+            worker.open_questions.clear();
+        }
         // What is left has no use here.
         broker.parts.attached.handed_over = HandedOver::default();
         broker.parts.attached.forget_former();
@@ -136,14 +140,18 @@ impl Broker {
         let mut out = std::io::stdout().lock();
         let written = writeln!(
             out,
-            "{READY}: {} by {}, engine port {}",
+            "{READY}: {} by {}, {} {}",
             match (names.len(), a.config.is_daemon) {
                 (0, _) => "no VM yet".to_owned(),
                 (vms, true) => counted(vms as u64, "VM"),
                 _ => names.join(", "),
             },
             a.uplink.name,
-            a.port.name
+            match a.workers.len() {
+                1 => "engine port",
+                _ => "engine ports",
+            },
+            a.port_names()
         )
         .and_then(|()| out.flush());
         // Guests are served all the same.
@@ -155,7 +163,7 @@ impl Broker {
         self.service_manager.forget_kept();
     }
 
-    /// Ends both processes in order.
+    /// Ends the processes in order.
     pub(crate) fn stop(mut self, exit: OnExit) -> anyhow::Result<()> {
         self.service_manager.stopping();
         self.parts.attached.datapath.set_serves(false);
@@ -166,13 +174,15 @@ impl Broker {
         let ports = &self.reserved_ports;
         let questions =
             self.parts
-                .engine
+                .engines
                 .stop(exit, &mut self.parts.attached, ports, ENGINE_WITHIN)?;
         match exit {
             OnExit::Keep => {
                 let attached = &self.parts.attached;
                 let run_dir = &attached.datapath.paths().run_dir;
-                persisted_questions::keep(run_dir, attached.owner.row(), &questions);
+                for (owner, questions) in attached.owners().zip(&questions) {
+                    persisted_questions::keep(run_dir, owner.row(), questions);
+                }
                 let fds = descriptors(attached, self.metrics.as_ref(), &self.apis);
                 self.service_manager.keep(fds);
                 // A successor may wait for the daemon's lock: all else is given up before.

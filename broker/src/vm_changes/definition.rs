@@ -91,7 +91,7 @@ impl Attached {
     /// Has the TAP of a VM served that the engine knows.
     fn serve_its_tap(&mut self, at: usize) -> anyhow::Result<()> {
         self.vms[at].is_up = true;
-        let noted = self.note_tap(self.vms[at].tap_ifindex);
+        let noted = self.note_tap(self.vms[at].worker, self.vms[at].tap_ifindex);
         let served = noted.and_then(|()| self.serve_tap(at));
         if served.is_err() {
             self.vms[at].tap_ifindex = None;

@@ -43,7 +43,7 @@ pub(crate) fn run(args: &ChildArgs) -> anyhow::Result<()> {
         figures: Box::new(Tables {
             maps: ReadOnlyMaps::from_fds(start.maps)?,
             shown: page::Shown {
-                owner_row: start.owner_row,
+                owner_rows: start.owner_rows,
                 label_keys: start.label_keys,
             },
         }),

@@ -43,7 +43,7 @@ pub(crate) fn run(args: &ChildArgs) -> anyhow::Result<()> {
     servers::enter(Server::Metrics, broker, args.user)?;
     tracing::debug!("metrics are served");
     let shown = page::Shown {
-        owner_row: start.owner_row,
+        owner_rows: start.owner_rows,
         label_keys: start.label_keys,
     };
     server::Server::new(maps, shown, channel, listener).run()

@@ -290,8 +290,8 @@ pub(crate) fn of_vm(pin_dir: &Path, name: &str) -> Option<VmStats> {
 pub(crate) struct Which<'a> {
     /// The VM of this name only.
     name: Option<&'a str>,
-    /// VMs of this process only: a row of `OWNERS`.
-    owner: Option<u32>,
+    /// VMs of this process only: its rows of `OWNERS`.
+    owners: Option<&'a [u32]>,
     /// Whether to read the losses of the devices, too, which needs files and sockets.
     links: bool,
 }
@@ -301,7 +301,7 @@ impl<'a> Which<'a> {
     pub(crate) fn named(name: Option<&'a str>) -> Self {
         Self {
             name,
-            owner: None,
+            owners: None,
             links: true,
         }
     }
@@ -315,10 +315,10 @@ impl<'a> Which<'a> {
     }
 
     /// Selects the VMs of this process that the maps know.
-    pub(crate) fn of_owner(row: u32) -> Self {
+    pub(crate) fn of_owners(rows: &'a [u32]) -> Self {
         Self {
             name: None,
-            owner: Some(row),
+            owners: Some(rows),
             links: false,
         }
     }
@@ -356,7 +356,7 @@ fn read_once(maps: &ReadOnlyMaps, which: Which<'_>) -> Stats {
     for (row, vm) in maps.vms() {
         let name = ReadOnlyMaps::name(&vm);
         let other_name = which.name.is_some_and(|wanted| wanted != name);
-        if other_name || which.owner.is_some_and(|owner| owner != vm.owner) {
+        if other_name || which.owners.is_some_and(|rows| !rows.contains(&vm.owner)) {
             continue;
         }
         let (counters, drops) = of_row(row);

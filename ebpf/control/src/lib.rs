@@ -8,17 +8,17 @@
 //! Datapath::open(&LoadOptions { paths, slots, bpf_log })?       maps made or joined; programs loaded, pinned,
 //!                                                               put in place of an older build's under traffic
 //! Owner::take(datapath.maps(), &paths, &names)?                 a row in OWNERS, locked for life; adopts
-//! owner::sweep(datapath.maps(), &paths, &owner, owner::PATIENCE)?    half-made and half-ended flows of the dead
-//! tap::EnginePort::open(owner.row(), handed_over)?              sgport<row>; .fd is for the engine
+//! owner::sweep(datapath.maps(), &paths, [&owner], owner::PATIENCE)?  half-made and half-ended flows of the dead
+//! tap::EnginePort::open(owner.row(), &mut handed_over)?         sgport<row>; .fd is for the engine
 //! port.serve(&datapath, hook)?                                  attach, then up; hook: probe::best_hook()
 //! vm::open(datapath.maps(), &owner, &VmSpec { .. })?            row and id; TAPS entry
 //! serve::serve_tap(&datapath, tap_ifindex, hook)?               attach, forwarding 0, and only then up
 //! guest_tap::GuestTap::make(name, queues)?                      for a VMM of ours, before all of this; left down
 //! datapath.attach(Program::uplink(has_l2), ifindex, hook)?
 //! NetworkWatch::open()?   .network()  .update()?                in the poll loop, by .as_fd()
-//! NextHops::new(owner.row())? .refresh(maps, watch.network(), uplink)?  after each update and engine request
+//! NextHops::new(vec![owner.row()])? .refresh(maps, watch.network(), uplink)?  after each update and engine request
 //! serve::follow_taps(&datapath, watch.network(), &served, hook)?  after a change of links
-//! serve::shut_tap, vm::close, datapath.remove_if_last(owner)?   orderly stop, after the engine's
+//! serve::shut_tap, vm::close, datapath.remove_if_last(vec![owner])?   orderly stop, after the engine's
 //! ```
 //!
 //! # Calls of an engine, which needs no capability

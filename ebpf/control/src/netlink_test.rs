@@ -167,7 +167,7 @@ fn a_next_hop_is_valid_exactly_while_its_mac_is_known() {
         let datapath = datapath();
         let maps = datapath.maps();
         let mut watch = NetworkWatch::open().unwrap();
-        let mut hops = NextHops::new(5).unwrap();
+        let mut hops = NextHops::new(vec![5]).unwrap();
         let index = maps.claim_next_hop(5, up0, ROUTER, 0).unwrap();
         assert_eq!(
             maps.claim_next_hop(5, up0, ROUTER, 0),
@@ -233,7 +233,7 @@ fn a_next_hop_that_is_given_back_is_kept_known_no_more() {
         let datapath = datapath();
         let maps = datapath.maps();
         let mut watch = NetworkWatch::open().unwrap();
-        let mut hops = NextHops::new(5).unwrap();
+        let mut hops = NextHops::new(vec![5]).unwrap();
         until(&mut watch, "up", |network| network.links[&up0].up);
         let other = "192.0.2.7".parse().unwrap();
         let index = maps.claim_next_hop(5, up0, ROUTER, 0).unwrap();
@@ -308,7 +308,7 @@ fn neighbours_are_asked_for_where_the_hosts_routes_lead_by_the_uplink_and_nowher
         for hop in &refused {
             assert!(hop.publish(hop.withdraw()));
         }
-        let mut hops = NextHops::new(5).unwrap();
+        let mut hops = NextHops::new(vec![5]).unwrap();
         assert_eq!(hops.refresh(maps, watch.network(), up0).unwrap(), 0);
         assert_eq!(shown(), before, "nothing was asked for");
         for hop in &refused {
@@ -339,7 +339,7 @@ fn neighbours_are_asked_for_so_many_at_a_time() {
             let claimed = maps.claim_next_hop(5, up0, Ipv4Addr::new(10, 64, high, low), 0);
             assert!(claimed.is_some());
         }
-        let mut hops = NextHops::new(5).unwrap();
+        let mut hops = NextHops::new(vec![5]).unwrap();
         for _ in 0..2 {
             hops.refresh(maps, watch.network(), up0).unwrap();
             let shown = run("ip neigh show dev up0 nud all");
@@ -359,7 +359,7 @@ fn a_neighbour_that_the_kernel_refuses_is_left_to_the_programs() {
         let maps = datapath.maps();
         maps.claim_next_hop(0, up0, ROUTER, 0).unwrap();
         let mut watch = NetworkWatch::open().unwrap();
-        let mut hops = NextHops::new(0).unwrap();
+        let mut hops = NextHops::new(vec![0]).unwrap();
         until(&mut watch, "up", |network| network.links[&up0].up);
         without_net_admin(|| assert_eq!(hops.refresh(maps, watch.network(), up0).unwrap(), 0));
         assert!(!run("ip neigh show dev up0").contains("192.0.2.1"));
@@ -407,14 +407,14 @@ fn a_link_without_l2_needs_no_neighbour() {
             .unwrap();
         let mut watch = NetworkWatch::open().unwrap();
         // A tun has a carrier only while a process has it open.
-        let valid = NextHops::new(0)
+        let valid = NextHops::new(vec![0])
             .unwrap()
             .refresh(maps, watch.network(), ifindex)
             .unwrap();
         assert_eq!(valid, 0);
         let _open = open_tun("l3");
         until(&mut watch, "up", |network| network.links[&ifindex].up);
-        NextHops::new(0)
+        NextHops::new(vec![0])
             .unwrap()
             .refresh(maps, watch.network(), ifindex)
             .unwrap();

@@ -9,6 +9,10 @@
 //! that row, and with it everything of the dead process (adoption). If the requested VMs are spread
 //! over several dead rows, all of these are locked, and their contents move to the first.
 //!
+//! A process with several engines holds a row for each. It takes as many of the dead rows as they
+//! are, so that each engine goes on with the VMs and slots of one of before. The contents of further
+//! dead rows move to those, in turn.
+//!
 //! Taking, releasing and sweeping hold the directory's lock, so no row changes its owner meanwhile.
 //! The owner of a slot is that of its chunk. `Slot::owner` records the process that admitted the
 //! flow, which adoption does not change.
@@ -61,24 +65,48 @@ pub struct Owner {
 }
 
 impl Owner {
-    /// Takes a row: the one that has the VMs of these names if its process is dead, otherwise an
-    /// empty one.
+    /// Takes a row for the one engine of a process; see [`Owner::take_several`].
     ///
     /// # Errors
-    /// A living process serves one of the VMs, no row is free, or a lock is not obtained.
+    /// As there.
     pub fn take(maps: &SharedMaps, paths: &Paths, names: &[&str]) -> Result<Self> {
+        let mut taken = Self::take_several(maps, paths, names, 1)?;
+        Ok(taken.remove(0))
+    }
+
+    /// Takes a row for each of so many engines, one at least: those that have the VMs of these names if their
+    /// processes are dead, otherwise empty ones.
+    ///
+    /// # Errors
+    /// A living process serves one of the VMs, too few rows are free, or a lock is not obtained.
+    pub fn take_several(
+        maps: &SharedMaps,
+        paths: &Paths,
+        names: &[&str],
+        engines: usize,
+    ) -> Result<Vec<Self>> {
         let _all = FileLock::wait(&paths.run_dir.join("lock"), PATIENCE)?;
-        let mut adopted = Vec::new();
-        for row in rows_with_vms(maps, names) {
-            match take_dead(maps, paths, row)? {
-                Some(lock) => adopted.push((row, lock)),
-                None => return Err(in_use(maps, row, names)),
+        let engines = engines.max(1);
+        let mut held: Vec<Vec<(u32, FileLock)>> = Vec::new();
+        for (at, row) in rows_with_vms(maps, names).into_iter().enumerate() {
+            let Some(lock) = take_dead(maps, paths, row)? else {
+                return Err(in_use(maps, row, names));
+            };
+            match at < engines {
+                true => held.push(vec![(row, lock)]),
+                false => held[at % engines].push((row, lock)),
             }
         }
-        if adopted.is_empty() {
-            adopted.push(take_empty(maps, paths)?);
+        while held.len() < engines {
+            held.push(vec![take_empty(maps, paths)?]);
         }
-        let (rows, locks): (Vec<u32>, Vec<FileLock>) = adopted.into_iter().unzip();
+        let owners = held.into_iter().map(|held| Self::of(maps, held));
+        Ok(owners.collect())
+    }
+
+    /// Makes one of the rows whose locks are held: the others' contents move to the first.
+    fn of(maps: &SharedMaps, held: Vec<(u32, FileLock)>) -> Self {
+        let (rows, locks): (Vec<u32>, Vec<FileLock>) = held.into_iter().unzip();
         let row = rows[0];
         for other in &rows[1..] {
             merge(maps, *other, row);
@@ -90,18 +118,32 @@ impl Owner {
         let epoch = word(maps, row, Field::Epoch).fetch_add(1, AcqRel);
         let epoch = epoch.wrapping_add(1);
         word(maps, row, Field::Pid).store(std::process::id(), Release);
-        Ok(Self {
+        Self {
             row,
             rows,
             epoch,
             adopted,
             locks,
-        })
+        }
     }
 
     /// Returns the index of the row.
     pub fn row(&self) -> u32 {
         self.row
+    }
+
+    /// Returns the row, and those whose contents moved to it.
+    pub fn rows(&self) -> &[u32] {
+        &self.rows
+    }
+
+    /// Removes the engine ports of merged rows, to which no VM's packets are handed over any more.
+    ///
+    /// # Errors
+    /// A device cannot be removed.
+    pub fn remove_merged_ports(&self) -> Result<()> {
+        let mut merged = self.rows.iter().filter(|row| **row != self.row);
+        merged.try_for_each(|row| EnginePort::remove(*row).map(drop))
     }
 
     /// Returns how many processes have had the row, this one included.
@@ -164,28 +206,28 @@ impl DaemonLock {
 }
 
 impl Datapath {
-    /// Completes an orderly stop, after the engine has ended: removes the owner's engine port and
-    /// releases its row. If no other process lives or has left VMs, it also detaches all programs
+    /// Completes an orderly stop, after the engines have ended: removes the owners' engine ports and
+    /// releases their rows. If no other process lives or has left VMs, it also detaches all programs
     /// and removes all pins. Returns whether it did the latter.
     ///
     /// # Errors
     /// The lock is not obtained, or a device, program or pin cannot be removed.
-    pub fn remove_if_last(self, owner: Owner) -> Result<bool> {
-        let (row, paths) = (owner.row, self.paths.clone());
-        EnginePort::remove(row)?;
+    pub fn remove_if_last(self, owners: Vec<Owner>) -> Result<bool> {
+        let paths = self.paths.clone();
+        for owner in &owners {
+            EnginePort::remove(owner.row)?;
+        }
         self.remove_defunct()?;
         {
             let _all = self.lock()?;
-            owner.release(&self.maps);
-            for other in (0..MAX_OWNERS).filter(|other| *other != row) {
-                if has_anything(&self.maps, other) || is_alive(&paths, other)? {
+            owners.iter().for_each(|owner| owner.release(&self.maps));
+            let ours = |row: u32| owners.iter().any(|owner| owner.rows.contains(&row));
+            for row in 0..MAX_OWNERS {
+                if has_anything(&self.maps, row) || !ours(row) && is_alive(&paths, row)? {
                     return Ok(false);
                 }
             }
-            if has_anything(&self.maps, row) {
-                return Ok(false);
-            }
-            drop(owner);
+            drop(owners);
             self.detach_all()?;
             self.unpin_all()?;
         }

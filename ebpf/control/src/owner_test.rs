@@ -223,7 +223,7 @@ fn the_sweep_removes_half_pairs_of_the_dead_only() {
         ));
 
         let owner = take(&["a"]);
-        let swept = sweep(maps, datapath.paths(), &owner, PATIENCE).unwrap();
+        let swept = sweep(maps, datapath.paths(), [&owner], PATIENCE).unwrap();
         assert_eq!(swept.tuples, gone.len());
         for tuple in kept {
             assert!(maps.flows.get(&tuple).unwrap().is_some(), "{tuple:?}");
@@ -232,7 +232,7 @@ fn the_sweep_removes_half_pairs_of_the_dead_only() {
             assert!(maps.flows.get(&tuple).unwrap().is_none(), "{tuple:?}");
         }
         assert_eq!(
-            sweep(maps, datapath.paths(), &owner, PATIENCE).unwrap(),
+            sweep(maps, datapath.paths(), [&owner], PATIENCE).unwrap(),
             Swept::default()
         );
     });
@@ -254,7 +254,7 @@ fn the_sweep_frees_what_the_dead_left_empty() {
         drop(dead);
         let owner = take(&["b"]);
         assert_ne!(owner.row(), row);
-        let swept = sweep(maps, datapath.paths(), &owner, PATIENCE).unwrap();
+        let swept = sweep(maps, datapath.paths(), [&owner], PATIENCE).unwrap();
         assert_eq!((swept.chunks, swept.entries), (1, 1));
         assert_eq!(maps.chunks_of(row), [full]);
     });
@@ -287,7 +287,7 @@ fn only_engine_ports_are_removed_with_their_program() {
             .attach(Program::EnginePort, other, Hook::Clsact)
             .unwrap();
         let owner = Owner::take(datapath.maps(), datapath.paths(), &[]).unwrap();
-        assert!(datapath.remove_if_last(owner).unwrap());
+        assert!(datapath.remove_if_last(vec![owner]).unwrap());
         crate::device::Device::named("t0").unwrap();
         assert_eq!(attached_at("t0", Program::EnginePort), 0);
     });
@@ -305,7 +305,7 @@ fn the_last_owner_removes_everything() {
         let take = |names: &[&str]| Owner::take(first.maps(), first.paths(), names).unwrap();
         let (a, b) = (take(&["a"]), take(&["b"]));
         for owner in [&a, &b] {
-            let port = crate::tap::EnginePort::open(owner.row(), Vec::new()).unwrap();
+            let port = crate::tap::EnginePort::open(owner.row(), &mut Vec::new()).unwrap();
             port.serve(&first, Hook::Tcx).unwrap();
         }
         let port = |row: u32| crate::device::Device::named(&format!("sgport{row}"));
@@ -316,16 +316,57 @@ fn the_last_owner_removes_everything() {
         assert_eq!(attached_at("t0", Program::GuestEgress), 1);
         assert_eq!(attached_at("lo", Program::UplinkIngress), 1);
 
-        assert!(!second.remove_if_last(a).unwrap(), "b lives");
+        assert!(!second.remove_if_last(vec![a]).unwrap(), "b lives");
         assert!(paths.pin_dir.join("FLOWS").exists());
         assert!(port(row_a).is_err() && port(row_b).is_ok());
         vm::close(first.maps(), vm.row).unwrap();
-        assert!(first.remove_if_last(b).unwrap());
+        assert!(first.remove_if_last(vec![b]).unwrap());
         assert!(!paths.pin_dir.exists() && !paths.run_dir.exists());
         assert!(port(row_b).is_err());
         let device = crate::device::Device::named("t0").unwrap();
         assert_eq!(device.flags().unwrap() & libc::IFF_UP, 0, "the TAP is shut");
         assert_eq!(attached_at("t0", Program::GuestEgress), 0);
         assert_eq!(attached_at("lo", Program::UplinkIngress), 0);
+    });
+}
+
+/// A process with two engines leaves two rows: two engines go on with one each, whatever their
+/// order, and one with both.
+#[test]
+fn each_engine_goes_on_with_the_row_of_one_before() {
+    in_netns("each_engine_goes_on_with_the_row_of_one_before", || {
+        let datapath = datapath();
+        let (maps, paths) = (datapath.maps(), datapath.paths());
+        let take = |engines| Owner::take_several(maps, paths, &["a", "b"], engines).unwrap();
+        let rows = |owners: &[Owner]| owners.iter().map(Owner::row).collect::<Vec<_>>();
+        let first = take(2);
+        let held = rows(&first);
+        vm::open(maps, &first[0], &vm_spec("a")).unwrap();
+        vm::open(maps, &first[1], &vm_spec("b")).unwrap();
+        let chunk = maps.claim_chunk(held[1], 0).unwrap().0;
+        let port = crate::tap::EnginePort::open(held[1], &mut Vec::new()).unwrap();
+        first[1].set_port(maps, port.ifindex);
+        drop((port.fd, first));
+
+        let more = take(3);
+        assert_eq!(rows(&more)[..2], held);
+        assert!(more[0].adopted() && more[1].adopted() && !more[2].adopted());
+        assert_eq!(maps.chunks_of(held[1]), std::slice::from_ref(&chunk));
+        drop(more);
+
+        let one = take(1);
+        assert_eq!(one[0].rows(), held);
+        assert_eq!(vm::rows_of(maps, held[0]).count(), 2);
+        assert_eq!(maps.chunks_of(held[0]), [chunk]);
+        // A start that fails leaves what a predecessor left.
+        let swept = sweep(maps, paths, &one, PATIENCE).unwrap();
+        assert_eq!(swept.ports, 0);
+        crate::device::Device::named(&port.name).unwrap();
+        one[0].remove_merged_ports().unwrap();
+        assert!(crate::device::Device::named(&port.name).is_err());
+        for row in vm::rows_of(maps, held[0]).collect::<Vec<_>>() {
+            vm::close(maps, row).unwrap();
+        }
+        assert!(datapath.remove_if_last(one).unwrap(), "both rows are ours");
     });
 }

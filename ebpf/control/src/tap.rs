@@ -67,15 +67,15 @@ pub struct EnginePort {
 
 impl EnginePort {
     /// Makes or reopens an owner's port. A new one is down until [`EnginePort::serve`].
-    /// `handed_over`: descriptors of a predecessor; one of this owner's port stays in use, and the
-    /// others are closed.
+    /// `handed_over`: descriptors of a predecessor; one of this owner's port is taken out and stays
+    /// in use.
     ///
     /// # Errors
     /// The device cannot be opened or configured, or other devices have all the names.
-    pub fn open(owner_row: u32, handed_over: Vec<OwnedFd>) -> Result<Self> {
-        let mut ports = handed_over.into_iter().map(File::from);
-        let port = ports.find_map(|fd| Some((name_of_port(&fd, owner_row)?, fd)));
-        drop(ports);
+    pub fn open(owner_row: u32, handed_over: &mut Vec<OwnedFd>) -> Result<Self> {
+        let mut ports = handed_over.iter().enumerate();
+        let port = ports.find_map(|(at, fd)| Some((at, name_of_port(fd, owner_row)?)));
+        let port = port.map(|(at, name)| (name, File::from(handed_over.swap_remove(at))));
         let handed_over = port.is_some();
         let (fd, name) = match port {
             Some((name, fd)) => (fd, name),
@@ -151,7 +151,7 @@ fn names_for(owner_row: u32) -> impl Iterator<Item = String> {
 }
 
 /// Returns the name of an owner's port in this network namespace, if the descriptor is of its queue.
-fn name_of_port(fd: &File, owner_row: u32) -> Option<String> {
+fn name_of_port(fd: &OwnedFd, owner_row: u32) -> Option<String> {
     let name = name_here(fd)?;
     let is_owners = names_for(owner_row).any(|its| its == name);
     let is_it = is_owners && Device::named(&name).is_ok_and(|device| is_port(&device));

@@ -26,7 +26,7 @@ fn read_frame(fd: &impl AsFd) -> Option<Vec<u8>> {
 fn the_port_is_as_it_must_be_and_is_reopened() {
     in_netns("the_port_is_as_it_must_be_and_is_reopened", || {
         let datapath = datapath();
-        let port = EnginePort::open(3, Vec::new()).unwrap();
+        let port = EnginePort::open(3, &mut Vec::new()).unwrap();
         assert_eq!(port.name, "sgport3");
         let flags = || Device::named("sgport3").unwrap().flags().unwrap();
         assert_eq!(flags() & libc::IFF_UP, 0, "down until its program is there");
@@ -66,7 +66,7 @@ fn the_port_is_as_it_must_be_and_is_reopened() {
 
         let ifindex = port.ifindex;
         drop(port);
-        let again = EnginePort::open(3, Vec::new()).unwrap();
+        let again = EnginePort::open(3, &mut Vec::new()).unwrap();
         assert_eq!(again.ifindex, ifindex, "it persists");
         drop(again);
         assert!(EnginePort::remove(3).unwrap());
@@ -97,19 +97,20 @@ fn a_port_that_is_handed_over_keeps_the_frames_in_its_queue() {
         "a_port_that_is_handed_over_keeps_the_frames_in_its_queue",
         || {
             let datapath = datapath();
-            let port = EnginePort::open(0, Vec::new()).unwrap();
+            let port = EnginePort::open(0, &mut Vec::new()).unwrap();
             assert!(!port.handed_over);
             port.serve(&datapath, Hook::Tcx).unwrap();
             send_by("sgport0", &[7; 60]);
 
             // Another row's, and what is no TAP, are left.
             let (other, file) = (port.fd.try_clone(), std::fs::File::open("/dev/null"));
-            let others = vec![other.unwrap(), file.unwrap().into()];
-            let of_another_row = EnginePort::open(1, others).unwrap();
+            let mut others = vec![other.unwrap(), file.unwrap().into()];
+            let of_another_row = EnginePort::open(1, &mut others).unwrap();
+            assert_eq!(others.len(), 2);
             assert!(!of_another_row.handed_over);
             assert_eq!(of_another_row.name, "sgport1");
 
-            let again = EnginePort::open(0, vec![port.fd]).unwrap();
+            let again = EnginePort::open(0, &mut vec![port.fd]).unwrap();
             assert!(again.handed_over);
             assert_eq!(
                 (again.name.as_str(), again.ifindex),
@@ -128,7 +129,7 @@ fn the_host_sends_nothing_of_its_own_on_it() {
         let datapath = datapath();
         // Positive control: an ordinary TAP carries the host's IPv6 frames within this time.
         let ordinary = open_queue("ordinary", libc::IFF_MULTI_QUEUE).unwrap().0;
-        let port = EnginePort::open(0, Vec::new()).unwrap();
+        let port = EnginePort::open(0, &mut Vec::new()).unwrap();
         port.serve(&datapath, Hook::Tcx).unwrap();
         Device::named("ordinary").unwrap().set_up(true).unwrap();
         let end = Instant::now() + Duration::from_secs(10);
@@ -146,7 +147,7 @@ fn a_port_made_with_other_flags_is_made_anew() {
         run("ip tuntap add sgport1 mode tap");
         run("ip link set sgport1 mtu 65521 arp off");
         let before = Device::named("sgport1").unwrap().ifindex().unwrap();
-        let port = EnginePort::open(1, Vec::new()).unwrap();
+        let port = EnginePort::open(1, &mut Vec::new()).unwrap();
         assert_ne!(port.ifindex, before);
         assert_eq!(port.name, "sgport1");
     });
@@ -157,11 +158,11 @@ fn a_device_of_somebody_elses_is_left_alone() {
     in_netns("a_device_of_somebody_elses_is_left_alone", || {
         run("ip tuntap add sgport1 mode tap multi_queue vnet_hdr");
         let before = Device::named("sgport1").unwrap().ifindex().unwrap();
-        let port = EnginePort::open(1, Vec::new()).unwrap();
+        let port = EnginePort::open(1, &mut Vec::new()).unwrap();
         assert_eq!(port.name, format!("sgport{}", 1 + MAX_OWNERS));
         let ifindex = port.ifindex;
         drop(port);
-        let again = EnginePort::open(1, Vec::new()).unwrap();
+        let again = EnginePort::open(1, &mut Vec::new()).unwrap();
         assert_eq!(again.ifindex, ifindex, "it persists");
         drop(again);
         assert!(EnginePort::remove(1).unwrap());

@@ -11,7 +11,7 @@ use std::{
 
 use slipgate_abi::{IfIndex, TapEntry, VmId, VmRef, VmRow, maps::MAX_VMS, vm::VmFlags};
 
-pub use crate::vm_rows::{name_of, rows_of};
+pub use crate::vm_rows::{name_of, owner_of_name, rows_of};
 use crate::{
     Error, Result,
     maps::{Insert, InsertError, SharedMaps, fill_text},

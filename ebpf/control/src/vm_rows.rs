@@ -45,6 +45,11 @@ pub(crate) fn row_named(maps: &SharedMaps, name: &str) -> Option<VmRow> {
     })
 }
 
+/// Returns the row of `OWNERS` that an open VM of this name belongs to.
+pub fn owner_of_name(maps: &SharedMaps, name: &str) -> Option<u32> {
+    row_named(maps, name).and_then(|row| owner_of(maps, row))
+}
+
 /// Whether the name in a row begins with these bytes.
 fn begins_with(maps: &SharedMaps, row: VmRow, first: [u8; size_of::<u64>()]) -> bool {
     maps.vm(row).is_some_and(|vm| {

@@ -157,6 +157,9 @@ pub struct VmStatus {
     pub definition: VmDefinition,
     /// Id of the VM, never reused in this network namespace.
     pub id: VmId,
+    /// Number of the engine that serves it, from 0 (`slipgate serve --workers`).
+    #[serde(default)]
+    pub worker: u32,
     /// Number of definitions that it has had since the daemon started.
     pub generation: u64,
     /// Present state.

@@ -39,6 +39,7 @@ mod stand;
 mod taps;
 mod traps;
 mod uplinks;
+mod workers;
 
 use std::{
     net::{Ipv4Addr, SocketAddrV4},

@@ -79,6 +79,7 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
         let flows = Flows::new(slots, PortPool::new(parts.nat_ports));
         let mut log = parts.log;
         log.set_instance(parts.datapath.instance());
+        log.set_owner(parts.datapath.owner());
         let mut engine = Self {
             core: Core::new(parts.datapath, flows, parts.judge, parts.rule_base),
             port: parts.port,

@@ -26,6 +26,7 @@ use std::{
 };
 
 use slipgate_abi::VmId;
+use slipgate_model::RelayedId;
 
 use serde::Serialize;
 
@@ -109,9 +110,14 @@ impl FlowLog {
             output,
             events: Events::from_iter([Event::FlowEnd]),
             batch: 1,
-            run: rand::random(),
+            run: RelayedId::run_of(rand::random(), 0),
             ..Self::default()
         }
+    }
+
+    /// Sets the row of `OWNERS` of the engine whose log it is, which ids of relayed flows show.
+    pub fn set_owner(&mut self, owner_row: u32) {
+        self.run = RelayedId::run_of(self.run, owner_row);
     }
 
     /// Replaces the set of events that the log writes.

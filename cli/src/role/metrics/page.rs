@@ -27,8 +27,8 @@ const MOST_RULES: usize = 64;
 
 /// What a page shows.
 pub(in crate::role) struct Shown {
-    /// Row in `OWNERS` of the VMs.
-    pub(in crate::role) owner_row: u32,
+    /// Rows in `OWNERS` of the VMs.
+    pub(in crate::role) owner_rows: Vec<u32>,
     /// Keys of their labels.
     pub(in crate::role) label_keys: Vec<String>,
 }
@@ -57,14 +57,14 @@ fn shown_labels(all: &BTreeMap<String, Labels>, keys: &[String]) -> ShownLabels 
 
 /// Returns the page's text.
 pub(in crate::role) fn make(maps: &ReadOnlyMaps, shown: &Shown, known: &Known) -> String {
-    let mut stats = stats::read(maps, Which::of_owner(shown.owner_row));
+    let mut stats = stats::read(maps, Which::of_owners(&shown.owner_rows));
     for vm in &mut stats.vms {
         vm.relayed = known.relayed.get(&vm.vm).copied();
     }
     let mut flows = BTreeMap::new();
     let ids: HashMap<u32, String> = maps
         .vms()
-        .filter(|(_, vm)| vm.owner == shown.owner_row)
+        .filter(|(_, vm)| shown.owner_rows.contains(&vm.owner))
         .map(|(_, vm)| (vm.id, ReadOnlyMaps::name(&vm)))
         .collect();
     for name in ids.values() {

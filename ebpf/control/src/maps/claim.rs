@@ -88,7 +88,7 @@ impl SharedMaps {
     }
 
     /// Returns the owner of a chunk; `None` if it is free.
-    pub(crate) fn chunk_owner(&self, index: u32) -> Option<u32> {
+    pub fn chunk_owner(&self, index: u32) -> Option<u32> {
         Chunk(self.chunk(index)?.load(Acquire)).owner()
     }
 

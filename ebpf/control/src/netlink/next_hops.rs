@@ -31,13 +31,13 @@ use slipgate_abi::{
 use super::{network::Network, socket::Requests};
 use crate::{Result, maps::SharedMaps};
 
-/// Maximum number of next hops of one owner that are maintained: more than an engine claims.
+/// Maximum number of neighbours that are maintained: more than an engine claims.
 const MOST: usize = 256;
 
-/// The next hops of one owner.
+/// The next hops of one process, of all its rows: its engines may claim the same neighbour.
 #[derive(Debug)]
 pub struct NextHops {
-    owner_row: u32,
+    owner_rows: Vec<u32>,
     requests: Requests,
     /// Neighbours that the kernel was asked to keep resolved, by ifindex and address.
     managed: HashSet<(IfIndex, Ipv4Addr)>,
@@ -53,19 +53,19 @@ struct Wanted {
 }
 
 impl NextHops {
-    /// Creates the state of the row's owner, in the calling thread's network namespace.
+    /// Creates the state of the rows' process, in the calling thread's network namespace.
     ///
     /// # Errors
     /// No netlink socket can be opened.
-    pub fn new(owner_row: u32) -> Result<Self> {
+    pub fn new(owner_rows: Vec<u32>) -> Result<Self> {
         Ok(Self {
-            owner_row,
+            owner_rows,
             requests: Requests::open()?,
             managed: HashSet::new(),
         })
     }
 
-    /// Updates every element of the owner, and returns how many are valid. To be called after each
+    /// Updates every element of the rows, and returns how many are valid. To be called after each
     /// change of the network, and when an engine has claimed one. `uplink`: the device by which all
     /// flows leave.
     ///
@@ -79,7 +79,9 @@ impl NextHops {
     ) -> Result<usize> {
         let mut valid = 0;
         let mut wanted_still = HashSet::new();
-        for index in maps.next_hops_of(self.owner_row) {
+        let hops = self.owner_rows.iter().map(|row| maps.next_hops_of(*row));
+        let hops: Vec<u32> = hops.flatten().collect();
+        for index in hops {
             let Some(hop) = maps.next_hop(index) else {
                 continue;
             };

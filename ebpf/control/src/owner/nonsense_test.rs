@@ -78,13 +78,13 @@ fn a_start_over_nonsense_serves_or_says_why_not() {
             owner
                 .note_taps(paths, BTreeSet::from([IfIndex::new(7)]))
                 .unwrap();
-            sweep(maps, paths, &owner, PATIENCE).unwrap();
+            sweep(maps, paths, [&owner], PATIENCE).unwrap();
             for row in vm::rows_of(maps, owner.row()).collect::<Vec<_>>() {
                 vm::retire(maps, row);
                 vm::close(maps, row).unwrap();
             }
             let _ = vm::open(maps, &owner, &vm_spec("a"));
-            let mut hops = NextHops::new(owner.row()).unwrap();
+            let mut hops = NextHops::new(vec![owner.row()]).unwrap();
             assert_eq!(
                 hops.refresh(maps, watch.network(), IfIndex::new(1))
                     .unwrap(),

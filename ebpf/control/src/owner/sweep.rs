@@ -6,12 +6,18 @@
 //! process is just changing it. A slot in `Closing` is left to its adopter, which knows whether its
 //! record was written.
 
-use std::{collections::HashSet, sync::atomic::Ordering::Acquire, time::Duration};
+use std::{
+    collections::HashSet,
+    sync::atomic::Ordering::{AcqRel, Acquire},
+    time::Duration,
+};
 
 use slipgate_abi::{FlowRef, SlotIndex, Tuple, Verdict, VmId, VmRow, maps::MAX_OWNERS};
 
-use super::Owner;
-use crate::{Paths, Result, lock::FileLock, maps::SharedMaps, pins::is_alive, vm_rows};
+use super::{Field, Owner};
+use crate::{
+    Paths, Result, lock::FileLock, maps::SharedMaps, pins::is_alive, tap::EnginePort, vm_rows,
+};
 
 /// Numbers of objects that a sweep removed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -24,19 +30,28 @@ pub struct Swept {
     pub next_hops: usize,
     /// Entries of `TAPS`, `FORWARDS` and `NAMES` of VMs that are gone.
     pub entries: usize,
+    /// Engine ports of dead processes that have neither VMs nor slots.
+    pub ports: usize,
 }
 
-/// Removes the incomplete state of dead processes, and of the predecessor in this owner's row. To
-/// be called before the engine starts: it must not be within an admission. `patience`: time-out of
-/// the lock.
+/// Removes the incomplete state of dead processes, and of the predecessors in these owners' rows. To
+/// be called before their engines start: they must not be within an admission. `patience`: time-out
+/// of the lock.
 ///
 /// # Errors
 /// The lock is not obtained, or a map cannot be read or changed.
-pub fn sweep(maps: &SharedMaps, paths: &Paths, owner: &Owner, patience: Duration) -> Result<Swept> {
+pub fn sweep<'o>(
+    maps: &SharedMaps,
+    paths: &Paths,
+    owners: impl IntoIterator<Item = &'o Owner>,
+    patience: Duration,
+) -> Result<Swept> {
     let _all = FileLock::wait(&paths.run_dir.join("lock"), patience)?;
+    let owners: Vec<&Owner> = owners.into_iter().collect();
+    let is_ours = |row: u32| owners.iter().any(|owner| owner.rows.contains(&row));
     let mut busy = [false; MAX_OWNERS as usize];
     for (row, busy) in (0..).zip(&mut busy) {
-        *busy = row != owner.row && is_alive(paths, row)?;
+        *busy = !is_ours(row) && is_alive(paths, row)?;
     }
     let is_busy = |row: u32| busy.get(row as usize).copied().unwrap_or(false);
 
@@ -58,10 +73,14 @@ pub fn sweep(maps: &SharedMaps, paths: &Paths, owner: &Owner, patience: Duration
         entries: taps + forwards + names,
         ..Swept::default()
     };
-    for row in (0..MAX_OWNERS).filter(|row| *row != owner.row && !is_busy(*row)) {
+    let in_use = |row: u32| is_busy(row) || is_ours(row);
+    for row in (0..MAX_OWNERS).filter(|row| !in_use(*row)) {
         swept.chunks += free_chunks(maps, row);
         if !super::has_anything(maps, row) {
             swept.next_hops += free_next_hops(maps, row);
+            if super::word(maps, row, Field::Port).swap(0, AcqRel) != 0 {
+                swept.ports += usize::from(EnginePort::remove(row)?);
+            }
         }
     }
     Ok(swept)

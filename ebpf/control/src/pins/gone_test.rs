@@ -43,7 +43,7 @@ impl Left {
             });
             let datapath = datapath.unwrap();
             let owner = Owner::take(datapath.maps(), &paths, &[]).unwrap();
-            let port = EnginePort::open(owner.row(), Vec::new()).unwrap();
+            let port = EnginePort::open(owner.row(), &mut Vec::new()).unwrap();
             port.serve(&datapath, Hook::Tcx).unwrap();
             serve::serve_tap(&datapath, make_tap("t0"), taps).unwrap();
             drop((port, owner, datapath));
