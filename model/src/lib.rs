@@ -20,7 +20,10 @@ pub use self::{
     inventory::{
         EngineInventory, LiveRelayed, NameCounts, RefusedQuestions, RefusedSample, RelayedCounts,
     },
-    network::{HostAddress, Link, NetworkView, RouteEntry, RouteKind, RouteSnapshot},
+    network::{
+        HostAddress, Link, NetworkView, RouteEntry, RouteKind, RouteSnapshot, USERSPACE_GUEST,
+        USERSPACE_PORT,
+    },
     vm::{Labels, MacMismatch, VmSpec},
 };
 

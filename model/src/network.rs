@@ -86,3 +86,9 @@ pub struct Link {
     /// Whether its frames begin with an Ethernet header.
     pub has_l2: bool,
 }
+
+/// Device by which the tables of a user-mode engine name its guest. No device of the host has such a
+/// number, and uplinks have theirs.
+pub const USERSPACE_GUEST: IfIndex = IfIndex::new(0x5000_0000);
+/// As [`USERSPACE_GUEST`], the engine's port.
+pub const USERSPACE_PORT: IfIndex = IfIndex::new(0x4000_0000);

@@ -46,8 +46,12 @@ pub mod relay;
 pub mod reply;
 pub mod route;
 pub mod services;
+pub mod sockets;
+pub mod software;
 mod state;
 pub mod stats;
+pub mod tcp;
 #[cfg(test)]
 mod test_vm;
+pub mod userspace_port;
 pub mod vm;

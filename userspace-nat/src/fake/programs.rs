@@ -6,12 +6,11 @@ use slipgate_abi::{
     portframe::PortFlags,
 };
 
-use super::{
-    Kernel,
-    segmentation::segments,
-    skb::{End, Frame, Run},
+use super::{Kernel, segmentation::segments};
+use crate::{
+    port::{self, ETHERTYPE_ARP, ETHERTYPE_IPV4, VNET_LEN, VirtioNetHdr},
+    software::{End, Frame, Run},
 };
-use crate::port::{self, ETHERTYPE_ARP, ETHERTYPE_IPV4, VNET_LEN, VirtioNetHdr};
 
 /// The devices. A TAP's index is its VM's row behind `FIRST_TAP`.
 pub(super) const ENGINE_PORT: u32 = 0x4000_0000;
@@ -22,6 +21,8 @@ const UPLINK: u32 = 0x6000_0000;
 const HOST_MAC: [u8; 6] = [0; 6];
 const ROUTER_MAC: [u8; 6] = [0x02, 0, 0, 0, 1, 1];
 const BROADCAST_MAC: [u8; 6] = [0xff; 6];
+/// Room before a frame for an Ethernet header; keeps what begins there aligned.
+const HEADROOM: usize = 16;
 
 /// What the programs did with a packet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -58,9 +59,10 @@ impl Kernel {
 
     /// Sends a frame from a guest, given from the Ethernet header on.
     pub fn guest_sends_frame(&mut self, row: u16, vnet: VirtioNetHdr, frame: &[u8]) -> Handling {
-        let frame = Frame::new(vnet, FIRST_TAP + u32::from(row), ether_type(frame), frame);
-        let end = guest_egress::run(self.run(&frame));
-        self.finish(end, &frame)
+        let tap = FIRST_TAP + u32::from(row);
+        self.on_frame(vnet, tap, ether_type(frame), frame, |run| {
+            guest_egress::run(run)
+        })
     }
 
     /// Sends an IPv4 packet from the world to the host.
@@ -71,17 +73,16 @@ impl Kernel {
 
     /// Sends a frame from the world to the host, given from the Ethernet header on.
     pub fn world_sends_frame(&mut self, vnet: VirtioNetHdr, frame: &[u8]) -> Handling {
-        let mut frame = Frame::new(vnet, UPLINK, ether_type(frame), frame);
-        frame.is_to_this_host = frame.bytes().starts_with(&HOST_MAC);
-        let end = uplink_ingress::run::<_, ETHERNET_LEN>(self.run(&frame));
-        self.finish(end, &frame)
+        self.on_frame(vnet, UPLINK, ether_type(frame), frame, |run| {
+            uplink_ingress::run::<_, ETHERNET_LEN>(run)
+        })
     }
 
     /// Sends an IPv4 packet from the world by an uplink without L2 header.
     pub fn world_sends_without_l2(&mut self, vnet: VirtioNetHdr, l3: &[u8]) -> Handling {
-        let frame = Frame::new(vnet, UPLINK, ETHERTYPE_IPV4, l3);
-        let end = uplink_ingress::run::<_, 0>(self.run(&frame));
-        self.finish(end, &frame)
+        self.on_frame(vnet, UPLINK, ETHERTYPE_IPV4, l3, |run| {
+            uplink_ingress::run::<_, 0>(run)
+        })
     }
 
     /// Processes a frame that the engine wrote to the port.
@@ -103,11 +104,13 @@ impl Kernel {
 
     /// Processes a frame of the engine, given from the header that replaces the MAC addresses on.
     pub fn engine_sends_frame(&mut self, vnet: VirtioNetHdr, frame: &[u8]) -> Handling {
-        let frame = Frame::new(vnet, ENGINE_PORT, ether_type(frame), frame);
-        let end = engine_port::run(self.run(&frame));
+        let device = ENGINE_PORT;
+        let handling = self.on_frame(vnet, device, ether_type(frame), frame, |run| {
+            engine_port::run(run)
+        });
         let inserted = self.ordered.take();
         self.flows.extend(inserted);
-        self.finish(end, &frame)
+        handling
     }
 
     /// Hands an IPv4 packet to the engine without running the programs.
@@ -123,21 +126,31 @@ impl Kernel {
             0 => self.frame_of_guest(row, flags & PortFlags::GROUP != 0, ETHERTYPE_IPV4, l3),
             _ => ethernet(HOST_MAC, ROUTER_MAC, ETHERTYPE_IPV4, l3),
         };
-        let frame = Frame::new(vnet, FIRST_TAP + u32::from(row), ETHERTYPE_IPV4, &frame);
-        let run = self.run(&frame);
-        let end = handover::hand_over::<_, ETHERNET_LEN>(run, row.into(), why, flags);
-        self.finish(end, &frame)
+        let tap = FIRST_TAP + u32::from(row);
+        self.on_frame(vnet, tap, ETHERTYPE_IPV4, &frame, |run| {
+            handover::hand_over::<_, ETHERNET_LEN>(run, row.into(), why, flags)
+        })
     }
 
-    fn run<'k>(&'k self, frame: &'k Frame) -> Run<'k> {
-        Run {
-            kernel: self,
-            frame,
-        }
+    /// Runs a program on a frame that arrived by a device.
+    fn on_frame(
+        &mut self,
+        vnet: VirtioNetHdr,
+        device: u32,
+        ether_type: u16,
+        frame: &[u8],
+        program: impl FnOnce(Run<'_, &Self>) -> End,
+    ) -> Handling {
+        let is_to_this_host = device != UPLINK || frame.starts_with(&HOST_MAC);
+        let mut buffer = [&[0; HEADROOM], frame].concat();
+        let mut frame = Frame::new(vnet, device, ether_type, &mut buffer, HEADROOM);
+        frame.is_to_this_host = is_to_this_host;
+        let (end, start) = (program(Run::new(self, &frame)), frame.start());
+        self.finish(end, vnet, buffer.split_off(start))
     }
 
     /// Delivers a frame to the place where a program sent it.
-    fn finish(&mut self, end: End, frame: &Frame) -> Handling {
+    fn finish(&mut self, end: End, vnet: VirtioNetHdr, bytes: Vec<u8>) -> Handling {
         let to = match end {
             End::Dropped(reason) => {
                 self.dropped += 1;
@@ -147,10 +160,9 @@ impl Kernel {
             End::Passed => return Handling::Passed,
             End::Redirected(to) => to,
         };
-        let bytes = frame.bytes();
         self.last_sent.clone_from(&bytes);
         if to == ENGINE_PORT {
-            return self.queue_for_engine(frame.vnet, &bytes);
+            return self.queue_for_engine(vnet, &bytes);
         }
         let l3 = bytes[ETHERNET_LEN..].to_vec();
         match self.taps.get(&to) {

@@ -1,0 +1,320 @@
+//! The world by sockets of the host: each flow's packets, as the programs translated them, end in a
+//! socket of its own, and what the socket receives becomes packets again.
+//!
+//! # Theory of operation
+//! The programs' functions run on a guest's frame as they do in the kernel: they look the flow up,
+//! translate it to the host's address and a port, count it, and send it out of the uplink. Here that
+//! is this module. It finds the socket by the translated tuple, or makes one that is bound to the
+//! translated address and port and connected to the peer: so the world sees the tuple that `flows`
+//! shows and records have. What a socket receives goes the way back: a packet of the world, which the
+//! programs translate, count and deliver. A packet can be in no flow but one that was admitted, for
+//! nothing else is translated.
+//!
+//! - `stream`: TCP, by [`crate::tcp`]'s state machine, with no buffer between frame and socket;
+//! - `datagram`: UDP and ICMP echo. GSO frames become one `UDP_SEGMENT` send, and what `UDP_GRO`
+//!   joined one GSO frame.
+//!
+//! A socket lives as long as its flow: once a second those whose flow is gone are closed
+//! ([`Sockets::sweep`]). There are as many sockets as flows at most. If a socket can't be made or
+//! bound, its flow is refused: RST, or ICMP host unreachable.
+mod datagram;
+mod stream;
+mod system;
+
+use std::{
+    cmp::Reverse,
+    collections::{BinaryHeap, VecDeque},
+    io,
+};
+
+use hashbrown::HashMap;
+use nix::sys::epoll::{Epoll, EpollEvent, EpollFlags};
+use slipgate_abi::{Direction, Ip4, Protocol, Tuple};
+
+use self::{datagram::Datagrams, stream::Stream};
+use crate::{
+    packet::{Packet, Transport, build, icmp::UNREACHABLE, icmp::Unreachable},
+    port::{ETHERNET_LEN, VNET_LEN, VirtioNetHdr},
+};
+
+/// Where an L3 packet begins in a frame's buffer, bytes.
+const L3_START: usize = VNET_LEN + ETHERNET_LEN;
+/// Length of a frame's buffer: of the longest packet.
+const BUFFER_LEN: usize = L3_START + 65_535;
+/// Most bytes under way to a guest on one connection where the kernel can't peek at a place (before
+/// Linux 6.9).
+const SCRATCH_LEN: usize = 65_536;
+/// Frames that one socket may send to its guest in a turn, so that others have theirs.
+const FRAMES_PER_TURN: usize = 16;
+/// Interval between two looks for sockets whose flow is gone, ns.
+pub(crate) const SWEEP_INTERVAL_NS: u64 = 1_000_000_000;
+
+/// What became of a packet for the guest.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Delivered {
+    /// It is on its way.
+    Yes,
+    /// It was dropped and counted, or the device took none.
+    Dropped,
+    /// No flow has its tuple.
+    NoFlow,
+}
+
+/// The way to the guest: the programs, and behind them the device or the engine.
+pub trait ToGuest {
+    /// Delivers a packet of the world. `frame` has room for the offload header and an Ethernet
+    /// header before the packet, which begins behind both.
+    fn deliver(&mut self, vnet: VirtioNetHdr, frame: &mut [u8]) -> Delivered;
+}
+
+/// A socket, with the flow that it is for.
+#[derive(Debug)]
+struct Endpoint {
+    tuple: Tuple,
+    socket: Kind,
+    /// Time for which the earliest entry in the heap of timers is, ns.
+    scheduled_ns: Option<u64>,
+    is_queued: bool,
+}
+
+#[derive(Debug)]
+enum Kind {
+    Stream(Box<Stream>),
+    Datagrams(Datagrams),
+}
+
+/// All sockets of a guest's flows.
+#[derive(Debug)]
+pub struct Sockets {
+    endpoints: HashMap<u32, Endpoint>,
+    by_tuple: HashMap<Tuple, u32>,
+    next_key: u32,
+    /// Timers: due time and key. An entry may be of a time that is no longer due.
+    timers: BinaryHeap<Reverse<(u64, u32)>>,
+    /// Sockets with something to send to the guest: data, or an acknowledgement.
+    queued: VecDeque<u32>,
+    sweep_due_ns: u64,
+    /// Frame that is being made.
+    buffer: Box<[u8]>,
+    /// Whether the guest's device takes UDP GSO frames.
+    joins_datagrams: bool,
+    error: Vec<u8>,
+    /// Where bytes go that are not looked at.
+    scratch: Box<[u8]>,
+}
+
+impl Sockets {
+    /// No sockets yet. `joins_datagrams`: whether the guest's device takes UDP GSO frames.
+    pub fn new(joins_datagrams: bool) -> Self {
+        Self {
+            endpoints: HashMap::new(),
+            by_tuple: HashMap::new(),
+            next_key: 0,
+            timers: BinaryHeap::new(),
+            queued: VecDeque::new(),
+            sweep_due_ns: 0,
+            buffer: vec![0; BUFFER_LEN].into_boxed_slice(),
+            joins_datagrams,
+            error: Vec::new(),
+            scratch: vec![0; SCRATCH_LEN].into_boxed_slice(),
+        }
+    }
+
+    /// Returns the number of sockets.
+    pub fn len(&self) -> usize {
+        self.endpoints.len()
+    }
+
+    /// Whether there is no socket.
+    pub fn is_empty(&self) -> bool {
+        self.endpoints.is_empty()
+    }
+
+    /// Takes a translated packet of the guest.
+    pub fn take(
+        &mut self,
+        packet: &Packet<'_>,
+        vnet: VirtioNetHdr,
+        epoll: &Epoll,
+        guest: &mut impl ToGuest,
+        now_ns: u64,
+    ) {
+        let Some(tuple) = packet.tuple(Tuple::WORLD, Direction::Tx) else {
+            // An ICMP error about what the world sent: its socket's own kernel has no use for it.
+            return;
+        };
+        match packet.transport {
+            Transport::Tcp(tcp) => self.take_segment(tuple, packet, &tcp, epoll, guest, now_ns),
+            Transport::Udp(_) | Transport::Icmp(_) => {
+                self.take_datagram(tuple, packet, vnet, epoll, guest);
+            }
+            Transport::Other => {}
+        }
+    }
+
+    /// Handles the readiness of a socket, by its key.
+    pub fn ready(&mut self, key: u32, flags: EpollFlags, guest: &mut impl ToGuest, now_ns: u64) {
+        let Some(endpoint) = self.endpoints.get_mut(&key) else {
+            return;
+        };
+        match &mut endpoint.socket {
+            Kind::Stream(_) => self.stream_ready(key, flags, guest, now_ns),
+            Kind::Datagrams(_) => self.datagrams_ready(key, guest),
+        }
+    }
+
+    /// Does what is due, and sends what is queued for the guest: data, and the acknowledgements that
+    /// this turn led to. Returns whether more is to be sent in the next turn.
+    pub fn work(&mut self, epoll: &Epoll, guest: &mut impl ToGuest, now_ns: u64) -> bool {
+        while let Some(&Reverse((due_ns, key))) = self.timers.peek()
+            && due_ns <= now_ns
+        {
+            self.timers.pop();
+            if let Some(endpoint) = self.endpoints.get_mut(&key)
+                && endpoint.scheduled_ns == Some(due_ns)
+            {
+                endpoint.scheduled_ns = None;
+                self.stream_due(key, guest, now_ns);
+            }
+        }
+        for _ in 0..self.queued.len() {
+            let Some(key) = self.queued.pop_front() else {
+                break;
+            };
+            if let Some(endpoint) = self.endpoints.get_mut(&key) {
+                endpoint.is_queued = false;
+                self.stream_sends(key, epoll, guest, now_ns);
+            }
+        }
+        !self.queued.is_empty()
+    }
+
+    /// Returns the time at which [`Sockets::work`] or [`Sockets::sweep`] has something to do, ns.
+    pub fn due_ns(&self) -> Option<u64> {
+        let timer = self.timers.peek().map(|Reverse((due_ns, _))| *due_ns);
+        let sweep = (!self.endpoints.is_empty()).then_some(self.sweep_due_ns);
+        timer.into_iter().chain(sweep).min()
+    }
+
+    /// Closes the sockets whose flow is gone, once a second.
+    pub fn sweep(&mut self, now_ns: u64, has_flow: impl Fn(&Tuple) -> bool) {
+        if now_ns < self.sweep_due_ns {
+            return;
+        }
+        self.sweep_due_ns = now_ns + SWEEP_INTERVAL_NS;
+        let gone = self.endpoints.iter();
+        let gone = gone.filter(|(_, endpoint)| !has_flow(&endpoint.tuple));
+        let gone: Vec<u32> = gone.map(|(key, _)| *key).collect();
+        for key in gone {
+            self.abort(key);
+        }
+    }
+
+    /// Adds a socket that is to be waited for. Returns its key.
+    fn add(&mut self, tuple: Tuple, socket: Kind) -> u32 {
+        let key = loop {
+            self.next_key = self.next_key.wrapping_add(1) & KEYS;
+            if !self.endpoints.contains_key(&self.next_key) {
+                break self.next_key;
+            }
+        };
+        self.by_tuple.insert(tuple, key);
+        let endpoint = Endpoint {
+            tuple,
+            socket,
+            scheduled_ns: None,
+            is_queued: false,
+        };
+        self.endpoints.insert(key, endpoint);
+        key
+    }
+
+    /// Forgets a socket, which is closed.
+    fn remove(&mut self, key: u32) {
+        if let Some(endpoint) = self.endpoints.remove(&key)
+            && self.by_tuple.get(&endpoint.tuple) == Some(&key)
+        {
+            self.by_tuple.remove(&endpoint.tuple);
+        }
+    }
+
+    /// Closes a socket whose flow is gone: a connection by an RST.
+    fn abort(&mut self, key: u32) {
+        if let Some(endpoint) = self.endpoints.get_mut(&key)
+            && let Kind::Stream(stream) = &mut endpoint.socket
+        {
+            stream.reset_peer();
+        }
+        self.remove(key);
+    }
+
+    /// Has a socket send in this turn's end.
+    fn queue(&mut self, key: u32) {
+        if let Some(endpoint) = self.endpoints.get_mut(&key)
+            && !endpoint.is_queued
+        {
+            endpoint.is_queued = true;
+            self.queued.push_back(key);
+        }
+    }
+
+    /// Has a timer run out at this time, or before.
+    fn schedule(&mut self, key: u32, due_ns: u64) {
+        if let Some(endpoint) = self.endpoints.get_mut(&key)
+            && endpoint.scheduled_ns.is_none_or(|at| due_ns < at)
+        {
+            endpoint.scheduled_ns = Some(due_ns);
+            self.timers.push(Reverse((due_ns, key)));
+        }
+    }
+
+    /// Tells the guest that a flow's packet could not be sent.
+    fn unreachable(&mut self, tuple: &Tuple, error: io::Error, guest: &mut impl ToGuest) {
+        let code = match error.raw_os_error() {
+            Some(nix::libc::ECONNREFUSED) => Unreachable::Port,
+            Some(nix::libc::ENETUNREACH) => Unreachable::Net,
+            Some(nix::libc::EACCES | nix::libc::EPERM) => Unreachable::Prohibited,
+            _ => Unreachable::Host,
+        };
+        // The beginning of the packet in question, as it would have left (RFC 792): addresses, and
+        // eight bytes of its payload.
+        let mut quoted = Vec::new();
+        build::ipv4(
+            &mut quoted,
+            tuple.local,
+            tuple.remote,
+            tuple.protocol,
+            |l4| match Protocol::from_ip(tuple.protocol) {
+                Some(Protocol::Icmp) => {
+                    l4.extend_from_slice(&[8, 0, 0, 0]);
+                    l4.extend_from_slice(&tuple.local_port.to_be_bytes());
+                    l4.extend_from_slice(&[0; 2]);
+                }
+                _ => {
+                    l4.extend_from_slice(&tuple.local_port.to_be_bytes());
+                    l4.extend_from_slice(&tuple.remote_port.to_be_bytes());
+                    l4.extend_from_slice(&[0, 8, 0, 0]);
+                }
+            },
+        );
+        let (from, to): (Ip4, Ip4) = (tuple.remote, tuple.local);
+        let kind = (UNREACHABLE, code as u8, 0);
+        build::icmp_error(&mut self.error, (from, to), kind, &quoted);
+        let end = L3_START + self.error.len();
+        self.buffer[L3_START..end].copy_from_slice(&self.error);
+        guest.deliver(VirtioNetHdr::default(), &mut self.buffer[..end]);
+    }
+}
+
+/// Keys are below this mask: the rest is for other descriptors of the same set.
+const KEYS: u32 = 0x7fff_ffff;
+
+/// Adds a socket to the set, once: edge-triggered, since what was peeked stays readable.
+fn watch(
+    epoll: &Epoll,
+    socket: &std::os::fd::OwnedFd,
+    key: u32,
+    flags: EpollFlags,
+) -> io::Result<()> {
+    Ok(epoll.add(socket, EpollEvent::new(flags, key.into()))?)
+}

@@ -1,0 +1,352 @@
+//! The state machine, segment by segment.
+use slipgate_abi::tcp::Flags;
+
+use super::*;
+use crate::tcp::SynOptions;
+
+const ISN: u32 = u32::MAX - 5;
+const OURS: u32 = u32::MAX - 100;
+const ROOM: u32 = 100_000;
+
+fn syn() -> Segment {
+    Segment {
+        sequence: ISN,
+        flags: Flags::SYN,
+        window: 10_000,
+        options: SynOptions {
+            mss: Some(1_000),
+            window_scale: Some(2),
+        },
+        ..Segment::default()
+    }
+}
+
+/// A segment `at` bytes after the SYN, that acknowledges `of_ours` bytes after ours.
+fn data(at: u32, len: u32, of_ours: u32) -> Segment {
+    Segment {
+        sequence: ISN.wrapping_add(1).wrapping_add(at),
+        acknowledgement: OURS.wrapping_add(1).wrapping_add(of_ours),
+        flags: Flags::ACK,
+        window: 2_500,
+        payload_len: len,
+        ..Segment::default()
+    }
+}
+
+fn with(flags: u8, segment: Segment) -> Segment {
+    Segment {
+        flags: segment.flags | flags,
+        ..segment
+    }
+}
+
+fn established() -> Connection {
+    let mut connection = Connection::new(&syn(), OURS);
+    connection.connected(ROOM, 0);
+    connection.receive(&data(0, 0, 0), 0);
+    assert_eq!(connection.state(), State::Established);
+    // Above the 64 KiB of an unscaled window.
+    connection.acknowledge(ROOM);
+    connection
+}
+
+fn take_all(connection: &mut Connection, segment: &Segment) -> Received {
+    let received = connection.receive(segment, 0);
+    connection.taken(&received, received.deliver.len() as u32, 0);
+    received
+}
+
+#[test]
+fn handshake_waits_for_the_hosts_connection() {
+    let mut connection = Connection::new(&syn(), OURS);
+    assert_eq!(connection.receive(&syn(), 0), Received::default());
+    let ours = connection.connected(ROOM, 0);
+    assert_eq!(
+        ours,
+        Header {
+            sequence: OURS,
+            acknowledgement: ISN.wrapping_add(1),
+            flags: Flags::SYN | Flags::ACK,
+            window: u16::MAX,
+            window_scale: Some(Some(OUR_SCALE)),
+        }
+    );
+    // The guest's SYN again, and our timer: the same SYN.
+    assert_eq!(connection.receive(&syn(), 0).reply, Some(ours));
+    assert_eq!(connection.on_time(RETRANSMISSION_NS), Due::Send(ours));
+    // Another's acknowledgement of it.
+    let wrong = connection.receive(&data(0, 0, 1), 0).reply;
+    assert!(wrong.is_some_and(|header| header.flags == Flags::RST));
+    assert_eq!(connection.state(), State::SynReceived);
+    connection.receive(&data(0, 0, 0), 0);
+    assert_eq!(connection.state(), State::Established);
+    assert_eq!(connection.mss(), 1_000);
+}
+
+#[test]
+fn a_refused_connection_is_reset_as_its_syn_was() {
+    let mut connection = Connection::new(&syn(), OURS);
+    let reset = connection.reset();
+    assert_eq!(
+        (reset.sequence, reset.acknowledgement),
+        (0, ISN.wrapping_add(1))
+    );
+    assert_eq!(reset.flags, Flags::RST | Flags::ACK);
+    assert_eq!(connection.state(), State::Closed);
+}
+
+#[test]
+fn a_guest_without_options_gets_none_and_the_default_segment() {
+    let mut plain = syn();
+    plain.options = SynOptions::default();
+    let mut connection = Connection::new(&plain, OURS);
+    assert_eq!(connection.connected(ROOM, 0).window_scale, Some(None));
+    assert_eq!(connection.mss(), 536);
+    connection.receive(&data(0, 0, 0), 0);
+    assert_eq!(connection.acknowledge(ROOM).window, u16::MAX);
+    assert_eq!(connection.sendable().map(|s| s.most), Some(2_500));
+}
+
+#[test]
+fn payload_is_delivered_in_order_once() {
+    let mut connection = established();
+    assert_eq!(take_all(&mut connection, &data(0, 100, 0)).deliver, 0..100);
+    // Again, overlapping, behind a gap, and beyond the window.
+    assert!(
+        take_all(&mut connection, &data(0, 100, 0))
+            .deliver
+            .is_empty()
+    );
+    assert_eq!(
+        take_all(&mut connection, &data(50, 100, 0)).deliver,
+        50..100
+    );
+    connection.acknowledge(1_000);
+    assert!(
+        take_all(&mut connection, &data(151, 100, 0))
+            .deliver
+            .is_empty()
+    );
+    assert!(connection.owes_acknowledgement());
+    let header = connection.acknowledge(1_000);
+    assert_eq!(header.acknowledgement, data(150, 0, 0).sequence);
+    let room = ROOM - 150;
+    let long = connection.receive(&data(150, room + 10, 0), 0);
+    assert_eq!(
+        long.deliver,
+        0..room,
+        "the window that was announced stands"
+    );
+}
+
+#[test]
+fn what_a_full_socket_turned_away_is_asked_for_again() {
+    let mut connection = established();
+    let received = connection.receive(&data(0, 1_000, 0), 0);
+    assert!(!connection.taken(&received, 300, 0));
+    let before = connection.acknowledge(ROOM);
+    assert_eq!(before.acknowledgement, data(300, 0, 0).sequence);
+    assert!(connection.is_short_of_room());
+    let (again, times) = connection.reopen(2 * ROOM);
+    assert_eq!((again.acknowledgement, times), (before.acknowledgement, 4));
+    assert!(again.window > before.window);
+    assert_eq!(connection.reopen(2 * ROOM).1, 1, "once is enough");
+    assert_eq!(
+        take_all(&mut connection, &data(300, 700, 0)).deliver,
+        0..700
+    );
+}
+
+#[test]
+fn data_is_sent_within_the_window_and_taken_out_when_acknowledged() {
+    let mut connection = established();
+    assert_eq!(
+        connection.sendable(),
+        Some(Sendable {
+            offset: 0,
+            most: 10_000
+        })
+    );
+    let header = connection.send(9_500, None, 0);
+    assert_eq!(header.sequence, OURS.wrapping_add(1));
+    assert_eq!(
+        connection.sendable(),
+        None,
+        "no small piece while much is under way"
+    );
+    let received = connection.receive(&data(0, 0, 4_000), 0);
+    assert_eq!(received.acknowledged, 4_000);
+    assert_eq!(
+        connection.sendable(),
+        Some(Sendable {
+            offset: 5_500,
+            most: 4_500
+        })
+    );
+    // Of what was never sent: told, and without effect.
+    let received = connection.receive(&data(0, 0, 9_501), 0);
+    assert_eq!(
+        (received.acknowledged, connection.owes_acknowledgement()),
+        (0, true)
+    );
+}
+
+#[test]
+fn three_duplicates_repair_a_loss_once() {
+    let mut connection = established();
+    connection.send(5_000, None, 0);
+    connection.receive(&data(0, 0, 1_000), 0);
+    for _ in 0..2 {
+        connection.receive(&data(0, 0, 1_000), 0);
+    }
+    assert_eq!(connection.sendable().map(|s| s.offset), Some(4_000));
+    connection.receive(&data(0, 0, 1_000), 0);
+    assert_eq!(connection.sendable().map(|s| s.offset), Some(0));
+    connection.send(4_000, None, 0);
+    for _ in 0..6 {
+        connection.receive(&data(0, 0, 1_000), 0);
+    }
+    assert_eq!(
+        connection.sendable().map(|s| s.offset),
+        Some(4_000),
+        "the same loss"
+    );
+    assert_eq!(
+        connection.receive(&data(0, 0, 5_000), 0).acknowledged,
+        4_000
+    );
+}
+
+#[test]
+fn a_guest_that_is_silent_is_sent_to_again_and_given_up() {
+    let mut connection = established();
+    connection.send(100, None, 0);
+    let mut times = 0;
+    let (now_ns, given_up) = loop {
+        let now_ns = connection.due_ns().expect("it waits");
+        match connection.on_time(now_ns) {
+            Due::Resend => {
+                assert_eq!(connection.sendable().map(|s| s.offset), Some(0));
+                connection.send(100, None, now_ns);
+                times += 1;
+            }
+            Due::GiveUp(header) => break (now_ns, header),
+            other => panic!("{other:?}"),
+        }
+    };
+    assert_eq!(times, GIVE_UP_AFTER);
+    assert!(now_ns > 500 * SECOND_NS, "{now_ns}");
+    assert_eq!(given_up.flags, Flags::RST | Flags::ACK);
+    assert_eq!(given_up.sequence, data(0, 0, 100).acknowledgement);
+}
+
+#[test]
+fn a_closed_window_is_probed_as_long_as_the_guest_answers() {
+    let mut connection = established();
+    connection.send(100, None, 0);
+    let closed = Segment {
+        window: 0,
+        ..data(0, 0, 100)
+    };
+    connection.receive(&closed, 0);
+    assert_eq!(connection.sendable(), None);
+    connection.blocked(0);
+    for _ in 0..3 * GIVE_UP_AFTER {
+        let now_ns = connection.due_ns().expect("it is probed");
+        let Due::Send(probe) = connection.on_time(now_ns) else {
+            panic!("no probe");
+        };
+        assert_eq!(probe.sequence, data(0, 0, 99).acknowledgement);
+        connection.receive(&closed, now_ns);
+    }
+    connection.receive(&data(0, 0, 100), 0);
+    assert_eq!(connection.sendable().map(|s| s.most), Some(10_000));
+    assert_eq!(connection.due_ns(), None);
+}
+
+#[test]
+fn the_guest_ends_first() {
+    let mut connection = established();
+    let segment = with(Flags::FIN, data(0, 10, 0));
+    let received = connection.receive(&segment, 0);
+    assert_eq!((received.deliver.clone(), received.fin), (0..10, true));
+    assert!(connection.taken(&received, 10, 0), "no more is written");
+    assert_eq!(connection.state(), State::CloseWait);
+    assert_eq!(
+        connection.acknowledge(ROOM).acknowledgement,
+        data(11, 0, 0).sequence
+    );
+    // The server goes on, then ends.
+    assert!(connection.sendable().is_some());
+    connection.send(20, None, 0);
+    let fin = connection.send_fin(0).expect("a FIN");
+    assert_eq!(fin.sequence, data(0, 0, 20).acknowledgement);
+    assert_eq!(connection.state(), State::LastAck);
+    let received = connection.receive(&data(11, 0, 21), 0);
+    assert_eq!((received.acknowledged, received.host), (20, Host::Closes));
+    assert_eq!(connection.state(), State::Closed);
+}
+
+#[test]
+fn the_server_ends_first() {
+    let mut connection = established();
+    let fin = connection.send_fin(0);
+    assert_eq!(connection.state(), State::FinWait1);
+    // It is lost.
+    assert_eq!(connection.on_time(RETRANSMISSION_NS), Due::Resend);
+    assert_eq!(connection.sendable().map(|s| s.offset), Some(0));
+    let again = connection.send_fin(RETRANSMISSION_NS);
+    assert_eq!(again.map(|f| f.sequence), fin.map(|f| f.sequence));
+    connection.receive(&data(0, 0, 1), 0);
+    assert_eq!(connection.state(), State::FinWait2);
+    // Half-closed: the guest still sends.
+    assert_eq!(take_all(&mut connection, &data(0, 30, 1)).deliver, 0..30);
+    let received = connection.receive(&with(Flags::FIN, data(30, 0, 1)), 0);
+    assert!(connection.taken(&received, 0, 0));
+    assert_eq!(connection.state(), State::TimeWait);
+    // Its FIN again is answered.
+    connection.acknowledge(ROOM);
+    connection.receive(&with(Flags::FIN, data(30, 0, 1)), 1);
+    assert!(connection.owes_acknowledgement());
+    let due_ns = connection.due_ns().expect("it is forgotten");
+    assert!(due_ns >= TIME_WAIT_NS);
+    assert_eq!(connection.on_time(due_ns), Due::Forget);
+}
+
+#[test]
+fn both_end_at_once() {
+    let mut connection = established();
+    connection.send_fin(0);
+    let received = connection.receive(&with(Flags::FIN, data(0, 0, 0)), 0);
+    assert!(connection.taken(&received, 0, 0));
+    assert_eq!(connection.state(), State::Closing);
+    let received = connection.receive(&data(1, 0, 1), 0);
+    assert_eq!(
+        (connection.state(), received.host),
+        (State::TimeWait, Host::Closes)
+    );
+}
+
+#[test]
+fn only_a_reset_with_the_right_number_ends_a_connection() {
+    let reset = |at| Segment {
+        flags: Flags::RST,
+        ..data(at, 0, 0)
+    };
+    let mut connection = established();
+    let guessed = connection.receive(&reset(5), 0);
+    assert!(
+        guessed
+            .reply
+            .is_some_and(|header| header.flags == Flags::ACK)
+    );
+    let outside = connection.receive(&reset(3 * ROOM), 0);
+    assert_eq!(outside, Received::default());
+    assert_eq!(connection.state(), State::Established);
+    assert_eq!(connection.receive(&reset(0), 0).host, Host::Reset);
+    assert_eq!(connection.state(), State::Closed);
+    // A SYN in the middle is challenged.
+    let mut connection = established();
+    let challenged = connection.receive(&syn(), 0).reply;
+    assert!(challenged.is_some_and(|header| header.flags == Flags::ACK));
+}

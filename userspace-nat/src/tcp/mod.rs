@@ -1,0 +1,58 @@
+//! TCP toward the guest that buffers no stream: one side of a connection whose other side is a
+//! socket of the host.
+//!
+//! # Theory of operation
+//! The host's kernel has a whole TCP toward the server: its queues are the only buffers. Toward the
+//! guest there is a [`Connection`], RFC 9293's state without the queues:
+//!
+//! - **From the guest**: the payload that is next in sequence goes from its frame into the socket's
+//!   `send`. Only what the socket took is acknowledged. The window is the room of the socket's send
+//!   queue, so it is seldom that the socket takes less. If it does, the rest of the frame is
+//!   forgotten, and once the socket has room again the guest is asked for it by duplicate
+//!   acknowledgements. A segment behind a gap is not kept either: it is answered by a duplicate
+//!   acknowledgement (so SACK is not offered, and neither are timestamps: a TAP keeps the order and
+//!   loses only what overflows).
+//! - **To the guest**: what the socket has is *peeked* into a frame, and stays in the socket's receive
+//!   queue until the guest has acknowledged it. What the guest's ring dropped is peeked again, from
+//!   the first byte that is not acknowledged (go-back-N), after three duplicate acknowledgements or
+//!   the retransmission timer. The socket's own window toward the server closes by itself, since
+//!   nothing is taken out of its queue.
+//! - **Handshake**: the guest's SYN waits until the host's connection stands; then comes the SYN-ACK.
+//!   A refused one is RST. So no connection ever seems to exist that does not.
+//! - **Ends**: a FIN is passed on as a FIN once all before it was (half-closes both ways), an RST as
+//!   an RST. A connection that the server ended first stays for [`TIME_WAIT_NS`], without its socket,
+//!   to answer the guest's FIN sent again.
+//!
+//! The state machine is pure: segments, events of the socket and the time come in, and headers to
+//! send and things to do to the socket come out. [`crate::sockets`] is its driver.
+//!
+//! | state | entered by | `guest_fin` | FIN sent |
+//! | --- | --- | --- | --- |
+//! | `Connecting` | the guest's SYN | | |
+//! | `SynReceived` | the host's connection stands | | |
+//! | `Established` | the guest's acknowledgement of our SYN | no | no |
+//! | `CloseWait`, `LastAck` | the guest's FIN | yes | no, yes |
+//! | `FinWait1`, `FinWait2`, `Closing` | the server's FIN | no, no, yes | yes |
+//! | `TimeWait` | both FINs, the server's first | yes | acknowledged |
+//! | `Closed` | both FINs, RST, giving up | | |
+//!
+//! Urgent data is data in its place (RFC 6093 section 6 advises against any other use). Data on a SYN
+//! is not taken; its sender sends it again.
+mod connection;
+mod wire;
+
+#[cfg(test)]
+mod stream_test;
+
+pub use self::{
+    connection::{
+        Connection, Due, GIVE_UP_AFTER, Host, MOST_RETRANSMISSION_NS, RETRANSMISSION_NS, Received,
+        Sendable, State, TIME_WAIT_NS,
+    },
+    wire::{HEADERS_LEN, Header, MOST_PAYLOAD, Segment, SynOptions, reset_for, write_headers},
+};
+
+/// Whether `a` is before `b` in sequence space (RFC 9293 section 3.4).
+pub(crate) const fn before(a: u32, b: u32) -> bool {
+    (a.wrapping_sub(b) as i32) < 0
+}

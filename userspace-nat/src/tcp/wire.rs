@@ -1,0 +1,193 @@
+//! Segments as the state machine sees them, and their form in a frame.
+use slipgate_abi::{Ip4, tcp::Flags};
+
+use crate::{
+    packet::{
+        checksum::Sum,
+        ipv4,
+        transport::{OPTION_MSS, TCP_HEADER_LEN, Tcp, tcp_options},
+    },
+    port::{ETHERNET_LEN, VirtioNetHdr},
+};
+
+/// Option kind of the window scale (RFC 7323 section 2).
+const OPTION_WINDOW_SCALE: u8 = 3;
+/// Largest shift that is valid (RFC 7323 section 2.3).
+const MOST_SCALE: u8 = 14;
+/// Push flag (RFC 9293 section 3.1).
+pub(super) const PSH: u8 = 0x08;
+/// Length of an IPv4 header and a TCP header without options, bytes.
+pub const HEADERS_LEN: usize = ipv4::HEADER_LEN + TCP_HEADER_LEN;
+/// Most payload in one frame: the packet's length has 16 bits, and so has the whole frame's in some
+/// devices.
+pub const MOST_PAYLOAD: u32 = 65_535 - (HEADERS_LEN + ETHERNET_LEN) as u32;
+/// MSS that is announced to guests, bytes: frames to the engine may have any length.
+const OUR_MSS: u16 = 65_495;
+const OPTIONS_LEN: usize = 8;
+
+/// Options of a SYN.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct SynOptions {
+    /// Largest segment that the sender takes, bytes of payload.
+    pub mss: Option<u16>,
+    /// Shift of the sender's later windows.
+    pub window_scale: Option<u8>,
+}
+
+/// A segment of the guest.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Segment {
+    /// Sequence number of the first byte.
+    pub sequence: u32,
+    /// Acknowledgement number, if the flag ACK is set.
+    pub acknowledgement: u32,
+    /// Flags of the segment.
+    pub flags: u8,
+    /// The window field, unscaled.
+    pub window: u16,
+    /// Length of the payload, bytes.
+    pub payload_len: u32,
+    /// Options, of a SYN.
+    pub options: SynOptions,
+}
+
+impl Segment {
+    /// Reads a segment. `header`: the bytes that `tcp` was parsed from.
+    pub fn read(tcp: &Tcp, header: &[u8]) -> Self {
+        let mut options = SynOptions::default();
+        if tcp.has(Flags::SYN) {
+            let header = &header[..tcp.header_len.min(header.len())];
+            for (kind, at, len) in tcp_options(header) {
+                match (kind, len) {
+                    (OPTION_MSS, 4) => {
+                        options.mss = Some(u16::from_be_bytes([header[at + 2], header[at + 3]]));
+                    }
+                    (OPTION_WINDOW_SCALE, 3) => {
+                        options.window_scale = Some(header[at + 2].min(MOST_SCALE));
+                    }
+                    _ => {}
+                }
+            }
+        }
+        Self {
+            sequence: tcp.sequence,
+            acknowledgement: tcp.acknowledgement,
+            flags: tcp.flags,
+            window: tcp.window,
+            payload_len: tcp.payload_len as u32,
+            options,
+        }
+    }
+
+    /// Whether all of `flags` are set.
+    pub fn has(&self, flags: u8) -> bool {
+        self.flags & flags == flags
+    }
+}
+
+/// Header of a segment to the guest.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Header {
+    /// Sequence number.
+    pub sequence: u32,
+    /// Acknowledgement number.
+    pub acknowledgement: u32,
+    /// Flags.
+    pub flags: u8,
+    /// The window field.
+    pub window: u16,
+    /// Options, of a SYN: MSS, and window scale if the guest offered one.
+    pub window_scale: Option<Option<u8>>,
+}
+
+impl Header {
+    /// Length of the header with IPv4's, bytes.
+    pub fn headers_len(&self) -> usize {
+        HEADERS_LEN
+            + if self.window_scale.is_some() {
+                OPTIONS_LEN
+            } else {
+                0
+            }
+    }
+}
+
+/// Returns the RST that answers a segment of no connection (RFC 9293 section 3.10.7.1); none answers
+/// an RST.
+pub fn reset_for(segment: &Segment) -> Option<Header> {
+    if segment.has(Flags::RST) {
+        return None;
+    }
+    let reset = Header {
+        sequence: segment.acknowledgement,
+        acknowledgement: 0,
+        flags: Flags::RST,
+        window: 0,
+        window_scale: None,
+    };
+    if segment.has(Flags::ACK) {
+        return Some(reset);
+    }
+    let occupies = segment.payload_len
+        + u32::from(segment.has(Flags::SYN))
+        + u32::from(segment.has(Flags::FIN));
+    Some(Header {
+        sequence: 0,
+        acknowledgement: segment.sequence.wrapping_add(occupies),
+        flags: Flags::RST | Flags::ACK,
+        ..reset
+    })
+}
+
+/// Writes IPv4 and TCP headers before a payload. `l3` begins with room for the headers
+/// ([`Header::headers_len`]) and ends with the payload. The checksum is left partial, and a payload longer
+/// than `mss` is to be segmented: returns the offload header that says so.
+pub fn write_headers(
+    l3: &mut [u8],
+    (source, source_port): (Ip4, u16),
+    (destination, destination_port): (Ip4, u16),
+    header: &Header,
+    mss: u16,
+) -> VirtioNetHdr {
+    let total = l3.len();
+    let payload_len = total - header.headers_len();
+    let (ip, tcp) = l3.split_at_mut(ipv4::HEADER_LEN);
+    // DF and no identification: an atomic datagram (RFC 6864). TTL 64.
+    ip[..12].copy_from_slice(&[0x45, 0, 0, 0, 0, 0, 0x40, 0, 64, 6, 0, 0]);
+    ip[2..4].copy_from_slice(&(total as u16).to_be_bytes());
+    ip[12..16].copy_from_slice(&source.octets);
+    ip[16..20].copy_from_slice(&destination.octets);
+    ipv4::fill_checksum(ip, ipv4::HEADER_LEN);
+    let header_len = header.headers_len() - ipv4::HEADER_LEN;
+    tcp[..2].copy_from_slice(&source_port.to_be_bytes());
+    tcp[2..4].copy_from_slice(&destination_port.to_be_bytes());
+    tcp[4..8].copy_from_slice(&header.sequence.to_be_bytes());
+    tcp[8..12].copy_from_slice(&header.acknowledgement.to_be_bytes());
+    tcp[12] = (header_len as u8 / 4) << 4;
+    tcp[13] = header.flags;
+    tcp[14..16].copy_from_slice(&header.window.to_be_bytes());
+    tcp[18..20].fill(0);
+    if let Some(scale) = header.window_scale {
+        let [high, low] = OUR_MSS.to_be_bytes();
+        let scale = match scale {
+            Some(scale) => [1, OPTION_WINDOW_SCALE, 3, scale],
+            None => [1; 4],
+        };
+        tcp[20..24].copy_from_slice(&[OPTION_MSS, 4, high, low]);
+        tcp[24..28].copy_from_slice(&scale);
+    }
+    let sum = Sum::default().pseudo(source, destination, 6, total - ipv4::HEADER_LEN);
+    tcp[16..18].copy_from_slice(&sum.folded().to_be_bytes());
+    let is_long = payload_len > usize::from(mss);
+    VirtioNetHdr {
+        flags: VirtioNetHdr::NEEDS_CSUM,
+        gso_type: match is_long {
+            true => VirtioNetHdr::GSO_TCPV4,
+            false => VirtioNetHdr::GSO_NONE,
+        },
+        hdr_len: (ETHERNET_LEN + header.headers_len()) as u16,
+        gso_size: if is_long { mss } else { 0 },
+        csum_start: (ETHERNET_LEN + ipv4::HEADER_LEN) as u16,
+        csum_offset: 16,
+    }
+}

@@ -1,0 +1,346 @@
+//! The engine port of the user-mode engine: a guest's device on one side, sockets on the other, and
+//! between them the programs' functions over tables in memory.
+//!
+//! # Theory of operation
+//! To the engine this is a port like the kernel's ([`crate::port`]): it reads frames that the programs
+//! hand over, and writes frames with commands. What the kernel does otherwise happens here:
+//!
+//! ```text
+//! guest's device ─ guest_egress ─┬ of a flow ──────────────────────────► sockets ─► world
+//!       ▲                        └ to be decided ─► engine ─ engine_port ─┘  │
+//!       └──────────────── uplink_ingress ◄──────── packets that the sockets make
+//! ```
+//!
+//! So admission, inspection, quotas, cuts and every counter are the same code in both modes, and a
+//! packet is counted when it is translated. Only the engine's thread runs this, so the tables need no
+//! other guard; `flows` and `stats` read them from another process, as they read the kernel's.
+//!
+//! All descriptors (the device, the sockets, a timer) are in one epoll set, whose own descriptor is the
+//! port's.
+use std::{
+    collections::VecDeque,
+    io,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    time::Duration,
+};
+
+use nix::{
+    errno::Errno,
+    sys::{
+        epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout},
+        time::TimeSpec,
+        timerfd::{ClockId, Expiration, TimerFd, TimerFlags, TimerSetTimeFlags},
+    },
+    unistd::{read, write},
+};
+use slipgate_abi::{
+    DropReason, Ip4, Tuple, VmRow,
+    datapath::{Maps, engine_port, guest_egress, uplink_ingress},
+    segment::Segments,
+};
+
+use slipgate_model::{USERSPACE_GUEST, USERSPACE_PORT};
+
+use crate::{
+    clock::{Clock, SystemClock},
+    packet::{Ipv4, Packet},
+    port::{
+        Batch, ETHERNET_LEN, ETHERTYPE_IPV4, FrameIo, L3_AT, MAX_FRAME, VNET_LEN, VirtioNetHdr,
+    },
+    sockets::{Delivered, Sockets, ToGuest},
+    software::{End, Environment, Frame, Run},
+    stats::VmStats,
+};
+
+const GUEST: u32 = USERSPACE_GUEST.get();
+const PORT: u32 = USERSPACE_PORT.get();
+/// Largest packet that the host's sockets take, bytes: the host's kernel cuts it as its links need.
+const WORLD_MTU: u32 = 65_535;
+/// Frames of the guest that are read in one call, so that sockets and the engine have their turns.
+const FRAMES_AT_ONCE: usize = 64;
+/// Events that one call takes.
+const EVENTS: usize = 64;
+/// Frames that wait for the engine at most. The programs' credits keep the queue shorter.
+const MOST_QUEUED: usize = 1_024;
+
+/// Keys in the set that are no socket's.
+const DEVICE_KEY: u64 = 1 << 32;
+const TIMER_KEY: u64 = 2 << 32;
+
+/// The tables in memory.
+pub trait MemoryTables {
+    /// Access for the programs' functions.
+    type Maps<'t>: Maps
+    where
+        Self: 't;
+
+    /// Returns the access for the programs' functions.
+    fn maps(&self) -> Self::Maps<'_>;
+    /// Returns a VM's counters; row 0 counts what belongs to no VM.
+    fn stats(&self, row: VmRow) -> VmStats;
+}
+
+/// The port of one guest.
+#[derive(Debug)]
+pub struct UserspacePort<T> {
+    tables: T,
+    sockets: Sockets,
+    epoll: Epoll,
+    timer: TimerFd,
+    device: OwnedFd,
+    /// Frames for the engine.
+    queue: VecDeque<Vec<u8>>,
+    /// Frame of the guest or the engine that is being handled.
+    frame: Box<[u8]>,
+    /// Time for which the timer is set, ns.
+    timer_ns: Option<u64>,
+}
+
+/// Where frames go from here.
+struct Out<'p, T> {
+    tables: &'p T,
+    device: &'p OwnedFd,
+    queue: &'p mut VecDeque<Vec<u8>>,
+    now_ns: u64,
+}
+
+struct Surroundings<'p, T> {
+    tables: &'p T,
+    now_ns: u64,
+}
+
+impl<T> Clone for Surroundings<'_, T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T> Copy for Surroundings<'_, T> {}
+
+impl<'p, T: MemoryTables> Environment for Surroundings<'p, T> {
+    type Maps = T::Maps<'p>;
+
+    fn maps(self) -> Self::Maps {
+        self.tables.maps()
+    }
+
+    fn mtu_of(self, _ifindex: u32) -> Option<u32> {
+        Some(WORLD_MTU)
+    }
+
+    fn is_routed_on(self, _destination: Ip4) -> bool {
+        false
+    }
+
+    fn now_ns(self) -> u64 {
+        self.now_ns
+    }
+
+    fn count_drop(self, row: u32, reason: DropReason, segments: Segments) {
+        let row = VmRow::from_word(row).unwrap_or(VmRow::NOBODY);
+        self.tables.stats(row).dropped(reason, segments);
+    }
+}
+
+impl<T: MemoryTables> Out<'_, T> {
+    fn surroundings(&self) -> Surroundings<'_, T> {
+        Surroundings {
+            tables: self.tables,
+            now_ns: self.now_ns,
+        }
+    }
+
+    /// Passes a frame on to the guest or the engine, if a program sent it there. Returns whether it
+    /// went to the world instead.
+    fn pass_on(&mut self, end: End, frame: &[u8]) -> bool {
+        match end {
+            End::Redirected(GUEST) => {
+                // A device that is gone or full loses frames, as any does.
+                let _ = write(self.device, frame);
+                false
+            }
+            End::Redirected(PORT) => {
+                if self.queue.len() < MOST_QUEUED {
+                    self.queue.push_back(frame.to_vec());
+                }
+                false
+            }
+            End::Redirected(_) => true,
+            End::Dropped(_) | End::Passed => false,
+        }
+    }
+}
+
+impl<T: MemoryTables> ToGuest for Out<'_, T> {
+    fn deliver(&mut self, vnet: VirtioNetHdr, bytes: &mut [u8]) -> Delivered {
+        bytes[..VNET_LEN].copy_from_slice(&vnet.encode());
+        bytes[VNET_LEN..L3_AT - 2].fill(0);
+        bytes[L3_AT - 2..L3_AT].copy_from_slice(&ETHERTYPE_IPV4.to_be_bytes());
+        let frame = Frame::new(vnet, 0, ETHERTYPE_IPV4, bytes, VNET_LEN);
+        let run = Run::new(self.surroundings(), &frame);
+        let end = uplink_ingress::run::<_, ETHERNET_LEN>(run);
+        self.pass_on(end, bytes);
+        match end {
+            End::Redirected(_) => Delivered::Yes,
+            End::Passed | End::Dropped(DropReason::NoFlow) => Delivered::NoFlow,
+            End::Dropped(_) => Delivered::Dropped,
+        }
+    }
+}
+
+impl<T: MemoryTables> UserspacePort<T> {
+    /// A port over the guest's device: a TAP, non-blocking, whose frames begin with the legacy
+    /// `virtio_net_hdr`. `takes_uso`: whether it takes UDP GSO frames.
+    ///
+    /// # Errors
+    /// The kernel gives no epoll or timer descriptor.
+    pub fn new(tables: T, device: OwnedFd, takes_uso: bool) -> io::Result<Self> {
+        let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
+        let flags = TimerFlags::TFD_NONBLOCK | TimerFlags::TFD_CLOEXEC;
+        let timer = TimerFd::new(ClockId::CLOCK_MONOTONIC, flags)?;
+        epoll.add(&device, EpollEvent::new(EpollFlags::EPOLLIN, DEVICE_KEY))?;
+        epoll.add(&timer, EpollEvent::new(EpollFlags::EPOLLIN, TIMER_KEY))?;
+        Ok(Self {
+            tables,
+            sockets: Sockets::new(takes_uso),
+            epoll,
+            timer,
+            device,
+            queue: VecDeque::new(),
+            frame: vec![0; MAX_FRAME].into_boxed_slice(),
+            timer_ns: None,
+        })
+    }
+
+    fn parts(&mut self, now_ns: u64) -> (&mut Sockets, &Epoll, Out<'_, T>, &mut [u8]) {
+        let out = Out {
+            tables: &self.tables,
+            device: &self.device,
+            queue: &mut self.queue,
+            now_ns,
+        };
+        (&mut self.sockets, &self.epoll, out, &mut self.frame)
+    }
+
+    /// Handles a frame of the guest or the engine, `len` bytes in the buffer.
+    fn handle(&mut self, len: usize, from: u32, now_ns: u64) {
+        let (sockets, epoll, mut out, buffer) = self.parts(now_ns);
+        let bytes = &mut buffer[..len];
+        let Some(vnet) = bytes.first_chunk().map(VirtioNetHdr::decode) else {
+            return;
+        };
+        let ether_type = match bytes.get(L3_AT - 2..L3_AT) {
+            Some(ether_type) => u16::from_be_bytes([ether_type[0], ether_type[1]]),
+            None => 0,
+        };
+        let end = {
+            let frame = Frame::new(vnet, from, ether_type, bytes, VNET_LEN);
+            let run = Run::new(out.surroundings(), &frame);
+            match from {
+                GUEST => guest_egress::run(run),
+                _ => engine_port::run(run),
+            }
+        };
+        if out.pass_on(end, bytes)
+            && let Ok(ip) = Ipv4::parse(&bytes[L3_AT..])
+            && let Ok(packet) = Packet::parse(ip)
+        {
+            sockets.take(&packet, vnet, epoll, &mut out, now_ns);
+        }
+    }
+
+    fn read_device(&mut self, now_ns: u64) -> io::Result<()> {
+        for _ in 0..FRAMES_AT_ONCE {
+            match read(&self.device, &mut self.frame) {
+                Ok(len) => self.handle(len, GUEST, now_ns),
+                Err(Errno::EAGAIN) => return Ok(()),
+                Err(Errno::EINTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(())
+    }
+
+    /// Does what sockets owe and what is due, and sets the timer.
+    fn work(&mut self, now_ns: u64) -> io::Result<()> {
+        let (sockets, epoll, mut out, _) = self.parts(now_ns);
+        let is_more = sockets.work(epoll, &mut out, now_ns);
+        let maps = out.tables.maps();
+        sockets.sweep(now_ns, |tuple: &Tuple| maps.flow(tuple).is_some());
+        let due_ns = match is_more || !self.queue.is_empty() {
+            true => Some(now_ns),
+            false => self.sockets.due_ns(),
+        };
+        if due_ns == self.timer_ns {
+            return Ok(());
+        }
+        self.timer_ns = due_ns;
+        match due_ns {
+            None => self.timer.unset()?,
+            Some(due_ns) => {
+                // Zero would disarm it.
+                let wait = Duration::from_nanos(due_ns.saturating_sub(now_ns).max(1));
+                let once = Expiration::OneShot(TimeSpec::from_duration(wait));
+                self.timer.set(once, TimerSetTimeFlags::empty())?;
+            }
+        }
+        Ok(())
+    }
+
+    fn pass_queue(&mut self, batch: &mut Batch) -> io::Result<()> {
+        while !batch.is_full()
+            && let Some(frame) = self.queue.pop_front()
+        {
+            batch.push_with(|buffer| {
+                buffer[..frame.len()].copy_from_slice(&frame);
+                Ok(frame.len())
+            })?;
+        }
+        Ok(())
+    }
+}
+
+impl<T: MemoryTables> FrameIo for UserspacePort<T> {
+    fn recv(&mut self, batch: &mut Batch) -> io::Result<()> {
+        let now_ns = SystemClock.now_ns();
+        let mut events = [EpollEvent::empty(); EVENTS];
+        let ready = match self.epoll.wait(&mut events, EpollTimeout::ZERO) {
+            Ok(ready) => ready,
+            Err(Errno::EINTR) => 0,
+            Err(error) => return Err(error.into()),
+        };
+        for event in &events[..ready] {
+            match event.data() {
+                DEVICE_KEY => self.read_device(now_ns)?,
+                TIMER_KEY => {
+                    self.timer_ns = None;
+                    let mut expirations = [0; 8];
+                    match read(&self.timer, &mut expirations) {
+                        Ok(_) | Err(Errno::EAGAIN | Errno::EINTR) => {}
+                        Err(error) => return Err(error.into()),
+                    }
+                }
+                key => {
+                    let (sockets, _, mut out, _) = self.parts(now_ns);
+                    sockets.ready(key as u32, event.events(), &mut out, now_ns);
+                }
+            }
+        }
+        // Before the timer is set: what is left in the queue needs it.
+        self.pass_queue(batch)?;
+        self.work(now_ns)?;
+        self.pass_queue(batch)
+    }
+
+    fn send(&mut self, frame: &[u8]) -> io::Result<()> {
+        let now_ns = SystemClock.now_ns();
+        let len = frame.len().min(self.frame.len());
+        self.frame[..len].copy_from_slice(&frame[..len]);
+        self.handle(len, PORT, now_ns);
+        self.work(now_ns)
+    }
+
+    fn fd(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.epoll.0.as_fd())
+    }
+}
