@@ -5,6 +5,7 @@
 use std::{
     ffi::CStr,
     fs, io,
+    net::Ipv4Addr,
     os::fd::{AsRawFd, FromRawFd, OwnedFd},
     path::{Path, PathBuf},
 };
@@ -122,6 +123,22 @@ impl Device {
         .map_err(self.failed(&format!("set an MTU of {bytes} on")))
     }
 
+    /// Sets the device's IPv4 address and the length of its network's prefix.
+    pub(crate) fn set_address(&self, address: Ipv4Addr, prefix_len: u8) -> Result<()> {
+        let mask = u32::MAX
+            .checked_shl(32 - u32::from(prefix_len))
+            .unwrap_or(0);
+        let what = format!("set the address {address}/{prefix_len} of");
+        self.modify(libc::SIOCSIFADDR, |request| {
+            request.ifr_ifru.ifru_addr = sockaddr(address);
+        })
+        .map_err(self.failed(&what))?;
+        self.modify(libc::SIOCSIFNETMASK, |request| {
+            request.ifr_ifru.ifru_netmask = sockaddr(Ipv4Addr::from_bits(mask));
+        })
+        .map_err(self.failed(&what))
+    }
+
     /// Sets the length of the transmit queue, packets.
     pub(crate) fn set_queue_length(&self, packets: u32) -> Result<()> {
         self.modify(libc::SIOCSIFTXQLEN, |request| {
@@ -204,8 +221,21 @@ impl Device {
     }
 }
 
+/// An IPv4 address as device and route requests have it.
+pub(crate) fn sockaddr(address: Ipv4Addr) -> libc::sockaddr {
+    let mut data = [0; 14];
+    // Behind the port.
+    for (to, from) in data[2..].iter_mut().zip(address.octets()) {
+        *to = from as libc::c_char;
+    }
+    libc::sockaddr {
+        sa_family: libc::AF_INET as libc::sa_family_t,
+        sa_data: data,
+    }
+}
+
 /// Opens a socket for device requests: any kind will do.
-fn any_socket() -> io::Result<OwnedFd> {
+pub(crate) fn any_socket() -> io::Result<OwnedFd> {
     // SAFETY: plain arguments.
     let fd = unsafe { libc::socket(libc::AF_INET, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0) };
     if fd < 0 {

@@ -2,7 +2,8 @@
 //!
 //! Arrays are mapped into memory: META, SLOTS, CHUNKS, OWNERS, VMS, DROPS, COUNTERS, NEXT_HOPS,
 //! RULES, RATES and SEQUENCES. The other maps are reached by system calls: FLOWS, FORWARDS, TAPS,
-//! DENY and NAMES.
+//! DENY and NAMES. Without a kernel's part (`--mode userspace`) the arrays are files of memory, and
+//! each process has the other maps for itself ([`crate::in_memory`]).
 //!
 //! The references handed out ([`SlotRef`], [`VmRef`], [`NextHopRef`], counter rows) stay valid as
 //! long as the process lives: the mappings of a [`SharedMaps`] are never removed, even when it is
@@ -10,8 +11,10 @@
 
 mod claim;
 mod mapped;
+pub(crate) mod memory_files;
 mod pinned;
 mod read_only;
+mod software;
 mod table;
 
 use std::{
@@ -45,7 +48,7 @@ use crate::{Error, Result, layout::MapName};
 
 /// Key of `DENY` in the layout of an LPM trie.
 #[repr(C)]
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct DenyPrefix {
     /// Number of bits of `key` that are compared: 32 for the policy, and those of the destination.
     pub prefix_len: u32,
@@ -122,8 +125,13 @@ impl SharedMaps {
     /// Opens maps as [`SharedMaps::from_fds`] does, but accepts maps without a version, which were
     /// just made.
     pub(crate) fn assemble(fds: Vec<OwnedFd>) -> Result<Self> {
-        let slots = check_descriptors(&fds)?;
+        let in_files = memory_files::are_files(&fds);
+        let slots = match in_files {
+            true => memory_files::check(&fds)?,
+            false => check_descriptors(&fds)?,
+        };
         let memory = Memory::new(&fds, slots, Protection::ReadWrite)?;
+        let most = |map: MapName| in_files.then(|| map.shape(slots).entries as usize);
         let mut rest: Vec<Option<OwnedFd>> = fds.into_iter().map(Some).collect();
         let mut take = |map: MapName| {
             rest[map as usize]
@@ -142,11 +150,11 @@ impl SharedMaps {
         Ok(Self {
             arrays,
             memory,
-            flows: Table::new(flows.0, flows.1),
-            forwards: Table::new(forwards.0, forwards.1),
-            taps: Table::new(taps.0, taps.1),
-            deny: Table::new(deny.0, deny.1),
-            names: Table::new(names.0, names.1),
+            flows: Table::new(flows.0, flows.1, most(MapName::Flows)),
+            forwards: Table::new(forwards.0, forwards.1, most(MapName::Forwards)),
+            taps: Table::new(taps.0, taps.1, most(MapName::Taps)),
+            deny: Table::new(deny.0, deny.1, most(MapName::Deny)),
+            names: Table::new(names.0, names.1, most(MapName::Names)),
         })
     }
 

@@ -30,7 +30,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use slipgate_abi::{IfIndex, maps::MAX_OWNERS};
+use slipgate_abi::{IfIndex, SlotIndex, Verdict, maps::MAX_OWNERS};
 
 pub use self::{
     sweep::{Swept, sweep},
@@ -74,8 +74,8 @@ impl Owner {
         Ok(taken.remove(0))
     }
 
-    /// Takes a row for each of so many engines, one at least: those that have the VMs of these names if their
-    /// processes are dead, otherwise empty ones.
+    /// Takes a row for each of so many engines, one at least: those that have the VMs
+    /// of these names if their processes are dead, otherwise empty ones.
     ///
     /// # Errors
     /// A living process serves one of the VMs, too few rows are free, or a lock is not obtained.
@@ -86,6 +86,16 @@ impl Owner {
         engines: usize,
     ) -> Result<Vec<Self>> {
         let _all = FileLock::wait(&paths.run_dir.join("lock"), PATIENCE)?;
+        Self::take_under_lock(maps, paths, names, engines)
+    }
+
+    /// Takes rows as [`Owner::take_several`] does. The caller holds the lock of the directory.
+    pub(crate) fn take_under_lock(
+        maps: &SharedMaps,
+        paths: &Paths,
+        names: &[&str],
+        engines: usize,
+    ) -> Result<Vec<Self>> {
         let engines = engines.max(1);
         let mut held: Vec<Vec<(u32, FileLock)>> = Vec::new();
         for (at, row) in rows_with_vms(maps, names).into_iter().enumerate() {
@@ -177,7 +187,7 @@ impl Owner {
 
     /// Releases the row's chunks and next hops. Its flows have ended and its VMs are closed; a
     /// chunk with a slot that is not free is kept, for an adopter.
-    fn release(&self, maps: &SharedMaps) {
+    pub(crate) fn release(&self, maps: &SharedMaps) {
         sweep::free_chunks(maps, self.row);
         if maps.chunks_of(self.row).is_empty() {
             sweep::free_next_hops(maps, self.row);
@@ -261,6 +271,11 @@ pub(crate) fn is_process(pid: u32) -> bool {
 /// The directory's lock is not obtained, or a row's lock file cannot be opened.
 pub fn living(paths: &Paths, patience: Duration) -> Result<Vec<u32>> {
     let _all = FileLock::wait(&paths.run_dir.join("lock"), patience)?;
+    living_under_lock(paths)
+}
+
+/// Returns the rows that living processes hold. The caller holds the lock of the directory.
+pub(crate) fn living_under_lock(paths: &Paths) -> Result<Vec<u32>> {
     let mut living = Vec::new();
     for row in 0..MAX_OWNERS {
         if is_alive(paths, row)? {
@@ -268,6 +283,20 @@ pub fn living(paths: &Paths, patience: Duration) -> Result<Vec<u32>> {
         }
     }
     Ok(living)
+}
+
+/// Frees what a killed process has left in its row, where its flows ended with it.
+pub(crate) fn forget(maps: &SharedMaps, row: u32) {
+    for index in maps.chunks_of(row).into_iter().flatten() {
+        if let Some(slot) = maps.slot(SlotIndex::new(index)) {
+            slot.set_verdict(Verdict::Free);
+        }
+    }
+    for vm in vm_rows::rows_of(maps, row).filter_map(|row| maps.vm(row)) {
+        vm.id().store(0, Release);
+    }
+    sweep::free_chunks(maps, row);
+    word(maps, row, Field::Pid).store(0, Release);
 }
 
 /// Returns the rows that have VMs of these names, without duplicates.

@@ -16,7 +16,8 @@ use std::{
 pub use crate::bpf::BPFFS;
 use crate::{Error, Result, fingerprint::fingerprint};
 
-pub(crate) const PINS: &str = "/sys/fs/bpf/slipgate";
+/// Directory of the pins of all network namespaces, unless another is given.
+pub const PINS: &str = "/sys/fs/bpf/slipgate";
 /// File beside the locks with the cookie of the pins' network namespace.
 pub(crate) const COOKIE_FILE: &str = "netns-cookie";
 pub(crate) const RUN: &str = "/run/slipgate";
@@ -72,6 +73,18 @@ impl Paths {
         }
         let run_dir = format!("{RUN}/{}-{}", netns_inode()?, hash_of(&pin_dir)).into();
         Ok(Self { pin_dir, run_dir })
+    }
+
+    /// Returns the directory of this network namespace's maps and locks in files of memory, in `base`.
+    ///
+    /// # Errors
+    /// The namespace's inode number cannot be read.
+    pub fn in_memory(base: &Path) -> Result<Self> {
+        let dir = base.join(netns_inode()?.to_string());
+        Ok(Self {
+            pin_dir: dir.clone(),
+            run_dir: dir,
+        })
     }
 
     /// Makes both directories, and their parents, for root only.

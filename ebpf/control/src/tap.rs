@@ -83,18 +83,7 @@ impl EnginePort {
         };
         let failed = |what: &str| Error::os(format!("{what} the engine port {name}"));
         set(&fd, libc::TUNSETPERSIST, 1).map_err(failed("make persistent"))?;
-        set_pointed(&fd, libc::TUNSETVNETHDRSZ, VNET_HEADER_BYTES)
-            .map_err(failed("set the header size of"))?;
-        let usual = offload::CSUM | offload::TSO4 | offload::TSO6 | offload::TSO_ECN;
-        let uso = set(
-            &fd,
-            libc::TUNSETOFFLOAD,
-            usual | offload::USO4 | offload::USO6,
-        )
-        .is_ok();
-        if !uso {
-            set(&fd, libc::TUNSETOFFLOAD, usual).map_err(failed("set offloads of"))?;
-        }
+        let uso = queue_for_frames(&fd).map_err(failed("set header size and offloads of"))?;
         let device = Device::named(&name)?;
         device.disable_ipv6()?;
         device.set_forwarding(false)?;
@@ -245,6 +234,18 @@ pub fn open_queue(name: &str, more: libc::c_int) -> Result<(File, String)> {
     // SAFETY: filled and terminated by the call.
     let name = unsafe { CStr::from_ptr(request.ifr_name.as_ptr()) };
     Ok((file, name.to_string_lossy().into_owned()))
+}
+
+/// Has frames on a queue begin with the legacy header, and GSO frames pass whole. Returns whether those
+/// of UDP do too.
+pub(crate) fn queue_for_frames(queue: &File) -> io::Result<bool> {
+    set_pointed(queue, libc::TUNSETVNETHDRSZ, VNET_HEADER_BYTES)?;
+    let usual = offload::CSUM | offload::TSO4 | offload::TSO6 | offload::TSO_ECN;
+    let with_uso = usual | offload::USO4 | offload::USO6;
+    if set(queue, libc::TUNSETOFFLOAD, with_uso).is_ok() {
+        return Ok(true);
+    }
+    set(queue, libc::TUNSETOFFLOAD, usual).map(|()| false)
 }
 
 /// Makes an `ioctl` request whose argument is a number.

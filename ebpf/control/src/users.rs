@@ -93,6 +93,11 @@ impl Users {
         }
     }
 
+    /// For processes that run as who started them: without privileges there is no other user to become.
+    pub fn of_the_caller() -> Self {
+        Self { claim: None }
+    }
+
     fn nobody(why: &str) -> Self {
         tracing::warn!(
             "{why}: slipgate's processes run as the user nobody, and other processes of nobody's \

@@ -8,13 +8,17 @@ use slipgate_abi::{
     VmRates, VmRow, maps, rate::RateRef,
 };
 
-use super::{Memory, Protection, check_descriptors, check_pinned, open_pins, text_of};
+use super::{
+    Memory, Protection, check_descriptors, check_pinned, memory_files, open_pins, text_of,
+};
 use crate::Result;
 
 /// The arrays, mapped read-only. Contents are returned as copies.
 #[derive(Debug)]
 pub struct ReadOnlyMaps {
     memory: Memory,
+    /// Whether they are files of memory, of user-mode engines.
+    in_files: bool,
 }
 
 impl ReadOnlyMaps {
@@ -25,11 +29,28 @@ impl ReadOnlyMaps {
     pub fn open_pinned(pin_dir: &Path) -> Result<Self> {
         // The kernel refuses a shared mapping of a descriptor opened for reading only. The mapping
         // is read-only for good, and the descriptors are closed here.
-        let fds = open_pins(pin_dir)?;
-        let slots = check_pinned(&fds, pin_dir, None)?;
+        let in_files = memory_files::are_in(pin_dir);
+        let (fds, slots) = match in_files {
+            true => {
+                let fds = memory_files::open(pin_dir)?;
+                let slots = memory_files::check(&fds)?;
+                (fds, slots)
+            }
+            false => {
+                let fds = open_pins(pin_dir)?;
+                let slots = check_pinned(&fds, pin_dir, None)?;
+                (fds, slots)
+            }
+        };
         Ok(Self {
             memory: Memory::new(&fds, slots, Protection::Read)?,
+            in_files,
         })
+    }
+
+    /// Whether user-mode engines carry the flows, not the kernel.
+    pub fn are_of_userspace(&self) -> bool {
+        self.in_files
     }
 
     /// Returns the number of this instance of the maps, drawn whenever they are made: slots and
@@ -48,6 +69,7 @@ impl ReadOnlyMaps {
         let slots = check_descriptors(&fds)?;
         Ok(Self {
             memory: Memory::new(&fds, slots, Protection::Read)?,
+            in_files: false,
         })
     }
 

@@ -1,11 +1,15 @@
-//! A hash or trie map, accessed by system calls on its descriptor.
+//! A hash or trie map, accessed by system calls on its descriptor; or, of the user-mode engine, a hash
+//! in the memory of its process.
 
 use std::{
+    hash::Hash,
     io,
-    marker::PhantomData,
     mem::MaybeUninit,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
+    sync::{Mutex, MutexGuard, PoisonError},
 };
+
+use hashbrown::HashMap;
 
 use aya::Pod;
 
@@ -14,12 +18,20 @@ use crate::{Error, Result, bpf};
 /// Entries requested at a time. A hash returns whole buckets, so the batch must hold the longest.
 const BATCH: u32 = 4_096;
 
-/// A map from keys `K` to values `V`. Several threads and processes may use it at once.
+/// A map from keys `K` to values `V`. Several threads may use it at once, and several processes, if it
+/// is the kernel's.
 #[derive(Debug)]
 pub struct Table<K, V> {
     name: &'static str,
     map: OwnedFd,
-    entry: PhantomData<fn(K) -> V>,
+    /// Contents, if the kernel does not have them: then `map` is an empty file.
+    entries: Option<InMemory<K, V>>,
+}
+
+#[derive(Debug)]
+struct InMemory<K, V> {
+    entries: Mutex<HashMap<K, V>>,
+    most: usize,
 }
 
 /// Condition of an insertion.
@@ -50,13 +62,24 @@ pub enum InsertError {
     Os(#[from] io::Error),
 }
 
-impl<K: Pod + PartialEq, V: Pod> Table<K, V> {
-    /// Creates the table of a map that has been checked to have this key and value size.
-    pub(super) fn new(name: &'static str, map: OwnedFd) -> Self {
+impl<K, V> InMemory<K, V> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<K, V>> {
+        // No step of a change can panic half-way.
+        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<K: Pod + Eq + Hash, V: Pod> Table<K, V> {
+    /// Creates the table of a map that has been checked to have this key and value size. `most`: the
+    /// entries of a table in memory; `None`: the kernel has it.
+    pub(super) fn new(name: &'static str, map: OwnedFd, most: Option<usize>) -> Self {
         Self {
             name,
             map,
-            entry: PhantomData,
+            entries: most.map(|most| InMemory {
+                entries: Mutex::default(),
+                most,
+            }),
         }
     }
 
@@ -65,6 +88,9 @@ impl<K: Pod + PartialEq, V: Pod> Table<K, V> {
     /// # Errors
     /// The kernel refuses the look-up.
     pub fn get(&self, key: &K) -> Result<Option<V>> {
+        if let Some(memory) = &self.entries {
+            return Ok(memory.lock().get(key).copied());
+        }
         let mut value = MaybeUninit::<V>::zeroed();
         // SAFETY: sizes as checked when the table was made.
         let found = unsafe {
@@ -85,6 +111,19 @@ impl<K: Pod + PartialEq, V: Pod> Table<K, V> {
     /// # Errors
     /// The condition is not met, the map is full, or the kernel refuses.
     pub fn insert(&self, key: &K, value: &V, when: Insert) -> Result<(), InsertError> {
+        if let Some(memory) = &self.entries {
+            let mut entries = memory.lock();
+            let (len, exists) = (entries.len(), entries.contains_key(key));
+            return match when {
+                Insert::New if exists => Err(InsertError::Exists),
+                Insert::Existing if !exists => Err(InsertError::Missing),
+                _ if !exists && len >= memory.most => Err(InsertError::Full),
+                _ => {
+                    entries.insert(*key, *value);
+                    Ok(())
+                }
+            };
+        }
         // SAFETY: sizes as checked when the table was made.
         let done = unsafe {
             bpf::update(
@@ -122,8 +161,13 @@ impl<K: Pod + PartialEq, V: Pod> Table<K, V> {
         let (mut rest, mut removed, mut refused) = (keys, 0, None);
         while !rest.is_empty() {
             let count = u32::try_from(rest.len()).unwrap_or(u32::MAX);
-            // SAFETY: as many keys of the size that was checked when the table was made.
-            let batch = unsafe { bpf::delete_batch(self.map.as_fd(), rest.as_ptr().cast(), count) };
+            let batch = match &self.entries {
+                Some(_) => None,
+                // SAFETY: as many keys of the size that was checked when the table was made.
+                None => unsafe {
+                    bpf::delete_batch(self.map.as_fd(), rest.as_ptr().cast(), count)
+                },
+            };
             let (done, result) = match batch {
                 Some((deleted, result)) => (deleted as usize, result),
                 // One by one: the key is counted as deleted, or it is the one that is passed over.
@@ -149,6 +193,9 @@ impl<K: Pod + PartialEq, V: Pod> Table<K, V> {
     }
 
     fn delete(&self, key: &K) -> io::Result<bool> {
+        if let Some(memory) = &self.entries {
+            return Ok(memory.lock().remove(key).is_some());
+        }
         // SAFETY: sizes as checked when the table was made.
         unsafe { bpf::delete(self.map.as_fd(), std::ptr::from_ref(key).cast()) }
     }
@@ -159,6 +206,9 @@ impl<K: Pod + PartialEq, V: Pod> Table<K, V> {
     /// # Errors
     /// The kernel refuses the look-up.
     pub fn entries(&self) -> Result<Vec<(K, V)>> {
+        if let Some(memory) = &self.entries {
+            return Ok(memory.lock().iter().map(|(k, v)| (*k, *v)).collect());
+        }
         self.entries_in_batches(BATCH)
             .map_err(Error::os(format!("read {}", self.name)))
     }

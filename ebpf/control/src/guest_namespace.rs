@@ -1,0 +1,162 @@
+//! A network namespace for one command, with a TAP as its only way out: `slipgate exec`.
+//!
+//! The calling process enters a user namespace of its own, in which its user and group keep their
+//! numbers, and in it a network and a mount namespace. It has every capability there until it executes
+//! the command, and none outside.
+
+use std::{
+    ffi::CString,
+    fs::{self, File},
+    io::{self, Write as _},
+    net::Ipv4Addr,
+    os::{fd::OwnedFd, unix::ffi::OsStrExt as _},
+    path::Path,
+};
+
+use crate::{
+    Error, Result,
+    device::{Device, any_socket, sockaddr},
+    tap::{open_queue, queue_for_frames},
+};
+
+/// Name of the TAP in the namespace.
+const TAP: &str = "tap0";
+
+/// Addresses of the namespace.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct GuestNamespace {
+    /// Address of the TAP.
+    pub guest: Ipv4Addr,
+    /// Prefix length of its network.
+    pub prefix_len: u8,
+    /// The router.
+    pub gateway: Ipv4Addr,
+    /// The resolver that `/etc/resolv.conf` names.
+    pub dns: Ipv4Addr,
+    /// MTU of the TAP, L3 bytes.
+    pub mtu: u32,
+}
+
+/// The TAP's other end.
+#[derive(Debug)]
+pub struct GuestDevice {
+    /// Descriptor, non-blocking: each read and write is a 10-byte `virtio_net_hdr` and a frame.
+    pub queue: OwnedFd,
+    /// Whether it takes UDP GSO frames.
+    pub takes_uso: bool,
+}
+
+impl GuestNamespace {
+    /// Enters the namespaces, and configures them. The process has one thread.
+    ///
+    /// # Errors
+    /// The host permits no user namespace or no TAP, or refuses a setting.
+    pub fn enter(&self) -> Result<GuestDevice> {
+        // SAFETY: no arguments.
+        let (user, group) = unsafe { (libc::geteuid(), libc::getegid()) };
+        let flags = libc::CLONE_NEWUSER | libc::CLONE_NEWNET | libc::CLONE_NEWNS;
+        // SAFETY: a number.
+        if unsafe { libc::unshare(flags) } != 0 {
+            return Err(Error::os(
+                "make a user namespace (does the host permit it? see user.max_user_namespaces, \
+                 kernel.unprivileged_userns_clone and \
+                 kernel.apparmor_restrict_unprivileged_userns)",
+            )(io::Error::last_os_error()));
+        }
+        // Without it a group may not be mapped by who has no privilege.
+        put("/proc/self/setgroups", "deny")?;
+        put("/proc/self/uid_map", &format!("{user} {user} 1"))?;
+        put("/proc/self/gid_map", &format!("{group} {group} 1"))?;
+        Device::named("lo")?.set_up(true)?;
+        let (file, name) = open_queue(TAP, libc::IFF_TUN_EXCL)?;
+        let takes_uso = queue_for_frames(&file).map_err(Error::os(format!(
+            "set header size and offloads of the TAP {name}"
+        )))?;
+        let device = Device::named(&name)?;
+        device.disable_ipv6()?;
+        device.set_mtu(self.mtu)?;
+        device.set_address(self.guest, self.prefix_len)?;
+        device.set_up(true)?;
+        add_default_route(self.gateway)?;
+        // `ping` of the command's own user, as on most hosts. Not all kernels have it.
+        let groups = format!("{group} {group}");
+        let _ = fs::write("/proc/sys/net/ipv4/ping_group_range", groups);
+        self.cover_resolv_conf()?;
+        Ok(GuestDevice {
+            queue: file.into(),
+            takes_uso,
+        })
+    }
+
+    /// Has `/etc/resolv.conf` name the resolver, in this mount namespace only.
+    fn cover_resolv_conf(&self) -> Result<()> {
+        let target = Path::new("/etc/resolv.conf");
+        if !target.exists() {
+            return Ok(());
+        }
+        mount(None, Path::new("/"), libc::MS_REC | libc::MS_SLAVE)
+            .map_err(Error::os("keep mounts apart from the host's"))?;
+        let name = format!("slipgate-resolv-{}.conf", std::process::id());
+        let source = std::env::temp_dir().join(name);
+        let failed = || Error::os(format!("cover /etc/resolv.conf by {}", source.display()));
+        let mut file = fs::OpenOptions::new()
+            .write(true)
+            .create_new(true)
+            .open(&source)
+            .map_err(failed())?;
+        let covered = writeln!(file, "nameserver {}", self.dns)
+            .and_then(|()| mount(Some(&source), target, libc::MS_BIND));
+        // The mount keeps the file.
+        let removed = fs::remove_file(&source);
+        covered.and(removed).map_err(failed())
+    }
+}
+
+fn put(path: &str, text: &str) -> Result<()> {
+    fs::write(path, text).map_err(Error::os(format!("write {text:?} to {path}")))
+}
+
+fn mount(source: Option<&Path>, target: &Path, flags: libc::c_ulong) -> io::Result<()> {
+    let text = |path: &Path| CString::new(path.as_os_str().as_bytes());
+    let source = source.map(text).transpose()?;
+    let target = text(target)?;
+    let source = source.as_ref().map_or(std::ptr::null(), |s| s.as_ptr());
+    // SAFETY: both are terminated, or null where the call takes that; these flags need no type and no
+    // data.
+    let rc = unsafe {
+        libc::mount(
+            source,
+            target.as_ptr(),
+            std::ptr::null(),
+            flags,
+            std::ptr::null(),
+        )
+    };
+    match rc {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+fn add_default_route(gateway: Ipv4Addr) -> Result<()> {
+    let failed = || Error::os(format!("add the default route by {gateway}"));
+    let socket: File = any_socket().map_err(failed())?.into();
+    // SAFETY: a struct of integers and a null pointer.
+    let mut route: libc::rtentry = unsafe { std::mem::zeroed() };
+    route.rt_dst = sockaddr(Ipv4Addr::UNSPECIFIED);
+    route.rt_genmask = sockaddr(Ipv4Addr::UNSPECIFIED);
+    route.rt_gateway = sockaddr(gateway);
+    route.rt_flags = libc::RTF_UP | libc::RTF_GATEWAY;
+    // SAFETY: the request with its struct.
+    let rc = unsafe {
+        libc::ioctl(
+            std::os::fd::AsRawFd::as_raw_fd(&socket),
+            libc::SIOCADDRT,
+            &raw const route,
+        )
+    };
+    match rc {
+        0 => Ok(()),
+        _ => Err(failed()(io::Error::last_os_error())),
+    }
+}

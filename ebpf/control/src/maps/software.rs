@@ -1,0 +1,63 @@
+//! The maps for the programs' functions where no kernel runs them.
+use slipgate_abi::{
+    FlowRef, ForwardKey, ForwardTarget, NextHopRef, OwnerRef, SequencesRef, SlotIndex, SlotRef,
+    TapEntry, Tuple, VmRef, VmRow,
+    datapath::{self, fragment_table::Fragment},
+    rate::RateRef,
+};
+
+use super::{Insert, SharedMaps};
+
+// SAFETY: the arrays stay mapped as long as the process lives.
+unsafe impl datapath::Maps for &SharedMaps {
+    fn tap(self, ifindex: u32) -> Option<TapEntry> {
+        self.taps.get(&ifindex).ok().flatten()
+    }
+
+    fn vm_row(self, row: u32) -> Option<VmRef> {
+        // SAFETY: an element of VMS; the mapping is never taken down.
+        Some(unsafe { VmRef::new(self.memory.vms.at(row)?) })
+    }
+
+    fn owner(self, row: u32) -> Option<OwnerRef> {
+        self.owner_ref(row)
+    }
+
+    fn rates(self, row: u32) -> Option<RateRef> {
+        self.rate_limits(VmRow::from_word(row)?)
+    }
+
+    fn flow(self, tuple: &Tuple) -> Option<FlowRef> {
+        self.flows.get(tuple).ok().flatten()
+    }
+
+    fn insert_flow(self, tuple: &Tuple, flow: FlowRef) -> bool {
+        self.flows.insert(tuple, &flow, Insert::New).is_ok()
+    }
+
+    fn delete_flow(self, tuple: &Tuple) {
+        // A tuple that can't be deleted leads to a free slot: a miss.
+        let _ = self.flows.remove(tuple);
+    }
+
+    fn slot(self, index: u32) -> Option<SlotRef> {
+        SharedMaps::slot(self, SlotIndex::new(index))
+    }
+
+    fn sequences(self, slot: u32) -> Option<SequencesRef> {
+        SharedMaps::sequences(self, SlotIndex::new(slot))
+    }
+
+    fn next_hop(self, index: u32) -> Option<NextHopRef> {
+        SharedMaps::next_hop(self, index)
+    }
+
+    fn forward(self, key: &ForwardKey) -> Option<ForwardTarget> {
+        self.forwards.get(key).ok().flatten()
+    }
+
+    /// The host's sockets receive whole packets.
+    fn fragment(self, _place: u32) -> Option<*mut Fragment> {
+        None
+    }
+}
