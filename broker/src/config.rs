@@ -100,6 +100,8 @@ pub enum Mode {
     Auto,
     /// The kernel translates; the engine handles the first packets of flows.
     Hybrid,
+    /// The engine translates, and sockets of its own lead to the world.
+    Userspace,
 }
 
 /// TAPs on which the guard runs, an XDP program that drops frames.

@@ -40,11 +40,13 @@ use slipgate_policy::{PolicySet, document::LoadedPolicies};
 
 pub(crate) use self::{
     forwards::{ForwardChange, GivenBack, HeldForwards, described, forward_texts, forwards_of},
+    network_view::view as network_view,
     reserve::Taken,
     rules::{Writer, write as write_rules},
     served_vms::ServedVms,
+    subjects::{Served, resolve},
     uplink::{Uplink, check_source, find as find_uplink},
-    vms::{ServedVm, tap_of},
+    vms::{GATEWAY_MAC, MOST_CREDITS, ServedVm, tap_of},
     workers::Worker,
 };
 use crate::{

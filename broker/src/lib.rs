@@ -25,6 +25,7 @@
 //! loop that drives them.
 pub mod config;
 mod control_api;
+mod exec;
 mod handover;
 pub mod host;
 mod joined;
@@ -49,6 +50,7 @@ mod vm;
 mod vm_changes;
 
 pub use self::{
+    exec::{ExecConfig, Inside, exec, run_inside},
     joined::attach_to_daemon,
     run::{Daemon, run, run_vm},
     say::{counted, say},
@@ -63,10 +65,14 @@ use slipgate_control::{Paths, paths::netns_inode};
 /// sockets of other brokers are named by their rows.
 pub const DAEMON_SOCKET: &str = "daemon.sock";
 
-/// The pins and run-time files of this network namespace under `--pin-dir`.
+/// The pins and run-time files of this network namespace under `--pin-dir`; of a user who is not root,
+/// and gives none: the files of memory of this user's `slipgate exec`.
 ///
 /// # Errors
 /// It can't be found out which network namespace this is.
 pub fn paths(pin_dir: &Path) -> slipgate_control::Result<Paths> {
-    Paths::with_pin_dir(pin_dir.join(netns_inode()?.to_string()))
+    match exec::memory_base(pin_dir) {
+        Some(base) => Paths::in_memory(&base),
+        None => Paths::with_pin_dir(pin_dir.join(netns_inode()?.to_string())),
+    }
 }

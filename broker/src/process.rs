@@ -1,6 +1,6 @@
 //! The other processes of slipgate: start, messages in both directions, and restart.
 mod api;
-mod child;
+pub(crate) mod child;
 mod engine;
 mod engine_process;
 mod engines;
@@ -14,6 +14,7 @@ pub(crate) use self::{
     engine::{Engine, GivenUp},
     engines::{Engines, page_of, reply_of_all},
     metrics::Metrics,
+    outgoing::Outgoing,
 };
 
 /// Messages of one process handled at a time, so that a process that never stops sending does not

@@ -1,5 +1,6 @@
 //! The command line as clap parses it. [`crate::config`] checks the meaning and the limits.
 mod daemon;
+mod exec;
 mod policy;
 mod run;
 
@@ -12,6 +13,7 @@ use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 
 pub(crate) use self::{
     daemon::{EventsArgs, ServeArgs, VmCommand, VmListArgs, VmPutArgs, VmRemoveArgs},
+    exec::{ExecArgs, InsideArgs},
     policy::{
         CheckArgs, DiffArgs, ExplainArgs, LearnArgs, PolicyCommand, PutArgs, RemovePolicyArgs,
     },
@@ -50,6 +52,8 @@ pub(crate) enum Command {
     Attach(Box<AttachArgs>),
     /// Boot a microVM with a network of its own
     Run(Box<RunArgs>),
+    /// Run a command in a network of its own, without privileges
+    Exec(Box<ExecArgs>),
     /// Serve VMs that come and go, until stopped
     Serve(Box<ServeArgs>),
     /// Add, change, remove and list the VMs of `slipgate serve`
@@ -73,6 +77,9 @@ pub(crate) enum Command {
     /// The engine process, started by `attach` and `run`
     #[command(hide = true)]
     Engine(ChildArgs),
+    /// The command's process, started by `exec`
+    #[command(hide = true)]
+    Inside(InsideArgs),
     /// The VMM process, started by `run`
     #[command(hide = true)]
     Vmm(ChildArgs),
@@ -295,7 +302,7 @@ pub(crate) enum Mode {
     Auto,
     /// In the kernel
     Hybrid,
-    /// In the engine, without privileges (not there yet)
+    /// In the engine, without privileges (`slipgate exec` only, so far)
     Userspace,
 }
 

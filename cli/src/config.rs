@@ -1,6 +1,7 @@
 //! Command line to checked [`Config`]. Except for reading a policy file, nothing here touches the
 //! system: the roles find out what depends on the machine (whether the TAP exists, whether the port
 //! is free).
+mod exec;
 mod file;
 pub(crate) mod joined;
 mod machine;
@@ -18,7 +19,12 @@ use slipgate_broker::config::{
 use slipgate_ipc::engine::{FlowLogEvent, OnExit};
 use slipgate_policy::document::{ConfigError, RuleFlag, address, check_rules, parse_range};
 
-pub(crate) use self::{file::matches, machine::run, rules::rule_flags};
+pub(crate) use self::{
+    exec::{exec, inside},
+    file::matches,
+    machine::run,
+    rules::rule_flags,
+};
 use crate::args::{self, AttachArgs, NatArgs, ServeArgs};
 
 /// Checks the flags of `attach`. `order`: the rule flags as typed, see [`rule_flags`].
@@ -123,11 +129,23 @@ fn checked(
             return Err(ConfigError::new(
                 "--mode",
                 "userspace",
-                "it is not there yet",
+                "it is not there yet but in `slipgate exec`, for a command",
                 "use --mode hybrid, which needs CAP_NET_ADMIN and CAP_BPF (see `slipgate doctor`)",
             ));
         }
     };
+    settled(mode, nat, network, vms, on_exit, order)
+}
+
+/// Checks the flags but for the mode, which stands.
+fn settled(
+    mode: Mode,
+    nat: &NatArgs,
+    network: GuestNetwork,
+    vms: Option<Vec<VmConfig>>,
+    on_exit: OnExit,
+    order: Vec<RuleFlag>,
+) -> Result<Config, ConfigError> {
     if let Some(uplink) = &nat.uplink {
         check_device("--uplink", uplink, uplink)?;
     }

@@ -86,6 +86,12 @@ fn run(command_line: &CommandLine, matches: &ArgMatches) -> anyhow::Result<ExitC
             };
             slipgate_broker::run_vm(config, daemon, &args.nat.log, show::stats::of_vm)
         }
+        Command::Exec(args) => {
+            let config = config::exec(args, rules_of("exec", matches))?;
+            log::to_stderr(&args.nat.log)?;
+            slipgate_broker::exec(config, &args.nat.log)
+        }
+        Command::Inside(args) => match slipgate_broker::run_inside(&config::inside(args))? {},
         Command::Serve(args) => {
             let config = config::serve(args, rules_of("serve", matches))?;
             log::to_stderr(&args.nat.log)?;

@@ -34,14 +34,16 @@ pub(crate) fn engine_files() -> io::Result<u64> {
 }
 
 /// Confines the engine for good. `broker`: the parent, whose death ends this process. `user`: the
-/// user that the process becomes. `start_threads` starts the engine's threads: without privileges,
+/// user that the process becomes. `is_userspace`: whether its sockets carry the guest's flows.
+/// `start_threads` starts the engine's threads: without privileges,
 /// and under the same filters as soon as this function returns. None can be started later.
 pub(crate) fn enter<T>(
     broker: Pid,
     user: u32,
+    is_userspace: bool,
     start_threads: impl FnOnce() -> io::Result<T>,
 ) -> Result<T, ConfinementError> {
-    let filters = filter::compile()?;
+    let filters = filter::compile(is_userspace)?;
     give_up_privileges(broker, user, ENGINE_FILES)?;
     let threads = start_threads()
         .map_err(|source| ConfinementError::new("starting the threads that write files", source))?;

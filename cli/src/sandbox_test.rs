@@ -16,7 +16,10 @@ use super::{enter, filter};
 
 /// How a child ended that entered the engine's sandbox and ran `call`.
 fn confined(call: impl FnOnce() -> bool) -> WaitStatus {
-    confined_by(|parent| enter(parent, NOBODY, || Ok(())).is_ok(), call)
+    confined_by(
+        |parent| enter(parent, NOBODY, false, || Ok(())).is_ok(),
+        call,
+    )
 }
 
 /// How a child ended that entered a sandbox and ran `call`.
@@ -98,6 +101,48 @@ fn bpf_loads_and_makes_nothing() {
     for command in [MAP_CREATE, PROG_LOAD, OBJ_GET, LINK_CREATE] {
         assert_killed(|| syscall(libc::SYS_bpf, [command, 0, 0, 0]));
     }
+}
+
+#[test]
+fn the_user_mode_engine_makes_its_flows_sockets_and_no_other() {
+    let of_userspace = |call: &dyn Fn() -> bool| {
+        confined_by(
+            |parent| enter(parent, NOBODY, true, || Ok(())).is_ok(),
+            call,
+        )
+    };
+    let inet = libc::AF_INET as u64;
+    let datagram = libc::SOCK_DGRAM as u64;
+    let outq = [u64::MAX, libc::TIOCOUTQ, 0, 0];
+    let passes = of_userspace(&|| {
+        makes(&[
+            (
+                libc::SYS_socket,
+                [inet, datagram, libc::IPPROTO_ICMP as u64, 0],
+            ),
+            (libc::SYS_bind, [u64::MAX, 0, 0, 0]),
+            (libc::SYS_timerfd_settime, [u64::MAX, 0, 0, 0]),
+            (libc::SYS_ioctl, outq),
+        ])
+    });
+    assert!(matches!(passes, WaitStatus::Exited(_, 0)), "{passes:?}");
+    for (call, arguments) in [
+        (libc::SYS_socket, [libc::AF_UNIX as u64, datagram, 0, 0]),
+        (libc::SYS_socket, [libc::AF_NETLINK as u64, datagram, 0, 0]),
+        (libc::SYS_socket, [inet, libc::SOCK_RAW as u64, 1, 0]),
+        (libc::SYS_bpf, [1, 0, 0, 0]),
+        (libc::SYS_listen, [0, 0, 0, 0]),
+        (libc::SYS_ioctl, [0, libc::TIOCSTI, 0, 0]),
+    ] {
+        let end = of_userspace(&|| syscall(call, arguments));
+        assert!(
+            matches!(end, WaitStatus::Signaled(_, Signal::SIGSYS, _)),
+            "{call}: {end:?}"
+        );
+    }
+    // The hybrid engine has no use for them.
+    assert_killed(|| syscall(libc::SYS_bind, [u64::MAX, 0, 0, 0]));
+    assert_killed(|| syscall(libc::SYS_ioctl, outq));
 }
 
 #[test]
@@ -246,5 +291,6 @@ fn no_capability_is_left() {
 
 #[test]
 fn filters_compile_for_this_architecture() {
-    assert!(filter::compile().is_ok());
+    assert!(filter::compile(false).is_ok());
+    assert!(filter::compile(true).is_ok());
 }

@@ -250,10 +250,11 @@ enum Role {
 }
 
 impl Role {
-    fn of(uid: u32, owner: u32) -> Option<Self> {
+    /// Role of a user. `owners`: that of the owner.
+    fn of(uid: u32, owner: u32, owners: Self) -> Option<Self> {
         match uid {
             0 => Some(Self::Admin),
-            uid if uid == owner => Some(Self::Reader),
+            uid if uid == owner => Some(owners),
             _ => None,
         }
     }

@@ -14,7 +14,7 @@ use crate::config::GuestNetwork;
 
 /// Returns the view of the host's network for the engine. `uplink`: the only device by which flows
 /// may leave. `source`: preferred source address of the host's routes by it.
-pub(super) fn view(
+pub(crate) fn view(
     network: &Network,
     uplink: IfIndex,
     source: Option<Ipv4Addr>,

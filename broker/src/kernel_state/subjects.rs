@@ -2,6 +2,7 @@
 use std::sync::atomic::Ordering::Acquire;
 
 use slipgate_abi::{SlotIndex, Verdict, VmRow};
+use slipgate_control::maps::SharedMaps;
 use slipgate_ipc::{
     client::{ClientAnswer, Target},
     engine::{EngineReply, Scope, Subject},
@@ -30,41 +31,16 @@ impl Attached {
         scope: Scope,
         about: Option<Target>,
     ) -> Result<Option<Subject>, Box<ClientAnswer>> {
-        let refused = |why| Err(Box::new(ClientAnswer::error(why)));
-        match (scope, about) {
-            (Scope::Engine, None) => Ok(None),
-            (Scope::Vm | Scope::Flows, Some(Target::Vm(name))) => {
-                let row = self.row_of(&name);
-                let row = row.ok_or_else(|| Box::new(self.unknown_vm()))?;
-                Ok(Some(Subject::Vm { row }))
-            }
-            (Scope::Flows, Some(Target::Flow(id))) => {
-                let subject = match FlowId::parse(&id) {
-                    // Whose relayed flow it is only its engine knows.
-                    Some(FlowId::Relayed(id)) => Some(Subject::Relayed(id)),
-                    Some(FlowId::Translated(id)) => self.flow(id),
-                    None => None,
-                };
-                let reply = EngineReply::UnknownFlow;
-                subject.map(Some).ok_or_else(|| Box::new(reply.into()))
-            }
-            (Scope::Engine, Some(_)) => refused("that is asked of no VM, and of no flow"),
-            (Scope::Vm, _) => refused("that is asked of a VM"),
-            (Scope::Flows, None) => refused("that is asked of a VM or a flow"),
-        }
-    }
-
-    fn flow(&self, id: TranslatedId) -> Option<Subject> {
-        let maps = self.datapath.maps();
-        let slot = maps.slot(id.slot)?;
-        if slot.verdict().load(Acquire) == Verdict::Free as u32 {
-            return None;
-        }
-        let (slot, generation) = (id.slot, slot.generation().load(Acquire));
-        let is_it = id.instance == maps.instance()
-            && id.generation == generation
-            && self.worker_of_slot(slot).is_some();
-        is_it.then_some(Subject::Flow { slot, generation })
+        resolve(
+            scope,
+            about,
+            &Served {
+                maps: self.datapath.maps(),
+                is_own_row: &|row| self.worker_of_row(row).is_some(),
+                row_of: &|name| self.row_of(name),
+                unknown_vm: &|| self.unknown_vm(),
+            },
+        )
     }
 
     fn worker_of_slot(&self, slot: SlotIndex) -> Option<usize> {
@@ -92,5 +68,63 @@ impl Attached {
                 );
             }
         }
+    }
+}
+
+/// What a broker serves, for the resolution of a request's target.
+pub(crate) struct Served<'s> {
+    pub(crate) maps: &'s SharedMaps,
+    /// Whether a row of `OWNERS` is the broker's.
+    pub(crate) is_own_row: &'s dyn Fn(u32) -> bool,
+    /// Finds the row of a VM by its name.
+    pub(crate) row_of: &'s dyn Fn(&str) -> Option<VmRow>,
+    /// Makes the answer for a VM that is not served.
+    pub(crate) unknown_vm: &'s dyn Fn() -> ClientAnswer,
+}
+
+/// Resolves the target of a request to the engine's terms; returns the answer for the client if the
+/// target is not served.
+pub(crate) fn resolve(
+    scope: Scope,
+    about: Option<Target>,
+    served: &Served<'_>,
+) -> Result<Option<Subject>, Box<ClientAnswer>> {
+    let refused = |why| Err(Box::new(ClientAnswer::error(why)));
+    match (scope, about) {
+        (Scope::Engine, None) => Ok(None),
+        (Scope::Vm | Scope::Flows, Some(Target::Vm(name))) => {
+            let row = (served.row_of)(&name);
+            let row = row.ok_or_else(|| Box::new((served.unknown_vm)()))?;
+            Ok(Some(Subject::Vm { row }))
+        }
+        (Scope::Flows, Some(Target::Flow(id))) => {
+            let subject = match FlowId::parse(&id) {
+                // Whose relayed flow it is only its engine knows.
+                Some(FlowId::Relayed(id)) => Some(Subject::Relayed(id)),
+                Some(FlowId::Translated(id)) => served.flow(id),
+                None => None,
+            };
+            let reply = EngineReply::UnknownFlow;
+            subject.map(Some).ok_or_else(|| Box::new(reply.into()))
+        }
+        (Scope::Engine, Some(_)) => refused("that is asked of no VM, and of no flow"),
+        (Scope::Vm, _) => refused("that is asked of a VM"),
+        (Scope::Flows, None) => refused("that is asked of a VM or a flow"),
+    }
+}
+
+impl Served<'_> {
+    fn flow(&self, id: TranslatedId) -> Option<Subject> {
+        let maps = self.maps;
+        let slot = maps.slot(id.slot)?;
+        if slot.verdict().load(Acquire) == Verdict::Free as u32 {
+            return None;
+        }
+        let (slot, generation) = (id.slot, slot.generation().load(Acquire));
+        let owner = maps.chunk_owner(slot.chunk());
+        let is_it = id.instance == maps.instance()
+            && id.generation == generation
+            && owner.is_some_and(|row| (self.is_own_row)(row));
+        is_it.then_some(Subject::Flow { slot, generation })
     }
 }

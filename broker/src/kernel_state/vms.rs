@@ -15,7 +15,7 @@ use crate::config::VmConfig;
 
 /// The gateway's MAC in every guest's network, locally administered: a clone or a restored
 /// snapshot finds the one it knew.
-const GATEWAY_MAC: [u8; 6] = [0x02, 0x53, 0x4c, 0x47, 0x00, 0x01];
+pub(crate) const GATEWAY_MAC: [u8; 6] = [0x02, 0x53, 0x4c, 0x47, 0x00, 0x01];
 
 /// MTU of a VM whose TAP does not exist yet, L3 bytes: a new TAP's.
 const DEFAULT_MTU: u32 = 1_500;
@@ -23,7 +23,7 @@ const DEFAULT_MTU: u32 = 1_500;
 /// Maximum number of frames of one guest in flight to the engine, and of frames from the world to
 /// it. It leaves room for a burst of first packets, and bounds the time that another VM's first
 /// packet may wait, at a few microseconds per frame.
-const MOST_CREDITS: u32 = 512;
+pub(crate) const MOST_CREDITS: u32 = 512;
 
 /// Number of frames of all guests that the engine port's queue has room for, and of frames from the
 /// world to them.

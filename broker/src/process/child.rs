@@ -163,7 +163,8 @@ fn keep(fd: RawFd) -> std::io::Result<()> {
     Ok(())
 }
 
-fn pidfd_of(child: &Child) -> std::io::Result<OwnedFd> {
+/// Returns a pidfd, which is readable when the process has ended.
+pub(crate) fn pidfd_of(child: &Child) -> std::io::Result<OwnedFd> {
     // SAFETY: numbers only; the child has not been waited for, so the pid is its.
     let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, child.id() as libc::pid_t, 0) };
     if fd < 0 {

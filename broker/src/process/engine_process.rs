@@ -51,6 +51,7 @@ impl EngineProcess {
         let start = Start {
             maps: attached.datapath.maps().fds(),
             port: its.port.fd.as_fd(),
+            userspace: None,
             flow_log: attached.flow_log.as_ref().map(AsFd::as_fd),
             pcap: attached.pcap.as_ref().map(AsFd::as_fd),
             locks: its.owner.lock_fds().collect(),

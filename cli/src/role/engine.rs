@@ -5,6 +5,7 @@
 mod control;
 mod kernel;
 mod port_io;
+mod userspace;
 
 use std::{fs::File, rc::Rc};
 
@@ -25,7 +26,11 @@ use userspace_nat::{
     services::Services,
 };
 
-use self::{control::BrokerChannel, kernel::KernelDatapath, port_io::PortIo};
+use self::{
+    control::BrokerChannel,
+    kernel::KernelDatapath,
+    port_io::{Port, PortIo},
+};
 use super::inherited;
 use crate::{args::ChildArgs, log, sandbox};
 
@@ -40,7 +45,15 @@ pub(crate) fn run(args: &ChildArgs) -> anyhow::Result<()> {
     let (start, forwards) = receive(&channel)?;
     log::to_stderr(&start.log)?;
     let maps = Rc::new(SharedMaps::from_fds(start.maps)?);
-    let port = PortIo::new(start.port);
+    let port = match start.userspace {
+        None => Port::Kernel(PortIo::new(start.port)),
+        Some(settings) => {
+            let port = userspace::port(maps.clone(), start.port, settings, &start.vms)?;
+            Port::Userspace(Box::new(port))
+        }
+    };
+    // In user mode nobody has to find a next hop: the host's own stack does.
+    let hops = start.userspace.is_none().then(|| channel.clone());
     let (flow_log, pcap) = (start.flow_log.map(File::from), start.pcap.map(File::from));
     let policies = PolicySet::from_bytes(&read_memory_file(start.policies)?)?;
 
@@ -49,17 +62,18 @@ pub(crate) fn run(args: &ChildArgs) -> anyhow::Result<()> {
     rand::random::<u64>();
     let files = sandbox::engine_files().context("reading how many descriptors it may have")?;
     let has = (flow_log.is_some(), pcap.is_some());
-    let (log_writer, pcap_writer) = sandbox::enter(broker, args.user, || {
-        let start = |is_wanted: bool, name, unwritten| {
-            is_wanted
-                .then(|| Background::start(name, unwritten))
-                .transpose()
-        };
-        Ok((
-            start(has.0, "flow-log", Unwritten::Lost)?,
-            start(has.1, "pcap", Unwritten::TriedAgain)?,
-        ))
-    })?;
+    let (log_writer, pcap_writer) =
+        sandbox::enter(broker, args.user, start.userspace.is_some(), || {
+            let start = |is_wanted: bool, name, unwritten| {
+                is_wanted
+                    .then(|| Background::start(name, unwritten))
+                    .transpose()
+            };
+            Ok((
+                start(has.0, "flow-log", Unwritten::Lost)?,
+                start(has.1, "pcap", Unwritten::TriedAgain)?,
+            ))
+        })?;
 
     let mut recorded = hashbrown::HashSet::default();
     let mut log_output = None;
@@ -78,7 +92,7 @@ pub(crate) fn run(args: &ChildArgs) -> anyhow::Result<()> {
     let judge = Judge::shared(policies);
     let names = Box::new(ByRules(judge.clone()));
     let parts = Parts {
-        datapath: KernelDatapath::new(maps, start.owner_row, start.epoch, channel.clone()),
+        datapath: KernelDatapath::new(maps, start.owner_row, start.epoch, hops),
         port,
         clock: SystemClock,
         services: Services::new(

@@ -19,11 +19,12 @@ const MORE: &[libc::c_long] = &[
     libc::SYS_epoll_create1,
 ];
 
-pub(super) fn compile() -> Result<Filters, ConfinementError> {
-    Filters::compile(allow_list())
+/// `is_userspace`: of an engine whose sockets carry the guest's flows.
+pub(super) fn compile(is_userspace: bool) -> Result<Filters, ConfinementError> {
+    Filters::compile(allow_list(is_userspace))
 }
 
-fn allow_list() -> Compiled<Rules> {
+fn allow_list(is_userspace: bool) -> Compiled<Rules> {
     let mut rules = of_a_loop(CONNECTIONS.iter().chain(EPOLL).chain(MORE))?;
     let mut only = |call, alternatives: Vec<SeccompRule>| {
         rules.insert(call, alternatives);
@@ -42,7 +43,29 @@ fn allow_list() -> Compiled<Rules> {
             ])?);
         }
     }
+    if is_userspace {
+        // Ping sockets, by which echo requests go.
+        sockets.push(rule([
+            equal(0, libc::AF_INET as u64)?,
+            masked(1, 0xf, libc::SOCK_DGRAM as u64)?,
+            equal(2, libc::IPPROTO_ICMP as u64)?,
+        ])?);
+        only(libc::SYS_bind, Vec::new());
+        only(libc::SYS_timerfd_settime, Vec::new());
+        // As in every loop, and how much a send queue holds.
+        only(
+            libc::SYS_ioctl,
+            vec![
+                rule([equal(1, libc::FIONBIO)?])?,
+                rule([equal(1, libc::TIOCOUTQ)?])?,
+            ],
+        );
+    }
     only(libc::SYS_socket, sockets);
+    if is_userspace {
+        // Its maps are memory of its own.
+        return Ok(rules);
+    }
 
     let commands = BPF_COMMANDS.iter().map(|&c| rule([equal(0, c)?]));
     only(libc::SYS_bpf, commands.collect::<Compiled<_>>()?);

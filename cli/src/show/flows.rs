@@ -46,7 +46,7 @@ pub(crate) struct Flow {
     pub(crate) host: Option<String>,
     /// `Fast`, `Engine`, ... in lower case; `relay`.
     pub(crate) verdict: &'static str,
-    /// Component that carries the flow: kernel, engine, relay.
+    /// Component that carries the flow: kernel, engine, relay; sockets of the user-mode engine.
     pub(crate) path: &'static str,
     /// outbound; or inbound, by a forward.
     pub(crate) direction: &'static str,
@@ -104,10 +104,7 @@ impl Flow {
             nat: at(slot.nat, slot.nat_port),
             host: None,
             verdict: slot.verdict.name(),
-            path: match slot.verdict {
-                Verdict::Engine => "engine",
-                _ => "kernel",
-            },
+            path: path(slot.verdict),
             direction: direction(slot.flags & SlotFlags::INBOUND != 0),
             frozen: false,
             state: state(slot).into(),
@@ -178,6 +175,13 @@ fn direction(inbound: bool) -> &'static str {
     match inbound {
         true => "inbound",
         false => "outbound",
+    }
+}
+
+fn path(verdict: Verdict) -> &'static str {
+    match verdict {
+        Verdict::Engine => "engine",
+        _ => "kernel",
     }
 }
 
@@ -255,6 +259,10 @@ pub(crate) fn list(maps: &ReadOnlyMaps, names: &names::Known) -> Vec<Flow> {
             let vm = vm_name(maps, &slot);
             Flow {
                 dns_name: name.cloned(),
+                path: match (maps.are_of_userspace(), slot.verdict) {
+                    (false, _) | (_, Verdict::Engine) => path(slot.verdict),
+                    (true, _) => "sockets",
+                },
                 frozen: frozen.contains(&vm),
                 ..Flow::new(instance, (index, &slot), vm, rule, now)
             }

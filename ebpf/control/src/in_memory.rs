@@ -49,7 +49,7 @@ impl InMemory {
         for row in (0..MAX_OWNERS).filter(|row| !living.contains(row)) {
             owner::forget(&maps, row);
         }
-        let owner = Owner::take_under_lock(&maps, &paths, &[])?;
+        let owner = Owner::take_under_lock(&maps, &paths, &[], 1)?.remove(0);
         Ok((Self { maps, paths }, owner))
     }
 

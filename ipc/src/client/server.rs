@@ -52,6 +52,8 @@ pub struct ControlServer {
     listener: UnixListener,
     path: PathBuf,
     owner: u32,
+    /// Role of the owner, who is not root.
+    owner_role: Role,
     clients: Vec<Client>,
     /// Requests of clients that do not come by the socket, without their answers.
     others: HashSet<ClientId>,
@@ -97,11 +99,19 @@ impl ControlServer {
             listener,
             path: path.to_owned(),
             owner,
+            owner_role: Role::Reader,
             clients: Vec::new(),
             others: HashSet::new(),
             answers: Vec::new(),
             next_id: 0,
         })
+    }
+
+    /// Lets the owner change things too: whatever is served has no more privileges than the owner has.
+    #[must_use]
+    pub fn of_its_owner(mut self) -> Self {
+        self.owner_role = Role::Admin;
+        self
     }
 
     /// Descriptors to poll for input: the listener and every connection.
@@ -185,7 +195,7 @@ impl ControlServer {
             let Ok(peer) = getsockopt(&stream, PeerCredentials) else {
                 continue;
             };
-            let Some(role) = Role::of(peer.uid(), self.owner) else {
+            let Some(role) = Role::of(peer.uid(), self.owner, self.owner_role) else {
                 tracing::warn!(uid = peer.uid(), "a stranger came to the control socket");
                 continue;
             };

@@ -194,9 +194,10 @@ fn descriptors_that_nobody_wants_are_closed() {
 
 #[test]
 fn roles_follow_the_user() {
-    assert_eq!(Role::of(0, 1000), Some(Role::Admin));
-    assert_eq!(Role::of(1000, 1000), Some(Role::Reader));
-    assert_eq!(Role::of(1001, 1000), None);
+    assert_eq!(Role::of(0, 1000, Role::Reader), Some(Role::Admin));
+    assert_eq!(Role::of(1000, 1000, Role::Reader), Some(Role::Reader));
+    assert_eq!(Role::of(1000, 1000, Role::Admin), Some(Role::Admin));
+    assert_eq!(Role::of(1001, 1000, Role::Admin), None);
     let needs = |request: ClientRequest<Slot>| request.needs();
     assert!(needs(ClientRequest::Stop { keep: true }) > Role::Reader);
     assert!(needs(ClientRequest::Freeze { vm: "a".into() }) > Role::Reader);

@@ -12,8 +12,10 @@ use crate::descriptors::maps_descriptors;
 pub struct Start<F = OwnedFd> {
     /// The maps, in the order of their layout.
     pub maps: Vec<F>,
-    /// Device descriptor of the engine port.
+    /// Device descriptor of the engine port; of the user-mode engine: of its guest's TAP.
     pub port: F,
+    /// What the user-mode engine needs to know; `None`: the kernel translates.
+    pub userspace: Option<UserspaceStart>,
     /// The flow log, if there is one.
     pub flow_log: Option<F>,
     /// The file of `--pcap`, if there is one.
@@ -46,6 +48,13 @@ pub struct Start<F = OwnedFd> {
     pub open_questions: Vec<OpenQuestion>,
     /// Level of messages on stderr.
     pub log: String,
+}
+
+/// Settings of the user-mode engine.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct UserspaceStart {
+    /// Whether the guest's TAP takes UDP GSO frames.
+    pub takes_uso: bool,
 }
 
 /// New policies to put in force.
@@ -88,7 +97,7 @@ pub struct ForwardSocket<F = OwnedFd> {
 }
 
 maps_descriptors!(struct Start {
-    maps: all, port: fd, flow_log: optional, pcap: optional, locks: all, owner_row, epoch,
+    maps: all, port: fd, userspace, flow_log: optional, pcap: optional, locks: all, owner_row, epoch,
     flow_log_events, vms, policies: fd, rule_base, forward_texts, resolvers, nat_ports,
     reserved_ports, network, open_questions, log,
 });

@@ -11,6 +11,7 @@ mod compromised;
 mod counting;
 mod daemon;
 mod daemon_forwards;
+mod exec;
 mod forged;
 mod forwards;
 mod guest_errors;

@@ -28,8 +28,8 @@ pub(super) struct KernelDatapath {
     epoch: u32,
     /// Next hops claimed so far. Searching the elements for one would walk over all of them.
     next_hops: HashMap<Hop, u32>,
-    /// Where the broker is asked to fill new ones.
-    broker: Rc<Channel>,
+    /// Where the broker is asked to fill new ones; `None`: no flow needs one.
+    broker: Option<Rc<Channel>>,
     /// The channel had no room for the question.
     unasked: bool,
 }
@@ -40,7 +40,7 @@ impl KernelDatapath {
         maps: Rc<SharedMaps>,
         owner_row: u32,
         epoch: u32,
-        broker: Rc<Channel>,
+        broker: Option<Rc<Channel>>,
     ) -> Self {
         Self {
             maps,
@@ -55,7 +55,8 @@ impl KernelDatapath {
     /// Asks the broker to fill next hops. An unfilled one only costs a neighbour look-up per
     /// packet, so an error here is ignored; the reader of the channel handles it.
     fn ask_for_next_hops(&mut self) {
-        self.unasked = !matches!(self.broker.try_send(FromEngine::NextHopsWanted), Ok(true));
+        let Some(broker) = &self.broker else { return };
+        self.unasked = !matches!(broker.try_send(FromEngine::NextHopsWanted), Ok(true));
     }
 }
 
@@ -173,12 +174,7 @@ impl Tables for KernelDatapath {
     }
 
     fn stats(&self, row: VmRow) -> VmStats {
-        let row = VmRow::from_word(row.word()).unwrap_or(VmRow::NOBODY);
-        let counters = self.maps.counters(row).expect("a row below MAX_VMS");
-        let drops = self.maps.drops(row).expect("a row below MAX_VMS");
-        // SAFETY: rows of mapped arrays, which stay mapped as long as the process lives, and which
-        // all sides change by atomics.
-        unsafe { VmStats::new(counters, drops) }
+        stats_of(&self.maps, row)
     }
 
     fn rates(&self, row: VmRow) -> Option<RateRef> {
@@ -190,6 +186,9 @@ impl Tables for KernelDatapath {
     }
 
     fn next_hop_for(&mut self, hop: Hop) -> u32 {
+        if self.broker.is_none() {
+            return 0;
+        }
         let ours = self.owner_row + 1;
         if let Some(&index) = self.next_hops.get(&hop) {
             let element = self.maps.next_hop(index);
@@ -228,4 +227,14 @@ impl Tables for KernelDatapath {
         // The broker lets the kernel forget the neighbour.
         self.ask_for_next_hops();
     }
+}
+
+/// Returns a VM's counters.
+pub(super) fn stats_of(maps: &SharedMaps, row: VmRow) -> VmStats {
+    let row = VmRow::from_word(row.word()).unwrap_or(VmRow::NOBODY);
+    let counters = maps.counters(row).expect("a row below MAX_VMS");
+    let drops = maps.drops(row).expect("a row below MAX_VMS");
+    // SAFETY: rows of mapped arrays, which stay mapped as long as the process lives, and which
+    // all sides change by atomics.
+    unsafe { VmStats::new(counters, drops) }
 }

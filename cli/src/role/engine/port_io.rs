@@ -4,7 +4,44 @@ use std::{
     os::fd::{AsFd, BorrowedFd, OwnedFd},
 };
 
-use userspace_nat::port::{Batch, FrameIo};
+use userspace_nat::{
+    port::{Batch, FrameIo},
+    userspace_port::UserspacePort,
+};
+
+use super::userspace::Tables;
+
+/// The engine port, of either mode.
+#[derive(Debug)]
+pub(super) enum Port {
+    /// The kernel's programs are behind it.
+    Kernel(PortIo),
+    /// The guest's device and the host's sockets are behind it.
+    Userspace(Box<UserspacePort<Tables>>),
+}
+
+impl FrameIo for Port {
+    fn recv(&mut self, batch: &mut Batch) -> io::Result<()> {
+        match self {
+            Self::Kernel(port) => port.recv(batch),
+            Self::Userspace(port) => port.recv(batch),
+        }
+    }
+
+    fn send(&mut self, frame: &[u8]) -> io::Result<()> {
+        match self {
+            Self::Kernel(port) => port.send(frame),
+            Self::Userspace(port) => port.send(frame),
+        }
+    }
+
+    fn fd(&self) -> Option<BorrowedFd<'_>> {
+        match self {
+            Self::Kernel(port) => port.fd(),
+            Self::Userspace(port) => port.fd(),
+        }
+    }
+}
 
 /// Packet I/O on the engine port, by its descriptor.
 #[derive(Debug)]

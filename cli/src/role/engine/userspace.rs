@@ -1,0 +1,52 @@
+//! The user-mode engine's port, over maps in files of memory.
+use std::{os::fd::OwnedFd, rc::Rc};
+
+use anyhow::Context as _;
+use slipgate_abi::{TapEntry, VmRow};
+use slipgate_control::maps::{Insert, SharedMaps};
+use slipgate_ipc::engine::{UserspaceStart, VmSpec};
+use slipgate_model::USERSPACE_GUEST;
+use userspace_nat::{
+    stats::VmStats,
+    userspace_port::{MemoryTables, UserspacePort},
+};
+
+use super::kernel::stats_of;
+
+/// The maps for the programs' functions.
+#[derive(Debug)]
+pub(super) struct Tables(Rc<SharedMaps>);
+
+impl MemoryTables for Tables {
+    type Maps<'t> = &'t SharedMaps;
+
+    fn maps(&self) -> &SharedMaps {
+        &self.0
+    }
+
+    fn stats(&self, row: VmRow) -> VmStats {
+        stats_of(&self.0, row)
+    }
+}
+
+/// Opens the port of the one VM that such an engine serves.
+pub(super) fn port(
+    maps: Rc<SharedMaps>,
+    device: OwnedFd,
+    settings: UserspaceStart,
+    vms: &[VmSpec],
+) -> anyhow::Result<UserspacePort<Tables>> {
+    let [vm] = vms else {
+        anyhow::bail!("a user-mode engine serves one VM, not {}", vms.len());
+    };
+    // This process alone has that table.
+    maps.taps
+        .insert(
+            &USERSPACE_GUEST.get(),
+            &TapEntry::new(vm.id, vm.row),
+            Insert::Any,
+        )
+        .context("entering the guest's device")?;
+    UserspacePort::new(Tables(maps), device, settings.takes_uso)
+        .context("waiting for the guest's device")
+}

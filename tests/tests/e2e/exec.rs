@@ -1,0 +1,304 @@
+//! `slipgate exec`, as a user without any privilege: a command behind a policy, its flows, and its end.
+//!
+//! The command is this test's own executable ([`a_command_behind_a_policy`]), so that real sockets and
+//! the C library's resolver are on its side.
+
+use std::{
+    fs,
+    io::{BufRead as _, BufReader, ErrorKind, Read as _, Write as _},
+    net::{SocketAddrV4, TcpStream, ToSocketAddrs as _, UdpSocket},
+    os::unix::fs::{PermissionsExt as _, chown},
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    time::Duration,
+};
+
+use slipgate_testbed::{
+    World,
+    clients::{tcp, tcp::EchoSession},
+    require_root_and_tun,
+    servers::{Answer, DnsServer, TcpServer, TcpService, UdpServer, UdpService, Zone},
+    slipgate::binary,
+    world::{SERVER, SERVER_2},
+};
+use tempfile::TempDir;
+
+use crate::{WAIT, at, eventually};
+
+/// A user with nothing.
+const USER: u32 = 61_234;
+/// What the command ends with.
+const STATUS: i32 = 7;
+const ECHO: u16 = 7000;
+const STREAMS: u16 = 7001;
+const CLOSED: u16 = 7002;
+const UDP_ECHO: u16 = 7003;
+const FORBIDDEN: u16 = 7100;
+/// Bytes of a stream: many times every queue on the way.
+const STREAM_BYTES: u64 = 200_000_000;
+
+/// A place where the user has the binary, this executable, a device for TAPs and a run-time directory.
+struct Place {
+    world: World,
+    dir: TempDir,
+}
+
+impl Place {
+    fn new() -> Self {
+        let dir = TempDir::new().unwrap();
+        let open = |path: &Path, mode| {
+            fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+        };
+        open(dir.path(), 0o755);
+        let here = std::env::current_exe().unwrap();
+        for (from, to) in [(binary().unwrap(), "slipgate"), (here, "command")] {
+            let to = dir.path().join(to);
+            fs::copy(from, &to).unwrap();
+            open(&to, 0o755);
+        }
+        let run = dir.path().join("run");
+        fs::create_dir(&run).unwrap();
+        open(&run, 0o700);
+        chown(&run, Some(USER), Some(USER)).unwrap();
+        Self {
+            world: World::new().unwrap(),
+            dir,
+        }
+    }
+
+    fn file(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    /// A slipgate command of the user's. Most distributions let everybody open /dev/net/tun; here it
+    /// is made so in a mount namespace.
+    fn slipgate(&self, args: &[&str]) -> Command {
+        const AS_USER: &str = "mount -t tmpfs none /dev/net && mknod -m 666 /dev/net/tun c 10 200 \
+            && exec setpriv --reuid \"$1\" --regid \"$1\" --clear-groups --no-new-privs \
+            --bounding-set=-all -- \"${@:2}\"";
+        let mut command = Command::new("unshare");
+        command
+            .args(["--mount", "bash", "-c", AS_USER, "bash", &USER.to_string()])
+            .arg(self.file("slipgate"))
+            .args(args)
+            .env("XDG_RUNTIME_DIR", self.file("run"));
+        command
+    }
+
+    fn output(&self, args: &[&str]) -> String {
+        let output = self.world.host.output_with(self.slipgate(args), &[3]);
+        String::from_utf8(output.unwrap().stdout).unwrap()
+    }
+}
+
+/// Waits until the command says the word. The answer to it is a line on its stdin.
+fn await_word(child: &mut Child, word: &str) -> String {
+    let mut lines = BufReader::new(child.stdout.as_mut().unwrap()).lines();
+    lines
+        .by_ref()
+        .map_while(Result::ok)
+        .find_map(|line| line.strip_prefix(word).map(str::to_owned))
+        .unwrap_or_else(|| panic!("it ended before it said {word}"))
+}
+
+#[test]
+fn a_user_without_privileges_runs_a_command_behind_a_policy() {
+    require_root_and_tun!();
+    let place = Place::new();
+    let world = &place.world;
+    let zone = Zone::from([
+        ("api.example.test".into(), Answer::a(SERVER_2, 300)),
+        ("evil.test".into(), Answer::a(SERVER_2, 300)),
+    ]);
+    let dns = DnsServer::start(&world.net, (SERVER, 53), zone).unwrap();
+    let tcp = |port, service| TcpServer::start(&world.net, (SERVER_2, port), service).unwrap();
+    let echo = tcp(ECHO, TcpService::Echo);
+    let _streams = tcp(STREAMS, TcpService::Streams);
+    let forbidden = tcp(FORBIDDEN, TcpService::Echo);
+    let udp = UdpServer::start(&world.net, (SERVER_2, UDP_ECHO), UdpService::Echo).unwrap();
+    let log = place.file("run/flows.jsonl");
+    let command = place.file("command");
+    let mut exec = place.slipgate(&[
+        "exec",
+        "--name",
+        "job",
+        "--dns",
+        &SERVER.to_string(),
+        "--default",
+        "deny",
+        "--allow",
+        "*.example.test:7000-7003",
+        "--flow-log",
+        log.to_str().unwrap(),
+        "--",
+        command.to_str().unwrap(),
+        "exec::a_command_behind_a_policy",
+        "--exact",
+        "--ignored",
+        "--nocapture",
+    ]);
+    exec.stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut exec = world.host.spawn(exec).unwrap();
+    let guest = await_word(&mut exec, "held ");
+
+    // The servers' view: the host's address, and a port of slipgate's.
+    let held = echo.peers().last().copied().unwrap();
+    assert!((61_000..).contains(&held.port()), "{held}");
+    assert_eq!((forbidden.accepted(), dns.udp_queries("evil.test")), (0, 0));
+    assert!(udp.datagrams() > 0);
+
+    let flows: serde_json::Value =
+        serde_json::from_str(&place.output(&["flows", "--json"])).unwrap();
+    let flow = flows
+        .as_array()
+        .unwrap()
+        .iter()
+        .find(|flow| flow["guest"] == guest.as_str());
+    let flow = flow.unwrap_or_else(|| panic!("{guest} is not in {flows:#}"));
+    assert_eq!(flow["vm"], "job");
+    assert_eq!(flow["dns_name"], "api.example.test");
+    assert_eq!(flow["nat"], held.to_string());
+    assert_eq!(flow["state"], "established");
+    assert_eq!(flow["path"], "sockets");
+    // The stream's payload, in packets as if segmented.
+    let to_streams =
+        |flow: &&serde_json::Value| flow["remote"] == at(SERVER_2, STREAMS).to_string();
+    let bytes = |key: &str| -> u64 {
+        let flows = flows.as_array().unwrap().iter().filter(to_streams);
+        flows.map(|flow| flow[key].as_u64().unwrap()).max().unwrap()
+    };
+    let least = STREAM_BYTES + STREAM_BYTES / 1_460 * 40;
+    assert!(
+        (least..least + least / 50).contains(&bytes("rx_bytes")),
+        "{flows:#}"
+    );
+    assert!(
+        (least..least + least / 50).contains(&bytes("tx_bytes")),
+        "{flows:#}"
+    );
+
+    let yes = place.output(&["why", "job", "api.example.test:7000"]);
+    assert!(
+        yes.starts_with("yes: ") && yes.contains("*.example.test"),
+        "{yes}"
+    );
+    let no = place.output(&["why", "job", "evil.test:7000"]);
+    assert!(no.starts_with("no: "), "{no}");
+    place.output(&["cut", flow["id"].as_str().unwrap()]);
+    // Now it expects its connection to be reset.
+    exec.stdin.as_mut().unwrap().write_all(b"cut\n").unwrap();
+    assert_eq!(exec.wait().unwrap().code(), Some(STATUS));
+
+    let records = fs::read_to_string(&log).unwrap();
+    let ends: Vec<serde_json::Value> = records
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .filter(|record: &serde_json::Value| record["event"] == "flow_end")
+        .collect();
+    let cut = ends.iter().find(|record| record["guest"] == guest.as_str());
+    assert_eq!(
+        cut.map(|record| &record["end"]),
+        Some(&"cut".into()),
+        "{records}"
+    );
+    let left = fs::read_dir(place.file("run/slipgate")).unwrap().count();
+    assert_eq!(left, 0, "tables, locks and sockets are removed");
+}
+
+/// The command of the test above. It may reach `*.example.test:7000-7003`.
+#[test]
+#[ignore = "the child of a_user_without_privileges_runs_a_command_behind_a_policy"]
+fn a_command_behind_a_policy() {
+    let resolve = |name: &str| -> Option<SocketAddrV4> {
+        let mut found = (name, ECHO).to_socket_addrs().ok()?;
+        found.find_map(|address| match address {
+            std::net::SocketAddr::V4(address) => Some(address),
+            std::net::SocketAddr::V6(_) => None,
+        })
+    };
+    assert_eq!(resolve("evil.test"), None, "a name that no rule lets in");
+    let echo = resolve("api.example.test").expect("a name that a rule lets in");
+    assert_eq!(*echo.ip(), SERVER_2);
+    let port = |port| at(SERVER_2, port);
+
+    let mut stream = tcp::connect(echo, WAIT).unwrap();
+    let mut session = EchoSession::new(&mut stream);
+    for size in [1, 1_460, 1_461, 500_000] {
+        session.round(size).unwrap();
+    }
+    tcp::expect_refused(port(CLOSED)).unwrap();
+    assert!(tcp::connect(port(FORBIDDEN), WAIT).is_err());
+    let minute = Duration::from_secs(60);
+    tcp::download(port(STREAMS), STREAM_BYTES, 1, minute).unwrap();
+    tcp::upload(port(STREAMS), STREAM_BYTES, 2, minute).unwrap();
+    let several: Vec<_> = (0..32)
+        .map(|seed| {
+            std::thread::spawn(move || {
+                tcp::download(at(SERVER_2, STREAMS), 2_000_000, seed, minute).unwrap();
+                tcp::upload(at(SERVER_2, STREAMS), 2_000_000, seed, minute).unwrap();
+            })
+        })
+        .collect();
+    several
+        .into_iter()
+        .for_each(|thread| thread.join().unwrap());
+
+    let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
+    socket.set_read_timeout(Some(WAIT)).unwrap();
+    socket.connect(port(UDP_ECHO)).unwrap();
+    for size in [1, 1_472] {
+        socket.send(&vec![size as u8; size]).unwrap();
+        let mut answer = [0; 2_000];
+        assert_eq!(socket.recv(&mut answer).unwrap(), size);
+        assert_eq!(answer[..size], vec![size as u8; size]);
+    }
+    let nobody = UdpSocket::bind("0.0.0.0:0").unwrap();
+    nobody.set_read_timeout(Some(WAIT)).unwrap();
+    nobody.connect(port(CLOSED)).unwrap();
+    nobody.send(b"anybody?").unwrap();
+    let refused = nobody.recv(&mut [0; 8]).map_err(|error| error.kind());
+    assert_eq!(
+        refused,
+        Err(ErrorKind::ConnectionRefused),
+        "the ICMP error comes through"
+    );
+
+    println!("held {}", stream.local_addr().unwrap());
+    let mut line = String::new();
+    std::io::stdin().read_line(&mut line).unwrap();
+    assert_eq!(line, "cut\n");
+    let reset = eventually("its connection is reset", || is_reset(&mut stream));
+    assert!(reset);
+    std::process::exit(STATUS);
+}
+
+/// Whether a connection was reset; `None` while it stands.
+fn is_reset(stream: &mut TcpStream) -> Option<bool> {
+    stream
+        .set_read_timeout(Some(Duration::from_millis(50)))
+        .unwrap();
+    match stream.read(&mut [0; 8]) {
+        Err(error) if error.kind() == ErrorKind::WouldBlock => None,
+        other => Some(other.is_err_and(|error| error.kind() == ErrorKind::ConnectionReset)),
+    }
+}
+
+#[test]
+fn what_exec_has_not_is_refused_by_its_flag() {
+    let refused = |args: &[&str]| {
+        let output = Command::new(binary().unwrap())
+            .arg("exec")
+            .args(args)
+            .output()
+            .unwrap();
+        assert_eq!(output.status.code(), Some(2));
+        String::from_utf8(output.stderr).unwrap()
+    };
+    let has_not = ["--forward", "tcp:8080:80", "--", "true"];
+    assert!(refused(&has_not).contains("not yet"));
+    assert!(
+        refused(&["--mode", "hybrid", "--", "true"])
+            .contains("no part of slipgate's in the kernel")
+    );
+    assert!(refused(&["--metrics", "127.0.0.1:9600", "--", "true"]).contains("slipgate stats"));
+}
