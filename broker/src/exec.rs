@@ -300,7 +300,7 @@ fn fill(
     owner.divide_queue(&memory.maps, MOST_CREDITS, u32::MAX);
     let writer = Writer {
         paths: memory.paths(),
-        row: owner.row(),
+        rows: &[owner.row()],
         own: &[],
         kept: &[],
     };

@@ -166,7 +166,7 @@ impl<T: MemoryTables> Out<'_, T> {
                 false
             }
             End::Redirected(_) => true,
-            End::Dropped(_) | End::Passed => false,
+            End::Dropped(_) | End::Discarded | End::Passed => false,
         }
     }
 }
@@ -183,7 +183,7 @@ impl<T: MemoryTables> ToGuest for Out<'_, T> {
         match end {
             End::Redirected(_) => Delivered::Yes,
             End::Passed | End::Dropped(DropReason::NoFlow) => Delivered::NoFlow,
-            End::Dropped(_) => Delivered::Dropped,
+            End::Dropped(_) | End::Discarded => Delivered::Dropped,
         }
     }
 }

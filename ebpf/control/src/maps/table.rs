@@ -164,9 +164,7 @@ impl<K: Pod + Eq + Hash, V: Pod> Table<K, V> {
             let batch = match &self.entries {
                 Some(_) => None,
                 // SAFETY: as many keys of the size that was checked when the table was made.
-                None => unsafe {
-                    bpf::delete_batch(self.map.as_fd(), rest.as_ptr().cast(), count)
-                },
+                None => unsafe { bpf::delete_batch(self.map.as_fd(), rest.as_ptr().cast(), count) },
             };
             let (done, result) = match batch {
                 Some((deleted, result)) => (deleted as usize, result),

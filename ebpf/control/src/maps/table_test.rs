@@ -14,7 +14,7 @@ fn table(kind: Kind) -> Table<u32, u32> {
         value: WORD,
         entries: ENTRIES,
     };
-    Table::new("a test's", bpf::map_create("test", shape).unwrap())
+    Table::new("a test's", bpf::map_create("test", shape).unwrap(), None)
 }
 
 fn keys_left(table: &Table<u32, u32>) -> Vec<u32> {
@@ -81,7 +81,7 @@ fn ns_per_deletion() {
             entries: 262_144,
         };
         let table: Table<[u32; 5], u64> =
-            Table::new("a test's", bpf::map_create("test", shape).unwrap());
+            Table::new("a test's", bpf::map_create("test", shape).unwrap(), None);
         let mut rounds = [const { Vec::new() }; 3];
         for round in 0..60_u32 {
             for (way, times) in rounds.iter_mut().enumerate() {
