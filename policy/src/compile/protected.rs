@@ -63,8 +63,8 @@ impl Space {
     }
 
     /// Whether a client of a forward may be in this space: private, unique local and shared
-    /// networks have clients. A packet from any other space is forged, or from a host that has no business with a
-    /// guest.
+    /// networks have clients. A packet from any other space is forged, or from a host that has no
+    /// business with a guest.
     pub const fn may_come_in(self) -> bool {
         matches!(self, Self::Private | Self::UniqueLocal | Self::Shared)
     }
@@ -112,7 +112,8 @@ const ALWAYS_V4: [([u8; 4], u8, Space); 16] = [
 ];
 
 /// IPv6 ranges that are protected on every host, by address and prefix length. Addresses that a
-/// translator or tunnel of the Internet makes of IPv4 addresses are judged by these ([`embedded`](crate::embedded)).
+/// translator or tunnel of the Internet makes of IPv4 addresses are judged by these
+/// ([`embedded`](crate::embedded)).
 const ALWAYS_V6: [([u16; 8], u8, Space); 13] = [
     // Deprecated IPv4-compatible addresses, and the unspecified address.
     ([0, 0, 0, 0, 0, 0, 0, 0], 96, Space::Ipv4InIpv6),

@@ -31,7 +31,8 @@ impl Policy {
         }
     }
 
-    fn decide_alone(&self, to: Destination) -> Decision {
+    /// Decides on a destination, regardless of an IPv4 address inside it.
+    pub(crate) fn decide_alone(&self, to: Destination) -> Decision {
         let space = self.protected.space_of(to.addr);
         let bypass = self.bypasses_dns(to);
         let shortest = space.map_or(0, |(range, _)| range.prefix_len());

@@ -17,9 +17,9 @@ pub struct Explanation {
 impl Policy {
     /// Explains the decision of [`Policy::decide`] about `to`.
     pub fn explain(&self, to: Destination) -> Explanation {
-        let decision = self.decide(to);
         let mut sentences = Vec::new();
         let judged = self.judged_as(to);
+        let decision = self.decide_alone(judged);
         if judged != to {
             let (outer, inner) = (to.addr, judged.addr);
             sentences.push(format!(

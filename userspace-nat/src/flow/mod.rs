@@ -19,8 +19,9 @@
 //! Opening is in this order: slot filled, world tuple, guest tuple, verdict. The last three are the
 //! engine's, or the program's at its port, on the engine's order: with the frame of the first packet,
 //! which saves two system calls ([`Insertion`]). If the program can't carry the order out, the flow
-//! is gone and its first packet is handled again, now by system calls. A crash at any point leaves what [`adopt`] can tell apart: a free slot's tuples are dangling, a closing slot without
-//! tuples is to be recorded if its id is not in the log's tail.
+//! is gone and its first packet is handled again, now by system calls. A crash at any point leaves
+//! what [`adopt`] can tell apart: a free slot's tuples are dangling, a closing slot without tuples is
+//! to be recorded if its id is not in the log's tail.
 use std::collections::VecDeque;
 
 use slipgate_abi::{SlotIndex, Tuple, VmRow, maps::MAX_VMS};

@@ -54,7 +54,7 @@ pub enum Insertion {
     /// The engine, by system calls: the flow is open at once.
     Engine,
     /// The program at the port, with the flow's first packet: the flow is open once
-    /// [`Flows::is_open`] says so. Only for flows of a guest that are `Fast`.
+    /// [`Flows::settle_order`] says so. Only for flows of a guest that are `Fast`.
     Ordered,
 }
 
@@ -140,11 +140,11 @@ impl Flows {
         self.ordered == Some(slot)
     }
 
-    /// Whether the flow is open for which an order was written. If not, the order is withdrawn and
-    /// the flow is gone, with all that it held. If the port accepted the frame and the program did
+    /// Returns whether the flow is open for which an order was written. If not, the order is
+    /// withdrawn and the flow is gone, with all that it held. If the port accepted the frame and the program did
     /// not even run, no more orders are given: the kernel runs it after the write returns, on
     /// another CPU (RPS).
-    pub(crate) fn is_open(
+    pub(crate) fn settle_order(
         &mut self,
         datapath: &mut impl Datapath,
         slot: SlotIndex,
@@ -153,19 +153,16 @@ impl Flows {
     ) -> bool {
         let live = datapath.slot(slot);
         let order = live.order();
-        let is_taken = |state: u32| state == OrderState::TAKEN;
-        let withdraw = || {
-            let (from, to) = (OrderState::GIVEN, OrderState::FAILED);
-            order.compare_exchange(from, to, Acquire, Acquire)
-        };
-        match withdraw() {
-            Ok(_) => self.takes_orders &= !is_accepted,
-            Err(_) => {
-                // It runs on another CPU at this moment, without being interrupted.
-                while is_taken(order.load(Acquire)) {
-                    std::hint::spin_loop();
-                }
-            }
+        let (given, failed) = (OrderState::GIVEN, OrderState::FAILED);
+        if order
+            .compare_exchange(given, failed, Acquire, Acquire)
+            .is_ok()
+        {
+            self.takes_orders &= !is_accepted;
+        }
+        // While it is taken, the program runs on another CPU, without being interrupted.
+        while order.load(Acquire) == OrderState::TAKEN {
+            std::hint::spin_loop();
         }
         if live.verdict().load(Acquire) == Verdict::Fast as u32 {
             return true;

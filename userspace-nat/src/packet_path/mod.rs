@@ -66,38 +66,46 @@ impl<D: Datapath> Core<D> {
             return Disposition::Dropped(DropReason::StaleVm);
         };
         let (finish, segments) = self.handle_for(&mut vm, frame, services, poller, now_ns);
-        let disposition = match finish {
-            Finish::Dispose(disposition) => disposition,
-            Finish::Drop(reason) => {
-                vm.net.stats.dropped(reason, segments);
-                Disposition::Dropped(reason)
-            }
-            Finish::Command { code, change } => {
-                if let Some(change) = change {
-                    change.apply(bytes);
-                }
-                let Nat {
-                    flows, datapath, ..
-                } = &mut self.nat;
-                match flows.take_ordered(datapath) {
-                    Some((slot, order)) => {
-                        put_header(bytes, command(Command::Open, row, order.encode()));
-                        Disposition::Open(slot)
-                    }
-                    None => {
-                        put_header(bytes, command(code, row, id.get()));
-                        Disposition::Send
-                    }
-                }
-            }
-        };
+        let disposition = self.dispose(&vm, bytes, finish, segments);
         self.vms.put(vm);
         disposition
     }
 
+    /// Counts a packet that is dropped, or makes its frame the command that it became.
+    fn dispose(
+        &mut self,
+        vm: &VmState,
+        bytes: &mut [u8],
+        finish: Finish,
+        segments: Segments,
+    ) -> Disposition {
+        let (code, change) = match finish {
+            Finish::Dispose(disposition) => return disposition,
+            Finish::Drop(reason) => {
+                vm.net.stats.dropped(reason, segments);
+                return Disposition::Dropped(reason);
+            }
+            Finish::Command { code, change } => (code, change),
+        };
+        if let Some(change) = change {
+            change.apply(bytes);
+        }
+        let (flows, row) = (&mut self.nat.flows, vm.net.row);
+        match flows.take_ordered(&self.nat.datapath) {
+            Some((slot, order)) => {
+                put_header(bytes, command(Command::Open, row, order.encode()));
+                Disposition::Open(slot)
+            }
+            None => {
+                put_header(bytes, command(code, row, vm.net.id.get()));
+                Disposition::Send
+            }
+        }
+    }
+
     /// Finds out whether a flow is open, after the frame was written that ordered it, and the port
-    /// accepted it or not. If not, the packet is handled again, and its flow opened by system calls. Returns what is to be done
-    /// with the frame.
+    /// accepted it or not. If not, the packet is handled again, and its flow opened by system
+    /// calls. Returns what is to be done with the frame.
     pub(crate) fn written(
         &mut self,
         slot: SlotIndex,
@@ -110,7 +118,7 @@ impl<D: Datapath> Core<D> {
             flows, datapath, ..
         } = &mut self.nat;
         let row = datapath.slot(slot).row();
-        if flows.is_open(datapath, slot, is_accepted, now_ns) {
+        if flows.settle_order(datapath, slot, is_accepted, now_ns) {
             if let Some(vm) = self.vms.get(row) {
                 vm.net.stats.tally(Tally::Admitted, 1);
             }
@@ -134,20 +142,7 @@ impl<D: Datapath> Core<D> {
             }
             Err(unread) => Finish::Drop(unread.reason()),
         };
-        let disposition = match finish {
-            Finish::Dispose(disposition) => disposition,
-            Finish::Drop(reason) => {
-                vm.net.stats.dropped(reason, segments);
-                Disposition::Dropped(reason)
-            }
-            Finish::Command { code, change } => {
-                if let Some(change) = change {
-                    change.apply(bytes);
-                }
-                put_header(bytes, command(code, row, id.get()));
-                Disposition::Send
-            }
-        };
+        let disposition = self.dispose(&vm, bytes, finish, segments);
         self.vms.put(vm);
         disposition
     }
