@@ -136,8 +136,10 @@ fn build(compiler: &Compiler, into: &Path) -> Result<()> {
         .env("LLVM_PREFIX", prefix)
         // LLVM does the work, and comes optimised.
         .envs([
+            ("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "16"),
             ("CARGO_PROFILE_RELEASE_DEBUG", "0"),
-            ("CARGO_PROFILE_RELEASE_OPT_LEVEL", "1"),
+            ("CARGO_PROFILE_RELEASE_LTO", "off"),
+            ("CARGO_PROFILE_RELEASE_OPT_LEVEL", "0"),
         ]))?;
     // Intermediate files, some hundred megabytes: never needed again.
     fs::remove_dir_all(into.join("build")).ok();
