@@ -1,12 +1,12 @@
 //! Egress by name: a destination that is not allowed by name is neither resolved nor reached,
 //! whatever the guest does, and would be without the rules. The servers' view decides.
 
-use std::{fs, net::Ipv4Addr};
+use std::{fs, net::Ipv4Addr, time::Duration};
 
 use slipgate_testbed::{
     Guest, GuestConfig, PinDir, Slipgate, World,
     clients::{dns, tcp},
-    dns_wire::Record,
+    dns_wire::{Record, types},
     require_root_and_tun,
     servers::{Answer, DnsServer, TcpServer, TcpService, Zone},
     skipped,
@@ -153,6 +153,25 @@ fn a_denied_name_reaches_no_resolver_whichever_is_asked_by_udp_or_tcp() {
             assert_eq!(names["refused_by"][0]["rule"], "--default deny", "{names}");
             assert_eq!(names["refused_by"][0]["last"], "evil.test", "{names}");
             assert_eq!(names["open"], 1, "{names}");
+        }
+    });
+}
+
+#[test]
+fn aaaa_is_empty_at_once_while_no_resolver_answers_and_refused_where_the_name_is() {
+    require_root_and_tun!();
+    off_and_on(|stand, servers, on| {
+        servers.dns.set("api.example.test", Answer::silence());
+        for (name, denied) in [("api.example.test", false), ("evil.test", true)] {
+            let question = dns::question(name, types::AAAA);
+            let found = stand.run(|| dns::ask_udp(at(ANOTHER, 53), &question, WAIT));
+            let found = found.unwrap();
+            let expected = if on && denied { REFUSED } else { 0 };
+            assert_eq!(found.reply.code, expected, "{name}");
+            assert!(found.reply.records.is_empty(), "{found:?}");
+            // Half of the time after which a resolver is asked again.
+            assert!(found.took < Duration::from_millis(500), "{found:?}");
+            assert_eq!(servers.dns.udp_queries(name), 0, "{name}");
         }
     });
 }

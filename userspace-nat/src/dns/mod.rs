@@ -4,8 +4,8 @@
 //! The proxy receives every packet of a guest to port 53, whatever resolver it addresses; the reply
 //! has that address as source. [`Proxy::query`] takes a question, from a datagram ([`Proxy::query_packet`]) or
 //! from a TCP connection that the relay terminates. It is answered from the [`cache`], or joins an
-//! equal question in flight, or goes to the resolvers of the VM's policy. [`Proxy::next_reply`]
-//! returns the replies that are ready. The engine waits on the sockets: they are added to its
+//! equal question in flight, or goes to the resolvers of the VM's policy; AAAA is answered empty
+//! ([`no_ipv6`]). [`Proxy::next_reply`] returns the replies that are ready. The engine waits on the sockets: they are added to its
 //! [`crate::poll::Poller`], which calls [`Proxy::on_ready`] and, at [`Proxy::next_deadline_ns`],
 //! [`Proxy::on_timer`]. No call blocks.
 //!
@@ -38,6 +38,7 @@ mod in_flight;
 mod journal;
 pub mod message;
 pub mod name;
+mod no_ipv6;
 pub mod policy;
 mod proxy;
 pub mod query;

@@ -19,6 +19,7 @@ use super::{
     in_flight::{InFlight, Waiter},
     journal::{Journal, Outcome},
     message::Rcode,
+    no_ipv6,
     policy::{ExtendedError, NamePolicy},
     query::{Key, Query, QueryError},
     reply::{self, Asked},
@@ -291,6 +292,13 @@ impl Proxy {
         let verdict = self.policy.question(waiter.vm, key.name(), key.qtype());
         if let Err(error) = verdict {
             self.refuse(&waiter, key, &error, now_ns);
+            return Ok(());
+        }
+        if let Some(answer) = no_ipv6::answer(key) {
+            let from = (&answer, 0, Source::Policy);
+            let (policy, journal) = (&mut *self.policy, &mut self.journal);
+            let message = answered(policy, journal, &waiter, key, from, now_ns);
+            self.push(waiter.vm, waiter.origin, message);
             return Ok(());
         }
         if let Some((answer, age_s)) = self.cache.get(key.0, now_ns) {

@@ -56,7 +56,8 @@ pub struct Question {
 /// Source of the answer that a guest received.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Source {
-    /// The policy refused or answered the question.
+    /// The policy refused or answered the question, or it was about AAAA, which guests have no use
+    /// for.
     Policy,
     /// The cache, which holds earlier answers.
     Cache,

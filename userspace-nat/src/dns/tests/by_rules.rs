@@ -59,6 +59,21 @@ fn rfc8914_a_refused_question_says_why_and_goes_nowhere() {
 }
 
 #[test]
+fn aaaa_is_empty_for_an_allowed_name_and_refused_for_another() {
+    let upstream = Upstream::new();
+    let (mut rig, judge) = rig(&upstream);
+    for (name, code) in [
+        ("a.ok.test.", ResponseCode::NoError),
+        ("evil.test.", ResponseCode::Refused),
+    ] {
+        rig.ask(4000, &ask(1, name, RecordType::AAAA)).unwrap();
+        assert_eq!(rig.told().metadata.response_code, code, "{name}");
+    }
+    assert!(upstream.is_idle());
+    assert!(!is_open(&judge, VmId::new(1), rig.now_ns));
+}
+
+#[test]
 fn what_an_answer_opens_is_open_when_the_guest_has_it_also_from_the_cache() {
     let upstream = Upstream::new();
     let (mut rig, judge) = rig(&upstream);
