@@ -15,7 +15,7 @@ use slipgate_testbed::{GuestConfig, WorldConfig};
 
 use self::in_kernel::InKernel;
 pub(crate) use self::{
-    process::{NatProcess, Scheduled, version, version_of},
+    process::{NatProcess, Scheduled, scheduled, version, version_of},
     slipgate::own_version,
     stand::{Link, Stand},
 };

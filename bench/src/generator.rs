@@ -149,7 +149,7 @@ fn first_packet(
 }
 
 /// Makes the world drop matching packets before its stack receives them.
-fn drop_on_arrival(world: &NetNs, what: &str) -> Result<()> {
+pub(crate) fn drop_on_arrival(world: &NetNs, what: &str) -> Result<()> {
     world.nft(&format!(
         "table netdev bench {{
             chain arrivals {{
@@ -168,12 +168,9 @@ pub(crate) struct Arrivals {
 
 impl Arrivals {
     /// Counts arrivals at the world's end of the uplink.
-    pub(crate) fn at(stand: &Stand) -> Result<Arrivals> {
+    pub(crate) fn at(world: &NetNs) -> Result<Arrivals> {
         // The file stays with the namespace of the thread that opened it.
-        let opened = stand
-            .world
-            .net
-            .run(|| File::open("/proc/thread-self/net/dev"));
+        let opened = world.run(|| File::open("/proc/thread-self/net/dev"));
         Ok(Arrivals {
             devices: opened.context("open the world's /proc/net/dev")?,
         })

@@ -3,7 +3,9 @@
 
 use serde::Serialize;
 
-use crate::{contender::REFERENCE, program_cost::HIT_METRICS, results::Table, statistics::Summary};
+use crate::{
+    contender::REFERENCE, fleet, program_cost::HIT_METRICS, results::Table, statistics::Summary,
+};
 
 const OURS: &str = "slipgate";
 
@@ -27,7 +29,7 @@ enum Side {
     Told,
 }
 
-const GOALS: [(&str, Measure, Side); 17] = [
+const GOALS: [(&str, Measure, Side); 31] = [
     ("bulk-up", Measure::To(REFERENCE), Side::AtLeast(1.0)),
     ("bulk-down", Measure::To(REFERENCE), Side::AtLeast(1.0)),
     ("bulk-up", Measure::To("pasta"), Side::AtLeast(3.0)),
@@ -66,6 +68,29 @@ const GOALS: [(&str, Measure, Side); 17] = [
         Side::AtLeast(120.0),
     ),
     ("new-flows-tcp", Measure::Own, Side::AtLeast(120.0)),
+    (fleet::ADD_P50, Measure::Own, Side::AtMost(2_000.0)),
+    (fleet::ADD_P99, Measure::Own, Side::AtMost(10_000.0)),
+    (fleet::ADD_ALL, Measure::Own, Side::AtMost(3_000.0)),
+    (fleet::REMOVE_ALL, Measure::Own, Side::AtMost(2_000.0)),
+    // 60 MiB, and 32 KiB for each of 1,000.
+    (fleet::MEMORY, Measure::Own, Side::AtMost(91.25)),
+    (fleet::IDLE, Measure::Own, Side::AtMost(0.5)),
+    (fleet::LINK_EVENT, Measure::Own, Side::AtMost(300.0)),
+    (fleet::RESTART, Measure::Own, Side::AtMost(1_000.0)),
+    (fleet::WORST_AFTER_RESTART, Measure::Own, Side::AtMost(20.0)),
+    (fleet::WORST_UNDER_EVENTS, Measure::Own, Side::AtMost(20.0)),
+    (fleet::KILLED, Measure::Own, Side::AtMost(200.0)),
+    (fleet::KILLED_FULL, Measure::Own, Side::AtMost(200.0)),
+    (
+        fleet::NEW_FLOW_P99,
+        Measure::To(fleet::NO_FLOOD),
+        Side::AtMost(2.0),
+    ),
+    (
+        fleet::PER_ENGINE,
+        Measure::To(fleet::ONE_ENGINE),
+        Side::AtLeast(0.9),
+    ),
 ];
 
 /// Metrics of a guest's connections, by how many are open at once.

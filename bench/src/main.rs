@@ -41,7 +41,7 @@ use slipgate_testbed::{CONGESTION_CONTROL, affinity, requirements};
 use crate::{
     conditions::Conditions,
     contender::Contender,
-    fleet::FLEET,
+    fleet::{FLEET, PARTS},
     machine::Pinning,
     report::Report,
     results::{Cell, Table},
@@ -65,7 +65,7 @@ const RELAY: &str = "relay";
 struct CommandLine {
     /// Only these workloads: bulk-up, bulk-down, connect-close, request-response, udp-64,
     /// established, new-flows-udp, new-flows-tcp, microvm (microvm-guests, microvm-ring), dns,
-    /// relay, fleet, programs
+    /// relay, fleet (fleet-add, fleet-restart, fleet-flood, fleet-workers), programs
     #[arg(long, value_delimiter = ',', value_name = "WORKLOAD")]
     only: Vec<String>,
     /// Only these contenders; ratios are to nftables, those of whole microVMs to qemu-tap
@@ -157,7 +157,9 @@ fn main() -> Result<()> {
     };
     let dns = wanted(DNS).then(|| dns::measure(&settings, &mut conditions));
     let relay = wanted(RELAY).then(|| relay::measure(&settings, &mut conditions));
-    let fleet = wanted(FLEET).then(|| fleet::measure(&settings, args.quick));
+    let of_fleet = |part: &str| wanted(FLEET) || wanted(part);
+    let fleet = PARTS.into_iter().any(of_fleet);
+    let fleet = fleet.then(|| fleet::measure(&settings, args.quick, of_fleet));
     let plan = Plan {
         contenders,
         workloads,
@@ -256,10 +258,11 @@ fn chosen_workloads(only: &[String]) -> Result<Vec<Box<dyn Workload>>> {
             RELAY,
             FLEET,
         ];
-        if !ours.contains(&name) && !known.contains(&name) {
+        if !ours.contains(&name) && !PARTS.contains(&name) && !known.contains(&name) {
             bail!(
-                "--only {name}: give some of {}, {MICROVM}, {MICROVM_GUESTS}, {MICROVM_RING}, {DNS}, {RELAY}, {FLEET}, {PROGRAMS}",
-                known.join(", ")
+                "--only {name}: give some of {}, {MICROVM}, {MICROVM_GUESTS}, {MICROVM_RING}, {DNS}, {RELAY}, {FLEET}, {}, {PROGRAMS}",
+                known.join(", "),
+                PARTS.join(", ")
             );
         }
     }

@@ -3,7 +3,7 @@
 pub(crate) mod bulk;
 pub(crate) mod connect_close;
 mod established;
-mod new_flows;
+pub(crate) mod new_flows;
 mod request_response;
 mod small_packets;
 

@@ -8,7 +8,7 @@ use std::{
 };
 
 use crate::{
-    error::{Result, Tried, checked, checked_len},
+    error::{Error, Result, Tried, checked, checked_len},
     netns::NetNs,
 };
 
@@ -126,6 +126,21 @@ impl TapQueue {
                 .collect()
         });
         queues.tried(format!("make the TAP `{name}` in {ns:?}"))
+    }
+
+    /// Makes a TAP without offloads, whose other end is the caller's alone, as a VMM's is.
+    ///
+    /// # Errors
+    /// The device can't be made.
+    pub fn alone(ns: &NetNs, name: &str) -> Result<TapQueue> {
+        let options = TapOptions {
+            ethernet: true,
+            vnet_hdr: true,
+            offloads: false,
+            queues: 1,
+        };
+        let queue = Self::open(ns, name, options)?.pop();
+        queue.ok_or_else(|| Error::unexpected(format!("the TAP `{name}` has no queue")))
     }
 
     /// Whether frames have a vnet header in front.

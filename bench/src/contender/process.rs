@@ -104,7 +104,7 @@ pub(crate) struct Scheduled {
 }
 
 /// Reads the run and wait times of a process.
-pub(super) fn scheduled(pid: u32) -> Result<Scheduled> {
+pub(crate) fn scheduled(pid: u32) -> Result<Scheduled> {
     let mut all = Scheduled::default();
     for thread in threads(pid)? {
         // Time on a CPU and time on a run queue, ns (Documentation/scheduler/sched-stats.rst).

@@ -1,13 +1,16 @@
 //! `slipgate serve`, controlled by its API.
-use std::{fs, path::Path, time::Duration};
+use std::{fs, net::Ipv4Addr, path::Path, time::Duration};
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, bail, ensure};
 use slipgate_testbed::{NetNs, PinDir, Slipgate, World, clients::api::ApiClient, world::UPLINK};
 
 use super::{Fleet, IDLE, LINK_EVENT, MEMORY};
 use crate::{contender::world, workload::Sample};
 
 pub(super) const NAME: &str = "slipgate";
+
+/// Address of all its guests.
+pub(super) const GUEST: Ipv4Addr = Ipv4Addr::new(10, 0, 2, 15);
 
 /// Time for which the idle daemon's CPU time is measured.
 const IDLE_FOR: Duration = Duration::from_secs(12);
@@ -27,21 +30,49 @@ pub(super) struct Daemon {
 impl Daemon {
     pub(super) fn start() -> Result<(World, Self)> {
         let world = World::with(world(false))?;
+        let daemon = Self::serve(&world, &[])?;
+        Ok((world, daemon))
+    }
+
+    /// Starts a daemon with these flags too.
+    pub(super) fn serve(world: &World, flags: &[&str]) -> Result<Self> {
         let scratch = tempfile::tempdir().context("make a directory for a socket")?;
         let socket = scratch.path().join("api.sock");
         let api = socket.display().to_string();
         let args = ["--uplink", UPLINK, "--api", &api, "--log", "warn"];
+        let args = [&args[..], flags].concat();
         let slipgate = Slipgate::serve(&world.host, &PinDir::new()?, &args)?;
-        let daemon = Self {
+        Ok(Self {
             api: ApiClient::connect(&socket)?,
             slipgate,
             _scratch: scratch,
-        };
-        Ok((world, daemon))
+        })
+    }
+
+    /// Stops it, and starts it again: VMs and flows are kept.
+    pub(super) fn restart(&mut self) -> Result<()> {
+        let status = self.slipgate.stop()?;
+        ensure!(
+            status.success(),
+            "it ended with {status}:\n{}",
+            self.slipgate.stderr()
+        );
+        self.slipgate = self.slipgate.again()?;
+        Ok(())
+    }
+
+    /// The engines' processes.
+    pub(super) fn engines(&self) -> Vec<u32> {
+        self.slipgate.children_named("slipgate-engine")
+    }
+
+    /// What `slipgate stats` says.
+    pub(super) fn stats(&self) -> Result<serde_json::Value> {
+        Ok(self.slipgate.stats()?)
     }
 
     /// Makes a request that is to be carried out.
-    fn ask(&mut self, method: &str, path: &str, body: &str) -> Result<()> {
+    pub(super) fn ask(&mut self, method: &str, path: &str, body: &str) -> Result<()> {
         let answer = self.api.ask(method, path, body)?;
         if !answer.is_success() {
             bail!("{method} {path}: {}: {}", answer.status, answer.body);

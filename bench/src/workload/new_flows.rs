@@ -16,7 +16,6 @@ use crate::{
     contender::Stand,
     cpu_time::CpuTime,
     generator::{Arrivals, FirstPacket, NewFlows},
-    injector::Injector,
 };
 
 /// Number of frames in flight: below the length of every queue (TAPs have 1,000).
@@ -52,9 +51,11 @@ impl Workload for AdmitFlows {
 
     fn run(&self, stand: &Stand, limits: Limits) -> Result<Sample> {
         let flows = NewFlows::prepare(stand, self.0, FLOWS)?;
-        let (injector, arrivals) = (stand.injector()?, Arrivals::at(stand)?);
+        let (injector, arrivals) = (stand.injector()?, Arrivals::at(&stand.world.net)?);
         let (admitted, cpu) = (admitted(stand)?, CpuTime::now(stand)?);
-        let offered = offer(&injector, &arrivals, &flows.frames, limits.short)?;
+        let offered = offer(&arrivals, flows.frames.len(), limits.short, |at| {
+            injector.write(&flows.frames[at])
+        })?;
         ensure!(
             offered.arrived > 0,
             "none of {} first packets arrived",
@@ -92,22 +93,25 @@ fn admitted(stand: &Stand) -> Result<Option<u64>> {
         .and_then(Value::as_u64))
 }
 
-struct Offered {
-    written: u64,
-    arrived: u64,
+/// Frames that were written, and those of them that arrived in the world.
+pub(crate) struct Offered {
+    pub(crate) written: u64,
+    pub(crate) arrived: u64,
     /// Time until the last arrival.
-    took: Duration,
+    pub(crate) took: Duration,
 }
 
-fn offer(
-    injector: &Injector,
+/// Writes `frames` frames by number, with at most [`WINDOW`] in flight, until the time limit.
+/// `write` returns whether the frame was accepted.
+pub(crate) fn offer(
     arrivals: &Arrivals,
-    frames: &[Vec<u8>],
+    frames: usize,
     limit: Duration,
+    mut write: impl FnMut(usize) -> Result<bool>,
 ) -> Result<Offered> {
     let before = arrivals.packets()?;
     let started = Instant::now();
-    let mut frames = frames.iter();
+    let mut frames = 0..frames;
     let (mut written, mut lost) = (0, 0);
     let (mut arrived, mut last_arrival, mut quiet_since) = (0, started, started);
     loop {
@@ -119,13 +123,13 @@ fn offer(
             lost = u64::saturating_sub(written, arrived);
             quiet_since = now;
         }
-        let done = frames.len() == 0 && arrived + lost >= written;
+        let done = frames.is_empty() && arrived + lost >= written;
         if done || now - started > limit {
             break;
         }
         if written + PORTION <= arrived + lost + WINDOW {
             for frame in frames.by_ref().take(PORTION as usize) {
-                written += u64::from(injector.write(frame)?);
+                written += u64::from(write(frame)?);
             }
         }
     }

@@ -36,7 +36,7 @@ impl Workload for SmallPackets {
 
     fn run(&self, stand: &Stand, limits: Limits) -> Result<Sample> {
         let flow = EstablishedFlow::open(stand)?;
-        let (injector, arrivals) = (stand.injector()?, Arrivals::at(stand)?);
+        let (injector, arrivals) = (stand.injector()?, Arrivals::at(&stand.world.net)?);
         flood(&injector, &flow.frame, limits.short / 10)?;
         let (before, cpu) = (arrivals.packets()?, CpuTime::now(stand)?);
         let (written, elapsed) = flood(&injector, &flow.frame, limits.short)?;

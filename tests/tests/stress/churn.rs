@@ -33,8 +33,8 @@ use slipgate_testbed::{
 use self::{
     changes::{Clients, FORWARDED, POLICIES, SERVERS, WITH_TAP},
     left_over::{
-        assert_as_before, assert_ports_free, assert_tables_empty, assert_taps_bare, footprint,
-        kept_files, rows,
+        Footprint, assert_as_before, assert_ports_free, assert_tables_empty, assert_taps_bare,
+        footprint, kept_files, rows,
     },
 };
 use super::{
@@ -53,6 +53,7 @@ const BRIEFLY: Duration = Duration::from_millis(300);
 /// A daemon with its API; fields go in order.
 struct Stand {
     daemon: Slipgate,
+    workers: usize,
     api: ApiClient,
     world: World,
     pins: PinDir,
@@ -60,18 +61,20 @@ struct Stand {
 }
 
 impl Stand {
-    fn new() -> Self {
+    fn new(workers: usize) -> Self {
         let world = World::new().unwrap();
         let scratch = tempfile::tempdir().unwrap();
         let path = |name: &str| scratch.path().join(name).display().to_string();
         let (api, log) = (path("api.sock"), path("flows.jsonl"));
         let args = ["--uplink", UPLINK, "--api", &api, "--flow-log", &log];
-        let args = [&args[..], &["--on-exit", "detach"]].concat();
+        let number = workers.to_string();
+        let args = [&args[..], &["--on-exit", "detach", "--workers", &number]].concat();
         let pins = PinDir::new().unwrap();
         let daemon = Slipgate::serve(&world.host, &pins, &args).unwrap();
         let api = ApiClient::connect(api.as_ref()).unwrap();
         Self {
             daemon,
+            workers,
             api,
             world,
             pins,
@@ -91,12 +94,20 @@ impl Stand {
         records_of(&self.scratch.path().join("flows.jsonl"))
     }
 
-    /// Kills the engine. Another one is started.
-    fn kill_engine(&self) {
+    /// Kills one of the engines, if one runs. Another one is started.
+    fn kill_engine(&self, random: &mut SplitMix64) {
         let engines = self.daemon.children_named("slipgate-engine");
-        for engine in engines {
-            slipgate_testbed::signal(engine, libc::SIGKILL);
+        if !engines.is_empty() {
+            let victim = below(random, engines.len() as u64) as usize;
+            slipgate_testbed::signal(engines[victim], libc::SIGKILL);
         }
+    }
+
+    /// What its processes have, once all of them run.
+    fn footprint(&self) -> Footprint {
+        let running = || self.daemon.children_named("slipgate-engine").len();
+        eventually("all engines", || running() == self.workers);
+        footprint(&self.daemon)
     }
 }
 
@@ -270,9 +281,20 @@ impl Talk {
 #[test]
 fn vms_policies_and_forwards_come_and_go_and_no_other_vm_is_harmed() {
     require_root_and_tun!();
+    come_and_go(1);
+}
+
+#[test]
+fn vms_policies_and_forwards_come_and_go_with_several_engines() {
+    require_root_and_tun!();
+    come_and_go(2);
+}
+
+/// The whole story, with so many engines.
+fn come_and_go(workers: usize) {
     let mut random = random();
     let span = Duration::from_secs(knob("SLIPGATE_STRESS_CHURN", 12));
-    let mut stand = Stand::new();
+    let mut stand = Stand::new(workers);
     let run_dir = stand.daemon.run_dir().unwrap();
     let uplink = Capture::start(&stand.world.host, UPLINK).unwrap();
     for policy in POLICIES {
@@ -288,7 +310,7 @@ fn vms_policies_and_forwards_come_and_go_and_no_other_vm_is_harmed() {
     let _in_world: Vec<_> = SERVERS
         .map(|port| echo(&stand.world.net, (SERVER, port)))
         .collect();
-    let settled = footprint(&stand.daemon);
+    let settled = stand.footprint();
 
     let began = Instant::now();
     let clients = Clients::start(&stand.socket(), span, &mut random);
@@ -306,7 +328,7 @@ fn vms_policies_and_forwards_come_and_go_and_no_other_vm_is_harmed() {
         if clients.are_done() {
             break;
         }
-        stand.kill_engine();
+        stand.kill_engine(&mut random);
         kills += 1;
         fixed.iter().for_each(Fixed::expect_progress);
     }
@@ -346,7 +368,7 @@ fn vms_policies_and_forwards_come_and_go_and_no_other_vm_is_harmed() {
     let mut files = [vms.to_vec(), policies.to_vec()].concat();
     files.sort();
     assert_eq!(kept_files(&run_dir), files);
-    assert_as_before(&settled, &footprint(&stand.daemon));
+    assert_as_before(&settled, &stand.footprint());
 
     let counted = fixed.map(|fixed| fixed.finish(&mut stand));
     assert_tables_empty(&maps);

@@ -13,16 +13,16 @@ const MORE_KIB: u64 = 6 << 10;
 /// Descriptors by which it may have: a connection of a client that has just gone.
 const MORE_DESCRIPTORS: usize = 2;
 
-/// Descriptors and anonymous memory (KiB) of the broker, the engine and the API's process.
+/// The most descriptors and anonymous memory (KiB) that the broker, an engine and the API's process
+/// have.
 pub(super) type Footprint = BTreeMap<&'static str, (usize, u64)>;
 
 pub(super) fn footprint(daemon: &Slipgate) -> Footprint {
-    let mut pids = BTreeMap::from([("broker", daemon.broker_pid())]);
-    for title in ["slipgate-engine", "slipgate-api"] {
-        let found = daemon.children_named(title);
-        assert_eq!(found.len(), 1, "{title}: {found:?}");
-        pids.insert(title, found[0]);
-    }
+    let pids =
+        ["slipgate-engine", "slipgate-api"].map(|title| (title, daemon.children_named(title)));
+    let pids = [("broker", vec![daemon.broker_pid()])]
+        .into_iter()
+        .chain(pids);
     let of = |pid: u32| {
         let descriptors = fs::read_dir(format!("/proc/{pid}/fd")).unwrap().count();
         let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
@@ -32,9 +32,18 @@ pub(super) fn footprint(daemon: &Slipgate) -> Footprint {
         let kib = anonymous.and_then(|rest| rest.trim().trim_end_matches(" kB").parse().ok());
         (descriptors, kib.unwrap_or(0))
     };
-    pids.into_iter()
-        .map(|(name, pid)| (name, of(pid)))
-        .collect()
+    let most = |name, pids: Vec<u32>| {
+        let all: Vec<_> = pids.into_iter().map(of).collect();
+        let descriptors = all.iter().map(|(descriptors, _)| *descriptors).max();
+        let kib = all.iter().map(|(_, kib)| *kib).max();
+        (
+            name,
+            descriptors
+                .zip(kib)
+                .unwrap_or_else(|| panic!("there is no {name}")),
+        )
+    };
+    pids.map(|(name, pids)| most(name, pids)).collect()
 }
 
 /// Nothing has grown with what came and went.
