@@ -48,11 +48,17 @@ pub trait FlowMap {
     /// # Errors
     /// When the kernel refuses.
     fn get(&mut self, tuple: &Tuple) -> std::io::Result<Option<FlowRef>>;
-    /// Calls `visit` with every entry; used at adoption only.
+    /// Calls `visit` with some entries, the next ones unless this `begins` a listing; used at
+    /// adoption only. An entry that is there all the time is visited once. Returns whether there
+    /// are more.
     ///
     /// # Errors
     /// When the kernel can't list the map.
-    fn for_each(&mut self, visit: &mut dyn FnMut(Tuple, FlowRef)) -> std::io::Result<()>;
+    fn visit_some(
+        &mut self,
+        begins: bool,
+        visit: &mut dyn FnMut(Tuple, FlowRef),
+    ) -> std::io::Result<bool>;
 }
 
 /// Next hop for which an element of `NEXT_HOPS` is claimed.

@@ -464,7 +464,12 @@ impl PortPool {
         rest.is_some()
     }
 
-    /// Marks a port busy that a VM's flow uses already (adoption).
+    /// Has room for ports toward so many more destinations.
+    pub fn expect(&mut self, destinations: usize) {
+        self.toward.reserve(destinations);
+    }
+
+    /// Marks a port busy that a VM's flow uses already (adoption). A busy one keeps its holder.
     pub fn mark(&mut self, to: Destination, port: u16, vm: VmId) {
         if let Some(offset) = self.offset(port) {
             let size = self.range.len();

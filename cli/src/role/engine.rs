@@ -127,19 +127,7 @@ pub(crate) fn run(args: &ChildArgs) -> anyhow::Result<()> {
     if let Some(output) = pcap {
         engine.set_pcap(output);
     }
-    let adoption = engine.adopt(&recorded)?;
-    tracing::debug!(?adoption, "the engine serves");
-    let ended = [
-        (adoption.refused, "refused by what is in force now"),
-        (
-            adoption.uninspected,
-            "an inspection that was under way can't go on",
-        ),
-    ];
-    for (flows, why) in ended.into_iter().filter(|(flows, _)| *flows > 0) {
-        tracing::info!("of a predecessor's flows {flows} ended: {why}");
-    }
-    let adopted = adoption.live as u64;
+    let adopted = engine.begin_adoption(recorded) as u64;
     engine.ask_again(start.open_questions);
     channel.send(FromEngine::Ready { adopted })?;
     engine.run(&mut BrokerChannel::new(channel.clone()))?;

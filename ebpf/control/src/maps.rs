@@ -42,7 +42,7 @@ use self::{
 };
 pub use self::{
     read_only::ReadOnlyMaps,
-    table::{Insert, InsertError, Table},
+    table::{Insert, InsertError, Listing, Table},
 };
 use crate::{Error, Result, layout::MapName};
 

@@ -165,7 +165,7 @@ impl Rig {
         for row in 1..=VMS {
             self.vm(row).into_iter().for_each(|vm| engine.set_vm(vm));
         }
-        engine.adopt(&recorded).expect("nothing fails");
+        engine.begin_adoption(recorded);
         self.engine = Some(engine);
     }
 

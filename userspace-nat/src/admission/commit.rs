@@ -23,6 +23,8 @@ use crate::{
 
 /// Most ports that are tried when other processes have the translated tuple in the kernel.
 const PORT_TRIES: usize = 8;
+/// Most ports that are found to be of flows still to be adopted, beside [`PORT_TRIES`].
+const MOST_KEPT: usize = 64;
 /// Tries before the ports that are kept for this process.
 const COMMON_PORT_TRIES: usize = 4;
 
@@ -58,7 +60,12 @@ pub(super) fn commit_outbound<D: Datapath>(
         } else {
             Verdict::Fast
         },
-        insertion: match nat.flows.takes_orders && !is_inspected && !vm.is_captured {
+        // While a predecessor's flows are left a tuple may be one's: the error tells whose.
+        insertion: match nat.flows.takes_orders
+            && !is_inspected
+            && !vm.is_captured
+            && !nat.flows.are_left()
+        {
             true => Insertion::Ordered,
             false => Insertion::Engine,
         },
@@ -139,8 +146,8 @@ impl<D: Datapath> Nat<D> {
         now_ns: u64,
     ) -> Result<SlotIndex, Refusal> {
         let (to, vm) = (toward(&flow), VmId::new(flow.guest.scope));
-        let mut swept = false;
-        for tried in 0..PORT_TRIES {
+        let (mut swept, mut kept, mut tried) = (false, 0, 0);
+        while tried < PORT_TRIES {
             let ports = &mut self.flows.ports;
             let common = |ports: &mut PortPool| ports.pick(to, vm, timestamps, now_ns);
             let mut port = match tried {
@@ -153,8 +160,15 @@ impl<D: Datapath> Nat<D> {
             }
             let port = port.ok_or(Refusal::PortsExhausted)?;
             flow.nat_port = port;
+            tried += 1;
             let refusal = match self.flows.open(&mut self.datapath, &flow, now_ns) {
                 Ok(slot) => return Ok(slot),
+                Err(OpenError::WorldTaken) if self.is_kept(to, port, vm) => {
+                    // As often as not all ports of the range are a predecessor's.
+                    kept += 1;
+                    tried -= usize::from(kept <= MOST_KEPT);
+                    continue;
+                }
                 Err(OpenError::WorldTaken) => {
                     // Another process has the tuple; try again no sooner than if it had just ended.
                     self.flows.ports.free(to, port, vm, Freed::Taken, now_ns);
@@ -184,7 +198,23 @@ impl<D: Datapath> Nat<D> {
     /// Deletes a tuple in this process's scope that no flow of it has: an earlier deletion failed.
     /// Returns whether it was deleted.
     fn sweep(&mut self, tuple: &Tuple) -> bool {
-        self.flows.by_guest(tuple).is_none() && self.datapath.remove(tuple).unwrap_or(false)
+        let left = self.flows.left_by(&mut self.datapath, tuple);
+        self.flows.by_guest(tuple).is_none()
+            && matches!(left, Ok(None))
+            && self.datapath.remove(tuple).unwrap_or(false)
+    }
+
+    /// Whether a port that was picked for a VM, and whose tuple is taken, is that of a flow that is
+    /// still to be adopted. It is busy from now on.
+    fn is_kept(&mut self, to: Destination, port: u16, vm: VmId) -> bool {
+        let left = self.flows.left_by(&mut self.datapath, &to.world(port));
+        let Ok(Some(slot)) = left else {
+            return false;
+        };
+        let holder = self.datapath.slot(slot).id();
+        self.flows.ports.put_back(to, port, vm);
+        self.flows.ports.mark(to, port, holder);
+        true
     }
 
     /// Counts an admission, or makes room for when the refused packet is sent again.

@@ -21,7 +21,7 @@ mod commit;
 pub(crate) mod inbound;
 pub(crate) mod plan;
 pub(crate) mod rejudge;
-mod room;
+pub(crate) mod room;
 
 use std::sync::atomic::Ordering::Relaxed;
 

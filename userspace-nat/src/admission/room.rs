@@ -118,7 +118,12 @@ impl Room {
 
 /// Whether a VM is at its cap, or the world at its share of it, after `leaving` flows have left: in
 /// all, and from the world.
-fn is_at_cap(flows: &Flows, vm: &VmState, by_world: bool, leaving: (usize, usize)) -> bool {
+pub(crate) fn is_at_cap(
+    flows: &Flows,
+    vm: &VmState,
+    by_world: bool,
+    leaving: (usize, usize),
+) -> bool {
     let (row, cap) = (vm.net.row, vm.net.max_flows);
     flows.count(row) - leaving.0 + vm.loopback_flows as usize >= cap as usize
         || by_world && is_at_worlds_share(flows, vm, leaving.1)

@@ -153,7 +153,8 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
     /// Looks at VMs, when it is time. Returns those whose state has changed.
     pub(super) fn look_at_activity(&mut self, now_ns: u64) -> ActivityChanges {
         let due = self.activity.next_deadline_ns();
-        if due.is_none_or(|due| now_ns < due) {
+        // Of a predecessor's flows the slots are known once they are adopted.
+        if due.is_none_or(|due| now_ns < due) || self.core.nat.flows.are_left() {
             return ActivityChanges::default();
         }
         let nat = &self.core.nat;

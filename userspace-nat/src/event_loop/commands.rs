@@ -2,7 +2,7 @@
 use std::{io::Write, net::SocketAddr};
 
 use slipgate_abi::{Protocol, SlotIndex, VmId, VmRow, timeout::CLOSING_GRACE_NS};
-use slipgate_model::{NetworkView, OnExit, OpenQuestion, VmSpec, WhyAnswer};
+use slipgate_model::{NetworkView, OnExit, OpenQuestion, Subject, VmSpec, WhyAnswer};
 use slipgate_policy::{Destination, OnReload};
 
 use crate::{
@@ -26,6 +26,7 @@ use crate::{
 impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
     /// Adds a VM, or changes its description.
     pub fn set_vm(&mut self, spec: VmSpec) {
+        self.adopt_vm(spec.row);
         let stats = self.core.nat.datapath.stats(spec.row);
         let vm = VmNet::new(spec, stats);
         self.services.relay.add_vm(vm.clone());
@@ -35,6 +36,7 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
 
     /// Removes a VM: its flows end.
     pub fn remove_vm(&mut self, row: VmRow, id: VmId) {
+        self.adopt_vm(row);
         let now_ns = self.clock.now_ns();
         self.end_where(EndReason::VmRemoved, now_ns, |flows| {
             flows.slots_of(row).to_vec()
@@ -90,6 +92,7 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
             removed,
             added,
         } = change;
+        self.adopt_vm(row);
         let keeps = self.core.rules.judge.borrow().on_reload(vm) == OnReload::Keep;
         let cx = &mut Context::new(self.clock.now_ns(), &mut self.core.out.queue, &self.poller);
         for (protocol, host) in removed {
@@ -157,6 +160,11 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
     /// # Errors
     /// When the flow or VM is not here, or one capture more is too many.
     pub fn capture(&mut self, request: CaptureRequest) -> Result<(), NotCaptured> {
+        match request.subject {
+            Subject::Flow { slot, .. } => self.adopt_flow(slot),
+            Subject::Vm { row } => self.adopt_vm(row),
+            Subject::Relayed(_) => {}
+        }
         let Core { nat, vms, .. } = &mut self.core;
         let now_ns = self.clock.now_ns();
         let captures = &mut self.watch.captures;
@@ -165,6 +173,7 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
 
     /// Restarts the timers of a frozen VM's flows, just before it is thawed.
     pub fn thaw(&mut self, row: VmRow) {
+        self.adopt_vm(row);
         let now_ns = self.clock.now_ns();
         let Nat {
             flows, datapath, ..

@@ -31,6 +31,7 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
     fn cut_subject(&mut self, what: Subject) -> Option<usize> {
         match what {
             Subject::Flow { slot, generation } => {
+                self.adopt_flow(slot);
                 let entry = self.core.nat.flows.entry(slot)?;
                 // A flow that has ended stays until its record is written.
                 let is_it = entry.generation == generation && entry.state.is_linked();
@@ -43,6 +44,7 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
                 self.services.relay.cut_flow(number, cx).then_some(1)
             }
             Subject::Vm { row } => {
+                self.adopt_vm(row);
                 let relayed = self.cut_relayed(row);
                 let slots = self.core.nat.flows.slots_of(row).to_vec();
                 Some(self.cut_slots(&slots, EndReason::Cut) + relayed)

@@ -10,8 +10,8 @@
 //!    these, and the rest of the batch waits for the next turn;
 //! 2. the broker's messages;
 //! 3. descriptors of the services, and their timers;
-//! 4. flows that follow the host's network, and flows that are judged by new policies, some at a
-//!    time (`follow`, `reload`); ends of flows: graces that are over, a limited number, the
+//! 4. a predecessor's flows that are adopted, flows that follow the host's network, and flows that
+//!    are judged by new policies, some at a time (`adopting`, `follow`, `reload`); ends of flows: graces that are over, a limited number, the
 //!    scan ([`crate::flow`]), credits;
 //! 5. answers, records, and only then the slots of flows whose records are written.
 //!
@@ -38,6 +38,7 @@ use crate::{
 };
 
 mod activity;
+mod adopting;
 mod commands;
 mod cut;
 mod fairness;
@@ -80,6 +81,7 @@ pub struct Engine<D, P, C> {
     listening: Listening,
     activity: Activity,
     reloading: Reloading,
+    adopting: adopting::Walk,
     poller: Poller,
     batch: Batch,
     ready: Vec<Readiness>,
@@ -112,6 +114,7 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
             {
                 self.end_captures();
                 if exit == OnExit::Detach {
+                    self.adopt_all()?;
                     self.end_all();
                 }
                 self.end_records();
@@ -174,6 +177,7 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
                 self.write_answers();
             }
         }
+        self.go_on_adopting()?;
         self.work_timers(now_ns);
         self.write_out();
         let changes = self.look_at_activity(now_ns);
@@ -222,6 +226,7 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
                 .is_under_way()
                 .then_some(now_ns),
             self.reloading.is_under_way().then_some(now_ns),
+            self.core.nat.flows.is_adopting().then_some(now_ns),
             self.log.is_behind().then_some(now_ns + WRITTEN_INTERVAL_NS),
         ];
         let first_ns = deadlines.into_iter().flatten().min()?;
@@ -372,7 +377,10 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
             let (vms, datapath) = (&core.vms, &core.nat.datapath);
             core.forwards
                 .find_guests(vms, datapath, &mut core.out.queue, now_ns);
-            core.rules.judge.borrow_mut().expire(now_ns);
+            // Flows that are left are judged as at the start.
+            if !core.nat.flows.are_left() {
+                core.rules.judge.borrow_mut().expire(now_ns);
+            }
             core.nat.release_idle_hops(now_ns);
             if now_ns >= self.next_refusals_ns {
                 self.record_refusals();

@@ -52,6 +52,7 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
 
     /// Sends a new listener a start record of each live flow of a VM.
     pub(crate) fn describe_flows(&mut self, row: VmRow, listener: u32) {
+        self.adopt_vm(row);
         let (now_ns, wall) = (self.clock.now_ns(), self.clock.wall());
         let core = &self.core;
         self.log.only_for(listener, |log| {

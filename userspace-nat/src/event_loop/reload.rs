@@ -10,7 +10,8 @@
 //! A flow keeps the number of the rule that admitted it. So earlier runs of rules stay known, and in
 //! `RULES`, for as long as a flow refers to one of them.
 //!
-//! Policies that arrive during a walk have it finished at once.
+//! Policies that arrive during a walk have it finished at once, and so is the adoption of a
+//! predecessor's flows: these are judged by what was in force at the start first.
 //!
 //! [`Judge::set_policies`]: crate::name_gate::Judge::set_policies
 use std::collections::{HashSet, VecDeque};
@@ -79,6 +80,8 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
     ///
     /// [`Control::reloaded`]: crate::control::Control::reloaded
     pub fn reload(&mut self, reload: Reload) {
+        // An error ends the engine at the end of the turn.
+        let _ = self.adopt_all();
         while self.reloading.is_under_way() {
             self.go_on_reloading();
         }

@@ -1,31 +1,25 @@
-//! The start of an engine: the parts from which it is built, and the adoption of its predecessor's
-//! flows. [`crate::flow::adopt`] has the cases of the latter.
+//! The start of an engine: the parts from which it is built.
 use std::{collections::VecDeque, io, ops::RangeInclusive, os::fd::BorrowedFd};
 
-use hashbrown::HashSet;
-use slipgate_abi::{RuleIndex, SlotIndex, VmId, VmRow};
-use slipgate_model::TranslatedId;
+use slipgate_abi::RuleIndex;
 use thiserror::Error;
 
-use super::{Engine, activity::Activity, fairness, listening::Listening, reload::Reloading};
+use super::{
+    Engine, activity::Activity, adopting::Walk, fairness, listening::Listening, reload::Reloading,
+};
 use crate::{
-    admission::rejudge::judge_again,
     clock::Clock,
     control::Status,
     datapath::Datapath,
-    flow::{
-        EndReason, Flows,
-        adopt::{Adoption, Known},
-    },
+    flow::Flows,
     name_gate::SharedJudge,
     nat_ports::PortPool,
     observe::Watch,
     poll::{Interest, Poller, Subsystem, Token},
     port::{Batch, FrameIo},
     record::{FlowLog, Losses},
-    relay::Standing,
     services::Services,
-    state::{Core, Nat},
+    state::Core,
 };
 
 /// Parts from which an engine is built.
@@ -67,8 +61,8 @@ pub enum EngineError {
 }
 
 impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
-    /// Creates an engine that knows no VM, and has yet to [`adopt`](Self::adopt) the flows in the
-    /// kernel.
+    /// Creates an engine that knows no VM, and has yet to [`begin_adoption`](Self::begin_adoption) of the
+    /// flows in the kernel.
     ///
     /// # Errors
     /// When the epoll set can't be made.
@@ -91,6 +85,7 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
             listening: Listening::default(),
             activity: Activity::default(),
             reloading: Reloading::default(),
+            adopting: Walk::default(),
             poller,
             batch: Batch::new(),
             ready: Vec::new(),
@@ -106,69 +101,6 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
         };
         engine.keep_records();
         Ok(engine)
-    }
-
-    /// Adopts the flows of a predecessor in the kernel, as far as present VMs, rules and routes
-    /// admit them: these are to be set before. `recorded`: ids in the flow log's tail.
-    ///
-    /// # Errors
-    /// When the flow map can't be read.
-    pub fn adopt(&mut self, recorded: &HashSet<TranslatedId>) -> Result<Adoption, EngineError> {
-        struct Here<'a> {
-            vms: HashSet<(VmRow, VmId)>,
-            recorded: &'a HashSet<TranslatedId>,
-            instance: u32,
-        }
-        impl Known for Here<'_> {
-            fn is_vm(&self, row: VmRow, vm: VmId) -> bool {
-                self.vms.contains(&(row, vm))
-            }
-            fn is_recorded(&self, slot: SlotIndex, generation: u32) -> bool {
-                self.recorded.contains(&TranslatedId {
-                    instance: self.instance,
-                    slot,
-                    generation,
-                })
-            }
-        }
-        let now_ns = self.clock.now_ns();
-        let vms = self
-            .core
-            .vms
-            .iter()
-            .map(|vm| (vm.net.row, vm.net.id))
-            .collect();
-        let here = Here {
-            vms,
-            recorded,
-            instance: self.core.nat.datapath.instance(),
-        };
-        let mut ended = Vec::new();
-        let Nat {
-            flows, datapath, ..
-        } = &mut self.core.nat;
-        let mut adoption = flows
-            .adopt(datapath, now_ns, &here, &mut |e| ended.push(*e))
-            .map_err(EngineError::Adopt)?;
-        self.record(&ended);
-        self.flush_log();
-        let core = &mut self.core;
-        let (map, vms) = (&mut core.nat.datapath, core.vms.len());
-        adoption.reopened = core.rules.reopen(map, vms, now_ns);
-        // Changes while no engine was running.
-        core.nat.follow_at_once(now_ns);
-        let mut refused = core.nat.flows.all();
-        refused.retain(|slot| judge_again(core, *slot, now_ns, |_| false) == Some(Standing::Cut));
-        adoption.refused = self.cut_slots(&refused, EndReason::Policy);
-        adoption.uninspected = self.core.end_uninspected(now_ns);
-        // Counted now, since a flow that was about to end may have been refused as well.
-        adoption.live = self.core.nat.flows.live();
-        let Nat {
-            flows, datapath, ..
-        } = &mut self.core.nat;
-        flows.release_captured(datapath);
-        self.free_recorded(now_ns);
-        Ok(adoption)
     }
 }
 

@@ -1,6 +1,7 @@
 //! The engine over the in-memory kernel.
 mod activity;
 mod admission;
+mod adoption;
 mod books;
 mod carried;
 mod changes;

@@ -16,12 +16,17 @@ use crate::{
 };
 use slipgate_policy::Described;
 
+/// Entries of `FLOWS` that are listed in one call.
+const LISTED_AT_ONCE: usize = 1_024;
+
 /// Tables of one owner's engine.
 #[derive(Clone, Debug)]
 pub struct FakeDatapath {
     kernel: KernelHandle,
     owner: u32,
     epoch: u32,
+    /// Tuples that a listing has yet to visit.
+    listed: Vec<Tuple>,
 }
 
 impl FakeDatapath {
@@ -31,6 +36,7 @@ impl FakeDatapath {
             kernel: kernel.clone(),
             owner,
             epoch,
+            listed: Vec::new(),
         }
     }
 }
@@ -81,11 +87,24 @@ impl FlowMap for FakeDatapath {
         Ok(self.kernel.borrow().flows.get(tuple).copied())
     }
 
-    fn for_each(&mut self, visit: &mut dyn FnMut(Tuple, FlowRef)) -> io::Result<()> {
-        for (tuple, flow) in &self.kernel.borrow().flows {
-            visit(*tuple, *flow);
+    fn visit_some(
+        &mut self,
+        begins: bool,
+        visit: &mut dyn FnMut(Tuple, FlowRef),
+    ) -> io::Result<bool> {
+        let flows = &self.kernel.borrow().flows;
+        if begins {
+            self.listed = flows.keys().copied().collect();
         }
-        Ok(())
+        for tuple in self
+            .listed
+            .drain(self.listed.len().saturating_sub(LISTED_AT_ONCE)..)
+        {
+            if let Some(flow) = flows.get(&tuple) {
+                visit(tuple, *flow);
+            }
+        }
+        Ok(!self.listed.is_empty())
     }
 }
 

@@ -1,5 +1,6 @@
 //! Adoption of the flows that an earlier process of this row left in the kernel.
 //!
+//! # Theory of operation
 //! Nothing in the kernel stopped while no process served the row. These cases can be found there:
 //!
 //! | slot | tuples | what happened | what is done |
@@ -10,13 +11,28 @@
 //! | `Closing` | any | died in the grace | the end begins again |
 //! | `Closing` | none | died between the deletion and the slot's release | recorded, unless its id is in the log's tail; freed |
 //! | `Free`, or of another generation | any | died while opening | deleted |
+//!
+//! There may be a million, and new flows must not wait for them. So at the start each slot is only
+//! looked at ([`Flows::begin_adoption`]): a free one goes to the pool, one in use is listed under
+//! its VM. Then some slots are adopted in each turn of the loop ([`Flows::next_left`]), and at last
+//! tuples of no flow are deleted ([`Flows::sweep_some`]). Meanwhile
+//!
+//! - a flow that a packet or a command concerns is adopted before that is handled, by its tuple
+//!   ([`Flows::left_by`]) or as one of its VM's ([`Flows::next_left_of`]);
+//! - what is listed counts against its VM's cap and its share of the slots, as if it were live;
+//! - no new flow gets a tuple that is left: the kernel's insertion refuses it, and the port that was
+//!   found so is busy from then on;
+//! - no chunk is released, so that a listed slot can't be another process's.
+//!
+//! A slot of these chunks that is in use and has no entry in the table is one that is left. A crash
+//! changes nothing: what is left is what it was, and what was adopted is a flow like any other.
 use std::{io, sync::atomic::Ordering::Relaxed};
 
 use hashbrown::{HashMap, HashSet};
 use slipgate_abi::{FlowRef, SlotIndex, SlotRef, Tuple, Verdict, VmId, VmRow, slot::SlotFlags};
 
-use super::{EndReason, Ended, Entry, Flows, end, table::Marks};
-use crate::datapath::Datapath;
+use super::{EndReason, Ended, Entry, Flows, State, end, table::Marks};
+use crate::datapath::{Datapath, FlowMap};
 
 /// Result of an adoption: how many flows and entries were found, by what became of them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -37,94 +53,189 @@ pub struct Adoption {
     pub reopened: usize,
 }
 
-/// Knowledge of the adopting engine that the kernel's tables do not hold.
-pub trait Known {
-    /// Whether this process serves this VM in this row.
-    fn is_vm(&self, row: VmRow, vm: VmId) -> bool;
-    /// Whether the flow log has a record of this slot and generation.
-    fn is_recorded(&self, slot: SlotIndex, generation: u32) -> bool;
+/// Batch number of no batch: the log counts its batches from 1.
+pub(crate) const NO_BATCH: u64 = 0;
+
+/// Slots of a predecessor that are still to be adopted.
+#[derive(Debug, Default)]
+pub(super) struct Left {
+    /// Chunks that were this process's at its start.
+    chunks: HashSet<u32>,
+    vms: HashMap<VmRow, OfVm, foldhash::fast::RandomState>,
+    /// VMs whose lists are not empty, the next one last.
+    order: Vec<VmRow>,
+    /// Number of slots that are left, of all VMs.
+    all: usize,
+    /// Flows that had ended and are to be recorded, or only freed.
+    ended: Vec<Ended>,
+    /// Whether tuples of no flow are still to be looked for.
+    sweeps: bool,
+    /// Whether the next call of the sweep is the first.
+    begins_sweep: bool,
 }
 
-/// Batch number of no batch: the log counts its batches from 1.
-const NO_BATCH: u64 = 0;
-
-#[derive(Clone, Copy, Default)]
-struct Seen {
-    guest: bool,
-    world: bool,
+/// Slots of a VM that were in use at the start.
+#[derive(Debug, Default)]
+struct OfVm {
+    /// Those that the walk has not passed. Some may have been adopted for a packet since.
+    slots: Vec<SlotIndex>,
+    /// Number of slots that are left.
+    left: usize,
+    /// Number of these that hold a flow which the world opened.
+    from_world: usize,
 }
 
 impl Flows {
-    /// Adopts the flows in this process's chunks. Called once, before anything else. `record` calls
-    /// [`Flows::recorded`] with the batch of the record. The caller then writes its records, counts
-    /// the live flows ([`Adoption::live`] is left to it), and calls [`Flows::free_finished`].
-    ///
-    /// # Errors
-    /// When `FLOWS` can't be read or a dangling tuple can't be deleted.
-    pub fn adopt(
-        &mut self,
-        datapath: &mut impl Datapath,
-        now_ns: u64,
-        known: &impl Known,
-        record: &mut dyn FnMut(&Ended),
-    ) -> io::Result<Adoption> {
+    /// Lists the flows in this process's chunks. Called once, before anything else. Returns how
+    /// many there are that have not begun to end.
+    pub(crate) fn begin_adoption(&mut self, datapath: &mut impl Datapath, now_ns: u64) -> usize {
         self.ports
             .share_with(datapath.owner(), datapath.other_owners());
-        let chunks = datapath.own_chunks();
-        let mut adoption = Adoption::default();
-        let seen = match_tuples(datapath, &chunks, &mut adoption)?;
-        for slot in chunks.iter().cloned().flatten().map(SlotIndex::new) {
-            let live = datapath.slot(slot);
-            let verdict = live.verdict().load(Relaxed);
-            if verdict == Verdict::Free as u32 {
-                continue;
-            }
-            let seen = seen.get(&slot).copied().unwrap_or_default();
-            let closing = verdict == Verdict::Closing as u32;
-            if closing && !seen.guest && !seen.world {
-                let generation = live.generation().load(Relaxed);
-                // Its owner may have died between moving the counts and releasing the slot.
-                datapath.stats(live.row()).take_back_ended(slot, generation);
-                let ended = Ended {
-                    slot,
-                    content: end::read(live),
-                    reason: EndReason::Adopted,
-                    held: false,
-                    ended_ns: now_ns,
-                };
-                if known.is_recorded(slot, generation) {
-                    self.recorded(&ended, NO_BATCH);
-                } else {
-                    record(&ended);
+        let (mut all, mut live) = (0, 0);
+        for chunk in datapath.own_chunks() {
+            self.left.chunks.insert(SlotIndex::new(chunk.start).chunk());
+            self.slots.add_chunk(datapath, chunk.clone(), false, now_ns);
+            for slot in chunk.map(SlotIndex::new) {
+                let held = datapath.slot(slot);
+                let verdict = held.verdict().load(Relaxed);
+                if verdict == Verdict::Free as u32 {
+                    continue;
                 }
-                adoption.ended += 1;
-                continue;
-            }
-            // A flow that was only captured is released once the other checks are made, by the
-            // caller.
-            let captured = live.flags() & SlotFlags::CAPTURED != 0;
-            let held = verdict == Verdict::Engine as u32 && !captured;
-            let entry = self.index(slot, live, held);
-            self.await_proof(datapath, slot);
-            if !known.is_vm(live.row(), live.id()) {
-                self.unlink(datapath, slot, EndReason::VmRemoved, now_ns);
-                adoption.ending += 1;
-            } else if !complete(datapath, slot, &entry, seen) {
-                self.unlink(datapath, slot, EndReason::Adopted, now_ns);
-                adoption.ending += 1;
-            } else if closing {
-                self.begin_end(datapath, slot, EndReason::Adopted, now_ns);
-                adoption.ending += 1;
+                all += 1;
+                if verdict == Verdict::Closing as u32 {
+                    // Its owner may have died between moving the counts and releasing the slot.
+                    // Not later: the next flow of the VM that ends would overwrite what it noted.
+                    let generation = held.generation().load(Relaxed);
+                    datapath.stats(held.row()).take_back_ended(slot, generation);
+                } else {
+                    live += 1;
+                }
+                let of_vm = self.left.vms.entry(held.row()).or_default();
+                of_vm.slots.push(slot);
+                of_vm.left += 1;
+                of_vm.from_world += usize::from(held.flags() & SlotFlags::INBOUND != 0);
             }
         }
-        for chunk in chunks {
-            self.slots.add_chunk(datapath, chunk, false, now_ns);
+        for (row, of_vm) in &self.left.vms {
+            self.left.order.push(*row);
+            self.table.expect_of(*row, of_vm.left);
         }
-        Ok(adoption)
+        self.left.all = all;
+        (self.left.sweeps, self.left.begins_sweep) = (true, true);
+        // Or they would double in the middle of a packet's admission.
+        self.table.expect(all);
+        self.ports.expect(all);
+        live
     }
 
-    fn index(&mut self, slot: SlotIndex, live: SlotRef, held: bool) -> Entry {
-        let entry = Entry::live(
+    /// Whether flows of a predecessor are left to be adopted.
+    pub(crate) fn are_left(&self) -> bool {
+        self.left.all > 0
+    }
+
+    /// Returns the number of slots that are left.
+    pub(crate) fn left_in_all(&self) -> usize {
+        self.left.all
+    }
+
+    /// Whether flows are left, or tuples of no flow still to be looked for.
+    pub(crate) fn is_adopting(&self) -> bool {
+        self.left.sweeps || !self.left.ended.is_empty()
+    }
+
+    /// Takes the next slot of the walk from the list; `None` at its end. It may have been adopted
+    /// before.
+    pub(crate) fn next_left(&mut self) -> Option<SlotIndex> {
+        while let Some(row) = self.left.order.last() {
+            let of_vm = self.left.vms.get_mut(row);
+            let slot = of_vm.and_then(|of_vm| of_vm.slots.pop());
+            if slot.is_some() {
+                return slot;
+            }
+            self.left.order.pop();
+        }
+        None
+    }
+
+    /// Takes the next slot of a VM from the list, as [`Flows::next_left`] does.
+    pub(crate) fn next_left_of(&mut self, row: VmRow) -> Option<SlotIndex> {
+        self.left.vms.get_mut(&row)?.slots.pop()
+    }
+
+    /// Returns the slot that is left of the flow with this tuple.
+    ///
+    /// # Errors
+    /// When the kernel refuses the look-up.
+    pub(crate) fn left_by(
+        &self,
+        datapath: &mut impl Datapath,
+        tuple: &Tuple,
+    ) -> io::Result<Option<SlotIndex>> {
+        if !self.are_left() {
+            return Ok(None);
+        }
+        let known = match tuple.scope {
+            Tuple::WORLD => self.table.by_world(tuple),
+            _ => self.table.by_guest(tuple),
+        };
+        if known.is_some() {
+            return Ok(None);
+        }
+        let found = datapath.get(tuple)?;
+        let is_left = |flow: &FlowRef| {
+            let live = datapath.slot(flow.index());
+            self.is_left(live, flow.index())
+                && live.generation().load(Relaxed) == flow.generation
+                && (live.guest_tuple() == *tuple || live.world_tuple() == *tuple)
+        };
+        Ok(found.filter(is_left).map(|flow| flow.index()))
+    }
+
+    /// Returns the number of a VM's slots that are left.
+    pub(super) fn left_of(&self, row: VmRow) -> usize {
+        match self.left.all {
+            0 => 0,
+            _ => self.left.vms.get(&row).map_or(0, |of_vm| of_vm.left),
+        }
+    }
+
+    /// Returns the number of these that hold a flow which the world opened.
+    pub(super) fn left_from_world(&self, row: VmRow) -> usize {
+        match self.left.all {
+            0 => 0,
+            _ => self.left.vms.get(&row).map_or(0, |of_vm| of_vm.from_world),
+        }
+    }
+
+    fn is_left(&self, live: SlotRef, slot: SlotIndex) -> bool {
+        self.left.all > 0
+            && self.left.chunks.contains(&slot.chunk())
+            && self.table.get(slot).is_none()
+            && live.verdict().load(Relaxed) != Verdict::Free as u32
+    }
+
+    /// Adopts a slot, if it is left. `is_vm`: whether this process serves this VM in this row.
+    /// Returns whether it was left and is in the table now; the flow may be about to end.
+    ///
+    /// # Errors
+    /// When the kernel refuses a look-up: the slot is listed again.
+    pub(crate) fn adopt(
+        &mut self,
+        datapath: &mut impl Datapath,
+        slot: SlotIndex,
+        is_vm: impl FnOnce(VmRow, VmId) -> bool,
+        now_ns: u64,
+    ) -> io::Result<bool> {
+        let live = datapath.slot(slot);
+        if !self.is_left(live, slot) {
+            return Ok(false);
+        }
+        let verdict = live.verdict().load(Relaxed);
+        let is_closing = verdict == Verdict::Closing as u32;
+        // A flow that was only captured is released by the caller.
+        let is_captured = live.flags() & SlotFlags::CAPTURED != 0;
+        let is_held = verdict == Verdict::Engine as u32 && !is_captured;
+        let mut entry = Entry::live(
             live.guest_tuple(),
             live.nat(),
             live.nat_port(),
@@ -132,55 +243,123 @@ impl Flows {
             live.generation().load(Relaxed),
             Marks::NONE
                 .with(Marks::FROM_WORLD, live.flags() & SlotFlags::INBOUND != 0)
-                .with(Marks::HELD, held),
+                .with(Marks::HELD, is_held),
         );
+        let reference = FlowRef::new(slot, entry.generation);
+        let mut has = |tuple| Ok(datapath.get(&tuple)? == Some(reference));
+        let (has_guest, has_world) = match (has(entry.guest), has(entry.world())) {
+            (Ok(guest), Ok(world)) => (guest, world),
+            (Err(error), _) | (_, Err(error)) => {
+                self.list_again(slot, entry.vm_row);
+                return Err(error);
+            }
+        };
+        self.pass(&entry);
+        if is_closing && !has_guest && !has_world {
+            self.left.ended.push(Ended {
+                slot,
+                content: end::read(live),
+                reason: EndReason::Adopted,
+                held: false,
+                ended_ns: now_ns,
+            });
+            self.adoption.ended += 1;
+            return Ok(false);
+        }
+        let is_served = is_vm(entry.vm_row, entry.vm());
+        if is_served && complete(datapath, reference, &entry, (has_guest, has_world)) {
+            self.table.insert(slot, entry);
+            self.ports
+                .mark(entry.destination(), entry.nat_port, entry.vm());
+            self.await_proof(datapath, slot);
+            if is_closing {
+                self.begin_end(datapath, slot, EndReason::Adopted, now_ns);
+                self.adoption.ending += 1;
+            }
+            return Ok(true);
+        }
+        // What it lacks another flow may have by now.
+        live.set_verdict(Verdict::Closing);
+        let tuples = [(has_guest, entry.guest), (has_world, entry.world())];
+        let own: Vec<Tuple> = tuples.iter().filter(|(has, _)| *has).map(|t| t.1).collect();
+        end::delete(datapath, &own);
+        if has_world {
+            let (to, port, vm) = (entry.destination(), entry.nat_port, entry.vm());
+            self.ports.mark(to, port, vm);
+            let how = end::freed(live, &entry, now_ns);
+            self.ports.free(to, port, vm, how, now_ns);
+        }
+        entry.state = State::Unlinked;
         self.table.insert(slot, entry);
-        self.ports
-            .mark(entry.destination(), entry.nat_port, entry.vm());
-        entry
+        let reason = match is_served {
+            true => EndReason::Adopted,
+            false => EndReason::VmRemoved,
+        };
+        self.enqueue_end(datapath, slot, State::Unlinked, reason, now_ns);
+        self.adoption.ending += 1;
+        Ok(true)
     }
-}
 
-/// Reads all of `FLOWS` once. Returns which tuples of each own slot exist, and deletes dangling
-/// ones.
-fn match_tuples(
-    datapath: &mut impl Datapath,
-    chunks: &[std::ops::Range<u32>],
-    adoption: &mut Adoption,
-) -> io::Result<HashMap<SlotIndex, Seen>> {
-    let own: HashSet<u32> = chunks
-        .iter()
-        .map(|chunk| SlotIndex::new(chunk.start).chunk())
-        .collect();
-    let mut entries = Vec::new();
-    datapath.for_each(&mut |tuple, flow| {
-        if own.contains(&flow.index().chunk()) {
-            entries.push((tuple, flow));
-        }
-    })?;
-    let mut seen: HashMap<SlotIndex, Seen> = HashMap::new();
-    for (tuple, flow) in entries {
-        let (slot, generation) = (flow.index(), flow.generation);
-        let live = datapath.slot(slot);
-        let in_use = live.verdict().load(Relaxed) != Verdict::Free as u32
-            && live.generation().load(Relaxed) == generation;
-        if in_use && tuple == live.guest_tuple() {
-            seen.entry(slot).or_default().guest = true;
-        } else if in_use && tuple == live.world_tuple() {
-            seen.entry(slot).or_default().world = true;
-        } else {
-            datapath.remove(&tuple)?;
-            adoption.dangling += 1;
+    fn list_again(&mut self, slot: SlotIndex, row: VmRow) {
+        self.left.vms.entry(row).or_default().slots.push(slot);
+        self.left.order.push(row);
+    }
+
+    /// Takes the flows that had ended, to be recorded.
+    pub(crate) fn take_ended(&mut self) -> Vec<Ended> {
+        std::mem::take(&mut self.left.ended)
+    }
+
+    /// Notes that a slot is no longer left.
+    fn pass(&mut self, entry: &Entry) {
+        self.left.all -= 1;
+        if let Some(of_vm) = self.left.vms.get_mut(&entry.vm_row) {
+            of_vm.left -= 1;
+            of_vm.from_world -= usize::from(entry.is_from_world());
         }
     }
-    Ok(seen)
+
+    /// Reads some of `FLOWS` and deletes the tuples in it that no flow of this process's chunks
+    /// has. Called when no flow is left, until nothing is to be looked for.
+    ///
+    /// # Errors
+    /// When `FLOWS` can't be read or a tuple can't be deleted.
+    pub(crate) fn sweep_some(&mut self, datapath: &mut impl Datapath) -> io::Result<()> {
+        let mut own = Vec::new();
+        let begins = std::mem::take(&mut self.left.begins_sweep);
+        self.left.sweeps = datapath.visit_some(begins, &mut |tuple, flow| {
+            if self.left.chunks.contains(&flow.index().chunk()) {
+                own.push((tuple, flow));
+            }
+        })?;
+        for (tuple, flow) in own {
+            let entry = self.table.get(flow.index());
+            let is_its = entry.is_some_and(|entry| {
+                entry.generation == flow.generation
+                    && entry.state.is_linked()
+                    && (entry.guest == tuple || entry.world() == tuple)
+            });
+            if !is_its && datapath.remove(&tuple)? {
+                self.adoption.dangling += 1;
+            }
+        }
+        if !self.left.sweeps {
+            self.left.chunks = HashSet::new();
+            self.left.vms = HashMap::default();
+        }
+        Ok(())
+    }
 }
 
 /// Inserts the missing tuple of a pair. Returns `false` when that fails, or both are missing.
-fn complete(datapath: &mut impl Datapath, slot: SlotIndex, entry: &Entry, seen: Seen) -> bool {
-    let reference = FlowRef::new(slot, entry.generation);
+fn complete(
+    datapath: &mut impl FlowMap,
+    reference: FlowRef,
+    entry: &Entry,
+    (has_guest, has_world): (bool, bool),
+) -> bool {
     let mut insert = |tuple: &Tuple| datapath.insert_noexist(tuple, reference).is_ok();
-    match (seen.guest, seen.world) {
+    match (has_guest, has_world) {
         (true, true) => true,
         (true, false) => insert(&entry.world()),
         (false, true) => insert(&entry.guest),

@@ -50,13 +50,11 @@ impl Flows {
         self.set_mark(datapath, slot, Marks::CAPTURED, captured);
     }
 
-    /// Returns to the kernel the flows that a predecessor carried for a capture, which ended with
-    /// it. The flows that it inspected have been ended before.
-    pub fn release_captured(&mut self, datapath: &mut impl Datapath) {
-        for slot in self.all() {
-            if datapath.slot(slot).verdict().load(Relaxed) == Verdict::Engine as u32 {
-                self.release(datapath, slot);
-            }
+    /// Returns to the kernel a flow that a predecessor carried for a capture, which ended with it.
+    /// A flow that it inspected has been ended before.
+    pub(crate) fn release_captured(&mut self, datapath: &mut impl Datapath, slot: SlotIndex) {
+        if datapath.slot(slot).verdict().load(Relaxed) == Verdict::Engine as u32 {
+            self.release(datapath, slot);
         }
     }
 

@@ -326,7 +326,7 @@ fn tuples_of(entry: &Entry) -> [Tuple; 2] {
 
 /// Deletes tuples from the kernel. A failure leaves an entry that points to a slot of another
 /// generation: a miss to programs, and an obstacle to the tuple's next user until swept.
-fn delete(datapath: &mut impl Datapath, tuples: &[Tuple]) {
+pub(super) fn delete(datapath: &mut impl Datapath, tuples: &[Tuple]) {
     if !tuples.is_empty() {
         let _ = datapath.remove_all(tuples);
     }

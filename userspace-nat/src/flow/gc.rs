@@ -64,7 +64,9 @@ impl Flows {
             }
         }
         self.reclaim(datapath, now_ns);
-        if let Some(chunk) = self.slots.give_back(datapath, now_ns) {
+        if !self.is_adopting()
+            && let Some(chunk) = self.slots.give_back(datapath, now_ns)
+        {
             self.table.forget_chunk(chunk as usize);
         }
     }

@@ -73,6 +73,10 @@ pub struct Flows {
     closed: VecDeque<(SlotIndex, u32)>,
     next_end_id: u32,
     scan: gc::Scan,
+    /// Slots of a predecessor that are still to be adopted.
+    left: adopt::Left,
+    /// What became of those that were adopted.
+    pub(crate) adoption: adopt::Adoption,
     /// Number of VMs among which slots and ports are shared.
     vms: usize,
     /// Flow whose insertion is ordered, until its first packet is written.
@@ -94,6 +98,8 @@ impl Flows {
             closed: VecDeque::new(),
             next_end_id: 0,
             scan: gc::Scan::default(),
+            left: adopt::Left::default(),
+            adoption: adopt::Adoption::default(),
             vms: 1,
             ordered: None,
             takes_orders: true,
@@ -123,23 +129,17 @@ impl Flows {
     /// Returns the number of a VM's flows that count against its cap: all whose tuples are in the
     /// kernel, so that every flow that carries packets counts.
     pub fn count(&self, row: VmRow) -> usize {
-        self.table.counted(row)
+        self.table.counted(row) + self.left_of(row)
     }
 
     /// Returns the number of these flows that the world opened.
     pub fn count_from_world(&self, row: VmRow) -> usize {
-        self.table.counted_from_world(row)
-    }
-
-    /// Returns the number of live flows, without those that are ending. Examines each.
-    pub fn live(&self) -> usize {
-        let entries = self.table.iter();
-        entries.filter(|(_, e)| e.state == State::Live).count()
+        self.table.counted_from_world(row) + self.left_from_world(row)
     }
 
     /// Returns the number of slots in use.
     pub fn len(&self) -> usize {
-        self.table.len()
+        self.table.len() + self.left_in_all()
     }
 
     /// Whether no slot is in use.

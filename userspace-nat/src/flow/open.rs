@@ -90,7 +90,8 @@ impl Flows {
         flow: &NewFlow,
         now_ns: u64,
     ) -> Result<SlotIndex, OpenError> {
-        let share = (self.slots_of(flow.vm_row).len(), self.vms);
+        let held = self.slots_of(flow.vm_row).len() + self.left_of(flow.vm_row);
+        let share = (held, self.vms);
         let slot = self.slots.take(datapath, share, now_ns);
         let slot = slot.ok_or(OpenError::NoSlot)?;
         let is_ordered = flow.insertion == Insertion::Ordered;

@@ -252,7 +252,22 @@ impl FlowTable {
             .copied()
     }
 
-    /// Adds a flow whose tuples are in the kernel. The slot is not in the table yet.
+    /// Has room for so many more flows.
+    pub(super) fn expect(&mut self, flows: usize) {
+        let hasher = &self.hasher;
+        // Before an adoption there is none to be hashed again.
+        self.by_guest.reserve(flows, |s| hasher.hash_one(s.get()));
+        self.by_world.reserve(flows, |s| hasher.hash_one(s.get()));
+    }
+
+    /// Has room for so many more flows of a VM.
+    pub(super) fn expect_of(&mut self, row: VmRow, flows: usize) {
+        if let Some(vm) = self.vms.get_mut(usize::from(row.get())) {
+            vm.slots.reserve(flows);
+        }
+    }
+
+    /// Adds a flow. The slot is not in the table yet.
     pub(super) fn insert(&mut self, slot: SlotIndex, mut entry: Entry) {
         let Some(chunk) = self.chunks.get_mut(slot.chunk() as usize) else {
             return;
@@ -262,10 +277,15 @@ impl FlowTable {
         };
         entry.vm_position = vm.slots.len() as u32;
         vm.slots.push(slot);
-        vm.from_world += u32::from(entry.is_from_world());
+        let is_linked = entry.state.is_linked();
+        vm.unlinked += u32::from(!is_linked);
+        vm.from_world += u32::from(is_linked && entry.is_from_world());
         let chunk = chunk.get_or_insert_with(|| vec![None; PER_CHUNK].into_boxed_slice());
         chunk[slot.position()] = Some(entry);
         self.len += 1;
+        if !is_linked {
+            return;
+        }
         let (chunks, hasher) = (&self.chunks, &self.hasher);
         let tuple_of = |slot: SlotIndex, world: bool| {
             get(chunks, slot).map_or(entry.guest, |e| if world { e.world() } else { e.guest })

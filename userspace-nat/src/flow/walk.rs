@@ -54,3 +54,7 @@ impl SlotWalk {
         None
     }
 }
+
+#[cfg(test)]
+#[path = "walk_test.rs"]
+mod tests;

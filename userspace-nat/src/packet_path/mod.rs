@@ -28,6 +28,7 @@ use slipgate_policy::DNS_PORT;
 pub use job::Disposition;
 pub(crate) use job::{Finish, Job};
 
+mod adopt;
 mod change;
 mod cut;
 mod errors;
@@ -58,6 +59,9 @@ impl<D: Datapath> Core<D> {
         };
         let (row, id) = (frame.header.row(), VmId::new(frame.header.id));
         take_in(&self.nat.datapath, &frame);
+        if self.nat.flows.are_left() {
+            self.adopt_for(&frame, now_ns);
+        }
         let Some(mut vm) = self.vms.take(row, id) else {
             self.nat
                 .datapath

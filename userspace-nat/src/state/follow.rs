@@ -57,13 +57,9 @@ impl Following {
 }
 
 impl<D: Datapath> Nat<D> {
-    /// Examines all flows at once. Called before any VM is served.
-    pub(crate) fn follow_at_once(&mut self, now_ns: u64) {
-        let following = &mut self.network.following;
-        following.extend(Difference::everything(), &self.flows);
-        while self.network.following.is_under_way() {
-            self.go_on_following(now_ns);
-        }
+    /// Has a flow that was just adopted follow the changes while no engine was running.
+    pub(crate) fn follow_adopted(&mut self, slot: SlotIndex, now_ns: u64) {
+        self.follow_one(&Difference::everything(), slot, now_ns);
     }
 
     /// Does a turn's part of the walk, if one is under way.

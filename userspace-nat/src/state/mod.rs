@@ -10,6 +10,8 @@
 //! | [`Forwards`] | ports of the host that lead to guests |
 //! | [`Journal`] | what is still to be recorded |
 //! | [`Outgoing`] | frames on their way out |
+//! | [`Adopting`] | a predecessor's flows that are still to be adopted |
+mod adopting;
 pub(crate) mod credits;
 pub(crate) mod follow;
 mod forwards;
@@ -23,6 +25,7 @@ mod vms;
 
 pub use self::forwards::Forward;
 pub(crate) use self::{
+    adopting::Adopting,
     forwards::Forwards,
     journal::{Journal, Refused},
     nat::Nat,
@@ -50,6 +53,7 @@ pub(crate) struct Core<D> {
     pub(crate) forwards: Forwards,
     pub(crate) journal: Journal,
     pub(crate) out: Outgoing,
+    pub(crate) adopting: Adopting,
 }
 
 impl<D: Datapath> Core<D> {
@@ -66,6 +70,7 @@ impl<D: Datapath> Core<D> {
             forwards: Forwards::default(),
             journal: Journal::default(),
             out: Outgoing::new(),
+            adopting: Adopting::default(),
         }
     }
 

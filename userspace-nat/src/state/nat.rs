@@ -32,8 +32,12 @@ impl<D: Datapath> Nat<D> {
         self.network.next_hop(&mut self.datapath, hop, destination)
     }
 
-    /// Releases next hops that nothing uses any more, some flows at a time.
+    /// Releases next hops that nothing uses any more, some flows at a time. Those of a predecessor
+    /// are known once its flows are adopted.
     pub(crate) fn release_idle_hops(&mut self, now_ns: u64) {
+        if self.flows.are_left() {
+            return;
+        }
         let hops = &mut self.network.hops;
         hops.release_idle(&self.flows, &mut self.datapath, now_ns);
     }

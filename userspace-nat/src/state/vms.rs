@@ -121,10 +121,6 @@ impl VmTable {
         self.rows.values().copied().collect()
     }
 
-    pub(crate) fn iter(&self) -> impl Iterator<Item = &VmState> {
-        self.rows.values().filter_map(|row| self.get(*row))
-    }
-
     pub(crate) fn len(&self) -> usize {
         self.rows.len()
     }

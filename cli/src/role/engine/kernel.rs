@@ -12,7 +12,7 @@ use slipgate_abi::{
     FlowRef, Ip4, NameKey, NameValue, NextHopRef, OwnerRef, RuleIndex, SequencesRef, SlotIndex,
     SlotRef, Tuple, VmId, VmRef, VmRow, rate::RateRef,
 };
-use slipgate_control::maps::{Insert, InsertError as TableError, SharedMaps, text_of};
+use slipgate_control::maps::{Insert, InsertError as TableError, Listing, SharedMaps, text_of};
 use slipgate_ipc::{channel::Channel, engine::FromEngine};
 use slipgate_policy::Described;
 use userspace_nat::{
@@ -32,6 +32,8 @@ pub(super) struct KernelDatapath {
     broker: Option<Rc<Channel>>,
     /// The channel had no room for the question.
     unasked: bool,
+    /// Position of a listing of the flow map.
+    listing: Listing,
 }
 
 impl KernelDatapath {
@@ -49,6 +51,7 @@ impl KernelDatapath {
             next_hops: HashMap::new(),
             broker,
             unasked: false,
+            listing: Listing::default(),
         }
     }
 
@@ -84,11 +87,19 @@ impl FlowMap for KernelDatapath {
         self.maps.flows.get(tuple).map_err(io::Error::other)
     }
 
-    fn for_each(&mut self, visit: &mut dyn FnMut(Tuple, FlowRef)) -> io::Result<()> {
-        for (tuple, flow) in self.maps.flows.entries().map_err(io::Error::other)? {
+    fn visit_some(
+        &mut self,
+        begins: bool,
+        visit: &mut dyn FnMut(Tuple, FlowRef),
+    ) -> io::Result<bool> {
+        if begins {
+            self.listing = Listing::default();
+        }
+        let some = self.maps.flows.next_entries(&mut self.listing);
+        for (tuple, flow) in some.map_err(io::Error::other)? {
             visit(tuple, flow);
         }
-        Ok(())
+        Ok(!self.listing.is_over())
     }
 }
 

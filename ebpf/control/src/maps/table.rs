@@ -17,6 +17,8 @@ use crate::{Error, Result, bpf};
 
 /// Entries requested at a time. A hash returns whole buckets, so the batch must hold the longest.
 const BATCH: u32 = 4_096;
+/// The same where others wait meanwhile.
+const SOME: u32 = 1_024;
 
 /// A map from keys `K` to values `V`. Several threads may use it at once, and several processes, if it
 /// is the kernel's.
@@ -32,6 +34,32 @@ pub struct Table<K, V> {
 struct InMemory<K, V> {
     entries: Mutex<HashMap<K, V>>,
     most: usize,
+}
+
+/// Position in a table of which some entries are read at a time.
+#[derive(Debug)]
+pub struct Listing {
+    /// Bucket number for a hash, key for a trie; `None` at the begin.
+    cursor: Option<Vec<u8>>,
+    room: u32,
+    is_over: bool,
+}
+
+impl Default for Listing {
+    fn default() -> Self {
+        Self {
+            cursor: None,
+            room: SOME,
+            is_over: false,
+        }
+    }
+}
+
+impl Listing {
+    /// Whether all entries have been read.
+    pub fn is_over(&self) -> bool {
+        self.is_over
+    }
 }
 
 /// Condition of an insertion.
@@ -204,36 +232,49 @@ impl<K: Pod + Eq + Hash, V: Pod> Table<K, V> {
     /// # Errors
     /// The kernel refuses the look-up.
     pub fn entries(&self) -> Result<Vec<(K, V)>> {
-        if let Some(memory) = &self.entries {
-            return Ok(memory.lock().iter().map(|(k, v)| (*k, *v)).collect());
-        }
         self.entries_in_batches(BATCH)
             .map_err(Error::os(format!("read {}", self.name)))
     }
 
-    fn entries_in_batches(&self, mut room: u32) -> io::Result<Vec<(K, V)>> {
+    fn entries_in_batches(&self, room: u32) -> io::Result<Vec<(K, V)>> {
         let mut entries = Vec::new();
-        // The cursor: a bucket number for a hash, a key for a trie.
-        let mut cursors = [
-            vec![0u8; size_of::<K>().max(8)],
-            vec![0u8; size_of::<K>().max(8)],
-        ];
-        let mut first = true;
+        let mut listing = Listing {
+            room,
+            ..Listing::default()
+        };
+        while !listing.is_over {
+            entries.append(&mut self.batch(&mut listing)?);
+        }
+        Ok(entries)
+    }
+
+    /// Returns the next entries of a listing: some thousand, or all of a table in memory. Over the
+    /// whole listing the same holds as for [`Table::entries`].
+    ///
+    /// # Errors
+    /// The kernel refuses the look-up.
+    pub fn next_entries(&self, listing: &mut Listing) -> Result<Vec<(K, V)>> {
+        self.batch(listing)
+            .map_err(Error::os(format!("read some of {}", self.name)))
+    }
+
+    fn batch(&self, listing: &mut Listing) -> io::Result<Vec<(K, V)>> {
+        if let Some(memory) = &self.entries {
+            listing.is_over = true;
+            return Ok(memory.lock().iter().map(|(k, v)| (*k, *v)).collect());
+        }
+        let mut cursor = vec![0u8; size_of::<K>().max(size_of::<u64>())];
         loop {
+            let room = listing.room;
             let mut keys = Vec::<K>::with_capacity(room as usize);
             let mut values = Vec::<V>::with_capacity(room as usize);
-            let [input, output] = &mut cursors;
-            let input = if first {
-                std::ptr::null()
-            } else {
-                input.as_ptr()
-            };
+            let from = listing.cursor.as_ref();
             // SAFETY: room as the capacities say; cursors as large as a key and eight bytes.
             let batch = unsafe {
                 bpf::lookup_batch(
                     self.map.as_fd(),
-                    input,
-                    output.as_mut_ptr(),
+                    from.map_or(std::ptr::null(), |from| from.as_ptr()),
+                    cursor.as_mut_ptr(),
                     keys.as_mut_ptr().cast(),
                     values.as_mut_ptr().cast(),
                     room,
@@ -241,7 +282,7 @@ impl<K: Pod + Eq + Hash, V: Pod> Table<K, V> {
             };
             let batch = match batch {
                 Err(error) if error.raw_os_error() == Some(libc::ENOSPC) && room < 1 << 24 => {
-                    room *= 2;
+                    listing.room *= 2;
                     continue;
                 }
                 Err(error) if error.raw_os_error() == Some(libc::EINTR) => continue,
@@ -253,12 +294,9 @@ impl<K: Pod + Eq + Hash, V: Pod> Table<K, V> {
                 keys.set_len(count);
                 values.set_len(count);
             }
-            entries.extend(keys.into_iter().zip(values));
-            if !batch.more {
-                return Ok(entries);
-            }
-            first = false;
-            cursors.swap(0, 1);
+            listing.is_over = !batch.more;
+            listing.cursor = Some(cursor);
+            return Ok(keys.into_iter().zip(values).collect());
         }
     }
 

@@ -163,7 +163,8 @@ impl Rig {
                 .add_vm(row, 100 + u32::from(row), GUEST, GATEWAY, 1_500);
         }
         let log = Log::default();
-        let (engine, broker, _) = start(&kernel, &setup, &log, 1, &HashSet::new());
+        let (mut engine, broker) = start(&kernel, &setup, &log, 1, &HashSet::new());
+        engine.finish_adoption().unwrap();
         Self {
             kernel,
             engine,
@@ -190,8 +191,15 @@ impl Rig {
         rig
     }
 
-    /// Kills the engine; another takes its place.
+    /// Kills the engine; another takes its place, and has adopted all flows.
     pub(super) fn restart(self, setup: &Setup) -> (Self, Adoption) {
+        let mut rig = self.restart_in_steps(setup);
+        let adoption = rig.engine.finish_adoption().unwrap();
+        (rig, adoption)
+    }
+
+    /// Kills the engine; another takes its place, and has yet to adopt the flows.
+    pub(super) fn restart_in_steps(self, setup: &Setup) -> Self {
         let Self {
             kernel,
             engine,
@@ -201,16 +209,13 @@ impl Rig {
         drop(engine);
         let text = log.0.lock().unwrap().clone();
         let recorded = crate::record::recorded_ids(&mut io::Cursor::new(text)).unwrap();
-        let (engine, broker, adoption) = start(&kernel, setup, &log, 2, &recorded);
-        (
-            Self {
-                kernel,
-                engine,
-                broker,
-                log,
-            },
-            adoption,
-        )
+        let (engine, broker) = start(&kernel, setup, &log, 2, &recorded);
+        Self {
+            kernel,
+            engine,
+            broker,
+            log,
+        }
     }
 
     /// Runs one turn of the loop.
@@ -462,7 +467,7 @@ fn start(
     log: &Log,
     epoch: u32,
     recorded: &HashSet<TranslatedId>,
-) -> (TestEngine, Broker, Adoption) {
+) -> (TestEngine, Broker) {
     let policy = Policy::new(setup.default, setup.rules.clone()).with(Settings {
         host_loopback: setup.listed.clone(),
         ..Settings::default()
@@ -487,6 +492,6 @@ fn start(
         engine.set_vm(spec(row, setup));
     }
     engine.set_forwards(setup.forwards.clone());
-    let adoption = engine.adopt(recorded).unwrap();
-    (engine, Broker::default(), adoption)
+    engine.begin_adoption(recorded.clone());
+    (engine, Broker::default())
 }

@@ -27,7 +27,7 @@ use crate::{
     packet_path::{Disposition, Finish, Job, change::Change},
     port::{ETHERTYPE_IPV4, OutboxFull, Side, command},
     reply::IcmpError,
-    state::{Core, VmState},
+    state::{Core, Nat, VmState},
 };
 
 mod naming;
@@ -228,30 +228,23 @@ impl<D: Datapath> Core<D> {
         true
     }
 
-    /// Ends the flows that a predecessor inspected, since their earlier content is unknown; called
-    /// at the start. Returns how many of them were live.
-    pub(crate) fn end_uninspected(&mut self, now_ns: u64) -> usize {
-        let mut ended = 0;
-        for slot in self.nat.flows.all() {
-            let verdict = self.nat.datapath.slot(slot).verdict().load(Relaxed);
-            // A flow that was only captured had been released before.
-            let held = self
-                .nat
-                .flows
-                .entry(slot)
-                .is_some_and(|entry| entry.is_held());
-            // A flow that was about to end may have been held before.
-            let may_be_held = held || verdict == Verdict::Closing as u32;
-            if may_be_held && self.rules.has_inspect_rule(self.nat.datapath.slot(slot)) {
-                let vm = self.nat.datapath.slot(slot).id();
-                self.inspected.count(vm, Refused::Lost);
-                self.nat
-                    .flows
-                    .unlink(&mut self.nat.datapath, slot, EndReason::Inspection, now_ns);
-                ended += usize::from(held);
-            }
+    /// Ends a flow that was just adopted if a predecessor inspected it, since its earlier content
+    /// is unknown. Returns whether it was live.
+    pub(crate) fn end_if_uninspected(&mut self, slot: SlotIndex, now_ns: u64) -> bool {
+        let Nat {
+            flows, datapath, ..
+        } = &mut self.nat;
+        let live = datapath.slot(slot);
+        // A flow that was only captured had been released before.
+        let is_held = flows.entry(slot).is_some_and(|entry| entry.is_held());
+        // A flow that was about to end may have been held before.
+        let may_be_held = is_held || live.verdict().load(Relaxed) == Verdict::Closing as u32;
+        if !may_be_held || !self.rules.has_inspect_rule(live) {
+            return false;
         }
-        ended
+        self.inspected.count(live.id(), Refused::Lost);
+        flows.unlink(datapath, slot, EndReason::Inspection, now_ns);
+        is_held
     }
 
     /// Takes out a flow's inspection while a packet is handled.
