@@ -63,7 +63,7 @@ const UNSERVED_FLOOD: &str = "flood unserved";
 pub(crate) const ONE_ENGINE: &str = "one engine";
 
 /// Each part's metrics, in the order of the report.
-const MEASURED: [Measured; 4] = [
+pub(crate) const MEASURED: [Measured; 4] = [
     (
         ADD,
         &[

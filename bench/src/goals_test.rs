@@ -120,6 +120,8 @@ fn every_goal_is_about_something_that_is_measured() {
     let measured = all.iter().flat_map(|workload| workload.metrics());
     let mut known: Vec<_> = measured.map(|metric| metric.name).collect();
     known.extend(DNS);
+    let of_fleets = fleet::MEASURED.iter().flat_map(|(_, metrics)| *metrics);
+    known.extend(of_fleets.map(|metric| metric.name));
     let of_the_nat = GOALS.iter().map(|(metric, ..)| *metric);
     let others = OTHER_GOALS
         .iter()
