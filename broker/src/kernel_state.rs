@@ -18,16 +18,15 @@ mod xdp;
 
 use std::{
     collections::BTreeSet, fs::File, net::TcpListener, ops::Range, os::unix::net::UnixListener,
-    time::Duration,
 };
 
 use anyhow::anyhow;
 use slipgate_abi::IfIndex;
 use slipgate_control::{
-    Datapath, Error, Users,
+    Datapath, Users,
     attach::{Hook, Program},
     netlink::{NetworkWatch, NextHops},
-    owner::{self, DaemonLock},
+    owner::DaemonLock,
     serve,
     tap::EnginePort,
     vm,
@@ -143,25 +142,12 @@ impl Attached {
         Ok(told)
     }
 
-    /// Cleans up after an engine that ended, before another one starts: removes its unfinished
-    /// work. `patience`: longest wait for other processes that start.
-    ///
-    /// # Errors
-    /// Another process holds a lock, or the kernel refuses.
-    pub(crate) fn clean_after_engine(
-        &mut self,
-        worker: usize,
-        patience: Duration,
-    ) -> Result<(), Error> {
-        let (maps, paths) = (self.datapath.maps(), self.datapath.paths());
-        let owner = &self.workers[worker].owner;
-        let swept = owner::sweep(maps, paths, [owner], patience)?;
-        tracing::debug!(?swept, worker, "an engine has ended");
+    /// Notes that an engine ended, before another one starts, which finishes its work.
+    pub(crate) fn engine_ended(&mut self) {
         if self.workers.len() == 1 {
             // The relays of before, which knew other elements, are gone.
             self.relayed_rules = self.forward_rules();
         }
-        Ok(())
     }
 
     pub(crate) fn refresh_next_hops(&mut self) -> anyhow::Result<()> {

@@ -18,7 +18,7 @@ use nix::{
         signalfd::{SfdFlags, SignalFd},
     },
 };
-use slipgate_control::{BpfLog, owner};
+use slipgate_control::BpfLog;
 use slipgate_ipc::{
     api::Event,
     channel::Received,
@@ -518,14 +518,8 @@ impl Broker {
         } = &mut self.parts;
         let engine = engines.of_mut(worker);
         if engine.is_due() {
-            match attached.clean_after_engine(worker, owner::WHILE_SERVING) {
-                Ok(()) => engine.start_again(attached, &self.reserved_ports),
-                Err(e) if e.is_locked() || e.is_shortage() => {
-                    tracing::warn!("the engine is started a little later: {e}");
-                    engine.put_off();
-                }
-                Err(e) => return Err(e.into()),
-            }
+            attached.engine_ended();
+            engine.start_again(attached, &self.reserved_ports);
         }
         Ok(())
     }

@@ -16,9 +16,9 @@ use anyhow::{Context as _, Result};
 use super::crowd::{Crowd, datagram, now, precede_others};
 
 const PORT: u16 = 4_100;
-/// Flows toward one destination: fewer than the ports that a NAT has for it.
-const FLOWS_PER_SERVER: u64 = 4_000;
-const SERVERS: u8 = 32;
+/// Flows toward one destination: fewer than the ports that a VM may have for it.
+const FLOWS_PER_SERVER: u64 = 2_000;
+const SERVERS: u8 = 64;
 const FIRST_GUEST_PORT: u16 = 20_000;
 /// Time after which a first packet that has not arrived is lost.
 const LOST_AFTER: Duration = Duration::from_secs(1);

@@ -26,7 +26,6 @@ use std::{
 
 use anyhow::Context as _;
 use nix::poll::{PollFd, PollFlags};
-use slipgate_control::owner;
 use slipgate_ipc::{
     channel::{ChannelError, Received},
     engine::{FromEngine, OnExit, OpenQuestion, ToEngine},
@@ -281,11 +280,6 @@ impl Engine {
         matches!(self.state, State::Due(due) if due <= Instant::now())
     }
 
-    /// Postpones the start, because a step before it can't be done yet.
-    pub(crate) fn put_off(&mut self) {
-        self.state = State::Due(Instant::now() + LOOK_EVERY);
-    }
-
     /// Starts an engine, which reports when it is ready. One that can't be started counts as ended.
     pub(crate) fn start_again(&mut self, attached: &Attached, reserved_ports: &[(u8, u16)]) {
         match EngineProcess::start(attached, self.worker, reserved_ports, &self.log) {
@@ -327,7 +321,7 @@ impl Engine {
             Ok(None) => {}
             Err(e) => tracing::error!("{e:#}; another one is started, to stop in its place"),
         }
-        attached.clean_after_engine(worker, owner::PATIENCE)?;
+        attached.engine_ended();
         let mut process = EngineProcess::start(attached, worker, reserved_ports, &self.log)?;
         process.await_ready(within)?;
         process.stop(exit, within)

@@ -114,7 +114,7 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
             {
                 self.end_captures();
                 if exit == OnExit::Detach {
-                    self.adopt_all()?;
+                    self.finish_adoption()?;
                     self.end_all();
                 }
                 self.end_records();

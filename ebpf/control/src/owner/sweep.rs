@@ -4,7 +4,8 @@
 //! sets `Closing` first, deletes the tuples, and sets `Free` last. So a tuple whose slot is free,
 //! has another generation or another tuple is a part of something incomplete, unless a living
 //! process is just changing it. A slot in `Closing` is left to its adopter, which knows whether its
-//! record was written.
+//! record was written; and so are the tuples of the chunks that these owners took over: their
+//! engines look for those while new flows are admitted.
 
 use std::{
     collections::HashSet,
@@ -22,7 +23,7 @@ use crate::{
 /// Numbers of objects that a sweep removed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Swept {
-    /// Tuples without a flow.
+    /// Tuples without a flow, of dead processes.
     pub tuples: usize,
     /// Chunks of free slots that a dead process held.
     pub chunks: usize,
@@ -34,9 +35,8 @@ pub struct Swept {
     pub ports: usize,
 }
 
-/// Removes the incomplete state of dead processes, and of the predecessors in these owners' rows. To
-/// be called before their engines start: they must not be within an admission. `patience`: time-out
-/// of the lock.
+/// Removes the incomplete state of dead processes whose rows none of these owners has taken over.
+/// `patience`: time-out of the lock.
 ///
 /// # Errors
 /// The lock is not obtained, or a map cannot be read or changed.
@@ -55,9 +55,15 @@ pub fn sweep<'o>(
     }
     let is_busy = |row: u32| busy.get(row as usize).copied().unwrap_or(false);
 
-    let tuples = maps.flows.remove_if(|tuple, flow| {
-        !is_whole(maps, tuple, *flow) && !chunk_owner(maps, flow.index()).is_some_and(is_busy)
-    })?;
+    let is_in_use = |row: u32| is_busy(row) || is_ours(row);
+    let mut chunk_owners = (0..maps.chunks()).filter_map(|chunk| maps.chunk_owner(chunk));
+    // It takes a second where there are a million flows.
+    let tuples = match chunk_owners.all(is_in_use) {
+        true => 0,
+        false => maps.flows.remove_if(|tuple, flow| {
+            !is_whole(maps, tuple, *flow) && !chunk_owner(maps, flow.index()).is_some_and(is_in_use)
+        })?,
+    };
     let gone =
         |id: VmId, row: Option<VmRow>| row.and_then(|row| vm_rows::id_of(maps, row)) != Some(id);
     let taps = maps.taps.remove_if(|_, tap| gone(tap.id(), tap.row()))?;
@@ -73,8 +79,7 @@ pub fn sweep<'o>(
         entries: taps + forwards + names,
         ..Swept::default()
     };
-    let in_use = |row: u32| is_busy(row) || is_ours(row);
-    for row in (0..MAX_OWNERS).filter(|row| !in_use(*row)) {
+    for row in (0..MAX_OWNERS).filter(|row| !is_in_use(*row)) {
         swept.chunks += free_chunks(maps, row);
         if !super::has_anything(maps, row) {
             swept.next_hops += free_next_hops(maps, row);

@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use proptest::prelude::*;
 use slipgate_abi::{FlowRef, Ip4, Refusal, Tuple, Verdict, VmId, VmRow};
-use slipgate_model::Subject;
+use slipgate_model::{OnExit, Subject};
 use slipgate_policy::{Action, Rule};
 
 use super::rig::*;
@@ -265,6 +265,29 @@ fn an_error_of_the_kernel_during_the_sweep_ends_the_engine() {
     let mut rig = rig.restart_in_steps(&Setup::default());
     assert_eq!(rig.engine.finish_adoption().unwrap().dangling, 1);
     rig.finish();
+}
+
+#[test]
+fn a_stop_during_the_adoption_leaves_no_tuple() {
+    let mut rig = Rig::new();
+    rig.connect(40_000, 7);
+    let slot = rig.kernel.borrow().slots_in_use()[0];
+    let generation = rig.kernel.borrow().slot(slot).generation().load(Relaxed);
+    let dangling = Tuple {
+        scope: Tuple::WORLD,
+        local_port: 9,
+        ..rig.kernel.borrow().slot(slot).world_tuple()
+    };
+    let flow = FlowRef::new(slot, generation);
+    rig.kernel.borrow_mut().flows.insert(dangling, flow);
+    let mut rig = rig.restart_in_steps(&Setup::default());
+    rig.engine.adopting.slots_per_turn = 0;
+    rig.send(|engine| {
+        engine.adopting.slots_per_turn = 1;
+        engine.stop(OnExit::Detach);
+    });
+    assert_eq!(rig.run().unwrap(), OnExit::Detach);
+    assert!(rig.kernel.borrow().flows.is_empty());
 }
 
 /// What a process that died can have left of a flow.
