@@ -132,11 +132,20 @@ impl Batch {
     /// Creates an empty batch with room for [`BATCH`] frames.
     pub fn new() -> Self {
         Self {
-            buffers: (0..BATCH)
-                .map(|_| vec![0; MAX_FRAME].into_boxed_slice())
-                .collect(),
+            buffers: (0..BATCH).map(|_| Self::buffer()).collect(),
             lengths: Vec::with_capacity(BATCH),
         }
+    }
+
+    /// Creates a buffer for a frame, which takes memory as far as it is used.
+    pub(crate) fn buffer() -> Box<[u8]> {
+        vec![0; MAX_FRAME].into_boxed_slice()
+    }
+
+    /// Exchanges the buffer of a frame for another of the same size. Returns the frame's length.
+    pub(crate) fn exchange(&mut self, index: usize, other: &mut Box<[u8]>) -> usize {
+        std::mem::swap(&mut self.buffers[index], other);
+        self.lengths[index]
     }
 
     /// Removes all frames from the batch.

@@ -1,84 +1,153 @@
-//! Fairness within a batch: VMs take turns by the number of frames that theirs lead to, and so do a
-//! guest and the world that sends to it. So a VM's single SYN waits for two frames of each VM at
-//! most, however many precede it. A sender whose frames are sent on in many pieces has
-//! correspondingly fewer turns. Frames of one sender keep their order.
-use crate::port::{BATCH, Batch, Frame};
+//! Fairness among senders: whose frame is handled next.
+//!
+//! The port's queue is one for all VMs, and a VM's flood fills it as far as its credits go. So
+//! frames are read from it faster than they are handled, and wait here, each sender's in their
+//! order. The sender whose frames have cost least is served next; the cost of a frame is the number
+//! of frames that it led to. A sender that had no frame waiting begins with the cost of the one that
+//! is served, so it neither makes up for its silence nor waits for those who were busy (start-time
+//! fair queueing, Goyal et al., SIGCOMM 1996). A VM's single SYN thus waits for two frames of each
+//! VM at most, however many precede it. A guest and the world that sends to it are two senders.
+use std::{cmp::Reverse, collections::BinaryHeap};
+
+use hashbrown::HashMap;
 use slipgate_abi::VmRow;
 
-/// The order in which a batch is handled.
+use crate::port::{BATCH, Batch, Frame};
+
+/// Most frames that wait. Beyond it they wait in the port's queue, where they are in one order.
+const MOST_WAITING: usize = 1_024;
+
+/// Row of the VM, and whether the world is the sender.
+type Sender = (VmRow, bool);
+
+/// Frames that were read and are not handled yet.
 #[derive(Debug, Default)]
-pub(crate) struct Order {
-    senders: Vec<Share>,
-    /// For each frame, the next one of its sender; [`NONE`] for the last.
-    following: Vec<u8>,
-    /// Index in `senders` of the sender whose frame was returned last.
-    at: usize,
+pub(crate) struct Waiting {
+    frames: Vec<Waits>,
+    /// Indices in `frames` that are not in use.
+    free: Vec<u16>,
+    senders: HashMap<Sender, Share, foldhash::fast::RandomState>,
+    /// Senders with the cost of their frames so far and a number that counts up, by which those of
+    /// equal cost take turns.
+    turns: BinaryHeap<Reverse<(u64, u64, Sender)>>,
+    number: u64,
+    /// Cost of the sender that was served last, before that frame.
+    cost: u64,
 }
 
-/// A sender's frames in the present batch.
+/// A place for a frame.
+#[derive(Debug)]
+struct Waits {
+    /// A buffer that is exchanged with the batch's.
+    bytes: Box<[u8]>,
+    len: usize,
+    /// The next one of its sender.
+    next: Option<u16>,
+}
+
+/// A sender's frames; there is at least one.
 #[derive(Clone, Copy, Debug)]
 struct Share {
-    /// Row of the VM, and whether the world is the sender.
-    sender: (VmRow, bool),
-    next: u8,
-    last: u8,
-    /// Number of frames that the handled ones led to.
-    cost: usize,
+    first: u16,
+    last: u16,
 }
 
-const NONE: u8 = u8::MAX;
+/// A frame whose turn it is.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Turn {
+    index: u16,
+    sender: Sender,
+    cost: u64,
+}
 
-const _: () = assert!(BATCH <= NONE as usize);
+impl Waiting {
+    /// Whether no frame waits.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.turns.is_empty()
+    }
 
-impl Order {
-    /// Takes a batch of which no frame is handled yet.
-    pub(crate) fn arrange(&mut self, batch: &Batch) {
-        self.senders.clear();
-        self.following.clear();
-        for index in 0..batch.len() {
+    /// Whether all frames of another batch may wait.
+    pub(crate) fn has_room(&self) -> bool {
+        self.frames.len() - self.free.len() + BATCH <= MOST_WAITING
+    }
+
+    /// Takes all frames of a batch.
+    pub(crate) fn take(&mut self, batch: &mut Batch) {
+        for at in 0..batch.len() {
             // A frame that can't be parsed is dropped: its position does not matter.
-            let frame = Frame::parse(batch.frame(index));
+            let frame = Frame::parse(batch.frame(at));
             let sender = frame.map_or((VmRow::NOBODY, false), |f| {
                 (f.header.row(), f.is_from_world())
             });
-            let index = index as u8;
-            self.following.push(NONE);
-            match self.senders.iter_mut().find(|share| share.sender == sender) {
-                Some(share) => {
-                    self.following[usize::from(share.last)] = index;
-                    share.last = index;
-                }
-                None => self.senders.push(Share {
-                    sender,
-                    next: index,
-                    last: index,
-                    cost: 0,
-                }),
+            let index = self.place();
+            let place = &mut self.frames[usize::from(index)];
+            place.len = batch.exchange(at, &mut place.bytes);
+            place.next = None;
+            if let Some(share) = self.senders.get_mut(&sender) {
+                let last = std::mem::replace(&mut share.last, index);
+                self.frames[usize::from(last)].next = Some(index);
+                continue;
+            }
+            let (first, last) = (index, index);
+            self.senders.insert(sender, Share { first, last });
+            self.line_up(self.cost, sender);
+        }
+    }
+
+    /// Returns a place for a frame.
+    fn place(&mut self) -> u16 {
+        if let Some(index) = self.free.pop() {
+            return index;
+        }
+        self.frames.push(Waits {
+            bytes: Batch::buffer(),
+            len: 0,
+            next: None,
+        });
+        (self.frames.len() - 1) as u16
+    }
+
+    fn line_up(&mut self, cost: u64, sender: Sender) {
+        self.number += 1;
+        self.turns.push(Reverse((cost, self.number, sender)));
+    }
+
+    /// Returns the next frame. [`Waiting::done`] is to be called with it.
+    pub(crate) fn next(&mut self) -> Option<Turn> {
+        let Reverse((cost, _, sender)) = self.turns.pop()?;
+        self.cost = cost;
+        let index = self.senders.get(&sender)?.first;
+        Some(Turn {
+            index,
+            sender,
+            cost,
+        })
+    }
+
+    /// Returns the frame with all its headers, to be changed in place.
+    pub(crate) fn frame_mut(&mut self, turn: Turn) -> &mut [u8] {
+        let place = &mut self.frames[usize::from(turn.index)];
+        &mut place.bytes[..place.len]
+    }
+
+    /// Removes the frame, which led to `cost` frames.
+    pub(crate) fn done(&mut self, turn: Turn, cost: usize) {
+        let Turn { index, sender, .. } = turn;
+        self.free.push(index);
+        let next = self.frames[usize::from(index)].next;
+        let share = self.senders.get_mut(&sender);
+        match share.zip(next) {
+            Some((share, next)) => {
+                share.first = next;
+                self.line_up(turn.cost + cost as u64, sender);
+            }
+            None => {
+                self.senders.remove(&sender);
             }
         }
     }
-
-    /// Whether every frame was returned.
-    pub(crate) fn is_done(&self) -> bool {
-        self.senders.iter().all(|share| share.next == NONE)
-    }
-
-    /// Returns the index of the next frame: of the sender with the least cost so far.
-    pub(crate) fn next(&mut self) -> Option<usize> {
-        let waiting = self.senders.iter().enumerate();
-        let waiting = waiting.filter(|(_, share)| share.next != NONE);
-        let (at, _) = waiting.min_by_key(|(_, share)| share.cost)?;
-        self.at = at;
-        let share = &mut self.senders[at];
-        let index = usize::from(share.next);
-        share.next = self.following[index];
-        Some(index)
-    }
-
-    /// Charges the sender of the last returned frame with the number of frames that it led to.
-    pub(crate) fn charge(&mut self, cost: usize) {
-        if let Some(share) = self.senders.get_mut(self.at) {
-            share.cost += cost;
-        }
-    }
 }
+
+#[cfg(test)]
+#[path = "fairness_test.rs"]
+mod tests;

@@ -4,10 +4,11 @@
 //! One thread waits for everything: the port, the broker, resolvers' sockets, relays, and the next
 //! timer. A [`turn`](Engine::turn) handles what is ready and ends by writing what it led to:
 //!
-//! 1. frames, in batches of [`BATCH`](crate::port::BATCH), with VMs taking turns (`fairness`); a
-//!    frame that goes back to the kernel is written at once, in the buffer it came in. Each counts
-//!    as the frames it leads to, a large datagram as its fragments: a turn has [`WORK_PER_TURN`] of
-//!    these, and the rest of the batch waits for the next turn;
+//! 1. frames, which are read in batches of [`BATCH`](crate::port::BATCH) and of which some are
+//!    handled after each, with VMs taking turns (`fairness`); a frame that goes back to the kernel
+//!    is written at once, in the buffer it came in. Each counts as the frames it leads to, a large
+//!    datagram as its fragments: a turn has [`WORK_PER_TURN`] of these, and the rest waits for the
+//!    next turn;
 //! 2. the broker's messages;
 //! 3. descriptors of the services, and their timers;
 //! 4. a predecessor's flows that are adopted, flows that follow the host's network, and flows that
@@ -22,7 +23,7 @@ use std::collections::VecDeque;
 
 use slipgate_model::OnExit;
 
-use self::{activity::Activity, listening::Listening, reload::Reloading};
+use self::{activity::Activity, fairness::Waiting, listening::Listening, reload::Reloading};
 use crate::{
     clock::{Clock, MILLISECOND_NS, SECOND_NS},
     control::{Control, EndsToken, Status},
@@ -54,6 +55,9 @@ pub use start::{EngineError, Parts};
 /// Work in one turn: frames read, or frames that these led to where that is more. It is bounded so
 /// that broker and resolvers are served. The last frame may lead to more than is left.
 const WORK_PER_TURN: usize = 8 * BATCH;
+/// Work between two readings of the port, about 0.15 ms: for so long a VM's first packet waits
+/// behind others that were read. More than this is read at once, so the port's queue is short.
+const WORK_PER_READ: usize = BATCH / 2;
 /// Most rounds of timers in one turn, each for as much as the outbox has room for: a VM may have
 /// thousands of timers due at once, and first packets wait meanwhile.
 const ROUNDS_PER_TURN: usize = 4;
@@ -85,7 +89,7 @@ pub struct Engine<D, P, C> {
     poller: Poller,
     batch: Batch,
     ready: Vec<Readiness>,
-    order: fairness::Order,
+    waiting: Waiting,
     last_frame_ns: u64,
     next_scan_ns: u64,
     next_refusals_ns: u64,
@@ -110,7 +114,7 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
             self.turn(timeout_ns, control)?;
             // What was read from the port is nobody else's to handle.
             if let Some(exit) = self.exit
-                && self.order.is_done()
+                && self.waiting.is_empty()
             {
                 self.end_captures();
                 if exit == OnExit::Detach {
@@ -144,7 +148,7 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
     ) -> Result<(), EngineError> {
         self.ready.clear();
         self.services.relay.begin_turn();
-        let has_frames = !self.order.is_done();
+        let has_frames = !self.waiting.is_empty();
         let timeout_ns = if has_frames { Some(0) } else { timeout_ns };
         self.poller
             .wait(timeout_ns, &mut self.ready)
@@ -236,18 +240,16 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
     fn read_port(&mut self) -> Result<(), EngineError> {
         let mut work = WORK_PER_TURN;
         while work > 0 {
-            if self.order.is_done() {
-                if self.exit.is_some() {
-                    break;
-                }
+            if self.exit.is_none() && self.waiting.has_room() {
                 self.batch.clear();
                 self.port.recv(&mut self.batch).map_err(EngineError::Port)?;
-                self.order.arrange(&self.batch);
-                if self.batch.is_empty() {
-                    break;
-                }
+                self.waiting.take(&mut self.batch);
             }
-            work = self.handle_batch(work);
+            if self.waiting.is_empty() {
+                break;
+            }
+            let spent = self.handle_some(work.min(WORK_PER_READ));
+            work = work.saturating_sub(spent);
             if self.is_port_empty() {
                 break;
             }
@@ -257,11 +259,12 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
 
     /// Whether the port was empty when it was last read, and all its frames are handled.
     fn is_port_empty(&self) -> bool {
-        self.order.is_done() && !self.batch.is_full()
+        self.waiting.is_empty() && !self.batch.is_full()
     }
 
-    /// Handles the batch, or the part of it that costs `work`. Returns how much work is left.
-    fn handle_batch(&mut self, mut work: usize) -> usize {
+    /// Handles the frames that wait, or as many as cost `work`. Returns how much work it was.
+    fn handle_some(&mut self, work: usize) -> usize {
+        let mut spent = 0;
         let now_ns = self.clock.now_ns();
         self.last_frame_ns = now_ns;
         self.next_credits_ns
@@ -270,11 +273,11 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
         let flows = &mut self.core.nat.flows;
         let takes_orders = flows.takes_orders;
         flows.takes_orders &= !self.watch.is_on();
-        while work > 0 {
-            let Some(index) = self.order.next() else {
+        while spent < work {
+            let Some(turn) = self.waiting.next() else {
                 break;
             };
-            let bytes = self.batch.frame_mut(index);
+            let bytes = self.waiting.frame_mut(turn);
             if self.watch.is_on() {
                 let Core { nat, vms, .. } = &self.core;
                 let wall = self.clock.wall();
@@ -286,8 +289,7 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
                 .handle(bytes, &mut self.services, &self.poller, now_ns);
             self.frames.frames_read += 1;
             let cost = (self.core.out.queue.len() - queued).max(1);
-            self.order.charge(cost);
-            work = work.saturating_sub(cost);
+            spent += cost;
             let disposition = match disposition {
                 Disposition::Open(slot) => {
                     let is_accepted = self.port.send(bytes).is_ok();
@@ -313,6 +315,7 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
                 Disposition::Dropped(_) => self.frames.frames_dropped += 1,
                 Disposition::Consumed => self.frames.frames_consumed += 1,
             }
+            self.waiting.done(turn, cost);
             // One VM's relays must not fill the room for another's answers.
             if self.core.out.queue.is_half_full() {
                 self.write_answers();
@@ -324,7 +327,7 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
         if !self.core.out.queue.is_empty() {
             self.write_answers();
         }
-        work
+        spent
     }
 
     /// Repeats `work`, each time as far as the outbox has room, until it returns that all is done

@@ -5,7 +5,8 @@ use slipgate_abi::RuleIndex;
 use thiserror::Error;
 
 use super::{
-    Engine, activity::Activity, adopting::Walk, fairness, listening::Listening, reload::Reloading,
+    Engine, activity::Activity, adopting::Walk, fairness::Waiting, listening::Listening,
+    reload::Reloading,
 };
 use crate::{
     clock::Clock,
@@ -89,7 +90,7 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
             poller,
             batch: Batch::new(),
             ready: Vec::new(),
-            order: fairness::Order::default(),
+            waiting: Waiting::default(),
             last_frame_ns: 0,
             next_scan_ns: 0,
             next_refusals_ns: 0,
