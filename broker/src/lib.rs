@@ -25,7 +25,6 @@
 //! loop that drives them.
 pub mod config;
 mod control_api;
-mod exec;
 mod handover;
 pub mod host;
 mod joined;
@@ -46,14 +45,15 @@ mod say;
 mod serve;
 mod service_manager;
 mod start;
+mod userspace;
 mod vm;
 mod vm_changes;
 
 pub use self::{
-    exec::{ExecConfig, Inside, exec, run_inside},
     joined::attach_to_daemon,
     run::{Daemon, run, run_vm},
     say::{counted, say},
+    userspace::{ExecConfig, Inside, SocketConfig, attach_socket, exec, run_inside, user_mode_dir},
     vm::{EXIT_USAGE, exit_status},
 };
 
@@ -66,12 +66,12 @@ use slipgate_control::{Paths, paths::netns_inode};
 pub const DAEMON_SOCKET: &str = "daemon.sock";
 
 /// The pins and run-time files of this network namespace under `--pin-dir`; of a user who is not root,
-/// and gives none: the files of memory of this user's `slipgate exec`.
+/// and gives none: the files of memory of this user's `slipgate exec` and `attach --socket`.
 ///
 /// # Errors
 /// It can't be found out which network namespace this is.
 pub fn paths(pin_dir: &Path) -> slipgate_control::Result<Paths> {
-    match exec::memory_base(pin_dir) {
+    match userspace::memory_base(pin_dir) {
         Some(base) => Paths::in_memory(&base),
         None => Paths::with_pin_dir(pin_dir.join(netns_inode()?.to_string())),
     }

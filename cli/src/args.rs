@@ -48,7 +48,7 @@ pub(crate) struct CommandLine {
 
 #[derive(Subcommand, Debug)]
 pub(crate) enum Command {
-    /// Give one or more TAP devices a network, until stopped
+    /// Give one or more TAP devices, or the guest of a socket, a network, until stopped
     Attach(Box<AttachArgs>),
     /// Boot a microVM with a network of its own
     Run(Box<RunArgs>),
@@ -139,6 +139,17 @@ pub(crate) struct AttachArgs {
     /// Start processes of its own beside those of `slipgate serve`, which else serves the VMs
     #[arg(long)]
     pub(crate) own: bool,
+    /// Instead of TAPs, and without privileges: listen here for one guest by QEMU's `-netdev stream`,
+    /// passt's protocol
+    #[arg(long, value_name = "PATH", conflicts_with_all = ["vm", "tap", "own"])]
+    pub(crate) socket: Option<PathBuf>,
+    /// The name of the guest of --socket in flows, stats and rules [default: the socket's file name,
+    /// without its ending]
+    #[arg(long, value_name = "NAME", requires = "socket", conflicts_with_all = ["vm", "tap"])]
+    pub(crate) name: Option<String>,
+    /// End when the first guest of --socket has gone
+    #[arg(long, requires = "socket", conflicts_with_all = ["vm", "tap"])]
+    pub(crate) one_off: bool,
 }
 
 /// The flags that say how guests reach the world.
@@ -302,7 +313,7 @@ pub(crate) enum Mode {
     Auto,
     /// In the kernel
     Hybrid,
-    /// In the engine, without privileges (`slipgate exec` only, so far)
+    /// In the engine, without privileges (`slipgate exec` and `attach --socket` only, so far)
     Userspace,
 }
 

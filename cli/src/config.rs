@@ -1,13 +1,13 @@
 //! Command line to checked [`Config`]. Except for reading a policy file, nothing here touches the
 //! system: the roles find out what depends on the machine (whether the TAP exists, whether the port
 //! is free).
-mod exec;
 mod file;
 pub(crate) mod joined;
 mod machine;
 mod network;
 mod overrides;
 mod rules;
+mod userspace;
 mod vm;
 
 use std::ops::RangeInclusive;
@@ -20,10 +20,10 @@ use slipgate_ipc::engine::{FlowLogEvent, OnExit};
 use slipgate_policy::document::{ConfigError, RuleFlag, address, check_rules, parse_range};
 
 pub(crate) use self::{
-    exec::{exec, inside},
     file::matches,
     machine::run,
     rules::rule_flags,
+    userspace::{attach_socket, exec, inside},
 };
 use crate::args::{self, AttachArgs, NatArgs, ServeArgs};
 
@@ -129,7 +129,7 @@ fn checked(
             return Err(ConfigError::new(
                 "--mode",
                 "userspace",
-                "it is not there yet but in `slipgate exec`, for a command",
+                "it is not there yet but in `slipgate exec` and `slipgate attach --socket`",
                 "use --mode hybrid, which needs CAP_NET_ADMIN and CAP_BPF (see `slipgate doctor`)",
             ));
         }

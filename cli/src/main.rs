@@ -59,6 +59,11 @@ fn main() -> ExitCode {
 fn run(command_line: &CommandLine, matches: &ArgMatches) -> anyhow::Result<ExitCode> {
     let done = |()| ExitCode::SUCCESS;
     match &command_line.command {
+        Command::Attach(args) if args.socket.is_some() => {
+            let config = config::attach_socket(args, rules_of("attach", matches))?;
+            log::to_stderr(&args.nat.log)?;
+            slipgate_broker::attach_socket(config, &args.nat.log).map(done)
+        }
         Command::Attach(args) => {
             if let (false, Some(daemon)) = (args.own, brokers::daemon(&args.nat.pin_dir)?)
                 && let Some(given) = matches.subcommand_matches("attach")

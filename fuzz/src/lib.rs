@@ -7,6 +7,7 @@ mod dns;
 mod dns_proxy;
 mod dress;
 mod engine;
+mod framing;
 mod inspect;
 mod kernel;
 mod messages;
@@ -26,6 +27,7 @@ pub use {
     dns::dns,
     dns_proxy::dns_proxy,
     engine::engine,
+    framing::framing,
     inspect::{http, quic, reassembly, tls},
     kernel::kernel,
     messages::messages,

@@ -33,6 +33,7 @@ pub fn write(corpus: &Path) -> io::Result<()> {
         ("dns", dns()),
         ("dns_proxy", dns_proxy()),
         ("services", services()),
+        ("framing", framing()),
         ("rules", rules()),
         ("policy", policy()),
         ("engine", engine::engine()),
@@ -249,6 +250,25 @@ fn services() -> Seeds {
         ("request", with(0, &dhcp(3, &selecting))),
         ("inform", with(2, &dhcp(8, &[]))),
         ("release", with(0, &dhcp(7, &[54, 4, 10, 0, 2, 2]))),
+    ]
+}
+
+fn framing() -> Seeds {
+    let framed = |len: u32| [&len.to_be_bytes()[..], &vec![5; len as usize]].concat();
+    let frames = [42, 1_514, 0, 60].map(framed).concat();
+    let with = |cuts: &[u16], stream: &[u8]| {
+        let mut input = vec![cuts.len() as u8];
+        input.extend(cuts.iter().flat_map(|cut| cut.to_be_bytes()));
+        [&input, stream].concat()
+    };
+    vec![
+        ("frames", with(&[1_500, 3], &frames)),
+        ("bytes", with(&[1], &frames)),
+        (
+            "too-long",
+            with(&[7], &[&frames[..], &[0, 1, 0, 14, 9]].concat()),
+        ),
+        ("cut", with(&[100], &frames[..700])),
     ]
 }
 

@@ -16,6 +16,7 @@
 //! | the private network | [`World`], [`WorldConfig`], [`Uplink`] |
 //! | a guest: static or DHCP, hand-made frames, filters, unplugging | [`Guest`], [`GuestConfig`] |
 //! | code or a program inside a namespace | [`NetNs::run`], [`NetNs::spawn`] |
+//! | a guest behind a stream socket, as QEMU's `-netdev stream` | [`SocketGuest`] |
 //! | servers and clients | [`servers`], [`clients`] |
 //! | hand-made packets | [`frame::FrameBuilder`], [`frame::Packet`], [`tls::ClientHello`], [`quic::Initial`] |
 //! | counting as if segmented | [`Capture`], [`Guest::flows`], [`accounting`] |
@@ -81,6 +82,7 @@ pub mod requirements;
 pub mod rig;
 pub mod servers;
 pub mod slipgate;
+mod socket_guest;
 mod sockets;
 pub mod streams;
 pub mod tap;
@@ -98,4 +100,5 @@ pub use owner::signal;
 pub use pins::PinDir;
 pub use pump::Direction;
 pub use slipgate::Slipgate;
+pub use socket_guest::SocketGuest;
 pub use world::{Uplink, World, WorldConfig};

@@ -1,4 +1,4 @@
-//! The engine port of the user-mode engine: a guest's device on one side, sockets on the other, and
+//! The engine port of the user-mode engine: a guest's link on one side, sockets on the other, and
 //! between them the programs' functions over tables in memory.
 //!
 //! # Theory of operation
@@ -6,7 +6,7 @@
 //! hand over, and writes frames with commands. What the kernel does otherwise happens here:
 //!
 //! ```text
-//! guest's device ─ guest_egress ─┬ of a flow ──────────────────────────► sockets ─► world
+//!   guest's link ─ guest_egress ─┬ of a flow ──────────────────────────► sockets ─► world
 //!       ▲                        └ to be decided ─► engine ─ engine_port ─┘  │
 //!       └──────────────── uplink_ingress ◄──────── packets that the sockets make
 //! ```
@@ -15,12 +15,12 @@
 //! packet is counted when it is translated. Only the engine's thread runs this, so the tables need no
 //! other guard; `flows` and `stats` read them from another process, as they read the kernel's.
 //!
-//! All descriptors (the device, the sockets, a timer) are in one epoll set, whose own descriptor is the
+//! All descriptors (the link's, the sockets, a timer) are in one epoll set, whose own descriptor is the
 //! port's.
 use std::{
     collections::VecDeque,
     io,
-    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    os::fd::{AsFd, BorrowedFd},
     time::Duration,
 };
 
@@ -31,21 +31,23 @@ use nix::{
         time::TimeSpec,
         timerfd::{ClockId, Expiration, TimerFd, TimerFlags, TimerSetTimeFlags},
     },
-    unistd::{read, write},
+    unistd::read,
 };
 use slipgate_abi::{
     DropReason, Ip4, Tuple, VmRow,
     datapath::{Maps, engine_port, guest_egress, uplink_ingress},
-    segment::Segments,
+    segment::{self, Segments},
 };
 
 use slipgate_model::{USERSPACE_GUEST, USERSPACE_PORT};
 
 use crate::{
     clock::{Clock, SystemClock},
+    guest_link::{GuestLink, Input},
     packet::{Ipv4, Packet},
     port::{
         Batch, ETHERNET_LEN, ETHERTYPE_IPV4, FrameIo, L3_AT, MAX_FRAME, VNET_LEN, VirtioNetHdr,
+        single,
     },
     sockets::{Delivered, Sockets, ToGuest},
     software::{End, Environment, Frame, Run},
@@ -56,16 +58,19 @@ const GUEST: u32 = USERSPACE_GUEST.get();
 const PORT: u32 = USERSPACE_PORT.get();
 /// Largest packet that the host's sockets take, bytes: the host's kernel cuts it as its links need.
 const WORLD_MTU: u32 = 65_535;
-/// Frames of the guest that are read in one call, so that sockets and the engine have their turns.
+/// Frames of the guest that are read in one call, so that sockets and the engine have their turns: of a
+/// TAP, a system call each; of a stream, of one system call.
 const FRAMES_AT_ONCE: usize = 64;
+const STREAM_FRAMES_AT_ONCE: usize = 256;
 /// Events that one call takes.
 const EVENTS: usize = 64;
 /// Frames that wait for the engine at most. The programs' credits keep the queue shorter.
 const MOST_QUEUED: usize = 1_024;
 
 /// Keys in the set that are no socket's.
-const DEVICE_KEY: u64 = 1 << 32;
+const LINK_KEY: u64 = 1 << 32;
 const TIMER_KEY: u64 = 2 << 32;
+const LISTENER_KEY: u64 = 3 << 32;
 
 /// The tables in memory.
 pub trait MemoryTables {
@@ -87,7 +92,7 @@ pub struct UserspacePort<T> {
     sockets: Sockets,
     epoll: Epoll,
     timer: TimerFd,
-    device: OwnedFd,
+    link: GuestLink,
     /// Frames for the engine.
     queue: VecDeque<Vec<u8>>,
     /// Frame of the guest or the engine that is being handled.
@@ -99,7 +104,7 @@ pub struct UserspacePort<T> {
 /// Where frames go from here.
 struct Out<'p, T> {
     tables: &'p T,
-    device: &'p OwnedFd,
+    link: &'p mut GuestLink,
     queue: &'p mut VecDeque<Vec<u8>>,
     now_ns: u64,
 }
@@ -155,8 +160,10 @@ impl<T: MemoryTables> Out<'_, T> {
     fn pass_on(&mut self, end: End, frame: &[u8]) -> bool {
         match end {
             End::Redirected(GUEST) => {
-                // A device that is gone or full loses frames, as any does.
-                let _ = write(self.device, frame);
+                if let Some(reason) = self.link.send(frame) {
+                    let vnet = frame.first_chunk().map(VirtioNetHdr::decode);
+                    self.count_lost(reason, vnet.unwrap_or_default(), frame.len());
+                }
                 false
             }
             End::Redirected(PORT) => {
@@ -169,10 +176,37 @@ impl<T: MemoryTables> Out<'_, T> {
             End::Dropped(_) | End::Discarded | End::Passed => false,
         }
     }
+
+    /// Counts a frame that the guest's link did not take, `len` bytes with both headers.
+    fn count_lost(&self, reason: DropReason, vnet: VirtioNetHdr, len: usize) {
+        let l3_len = len.saturating_sub(L3_AT);
+        let lost = match vnet.gso_type {
+            VirtioNetHdr::GSO_NONE => single(l3_len),
+            _ => {
+                let headers_len = usize::from(vnet.hdr_len).saturating_sub(ETHERNET_LEN);
+                segment::count(l3_len as u32, headers_len as u32, vnet.gso_size.into())
+            }
+        };
+        self.count_of_guest(reason, lost);
+    }
+
+    fn count_of_guest(&self, reason: DropReason, lost: Segments) {
+        let row = self.tables.maps().tap(GUEST).map_or(0, |tap| tap.vm_row);
+        self.surroundings().count_drop(row, reason, lost);
+    }
 }
 
 impl<T: MemoryTables> ToGuest for Out<'_, T> {
+    fn has_room(&mut self) -> bool {
+        self.link.has_room()
+    }
+
     fn deliver(&mut self, vnet: VirtioNetHdr, bytes: &mut [u8]) -> Delivered {
+        // Before it is counted in its flow.
+        if let Some(reason) = self.link.refusal(vnet, bytes.len() - VNET_LEN) {
+            self.count_lost(reason, vnet, bytes.len());
+            return Delivered::Dropped;
+        }
         bytes[..VNET_LEN].copy_from_slice(&vnet.encode());
         bytes[VNET_LEN..L3_AT - 2].fill(0);
         bytes[L3_AT - 2..L3_AT].copy_from_slice(&ETHERTYPE_IPV4.to_be_bytes());
@@ -189,23 +223,27 @@ impl<T: MemoryTables> ToGuest for Out<'_, T> {
 }
 
 impl<T: MemoryTables> UserspacePort<T> {
-    /// A port over the guest's device: a TAP, non-blocking, whose frames begin with the legacy
-    /// `virtio_net_hdr`. `takes_uso`: whether it takes UDP GSO frames.
+    /// A port over the guest's link. `takes_uso`: whether it takes UDP GSO frames.
     ///
     /// # Errors
     /// The kernel gives no epoll or timer descriptor.
-    pub fn new(tables: T, device: OwnedFd, takes_uso: bool) -> io::Result<Self> {
+    pub fn new(tables: T, link: GuestLink, takes_uso: bool) -> io::Result<Self> {
         let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
         let flags = TimerFlags::TFD_NONBLOCK | TimerFlags::TFD_CLOEXEC;
         let timer = TimerFd::new(ClockId::CLOCK_MONOTONIC, flags)?;
-        epoll.add(&device, EpollEvent::new(EpollFlags::EPOLLIN, DEVICE_KEY))?;
+        match &link {
+            GuestLink::Tap(queue) => {
+                epoll.add(queue, EpollEvent::new(EpollFlags::EPOLLIN, LINK_KEY))?;
+            }
+            GuestLink::Stream(link) => link.watch(&epoll, LISTENER_KEY)?,
+        }
         epoll.add(&timer, EpollEvent::new(EpollFlags::EPOLLIN, TIMER_KEY))?;
         Ok(Self {
             tables,
             sockets: Sockets::new(takes_uso),
             epoll,
             timer,
-            device,
+            link,
             queue: VecDeque::new(),
             frame: vec![0; MAX_FRAME].into_boxed_slice(),
             timer_ns: None,
@@ -215,7 +253,7 @@ impl<T: MemoryTables> UserspacePort<T> {
     fn parts(&mut self, now_ns: u64) -> (&mut Sockets, &Epoll, Out<'_, T>, &mut [u8]) {
         let out = Out {
             tables: &self.tables,
-            device: &self.device,
+            link: &mut self.link,
             queue: &mut self.queue,
             now_ns,
         };
@@ -249,9 +287,13 @@ impl<T: MemoryTables> UserspacePort<T> {
         }
     }
 
-    fn read_device(&mut self, now_ns: u64) -> io::Result<()> {
+    fn read_link(&mut self, now_ns: u64) -> io::Result<()> {
         for _ in 0..FRAMES_AT_ONCE {
-            match read(&self.device, &mut self.frame) {
+            let GuestLink::Tap(queue) = &self.link else {
+                self.read_stream(now_ns);
+                return Ok(());
+            };
+            match read(queue, &mut self.frame) {
                 Ok(len) => self.handle(len, GUEST, now_ns),
                 Err(Errno::EAGAIN) => return Ok(()),
                 Err(Errno::EINTR) => {}
@@ -261,13 +303,67 @@ impl<T: MemoryTables> UserspacePort<T> {
         Ok(())
     }
 
-    /// Does what sockets owe and what is due, and sets the timer.
+    fn read_stream(&mut self, now_ns: u64) {
+        for nth in 0..STREAM_FRAMES_AT_ONCE {
+            let GuestLink::Stream(link) = &mut self.link else {
+                return;
+            };
+            if nth == 0
+                && let Some(end) = link.fill()
+            {
+                return self.ended(end, now_ns);
+            }
+            // The header of the frame before may be there still.
+            self.frame[..VNET_LEN].fill(0);
+            match link.next(&mut self.frame[VNET_LEN..]) {
+                Input::Frame(len) => self.handle(VNET_LEN + len, GUEST, now_ns),
+                Input::Nothing => return,
+                end => return self.ended(end, now_ns),
+            }
+        }
+    }
+
+    /// Counts what a connection's end has cut off, or was the reason of.
+    fn ended(&mut self, how: Input, now_ns: u64) {
+        let cut = match how {
+            Input::Ended(0) | Input::Frame(_) | Input::Nothing => return,
+            Input::Ended(cut) => cut,
+            Input::Closed(why) => {
+                tracing::debug!("the guest's connection was closed: {why}");
+                0
+            }
+        };
+        let (_, _, out, _) = self.parts(now_ns);
+        out.count_of_guest(DropReason::Malformed, single(cut));
+    }
+
+    /// Whether frames of the guest were read that are not handled.
+    fn has_input(&self) -> bool {
+        matches!(&self.link, GuestLink::Stream(link) if link.has_input())
+    }
+
+    /// Writes what is queued for the guest.
+    fn settle_link(&mut self, now_ns: u64) -> io::Result<()> {
+        let GuestLink::Stream(link) = &mut self.link else {
+            return Ok(());
+        };
+        if let Some(end) = link.settle(&self.epoll, LINK_KEY)? {
+            self.ended(end, now_ns);
+        }
+        Ok(())
+    }
+
+    /// Does what sockets owe and what is due, sends it, and sets the timer.
     fn work(&mut self, now_ns: u64) -> io::Result<()> {
+        if let GuestLink::Stream(link) = &mut self.link {
+            link.accept(&self.epoll, LINK_KEY)?;
+        }
         let (sockets, epoll, mut out, _) = self.parts(now_ns);
         let is_more = sockets.work(epoll, &mut out, now_ns);
         let maps = out.tables.maps();
         sockets.sweep(now_ns, |tuple: &Tuple| maps.flow(tuple).is_some());
-        let due_ns = match is_more || !self.queue.is_empty() {
+        self.settle_link(now_ns)?;
+        let due_ns = match is_more || !self.queue.is_empty() || self.has_input() {
             true => Some(now_ns),
             false => self.sockets.due_ns(),
         };
@@ -309,9 +405,12 @@ impl<T: MemoryTables> FrameIo for UserspacePort<T> {
             Err(Errno::EINTR) => 0,
             Err(error) => return Err(error.into()),
         };
+        // What was left of the last turn comes without an event.
+        let mut is_readable = self.has_input();
         for event in &events[..ready] {
             match event.data() {
-                DEVICE_KEY => self.read_device(now_ns)?,
+                LINK_KEY => is_readable = true,
+                LISTENER_KEY => {}
                 TIMER_KEY => {
                     self.timer_ns = None;
                     let mut expirations = [0; 8];
@@ -325,6 +424,9 @@ impl<T: MemoryTables> FrameIo for UserspacePort<T> {
                     sockets.ready(key as u32, event.events(), &mut out, now_ns);
                 }
             }
+        }
+        if is_readable {
+            self.read_link(now_ns)?;
         }
         // Before the timer is set: what is left in the queue needs it.
         self.pass_queue(batch)?;

@@ -47,8 +47,8 @@ pub(crate) fn run(args: &ChildArgs) -> anyhow::Result<()> {
     let maps = Rc::new(SharedMaps::from_fds(start.maps)?);
     let port = match start.userspace {
         None => Port::Kernel(PortIo::new(start.port)),
-        Some(settings) => {
-            let port = userspace::port(maps.clone(), start.port, settings, &start.vms)?;
+        Some(link) => {
+            let port = userspace::port(maps.clone(), start.port, link, &start.vms)?;
             Port::Userspace(Box::new(port))
         }
     };

@@ -12,7 +12,7 @@ use crate::descriptors::maps_descriptors;
 pub struct Start<F = OwnedFd> {
     /// The maps, in the order of their layout.
     pub maps: Vec<F>,
-    /// Device descriptor of the engine port; of the user-mode engine: of its guest's TAP.
+    /// Device descriptor of the engine port; of the user-mode engine: its guest's link.
     pub port: F,
     /// What the user-mode engine needs to know; `None`: the kernel translates.
     pub userspace: Option<UserspaceStart>,
@@ -50,11 +50,19 @@ pub struct Start<F = OwnedFd> {
     pub log: String,
 }
 
-/// Settings of the user-mode engine.
+/// What the link of a user-mode engine's guest is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct UserspaceStart {
-    /// Whether the guest's TAP takes UDP GSO frames.
-    pub takes_uso: bool,
+pub enum UserspaceStart {
+    /// The queue of a TAP.
+    Tap {
+        /// Whether it takes UDP GSO frames.
+        takes_uso: bool,
+    },
+    /// A listening stream socket, non-blocking, to which a VMM connects.
+    Socket {
+        /// Whether it is shut down when the first guest has gone.
+        is_for_one: bool,
+    },
 }
 
 /// New policies to put in force.

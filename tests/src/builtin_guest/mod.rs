@@ -10,7 +10,7 @@ use std::{env, path::PathBuf, time::Duration};
 
 pub use other_vmms::OtherVmm;
 pub use output::GuestOutput;
-pub use qemu::{Accelerator, Network, Passt, Qemu};
+pub use qemu::{Accelerator, Network, Passt, Qemu, SlipgateSocket};
 pub use under_slipgate::SlipgateRun;
 
 use crate::{

@@ -2,6 +2,7 @@
 //! ends set up as by its users.
 
 use std::{
+    io::{BufRead as _, BufReader},
     path::PathBuf,
     process::{Child, Command, Stdio},
     time::{Duration, Instant},
@@ -12,6 +13,7 @@ use crate::{
     error::{Error, Result, Tried},
     netns::NetNs,
     rig::{EXIT_PORT, QEMU},
+    slipgate::{READY, binary},
 };
 
 /// Executor of the guest's instructions.
@@ -30,8 +32,8 @@ pub enum Network {
     User,
     /// A TAP that is there, of this MTU; a queue pair per CPU.
     Tap(String, u32),
-    /// passt, by its socket. One queue pair.
-    Passt(PathBuf),
+    /// A process that listens at this socket: passt, or slipgate. One queue pair.
+    Socket(PathBuf),
 }
 
 /// A guest to be run by QEMU.
@@ -80,7 +82,7 @@ impl Qemu<'_> {
                     queues => (format!("{tap},queues={queues}"), *queues),
                 }
             }
-            Network::Passt(socket) => {
+            Network::Socket(socket) => {
                 let path = socket.display();
                 let stream = format!("stream,id=n,server=off,addr.type=unix,addr.path={path}");
                 (stream, 1)
@@ -152,7 +154,54 @@ impl Passt {
 
     /// Returns how QEMU reaches the network.
     pub fn network(&self) -> Network {
-        Network::Passt(self.folder.path().join("socket"))
+        Network::Socket(self.folder.path().join("socket"))
+    }
+}
+
+/// A running `slipgate attach --socket`, with its socket in a folder of its own. Killed on drop.
+pub struct SlipgateSocket {
+    process: Child,
+    folder: tempfile::TempDir,
+}
+
+impl SlipgateSocket {
+    /// Starts it in `namespace` by these further flags, and waits until it is ready.
+    ///
+    /// # Errors
+    /// It can't be started, or ends before it is ready.
+    pub fn start(namespace: &NetNs, flags: &[&str]) -> Result<SlipgateSocket> {
+        let folder = tempfile::tempdir().tried("make a folder for slipgate's socket")?;
+        let mut command = Command::new(binary()?);
+        command
+            .args(["attach", "--name", "vm", "--socket"])
+            .arg(folder.path().join("socket"))
+            .args(flags)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped());
+        let mut process = namespace.spawn(command)?;
+        let stdout = process.stdout.take();
+        let slipgate = SlipgateSocket { process, folder };
+        let mut line = String::new();
+        if let Some(stdout) = stdout {
+            let read = BufReader::new(stdout).read_line(&mut line);
+            read.tried("read what slipgate says")?;
+        }
+        match line.starts_with(READY) {
+            true => Ok(slipgate),
+            false => Err(Error::unexpected("slipgate ended before it was ready")),
+        }
+    }
+
+    /// Returns how QEMU reaches the network.
+    pub fn network(&self) -> Network {
+        Network::Socket(self.folder.path().join("socket"))
+    }
+}
+
+impl Drop for SlipgateSocket {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
     }
 }
 

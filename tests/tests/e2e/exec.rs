@@ -7,26 +7,20 @@ use std::{
     fs,
     io::{BufRead as _, BufReader, ErrorKind, Read as _, Write as _},
     net::{SocketAddrV4, TcpStream, ToSocketAddrs as _, UdpSocket},
-    os::unix::fs::{PermissionsExt as _, chown},
-    path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     time::Duration,
 };
 
 use slipgate_testbed::{
-    World,
     clients::{tcp, tcp::EchoSession},
     require_root_and_tun,
     servers::{Answer, DnsServer, TcpServer, TcpService, UdpServer, UdpService, Zone},
     slipgate::binary,
     world::{SERVER, SERVER_2},
 };
-use tempfile::TempDir;
 
-use crate::{WAIT, at, eventually};
+use crate::{WAIT, at, eventually, unprivileged::Place};
 
-/// A user with nothing.
-const USER: u32 = 61_234;
 /// What the command ends with.
 const STATUS: i32 = 7;
 const ECHO: u16 = 7000;
@@ -36,60 +30,6 @@ const UDP_ECHO: u16 = 7003;
 const FORBIDDEN: u16 = 7100;
 /// Bytes of a stream: many times every queue on the way.
 const STREAM_BYTES: u64 = 200_000_000;
-
-/// A place where the user has the binary, this executable, a device for TAPs and a run-time directory.
-struct Place {
-    world: World,
-    dir: TempDir,
-}
-
-impl Place {
-    fn new() -> Self {
-        let dir = TempDir::new().unwrap();
-        let open = |path: &Path, mode| {
-            fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
-        };
-        open(dir.path(), 0o755);
-        let here = std::env::current_exe().unwrap();
-        for (from, to) in [(binary().unwrap(), "slipgate"), (here, "command")] {
-            let to = dir.path().join(to);
-            fs::copy(from, &to).unwrap();
-            open(&to, 0o755);
-        }
-        let run = dir.path().join("run");
-        fs::create_dir(&run).unwrap();
-        open(&run, 0o700);
-        chown(&run, Some(USER), Some(USER)).unwrap();
-        Self {
-            world: World::new().unwrap(),
-            dir,
-        }
-    }
-
-    fn file(&self, name: &str) -> PathBuf {
-        self.dir.path().join(name)
-    }
-
-    /// A slipgate command of the user's. Most distributions let everybody open /dev/net/tun; here it
-    /// is made so in a mount namespace.
-    fn slipgate(&self, args: &[&str]) -> Command {
-        const AS_USER: &str = "mount -t tmpfs none /dev/net && mknod -m 666 /dev/net/tun c 10 200 \
-            && exec setpriv --reuid \"$1\" --regid \"$1\" --clear-groups --no-new-privs \
-            --bounding-set=-all -- \"${@:2}\"";
-        let mut command = Command::new("unshare");
-        command
-            .args(["--mount", "bash", "-c", AS_USER, "bash", &USER.to_string()])
-            .arg(self.file("slipgate"))
-            .args(args)
-            .env("XDG_RUNTIME_DIR", self.file("run"));
-        command
-    }
-
-    fn output(&self, args: &[&str]) -> String {
-        let output = self.world.host.output_with(self.slipgate(args), &[3]);
-        String::from_utf8(output.unwrap().stdout).unwrap()
-    }
-}
 
 /// Waits until the command says the word. The answer to it is a line on its stdin.
 fn await_word(child: &mut Child, word: &str) -> String {
@@ -117,7 +57,7 @@ fn a_user_without_privileges_runs_a_command_behind_a_policy() {
     let forbidden = tcp(FORBIDDEN, TcpService::Echo);
     let udp = UdpServer::start(&world.net, (SERVER_2, UDP_ECHO), UdpService::Echo).unwrap();
     let log = place.file("run/flows.jsonl");
-    let command = place.file("command");
+    let command = place.file("tests");
     let mut exec = place.slipgate(&[
         "exec",
         "--name",
@@ -296,9 +236,6 @@ fn what_exec_has_not_is_refused_by_its_flag() {
     };
     let has_not = ["--forward", "tcp:8080:80", "--", "true"];
     assert!(refused(&has_not).contains("not yet"));
-    assert!(
-        refused(&["--mode", "hybrid", "--", "true"])
-            .contains("no part of slipgate's in the kernel")
-    );
+    assert!(refused(&["--mode", "hybrid", "--", "true"]).contains("no part in the kernel"));
     assert!(refused(&["--metrics", "127.0.0.1:9600", "--", "true"]).contains("slipgate stats"));
 }

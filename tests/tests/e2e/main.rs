@@ -36,9 +36,11 @@ mod reverse;
 mod service_manager;
 mod services;
 mod shortages;
+mod socket;
 mod stand;
 mod taps;
 mod traps;
+mod unprivileged;
 mod uplinks;
 mod workers;
 

@@ -10,10 +10,10 @@ use std::{
 use serde_json::Value;
 use slipgate_testbed::{
     PinDir, Slipgate, World,
-    builtin_guest::{Accelerator, Boot, GuestOutput, Network, Passt, Qemu},
+    builtin_guest::{Accelerator, Boot, GuestOutput, Network, Passt, Qemu, SlipgateSocket},
     require_kvm, require_root_and_tun,
     rig::Machine,
-    servers::{TcpServer, TcpService},
+    servers::{Answer, DnsServer, TcpServer, TcpService, Zone},
     skipped,
     world::{SERVER, UPLINK},
 };
@@ -65,9 +65,13 @@ impl Stand {
 
 /// Connections, messages and checked streams each way.
 fn to_the_world() -> String {
+    to(&SERVER.to_string())
+}
+
+fn to(host: &str) -> String {
     format!(
-        "crr {SERVER}:7001 100 x4 close; rr {SERVER}:7002 50; \
-         stream {SERVER}:7000 2000000 up; stream {SERVER}:7000 2000000 down"
+        "crr {host}:7001 100 x4 close; rr {host}:7002 50; \
+         stream {host}:7000 2000000 up; stream {host}:7000 2000000 down"
     )
 }
 
@@ -111,6 +115,28 @@ fn under_qemu_with_passt() {
     let stand = Stand::new();
     let passt = Passt::start(&stand.world.host, MTU).unwrap();
     stand.boot(Accelerator::Kvm, passt.network(), &to_the_world());
+}
+
+/// slipgate in user mode, by its socket, with a policy by name; MTUs of Ethernet and of passt.
+#[test]
+fn under_qemu_with_slipgate_by_its_socket() {
+    require_root_and_tun!();
+    require_kvm!();
+    if let Err(why) = Machine::is_possible() {
+        return skipped!("{why}");
+    }
+    let stand = Stand::new();
+    let name = "api.example.test";
+    let zone = Zone::from([(name.into(), Answer::a(SERVER, 300))]);
+    let _dns = DnsServer::start(&stand.world.net, (SERVER, 53), zone).unwrap();
+    let resolver = SERVER.to_string();
+    for mtu in ["1500", "65520"] {
+        let rules = ["--default", "deny", "--allow", "*.example.test:7000-7002"];
+        let flags = [&rules[..], &["--dns", &resolver, "--mtu", mtu]].concat();
+        let slipgate = SlipgateSocket::start(&stand.world.host, &flags).unwrap();
+        let line = format!("ping 10.0.2.2 2; {}", to(name));
+        stand.boot(Accelerator::Kvm, slipgate.network(), &line);
+    }
 }
 
 /// A TAP with two queue pairs and all offloads, served by `slipgate attach`. `card` has further

@@ -40,7 +40,7 @@ pub mod hellos;
 pub mod initials;
 pub mod packets;
 mod programs;
-mod segmentation;
+pub(crate) mod segmentation;
 mod skb;
 
 pub use datapath::FakeDatapath;

@@ -62,6 +62,8 @@ pub enum Delivered {
 
 /// The way to the guest: the programs, and behind them the device or the engine.
 pub trait ToGuest {
+    /// Whether more stream data should be made for the guest now. If not, an event comes when it should.
+    fn has_room(&mut self) -> bool;
     /// Delivers a packet of the world. `frame` has room for the offload header and an Ethernet
     /// header before the packet, which begins behind both.
     fn deliver(&mut self, vnet: VirtioNetHdr, frame: &mut [u8]) -> Delivered;
@@ -164,7 +166,7 @@ impl Sockets {
     }
 
     /// Does what is due, and sends what is queued for the guest: data, and the acknowledgements that
-    /// this turn led to. Returns whether more is to be sent in the next turn.
+    /// this turn led to. Returns whether more is to be sent in the next turn, without an event.
     pub fn work(&mut self, epoll: &Epoll, guest: &mut impl ToGuest, now_ns: u64) -> bool {
         while let Some(&Reverse((due_ns, key))) = self.timers.peek()
             && due_ns <= now_ns
@@ -178,6 +180,9 @@ impl Sockets {
             }
         }
         for _ in 0..self.queued.len() {
+            if !guest.has_room() {
+                return false;
+            }
             let Some(key) = self.queued.pop_front() else {
                 break;
             };
@@ -186,7 +191,7 @@ impl Sockets {
                 self.stream_sends(key, epoll, guest, now_ns);
             }
         }
-        !self.queued.is_empty()
+        !self.queued.is_empty() && guest.has_room()
     }
 
     /// Returns the time at which [`Sockets::work`] or [`Sockets::sweep`] has something to do, ns.

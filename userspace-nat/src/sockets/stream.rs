@@ -274,7 +274,7 @@ impl Sockets {
             && stream.has_more
             && let Some(place) = stream.connection.sendable()
         {
-            if frames == FRAMES_PER_TURN {
+            if frames == FRAMES_PER_TURN || !guest.has_room() {
                 self.queue(key);
                 break;
             }

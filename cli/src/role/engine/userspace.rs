@@ -7,6 +7,7 @@ use slipgate_control::maps::{Insert, SharedMaps};
 use slipgate_ipc::engine::{UserspaceStart, VmSpec};
 use slipgate_model::USERSPACE_GUEST;
 use userspace_nat::{
+    guest_link::{GuestLink, StreamLink},
     stats::VmStats,
     userspace_port::{MemoryTables, UserspacePort},
 };
@@ -32,8 +33,8 @@ impl MemoryTables for Tables {
 /// Opens the port of the one VM that such an engine serves.
 pub(super) fn port(
     maps: Rc<SharedMaps>,
-    device: OwnedFd,
-    settings: UserspaceStart,
+    link: OwnedFd,
+    start: UserspaceStart,
     vms: &[VmSpec],
 ) -> anyhow::Result<UserspacePort<Tables>> {
     let [vm] = vms else {
@@ -46,7 +47,14 @@ pub(super) fn port(
             &TapEntry::new(vm.id, vm.row),
             Insert::Any,
         )
-        .context("entering the guest's device")?;
-    UserspacePort::new(Tables(maps), device, settings.takes_uso)
-        .context("waiting for the guest's device")
+        .context("entering the guest's link")?;
+    let (link, takes_uso) = match start {
+        UserspaceStart::Tap { takes_uso } => (GuestLink::Tap(link), takes_uso),
+        // The engine segments by itself.
+        UserspaceStart::Socket { is_for_one } => {
+            let link = StreamLink::new(link, is_for_one);
+            (GuestLink::Stream(Box::new(link)), true)
+        }
+    };
+    UserspacePort::new(Tables(maps), link, takes_uso).context("waiting for the guest's link")
 }

@@ -1,4 +1,4 @@
-//! Requests at the control socket of `slipgate exec`.
+//! Requests at the control socket of a user-mode engine.
 use std::{collections::BTreeMap, os::fd::BorrowedFd};
 
 use slipgate_abi::VmRow;
@@ -96,7 +96,7 @@ impl Clients {
                 machines: BTreeMap::new(),
             })),
             _ => Err(Box::new(ClientAnswer::error(
-                "`slipgate exec` serves one command, by the policy that it was started with",
+                "it serves one guest, by the policy that it was started with",
             ))),
         }
     }

@@ -1,10 +1,10 @@
-//! The command's process, and this binary in it before the command.
+//! The command of `slipgate exec`: its process, and this binary in it before the command.
 use std::{
     convert::Infallible,
     ffi::OsString,
     io::{IoSlice, IoSliceMut, Read as _, Write as _},
     os::{
-        fd::{AsFd as _, AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd, RawFd},
+        fd::{AsFd as _, AsRawFd as _, FromRawFd as _, OwnedFd, RawFd},
         unix::{
             net::UnixStream,
             process::{CommandExt as _, ExitStatusExt as _},
@@ -17,11 +17,16 @@ use anyhow::{Context as _, bail};
 use nix::{
     cmsg_space,
     fcntl::{FcntlArg, FdFlag, fcntl},
-    sys::socket::{ControlMessage, ControlMessageOwned, MsgFlags, recvmsg, sendmsg},
+    poll::{PollFd, PollFlags},
+    sys::{
+        signal::{Signal, kill},
+        socket::{ControlMessage, ControlMessageOwned, MsgFlags, recvmsg, sendmsg},
+    },
     unistd::Pid,
 };
 use slipgate_control::{GuestDevice, GuestNamespace};
 
+use super::Guest;
 use crate::{
     config::{Config, VmConfig},
     process::child::pidfd_of,
@@ -103,28 +108,6 @@ impl Command {
         }))
     }
 
-    /// Lets the command begin.
-    pub(super) fn begin(&mut self) -> anyhow::Result<()> {
-        self.stream
-            .write_all(&[1])
-            .context("letting the command begin")
-    }
-
-    pub(super) fn pidfd(&self) -> BorrowedFd<'_> {
-        self.pidfd.as_fd()
-    }
-
-    pub(super) fn pid(&self) -> Pid {
-        Pid::from_raw(self.child.id() as i32)
-    }
-
-    pub(super) fn has_ended(&mut self) -> bool {
-        if self.status.is_none() {
-            self.status = self.child.try_wait().ok().flatten();
-        }
-        self.status.is_some()
-    }
-
     fn wait(&mut self) -> anyhow::Result<ExitStatus> {
         let status = match self.status {
             Some(status) => status,
@@ -140,6 +123,37 @@ impl Command {
         let signal = status.signal().map(|signal| 128 + signal);
         let code = status.code().or(signal).unwrap_or(1);
         Ok(ExitCode::from(code as u8))
+    }
+}
+
+impl Guest for Command {
+    fn poll_fd(&self) -> PollFd<'_> {
+        PollFd::new(self.pidfd.as_fd(), PollFlags::POLLIN)
+    }
+
+    fn has_ended(&mut self) -> bool {
+        if self.status.is_none() {
+            self.status = self.child.try_wait().ok().flatten();
+        }
+        self.status.is_some()
+    }
+
+    fn begin(&mut self) -> anyhow::Result<()> {
+        self.stream
+            .write_all(&[1])
+            .context("letting the command begin")
+    }
+
+    /// A terminal sends its signals to the command too; the others are passed on.
+    fn signal(&mut self, signal: Signal) {
+        if matches!(signal, Signal::SIGTERM | Signal::SIGHUP) {
+            // It may have ended just now.
+            let _ = kill(Pid::from_raw(self.child.id() as i32), signal);
+        }
+    }
+
+    fn lost_engine(&mut self, how: String) {
+        tracing::error!("the engine {how}: the command has no network any more");
     }
 }
 

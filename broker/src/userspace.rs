@@ -1,0 +1,472 @@
+//! The user-mode engine with its guest: a command (`slipgate exec`), or a VMM that connects to a socket
+//! (`slipgate attach --socket`). Nothing here needs a privilege.
+//!
+//! # Theory of operation
+//! This process fills in the VM's row in the maps, which are files of memory ([`place`]), starts the
+//! engine with the guest's link, and lets the guest begin once the engine serves. The engine stays in the
+//! host's network namespace, where its sockets reach the world.
+//!
+//! - A command's process is this binary first ([`command`]): it enters a user, a network and a mount
+//!   namespace, makes a TAP there, passes the TAP's queue out, and then waits. The command has nothing but
+//!   the TAP, so that nothing it does leaves but by the engine.
+//! - A VMM connects to a Unix socket that this process has made ([`socket`]), and the engine accepts.
+//!
+//! Afterwards this process answers `why`, `cut`, `freeze` and the others at its control socket, tells the
+//! engine of changes of the host's network, and hands signals to the guest. It ends with the command and
+//! its status; with a signal; or when the one guest of a socket has gone. If the engine ends, its flows
+//! end with it: a command has no network any more, and a socket is closed.
+mod clients;
+mod command;
+mod place;
+mod socket;
+
+use std::{
+    ffi::OsString,
+    fs::File,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    path::PathBuf,
+    process::ExitCode,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, bail};
+use nix::{
+    poll::{PollFd, PollFlags, PollTimeout, poll},
+    sys::{signal::Signal, signalfd::SignalFd},
+    unistd::geteuid,
+};
+use slipgate_abi::RuleIndex;
+use slipgate_control::{Users, netlink::NetworkWatch, vm::OpenVm};
+use slipgate_ipc::{
+    channel::{Received, memory_file},
+    engine::{FromEngine, NetworkView, OnExit, Start, ToEngine, UserspaceStart, VmSpec},
+};
+use slipgate_policy::PolicySet;
+
+pub(crate) use self::place::memory_base;
+use self::{clients::Clients, command::Command, place::Place, socket::Socket};
+pub use self::{
+    command::{Inside, run_inside},
+    place::user_mode_dir,
+};
+use crate::{
+    config::{Config, VmConfig},
+    host::{self, HostResolvers},
+    kernel_state::{GATEWAY_MAC, Uplink, check_source, find_uplink, forward_texts, network_view},
+    output_files::{open_flow_log, open_pcap},
+    process::{ChildProcess, Outgoing},
+    role::Role,
+    serve::signals,
+};
+
+/// MTU of the guest's link, L3 bytes. Longer frames bring a TAP nothing: those of TCP and UDP pass joined.
+const DEFAULT_MTU: u32 = 1_500;
+/// Largest packet that a socket takes, whatever the links behind it, bytes.
+const SOCKET_MTU: u32 = 65_535;
+/// Time limits for the engine to serve, and to stop.
+const SERVES_WITHIN: Duration = Duration::from_secs(30);
+const STOPS_WITHIN: Duration = Duration::from_secs(30);
+/// Messages to the engine that may wait for room.
+const MOST_QUEUED: usize = 64;
+/// Configuration of `slipgate exec`.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ExecConfig {
+    /// The NAT, with its one VM.
+    pub nat: Config,
+    /// The command and its arguments.
+    pub command: Vec<OsString>,
+}
+
+/// Configuration of `slipgate attach --socket`.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct SocketConfig {
+    /// The NAT, with its one VM.
+    pub nat: Config,
+    /// Where the socket is made.
+    pub path: PathBuf,
+    /// Whether all ends when the first guest has gone.
+    pub is_for_one: bool,
+}
+
+/// What the engine serves.
+trait Guest {
+    /// Has an event when the guest may have ended.
+    fn poll_fd(&self) -> PollFd<'_>;
+    /// Whether it has ended.
+    fn has_ended(&mut self) -> bool;
+    /// Begins, for the engine serves.
+    fn begin(&mut self) -> anyhow::Result<()>;
+    /// Handles a signal to this process.
+    fn signal(&mut self, signal: Signal);
+    /// Handles the end of the engine. `how` it ended.
+    fn lost_engine(&mut self, how: String);
+}
+
+/// Runs a command, and returns its exit status.
+///
+/// # Errors
+/// This host lacks what is needed, the command can't be started, or the engine fails.
+pub fn exec(config: ExecConfig, log: &str) -> anyhow::Result<ExitCode> {
+    let prepared = Prepared::new(config.nat)?;
+    let (nat, mtu) = (&prepared.nat, prepared.mtu);
+    let mut command = Command::start(nat, prepared.vm()?, mtu, &config.command)?;
+    let Some(device) = command.device()? else {
+        // It has said why.
+        return command.ended();
+    };
+    let how = UserspaceStart::Tap {
+        takes_uso: device.takes_uso,
+    };
+    // The engine alone has the queue afterwards: it ends with the engine.
+    prepared.serve(&mut command, device.queue, how, log)?;
+    command.ended()
+}
+
+/// Serves the VMM that connects to a socket, until a signal.
+///
+/// # Errors
+/// This host lacks what is needed, the socket can't be made, or the engine fails.
+pub fn attach_socket(config: SocketConfig, log: &str) -> anyhow::Result<()> {
+    let prepared = Prepared::new(config.nat)?;
+    let name = prepared.vm()?.name.clone();
+    let mut socket = Socket::listen(config.path, name)?;
+    let how = UserspaceStart::Socket {
+        is_for_one: config.is_for_one,
+    };
+    let link = socket.link()?;
+    prepared.serve(&mut socket, link, how, log)?;
+    socket.ended()
+}
+
+/// What is checked and opened before there is a guest.
+#[derive(Debug)]
+struct Prepared {
+    nat: Config,
+    mtu: u32,
+    signals: SignalFd,
+    /// The flow log and the pcap file.
+    files: [Option<File>; 2],
+    policies: PolicySet,
+    watch: NetworkWatch,
+    uplink: Uplink,
+    view: NetworkView,
+}
+
+impl Prepared {
+    fn new(nat: Config) -> anyhow::Result<Self> {
+        let signals = signals(&[]).context("waiting for signals")?;
+        let files = [
+            nat.flow_log.as_deref().map(open_flow_log).transpose()?,
+            nat.pcap.as_deref().map(open_pcap).transpose()?,
+        ];
+        let mut policies = nat.load_policies()?.compile()?;
+        let watch = NetworkWatch::open()?;
+        let uplink = find_uplink(&nat, watch.network())?;
+        check_source(&nat, &uplink, watch.network())?;
+        let view = view(&nat, &watch, &uplink);
+        policies.set_local(&view.local);
+        Ok(Self {
+            mtu: nat.network.mtu.unwrap_or(DEFAULT_MTU),
+            nat,
+            signals,
+            files,
+            policies,
+            watch,
+            uplink,
+            view,
+        })
+    }
+
+    fn vm(&self) -> anyhow::Result<&VmConfig> {
+        match &self.nat.vms[..] {
+            [vm] => Ok(vm),
+            vms => bail!("a user-mode engine serves one VM, not {}", vms.len()),
+        }
+    }
+
+    /// Serves the guest until it has ended, and stops in order. `link`: the guest's; `how`: what it is.
+    fn serve(
+        self,
+        guest: &mut impl Guest,
+        link: OwnedFd,
+        how: UserspaceStart,
+        log: &str,
+    ) -> anyhow::Result<()> {
+        let vm = self.vm()?;
+        let place = Place::take(&self.nat, vm, self.mtu, &self.policies)?;
+        let begun = place.listen().and_then(|control| {
+            let start = Beginning {
+                prepared: &self,
+                link: link.as_fd(),
+                how,
+                vm: spec(&self.nat, vm, &place.open, self.mtu),
+                log,
+            };
+            Ok((control, start.engine(&place)?))
+        });
+        let (control, engine) = match begun {
+            Ok(begun) => begun,
+            Err(e) => {
+                place.leave();
+                return Err(e);
+            }
+        };
+        let mut served = Served {
+            engine: Some(engine),
+            outgoing: Outgoing::new(MOST_QUEUED),
+            clients: Clients::new(control, vm.name.clone(), place.open.row),
+            place,
+            watch: self.watch,
+            uplink: self.uplink,
+            view: self.view,
+            nat: self.nat,
+        };
+        let ended = served.await_engine().and_then(|()| {
+            drop(link);
+            guest.begin()?;
+            served.serve(&self.signals, guest)
+        });
+        served.stop();
+        ended
+    }
+}
+
+/// What an engine starts with.
+struct Beginning<'b> {
+    prepared: &'b Prepared,
+    link: BorrowedFd<'b>,
+    how: UserspaceStart,
+    vm: VmSpec,
+    log: &'b str,
+}
+
+impl Beginning<'_> {
+    /// Starts the engine. Does not wait until it serves.
+    fn engine(self, place: &Place) -> anyhow::Result<ChildProcess> {
+        let users = match geteuid().is_root() {
+            true => Users::claim(),
+            false => Users::of_the_caller(),
+        };
+        let process = ChildProcess::start(Role::Engine, &users)?;
+        let Prepared {
+            nat,
+            files: [flow_log, pcap],
+            policies,
+            view,
+            ..
+        } = self.prepared;
+        let compiled = memory_file(&policies.to_bytes())?;
+        let start = Start {
+            maps: place.memory.maps.fds(),
+            port: self.link,
+            userspace: Some(self.how),
+            flow_log: flow_log.as_ref().map(AsFd::as_fd),
+            pcap: pcap.as_ref().map(AsFd::as_fd),
+            locks: place.owner.lock_fds().collect(),
+            owner_row: place.owner.row(),
+            epoch: place.owner.epoch(),
+            flow_log_events: nat.flow_log_events.clone(),
+            vms: vec![self.vm],
+            policies: compiled.as_fd(),
+            rule_base: RuleIndex::new(place.rules.start),
+            forward_texts: forward_texts(nat).collect(),
+            resolvers: HostResolvers::find().now().to_vec(),
+            nat_ports: (*nat.nat_ports.start(), *nat.nat_ports.end()),
+            reserved_ports: host::bound(&nat.nat_ports).unwrap_or_default(),
+            network: view.clone(),
+            open_questions: Vec::new(),
+            log: self.log.to_owned(),
+        };
+        let channel = process.channel();
+        channel.send(ToEngine::Start(Box::new(start)))?;
+        channel.send(ToEngine::<BorrowedFd<'_>>::Begin)?;
+        Ok(process)
+    }
+}
+
+/// Everything that serves the guest.
+#[derive(Debug)]
+struct Served {
+    /// `None` once it has ended.
+    engine: Option<ChildProcess>,
+    outgoing: Outgoing,
+    clients: Clients,
+    place: Place,
+    watch: NetworkWatch,
+    uplink: Uplink,
+    /// The network in the last message to the engine.
+    view: NetworkView,
+    nat: Config,
+}
+
+impl Served {
+    fn await_engine(&mut self) -> anyhow::Result<()> {
+        let Some(engine) = &mut self.engine else {
+            return Ok(());
+        };
+        loop {
+            match engine.next(SERVES_WITHIN)? {
+                Some(FromEngine::Ready { .. }) => return Ok(()),
+                Some(_) => {}
+                None => return Err(engine.ended_before("it was ready")),
+            }
+        }
+    }
+
+    /// Serves until the guest has ended.
+    fn serve(&mut self, signals: &SignalFd, guest: &mut impl Guest) -> anyhow::Result<()> {
+        while !guest.has_ended() {
+            let input = |fd| PollFd::new(fd, PollFlags::POLLIN);
+            let mut fds = vec![
+                guest.poll_fd(),
+                input(signals.as_fd()),
+                input(self.watch.as_fd()),
+            ];
+            if let Some(engine) = &self.engine {
+                let wants = match self.outgoing.is_empty() {
+                    true => PollFlags::POLLIN,
+                    false => PollFlags::POLLIN | PollFlags::POLLOUT,
+                };
+                fds.push(PollFd::new(engine.channel().as_fd(), wants));
+            }
+            fds.extend(self.clients.fds().map(input));
+            let wait = |due: Instant| due.saturating_duration_since(Instant::now());
+            let timeout = match (self.clients.has_waiting(), self.watch.due().map(wait)) {
+                (true, _) => PollTimeout::ZERO,
+                (false, None) => PollTimeout::NONE,
+                (false, Some(wait)) => PollTimeout::try_from(wait).unwrap_or(PollTimeout::MAX),
+            };
+            match poll(&mut fds, timeout) {
+                Ok(_) | Err(nix::Error::EINTR) => {}
+                Err(e) => return Err(e).context("waiting for the guest"),
+            }
+            while let Ok(Some(info)) = signals.read_signal() {
+                if let Ok(signal) = Signal::try_from(info.ssi_signo as i32) {
+                    guest.signal(signal);
+                }
+            }
+            self.follow_network()?;
+            for request in self.clients.requests(&self.place) {
+                self.send(request)?;
+            }
+            if let Some(how) = self.hear_engine() {
+                guest.lost_engine(how);
+            }
+        }
+        Ok(())
+    }
+
+    fn send(&mut self, message: ToEngine) -> anyhow::Result<()> {
+        match &self.engine {
+            Some(engine) => Ok(self.outgoing.send(engine.channel(), message)?),
+            None => {
+                self.clients.forget("the engine has ended");
+                Ok(())
+            }
+        }
+    }
+
+    /// Returns how the engine ended, if it did.
+    fn hear_engine(&mut self) -> Option<String> {
+        let engine = self.engine.as_mut()?;
+        let failed = loop {
+            match engine.try_receive::<FromEngine>() {
+                Ok(Received::Nothing) => {
+                    break self
+                        .outgoing
+                        .flush(engine.channel())
+                        .err()
+                        .map(|e| e.to_string());
+                }
+                Ok(Received::Message(FromEngine::Reply { id, reply })) => {
+                    self.clients.replied(id, reply, &self.place);
+                }
+                Ok(Received::Message(_)) => {}
+                Ok(Received::End) => break Some(engine.how_it_ended()),
+                Err(e) => break Some(e.to_string()),
+            }
+        };
+        let how = failed.or_else(|| self.outgoing.failure())?;
+        self.engine = None;
+        self.clients.forget("the engine has ended");
+        Some(how)
+    }
+
+    /// Tells the engine of a change of the host's network.
+    fn follow_network(&mut self) -> anyhow::Result<()> {
+        let changes = self.watch.update()?;
+        self.watch.caught_up();
+        if !changes.any() {
+            return Ok(());
+        }
+        if let Ok(uplink) = find_uplink(&self.nat, self.watch.network()) {
+            self.uplink = uplink;
+        }
+        let now = view(&self.nat, &self.watch, &self.uplink);
+        if now == self.view {
+            return Ok(());
+        }
+        self.view = now.clone();
+        self.send(ToEngine::Network(now))
+    }
+
+    /// Stops the engine in order, so that its flows are recorded, and leaves the maps.
+    fn stop(mut self) {
+        if let Some(engine) = self.engine.take()
+            && let Err(e) = stop_engine(&engine, &mut self.outgoing)
+        {
+            tracing::warn!("{e:#}");
+        }
+        drop(self.clients);
+        self.place.leave();
+    }
+}
+
+fn stop_engine(engine: &ChildProcess, outgoing: &mut Outgoing) -> anyhow::Result<()> {
+    outgoing.send(engine.channel(), ToEngine::Shutdown(OnExit::Detach))?;
+    loop {
+        match engine.next(STOPS_WITHIN)? {
+            Some(FromEngine::Stopped) | None => return Ok(()),
+            Some(_) => {}
+        }
+    }
+}
+
+fn view(nat: &Config, watch: &NetworkWatch, uplink: &Uplink) -> NetworkView {
+    let mut view = network_view(
+        watch.network(),
+        uplink.ifindex,
+        nat.nat_address,
+        &nat.network,
+    );
+    for link in &mut view.links {
+        link.mtu = SOCKET_MTU;
+    }
+    for route in &mut view.routes.routes {
+        route.mtu = None;
+    }
+    view
+}
+
+fn spec(nat: &Config, vm: &VmConfig, open: &OpenVm, mtu: u32) -> VmSpec {
+    VmSpec {
+        id: open.id,
+        row: open.row,
+        name: vm.name.clone(),
+        labels: vm.labels.clone(),
+        guest: vm.ip,
+        gateway: nat.network.gateway,
+        dns: nat.network.dns,
+        prefix_len: nat.network.prefix_len,
+        guest_mac: vm.mac,
+        gateway_mac: GATEWAY_MAC,
+        mtu: u16::try_from(mtu).unwrap_or(u16::MAX),
+        max_flows: vm.limits.max_flows,
+        new_flows_per_second: vm.limits.new_flows_per_second,
+        policy: vm.policy,
+        host_loopback: vm.host_loopback.clone(),
+        dns_per_second: vm.limits.dns_per_second,
+        idle_after_s: 0,
+        is_idle: false,
+    }
+}

@@ -1,0 +1,130 @@
+//! The VM's place in the maps, which are files of memory of this user's.
+use std::{
+    ops::Range,
+    path::{Path, PathBuf},
+};
+
+use anyhow::Context as _;
+use nix::unistd::geteuid;
+use slipgate_control::{
+    InMemory, Owner, Paths, paths,
+    vm::{self, OpenVm},
+};
+use slipgate_ipc::client::ControlServer;
+use slipgate_model::{USERSPACE_GUEST, USERSPACE_PORT};
+use slipgate_policy::PolicySet;
+
+use crate::{
+    config::{Config, VmConfig},
+    kernel_state::{GATEWAY_MAC, MOST_CREDITS, Writer, described, write_rules},
+};
+
+/// Directory of root's files of memory.
+const MEMORY_OF_ROOT: &str = "/run/slipgate/userspace";
+
+/// Directory of files of memory that a `--pin-dir` stands for; `None`: it is a directory of pins.
+pub(crate) fn memory_base(pin_dir: &Path) -> Option<PathBuf> {
+    if pin_dir.starts_with(MEMORY_OF_ROOT) {
+        return Some(pin_dir.to_owned());
+    }
+    (!geteuid().is_root() && pin_dir == Path::new(paths::PINS)).then(user_mode_dir)
+}
+
+/// Directory of this user's files of memory, unless `--pin-dir` names another.
+pub fn user_mode_dir() -> PathBuf {
+    if geteuid().is_root() {
+        return MEMORY_OF_ROOT.into();
+    }
+    match std::env::var_os("XDG_RUNTIME_DIR") {
+        Some(dir) if Path::new(&dir).is_absolute() => Path::new(&dir).join("slipgate"),
+        _ => format!("/tmp/slipgate-{}", geteuid()).into(),
+    }
+}
+
+/// The VM's place in the maps.
+#[derive(Debug)]
+pub(super) struct Place {
+    pub(super) memory: InMemory,
+    pub(super) owner: Owner,
+    pub(super) open: OpenVm,
+    pub(super) rules: Range<u32>,
+}
+
+impl Place {
+    pub(super) fn take(
+        nat: &Config,
+        vm: &VmConfig,
+        mtu: u32,
+        policies: &PolicySet,
+    ) -> anyhow::Result<Self> {
+        let base = memory_base(&nat.pin_dir).unwrap_or_else(user_mode_dir);
+        let paths = Paths::in_memory(&base)?;
+        let (memory, owner) = InMemory::open(paths, nat.flow_table)
+            .with_context(|| format!("making the tables in {}", base.display()))?;
+        let row = vm::VmSpec {
+            name: vm.name.clone(),
+            guest: vm.ip,
+            gateway: nat.network.gateway,
+            prefix_len: nat.network.prefix_len,
+            guest_mac: vm.mac,
+            gateway_mac: GATEWAY_MAC,
+            mtu,
+            credits: MOST_CREDITS,
+            policy: vm.policy,
+            tap_ifindex: Some(USERSPACE_GUEST),
+            port_ifindex: USERSPACE_PORT,
+        };
+        match fill(&memory, &owner, nat, &row, policies) {
+            Ok((open, rules)) => {
+                let rates = vm.limits.rates;
+                let rates = rates.is_limited().then_some(rates);
+                memory.maps.set_rates(open.row, rates);
+                Ok(Self {
+                    memory,
+                    owner,
+                    open,
+                    rules,
+                })
+            }
+            Err(e) => {
+                // The cause is told; a directory that is left is the next one's.
+                let _ = memory.close(owner);
+                Err(e)
+            }
+        }
+    }
+
+    /// Listens for requests of other commands.
+    pub(super) fn listen(&self) -> anyhow::Result<ControlServer> {
+        let socket = format!("{}.sock", self.owner.row());
+        let socket = self.memory.paths().run_dir.join(socket);
+        let control = ControlServer::bind(&socket, geteuid().as_raw())
+            .with_context(|| format!("listening at {}", socket.display()))?;
+        Ok(control.of_its_owner())
+    }
+
+    pub(super) fn leave(self) {
+        let closed = vm::close(&self.memory.maps, self.open.row);
+        if let Err(e) = closed.and(self.memory.close(self.owner)) {
+            tracing::warn!("{e}");
+        }
+    }
+}
+
+fn fill(
+    memory: &InMemory,
+    owner: &Owner,
+    nat: &Config,
+    row: &vm::VmSpec,
+    policies: &PolicySet,
+) -> anyhow::Result<(OpenVm, Range<u32>)> {
+    owner.divide_queue(&memory.maps, MOST_CREDITS, u32::MAX);
+    let writer = Writer {
+        paths: memory.paths(),
+        rows: &[owner.row()],
+        own: &[],
+        kept: &[],
+    };
+    let rules = write_rules(&memory.maps, &described(policies, nat), writer)?;
+    Ok((vm::open(&memory.maps, owner, row)?, rules))
+}

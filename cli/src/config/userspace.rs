@@ -1,0 +1,125 @@
+//! Configuration of the user-mode engine: of `slipgate exec` and of `slipgate attach --socket`.
+use std::path::Path;
+
+use slipgate_broker::{
+    ExecConfig, Inside, SocketConfig,
+    config::{Config, Mode, VmConfig},
+};
+use slipgate_control::GuestNamespace;
+use slipgate_ipc::engine::OnExit;
+use slipgate_policy::document::{ConfigError, RuleFlag, check_name};
+
+use super::{network, settled};
+use crate::args::{self, AttachArgs, ExecArgs, InsideArgs, NatArgs};
+
+/// Checks the flags of `exec`. `order`: the rule flags as typed, see [`super::rule_flags`].
+pub(crate) fn exec(args: &ExecArgs, order: Vec<RuleFlag>) -> Result<ExecConfig, ConfigError> {
+    let name = match &args.name {
+        Some(name) => check_name("--name", name, name)?.to_owned(),
+        None => format!("exec-{}", std::process::id()),
+    };
+    Ok(ExecConfig {
+        nat: of_one(&args.nat, &name, order)?,
+        command: args.command.clone(),
+    })
+}
+
+/// Checks the flags of `attach --socket`. `order`: the rule flags as typed.
+pub(crate) fn attach_socket(
+    args: &AttachArgs,
+    order: Vec<RuleFlag>,
+) -> Result<SocketConfig, ConfigError> {
+    let path = args.socket.clone().unwrap_or_default();
+    if args.on_exit == args::OnExit::Keep {
+        let problem = "flows end with the engine here";
+        return Err(ConfigError::new("--on-exit", "keep", problem, LEAVE_OUT));
+    }
+    let name = name_of(args.name.as_deref(), &path)?;
+    Ok(SocketConfig {
+        nat: of_one(&args.nat, &name, order)?,
+        path,
+        is_for_one: args.one_off,
+    })
+}
+
+/// The name that was given, or that of the socket's file.
+fn name_of(given: Option<&str>, path: &Path) -> Result<String, ConfigError> {
+    if let Some(name) = given {
+        return Ok(check_name("--name", name, name)?.to_owned());
+    }
+    let name = path.file_stem().unwrap_or_default().to_string_lossy();
+    match check_name("--socket", &path.to_string_lossy(), &name) {
+        Ok(name) => Ok(name.to_owned()),
+        Err(e) => {
+            let problem = format!("{}, as the VM would be called", e.problem);
+            let remedy = "name the VM: --name NAME";
+            Err(ConfigError::new(
+                "--socket",
+                path.display(),
+                problem,
+                remedy,
+            ))
+        }
+    }
+}
+
+/// The NAT of one guest.
+fn of_one(nat: &NatArgs, name: &str, order: Vec<RuleFlag>) -> Result<Config, ConfigError> {
+    refuse_absent(nat)?;
+    let network = network::parse(nat)?;
+    // No device of the host's has this name, whatever it is.
+    let vm = VmConfig::new(name, name, network.guest);
+    let vms = Some(vec![vm]);
+    let config = settled(Mode::Userspace, nat, network, vms, OnExit::Detach, order)?;
+    match config.forwards.first() {
+        None => Ok(config),
+        Some(forward) => {
+            let remedy = "leave it out: the guest is not reached from outside yet";
+            Err(ConfigError::new(
+                "--forward",
+                &forward.spec,
+                NOT_YET,
+                remedy,
+            ))
+        }
+    }
+}
+
+const NOT_YET: &str = "the user-mode engine has it not yet";
+const LEAVE_OUT: &str = "leave it out";
+
+/// Refuses flags that mean the kernel's part, or what this mode has not yet.
+fn refuse_absent(nat: &NatArgs) -> Result<(), ConfigError> {
+    let refused = |flag, given: &dyn std::fmt::Display, problem, remedy| {
+        Err(ConfigError::new(flag, given, problem, remedy))
+    };
+    const KERNELS: &str = "the user-mode engine has no part in the kernel";
+    if nat.mode == args::Mode::Hybrid {
+        return refused("--mode", &"hybrid", KERNELS, LEAVE_OUT);
+    }
+    if nat.xdp == args::Xdp::On {
+        return refused("--xdp", &"on", KERNELS, LEAVE_OUT);
+    }
+    if nat.bpf_log {
+        return refused("--bpf-log", &"", KERNELS, LEAVE_OUT);
+    }
+    if let Some(address) = &nat.metrics {
+        return refused("--metrics", address, NOT_YET, "use `slipgate stats --json`");
+    }
+    Ok(())
+}
+
+/// The flags that `exec` gives to the command's process.
+pub(crate) fn inside(args: &InsideArgs) -> Inside {
+    Inside {
+        fd: args.fd,
+        namespace: GuestNamespace {
+            guest: args.guest,
+            prefix_len: args.prefix,
+            gateway: args.gateway,
+            dns: args.dns,
+            mtu: args.mtu,
+        },
+        command: args.command.clone(),
+    }
+}

@@ -1,0 +1,141 @@
+//! A Linux guest behind a stream socket: a namespace with a real TCP stack, and what QEMU does for
+//! `-netdev stream` between them. Each frame is preceded by its length, 32 bits, big-endian.
+
+use std::{
+    io::{Read, Write as _},
+    net::Shutdown,
+    os::{fd::AsRawFd as _, unix::net::UnixStream},
+    path::Path,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread::JoinHandle,
+    time::Duration,
+};
+
+use crate::{
+    dhcp::{self, Lease},
+    error::{Result, Tried},
+    frame::Mac,
+    guest::GUEST_DEVICE,
+    netns::NetNs,
+    tap::{FRAME_MAX, TapQueue, VNET_HDR_LEN},
+};
+
+const MAC: Mac = [0x52, 0x54, 0x00, 0x12, 0x34, 0x56];
+/// Time after which a thread looks whether it is to end.
+const LOOKS_EVERY_MS: i32 = 50;
+
+/// A guest that is connected to a socket. Its connection ends on drop.
+pub struct SocketGuest {
+    /// The guest's namespace.
+    pub ns: NetNs,
+    stream: UnixStream,
+    has_ended: Arc<AtomicBool>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl SocketGuest {
+    /// Connects a guest to a socket. It has no address yet.
+    ///
+    /// # Errors
+    /// Nobody listens, or the guest can't be made.
+    pub fn connect(path: &Path) -> Result<Self> {
+        let connecting = || format!("connect a guest to {}", path.display());
+        let stream = UnixStream::connect(path).tried(connecting())?;
+        let ns = NetNs::new("socket-guest")?;
+        let tap = TapQueue::alone(&ns, GUEST_DEVICE)?;
+        let mac = MAC.map(|byte| format!("{byte:02x}")).join(":");
+        // Its MTU is that of its lease.
+        ns.ip(&format!("link set {GUEST_DEVICE} address {mac} up"))?;
+        let has_ended = Arc::new(AtomicBool::new(false));
+        let copy = || stream.try_clone().tried(connecting());
+        let (to, from, ended) = (copy()?, copy()?, has_ended.clone());
+        let (out, into) = (tap.clone(), tap);
+        let threads = vec![
+            std::thread::spawn(move || send(&out, to, &ended)),
+            std::thread::spawn(move || receive(&into, from)),
+        ];
+        Ok(Self {
+            ns,
+            stream,
+            has_ended,
+            threads,
+        })
+    }
+
+    /// Takes a lease by DHCP and applies it: address, route, MTU.
+    ///
+    /// # Errors
+    /// No lease within `timeout`, or the kernel refuses a setting.
+    pub fn dhcp(&self, timeout: Duration) -> Result<Lease> {
+        let lease = dhcp::acquire(&self.ns, GUEST_DEVICE, MAC, timeout)?;
+        dhcp::apply(&self.ns, GUEST_DEVICE, &lease)?;
+        Ok(lease)
+    }
+
+    /// Runs `f` inside the guest: see [`NetNs::run`].
+    pub fn run<T: Send>(&self, f: impl FnOnce() -> T + Send) -> T {
+        self.ns.run(f)
+    }
+}
+
+impl Drop for SocketGuest {
+    fn drop(&mut self) {
+        self.has_ended.store(true, Ordering::Relaxed);
+        let _ = self.stream.shutdown(Shutdown::Both);
+        for thread in self.threads.drain(..) {
+            let _ = thread.join();
+        }
+        self.ns.kill_processes();
+    }
+}
+
+/// Moves what the stack sends into the stream, until either has ended.
+fn send(tap: &TapQueue, mut stream: UnixStream, has_ended: &AtomicBool) {
+    let mut buffer = vec![0; FRAME_MAX];
+    let mut framed = Vec::new();
+    while !has_ended.load(Ordering::Relaxed) {
+        let Ok(len) = tap.read(&mut buffer) else {
+            let mut waits = libc::pollfd {
+                fd: tap.fd().as_raw_fd(),
+                events: libc::POLLIN,
+                revents: 0,
+            };
+            // SAFETY: one struct, writable.
+            unsafe { libc::poll(&raw mut waits, 1, LOOKS_EVERY_MS) };
+            continue;
+        };
+        let frame = &buffer[VNET_HDR_LEN..len];
+        framed.clear();
+        framed.extend_from_slice(&(frame.len() as u32).to_be_bytes());
+        framed.extend_from_slice(frame);
+        if stream.write_all(&framed).is_err() {
+            return;
+        }
+    }
+}
+
+/// Moves what comes from the stream to the stack, until the stream has ended.
+fn receive(tap: &TapQueue, stream: UnixStream) {
+    let mut stream = std::io::BufReader::with_capacity(1 << 18, stream);
+    let mut frame = vec![0; FRAME_MAX];
+    loop {
+        let mut len = [0; 4];
+        if stream.read_exact(&mut len).is_err() {
+            return;
+        }
+        let end = VNET_HDR_LEN + u32::from_be_bytes(len) as usize;
+        assert!(
+            end <= frame.len(),
+            "a frame of {} bytes",
+            end - VNET_HDR_LEN
+        );
+        if stream.read_exact(&mut frame[VNET_HDR_LEN..end]).is_err() {
+            return;
+        }
+        // A full queue loses frames, as QEMU's ring does.
+        let _ = tap.write(&frame[..end]);
+    }
+}

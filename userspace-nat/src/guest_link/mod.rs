@@ -1,0 +1,58 @@
+//! The guest's link, as the user-mode engine has it: the queue of a TAP, or a stream socket to which a
+//! VMM connects.
+//!
+//! A TAP takes frames with offload headers and bounds its queue itself. A stream socket takes plain
+//! Ethernet frames: [`stream`] is its life, [`framing`] the frames on it and the bounded queue of those
+//! for the guest, [`segmentation`] what a device does otherwise for a host.
+pub mod framing;
+mod segmentation;
+mod stream;
+
+use std::os::fd::OwnedFd;
+
+use nix::unistd::write;
+use slipgate_abi::DropReason;
+
+pub use self::stream::{Input, StreamLink};
+use crate::port::VirtioNetHdr;
+
+/// The guest's link.
+#[derive(Debug)]
+pub enum GuestLink {
+    /// The queue of a TAP, non-blocking, whose frames begin with the legacy `virtio_net_hdr`.
+    Tap(OwnedFd),
+    /// A socket with the framing of QEMU's `-netdev stream`.
+    Stream(Box<StreamLink>),
+}
+
+impl GuestLink {
+    /// Whether more data for the guest should be made now: its queue is short.
+    pub fn has_room(&mut self) -> bool {
+        match self {
+            Self::Tap(_) => true,
+            Self::Stream(link) => link.has_room(),
+        }
+    }
+
+    /// Makes room for a frame, `len` bytes from the Ethernet header on. Returns the reason if there is
+    /// none.
+    pub fn refusal(&mut self, vnet: VirtioNetHdr, len: usize) -> Option<DropReason> {
+        match self {
+            Self::Tap(_) => None,
+            Self::Stream(link) => link.refusal(vnet, len),
+        }
+    }
+
+    /// Sends a frame, with its `virtio_net_hdr`. Returns the reason if it was dropped and is to be
+    /// counted.
+    pub fn send(&mut self, frame: &[u8]) -> Option<DropReason> {
+        match self {
+            Self::Tap(queue) => {
+                // A device that is gone or full loses frames and counts them, as any does.
+                let _ = write(queue, frame);
+                None
+            }
+            Self::Stream(link) => link.send(frame),
+        }
+    }
+}

@@ -1,0 +1,279 @@
+//! A stream socket as the guest's link: a VMM connects to it, and frames come and go by
+//! [`framing`](super::framing).
+//!
+//! # Theory of operation
+//! | state | entered by | frames for the guest |
+//! | --- | --- | --- |
+//! | waiting | the start; the guest's connection has ended | dropped as `stale_vm` |
+//! | connected | a connection was accepted | queued, or dropped as `engine_busy` |
+//! | over | the only guest's connection has ended | dropped as `stale_vm` |
+//!
+//! One guest at a time: whoever connects meanwhile waits in the socket's backlog. When a connection
+//! ends, what was under way on it is forgotten, and flows stay until their own time-outs; a guest that
+//! comes back goes on with them. A link for one guest only shuts the listening socket down, which is how
+//! the process that shares it learns the end.
+//!
+//! The queue for the guest is bounded twice. From [`ENOUGH_QUEUED`] on no data is taken from the world's
+//! sockets ([`StreamLink::has_room`]), so that a guest that reads slowly loses no stream data. From
+//! [`MOST_QUEUED`](super::framing::MOST_QUEUED) on a frame is dropped and counted. Nothing waits for the
+//! guest: what the socket does not take stays queued until epoll reports room.
+use std::{
+    io,
+    os::fd::{AsFd, AsRawFd, FromRawFd as _, OwnedFd},
+};
+
+use nix::{
+    errno::Errno,
+    sys::{
+        epoll::{Epoll, EpollEvent, EpollFlags},
+        socket::{MsgFlags, Shutdown, SockFlag, accept4, recv, send, shutdown},
+    },
+};
+use slipgate_abi::DropReason;
+
+use super::{
+    framing::{FrameQueue, FrameReader, TooLong},
+    segmentation,
+};
+use crate::port::{VNET_LEN, VirtioNetHdr};
+
+/// Bytes in the queue from which no more data is made for the guest.
+const ENOUGH_QUEUED: usize = 256 << 10;
+
+/// What comes from the guest.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Input {
+    /// A frame of this length.
+    Frame(usize),
+    /// Nothing for now.
+    Nothing,
+    /// The connection has ended, after so many bytes of a frame that is not whole.
+    Ended(usize),
+    /// The connection was closed: it announced a frame that can't be.
+    Closed(TooLong),
+}
+
+/// A listening socket, and the guest that is connected to it.
+#[derive(Debug)]
+pub struct StreamLink {
+    listener: OwnedFd,
+    is_for_one: bool,
+    state: State,
+    reader: FrameReader,
+    queue: FrameQueue,
+}
+
+#[derive(Debug)]
+enum State {
+    Waiting,
+    Connected {
+        socket: OwnedFd,
+        /// Whether an event tells when the socket takes more.
+        waits_for_room: bool,
+        /// Whether a write has failed.
+        is_broken: bool,
+    },
+    Over,
+}
+
+impl StreamLink {
+    /// A link by a listening socket, non-blocking. `is_for_one`: whether it is over when the first guest
+    /// has gone.
+    pub fn new(listener: OwnedFd, is_for_one: bool) -> Self {
+        Self {
+            listener,
+            is_for_one,
+            state: State::Waiting,
+            reader: FrameReader::default(),
+            queue: FrameQueue::default(),
+        }
+    }
+
+    /// Adds the listening socket to a set.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn watch(&self, epoll: &Epoll, listener_key: u64) -> io::Result<()> {
+        // Edge-triggered: it is accepted from when there is no guest, whatever the event.
+        let events = EpollFlags::EPOLLIN | EpollFlags::EPOLLET;
+        Ok(epoll.add(&self.listener, EpollEvent::new(events, listener_key))?)
+    }
+
+    /// Accepts the guest that waits, if none is connected. To be called in every turn.
+    ///
+    /// # Errors
+    /// The kernel can't watch the connection.
+    pub fn accept(&mut self, epoll: &Epoll, key: u64) -> io::Result<()> {
+        if !matches!(self.state, State::Waiting) {
+            return Ok(());
+        }
+        let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
+        // Nobody is there, or no descriptor is to be had: tried again in the next turn.
+        let Ok(socket) = accept4(self.listener.as_raw_fd(), flags) else {
+            return Ok(());
+        };
+        let socket = owned(socket);
+        epoll.add(&socket, EpollEvent::new(EpollFlags::EPOLLIN, key))?;
+        self.state = State::Connected {
+            socket,
+            waits_for_room: false,
+            is_broken: false,
+        };
+        tracing::debug!("the guest has connected");
+        Ok(())
+    }
+
+    /// Whether frames were read that [`StreamLink::next`] has not returned.
+    pub fn has_input(&self) -> bool {
+        self.reader.has_whole()
+    }
+
+    /// Reads once, if no whole frame is held. Returns the end of the connection.
+    pub fn fill(&mut self) -> Option<Input> {
+        let State::Connected { socket, .. } = &self.state else {
+            return None;
+        };
+        if self.reader.has_whole() {
+            return None;
+        }
+        let room = self.reader.room();
+        match recv(socket.as_raw_fd(), room, MsgFlags::MSG_DONTWAIT) {
+            Ok(0) => Some(self.end()),
+            Ok(len) => {
+                self.reader.filled(len);
+                None
+            }
+            Err(Errno::EAGAIN | Errno::EINTR) => None,
+            Err(_) => Some(self.end()),
+        }
+    }
+
+    /// Copies the next frame that is held to the beginning of `into`, which has room for the longest.
+    pub fn next(&mut self, into: &mut [u8]) -> Input {
+        match self.reader.next_frame() {
+            Ok(Some(frame)) => {
+                into[..frame.len()].copy_from_slice(frame);
+                Input::Frame(frame.len())
+            }
+            Ok(None) => Input::Nothing,
+            Err(too_long) => {
+                self.end();
+                Input::Closed(too_long)
+            }
+        }
+    }
+
+    /// Whether more data for the guest should be made now.
+    pub fn has_room(&mut self) -> bool {
+        if self.queue.unsent().len() >= ENOUGH_QUEUED {
+            self.flush();
+        }
+        let is_short = self.queue.unsent().len() < ENOUGH_QUEUED;
+        is_short && matches!(self.state, State::Connected { .. })
+    }
+
+    /// Makes room for a frame, `len` bytes from the Ethernet header on. Returns the reason if there is
+    /// none.
+    pub fn refusal(&mut self, vnet: VirtioNetHdr, len: usize) -> Option<DropReason> {
+        if !matches!(self.state, State::Connected { .. }) {
+            return Some(DropReason::StaleVm);
+        }
+        if segmentation::has_room(&self.queue, vnet, len) {
+            return None;
+        }
+        self.flush();
+        let has_room = segmentation::has_room(&self.queue, vnet, len);
+        (!has_room).then_some(DropReason::EngineBusy)
+    }
+
+    /// Queues a frame, with its `virtio_net_hdr`. Returns the reason if it was dropped.
+    pub fn send(&mut self, frame: &[u8]) -> Option<DropReason> {
+        let (vnet, frame) = frame.split_first_chunk::<VNET_LEN>()?;
+        let vnet = VirtioNetHdr::decode(vnet);
+        let refusal = self.refusal(vnet, frame.len());
+        if refusal.is_some() {
+            return refusal;
+        }
+        let queued = segmentation::push(&mut self.queue, vnet, frame);
+        (!queued).then_some(DropReason::EngineBusy)
+    }
+
+    /// At the end of a turn: writes what is queued, and has an event tell when more can be written.
+    /// Returns the end of the connection, if writing failed.
+    ///
+    /// # Errors
+    /// The kernel can't watch the connection.
+    pub fn settle(&mut self, epoll: &Epoll, key: u64) -> io::Result<Option<Input>> {
+        self.flush();
+        let State::Connected {
+            socket,
+            waits_for_room,
+            is_broken,
+        } = &mut self.state
+        else {
+            return Ok(None);
+        };
+        if *is_broken {
+            return Ok(Some(self.end()));
+        }
+        let is_left = !self.queue.unsent().is_empty();
+        if is_left != *waits_for_room {
+            let events = match is_left {
+                true => EpollFlags::EPOLLIN | EpollFlags::EPOLLOUT,
+                false => EpollFlags::EPOLLIN,
+            };
+            epoll.modify(socket.as_fd(), &mut EpollEvent::new(events, key))?;
+            *waits_for_room = is_left;
+        }
+        Ok(None)
+    }
+
+    /// Writes as much of the queue as the socket takes.
+    fn flush(&mut self) {
+        let State::Connected {
+            socket, is_broken, ..
+        } = &mut self.state
+        else {
+            return;
+        };
+        let flags = MsgFlags::MSG_NOSIGNAL | MsgFlags::MSG_DONTWAIT;
+        while !self.queue.unsent().is_empty() && !*is_broken {
+            match send(socket.as_raw_fd(), self.queue.unsent(), flags) {
+                Ok(len) => self.queue.sent(len),
+                Err(Errno::EAGAIN) => return,
+                Err(Errno::EINTR) => {}
+                Err(_) => *is_broken = true,
+            }
+        }
+    }
+
+    /// Ends the guest's connection, and forgets what was under way on it.
+    fn end(&mut self) -> Input {
+        let cut = self.reader.held();
+        self.reader.clear();
+        self.queue.clear();
+        self.state = match self.is_for_one {
+            true => State::Over,
+            false => State::Waiting,
+        };
+        if self.is_for_one {
+            // Nobody connects any more, and whoever else has the socket sees it hang up.
+            let _ = shutdown(self.listener.as_raw_fd(), Shutdown::Both);
+        }
+        tracing::debug!("the guest's connection has ended");
+        Input::Ended(cut)
+    }
+}
+
+#[expect(
+    unsafe_code,
+    reason = "nix returns a descriptor that accept4 has made as a number"
+)]
+fn owned(fd: std::os::fd::RawFd) -> OwnedFd {
+    // SAFETY: the kernel has just made it for the caller.
+    unsafe { OwnedFd::from_raw_fd(fd) }
+}
+
+#[cfg(test)]
+#[path = "stream_test.rs"]
+mod tests;

@@ -1,0 +1,209 @@
+use std::{
+    io::{ErrorKind, Read as _, Write as _},
+    os::unix::net::{UnixListener, UnixStream},
+    path::PathBuf,
+};
+
+use nix::sys::epoll::{EpollCreateFlags, EpollTimeout};
+
+use super::*;
+use crate::guest_link::framing::{MOST_FRAME, MOST_QUEUED, PREFIX_LEN};
+
+const LISTENER: u64 = 1;
+const GUEST: u64 = 2;
+
+struct Rig {
+    link: StreamLink,
+    epoll: Epoll,
+    path: PathBuf,
+    _dir: tempfile::TempDir,
+}
+
+impl Rig {
+    fn new(is_for_one: bool) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("socket");
+        let listener = UnixListener::bind(&path).unwrap();
+        listener.set_nonblocking(true).unwrap();
+        let link = StreamLink::new(listener.into(), is_for_one);
+        let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).unwrap();
+        link.watch(&epoll, LISTENER).unwrap();
+        let rig = Self {
+            link,
+            epoll,
+            path,
+            _dir: dir,
+        };
+        assert_eq!(rig.events(), []);
+        rig
+    }
+
+    fn connect(&self) -> UnixStream {
+        let stream = UnixStream::connect(&self.path).unwrap();
+        stream.set_nonblocking(true).unwrap();
+        stream
+    }
+
+    fn accept(&mut self) {
+        self.link.accept(&self.epoll, GUEST).unwrap();
+    }
+
+    fn settle(&mut self) -> Option<Input> {
+        self.link.settle(&self.epoll, GUEST).unwrap()
+    }
+
+    fn events(&self) -> Vec<(u64, EpollFlags)> {
+        let mut events = [EpollEvent::empty(); 8];
+        let ready = self.epoll.wait(&mut events, EpollTimeout::ZERO).unwrap();
+        let events = events[..ready].iter();
+        events.map(|event| (event.data(), event.events())).collect()
+    }
+
+    /// One turn's input, until there is none.
+    fn read(&mut self) -> Vec<Input> {
+        if let Some(end) = self.link.fill() {
+            return vec![end];
+        }
+        let mut into = vec![0; MOST_FRAME];
+        let mut all = Vec::new();
+        loop {
+            match self.link.next(&mut into) {
+                Input::Nothing => return all,
+                input => all.push(input),
+            }
+            if matches!(all.last(), Some(Input::Closed(_))) {
+                return all;
+            }
+        }
+    }
+
+    fn send(&mut self, len: usize) -> Option<DropReason> {
+        self.link.send(&vec![0; VNET_LEN + len])
+    }
+}
+
+fn framed(len: usize) -> Vec<u8> {
+    [&(len as u32).to_be_bytes()[..], &vec![3; len]].concat()
+}
+
+#[test]
+fn one_guest_after_the_other() {
+    let mut rig = Rig::new(false);
+    assert_eq!(rig.send(60), Some(DropReason::StaleVm));
+    assert!(!rig.link.has_room());
+    let mut first = rig.connect();
+    assert_eq!(rig.events(), [(LISTENER, EpollFlags::EPOLLIN)]);
+    rig.accept();
+    let mut second = rig.connect();
+    rig.accept();
+    second.write_all(&framed(61)).unwrap();
+    assert_eq!(rig.read(), []);
+    first
+        .write_all(&[framed(60), framed(0), framed(1_514)].concat())
+        .unwrap();
+    let frames = [60, 0, 1_514].map(Input::Frame);
+    assert_eq!(rig.read(), frames);
+    // Two bytes of a length, and the end.
+    first.write_all(&[0, 0]).unwrap();
+    assert_eq!(rig.read(), []);
+    assert_eq!(rig.send(60), None);
+    drop(first);
+    assert_eq!(rig.read(), [Input::Ended(2)]);
+    // The next one's stream begins anew, both ways.
+    rig.accept();
+    assert_eq!(rig.read(), [Input::Frame(61)]);
+    assert_eq!(rig.send(62), None);
+    assert_eq!(rig.settle(), None);
+    let mut got = Vec::new();
+    let error = second.read_to_end(&mut got).unwrap_err();
+    assert_eq!(
+        (error.kind(), got.len()),
+        (ErrorKind::WouldBlock, PREFIX_LEN + 62)
+    );
+    assert_eq!(got[..PREFIX_LEN], [0, 0, 0, 62]);
+}
+
+#[test]
+fn a_link_for_one_is_shut_when_that_one_has_gone() {
+    let mut rig = Rig::new(true);
+    let first = rig.connect();
+    rig.accept();
+    drop(first);
+    assert_eq!(rig.read(), [Input::Ended(0)]);
+    rig.accept();
+    assert_eq!(rig.send(60), Some(DropReason::StaleVm));
+    let refused = UnixStream::connect(&rig.path).unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::ConnectionRefused);
+    let hung_up = rig.events();
+    assert!(
+        hung_up
+            .iter()
+            .any(|(_, flags)| flags.contains(EpollFlags::EPOLLHUP))
+    );
+}
+
+#[test]
+fn a_length_that_no_frame_has_closes_the_connection() {
+    let mut rig = Rig::new(false);
+    let mut guest = rig.connect();
+    rig.accept();
+    guest
+        .write_all(&[&framed(60)[..], &[0xff; 100]].concat())
+        .unwrap();
+    let closed = Input::Closed(TooLong(u32::MAX));
+    assert_eq!(rig.read(), [Input::Frame(60), closed]);
+    assert_eq!(guest.read(&mut [0; 9]).unwrap(), 0);
+    let again = rig.connect();
+    rig.accept();
+    drop(again);
+    assert_eq!(rig.read(), [Input::Ended(0)]);
+}
+
+#[test]
+fn a_guest_that_does_not_read_loses_frames_and_gets_the_rest_whole() {
+    let mut rig = Rig::new(false);
+    let mut guest = rig.connect();
+    rig.accept();
+    let mut taken = 0;
+    while rig.send(1_514).is_none() {
+        taken += 1;
+        assert_eq!(rig.settle(), None);
+    }
+    assert_eq!(rig.send(1_514), Some(DropReason::EngineBusy));
+    assert!(rig.link.queue.unsent().len() <= MOST_QUEUED);
+    assert!(!rig.link.has_room());
+    assert_eq!(rig.events(), [], "nothing to do until it reads");
+    // It reads.
+    let mut got = Vec::new();
+    while got.len() < taken * (PREFIX_LEN + 1_514) {
+        let _ = guest.read_to_end(&mut got);
+        assert_eq!(rig.settle(), None);
+    }
+    assert!(rig.link.has_room());
+    assert_eq!(got.len(), taken * (PREFIX_LEN + 1_514));
+    assert_eq!(rig.events(), [], "and no more events of room");
+}
+
+#[test]
+fn data_waits_and_other_frames_still_fit_between_the_two_bounds() {
+    let mut rig = Rig::new(false);
+    let _guest = rig.connect();
+    rig.accept();
+    while rig.link.has_room() {
+        assert_eq!(rig.send(60_000), None);
+        rig.settle();
+    }
+    for _ in 0..1_000 {
+        assert_eq!(rig.send(60), None);
+    }
+}
+
+#[test]
+fn a_guest_that_has_closed_its_reading_side_is_gone() {
+    let mut rig = Rig::new(false);
+    let guest = rig.connect();
+    rig.accept();
+    guest.shutdown(std::net::Shutdown::Read).unwrap();
+    assert_eq!(rig.send(60), None);
+    assert_eq!(rig.settle(), Some(Input::Ended(0)));
+}
