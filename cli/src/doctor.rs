@@ -1,5 +1,7 @@
 //! `slipgate doctor`: features of this machine that the hybrid NAT needs, and advice on missing
 //! ones. Runs as any user; facts that only root can see are reported as unknown, not missing.
+mod user_mode;
+
 #[cfg(target_arch = "x86_64")]
 use std::os::fd::OwnedFd;
 use std::{fmt::Display, fs, net::SocketAddrV4, path::Path, process::ExitCode};
@@ -96,6 +98,7 @@ fn examine(uplink: Option<&str>) -> Vec<Finding> {
         [false, true].map(|logging| object::bytes(logging).err()),
     ));
     findings.extend(vmm_found());
+    findings.extend(user_mode::found());
     findings.extend(network_found(uplink));
     let resolv_conf = fs::read_to_string("/etc/resolv.conf").unwrap_or_default();
     findings.push(resolvers_found(&host::resolvers(&resolv_conf)));
