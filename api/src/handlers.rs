@@ -130,6 +130,7 @@ fn request_of(action: Action, input: &Input<'_>) -> Result<Option<ApiRequest>, P
         Action::CutVm => ApiRequest::Cut {
             what: Target::Vm(name()),
         },
+        Action::EndGeneration => ApiRequest::EndGeneration { vm: name() },
         Action::CutFlow => ApiRequest::Cut {
             what: Target::Flow(name()),
         },

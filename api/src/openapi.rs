@@ -167,7 +167,7 @@ fn responses(action: Action, generator: &mut SchemaGenerator) -> Value {
         Action::RemoveVm | Action::RemovePolicy | Action::Freeze | Action::Thaw => {
             json!({ "204": { "description": "Done" } })
         }
-        Action::CutVm | Action::CutFlow => {
+        Action::CutVm | Action::EndGeneration | Action::CutFlow => {
             json!({ "200": answer("They have ended", reference::<Cut>(generator)) })
         }
         Action::ListPolicies => {

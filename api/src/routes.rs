@@ -16,6 +16,7 @@ pub(crate) enum Action {
     Freeze,
     Thaw,
     CutVm,
+    EndGeneration,
     Why,
     Flows,
     CutFlow,
@@ -117,6 +118,12 @@ pub(crate) const ROUTES: &[Route] = &[
         "/v1/vms/{name}/cut",
         Action::CutVm,
         "End all flows of a VM now, and tell both ends",
+    ),
+    change(
+        "POST",
+        "/v1/vms/{name}/generation",
+        Action::EndGeneration,
+        "End all flows of a VM that goes on from a snapshot or was rolled back, and tell both ends",
     ),
     read(
         "/v1/vms/{name}/why",

@@ -23,6 +23,7 @@ use crate::{
 pub(crate) fn run(command: &ControlCommand) -> anyhow::Result<()> {
     match command {
         ControlCommand::Cut(args) => cut::run(args),
+        ControlCommand::Generation(args) => cut::end_generation(args),
         ControlCommand::Freeze(args) => freeze::freeze(args),
         ControlCommand::Thaw(args) => freeze::thaw(args),
         ControlCommand::Capture(args) => capture::run(args),

@@ -208,14 +208,14 @@ impl World {
         match knobs {
             0 => self.service = None,
             1 => {
-                self.with(|relay, cx| relay.cut(VM, cx));
+                self.with(|relay, cx| relay.cut(VM, "cut", cx));
                 assert_eq!(self.relay.live(0).count(), 0);
             }
             4 => {
                 let number = data.first().copied().unwrap_or(0).into();
                 let lives = self.relay.live(number).next();
                 let lives = lives.is_some_and(|(flow, _)| flow.number == number);
-                let cut = self.with(|relay, cx| relay.cut_flow(number, cx));
+                let cut = self.with(|relay, cx| relay.cut_flow(number, "cut", cx));
                 assert_eq!(cut, lives);
             }
             2 | 3 => {

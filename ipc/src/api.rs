@@ -111,6 +111,11 @@ pub enum ApiRequest<F = OwnedFd> {
         /// The flow to be cut, or the VM all of whose flows are.
         what: Target,
     },
+    /// [`EngineRequest::EndGeneration`].
+    EndGeneration {
+        /// Name of the VM.
+        vm: String,
+    },
     /// [`EngineRequest::Capture`], to a socket whose other end comes with the answer.
     Capture {
         /// A flow, or a VM of which all flows are meant.
@@ -163,6 +168,7 @@ impl ApiRequest {
             Self::Freeze { vm } => ClientRequest::Freeze { vm },
             Self::Thaw { vm } => of(Some(Target::Vm(vm)), EngineRequest::Thaw),
             Self::Cut { what } => of(Some(what), EngineRequest::Cut),
+            Self::EndGeneration { vm } => of(Some(Target::Vm(vm)), EngineRequest::EndGeneration),
             Self::Capture {
                 what,
                 packets,
@@ -323,6 +329,7 @@ maps_descriptors!(enum ApiRequest {
     Freeze { vm },
     Thaw { vm },
     Cut { what },
+    EndGeneration { vm },
     Capture { what, packets, seconds },
     Why { vm, question },
     Inventory { from },

@@ -1,4 +1,4 @@
-//! `slipgate cut`: flows end, now.
+//! `slipgate cut` and `slipgate generation`: flows end, now.
 use anyhow::bail;
 use slipgate_ipc::{
     client::{ClientAnswer, Target},
@@ -7,7 +7,7 @@ use slipgate_ipc::{
 use slipgate_model::FlowId;
 
 use crate::{
-    args::CutArgs,
+    args::{CutArgs, VmArgs},
     brokers::{ask_each, of_engine},
     show::{print_once, table::counted},
 };
@@ -35,6 +35,21 @@ pub(crate) fn run(args: &CutArgs) -> anyhow::Result<()> {
     match failed.is_empty() {
         true => Ok(()),
         false => bail!("{}", failed.join("; ")),
+    }
+}
+
+/// Ends the flows of a VM's former generation.
+pub(crate) fn end_generation(args: &VmArgs) -> anyhow::Result<()> {
+    let of_vm = of_engine(Target::Vm(args.vm.clone()), EngineRequest::EndGeneration);
+    match ask_each(&args.pin_dir, &of_vm)? {
+        Ok(ClientAnswer::Engine {
+            reply: EngineReply::Cut { flows },
+        }) => print_once(&format!(
+            "ended {} of the former generation\n",
+            counted(flows, "flow")
+        )),
+        Ok(_) => bail!("{}: an answer to another question", args.vm),
+        Err(asked) => Err(asked.error(&args.vm)),
     }
 }
 

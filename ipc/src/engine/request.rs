@@ -26,6 +26,9 @@ pub enum EngineRequest<F = OwnedFd> {
     Thaw,
     /// End flows; answered by [`EngineReply::Cut`] once none of their packets can leave.
     Cut,
+    /// End the flows of a VM that goes on from another state of its memory, such as a snapshot's;
+    /// answered by [`EngineReply::Cut`] once none of their packets can leave.
+    EndGeneration,
     /// Write packets to a stream socket as pcapng.
     Capture {
         /// Socket to write to.
@@ -97,7 +100,7 @@ impl<F> EngineRequest<F> {
     pub fn scope(&self) -> Scope {
         match self {
             Self::Inventory { .. } => Scope::Engine,
-            Self::Why(_) | Self::Thaw | Self::Record { .. } => Scope::Vm,
+            Self::Why(_) | Self::Thaw | Self::EndGeneration | Self::Record { .. } => Scope::Vm,
             Self::Cut | Self::Capture { .. } => Scope::Flows,
         }
     }
@@ -106,7 +109,11 @@ impl<F> EngineRequest<F> {
     pub fn is_read_only(&self) -> bool {
         match self {
             Self::Why(_) | Self::Inventory { .. } => true,
-            Self::Thaw | Self::Cut | Self::Capture { .. } | Self::Record { .. } => false,
+            Self::Thaw
+            | Self::Cut
+            | Self::EndGeneration
+            | Self::Capture { .. }
+            | Self::Record { .. } => false,
         }
     }
 }
@@ -116,6 +123,7 @@ maps_descriptors!(enum EngineRequest {
     Inventory { from },
     Thaw,
     Cut,
+    EndGeneration,
     Capture { to: fd, packets, seconds },
     Record { to: fd },
 });

@@ -192,11 +192,19 @@ fn a_vm_is_served_frozen_cut_and_removed_by_http() {
     assert_eq!(events.next()["event"], "vm_thawed");
     assert_eq!(ping().replies.len(), 1);
 
+    let _other = guest.run(|| tcp::connect(echo.address(), WAIT)).unwrap();
     let id = flows[0]["id"].as_str().unwrap();
     let (status, cut) = stand.ask("POST", &format!("/v1/flows/{id}/cut"), None);
     assert_eq!((status, &cut["flows"]), (200, &json!(1)), "{cut}");
     let (status, problem) = stand.ask("POST", &format!("/v1/flows/{id}/cut"), None);
     assert_eq!(status, 404, "{problem}");
+    let live = || stand.ask("GET", "/v1/flows?vm=a", None).1;
+    let before = live().as_array().unwrap().len();
+    assert!(before >= 1, "the second connection");
+    let (status, ended) = stand.ask("POST", "/v1/vms/a/generation", None);
+    assert_eq!((status, &ended["flows"]), (200, &json!(before)), "{ended}");
+    assert_eq!(live(), json!([]));
+    assert_eq!(stand.ask("POST", "/v1/vms/b/generation", None).0, 404);
     assert_eq!(stand.ask("DELETE", "/v1/vms/a", None).0, 204);
     assert_eq!(events.next()["event"], "vm_removed");
     assert_eq!(stand.ask("GET", "/v1/vms", None).1, json!([]));

@@ -85,6 +85,48 @@ fn a_flow_that_is_cut_ends_at_once_at_both_ends() {
 }
 
 #[test]
+fn a_former_generations_connections_end_at_both_ends_though_the_guest_is_paused() {
+    require_root_and_tun!();
+    let stand = Stand::new(&[]);
+    let server = TcpServer::start(&stand.world.net, (SERVER, 7000), TcpService::Hold).unwrap();
+    let mut streams: Vec<TcpStream> = (0..8)
+        .map(|_| stand.run(|| tcp::connect(server.address(), WAIT)).unwrap())
+        .collect();
+    let pause = "table inet paused {
+        chain in { type filter hook input priority 0; drop; }
+        chain out { type filter hook output priority 0; drop; }
+    }";
+    stand.guest.ns.nft(pause).unwrap();
+    let said = stand.slipgate.run(&["generation", "tap0"]).unwrap().stdout;
+    let said = String::from_utf8_lossy(&said);
+    assert_eq!(said, "ended 8 flows of the former generation\n");
+    let closed = || {
+        let ss = Command::new("ss")
+            .args(["-Htn", "state", "established"])
+            .output();
+        let ss = ss.unwrap().stdout;
+        (!String::from_utf8_lossy(&ss).contains(":7000")).then_some(())
+    };
+    let world = &stand.world.net;
+    world.run(|| eventually("the server's ends are closed", closed));
+
+    stand.guest.ns.nft("delete table inet paused").unwrap();
+    for stream in &mut streams {
+        stream.set_read_timeout(Some(WAIT)).unwrap();
+        // Its first segment is answered by a reset.
+        stream.write_all(b"after the pause").unwrap();
+        let error = stream.read(&mut [0; 8]).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::ConnectionReset);
+    }
+    stand.run(|| tcp::connect(server.address(), WAIT)).unwrap();
+    let records = eventually("the records", || {
+        let records = stand.records();
+        (records.len() == 8).then_some(records)
+    });
+    assert!(records.iter().all(|record| record["end"] == "generation"));
+}
+
+#[test]
 fn a_frozen_vm_is_silent_until_it_is_thawed_over_a_crash_too() {
     require_root_and_tun!();
     let mut stand = Stand::new(&[]);

@@ -1,5 +1,5 @@
-//! Cuts flows, on request or because the present rules refuse them. Both ends are informed
-//! ([`crate::packet_path`]).
+//! Cuts flows, on request, because the present rules refuse them, or because their VM goes on from
+//! another state of its memory. Both ends are informed ([`crate::packet_path`]).
 use slipgate_abi::{SlotIndex, VmRow};
 use slipgate_model::Subject;
 
@@ -41,24 +41,59 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
                 let number = self.log.relayed_number(id)?;
                 let cx =
                     &mut Context::new(self.clock.now_ns(), &mut self.core.out.queue, &self.poller);
-                self.services.relay.cut_flow(number, cx).then_some(1)
+                let relay = &mut self.services.relay;
+                relay
+                    .cut_flow(number, EndReason::Cut.name(), cx)
+                    .then_some(1)
             }
             Subject::Vm { row } => {
-                self.adopt_vm(row);
-                let relayed = self.cut_relayed(row);
-                let slots = self.core.nat.flows.slots_of(row).to_vec();
+                let relayed = self.cut_relayed(row, EndReason::Cut);
+                let slots = self.all_slots_of(row);
                 Some(self.cut_slots(&slots, EndReason::Cut) + relayed)
             }
         }
     }
 
+    /// Ends all flows of a VM that goes on from another state of its memory. Its peers are informed
+    /// too, though the guest may not run yet.
+    pub fn end_generation(&mut self, row: VmRow) -> Cut {
+        let relayed = self.cut_relayed(row, EndReason::Generation);
+        let slots = self.all_slots_of(row);
+        let cut = self.cut_slots(&slots, EndReason::Generation);
+        self.probe_peers(&slots);
+        Cut {
+            flows: (cut + relayed) as u64,
+            ends: self.after_ends(),
+        }
+    }
+
+    fn all_slots_of(&mut self, row: VmRow) -> Vec<SlotIndex> {
+        self.adopt_vm(row);
+        self.core.nat.flows.slots_of(row).to_vec()
+    }
+
+    /// Probes the peers of those of these flows that were cut.
+    fn probe_peers(&mut self, slots: &[SlotIndex]) {
+        let now_ns = self.clock.now_ns();
+        let nat = &self.core.nat;
+        let was_cut = |slot: &&SlotIndex| nat.flows.is_cut(**slot) && nat.may_probe(**slot);
+        let probes: Vec<_> = slots.iter().filter(was_cut).take(MOST_PROBES).collect();
+        for some in probes.chunks(PROBES_AT_ONCE) {
+            for &&slot in some {
+                let Core { nat, vms, out, .. } = &mut self.core;
+                nat.probe_peer(vms, slot, &mut out.queue, now_ns);
+            }
+            self.write_answers();
+        }
+    }
+
     /// Cuts the relayed flows of a VM. Returns how many.
-    fn cut_relayed(&mut self, row: VmRow) -> usize {
+    fn cut_relayed(&mut self, row: VmRow, why: EndReason) -> usize {
         let Some(vm) = self.core.vms.id_of(row) else {
             return 0;
         };
         let cx = &mut Context::new(self.clock.now_ns(), &mut self.core.out.queue, &self.poller);
-        self.services.relay.cut(vm, cx)
+        self.services.relay.cut(vm, why.name(), cx)
     }
 
     /// Cuts those of these flows that are live, and informs their guests. Returns how many.

@@ -49,6 +49,8 @@ pub enum EndReason {
     MadeRoom,
     /// A client of the control socket cut it.
     Cut,
+    /// Its VM goes on from another state of its memory, which does not know it.
+    Generation,
     /// Its content, or the lack of it, violates the inspect rule that admitted it.
     Inspection,
 }
@@ -68,6 +70,7 @@ impl EndReason {
             Self::Adopted => "adopted",
             Self::MadeRoom => "made-room",
             Self::Cut => "cut",
+            Self::Generation => "generation",
             Self::Inspection => "inspection",
         }
     }

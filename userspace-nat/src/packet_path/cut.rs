@@ -15,6 +15,11 @@
 //! of a connection that was still inspected, unless its session reset it: nothing may be sent to
 //! it, and a guest's sequence number would carry information.
 //!
+//! A VM that goes on from a snapshot has connections of which its peers know more, or less, than
+//! it does, and it may not run yet. So its peers are probed too: each answers with the numbers that
+//! it expects, and is reset by them. One whose answer comes after the grace is reset by the host.
+//! An RST with the guest's former numbers is answered so too (RFC 5961 section 3.2).
+//!
 //! All of these answers are limited by a rate per VM.
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -69,6 +74,38 @@ impl<D: Datapath> Nat<D> {
         }
     }
 
+    /// Probes the peer of a connection for a segment, unless the connection is inspected.
+    pub(crate) fn probe_peer(
+        &mut self,
+        vms: &mut VmTable,
+        slot: SlotIndex,
+        out: &mut Outbox,
+        now_ns: u64,
+    ) {
+        let live = self.datapath.slot(slot);
+        let (id, isn) = (live.id(), live.isn());
+        let inbound = live.flags() & SlotFlags::INBOUND != 0;
+        let Some(entry) = self.flows.entry(slot).filter(|entry| !entry.is_held()) else {
+            return;
+        };
+        // As with a guest: before what it expects, or with an acknowledgement of before.
+        let (sequence, acknowledgement) = match inbound {
+            true => (0, isn),
+            false => (isn, 0),
+        };
+        let segment = Segment {
+            source: entry.nat_port,
+            destination: entry.guest.remote_port,
+            sequence,
+            acknowledgement,
+            flags: Flags::ACK,
+        };
+        let vm = vms.get_mut(entry.vm_row);
+        if let Some(vm) = vm.filter(|vm| vm.net.id == id) {
+            self.send_to_peer(vm, slot, segment, out, now_ns);
+        }
+    }
+
     /// Handles a guest's packet of a flow that was cut.
     pub(super) fn guest_sent_to_cut(
         &mut self,
@@ -93,7 +130,7 @@ impl<D: Datapath> Nat<D> {
                     acknowledgement: 0,
                     flags: Flags::RST,
                 };
-                self.reset_peer(vm, slot, on, out, now_ns);
+                self.send_to_peer(vm, slot, on, out, now_ns);
             }
         } else {
             let error = IcmpError::Unreachable(Unreachable::Prohibited);
@@ -116,7 +153,7 @@ impl<D: Datapath> Nat<D> {
             && let Some(back) = reset_for(&tcp)
             && let Some(entry) = self.flows.entry(slot).copied()
         {
-            self.reset_peer(vm, slot, back, out, now_ns);
+            self.send_to_peer(vm, slot, back, out, now_ns);
             let on = Segment {
                 source: tcp.source,
                 destination: entry.guest.local_port,
@@ -131,7 +168,7 @@ impl<D: Datapath> Nat<D> {
         Finish::Drop(DropReason::Denied)
     }
 
-    fn reset_peer(
+    fn send_to_peer(
         &mut self,
         vm: &mut VmState,
         slot: SlotIndex,

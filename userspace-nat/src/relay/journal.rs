@@ -160,16 +160,18 @@ impl Relay {
         })
     }
 
-    /// Ends the flow with this number. Returns whether it was live.
-    pub fn cut_flow(&mut self, number: u64, cx: &mut Context<'_>) -> bool {
-        self.end_flow(number, "cut", cx)
+    /// Ends the flow with this number; `why` goes into its record. Returns whether it was live.
+    pub fn cut_flow(&mut self, number: u64, why: &'static str, cx: &mut Context<'_>) -> bool {
+        self.end_flow(number, why, cx)
     }
 
     /// Ends all relayed flows of a VM. Returns their number.
-    pub fn cut(&mut self, vm: VmId, cx: &mut Context<'_>) -> usize {
+    pub fn cut(&mut self, vm: VmId, why: &'static str, cx: &mut Context<'_>) -> usize {
         let live = self.vms.get(&vm).map(|served| served.live.clone());
         let live = live.unwrap_or_default();
-        let cut = live.iter().filter(|number| self.cut_flow(**number, cx));
+        let cut = live
+            .iter()
+            .filter(|number| self.cut_flow(**number, why, cx));
         cut.count()
     }
 

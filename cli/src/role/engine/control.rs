@@ -183,6 +183,10 @@ fn answer<D: Datapath, P: FrameIo, C: Clock>(
             Some(cut) => return Ok((EngineReply::Cut { flows: cut.flows }, Some(cut.ends))),
             None => EngineReply::UnknownFlow,
         },
+        EngineRequest::EndGeneration => {
+            let cut = engine.end_generation(vm()?);
+            return Ok((EngineReply::Cut { flows: cut.flows }, Some(cut.ends)));
+        }
         EngineRequest::Capture {
             to,
             packets,

@@ -57,7 +57,7 @@ impl Rig {
     }
 }
 
-fn tcp_of(packet: &[u8]) -> Tcp {
+pub(super) fn tcp_of(packet: &[u8]) -> Tcp {
     assert!(is_right(packet), "a checksum is wrong");
     match Packet::parse(Ipv4::parse(packet).unwrap())
         .unwrap()
@@ -134,6 +134,45 @@ fn a_flow_that_is_cut_sends_nothing_more_and_both_ends_are_told() {
     // Late segments meet no flow.
     rig.guest(1, &said);
     assert_eq!(rig.at_world(), Vec::<Vec<u8>>::new());
+}
+
+/// The guest is not running: only its peer can say where it stands.
+#[test]
+fn a_former_generations_peer_is_reset_by_its_own_numbers() {
+    let mut rig = Rig::new();
+    let nat = rig.connect(40_000, 7);
+    rig.connect_from(2, 40_000, 7);
+    rig.guest(1, &udp((GUEST, 5_000), SERVER, b"x"));
+    rig.at_world();
+    let cut = rig.tell(|engine| engine.end_generation(VmRow::new(1)));
+    assert_eq!(cut.flows, 2);
+    assert_eq!(rig.at_guest().len(), 1, "the guest is asked too");
+    let asked = rig.at_world();
+    assert_eq!(asked.len(), 1);
+    let probe = tcp_of(&asked[0]);
+    assert_eq!((probe.source, probe.destination), (nat.1, 443));
+    // Before all that the peer expects, so it must answer (RFC 9293 section 3.10.7.4).
+    assert_eq!((probe.flags, probe.sequence), (Flags::ACK, 7));
+    assert_ne!(
+        rig.world(&ack(SERVER, nat, 0, 9_501, 508)),
+        Handling::Fast,
+        "what it expects"
+    );
+    let reset = tcp_of(&rig.at_world().pop().unwrap());
+    assert_eq!((reset.flags, reset.sequence), (Flags::RST, 508));
+    rig.at_guest();
+    // The guest runs on from a state that is older than the connection's: the peer answers its RST.
+    rig.guest(1, &ack((GUEST, 40_000), SERVER, 0, 8, 9_001));
+    let stale = tcp_of(&rig.at_world().pop().unwrap());
+    assert_eq!((stale.flags, stale.sequence), (Flags::RST, 8));
+    rig.pass(CLOSING_GRACE_NS + MILLISECOND_NS);
+    assert_eq!(rig.ended(), [cut.ends]);
+    let ends = rig
+        .records()
+        .into_iter()
+        .map(|record| record["end"].clone());
+    assert_eq!(ends.collect::<Vec<_>>(), ["generation", "generation"]);
+    assert_eq!(rig.flows(), 1, "another VM's");
 }
 
 #[test]

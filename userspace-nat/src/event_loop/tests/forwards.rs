@@ -78,6 +78,22 @@ fn what_a_link_brings_for_loopback_is_no_forwards() {
     assert!(rig.at_guest().is_empty());
 }
 
+/// As its numbers are not known, it is asked by an acknowledgement that is old.
+#[test]
+fn a_client_of_a_former_generation_is_asked_where_it_stands() {
+    let mut rig = with_forwards(Setup::default());
+    rig.world(&syn(SERVER, HTTP, 5_000));
+    rig.guest(1, &syn_ack(WEB, SERVER, 700, 5_001));
+    rig.world(&ack(SERVER, HTTP, 0, 5_001, 701));
+    rig.at_world();
+    rig.tell(|engine| engine.end_generation(VmRow::new(1)));
+    let asked = rig.at_world();
+    assert_eq!(asked.len(), 1);
+    let tcp = super::changes::tcp_of(&asked[0]);
+    assert_eq!((tcp.source, tcp.destination), (HTTP.1, SERVER.1));
+    assert_eq!((tcp.flags, tcp.acknowledgement), (Flags::ACK, 5_000));
+}
+
 #[test]
 fn a_predecessors_flow_of_loopback_ends() {
     let mut rig = with_forwards(Setup::default());

@@ -200,7 +200,7 @@ fn rules_cuts_and_the_vms_end_end_them_and_frost_does_not() {
     assert_eq!(rejudge(&mut world, Standing::Cut), 1);
     world.assert_empty();
     send(&mut world, 40_000, b"x");
-    assert_eq!(world.with(|relay, cx| relay.cut(VM, cx)), 1);
+    assert_eq!(world.with(|relay, cx| relay.cut(VM, "cut", cx)), 1);
     world.assert_empty();
     send(&mut world, 40_000, b"x");
     world.with(|relay, cx| relay.remove_vm(VM, cx));

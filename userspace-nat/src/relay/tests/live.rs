@@ -97,8 +97,8 @@ fn one_is_cut_by_its_number_and_the_others_stay() {
     for number in 1..=5 {
         let (mut world, mut clients, _listens) = one_of_each();
         world.relay.keep_records(true);
-        assert!(world.with(|relay, cx| relay.cut_flow(number, cx)));
-        assert!(!world.with(|relay, cx| relay.cut_flow(number, cx)));
+        assert!(world.with(|relay, cx| relay.cut_flow(number, "cut", cx)));
+        assert!(!world.with(|relay, cx| relay.cut_flow(number, "cut", cx)));
         let left: Vec<u64> = world.relay.live(0).map(|(flow, _)| flow.number).collect();
         let others: Vec<u64> = (1..=5).filter(|other| *other != number).collect();
         assert_eq!(left, others);
@@ -122,11 +122,11 @@ fn one_is_cut_by_its_number_and_the_others_stay() {
 fn a_vms_are_cut_together_dns_among_them_and_no_other_vms() {
     let (mut world, mut clients, _listens) = one_of_each();
     assert_eq!(
-        world.with(|relay, cx| relay.cut(VmId::new(VM.get() + 1), cx)),
+        world.with(|relay, cx| relay.cut(VmId::new(VM.get() + 1), "cut", cx)),
         0
     );
     assert_eq!(world.relay.live(0).count(), 5);
-    assert_eq!(world.with(|relay, cx| relay.cut(VM, cx)), 5);
+    assert_eq!(world.with(|relay, cx| relay.cut(VM, "cut", cx)), 5);
     world.idle(&mut clients, 50);
     assert!(world.guest.ends.iter().all(|(_, end)| end.reset));
     assert!(clients.iter().all(|client| client.end.reset));

@@ -451,7 +451,7 @@ fn a_vm_that_is_cut_or_goes_leaves_nothing() {
         assert_eq!(streams(&world), 2);
         match gone {
             true => world.with(|relay, cx| relay.remove_vm(VM, cx)),
-            false => assert_eq!(world.with(|relay, cx| relay.cut(VM, cx)), 2),
+            false => assert_eq!(world.with(|relay, cx| relay.cut(VM, "cut", cx)), 2),
         }
         world.run(&mut services, 100, |world, services| {
             services[0].end.reset && world.guest.ends[0].1.reset
