@@ -231,6 +231,7 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
                 .then_some(now_ns),
             self.reloading.is_under_way().then_some(now_ns),
             self.core.nat.flows.is_adopting().then_some(now_ns),
+            self.core.nat.flows.is_scanning().then_some(now_ns),
             self.log.is_behind().then_some(now_ns + WRITTEN_INTERVAL_NS),
         ];
         let first_ns = deadlines.into_iter().flatten().min()?;
@@ -366,7 +367,7 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
             let Nat {
                 flows, datapath, ..
             } = &mut self.core.nat;
-            flows.collect(datapath, now_ns);
+            flows.begin_scan(datapath, now_ns);
             let quiet = now_ns >= self.last_frame_ns + QUIET_AFTER_NS;
             let interval_ns = if quiet {
                 QUIET_SCAN_INTERVAL_NS
@@ -389,6 +390,10 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
                 self.record_refusals();
             }
         }
+        let Nat {
+            flows, datapath, ..
+        } = &mut self.core.nat;
+        flows.go_on_scanning(datapath, now_ns);
         if self.next_credits_ns.is_some_and(|at| at <= now_ns) && self.is_port_empty() {
             let Core { vms, nat, .. } = &mut self.core;
             let in_flight = vms.settle_credits(&nat.datapath, now_ns);

@@ -1,8 +1,8 @@
 //! Garbage collection: finds the end of flows by a scan of own slots.
 //!
 //! The end of a flow causes no event: the bits and times in the slots are the truth. A pass reads
-//! the first cache line of each live slot, in memory order; [`SCAN_BUDGET`] slots at a time bound
-//! what one turn of the loop spends on it.
+//! the first cache line of each live slot, in memory order, of [`SLOTS_PER_PASS`] slots; a turn of
+//! the loop reads [`SLOTS_AT_ONCE`] of them.
 //!
 //! A closed flow may stay until its timeout, but its resources are wanted sooner when slots or
 //! ports toward its destination run short, or when its VM nears its cap: then it is ended. Both its
@@ -29,39 +29,69 @@ use super::{
 };
 use crate::datapath::Datapath;
 
-/// Slots examined in one call.
-const SCAN_BUDGET: usize = 65_536;
+/// Slots examined in one pass.
+const SLOTS_PER_PASS: usize = 65_536;
+/// Slots examined in one call, some 30 µs: first packets wait meanwhile.
+const SLOTS_AT_ONCE: usize = 2_048;
 
-/// Position of the scan.
+/// Position of the scan, and what is left of the present pass.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Scan {
     chunk: usize,
+    pass: Option<Pass>,
+}
+
+/// What is left of a pass.
+#[derive(Clone, Copy, Debug)]
+struct Pass {
+    slots: usize,
+    chunks: usize,
 }
 
 impl Flows {
-    /// Examines up to `SCAN_BUDGET` slots, begins the end of flows whose timeout is over, frees
-    /// ports that have rested, and releases a chunk of slots that is not needed.
-    pub fn collect(&mut self, datapath: &mut impl Datapath, now_ns: u64) {
+    /// Frees ports that have rested, and begins a pass of the scan, unless one is under way.
+    pub fn begin_scan(&mut self, datapath: &impl Datapath, now_ns: u64) {
         self.ports.wake(now_ns);
         self.ports
             .share_with(datapath.owner(), datapath.other_owners());
-        let mut left = SCAN_BUDGET;
-        for _ in 0..self.table.chunks() {
-            if left == 0 {
-                break;
-            }
+        self.scan.pass.get_or_insert(Pass {
+            slots: SLOTS_PER_PASS,
+            chunks: self.table.chunks(),
+        });
+    }
+
+    /// Whether a pass is under way.
+    pub fn is_scanning(&self) -> bool {
+        self.scan.pass.is_some()
+    }
+
+    /// Does some of the present pass: begins the end of flows whose timeout is over, and at the end
+    /// of the pass releases a chunk of slots that is not needed.
+    pub fn go_on_scanning(&mut self, datapath: &mut impl Datapath, now_ns: u64) {
+        let Some(mut pass) = self.scan.pass else {
+            return;
+        };
+        let mut at_once = SLOTS_AT_ONCE;
+        while pass.slots > 0 && pass.chunks > 0 && at_once > 0 {
             let chunk = self.scan.chunk;
             self.scan.chunk = (chunk + 1) % self.table.chunks();
+            pass.chunks -= 1;
             let Some(entries) = self.table.chunk(chunk) else {
                 continue;
             };
-            left = left.saturating_sub(entries.len());
+            pass.slots = pass.slots.saturating_sub(entries.len());
+            at_once = at_once.saturating_sub(entries.len());
             for at in 0..SLOTS_PER_CHUNK {
                 let slot = SlotIndex::new(chunk as u32 * SLOTS_PER_CHUNK + at);
                 if self.entry(slot).is_some() {
                     self.examine(datapath, slot, now_ns);
                 }
             }
+        }
+        let is_over = pass.slots == 0 || pass.chunks == 0;
+        self.scan.pass = (!is_over).then_some(pass);
+        if !is_over {
+            return;
         }
         self.reclaim(datapath, now_ns);
         if !self.is_adopting()

@@ -337,6 +337,27 @@ fn a_sync_is_answered_when_what_was_before_it_is_recorded() {
 }
 
 #[test]
+fn a_scan_of_many_flows_takes_several_turns_and_finds_all_that_are_idle() {
+    let mut rig = Rig::crowded(|_| PEER);
+    // The pass that is under way, or due, is over.
+    rig.pass(SECOND_NS);
+    rig.kernel.borrow_mut().now_ns += 301 * SECOND_NS;
+    let looked = |rig: &Rig| rig.kernel.borrow().slots_looked_at.get();
+    let mut turns = 0;
+    while turns == 0 || rig.engine.core.nat.flows.is_scanning() {
+        let before = looked(&rig);
+        rig.turn();
+        turns += 1;
+        let most = looked(&rig) - before;
+        // Each is looked at a few times.
+        assert!(most <= 8 * 2_048, "{most} in turn {turns}");
+    }
+    assert!(turns >= u64::from(CROWD) / 2_048, "{turns}");
+    rig.pass(SECOND_NS);
+    assert_eq!(rig.flows(), 0);
+}
+
+#[test]
 fn an_idle_engine_sleeps() {
     let mut rig = Rig::new();
     rig.connect(40_000, 7);
