@@ -342,28 +342,28 @@ impl<T: MemoryTables> UserspacePort<T> {
         matches!(&self.link, GuestLink::Stream(link) if link.has_input())
     }
 
-    /// Writes what is queued for the guest.
-    fn settle_link(&mut self, now_ns: u64) -> io::Result<()> {
+    /// Writes what is queued for the guest, and accepts one if there is none. Returns whether it did:
+    /// what waited for a guest has room now.
+    fn settle_link(&mut self, now_ns: u64) -> io::Result<bool> {
         let GuestLink::Stream(link) = &mut self.link else {
-            return Ok(());
+            return Ok(false);
         };
-        if let Some(end) = link.settle(&self.epoll, LINK_KEY)? {
+        let end = link.settle(&self.epoll, LINK_KEY)?;
+        let has_accepted = link.accept(&self.epoll, LINK_KEY)?;
+        if let Some(end) = end {
             self.ended(end, now_ns);
         }
-        Ok(())
+        Ok(has_accepted)
     }
 
     /// Does what sockets owe and what is due, sends it, and sets the timer.
     fn work(&mut self, now_ns: u64) -> io::Result<()> {
-        if let GuestLink::Stream(link) = &mut self.link {
-            link.accept(&self.epoll, LINK_KEY)?;
-        }
         let (sockets, epoll, mut out, _) = self.parts(now_ns);
         let is_more = sockets.work(epoll, &mut out, now_ns);
         let maps = out.tables.maps();
         sockets.sweep(now_ns, |tuple: &Tuple| maps.flow(tuple).is_some());
-        self.settle_link(now_ns)?;
-        let due_ns = match is_more || !self.queue.is_empty() || self.has_input() {
+        let is_new = self.settle_link(now_ns)?;
+        let due_ns = match is_more || is_new || !self.queue.is_empty() || self.has_input() {
             true => Some(now_ns),
             false => self.sockets.due_ns(),
         };

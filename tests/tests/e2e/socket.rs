@@ -3,6 +3,7 @@
 use std::{
     fs,
     io::{BufRead as _, BufReader, Read as _, Write as _},
+    net::Shutdown,
     os::unix::net::UnixStream,
     path::PathBuf,
     process::{Child, Command, Stdio},
@@ -288,6 +289,15 @@ fn a_hostile_stream_costs_its_own_connection_and_is_counted() {
         assert_eq!(answer[4..16], [GUEST_MAC, GATEWAY_MAC].concat());
     }
     drop(guest);
+
+    // One that closes its reading side is gone, though it says nothing more: who waited is served.
+    let mut deaf = connect();
+    let mut waits = connect();
+    waits.write_all(&question).unwrap();
+    deaf.shutdown(Shutdown::Read).unwrap();
+    deaf.write_all(&question).unwrap();
+    waits.read_exact(&mut vec![0; question.len()]).unwrap();
+    drop((deaf, waits));
 
     // And the next one is served.
     let guest = attached.guest();

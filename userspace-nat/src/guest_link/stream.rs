@@ -99,18 +99,19 @@ impl StreamLink {
         Ok(epoll.add(&self.listener, EpollEvent::new(events, listener_key))?)
     }
 
-    /// Accepts the guest that waits, if none is connected. To be called in every turn.
+    /// Accepts the guest that waits, if none is connected; returns whether it did. To be called at the
+    /// end of every turn: who has waited causes no event.
     ///
     /// # Errors
     /// The kernel can't watch the connection.
-    pub fn accept(&mut self, epoll: &Epoll, key: u64) -> io::Result<()> {
+    pub fn accept(&mut self, epoll: &Epoll, key: u64) -> io::Result<bool> {
         if !matches!(self.state, State::Waiting) {
-            return Ok(());
+            return Ok(false);
         }
         let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
         // Nobody is there, or no descriptor is to be had: tried again in the next turn.
         let Ok(socket) = accept4(self.listener.as_raw_fd(), flags) else {
-            return Ok(());
+            return Ok(false);
         };
         let socket = owned(socket);
         epoll.add(&socket, EpollEvent::new(EpollFlags::EPOLLIN, key))?;
@@ -120,7 +121,7 @@ impl StreamLink {
             is_broken: false,
         };
         tracing::debug!("the guest has connected");
-        Ok(())
+        Ok(true)
     }
 
     /// Whether frames were read that [`StreamLink::next`] has not returned.
