@@ -9,7 +9,9 @@ use std::{
 use anyhow::Result;
 use slipgate_testbed::{
     PinDir, Slipgate, World, baseline,
-    builtin_guest::{Accelerator, Boot, GuestOutput, Network, OtherVmm, Passt, Qemu, SlipgateRun},
+    builtin_guest::{
+        Accelerator, Boot, GuestOutput, Network, OtherVmm, Passt, Qemu, SlipgateRun, SlipgateSocket,
+    },
     world::UPLINK,
 };
 
@@ -23,6 +25,8 @@ pub(super) enum Contender {
     QemuTap(u8),
     QemuUser,
     QemuPasst,
+    /// By `slipgate attach --socket`.
+    QemuSocket,
     /// Another VMM on a TAP, if its binary is named, behind nftables or `slipgate attach`.
     Other(OtherVmm, Nat),
 }
@@ -35,11 +39,12 @@ pub(super) enum Nat {
 }
 
 /// All contenders, in the order in which they take turns.
-pub(super) const ALL: [Contender; 10] = [
+pub(super) const ALL: [Contender; 11] = [
     Contender::SlipgateRun(1),
     Contender::QemuTap(1),
     Contender::QemuUser,
     Contender::QemuPasst,
+    Contender::QemuSocket,
     Contender::SlipgateRun(2),
     Contender::QemuTap(2),
     Contender::Other(OtherVmm::Firecracker, Nat::Nftables),
@@ -70,6 +75,7 @@ impl Contender {
             Contender::QemuTap(_) => "qemu-tap ×2",
             Contender::QemuUser => "qemu-libslirp",
             Contender::QemuPasst => "qemu-passt",
+            Contender::QemuSocket => "qemu-socket",
             Contender::Other(OtherVmm::Firecracker, Nat::Nftables) => "firecracker-tap",
             Contender::Other(OtherVmm::Firecracker, Nat::Attach) => "firecracker-attach",
             Contender::Other(OtherVmm::CloudHypervisor, Nat::Nftables) => "cloud-hypervisor-tap",
@@ -91,6 +97,7 @@ impl Contender {
                 let passt = contender::version("passt", "passt")?;
                 format!("{}, {passt}", qemu()?)
             }
+            Contender::QemuSocket => format!("{}, this commit, user mode", qemu()?),
             Contender::Other(vmm, nat) => {
                 let binary = vmm.binary()?;
                 let version = contender::version_of(&binary)?;
@@ -108,6 +115,7 @@ impl Contender {
 pub(super) struct Stand {
     contender: Contender,
     passt: Option<Passt>,
+    socket: Option<SlipgateSocket>,
     _slipgate: Option<Slipgate>,
     pub(super) world: World,
 }
@@ -140,9 +148,14 @@ impl Stand {
             Contender::QemuPasst => Some(Passt::start(&world.host, MTU)?),
             _ => None,
         };
+        let socket = match contender {
+            Contender::QemuSocket => Some(SlipgateSocket::start(&world.host, &QUOTAS)?),
+            _ => None,
+        };
         Ok(Stand {
             contender,
             passt,
+            socket,
             _slipgate: slipgate,
             world,
         })
@@ -165,7 +178,8 @@ impl Stand {
             cpus,
             ..Boot::new(&self.world.host, &line)
         };
-        // libslirp and passt do better where the scheduler puts them: their threads would share a CPU.
+        // libslirp, passt and a user-mode slipgate do better where the scheduler puts them: their threads
+        // would share a CPU.
         let is_placed = matches!(
             self.contender,
             Contender::SlipgateRun(1) | Contender::QemuTap(1) | Contender::Other(..)
@@ -189,7 +203,9 @@ impl Stand {
             accelerator: Accelerator::Kvm,
             network,
         };
-        let output = match (self.contender, &self.passt) {
+        let by_socket = self.passt.as_ref().map(Passt::network);
+        let by_socket = by_socket.or(self.socket.as_ref().map(SlipgateSocket::network));
+        let output = match (self.contender, by_socket) {
             (Contender::SlipgateRun(_), _) => {
                 let run = SlipgateRun {
                     boot: boot.clone(),
@@ -199,7 +215,7 @@ impl Stand {
             }
             (Contender::Other(vmm, _), _) => vmm.run(boot, TAP)?,
             (Contender::QemuTap(_), _) => qemu(Network::Tap(TAP.to_owned(), MTU)).run()?,
-            (_, Some(passt)) => qemu(passt.network()).run()?,
+            (_, Some(socket)) => qemu(socket).run()?,
             (_, None) => qemu(Network::User).run()?,
         };
         Ok(output)

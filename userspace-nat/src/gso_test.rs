@@ -1,0 +1,130 @@
+use proptest::prelude::*;
+use slipgate_abi::Ip4;
+
+use super::*;
+use crate::{fake, packet::build};
+
+const GATEWAY: Ip4 = Ip4 {
+    octets: [10, 0, 2, 2],
+};
+const GUEST: Ip4 = Ip4 {
+    octets: [10, 0, 2, 15],
+};
+const RST: u8 = Flags::RST;
+
+#[derive(Clone, Debug)]
+struct Tcp {
+    sequence: u32,
+    acknowledgement: u32,
+    window: u16,
+    flags: u8,
+    payload: usize,
+}
+
+fn packet(tcp: &Tcp) -> Vec<u8> {
+    let mut packet = Vec::new();
+    build::ipv4(&mut packet, GATEWAY, GUEST, 6, |out| {
+        let begin = out.len();
+        out.extend_from_slice(&[0, 80, 0x80, 0]);
+        out.extend_from_slice(&tcp.sequence.to_be_bytes());
+        out.extend_from_slice(&tcp.acknowledgement.to_be_bytes());
+        out.extend_from_slice(&[5 << 4, tcp.flags]);
+        out.extend_from_slice(&tcp.window.to_be_bytes());
+        out.extend_from_slice(&[0; 4]);
+        out.extend((0..tcp.payload).map(|at| (tcp.sequence as usize + at) as u8));
+        let sum = Sum::default().pseudo(GATEWAY, GUEST, 6, out.len() - begin);
+        let sum = sum.bytes(&out[begin..]).finish();
+        out[begin + 16..begin + 18].copy_from_slice(&sum.to_be_bytes());
+    });
+    packet
+}
+
+/// The frames: their offload headers, lengths and what they are cut into again.
+fn joined(packets: &[Vec<u8>]) -> Vec<(VirtioNetHdr, usize, Vec<Vec<u8>>)> {
+    let mut frames = Vec::new();
+    let (mut buffer, mut counted) = (vec![7; 3], (0, 0));
+    let all = packets.iter().map(Vec::as_slice);
+    join(all, &mut buffer, |offload, frame, segments| {
+        counted.0 += segments.packets;
+        counted.1 += segments.bytes;
+        frames.push((offload, frame.len(), fake::segments(offload, frame)));
+    });
+    let bytes: usize = packets.iter().map(Vec::len).sum();
+    assert_eq!(counted, (packets.len() as u64, bytes as u64));
+    frames
+}
+
+#[test]
+fn a_full_window_goes_in_frames_as_long_as_they_may_be() {
+    let segment = |nth: u32| Tcp {
+        // Over the end of the sequence space.
+        sequence: 0xffff_0000_u32.wrapping_add(nth * 1_460),
+        acknowledgement: 5,
+        window: 1_000,
+        flags: Flags::ACK,
+        payload: 1_460,
+    };
+    let mut packets: Vec<_> = (0..60).map(|nth| packet(&segment(nth))).collect();
+    packets.push(packet(&Tcp {
+        payload: 17,
+        flags: Flags::ACK | PSH | Flags::FIN,
+        ..segment(60)
+    }));
+    let frames = joined(&packets);
+    let lengths: Vec<_> = frames.iter().map(|(_, len, _)| *len).collect();
+    assert_eq!(lengths, [40 + 44 * 1_460, 40 + 16 * 1_460 + 17]);
+    assert!(frames.iter().all(|(offload, ..)| offload.gso_size == 1_460));
+    let cut: Vec<_> = frames.into_iter().flat_map(|(.., cut)| cut).collect();
+    assert_eq!(cut, packets);
+}
+
+/// Difference of a segment from a plain continuation of the one before.
+#[derive(Clone, Copy, Debug)]
+enum Next {
+    Goes,
+    Gap,
+    Acknowledges,
+    Window,
+    Flags(u8),
+}
+
+proptest! {
+    /// Joined and segmented again, any packets stay the same, in the same order.
+    #[test]
+    fn what_is_joined_is_cut_into_what_it_was(
+        first in any::<u32>(),
+        run in prop::collection::vec((prop_oneof![
+            12 => Just(Next::Goes),
+            1 => Just(Next::Gap),
+            1 => Just(Next::Acknowledges),
+            1 => Just(Next::Window),
+            1 => prop::sample::select(vec![
+                Flags::ACK | PSH, Flags::ACK | Flags::FIN, Flags::ACK | RST, RST, Flags::SYN, 0,
+            ]).prop_map(Next::Flags),
+        ], prop_oneof![8 => Just(100_usize), 1 => 0_usize..100, 1 => 101_usize..1_460]), 1..80),
+    ) {
+        let mut tcp = Tcp {
+            sequence: first,
+            acknowledgement: 5,
+            window: 1_000,
+            flags: Flags::ACK,
+            payload: 0,
+        };
+        let mut packets = Vec::new();
+        for (next, payload) in run {
+            tcp.sequence = tcp.sequence.wrapping_add(tcp.payload as u32);
+            tcp.payload = payload;
+            tcp.flags = Flags::ACK;
+            match next {
+                Next::Goes => {}
+                Next::Gap => tcp.sequence = tcp.sequence.wrapping_add(1),
+                Next::Acknowledges => tcp.acknowledgement += 1,
+                Next::Window => tcp.window += 1,
+                Next::Flags(flags) => tcp.flags = flags,
+            }
+            packets.push(packet(&tcp));
+        }
+        let cut: Vec<_> = joined(&packets).into_iter().flat_map(|(.., cut)| cut).collect();
+        prop_assert_eq!(cut, packets);
+    }
+}
