@@ -96,8 +96,8 @@ trait Guest {
     fn has_ended(&mut self) -> bool;
     /// Begins, for the engine serves.
     fn begin(&mut self) -> anyhow::Result<()>;
-    /// Handles a signal to this process.
-    fn signal(&mut self, signal: Signal);
+    /// Handles a signal to this process. Returns whether the files are to be opened again.
+    fn signal(&mut self, signal: Signal) -> bool;
     /// Handles the end of the engine. `how` it ended.
     fn lost_engine(&mut self, how: String);
 }
@@ -341,8 +341,10 @@ impl Served {
                 Err(e) => return Err(e).context("waiting for the guest"),
             }
             while let Ok(Some(info)) = signals.read_signal() {
-                if let Ok(signal) = Signal::try_from(info.ssi_signo as i32) {
-                    guest.signal(signal);
+                if let Ok(signal) = Signal::try_from(info.ssi_signo as i32)
+                    && guest.signal(signal)
+                {
+                    self.reopen_files()?;
                 }
             }
             self.follow_network()?;
@@ -390,6 +392,23 @@ impl Served {
         self.engine = None;
         self.clients.forget("the engine has ended");
         Some(how)
+    }
+
+    /// Opens flow log and pcap file again: they may have been moved away.
+    fn reopen_files(&mut self) -> anyhow::Result<()> {
+        let flow_log = self.nat.flow_log.as_deref().map(open_flow_log);
+        let pcap = self.nat.pcap.as_deref().map(open_pcap);
+        let opened = [
+            flow_log.map(|file| file.map(|file| ToEngine::FlowLog(file.into()))),
+            pcap.map(|file| file.map(|file| ToEngine::Pcap(file.into()))),
+        ];
+        for file in opened.into_iter().flatten() {
+            match file {
+                Ok(message) => self.send(message)?,
+                Err(e) => tracing::warn!("{e}: the one that is open is written to"),
+            }
+        }
+        Ok(())
     }
 
     /// Tells the engine of a change of the host's network.

@@ -145,11 +145,12 @@ impl Guest for Command {
     }
 
     /// A terminal sends its signals to the command too; the others are passed on.
-    fn signal(&mut self, signal: Signal) {
+    fn signal(&mut self, signal: Signal) -> bool {
         if matches!(signal, Signal::SIGTERM | Signal::SIGHUP) {
             // It may have ended just now.
             let _ = kill(Pid::from_raw(self.child.id() as i32), signal);
         }
+        false
     }
 
     fn lost_engine(&mut self, how: String) {

@@ -103,8 +103,9 @@ impl Guest for Socket {
         Ok(())
     }
 
-    fn signal(&mut self, signal: Signal) {
+    fn signal(&mut self, signal: Signal) -> bool {
         self.is_stopped |= matches!(signal, Signal::SIGTERM | Signal::SIGINT);
+        signal == Signal::SIGHUP
     }
 
     fn lost_engine(&mut self, how: String) {

@@ -51,9 +51,9 @@ fn it_ends_by_a_signal_by_hanging_up_and_with_the_engine() {
     let new = |name: &str| listen(&dir.path().join(name)).unwrap();
 
     let mut stopped = new("a");
-    stopped.signal(Signal::SIGHUP);
+    assert!(stopped.signal(Signal::SIGHUP), "files are opened again");
     assert!(!stopped.has_ended());
-    stopped.signal(Signal::SIGTERM);
+    assert!(!stopped.signal(Signal::SIGTERM));
     assert!(stopped.has_ended() && stopped.ended().is_ok());
 
     let mut of_one = new("b");

@@ -178,13 +178,22 @@ fn a_guest_by_the_socket_has_a_lease_names_and_its_policy() {
     let cut = guest.run(|| held.read(&mut [0; 1]));
     assert!(cut.is_err(), "it is reset: {cut:?}");
 
+    // The flow log is moved away, and opened again.
+    let moved = place.file("run/flows.1.jsonl");
+    fs::rename(&log, &moved).unwrap();
+    signal(attached.child.id(), libc::SIGHUP);
+    eventually("the log is made again", || log.exists().then_some(()));
+
     // An orderly end: whatever flow there is has its record.
     let _open = guest
         .run(|| tcp::connect(at(SERVER_2, ECHO), WAIT))
         .unwrap();
     signal(attached.child.id(), libc::SIGTERM);
     assert_eq!(attached.end(&place), Some(0));
-    let records = fs::read_to_string(&log).unwrap();
+    assert!(fs::read_to_string(&log).unwrap().contains("flow_end"));
+    let records = [moved, log]
+        .map(|part| fs::read_to_string(part).unwrap())
+        .concat();
     let of = |event: &str| {
         let lines = records.lines().map(serde_json::from_str);
         let lines = lines.map(Result::<serde_json::Value, _>::unwrap);
