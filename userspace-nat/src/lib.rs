@@ -30,6 +30,7 @@ pub mod event_loop;
 #[cfg(any(test, feature = "fake"))]
 pub mod fake;
 pub mod flow;
+mod gso;
 pub mod guest_link;
 pub mod icmp;
 pub mod inspection;

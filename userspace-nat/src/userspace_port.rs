@@ -313,10 +313,8 @@ impl<T: MemoryTables> UserspacePort<T> {
             {
                 return self.ended(end, now_ns);
             }
-            // The header of the frame before may be there still.
-            self.frame[..VNET_LEN].fill(0);
-            match link.next(&mut self.frame[VNET_LEN..]) {
-                Input::Frame(len) => self.handle(VNET_LEN + len, GUEST, now_ns),
+            match link.next(&mut self.frame) {
+                Input::Frame(len) => self.handle(len, GUEST, now_ns),
                 Input::Nothing => return,
                 end => return self.ended(end, now_ns),
             }

@@ -76,6 +76,13 @@ impl FrameReader {
         Ok(Some(&self.buffer[at..at + len]))
     }
 
+    /// Returns the frame that [`FrameReader::next_frame`] returns next.
+    pub fn peek_frame(&self) -> Option<&[u8]> {
+        let len = self.next_len().ok()??;
+        let at = self.begin + PREFIX_LEN;
+        self.buffer[at..self.end].get(..len)
+    }
+
     /// Whether [`FrameReader::next_frame`] has something to say.
     pub fn has_whole(&self) -> bool {
         match self.next_len() {

@@ -3,8 +3,9 @@
 //!
 //! A TAP takes frames with offload headers and bounds its queue itself. A stream socket takes plain
 //! Ethernet frames: [`stream`] is its life, [`framing`] the frames on it and the bounded queue of those
-//! for the guest, [`segmentation`] what a device does otherwise for a host.
+//! for the guest, [`segmentation`] and [`joining`] what devices do otherwise for a host.
 pub mod framing;
+mod joining;
 mod segmentation;
 mod stream;
 

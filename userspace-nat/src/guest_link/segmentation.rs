@@ -31,7 +31,7 @@ pub(super) fn push(queue: &mut FrameQueue, vnet: VirtioNetHdr, frame: &[u8]) -> 
         return true;
     };
     let (head, payload) = frame.split_at(headers.len);
-    if !has_room(queue, vnet, frame.len()) {
+    if !fits(queue, headers.len, vnet.gso_size, frame.len()) {
         return false;
     }
     let pieces = payload.chunks(vnet.gso_size.into());
@@ -47,9 +47,12 @@ pub(super) fn has_room(queue: &FrameQueue, vnet: VirtioNetHdr, len: usize) -> bo
     if vnet.gso_type == VirtioNetHdr::GSO_NONE {
         return queue.has_room(1, len);
     }
-    let headers = usize::from(vnet.hdr_len);
+    fits(queue, vnet.hdr_len.into(), vnet.gso_size, len)
+}
+
+fn fits(queue: &FrameQueue, headers: usize, gso_size: u16, len: usize) -> bool {
     let payload = len.saturating_sub(headers);
-    let frames = payload.div_ceil(usize::from(vnet.gso_size).max(1)).max(1);
+    let frames = payload.div_ceil(usize::from(gso_size).max(1)).max(1);
     queue.has_room(frames, payload + frames * headers)
 }
 

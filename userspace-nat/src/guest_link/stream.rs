@@ -33,7 +33,7 @@ use slipgate_abi::DropReason;
 
 use super::{
     framing::{FrameQueue, FrameReader, TooLong},
-    segmentation,
+    joining, segmentation,
 };
 use crate::port::{VNET_LEN, VirtioNetHdr};
 
@@ -43,7 +43,7 @@ const ENOUGH_QUEUED: usize = 256 << 10;
 /// What comes from the guest.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Input {
-    /// A frame of this length.
+    /// A frame of this length, with its `virtio_net_hdr`.
     Frame(usize),
     /// Nothing for now.
     Nothing,
@@ -149,12 +149,14 @@ impl StreamLink {
         }
     }
 
-    /// Copies the next frame that is held to the beginning of `into`, which has room for the longest.
+    /// Copies the next frame that is held to the beginning of `into`, with its `virtio_net_hdr`: of TCP
+    /// segments that follow each other, all that one frame represents. `into` has room for the longest.
     pub fn next(&mut self, into: &mut [u8]) -> Input {
         match self.reader.next_frame() {
             Ok(Some(frame)) => {
-                into[..frame.len()].copy_from_slice(frame);
-                Input::Frame(frame.len())
+                let len = VNET_LEN + frame.len();
+                into[VNET_LEN..len].copy_from_slice(frame);
+                Input::Frame(joining::join(&mut self.reader, into, len))
             }
             Ok(None) => Input::Nothing,
             Err(too_long) => {

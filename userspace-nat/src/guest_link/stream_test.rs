@@ -64,11 +64,12 @@ impl Rig {
         if let Some(end) = self.link.fill() {
             return vec![end];
         }
-        let mut into = vec![0; MOST_FRAME];
+        let mut into = vec![0; VNET_LEN + MOST_FRAME];
         let mut all = Vec::new();
         loop {
             match self.link.next(&mut into) {
                 Input::Nothing => return all,
+                Input::Frame(len) => all.push(Input::Frame(len - VNET_LEN)),
                 input => all.push(input),
             }
             if matches!(all.last(), Some(Input::Closed(_))) {

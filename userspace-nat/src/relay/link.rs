@@ -14,8 +14,8 @@ use slipgate_abi::{
     tcp::{Flags, Phase},
 };
 
-use super::gso;
 use crate::{
+    gso,
     packet::{Ipv4, Packet, Transport, transport::Tcp},
     port::VirtioNetHdr,
     vm::VmNet,

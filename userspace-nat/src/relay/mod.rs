@@ -43,7 +43,6 @@ mod datagrams;
 mod dns_stream;
 mod exchanges;
 mod forward;
-mod gso;
 mod host_socket;
 mod journal;
 mod limits;

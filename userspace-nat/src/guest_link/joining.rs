@@ -1,0 +1,53 @@
+//! TCP segments of a guest that follow each other, as one frame with offloads, as GRO makes of them.
+//!
+//! A frame without offloads costs a run of the programs and a call of its flow's socket. A guest's bulk
+//! transfer comes as many segments of the same length at a time, which cost one of each together. Counts
+//! and rates are the same, since everything counts as if segmented.
+use slipgate_abi::segment::MIN_TCP_GSO_SIZE;
+
+use super::framing::FrameReader;
+use crate::{
+    gso::{HEADERS_LEN, Run},
+    port::{ETHERNET_LEN, ETHERTYPE_IPV4, L3_AT, VNET_LEN, VirtioNetHdr},
+};
+
+/// Completes the frame at the beginning of `into`, `len` bytes with room for its `virtio_net_hdr`, by the
+/// frames that continue it. Returns its length.
+pub(super) fn join(reader: &mut FrameReader, into: &mut [u8], len: usize) -> usize {
+    let mut end = len;
+    let mut run = None;
+    // Smaller segments together would be taken for a bomb.
+    let is_large = len >= L3_AT + HEADERS_LEN + MIN_TCP_GSO_SIZE as usize;
+    if is_large && let Some(first) = packet(&into[VNET_LEN..len]) {
+        let begun = run.insert(Run::begin(first));
+        while let Some(frame) = reader.peek_frame()
+            && frame.get(..ETHERNET_LEN) == Some(&into[VNET_LEN..L3_AT])
+            && let Some(next) = packet(frame)
+            && begun.takes(next)
+        {
+            begun.add(next);
+            let payload = &next[HEADERS_LEN..];
+            into[end..end + payload.len()].copy_from_slice(payload);
+            end += payload.len();
+            let _ = reader.next_frame();
+        }
+    }
+    let vnet = match run {
+        Some(run) if end > len => run.finish(&mut into[L3_AT..end]),
+        _ => VirtioNetHdr::default(),
+    };
+    into[..VNET_LEN].copy_from_slice(&vnet.encode());
+    end
+}
+
+/// Returns the IPv4 packet of a frame that has nothing else in it.
+fn packet(frame: &[u8]) -> Option<&[u8]> {
+    let (ethernet, l3) = frame.split_at_checked(ETHERNET_LEN)?;
+    let total = u16::from_be_bytes([*l3.get(2)?, *l3.get(3)?]);
+    let is_whole = usize::from(total) == l3.len();
+    (is_whole && ethernet.ends_with(&ETHERTYPE_IPV4.to_be_bytes())).then_some(l3)
+}
+
+#[cfg(test)]
+#[path = "joining_test.rs"]
+mod tests;
