@@ -292,7 +292,7 @@ fn policy() -> Seeds {
             "settings",
             file(concat!(
                 "default = \"deny\"\n[quotas]\nmax_flows = 9\ntx_bytes_per_second = \"10M\"\n",
-                "[dns]\nresolvers = [\"192.0.2.53:53\"]\ntypes = [\"TXT\"]\nttl_floor_s = 1\n",
+                "[dns]\nresolvers = [\"192.0.2.53:53\"]\ntypes = [\"TXT\"]\nttl_floor_s = 1\n[timers]\nudp_s = 120\n",
                 "ttl_ceiling_s = 60\nmax_labels = 8\n",
                 "[[forward]]\nprotocol = \"tcp\"\naddress = \"127.0.0.1\"\n",
                 "host_port = \"80-81\"\nguest_port = \"90-91\"\n",

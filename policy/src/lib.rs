@@ -70,4 +70,5 @@ pub use rule::{
         CEILING_S, DNS_PORT, DnsSettings, FLOOR_S, Http, MAX_RESOLVERS, NewNames, Note, OnReload,
         Resolvers, Settings, Written,
     },
+    timers::Timers,
 };

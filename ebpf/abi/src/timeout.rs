@@ -1,10 +1,5 @@
 //! Idle timeouts of flows, and rest times of the slots and ports that they used.
 
-use crate::{
-    Protocol,
-    tcp::{Phase, TcpBits},
-};
-
 const SECOND: u64 = 1_000_000_000;
 
 /// Idle timeout of an established TCP connection, ns: 2 hours 4 minutes (RFC 5382 REQ-5).
@@ -27,15 +22,3 @@ pub const SLOT_REST_NS: u64 = SECOND;
 pub const PORT_REST_NS: u64 = 120 * SECOND;
 /// Time between the two phases of a flow's end, ns, in which every running program finishes.
 pub const CLOSING_GRACE_NS: u64 = SECOND / 20;
-
-/// Idle timeout of a flow in this state, ns.
-pub const fn idle_ns(protocol: Protocol, tcp: TcpBits) -> u64 {
-    match protocol {
-        Protocol::Icmp => ICMP_NS,
-        Protocol::Udp => UDP_NS,
-        Protocol::Tcp => match tcp.phase() {
-            Phase::Established => TCP_ESTABLISHED_NS,
-            Phase::Opening | Phase::Closing | Phase::Closed | Phase::Reset => TCP_TRANSITORY_NS,
-        },
-    }
-}

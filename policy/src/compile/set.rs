@@ -10,7 +10,7 @@ use super::{identity::Described, policy::Policy};
 use crate::{Action, Decision, LocalAddresses, Rule, RuleId};
 
 /// Version of the serialized form of compiled policies.
-const FORMAT: u16 = 2;
+const FORMAT: u16 = 3;
 
 /// Error of bytes that are not compiled policies.
 #[derive(thiserror::Error, Debug)]

@@ -5,7 +5,7 @@ use slipgate_abi::Protocol;
 
 use super::*;
 use crate::{
-    Action, Destination, OnReload, PolicySet,
+    Action, Destination, OnReload, PolicySet, Timers,
     document::{Amount, CliOverrides, Count, LoadedPolicies, RuleFlag, schema},
 };
 
@@ -69,6 +69,10 @@ fn every_key_is_understood() {
         max_label_octets = 20
         new_name_octets_per_minute = "2Ki"
         new_name_burst_octets = 4000
+        [timers]
+        tcp_established_s = 86400
+        tcp_closing_s = 300
+        udp_s = 120
         [[forward]]
         protocol = "tcp"
         address = "127.0.0.1"
@@ -104,6 +108,16 @@ fn every_key_is_understood() {
     assert_eq!((dns.max_labels, dns.max_label_octets), (8, 20));
     let (rate, burst) = (dns.new_names.octets_per_minute, dns.new_names.burst_octets);
     assert_eq!((rate, burst), (2_048, 4_000));
+    let timers = Timers {
+        tcp_established_s: 86_400,
+        tcp_opening_s: 240,
+        tcp_closing_s: 300,
+        udp_s: 120,
+        icmp_s: 60,
+    };
+    assert_eq!(top.settings().timers, timers);
+    let named = policies.of(Some(1)).settings();
+    assert_eq!(named.timers, Timers::default(), "each policy has its own");
     let texts: Vec<String> = policies.texts().collect();
     assert_eq!(
         texts,
@@ -206,6 +220,9 @@ fn each_mistake_has_its_error() {
             "3:17: ttl_ceiling_s is 59",
         ),
         ("[dns]\nmax_labels = 0", "2:14: max_labels is 0"),
+        ("[timers]\nudp_s = 119", "2:9: udp_s is 119"),
+        ("[timers]\nicmp_s = 604801", "2:10: icmp_s is 604801"),
+        ("[timers]\ntcp_opening_s = 239", "RFC 5382 REQ-5"),
         ("[dns]\ntypes = [\"A\"]", "unknown variant `A`"),
         (
             "[dns]\nmax_label_octets = 64",

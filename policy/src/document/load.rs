@@ -12,6 +12,7 @@ use super::{
     overrides::CliOverrides,
     rule_flag::{DENY_FILE, RuleFlag, parse},
     schema::{DefaultText, NamedPolicy, RuleEntry},
+    timers,
 };
 use crate::{
     Action, DenyFile, DenyFileError, DnsSettings, Http, Note, Policy, PolicySet, Resolvers, Rule,
@@ -167,6 +168,7 @@ impl NamedPolicy {
             file: Some(file.name()),
             on_reload: self.on_reload.unwrap_or_default(),
             dns: meaning::dns_settings(file, &self.dns, typed.resolvers.clone())?,
+            timers: timers::of_file(file, &self.timers)?,
             host_loopback: host_loopback::of_file(file, &self.host_loopback)?,
             is_learning: false,
         };

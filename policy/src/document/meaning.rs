@@ -9,7 +9,9 @@ use super::{
     file::PolicyFile,
     forward::{self, Forward},
     overrides::{CliOverrides, parse_resolvers},
-    schema::{self, Dns, Document, HostLoopback, NamedPolicy, Quotas, Resolvers, ResolversWord},
+    schema::{
+        self, Dns, Document, HostLoopback, NamedPolicy, Quotas, Resolvers, ResolversWord, Timers,
+    },
 };
 use crate::{DnsSettings, Resolvers as Asked};
 
@@ -207,6 +209,7 @@ pub fn has_top_level(document: &Document) -> bool {
         || document.on_reload.is_some()
         || !document.rules.is_empty()
         || document.quotas != Quotas::default()
+        || document.timers != Timers::default()
         || document.host_loopback != HostLoopback::default()
 }
 

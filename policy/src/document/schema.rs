@@ -32,6 +32,8 @@ pub struct Document {
     pub quotas: Quotas,
     /// Resolution of names by DNS.
     pub dns: Dns,
+    /// Idle time-outs of flows.
+    pub timers: Timers,
     /// Ports of the host that lead to a guest.
     #[schemars(with = "Vec<Forward>")]
     pub forward: Vec<Spanned<Forward>>,
@@ -54,6 +56,7 @@ impl Document {
             rules: self.rules.clone(),
             quotas: self.quotas,
             dns: self.dns.clone(),
+            timers: self.timers.clone(),
             host_loopback: self.host_loopback.clone(),
         }
     }
@@ -75,6 +78,8 @@ pub struct NamedPolicy {
     pub quotas: Quotas,
     /// Resolution of names by DNS.
     pub dns: Dns,
+    /// Idle time-outs of flows.
+    pub timers: Timers,
     /// Ports of the gateway that lead to the host's 127.0.0.1. None by default.
     pub host_loopback: HostLoopback,
 }
@@ -243,6 +248,27 @@ pub struct Dns {
     pub new_name_octets_per_minute: Option<Count>,
     /// Burst of these octets after an idle period (32Ki).
     pub new_name_burst_octets: Option<Count>,
+}
+
+/// Idle time-outs of flows, seconds.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct Timers {
+    /// Of an established TCP connection (7440).
+    #[schemars(range(min = 7440, max = 604_800), with = "Option<u32>")]
+    pub tcp_established_s: Option<Spanned<u32>>,
+    /// Of a TCP connection that is not established yet (240).
+    #[schemars(range(min = 240, max = 604_800), with = "Option<u32>")]
+    pub tcp_opening_s: Option<Spanned<u32>>,
+    /// Of a TCP connection that was closed by one side or both, or reset (240).
+    #[schemars(range(min = 240, max = 604_800), with = "Option<u32>")]
+    pub tcp_closing_s: Option<Spanned<u32>>,
+    /// Of a UDP flow (300).
+    #[schemars(range(min = 120, max = 604_800), with = "Option<u32>")]
+    pub udp_s: Option<Spanned<u32>>,
+    /// Of an ICMP query (60).
+    #[schemars(range(min = 60, max = 604_800), with = "Option<u32>")]
+    pub icmp_s: Option<Spanned<u32>>,
 }
 
 /// A record type by which a guest and a server could exchange arbitrary data.

@@ -280,7 +280,9 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
             let Nat {
                 flows, datapath, ..
             } = &mut self.core.nat;
-            flows.finish_due(datapath, self.clock.now_ns(), &mut |e| ended.push(*e));
+            let judge = self.core.rules.judge.borrow();
+            let (timers, now_ns) = (|vm| judge.timers(vm), self.clock.now_ns());
+            flows.finish_due(datapath, timers, now_ns, &mut |e| ended.push(*e));
         }
         self.record(&ended);
     }

@@ -360,7 +360,10 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
         } = &mut self.core.nat;
         if flows.next_due_ns().is_some_and(|at| at <= now_ns) {
             let mut ended = Vec::new();
-            flows.finish_due(datapath, now_ns, &mut |e| ended.push(*e));
+            let judge = self.core.rules.judge.borrow();
+            let timers = |vm| judge.timers(vm);
+            flows.finish_due(datapath, timers, now_ns, &mut |e| ended.push(*e));
+            drop(judge);
             self.record(&ended);
         }
         if now_ns >= self.next_scan_ns {
@@ -393,7 +396,9 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
         let Nat {
             flows, datapath, ..
         } = &mut self.core.nat;
-        flows.go_on_scanning(datapath, now_ns);
+        let judge = self.core.rules.judge.borrow();
+        flows.go_on_scanning(datapath, |vm| judge.timers(vm), now_ns);
+        drop(judge);
         if self.next_credits_ns.is_some_and(|at| at <= now_ns) && self.is_port_empty() {
             let Core { vms, nat, .. } = &mut self.core;
             let in_flight = vms.settle_credits(&nat.datapath, now_ns);

@@ -2,12 +2,13 @@
 use std::sync::atomic::Ordering::Relaxed;
 
 use slipgate_abi::{
-    Counter, Protocol, Slot, SlotIndex, SlotRef, Tuple, Verdict, VmRow,
+    Counter, Protocol, Slot, SlotIndex, SlotRef, Tuple, Verdict, VmId, VmRow,
     maps::SLOTS_PER_CHUNK,
     slot::SlotFlags,
     tcp::{Phase, TcpBits},
-    timeout::{self, CLOSING_GRACE_NS},
+    timeout::CLOSING_GRACE_NS,
 };
+use slipgate_policy::Timers;
 
 use super::{
     Entry, Flows, State,
@@ -115,8 +116,8 @@ pub(crate) fn last_seen_ns(slot: SlotRef) -> u64 {
 }
 
 /// Returns how long a flow may still be silent, ns; 0: its timeout is over.
-pub(super) fn idle_left_ns(slot: SlotRef, protocol: Protocol, now_ns: u64) -> u64 {
-    let idle_ns = timeout::idle_ns(protocol, TcpBits(slot.tcp().load(Relaxed)));
+pub(super) fn idle_left_ns(slot: SlotRef, protocol: Protocol, timers: Timers, now_ns: u64) -> u64 {
+    let idle_ns = timers.idle_ns(protocol, TcpBits(slot.tcp().load(Relaxed)));
     let left_ns = idle_ns.saturating_sub(now_ns.saturating_sub(last_seen_ns(slot)));
     proof_left_ns(slot, protocol, now_ns).map_or(left_ns, |proof_ns| left_ns.min(proof_ns))
 }
@@ -217,6 +218,7 @@ impl Flows {
     pub fn finish_due(
         &mut self,
         datapath: &mut impl Datapath,
+        timers: impl Fn(VmId) -> Timers,
         now_ns: u64,
         record: &mut dyn FnMut(&Ended),
     ) {
@@ -236,7 +238,7 @@ impl Flows {
                 let moved = last_seen_ns(live) != ending.seen_ns;
                 if moved
                     && entry.end_reason.is_revived_by_traffic()
-                    && idle_left_ns(live, entry.protocol(), now_ns) > 0
+                    && idle_left_ns(live, entry.protocol(), timers(entry.vm()), now_ns) > 0
                 {
                     self.make_live(datapath, ending.slot);
                     continue;

@@ -16,10 +16,11 @@
 use std::sync::atomic::Ordering::Relaxed;
 
 use slipgate_abi::{
-    Protocol, SlotIndex,
+    Protocol, SlotIndex, VmId,
     maps::SLOTS_PER_CHUNK,
     tcp::{Phase, TcpBits},
 };
+use slipgate_policy::Timers;
 
 use super::{
     EndReason, Flows, State,
@@ -65,9 +66,14 @@ impl Flows {
         self.scan.pass.is_some()
     }
 
-    /// Does some of the present pass: begins the end of flows whose timeout is over, and at the end
-    /// of the pass releases a chunk of slots that is not needed.
-    pub fn go_on_scanning(&mut self, datapath: &mut impl Datapath, now_ns: u64) {
+    /// Does some of the present pass: begins the end of flows whose timeout is over, by their VM's
+    /// timers, and at the end of the pass releases a chunk of slots that is not needed.
+    pub fn go_on_scanning(
+        &mut self,
+        datapath: &mut impl Datapath,
+        timers: impl Fn(VmId) -> Timers,
+        now_ns: u64,
+    ) {
         let Some(mut pass) = self.scan.pass else {
             return;
         };
@@ -84,7 +90,7 @@ impl Flows {
             for at in 0..SLOTS_PER_CHUNK {
                 let slot = SlotIndex::new(chunk as u32 * SLOTS_PER_CHUNK + at);
                 if self.entry(slot).is_some() {
-                    self.examine(datapath, slot, now_ns);
+                    self.examine(datapath, slot, &timers, now_ns);
                 }
             }
         }
@@ -101,7 +107,13 @@ impl Flows {
         }
     }
 
-    fn examine(&mut self, datapath: &mut impl Datapath, slot: SlotIndex, now_ns: u64) {
+    fn examine(
+        &mut self,
+        datapath: &mut impl Datapath,
+        slot: SlotIndex,
+        timers: &impl Fn(VmId) -> Timers,
+        now_ns: u64,
+    ) {
         let Some(entry) = self.entry(slot) else {
             return;
         };
@@ -111,7 +123,7 @@ impl Flows {
         let protocol = entry.protocol();
         let live = datapath.slot(slot);
         let phase = TcpBits(live.tcp().load(Relaxed)).phase();
-        let due = idle_left_ns(live, protocol, now_ns) == 0;
+        let due = idle_left_ns(live, protocol, timers(entry.vm()), now_ns) == 0;
         if protocol != Protocol::Tcp || !matches!(phase, Phase::Closed) {
             if due && !is_frozen(datapath, entry.vm_row) {
                 let reason = match phase {

@@ -32,7 +32,9 @@ use std::{cell::RefCell, collections::HashMap, hash::RandomState, net::IpAddr, r
 
 use slipgate_abi::VmId;
 use slipgate_model::{NameCounts, RefusedQuestions};
-use slipgate_policy::{Asker, Decision, Destination, LocalAddresses, Name, Policy, PolicySet};
+use slipgate_policy::{
+    Asker, Decision, Destination, LocalAddresses, Name, Policy, PolicySet, Timers,
+};
 
 use self::learnt::Learnt;
 pub use self::{
@@ -53,6 +55,8 @@ pub type SharedJudge = Rc<RefCell<Judge>>;
 #[derive(Debug)]
 pub struct Judge {
     policies: PolicySet,
+    /// Whether a policy has other timers than the default.
+    has_timers: bool,
     /// Index of each VM's policy, by VM id.
     of_vm: HashMap<VmId, u32>,
     learnt: Learnt,
@@ -77,8 +81,10 @@ pub struct Verdict {
 impl Judge {
     /// Creates a judge with these rules and no openings.
     pub fn new(policies: impl Into<PolicySet>) -> Self {
+        let policies = policies.into();
         Self {
-            policies: policies.into(),
+            has_timers: has_timers(&policies),
+            policies,
             of_vm: HashMap::new(),
             learnt: Learnt::default(),
             counts: HashMap::new(),
@@ -89,6 +95,7 @@ impl Judge {
     }
 
     pub(super) fn replace_policies(&mut self, policies: PolicySet) {
+        self.has_timers = has_timers(&policies);
         self.policies = policies;
     }
 
@@ -121,6 +128,14 @@ impl Judge {
     /// several one that refuses everything.
     pub fn policy(&self, vm: VmId) -> &Policy {
         self.policies.of(self.policy_of(vm))
+    }
+
+    /// Returns the idle time-outs of a VM's flows.
+    pub fn timers(&self, vm: VmId) -> Timers {
+        match self.has_timers {
+            true => self.policy(vm).settings().timers,
+            false => Timers::default(),
+        }
     }
 
     /// Judges a destination for a VM.
@@ -210,6 +225,11 @@ impl Judge {
             });
         }
     }
+}
+
+fn has_timers(policies: &PolicySet) -> bool {
+    let mut timers = policies.iter().map(|policy| policy.settings().timers);
+    timers.any(|timers| timers != Timers::default())
 }
 
 #[cfg(test)]

@@ -2,8 +2,9 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use slipgate_abi::{Handover, Verdict, VmId, VmRow, tcp::Flags};
 use slipgate_model::OnExit;
+use slipgate_policy::{Action, Settings, Timers};
 
-use super::rig::*;
+use super::{reload::policy, rig::*};
 use crate::{
     clock::{MILLISECOND_NS, SECOND_NS},
     event_loop::EngineError,
@@ -84,6 +85,45 @@ fn rfc4787_req_5_udp_lives_five_minutes() {
     rig.pass(299 * SECOND_NS);
     assert_eq!(rig.flows(), 1);
     rig.pass(3 * SECOND_NS);
+    rig.assert_empty();
+}
+
+/// RFC 7857 sections 2.1 and 10.
+#[test]
+fn timers_are_those_of_the_vms_policy_that_is_in_force() {
+    let timers = Timers {
+        tcp_opening_s: 400,
+        udp_s: 900,
+        icmp_s: 120,
+        ..Timers::default()
+    };
+    let open = |timers| {
+        policy(Action::Allow, &[]).with(Settings {
+            timers,
+            ..Settings::default()
+        })
+    };
+    let both = || vec![open(timers), open(Timers::default())];
+    let mut rig = Rig::new();
+    rig.reload(both(), 0, [0, 1, 1]);
+    for row in [1, 2] {
+        rig.guest(row, &udp((GUEST, 5_000), SERVER, b"x"));
+        rig.guest(row, &syn((GUEST, 40_000), SERVER, 7));
+        rig.guest(row, &echo(GUEST, PEER, true, 9, b""));
+    }
+    let of = |rig: &Rig, row| rig.engine.core.nat.flows.slots_of(VmRow::new(row)).len();
+    let left = |rig: &mut Rig, seconds| {
+        rig.pass(seconds * SECOND_NS);
+        (of(rig, 1), of(rig, 2))
+    };
+    assert_eq!(left(&mut rig, 62), (3, 2), "pings: 120 s, 60 s");
+    assert_eq!(left(&mut rig, 60), (2, 2));
+    assert_eq!(left(&mut rig, 120), (2, 1), "SYNs: 400 s, 240 s");
+    assert_eq!(left(&mut rig, 60), (2, 0), "UDP: 900 s, 300 s");
+    assert_eq!(left(&mut rig, 100), (1, 0));
+    // With the other policy's timers its time is over.
+    rig.reload(both(), 0, [1, 1, 1]);
+    assert_eq!(left(&mut rig, 2), (0, 0));
     rig.assert_empty();
 }
 
