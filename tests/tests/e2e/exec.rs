@@ -125,6 +125,8 @@ fn a_user_without_privileges_runs_a_command_behind_a_policy() {
     let no = place.output(&["why", "job", "evil.test:7000"]);
     assert!(no.starts_with("no: "), "{no}");
     place.output(&["cut", flow["id"].as_str().unwrap()]);
+    let ended = place.output(&["generation", "job"]);
+    assert!(ended.ends_with("of the former generation\n"), "{ended}");
     // Now it expects its connection to be reset.
     exec.stdin.as_mut().unwrap().write_all(b"cut\n").unwrap();
     assert_eq!(exec.wait().unwrap().code(), Some(STATUS));
