@@ -117,6 +117,8 @@ pub enum Freed {
 const RANDOM_TRIES: usize = 8;
 /// Most resting ports that are examined for one that the VM may reuse early.
 const RESTING_LOOKS: usize = 64;
+/// Ports freed in one call after their rest, about 0.1 ms: first packets wait meanwhile.
+const PORTS_AT_ONCE: usize = 1_024;
 /// Holder of a port that another process uses.
 const NOBODY: VmId = VmId::new(Tuple::WORLD);
 
@@ -530,13 +532,20 @@ impl PortPool {
         }
     }
 
-    /// Frees the ports whose rest has ended.
-    pub fn wake(&mut self, now_ns: u64) {
+    /// Frees ports whose rest has ended, so many at once. Returns whether these were all.
+    pub fn wake(&mut self, now_ns: u64) -> bool {
         let is_over = |rest: &mut (u64, Destination, u16)| rest.0 <= now_ns;
-        while let Some(rest) = self.rests.pop_front_if(is_over) {
+        let mut left = PORTS_AT_ONCE;
+        while left > 0
+            && let Some(rest) = self.rests.pop_front_if(is_over)
+        {
+            left -= 1;
             self.end_rest(rest, |toward| &mut toward.resting);
         }
-        while let Some(rest) = self.inspected.pop_front_if(is_over) {
+        while left > 0
+            && let Some(rest) = self.inspected.pop_front_if(is_over)
+        {
+            left -= 1;
             let ended = self.end_rest(rest, |toward| &mut toward.inspected);
             if let Some(Rest { vm, .. }) = ended
                 && let Entry::Occupied(mut count) = self.inspected_of.entry(vm)
@@ -547,6 +556,7 @@ impl PortPool {
                 }
             }
         }
+        left > 0
     }
 
     /// Ends a rest in the list that `of` selects and frees its port. Returns `None` and frees

@@ -191,7 +191,7 @@ fn a_vm_leaves_the_others_rests_of_inspected_flows() {
     assert_eq!(rest(VmId::new(1)), MAX_RESTING / 4 * 3);
     assert_eq!(rest(VmId::new(2)), MAX_RESTING / 8);
     assert_eq!(rest(VmId::new(1)), 0);
-    pool.wake(120 * SECOND_NS);
+    while !pool.wake(120 * SECOND_NS) {}
     assert!(pool.may_inspect(VmId::new(1)));
     assert_eq!(pool.sizes(), (0, 0));
 }
@@ -396,6 +396,23 @@ fn each_process_has_ports_that_the_others_leave_alone() {
     }
     // Alone nobody has less.
     assert_eq!(pool(DEFAULT_RANGE).pick_kept(to(1), VmId::new(7)), None);
+}
+
+#[test]
+fn ports_whose_rest_ends_at_once_are_freed_some_at_a_time() {
+    let mut pool = pool(DEFAULT_RANGE);
+    let ports = PORTS_AT_ONCE * 2 + 100;
+    for n in 0..ports {
+        let to = to((n % 200) as u8);
+        let port = pool.pick(to, VmId::new(1), false, 0).unwrap();
+        pool.free(to, port, VmId::new(1), Freed::Rests, 0);
+    }
+    assert_eq!(pool.sizes().1, ports);
+    let now = 121 * SECOND_NS;
+    assert!(!pool.wake(now) && !pool.wake(now));
+    assert_eq!(pool.sizes().1, 100);
+    assert!(pool.wake(now));
+    assert_eq!(pool.sizes(), (0, 0));
 }
 
 #[test]

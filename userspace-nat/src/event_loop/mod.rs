@@ -370,7 +370,7 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
             let Nat {
                 flows, datapath, ..
             } = &mut self.core.nat;
-            flows.begin_scan(datapath, now_ns);
+            flows.begin_scan(datapath);
             let quiet = now_ns >= self.last_frame_ns + QUIET_AFTER_NS;
             let interval_ns = if quiet {
                 QUIET_SCAN_INTERVAL_NS

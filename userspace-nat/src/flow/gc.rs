@@ -40,6 +40,8 @@ const SLOTS_AT_ONCE: usize = 2_048;
 pub(super) struct Scan {
     chunk: usize,
     pass: Option<Pass>,
+    /// Whether ports may have rested that are not free yet.
+    rested: bool,
 }
 
 /// What is left of a pass.
@@ -50,9 +52,9 @@ struct Pass {
 }
 
 impl Flows {
-    /// Frees ports that have rested, and begins a pass of the scan, unless one is under way.
-    pub fn begin_scan(&mut self, datapath: &impl Datapath, now_ns: u64) {
-        self.ports.wake(now_ns);
+    /// Begins to free ports that have rested, and a pass of the scan, unless one is under way.
+    pub fn begin_scan(&mut self, datapath: &impl Datapath) {
+        self.scan.rested = true;
         self.ports
             .share_with(datapath.owner(), datapath.other_owners());
         self.scan.pass.get_or_insert(Pass {
@@ -61,12 +63,12 @@ impl Flows {
         });
     }
 
-    /// Whether a pass is under way.
+    /// Whether a pass is under way, or ports that have rested are to be freed.
     pub fn is_scanning(&self) -> bool {
-        self.scan.pass.is_some()
+        self.scan.pass.is_some() || self.scan.rested
     }
 
-    /// Does some of the present pass: begins the end of flows whose timeout is over, by their VM's
+    /// Does some of this: frees ports, begins the end of flows whose timeout is over, by their VM's
     /// timers, and at the end of the pass releases a chunk of slots that is not needed.
     pub fn go_on_scanning(
         &mut self,
@@ -74,6 +76,7 @@ impl Flows {
         timers: impl Fn(VmId) -> Timers,
         now_ns: u64,
     ) {
+        self.scan.rested = self.scan.rested && !self.ports.wake(now_ns);
         let Some(mut pass) = self.scan.pass else {
             return;
         };
