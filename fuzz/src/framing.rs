@@ -1,7 +1,14 @@
-//! Ethernet frames on a stream, each preceded by its length.
+//! Ethernet frames on a stream, each preceded by its length, and what is made of TCP segments that
+//! follow each other.
 //!
 //! Input: `cuts (1) | cut (2) … | stream …`: how many bytes come at a time, again and again.
-use userspace_nat::guest_link::framing::{FrameQueue, FrameReader, MOST_FRAME, TooLong};
+use userspace_nat::{
+    guest_link::{
+        framing::{FrameQueue, FrameReader, MOST_FRAME, TooLong},
+        joining, segmentation,
+    },
+    port::{VNET_LEN, VirtioNetHdr},
+};
 
 use crate::tape::Tape;
 
@@ -29,7 +36,45 @@ pub fn framing(input: &[u8]) {
     while !queue.unsent().is_empty() {
         send(&mut queue, &cuts, &mut sent);
     }
-    assert_eq!(read(&sent, &[u16::MAX]), (whole.0, None));
+    assert_eq!(read(&sent, &[u16::MAX]).0, whole.0);
+    // What one buffer holds.
+    if sent.len() <= MOST_FRAME {
+        joined_and_segmented(&sent, &whole.0);
+    }
+}
+
+/// Joins what can be, and segments it again: the same frames, but for checksums and what has no meaning
+/// (identification, urgent pointer).
+fn joined_and_segmented(stream: &[u8], frames: &[Vec<u8>]) {
+    let mut queue = FrameQueue::default();
+    let mut into = vec![0; VNET_LEN + MOST_FRAME];
+    let mut reader = FrameReader::default();
+    reader.room()[..stream.len()].copy_from_slice(stream);
+    reader.filled(stream.len());
+    while let Ok(Some(frame)) = reader.next_frame() {
+        let len = VNET_LEN + frame.len();
+        into[VNET_LEN..len].copy_from_slice(frame);
+        let end = joining::join(&mut reader, &mut into, len);
+        let (vnet, frame) = into[..end].split_first_chunk().expect("a header");
+        let vnet = VirtioNetHdr::decode(vnet);
+        assert!(segmentation::push(&mut queue, vnet, frame));
+    }
+    let again = read(queue.unsent(), &[u16::MAX]).0;
+    assert_eq!(again.len(), frames.len());
+    for (again, frame) in again.iter().zip(frames) {
+        assert_eq!(comparable(again), comparable(frame));
+    }
+}
+
+/// A frame without what joining may change.
+fn comparable(frame: &[u8]) -> Vec<u8> {
+    let mut frame = frame.to_vec();
+    for place in [18..20, 24..26, 50..54] {
+        if let Some(bytes) = frame.get_mut(place) {
+            bytes.fill(0);
+        }
+    }
+    frame
 }
 
 fn send(queue: &mut FrameQueue, cuts: &[u16], sent: &mut Vec<u8>) {

@@ -261,7 +261,17 @@ fn framing() -> Seeds {
         input.extend(cuts.iter().flat_map(|cut| cut.to_be_bytes()));
         [&input, stream].concat()
     };
+    let (guest, peer) = ((GUEST, 1_001), (PEER, 443));
+    let segments = (0..6u32).map(|nth| {
+        let (flags, len) = if nth == 5 { (8, 700) } else { (0, 1_000) };
+        let flags = Flags::ACK | flags;
+        let l3 = packets::tcp(guest, peer, flags, nth * 1_000, 1, &[], &vec![7; len]);
+        let frame = [&[2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2, 8, 0], &l3[..]].concat();
+        [&(frame.len() as u32).to_be_bytes(), &frame[..]].concat()
+    });
+    let segments = segments.collect::<Vec<_>>().concat();
     vec![
+        ("segments", with(&[], &segments)),
         ("frames", with(&[1_500, 3], &frames)),
         ("bytes", with(&[1], &frames)),
         (

@@ -171,6 +171,7 @@ fn a_guest_by_the_socket_has_a_lease_names_and_its_policy() {
     assert_eq!(flow["nat"], echo.peers().last().unwrap().to_string());
     let why = place.output(&["why", "web", "evil.test:7000"]);
     assert!(why.starts_with("no: "), "{why}");
+    assert_eq!(drops(&place, "engine_busy"), 0, "a stream's data waits");
     let stream_packets = STREAM_BYTES / 1_460;
     let stats = json(&place, "stats");
     assert!(stats["vms"][0]["kernel"]["rx_packets"].as_u64().unwrap() >= stream_packets);

@@ -13,7 +13,7 @@ use crate::{
 
 /// Completes the frame at the beginning of `into`, `len` bytes with room for its `virtio_net_hdr`, by the
 /// frames that continue it. Returns its length.
-pub(super) fn join(reader: &mut FrameReader, into: &mut [u8], len: usize) -> usize {
+pub fn join(reader: &mut FrameReader, into: &mut [u8], len: usize) -> usize {
     let mut end = len;
     let mut run = None;
     // Smaller segments together would be taken for a bomb.

@@ -5,8 +5,8 @@
 //! Ethernet frames: [`stream`] is its life, [`framing`] the frames on it and the bounded queue of those
 //! for the guest, [`segmentation`] and [`joining`] what devices do otherwise for a host.
 pub mod framing;
-mod joining;
-mod segmentation;
+pub mod joining;
+pub mod segmentation;
 mod stream;
 
 use std::os::fd::OwnedFd;

@@ -19,7 +19,7 @@ const TCP_SEQUENCE: usize = 4;
 const TCP_FLAGS: usize = 13;
 
 /// Queues a frame as its segments. Returns whether there was room; if not, none of them is queued.
-pub(super) fn push(queue: &mut FrameQueue, vnet: VirtioNetHdr, frame: &[u8]) -> bool {
+pub fn push(queue: &mut FrameQueue, vnet: VirtioNetHdr, frame: &[u8]) -> bool {
     let Some(headers) = Headers::of(vnet, frame) else {
         if !queue.has_room(1, frame.len()) {
             return false;
@@ -43,7 +43,7 @@ pub(super) fn push(queue: &mut FrameQueue, vnet: VirtioNetHdr, frame: &[u8]) -> 
 }
 
 /// Whether a queue has room for a frame of `len` bytes, segmented.
-pub(super) fn has_room(queue: &FrameQueue, vnet: VirtioNetHdr, len: usize) -> bool {
+pub fn has_room(queue: &FrameQueue, vnet: VirtioNetHdr, len: usize) -> bool {
     if vnet.gso_type == VirtioNetHdr::GSO_NONE {
         return queue.has_room(1, len);
     }
