@@ -7,7 +7,7 @@
 //! The `virtio_net_hdr` (virtio 1.2 section 5.1.6, legacy length as by `TUNSETVNETHDRSZ` 10) says
 //! whether the frame is a GSO super-packet and whether its L4 checksum is still to be completed. A
 //! re-injected frame keeps this header, so that it stays whole.
-use std::{io, os::fd::BorrowedFd};
+use std::{fmt, io, os::fd::BorrowedFd};
 
 use slipgate_abi::{
     Command, IfIndex, PortHeader, VmRow,
@@ -115,12 +115,25 @@ impl VirtioNetHdr {
     }
 }
 
-/// Frames that were read together. The buffers are reused from batch to batch.
-#[derive(Debug)]
+/// Frames that were read together, and those of earlier batches that are kept until they are handled.
+///
+/// All lie in one piece of memory, a place for each, of which the kernel provides the pages that are
+/// used. A place that was freed is used again before others.
 pub struct Batch {
-    buffers: Vec<Box<[u8]>>,
-    lengths: Vec<usize>,
+    memory: Vec<u8>,
+    free: Vec<u16>,
+    frames: Vec<KeptFrame>,
 }
+
+/// A frame that is kept.
+#[derive(Clone, Copy, Debug)]
+pub struct KeptFrame {
+    place: u16,
+    len: usize,
+}
+
+/// Distance between two places, bytes: whole pages, so that a short frame uses one.
+const PLACE_LEN: usize = MAX_FRAME.next_multiple_of(4_096);
 
 impl Default for Batch {
     fn default() -> Self {
@@ -131,41 +144,55 @@ impl Default for Batch {
 impl Batch {
     /// Creates an empty batch with room for [`BATCH`] frames.
     pub fn new() -> Self {
+        Self::keeping(0)
+    }
+
+    /// The same, with room for `kept` frames that are kept beside those of the batch.
+    pub fn keeping(kept: u16) -> Self {
+        let places = BATCH as u16 + kept;
         Self {
-            buffers: (0..BATCH).map(|_| Self::buffer()).collect(),
-            lengths: Vec::with_capacity(BATCH),
+            memory: vec![0; usize::from(places) * PLACE_LEN],
+            free: (0..places).rev().collect(),
+            frames: Vec::with_capacity(BATCH),
         }
-    }
-
-    /// Creates a buffer for a frame, which takes memory as far as it is used.
-    pub(crate) fn buffer() -> Box<[u8]> {
-        vec![0; MAX_FRAME].into_boxed_slice()
-    }
-
-    /// Exchanges the buffer of a frame for another of the same size. Returns the frame's length.
-    pub(crate) fn exchange(&mut self, index: usize, other: &mut Box<[u8]>) -> usize {
-        std::mem::swap(&mut self.buffers[index], other);
-        self.lengths[index]
     }
 
     /// Removes all frames from the batch.
     pub fn clear(&mut self) {
-        self.lengths.clear();
+        while let Some(frame) = self.frames.pop() {
+            self.release(frame);
+        }
     }
 
-    /// Returns the number of frames.
+    /// Empties the batch, and keeps its frames. Returns them in their order.
+    pub fn keep(&mut self) -> impl Iterator<Item = KeptFrame> {
+        self.frames.drain(..)
+    }
+
+    /// Returns a frame that is kept, with all its headers, to be changed in place.
+    pub fn kept_mut(&mut self, frame: KeptFrame) -> &mut [u8] {
+        let begin = usize::from(frame.place) * PLACE_LEN;
+        &mut self.memory[begin..begin + frame.len]
+    }
+
+    /// Frees the place of a frame that is kept.
+    pub fn release(&mut self, frame: KeptFrame) {
+        self.free.push(frame.place);
+    }
+
+    /// Returns the number of frames in the batch.
     pub fn len(&self) -> usize {
-        self.lengths.len()
+        self.frames.len()
     }
 
     /// Whether the batch has no frame.
     pub fn is_empty(&self) -> bool {
-        self.lengths.is_empty()
+        self.frames.is_empty()
     }
 
     /// Whether no more frames fit.
     pub fn is_full(&self) -> bool {
-        self.lengths.len() == self.buffers.len()
+        self.frames.len() == BATCH || self.free.is_empty()
     }
 
     /// Reads one more frame: `read` fills the buffer and returns the number of bytes. Returns
@@ -177,22 +204,33 @@ impl Batch {
         &mut self,
         read: impl FnOnce(&mut [u8]) -> io::Result<usize>,
     ) -> io::Result<bool> {
-        let Some(buffer) = self.buffers.get_mut(self.lengths.len()) else {
+        let Some(&place) = self.free.last().filter(|_| !self.is_full()) else {
             return Ok(false);
         };
-        let n = read(buffer)?;
-        self.lengths.push(n.min(buffer.len()));
+        let whole = KeptFrame {
+            place,
+            len: MAX_FRAME,
+        };
+        let len = read(self.kept_mut(whole))?.min(MAX_FRAME);
+        self.free.pop();
+        self.frames.push(KeptFrame { place, len });
         Ok(true)
     }
 
-    /// Returns one frame with all its headers, to be changed in place.
-    pub fn frame_mut(&mut self, index: usize) -> &mut [u8] {
-        &mut self.buffers[index][..self.lengths[index]]
-    }
-
-    /// Returns one frame with all its headers.
+    /// Returns one frame of the batch with all its headers.
     pub fn frame(&self, index: usize) -> &[u8] {
-        &self.buffers[index][..self.lengths[index]]
+        let KeptFrame { place, len } = self.frames[index];
+        let begin = usize::from(place) * PLACE_LEN;
+        &self.memory[begin..begin + len]
+    }
+}
+
+impl fmt::Debug for Batch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Batch")
+            .field("frames", &self.frames)
+            .field("free", &self.free.len())
+            .finish_non_exhaustive()
     }
 }
 

@@ -12,15 +12,15 @@ use std::{cmp::Reverse, collections::BinaryHeap};
 use hashbrown::HashMap;
 use slipgate_abi::VmRow;
 
-use crate::port::{BATCH, Batch, Frame};
+use crate::port::{BATCH, Batch, Frame, KeptFrame};
 
 /// Most frames that wait. Beyond it they wait in the port's queue, where they are in one order.
-const MOST_WAITING: usize = 1_024;
+pub(super) const MOST_WAITING: u16 = 1_024;
 
 /// Row of the VM, and whether the world is the sender.
 type Sender = (VmRow, bool);
 
-/// Frames that were read and are not handled yet.
+/// Frames that were read and are not handled yet. Their bytes are in the [`Batch`].
 #[derive(Debug, Default)]
 pub(crate) struct Waiting {
     frames: Vec<Waits>,
@@ -35,12 +35,10 @@ pub(crate) struct Waiting {
     cost: u64,
 }
 
-/// A place for a frame.
-#[derive(Debug)]
+/// A frame that waits.
+#[derive(Clone, Copy, Debug)]
 struct Waits {
-    /// A buffer that is exchanged with the batch's.
-    bytes: Box<[u8]>,
-    len: usize,
+    frame: KeptFrame,
     /// The next one of its sender.
     next: Option<u16>,
 }
@@ -55,6 +53,8 @@ struct Share {
 /// A frame whose turn it is.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Turn {
+    /// The frame.
+    pub(super) frame: KeptFrame,
     index: u16,
     sender: Sender,
     cost: u64,
@@ -68,21 +68,20 @@ impl Waiting {
 
     /// Whether all frames of another batch may wait.
     pub(crate) fn has_room(&self) -> bool {
-        self.frames.len() - self.free.len() + BATCH <= MOST_WAITING
+        self.frames.len() - self.free.len() + BATCH <= usize::from(MOST_WAITING)
     }
 
-    /// Takes all frames of a batch.
+    /// Takes all frames of a batch, which keeps them.
     pub(crate) fn take(&mut self, batch: &mut Batch) {
-        for at in 0..batch.len() {
+        let mut senders = [(VmRow::NOBODY, false); BATCH];
+        for (at, sender) in senders.iter_mut().enumerate().take(batch.len()) {
             // A frame that can't be parsed is dropped: its position does not matter.
-            let frame = Frame::parse(batch.frame(at));
-            let sender = frame.map_or((VmRow::NOBODY, false), |f| {
-                (f.header.row(), f.is_from_world())
-            });
-            let index = self.place();
-            let place = &mut self.frames[usize::from(index)];
-            place.len = batch.exchange(at, &mut place.bytes);
-            place.next = None;
+            if let Some(frame) = Frame::parse(batch.frame(at)) {
+                *sender = (frame.header.row(), frame.is_from_world());
+            }
+        }
+        for (frame, sender) in batch.keep().zip(senders) {
+            let index = self.wait(frame);
             if let Some(share) = self.senders.get_mut(&sender) {
                 let last = std::mem::replace(&mut share.last, index);
                 self.frames[usize::from(last)].next = Some(index);
@@ -94,16 +93,13 @@ impl Waiting {
         }
     }
 
-    /// Returns a place for a frame.
-    fn place(&mut self) -> u16 {
+    fn wait(&mut self, frame: KeptFrame) -> u16 {
+        let waits = Waits { frame, next: None };
         if let Some(index) = self.free.pop() {
+            self.frames[usize::from(index)] = waits;
             return index;
         }
-        self.frames.push(Waits {
-            bytes: Batch::buffer(),
-            len: 0,
-            next: None,
-        });
+        self.frames.push(waits);
         (self.frames.len() - 1) as u16
     }
 
@@ -118,16 +114,11 @@ impl Waiting {
         self.cost = cost;
         let index = self.senders.get(&sender)?.first;
         Some(Turn {
+            frame: self.frames[usize::from(index)].frame,
             index,
             sender,
             cost,
         })
-    }
-
-    /// Returns the frame with all its headers, to be changed in place.
-    pub(crate) fn frame_mut(&mut self, turn: Turn) -> &mut [u8] {
-        let place = &mut self.frames[usize::from(turn.index)];
-        &mut place.bytes[..place.len]
     }
 
     /// Removes the frame, which led to `cost` frames.

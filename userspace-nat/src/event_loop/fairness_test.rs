@@ -30,7 +30,6 @@ fn read(batch: &mut Batch, waiting: &mut Waiting, queue: &mut VecDeque<Vec<u8>>)
     if !waiting.has_room() {
         return;
     }
-    batch.clear();
     for frame in queue.drain(..queue.len().min(BATCH)) {
         let fill = |buffer: &mut [u8]| {
             buffer[..frame.len()].copy_from_slice(&frame);
@@ -42,10 +41,11 @@ fn read(batch: &mut Batch, waiting: &mut Waiting, queue: &mut VecDeque<Vec<u8>>)
 }
 
 /// Handles one frame. Returns whose it was, and its number.
-fn handle(waiting: &mut Waiting, cost: usize) -> Option<(u16, bool, u32)> {
+fn handle(batch: &mut Batch, waiting: &mut Waiting, cost: usize) -> Option<(u16, bool, u32)> {
     let turn = waiting.next()?;
-    let bytes = waiting.frame_mut(turn).to_vec();
+    let bytes = batch.kept_mut(turn.frame).to_vec();
     waiting.done(turn, cost);
+    batch.release(turn.frame);
     let frame = Frame::parse(&bytes).unwrap();
     let number = u32::from_be_bytes(frame.l3.try_into().unwrap());
     Some((frame.header.vm_row, frame.is_from_world(), number))
@@ -53,8 +53,8 @@ fn handle(waiting: &mut Waiting, cost: usize) -> Option<(u16, bool, u32)> {
 
 #[test]
 fn a_newcomer_is_served_within_two_frames_whatever_waits() {
-    let (mut batch, mut waiting) = (Batch::new(), Waiting::default());
-    let mut queue: VecDeque<_> = (0..MOST_WAITING as u32)
+    let (mut batch, mut waiting) = (Batch::keeping(MOST_WAITING), Waiting::default());
+    let mut queue: VecDeque<_> = (0..u32::from(MOST_WAITING))
         .map(|n| frame(1, false, n))
         .collect();
     while !queue.is_empty() {
@@ -63,13 +63,16 @@ fn a_newcomer_is_served_within_two_frames_whatever_waits() {
     let mut newcomers = 0;
     for round in 0..100 {
         for _ in 0..3 {
-            assert_eq!(handle(&mut waiting, 1).unwrap().0, 1);
+            assert_eq!(handle(&mut batch, &mut waiting, 1).unwrap().0, 1);
         }
         if waiting.has_room() {
             newcomers += 1;
             queue.push_back(frame(2, false, round));
             read(&mut batch, &mut waiting, &mut queue);
-            let next = [handle(&mut waiting, 1), handle(&mut waiting, 1)];
+            let next = [
+                handle(&mut batch, &mut waiting, 1),
+                handle(&mut batch, &mut waiting, 1),
+            ];
             assert!(next.contains(&Some((2, false, round))), "{next:?}");
         }
     }
@@ -78,18 +81,18 @@ fn a_newcomer_is_served_within_two_frames_whatever_waits() {
 
 #[test]
 fn who_was_silent_does_not_make_up_for_it() {
-    let (mut batch, mut waiting) = (Batch::new(), Waiting::default());
+    let (mut batch, mut waiting) = (Batch::keeping(MOST_WAITING), Waiting::default());
     let mut queue: VecDeque<_> = (0..200).map(|n| frame(1, false, n)).collect();
     for _ in 0..4 {
         read(&mut batch, &mut waiting, &mut queue);
     }
     for _ in 0..100 {
-        handle(&mut waiting, 1).unwrap();
+        handle(&mut batch, &mut waiting, 1).unwrap();
     }
     queue.extend((0..50).map(|n| frame(2, false, n)));
     read(&mut batch, &mut waiting, &mut queue);
     let next: Vec<_> = (0..40)
-        .map(|_| handle(&mut waiting, 1).unwrap().0)
+        .map(|_| handle(&mut batch, &mut waiting, 1).unwrap().0)
         .collect();
     let first = next.iter().filter(|row| **row == 1).count();
     assert!((19..=21).contains(&first), "{next:?}");
@@ -107,7 +110,7 @@ proptest! {
         let cost_of = |row: u16, world: bool| costs[usize::from(row) * 2 + usize::from(world)];
         let numbered = frames.iter().zip(0..);
         let mut queue: VecDeque<_> = numbered.map(|((row, world), n)| frame(*row, *world, n)).collect();
-        let (mut batch, mut waiting) = (Batch::new(), Waiting::default());
+        let (mut batch, mut waiting) = (Batch::keeping(MOST_WAITING), Waiting::default());
         while !queue.is_empty() && waiting.has_room() {
             read(&mut batch, &mut waiting, &mut queue);
         }
@@ -121,11 +124,12 @@ proptest! {
         while !waiting.is_empty() {
             for _ in 0..per_read {
                 let Some(next) = waiting.next() else { break };
-                let parsed = Frame::parse(waiting.frame_mut(next)).unwrap();
+                let parsed = Frame::parse(batch.kept_mut(next.frame)).unwrap();
                 let (row, world) = (parsed.header.vm_row, parsed.is_from_world());
                 let number = u32::from_be_bytes(parsed.l3.try_into().unwrap());
                 let cost = cost_of(row, world);
                 waiting.done(next, cost);
+                batch.release(next.frame);
                 handled.push((row, world, number));
                 let sender = usize::from(row) * 2 + usize::from(world);
                 spent[sender] += cost;

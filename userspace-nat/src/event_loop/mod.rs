@@ -90,6 +90,8 @@ pub struct Engine<D, P, C> {
     batch: Batch,
     ready: Vec<Readiness>,
     waiting: Waiting,
+    /// Whether the port was empty when it was last read.
+    is_port_read: bool,
     last_frame_ns: u64,
     next_scan_ns: u64,
     next_refusals_ns: u64,
@@ -242,8 +244,8 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
         let mut work = WORK_PER_TURN;
         while work > 0 {
             if self.exit.is_none() && self.waiting.has_room() {
-                self.batch.clear();
                 self.port.recv(&mut self.batch).map_err(EngineError::Port)?;
+                self.is_port_read = !self.batch.is_full();
                 self.waiting.take(&mut self.batch);
             }
             if self.waiting.is_empty() {
@@ -260,7 +262,7 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
 
     /// Whether the port was empty when it was last read, and all its frames are handled.
     fn is_port_empty(&self) -> bool {
-        self.waiting.is_empty() && !self.batch.is_full()
+        self.waiting.is_empty() && self.is_port_read
     }
 
     /// Handles the frames that wait, or as many as cost `work`. Returns how much work it was.
@@ -278,7 +280,7 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
             let Some(turn) = self.waiting.next() else {
                 break;
             };
-            let bytes = self.waiting.frame_mut(turn);
+            let bytes = self.batch.kept_mut(turn.frame);
             if self.watch.is_on() {
                 let Core { nat, vms, .. } = &self.core;
                 let wall = self.clock.wall();
@@ -317,6 +319,7 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
                 Disposition::Consumed => self.frames.frames_consumed += 1,
             }
             self.waiting.done(turn, cost);
+            self.batch.release(turn.frame);
             // One VM's relays must not fill the room for another's answers.
             if self.core.out.queue.is_half_full() {
                 self.write_answers();

@@ -5,7 +5,11 @@ use slipgate_abi::RuleIndex;
 use thiserror::Error;
 
 use super::{
-    Engine, activity::Activity, adopting::Walk, fairness::Waiting, listening::Listening,
+    Engine,
+    activity::Activity,
+    adopting::Walk,
+    fairness::{MOST_WAITING, Waiting},
+    listening::Listening,
     reload::Reloading,
 };
 use crate::{
@@ -88,9 +92,10 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
             reloading: Reloading::default(),
             adopting: Walk::default(),
             poller,
-            batch: Batch::new(),
+            batch: Batch::keeping(MOST_WAITING),
             ready: Vec::new(),
             waiting: Waiting::default(),
+            is_port_read: false,
             last_frame_ns: 0,
             next_scan_ns: 0,
             next_refusals_ns: 0,
