@@ -113,7 +113,7 @@ pub(crate) enum ShowCommand {
 pub(crate) enum ControlCommand {
     /// End live flows now, and tell both ends
     Cut(CutArgs),
-    /// End all flows of a VM that goes on from a snapshot or was rolled back, and tell both ends
+    /// End all flows of a restored or rolled-back VM, and tell both ends
     Generation(VmArgs),
     /// Drop everything from and to a VM at once, until it is thawed
     Freeze(VmArgs),

@@ -16,7 +16,7 @@ fn help_lists_what_there_is_and_hides_engine_and_vmm() {
     for (command, what) in [
         (
             "attach",
-            "Give one or more TAP devices a network, until stopped",
+            "Give one or more TAP devices, or the guest of a socket, a network, until stopped",
         ),
         ("run", "Boot a microVM with a network of its own"),
         ("flows", "List live flows"),
