@@ -53,7 +53,10 @@ pub use self::{
     joined::attach_to_daemon,
     run::{Daemon, run, run_vm},
     say::{counted, say},
-    userspace::{ExecConfig, Inside, SocketConfig, attach_socket, exec, run_inside, user_mode_dir},
+    userspace::{
+        ExecConfig, Inside, SocketConfig, attach_socket, exec, run_inside, run_userspace_vm,
+        user_mode_dir,
+    },
     vm::{EXIT_USAGE, exit_status},
 };
 

@@ -97,7 +97,7 @@ pub struct Daemon {
     pub uplink: Option<String>,
 }
 
-/// Runs one VM to its end.
+/// Runs one VM to its end, in hybrid mode.
 ///
 /// `daemon`: the one that serves it; `None`: processes of its own do. `nat_figures`: reads the VM's
 /// traffic for the report, while its maps exist.
@@ -150,7 +150,7 @@ pub fn run_vm<N: Serialize>(
     if let Some(report) = &mut report {
         report.write(&Report {
             name: &name,
-            tap: &tap,
+            tap: Some(&tap),
             machine: &config.machine,
             exit_code,
             prepared_us: Some(micros(prepared)),
@@ -173,7 +173,7 @@ fn start(
     inputs: Inputs,
     log: &str,
 ) -> anyhow::Result<Running> {
-    let mut vm = Vm::prepare(config, images, log, &inputs.users)?;
+    let mut vm = Vm::prepare(config, images, None, log, &inputs.users)?;
     if let Some(daemon) = daemon {
         let joined = join(config, daemon, vm);
         return joined.inspect_err(|_| await_tap_end(&config.machine.tap));
@@ -218,7 +218,7 @@ fn await_tap_end(name: &str) {
     }
 }
 
-fn micros(duration: Duration) -> u64 {
+pub(crate) fn micros(duration: Duration) -> u64 {
     u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
 }
 
@@ -286,7 +286,8 @@ impl Running {
     }
 }
 
-fn stop_vm(vm: &mut Option<Vm>, served: anyhow::Result<End>) -> (How, Option<VmmEnd>) {
+/// Ends the VM, if it has not ended. `served`: what ended the loop.
+pub(crate) fn stop_vm(vm: &mut Option<Vm>, served: anyhow::Result<End>) -> (How, Option<VmmEnd>) {
     let how = match served {
         Ok(End::Vm(end)) => return (How::of(&end.outcome), Some(*end)),
         Ok(End::VmmGone) => {
@@ -299,6 +300,7 @@ fn stop_vm(vm: &mut Option<Vm>, served: anyhow::Result<End>) -> (How, Option<Vmm
         },
         Err(e) => How::NatFailed {
             why: format!("{e:#}"),
+            leaves_flows: true,
         },
     };
     let end = vm.as_mut().and_then(|vm| vm.vmm.stop());

@@ -1,5 +1,6 @@
-//! The user-mode engine with its guest: a command (`slipgate exec`), or a VMM that connects to a socket
-//! (`slipgate attach --socket`). Nothing here needs a privilege.
+//! The user-mode engine with its guest: a command (`slipgate exec`), a VMM that connects to a socket
+//! (`slipgate attach --socket`), or slipgate's own VM (`slipgate run --mode userspace`). Nothing here
+//! needs a privilege.
 //!
 //! # Theory of operation
 //! This process fills in the VM's row in the maps, which are files of memory ([`place`]), starts the
@@ -10,13 +11,16 @@
 //!   namespace, makes a TAP there, passes the TAP's queue out, and then waits. The command has nothing but
 //!   the TAP, so that nothing it does leaves but by the engine.
 //! - A VMM connects to a Unix socket that this process has made ([`socket`]), and the engine accepts.
+//! - The VM's machine is made before all else ([`machine`]); its network card has one end of a pair of
+//!   sockets, the engine the other.
 //!
 //! Afterwards this process answers `why`, `cut`, `freeze` and the others at its control socket, tells the
 //! engine of changes of the host's network, and hands signals to the guest. It ends with the command and
-//! its status; with a signal; or when the one guest of a socket has gone. If the engine ends, its flows
-//! end with it: a command has no network any more, and a socket is closed.
+//! its status; with a signal; with the VM; or when the one guest of a socket has gone. If the engine
+//! ends, its flows end with it: a command has no network any more, a socket is closed, and a VM stopped.
 mod clients;
 mod command;
+mod machine;
 mod place;
 mod socket;
 
@@ -24,7 +28,7 @@ use std::{
     ffi::OsString,
     fs::File,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::ExitCode,
     time::{Duration, Instant},
 };
@@ -47,6 +51,7 @@ pub(crate) use self::place::memory_base;
 use self::{clients::Clients, command::Command, place::Place, socket::Socket};
 pub use self::{
     command::{Inside, run_inside},
+    machine::run_userspace_vm,
     place::user_mode_dir,
 };
 use crate::{
@@ -90,9 +95,9 @@ pub struct SocketConfig {
 
 /// What the engine serves.
 trait Guest {
-    /// Has an event when the guest may have ended.
-    fn poll_fd(&self) -> PollFd<'_>;
-    /// Whether it has ended.
+    /// Have an event when the guest may have ended, or has something to do.
+    fn poll_fds(&self) -> Vec<PollFd<'_>>;
+    /// Does what there is to do, without waiting. Returns whether it has ended.
     fn has_ended(&mut self) -> bool;
     /// Begins, for the engine serves.
     fn begin(&mut self) -> anyhow::Result<()>;
@@ -100,6 +105,17 @@ trait Guest {
     fn signal(&mut self, signal: Signal) -> bool;
     /// Handles the end of the engine. `how` it ended.
     fn lost_engine(&mut self, how: String);
+    /// Has the guest's counters sent, if it has some: [`Guest::counters`] has them later. Returns whether
+    /// it has.
+    fn ask_counters(&mut self, _id: u64) -> bool {
+        false
+    }
+    /// Counters that were asked for, by the number of the question.
+    fn counters(&mut self) -> Vec<(u64, serde_json::Value)> {
+        Vec::new()
+    }
+    /// Ends the guest, if it has not ended. Its tables can still be read, as those of `pin_dir`.
+    fn finish(&mut self, _pin_dir: &Path) {}
 }
 
 /// Runs a command, and returns its exit status.
@@ -107,7 +123,7 @@ trait Guest {
 /// # Errors
 /// This host lacks what is needed, the command can't be started, or the engine fails.
 pub fn exec(config: ExecConfig, log: &str) -> anyhow::Result<ExitCode> {
-    let prepared = Prepared::new(config.nat)?;
+    let prepared = Prepared::new(config.nat, &[])?;
     let (nat, mtu) = (&prepared.nat, prepared.mtu);
     let mut command = Command::start(nat, prepared.vm()?, mtu, &config.command)?;
     let Some(device) = command.device()? else {
@@ -127,7 +143,7 @@ pub fn exec(config: ExecConfig, log: &str) -> anyhow::Result<ExitCode> {
 /// # Errors
 /// This host lacks what is needed, the socket can't be made, or the engine fails.
 pub fn attach_socket(config: SocketConfig, log: &str) -> anyhow::Result<()> {
-    let prepared = Prepared::new(config.nat)?;
+    let prepared = Prepared::new(config.nat, &[])?;
     let name = prepared.vm()?.name.clone();
     let mut socket = Socket::listen(config.path, name)?;
     let how = UserspaceStart::Socket {
@@ -146,6 +162,8 @@ struct Prepared {
     signals: SignalFd,
     /// The flow log and the pcap file.
     files: [Option<File>; 2],
+    /// Users that the processes run as.
+    users: Users,
     policies: PolicySet,
     watch: NetworkWatch,
     uplink: Uplink,
@@ -153,8 +171,9 @@ struct Prepared {
 }
 
 impl Prepared {
-    fn new(nat: Config) -> anyhow::Result<Self> {
-        let signals = signals(&[]).context("waiting for signals")?;
+    /// `more_signals`: those that the guest handles besides the usual ones.
+    fn new(nat: Config, more_signals: &[Signal]) -> anyhow::Result<Self> {
+        let signals = signals(more_signals).context("waiting for signals")?;
         let files = [
             nat.flow_log.as_deref().map(open_flow_log).transpose()?,
             nat.pcap.as_deref().map(open_pcap).transpose()?,
@@ -170,11 +189,21 @@ impl Prepared {
             nat,
             signals,
             files,
+            users: match geteuid().is_root() {
+                true => Users::claim(),
+                false => Users::of_the_caller(),
+            },
             policies,
             watch,
             uplink,
             view,
         })
+    }
+
+    /// Files that stay open, each with its flag.
+    fn named(&self) -> impl Iterator<Item = (&'static str, &File)> {
+        let named = ["--flow-log", "--pcap"].into_iter().zip(&self.files);
+        named.filter_map(|(flag, file)| Some((flag, file.as_ref()?)))
     }
 
     fn vm(&self) -> anyhow::Result<&VmConfig> {
@@ -226,6 +255,7 @@ impl Prepared {
             guest.begin()?;
             served.serve(&self.signals, guest)
         });
+        guest.finish(&place::pin_dir(&served.nat));
         served.stop();
         ended
     }
@@ -243,11 +273,7 @@ struct Beginning<'b> {
 impl Beginning<'_> {
     /// Starts the engine. Does not wait until it serves.
     fn engine(self, place: &Place) -> anyhow::Result<ChildProcess> {
-        let users = match geteuid().is_root() {
-            true => Users::claim(),
-            false => Users::of_the_caller(),
-        };
-        let process = ChildProcess::start(Role::Engine, &users)?;
+        let process = ChildProcess::start(Role::Engine, &self.prepared.users)?;
         let Prepared {
             nat,
             files: [flow_log, pcap],
@@ -316,12 +342,12 @@ impl Served {
     /// Serves until the guest has ended.
     fn serve(&mut self, signals: &SignalFd, guest: &mut impl Guest) -> anyhow::Result<()> {
         while !guest.has_ended() {
+            for (id, counters) in guest.counters() {
+                self.clients.counted(id, counters);
+            }
             let input = |fd| PollFd::new(fd, PollFlags::POLLIN);
-            let mut fds = vec![
-                guest.poll_fd(),
-                input(signals.as_fd()),
-                input(self.watch.as_fd()),
-            ];
+            let mut fds = guest.poll_fds();
+            fds.extend([input(signals.as_fd()), input(self.watch.as_fd())]);
             if let Some(engine) = &self.engine {
                 let wants = match self.outgoing.is_empty() {
                     true => PollFlags::POLLIN,
@@ -348,7 +374,7 @@ impl Served {
                 }
             }
             self.follow_network()?;
-            for request in self.clients.requests(&self.place) {
+            for request in self.clients.requests(&self.place, guest) {
                 self.send(request)?;
             }
             if let Some(how) = self.hear_engine() {

@@ -4,7 +4,7 @@ mod report;
 mod terminal;
 mod vmm_process;
 
-use std::fs::File;
+use std::{fs::File, os::fd::OwnedFd};
 
 use anyhow::Context as _;
 use slipgate_control::{Users, guest_tap::GuestTap};
@@ -60,10 +60,12 @@ impl Images {
 }
 
 impl Vm {
-    /// Opens what the VMM is handed, the TAP last; takes in its name; makes the machine.
+    /// Opens what the VMM is handed, the TAP last; takes in its name; makes the machine. `link`: the
+    /// network card's in the TAP's place.
     pub(crate) fn prepare(
         config: &mut RunConfig,
         images: Images,
+        link: Option<OwnedFd>,
         log: &str,
         users: &Users,
     ) -> anyhow::Result<Self> {
@@ -72,15 +74,22 @@ impl Vm {
         let kvm = kvm::open()?;
         let (console, input) = Console::open(kernel.is_some())?;
         let output = vmm_process::stdout()?;
-        let tap = GuestTap::make(&machine.tap, machine.queues).context("making the guest's TAP")?;
-        config.set_tap(&tap.name);
+        let taps = match link {
+            Some(link) => vec![link],
+            None => {
+                let tap = GuestTap::make(&machine.tap, machine.queues);
+                let tap = tap.context("making the guest's TAP")?;
+                config.set_tap(&tap.name);
+                tap.queues
+            }
+        };
         let handed = Handed {
             kvm,
             kernel,
             initrd,
             input,
             output,
-            taps: tap.queues,
+            taps,
         };
         let mtu = config.nat.network.mtu.map_or(TAP_MTU, |mtu| mtu as u16);
         let vmm = VmmProcess::start(&config.machine, handed, mtu, log, users)?;

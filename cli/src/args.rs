@@ -315,7 +315,7 @@ pub(crate) enum Mode {
     Auto,
     /// In the kernel
     Hybrid,
-    /// In the engine, without privileges (`slipgate exec` and `attach --socket` only, so far)
+    /// In the engine, without privileges (`slipgate run`, `exec` and `attach --socket` only)
     Userspace,
 }
 

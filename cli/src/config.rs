@@ -129,7 +129,7 @@ fn checked(
             return Err(ConfigError::new(
                 "--mode",
                 "userspace",
-                "it is not there yet but in `slipgate exec` and `slipgate attach --socket`",
+                "only `slipgate run`, `slipgate exec` and `slipgate attach --socket` have it",
                 "use --mode hybrid, which needs CAP_NET_ADMIN and CAP_BPF (see `slipgate doctor`)",
             ));
         }

@@ -258,7 +258,7 @@ fn the_rest_has_limits_too() {
     );
     refused(
         "--tap t --mode userspace",
-        &["--mode userspace", "not there yet"],
+        &["--mode userspace", "only `slipgate run`"],
     );
     refused("--tap t --mode fast", &["--mode", "fast", "hybrid"]);
     refused("--tap t --max-flows 0", &["--max-flows", "0"]);

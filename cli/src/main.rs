@@ -21,6 +21,7 @@ use std::process::ExitCode;
 
 use anyhow::bail;
 use clap::{ArgMatches, FromArgMatches as _};
+use slipgate_broker::config::Mode;
 use slipgate_policy::document::RuleFlag;
 
 use crate::{
@@ -82,6 +83,10 @@ fn run(command_line: &CommandLine, matches: &ArgMatches) -> anyhow::Result<ExitC
             let config = config::run(args, rules_of("run", matches))?;
             log::to_stderr(&args.nat.log)?;
             let given = matches.subcommand_matches("run");
+            if config.nat.mode == Mode::Userspace {
+                let figures = show::stats::of_vm;
+                return slipgate_broker::run_userspace_vm(config, &args.nat.log, figures);
+            }
             let daemon = match (args.own, given) {
                 (false, Some(given)) => match brokers::daemon(&args.nat.pin_dir)? {
                     Some(socket) => Some(config::joined::run(args, given, &config, socket)?),

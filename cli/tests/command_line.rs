@@ -100,7 +100,7 @@ fn a_bad_value_is_a_usage_error_that_says_what_would_do() {
     );
     let output = slipgate(&["attach", "--tap", "t", "--mode", "userspace"]);
     assert_eq!(output.status.code(), Some(2));
-    assert!(text(&output.stderr).contains("not there yet"));
+    assert!(text(&output.stderr).contains("only `slipgate run`"));
 }
 
 #[test]

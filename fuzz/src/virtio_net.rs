@@ -262,6 +262,10 @@ impl Rig {
     fn look(&mut self) {
         let mut frame = [0; 70_000];
         while let Ok(length @ 1..) = unistd::read(&self.peer, &mut frame) {
+            if length == 4 {
+                // It tells of offloads.
+                continue;
+            }
             self.seen += 1;
             sound(&frame[..length]);
         }

@@ -43,7 +43,7 @@ use slipgate_model::{USERSPACE_GUEST, USERSPACE_PORT};
 
 use crate::{
     clock::{Clock, SystemClock},
-    guest_link::{GuestLink, Input},
+    guest_link::{GuestLink, Input, Packet as Received},
     packet::{Ipv4, Packet},
     port::{
         Batch, ETHERNET_LEN, ETHERTYPE_IPV4, FrameIo, L3_AT, MAX_FRAME, VNET_LEN, VirtioNetHdr,
@@ -236,6 +236,7 @@ impl<T: MemoryTables> UserspacePort<T> {
                 epoll.add(queue, EpollEvent::new(EpollFlags::EPOLLIN, LINK_KEY))?;
             }
             GuestLink::Stream(link) => link.watch(&epoll, LISTENER_KEY)?,
+            GuestLink::Packets(link) => link.watch(&epoll, LINK_KEY)?,
         }
         epoll.add(&timer, EpollEvent::new(EpollFlags::EPOLLIN, TIMER_KEY))?;
         Ok(Self {
@@ -289,15 +290,25 @@ impl<T: MemoryTables> UserspacePort<T> {
 
     fn read_link(&mut self, now_ns: u64) -> io::Result<()> {
         for _ in 0..FRAMES_AT_ONCE {
-            let GuestLink::Tap(queue) = &self.link else {
-                self.read_stream(now_ns);
-                return Ok(());
-            };
-            match read(queue, &mut self.frame) {
-                Ok(len) => self.handle(len, GUEST, now_ns),
-                Err(Errno::EAGAIN) => return Ok(()),
-                Err(Errno::EINTR) => {}
-                Err(error) => return Err(error.into()),
+            match &mut self.link {
+                GuestLink::Tap(queue) => match read(queue, &mut self.frame) {
+                    Ok(len) => self.handle(len, GUEST, now_ns),
+                    Err(Errno::EAGAIN) => return Ok(()),
+                    Err(Errno::EINTR) => {}
+                    Err(error) => return Err(error.into()),
+                },
+                GuestLink::Packets(link) => match link.next(&mut self.frame) {
+                    Received::Frame(len) => self.handle(len, GUEST, now_ns),
+                    Received::Malformed(len) => {
+                        let (_, _, out, _) = self.parts(now_ns);
+                        out.count_of_guest(DropReason::Malformed, single(len));
+                    }
+                    Received::Nothing => return Ok(()),
+                },
+                GuestLink::Stream(_) => {
+                    self.read_stream(now_ns);
+                    return Ok(());
+                }
             }
         }
         Ok(())
@@ -343,8 +354,13 @@ impl<T: MemoryTables> UserspacePort<T> {
     /// Writes what is queued for the guest, and accepts one if there is none. Returns whether it did:
     /// what waited for a guest has room now.
     fn settle_link(&mut self, now_ns: u64) -> io::Result<bool> {
-        let GuestLink::Stream(link) = &mut self.link else {
-            return Ok(false);
+        let link = match &mut self.link {
+            GuestLink::Stream(link) => link,
+            GuestLink::Packets(link) => {
+                link.settle(&self.epoll, LINK_KEY)?;
+                return Ok(false);
+            }
+            GuestLink::Tap(_) => return Ok(false),
         };
         let end = link.settle(&self.epoll, LINK_KEY)?;
         let has_accepted = link.accept(&self.epoll, LINK_KEY)?;

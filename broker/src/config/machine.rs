@@ -34,7 +34,8 @@ pub struct MachineSpec {
     /// The guest's MAC address.
     #[serde(serialize_with = "mac_as_text")]
     pub mac: [u8; 6],
-    /// The TAP's name, or a pattern with `%d` for the kernel to choose.
+    /// The TAP's name, or a pattern with `%d` for the kernel to choose. Empty: there is none.
+    #[serde(skip_serializing_if = "String::is_empty")]
     pub tap: String,
     /// Whether the VM takes the name of its TAP.
     #[serde(skip)]

@@ -35,7 +35,10 @@ fn remedy(kind: io::ErrorKind) -> &'static str {
              virtualisation on in the firmware, or, when this is itself a virtual machine, nested \
              virtualisation on its host"
         }
-        io::ErrorKind::PermissionDenied => "run as root",
+        io::ErrorKind::PermissionDenied => {
+            "have your user in the group of the device, mostly `sudo usermod -aG kvm $USER` and a new \
+             login, or run as root"
+        }
         _ => "see the host's log (dmesg)",
     }
 }

@@ -7,7 +7,7 @@ use slipgate_ipc::{
     engine::{EngineReply, EngineRequest, ToEngine},
 };
 
-use super::Place;
+use super::{Guest, Place};
 use crate::kernel_state::{Served, resolve};
 
 /// Requests that may wait for the engine.
@@ -21,6 +21,8 @@ pub(super) struct Clients {
     row: VmRow,
     /// By number: who asked, and whether the VM is to be thawed then.
     waiting: BTreeMap<u64, (ClientId, bool)>,
+    /// By number: who asked for the machine's counters.
+    counting: BTreeMap<u64, ClientId>,
     last: u64,
 }
 
@@ -31,6 +33,7 @@ impl Clients {
             vm,
             row,
             waiting: BTreeMap::new(),
+            counting: BTreeMap::new(),
             last: 0,
         }
     }
@@ -44,10 +47,14 @@ impl Clients {
     }
 
     /// Answers what needs no engine. Returns the messages for the engine.
-    pub(super) fn requests(&mut self, place: &Place) -> Vec<ToEngine> {
+    pub(super) fn requests(&mut self, place: &Place, guest: &mut impl Guest) -> Vec<ToEngine> {
         let mut messages = Vec::new();
         for permitted in self.control.serve() {
             let client = permitted.client;
+            if let ClientRequest::Machines = permitted.request {
+                self.machines(client, guest);
+                continue;
+            }
             match self.request(client, permitted.request, place) {
                 Ok(message) => messages.push(message),
                 Err(answer) => self.control.answer(client, &answer),
@@ -92,12 +99,30 @@ impl Clients {
                 Err(Box::new(ClientAnswer::Done))
             }
             ClientRequest::Freeze { .. } | ClientRequest::Vms => Err(Box::new(unknown_vm())),
-            ClientRequest::Machines => Err(Box::new(ClientAnswer::Machines {
-                machines: BTreeMap::new(),
-            })),
             _ => Err(Box::new(ClientAnswer::error(
                 "it serves one guest, by the policy that it was started with",
             ))),
+        }
+    }
+
+    /// Asks the guest for its machine's counters, or answers that it has none.
+    fn machines(&mut self, client: ClientId, guest: &mut impl Guest) {
+        self.last += 1;
+        if self.counting.len() < MOST_WAITING && guest.ask_counters(self.last) {
+            self.counting.insert(self.last, client);
+        } else {
+            let machines = BTreeMap::new();
+            let none = ClientAnswer::Machines { machines };
+            self.control.answer(client, &none);
+        }
+    }
+
+    /// Passes the machine's counters on.
+    pub(super) fn counted(&mut self, id: u64, counters: serde_json::Value) {
+        if let Some(client) = self.counting.remove(&id) {
+            let machines = BTreeMap::from([(self.vm.clone(), counters)]);
+            let answer = ClientAnswer::Machines { machines };
+            self.control.answer(client, &answer);
         }
     }
 

@@ -127,8 +127,8 @@ impl Command {
 }
 
 impl Guest for Command {
-    fn poll_fd(&self) -> PollFd<'_> {
-        PollFd::new(self.pidfd.as_fd(), PollFlags::POLLIN)
+    fn poll_fds(&self) -> Vec<PollFd<'_>> {
+        vec![PollFd::new(self.pidfd.as_fd(), PollFlags::POLLIN)]
     }
 
     fn has_ended(&mut self) -> bool {

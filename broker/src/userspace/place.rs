@@ -41,6 +41,15 @@ pub fn user_mode_dir() -> PathBuf {
     }
 }
 
+/// What the reading commands take as `--pin-dir` for the tables of this NAT.
+pub(super) fn pin_dir(nat: &Config) -> PathBuf {
+    match memory_base(&nat.pin_dir) {
+        Some(_) => nat.pin_dir.clone(),
+        None if geteuid().is_root() => MEMORY_OF_ROOT.into(),
+        None => paths::PINS.into(),
+    }
+}
+
 /// The VM's place in the maps.
 #[derive(Debug)]
 pub(super) struct Place {

@@ -83,13 +83,13 @@ impl Socket {
 }
 
 impl Guest for Socket {
-    fn poll_fd(&self) -> PollFd<'_> {
+    fn poll_fds(&self) -> Vec<PollFd<'_>> {
         // Its input is the engine's; this is for it to hang up.
-        PollFd::new(self.listener.as_fd(), PollFlags::empty())
+        vec![PollFd::new(self.listener.as_fd(), PollFlags::empty())]
     }
 
     fn has_ended(&mut self) -> bool {
-        let mut fds = [self.poll_fd()];
+        let mut fds = self.poll_fds();
         let hung_up = matches!(poll(&mut fds, PollTimeout::ZERO), Ok(1..));
         hung_up || self.is_stopped || self.lost_engine.is_some()
     }

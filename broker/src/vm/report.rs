@@ -13,7 +13,7 @@ use slipgate_ipc::vmm::GuestEnd;
 use slipgate_policy::document::ConfigError;
 
 use crate::{
-    config::{MachineSpec, RunConfig},
+    config::{MachineSpec, Mode, RunConfig},
     say,
 };
 
@@ -21,7 +21,8 @@ use crate::{
 #[derive(Debug, Serialize)]
 pub(crate) struct Report<'a, N> {
     pub(crate) name: &'a str,
-    pub(crate) tap: &'a str,
+    /// The TAP of a VM that has one.
+    pub(crate) tap: Option<&'a str>,
     pub(crate) machine: &'a MachineSpec,
     #[serde(flatten)]
     pub(crate) how: How,
@@ -64,6 +65,9 @@ pub(crate) enum How {
     },
     NatFailed {
         why: String,
+        /// Whether the VM's flows are left in the kernel.
+        #[serde(skip)]
+        leaves_flows: bool,
     },
 }
 
@@ -74,7 +78,7 @@ impl<'a, N> Report<'a, N> {
         let vm = &config.nat.vms[0];
         Self {
             name: &vm.name,
-            tap: &vm.tap,
+            tap: (config.nat.mode != Mode::Userspace).then_some(&*vm.tap),
             machine: &config.machine,
             how: How::NotStarted {
                 status: exit_code,
@@ -194,7 +198,13 @@ impl How {
             Self::Crashed { report } => say(format_args!("{name}: {}", printable(report))),
             Self::Stopped { .. } => tracing::info!("{name} was stopped"),
             Self::VmmKilled { how } => say(format_args!("the VMM of {name} {}", printable(how))),
-            Self::NatFailed { why } => say(format_args!(
+            Self::NatFailed {
+                why,
+                leaves_flows: false,
+            } => say(format_args!(
+                "{why}; {name} was stopped, for nobody would carry its packets"
+            )),
+            Self::NatFailed { why, .. } => say(format_args!(
                 "{why}; {name} was stopped, for nobody would admit its flows. Those it \
                  had are left in the kernel: the next `slipgate run --name {name}` ends them"
             )),

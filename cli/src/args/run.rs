@@ -25,13 +25,15 @@ pub(crate) struct RunArgs {
     /// Memory, MiB; or with a unit, like 2G
     #[arg(long, value_name = "MIB", default_value_t = 512, value_parser = mebibytes, allow_negative_numbers = true)]
     pub(crate) memory: u64,
-    /// Queue pairs of the network card, 1 to 16 [default: as many as virtual CPUs]
+    /// Queue pairs of the network card, 1 to 16 [default: as many as virtual CPUs; in user mode
+    /// one, and no more]
     #[arg(long, value_name = "N", value_parser = whole_number, allow_negative_numbers = true)]
     pub(crate) queues: Option<u32>,
-    /// Name for the TAP, which is made and goes with the VM [default: sgvmN]
+    /// Name for the TAP, which is made and goes with the VM; in user mode there is none [default:
+    /// sgvmN]
     #[arg(long, value_name = "IF")]
     pub(crate) tap: Option<String>,
-    /// The VM's name in flows, stats and rules [default: the TAP's]
+    /// The VM's name in flows, stats and rules [default: the TAP's, or run-PID]
     #[arg(long, value_name = "NAME")]
     pub(crate) name: Option<String>,
     /// The guest's MAC, and frames from another are dropped [default: 02:53:4c:47:00:02, and the

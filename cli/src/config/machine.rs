@@ -3,8 +3,11 @@ use slipgate_broker::config::{Config, MachineSpec, RunConfig, VmConfig, check_ta
 use slipgate_ipc::engine::OnExit;
 use slipgate_policy::document::{ConfigError, RuleFlag, check_name};
 
-use super::{checked, network};
-use crate::args::RunArgs;
+use super::{
+    checked, network,
+    userspace::{self, LEAVE_OUT, NOT_YET},
+};
+use crate::args::{Mode, RunArgs};
 
 /// Virtual CPUs at most.
 const MAX_CPUS: u32 = 32;
@@ -26,7 +29,13 @@ const GUEST_MAC: [u8; 6] = [0x02, 0x53, 0x4c, 0x47, 0x00, 0x02];
 
 /// Checks the flags of `run`. `order`: the rule flags as typed, see [`super::rule_flags`].
 pub(crate) fn run(args: &RunArgs, order: Vec<RuleFlag>) -> Result<RunConfig, ConfigError> {
+    let is_userspace = args.nat.mode == Mode::Userspace;
     let tap = match &args.tap {
+        Some(tap) if is_userspace => {
+            let problem = "in user mode the VM has no TAP";
+            return Err(ConfigError::new("--tap", tap, problem, LEAVE_OUT));
+        }
+        None if is_userspace => String::new(),
         Some(tap) => {
             check_tap("--tap", tap, tap)?;
             if tap.contains('%') {
@@ -41,8 +50,9 @@ pub(crate) fn run(args: &RunArgs, order: Vec<RuleFlag>) -> Result<RunConfig, Con
         None => TAP_PATTERN.into(),
     };
     let name = match &args.name {
-        Some(name) => check_name("--name", name, name)?,
-        None => &tap,
+        Some(name) => check_name("--name", name, name)?.to_owned(),
+        None if is_userspace => format!("run-{}", std::process::id()),
+        None => tap.clone(),
     };
     if let (Some(initrd), None) = (&args.initrd, &args.kernel) {
         let problem = "the built-in guest has no use for it";
@@ -55,32 +65,51 @@ pub(crate) fn run(args: &RunArgs, order: Vec<RuleFlag>) -> Result<RunConfig, Con
         None => None,
     };
     let cpus = in_range("--cpus", args.cpus, 1..=MAX_CPUS)? as u8;
-    let queues = args.queues.unwrap_or(args.cpus.min(MAX_QUEUES));
+    let queues = queues(args)?;
     let machine = MachineSpec {
         kernel: args.kernel.clone(),
         initrd: args.initrd.clone(),
         cmdline: cmdline(args)?,
         cpus,
         memory_mib: in_range("--memory", args.memory, MEMORY_MIB)?,
-        queues: in_range("--queues", queues, 1..=MAX_QUEUES)? as u16,
+        queues,
         mac: mac.unwrap_or(GUEST_MAC),
         named_by_tap: args.name.is_none(),
         tap: tap.clone(),
     };
-    let network = network::parse(&args.nat)?;
-    let vm = VmConfig {
-        mac,
-        ..VmConfig::new(name, &tap, network.guest)
+    let nat = if is_userspace {
+        userspace::of_one(&args.nat, &name, mac, order)?
+    } else {
+        let network = network::parse(&args.nat)?;
+        let vm = VmConfig {
+            mac,
+            ..VmConfig::new(&name, &tap, network.guest)
+        };
+        // The VM ends with us: no flow has anybody to go on for.
+        checked(&args.nat, network, Some(vec![vm]), OnExit::Detach, order)?
     };
     Ok(RunConfig {
         machine,
         nat: Config {
             new_vms: true,
-            // The VM ends with us: no flow has anybody to go on for.
-            ..checked(&args.nat, network, Some(vec![vm]), OnExit::Detach, order)?
+            ..nat
         },
         report: args.report.clone(),
     })
+}
+
+/// Queue pairs of the network card.
+fn queues(args: &RunArgs) -> Result<u16, ConfigError> {
+    let most = match args.nat.mode {
+        Mode::Userspace => 1,
+        Mode::Auto | Mode::Hybrid => MAX_QUEUES,
+    };
+    let queues = args.queues.unwrap_or(args.cpus.min(most));
+    if args.queues.is_some_and(|queues| queues > most) && most == 1 {
+        let remedy = "leave it out: the card has one queue pair";
+        return Err(ConfigError::new("--queues", queues, NOT_YET, remedy));
+    }
+    Ok(in_range("--queues", queues, 1..=MAX_QUEUES)? as u16)
 }
 
 fn cmdline(args: &RunArgs) -> Result<String, ConfigError> {

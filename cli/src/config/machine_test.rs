@@ -1,5 +1,7 @@
 use clap::{CommandFactory as _, FromArgMatches as _};
 
+use slipgate_broker::config::Mode as UserMode;
+
 use super::*;
 use crate::{
     args::{Command, CommandLine},
@@ -148,4 +150,30 @@ fn nat_flags_are_those_of_attach() {
         &["--uplink", "t0", "--tap", "t0"],
         &["--uplink t0", "it is the TAP"],
     );
+}
+
+#[test]
+fn in_user_mode_there_is_no_tap_and_one_queue_pair() {
+    let user_mode = |words: &[&str]| config(&[&["--mode", "userspace"], words].concat());
+    let c = user_mode(&["--cpus", "4", "--mac", "02:00:00:00:00:09"]).unwrap();
+    assert_eq!((c.machine.cpus, c.machine.queues), (4, 1));
+    assert_eq!(
+        (c.nat.mode, c.machine.tap.as_str()),
+        (UserMode::Userspace, "")
+    );
+    let vm = &c.nat.vms[0];
+    assert_eq!(vm.name, format!("run-{}", std::process::id()));
+    assert_eq!(vm.mac, Some([2, 0, 0, 0, 0, 9]));
+    let c = user_mode(&["--name", "web", "--queues", "1"]).unwrap();
+    assert_eq!((c.nat.vms[0].name.as_str(), c.machine.queues), ("web", 1));
+    let refused = |words: &[&str], parts: &[&str]| {
+        refused(&[&["--mode", "userspace"], words].concat(), parts);
+    };
+    refused(&["--tap", "tap0"], &["--tap tap0", "no TAP"]);
+    refused(&["--queues", "2"], &["--queues 2", "leave it out"]);
+    refused(&["--queues", "0"], &["--queues 0", "at least 1"]);
+    refused(&["--forward", "tcp:80:80"], &["--forward tcp:80:80"]);
+    refused(&["--metrics", "127.0.0.1:9600"], &["--metrics"]);
+    refused(&["--xdp", "on"], &["--xdp on"]);
+    refused(&["--name", "a b"], &["--name"]);
 }

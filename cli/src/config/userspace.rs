@@ -1,4 +1,5 @@
-//! Configuration of the user-mode engine: of `slipgate exec` and of `slipgate attach --socket`.
+//! Configuration of the user-mode engine: of `slipgate exec`, of `slipgate attach --socket` and of
+//! `slipgate run --mode userspace`.
 use std::path::Path;
 
 use slipgate_broker::{
@@ -19,7 +20,7 @@ pub(crate) fn exec(args: &ExecArgs, order: Vec<RuleFlag>) -> Result<ExecConfig, 
         None => format!("exec-{}", std::process::id()),
     };
     Ok(ExecConfig {
-        nat: of_one(&args.nat, &name, order)?,
+        nat: of_one(&args.nat, &name, None, order)?,
         command: args.command.clone(),
     })
 }
@@ -36,7 +37,7 @@ pub(crate) fn attach_socket(
     }
     let name = name_of(args.name.as_deref(), &path)?;
     Ok(SocketConfig {
-        nat: of_one(&args.nat, &name, order)?,
+        nat: of_one(&args.nat, &name, None, order)?,
         path,
         is_for_one: args.one_off,
     })
@@ -63,12 +64,20 @@ fn name_of(given: Option<&str>, path: &Path) -> Result<String, ConfigError> {
     }
 }
 
-/// The NAT of one guest.
-fn of_one(nat: &NatArgs, name: &str, order: Vec<RuleFlag>) -> Result<Config, ConfigError> {
+/// The NAT of one guest. `mac`: the only one that its frames may have.
+pub(super) fn of_one(
+    nat: &NatArgs,
+    name: &str,
+    mac: Option<[u8; 6]>,
+    order: Vec<RuleFlag>,
+) -> Result<Config, ConfigError> {
     refuse_absent(nat)?;
     let network = network::parse(nat)?;
     // No device of the host's has this name, whatever it is.
-    let vm = VmConfig::new(name, name, network.guest);
+    let vm = VmConfig {
+        mac,
+        ..VmConfig::new(name, name, network.guest)
+    };
     let vms = Some(vec![vm]);
     let config = settled(Mode::Userspace, nat, network, vms, OnExit::Detach, order)?;
     match config.forwards.first() {
@@ -85,8 +94,8 @@ fn of_one(nat: &NatArgs, name: &str, order: Vec<RuleFlag>) -> Result<Config, Con
     }
 }
 
-const NOT_YET: &str = "the user-mode engine has it not yet";
-const LEAVE_OUT: &str = "leave it out";
+pub(super) const NOT_YET: &str = "the user-mode engine has it not yet";
+pub(super) const LEAVE_OUT: &str = "leave it out";
 
 /// Refuses flags that mean the kernel's part, or what this mode has not yet.
 fn refuse_absent(nat: &NatArgs) -> Result<(), ConfigError> {

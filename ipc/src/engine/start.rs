@@ -63,6 +63,8 @@ pub enum UserspaceStart {
         /// Whether it is shut down when the first guest has gone.
         is_for_one: bool,
     },
+    /// A connected socket of sequenced packets, whose other end the network card of slipgate's VMM has.
+    Packets,
 }
 
 /// New policies to put in force.

@@ -37,6 +37,7 @@ impl Place {
         fs::create_dir(&run).unwrap();
         open(&run, 0o700);
         chown(&run, Some(USER), Some(USER)).unwrap();
+        fs::create_dir(dir.path().join("devices")).unwrap();
         Self {
             world: World::new().unwrap(),
             dir,
@@ -58,6 +59,21 @@ impl Place {
             .args(["--mount", "bash", "-c", AS_USER, "bash", &USER.to_string()])
             .arg(self.file("slipgate"))
             .args(args)
+            .env("XDG_RUNTIME_DIR", self.file("run"));
+        command
+    }
+
+    /// A slipgate command of the user's, who may open /dev/kvm.
+    pub(super) fn slipgate_with_kvm(&self, args: &[&str]) -> Command {
+        const OPENED: &str = "mount -t tmpfs none \"$1\" && mknod -m 666 \"$1/kvm\" c 10 232 \
+            && mount --bind \"$1/kvm\" /dev/kvm && exec \"${@:2}\"";
+        let inner = self.slipgate(args);
+        let mut command = Command::new("unshare");
+        command
+            .args(["--mount", "bash", "-c", OPENED, "bash"])
+            .arg(self.file("devices"))
+            .arg(inner.get_program())
+            .args(inner.get_args())
             .env("XDG_RUNTIME_DIR", self.file("run"));
         command
     }

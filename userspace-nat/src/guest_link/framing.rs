@@ -136,6 +136,17 @@ impl FrameQueue {
         &self.bytes[self.sent..]
     }
 
+    /// Returns the frames of [`FrameQueue::unsent`], if it begins with one.
+    pub fn frames(&self) -> impl Iterator<Item = &[u8]> {
+        let mut rest = self.unsent();
+        std::iter::from_fn(move || {
+            let (len, behind) = rest.split_first_chunk::<PREFIX_LEN>()?;
+            let frame;
+            (frame, rest) = behind.split_at_checked(u32::from_be_bytes(*len) as usize)?;
+            Some(frame)
+        })
+    }
+
     /// Whether `frames` more frames of `bytes` bytes together fit.
     pub fn has_room(&self, frames: usize, bytes: usize) -> bool {
         let needed = frames.saturating_mul(PREFIX_LEN).saturating_add(bytes);

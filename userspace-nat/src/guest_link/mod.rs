@@ -1,11 +1,12 @@
-//! The guest's link, as the user-mode engine has it: the queue of a TAP, or a stream socket to which a
-//! VMM connects.
+//! The guest's link, as the user-mode engine has it: the queue of a TAP, a stream socket to which a VMM
+//! connects, or a socket of packets whose other end slipgate's own VMM has ([`packets`]).
 //!
 //! A TAP takes frames with offload headers and bounds its queue itself. A stream socket takes plain
 //! Ethernet frames: [`stream`] is its life, [`framing`] the frames on it and the bounded queue of those
 //! for the guest, [`segmentation`] and [`joining`] what devices do otherwise for a host.
 pub mod framing;
 pub mod joining;
+mod packets;
 pub mod segmentation;
 mod stream;
 
@@ -14,7 +15,10 @@ use std::os::fd::OwnedFd;
 use nix::unistd::write;
 use slipgate_abi::DropReason;
 
-pub use self::stream::{Input, StreamLink};
+pub use self::{
+    packets::{Packet, PacketLink},
+    stream::{Input, StreamLink},
+};
 use crate::port::VirtioNetHdr;
 
 /// The guest's link.
@@ -24,6 +28,8 @@ pub enum GuestLink {
     Tap(OwnedFd),
     /// A socket with the framing of QEMU's `-netdev stream`.
     Stream(Box<StreamLink>),
+    /// A socket of packets, each a frame behind a `virtio_net_hdr`.
+    Packets(Box<PacketLink>),
 }
 
 impl GuestLink {
@@ -32,6 +38,7 @@ impl GuestLink {
         match self {
             Self::Tap(_) => true,
             Self::Stream(link) => link.has_room(),
+            Self::Packets(link) => link.has_room(),
         }
     }
 
@@ -41,6 +48,7 @@ impl GuestLink {
         match self {
             Self::Tap(_) => None,
             Self::Stream(link) => link.refusal(vnet, len),
+            Self::Packets(link) => link.refusal(vnet, len),
         }
     }
 
@@ -54,6 +62,7 @@ impl GuestLink {
                 None
             }
             Self::Stream(link) => link.send(frame),
+            Self::Packets(link) => link.send(frame),
         }
     }
 }

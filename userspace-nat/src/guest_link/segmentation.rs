@@ -1,6 +1,6 @@
 //! Frames with offloads as the plain frames that a link without offloads takes: segmented as the kernel
 //! does it, and with whole checksums.
-use slipgate_abi::tcp::Flags;
+use slipgate_abi::{Protocol, tcp::Flags};
 
 use super::framing::FrameQueue;
 use crate::{
@@ -58,24 +58,37 @@ fn fits(queue: &FrameQueue, headers: usize, gso_size: u16, len: usize) -> bool {
 
 /// Headers of a GSO frame.
 #[derive(Clone, Copy, Debug)]
-struct Headers {
+pub(super) struct Headers {
     /// Where the transport header begins in the frame, bytes.
-    l4: usize,
+    pub(super) l4: usize,
     /// Where the payload begins.
-    len: usize,
+    pub(super) len: usize,
     is_tcp: bool,
 }
 
 impl Headers {
     /// `None`: it is not a GSO frame, or none that has segments.
     fn of(vnet: VirtioNetHdr, frame: &[u8]) -> Option<Self> {
-        let is_tcp = match vnet.gso_type {
+        let headers = Self::of_whole(vnet.gso_type, frame)?;
+        (frame.len() > headers.len && vnet.gso_size > 0).then_some(headers)
+    }
+
+    /// Headers of a frame of this GSO type. `None`: it has others, or not all of them.
+    pub(super) fn of_whole(gso_type: u8, frame: &[u8]) -> Option<Self> {
+        let is_tcp = match gso_type {
             VirtioNetHdr::GSO_TCPV4 => true,
             VirtioNetHdr::GSO_UDP_L4 => false,
             _ => return None,
         };
-        let ip = frame.get(ETHERNET_LEN..)?;
-        let l4 = ETHERNET_LEN + ipv4::Ipv4::parse_truncated(ip).ok()?.header_len;
+        let ip = ipv4::Ipv4::parse_truncated(frame.get(ETHERNET_LEN..)?).ok()?;
+        let protocol = match is_tcp {
+            true => Protocol::Tcp,
+            false => Protocol::Udp,
+        };
+        if ip.protocol != protocol as u8 {
+            return None;
+        }
+        let l4 = ETHERNET_LEN + ip.header_len;
         let l4_len = match is_tcp {
             true => usize::from(frame.get(l4 + 12)? >> 4) * 4,
             false => UDP_HEADER_LEN,
@@ -87,7 +100,7 @@ impl Headers {
             } else {
                 UDP_HEADER_LEN
             };
-        (is_whole && frame.len() > len && vnet.gso_size > 0).then_some(Self { l4, len, is_tcp })
+        (is_whole && frame.len() >= len).then_some(Self { l4, len, is_tcp })
     }
 
     /// Completes the headers of a segment, which are those of the whole frame.

@@ -38,7 +38,7 @@ use super::{
 use crate::port::{VNET_LEN, VirtioNetHdr};
 
 /// Bytes in the queue from which no more data is made for the guest.
-const ENOUGH_QUEUED: usize = 256 << 10;
+pub(super) const ENOUGH_QUEUED: usize = 256 << 10;
 
 /// What comes from the guest.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -10,8 +10,8 @@ use slipgate_vmm::virtio::{
 };
 
 use super::driver::{
-    CTRL_VQ, DriverQueue, HEADER, MAC, MQ, Rig, eventually, sockets, transmit, unconfined,
-    wait_receive,
+    CTRL_VQ, DriverQueue, HEADER, MAC, MQ, Rig, eventually, receive_any, sockets, transmit,
+    unconfined, wait_receive,
 };
 
 const ALL: u64 = u64::MAX;
@@ -383,7 +383,42 @@ fn no_thread_and_no_descriptor_stays_when_a_card_goes() {
     drop(rig);
     // The io_uring instance releases the socket a little later than its own descriptor.
     eventually("the socket is closed", || {
+        // Behind what it has told of offloads.
+        while let Ok(1..) = nix::unistd::read(&peer, &mut [0; 4]) {}
         matches!(nix::unistd::read(&peer, &mut [0; 1]), Ok(0))
     });
     assert!(number >= 0);
+}
+
+#[test]
+fn what_a_tap_would_be_told_a_sockets_peer_is_told() {
+    let (ours, peer) = sockets();
+    let copy = ours.try_clone().unwrap();
+    let mut rig = Rig::new(vec![ours], IoMethod::Auto);
+    let told = || -> Vec<u32> {
+        let messages = std::iter::from_fn(|| receive_any(&peer));
+        let offloads = messages.map(|message| u32::from_le_bytes(message.try_into().unwrap()));
+        offloads.collect()
+    };
+    assert!(told().is_empty(), "there is no driver yet");
+    rig.start(ALL, 64);
+    // TUN_F_CSUM, TSO4, TSO6, TSO_ECN, USO4, USO6.
+    assert_eq!(told(), [0x6f]);
+    let set = |rig: &mut Rig, features: u64| rig.command(5, 0, &features.to_le_bytes());
+    // VIRTIO_NET_F_GUEST_CSUM and GUEST_TSO4.
+    assert_eq!(set(&mut rig, 1 << 1 | 1 << 7), OK);
+    assert_eq!(set(&mut rig, 1 << 1 | 1 << 7), OK);
+    assert_eq!(told(), [0x03], "once");
+    // Its queue is full: it is told once it has read.
+    while nix::unistd::write(&copy, &frame_to(MAC, 1)).is_ok() {}
+    std::thread::scope(|scope| {
+        let reader = scope.spawn(|| {
+            eventually("it is told", || {
+                let messages = std::iter::from_fn(|| receive_any(&peer));
+                messages.filter(|message| *message == [0; 4]).count() == 1
+            });
+        });
+        assert_eq!(set(&mut rig, 0), OK);
+        reader.join().unwrap();
+    });
 }

@@ -499,7 +499,7 @@ impl DriverQueue {
 }
 
 /// Reads one message; `None` when none is waiting.
-pub(crate) fn receive(from: &OwnedFd) -> Option<Vec<u8>> {
+pub(crate) fn receive_any(from: &OwnedFd) -> Option<Vec<u8>> {
     let mut bytes = vec![0; 70_000];
     match nix::unistd::read(from, &mut bytes) {
         Ok(count) => {
@@ -509,6 +509,11 @@ pub(crate) fn receive(from: &OwnedFd) -> Option<Vec<u8>> {
         Err(nix::Error::EAGAIN) => None,
         Err(error) => panic!("{error}"),
     }
+}
+
+/// Reads one frame, and skips what a card tells of offloads; `None` when none is waiting.
+pub(crate) fn receive(from: &OwnedFd) -> Option<Vec<u8>> {
+    std::iter::from_fn(|| receive_any(from)).find(|message| message.len() != 4)
 }
 
 pub(crate) fn wait_receive(from: &OwnedFd) -> Vec<u8> {

@@ -7,7 +7,7 @@ use slipgate_control::maps::{Insert, SharedMaps};
 use slipgate_ipc::engine::{UserspaceStart, VmSpec};
 use slipgate_model::USERSPACE_GUEST;
 use userspace_nat::{
-    guest_link::{GuestLink, StreamLink},
+    guest_link::{GuestLink, PacketLink, StreamLink},
     stats::VmStats,
     userspace_port::{MemoryTables, UserspacePort},
 };
@@ -55,6 +55,7 @@ pub(super) fn port(
             let link = StreamLink::new(link, is_for_one);
             (GuestLink::Stream(Box::new(link)), true)
         }
+        UserspaceStart::Packets => (GuestLink::Packets(Box::new(PacketLink::new(link))), true),
     };
     UserspacePort::new(Tables(maps), link, takes_uso).context("waiting for the guest's link")
 }

@@ -3,7 +3,9 @@
 //! Offloads and header length belong to the whole device; attachment belongs to each queue.
 //!
 //! A socket (datagrams or sequenced packets) may take the place of a TAP: each message is a frame
-//! behind the same 12-byte header, and its peer is assumed to accept all offloads.
+//! behind the same 12-byte header, and its peer accepts all offloads. Where a TAP gets
+//! TUNSETOFFLOAD, the peer gets a message of four bytes, the same bits, little-endian: it may use
+//! these offloads from then on, and none before the first such message.
 use std::{
     io, mem,
     os::fd::{AsRawFd, OwnedFd, RawFd},
@@ -15,6 +17,8 @@ use super::{NetError, features::Offloads, tried};
 /// Length of `struct virtio_net_hdr_v1`, bytes. The header is the same on the ring and on the TAP,
 /// so it passes through unchanged.
 pub(super) const HEADER_BYTES: usize = 12;
+/// Time limit for a socket's peer to take a message, ms.
+const TOLD_WITHIN_MS: libc::c_int = 1_000;
 
 /// All queues of one device.
 #[derive(Debug)]
@@ -95,18 +99,38 @@ impl Tap {
     /// # Errors
     /// The host refuses them.
     pub(super) fn set_offloads(&self, offloads: Offloads) -> io::Result<()> {
-        if self.kind == Kind::Socket {
-            return Ok(());
-        }
         let mut set = self.offloads.lock().unwrap_or_else(PoisonError::into_inner);
         if *set == Some(offloads) {
             return Ok(());
         }
-        let bits = libc::c_ulong::from(offloads.0);
-        // SAFETY: TUNSETOFFLOAD takes its argument by value.
-        check(unsafe { libc::ioctl(self.descriptor(0), libc::TUNSETOFFLOAD, bits) })?;
+        if self.kind == Kind::Socket {
+            self.tell(offloads)?;
+        } else {
+            let bits = libc::c_ulong::from(offloads.0);
+            // SAFETY: TUNSETOFFLOAD takes its argument by value.
+            check(unsafe { libc::ioctl(self.descriptor(0), libc::TUNSETOFFLOAD, bits) })?;
+        }
         *set = Some(offloads);
         Ok(())
+    }
+
+    /// Tells a socket's peer. The queue may be full of frames, of which the peer takes some soon.
+    fn tell(&self, offloads: Offloads) -> io::Result<()> {
+        let message = offloads.0.to_le_bytes();
+        let fd = self.descriptor(0);
+        loop {
+            // SAFETY: the kernel reads as many bytes as the message has.
+            let sent = unsafe { libc::write(fd, message.as_ptr().cast(), message.len()) };
+            let error = match sent {
+                0.. => return Ok(()),
+                _ => io::Error::last_os_error(),
+            };
+            match error.kind() {
+                io::ErrorKind::Interrupted => {}
+                io::ErrorKind::WouldBlock => await_room(fd)?,
+                _ => return Err(error),
+            }
+        }
     }
 
     /// Attaches a queue, so that the kernel gives it flows, or detaches it, which empties it. The
@@ -141,6 +165,12 @@ impl Tap {
 
     /// Tries each offload. A kernel that does not know one refuses it.
     fn probe(&self) -> Result<Offloads, NetError> {
+        if self.kind == Kind::Socket {
+            let all = Offloads::ALL.iter();
+            return Ok(all
+                .fold(Offloads::default(), |all, offload| all.with(*offload))
+                .consistent());
+        }
         let mut can = Offloads::default();
         for offload in Offloads::ALL {
             let attempt = can.with(*offload);
@@ -192,6 +222,27 @@ fn set_non_blocking(fd: &OwnedFd) -> io::Result<()> {
     check(flags)?;
     // SAFETY: F_SETFL takes an int.
     check(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_SETFL, flags | libc::O_NONBLOCK) })
+}
+
+/// Waits until a socket takes a message.
+///
+/// # Errors
+/// Its peer takes nothing.
+fn await_room(fd: RawFd) -> io::Result<()> {
+    let mut wanted = libc::pollfd {
+        fd,
+        events: libc::POLLOUT,
+        revents: 0,
+    };
+    // SAFETY: one element, which outlives the call.
+    match unsafe { libc::poll(&raw mut wanted, 1, TOLD_WITHIN_MS) } {
+        0 => Err(io::ErrorKind::TimedOut.into()),
+        1.. => Ok(()),
+        _ => match io::Error::last_os_error() {
+            error if error.kind() == io::ErrorKind::Interrupted => Ok(()),
+            error => Err(error),
+        },
+    }
 }
 
 fn check(answer: libc::c_int) -> io::Result<()> {

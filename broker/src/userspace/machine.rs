@@ -1,0 +1,273 @@
+//! The VM of `slipgate run --mode userspace`.
+//!
+//! The machine is made first, as with a TAP ([`crate::run_vm`]), so that a kernel that can't be booted
+//! leaves nothing behind; the guest runs once the engine serves.
+use std::{
+    os::fd::{AsFd as _, OwnedFd},
+    path::Path,
+    process::ExitCode,
+    time::{Duration, Instant},
+};
+
+use anyhow::Context as _;
+use nix::{
+    poll::{PollFd, PollFlags, PollTimeout, poll},
+    sys::{
+        signal::Signal,
+        socket::{AddressFamily, SockFlag, SockType, setsockopt, socketpair, sockopt},
+    },
+};
+use serde::Serialize;
+use slipgate_ipc::{
+    channel::Received,
+    engine::{OnExit, UserspaceStart},
+    vmm::{FromVmm, VmmEnd},
+};
+
+use super::{Guest, Prepared};
+use crate::{
+    config::RunConfig,
+    run::{micros, stop_vm},
+    serve::End,
+    vm::{How, Images, Report, ReportFile, Typed, Vm},
+};
+
+/// Bytes that may wait in each direction between VMM and engine; the kernel gives what the host allows.
+const BETWEEN: usize = 1 << 20;
+
+/// The machine, and how it ended.
+struct Machine<F, N> {
+    name: String,
+    /// `None` once it has ended.
+    vm: Option<Vm>,
+    /// When this process began, and how long it took from there until the guest ran.
+    began: Instant,
+    prepared: Option<Duration>,
+    /// Reads the VM's traffic while its tables exist.
+    nat_figures: Option<F>,
+    nat: Option<N>,
+    /// What has ended the run.
+    end: Option<anyhow::Result<End>>,
+    counters: Vec<(u64, serde_json::Value)>,
+    how: Option<(How, Option<VmmEnd>)>,
+}
+
+/// Runs one VM to its end, with the user-mode engine. `nat_figures`: as of [`crate::run_vm`].
+///
+/// # Errors
+/// The machine can't be made, the engine can't serve it, or the end was not in order.
+pub fn run_userspace_vm<N: Serialize>(
+    mut config: RunConfig,
+    log: &str,
+    nat_figures: impl FnOnce(&Path, &str) -> Option<N>,
+) -> anyhow::Result<ExitCode> {
+    let began = Instant::now();
+    let images = Images::open(&config.machine)?;
+    let prepared = Prepared::new(config.nat.clone(), &[Signal::SIGQUIT])?;
+    let read: Vec<_> = images.named().chain(prepared.named()).collect();
+    let report = config.report.as_deref();
+    let mut report = report
+        .map(|path| ReportFile::open(path, &read))
+        .transpose()?;
+    let ran = start(&mut config, &prepared, images, log).and_then(|(vm, link)| {
+        let mut machine = Machine {
+            name: config.nat.vms[0].name.clone(),
+            vm: Some(vm),
+            began,
+            prepared: None,
+            nat_figures: Some(nat_figures),
+            nat: None,
+            end: None,
+            counters: Vec::new(),
+            how: None,
+        };
+        let served = prepared.serve(&mut machine, link, UserspaceStart::Packets, log);
+        match machine.how.is_some() {
+            true => Ok((machine, served)),
+            false => Err(machine.blame(served)),
+        }
+    });
+    let (machine, served) = match ran {
+        Ok(ran) => ran,
+        Err(e) => {
+            if let Some(report) = &mut report {
+                report.write(&Report::<N>::not_started(&config, &e))?;
+            }
+            return Err(e);
+        }
+    };
+    let name = &machine.name;
+    let (how, vmm) = match (machine.how, served) {
+        // What failed is what has ended the VM.
+        (ended, Err(e)) => (
+            How::NatFailed {
+                why: format!("{e:#}"),
+                leaves_flows: false,
+            },
+            ended.and_then(|(_, vmm)| vmm),
+        ),
+        (Some(ended), Ok(())) => ended,
+        (None, Ok(())) => anyhow::bail!("the VM of {name} has not ended"),
+    };
+    let exit_code = how.exit_code();
+    how.log(name);
+    if let Some(report) = &mut report {
+        report.write(&Report {
+            name,
+            tap: None,
+            machine: &config.machine,
+            exit_code,
+            prepared_us: machine.prepared.map(micros),
+            first_line_us: vmm.as_ref().and_then(|end| end.first_line_us),
+            ran_us: vmm.as_ref().map(|end| end.ran_us),
+            vmm: vmm.map(|end| end.counters),
+            nat: machine.nat,
+            how,
+        })?;
+    }
+    Ok(ExitCode::from(exit_code))
+}
+
+/// Makes the machine. Returns it and the engine's end of its link.
+fn start(
+    config: &mut RunConfig,
+    prepared: &Prepared,
+    images: Images,
+    log: &str,
+) -> anyhow::Result<(Vm, OwnedFd)> {
+    let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+    let pair = socketpair(AddressFamily::Unix, SockType::SeqPacket, None, flags);
+    let (ours, theirs) = pair.context("making the sockets between VMM and engine")?;
+    for socket in [&ours, &theirs] {
+        setsockopt(socket, sockopt::SndBuf, &BETWEEN)
+            .context("setting the buffers between VMM and engine")?;
+    }
+    let vm = Vm::prepare(config, images, Some(theirs), log, &prepared.users)?;
+    Ok((vm, ours))
+}
+
+impl<F, N> Machine<F, N> {
+    /// The error of a start: that of the VMM where it has ended.
+    fn blame(mut self, served: anyhow::Result<()>) -> anyhow::Error {
+        let error = served.err();
+        let error = error.unwrap_or_else(|| anyhow::anyhow!("the guest did not run"));
+        match &mut self.vm {
+            Some(vm) => vm.blame(error),
+            None => error,
+        }
+    }
+
+    /// Reads what the VMM has sent. Returns how the VM ended, if it did.
+    fn hear(&mut self) -> Option<End> {
+        let vm = self.vm.as_ref()?;
+        loop {
+            match vm.vmm.try_receive() {
+                Ok(Received::Nothing) => return None,
+                Ok(Received::Message(FromVmm::Ended(end))) => return Some(End::Vm(end)),
+                Ok(Received::Message(FromVmm::Counters { id, counters })) => {
+                    self.counters.push((id, counters));
+                }
+                Ok(Received::Message(FromVmm::Ready | FromVmm::Failed { .. })) => {}
+                Ok(Received::End) => return Some(End::VmmGone),
+                Err(e) => {
+                    tracing::warn!("the VMM: {e:#}");
+                    return Some(End::VmmGone);
+                }
+            }
+        }
+    }
+
+    /// Passes on what was typed. Returns whether the user wants out.
+    fn is_quit(&mut self) -> bool {
+        let Some(console) = self.vm.as_mut().map(|vm| &mut vm.console) else {
+            return false;
+        };
+        let is_ready = console.wants().is_some_and(|(fd, flags)| {
+            let mut fds = [PollFd::new(fd, flags)];
+            matches!(poll(&mut fds, PollTimeout::ZERO), Ok(1..))
+        });
+        is_ready && console.turn() == Typed::Quit
+    }
+
+    fn asked(&mut self, signal: Signal) {
+        self.end.get_or_insert(Ok(End::Asked {
+            exit: OnExit::Detach,
+            signal,
+        }));
+    }
+}
+
+impl<N, F: FnOnce(&Path, &str) -> Option<N>> Guest for Machine<F, N> {
+    fn poll_fds(&self) -> Vec<PollFd<'_>> {
+        let Some(vm) = &self.vm else {
+            return Vec::new();
+        };
+        let input = |fd| PollFd::new(fd, PollFlags::POLLIN);
+        let mut fds = vec![input(vm.vmm.pidfd()), input(vm.vmm.channel().as_fd())];
+        let console = vm.console.wants();
+        fds.extend(console.map(|(fd, flags)| PollFd::new(fd, flags)));
+        fds
+    }
+
+    fn has_ended(&mut self) -> bool {
+        if self.end.is_none() {
+            self.end = self.hear().map(Ok);
+        }
+        if self.end.is_none() && self.is_quit() {
+            self.asked(Signal::SIGINT);
+        }
+        self.end.is_some()
+    }
+
+    fn begin(&mut self) -> anyhow::Result<()> {
+        let Some(vm) = &mut self.vm else {
+            return Ok(());
+        };
+        tracing::info!("{}, by the user-mode engine", self.name);
+        self.prepared = Some(self.began.elapsed());
+        vm.console.begin();
+        if vm.vmm.go().is_err() {
+            self.end = Some(Ok(End::VmmGone));
+        }
+        Ok(())
+    }
+
+    fn signal(&mut self, signal: Signal) -> bool {
+        if signal != Signal::SIGHUP {
+            self.asked(signal);
+        }
+        signal == Signal::SIGHUP
+    }
+
+    fn lost_engine(&mut self, how: String) {
+        let error = anyhow::anyhow!("the engine {how}");
+        self.end.get_or_insert(Err(error));
+    }
+
+    fn ask_counters(&mut self, id: u64) -> bool {
+        let vm = self.vm.as_ref();
+        vm.is_some_and(|vm| vm.vmm.ask_counters(id))
+    }
+
+    fn counters(&mut self) -> Vec<(u64, serde_json::Value)> {
+        std::mem::take(&mut self.counters)
+    }
+
+    fn finish(&mut self, pin_dir: &Path) {
+        if self.prepared.is_none() {
+            return;
+        }
+        let end = self.end.take().unwrap_or(Ok(End::VmmGone));
+        self.how = Some(match stop_vm(&mut self.vm, end) {
+            (How::NatFailed { why, .. }, end) => {
+                let leaves_flows = false;
+                (How::NatFailed { why, leaves_flows }, end)
+            }
+            ended => ended,
+        });
+        // Killed, if it did not stop; and the terminal is put back.
+        self.vm = None;
+        let read = self.nat_figures.take();
+        self.nat = read.and_then(|read| read(pin_dir, &self.name));
+    }
+}

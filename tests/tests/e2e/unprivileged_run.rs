@@ -1,0 +1,279 @@
+//! `slipgate run --mode userspace`, as a user without any privilege but for /dev/kvm.
+
+use std::{
+    fs,
+    io::{BufRead as _, BufReader, Read as _},
+    path::Path,
+    process::{Child, ChildStdout, Command, Stdio},
+};
+
+use serde_json::Value;
+use slipgate_testbed::{
+    require_kvm, require_root_and_tun,
+    servers::{Answer, DnsServer, TcpServer, TcpService, Zone},
+    signal,
+    world::{SERVER, SERVER_2},
+};
+
+use crate::{eventually, unprivileged::Place};
+
+const STREAMS: u16 = 7000;
+const CLOSE: u16 = 7001;
+const ECHO: u16 = 7002;
+const FORBIDDEN: u16 = 7100;
+/// Bytes of a stream: many times every queue on the way.
+const STREAM_BYTES: u64 = 30_000_000;
+
+/// `slipgate run --mode userspace --name vm`; killed on drop.
+struct Vm {
+    child: Child,
+    console: BufReader<ChildStdout>,
+}
+
+/// How it ended.
+struct End {
+    status: Option<i32>,
+    /// Objects that the guest printed after what was read before.
+    said: Vec<Value>,
+    report: Value,
+}
+
+impl Vm {
+    fn start(place: &Place, line: &str, flags: &[&str]) -> Self {
+        let report = place.file("run/report.json");
+        let mut args = vec!["run", "--mode", "userspace", "--name", "vm"];
+        args.extend(["--cmdline", line, "--report", report.to_str().unwrap()]);
+        args.extend(flags);
+        let mut command: Command = place.slipgate_with_kvm(&args);
+        command.stdin(Stdio::null()).stdout(Stdio::piped());
+        let mut child = place.world.host.spawn(command).unwrap();
+        let console = BufReader::new(child.stdout.take().unwrap());
+        Self { child, console }
+    }
+
+    /// Reads the guest's lines until one has this key.
+    fn await_line(&mut self, key: &str) -> Value {
+        let lines = self.console.by_ref().lines();
+        let mut objects = lines.map_while(|line| serde_json::from_str(&line.ok()?).ok());
+        let found = objects.find(|object: &Value| object.get(key).is_some());
+        found.unwrap_or_else(|| panic!("it did not say {key}"))
+    }
+
+    /// Process of this role.
+    fn process(&self, title: &str) -> u32 {
+        let children = format!("/proc/{0}/task/{0}/children", self.child.id());
+        let children = fs::read_to_string(children).unwrap();
+        let is_it = |pid: &&str| {
+            let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+            line.starts_with(title.as_bytes())
+        };
+        let pid = children.split_whitespace().find(is_it);
+        let pid = pid.unwrap_or_else(|| panic!("no {title} among {children:?}"));
+        pid.parse().unwrap()
+    }
+
+    /// Waits for the end, and checks that nothing is left.
+    fn end(mut self, place: &Place) -> End {
+        let lines = self.console.by_ref().lines().map_while(Result::ok);
+        let said = lines.filter_map(|line| serde_json::from_str(&line).ok());
+        let said = said.collect();
+        let status = self.child.wait().unwrap();
+        assert!(is_empty(&place.file("run/slipgate")));
+        let report = fs::read(place.file("run/report.json")).unwrap();
+        End {
+            status: status.code(),
+            said,
+            report: serde_json::from_slice(&report).unwrap(),
+        }
+    }
+}
+
+impl Drop for Vm {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Whether a directory is not there, or has nothing in it.
+fn is_empty(dir: &Path) -> bool {
+    fs::read_dir(dir).map_or(true, |mut entries| entries.next().is_none())
+}
+
+fn json(place: &Place, command: &str) -> Value {
+    serde_json::from_str(&place.output(&[command, "--json"])).unwrap()
+}
+
+#[test]
+fn its_vm_has_a_lease_names_streams_and_its_policy() {
+    require_root_and_tun!();
+    require_kvm!();
+    let place = Place::new();
+    let world = &place.world;
+    let zone = Zone::from([
+        ("api.example.test".into(), Answer::a(SERVER_2, 300)),
+        ("evil.test".into(), Answer::a(SERVER_2, 300)),
+    ]);
+    let resolver = DnsServer::start(&world.net, (SERVER, 53), zone).unwrap();
+    let tcp = |port, service| TcpServer::start(&world.net, (SERVER_2, port), service).unwrap();
+    let _streams = tcp(STREAMS, TcpService::Streams);
+    let close = tcp(CLOSE, TcpService::Close);
+    let _echo = tcp(ECHO, TcpService::Echo);
+    let forbidden = tcp(FORBIDDEN, TcpService::Echo);
+    let log = place.file("run/flows.jsonl");
+    let dns = SERVER.to_string();
+    let flags = [
+        "--dns",
+        &dns,
+        "--default",
+        "deny",
+        "--allow",
+        "*.example.test:7000-7002",
+        "--flow-log",
+        log.to_str().unwrap(),
+        "--cpus",
+        "2",
+    ];
+    let host = "api.example.test";
+    let line = format!(
+        "ping 10.0.2.2 2; crr {host}:{CLOSE} 200 x4 close; rr {host}:{ECHO} 50; \
+         stream {host}:{STREAMS} {STREAM_BYTES} up x2; stream {host}:{STREAMS} {STREAM_BYTES} down x2; \
+         crr {host}:{FORBIDDEN} 1; wait 60s"
+    );
+    let mut vm = Vm::start(&place, &line, &flags);
+    let mut done = Vec::new();
+    while done.len() < 7 {
+        done.push(vm.await_line("workload"));
+    }
+    let is_well = |workload: &Value| workload["failed"].as_u64().unwrap_or(0) == 0;
+    let (last, before) = done.split_last().unwrap();
+    assert!(before.iter().all(is_well), "{before:#?}");
+    assert_eq!(before[2]["done"], 200, "{before:#?}");
+    assert!(!is_well(last), "{last}");
+    assert_eq!((forbidden.accepted(), close.accepted()), (0, 200));
+
+    for title in ["slipgate-engine", "slipgate-vmm"] {
+        let status = fs::read_to_string(format!("/proc/{}/status", vm.process(title))).unwrap();
+        for line in ["NoNewPrivs:\t1", "Seccomp:\t2", "CapBnd:\t0000000000000000"] {
+            assert!(status.contains(line), "{title} has not {line}: {status}");
+        }
+    }
+
+    // What the other commands say, as the same user.
+    let flows = json(&place, "flows");
+    let flow = flows.as_array().unwrap().iter();
+    let flow = flow.into_iter().find(|flow| flow["dns_name"] == host);
+    let flow = flow.unwrap_or_else(|| panic!("none by its name in {flows:#}"));
+    assert_eq!(
+        (&flow["vm"], &flow["path"]),
+        (&"vm".into(), &"sockets".into())
+    );
+    let stats = json(&place, "stats");
+    let stats = &stats["vms"][0];
+    assert!(stats["kernel"]["rx_packets"].as_u64().unwrap() >= STREAM_BYTES / 1_460);
+    let carried = &stats["vmm"]["net"]["pairs"][0];
+    // Streams pass whole: a frame has many segments.
+    let frames = |way: &str| carried[way].as_u64().unwrap();
+    let segments = |way: &str| stats["kernel"][way].as_u64().unwrap();
+    assert!(
+        frames("tx_frames") * 2 < segments("tx_packets"),
+        "{stats:#}"
+    );
+    assert!(
+        frames("rx_frames") * 2 < segments("rx_packets"),
+        "{stats:#}"
+    );
+    let why = place.output(&["why", "vm", "evil.test:7000"]);
+    assert!(why.starts_with("no: "), "{why}");
+    assert_eq!(resolver.udp_queries("evil.test"), 0);
+
+    signal(vm.child.id(), libc::SIGTERM);
+    let end = vm.end(&place);
+    assert_eq!(end.status, Some(143));
+    assert_eq!(end.report["outcome"], "stopped");
+    assert_eq!(end.report["tap"], Value::Null);
+    assert_eq!(end.report["nat"]["vm"], "vm");
+    assert!(end.report["nat"]["admitted"].as_u64().unwrap() > 200);
+    assert!(
+        end.report["vmm"]["net"]["pairs"][0]["tx_frames"]
+            .as_u64()
+            .unwrap()
+            > 200
+    );
+    let records = fs::read_to_string(&log).unwrap();
+    let records = records
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap());
+    let of = |event: &str| {
+        let records = records.clone();
+        records
+            .filter(|record: &Value| record["event"] == event)
+            .count()
+    };
+    assert_eq!(of("flow_start"), of("flow_end"));
+    assert!(of("flow_end") > 200);
+}
+
+#[test]
+fn it_ends_with_its_vm() {
+    require_root_and_tun!();
+    require_kvm!();
+    let place = Place::new();
+    let end = Vm::start(&place, "selftest", &["--dns", "none"]).end(&place);
+    assert_eq!(end.status, Some(0));
+    let checks = end
+        .said
+        .iter()
+        .filter(|line| line.get("selftest").is_some());
+    let mut checks = checks.peekable();
+    assert!(checks.peek().is_some() && checks.all(|check| check["ok"] == true));
+    assert_eq!(end.report["exit_code"], 0);
+    let end = Vm::start(&place, "crr 10.0.2.2:1 1", &["--dns", "none"]).end(&place);
+    assert_eq!(
+        (end.status, &end.report["outcome"]),
+        (Some(1), &"exited".into())
+    );
+}
+
+#[test]
+fn an_engine_or_a_vmm_that_dies_ends_it() {
+    require_root_and_tun!();
+    require_kvm!();
+    let place = Place::new();
+    for (title, status, outcome) in [
+        ("slipgate-engine", 123, "nat_failed"),
+        ("slipgate-vmm", 122, "vmm_killed"),
+    ] {
+        let mut vm = Vm::start(&place, "wait 60s", &["--dns", "none"]);
+        vm.await_line("boot");
+        let of_the_other = |title: &str| eventually(title, || Some(vm.process(title)));
+        let pids = ["slipgate-engine", "slipgate-vmm"].map(of_the_other);
+        signal(vm.process(title), libc::SIGKILL);
+        let end = vm.end(&place);
+        assert_eq!(
+            (end.status, &end.report["outcome"]),
+            (Some(status), &outcome.into())
+        );
+        let is_gone = |pid: &u32| !Path::new(&format!("/proc/{pid}")).exists();
+        assert!(pids.iter().all(is_gone));
+    }
+}
+
+#[test]
+fn without_kvm_it_names_the_group_and_leaves_nothing() {
+    require_root_and_tun!();
+    require_kvm!();
+    let place = Place::new();
+    // The device is root's here.
+    let mut command = place.slipgate(&["run", "--mode", "userspace"]);
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    let child = place.world.host.spawn(command).unwrap();
+    let output = child.wait_with_output().unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(
+        said.contains("/dev/kvm") && said.contains("kvm $USER"),
+        "{said}"
+    );
+    assert!(is_empty(&place.file("run/slipgate")));
+}
