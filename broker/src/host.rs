@@ -1,6 +1,7 @@
 //! Facts about this host that matter to a NAT which bypasses the host's own routing and firewall:
 //! its settings, resolvers, devices and sockets.
 mod bound_ports;
+pub mod hybrid;
 pub mod kvm;
 mod offloads;
 mod resolvers;

@@ -80,7 +80,7 @@ fn attach_to(config: Config, inputs: Inputs) -> anyhow::Result<Attached> {
     start::attach(config, inputs).map_err(|e| match lacks_support(&e) {
         false => e,
         true if mode == Mode::Auto => {
-            e.context("--mode auto: the hybrid NAT can't run, and there is no other mode yet")
+            e.context("--mode auto: the hybrid NAT can't run, and user mode serves no TAP")
         }
         true => e.context("the hybrid NAT can't run"),
     })

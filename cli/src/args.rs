@@ -311,7 +311,7 @@ impl QuotaArgs {
 
 #[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Mode {
-    /// Hybrid where possible
+    /// Hybrid where possible; else `slipgate run` says why not and goes on in user mode
     Auto,
     /// In the kernel
     Hybrid,

@@ -8,9 +8,12 @@ use std::{fmt::Display, fs, net::SocketAddrV4, path::Path, process::ExitCode};
 
 use serde::Serialize;
 use slipgate_abi::portframe::PORT_DEVICE;
-#[cfg(target_arch = "x86_64")]
-use slipgate_broker::host::kvm::{self, KvmUnavailable};
 use slipgate_broker::host::{self, offers_tso};
+#[cfg(target_arch = "x86_64")]
+use slipgate_broker::host::{
+    hybrid,
+    kvm::{self, KvmUnavailable},
+};
 use slipgate_control::{Network, NetworkWatch, host::HostFacts, object, probe};
 use userspace_nat::nat_ports::DEFAULT_RANGE;
 
@@ -55,9 +58,6 @@ impl Finding {
         }
     }
 }
-
-/// Capabilities that the broker needs, <linux/capability.h>.
-const NEEDED: [(u32, &str); 3] = [(12, "CAP_NET_ADMIN"), (38, "CAP_PERFMON"), (39, "CAP_BPF")];
 
 /// Runs `slipgate doctor`. 0: everything needed is there.
 pub(crate) fn run(args: &DoctorArgs) -> anyhow::Result<ExitCode> {
@@ -179,20 +179,11 @@ fn is_refusal(found: &str) -> bool {
 }
 
 fn capabilities() -> Finding {
-    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let effective = status
-        .lines()
-        .find_map(|line| line.strip_prefix("CapEff:"))
-        .and_then(|hex| u64::from_str_radix(hex.trim(), 16).ok())
-        .unwrap_or(0);
-    let (has, lacks): (Vec<_>, Vec<_>) = NEEDED
-        .iter()
-        .partition(|(number, _)| effective >> number & 1 == 1);
-    let names = |list: &[&(u32, &str)]| list.iter().map(|c| c.1).collect::<Vec<_>>().join(", ");
+    let (has, lacks) = hybrid::capabilities();
     if lacks.is_empty() {
-        return Finding::ok("capabilities", names(&has));
+        return Finding::ok("capabilities", has.join(", "));
     }
-    Finding::ok("capabilities", format!("no {}", names(&lacks))).with(
+    Finding::ok("capabilities", format!("no {}", lacks.join(", "))).with(
         State::Missing,
         "run as root: pins and locks are in directories of root's",
     )
@@ -344,9 +335,16 @@ fn report(findings: &[Finding]) -> String {
             text.push_str(&format!("{:9}{:width$}  -> {remedy}\n", "", ""));
         }
     }
-    text.push_str(match findings.iter().any(|f| f.state == State::Missing) {
-        true => "\nThe hybrid NAT can't run here yet: see what is MISSING.\n",
-        false => "\nThe hybrid NAT can run here.\n",
+    let is = |what, state| move |f: &Finding| f.what == what && f.state == state;
+    let lacks_hybrid = findings.iter().any(|f| f.state == State::Missing);
+    let has_user_mode = findings.iter().any(is(user_mode::WHAT, State::Ok));
+    text.push_str(match (lacks_hybrid, has_user_mode) {
+        (false, _) => "\nThe hybrid NAT can run here.\n",
+        (true, false) => "\nThe hybrid NAT can't run here yet: see what is MISSING.\n",
+        (true, true) => {
+            "\nThe hybrid NAT can't run here yet: see what is MISSING. User mode can: `slipgate run` goes \
+             on in it by itself.\n"
+        }
     });
     text
 }

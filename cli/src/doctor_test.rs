@@ -18,6 +18,10 @@ fn a_report_says_what_is_missing_and_what_to_do() {
     assert!(text.contains("-> add a default route\n"), "{text}");
     assert!(text.contains("can't run here yet"), "{text}");
     assert!(report(&findings[..1]).contains("can run here."));
+    assert!(!text.contains("User mode can"), "{text}");
+    let user_mode = Finding::ok(user_mode::WHAT, "it can serve VMs");
+    let text = report(&[&findings[..], &[user_mode]].concat());
+    assert!(text.contains("User mode can"), "{text}");
 }
 
 #[test]

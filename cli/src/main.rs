@@ -19,13 +19,13 @@ mod vm;
 
 use std::process::ExitCode;
 
-use anyhow::bail;
+use anyhow::{Context as _, bail};
 use clap::{ArgMatches, FromArgMatches as _};
-use slipgate_broker::config::Mode;
+use slipgate_broker::host::hybrid;
 use slipgate_policy::document::RuleFlag;
 
 use crate::{
-    args::{Command, CommandLine},
+    args::{Command, CommandLine, Mode, RunArgs},
     config::rule_flags,
 };
 
@@ -79,23 +79,7 @@ fn run(command_line: &CommandLine, matches: &ArgMatches) -> anyhow::Result<ExitC
             slipgate_broker::run(config, &args.nat.log).map(done)
         }
         Command::Run(_) if !cfg!(target_arch = "x86_64") => bail!(NO_VMM),
-        Command::Run(args) => {
-            let config = config::run(args, rules_of("run", matches))?;
-            log::to_stderr(&args.nat.log)?;
-            let given = matches.subcommand_matches("run");
-            if config.nat.mode == Mode::Userspace {
-                let figures = show::stats::of_vm;
-                return slipgate_broker::run_userspace_vm(config, &args.nat.log, figures);
-            }
-            let daemon = match (args.own, given) {
-                (false, Some(given)) => match brokers::daemon(&args.nat.pin_dir)? {
-                    Some(socket) => Some(config::joined::run(args, given, &config, socket)?),
-                    None => None,
-                },
-                _ => None,
-            };
-            slipgate_broker::run_vm(config, daemon, &args.nat.log, show::stats::of_vm)
-        }
+        Command::Run(args) => run_vm(args, matches),
         Command::Exec(args) => {
             let config = config::exec(args, rules_of("exec", matches))?;
             log::to_stderr(&args.nat.log)?;
@@ -124,6 +108,35 @@ fn run(command_line: &CommandLine, matches: &ArgMatches) -> anyhow::Result<ExitC
         Command::Api(args) => role::api::run(args).map(done),
         Command::Manual { dir } => manual::write(dir).map(done),
     }
+}
+
+/// Runs a VM, in the mode that was asked for or the one that can be had.
+fn run_vm(args: &RunArgs, matches: &ArgMatches) -> anyhow::Result<ExitCode> {
+    let order = rules_of("run", matches);
+    let figures = show::stats::of_vm;
+    let mut config = config::run(args, args.nat.mode == Mode::Userspace, order.clone())?;
+    log::to_stderr(&args.nat.log)?;
+    if args.nat.mode != Mode::Userspace {
+        let daemon = match (args.own, matches.subcommand_matches("run")) {
+            (false, Some(given)) => match brokers::daemon(&args.nat.pin_dir)? {
+                Some(socket) => Some(config::joined::run(args, given, &config, socket)?),
+                None => None,
+            },
+            _ => None,
+        };
+        let problem = match (&daemon, args.nat.mode) {
+            (None, Mode::Auto) => hybrid::problem(),
+            _ => None,
+        };
+        let Some(why) = problem else {
+            return slipgate_broker::run_vm(config, daemon, &args.nat.log, figures);
+        };
+        let why = format!("--mode auto: the hybrid NAT can't run here ({why})");
+        config = config::run(args, true, order)
+            .with_context(|| format!("{why}, and user mode can't take its place"))?;
+        tracing::warn!("{why}: going on in user mode, in which each packet passes the engine");
+    }
+    slipgate_broker::run_userspace_vm(config, &args.nat.log, figures)
 }
 
 fn rules_of(command: &str, matches: &ArgMatches) -> Vec<RuleFlag> {

@@ -7,7 +7,7 @@ use super::{
     checked, network,
     userspace::{self, LEAVE_OUT, NOT_YET},
 };
-use crate::args::{Mode, RunArgs};
+use crate::args::RunArgs;
 
 /// Virtual CPUs at most.
 const MAX_CPUS: u32 = 32;
@@ -27,9 +27,13 @@ const TAP_PATTERN: &str = "sgvm%d";
 /// The guest's MAC, locally administered; all VMs may have the same.
 const GUEST_MAC: [u8; 6] = [0x02, 0x53, 0x4c, 0x47, 0x00, 0x02];
 
-/// Checks the flags of `run`. `order`: the rule flags as typed, see [`super::rule_flags`].
-pub(crate) fn run(args: &RunArgs, order: Vec<RuleFlag>) -> Result<RunConfig, ConfigError> {
-    let is_userspace = args.nat.mode == Mode::Userspace;
+/// Checks the flags of `run`. `is_userspace`: it runs in user mode. `order`: the rule flags as typed,
+/// see [`super::rule_flags`].
+pub(crate) fn run(
+    args: &RunArgs,
+    is_userspace: bool,
+    order: Vec<RuleFlag>,
+) -> Result<RunConfig, ConfigError> {
     let tap = match &args.tap {
         Some(tap) if is_userspace => {
             let problem = "in user mode the VM has no TAP";
@@ -65,7 +69,7 @@ pub(crate) fn run(args: &RunArgs, order: Vec<RuleFlag>) -> Result<RunConfig, Con
         None => None,
     };
     let cpus = in_range("--cpus", args.cpus, 1..=MAX_CPUS)? as u8;
-    let queues = queues(args)?;
+    let queues = queues(args, is_userspace)?;
     let machine = MachineSpec {
         kernel: args.kernel.clone(),
         initrd: args.initrd.clone(),
@@ -99,13 +103,10 @@ pub(crate) fn run(args: &RunArgs, order: Vec<RuleFlag>) -> Result<RunConfig, Con
 }
 
 /// Queue pairs of the network card.
-fn queues(args: &RunArgs) -> Result<u16, ConfigError> {
-    let most = match args.nat.mode {
-        Mode::Userspace => 1,
-        Mode::Auto | Mode::Hybrid => MAX_QUEUES,
-    };
+fn queues(args: &RunArgs, is_userspace: bool) -> Result<u16, ConfigError> {
+    let most = if is_userspace { 1 } else { MAX_QUEUES };
     let queues = args.queues.unwrap_or(args.cpus.min(most));
-    if args.queues.is_some_and(|queues| queues > most) && most == 1 {
+    if is_userspace && queues > most {
         let remedy = "leave it out: the card has one queue pair";
         return Err(ConfigError::new("--queues", queues, NOT_YET, remedy));
     }

@@ -4,7 +4,7 @@ use slipgate_broker::config::Mode as UserMode;
 
 use super::*;
 use crate::{
-    args::{Command, CommandLine},
+    args::{Command, CommandLine, Mode},
     config::rule_flags,
 };
 
@@ -18,7 +18,8 @@ fn config(words: &[&str]) -> Result<RunConfig, String> {
         panic!("not run");
     };
     let order = matches.subcommand_matches("run").expect("run");
-    super::run(&args, rule_flags(order)).map_err(|e| e.to_string())
+    let is_userspace = args.nat.mode == Mode::Userspace;
+    super::run(&args, is_userspace, rule_flags(order)).map_err(|e| e.to_string())
 }
 
 #[track_caller]

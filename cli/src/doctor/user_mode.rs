@@ -1,4 +1,5 @@
-//! What the user-mode engine needs, which serves `slipgate exec` and `slipgate attach --socket`.
+//! What the user-mode engine needs, which serves `slipgate exec`, `slipgate attach --socket` and
+//! `slipgate run --mode userspace`.
 use std::{
     fs::{self, File},
     path::Path,
@@ -12,46 +13,68 @@ use slipgate_broker::user_mode_dir;
 
 use super::{Finding, State};
 
-const USER_NAMESPACES: &str = "/proc/sys/user/max_user_namespaces";
+/// Name of the finding whether it can serve at all.
+pub(super) const WHAT: &str = "user mode";
+/// Settings, each with the value that forbids user namespaces and the remedy.
+const USER_NAMESPACES: [(&str, u64, &str); 3] = [
+    (
+        "user/max_user_namespaces",
+        0,
+        "sysctl user.max_user_namespaces=10000",
+    ),
+    (
+        "kernel/unprivileged_userns_clone",
+        0,
+        "sysctl kernel.unprivileged_userns_clone=1",
+    ),
+    (
+        "kernel/apparmor_restrict_unprivileged_userns",
+        1,
+        "give slipgate an AppArmor profile with `userns,`, or sysctl \
+         kernel.apparmor_restrict_unprivileged_userns=0",
+    ),
+];
+const SETTINGS: &str = "/proc/sys";
 const TUN: &str = "/dev/net/tun";
 
 /// Reports on the user-mode engine. Nothing of it keeps the hybrid NAT from running.
 pub(super) fn found() -> Vec<Finding> {
     vec![
         of_tables(&user_mode_dir()),
-        of_commands(Path::new(USER_NAMESPACES), Path::new(TUN)),
+        of_commands(Path::new(SETTINGS), Path::new(TUN)),
         of_ping(),
     ]
 }
 
 /// Whether the tables can be made, and so whether a guest can be served at all.
 fn of_tables(dir: &Path) -> Finding {
-    let what = "user mode";
+    let what = WHAT;
     let parent = dir.ancestors().find(|dir| dir.exists());
     let use_it = AccessFlags::W_OK | AccessFlags::X_OK;
     match parent.map(|parent| access(parent, use_it)) {
         Some(Ok(())) => {
             let dir = dir.display();
-            let found = format!("`slipgate attach --socket` can serve, its tables are in {dir}");
+            let found = format!("it can serve VMs; its tables are in {dir}");
             Finding::ok(what, found)
         }
         _ => Finding::ok(what, format!("{} can't be made or used", dir.display())).with(
             State::Note,
-            "for `slipgate attach --socket` and `slipgate exec`: set XDG_RUNTIME_DIR to a directory of \
-             yours",
+            "for `slipgate run --mode userspace`, `slipgate attach --socket` and `slipgate exec`: set \
+             XDG_RUNTIME_DIR to a directory of yours",
         ),
     }
 }
 
 /// Whether a command can have a network namespace and a TAP.
-fn of_commands(user_namespaces: &Path, tun: &Path) -> Finding {
+fn of_commands(settings: &Path, tun: &Path) -> Finding {
     let what = "commands";
-    let most = fs::read_to_string(user_namespaces).unwrap_or_default();
-    if most.trim().parse() == Ok(0) {
-        return Finding::ok(what, "user namespaces are off").with(
-            State::Note,
-            "for `slipgate exec`: sysctl user.max_user_namespaces=10000",
-        );
+    for (setting, forbids, remedy) in USER_NAMESPACES {
+        // A kernel that lacks a setting does not forbid by it.
+        let value = fs::read_to_string(settings.join(setting)).unwrap_or_default();
+        if value.trim().parse() == Ok(forbids) {
+            return Finding::ok(what, format!("user namespaces are off ({setting})"))
+                .with(State::Note, format!("for `slipgate exec`: {remedy}"));
+        }
     }
     match File::options().read(true).write(true).open(tun) {
         Ok(_) => Finding::ok(what, "`slipgate exec` finds user namespaces and TAPs"),

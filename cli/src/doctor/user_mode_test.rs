@@ -17,21 +17,24 @@ fn a_directory_that_cannot_be_made_is_told() {
 #[test]
 fn what_keeps_commands_from_running_is_told() {
     let dir = tempfile::tempdir().unwrap();
-    let [most, tun] = ["most", "tun"].map(|name| dir.path().join(name));
-    fs::write(&most, "0\n").unwrap();
-    assert!(
-        of_commands(&most, &tun)
-            .remedy
-            .unwrap()
-            .contains("max_user_namespaces")
-    );
-    fs::write(&most, "10000\n").unwrap();
-    assert!(
-        of_commands(&most, &tun)
-            .remedy
-            .unwrap()
-            .contains("chmod 666")
-    );
+    let tun = dir.path().join("tun");
+    for part in ["user", "kernel"] {
+        fs::create_dir(dir.path().join(part)).unwrap();
+    }
+    let remedy = || of_commands(dir.path(), &tun).remedy;
+    for (setting, forbids, permits) in [
+        ("user/max_user_namespaces", "0\n", "10000\n"),
+        ("kernel/unprivileged_userns_clone", "0\n", "1\n"),
+        ("kernel/apparmor_restrict_unprivileged_userns", "1\n", "0\n"),
+    ] {
+        let file = dir.path().join(setting);
+        let name = setting.split_once('/').unwrap().1;
+        assert!(remedy().unwrap().contains("chmod 666"), "before {setting}");
+        fs::write(&file, forbids).unwrap();
+        assert!(remedy().unwrap().contains(name));
+        fs::write(&file, permits).unwrap();
+    }
+    assert!(remedy().unwrap().contains("chmod 666"));
     fs::write(&tun, "").unwrap();
-    assert_eq!(of_commands(&most, &tun).state, State::Ok);
+    assert_eq!(of_commands(dir.path(), &tun).state, State::Ok);
 }

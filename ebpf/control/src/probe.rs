@@ -15,6 +15,9 @@ use slipgate_abi::IfIndex;
 
 use crate::{Error, Result, attach::Hook, bpf, layout::MapName, paths::BPFFS};
 
+/// Name of the check of the file system in which maps are pinned.
+pub const FILE_SYSTEM: &str = "bpffs";
+
 /// Result of one check.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Check {
@@ -67,7 +70,7 @@ pub fn checks() -> Vec<Check> {
         ),
         check("tcx", true, "needs Linux 6.6; clsact serves instead", tcx()),
         check(
-            "bpffs",
+            FILE_SYSTEM,
             false,
             "mount it: mount -t bpf bpf /sys/fs/bpf (slipgate does so when it may)",
             is_bpffs(Path::new(BPFFS)).and_then(|yes| {

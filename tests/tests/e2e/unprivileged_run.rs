@@ -259,18 +259,55 @@ fn an_engine_or_a_vmm_that_dies_ends_it() {
     }
 }
 
+/// Runs a command of the user's to its end: its status, and what it wrote to stdout and to stderr.
+fn output(place: &Place, mut command: Command) -> (Option<i32>, String, String) {
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    let child = place.world.host.spawn(command).unwrap();
+    let output = child.wait_with_output().unwrap();
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    (
+        output.status.code(),
+        text(output.stdout),
+        text(output.stderr),
+    )
+}
+
+#[test]
+fn without_a_mode_it_says_why_it_is_this_one() {
+    require_root_and_tun!();
+    require_kvm!();
+    let place = Place::new();
+    let run = |flags: &[&str]| {
+        let args = ["run", "--dns", "none", "--cmdline", "ping 10.0.2.2 1"];
+        output(&place, place.slipgate_with_kvm(&[&args, flags].concat()))
+    };
+    let (status, _, said) = run(&[]);
+    assert_eq!(status, Some(0), "{said}");
+    assert!(said.contains("(without CAP_NET_ADMIN, CAP_PERFMON, CAP_BPF): going on in user mode"));
+    let (status, _, said) = run(&["--forward", "tcp:8080:80"]);
+    assert_eq!(status, Some(2), "{said}");
+    assert!(
+        said.contains("user mode can't take its place") && said.contains("--forward"),
+        "{said}"
+    );
+    let (status, _, said) = run(&["--mode", "hybrid"]);
+    assert!(status == Some(1) && !said.contains("user mode"), "{said}");
+    let (status, found, _) = output(&place, place.slipgate_with_kvm(&["doctor"]));
+    assert_eq!(status, Some(1));
+    assert!(
+        found.contains("MISSING  capabilities") && found.contains("User mode can"),
+        "{found}"
+    );
+}
+
 #[test]
 fn without_kvm_it_names_the_group_and_leaves_nothing() {
     require_root_and_tun!();
     require_kvm!();
     let place = Place::new();
     // The device is root's here.
-    let mut command = place.slipgate(&["run", "--mode", "userspace"]);
-    command.stdout(Stdio::piped()).stderr(Stdio::piped());
-    let child = place.world.host.spawn(command).unwrap();
-    let output = child.wait_with_output().unwrap();
-    let said = String::from_utf8(output.stderr).unwrap();
-    assert_eq!(output.status.code(), Some(1), "{said}");
+    let (status, _, said) = output(&place, place.slipgate(&["run", "--mode", "userspace"]));
+    assert_eq!(status, Some(1), "{said}");
     assert!(
         said.contains("/dev/kvm") && said.contains("kvm $USER"),
         "{said}"
