@@ -28,6 +28,9 @@ pub struct VmBody {
     pub ip: Option<Ipv4Addr>,
     /// Its policy. Absent: the daemon's default policy.
     pub policy: Option<PolicyChoice>,
+    /// The only device by which its flows leave; it need not exist yet, and no flow leaves while it
+    /// does not. Absent: the daemon's `--uplink`.
+    pub uplink: Option<String>,
     /// Limits that replace those of the policy.
     #[serde(default)]
     pub quotas: Quotas,
@@ -143,6 +146,8 @@ pub struct VmPatch {
     pub policy: Option<PolicyChoice>,
     /// Another address of the guest; possible while it has none of its own only.
     pub ip: Option<Ipv4Addr>,
+    /// Another uplink; flows that can't leave by it end.
+    pub uplink: Option<String>,
     /// Other limits; those that are absent stay.
     pub quotas: Option<Quotas>,
     /// All forwards that there are to be.
@@ -182,6 +187,12 @@ pub struct Vm {
     /// Its policy, if it has another than the daemon's default policy.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub policy: Option<PolicyChoice>,
+    /// The only device by which its flows leave, if it names one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub uplink: Option<String>,
+    /// Whether that device does not exist now, so that no flow leaves.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub lacks_uplink: bool,
     /// Limits that replace those of its policy.
     pub quotas: Quotas,
     /// Ports of the host that lead to the guest.
@@ -283,6 +294,9 @@ pub struct Why {
     pub outcome: String,
     /// How the decision comes about, in sentences.
     pub explanation: String,
+    /// Source address, next hop and interface of an admitted flow that leaves the host.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub via: Option<String>,
 }
 
 /// Parameters of the list of flows.
@@ -304,6 +318,7 @@ impl VmBody {
             mac,
             ip,
             policy,
+            uplink,
             quotas,
             forwards,
             host_loopback,
@@ -321,6 +336,7 @@ impl VmBody {
             ip,
             policy,
             inline_policy,
+            uplink,
             quotas,
             forwards,
             host_loopback,
@@ -340,6 +356,7 @@ impl From<VmDefinition> for VmBody {
             ip,
             policy,
             inline_policy,
+            uplink,
             quotas,
             forwards,
             host_loopback,
@@ -352,6 +369,7 @@ impl From<VmDefinition> for VmBody {
             mac,
             ip,
             policy: PolicyChoice::of(policy, inline_policy),
+            uplink,
             quotas,
             forwards,
             host_loopback,
@@ -389,6 +407,7 @@ impl From<VmStatus> for Vm {
             ip,
             policy,
             inline_policy,
+            uplink,
             quotas,
             forwards,
             host_loopback,
@@ -407,8 +426,10 @@ impl From<VmStatus> for Vm {
             mac,
             ip,
             policy: PolicyChoice::of(policy, inline_policy),
+            uplink,
             quotas,
             forwards,
+            lacks_uplink: vm.lacks_uplink,
             unserved_forwards: vm.unserved_forwards,
             host_loopback,
             idle_after,
@@ -438,6 +459,7 @@ impl From<WhyAnswer> for Why {
             refusal: answer.refusal,
             outcome: answer.outcome,
             explanation: answer.explanation,
+            via: answer.via,
         }
     }
 }

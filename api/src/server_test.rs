@@ -116,6 +116,7 @@ fn status(name: &str) -> VmStatus {
         worker: 1,
         state: VmState::Served,
         idle: false,
+        lacks_uplink: false,
         unserved_forwards: Vec::new(),
     }
 }

@@ -12,6 +12,7 @@ mod tap_changes;
 mod taps;
 mod uplink;
 mod vm_status;
+mod vm_uplinks;
 mod vms;
 mod workers;
 mod xdp;
@@ -45,6 +46,7 @@ pub(crate) use self::{
     served_vms::ServedVms,
     subjects::{Served, resolve},
     uplink::{Uplink, check_source, find as find_uplink},
+    vm_uplinks::VmUplinks,
     vms::{GATEWAY_MAC, MOST_CREDITS, ServedVm, tap_of},
     workers::Worker,
 };
@@ -109,6 +111,8 @@ pub(crate) struct Attached {
     /// Resolvers of the host.
     pub(crate) resolvers: HostResolvers,
     pub(crate) uplink: Uplink,
+    /// Uplinks that VMs name for themselves.
+    pub(crate) vm_uplinks: VmUplinks,
     pub(crate) hook: Hook,
     /// What a predecessor left and is not in use yet; nothing once VMs are served.
     pub(crate) handed_over: HandedOver,
@@ -151,9 +155,10 @@ impl Attached {
     }
 
     pub(crate) fn refresh_next_hops(&mut self) -> anyhow::Result<()> {
-        let uplink = self.uplink.ifindex;
+        let mut uplinks = self.vm_uplinks.ifindexes();
+        uplinks.insert(self.uplink.ifindex);
         self.next_hops
-            .refresh(self.datapath.maps(), self.watch.network(), uplink)?;
+            .refresh(self.datapath.maps(), self.watch.network(), &uplinks)?;
         Ok(())
     }
 
@@ -162,6 +167,7 @@ impl Attached {
         network_view::view(
             self.watch.network(),
             self.uplink.ifindex,
+            &self.vm_uplinks.ifindexes(),
             self.config.nat_address,
             &self.config.network,
         )

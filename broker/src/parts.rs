@@ -1,7 +1,10 @@
 //! The parts of the broker that requests and changes work with.
+use std::collections::BTreeSet;
+
 use slipgate_ipc::{
     api::Event,
     client::{ClientAnswer, ClientId, ControlServer, VmChange},
+    engine::ToEngine,
 };
 
 use crate::{kernel_state::Attached, process::Engines};
@@ -30,6 +33,36 @@ impl Parts {
     pub(crate) fn next_id(&mut self) -> u64 {
         self.last_id += 1;
         self.last_id
+    }
+
+    /// Tells the engines the host's network if it differs from what they were told.
+    pub(crate) fn tell_network(&mut self) -> anyhow::Result<()> {
+        let attached = &mut self.attached;
+        let view = attached.network_view();
+        if attached.told_network.as_ref() == Some(&view) {
+            return Ok(());
+        }
+        attached.policies.set_local(&view.local);
+        attached.told_network = Some(view.clone());
+        self.engines.send_all(|| ToEngine::Network(view.clone()))
+    }
+
+    /// Attaches to the uplinks that VMs name for themselves, and tells the engines what is new.
+    pub(crate) fn follow_vm_uplinks(&mut self) -> anyhow::Result<()> {
+        let changed = self.attached.follow_vm_uplinks();
+        if changed.is_empty() {
+            return Ok(());
+        }
+        self.tell_network()?;
+        self.tell_vms_by_uplinks(&changed)?;
+        self.attached.refresh_next_hops()
+    }
+
+    /// Tells the engines the VMs that name one of these uplinks.
+    pub(crate) fn tell_vms_by_uplinks(&mut self, names: &BTreeSet<String>) -> anyhow::Result<()> {
+        let vms = self.attached.vms_by_uplinks(names).into_iter();
+        let mut vms = vms.map(|(worker, vm)| (worker, ToEngine::Vm(vm)));
+        vms.try_for_each(|(worker, vm)| self.engines.send(worker, vm))
     }
 
     /// Refuses a client's request with a reason.

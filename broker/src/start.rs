@@ -20,8 +20,8 @@ use crate::{
     handover::end_predecessor,
     host::HostResolvers,
     kernel_state::{
-        Attached, HeldForwards, ServedVms, Worker, Writer, check_source, described, find_uplink,
-        forwards_of, tap_of, warn_of_rest, write_rules,
+        Attached, HeldForwards, ServedVms, VmUplinks, Worker, Writer, check_source, described,
+        find_uplink, forwards_of, tap_of, warn_of_rest, write_rules,
     },
     persisted_policy, persisted_vms,
     privileges::raise_file_limit,
@@ -184,6 +184,7 @@ pub(crate) fn attach(mut config: Config, inputs: Inputs) -> anyhow::Result<Attac
         turn: false,
         resolvers: HostResolvers::find(),
         uplink,
+        vm_uplinks: VmUplinks::default(),
         hook,
         handed_over,
         guards_due: BTreeSet::new(),
@@ -206,6 +207,7 @@ fn begin(attached: &mut Attached) -> anyhow::Result<()> {
     attached.set_rates();
     attached.write_denied()?;
     attached.attach_uplink()?;
+    attached.follow_vm_uplinks();
     attached.refresh_next_hops()?;
     let local = attached.network_view().local;
     attached.policies.set_local(&local);

@@ -25,6 +25,7 @@ mod place;
 mod socket;
 
 use std::{
+    collections::BTreeSet,
     ffi::OsString,
     fs::File,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
@@ -481,6 +482,7 @@ fn view(nat: &Config, watch: &NetworkWatch, uplink: &Uplink) -> NetworkView {
     let mut view = network_view(
         watch.network(),
         uplink.ifindex,
+        &BTreeSet::new(),
         nat.nat_address,
         &nat.network,
     );
@@ -512,6 +514,7 @@ fn spec(nat: &Config, vm: &VmConfig, open: &OpenVm, mtu: u32) -> VmSpec {
         host_loopback: vm.host_loopback.clone(),
         dns_per_second: vm.limits.dns_per_second,
         idle_after_s: 0,
+        uplink: None,
         is_idle: false,
     }
 }

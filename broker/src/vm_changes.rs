@@ -81,7 +81,7 @@ struct Deferred {
 #[derive(Debug)]
 pub(crate) struct Wanted {
     pub(crate) vm: VmDefinition,
-    /// Device by which its flows are to leave; `None`: the daemon's.
+    /// Device by which its flows are to leave; `None`: the daemon's uplink.
     pub(crate) uplink: Option<String>,
     /// Whether a former daemon served it for this client.
     pub(crate) returns: bool,
@@ -159,9 +159,12 @@ impl VmChanges {
         let served = attached.index_of(&vm.name);
         let is_tied = served.is_some_and(|at| attached.vms[at].config.tied);
         let has_other = served.is_some() && (!is_tied || self.ties.has(&vm.name));
-        let refused = if let Some(other) = uplink.filter(|uplink| uplink != by) {
+        let uplink = uplink.filter(|uplink| uplink != by);
+        let exists = |name: &String| attached.watch.network().link_by_name(name).is_some();
+        let refused = if let Some(absent) = uplink.as_ref().filter(|name| !exists(name)) {
             Some(format!(
-                "--uplink {other}: the daemon's VMs leave by {by}: leave it out, or give --own"
+                "--uplink {absent}: there is no such device: give one that `ip link` shows, or \
+                 leave it out for the daemon's, {by}"
             ))
         } else if has_other {
             let name = &vm.name;
@@ -183,7 +186,11 @@ impl VmChanges {
                 true
             }
             _ => {
-                let definition = VmDefinition { tied: true, ..vm };
+                let definition = VmDefinition {
+                    tied: true,
+                    uplink,
+                    ..vm
+                };
                 self.put_as(parts, policies, client, &definition, None)?
             }
         };
@@ -266,6 +273,10 @@ impl VmChanges {
             }
             Ok(Put::OtherPolicy(at, new, forwards)) => {
                 let vm = parts.attached.vms[at].open.id;
+                parts.follow_vm_uplinks()?;
+                let served = &parts.attached.vms[at];
+                let (worker, spec) = (served.worker, parts.attached.vm_spec(served));
+                parts.engines.send(worker, ToEngine::Vm(spec))?;
                 if let Some(id) = send_forwards(parts, at, forwards)? {
                     let client = None;
                     let worker = parts.attached.vms[at].worker;
@@ -482,6 +493,7 @@ impl Step {
 
 /// Sends the engine a VM and the changes of its forwards. Returns the number of the last message.
 fn send_vm(parts: &mut Parts, at: usize, forwards: ForwardChange) -> anyhow::Result<u64> {
+    parts.follow_vm_uplinks()?;
     let served = &parts.attached.vms[at];
     let (worker, vm) = (served.worker, parts.attached.vm_spec(served));
     let id = parts.next_id();

@@ -71,6 +71,9 @@ fn given(args: &VmPutArgs, mut vm: VmDefinition) -> anyhow::Result<VmDefinition>
     if !args.host_loopback.is_empty() || args.no_host_loopback {
         vm.host_loopback = args.host_loopback.clone();
     }
+    if args.uplink.is_some() || args.no_uplink {
+        vm.uplink = args.uplink.clone();
+    }
     vm.idle_after = args.idle_after.or(vm.idle_after);
     vm.labels.extend(args.label.iter().cloned());
     vm.quotas = args.quotas.quotas().or(vm.quotas);

@@ -38,6 +38,7 @@ pub(crate) fn spec(row: u16, id: u32, max_flows: u32) -> VmSpec {
         host_loopback: Vec::new(),
         dns_per_second: 0,
         idle_after_s: 0,
+        uplink: None,
         is_idle: false,
     }
 }

@@ -22,6 +22,9 @@ pub struct NetworkView {
 pub struct RouteSnapshot {
     /// Interface that flows leave by. `None`: the interface that the route names.
     pub uplink_ifindex: Option<IfIndex>,
+    /// Interfaces that flows of VMs with an uplink of their own leave by, sorted.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub vm_uplinks: Vec<IfIndex>,
     /// The host's IPv4 addresses, of all links.
     pub addresses: Vec<HostAddress>,
     /// Routes of the main (and default) table; those of the local table may be among them.

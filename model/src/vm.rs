@@ -6,7 +6,7 @@ use std::{
 };
 
 use serde::{Deserialize, Serialize};
-use slipgate_abi::{Vm, VmId, VmRow};
+use slipgate_abi::{IfIndex, Vm, VmId, VmRow};
 use slipgate_policy::LoopbackPorts;
 
 /// Labels of a VM, by key. They mean nothing to slipgate.
@@ -44,6 +44,10 @@ pub struct VmSpec {
     pub new_flows_per_second: u32,
     /// Index of the VM's policy in the process's policies.
     pub policy: u32,
+    /// Only link by which its flows leave, [`IfIndex::NONE`] while that link does not exist; `None`:
+    /// the one of [`RouteSnapshot`](crate::RouteSnapshot).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub uplink: Option<IfIndex>,
     /// Ports of the gateway that lead to the host's loopback, before those of the policy.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub host_loopback: Vec<LoopbackPorts>,

@@ -28,6 +28,7 @@ pub(crate) fn vm(id: u32) -> VmNet {
         host_loopback: Vec::new(),
         dns_per_second: 0,
         idle_after_s: 0,
+        uplink: None,
         is_idle: false,
     };
     // SAFETY: the rows are leaked, so they stay.

@@ -27,6 +27,8 @@ pub struct VmConfig {
     pub mac: Option<[u8; 6]>,
     /// IPv4 address of the guest.
     pub ip: Ipv4Addr,
+    /// Name of the only device by which its flows leave; `None`: as for all VMs.
+    pub uplink: Option<String>,
     /// Policy and quotas given for this VM alone.
     pub flags: VmFlags,
     /// Ports of the host that lead to the guest.
@@ -72,6 +74,7 @@ impl VmConfig {
             tap: tap.to_owned(),
             mac: None,
             ip,
+            uplink: None,
             flags: VmFlags::default(),
             forwards: Vec::new(),
             host_loopback: Vec::new(),
@@ -95,6 +98,7 @@ impl VmConfig {
             ip,
             policy,
             inline_policy,
+            uplink,
             quotas,
             forwards,
             host_loopback,
@@ -107,6 +111,9 @@ impl VmConfig {
         let ip = ip.unwrap_or(network.guest);
         network.check_guest("ip", ip)?;
         check_labels(labels)?;
+        if let Some(uplink) = uplink {
+            check_uplink(uplink, tap)?;
+        }
         if let Some(text) = inline_policy {
             if let Some(name) = policy {
                 return Err(ConfigError::new(
@@ -135,6 +142,7 @@ impl VmConfig {
                 inline_policy: inline_policy.clone(),
                 quotas: *quotas,
             },
+            uplink: uplink.clone(),
             forwards,
             host_loopback: loopback_of_vm(host_loopback)?,
             idle_after: *idle_after,
@@ -159,6 +167,7 @@ impl VmConfig {
             ip: Some(self.ip),
             policy: self.flags.policy.clone(),
             inline_policy: self.flags.inline_policy.clone(),
+            uplink: self.uplink.clone(),
             quotas: self.flags.quotas,
             forwards: specs,
             host_loopback: self.host_loopback.iter().map(LoopbackPorts::spec).collect(),
@@ -167,6 +176,18 @@ impl VmConfig {
             tied: self.tied,
         }
     }
+}
+
+/// Checks that a VM's own uplink can be a device of the host that is not slipgate's, nor its TAP.
+fn check_uplink(uplink: &str, tap: &str) -> Result<(), ConfigError> {
+    check_device("uplink", uplink, uplink)?;
+    let problem = match uplink {
+        _ if uplink == tap => "it is its own TAP",
+        _ if is_port_device(uplink) => "it is a device of slipgate's own",
+        _ => return Ok(()),
+    };
+    let remedy = "give the device that leads to the world, or leave it out for the daemon's";
+    Err(ConfigError::new("uplink", uplink, problem, remedy))
 }
 
 fn check_labels(labels: &BTreeMap<String, String>) -> Result<(), ConfigError> {

@@ -13,10 +13,12 @@ use slipgate_policy::LocalAddresses;
 use crate::config::GuestNetwork;
 
 /// Returns the view of the host's network for the engine. `uplink`: the only device by which flows
-/// may leave. `source`: preferred source address of the host's routes by it.
+/// of VMs without an uplink of their own may leave. `vm_uplinks`: the other VMs' uplinks. `source`:
+/// preferred source address of the host's routes by `uplink`.
 pub(crate) fn view(
     network: &Network,
     uplink: IfIndex,
+    vm_uplinks: &BTreeSet<IfIndex>,
     source: Option<Ipv4Addr>,
     guests: &GuestNetwork,
 ) -> NetworkView {
@@ -39,6 +41,7 @@ pub(crate) fn view(
         },
         routes: RouteSnapshot {
             uplink_ifindex: Some(uplink),
+            vm_uplinks: vm_uplinks.iter().copied().collect(),
             addresses,
             routes,
         },
@@ -47,6 +50,7 @@ pub(crate) fn view(
             .routed()
             .into_iter()
             .chain([uplink])
+            .chain(vm_uplinks.iter().copied())
             .collect::<BTreeSet<_>>()
             .iter()
             .filter_map(|ifindex| network.links.get(ifindex))

@@ -1,6 +1,6 @@
 //! The served VMs, found by name, by TAP and by row in the same time however many there are.
 use std::{
-    collections::HashMap,
+    collections::{BTreeMap, HashMap},
     ops::{Deref, DerefMut},
 };
 
@@ -8,7 +8,7 @@ use slipgate_abi::VmRow;
 
 use super::ServedVm;
 
-/// The served VMs, in an order of their own. Name, TAP and row of one change by
+/// The served VMs, in an order of their own. Name, TAP, row and uplink of one change by
 /// [`ServedVms::replace`] only.
 #[derive(Debug, Default)]
 pub(crate) struct ServedVms {
@@ -18,6 +18,8 @@ pub(crate) struct ServedVms {
     by_row: HashMap<VmRow, usize>,
     /// Number of VMs of each worker.
     by_worker: HashMap<usize, usize>,
+    /// Number of VMs with each uplink of their own.
+    by_uplink: BTreeMap<String, usize>,
 }
 
 impl ServedVms {
@@ -39,6 +41,16 @@ impl ServedVms {
     /// Returns how many VMs a worker has.
     pub(crate) fn of_worker(&self, worker: usize) -> usize {
         self.by_worker.get(&worker).copied().unwrap_or_default()
+    }
+
+    /// Returns the uplinks that VMs name for themselves.
+    pub(crate) fn uplinks(&self) -> impl Iterator<Item = &str> {
+        self.by_uplink.keys().map(String::as_str)
+    }
+
+    /// Whether a VM names this uplink for itself.
+    pub(crate) fn has_uplink(&self, name: &str) -> bool {
+        self.by_uplink.contains_key(name)
     }
 
     /// Adds a VM at the end.
@@ -74,6 +86,9 @@ impl ServedVms {
         self.by_tap.insert(vm.config.tap.clone(), at);
         self.by_row.insert(vm.open.row, at);
         *self.by_worker.entry(vm.worker).or_default() += 1;
+        if let Some(uplink) = &vm.config.uplink {
+            *self.by_uplink.entry(uplink.clone()).or_default() += 1;
+        }
     }
 
     fn forget(&mut self, at: usize) {
@@ -83,6 +98,14 @@ impl ServedVms {
         self.by_row.remove(&vm.open.row);
         if let Some(count) = self.by_worker.get_mut(&vm.worker) {
             *count -= 1;
+        }
+        if let Some(uplink) = &vm.config.uplink
+            && let Some(count) = self.by_uplink.get_mut(uplink)
+        {
+            *count -= 1;
+            if *count == 0 {
+                self.by_uplink.remove(uplink);
+            }
         }
     }
 }

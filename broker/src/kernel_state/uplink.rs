@@ -104,16 +104,29 @@ impl Attached {
                  leads to the world"
             );
         }
+        self.attach_to(name, *ifindex, *has_l2)
+    }
+
+    /// Attaches the program to a device that leads to the world.
+    pub(super) fn attach_to(
+        &self,
+        name: &str,
+        ifindex: IfIndex,
+        has_l2: bool,
+    ) -> anyhow::Result<()> {
         self.datapath
-            .attach(Program::uplink(*has_l2), *ifindex, self.hook)
+            .attach(Program::uplink(has_l2), ifindex, self.hook)
             .with_context(|| format!("attaching to the uplink {name}"))
     }
 
     /// Whether a change of links may be one of the uplink, or of a link that the host's routes name.
     pub(crate) fn concerns_routing(&self, changes: &Changes) -> bool {
         let network = self.watch.network();
-        let is_uplinks =
-            |name: &String| *name == self.uplink.name || self.config.uplink.as_ref() == Some(name);
+        let is_uplinks = |name: &String| {
+            *name == self.uplink.name
+                || self.config.uplink.as_ref() == Some(name)
+                || self.vms.has_uplink(name)
+        };
         let is_routed = |name: &String| {
             let link = network.link_by_name(name);
             link.is_some_and(|link| network.is_routed(link.ifindex))

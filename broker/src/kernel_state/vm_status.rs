@@ -33,6 +33,7 @@ impl Attached {
             generation: vm.generation,
             state,
             idle: vm.is_idle,
+            lacks_uplink: self.lacks_uplink(vm),
             unserved_forwards: self.unserved_forwards(vm),
         }
     }

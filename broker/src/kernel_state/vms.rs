@@ -170,6 +170,7 @@ impl Attached {
             max_flows: vm.config.limits.max_flows,
             new_flows_per_second: vm.config.limits.new_flows_per_second,
             policy: vm.config.policy,
+            uplink: self.own_uplink(vm),
             host_loopback: vm.config.host_loopback.clone(),
             dns_per_second: vm.config.limits.dns_per_second,
             idle_after_s: vm.config.idle_after.unwrap_or(self.config.idle_after),

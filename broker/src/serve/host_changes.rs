@@ -33,14 +33,9 @@ impl Broker {
         let is_routing = attached.concerns_routing(changes);
         if is_routing {
             attached.follow_uplink()?;
-            let view = attached.network_view();
-            if attached.told_network.as_ref() != Some(&view) {
-                attached.policies.set_local(&view.local);
-                attached.told_network = Some(view.clone());
-                self.parts
-                    .engines
-                    .send_all(|| ToEngine::Network(view.clone()))?;
-            }
+            let uplinks = attached.follow_vm_uplinks();
+            self.parts.tell_network()?;
+            self.parts.tell_vms_by_uplinks(&uplinks)?;
             self.look_at_resolvers()?;
         }
         if is_routing || changes.neighbours {

@@ -31,6 +31,12 @@ impl Attached {
         if new.tap == self.uplink.name {
             bail!("tap {}: it is the uplink: give the VM's TAP", new.tap);
         }
+        if self.vms.has_uplink(&new.tap) {
+            bail!("tap {}: it is a VM's uplink: give the VM's TAP", new.tap);
+        }
+        if let Some(uplink) = &new.uplink {
+            self.check_vm_uplink(uplink)?;
+        }
         let has_it = self
             .vms
             .on_tap(&new.tap)

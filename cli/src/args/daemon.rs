@@ -72,6 +72,13 @@ pub(crate) struct VmPutArgs {
     /// File with a policy for this VM: TOML with the keys of [policy.NAME] in a policy file
     #[arg(long, value_name = "FILE", conflicts_with = "policy")]
     pub(crate) policy_file: Option<PathBuf>,
+    /// The only device by which its flows leave; while it does not exist, none does [default:
+    /// --uplink of `slipgate serve`]
+    #[arg(long, value_name = "IF")]
+    pub(crate) uplink: Option<String>,
+    /// With `set`: use the uplink of `slipgate serve` again
+    #[arg(long, conflicts_with = "uplink")]
+    pub(crate) no_uplink: bool,
     /// When it counts as idle; 0: never [default: --idle-after of `slipgate serve`]
     #[arg(long, value_name = "SECONDS")]
     pub(crate) idle_after: Option<u32>,

@@ -103,6 +103,11 @@ pub unsafe trait Kernel: Copy {
     fn gso_size(self) -> u32;
     /// Ifindex of the device on which the frame arrived.
     fn ifindex(self) -> u32;
+    /// Whether the frame arrived by this uplink.
+    #[inline(always)]
+    fn arrived_by(self, uplink: u32) -> bool {
+        self.ifindex() == uplink
+    }
     /// Whether the network stack removed an 802.1Q or 802.1ad tag from the frame.
     fn is_untagged_by_stack(self) -> bool;
     /// Whether the frame was sent to the device's own L2 address.

@@ -207,7 +207,7 @@ impl SlotFlags {
 
 handle! {
     /// Handle to a live slot. Fields that change are accessed by atomics only; the second cache line
-    /// is constant.
+    /// is constant, but for `uplink_ifindex`, which seldom changes.
     SlotRef(Slot);
     atomic {
         /// Generation of the slot now.
@@ -232,6 +232,8 @@ handle! {
         rx_last_ns: AtomicU64,
         /// Time from admission to the SYN-ACK, µs; 0 if unknown.
         connect_us: AtomicU32,
+        /// Ifindex of the uplink by which the flow leaves. It changes with the host's routes.
+        uplink_ifindex: AtomicU32,
     }
     constant {
         /// Id of the VM that the flow belongs to.
@@ -254,8 +256,6 @@ handle! {
         created_ns: u64,
         /// Index into `RULES` of the rule that admitted the flow.
         rule: u32,
-        /// Ifindex of the uplink by which the flow leaves.
-        uplink_ifindex: u32,
         /// The owner's epoch when the flow was admitted.
         epoch: u32,
     }
@@ -361,7 +361,10 @@ impl SlotRef {
 
     /// Interface by which the flow leaves.
     pub fn uplink(&self) -> IfIndex {
-        IfIndex::new(self.uplink_ifindex())
+        IfIndex::new(
+            self.uplink_ifindex()
+                .load(core::sync::atomic::Ordering::Relaxed),
+        )
     }
 
     /// Copies the slot, with the verdict and the protocol that the caller has read of it. The
@@ -392,7 +395,7 @@ impl SlotRef {
             isn: self.isn(),
             created_ns: self.created_ns(),
             rule: self.rule(),
-            uplink_ifindex: self.uplink_ifindex(),
+            uplink_ifindex: self.uplink().get(),
             owner: self.owner() as u16,
             epoch: self.epoch(),
             fin_end_tx: self.fin_end(Direction::Tx).load(Acquire),

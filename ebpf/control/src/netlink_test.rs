@@ -186,7 +186,10 @@ fn a_next_hop_is_valid_exactly_while_its_mac_is_known() {
         let hop = maps.next_hop(index).unwrap();
         let valid = || is_usable(hop.sequence().load(Acquire));
         until(&mut watch, "up", |network| network.links[&up0].up);
-        assert_eq!(hops.refresh(maps, watch.network(), up0).unwrap(), 0);
+        assert_eq!(
+            hops.refresh(maps, watch.network(), &[up0].into()).unwrap(),
+            0
+        );
         assert!(!valid());
         let shown = run("ip neigh show dev up0");
         assert!(
@@ -200,7 +203,10 @@ fn a_next_hop_is_valid_exactly_while_its_mac_is_known() {
                 .get(&(up0, ROUTER))
                 .is_some_and(|n| n.mac.is_some())
         });
-        assert_eq!(hops.refresh(maps, watch.network(), up0).unwrap(), 1);
+        assert_eq!(
+            hops.refresh(maps, watch.network(), &[up0].into()).unwrap(),
+            1
+        );
         assert!(valid());
         let read = crate::ReadOnlyMaps::open_pinned(&datapath.paths().pin_dir).unwrap();
         let element = read.next_hop(index).unwrap();
@@ -214,14 +220,14 @@ fn a_next_hop_is_valid_exactly_while_its_mac_is_known() {
         run("ip neigh replace 192.0.2.1 lladdr 02:00:00:00:00:02 dev up0 nud permanent");
         run("ip link set up0 mtu 1400");
         until(&mut watch, "an MTU", |n| n.links[&up0].mtu == 1_400);
-        hops.refresh(maps, watch.network(), up0).unwrap();
+        hops.refresh(maps, watch.network(), &[up0].into()).unwrap();
         let element = read.next_hop(index).unwrap();
         assert_eq!((element.mtu, element.neighbour_mac[5]), (1_400, 2));
         assert!(valid());
 
         run("ip link set up0 down");
         until(&mut watch, "down", |n| !n.links[&up0].up);
-        hops.refresh(maps, watch.network(), up0).unwrap();
+        hops.refresh(maps, watch.network(), &[up0].into()).unwrap();
         assert!(!valid());
     });
 }
@@ -238,7 +244,7 @@ fn a_next_hop_that_is_given_back_is_kept_known_no_more() {
         let other = "192.0.2.7".parse().unwrap();
         let index = maps.claim_next_hop(5, up0, ROUTER, 0).unwrap();
         let kept = maps.claim_next_hop(5, up0, other, 0).unwrap();
-        hops.refresh(maps, watch.network(), up0).unwrap();
+        hops.refresh(maps, watch.network(), &[up0].into()).unwrap();
         let managed = |address: &str| {
             let shown = run("ip neigh show dev up0");
             let mut lines = shown.lines();
@@ -249,7 +255,7 @@ fn a_next_hop_that_is_given_back_is_kept_known_no_more() {
         // As the engine does.
         maps.free_next_hop(index);
         assert_eq!(maps.next_hops_of(5).collect::<Vec<_>>(), [kept]);
-        hops.refresh(maps, watch.network(), up0).unwrap();
+        hops.refresh(maps, watch.network(), &[up0].into()).unwrap();
         assert!(!managed("192.0.2.1 ") && managed("192.0.2.7 "));
 
         // The next claimant finds it out of use, and a late writer does not change that.
@@ -309,7 +315,10 @@ fn neighbours_are_asked_for_where_the_hosts_routes_lead_by_the_uplink_and_nowher
             assert!(hop.publish(hop.withdraw()));
         }
         let mut hops = NextHops::new(vec![5]).unwrap();
-        assert_eq!(hops.refresh(maps, watch.network(), up0).unwrap(), 0);
+        assert_eq!(
+            hops.refresh(maps, watch.network(), &[up0].into()).unwrap(),
+            0
+        );
         assert_eq!(shown(), before, "nothing was asked for");
         for hop in &refused {
             assert!(!is_usable(hop.sequence().load(Acquire)));
@@ -317,7 +326,7 @@ fn neighbours_are_asked_for_where_the_hosts_routes_lead_by_the_uplink_and_nowher
         // And what routes lead to is.
         claim(up0, "192.0.2.8");
         claim(up0, "192.0.2.77");
-        hops.refresh(maps, watch.network(), up0).unwrap();
+        hops.refresh(maps, watch.network(), &[up0].into()).unwrap();
         let shown = shown();
         for neighbour in ["192.0.2.8 dev up0", "192.0.2.77 dev up0"] {
             assert!(shown.contains(neighbour), "{shown}");
@@ -341,7 +350,7 @@ fn neighbours_are_asked_for_so_many_at_a_time() {
         }
         let mut hops = NextHops::new(vec![5]).unwrap();
         for _ in 0..2 {
-            hops.refresh(maps, watch.network(), up0).unwrap();
+            hops.refresh(maps, watch.network(), &[up0].into()).unwrap();
             let shown = run("ip neigh show dev up0 nud all");
             let asked = shown.lines().filter(|line| line.starts_with("10.64."));
             assert_eq!(asked.count(), 256);
@@ -361,10 +370,15 @@ fn a_neighbour_that_the_kernel_refuses_is_left_to_the_programs() {
         let mut watch = NetworkWatch::open().unwrap();
         let mut hops = NextHops::new(vec![0]).unwrap();
         until(&mut watch, "up", |network| network.links[&up0].up);
-        without_net_admin(|| assert_eq!(hops.refresh(maps, watch.network(), up0).unwrap(), 0));
+        without_net_admin(|| {
+            assert_eq!(
+                hops.refresh(maps, watch.network(), &[up0].into()).unwrap(),
+                0
+            )
+        });
         assert!(!run("ip neigh show dev up0").contains("192.0.2.1"));
         // The next refresh asks again.
-        hops.refresh(maps, watch.network(), up0).unwrap();
+        hops.refresh(maps, watch.network(), &[up0].into()).unwrap();
         assert!(run("ip neigh show dev up0").contains("192.0.2.1"));
     });
 }
@@ -409,14 +423,14 @@ fn a_link_without_l2_needs_no_neighbour() {
         // A tun has a carrier only while a process has it open.
         let valid = NextHops::new(vec![0])
             .unwrap()
-            .refresh(maps, watch.network(), ifindex)
+            .refresh(maps, watch.network(), &[ifindex].into())
             .unwrap();
         assert_eq!(valid, 0);
         let _open = open_tun("l3");
         until(&mut watch, "up", |network| network.links[&ifindex].up);
         NextHops::new(vec![0])
             .unwrap()
-            .refresh(maps, watch.network(), ifindex)
+            .refresh(maps, watch.network(), &[ifindex].into())
             .unwrap();
         let read = crate::ReadOnlyMaps::open_pinned(&datapath.paths().pin_dir).unwrap();
         let element = read.next_hop(index).unwrap();

@@ -353,6 +353,7 @@ pub(super) fn network(mtu: u32) -> NetworkView {
     let net = |a, b, c, d, len| Ipv4Net::new(ip(a, b, c, d).into(), len).expect("a prefix length");
     NetworkView {
         routes: RouteSnapshot {
+            vm_uplinks: Vec::new(),
             uplink_ifindex: Some(UPLINK),
             addresses: vec![HostAddress {
                 ifindex: UPLINK,

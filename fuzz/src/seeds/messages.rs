@@ -31,6 +31,7 @@ pub(super) fn messages() -> Seeds {
     };
     let network = NetworkView {
         routes: RouteSnapshot {
+            vm_uplinks: Vec::new(),
             uplink_ifindex: Some(IfIndex::new(3)),
             addresses: vec![HostAddress {
                 ifindex: IfIndex::new(3),
@@ -75,6 +76,7 @@ pub(super) fn messages() -> Seeds {
         host_loopback: Vec::new(),
         dns_per_second: 0,
         idle_after_s: 0,
+        uplink: None,
         is_idle: false,
     };
     let request = |about, request| ToEngine::Request {

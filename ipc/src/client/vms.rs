@@ -35,6 +35,10 @@ pub struct VmDefinition {
     /// policy file. VMs with the same text share one policy.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub inline_policy: Option<String>,
+    /// Name of the only device by which its flows leave; it need not exist yet. `None`: the
+    /// daemon's `--uplink`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub uplink: Option<String>,
     /// Limits that replace those of the policy.
     #[serde(default, skip_serializing_if = "is_default")]
     pub quotas: Quotas,
@@ -167,6 +171,9 @@ pub struct VmStatus {
     /// Whether it is idle.
     #[serde(default)]
     pub idle: bool,
+    /// Whether the uplink of the definition does not exist, so that no flow leaves.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub lacks_uplink: bool,
     /// Forwards of the definition that are not served, because others had their ports when the
     /// daemon started.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]

@@ -192,9 +192,10 @@ fn what_a_daemon_can_not_do_for_one_vm_is_refused_and_own_processes_can_be_had()
         ),
         (&["--tap", "tap0", "--on-exit", "keep"], "slipgate vm add"),
         (
-            &["--tap", "tap0", "--uplink", "lo"],
-            "the daemon's VMs leave by",
+            &["--tap", "tap0", "--uplink", "absent0"],
+            "there is no such device",
         ),
+        (&["--tap", "tap0", "--uplink", "lo"], "leads nowhere"),
         (&["--vm", "name=a,tap=tap0"], "serves a VM a already"),
         (&["--vm", "name=b,tap=tap1"], "it is the TAP of a"),
     ] {

@@ -43,6 +43,7 @@ mod traps;
 mod unprivileged;
 mod unprivileged_run;
 mod uplinks;
+mod vm_uplinks;
 mod workers;
 
 use std::{

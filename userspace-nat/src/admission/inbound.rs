@@ -82,8 +82,9 @@ fn plan<D: Datapath>(
         return None;
     }
     let room = if rules.may_come_in(&vm.net, world.remote.into()) {
-        let hop = routes.lookup(world.remote.into()).hop();
+        let route = nat.network.route(vm.net.id, world.remote.into());
         let room = || Room::find(nat, vm, true, now_ns);
+        let hop = route.hop();
         hop.map(|(hop, _)| (hop, room())).ok_or(Refusal::NoRoute)
     } else {
         Err(Refusal::Protected)

@@ -120,7 +120,7 @@ impl<'a, D: Datapath> Planner<'a, D> {
         let IpAddr::V4(remote) = to.addr else {
             return Err(Refusal::NoRoute.into());
         };
-        let route = network.routes.lookup(remote);
+        let route = network.route(vm.net.id, remote);
         plan.route = Some(route);
         // A rule opened an address of the host itself: it has no link to leave by.
         if route == Route::HostLocal {

@@ -2,7 +2,7 @@
 //! that admission would commit.
 use std::{net::IpAddr, sync::atomic::Ordering::Relaxed};
 
-use slipgate_abi::{Refusal, VmId, VmRow, vm::VmFlags};
+use slipgate_abi::{IfIndex, Refusal, VmId, VmRow, vm::VmFlags};
 use slipgate_model::{MacMismatch, WhyAnswer};
 
 use crate::{
@@ -287,9 +287,14 @@ fn refused(vm: &VmState, plan: &Plan, refusal: Refusal) -> String {
         (_, Some(Route::HostLocal)) => {
             "an address of the host itself: it has no link to leave by".to_owned()
         }
-        (_, Some(Route::OtherUplink { ifindex })) => {
-            format!("the route leads by ifindex {ifindex}, which is no uplink")
-        }
+        (_, Some(Route::OtherUplink { ifindex })) => match vm.net.uplink {
+            None => format!("the route leads by ifindex {ifindex}, which is no uplink"),
+            Some(IfIndex::NONE) => "the VM's uplink does not exist now".to_owned(),
+            Some(uplink) => format!(
+                "the route leads by ifindex {ifindex}, not by the VM's uplink (ifindex {uplink}): \
+                 give that one a route, for instance a default route with a high metric"
+            ),
+        },
         (_, Some(Route::Refused(kind))) => format!("the host's route refuses it ({kind:?})"),
         (_, Some(Route::Unreachable | Route::Via { .. }) | None) => {
             "no route leads there".to_owned()

@@ -27,11 +27,22 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
     /// Adds a VM, or changes its description.
     pub fn set_vm(&mut self, spec: VmSpec) {
         self.adopt_vm(spec.row);
-        let stats = self.core.nat.datapath.stats(spec.row);
+        self.replace_vm(spec, true);
+    }
+
+    /// Replaces a VM's description. `watch`: its activity may be looked at in another way too.
+    pub(super) fn replace_vm(&mut self, spec: VmSpec, watch: bool) {
+        let (row, id) = (spec.row, spec.id);
+        let stats = self.core.nat.datapath.stats(row);
         let vm = VmNet::new(spec, stats);
         self.services.relay.add_vm(vm.clone());
-        self.activity.watch(&vm, self.clock.now_ns());
-        self.core.set_vm(vm);
+        if watch {
+            self.activity.watch(&vm, self.clock.now_ns());
+        }
+        if self.core.set_vm(vm) {
+            let left = self.core.nat.follow_uplink_of(row, id);
+            self.cut_slots(&left, EndReason::Uplink);
+        }
     }
 
     /// Removes a VM: its flows end.

@@ -108,10 +108,7 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
         judge.set_policies(policies, &of_vm, now_ns);
         drop(judge);
         for spec in vms {
-            let stats = self.core.nat.datapath.stats(spec.row);
-            let vm = VmNet::new(spec, stats);
-            self.services.relay.add_vm(vm.clone());
-            self.core.set_vm(vm);
+            self.replace_vm(spec, false);
         }
         let strictly = HashSet::from_iter(strictly);
         let relayed = self.rejudge_loopback(|vm| !strictly.contains(&vm), now_ns);

@@ -134,6 +134,8 @@ pub struct Kernel {
     pub taps: HashMap<u32, TapEntry>,
     /// Addresses to which the host routes and which it does not have.
     pub routed_on: HashSet<Ip4>,
+    /// Device by which frames from the world arrive.
+    pub uplink: u32,
     /// MTU of every device, bytes.
     pub device_mtu: u32,
     /// Queue of the port toward the engine.
@@ -191,6 +193,7 @@ impl Kernel {
             forwards: HashMap::new(),
             taps: HashMap::new(),
             routed_on: HashSet::new(),
+            uplink: programs::UPLINK,
             device_mtu: 65_536,
             queue: VecDeque::new(),
             at_guest: Vec::new(),

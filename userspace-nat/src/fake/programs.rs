@@ -15,7 +15,7 @@ use crate::{
 /// The devices. A TAP's index is its VM's row behind `FIRST_TAP`.
 pub(super) const ENGINE_PORT: u32 = 0x4000_0000;
 pub(super) const FIRST_TAP: u32 = 0x5000_0000;
-const UPLINK: u32 = 0x6000_0000;
+pub(super) const UPLINK: u32 = 3;
 
 /// The uplink's MAC address: loopback's, which test runs of the BPF programs have.
 const HOST_MAC: [u8; 6] = [0; 6];
@@ -73,14 +73,14 @@ impl Kernel {
 
     /// Sends a frame from the world to the host, given from the Ethernet header on.
     pub fn world_sends_frame(&mut self, vnet: VirtioNetHdr, frame: &[u8]) -> Handling {
-        self.on_frame(vnet, UPLINK, ether_type(frame), frame, |run| {
+        self.on_frame(vnet, self.uplink, ether_type(frame), frame, |run| {
             uplink_ingress::run::<_, ETHERNET_LEN>(run)
         })
     }
 
     /// Sends an IPv4 packet from the world by an uplink without L2 header.
     pub fn world_sends_without_l2(&mut self, vnet: VirtioNetHdr, l3: &[u8]) -> Handling {
-        self.on_frame(vnet, UPLINK, ETHERTYPE_IPV4, l3, |run| {
+        self.on_frame(vnet, self.uplink, ETHERTYPE_IPV4, l3, |run| {
             uplink_ingress::run::<_, 0>(run)
         })
     }
@@ -141,7 +141,7 @@ impl Kernel {
         frame: &[u8],
         program: impl FnOnce(Run<'_, &Self>) -> End,
     ) -> Handling {
-        let is_to_this_host = device != UPLINK || frame.starts_with(&HOST_MAC);
+        let is_to_this_host = device != self.uplink || frame.starts_with(&HOST_MAC);
         let mut buffer = [&[0; HEADROOM], frame].concat();
         let mut frame = Frame::new(vnet, device, ether_type, &mut buffer, HEADROOM);
         frame.is_to_this_host = is_to_this_host;

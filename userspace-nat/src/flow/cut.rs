@@ -11,7 +11,12 @@ impl EndReason {
     pub const fn is_cut(self) -> bool {
         matches!(
             self,
-            Self::Policy | Self::Cut | Self::Generation | Self::Inspection | Self::ResetForGood
+            Self::Policy
+                | Self::Cut
+                | Self::Generation
+                | Self::Uplink
+                | Self::Inspection
+                | Self::ResetForGood
         )
     }
 }

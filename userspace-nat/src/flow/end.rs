@@ -52,6 +52,8 @@ pub enum EndReason {
     Cut,
     /// Its VM goes on from another state of its memory, which does not know it.
     Generation,
+    /// Its VM leaves by another uplink now, which does not have its translated address.
+    Uplink,
     /// Its content, or the lack of it, violates the inspect rule that admitted it.
     Inspection,
 }
@@ -72,6 +74,7 @@ impl EndReason {
             Self::MadeRoom => "made-room",
             Self::Cut => "cut",
             Self::Generation => "generation",
+            Self::Uplink => "uplink",
             Self::Inspection => "inspection",
         }
     }

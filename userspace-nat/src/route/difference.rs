@@ -65,7 +65,11 @@ impl RouteTable {
     /// Difference between an earlier table and this one.
     pub fn difference_from(&self, before: &Self) -> Difference {
         let mut difference = Difference::default();
-        if self.uplink != before.uplink || self.own_sources() != before.own_sources() {
+        let has_new_uplink = (self.vm_uplinks.iter()).any(|link| !before.vm_uplinks.contains(link));
+        if self.uplink != before.uplink
+            || has_new_uplink
+            || self.own_sources() != before.own_sources()
+        {
             return Difference::everything();
         }
         let in_one = |one: &[Ipv4Addr], other: &[Ipv4Addr]| -> Vec<Ipv4Addr> {
@@ -88,22 +92,26 @@ impl RouteTable {
     /// Addresses from which a source is selected. On an uplink without address, any of the host's
     /// may be the source.
     fn own_sources(&self) -> Vec<&(IfIndex, Ipv4Net)> {
-        let by_uplink =
-            |source: &&(IfIndex, Ipv4Net)| self.uplink.is_none_or(|link| source.0 == link);
-        let own: Vec<_> = self.sources.iter().filter(by_uplink).collect();
-        match own.is_empty() {
-            true => self.sources.iter().collect(),
-            false => own,
+        let Some(uplink) = self.uplink else {
+            return self.sources.iter().collect();
+        };
+        let uplinks = self.vm_uplinks.iter().chain([&uplink]);
+        let has_source = |link: &IfIndex| self.sources.iter().any(|source| source.0 == *link);
+        if !uplinks.clone().all(has_source) {
+            return self.sources.iter().collect();
         }
+        let is_by_uplink =
+            |source: &&(IfIndex, Ipv4Net)| uplinks.clone().any(|link| *link == source.0);
+        self.sources.iter().filter(is_by_uplink).collect()
     }
 
-    /// Prefixes whose best route differs between the two tables.
+    /// Prefixes whose useful routes differ between the two tables.
     fn other_routes(&self, before: &Self) -> Vec<Ipv4Net> {
         let only_in = |one: &Self, other: &Self| {
-            let others = one.best.iter().filter(|(prefix, route)| {
-                let mut covering = other.best.covering(prefix.network());
+            let others = one.routes.iter().filter(|(prefix, routes)| {
+                let mut covering = other.routes.covering(prefix.network());
                 let same = covering.find(|(found, _)| found == prefix);
-                same.is_none_or(|(_, found)| found != *route)
+                same.is_none_or(|(_, found)| found != *routes)
             });
             // One more than counts is enough.
             let others = others.filter_map(|(prefix, _)| match prefix {

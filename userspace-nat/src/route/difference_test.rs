@@ -30,6 +30,7 @@ fn address(ifindex: IfIndex, addr: &str) -> HostAddress {
 
 fn host() -> RouteSnapshot {
     RouteSnapshot {
+        vm_uplinks: Vec::new(),
         uplink_ifindex: Some(UPLINK),
         addresses: vec![
             address(UPLINK, "192.0.2.1/24"),
@@ -111,4 +112,27 @@ fn differences_add_up_within_bounds() {
             .extend((0..100).map(|n| route(&format!("10.{n}.0.0/16"), OTHER, None)));
     }));
     assert_eq!(sum, Difference::everything());
+}
+
+#[test]
+fn a_route_by_a_vms_own_uplink_concerns_who_is_in_its_prefix() {
+    let by_other = |s: &mut RouteSnapshot| {
+        s.vm_uplinks = vec![OTHER];
+        s.routes.push(RouteEntry {
+            metric: 600,
+            ..route("0.0.0.0/0", OTHER, None)
+        });
+    };
+    assert_eq!(changed(by_other), Difference::everything());
+    let (mut before, mut after) = (host(), host());
+    before.vm_uplinks = vec![OTHER];
+    by_other(&mut after);
+    let difference = |after: &RouteSnapshot, before: &RouteSnapshot| {
+        RouteTable::new(after).difference_from(&RouteTable::new(before))
+    };
+    assert!(concerns(&difference(&after, &before), [8, 8, 8, 8]));
+    // Its addresses are what sources are picked from, as the uplink's are.
+    before = after.clone();
+    after.addresses[1] = address(OTHER, "172.17.0.2/16");
+    assert_eq!(difference(&after, &before), Difference::everything());
 }

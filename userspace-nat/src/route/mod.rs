@@ -9,6 +9,11 @@
 //! table. Routes of links other than the uplink are included and give [`Route::OtherUplink`]: a
 //! network behind another link must not be reached by the default route. Policy routing (`ip
 //! rule`) and routes by TOS are not supported.
+//!
+//! A VM may have an uplink of its own. Of equal prefixes its look-ups take the route by that link,
+//! even if the metric of another link's route is lower, as the kernel does for a socket that is
+//! bound to a device. So a default route of a high metric is enough for such an uplink, and the host
+//! itself does not use it.
 use std::net::Ipv4Addr;
 
 use slipgate_abi::IfIndex;

@@ -11,8 +11,11 @@ use slipgate_policy::PrefixMap;
 #[derive(Clone, Debug, Default)]
 pub struct RouteTable {
     pub(super) uplink: Option<IfIndex>,
-    /// Best route of each prefix.
-    pub(super) best: PrefixMap<RouteEntry>,
+    /// Further links by which flows may leave, sorted.
+    pub(super) vm_uplinks: Vec<IfIndex>,
+    /// Routes of each prefix that a look-up may take, the best first, then the best by each of
+    /// `vm_uplinks`.
+    pub(super) routes: PrefixMap<Vec<RouteEntry>>,
     /// Addresses and networks of the host with their link, in the kernel's order. Loopback
     /// addresses are left out, because no link may carry them: a host on the link could answer to
     /// one, and so reach services that listen on loopback only.
@@ -34,15 +37,16 @@ impl RouteTable {
         host.sort_unstable();
         host.dedup();
 
-        // The map keeps the last of equal prefixes: the lowest metric, and of equal metrics the
-        // one listed first.
+        // Of equal metrics the one listed first precedes.
         let mut routes = snapshot.routes.clone();
-        routes.reverse();
-        routes.sort_by_key(|route| std::cmp::Reverse(route.metric));
+        routes.sort_by_key(|route| (route.prefix.trunc(), route.metric));
+        let of_prefix = routes.chunk_by(|a, b| a.prefix.trunc() == b.prefix.trunc());
+        let useful = of_prefix.map(|routes| (routes[0].prefix, useful(routes, snapshot)));
 
         Self {
             uplink: snapshot.uplink_ifindex,
-            best: PrefixMap::new(routes.into_iter().map(|route| (route.prefix, route))),
+            vm_uplinks: snapshot.vm_uplinks.clone(),
+            routes: PrefixMap::new(useful),
             sources: snapshot
                 .addresses
                 .iter()
@@ -55,10 +59,22 @@ impl RouteTable {
 
     /// Looks up the route to `addr`.
     pub fn lookup(&self, addr: Ipv4Addr) -> Route {
+        self.lookup_by(addr, self.uplink)
+    }
+
+    /// Looks up the route to `addr` by an uplink; `None`: by any link.
+    pub fn lookup_by(&self, addr: Ipv4Addr, uplink: Option<IfIndex>) -> Route {
         if self.is_host(addr) {
             return Route::HostLocal;
         }
-        let Some((_, route)) = self.best.longest(addr) else {
+        let Some((_, routes)) = self.routes.longest(addr) else {
+            return Route::Unreachable;
+        };
+        let is_taken = |route: &&RouteEntry| {
+            route.kind != RouteKind::Unicast || uplink.is_none_or(|link| link == route.ifindex)
+        };
+        // A route that refuses holds for all links, as in the kernel.
+        let Some(route) = routes.iter().find(is_taken).or(routes.first()) else {
             return Route::Unreachable;
         };
         match route.kind {
@@ -66,7 +82,7 @@ impl RouteTable {
             RouteKind::Blackhole | RouteKind::Unreachable | RouteKind::Prohibit => {
                 Route::Refused(route.kind)
             }
-            RouteKind::Unicast if self.uplink.is_some_and(|uplink| uplink != route.ifindex) => {
+            RouteKind::Unicast if uplink.is_some_and(|uplink| uplink != route.ifindex) => {
                 Route::OtherUplink {
                     ifindex: route.ifindex,
                 }
@@ -84,6 +100,11 @@ impl RouteTable {
                 }
             }
         }
+    }
+
+    /// Returns the uplink of VMs that have none of their own; `None`: any link.
+    pub fn uplink(&self) -> Option<IfIndex> {
+        self.uplink
     }
 
     /// Whether `addr` is the host's own, loopback, or a broadcast address of one of its networks.
@@ -111,6 +132,24 @@ impl RouteTable {
             .or_else(|| on_link.next().map(|(_, net)| net.addr()))
             .or_else(|| self.sources.first().map(|(_, net)| net.addr()))
     }
+}
+
+/// Returns those of a prefix's routes, in order, that a look-up by some uplink may take.
+fn useful(routes: &[RouteEntry], snapshot: &RouteSnapshot) -> Vec<RouteEntry> {
+    let mut useful: Vec<RouteEntry> = Vec::with_capacity(1);
+    for route in routes {
+        let is_by_uplink = snapshot.uplink_ifindex == Some(route.ifindex)
+            || snapshot.vm_uplinks.contains(&route.ifindex);
+        let is_refusal = route.kind != RouteKind::Unicast;
+        let is_known = useful.iter().any(|it| it.ifindex == route.ifindex);
+        if useful.is_empty() || is_refusal || is_by_uplink && !is_known {
+            useful.push(*route);
+        }
+        if is_refusal {
+            break;
+        }
+    }
+    useful
 }
 
 fn own_address(route: &RouteEntry) -> Option<Ipv4Addr> {

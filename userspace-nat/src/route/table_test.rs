@@ -36,6 +36,7 @@ fn address(ifindex: IfIndex, addr: &str, broadcast: Option<&str>) -> HostAddress
 fn host() -> RouteSnapshot {
     use RouteKind::{Blackhole, Local, Unicast, Unreachable};
     RouteSnapshot {
+        vm_uplinks: Vec::new(),
         uplink_ifindex: Some(UPLINK),
         addresses: vec![
             address(IfIndex::new(1), "127.0.0.1/8", None),
@@ -84,6 +85,37 @@ fn longest_prefix_then_lowest_metric() {
     assert_eq!(lookup("11.2.2.3"), Route::Refused(RouteKind::Blackhole));
     assert_eq!(lookup("12.2.2.3"), Route::Refused(RouteKind::Unreachable));
     assert_eq!(lookup("192.0.2.9"), Route::OtherUplink { ifindex: OTHER });
+}
+
+#[test]
+fn an_own_uplink_has_the_best_of_its_routes_of_the_longest_prefix() {
+    let mut host = host();
+    host.vm_uplinks = vec![OTHER];
+    host.routes.extend([
+        route("198.51.100.0/24", RouteKind::Unicast, OTHER, None, 7),
+        route("11.0.0.0/8", RouteKind::Unicast, OTHER, None, 7),
+    ]);
+    let table = RouteTable::new(&host);
+    let lookup = |addr: &str| table.lookup_by(addr.parse().unwrap(), Some(OTHER));
+    let by_other = |next_hop: &str| Route::Via {
+        ifindex: OTHER,
+        next_hop: next_hop.parse().unwrap(),
+        source: "192.0.2.1".parse().unwrap(),
+        mtu: None,
+    };
+    assert_eq!(lookup("1.1.1.1"), by_other("192.0.2.254"));
+    assert_eq!(lookup("198.51.100.9"), by_other("198.51.100.9"));
+    assert_eq!(
+        lookup("203.0.113.7"),
+        Route::OtherUplink { ifindex: UPLINK },
+        "a network behind another link is not reached by the default route"
+    );
+    assert_eq!(lookup("11.2.2.3"), Route::Refused(RouteKind::Blackhole));
+    assert_eq!(lookup("198.51.100.5"), Route::HostLocal);
+    let absent = table.lookup_by("1.1.1.1".parse().unwrap(), Some(IfIndex::NONE));
+    assert_eq!(absent, Route::OtherUplink { ifindex: UPLINK });
+    let default = table.lookup("1.1.1.1".parse().unwrap());
+    assert_eq!(default, via("198.51.100.1", "198.51.100.5"));
 }
 
 #[test]
@@ -212,6 +244,14 @@ proptest! {
                     best = Some(route);
                 }
             }
+            // Of the routes of that prefix the uplink's, unless one that refuses precedes.
+            let best = best.map(|best| {
+                let is_its = |r: &&RouteEntry| r.prefix.trunc() == best.prefix.trunc();
+                let mut same: Vec<_> = snapshot.routes.iter().filter(is_its).collect();
+                same.sort_by_key(|route| route.metric);
+                let is_taken = |r: &&&RouteEntry| r.kind != RouteKind::Unicast || r.ifindex == UPLINK;
+                **same.iter().find(is_taken).unwrap_or(&best)
+            });
             let expected = match best {
                 None => Route::Unreachable,
                 Some(r) if r.kind == RouteKind::Unreachable => Route::Refused(r.kind),

@@ -149,6 +149,11 @@ unsafe impl<E: Environment> datapath::Kernel for Run<'_, E> {
         self.frame.ifindex
     }
 
+    /// Packets that sockets received have no device.
+    fn arrived_by(self, uplink: u32) -> bool {
+        [0, uplink].contains(&self.frame.ifindex)
+    }
+
     fn is_untagged_by_stack(self) -> bool {
         self.frame.is_untagged_by_stack
     }

@@ -11,11 +11,15 @@
 //! position, looking for what concerns any of the changes, until every slot has been examined under
 //! the newest tables. A flow that is opened meanwhile was opened under those.
 //!
+//! Flows of a VM that is given an uplink of its own, or another one, move to it if they keep their
+//! translated address there, and end otherwise: none goes on by an uplink that its VM is not to use.
+//! While a VM's own uplink does not exist, its flows wait for it.
+//!
 //! A flow whose address is gone is translated to it until the walk reaches it, milliseconds later,
 //! as it was until the broker's message arrived.
 use std::sync::atomic::Ordering::Relaxed;
 
-use slipgate_abi::SlotIndex;
+use slipgate_abi::{IfIndex, SlotIndex, VmId, VmRow};
 
 use crate::{
     datapath::Datapath,
@@ -89,19 +93,51 @@ impl<D: Datapath> Nat<D> {
         if !entry.state.is_linked() {
             return STEPS_PER_LOOK;
         }
-        let live = self.datapath.slot(slot);
         let routes = &self.network.routes;
         if nat.is_loopback() || !routes.is_host(nat.into()) {
             self.flows
                 .unlink(&mut self.datapath, slot, EndReason::AddressGone, now_ns);
             return STEPS_PER_END;
         }
-        if let Some((hop, source)) = routes.lookup(remote.into()).hop()
-            && nat == source.into()
-        {
-            let next_hop = self.next_hop(hop, remote);
-            live.next_hop().store(next_hop, Relaxed);
+        let vm = VmId::new(entry.guest.scope);
+        self.follow_route(slot, vm);
+        if self.leaves_by_another(slot, self.network.uplink_of(vm)) {
+            self.flows
+                .unlink(&mut self.datapath, slot, EndReason::Uplink, now_ns);
+            return STEPS_PER_END;
         }
         STEPS_PER_LOOK
+    }
+
+    /// Has the flows of a VM whose uplink has changed leave by the present one. Returns those that
+    /// can't, because their translated address is not its.
+    pub(crate) fn follow_uplink_of(&mut self, row: VmRow, vm: VmId) -> Vec<SlotIndex> {
+        let uplink = self.network.uplink_of(vm).or(self.network.routes.uplink());
+        let mut slots = self.flows.slots_of(row).to_vec();
+        slots.retain(|slot| {
+            self.follow_route(*slot, vm);
+            self.leaves_by_another(*slot, uplink)
+        });
+        slots
+    }
+
+    /// Has a flow leave by the present route, if that keeps its translated address.
+    fn follow_route(&mut self, slot: SlotIndex, vm: VmId) {
+        let live = self.datapath.slot(slot);
+        let remote = live.remote();
+        if let Some((hop, source)) = self.network.route(vm, remote.into()).hop()
+            && live.nat() == source.into()
+        {
+            let next_hop = self.next_hop(hop, remote);
+            // Without a next hop, the programs send by the uplink.
+            live.uplink_ifindex().store(hop.ifindex.get(), Relaxed);
+            live.next_hop().store(next_hop, Relaxed);
+        }
+    }
+
+    /// Whether a flow leaves by another uplink than this one, which exists.
+    fn leaves_by_another(&self, slot: SlotIndex, uplink: Option<IfIndex>) -> bool {
+        let uplink = uplink.filter(|uplink| uplink.is_some());
+        uplink.is_some_and(|uplink| self.datapath.slot(slot).uplink() != uplink)
     }
 }

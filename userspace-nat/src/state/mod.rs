@@ -75,14 +75,17 @@ impl<D: Datapath> Core<D> {
     }
 
     /// Adds a VM, or replaces the description of the one with the same id and keeps the state of
-    /// its rate limits.
-    pub(crate) fn set_vm(&mut self, net: VmNet) {
+    /// its rate limits. Returns whether it had another uplink: its flows are to follow.
+    pub(crate) fn set_vm(&mut self, net: VmNet) -> bool {
         let (id, row, policy, most) = (net.id, net.row, net.policy, net.max_flows);
-        if self.vms.set(net) {
-            self.rules.judge.borrow_mut().assign(id, policy);
-            self.nat.flows.set_cap(row, most);
-            self.nat.flows.share_among(self.vms.len());
+        let uplink = net.uplink;
+        if !self.vms.set(net) {
+            return false;
         }
+        self.rules.judge.borrow_mut().assign(id, policy);
+        self.nat.flows.set_cap(row, most);
+        self.nat.flows.share_among(self.vms.len());
+        self.nat.network.set_uplink(id, uplink)
     }
 
     /// Removes a VM. Returns whether it was in that row. The caller ends its flows.
@@ -93,6 +96,7 @@ impl<D: Datapath> Core<D> {
             self.rules.judge.borrow_mut().forget(id);
             self.inspected.forget_vm(id);
             self.forwards.forget(id);
+            self.nat.network.set_uplink(id, None);
         }
         was_there
     }

@@ -2,7 +2,7 @@
 //! they leave by.
 use std::sync::atomic::Ordering::Relaxed;
 
-use slipgate_abi::{Ip4, NextHop, SlotIndex};
+use slipgate_abi::{Ip4, NextHop, SlotIndex, SlotRef, VmId};
 
 use super::Network;
 use crate::{
@@ -51,7 +51,7 @@ impl<D: Datapath> Nat<D> {
             return Exit::NextHop(next_hop);
         }
         let mut uplink = live.uplink();
-        if let Some((hop, _)) = self.network.routes.lookup(live.remote().into()).hop() {
+        if let Some((hop, _)) = self.route_of(live).hop() {
             let index = self.next_hop(hop, live.remote());
             if index != 0 {
                 return Exit::NextHop(index);
@@ -59,6 +59,11 @@ impl<D: Datapath> Nat<D> {
             uplink = hop.ifindex;
         }
         Exit::Uplink(uplink)
+    }
+
+    fn route_of(&self, live: SlotRef) -> Route {
+        let vm = VmId::new(live.vm());
+        self.network.route(vm, live.remote().into())
     }
 
     /// Returns the largest packet that a flow's uplink, and its route, carry, bytes.
@@ -72,7 +77,7 @@ impl<D: Datapath> Nat<D> {
         let known = hop.and_then(|hop| hop.read(mtu));
         known.filter(|mtu| *mtu >= MIN_MTU).unwrap_or_else(|| {
             let link_mtu = self.network.link_mtu(live.uplink());
-            match self.network.routes.lookup(live.remote().into()) {
+            match self.route_of(live) {
                 Route::Via { mtu: Some(mtu), .. } => link_mtu.min(mtu),
                 _ => link_mtu,
             }

@@ -1,14 +1,14 @@
 //! The host's network: its routes, its links, and the next hops that flows leave by.
-use std::collections::HashMap;
+use std::{collections::HashMap, net::Ipv4Addr};
 
-use slipgate_abi::{IfIndex, Ip4};
+use slipgate_abi::{IfIndex, Ip4, VmId};
 use slipgate_model::Link;
 
 use super::{follow::Following, hops::Hops};
 use crate::{
     datapath::{Hop, Tables},
     flow::Flows,
-    route::{Difference, RouteTable},
+    route::{Difference, Route, RouteTable},
 };
 
 /// MTU assumed for a link whose MTU is not known, bytes: Ethernet's.
@@ -21,6 +21,8 @@ pub(crate) struct Network {
     links: HashMap<IfIndex, Link>,
     pub(crate) following: Following,
     pub(crate) hops: Hops,
+    /// Uplinks of the VMs that have one of their own.
+    vm_uplinks: HashMap<VmId, IfIndex>,
 }
 
 impl Network {
@@ -29,6 +31,29 @@ impl Network {
         let difference = routes.difference_from(&self.routes);
         self.routes = routes;
         self.following.extend(difference, flows);
+    }
+
+    /// Looks up the route of a VM's packets to `addr`.
+    pub(crate) fn route(&self, vm: VmId, addr: Ipv4Addr) -> Route {
+        match self.vm_uplinks.get(&vm) {
+            Some(&uplink) => self.routes.lookup_by(addr, Some(uplink)),
+            None => self.routes.lookup(addr),
+        }
+    }
+
+    /// Returns the uplink that a VM has of its own; [`IfIndex::NONE`] while it does not exist.
+    pub(crate) fn uplink_of(&self, vm: VmId) -> Option<IfIndex> {
+        self.vm_uplinks.get(&vm).copied()
+    }
+
+    /// Sets the uplink that a VM has of its own, or that it has none. Returns whether it had another
+    /// one.
+    pub(crate) fn set_uplink(&mut self, vm: VmId, uplink: Option<IfIndex>) -> bool {
+        let before = match uplink {
+            Some(uplink) => self.vm_uplinks.insert(vm, uplink),
+            None => self.vm_uplinks.remove(&vm),
+        };
+        before != uplink
     }
 
     /// Sets the links. When one changes between having an L2 header and having none, all flows are

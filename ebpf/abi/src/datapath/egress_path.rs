@@ -18,7 +18,7 @@ pub(super) fn path_of<K: Kernel>(kernel: K, slot: SlotRef) -> Option<Path> {
     if let Some(path) = hop.and_then(path_by) {
         return Some(path);
     }
-    let ifindex = slot.uplink_ifindex();
+    let ifindex = load32(slot.uplink_ifindex());
     let mtu = kernel.mtu_of(ifindex)?;
     Some(Path {
         ifindex,

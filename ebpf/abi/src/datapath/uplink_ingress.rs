@@ -97,6 +97,10 @@ pub(super) fn send_to_guest<K: Kernel, const L2: usize, const ENGINE: bool>(
         return drop_packet(kernel, row, DropReason::BadTcpFlags, packet.segments());
     }
     if !ENGINE {
+        // Another uplink's network could guess its tuple, to inject packets.
+        if !kernel.arrived_by(load32(slot.uplink_ifindex())) {
+            return drop_packet(kernel, row, DropReason::NoFlow, packet.segments());
+        }
         if verdict != Verdict::Fast as u32 {
             return hand_over::<K, L2>(kernel, row, Handover::Verdict, FLAGS);
         }
@@ -195,7 +199,8 @@ fn icmp_error<K: Kernel, const L2: usize>(kernel: K, packet: &Packet) -> K::End 
     let Some(slot) = quoted_flow::<K, L2>(kernel) else {
         return kernel.pass();
     };
-    if load32(slot.verdict()) == Verdict::Free as u32 {
+    let is_its = kernel.arrived_by(load32(slot.uplink_ifindex()));
+    if load32(slot.verdict()) == Verdict::Free as u32 || !is_its {
         return kernel.pass();
     }
     let row = slot.vm_row();

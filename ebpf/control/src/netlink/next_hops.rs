@@ -7,14 +7,18 @@
 //! valid, the programs let the kernel resolve the neighbour, packet by packet.
 //!
 //! The engine writes the claim, and an attacker may have taken the engine over. So the broker asks
-//! the kernel only for what it knows by itself to be right: neighbours on the uplink that it chose,
+//! the kernel only for what it knows by itself to be right: neighbours on the uplinks that it chose,
 //! which the host's own routes use, and a limited number of them ([`MOST`]).
 //!
 //! The engine may free an element, and claim it for another neighbour, at any moment. Both withdraw
 //! it, which the sequence number shows ([`NextHop`]): data written for the previous claim is then
 //! never put into use.
 
-use std::{collections::HashSet, net::Ipv4Addr, sync::atomic::Ordering::Acquire};
+use std::{
+    collections::{BTreeSet, HashSet},
+    net::Ipv4Addr,
+    sync::atomic::Ordering::Acquire,
+};
 
 use netlink_packet_core::{NLM_F_CREATE, NLM_F_REPLACE};
 use netlink_packet_route::{
@@ -66,7 +70,7 @@ impl NextHops {
     }
 
     /// Updates every element of the rows, and returns how many are valid. To be called after each
-    /// change of the network, and when an engine has claimed one. `uplink`: the device by which all
+    /// change of the network, and when an engine has claimed one. `uplinks`: the devices by which
     /// flows leave.
     ///
     /// # Errors
@@ -75,7 +79,7 @@ impl NextHops {
         &mut self,
         maps: &SharedMaps,
         network: &Network,
-        uplink: IfIndex,
+        uplinks: &BTreeSet<IfIndex>,
     ) -> Result<usize> {
         let mut valid = 0;
         let mut wanted_still = HashSet::new();
@@ -93,9 +97,9 @@ impl NextHops {
             let (ifindex, neighbour) = (claim.ifindex, claim.neighbour);
             let is_known = wanted_still.contains(&(ifindex, neighbour));
             let is_wanted = is_known
-                || ifindex == uplink
+                || uplinks.contains(&ifindex)
                     && wanted_still.len() < MOST
-                    && network.is_next_hop(uplink, neighbour);
+                    && network.is_next_hop(ifindex, neighbour);
             if is_wanted {
                 wanted_still.insert((ifindex, neighbour));
                 self.keep_resolved(network, ifindex, neighbour);

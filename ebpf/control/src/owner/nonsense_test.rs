@@ -86,7 +86,7 @@ fn a_start_over_nonsense_serves_or_says_why_not() {
             let _ = vm::open(maps, &owner, &vm_spec("a"));
             let mut hops = NextHops::new(vec![owner.row()]).unwrap();
             assert_eq!(
-                hops.refresh(maps, watch.network(), IfIndex::new(1))
+                hops.refresh(maps, watch.network(), &[IfIndex::new(1)].into())
                     .unwrap(),
                 0
             );

@@ -99,6 +99,8 @@ pub(crate) struct Datapath {
     pub(crate) drops: Mapped<DropCounters>,
     pub(crate) hops: Mapped<NextHop>,
     pub(crate) rates: Mapped<RateLimits>,
+    /// Uplink of the flows that are admitted.
+    pub(crate) uplink: u32,
 }
 
 /// A row of `VMS` for the VM under test.
@@ -212,6 +214,7 @@ impl Datapath {
             drops: Mapped::of(&ebpf, "DROPS"),
             hops: Mapped::of(&ebpf, "NEXT_HOPS"),
             rates: Mapped::of(&ebpf, "RATES"),
+            uplink: TAP,
             ebpf,
         };
         let mut datapath = datapath;
@@ -297,7 +300,7 @@ impl Datapath {
                 isn: ISN,
                 created_ns: 1,
                 rule: 0,
-                uplink_ifindex: TAP,
+                uplink_ifindex: self.uplink,
                 owner: 0,
                 epoch: 1,
                 fin_end_tx: 0,

@@ -203,6 +203,7 @@ fn bed(mut datapath: Datapath, uplink: Uplink) -> io::Result<Bed> {
     } else {
         Tap::open("world0", libc::IFF_TUN)?
     };
+    datapath.uplink = world.ifindex;
     datapath.set_tap(guest.ifindex, VM, ROW);
     datapath.vms.change(ROW, |vm| {
         vm.tap_ifindex = guest.ifindex;

@@ -405,3 +405,15 @@ fn handed_over_from_an_uplink_without_l2_it_gets_an_ethernet_header() {
     assert_eq!((header.code, header.flags), (Handover::Verdict as u8, UP));
     assert_eq!(rest, &frame[12..]);
 }
+
+#[test]
+fn packets_of_a_flow_that_arrive_by_another_uplink_are_dropped() {
+    for protocol in [Protocol::Tcp, Protocol::Udp, Protocol::Icmp] {
+        let mut datapath = loaded!();
+        datapath.uplink = TAP + 1;
+        datapath.admit(Flow::new(protocol));
+        let rx = Frame::rx(protocol).bytes();
+        datapath.expect_drop(INGRESS, &rx, ROW, DropReason::NoFlow);
+        assert_eq!(datapath.slots.get(9).rx_packets, 0);
+    }
+}

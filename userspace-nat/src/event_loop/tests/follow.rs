@@ -1,8 +1,10 @@
 //! Flows follow the host's network: all of them, some in each turn, and none that it does not concern.
 use std::{collections::HashSet, sync::atomic::Ordering::Relaxed};
 
-use slipgate_abi::{IfIndex, Ip4};
-use slipgate_model::{HostAddress, Link, NetworkView, RouteEntry, RouteKind, RouteSnapshot};
+use slipgate_abi::{IfIndex, Ip4, Refusal};
+use slipgate_model::{
+    HostAddress, Link, NetworkView, RouteEntry, RouteKind, RouteSnapshot, VmSpec,
+};
 
 use super::rig::*;
 use crate::{
@@ -191,4 +193,83 @@ fn a_route_s_own_mtu_counts_for_new_connections_and_for_old_ones_when_it_changes
         .iter()
         .map(|hop| datapath.next_hop(*hop).unwrap().route_mtu());
     assert_eq!(mtus.collect::<Vec<_>>(), [1_200]);
+}
+
+/// A second link with a default route that only VMs use whose own uplink it is. Its address.
+fn with_second_uplink(address: &str) -> NetworkView {
+    changed(|routes, links| {
+        routes.vm_uplinks = vec![SECOND];
+        links.push(Link {
+            ifindex: SECOND,
+            mtu: 1_420,
+            has_l2: false,
+        });
+        routes.addresses.push(HostAddress {
+            ifindex: SECOND,
+            addr: address.parse().unwrap(),
+            broadcast: None,
+        });
+        let default = routes.routes[0];
+        routes.routes.push(RouteEntry {
+            ifindex: SECOND,
+            gateway: None,
+            metric: 9_000,
+            ..default
+        });
+    })
+}
+
+const SECOND: IfIndex = IfIndex::new(77);
+
+fn give_uplink(rig: &mut Rig, uplink: Option<IfIndex>) {
+    let vm = VmSpec {
+        uplink,
+        ..spec(1, &Setup::default())
+    };
+    rig.tell(|engine| engine.set_vm(vm));
+}
+
+fn uplinks(rig: &Rig) -> Vec<IfIndex> {
+    let nat = &rig.engine.core.nat;
+    let slots = nat.flows.all();
+    let live = slots.into_iter().filter(|slot| !nat.flows.is_cut(*slot));
+    live.map(|slot| nat.datapath.slot(slot).uplink()).collect()
+}
+
+#[test]
+fn flows_of_a_vm_with_another_uplink_end_and_new_ones_leave_by_it() {
+    let mut rig = Rig::new();
+    rig.follow(with_second_uplink("10.8.0.2/32"));
+    rig.connect_from(1, 40_001, 1);
+    rig.connect_from(2, 40_002, 1);
+    give_uplink(&mut rig, Some(SECOND));
+    assert_eq!(uplinks(&rig), [UPLINK], "that of the other VM");
+    rig.kernel.borrow_mut().uplink = SECOND.get();
+    let nat = rig.connect_from(1, 40_003, 1);
+    assert_eq!(nat.0, Ip4::from(std::net::Ipv4Addr::new(10, 8, 0, 2)));
+    assert_eq!(uplinks(&rig).len(), 2);
+    // Its device goes: flows wait, new ones are refused.
+    give_uplink(&mut rig, Some(IfIndex::NONE));
+    assert_eq!(uplinks(&rig).len(), 2);
+    rig.guest(1, &syn((GUEST, 40_004), (PEER, 443), 1));
+    assert_eq!(rig.refused(1, Refusal::NoRoute), 1);
+    // No own uplink any more.
+    give_uplink(&mut rig, None);
+    assert_eq!(uplinks(&rig), [UPLINK]);
+    rig.pass(SECOND_NS);
+    let ends: Vec<_> = rig.records().iter().map(|r| r["end"].clone()).collect();
+    assert_eq!(ends, ["uplink", "uplink"]);
+}
+
+#[test]
+fn flows_that_keep_their_address_move_to_another_uplink() {
+    let mut rig = Rig::new();
+    let mut network = with_second_uplink("10.8.0.2/32");
+    network.routes.routes[1].prefsrc = Some(network.routes.addresses[0].addr.addr());
+    rig.follow(network);
+    rig.connect_from(1, 40_001, 1);
+    for uplink in [Some(SECOND), None] {
+        give_uplink(&mut rig, uplink);
+        assert_eq!(uplinks(&rig), [uplink.unwrap_or(UPLINK)]);
+    }
 }

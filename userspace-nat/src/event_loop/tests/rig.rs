@@ -307,7 +307,8 @@ impl Rig {
     pub(super) fn connect_from(&mut self, row: u16, port: u16, isn: u32) -> At {
         self.guest(row, &syn((GUEST, port), SERVER, isn));
         let sent = self.at_world().pop().expect("the SYN goes out");
-        let nat = (NAT, u16::from_be_bytes([sent[20], sent[21]]));
+        let octets = [sent[12], sent[13], sent[14], sent[15]];
+        let nat = (Ip4 { octets }, u16::from_be_bytes([sent[20], sent[21]]));
         assert_eq!(
             self.world(&syn_ack(SERVER, nat, 9_000, isn + 1)),
             Handling::Fast
@@ -422,6 +423,7 @@ pub(super) fn network() -> NetworkView {
     };
     NetworkView {
         routes: RouteSnapshot {
+            vm_uplinks: Vec::new(),
             uplink_ifindex: Some(UPLINK),
             addresses: vec![host],
             routes: vec![default],
@@ -457,6 +459,7 @@ pub(super) fn spec(row: u16, setup: &Setup) -> VmSpec {
         host_loopback: Vec::new(),
         dns_per_second: 0,
         idle_after_s: 0,
+        uplink: None,
         is_idle: false,
     }
 }

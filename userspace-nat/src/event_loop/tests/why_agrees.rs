@@ -77,6 +77,8 @@ struct Quotas {
     rate: u32,
     ports: u16,
     reserved: bool,
+    /// Whether the third VM has an uplink of its own.
+    own_uplink: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -132,11 +134,15 @@ fn of() -> impl Strategy<Value = Of> {
 
 fn quotas() -> impl Strategy<Value = Quotas> {
     let rate = prop::sample::select(vec![2u32, 1_000]);
-    (1u32..7, rate, 1u16..5, any::<bool>()).prop_map(|(max_flows, rate, ports, reserved)| Quotas {
-        max_flows,
-        rate,
-        ports,
-        reserved,
+    let bools = (any::<bool>(), any::<bool>());
+    (1u32..7, rate, 1u16..5, bools).prop_map(|(max_flows, rate, ports, (reserved, own_uplink))| {
+        Quotas {
+            max_flows,
+            rate,
+            ports,
+            reserved,
+            own_uplink,
+        }
     })
 }
 
@@ -255,8 +261,23 @@ impl World {
         network.routes.routes.extend([
             other("100.100.0.0/16", RouteKind::Blackhole, IfIndex::NONE),
             other("198.18.0.0/15", RouteKind::Unicast, OTHER_LINK),
+            RouteEntry {
+                ifindex: OTHER_LINK,
+                metric: 9,
+                ..default
+            },
         ]);
+        if quotas.own_uplink {
+            network.routes.vm_uplinks = vec![OTHER_LINK];
+        }
         rig.follow(network);
+        if quotas.own_uplink {
+            let vm = slipgate_model::VmSpec {
+                uplink: Some(OTHER_LINK),
+                ..spec(3, &Setup::default())
+            };
+            rig.tell(|engine| engine.set_vm(vm));
+        }
         if quotas.reserved {
             let ports = vec![(Protocol::Tcp, 61_000), (Protocol::Udp, 61_000)];
             rig.tell(|engine| engine.set_reserved_ports(ports));
@@ -312,6 +333,7 @@ impl World {
             vm.policy = u32::from(row) - 1;
             vm.max_flows = self.quotas.max_flows;
             vm.new_flows_per_second = self.quotas.rate;
+            vm.uplink = (row == 3 && self.quotas.own_uplink).then_some(OTHER_LINK);
             vm
         });
         let policies: Vec<Policy> = policies.iter().map(|of| self.policy(of)).collect();
@@ -416,10 +438,14 @@ impl World {
                 .texts
                 .text(live.rule_index(), &core.nat.datapath)
                 .unwrap();
+            let next_hop = match std::net::Ipv4Addr::from(to.0) {
+                on_link if on_link.octets()[..2] == [198, 18] => on_link,
+                _ => [192, 0, 2, 254].into(),
+            };
             let by = format!(
-                "{} by 192.0.2.254 on ifindex {}",
+                "{} by {next_hop} on ifindex {}",
                 std::net::Ipv4Addr::from(live.nat()),
-                live.uplink_ifindex()
+                live.uplink().get()
             );
             let is_held = core.nat.flows.entry(slot).is_some_and(|e| e.is_held());
             let became = match is_held {
