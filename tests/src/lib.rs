@@ -23,6 +23,7 @@
 //! | a link that loses, duplicates, reorders | [`impairment::Impairment`] |
 //! | slipgate itself and its pins | [`Slipgate`], [`PinDir`] |
 //! | a microVM under slipgate's own VMM | [`MicroVm`] |
+//! | slipgate without root | [`OrdinaryUser`] |
 //! | what the kernel and the guest's link say of it | [`kernel_view`], [`census`] |
 //! | what it is compared with | [`baseline`] |
 //! | threads that stay on a CPU | [`affinity`], [`GuestConfig::pump_cpu`] |
@@ -72,6 +73,7 @@ pub mod kernel_view;
 mod link_sender;
 mod microvm;
 mod netns;
+mod ordinary_user;
 mod owner;
 pub mod pattern;
 pub mod pcap;
@@ -96,6 +98,7 @@ pub use guest::{GUEST_DEVICE, Guest, GuestConfig};
 pub use link_sender::LinkSender;
 pub use microvm::{Line, MicroVm, MicroVmEnd};
 pub use netns::{CONGESTION_CONTROL, CongestionControlBy, NetNs};
+pub use ordinary_user::OrdinaryUser;
 pub use owner::signal;
 pub use pins::PinDir;
 pub use pump::Direction;

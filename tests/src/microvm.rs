@@ -2,6 +2,7 @@
 
 use std::{
     io::{BufRead, BufReader, Read},
+    path::PathBuf,
     process::{Child, Command, ExitStatus, Stdio},
     sync::{Arc, Mutex, PoisonError, mpsc},
     thread::JoinHandle,
@@ -11,6 +12,7 @@ use std::{
 use crate::{
     error::{Error, Result, Tried},
     netns::NetNs,
+    ordinary_user::OrdinaryUser,
     owner,
     pins::PinDir,
     slipgate::{binary, keep},
@@ -19,14 +21,24 @@ use crate::{
 /// A running `slipgate run`. All its processes are killed on drop; pins go with the [`PinDir`].
 pub struct MicroVm {
     ns: NetNs,
-    pins: PinDir,
+    by: By,
     broker: Child,
     started: Instant,
     lines: mpsc::Receiver<Line>,
     seen: Vec<Line>,
     stderr: Arc<Mutex<String>>,
     reading: Option<JoinHandle<()>>,
-    scratch: tempfile::TempDir,
+    report: PathBuf,
+}
+
+/// Whose it is.
+enum By {
+    /// Root's, with the directory of its report.
+    Root(
+        PinDir,
+        #[expect(dead_code, reason = "it goes with the VM")] tempfile::TempDir,
+    ),
+    User(OrdinaryUser),
 }
 
 /// A line on the guest's console.
@@ -72,14 +84,30 @@ impl MicroVm {
     /// Starts `slipgate run --pin-dir PINS --report FILE ARGS…` in `ns`.
     pub fn start(ns: &NetNs, pins: &PinDir, args: &[&str]) -> Result<MicroVm> {
         let scratch = tempfile::tempdir().tried("make a directory for the report")?;
+        let report = scratch.path().join("report.json");
         let mut command = Command::new(binary()?);
         command
             .arg("run")
             .arg("--pin-dir")
             .arg(pins.path())
             .arg("--report")
-            .arg(scratch.path().join("report.json"))
-            .args(args)
+            .arg(&report)
+            .args(args);
+        Self::spawn(ns, command, By::Root(pins.clone(), scratch), report)
+    }
+
+    /// Starts `slipgate run --mode userspace --report FILE ARGS…` in `ns`, by a user who may open
+    /// /dev/kvm.
+    pub fn start_by(ns: &NetNs, user: &OrdinaryUser, args: &[&str]) -> Result<MicroVm> {
+        let report = user.file("run/report.json");
+        let report_arg = report.display().to_string();
+        let run = ["run", "--mode", "userspace", "--report", &report_arg];
+        let command = user.slipgate_with_kvm(&[&run, args].concat());
+        Self::spawn(ns, command, By::User(user.clone()), report)
+    }
+
+    fn spawn(ns: &NetNs, mut command: Command, by: By, report: PathBuf) -> Result<MicroVm> {
+        command
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
@@ -96,14 +124,14 @@ impl MicroVm {
         }
         Ok(MicroVm {
             ns: ns.clone(),
-            pins: pins.clone(),
+            by,
             broker,
             started,
             lines,
             seen: Vec::new(),
             stderr,
             reading,
-            scratch,
+            report,
         })
     }
 
@@ -156,7 +184,7 @@ impl MicroVm {
         if let Some(reading) = self.reading.take() {
             let _ = reading.join();
         }
-        let report = std::fs::read(self.scratch.path().join("report.json")).unwrap_or_default();
+        let report = std::fs::read(&self.report).unwrap_or_default();
         Ok(MicroVmEnd {
             status,
             after,
@@ -172,12 +200,15 @@ impl MicroVm {
         text.unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Runs `slipgate ARGS… --pin-dir PINS` in the same namespace.
+    /// Runs `slipgate ARGS…` in the same namespace, as who started the VM.
     ///
     /// # Errors
     /// The command can't be started.
     pub fn run(&self, args: &[&str]) -> Result<std::process::Output> {
-        crate::slipgate::run(&self.ns, &self.pins, args)
+        match &self.by {
+            By::Root(pins, _) => crate::slipgate::run(&self.ns, pins, args),
+            By::User(user) => user.run(&self.ns, args),
+        }
     }
 
     /// The process that was started.

@@ -449,9 +449,14 @@ const WHY_REFUSED: i32 = 3;
 pub fn run(ns: &NetNs, pins: &PinDir, args: &[&str]) -> Result<Output> {
     let mut command = Command::new(binary()?);
     command.args(args).arg("--pin-dir").arg(pins.path());
+    ns.output_with(command, refusals_of(args))
+}
+
+/// Statuses other than 0 by which a command tells, and does not fail.
+pub(crate) fn refusals_of(args: &[&str]) -> &'static [i32] {
     match args {
-        ["why", ..] => ns.output_with(command, &[WHY_REFUSED]),
-        _ => ns.output(command),
+        ["why", ..] => &[WHY_REFUSED],
+        _ => &[],
     }
 }
 

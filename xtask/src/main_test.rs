@@ -22,12 +22,17 @@ fn each_argument_arrives() {
     let run = Run::of(&matches(&["run", "--guest", "linux"]));
     assert_eq!(
         format!("{run:?}"),
-        r#"Run { guest: Some("linux"), args: [] }"#
+        r#"Run { guest: Some("linux"), mode: None, args: [] }"#
+    );
+    let run = Run::of(&matches(&["run", "--mode", "userspace"]));
+    assert_eq!(
+        format!("{run:?}"),
+        r#"Run { guest: None, mode: Some("userspace"), args: [] }"#
     );
     let run = Run::of(&matches(&["run", "--", "stats", "--json"]));
     assert_eq!(
         format!("{run:?}"),
-        r#"Run { guest: None, args: ["stats", "--json"] }"#
+        r#"Run { guest: None, mode: None, args: ["stats", "--json"] }"#
     );
     let test = Test::of(&matches(&[
         "test",

@@ -14,6 +14,7 @@ use crate::{
 #[derive(Debug)]
 pub(crate) struct Run {
     guest: Option<String>,
+    mode: Option<String>,
     args: Vec<String>,
 }
 
@@ -34,6 +35,15 @@ impl Run {
                         "What the guest is: microvm, or linux (network namespaces) [default: microvm \
                          where there is KVM]",
                     ),
+                Arg::new("mode")
+                    .long("mode")
+                    .value_name("MODE")
+                    .value_parser(["hybrid", "userspace"])
+                    .conflicts_with("args")
+                    .help(
+                        "Where the microVM's flows are translated: hybrid, or userspace, by a user without \
+                         privileges [default: hybrid]",
+                    ),
                 Arg::new("args")
                     .value_name("ARGS")
                     .num_args(0..)
@@ -46,6 +56,7 @@ impl Run {
     pub(crate) fn of(matches: &ArgMatches) -> Self {
         Self {
             guest: matches.get_one("guest").cloned(),
+            mode: matches.get_one("mode").cloned(),
             args: words(matches, "args"),
         }
     }
@@ -66,8 +77,10 @@ pub(crate) fn run(workspace: &Workspace, what: &Run) -> Result<Infallible> {
     let demo = slipgate.with_file_name("slipgate-demo");
     let mut demo = privilege::as_root_with_environment(&demo)?;
     demo.env("SLIPGATE_BIN", slipgate);
-    if let Some(guest) = &what.guest {
-        demo.args(["--guest", guest]);
+    for (flag, value) in [("--guest", &what.guest), ("--mode", &what.mode)] {
+        if let Some(value) = value {
+            demo.args([flag, value]);
+        }
     }
     become_program(&mut demo)
 }

@@ -2,7 +2,8 @@
 //! NAT, traffic, and a report. It ends with 0 only if everything it shows is as it should be.
 //!
 //! The guest is a microVM under `slipgate run`; `--guest linux`, or a machine without KVM, makes it
-//! one of network namespaces, served by `slipgate attach`.
+//! one of network namespaces, served by `slipgate attach`. With `--mode userspace` the microVM is one of
+//! a user without privileges.
 
 mod flow_table;
 mod linux;
@@ -22,16 +23,36 @@ fn main() -> ExitCode {
         eprintln!("slipgate-demo can't run here: {why}");
         return ExitCode::FAILURE;
     }
-    let run = match (words.as_slice(), requirements::kvm()) {
-        ([], Ok(())) | (["--guest", "microvm"], _) => microvm::run,
-        ([], Err(why)) => {
+    let mut wants = Wants::default();
+    for pair in words.chunks(2) {
+        match pair {
+            ["--guest", "microvm"] => wants.microvm = true,
+            ["--guest", "linux"] => wants.linux = true,
+            ["--mode", "hybrid"] => {}
+            ["--mode", "userspace"] => wants.userspace = true,
+            _ => return usage(),
+        }
+    }
+    let run = match (wants, requirements::kvm()) {
+        (
+            Wants {
+                linux: true,
+                userspace: true,
+                ..
+            },
+            _,
+        ) => return usage(),
+        (Wants { linux: true, .. }, _) => linux::run,
+        (
+            Wants {
+                userspace: true, ..
+            },
+            _,
+        ) => microvm::run_userspace,
+        (Wants { microvm: true, .. }, _) | (_, Ok(())) => microvm::run_hybrid,
+        (_, Err(why)) => {
             eprintln!("slipgate-demo: no microVM, but a guest of network namespaces: {why}");
             linux::run
-        }
-        (["--guest", "linux"], _) => linux::run,
-        _ => {
-            eprintln!("usage: slipgate-demo [--guest microvm|linux]");
-            return ExitCode::from(2);
         }
     };
     let mut progress = Progress::start();
@@ -43,4 +64,18 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// What the command line asks for.
+#[derive(Clone, Copy, Default)]
+struct Wants {
+    microvm: bool,
+    linux: bool,
+    userspace: bool,
+}
+
+fn usage() -> ExitCode {
+    eprintln!("usage: slipgate-demo [--guest microvm|linux] [--mode hybrid|userspace]");
+    eprintln!("a guest of network namespaces (linux) has no user mode");
+    ExitCode::from(2)
 }

@@ -1,4 +1,5 @@
-//! A microVM with the built-in guest, two vCPUs and two queue pairs, under `slipgate run`.
+//! A microVM with the built-in guest and two vCPUs, under `slipgate run`: in hybrid mode with two queue
+//! pairs, in user mode with one, and by a user without privileges.
 mod port;
 mod report;
 
@@ -6,7 +7,7 @@ use std::{collections::HashMap, time::Duration};
 
 use serde_json::Value;
 use slipgate_testbed::{
-    Error, Line, MicroVm, MicroVmEnd, PinDir, Result, World,
+    Error, Line, MicroVm, MicroVmEnd, OrdinaryUser, PinDir, Result, World,
     servers::{Answer, DnsServer, HttpServer, TcpServer, TcpService, Zone},
     slipgate::FlowRow,
     world::{HOST, SERVER, SERVER_2, UPLINK},
@@ -39,13 +40,29 @@ struct Seen {
     /// Flows during the upload.
     flows: Vec<FlowRow>,
     why_denied: String,
-    /// Frames that the engine port had carried before the streams.
-    port_before_streams: u64,
-    /// Frames that the engine port carried after the streams.
-    port: Carried,
+    /// In hybrid mode: frames that the engine port had carried before the streams, and after them.
+    port: Option<(u64, Carried)>,
     end: MicroVmEnd,
-    /// TAPs, ports and pins that are left.
+    /// TAPs, ports and pins that are left, or tables.
     left: Vec<String>,
+}
+
+/// Who runs the microVM.
+enum By {
+    /// Root, in hybrid mode.
+    Root(PinDir),
+    /// A user, in user mode.
+    User(OrdinaryUser),
+}
+
+impl By {
+    /// Queue pairs of the guest's network card.
+    fn pairs(&self) -> usize {
+        match self {
+            Self::Root(_) => 2,
+            Self::User(_) => 1,
+        }
+    }
 }
 
 /// Output of the guest, by workload.
@@ -59,8 +76,17 @@ struct Lines {
     down: Value,
 }
 
-pub(crate) fn run(progress: &mut Progress) -> Result<()> {
+pub(crate) fn run_hybrid(progress: &mut Progress) -> Result<()> {
     progress.title("slipgate: a microVM, its NAT, and what became of each packet");
+    run(By::Root(PinDir::new()?), progress)
+}
+
+pub(crate) fn run_userspace(progress: &mut Progress) -> Result<()> {
+    progress.title("slipgate without root: a microVM, its engine, and what became of each packet");
+    run(By::User(OrdinaryUser::new()?), progress)
+}
+
+fn run(by: By, progress: &mut Progress) -> Result<()> {
     let world = World::new()?;
     let zone = Zone::from([(NAME.to_owned(), Answer::a(SERVER, 60))]);
     let names = DnsServer::start(&world.net, (SERVER, 53), zone)?;
@@ -74,7 +100,6 @@ pub(crate) fn run(progress: &mut Progress) -> Result<()> {
         &format!("host {HOST}, servers {SERVER} and {SERVER_2}"),
     );
 
-    let pins = PinDir::new()?;
     let resolver = names.address().to_string();
     let work = [
         vec![format!("dns {NAME}"); LOOK_UPS].join("; "),
@@ -95,7 +120,7 @@ pub(crate) fn run(progress: &mut Progress) -> Result<()> {
         "--cpus",
         "2",
         "--queues",
-        "2",
+        &by.pairs().to_string(),
         "--uplink",
         UPLINK,
         "--dns",
@@ -105,19 +130,30 @@ pub(crate) fn run(progress: &mut Progress) -> Result<()> {
         "--cmdline",
         &work,
     ];
-    let vm = MicroVm::start(&world.host, &pins, &flags)?;
-    let port = Watched::start(&world)?;
-    let seen = watch(vm, &port, &world, &pins, progress)?;
-    report::print(&seen, names.udp_queries(NAME), progress);
+    let (vm, port) = match &by {
+        By::Root(pins) => (
+            MicroVm::start(&world.host, pins, &flags)?,
+            Some(Watched::start(&world)?),
+        ),
+        By::User(user) => {
+            // As most distributions have it.
+            world
+                .host
+                .sysctl("net.ipv4.ping_group_range", "0 2147483647")?;
+            (MicroVm::start_by(&world.host, user, &flags)?, None)
+        }
+    };
+    let seen = watch(vm, port.as_ref(), &world, &by, progress)?;
+    report::print(&seen, &by, names.udp_queries(NAME), progress);
     Ok(())
 }
 
 /// Follows the guest's console to its end.
 fn watch(
     mut vm: MicroVm,
-    port: &Watched,
+    port: Option<&Watched>,
     world: &World,
-    pins: &PinDir,
+    by: &By,
     progress: &mut Progress,
 ) -> Result<Seen> {
     let stats = |vm: &MicroVm| -> Result<Value> {
@@ -147,7 +183,8 @@ fn watch(
         &format!("{} opened and closed", grouped(done)),
     );
     let after_connections = stats(&vm)?;
-    let port_before_streams = port.carried(&world.host)?.frames();
+    let carried = || port.map(|port| port.carried(&world.host)).transpose();
+    let before_streams = carried()?.map(|carried| carried.frames());
     let why_denied = vm.run(&["why", VM, &format!("{DENIED}:443")])?.stdout;
     let flows = flows_of_the_upload(&vm)?;
     let up = said(&mut vm, "stream")?;
@@ -155,7 +192,7 @@ fn watch(
     let down = said(&mut vm, "stream")?;
     progress.step("download", &rate(&down));
     let after_streams = stats(&vm)?;
-    let carried = port.carried(&world.host)?;
+    let after = carried()?;
     let end = vm.finish(WAIT)?;
     progress.step(
         "end",
@@ -164,8 +201,16 @@ fn watch(
     let links = world.host.ip("-brief link")?;
     let ours = |line: &&str| line.starts_with("sgvm") || line.starts_with("sgport");
     let left = links.lines().filter(ours).map(str::to_owned);
-    let pinned = pins.pins();
-    let left = left.chain(pinned.iter().map(|pin| pin.display().to_string()));
+    let kept: Vec<String> = match by {
+        By::Root(pins) => pins
+            .pins()
+            .iter()
+            .map(|pin| pin.display().to_string())
+            .collect(),
+        By::User(user) if user.has_nothing_left() => Vec::new(),
+        By::User(_) => vec!["tables of the user's".into()],
+    };
+    let left = left.chain(kept);
     Ok(Seen {
         lines: Lines {
             boot,
@@ -180,8 +225,7 @@ fn watch(
         after_connections,
         after_streams,
         flows,
-        port_before_streams,
-        port: carried,
+        port: before_streams.zip(after),
         why_denied: String::from_utf8_lossy(&why_denied).trim().to_owned(),
         end,
         left: left.collect(),

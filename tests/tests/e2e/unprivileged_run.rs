@@ -2,21 +2,23 @@
 
 use std::{
     fs,
-    io::{BufRead as _, BufReader, Read as _},
     path::Path,
-    process::{Child, ChildStdout, Command, Stdio},
+    process::{Command, Stdio},
+    time::Duration,
 };
 
 use serde_json::Value;
 use slipgate_testbed::{
-    require_kvm, require_root_and_tun,
+    MicroVm, MicroVmEnd, require_kvm, require_root_and_tun,
     servers::{Answer, DnsServer, TcpServer, TcpService, Zone},
     signal,
     world::{SERVER, SERVER_2},
 };
 
-use crate::{eventually, unprivileged::Place};
+use crate::unprivileged::Place;
 
+const WAIT: Duration = Duration::from_secs(20);
+const MINUTE: Duration = Duration::from_secs(60);
 const STREAMS: u16 = 7000;
 const CLOSE: u16 = 7001;
 const ECHO: u16 = 7002;
@@ -24,80 +26,16 @@ const FORBIDDEN: u16 = 7100;
 /// Bytes of a stream: many times every queue on the way.
 const STREAM_BYTES: u64 = 30_000_000;
 
-/// `slipgate run --mode userspace --name vm`; killed on drop.
-struct Vm {
-    child: Child,
-    console: BufReader<ChildStdout>,
+fn start(place: &Place, line: &str, flags: &[&str]) -> MicroVm {
+    let all = [&["--name", "vm", "--cmdline", line], flags].concat();
+    MicroVm::start_by(&place.world.host, &place.user, &all).unwrap()
 }
 
-/// How it ended.
-struct End {
-    status: Option<i32>,
-    /// Objects that the guest printed after what was read before.
-    said: Vec<Value>,
-    report: Value,
-}
-
-impl Vm {
-    fn start(place: &Place, line: &str, flags: &[&str]) -> Self {
-        let report = place.file("run/report.json");
-        let mut args = vec!["run", "--mode", "userspace", "--name", "vm"];
-        args.extend(["--cmdline", line, "--report", report.to_str().unwrap()]);
-        args.extend(flags);
-        let mut command: Command = place.slipgate_with_kvm(&args);
-        command.stdin(Stdio::null()).stdout(Stdio::piped());
-        let mut child = place.world.host.spawn(command).unwrap();
-        let console = BufReader::new(child.stdout.take().unwrap());
-        Self { child, console }
-    }
-
-    /// Reads the guest's lines until one has this key.
-    fn await_line(&mut self, key: &str) -> Value {
-        let lines = self.console.by_ref().lines();
-        let mut objects = lines.map_while(|line| serde_json::from_str(&line.ok()?).ok());
-        let found = objects.find(|object: &Value| object.get(key).is_some());
-        found.unwrap_or_else(|| panic!("it did not say {key}"))
-    }
-
-    /// Process of this role.
-    fn process(&self, title: &str) -> u32 {
-        let children = format!("/proc/{0}/task/{0}/children", self.child.id());
-        let children = fs::read_to_string(children).unwrap();
-        let is_it = |pid: &&str| {
-            let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-            line.starts_with(title.as_bytes())
-        };
-        let pid = children.split_whitespace().find(is_it);
-        let pid = pid.unwrap_or_else(|| panic!("no {title} among {children:?}"));
-        pid.parse().unwrap()
-    }
-
-    /// Waits for the end, and checks that nothing is left.
-    fn end(mut self, place: &Place) -> End {
-        let lines = self.console.by_ref().lines().map_while(Result::ok);
-        let said = lines.filter_map(|line| serde_json::from_str(&line).ok());
-        let said = said.collect();
-        let status = self.child.wait().unwrap();
-        assert!(is_empty(&place.file("run/slipgate")));
-        let report = fs::read(place.file("run/report.json")).unwrap();
-        End {
-            status: status.code(),
-            said,
-            report: serde_json::from_slice(&report).unwrap(),
-        }
-    }
-}
-
-impl Drop for Vm {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-/// Whether a directory is not there, or has nothing in it.
-fn is_empty(dir: &Path) -> bool {
-    fs::read_dir(dir).map_or(true, |mut entries| entries.next().is_none())
+/// Waits for the end. Returns it with its status, and checks that nothing is left.
+fn end(vm: MicroVm, place: &Place) -> (Option<i32>, MicroVmEnd) {
+    let end = vm.finish(WAIT).unwrap();
+    assert!(place.user.has_nothing_left());
+    (end.status.code(), end)
 }
 
 fn json(place: &Place, command: &str) -> Value {
@@ -140,10 +78,11 @@ fn its_vm_has_a_lease_names_streams_and_its_policy() {
          stream {host}:{STREAMS} {STREAM_BYTES} up x2; stream {host}:{STREAMS} {STREAM_BYTES} down x2; \
          crr {host}:{FORBIDDEN} 1; wait 60s"
     );
-    let mut vm = Vm::start(&place, &line, &flags);
+    let mut vm = start(&place, &line, &flags);
     let mut done = Vec::new();
     while done.len() < 7 {
-        done.push(vm.await_line("workload"));
+        let line = vm.await_line("\"workload\"", MINUTE).unwrap();
+        done.push(line.json().unwrap());
     }
     let is_well = |workload: &Value| workload["failed"].as_u64().unwrap_or(0) == 0;
     let (last, before) = done.split_last().unwrap();
@@ -152,8 +91,8 @@ fn its_vm_has_a_lease_names_streams_and_its_policy() {
     assert!(!is_well(last), "{last}");
     assert_eq!((forbidden.accepted(), close.accepted()), (0, 200));
 
-    for title in ["slipgate-engine", "slipgate-vmm"] {
-        let status = fs::read_to_string(format!("/proc/{}/status", vm.process(title))).unwrap();
+    for (title, pid) in [("engine", vm.engine_pid()), ("VMM", vm.vmm_pid())] {
+        let status = fs::read_to_string(format!("/proc/{}/status", pid.unwrap())).unwrap();
         for line in ["NoNewPrivs:\t1", "Seccomp:\t2", "CapBnd:\t0000000000000000"] {
             assert!(status.contains(line), "{title} has not {line}: {status}");
         }
@@ -187,9 +126,9 @@ fn its_vm_has_a_lease_names_streams_and_its_policy() {
     assert!(why.starts_with("no: "), "{why}");
     assert_eq!(resolver.udp_queries("evil.test"), 0);
 
-    signal(vm.child.id(), libc::SIGTERM);
-    let end = vm.end(&place);
-    assert_eq!(end.status, Some(143));
+    signal(vm.broker_pid(), libc::SIGTERM);
+    let (status, end) = end(vm, &place);
+    assert_eq!(status, Some(143));
     assert_eq!(end.report["outcome"], "stopped");
     assert_eq!(end.report["tap"], Value::Null);
     assert_eq!(end.report["nat"]["vm"], "vm");
@@ -219,18 +158,14 @@ fn it_ends_with_its_vm() {
     require_root_and_tun!();
     require_kvm!();
     let place = Place::new();
-    let end = Vm::start(&place, "selftest", &["--dns", "none"]).end(&place);
-    assert_eq!(end.status, Some(0));
-    let checks = end
-        .said
-        .iter()
-        .filter(|line| line.get("selftest").is_some());
-    let mut checks = checks.peekable();
-    assert!(checks.peek().is_some() && checks.all(|check| check["ok"] == true));
-    assert_eq!(end.report["exit_code"], 0);
-    let end = Vm::start(&place, "crr 10.0.2.2:1 1", &["--dns", "none"]).end(&place);
+    let (status, ended) = end(start(&place, "selftest", &["--dns", "none"]), &place);
+    assert_eq!((status, &ended.report["exit_code"]), (Some(0), &0.into()));
+    let checks = ended.said("selftest");
+    assert!(checks.len() > 10 && checks.iter().all(|check| check["ok"] == true));
+    let vm = start(&place, "crr 10.0.2.2:1 1", &["--dns", "none"]);
+    let (status, ended) = end(vm, &place);
     assert_eq!(
-        (end.status, &end.report["outcome"]),
+        (status, &ended.report["outcome"]),
         (Some(1), &"exited".into())
     );
 }
@@ -240,18 +175,14 @@ fn an_engine_or_a_vmm_that_dies_ends_it() {
     require_root_and_tun!();
     require_kvm!();
     let place = Place::new();
-    for (title, status, outcome) in [
-        ("slipgate-engine", 123, "nat_failed"),
-        ("slipgate-vmm", 122, "vmm_killed"),
-    ] {
-        let mut vm = Vm::start(&place, "wait 60s", &["--dns", "none"]);
-        vm.await_line("boot");
-        let of_the_other = |title: &str| eventually(title, || Some(vm.process(title)));
-        let pids = ["slipgate-engine", "slipgate-vmm"].map(of_the_other);
-        signal(vm.process(title), libc::SIGKILL);
-        let end = vm.end(&place);
+    for (is_engine, status, outcome) in [(true, 123, "nat_failed"), (false, 122, "vmm_killed")] {
+        let mut vm = start(&place, "wait 60s", &["--dns", "none"]);
+        vm.await_line("\"boot\"", WAIT).unwrap();
+        let pids = [vm.engine_pid().unwrap(), vm.vmm_pid().unwrap()];
+        signal(pids[usize::from(!is_engine)], libc::SIGKILL);
+        let (ended, end) = end(vm, &place);
         assert_eq!(
-            (end.status, &end.report["outcome"]),
+            (ended, &end.report["outcome"]),
             (Some(status), &outcome.into())
         );
         let is_gone = |pid: &u32| !Path::new(&format!("/proc/{pid}")).exists();
@@ -279,7 +210,10 @@ fn without_a_mode_it_says_why_it_is_this_one() {
     let place = Place::new();
     let run = |flags: &[&str]| {
         let args = ["run", "--dns", "none", "--cmdline", "ping 10.0.2.2 1"];
-        output(&place, place.slipgate_with_kvm(&[&args, flags].concat()))
+        output(
+            &place,
+            place.user.slipgate_with_kvm(&[&args, flags].concat()),
+        )
     };
     let (status, _, said) = run(&[]);
     assert_eq!(status, Some(0), "{said}");
@@ -292,7 +226,7 @@ fn without_a_mode_it_says_why_it_is_this_one() {
     );
     let (status, _, said) = run(&["--mode", "hybrid"]);
     assert!(status == Some(1) && !said.contains("user mode"), "{said}");
-    let (status, found, _) = output(&place, place.slipgate_with_kvm(&["doctor"]));
+    let (status, found, _) = output(&place, place.user.slipgate_with_kvm(&["doctor"]));
     assert_eq!(status, Some(1));
     assert!(
         found.contains("MISSING  capabilities") && found.contains("User mode can"),
@@ -312,5 +246,5 @@ fn without_kvm_it_names_the_group_and_leaves_nothing() {
         said.contains("/dev/kvm") && said.contains("kvm $USER"),
         "{said}"
     );
-    assert!(is_empty(&place.file("run/slipgate")));
+    assert!(place.user.has_nothing_left());
 }

@@ -293,6 +293,34 @@ fn what_the_tap_does_not_take_waits_in_order() {
     }
 }
 
+/// The peer makes room while a batch is being sent.
+#[test]
+fn no_frame_overtakes_another_on_a_socket() {
+    const BATCH: u32 = 60;
+    let (mut rig, peer) = Rig::on_socket(IoMethod::Auto, ALL, 64);
+    for _ in 0..50 {
+        for number in 0..BATCH {
+            let mut bytes = frame(if number % 2 == 0 { 60_000 } else { 60 });
+            bytes[20..24].copy_from_slice(&number.to_le_bytes());
+            rig.add_on(1, &with_header(PLAIN, &bytes));
+        }
+        let numbers = std::thread::scope(|scope| {
+            let taken = scope.spawn(|| {
+                let frames = std::iter::repeat_with(|| receive(&peer)).flatten();
+                let number = |frame: Vec<u8>| *frame[HEADER + 20..].first_chunk().unwrap();
+                let numbers = frames.map(number).map(u32::from_le_bytes);
+                numbers.take(BATCH as usize).collect::<Vec<_>>()
+            });
+            rig.tx().kick();
+            taken.join().unwrap()
+        });
+        assert_eq!(numbers, (0..BATCH).collect::<Vec<_>>());
+        for _ in 0..BATCH {
+            rig.tx().wait_used();
+        }
+    }
+}
+
 #[test]
 fn interrupts_come_when_they_are_wanted_and_once_a_batch() {
     for event_idx in [false, true] {

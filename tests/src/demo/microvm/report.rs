@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde_json::Value;
 
-use super::{CONNECTIONS, DENIED, NAME, STREAM_BYTES, Seen, ms, number};
+use super::{By, CONNECTIONS, Carried, DENIED, NAME, STREAM_BYTES, Seen, ms, number};
 use crate::{
     flow_table,
     progress::{Progress, bytes, grouped},
@@ -13,36 +13,41 @@ use crate::{
 /// Two connections each way.
 const STREAMS: u64 = 4;
 
-pub(super) fn print(seen: &Seen, questions_upstream: u64, progress: &mut Progress) {
-    boot(seen, progress);
+pub(super) fn print(seen: &Seen, by: &By, questions_upstream: u64, progress: &mut Progress) {
+    boot(seen, by, progress);
     network(seen, questions_upstream, progress);
     connections(seen, progress);
     streams(seen, progress);
     flow_table::print(&seen.flows, progress);
-    pairs(seen, progress);
-    who_worked(seen, progress);
+    pairs(seen, by.pairs(), progress);
+    who_worked(seen, by, progress);
     end(seen, progress);
 }
 
-fn boot(seen: &Seen, progress: &mut Progress) {
+fn boot(seen: &Seen, by: &By, progress: &mut Progress) {
     progress.heading("Boot");
     let report = &seen.end.report;
     let of = |key: &str| report[key].as_f64().unwrap_or(0.0) / 1e3;
     let (prepared, first_line) = (of("prepared_us"), of("first_line_us"));
     let all = ms(seen.lines.boot.after);
+    let made = match by {
+        By::Root(_) => "BPF programs, engine and VMM",
+        By::User(_) => "engine and VMM",
+    };
     progress.line(&format!(
-        "  {all:.0} ms from the command until the guest's stack is up: {prepared:.0} for BPF programs, \
-         engine and VMM, {first_line:.1} from its first instruction to its first line, {:.0} for its \
+        "  {all:.0} ms from the command until the guest's stack is up: {prepared:.0} for {made}, \
+         {first_line:.1} from its first instruction to its first line, {:.0} for its \
          CPUs, PCI bus and network card",
         all - prepared - first_line
     ));
     let machine = seen.end.said("machine");
     let guest = machine.first().map_or(&Value::Null, |line| line);
     progress.line(&format!(
-        "  {} vCPUs, {} MiB, {}; network card with 2 queue pairs, MSI-X",
+        "  {} vCPUs, {} MiB, {}; network card with {} queue pairs, MSI-X",
         guest["cpus"],
         guest["memory_mib"],
-        guest["clock"].as_str().unwrap_or("?")
+        guest["clock"].as_str().unwrap_or("?"),
+        by.pairs()
     ));
 }
 
@@ -132,8 +137,8 @@ fn streams(seen: &Seen, progress: &mut Progress) {
     }
 }
 
-/// Both queue pairs, as the VMM counted them.
-fn pairs(seen: &Seen, progress: &mut Progress) {
+/// The queue pairs, as the VMM counted them. `wanted`: how many there are.
+fn pairs(seen: &Seen, wanted: usize, progress: &mut Progress) {
     progress.heading("Queue pairs (the VMM's counters at the end)");
     let columns = [
         ("tx frames", "tx_frames"),
@@ -155,8 +160,8 @@ fn pairs(seen: &Seen, progress: &mut Progress) {
     let carried =
         |pair: &Value| number(&pair["tx_frames"]) > 100 && number(&pair["rx_frames"]) > 100;
     progress.check(
-        pairs.len() == 2 && pairs.iter().all(carried),
-        "both queue pairs carried traffic, both ways",
+        pairs.len() == wanted && pairs.iter().all(carried),
+        "every queue pair carried traffic, both ways",
     );
     progress.check(
         pairs.iter().all(|pair| sum(&pair["drops"]) == 0),
@@ -164,8 +169,8 @@ fn pairs(seen: &Seen, progress: &mut Progress) {
     );
 }
 
-/// Kernel and engine shares.
-fn who_worked(seen: &Seen, progress: &mut Progress) {
+/// Who handled the packets: in hybrid mode the kernel or the engine.
+fn who_worked(seen: &Seen, by: &By, progress: &mut Progress) {
     progress.heading("Packets, as if segmented (slipgate stats)");
     let (start, bulk) = (
         Nat::of(&seen.after_connections),
@@ -177,15 +182,22 @@ fn who_worked(seen: &Seen, progress: &mut Progress) {
         kernel: bulk.kernel - start.kernel,
         engine: bulk.engine - start.engine,
     };
+    let (moved, decided, share_of) = match by {
+        By::Root(_) => ("kernel", "engine", "by the kernel"),
+        By::User(_) => ("of flows", "decided on", "of flows"),
+    };
     for (what, nat) in [("bulk", &bulk), ("in all", &all)] {
         progress.line(&format!(
-            "  {what:<7} kernel {:>10}   engine {:>8}   {:.3} % by the kernel",
+            "  {what:<7} {moved} {:>10}   {decided} {:>8}   {:.3} % {share_of}",
             grouped(nat.kernel),
             grouped(nat.engine),
             share(nat)
         ));
     }
-    engine_port(seen, progress);
+    match &seen.port {
+        Some((before, after)) => engine_port(*before, after, progress),
+        None => frames_and_segments(seen, &all, progress),
+    }
     let nat = &seen.end.report["nat"];
     let drops = nat["drops"].as_object().into_iter().flatten();
     let drops: Vec<String> = drops
@@ -202,8 +214,23 @@ fn who_worked(seen: &Seen, progress: &mut Progress) {
     progress.check(lost == 0, "nothing was lost on the way to the engine");
 }
 
+/// That streams passed whole between guest and engine: a frame has many segments.
+fn frames_and_segments(seen: &Seen, all: &Nat, progress: &mut Progress) {
+    let pair = &seen.end.report["vmm"]["net"]["pairs"][0];
+    let frames = number(&pair["tx_frames"]) + number(&pair["rx_frames"]);
+    progress.line(&format!(
+        "  {} packets in {} frames between the guest's card and the engine",
+        grouped(all.kernel + all.engine),
+        grouped(frames)
+    ));
+    progress.check(
+        frames > 0 && all.kernel > 4 * frames,
+        "streams passed whole: the card carried a fourth of the packets at most",
+    );
+}
+
 /// Which frames went to the engine, and that none of the streams' did but their first.
-fn engine_port(seen: &Seen, progress: &mut Progress) {
+fn engine_port(before: u64, all: &Carried, progress: &mut Progress) {
     let listed = |kinds: &BTreeMap<&str, u64>| {
         let each: Vec<String> = kinds
             .iter()
@@ -211,7 +238,6 @@ fn engine_port(seen: &Seen, progress: &mut Progress) {
             .collect();
         each.join(", ")
     };
-    let (all, before) = (&seen.port, seen.port_before_streams);
     progress.line(&format!(
         "  the engine port carried {}",
         listed(&all.by_kind_since(0))
@@ -252,7 +278,7 @@ fn end(seen: &Seen, progress: &mut Progress) {
     progress.check(
         seen.left.is_empty(),
         &match seen.left.is_empty() {
-            true => "no pin and no device is left".to_owned(),
+            true => "nothing is left: no pin, no device, no table".to_owned(),
             false => format!("left: {}", seen.left.join(", ")),
         },
     );

@@ -113,7 +113,7 @@ impl Net {
             let (mailbox, inbox) = mailbox().map_err(tried("make an eventfd"))?;
             let worker = Worker {
                 tap: tap.descriptor(index),
-                io: frame_io::new(config.io, tap.descriptor(index))
+                io: frame_io::new(tap.method(config.io), tap.descriptor(index))
                     .map_err(tried("set io_uring up"))?,
                 waits: Waits::new(inbox.descriptor()).map_err(tried("make an epoll"))?,
                 inbox,

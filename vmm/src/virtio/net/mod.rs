@@ -77,7 +77,7 @@ impl NetConfig {
 /// Method of moving frames between the guest's buffers and the TAP.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum IoMethod {
-    /// io_uring where the host allows it, else [`IoMethod::Vectored`].
+    /// io_uring on a TAP where the host allows it, else [`IoMethod::Vectored`].
     #[default]
     Auto,
     /// io_uring: one system call for a batch of frames.

@@ -12,7 +12,7 @@ use std::{
     sync::{Mutex, PoisonError},
 };
 
-use super::{NetError, features::Offloads, tried};
+use super::{IoMethod, NetError, features::Offloads, tried};
 
 /// Length of `struct virtio_net_hdr_v1`, bytes. The header is the same on the ring and on the TAP,
 /// so it passes through unchanged.
@@ -92,6 +92,16 @@ impl Tap {
     /// Returns the offloads that the device supports.
     pub(super) fn offloads(&self) -> Offloads {
         self.can
+    }
+
+    /// Returns the method of reading and writing frames. In a batch of io_uring, the peer of a socket
+    /// may make room between two frames, so that the second one overtakes the first; one call for each
+    /// frame keeps their order.
+    pub(super) fn method(&self, wanted: IoMethod) -> IoMethod {
+        match (self.kind, wanted) {
+            (Kind::Socket, IoMethod::Auto) => IoMethod::Vectored,
+            (_, wanted) => wanted,
+        }
     }
 
     /// Sets the offloads that the guest accepts from now on.

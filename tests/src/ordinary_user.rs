@@ -1,0 +1,109 @@
+//! A user without any privilege, what is theirs, and slipgate as they start it.
+
+use std::{
+    fs,
+    os::unix::fs::{PermissionsExt as _, chown},
+    path::{Path, PathBuf},
+    process::{Command, Output},
+    sync::Arc,
+};
+
+use tempfile::TempDir;
+
+use crate::{
+    error::{Result, Tried},
+    netns::NetNs,
+    slipgate::{binary, refusals_of},
+};
+
+/// A user with nothing.
+const USER: u32 = 61_234;
+
+/// A directory in which the user has the binary, a run-time directory (`run`) and nothing else.
+#[derive(Clone, Debug)]
+pub struct OrdinaryUser {
+    dir: Arc<TempDir>,
+}
+
+impl OrdinaryUser {
+    /// Makes the directory; it goes with the last copy of this.
+    ///
+    /// # Errors
+    /// It can't be made, or there is no binary to copy.
+    pub fn new() -> Result<Self> {
+        let dir = TempDir::new().tried("make a user's directory")?;
+        let user = Self { dir: Arc::new(dir) };
+        permit(user.dir.path(), 0o755)?;
+        user.install(&binary()?, "slipgate")?;
+        let run = user.file("run");
+        fs::create_dir(&run).tried("make a run-time directory")?;
+        permit(&run, 0o700)?;
+        chown(&run, Some(USER), Some(USER)).tried("give a run-time directory to the user")?;
+        fs::create_dir(user.file("devices")).tried("make a directory for devices")?;
+        Ok(user)
+    }
+
+    /// Returns the path of a file of theirs.
+    pub fn file(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    /// Copies a program to where they may execute it.
+    ///
+    /// # Errors
+    /// It can't be copied.
+    pub fn install(&self, program: &Path, name: &str) -> Result<()> {
+        let to = self.file(name);
+        fs::copy(program, &to).tried("copy a program")?;
+        permit(&to, 0o755)
+    }
+
+    /// A slipgate command of theirs. Most distributions let everybody open /dev/net/tun; here it is made
+    /// so in a mount namespace.
+    pub fn slipgate(&self, args: &[&str]) -> Command {
+        const AS_USER: &str = "mount -t tmpfs none /dev/net && mknod -m 666 /dev/net/tun c 10 200 \
+            && exec setpriv --reuid \"$1\" --regid \"$1\" --clear-groups --no-new-privs \
+            --bounding-set=-all -- \"${@:2}\"";
+        let mut command = Command::new("unshare");
+        command
+            .args(["--mount", "bash", "-c", AS_USER, "bash", &USER.to_string()])
+            .arg(self.file("slipgate"))
+            .args(args)
+            .env("XDG_RUNTIME_DIR", self.file("run"));
+        command
+    }
+
+    /// A slipgate command of theirs, in a mount namespace in which everybody may open /dev/kvm.
+    pub fn slipgate_with_kvm(&self, args: &[&str]) -> Command {
+        const OPENED: &str = "mount -t tmpfs none \"$1\" && mknod -m 666 \"$1/kvm\" c 10 232 \
+            && mount --bind \"$1/kvm\" /dev/kvm && exec \"${@:2}\"";
+        let inner = self.slipgate(args);
+        let mut command = Command::new("unshare");
+        command
+            .args(["--mount", "bash", "-c", OPENED, "bash"])
+            .arg(self.file("devices"))
+            .arg(inner.get_program())
+            .args(inner.get_args())
+            .env("XDG_RUNTIME_DIR", self.file("run"));
+        command
+    }
+
+    /// Runs a slipgate command of theirs in a network namespace. `why` may say no.
+    ///
+    /// # Errors
+    /// It can't be started, or fails.
+    pub fn run(&self, ns: &NetNs, args: &[&str]) -> Result<Output> {
+        ns.output_with(self.slipgate(args), refusals_of(args))
+    }
+
+    /// Whether slipgate has left no table, lock or socket of theirs.
+    pub fn has_nothing_left(&self) -> bool {
+        let entries = fs::read_dir(self.file("run/slipgate"));
+        entries.map_or(true, |mut entries| entries.next().is_none())
+    }
+}
+
+fn permit(path: &Path, mode: u32) -> Result<()> {
+    let permissions = fs::Permissions::from_mode(mode);
+    fs::set_permissions(path, permissions).tried("permit a file to the user")
+}
