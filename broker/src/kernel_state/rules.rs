@@ -4,8 +4,7 @@
 //! Several processes share the array. Each takes a run of free elements for its rules, or the run
 //! that has the same rules already (its predecessor's). A run is not freed while the maps live,
 //! since flows may name it, unless the array is full: then elements that no flow names any more are
-//! reused. A process that changes its rules first reuses such elements of its own, except those of
-//! the rules in force: two runs alternate. An element that has the rule of its place already is part
+//! reused, first of the process's own, except those of the rules in force. An element that has the rule of its place already is part
 //! of a run whoever names it: after many changes flows name a few rules of each of many runs, which
 //! differ little from the next.
 //!
@@ -76,12 +75,10 @@ pub(crate) fn write(
         Some(run)
     };
     let is_own = |index: u32| own.iter().any(|run| run.contains(&index));
-    let same = same(&present, &wanted);
-    let run = match own {
-        [] => same.or_else(|| place(&present, &wanted)),
-        _ => same.or_else(|| again(without(&is_own))),
-    };
-    let run = run.or_else(|| again(without(&|_| true)));
+    // Which elements flows name is found out by reading every slot: only where there is no room.
+    let run = place(&present, &wanted)
+        .or_else(|| again((!own.is_empty()).then(|| without(&is_own))?))
+        .or_else(|| again(without(&|_| true)));
     let Some(run) = run else {
         bail!(no_room(rules.len(), in_use.len(), own.is_empty()));
     };
