@@ -8,7 +8,7 @@ use crate::{
     packet::{
         Packet, Transport,
         build::{self, Segment},
-        icmp::{ECHO_REPLY, TIME_EXCEEDED, UNREACHABLE, Unreachable},
+        icmp::{ECHO_REPLY, PARAMETER_PROBLEM, TIME_EXCEEDED, UNREACHABLE, Unreachable},
         transport::Tcp,
     },
     port::{Outbox, Side},
@@ -42,9 +42,14 @@ pub enum IcmpError {
     TooBig(u32),
     /// TTL exceeded in transit.
     TtlExceeded,
+    /// Parameter problem, with the offset of the octet that is refused (RFC 792).
+    ParameterProblem(u8),
 }
 
 impl IcmpError {
+    /// The first IPv4 option is refused.
+    pub const FIRST_OPTION: Self = Self::ParameterProblem(20);
+
     /// Returns type, code and second word of the ICMP header.
     fn header(self) -> (u8, u8, u32) {
         match self {
@@ -56,6 +61,7 @@ impl IcmpError {
                 mtu.min(0xffff),
             ),
             Self::TtlExceeded => (TIME_EXCEEDED, 0, 0),
+            Self::ParameterProblem(pointer) => (PARAMETER_PROBLEM, 0, u32::from(pointer) << 24),
         }
     }
 }

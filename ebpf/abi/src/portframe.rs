@@ -163,7 +163,7 @@ pub enum Handover {
     Icmp = 9,
     /// From the uplink: a packet to a forward that has no flow yet.
     Forward = 10,
-    /// An IPv4 fragment or a header with options, for the engine to count or reassemble.
+    /// From the guest: a packet with IPv4 options, for the engine to refuse.
     Uncommon = 11,
 }
 

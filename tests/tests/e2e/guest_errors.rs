@@ -1,6 +1,10 @@
 //! ICMP errors of a router: time exceeded, fragmentation needed, unreachable; and MSS clamping.
 
-use std::{net::Ipv4Addr, time::Duration};
+use std::{
+    net::{Ipv4Addr, UdpSocket},
+    os::fd::AsRawFd as _,
+    time::Duration,
+};
 
 use slipgate_testbed::{
     Capture, GuestConfig, NetNs, WorldConfig,
@@ -247,4 +251,32 @@ fn a_route_s_mtu_that_falls_does_not_hang_what_is_open() {
     host.ip(&format!("route change {default}")).unwrap();
     std::thread::sleep(BRIEFLY);
     assert_eq!(send(1400), None);
+}
+
+#[test]
+fn ip_options_are_refused_by_a_parameter_problem() {
+    require_root_and_tun!();
+    let stand = Stand::new(&[]);
+    let echo = UdpServer::start(&stand.world.net, (SERVER, 7), UdpService::Echo).unwrap();
+    stand.run(|| {
+        let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
+        socket.set_read_timeout(Some(WAIT)).unwrap();
+        socket.connect(echo.address()).unwrap();
+        socket.send(b"without").unwrap();
+        socket.recv(&mut [0; 16]).unwrap();
+        // No operation, twice, and the end.
+        let options = [1_u8, 1, 1, 0];
+        // SAFETY: the option's value is four readable bytes.
+        let set = unsafe {
+            let value = options.as_ptr().cast();
+            let fd = socket.as_raw_fd();
+            libc::setsockopt(fd, libc::IPPROTO_IP, libc::IP_OPTIONS, value, 4)
+        };
+        assert_eq!(set, 0);
+        socket.send(b"with").unwrap();
+        let refused = socket.recv(&mut [0; 16]).unwrap_err();
+        assert_eq!(refused.raw_os_error(), Some(libc::EPROTO), "{refused}");
+    });
+    assert_eq!(echo.datagrams(), 1);
+    assert_eq!(stand.dropped("ip_options"), 1);
 }

@@ -143,7 +143,7 @@ fn handover(code: u8) -> &'static str {
         Some(Handover::Local) => "to the guest's network",
         Some(Handover::Icmp) => "ICMP",
         Some(Handover::Forward) => "to a forward",
-        Some(Handover::Uncommon) => "fragment or options",
+        Some(Handover::Uncommon) => "IP options",
         None => "?",
     }
 }

@@ -62,22 +62,25 @@ pub(crate) enum Finish {
 }
 
 /// Reason why a frame holds no packet that can be handled.
-pub(crate) enum Unread {
+pub(crate) enum Unread<'p> {
     Arp,
+    /// Its IPv4 header has options.
+    Options(Packet<'p>),
     Drop(DropReason),
 }
 
-impl Unread {
+impl Unread<'_> {
     pub(crate) fn reason(&self) -> DropReason {
         match self {
             Self::Arp => DropReason::EtherType,
+            Self::Options(_) => DropReason::IpOptions,
             Self::Drop(reason) => *reason,
         }
     }
 }
 
 /// Parses the packet of a frame.
-pub(crate) fn read(frame: Frame<'_>) -> Result<Packet<'_>, Unread> {
+pub(crate) fn read(frame: Frame<'_>) -> Result<Packet<'_>, Unread<'_>> {
     let drop = Unread::Drop;
     match frame.ethertype {
         ETHERTYPE_IPV4 => {}
@@ -89,12 +92,13 @@ pub(crate) fn read(frame: Frame<'_>) -> Result<Packet<'_>, Unread> {
     if ip.is_fragment() {
         return Err(drop(DropReason::Fragment));
     }
-    if ip.has_options() {
-        return Err(drop(DropReason::IpOptions));
-    }
+    let has_options = ip.has_options();
     let packet = Packet::parse(ip).map_err(|_| drop(DropReason::Malformed))?;
     if packet.transport == Transport::Other {
         return Err(drop(DropReason::IpProtocol));
     }
-    Ok(packet)
+    match has_options {
+        true => Err(Unread::Options(packet)),
+        false => Ok(packet),
+    }
 }

@@ -187,6 +187,10 @@ impl<D: Datapath> Core<D> {
                 let cx = &mut Context::new(now_ns, &mut self.out.queue, poller);
                 return (done(services::arp(&mut vm.net, frame.l3, cx)), whole);
             }
+            Err(Unread::Options(packet)) if !from_world => {
+                vm.net.stats.traffic(traffic, 1, whole.bytes);
+                return (self.refuse_options(vm, &packet, now_ns), whole);
+            }
             Err(unread) => {
                 vm.net.stats.traffic(traffic, 1, whole.bytes);
                 return (Finish::Drop(unread.reason()), whole);
@@ -274,6 +278,17 @@ impl<D: Datapath> Core<D> {
             Some(Handover::Arp | Handover::Forward | Handover::Uncommon | Handover::Dhcp)
             | None => Finish::Drop(DropReason::BadCommand),
         }
+    }
+
+    /// Drops a guest's packet with IPv4 options, and tells the guest (RFC 792, Parameter Problem).
+    fn refuse_options(&mut self, vm: &mut VmState, packet: &Packet<'_>, now_ns: u64) -> Finish {
+        if packet.ip.source != vm.net.guest.into() {
+            return Finish::Drop(DropReason::Spoofed);
+        }
+        let (error, out) = (IcmpError::FIRST_OPTION, &mut self.out.queue);
+        vm.answers
+            .icmp(&vm.net, Side::Guest, packet, error, out, now_ns);
+        Finish::Drop(DropReason::IpOptions)
     }
 
     /// Drops a packet whose TTL has expired, whether or not it belongs to a flow or would have

@@ -70,6 +70,10 @@ pub fn run<K: Kernel>(kernel: K) -> K::End {
     }
     let mut packet = match Packet::parse_network::<K, ETHERNET_LEN>(kernel) {
         Ok(packet) => packet,
+        // The engine tells the guest.
+        Err(DropReason::IpOptions) if !group => {
+            return hand_over::<K, ETHERNET_LEN>(kernel, row, Handover::Uncommon, 0);
+        }
         Err(reason) => return drop_frame::<K, ETHERNET_LEN>(kernel, row, reason),
     };
     // Bytes after the packet would travel uncounted.

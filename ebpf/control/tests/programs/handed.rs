@@ -113,6 +113,15 @@ fn what_needs_a_decision_goes_to_the_engine_as_it_came() {
 }
 
 #[test]
+fn ip_options_are_the_engines_to_refuse_even_with_a_flow() {
+    let mut datapath = loaded!();
+    datapath.admit(Flow::new(Protocol::Tcp));
+    let mut frame = Frame::tx(Protocol::Tcp).bytes();
+    frame[14] = 0x46;
+    datapath.expect_handover(EGRESS, &frame, Handover::Uncommon, 0);
+}
+
+#[test]
 fn dns_goes_to_the_engine_even_with_a_flow() {
     for protocol in [Protocol::Udp, Protocol::Tcp] {
         let mut datapath = loaded!();

@@ -74,7 +74,14 @@ fn what_no_guest_may_send_is_dropped_by_its_reason() {
             }
             .bytes(),
         ),
-        ("options", DropReason::IpOptions, raw(&|b| b[14] = 0x46)),
+        (
+            "options, to all",
+            DropReason::IpOptions,
+            raw(&|b| {
+                b[0] = 1;
+                b[14] = 0x46;
+            }),
+        ),
         ("IHL 4", DropReason::Malformed, raw(&|b| b[14] = 0x44)),
         ("version 5", DropReason::Malformed, raw(&|b| b[14] = 0x55)),
         (
