@@ -13,7 +13,7 @@ use slipgate_testbed::{
     world::{HOST, SERVER},
 };
 
-use crate::{BRIEFLY, WAIT, api::Stand, eventually};
+use crate::{BRIEFLY, GUEST, WAIT, api::Stand, at, eventually};
 
 /// The second uplink.
 const OWN: &str = "up1";
@@ -98,6 +98,30 @@ fn a_vm_leaves_by_its_own_uplink_and_others_by_the_daemons() {
     other
         .run(|| EchoSession::new(&mut kept).round(10_000))
         .unwrap();
+}
+
+#[test]
+fn a_forward_is_reached_by_its_vms_own_uplink_only() {
+    require_root_and_tun!();
+    let stand = Stand::new();
+    let net = &stand.world().net;
+    add_uplink(stand.world());
+    let guest = stand.guest("tap0");
+    let _echo = TcpServer::start(&guest.ns, (GUEST, 80), TcpService::Echo).unwrap();
+    let body = json!({ "tap": "tap0", "uplink": OWN, "forwards": ["tcp:8080:80"] });
+    assert_eq!(stand.ask("PUT", "/v1/vms/a", Some(body)).0, 201);
+    let mut stream = net
+        .run(|| tcp::connect(at(OWN_ADDRESS, 8080), WAIT))
+        .unwrap();
+    EchoSession::new(&mut stream).round(10_000).unwrap();
+    let by_other = net.run(|| tcp::connect_outcome(at(HOST, 8080), BRIEFLY));
+    assert!(matches!(by_other.unwrap(), ConnectOutcome::TimedOut(_)));
+    let (_, stats) = stand.ask("GET", "/v1/stats", None);
+    assert_eq!(
+        stats["vms"][0]["refused"]["no_route"].as_u64(),
+        Some(1),
+        "{stats}"
+    );
 }
 
 #[test]

@@ -84,7 +84,12 @@ fn plan<D: Datapath>(
     let room = if rules.may_come_in(&vm.net, world.remote.into()) {
         let route = nat.network.route(vm.net.id, world.remote.into());
         let room = || Room::find(nat, vm, true, now_ns);
-        let hop = route.hop();
+        // Answers from another uplink's address would reach nobody, and tell who the guest is.
+        let leaves_by = |hop: &(Hop, _)| {
+            let own = nat.network.uplink_of(vm.net.id);
+            own.is_none() || routes.carries(hop.0.ifindex, world.local.into())
+        };
+        let hop = route.hop().filter(leaves_by);
         hop.map(|(hop, _)| (hop, room())).ok_or(Refusal::NoRoute)
     } else {
         Err(Refusal::Protected)

@@ -112,6 +112,12 @@ impl RouteTable {
         addr.is_loopback() || self.host.binary_search(&addr).is_ok()
     }
 
+    /// Whether a link carries a source address: it is the link's, or the link has none of its own.
+    pub fn carries(&self, link: IfIndex, source: Ipv4Addr) -> bool {
+        let mut own = self.sources.iter().filter(|(of, _)| *of == link).peekable();
+        own.peek().is_none() || own.any(|(_, net)| net.addr() == source)
+    }
+
     /// Source address as the kernel selects it: the route's preferred one, else the link's address
     /// in the network of the next hop, else the link's first, else, on a link without address, the
     /// host's first. It is never a loopback address.

@@ -114,6 +114,9 @@ fn an_own_uplink_has_the_best_of_its_routes_of_the_longest_prefix() {
     assert_eq!(lookup("198.51.100.5"), Route::HostLocal);
     let absent = table.lookup_by("1.1.1.1".parse().unwrap(), Some(IfIndex::NONE));
     assert_eq!(absent, Route::OtherUplink { ifindex: UPLINK });
+    let carries = |link, addr: &str| table.carries(link, addr.parse().unwrap());
+    assert!(carries(OTHER, "192.0.2.1") && !carries(OTHER, "198.51.100.5"));
+    assert!(carries(IfIndex::new(9), "198.51.100.5"), "it has none");
     let default = table.lookup("1.1.1.1".parse().unwrap());
     assert_eq!(default, via("198.51.100.1", "198.51.100.5"));
 }
