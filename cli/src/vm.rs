@@ -88,7 +88,10 @@ fn put(args: &VmPutArgs, vm: VmDefinition, replaces: Replaces) -> anyhow::Result
         bail!(ANOTHER_ANSWER);
     };
     let VmStatus {
-        definition, state, ..
+        definition,
+        state,
+        lacks_uplink,
+        ..
     } = *vm;
     let change = match change {
         VmChange::Created => "added",
@@ -101,6 +104,9 @@ fn put(args: &VmPutArgs, vm: VmDefinition, replaces: Replaces) -> anyhow::Result
         state.name(),
         definition.tap
     );
+    if lacks_uplink && let Some(uplink) = &definition.uplink {
+        println!("no flow of it leaves: there is no device {uplink} yet");
+    }
     Ok(())
 }
 
@@ -142,6 +148,7 @@ fn list(args: &VmListArgs) -> anyhow::Result<()> {
             tap,
             ip,
             policy,
+            uplink,
             forwards,
             labels,
             ..
@@ -154,13 +161,18 @@ fn list(args: &VmListArgs) -> anyhow::Result<()> {
             tap,
             ip.map(|ip| ip.to_string()).unwrap_or_default(),
             policy.unwrap_or_else(|| "-".to_owned()),
+            match uplink {
+                Some(uplink) if vm.lacks_uplink => format!("{uplink} (absent)"),
+                Some(uplink) => uplink,
+                None => "-".to_owned(),
+            },
             forwards.join(","),
             labels.join(","),
         ]
     };
     let rows: Vec<_> = vms.into_iter().map(row).collect();
     let head = [
-        "VM", "STATE", "WORKER", "TAP", "GUEST", "POLICY", "FORWARDS", "LABELS",
+        "VM", "STATE", "WORKER", "TAP", "GUEST", "POLICY", "UPLINK", "FORWARDS", "LABELS",
     ];
     print!("{}", table(&head, &rows, &[]));
     Ok(())
