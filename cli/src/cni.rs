@@ -131,6 +131,7 @@ fn serve(
         policy,
         inline_policy,
         forwards: config.forwards()?,
+        uplink: config.uplink.clone(),
         host_loopback: config.host_loopback.clone(),
         quotas: config.quotas,
         labels,

@@ -48,8 +48,8 @@ impl Attached {
     }
 
     /// Attaches to the uplinks that VMs name, those that exist, and forgets the others. Returns the
-    /// names of those that changed. One that can't be attached to is as if it did not exist, until
-    /// the next change of links.
+    /// names of those that changed. One that can't be attached to is as if it did not exist, and
+    /// tried again every few seconds.
     pub(crate) fn follow_vm_uplinks(&mut self) -> BTreeSet<String> {
         let mut present = BTreeMap::new();
         for name in self.vms.uplinks() {
@@ -72,6 +72,15 @@ impl Attached {
         let names = before.keys().chain(now.keys());
         let changed = names.filter(|name| before.get(*name) != now.get(*name));
         changed.cloned().collect()
+    }
+
+    /// Whether an uplink that VMs name exists and could not be attached to when it came.
+    pub(crate) fn misses_vm_uplinks(&self) -> bool {
+        let links = self.watch.network();
+        let mut names = self.vms.uplinks();
+        names.any(|name| {
+            links.link_by_name(name).is_some() && !self.vm_uplinks.attached.contains_key(name)
+        })
     }
 
     /// Returns the VMs that name one of these uplinks, for the engines, each with its worker.

@@ -44,8 +44,11 @@ impl Broker {
         Ok(())
     }
 
-    /// Serves TAPs that are there and could not be served when they came.
+    /// Serves TAPs and uplinks that are there and could not be served when they came.
     pub(super) fn serve_what_came(&mut self) -> anyhow::Result<()> {
+        if self.parts.attached.misses_vm_uplinks() {
+            self.parts.follow_vm_uplinks()?;
+        }
         if self.vm.is_none() {
             let missing = self.parts.attached.missing_taps();
             let done = self.follow_taps(&missing);

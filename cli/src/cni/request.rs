@@ -68,6 +68,8 @@ pub(super) struct Config {
     name: Option<String>,
     /// The VMs' policy. `None`: the daemon's default policy.
     policy: Option<Policy>,
+    /// The only device by which the VMs' flows leave. `None`: the daemon's.
+    pub(super) uplink: Option<String>,
     /// Ports of the gateway that lead to the host's loopback.
     #[serde(default)]
     pub(super) host_loopback: Vec<String>,

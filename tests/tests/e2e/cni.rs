@@ -233,6 +233,7 @@ fn a_plugin_that_is_refused_leaves_nothing_and_katas_file_has_what_is_there() {
         "ip": "10.0.2.77",
         "quotas": {"max_flows": 10},
         "labels": {"tenant": "a"},
+        "uplink": "tunnel0",
     });
     let result = runtime.call("ADD", "pod", kata.clone()).unwrap();
     // containerd looks for the name that it gave.
@@ -257,6 +258,8 @@ fn a_plugin_that_is_refused_leaves_nothing_and_katas_file_has_what_is_there() {
     assert_eq!(listed[0]["mac"], "52:54:00:00:00:07");
     assert_eq!(listed[0]["quotas"]["max_flows"], 10);
     assert_eq!(listed[0]["labels"]["tenant"], "a");
+    assert_eq!(listed[0]["uplink"], "tunnel0");
+    assert_eq!(listed[0]["lacks_uplink"], true);
     runtime.call("DEL", "pod", kata.clone()).unwrap();
     assert!(!file.exists());
     assert_eq!((vms(&daemon).len(), taps(&world)), (0, 0));
