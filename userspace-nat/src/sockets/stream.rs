@@ -332,6 +332,10 @@ impl Sockets {
             }
             _ => offset as usize,
         };
+        if skipped > self.scratch.len() {
+            // There is more, and an acknowledgement brings it within reach.
+            return Ok(false);
+        }
         let start = L3_START + HEADERS_LEN;
         let into = &mut self.buffer[start..start + most as usize];
         let got = match system::peek(socket, skipped, &mut self.scratch, into) {
