@@ -9,6 +9,7 @@ use std::sync::{
 use serde::Serialize;
 
 use crate::virtio::{
+    block::{DiskCounters, DiskSnapshot},
     net::{NetCounters, NetSnapshot},
     transport::{TransportCounters, TransportSnapshot},
 };
@@ -25,6 +26,7 @@ pub struct Counters {
 pub(crate) struct DeviceCounters {
     pub(crate) net: Option<(Arc<NetCounters>, Arc<TransportCounters>)>,
     pub(crate) rng: Option<Arc<TransportCounters>>,
+    pub(crate) disks: Vec<(Arc<DiskCounters>, Arc<TransportCounters>)>,
 }
 
 impl Counters {
@@ -45,6 +47,18 @@ impl Counters {
             net: net.map(|(card, _)| card.snapshot()),
             net_transport: net.map(|(_, transport)| transport.snapshot()),
             rng_transport: self.devices.rng.as_ref().map(|rng| rng.snapshot()),
+            disks: self
+                .devices
+                .disks
+                .iter()
+                .map(|(disk, _)| disk.snapshot())
+                .collect(),
+            disk_transports: self
+                .devices
+                .disks
+                .iter()
+                .map(|(_, transport)| transport.snapshot())
+                .collect(),
         }
     }
 }
@@ -120,6 +134,10 @@ pub struct Snapshot {
     pub net_transport: Option<TransportSnapshot>,
     /// Figures of the entropy device's registers and interrupts.
     pub rng_transport: Option<TransportSnapshot>,
+    /// Figures of each disk, in order.
+    pub disks: Vec<DiskSnapshot>,
+    /// Figures of each disk's registers and interrupts, in order.
+    pub disk_transports: Vec<TransportSnapshot>,
 }
 
 /// Adding to a counter.

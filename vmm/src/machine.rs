@@ -34,7 +34,7 @@ use crate::{
     cpuid, kick, kvm, layout,
     legacy::{pm_timer::PmTimer, rtc::Rtc, serial::Console},
     memory,
-    virtio::net::NetConfig,
+    virtio::{block::DiskConfig, net::NetConfig},
 };
 
 /// Configuration of a machine.
@@ -47,6 +47,8 @@ pub struct MachineConfig {
     pub boot: BootSource,
     /// Network card; `None` for a machine without one.
     pub net: Option<NetConfig>,
+    /// Disks, in the order in which the guest finds them.
+    pub disks: Vec<DiskConfig>,
     /// Input and output of the serial console.
     pub serial: SerialIo,
     /// `/dev/kvm`, opened for reading and writing.
@@ -102,7 +104,7 @@ impl Machine {
             doorbells,
             mmio64,
         };
-        let (pci, devices) = devices::root(&platform, config.net, &config.threads)?;
+        let (pci, devices) = devices::root(&platform, config.net, config.disks, &config.threads)?;
         let shared = Arc::new(vcpu::Shared {
             memory,
             bus: Bus {

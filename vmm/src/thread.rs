@@ -12,6 +12,8 @@ pub enum ThreadKind {
     Vcpu,
     /// Moves the frames of one queue pair.
     NetWorker,
+    /// Reads and writes one disk's file.
+    Disk,
     /// Runs any other device work: the console, the control queue, virtio-rng.
     Device,
 }

@@ -66,6 +66,7 @@ fn run(net: Option<NetConfig>, cmdline: &str, image: File) -> (Outcome, String, 
             cmdline: cmdline.into(),
         },
         net,
+        disks: Vec::new(),
         serial: SerialIo {
             input: None,
             output: output.into(),

@@ -40,6 +40,7 @@ fn config(code: &Code, cpus: u8) -> (MachineConfig, Host) {
             cmdline: String::new(),
         },
         net: None,
+        disks: Vec::new(),
         serial: SerialIo {
             input: Some(input.into()),
             output: output.into(),

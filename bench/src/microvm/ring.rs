@@ -282,6 +282,7 @@ fn run_machine(cpus: u8, cmdline: String) -> Result<()> {
             cmdline,
         },
         net: Some(NetConfig::new(MAC, MTU, taps)),
+        disks: Vec::new(),
         serial: SerialIo {
             input: None,
             output: OwnedFd::from(File::options().write(true).open("/dev/stdout")?),

@@ -112,6 +112,7 @@ fn make(start: VmmStart) -> anyhow::Result<Machine> {
             cmdline: start.cmdline,
         },
         net: Some(NetConfig::new(start.mac, start.mtu, start.taps)),
+        disks: Vec::new(),
         serial: SerialIo {
             input: Some(start.input),
             output: start.output,

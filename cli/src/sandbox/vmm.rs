@@ -127,7 +127,6 @@ const MAKING: &[libc::c_long] = &[
     libc::SYS_lseek,
     libc::SYS_pread64,
     libc::SYS_readv,
-    libc::SYS_preadv,
     // eventfds, epolls, rings
     libc::SYS_eventfd2,
     libc::SYS_epoll_create1,
@@ -147,6 +146,9 @@ const CHANNEL: &[libc::c_long] = &[libc::SYS_recvmsg, libc::SYS_sendmsg];
 
 /// System calls that transfer frames.
 const FRAMES: &[libc::c_long] = &[libc::SYS_readv, libc::SYS_io_uring_enter];
+
+/// System calls that read and write a disk's file.
+const DISK: &[libc::c_long] = &[libc::SYS_preadv, libc::SYS_pwritev, libc::SYS_fdatasync];
 
 /// KVM's requests, <linux/kvm.h>: direction, size of the argument, 0xae, number.
 mod kvm {
@@ -243,7 +245,7 @@ impl Calls {
     fn making() -> Self {
         const PRCTL: &[u64] = &[libc::PR_SET_NAME as u64, libc::PR_SET_NO_NEW_PRIVS as u64];
         Self {
-            calls: vec![MAKING, CHANNEL, FRAMES],
+            calls: vec![MAKING, CHANNEL, FRAMES, DISK],
             ioctl: vec![
                 kvm::MAKING,
                 kvm::WIRING,
@@ -269,6 +271,10 @@ impl Calls {
             Thread::Of(ThreadKind::NetWorker) => Self {
                 calls: vec![FRAMES],
                 ring_register: vec![RINGS_ENABLED],
+                ..Self::default()
+            },
+            Thread::Of(ThreadKind::Disk) => Self {
+                calls: vec![DISK],
                 ..Self::default()
             },
             Thread::Of(ThreadKind::Device) => Self {

@@ -11,11 +11,12 @@ use super::{
     *,
 };
 
-const THREADS: [Thread; 5] = [
+const THREADS: [Thread; 6] = [
     Thread::Main,
     Thread::Channel,
     Thread::Of(ThreadKind::Vcpu),
     Thread::Of(ThreadKind::NetWorker),
+    Thread::Of(ThreadKind::Disk),
     Thread::Of(ThreadKind::Device),
 ];
 
@@ -105,7 +106,8 @@ fn no_new_code() {
     }
 }
 
-/// KVM_RUN is for vCPUs, the channel for who talks to the broker, frames for the workers.
+/// KVM_RUN is for vCPUs, the channel for who talks to the broker, frames for the workers,
+/// files for the disks.
 #[test]
 fn each_thread_has_its_own_calls() {
     const KVM_RUN: u64 = 0xae80;
@@ -132,6 +134,11 @@ fn each_thread_has_its_own_calls() {
     may(&[vcpu, Thread::Main, device], &run(TUNSETOFFLOAD));
     may(&[Thread::Main, Thread::Channel], &receive);
     may(&[worker], &read);
+    for call in [libc::SYS_preadv, libc::SYS_pwritev, libc::SYS_fdatasync] {
+        may(&[Thread::Of(ThreadKind::Disk)], &|| {
+            errno_of(call, [NONE, 0, 0, 0]) == libc::EBADF
+        });
+    }
 }
 
 /// Once the machine is made: no thread, no virtual machine, no TAP that outlives us, and no ring,

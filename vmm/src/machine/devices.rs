@@ -1,4 +1,4 @@
-//! Creates the machine's PCI devices: the network card, then the entropy device.
+//! Creates the machine's PCI devices: the network card, the entropy device, then the disks.
 use std::sync::Arc;
 
 use super::MachineError;
@@ -10,6 +10,7 @@ use crate::{
     pci::{self, Windows},
     virtio::{
         VirtioDevice,
+        block::{Disk, DiskConfig, DiskCounters},
         net::{Net, NetConfig, NetCounters},
         rng::Rng,
         transport::{TransportCounters, VirtioPci},
@@ -28,6 +29,7 @@ pub(super) struct Platform {
 pub(super) fn root(
     platform: &Platform,
     net: Option<NetConfig>,
+    disks: Vec<DiskConfig>,
     threads: &ThreadSetup,
 ) -> Result<(pci::Root, DeviceCounters), MachineError> {
     let range = |window: Window| window.start..window.end();
@@ -45,6 +47,13 @@ pub(super) fn root(
     let rng =
         Rng::new(threads.clone()).map_err(MachineError::host("starting the entropy device"))?;
     counters.rng = Some(add(&mut root, platform, Box::new(rng))?);
+    for (number, config) in disks.into_iter().enumerate() {
+        let counted: Arc<DiskCounters> = Arc::default();
+        let disk = Disk::new(number, config, threads, counted.clone())
+            .map_err(|source| MachineError::Disk { number, source })?;
+        let transport = add(&mut root, platform, Box::new(disk))?;
+        counters.disks.push((counted, transport));
+    }
     Ok((root, counters))
 }
 

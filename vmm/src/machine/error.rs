@@ -9,7 +9,7 @@ use crate::{
     layout,
     memory::MemoryError,
     pci::PciError,
-    virtio::{net::NetError, transport::TransportError},
+    virtio::{block::DiskError, net::NetError, transport::TransportError},
 };
 
 /// Reason why a machine could not be created.
@@ -50,6 +50,14 @@ pub enum MachineError {
     /// The network card could not be created.
     #[error("the network card")]
     Net(#[from] NetError),
+    /// A disk could not be created.
+    #[error("disk {number}")]
+    Disk {
+        /// Place of the disk among those that were asked for, from 0.
+        number: usize,
+        /// Reason.
+        source: DiskError,
+    },
     /// A virtio device could not be connected to the PCI bus.
     #[error(transparent)]
     Transport(#[from] TransportError),

@@ -7,6 +7,7 @@ use std::{
         atomic::{AtomicBool, Ordering},
         mpsc,
     },
+    time::Duration,
 };
 
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
@@ -103,6 +104,33 @@ impl<C> Inbox<C> {
     /// Waits for the next command. Returns `None` when no more can come.
     pub(super) fn wait(&self) -> Option<C> {
         self.commands.recv().ok()
+    }
+
+    /// Waits until a command arrives, until `kick` can be read, or until the time is over.
+    ///
+    /// # Errors
+    /// The host refuses to wait.
+    pub(super) fn wait_beside(
+        &self,
+        kick: Option<RawFd>,
+        time: Option<Duration>,
+    ) -> io::Result<()> {
+        // poll(2) ignores a negative descriptor.
+        let readable = |fd| libc::pollfd {
+            fd,
+            events: libc::POLLIN,
+            revents: 0,
+        };
+        let mut fds = [readable(self.descriptor()), readable(kick.unwrap_or(-1))];
+        let millis = time.map_or(-1, |time| {
+            i32::try_from(time.as_millis()).unwrap_or(i32::MAX)
+        });
+        // SAFETY: the array is valid for its two elements, and outlives the call.
+        let ready = unsafe { libc::poll(fds.as_mut_ptr(), 2, millis) };
+        match io::Error::last_os_error() {
+            error if ready < 0 && error.kind() != io::ErrorKind::Interrupted => Err(error),
+            _ => Ok(()),
+        }
     }
 
     /// Answers the last command: it was carried out.

@@ -1,7 +1,10 @@
 //! Virtio devices (OASIS virtio 1.2), and their transport over PCI.
+pub mod block;
 mod device;
 mod mailbox;
 pub mod net;
+mod pieces;
+mod ring;
 pub mod rng;
 pub mod transport;
 

@@ -8,7 +8,7 @@
 //! [`MIN_CHARGE_BYTES`], so empty requests can't get around the limit.
 use std::{
     io,
-    os::fd::{AsRawFd, RawFd},
+    os::fd::AsRawFd,
     thread::JoinHandle,
     time::{Duration, Instant},
 };
@@ -151,7 +151,7 @@ fn serve(mut activation: Activation, inbox: &Inbox<Command>) -> Option<Command> 
         }
         // Notifications are not waited for while the allowance is used up.
         let kick = (!is_throttled).then_some(queue.kick.as_raw_fd());
-        let waited = wait(inbox.descriptor(), kick, is_throttled.then_some(PAUSE));
+        let waited = inbox.wait_beside(kick, is_throttled.then_some(PAUSE));
         // It only signals that there may be work; an empty eventfd is no error.
         let _ = queue.kick.read();
         allowance.refill(Instant::now());
@@ -268,26 +268,6 @@ fn fill(mut bytes: &mut [u8]) -> io::Result<()> {
         }
     }
     Ok(())
-}
-
-/// Waits until either descriptor can be read, or until the time is over.
-fn wait(wake: RawFd, kick: Option<RawFd>, time: Option<Duration>) -> io::Result<()> {
-    // poll(2) ignores a negative descriptor.
-    let readable = |fd| libc::pollfd {
-        fd,
-        events: libc::POLLIN,
-        revents: 0,
-    };
-    let mut fds = [readable(wake), readable(kick.unwrap_or(-1))];
-    let millis = time.map_or(-1, |time| {
-        i32::try_from(time.as_millis()).unwrap_or(i32::MAX)
-    });
-    // SAFETY: the array is valid for its two elements, and outlives the call.
-    let ready = unsafe { libc::poll(fds.as_mut_ptr(), 2, millis) };
-    match io::Error::last_os_error() {
-        error if ready < 0 && error.kind() != io::ErrorKind::Interrupted => Err(error),
-        _ => Ok(()),
-    }
 }
 
 #[cfg(test)]

@@ -35,6 +35,7 @@ fn run(image: &[u8], cmdline: &str, cpus: u8, memory_bytes: u64) -> Option<(Outc
             cmdline: cmdline.to_owned(),
         },
         net: None,
+        disks: Vec::new(),
         serial: SerialIo {
             input: None,
             output: output.into(),

@@ -118,7 +118,7 @@ impl Control {
         let memory = Translation::new(Arc::clone(&start.memory));
         let mut session = Session::new(Arc::clone(&self.shared), start.features, start.pairs);
         let mut ring =
-            Ring::new(&start.queue.queue, start.features, &memory).map_err(io::Error::other)?;
+            Ring::new(&start.queue.queue, start.features.0, &memory).map_err(io::Error::other)?;
         loop {
             if let Some(command) = self.inbox.take() {
                 return Ok(command);

@@ -205,7 +205,7 @@ impl VirtioDevice for Net {
         let all = queues.pairs.iter().flat_map(|(rx, tx)| [rx, tx]);
         for queue in all.chain(&queues.control) {
             // Checks only: the workers make rings of their own.
-            Ring::new(&queue.queue, features, &memory).map_err(|_| ActivateError::Queues {
+            Ring::new(&queue.queue, features.0, &memory).map_err(|_| ActivateError::Queues {
                 enabled: queues.enabled,
                 why: "a ring lies outside the guest's memory",
             })?;

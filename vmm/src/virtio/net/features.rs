@@ -26,14 +26,6 @@ impl Features {
         self.has(VIRTIO_NET_F_MRG_RXBUF)
     }
 
-    pub(super) fn event_idx(self) -> bool {
-        self.has(VIRTIO_RING_F_EVENT_IDX)
-    }
-
-    pub(super) fn indirect(self) -> bool {
-        self.has(VIRTIO_RING_F_INDIRECT_DESC)
-    }
-
     /// Returns the features that the device offers on a TAP with these offloads.
     pub(super) fn offered(tap: Offloads, queue_pairs: usize) -> Features {
         const ALWAYS: &[u32] = &[

@@ -18,6 +18,8 @@
 //! counted.
 use std::{io, os::fd::OwnedFd};
 
+use super::{pieces, ring};
+
 mod config_space;
 mod control;
 mod counters;
@@ -26,9 +28,7 @@ mod features;
 mod filter;
 mod frame_io;
 mod header;
-mod pieces;
 mod queues;
-mod ring;
 mod rx;
 #[cfg(any(test, feature = "fake"))]
 pub mod stepped;

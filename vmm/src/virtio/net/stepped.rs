@@ -88,7 +88,7 @@ impl Stepped {
         let memory = Translation::new(Arc::clone(&activation.memory));
         self.control = Some(Commands {
             session: Session::new(Arc::clone(&self.shared), features, 1),
-            ring: Ring::new(&control.queue, features, &memory)?,
+            ring: Ring::new(&control.queue, features.0, &memory)?,
             memory,
         });
         let start = worker::Start {

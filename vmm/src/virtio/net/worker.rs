@@ -315,8 +315,8 @@ impl Serving {
             rx, tx, features, ..
         } = start;
         let memory = Translation::new(start.memory);
-        let rx_ring = Ring::new(&rx.queue, features, &memory)?;
-        let tx_ring = Ring::new(&tx.queue, features, &memory)?;
+        let rx_ring = Ring::new(&rx.queue, features.0, &memory)?;
+        let tx_ring = Ring::new(&tx.queue, features.0, &memory)?;
         Ok(Serving {
             memory,
             tx: Tx::new(tx_ring, features),

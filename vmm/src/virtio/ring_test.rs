@@ -8,7 +8,7 @@ use super::*;
 use crate::GuestMemory;
 
 const SIZE: u16 = 8;
-const EVENT_IDX: Features = Features(1 << 29);
+const EVENT_IDX: u64 = 1 << 29;
 const TABLE: u64 = 0;
 const AVAILABLE: u64 = 0x1000;
 const USED: u64 = 0x2000;
@@ -27,7 +27,7 @@ fn queue(size: u16) -> Queue {
 }
 
 /// Returns a ring whose indices start at `index`.
-fn at(memory: &Arc<GuestMemory>, features: Features, index: u16) -> (Ring, Translation) {
+fn at(memory: &Arc<GuestMemory>, features: u64, index: u16) -> (Ring, Translation) {
     let translation = Translation::new(Arc::clone(memory));
     let mut queue = queue(SIZE);
     queue.set_next_avail(index);
@@ -50,7 +50,7 @@ fn get(memory: &GuestMemory, at: u64) -> u16 {
 #[test]
 fn the_index_is_published_once_for_a_batch() {
     let memory = memory();
-    let (mut ring, _translation) = at(&memory, Features(0), 0);
+    let (mut ring, _translation) = at(&memory, 0, 0);
     assert_eq!(ring.publish(), Published::Nothing);
     for head in 0..5 {
         ring.push_used(head, u32::from(head) * 10);
@@ -69,7 +69,7 @@ fn the_index_is_published_once_for_a_batch() {
 #[test]
 fn notifications_are_turned_off_and_on_by_flags() {
     let memory = memory();
-    let (mut ring, _translation) = at(&memory, Features(0), 0);
+    let (mut ring, _translation) = at(&memory, 0, 0);
     ring.quiet();
     assert_eq!(get(&memory, USED), 1);
     assert_eq!(ring.listen(), Ok(false));

@@ -11,12 +11,12 @@
 use std::sync::atomic::{AtomicU16, Ordering, fence};
 
 use virtio_bindings::bindings::virtio_ring::{
-    VRING_AVAIL_F_NO_INTERRUPT, VRING_DESC_F_INDIRECT, VRING_DESC_F_NEXT, VRING_DESC_F_WRITE,
-    VRING_USED_F_NO_NOTIFY,
+    VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC, VRING_AVAIL_F_NO_INTERRUPT,
+    VRING_DESC_F_INDIRECT, VRING_DESC_F_NEXT, VRING_DESC_F_WRITE, VRING_USED_F_NO_NOTIFY,
 };
 use virtio_queue::{Queue, QueueT};
 
-use super::{features::Features, pieces::Translation};
+use super::pieces::Translation;
 
 const DESCRIPTOR_BYTES: u32 = 16;
 
@@ -37,6 +37,8 @@ pub(super) enum Broken {
     Indirect,
     #[error("a buffer too small for the virtio-net header")]
     Header,
+    #[error("no room for a request's status")]
+    Status,
     #[error("the rings lie outside the guest's memory")]
     Rings,
 }
@@ -76,15 +78,11 @@ pub(super) struct Ring {
 }
 
 impl Ring {
-    /// Takes over a queue that the transport has set up. The translation must outlive the ring.
+    /// Takes over a queue that the transport has set up, with the negotiated `features`. The translation must outlive the ring.
     ///
     /// # Errors
     /// The rings lie outside the guest's memory, are not aligned, or have an invalid size.
-    pub(super) fn new(
-        queue: &Queue,
-        features: Features,
-        memory: &Translation,
-    ) -> Result<Ring, Broken> {
+    pub(super) fn new(queue: &Queue, features: u64, memory: &Translation) -> Result<Ring, Broken> {
         let size = queue.size();
         let entries = u64::from(size);
         let at = |guest: u64, bytes: u64, alignment: u64| {
@@ -100,8 +98,8 @@ impl Ring {
             available: at(queue.avail_ring(), 6 + 2 * entries, 2)?.cast(),
             used: at(queue.used_ring(), 6 + 8 * entries, 4)?.cast(),
             size,
-            event_idx: features.event_idx(),
-            indirect: features.indirect(),
+            event_idx: features & 1 << VIRTIO_RING_F_EVENT_IDX != 0,
+            indirect: features & 1 << VIRTIO_RING_F_INDIRECT_DESC != 0,
             next_available: queue.next_avail(),
             next_used: queue.next_used(),
             published: queue.next_used(),

@@ -1,0 +1,53 @@
+//! Counters of a disk.
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+macro_rules! counters {
+    ($($(#[doc = $doc:literal])+ $name:ident,)+) => {
+        /// Counters of one disk: its thread increments them, any thread reads them.
+        #[derive(Debug, Default)]
+        pub struct DiskCounters {
+            $($(#[doc = $doc])+ pub(super) $name: AtomicU64,)+
+        }
+
+        /// [`DiskCounters`] at one moment.
+        #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize)]
+        pub struct DiskSnapshot {
+            $($(#[doc = $doc])+ pub $name: u64,)+
+        }
+
+        impl DiskCounters {
+            /// Returns the present figures.
+            pub fn snapshot(&self) -> DiskSnapshot {
+                DiskSnapshot { $($name: self.$name.load(Relaxed),)+ }
+            }
+        }
+    };
+}
+
+counters! {
+    /// Reads that succeeded.
+    reads,
+    /// Bytes that they read.
+    read_bytes,
+    /// Writes that succeeded.
+    writes,
+    /// Bytes that they wrote.
+    written_bytes,
+    /// Times that all earlier writes were made stable: by a flush, or with a write of a driver
+    /// that did not negotiate flushes.
+    flushes,
+    /// Requests of a type that the disk does not know.
+    unsupported,
+    /// Requests that were refused: outside the disk, of an impossible length, or a write of a
+    /// disk that is read-only.
+    invalid,
+    /// Requests for which the file could not be read, written or flushed.
+    failed,
+    /// Times that the queue was given up, until a reset: the driver's rings were invalid.
+    broken_rings,
+}
+
+/// Adds to a counter.
+pub(super) fn count(counter: &AtomicU64, many: u64) {
+    counter.fetch_add(many, Relaxed);
+}

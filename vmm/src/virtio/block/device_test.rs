@@ -1,0 +1,458 @@
+use std::{
+    fs::File,
+    os::unix::fs::FileExt,
+    sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst},
+    time::{Duration, Instant},
+};
+
+use proptest::prelude::*;
+use virtio_bindings::virtio_ring::{VRING_DESC_F_NEXT, VRING_DESC_F_WRITE};
+use virtio_queue::{Queue, QueueT};
+use vm_memory::{Bytes, GuestAddress};
+use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
+
+use super::*;
+use crate::{
+    GuestMemory,
+    virtio::{EnabledQueue, Signals},
+};
+
+const MEMORY: usize = 1 << 20;
+/// Addresses of the rings. The descriptor table is at 0.
+const AVAILABLE: u64 = 0x1000;
+const USED: u64 = 0x2000;
+const HEADER: u64 = 0x1_0000;
+const STATUS: u64 = 0x1_1000;
+const DATA: u64 = 0x2_0000;
+const SIZE: u16 = 16;
+const WRITE: u16 = VRING_DESC_F_WRITE as u16;
+const NEXT: u16 = VRING_DESC_F_NEXT as u16;
+const SECTORS: u64 = 64;
+const FLUSH: u64 = 1 << VIRTIO_BLK_F_FLUSH;
+/// Types and statuses of requests, by the specification.
+const IN: u32 = 0;
+const OUT: u32 = 1;
+const FLUSHING: u32 = 4;
+const GET_ID: u32 = 8;
+const OK: u8 = 0;
+const IOERR: u8 = 1;
+const UNSUPP: u8 = 2;
+
+#[derive(Default)]
+struct Recorder {
+    interrupts: AtomicU64,
+    needs_reset: AtomicBool,
+}
+
+impl Signals for Recorder {
+    fn queue(&self, index: u16) {
+        assert_eq!(index, 0);
+        self.interrupts.fetch_add(1, SeqCst);
+    }
+    fn config(&self) {}
+    fn needs_reset(&self) {
+        self.needs_reset.store(true, SeqCst);
+    }
+}
+
+struct Rig {
+    disk: Disk,
+    file: File,
+    memory: Arc<GuestMemory>,
+    recorder: Arc<Recorder>,
+    counters: Arc<DiskCounters>,
+    bell: EventFd,
+    available: u16,
+}
+
+/// Buffer of a chain: address, bytes, whether the device writes it.
+type Buffer = (u64, u32, bool);
+
+impl Rig {
+    /// A disk of which each sector begins with its number, and is otherwise 0x5a.
+    fn new(read_only: bool) -> Rig {
+        let file = tempfile::tempfile().unwrap();
+        for sector in 0..SECTORS {
+            let mut bytes = [0x5a; SECTOR_BYTES as usize];
+            bytes[..8].copy_from_slice(&sector.to_le_bytes());
+            file.write_all_at(&bytes, sector * SECTOR_BYTES).unwrap();
+        }
+        let config = DiskConfig {
+            file: file.try_clone().unwrap(),
+            read_only,
+        };
+        let counters: Arc<DiskCounters> = Arc::default();
+        let disk = Disk::new(3, config, &setup(), counters.clone()).unwrap();
+        let memory = GuestMemory::from_ranges(&[(GuestAddress(0), MEMORY)]).unwrap();
+        Rig {
+            disk,
+            file,
+            memory: Arc::new(memory),
+            recorder: Arc::default(),
+            counters,
+            bell: EventFd::new(EFD_NONBLOCK).unwrap(),
+            available: 0,
+        }
+    }
+
+    fn activate(&mut self, features: u64) {
+        let mut queue = Queue::new(SIZE).unwrap();
+        queue.set_avail_ring_address(Some(AVAILABLE as u32), None);
+        queue.set_used_ring_address(Some(USED as u32), None);
+        queue.set_ready(true);
+        let kick = self.bell.try_clone().unwrap();
+        let activation = Activation {
+            memory: self.memory.clone(),
+            features,
+            queues: vec![EnabledQueue {
+                index: 0,
+                queue,
+                kick,
+            }],
+            signals: self.recorder.clone(),
+        };
+        self.disk.activate(activation).unwrap();
+    }
+
+    /// Writes a chain from the table's start and makes it available.
+    fn offer(&mut self, chain: &[Buffer]) {
+        for (at, (address, bytes, writable)) in chain.iter().enumerate() {
+            let next = if at + 1 < chain.len() { NEXT } else { 0 };
+            let flags = next | if *writable { WRITE } else { 0 };
+            let raw = u128::from(*address)
+                | u128::from(*bytes) << 64
+                | u128::from(flags) << 96
+                | (at as u128 + 1) << 112;
+            let at = GuestAddress(16 * at as u64);
+            self.memory.write_slice(&raw.to_le_bytes(), at).unwrap();
+        }
+        let slot = AVAILABLE + 4 + 2 * u64::from(self.available % SIZE);
+        self.memory.write_obj(0_u16, GuestAddress(slot)).unwrap();
+        self.available = self.available.wrapping_add(1);
+        let index = GuestAddress(AVAILABLE + 2);
+        self.memory.store(self.available, index, SeqCst).unwrap();
+        self.bell.write(1).unwrap();
+    }
+
+    fn used(&self) -> u16 {
+        self.memory.load(GuestAddress(USED + 2), SeqCst).unwrap()
+    }
+
+    /// Carries out a request whose chain is given, and returns its status and used length.
+    fn ask(&mut self, kind: u32, sector: u64, chain: &[Buffer]) -> (u8, u32) {
+        let header = [u64::from(kind).to_le_bytes(), sector.to_le_bytes()].concat();
+        self.put(HEADER, &header);
+        self.put(STATUS, &[0xee]);
+        self.offer(chain);
+        let all = self.available;
+        self.wait("an answer", |rig| rig.used() == all);
+        let entry = USED + 8 + 8 * u64::from((all - 1) % SIZE);
+        let used = self.memory.read_obj(GuestAddress(entry)).unwrap();
+        (self.get(STATUS, 1)[0], used)
+    }
+
+    /// As [`Rig::ask`], with the data in one buffer behind the header.
+    fn simple(&mut self, kind: u32, sector: u64, bytes: u32) -> (u8, u32) {
+        let data = (DATA, bytes, kind != OUT);
+        self.ask(
+            kind,
+            sector,
+            &[(HEADER, 16, false), data, (STATUS, 1, true)],
+        )
+    }
+
+    fn put(&self, at: u64, bytes: &[u8]) {
+        self.memory.write_slice(bytes, GuestAddress(at)).unwrap();
+    }
+
+    fn get(&self, at: u64, bytes: usize) -> Vec<u8> {
+        let mut there = vec![0; bytes];
+        self.memory
+            .read_slice(&mut there, GuestAddress(at))
+            .unwrap();
+        there
+    }
+
+    fn on_disk(&self, sector: u64, bytes: usize) -> Vec<u8> {
+        let mut there = vec![0; bytes];
+        self.file
+            .read_exact_at(&mut there, sector * SECTOR_BYTES)
+            .unwrap();
+        there
+    }
+
+    fn wait(&self, what: &str, done: impl Fn(&Self) -> bool) {
+        let begin = Instant::now();
+        while !done(self) {
+            assert!(begin.elapsed() < Duration::from_secs(10), "{what}");
+            std::thread::sleep(Duration::from_micros(200));
+        }
+    }
+
+    fn is_broken(&self) -> bool {
+        self.recorder.needs_reset.load(SeqCst)
+    }
+}
+
+fn setup() -> ThreadSetup {
+    Arc::new(|kind| {
+        assert_eq!(kind, ThreadKind::Disk);
+        Ok(())
+    })
+}
+
+fn pattern(seed: u8, bytes: usize) -> Vec<u8> {
+    (0..bytes)
+        .map(|at| (at / 7) as u8 ^ at as u8 ^ seed)
+        .collect()
+}
+
+#[test]
+fn what_is_written_and_flushed_is_read_back() {
+    let mut rig = Rig::new(false);
+    rig.activate(FLUSH);
+    let data = pattern(9, 0x2000);
+    rig.put(DATA, &data);
+    assert_eq!(rig.simple(OUT, 5, 0x2000), (OK, 1));
+    assert_eq!(rig.simple(FLUSHING, 0, 0), (OK, 1));
+    assert_eq!(rig.on_disk(5, 0x2000), data);
+    rig.put(DATA, &[0; 0x2400]);
+    assert_eq!(rig.simple(IN, 4, 0x2400), (OK, 0x2401));
+    let there = rig.get(DATA, 0x2400);
+    assert_eq!(there[..8], 4_u64.to_le_bytes());
+    assert_eq!(there[0x200..0x2200], data);
+    assert_eq!(there[0x2200..0x2208], 21_u64.to_le_bytes());
+    rig.wait("an interrupt each", |rig| {
+        rig.recorder.interrupts.load(SeqCst) == 3
+    });
+    let counters = &rig.counters;
+    let counted = [
+        &counters.reads,
+        &counters.read_bytes,
+        &counters.writes,
+        &counters.written_bytes,
+        &counters.flushes,
+    ];
+    let counted = counted.map(|counter| counter.load(SeqCst));
+    assert_eq!(counted, [1, 0x2400, 1, 0x2000, 1]);
+}
+
+#[test]
+fn without_flushes_each_write_is_stable_before_its_answer() {
+    let mut rig = Rig::new(false);
+    for (features, flushes) in [(FLUSH, 0), (0, 2)] {
+        rig.activate(features);
+        assert_eq!([1, 2].map(|sector| rig.simple(OUT, sector, 512).0), [OK; 2]);
+        assert_eq!(rig.counters.flushes.load(SeqCst), flushes);
+        rig.disk.reset();
+        rig.put(0, &[0; 0x3000]);
+        rig.available = 0;
+    }
+}
+
+#[test]
+fn a_request_may_be_divided_in_any_way() {
+    let mut rig = Rig::new(false);
+    rig.activate(FLUSH);
+    let data = pattern(1, 1024);
+    rig.put(DATA, &data);
+    // The header in two parts, the second with the first bytes of the data behind it.
+    let chain = [
+        (HEADER, 7, false),
+        (HEADER + 7, 9, false),
+        (DATA, 100, false),
+        (DATA + 100, 924, false),
+        (STATUS, 1, true),
+    ];
+    assert_eq!(rig.ask(OUT, 2, &chain), (OK, 1));
+    assert_eq!(rig.on_disk(2, 1024), data);
+    // Data and status in one buffer: the status is the last byte.
+    rig.put(DATA, &[0; 1025]);
+    let (_, used) = rig.ask(IN, 2, &[(HEADER, 16, false), (DATA, 1025, true)]);
+    assert_eq!(used, 1025);
+    assert_eq!(rig.get(DATA, 1024), data);
+    assert_eq!(rig.get(DATA + 1024, 1), [OK]);
+}
+
+#[test]
+fn what_lies_outside_the_disk_is_refused_and_the_next_request_served() {
+    let mut rig = Rig::new(false);
+    let before = rig.on_disk(0, (SECTORS * SECTOR_BYTES) as usize);
+    rig.activate(FLUSH);
+    for kind in [IN, OUT] {
+        for (sector, bytes) in [
+            (SECTORS, 512),
+            (SECTORS - 1, 1024),
+            (u64::MAX, 512),
+            (u64::MAX / 512, 512),
+            (1 << 55, 512),
+            (0, 511),
+            (0, 513),
+        ] {
+            let answer = rig.simple(kind, sector, bytes);
+            assert_eq!(answer, (IOERR, u32::from(kind == OUT)), "{sector} {bytes}");
+        }
+    }
+    let header = [(HEADER, 15, false), (STATUS, 1, true)];
+    assert_eq!(rig.ask(IN, 0, &header).0, IOERR, "half a header");
+    // The same buffers again and again, in all more than a request may have.
+    let mut chain = vec![(HEADER, 16, false)];
+    chain.extend([(0x4_0000, 0xb_0000, false); 13]);
+    chain.push((STATUS, 1, true));
+    assert_eq!(rig.ask(OUT, 0, &chain).0, IOERR, "longer than the disk");
+    assert_eq!(rig.on_disk(0, before.len()), before, "nothing was written");
+    let size = rig.file.metadata().unwrap().len();
+    assert_eq!(size, SECTORS * SECTOR_BYTES, "nothing was appended");
+    assert_eq!(rig.simple(IN, SECTORS - 1, 512).0, OK);
+    assert_eq!(rig.counters.invalid.load(SeqCst), 16);
+}
+
+#[test]
+fn a_read_only_disk_is_not_written() {
+    let mut rig = Rig::new(true);
+    assert_ne!(rig.disk.features() & 1 << VIRTIO_BLK_F_RO, 0);
+    rig.activate(FLUSH);
+    let before = rig.on_disk(1, 512);
+    assert_eq!(rig.simple(OUT, 1, 512).0, IOERR);
+    assert_eq!(rig.on_disk(1, 512), before);
+    assert_eq!(rig.simple(IN, 1, 512).0, OK);
+    assert_eq!(rig.simple(FLUSHING, 0, 0).0, OK);
+    assert_eq!(
+        rig.counters.flushes.load(SeqCst),
+        0,
+        "there is nothing to flush"
+    );
+}
+
+#[test]
+fn a_name_is_given_and_unknown_types_are_unsupported() {
+    let mut rig = Rig::new(false);
+    rig.activate(0);
+    assert_eq!(rig.simple(GET_ID, 0, 20), (OK, 21));
+    assert_eq!(rig.get(DATA, 6), b"disk3\0");
+    for kind in [2, 11, 13, u32::MAX] {
+        assert_eq!(rig.simple(kind, 0, 512).0, UNSUPP);
+    }
+    assert_eq!(rig.counters.unsupported.load(SeqCst), 4);
+}
+
+#[test]
+fn a_file_that_fails_is_an_error_of_the_request() {
+    let mut rig = Rig::new(false);
+    rig.activate(FLUSH);
+    rig.file.set_len(SECTOR_BYTES).unwrap();
+    assert_eq!(rig.simple(IN, 8, 512), (IOERR, 0));
+    assert_eq!(rig.counters.failed.load(SeqCst), 1);
+    assert_eq!(rig.simple(IN, 0, 512).0, OK);
+}
+
+#[test]
+fn chains_without_sense_need_a_reset_and_then_it_serves() {
+    let chains: [&[Buffer]; 4] = [
+        // No room for the status.
+        &[(HEADER, 16, false)],
+        &[(HEADER, 16, false), (STATUS, 0, true)],
+        // A buffer to read behind one to write.
+        &[(HEADER, 16, false), (STATUS, 1, true), (DATA, 1, false)],
+        // Outside the guest's memory.
+        &[(HEADER, 16, false), (MEMORY as u64 - 8, 512, true)],
+    ];
+    let mut rig = Rig::new(false);
+    for chain in chains {
+        rig.activate(FLUSH);
+        rig.offer(chain);
+        rig.wait("a reset is needed", Rig::is_broken);
+        assert_eq!(rig.used(), 0);
+        rig.disk.reset();
+        assert_eq!(Arc::strong_count(&rig.memory), 1, "nobody holds it");
+        rig.recorder.needs_reset.store(false, SeqCst);
+        rig.put(AVAILABLE, &[0; 4]);
+        rig.available = 0;
+    }
+    rig.activate(FLUSH);
+    assert_eq!(rig.simple(IN, 1, 512), (OK, 513));
+    assert_eq!(rig.counters.broken_rings.load(SeqCst), 4);
+}
+
+#[test]
+fn the_configuration_tells_size_and_limits() {
+    let rig = Rig::new(false);
+    let mut config = [0xff; 64];
+    rig.disk.read_config(0, &mut config);
+    assert_eq!(config[..8], SECTORS.to_le_bytes());
+    assert_eq!(config[8..12], MAX_SEGMENT_BYTES.to_le_bytes());
+    assert_eq!(config[12..16], 126_u32.to_le_bytes());
+    assert_eq!(config[20..24], 512_u32.to_le_bytes());
+    assert_eq!(config[24..], [0; 40]);
+    let mut last = [0xff; 4];
+    rig.disk.read_config(usize::MAX, &mut last);
+    assert_eq!(last, [0; 4]);
+}
+
+#[test]
+fn files_that_are_no_disks() {
+    let create = |file: File| {
+        let config = DiskConfig {
+            file,
+            read_only: false,
+        };
+        Disk::new(0, config, &setup(), Arc::default()).err()
+    };
+    for bytes in [0, 511, 513] {
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(bytes).unwrap();
+        assert!(matches!(create(file), Some(DiskError::Size(got)) if got == bytes));
+    }
+    let null = File::open("/dev/null").unwrap();
+    assert!(matches!(create(null), Some(DiskError::Kind)));
+    let folder = File::open("/").unwrap();
+    assert!(matches!(create(folder), Some(DiskError::Kind)));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(256))]
+
+    /// Any contents of table and ring: an end, nothing beyond the guest's memory or the disk, and
+    /// a disk that serves after a reset.
+    #[test]
+    fn the_disk_outlives_any_ring(
+        descriptors in prop::collection::vec(
+            (
+                prop_oneof![4 => HEADER..MEMORY as u64, 1 => Just(HEADER), 1 => any::<u64>()],
+                prop_oneof![4 => 0_u32..2_000, 2 => Just(512), 1 => any::<u32>()],
+                prop_oneof![3 => Just(1_u16), 3 => Just(3), 2 => Just(2), 1 => 0_u16..8],
+                0..SIZE + 1,
+            ),
+            usize::from(SIZE),
+        ),
+        heads in prop::collection::vec(0..SIZE + 1, usize::from(SIZE)),
+        available in 0..SIZE + 2,
+        header in prop::collection::vec(0_u8..9, 16),
+        features in any::<u64>(),
+    ) {
+        let mut rig = Rig::new(false);
+        rig.put(HEADER, &header);
+        for (at, (address, bytes, flags, next)) in descriptors.iter().enumerate() {
+            let raw = u128::from(*address)
+                | u128::from(*bytes) << 64
+                | u128::from(*flags) << 96
+                | u128::from(*next) << 112;
+            rig.put(16 * at as u64, &raw.to_le_bytes());
+        }
+        for (at, head) in (0..).zip(&heads) {
+            rig.put(AVAILABLE + 4 + 2 * at, &head.to_le_bytes());
+        }
+        rig.put(AVAILABLE + 2, &available.to_le_bytes());
+        rig.activate(features & rig.disk.features());
+        rig.bell.write(1).unwrap();
+        rig.wait("it ends", |rig| rig.is_broken() || rig.used() == available);
+        rig.disk.reset();
+        prop_assert_eq!(Arc::strong_count(&rig.memory), 1);
+        prop_assert_eq!(rig.file.metadata().unwrap().len(), SECTORS * SECTOR_BYTES);
+        rig.put(0, &[0; 0x3000]);
+        rig.activate(0);
+        rig.put(DATA, &pattern(3, 512));
+        prop_assert_eq!(rig.simple(OUT, 7, 512), (OK, 1));
+        prop_assert_eq!(rig.on_disk(7, 512), pattern(3, 512));
+    }
+}

@@ -1,0 +1,120 @@
+//! The thread of a disk.
+use std::{os::fd::AsRawFd, sync::Arc};
+
+use virtio_bindings::virtio_blk::VIRTIO_BLK_F_FLUSH;
+
+use super::{
+    DiskCounters,
+    counters::count,
+    file::Image,
+    request::{ID_BYTES, Request, Target},
+};
+use crate::virtio::{
+    Activation, Signals,
+    mailbox::Inbox,
+    pieces::Translation,
+    ring::{Broken, Published, Ring},
+};
+
+/// Command to the thread.
+pub(super) enum Command {
+    Start(Box<Activation>),
+    /// Drop the activation and serve no longer.
+    Stop,
+    Exit,
+}
+
+/// State of the thread.
+pub(super) struct Worker {
+    pub(super) inbox: Inbox<Command>,
+    pub(super) image: Arc<Image>,
+    pub(super) id: [u8; ID_BYTES],
+    pub(super) counters: Arc<DiskCounters>,
+}
+
+impl Worker {
+    /// Body of the thread.
+    pub(super) fn run(self) {
+        let mut request = Request::default();
+        let mut command = self.inbox.wait();
+        while let Some(given) = command {
+            self.inbox.answer();
+            command = match given {
+                Command::Start(activation) => self.serve(*activation, &mut request),
+                Command::Stop => self.inbox.wait(),
+                Command::Exit => return,
+            };
+        }
+    }
+
+    /// Serves until there is another command, which is returned. The activation is dropped by
+    /// then.
+    fn serve(&self, activation: Activation, request: &mut Request) -> Option<Command> {
+        let signals = activation.signals.clone();
+        self.answer(activation, request).unwrap_or_else(|Stopped| {
+            count(&self.counters.broken_rings, 1);
+            signals.needs_reset();
+            drop(signals);
+            self.inbox.wait()
+        })
+    }
+
+    fn answer(
+        &self,
+        activation: Activation,
+        request: &mut Request,
+    ) -> Result<Option<Command>, Stopped> {
+        let Activation {
+            memory,
+            features,
+            queues,
+            signals,
+        } = activation;
+        let Some(queue) = queues.first() else {
+            return Ok(self.inbox.wait());
+        };
+        let memory = Translation::new(memory);
+        let mut ring = Ring::new(&queue.queue, features, &memory)?;
+        let target = Target {
+            image: &self.image,
+            id: &self.id,
+            write_through: features & 1 << VIRTIO_BLK_F_FLUSH == 0,
+            counters: &self.counters,
+        };
+        loop {
+            // It only signals that there may be work; an empty eventfd is no error.
+            let _ = queue.kick.read();
+            self.inbox.quiet();
+            ring.quiet();
+            loop {
+                if let Some(command) = self.inbox.take() {
+                    return Ok(Some(command));
+                }
+                let Some(head) = ring.next()? else { break };
+                let written = request.carry_out(&ring, head, &memory, &target)?;
+                ring.push_used(head, written);
+                signal(&mut ring, queue.index, &*signals);
+            }
+            if !ring.listen()? {
+                let kick = Some(queue.kick.as_raw_fd());
+                self.inbox.wait_beside(kick, None).map_err(|_| Stopped)?;
+            }
+        }
+    }
+}
+
+/// Publishes the request that was answered, before the next one makes it wait.
+fn signal(ring: &mut Ring, queue: u16, signals: &dyn Signals) {
+    if ring.publish() == Published::Interrupt {
+        signals.queue(queue);
+    }
+}
+
+/// The queue can't be served any more: the driver's rings are invalid, or the host failed.
+struct Stopped;
+
+impl From<Broken> for Stopped {
+    fn from(_: Broken) -> Self {
+        Stopped
+    }
+}
