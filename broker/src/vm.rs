@@ -1,5 +1,6 @@
 //! The VM of `slipgate run`: its files, its process, its console, and how it ended.
 mod console;
+mod disk;
 mod report;
 mod terminal;
 mod vmm_process;
@@ -11,7 +12,7 @@ use slipgate_control::{Users, guest_tap::GuestTap};
 use slipgate_policy::document::ConfigError;
 
 pub use self::report::{EXIT_USAGE, exit_status};
-use self::{console::Console, vmm_process::Handed};
+use self::{console::Console, disk::OpenDisk, vmm_process::Handed};
 pub(crate) use self::{
     console::Typed,
     report::{How, Report, ReportFile},
@@ -32,10 +33,11 @@ pub(crate) struct Vm {
     pub(crate) console: Console,
 }
 
-/// Kernel and initial RAM disk that the VMM boots.
+/// Kernel and initial RAM disk that the VMM boots, and its disks.
 pub(crate) struct Images {
     kernel: Option<File>,
     initrd: Option<File>,
+    disks: Vec<OpenDisk>,
 }
 
 impl Images {
@@ -48,14 +50,21 @@ impl Images {
         Ok(Self {
             kernel: image("--kernel", &machine.kernel)?,
             initrd: image("--initrd", &machine.initrd)?,
+            disks: machine
+                .disks
+                .iter()
+                .map(disk::open)
+                .collect::<Result<_, _>>()?,
         })
     }
 
     /// The opened images, each with its flag.
     pub(crate) fn named(&self) -> impl Iterator<Item = (&'static str, &File)> {
         let all = [("--kernel", &self.kernel), ("--initrd", &self.initrd)];
+        let disks = self.disks.iter().map(|disk| ("--disk", &disk.file));
         all.into_iter()
             .filter_map(|(flag, file)| Some((flag, file.as_ref()?)))
+            .chain(disks)
     }
 }
 
@@ -70,7 +79,11 @@ impl Vm {
         users: &Users,
     ) -> anyhow::Result<Self> {
         let machine = &config.machine;
-        let Images { kernel, initrd } = images;
+        let Images {
+            kernel,
+            initrd,
+            disks,
+        } = images;
         let kvm = kvm::open()?;
         let (console, input) = Console::open(kernel.is_some())?;
         let output = vmm_process::stdout()?;
@@ -87,6 +100,7 @@ impl Vm {
             kvm,
             kernel,
             initrd,
+            disks,
             input,
             output,
             taps,

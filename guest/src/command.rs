@@ -12,6 +12,8 @@
 //! flood HOST:PORT N [SIZE] [xM]      N UDP frames of SIZE bytes, Ethernet header included (64)
 //! serve PORT [PORT…] TIME            for this time, echo data on these ports, TCP and UDP
 //! wait TIME                          no traffic of its own; frames are still answered
+//! disk N write|check BYTES           predictable bytes to the start of disk N, and a flush; or they
+//!                                    are read and checked. Done first, in order
 //! selftest                           self-test of the driver against the device
 //! ```
 //!
@@ -51,6 +53,7 @@ const USAGES: &[&str] = &[
     "flood HOST:PORT N [SIZE] [xM]",
     "serve PORT [PORT…] TIME, as serve 7 5s",
     "wait TIME, as wait 60ms",
+    "disk N write|check BYTES",
     "selftest",
 ];
 
@@ -149,6 +152,15 @@ pub enum Workload {
         /// Duration of the wait, milliseconds.
         ms: u32,
     },
+    /// Writes or checks predictable bytes on a disk, before the network is used.
+    Disk {
+        /// Number of the disk, in the order of the PCI bus.
+        number: u32,
+        /// True to write and flush, false to read and check.
+        writes: bool,
+        /// Number of bytes, from the start of the disk: whole sectors.
+        bytes: u64,
+    },
     /// Runs the driver's self-test.
     SelfTest,
 }
@@ -177,6 +189,7 @@ impl Workload {
             Workload::Flood { .. } => "flood",
             Workload::Serve { .. } => "serve",
             Workload::Wait { .. } => "wait",
+            Workload::Disk { .. } => "disk",
             Workload::SelfTest => "selftest",
         }
     }

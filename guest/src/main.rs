@@ -22,9 +22,11 @@ use slipgate_guest::{
     run::{STATUS_FAILED, STATUS_PASSED, Shared, run},
     selftest::{self, Bench},
     virtio::{
+        block::{DISK, DISK_TRANSITIONAL, Disk},
         net::{Card, Pair, Vectors, WANTED, local_mac},
         transport::{NETWORK_CARD, NETWORK_CARD_TRANSITIONAL, Transport},
     },
+    workload,
 };
 use spin::{Mutex, Once};
 
@@ -105,6 +107,9 @@ extern "C" fn start(start_info: u64) -> ! {
             console::exit(STATUS_PASSED);
         }
     }
+    if !work_on_disks(&config, &command_line) {
+        console::exit(STATUS_FAILED);
+    }
     let vectors = Vectors {
         apic_ids: &apic_ids,
         queue: Slot::Queue.vector(),
@@ -127,6 +132,31 @@ extern "C" fn start(start_info: u64) -> ! {
         apic::interrupt(Cpu::number(index).apic_id, Slot::Wake);
     }
     console::exit(work.run(0))
+}
+
+/// Does the `disk` workloads. Returns whether all passed.
+fn work_on_disks(config: &bus::Config, command_line: &str) -> bool {
+    let mut passed = true;
+    let shared = Shared::parse(command_line, 1);
+    if shared.disk_work().next().is_none() {
+        return true;
+    }
+    let is_disk =
+        |function: &pci::Function| [DISK, DISK_TRANSITIONAL].contains(&pci::id(config, *function));
+    let bring_up = |function| {
+        let transport = Transport::find(config, function, bus::Window::map)?;
+        Disk::bring_up(&transport)
+    };
+    let disks = pci::functions(config).filter(is_disk).map(bring_up);
+    let disks: Result<Vec<_>, _> = disks.collect();
+    let mut disks = disks.unwrap_or_else(|why| panic!("{why}"));
+    for (number, writes, bytes) in shared.disk_work() {
+        let disk = disks.get_mut(number as usize);
+        let (line, well) = workload::disk::work(disk, (number, writes, bytes));
+        console::print_line(&line.into_line());
+        passed &= well;
+    }
+    passed
 }
 
 /// Entry of every other CPU.

@@ -79,6 +79,19 @@ impl Shared {
         }
     }
 
+    /// Returns the `disk` workloads: number of the disk, whether it is written, and bytes.
+    pub fn disk_work(&self) -> impl Iterator<Item = (u32, bool, u64)> {
+        let workloads = self.command_line.iter().flat_map(|line| &line.workloads);
+        workloads.filter_map(|workload| match *workload {
+            Workload::Disk {
+                number,
+                writes,
+                bytes,
+            } => Some((number, writes, bytes)),
+            _ => None,
+        })
+    }
+
     /// Returns whether the command line asks for the self-test, which runs before all workloads.
     pub fn selftest(&self) -> bool {
         let asks = |line: &CommandLine| line.workloads.contains(&Workload::SelfTest);
@@ -221,7 +234,8 @@ impl<P: Platform, N: Nic> Cpu<'_, P, N> {
     /// Runs one workload. Returns whether it passed.
     fn one(&mut self, workload: &Workload, lease: &Lease) -> bool {
         match workload {
-            Workload::SelfTest => true,
+            // Done before the network was up.
+            Workload::SelfTest | Workload::Disk { .. } => true,
             Workload::Wait { ms } => {
                 let until_ns = self.stack.now_ns() + u64::from(*ms) * 1_000_000;
                 self.stack.drive(|stack| match stack.now_ns() {

@@ -5,6 +5,7 @@
 
 pub mod connection;
 mod connections;
+pub mod disk;
 mod dns;
 mod flood;
 mod ping;
@@ -96,6 +97,7 @@ impl Plan {
             | Workload::Ping { .. }
             | Workload::Serve { .. }
             | Workload::Wait { .. }
+            | Workload::Disk { .. }
             | Workload::SelfTest => return,
         };
         outcome.nic = difference(stack.device.nic.counters(), before);

@@ -34,6 +34,9 @@ pub struct VmmStart<F = OwnedFd> {
     pub kernel: Option<F>,
     /// The initial RAM disk.
     pub initrd: Option<F>,
+    /// Disks, in the order in which the guest finds them.
+    #[serde(default = "Vec::new")]
+    pub disks: Vec<VmmDisk<F>>,
     /// The TAP's queues, one per pair.
     pub taps: Vec<F>,
     /// Number of virtual CPUs.
@@ -48,6 +51,15 @@ pub struct VmmStart<F = OwnedFd> {
     pub mtu: u16,
     /// Level of messages on stderr.
     pub log: String,
+}
+
+/// A disk of the machine.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct VmmDisk<F = OwnedFd> {
+    /// Raw image or block device, locked by the broker.
+    pub file: F,
+    /// Whether the guest's writes are refused; the file is open for reading only then.
+    pub read_only: bool,
 }
 
 /// Message from the VMM to the broker.
@@ -110,8 +122,9 @@ pub enum GuestEnd {
 
 maps_descriptors!(enum ToVmm { Start(start: boxed), Go, Counters { id }, Stop });
 maps_descriptors!(struct VmmStart {
-    kvm: fd, input: fd, output: fd, kernel: optional, initrd: optional, taps: all, cpus,
+    kvm: fd, input: fd, output: fd, kernel: optional, initrd: optional, disks: each, taps: all, cpus,
     memory_bytes, cmdline, mac, mtu, log,
 });
+maps_descriptors!(struct VmmDisk { file: fd, read_only });
 carries_descriptors!(ToVmm);
 carries_none!(FromVmm);

@@ -23,6 +23,9 @@ pub struct MachineSpec {
     pub kernel: Option<PathBuf>,
     /// The initial RAM disk.
     pub initrd: Option<PathBuf>,
+    /// Disks, in the order in which the guest finds them.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub disks: Vec<DiskSpec>,
     /// The kernel's command line, or the built-in guest's work.
     pub cmdline: String,
     /// Number of virtual CPUs.
@@ -40,6 +43,18 @@ pub struct MachineSpec {
     /// Whether the VM takes the name of its TAP.
     #[serde(skip)]
     pub named_by_tap: bool,
+}
+
+/// Most disks of a machine.
+pub const MAX_DISKS: usize = 8;
+
+/// Disk of a virtual machine.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub struct DiskSpec {
+    /// Raw image or block device.
+    pub path: PathBuf,
+    /// Whether the guest's writes are refused.
+    pub read_only: bool,
 }
 
 impl RunConfig {

@@ -13,10 +13,11 @@ use anyhow::{Context as _, bail};
 use slipgate_control::Users;
 use slipgate_ipc::{
     channel::{Channel, Received},
-    vmm::{FromVmm, ToVmm, VmmEnd, VmmStart},
+    vmm::{FromVmm, ToVmm, VmmDisk, VmmEnd, VmmStart},
 };
 use slipgate_policy::document::ConfigError;
 
+use super::disk::OpenDisk;
 use crate::{config::MachineSpec, process::ChildProcess, role::Role};
 
 /// Time within which the VMM has to create a machine, which includes reading kernel and initrd.
@@ -36,6 +37,7 @@ pub(crate) struct Handed {
     pub(crate) kvm: File,
     pub(crate) kernel: Option<File>,
     pub(crate) initrd: Option<File>,
+    pub(crate) disks: Vec<OpenDisk>,
     /// Input of the guest's console.
     pub(crate) input: OwnedFd,
     pub(crate) output: OwnedFd,
@@ -62,6 +64,7 @@ impl VmmProcess {
             output: handed.output,
             kernel: handed.kernel.map(OwnedFd::from),
             initrd: handed.initrd.map(OwnedFd::from),
+            disks: handed.disks.into_iter().map(VmmDisk::from).collect(),
             taps: handed.taps,
             cpus: spec.cpus,
             memory_bytes: spec.memory_mib << 20,
@@ -132,6 +135,16 @@ impl VmmProcess {
     /// How the process ended, in words; `None` while it runs.
     pub(crate) fn end(&mut self) -> Option<String> {
         self.process.end()
+    }
+}
+
+impl From<OpenDisk> for VmmDisk {
+    fn from(disk: OpenDisk) -> Self {
+        let OpenDisk { file, read_only } = disk;
+        Self {
+            file: file.into(),
+            read_only,
+        }
     }
 }
 

@@ -15,6 +15,10 @@ pub(crate) struct RunArgs {
     /// Initial RAM disk for the kernel
     #[arg(long, value_name = "FILE")]
     pub(crate) initrd: Option<PathBuf>,
+    /// A disk: a raw image or a block device, which the guest may write to without ,ro; may be given
+    /// several times
+    #[arg(long, value_name = "FILE[,ro]")]
+    pub(crate) disk: Vec<String>,
     /// The kernel's command line; the built-in guest's is its work, like "dns example.com; crr
     /// 192.0.2.1:80 100" [default: selftest; for a kernel: console=ttyS0 panic=-1]
     #[arg(long, value_name = "TEXT")]

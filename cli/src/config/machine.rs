@@ -1,5 +1,7 @@
 //! Configuration of `slipgate run`: the machine, and the NAT of its one VM.
-use slipgate_broker::config::{Config, MachineSpec, RunConfig, VmConfig, check_tap, parse_mac};
+use slipgate_broker::config::{
+    Config, DiskSpec, MAX_DISKS, MachineSpec, RunConfig, VmConfig, check_tap, parse_mac,
+};
 use slipgate_ipc::engine::OnExit;
 use slipgate_policy::document::{ConfigError, RuleFlag, check_name};
 
@@ -73,6 +75,7 @@ pub(crate) fn run(
     let machine = MachineSpec {
         kernel: args.kernel.clone(),
         initrd: args.initrd.clone(),
+        disks: disks(&args.disk)?,
         cmdline: cmdline(args)?,
         cpus,
         memory_mib: in_range("--memory", args.memory, MEMORY_MIB)?,
@@ -100,6 +103,35 @@ pub(crate) fn run(
         },
         report: args.report.clone(),
     })
+}
+
+/// Disks, from `FILE[,ro]`.
+fn disks(given: &[String]) -> Result<Vec<DiskSpec>, ConfigError> {
+    if let Some(beyond) = given.get(MAX_DISKS) {
+        let problem = format!("a machine has {MAX_DISKS} disks at most");
+        return Err(ConfigError::new(
+            "--disk",
+            beyond,
+            problem,
+            "leave some out",
+        ));
+    }
+    let disk = |text: &String| {
+        let (path, read_only) = match text.strip_suffix(",ro") {
+            Some(path) => (path, true),
+            None => (text.as_str(), false),
+        };
+        if path.is_empty() {
+            let problem = "there is no file in it";
+            let remedy = "give a raw image, like disk.img or disk.img,ro";
+            return Err(ConfigError::new("--disk", text, problem, remedy));
+        }
+        Ok(DiskSpec {
+            path: path.into(),
+            read_only,
+        })
+    };
+    given.iter().map(disk).collect()
 }
 
 /// Queue pairs of the network card.

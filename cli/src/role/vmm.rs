@@ -10,13 +10,13 @@ use std::{fs::File, sync::Arc};
 use anyhow::{Context as _, bail};
 use slipgate_ipc::{
     channel::Channel,
-    vmm::{FromVmm, GuestEnd, ToVmm, VmmEnd, VmmStart},
+    vmm::{FromVmm, GuestEnd, ToVmm, VmmDisk, VmmEnd, VmmStart},
 };
 use slipgate_vmm::{
     Counters, Machine, MachineConfig, MachineError, Outcome, SerialIo, StopHandle,
     boot::{BootInput, BootSource, Kernel},
     thread,
-    virtio::net::NetConfig,
+    virtio::{block::DiskConfig, net::NetConfig},
 };
 
 use super::inherited;
@@ -112,7 +112,7 @@ fn make(start: VmmStart) -> anyhow::Result<Machine> {
             cmdline: start.cmdline,
         },
         net: Some(NetConfig::new(start.mac, start.mtu, start.taps)),
-        disks: Vec::new(),
+        disks: start.disks.into_iter().map(disk).collect(),
         serial: SerialIo {
             input: Some(start.input),
             output: start.output,
@@ -120,6 +120,14 @@ fn make(start: VmmStart) -> anyhow::Result<Machine> {
         kvm: start.kvm,
         threads: Arc::new(|kind| sandbox::narrow(sandbox::Thread::Of(kind))),
     })?)
+}
+
+fn disk(disk: VmmDisk) -> DiskConfig {
+    let VmmDisk { file, read_only } = disk;
+    DiskConfig {
+        file: file.into(),
+        read_only,
+    }
 }
 
 /// Flag whose value prevents the creation of the machine.

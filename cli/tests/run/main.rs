@@ -2,6 +2,7 @@
 //! privileges.
 mod built_in;
 mod console;
+mod disks;
 mod ends;
 mod joined;
 mod payload;

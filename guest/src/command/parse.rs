@@ -6,6 +6,7 @@ use super::{
     AT_ONCE_MAX, CommandError, CommandLine, Direction, Exchange, FRAME_BYTES, Host, SERVED_PORTS,
     SERVED_PORTS_MAX, Server, StaticAddress, USAGES, Workload,
 };
+use crate::virtio::block::SECTOR_BYTES;
 
 /// Parses a command line. An empty one is valid: the guest boots, takes a lease and ends.
 ///
@@ -146,9 +147,27 @@ fn workload(word: &str, words: &mut Words<'_>) -> Result<Workload, String> {
                 ms: words.milliseconds()?,
             }
         }
+        "disk" => {
+            let number = words.parsed("the number of a disk")?;
+            let writes = match words.take(&["write", "check"]) {
+                Some(action) => action == "write",
+                None => return Err(words.expected("`write` or `check`")),
+            };
+            let bytes: u64 = words.parsed("how many bytes")?;
+            if bytes == 0 || !bytes.is_multiple_of(SECTOR_BYTES as u64) {
+                return Err(alloc::format!(
+                    "{bytes} bytes are no whole sectors of {SECTOR_BYTES}"
+                ));
+            }
+            Workload::Disk {
+                number,
+                writes,
+                bytes,
+            }
+        }
         "selftest" => Workload::SelfTest,
         _ => {
-            let known = "dns, ping, crr, rr, stream, flood, serve, wait, selftest, address";
+            let known = "dns, ping, crr, rr, stream, flood, serve, wait, disk, selftest, address";
             return Err(alloc::format!("`{word}` is no workload; there are {known}"));
         }
     })

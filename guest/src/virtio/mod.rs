@@ -1,5 +1,6 @@
 //! The virtio driver: memory that a device reads and writes, split rings, the modern PCI transport,
-//! and the network card (virtio 1.2).
+//! the network card and the disk (virtio 1.2).
+pub mod block;
 pub mod dma;
 pub mod net;
 pub mod ring;

@@ -170,7 +170,7 @@ pub fn local_mac(platform: &dyn Platform) -> [u8; 6] {
 
 /// Returns a function that returns false after a number of calls, to give up waiting without a
 /// clock.
-pub(super) fn patience() -> impl FnMut() -> bool {
+pub(crate) fn patience() -> impl FnMut() -> bool {
     let mut left = 400_000_000_u64;
     move || {
         core::hint::spin_loop();

@@ -7,8 +7,8 @@ pub(crate) mod fake;
 mod header;
 mod pair;
 
-pub(crate) use card::Config;
 pub use card::{Card, Vectors, local_mac};
+pub(crate) use card::{Config, patience};
 pub use control::{Control, command};
 pub(crate) use pair::LARGEST;
 pub use pair::Pair;

@@ -295,7 +295,7 @@ fn what_lies_outside_the_disk_is_refused_and_the_next_request_served() {
     }
     let header = [(HEADER, 15, false), (STATUS, 1, true)];
     assert_eq!(rig.ask(IN, 0, &header).0, IOERR, "half a header");
-    // The same buffers again and again, in all more than a request may have.
+    // The same buffer again and again.
     let mut chain = vec![(HEADER, 16, false)];
     chain.extend([(0x4_0000, 0xb_0000, false); 13]);
     chain.push((STATUS, 1, true));

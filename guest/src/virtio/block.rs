@@ -1,0 +1,186 @@
+//! Driver of a disk (virtio 1.2, 5.2): one request at a time, polled, on one CPU.
+use alloc::vec::Vec;
+
+use super::{
+    DeviceError,
+    dma::Dma,
+    ring::{Ring, Segment, feature::EVENT_IDX},
+    transport::{Doorbell, NO_VECTOR, Transport},
+};
+use crate::pci::Registers;
+
+/// PCI vendor and device id of a virtio disk.
+pub const DISK: (u16, u16) = (0x1AF4, 0x1042);
+/// Ids of a disk that also offers the legacy interface.
+pub const DISK_TRANSITIONAL: (u16, u16) = (0x1AF4, 0x1001);
+/// Unit of addresses and lengths, bytes.
+pub const SECTOR_BYTES: usize = 512;
+/// Longest data of a request, bytes.
+pub const REQUEST_BYTES: usize = 64 << 10;
+
+/// Feature bits of a disk.
+mod feature {
+    /// The disk can't be written.
+    pub(super) const RO: u64 = 1 << 5;
+    /// Writes are stable after a flush.
+    pub(super) const FLUSH: u64 = 1 << 9;
+}
+
+/// Types of requests.
+mod kind {
+    pub(super) const READ: u32 = 0;
+    pub(super) const WRITE: u32 = 1;
+    pub(super) const FLUSH: u32 = 4;
+}
+
+/// Place of the header, of the status and of the data in the disk's memory.
+const HEADER_AT: usize = 0;
+const STATUS_AT: usize = 16;
+const DATA_AT: usize = 4096;
+const HEADER_BYTES: u32 = 16;
+
+/// Reason why a request failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum DiskError {
+    /// The device reports an error.
+    #[error("the disk answered with an I/O error")]
+    Io,
+    /// The device does not know the request.
+    #[error("the disk does not support the request")]
+    Unsupported,
+    /// The device answered otherwise, or wrote another number of bytes.
+    #[error("the disk answered nonsense: status {status}, {written} bytes")]
+    Nonsense {
+        /// Status of the request.
+        status: u8,
+        /// Number of bytes that the device says it wrote.
+        written: u32,
+    },
+    /// The device did not answer.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+}
+
+/// Disk in operation.
+pub struct Disk<R> {
+    ring: Ring,
+    doorbell: Doorbell<R>,
+    memory: Dma,
+    features: u64,
+    sectors: u64,
+}
+
+impl<R: Registers + Clone> Disk<R> {
+    /// Resets and initialises a disk.
+    ///
+    /// # Errors
+    /// The device lacks what is needed, or behaves wrongly.
+    pub fn bring_up(transport: &Transport<R>) -> Result<Self, DeviceError> {
+        let features = transport.negotiate(feature::RO | feature::FLUSH | EVENT_IDX)?;
+        let sectors = transport.device_config(|device| {
+            u64::from(device.read32(0)) | u64::from(device.read32(4)) << 32
+        });
+        let (mut ring, doorbell) = transport.make_queue(0, 16, NO_VECTOR, features)?;
+        ring.disarm();
+        transport.start();
+        Ok(Disk {
+            ring,
+            doorbell,
+            memory: Dma::new(DATA_AT + REQUEST_BYTES),
+            features,
+            sectors,
+        })
+    }
+
+    /// Returns the disk's size, in sectors.
+    pub fn sectors(&self) -> u64 {
+        self.sectors
+    }
+
+    /// Returns whether the disk can't be written.
+    pub fn is_read_only(&self) -> bool {
+        self.features & feature::RO != 0
+    }
+
+    /// Reads `bytes` (up to [`REQUEST_BYTES`], whole sectors) from a sector on.
+    ///
+    /// # Errors
+    /// The device refuses or does not answer.
+    pub fn read(&mut self, sector: u64, bytes: usize) -> Result<Vec<u8>, DiskError> {
+        self.request(kind::READ, sector, bytes)?;
+        // SAFETY: the device has returned the buffer.
+        Ok(unsafe { self.memory.bytes(DATA_AT, bytes) }.to_vec())
+    }
+
+    /// Writes whole sectors, up to [`REQUEST_BYTES`], from a sector on.
+    ///
+    /// # Errors
+    /// The device refuses or does not answer.
+    pub fn write(&mut self, sector: u64, data: &[u8]) -> Result<(), DiskError> {
+        // SAFETY: the device has no buffer now.
+        unsafe { self.memory.bytes_mut(DATA_AT, data.len()) }.copy_from_slice(data);
+        self.request(kind::WRITE, sector, data.len())
+    }
+
+    /// Makes all earlier writes stable. Without the feature they are when they are answered.
+    ///
+    /// # Errors
+    /// The device refuses or does not answer.
+    pub fn flush(&mut self) -> Result<(), DiskError> {
+        match self.features & feature::FLUSH {
+            0 => Ok(()),
+            _ => self.request(kind::FLUSH, 0, 0),
+        }
+    }
+
+    fn request(&mut self, kind: u32, sector: u64, bytes: usize) -> Result<(), DiskError> {
+        let mut header = [0; HEADER_BYTES as usize];
+        header[..4].copy_from_slice(&kind.to_le_bytes());
+        header[8..].copy_from_slice(&sector.to_le_bytes());
+        let reads = kind == kind::READ;
+        // SAFETY: the device has no buffer now.
+        unsafe {
+            let memory = self.memory.bytes_mut(HEADER_AT, STATUS_AT + 1);
+            memory[..STATUS_AT].copy_from_slice(&header);
+            memory[STATUS_AT] = 0xFF;
+        }
+        let segment = |at, length, device_writes| Segment {
+            address: self.memory.address(at),
+            length,
+            device_writes,
+        };
+        let mut segments = Vec::with_capacity(3);
+        segments.push(segment(HEADER_AT, HEADER_BYTES, false));
+        if bytes > 0 {
+            segments.push(segment(DATA_AT, bytes as u32, reads));
+        }
+        segments.push(segment(STATUS_AT, 1, true));
+        let silent = DeviceError::Silent("a disk's request");
+        self.ring.offer(&segments).ok_or(silent)?;
+        if self.ring.wants_kick() {
+            self.doorbell.ring();
+        }
+        let mut patience = super::net::patience();
+        let used = loop {
+            if let Some(used) = self.ring.take_used() {
+                break used;
+            }
+            if !patience() {
+                return Err(silent.into());
+            }
+        };
+        self.ring.release(used.head);
+        // SAFETY: the device has returned the buffer.
+        let status = unsafe { self.memory.bytes(STATUS_AT, 1) }[0];
+        let due = if reads { bytes as u32 + 1 } else { 1 };
+        match status {
+            0 if used.written == due => Ok(()),
+            1 => Err(DiskError::Io),
+            2 => Err(DiskError::Unsupported),
+            _ => Err(DiskError::Nonsense {
+                status,
+                written: used.written,
+            }),
+        }
+    }
+}
