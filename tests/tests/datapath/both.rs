@@ -124,18 +124,22 @@ pub(crate) struct FlowState {
     /// State of an order to open the flow.
     pub(crate) order: u32,
     pub(crate) held: Option<Sequences>,
+    /// Goes out by another uplink than the one that frames come in by.
+    pub(crate) is_by_another_uplink: bool,
 }
 
 pub(crate) struct Both {
     real: Datapath,
     memory: KernelHandle,
     tables: FakeDatapath,
+    /// A device that no frame comes in by.
+    other_uplink: u32,
     _pins: PinDir,
 }
 
 impl Both {
     /// Loads both in this thread's network namespace.
-    pub(crate) fn new() -> Self {
+    pub(crate) fn new(other_uplink: u32) -> Self {
         let pins = PinDir::new().expect("a directory for pins");
         let paths = Paths::with_pin_dir(pins.path().to_owned()).expect("paths");
         let options = LoadOptions {
@@ -150,6 +154,7 @@ impl Both {
             real,
             memory,
             tables,
+            other_uplink,
             _pins: pins,
         };
         both.fill();
@@ -160,6 +165,7 @@ impl Both {
         let maps = self.real.maps();
         let mut memory = self.memory.borrow_mut();
         memory.device_mtu = DEVICE_MTU;
+        memory.uplink = DEVICE;
         memory.add_vm(ROW, VM, GUEST.into(), GATEWAY.into(), 1_500);
         let tap = TapEntry {
             vm: VM,
@@ -288,6 +294,10 @@ impl Both {
                 fin_end_tx: state.fin_ends[0],
                 fin_end_rx: state.fin_ends[1],
                 connect_us: state.order,
+                uplink_ifindex: match state.is_by_another_uplink {
+                    true => self.other_uplink,
+                    false => DEVICE,
+                },
                 ..slot(protocol)
             };
             // SAFETY: a slot that nobody else uses. What is no verdict is written as a number.

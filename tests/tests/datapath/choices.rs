@@ -170,6 +170,7 @@ fn flow(protocol: Protocol, choices: &mut Choices<'_>) -> FlowState {
         is_young: choices.once_in(2),
         order: choices.mostly(&[OrderState::NONE, OrderState::GIVEN, OrderState::FAILED]),
         held: is_held.then(|| held(choices)),
+        is_by_another_uplink: choices.once_in(24),
     }
 }
 

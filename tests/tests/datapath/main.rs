@@ -23,6 +23,8 @@ use crate::both::Both;
 
 /// Frames that are sent over the same tables, one after another.
 const FRAMES: usize = 4;
+/// The largest of a TAP.
+const OTHER_MTU: u32 = 65_521;
 const TAPE: usize = 400;
 const CASES: u32 = 6_000;
 
@@ -70,8 +72,16 @@ const DROPS: [DropReason; 23] = [
 fn the_programs_and_the_in_memory_kernel_agree() {
     require_root_and_tun!();
     let ns = NetNs::new("datapath").expect("a namespace");
+    // No frame is as large as either's MTU.
+    for change in [
+        "tuntap add other mode tap".to_owned(),
+        format!("link set other mtu {OTHER_MTU} up"),
+    ] {
+        ns.ip(&change).expect("a device");
+    }
+    let other_uplink = ns.ifindex("other").expect("its index");
     ns.run(|| {
-        let both = Both::new();
+        let both = Both::new(other_uplink);
         let mut reached = BTreeMap::<String, u32>::new();
         let mut runner = TestRunner::new(Config {
             cases: CASES,

@@ -43,6 +43,8 @@ pub(super) struct Stream {
     peeks_at: Option<u32>,
     /// Whether the socket may have bytes for the guest, or its end, that were not sent.
     has_more: bool,
+    /// Whether the server has ended: nothing comes behind what is in the queue.
+    hung_up: bool,
     /// Room of the send queue as last read, less what was sent since, bytes; and the queue's size.
     room: u32,
     queue_len: u32,
@@ -185,6 +187,7 @@ impl Sockets {
             socket: Some(socket),
             peeks_at,
             has_more: false,
+            hung_up: false,
             room: 0,
             queue_len: 1,
             waits_for_room: false,
@@ -212,6 +215,7 @@ impl Sockets {
         let Some(socket) = &stream.socket else {
             return;
         };
+        stream.hung_up |= flags.contains(EpollFlags::EPOLLRDHUP);
         let failed = flags.intersects(EpollFlags::EPOLLERR | EpollFlags::EPOLLHUP);
         if stream.connection.state() == State::Connecting {
             if !failed && !flags.contains(EpollFlags::EPOLLOUT) {
@@ -338,8 +342,11 @@ impl Sockets {
         }
         let start = L3_START + HEADERS_LEN;
         let into = &mut self.buffer[start..start + most as usize];
+        // Known before the look: what is behind the skipped bytes then is the end.
+        let hung_up = stream.hung_up && skipped > 0;
         let got = match system::peek(socket, skipped, &mut self.scratch, into) {
             Ok(got) => got as u32,
+            Err(error) if hung_up && error.raw_os_error() == Some(Errno::EAGAIN as i32) => 0,
             Err(error) if error.raw_os_error() == Some(Errno::EAGAIN as i32) => {
                 stream.has_more = false;
                 return Ok(false);
@@ -461,3 +468,7 @@ fn send_to(socket: &OwnedFd, bytes: &[u8]) -> io::Result<u32> {
         }
     }
 }
+
+#[cfg(test)]
+#[path = "stream_test.rs"]
+mod tests;

@@ -114,7 +114,7 @@ pub(super) fn peek(
     };
     let got = recvmsg::<()>(socket.as_raw_fd(), parts, None, flags)?.bytes;
     match (got.saturating_sub(skipped), skipped) {
-        // Nothing behind what the guest has not acknowledged; the end is known by the hang-up.
+        // Nothing behind what the guest has not acknowledged; whether it is the end, a hang-up says.
         (0, 1..) => Err(Errno::EAGAIN.into()),
         (more, _) => Ok(more),
     }
