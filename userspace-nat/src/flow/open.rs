@@ -165,7 +165,8 @@ impl Flows {
         while order.load(Acquire) == OrderState::TAKEN {
             std::hint::spin_loop();
         }
-        if live.verdict().load(Acquire) == Verdict::Fast as u32 {
+        // It is open as `Fast`, and may have got another verdict since.
+        if live.verdict().load(Acquire) != Verdict::Free as u32 {
             return true;
         }
         order.store(OrderState::NONE, Relaxed);
