@@ -127,6 +127,8 @@ fn request_of(action: Action, input: &Input<'_>) -> Result<Option<ApiRequest>, P
         Action::RemoveVm => ApiRequest::RemoveVm { name: name() },
         Action::Freeze => ApiRequest::Freeze { vm: name() },
         Action::Thaw => ApiRequest::Thaw { vm: name() },
+        Action::Sleep => ApiRequest::Sleep { vm: name() },
+        Action::Resume => ApiRequest::Resume { vm: name() },
         Action::CutVm => ApiRequest::Cut {
             what: Target::Vm(name()),
         },

@@ -167,8 +167,8 @@ pub struct Vm {
     pub name: String,
     /// Id of the VM, never reused in this network namespace.
     pub id: u32,
-    /// waiting (there is no TAP of its name), starting, served, or frozen.
-    #[schemars(extend("enum" = ["waiting", "starting", "served", "frozen"]))]
+    /// waiting (there is no TAP of its name), starting, served, frozen, or asleep.
+    #[schemars(extend("enum" = ["waiting", "starting", "served", "frozen", "asleep"]))]
     pub state: &'static str,
     /// Whether it is idle, if that is looked for.
     pub idle: bool,
@@ -442,7 +442,12 @@ impl From<VmStatus> for Vm {
 impl Health {
     /// The health of a daemon with these VMs.
     pub fn of(vms: &[VmStatus]) -> Self {
-        let is_up = |vm: &&VmStatus| matches!(vm.state, VmState::Served | VmState::Frozen);
+        let is_up = |vm: &&VmStatus| {
+            matches!(
+                vm.state,
+                VmState::Served | VmState::Frozen | VmState::Asleep
+            )
+        };
         Self {
             version: env!("CARGO_PKG_VERSION"),
             vms: vms.len(),

@@ -164,7 +164,12 @@ fn responses(action: Action, generator: &mut SchemaGenerator) -> Value {
             "200": answer("The VM was there", vm.clone()),
             "201": answer("The VM was added", vm),
         }),
-        Action::RemoveVm | Action::RemovePolicy | Action::Freeze | Action::Thaw => {
+        Action::RemoveVm
+        | Action::RemovePolicy
+        | Action::Freeze
+        | Action::Thaw
+        | Action::Sleep
+        | Action::Resume => {
             json!({ "204": { "description": "Done" } })
         }
         Action::CutVm | Action::EndGeneration | Action::CutFlow => {

@@ -14,6 +14,8 @@ pub(crate) enum Action {
     PatchVm,
     RemoveVm,
     Freeze,
+    Sleep,
+    Resume,
     Thaw,
     CutVm,
     EndGeneration,
@@ -112,6 +114,18 @@ pub(crate) const ROUTES: &[Route] = &[
         "/v1/vms/{name}/thaw",
         Action::Thaw,
         "Let a frozen VM's traffic pass again",
+    ),
+    change(
+        "POST",
+        "/v1/vms/{name}/sleep",
+        Action::Sleep,
+        "Hold what comes for a VM that is paused, until it is resumed",
+    ),
+    change(
+        "POST",
+        "/v1/vms/{name}/resume",
+        Action::Resume,
+        "Deliver what was held for a VM that slept; to be called when its guest runs again",
     ),
     change(
         "POST",

@@ -260,6 +260,9 @@ impl Broker {
                     self.parts.attached.note_activity(worker, &idle, true);
                     self.parts.attached.note_activity(worker, &busy, false);
                 }
+                FromEngine::Sleep(changes) => {
+                    self.parts.attached.note_sleep(worker, changes);
+                }
                 FromEngine::Ready { adopted } => self.engine_serves(worker, adopted)?,
                 // The first is the watch's, the others are waited for elsewhere.
                 FromEngine::Pong { .. } | FromEngine::OpenQuestions(_) | FromEngine::Stopped => {}

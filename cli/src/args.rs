@@ -119,6 +119,10 @@ pub(crate) enum ControlCommand {
     Freeze(VmArgs),
     /// Let a frozen VM's traffic pass again
     Thaw(VmArgs),
+    /// Hold what comes for a VM that is paused, until it is resumed
+    Sleep(VmArgs),
+    /// Deliver what was held for a VM that slept; call it when its guest runs again
+    Resume(VmArgs),
     /// Write a live flow's packets, as its guest sees them, to a pcapng file
     Capture(CaptureArgs),
     /// Stop `slipgate serve`: end its VMs and their flows, remove everything from the kernel

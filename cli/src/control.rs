@@ -5,6 +5,7 @@ pub(crate) mod apply;
 mod capture;
 mod cut;
 mod freeze;
+mod sleep;
 
 use nix::sys::{
     signal::{SigSet, Signal},
@@ -26,6 +27,8 @@ pub(crate) fn run(command: &ControlCommand) -> anyhow::Result<()> {
         ControlCommand::Generation(args) => cut::end_generation(args),
         ControlCommand::Freeze(args) => freeze::freeze(args),
         ControlCommand::Thaw(args) => freeze::thaw(args),
+        ControlCommand::Sleep(args) => sleep::sleep(args),
+        ControlCommand::Resume(args) => sleep::resume(args),
         ControlCommand::Capture(args) => capture::run(args),
         ControlCommand::Stop(args) => stop(args),
     }

@@ -2,7 +2,7 @@
 //!
 //! The process takes requests of many clients. What it may ask for is set by the broker when it
 //! starts the process: one for readers can change nothing.
-use std::os::fd::OwnedFd;
+use std::{net::SocketAddrV4, os::fd::OwnedFd};
 
 use serde::{Deserialize, Serialize};
 
@@ -106,6 +106,16 @@ pub enum ApiRequest<F = OwnedFd> {
         /// Name of the VM.
         vm: String,
     },
+    /// [`EngineRequest::Sleep`].
+    Sleep {
+        /// Name of the VM.
+        vm: String,
+    },
+    /// [`EngineRequest::Resume`].
+    Resume {
+        /// Name of the VM.
+        vm: String,
+    },
     /// [`EngineRequest::Cut`].
     Cut {
         /// The flow to be cut, or the VM all of whose flows are.
@@ -167,6 +177,8 @@ impl ApiRequest {
             Self::RemoveVm { name } => ClientRequest::RemoveVm { name },
             Self::Freeze { vm } => ClientRequest::Freeze { vm },
             Self::Thaw { vm } => of(Some(Target::Vm(vm)), EngineRequest::Thaw),
+            Self::Sleep { vm } => of(Some(Target::Vm(vm)), EngineRequest::Sleep),
+            Self::Resume { vm } => of(Some(Target::Vm(vm)), EngineRequest::Resume),
             Self::Cut { what } => of(Some(what), EngineRequest::Cut),
             Self::EndGeneration { vm } => of(Some(Target::Vm(vm)), EngineRequest::EndGeneration),
             Self::Capture {
@@ -226,6 +238,27 @@ pub enum Event {
         /// Name of the VM.
         vm: String,
     },
+    /// A VM sleeps: what comes for it is held.
+    VmAsleep {
+        /// Name of the VM.
+        vm: String,
+    },
+    /// A VM is awake again, and has what was held for it.
+    VmAwake {
+        /// Name of the VM.
+        vm: String,
+    },
+    /// Something came for a VM that sleeps.
+    Wake {
+        /// Name of the VM.
+        vm: String,
+        /// Protocol of the packet.
+        proto: String,
+        /// Address and port of its sender.
+        from: SocketAddrV4,
+        /// Address and port that it was sent to.
+        to: SocketAddrV4,
+    },
     /// No packet of the VM's guest or to it was seen for as long as its definition says.
     VmIdle {
         /// Name of the VM.
@@ -257,7 +290,7 @@ pub enum Event {
 
 impl Event {
     /// Names of all kinds.
-    pub const KINDS: [&'static str; 12] = [
+    pub const KINDS: [&'static str; 15] = [
         "vm_added",
         "vm_changed",
         "vm_removed",
@@ -265,6 +298,9 @@ impl Event {
         "tap_gone",
         "vm_frozen",
         "vm_thawed",
+        "vm_asleep",
+        "vm_awake",
+        "wake",
         "vm_idle",
         "vm_busy",
         "policy_applied",
@@ -282,6 +318,9 @@ impl Event {
             Self::TapGone { .. } => "tap_gone",
             Self::VmFrozen { .. } => "vm_frozen",
             Self::VmThawed { .. } => "vm_thawed",
+            Self::VmAsleep { .. } => "vm_asleep",
+            Self::VmAwake { .. } => "vm_awake",
+            Self::Wake { .. } => "wake",
             Self::VmIdle { .. } => "vm_idle",
             Self::VmBusy { .. } => "vm_busy",
             Self::PolicyApplied { .. } => "policy_applied",
@@ -300,6 +339,9 @@ impl Event {
             | Self::TapGone { vm }
             | Self::VmFrozen { vm }
             | Self::VmThawed { vm }
+            | Self::VmAsleep { vm }
+            | Self::VmAwake { vm }
+            | Self::Wake { vm, .. }
             | Self::VmIdle { vm }
             | Self::VmBusy { vm } => Some(vm),
             Self::PolicyApplied { .. } | Self::EngineEnded { .. } | Self::EngineServes { .. } => {
@@ -328,6 +370,8 @@ maps_descriptors!(enum ApiRequest {
     RemoveVm { name },
     Freeze { vm },
     Thaw { vm },
+    Sleep { vm },
+    Resume { vm },
     Cut { what },
     EndGeneration { vm },
     Capture { what, packets, seconds },

@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 pub use slipgate_model::{
     EngineInventory, FlowLogEvent, FlowLogEvents, HostAddress, Link, LiveRelayed, NameCounts,
     NetworkView, OnExit, OpenQuestion, RefusedQuestions, RefusedSample, RelayedCounts, RelayedId,
-    RouteEntry, RouteKind, RouteSnapshot, Subject, VmId, VmRow, VmSpec, WhyAnswer,
+    RouteEntry, RouteKind, RouteSnapshot, SleepChange, Subject, VmId, VmRow, VmSpec, WhyAnswer,
 };
 
 pub use self::{
@@ -143,6 +143,8 @@ pub enum FromEngine {
         /// VMs that are busy again.
         busy: Vec<VmId>,
     },
+    /// What became of VMs that sleep, by id.
+    Sleep(Vec<(VmId, SleepChange)>),
     /// Guests' questions that have no reply yet, for a successor; sent before
     /// [`FromEngine::Stopped`], in as many messages as needed.
     OpenQuestions(Vec<OpenQuestion>),

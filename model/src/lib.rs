@@ -10,7 +10,7 @@ mod inventory;
 mod network;
 mod vm;
 
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, SocketAddrV4};
 
 use serde::{Deserialize, Serialize};
 pub use slipgate_abi::{IfIndex, RuleIndex, SlotIndex, VmId, VmRow};
@@ -47,6 +47,28 @@ pub struct OpenQuestion {
     pub server: Ipv4Addr,
     /// The DNS message.
     pub message: Vec<u8>,
+}
+
+/// What became of a VM that sleeps.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum SleepChange {
+    /// What comes for it is held from now on.
+    Asleep,
+    /// What was held has been delivered.
+    Awake,
+    /// Something came for it.
+    Knock(Knock),
+}
+
+/// A packet that came for a VM that sleeps.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Knock {
+    /// IP protocol number.
+    pub protocol: u8,
+    /// Address and port of the sender.
+    pub from: SocketAddrV4,
+    /// Address and port that it was sent to.
+    pub to: SocketAddrV4,
 }
 
 /// A VM or a flow, in the engine's terms.

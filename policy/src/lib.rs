@@ -70,5 +70,6 @@ pub use rule::{
         CEILING_S, DNS_PORT, DnsSettings, FLOOR_S, Http, MAX_RESOLVERS, NewNames, Note, OnReload,
         Resolvers, Settings, Written,
     },
+    sleep::Sleep,
     timers::Timers,
 };

@@ -48,14 +48,14 @@ impl Services {
     }
 
     /// Handles timers that have expired, as far as the outbox has room. Returns whether all were
-    /// handled. `is_frozen` says of a VM's row whether the VM is frozen, so that nothing passes.
+    /// handled. `is_paused` says of a VM's row whether the VM is frozen or sleeps, so that nothing passes.
     pub(crate) fn on_timer(
         &mut self,
-        is_frozen: &dyn Fn(VmRow) -> bool,
+        is_paused: &dyn Fn(VmRow) -> bool,
         cx: &mut Context<'_>,
     ) -> bool {
         self.dns.on_timer(cx.poller, cx.now_ns);
-        self.relay.on_timer(is_frozen, cx)
+        self.relay.on_timer(is_paused, cx)
     }
 
     /// Sends what became ready since the last call, as far as the outbox has room. Returns whether

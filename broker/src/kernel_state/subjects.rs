@@ -57,14 +57,20 @@ impl Attached {
         }
     }
 
-    /// Logs VMs that a predecessor froze and that are still frozen.
-    pub(crate) fn warn_of_frozen(&self) {
+    /// Logs VMs that were frozen or asleep under a predecessor, and still are.
+    pub(crate) fn warn_of_paused(&self) {
         let maps = self.datapath.maps();
         for vm in self.vms.iter() {
             if maps.is_frozen(vm.open.row) {
                 let name = &vm.config.name;
                 tracing::warn!(
                     "{name} is frozen, as it was left: nothing passes until `slipgate thaw {name}`"
+                );
+            } else if maps.is_asleep(vm.open.row) {
+                let name = &vm.config.name;
+                tracing::info!(
+                    "{name} sleeps, as it was left: what comes for it is held until \
+                     `slipgate resume {name}`"
                 );
             }
         }

@@ -1,9 +1,11 @@
 //! A daemon's VMs as clients see them, and as a successor finds them.
+use slipgate_abi::Protocol;
 use slipgate_ipc::{
     api::Event,
     client::{VmState, VmStatus},
-    engine::VmId,
+    engine::{SleepChange, VmId},
 };
+use slipgate_model::Knock;
 
 use super::{Attached, ServedVm};
 use crate::persisted_vms;
@@ -22,6 +24,8 @@ impl Attached {
     pub(crate) fn vm_status(&self, vm: &ServedVm) -> VmStatus {
         let state = match vm.tap_ifindex {
             _ if !vm.is_up => VmState::Starting,
+            // Its VMM may have closed the TAP meanwhile.
+            _ if self.datapath.maps().is_asleep(vm.open.row) => VmState::Asleep,
             None => VmState::Waiting,
             Some(_) if self.datapath.maps().is_frozen(vm.open.row) => VmState::Frozen,
             Some(_) => VmState::Served,
@@ -49,6 +53,31 @@ impl Attached {
             self.events.push(match is_idle {
                 true => Event::VmIdle { vm },
                 false => Event::VmBusy { vm },
+            });
+        }
+    }
+
+    /// The engine of a worker says what became of VMs that sleep.
+    pub(crate) fn note_sleep(&mut self, worker: usize, changes: Vec<(VmId, SleepChange)>) {
+        for (id, change) in changes {
+            let mut of_worker = self.vms.iter().filter(|vm| vm.worker == worker);
+            let Some(vm) = of_worker.find(|vm| vm.open.id == id) else {
+                continue;
+            };
+            let vm = vm.config.name.clone();
+            self.events.push(match change {
+                SleepChange::Asleep => Event::VmAsleep { vm },
+                SleepChange::Awake => Event::VmAwake { vm },
+                SleepChange::Knock(Knock { protocol, from, to }) => {
+                    let proto = Protocol::from_ip(protocol).map_or("other", Protocol::name);
+                    let proto = proto.to_owned();
+                    Event::Wake {
+                        vm,
+                        proto,
+                        from,
+                        to,
+                    }
+                }
             });
         }
     }

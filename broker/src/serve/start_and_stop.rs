@@ -118,7 +118,7 @@ impl Broker {
         broker.parts.attached.handed_over = HandedOver::default();
         broker.parts.attached.forget_former();
         broker.parts.attached.datapath.set_serves(true);
-        broker.parts.attached.warn_of_frozen();
+        broker.parts.attached.warn_of_paused();
         if broker.vm.is_none() && !broker.parts.attached.config.is_daemon {
             broker.parts.attached.hint_at_queues();
         }

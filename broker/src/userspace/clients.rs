@@ -73,6 +73,13 @@ impl Clients {
             served: vec![self.vm.clone()],
         };
         match request {
+            ClientRequest::Engine {
+                ask: EngineRequest::Sleep | EngineRequest::Resume,
+                ..
+            } => Err(Box::new(ClientAnswer::error(
+                "in user mode nothing is held for a guest that is paused: its sockets wait in the \
+                 host's kernel, and go on when it does",
+            ))),
             ClientRequest::Engine { about, ask } => {
                 if self.waiting.len() >= MOST_WAITING {
                     let why = format!("{MOST_WAITING} requests wait for an answer: try again");

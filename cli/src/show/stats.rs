@@ -93,6 +93,9 @@ pub(crate) struct VmStats {
     /// Everything from and to it is dropped, until it is thawed; absent otherwise.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub(crate) frozen: bool,
+    /// What comes for it is held, until it is resumed; absent otherwise.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) asleep: bool,
     /// Frames that were dropped because they came from another MAC than the configured one; absent
     /// while there were none.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -141,6 +144,15 @@ impl std::ops::AddAssign for Packets {
 }
 
 impl VmStats {
+    /// What is said behind the VM's name.
+    fn pause(&self) -> &'static str {
+        match (self.frozen, self.asleep) {
+            (true, _) => " (frozen)",
+            (false, true) => " (asleep)",
+            (false, false) => "",
+        }
+    }
+
     pub(crate) fn new(
         vm: String,
         counters: &VmCounters,
@@ -365,6 +377,7 @@ fn read_once(maps: &ReadOnlyMaps, which: Which<'_>) -> Stats {
         of_vm.arp_answers += vm.arp_answered;
         of_vm.refused_by = rules::of(&counters, |rule| maps.rule(rule));
         of_vm.frozen = vm.flags & VmFlags::FROZEN != 0;
+        of_vm.asleep = vm.flags & VmFlags::ASLEEP != 0;
         of_vm.mac_mismatch = MacMismatch::of(&vm);
         let dropped = links
             .as_ref()
@@ -455,7 +468,7 @@ fn text(stats: &Stats) -> String {
         .map(|s| {
             let e = &s.engine;
             vec![
-                format!("{}{}", s.vm, if s.frozen { " (frozen)" } else { "" }),
+                format!("{}{}", s.vm, s.pause()),
                 amount(s.kernel.tx_packets),
                 amount(s.kernel.tx_bytes),
                 amount(s.kernel.rx_packets),

@@ -165,6 +165,8 @@ pub enum Handover {
     Forward = 10,
     /// From the guest: a packet with IPv4 options, for the engine to refuse.
     Uncommon = 11,
+    /// From the uplink: a packet of a flow whose VM sleeps.
+    Asleep = 12,
 }
 
 impl Handover {
@@ -182,6 +184,7 @@ impl Handover {
             9 => Self::Icmp,
             10 => Self::Forward,
             11 => Self::Uncommon,
+            12 => Self::Asleep,
             _ => return None,
         })
     }

@@ -120,6 +120,8 @@ impl VmFlags {
     pub const FROZEN: u32 = 2;
     /// A rate limit is set in the VM's row of `RATES`, so programs must check it.
     pub const LIMITED: u32 = 4;
+    /// The VM sleeps: hand everything from the world to the engine, which holds it.
+    pub const ASLEEP: u32 = 8;
 }
 
 handle! {

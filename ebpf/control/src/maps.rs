@@ -217,6 +217,12 @@ impl SharedMaps {
         vm.is_some_and(|vm| vm.flags().load(Acquire) & VmFlags::FROZEN != 0)
     }
 
+    /// Whether a VM sleeps.
+    pub fn is_asleep(&self, row: VmRow) -> bool {
+        let vm = self.vm(row);
+        vm.is_some_and(|vm| vm.flags().load(Acquire) & VmFlags::ASLEEP != 0)
+    }
+
     /// Sets the rate limits of a VM; `None` removes every limit. Returns whether the row exists.
     pub fn set_rates(&self, row: VmRow, rates: Option<VmRates>) -> bool {
         let rates = rates.unwrap_or_default();

@@ -8,9 +8,9 @@ use std::{
 
 use hashbrown::HashSet;
 use ipnet::Ipv4Net;
-use slipgate_abi::{DropReason, IfIndex, PortHeader, RuleIndex, portframe::PortFlags};
+use slipgate_abi::{DropReason, IfIndex, PortHeader, RuleIndex, VmId, portframe::PortFlags};
 use slipgate_model::{
-    HostAddress, Link, NetworkView, RouteEntry, RouteKind, RouteSnapshot, VmSpec,
+    HostAddress, Link, NetworkView, RouteEntry, RouteKind, RouteSnapshot, SleepChange, VmSpec,
 };
 use slipgate_policy::{Action, LocalAddresses, Policy, Rule};
 use userspace_nat::{
@@ -62,6 +62,9 @@ impl Control<FuzzEngine> for Broker {
         Ok(())
     }
     fn activity(&mut self, _: ActivityChanges) -> io::Result<()> {
+        Ok(())
+    }
+    fn sleep_changes(&mut self, _: Vec<(VmId, SleepChange)>) -> io::Result<()> {
         Ok(())
     }
     fn fd(&self) -> Option<BorrowedFd<'_>> {

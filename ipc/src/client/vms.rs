@@ -192,6 +192,8 @@ pub enum VmState {
     Served,
     /// All its packets are dropped until it is thawed.
     Frozen,
+    /// What comes for it is held until it is resumed.
+    Asleep,
 }
 
 impl VmState {
@@ -202,6 +204,7 @@ impl VmState {
             Self::Starting => "starting",
             Self::Served => "served",
             Self::Frozen => "frozen",
+            Self::Asleep => "asleep",
         }
     }
 }

@@ -24,6 +24,10 @@ pub enum EngineRequest<F = OwnedFd> {
     },
     /// Restart the timers of a frozen VM's flows, just before it is thawed.
     Thaw,
+    /// Hold what comes for a VM, whose guest is paused.
+    Sleep,
+    /// Deliver what was held for a VM, whose guest runs again.
+    Resume,
     /// End flows; answered by [`EngineReply::Cut`] once none of their packets can leave.
     Cut,
     /// End the flows of a VM that goes on from another state of its memory, such as a snapshot's;
@@ -100,7 +104,12 @@ impl<F> EngineRequest<F> {
     pub fn scope(&self) -> Scope {
         match self {
             Self::Inventory { .. } => Scope::Engine,
-            Self::Why(_) | Self::Thaw | Self::EndGeneration | Self::Record { .. } => Scope::Vm,
+            Self::Why(_)
+            | Self::Thaw
+            | Self::Sleep
+            | Self::Resume
+            | Self::EndGeneration
+            | Self::Record { .. } => Scope::Vm,
             Self::Cut | Self::Capture { .. } => Scope::Flows,
         }
     }
@@ -110,6 +119,8 @@ impl<F> EngineRequest<F> {
         match self {
             Self::Why(_) | Self::Inventory { .. } => true,
             Self::Thaw
+            | Self::Sleep
+            | Self::Resume
             | Self::Cut
             | Self::EndGeneration
             | Self::Capture { .. }
@@ -122,6 +133,8 @@ maps_descriptors!(enum EngineRequest {
     Why(question),
     Inventory { from },
     Thaw,
+    Sleep,
+    Resume,
     Cut,
     EndGeneration,
     Capture { to: fd, packets, seconds },

@@ -5,7 +5,7 @@ use slipgate_abi::Protocol;
 
 use super::*;
 use crate::{
-    Action, Destination, OnReload, PolicySet, Timers,
+    Action, Destination, OnReload, PolicySet, Sleep, Timers,
     document::{Amount, CliOverrides, Count, LoadedPolicies, RuleFlag, schema},
 };
 
@@ -73,6 +73,10 @@ fn every_key_is_understood() {
         tcp_established_s = 86400
         tcp_closing_s = 300
         udp_s = 120
+
+        [sleep]
+        packets = 64
+        patience_s = 300
         [[forward]]
         protocol = "tcp"
         address = "127.0.0.1"
@@ -116,8 +120,15 @@ fn every_key_is_understood() {
         icmp_s: 60,
     };
     assert_eq!(top.settings().timers, timers);
+    let sleep = Sleep {
+        packets: 64,
+        patience_s: 300,
+        ..Sleep::default()
+    };
+    assert_eq!(top.settings().sleep, sleep);
     let named = policies.of(Some(1)).settings();
     assert_eq!(named.timers, Timers::default(), "each policy has its own");
+    assert_eq!(named.sleep, Sleep::default(), "each policy has its own");
     let texts: Vec<String> = policies.texts().collect();
     assert_eq!(
         texts,
@@ -223,6 +234,9 @@ fn each_mistake_has_its_error() {
         ("[timers]\nudp_s = 119", "2:9: udp_s is 119"),
         ("[timers]\nicmp_s = 604801", "2:10: icmp_s is 604801"),
         ("[timers]\ntcp_opening_s = 239", "RFC 5382 REQ-5"),
+        ("[sleep]\npackets = 0", "2:11: packets of [sleep] is 0"),
+        ("[sleep]\nbytes = 16777217", "give 1 to 16777216"),
+        ("[sleep]\npatience_s = 3601", "give 1 to 3600"),
         ("[dns]\ntypes = [\"A\"]", "unknown variant `A`"),
         (
             "[dns]\nmax_label_octets = 64",

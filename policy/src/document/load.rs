@@ -12,7 +12,7 @@ use super::{
     overrides::CliOverrides,
     rule_flag::{DENY_FILE, RuleFlag, parse},
     schema::{DefaultText, NamedPolicy, RuleEntry},
-    timers,
+    sleep, timers,
 };
 use crate::{
     Action, DenyFile, DenyFileError, DnsSettings, Http, Note, Policy, PolicySet, Resolvers, Rule,
@@ -169,6 +169,7 @@ impl NamedPolicy {
             on_reload: self.on_reload.unwrap_or_default(),
             dns: meaning::dns_settings(file, &self.dns, typed.resolvers.clone())?,
             timers: timers::of_file(file, &self.timers)?,
+            sleep: sleep::of_file(file, &self.sleep)?,
             host_loopback: host_loopback::of_file(file, &self.host_loopback)?,
             is_learning: false,
         };

@@ -10,7 +10,8 @@ use super::{
     forward::{self, Forward},
     overrides::{CliOverrides, parse_resolvers},
     schema::{
-        self, Dns, Document, HostLoopback, NamedPolicy, Quotas, Resolvers, ResolversWord, Timers,
+        self, Dns, Document, HostLoopback, NamedPolicy, Quotas, Resolvers, ResolversWord, Sleep,
+        Timers,
     },
 };
 use crate::{DnsSettings, Resolvers as Asked};
@@ -210,6 +211,7 @@ pub fn has_top_level(document: &Document) -> bool {
         || !document.rules.is_empty()
         || document.quotas != Quotas::default()
         || document.timers != Timers::default()
+        || document.sleep != Sleep::default()
         || document.host_loopback != HostLoopback::default()
 }
 

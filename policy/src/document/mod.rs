@@ -12,6 +12,7 @@ mod overrides;
 mod place;
 mod rule_flag;
 mod schema;
+mod sleep;
 mod timers;
 
 pub use self::{

@@ -34,6 +34,8 @@ pub struct Document {
     pub dns: Dns,
     /// Idle time-outs of flows.
     pub timers: Timers,
+    /// What is held for a VM while it sleeps.
+    pub sleep: Sleep,
     /// Ports of the host that lead to a guest.
     #[schemars(with = "Vec<Forward>")]
     pub forward: Vec<Spanned<Forward>>,
@@ -57,6 +59,7 @@ impl Document {
             quotas: self.quotas,
             dns: self.dns.clone(),
             timers: self.timers.clone(),
+            sleep: self.sleep.clone(),
             host_loopback: self.host_loopback.clone(),
         }
     }
@@ -80,6 +83,8 @@ pub struct NamedPolicy {
     pub dns: Dns,
     /// Idle time-outs of flows.
     pub timers: Timers,
+    /// What is held for a VM while it sleeps.
+    pub sleep: Sleep,
     /// Ports of the gateway that lead to the host's 127.0.0.1. None by default.
     pub host_loopback: HostLoopback,
 }
@@ -269,6 +274,21 @@ pub struct Timers {
     /// Of an ICMP query (60).
     #[schemars(range(min = 60, max = 604_800), with = "Option<u32>")]
     pub icmp_s: Option<Spanned<u32>>,
+}
+
+/// What is held for a VM while it sleeps (`slipgate sleep`).
+#[derive(Clone, PartialEq, Eq, Debug, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct Sleep {
+    /// Most frames (128).
+    #[schemars(range(min = 1, max = 1000), with = "Option<u32>")]
+    pub packets: Option<Spanned<u32>>,
+    /// Most bytes of these (262144).
+    #[schemars(range(min = 1, max = 16_777_216), with = "Option<u32>")]
+    pub bytes: Option<Spanned<u32>>,
+    /// Time for which each is held, seconds (60).
+    #[schemars(range(min = 1, max = 3600), with = "Option<u32>")]
+    pub patience_s: Option<Spanned<u32>>,
 }
 
 /// A record type by which a guest and a server could exchange arbitrary data.

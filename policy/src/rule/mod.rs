@@ -11,6 +11,7 @@ pub(crate) mod prefix_map;
 mod prefix_tree;
 pub(crate) mod scope;
 pub(crate) mod settings;
+pub(crate) mod sleep;
 pub(crate) mod timers;
 
 use std::net::{IpAddr, SocketAddr};

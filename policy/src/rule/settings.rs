@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{Rule, host_loopback::LoopbackPorts, name::Name, timers::Timers};
+use super::{Rule, host_loopback::LoopbackPorts, name::Name, sleep::Sleep, timers::Timers};
 
 /// How far an inspected HTTP/1 connection is followed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize, JsonSchema)]
@@ -72,6 +72,9 @@ pub struct Settings {
     /// Idle time-outs of the policy's flows.
     #[serde(default)]
     pub timers: Timers,
+    /// What is held for a VM while it sleeps.
+    #[serde(default)]
+    pub sleep: Sleep,
     /// Ports of the gateway that lead to the host's 127.0.0.1.
     #[serde(default)]
     pub host_loopback: Vec<LoopbackPorts>,

@@ -68,6 +68,7 @@ pub(crate) fn fill(both: &Both, choices: &mut Choices<'_>) -> Protocol {
         (VmFlags::CHECK_MAC, 4),
         (VmFlags::FROZEN, 32),
         (VmFlags::LIMITED, 6),
+        (VmFlags::ASLEEP, 12),
     ] {
         if choices.once_in(times) {
             flags |= flag;

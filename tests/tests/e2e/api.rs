@@ -211,6 +211,50 @@ fn a_vm_is_served_frozen_cut_and_removed_by_http() {
     assert_eq!(ping().replies.len(), 0);
 }
 
+/// A client connects to a forward of a VM that sleeps, and another sends on a live connection.
+#[test]
+fn what_comes_for_a_vm_that_sleeps_waits_until_it_is_resumed() {
+    require_root_and_tun!();
+    let stand = Stand::new();
+    let guest = stand.guest("tap0");
+    let echo = TcpServer::start(&guest.ns, (crate::GUEST, 80), TcpService::Echo).unwrap();
+    let body = json!({ "tap": "tap0", "forwards": ["tcp:8080:80"] });
+    assert_eq!(stand.ask("PUT", "/v1/vms/a", Some(body)).0, 201);
+    let address = crate::at(slipgate_testbed::world::HOST, 8080);
+    let net = &stand.world.net;
+    let mut live = net.run(|| tcp::connect(address, WAIT)).unwrap();
+    EchoSession::new(&mut live).round(1_000).unwrap();
+    let mut events = Events::read(&stand, "/v1/events?kind=wake,vm_asleep,vm_awake");
+    assert_eq!(stand.ask("POST", "/v1/vms/a/sleep", None).0, 204);
+    assert_eq!(stand.ask("GET", "/v1/vms/a", None).1["state"], "asleep");
+    assert_eq!(events.next()["event"], "vm_asleep");
+
+    let received = || guest.ns.ip("-s -j link show").unwrap();
+    let before = received();
+    std::thread::scope(|scope| {
+        let connects = scope.spawn(|| net.run(|| tcp::connect(address, WAIT)));
+        let rounds = scope.spawn(|| EchoSession::new(&mut live).round(1_000));
+        let wake = events.next();
+        assert_eq!(
+            (&wake["event"], &wake["proto"]),
+            (&json!("wake"), &json!("tcp"))
+        );
+        assert_eq!(wake["to"], address.to_string(), "{wake}");
+        std::thread::sleep(2 * BRIEFLY);
+        assert!(!connects.is_finished() && !rounds.is_finished());
+        assert_eq!(received(), before, "nothing has come to the guest");
+        assert_eq!(stand.ask("POST", "/v1/vms/a/resume", None).0, 204);
+        let mut late = connects.join().unwrap().unwrap();
+        EchoSession::new(&mut late).round(1_000).unwrap();
+        rounds.join().unwrap().unwrap();
+    });
+    assert_eq!(echo.peers().len(), 2);
+    assert_eq!(stand.ask("GET", "/v1/vms/a", None).1["state"], "served");
+    let is_awake = |event: &Value| event["event"] == "vm_awake";
+    while !is_awake(&events.next()) {}
+    assert_eq!(stand.ask("POST", "/v1/vms/b/sleep", None).0, 404);
+}
+
 #[test]
 fn a_reader_can_change_nothing() {
     require_root_and_tun!();

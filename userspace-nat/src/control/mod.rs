@@ -2,6 +2,7 @@
 use std::{io, net::SocketAddrV4, os::fd::BorrowedFd};
 
 use slipgate_abi::{Protocol, RuleIndex, VmId, VmRow};
+use slipgate_model::SleepChange;
 use slipgate_policy::{LocalAddresses, PolicySet};
 
 use crate::{relay, vm::VmSpec};
@@ -33,6 +34,11 @@ pub trait Control<E> {
     /// # Errors
     /// When the channel is closed or does not take the message.
     fn activity(&mut self, changes: ActivityChanges) -> io::Result<()>;
+    /// Says what became of VMs that sleep, in its order.
+    ///
+    /// # Errors
+    /// When the channel is closed or does not take the message.
+    fn sleep_changes(&mut self, changes: Vec<(VmId, SleepChange)>) -> io::Result<()>;
     /// Descriptor for the epoll set; `None` for implementations without one, in tests.
     fn fd(&self) -> Option<BorrowedFd<'_>>;
 }

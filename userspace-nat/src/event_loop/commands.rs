@@ -1,7 +1,13 @@
 //! Commands of the broker, as methods of the engine.
-use std::{io::Write, net::SocketAddr};
+use std::{
+    io::Write,
+    net::SocketAddr,
+    sync::atomic::Ordering::{Acquire, Release},
+};
 
-use slipgate_abi::{Protocol, SlotIndex, VmId, VmRow, timeout::CLOSING_GRACE_NS};
+use slipgate_abi::{
+    DropReason, Protocol, SlotIndex, VmId, VmRow, timeout::CLOSING_GRACE_NS, vm::VmFlags,
+};
 use slipgate_model::{NetworkView, OnExit, OpenQuestion, Subject, VmSpec, WhyAnswer};
 use slipgate_policy::{Destination, OnReload};
 
@@ -14,6 +20,7 @@ use crate::{
     event_loop::{Engine, EngineError},
     flow::{EndReason, Flows},
     observe::{CaptureRequest, NotCaptured, PortDump},
+    packet_path::Disposition,
     poll::Context,
     port::FrameIo,
     record::Output,
@@ -192,6 +199,53 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
         flows.begin_timers(datapath, row, now_ns);
         if let Some(vm) = self.core.vms.id_of(row) {
             self.core.inspected.begin_timers(vm, now_ns);
+        }
+    }
+
+    /// Holds what comes for a VM from now on, as its guest is paused.
+    pub fn sleep(&mut self, row: VmRow) {
+        let Some(id) = self.core.vms.id_of(row) else {
+            return;
+        };
+        self.core.sleeping.add(row, id, true);
+        if let Some(vm) = self.core.nat.datapath.vm(row) {
+            vm.flags().fetch_or(VmFlags::ASLEEP, Release);
+        }
+    }
+
+    /// Delivers what was held for a VM, whose guest runs again. Returns `false`, and changes
+    /// nothing, if its TAP is not there.
+    pub fn wake(&mut self, row: VmRow) -> bool {
+        let Some(vm) = self.core.nat.datapath.vm(row) else {
+            return false;
+        };
+        if vm.flags().load(Acquire) & VmFlags::ASLEEP == 0 {
+            return true;
+        }
+        if vm.tap_ifindex().load(Acquire) == 0 {
+            return false;
+        }
+        self.thaw(row);
+        let now_ns = self.clock.now_ns();
+        for mut frame in self.core.sleeping.wake(row) {
+            let (services, poller) = (&mut self.services, &self.poller);
+            let disposition = self.core.handle_taken(&mut frame, services, poller, now_ns);
+            if disposition == Disposition::Send {
+                self.write(&frame);
+            }
+            self.write_answers();
+        }
+        // What is handed over until now is sent on by the engine, as soon as it is read.
+        vm.flags().fetch_and(!VmFlags::ASLEEP, Release);
+        true
+    }
+
+    /// Counts what is held for VMs that sleep as dropped: the engine stops.
+    pub(super) fn drop_all_held(&mut self) {
+        for row in self.core.sleeping.rows() {
+            for frame in self.core.sleeping.forget(row) {
+                self.core.drop_held(row, &frame, DropReason::EngineBusy);
+            }
         }
     }
 

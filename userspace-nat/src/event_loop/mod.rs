@@ -21,6 +21,7 @@
 //! when there is no VM.
 use std::collections::VecDeque;
 
+use slipgate_abi::DropReason;
 use slipgate_model::OnExit;
 
 use self::{activity::Activity, fairness::Waiting, listening::Listening, reload::Reloading};
@@ -28,9 +29,9 @@ use crate::{
     clock::{Clock, MILLISECOND_NS, SECOND_NS},
     control::{Control, EndsToken, Status},
     datapath::Datapath,
-    flow::is_frozen,
+    flow::is_paused,
     observe::{Direction, Watch},
-    packet_path::Disposition,
+    packet_path::{Disposition, sent_to_guest},
     poll::{Context, Poller, Readiness, Subsystem},
     port::{BATCH, Batch, FrameIo},
     record::{FlowLog, Losses},
@@ -119,6 +120,7 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
                 && self.waiting.is_empty()
             {
                 self.end_captures();
+                self.drop_all_held();
                 if exit == OnExit::Detach {
                     self.finish_adoption()?;
                     self.end_all();
@@ -190,6 +192,12 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
         if !changes.is_empty() {
             control.activity(changes).map_err(EngineError::Control)?;
         }
+        let changes = self.core.sleeping.take_changes();
+        if !changes.is_empty() {
+            control
+                .sleep_changes(changes)
+                .map_err(EngineError::Control)?;
+        }
         while let Some(reloaded) = self.reloading.take_done() {
             control.reloaded(reloaded).map_err(EngineError::Control)?;
         }
@@ -223,6 +231,7 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
             self.watch.captures.next_deadline_ns(),
             self.listening.next_deadline_ns(),
             self.activity.next_deadline_ns(),
+            self.core.sleeping.next_deadline_ns(),
             self.core.inspected.next_deadline_ns(),
             self.ending.front().map(|(due_ns, _)| *due_ns),
             self.core
@@ -349,11 +358,14 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
     fn work_services(&mut self, now_ns: u64) -> bool {
         let datapath = &self.core.nat.datapath;
         let cx = &mut Context::new(now_ns, &mut self.core.out.queue, &self.poller);
-        let is_frozen = |row| is_frozen(datapath, row);
-        self.services.on_timer(&is_frozen, cx)
+        let is_paused = |row| is_paused(datapath, row);
+        self.services.on_timer(&is_paused, cx)
     }
 
     fn work_timers(&mut self, now_ns: u64) {
+        while let Some((row, frame)) = self.core.sleeping.expire(now_ns) {
+            self.core.drop_held(row, &frame, DropReason::EngineBusy);
+        }
         self.core.nat.go_on_following(now_ns);
         self.go_on_reloading();
         self.in_rounds(|engine| engine.work_services(now_ns));
@@ -409,6 +421,17 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
         }
     }
 
+    /// Notes what the engine itself sends to VMs that sleep.
+    fn note_knocks(&mut self) {
+        let now_ns = self.clock.now_ns();
+        let Core { out, sleeping, .. } = &mut self.core;
+        for frame in out.queue.frames() {
+            if let Some((row, tuple)) = sent_to_guest(frame) {
+                sleeping.knock(row, &tuple, now_ns);
+            }
+        }
+    }
+
     fn write_out(&mut self) {
         let now_ns = self.clock.now_ns();
         loop {
@@ -433,7 +456,23 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
         self.free_recorded(now_ns);
     }
 
+    /// Writes a frame that goes back to the kernel.
+    fn write(&mut self, frame: &[u8]) {
+        if self.watch.is_on() {
+            let Core { nat, vms, .. } = &self.core;
+            let wall = self.clock.wall();
+            self.watch.passed(nat, vms, frame, Direction::Written, wall);
+        }
+        if self.port.send(frame).is_err() {
+            self.frames.frames_unsent += 1;
+            self.core.count_unsent(frame);
+        }
+    }
+
     fn write_answers(&mut self) {
+        if !self.core.sleeping.is_empty() {
+            self.note_knocks();
+        }
         for frame in self.core.out.queue.frames() {
             if self.watch.is_on() {
                 let Core { nat, vms, .. } = &self.core;

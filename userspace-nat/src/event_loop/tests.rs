@@ -21,6 +21,7 @@ mod records;
 mod reload;
 mod rig;
 mod shares;
+mod sleeping;
 mod slow_disk;
 mod speed;
 mod survival;

@@ -63,7 +63,7 @@ impl Flows {
         }
     }
 
-    /// Restarts the timers of a VM's flows: they were silent because the VM was frozen.
+    /// Restarts the timers of a VM's flows: they were silent because the VM was frozen, or slept.
     pub fn begin_timers(&self, datapath: &impl Datapath, row: VmRow, now_ns: u64) {
         for &slot in self.slots_of(row) {
             let live = datapath.slot(slot);
@@ -72,9 +72,17 @@ impl Flows {
     }
 }
 
-/// Whether a VM is frozen: everything from and to it is dropped, so its flows are silent.
-pub fn is_frozen(datapath: &impl Datapath, row: VmRow) -> bool {
+/// Whether a VM is frozen or sleeps: nothing passes, so its flows are silent.
+pub fn is_paused(datapath: &impl Datapath, row: VmRow) -> bool {
+    let paused = VmFlags::FROZEN | VmFlags::ASLEEP;
     datapath
         .vm(row)
-        .is_some_and(|vm| vm.flags().load(Relaxed) & VmFlags::FROZEN != 0)
+        .is_some_and(|vm| vm.flags().load(Relaxed) & paused != 0)
+}
+
+/// Whether a VM sleeps: what comes for it is held.
+pub fn is_asleep(datapath: &impl Datapath, row: VmRow) -> bool {
+    datapath
+        .vm(row)
+        .is_some_and(|vm| vm.flags().load(Relaxed) & VmFlags::ASLEEP != 0)
 }

@@ -11,7 +11,7 @@
 //! a flow is ended only when it was silent for [`COPIES_NS`]. The module `give_way` ends flows when
 //! there is need.
 //!
-//! Flows of a frozen VM do not idle out; at the thaw their timers start again
+//! Flows of a VM that is frozen or sleeps do not idle out; afterwards their timers start again
 //! ([`Flows::begin_timers`]).
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -24,7 +24,7 @@ use slipgate_policy::Timers;
 
 use super::{
     EndReason, Flows, State,
-    cut::is_frozen,
+    cut::is_paused,
     end::{idle_left_ns, last_seen_ns},
     give_way::COPIES_NS,
 };
@@ -128,7 +128,7 @@ impl Flows {
         let phase = TcpBits(live.tcp().load(Relaxed)).phase();
         let due = idle_left_ns(live, protocol, timers(entry.vm()), now_ns) == 0;
         if protocol != Protocol::Tcp || !matches!(phase, Phase::Closed) {
-            if due && !is_frozen(datapath, entry.vm_row) {
+            if due && !is_paused(datapath, entry.vm_row) {
                 let reason = match phase {
                     Phase::Reset => EndReason::Reset,
                     Phase::Closing => EndReason::Closed,

@@ -42,7 +42,7 @@ mod slots;
 mod table;
 mod walk;
 
-pub use cut::is_frozen;
+pub use cut::{is_asleep, is_paused};
 #[cfg(test)]
 pub(crate) use end::ENDS_AT_ONCE;
 pub(crate) use end::last_seen_ns;

@@ -33,7 +33,7 @@ use std::{cell::RefCell, collections::HashMap, hash::RandomState, net::IpAddr, r
 use slipgate_abi::VmId;
 use slipgate_model::{NameCounts, RefusedQuestions};
 use slipgate_policy::{
-    Asker, Decision, Destination, LocalAddresses, Name, Policy, PolicySet, Timers,
+    Asker, Decision, Destination, LocalAddresses, Name, Policy, PolicySet, Sleep, Timers,
 };
 
 use self::learnt::Learnt;
@@ -136,6 +136,11 @@ impl Judge {
             true => self.policy(vm).settings().timers,
             false => Timers::default(),
         }
+    }
+
+    /// Returns what is held for a VM while it sleeps.
+    pub fn sleep(&self, vm: VmId) -> Sleep {
+        self.policy(vm).settings().sleep
     }
 
     /// Judges a destination for a VM.

@@ -144,6 +144,7 @@ fn handover(code: u8) -> &'static str {
         Some(Handover::Icmp) => "ICMP",
         Some(Handover::Forward) => "to a forward",
         Some(Handover::Uncommon) => "IP options",
+        Some(Handover::Asleep) => "to a VM that sleeps",
         None => "?",
     }
 }

@@ -27,6 +27,7 @@ use slipgate_policy::DNS_PORT;
 
 pub use job::Disposition;
 pub(crate) use job::{Finish, Job};
+pub(crate) use sleeping::sent_to_guest;
 
 mod adopt;
 mod change;
@@ -36,6 +37,7 @@ mod inspected;
 mod job;
 mod local;
 mod oversize;
+mod sleeping;
 
 /// UDP port of a DHCP server.
 const DHCP_PORT: u16 = 67;
@@ -62,6 +64,24 @@ impl<D: Datapath> Core<D> {
         if self.nat.flows.are_left() {
             self.adopt_for(&frame, now_ns);
         }
+        if frame.is_from_world() && self.sleeping.has(row, id) {
+            return self.hold(bytes, now_ns);
+        }
+        self.handle_taken(bytes, services, poller, now_ns)
+    }
+
+    /// Handles a frame that was taken in before, such as one that was held for a VM that slept.
+    pub(crate) fn handle_taken(
+        &mut self,
+        bytes: &mut [u8],
+        services: &mut Services,
+        poller: &Poller,
+        now_ns: u64,
+    ) -> Disposition {
+        let Some(frame) = Frame::parse(bytes) else {
+            return Disposition::Dropped(DropReason::BadCommand);
+        };
+        let (row, id) = (frame.header.row(), VmId::new(frame.header.id));
         let Some(mut vm) = self.vms.take(row, id) else {
             self.nat
                 .datapath
@@ -275,7 +295,13 @@ impl<D: Datapath> Core<D> {
             Some(Handover::Miss | Handover::Syn | Handover::Verdict | Handover::TooBig) => {
                 self.outbound(vm, job)
             }
-            Some(Handover::Arp | Handover::Forward | Handover::Uncommon | Handover::Dhcp)
+            Some(
+                Handover::Arp
+                | Handover::Forward
+                | Handover::Uncommon
+                | Handover::Dhcp
+                | Handover::Asleep,
+            )
             | None => Finish::Drop(DropReason::BadCommand),
         }
     }
@@ -399,7 +425,8 @@ impl<D: Datapath> Core<D> {
                 | Handover::Verdict
                 | Handover::Miss
                 | Handover::Syn
-                | Handover::TooBig,
+                | Handover::TooBig
+                | Handover::Asleep,
             ) => {
                 let admission = admit_inbound(
                     &mut self.nat,

@@ -63,8 +63,8 @@ use loopback::Connecting;
 use stream::Stream;
 use turns::Turn;
 
-/// Interval at which the deadlines of a frozen VM are checked again, ns.
-const FROZEN_CHECK_NS: u64 = 1_000_000_000;
+/// Interval at which the deadlines of a paused VM are checked again, ns.
+const PAUSED_CHECK_NS: u64 = 1_000_000_000;
 
 /// A socket of the host that is forwarded to a guest. It is already bound, and listening if it is
 /// TCP.
@@ -398,9 +398,9 @@ impl Relay {
     }
 
     /// Processes the deadlines that have come, while there is room for packets. Returns whether all
-    /// were processed in this turn. `is_frozen` tells, by row, whether a VM is frozen: its
+    /// were processed in this turn. `is_paused` tells, by row, whether a VM is frozen or sleeps: its
     /// connections do not time out.
-    pub fn on_timer(&mut self, is_frozen: &dyn Fn(VmRow) -> bool, cx: &mut Context<'_>) -> bool {
+    pub fn on_timer(&mut self, is_paused: &dyn Fn(VmRow) -> bool, cx: &mut Context<'_>) -> bool {
         while let Some((at, key)) = self.deadlines.first().copied() {
             if at > cx.now_ns {
                 break;
@@ -409,7 +409,7 @@ impl Relay {
                 return false;
             }
             self.deadlines.remove(&(at, key));
-            if self.waits_for_thaw(key, is_frozen, cx.now_ns) {
+            if self.waits_for_vm(key, is_paused, cx.now_ns) {
                 continue;
             }
             match self.entries.get(&key) {
@@ -422,13 +422,13 @@ impl Relay {
         self.take_turns(cx)
     }
 
-    /// Whether the deadline belongs to a frozen VM. If so, its timers start again.
-    fn waits_for_thaw(&mut self, key: u32, is_frozen: &dyn Fn(VmRow) -> bool, now_ns: u64) -> bool {
+    /// Whether the deadline belongs to a VM that is frozen or sleeps. If so, its timers start again.
+    fn waits_for_vm(&mut self, key: u32, is_paused: &dyn Fn(VmRow) -> bool, now_ns: u64) -> bool {
         let vms = &self.vms;
-        let frozen = |vm| vms.get(&vm).is_some_and(|served| is_frozen(served.net.row));
-        let later_ns = now_ns + FROZEN_CHECK_NS;
+        let paused = |vm| vms.get(&vm).is_some_and(|served| is_paused(served.net.row));
+        let later_ns = now_ns + PAUSED_CHECK_NS;
         match self.entries.get_mut(&key) {
-            Some(Entry::Connection(connection)) if frozen(connection.name.vm) => {
+            Some(Entry::Connection(connection)) if paused(connection.name.vm) => {
                 match &mut connection.kind {
                     Kind::Stream(stream) | Kind::Loopback { stream, .. } => {
                         stream.begin_timers(now_ns);
@@ -439,7 +439,7 @@ impl Relay {
                 }
                 connection.deadline_ns = later_ns;
             }
-            Some(Entry::Exchange(exchange)) if frozen(exchange.name.vm) => {
+            Some(Entry::Exchange(exchange)) if paused(exchange.name.vm) => {
                 exchange.active_ns = now_ns;
                 exchange.deadline_ns = later_ns;
             }

@@ -10,6 +10,7 @@
 //! | [`Forwards`] | ports of the host that lead to guests |
 //! | [`Journal`] | what is still to be recorded |
 //! | [`Outgoing`] | frames on their way out |
+//! | [`Sleeping`] | the VMs that sleep, and what is held for them |
 //! | [`Adopting`] | a predecessor's flows that are still to be adopted |
 mod adopting;
 pub(crate) mod credits;
@@ -21,6 +22,7 @@ mod nat;
 mod network;
 mod outgoing;
 mod rules;
+mod sleeping;
 mod vms;
 
 pub use self::forwards::Forward;
@@ -32,13 +34,17 @@ pub(crate) use self::{
     network::Network,
     outgoing::Outgoing,
     rules::Rules,
+    sleeping::{NotHeld, SegmentId, Sleeping},
     vms::{VmState, VmTable},
 };
 
-use slipgate_abi::{RuleIndex, VmId, VmRow};
+use slipgate_abi::{DropReason, RuleIndex, VmId, VmRow};
 
 use crate::{
-    datapath::Datapath, flow::Flows, inspection::sessions::Inspected, name_gate::SharedJudge,
+    datapath::Datapath,
+    flow::{Flows, is_asleep},
+    inspection::sessions::Inspected,
+    name_gate::SharedJudge,
     vm::VmNet,
 };
 
@@ -54,6 +60,7 @@ pub(crate) struct Core<D> {
     pub(crate) journal: Journal,
     pub(crate) out: Outgoing,
     pub(crate) adopting: Adopting,
+    pub(crate) sleeping: Sleeping,
 }
 
 impl<D: Datapath> Core<D> {
@@ -71,6 +78,7 @@ impl<D: Datapath> Core<D> {
             journal: Journal::default(),
             out: Outgoing::new(),
             adopting: Adopting::default(),
+            sleeping: Sleeping::default(),
         }
     }
 
@@ -85,11 +93,20 @@ impl<D: Datapath> Core<D> {
         self.rules.judge.borrow_mut().assign(id, policy);
         self.nat.flows.set_cap(row, most);
         self.nat.flows.share_among(self.vms.len());
+        // It was put to sleep under a predecessor.
+        if is_asleep(&self.nat.datapath, row) {
+            self.sleeping.add(row, id, false);
+        }
         self.nat.network.set_uplink(id, uplink)
     }
 
     /// Removes a VM. Returns whether it was in that row. The caller ends its flows.
     pub(crate) fn remove_vm(&mut self, row: VmRow, id: VmId) -> bool {
+        if self.sleeping.has(row, id) {
+            for frame in self.sleeping.forget(row) {
+                self.drop_held(VmRow::NOBODY, &frame, DropReason::StaleVm);
+            }
+        }
         let was_there = self.vms.remove(row, id);
         self.nat.flows.share_among(self.vms.len());
         if was_there {

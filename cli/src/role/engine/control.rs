@@ -9,12 +9,12 @@ use std::{
     rc::Rc,
 };
 
-use slipgate_abi::Protocol;
+use slipgate_abi::{Protocol, VmId};
 use slipgate_ipc::{
     channel::{Channel, Received, read_memory_file},
     engine::{
-        EngineReply, EngineRequest, FlowQuestion, ForwardSocket, FromEngine, Policies, Subject,
-        ToEngine, WhyAnswer,
+        EngineReply, EngineRequest, FlowQuestion, ForwardSocket, FromEngine, Policies, SleepChange,
+        Subject, ToEngine, WhyAnswer,
     },
 };
 use slipgate_policy::{Destination, PolicySet};
@@ -151,6 +151,10 @@ impl<D: Datapath, P: FrameIo, C: Clock> Control<Engine<D, P, C>> for BrokerChann
         self.send(FromEngine::Activity { idle, busy }, None)
     }
 
+    fn sleep_changes(&mut self, changes: Vec<(VmId, SleepChange)>) -> io::Result<()> {
+        self.send(FromEngine::Sleep(changes), None)
+    }
+
     fn fd(&self) -> Option<BorrowedFd<'_>> {
         Some(self.channel.as_fd())
     }
@@ -177,6 +181,16 @@ fn answer<D: Datapath, P: FrameIo, C: Clock>(
         EngineRequest::Inventory { from } => EngineReply::Inventory(engine.inventory(from)),
         EngineRequest::Thaw => {
             engine.thaw(vm()?);
+            EngineReply::Done
+        }
+        EngineRequest::Sleep => {
+            engine.sleep(vm()?);
+            EngineReply::Done
+        }
+        EngineRequest::Resume => {
+            if !engine.wake(vm()?) {
+                return Err("its TAP is not there: have the VMM open it, and try again".into());
+            }
             EngineReply::Done
         }
         EngineRequest::Cut => match engine.cut(flows()?) {

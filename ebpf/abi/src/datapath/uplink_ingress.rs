@@ -86,8 +86,9 @@ pub(super) fn send_to_guest<K: Kernel, const L2: usize, const ENGINE: bool>(
         return drop_packet(kernel, row, DropReason::Frozen, packet.segments());
     }
     let tap = load32(vm.tap_ifindex());
+    let is_held = !ENGINE && flags & VmFlags::ASLEEP != 0;
     // Its TAP is away: the kernel would lose the packet without a trace.
-    if tap == 0 {
+    if tap == 0 && !is_held {
         return drop_packet(kernel, row, DropReason::StaleVm, packet.segments());
     }
     if verdict == Verdict::Drop as u32 {
@@ -100,6 +101,9 @@ pub(super) fn send_to_guest<K: Kernel, const L2: usize, const ENGINE: bool>(
         // Another uplink's network could guess its tuple, to inject packets.
         if !kernel.arrived_by(load32(slot.uplink_ifindex())) {
             return drop_packet(kernel, row, DropReason::NoFlow, packet.segments());
+        }
+        if is_held {
+            return hand_over::<K, L2>(kernel, row, Handover::Asleep, FLAGS);
         }
         if verdict != Verdict::Fast as u32 {
             return hand_over::<K, L2>(kernel, row, Handover::Verdict, FLAGS);

@@ -6,6 +6,7 @@ use slipgate_abi::{
     portframe::PortFlags,
     slot::SlotFlags,
     tcp::{Flags, TcpBits},
+    vm::VmFlags,
 };
 
 use crate::{datapath::*, devices::*, frame::*, loaded, test_name};
@@ -144,6 +145,33 @@ fn verdicts() {
         ..Flow::new(Protocol::Tcp)
     });
     datapath.expect_unnoticed(INGRESS, &Frame::rx(Protocol::Tcp).bytes());
+}
+
+/// Whatever their verdict but `Drop`, and though the TAP may be away.
+#[test]
+fn packets_for_a_vm_that_sleeps_are_handed_over() {
+    for verdict in [Verdict::Fast, Verdict::Engine, Verdict::Closing] {
+        for tap in [TAP, 0] {
+            let mut datapath = loaded!();
+            datapath.admit(Flow {
+                verdict,
+                ..Flow::new(Protocol::Tcp)
+            });
+            datapath.vms.change(ROW, |vm| {
+                vm.flags |= VmFlags::ASLEEP;
+                vm.tap_ifindex = tap;
+            });
+            let frame = Frame::rx(Protocol::Tcp).bytes();
+            datapath.expect_handover(INGRESS, &frame, Handover::Asleep, UP);
+        }
+    }
+    let mut datapath = loaded!();
+    datapath.admit(Flow::new(Protocol::Tcp));
+    datapath
+        .vms
+        .change(ROW, |vm| vm.flags |= VmFlags::ASLEEP | VmFlags::FROZEN);
+    let frame = Frame::rx(Protocol::Tcp).bytes();
+    datapath.expect_drop(INGRESS, &frame, ROW, DropReason::Frozen);
 }
 
 #[test]

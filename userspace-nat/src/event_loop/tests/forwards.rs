@@ -23,7 +23,7 @@ use crate::{
 use slipgate_policy::Action;
 
 /// The host's ports 8,080 (TCP) and 5,353 (UDP) of any address lead to VM 1, and 9,090 of loopback.
-fn with_forwards(setup: Setup) -> Rig {
+pub(super) fn with_forwards(setup: Setup) -> Rig {
     let rig = Rig::with(forwarding(setup));
     {
         let mut kernel = rig.kernel.borrow_mut();
@@ -51,7 +51,7 @@ fn forwarding(setup: Setup) -> Setup {
     Setup { forwards, ..setup }
 }
 
-const HTTP: At = (NAT, 8_080);
+pub(super) const HTTP: At = (NAT, 8_080);
 const WEB: At = (GUEST, 80);
 
 const fn ip(octets: [u8; 4]) -> Ip4 {

@@ -11,7 +11,8 @@ use std::{
 use hashbrown::HashSet;
 use slipgate_abi::{DropReason, IfIndex, Ip4, Refusal, RuleIndex, VmId, VmRow};
 use slipgate_model::{
-    HostAddress, Link, NetworkView, OnExit, RouteEntry, RouteKind, RouteSnapshot, TranslatedId,
+    HostAddress, Link, NetworkView, OnExit, RouteEntry, RouteKind, RouteSnapshot, SleepChange,
+    TranslatedId,
 };
 
 pub(super) use crate::fake::{Handling, packets::*};
@@ -57,6 +58,7 @@ pub(super) struct Broker {
     pub(super) reloaded: Vec<Reloaded>,
     /// VMs that fell idle (true) or were busy again, in order.
     pub(super) idle: Vec<(u32, bool)>,
+    pub(super) sleep_changes: Vec<(VmId, SleepChange)>,
 }
 
 /// Effect of a message on the engine.
@@ -85,6 +87,10 @@ impl Control<TestEngine> for Broker {
             .extend(changes.idle.iter().map(|id| (id.get(), true)));
         self.idle
             .extend(changes.busy.iter().map(|id| (id.get(), false)));
+        Ok(())
+    }
+    fn sleep_changes(&mut self, changes: Vec<(VmId, SleepChange)>) -> io::Result<()> {
+        self.sleep_changes.extend(changes);
         Ok(())
     }
     fn fd(&self) -> Option<BorrowedFd<'_>> {

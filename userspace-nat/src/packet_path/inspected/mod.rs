@@ -208,7 +208,7 @@ impl<D: Datapath> Core<D> {
                 entry.generation == inspection.generation && entry.state.is_linked()
             });
             let goes_on = same && !self.nat.flows.is_cut(slot);
-            if goes_on && flow::is_frozen(&self.nat.datapath, row) {
+            if goes_on && flow::is_paused(&self.nat.datapath, row) {
                 inspection.kind.begin_timers(now_ns);
                 self.inspected.put(slot, inspection);
                 continue;

@@ -1,0 +1,216 @@
+//! VMs that sleep: paused by their VMM, with peers that do not know it.
+//!
+//! # Theory of operation
+//! While a VM sleeps, [`VmFlags::ASLEEP`](slipgate_abi::vm::VmFlags::ASLEEP) is set in its row, and
+//! the programs hand over every packet from the world to its flows and forwards. The engine holds
+//! these frames as they are, before it decides anything about them ([`Sleeping::hold`]), so a
+//! peer's SYN is neither admitted nor answered. When the VM wakes, the frames are handled in their
+//! order as if they came then, and only then the flag is cleared: what comes after them goes by
+//! the kernel's path again.
+//!
+//! A peer repeats a segment that nobody acknowledges: a copy of a held one is dropped. Frames and
+//! bytes of a VM, and the time for which a frame is held, are bounded by the VM's policy, the bytes
+//! of all VMs by [`MOST_BYTES`]. What is beyond a bound is dropped and counted, and its peer is told
+//! nothing, as if the VM were slow.
+use std::{
+    collections::{BTreeSet, HashMap, VecDeque},
+    net::SocketAddrV4,
+};
+
+use slipgate_abi::{Tuple, VmId, VmRow};
+use slipgate_model::{Knock, SleepChange};
+use slipgate_policy::Sleep;
+
+use crate::clock::SECOND_NS;
+
+/// Most bytes that are held for all VMs together.
+const MOST_BYTES: usize = 64 << 20;
+/// Least time between two reports that something came for a VM, ns.
+const KNOCK_INTERVAL_NS: u64 = SECOND_NS;
+
+/// The VMs that sleep, with what is held for them.
+#[derive(Debug, Default)]
+pub(crate) struct Sleeping {
+    vms: HashMap<VmRow, SleepingVm>,
+    /// Time at which the first held frame of each VM that has one expires, ns.
+    expiries: BTreeSet<(u64, VmRow)>,
+    /// Bytes that are held for all VMs.
+    bytes: usize,
+    /// Changes that were not reported.
+    changes: Vec<(VmId, SleepChange)>,
+}
+
+#[derive(Debug)]
+struct SleepingVm {
+    id: VmId,
+    frames: VecDeque<HeldFrame>,
+    /// Bytes of `frames`.
+    bytes: usize,
+    /// Time from which the next knock is reported, ns.
+    next_knock_ns: u64,
+}
+
+#[derive(Debug)]
+struct HeldFrame {
+    bytes: Vec<u8>,
+    segment: Option<SegmentId>,
+    expires_ns: u64,
+}
+
+/// What a TCP segment has in common with its repetitions.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct SegmentId {
+    pub(crate) tuple: Tuple,
+    pub(crate) sequence: u32,
+    pub(crate) flags: u8,
+    pub(crate) payload_len: usize,
+}
+
+/// Why a frame is not held.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum NotHeld {
+    /// It repeats a segment that is held.
+    Repeated,
+    /// A bound is reached.
+    Full,
+}
+
+impl Sleeping {
+    /// Whether no VM sleeps.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.vms.is_empty()
+    }
+
+    /// Whether this VM sleeps.
+    pub(crate) fn has(&self, row: VmRow, id: VmId) -> bool {
+        self.vms.get(&row).is_some_and(|vm| vm.id == id)
+    }
+
+    /// Holds what comes for a VM from now on. `is_new`: that is to be reported.
+    pub(crate) fn add(&mut self, row: VmRow, id: VmId, is_new: bool) {
+        if self.has(row, id) {
+            return;
+        }
+        let vm = SleepingVm {
+            id,
+            frames: VecDeque::new(),
+            bytes: 0,
+            next_knock_ns: 0,
+        };
+        self.vms.insert(row, vm);
+        if is_new {
+            self.changes.push((id, SleepChange::Asleep));
+        }
+    }
+
+    /// Ends a VM's sleep. Returns the frames that were held, in their order.
+    pub(crate) fn wake(&mut self, row: VmRow) -> Vec<Vec<u8>> {
+        let frames = self.take(row);
+        if let Some((id, _)) = frames {
+            self.changes.push((id, SleepChange::Awake));
+        }
+        frames.map(|(_, frames)| frames).unwrap_or_default()
+    }
+
+    /// Removes a VM that is gone. Returns the frames that were held.
+    pub(crate) fn forget(&mut self, row: VmRow) -> Vec<Vec<u8>> {
+        self.take(row).map(|(_, frames)| frames).unwrap_or_default()
+    }
+
+    fn take(&mut self, row: VmRow) -> Option<(VmId, Vec<Vec<u8>>)> {
+        let vm = self.vms.remove(&row)?;
+        self.bytes -= vm.bytes;
+        if let Some(first) = vm.frames.front() {
+            self.expiries.remove(&(first.expires_ns, row));
+        }
+        let frames = vm.frames.into_iter().map(|frame| frame.bytes);
+        Some((vm.id, frames.collect()))
+    }
+
+    /// Rows of the VMs that sleep.
+    pub(crate) fn rows(&self) -> Vec<VmRow> {
+        self.vms.keys().copied().collect()
+    }
+
+    /// Holds a frame with all its headers for a VM that sleeps.
+    ///
+    /// # Errors
+    /// It is not held, and is to be dropped.
+    pub(crate) fn hold(
+        &mut self,
+        row: VmRow,
+        bytes: &[u8],
+        segment: Option<SegmentId>,
+        bounds: &Sleep,
+        now_ns: u64,
+    ) -> Result<(), NotHeld> {
+        let Some(vm) = self.vms.get_mut(&row) else {
+            return Err(NotHeld::Full);
+        };
+        if segment.is_some() && vm.frames.iter().any(|held| held.segment == segment) {
+            return Err(NotHeld::Repeated);
+        }
+        let has_room = vm.frames.len() < bounds.packets as usize
+            && vm.bytes + bytes.len() <= bounds.bytes as usize
+            && self.bytes + bytes.len() <= MOST_BYTES;
+        if !has_room {
+            return Err(NotHeld::Full);
+        }
+        // A policy that was replaced meanwhile must not let a later frame expire before this one.
+        let last_ns = vm.frames.back().map_or(0, |last| last.expires_ns);
+        let expires_ns = (now_ns + u64::from(bounds.patience_s) * SECOND_NS).max(last_ns);
+        if vm.frames.is_empty() {
+            self.expiries.insert((expires_ns, row));
+        }
+        vm.bytes += bytes.len();
+        self.bytes += bytes.len();
+        vm.frames.push_back(HeldFrame {
+            bytes: bytes.to_vec(),
+            segment,
+            expires_ns,
+        });
+        Ok(())
+    }
+
+    /// Notes that a packet of this tuple, as on the uplink or the guest's link, came for a VM. Of
+    /// those that follow each other closely only the first is reported.
+    pub(crate) fn knock(&mut self, row: VmRow, tuple: &Tuple, now_ns: u64) {
+        let Some(vm) = self.vms.get_mut(&row) else {
+            return;
+        };
+        if now_ns < vm.next_knock_ns {
+            return;
+        }
+        vm.next_knock_ns = now_ns + KNOCK_INTERVAL_NS;
+        let knock = Knock {
+            protocol: tuple.protocol,
+            from: SocketAddrV4::new(tuple.remote.into(), tuple.remote_port),
+            to: SocketAddrV4::new(tuple.local.into(), tuple.local_port),
+        };
+        self.changes.push((vm.id, SleepChange::Knock(knock)));
+    }
+
+    /// Returns when [`Sleeping::expire`] is due, ns.
+    pub(crate) fn next_deadline_ns(&self) -> Option<u64> {
+        self.expiries.first().map(|(at, _)| *at)
+    }
+
+    /// Returns a frame that was held for as long as its policy has patience, with its VM's row.
+    pub(crate) fn expire(&mut self, now_ns: u64) -> Option<(VmRow, Vec<u8>)> {
+        let &(at, row) = self.expiries.first().filter(|(at, _)| *at <= now_ns)?;
+        self.expiries.remove(&(at, row));
+        let vm = self.vms.get_mut(&row)?;
+        let frame = vm.frames.pop_front()?;
+        vm.bytes -= frame.bytes.len();
+        self.bytes -= frame.bytes.len();
+        if let Some(next) = vm.frames.front() {
+            self.expiries.insert((next.expires_ns, row));
+        }
+        Some((row, frame.bytes))
+    }
+
+    /// Returns what has changed since the last call, in its order.
+    pub(crate) fn take_changes(&mut self) -> Vec<(VmId, SleepChange)> {
+        std::mem::take(&mut self.changes)
+    }
+}
