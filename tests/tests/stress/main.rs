@@ -12,6 +12,7 @@
 //! | `SLIPGATE_STRESS_OUTAGE` | seconds without slipgate per kill | 3 |
 //! | `SLIPGATE_STRESS_CHURN` | seconds in which VMs, policies and forwards come and go | 12 |
 //! | `SLIPGATE_STRESS_CONNECTIONS` | streams over the bad link | 10000 |
+//! | `SLIPGATE_STRESS_KNOCKS` | connects to a VM that sleeps now and then | 250 |
 //!
 //! The long form, about two hours:
 //! ```text
@@ -31,6 +32,7 @@ mod limits;
 mod neighbours;
 mod reload;
 mod scene;
+mod sleep;
 mod store;
 mod traffic;
 mod upgrade;
