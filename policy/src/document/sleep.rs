@@ -26,7 +26,7 @@ pub(super) fn of_file(file: &PolicyFile, said: &schema::Sleep) -> Result<Sleep, 
         let given = *said.get_ref();
         if !(1..=most).contains(&given) {
             let problem = format!("{key} of [sleep] is {given}");
-            return Err(file.error(&said.span(), problem, &format!("give 1 to {most}")));
+            return Err(file.error(&said.span(), problem, format!("give 1 to {most}")));
         }
         *value = given;
     }
