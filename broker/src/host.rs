@@ -3,6 +3,7 @@
 mod bound_ports;
 pub mod hybrid;
 pub mod kvm;
+mod listening_socket;
 mod offloads;
 mod resolvers;
 
@@ -19,6 +20,7 @@ use slipgate_policy::parse_resolv_conf;
 pub use self::offloads::offers_tso;
 pub(crate) use self::{
     bound_ports::bound,
+    listening_socket::ListeningSocket,
     resolvers::{HostResolvers, RESOLV_CONF},
 };
 

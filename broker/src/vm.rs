@@ -20,7 +20,7 @@ pub(crate) use self::{
 };
 use crate::{
     config::{MachineSpec, RunConfig},
-    host::kvm,
+    host::{ListeningSocket, kvm},
 };
 
 /// MTU of a TAP for which none is configured, L3 bytes.
@@ -31,13 +31,16 @@ const TAP_MTU: u16 = 1_500;
 pub(crate) struct Vm {
     pub(crate) vmm: VmmProcess,
     pub(crate) console: Console,
+    /// The socket for the guest's vsock; its file goes with it.
+    _vsock: Option<ListeningSocket>,
 }
 
-/// Kernel and initial RAM disk that the VMM boots, and its disks.
+/// Kernel and initial RAM disk that the VMM boots, its disks, and its socket for vsock.
 pub(crate) struct Images {
     kernel: Option<File>,
     initrd: Option<File>,
     disks: Vec<OpenDisk>,
+    vsock: Option<ListeningSocket>,
 }
 
 impl Images {
@@ -55,6 +58,11 @@ impl Images {
                 .iter()
                 .map(disk::open)
                 .collect::<Result<_, _>>()?,
+            vsock: machine
+                .vsock
+                .as_ref()
+                .map(|vsock| ListeningSocket::listen("--vsock", vsock.socket.clone()))
+                .transpose()?,
         })
     }
 
@@ -83,6 +91,7 @@ impl Vm {
             kernel,
             initrd,
             disks,
+            vsock,
         } = images;
         let kvm = kvm::open()?;
         let (console, input) = Console::open(kernel.is_some())?;
@@ -96,18 +105,24 @@ impl Vm {
                 tap.queues
             }
         };
+        let listener = vsock.as_ref().map(ListeningSocket::copy).transpose();
         let handed = Handed {
             kvm,
             kernel,
             initrd,
             disks,
+            vsock: listener.context("giving the socket of --vsock to the VMM")?,
             input,
             output,
             taps,
         };
         let mtu = config.nat.network.mtu.map_or(TAP_MTU, |mtu| mtu as u16);
         let vmm = VmmProcess::start(&config.machine, handed, mtu, log, users)?;
-        Ok(Vm { vmm, console })
+        Ok(Vm {
+            vmm,
+            console,
+            _vsock: vsock,
+        })
     }
 
     /// An error before the guest ran, or the VMM's end where that is behind it: its TAP goes too.

@@ -43,6 +43,7 @@ fn help_lists_what_there_is_and_hides_engine_and_vmm() {
         "--kernel <FILE>",
         "--initrd <FILE>",
         "--disk <FILE[,ro]>",
+        "--vsock <CID,SOCKET>",
         "--cmdline <TEXT>",
         "--cpus <N>",
         "--memory <MIB>",

@@ -14,6 +14,8 @@
 //! wait TIME                          no traffic of its own; frames are still answered
 //! disk N write|check BYTES           predictable bytes to the start of disk N, and a flush; or they
 //!                                    are read and checked. Done first, in order
+//! vsock echo PORT N                  on a port of vsock, send back what comes, until N connections of
+//!                                    the host have ended. Done behind the disks, in order
 //! selftest                           self-test of the driver against the device
 //! ```
 //!
@@ -54,6 +56,7 @@ const USAGES: &[&str] = &[
     "serve PORT [PORT…] TIME, as serve 7 5s",
     "wait TIME, as wait 60ms",
     "disk N write|check BYTES",
+    "vsock echo PORT N",
     "selftest",
 ];
 
@@ -161,6 +164,8 @@ pub enum Workload {
         /// Number of bytes, from the start of the disk: whole sectors.
         bytes: u64,
     },
+    /// Streams between the guest and programs of the host, before the network is used.
+    Vsock(VsockWork),
     /// Runs the driver's self-test.
     SelfTest,
 }
@@ -190,6 +195,7 @@ impl Workload {
             Workload::Serve { .. } => "serve",
             Workload::Wait { .. } => "wait",
             Workload::Disk { .. } => "disk",
+            Workload::Vsock(_) => "vsock",
             Workload::SelfTest => "selftest",
         }
     }
@@ -261,6 +267,18 @@ impl Direction {
             Direction::Down => "down",
         }
     }
+}
+
+/// Work of `vsock`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum VsockWork {
+    /// Echoes what comes on a port, until so many connections have ended.
+    Echo {
+        /// Port of the guest.
+        port: u32,
+        /// Number of connections.
+        count: u32,
+    },
 }
 
 /// Error in a command line.

@@ -16,7 +16,7 @@ fn every_workload_is_read() {
         crr a:7001 5; crr 10.1.0.2:7 9 echo ; rr 10.1.0.2:7 10 x3;\
         stream 10.1.0.2:9 100000000 up; stream 10.1.0.2:9 1 down raw x2;\
         flood 10.1.0.2:9 7; flood 10.1.0.2:9 7 1500 x2; wait 0; wait 60ms;\
-        wait 2s; serve 7 5s; serve 7 80 250ms; selftest;;";
+        wait 2s; serve 7 5s; serve 7 80 250ms; vsock echo 5 3; selftest;;";
     let target = || server("10.1.0.2", 9);
     let connections = |server, count, at_once, exchange| Workload::Connections {
         server,
@@ -77,6 +77,7 @@ fn every_workload_is_read() {
                 ports: vec![7, 80],
                 ms: 250
             },
+            Workload::Vsock(VsockWork::Echo { port: 5, count: 3 }),
             Workload::SelfTest,
         ]
     );
@@ -133,6 +134,11 @@ fn what_is_wrong_is_named() {
         ("serve 5s", "`5s` is not a port; it is `serve PORT"),
         ("serve 7", "a time, as 60ms or 2s, is missing"),
         ("serve 7 20000 5s", "ports from 1 to 16383"),
+        (
+            "vsock send 5",
+            "`echo` is due where `send` is; it is `vsock echo PORT N`",
+        ),
+        ("vsock echo 5", "how many connections is missing"),
         ("selftest now", "`now` is one word too many"),
         ("address 10.0.2.15 10.0.2.2", "10.0.2.15/24"),
         ("address 10.0.2.15/31 10.0.2.2", "10.0.2.15/24"),

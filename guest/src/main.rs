@@ -25,6 +25,7 @@ use slipgate_guest::{
         block::{DISK, DISK_TRANSITIONAL, Disk},
         net::{Card, Pair, Vectors, WANTED, local_mac},
         transport::{NETWORK_CARD, NETWORK_CARD_TRANSITIONAL, Transport},
+        vsock::{VSOCK, Vsock},
     },
     workload,
 };
@@ -107,7 +108,7 @@ extern "C" fn start(start_info: u64) -> ! {
             console::exit(STATUS_PASSED);
         }
     }
-    if !work_on_disks(&config, &command_line) {
+    if !work_on_disks(&config, &command_line) || !work_on_vsock(&config, &command_line) {
         console::exit(STATUS_FAILED);
     }
     let vectors = Vectors {
@@ -153,6 +154,28 @@ fn work_on_disks(config: &bus::Config, command_line: &str) -> bool {
     for (number, writes, bytes) in shared.disk_work() {
         let disk = disks.get_mut(number as usize);
         let (line, well) = workload::disk::work(disk, (number, writes, bytes));
+        console::print_line(&line.into_line());
+        passed &= well;
+    }
+    passed
+}
+
+/// Does the `vsock` workloads. Returns whether all passed.
+fn work_on_vsock(config: &bus::Config, command_line: &str) -> bool {
+    let mut passed = true;
+    let shared = Shared::parse(command_line, 1);
+    if shared.vsock_work().next().is_none() {
+        return true;
+    }
+    let device = pci::functions(config).find(|function| pci::id(config, *function) == VSOCK);
+    let bring_up = |function| {
+        let transport = Transport::find(config, function, bus::Window::map)?;
+        Vsock::bring_up(&transport)
+    };
+    let device = device.map(bring_up).transpose();
+    let mut device = device.unwrap_or_else(|why| panic!("{why}"));
+    for work in shared.vsock_work() {
+        let (line, well) = workload::vsock::work(device.as_mut(), &Machine::new(1), work);
         console::print_line(&line.into_line());
         passed &= well;
     }

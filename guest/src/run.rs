@@ -26,7 +26,7 @@ use core::{
 use spin::mutex::SpinMutex;
 
 use crate::{
-    command::{CommandError, CommandLine, Host, Server, Workload, parse},
+    command::{CommandError, CommandLine, Host, Server, VsockWork, Workload, parse},
     json::Object,
     net::{Lanes, Lease, Stack, Turn, lease},
     platform::{Nic, NicCounters, Platform},
@@ -88,6 +88,15 @@ impl Shared {
                 writes,
                 bytes,
             } => Some((number, writes, bytes)),
+            _ => None,
+        })
+    }
+
+    /// Returns the `vsock` workloads.
+    pub fn vsock_work(&self) -> impl Iterator<Item = VsockWork> {
+        let workloads = self.command_line.iter().flat_map(|line| &line.workloads);
+        workloads.filter_map(|workload| match *workload {
+            Workload::Vsock(work) => Some(work),
             _ => None,
         })
     }
@@ -235,7 +244,7 @@ impl<P: Platform, N: Nic> Cpu<'_, P, N> {
     fn one(&mut self, workload: &Workload, lease: &Lease) -> bool {
         match workload {
             // Done before the network was up.
-            Workload::SelfTest | Workload::Disk { .. } => true,
+            Workload::SelfTest | Workload::Disk { .. } | Workload::Vsock(_) => true,
             Workload::Wait { ms } => {
                 let until_ns = self.stack.now_ns() + u64::from(*ms) * 1_000_000;
                 self.stack.drive(|stack| match stack.now_ns() {

@@ -12,6 +12,7 @@ mod ping;
 mod request_response;
 mod serve;
 mod stream;
+pub mod vsock;
 
 use alloc::{string::String, sync::Arc};
 use core::{
@@ -98,6 +99,7 @@ impl Plan {
             | Workload::Serve { .. }
             | Workload::Wait { .. }
             | Workload::Disk { .. }
+            | Workload::Vsock(_)
             | Workload::SelfTest => return,
         };
         outcome.nic = difference(stack.device.nic.counters(), before);

@@ -37,6 +37,11 @@ pub struct VmmStart<F = OwnedFd> {
     /// Disks, in the order in which the guest finds them.
     #[serde(default = "Vec::new")]
     pub disks: Vec<VmmDisk<F>>,
+    /// Listening socket of the vsock device; `None`: there is none.
+    pub vsock: Option<F>,
+    /// The guest's address on it.
+    #[serde(default)]
+    pub vsock_cid: u32,
     /// The TAP's queues, one per pair.
     pub taps: Vec<F>,
     /// Number of virtual CPUs.
@@ -122,8 +127,8 @@ pub enum GuestEnd {
 
 maps_descriptors!(enum ToVmm { Start(start: boxed), Go, Counters { id }, Stop });
 maps_descriptors!(struct VmmStart {
-    kvm: fd, input: fd, output: fd, kernel: optional, initrd: optional, disks: each, taps: all, cpus,
-    memory_bytes, cmdline, mac, mtu, log,
+    kvm: fd, input: fd, output: fd, kernel: optional, initrd: optional, disks: each, vsock: optional,
+    vsock_cid, taps: all, cpus, memory_bytes, cmdline, mac, mtu, log,
 });
 maps_descriptors!(struct VmmDisk { file: fd, read_only });
 carries_descriptors!(ToVmm);

@@ -12,6 +12,7 @@ use crate::virtio::{
     block::{DiskCounters, DiskSnapshot},
     net::{NetCounters, NetSnapshot},
     transport::{TransportCounters, TransportSnapshot},
+    vsock::{VsockCounters, VsockSnapshot},
 };
 
 /// Counters of one machine.
@@ -27,6 +28,7 @@ pub(crate) struct DeviceCounters {
     pub(crate) net: Option<(Arc<NetCounters>, Arc<TransportCounters>)>,
     pub(crate) rng: Option<Arc<TransportCounters>>,
     pub(crate) disks: Vec<(Arc<DiskCounters>, Arc<TransportCounters>)>,
+    pub(crate) vsock: Option<(Arc<VsockCounters>, Arc<TransportCounters>)>,
 }
 
 impl Counters {
@@ -41,6 +43,7 @@ impl Counters {
     /// Returns the present figures. Each is exact by itself; together they are not of one instant.
     pub fn snapshot(&self) -> Snapshot {
         let net = self.devices.net.as_ref();
+        let vsock = self.devices.vsock.as_ref();
         Snapshot {
             vcpus: self.vcpus.iter().map(VcpuCounters::snapshot).collect(),
             serial: self.serial.snapshot(),
@@ -59,6 +62,8 @@ impl Counters {
                 .iter()
                 .map(|(_, transport)| transport.snapshot())
                 .collect(),
+            vsock: vsock.map(|(device, _)| device.snapshot()),
+            vsock_transport: vsock.map(|(_, transport)| transport.snapshot()),
         }
     }
 }
@@ -138,6 +143,10 @@ pub struct Snapshot {
     pub disks: Vec<DiskSnapshot>,
     /// Figures of each disk's registers and interrupts, in order.
     pub disk_transports: Vec<TransportSnapshot>,
+    /// Figures of the vsock device.
+    pub vsock: Option<VsockSnapshot>,
+    /// Figures of the vsock device's registers and interrupts.
+    pub vsock_transport: Option<TransportSnapshot>,
 }
 
 /// Adding to a counter.

@@ -34,7 +34,7 @@ use crate::{
     cpuid, kick, kvm, layout,
     legacy::{pm_timer::PmTimer, rtc::Rtc, serial::Console},
     memory,
-    virtio::{block::DiskConfig, net::NetConfig},
+    virtio::{block::DiskConfig, net::NetConfig, vsock::VsockConfig},
 };
 
 /// Configuration of a machine.
@@ -49,6 +49,8 @@ pub struct MachineConfig {
     pub net: Option<NetConfig>,
     /// Disks, in the order in which the guest finds them.
     pub disks: Vec<DiskConfig>,
+    /// Connections with programs of the host; `None` for a machine without.
+    pub vsock: Option<VsockConfig>,
     /// Input and output of the serial console.
     pub serial: SerialIo,
     /// `/dev/kvm`, opened for reading and writing.
@@ -104,7 +106,13 @@ impl Machine {
             doorbells,
             mmio64,
         };
-        let (pci, devices) = devices::root(&platform, config.net, config.disks, &config.threads)?;
+        let (pci, devices) = devices::root(
+            &platform,
+            config.net,
+            config.disks,
+            config.vsock,
+            &config.threads,
+        )?;
         let shared = Arc::new(vcpu::Shared {
             memory,
             bus: Bus {

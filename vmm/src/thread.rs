@@ -14,6 +14,8 @@ pub enum ThreadKind {
     NetWorker,
     /// Reads and writes one disk's file.
     Disk,
+    /// Moves the bytes of the connections between guest and host.
+    Vsock,
     /// Runs any other device work: the console, the control queue, virtio-rng.
     Device,
 }

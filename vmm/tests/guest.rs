@@ -67,6 +67,7 @@ fn run(net: Option<NetConfig>, cmdline: &str, image: File) -> (Outcome, String, 
         },
         net,
         disks: Vec::new(),
+        vsock: None,
         serial: SerialIo {
             input: None,
             output: output.into(),

@@ -41,6 +41,7 @@ fn config(code: &Code, cpus: u8) -> (MachineConfig, Host) {
         },
         net: None,
         disks: Vec::new(),
+        vsock: None,
         serial: SerialIo {
             input: Some(input.into()),
             output: output.into(),

@@ -283,6 +283,7 @@ fn run_machine(cpus: u8, cmdline: String) -> Result<()> {
         },
         net: Some(NetConfig::new(MAC, MTU, taps)),
         disks: Vec::new(),
+        vsock: None,
         serial: SerialIo {
             input: None,
             output: OwnedFd::from(File::options().write(true).open("/dev/stdout")?),

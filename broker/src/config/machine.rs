@@ -26,6 +26,9 @@ pub struct MachineSpec {
     /// Disks, in the order in which the guest finds them.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub disks: Vec<DiskSpec>,
+    /// Connections between guest and host; `None` without.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub vsock: Option<VsockSpec>,
     /// The kernel's command line, or the built-in guest's work.
     pub cmdline: String,
     /// Number of virtual CPUs.
@@ -55,6 +58,15 @@ pub struct DiskSpec {
     pub path: PathBuf,
     /// Whether the guest's writes are refused.
     pub read_only: bool,
+}
+
+/// The vsock device of a virtual machine.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub struct VsockSpec {
+    /// The guest's address.
+    pub cid: u32,
+    /// Path of the Unix socket to which programs of the host connect.
+    pub socket: PathBuf,
 }
 
 impl RunConfig {

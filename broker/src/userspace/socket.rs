@@ -3,37 +3,24 @@
 //! The engine accepts from a copy of the listening socket. If it serves one guest only, it shuts the
 //! socket down when that has gone, and both see it hang up.
 use std::{
-    fs,
     io::{self, Write as _},
-    os::{
-        fd::{AsFd, AsRawFd as _, OwnedFd},
-        unix::{
-            fs::{FileTypeExt as _, MetadataExt as _},
-            net::UnixDatagram,
-        },
-    },
-    path::{Path, PathBuf},
+    os::fd::{AsFd as _, OwnedFd},
+    path::PathBuf,
 };
 
 use anyhow::{Context as _, bail};
 use nix::{
     poll::{PollFd, PollFlags, PollTimeout, poll},
-    sys::{
-        signal::Signal,
-        socket::{AddressFamily, Backlog, SockFlag, SockType, UnixAddr, bind, listen, socket},
-        stat::{Mode, fchmod},
-    },
+    sys::signal::Signal,
 };
 
 use super::Guest;
+use crate::host::ListeningSocket;
 
-/// A listening socket; its file is removed with it.
+/// The socket, and what became of its engine.
 #[derive(Debug)]
 pub(super) struct Socket {
-    listener: OwnedFd,
-    path: PathBuf,
-    /// Device and inode of its file.
-    file: (u64, u64),
+    listener: ListeningSocket,
     /// Name of the VM.
     vm: String,
     is_stopped: bool,
@@ -44,23 +31,8 @@ pub(super) struct Socket {
 impl Socket {
     /// Makes the socket, for this user only. What a killed process has left at the path is replaced.
     pub(super) fn listen(path: PathBuf, vm: String) -> anyhow::Result<Self> {
-        remove_left(&path)?;
-        let making = || format!("--socket {}: making the socket", path.display());
-        let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
-        let listener = socket(AddressFamily::Unix, SockType::Stream, flags, None);
-        let listener = listener.with_context(making)?;
-        // Its file is made with this mode, less the umask.
-        fchmod(&listener, Mode::S_IRUSR | Mode::S_IWUSR).with_context(making)?;
-        let address = UnixAddr::new(&path).with_context(making)?;
-        bind(listener.as_raw_fd(), &address).with_context(making)?;
-        let made = listen(&listener, Backlog::MAXCONN)
-            .map_err(io::Error::from)
-            .and_then(|()| fs::metadata(&path));
-        let file = made.with_context(making)?;
         Ok(Self {
-            listener,
-            file: (file.dev(), file.ino()),
-            path,
+            listener: ListeningSocket::listen("--socket", path)?,
             vm,
             is_stopped: false,
             lost_engine: None,
@@ -69,7 +41,7 @@ impl Socket {
 
     /// Returns a copy of the listening socket, for the engine.
     pub(super) fn link(&self) -> anyhow::Result<OwnedFd> {
-        let copy = self.listener.try_clone();
+        let copy = self.listener.copy();
         copy.context("copying the listening socket")
     }
 
@@ -95,7 +67,7 @@ impl Guest for Socket {
     }
 
     fn begin(&mut self) -> anyhow::Result<()> {
-        let (vm, path) = (&self.vm, self.path.display());
+        let (vm, path) = (&self.vm, self.listener.path().display());
         let mut out = io::stdout().lock();
         writeln!(out, "slipgate: ready: {vm} at {path}")
             .and_then(|()| out.flush())
@@ -110,41 +82,6 @@ impl Guest for Socket {
 
     fn lost_engine(&mut self, how: String) {
         self.lost_engine = Some(how);
-    }
-}
-
-impl Drop for Socket {
-    fn drop(&mut self) {
-        // Another one may have been made in its place.
-        let file = fs::metadata(&self.path).map(|file| (file.dev(), file.ino()));
-        if file.is_ok_and(|file| file == self.file) {
-            let _ = fs::remove_file(&self.path);
-        }
-    }
-}
-
-/// Removes the socket of a process that was killed.
-fn remove_left(path: &Path) -> anyhow::Result<()> {
-    let flag = || format!("--socket {}", path.display());
-    let file = match fs::symlink_metadata(path) {
-        Ok(file) => file,
-        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),
-        Err(e) => return Err(e).with_context(flag),
-    };
-    if !file.file_type().is_socket() {
-        bail!("{}: it is there, and no socket: give another path", flag());
-    }
-    // Whoever listens does not notice a socket of another kind.
-    let tried = UnixDatagram::unbound().and_then(|socket| socket.connect(path));
-    match tried {
-        Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => {
-            fs::remove_file(path).with_context(|| format!("{}: replacing it", flag()))
-        }
-        Err(e) if e.raw_os_error() != Some(libc::EPROTOTYPE) => Err(e).with_context(flag),
-        _ => bail!(
-            "{}: another process listens there: give another path",
-            flag()
-        ),
     }
 }
 

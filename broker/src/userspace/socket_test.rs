@@ -1,56 +1,15 @@
-use std::os::unix::{
-    fs::PermissionsExt as _,
-    net::{UnixListener, UnixStream},
-};
+use std::os::{fd::AsRawFd as _, unix::net::UnixStream};
 
 use super::*;
-
-fn listen(path: &Path) -> anyhow::Result<Socket> {
-    Socket::listen(path.to_owned(), "vm".to_owned())
-}
-
-#[test]
-fn a_socket_is_its_users_alone_and_goes_with_it() {
-    let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("socket");
-    let mut socket = listen(&path).unwrap();
-    let mode = fs::metadata(&path).unwrap().permissions().mode();
-    assert_eq!(mode & 0o777, 0o600);
-    UnixStream::connect(&path).unwrap();
-    assert!(!socket.has_ended(), "whoever waits is the engine's");
-    drop(socket);
-    assert!(!path.exists());
-}
-
-#[test]
-fn what_a_killed_process_left_is_replaced_and_nothing_else() {
-    let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("socket");
-    drop(UnixListener::bind(&path).unwrap());
-    let first = listen(&path).unwrap();
-    let refused = listen(&path).unwrap_err().to_string();
-    assert!(refused.contains("another process listens"), "{refused}");
-    UnixStream::connect(&path).unwrap();
-
-    // One that somebody else has put there is not ours to remove.
-    fs::remove_file(&path).unwrap();
-    let second = listen(&path).unwrap();
-    drop(first);
-    assert!(path.exists());
-    drop(second);
-
-    fs::write(&path, "notes").unwrap();
-    let refused = listen(&path).unwrap_err().to_string();
-    assert!(refused.contains("no socket"), "{refused}");
-    assert_eq!(fs::read(&path).unwrap(), b"notes");
-}
 
 #[test]
 fn it_ends_by_a_signal_by_hanging_up_and_with_the_engine() {
     let dir = tempfile::tempdir().unwrap();
-    let new = |name: &str| listen(&dir.path().join(name)).unwrap();
+    let new = |name: &str| Socket::listen(dir.path().join(name), "vm".to_owned()).unwrap();
 
     let mut stopped = new("a");
+    UnixStream::connect(stopped.listener.path()).unwrap();
+    assert!(!stopped.has_ended(), "whoever waits is the engine's");
     assert!(stopped.signal(Signal::SIGHUP), "files are opened again");
     assert!(!stopped.has_ended());
     assert!(!stopped.signal(Signal::SIGTERM));

@@ -38,6 +38,8 @@ pub(crate) struct Handed {
     pub(crate) kernel: Option<File>,
     pub(crate) initrd: Option<File>,
     pub(crate) disks: Vec<OpenDisk>,
+    /// Listening socket of the vsock device.
+    pub(crate) vsock: Option<OwnedFd>,
     /// Input of the guest's console.
     pub(crate) input: OwnedFd,
     pub(crate) output: OwnedFd,
@@ -65,6 +67,8 @@ impl VmmProcess {
             kernel: handed.kernel.map(OwnedFd::from),
             initrd: handed.initrd.map(OwnedFd::from),
             disks: handed.disks.into_iter().map(VmmDisk::from).collect(),
+            vsock: handed.vsock,
+            vsock_cid: spec.vsock.as_ref().map_or(0, |vsock| vsock.cid),
             taps: handed.taps,
             cpus: spec.cpus,
             memory_bytes: spec.memory_mib << 20,

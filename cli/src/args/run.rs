@@ -19,6 +19,10 @@ pub(crate) struct RunArgs {
     /// several times
     #[arg(long, value_name = "FILE[,ro]")]
     pub(crate) disk: Vec<String>,
+    /// Stream connections between guest and host (vsock): the guest's address, from 3 on, and the
+    /// path of a Unix socket, to which programs connect and write `CONNECT PORT`
+    #[arg(long, value_name = "CID,SOCKET")]
+    pub(crate) vsock: Option<String>,
     /// The kernel's command line; the built-in guest's is its work, like "dns example.com; crr
     /// 192.0.2.1:80 100" [default: selftest; for a kernel: console=ttyS0 panic=-1]
     #[arg(long, value_name = "TEXT")]

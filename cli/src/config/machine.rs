@@ -1,9 +1,10 @@
 //! Configuration of `slipgate run`: the machine, and the NAT of its one VM.
 use slipgate_broker::config::{
-    Config, DiskSpec, MAX_DISKS, MachineSpec, RunConfig, VmConfig, check_tap, parse_mac,
+    Config, DiskSpec, MAX_DISKS, MachineSpec, RunConfig, VmConfig, VsockSpec, check_tap, parse_mac,
 };
 use slipgate_ipc::engine::OnExit;
 use slipgate_policy::document::{ConfigError, RuleFlag, check_name};
+use slipgate_vmm::virtio::vsock::GUEST_CIDS;
 
 use super::{
     checked, network,
@@ -76,6 +77,7 @@ pub(crate) fn run(
         kernel: args.kernel.clone(),
         initrd: args.initrd.clone(),
         disks: disks(&args.disk)?,
+        vsock: args.vsock.as_deref().map(vsock).transpose()?,
         cmdline: cmdline(args)?,
         cpus,
         memory_mib: in_range("--memory", args.memory, MEMORY_MIB)?,
@@ -132,6 +134,27 @@ fn disks(given: &[String]) -> Result<Vec<DiskSpec>, ConfigError> {
         })
     };
     given.iter().map(disk).collect()
+}
+
+/// The vsock device, from `CID,SOCKET`.
+fn vsock(text: &str) -> Result<VsockSpec, ConfigError> {
+    let refused = |problem: String| {
+        let remedy = "give an address and a path, like 3,/run/vm.sock";
+        ConfigError::new("--vsock", text, problem, remedy)
+    };
+    let Some((cid, socket)) = text.split_once(',').filter(|(_, path)| !path.is_empty()) else {
+        return Err(refused("there is no path of a socket in it".to_owned()));
+    };
+    let (first, last) = (GUEST_CIDS.start(), GUEST_CIDS.end());
+    match cid.parse() {
+        Ok(cid) if GUEST_CIDS.contains(&cid) => Ok(VsockSpec {
+            cid,
+            socket: socket.into(),
+        }),
+        _ => Err(refused(format!(
+            "{cid} is not a guest's address, which is from {first} to {last}"
+        ))),
+    }
 }
 
 /// Queue pairs of the network card.

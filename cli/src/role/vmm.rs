@@ -16,7 +16,7 @@ use slipgate_vmm::{
     Counters, Machine, MachineConfig, MachineError, Outcome, SerialIo, StopHandle,
     boot::{BootInput, BootSource, Kernel},
     thread,
-    virtio::{block::DiskConfig, net::NetConfig},
+    virtio::{block::DiskConfig, net::NetConfig, vsock::VsockConfig},
 };
 
 use super::inherited;
@@ -113,6 +113,10 @@ fn make(start: VmmStart) -> anyhow::Result<Machine> {
         },
         net: Some(NetConfig::new(start.mac, start.mtu, start.taps)),
         disks: start.disks.into_iter().map(disk).collect(),
+        vsock: start.vsock.map(|listener| VsockConfig {
+            cid: start.vsock_cid,
+            listener: listener.into(),
+        }),
         serial: SerialIo {
             input: Some(start.input),
             output: start.output,

@@ -150,6 +150,9 @@ const FRAMES: &[libc::c_long] = &[libc::SYS_readv, libc::SYS_io_uring_enter];
 /// System calls that read and write a disk's file.
 const DISK: &[libc::c_long] = &[libc::SYS_preadv, libc::SYS_pwritev, libc::SYS_fdatasync];
 
+/// System calls of the vsock device's thread; it writes by writev, as everybody may.
+const VSOCK: &[libc::c_long] = &[libc::SYS_accept4, libc::SYS_readv, libc::SYS_shutdown];
+
 /// KVM's requests, <linux/kvm.h>: direction, size of the argument, 0xae, number.
 mod kvm {
     const fn number(direction: u64, size: u64, number: u64) -> u64 {
@@ -245,7 +248,7 @@ impl Calls {
     fn making() -> Self {
         const PRCTL: &[u64] = &[libc::PR_SET_NAME as u64, libc::PR_SET_NO_NEW_PRIVS as u64];
         Self {
-            calls: vec![MAKING, CHANNEL, FRAMES, DISK],
+            calls: vec![MAKING, CHANNEL, FRAMES, DISK, VSOCK],
             ioctl: vec![
                 kvm::MAKING,
                 kvm::WIRING,
@@ -275,6 +278,10 @@ impl Calls {
             },
             Thread::Of(ThreadKind::Disk) => Self {
                 calls: vec![DISK],
+                ..Self::default()
+            },
+            Thread::Of(ThreadKind::Vsock) => Self {
+                calls: vec![VSOCK],
                 ..Self::default()
             },
             Thread::Of(ThreadKind::Device) => Self {

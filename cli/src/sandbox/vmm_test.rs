@@ -11,12 +11,13 @@ use super::{
     *,
 };
 
-const THREADS: [Thread; 6] = [
+const THREADS: [Thread; 7] = [
     Thread::Main,
     Thread::Channel,
     Thread::Of(ThreadKind::Vcpu),
     Thread::Of(ThreadKind::NetWorker),
     Thread::Of(ThreadKind::Disk),
+    Thread::Of(ThreadKind::Vsock),
     Thread::Of(ThreadKind::Device),
 ];
 
@@ -107,7 +108,7 @@ fn no_new_code() {
 }
 
 /// KVM_RUN is for vCPUs, the channel for who talks to the broker, frames for the workers,
-/// files for the disks.
+/// files for the disks, sockets for vsock.
 #[test]
 fn each_thread_has_its_own_calls() {
     const KVM_RUN: u64 = 0xae80;
@@ -133,7 +134,11 @@ fn each_thread_has_its_own_calls() {
     may(&[vcpu, Thread::Main], &run(KVM_IRQFD));
     may(&[vcpu, Thread::Main, device], &run(TUNSETOFFLOAD));
     may(&[Thread::Main, Thread::Channel], &receive);
-    may(&[worker], &read);
+    let vsock = Thread::Of(ThreadKind::Vsock);
+    may(&[worker, vsock], &read);
+    for call in [libc::SYS_accept4, libc::SYS_shutdown] {
+        may(&[vsock], &|| errno_of(call, [NONE, 0, 0, 0]) == libc::EBADF);
+    }
     for call in [libc::SYS_preadv, libc::SYS_pwritev, libc::SYS_fdatasync] {
         may(&[Thread::Of(ThreadKind::Disk)], &|| {
             errno_of(call, [NONE, 0, 0, 0]) == libc::EBADF

@@ -8,6 +8,7 @@ mod joined;
 mod payload;
 mod processes;
 mod refused;
+mod vsock;
 
 use std::{
     path::PathBuf,

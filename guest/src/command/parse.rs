@@ -4,7 +4,7 @@ use core::{num::NonZeroU32, str::FromStr};
 
 use super::{
     AT_ONCE_MAX, CommandError, CommandLine, Direction, Exchange, FRAME_BYTES, Host, SERVED_PORTS,
-    SERVED_PORTS_MAX, Server, StaticAddress, USAGES, Workload,
+    SERVED_PORTS_MAX, Server, StaticAddress, USAGES, VsockWork, Workload,
 };
 use crate::virtio::block::SECTOR_BYTES;
 
@@ -165,9 +165,17 @@ fn workload(word: &str, words: &mut Words<'_>) -> Result<Workload, String> {
                 bytes,
             }
         }
+        "vsock" => Workload::Vsock(match words.take(&["echo"]) {
+            Some(_) => VsockWork::Echo {
+                port: words.parsed("a port")?,
+                count: words.count("how many connections")?,
+            },
+            None => return Err(words.expected("`echo`")),
+        }),
         "selftest" => Workload::SelfTest,
         _ => {
-            let known = "dns, ping, crr, rr, stream, flood, serve, wait, disk, selftest, address";
+            let known =
+                "dns, ping, crr, rr, stream, flood, serve, wait, disk, vsock, selftest, address";
             return Err(alloc::format!("`{word}` is no workload; there are {known}"));
         }
     })

@@ -1,10 +1,11 @@
 //! The virtio driver: memory that a device reads and writes, split rings, the modern PCI transport,
-//! the network card and the disk (virtio 1.2).
+//! the network card, the disk and the socket device (virtio 1.2).
 pub mod block;
 pub mod dma;
 pub mod net;
 pub mod ring;
 pub mod transport;
+pub mod vsock;
 
 /// Device that lacks something the driver needs, or that behaves wrongly.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]

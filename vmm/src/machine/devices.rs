@@ -1,4 +1,5 @@
-//! Creates the machine's PCI devices: the network card, the entropy device, then the disks.
+//! Creates the machine's PCI devices: the network card, the entropy device, the disks, then
+//! vsock.
 use std::sync::Arc;
 
 use super::MachineError;
@@ -14,6 +15,7 @@ use crate::{
         net::{Net, NetConfig, NetCounters},
         rng::Rng,
         transport::{TransportCounters, VirtioPci},
+        vsock::{Vsock, VsockConfig, VsockCounters},
     },
 };
 
@@ -30,6 +32,7 @@ pub(super) fn root(
     platform: &Platform,
     net: Option<NetConfig>,
     disks: Vec<DiskConfig>,
+    vsock: Option<VsockConfig>,
     threads: &ThreadSetup,
 ) -> Result<(pci::Root, DeviceCounters), MachineError> {
     let range = |window: Window| window.start..window.end();
@@ -53,6 +56,12 @@ pub(super) fn root(
             .map_err(|source| MachineError::Disk { number, source })?;
         let transport = add(&mut root, platform, Box::new(disk))?;
         counters.disks.push((counted, transport));
+    }
+    if let Some(config) = vsock {
+        let counted: Arc<VsockCounters> = Arc::default();
+        let device = Vsock::new(config, threads, counted.clone())?;
+        let transport = add(&mut root, platform, Box::new(device))?;
+        counters.vsock = Some((counted, transport));
     }
     Ok((root, counters))
 }

@@ -9,7 +9,7 @@ use crate::{
     layout,
     memory::MemoryError,
     pci::PciError,
-    virtio::{block::DiskError, net::NetError, transport::TransportError},
+    virtio::{block::DiskError, net::NetError, transport::TransportError, vsock::VsockError},
 };
 
 /// Reason why a machine could not be created.
@@ -58,6 +58,9 @@ pub enum MachineError {
         /// Reason.
         source: DiskError,
     },
+    /// The vsock device could not be created.
+    #[error("the vsock device")]
+    Vsock(#[from] VsockError),
     /// A virtio device could not be connected to the PCI bus.
     #[error(transparent)]
     Transport(#[from] TransportError),

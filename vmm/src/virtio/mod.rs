@@ -7,6 +7,7 @@ mod pieces;
 mod ring;
 pub mod rng;
 pub mod transport;
+pub mod vsock;
 
 pub use device::{ActivateError, Activation, EnabledQueue, Signals, VirtioDevice};
 

@@ -88,16 +88,49 @@ pub(super) fn total(pieces: &[iovec]) -> usize {
     pieces.iter().map(|piece| piece.iov_len).sum()
 }
 
+/// Appends to `part` those of the pieces that lie behind the first `offset` bytes, up to `bytes`.
+pub(super) fn append_part(
+    pieces: &[iovec],
+    mut offset: usize,
+    mut bytes: usize,
+    part: &mut Vec<iovec>,
+) {
+    for piece in pieces {
+        let skipped = offset.min(piece.iov_len);
+        offset -= skipped;
+        let taken = bytes.min(piece.iov_len - skipped);
+        bytes -= taken;
+        if taken > 0 {
+            part.push(iovec {
+                iov_base: piece.iov_base.wrapping_byte_add(skipped),
+                iov_len: taken,
+            });
+        }
+    }
+}
+
 /// Copies from the pieces, beginning `offset` bytes in. Returns how many bytes were copied.
 ///
 /// # Safety
 /// The pieces are memory that is mapped. The guest may be writing to it: each byte is read once.
 pub(super) unsafe fn read(pieces: &[iovec], offset: usize, into: &mut [u8]) -> usize {
-    let mut bytes = into.iter_mut();
+    // SAFETY: as of this function.
+    unsafe { read_into(pieces, offset, into.iter_mut()) }
+}
+
+/// As [`read`], into bytes that need not be one slice.
+///
+/// # Safety
+/// As of [`read`].
+pub(super) unsafe fn read_into<'a>(
+    pieces: &[iovec],
+    offset: usize,
+    mut into: impl ExactSizeIterator<Item = &'a mut u8>,
+) -> usize {
     // SAFETY: as of this function.
     unsafe {
-        each(pieces, offset, bytes.len(), |at| {
-            if let Some(byte) = bytes.next() {
+        each(pieces, offset, into.len(), |at| {
+            if let Some(byte) = into.next() {
                 *byte = at.read_volatile();
             }
         })

@@ -35,7 +35,7 @@ pub(super) enum Broken {
     Direction,
     #[error("an indirect table where none may be, or of no whole number of descriptors")]
     Indirect,
-    #[error("a buffer too small for the virtio-net header")]
+    #[error("a buffer too small for a header")]
     Header,
     #[error("no room for a request's status")]
     Status,

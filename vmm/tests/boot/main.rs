@@ -36,6 +36,7 @@ fn run(image: &[u8], cmdline: &str, cpus: u8, memory_bytes: u64) -> Option<(Outc
         },
         net: None,
         disks: Vec::new(),
+        vsock: None,
         serial: SerialIo {
             input: None,
             output: output.into(),

@@ -1,0 +1,134 @@
+//! vsock: streams between a guest and programs of the host.
+use std::{
+    fs,
+    io::{self, Read as _, Write as _},
+    net::Shutdown,
+    os::unix::net::{UnixListener, UnixStream},
+    path::{Path, PathBuf},
+    thread,
+};
+
+use slipgate_testbed::{MicroVm, pattern::Pattern, require_kvm, require_root_and_tun};
+
+use crate::{Bed, WAIT, eventually};
+
+const MIB: usize = 1 << 20;
+
+impl Bed {
+    fn socket(&self) -> PathBuf {
+        self.folder.path().join("vm.sock")
+    }
+
+    /// Starts the built-in guest with a vsock device.
+    fn start_vsock(&self, work: &str) -> MicroVm {
+        let vsock = format!("3,{}", self.socket().display());
+        let work = format!("{work}; wait 1");
+        self.start_with(&["--cmdline", &work, "--vsock", &vsock])
+    }
+}
+
+/// Connects to a port of the guest. `None`: the guest refuses.
+fn connect(path: &Path, port: u32) -> io::Result<Option<UnixStream>> {
+    let mut stream = UnixStream::connect(path)?;
+    stream.set_read_timeout(Some(WAIT))?;
+    writeln!(stream, "CONNECT {port}")?;
+    let mut line = Vec::new();
+    let mut byte = [0];
+    while stream.read(&mut byte)? == 1 && byte != *b"\n" {
+        line.push(byte[0]);
+    }
+    match line.strip_prefix(b"OK ") {
+        Some(port) => {
+            let port: u32 = String::from_utf8_lossy(port).parse().unwrap();
+            assert!(port >= 1 << 30, "{port}");
+            Ok(Some(stream))
+        }
+        None => {
+            assert_eq!(line, b"", "the answer of a port without a listener");
+            Ok(None)
+        }
+    }
+}
+
+/// Sends so many bytes of a pattern, and checks that the same come back, and then an end.
+fn exchange(mut stream: UnixStream, seed: u64, bytes: usize) {
+    let mut writer = stream.try_clone().unwrap();
+    let sender = thread::spawn(move || {
+        let mut pattern = Pattern::new(seed);
+        let mut left = bytes;
+        while left > 0 {
+            let mut part = vec![0; left.min(70_001)];
+            pattern.fill(&mut part);
+            writer.write_all(&part).unwrap();
+            left -= part.len();
+        }
+        writer.shutdown(Shutdown::Write).unwrap();
+    });
+    let mut pattern = Pattern::new(seed);
+    let mut part = vec![0; 50_000];
+    loop {
+        match stream.read(&mut part).unwrap() {
+            0 => break,
+            read => pattern.check(&part[..read]).unwrap(),
+        }
+    }
+    assert_eq!(pattern.position(), bytes as u64);
+    sender.join().unwrap();
+}
+
+#[test]
+fn programs_of_the_host_reach_a_port_of_the_guest_and_half_close() {
+    require_root_and_tun!();
+    require_kvm!();
+    let bed = Bed::new();
+    let path = bed.socket();
+    let vm = bed.start_vsock("vsock echo 5 4");
+    eventually("the socket is there", || path.exists());
+    // These wait for the guest's driver.
+    assert!(connect(&path, 6).unwrap().is_none(), "nobody listens on 6");
+    exchange(connect(&path, 5).unwrap().unwrap(), 1, 4 * MIB);
+    let at_once: Vec<_> = (2..4)
+        .map(|seed| {
+            let stream = connect(&path, 5).unwrap().unwrap();
+            thread::spawn(move || exchange(stream, seed, 2 * MIB))
+        })
+        .collect();
+    for thread in at_once {
+        thread.join().unwrap();
+    }
+    exchange(connect(&path, 5).unwrap().unwrap(), 4, 0);
+    let end = vm.finish(WAIT).unwrap();
+    let said = end.said("workload");
+    assert_eq!(end.status.code(), Some(0), "{said:?} {}", end.stderr);
+    assert_eq!(said[0]["connections"], 4, "{said:?}");
+    assert_eq!(said[0]["bytes"], 8 * MIB, "{said:?}");
+    assert_eq!(said[0]["cid"], 3, "{said:?}");
+    assert!(!path.exists(), "the socket's file goes with the machine");
+    bed.assert_nothing_is_left();
+}
+
+#[test]
+fn a_socket_that_is_served_or_a_wrong_address_is_refused_with_a_remedy() {
+    require_root_and_tun!();
+    let bed = Bed::new();
+    let path = bed.socket().display().to_string();
+    let listener = UnixListener::bind(&path).unwrap();
+    let file = bed.folder.path().join("file");
+    fs::write(&file, "notes").unwrap();
+    for (vsock, part) in [
+        (format!("3,{path}"), "another process listens there"),
+        (
+            format!("3,{}", file.display()),
+            "it is there, and no socket",
+        ),
+        (format!("2,{path}"), "2 is not a guest's address"),
+        ("3".to_owned(), "there is no path"),
+    ] {
+        let end = bed.start_with(&["--vsock", &vsock]).finish(WAIT).unwrap();
+        assert_eq!(end.status.code(), Some(2), "{vsock}: {}", end.stderr);
+        assert!(end.stderr.contains(part), "{}", end.stderr);
+    }
+    assert_eq!(fs::read(&file).unwrap(), b"notes");
+    drop(listener);
+    bed.assert_nothing_is_left();
+}

@@ -1,0 +1,301 @@
+//! The connections, between the driver's packets and the sockets of the host's programs. It knows
+//! no rings and waits for nothing.
+use std::{
+    collections::{HashMap, VecDeque},
+    io::{self, ErrorKind},
+    os::fd::{AsRawFd, OwnedFd},
+    os::unix::net::UnixListener,
+    sync::Arc,
+};
+
+use libc::iovec;
+use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
+
+use super::{
+    MAX_CONNECTIONS, MAX_RESETS, VsockCounters,
+    connection::{Connection, End, Ports},
+    counters::count,
+    packet::{HEADER_BYTES, HOST_CID, Header, STREAM, operation},
+    sockets,
+};
+use crate::virtio::pieces;
+
+/// First port of the host's ends: what the guest's programs choose for themselves is lower.
+const FIRST_HOST_PORT: u32 = 1 << 30;
+/// Longest line that says where to: `CONNECT 4294967295`, with the end of the line.
+const LINE_BYTES: usize = 32;
+
+/// All connections of the device.
+pub(super) struct Switch<'a> {
+    cid: u32,
+    epoll: &'a Epoll,
+    counters: Arc<VsockCounters>,
+    /// Sockets by the number with which they are signalled.
+    slots: Vec<Slot>,
+    by_ports: HashMap<Ports, usize>,
+    next_host_port: u32,
+    /// Connections that may have a packet for the guest, in order, each once.
+    ready: VecDeque<usize>,
+    is_ready: [bool; MAX_CONNECTIONS],
+    /// RSTs for the guest.
+    resets: VecDeque<Header>,
+    /// Room for pieces.
+    scratch: Vec<iovec>,
+}
+
+#[derive(Debug)]
+enum Slot {
+    Free,
+    /// A program of the host did not say yet where to.
+    Greeting {
+        socket: OwnedFd,
+        line: Vec<u8>,
+    },
+    Connection(Box<Connection>),
+}
+
+impl<'a> Switch<'a> {
+    /// Sockets are watched by `epoll`, with numbers below [`MAX_CONNECTIONS`].
+    pub(super) fn new(cid: u32, epoll: &'a Epoll, counters: Arc<VsockCounters>) -> Switch<'a> {
+        Switch {
+            cid,
+            epoll,
+            counters,
+            slots: (0..MAX_CONNECTIONS).map(|_| Slot::Free).collect(),
+            by_ports: HashMap::new(),
+            next_host_port: FIRST_HOST_PORT,
+            ready: VecDeque::new(),
+            is_ready: [false; MAX_CONNECTIONS],
+            resets: VecDeque::new(),
+            scratch: Vec::new(),
+        }
+    }
+
+    /// Returns whether the guest's next packet may be taken: there is room for an answer.
+    pub(super) fn can_take(&self) -> bool {
+        self.resets.len() < MAX_RESETS
+    }
+
+    /// Returns whether there may be a packet for the guest.
+    pub(super) fn has_output(&self) -> bool {
+        !self.resets.is_empty() || !self.ready.is_empty()
+    }
+
+    /// Accepts those that wait at the listening socket.
+    pub(super) fn accept(&mut self, listener: &UnixListener) {
+        // When no descriptor is left, the rest wait for the next one that comes.
+        while let Ok(socket) = sockets::accept(listener) {
+            let free = self.slots.iter().position(|s| matches!(s, Slot::Free));
+            let watched = free.filter(|slot| self.watch(&socket, *slot).is_ok());
+            match watched {
+                Some(slot) => {
+                    let line = Vec::new();
+                    self.slots[slot] = Slot::Greeting { socket, line };
+                }
+                None => count(&self.counters.refused_host, 1),
+            }
+        }
+    }
+
+    fn watch(&self, socket: &OwnedFd, slot: usize) -> io::Result<()> {
+        let events = EventSet::IN | EventSet::OUT | EventSet::READ_HANG_UP;
+        let event = EpollEvent::new(events | EventSet::EDGE_TRIGGERED, slot as u64);
+        self.epoll
+            .ctl(ControlOperation::Add, socket.as_raw_fd(), event)
+    }
+
+    /// A socket was signalled.
+    pub(super) fn signalled(&mut self, slot: usize, events: EventSet) {
+        if let Some(Slot::Greeting { .. }) = self.slots.get(slot) {
+            self.greet(slot);
+        }
+        // Otherwise it says nothing yet, or was closed after the signal.
+        if let Some(Slot::Connection(connection)) = self.slots.get_mut(slot) {
+            let hung_up = events.intersects(EventSet::HANG_UP | EventSet::ERROR);
+            let result = connection.signalled(hung_up, &self.counters);
+            self.go_on(slot, result);
+        }
+    }
+
+    /// Reads the line that says where to.
+    fn greet(&mut self, slot: usize) {
+        let Slot::Greeting { socket, line } = &mut self.slots[slot] else {
+            return;
+        };
+        let port = loop {
+            // What is behind the line is the guest's: it stays in the socket.
+            match read_byte(socket) {
+                Ok(Some(b'\n')) => break asked_port(line),
+                Ok(Some(byte)) if line.len() < LINE_BYTES => line.push(byte),
+                Ok(_) => break None,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return,
+                Err(_) => break None,
+            }
+        };
+        let greeting = std::mem::replace(&mut self.slots[slot], Slot::Free);
+        let (Slot::Greeting { socket, .. }, Some(guest)) = (greeting, port) else {
+            count(&self.counters.refused_host, 1);
+            return;
+        };
+        let ports = Ports {
+            host: self.free_host_port(guest),
+            guest,
+        };
+        self.by_ports.insert(ports, slot);
+        let connection = Connection::asking(ports, socket);
+        self.slots[slot] = Slot::Connection(Box::new(connection));
+        self.make_ready(slot);
+    }
+
+    /// Returns a port for the host's end of a connection to this port.
+    fn free_host_port(&mut self, guest: u32) -> u32 {
+        loop {
+            let host = self.next_host_port;
+            // There are more ports than connections.
+            self.next_host_port = host.checked_add(1).unwrap_or(FIRST_HOST_PORT);
+            if !self.by_ports.contains_key(&Ports { host, guest }) {
+                return host;
+            }
+        }
+    }
+
+    /// Takes a packet of the guest: buffers that the device reads.
+    pub(super) fn take(&mut self, packet: &[iovec]) {
+        let mut bytes = [0; HEADER_BYTES];
+        // SAFETY: mapped memory of the guest.
+        let whole = unsafe { pieces::read(packet, 0, &mut bytes) } == HEADER_BYTES;
+        let header = Header::from_bytes(&bytes);
+        let there = pieces::total(packet).saturating_sub(HEADER_BYTES);
+        let len = header.len as usize;
+        if !whole || len > there || header.src_cid != u64::from(self.cid) {
+            count(&self.counters.dropped, 1);
+            return;
+        }
+        let ports = Ports {
+            host: header.dst_port,
+            guest: header.src_port,
+        };
+        let is_ours = header.dst_cid == HOST_CID && header.kind == STREAM;
+        let slot = self.by_ports.get(&ports).copied().filter(|_| is_ours);
+        let Some(slot) = slot else {
+            if header.op != operation::RST {
+                count(&self.counters.refused_guest, 1);
+                self.resets.push_back(header.reset());
+            }
+            return;
+        };
+        if header.op == operation::RST {
+            self.remove(slot);
+            return;
+        }
+        let Slot::Connection(connection) = &mut self.slots[slot] else {
+            return;
+        };
+        let mut data = std::mem::take(&mut self.scratch);
+        data.clear();
+        pieces::append_part(packet, HEADER_BYTES, len, &mut data);
+        let result = connection.take(&header, &data, &self.counters);
+        self.scratch = data;
+        self.go_on(slot, result);
+    }
+
+    /// Writes the next packet for the guest into a buffer of the driver. Returns its length; `None`
+    /// if there is none now.
+    ///
+    /// # Safety
+    /// The buffer is mapped memory of the guest, which the driver gave to be written. It has room
+    /// for a header.
+    pub(super) unsafe fn next_packet(&mut self, buffer: &[iovec]) -> Option<usize> {
+        loop {
+            if let Some(reset) = self.resets.pop_front() {
+                // SAFETY: as of this function.
+                return Some(unsafe { pieces::write(buffer, 0, &reset.to_bytes()) });
+            }
+            let slot = self.ready.pop_front()?;
+            self.is_ready[slot] = false;
+            let Slot::Connection(connection) = &mut self.slots[slot] else {
+                continue;
+            };
+            // SAFETY: as of this function.
+            let packet = unsafe {
+                connection.next_packet(self.cid, buffer, &mut self.scratch, &self.counters)
+            };
+            match packet {
+                Ok(None) => {}
+                Ok(Some(bytes)) => {
+                    // Behind the others: each has its turn.
+                    self.make_ready(slot);
+                    return Some(bytes);
+                }
+                Err(end) => self.end(slot, &end),
+            }
+        }
+    }
+
+    fn go_on(&mut self, slot: usize, result: Result<(), End>) {
+        match result {
+            Ok(()) => self.make_ready(slot),
+            Err(end) => self.end(slot, &end),
+        }
+    }
+
+    fn make_ready(&mut self, slot: usize) {
+        if !std::mem::replace(&mut self.is_ready[slot], true) {
+            self.ready.push_back(slot);
+        }
+    }
+
+    /// Ends a connection, with RST to the guest if it knows of it.
+    fn end(&mut self, slot: usize, end: &End) {
+        if *end == End::Violation {
+            count(&self.counters.violations, 1);
+        }
+        let Some(connection) = self.remove(slot) else {
+            return;
+        };
+        if connection.is_known() {
+            self.resets.push_back(Header {
+                src_cid: HOST_CID,
+                dst_cid: self.cid.into(),
+                src_port: connection.ports.host,
+                dst_port: connection.ports.guest,
+                kind: STREAM,
+                op: operation::RST,
+                ..Header::default()
+            });
+        }
+    }
+
+    fn remove(&mut self, slot: usize) -> Option<Box<Connection>> {
+        match std::mem::replace(&mut self.slots[slot], Slot::Free) {
+            Slot::Connection(connection) => {
+                self.by_ports.remove(&connection.ports);
+                Some(connection)
+            }
+            Slot::Free | Slot::Greeting { .. } => None,
+        }
+    }
+}
+
+/// Reads one byte; `None` at the end.
+fn read_byte(socket: &OwnedFd) -> io::Result<Option<u8>> {
+    let mut byte = [0];
+    let piece = iovec {
+        iov_base: byte.as_mut_ptr().cast(),
+        iov_len: 1,
+    };
+    // SAFETY: the piece is the byte's.
+    let read = unsafe { sockets::read(socket, &[piece]) }?;
+    Ok((read > 0).then_some(byte[0]))
+}
+
+/// Returns the port of a line `CONNECT <port>`, without its end.
+fn asked_port(line: &[u8]) -> Option<u32> {
+    let line = std::str::from_utf8(line).ok()?;
+    let port = line.strip_prefix("CONNECT ")?;
+    port.trim_end_matches('\r').parse().ok()
+}
+
+#[cfg(test)]
+#[path = "switch_test.rs"]
+mod tests;

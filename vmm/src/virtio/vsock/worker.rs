@@ -1,0 +1,245 @@
+//! The thread of the vsock device.
+use std::{
+    os::{
+        fd::{AsRawFd, RawFd},
+        unix::net::UnixListener,
+    },
+    sync::Arc,
+};
+
+use libc::iovec;
+use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
+
+use super::{
+    MAX_CONNECTIONS, RX, TX, VsockCounters, counters::count, packet::HEADER_BYTES, switch::Switch,
+};
+use crate::virtio::{
+    Activation, Signals,
+    device::EnabledQueue,
+    mailbox::Inbox,
+    pieces::{Translation, total},
+    ring::{Broken, Published, Ring},
+};
+
+/// Numbers of what else is watched; sockets have those below [`MAX_CONNECTIONS`].
+const COMMAND: u64 = MAX_CONNECTIONS as u64;
+const LISTENER: u64 = COMMAND + 1;
+const KICK: u64 = COMMAND + 2;
+/// Most signals that are taken at a time.
+const EVENTS: usize = 64;
+
+/// Command to the thread.
+pub(super) enum Command {
+    Start(Box<Activation>),
+    /// Drop the activation and all connections.
+    Stop,
+    Exit,
+}
+
+/// State of the thread.
+pub(super) struct Worker {
+    pub(super) cid: u32,
+    pub(super) inbox: Inbox<Command>,
+    pub(super) listener: UnixListener,
+    pub(super) epoll: Epoll,
+    pub(super) counters: Arc<VsockCounters>,
+}
+
+impl Worker {
+    /// Body of the thread.
+    pub(super) fn run(self) {
+        let mut command = self.inbox.wait();
+        while let Some(given) = command {
+            self.inbox.answer();
+            command = match given {
+                Command::Start(activation) => self.serve(*activation),
+                Command::Stop => self.inbox.wait(),
+                Command::Exit => return,
+            };
+        }
+    }
+
+    /// Serves until there is another command, which is returned. The activation is dropped by
+    /// then, and all connections are closed.
+    fn serve(&self, activation: Activation) -> Option<Command> {
+        let Activation {
+            memory,
+            features,
+            queues,
+            signals,
+        } = activation;
+        let memory = Translation::new(memory);
+        let watched = [(self.inbox.descriptor(), COMMAND)]
+            .into_iter()
+            .chain([(self.listener.as_raw_fd(), LISTENER)])
+            .chain(queues.iter().map(|queue| (queue.kick.as_raw_fd(), KICK)));
+        let watched: Vec<_> = watched.collect();
+        let served = self.watch(&watched).and_then(|()| {
+            let switch = Switch::new(self.cid, &self.epoll, self.counters.clone());
+            let queues = Queues::new(&queues, features, memory, &*signals)?;
+            self.answer(queues, switch)
+        });
+        for (descriptor, _) in &watched {
+            // One that could not be added is not there.
+            let none = EpollEvent::default();
+            let _ = self.epoll.ctl(ControlOperation::Delete, *descriptor, none);
+        }
+        drop(queues);
+        served.unwrap_or_else(|Stopped| {
+            count(&self.counters.broken_rings, 1);
+            signals.needs_reset();
+            drop(signals);
+            self.inbox.wait()
+        })
+    }
+
+    fn watch(&self, descriptors: &[(RawFd, u64)]) -> Result<(), Stopped> {
+        for (descriptor, number) in descriptors {
+            let event = EpollEvent::new(EventSet::IN | EventSet::EDGE_TRIGGERED, *number);
+            let added = self.epoll.ctl(ControlOperation::Add, *descriptor, event);
+            added.map_err(|_| Stopped)?;
+        }
+        Ok(())
+    }
+
+    fn answer(
+        &self,
+        mut queues: Queues<'_>,
+        mut switch: Switch<'_>,
+    ) -> Result<Option<Command>, Stopped> {
+        // Those that came before the driver.
+        switch.accept(&self.listener);
+        let mut events = [EpollEvent::default(); EVENTS];
+        loop {
+            if let Some(command) = self.inbox.take() {
+                return Ok(Some(command));
+            }
+            let is_busy = queues.exchange(&mut switch)?;
+            let timeout = if is_busy { 0 } else { -1 };
+            let ready = match self.epoll.wait(timeout, &mut events) {
+                Ok(ready) => ready,
+                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => 0,
+                Err(_) => return Err(Stopped),
+            };
+            for event in &events[..ready] {
+                match event.data() {
+                    COMMAND => self.inbox.quiet(),
+                    LISTENER => switch.accept(&self.listener),
+                    KICK => {}
+                    slot => switch.signalled(slot as usize, event.event_set()),
+                }
+            }
+        }
+    }
+}
+
+/// The queues in use.
+struct Queues<'a> {
+    rx: Ring,
+    tx: Ring,
+    memory: Translation,
+    signals: &'a dyn Signals,
+    /// Buffer that was taken from the rx queue and not used yet: its chain and its pieces.
+    buffer: Option<u16>,
+    buffer_pieces: Vec<iovec>,
+    packet: Vec<iovec>,
+}
+
+impl<'a> Queues<'a> {
+    fn new(
+        queues: &[EnabledQueue],
+        features: u64,
+        memory: Translation,
+        signals: &'a dyn Signals,
+    ) -> Result<Queues<'a>, Broken> {
+        let ring = |index| {
+            let queue = queues.iter().find(|queue| queue.index == index);
+            Ring::new(&queue.ok_or(Broken::Rings)?.queue, features, &memory)
+        };
+        Ok(Queues {
+            rx: ring(RX)?,
+            tx: ring(TX)?,
+            memory,
+            signals,
+            buffer: None,
+            buffer_pieces: Vec::new(),
+            packet: Vec::new(),
+        })
+    }
+
+    /// Takes the guest's packets and gives it those for it, a queue's length of each at most.
+    /// Returns whether there is more to do at once.
+    fn exchange(&mut self, switch: &mut Switch<'_>) -> Result<bool, Stopped> {
+        self.tx.quiet();
+        self.rx.quiet();
+        for _ in 0..self.tx.size() {
+            if !switch.can_take() {
+                break;
+            }
+            let Some(head) = self.tx.next()? else { break };
+            let packet = &mut self.packet;
+            packet.clear();
+            self.tx.walk(head, &self.memory, |buffer| {
+                // Buffers for the device to write have no meaning here.
+                match buffer.writable {
+                    true => Ok(()),
+                    false => self.memory.append(buffer.guest, buffer.bytes, packet),
+                }
+            })?;
+            switch.take(packet);
+            self.tx.push_used(head, 0);
+        }
+        for _ in 0..self.rx.size() {
+            if !switch.has_output() || !self.take_buffer()? {
+                break;
+            }
+            // SAFETY: mapped memory of the guest, which the driver gave to be written, with room
+            // for a header.
+            let written = unsafe { switch.next_packet(&self.buffer_pieces) };
+            let (Some(written), Some(head)) = (written, self.buffer) else {
+                break;
+            };
+            self.rx.push_used(head, written as u32);
+            self.buffer = None;
+        }
+        for (ring, index) in [(&mut self.rx, RX), (&mut self.tx, TX)] {
+            if ring.publish() == Published::Interrupt {
+                self.signals.queue(index);
+            }
+        }
+        let has_buffers = self.buffer.is_some() || switch.has_output() && self.rx.listen()?;
+        let is_busy = switch.has_output() && has_buffers;
+        Ok(self.tx.listen()? && switch.can_take() || is_busy)
+    }
+
+    /// Takes a buffer for the guest's next packet, unless there is one. Returns whether there is.
+    fn take_buffer(&mut self) -> Result<bool, Broken> {
+        if self.buffer.is_some() {
+            return Ok(true);
+        }
+        let Some(head) = self.rx.next()? else {
+            return Ok(false);
+        };
+        let pieces = &mut self.buffer_pieces;
+        pieces.clear();
+        self.rx
+            .walk(head, &self.memory, |buffer| match buffer.writable {
+                true => self.memory.append(buffer.guest, buffer.bytes, pieces),
+                false => Err(Broken::Direction),
+            })?;
+        if total(pieces) < HEADER_BYTES {
+            return Err(Broken::Header);
+        }
+        self.buffer = Some(head);
+        Ok(true)
+    }
+}
+
+/// The queues can't be served any more: the driver's rings are invalid, or the host failed.
+struct Stopped;
+
+impl From<Broken> for Stopped {
+    fn from(_: Broken) -> Self {
+        Stopped
+    }
+}
