@@ -62,7 +62,8 @@ reasons! {
     Malformed malformed,
     /// The packet is IPv6, which is not supported.
     Ipv6 ipv6,
-    /// The packet is an IPv4 fragment, which is not supported.
+    /// The packet is a fragment of a datagram that overlapped itself, had no room, or did not become
+    /// whole in time.
     Fragment fragment,
     /// The IPv4 header has options, which are not supported.
     IpOptions ip_options,

@@ -167,6 +167,9 @@ pub enum Handover {
     Uncommon = 11,
     /// From the uplink: a packet of a flow whose VM sleeps.
     Asleep = 12,
+    /// A fragment, for the engine to reassemble. From the uplink: of a datagram whose first
+    /// fragment has a flow's tuple.
+    Fragment = 13,
 }
 
 impl Handover {
@@ -185,6 +188,7 @@ impl Handover {
             10 => Self::Forward,
             11 => Self::Uncommon,
             12 => Self::Asleep,
+            13 => Self::Fragment,
             _ => return None,
         })
     }

@@ -30,7 +30,7 @@ const CASES: u32 = 6_000;
 
 /// Handovers, each of which the frames of a run must reach. Those that need a refusal by the
 /// kernel, or a TAP that has lost its program, are left out.
-const HANDOVERS: [Handover; 11] = [
+const HANDOVERS: [Handover; 12] = [
     Handover::Miss,
     Handover::Syn,
     Handover::Verdict,
@@ -42,6 +42,7 @@ const HANDOVERS: [Handover; 11] = [
     Handover::Icmp,
     Handover::Forward,
     Handover::Asleep,
+    Handover::Fragment,
 ];
 const DROPS: [DropReason; 23] = [
     DropReason::Tagged,

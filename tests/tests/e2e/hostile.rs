@@ -56,7 +56,13 @@ fn each_hostile_frame_is_dropped_under_its_own_reason() {
         ("malformed", broken),
         ("ipv6", ipv6),
         ("ether_type", strange),
-        ("fragment", udp(5004).fragment(0, true).build()),
+        (
+            "fragment",
+            udp(5004)
+                .macs(GUEST_MAC, BROADCAST)
+                .fragment(0, true)
+                .build(),
+        ),
         (
             "ip_options",
             udp(5005).ip_options(&[7, 7, 4, 0, 0, 0, 0]).build(),

@@ -138,7 +138,7 @@ fn a_guest_by_the_socket_has_a_lease_names_and_its_policy() {
         assert_eq!(icmp::ping(GATEWAY, 2, 100, WAIT).unwrap().replies.len(), 2);
         tcp::download(at(SERVER_2, STREAMS), STREAM_BYTES, 1, MINUTE).unwrap();
         tcp::upload(at(SERVER_2, STREAMS), STREAM_BYTES, 2, MINUTE).unwrap();
-        for size in [1, 1_472] {
+        for size in [1, 1_472, 4_000, 60_000] {
             let outcome = udp::probe(at(SERVER_2, UDP_ECHO), &vec![size as u8; size], WAIT);
             assert!(
                 matches!(outcome, Ok(UdpOutcome::Answered(_))),

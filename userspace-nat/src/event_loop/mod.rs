@@ -232,6 +232,7 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
             self.listening.next_deadline_ns(),
             self.activity.next_deadline_ns(),
             self.core.sleeping.next_deadline_ns(),
+            self.core.reassembly.next_deadline_ns(),
             self.core.inspected.next_deadline_ns(),
             self.ending.front().map(|(due_ns, _)| *due_ns),
             self.core
@@ -363,6 +364,8 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
     }
 
     fn work_timers(&mut self, now_ns: u64) {
+        self.core.reassembly.expire(now_ns);
+        self.core.count_lost_fragments();
         while let Some((row, frame)) = self.core.sleeping.expire(now_ns) {
             self.core.drop_held(row, &frame, DropReason::EngineBusy);
         }

@@ -10,6 +10,7 @@ mod errors;
 mod filtering;
 mod follow;
 mod forwards;
+mod fragments;
 mod give_way;
 mod inspected;
 mod listening;

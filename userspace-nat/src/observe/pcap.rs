@@ -145,6 +145,7 @@ fn handover(code: u8) -> &'static str {
         Some(Handover::Forward) => "to a forward",
         Some(Handover::Uncommon) => "IP options",
         Some(Handover::Asleep) => "to a VM that sleeps",
+        Some(Handover::Fragment) => "fragment",
         None => "?",
     }
 }

@@ -29,6 +29,8 @@ pub enum Disposition {
 pub(crate) struct Job<'a> {
     pub(crate) frame: Frame<'a>,
     pub(crate) packet: Packet<'a>,
+    /// Largest fragment in which the packet came, L3 bytes; `None`: it came whole.
+    pub(crate) fragment_size: Option<u32>,
     pub(crate) poller: &'a Poller,
     /// Time at which the frame's batch was read.
     pub(crate) now_ns: u64,

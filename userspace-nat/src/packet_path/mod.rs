@@ -33,6 +33,7 @@ mod adopt;
 mod change;
 mod cut;
 mod errors;
+mod fragments;
 mod inspected;
 mod job;
 mod local;
@@ -78,6 +79,24 @@ impl<D: Datapath> Core<D> {
         poller: &Poller,
         now_ns: u64,
     ) -> Disposition {
+        match Frame::parse(bytes) {
+            Some(frame) if Self::is_fragment(&frame) => {
+                self.take_fragment(bytes, services, poller, now_ns)
+            }
+            _ => self.handle_whole(bytes, None, services, poller, now_ns),
+        }
+    }
+
+    /// Handles a frame whose packet is whole. `fragment_size`: the largest fragment in which it
+    /// came, L3 bytes.
+    fn handle_whole(
+        &mut self,
+        bytes: &mut [u8],
+        fragment_size: Option<u32>,
+        services: &mut Services,
+        poller: &Poller,
+        now_ns: u64,
+    ) -> Disposition {
         let Some(frame) = Frame::parse(bytes) else {
             return Disposition::Dropped(DropReason::BadCommand);
         };
@@ -89,7 +108,8 @@ impl<D: Datapath> Core<D> {
                 .dropped(DropReason::StaleVm, single(frame.l3.len()));
             return Disposition::Dropped(DropReason::StaleVm);
         };
-        let (finish, segments) = self.handle_for(&mut vm, frame, services, poller, now_ns);
+        let (finish, segments) =
+            self.handle_for(&mut vm, frame, fragment_size, services, poller, now_ns);
         let disposition = self.dispose(&vm, bytes, finish, segments);
         self.vms.put(vm);
         disposition
@@ -159,6 +179,7 @@ impl<D: Datapath> Core<D> {
                 let job = Job {
                     frame,
                     packet,
+                    fragment_size: None,
                     poller,
                     now_ns,
                 };
@@ -189,6 +210,7 @@ impl<D: Datapath> Core<D> {
         &mut self,
         vm: &mut VmState,
         frame: Frame<'_>,
+        fragment_size: Option<u32>,
         services: &mut Services,
         poller: &Poller,
         now_ns: u64,
@@ -217,13 +239,17 @@ impl<D: Datapath> Core<D> {
             }
         };
         let segments = packet.segments(frame.vnet);
-        vm.net
-            .stats
-            .traffic(traffic, segments.packets, segments.bytes);
+        // Its fragments were counted as they came.
+        if fragment_size.is_none() {
+            vm.net
+                .stats
+                .traffic(traffic, segments.packets, segments.bytes);
+        }
         vm.loopback_flows = services.relay.loopback_flows(vm.net.id);
         let job = Job {
             frame,
             packet,
+            fragment_size,
             poller,
             now_ns,
         };
@@ -287,14 +313,20 @@ impl<D: Datapath> Core<D> {
             Some(Handover::TtlExpired) => self.ttl_expired(vm, job),
             Some(_) if group => Finish::Drop(DropReason::Group),
             Some(Handover::Local) => self.local(vm, job, services),
-            Some(Handover::Miss | Handover::Syn | Handover::Verdict | Handover::TooBig)
-                if vm.net.is_on_link(to) =>
-            {
-                self.local(vm, job, services)
-            }
-            Some(Handover::Miss | Handover::Syn | Handover::Verdict | Handover::TooBig) => {
-                self.outbound(vm, job)
-            }
+            Some(
+                Handover::Miss
+                | Handover::Syn
+                | Handover::Verdict
+                | Handover::TooBig
+                | Handover::Fragment,
+            ) => match vm.net.is_on_link(to) {
+                // An answer as large would not fit the guest's link.
+                true if job.fragment_size.is_some() && is_echo(&job.packet) => {
+                    Finish::Drop(DropReason::TooBig)
+                }
+                true => self.local(vm, job, services),
+                false => self.outbound(vm, job),
+            },
             Some(
                 Handover::Arp
                 | Handover::Forward
@@ -382,7 +414,10 @@ impl<D: Datapath> Core<D> {
             return finish;
         }
         // The kernel drops a returned packet that is too large: its sender must be informed before.
-        if job.largest() > self.nat.uplink_mtu(slot) {
+        let mtu = self.nat.uplink_mtu(slot);
+        // What takes the largest datagram, as a socket does, gets it whole.
+        let in_fragments = job.fragment_size.is_some() && mtu < u32::from(u16::MAX);
+        if job.largest() > mtu || in_fragments {
             let (nat, out) = (&mut self.nat, &mut self.out);
             // No frame of it as it is goes to the port, which could open the flow.
             if nat.flows.is_ordered(slot) {
@@ -399,7 +434,7 @@ impl<D: Datapath> Core<D> {
         if let Some(finish) = self.inspect_from_world(vm, job, slot) {
             return finish;
         }
-        if job.largest() > u32::from(vm.net.mtu) {
+        if job.largest() > u32::from(vm.net.mtu) || job.fragment_size.is_some() {
             let (nat, out) = (&mut self.nat, &mut self.out);
             return done(nat.too_big_from_world(vm, job, slot, out));
         }
@@ -415,7 +450,10 @@ impl<D: Datapath> Core<D> {
                 let (nat, out) = (&self.nat, &mut self.out);
                 done(nat.icmp_from_world(&mut self.inspected, vm, &job, out))
             }
-            Some(Handover::TtlExpired) => {
+            Some(code)
+                if code == Handover::TtlExpired
+                    || code == Handover::Fragment && job.packet.ip.ttl <= 1 =>
+            {
                 let (nat, out) = (&mut self.nat, &mut self.out.queue);
                 nat.icmp_to_world(vm, &job, IcmpError::TtlExceeded, out);
                 Finish::Drop(DropReason::TtlExpired)
@@ -426,7 +464,8 @@ impl<D: Datapath> Core<D> {
                 | Handover::Miss
                 | Handover::Syn
                 | Handover::TooBig
-                | Handover::Asleep,
+                | Handover::Asleep
+                | Handover::Fragment,
             ) => {
                 let admission = admit_inbound(
                     &mut self.nat,
@@ -451,9 +490,14 @@ impl<D: Datapath> Core<D> {
                     }
                 }
             }
-            Some(Handover::Arp | Handover::Dhcp | Handover::Local | Handover::Uncommon) | None => {
-                Finish::Drop(DropReason::BadCommand)
-            }
+            Some(
+                Handover::Arp
+                | Handover::Dhcp
+                | Handover::Local
+                | Handover::Uncommon
+                | Handover::TtlExpired,
+            )
+            | None => Finish::Drop(DropReason::BadCommand),
         }
     }
 }
@@ -484,6 +528,10 @@ fn return_to_kernel<D: Datapath>(
 
 fn put_header(bytes: &mut [u8], header: PortHeader) {
     bytes[PORT_HEADER_AT..PORT_HEADER_AT + PortHeader::LEN].copy_from_slice(&header.encode());
+}
+
+fn is_echo(packet: &Packet<'_>) -> bool {
+    matches!(packet.transport, Transport::Icmp(_))
 }
 
 fn is_dhcp(packet: &Packet<'_>) -> bool {

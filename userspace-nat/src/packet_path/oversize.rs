@@ -1,4 +1,5 @@
-//! Packets larger than the link they would leave by (RFC 4787 REQ-13).
+//! Packets larger than the link they would leave by (RFC 4787 REQ-13), and those that came in
+//! fragments (REQ-14).
 //!
 //! The sender of a packet with DF, or of a GSO frame, is sent the MTU. Other packets are
 //! fragmented. The kernel's translation can't do that, so the engine translates here: it rewrites
@@ -34,7 +35,7 @@ impl<D: Datapath> Nat<D> {
         out: &mut Outgoing,
     ) -> Result<(), DropReason> {
         let (vnet, packet, now_ns) = (job.frame.vnet, &job.packet, job.now_ns);
-        let mtu = self.uplink_mtu(slot);
+        let mtu = at_most(self.uplink_mtu(slot), job.fragment_size);
         if packet.ip.dont_fragment || vnet.gso_type != VirtioNetHdr::GSO_NONE {
             let error = IcmpError::TooBig(mtu);
             vm.answers
@@ -71,7 +72,7 @@ impl<D: Datapath> Nat<D> {
         out: &mut Outgoing,
     ) -> Result<(), DropReason> {
         let (vnet, packet, now_ns) = (job.frame.vnet, &job.packet, job.now_ns);
-        let mtu = u32::from(vm.net.mtu);
+        let mtu = at_most(u32::from(vm.net.mtu), job.fragment_size);
         if packet.ip.dont_fragment || vnet.gso_type != VirtioNetHdr::GSO_NONE {
             let error = IcmpError::TooBig(mtu);
             self.icmp_to_world(vm, &job, error, &mut out.queue);
@@ -117,6 +118,15 @@ impl<D: Datapath> Nat<D> {
             handshake::note(live, direction, &tcp.segment());
         }
     }
+}
+
+/// Size that every host takes (RFC 791 section 3.1), L3 bytes.
+const LEAST_FRAGMENT: u32 = 576;
+
+/// Size of the fragments that a packet leaves in: those that it came in, if the link takes them.
+/// Tiny ones, which serve to hide ports and flags from filters (RFC 1858 section 3), are joined.
+fn at_most(mtu: u32, fragment_size: Option<u32>) -> u32 {
+    fragment_size.map_or(mtu, |size| mtu.min(size.max(LEAST_FRAGMENT)))
 }
 
 /// Translates one end of a packet, decrements its TTL and completes its L4 checksum.

@@ -17,23 +17,26 @@ impl<D: Datapath> Core<D> {
         };
         let row = frame.header.row();
         let packet = match read(frame) {
-            Ok(packet) => packet,
+            Ok(packet) => Some(packet),
+            Err(_) if Self::is_fragment(&frame) => None,
             Err(unread) => {
                 let reason = unread.reason();
                 self.drop_held(row, bytes, reason);
                 return Disposition::Dropped(reason);
             }
         };
-        let tuple = packet.tuple(Tuple::WORLD, Direction::Rx);
-        let segment = match packet.transport {
-            Transport::Tcp(tcp) => tuple.map(|tuple| SegmentId {
+        let tuple = packet.and_then(|packet| packet.tuple(Tuple::WORLD, Direction::Rx));
+        let segment = packet.zip(tuple).and_then(|(packet, tuple)| {
+            let Transport::Tcp(tcp) = packet.transport else {
+                return None;
+            };
+            Some(SegmentId {
                 tuple,
                 sequence: tcp.sequence,
                 flags: tcp.flags,
                 payload_len: packet.ip.payload().len().saturating_sub(tcp.header_len),
-            }),
-            _ => None,
-        };
+            })
+        });
         if let Some(tuple) = tuple {
             self.sleeping.knock(row, &tuple, now_ns);
         }

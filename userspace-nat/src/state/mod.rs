@@ -10,6 +10,7 @@
 //! | [`Forwards`] | ports of the host that lead to guests |
 //! | [`Journal`] | what is still to be recorded |
 //! | [`Outgoing`] | frames on their way out |
+//! | [`Reassembly`] | datagrams of which not all fragments have come |
 //! | [`Sleeping`] | the VMs that sleep, and what is held for them |
 //! | [`Adopting`] | a predecessor's flows that are still to be adopted |
 mod adopting;
@@ -21,6 +22,7 @@ mod journal;
 mod nat;
 mod network;
 mod outgoing;
+mod reassembly;
 mod rules;
 mod sleeping;
 mod vms;
@@ -33,6 +35,7 @@ pub(crate) use self::{
     nat::Nat,
     network::Network,
     outgoing::Outgoing,
+    reassembly::Reassembly,
     rules::Rules,
     sleeping::{NotHeld, SegmentId, Sleeping},
     vms::{VmState, VmTable},
@@ -61,6 +64,7 @@ pub(crate) struct Core<D> {
     pub(crate) out: Outgoing,
     pub(crate) adopting: Adopting,
     pub(crate) sleeping: Sleeping,
+    pub(crate) reassembly: Reassembly,
 }
 
 impl<D: Datapath> Core<D> {
@@ -79,6 +83,7 @@ impl<D: Datapath> Core<D> {
             out: Outgoing::new(),
             adopting: Adopting::default(),
             sleeping: Sleeping::default(),
+            reassembly: Reassembly::default(),
         }
     }
 
@@ -106,6 +111,10 @@ impl<D: Datapath> Core<D> {
             for frame in self.sleeping.forget(row) {
                 self.drop_held(VmRow::NOBODY, &frame, DropReason::StaleVm);
             }
+        }
+        if self.vms.id_of(row) == Some(id) {
+            self.reassembly.forget(row);
+            self.count_lost_fragments();
         }
         let was_there = self.vms.remove(row, id);
         self.nat.flows.share_among(self.vms.len());

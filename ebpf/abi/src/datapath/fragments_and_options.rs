@@ -1,9 +1,10 @@
-//! Packets from the world that are not translated: fragments, and packets with IP options.
+//! Packets from the world that are not translated here: fragments, and packets with IP options.
 //!
-//! Those of a live flow are dropped and counted in its VM's row. The host has no socket for them:
-//! it would reassemble a fragmented segment and answer it with RST. A first fragment has the ports;
-//! a table attributes the later ones to its flow ([`super::fragment_table`]). Fragments that arrive
-//! before the first are left to the host, which never completes the datagram.
+//! Of a live flow, fragments are handed to the engine, which reassembles the datagram, and packets
+//! with options are dropped and counted in its VM's row. The host has no socket for them: it would
+//! reassemble a fragmented segment and answer it with RST. A first fragment has the ports; a table
+//! attributes the later ones to its flow ([`super::fragment_table`]). Fragments that arrive before
+//! the first are left to the host, which never completes the datagram.
 //!
 //! "No VM" is row 0 here, not `None`: on Linux 6.1 the verifier refuses a spilled `Option`'s
 //! payload.
@@ -11,10 +12,14 @@ use super::{
     Kernel, Maps as _,
     drops::{NOBODY, drop_packet},
     fragment_table::{self, Datagram},
+    handover::hand_over,
     lookup,
     packet::{ETHERNET_LEN, IPV4_LEN, Ipv4, L4, icmp},
 };
-use crate::{DropReason, Ip4, Protocol, Tuple, Verdict, cell::load32, segment::Segments};
+use crate::{
+    DropReason, Handover, Ip4, Protocol, Tuple, Verdict, cell::load32, portframe::PortFlags,
+    segment::Segments, vm::VmFlags,
+};
 
 /// Flag of the IPv4 header: more fragments follow.
 const MORE: u16 = 0x2000;
@@ -72,23 +77,29 @@ fn look<K: Kernel, const L2: usize>(kernel: K) -> K::End {
     } else {
         DropReason::IpOptions
     };
-    if fragment & OFFSET != 0 {
-        return match fragment_table::row_of(kernel, &datagram) {
-            NOBODY => kernel.pass(),
-            row => drop_packet(kernel, row, reason, segments),
-        };
+    let row = if fragment & OFFSET != 0 {
+        fragment_table::row_of(kernel, &datagram)
+    } else {
+        let row = flow_row::<K, L2>(kernel, &datagram, header_len);
+        if is_fragment {
+            fragment_table::remember(kernel, &datagram, row);
+        }
+        row
+    };
+    if row == NOBODY {
+        return kernel.pass();
     }
-    let row = flow_row::<K, L2>(kernel, &datagram, header_len);
-    if is_fragment {
-        fragment_table::remember(kernel, &datagram, row);
+    if !is_fragment || header_len != IPV4_LEN || kernel.gso_size() != 0 {
+        return drop_packet(kernel, row, reason, segments);
     }
-    match row {
-        NOBODY => kernel.pass(),
-        row => drop_packet(kernel, row, reason, segments),
+    let vm = kernel.maps().vm_row(row);
+    if vm.is_some_and(|vm| load32(vm.flags()) & VmFlags::FROZEN != 0) {
+        return drop_packet(kernel, row, DropReason::Frozen, segments);
     }
+    hand_over::<K, L2>(kernel, row, Handover::Fragment, PortFlags::FROM_UPLINK)
 }
 
-/// Row of the VM that has a live flow for this packet, whose ports follow `header_len` bytes of IP
+/// Row of the VM that has a live flow by this uplink for this packet, whose ports follow `header_len` bytes of IP
 /// header; `NOBODY` if there is no such flow.
 #[inline(always)]
 fn flow_row<K: Kernel, const L2: usize>(kernel: K, datagram: &Datagram, header_len: usize) -> u32 {
@@ -122,7 +133,8 @@ fn flow_row<K: Kernel, const L2: usize>(kernel: K, datagram: &Datagram, header_l
     );
     let Some(slot) = found else { return NOBODY };
     let row = slot.vm_row();
-    let live = load32(slot.verdict()) != Verdict::Free as u32;
+    let live = load32(slot.verdict()) != Verdict::Free as u32
+        && kernel.arrived_by(load32(slot.uplink_ifindex()));
     if live && kernel.maps().vm(row, slot.vm()).is_some() {
         row
     } else {

@@ -74,6 +74,9 @@ pub fn run<K: Kernel>(kernel: K) -> K::End {
         Err(DropReason::IpOptions) if !group => {
             return hand_over::<K, ETHERNET_LEN>(kernel, row, Handover::Uncommon, 0);
         }
+        Err(DropReason::Fragment) if !group && kernel.gso_size() == 0 => {
+            return hand_over::<K, ETHERNET_LEN>(kernel, row, Handover::Fragment, 0);
+        }
         Err(reason) => return drop_frame::<K, ETHERNET_LEN>(kernel, row, reason),
     };
     // Bytes after the packet would travel uncounted.

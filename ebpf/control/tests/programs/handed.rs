@@ -112,6 +112,20 @@ fn what_needs_a_decision_goes_to_the_engine_as_it_came() {
     }
 }
 
+/// Only the engine can tell, once it has all, what a fragment belongs to.
+#[test]
+fn fragments_are_the_engines_to_reassemble_even_with_a_flow() {
+    for field in [0x2000, 0x2009, 0x0009] {
+        let mut datapath = loaded!();
+        datapath.admit(Flow::new(Protocol::Tcp));
+        let frame = Frame {
+            fragment: field,
+            ..Frame::tx(Protocol::Tcp)
+        };
+        datapath.expect_handover(EGRESS, &frame.bytes(), Handover::Fragment, 0);
+    }
+}
+
 #[test]
 fn ip_options_are_the_engines_to_refuse_even_with_a_flow() {
     let mut datapath = loaded!();

@@ -1,6 +1,6 @@
-//! Packets from the world to a live flow in forms that are not translated: they are dropped and
-//! counted, and the host does not see them.
-use slipgate_abi::{DropReason, Protocol, Verdict};
+//! Packets from the world to a live flow in forms that the programs do not translate: fragments are
+//! handed over, packets with options dropped and counted, and the host does not see them.
+use slipgate_abi::{DropReason, Handover, Protocol, Verdict, vm::VmFlags};
 
 use crate::{datapath::*, devices::*, frame::*, loaded, test_name};
 
@@ -33,7 +33,7 @@ fn with_options(frame: &Frame) -> Vec<u8> {
 }
 
 #[test]
-fn fragments_and_options_of_a_live_flow_are_dropped_and_counted() {
+fn fragments_of_a_live_flow_are_handed_over_and_its_options_dropped() {
     for (program, from) in INGRESS {
         for protocol in ALL {
             println!("{program} {protocol:?}");
@@ -49,16 +49,18 @@ fn fragments_and_options_of_a_live_flow_are_dropped_and_counted() {
             let run = datapath.run(program, &later[from..]);
             assert_eq!(run.action, UNSPEC);
             assert_eq!(datapath.tally(), 0);
-            dropped(&datapath, &first);
-            dropped(&datapath, &later);
+            for frame in [&first, &later] {
+                let run = datapath.run(program, &frame[from..]);
+                assert_eq!(run.action, REDIRECT);
+                assert_eq!(handed(&run.frame).0.code, Handover::Fragment as u8);
+            }
+            assert_eq!(datapath.handed_over(), 2);
             let options = with_options(&Frame::rx(protocol));
             dropped(&datapath, &options);
             let row = datapath.drops.get(ROW);
-            assert_eq!(row.fragment.packets, 2);
-            assert_eq!(row.fragment.bytes as usize, first.len() + later.len() - 28);
             assert_eq!(row.ip_options.packets, 1);
             assert_eq!(row.ip_options.bytes as usize, options.len() - 14);
-            assert_eq!(datapath.tally(), 3);
+            assert_eq!(row.fragment.packets, 0);
         }
     }
 }
@@ -90,7 +92,8 @@ fn a_strangers_fragments_and_options_are_the_hosts() {
             unnoticed(&datapath, &stranger);
         }
         // What was remembered is the datagram, not its sender.
-        assert_eq!(datapath.run(program, &ours.bytes()[from..]).action, SHOT);
+        let run = datapath.run(program, &ours.bytes()[from..]);
+        assert_eq!(run.action, REDIRECT);
         let mut another_id = later.bytes();
         another_id[19] ^= 1;
         unnoticed(&datapath, &another_id);
@@ -117,7 +120,7 @@ fn a_flow_that_is_gone_has_no_fragments() {
 
 /// The host's stack shows which packets the programs leave to it.
 #[test]
-fn between_devices_a_flows_fragments_end_at_the_uplink() {
+fn between_devices_a_flows_fragments_come_to_the_port() {
     between_devices(test_name!(), Uplink::L2, |mut bed| {
         bed.datapath.admit(Flow::new(Protocol::Udp));
         for field in [MORE, LATER] {
@@ -126,9 +129,34 @@ fn between_devices_a_flows_fragments_end_at_the_uplink() {
                 ..from_world(Protocol::Udp)
             };
             bed.world.send(Vnet::default(), &frame.bytes());
+            let (_, frame) = bed.port.receive();
+            assert_eq!(handed(&frame).0.code, Handover::Fragment as u8);
         }
-        assert_eq!(bed.datapath.only_reason(ROW), DropReason::Fragment);
-        assert_eq!(bed.datapath.drops.get(ROW).fragment.packets, 2);
-        assert!(bed.guest.poll().is_none() && bed.port.poll().is_none());
+        assert!(bed.guest.poll().is_none());
     });
+}
+
+#[test]
+fn a_frozen_vms_fragments_are_dropped() {
+    let mut datapath = loaded!();
+    datapath.admit(Flow::new(Protocol::Udp));
+    datapath.vms.change(ROW, |vm| vm.flags |= VmFlags::FROZEN);
+    for (program, from) in INGRESS {
+        let first = fragment(Protocol::Udp, MORE).bytes();
+        assert_eq!(datapath.run(program, &first[from..]).action, SHOT);
+        assert_eq!(datapath.only_reason(ROW), DropReason::Frozen);
+    }
+}
+
+#[test]
+fn fragments_by_another_uplink_than_the_flows_are_the_hosts() {
+    for (program, from) in INGRESS {
+        let mut datapath = loaded!();
+        datapath.admit(Flow::new(Protocol::Udp));
+        datapath.slots.change(9, |slot| slot.uplink_ifindex = 77);
+        for field in [MORE, LATER] {
+            let frame = fragment(Protocol::Udp, field).bytes();
+            datapath.expect_unnoticed(program, &frame[from..]);
+        }
+    }
 }
