@@ -6,17 +6,19 @@
 #![deny(unsafe_code)]
 
 mod flow_id;
+mod flow_tuple;
 mod inventory;
 mod network;
 mod vm;
 
-use std::net::{Ipv4Addr, SocketAddrV4};
+use std::net::{Ipv4Addr, SocketAddr};
 
 use serde::{Deserialize, Serialize};
 pub use slipgate_abi::{IfIndex, RuleIndex, SlotIndex, VmId, VmRow};
 
 pub use self::{
     flow_id::{FlowId, RelayedId, TranslatedId},
+    flow_tuple::{FlowAddresses, FlowTuple},
     inventory::{
         EngineInventory, LiveRelayed, NameCounts, RefusedQuestions, RefusedSample, RelayedCounts,
     },
@@ -66,9 +68,9 @@ pub struct Knock {
     /// IP protocol number.
     pub protocol: u8,
     /// Address and port of the sender.
-    pub from: SocketAddrV4,
+    pub from: SocketAddr,
     /// Address and port that it was sent to.
-    pub to: SocketAddrV4,
+    pub to: SocketAddr,
 }
 
 /// A VM or a flow, in the engine's terms.

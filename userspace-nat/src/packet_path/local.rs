@@ -9,7 +9,7 @@ use crate::{
     datapath::Datapath,
     packet::{
         Transport,
-        icmp::{ECHO_REQUEST, Unreachable},
+        icmp::Unreachable,
         transport::UDP_HEADER_LEN,
     },
     packet_path::{Disposition, Finish, Job},
@@ -33,12 +33,12 @@ impl<D: Datapath> Core<D> {
         services: &mut Services,
     ) -> Finish {
         let (packet, now_ns) = (job.packet, job.now_ns);
-        let to = packet.ip.destination.into();
+        let to = packet.ip.destination;
         let ours = vm.net.is_ours(to);
         let relayed = ours || self.rules.leads_to_loopback(&vm.net, to);
         let out = &mut self.out.queue;
         match packet.transport {
-            Transport::Icmp(icmp) if ours && icmp.kind == ECHO_REQUEST => {
+            Transport::Icmp(icmp) if ours && icmp.is_echo_request() => {
                 if !vm.answers.echo(&vm.net, &packet, out, now_ns) {
                     return Finish::Drop(DropReason::OverRate);
                 }

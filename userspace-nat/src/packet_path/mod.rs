@@ -11,7 +11,7 @@ use crate::{
     admission::{Admission, admit_outbound, inbound::admit_inbound},
     datapath::Datapath,
     mss,
-    packet::{Ipv4, Packet, Transport, icmp::Unreachable},
+    packet::{Ip, Packet, Transport, icmp::Unreachable},
     packet_path::{
         change::{Change, Changed},
         job::{Unread, read},
@@ -273,7 +273,7 @@ impl<D: Datapath> Core<D> {
         }
         let handover = Handover::from_u8(frame.header.code);
         let group = frame.header.flags & PortFlags::GROUP != 0;
-        let to = packet.ip.destination.into();
+        let to = packet.ip.destination;
         if handover == Some(Handover::Dhcp) || is_dhcp(&packet) && (group || vm.net.is_ours(to)) {
             let cx = &mut Context::new(now_ns, &mut self.out.queue, job.poller);
             return done(services::dhcp(&mut vm.net, packet.ip.bytes, cx));
@@ -513,7 +513,8 @@ fn return_to_kernel<D: Datapath>(
 ) -> Finish {
     let mss = match job.packet.transport {
         Transport::Tcp(tcp) if tcp.is_opening_syn() => {
-            Some(mss::for_mtu(nat.path_mtu(&vm.net, slot)))
+            let version = job.packet.ip.version();
+            Some(mss::for_mtu(version, nat.path_mtu(&vm.net, slot)))
         }
         _ => None,
     };
@@ -547,6 +548,6 @@ fn done(result: Result<(), DropReason>) -> Finish {
 
 /// Returns the packets and bytes that a frame counts as.
 fn segments_of(frame: &Frame<'_>) -> Option<Segments> {
-    let ip = Ipv4::parse(frame.l3).ok()?;
+    let ip = Ip::parse(frame.l3).ok()?;
     Some(Packet::parse(ip).ok()?.segments(frame.vnet))
 }

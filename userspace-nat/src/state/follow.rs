@@ -20,6 +20,7 @@
 use std::sync::atomic::Ordering::Relaxed;
 
 use slipgate_abi::{IfIndex, SlotIndex, VmId, VmRow};
+use slipgate_model::FlowAddresses;
 
 use crate::{
     datapath::Datapath,
@@ -86,7 +87,7 @@ impl<D: Datapath> Nat<D> {
             return 0;
         };
         let (remote, nat) = (entry.guest.remote, entry.nat);
-        if !difference.concerns(remote.into(), nat.into()) {
+        if !difference.concerns(remote, nat) {
             return 0;
         }
         // A flow that is ending may be revived.
@@ -94,7 +95,7 @@ impl<D: Datapath> Nat<D> {
             return STEPS_PER_LOOK;
         }
         let routes = &self.network.routes;
-        if nat.is_loopback() || !routes.is_host(nat.into()) {
+        if nat.is_loopback() || !routes.is_host(nat) {
             self.flows
                 .unlink(&mut self.datapath, slot, EndReason::AddressGone, now_ns);
             return STEPS_PER_END;
@@ -124,9 +125,9 @@ impl<D: Datapath> Nat<D> {
     /// Has a flow leave by the present route, if that keeps its translated address.
     fn follow_route(&mut self, slot: SlotIndex, vm: VmId) {
         let live = self.datapath.slot(slot);
-        let remote = live.remote();
-        if let Some((hop, source)) = self.network.route(vm, remote.into()).hop()
-            && live.nat() == source.into()
+        let FlowAddresses { remote, nat, .. } = self.datapath.addresses(slot);
+        if let Some((hop, source)) = self.network.route(vm, remote).hop()
+            && nat == source
         {
             let next_hop = self.next_hop(hop, remote);
             // Without a next hop, the programs send by the uplink.
