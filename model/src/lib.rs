@@ -11,14 +11,14 @@ mod inventory;
 mod network;
 mod vm;
 
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, SocketAddr};
 
 use serde::{Deserialize, Serialize};
 pub use slipgate_abi::{IfIndex, RuleIndex, SlotIndex, VmId, VmRow};
 
 pub use self::{
     flow_id::{FlowId, RelayedId, TranslatedId},
-    flow_tuple::{FlowAddresses, FlowTuple},
+    flow_tuple::{FlowAddresses, FlowTuple, TupleKey},
     inventory::{
         EngineInventory, LiveRelayed, NameCounts, RefusedQuestions, RefusedSample, RelayedCounts,
     },
@@ -43,10 +43,13 @@ pub enum OnExit {
 pub struct OpenQuestion {
     /// Id of the VM.
     pub vm: VmId,
+    /// Address of the guest; `None`: its IPv4 address.
+    #[serde(default)]
+    pub guest: Option<IpAddr>,
     /// Port of the guest.
     pub guest_port: u16,
     /// Address that the guest asked.
-    pub server: Ipv4Addr,
+    pub server: IpAddr,
     /// The DNS message.
     pub message: Vec<u8>,
 }

@@ -4,7 +4,7 @@
 //! memory.
 use slipgate_abi::{
     Addresses6Ref, FlowRef, IfIndex, Ip4, NameKey, NameValue, NextHopRef, OwnerRef, RuleIndex, SequencesRef,
-    SlotIndex, SlotRef, VmId, VmRef, VmRow, rate::RateRef,
+    SlotIndex, SlotRef, Vm6Ref, VmId, VmRef, VmRow, rate::RateRef,
 };
 use slipgate_model::{FlowAddresses, FlowTuple};
 use thiserror::Error;
@@ -100,11 +100,11 @@ pub trait Tables {
                 nat: live.nat().into(),
             },
             true => {
-                let addresses = self.addresses6(index);
+                let six = self.addresses6(index);
                 FlowAddresses {
-                    guest: addresses.guest().into(),
-                    remote: addresses.remote().into(),
-                    nat: addresses.nat().into(),
+                    guest: six.guest().into(),
+                    remote: six.remote().into(),
+                    nat: six.nat().into(),
                 }
             }
         }
@@ -143,6 +143,8 @@ pub trait Tables {
     fn own_chunks(&self) -> Vec<std::ops::Range<u32>>;
     /// Returns a VM's row in `VMS`.
     fn vm(&self, row: VmRow) -> Option<VmRef>;
+    /// Returns a VM's row in `VMS6`.
+    fn vm6(&self, row: VmRow) -> Option<Vm6Ref>;
     /// Returns this process's row of `OWNERS`.
     fn own_row(&self) -> OwnerRef;
     /// Returns a VM's rows of `COUNTERS` and `DROPS`. Row 0 counts what belongs to no VM.

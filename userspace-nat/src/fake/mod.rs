@@ -19,9 +19,9 @@ use std::{
 };
 
 use slipgate_abi::{
-    Command, DropCounters, FlowRef, Ip4, NameKey, NameValue, NextHop, NextHopRef, OwnerRef,
-    RateLimits, RuleIndex, Sequences, SequencesRef, Slot, SlotIndex, SlotRef, TapEntry, Tuple, Vm,
-    VmCounters, VmId, VmRates, VmRef, VmRow,
+    Addresses6, Addresses6Ref, Command, DropCounters, FlowRef, Ip4, NameKey, NameValue, NextHop,
+    NextHopRef, OwnerRef, RateLimits, RuleIndex, Sequences, SequencesRef, Slot, SlotIndex, SlotRef,
+    TapEntry, Tuple, Tuple6, Vm, Vm6, Vm6Ref, VmCounters, VmId, VmRates, VmRef, VmRow,
     datapath::fragment_table::{Fragment, PLACES},
     maps::{self, Chunk, MAX_NEXT_HOPS, MAX_OWNERS, MAX_VMS, SLOTS_PER_CHUNK},
     rate::RateRef,
@@ -33,6 +33,7 @@ use crate::{
     port::{Batch, Frame, FrameIo},
     stats::VmStats,
 };
+use slipgate_model::{FlowTuple, TupleKey};
 use slipgate_policy::Described;
 
 mod datapath;
@@ -115,6 +116,8 @@ pub struct Kernel {
     next_hops: Shared<NextHop>,
     rates: Shared<RateLimits>,
     fragments: Shared<Fragment>,
+    addresses6: Shared<Addresses6>,
+    vms6: Shared<Vm6>,
     /// Contents of the map `CHUNKS`.
     pub(crate) chunks: Vec<Chunk>,
     /// Rows of `OWNERS` that have a process, as a bit set.
@@ -123,6 +126,10 @@ pub struct Kernel {
     pub flows: HashMap<Tuple, FlowRef>,
     /// Entries that a running program has inserted into `FLOWS`.
     ordered: RefCell<Vec<(Tuple, FlowRef)>>,
+    /// Contents of the map `FLOWS6`.
+    pub flows6: HashMap<Tuple6, FlowRef>,
+    /// Entries that a running program has inserted into `FLOWS6`.
+    ordered6: RefCell<Vec<(Tuple6, FlowRef)>>,
     /// Contents of the map `NAMES`.
     pub names: HashMap<NameKey, NameValue>,
     /// Contents of the map `RULES`.
@@ -184,10 +191,14 @@ impl Kernel {
             next_hops: Shared::zeroed(MAX_NEXT_HOPS as usize),
             rates: Shared::zeroed(MAX_VMS as usize),
             fragments: Shared::zeroed(PLACES),
+            addresses6: Shared::zeroed(slots as usize),
+            vms6: Shared::zeroed(MAX_VMS as usize),
             chunks: vec![Chunk(0); (slots / SLOTS_PER_CHUNK) as usize],
             owners: 0,
             flows: HashMap::new(),
             ordered: RefCell::default(),
+            flows6: HashMap::new(),
+            ordered6: RefCell::default(),
             names: HashMap::new(),
             rules: HashMap::new(),
             forwards: HashMap::new(),
@@ -253,6 +264,18 @@ impl Kernel {
     pub fn sequences(&self, index: SlotIndex) -> SequencesRef {
         // SAFETY: as above.
         unsafe { SequencesRef::new(self.sequences.at(index.get() as usize)) }
+    }
+
+    /// Addresses of the IPv6 flow in a slot.
+    pub fn addresses6(&self, index: SlotIndex) -> Addresses6Ref {
+        // SAFETY: as above.
+        unsafe { Addresses6Ref::new(self.addresses6.at(index.get() as usize)) }
+    }
+
+    /// Handle to a VM's row of `VMS6`.
+    pub fn vm6(&self, row: u16) -> Vm6Ref {
+        // SAFETY: as above.
+        unsafe { Vm6Ref::new(self.vms6.at(usize::from(row))) }
     }
 
     /// Handle to a VM's row.
@@ -326,20 +349,51 @@ impl Kernel {
             .collect()
     }
 
+    /// Entry of a flow, of either family.
+    pub fn flow_by(&self, tuple: &FlowTuple) -> Option<FlowRef> {
+        match tuple.key()? {
+            TupleKey::V4(tuple) => self.flows.get(&tuple).copied(),
+            TupleKey::V6(tuple) => self.flows6.get(&tuple).copied(),
+        }
+    }
+
+    /// Number of entries of flows of both families.
+    pub fn flow_entries(&self) -> usize {
+        self.flows.len() + self.flows6.len()
+    }
+
+    /// Tuple of a slot's flow on the guest's link.
+    pub fn guest_tuple(&self, index: SlotIndex) -> FlowTuple {
+        let slot = self.slot(index);
+        match slot.is_ipv6() {
+            false => slot.guest_tuple().into(),
+            true => self.addresses6(index).guest_tuple(slot).into(),
+        }
+    }
+
+    /// Tuple of a slot's flow on the world's link.
+    pub fn world_tuple(&self, index: SlotIndex) -> FlowTuple {
+        let slot = self.slot(index);
+        match slot.is_ipv6() {
+            false => slot.world_tuple().into(),
+            true => self.addresses6(index).world_tuple(slot).into(),
+        }
+    }
+
     /// Whether the flow's entry for the other direction exists.
-    fn has_reverse(&self, guest: &Tuple, flow: FlowRef) -> bool {
-        let slot = self.slot(flow.index());
-        slot.guest_tuple() != *guest || self.flows.get(&slot.world_tuple()) == Some(&flow)
+    fn has_reverse(&self, guest: &FlowTuple, flow: FlowRef) -> bool {
+        let slot = flow.index();
+        self.guest_tuple(slot) != *guest || self.flow_by(&self.world_tuple(slot)) == Some(flow)
     }
 
     /// Whether the removal of an entry leaves a live flow with its guest's tuple only.
-    fn leaves_forward(&self, removed: &Tuple, flow: FlowRef) -> bool {
+    fn leaves_forward(&self, removed: &FlowTuple, flow: FlowRef) -> bool {
         use std::sync::atomic::Ordering::Relaxed;
         let slot = self.slot(flow.index());
         let live = slot.verdict().load(Relaxed) != 0
             && slot.generation().load(Relaxed) == flow.generation
-            && slot.world_tuple() == *removed;
-        live && self.flows.get(&slot.guest_tuple()) == Some(&flow)
+            && self.world_tuple(flow.index()) == *removed;
+        live && self.flow_by(&self.guest_tuple(flow.index())) == Some(flow)
     }
 
     fn take_fault(fault: &mut u32) -> bool {

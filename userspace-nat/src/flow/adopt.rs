@@ -33,7 +33,7 @@ use slipgate_abi::{FlowRef, SlotIndex, SlotRef, Verdict, VmId, VmRow, slot::Slot
 use slipgate_model::FlowTuple;
 
 use super::{EndReason, Ended, Entry, Flows, State, end, table::Marks};
-use crate::datapath::{Datapath, FlowMap, Tables};
+use crate::datapath::{Datapath, FlowMap};
 
 /// Result of an adoption: how many flows and entries were found, by what became of them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]

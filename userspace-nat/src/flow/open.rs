@@ -9,7 +9,7 @@ use std::{
 };
 
 use slipgate_abi::{
-    Direction, FlowRef, IfIndex, Ip4, Protocol, RuleIndex, SlotIndex, Verdict, VmRow,
+    Addresses6, Direction, FlowRef, IfIndex, Ip4, Protocol, RuleIndex, SlotIndex, Verdict, VmRow,
     portframe::Order,
     slot::{OrderState, SlotFlags},
 };
@@ -226,8 +226,12 @@ fn fill(datapath: &impl Datapath, slot: SlotIndex, flow: &NewFlow, now_ns: u64) 
         }
         (IpAddr::V6(guest), IpAddr::V6(remote), IpAddr::V6(nat)) => {
             flags |= SlotFlags::IPV6;
-            let [guest, remote, nat] = [guest, remote, nat].map(Ip6::from);
-            datapath.addresses6(slot).set(guest, remote, nat);
+            datapath.addresses6(slot).set(Addresses6 {
+                guest: guest.into(),
+                remote: remote.into(),
+                nat: nat.into(),
+                pad: [0; 16],
+            });
         }
         _ => debug_assert!(false, "the flow's addresses are of two families"),
     }

@@ -1,5 +1,5 @@
 //! Packets to the guest's own network: the gateway's echo, relays, refusals.
-use std::net::SocketAddrV4;
+use std::net::SocketAddr;
 
 use slipgate_abi::{Direction, DropReason, VmId};
 
@@ -141,8 +141,8 @@ fn datagrams<'f>(job: &Job<'f>) -> Option<impl Iterator<Item = Datagram<'f>>> {
     }
     let ip = job.packet.ip;
     let payload: &'f [u8] = ip.payload().get(UDP_HEADER_LEN..)?;
-    let from = SocketAddrV4::new(ip.source.into(), udp.source);
-    let to = SocketAddrV4::new(ip.destination.into(), udp.destination);
+    let from = SocketAddr::new(ip.source, udp.source);
+    let to = SocketAddr::new(ip.destination, udp.destination);
     let chunks = payload.chunks(usize::from(vnet.gso_size));
     Some(chunks.map(move |payload| Datagram { from, to, payload }))
 }

@@ -2,6 +2,8 @@
 //!
 //! Every frame ends in exactly one [`Disposition`], and is counted there: sent back to the kernel
 //! (which counts it in its flow), dropped for a reason, or consumed by a service.
+use std::net::IpAddr;
+
 use slipgate_abi::{
     Command, Direction, DropReason, Handover, PortHeader, Refusal, SlotIndex, VmId,
     portframe::PortFlags, segment::Segments,
@@ -279,7 +281,7 @@ impl<D: Datapath> Core<D> {
             return done(services::dhcp(&mut vm.net, packet.ip.bytes, cx));
         }
         // The programs check this; a packet that they missed must not become a flow.
-        if packet.ip.source != vm.net.guest.into() {
+        if !self.is_own_source(vm, packet.ip.source) {
             return Finish::Drop(DropReason::Spoofed);
         }
         // Whichever resolver the guest asks: names are looked up by the engine only.
@@ -332,15 +334,30 @@ impl<D: Datapath> Core<D> {
                 | Handover::Forward
                 | Handover::Uncommon
                 | Handover::Dhcp
-                | Handover::Asleep,
+                | Handover::Asleep
+                | Handover::Ndp
+                | Handover::Address,
             )
             | None => Finish::Drop(DropReason::BadCommand),
         }
     }
 
+    /// Whether a guest may send from this address: its IPv4 address, or an IPv6 address that is
+    /// bound to it.
+    fn is_own_source(&self, vm: &VmState, source: IpAddr) -> bool {
+        match source {
+            IpAddr::V4(source) => source == vm.net.guest,
+            IpAddr::V6(source) => {
+                let row = self.nat.datapath.vm6(vm.net.row);
+                let is_bound = row.is_some_and(|row| row.place_of(source.into()).is_some());
+                vm.net.ipv6.is_some() && is_bound && !source.is_unspecified()
+            }
+        }
+    }
+
     /// Drops a guest's packet with IPv4 options, and tells the guest (RFC 792, Parameter Problem).
     fn refuse_options(&mut self, vm: &mut VmState, packet: &Packet<'_>, now_ns: u64) -> Finish {
-        if packet.ip.source != vm.net.guest.into() {
+        if !self.is_own_source(vm, packet.ip.source) {
             return Finish::Drop(DropReason::Spoofed);
         }
         let (error, out) = (IcmpError::FIRST_OPTION, &mut self.out.queue);
@@ -495,7 +512,9 @@ impl<D: Datapath> Core<D> {
                 | Handover::Dhcp
                 | Handover::Local
                 | Handover::Uncommon
-                | Handover::TtlExpired,
+                | Handover::TtlExpired
+                | Handover::Ndp
+                | Handover::Address,
             )
             | None => Finish::Drop(DropReason::BadCommand),
         }
