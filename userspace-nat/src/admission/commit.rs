@@ -1,5 +1,5 @@
 //! Execution of a plan: opens the flow, or counts the refusal.
-use std::sync::atomic::Ordering::Relaxed;
+use std::{net::IpAddr, sync::atomic::Ordering::Relaxed};
 
 use slipgate_abi::{Protocol, Refusal, SlotIndex, Tuple, Verdict, VmId};
 
@@ -42,7 +42,9 @@ pub(super) fn commit_outbound<D: Datapath>(
     let protocol = Protocol::from_ip(guest.protocol).ok_or(Refusal::Insertion)?;
     take_room(nat, inspected, vm, &plan, protocol, now_ns)?;
     let hop = plan.route.and_then(|route| route.hop());
-    let (hop, source) = hop.ok_or(Refusal::NoRoute)?;
+    let (hop, IpAddr::V4(source)) = hop.ok_or(Refusal::NoRoute)? else {
+        return Err(Refusal::NoRoute.into());
+    };
     let is_inspected = plan.path == Path::Inspected;
     let flow = NewFlow {
         guest,

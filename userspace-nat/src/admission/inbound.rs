@@ -78,16 +78,16 @@ fn plan<D: Datapath>(
     let forward = *forwards.matching(world, vm.net.id)?;
     let routes = &nat.network.routes;
     // A host that routes sees packets to other hosts: they match no forward.
-    if routes.lookup(world.local.into()) != Route::HostLocal {
+    if routes.lookup(world.local) != Route::HostLocal {
         return None;
     }
     let room = if rules.may_come_in(&vm.net, world.remote.into()) {
-        let route = nat.network.route(vm.net.id, world.remote.into());
+        let route = nat.network.route(vm.net.id, world.remote);
         let room = || Room::find(nat, vm, true, now_ns);
         // Answers from another uplink's address would reach nobody, and tell who the guest is.
         let leaves_by = |hop: &(Hop, _)| {
             let own = nat.network.uplink_of(vm.net.id);
-            own.is_none() || routes.carries(hop.0.ifindex, world.local.into())
+            own.is_none() || routes.carries(hop.0.ifindex, world.local)
         };
         let hop = route.hop().filter(leaves_by);
         hop.map(|(hop, _)| (hop, room())).ok_or(Refusal::NoRoute)

@@ -126,7 +126,9 @@ impl<'a, D: Datapath> Planner<'a, D> {
         if route == Route::HostLocal {
             return Err(Refusal::Protected.into());
         }
-        let (_, source) = route.hop().ok_or(Refusal::NoRoute)?;
+        let (_, IpAddr::V4(source)) = route.hop().ok_or(Refusal::NoRoute)? else {
+            return Err(Refusal::NoRoute.into());
+        };
         let is_inspected = plan.path == Path::Inspected;
         if is_inspected && self.inspected.refuses(vm.net.id, to.protocol).is_some() {
             return Err(by_rule(Refusal::Inspection));

@@ -17,7 +17,7 @@
 //!
 //! A flow whose address is gone is translated to it until the walk reaches it, milliseconds later,
 //! as it was until the broker's message arrived.
-use std::sync::atomic::Ordering::Relaxed;
+use std::{net::IpAddr, sync::atomic::Ordering::Relaxed};
 
 use slipgate_abi::{IfIndex, SlotIndex, VmId, VmRow};
 
@@ -86,7 +86,7 @@ impl<D: Datapath> Nat<D> {
             return 0;
         };
         let (remote, nat) = (entry.guest.remote, entry.nat);
-        if !difference.concerns(remote.into(), nat.into()) {
+        if !difference.concerns(remote, nat) {
             return 0;
         }
         // A flow that is ending may be revived.
@@ -94,7 +94,7 @@ impl<D: Datapath> Nat<D> {
             return STEPS_PER_LOOK;
         }
         let routes = &self.network.routes;
-        if nat.is_loopback() || !routes.is_host(nat.into()) {
+        if nat.is_loopback() || !routes.is_host(nat) {
             self.flows
                 .unlink(&mut self.datapath, slot, EndReason::AddressGone, now_ns);
             return STEPS_PER_END;
@@ -125,8 +125,8 @@ impl<D: Datapath> Nat<D> {
     fn follow_route(&mut self, slot: SlotIndex, vm: VmId) {
         let live = self.datapath.slot(slot);
         let remote = live.remote();
-        if let Some((hop, source)) = self.network.route(vm, remote.into()).hop()
-            && live.nat() == source.into()
+        if let Some((hop, source)) = self.network.route(vm, remote).hop()
+            && IpAddr::from(live.nat()) == source
         {
             let next_hop = self.next_hop(hop, remote);
             // Without a next hop, the programs send by the uplink.

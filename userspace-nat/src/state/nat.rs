@@ -1,8 +1,8 @@
 //! The translation of flows: the flows, the kernel's tables that hold them, and the network that
 //! they leave by.
-use std::sync::atomic::Ordering::Relaxed;
+use std::{net::IpAddr, sync::atomic::Ordering::Relaxed};
 
-use slipgate_abi::{Ip4, NextHop, SlotIndex, SlotRef, VmId};
+use slipgate_abi::{NextHop, SlotIndex, SlotRef, VmId};
 
 use super::Network;
 use crate::{
@@ -28,7 +28,8 @@ pub(crate) struct Nat<D> {
 impl<D: Datapath> Nat<D> {
     /// Returns the index of the element of `NEXT_HOPS` for a next hop toward `destination`, or 0
     /// when there is none.
-    pub(crate) fn next_hop(&mut self, hop: Hop, destination: Ip4) -> u32 {
+    pub(crate) fn next_hop(&mut self, hop: Hop, destination: impl Into<IpAddr>) -> u32 {
+        let destination = destination.into();
         self.network.next_hop(&mut self.datapath, hop, destination)
     }
 
@@ -63,7 +64,7 @@ impl<D: Datapath> Nat<D> {
 
     fn route_of(&self, live: SlotRef) -> Route {
         let vm = VmId::new(live.vm());
-        self.network.route(vm, live.remote().into())
+        self.network.route(vm, live.remote())
     }
 
     /// Returns the largest packet that a flow's uplink, and its route, carry, bytes.
