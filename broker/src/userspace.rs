@@ -505,6 +505,7 @@ fn spec(nat: &Config, vm: &VmConfig, open: &OpenVm, mtu: u32) -> VmSpec {
         gateway: nat.network.gateway,
         dns: nat.network.dns,
         prefix_len: nat.network.prefix_len,
+        ipv6: None,
         guest_mac: vm.mac,
         gateway_mac: GATEWAY_MAC,
         mtu: u16::try_from(mtu).unwrap_or(u16::MAX),

@@ -29,6 +29,7 @@ pub(crate) fn spec(row: u16, id: u32, max_flows: u32) -> VmSpec {
         gateway: GATEWAY.into(),
         dns: RESOLVER.into(),
         prefix_len: 24,
+        ipv6: None,
         guest_mac: None,
         gateway_mac: [2, 0, 0, 0, 0, 1],
         mtu: 1_500,

@@ -1,5 +1,6 @@
 //! Plain data types that the broker, the engine and the commands share: VMs, flows, the host's
-//! network, and the reports of an engine.
+//! network, and the reports of an engine; and the look-up of routes in the host's network
+//! ([`route`]), because broker and engine must come to the same answers.
 //!
 //! The messages between the processes are made of these types, and the engine takes and returns
 //! them, so nothing is converted on the way. The engine does not know the messages.
@@ -9,6 +10,7 @@ mod flow_id;
 mod flow_tuple;
 mod inventory;
 mod network;
+pub mod route;
 mod vm;
 
 use std::net::{IpAddr, SocketAddr};
@@ -23,10 +25,10 @@ pub use self::{
         EngineInventory, LiveRelayed, NameCounts, RefusedQuestions, RefusedSample, RelayedCounts,
     },
     network::{
-        HostAddress, Link, NetworkView, RouteEntry, RouteKind, RouteSnapshot, USERSPACE_GUEST,
-        USERSPACE_PORT,
+        HostAddress, Link, NetworkView, RouteEntry, RouteKind, RouteSnapshot, SourceUse,
+        USERSPACE_GUEST, USERSPACE_PORT,
     },
-    vm::{Labels, MacMismatch, VmSpec},
+    vm::{GuestIpv6, Labels, MacMismatch, VmSpec},
 };
 
 /// Treatment of live flows when the engine stops.

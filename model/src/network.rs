@@ -1,7 +1,7 @@
 //! The host's network: the part that the engine's decisions depend on.
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr};
 
-use ipnet::Ipv4Net;
+use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 use slipgate_abi::IfIndex;
 use slipgate_policy::LocalAddresses;
@@ -17,7 +17,7 @@ pub struct NetworkView {
     pub links: Vec<Link>,
 }
 
-/// Snapshot of the host's IPv4 addresses and routes.
+/// Snapshot of the host's addresses and routes, of both families.
 #[derive(Clone, Default, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct RouteSnapshot {
     /// Interface that flows leave by. `None`: the interface that the route names.
@@ -25,7 +25,7 @@ pub struct RouteSnapshot {
     /// Interfaces that flows of VMs with an uplink of their own leave by, sorted.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub vm_uplinks: Vec<IfIndex>,
-    /// The host's IPv4 addresses, of all links.
+    /// The host's addresses, of all links.
     pub addresses: Vec<HostAddress>,
     /// Routes of the main (and default) table; those of the local table may be among them.
     pub routes: Vec<RouteEntry>,
@@ -37,24 +37,42 @@ pub struct HostAddress {
     /// Link that has the address.
     pub ifindex: IfIndex,
     /// The address with its network's prefix length.
-    pub addr: Ipv4Net,
+    pub addr: IpNet,
     /// The network's broadcast address, where it has one (`IFA_BROADCAST`).
     pub broadcast: Option<Ipv4Addr>,
+    /// How far packets may have it as their source.
+    #[serde(default)]
+    pub source: SourceUse,
 }
 
-/// One IPv4 route of the host.
+/// How far packets may have an address as their source. IPv4 addresses are all preferred.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum SourceUse {
+    /// Of any flow.
+    #[default]
+    Preferred,
+    /// A temporary address (RFC 8981): it goes after some days, and flows with it.
+    Temporary,
+    /// Its preferred lifetime is over (RFC 4862 section 5.5.4): only if there is no other.
+    Deprecated,
+    /// Not at all: it is not yet known to be unique on the link, or it is not.
+    Unusable,
+}
+
+/// One route of the host.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct RouteEntry {
     /// Destination prefix of the route.
-    pub prefix: Ipv4Net,
+    pub prefix: IpNet,
     /// Treatment of packets to these destinations.
     pub kind: RouteKind,
     /// Output interface (`RTA_OIF`); 0 for kinds without one.
     pub ifindex: IfIndex,
     /// Address of the router; `None`: the destination is on link.
-    pub gateway: Option<Ipv4Addr>,
+    pub gateway: Option<IpAddr>,
     /// Preferred source address (`RTA_PREFSRC`).
-    pub prefsrc: Option<Ipv4Addr>,
+    pub prefsrc: Option<IpAddr>,
     /// Metric: the lowest wins (`RTA_PRIORITY`).
     pub metric: u32,
     /// Path MTU of the route, bytes (`RTAX_MTU`); `None`: the link's MTU applies.

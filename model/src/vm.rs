@@ -2,9 +2,10 @@
 use std::{
     collections::BTreeMap,
     fmt::{self, Display, Formatter},
-    net::Ipv4Addr,
+    net::{Ipv4Addr, Ipv6Addr},
 };
 
+use ipnet::Ipv6Net;
 use serde::{Deserialize, Serialize};
 use slipgate_abi::{IfIndex, Vm, VmId, VmRow};
 use slipgate_policy::LoopbackPorts;
@@ -32,6 +33,9 @@ pub struct VmSpec {
     pub dns: Ipv4Addr,
     /// Prefix length of the guest's network.
     pub prefix_len: u8,
+    /// IPv6 network of the guest; `None`: IPv6 is off.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ipv6: Option<GuestIpv6>,
     /// MAC of the guest as configured; `None`: the guest may have any.
     pub guest_mac: Option<[u8; 6]>,
     /// MAC of the gateway.
@@ -57,6 +61,33 @@ pub struct VmSpec {
     pub idle_after_s: u32,
     /// Whether the VM was idle when its description was made.
     pub is_idle: bool,
+}
+
+/// IPv6 network of a guest: a link with one prefix, whose router and resolver slipgate is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct GuestIpv6 {
+    /// Prefix of the guest's addresses, of 64 bits, as SLAAC requires.
+    pub prefix: Ipv6Net,
+}
+
+impl GuestIpv6 {
+    /// Returns the gateway's address of the prefix: the first one. It is the resolver's too.
+    pub fn gateway(&self) -> Ipv6Addr {
+        Ipv6Addr::from_bits(self.prefix.network().to_bits() | 1)
+    }
+
+    /// Returns the gateway's link-local address, which is the router's in advertisements: the one
+    /// that its MAC gives (RFC 4291 appendix A).
+    pub fn gateway_link_local(&self, gateway_mac: [u8; 6]) -> Ipv6Addr {
+        let [a, b, c, d, e, f] = gateway_mac;
+        let id = u64::from_be_bytes([a ^ 2, b, c, 0xff, 0xfe, d, e, f]);
+        Ipv6Addr::from_bits(0xfe80 << 112 | u128::from(id))
+    }
+
+    /// Whether an address is one of the gateway's.
+    pub fn is_gateways(&self, addr: Ipv6Addr, gateway_mac: [u8; 6]) -> bool {
+        addr == self.gateway() || addr == self.gateway_link_local(gateway_mac)
+    }
 }
 
 /// A VM that is configured with one MAC, and frames that came from another and were dropped.
@@ -91,3 +122,7 @@ impl Display for MacMismatch {
         )
     }
 }
+
+#[cfg(test)]
+#[path = "vm_test.rs"]
+mod tests;

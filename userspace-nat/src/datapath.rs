@@ -3,9 +3,10 @@
 //! In a running engine they are map descriptors and mapped arrays; `crate::fake` has them in
 //! memory.
 use slipgate_abi::{
-    Addresses6Ref, FlowRef, IfIndex, Ip4, NameKey, NameValue, NextHopRef, OwnerRef, RuleIndex, SequencesRef,
+    Addresses6Ref, FlowRef, Ip4, NameKey, NameValue, NextHopRef, OwnerRef, RuleIndex, SequencesRef,
     SlotIndex, SlotRef, Vm6Ref, VmId, VmRef, VmRow, rate::RateRef,
 };
+pub use slipgate_model::route::Hop;
 use slipgate_model::{FlowAddresses, FlowTuple};
 use thiserror::Error;
 
@@ -60,17 +61,6 @@ pub trait FlowMap {
         begins: bool,
         visit: &mut dyn FnMut(FlowTuple, FlowRef),
     ) -> std::io::Result<bool>;
-}
-
-/// Next hop for which an element of `NEXT_HOPS` is claimed.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub struct Hop {
-    /// Ifindex of the uplink.
-    pub ifindex: IfIndex,
-    /// Address of the neighbour; unspecified where the link has no neighbours.
-    pub neighbour: Ip4,
-    /// Largest packet that the route carries, bytes; 0: the link's MTU applies.
-    pub route_mtu: u32,
 }
 
 /// The mapped arrays that kernel and engine share.

@@ -46,7 +46,6 @@ pub mod quota;
 pub mod record;
 pub mod relay;
 pub mod reply;
-pub mod route;
 pub mod services;
 pub mod sockets;
 pub mod software;
@@ -57,3 +56,5 @@ pub mod tcp;
 mod test_vm;
 pub mod userspace_port;
 pub mod vm;
+
+pub use slipgate_model::route;

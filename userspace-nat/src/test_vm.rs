@@ -19,6 +19,7 @@ pub(crate) fn vm(id: u32) -> VmNet {
         gateway: [10, 0, 2, 2].into(),
         dns: [10, 0, 2, 3].into(),
         prefix_len: 24,
+        ipv6: None,
         guest_mac: None,
         gateway_mac: [0x52, 0x55, 10, 0, 2, 2],
         mtu: 1500,

@@ -6,8 +6,10 @@ use std::{
 
 use ipnet::{IpNet, Ipv4Net};
 use slipgate_abi::IfIndex;
-use slipgate_control::netlink::{self, Network};
-use slipgate_ipc::engine::{HostAddress, Link, NetworkView, RouteEntry, RouteKind, RouteSnapshot};
+use slipgate_control::netlink::{self, AddressState, Network};
+use slipgate_ipc::engine::{
+    HostAddress, Link, NetworkView, RouteEntry, RouteKind, RouteSnapshot, SourceUse,
+};
 use slipgate_policy::LocalAddresses;
 
 use crate::config::GuestNetwork;
@@ -23,17 +25,19 @@ pub(crate) fn view(
     guests: &GuestNetwork,
 ) -> NetworkView {
     let mut routes: Vec<RouteEntry> = network.routes.iter().filter_map(route).collect();
-    let by_uplink =
-        |route: &&mut RouteEntry| route.ifindex == uplink && route.kind == RouteKind::Unicast;
+    let by_uplink = |route: &&mut RouteEntry| {
+        let is_its = route.ifindex == uplink && route.kind == RouteKind::Unicast;
+        is_its && route.prefix.addr().is_ipv4()
+    };
     for route in routes.iter_mut().filter(by_uplink) {
-        route.prefsrc = source.or(route.prefsrc);
+        route.prefsrc = source.map(IpAddr::V4).or(route.prefsrc);
     }
     let addresses: Vec<HostAddress> = network.addresses.iter().filter_map(address).collect();
     let own = addresses.iter().map(|a| a.addr.addr());
-    let broadcasts = addresses.iter().filter_map(|a| a.broadcast);
+    let broadcasts = addresses.iter().filter_map(|a| a.broadcast.map(IpAddr::V4));
     NetworkView {
         local: LocalAddresses {
-            host: own.chain(broadcasts).map(IpAddr::V4).collect(),
+            host: own.chain(broadcasts).collect(),
             guests: Ipv4Net::new(guests.network(), guests.prefix_len)
                 .into_iter()
                 .map(IpNet::V4)
@@ -66,8 +70,14 @@ pub(crate) fn view(
 fn address(address: &netlink::Address) -> Option<HostAddress> {
     Some(HostAddress {
         ifindex: address.ifindex,
-        addr: Ipv4Net::new(address.address, address.prefix_len).ok()?,
+        addr: IpNet::new(address.address, address.prefix_len).ok()?,
         broadcast: address.broadcast,
+        source: match address.state {
+            AddressState::Preferred => SourceUse::Preferred,
+            AddressState::Temporary => SourceUse::Temporary,
+            AddressState::Deprecated => SourceUse::Deprecated,
+            AddressState::Unusable => SourceUse::Unusable,
+        },
     })
 }
 
@@ -83,7 +93,7 @@ fn route(route: &netlink::Route) -> Option<RouteEntry> {
         Kernel::Other => return None,
     };
     Some(RouteEntry {
-        prefix: Ipv4Net::new(route.destination, route.prefix_len).ok()?,
+        prefix: IpNet::new(route.destination, route.prefix_len).ok()?,
         kind,
         ifindex: route.oif.unwrap_or(IfIndex::NONE),
         gateway: route.gateway,

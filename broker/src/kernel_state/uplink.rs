@@ -1,4 +1,6 @@
 //! The device that leads to the world.
+use std::net::IpAddr;
+
 use anyhow::{Context as _, anyhow, bail};
 use slipgate_abi::IfIndex;
 use slipgate_control::{
@@ -77,7 +79,11 @@ pub(crate) fn check_source(
             "give one of the uplink's, as `ip address` shows them",
         ));
     }
-    if network.addresses.iter().any(|a| a.address == source) {
+    if network
+        .addresses
+        .iter()
+        .any(|a| a.address == IpAddr::V4(source))
+    {
         return Ok(());
     }
     Err(ConfigError::new(

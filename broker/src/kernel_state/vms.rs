@@ -164,6 +164,7 @@ impl Attached {
             gateway: network.gateway,
             dns: network.dns,
             prefix_len: network.prefix_len,
+            ipv6: None,
             guest_mac: vm.config.mac,
             gateway_mac: GATEWAY_MAC,
             mtu: u16::try_from(vm.mtu).unwrap_or(u16::MAX),

@@ -15,7 +15,7 @@ use slipgate_abi::IfIndex;
 pub(crate) use self::socket::Requests;
 pub use self::{
     links::Links,
-    network::{Address, Link, Neighbour, Network, Route, RouteKind, Table},
+    network::{Address, AddressState, Link, Neighbour, Network, Route, RouteKind, Table},
     next_hops::NextHops,
     watch::{Changes, NetworkWatch},
 };

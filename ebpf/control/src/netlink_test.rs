@@ -1,5 +1,5 @@
 use std::{
-    net::Ipv4Addr,
+    net::{IpAddr, Ipv4Addr},
     os::fd::{AsFd, AsRawFd},
     sync::atomic::Ordering::Acquire,
 };
@@ -15,7 +15,7 @@ use crate::testing::{datapath, in_netns, run};
 const ROUTER: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
 
 /// An uplink `up0` whose other end is `far0`, both in this namespace.
-fn uplink() -> IfIndex {
+pub(super) fn uplink() -> IfIndex {
     run("ip link add up0 type veth peer name far0");
     run("ip link set far0 up");
     run("ip link set up0 up");
@@ -27,7 +27,7 @@ fn uplink() -> IfIndex {
 }
 
 /// Waits in poll, as a broker does, until the network meets the condition.
-fn until(watch: &mut NetworkWatch, what: &str, is: impl Fn(&Network) -> bool) {
+pub(super) fn until(watch: &mut NetworkWatch, what: &str, is: impl Fn(&Network) -> bool) {
     for _ in 0..100 {
         watch.update().unwrap();
         if is(watch.network()) {
@@ -77,7 +77,7 @@ fn a_snapshot_has_what_ip_shows() {
         );
 
         let route = |destination: [u8; 4]| {
-            let destination = Ipv4Addr::from(destination);
+            let destination = IpAddr::from(destination);
             network
                 .routes
                 .iter()
@@ -88,7 +88,7 @@ fn a_snapshot_has_what_ip_shows() {
         let default = route([0; 4]);
         assert_eq!(
             (default.gateway, default.oif, default.metric, default.mtu),
-            (Some(ROUTER), Some(up0), 50, Some(1_400))
+            (Some(ROUTER.into()), Some(up0), 50, Some(1_400))
         );
         let on_link = route([192, 0, 2, 0]);
         assert_eq!(
@@ -99,7 +99,7 @@ fn a_snapshot_has_what_ip_shows() {
         assert_eq!(route([203, 0, 113, 0]).gateway, Some([192, 0, 2, 7].into()));
         let own = route([192, 0, 2, 2]);
         assert_eq!((own.table, own.kind), (Table::Local, RouteKind::Local));
-        let neighbour = network.neighbours[&(up0, ROUTER)];
+        let neighbour = network.neighbours[&(up0, ROUTER.into())];
         assert_eq!(neighbour.mac, Some([2, 0, 0, 0, 0, 1]));
         assert!(neighbour.permanent);
     });
@@ -113,16 +113,17 @@ fn changes_are_followed() {
         until(&mut watch, "quiet", |network| network.links[&up0].up);
         while watch.update().unwrap().any() {}
 
+        let three = IpAddr::from([192, 0, 2, 3]);
         run("ip addr add 192.0.2.3/24 dev up0");
         until(&mut watch, "an address", |n| {
-            n.addresses.iter().any(|a| a.address.octets()[3] == 3)
+            n.addresses.iter().any(|a| a.address == three)
         });
         run("ip route add default via 192.0.2.1");
         until(&mut watch, "a default route", |n| {
             n.default_uplink().is_some()
         });
         run("ip neigh add 192.0.2.9 lladdr 02:00:00:00:00:09 dev up0 nud reachable");
-        let nine = (up0, Ipv4Addr::new(192, 0, 2, 9));
+        let nine = (up0, IpAddr::from([192, 0, 2, 9]));
         until(&mut watch, "a neighbour", |n| {
             n.neighbours.contains_key(&nine)
         });
@@ -134,7 +135,7 @@ fn changes_are_followed() {
         });
         run("ip addr del 192.0.2.3/24 dev up0");
         until(&mut watch, "an address less", |n| {
-            n.addresses.iter().all(|a| a.address.octets()[3] != 3)
+            n.addresses.iter().all(|a| a.address != three)
         });
         // The kernel does not report the routes that are removed with a link.
         run("ip link set up0 down");
@@ -200,7 +201,7 @@ fn a_next_hop_is_valid_exactly_while_its_mac_is_known() {
         run("ip neigh replace 192.0.2.1 lladdr 02:00:00:00:00:01 dev up0 nud reachable");
         until(&mut watch, "a MAC", |n| {
             n.neighbours
-                .get(&(up0, ROUTER))
+                .get(&(up0, ROUTER.into()))
                 .is_some_and(|n| n.mac.is_some())
         });
         assert_eq!(

@@ -362,6 +362,7 @@ pub(super) fn network(mtu: u32) -> NetworkView {
                 ifindex: UPLINK,
                 addr: net(192, 0, 2, 1, 24),
                 broadcast: Some(ip(192, 0, 2, 255).into()),
+                source: Default::default(),
             }],
             routes: vec![RouteEntry {
                 prefix: net(0, 0, 0, 0, 0),

@@ -37,6 +37,7 @@ pub(super) fn messages() -> Seeds {
                 ifindex: IfIndex::new(3),
                 addr: "192.0.2.1/24".parse().expect("a network"),
                 broadcast: None,
+                source: Default::default(),
             }],
             routes: vec![RouteEntry {
                 prefix: "0.0.0.0/0".parse().expect("a network"),
@@ -67,6 +68,7 @@ pub(super) fn messages() -> Seeds {
         gateway: [10, 0, 2, 2].into(),
         dns: [10, 0, 2, 3].into(),
         prefix_len: 24,
+        ipv6: None,
         guest_mac: None,
         gateway_mac: [2, 0, 0, 0, 0, 1],
         mtu: 1_500,

@@ -272,20 +272,24 @@ impl Tables for FakeDatapath {
     fn next_hop_for(&mut self, wanted: Hop) -> u32 {
         let kernel = self.kernel.borrow();
         let ours = self.owner + 1;
+        let IpAddr::V4(neighbour) = wanted.neighbour else {
+            return 0;
+        };
+        let neighbour = Ip4::from(neighbour);
         // SAFETY: in bounds; one thread.
         let hop = |index: u32| unsafe { &mut *kernel.next_hops.at(index as usize) };
         let same = (1..MAX_NEXT_HOPS).find(|index| {
             let hop = hop(*index);
             hop.owner == ours
                 && hop.ifindex == wanted.ifindex.get()
-                && hop.neighbour == wanted.neighbour
+                && hop.neighbour == neighbour
                 && hop.route_mtu == wanted.route_mtu
         });
         let index = same.or_else(|| (1..MAX_NEXT_HOPS).find(|index| hop(*index).owner == 0));
         let Some(index) = index else { return 0 };
         let hop = hop(index);
         (hop.owner, hop.ifindex) = (ours, wanted.ifindex.get());
-        (hop.neighbour, hop.route_mtu) = (wanted.neighbour, wanted.route_mtu);
+        (hop.neighbour, hop.route_mtu) = (neighbour, wanted.route_mtu);
         index
     }
 

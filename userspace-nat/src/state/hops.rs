@@ -11,10 +11,11 @@
 //! others. An element that is requested during a scan is in use, whatever the scan's position.
 use std::{
     collections::{HashMap, HashSet},
+    net::IpAddr,
     sync::atomic::Ordering::Relaxed,
 };
 
-use slipgate_abi::{Ip4, maps::SLOTS_PER_CHUNK};
+use slipgate_abi::maps::SLOTS_PER_CHUNK;
 
 use crate::{
     clock::SECOND_NS,
@@ -74,7 +75,12 @@ impl Hops {
 
     /// Returns the index of the element of `NEXT_HOPS` for a next hop toward `destination`, or 0
     /// when there is none.
-    pub(super) fn index_of(&mut self, tables: &mut impl Tables, hop: Hop, destination: Ip4) -> u32 {
+    pub(super) fn index_of(
+        &mut self,
+        tables: &mut impl Tables,
+        hop: Hop,
+        destination: IpAddr,
+    ) -> u32 {
         if let Some(index) = self.known.get(&hop).copied() {
             self.note_use(index);
             return index;

@@ -1,7 +1,10 @@
 //! The host's network: its routes, its links, and the next hops that flows leave by.
-use std::{collections::HashMap, net::Ipv4Addr};
+use std::{
+    collections::HashMap,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+};
 
-use slipgate_abi::{IfIndex, Ip4, VmId};
+use slipgate_abi::{IfIndex, VmId};
 use slipgate_model::Link;
 
 use super::{follow::Following, hops::Hops};
@@ -34,11 +37,19 @@ impl Network {
     }
 
     /// Looks up the route of a VM's packets to `addr`.
-    pub(crate) fn route(&self, vm: VmId, addr: Ipv4Addr) -> Route {
+    pub(crate) fn route(&self, vm: VmId, addr: impl Into<IpAddr>) -> Route {
         match self.vm_uplinks.get(&vm) {
             Some(&uplink) => self.routes.lookup_by(addr, Some(uplink)),
             None => self.routes.lookup(addr),
         }
+    }
+
+    /// Whether IPv6 packets of a VM to the internet would leave
+    /// ([`RouteTable::leads_to_ipv6`]).
+    #[expect(dead_code, reason = "the DNS proxy asks it once guests have IPv6")]
+    pub(crate) fn leads_to_ipv6(&self, vm: VmId) -> bool {
+        let own = self.uplink_of(vm);
+        self.routes.leads_to_ipv6(own.or(self.routes.uplink()))
     }
 
     /// Returns the uplink that a VM has of its own; [`IfIndex::NONE`] while it does not exist.
@@ -88,11 +99,14 @@ impl Network {
         &mut self,
         tables: &mut impl Tables,
         mut hop: Hop,
-        destination: Ip4,
+        destination: IpAddr,
     ) -> u32 {
         // A link without L2 has one next hop for all neighbours.
         if !self.has_l2(hop.ifindex) {
-            hop.neighbour = Ip4::UNSPECIFIED;
+            hop.neighbour = match hop.neighbour {
+                IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+                IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+            };
         }
         self.hops.index_of(tables, hop, destination)
     }

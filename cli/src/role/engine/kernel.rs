@@ -2,7 +2,7 @@
 use std::{
     collections::{HashMap, HashSet},
     io,
-    net::Ipv4Addr,
+    net::IpAddr,
     ops::Range,
     rc::Rc,
     sync::atomic::Ordering::Acquire,
@@ -255,7 +255,9 @@ impl Tables for KernelDatapath {
             }
             self.next_hops.remove(&hop);
         }
-        let neighbour = Ipv4Addr::from(hop.neighbour);
+        let IpAddr::V4(neighbour) = hop.neighbour else {
+            return 0;
+        };
         let claimed =
             self.maps
                 .claim_next_hop(self.owner_row, hop.ifindex, neighbour, hop.route_mtu);

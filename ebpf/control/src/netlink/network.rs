@@ -1,8 +1,11 @@
-//! State of the network as the kernel reports it, as plain data. IPv4 only.
+//! State of the network as the kernel reports it, as plain data.
+//!
+//! What IPv6 has on every link (link-local and multicast addresses and their routes) is left out:
+//! no guest's packet leaves to them, and a host with many containers has many.
 
 use std::{
     collections::{BTreeSet, HashMap},
-    net::Ipv4Addr,
+    net::{IpAddr, Ipv4Addr},
 };
 
 use slipgate_abi::IfIndex;
@@ -19,7 +22,7 @@ pub struct Network {
     /// Routes of the tables main and local. A multipath route has its first live next hop.
     pub routes: Vec<Route>,
     /// Neighbours, by ifindex and address.
-    pub neighbours: HashMap<(IfIndex, Ipv4Addr), Neighbour>,
+    pub neighbours: HashMap<(IfIndex, IpAddr), Neighbour>,
 }
 
 /// A network device (link).
@@ -53,13 +56,29 @@ pub struct Address {
     /// Index of its device.
     pub ifindex: IfIndex,
     /// Address of the host.
-    pub address: Ipv4Addr,
+    pub address: IpAddr,
     /// Length of the network's prefix.
     pub prefix_len: u8,
     /// The network's broadcast address.
     pub broadcast: Option<Ipv4Addr>,
     /// Address of the peer on a point-to-point link.
-    pub peer: Option<Ipv4Addr>,
+    pub peer: Option<IpAddr>,
+    /// Lifetime and uniqueness of the address, as far as its use as a source depends on them.
+    pub state: AddressState,
+}
+
+/// State of an address. IPv4 addresses are all preferred.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum AddressState {
+    /// It may be used by anything.
+    #[default]
+    Preferred,
+    /// A temporary address of IPv6 (RFC 8981).
+    Temporary,
+    /// Its preferred lifetime is over, temporary or not.
+    Deprecated,
+    /// It may not be used: it is not yet known to be unique on the link, or it is not.
+    Unusable,
 }
 
 /// The routing tables that are read.
@@ -92,7 +111,7 @@ pub enum RouteKind {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Route {
     /// Destination network of the route.
-    pub destination: Ipv4Addr,
+    pub destination: IpAddr,
     /// Prefix length of the destination; 0: the default route.
     pub prefix_len: u8,
     /// Routing table that contains the route.
@@ -102,9 +121,9 @@ pub struct Route {
     /// Index of the output device.
     pub oif: Option<IfIndex>,
     /// Address of the router, if the destination is not on link.
-    pub gateway: Option<Ipv4Addr>,
+    pub gateway: Option<IpAddr>,
     /// Preferred source address.
-    pub source: Option<Ipv4Addr>,
+    pub source: Option<IpAddr>,
     /// Metric; a lower one is preferred.
     pub metric: u32,
     /// MTU of the route, if it has one, L3 bytes.
@@ -118,6 +137,21 @@ pub struct Neighbour {
     pub mac: Option<[u8; 6]>,
     /// Whether an administrator entered it permanently; slipgate does not change such entries.
     pub permanent: bool,
+}
+
+impl Route {
+    /// Whether an address is in the route's destination network.
+    fn covers(&self, address: IpAddr) -> bool {
+        let (differs, bits) = match (self.destination, address) {
+            (IpAddr::V4(one), IpAddr::V4(other)) => {
+                (u128::from(one.to_bits() ^ other.to_bits()), 32u32)
+            }
+            (IpAddr::V6(one), IpAddr::V6(other)) => (one.to_bits() ^ other.to_bits(), 128),
+            _ => return false,
+        };
+        let shift = bits.saturating_sub(u32::from(self.prefix_len));
+        differs.checked_shr(shift).unwrap_or(0) == 0
+    }
 }
 
 impl Network {
@@ -142,7 +176,7 @@ impl Network {
             || self.routes.iter().any(|route| route.oif == Some(ifindex))
     }
 
-    /// Returns the device of the preferred default route.
+    /// Returns the device of the preferred default route: IPv4's, or IPv6's if there is none.
     pub fn default_uplink(&self) -> Option<&Link> {
         self.routes
             .iter()
@@ -151,15 +185,15 @@ impl Network {
                     && route.table == Table::Main
                     && route.kind == RouteKind::Unicast
             })
-            .filter_map(|route| Some((route.metric, self.links.get(&route.oif?)?)))
+            .filter_map(|route| Some((route, self.links.get(&route.oif?)?)))
             .filter(|(_, link)| !link.loopback)
-            .min_by_key(|(metric, _)| *metric)
+            .min_by_key(|(route, _)| (route.destination.is_ipv6(), route.metric))
             .map(|(_, link)| link)
     }
 
     /// Whether the host's routes use this neighbour at this device: as a router, or because it is
     /// on the link. A device without L2 headers reaches every neighbour by itself.
-    pub fn is_next_hop(&self, ifindex: IfIndex, neighbour: Ipv4Addr) -> bool {
+    pub fn is_next_hop(&self, ifindex: IfIndex, neighbour: IpAddr) -> bool {
         let Some(link) = self.links.get(&ifindex) else {
             return false;
         };
@@ -175,12 +209,8 @@ impl Network {
         by_it.any(|route| route.gateway == Some(neighbour)) || self.is_on_link(ifindex, neighbour)
     }
 
-    fn is_on_link(&self, ifindex: IfIndex, address: Ipv4Addr) -> bool {
-        let has = |route: &&Route| {
-            let shift = 32u32.saturating_sub(u32::from(route.prefix_len));
-            let differs = u32::from(route.destination) ^ u32::from(address);
-            differs.checked_shr(shift).unwrap_or(0) == 0
-        };
+    fn is_on_link(&self, ifindex: IfIndex, address: IpAddr) -> bool {
+        let has = |route: &&Route| route.covers(address);
         // The host's own addresses and broadcasts are in the table local, which the kernel asks
         // first.
         let best = |table| {

@@ -16,7 +16,7 @@
 
 use std::{
     collections::{BTreeSet, HashSet},
-    net::Ipv4Addr,
+    net::{IpAddr, Ipv4Addr},
     sync::atomic::Ordering::Acquire,
 };
 
@@ -44,7 +44,7 @@ pub struct NextHops {
     owner_rows: Vec<u32>,
     requests: Requests,
     /// Neighbours that the kernel was asked to keep resolved, by ifindex and address.
-    managed: HashSet<(IfIndex, Ipv4Addr)>,
+    managed: HashSet<(IfIndex, IpAddr)>,
 }
 
 /// Contents that an element is to have.
@@ -123,7 +123,7 @@ impl NextHops {
         Ok(())
     }
 
-    fn unmanage(&mut self, mut which: impl FnMut(&(IfIndex, Ipv4Addr)) -> bool) {
+    fn unmanage(&mut self, mut which: impl FnMut(&(IfIndex, IpAddr)) -> bool) {
         let gone: Vec<_> = self.managed.extract_if(|hop| which(hop)).collect();
         for (ifindex, neighbour) in gone {
             // The link or the entry may be gone.
@@ -133,7 +133,7 @@ impl NextHops {
 
     /// Asks the kernel to resolve the neighbour, and to keep it resolved. If it refuses (its table
     /// is full, the link was removed just now), the programs ask it packet by packet.
-    fn keep_resolved(&mut self, network: &Network, ifindex: IfIndex, neighbour: Ipv4Addr) {
+    fn keep_resolved(&mut self, network: &Network, ifindex: IfIndex, neighbour: IpAddr) {
         let Some(link) = network.links.get(&ifindex).filter(|link| link.up) else {
             // The kernel removes the entries of a link that goes down.
             self.managed.retain(|(managed, _)| *managed != ifindex);
@@ -170,17 +170,19 @@ impl NextHops {
     fn request(
         &mut self,
         ifindex: IfIndex,
-        neighbour: Ipv4Addr,
+        neighbour: IpAddr,
         extra: NeighbourExtFlags,
     ) -> Result<()> {
         let mut message = NeighbourMessage::default();
-        message.header.family = AddressFamily::Inet;
+        let (family, destination) = match neighbour {
+            IpAddr::V4(address) => (AddressFamily::Inet, NeighbourAddress::Inet(address)),
+            IpAddr::V6(address) => (AddressFamily::Inet6, NeighbourAddress::Inet6(address)),
+        };
+        message.header.family = family;
         message.header.ifindex = ifindex.get();
         // The kernel keeps the state of an entry that is there, and begins to resolve.
         message.header.flags = NeighbourFlags::Use;
-        message.attributes = vec![NeighbourAttribute::Destination(NeighbourAddress::Inet(
-            neighbour,
-        ))];
+        message.attributes = vec![NeighbourAttribute::Destination(destination)];
         if !extra.is_empty() {
             message.attributes.push(NeighbourAttribute::ExtFlags(extra));
         }
@@ -196,7 +198,7 @@ impl NextHops {
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Claim {
     ifindex: IfIndex,
-    neighbour: Ipv4Addr,
+    neighbour: IpAddr,
     /// MTU of the route, L3 bytes; 0: the route has none.
     route_mtu: u32,
 }
@@ -214,7 +216,7 @@ fn claim_of(maps: &SharedMaps, index: u32, hop: NextHopRef) -> Option<Claim> {
     };
     ifindex.is_some().then(|| Claim {
         ifindex,
-        neighbour: neighbour.into(),
+        neighbour: Ipv4Addr::from(neighbour).into(),
         route_mtu,
     })
 }

@@ -80,7 +80,7 @@ fn the_lesser_of_the_links_and_the_routes_mtu_counts() {
     for (route_mtu, mtu) in [(0, 1_400), (1_300, 1_300), (9_000, 1_400)] {
         let claim = Claim {
             ifindex: IfIndex::new(7),
-            neighbour: Ipv4Addr::UNSPECIFIED,
+            neighbour: Ipv4Addr::UNSPECIFIED.into(),
             route_mtu,
         };
         assert_eq!(wanted(&network, claim).map(|wanted| wanted.mtu), Some(mtu));

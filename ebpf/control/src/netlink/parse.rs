@@ -1,12 +1,12 @@
 //! Conversion of netlink messages to the types of [`super::network`]. A message that is not about
-//! IPv4, or incomplete, gives `None`.
+//! IP, is incomplete, or is about what is left out there, gives `None`.
 
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use netlink_packet_core::Nla as _;
 use netlink_packet_route::{
-    AddressFamily,
-    address::{AddressAttribute, AddressMessage},
+    AddressFamily, RouteNetlinkMessage,
+    address::{AddressAttribute, AddressFlags, AddressMessage},
     link::{InfoData, InfoTun, LinkAttribute, LinkFlags, LinkInfo, LinkLayerType, LinkMessage},
     neighbour::{NeighbourAddress, NeighbourAttribute, NeighbourMessage},
     route::{
@@ -16,7 +16,7 @@ use netlink_packet_route::{
 };
 use slipgate_abi::IfIndex;
 
-use super::network::{Address, Link, Neighbour, Route, RouteKind, Table};
+use super::network::{Address, AddressState, Link, Neighbour, Route, RouteKind, Table};
 
 pub(super) fn link(message: &LinkMessage) -> Option<Link> {
     let header = &message.header;
@@ -86,43 +86,111 @@ pub(super) fn complete_link(message: &LinkMessage) -> Option<Link> {
 }
 
 pub(super) fn address(message: &AddressMessage) -> Option<Address> {
-    if message.header.family != AddressFamily::Inet {
+    if !is_ip(message.header.family) {
         return None;
     }
     let (mut own, mut other, mut broadcast) = (None, None, None);
+    // The header has the lower eight only; the attribute has all.
+    let mut flags = AddressFlags::from_bits_retain(u32::from(message.header.flags.bits()));
     for attribute in &message.attributes {
         match attribute {
-            AddressAttribute::Local(IpAddr::V4(address)) => own = Some(*address),
+            AddressAttribute::Local(address) => own = Some(*address),
             // On a point-to-point link the peer's address, otherwise our own.
-            AddressAttribute::Address(IpAddr::V4(address)) => other = Some(*address),
+            AddressAttribute::Address(address) => other = Some(*address),
             AddressAttribute::Broadcast(address) => broadcast = Some(*address),
+            AddressAttribute::Flags(all) => flags = *all,
             _ => {}
         }
     }
-    let address = own.or(other)?;
+    let address = own
+        .or(other)
+        .filter(|address| !is_of_a_link_only(*address))?;
     Some(Address {
         ifindex: IfIndex::new(message.header.index),
         address,
         prefix_len: message.header.prefix_len,
         broadcast,
         peer: other.filter(|other| *other != address),
+        state: state_of(address, flags),
     })
+}
+
+/// Returns how far an address may be used. Flags of IPv4 addresses have other meanings
+/// (`IFA_F_SECONDARY` is `IFA_F_TEMPORARY`).
+fn state_of(address: IpAddr, flags: AddressFlags) -> AddressState {
+    if address.is_ipv4() {
+        return AddressState::Preferred;
+    }
+    // One that is used while it is probed (RFC 4429) is as good as others.
+    let is_probed =
+        flags.contains(AddressFlags::Tentative) && !flags.contains(AddressFlags::Optimistic);
+    if is_probed || flags.contains(AddressFlags::Dadfailed) {
+        AddressState::Unusable
+    } else if flags.contains(AddressFlags::Deprecated) {
+        AddressState::Deprecated
+    } else if flags.contains(AddressFlags::Secondary) {
+        AddressState::Temporary
+    } else {
+        AddressState::Preferred
+    }
+}
+
+fn is_ip(family: AddressFamily) -> bool {
+    matches!(family, AddressFamily::Inet | AddressFamily::Inet6)
+}
+
+/// Whether an address is one that IPv6 has on every link: link-local or multicast.
+fn is_of_a_link_only(address: IpAddr) -> bool {
+    match address {
+        IpAddr::V4(_) => false,
+        IpAddr::V6(address) => address.is_unicast_link_local() || address.is_multicast(),
+    }
+}
+
+/// Whether a notice is about addresses and routes that IPv6 has on every link, and so about nothing
+/// that is followed.
+pub(super) fn is_about_a_link_only(message: &RouteNetlinkMessage) -> bool {
+    match message {
+        RouteNetlinkMessage::NewAddress(message) | RouteNetlinkMessage::DelAddress(message) => {
+            let is_it = |attribute: &AddressAttribute| match attribute {
+                AddressAttribute::Local(address) | AddressAttribute::Address(address) => {
+                    is_of_a_link_only(*address)
+                }
+                _ => false,
+            };
+            message.attributes.iter().any(is_it)
+        }
+        RouteNetlinkMessage::NewRoute(message) | RouteNetlinkMessage::DelRoute(message) => {
+            let is_it = |attribute: &RouteAttribute| match attribute {
+                RouteAttribute::Destination(RouteAddress::Inet6(address)) => {
+                    is_of_a_link_only((*address).into())
+                }
+                _ => false,
+            };
+            message.attributes.iter().any(is_it)
+        }
+        _ => false,
+    }
 }
 
 pub(super) fn route(message: &RouteMessage) -> Option<Route> {
     let header = &message.header;
-    if header.address_family != AddressFamily::Inet || header.flags.contains(RouteFlags::Dead) {
+    if !is_ip(header.address_family) || header.flags.contains(RouteFlags::Dead) {
         return None;
     }
     let mut table = u32::from(header.table);
     let mut hops: Option<&[RouteNextHop]> = None;
     let mut route = Route {
-        destination: Ipv4Addr::UNSPECIFIED,
+        destination: match header.address_family {
+            AddressFamily::Inet => Ipv4Addr::UNSPECIFIED.into(),
+            _ => Ipv6Addr::UNSPECIFIED.into(),
+        },
         prefix_len: header.destination_prefix_length,
         table: Table::Main,
         kind: match header.kind {
             RouteType::Unicast => RouteKind::Unicast,
-            RouteType::Local => RouteKind::Local,
+            // The host answers to an anycast address as to its own (RFC 4291 section 2.6.1).
+            RouteType::Local | RouteType::Anycast => RouteKind::Local,
             RouteType::Broadcast => RouteKind::Broadcast,
             RouteType::BlackHole => RouteKind::Blackhole,
             RouteType::Unreachable | RouteType::Prohibit | RouteType::Throw => RouteKind::Refused,
@@ -137,14 +205,10 @@ pub(super) fn route(message: &RouteMessage) -> Option<Route> {
     for attribute in &message.attributes {
         match attribute {
             RouteAttribute::Table(number) => table = *number,
-            RouteAttribute::Destination(RouteAddress::Inet(address)) => {
-                route.destination = *address;
-            }
+            RouteAttribute::Destination(address) => route.destination = ip(address)?,
             RouteAttribute::Oif(ifindex) => route.oif = Some(IfIndex::new(*ifindex)),
-            RouteAttribute::Gateway(RouteAddress::Inet(address)) => route.gateway = Some(*address),
-            RouteAttribute::PrefSource(RouteAddress::Inet(address)) => {
-                route.source = Some(*address);
-            }
+            RouteAttribute::Gateway(address) => route.gateway = ip(address),
+            RouteAttribute::PrefSource(address) => route.source = ip(address),
             RouteAttribute::Priority(metric) => route.metric = *metric,
             RouteAttribute::Metrics(metrics) => {
                 route.mtu = metrics.iter().find_map(|metric| match metric {
@@ -156,6 +220,9 @@ pub(super) fn route(message: &RouteMessage) -> Option<Route> {
             _ => {}
         }
     }
+    if is_of_a_link_only(route.destination) {
+        return None;
+    }
     route.table = match table {
         254 => Table::Main,
         255 => Table::Local,
@@ -166,15 +233,23 @@ pub(super) fn route(message: &RouteMessage) -> Option<Route> {
         let hop = hops.iter().find(|hop| !hop.flags.intersects(out))?;
         route.oif = Some(IfIndex::new(hop.interface_index));
         route.gateway = hop.attributes.iter().find_map(|attribute| match attribute {
-            RouteAttribute::Gateway(RouteAddress::Inet(address)) => Some(*address),
+            RouteAttribute::Gateway(address) => ip(address),
             _ => None,
         });
     }
     Some(route)
 }
 
+fn ip(address: &RouteAddress) -> Option<IpAddr> {
+    match address {
+        RouteAddress::Inet(address) => Some((*address).into()),
+        RouteAddress::Inet6(address) => Some((*address).into()),
+        _ => None,
+    }
+}
+
 /// Returns a neighbour with its ifindex and address.
-pub(super) fn neighbour(message: &NeighbourMessage) -> Option<((IfIndex, Ipv4Addr), Neighbour)> {
+pub(super) fn neighbour(message: &NeighbourMessage) -> Option<((IfIndex, IpAddr), Neighbour)> {
     /// `NUD_VALID` of the kernel's `net/neighbour.h`.
     const VALID: u16 = 0x80 | 0x40 | 0x02 | 0x10 | 0x04 | 0x08;
     const PERMANENT: u16 = 0x80;
@@ -182,7 +257,10 @@ pub(super) fn neighbour(message: &NeighbourMessage) -> Option<((IfIndex, Ipv4Add
     for attribute in &message.attributes {
         match attribute {
             NeighbourAttribute::Destination(NeighbourAddress::Inet(address)) => {
-                destination = Some(*address);
+                destination = Some((*address).into());
+            }
+            NeighbourAttribute::Destination(NeighbourAddress::Inet6(address)) => {
+                destination = Some((*address).into());
             }
             NeighbourAttribute::LinkLayerAddress(address) => {
                 mac = address.as_slice().try_into().ok();
@@ -198,3 +276,7 @@ pub(super) fn neighbour(message: &NeighbourMessage) -> Option<((IfIndex, Ipv4Add
     let ifindex = IfIndex::new(message.header.ifindex);
     Some(((ifindex, destination?), neighbour))
 }
+
+#[cfg(test)]
+#[path = "ipv6_test.rs"]
+mod tests;

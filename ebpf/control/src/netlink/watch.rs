@@ -1,6 +1,6 @@
 //! Follows changes of the network.
 //!
-//! The kernel does not report every IPv4 route that is removed with a link or an address, and marks
+//! The kernel does not report every route that is removed with a link or an address, and marks
 //! replacements only by flags. So a notification of an address or a route, or of a link that they
 //! name, only means that addresses and routes must be requested again. Links and neighbours, which
 //! may be many and change all the time, are followed notification by notification.
@@ -12,7 +12,7 @@
 use std::{
     collections::{BTreeSet, HashMap},
     fmt::Display,
-    net::Ipv4Addr,
+    net::IpAddr,
     os::fd::{AsFd, BorrowedFd},
     time::{Duration, Instant},
 };
@@ -35,14 +35,27 @@ use super::{
 use crate::Result;
 
 /// Multicast groups `RTNLGRP_*` of `linux/rtnetlink.h`.
-const GROUPS: [u32; 5] = [LINK, NEIGHBOUR, IPV4_ADDRESS, IPV4_ROUTE, IPV4_NETCONF];
+const GROUPS: [u32; 7] = [
+    LINK,
+    NEIGHBOUR,
+    IPV4_ADDRESS,
+    IPV4_ROUTE,
+    IPV6_ADDRESS,
+    IPV6_ROUTE,
+    IPV4_NETCONF,
+];
 const LINK: u32 = 1;
 const NEIGHBOUR: u32 = 3;
 const IPV4_ADDRESS: u32 = 5;
 const IPV4_ROUTE: u32 = 7;
+const IPV6_ADDRESS: u32 = 9;
+const IPV6_ROUTE: u32 = 11;
 const IPV4_NETCONF: u32 = 24;
 
-type Neighbours = HashMap<(IfIndex, Ipv4Addr), Neighbour>;
+/// Families that are followed.
+const FAMILIES: [AddressFamily; 2] = [AddressFamily::Inet, AddressFamily::Inet6];
+
+type Neighbours = HashMap<(IfIndex, IpAddr), Neighbour>;
 
 /// State of the network, followed by notifications. Poll its descriptor, then call
 /// [`NetworkWatch::update`].
@@ -250,7 +263,7 @@ impl NetworkWatch {
                     changes.neighbours |= network.neighbours.remove(&key).is_some();
                 }
             }
-            Notice::Message(_) => routing = true,
+            Notice::Message(message) => routing |= !parse::is_about_a_link_only(&message),
         })?;
         if links || overrun {
             let now = self.request_links()?;
@@ -304,49 +317,60 @@ impl NetworkWatch {
 
     fn request_addresses(&mut self) -> Result<Vec<Address>> {
         let mut addresses = Vec::new();
-        let mut question = AddressMessage::default();
-        question.header.family = AddressFamily::Inet;
-        self.requests.dump(
-            RouteNetlinkMessage::GetAddress(question),
-            "list addresses",
-            |answer| {
-                if let RouteNetlinkMessage::NewAddress(message) = answer {
-                    addresses.extend(parse::address(&message));
-                }
-            },
-        )?;
+        for family in FAMILIES {
+            let mut question = AddressMessage::default();
+            question.header.family = family;
+            self.requests.dump(
+                RouteNetlinkMessage::GetAddress(question),
+                "list addresses",
+                |answer| {
+                    // A kernel without IPv6 answers with all that it has.
+                    if let RouteNetlinkMessage::NewAddress(message) = answer
+                        && message.header.family == family
+                    {
+                        addresses.extend(parse::address(&message));
+                    }
+                },
+            )?;
+        }
         Ok(addresses)
     }
 
     fn request_routes(&mut self) -> Result<Vec<Route>> {
         let mut routes = Vec::new();
-        let mut question = RouteMessage::default();
-        question.header.address_family = AddressFamily::Inet;
-        self.requests.dump(
-            RouteNetlinkMessage::GetRoute(question),
-            "list routes",
-            |answer| {
-                if let RouteNetlinkMessage::NewRoute(message) = answer {
-                    routes.extend(parse::route(&message));
-                }
-            },
-        )?;
+        for family in FAMILIES {
+            let mut question = RouteMessage::default();
+            question.header.address_family = family;
+            self.requests.dump(
+                RouteNetlinkMessage::GetRoute(question),
+                "list routes",
+                |answer| {
+                    if let RouteNetlinkMessage::NewRoute(message) = answer
+                        && message.header.address_family == family
+                    {
+                        routes.extend(parse::route(&message));
+                    }
+                },
+            )?;
+        }
         Ok(routes)
     }
 
     fn request_neighbours(&mut self) -> Result<Neighbours> {
         let mut neighbours = Neighbours::new();
-        let mut question = NeighbourMessage::default();
-        question.header.family = AddressFamily::Inet;
-        self.requests.dump(
-            RouteNetlinkMessage::GetNeighbour(question),
-            "list neighbours",
-            |answer| {
-                if let RouteNetlinkMessage::NewNeighbour(message) = answer {
-                    neighbours.extend(parse::neighbour(&message));
-                }
-            },
-        )?;
+        for family in FAMILIES {
+            let mut question = NeighbourMessage::default();
+            question.header.family = family;
+            self.requests.dump(
+                RouteNetlinkMessage::GetNeighbour(question),
+                "list neighbours",
+                |answer| {
+                    if let RouteNetlinkMessage::NewNeighbour(message) = answer {
+                        neighbours.extend(parse::neighbour(&message));
+                    }
+                },
+            )?;
+        }
         Ok(neighbours)
     }
 }

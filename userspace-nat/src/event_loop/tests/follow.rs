@@ -46,9 +46,7 @@ fn hops(rig: &Rig) -> HashSet<u32> {
 fn hop_by(rig: &mut Rig, gateway: u8) -> u32 {
     let hop = Hop {
         ifindex: UPLINK,
-        neighbour: Ip4 {
-            octets: [192, 0, 2, gateway],
-        },
+        neighbour: [192, 0, 2, gateway].into(),
         route_mtu: 0,
     };
     rig.engine.core.nat.next_hop(hop, PEER)
@@ -107,6 +105,7 @@ fn what_concerns_no_flow_has_none_looked_at() {
             ifindex: IfIndex::new(9),
             addr: "172.17.0.1/16".parse().unwrap(),
             broadcast: None,
+            source: Default::default(),
         });
         routes.routes.push(RouteEntry {
             prefix: "172.17.0.0/16".parse().unwrap(),
@@ -208,6 +207,7 @@ fn with_second_uplink(address: &str) -> NetworkView {
             ifindex: SECOND,
             addr: address.parse().unwrap(),
             broadcast: None,
+            source: Default::default(),
         });
         let default = routes.routes[0];
         routes.routes.push(RouteEntry {

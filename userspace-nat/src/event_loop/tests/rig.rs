@@ -417,6 +417,7 @@ pub(super) fn network() -> NetworkView {
         ifindex: UPLINK,
         addr: "192.0.2.1/24".parse().unwrap(),
         broadcast: None,
+        source: Default::default(),
     };
     let default = RouteEntry {
         prefix: "0.0.0.0/0".parse().unwrap(),
@@ -456,6 +457,7 @@ pub(super) fn spec(row: u16, setup: &Setup) -> VmSpec {
         gateway: GATEWAY.into(),
         dns: [10, 0, 2, 3].into(),
         prefix_len: 24,
+        ipv6: None,
         guest_mac: None,
         gateway_mac: [2, 0, 0, 0, 0, 1],
         mtu: 1_500,

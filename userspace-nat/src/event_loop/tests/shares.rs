@@ -172,7 +172,7 @@ fn on_link_with(setup: Setup) -> Rig {
 fn hop(number: u16) -> Hop {
     Hop {
         ifindex: UPLINK,
-        neighbour: neighbour(number),
+        neighbour: neighbour(number).into(),
         route_mtu: 0,
     }
 }

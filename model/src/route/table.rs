@@ -1,11 +1,15 @@
 //! The compiled route table.
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use ipnet::Ipv4Net;
+use ipnet::IpNet;
 use slipgate_abi::IfIndex;
 
-use super::{Route, RouteEntry, RouteKind, RouteSnapshot};
+use super::{HostAddress, Route, RouteEntry, RouteKind, RouteSnapshot, SourceUse, source};
 use slipgate_policy::PrefixMap;
+
+/// An address to which only a route to all of the internet leads: the first one of the space that
+/// is assigned (RFC 4291 section 2.4), which is nobody's.
+const OUT_THERE: Ipv6Addr = Ipv6Addr::new(0x2000, 0, 0, 0, 0, 0, 0, 0);
 
 /// Compiled routes for look-ups. The default table has no route.
 #[derive(Clone, Debug, Default)]
@@ -18,19 +22,19 @@ pub struct RouteTable {
     pub(super) routes: PrefixMap<Vec<RouteEntry>>,
     /// Addresses and networks of the host with their link, in the kernel's order. Loopback
     /// addresses are left out, because no link may carry them: a host on the link could answer to
-    /// one, and so reach services that listen on loopback only.
-    pub(super) sources: Vec<(IfIndex, Ipv4Net)>,
+    /// one, and so reach services that listen on loopback only. So are unusable ones.
+    pub(super) sources: Vec<HostAddress>,
     /// The host's own and broadcast addresses, sorted.
-    pub(super) host: Vec<Ipv4Addr>,
+    pub(super) host: Vec<IpAddr>,
 }
 
 impl RouteTable {
     /// Compiles a snapshot into a table.
     pub fn new(snapshot: &RouteSnapshot) -> Self {
-        let mut host: Vec<Ipv4Addr> = snapshot
+        let mut host: Vec<IpAddr> = snapshot
             .addresses
             .iter()
-            .flat_map(|address| [Some(address.addr.addr()), address.broadcast])
+            .flat_map(|address| [Some(address.addr.addr()), address.broadcast.map(Into::into)])
             .flatten()
             .chain(snapshot.routes.iter().filter_map(own_address))
             .collect();
@@ -50,22 +54,30 @@ impl RouteTable {
             sources: snapshot
                 .addresses
                 .iter()
-                .map(|address| (address.ifindex, address.addr))
-                .filter(|(_, net)| !net.addr().is_loopback())
+                .filter(|address| address.source != SourceUse::Unusable)
+                .filter(|address| !address.addr.addr().is_loopback())
+                .copied()
                 .collect(),
             host,
         }
     }
 
     /// Looks up the route to `addr`.
-    pub fn lookup(&self, addr: Ipv4Addr) -> Route {
+    pub fn lookup(&self, addr: impl Into<IpAddr>) -> Route {
         self.lookup_by(addr, self.uplink)
     }
 
     /// Looks up the route to `addr` by an uplink; `None`: by any link.
-    pub fn lookup_by(&self, addr: Ipv4Addr, uplink: Option<IfIndex>) -> Route {
+    pub fn lookup_by(&self, addr: impl Into<IpAddr>, uplink: Option<IfIndex>) -> Route {
+        let addr = addr.into();
         if self.is_host(addr) {
             return Route::HostLocal;
+        }
+        // Addresses that need a link beside them to mean something, which no packet names.
+        if let IpAddr::V6(addr) = addr
+            && (addr.is_unicast_link_local() || addr.is_multicast())
+        {
+            return Route::Unreachable;
         }
         let Some((_, routes)) = self.routes.longest(addr) else {
             return Route::Unreachable;
@@ -89,7 +101,7 @@ impl RouteTable {
             }
             RouteKind::Unicast => {
                 let next_hop = route.gateway.unwrap_or(addr);
-                match self.source(route, next_hop) {
+                match self.source(route, addr, next_hop) {
                     Some(source) => Route::Via {
                         ifindex: route.ifindex,
                         next_hop,
@@ -107,36 +119,57 @@ impl RouteTable {
         self.uplink
     }
 
+    /// Whether IPv6 packets to the internet leave by an uplink (`None`: by any link): a route leads
+    /// there, and the host has an address to send from. It decides whether `--ipv6 auto` is on, and
+    /// whether guests learn IPv6 addresses of names.
+    ///
+    /// A unique local address (RFC 4193) counts: the network beyond may translate it, as slipgate
+    /// translates guests'. One of the link's scope does not.
+    pub fn leads_to_ipv6(&self, uplink: Option<IfIndex>) -> bool {
+        matches!(self.lookup_by(OUT_THERE, uplink), Route::Via { .. })
+    }
+
     /// Whether `addr` is the host's own, loopback, or a broadcast address of one of its networks.
-    pub fn is_host(&self, addr: Ipv4Addr) -> bool {
+    pub fn is_host(&self, addr: impl Into<IpAddr>) -> bool {
+        let addr = addr.into();
         addr.is_loopback() || self.host.binary_search(&addr).is_ok()
     }
 
-    /// Whether a link carries a source address: it is the link's, or the link has none of its own.
-    pub fn carries(&self, link: IfIndex, source: Ipv4Addr) -> bool {
-        let mut own = self.sources.iter().filter(|(of, _)| *of == link).peekable();
-        own.peek().is_none() || own.any(|(_, net)| net.addr() == source)
+    /// Whether a link carries a source address: it is the link's, or the link has none of its own
+    /// of that family.
+    pub fn carries(&self, link: IfIndex, source: impl Into<IpAddr>) -> bool {
+        let source = source.into();
+        let is_alike = |own: &&HostAddress| {
+            own.ifindex == link && own.addr.addr().is_ipv4() == source.is_ipv4()
+        };
+        let mut own = self.sources.iter().filter(is_alike).peekable();
+        own.peek().is_none() || own.any(|own| own.addr.addr() == source)
     }
 
-    /// Source address as the kernel selects it: the route's preferred one, else the link's address
-    /// in the network of the next hop, else the link's first, else, on a link without address, the
-    /// host's first. It is never a loopback address.
-    fn source(&self, route: &RouteEntry, next_hop: Ipv4Addr) -> Option<Ipv4Addr> {
-        let mut on_link = self
-            .sources
-            .iter()
-            .filter(|(link, _)| *link == route.ifindex);
-        route
-            .prefsrc
-            .filter(|addr| !addr.is_loopback())
-            .or_else(|| {
-                on_link
-                    .clone()
-                    .find(|(_, net)| net.contains(&next_hop))
-                    .map(|(_, net)| net.addr())
-            })
-            .or_else(|| on_link.next().map(|(_, net)| net.addr()))
-            .or_else(|| self.sources.first().map(|(_, net)| net.addr()))
+    /// Source address of packets to `to`. It is never a loopback address.
+    fn source(&self, route: &RouteEntry, to: IpAddr, next_hop: IpAddr) -> Option<IpAddr> {
+        let preferred = route.prefsrc.filter(|addr| !addr.is_loopback());
+        preferred.or_else(|| match (to, next_hop) {
+            (IpAddr::V6(to), _) => source::select(&self.sources, route.ifindex, to).map(Into::into),
+            // An IPv4 destination behind an IPv6 router (`RTA_VIA`) is not on a link's network.
+            (IpAddr::V4(_), IpAddr::V6(_)) => None,
+            (IpAddr::V4(_), IpAddr::V4(hop)) => self.source4(route.ifindex, hop).map(Into::into),
+        })
+    }
+
+    /// Source address as the kernel selects it for IPv4: the link's address in the network of the
+    /// next hop, else the link's first, else, on a link without address, the host's first.
+    fn source4(&self, link: IfIndex, next_hop: Ipv4Addr) -> Option<Ipv4Addr> {
+        let all = self.sources.iter().filter_map(|own| match own.addr {
+            IpNet::V4(net) => Some((own.ifindex, net)),
+            IpNet::V6(_) => None,
+        });
+        let mut on_link = all.clone().filter(|(ifindex, _)| *ifindex == link);
+        let in_network = on_link.clone().find(|(_, net)| net.contains(&next_hop));
+        let found = in_network.or_else(|| on_link.next());
+        found
+            .or_else(|| all.clone().next())
+            .map(|(_, net)| net.addr())
     }
 }
 
@@ -158,9 +191,10 @@ fn useful(routes: &[RouteEntry], snapshot: &RouteSnapshot) -> Vec<RouteEntry> {
     useful
 }
 
-fn own_address(route: &RouteEntry) -> Option<Ipv4Addr> {
+fn own_address(route: &RouteEntry) -> Option<IpAddr> {
     let own = matches!(route.kind, RouteKind::Local | RouteKind::Broadcast);
-    (own && route.prefix.prefix_len() == 32).then_some(route.prefix.addr())
+    let is_one = route.prefix.prefix_len() == route.prefix.max_prefix_len();
+    (own && is_one).then_some(route.prefix.addr())
 }
 
 #[cfg(test)]

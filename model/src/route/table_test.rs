@@ -29,6 +29,7 @@ fn address(ifindex: IfIndex, addr: &str, broadcast: Option<&str>) -> HostAddress
         ifindex,
         addr: addr.parse().unwrap(),
         broadcast: broadcast.map(|addr| addr.parse().unwrap()),
+        source: SourceUse::Preferred,
     }
 }
 
@@ -70,7 +71,7 @@ fn via(next_hop: &str, source: &str) -> Route {
 #[test]
 fn longest_prefix_then_lowest_metric() {
     let table = RouteTable::new(&host());
-    let lookup = |addr: &str| table.lookup(addr.parse().unwrap());
+    let lookup = |addr: &str| table.lookup(addr.parse::<IpAddr>().unwrap());
     assert_eq!(lookup("1.1.1.1"), via("198.51.100.1", "198.51.100.5"));
     assert_eq!(
         lookup("198.51.100.77"),
@@ -96,7 +97,7 @@ fn an_own_uplink_has_the_best_of_its_routes_of_the_longest_prefix() {
         route("11.0.0.0/8", RouteKind::Unicast, OTHER, None, 7),
     ]);
     let table = RouteTable::new(&host);
-    let lookup = |addr: &str| table.lookup_by(addr.parse().unwrap(), Some(OTHER));
+    let lookup = |addr: &str| table.lookup_by(addr.parse::<IpAddr>().unwrap(), Some(OTHER));
     let by_other = |next_hop: &str| Route::Via {
         ifindex: OTHER,
         next_hop: next_hop.parse().unwrap(),
@@ -112,12 +113,12 @@ fn an_own_uplink_has_the_best_of_its_routes_of_the_longest_prefix() {
     );
     assert_eq!(lookup("11.2.2.3"), Route::Refused(RouteKind::Blackhole));
     assert_eq!(lookup("198.51.100.5"), Route::HostLocal);
-    let absent = table.lookup_by("1.1.1.1".parse().unwrap(), Some(IfIndex::NONE));
+    let absent = table.lookup_by("1.1.1.1".parse::<IpAddr>().unwrap(), Some(IfIndex::NONE));
     assert_eq!(absent, Route::OtherUplink { ifindex: UPLINK });
-    let carries = |link, addr: &str| table.carries(link, addr.parse().unwrap());
+    let carries = |link, addr: &str| table.carries(link, addr.parse::<IpAddr>().unwrap());
     assert!(carries(OTHER, "192.0.2.1") && !carries(OTHER, "198.51.100.5"));
     assert!(carries(IfIndex::new(9), "198.51.100.5"), "it has none");
-    let default = table.lookup("1.1.1.1".parse().unwrap());
+    let default = table.lookup("1.1.1.1".parse::<IpAddr>().unwrap());
     assert_eq!(default, via("198.51.100.1", "198.51.100.5"));
 }
 
@@ -135,7 +136,7 @@ fn the_hosts_own_addresses_are_never_put_on_the_wire() {
         "13.0.0.7",
     ] {
         assert_eq!(
-            table.lookup(addr.parse().unwrap()),
+            table.lookup(addr.parse::<IpAddr>().unwrap()),
             Route::HostLocal,
             "{addr}"
         );
@@ -158,7 +159,10 @@ fn without_a_restriction_every_link_is_an_uplink() {
         source: "192.0.2.1".parse().unwrap(),
         mtu: None,
     };
-    assert_eq!(table.lookup("192.0.2.9".parse().unwrap()), expected);
+    assert_eq!(
+        table.lookup("192.0.2.9".parse::<IpAddr>().unwrap()),
+        expected
+    );
 }
 
 #[test]
@@ -167,7 +171,7 @@ fn a_preferred_source_is_taken() {
     snapshot.routes[1].prefsrc = Some("203.0.113.5".parse().unwrap());
     let table = RouteTable::new(&snapshot);
     assert_eq!(
-        table.lookup("1.1.1.1".parse().unwrap()),
+        table.lookup("1.1.1.1".parse::<IpAddr>().unwrap()),
         via("198.51.100.1", "203.0.113.5")
     );
 }
@@ -175,14 +179,14 @@ fn a_preferred_source_is_taken() {
 #[test]
 fn the_uplinks_addresses_are_listed_in_order() {
     let table = RouteTable::new(&host());
-    let on_uplink = table.sources.iter().filter(|(link, _)| *link == UPLINK);
-    let sources: Vec<String> = on_uplink.map(|(_, net)| net.addr().to_string()).collect();
+    let on_uplink = table.sources.iter().filter(|own| own.ifindex == UPLINK);
+    let sources: Vec<String> = on_uplink.map(|own| own.addr.addr().to_string()).collect();
     assert_eq!(sources, ["198.51.100.5", "203.0.113.5"]);
 }
 
 #[test]
 fn nothing_known_means_unreachable() {
-    let anywhere = "1.1.1.1".parse().unwrap();
+    let anywhere: IpAddr = "1.1.1.1".parse().unwrap();
     assert_eq!(RouteTable::default().lookup(anywhere), Route::Unreachable);
     let snapshot = RouteSnapshot {
         addresses: Vec::new(),
@@ -215,7 +219,7 @@ fn entries() -> impl Strategy<Value = Vec<RouteEntry>> {
     prop::collection::vec(entry, 0..30).prop_map(|list| {
         list.into_iter()
             .map(|(low, len, ifindex, metric, kind)| RouteEntry {
-                prefix: Ipv4Net::new(Ipv4Addr::from_bits(0x0b00_0000 | low), len)
+                prefix: IpNet::new(Ipv4Addr::from_bits(0x0b00_0000 | low).into(), len)
                     .unwrap()
                     .trunc(),
                 kind: if kind == 0 {
@@ -239,7 +243,7 @@ proptest! {
         let snapshot = RouteSnapshot { routes, ..host() };
         let table = RouteTable::new(&snapshot);
         for low in lows {
-            let addr = Ipv4Addr::from_bits(0x0b00_0000 | low);
+            let addr = IpAddr::V4(Ipv4Addr::from_bits(0x0b00_0000 | low));
             let mut best: Option<&RouteEntry> = None;
             for route in snapshot.routes.iter().filter(|route| route.prefix.contains(&addr)) {
                 let rank = |r: &RouteEntry| (std::cmp::Reverse(r.prefix.prefix_len()), r.metric);
@@ -270,7 +274,7 @@ proptest! {
 fn a_route_has_an_mtu_of_its_own_or_none() {
     let mut snapshot = host();
     let mtu = |snapshot: &RouteSnapshot| match RouteTable::new(snapshot)
-        .lookup("1.1.1.1".parse().unwrap())
+        .lookup("1.1.1.1".parse::<IpAddr>().unwrap())
     {
         Route::Via { mtu, .. } => mtu,
         other => panic!("{other:?}"),
@@ -291,18 +295,103 @@ fn loopback_is_never_the_source() {
             ifindex: UPLINK,
             addr: "127.0.0.5/8".parse().unwrap(),
             broadcast: None,
+            source: SourceUse::Preferred,
         },
     );
     snapshot.routes[1].prefsrc = Some("127.0.0.1".parse().unwrap());
     let table = RouteTable::new(&snapshot);
     assert_eq!(
-        table.lookup("1.1.1.1".parse().unwrap()),
+        table.lookup("1.1.1.1".parse::<IpAddr>().unwrap()),
         via("198.51.100.1", "198.51.100.5")
     );
     assert!(
         table
             .sources
             .iter()
-            .all(|(_, net)| !net.addr().is_loopback())
+            .all(|own| !own.addr.addr().is_loopback())
     );
+}
+
+/// The same host with IPv6: two routers, one by each link.
+fn dual() -> RouteSnapshot {
+    use RouteKind::{Local, Prohibit, Unicast};
+    let mut host = host();
+    host.addresses.extend([
+        address(UPLINK, "2001:db8:1::5/64", None),
+        address(UPLINK, "fe80::5/64", None),
+        address(OTHER, "2001:db8:2::5/64", None),
+    ]);
+    host.routes.extend([
+        route("::/0", Unicast, OTHER, Some("fe80::ff"), 1_024),
+        route("::/0", Unicast, UPLINK, Some("fe80::1"), 1_024),
+        route("2001:db8:1::/64", Unicast, UPLINK, None, 256),
+        route("2001:db8:2::/64", Unicast, OTHER, None, 256),
+        route("2001:db8:dead::/48", Prohibit, IfIndex::new(1), None, 1_024),
+        route("2001:db8:1::/128", Local, UPLINK, None, 0),
+    ]);
+    host
+}
+
+#[test]
+fn routes_of_ipv6_are_looked_up_as_those_of_ipv4() {
+    let table = RouteTable::new(&dual());
+    let lookup = |addr: &str| table.lookup(addr.parse::<IpAddr>().unwrap());
+    let own = "2001:db8:1::5";
+    let out = lookup("2001:db8:ffff::1");
+    assert_eq!(out, via("fe80::1", own));
+    assert_eq!(lookup("2001:db8:1::77"), via("2001:db8:1::77", own));
+    let other = Route::OtherUplink { ifindex: OTHER };
+    assert_eq!(lookup("2001:db8:2::77"), other);
+    let refused = Route::Refused(RouteKind::Prohibit);
+    assert_eq!(lookup("2001:db8:dead::1"), refused);
+    for host in ["::1", own, "fe80::5", "2001:db8:1::", "2001:db8:2::5"] {
+        assert_eq!(lookup(host), Route::HostLocal, "{host}");
+    }
+    assert_eq!(lookup("1.1.1.1"), via("198.51.100.1", "198.51.100.5"));
+}
+
+#[test]
+fn a_host_leads_to_ipv6_by_a_route_and_an_address() {
+    let leads = |change: &dyn Fn(&mut RouteSnapshot)| {
+        let mut snapshot = dual();
+        change(&mut snapshot);
+        RouteTable::new(&snapshot).leads_to_ipv6(Some(UPLINK))
+    };
+    let is_link_local = |own: &HostAddress| own.addr.to_string().starts_with("fe80");
+    assert!(leads(&|_| {}));
+    assert!(!leads(&|s| s
+        .routes
+        .retain(|route| route.prefix.prefix_len() != 0)));
+    assert!(!leads(&|s| s.routes.retain(|r| r.ifindex != UPLINK)));
+    assert!(
+        !leads(&|s| s.addresses.retain(is_link_local)),
+        "one of the link is no source"
+    );
+    assert!(!leads(&|s| for own in &mut s.addresses {
+        own.source = SourceUse::Unusable
+    }));
+    let refuses = route("2000::/3", RouteKind::Unreachable, IfIndex::NONE, None, 0);
+    assert!(!leads(&|s| s.routes.push(refuses)));
+    let ula = address(UPLINK, "fd00::5/64", None);
+    assert!(leads(&|s| s.addresses = vec![ula]));
+    assert!(!RouteTable::new(&host()).leads_to_ipv6(None));
+    assert!(
+        RouteTable::new(&dual()).leads_to_ipv6(Some(OTHER)),
+        "which is a VM's own"
+    );
+}
+
+#[test]
+fn an_ipv6_route_has_at_least_its_familys_mtu() {
+    let mut snapshot = dual();
+    for (said, counts) in [(1_400, Some(1_400)), (0, None), (600, Some(1_280))] {
+        for route in &mut snapshot.routes {
+            route.mtu = Some(said);
+        }
+        let route = RouteTable::new(&snapshot).lookup("2001:db8::1".parse::<IpAddr>().unwrap());
+        let Route::Via { mtu, .. } = route else {
+            panic!("{route:?}");
+        };
+        assert_eq!(mtu, counts);
+    }
 }

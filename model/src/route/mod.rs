@@ -14,28 +14,46 @@
 //! even if the metric of another link's route is lower, as the kernel does for a socket that is
 //! bound to a device. So a default route of a high metric is enough for such an uplink, and the host
 //! itself does not use it.
-use std::net::Ipv4Addr;
+//!
+//! Both families are in one table. The source address of IPv4 is selected as the kernel selects it,
+//! that of IPv6 by RFC 6724 (`source`).
+use std::net::IpAddr;
 
 use slipgate_abi::IfIndex;
 
-pub use slipgate_model::{HostAddress, RouteEntry, RouteKind, RouteSnapshot};
-
-use crate::datapath::Hop;
+pub use crate::network::{HostAddress, RouteEntry, RouteKind, RouteSnapshot, SourceUse};
 
 mod difference;
+mod source;
 mod table;
 
 pub use difference::Difference;
 pub use table::RouteTable;
 
-/// Smallest MTU that a link may have, bytes (RFC 791).
+/// Smallest MTU that a link may have, bytes: RFC 791, and RFC 8200 section 5.
 const LEAST_MTU: u32 = 68;
+const LEAST_MTU6: u32 = 1_280;
 
-/// MTU of a route, bytes, raised to the smallest that a link may have (RFC 791); `None` if the route
-/// sets none.
+/// MTU of a route, bytes, raised to the smallest that a link of its family may have; `None` if the
+/// route sets none.
 fn mtu(route: &RouteEntry) -> Option<u32> {
+    let least = match route.prefix.addr() {
+        IpAddr::V4(_) => LEAST_MTU,
+        IpAddr::V6(_) => LEAST_MTU6,
+    };
     let set = route.mtu.filter(|mtu| *mtu > 0);
-    set.map(|mtu| mtu.max(LEAST_MTU))
+    set.map(|mtu| mtu.max(least))
+}
+
+/// Next hop for which an element of `NEXT_HOPS` is claimed.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Hop {
+    /// Ifindex of the uplink.
+    pub ifindex: IfIndex,
+    /// Address of the neighbour; unspecified where the link has no neighbours.
+    pub neighbour: IpAddr,
+    /// Largest packet that the route carries, bytes; 0: the link's MTU applies.
+    pub route_mtu: u32,
 }
 
 /// Result of a route look-up.
@@ -47,9 +65,9 @@ pub enum Route {
         ifindex: IfIndex,
         /// Address of the gateway, or of the destination if it is on link. Its MAC is the L2
         /// destination.
-        next_hop: Ipv4Addr,
+        next_hop: IpAddr,
         /// Source address that the host would use.
-        source: Ipv4Addr,
+        source: IpAddr,
         /// Largest packet that the route carries, bytes; `None` if only the link limits it.
         mtu: Option<u32>,
     },
@@ -69,7 +87,7 @@ pub enum Route {
 impl Route {
     /// Next hop, with the host's source address there; `None` if the destination is not reached by
     /// an uplink.
-    pub fn hop(self) -> Option<(Hop, Ipv4Addr)> {
+    pub fn hop(self) -> Option<(Hop, IpAddr)> {
         match self {
             Self::Via {
                 ifindex,
@@ -79,7 +97,7 @@ impl Route {
             } => {
                 let hop = Hop {
                     ifindex,
-                    neighbour: next_hop.into(),
+                    neighbour: next_hop,
                     route_mtu: mtu.unwrap_or(0),
                 };
                 Some((hop, source))

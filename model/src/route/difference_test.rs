@@ -4,7 +4,7 @@ use slipgate_abi::IfIndex;
 const UPLINK: IfIndex = IfIndex::new(2);
 const OTHER: IfIndex = IfIndex::new(3);
 
-fn net(prefix: &str) -> Ipv4Net {
+fn net(prefix: &str) -> IpNet {
     prefix.parse().unwrap()
 }
 
@@ -13,7 +13,7 @@ fn route(prefix: &str, ifindex: IfIndex, gateway: Option<[u8; 4]>) -> RouteEntry
         prefix: net(prefix),
         kind: RouteKind::Unicast,
         ifindex,
-        gateway: gateway.map(Ipv4Addr::from),
+        gateway: gateway.map(IpAddr::from),
         prefsrc: None,
         metric: 0,
         mtu: None,
@@ -25,6 +25,7 @@ fn address(ifindex: IfIndex, addr: &str) -> HostAddress {
         ifindex,
         addr: net(addr),
         broadcast: None,
+        source: Default::default(),
     }
 }
 
@@ -51,7 +52,7 @@ fn changed(change: impl FnOnce(&mut RouteSnapshot)) -> Difference {
 }
 
 fn concerns(difference: &Difference, remote: [u8; 4]) -> bool {
-    difference.concerns(remote.into(), [192, 0, 2, 1].into())
+    difference.concerns(remote, [192, 0, 2, 1])
 }
 
 #[test]
@@ -83,7 +84,7 @@ fn a_route_concerns_who_is_in_its_prefix() {
 #[test]
 fn an_address_that_goes_concerns_who_is_translated_to_it() {
     let gone = changed(|s| s.addresses.truncate(1));
-    assert!(gone.concerns([8, 8, 8, 8].into(), [172, 17, 0, 1].into()));
+    assert!(gone.concerns([8, 8, 8, 8], [172, 17, 0, 1]));
     assert!(!concerns(&gone, [8, 8, 8, 8]));
     // What was the host's may lead by the uplink now.
     assert!(concerns(&gone, [172, 17, 0, 1]));
@@ -135,4 +136,34 @@ fn a_route_by_a_vms_own_uplink_concerns_who_is_in_its_prefix() {
     before = after.clone();
     after.addresses[1] = address(OTHER, "172.17.0.2/16");
     assert_eq!(difference(&after, &before), Difference::everything());
+}
+
+#[test]
+fn a_change_of_ipv6_concerns_flows_of_ipv6_only() {
+    let route6 = |prefix: &str, ifindex| RouteEntry {
+        prefix: net(prefix),
+        ..route("0.0.0.0/0", ifindex, None)
+    };
+    let added = changed(|s| s.routes.push(route6("2001:db8::/32", UPLINK)));
+    let v6 = |text: &str| text.parse::<IpAddr>().unwrap();
+    assert!(added.concerns(v6("2001:db8::1"), v6("2001:db8:1::5")));
+    assert!(!added.concerns(v6("2001:db9::1"), v6("2001:db8:1::5")));
+    assert!(!concerns(&added, [8, 8, 8, 8]));
+    // The uplink has none: any of the host's may be the source.
+    let first = changed(|s| s.addresses.push(address(OTHER, "2001:db8:1::5/64")));
+    assert_eq!(first, Difference::everything());
+    // It has one: those of other links are none of its flows' business.
+    let (mut before, mut after) = (host(), host());
+    before.addresses.push(address(UPLINK, "2001:db8:1::5/64"));
+    after.addresses.clone_from(&before.addresses);
+    after.addresses.push(address(OTHER, "2001:db8:2::5/64"));
+    let difference = RouteTable::new(&after).difference_from(&RouteTable::new(&before));
+    assert!(!concerns(&difference, [8, 8, 8, 8]));
+    assert!(difference.concerns(v6("2001:db8:2::5"), v6("2001:db8:1::5")));
+    // An address that is deprecated gives way to another.
+    before.addresses.push(address(UPLINK, "2001:db8:1::6/64"));
+    after.addresses.clone_from(&before.addresses);
+    after.addresses[2].source = SourceUse::Deprecated;
+    let difference = RouteTable::new(&after).difference_from(&RouteTable::new(&before));
+    assert_eq!(difference, Difference::everything());
 }

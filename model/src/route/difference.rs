@@ -1,11 +1,10 @@
 //! Destinations and translated addresses that a change of the host's network may concern, so that
 //! not every change causes a walk over all flows.
-use std::net::Ipv4Addr;
+use std::net::IpAddr;
 
-use ipnet::{IpNet, Ipv4Net};
-use slipgate_abi::IfIndex;
+use ipnet::IpNet;
 
-use super::RouteTable;
+use super::{HostAddress, RouteTable};
 
 /// Number of prefixes above which a difference concerns everything: each prefix is compared with
 /// each flow's destination.
@@ -17,9 +16,9 @@ pub struct Difference {
     /// The route to any destination may have changed.
     everything: bool,
     /// Prefixes to whose destinations the route may have changed.
-    prefixes: Vec<Ipv4Net>,
+    prefixes: Vec<IpNet>,
     /// Addresses that the host no longer has.
-    lost: Vec<Ipv4Addr>,
+    lost: Vec<IpAddr>,
 }
 
 impl Difference {
@@ -38,7 +37,8 @@ impl Difference {
 
     /// Whether the difference concerns a flow to `remote` that is translated to the host's address
     /// `nat`.
-    pub fn concerns(&self, remote: Ipv4Addr, nat: Ipv4Addr) -> bool {
+    pub fn concerns(&self, remote: impl Into<IpAddr>, nat: impl Into<IpAddr>) -> bool {
+        let (remote, nat) = (remote.into(), nat.into());
         self.everything
             || self.lost.contains(&nat)
             || self.prefixes.iter().any(|prefix| prefix.contains(&remote))
@@ -72,15 +72,15 @@ impl RouteTable {
         {
             return Difference::everything();
         }
-        let in_one = |one: &[Ipv4Addr], other: &[Ipv4Addr]| -> Vec<Ipv4Addr> {
-            let is_new = |address: &&Ipv4Addr| other.binary_search(address).is_err();
+        let in_one = |one: &[IpAddr], other: &[IpAddr]| -> Vec<IpAddr> {
+            let is_new = |address: &&IpAddr| other.binary_search(address).is_err();
             one.iter().filter(is_new).copied().collect()
         };
         let lost = in_one(&before.host, &self.host);
         let host = in_one(&self.host, &before.host)
             .into_iter()
             .chain(lost.clone());
-        let prefixes = host.map(Ipv4Net::from).chain(self.other_routes(before));
+        let prefixes = host.map(IpNet::from).chain(self.other_routes(before));
         difference.add(Difference {
             everything: false,
             prefixes: prefixes.collect(),
@@ -89,24 +89,30 @@ impl RouteTable {
         difference
     }
 
-    /// Addresses from which a source is selected. On an uplink without address, any of the host's
-    /// may be the source.
-    fn own_sources(&self) -> Vec<&(IfIndex, Ipv4Net)> {
+    /// Addresses from which a source is selected. On an uplink without an address of a family, any
+    /// of the host's of that family may be the source.
+    fn own_sources(&self) -> Vec<&HostAddress> {
         let Some(uplink) = self.uplink else {
             return self.sources.iter().collect();
         };
-        let uplinks = self.vm_uplinks.iter().chain([&uplink]);
-        let has_source = |link: &IfIndex| self.sources.iter().any(|source| source.0 == *link);
-        if !uplinks.clone().all(has_source) {
-            return self.sources.iter().collect();
-        }
-        let is_by_uplink =
-            |source: &&(IfIndex, Ipv4Net)| uplinks.clone().any(|link| *link == source.0);
-        self.sources.iter().filter(is_by_uplink).collect()
+        let uplinks = || self.vm_uplinks.iter().chain([&uplink]);
+        let are_uplinks_enough = |is_ipv6: bool| {
+            let of_family = |source: &&HostAddress| source.addr.addr().is_ipv6() == is_ipv6;
+            uplinks().all(|link| {
+                let mut sources = self.sources.iter().filter(of_family);
+                sources.any(|source| source.ifindex == *link)
+            })
+        };
+        let enough = [false, true].map(are_uplinks_enough);
+        let counts = |source: &&HostAddress| {
+            !enough[usize::from(source.addr.addr().is_ipv6())]
+                || uplinks().any(|link| *link == source.ifindex)
+        };
+        self.sources.iter().filter(counts).collect()
     }
 
     /// Prefixes whose useful routes differ between the two tables.
-    fn other_routes(&self, before: &Self) -> Vec<Ipv4Net> {
+    fn other_routes(&self, before: &Self) -> Vec<IpNet> {
         let only_in = |one: &Self, other: &Self| {
             let others = one.routes.iter().filter(|(prefix, routes)| {
                 let mut covering = other.routes.covering(prefix.network());
@@ -114,10 +120,7 @@ impl RouteTable {
                 same.is_none_or(|(_, found)| found != *routes)
             });
             // One more than counts is enough.
-            let others = others.filter_map(|(prefix, _)| match prefix {
-                IpNet::V4(prefix) => Some(prefix),
-                IpNet::V6(_) => None,
-            });
+            let others = others.map(|(prefix, _)| prefix);
             others.take(MOST_PREFIXES + 1).collect::<Vec<_>>()
         };
         let mut prefixes = only_in(self, before);

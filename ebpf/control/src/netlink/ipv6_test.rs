@@ -1,0 +1,159 @@
+//! What the watch shows of IPv6.
+use std::net::{IpAddr, Ipv6Addr};
+
+use super::{
+    super::tests::{until, uplink},
+    super::{AddressState, Network, NetworkWatch, Route, RouteKind, Table},
+};
+use crate::testing::{in_netns, run};
+
+fn ip(text: &str) -> IpAddr {
+    text.parse().unwrap()
+}
+
+fn route_to(network: &Network, destination: &str, table: Table) -> Option<Route> {
+    let is_it = |r: &&Route| r.destination == ip(destination) && r.table == table;
+    network.routes.iter().find(is_it).copied()
+}
+
+/// A namespace of the tests may have been made with IPv6 off.
+fn enable() {
+    for scope in ["all", "default"] {
+        run(&format!("sysctl -qw net.ipv6.conf.{scope}.disable_ipv6=0"));
+    }
+}
+
+#[test]
+fn ipv6_is_shown_without_what_every_link_has() {
+    in_netns("ipv6_is_shown_without_what_every_link_has", || {
+        enable();
+        let up0 = uplink();
+        run("ip -6 addr add 2001:db8:1::5/64 dev up0 nodad");
+        run("ip -6 addr add 2001:db8:1::6/64 dev up0 nodad preferred_lft 0 valid_lft 1000");
+        run("ip -6 route add default via fe80::1 dev up0 metric 50 mtu 1400");
+        run("ip -6 route add prohibit 2001:db8:dead::/48");
+        run(
+            "ip -6 route add 2001:db8:2::/48 nexthop via fe80::7 dev up0 nexthop via fe80::8 dev up0",
+        );
+        run("ip neigh add fe80::1 lladdr 02:00:00:00:00:01 dev up0 nud permanent");
+        let mut watch = NetworkWatch::open().unwrap();
+        // Routes of the table local come with the carrier.
+        until(&mut watch, "an address of its own", |network| {
+            route_to(network, "2001:db8:1::5", Table::Local).is_some()
+        });
+        let network = watch.network();
+
+        let states: Vec<_> = network
+            .addresses
+            .iter()
+            .filter(|a| a.address.is_ipv6() && a.ifindex == up0)
+            .map(|a| (a.address, a.prefix_len, a.state))
+            .collect();
+        let expected = [
+            (ip("2001:db8:1::5"), 64, AddressState::Preferred),
+            (ip("2001:db8:1::6"), 64, AddressState::Deprecated),
+        ];
+        assert!(
+            expected.iter().all(|own| states.contains(own)),
+            "{states:?}"
+        );
+        assert_eq!(states.len(), 2, "no link-local address: {states:?}");
+        let of_links = |address: IpAddr| match address {
+            IpAddr::V4(_) => false,
+            IpAddr::V6(a) => a.is_unicast_link_local() || a.is_multicast(),
+        };
+        assert!(network.routes.iter().all(|r| !of_links(r.destination)));
+
+        let default = route_to(network, "::", Table::Main).unwrap();
+        let expected = (Some(ip("fe80::1")), Some(up0), 50, Some(1_400), 0);
+        let found = (
+            default.gateway,
+            default.oif,
+            default.metric,
+            default.mtu,
+            default.prefix_len,
+        );
+        assert_eq!(found, expected);
+        let refused = route_to(network, "2001:db8:dead::", Table::Main).unwrap();
+        assert_eq!(refused.kind, RouteKind::Refused);
+        let many = route_to(network, "2001:db8:2::", Table::Main).unwrap();
+        assert_eq!(many.gateway, Some(ip("fe80::7")));
+        let own = route_to(network, "2001:db8:1::5", Table::Local).unwrap();
+        assert_eq!(own.kind, RouteKind::Local);
+
+        let router = network.neighbours[&(up0, ip("fe80::1"))];
+        assert_eq!(router.mac, Some([2, 0, 0, 0, 0, 1]));
+        assert!(network.is_next_hop(up0, ip("fe80::1")), "a router");
+        assert!(
+            network.is_next_hop(up0, ip("2001:db8:1::99")),
+            "on the link"
+        );
+        for other in ["fe80::2", "2001:db8:9::1", "2001:db8:1::5", "::"] {
+            assert!(!network.is_next_hop(up0, ip(other)), "{other}");
+        }
+        assert_eq!(
+            network.default_uplink().map(|link| link.ifindex),
+            Some(up0),
+            "IPv6's alone"
+        );
+    });
+}
+
+#[test]
+fn changes_of_ipv6_are_followed_and_those_of_links_are_none() {
+    in_netns(
+        "changes_of_ipv6_are_followed_and_those_of_links_are_none",
+        || {
+            enable();
+            let up0 = uplink();
+            let mut watch = NetworkWatch::open().unwrap();
+            until(&mut watch, "up", |network| network.links[&up0].up);
+            // Its own link-local address becomes usable meanwhile.
+            std::thread::sleep(std::time::Duration::from_millis(2_500));
+            while watch.update().unwrap().any() {}
+
+            run("ip -6 addr add fe80::77/64 dev up0 nodad");
+            let changes = watch.update().unwrap();
+            assert!(!changes.addresses && !changes.routes, "{changes:?}");
+
+            let has = |state: Option<AddressState>| {
+                move |network: &Network| {
+                    let found = network
+                        .addresses
+                        .iter()
+                        .find(|a| a.address == ip("2001:db8:1::5"));
+                    found.map(|a| a.state) == state
+                }
+            };
+            run("ip -6 addr add 2001:db8:1::5/64 dev up0");
+            until(&mut watch, "probed", has(Some(AddressState::Unusable)));
+            until(&mut watch, "usable", has(Some(AddressState::Preferred)));
+            run("ip -6 addr change 2001:db8:1::5/64 dev up0 preferred_lft 0");
+            until(
+                &mut watch,
+                "deprecated",
+                has(Some(AddressState::Deprecated)),
+            );
+            run("ip -6 route add default via fe80::1 dev up0");
+            let has_default = |network: &Network| route_to(network, "::", Table::Main).is_some();
+            until(&mut watch, "a default route", has_default);
+            run("ip neigh add fe80::9 lladdr 02:00:00:00:00:09 dev up0 nud reachable");
+            let nine = (up0, ip("fe80::9"));
+            until(&mut watch, "a neighbour", |n| {
+                n.neighbours.contains_key(&nine)
+            });
+            run("ip -6 route del default");
+            until(&mut watch, "no default route", |n| !has_default(n));
+            run("ip -6 addr del 2001:db8:1::5/64 dev up0");
+            until(&mut watch, "no address", has(None));
+            let group: Ipv6Addr = "ff02::1".parse().unwrap();
+            assert!(
+                watch
+                    .network()
+                    .routes
+                    .iter()
+                    .all(|r| r.destination != IpAddr::V6(group))
+            );
+        },
+    );
+}
