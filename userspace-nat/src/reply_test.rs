@@ -75,7 +75,7 @@ fn rfc1122_3_2_2_what_is_not_answered() {
     let about = packets::udp((B, 1), (A, 2), b"x");
     assert!(!may(&packets::icmp_error(A, B, 3, 1, &about), error));
     for group in [[224, 0, 0, 1], [255, 255, 255, 255], [0, 0, 0, 0]] {
-        assert!(!may(&packets::udp((A, 1), (group.into(), 2), b"x"), error));
+        assert!(!may(&packets::udp((A, 1), (IpAddr::from(group), 2), b"x"), error));
     }
 }
 

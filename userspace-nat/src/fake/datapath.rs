@@ -3,8 +3,9 @@
 use std::{collections::HashSet, io, net::IpAddr, ops::Range, sync::atomic::Ordering::Relaxed};
 
 use slipgate_abi::{
-    Addresses6Ref, FlowRef, Ip4, NameKey, NameValue, NextHopRef, OwnerRef, RuleIndex, SequencesRef,
+    Addresses6Ref, FlowRef, Ip4, Ip6, NameKey, NameValue, NextHopRef, OwnerRef, RuleIndex, SequencesRef,
     SlotIndex, SlotRef, Verdict, Vm6Ref, VmId, VmRef, VmRow,
+    link::NextHopFlags,
     maps::{Chunk, MAX_NAMES, MAX_NEXT_HOPS, MAX_VMS, SLOTS_PER_CHUNK, may_claim_chunk},
     rate::RateRef,
 };
@@ -272,24 +273,25 @@ impl Tables for FakeDatapath {
     fn next_hop_for(&mut self, wanted: Hop) -> u32 {
         let kernel = self.kernel.borrow();
         let ours = self.owner + 1;
-        let IpAddr::V4(neighbour) = wanted.neighbour else {
-            return 0;
+        let neighbours = match wanted.neighbour {
+            IpAddr::V4(four) => (0, four.into(), Ip6::UNSPECIFIED),
+            IpAddr::V6(six) => (NextHopFlags::IPV6, Ip4::UNSPECIFIED, six.into()),
         };
-        let neighbour = Ip4::from(neighbour);
         // SAFETY: in bounds; one thread.
         let hop = |index: u32| unsafe { &mut *kernel.next_hops.at(index as usize) };
         let same = (1..MAX_NEXT_HOPS).find(|index| {
             let hop = hop(*index);
             hop.owner == ours
                 && hop.ifindex == wanted.ifindex.get()
-                && hop.neighbour == neighbour
+                && (hop.flags & NextHopFlags::IPV6, hop.neighbour, hop.neighbour6) == neighbours
                 && hop.route_mtu == wanted.route_mtu
         });
         let index = same.or_else(|| (1..MAX_NEXT_HOPS).find(|index| hop(*index).owner == 0));
         let Some(index) = index else { return 0 };
         let hop = hop(index);
         (hop.owner, hop.ifindex) = (ours, wanted.ifindex.get());
-        (hop.neighbour, hop.route_mtu) = (neighbour, wanted.route_mtu);
+        (hop.flags, hop.neighbour, hop.neighbour6) = neighbours;
+        hop.route_mtu = wanted.route_mtu;
         index
     }
 

@@ -1,23 +1,29 @@
 //! Builders of packets for tests, with correct checksums.
 use std::net::IpAddr;
 
-use slipgate_abi::tcp::Flags;
+use slipgate_abi::{Ip4, tcp::Flags};
 
 use crate::packet::{Ip, Ipv4, Version, build, checksum::Sum, icmp};
 
-/// Transport address: IP address and port.
-pub type At = (IpAddr, u16);
+/// Transport address of IPv4: address and port. The builders take those of either family.
+pub type At = (Ip4, u16);
+
+/// The address and port of either family.
+fn at(at: (impl Into<IpAddr>, u16)) -> (IpAddr, u16) {
+    (at.0.into(), at.1)
+}
 
 /// A TCP segment with options and payload.
 pub fn tcp(
-    from: At,
-    to: At,
+    from: (impl Into<IpAddr>, u16),
+    to: (impl Into<IpAddr>, u16),
     flags: u8,
     seq: u32,
     ack: u32,
     options: &[u8],
     data: &[u8],
 ) -> Vec<u8> {
+    let (from, to) = (at(from), at(to));
     let mut out = Vec::new();
     build::ip(&mut out, from.0, to.0, 6, |out| {
         let begin = out.len();
@@ -41,12 +47,17 @@ pub fn tcp(
 }
 
 /// A SYN with an MSS option of 8,960 bytes.
-pub fn syn(from: At, to: At, isn: u32) -> Vec<u8> {
+pub fn syn(from: (impl Into<IpAddr>, u16), to: (impl Into<IpAddr>, u16), isn: u32) -> Vec<u8> {
     tcp(from, to, Flags::SYN, isn, 0, &[2, 4, 0x23, 0], &[])
 }
 
 /// A SYN-ACK that acknowledges `ack`.
-pub fn syn_ack(from: At, to: At, isn: u32, ack: u32) -> Vec<u8> {
+pub fn syn_ack(
+    from: (impl Into<IpAddr>, u16),
+    to: (impl Into<IpAddr>, u16),
+    isn: u32,
+    ack: u32,
+) -> Vec<u8> {
     tcp(
         from,
         to,
@@ -59,12 +70,19 @@ pub fn syn_ack(from: At, to: At, isn: u32, ack: u32) -> Vec<u8> {
 }
 
 /// A bare ACK, or with FIN or RST added.
-pub fn ack(from: At, to: At, more: u8, seq: u32, ack: u32) -> Vec<u8> {
+pub fn ack(
+    from: (impl Into<IpAddr>, u16),
+    to: (impl Into<IpAddr>, u16),
+    more: u8,
+    seq: u32,
+    ack: u32,
+) -> Vec<u8> {
     tcp(from, to, Flags::ACK | more, seq, ack, &[], &[])
 }
 
 /// A UDP datagram with this payload.
-pub fn udp(from: At, to: At, data: &[u8]) -> Vec<u8> {
+pub fn udp(from: (impl Into<IpAddr>, u16), to: (impl Into<IpAddr>, u16), data: &[u8]) -> Vec<u8> {
+    let (from, to) = (at(from), at(to));
     let mut out = Vec::new();
     build::ip(&mut out, from.0, to.0, 17, |out| {
         let begin = out.len();
