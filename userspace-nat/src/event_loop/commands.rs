@@ -276,7 +276,8 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
             let message = &question.message;
             let dns = &mut self.services.dns;
             // One that is refused the guest asks again.
-            let _ = dns.query(&vm.net, origin, message, &self.poller, now_ns);
+            let guest = self.core.nat.network.guest(&vm.net);
+            let _ = dns.query(guest, origin, message, &self.poller, now_ns);
         }
     }
 
