@@ -46,7 +46,14 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
         if watch {
             self.activity.watch(&vm, self.clock.now_ns());
         }
-        if self.core.set_vm(vm) {
+        let before = self.core.vms.get(row).map(|vm| vm.net.ipv6);
+        let ipv6 = vm.ipv6;
+        let has_other_uplink = self.core.set_vm(vm);
+        if before.is_some_and(|before| before != ipv6) {
+            let left = self.core.flows_of_other_prefix(row);
+            self.cut_slots(&left, EndReason::Prefix);
+        }
+        if has_other_uplink {
             let left = self.core.nat.follow_uplink_of(row, id);
             self.cut_slots(&left, EndReason::Uplink);
         }
