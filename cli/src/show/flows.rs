@@ -98,7 +98,7 @@ impl Flow {
             proto: slot.protocol.name(),
             guest: at(slot.guest, slot.guest_port),
             remote: match slot.protocol {
-                Protocol::Icmp => Ipv4Addr::from(slot.remote).to_string(),
+                Protocol::Icmp | Protocol::Icmpv6 => Ipv4Addr::from(slot.remote).to_string(),
                 Protocol::Tcp | Protocol::Udp => at(slot.remote, slot.remote_port),
             },
             nat: at(slot.nat, slot.nat_port),
@@ -189,8 +189,12 @@ fn path(verdict: Verdict) -> &'static str {
 fn state(slot: &Slot) -> &'static str {
     match slot.protocol {
         Protocol::Tcp => TcpBits(slot.tcp).phase().name(),
-        Protocol::Udp | Protocol::Icmp if slot.tx_packets > 0 && slot.rx_packets > 0 => "both-ways",
-        Protocol::Udp | Protocol::Icmp => "one-way",
+        Protocol::Udp | Protocol::Icmp | Protocol::Icmpv6
+            if slot.tx_packets > 0 && slot.rx_packets > 0 =>
+        {
+            "both-ways"
+        }
+        Protocol::Udp | Protocol::Icmp | Protocol::Icmpv6 => "one-way",
     }
 }
 

@@ -60,7 +60,7 @@ reasons! {
     Spoofed spoofed,
     /// The headers contradict each other or the frame's length.
     Malformed malformed,
-    /// The packet is IPv6, which is not supported.
+    /// The packet is IPv6, which the VM does not have.
     Ipv6 ipv6,
     /// The packet is a fragment of a datagram that overlapped itself, had no room, or did not become
     /// whole in time.
@@ -119,6 +119,12 @@ reasons! {
     BadTcpFlags bad_tcp_flags,
     /// The segment has the tuple of an inspected connection, but lies outside its sequence numbers.
     OutOfWindow out_of_window,
+    /// The IPv6 packet has a hop-by-hop, routing or destination options header.
+    ExtensionHeader extension_header,
+    /// The source address is of the VM's prefix, but the VM has as many addresses as it may have.
+    AddressBound address_bound,
+    /// A router advertisement or a redirect from the guest, which is no router (RFC 6105).
+    RouterAdvertisement router_advertisement,
 }
 
 reasons! {
@@ -233,6 +239,10 @@ pub struct VmCounters {
     pub pcap_lost: u64,
     /// Journal of the ended flow that is being added to this row.
     pub ended_before: EndedBefore,
+    /// Neighbour solicitations that the engine answered.
+    pub ndp_answers: u64,
+    /// Router advertisements sent to the guest.
+    pub router_advertisements: u64,
 }
 
 /// Adds packets and bytes to a live counter.

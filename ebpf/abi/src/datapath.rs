@@ -37,8 +37,9 @@ pub mod uplink_ingress;
 pub use self::drops::NOBODY;
 use self::{fragment_table::Fragment, packet::L4};
 use crate::{
-    DropReason, FlowRef, ForwardKey, ForwardTarget, Ip4, NextHopRef, OwnerRef, SequencesRef,
-    SlotRef, TapEntry, Tuple, VmRef, rate::RateRef, segment::Segments,
+    Addresses6Ref, DropReason, FlowRef, ForwardKey, ForwardTarget, Ip4, NextHopRef, OwnerRef,
+    SequencesRef, SlotRef, TapEntry, Tuple, Tuple6, Vm6Ref, VmRef, rate::RateRef,
+    segment::Segments,
 };
 
 /// Access to the maps during one run of a program.
@@ -63,6 +64,16 @@ pub unsafe trait Maps: Copy {
     fn insert_flow(self, tuple: &Tuple, flow: FlowRef) -> bool;
     /// Deletes an entry of `FLOWS` that this run inserted.
     fn delete_flow(self, tuple: &Tuple);
+    /// Row of `VMS6`, by the VM's row.
+    fn vm6(self, row: u32) -> Option<Vm6Ref>;
+    /// As [`Maps::flow`], of `FLOWS6`.
+    fn flow6(self, tuple: &Tuple6) -> Option<FlowRef>;
+    /// As [`Maps::insert_flow`], of `FLOWS6`.
+    fn insert_flow6(self, tuple: &Tuple6, flow: FlowRef) -> bool;
+    /// As [`Maps::delete_flow`], of `FLOWS6`.
+    fn delete_flow6(self, tuple: &Tuple6);
+    /// Element of `ADDRESSES6`: the addresses of the IPv6 flow in a slot.
+    fn addresses6(self, slot: u32) -> Option<Addresses6Ref>;
     /// Element of `SLOTS`, by its index.
     fn slot(self, index: u32) -> Option<SlotRef>;
     /// Element of `SEQUENCES`: the sequence numbers of a slot's connection.

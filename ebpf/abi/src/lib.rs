@@ -15,14 +15,19 @@
 //! Slots rest before reuse ([`timeout::SLOT_REST_NS`]), far longer than a program can run, so the
 //! second cache line of a slot is constant for as long as a program may read it.
 //!
+//! An IPv6 flow is a slot too, with [`slot::SlotFlags::IPV6`]. Its addresses are in the element of
+//! `ADDRESSES6` with the slot's index ([`Addresses6`]), and its tuples in `FLOWS6` ([`Tuple6`]). So a
+//! slot keeps its two cache lines, and what IPv4 reads does not grow.
+//!
 //! # Conventions
 //!
-//! Addresses are in network order ([`Ip4`]), ports and everything else in host order. Padding is
+//! Addresses are in network order ([`Ip4`], [`Ip6`]), ports and everything else in host order. Padding is
 //! explicit and zero. Times are `CLOCK_MONOTONIC` nanoseconds. Bytes and packets are L3, as if
 //! segmented ([`segment`]).
 #![no_std]
 #![deny(unsafe_op_in_unsafe_fn)]
 
+pub mod addresses6;
 pub mod cell;
 pub mod checksum;
 pub mod connection;
@@ -45,7 +50,9 @@ pub mod tcp;
 pub mod timeout;
 pub mod tuple;
 pub mod vm;
+pub mod vm6;
 
+pub use addresses6::{Addresses6, Addresses6Ref};
 pub use count::{
     Counter, DropCounters, DropReason, EndedBefore, Refusal, RefusalCounters, RuleRefusals,
     VmCounters,
@@ -59,12 +66,13 @@ pub use portframe::{Command, Handover, PortHeader};
 pub use rate::{Rate, RateLimits, VmRates};
 pub use sequence::{Sequences, SequencesRef};
 pub use slot::{FlowRef, Slot, SlotRef, Verdict};
-pub use tuple::{Direction, Ip4, Protocol, Tuple};
+pub use tuple::{Direction, Ip4, Ip6, Protocol, Tuple, Tuple6};
 pub use vm::{TapEntry, Vm, VmRef};
+pub use vm6::{Vm6, Vm6Ref};
 
 /// Version of all layouts and meanings in this crate. Increase it with any change of either; a
 /// process refuses pinned maps of another version.
-pub const ABI_VERSION: u32 = 5;
+pub const ABI_VERSION: u32 = 6;
 
 #[cfg(feature = "user")]
 mod pod;

@@ -6,7 +6,7 @@ use core::sync::atomic::{
     fence,
 };
 
-use crate::{Ip4, cell::load32, handle::handle};
+use crate::{Ip4, Ip6, cell::load32, handle::handle};
 
 /// One element of `NEXT_HOPS`. Index 0 means that the kernel resolves the neighbour
 /// (`bpf_redirect_neigh`), which is correct but the most expensive part of the program.
@@ -39,15 +39,18 @@ pub struct NextHop {
     pub neighbour_mac: [u8; 6],
     /// MAC of the uplink.
     pub uplink_mac: [u8; 6],
-    /// Address of the neighbour: the router, or the destination itself if it is on link.
+    /// IPv4 address of the neighbour: the router, or the destination itself if it is on link. Zero
+    /// with [`NextHopFlags::IPV6`].
     pub neighbour: Ip4,
     /// Row in `OWNERS`, plus 1, of the process that updates the element; 0 if it is free.
     pub owner: u32,
     /// MTU of the routes that use this next hop, bytes; 0 if they set none. The element was claimed
     /// for this value, as for `ifindex` and `neighbour`.
     pub route_mtu: u32,
+    /// IPv6 address of the neighbour with [`NextHopFlags::IPV6`], else zero.
+    pub neighbour6: Ip6,
     /// Explicit padding, always zero.
-    pub pad: [u8; 24],
+    pub pad: [u8; 8],
 }
 
 const _: () = assert!(size_of::<NextHop>() == 64);
@@ -59,6 +62,8 @@ pub struct NextHopFlags;
 impl NextHopFlags {
     /// The uplink has no L2 header (tun, WireGuard).
     pub const NO_L2: u32 = 1;
+    /// The neighbour's address is one of IPv6.
+    pub const IPV6: u32 = 2;
 }
 
 handle! {

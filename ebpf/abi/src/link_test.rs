@@ -26,7 +26,8 @@ fn element() -> NextHop {
         },
         owner: 1,
         route_mtu: 0,
-        pad: [0; 24],
+        neighbour6: crate::Ip6::UNSPECIFIED,
+        pad: [0; 8],
     }
 }
 

@@ -17,7 +17,13 @@
 //! | `RULES` | array, mmapable | rule → [`RuleElement`] (userspace only) |
 //! | `RATES` | array, mmapable | VM row → [`crate::rate::RateLimits`] |
 //! | `SEQUENCES` | array, mmapable | slot → [`crate::Sequences`] |
+//! | `FLOWS6` | hash, preallocated | [`crate::Tuple6`] → [`crate::FlowRef`] |
+//! | `ADDRESSES6` | array, mmapable | slot → [`crate::Addresses6`] |
+//! | `VMS6` | array, mmapable | VM row → [`crate::Vm6`] |
 //! | `NAMES` | hash | [`crate::names::NameKey`] → [`crate::names::NameValue`] (userspace only) |
+//!
+//! [`crate::datapath::Program6`] names the elements of a program array, `PROGRAMS6`, which is pinned
+//! beside the maps and is no map of flows: no process but the loader has its descriptor.
 //!
 //! Processes claim shared elements by compare-and-swap in a mapped array, or by
 //! `BPF_NOEXIST` in a hash. There are no events: a slot's bits are the only record. Scanning the
@@ -27,15 +33,16 @@ use core::sync::atomic::{AtomicU32, AtomicU64};
 
 use crate::{handle::handle, timeout::SLOT_REST_NS};
 
-/// Number of flow slots by default: 8 MiB of slots, 4 MiB of sequence numbers, 12 MiB of hash.
+/// Number of flow slots by default: 8 MiB of slots, 4 MiB of sequence
+/// numbers, 4 MiB of IPv6 addresses, and hashes of 12 MiB for IPv4 and 15 MiB for IPv6.
 pub const DEFAULT_SLOTS: u32 = 65_536;
-/// Entries of `FLOWS` per slot: one for each of the flow's two links.
+/// Entries of `FLOWS`, and of `FLOWS6`, per slot: one for each of the flow's two links.
 pub const TUPLES_PER_SLOT: u32 = 2;
 /// Number of slots in a chunk, the unit in which a process claims slots.
 pub const SLOTS_PER_CHUNK: u32 = 1_024;
 /// Number of elements of `CHUNKS`, and so the most chunks there can be.
 pub const MAX_CHUNKS: u32 = 4_096;
-/// Rows of `VMS`, `DROPS`, `COUNTERS` and `RATES`: for 4,096 VMs, and row 0, which belongs to none.
+/// Rows of `VMS`, `VMS6`, `DROPS`, `COUNTERS` and `RATES`: for 4,096 VMs, and row 0, which belongs to none.
 pub const MAX_VMS: u32 = 4_097;
 /// Rows of `OWNERS`: the number of processes that can share the maps.
 pub const MAX_OWNERS: u32 = 64;

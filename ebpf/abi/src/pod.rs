@@ -11,6 +11,9 @@ macro_rules! pod {
 
 pod!(
     Tuple,
+    Tuple6,
+    Addresses6,
+    Vm6,
     FlowRef,
     TapEntry,
     Vm,

@@ -148,17 +148,18 @@ pub enum Handover {
     Syn = 2,
     /// The flow's verdict is `Engine` or `Closing`.
     Verdict = 3,
-    /// The TTL is 1: an ICMP time exceeded is due.
+    /// The TTL or hop limit is 1: an ICMP time exceeded is due.
     TtlExpired = 4,
     /// The packet exceeds the next hop's MTU.
     TooBig = 5,
     /// An ARP frame that the kernel did not answer.
     Arp = 6,
-    /// A DHCP message, from 0.0.0.0 or the guest's address.
+    /// A DHCP message, from 0.0.0.0 or the guest's address; or one of DHCPv6.
     Dhcp = 7,
-    /// A packet to the gateway or another address of the guest's own network.
+    /// A packet to the gateway or another address of the guest's own network. IPv6: also to a
+    /// link-local address.
     Local = 8,
-    /// An ICMP message other than an echo, from either side. From the uplink: an error that quotes
+    /// An ICMP or ICMPv6 message other than an echo, from either side. From the uplink: an error that quotes
     /// a packet of one of this VM's flows.
     Icmp = 9,
     /// From the uplink: a packet to a forward that has no flow yet.
@@ -170,6 +171,12 @@ pub enum Handover {
     /// A fragment, for the engine to reassemble. From the uplink: of a datagram whose first
     /// fragment has a flow's tuple.
     Fragment = 13,
+    /// From the guest: a message of neighbour discovery that the kernel did not answer, or of
+    /// multicast listener discovery (RFC 4861, RFC 3810).
+    Ndp = 14,
+    /// From the guest: an IPv6 packet from an address of the VM's prefix, or a link-local one, that
+    /// is not bound to it. The engine binds the address, and then handles the packet.
+    Address = 15,
 }
 
 impl Handover {
@@ -189,6 +196,8 @@ impl Handover {
             11 => Self::Uncommon,
             12 => Self::Asleep,
             13 => Self::Fragment,
+            14 => Self::Ndp,
+            15 => Self::Address,
             _ => return None,
         })
     }

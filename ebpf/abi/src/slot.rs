@@ -85,7 +85,7 @@ impl OrderState {
     pub const FAILED: u32 = 3;
 }
 
-/// Reference to a flow: the value of the map `FLOWS`. It is read and written as one 64-bit word, so
+/// Reference to a flow: the value of the maps `FLOWS` and `FLOWS6`. It is read and written as one 64-bit word, so
 /// it never tears.
 #[repr(C, align(8))]
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -149,11 +149,11 @@ pub struct Slot {
     pub vm_row: u16,
     /// Row in `OWNERS` of the process that serves the flow.
     pub owner: u16,
-    /// IPv4 address of the guest.
+    /// IPv4 address of the guest; zero for an IPv6 flow.
     pub guest: Ip4,
-    /// IPv4 address of the peer.
+    /// IPv4 address of the peer; zero for an IPv6 flow.
     pub remote: Ip4,
-    /// Translated address: the guest's as the world sees it.
+    /// Translated address: the guest's as the world sees it; zero for an IPv6 flow.
     pub nat: Ip4,
     /// The guest's port or ICMP query id, host order.
     pub guest_port: u16,
@@ -203,6 +203,9 @@ impl SlotFlags {
     /// An inspect rule admitted the flow. Its translated port rests for the full time after the
     /// end, even if the process that ends the flow no longer knows the rule.
     pub const INSPECTED: u8 = 4;
+    /// The flow is of IPv6: its addresses are in `ADDRESSES6`, its tuples in `FLOWS6`, and the
+    /// slot's own addresses are zero.
+    pub const IPV6: u8 = 8;
 }
 
 handle! {
@@ -323,6 +326,12 @@ impl SlotRef {
         unsafe { AtomicU8::from_ptr(&raw mut (*self.0).flags) }
     }
 
+    /// Whether the flow is of IPv6.
+    #[inline(always)]
+    pub fn is_ipv6(&self) -> bool {
+        self.flags() & SlotFlags::IPV6 != 0
+    }
+
     /// Row in `OWNERS` of the process that serves the flow.
     #[inline(always)]
     pub fn owner(&self) -> u32 {
@@ -404,7 +413,8 @@ impl SlotRef {
         }
     }
 
-    /// Tuple of the flow on the guest's link: the key of one of its entries in `FLOWS`.
+    /// Tuple of the flow on the guest's link: the key of one of its entries in `FLOWS`. Of an IPv6
+    /// flow, no key ([`crate::Addresses6Ref::guest_tuple`]).
     #[inline(always)]
     pub fn guest_tuple(&self) -> Tuple {
         Tuple {
@@ -418,7 +428,8 @@ impl SlotRef {
         }
     }
 
-    /// Tuple of the flow on the world's link: the key of its other entry in `FLOWS`.
+    /// Tuple of the flow on the world's link: the key of its other entry in `FLOWS`. Of an IPv6
+    /// flow, no key ([`crate::Addresses6Ref::world_tuple`]).
     #[inline(always)]
     pub fn world_tuple(&self) -> Tuple {
         Tuple {

@@ -34,6 +34,94 @@ impl Ip4 {
     }
 }
 
+/// An IPv6 address in network order. Aligned so that programs compare it as two words, and made of
+/// octets so that `bpftool` prints it legibly.
+#[repr(C, align(8))]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default, PartialOrd, Ord)]
+pub struct Ip6 {
+    /// Octets of the address, most significant first.
+    pub octets: [u8; 16],
+}
+
+impl Ip6 {
+    /// The unspecified address, `::`.
+    pub const UNSPECIFIED: Self = Self { octets: [0; 16] };
+
+    /// The address whose octets in a packet were read as native-endian words.
+    #[inline(always)]
+    pub const fn from_words(words: [u32; 4]) -> Self {
+        // SAFETY: arrays of the same length, of types without invalid values.
+        Self {
+            octets: unsafe { core::mem::transmute::<[u32; 4], [u8; 16]>(words) },
+        }
+    }
+
+    /// The address as native-endian words to store in a packet.
+    #[inline(always)]
+    pub const fn to_words(self) -> [u32; 4] {
+        // SAFETY: as above.
+        unsafe { core::mem::transmute::<[u8; 16], [u32; 4]>(self.octets) }
+    }
+
+    /// Both halves as native-endian words, which compare as the address does.
+    #[inline(always)]
+    pub const fn halves(self) -> [u64; 2] {
+        // SAFETY: as above.
+        unsafe { core::mem::transmute::<[u8; 16], [u64; 2]>(self.octets) }
+    }
+
+    /// Whether two addresses are equal, by two comparisons of words.
+    #[inline(always)]
+    pub const fn is(self, other: Self) -> bool {
+        let (a, b) = (self.halves(), other.halves());
+        a[0] == b[0] && a[1] == b[1]
+    }
+
+    /// Whether two addresses have the same /64.
+    #[inline(always)]
+    pub const fn same_prefix(self, other: Self) -> bool {
+        self.halves()[0] == other.halves()[0]
+    }
+
+    /// Whether this is `::`.
+    #[inline(always)]
+    pub const fn is_unspecified(self) -> bool {
+        self.is(Self::UNSPECIFIED)
+    }
+
+    /// Whether the address is in ff00::/8 (RFC 4291 section 2.7).
+    #[inline(always)]
+    pub const fn is_multicast(self) -> bool {
+        self.octets[0] == 0xff
+    }
+
+    /// Whether the address is in fe80::/10 (RFC 4291 section 2.5.6).
+    #[inline(always)]
+    pub const fn is_link_local(self) -> bool {
+        self.octets[0] == 0xfe && self.octets[1] & 0xc0 == 0x80
+    }
+}
+
+impl From<core::net::Ipv6Addr> for Ip6 {
+    fn from(addr: core::net::Ipv6Addr) -> Self {
+        Self {
+            octets: addr.octets(),
+        }
+    }
+}
+
+impl From<Ip6> for core::net::IpAddr {
+    fn from(addr: Ip6) -> Self {
+        Self::from(addr.octets)
+    }
+}
+
+impl From<Ip6> for core::net::Ipv6Addr {
+    fn from(addr: Ip6) -> Self {
+        Self::from(addr.octets)
+    }
+}
+
 impl From<core::net::Ipv4Addr> for Ip4 {
     fn from(addr: core::net::Ipv4Addr) -> Self {
         Self {
@@ -64,10 +152,12 @@ pub enum Protocol {
     Tcp = 6,
     /// User Datagram Protocol (RFC 768).
     Udp = 17,
+    /// ICMPv6 echo (RFC 4443). The query id takes the place of the local port.
+    Icmpv6 = 58,
 }
 
 impl Protocol {
-    /// All protocols of which there are flows.
+    /// All protocols as users name them: [`Protocol::Icmpv6`] is ICMP over IPv6 to them.
     pub const fn all() -> [Self; 3] {
         [Self::Tcp, Self::Udp, Self::Icmp]
     }
@@ -83,6 +173,32 @@ impl Protocol {
         }
     }
 
+    /// The protocol with this number in an IPv6 header; `None` if slipgate has no flows of it.
+    #[inline(always)]
+    pub const fn from_ip6(number: u8) -> Option<Self> {
+        match number {
+            6 => Some(Self::Tcp),
+            17 => Some(Self::Udp),
+            58 => Some(Self::Icmpv6),
+            _ => None,
+        }
+    }
+
+    /// The protocol with this number, of a flow of either family.
+    #[inline(always)]
+    pub const fn from_number(number: u8) -> Option<Self> {
+        match number {
+            58 => Some(Self::Icmpv6),
+            number => Self::from_ip(number),
+        }
+    }
+
+    /// Whether flows of the protocol are ICMP echoes, whose local port is the query id.
+    #[inline(always)]
+    pub const fn is_icmp(self) -> bool {
+        matches!(self, Self::Icmp | Self::Icmpv6)
+    }
+
     /// The protocol with this name in flags and output.
     pub fn by_name(name: &str) -> Option<Self> {
         Self::all()
@@ -93,7 +209,7 @@ impl Protocol {
     /// Name of the protocol in flags and output.
     pub const fn name(self) -> &'static str {
         match self {
-            Self::Icmp => "icmp",
+            Self::Icmp | Self::Icmpv6 => "icmp",
             Self::Tcp => "tcp",
             Self::Udp => "udp",
         }
@@ -140,6 +256,41 @@ pub struct Tuple {
     pub protocol: u8,
     /// Explicit padding, always zero.
     pub pad: [u8; 3],
+}
+
+/// Key of the map `FLOWS6`: as [`Tuple`], of an IPv6 flow.
+#[repr(C)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Tuple6 {
+    /// Id of the VM, or [`Tuple::WORLD`].
+    pub scope: u32,
+    /// Port of the guest or its translation, or the ICMPv6 query id, host order.
+    pub local_port: u16,
+    /// Port of the peer, host order; 0 for ICMPv6.
+    pub remote_port: u16,
+    /// Address of the guest, or its translation.
+    pub local: Ip6,
+    /// Address of the peer.
+    pub remote: Ip6,
+    /// Number of a [`Protocol`].
+    pub protocol: u8,
+    /// Explicit padding, always zero.
+    pub pad: [u8; 7],
+}
+
+const _: () = assert!(size_of::<Tuple6>() == 48);
+
+impl Tuple6 {
+    /// Whether two tuples are equal, compared by words.
+    #[inline(always)]
+    pub const fn is(&self, other: &Self) -> bool {
+        self.scope == other.scope
+            && self.local_port == other.local_port
+            && self.remote_port == other.remote_port
+            && self.protocol == other.protocol
+            && self.local.is(other.local)
+            && self.remote.is(other.remote)
+    }
 }
 
 impl Tuple {

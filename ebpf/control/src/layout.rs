@@ -3,14 +3,15 @@
 use std::{fmt, mem::size_of};
 
 use slipgate_abi::{
-    DropCounters, FlowRef, ForwardKey, ForwardTarget, NameKey, NameValue, NextHop, RateLimits,
-    Sequences, Slot, TapEntry, Tuple, Vm, VmCounters, forward::DenyKey, maps,
+    Addresses6, DropCounters, FlowRef, ForwardKey, ForwardTarget, NameKey, NameValue, NextHop,
+    RateLimits, Sequences, Slot, TapEntry, Tuple, Tuple6, Vm, Vm6, VmCounters, forward::DenyKey,
+    maps,
 };
 
 pub use crate::bpf::{Kind, Shape};
 
 /// Number of maps.
-pub const MAPS: usize = 16;
+pub const MAPS: usize = 19;
 
 /// The maps, in the order in which descriptors are passed. The number indexes [`MapName::ALL`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -32,6 +33,9 @@ pub enum MapName {
     Rates,
     Names,
     Sequences,
+    Flows6,
+    Addresses6,
+    Vms6,
 }
 
 impl MapName {
@@ -53,6 +57,9 @@ impl MapName {
         Self::Rates,
         Self::Names,
         Self::Sequences,
+        Self::Flows6,
+        Self::Addresses6,
+        Self::Vms6,
     ];
 
     /// Returns the map's name in the object, which is also its pin's.
@@ -74,6 +81,9 @@ impl MapName {
             Self::Rates => "RATES",
             Self::Names => "NAMES",
             Self::Sequences => "SEQUENCES",
+            Self::Flows6 => "FLOWS6",
+            Self::Addresses6 => "ADDRESSES6",
+            Self::Vms6 => "VMS6",
         }
     }
 
@@ -123,6 +133,14 @@ impl MapName {
                 entries: maps::MAX_NAMES,
             },
             Self::Sequences => Shape::array(size_of::<Sequences>(), slots),
+            Self::Flows6 => Shape {
+                kind: Kind::HASH,
+                key: size_of::<Tuple6>() as u32,
+                value: size_of::<FlowRef>() as u32,
+                entries: slots.saturating_mul(maps::TUPLES_PER_SLOT),
+            },
+            Self::Addresses6 => Shape::array(size_of::<Addresses6>(), slots),
+            Self::Vms6 => Shape::array(size_of::<Vm6>(), maps::MAX_VMS),
         }
     }
 }

@@ -1,8 +1,8 @@
 //! The shared maps, for a process that holds their descriptors. It needs no capability.
 //!
 //! Arrays are mapped into memory: META, SLOTS, CHUNKS, OWNERS, VMS, DROPS, COUNTERS, NEXT_HOPS,
-//! RULES, RATES and SEQUENCES. The other maps are reached by system calls: FLOWS, FORWARDS, TAPS,
-//! DENY and NAMES. Without a kernel's part (`--mode userspace`) the arrays are files of memory, and
+//! RULES, RATES, SEQUENCES, ADDRESSES6 and VMS6. The other maps are reached by system calls: FLOWS,
+//! FLOWS6, FORWARDS, TAPS, DENY and NAMES. Without a kernel's part (`--mode userspace`) the arrays are files of memory, and
 //! each process has the other maps for itself ([`crate::in_memory`]).
 //!
 //! The references handed out ([`SlotRef`], [`VmRef`], [`NextHopRef`], counter rows) stay valid as
@@ -29,10 +29,11 @@ use std::{
 
 use aya::Pod;
 use slipgate_abi::{
-    ABI_VERSION, DropCounters, FlowRef, ForwardKey, ForwardTarget, NameKey, NameValue, NextHop,
-    NextHopRef, OwnerRef, RateLimits, RuleIndex, RuleRefusals, Sequences, SequencesRef, Slot,
-    SlotIndex, SlotRef, TapEntry, Tuple, Vm, VmCounters, VmRates, VmRef, VmRow,
-    count::COUNTED_RULES, forward::DenyKey, maps, maps::RuleElement, rate::RateRef, vm::VmFlags,
+    ABI_VERSION, Addresses6, Addresses6Ref, DropCounters, FlowRef, ForwardKey, ForwardTarget,
+    NameKey, NameValue, NextHop, NextHopRef, OwnerRef, RateLimits, RuleIndex, RuleRefusals,
+    Sequences, SequencesRef, Slot, SlotIndex, SlotRef, TapEntry, Tuple, Tuple6, Vm, Vm6, Vm6Ref,
+    VmCounters, VmRates, VmRef, VmRow, count::COUNTED_RULES, forward::DenyKey, maps,
+    maps::RuleElement, rate::RateRef, vm::VmFlags,
 };
 
 pub(crate) use self::pinned::{abi_version_of, check_pinned, open_pins};
@@ -65,8 +66,10 @@ pub struct SharedMaps {
     /// Descriptors of the mapped arrays; those of the other maps are in their tables.
     arrays: Vec<(MapName, OwnedFd)>,
     memory: Memory,
-    /// Flow table: tuples to slots.
+    /// Flow table of IPv4: tuples to slots.
     pub flows: Table<Tuple, FlowRef>,
+    /// Flow table of IPv6.
+    pub flows6: Table<Tuple6, FlowRef>,
     /// Forwards: ports of the host to guests.
     pub forwards: Table<ForwardKey, ForwardTarget>,
     /// TAPs: ifindexes to VMs.
@@ -91,6 +94,8 @@ struct Memory {
     next_hops: Mapped<NextHop>,
     rules: Mapped<maps::RuleElement>,
     rates: Mapped<RateLimits>,
+    addresses6: Mapped<Addresses6>,
+    vms6: Mapped<Vm6>,
 }
 
 impl SharedMaps {
@@ -141,7 +146,7 @@ impl SharedMaps {
         };
         let (flows, forwards) = (take(MapName::Flows), take(MapName::Forwards));
         let (taps, deny) = (take(MapName::Taps), take(MapName::Deny));
-        let names = take(MapName::Names);
+        let (names, flows6) = (take(MapName::Names), take(MapName::Flows6));
         let arrays = MapName::ALL
             .into_iter()
             .zip(rest)
@@ -151,6 +156,7 @@ impl SharedMaps {
             arrays,
             memory,
             flows: Table::new(flows.0, flows.1, most(MapName::Flows)),
+            flows6: Table::new(flows6.0, flows6.1, most(MapName::Flows6)),
             forwards: Table::new(forwards.0, forwards.1, most(MapName::Forwards)),
             taps: Table::new(taps.0, taps.1, most(MapName::Taps)),
             deny: Table::new(deny.0, deny.1, most(MapName::Deny)),
@@ -164,6 +170,7 @@ impl SharedMaps {
             .into_iter()
             .filter_map(|map| match map {
                 MapName::Flows => Some(self.flows.as_fd()),
+                MapName::Flows6 => Some(self.flows6.as_fd()),
                 MapName::Forwards => Some(self.forwards.as_fd()),
                 MapName::Taps => Some(self.taps.as_fd()),
                 MapName::Deny => Some(self.deny.as_fd()),
@@ -197,6 +204,18 @@ impl SharedMaps {
     pub fn sequences(&self, index: SlotIndex) -> Option<SequencesRef> {
         // SAFETY: an element of SEQUENCES; the mapping is never taken down.
         Some(unsafe { SequencesRef::new(self.memory.sequences.at(index.get())?) })
+    }
+
+    /// Returns the addresses of the IPv6 flow in a slot; `None` beyond the last.
+    pub fn addresses6(&self, index: SlotIndex) -> Option<Addresses6Ref> {
+        // SAFETY: an element of ADDRESSES6; the mapping is never taken down.
+        Some(unsafe { Addresses6Ref::new(self.memory.addresses6.at(index.get())?) })
+    }
+
+    /// Returns a VM's row of `VMS6`; `None` beyond the last.
+    pub fn vm6(&self, row: VmRow) -> Option<Vm6Ref> {
+        // SAFETY: an element of VMS6; the mapping is never taken down.
+        Some(unsafe { Vm6Ref::new(self.memory.vms6.at(row.word())?) })
     }
 
     /// Returns a VM's row; `None` beyond the last. Row 0 belongs to no VM.
@@ -393,6 +412,8 @@ impl Memory {
             next_hops: map(fds, slots, protection, MapName::NextHops)?,
             rules: map(fds, slots, protection, MapName::Rules)?,
             rates: map(fds, slots, protection, MapName::Rates)?,
+            addresses6: map(fds, slots, protection, MapName::Addresses6)?,
+            vms6: map(fds, slots, protection, MapName::Vms6)?,
         })
     }
 

@@ -1,8 +1,8 @@
 //! Access of the datapath to the BPF maps.
 use aya_ebpf::{bindings::BPF_NOEXIST, btf_maps::Array, macros::btf_map};
 use slipgate_abi::{
-    FlowRef, ForwardKey, ForwardTarget, NextHopRef, OwnerRef, SequencesRef, SlotRef, TapEntry,
-    Tuple, VmRef,
+    Addresses6Ref, FlowRef, ForwardKey, ForwardTarget, NextHopRef, OwnerRef, SequencesRef, SlotRef,
+    TapEntry, Tuple, Tuple6, Vm6Ref, VmRef,
     datapath::{
         Maps,
         fragment_table::{Fragment, PLACES},
@@ -10,7 +10,9 @@ use slipgate_abi::{
     rate::RateRef,
 };
 
-use crate::maps::{FLOWS, FORWARDS, NEXT_HOPS, OWNERS, RATES, SEQUENCES, SLOTS, TAPS, VMS};
+use crate::maps::{
+    ADDRESSES6, FLOWS, FLOWS6, FORWARDS, NEXT_HOPS, OWNERS, RATES, SEQUENCES, SLOTS, TAPS, VMS, VMS6,
+};
 
 /// Fragment table. It is not pinned, because its contents are valid for seconds only.
 #[btf_map]
@@ -67,6 +69,38 @@ unsafe impl Maps for BpfMaps {
     fn delete_flow(self, tuple: &Tuple) {
         // A tuple that can't be deleted leads to a free slot: a miss, swept at the next adoption.
         let _ = FLOWS.remove(tuple);
+    }
+
+    #[inline(always)]
+    fn vm6(self, row: u32) -> Option<Vm6Ref> {
+        // SAFETY: an element of VMS6.
+        VMS6.get_ptr_mut(row).map(|vm| unsafe { Vm6Ref::new(vm) })
+    }
+
+    #[inline(always)]
+    fn flow6(self, tuple: &Tuple6) -> Option<FlowRef> {
+        let entry = FLOWS6.get_ptr(tuple)?;
+        // SAFETY: as in `flow`.
+        Some(unsafe { core::mem::transmute::<u64, FlowRef>(entry.cast::<u64>().read_volatile()) })
+    }
+
+    #[inline(always)]
+    fn insert_flow6(self, tuple: &Tuple6, flow: FlowRef) -> bool {
+        FLOWS6.insert(tuple, &flow, BPF_NOEXIST.into()).is_ok()
+    }
+
+    #[inline(always)]
+    fn delete_flow6(self, tuple: &Tuple6) {
+        // As in `delete_flow`.
+        let _ = FLOWS6.remove(tuple);
+    }
+
+    #[inline(always)]
+    fn addresses6(self, slot: u32) -> Option<Addresses6Ref> {
+        // SAFETY: an element of ADDRESSES6.
+        ADDRESSES6
+            .get_ptr_mut(slot)
+            .map(|element| unsafe { Addresses6Ref::new(element) })
     }
 
     #[inline(always)]

@@ -6,8 +6,8 @@ use aya_ebpf::{
     macros::btf_map,
 };
 use slipgate_abi::{
-    DropCounters, FlowRef, ForwardKey, ForwardTarget, NameKey, NameValue, NextHop, RateLimits,
-    Sequences, Slot, TapEntry, Tuple, Vm, VmCounters,
+    Addresses6, DropCounters, FlowRef, ForwardKey, ForwardTarget, NameKey, NameValue, NextHop, RateLimits,
+    Sequences, Slot, TapEntry, Tuple, Tuple6, Vm, Vm6, VmCounters,
     forward::DenyKey,
     maps::{
         DEFAULT_SLOTS, MAX_CHUNKS, MAX_DENY, MAX_FORWARDS, MAX_NAMES, MAX_NEXT_HOPS, MAX_OWNERS,
@@ -22,10 +22,20 @@ type Mapped<T, const N: usize> = Array<T, N, MAPPED>;
 
 #[btf_map]
 pub(crate) static META: Mapped<Meta, 1> = Array::new();
-// The loader sets the size of FLOWS, SLOTS and SEQUENCES.
+// The loader sets the size of FLOWS, FLOWS6, SLOTS, ADDRESSES6 and SEQUENCES.
 #[btf_map]
 pub(crate) static FLOWS: HashMap<Tuple, FlowRef, { (DEFAULT_SLOTS * TUPLES_PER_SLOT) as usize }> =
     HashMap::new();
+#[btf_map]
+pub(crate) static FLOWS6: HashMap<
+    Tuple6,
+    FlowRef,
+    { (DEFAULT_SLOTS * TUPLES_PER_SLOT) as usize },
+> = HashMap::new();
+#[btf_map]
+pub(crate) static ADDRESSES6: Mapped<Addresses6, { DEFAULT_SLOTS as usize }> = Array::new();
+#[btf_map]
+pub(crate) static VMS6: Mapped<Vm6, { MAX_VMS as usize }> = Array::new();
 #[btf_map]
 pub(crate) static SLOTS: Mapped<Slot, { DEFAULT_SLOTS as usize }> = Array::new();
 #[btf_map]

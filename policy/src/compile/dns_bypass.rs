@@ -70,7 +70,7 @@ impl BypassKind {
 /// Returns how a destination is recognized as a DNS bypass; `None` if it is not one. Ping never is.
 pub(crate) fn dns_bypass(to: Destination) -> Option<BypassKind> {
     match to.protocol {
-        Protocol::Icmp => None,
+        Protocol::Icmp | Protocol::Icmpv6 => None,
         _ if KNOWN.addresses.contains(&to.addr) => Some(BypassKind::Resolver),
         _ if to.port == DNS_OVER_TLS => Some(BypassKind::Port),
         _ => None,

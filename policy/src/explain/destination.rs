@@ -149,7 +149,7 @@ impl fmt::Display for Explanation {
 /// Returns the narrowest pattern that matches `to`.
 fn narrow(to: Destination) -> String {
     match to.protocol {
-        Protocol::Icmp => format!("{}/icmp", to.addr),
+        Protocol::Icmp | Protocol::Icmpv6 => format!("{}/icmp", to.addr),
         protocol => format!("{}/{}", SocketAddr::new(to.addr, to.port), protocol.name()),
     }
 }

@@ -174,7 +174,7 @@ impl Policy {
             }
         }
         let what = match protocol {
-            Protocol::Icmp => "Ping".to_owned(),
+            Protocol::Icmp | Protocol::Icmpv6 => "Ping".to_owned(),
             protocol => format!("{} port {port}", protocol.name().to_uppercase()),
         };
         if let Some((decision, by_name)) = elsewhere {

@@ -72,7 +72,7 @@ impl LoopbackPorts {
             && match to.protocol {
                 Protocol::Tcp => self.tcp,
                 Protocol::Udp => self.udp,
-                Protocol::Icmp => false,
+                Protocol::Icmp | Protocol::Icmpv6 => false,
             };
         listed.then(|| self.host_first + (to.port - first))
     }

@@ -83,7 +83,7 @@ fn index(protocol: Protocol) -> usize {
     match protocol {
         Protocol::Tcp => 0,
         Protocol::Udp => 1,
-        Protocol::Icmp => 2,
+        Protocol::Icmp | Protocol::Icmpv6 => 2,
     }
 }
 

@@ -121,7 +121,7 @@ impl Destination {
     /// [2001:db8::1]:443`, `Ping to 192.0.2.1`.
     pub fn describe(self) -> String {
         match self.protocol {
-            Protocol::Icmp => format!("Ping to {}", self.addr),
+            Protocol::Icmp | Protocol::Icmpv6 => format!("Ping to {}", self.addr),
             protocol => format!(
                 "{} to {}",
                 protocol.name().to_uppercase(),

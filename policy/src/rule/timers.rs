@@ -39,7 +39,7 @@ impl Timers {
     /// Returns the idle time-out of a flow in this state, ns.
     pub fn idle_ns(&self, protocol: Protocol, tcp: TcpBits) -> u64 {
         let seconds = match protocol {
-            Protocol::Icmp => self.icmp_s,
+            Protocol::Icmp | Protocol::Icmpv6 => self.icmp_s,
             Protocol::Udp => self.udp_s,
             Protocol::Tcp => match tcp.phase() {
                 Phase::Established => self.tcp_established_s,

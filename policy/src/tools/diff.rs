@@ -297,7 +297,7 @@ fn outcome(policy: &Policy, decision: Decision) -> (Outcome, String) {
 fn target(to: Destination, name: Option<&str>) -> String {
     let host = name.map_or_else(|| to.addr.to_string(), str::to_owned);
     match to.protocol {
-        Protocol::Icmp => format!("{host}/icmp"),
+        Protocol::Icmp | Protocol::Icmpv6 => format!("{host}/icmp"),
         protocol => format!("{host}:{}/{}", to.port, protocol.name()),
     }
 }

@@ -43,7 +43,7 @@ pub fn explain(
         let wire = wire(host).map_err(|e| refused(e.to_string()))?;
         let name = Name(&wire);
         let port = match protocol {
-            Protocol::Icmp => Some((0, protocol)),
+            Protocol::Icmp | Protocol::Icmpv6 => Some((0, protocol)),
             _ => port.map(|port| (port, protocol)),
         };
         let (passes, sentences) = policy.explain_name(name, port);
@@ -53,7 +53,7 @@ pub fn explain(
             .parse()
             .map_err(|_| refused(format!("{host:?} is neither an address nor a name")))?;
         let port = match (protocol, port) {
-            (Protocol::Icmp, _) => 0,
+            (Protocol::Icmp | Protocol::Icmpv6, _) => 0,
             (_, Some(port)) => port,
             (_, None) => return Err(refused("no port".into())),
         };

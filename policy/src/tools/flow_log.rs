@@ -302,7 +302,7 @@ fn destination(line: &Line) -> Option<Destination> {
     Some(Destination {
         addr: remote.ip(),
         port: match protocol {
-            Protocol::Icmp => 0,
+            Protocol::Icmp | Protocol::Icmpv6 => 0,
             _ => remote.port(),
         },
         protocol,

@@ -53,7 +53,7 @@ const UNSPEC: i32 = -1;
 /// The remote port of a flow.
 pub(crate) fn remote_port(protocol: Protocol) -> u16 {
     match protocol {
-        Protocol::Icmp => 0,
+        Protocol::Icmp | Protocol::Icmpv6 => 0,
         Protocol::Tcp | Protocol::Udp => 443,
     }
 }

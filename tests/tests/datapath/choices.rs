@@ -127,7 +127,8 @@ pub(crate) fn fill(both: &Both, choices: &mut Choices<'_>) -> Protocol {
         neighbour: Ipv4Addr::new(192, 0, 2, 1).into(),
         owner: 1,
         route_mtu: choices.mostly(&[0, 200]),
-        pad: [0; 24],
+        neighbour6: slipgate_abi::Ip6::UNSPECIFIED,
+        pad: [0; 8],
     });
     for (slot, protocol) in FLOWS {
         both.set_flow(slot, protocol, &flow(protocol, choices));
@@ -375,7 +376,7 @@ fn of(
     match protocol {
         Protocol::Tcp => FrameBuilder::tcp(source, destination),
         Protocol::Udp => FrameBuilder::udp(source, destination),
-        Protocol::Icmp => {
+        Protocol::Icmp | Protocol::Icmpv6 => {
             let ours = if echo == 8 { source } else { destination };
             let id = ours.port().to_be_bytes();
             let kind = choices.mostly(&[echo, 8, 0, 13]);

@@ -19,9 +19,9 @@ use std::{
 };
 
 use slipgate_abi::{
-    Command, DropCounters, FlowRef, Ip4, NameKey, NameValue, NextHop, NextHopRef, OwnerRef,
-    RateLimits, RuleIndex, Sequences, SequencesRef, Slot, SlotIndex, SlotRef, TapEntry, Tuple, Vm,
-    VmCounters, VmId, VmRates, VmRef, VmRow,
+    Addresses6, Addresses6Ref, Command, DropCounters, FlowRef, Ip4, NameKey, NameValue, NextHop,
+    NextHopRef, OwnerRef, RateLimits, RuleIndex, Sequences, SequencesRef, Slot, SlotIndex, SlotRef,
+    TapEntry, Tuple, Tuple6, Vm, Vm6, Vm6Ref, VmCounters, VmId, VmRates, VmRef, VmRow,
     datapath::fragment_table::{Fragment, PLACES},
     maps::{self, Chunk, MAX_NEXT_HOPS, MAX_OWNERS, MAX_VMS, SLOTS_PER_CHUNK},
     rate::RateRef,
@@ -115,6 +115,8 @@ pub struct Kernel {
     next_hops: Shared<NextHop>,
     rates: Shared<RateLimits>,
     fragments: Shared<Fragment>,
+    addresses6: Shared<Addresses6>,
+    vms6: Shared<Vm6>,
     /// Contents of the map `CHUNKS`.
     pub(crate) chunks: Vec<Chunk>,
     /// Rows of `OWNERS` that have a process, as a bit set.
@@ -123,6 +125,10 @@ pub struct Kernel {
     pub flows: HashMap<Tuple, FlowRef>,
     /// Entries that a running program has inserted into `FLOWS`.
     ordered: RefCell<Vec<(Tuple, FlowRef)>>,
+    /// Contents of the map `FLOWS6`.
+    pub flows6: HashMap<Tuple6, FlowRef>,
+    /// Entries that a running program has inserted into `FLOWS6`.
+    ordered6: RefCell<Vec<(Tuple6, FlowRef)>>,
     /// Contents of the map `NAMES`.
     pub names: HashMap<NameKey, NameValue>,
     /// Contents of the map `RULES`.
@@ -184,10 +190,14 @@ impl Kernel {
             next_hops: Shared::zeroed(MAX_NEXT_HOPS as usize),
             rates: Shared::zeroed(MAX_VMS as usize),
             fragments: Shared::zeroed(PLACES),
+            addresses6: Shared::zeroed(slots as usize),
+            vms6: Shared::zeroed(MAX_VMS as usize),
             chunks: vec![Chunk(0); (slots / SLOTS_PER_CHUNK) as usize],
             owners: 0,
             flows: HashMap::new(),
             ordered: RefCell::default(),
+            flows6: HashMap::new(),
+            ordered6: RefCell::default(),
             names: HashMap::new(),
             rules: HashMap::new(),
             forwards: HashMap::new(),
@@ -253,6 +263,18 @@ impl Kernel {
     pub fn sequences(&self, index: SlotIndex) -> SequencesRef {
         // SAFETY: as above.
         unsafe { SequencesRef::new(self.sequences.at(index.get() as usize)) }
+    }
+
+    /// Addresses of the IPv6 flow in a slot.
+    pub fn addresses6(&self, index: SlotIndex) -> Addresses6Ref {
+        // SAFETY: as above.
+        unsafe { Addresses6Ref::new(self.addresses6.at(index.get() as usize)) }
+    }
+
+    /// Handle to a VM's row of `VMS6`.
+    pub fn vm6(&self, row: u16) -> Vm6Ref {
+        // SAFETY: as above.
+        unsafe { Vm6Ref::new(self.vms6.at(usize::from(row))) }
     }
 
     /// Handle to a VM's row.

@@ -110,6 +110,8 @@ impl Kernel {
         });
         let inserted = self.ordered.take();
         self.flows.extend(inserted);
+        let inserted = self.ordered6.take();
+        self.flows6.extend(inserted);
         handling
     }
 

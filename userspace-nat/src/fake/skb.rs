@@ -1,7 +1,9 @@
 //! The in-memory kernel as the programs see it: its tables, its clock and its devices.
+use std::{cell::RefCell, collections::HashMap, hash::Hash};
+
 use slipgate_abi::{
-    DropReason, FlowRef, ForwardKey, ForwardTarget, Ip4, NextHopRef, OwnerRef, SequencesRef,
-    SlotIndex, SlotRef, TapEntry, Tuple, VmRef,
+    Addresses6Ref, DropReason, FlowRef, ForwardKey, ForwardTarget, Ip4, NextHopRef, OwnerRef,
+    SequencesRef, SlotIndex, SlotRef, TapEntry, Tuple, Tuple6, Vm6Ref, VmRef,
     datapath::{
         self,
         fragment_table::{Fragment, PLACES},
@@ -37,26 +39,43 @@ unsafe impl datapath::Maps for &Kernel {
     }
 
     fn insert_flow(self, tuple: &Tuple, flow: FlowRef) -> bool {
-        let mut ordered = self.ordered.borrow_mut();
-        let fails = self.faults.order_fails.get();
-        self.faults.order_fails.set(fails.saturating_sub(1));
-        let capacity = self.faults.map_capacity;
-        let is_full = capacity != 0 && self.flows.len() + ordered.len() >= capacity;
-        let is_taken = self.flows.contains_key(tuple) || ordered.iter().any(|(t, _)| t == tuple);
-        if fails > 0 || is_full || is_taken {
-            return false;
-        }
         let world = self.slot(flow.index()).world_tuple();
-        assert!(
-            tuple.scope == Tuple::WORLD || ordered.contains(&(world, flow)),
-            "the guest's packets would go out before the answers are known: the host would reset them"
-        );
-        ordered.push((*tuple, flow));
-        true
+        let is_world = tuple.scope == Tuple::WORLD;
+        self.order(&self.flows, &self.ordered, (*tuple, flow), world, is_world)
     }
 
     fn delete_flow(self, tuple: &Tuple) {
         self.ordered.borrow_mut().retain(|(t, _)| t != tuple);
+    }
+
+    fn vm6(self, row: u32) -> Option<Vm6Ref> {
+        (row < MAX_VMS).then(|| Kernel::vm6(self, row as u16))
+    }
+
+    fn flow6(self, tuple: &Tuple6) -> Option<FlowRef> {
+        self.flows6.get(tuple).copied()
+    }
+
+    fn insert_flow6(self, tuple: &Tuple6, flow: FlowRef) -> bool {
+        let (slot, addresses) = (self.slot(flow.index()), self.addresses6(flow.index()));
+        let world = addresses.world_tuple(slot);
+        let is_world = tuple.scope == Tuple::WORLD;
+        self.order(
+            &self.flows6,
+            &self.ordered6,
+            (*tuple, flow),
+            world,
+            is_world,
+        )
+    }
+
+    fn delete_flow6(self, tuple: &Tuple6) {
+        self.ordered6.borrow_mut().retain(|(t, _)| t != tuple);
+    }
+
+    fn addresses6(self, slot: u32) -> Option<Addresses6Ref> {
+        ((slot as usize) < self.addresses6.len())
+            .then(|| Kernel::addresses6(self, SlotIndex::new(slot)))
     }
 
     fn slot(self, index: u32) -> Option<SlotRef> {
@@ -86,6 +105,34 @@ unsafe impl datapath::Maps for &Kernel {
 
     fn fragment(self, place: u32) -> Option<*mut Fragment> {
         ((place as usize) < PLACES).then(|| self.fragments.at(place as usize))
+    }
+}
+
+impl Kernel {
+    /// Inserts an entry of a running program; `world` is the tuple that goes first.
+    fn order<T: Copy + Eq + Hash>(
+        &self,
+        flows: &HashMap<T, FlowRef>,
+        ordered: &RefCell<Vec<(T, FlowRef)>>,
+        (tuple, flow): (T, FlowRef),
+        world: T,
+        is_world: bool,
+    ) -> bool {
+        let mut ordered = ordered.borrow_mut();
+        let fails = self.faults.order_fails.get();
+        self.faults.order_fails.set(fails.saturating_sub(1));
+        let capacity = self.faults.map_capacity;
+        let is_full = capacity != 0 && flows.len() + ordered.len() >= capacity;
+        let is_taken = flows.contains_key(&tuple) || ordered.iter().any(|(t, _)| *t == tuple);
+        if fails > 0 || is_full || is_taken {
+            return false;
+        }
+        assert!(
+            is_world || ordered.contains(&(world, flow)),
+            "the guest's packets would go out before the answers are known: the host would reset them"
+        );
+        ordered.push((tuple, flow));
+        true
     }
 }
 

@@ -105,7 +105,7 @@ fn is_proven(live: SlotRef, protocol: Protocol) -> bool {
     match protocol {
         Protocol::Tcp => handshake::is_proven(live),
         Protocol::Udp => live.tx_packets().load(Relaxed) > 0 && live.rx_packets().load(Relaxed) > 1,
-        Protocol::Icmp => true,
+        Protocol::Icmp | Protocol::Icmpv6 => true,
     }
 }
 

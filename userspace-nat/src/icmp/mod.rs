@@ -76,7 +76,7 @@ impl Quoted {
         let word = |at: usize| u16::from_be_bytes([l4[at], l4[at + 1]]);
         let (source_port, destination_port) = match protocol {
             Protocol::Tcp | Protocol::Udp => (word(0), word(2)),
-            Protocol::Icmp => {
+            Protocol::Icmp | Protocol::Icmpv6 => {
                 let quoted = Transport::parse(1, l4).map_err(|_| Untranslatable::Quote)?;
                 quoted.ports().ok_or(Untranslatable::Quote)?
             }
@@ -216,7 +216,7 @@ fn translate_quote(quote: &mut [u8], end: End, addr: Ip4, port: u16) {
         (Some(Protocol::Udp), End::Source) => (0, 6, true),
         (Some(Protocol::Udp), End::Destination) => (2, 6, true),
         (Some(Protocol::Icmp), _) => (4, 2, false),
-        (None, _) => return,
+        (Some(Protocol::Icmpv6) | None, _) => return,
     };
     let Some(field) = l4.get_mut(port_at..port_at + 2) else {
         return;

@@ -115,7 +115,7 @@ impl Inspected {
     pub(crate) fn refuses(&self, vm: VmId, protocol: Protocol) -> Option<Refused> {
         let is_full = |of_vm: &OfVm| of_vm.sessions >= MAX_SESSIONS || of_vm.held >= MAX_HELD;
         match protocol {
-            Protocol::Icmp => Some(Refused::Unknown),
+            Protocol::Icmp | Protocol::Icmpv6 => Some(Refused::Unknown),
             Protocol::Tcp | Protocol::Udp => {
                 let is_full = self.vms.get(&vm).is_some_and(is_full);
                 is_full.then_some(Refused::Limit)

@@ -146,6 +146,8 @@ fn handover(code: u8) -> &'static str {
         Some(Handover::Uncommon) => "IP options",
         Some(Handover::Asleep) => "to a VM that sleeps",
         Some(Handover::Fragment) => "fragment",
+        Some(Handover::Ndp) => "neighbour discovery",
+        Some(Handover::Address) => "new address of the guest",
         None => "?",
     }
 }

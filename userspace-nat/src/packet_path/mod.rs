@@ -332,7 +332,9 @@ impl<D: Datapath> Core<D> {
                 | Handover::Forward
                 | Handover::Uncommon
                 | Handover::Dhcp
-                | Handover::Asleep,
+                | Handover::Asleep
+                | Handover::Ndp
+                | Handover::Address,
             )
             | None => Finish::Drop(DropReason::BadCommand),
         }
@@ -495,7 +497,9 @@ impl<D: Datapath> Core<D> {
                 | Handover::Dhcp
                 | Handover::Local
                 | Handover::Uncommon
-                | Handover::TtlExpired,
+                | Handover::TtlExpired
+                | Handover::Ndp
+                | Handover::Address,
             )
             | None => Finish::Drop(DropReason::BadCommand),
         }

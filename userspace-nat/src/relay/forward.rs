@@ -60,7 +60,7 @@ impl Relay {
                 let host = v4(socket.socket().local_addr());
                 (Entry::Datagrams(socket), host)
             }
-            Protocol::Icmp => {
+            Protocol::Icmp | Protocol::Icmpv6 => {
                 return Err(io::Error::new(
                     io::ErrorKind::InvalidInput,
                     "ICMP has no ports to forward: tcp or udp would do",

@@ -290,7 +290,7 @@ impl Sockets {
             tuple.remote,
             tuple.protocol,
             |l4| match Protocol::from_ip(tuple.protocol) {
-                Some(Protocol::Icmp) => {
+                Some(Protocol::Icmp | Protocol::Icmpv6) => {
                     l4.extend_from_slice(&[8, 0, 0, 0]);
                     l4.extend_from_slice(&tuple.local_port.to_be_bytes());
                     l4.extend_from_slice(&[0; 2]);

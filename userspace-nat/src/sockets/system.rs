@@ -35,7 +35,7 @@ pub(super) fn open(tuple: &Tuple) -> io::Result<OwnedFd> {
     }
     let (kind, protocol) = match Protocol::from_ip(tuple.protocol) {
         Some(Protocol::Tcp) => (SockType::Stream, None),
-        Some(Protocol::Icmp) => (SockType::Datagram, Some(SockProtocol::Icmp)),
+        Some(Protocol::Icmp | Protocol::Icmpv6) => (SockType::Datagram, Some(SockProtocol::Icmp)),
         _ => (SockType::Datagram, None),
     };
     let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;

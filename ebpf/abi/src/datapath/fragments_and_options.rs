@@ -116,7 +116,7 @@ fn flow_row<K: Kernel, const L2: usize>(kernel: K, datagram: &Datagram, header_l
     let (ports, rest) = (l4.ports, l4.rest);
     let (local_port, remote_port) = match protocol {
         Protocol::Icmp if ports[0].to_ne_bytes()[0] != icmp::ECHO_REPLY => return NOBODY,
-        Protocol::Icmp => (u16::from_be(rest[0]), 0),
+        Protocol::Icmp | Protocol::Icmpv6 => (u16::from_be(rest[0]), 0),
         Protocol::Tcp | Protocol::Udp => (u16::from_be(ports[1]), u16::from_be(ports[0])),
     };
     let found = lookup::world_flow_by(

@@ -247,7 +247,7 @@ impl Packet {
                 self.checksum = rest[1];
                 8
             }
-            Protocol::Icmp => {
+            Protocol::Icmp | Protocol::Icmpv6 => {
                 self.icmp_type = ports[0].to_ne_bytes()[0];
                 self.checksum = ports[1];
                 self.source_port = u16::from_be(rest[0]);

@@ -71,7 +71,7 @@ pub(super) fn rewrite<K: Kernel>(
     let (checksum_offset, flags) = match Protocol::from_ip(packet.protocol) {
         Some(Protocol::Tcp) => (L4_OFFSET + 16, 0),
         Some(Protocol::Udp) => (L4_OFFSET + 6, checksum_flags::MARK_MANGLED_0),
-        Some(Protocol::Icmp) => (L4_OFFSET + 2, 0),
+        Some(Protocol::Icmp | Protocol::Icmpv6) => (L4_OFFSET + 2, 0),
         None => return Err(DropReason::IpProtocol),
     };
     if from_guest {

@@ -235,7 +235,7 @@ fn quoted_flow<K: Kernel, const L2: usize>(kernel: K) -> Option<SlotRef> {
     let (ports, rest) = (quoted.l4.ports, quoted.l4.rest);
     let (local_port, remote_port) = match protocol {
         Protocol::Icmp if ports[0].to_ne_bytes()[0] != icmp::ECHO => return None,
-        Protocol::Icmp => (u16::from_be(rest[0]), 0),
+        Protocol::Icmp | Protocol::Icmpv6 => (u16::from_be(rest[0]), 0),
         Protocol::Tcp | Protocol::Udp => (u16::from_be(ports[0]), u16::from_be(ports[1])),
     };
     lookup::world_flow_by(

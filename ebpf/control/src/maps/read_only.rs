@@ -4,8 +4,8 @@
 use std::{mem::offset_of, os::fd::OwnedFd, path::Path, sync::atomic::Ordering::Acquire};
 
 use slipgate_abi::{
-    DropCounters, NextHop, Protocol, RuleIndex, Slot, SlotIndex, SlotRef, Verdict, Vm, VmCounters,
-    VmRates, VmRow, maps, rate::RateRef,
+    Addresses6, DropCounters, NextHop, Protocol, RuleIndex, Slot, SlotIndex, SlotRef, Verdict, Vm,
+    Vm6, VmCounters, VmRates, VmRow, maps, rate::RateRef,
 };
 
 use super::{
@@ -86,7 +86,7 @@ impl ReadOnlyMaps {
         // writes.
         let slot = unsafe { SlotRef::new(address) };
         let verdict = Verdict::from_u32(slot.verdict().load(Acquire))?;
-        let flow = slot.copy_as(verdict, Protocol::from_ip(slot.protocol())?);
+        let flow = slot.copy_as(verdict, Protocol::from_number(slot.protocol())?);
         // A slot rests for a second between two flows, so this detects a read across a change.
         let unchanged = slot.generation().load(Acquire) == flow.generation;
         (unchanged && verdict != Verdict::Free).then_some(flow)
@@ -103,6 +103,19 @@ impl ReadOnlyMaps {
     pub fn vm(&self, row: VmRow) -> Option<Vm> {
         // SAFETY: an element of VMS; integers and bytes have no invalid values.
         Some(unsafe { self.memory.vms.at(row.word())?.read_volatile() })
+    }
+
+    /// Returns the addresses of the IPv6 flow in a slot; `None` beyond the last. They are the flow's
+    /// that [`ReadOnlyMaps::flows`] has returned, as long as that has not ended.
+    pub fn addresses6(&self, index: SlotIndex) -> Option<Addresses6> {
+        // SAFETY: an element of ADDRESSES6, all octets.
+        Some(unsafe { self.memory.addresses6.at(index.get())?.read_volatile() })
+    }
+
+    /// Returns a copy of a VM's row of `VMS6`; `None` beyond the last.
+    pub fn vm6(&self, row: VmRow) -> Option<Vm6> {
+        // SAFETY: an element of VMS6; integers and octets have no invalid values.
+        Some(unsafe { self.memory.vms6.at(row.word())?.read_volatile() })
     }
 
     /// Returns a VM's drop counters; `None` beyond the last row.
@@ -170,6 +183,8 @@ impl Memory {
             self.next_hops.unmap();
             self.rules.unmap();
             self.rates.unmap();
+            self.addresses6.unmap();
+            self.vms6.unmap();
         }
     }
 }

@@ -1,7 +1,7 @@
 //! The maps for the programs' functions where no kernel runs them.
 use slipgate_abi::{
-    FlowRef, ForwardKey, ForwardTarget, NextHopRef, OwnerRef, SequencesRef, SlotIndex, SlotRef,
-    TapEntry, Tuple, VmRef, VmRow,
+    Addresses6Ref, FlowRef, ForwardKey, ForwardTarget, NextHopRef, OwnerRef, SequencesRef,
+    SlotIndex, SlotRef, TapEntry, Tuple, Tuple6, Vm6Ref, VmRef, VmRow,
     datapath::{self, fragment_table::Fragment},
     rate::RateRef,
 };
@@ -38,6 +38,27 @@ unsafe impl datapath::Maps for &SharedMaps {
     fn delete_flow(self, tuple: &Tuple) {
         // A tuple that can't be deleted leads to a free slot: a miss.
         let _ = self.flows.remove(tuple);
+    }
+
+    fn vm6(self, row: u32) -> Option<Vm6Ref> {
+        SharedMaps::vm6(self, VmRow::from_word(row)?)
+    }
+
+    fn flow6(self, tuple: &Tuple6) -> Option<FlowRef> {
+        self.flows6.get(tuple).ok().flatten()
+    }
+
+    fn insert_flow6(self, tuple: &Tuple6, flow: FlowRef) -> bool {
+        self.flows6.insert(tuple, &flow, Insert::New).is_ok()
+    }
+
+    fn delete_flow6(self, tuple: &Tuple6) {
+        // As in `delete_flow`.
+        let _ = self.flows6.remove(tuple);
+    }
+
+    fn addresses6(self, slot: u32) -> Option<Addresses6Ref> {
+        SharedMaps::addresses6(self, SlotIndex::new(slot))
     }
 
     fn slot(self, index: u32) -> Option<SlotRef> {

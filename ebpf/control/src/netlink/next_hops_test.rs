@@ -12,7 +12,8 @@ fn element() -> NextHop {
         neighbour: Ipv4Addr::new(192, 0, 2, 1).into(),
         owner: 1,
         route_mtu: 0,
-        pad: [0; 24],
+        neighbour6: slipgate_abi::Ip6::UNSPECIFIED,
+        pad: [0; 8],
     }
 }
 

@@ -153,7 +153,8 @@ pub(crate) fn next_hop() -> NextHop {
         neighbour: Ipv4Addr::new(192, 0, 2, 1).into(),
         owner: 1,
         route_mtu: 0,
-        pad: [0; 24],
+        neighbour6: slipgate_abi::Ip6::UNSPECIFIED,
+        pad: [0; 8],
     }
 }
 

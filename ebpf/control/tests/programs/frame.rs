@@ -98,7 +98,7 @@ impl Frame {
                 l4.extend((self.payload.len() as u16 + 8).to_be_bytes());
                 l4.extend([0, 0]);
             }
-            Some(Protocol::Icmp) => {
+            Some(Protocol::Icmp | Protocol::Icmpv6) => {
                 l4.extend([self.icmp_type, 0, 0, 0]);
                 l4.extend(self.id().to_be_bytes());
                 l4.extend([0, 1]);

@@ -17,7 +17,7 @@ fn a_checksum_placed_over_translated_headers_is_dropped() {
             let field = match protocol {
                 Protocol::Tcp => 34 + 16,
                 Protocol::Udp => 34 + 6,
-                Protocol::Icmp => 34 + 2,
+                Protocol::Icmp | Protocol::Icmpv6 => 34 + 2,
             };
             // Both halves of both addresses, both ports, and just before the right place.
             for at in [26, 28, 30, 32, 34, 36, field - 2, field - 1] {

@@ -392,7 +392,9 @@ impl World {
         let (packet, to) = match protocol {
             Protocol::Tcp => (tcp(guest, to, Flags::SYN, 7, 0, &OPTIONS, &[]), to),
             Protocol::Udp => (udp(guest, to, b"data"), to),
-            Protocol::Icmp => (echo(GUEST, remote, true, from, b"data"), (remote, 0)),
+            Protocol::Icmp | Protocol::Icmpv6 => {
+                (echo(GUEST, remote, true, from, b"data"), (remote, 0))
+            }
         };
         // What is due is done, so that nothing comes between the question and the packet.
         self.rig.turn();
