@@ -2,7 +2,7 @@
 //!
 //! The process takes requests of many clients. What it may ask for is set by the broker when it
 //! starts the process: one for readers can change nothing.
-use std::{net::SocketAddrV4, os::fd::OwnedFd};
+use std::{net::SocketAddr, os::fd::OwnedFd};
 
 use serde::{Deserialize, Serialize};
 
@@ -255,9 +255,9 @@ pub enum Event {
         /// Protocol of the packet.
         proto: String,
         /// Address and port of its sender.
-        from: SocketAddrV4,
+        from: SocketAddr,
         /// Address and port that it was sent to.
-        to: SocketAddrV4,
+        to: SocketAddr,
     },
     /// No packet of the VM's guest or to it was seen for as long as its definition says.
     VmIdle {

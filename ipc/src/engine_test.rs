@@ -99,6 +99,7 @@ fn start(maps: i32, locks: i32, log: bool, pcap: bool) -> Start<Tag> {
         reserved_ports: vec![(6, 61_001)],
         network: NetworkView::default(),
         open_questions: vec![OpenQuestion {
+            guest: Some("fd00::5".parse().unwrap()),
             vm: VmId::new(1),
             guest_port: 40_000,
             server: [10, 0, 2, 3].into(),

@@ -1,5 +1,5 @@
 //! Inventory of an engine: state that the pinned maps do not show.
-use std::{net::SocketAddrV4, ops::AddAssign};
+use std::{net::{SocketAddr, SocketAddrV4}, ops::AddAssign};
 
 use serde::{Deserialize, Serialize};
 use slipgate_abi::SlotIndex;
@@ -87,9 +87,9 @@ pub struct RefusedSample {
     /// Protocol: `tcp`, `udp` or `icmp`.
     pub proto: String,
     /// Address and port of the guest in the last refusal.
-    pub guest: SocketAddrV4,
+    pub guest: SocketAddr,
     /// Address and port of the peer in the last refusal.
-    pub remote: SocketAddrV4,
+    pub remote: SocketAddr,
 }
 
 /// Traffic of a VM's relayed flows.

@@ -7,18 +7,20 @@
 #![deny(unsafe_code)]
 
 mod flow_id;
+mod flow_tuple;
 mod inventory;
 mod network;
 pub mod route;
 mod vm;
 
-use std::net::{Ipv4Addr, SocketAddrV4};
+use std::net::{IpAddr, SocketAddr};
 
 use serde::{Deserialize, Serialize};
 pub use slipgate_abi::{IfIndex, RuleIndex, SlotIndex, VmId, VmRow};
 
 pub use self::{
     flow_id::{FlowId, RelayedId, TranslatedId},
+    flow_tuple::{FlowAddresses, FlowTuple, TupleKey},
     inventory::{
         EngineInventory, LiveRelayed, NameCounts, RefusedQuestions, RefusedSample, RelayedCounts,
     },
@@ -43,10 +45,13 @@ pub enum OnExit {
 pub struct OpenQuestion {
     /// Id of the VM.
     pub vm: VmId,
+    /// Address of the guest; `None`: its IPv4 address.
+    #[serde(default)]
+    pub guest: Option<IpAddr>,
     /// Port of the guest.
     pub guest_port: u16,
     /// Address that the guest asked.
-    pub server: Ipv4Addr,
+    pub server: IpAddr,
     /// The DNS message.
     pub message: Vec<u8>,
 }
@@ -68,9 +73,9 @@ pub struct Knock {
     /// IP protocol number.
     pub protocol: u8,
     /// Address and port of the sender.
-    pub from: SocketAddrV4,
+    pub from: SocketAddr,
     /// Address and port that it was sent to.
-    pub to: SocketAddrV4,
+    pub to: SocketAddr,
 }
 
 /// A VM or a flow, in the engine's terms.

@@ -1,11 +1,20 @@
 use proptest::prelude::*;
+use smoltcp::wire::{IpProtocol, Ipv4Packet, UdpPacket};
 
 use super::*;
 
 fn datagram(payload: &[u8]) -> Datagram<'_> {
     Datagram {
-        from: SocketAddrV4::new([10, 0, 2, 15].into(), 40_000),
-        to: SocketAddrV4::new([10, 0, 2, 3].into(), 53),
+        from: "10.0.2.15:40000".parse().unwrap(),
+        to: "10.0.2.3:53".parse().unwrap(),
+        payload,
+    }
+}
+
+fn datagram6(payload: &[u8]) -> Datagram<'_> {
+    Datagram {
+        from: "[fd00::5]:40000".parse().unwrap(),
+        to: "[fd00::1]:53".parse().unwrap(),
         payload,
     }
 }
@@ -17,7 +26,11 @@ fn round_trip_with_right_checksums() {
         assert_eq!(Datagram::parse(&packet), Some(datagram(payload)));
         let udp = UdpPacket::new_checked(&packet[20..]).unwrap();
         let ip = Ipv4Packet::new_checked(&packet[..]).unwrap();
+        assert!(ip.verify_checksum());
         assert!(udp.verify_checksum(&ip.src_addr().into(), &ip.dst_addr().into()));
+        let packet = datagram6(payload).emit();
+        assert_eq!(Datagram::parse(&packet), Some(datagram6(payload)));
+        assert!(crate::fake::packets::is_right(&packet));
     }
 }
 
@@ -64,6 +77,10 @@ proptest! {
         let mut packet = datagram(b"abcdefgh").emit();
         packet[at] = value;
         Ipv4Packet::new_unchecked(&mut packet).set_version(4);
+        let _ = Datagram::parse(&packet);
+        let mut packet = datagram6(b"abcdefgh").emit();
+        packet[at] = value;
+        packet[0] = 0x60;
         let _ = Datagram::parse(&packet);
     }
 }

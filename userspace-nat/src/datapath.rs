@@ -3,10 +3,11 @@
 //! In a running engine they are map descriptors and mapped arrays; `crate::fake` has them in
 //! memory.
 use slipgate_abi::{
-    FlowRef, Ip4, NameKey, NameValue, NextHopRef, OwnerRef, RuleIndex, SequencesRef, SlotIndex,
-    SlotRef, Tuple, VmId, VmRef, VmRow, rate::RateRef,
+    Addresses6Ref, FlowRef, Ip4, NameKey, NameValue, NextHopRef, OwnerRef, RuleIndex, SequencesRef,
+    SlotIndex, SlotRef, Vm6Ref, VmId, VmRef, VmRow, rate::RateRef,
 };
 pub use slipgate_model::route::Hop;
+use slipgate_model::{FlowAddresses, FlowTuple};
 use thiserror::Error;
 
 use crate::stats::VmStats;
@@ -26,29 +27,29 @@ pub enum InsertError {
     Os(#[source] std::io::Error),
 }
 
-/// The kernel's map `FLOWS`.
+/// The kernel's maps `FLOWS` and `FLOWS6`, as one.
 pub trait FlowMap {
     /// Inserts an entry with `BPF_NOEXIST`.
     ///
     /// # Errors
     /// When the tuple is in the map already, the map is full, or the kernel refuses.
-    fn insert_noexist(&mut self, tuple: &Tuple, flow: FlowRef) -> Result<(), InsertError>;
+    fn insert_noexist(&mut self, tuple: &FlowTuple, flow: FlowRef) -> Result<(), InsertError>;
     /// Deletes an entry. Returns `false` when there was no such entry.
     ///
     /// # Errors
     /// When the kernel refuses.
-    fn remove(&mut self, tuple: &Tuple) -> std::io::Result<bool>;
+    fn remove(&mut self, tuple: &FlowTuple) -> std::io::Result<bool>;
     /// Deletes entries in this order. An absent entry is passed over, and so is one that the kernel
     /// refuses to delete.
     ///
     /// # Errors
     /// The first refusal, after all other entries were deleted.
-    fn remove_all(&mut self, tuples: &[Tuple]) -> std::io::Result<()>;
+    fn remove_all(&mut self, tuples: &[FlowTuple]) -> std::io::Result<()>;
     /// Looks up an entry.
     ///
     /// # Errors
     /// When the kernel refuses.
-    fn get(&mut self, tuple: &Tuple) -> std::io::Result<Option<FlowRef>>;
+    fn get(&mut self, tuple: &FlowTuple) -> std::io::Result<Option<FlowRef>>;
     /// Calls `visit` with some entries, the next ones unless this `begins` a listing; used at
     /// adoption only. An entry that is there all the time is visited once. Returns whether there
     /// are more.
@@ -58,7 +59,7 @@ pub trait FlowMap {
     fn visit_some(
         &mut self,
         begins: bool,
-        visit: &mut dyn FnMut(Tuple, FlowRef),
+        visit: &mut dyn FnMut(FlowTuple, FlowRef),
     ) -> std::io::Result<bool>;
 }
 
@@ -77,6 +78,49 @@ pub trait Tables {
     fn slots(&self) -> u32;
     /// Returns a slot: that of `index` below [`Tables::slots`], else the last one.
     fn slot(&self, index: SlotIndex) -> SlotRef;
+    /// Returns the addresses of a slot's flow, if it is of IPv6. `index` as for [`Tables::slot`].
+    fn addresses6(&self, index: SlotIndex) -> Addresses6Ref;
+    /// Returns the addresses of a slot's flow.
+    fn addresses(&self, index: SlotIndex) -> FlowAddresses {
+        let live = self.slot(index);
+        match live.is_ipv6() {
+            false => FlowAddresses {
+                guest: live.guest().into(),
+                remote: live.remote().into(),
+                nat: live.nat().into(),
+            },
+            true => {
+                let six = self.addresses6(index);
+                FlowAddresses {
+                    guest: six.guest().into(),
+                    remote: six.remote().into(),
+                    nat: six.nat().into(),
+                }
+            }
+        }
+    }
+    /// Returns the tuple of a slot's flow on the guest's link.
+    fn guest_tuple(&self, index: SlotIndex) -> FlowTuple {
+        let (live, addresses) = (self.slot(index), self.addresses(index));
+        FlowTuple {
+            scope: live.vm(),
+            local: addresses.guest,
+            remote: addresses.remote,
+            local_port: live.guest_port(),
+            remote_port: live.remote_port(),
+            protocol: live.protocol(),
+        }
+    }
+    /// Returns the tuple of a slot's flow on the world's link.
+    fn world_tuple(&self, index: SlotIndex) -> FlowTuple {
+        let live = self.slot(index);
+        FlowTuple {
+            scope: FlowTuple::WORLD,
+            local: self.addresses(index).nat,
+            local_port: live.nat_port(),
+            ..self.guest_tuple(index)
+        }
+    }
     /// Returns the sequence-space state of a slot's connection. `index` as for [`Tables::slot`].
     fn sequences(&self, index: SlotIndex) -> SequencesRef;
     /// Claims a free chunk of slots for this process, and says whether its slots have rested.
@@ -89,6 +133,8 @@ pub trait Tables {
     fn own_chunks(&self) -> Vec<std::ops::Range<u32>>;
     /// Returns a VM's row in `VMS`.
     fn vm(&self, row: VmRow) -> Option<VmRef>;
+    /// Returns a VM's row in `VMS6`.
+    fn vm6(&self, row: VmRow) -> Option<Vm6Ref>;
     /// Returns this process's row of `OWNERS`.
     fn own_row(&self) -> OwnerRef;
     /// Returns a VM's rows of `COUNTERS` and `DROPS`. Row 0 counts what belongs to no VM.

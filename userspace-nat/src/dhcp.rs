@@ -15,7 +15,7 @@
 //!
 //! The destination of an answer follows RFC 2131 section 4.1. There are no relays on a guest's
 //! link, so giaddr must be zero.
-use std::net::{Ipv4Addr, SocketAddrV4};
+use std::net::{Ipv4Addr, SocketAddr};
 
 use slipgate_abi::DropReason;
 use smoltcp::wire::{
@@ -225,10 +225,10 @@ impl<'p> Request<'p> {
         let mut payload = vec![0; message.buffer_len().max(MIN_LEN)];
         let emitted = message.emit(&mut DhcpPacket::new_unchecked(&mut payload[..]));
         debug_assert!(emitted.is_ok(), "buffer_len() is enough for emit()");
-        let from = SocketAddrV4::new(vm.gateway, DHCP_SERVER_PORT);
+        let from = SocketAddr::new(vm.gateway.into(), DHCP_SERVER_PORT);
         Datagram {
             from,
-            to: SocketAddrV4::new(to, DHCP_CLIENT_PORT),
+            to: SocketAddr::new(to.into(), DHCP_CLIENT_PORT),
             payload: &payload,
         }
         .emit()

@@ -44,10 +44,10 @@ fn packet(message: &DhcpRepr<'_>) -> Vec<u8> {
 }
 
 fn around(payload: &[u8]) -> Vec<u8> {
-    let from = SocketAddrV4::new(NONE, 68);
+    let from = SocketAddr::new(NONE.into(), 68);
     Datagram {
         from,
-        to: SocketAddrV4::new(Ipv4Addr::BROADCAST, 67),
+        to: SocketAddr::new(Ipv4Addr::BROADCAST.into(), 67),
         payload,
     }
     .emit()
@@ -55,7 +55,7 @@ fn around(payload: &[u8]) -> Vec<u8> {
 
 /// A reply taken apart: destination, fixed fields, and options by code.
 struct Reply {
-    to: SocketAddrV4,
+    to: SocketAddr,
     kind: Kind,
     yiaddr: Ipv4Addr,
     ciaddr: Ipv4Addr,
@@ -65,7 +65,7 @@ struct Reply {
 fn answer_of(vm: &VmNet, message: &DhcpRepr<'_>) -> Option<Reply> {
     let reply = handle(vm, &packet(message)).unwrap().reply?;
     let datagram = Datagram::parse(&reply).unwrap();
-    assert_eq!(datagram.from, SocketAddrV4::new(GATEWAY, 67));
+    assert_eq!(datagram.from, SocketAddr::new(GATEWAY.into(), 67));
     assert!(datagram.payload.len() >= 300, "RFC 1542 section 2.1");
     let dhcp = DhcpPacket::new_checked(datagram.payload).unwrap();
     assert_eq!(dhcp.transaction_id(), message.transaction_id);
@@ -114,7 +114,7 @@ fn rfc2131_discover_is_offered_the_vms_address() {
     assert_leased(&reply);
     assert_eq!(
         reply.to,
-        SocketAddrV4::new(GUEST, 68),
+        SocketAddr::new(GUEST.into(), 68),
         "RFC 2131 section 4.1: unicast to yiaddr"
     );
     assert_eq!(vm.stats.snapshot().0.dhcp_messages, 1);
@@ -126,14 +126,14 @@ fn rfc2131_the_broadcast_flag_is_obeyed() {
         broadcast: true,
         ..request(Kind::Discover)
     };
-    assert_eq!(*answer(&discover).unwrap().to.ip(), Ipv4Addr::BROADCAST);
+    assert_eq!(answer(&discover).unwrap().to.ip(), Ipv4Addr::BROADCAST);
     // ciaddr goes before the flag.
     let renew = DhcpRepr {
         broadcast: true,
         client_ip: GUEST,
         ..request(Kind::Request)
     };
-    assert_eq!(*answer(&renew).unwrap().to.ip(), GUEST);
+    assert_eq!(answer(&renew).unwrap().to.ip(), GUEST);
 }
 
 #[test]
@@ -161,7 +161,7 @@ fn rfc2131_selecting_our_offer_is_acknowledged() {
 
 fn assert_nak(reply: &Reply) {
     assert_eq!(reply.kind, Kind::Nak);
-    assert_eq!(*reply.to.ip(), Ipv4Addr::BROADCAST, "RFC 2131 section 4.1");
+    assert_eq!(reply.to.ip(), Ipv4Addr::BROADCAST, "RFC 2131 section 4.1");
     assert_eq!((reply.yiaddr, reply.ciaddr), (NONE, NONE));
     for absent in [1, 3, 6, 26, 51, 58, 59] {
         assert!(
@@ -193,7 +193,7 @@ fn rfc2131_renewing_and_rebinding_are_answered_to_ciaddr() {
     };
     let reply = answer(&renew).unwrap();
     assert_eq!((reply.kind, reply.ciaddr), (Kind::Ack, GUEST));
-    assert_eq!(*reply.to.ip(), GUEST);
+    assert_eq!(reply.to.ip(), GUEST);
     assert_leased(&reply);
     let wrong = DhcpRepr {
         client_ip: [10, 0, 2, 99].into(),
@@ -211,7 +211,7 @@ fn rfc2131_inform_is_configured_without_lease() {
     let reply = answer(&inform).unwrap();
     assert_eq!(reply.kind, Kind::Ack);
     assert_configured(&reply);
-    assert_eq!((reply.yiaddr, *reply.to.ip()), (NONE, GUEST));
+    assert_eq!((reply.yiaddr, reply.to.ip()), (NONE, GUEST.into()));
     assert!(!reply.options.contains_key(&51) && !reply.options.contains_key(&58));
     let stranger = packet(&DhcpRepr {
         client_ip: [10, 0, 2, 9].into(),

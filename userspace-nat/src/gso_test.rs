@@ -23,7 +23,7 @@ struct Tcp {
 
 fn packet(tcp: &Tcp) -> Vec<u8> {
     let mut packet = Vec::new();
-    build::ipv4(&mut packet, GATEWAY, GUEST, 6, |out| {
+    build::ip(&mut packet, GATEWAY, GUEST, 6, |out| {
         let begin = out.len();
         out.extend_from_slice(&[0, 80, 0x80, 0]);
         out.extend_from_slice(&tcp.sequence.to_be_bytes());

@@ -7,22 +7,30 @@
 use slipgate_abi::segment::MIN_TCP_GSO_SIZE;
 
 use crate::packet::{
-    checksum, ipv4,
+    Version, checksum,
     transport::{OPTION_MSS, TCP_HEADER_LEN, tcp_options},
 };
 
-/// Least MSS to which a SYN is clamped, bytes: a link with less does not carry the 576 bytes that
-/// every IPv4 host accepts.
-pub const MIN_MSS: u16 = MIN_TCP_GSO_SIZE as u16 + 40;
-/// Length of the IPv4 and TCP headers without options, bytes; an MSS does not include them.
-const HEADERS: u32 = (ipv4::HEADER_LEN + TCP_HEADER_LEN) as u32;
+/// Length of the IP and TCP headers without options, bytes; an MSS does not include them.
+const fn headers(version: Version) -> u32 {
+    (version.header_len() + TCP_HEADER_LEN) as u32
+}
+
+/// Returns the least MSS to which a SYN is clamped, bytes: a link with less does not carry the 576
+/// bytes that every IPv4 host accepts, or the 1,280 that every link of IPv6 carries.
+pub const fn least(version: Version) -> u16 {
+    (version.least_mtu() - headers(version)) as u16
+}
 
 /// Returns the MSS for a path with this MTU, bytes.
-pub fn for_mtu(mtu: u32) -> u16 {
-    u16::try_from(mtu.saturating_sub(HEADERS))
+pub fn for_mtu(version: Version, mtu: u32) -> u16 {
+    u16::try_from(mtu.saturating_sub(headers(version)))
         .unwrap_or(u16::MAX)
-        .max(MIN_MSS)
+        .max(least(version))
 }
+
+// Segments of GSO frames that are let through are no smaller, but for options (40 bytes).
+const _: () = assert!(least(Version::V4) as u32 == MIN_TCP_GSO_SIZE + 40);
 
 /// Lowers the MSS option in a TCP header with options to `most` bytes. Returns whether it changed.
 /// A SYN without the option is not changed: its sender assumes 536 (RFC 9293 section 3.7.1).

@@ -71,8 +71,9 @@ fn malformed_options_are_left_alone() {
 }
 
 #[test]
-fn mss_of_an_mtu() {
-    assert_eq!(for_mtu(1_500), 1_460);
-    assert_eq!(for_mtu(68), MIN_MSS);
-    assert_eq!(for_mtu(100_000), u16::MAX);
+fn an_mss_leaves_room_for_the_headers_of_its_family() {
+    let of = |mtu| (for_mtu(Version::V4, mtu), for_mtu(Version::V6, mtu));
+    assert_eq!(of(1_500), (1_460, 1_440));
+    assert_eq!(of(68), (536, 1_220), "what every host or link carries");
+    assert_eq!(of(100_000), (u16::MAX, u16::MAX));
 }

@@ -34,12 +34,14 @@
 use std::{
     collections::VecDeque,
     hash::{Hash, Hasher},
+    net::IpAddr,
     ops::RangeInclusive,
 };
 
 use hashbrown::{HashMap, hash_map::Entry};
 use rand::{Rng, RngExt, SeedableRng, rngs::SmallRng};
-use slipgate_abi::{Ip4, Protocol, Tuple, VmId, maps::MAX_OWNERS, timeout::PORT_REST_NS};
+use slipgate_abi::{Protocol, VmId, maps::MAX_OWNERS, timeout::PORT_REST_NS};
+use slipgate_model::FlowTuple;
 
 use crate::{clock::SECOND_NS, quota::Reserve};
 
@@ -63,35 +65,45 @@ pub const EARLY_NS: u64 = 10 * SECOND_NS;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Destination {
     /// Translated address that the peer sees.
-    pub nat: Ip4,
+    pub nat: IpAddr,
     /// Address of the peer.
-    pub remote: Ip4,
+    pub remote: IpAddr,
     /// The peer's port; 0 for ICMP.
     pub remote_port: u16,
-    /// IP protocol of the flows.
+    /// Protocol of the flows, as in rules: ICMP in both families.
     pub protocol: Protocol,
 }
 
 impl Destination {
     /// Returns the tuple, as seen on uplinks, of the flow with this translated port.
-    pub fn world(&self, nat_port: u16) -> Tuple {
-        Tuple {
-            scope: Tuple::WORLD,
+    pub fn world(&self, nat_port: u16) -> FlowTuple {
+        FlowTuple {
+            scope: FlowTuple::WORLD,
             local: self.nat,
             remote: self.remote,
             local_port: nat_port,
             remote_port: self.remote_port,
-            protocol: self.protocol as u8,
-            pad: [0; 3],
+            protocol: FlowTuple::number(self.remote, self.protocol),
         }
     }
 }
 
 impl Hash for Destination {
-    /// Hashes two words instead of one value per field: this is on the path of every admission.
+    /// Hashes few words instead of one value per field: this is on the path of every admission.
     fn hash<H: Hasher>(&self, state: &mut H) {
-        let word = |a: Ip4| u64::from(a.to_wire());
-        state.write_u64(word(self.nat) << 32 | word(self.remote));
+        match (self.nat, self.remote) {
+            (IpAddr::V4(nat), IpAddr::V4(remote)) => {
+                state.write_u64(u64::from(nat.to_bits()) << 32 | u64::from(remote.to_bits()));
+            }
+            (nat, remote) => {
+                for addr in [nat, remote] {
+                    state.write_u128(match addr {
+                        IpAddr::V4(addr) => addr.to_bits().into(),
+                        IpAddr::V6(addr) => addr.to_bits(),
+                    });
+                }
+            }
+        }
         state.write_u32(u32::from(self.remote_port) << 8 | self.protocol as u32);
     }
 }
@@ -120,7 +132,7 @@ const RESTING_LOOKS: usize = 64;
 /// Ports freed in one call after their rest, about 0.1 ms: first packets wait meanwhile.
 const PORTS_AT_ONCE: usize = 1_024;
 /// Holder of a port that another process uses.
-const NOBODY: VmId = VmId::new(Tuple::WORLD);
+const NOBODY: VmId = VmId::new(FlowTuple::WORLD);
 
 /// Ports that are busy toward one destination.
 #[derive(Debug, Default)]

@@ -13,12 +13,8 @@ fn to(n: u8) -> Destination {
 
 fn to_port(n: u8, remote_port: u16) -> Destination {
     Destination {
-        nat: Ip4 {
-            octets: [192, 0, 2, 1],
-        },
-        remote: Ip4 {
-            octets: [198, 51, 100, n],
-        },
+        nat: IpAddr::from([192, 0, 2, 1]),
+        remote: IpAddr::from([198, 51, 100, n]),
         remote_port,
         protocol: Protocol::Tcp,
     }

@@ -39,6 +39,14 @@ pub const ETHERTYPE_ARP: u16 = 0x0806;
 /// EtherType of IPv6.
 pub const ETHERTYPE_IPV6: u16 = 0x86dd;
 
+/// Returns the EtherType of an L3 packet, by the version in its first octet.
+pub fn ethertype_of(l3: &[u8]) -> u16 {
+    match l3.first().map(|octet| octet >> 4) {
+        Some(6) => ETHERTYPE_IPV6,
+        _ => ETHERTYPE_IPV4,
+    }
+}
+
 /// The engine port, whose descriptor is non-blocking.
 pub trait FrameIo {
     /// Reads frames until the batch is full or no frame is waiting (which is not an error).
@@ -346,7 +354,7 @@ impl Outbox {
         Ok(())
     }
 
-    /// Queues an IPv4 packet without offload metadata for one side of a VM's network, and counts it
+    /// Queues a packet of either family without offload metadata for one side of a VM's network, and counts it
     /// as [`Traffic::TxToGuest`] or [`Traffic::TxToWorld`].
     ///
     /// # Errors
@@ -354,11 +362,11 @@ impl Outbox {
     pub fn packet(&mut self, vm: &VmNet, to: Side, l3: &[u8]) -> Result<(), OutboxFull> {
         let vnet = VirtioNetHdr::default();
         let (code, id) = match to {
-            Side::Guest => return self.to_guest(vm, ETHERTYPE_IPV4, vnet, l3),
+            Side::Guest => return self.to_guest(vm, ethertype_of(l3), vnet, l3),
             Side::World(Exit::NextHop(index)) => (Command::Emit, index),
             Side::World(Exit::Uplink(ifindex)) => (Command::EmitBy, ifindex.get()),
         };
-        self.push(command(code, vm.row, id), ETHERTYPE_IPV4, vnet, l3)?;
+        self.push(command(code, vm.row, id), ethertype_of(l3), vnet, l3)?;
         vm.stats.traffic(Traffic::TxToWorld, 1, l3.len() as u64);
         Ok(())
     }

@@ -1,14 +1,16 @@
 //! Packets by which the engine answers a guest or a peer: RST segments and ICMP errors.
 //!
 //! The rate of each VM's answers is bounded ([`Answers`]). None is sent for packets that RFC 1122
-//! section 3.2.2 excludes: ICMP errors, fragments, group addresses.
-use slipgate_abi::{Ip4, tcp::Flags};
+//! section 3.2.2 and RFC 4443 section 2.4 exclude: ICMP errors, fragments, group addresses.
+use std::net::IpAddr;
+
+use slipgate_abi::tcp::Flags;
 
 use crate::{
     packet::{
-        Packet, Transport,
+        Packet, Transport, Version,
         build::{self, Segment},
-        icmp::{ECHO_REPLY, PARAMETER_PROBLEM, TIME_EXCEEDED, UNREACHABLE, Unreachable},
+        icmp::{self, FRAGMENTATION_NEEDED, Unreachable},
         transport::Tcp,
     },
     port::{Outbox, Side},
@@ -38,9 +40,9 @@ pub struct Answers {
 pub enum IcmpError {
     /// Destination unreachable, with its code.
     Unreachable(Unreachable),
-    /// Fragmentation needed, with the MTU of the next link, bytes.
+    /// Fragmentation needed, or packet too big, with the MTU of the next link, bytes.
     TooBig(u32),
-    /// TTL exceeded in transit.
+    /// TTL or hop limit exceeded in transit.
     TtlExceeded,
     /// Parameter problem, with the offset of the octet that is refused (RFC 792).
     ParameterProblem(u8),
@@ -50,19 +52,38 @@ impl IcmpError {
     /// The first IPv4 option is refused.
     pub const FIRST_OPTION: Self = Self::ParameterProblem(20);
 
-    /// Returns type, code and second word of the ICMP header.
-    fn header(self) -> (u8, u8, u32) {
-        match self {
-            Self::Unreachable(code) => (UNREACHABLE, code as u8, 0),
-            // RFC 1191 section 4: the low half is the MTU.
-            Self::TooBig(mtu) => (
-                UNREACHABLE,
-                Unreachable::FragmentationNeeded as u8,
-                mtu.min(0xffff),
-            ),
-            Self::TtlExceeded => (TIME_EXCEEDED, 0, 0),
-            Self::ParameterProblem(pointer) => (PARAMETER_PROBLEM, 0, u32::from(pointer) << 24),
+    /// Returns type, code and second word of the header.
+    fn header(self, version: Version) -> (u8, u8, u32) {
+        match version {
+            Version::V4 => {
+                use icmp::v4::{PARAMETER_PROBLEM, TIME_EXCEEDED, UNREACHABLE};
+                match self {
+                    Self::Unreachable(why) => (UNREACHABLE, why.code(version), 0),
+                    // RFC 1191 section 4: the low half is the MTU.
+                    Self::TooBig(mtu) => (UNREACHABLE, FRAGMENTATION_NEEDED, mtu.min(0xffff)),
+                    Self::TtlExceeded => (TIME_EXCEEDED, 0, 0),
+                    Self::ParameterProblem(pointer) => {
+                        (PARAMETER_PROBLEM, 0, u32::from(pointer) << 24)
+                    }
+                }
+            }
+            Version::V6 => {
+                use icmp::v6::{PARAMETER_PROBLEM, TIME_EXCEEDED, TOO_BIG, UNREACHABLE};
+                match self {
+                    Self::Unreachable(why) => (UNREACHABLE, why.code(version), 0),
+                    // A smaller one would change nothing (RFC 8201 section 4).
+                    Self::TooBig(mtu) => (TOO_BIG, 0, mtu.max(version.least_mtu())),
+                    Self::TtlExceeded => (TIME_EXCEEDED, 0, 0),
+                    Self::ParameterProblem(pointer) => (PARAMETER_PROBLEM, 0, pointer.into()),
+                }
+            }
         }
+    }
+
+    /// Whether the error may be sent about a packet to a group: that is how a sender learns the
+    /// path's MTU (RFC 4443 section 2.4, e.3).
+    fn may_be_about_group(self, version: Version) -> bool {
+        version == Version::V6 && matches!(self, Self::TooBig(_))
     }
 }
 
@@ -97,7 +118,7 @@ impl Answers {
         &mut self,
         vm: &VmNet,
         to: Side,
-        addresses: (Ip4, Ip4),
+        addresses: (IpAddr, IpAddr),
         segment: Segment,
         out: &mut Outbox,
         now_ns: u64,
@@ -156,20 +177,20 @@ impl Answers {
         out: &mut Outbox,
         now_ns: u64,
     ) -> bool {
-        if !may_be_answered(packet) || !self.messages.take(now_ns) {
+        let version = packet.ip.version();
+        let source = match to {
+            Side::Guest => vm.gateway_of(version),
+            Side::World(_) => Some(packet.ip.destination),
+        };
+        let Some(source) = source.filter(|_| may_be_answered(packet, error)) else {
+            return false;
+        };
+        if !self.messages.take(now_ns) {
             return false;
         }
-        let source = match to {
-            Side::Guest => vm.gateway.into(),
-            Side::World(_) => packet.ip.destination,
-        };
         let buffer = &mut self.packet;
-        build::icmp_error(
-            buffer,
-            (source, packet.ip.source),
-            error.header(),
-            packet.ip.bytes,
-        );
+        let (addresses, header) = ((source, packet.ip.source), error.header(version));
+        build::icmp_error(buffer, addresses, header, packet.ip.bytes);
         out.packet(vm, to, buffer).is_ok()
     }
 
@@ -179,11 +200,12 @@ impl Answers {
             return false;
         }
         let (ours, guest) = (packet.ip.destination, packet.ip.source);
-        build::ipv4(&mut self.packet, ours, guest, 1, |p| {
+        let version = packet.ip.version();
+        build::ip(&mut self.packet, ours, guest, version.icmp(), |p| {
             let begin = p.len();
             p.extend_from_slice(packet.ip.payload());
-            p[begin] = ECHO_REPLY;
-            build::fill_icmp_checksum(&mut p[begin..]);
+            p[begin] = icmp::echo_reply(version);
+            build::fill_icmp_checksum(ours, guest, &mut p[begin..]);
         });
         out.packet(vm, Side::Guest, &self.packet).is_ok()
     }
@@ -213,19 +235,22 @@ pub fn reset_for(tcp: &Tcp) -> Option<Segment> {
     })
 }
 
-/// Whether RFC 1122 section 3.2.2 allows an ICMP error about a packet.
-fn may_be_answered(packet: &Packet<'_>) -> bool {
+/// Whether RFC 1122 section 3.2.2, and in IPv6 RFC 4443 section 2.4, allow this error about a
+/// packet, which is no fragment.
+fn may_be_answered(packet: &Packet<'_>, error: IcmpError) -> bool {
     let is_error = matches!(packet.transport, Transport::Icmp(icmp) if icmp.is_error());
-    !is_error
-        && !packet.ip.is_fragment()
-        && is_host(packet.ip.source)
-        && is_host(packet.ip.destination)
+    let to_host = is_host(packet.ip.destination)
+        || error.may_be_about_group(packet.ip.version()) && packet.ip.destination.is_multicast();
+    !is_error && is_host(packet.ip.source) && to_host
 }
 
-/// Whether an address is neither in 0.0.0.0/8, nor multicast, reserved or broadcast (224.0.0.0/3).
-fn is_host(addr: Ip4) -> bool {
-    let first = addr.octets[0];
-    first != 0 && first < 224
+/// Whether an address is of one host: not unspecified, or in 0.0.0.0/8, nor multicast, reserved or
+/// broadcast (224.0.0.0/3).
+fn is_host(addr: IpAddr) -> bool {
+    match addr {
+        IpAddr::V4(addr) => (1..224).contains(&addr.octets()[0]),
+        IpAddr::V6(addr) => !addr.is_unspecified() && !addr.is_multicast(),
+    }
 }
 
 #[cfg(test)]

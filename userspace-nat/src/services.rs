@@ -5,7 +5,7 @@ use crate::{
     arp, dhcp,
     dns::{self, Origin},
     poll::{Context, Readiness, Subsystem},
-    port::{ETHERTYPE_ARP, ETHERTYPE_IPV4, VirtioNetHdr, single},
+    port::{ETHERTYPE_ARP, ETHERTYPE_IPV4, VirtioNetHdr, ethertype_of, single},
     record::{Event, FlowLog},
     relay::Relay,
     state::VmTable,
@@ -85,9 +85,9 @@ impl Services {
             let Some(vm) = vm_of(reply.vm) else {
                 continue;
             };
-            if let Some(packet) = reply.to_packet(vm) {
+            if let Some(packet) = reply.to_packet() {
                 // A full outbox loses the answer; the guest's resolver asks again.
-                if let Err(reason) = answer(vm, ETHERTYPE_IPV4, Some(&packet), cx) {
+                if let Err(reason) = answer(vm, ethertype_of(&packet), Some(&packet), cx) {
                     vm.stats.dropped(reason, single(packet.len()));
                 }
             }

@@ -1,12 +1,13 @@
 //! Description of a VM and its network, and its counters.
 use std::{
-    net::Ipv4Addr,
+    net::IpAddr,
     ops::{Deref, DerefMut},
 };
 
 pub use slipgate_model::VmSpec;
 
-use crate::stats::VmStats;
+use crate::{packet::Version, stats::VmStats};
+
 /// A VM's description together with its counters.
 #[derive(Clone, Debug)]
 pub struct VmNet {
@@ -36,15 +37,36 @@ impl VmNet {
     }
 
     /// Whether an address is in the guest's own network.
-    pub fn is_on_link(&self, addr: Ipv4Addr) -> bool {
-        let mask = u32::MAX
-            .checked_shl(32 - u32::from(self.prefix_len.min(32)))
-            .unwrap_or(0);
-        (addr.to_bits() ^ self.guest.to_bits()) & mask == 0
+    pub fn is_on_link(&self, addr: impl Into<IpAddr>) -> bool {
+        match addr.into() {
+            IpAddr::V4(addr) => {
+                let mask = u32::MAX
+                    .checked_shl(32 - u32::from(self.prefix_len.min(32)))
+                    .unwrap_or(0);
+                (addr.to_bits() ^ self.guest.to_bits()) & mask == 0
+            }
+            IpAddr::V6(addr) => {
+                addr.is_unicast_link_local()
+                    || self.ipv6.is_some_and(|ipv6| ipv6.prefix.contains(&addr))
+            }
+        }
     }
 
     /// Whether an address is the gateway's or the resolver's.
-    pub fn is_ours(&self, addr: Ipv4Addr) -> bool {
-        addr == self.gateway || addr == self.dns
+    pub fn is_ours(&self, addr: impl Into<IpAddr>) -> bool {
+        match addr.into() {
+            IpAddr::V4(addr) => addr == self.gateway || addr == self.dns,
+            IpAddr::V6(addr) => self.ipv6.is_some_and(|ipv6| {
+                addr == ipv6.gateway() || addr == ipv6.gateway_link_local(self.gateway_mac)
+            }),
+        }
+    }
+
+    /// Returns the gateway's address of a family; `None` if the VM does not have that family.
+    pub fn gateway_of(&self, version: Version) -> Option<IpAddr> {
+        match version {
+            Version::V4 => Some(self.gateway.into()),
+            Version::V6 => self.ipv6.map(|ipv6| ipv6.gateway().into()),
+        }
     }
 }

@@ -70,7 +70,7 @@ impl Attached {
                 SleepChange::Asleep => Event::VmAsleep { vm },
                 SleepChange::Awake => Event::VmAwake { vm },
                 SleepChange::Knock(Knock { protocol, from, to }) => {
-                    let proto = Protocol::from_ip(protocol).map_or("other", Protocol::name);
+                    let proto = Protocol::from_number(protocol).map_or("other", Protocol::name);
                     let proto = proto.to_owned();
                     Event::Wake {
                         vm,

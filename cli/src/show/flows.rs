@@ -3,17 +3,17 @@
 use std::{
     cmp::Reverse,
     collections::BTreeSet,
-    net::{Ipv4Addr, SocketAddrV4},
+    net::{SocketAddr, SocketAddrV4},
 };
 
 use serde::Serialize;
 use slipgate_abi::{
-    Ip4, Protocol, RuleIndex, Slot, SlotIndex, Verdict, VmRow, slot::SlotFlags, tcp::TcpBits,
+    Protocol, RuleIndex, Slot, SlotIndex, Verdict, VmRow, slot::SlotFlags, tcp::TcpBits,
     vm::VmFlags,
 };
 use slipgate_control::maps::ReadOnlyMaps;
 use slipgate_ipc::engine::LiveRelayed;
-use slipgate_model::{FlowId, Labels, TranslatedId};
+use slipgate_model::{FlowAddresses, FlowId, Labels, TranslatedId};
 
 use super::{
     names, now_ns, open, print, served,
@@ -80,12 +80,13 @@ impl Flow {
     pub(crate) fn new(
         instance: u32,
         (index, slot): (SlotIndex, &Slot),
+        addresses: FlowAddresses,
         vm: String,
         rule: String,
         now_ns: u64,
     ) -> Self {
         let ms_since = |ns: u64| now_ns.saturating_sub(ns) / 1_000_000;
-        let at = |address: Ip4, port| SocketAddrV4::new(address.into(), port).to_string();
+        let at = |address, port| SocketAddr::new(address, port).to_string();
         let last = slot.tx_last_ns.max(slot.rx_last_ns).max(slot.created_ns);
         Self {
             id: FlowId::Translated(TranslatedId {
@@ -96,12 +97,12 @@ impl Flow {
             vm,
             labels: Labels::new(),
             proto: slot.protocol.name(),
-            guest: at(slot.guest, slot.guest_port),
+            guest: at(addresses.guest, slot.guest_port),
             remote: match slot.protocol {
-                Protocol::Icmp | Protocol::Icmpv6 => Ipv4Addr::from(slot.remote).to_string(),
-                Protocol::Tcp | Protocol::Udp => at(slot.remote, slot.remote_port),
+                Protocol::Icmp | Protocol::Icmpv6 => addresses.remote.to_string(),
+                Protocol::Tcp | Protocol::Udp => at(addresses.remote, slot.remote_port),
             },
-            nat: at(slot.nat, slot.nat_port),
+            nat: at(addresses.nat, slot.nat_port),
             host: None,
             verdict: slot.verdict.name(),
             path: path(slot.verdict),
@@ -260,6 +261,9 @@ pub(crate) fn list(maps: &ReadOnlyMaps, names: &names::Known) -> Vec<Flow> {
         .map(|(index, slot)| {
             let rule = maps.rule(RuleIndex::new(slot.rule)).unwrap_or_default();
             let name = names.flows.get(&(index, slot.generation));
+            // Of a slot within its array.
+            let six = maps.addresses6(index).unwrap_or_default();
+            let addresses = FlowAddresses::of(&slot, &six);
             let vm = vm_name(maps, &slot);
             Flow {
                 dns_name: name.cloned(),
@@ -268,7 +272,7 @@ pub(crate) fn list(maps: &ReadOnlyMaps, names: &names::Known) -> Vec<Flow> {
                     (true, _) => "sockets",
                 },
                 frozen: frozen.contains(&vm),
-                ..Flow::new(instance, (index, &slot), vm, rule, now)
+                ..Flow::new(instance, (index, &slot), addresses, vm, rule, now)
             }
         })
         .chain(relayed)

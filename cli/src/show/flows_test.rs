@@ -1,3 +1,5 @@
+use slipgate_abi::{Addresses6, Ip4, Ip6};
+
 use super::*;
 use serde_json::json;
 
@@ -35,6 +37,10 @@ fn slot() -> Slot {
     }
 }
 
+fn addresses() -> FlowAddresses {
+    FlowAddresses::of(&slot(), &Addresses6::default())
+}
+
 fn ip4(octets: [u8; 4]) -> Ip4 {
     Ip4 { octets }
 }
@@ -48,6 +54,7 @@ fn json_has_the_documented_fields() {
     let flow = Flow::new(
         0x5f,
         at(&slot()),
+        addresses(),
         "a".into(),
         "--default allow".into(),
         5_000_000_000,
@@ -83,7 +90,7 @@ fn a_flow_that_never_carried_a_packet_is_idle_since_it_was_admitted() {
         rx_last_ns: 0,
         ..slot()
     };
-    let flow = Flow::new(1, at(&fresh), "a".into(), String::new(), 1_250_000_000);
+    let flow = Flow::new(1, at(&fresh), addresses(), "a".into(), String::new(), 1_250_000_000);
     assert_eq!((flow.age_ms, flow.idle_ms), (250, 250));
 }
 
@@ -92,14 +99,14 @@ fn udp_and_icmp_have_no_phases_but_directions() {
     let mut s = slot();
     s.protocol = Protocol::Icmp;
     s.remote_port = 0;
-    let flow = Flow::new(1, at(&s), String::new(), String::new(), 0);
+    let flow = Flow::new(1, at(&s), addresses(), String::new(), String::new(), 0);
     assert_eq!(
         (flow.state.as_str(), flow.remote.as_str()),
         ("both-ways", "192.0.2.1")
     );
     s.rx_packets = 0;
     assert_eq!(
-        Flow::new(1, at(&s), String::new(), String::new(), 0).state,
+        Flow::new(1, at(&s), addresses(), String::new(), String::new(), 0).state,
         "one-way"
     );
 }
@@ -120,7 +127,7 @@ fn flows_are_filtered_and_sorted() {
     let flow = |vm: &str, bytes, name: Option<&str>| Flow {
         tx_bytes: bytes,
         dns_name: name.map(str::to_owned),
-        ..Flow::new(0, at(&slot()), vm.into(), String::new(), 5_000_000_000)
+        ..Flow::new(0, at(&slot()), addresses(), vm.into(), String::new(), 5_000_000_000)
     };
     let flows = [
         flow("a", 1, Some("b.example.com")),
@@ -197,4 +204,31 @@ fn a_relayed_flow_has_the_fields_that_it_has() {
     for absent in ["nat", "host", "rule", "frozen"] {
         assert!(json.get(absent).is_none(), "{json}");
     }
+}
+
+#[test]
+fn the_addresses_of_an_ipv6_flow_are_beside_its_slot() {
+    let six = |text: &str| Ip6::from(text.parse::<std::net::Ipv6Addr>().unwrap());
+    let slot = Slot {
+        flags: SlotFlags::IPV6,
+        protocol: Protocol::Icmpv6,
+        guest: Ip4::UNSPECIFIED,
+        remote: Ip4::UNSPECIFIED,
+        nat: Ip4::UNSPECIFIED,
+        remote_port: 0,
+        ..slot()
+    };
+    let beside = Addresses6 {
+        guest: six("fd00::5"),
+        remote: six("2001:db8::7"),
+        nat: six("2001:db8::1"),
+        pad: [0; 16],
+    };
+    let addresses = FlowAddresses::of(&slot, &beside);
+    let flow = Flow::new(1, at(&slot), addresses, "a".into(), String::new(), 0);
+    assert_eq!(flow.proto, "icmp");
+    assert_eq!(
+        (&*flow.guest, &*flow.remote, &*flow.nat),
+        ("[fd00::5]:40000", "2001:db8::7", "[2001:db8::1]:61000")
+    );
 }

@@ -1,7 +1,8 @@
 //! Execution of a plan: opens the flow, or counts the refusal.
-use std::{net::IpAddr, sync::atomic::Ordering::Relaxed};
+use std::sync::atomic::Ordering::Relaxed;
 
-use slipgate_abi::{Protocol, Refusal, SlotIndex, Tuple, Verdict, VmId};
+use slipgate_abi::{Protocol, Refusal, SlotIndex, Verdict, VmId};
+use slipgate_model::FlowTuple;
 
 use super::{
     FirstPacket, Opener,
@@ -39,18 +40,16 @@ pub(super) fn commit_outbound<D: Datapath>(
     now_ns: u64,
 ) -> Result<SlotIndex, Refused> {
     let guest = first.tuple;
-    let protocol = Protocol::from_ip(guest.protocol).ok_or(Refusal::Insertion)?;
+    let protocol = guest.protocol().ok_or(Refusal::Insertion)?;
     take_room(nat, inspected, vm, &plan, protocol, now_ns)?;
     let hop = plan.route.and_then(|route| route.hop());
-    let (hop, IpAddr::V4(source)) = hop.ok_or(Refusal::NoRoute)? else {
-        return Err(Refusal::NoRoute.into());
-    };
+    let (hop, source) = hop.ok_or(Refusal::NoRoute)?;
     let is_inspected = plan.path == Path::Inspected;
     let flow = NewFlow {
         guest,
         vm_row: vm.net.row,
         protocol,
-        nat: source.into(),
+        nat: source,
         nat_port: 0,
         rule: rules.element_of(plan.decision.rule),
         uplink_ifindex: hop.ifindex,
@@ -199,7 +198,7 @@ impl<D: Datapath> Nat<D> {
 
     /// Deletes a tuple in this process's scope that no flow of it has: an earlier deletion failed.
     /// Returns whether it was deleted.
-    fn sweep(&mut self, tuple: &Tuple) -> bool {
+    fn sweep(&mut self, tuple: &FlowTuple) -> bool {
         let left = self.flows.left_by(&mut self.datapath, tuple);
         self.flows.by_guest(tuple).is_none()
             && matches!(left, Ok(None))

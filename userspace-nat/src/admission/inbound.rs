@@ -7,7 +7,8 @@
 //! cannot be a client's are refused ([`slipgate_policy::Space::may_come_in`]).
 //!
 //! Forwards may use a share of each quota, so the world cannot use up the whole quota of a guest.
-use slipgate_abi::{Direction, Protocol, Refusal, SlotIndex, Tuple, Verdict};
+use slipgate_abi::{Direction, Refusal, SlotIndex, Verdict};
+use slipgate_model::FlowTuple;
 
 use super::{Admission, Opener, admit_known, opens, room::Room};
 use crate::{
@@ -37,7 +38,7 @@ pub(crate) fn admit_inbound<D: Datapath>(
     packet: &Packet<'_>,
     now_ns: u64,
 ) -> Admission {
-    let Some(world) = packet.tuple(Tuple::WORLD, Direction::Rx) else {
+    let Some(world) = packet.tuple(FlowTuple::WORLD, Direction::Rx) else {
         return Admission::NoFlow;
     };
     let known = nat.flows.by_world(&world);
@@ -56,7 +57,7 @@ pub(crate) fn admit_inbound<D: Datapath>(
             Admission::Flow { slot }
         }
         Err(reason) => {
-            let guest = Tuple {
+            let guest = FlowTuple {
                 scope: vm.net.id.get(),
                 ..world
             };
@@ -72,7 +73,7 @@ fn plan<D: Datapath>(
     rules: &Rules,
     forwards: &Forwards,
     vm: &VmState,
-    world: &Tuple,
+    world: &FlowTuple,
     now_ns: u64,
 ) -> Option<InboundPlan> {
     let forward = *forwards.matching(world, vm.net.id)?;
@@ -81,7 +82,7 @@ fn plan<D: Datapath>(
     if routes.lookup(world.local) != Route::HostLocal {
         return None;
     }
-    let room = if rules.may_come_in(&vm.net, world.remote.into()) {
+    let room = if rules.may_come_in(&vm.net, world.remote) {
         let route = nat.network.route(vm.net.id, world.remote);
         let room = || Room::find(nat, vm, true, now_ns);
         // Answers from another uplink's address would reach nobody, and tell who the guest is.
@@ -103,14 +104,14 @@ fn commit<D: Datapath>(
     nat: &mut Nat<D>,
     vm: &mut VmState,
     plan: InboundPlan,
-    (world, isn): (Tuple, u32),
+    (world, isn): (FlowTuple, u32),
     now_ns: u64,
 ) -> Result<SlotIndex, Refusal> {
     let forward = plan.forward;
     let (hop, room) = plan.room?;
-    let protocol = Protocol::from_ip(world.protocol).ok_or(Refusal::Insertion)?;
+    let protocol = world.protocol().ok_or(Refusal::Insertion)?;
     room.take(nat, vm, Opener::World((world, isn)), now_ns)?;
-    let guest = Tuple {
+    let guest = FlowTuple {
         scope: vm.net.id.get(),
         local: vm.net.guest.into(),
         local_port: forward.guest_port,

@@ -26,7 +26,7 @@ pub(crate) mod room;
 use std::sync::atomic::Ordering::Relaxed;
 
 use slipgate_abi::{
-    Direction, Protocol, Refusal, SlotIndex, Tuple,
+    Direction, Refusal, SlotIndex,
     slot::SlotFlags,
     tcp::{Phase, TcpBits},
 };
@@ -39,10 +39,11 @@ use crate::{
     datapath::Datapath,
     flow::EndReason,
     inspection::sessions::Inspected,
-    packet::{Packet, Transport, icmp::ECHO_REQUEST},
+    packet::{Packet, Transport},
     relay::Opening,
     state::{Journal, Nat, Rules, VmState},
 };
+use slipgate_model::FlowTuple;
 use slipgate_policy::Destination;
 
 /// Result of admission for a packet.
@@ -70,14 +71,14 @@ pub(crate) enum Opener {
     /// The guest, by its own packet.
     Guest,
     /// The world, with the tuple and sequence number of its first packet.
-    World((Tuple, u32)),
+    World((FlowTuple, u32)),
 }
 
 /// First packet of a flow that may be opened.
 struct FirstPacket<'a> {
     packet: &'a Packet<'a>,
     /// Tuple of the flow on the guest's link.
-    tuple: Tuple,
+    tuple: FlowTuple,
     /// Sequence number of a SYN; 0 for other packets.
     isn: u32,
 }
@@ -204,11 +205,11 @@ fn belongs<D: Datapath>(
 }
 
 /// Returns the destination of a guest's flow.
-fn destination(guest: &Tuple) -> Option<Destination> {
+fn destination(guest: &FlowTuple) -> Option<Destination> {
     Some(Destination {
-        addr: guest.remote.into(),
+        addr: guest.remote,
         port: guest.remote_port,
-        protocol: Protocol::from_ip(guest.protocol)?,
+        protocol: guest.protocol()?,
     })
 }
 
@@ -217,7 +218,7 @@ fn opens(packet: &Packet<'_>) -> Option<u32> {
     match packet.transport {
         Transport::Tcp(tcp) => tcp.is_opening_syn().then_some(tcp.sequence),
         Transport::Udp(udp) => (udp.source != 0 && udp.destination != 0).then_some(0),
-        Transport::Icmp(icmp) => (icmp.kind == ECHO_REQUEST).then_some(0),
+        Transport::Icmp(icmp) => icmp.is_echo_request().then_some(0),
         Transport::Other => None,
     }
 }

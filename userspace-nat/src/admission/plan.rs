@@ -6,7 +6,7 @@
 //! inspection, cap, rate, and the ports toward the destination. The commit can still refuse what a
 //! plan admits, for reasons that only the attempt shows (a tuple that another process has, a table
 //! that is full). It never admits what a plan refuses.
-use std::{net::IpAddr, rc::Rc};
+use std::rc::Rc;
 
 use slipgate_abi::{Protocol, Refusal};
 
@@ -116,19 +116,13 @@ impl<'a, D: Datapath> Planner<'a, D> {
         if let Some(refusal) = plan.decision.refusal {
             return Err(by_rule(refusal));
         }
-        // Frames of IPv6 are dropped before admission.
-        let IpAddr::V4(remote) = to.addr else {
-            return Err(Refusal::NoRoute.into());
-        };
-        let route = network.route(vm.net.id, remote);
+        let route = network.route(vm.net.id, to.addr);
         plan.route = Some(route);
         // A rule opened an address of the host itself: it has no link to leave by.
         if route == Route::HostLocal {
             return Err(Refusal::Protected.into());
         }
-        let (_, IpAddr::V4(source)) = route.hop().ok_or(Refusal::NoRoute)? else {
-            return Err(Refusal::NoRoute.into());
-        };
+        let (_, source) = route.hop().ok_or(Refusal::NoRoute)?;
         let is_inspected = plan.path == Path::Inspected;
         if is_inspected && self.inspected.refuses(vm.net.id, to.protocol).is_some() {
             return Err(by_rule(Refusal::Inspection));
@@ -136,8 +130,8 @@ impl<'a, D: Datapath> Planner<'a, D> {
         let room = plan.room.insert(self.room_for_guest(vm));
         room.check(vm, self.now_ns)?;
         let toward = nat_ports::Destination {
-            nat: source.into(),
-            remote: remote.into(),
+            nat: source,
+            remote: to.addr,
             remote_port: to.port,
             protocol: to.protocol,
         };

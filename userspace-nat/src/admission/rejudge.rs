@@ -1,14 +1,15 @@
 //! New judgement of live flows, after a change of policies or by a successor.
 use std::sync::atomic::Ordering::Relaxed;
 
-use slipgate_abi::{Protocol, SlotIndex, SlotRef, VmId, VmRow, slot::SlotFlags, tcp::TcpBits};
+use slipgate_abi::{SlotIndex, VmId, VmRow, slot::SlotFlags, tcp::TcpBits};
 
+use super::destination;
 use crate::{
     datapath::Datapath,
     relay::Standing,
-    state::{Core, Forwards, Nat, Rules, VmTable},
+    state::{Core, Nat, Rules},
 };
-use slipgate_policy::{Destination, OnReload};
+use slipgate_policy::OnReload;
 
 /// Judges a flow by the present rules and forwards; `None`: it is not live. `may_stay` says of a VM
 /// whether its flows are left if its policy says so.
@@ -26,7 +27,7 @@ pub(crate) fn judge_again<D: Datapath>(
     let live = nat.datapath.slot(slot);
     let is_allowed = match live.flags() & SlotFlags::INBOUND {
         0 => is_outbound_allowed(nat, rules, slot, now_ns),
-        _ => is_inbound_allowed(rules, &core.forwards, &core.vms, live),
+        _ => is_inbound_allowed(core, slot),
     };
     let leaves = || rules.judge.borrow().on_reload(live.id()) == OnReload::Keep;
     Some(match is_allowed {
@@ -38,7 +39,7 @@ pub(crate) fn judge_again<D: Datapath>(
 
 /// Returns the flows of a VM that no forward would let in any more.
 pub(crate) fn not_let_in<D: Datapath>(core: &Core<D>, vm: VmRow) -> Vec<SlotIndex> {
-    let Core { nat, rules, .. } = core;
+    let Core { nat, .. } = core;
     let slots = nat.flows.slots_of(vm).iter().copied();
     let came_in = |slot: &SlotIndex| {
         let live = nat.datapath.slot(*slot);
@@ -46,16 +47,24 @@ pub(crate) fn not_let_in<D: Datapath>(core: &Core<D>, vm: VmRow) -> Vec<SlotInde
         let is_linked = entry.is_some_and(|entry| entry.state.is_linked());
         is_linked
             && live.flags() & SlotFlags::INBOUND != 0
-            && !is_inbound_allowed(rules, &core.forwards, &core.vms, live)
+            && !is_inbound_allowed(core, *slot)
     };
     slots.filter(came_in).collect()
 }
 
-fn is_inbound_allowed(rules: &Rules, forwards: &Forwards, vms: &VmTable, live: SlotRef) -> bool {
-    let forward = forwards.matching(&live.world_tuple(), live.id());
+fn is_inbound_allowed<D: Datapath>(core: &Core<D>, slot: SlotIndex) -> bool {
+    let Core {
+        nat,
+        rules,
+        forwards,
+        vms,
+        ..
+    } = core;
+    let live = nat.datapath.slot(slot);
+    let forward = forwards.matching(&nat.datapath.world_tuple(slot), live.id());
     let leads = forward.is_some_and(|forward| forward.guest_port == live.guest_port());
     let vm = vms.by_id(live.id());
-    leads && vm.is_some_and(|vm| rules.may_come_in(&vm.net, live.remote().into()))
+    leads && vm.is_some_and(|vm| rules.may_come_in(&vm.net, nat.datapath.addresses(slot).remote))
 }
 
 fn is_outbound_allowed<D: Datapath>(
@@ -65,13 +74,8 @@ fn is_outbound_allowed<D: Datapath>(
     now_ns: u64,
 ) -> bool {
     let live = nat.datapath.slot(slot);
-    let Some(protocol) = Protocol::from_ip(live.protocol()) else {
+    let Some(to) = destination(&nat.datapath.guest_tuple(slot)) else {
         return false;
-    };
-    let to = Destination {
-        addr: live.remote().into(),
-        port: live.remote_port(),
-        protocol,
     };
     let by = rules.name_of(slot, live.generation().load(Relaxed));
     let rule = rules.texts.identity(live.rule_index(), &nat.datapath);

@@ -20,7 +20,7 @@
 //! The VMs of one policy share cached answers ([`AnswerPolicy::view`]). A VM can infer from the time of
 //! an answer that another of them asked the same before. It cannot evict more than its share
 //! ([`cache`]).
-use std::net::SocketAddrV4;
+use std::net::SocketAddr;
 
 use slipgate_abi::DropReason;
 
@@ -55,7 +55,8 @@ pub use proxy::{Limits, Origin, Proxy, Reply};
 pub use resolvers::{DNS_PORT, Resolvers};
 
 impl Proxy {
-    /// Processes a guest's IPv4 packet to port 53, as [`Proxy::query`] does for a message.
+    /// Processes a guest's packet to port 53, as [`Proxy::query`] does for a message. The source of an
+    /// IPv6 packet is one that is bound to the guest.
     ///
     /// # Errors
     /// The drop reason to count if there will be no reply.
@@ -67,32 +68,32 @@ impl Proxy {
         now_ns: u64,
     ) -> Result<(), DropReason> {
         let datagram = Datagram::parse(packet).ok_or(DropReason::Malformed)?;
-        if *datagram.from.ip() != vm.guest {
+        if datagram.from.is_ipv4() && datagram.from.ip() != vm.guest {
             return Err(DropReason::Spoofed);
         }
         if datagram.to.port() != DNS_PORT || datagram.from.port() == 0 {
             return Err(DropReason::ServiceReject);
         }
-        if !is_unicast(*datagram.to.ip()) {
+        if !is_unicast(datagram.to.ip()) {
             return Err(DropReason::Group);
         }
         let origin = Origin::Udp {
-            guest_port: datagram.from.port(),
-            server: *datagram.to.ip(),
+            guest: datagram.from,
+            server: datagram.to.ip(),
         };
         self.query(vm, origin, datagram.payload, poller, now_ns)
     }
 }
 
 impl Reply {
-    /// The reply as an IPv4 packet to the guest; `None` if the query came over TCP.
-    pub fn to_packet(&self, vm: &VmNet) -> Option<Vec<u8>> {
-        let Origin::Udp { guest_port, server } = self.origin else {
+    /// The reply as a packet to the guest; `None` if the query came over TCP.
+    pub fn to_packet(&self) -> Option<Vec<u8>> {
+        let Origin::Udp { guest, server } = self.origin else {
             return None;
         };
         let datagram = Datagram {
-            from: SocketAddrV4::new(server, DNS_PORT),
-            to: SocketAddrV4::new(vm.guest, guest_port),
+            from: SocketAddr::new(server, DNS_PORT),
+            to: guest,
             payload: &self.message,
         };
         Some(datagram.emit())

@@ -5,7 +5,7 @@
 //! taken, a VM that holds fewer takes one of the VM that holds most.
 use std::{
     collections::{HashMap, VecDeque},
-    net::{Ipv4Addr, SocketAddr},
+    net::{IpAddr, SocketAddr},
 };
 
 use rand::rngs::StdRng;
@@ -26,6 +26,8 @@ use super::{
     resolvers::{Candidates, Resolvers, Silent},
 };
 use crate::{
+    datagram::headers_len,
+    packet::Version,
     poll::{Poller, Readiness},
     quota::TokenBucket,
     record::{Question, Source},
@@ -62,10 +64,10 @@ impl Default for Limits {
 pub enum Origin {
     /// The question came in a UDP datagram.
     Udp {
-        /// Port of the guest.
-        guest_port: u16,
+        /// Address and port of the guest.
+        guest: SocketAddr,
         /// Address that the guest asked, which is the reply's source.
-        server: Ipv4Addr,
+        server: IpAddr,
     },
     /// The question came over a TCP connection that the relay terminates.
     Tcp {
@@ -172,7 +174,10 @@ impl Proxy {
             }
         };
         let asked = match origin {
-            Origin::Udp { .. } => Asked::by_udp(&query, usize::from(vm.mtu).saturating_sub(28)),
+            Origin::Udp { server, .. } => {
+                let headers = headers_len(Version::of(server));
+                Asked::by_udp(&query, usize::from(vm.mtu).saturating_sub(headers))
+            }
             Origin::Tcp { .. } => Asked::by_tcp(&query),
         };
         let mut key = std::mem::take(&mut self.key);
@@ -241,12 +246,13 @@ impl Proxy {
     /// The questions by UDP that have no reply, for a successor.
     pub fn open_questions(&self) -> impl Iterator<Item = OpenQuestion> {
         self.in_flight.waiters().filter_map(|waiter| {
-            let Origin::Udp { guest_port, server } = waiter.origin else {
+            let Origin::Udp { guest, server } = waiter.origin else {
                 return None;
             };
             Some(OpenQuestion {
                 vm: waiter.vm,
-                guest_port,
+                guest: Some(guest.ip()),
+                guest_port: guest.port(),
                 server,
                 message: waiter.message.to_vec(),
             })

@@ -31,8 +31,8 @@ fn a_question_is_answered_under_its_own_id_and_from_whom_it_asked() {
     assert_eq!(
         origin,
         Origin::Udp {
-            guest_port: 4000,
-            server: ASKED
+            guest: ([10, 0, 2, 15], 4000).into(),
+            server: ASKED.into()
         }
     );
     assert_eq!(told.metadata.id, 77);
@@ -153,8 +153,8 @@ fn a_vm_has_so_many_questions_waiting_and_no_more() {
     assert_eq!(rig.told().metadata.response_code, ResponseCode::ServFail);
     let other = test_vm::vm(2);
     let origin = Origin::Udp {
-        guest_port: 1,
-        server: ASKED,
+        guest: ([10, 0, 2, 15], 1).into(),
+        server: ASKED.into(),
     };
     rig.ask_as(&other, origin, &name(6)).unwrap();
     upstream.answer(60, ADDRESS);
@@ -207,8 +207,8 @@ fn a_vm_that_is_gone_is_forgotten() {
     rig.ask_as(
         &other,
         Origin::Udp {
-            guest_port: 5,
-            server: ASKED,
+            guest: ([10, 0, 2, 15], 5).into(),
+            server: ASKED.into(),
         },
         &www(2),
     )
@@ -266,7 +266,7 @@ fn packets_come_in_and_go_out_as_the_guest_sees_them() {
     send(&mut rig, good).unwrap();
     upstream.answer(60, ADDRESS);
     rig.settle();
-    let packet = rig.proxy.next_reply().unwrap().to_packet(&rig.vm).unwrap();
+    let packet = rig.proxy.next_reply().unwrap().to_packet().unwrap();
     let reply = Datagram::parse(&packet).unwrap();
     assert_eq!((reply.from, reply.to), (server, guest));
     assert_eq!(read(reply.payload).metadata.id, 5);
@@ -360,7 +360,7 @@ fn measure_questions() {
         let mut ready = Vec::new();
         rig.poller.wait(Some(SECOND_NS), &mut ready).unwrap();
         rig.proxy.on_ready(ready[0], &rig.poller, rig.now_ns);
-        rig.proxy.next_reply().unwrap().to_packet(&rig.vm).unwrap();
+        rig.proxy.next_reply().unwrap().to_packet().unwrap();
     }
     let took = started.elapsed().as_nanos() as f64 / packets.len() as f64;
     println!("by a resolver, its own work included: {took:.0} ns");
@@ -369,7 +369,7 @@ fn measure_questions() {
         rig.proxy
             .query_packet(&rig.vm, packet, &rig.poller, rig.now_ns)
             .unwrap();
-        rig.proxy.next_reply().unwrap().to_packet(&rig.vm).unwrap();
+        rig.proxy.next_reply().unwrap().to_packet().unwrap();
     }
     let took = started.elapsed().as_nanos() as f64 / 1e6;
     println!("from the cache: {took:.0} ns, {:.0} a second", 1e9 / took);

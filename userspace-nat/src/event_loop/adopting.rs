@@ -138,8 +138,8 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
             return;
         }
         let now_ns = self.clock.now_ns();
-        let live = self.core.nat.datapath.slot(slot);
-        for tuple in [live.guest_tuple(), live.world_tuple()] {
+        let tables = &self.core.nat.datapath;
+        for tuple in [tables.guest_tuple(slot), tables.world_tuple(slot)] {
             if self.core.adopt_by(&tuple, now_ns) {
                 break;
             }

@@ -267,7 +267,10 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
                 continue;
             };
             let origin = Origin::Udp {
-                guest_port: question.guest_port,
+                guest: SocketAddr::new(
+                    question.guest.unwrap_or(vm.net.guest.into()),
+                    question.guest_port,
+                ),
                 server: question.server,
             };
             let message = &question.message;

@@ -208,5 +208,6 @@ fn record_start<D: Datapath>(
         rule: core.rules.texts.known(live.rule_index()),
         dns: opened_by.map(|name| &*name.name),
     };
-    log.flow_start(slot, live, names, now_ns, wall);
+    let addresses = core.nat.datapath.addresses(slot);
+    log.flow_start((slot, live), addresses, names, now_ns, wall);
 }

@@ -3,8 +3,9 @@
 use std::{collections::HashSet, io, net::IpAddr, ops::Range, sync::atomic::Ordering::Relaxed};
 
 use slipgate_abi::{
-    FlowRef, Ip4, NameKey, NameValue, NextHopRef, OwnerRef, RuleIndex, SequencesRef, SlotIndex,
-    SlotRef, Tuple, Verdict, VmId, VmRef, VmRow,
+    Addresses6Ref, FlowRef, Ip4, Ip6, NameKey, NameValue, NextHopRef, OwnerRef, RuleIndex, SequencesRef,
+    SlotIndex, SlotRef, Verdict, Vm6Ref, VmId, VmRef, VmRow,
+    link::NextHopFlags,
     maps::{Chunk, MAX_NAMES, MAX_NEXT_HOPS, MAX_VMS, SLOTS_PER_CHUNK, may_claim_chunk},
     rate::RateRef,
 };
@@ -14,6 +15,7 @@ use crate::{
     datapath::{FlowMap, Hop, InsertError, NameMap, RememberedName, Tables},
     stats::VmStats,
 };
+use slipgate_model::{FlowTuple, TupleKey};
 use slipgate_policy::Described;
 
 /// Entries of `FLOWS` that are listed in one call.
@@ -26,7 +28,7 @@ pub struct FakeDatapath {
     owner: u32,
     epoch: u32,
     /// Tuples that a listing has yet to visit.
-    listed: Vec<Tuple>,
+    listed: Vec<FlowTuple>,
 }
 
 impl FakeDatapath {
@@ -42,33 +44,42 @@ impl FakeDatapath {
 }
 
 impl FlowMap for FakeDatapath {
-    fn insert_noexist(&mut self, tuple: &Tuple, flow: FlowRef) -> Result<(), InsertError> {
+    fn insert_noexist(&mut self, tuple: &FlowTuple, flow: FlowRef) -> Result<(), InsertError> {
         let kernel = &mut *self.kernel.borrow_mut();
         if Kernel::take_fault(&mut kernel.faults.insert_fails) {
             return Err(InsertError::Os(io::Error::other("injected")));
         }
-        if Kernel::take_fault(&mut kernel.faults.insert_exists) || kernel.flows.contains_key(tuple)
-        {
+        if Kernel::take_fault(&mut kernel.faults.insert_exists) || kernel.flow_by(tuple).is_some() {
             return Err(InsertError::Exists);
         }
-        if kernel.faults.map_capacity != 0 && kernel.flows.len() >= kernel.faults.map_capacity {
+        let len = match tuple.local {
+            IpAddr::V4(_) => kernel.flows.len(),
+            IpAddr::V6(_) => kernel.flows6.len(),
+        };
+        if kernel.faults.map_capacity != 0 && len >= kernel.faults.map_capacity {
             return Err(InsertError::Full);
         }
         assert!(
-            tuple.scope == Tuple::WORLD || kernel.has_reverse(tuple, flow),
+            tuple.scope == FlowTuple::WORLD || kernel.has_reverse(tuple, flow),
             "the guest's packets would go out before the answers are known: the host would reset them"
         );
-        kernel.flows.insert(*tuple, flow);
+        match key(tuple) {
+            TupleKey::V4(tuple) => kernel.flows.insert(tuple, flow),
+            TupleKey::V6(tuple) => kernel.flows6.insert(tuple, flow),
+        };
         Ok(())
     }
 
-    fn remove(&mut self, tuple: &Tuple) -> io::Result<bool> {
+    fn remove(&mut self, tuple: &FlowTuple) -> io::Result<bool> {
         let kernel = &mut *self.kernel.borrow_mut();
         if Kernel::take_fault(&mut kernel.faults.remove_fails) {
             kernel.remove_failed = true;
             return Err(io::Error::other("injected"));
         }
-        let removed = kernel.flows.remove(tuple);
+        let removed = match key(tuple) {
+            TupleKey::V4(tuple) => kernel.flows.remove(&tuple),
+            TupleKey::V6(tuple) => kernel.flows6.remove(&tuple),
+        };
         let last = removed.is_none_or(|flow| !kernel.leaves_forward(tuple, flow));
         assert!(
             last || kernel.remove_failed,
@@ -77,35 +88,42 @@ impl FlowMap for FakeDatapath {
         Ok(removed.is_some())
     }
 
-    fn remove_all(&mut self, tuples: &[Tuple]) -> io::Result<()> {
+    fn remove_all(&mut self, tuples: &[FlowTuple]) -> io::Result<()> {
         let refused = tuples.iter().filter_map(|tuple| self.remove(tuple).err());
         // All of them: a refusal does not end the call.
         refused.reduce(|first, _| first).map_or(Ok(()), Err)
     }
 
-    fn get(&mut self, tuple: &Tuple) -> io::Result<Option<FlowRef>> {
-        Ok(self.kernel.borrow().flows.get(tuple).copied())
+    fn get(&mut self, tuple: &FlowTuple) -> io::Result<Option<FlowRef>> {
+        Ok(self.kernel.borrow().flow_by(tuple))
     }
 
     fn visit_some(
         &mut self,
         begins: bool,
-        visit: &mut dyn FnMut(Tuple, FlowRef),
+        visit: &mut dyn FnMut(FlowTuple, FlowRef),
     ) -> io::Result<bool> {
-        let flows = &self.kernel.borrow().flows;
+        let kernel = self.kernel.borrow();
         if begins {
-            self.listed = flows.keys().copied().collect();
+            let four = kernel.flows.keys().copied().map(FlowTuple::from);
+            let six = kernel.flows6.keys().copied().map(FlowTuple::from);
+            self.listed = four.chain(six).collect();
         }
         for tuple in self
             .listed
             .drain(self.listed.len().saturating_sub(LISTED_AT_ONCE)..)
         {
-            if let Some(flow) = flows.get(&tuple) {
-                visit(tuple, *flow);
+            if let Some(flow) = kernel.flow_by(&tuple) {
+                visit(tuple, flow);
             }
         }
         Ok(!self.listed.is_empty())
     }
+}
+
+/// Key of a tuple that the engine gives.
+fn key(tuple: &FlowTuple) -> TupleKey {
+    tuple.key().expect("both addresses are of one family")
 }
 
 impl NameMap for FakeDatapath {
@@ -175,6 +193,10 @@ impl Tables for FakeDatapath {
         kernel.slot(index)
     }
 
+    fn addresses6(&self, index: SlotIndex) -> Addresses6Ref {
+        self.kernel.borrow().addresses6(index)
+    }
+
     fn sequences(&self, index: SlotIndex) -> SequencesRef {
         self.kernel.borrow().sequences(index)
     }
@@ -225,6 +247,10 @@ impl Tables for FakeDatapath {
         (row.word() < MAX_VMS).then(|| self.kernel.borrow().vm(row.get()))
     }
 
+    fn vm6(&self, row: VmRow) -> Option<Vm6Ref> {
+        (row.word() < MAX_VMS).then(|| self.kernel.borrow().vm6(row.get()))
+    }
+
     fn own_row(&self) -> OwnerRef {
         self.kernel.borrow().owner_row(self.owner)
     }
@@ -247,24 +273,25 @@ impl Tables for FakeDatapath {
     fn next_hop_for(&mut self, wanted: Hop) -> u32 {
         let kernel = self.kernel.borrow();
         let ours = self.owner + 1;
-        let IpAddr::V4(neighbour) = wanted.neighbour else {
-            return 0;
+        let neighbours = match wanted.neighbour {
+            IpAddr::V4(four) => (0, four.into(), Ip6::UNSPECIFIED),
+            IpAddr::V6(six) => (NextHopFlags::IPV6, Ip4::UNSPECIFIED, six.into()),
         };
-        let neighbour = Ip4::from(neighbour);
         // SAFETY: in bounds; one thread.
         let hop = |index: u32| unsafe { &mut *kernel.next_hops.at(index as usize) };
         let same = (1..MAX_NEXT_HOPS).find(|index| {
             let hop = hop(*index);
             hop.owner == ours
                 && hop.ifindex == wanted.ifindex.get()
-                && hop.neighbour == neighbour
+                && (hop.flags & NextHopFlags::IPV6, hop.neighbour, hop.neighbour6) == neighbours
                 && hop.route_mtu == wanted.route_mtu
         });
         let index = same.or_else(|| (1..MAX_NEXT_HOPS).find(|index| hop(*index).owner == 0));
         let Some(index) = index else { return 0 };
         let hop = hop(index);
         (hop.owner, hop.ifindex) = (ours, wanted.ifindex.get());
-        (hop.neighbour, hop.route_mtu) = (neighbour, wanted.route_mtu);
+        (hop.flags, hop.neighbour, hop.neighbour6) = neighbours;
+        hop.route_mtu = wanted.route_mtu;
         index
     }
 

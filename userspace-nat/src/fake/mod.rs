@@ -33,6 +33,7 @@ use crate::{
     port::{Batch, Frame, FrameIo},
     stats::VmStats,
 };
+use slipgate_model::{FlowTuple, TupleKey};
 use slipgate_policy::Described;
 
 mod datapath;
@@ -348,20 +349,51 @@ impl Kernel {
             .collect()
     }
 
+    /// Entry of a flow, of either family.
+    pub fn flow_by(&self, tuple: &FlowTuple) -> Option<FlowRef> {
+        match tuple.key()? {
+            TupleKey::V4(tuple) => self.flows.get(&tuple).copied(),
+            TupleKey::V6(tuple) => self.flows6.get(&tuple).copied(),
+        }
+    }
+
+    /// Number of entries of flows of both families.
+    pub fn flow_entries(&self) -> usize {
+        self.flows.len() + self.flows6.len()
+    }
+
+    /// Tuple of a slot's flow on the guest's link.
+    pub fn guest_tuple(&self, index: SlotIndex) -> FlowTuple {
+        let slot = self.slot(index);
+        match slot.is_ipv6() {
+            false => slot.guest_tuple().into(),
+            true => self.addresses6(index).guest_tuple(slot).into(),
+        }
+    }
+
+    /// Tuple of a slot's flow on the world's link.
+    pub fn world_tuple(&self, index: SlotIndex) -> FlowTuple {
+        let slot = self.slot(index);
+        match slot.is_ipv6() {
+            false => slot.world_tuple().into(),
+            true => self.addresses6(index).world_tuple(slot).into(),
+        }
+    }
+
     /// Whether the flow's entry for the other direction exists.
-    fn has_reverse(&self, guest: &Tuple, flow: FlowRef) -> bool {
-        let slot = self.slot(flow.index());
-        slot.guest_tuple() != *guest || self.flows.get(&slot.world_tuple()) == Some(&flow)
+    fn has_reverse(&self, guest: &FlowTuple, flow: FlowRef) -> bool {
+        let slot = flow.index();
+        self.guest_tuple(slot) != *guest || self.flow_by(&self.world_tuple(slot)) == Some(flow)
     }
 
     /// Whether the removal of an entry leaves a live flow with its guest's tuple only.
-    fn leaves_forward(&self, removed: &Tuple, flow: FlowRef) -> bool {
+    fn leaves_forward(&self, removed: &FlowTuple, flow: FlowRef) -> bool {
         use std::sync::atomic::Ordering::Relaxed;
         let slot = self.slot(flow.index());
         let live = slot.verdict().load(Relaxed) != 0
             && slot.generation().load(Relaxed) == flow.generation
-            && slot.world_tuple() == *removed;
-        live && self.flows.get(&slot.guest_tuple()) == Some(&flow)
+            && self.world_tuple(flow.index()) == *removed;
+        live && self.flow_by(&self.guest_tuple(flow.index())) == Some(flow)
     }
 
     fn take_fault(fault: &mut u32) -> bool {

@@ -1,27 +1,31 @@
 //! Builders of packets for tests, with correct checksums.
+use std::net::IpAddr;
+
 use slipgate_abi::{Ip4, tcp::Flags};
 
-use crate::packet::{
-    build,
-    checksum::Sum,
-    icmp::{ECHO_REPLY, ECHO_REQUEST},
-};
+use crate::packet::{Ip, Ipv4, Version, build, checksum::Sum, icmp};
 
-/// Transport address: IPv4 address and port.
+/// Transport address of IPv4: address and port. The builders take those of either family.
 pub type At = (Ip4, u16);
+
+/// The address and port of either family.
+fn at(at: (impl Into<IpAddr>, u16)) -> (IpAddr, u16) {
+    (at.0.into(), at.1)
+}
 
 /// A TCP segment with options and payload.
 pub fn tcp(
-    from: At,
-    to: At,
+    from: (impl Into<IpAddr>, u16),
+    to: (impl Into<IpAddr>, u16),
     flags: u8,
     seq: u32,
     ack: u32,
     options: &[u8],
     data: &[u8],
 ) -> Vec<u8> {
+    let (from, to) = (at(from), at(to));
     let mut out = Vec::new();
-    build::ipv4(&mut out, from.0, to.0, 6, |out| {
+    build::ip(&mut out, from.0, to.0, 6, |out| {
         let begin = out.len();
         out.extend_from_slice(&from.1.to_be_bytes());
         out.extend_from_slice(&to.1.to_be_bytes());
@@ -43,12 +47,17 @@ pub fn tcp(
 }
 
 /// A SYN with an MSS option of 8,960 bytes.
-pub fn syn(from: At, to: At, isn: u32) -> Vec<u8> {
+pub fn syn(from: (impl Into<IpAddr>, u16), to: (impl Into<IpAddr>, u16), isn: u32) -> Vec<u8> {
     tcp(from, to, Flags::SYN, isn, 0, &[2, 4, 0x23, 0], &[])
 }
 
 /// A SYN-ACK that acknowledges `ack`.
-pub fn syn_ack(from: At, to: At, isn: u32, ack: u32) -> Vec<u8> {
+pub fn syn_ack(
+    from: (impl Into<IpAddr>, u16),
+    to: (impl Into<IpAddr>, u16),
+    isn: u32,
+    ack: u32,
+) -> Vec<u8> {
     tcp(
         from,
         to,
@@ -61,14 +70,21 @@ pub fn syn_ack(from: At, to: At, isn: u32, ack: u32) -> Vec<u8> {
 }
 
 /// A bare ACK, or with FIN or RST added.
-pub fn ack(from: At, to: At, more: u8, seq: u32, ack: u32) -> Vec<u8> {
+pub fn ack(
+    from: (impl Into<IpAddr>, u16),
+    to: (impl Into<IpAddr>, u16),
+    more: u8,
+    seq: u32,
+    ack: u32,
+) -> Vec<u8> {
     tcp(from, to, Flags::ACK | more, seq, ack, &[], &[])
 }
 
 /// A UDP datagram with this payload.
-pub fn udp(from: At, to: At, data: &[u8]) -> Vec<u8> {
+pub fn udp(from: (impl Into<IpAddr>, u16), to: (impl Into<IpAddr>, u16), data: &[u8]) -> Vec<u8> {
+    let (from, to) = (at(from), at(to));
     let mut out = Vec::new();
-    build::ipv4(&mut out, from.0, to.0, 17, |out| {
+    build::ip(&mut out, from.0, to.0, 17, |out| {
         let begin = out.len();
         let len = 8 + data.len();
         out.extend_from_slice(&from.1.to_be_bytes());
@@ -85,35 +101,58 @@ pub fn udp(from: At, to: At, data: &[u8]) -> Vec<u8> {
     out
 }
 
-/// An ICMP echo request or reply.
-pub fn echo(from: Ip4, to: Ip4, request: bool, id: u16, data: &[u8]) -> Vec<u8> {
+/// An ICMP or ICMPv6 echo request or reply.
+pub fn echo(
+    from: impl Into<IpAddr>,
+    to: impl Into<IpAddr>,
+    request: bool,
+    id: u16,
+    data: &[u8],
+) -> Vec<u8> {
+    let (from, to) = (from.into(), to.into());
+    let version = Version::of(from);
+    let kind = match request {
+        true => icmp::echo_request(version),
+        false => icmp::echo_reply(version),
+    };
     let mut out = Vec::new();
-    build::ipv4(&mut out, from, to, 1, |out| {
+    build::ip(&mut out, from, to, version.icmp(), |out| {
         let begin = out.len();
-        out.extend_from_slice(&[if request { ECHO_REQUEST } else { ECHO_REPLY }, 0, 0, 0]);
+        out.extend_from_slice(&[kind, 0, 0, 0]);
         out.extend_from_slice(&id.to_be_bytes());
         out.extend_from_slice(&[0, 1]);
         out.extend_from_slice(data);
-        build::fill_icmp_checksum(&mut out[begin..]);
+        build::fill_icmp_checksum(from, to, &mut out[begin..]);
     });
     out
 }
 
-/// An ICMP error that quotes the beginning of a packet.
-pub fn icmp_error(from: Ip4, to: Ip4, kind: u8, code: u8, about: &[u8]) -> Vec<u8> {
+/// An ICMP or ICMPv6 error that quotes the beginning of a packet.
+pub fn icmp_error(
+    from: impl Into<IpAddr>,
+    to: impl Into<IpAddr>,
+    kind: u8,
+    code: u8,
+    about: &[u8],
+) -> Vec<u8> {
     let mut out = Vec::new();
     build::icmp_error(&mut out, (from, to), (kind, code, 0), about);
     out
 }
 
-/// The packet with another TTL.
+/// The packet with another TTL or hop limit.
 pub fn with_ttl(mut packet: Vec<u8>, ttl: u8) -> Vec<u8> {
-    packet[8] = ttl;
-    crate::packet::ipv4::fill_checksum(&mut packet, 20);
+    match packet[0] >> 4 {
+        6 => packet[7] = ttl,
+        _ => {
+            packet[8] = ttl;
+            crate::packet::ipv4::fill_checksum(&mut packet, 20);
+        }
+    }
     packet
 }
 
-/// The packet with DF cleared.
+/// The IPv4 packet with DF cleared.
 pub fn may_fragment(mut packet: Vec<u8>) -> Vec<u8> {
     packet[6] = 0;
     crate::packet::ipv4::fill_checksum(&mut packet, 20);
@@ -122,16 +161,24 @@ pub fn may_fragment(mut packet: Vec<u8>) -> Vec<u8> {
 
 /// Whether every checksum of a packet is correct.
 pub fn is_right(packet: &[u8]) -> bool {
-    let Ok(ip) = crate::packet::Ipv4::parse(packet) else {
+    let Ok(ip) = Ip::parse(packet) else {
         return false;
+    };
+    let version = ip.version();
+    let is_header_right = match version {
+        Version::V4 => Ipv4::parse(packet).is_ok_and(|ip| ip.checksum_is_right()),
+        Version::V6 => true,
     };
     let l4 = ip.payload();
     let sum = match ip.protocol {
-        1 => Sum::default().bytes(l4),
-        17 if l4[6..8] == [0, 0] => return ip.checksum_is_right(),
+        icmp if icmp == version.icmp() => {
+            build::icmp_checksum(ip.source, ip.destination, l4)
+        }
+        17 if version == Version::V4 && l4[6..8] == [0, 0] => 0,
         protocol => Sum::default()
             .pseudo(ip.source, ip.destination, protocol, l4.len())
-            .bytes(l4),
+            .bytes(l4)
+            .finish(),
     };
-    ip.checksum_is_right() && sum.finish() == 0
+    is_header_right && sum == 0
 }

@@ -29,7 +29,8 @@
 use std::{io, sync::atomic::Ordering::Relaxed};
 
 use hashbrown::{HashMap, HashSet};
-use slipgate_abi::{FlowRef, SlotIndex, SlotRef, Tuple, Verdict, VmId, VmRow, slot::SlotFlags};
+use slipgate_abi::{FlowRef, SlotIndex, SlotRef, Verdict, VmId, VmRow, slot::SlotFlags};
+use slipgate_model::FlowTuple;
 
 use super::{EndReason, Ended, Entry, Flows, State, end, table::Marks};
 use crate::datapath::{Datapath, FlowMap};
@@ -169,13 +170,13 @@ impl Flows {
     pub(crate) fn left_by(
         &self,
         datapath: &mut impl Datapath,
-        tuple: &Tuple,
+        tuple: &FlowTuple,
     ) -> io::Result<Option<SlotIndex>> {
         if !self.are_left() {
             return Ok(None);
         }
         let known = match tuple.scope {
-            Tuple::WORLD => self.table.by_world(tuple),
+            FlowTuple::WORLD => self.table.by_world(tuple),
             _ => self.table.by_guest(tuple),
         };
         if known.is_some() {
@@ -186,7 +187,8 @@ impl Flows {
             let live = datapath.slot(flow.index());
             self.is_left(live, flow.index())
                 && live.generation().load(Relaxed) == flow.generation
-                && (live.guest_tuple() == *tuple || live.world_tuple() == *tuple)
+                && [datapath.guest_tuple(flow.index()), datapath.world_tuple(flow.index())]
+                    .contains(tuple)
         };
         Ok(found.filter(is_left).map(|flow| flow.index()))
     }
@@ -236,8 +238,8 @@ impl Flows {
         let is_captured = live.flags() & SlotFlags::CAPTURED != 0;
         let is_held = verdict == Verdict::Engine as u32 && !is_captured;
         let mut entry = Entry::live(
-            live.guest_tuple(),
-            live.nat(),
+            datapath.guest_tuple(slot),
+            datapath.addresses(slot).nat,
             live.nat_port(),
             live.row(),
             live.generation().load(Relaxed),
@@ -259,6 +261,7 @@ impl Flows {
             self.left.ended.push(Ended {
                 slot,
                 content: end::read(live),
+                addresses: entry.addresses(),
                 reason: EndReason::Adopted,
                 held: false,
                 ended_ns: now_ns,
@@ -281,7 +284,7 @@ impl Flows {
         // What it lacks another flow may have by now.
         live.set_verdict(Verdict::Closing);
         let tuples = [(has_guest, entry.guest), (has_world, entry.world())];
-        let own: Vec<Tuple> = tuples.iter().filter(|(has, _)| *has).map(|t| t.1).collect();
+        let own: Vec<FlowTuple> = tuples.iter().filter(|(has, _)| *has).map(|t| t.1).collect();
         end::delete(datapath, &own);
         if has_world {
             let (to, port, vm) = (entry.destination(), entry.nat_port, entry.vm());
@@ -358,7 +361,7 @@ fn complete(
     entry: &Entry,
     (has_guest, has_world): (bool, bool),
 ) -> bool {
-    let mut insert = |tuple: &Tuple| datapath.insert_noexist(tuple, reference).is_ok();
+    let mut insert = |tuple: &FlowTuple| datapath.insert_noexist(tuple, reference).is_ok();
     match (has_guest, has_world) {
         (true, true) => true,
         (true, false) => insert(&entry.world()),

@@ -2,12 +2,13 @@
 use std::sync::atomic::Ordering::Relaxed;
 
 use slipgate_abi::{
-    Counter, Protocol, Slot, SlotIndex, SlotRef, Tuple, Verdict, VmId, VmRow,
+    Counter, Protocol, Slot, SlotIndex, SlotRef, Verdict, VmId, VmRow,
     maps::SLOTS_PER_CHUNK,
     slot::SlotFlags,
     tcp::{Phase, TcpBits},
     timeout::CLOSING_GRACE_NS,
 };
+use slipgate_model::{FlowAddresses, FlowTuple};
 use slipgate_policy::Timers;
 
 use super::{
@@ -101,6 +102,8 @@ pub struct Ended {
     pub slot: SlotIndex,
     /// Content of its slot.
     pub content: Slot,
+    /// Its addresses.
+    pub addresses: FlowAddresses,
     /// Reason for its end.
     pub reason: EndReason,
     /// Whether the engine carried its packets until the end.
@@ -261,6 +264,7 @@ impl Flows {
             record(&Ended {
                 slot,
                 content: read(datapath.slot(slot)),
+                addresses: entry.addresses(),
                 reason,
                 held: entry.live_verdict() == Verdict::Engine,
                 ended_ns: now_ns,
@@ -328,13 +332,13 @@ impl Flows {
 
 /// Returns a flow's tuples in the order in which they are deleted: the guest's packets must not go
 /// out when the answers are unknown.
-fn tuples_of(entry: &Entry) -> [Tuple; 2] {
+fn tuples_of(entry: &Entry) -> [FlowTuple; 2] {
     [entry.guest, entry.world()]
 }
 
 /// Deletes tuples from the kernel. A failure leaves an entry that points to a slot of another
 /// generation: a miss to programs, and an obstacle to the tuple's next user until swept.
-pub(super) fn delete(datapath: &mut impl Datapath, tuples: &[Tuple]) {
+pub(super) fn delete(datapath: &mut impl Datapath, tuples: &[FlowTuple]) {
     if !tuples.is_empty() {
         let _ = datapath.remove_all(tuples);
     }
@@ -381,7 +385,7 @@ pub(super) fn freed(slot: SlotRef, entry: &Entry, now_ns: u64) -> Freed {
 /// Returns a copy of a slot. Its counters are final once no program counts any more.
 pub(super) fn read(slot: SlotRef) -> Slot {
     let verdict = Verdict::from_u32(slot.verdict().load(Relaxed));
-    let protocol = Protocol::from_ip(slot.protocol());
+    let protocol = Protocol::from_number(slot.protocol());
     let verdict = verdict.unwrap_or(Verdict::Free);
     slot.copy_as(verdict, protocol.unwrap_or(Protocol::Udp))
 }

@@ -24,7 +24,8 @@
 //! to be recorded if its id is not in the log's tail.
 use std::collections::VecDeque;
 
-use slipgate_abi::{SlotIndex, Tuple, VmRow, maps::MAX_VMS};
+use slipgate_abi::{SlotIndex, VmRow, maps::MAX_VMS};
+use slipgate_model::FlowTuple;
 
 use crate::{
     datapath::{Datapath, Tables},
@@ -107,12 +108,12 @@ impl Flows {
     }
 
     /// Returns the slot of the flow with this tuple on its guest's link.
-    pub fn by_guest(&self, tuple: &Tuple) -> Option<SlotIndex> {
+    pub fn by_guest(&self, tuple: &FlowTuple) -> Option<SlotIndex> {
         self.table.by_guest(tuple)
     }
 
     /// Returns the slot of the flow with this tuple on the world's links.
-    pub fn by_world(&self, tuple: &Tuple) -> Option<SlotIndex> {
+    pub fn by_world(&self, tuple: &FlowTuple) -> Option<SlotIndex> {
         self.table.by_world(tuple)
     }
 

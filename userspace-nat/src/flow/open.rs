@@ -3,13 +3,17 @@
     unsafe_code,
     reason = "fills a mapped slot in while nobody else reads it"
 )]
-use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::{
+    net::IpAddr,
+    sync::atomic::Ordering::{Acquire, Relaxed, Release},
+};
 
 use slipgate_abi::{
-    Direction, FlowRef, IfIndex, Ip4, Protocol, RuleIndex, SlotIndex, Tuple, Verdict, VmRow,
+    Addresses6, Direction, FlowRef, IfIndex, Ip4, Protocol, RuleIndex, SlotIndex, Verdict, VmRow,
     portframe::Order,
     slot::{OrderState, SlotFlags},
 };
+use slipgate_model::FlowTuple;
 use thiserror::Error;
 
 use super::{Entry, Flows, table::Marks};
@@ -22,13 +26,13 @@ use crate::{
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct NewFlow {
     /// Tuple of the flow on the guest's link.
-    pub guest: Tuple,
+    pub guest: FlowTuple,
     /// Row of the VM.
     pub vm_row: VmRow,
-    /// Protocol of the flow.
+    /// Protocol of the flow, as in rules: ICMP in both families.
     pub protocol: Protocol,
     /// Translated address of the flow.
-    pub nat: Ip4,
+    pub nat: IpAddr,
     /// Translated port of the flow.
     pub nat_port: u16,
     /// Element of `RULES` that admitted the flow.
@@ -208,27 +212,47 @@ fn fill(datapath: &impl Datapath, slot: SlotIndex, flow: &NewFlow, now_ns: u64) 
     let live = datapath.slot(slot);
     // 0 is a slot that was never used.
     let generation = live.generation().load(Relaxed).wrapping_add(1).max(1);
-    let inbound = if flow.inbound { SlotFlags::INBOUND } else { 0 };
-    let is_inspected = flow.verdict == Verdict::Engine;
-    let flags = inbound
-        | if is_inspected {
-            SlotFlags::INSPECTED
-        } else {
-            0
-        };
+    let mut flags = match flow.inbound {
+        true => SlotFlags::INBOUND,
+        false => 0,
+    };
+    if flow.verdict == Verdict::Engine {
+        flags |= SlotFlags::INSPECTED;
+    }
+    let mut addresses = [Ip4::UNSPECIFIED; 3];
+    match (flow.guest.local, flow.guest.remote, flow.nat) {
+        (IpAddr::V4(guest), IpAddr::V4(remote), IpAddr::V4(nat)) => {
+            addresses = [guest, remote, nat].map(Ip4::from);
+        }
+        (IpAddr::V6(guest), IpAddr::V6(remote), IpAddr::V6(nat)) => {
+            flags |= SlotFlags::IPV6;
+            datapath.addresses6(slot).set(Addresses6 {
+                guest: guest.into(),
+                remote: remote.into(),
+                nat: nat.into(),
+                pad: [0; 16],
+            });
+        }
+        _ => debug_assert!(false, "the flow's addresses are of two families"),
+    }
+    let [guest, remote, nat] = addresses;
+    let protocol = match (flow.protocol, flow.guest.remote) {
+        (Protocol::Icmp, IpAddr::V6(_)) => Protocol::Icmpv6,
+        (protocol, _) => protocol,
+    };
     let p = live.as_ptr();
     // SAFETY: `Tables::slot` gives a mapped element, of a chunk that is ours; it is free and has
     // rested, so nobody reads its second line.
     unsafe {
         (&raw mut (*p).vm).write(flow.guest.scope);
         (&raw mut (*p).vm_row).write(flow.vm_row.get());
-        (&raw mut (*p).guest).write(flow.guest.local);
-        (&raw mut (*p).remote).write(flow.guest.remote);
-        (&raw mut (*p).nat).write(flow.nat);
+        (&raw mut (*p).guest).write(guest);
+        (&raw mut (*p).remote).write(remote);
+        (&raw mut (*p).nat).write(nat);
         (&raw mut (*p).guest_port).write(flow.guest.local_port);
         (&raw mut (*p).remote_port).write(flow.guest.remote_port);
         (&raw mut (*p).nat_port).write(flow.nat_port);
-        (&raw mut (*p).protocol).write(flow.protocol);
+        (&raw mut (*p).protocol).write(protocol);
         (&raw mut (*p).flags).write(flags);
         (&raw mut (*p).isn).write(flow.isn);
         (&raw mut (*p).created_ns).write(now_ns);

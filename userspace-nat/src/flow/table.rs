@@ -1,10 +1,14 @@
 //! Index over the flows of this process: by slot, by either tuple, by VM.
-use std::hash::{BuildHasher, Hasher};
+use std::{
+    hash::{BuildHasher, Hasher},
+    net::IpAddr,
+};
 
 use hashbrown::HashTable;
 use slipgate_abi::{
-    Ip4, Protocol, SlotIndex, SlotRef, Tuple, Verdict, VmId, VmRow, maps::SLOTS_PER_CHUNK,
+    Protocol, SlotIndex, SlotRef, Verdict, VmId, VmRow, maps::SLOTS_PER_CHUNK,
 };
+use slipgate_model::{FlowAddresses, FlowTuple};
 
 use super::{EndReason, proof::FromWorld};
 use crate::nat_ports::Destination;
@@ -63,9 +67,9 @@ impl Marks {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Entry {
     /// Tuple of the flow on the guest's link.
-    pub guest: Tuple,
+    pub guest: FlowTuple,
     /// Translated address of the flow.
-    pub nat: Ip4,
+    pub nat: IpAddr,
     /// Translated port or ICMP id of the flow.
     pub nat_port: u16,
     /// Row of the VM.
@@ -86,8 +90,8 @@ pub struct Entry {
 impl Entry {
     /// Creates the entry of a live flow.
     pub(super) fn live(
-        guest: Tuple,
-        nat: Ip4,
+        guest: FlowTuple,
+        nat: IpAddr,
         nat_port: u16,
         vm_row: VmRow,
         generation: u32,
@@ -132,12 +136,21 @@ impl Entry {
     }
 
     /// Returns the tuple of the flow on the world's links.
-    pub fn world(&self) -> Tuple {
-        Tuple {
-            scope: Tuple::WORLD,
+    pub fn world(&self) -> FlowTuple {
+        FlowTuple {
+            scope: FlowTuple::WORLD,
             local: self.nat,
             local_port: self.nat_port,
             ..self.guest
+        }
+    }
+
+    /// Returns the addresses of the flow.
+    pub fn addresses(&self) -> FlowAddresses {
+        FlowAddresses {
+            guest: self.guest.local,
+            remote: self.guest.remote,
+            nat: self.nat,
         }
     }
 
@@ -148,7 +161,7 @@ impl Entry {
 
     /// Returns the protocol of the flow.
     pub fn protocol(&self) -> Protocol {
-        Protocol::from_ip(self.guest.protocol).unwrap_or(Protocol::Udp)
+        self.guest.protocol().unwrap_or(Protocol::Udp)
     }
 
     /// Returns the destination toward which the flow's port is busy.
@@ -194,14 +207,24 @@ fn get(chunks: &[Option<Chunk>], slot: SlotIndex) -> Option<&Entry> {
     chunks.get(slot.chunk() as usize)?.as_ref()?[slot.position()].as_ref()
 }
 
-fn hash(hasher: &foldhash::fast::RandomState, tuple: &Tuple) -> u64 {
+fn hash(hasher: &foldhash::fast::RandomState, tuple: &FlowTuple) -> u64 {
     let mut h = hasher.build_hasher();
-    h.write_u64(u64::from(tuple.scope) << 32 | u64::from(tuple.local.to_wire()));
-    h.write_u64(
-        u64::from(tuple.remote.to_wire()) << 32
-            | u64::from(tuple.local_port) << 16
-            | u64::from(tuple.remote_port),
-    );
+    let ports = u64::from(tuple.local_port) << 16 | u64::from(tuple.remote_port);
+    match (tuple.local, tuple.remote) {
+        (IpAddr::V4(local), IpAddr::V4(remote)) => {
+            h.write_u64(u64::from(tuple.scope) << 32 | u64::from(local.to_bits()));
+            h.write_u64(u64::from(remote.to_bits()) << 32 | ports);
+        }
+        (local, remote) => {
+            for addr in [local, remote] {
+                h.write_u128(match addr {
+                    IpAddr::V4(addr) => addr.to_bits().into(),
+                    IpAddr::V6(addr) => addr.to_bits(),
+                });
+            }
+            h.write_u64(u64::from(tuple.scope) << 32 | ports);
+        }
+    }
     h.write_u8(tuple.protocol);
     h.finish()
 }
@@ -234,7 +257,7 @@ impl FlowTable {
         get(&self.chunks, slot)
     }
 
-    pub(super) fn by_guest(&self, tuple: &Tuple) -> Option<SlotIndex> {
+    pub(super) fn by_guest(&self, tuple: &FlowTuple) -> Option<SlotIndex> {
         let hash = hash(&self.hasher, tuple);
         self.by_guest
             .find(hash, |s| {
@@ -243,7 +266,7 @@ impl FlowTable {
             .copied()
     }
 
-    pub(super) fn by_world(&self, tuple: &Tuple) -> Option<SlotIndex> {
+    pub(super) fn by_world(&self, tuple: &FlowTuple) -> Option<SlotIndex> {
         let hash = hash(&self.hasher, tuple);
         self.by_world
             .find(hash, |s| {

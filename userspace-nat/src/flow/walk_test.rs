@@ -1,4 +1,5 @@
-use slipgate_abi::{Ip4, SlotIndex, Tuple, VmRow, maps::SLOTS_PER_CHUNK};
+use slipgate_abi::{SlotIndex, VmRow, maps::SLOTS_PER_CHUNK};
+use slipgate_model::FlowTuple;
 
 use super::*;
 use crate::{
@@ -17,18 +18,13 @@ fn flows_in(slots: &[u32]) -> Flows {
 }
 
 fn add(flows: &mut Flows, slot: u32) {
-    let guest = Tuple {
+    let guest = FlowTuple {
         scope: 101,
-        local: Ip4 {
-            octets: [10, 0, 2, 15],
-        },
-        remote: Ip4 {
-            octets: [198, 51, 100, 7],
-        },
+        local: [10, 0, 2, 15].into(),
+        remote: [198, 51, 100, 7].into(),
         local_port: slot as u16,
         remote_port: 443,
         protocol: 6,
-        pad: [0; 3],
     };
     let entry = Entry::live(
         guest,

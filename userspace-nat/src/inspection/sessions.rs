@@ -12,8 +12,9 @@ use crate::{
         Refused, RefusedCounts, quic,
         tcp::{SLOW_NS, Session},
     },
+    mss,
     name_gate::LearntName,
-    packet::{Ipv4, Packet, Transport},
+    packet::{Ip, Packet, Transport, Version},
     port::{VirtioNetHdr, single},
     stats::VmStats,
     vm::VmNet,
@@ -60,7 +61,9 @@ impl Kind {
             Transport::Tcp(tcp) => {
                 let header = packet.ip.payload().get(..tcp.header_len);
                 let header = header.unwrap_or_default();
-                let session = Session::new(tcp.sequence, header, mtus, http, now_ns);
+                let mss = |mtu| mss::for_mtu(packet.ip.version(), mtu);
+                let mss = (mss(mtus.0), mss(mtus.1));
+                let session = Session::new(tcp.sequence, header, mss, http, now_ns);
                 Self::Tcp(Box::new(session))
             }
             _ => Self::Quic {
@@ -226,12 +229,17 @@ impl Inspected {
     }
 
     /// Adopts a path MTU, bytes, that a router on a flow's path reported.
-    pub(crate) fn path_carries(&mut self, slot: SlotIndex, generation: u32, mtu: u32) {
+    pub(crate) fn path_carries(
+        &mut self,
+        slot: SlotIndex,
+        generation: u32,
+        (version, mtu): (Version, u32),
+    ) {
         if let Some(inspection) = self.sessions.get_mut(&slot)
             && inspection.generation == generation
             && let Kind::Tcp(session) = &mut inspection.kind
         {
-            session.path_carries(mtu);
+            session.path_carries(mss::for_mtu(version, mtu));
         }
     }
 
@@ -264,6 +272,6 @@ impl Inspected {
 
 /// Packets and bytes of a held packet after segmentation.
 pub(crate) fn held_segments(vnet: VirtioNetHdr, l3: &[u8]) -> Segments {
-    let packet = Ipv4::parse(l3).and_then(Packet::parse);
+    let packet = Ip::parse(l3).and_then(Packet::parse);
     packet.map_or(single(l3.len()), |packet| packet.segments(vnet))
 }

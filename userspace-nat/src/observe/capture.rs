@@ -24,8 +24,8 @@ use std::{
 };
 
 use nix::sys::socket::{MsgFlags, send};
-use slipgate_abi::{Command, Direction, SlotIndex, Tuple, VmId, VmRow, portframe::PortFlags};
-use slipgate_model::Subject;
+use slipgate_abi::{Command, Direction, SlotIndex, VmId, VmRow, portframe::PortFlags};
+use slipgate_model::{FlowTuple, Subject};
 
 use crate::{
     clock::SECOND_NS,
@@ -35,13 +35,9 @@ use crate::{
         pcap::guest_macs,
         pcapng::{Link, Shot, Stream},
     },
-    packet::{
-        Ipv4, Packet, checksum,
-        ipv4::{self, End},
-        transport::Transport,
-    },
+    packet::{Ip, Packet, ip::End, translation::translate},
     poll::{Interest, Poller, Readiness, Subsystem, Token},
-    port::{ETHERTYPE_IPV4, Frame},
+    port::Frame,
     state::{Nat, VmTable},
     stats::Tally,
 };
@@ -406,17 +402,14 @@ impl Capture {
 
 /// Returns the flow of a packet on the guest's link.
 fn flow_of(flows: &Flows, frame: &Frame<'_>, direction: Direction) -> Option<SlotIndex> {
-    if frame.ethertype != ETHERTYPE_IPV4 {
-        return None;
-    }
-    let packet = Packet::parse(Ipv4::parse(frame.l3).ok()?).ok()?;
+    let packet = Packet::parse(Ip::parse(frame.l3).ok()?).ok()?;
     flows.by_guest(&packet.tuple(frame.header.id, direction)?)
 }
 
 /// Returns the flow of a packet that the kernel will translate and deliver, with the packet.
 fn delivered<'a>(flows: &Flows, frame: &Frame<'a>) -> Option<(SlotIndex, Packet<'a>)> {
-    let packet = Packet::parse(Ipv4::parse(frame.l3).ok()?).ok()?;
-    let tuple = packet.tuple(Tuple::WORLD, Direction::Rx)?;
+    let packet = Packet::parse(Ip::parse(frame.l3).ok()?).ok()?;
+    let tuple = packet.tuple(FlowTuple::WORLD, Direction::Rx)?;
     Some((flows.by_world(&tuple)?, packet))
 }
 
@@ -434,45 +427,6 @@ fn as_delivered(
     let Some(entry) = flows.entry(slot) else {
         return;
     };
-    let (old, new) = (packet.ip.destination, entry.guest.local);
-    ipv4::set_address(copy, End::Destination, new);
-    ipv4::decrement_ttl(copy);
-    let l4 = &mut copy[packet.ip.header_len..];
-    let port = entry.guest.local_port;
-    // Offsets of the port and the checksum.
-    let (port_at, sum_at) = match packet.transport {
-        Transport::Tcp(_) => (2, 16),
-        Transport::Udp(_) => (2, 6),
-        Transport::Icmp(_) => (4, 2),
-        Transport::Other => return,
-    };
-    let old_port = u16::from_be_bytes([l4[port_at], l4[port_at + 1]]);
-    l4[port_at..port_at + 2].copy_from_slice(&port.to_be_bytes());
-    let is_icmp = matches!(packet.transport, Transport::Icmp(_));
-    let is_udp = matches!(packet.transport, Transport::Udp(_));
-    // A UDP checksum of zero means that there is none; one that comes out as zero is sent as all
-    // ones (RFC 768).
-    let as_sent = |sum: [u8; 2]| match sum {
-        [0, 0] if is_udp => [0xff; 2],
-        sum => sum,
-    };
-    if frame.vnet.needs_csum() && !is_icmp {
-        let (source, protocol) = (packet.ip.source, packet.ip.protocol);
-        l4[sum_at..sum_at + 2].fill(0);
-        let sum = checksum::Sum::default()
-            .pseudo(source, new, protocol, l4.len())
-            .bytes(l4)
-            .finish();
-        l4[sum_at..sum_at + 2].copy_from_slice(&as_sent(sum.to_be_bytes()));
-        return;
-    }
-    let mut sum = [l4[sum_at], l4[sum_at + 1]];
-    if is_udp && sum == [0; 2] {
-        return;
-    }
-    if !is_icmp {
-        checksum::replace_address(&mut sum, old, new);
-    }
-    checksum::replace16(&mut sum, old_port, port);
-    l4[sum_at..sum_at + 2].copy_from_slice(&as_sent(sum));
+    let guest = (entry.guest.local, entry.guest.local_port);
+    translate(copy, packet, frame.vnet, End::Destination, guest);
 }

@@ -1,31 +1,48 @@
 //! Builders of the engine's own packets, into a buffer that is reused from packet to packet.
-use slipgate_abi::Ip4;
+use std::net::IpAddr;
 
-use super::{checksum, checksum::Sum, icmp, ipv4};
+use super::{Version, checksum, checksum::Sum, icmp, ipv4, ipv6};
 
-/// TTL of the engine's packets.
+/// TTL or hop limit of the engine's packets.
 const TTL: u8 = 64;
-/// Largest part of the offending packet that an ICMP error quotes, bytes: the whole error has at
-/// most 576 (RFC 1812 section 4.3.2.3).
-const QUOTE_MAX: usize = 576 - ipv4::HEADER_LEN - icmp::HEADER_LEN;
 
-/// Builds an IPv4 packet, with its header's checksum, into `out`, which is cleared first.
-pub fn ipv4(
+/// Returns the largest part of the offending packet that an ICMP error quotes, bytes: the whole
+/// error has at most 576 (RFC 1812 section 4.3.2.3), and in IPv6 1,280 (RFC 4443 section 2.4).
+pub const fn quote_max(version: Version) -> usize {
+    version.least_mtu() as usize - version.header_len() - icmp::HEADER_LEN
+}
+
+/// Builds a packet of the addresses' family into `out`, which is cleared first. Both addresses are
+/// of one family; a packet of two is left empty, which no link takes.
+pub fn ip(
     out: &mut Vec<u8>,
-    source: Ip4,
-    destination: Ip4,
+    source: impl Into<IpAddr>,
+    destination: impl Into<IpAddr>,
     protocol: u8,
     payload: impl FnOnce(&mut Vec<u8>),
 ) {
     out.clear();
-    // RFC 6864: an atomic datagram (DF) needs no unique identification.
-    out.extend_from_slice(&[0x45, 0, 0, 0, 0, 0, 0x40, 0, TTL, protocol, 0, 0]);
-    out.extend_from_slice(&source.octets);
-    out.extend_from_slice(&destination.octets);
-    payload(out);
-    let total = u16::try_from(out.len()).unwrap_or(u16::MAX);
-    out[2..4].copy_from_slice(&total.to_be_bytes());
-    ipv4::fill_checksum(out, ipv4::HEADER_LEN);
+    match (source.into(), destination.into()) {
+        (IpAddr::V4(source), IpAddr::V4(destination)) => {
+            // RFC 6864: an atomic datagram (DF) needs no unique identification.
+            out.extend_from_slice(&[0x45, 0, 0, 0, 0, 0, 0x40, 0, TTL, protocol, 0, 0]);
+            out.extend_from_slice(&source.octets());
+            out.extend_from_slice(&destination.octets());
+            payload(out);
+            let total = u16::try_from(out.len()).unwrap_or(u16::MAX);
+            out[2..4].copy_from_slice(&total.to_be_bytes());
+            ipv4::fill_checksum(out, ipv4::HEADER_LEN);
+        }
+        (IpAddr::V6(source), IpAddr::V6(destination)) => {
+            out.extend_from_slice(&[0x60, 0, 0, 0, 0, 0, protocol, TTL]);
+            out.extend_from_slice(&source.octets());
+            out.extend_from_slice(&destination.octets());
+            payload(out);
+            let len = u16::try_from(out.len() - ipv6::HEADER_LEN).unwrap_or(u16::MAX);
+            out[4..6].copy_from_slice(&len.to_be_bytes());
+        }
+        _ => debug_assert!(false, "the addresses are of two families"),
+    }
 }
 
 /// A TCP segment without options or payload.
@@ -43,9 +60,15 @@ pub struct Segment {
     pub flags: u8,
 }
 
-/// Builds a TCP segment in IPv4.
-pub fn tcp(out: &mut Vec<u8>, source: Ip4, destination: Ip4, segment: Segment) {
-    ipv4(out, source, destination, 6, |out| {
+/// Builds the packet of a TCP segment.
+pub fn tcp(
+    out: &mut Vec<u8>,
+    source: impl Into<IpAddr>,
+    destination: impl Into<IpAddr>,
+    segment: Segment,
+) {
+    let (source, destination) = (source.into(), destination.into());
+    ip(out, source, destination, 6, |out| {
         let begin = out.len();
         out.extend_from_slice(&segment.source.to_be_bytes());
         out.extend_from_slice(&segment.destination.to_be_bytes());
@@ -61,26 +84,44 @@ pub fn tcp(out: &mut Vec<u8>, source: Ip4, destination: Ip4, segment: Segment) {
     });
 }
 
-/// Builds an ICMP error in IPv4 that quotes the beginning of `offender`. The header has type, code
-/// and second word (the next-hop MTU of "fragmentation needed").
+/// Builds an ICMP or ICMPv6 error that quotes the beginning of `offender`. The header has type,
+/// code and second word (such as the MTU of "packet too big").
 pub fn icmp_error(
     out: &mut Vec<u8>,
-    (source, destination): (Ip4, Ip4),
+    (source, destination): (impl Into<IpAddr>, impl Into<IpAddr>),
     (kind, code, rest): (u8, u8, u32),
     offender: &[u8],
 ) {
-    ipv4(out, source, destination, 1, |out| {
+    let (source, destination) = (source.into(), destination.into());
+    let version = Version::of(source);
+    ip(out, source, destination, version.icmp(), |out| {
         let begin = out.len();
         out.extend_from_slice(&[kind, code, 0, 0]);
         out.extend_from_slice(&rest.to_be_bytes());
-        out.extend_from_slice(&offender[..offender.len().min(QUOTE_MAX)]);
-        fill_icmp_checksum(&mut out[begin..]);
+        out.extend_from_slice(&offender[..offender.len().min(quote_max(version))]);
+        fill_icmp_checksum(source, destination, &mut out[begin..]);
     });
 }
 
-/// Recomputes an ICMP message's checksum.
-pub fn fill_icmp_checksum(message: &mut [u8]) {
+/// Recomputes the checksum of an ICMP message, or of an ICMPv6 message between these addresses.
+pub fn fill_icmp_checksum(
+    source: impl Into<IpAddr>,
+    destination: impl Into<IpAddr>,
+    message: &mut [u8],
+) {
     message[2..4].fill(0);
-    let sum = checksum::of(message);
+    let sum = icmp_checksum(source.into(), destination.into(), message);
     message[2..4].copy_from_slice(&sum.to_be_bytes());
+}
+
+/// Returns the checksum of an ICMP or ICMPv6 message between two addresses whose checksum field is
+/// zero. If the field is in place, returns 0 when it is correct.
+pub fn icmp_checksum(source: IpAddr, destination: IpAddr, message: &[u8]) -> u16 {
+    match Version::of(source) {
+        Version::V4 => checksum::of(message),
+        Version::V6 => Sum::default()
+            .pseudo(source, destination, Version::V6.icmp(), message.len())
+            .bytes(message)
+            .finish(),
+    }
 }

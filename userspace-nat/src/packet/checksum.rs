@@ -1,6 +1,6 @@
 //! The Internet checksum (RFC 1071), computed in full. For incremental updates see
 //! `slipgate_abi::checksum`.
-use slipgate_abi::Ip4;
+use std::net::IpAddr;
 
 /// A running one's complement sum of 16-bit words in network order.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -21,10 +21,22 @@ impl Sum {
         self
     }
 
-    /// Adds the IPv4 pseudo-header (RFC 9293 section 3.1). `len`: L4 header and payload, bytes.
+    /// Adds the pseudo-header of the addresses' family (RFC 9293 section 3.1, RFC 8200 section
+    /// 8.1). `len`: L4 header and payload, bytes.
     #[must_use]
-    pub fn pseudo(mut self, source: Ip4, destination: Ip4, protocol: u8, len: usize) -> Self {
-        self = self.bytes(&source.octets).bytes(&destination.octets);
+    pub fn pseudo(
+        mut self,
+        source: impl Into<IpAddr>,
+        destination: impl Into<IpAddr>,
+        protocol: u8,
+        len: usize,
+    ) -> Self {
+        for addr in [source.into(), destination.into()] {
+            self = match addr {
+                IpAddr::V4(addr) => self.bytes(&addr.octets()),
+                IpAddr::V6(addr) => self.bytes(&addr.octets()),
+            };
+        }
         self.0 += u64::from(protocol) + len as u64;
         self
     }
@@ -57,9 +69,17 @@ pub fn replace16(field: &mut [u8; 2], old: u16, new: u16) {
     *field = slipgate_abi::checksum::update16(sum, old, new).to_be_bytes();
 }
 
-/// Updates a checksum field in place after an address under it changed.
-pub fn replace_address(field: &mut [u8; 2], old: Ip4, new: Ip4) {
-    let half = |a: Ip4, at: usize| u16::from_be_bytes([a.octets[at], a.octets[at + 1]]);
-    replace16(field, half(old, 0), half(new, 0));
-    replace16(field, half(old, 2), half(new, 2));
+/// Updates a checksum field in place after an address under it changed to another of its family.
+pub fn replace_address(field: &mut [u8; 2], old: impl Into<IpAddr>, new: impl Into<IpAddr>) {
+    let mut words = |old: &[u8], new: &[u8]| {
+        for (old, new) in old.chunks_exact(2).zip(new.chunks_exact(2)) {
+            let word = |bytes: &[u8]| u16::from_be_bytes([bytes[0], bytes[1]]);
+            replace16(field, word(old), word(new));
+        }
+    };
+    match (old.into(), new.into()) {
+        (IpAddr::V4(old), IpAddr::V4(new)) => words(&old.octets(), &new.octets()),
+        (IpAddr::V6(old), IpAddr::V6(new)) => words(&old.octets(), &new.octets()),
+        _ => {}
+    }
 }

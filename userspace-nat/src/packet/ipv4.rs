@@ -1,7 +1,7 @@
 //! The IPv4 header (RFC 791).
 use slipgate_abi::Ip4;
 
-use super::{Malformed, checksum};
+use super::{Malformed, checksum, ip::End};
 
 /// Length of a header without options, bytes.
 pub const HEADER_LEN: usize = 20;
@@ -98,15 +98,6 @@ impl<'a> Ipv4<'a> {
     pub fn payload(&self) -> &'a [u8] {
         &self.bytes[self.header_len..]
     }
-}
-
-/// One of the two addresses of a header.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum End {
-    /// Source address, at offset 12.
-    Source,
-    /// Destination address, at offset 16.
-    Destination,
 }
 
 /// Rewrites an address in a header and updates the header's checksum. `header` must have been

@@ -1,17 +1,23 @@
-//! Parsing and building of IPv4, TCP, UDP and ICMP.
+//! Parsing and building of IPv4 and IPv6, TCP, UDP, ICMP and ICMPv6.
 //!
 //! Headers are parsed once into plain values, with every length checked against the frame. Whatever
 //! a guest writes into a header, parsing ends in a value or in [`Malformed`].
 pub mod build;
 pub mod checksum;
 pub mod icmp;
+pub mod ip;
 pub mod ipv4;
+pub mod ipv6;
+pub mod translation;
 pub mod transport;
 
+pub use ip::{Ip, Version};
 pub use ipv4::Ipv4;
+pub use ipv6::Ipv6;
 pub use transport::Transport;
 
-use slipgate_abi::{Direction, Protocol, Tuple, segment, segment::Segments, tcp::Flags};
+use slipgate_abi::{Direction, segment, segment::Segments, tcp::Flags};
+use slipgate_model::FlowTuple;
 use thiserror::Error;
 
 use crate::port::VirtioNetHdr;
@@ -21,11 +27,11 @@ use crate::port::VirtioNetHdr;
 #[error("malformed packet")]
 pub struct Malformed;
 
-/// An IPv4 packet with the headers that identify its flow.
+/// A packet of either family with the headers that identify its flow.
 #[derive(Clone, Copy, Debug)]
 pub struct Packet<'a> {
-    /// The parsed IPv4 header.
-    pub ip: Ipv4<'a>,
+    /// The parsed IP header.
+    pub ip: Ip<'a>,
     /// The parsed transport header.
     pub transport: Transport,
 }
@@ -35,16 +41,17 @@ impl<'a> Packet<'a> {
     ///
     /// # Errors
     /// When the transport header is invalid.
-    pub fn parse(ip: Ipv4<'a>) -> Result<Self, Malformed> {
+    pub fn parse(ip: impl Into<Ip<'a>>) -> Result<Self, Malformed> {
+        let ip = ip.into();
         Ok(Self {
-            transport: Transport::parse(ip.protocol, ip.payload())?,
+            transport: Transport::parse(ip.version(), ip.protocol, ip.payload())?,
             ip,
         })
     }
 
     /// Returns the flow's tuple on the link with this scope: `Tx` for a packet that the local side
     /// sent. Returns `None` for a protocol without flows and for ICMP other than echo.
-    pub fn tuple(&self, scope: u32, direction: Direction) -> Option<Tuple> {
+    pub fn tuple(&self, scope: u32, direction: Direction) -> Option<FlowTuple> {
         let (source, destination) = self.transport.ports()?;
         let ip = &self.ip;
         let (local, remote, local_port, remote_port) = match direction {
@@ -56,14 +63,13 @@ impl<'a> Packet<'a> {
             Transport::Icmp(_) => (source, 0),
             _ => (local_port, remote_port),
         };
-        Some(Tuple {
+        Some(FlowTuple {
             scope,
             local,
             remote,
             local_port,
             remote_port,
-            protocol: Protocol::from_ip(ip.protocol)? as u8,
-            pad: [0; 3],
+            protocol: ip.protocol,
         })
     }
 

@@ -1,7 +1,7 @@
 //! The transport headers, which identify a flow.
 use slipgate_abi::tcp::{self, Flags};
 
-use super::{Malformed, icmp};
+use super::{Malformed, Version, icmp};
 
 /// Length of a TCP header without options, bytes.
 pub const TCP_HEADER_LEN: usize = 20;
@@ -15,7 +15,7 @@ pub enum Transport {
     Tcp(Tcp),
     /// Header of a UDP datagram.
     Udp(Udp),
-    /// Header of an ICMP message.
+    /// Header of an ICMP or ICMPv6 message.
     Icmp(icmp::Icmp),
     /// Another protocol, which has no flows.
     Other,
@@ -82,15 +82,15 @@ pub struct Udp {
 }
 
 impl Transport {
-    /// Parses the header of this IP protocol.
+    /// Parses the header of this IP protocol. ICMP in IPv6, and ICMPv6 in IPv4, are other protocols.
     ///
     /// # Errors
     /// When the header is invalid or truncated.
-    pub fn parse(protocol: u8, l4: &[u8]) -> Result<Self, Malformed> {
+    pub fn parse(version: Version, protocol: u8, l4: &[u8]) -> Result<Self, Malformed> {
         Ok(match protocol {
-            1 => Self::Icmp(icmp::Icmp::parse(l4)?),
             6 => Self::Tcp(parse_tcp(l4)?),
             17 => Self::Udp(parse_udp(l4)?),
+            icmp if icmp == version.icmp() => Self::Icmp(icmp::Icmp::parse(version, l4)?),
             _ => Self::Other,
         })
     }

@@ -2,7 +2,8 @@
 //! force now. [`crate::flow::adopt`] has the theory.
 use std::io;
 
-use slipgate_abi::{Direction, SlotIndex, Tuple, VmId};
+use slipgate_abi::{Direction, SlotIndex, VmId};
+use slipgate_model::FlowTuple;
 
 use crate::{
     admission::{rejudge::judge_again, room::is_at_cap},
@@ -73,7 +74,7 @@ impl<D: Datapath> Core<D> {
         }
         let from_world = frame.is_from_world();
         let (scope, direction) = match from_world {
-            true => (Tuple::WORLD, Direction::Rx),
+            true => (FlowTuple::WORLD, Direction::Rx),
             false => (id.get(), Direction::Tx),
         };
         let Ok(packet) = read(*frame) else { return };
@@ -98,7 +99,7 @@ impl<D: Datapath> Core<D> {
     }
 
     /// Adopts the flow with this tuple, if it is left. Returns whether it was.
-    pub(crate) fn adopt_by(&mut self, tuple: &Tuple, now_ns: u64) -> bool {
+    pub(crate) fn adopt_by(&mut self, tuple: &FlowTuple, now_ns: u64) -> bool {
         let Nat {
             flows, datapath, ..
         } = &mut self.nat;

@@ -43,14 +43,14 @@ impl<D: Datapath> Nat<D> {
     pub(crate) fn may_probe(&self, slot: SlotIndex) -> bool {
         let live = self.datapath.slot(slot);
         let phase = TcpBits(live.tcp().load(Relaxed)).phase();
-        Protocol::from_ip(live.protocol()) == Some(Protocol::Tcp)
+        live.protocol() == Protocol::Tcp as u8
             && matches!(phase, Phase::Established | Phase::Closing)
     }
 
     /// Probes a guest for a segment of its connection.
     pub(crate) fn probe(&self, vms: &mut VmTable, slot: SlotIndex, out: &mut Outbox, now_ns: u64) {
         let live = self.datapath.slot(slot);
-        let tuple = live.guest_tuple();
+        let tuple = self.datapath.guest_tuple(slot);
         // The peer's first number precedes all that may come. If the guest opened the connection it
         // is not known, and any will do: a segment within the window is answered because of its
         // acknowledgement.

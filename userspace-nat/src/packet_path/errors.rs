@@ -1,11 +1,12 @@
-//! ICMP errors: those that are translated, and the engine's own about packets that can't pass.
-use slipgate_abi::{Direction, DropReason, Tuple};
+//! ICMP and ICMPv6 errors: those that are translated, and the engine's own about packets that can't pass.
+use slipgate_abi::{Direction, DropReason};
+use slipgate_model::FlowTuple;
 
 use crate::{
     datapath::Datapath,
     icmp::{self, Quoted, Untranslatable},
     inspection::sessions::Inspected,
-    packet::ipv4::{self, End},
+    packet::ip::{self, End},
     packet_path::Job,
     port::{Outbox, Side},
     reply::IcmpError,
@@ -26,7 +27,7 @@ impl<D: Datapath> Nat<D> {
     ) -> Result<(), DropReason> {
         let (vnet, packet) = (job.frame.vnet, job.packet);
         let quoted = Quoted::parse(&packet.ip, !vnet.needs_csum()).map_err(reason)?;
-        let slot = self.flows.by_world(&quoted.tuple_as_sent(Tuple::WORLD));
+        let slot = self.flows.by_world(&quoted.tuple_as_sent(FlowTuple::WORLD));
         let slot = slot.ok_or(DropReason::NoFlow)?;
         let entry = self.flows.entry(slot).ok_or(DropReason::NoFlow)?;
         if entry.guest.scope != vm.net.id.get() || packet.ip.destination != entry.nat {
@@ -38,12 +39,13 @@ impl<D: Datapath> Nat<D> {
         if packet.ip.ttl <= 1 {
             return Err(DropReason::TtlExpired);
         }
-        if let Some(mtu) = icmp::next_hop_mtu(packet.ip.payload()) {
-            inspected.path_carries(slot, entry.generation, mtu);
+        let version = packet.ip.version();
+        if let Some(mtu) = icmp::next_hop_mtu(version, packet.ip.payload()) {
+            inspected.path_carries(slot, entry.generation, (version, mtu));
         }
         let copy = out.copy(&packet);
         icmp::translate(copy, End::Source, entry.guest.local, entry.guest.local_port);
-        ipv4::decrement_ttl(copy);
+        ip::decrement_ttl(copy);
         out.send(&self.datapath, &vm.net, Side::Guest, job.now_ns)
     }
 
@@ -90,7 +92,7 @@ impl<D: Datapath> Nat<D> {
         };
         icmp::shorten(copy, most);
         icmp::translate(copy, End::Destination, entry.nat, entry.nat_port);
-        ipv4::decrement_ttl(copy);
+        ip::decrement_ttl(copy);
         out.send(&self.datapath, &vm.net, Side::World(exit), job.now_ns)
     }
 
@@ -102,7 +104,7 @@ impl<D: Datapath> Nat<D> {
         error: IcmpError,
         out: &mut Outbox,
     ) {
-        let tuple = job.packet.tuple(Tuple::WORLD, Direction::Rx);
+        let tuple = job.packet.tuple(FlowTuple::WORLD, Direction::Rx);
         let Some(slot) = tuple.and_then(|t| self.flows.by_world(&t)) else {
             return;
         };

@@ -1,9 +1,10 @@
 //! Fragments, which are reassembled before anything is decided about their datagram.
 use slipgate_abi::{DropReason, Handover, VmId};
 
-use super::{Disposition, Ipv4, Services, single};
+use super::{Disposition, Services, single};
 use crate::{
     datapath::Datapath,
+    packet::Ipv4,
     poll::Poller,
     port::{Frame, VirtioNetHdr},
     state::Core,

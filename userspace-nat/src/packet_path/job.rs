@@ -2,7 +2,7 @@
 use slipgate_abi::{Command, DropReason, SlotIndex, segment};
 
 use crate::{
-    packet::{Ipv4, Packet, Transport},
+    packet::{Ip, Ipv4, Ipv6, Packet, Transport},
     packet_path::change::Change,
     poll::Poller,
     port::{ETHERTYPE_ARP, ETHERTYPE_IPV4, ETHERTYPE_IPV6, Frame, VirtioNetHdr},
@@ -81,21 +81,32 @@ impl Unread<'_> {
     }
 }
 
-/// Parses the packet of a frame.
+/// Parses the packet of a frame. The kernel has verified the IP header's checksum.
 pub(crate) fn read(frame: Frame<'_>) -> Result<Packet<'_>, Unread<'_>> {
     let drop = Unread::Drop;
-    match frame.ethertype {
-        ETHERTYPE_IPV4 => {}
+    let malformed = |_| drop(DropReason::Malformed);
+    let (ip, has_options): (Ip<'_>, bool) = match frame.ethertype {
+        ETHERTYPE_IPV4 => {
+            let ip = Ipv4::parse(frame.l3).map_err(malformed)?;
+            if ip.is_fragment() {
+                return Err(drop(DropReason::Fragment));
+            }
+            (ip.into(), ip.has_options())
+        }
+        ETHERTYPE_IPV6 => {
+            let ip = Ipv6::parse(frame.l3).map_err(malformed)?;
+            if ip.is_fragment() {
+                return Err(drop(DropReason::Fragment));
+            }
+            if ip.has_extension() {
+                return Err(drop(DropReason::ExtensionHeader));
+            }
+            (ip.into(), false)
+        }
         ETHERTYPE_ARP => return Err(Unread::Arp),
-        ETHERTYPE_IPV6 => return Err(drop(DropReason::Ipv6)),
         _ => return Err(drop(DropReason::EtherType)),
-    }
-    let ip = Ipv4::parse(frame.l3).map_err(|_| drop(DropReason::Malformed))?;
-    if ip.is_fragment() {
-        return Err(drop(DropReason::Fragment));
-    }
-    let has_options = ip.has_options();
-    let packet = Packet::parse(ip).map_err(|_| drop(DropReason::Malformed))?;
+    };
+    let packet = Packet::parse(ip).map_err(malformed)?;
     if packet.transport == Transport::Other {
         return Err(drop(DropReason::IpProtocol));
     }

@@ -1,5 +1,5 @@
 //! Packets to the guest's own network: the gateway's echo, relays, refusals.
-use std::net::SocketAddrV4;
+use std::net::SocketAddr;
 
 use slipgate_abi::{Direction, DropReason, VmId};
 
@@ -9,7 +9,7 @@ use crate::{
     datapath::Datapath,
     packet::{
         Transport,
-        icmp::{ECHO_REQUEST, Unreachable},
+        icmp::Unreachable,
         transport::UDP_HEADER_LEN,
     },
     packet_path::{Disposition, Finish, Job},
@@ -33,12 +33,12 @@ impl<D: Datapath> Core<D> {
         services: &mut Services,
     ) -> Finish {
         let (packet, now_ns) = (job.packet, job.now_ns);
-        let to = packet.ip.destination.into();
+        let to = packet.ip.destination;
         let ours = vm.net.is_ours(to);
         let relayed = ours || self.rules.leads_to_loopback(&vm.net, to);
         let out = &mut self.out.queue;
         match packet.transport {
-            Transport::Icmp(icmp) if ours && icmp.kind == ECHO_REQUEST => {
+            Transport::Icmp(icmp) if ours && icmp.is_echo_request() => {
                 if !vm.answers.echo(&vm.net, &packet, out, now_ns) {
                     return Finish::Drop(DropReason::OverRate);
                 }
@@ -141,8 +141,8 @@ fn datagrams<'f>(job: &Job<'f>) -> Option<impl Iterator<Item = Datagram<'f>>> {
     }
     let ip = job.packet.ip;
     let payload: &'f [u8] = ip.payload().get(UDP_HEADER_LEN..)?;
-    let from = SocketAddrV4::new(ip.source.into(), udp.source);
-    let to = SocketAddrV4::new(ip.destination.into(), udp.destination);
+    let from = SocketAddr::new(ip.source, udp.source);
+    let to = SocketAddr::new(ip.destination, udp.destination);
     let chunks = payload.chunks(usize::from(vnet.gso_size));
     Some(chunks.map(move |payload| Datagram { from, to, payload }))
 }

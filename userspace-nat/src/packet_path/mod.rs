@@ -2,6 +2,8 @@
 //!
 //! Every frame ends in exactly one [`Disposition`], and is counted there: sent back to the kernel
 //! (which counts it in its flow), dropped for a reason, or consumed by a service.
+use std::net::IpAddr;
+
 use slipgate_abi::{
     Command, Direction, DropReason, Handover, PortHeader, Refusal, SlotIndex, VmId,
     portframe::PortFlags, segment::Segments,
@@ -11,7 +13,7 @@ use crate::{
     admission::{Admission, admit_outbound, inbound::admit_inbound},
     datapath::Datapath,
     mss,
-    packet::{Ipv4, Packet, Transport, icmp::Unreachable},
+    packet::{Ip, Packet, Transport, icmp::Unreachable},
     packet_path::{
         change::{Change, Changed},
         job::{Unread, read},
@@ -273,13 +275,13 @@ impl<D: Datapath> Core<D> {
         }
         let handover = Handover::from_u8(frame.header.code);
         let group = frame.header.flags & PortFlags::GROUP != 0;
-        let to = packet.ip.destination.into();
+        let to = packet.ip.destination;
         if handover == Some(Handover::Dhcp) || is_dhcp(&packet) && (group || vm.net.is_ours(to)) {
             let cx = &mut Context::new(now_ns, &mut self.out.queue, job.poller);
             return done(services::dhcp(&mut vm.net, packet.ip.bytes, cx));
         }
         // The programs check this; a packet that they missed must not become a flow.
-        if packet.ip.source != vm.net.guest.into() {
+        if !self.is_own_source(vm, packet.ip.source) {
             return Finish::Drop(DropReason::Spoofed);
         }
         // Whichever resolver the guest asks: names are looked up by the engine only.
@@ -340,9 +342,22 @@ impl<D: Datapath> Core<D> {
         }
     }
 
+    /// Whether a guest may send from this address: its IPv4 address, or an IPv6 address that is
+    /// bound to it.
+    fn is_own_source(&self, vm: &VmState, source: IpAddr) -> bool {
+        match source {
+            IpAddr::V4(source) => source == vm.net.guest,
+            IpAddr::V6(source) => {
+                let row = self.nat.datapath.vm6(vm.net.row);
+                let is_bound = row.is_some_and(|row| row.place_of(source.into()).is_some());
+                vm.net.ipv6.is_some() && is_bound && !source.is_unspecified()
+            }
+        }
+    }
+
     /// Drops a guest's packet with IPv4 options, and tells the guest (RFC 792, Parameter Problem).
     fn refuse_options(&mut self, vm: &mut VmState, packet: &Packet<'_>, now_ns: u64) -> Finish {
-        if packet.ip.source != vm.net.guest.into() {
+        if !self.is_own_source(vm, packet.ip.source) {
             return Finish::Drop(DropReason::Spoofed);
         }
         let (error, out) = (IcmpError::FIRST_OPTION, &mut self.out.queue);
@@ -517,7 +532,8 @@ fn return_to_kernel<D: Datapath>(
 ) -> Finish {
     let mss = match job.packet.transport {
         Transport::Tcp(tcp) if tcp.is_opening_syn() => {
-            Some(mss::for_mtu(nat.path_mtu(&vm.net, slot)))
+            let version = job.packet.ip.version();
+            Some(mss::for_mtu(version, nat.path_mtu(&vm.net, slot)))
         }
         _ => None,
     };
@@ -551,6 +567,6 @@ fn done(result: Result<(), DropReason>) -> Finish {
 
 /// Returns the packets and bytes that a frame counts as.
 fn segments_of(frame: &Frame<'_>) -> Option<Segments> {
-    let ip = Ipv4::parse(frame.l3).ok()?;
+    let ip = Ip::parse(frame.l3).ok()?;
     Some(Packet::parse(ip).ok()?.segments(frame.vnet))
 }

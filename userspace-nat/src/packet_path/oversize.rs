@@ -1,8 +1,8 @@
 //! Packets larger than the link they would leave by (RFC 4787 REQ-13), and those that came in
 //! fragments (REQ-14).
 //!
-//! The sender of a packet with DF, or of a GSO frame, is sent the MTU. Other packets are
-//! fragmented. The kernel's translation can't do that, so the engine translates here: it rewrites
+//! The sender of a packet with DF, of an IPv6 packet, or of a GSO frame, is sent the MTU. Other
+//! packets are fragmented. The kernel's translation can't do that, so the engine translates here: it rewrites
 //! the packet, completes the checksum, charges the VM's rates for the fragments, counts the packet
 //! in its flow as one packet, and sends the fragments unchanged: all, or none.
 use std::sync::atomic::Ordering::Relaxed;
@@ -12,9 +12,9 @@ use slipgate_abi::{Direction, DropReason, SlotIndex, connection, handshake, tcp:
 use crate::{
     datapath::Datapath,
     packet::{
-        Packet, Transport,
-        checksum::{self, Sum},
-        ipv4::{self, End},
+        Transport,
+        ip::End,
+        translation::translate,
     },
     packet_path::Job,
     port::{Side, VirtioNetHdr},
@@ -48,7 +48,7 @@ impl<D: Datapath> Nat<D> {
         }
         let to = Side::World(self.exit_of(slot));
         let copy = out.copy(packet);
-        rewrite(copy, packet, vnet, End::Source, (entry.nat, entry.nat_port));
+        translate(copy, packet, vnet, End::Source, (entry.nat, entry.nat_port));
         out.set_identification();
         out.send_fragments(&self.datapath, &vm.net, to, mtu, now_ns)?;
         let live = self.datapath.slot(slot);
@@ -82,7 +82,7 @@ impl<D: Datapath> Nat<D> {
         let guest = guest.filter(|guest| guest.scope == vm.net.id.get());
         let guest = guest.ok_or(DropReason::NoFlow)?;
         let to = (guest.local, guest.local_port);
-        rewrite(out.copy(packet), packet, vnet, End::Destination, to);
+        translate(out.copy(packet), packet, vnet, End::Destination, to);
         out.send_fragments(&self.datapath, &vm.net, Side::Guest, mtu, now_ns)?;
         let live = self.datapath.slot(slot);
         live.rx_packets().fetch_add(1, Relaxed);
@@ -127,54 +127,4 @@ const LEAST_FRAGMENT: u32 = 576;
 /// Tiny ones, which serve to hide ports and flags from filters (RFC 1858 section 3), are joined.
 fn at_most(mtu: u32, fragment_size: Option<u32>) -> u32 {
     fragment_size.map_or(mtu, |size| mtu.min(size.max(LEAST_FRAGMENT)))
-}
-
-/// Translates one end of a packet, decrements its TTL and completes its L4 checksum.
-fn rewrite(
-    bytes: &mut [u8],
-    packet: &Packet<'_>,
-    vnet: VirtioNetHdr,
-    end: End,
-    (addr, port): (slipgate_abi::Ip4, u16),
-) {
-    ipv4::set_address(bytes, end, addr);
-    ipv4::decrement_ttl(bytes);
-    let old = match end {
-        End::Source => packet.ip.source,
-        End::Destination => packet.ip.destination,
-    };
-    let port_at = match (packet.transport, end) {
-        (Transport::Icmp(_), _) => 4,
-        (_, End::Source) => 0,
-        (_, End::Destination) => 2,
-    };
-    let (sum_at, has_pseudo) = match packet.transport {
-        Transport::Tcp(_) => (16, true),
-        Transport::Udp(_) => (6, true),
-        Transport::Icmp(_) | Transport::Other => (2, false),
-    };
-    let (head, l4) = bytes.split_at_mut(packet.ip.header_len);
-    let old_port = u16::from_be_bytes([l4[port_at], l4[port_at + 1]]);
-    l4[port_at..port_at + 2].copy_from_slice(&port.to_be_bytes());
-    let mut sum = [l4[sum_at], l4[sum_at + 1]];
-    let is_udp = matches!(packet.transport, Transport::Udp(_));
-    if vnet.needs_csum() {
-        l4[sum_at..sum_at + 2].fill(0);
-        let at = |from: usize| slipgate_abi::Ip4 {
-            octets: [head[from], head[from + 1], head[from + 2], head[from + 3]],
-        };
-        let whole = Sum::default().pseudo(at(12), at(16), packet.ip.protocol, l4.len());
-        sum = whole.bytes(l4).finish().to_be_bytes();
-    } else if is_udp && sum == [0, 0] {
-        return;
-    } else {
-        if has_pseudo {
-            checksum::replace_address(&mut sum, old, addr);
-        }
-        checksum::replace16(&mut sum, old_port, port);
-    }
-    if is_udp && sum == [0, 0] {
-        sum = [0xff, 0xff];
-    }
-    l4[sum_at..sum_at + 2].copy_from_slice(&sum);
 }

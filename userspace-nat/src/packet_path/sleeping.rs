@@ -1,5 +1,6 @@
 //! Frames for VMs that sleep.
-use slipgate_abi::{Command, Direction, DropReason, Tuple, VmId, VmRow};
+use slipgate_abi::{Command, Direction, DropReason, VmId, VmRow};
+use slipgate_model::FlowTuple;
 
 use super::{Disposition, read, segments_of};
 use crate::{
@@ -25,7 +26,7 @@ impl<D: Datapath> Core<D> {
                 return Disposition::Dropped(reason);
             }
         };
-        let tuple = packet.and_then(|packet| packet.tuple(Tuple::WORLD, Direction::Rx));
+        let tuple = packet.and_then(|packet| packet.tuple(FlowTuple::WORLD, Direction::Rx));
         let segment = packet.zip(tuple).and_then(|(packet, tuple)| {
             let Transport::Tcp(tcp) = packet.transport else {
                 return None;
@@ -63,12 +64,12 @@ impl<D: Datapath> Core<D> {
 
 /// Returns the VM's row and the tuple of a packet that the engine itself, as a relay, sends to a
 /// guest; `None` for any other frame.
-pub(crate) fn sent_to_guest(bytes: &[u8]) -> Option<(VmRow, Tuple)> {
+pub(crate) fn sent_to_guest(bytes: &[u8]) -> Option<(VmRow, FlowTuple)> {
     let frame = Frame::parse(bytes)?;
     if frame.header.code != Command::ToGuest as u8 {
         return None;
     }
     let packet = read(frame).ok()?;
-    let tuple = packet.tuple(Tuple::WORLD, Direction::Rx)?;
+    let tuple = packet.tuple(FlowTuple::WORLD, Direction::Rx)?;
     Some((frame.header.row(), tuple))
 }

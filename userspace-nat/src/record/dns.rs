@@ -1,7 +1,7 @@
 //! Records of guests' DNS questions.
 use std::{
     borrow::Cow,
-    net::{IpAddr, Ipv4Addr, SocketAddr},
+    net::{IpAddr, SocketAddr},
     time::SystemTime,
 };
 
@@ -25,7 +25,7 @@ pub struct Question {
     /// Id of the VM.
     pub vm: VmId,
     /// Resolver address that the guest asked; `None` when it asked over TCP.
-    pub server: Option<Ipv4Addr>,
+    pub server: Option<IpAddr>,
     /// Name that was asked for, in lower case, without the final dot.
     pub name: String,
     /// Record type that was asked for.
@@ -78,7 +78,7 @@ struct Line<'a> {
     r#type: Cow<'static, str>,
     transport: &'static str,
     #[serde(skip_serializing_if = "Option::is_none")]
-    server: Option<Ipv4Addr>,
+    server: Option<IpAddr>,
     verdict: &'static str,
     #[serde(skip_serializing_if = "Option::is_none")]
     rule_text: Option<&'a str>,

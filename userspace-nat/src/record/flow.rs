@@ -1,7 +1,7 @@
 //! Records of the starts and ends of flows, and the ids of the flows that a log already has.
 use std::{
     io::{self, Read, Seek, SeekFrom},
-    net::SocketAddrV4,
+    net::{IpAddr, SocketAddr, SocketAddrV4},
     rc::Rc,
     sync::atomic::Ordering::Relaxed,
     time::{Duration, SystemTime},
@@ -10,9 +10,9 @@ use std::{
 use hashbrown::HashSet;
 use serde::{Deserialize, Serialize};
 use slipgate_abi::{
-    Ip4, Protocol, RuleIndex, SlotIndex, SlotRef, Verdict, VmId, slot::SlotFlags, tcp::TcpBits,
+    Protocol, RuleIndex, SlotIndex, SlotRef, Verdict, VmId, slot::SlotFlags, tcp::TcpBits,
 };
-use slipgate_model::{FlowId, Labels, RelayedId, TranslatedId};
+use slipgate_model::{FlowAddresses, FlowId, Labels, RelayedId, TranslatedId};
 
 use super::{Event, FlowLog, Rfc3339};
 use crate::flow::Ended;
@@ -143,13 +143,13 @@ impl FlowLog {
     /// Buffers the start of a translated flow. `now`: the wall-clock time at `now_ns`.
     pub fn flow_start(
         &mut self,
-        slot: SlotIndex,
-        live: SlotRef,
+        (slot, live): (SlotIndex, SlotRef),
+        addresses: FlowAddresses,
         names: Names<'_>,
         now_ns: u64,
         now: SystemTime,
     ) {
-        let Some(protocol) = Protocol::from_ip(live.protocol()) else {
+        let Some(protocol) = Protocol::from_number(live.protocol()) else {
             return;
         };
         if !self.wants(Event::FlowStart) {
@@ -164,7 +164,7 @@ impl FlowLog {
         let (verdict, path) = carried(live.verdict().load(Relaxed) == Verdict::Engine as u32);
         let line = Line {
             rule: Some(live.rule_index()),
-            nat: Some(Address(live.nat(), live.nat_port())),
+            nat: Some(Address(addresses.nat, live.nat_port())),
             direction: direction(live.flags()),
             verdict,
             path,
@@ -172,8 +172,8 @@ impl FlowLog {
                 FlowId::Translated(id),
                 names,
                 protocol,
-                (live.guest(), live.guest_port()),
-                (live.remote(), live.remote_port()),
+                (addresses.guest, live.guest_port()),
+                (addresses.remote, live.remote_port()),
                 earlier(now, age),
             )
         };
@@ -185,7 +185,7 @@ impl FlowLog {
         if !self.wants(Event::FlowEnd) {
             return;
         }
-        let slot = &ended.content;
+        let (slot, addresses) = (&ended.content, ended.addresses);
         let duration = Duration::from_nanos(ended.ended_ns.saturating_sub(slot.created_ns));
         let id = TranslatedId {
             instance: self.instance,
@@ -196,7 +196,7 @@ impl FlowLog {
         let is_tcp = slot.protocol == Protocol::Tcp;
         let mut line = Line {
             rule: Some(RuleIndex::new(slot.rule)),
-            nat: Some(Address(slot.nat, slot.nat_port)),
+            nat: Some(Address(addresses.nat, slot.nat_port)),
             direction: direction(slot.flags),
             tcp: is_tcp.then(|| TcpBits(slot.tcp).phase().name()),
             connect_us: (slot.connect_us > 0).then_some(slot.connect_us),
@@ -206,8 +206,8 @@ impl FlowLog {
                 FlowId::Translated(id),
                 names,
                 slot.protocol,
-                (slot.guest, slot.guest_port),
-                (slot.remote, slot.remote_port),
+                (addresses.guest, slot.guest_port),
+                (addresses.remote, slot.remote_port),
                 earlier(now, duration),
             )
         };
@@ -248,7 +248,7 @@ impl FlowLog {
             return;
         }
         let id = FlowId::Relayed(self.relayed_id(flow));
-        let address = |at: SocketAddrV4| (Ip4::from(*at.ip()), at.port());
+        let address = |at: SocketAddrV4| (IpAddr::from(*at.ip()), at.port());
         let shown = |at: SocketAddrV4| Address((*at.ip()).into(), at.port());
         let age = Duration::from_nanos(now_ns.saturating_sub(flow.opened_ns));
         let mut line = Line {
@@ -281,8 +281,8 @@ fn line<'a>(
     id: FlowId,
     names: Names<'a>,
     protocol: Protocol,
-    guest: (Ip4, u16),
-    remote: (Ip4, u16),
+    guest: (IpAddr, u16),
+    remote: (IpAddr, u16),
     started: SystemTime,
 ) -> Line<'a> {
     Line {
@@ -332,19 +332,18 @@ fn earlier(now: SystemTime, by: Duration) -> SystemTime {
     now.checked_sub(by).unwrap_or(SystemTime::UNIX_EPOCH)
 }
 
-/// An address and port, such as `192.0.2.1:443`.
+/// An address and port, such as `192.0.2.1:443` or `[2001:db8::1]:443`.
 #[derive(Clone, Copy)]
-pub(super) struct Address(pub(super) Ip4, pub(super) u16);
+pub(super) struct Address(pub(super) IpAddr, pub(super) u16);
 
 impl Serialize for Address {
-    /// Formats without `fmt`, which is slow: each line has three addresses.
+    /// Formats IPv4 without `fmt`, which is slow: each line has three addresses.
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let Self(
-            Ip4 {
-                octets: [a, b, c, d],
-            },
-            port,
-        ) = *self;
+        let Self(addr, port) = *self;
+        let IpAddr::V4(addr) = addr else {
+            return serializer.collect_str(&SocketAddr::new(addr, port));
+        };
+        let [a, b, c, d] = addr.octets();
         let mut text = Digits::default();
         for (octet, after) in [(a, b'.'), (b, b'.'), (c, b'.'), (d, b':')] {
             text.number(u16::from(octet));

@@ -5,12 +5,12 @@
 //! second while a listener wants it, and at the end). Only VMs with new refusals are looked at. A VM has at most [`MOST_KINDS`] sums by rule. When there are more, a sum that has
 //! nothing new is removed; if there is none, the refusal is counted without its rule. So a guest
 //! can't make memory grow, and no refusal goes uncounted.
-use std::{net::SocketAddrV4, time::SystemTime};
+use std::time::SystemTime;
 
 use hashbrown::HashMap;
 use serde::Serialize;
-use slipgate_abi::{Protocol, RuleIndex, Tuple, VmId};
-use slipgate_model::{Labels, RefusedSample};
+use slipgate_abi::{Protocol, RuleIndex, VmId};
+use slipgate_model::{FlowTuple, Labels, RefusedSample};
 
 use super::{Event, FlowLog, Rfc3339, VmText, flow::Address, wall_at};
 
@@ -46,7 +46,7 @@ struct Sum {
     first_ns: u64,
     last_ns: u64,
     /// Tuple of the last refusal.
-    tuple: Tuple,
+    tuple: FlowTuple,
 }
 
 #[derive(Serialize)]
@@ -81,7 +81,7 @@ impl Refusals {
         vm: VmId,
         reason: &'static str,
         rule: Option<RuleIndex>,
-        tuple: &Tuple,
+        tuple: &FlowTuple,
         now_ns: u64,
     ) {
         let of_vm = self.of_vms.entry(vm).or_default();
@@ -178,8 +178,8 @@ impl Refusals {
                 count: sum.count,
                 last_ms_ago: now_ns.saturating_sub(sum.last_ns) / 1_000_000,
                 proto: proto(&sum.tuple).to_owned(),
-                guest: SocketAddrV4::new(sum.tuple.local.into(), sum.tuple.local_port),
-                remote: SocketAddrV4::new(sum.tuple.remote.into(), sum.tuple.remote_port),
+                guest: sum.tuple.local_addr(),
+                remote: sum.tuple.remote_addr(),
             })
             .collect();
         samples.sort_by(|a, b| (b.count, &a.reason).cmp(&(a.count, &b.reason)));
@@ -212,6 +212,6 @@ fn has_room(sums: &mut Vec<Sum>) -> bool {
     oldest.map(|at| sums.swap_remove(at)).is_some()
 }
 
-fn proto(tuple: &Tuple) -> &'static str {
-    Protocol::from_ip(tuple.protocol).map_or("other", Protocol::name)
+fn proto(tuple: &FlowTuple) -> &'static str {
+    tuple.protocol().map_or("other", Protocol::name)
 }

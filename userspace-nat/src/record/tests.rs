@@ -4,8 +4,8 @@ use std::{
     time::Duration,
 };
 
-use slipgate_abi::{Ip4, Protocol, RuleIndex, Slot, SlotIndex, Tuple, Verdict, VmId};
-use slipgate_model::{Labels, TranslatedId};
+use slipgate_abi::{Ip4, Protocol, RuleIndex, Slot, SlotIndex, Verdict, VmId};
+use slipgate_model::{FlowAddresses, FlowTuple, Labels, TranslatedId};
 
 use super::*;
 use crate::flow::{EndReason, Ended};
@@ -43,6 +43,11 @@ fn ended(slot: u32) -> Ended {
     let ip = |octets| Ip4 { octets };
     Ended {
         slot: SlotIndex::new(slot),
+        addresses: FlowAddresses {
+            guest: [10, 0, 2, 15].into(),
+            remote: [198, 51, 100, 1].into(),
+            nat: [192, 0, 2, 1].into(),
+        },
         content: Slot {
             generation: 3,
             verdict: Verdict::Closing,
@@ -373,16 +378,14 @@ fn every_record_has_the_labels_of_its_vm() {
     assert_eq!(of_another[0].get("labels"), None);
 }
 
-fn tuple(port: u16) -> Tuple {
-    let ip = |octets| Ip4 { octets };
-    Tuple {
+fn tuple(port: u16) -> FlowTuple {
+    FlowTuple {
         scope: 1,
-        local: ip([10, 0, 2, 15]),
-        remote: ip([203, 0, 113, 9]),
+        local: [10, 0, 2, 15].into(),
+        remote: [203, 0, 113, 9].into(),
         local_port: port,
         remote_port: 443,
         protocol: 6,
-        pad: [0; 3],
     }
 }
 

@@ -41,7 +41,7 @@ impl Relay {
             return Taken::No;
         };
         // Nobody answers from a group's address, and smoltcp panics when it is to.
-        if tcp.destination != DNS_PORT || !tcp.is_opening_syn() || !is_unicast(to) {
+        if tcp.destination != DNS_PORT || !tcp.is_opening_syn() || !is_unicast(to.into()) {
             return Taken::No;
         }
         if served.counts.dns_connections >= self.limits.dns_connections_per_vm {

@@ -182,8 +182,8 @@ impl Relay {
                 .received(&mut exchange.flow, single(len), cx.now_ns);
             served.counts.bytes_to_guest += payload.len() as u64;
             let datagram = Datagram {
-                from: exchange.name.ours,
-                to: SocketAddrV4::new(served.net.guest, exchange.name.guest_port),
+                from: exchange.name.ours.into(),
+                to: SocketAddrV4::new(served.net.guest, exchange.name.guest_port).into(),
                 payload,
             };
             send(&datagram.emit(), &served.net, cx.out);

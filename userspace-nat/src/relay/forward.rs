@@ -233,8 +233,8 @@ impl Relay {
             return served.net.stats.dropped(DropReason::TooBig, single(len));
         }
         let datagram = Datagram {
-            from: SocketAddrV4::new(served.net.gateway, port),
-            to: SocketAddrV4::new(served.net.guest, guest_port),
+            from: SocketAddrV4::new(served.net.gateway, port).into(),
+            to: SocketAddrV4::new(served.net.guest, guest_port).into(),
             payload,
         };
         served.counts.bytes_to_guest += payload.len() as u64;

@@ -30,10 +30,14 @@ use std::{
 use hashbrown::HashMap;
 use nix::sys::epoll::{Epoll, EpollEvent, EpollFlags};
 use slipgate_abi::{Direction, Ip4, Protocol, Tuple};
+use slipgate_model::TupleKey;
 
 use self::{datagram::Datagrams, stream::Stream};
 use crate::{
-    packet::{Packet, Transport, build, icmp::UNREACHABLE, icmp::Unreachable},
+    packet::{
+        Packet, Transport, Version, build,
+        icmp::{Unreachable, v4::UNREACHABLE},
+    },
     port::{ETHERNET_LEN, VNET_LEN, VirtioNetHdr},
 };
 
@@ -141,7 +145,8 @@ impl Sockets {
         guest: &mut impl ToGuest,
         now_ns: u64,
     ) {
-        let Some(tuple) = packet.tuple(Tuple::WORLD, Direction::Tx) else {
+        let tuple = packet.tuple(Tuple::WORLD, Direction::Tx);
+        let Some(TupleKey::V4(tuple)) = tuple.and_then(|tuple| tuple.key()) else {
             // An ICMP error about what the world sent: its socket's own kernel has no use for it.
             return;
         };
@@ -284,7 +289,7 @@ impl Sockets {
         // The beginning of the packet in question, as it would have left (RFC 792): addresses, and
         // eight bytes of its payload.
         let mut quoted = Vec::new();
-        build::ipv4(
+        build::ip(
             &mut quoted,
             tuple.local,
             tuple.remote,
@@ -303,7 +308,7 @@ impl Sockets {
             },
         );
         let (from, to): (Ip4, Ip4) = (tuple.remote, tuple.local);
-        let kind = (UNREACHABLE, code as u8, 0);
+        let kind = (UNREACHABLE, code.code(Version::V4), 0);
         build::icmp_error(&mut self.error, (from, to), kind, &quoted);
         let end = L3_START + self.error.len();
         self.buffer[L3_START..end].copy_from_slice(&self.error);

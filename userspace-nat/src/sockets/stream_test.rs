@@ -5,6 +5,7 @@ use std::{
 };
 
 use slipgate_abi::{Ip4, tcp::Flags};
+use slipgate_model::TupleKey;
 
 use super::*;
 use crate::{
@@ -70,6 +71,9 @@ fn open_before_6_9(guest: &mut Taken) -> (Sockets, TcpStream, Epoll) {
         let tuple = packet
             .tuple(Tuple::WORLD, slipgate_abi::Direction::Tx)
             .unwrap();
+        let Some(TupleKey::V4(tuple)) = tuple.key() else {
+            panic!("{tuple:?}")
+        };
         let stream = Stream {
             connection: Connection::new(&segment, OURS_FIRST),
             socket: Some(socket),

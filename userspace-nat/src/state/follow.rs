@@ -17,7 +17,7 @@
 //!
 //! A flow whose address is gone is translated to it until the walk reaches it, milliseconds later,
 //! as it was until the broker's message arrived.
-use std::{net::IpAddr, sync::atomic::Ordering::Relaxed};
+use std::sync::atomic::Ordering::Relaxed;
 
 use slipgate_abi::{IfIndex, SlotIndex, VmId, VmRow};
 
@@ -123,12 +123,15 @@ impl<D: Datapath> Nat<D> {
 
     /// Has a flow leave by the present route, if that keeps its translated address.
     fn follow_route(&mut self, slot: SlotIndex, vm: VmId) {
-        let live = self.datapath.slot(slot);
-        let remote = live.remote();
+        let Some(entry) = self.flows.entry(slot) else {
+            return;
+        };
+        let (remote, nat) = (entry.guest.remote, entry.nat);
         if let Some((hop, source)) = self.network.route(vm, remote).hop()
-            && IpAddr::from(live.nat()) == source
+            && nat == source
         {
             let next_hop = self.next_hop(hop, remote);
+            let live = self.datapath.slot(slot);
             // Without a next hop, the programs send by the uplink.
             live.uplink_ifindex().store(hop.ifindex.get(), Relaxed);
             live.next_hop().store(next_hop, Relaxed);

@@ -5,10 +5,11 @@
 //! the engine sends an ARP request once a second.
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
-    net::{Ipv4Addr, SocketAddrV4},
+    net::{IpAddr, Ipv4Addr, SocketAddrV4},
 };
 
-use slipgate_abi::{Protocol, RuleIndex, Tuple, VmId, VmRow};
+use slipgate_abi::{Protocol, RuleIndex, VmId, VmRow};
+use slipgate_model::FlowTuple;
 
 use super::{Rules, VmTable};
 use crate::{
@@ -88,13 +89,17 @@ impl Forwards {
     /// Returns the forward of this VM that a packet from the world matches: one of its destination
     /// address, else one of any address. A packet to loopback that arrives by a link matches none:
     /// those forwards are for the host alone.
-    pub(crate) fn matching(&self, world: &Tuple, vm: VmId) -> Option<&Forward> {
-        if world.local.is_loopback() {
+    pub(crate) fn matching(&self, world: &FlowTuple, vm: VmId) -> Option<&Forward> {
+        // Forwards are of IPv4 only.
+        let IpAddr::V4(local) = world.local else {
+            return None;
+        };
+        if local.is_loopback() {
             return None;
         }
-        let protocol = Protocol::from_ip(world.protocol)?;
+        let protocol = world.protocol()?;
         let of = |host| self.by_address.get(&(protocol, host, world.local_port));
-        of(world.local.into())
+        of(local)
             .or_else(|| of(Ipv4Addr::UNSPECIFIED))
             .filter(|forward| forward.vm == vm)
     }

@@ -1,5 +1,6 @@
 //! Events since the last record was written: flows that began, and refusals.
-use slipgate_abi::{Refusal, RuleIndex, SlotIndex, Tuple, VmId};
+use slipgate_abi::{Refusal, RuleIndex, SlotIndex, VmId};
+use slipgate_model::FlowTuple;
 
 use crate::record::Refusals;
 
@@ -37,7 +38,7 @@ impl Journal {
     }
 
     /// Notes that a VM's flow was refused.
-    pub(crate) fn flow_refused(&mut self, guest: &Tuple, refused: Refused, now_ns: u64) {
+    pub(crate) fn flow_refused(&mut self, guest: &FlowTuple, refused: Refused, now_ns: u64) {
         let Refused { reason, rule } = refused;
         self.refusals
             .note(VmId::new(guest.scope), reason.name(), rule, guest, now_ns);

@@ -2,7 +2,7 @@
 //! they leave by.
 use std::{net::IpAddr, sync::atomic::Ordering::Relaxed};
 
-use slipgate_abi::{NextHop, SlotIndex, SlotRef, VmId};
+use slipgate_abi::{NextHop, SlotIndex};
 
 use super::Network;
 use crate::{
@@ -28,8 +28,7 @@ pub(crate) struct Nat<D> {
 impl<D: Datapath> Nat<D> {
     /// Returns the index of the element of `NEXT_HOPS` for a next hop toward `destination`, or 0
     /// when there is none.
-    pub(crate) fn next_hop(&mut self, hop: Hop, destination: impl Into<IpAddr>) -> u32 {
-        let destination = destination.into();
+    pub(crate) fn next_hop(&mut self, hop: Hop, destination: IpAddr) -> u32 {
         self.network.next_hop(&mut self.datapath, hop, destination)
     }
 
@@ -47,13 +46,14 @@ impl<D: Datapath> Nat<D> {
     /// was none at the flow's admission.
     pub(crate) fn exit_of(&mut self, slot: SlotIndex) -> Exit {
         let live = self.datapath.slot(slot);
+        let remote = self.datapath.addresses(slot).remote;
         let next_hop = live.next_hop().load(Relaxed);
         if next_hop != 0 {
             return Exit::NextHop(next_hop);
         }
         let mut uplink = live.uplink();
-        if let Some((hop, _)) = self.route_of(live).hop() {
-            let index = self.next_hop(hop, live.remote());
+        if let Some((hop, _)) = self.route_of(slot).hop() {
+            let index = self.next_hop(hop, remote);
             if index != 0 {
                 return Exit::NextHop(index);
             }
@@ -62,9 +62,9 @@ impl<D: Datapath> Nat<D> {
         Exit::Uplink(uplink)
     }
 
-    fn route_of(&self, live: SlotRef) -> Route {
-        let vm = VmId::new(live.vm());
-        self.network.route(vm, live.remote())
+    fn route_of(&self, slot: SlotIndex) -> Route {
+        let vm = self.datapath.slot(slot).id();
+        self.network.route(vm, self.datapath.addresses(slot).remote)
     }
 
     /// Returns the largest packet that a flow's uplink, and its route, carry, bytes.
@@ -78,7 +78,7 @@ impl<D: Datapath> Nat<D> {
         let known = hop.and_then(|hop| hop.read(mtu));
         known.filter(|mtu| *mtu >= MIN_MTU).unwrap_or_else(|| {
             let link_mtu = self.network.link_mtu(live.uplink());
-            match self.route_of(live) {
+            match self.route_of(slot) {
                 Route::Via { mtu: Some(mtu), .. } => link_mtu.min(mtu),
                 _ => link_mtu,
             }

@@ -8,7 +8,7 @@
 //! ([`Reserve`]).
 use std::{
     collections::HashMap,
-    net::{IpAddr, Ipv4Addr},
+    net::IpAddr,
     rc::Rc,
 };
 
@@ -103,18 +103,18 @@ impl Rules {
 
     /// Whether an address may be a forward's client: not in the VM's own network, of the host, or
     /// in address space that no outside host has.
-    pub(crate) fn may_come_in(&self, vm: &VmNet, remote: Ipv4Addr) -> bool {
+    pub(crate) fn may_come_in(&self, vm: &VmNet, remote: IpAddr) -> bool {
         let judge = self.judge.borrow();
-        let space = judge.policy(vm.id).protected(remote.into());
+        let space = judge.policy(vm.id).protected(remote);
         !vm.is_on_link(remote) && space.is_none_or(|(_, space)| space.may_come_in())
     }
 
     /// Whether ports of an address may lead to the host's loopback.
-    pub(crate) fn leads_to_loopback(&self, vm: &VmNet, addr: Ipv4Addr) -> bool {
+    pub(crate) fn leads_to_loopback(&self, vm: &VmNet, addr: IpAddr) -> bool {
         let judge = self.judge.borrow();
         judge
             .policy(vm.id)
-            .has_loopback_at(&vm.host_loopback, addr.into(), vm.gateway.into())
+            .has_loopback_at(&vm.host_loopback, addr, vm.gateway.into())
     }
 
     /// Returns the port on the host's loopback to which a destination leads; `None` when it leads

@@ -14,11 +14,10 @@
 //! nothing, as if the VM were slow.
 use std::{
     collections::{BTreeSet, HashMap, VecDeque},
-    net::SocketAddrV4,
 };
 
-use slipgate_abi::{Tuple, VmId, VmRow};
-use slipgate_model::{Knock, SleepChange};
+use slipgate_abi::{VmId, VmRow};
+use slipgate_model::{FlowTuple, Knock, SleepChange};
 use slipgate_policy::Sleep;
 
 use crate::clock::SECOND_NS;
@@ -60,7 +59,7 @@ struct HeldFrame {
 /// What a TCP segment has in common with its repetitions.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct SegmentId {
-    pub(crate) tuple: Tuple,
+    pub(crate) tuple: FlowTuple,
     pub(crate) sequence: u32,
     pub(crate) flags: u8,
     pub(crate) payload_len: usize,
@@ -174,7 +173,7 @@ impl Sleeping {
 
     /// Notes that a packet of this tuple, as on the uplink or the guest's link, came for a VM. Of
     /// those that follow each other closely only the first is reported.
-    pub(crate) fn knock(&mut self, row: VmRow, tuple: &Tuple, now_ns: u64) {
+    pub(crate) fn knock(&mut self, row: VmRow, tuple: &FlowTuple, now_ns: u64) {
         let Some(vm) = self.vms.get_mut(&row) else {
             return;
         };
@@ -184,8 +183,8 @@ impl Sleeping {
         vm.next_knock_ns = now_ns + KNOCK_INTERVAL_NS;
         let knock = Knock {
             protocol: tuple.protocol,
-            from: SocketAddrV4::new(tuple.remote.into(), tuple.remote_port),
-            to: SocketAddrV4::new(tuple.local.into(), tuple.local_port),
+            from: tuple.remote_addr(),
+            to: tuple.local_addr(),
         };
         self.changes.push((vm.id, SleepChange::Knock(knock)));
     }

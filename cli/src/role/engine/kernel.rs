@@ -9,11 +9,12 @@ use std::{
 };
 
 use slipgate_abi::{
-    FlowRef, Ip4, NameKey, NameValue, NextHopRef, OwnerRef, RuleIndex, SequencesRef, SlotIndex,
-    SlotRef, Tuple, VmId, VmRef, VmRow, rate::RateRef,
+    Addresses6Ref, FlowRef, Ip4, NameKey, NameValue, NextHopRef, OwnerRef, RuleIndex, SequencesRef,
+    SlotIndex, SlotRef, Vm6Ref, VmId, VmRef, VmRow, rate::RateRef,
 };
 use slipgate_control::maps::{Insert, InsertError as TableError, Listing, SharedMaps, text_of};
 use slipgate_ipc::{channel::Channel, engine::FromEngine};
+use slipgate_model::{FlowTuple, TupleKey};
 use slipgate_policy::Described;
 use userspace_nat::{
     datapath::{FlowMap, Hop, InsertError, NameMap, RememberedName, Tables},
@@ -32,8 +33,8 @@ pub(super) struct KernelDatapath {
     broker: Option<Rc<Channel>>,
     /// The channel had no room for the question.
     unasked: bool,
-    /// Position of a listing of the flow map.
-    listing: Listing,
+    /// Positions of a listing of the flow maps, of IPv4 and of IPv6.
+    listings: (Listing, Listing),
 }
 
 impl KernelDatapath {
@@ -51,7 +52,7 @@ impl KernelDatapath {
             next_hops: HashMap::new(),
             broker,
             unasked: false,
-            listing: Listing::default(),
+            listings: Default::default(),
         }
     }
 
@@ -64,8 +65,12 @@ impl KernelDatapath {
 }
 
 impl FlowMap for KernelDatapath {
-    fn insert_noexist(&mut self, tuple: &Tuple, flow: FlowRef) -> Result<(), InsertError> {
-        let inserted = self.maps.flows.insert(tuple, &flow, Insert::New);
+    fn insert_noexist(&mut self, tuple: &FlowTuple, flow: FlowRef) -> Result<(), InsertError> {
+        let inserted = match tuple.key() {
+            Some(TupleKey::V4(tuple)) => self.maps.flows.insert(&tuple, &flow, Insert::New),
+            Some(TupleKey::V6(tuple)) => self.maps.flows6.insert(&tuple, &flow, Insert::New),
+            None => return Err(InsertError::Os(io::ErrorKind::InvalidInput.into())),
+        };
         inserted.map_err(|e| match e {
             TableError::Exists => InsertError::Exists,
             TableError::Full => InsertError::Full,
@@ -74,32 +79,60 @@ impl FlowMap for KernelDatapath {
         })
     }
 
-    fn remove(&mut self, tuple: &Tuple) -> io::Result<bool> {
-        self.maps.flows.remove(tuple).map_err(io::Error::other)
+    fn remove(&mut self, tuple: &FlowTuple) -> io::Result<bool> {
+        let removed = match tuple.key() {
+            Some(TupleKey::V4(tuple)) => self.maps.flows.remove(&tuple),
+            Some(TupleKey::V6(tuple)) => self.maps.flows6.remove(&tuple),
+            None => return Ok(false),
+        };
+        removed.map_err(io::Error::other)
     }
 
-    fn remove_all(&mut self, tuples: &[Tuple]) -> io::Result<()> {
-        let removed = self.maps.flows.remove_all(tuples);
-        removed.map(drop).map_err(io::Error::other)
+    fn remove_all(&mut self, tuples: &[FlowTuple]) -> io::Result<()> {
+        let (mut four, mut six) = (Vec::new(), Vec::new());
+        for tuple in tuples {
+            match tuple.key() {
+                Some(TupleKey::V4(tuple)) => four.push(tuple),
+                Some(TupleKey::V6(tuple)) => six.push(tuple),
+                None => {}
+            }
+        }
+        // A refusal in one map must not keep the entries of the other.
+        let four = self.maps.flows.remove_all(&four).map(drop);
+        let six = self.maps.flows6.remove_all(&six).map(drop);
+        four.and(six).map_err(io::Error::other)
     }
 
-    fn get(&mut self, tuple: &Tuple) -> io::Result<Option<FlowRef>> {
-        self.maps.flows.get(tuple).map_err(io::Error::other)
+    fn get(&mut self, tuple: &FlowTuple) -> io::Result<Option<FlowRef>> {
+        let found = match tuple.key() {
+            Some(TupleKey::V4(tuple)) => self.maps.flows.get(&tuple),
+            Some(TupleKey::V6(tuple)) => self.maps.flows6.get(&tuple),
+            None => return Ok(None),
+        };
+        found.map_err(io::Error::other)
     }
 
     fn visit_some(
         &mut self,
         begins: bool,
-        visit: &mut dyn FnMut(Tuple, FlowRef),
+        visit: &mut dyn FnMut(FlowTuple, FlowRef),
     ) -> io::Result<bool> {
         if begins {
-            self.listing = Listing::default();
+            self.listings = Default::default();
         }
-        let some = self.maps.flows.next_entries(&mut self.listing);
+        let (four, six) = &mut self.listings;
+        if !four.is_over() {
+            let some = self.maps.flows.next_entries(four);
+            for (tuple, flow) in some.map_err(io::Error::other)? {
+                visit(tuple.into(), flow);
+            }
+            return Ok(true);
+        }
+        let some = self.maps.flows6.next_entries(six);
         for (tuple, flow) in some.map_err(io::Error::other)? {
-            visit(tuple, flow);
+            visit(tuple.into(), flow);
         }
-        Ok(!self.listing.is_over())
+        Ok(!six.is_over())
     }
 }
 
@@ -156,6 +189,13 @@ impl Tables for KernelDatapath {
             .expect("the array has at least one chunk of slots")
     }
 
+    fn addresses6(&self, index: SlotIndex) -> Addresses6Ref {
+        let last = SlotIndex::new(self.maps.slots() - 1);
+        self.maps
+            .addresses6(index.min(last))
+            .expect("the array has as many elements as that of the slots")
+    }
+
     fn sequences(&self, index: SlotIndex) -> SequencesRef {
         let last = SlotIndex::new(self.maps.slots() - 1);
         self.maps
@@ -177,6 +217,10 @@ impl Tables for KernelDatapath {
 
     fn vm(&self, row: VmRow) -> Option<VmRef> {
         self.maps.vm(row)
+    }
+
+    fn vm6(&self, row: VmRow) -> Option<Vm6Ref> {
+        self.maps.vm6(row)
     }
 
     fn own_row(&self) -> OwnerRef {

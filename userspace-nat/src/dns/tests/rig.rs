@@ -47,8 +47,8 @@ impl Rig {
         self.ask_as(
             &vm,
             Origin::Udp {
-                guest_port: port,
-                server: ASKED,
+                guest: SocketAddr::new(vm.guest.into(), port),
+                server: ASKED.into(),
             },
             query,
         )

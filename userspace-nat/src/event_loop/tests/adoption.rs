@@ -425,7 +425,7 @@ proptest! {
             let tuple = {
                 let kernel = rig.kernel.borrow();
                 let in_use = kernel.slots_in_use();
-                (!in_use.is_empty()).then(|| kernel.slot(*packet.get(&in_use)).guest_tuple())
+                (!in_use.is_empty()).then(|| kernel.guest_tuple(*packet.get(&in_use)))
             };
             if let Some(tuple) = tuple {
                 let now_ns = rig.kernel.borrow().now_ns;

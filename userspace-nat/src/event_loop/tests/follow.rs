@@ -49,7 +49,7 @@ fn hop_by(rig: &mut Rig, gateway: u8) -> u32 {
         neighbour: [192, 0, 2, gateway].into(),
         route_mtu: 0,
     };
-    rig.engine.core.nat.next_hop(hop, PEER)
+    rig.engine.core.nat.next_hop(hop, PEER.into())
 }
 
 #[test]

@@ -20,6 +20,7 @@ use crate::{
     relay::{self, Standing},
     state::Forward,
 };
+use slipgate_model::FlowTuple;
 use slipgate_policy::Action;
 
 /// The host's ports 8,080 (TCP) and 5,353 (UDP) of any address lead to VM 1, and 9,090 of loopback.
@@ -100,18 +101,17 @@ fn a_predecessors_flow_of_loopback_ends() {
     let core = &mut rig.engine.core;
     for (inbound, port) in [(true, 9_090), (false, 61_000)] {
         let flow = NewFlow {
-            guest: slipgate_abi::Tuple {
+            guest: FlowTuple {
                 scope: 101,
-                local: GUEST,
-                remote: PEER,
+                local: GUEST.into(),
+                remote: PEER.into(),
                 local_port: if inbound { 90 } else { 91 },
                 remote_port: 443,
                 protocol: 6,
-                pad: [0; 3],
             },
             vm_row: VmRow::new(1),
             protocol: Protocol::Tcp,
-            nat: ip([127, 0, 0, 1]),
+            nat: ip([127, 0, 0, 1]).into(),
             nat_port: port,
             rule: RuleIndex::new(12),
             uplink_ifindex: UPLINK,

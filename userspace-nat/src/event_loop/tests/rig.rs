@@ -382,6 +382,7 @@ impl Rig {
         let kernel = self.kernel.borrow();
         assert_eq!(self.flows(), 0);
         assert!(kernel.flows.is_empty(), "{:?}", kernel.flows);
+        assert!(kernel.flows6.is_empty(), "{:?}", kernel.flows6);
         assert_eq!(kernel.slots_in_use(), []);
     }
 
@@ -401,14 +402,14 @@ impl Rig {
             }
             pairs += 1;
             for tuple in [entry.guest, entry.world()] {
-                let found = kernel.flows.get(&tuple);
+                let found = kernel.flow_by(&tuple);
                 assert_eq!(
                     found.map(|f| (f.index(), f.generation)),
                     Some((slot, entry.generation))
                 );
             }
         }
-        assert_eq!(kernel.flows.len(), 2 * pairs);
+        assert_eq!(kernel.flow_entries(), 2 * pairs);
     }
 }
 

@@ -228,7 +228,7 @@ fn a_next_hop_that_is_asked_for_between_two_looks_is_not_given_back() {
     let mut rig = on_link();
     let core = &mut rig.engine.core;
     let now_ns = 3_600 * SECOND_NS;
-    let ask = |core: &mut Core<_>| core.nat.next_hop(hop(7), neighbour(7));
+    let ask = |core: &mut Core<_>| core.nat.next_hop(hop(7), neighbour(7).into());
     let index = ask(core);
     core.nat.release_idle_hops(now_ns);
     // What was sent by it may still be under way at the next look.
@@ -256,8 +256,8 @@ fn a_look_for_idle_next_hops_takes_some_flows_at_a_time() {
     assert_eq!(rig.flows(), usize::from(FLOWS));
     let looks = |rig: &Rig| rig.kernel.borrow().slots_looked_at.get();
     let core = &mut rig.engine.core;
-    let [named, asked_for] = [7, 8].map(|n| core.nat.next_hop(hop(n), neighbour(n)));
-    core.nat.next_hop(hop(9), neighbour(9));
+    let [named, asked_for] = [7, 8].map(|n| core.nat.next_hop(hop(n), neighbour(n).into()));
+    core.nat.next_hop(hop(9), neighbour(9).into());
     let (mut now_ns, mut most) = (3_600 * SECOND_NS, 0);
     let mut release = |rig: &mut Rig, now_ns: u64| {
         let before = looks(rig);
@@ -271,7 +271,7 @@ fn a_look_for_idle_next_hops_takes_some_flows_at_a_time() {
     now_ns += 10 * SECOND_NS;
     release(&mut rig, now_ns);
     let core = &mut rig.engine.core;
-    assert_eq!(core.nat.next_hop(hop(8), neighbour(8)), asked_for);
+    assert_eq!(core.nat.next_hop(hop(8), neighbour(8).into()), asked_for);
     assert_eq!(core.nat.datapath.own_next_hops().len(), 3);
     release(&mut rig, now_ns);
     assert!((1..=u64::from(SCAN_BUDGET)).contains(&most), "{most}");

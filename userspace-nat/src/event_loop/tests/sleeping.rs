@@ -118,7 +118,7 @@ fn who_knocks_is_told_once_a_second() {
     else {
         panic!("{changes:?}");
     };
-    let address = |(ip, port): At| std::net::SocketAddrV4::new(ip.into(), port);
+    let address = |(ip, port): At| std::net::SocketAddr::new(ip.into(), port);
     let (protocol, from, to) = (6, address(SERVER), address(HTTP));
     assert_eq!(first, Knock { protocol, from, to });
 }

@@ -15,7 +15,7 @@ use crate::{
         chain::tests::{a, answer},
     },
     name_gate::ByRules,
-    packet::icmp::ECHO_REQUEST,
+    packet::icmp::v4::ECHO_REQUEST,
     state::Forward,
 };
 use slipgate_policy::{
@@ -433,7 +433,7 @@ impl World {
             pad: [0; 3],
         };
         // What was let in may have ended by what it said.
-        if let Some(slot) = core.nat.flows.by_guest(&tuple) {
+        if let Some(slot) = core.nat.flows.by_guest(&tuple.into()) {
             let live = core.nat.datapath.slot(slot);
             let rule = core
                 .rules
@@ -511,7 +511,7 @@ impl World {
             pad: [0; 3],
         };
         let flows = &self.rig.engine.core.nat.flows;
-        let slot = flows.by_world(&world);
+        let slot = flows.by_world(&world.into());
         let Some(entry) = slot.and_then(|slot| flows.entry(slot)).copied() else {
             return;
         };

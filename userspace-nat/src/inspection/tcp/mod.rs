@@ -186,9 +186,9 @@ pub struct Session {
 
 impl Session {
     /// Session for the flow that a guest's SYN opens. `tcp_header` is the SYN's, with its options.
-    /// `mtus` are the MTU of the path to the server and that of the whole path, bytes.
-    pub fn new(isn: u32, tcp_header: &[u8], mtus: (u32, u32), mode: Http, now_ns: u64) -> Self {
-        let opening = Opening::new(tcp_header, crate::mss::for_mtu(mtus.1));
+    /// `mss`: what fits the path to the server, and the whole path, bytes.
+    pub fn new(isn: u32, tcp_header: &[u8], mss: (u16, u16), mode: Http, now_ns: u64) -> Self {
+        let opening = Opening::new(tcp_header, mss.1);
         Self {
             sniffer: ProtocolSniffer::new(mode),
             stream: Reassembly::new(isn.wrapping_add(1)),
@@ -198,7 +198,7 @@ impl Session {
             opened_ns: now_ns,
             first_rto_ns: FIRST_RTO_NS,
             rto_ns: FIRST_RTO_NS,
-            path_mss: usize::from(crate::mss::for_mtu(mtus.0)),
+            path_mss: usize::from(mss.0),
             ..Self::default()
         }
     }
@@ -238,9 +238,10 @@ impl Session {
         self.reset_at_ns = self.reset_at_ns.map(|_| now_ns + DOUBT_NS);
     }
 
-    /// Adopts a path MTU, bytes, that a router on the path to the server reported (RFC 1191).
-    pub fn path_carries(&mut self, mtu: u32) {
-        let mss = usize::from(crate::mss::for_mtu(mtu)).max(SMALL_MSS);
+    /// Adopts what fits the path to the server, bytes, as a router on it reported (RFC 1191, RFC
+    /// 8201).
+    pub fn path_carries(&mut self, mss: u16) {
+        let mss = usize::from(mss).max(SMALL_MSS);
         self.path_mss = self.path_mss.min(mss);
     }
 

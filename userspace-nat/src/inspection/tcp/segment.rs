@@ -1,5 +1,7 @@
 //! Segments that a session receives and sends.
-use slipgate_abi::{Ip4, tcp::Flags};
+use std::net::IpAddr;
+
+use slipgate_abi::tcp::Flags;
 
 use crate::{
     inspection::tcp::Options,
@@ -98,8 +100,8 @@ impl Segment<'_> {
     }
 
     /// Builds the packet with its checksums in `out`, which is cleared first.
-    pub fn build(&self, out: &mut Vec<u8>, from: (Ip4, u16), to: (Ip4, u16)) {
-        build::ipv4(out, from.0, to.0, 6, |out| {
+    pub fn build(&self, out: &mut Vec<u8>, from: (IpAddr, u16), to: (IpAddr, u16)) {
+        build::ip(out, from.0, to.0, 6, |out| {
             let begin = out.len();
             out.extend_from_slice(&from.1.to_be_bytes());
             out.extend_from_slice(&to.1.to_be_bytes());
@@ -122,15 +124,15 @@ impl Segment<'_> {
 }
 
 /// Builds a packet of a bare TCP header with its checksum in `out`, which is cleared first.
-pub fn build_header(out: &mut Vec<u8>, from: Ip4, to: Ip4, header: &[u8]) {
-    build::ipv4(out, from, to, 6, |out| {
+pub fn build_header(out: &mut Vec<u8>, from: IpAddr, to: IpAddr, header: &[u8]) {
+    build::ip(out, from, to, 6, |out| {
         let begin = out.len();
         out.extend_from_slice(header);
         fill_checksum(&mut out[begin..], from, to);
     });
 }
 
-fn fill_checksum(segment: &mut [u8], from: Ip4, to: Ip4) {
+fn fill_checksum(segment: &mut [u8], from: IpAddr, to: IpAddr) {
     let Some(field) = segment.get_mut(16..18) else {
         return;
     };

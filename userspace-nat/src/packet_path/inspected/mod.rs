@@ -25,7 +25,7 @@ use crate::{
     name_gate::LearntName,
     packet::{Transport, icmp::Unreachable},
     packet_path::{Disposition, Finish, Job, change::Change},
-    port::{ETHERTYPE_IPV4, OutboxFull, Side, command},
+    port::{OutboxFull, Side, command, ethertype_of},
     reply::IcmpError,
     state::{Core, Nat, VmState},
 };
@@ -138,7 +138,7 @@ impl<D: Datapath> Core<D> {
         mut inspection: Box<Inspection>,
     ) -> Option<Finish> {
         let now_ns = job.now_ns;
-        let to = destination(&self.nat.datapath.slot(slot).guest_tuple());
+        let to = destination(&self.nat.datapath.guest_tuple(slot));
         let (rules, inspected) = (&mut self.rules, &mut self.inspected);
         let outcome =
             quic_flow::inspect(rules, inspected, &mut inspection, (slot, to), &job, now_ns);
@@ -149,7 +149,7 @@ impl<D: Datapath> Core<D> {
         let queue = &mut self.out.queue;
         let header = command(Command::Forward, vm.net.row, vm.net.id.get());
         for (vnet, l3) in &outcome.released {
-            if let Err(OutboxFull) = queue.push(header, ETHERTYPE_IPV4, *vnet, l3) {
+            if let Err(OutboxFull) = queue.push(header, ethertype_of(l3), *vnet, l3) {
                 let lost = held_segments(*vnet, l3);
                 vm.net.stats.dropped(DropReason::EngineBusy, lost);
             }
@@ -171,7 +171,7 @@ impl<D: Datapath> Core<D> {
             // Behind the held datagrams, which are written at the end of the batch.
             Passage::Goes if !outcome.released.is_empty() => {
                 let (vnet, l3) = (job.frame.vnet, job.packet.ip.bytes);
-                match queue.push(header, ETHERTYPE_IPV4, vnet, l3) {
+                match queue.push(header, ethertype_of(l3), vnet, l3) {
                     Ok(()) => Some(Finish::Dispose(Disposition::Consumed)),
                     Err(OutboxFull) => Some(Finish::Drop(DropReason::EngineBusy)),
                 }
@@ -282,7 +282,7 @@ impl<D: Datapath> Core<D> {
         let Kind::Tcp(session) = &mut inspection.kind else {
             return None;
         };
-        let tuple = self.nat.datapath.slot(slot).guest_tuple();
+        let tuple = self.nat.datapath.guest_tuple(slot);
         let mut by = Naming::new(&self.rules.judge, vm.net.id, destination(&tuple), now_ns);
         let mut may = |name: &HostName, named: &mut Vec<Rc<LearntName>>| by.may(name, named);
         let mut wire = Ends::new(&vm.net, &tuple, &mut self.out);
@@ -331,7 +331,7 @@ impl<D: Datapath> Core<D> {
         vm.net.stats.refused(Refusal::Inspection);
         vm.net.stats.refused_by(rule);
         self.inspected.count(vm.net.id, why);
-        let tuple = self.nat.datapath.slot(slot).guest_tuple();
+        let tuple = self.nat.datapath.guest_tuple(slot);
         let refusals = &mut self.journal.refusals;
         refusals.note(vm.net.id, why.name(), Some(rule), &tuple, now_ns);
         self.nat

@@ -1,7 +1,8 @@
 //! Judgement of the server names in connections.
 use std::rc::Rc;
 
-use slipgate_abi::{Protocol, Tuple, VmId};
+use slipgate_abi::{Protocol, VmId};
+use slipgate_model::FlowTuple;
 
 use crate::{
     inspection::HostName,
@@ -64,10 +65,10 @@ impl<'a> Naming<'a> {
     }
 }
 
-pub(crate) fn destination(tuple: &Tuple) -> slipgate_policy::Destination {
+pub(crate) fn destination(tuple: &FlowTuple) -> slipgate_policy::Destination {
     slipgate_policy::Destination {
-        addr: tuple.remote.into(),
+        addr: tuple.remote,
         port: tuple.remote_port,
-        protocol: Protocol::from_ip(tuple.protocol).unwrap_or(Protocol::Tcp),
+        protocol: tuple.protocol().unwrap_or(Protocol::Tcp),
     }
 }

@@ -1,11 +1,14 @@
 //! The wire of an inspected flow: frames of a session's segments, and whether a server would accept
 //! what a guest sends.
-use slipgate_abi::{Command, Ip4, Tuple};
+use std::net::IpAddr;
+
+use slipgate_abi::Command;
+use slipgate_model::FlowTuple;
 
 use crate::{
     inspection::tcp::{Segment, Wire, build_header},
-    packet::{Packet, Transport, checksum::Sum, ipv4},
-    port::{ETHERNET_LEN, ETHERTYPE_IPV4, Outbox, VirtioNetHdr, command},
+    packet::{Packet, Transport, Version, checksum::Sum},
+    port::{ETHERNET_LEN, Outbox, VirtioNetHdr, command, ethertype_of},
     state::Outgoing,
     vm::VmNet,
 };
@@ -15,13 +18,13 @@ pub(super) struct Ends<'a> {
     out: &'a mut Outbox,
     packet: &'a mut Vec<u8>,
     vm: &'a VmNet,
-    guest: (Ip4, u16),
-    server: (Ip4, u16),
+    guest: (IpAddr, u16),
+    server: (IpAddr, u16),
     sent_to_server: usize,
 }
 
 impl<'a> Ends<'a> {
-    pub(super) fn new(vm: &'a VmNet, guest: &Tuple, out: &'a mut Outgoing) -> Self {
+    pub(super) fn new(vm: &'a VmNet, guest: &FlowTuple, out: &'a mut Outgoing) -> Self {
         Self {
             out: &mut out.queue,
             packet: &mut out.packet,
@@ -35,7 +38,7 @@ impl<'a> Ends<'a> {
     fn push_to_server(&mut self) {
         let header = command(Command::Forward, self.vm.row, self.vm.id.get());
         let vnet = VirtioNetHdr::default();
-        let _ = self.out.push(header, ETHERTYPE_IPV4, vnet, self.packet);
+        let _ = self.out.push(header, ethertype_of(self.packet), vnet, self.packet);
         self.sent_to_server += 1;
     }
 }
@@ -55,9 +58,8 @@ impl Wire for Ends<'_> {
     fn to_guest(&mut self, segment: &Segment<'_>) {
         segment.build(self.packet, self.server, self.guest);
         let vnet = VirtioNetHdr::default();
-        let _ = self
-            .out
-            .to_guest(self.vm, ETHERTYPE_IPV4, vnet, self.packet);
+        let ethertype = ethertype_of(self.packet);
+        let _ = self.out.to_guest(self.vm, ethertype, vnet, self.packet);
     }
 
     fn sent_to_server(&self) -> usize {
@@ -78,8 +80,9 @@ pub(super) fn is_intact(packet: &Packet<'_>, vnet: VirtioNetHdr) -> bool {
             if !is_gso && len.map(usize::from) != Some(l4.len()) {
                 return false;
             }
-            if l4.get(6..8) == Some(&[0, 0]) && !vnet.needs_csum() {
-                // RFC 768: none was made.
+            let may_be_without = packet.ip.version() == Version::V4;
+            if may_be_without && l4.get(6..8) == Some(&[0, 0]) && !vnet.needs_csum() {
+                // RFC 768: none was made. In IPv6 there has to be one (RFC 8200 section 8.1).
                 return true;
             }
             6
@@ -91,7 +94,7 @@ pub(super) fn is_intact(packet: &Packet<'_>, vnet: VirtioNetHdr) -> bool {
     if !vnet.needs_csum() {
         return pseudo.bytes(l4).finish() == 0;
     }
-    let place = usize::from(vnet.csum_start) == ETHERNET_LEN + ipv4::HEADER_LEN
+    let place = usize::from(vnet.csum_start) == ETHERNET_LEN + packet.ip.header_len
         && usize::from(vnet.csum_offset) == checksum_at;
     let Some(field) = l4.get(checksum_at..checksum_at + 2) else {
         return false;

@@ -29,8 +29,8 @@ fn deliver(world: &mut World) -> Vec<(u16, Vec<u8>)> {
     let datagrams = world.datagrams().into_iter();
     datagrams
         .map(|(from, to, payload)| {
-            assert_eq!(*from.ip(), GATEWAY);
-            assert_eq!(to, SocketAddrV4::new(GUEST, 5353));
+            assert_eq!(from.ip(), GATEWAY);
+            assert_eq!(to, SocketAddrV4::new(GUEST, 5353).into());
             (from.port(), payload)
         })
         .collect()
@@ -38,8 +38,8 @@ fn deliver(world: &mut World) -> Vec<(u16, Vec<u8>)> {
 
 fn answer(world: &mut World, from: u16, port: u16, payload: &[u8]) -> Taken {
     let packet = Datagram {
-        from: SocketAddrV4::new(GUEST, from),
-        to: SocketAddrV4::new(GATEWAY, port),
+        from: SocketAddrV4::new(GUEST, from).into(),
+        to: SocketAddrV4::new(GATEWAY, port).into(),
         payload,
     };
     let packet = packet.emit();

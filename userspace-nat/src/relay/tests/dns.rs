@@ -287,7 +287,7 @@ fn an_address_that_is_no_hosts_is_not_served() {
             acknowledgement: 0,
             flags: Flags::SYN,
         };
-        build::tcp(&mut packet, guest.into(), Ipv4Addr::from(to).into(), syn);
+        build::tcp(&mut packet, guest, Ipv4Addr::from(to), syn);
         let taken = world.with(|relay, cx| relay.packet(VM, &packet, single(packet.len()), cx));
         assert_eq!(taken, Taken::No, "{to:?}");
     }

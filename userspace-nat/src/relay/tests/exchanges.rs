@@ -23,8 +23,8 @@ fn world(limits: Limits) -> (World, UdpSocket) {
 
 fn send(world: &mut World, from: u16, payload: &[u8]) -> Taken {
     let datagram = Datagram {
-        from: SocketAddrV4::new(GUEST, from),
-        to: SocketAddrV4::new(GATEWAY, 5353),
+        from: SocketAddrV4::new(GUEST, from).into(),
+        to: SocketAddrV4::new(GATEWAY, 5353).into(),
         payload,
     };
     world.offer(&datagram.emit())
@@ -42,8 +42,8 @@ fn deliver(world: &mut World) -> Vec<(u16, Vec<u8>)> {
     let datagrams = world.datagrams().into_iter();
     datagrams
         .map(|(from, to, payload)| {
-            assert_eq!(from, SocketAddrV4::new(GATEWAY, 5353));
-            assert_eq!(*to.ip(), GUEST);
+            assert_eq!(from, SocketAddrV4::new(GATEWAY, 5353).into());
+            assert_eq!(to.ip(), GUEST);
             (to.port(), payload)
         })
         .collect()

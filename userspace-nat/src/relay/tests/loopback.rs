@@ -323,8 +323,8 @@ fn no_vm_takes_the_sockets_of_the_others() {
     };
     let datagram = |from| {
         let datagram = crate::datagram::Datagram {
-            from: SocketAddrV4::new(GUEST.into(), from),
-            to: at(8080),
+            from: SocketAddrV4::new(GUEST.into(), from).into(),
+            to: at(8080).into(),
             payload: b"x",
         };
         datagram.emit()

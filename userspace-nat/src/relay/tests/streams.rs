@@ -131,7 +131,7 @@ fn accepting_sends_the_syn_at_once() {
     assert_eq!(packets.len(), 1);
     let l3 = crate::port::Frame::parse(packets[0]).unwrap().l3;
     let packet = Packet::parse(Ipv4::parse(l3).unwrap()).unwrap();
-    assert_eq!(packet.ip.source.octets, [10, 0, 2, 2], "from the gateway");
+    assert_eq!(packet.ip.source.to_string(), "10.0.2.2", "from the gateway");
     let Transport::Tcp(tcp) = packet.transport else {
         panic!("not TCP");
     };

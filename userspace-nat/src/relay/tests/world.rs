@@ -284,7 +284,7 @@ impl World {
     }
 
     /// Datagrams for the guest from sockets that are ready soon, with source and destination.
-    pub(super) fn datagrams(&mut self) -> Vec<(SocketAddrV4, SocketAddrV4, Vec<u8>)> {
+    pub(super) fn datagrams(&mut self) -> Vec<(SocketAddr, SocketAddr, Vec<u8>)> {
         let mut ready = Vec::new();
         self.poller.wait(Some(20 * MS), &mut ready).unwrap();
         for readiness in ready {

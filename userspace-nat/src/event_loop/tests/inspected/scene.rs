@@ -195,7 +195,8 @@ impl Scene {
         let Transport::Tcp(tcp) = packet.transport else {
             panic!("{packet:?}")
         };
-        assert_eq!((packet.ip.source, tcp.source), self.nat);
+        let (nat, port) = self.nat;
+        assert_eq!((packet.ip.source, tcp.source), (nat.into(), port));
         if self.server_is_deaf {
             return;
         }
@@ -289,7 +290,8 @@ pub(super) fn tcp_with_window(from: At, to: At, seq: u32, ack: u32, window: u16)
         payload: &[],
     };
     let mut out = Vec::new();
-    segment.build(&mut out, from, to);
+    let at = |(addr, port): At| (addr.into(), port);
+    segment.build(&mut out, at(from), at(to));
     out
 }
 

@@ -209,7 +209,7 @@ fn a_path_that_carries_less_is_sent_less_for_good() {
     let sent = scene.rig.at_world().pop().unwrap();
     let mut error = icmp_error(PEER, NAT, 3, 4, &sent);
     error[26..28].copy_from_slice(&700u16.to_be_bytes());
-    crate::packet::build::fill_icmp_checksum(&mut error[20..]);
+    crate::packet::build::fill_icmp_checksum(PEER, NAT, &mut error[20..]);
     scene.rig.world(&error);
     scene.rig.pass(2 * SECOND_NS);
     let sent = longest(&mut scene.rig);
