@@ -1,7 +1,7 @@
 //! Bodies of requests and responses.
 use std::{
     collections::BTreeMap,
-    net::{IpAddr, Ipv4Addr},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
 };
 
 use hyper::StatusCode;
@@ -9,7 +9,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use slipgate_ipc::{
-    client::{PolicyStatus, VmDefinition, VmState, VmStatus},
+    client::{GuestIpv6Status, Ipv6Mode, PolicyStatus, VmDefinition, VmState, VmStatus},
     engine::WhyAnswer,
 };
 use slipgate_policy::document::Quotas;
@@ -26,6 +26,10 @@ pub struct VmBody {
     pub mac: Option<String>,
     /// IPv4 address of the guest. Absent: the daemon's `--guest-ip`.
     pub ip: Option<Ipv4Addr>,
+    /// Whether the guest has IPv6. Absent: the daemon's `--ipv6`.
+    pub ipv6: Option<Ipv6>,
+    /// Prefix of the guest's IPv6 addresses, a /64. Absent: the daemon's `--ipv6-prefix`.
+    pub ipv6_prefix: Option<String>,
     /// Its policy. Absent: the daemon's default policy.
     pub policy: Option<PolicyChoice>,
     /// The only device by which its flows leave; it need not exist yet, and no flow leaves while it
@@ -48,6 +52,64 @@ pub struct VmBody {
     /// Up to 8 labels, which slipgate does not interpret.
     #[serde(default)]
     pub labels: BTreeMap<String, String>,
+}
+
+/// Whether a guest has IPv6.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Ipv6 {
+    /// It has none.
+    Off,
+    /// It has, translated to the uplink's address.
+    Nat,
+    /// It has once its uplink leads to IPv6.
+    Auto,
+}
+
+impl From<Ipv6> for Ipv6Mode {
+    fn from(mode: Ipv6) -> Self {
+        match mode {
+            Ipv6::Off => Self::Off,
+            Ipv6::Nat => Self::Nat,
+            Ipv6::Auto => Self::Auto,
+        }
+    }
+}
+
+impl From<Ipv6Mode> for Ipv6 {
+    fn from(mode: Ipv6Mode) -> Self {
+        match mode {
+            Ipv6Mode::Off => Self::Off,
+            Ipv6Mode::Nat => Self::Nat,
+            Ipv6Mode::Auto => Self::Auto,
+        }
+    }
+}
+
+/// IPv6 of a guest at present.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, JsonSchema)]
+pub struct GuestIpv6 {
+    /// Prefix of its addresses.
+    pub prefix: String,
+    /// Address of the gateway and resolver.
+    pub gateway: Ipv6Addr,
+    /// Addresses that the guest uses, its link-local one first.
+    pub addresses: Vec<Ipv6Addr>,
+}
+
+impl From<GuestIpv6Status> for GuestIpv6 {
+    fn from(ipv6: GuestIpv6Status) -> Self {
+        let GuestIpv6Status {
+            prefix,
+            gateway,
+            addresses,
+        } = ipv6;
+        Self {
+            prefix,
+            gateway,
+            addresses,
+        }
+    }
 }
 
 /// A VM's TAP.
@@ -146,6 +208,10 @@ pub struct VmPatch {
     pub policy: Option<PolicyChoice>,
     /// Another address of the guest; possible while it has none of its own only.
     pub ip: Option<Ipv4Addr>,
+    /// Whether the guest has IPv6; possible to set as it is only.
+    pub ipv6: Option<Ipv6>,
+    /// Prefix of the guest's IPv6 addresses; possible to set as it is only.
+    pub ipv6_prefix: Option<String>,
     /// Another uplink; flows that can't leave by it end.
     pub uplink: Option<String>,
     /// Other limits; those that are absent stay.
@@ -184,6 +250,15 @@ pub struct Vm {
     /// IPv4 address of the guest.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ip: Option<Ipv4Addr>,
+    /// Whether the guest has IPv6, if the definition says so.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ipv6: Option<Ipv6>,
+    /// Prefix of the guest's IPv6 addresses, if the definition says one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ipv6_prefix: Option<String>,
+    /// IPv6 of the guest at present.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub guest_ipv6: Option<GuestIpv6>,
     /// Its policy, if it has another than the daemon's default policy.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub policy: Option<PolicyChoice>,
@@ -317,6 +392,8 @@ impl VmBody {
             tap,
             mac,
             ip,
+            ipv6,
+            ipv6_prefix,
             policy,
             uplink,
             quotas,
@@ -334,6 +411,8 @@ impl VmBody {
             tap: tap.into_name(),
             mac,
             ip,
+            ipv6: ipv6.map(Into::into),
+            ipv6_prefix,
             policy,
             inline_policy,
             uplink,
@@ -354,6 +433,8 @@ impl From<VmDefinition> for VmBody {
             tap,
             mac,
             ip,
+            ipv6,
+            ipv6_prefix,
             policy,
             inline_policy,
             uplink,
@@ -368,6 +449,8 @@ impl From<VmDefinition> for VmBody {
             tap: TapChoice::Name(tap),
             mac,
             ip,
+            ipv6: ipv6.map(Into::into),
+            ipv6_prefix,
             policy: PolicyChoice::of(policy, inline_policy),
             uplink,
             quotas,
@@ -405,6 +488,8 @@ impl From<VmStatus> for Vm {
             tap,
             mac,
             ip,
+            ipv6,
+            ipv6_prefix,
             policy,
             inline_policy,
             uplink,
@@ -425,6 +510,9 @@ impl From<VmStatus> for Vm {
             tap,
             mac,
             ip,
+            ipv6: ipv6.map(Into::into),
+            ipv6_prefix,
+            guest_ipv6: vm.guest_ipv6.map(Into::into),
             policy: PolicyChoice::of(policy, inline_policy),
             uplink,
             quotas,

@@ -26,7 +26,7 @@ pub use self::{
     api::ApiSocket,
     files::from_disk,
     machine::{DiskSpec, MAX_DISKS, MachineSpec, RunConfig, VsockSpec},
-    network::GuestNetwork,
+    network::{GuestNetwork, MIN_MTU6, check_ipv6_prefix},
     policy_flags::PolicyFlags,
     settle::read_policy_file,
     vm::{VmConfig, VmFlags, check_device, check_label, check_tap, parse_mac},

@@ -10,6 +10,8 @@ pub(crate) fn config(vms: &[&str], flags: CliOverrides) -> Config {
         dns: Ipv4Addr::new(10, 0, 2, 3),
         prefix_len: 24,
         mtu: None,
+        ipv6: slipgate_model::Ipv6Mode::Off,
+        ipv6_prefix: "fd00::/64".parse().unwrap(),
     };
     let vm = |name: &&str| VmConfig::new(name, &format!("tap-{name}"), network.guest);
     let mut config = Config {

@@ -2,6 +2,7 @@
 //! order at the end.
 mod forwards;
 mod guard_list;
+mod ipv6;
 mod network_view;
 mod reserve;
 mod resolver_warning;

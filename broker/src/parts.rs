@@ -65,6 +65,13 @@ impl Parts {
         vms.try_for_each(|(worker, vm)| self.engines.send(worker, vm))
     }
 
+    /// Tells the engines the VMs that have IPv6 now, having waited for it.
+    pub(crate) fn follow_ipv6(&mut self) -> anyhow::Result<()> {
+        let vms = self.attached.follow_ipv6().into_iter();
+        let mut vms = vms.map(|(worker, vm)| (worker, ToEngine::Vm(vm)));
+        vms.try_for_each(|(worker, vm)| self.engines.send(worker, vm))
+    }
+
     /// Refuses a client's request with a reason.
     pub(crate) fn refuse(&mut self, client: ClientId, why: impl Into<String>) {
         self.control.answer(client, &ClientAnswer::error(why));

@@ -177,6 +177,12 @@ pub(crate) struct NatArgs {
     /// Prefix length of the guests' network
     #[arg(long, value_name = "N", default_value_t = 24, value_parser = clap::value_parser!(u8).range(1..=30))]
     pub(crate) prefix: u8,
+    /// Whether guests have IPv6
+    #[arg(long, value_enum, default_value_t = Ipv6::Off)]
+    pub(crate) ipv6: Ipv6,
+    /// Prefix of the guests' IPv6 addresses, a /64 [default: fd73:6c69:7067::/64]
+    #[arg(long, value_name = "P/64")]
+    pub(crate) ipv6_prefix: Option<String>,
     /// MTU given to guests, bytes [default: the TAP's]
     #[arg(long, value_name = "N", value_parser = mtu, allow_negative_numbers = true)]
     pub(crate) mtu: Option<u32>,
@@ -329,6 +335,16 @@ pub(crate) enum DefaultRule {
     Allow,
     /// Refused
     Deny,
+}
+
+#[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Ipv6 {
+    /// None
+    Off,
+    /// Translated to the uplink's address
+    Nat,
+    /// As nat, once the uplink has an IPv6 address and route
+    Auto,
 }
 
 #[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]

@@ -7,7 +7,7 @@ use std::{
 use anyhow::{Context as _, bail};
 use nix::fcntl::{FcntlArg, fcntl};
 use slipgate_ipc::client::{
-    ClientAnswer, ClientRequest, Replaces, VmChange, VmDefinition, VmStatus,
+    ClientAnswer, ClientRequest, GuestIpv6Status, Replaces, VmChange, VmDefinition, VmStatus,
 };
 
 use crate::{
@@ -56,6 +56,8 @@ fn given(args: &VmPutArgs, mut vm: VmDefinition) -> anyhow::Result<VmDefinition>
     }
     vm.mac = args.mac.clone().or(vm.mac);
     vm.ip = args.ip.or(vm.ip);
+    vm.ipv6 = args.ipv6.map(Into::into).or(vm.ipv6);
+    vm.ipv6_prefix = args.ipv6_prefix.clone().or(vm.ipv6_prefix);
     if let Some(name) = &args.policy {
         vm.policy = Some(name.clone());
         vm.inline_policy = None;
@@ -124,6 +126,20 @@ fn passed(number: RawFd) -> anyhow::Result<BorrowedFd<'static>> {
     Ok(passed)
 }
 
+/// The addresses that a guest uses of its prefix, or the prefix while it uses none.
+fn ipv6_of(ipv6: Option<&GuestIpv6Status>) -> String {
+    let Some(ipv6) = ipv6 else {
+        return "-".to_owned();
+    };
+    let global = ipv6.addresses.iter();
+    let global = global.filter(|address| !address.is_unicast_link_local());
+    let texts: Vec<String> = global.map(ToString::to_string).collect();
+    match texts.is_empty() {
+        true => ipv6.prefix.clone(),
+        false => texts.join(","),
+    }
+}
+
 fn remove(args: &VmRemoveArgs) -> anyhow::Result<()> {
     for name in &args.names {
         let request = ClientRequest::RemoveVm { name: name.clone() };
@@ -160,6 +176,7 @@ fn list(args: &VmListArgs) -> anyhow::Result<()> {
             vm.worker.to_string(),
             tap,
             ip.map(|ip| ip.to_string()).unwrap_or_default(),
+            ipv6_of(vm.guest_ipv6.as_ref()),
             policy.unwrap_or_else(|| "-".to_owned()),
             match uplink {
                 Some(uplink) if vm.lacks_uplink => format!("{uplink} (absent)"),
@@ -172,7 +189,7 @@ fn list(args: &VmListArgs) -> anyhow::Result<()> {
     };
     let rows: Vec<_> = vms.into_iter().map(row).collect();
     let head = [
-        "VM", "STATE", "WORKER", "TAP", "GUEST", "POLICY", "UPLINK", "FORWARDS", "LABELS",
+        "VM", "STATE", "WORKER", "TAP", "GUEST", "IPV6", "POLICY", "UPLINK", "FORWARDS", "LABELS",
     ];
     print!("{}", table(&head, &rows, &[]));
     Ok(())

@@ -15,8 +15,8 @@ pub use self::{
     ask::{ClientError, ask},
     server::{ClientId, ControlServer, PermittedRequest},
     vms::{
-        GuestNetwork, MAX_LABEL_BYTES, MAX_LABELS, MAX_VM_FORWARDS, PolicyStatus, Replaces,
-        Version, VmChange, VmDefinition, VmState, VmStatus,
+        GuestIpv6Status, GuestNetwork, Ipv6Mode, MAX_LABEL_BYTES, MAX_LABELS, MAX_VM_FORWARDS,
+        PolicyStatus, Replaces, Version, VmChange, VmDefinition, VmState, VmStatus,
     },
 };
 use crate::{

@@ -14,7 +14,8 @@ use serde::{Deserialize, Serialize};
 pub use slipgate_model::{
     EngineInventory, FlowLogEvent, FlowLogEvents, HostAddress, Link, LiveRelayed, NameCounts,
     NetworkView, OnExit, OpenQuestion, RefusedQuestions, RefusedSample, RelayedCounts, RelayedId,
-    RouteEntry, RouteKind, RouteSnapshot, SleepChange, SourceUse, Subject, VmId, VmRow, VmSpec, WhyAnswer,
+    RouteEntry, RouteKind, RouteSnapshot, SleepChange, SourceUse, Subject, VmId, VmRow, VmSpec,
+    WhyAnswer,
 };
 
 pub use self::{

@@ -28,7 +28,7 @@ pub use self::{
         HostAddress, Link, NetworkView, RouteEntry, RouteKind, RouteSnapshot, SourceUse,
         USERSPACE_GUEST, USERSPACE_PORT,
     },
-    vm::{GuestIpv6, Labels, MacMismatch, VmSpec},
+    vm::{GuestIpv6, Ipv6Mode, Labels, MacMismatch, VmSpec},
 };
 
 /// Treatment of live flows when the engine stops.

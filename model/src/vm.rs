@@ -63,6 +63,31 @@ pub struct VmSpec {
     pub is_idle: bool,
 }
 
+/// Whether a VM's guest has IPv6.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Ipv6Mode {
+    /// It has none.
+    #[default]
+    Off,
+    /// It has, and its packets are translated to the uplink's address.
+    Nat,
+    /// As `Nat`, once its uplink leads to IPv6
+    /// ([`RouteTable::leads_to_ipv6`](crate::route::RouteTable::leads_to_ipv6)).
+    Auto,
+}
+
+impl Ipv6Mode {
+    /// Returns the name used on the command line.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Off => "off",
+            Self::Nat => "nat",
+            Self::Auto => "auto",
+        }
+    }
+}
+
 /// IPv6 network of a guest: a link with one prefix, whose router and resolver slipgate is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct GuestIpv6 {

@@ -4,7 +4,8 @@
 //! The [`event_loop`] reads that port, and
 //! - admits new flows ([`admission`], [`flow`], [`nat_ports`], [`quota`], [`name_gate`],
 //!   [`route`]),
-//! - answers the guest's requests to its network ([`dhcp`], [`dns`], [`arp`], [`icmp`]),
+//! - answers the guest's requests to its network ([`dhcp`], [`dns`], [`arp`], [`icmp`];
+//!   with IPv6 [`ndp`] and [`dhcpv6`]),
 //! - relays connections that can't be translated ([`relay`]),
 //! - finds the end of every flow and records it ([`flow`], [`record`]).
 //!
@@ -25,6 +26,7 @@ pub mod control;
 pub mod datagram;
 pub mod datapath;
 pub mod dhcp;
+pub mod dhcpv6;
 pub mod dns;
 pub mod event_loop;
 #[cfg(any(test, feature = "fake"))]
@@ -37,6 +39,7 @@ pub mod inspection;
 pub mod mss;
 pub mod name_gate;
 pub mod nat_ports;
+pub mod ndp;
 pub mod observe;
 pub mod packet;
 pub mod packet_path;

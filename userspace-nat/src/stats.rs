@@ -47,6 +47,10 @@ pub enum Tally {
     DhcpMessage,
     /// An ARP request that the engine answered.
     ArpAnswer,
+    /// A neighbour solicitation that the engine answered.
+    NdpAnswer,
+    /// A router advertisement to the guest.
+    RouterAdvertisement,
     /// An echo request to an address of the engine that was answered.
     EchoAnswer,
     /// An RST or ICMP error sent for a refused flow.
@@ -104,6 +108,8 @@ impl VmStats {
                 Tally::DnsFailure => &raw mut (*c).dns_failures,
                 Tally::DhcpMessage => &raw mut (*c).dhcp_messages,
                 Tally::ArpAnswer => &raw mut (*c).arp_answers,
+                Tally::NdpAnswer => &raw mut (*c).ndp_answers,
+                Tally::RouterAdvertisement => &raw mut (*c).router_advertisements,
                 Tally::EchoAnswer => &raw mut (*c).echo_answers,
                 Tally::RefusalAnswered => &raw mut (*c).refusals_answered,
                 Tally::RecordLost => &raw mut (*c).records_lost,
@@ -131,8 +137,8 @@ impl VmStats {
         }
     }
 
-    /// Number of the VM's frames that the engine was handed over, without ARP requests that it
-    /// answered and DHCP messages.
+    /// Number of the VM's frames that the engine was handed over, without ARP requests and
+    /// neighbour solicitations that it answered, and DHCP messages.
     pub fn frames_that_count(&self) -> u64 {
         let c = self.counters;
         // SAFETY: `new`'s promise; field addresses only.
@@ -142,15 +148,17 @@ impl VmStats {
                 &raw mut (*c).engine_rx_from_world.packets,
                 &raw mut (*c).arp_answers,
                 &raw mut (*c).dhcp_messages,
+                &raw mut (*c).ndp_answers,
             ]
         };
         // SAFETY: as above; the fields have the atomic's size and alignment.
-        let [guest, world, arp, dhcp] =
+        let [guest, world, arp, dhcp, ndp] =
             fields.map(|field| unsafe { AtomicU64::from_ptr(field) }.load(Relaxed));
         guest
             .wrapping_add(world)
             .wrapping_sub(arp)
             .wrapping_sub(dhcp)
+            .wrapping_sub(ndp)
     }
 
     /// Counts a refused flow.

@@ -35,3 +35,11 @@ pub(crate) fn vm(id: u32) -> VmNet {
     // SAFETY: the rows are leaked, so they stay.
     VmNet::new(spec, unsafe { VmStats::new(counters, drops) })
 }
+
+/// The same with IPv6: fd00:1:2:3::/64.
+pub(crate) fn vm6(id: u32) -> VmNet {
+    let mut vm = vm(id);
+    let prefix = "fd00:1:2:3::/64".parse().expect("a prefix");
+    vm.ipv6 = Some(slipgate_model::GuestIpv6 { prefix });
+    vm
+}

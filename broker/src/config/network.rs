@@ -1,7 +1,9 @@
 //! The network that guests see: their address, the gateway, the DNS address.
 use std::net::Ipv4Addr;
 
+use ipnet::Ipv6Net;
 use serde::{Deserialize, Serialize};
+use slipgate_model::Ipv6Mode;
 use slipgate_policy::document::ConfigError;
 
 /// The guests' network. Every VM has a separate network with these addresses.
@@ -17,6 +19,42 @@ pub struct GuestNetwork {
     pub prefix_len: u8,
     /// MTU of the guest's link, L3 bytes; `None`: the TAP's.
     pub mtu: Option<u32>,
+    /// Whether guests have IPv6, unless a VM says otherwise.
+    pub ipv6: Ipv6Mode,
+    /// Prefix of the guests' IPv6 addresses, of 64 bits, unless a VM has its own.
+    pub ipv6_prefix: Ipv6Net,
+}
+
+/// Smallest MTU of a link with IPv6, bytes (RFC 8200 section 5).
+pub const MIN_MTU6: u32 = 1_280;
+
+/// Checks a prefix of guests' IPv6 addresses.
+///
+/// # Errors
+/// It is no /64 whose addresses guests can have; the error names `flag`.
+pub fn check_ipv6_prefix(flag: &'static str, given: &str) -> Result<Ipv6Net, ConfigError> {
+    const LIKE: &str = "give one like fd12:3456:789a:1::/64";
+    let refused = |problem: &str| Err(ConfigError::new(flag, given, problem, LIKE));
+    let Ok(prefix) = given.parse::<Ipv6Net>() else {
+        return refused("not an IPv6 prefix");
+    };
+    if prefix.prefix_len() != 64 {
+        return refused("guests make their addresses themselves, which takes a prefix of 64 bits");
+    }
+    if prefix.trunc() != prefix {
+        return refused("it has bits beyond the first 64");
+    }
+    let first = prefix.network();
+    // RFC 4291 section 2.4: the rest of global unicast space is not assigned.
+    let is_global = first.segments()[0] & 0xe000 == 0x2000;
+    if !is_global && !first.is_unique_local() {
+        return refused("neither a unique local prefix (fd00::/8) nor one of 2000::/3");
+    }
+    let is_6to4_or_teredo = matches!(first.segments(), [0x2002, ..] | [0x2001, 0, ..]);
+    if is_6to4_or_teredo {
+        return refused("its addresses stand for IPv4 addresses (6to4, Teredo)");
+    }
+    Ok(prefix)
 }
 
 impl GuestNetwork {
@@ -127,3 +165,7 @@ impl GuestNetwork {
         a.to_bits() & self.mask() == self.network().to_bits()
     }
 }
+
+#[cfg(test)]
+#[path = "network_test.rs"]
+mod tests;

@@ -1,8 +1,10 @@
 //! Configuration of a VM.
 use std::{collections::BTreeMap, net::Ipv4Addr};
 
+use ipnet::Ipv6Net;
 use slipgate_abi::portframe::is_port_device;
 use slipgate_ipc::client::{MAX_LABEL_BYTES, MAX_LABELS, MAX_VM_FORWARDS, VmDefinition};
+use slipgate_model::Ipv6Mode;
 use slipgate_policy::{
     LoopbackPorts,
     document::{
@@ -11,7 +13,7 @@ use slipgate_policy::{
     },
 };
 
-use super::GuestNetwork;
+use super::{GuestNetwork, check_ipv6_prefix};
 
 /// Longest name of a network device, bytes (IFNAMSIZ less the final zero).
 const MAX_IFNAME: usize = 15;
@@ -27,6 +29,10 @@ pub struct VmConfig {
     pub mac: Option<[u8; 6]>,
     /// IPv4 address of the guest.
     pub ip: Ipv4Addr,
+    /// Whether the guest has IPv6; `None`: as for all VMs.
+    pub ipv6: Option<Ipv6Mode>,
+    /// Prefix of the guest's IPv6 addresses, of 64 bits; `None`: as for all VMs.
+    pub ipv6_prefix: Option<Ipv6Net>,
     /// Name of the only device by which its flows leave; `None`: as for all VMs.
     pub uplink: Option<String>,
     /// Policy and quotas given for this VM alone.
@@ -74,6 +80,8 @@ impl VmConfig {
             tap: tap.to_owned(),
             mac: None,
             ip,
+            ipv6: None,
+            ipv6_prefix: None,
             uplink: None,
             flags: VmFlags::default(),
             forwards: Vec::new(),
@@ -96,6 +104,8 @@ impl VmConfig {
             tap,
             mac,
             ip,
+            ipv6,
+            ipv6_prefix,
             policy,
             inline_policy,
             uplink,
@@ -134,9 +144,13 @@ impl VmConfig {
                 "leave some out",
             ));
         }
+        let prefix = ipv6_prefix.as_deref();
+        let prefix = prefix.map(|prefix| check_ipv6_prefix("ipv6_prefix", prefix));
         let mac = mac.as_deref().map(|mac| parse_mac("mac", mac, mac));
         Ok(Self {
             mac: mac.transpose()?,
+            ipv6: *ipv6,
+            ipv6_prefix: prefix.transpose()?,
             flags: VmFlags {
                 policy: policy.clone(),
                 inline_policy: inline_policy.clone(),
@@ -165,6 +179,8 @@ impl VmConfig {
                 .mac
                 .map(|mac| mac.map(|byte| format!("{byte:02x}")).join(":")),
             ip: Some(self.ip),
+            ipv6: self.ipv6,
+            ipv6_prefix: self.ipv6_prefix.map(|prefix| prefix.to_string()),
             policy: self.flags.policy.clone(),
             inline_policy: self.flags.inline_policy.clone(),
             uplink: self.uplink.clone(),

@@ -24,7 +24,7 @@ pub(crate) fn view(
     source: Option<Ipv4Addr>,
     guests: &GuestNetwork,
 ) -> NetworkView {
-    let mut routes: Vec<RouteEntry> = network.routes.iter().filter_map(route).collect();
+    let mut routes: Vec<RouteEntry> = self::routes(&network.routes).collect();
     let by_uplink = |route: &&mut RouteEntry| {
         let is_its = route.ifindex == uplink && route.kind == RouteKind::Unicast;
         is_its && route.prefix.addr().is_ipv4()
@@ -32,7 +32,7 @@ pub(crate) fn view(
     for route in routes.iter_mut().filter(by_uplink) {
         route.prefsrc = source.map(IpAddr::V4).or(route.prefsrc);
     }
-    let addresses: Vec<HostAddress> = network.addresses.iter().filter_map(address).collect();
+    let addresses: Vec<HostAddress> = self::addresses(network).collect();
     let own = addresses.iter().map(|a| a.addr.addr());
     let broadcasts = addresses.iter().filter_map(|a| a.broadcast.map(IpAddr::V4));
     NetworkView {
@@ -41,6 +41,7 @@ pub(crate) fn view(
             guests: Ipv4Net::new(guests.network(), guests.prefix_len)
                 .into_iter()
                 .map(IpNet::V4)
+                .chain([IpNet::V6(guests.ipv6_prefix)])
                 .collect(),
         },
         routes: RouteSnapshot {
@@ -65,6 +66,18 @@ pub(crate) fn view(
             })
             .collect(),
     }
+}
+
+/// Returns the host's addresses, in the kernel's order.
+pub(super) fn addresses(network: &Network) -> impl Iterator<Item = HostAddress> {
+    network.addresses.iter().filter_map(address)
+}
+
+/// Converts routes, and leaves out those that are of no use to the engine.
+pub(super) fn routes<'n>(
+    routes: impl IntoIterator<Item = &'n netlink::Route>,
+) -> impl Iterator<Item = RouteEntry> {
+    routes.into_iter().filter_map(route)
 }
 
 fn address(address: &netlink::Address) -> Option<HostAddress> {

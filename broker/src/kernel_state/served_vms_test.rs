@@ -15,6 +15,7 @@ fn vm(name: &str, tap: &str, row: u16) -> ServedVm {
         worker: usize::from(row % 2),
         tap_ifindex: None,
         mtu: 1_500,
+        ipv6: None,
         is_up: true,
         is_idle: false,
         generation: 1,

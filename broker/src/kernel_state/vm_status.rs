@@ -38,6 +38,7 @@ impl Attached {
             state,
             idle: vm.is_idle,
             lacks_uplink: self.lacks_uplink(vm),
+            guest_ipv6: self.ipv6_status(vm),
             unserved_forwards: self.unserved_forwards(vm),
         }
     }

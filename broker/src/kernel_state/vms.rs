@@ -5,9 +5,10 @@ use slipgate_control::{
     device::Device,
     netlink::Network,
     tap::QUEUE_FRAMES,
-    vm::{self, OpenVm},
+    vm::{self, Ipv6Spec, OpenVm},
 };
 use slipgate_ipc::engine::VmSpec;
+use slipgate_model::GuestIpv6;
 use slipgate_policy::document::ConfigError;
 
 use super::Attached;
@@ -41,6 +42,8 @@ pub(crate) struct ServedVm {
     /// Interface index of its TAP; `None` if no TAP has the name.
     pub(crate) tap_ifindex: Option<IfIndex>,
     pub(crate) mtu: u32,
+    /// IPv6 network of its guest; `None`: it has none, or not yet.
+    pub(crate) ipv6: Option<GuestIpv6>,
     /// Whether its TAP was brought up, so that the engine has the VM.
     pub(crate) is_up: bool,
     /// Whether the engine has said that it is idle.
@@ -76,11 +79,13 @@ impl Attached {
             Some(tap) => self.prepare_tap(tap).with_context(what)?,
             None => self.config.network.mtu.unwrap_or(DEFAULT_MTU),
         };
+        let ipv6 = self.guest_ipv6(&config, mtu);
         let spec = vm::VmSpec {
             name: config.name.clone(),
             guest: config.ip,
             gateway: self.config.network.gateway,
             prefix_len: self.config.network.prefix_len,
+            ipv6: ipv6.as_ref().map(ipv6_in_row),
             guest_mac: config.mac,
             gateway_mac: GATEWAY_MAC,
             mtu,
@@ -96,6 +101,7 @@ impl Attached {
             worker: at,
             tap_ifindex: tap,
             mtu,
+            ipv6,
             is_up: false,
             is_idle: false,
             generation: 1,
@@ -164,7 +170,7 @@ impl Attached {
             gateway: network.gateway,
             dns: network.dns,
             prefix_len: network.prefix_len,
-            ipv6: None,
+            ipv6: vm.ipv6,
             guest_mac: vm.config.mac,
             gateway_mac: GATEWAY_MAC,
             mtu: u16::try_from(vm.mtu).unwrap_or(u16::MAX),
@@ -177,6 +183,15 @@ impl Attached {
             idle_after_s: vm.config.idle_after.unwrap_or(self.config.idle_after),
             is_idle: vm.is_idle,
         }
+    }
+}
+
+/// Returns what the programs have to know of a guest's IPv6.
+pub(super) fn ipv6_in_row(net: &GuestIpv6) -> Ipv6Spec {
+    Ipv6Spec {
+        prefix: net.prefix.network(),
+        gateway: net.gateway(),
+        gateway_local: net.gateway_link_local(GATEWAY_MAC),
     }
 }
 

@@ -36,6 +36,7 @@ impl Broker {
             let uplinks = attached.follow_vm_uplinks();
             self.parts.tell_network()?;
             self.parts.tell_vms_by_uplinks(&uplinks)?;
+            self.parts.follow_ipv6()?;
             self.look_at_resolvers()?;
         }
         if is_routing || changes.neighbours {

@@ -75,6 +75,7 @@ impl Place {
             guest: vm.ip,
             gateway: nat.network.gateway,
             prefix_len: nat.network.prefix_len,
+            ipv6: None,
             guest_mac: vm.mac,
             gateway_mac: GATEWAY_MAC,
             mtu,

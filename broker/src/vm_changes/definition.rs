@@ -138,6 +138,19 @@ impl Attached {
                 old.ip
             );
         }
+        let ipv6 = |vm: &VmConfig| {
+            let prefix = vm.ipv6_prefix.unwrap_or(self.config.network.ipv6_prefix);
+            (vm.ipv6.unwrap_or(self.config.network.ipv6), prefix)
+        };
+        if ipv6(old) != ipv6(&new) {
+            let (mode, prefix) = ipv6(old);
+            bail!(
+                "ipv6 and ipv6_prefix: IPv6 of {} is {} with {prefix} as long as it is served: \
+                 remove it and add it again",
+                new.name,
+                mode.name()
+            );
+        }
         let forwards = self.reserve_change(&old.forwards, &new)?;
         if old.definition() == new.definition() && forwards.is_empty() {
             return Ok(Put::Unchanged(at));

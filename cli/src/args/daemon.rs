@@ -3,7 +3,7 @@ use std::{net::Ipv4Addr, os::fd::RawFd, path::PathBuf};
 
 use clap::{Args, Subcommand};
 
-use super::{DEFAULT_PIN_DIR, NatArgs, OnExit, QuotaArgs};
+use super::{DEFAULT_PIN_DIR, Ipv6, NatArgs, OnExit, QuotaArgs};
 
 #[derive(Args, Debug)]
 #[command(args_override_self = true)]
@@ -66,6 +66,12 @@ pub(crate) struct VmPutArgs {
     /// The guest's address [default: --guest-ip of `slipgate serve`]
     #[arg(long, value_name = "A")]
     pub(crate) ip: Option<Ipv4Addr>,
+    /// Whether the guest has IPv6 [default: --ipv6 of `slipgate serve`]
+    #[arg(long, value_enum)]
+    pub(crate) ipv6: Option<Ipv6>,
+    /// Prefix of the guest's IPv6 addresses, a /64 [default: --ipv6-prefix of `slipgate serve`]
+    #[arg(long, value_name = "P/64")]
+    pub(crate) ipv6_prefix: Option<String>,
     /// Its policy, by name [default: as for VMs that name none]
     #[arg(long, value_name = "NAME")]
     pub(crate) policy: Option<String>,

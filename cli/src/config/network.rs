@@ -1,10 +1,30 @@
-//! `--guest-ip`, `--gateway`, `--prefix`, `--mtu`: the network that guests see.
+//! `--guest-ip`, `--gateway`, `--prefix`, `--ipv6`, `--ipv6-prefix`, `--mtu`: the network that
+//! guests see.
 use std::net::Ipv4Addr;
 
-use slipgate_broker::config::GuestNetwork;
+use ipnet::Ipv6Net;
+use slipgate_broker::config::{GuestNetwork, MIN_MTU6, check_ipv6_prefix};
+use slipgate_model::Ipv6Mode;
 use slipgate_policy::document::{ConfigError, address};
 
-use crate::args::NatArgs;
+use crate::args::{Ipv6, NatArgs};
+
+/// Prefix of guests' IPv6 addresses unless another is given: a unique local one (RFC 4193). As with
+/// IPv4, every VM has the same, so that a clone of a machine keeps its addresses.
+pub(super) const IPV6_PREFIX: Ipv6Net = Ipv6Net::new_assert(
+    std::net::Ipv6Addr::new(0xfd73, 0x6c69, 0x7067, 0, 0, 0, 0, 0),
+    64,
+);
+
+impl From<Ipv6> for Ipv6Mode {
+    fn from(mode: Ipv6) -> Self {
+        match mode {
+            Ipv6::Off => Self::Off,
+            Ipv6::Nat => Self::Nat,
+            Ipv6::Auto => Self::Auto,
+        }
+    }
+}
 
 /// Checks the flags of the guest network.
 pub(super) fn parse(args: &NatArgs) -> Result<GuestNetwork, ConfigError> {
@@ -17,7 +37,22 @@ pub(super) fn parse(args: &NatArgs) -> Result<GuestNetwork, ConfigError> {
         dns: gateway,
         prefix_len: args.prefix,
         mtu: args.mtu,
+        ipv6: args.ipv6.into(),
+        ipv6_prefix: match &args.ipv6_prefix {
+            None => IPV6_PREFIX,
+            Some(prefix) => check_ipv6_prefix("--ipv6-prefix", prefix)?,
+        },
     };
+    if let Some(mtu) = args.mtu.filter(|mtu| *mtu < MIN_MTU6)
+        && network.ipv6 == Ipv6Mode::Nat
+    {
+        return Err(ConfigError::new(
+            "--mtu",
+            mtu,
+            format!("a link with IPv6 carries packets of {MIN_MTU6} bytes"),
+            "give 1280 or more, or --ipv6 off",
+        ));
+    }
     network.check_host("--gateway", &args.gateway, gateway)?;
     // The DNS address is the first one after the gateway that is a host's and nobody's yet;
     // in a network of two hosts the gateway itself must do.

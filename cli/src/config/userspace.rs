@@ -109,6 +109,15 @@ fn refuse_absent(nat: &NatArgs) -> Result<(), ConfigError> {
     if nat.xdp == args::Xdp::On {
         return refused("--xdp", &"on", KERNELS, LEAVE_OUT);
     }
+    // With `auto` there is none, as where the uplink has none.
+    if nat.ipv6 == args::Ipv6::Nat {
+        return refused(
+            "--ipv6",
+            &"nat",
+            NOT_YET,
+            "give --ipv6 auto, or leave it out",
+        );
+    }
     if nat.bpf_log {
         return refused("--bpf-log", &"", KERNELS, LEAVE_OUT);
     }

@@ -107,6 +107,7 @@ pub(crate) fn vm_spec(name: &str) -> crate::vm::VmSpec {
         guest: [10, 0, 2, 15].into(),
         gateway: [10, 0, 2, 2].into(),
         prefix_len: 24,
+        ipv6: None,
         guest_mac: None,
         gateway_mac: [0x52, 0x55, 10, 0, 2, 2],
         mtu: 1_500,

@@ -24,6 +24,7 @@ fn open_vm(memory: &InMemory, owner: &Owner, name: &str) -> vm::OpenVm {
         guest: Ipv4Addr::new(10, 0, 2, 15),
         gateway: Ipv4Addr::new(10, 0, 2, 2),
         prefix_len: 24,
+        ipv6: None,
         guest_mac: None,
         gateway_mac: [2, 0, 0, 0, 0, 1],
         mtu: 1_500,

@@ -5,7 +5,7 @@
 
 use std::{
     collections::HashSet,
-    net::Ipv4Addr,
+    net::{Ipv4Addr, Ipv6Addr},
     sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release},
 };
 
@@ -33,6 +33,8 @@ pub struct VmSpec {
     pub gateway: Ipv4Addr,
     /// Prefix length of the guest's network.
     pub prefix_len: u8,
+    /// IPv6 network of the guest; `None`: it has none.
+    pub ipv6: Option<Ipv6Spec>,
     /// MAC address that the guest must use. `None`: any; the programs learn the guest's MAC from
     /// what it sends, and until then address frames to it to the broadcast address.
     pub guest_mac: Option<[u8; 6]>,
@@ -48,6 +50,17 @@ pub struct VmSpec {
     pub tap_ifindex: Option<IfIndex>,
     /// Ifindex of the engine port.
     pub port_ifindex: IfIndex,
+}
+
+/// IPv6 network of a guest.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Ipv6Spec {
+    /// First address of its /64.
+    pub prefix: Ipv6Addr,
+    /// Address of the gateway in it.
+    pub gateway: Ipv6Addr,
+    /// Link-local address of the gateway.
+    pub gateway_local: Ipv6Addr,
 }
 
 /// Identification of an open row.
@@ -99,6 +112,7 @@ pub fn open(maps: &SharedMaps, owner: &Owner, spec: &VmSpec) -> Result<OpenVm> {
             (&raw mut (*vm).guest_mac).write_volatile(VmRef::UNKNOWN_MAC);
             (&raw mut (*vm).flags).write_volatile(0);
             maps.set_rates(row, None);
+            maps.vm6(row).expect("as many rows as VMs").clear();
         }
         (&raw mut (*vm).owner).write_volatile(owner.row());
         (&raw mut (*vm).port_ifindex).write_volatile(spec.port_ifindex.get());
@@ -123,6 +137,7 @@ pub fn open(maps: &SharedMaps, owner: &Owner, spec: &VmSpec) -> Result<OpenVm> {
         Some(_) => vm.flags().fetch_or(VmFlags::CHECK_MAC, Release),
         None => vm.flags().fetch_and(!VmFlags::CHECK_MAC, Release),
     };
+    set_ipv6(maps, row, spec.ipv6);
     match spec.tap_ifindex {
         Some(tap) => set_tap(maps, row, tap)?,
         None => forget_tap(maps, row, None)?,
@@ -213,6 +228,20 @@ pub fn set_mtu(maps: &SharedMaps, row: VmRow, mtu: u32) {
     if let Some(vm) = maps.vm(row) {
         // SAFETY: a word of a mapped row.
         unsafe { (&raw mut (*vm.as_ptr()).mtu).write_volatile(mtu) };
+    }
+}
+
+/// Gives the VM's guest an IPv6 network, or takes it away.
+pub fn set_ipv6(maps: &SharedMaps, row: VmRow, ipv6: Option<Ipv6Spec>) {
+    if let Some(vm) = maps.vm6(row) {
+        vm.set(ipv6.map(|net| {
+            let Ipv6Spec {
+                prefix,
+                gateway,
+                gateway_local,
+            } = net;
+            (prefix.into(), gateway.into(), gateway_local.into())
+        }));
     }
 }
 

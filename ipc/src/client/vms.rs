@@ -1,8 +1,13 @@
 //! VMs and policies that clients give to a daemon while it serves.
-use std::{collections::BTreeMap, fmt, net::Ipv4Addr};
+use std::{
+    collections::BTreeMap,
+    fmt,
+    net::{Ipv4Addr, Ipv6Addr},
+};
 
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
+pub use slipgate_model::Ipv6Mode;
 use slipgate_model::VmId;
 use slipgate_policy::document::Quotas;
 
@@ -28,6 +33,12 @@ pub struct VmDefinition {
     /// IPv4 address of the guest; `None`: the daemon's `--guest-ip`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ip: Option<Ipv4Addr>,
+    /// Whether the guest has IPv6; `None`: the daemon's `--ipv6`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ipv6: Option<Ipv6Mode>,
+    /// Prefix of the guest's IPv6 addresses, a /64 as text; `None`: the daemon's `--ipv6-prefix`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ipv6_prefix: Option<String>,
     /// Name of its policy; `None`: the daemon's default policy.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub policy: Option<String>,
@@ -174,10 +185,24 @@ pub struct VmStatus {
     /// Whether the uplink of the definition does not exist, so that no flow leaves.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub lacks_uplink: bool,
+    /// IPv6 of the guest at present; `None`: it has none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub guest_ipv6: Option<GuestIpv6Status>,
     /// Forwards of the definition that are not served, because others had their ports when the
     /// daemon started.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub unserved_forwards: Vec<String>,
+}
+
+/// IPv6 of a VM's guest.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct GuestIpv6Status {
+    /// Prefix of its addresses.
+    pub prefix: String,
+    /// Address of the gateway and resolver.
+    pub gateway: Ipv6Addr,
+    /// Addresses that the guest uses, its link-local one first.
+    pub addresses: Vec<Ipv6Addr>,
 }
 
 /// State of a VM in a daemon.

@@ -28,7 +28,7 @@ mod source;
 mod table;
 
 pub use difference::Difference;
-pub use table::RouteTable;
+pub use table::{OUT_THERE, RouteTable};
 
 /// Smallest MTU that a link may have, bytes: RFC 791, and RFC 8200 section 5.
 const LEAST_MTU: u32 = 68;

@@ -9,7 +9,7 @@ use slipgate_policy::PrefixMap;
 
 /// An address to which only a route to all of the internet leads: the first one of the space that
 /// is assigned (RFC 4291 section 2.4), which is nobody's.
-const OUT_THERE: Ipv6Addr = Ipv6Addr::new(0x2000, 0, 0, 0, 0, 0, 0, 0);
+pub const OUT_THERE: Ipv6Addr = Ipv6Addr::new(0x2000, 0, 0, 0, 0, 0, 0, 0);
 
 /// Compiled routes for look-ups. The default table has no route.
 #[derive(Clone, Debug, Default)]

@@ -1,0 +1,53 @@
+//! The router advertisement (RFC 4861 section 4.2), with prefix, MTU and resolver.
+use std::net::Ipv6Addr;
+
+use slipgate_model::GuestIpv6;
+
+use super::wire::{self, kind, option};
+use crate::vm::VmNet;
+
+/// Time for which the guest keeps its default route, seconds: the longest (RFC 8319 section 3). It
+/// outlasts every time without an engine.
+pub const ROUTER_LIFETIME_S: u16 = u16::MAX;
+/// Time for which the guest's addresses are valid, seconds (RFC 4861 section 6.2.1).
+pub const VALID_LIFETIME_S: u32 = 30 * 86_400;
+/// Time for which new connections use them, seconds (RFC 4861 section 6.2.1).
+pub const PREFERRED_LIFETIME_S: u32 = 7 * 86_400;
+/// Hop limit that the guest's packets begin with.
+const HOP_LIMIT: u8 = 64;
+
+/// Builds the advertisement of a VM's router to an address of the guest's, or to all nodes.
+pub fn build(vm: &VmNet, net: &GuestIpv6, to: Ipv6Addr) -> Vec<u8> {
+    /// Other configuration by DHCPv6; addresses not (flag M is clear).
+    const OTHER_CONFIGURATION: u8 = 0x40;
+    /// The guest makes addresses of the prefix itself; it is not on link (flag L is clear).
+    const AUTONOMOUS: u8 = 0x40;
+    let mut icmp = vec![kind::ROUTER_ADVERTISEMENT, 0, 0, 0];
+    icmp.extend([HOP_LIMIT, OTHER_CONFIGURATION]);
+    icmp.extend(ROUTER_LIFETIME_S.to_be_bytes());
+    // Reachable time and retransmission timer: not said.
+    icmp.extend([0; 8]);
+
+    icmp.extend([option::SOURCE_MAC, 1]);
+    icmp.extend(vm.gateway_mac);
+
+    icmp.extend([option::MTU, 1, 0, 0]);
+    icmp.extend(u32::from(vm.mtu).to_be_bytes());
+
+    icmp.extend([option::PREFIX, 4, net.prefix.prefix_len(), AUTONOMOUS]);
+    icmp.extend(VALID_LIFETIME_S.to_be_bytes());
+    icmp.extend(PREFERRED_LIFETIME_S.to_be_bytes());
+    icmp.extend([0; 4]);
+    icmp.extend(net.prefix.network().octets());
+
+    // RFC 8106 section 5.1.
+    icmp.extend([option::RESOLVERS, 3, 0, 0]);
+    icmp.extend(u32::from(ROUTER_LIFETIME_S).to_be_bytes());
+    icmp.extend(net.gateway().octets());
+
+    wire::finish(net.gateway_link_local(vm.gateway_mac), to, icmp)
+}
+
+#[cfg(test)]
+#[path = "advertisement_test.rs"]
+mod tests;
