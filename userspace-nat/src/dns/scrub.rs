@@ -73,7 +73,12 @@ struct Owned {
 
 /// Rewrites the answer to `key`, without some parameters. `None` if the message cannot be parsed to
 /// its end.
-pub(super) fn scrub(message: &[u8], header: &Header, key: Key<'_>, omitted: Omitted) -> Option<Scrubbed> {
+pub(super) fn scrub(
+    message: &[u8],
+    header: &Header,
+    key: Key<'_>,
+    omitted: Omitted,
+) -> Option<Scrubbed> {
     let question_end = HEADER_LEN + key.name().0.len() + 4;
     let counts = header.counts.map(usize::from);
     if counts[1] + counts[2] + counts[3] > MAX_RECORDS {
@@ -353,7 +358,9 @@ impl Writer {
                 let (keys, []) = value.as_chunks::<2>() else {
                     return None;
                 };
-                let left = keys.iter().filter(|k| !omitted.has(u16::from_be_bytes(**k)));
+                let left = keys
+                    .iter()
+                    .filter(|k| !omitted.has(u16::from_be_bytes(**k)));
                 let left: Vec<u8> = left.flatten().copied().collect();
                 if !left.is_empty() {
                     self.parameter(key, &left)?;

@@ -60,7 +60,12 @@ fn soa(owner: &'static str, minimum: u32) -> Written {
 fn scrubbed(name: &str, qtype: u16, sections: [&[Written]; 3]) -> Option<Scrubbed> {
     let key = key(name, qtype);
     let message = message(Key(&key), sections);
-    let scrubbed = scrub(&message, &Header::read(&message).unwrap(), Key(&key), Omitted::default())?;
+    let scrubbed = scrub(
+        &message,
+        &Header::read(&message).unwrap(),
+        Key(&key),
+        Omitted::default(),
+    )?;
     hickory::read(&scrubbed.message);
     Some(scrubbed)
 }
@@ -200,7 +205,10 @@ fn rfc9460_hints_of_ipv6_are_left_out_for_who_has_none() {
     let left = addresses(&without);
     assert!(left.len() == 1 && left[0].0.is_ipv4(), "{left:?}");
     assert_eq!(without.message.len(), parsed.message.len() - 20 - 2);
-    assert!(without.message.windows(2).any(|w| w == [0xfe, 0x0d]), "ech stays");
+    assert!(
+        without.message.windows(2).any(|w| w == [0xfe, 0x0d]),
+        "ech stays"
+    );
 }
 
 proptest! {

@@ -3,16 +3,15 @@
 use slipgate_abi::{
     Command, DropReason, Handover, PortHeader,
     datapath::{
-        engine_port, guest_egress, handover, ipv4::V4, packet::ETHERNET_LEN, uplink_ingress,
+        engine_port, guest_egress, handover, ipv4::V4, ipv6::V6, packet::ETHERNET_LEN,
+        uplink_ingress,
     },
     portframe::PortFlags,
 };
 
 use super::{Kernel, segmentation::segments};
 use crate::{
-    port::{
-        self, ETHERTYPE_ARP, ETHERTYPE_IPV4, ETHERTYPE_IPV6, VNET_LEN, VirtioNetHdr, ethertype_of,
-    },
+    port::{self, ETHERTYPE_ARP, ETHERTYPE_IPV6, VNET_LEN, VirtioNetHdr, ethertype_of},
     software::{End, Frame, Run},
 };
 
@@ -120,7 +119,7 @@ impl Kernel {
         handling
     }
 
-    /// Hands an IPv4 packet to the engine without running the programs.
+    /// Hands a packet to the engine without running the programs.
     pub fn hand_over(
         &mut self,
         row: u16,
@@ -129,13 +128,17 @@ impl Kernel {
         vnet: VirtioNetHdr,
         l3: &[u8],
     ) -> Handling {
+        let ethertype = ethertype_of(l3);
         let frame = match flags & PortFlags::FROM_UPLINK {
-            0 => self.frame_of_guest(row, flags & PortFlags::GROUP != 0, ETHERTYPE_IPV4, l3),
-            _ => ethernet(HOST_MAC, ROUTER_MAC, ETHERTYPE_IPV4, l3),
+            0 => self.frame_of_guest(row, flags & PortFlags::GROUP != 0, ethertype, l3),
+            _ => ethernet(HOST_MAC, ROUTER_MAC, ethertype, l3),
         };
         let tap = FIRST_TAP + u32::from(row);
-        self.on_frame(vnet, tap, ETHERTYPE_IPV4, &frame, |run| {
-            handover::hand_over::<V4, _, ETHERNET_LEN>(run, row.into(), why, flags)
+        self.on_frame(vnet, tap, ethertype, &frame, |run| match ethertype {
+            ETHERTYPE_IPV6 => {
+                handover::hand_over::<V6, _, ETHERNET_LEN>(run, row.into(), why, flags)
+            }
+            _ => handover::hand_over::<V4, _, ETHERNET_LEN>(run, row.into(), why, flags),
         })
     }
 
