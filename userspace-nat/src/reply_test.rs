@@ -13,10 +13,7 @@ const B6: IpAddr = IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 7));
 
 fn tcp(flags: u8, data: &[u8]) -> transport::Tcp {
     let bytes = packets::tcp((A, 1), (B, 2), flags, 100, 200, &[], data);
-    match Packet::parse(Ip::parse(&bytes).unwrap())
-        .unwrap()
-        .transport
-    {
+    match Packet::parse(Ip::parse(&bytes).unwrap()).unwrap().transport {
         Transport::Tcp(tcp) => tcp,
         _ => panic!("TCP"),
     }
@@ -75,7 +72,10 @@ fn rfc1122_3_2_2_what_is_not_answered() {
     let about = packets::udp((B, 1), (A, 2), b"x");
     assert!(!may(&packets::icmp_error(A, B, 3, 1, &about), error));
     for group in [[224, 0, 0, 1], [255, 255, 255, 255], [0, 0, 0, 0]] {
-        assert!(!may(&packets::udp((A, 1), (IpAddr::from(group), 2), b"x"), error));
+        assert!(!may(
+            &packets::udp((A, 1), (IpAddr::from(group), 2), b"x"),
+            error
+        ));
     }
 }
 
@@ -93,10 +93,16 @@ fn rfc4443_2_4_what_is_not_answered() {
             assert!(!may(&message, error), "e.1, e.2: type {kind}");
         }
         for source in [unspecified, group] {
-            assert!(!may(&packets::udp((source, 1), (B6, 2), b"x"), error), "e.6");
+            assert!(
+                !may(&packets::udp((source, 1), (B6, 2), b"x"), error),
+                "e.6"
+            );
         }
     }
     let to_group = packets::udp((A6, 1), (group, 2), b"x");
-    assert!(may(&to_group, too_big), "e.3 excepts what a path's MTU needs");
+    assert!(
+        may(&to_group, too_big),
+        "e.3 excepts what a path's MTU needs"
+    );
     assert!(!may(&to_group, expired));
 }

@@ -45,9 +45,7 @@ pub(crate) fn not_let_in<D: Datapath>(core: &Core<D>, vm: VmRow) -> Vec<SlotInde
         let live = nat.datapath.slot(*slot);
         let entry = nat.flows.entry(*slot);
         let is_linked = entry.is_some_and(|entry| entry.state.is_linked());
-        is_linked
-            && live.flags() & SlotFlags::INBOUND != 0
-            && !is_inbound_allowed(core, *slot)
+        is_linked && live.flags() & SlotFlags::INBOUND != 0 && !is_inbound_allowed(core, *slot)
     };
     slots.filter(came_in).collect()
 }

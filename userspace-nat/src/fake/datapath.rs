@@ -3,8 +3,8 @@
 use std::{collections::HashSet, io, net::IpAddr, ops::Range, sync::atomic::Ordering::Relaxed};
 
 use slipgate_abi::{
-    Addresses6Ref, FlowRef, Ip4, Ip6, NameKey, NameValue, NextHopRef, OwnerRef, RuleIndex, SequencesRef,
-    SlotIndex, SlotRef, Verdict, Vm6Ref, VmId, VmRef, VmRow,
+    Addresses6Ref, FlowRef, Ip4, Ip6, NameKey, NameValue, NextHopRef, OwnerRef, RuleIndex,
+    SequencesRef, SlotIndex, SlotRef, Verdict, Vm6Ref, VmId, VmRef, VmRow,
     link::NextHopFlags,
     maps::{Chunk, MAX_NAMES, MAX_NEXT_HOPS, MAX_VMS, SLOTS_PER_CHUNK, may_claim_chunk},
     rate::RateRef,
@@ -283,7 +283,11 @@ impl Tables for FakeDatapath {
             let hop = hop(*index);
             hop.owner == ours
                 && hop.ifindex == wanted.ifindex.get()
-                && (hop.flags & NextHopFlags::IPV6, hop.neighbour, hop.neighbour6) == neighbours
+                && (
+                    hop.flags & NextHopFlags::IPV6,
+                    hop.neighbour,
+                    hop.neighbour6,
+                ) == neighbours
                 && hop.route_mtu == wanted.route_mtu
         });
         let index = same.or_else(|| (1..MAX_NEXT_HOPS).find(|index| hop(*index).owner == 0));

@@ -171,9 +171,7 @@ pub fn is_right(packet: &[u8]) -> bool {
     };
     let l4 = ip.payload();
     let sum = match ip.protocol {
-        icmp if icmp == version.icmp() => {
-            build::icmp_checksum(ip.source, ip.destination, l4)
-        }
+        icmp if icmp == version.icmp() => build::icmp_checksum(ip.source, ip.destination, l4),
         17 if version == Version::V4 && l4[6..8] == [0, 0] => 0,
         protocol => Sum::default()
             .pseudo(ip.source, ip.destination, protocol, l4.len())

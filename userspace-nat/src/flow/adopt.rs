@@ -187,8 +187,11 @@ impl Flows {
             let live = datapath.slot(flow.index());
             self.is_left(live, flow.index())
                 && live.generation().load(Relaxed) == flow.generation
-                && [datapath.guest_tuple(flow.index()), datapath.world_tuple(flow.index())]
-                    .contains(tuple)
+                && [
+                    datapath.guest_tuple(flow.index()),
+                    datapath.world_tuple(flow.index()),
+                ]
+                .contains(tuple)
         };
         Ok(found.filter(is_left).map(|flow| flow.index()))
     }

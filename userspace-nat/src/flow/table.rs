@@ -5,9 +5,7 @@ use std::{
 };
 
 use hashbrown::HashTable;
-use slipgate_abi::{
-    Protocol, SlotIndex, SlotRef, Verdict, VmId, VmRow, maps::SLOTS_PER_CHUNK,
-};
+use slipgate_abi::{Protocol, SlotIndex, SlotRef, Verdict, VmId, VmRow, maps::SLOTS_PER_CHUNK};
 use slipgate_model::{FlowAddresses, FlowTuple};
 
 use super::{EndReason, proof::FromWorld};

@@ -116,9 +116,7 @@ impl Icmp {
     pub fn is_error(&self) -> bool {
         match self.version {
             Version::V4 => {
-                use v4::{
-                    PARAMETER_PROBLEM, REDIRECT, SOURCE_QUENCH, TIME_EXCEEDED, UNREACHABLE,
-                };
+                use v4::{PARAMETER_PROBLEM, REDIRECT, SOURCE_QUENCH, TIME_EXCEEDED, UNREACHABLE};
                 matches!(
                     self.kind,
                     UNREACHABLE | SOURCE_QUENCH | REDIRECT | TIME_EXCEEDED | PARAMETER_PROBLEM

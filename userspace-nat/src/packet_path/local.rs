@@ -7,11 +7,7 @@ use crate::{
     admission::admit_to_loopback,
     datagram::Datagram,
     datapath::Datapath,
-    packet::{
-        Transport,
-        icmp::Unreachable,
-        transport::UDP_HEADER_LEN,
-    },
+    packet::{Transport, icmp::Unreachable, transport::UDP_HEADER_LEN},
     packet_path::{Disposition, Finish, Job},
     poll::Context,
     port::{VirtioNetHdr, single},

@@ -11,11 +11,7 @@ use slipgate_abi::{Direction, DropReason, SlotIndex, connection, handshake, tcp:
 
 use crate::{
     datapath::Datapath,
-    packet::{
-        Transport,
-        ip::End,
-        translation::translate,
-    },
+    packet::{Transport, ip::End, translation::translate},
     packet_path::Job,
     port::{Side, VirtioNetHdr},
     reply::IcmpError,

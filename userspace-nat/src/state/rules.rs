@@ -6,11 +6,7 @@
 //! is longer than an element is not kept: the guest has to resolve its name again. The same holds
 //! for an opening for which the map has no room; no VM can take the room that the others need
 //! ([`Reserve`]).
-use std::{
-    collections::HashMap,
-    net::IpAddr,
-    rc::Rc,
-};
+use std::{collections::HashMap, net::IpAddr, rc::Rc};
 
 use slipgate_abi::{RuleIndex, SlotIndex, SlotRef, maps::MAX_NAMES, names::MAX_NAME_LEN};
 use slipgate_policy::{Described, Destination, Lead, OnReload, RuleId};

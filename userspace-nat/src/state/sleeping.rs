@@ -12,9 +12,7 @@
 //! bytes of a VM, and the time for which a frame is held, are bounded by the VM's policy, the bytes
 //! of all VMs by [`MOST_BYTES`]. What is beyond a bound is dropped and counted, and its peer is told
 //! nothing, as if the VM were slow.
-use std::{
-    collections::{BTreeSet, HashMap, VecDeque},
-};
+use std::collections::{BTreeSet, HashMap, VecDeque};
 
 use slipgate_abi::{VmId, VmRow};
 use slipgate_model::{FlowTuple, Knock, SleepChange};

@@ -38,7 +38,9 @@ impl<'a> Ends<'a> {
     fn push_to_server(&mut self) {
         let header = command(Command::Forward, self.vm.row, self.vm.id.get());
         let vnet = VirtioNetHdr::default();
-        let _ = self.out.push(header, ethertype_of(self.packet), vnet, self.packet);
+        let _ = self
+            .out
+            .push(header, ethertype_of(self.packet), vnet, self.packet);
         self.sent_to_server += 1;
     }
 }
