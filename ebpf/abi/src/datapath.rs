@@ -10,6 +10,7 @@
 //! | [`guest_shut::run`] | `guest_shut` | a frame of a guest whose TAP has lost that program |
 //! | [`uplink_ingress::run`] | `uplink_ingress`, `uplink_ingress_l3` | a packet of the world |
 //! | [`engine_port::run`] | `engine_port` | a frame that the engine writes |
+//! | [`Program6::run`] | `guest_egress6` and others | an IPv6 packet, from one of these |
 //!
 //! The trait hides the differences between the two: where headers and maps lie, how a packet is
 //! rewritten and counted as dropped, and where it goes at the end. Functions are inlined into their
@@ -20,22 +21,32 @@ mod connection;
 mod drops;
 mod egress_path;
 pub mod engine_port;
+pub mod family;
 pub mod fragment_table;
 mod fragments_and_options;
 pub mod guest_egress;
+mod guest_egress6;
 pub mod guest_shut;
 pub mod handover;
 mod handshake;
 pub mod identity;
+pub mod ipv4;
+pub mod ipv6;
 pub mod lookup;
+mod neighbour;
 mod order;
 pub mod packet;
 mod rate;
 pub mod translate;
 pub mod uplink_ingress;
+mod uplink_ingress6;
 
 pub use self::drops::NOBODY;
-use self::{fragment_table::Fragment, packet::L4};
+use self::{
+    fragment_table::Fragment,
+    ipv6::V6,
+    packet::{ETHERNET_LEN, L4},
+};
 use crate::{
     Addresses6Ref, DropReason, FlowRef, ForwardKey, ForwardTarget, Ip4, NextHopRef, OwnerRef,
     SequencesRef, SlotRef, TapEntry, Tuple, Tuple6, Vm6Ref, VmRef, rate::RateRef,
@@ -168,6 +179,11 @@ pub unsafe trait Kernel: Copy {
     /// Current `CLOCK_MONOTONIC_COARSE` time, ns: cheap to read, and some milliseconds late.
     fn coarse_now_ns(self) -> u64;
 
+    /// Runs a program for IPv6 on the frame, in the place of this one.
+    ///
+    /// # Errors
+    /// If there is no such program.
+    fn go_on(self, program: Program6) -> Result<Self::End, Refused>;
     /// Drops the frame and counts it in a VM's row, or in that of [`NOBODY`].
     fn drop_counted(self, row: u32, reason: DropReason, segments: Segments) -> Self::End;
     /// Drops the frame without a count: the engine handles the packet itself.
@@ -198,6 +214,55 @@ pub unsafe trait Kernel: Copy {
         self.header(offset)
     }
 }
+
+/// A program for IPv6 packets, in the place of the one that they came to: an index of the program
+/// array `PROGRAMS6`. Each program of TC passes them on at once, before anything of IPv4's.
+#[repr(u32)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Program6 {
+    /// In the place of `guest_egress`.
+    GuestEgress = 0,
+    /// In the place of `uplink_ingress`.
+    UplinkIngress = 1,
+    /// In the place of `uplink_ingress_l3`.
+    UplinkIngressL3 = 2,
+    /// In the place of `engine_port`.
+    EnginePort = 3,
+}
+
+impl Program6 {
+    /// Every program, in the order of the array.
+    pub const ALL: [Self; 4] = [
+        Self::GuestEgress,
+        Self::UplinkIngress,
+        Self::UplinkIngressL3,
+        Self::EnginePort,
+    ];
+
+    /// Name of the program in the object.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::GuestEgress => "guest_egress6",
+            Self::UplinkIngress => "uplink_ingress6",
+            Self::UplinkIngressL3 => "uplink_ingress6_l3",
+            Self::EnginePort => "engine_port6",
+        }
+    }
+
+    /// Runs the program.
+    #[inline(always)]
+    pub fn run<K: Kernel>(self, kernel: K) -> K::End {
+        match self {
+            Self::GuestEgress => guest_egress6::run(kernel),
+            Self::UplinkIngress => uplink_ingress6::run::<K, ETHERNET_LEN>(kernel),
+            Self::UplinkIngressL3 => uplink_ingress6::run::<K, 0>(kernel),
+            Self::EnginePort => engine_port::run_of::<V6, K>(kernel),
+        }
+    }
+}
+
+/// Name of the program array whose elements [`Program6`] numbers.
+pub const PROGRAMS6: &str = "PROGRAMS6";
 
 /// Error: the kernel refused to change or send a frame.
 #[derive(Clone, Copy, Debug)]

@@ -58,6 +58,17 @@ pub const fn credits(l3_len: u32, protocol: u8, gso_size: u32) -> u64 {
     }
 }
 
+/// As [`credits`], for IPv6, whose packets only their sender fragments (RFC 8200 section 4.5).
+/// `protocol` is the next header of the IPv6 header.
+#[inline(always)]
+pub const fn credits6(l3_len: u32, protocol: u8, gso_size: u32) -> u64 {
+    if gso_size != 0 && protocol == Protocol::Udp as u8 {
+        count(l3_len, UDP6_HEADERS_LEN, gso_size).packets
+    } else {
+        1
+    }
+}
+
 /// MTU of an Ethernet link, bytes.
 const ORDINARY_MTU: u32 = 1_500;
 
@@ -85,6 +96,9 @@ const IPV4_HEADER_LEN: u32 = 20;
 
 /// Length of an IPv4 header without options and a UDP header, bytes.
 const UDP_HEADERS_LEN: u32 = 28;
+
+/// Length of an IPv6 header and a UDP header, bytes.
+const UDP6_HEADERS_LEN: u32 = 48;
 
 /// Length of the largest L3 packet in a frame after segmentation, bytes.
 #[inline(always)]

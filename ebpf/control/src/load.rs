@@ -14,12 +14,15 @@
 //! dies in between leaves a mix of two builds of one ABI, which the next start makes uniform. The
 //! logging build belongs to the process that reads its log, so another process never uses it.
 //!
+//! Programs for IPv6 are in a program array, which is pinned in their place ([`programs6`]).
+//!
 //! aya makes the maps (with the object's BTF, so that bpftool prints names) and loads the programs.
 //! Links are made by our own calls: aya would detach its attachments when dropped.
 
 mod attached;
 mod build;
 mod former;
+mod programs6;
 
 use std::{
     fs,
@@ -113,6 +116,7 @@ impl Datapath {
             let mut ebpf = load_object(&paths, object, slots)?;
             make_missing_maps(&paths, slots)?;
             let log = options.bpf_log.then(|| BpfLog::of(&mut ebpf)).transpose()?;
+            programs6::load(&mut ebpf, &paths)?;
             (load_programs(&mut ebpf)?, log)
         };
         let maps = SharedMaps::assemble(open_pins(&paths.pin_dir)?)?;
@@ -265,6 +269,7 @@ fn load_object(paths: &Paths, object: &[u8], slots: u32) -> Result<Ebpf> {
         loader.map_pin_path(map.name(), paths.pin(map.name()));
         loader.map_max_entries(map.name(), map.shape(slots).entries);
     }
+    programs6::pin(&mut loader, paths);
     loader
         .load(object)
         .map_err(|error| refused("the BPF object", &error))

@@ -6,7 +6,7 @@ mod gone;
 
 use std::{fs, path::PathBuf};
 
-use slipgate_abi::maps::MAX_OWNERS;
+use slipgate_abi::{datapath::PROGRAMS6, maps::MAX_OWNERS};
 
 pub use self::abandoned::sweep_run_dirs;
 pub(crate) use self::alone::check_alone;
@@ -53,7 +53,8 @@ pub(crate) fn remove_pins(paths: &Paths) -> Result<()> {
     let links = attach::pinned(paths)?
         .into_iter()
         .map(attach::Attached::pin_name);
-    for name in maps.into_iter().chain(programs).chain(links) {
+    let array = [PROGRAMS6.to_owned()];
+    for name in maps.chain(programs).chain(links).chain(array) {
         paths::remove_if_there(&paths.pin(&name), |p| fs::remove_file(p))?;
     }
     Ok(())

@@ -321,6 +321,7 @@ fn clear_counters(maps: &SharedMaps, row: VmRow) {
         taken_in.store(0, Release);
     }
     vm.arp_answered().store(0, Release);
+    maps.vm6(row).expect("as many rows as VMs").clear();
     let (drops, counters) = (maps.drops(row), maps.counters(row));
     // SAFETY: rows of a VM that is not served yet: no TAP names it.
     unsafe {

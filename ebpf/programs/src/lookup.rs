@@ -11,7 +11,8 @@ use slipgate_abi::{
 };
 
 use crate::maps::{
-    ADDRESSES6, FLOWS, FLOWS6, FORWARDS, NEXT_HOPS, OWNERS, RATES, SEQUENCES, SLOTS, TAPS, VMS, VMS6,
+    ADDRESSES6, FLOWS, FLOWS6, FORWARDS, NEXT_HOPS, OWNERS, RATES, SEQUENCES, SLOTS, TAPS, VMS,
+    VMS6,
 };
 
 /// Fragment table. It is not pinned, because its contents are valid for seconds only.

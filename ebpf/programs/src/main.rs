@@ -8,9 +8,10 @@
 //! | [`guest_shut`] | TC ingress of a guest's TAP, after `guest_egress` | drops every frame: it arrives only if `guest_egress` was detached |
 //! | [`engine_port`] | TC ingress of the engine's own TAP | executes the command in the header of the engine's frames |
 //! | [`guard`] | XDP of a guest's TAP | drops frames before the kernel makes an skb |
+//! | [`guest_egress6`], [`uplink_ingress6`], [`uplink_ingress6_l3`], [`engine_port6`] | a tail call of the program without the 6 | as that one, for IPv6 |
 //!
-//! Invariants: programs admit no flow (only `engine_port` inserts into `FLOWS`, what the engine has
-//! decided and orders); a packet is counted once; nothing
+//! Invariants: programs admit no flow (only `engine_port` and `engine_port6` insert into `FLOWS` and
+//! `FLOWS6`, what the engine has decided and orders); a packet is counted once; nothing
 //! from L3 up is modified before it is certain that the packet stays in the kernel.
 #![no_std]
 #![no_main]
@@ -27,7 +28,7 @@ use aya_ebpf::{
 };
 
 use slipgate_abi::datapath::{
-    engine_port, guest_egress, guest_shut, packet::ETHERNET_LEN, uplink_ingress,
+    Program6, engine_port, guest_egress, guest_shut, packet::ETHERNET_LEN, uplink_ingress,
 };
 
 use crate::skb::Skb;
@@ -61,6 +62,30 @@ pub fn uplink_ingress_l3(ctx: TcContext) -> i32 {
 #[classifier]
 pub fn engine_port(ctx: TcContext) -> i32 {
     engine_port::run(Skb::new(&ctx))
+}
+
+/// Processes IPv6 frames from a guest.
+#[classifier]
+pub fn guest_egress6(ctx: TcContext) -> i32 {
+    Program6::GuestEgress.run(Skb::new(&ctx))
+}
+
+/// Processes IPv6 packets from the world, on a device with an Ethernet header.
+#[classifier]
+pub fn uplink_ingress6(ctx: TcContext) -> i32 {
+    Program6::UplinkIngress.run(Skb::new(&ctx))
+}
+
+/// Processes IPv6 packets from the world, on a device without L2 header.
+#[classifier]
+pub fn uplink_ingress6_l3(ctx: TcContext) -> i32 {
+    Program6::UplinkIngressL3.run(Skb::new(&ctx))
+}
+
+/// Processes IPv6 frames from the engine.
+#[classifier]
+pub fn engine_port6(ctx: TcContext) -> i32 {
+    Program6::EnginePort.run(Skb::new(&ctx))
 }
 
 /// Filters frames from a guest before the kernel makes an skb.

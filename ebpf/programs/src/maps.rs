@@ -2,12 +2,13 @@
 //! its own name.
 use aya_ebpf::{
     bindings::{BPF_F_MMAPABLE, BPF_F_NO_PREALLOC},
-    btf_maps::{Array, HashMap, LpmTrie},
+    btf_maps::{Array, HashMap, LpmTrie, ProgramArray},
     macros::btf_map,
 };
 use slipgate_abi::{
-    Addresses6, DropCounters, FlowRef, ForwardKey, ForwardTarget, NameKey, NameValue, NextHop, RateLimits,
-    Sequences, Slot, TapEntry, Tuple, Tuple6, Vm, Vm6, VmCounters,
+    Addresses6, DropCounters, FlowRef, ForwardKey, ForwardTarget, NameKey, NameValue, NextHop,
+    RateLimits, Sequences, Slot, TapEntry, Tuple, Tuple6, Vm, Vm6, VmCounters,
+    datapath::Program6,
     forward::DenyKey,
     maps::{
         DEFAULT_SLOTS, MAX_CHUNKS, MAX_DENY, MAX_FORWARDS, MAX_NAMES, MAX_NEXT_HOPS, MAX_OWNERS,
@@ -18,6 +19,10 @@ use slipgate_abi::{
 /// Flags of maps that userspace changes in place and reads without a system call.
 const MAPPED: usize = BPF_F_MMAPABLE as usize;
 
+/// Programs for IPv6, to which the others pass packets on. The loader puts them there.
+#[btf_map]
+pub(crate) static PROGRAMS6: ProgramArray<{ Program6::ALL.len() }> = ProgramArray::new();
+
 type Mapped<T, const N: usize> = Array<T, N, MAPPED>;
 
 #[btf_map]
@@ -27,11 +32,8 @@ pub(crate) static META: Mapped<Meta, 1> = Array::new();
 pub(crate) static FLOWS: HashMap<Tuple, FlowRef, { (DEFAULT_SLOTS * TUPLES_PER_SLOT) as usize }> =
     HashMap::new();
 #[btf_map]
-pub(crate) static FLOWS6: HashMap<
-    Tuple6,
-    FlowRef,
-    { (DEFAULT_SLOTS * TUPLES_PER_SLOT) as usize },
-> = HashMap::new();
+pub(crate) static FLOWS6: HashMap<Tuple6, FlowRef, { (DEFAULT_SLOTS * TUPLES_PER_SLOT) as usize }> =
+    HashMap::new();
 #[btf_map]
 pub(crate) static ADDRESSES6: Mapped<Addresses6, { DEFAULT_SLOTS as usize }> = Array::new();
 #[btf_map]

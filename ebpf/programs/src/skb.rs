@@ -19,7 +19,7 @@ use aya_ebpf::{
 use slipgate_abi::{
     DropReason, Ip4,
     datapath::{
-        Kernel, Refused,
+        Kernel, Program6, Refused,
         packet::{ETHERNET_LEN, L4},
         translate::checksum_flags,
     },
@@ -27,7 +27,7 @@ use slipgate_abi::{
     skb::SkbLayout,
 };
 
-use crate::{drops, lookup::BpfMaps};
+use crate::{drops, lookup::BpfMaps, maps::PROGRAMS6};
 
 /// Offsets in `struct sk_buff`, set by the loader.
 #[unsafe(no_mangle)]
@@ -208,6 +208,13 @@ unsafe impl Kernel for Skb {
     fn coarse_now_ns(self) -> u64 {
         // SAFETY: no arguments.
         unsafe { bpf_ktime_get_coarse_ns() }
+    }
+
+    #[inline(always)]
+    fn go_on(self, program: Program6) -> Result<i32, Refused> {
+        // SAFETY: a live context. Nothing that has a destructor is alive.
+        unsafe { PROGRAMS6.tail_call(&TcContext::new(self.0), program as u32) };
+        Err(Refused)
     }
 
     #[inline(always)]

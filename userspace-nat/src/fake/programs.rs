@@ -2,7 +2,9 @@
 //! same functions that the BPF programs run.
 use slipgate_abi::{
     Command, DropReason, Handover, PortHeader,
-    datapath::{engine_port, guest_egress, handover, packet::ETHERNET_LEN, uplink_ingress},
+    datapath::{
+        engine_port, guest_egress, handover, ipv4::V4, packet::ETHERNET_LEN, uplink_ingress,
+    },
     portframe::PortFlags,
 };
 
@@ -130,7 +132,7 @@ impl Kernel {
         };
         let tap = FIRST_TAP + u32::from(row);
         self.on_frame(vnet, tap, ETHERTYPE_IPV4, &frame, |run| {
-            handover::hand_over::<_, ETHERNET_LEN>(run, row.into(), why, flags)
+            handover::hand_over::<V4, _, ETHERNET_LEN>(run, row.into(), why, flags)
         })
     }
 

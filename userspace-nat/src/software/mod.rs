@@ -11,7 +11,7 @@ use std::{cell::Cell, marker::PhantomData};
 
 use slipgate_abi::{
     DropReason, Ip4, checksum,
-    datapath::{self, Maps, Refused, packet::L4, translate::checksum_flags},
+    datapath::{self, Maps, Program6, Refused, packet::L4, translate::checksum_flags},
     segment::Segments,
 };
 
@@ -201,6 +201,7 @@ unsafe impl<E: Environment> datapath::Kernel for Run<'_, E> {
         flags: u64,
     ) -> Result<(), Refused> {
         const MANGLED_0: u16 = 0xffff;
+        const LENGTH: u64 = 0xf;
         let field = self.header::<u16>(offset).ok_or(Refused)?;
         // SAFETY: in bounds.
         let sum = unsafe { field.read_unaligned() };
@@ -208,6 +209,8 @@ unsafe impl<E: Environment> datapath::Kernel for Run<'_, E> {
         if may_be_absent && sum == 0 {
             return Ok(());
         }
+        // Without a length, the new word is a difference.
+        let from = if flags & LENGTH == 0 { u32::MAX } else { from };
         let mut new = if !self.frame.vnet.needs_csum() {
             checksum::update32(sum, from, to)
         } else if flags & checksum_flags::PSEUDO_HDR != 0 {
@@ -243,6 +246,10 @@ unsafe impl<E: Environment> datapath::Kernel for Run<'_, E> {
 
     fn coarse_now_ns(self) -> u64 {
         self.environment.now_ns()
+    }
+
+    fn go_on(self, program: Program6) -> Result<End, Refused> {
+        Ok(program.run(self))
     }
 
     fn drop_counted(self, row: u32, reason: DropReason, segments: Segments) -> End {

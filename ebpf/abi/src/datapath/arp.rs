@@ -7,6 +7,7 @@ use super::{
     drops::drop_frame,
     handover::hand_over,
     identity,
+    ipv4::V4,
     packet::{ETHERNET_LEN, Ethernet},
 };
 use crate::{DropReason, Handover, Ip4, VmRef, cell::load32, vm::VmFlags};
@@ -51,7 +52,7 @@ pub(super) fn run<K: Kernel>(kernel: K, row: u32, vm: VmRef, flags: u8) -> K::En
     }
     identity::learn(vm, arp.ethernet.macs);
     if arp.operation != u16::to_be(REQUEST) || Ip4::from_wire(arp.target) != gateway {
-        return hand_over::<K, ETHERNET_LEN>(kernel, row, Handover::Arp, flags);
+        return hand_over::<V4, K, ETHERNET_LEN>(kernel, row, Handover::Arp, flags);
     }
     let asker = arp.ethernet.macs;
     let ours = [macs[3], macs[4], macs[5]];

@@ -1,12 +1,15 @@
-//! Frames from the engine: executes the command in the header in place of the MAC addresses.
+//! Frames from the engine: executes the command in the header in place of the MAC addresses. Those
+//! of IPv6 go on in a program of their own, by the same functions.
 use super::{
-    Kernel, Maps as _,
+    Kernel, Maps as _, Program6,
     drops::{NOBODY, drop_frame, drop_packet},
     egress_path::path_by,
+    family::Family,
     guest_egress::send_to_world,
     identity::guest_macs,
+    ipv4::V4,
     lookup, order,
-    packet::{ETHERNET_LEN, Ethernet, Macs, Packet, ether_type},
+    packet::{ETHERNET_LEN, Ethernet, Macs, ether_type},
     uplink_ingress::send_to_guest,
 };
 use crate::{Command, DropReason, PortHeader, VmRef, cell::load32, portframe::Order, vm::VmFlags};
@@ -14,6 +17,18 @@ use crate::{Command, DropReason, PortHeader, VmRef, cell::load32, portframe::Ord
 /// Processes a frame that arrived by the engine port.
 #[inline(always)]
 pub fn run<K: Kernel>(kernel: K) -> K::End {
+    if kernel.ether_type() == ether_type::IPV6 {
+        let end = kernel.go_on(Program6::EnginePort);
+        return end.unwrap_or_else(|refused| {
+            drop_frame::<K, ETHERNET_LEN>(kernel, NOBODY, refused.into())
+        });
+    }
+    run_of::<V4, K>(kernel)
+}
+
+/// Processes a frame of a family, or of no IP if the family is IPv4.
+#[inline(always)]
+pub(super) fn run_of<F: Family, K: Kernel>(kernel: K) -> K::End {
     let Some(ethernet) = kernel.pulled_header::<Ethernet>(0) else {
         return drop_frame::<K, ETHERNET_LEN>(kernel, NOBODY, DropReason::BadCommand);
     };
@@ -26,7 +41,7 @@ pub fn run<K: Kernel>(kernel: K) -> K::End {
     match Command::from_u8(header.code) {
         Some(Command::Emit) => emit(kernel, row, header.id),
         Some(Command::EmitBy) => emit_by(kernel, row, header.id),
-        Some(Command::Open) => open(kernel, row, Order::decode(header.id)),
+        Some(Command::Open) => open::<F, K>(kernel, row, Order::decode(header.id)),
         Some(command) => {
             let Some(vm) = kernel.maps().vm(row, header.id) else {
                 return drop_frame::<K, ETHERNET_LEN>(kernel, NOBODY, DropReason::StaleVm);
@@ -39,7 +54,7 @@ pub fn run<K: Kernel>(kernel: K) -> K::End {
                 return to_guest(kernel, row, vm);
             }
             let forward = matches!(command, Command::Forward);
-            translated(kernel, row, header.id, flags, forward)
+            translated::<F, K>(kernel, row, header.id, flags, forward)
         }
         None => drop_frame::<K, ETHERNET_LEN>(kernel, NOBODY, DropReason::BadCommand),
     }
@@ -47,23 +62,23 @@ pub fn run<K: Kernel>(kernel: K) -> K::End {
 
 /// Opens a flow, and sends its first packet.
 #[inline(always)]
-fn open<K: Kernel>(kernel: K, row: u32, order: Order) -> K::End {
+fn open<F: Family, K: Kernel>(kernel: K, row: u32, order: Order) -> K::End {
     // The engine finds out itself what keeps the flow from being opened.
     let Some(vm) = kernel.maps().vm_row(row) else {
         return kernel.discard();
     };
     let (id, flags) = (load32(vm.id()), load32(vm.flags()));
-    if id == 0 || flags & VmFlags::FROZEN != 0 || kernel.ether_type() != ether_type::IPV4 {
+    if id == 0 || flags & VmFlags::FROZEN != 0 || kernel.ether_type() != F::ETHER_TYPE {
         return kernel.discard();
     }
-    let Ok(mut packet) = Packet::parse_network::<K, ETHERNET_LEN>(kernel) else {
+    let Ok(mut packet) = F::parse::<K, ETHERNET_LEN>(kernel) else {
         return kernel.discard();
     };
     if packet.parse_transport::<K, ETHERNET_LEN>(kernel).is_err() {
         return kernel.discard();
     }
     match order::open(kernel.maps(), id, order, &packet) {
-        Some(flow) => send_to_world::<K, true>(kernel, row, flags, &packet, flow),
+        Some(flow) => send_to_world::<F, K, true>(kernel, row, flags, &packet, flow),
         None => kernel.discard(),
     }
 }
@@ -140,11 +155,17 @@ fn emitting_row<K: Kernel>(kernel: K, row: u32) -> Result<u32, u32> {
 
 /// Translates a packet by its flow and sends or delivers it.
 #[inline(always)]
-fn translated<K: Kernel>(kernel: K, row: u32, id: u32, flags: u32, forward: bool) -> K::End {
-    if kernel.ether_type() != ether_type::IPV4 {
+fn translated<F: Family, K: Kernel>(
+    kernel: K,
+    row: u32,
+    id: u32,
+    flags: u32,
+    forward: bool,
+) -> K::End {
+    if kernel.ether_type() != F::ETHER_TYPE {
         return drop_frame::<K, ETHERNET_LEN>(kernel, row, DropReason::BadCommand);
     }
-    let mut packet = match Packet::parse_network::<K, ETHERNET_LEN>(kernel) {
+    let mut packet = match F::parse::<K, ETHERNET_LEN>(kernel) {
         Ok(packet) => packet,
         Err(reason) => return drop_frame::<K, ETHERNET_LEN>(kernel, row, reason),
     };
@@ -153,13 +174,13 @@ fn translated<K: Kernel>(kernel: K, row: u32, id: u32, flags: u32, forward: bool
     }
     if forward {
         match lookup::guest_flow(kernel.maps(), id, &packet) {
-            Some(flow) => send_to_world::<K, true>(kernel, row, flags, &packet, flow),
+            Some(flow) => send_to_world::<F, K, true>(kernel, row, flags, &packet, flow),
             None => drop_packet(kernel, row, DropReason::NoFlow, packet.segments()),
         }
     } else {
         match lookup::world_flow(kernel.maps(), &packet) {
             Some(flow) if flow.slot.vm() == id => {
-                send_to_guest::<K, ETHERNET_LEN, true>(kernel, &packet, flow)
+                send_to_guest::<F, K, ETHERNET_LEN, true>(kernel, &packet, flow)
             }
             _ => drop_packet(kernel, row, DropReason::NoFlow, packet.segments()),
         }

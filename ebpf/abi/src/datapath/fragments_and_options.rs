@@ -11,10 +11,12 @@
 use super::{
     Kernel, Maps as _,
     drops::{NOBODY, drop_packet},
+    family::Family as _,
     fragment_table::{self, Datagram},
     handover::hand_over,
+    ipv4::{IPV4_LEN, Ipv4, V4},
     lookup,
-    packet::{ETHERNET_LEN, IPV4_LEN, Ipv4, L4, icmp},
+    packet::{ETHERNET_LEN, L4},
 };
 use crate::{
     DropReason, Handover, Ip4, Protocol, Tuple, Verdict, cell::load32, portframe::PortFlags,
@@ -96,7 +98,7 @@ fn look<K: Kernel, const L2: usize>(kernel: K) -> K::End {
     if vm.is_some_and(|vm| load32(vm.flags()) & VmFlags::FROZEN != 0) {
         return drop_packet(kernel, row, DropReason::Frozen, segments);
     }
-    hand_over::<K, L2>(kernel, row, Handover::Fragment, PortFlags::FROM_UPLINK)
+    hand_over::<V4, K, L2>(kernel, row, Handover::Fragment, PortFlags::FROM_UPLINK)
 }
 
 /// Row of the VM that has a live flow by this uplink for this packet, whose ports follow `header_len` bytes of IP
@@ -115,11 +117,11 @@ fn flow_row<K: Kernel, const L2: usize>(kernel: K, datagram: &Datagram, header_l
     }
     let (ports, rest) = (l4.ports, l4.rest);
     let (local_port, remote_port) = match protocol {
-        Protocol::Icmp if ports[0].to_ne_bytes()[0] != icmp::ECHO_REPLY => return NOBODY,
+        Protocol::Icmp if ports[0].to_ne_bytes()[0] != V4::ECHO_REPLY => return NOBODY,
         Protocol::Icmp | Protocol::Icmpv6 => (u16::from_be(rest[0]), 0),
         Protocol::Tcp | Protocol::Udp => (u16::from_be(ports[1]), u16::from_be(ports[0])),
     };
-    let found = lookup::world_flow_by(
+    let found = lookup::world_flow_by::<_, V4>(
         kernel.maps(),
         &Tuple {
             scope: Tuple::WORLD,

@@ -1,20 +1,23 @@
 //! Frames from a guest. Packets of established flows go to the world, packets that need a decision
-//! go to the engine, and packets that no guest may send are dropped.
+//! go to the engine, and packets that no guest may send are dropped. Those of IPv6 go on in
+//! [`guest_egress6`](super::guest_egress6).
 use core::sync::atomic::Ordering::Relaxed;
 
 use super::{
-    Kernel, Maps as _, arp, connection,
+    Kernel, Maps as _, Program6, arp, connection,
     drops::{NOBODY, drop_frame, drop_packet},
     egress_path::path_of,
+    family::Family,
     handover::hand_over,
     handshake, identity,
+    ipv4::V4,
     lookup::{self, Flow},
-    packet::{ETHERNET_LEN, Ethernet, Packet, ether_type, icmp},
+    packet::{ETHERNET_LEN, Ethernet, Macs, Packet, ether_type},
     rate,
     translate::{self, Rewrite},
 };
 use crate::{
-    Direction, DropReason, Handover, Ip4, Verdict,
+    Direction, DropReason, Handover, Ip4, Verdict, VmRef,
     cell::{load32, store64},
     portframe::PortFlags,
     segment::{MIN_TCP_GSO_SIZE, MIN_UDP_GSO_SIZE},
@@ -29,59 +32,109 @@ const DHCP_CLIENT_PORT: u16 = 68;
 /// FCS.
 const PADDED_LEN: u32 = 64;
 
-/// Processes a frame from the guest attached to the TAP on which it arrived.
+/// A frame that may be a guest's, from an Ethernet header on that was checked.
+#[derive(Clone, Copy)]
+pub(super) struct Arrival {
+    /// Id of the VM.
+    pub(super) id: u32,
+    /// Row of the VM.
+    pub(super) row: u32,
+    pub(super) vm: VmRef,
+    /// The VM's flags.
+    pub(super) flags: u32,
+    pub(super) macs: Macs,
+}
+
+impl Arrival {
+    /// Whether the frame is to a group of hosts.
+    #[inline(always)]
+    pub(super) fn is_to_group(&self) -> bool {
+        self.macs[0].to_ne_bytes()[0] & 1 != 0
+    }
+}
+
+/// Finds the VM attached to the TAP on which a frame arrived, and checks the frame up to its
+/// Ethernet header.
+///
+/// # Errors
+/// The end of the run: the frame was dropped.
 #[inline(always)]
-pub fn run<K: Kernel>(kernel: K) -> K::End {
+pub(super) fn arrive<K: Kernel>(kernel: K) -> Result<Arrival, K::End> {
     let Some(tap) = kernel.maps().tap(kernel.ifindex()) else {
-        return drop_frame::<K, ETHERNET_LEN>(kernel, NOBODY, DropReason::StaleVm);
+        let end = drop_frame::<K, ETHERNET_LEN>(kernel, NOBODY, DropReason::StaleVm);
+        return Err(end);
     };
     let (id, row) = (tap.vm, tap.vm_row);
     let Some(vm) = kernel.maps().vm(row, id) else {
-        return drop_frame::<K, ETHERNET_LEN>(kernel, NOBODY, DropReason::StaleVm);
+        let end = drop_frame::<K, ETHERNET_LEN>(kernel, NOBODY, DropReason::StaleVm);
+        return Err(end);
     };
+    let dropped = |reason| Err(drop_frame::<K, ETHERNET_LEN>(kernel, row, reason));
     let ether_type = kernel.ether_type();
     if kernel.is_untagged_by_stack()
         || ether_type == ether_type::VLAN
         || ether_type == ether_type::SERVICE_VLAN
     {
-        return drop_frame::<K, ETHERNET_LEN>(kernel, row, DropReason::Tagged);
+        return dropped(DropReason::Tagged);
     }
     let flags = load32(vm.flags());
     if flags & VmFlags::FROZEN != 0 {
-        return drop_frame::<K, ETHERNET_LEN>(kernel, row, DropReason::Frozen);
+        return dropped(DropReason::Frozen);
     }
     let Some(ethernet) = kernel.pulled_header::<Ethernet>(0) else {
-        return drop_frame::<K, ETHERNET_LEN>(kernel, row, DropReason::Malformed);
+        return dropped(DropReason::Malformed);
     };
     // SAFETY: `pulled_header` checked the bounds.
     let macs = unsafe { (*ethernet).macs };
     if identity::is_foreign(vm, flags, macs) {
-        return drop_frame::<K, ETHERNET_LEN>(kernel, row, DropReason::Spoofed);
+        return dropped(DropReason::Spoofed);
     }
-    let group = macs[0].to_ne_bytes()[0] & 1 != 0;
+    Ok(Arrival {
+        id,
+        row,
+        vm,
+        flags,
+        macs,
+    })
+}
+
+/// Processes a frame from the guest attached to the TAP on which it arrived.
+#[inline(always)]
+pub fn run<K: Kernel>(kernel: K) -> K::End {
+    if kernel.ether_type() == ether_type::IPV6 {
+        let end = kernel.go_on(Program6::GuestEgress);
+        return end.unwrap_or_else(|refused| {
+            drop_frame::<K, ETHERNET_LEN>(kernel, NOBODY, refused.into())
+        });
+    }
+    let arrival = match arrive(kernel) {
+        Ok(arrival) => arrival,
+        Err(end) => return end,
+    };
+    let Arrival {
+        id, row, vm, flags, ..
+    } = arrival;
+    let group = arrival.is_to_group();
     let port_flags = if group { PortFlags::GROUP } else { 0 };
-    if ether_type != ether_type::IPV4 {
-        return match ether_type {
+    if kernel.ether_type() != ether_type::IPV4 {
+        return match kernel.ether_type() {
             ether_type::ARP => arp::run(kernel, row, vm, port_flags),
             _ if group => drop_frame::<K, ETHERNET_LEN>(kernel, row, DropReason::Group),
-            ether_type::IPV6 => drop_frame::<K, ETHERNET_LEN>(kernel, row, DropReason::Ipv6),
             _ => drop_frame::<K, ETHERNET_LEN>(kernel, row, DropReason::EtherType),
         };
     }
-    let mut packet = match Packet::parse_network::<K, ETHERNET_LEN>(kernel) {
+    let mut packet = match V4::parse::<K, ETHERNET_LEN>(kernel) {
         Ok(packet) => packet,
         // The engine tells the guest.
         Err(DropReason::IpOptions) if !group => {
-            return hand_over::<K, ETHERNET_LEN>(kernel, row, Handover::Uncommon, 0);
+            return hand_over::<V4, K, ETHERNET_LEN>(kernel, row, Handover::Uncommon, 0);
         }
         Err(DropReason::Fragment) if !group && kernel.gso_size() == 0 => {
-            return hand_over::<K, ETHERNET_LEN>(kernel, row, Handover::Fragment, 0);
+            return hand_over::<V4, K, ETHERNET_LEN>(kernel, row, Handover::Fragment, 0);
         }
         Err(reason) => return drop_frame::<K, ETHERNET_LEN>(kernel, row, reason),
     };
-    // Bytes after the packet would travel uncounted.
-    if kernel.frame_len() > PADDED_LEN && kernel.frame_len() != packet.l3_len + ETHERNET_LEN as u32
-    {
+    if has_more_behind(kernel, &packet) {
         return drop_frame::<K, ETHERNET_LEN>(kernel, row, DropReason::Malformed);
     }
     let transport = packet.parse_transport::<K, ETHERNET_LEN>(kernel);
@@ -108,32 +161,45 @@ pub fn run<K: Kernel>(kernel: K) -> K::End {
         } else {
             Handover::Local
         };
-        return hand_over::<K, ETHERNET_LEN>(kernel, row, why, 0);
+        return hand_over::<V4, K, ETHERNET_LEN>(kernel, row, why, 0);
     }
     if let Err(reason) = transport {
         return drop_packet(kernel, row, reason, packet.segments());
     }
     if packet.is_icmp() {
-        if packet.icmp_type != icmp::ECHO {
-            return hand_over::<K, ETHERNET_LEN>(kernel, row, Handover::Icmp, 0);
+        if packet.icmp_type != V4::ECHO {
+            return hand_over::<V4, K, ETHERNET_LEN>(kernel, row, Handover::Icmp, 0);
         }
     } else if packet.destination_port == DNS_PORT {
-        return hand_over::<K, ETHERNET_LEN>(kernel, row, Handover::Miss, 0);
+        return hand_over::<V4, K, ETHERNET_LEN>(kernel, row, Handover::Miss, 0);
     }
     match lookup::guest_flow(kernel.maps(), id, &packet) {
-        Some(flow) => send_to_world::<K, false>(kernel, row, flags, &packet, flow),
-        None => hand_over::<K, ETHERNET_LEN>(kernel, row, Handover::Miss, 0),
+        Some(flow) => send_to_world::<V4, K, false>(kernel, row, flags, &packet, flow),
+        None => hand_over::<V4, K, ETHERNET_LEN>(kernel, row, Handover::Miss, 0),
     }
+}
+
+/// Whether there are bytes behind the packet, which would travel uncounted. A short frame may be
+/// padded.
+#[inline(always)]
+pub(super) fn has_more_behind<K: Kernel, F: Family>(kernel: K, packet: &Packet<F>) -> bool {
+    kernel.frame_len() > PADDED_LEN && kernel.frame_len() != packet.l3_len + ETHERNET_LEN as u32
 }
 
 /// Processes a packet with a source address other than the guest's, or to a group address. Only
 /// DHCP is accepted.
 #[inline(always)]
-fn unusual<K: Kernel>(kernel: K, row: u32, packet: &Packet, guest: Ip4, port_flags: u8) -> K::End {
+fn unusual<K: Kernel>(
+    kernel: K,
+    row: u32,
+    packet: &Packet<V4>,
+    guest: Ip4,
+    port_flags: u8,
+) -> K::End {
     let reason = if packet.source != guest && packet.source != Ip4::UNSPECIFIED {
         DropReason::Spoofed
     } else if is_dhcp(packet) && packet.gso_size == 0 {
-        return hand_over::<K, ETHERNET_LEN>(kernel, row, Handover::Dhcp, port_flags);
+        return hand_over::<V4, K, ETHERNET_LEN>(kernel, row, Handover::Dhcp, port_flags);
     } else if port_flags & PortFlags::GROUP != 0 {
         DropReason::Group
     } else {
@@ -143,7 +209,7 @@ fn unusual<K: Kernel>(kernel: K, row: u32, packet: &Packet, guest: Ip4, port_fla
 }
 
 #[inline(always)]
-fn is_dhcp(packet: &Packet) -> bool {
+fn is_dhcp(packet: &Packet<V4>) -> bool {
     packet.is_udp()
         && packet.source_port == DHCP_CLIENT_PORT
         && packet.destination_port == DHCP_SERVER_PORT
@@ -154,7 +220,7 @@ fn is_dhcp(packet: &Packet) -> bool {
 /// # Errors
 /// `GsoBomb` for such a size, `Malformed` for GSO of another protocol.
 #[inline(always)]
-fn check_gso(packet: &Packet) -> Result<(), DropReason> {
+pub(super) fn check_gso<F: Family>(packet: &Packet<F>) -> Result<(), DropReason> {
     if packet.is_tcp() {
         if packet.gso_size < MIN_TCP_GSO_SIZE {
             return Err(DropReason::GsoBomb);
@@ -172,12 +238,12 @@ fn check_gso(packet: &Packet) -> Result<(), DropReason> {
 /// Sends a packet from a guest by its flow. `flags` are the VM's. With `ENGINE`, the packet comes
 /// from the engine, which has decided, so it never returns there.
 #[inline(always)]
-pub(super) fn send_to_world<K: Kernel, const ENGINE: bool>(
+pub(super) fn send_to_world<F: Family, K: Kernel, const ENGINE: bool>(
     kernel: K,
     row: u32,
     flags: u32,
-    packet: &Packet,
-    flow: Flow,
+    packet: &Packet<F>,
+    flow: Flow<F>,
 ) -> K::End {
     let slot = flow.slot;
     let verdict = load32(slot.verdict());
@@ -192,7 +258,7 @@ pub(super) fn send_to_world<K: Kernel, const ENGINE: bool>(
             } else {
                 Handover::Miss
             };
-            return hand_over::<K, ETHERNET_LEN>(kernel, row, why, 0);
+            return hand_over::<F, K, ETHERNET_LEN>(kernel, row, why, 0);
         }
         if !known {
             return drop_packet(kernel, row, DropReason::NoFlow, packet.segments());
@@ -202,7 +268,7 @@ pub(super) fn send_to_world<K: Kernel, const ENGINE: bool>(
         && connection::opens(packet)
         && !connection::opener_again(packet, slot, Direction::Tx)
     {
-        return hand_over::<K, ETHERNET_LEN>(kernel, row, Handover::Syn, 0);
+        return hand_over::<F, K, ETHERNET_LEN>(kernel, row, Handover::Syn, 0);
     }
     if connection::is_strange(kernel, packet, flow) {
         return drop_packet(kernel, row, DropReason::OutOfWindow, packet.segments());
@@ -211,7 +277,7 @@ pub(super) fn send_to_world<K: Kernel, const ENGINE: bool>(
         if ENGINE {
             return drop_packet(kernel, row, DropReason::TtlExpired, packet.segments());
         }
-        return hand_over::<K, ETHERNET_LEN>(kernel, row, Handover::TtlExpired, 0);
+        return hand_over::<F, K, ETHERNET_LEN>(kernel, row, Handover::TtlExpired, 0);
     }
     let Some(path) = path_of(kernel, slot) else {
         return drop_packet(kernel, row, DropReason::KernelRefused, packet.segments());
@@ -226,7 +292,7 @@ pub(super) fn send_to_world<K: Kernel, const ENGINE: bool>(
         {
             return drop_packet(kernel, row, reason, packet.segments());
         }
-        return hand_over::<K, ETHERNET_LEN>(kernel, row, Handover::TooBig, 0);
+        return hand_over::<F, K, ETHERNET_LEN>(kernel, row, Handover::TooBig, 0);
     }
     if flags & VmFlags::LIMITED != 0
         && let Err(reason) = rate::take(kernel, row, Direction::Tx, packet.segments())
@@ -235,7 +301,7 @@ pub(super) fn send_to_world<K: Kernel, const ENGINE: bool>(
     }
     let to = Rewrite {
         direction: Direction::Tx,
-        address: slot.nat(),
+        address: F::nat(slot, flow.beside),
         port: slot.nat_port(),
         macs: path.macs,
     };

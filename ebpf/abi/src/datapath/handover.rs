@@ -10,63 +10,63 @@
 use core::sync::atomic::Ordering::Relaxed;
 
 use super::{
-    Kernel, Maps as _, drops, identity,
-    packet::{ETHERNET_LEN, Ethernet, Ipv4, Macs, ether_type},
+    Kernel, Maps as _, drops,
+    family::Family,
+    identity,
+    packet::{ETHERNET_LEN, Ethernet, Macs},
 };
 use crate::{
     DropReason, Handover, PortHeader,
     cell::{load32, load64},
     portframe::PortFlags,
-    segment::{self, MAX_GSO_FRAME_LEN},
+    segment::MAX_GSO_FRAME_LEN,
 };
 
-/// Hands a frame of the VM in `row` to the engine. `L2` is the length of its L2 header, 0 if the
+/// Hands a frame of the VM in `row`, of family `F` or no IP, to the engine. `L2` is the length of its L2 header, 0 if the
 /// packet has none.
 #[cold]
 #[inline(always)]
-pub fn hand_over<K: Kernel, const L2: usize>(
+pub fn hand_over<F: Family, K: Kernel, const L2: usize>(
     kernel: K,
     row: u32,
     why: Handover,
     flags: u8,
 ) -> K::End {
     if L2 == 0 {
-        hand_over_packet(kernel, row, why as u8, flags)
+        hand_over_packet::<F, K>(kernel, row, why as u8, flags)
     } else {
-        hand_over_frame(kernel, row, why as u8, flags)
+        hand_over_frame::<F, K>(kernel, row, why as u8, flags)
     }
 }
 
 #[inline(never)]
-fn hand_over_frame<K: Kernel>(kernel: K, row: u32, code: u8, flags: u8) -> K::End {
-    give(kernel, row, code, flags)
+fn hand_over_frame<F: Family, K: Kernel>(kernel: K, row: u32, code: u8, flags: u8) -> K::End {
+    give::<F, K>(kernel, row, code, flags)
 }
 
 #[inline(never)]
-fn hand_over_packet<K: Kernel>(kernel: K, row: u32, code: u8, flags: u8) -> K::End {
+fn hand_over_packet<F: Family, K: Kernel>(kernel: K, row: u32, code: u8, flags: u8) -> K::End {
     if kernel.push_ethernet().is_err() {
         return drops::drop_frame::<K, 0>(kernel, row, DropReason::KernelRefused);
     }
-    give(kernel, row, code, flags)
+    give::<F, K>(kernel, row, code, flags)
 }
 
 #[inline(always)]
-fn give<K: Kernel>(kernel: K, row: u32, code: u8, flags: u8) -> K::End {
+fn give<F: Family, K: Kernel>(kernel: K, row: u32, code: u8, flags: u8) -> K::End {
     kernel.log_hand_over(row, code, flags);
     let Some(vm) = kernel.maps().vm_row(row) else {
         return drops::drop_frame::<K, ETHERNET_LEN>(kernel, drops::NOBODY, DropReason::StaleVm);
     };
-    let mut cost = segment::credits(kernel.frame_len() - ETHERNET_LEN as u32, 0, 0);
+    let mut cost = F::credits(kernel.frame_len() - ETHERNET_LEN as u32, 0, 0);
     if kernel.gso_size() != 0 {
-        let Some(ip) = kernel.pulled_header::<Ipv4>(ETHERNET_LEN) else {
+        let Some(protocol) = F::protocol_of(kernel) else {
             return drops::drop_frame::<K, ETHERNET_LEN>(kernel, row, DropReason::Malformed);
         };
-        // SAFETY: `pulled_header` checked the bounds.
-        let [_, protocol] = unsafe { (*ip).ttl_protocol }.to_ne_bytes();
         if kernel.frame_len() >= MAX_GSO_FRAME_LEN {
             return drops::drop_frame::<K, ETHERNET_LEN>(kernel, row, DropReason::TooBig);
         }
-        cost = segment::credits(
+        cost = F::credits(
             kernel.frame_len() - ETHERNET_LEN as u32,
             protocol,
             kernel.gso_size(),
@@ -130,7 +130,7 @@ fn give<K: Kernel>(kernel: K, row: u32, code: u8, flags: u8) -> K::End {
     // SAFETY: arrays of bytes and of halves of the same length; any bits are valid.
     ethernet.macs = unsafe { core::mem::transmute::<[u8; PortHeader::LEN], Macs>(header.encode()) };
     if from_world {
-        ethernet.ether_type = ether_type::IPV4.to_be();
+        ethernet.ether_type = F::ETHER_TYPE.to_be();
     }
     kernel.redirect(port)
 }

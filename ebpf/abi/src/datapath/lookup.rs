@@ -1,84 +1,93 @@
 //! Look-up of a flow by its tuple: copy the reference, then check the slot.
 //!
-//! A hash element may be recycled under a running program, so an entry of `FLOWS` may belong to
+//! A hash element may be recycled under a running program, so an entry may belong to
 //! another flow by the time it is read. The reference is read by one load, and the slot is used
 //! only if its generation and its tuple match: everything else is a miss.
-use super::{Maps, packet::Packet};
+use super::{Maps, family::Family, ipv4::V4, packet::Packet};
 use crate::{FlowRef, SlotRef, Tuple, cell::load32};
 
-/// A flow found in `FLOWS`.
+/// A flow found in its family's table.
 #[derive(Clone, Copy)]
-pub(super) struct Flow {
+pub(super) struct Flow<F: Family> {
     pub(super) slot: SlotRef,
     /// Index of the slot in `SLOTS`.
     pub(super) index: u32,
+    /// What is known of it beside the slot.
+    pub(super) beside: F::Beside,
 }
 
 #[inline(always)]
-fn flow_of<M: Maps>(maps: M, tuple: &Tuple) -> Option<Flow> {
+fn flow_of<M: Maps, F: Family>(maps: M, tuple: &F::Tuple) -> Option<Flow<F>> {
     let FlowRef {
         slot: index,
         generation,
-    } = maps.flow(tuple)?;
+    } = F::entry(maps, tuple)?;
     let slot = maps.slot(index)?;
-    (load32(slot.generation()) == generation).then_some(Flow { slot, index })
+    if load32(slot.generation()) != generation {
+        return None;
+    }
+    let beside = F::beside(maps, slot, index)?;
+    Some(Flow {
+        slot,
+        index,
+        beside,
+    })
+}
+
+/// Port of the peer in a tuple; an echo has none.
+#[inline(always)]
+fn remote_port<F: Family>(packet: &Packet<F>, port: u16) -> u16 {
+    if packet.is_icmp() { 0 } else { port }
 }
 
 /// Tuple of a packet from a VM on the guest's link.
 #[inline(always)]
-pub(super) fn guest_tuple(vm: u32, packet: &Packet) -> Tuple {
-    Tuple {
-        scope: vm,
-        local: packet.source,
-        remote: packet.destination,
-        local_port: packet.source_port,
-        remote_port: if packet.is_icmp() {
-            0
-        } else {
-            packet.destination_port
-        },
-        protocol: packet.protocol,
-        pad: [0; 3],
-    }
+pub(super) fn guest_tuple<F: Family>(vm: u32, packet: &Packet<F>) -> F::Tuple {
+    F::tuple(
+        vm,
+        (packet.source, packet.source_port),
+        (
+            packet.destination,
+            remote_port(packet, packet.destination_port),
+        ),
+        packet.protocol,
+    )
 }
 
 /// The flow of a packet from a VM; `None` if it has none.
 #[inline(always)]
-pub(super) fn guest_flow<M: Maps>(maps: M, vm: u32, packet: &Packet) -> Option<Flow> {
+pub(super) fn guest_flow<M: Maps, F: Family>(
+    maps: M,
+    vm: u32,
+    packet: &Packet<F>,
+) -> Option<Flow<F>> {
     let tuple = guest_tuple(vm, packet);
-    let flow = flow_of(maps, &tuple)?;
-    (flow.slot.guest_tuple() == tuple).then_some(flow)
+    let flow = flow_of::<M, F>(maps, &tuple)?;
+    F::is_same(&F::guest_tuple(flow.slot, flow.beside), &tuple).then_some(flow)
 }
 
 /// The flow of a packet from the world; `None` if it has none.
 #[inline(always)]
-pub(super) fn world_flow<M: Maps>(maps: M, packet: &Packet) -> Option<Flow> {
-    let tuple = Tuple {
-        scope: Tuple::WORLD,
-        local: packet.destination,
-        remote: packet.source,
-        local_port: packet.destination_port,
-        remote_port: if packet.is_icmp() {
-            0
-        } else {
-            packet.source_port
-        },
-        protocol: packet.protocol,
-        pad: [0; 3],
-    };
-    let flow = flow_of(maps, &tuple)?;
-    (flow.slot.world_tuple() == tuple).then_some(flow)
+pub(super) fn world_flow<M: Maps, F: Family>(maps: M, packet: &Packet<F>) -> Option<Flow<F>> {
+    let tuple = F::tuple(
+        Tuple::WORLD,
+        (packet.destination, packet.destination_port),
+        (packet.source, remote_port(packet, packet.source_port)),
+        packet.protocol,
+    );
+    let flow = flow_of::<M, F>(maps, &tuple)?;
+    F::is_same(&F::world_tuple(flow.slot, flow.beside), &tuple).then_some(flow)
 }
 
 /// The flow with exactly this tuple on the world's link; `None` if there is none.
 #[inline(always)]
-pub(super) fn world_flow_by<M: Maps>(maps: M, tuple: &Tuple) -> Option<SlotRef> {
-    let slot = flow_of(maps, tuple)?.slot;
-    (slot.world_tuple() == *tuple).then_some(slot)
+pub(super) fn world_flow_by<M: Maps, F: Family>(maps: M, tuple: &F::Tuple) -> Option<SlotRef> {
+    let flow = flow_of::<M, F>(maps, tuple)?;
+    F::is_same(&F::world_tuple(flow.slot, flow.beside), tuple).then_some(flow.slot)
 }
 
 /// Whether a live flow has this tuple on the guest's link.
 #[inline(always)]
 pub fn is_guest_flow<M: Maps>(maps: M, tuple: &Tuple) -> bool {
-    flow_of(maps, tuple).is_some_and(|flow| flow.slot.guest_tuple() == *tuple)
+    flow_of::<M, V4>(maps, tuple).is_some_and(|flow| flow.slot.guest_tuple() == *tuple)
 }

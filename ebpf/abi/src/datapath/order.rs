@@ -7,6 +7,7 @@ use core::sync::atomic::Ordering::{Acquire, Relaxed};
 
 use super::{
     Maps,
+    family::Family,
     lookup::{Flow, guest_tuple},
     packet::Packet,
 };
@@ -20,40 +21,55 @@ use crate::{
 /// Carries out an order. Returns the flow, which is open now; `None` if there is no such order, the
 /// packet is not of the flow, or a tuple can't be inserted. No tuple of the flow is left then.
 #[inline(always)]
-pub(super) fn open<M: Maps>(maps: M, vm: u32, order: Order, packet: &Packet) -> Option<Flow> {
+pub(super) fn open<M: Maps, F: Family>(
+    maps: M,
+    vm: u32,
+    order: Order,
+    packet: &Packet<F>,
+) -> Option<Flow<F>> {
     let slot = maps.slot(order.slot)?;
     let generation = load32(slot.generation());
     let is_given = order.is_of(generation) && load32(slot.verdict()) == Verdict::Free as u32;
     if !is_given || !exchange(slot, OrderState::GIVEN, OrderState::TAKEN) {
         return None;
     }
-    let guest = slot.guest_tuple();
+    let beside = F::beside(maps, slot, order.slot);
     let reference = FlowRef {
         slot: order.slot,
         generation,
     };
-    if guest != guest_tuple(vm, packet) || !insert(maps, slot, reference) {
+    let inserted = beside.filter(|beside| {
+        F::is_same(&F::guest_tuple(slot, *beside), &guest_tuple(vm, packet))
+            && insert::<M, F>(maps, slot, *beside, reference)
+    });
+    let Some(beside) = inserted else {
         store32(slot.order(), OrderState::FAILED);
         return None;
-    }
+    };
     store32(slot.order(), OrderState::NONE);
     // What the verdict vouches for was written before, by the engine and in this run.
     store32(slot.verdict(), Verdict::Fast as u32);
     Some(Flow {
         slot,
         index: order.slot,
+        beside,
     })
 }
 
 /// Inserts both tuples of a slot, or none.
 #[inline(always)]
-fn insert<M: Maps>(maps: M, slot: SlotRef, reference: FlowRef) -> bool {
-    let world = slot.world_tuple();
-    if !maps.insert_flow(&world, reference) {
+fn insert<M: Maps, F: Family>(
+    maps: M,
+    slot: SlotRef,
+    beside: F::Beside,
+    reference: FlowRef,
+) -> bool {
+    let world = F::world_tuple(slot, beside);
+    if !F::insert(maps, &world, reference) {
         return false;
     }
-    if !maps.insert_flow(&slot.guest_tuple(), reference) {
-        maps.delete_flow(&world);
+    if !F::insert(maps, &F::guest_tuple(slot, beside), reference) {
+        F::delete(maps, &world);
         return false;
     }
     true

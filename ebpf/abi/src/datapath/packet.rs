@@ -1,15 +1,15 @@
 //! Headers of a packet, parsed once into a small struct.
-use super::Kernel;
+use super::{Kernel, family::Family};
 use crate::{
-    DropReason, Ip4, Protocol,
+    DropReason, Protocol,
     segment::{self, Segments},
     tcp,
 };
 
 /// Length of an Ethernet header without tags, bytes.
 pub const ETHERNET_LEN: usize = 14;
-/// Length of an IPv4 header without options, bytes. Headers with options are not translated.
-pub const IPV4_LEN: usize = 20;
+/// Length of the header of an ICMP error, behind which the packet is quoted, bytes.
+pub(super) const QUOTED: usize = 8;
 
 /// EtherTypes (IANA and IEEE 802).
 pub mod ether_type {
@@ -27,9 +27,7 @@ pub mod ether_type {
 
 /// ICMP types (RFC 792).
 pub(super) mod icmp {
-    pub(crate) const ECHO_REPLY: u8 = 0;
     pub(crate) const UNREACHABLE: u8 = 3;
-    pub(crate) const ECHO: u8 = 8;
     pub(crate) const TIME_EXCEEDED: u8 = 11;
     pub(crate) const PARAMETER_PROBLEM: u8 = 12;
 }
@@ -50,29 +48,6 @@ pub struct Ethernet {
 /// Destination and source MAC address, three 16-bit words each.
 pub type Macs = [u16; 6];
 
-/// IPv4 header without options (RFC 791).
-#[repr(C, packed(2))]
-pub struct Ipv4 {
-    /// Version, and header length in 32-bit words.
-    pub version_ihl: u8,
-    /// DSCP and ECN bits (RFC 2474, RFC 3168).
-    pub tos: u8,
-    /// Length of header and payload, bytes.
-    pub total_len: u16,
-    /// Identification of the datagram.
-    pub id: u16,
-    /// Flags and fragment offset.
-    pub fragment: u16,
-    /// TTL and protocol as one word, as the header checksum covers them.
-    pub ttl_protocol: u16,
-    /// Checksum of the header.
-    pub checksum: u16,
-    /// Source address, network order.
-    pub source: u32,
-    /// Destination address, network order.
-    pub destination: u32,
-}
-
 /// First 8 bytes of an L4 header: half of a TCP header, or the whole of a UDP or ICMP echo header.
 #[repr(C, packed(2))]
 #[derive(Clone, Copy)]
@@ -81,6 +56,41 @@ pub struct L4 {
     pub ports: [u16; 2],
     /// TCP: sequence number. UDP: length and checksum. ICMP: query id and sequence number.
     pub rest: [u16; 2],
+}
+
+/// Ports of a quoted packet, host order; an echo has its query id as the first, and no second.
+pub(super) struct Ports {
+    pub(super) from: u16,
+    pub(super) to: u16,
+}
+
+impl L4 {
+    /// Ports of a packet that an ICMP error quotes; `None` if no flow can have it.
+    #[inline(always)]
+    pub(super) fn quoted_ports<F: Family>(&self, protocol: u8) -> Option<Ports> {
+        let (ports, rest) = (self.ports, self.rest);
+        let protocol = F::protocol(protocol)?;
+        if !protocol.is_icmp() {
+            let [from, to] = ports.map(u16::from_be);
+            return Some(Ports { from, to });
+        }
+        (ports[0].to_ne_bytes()[0] == F::ECHO).then(|| Ports {
+            from: u16::from_be(rest[0]),
+            to: 0,
+        })
+    }
+
+    /// Sets the port of the end that is ours, host order, or the query id.
+    #[inline(always)]
+    pub(super) fn set_port(&mut self, is_icmp: bool, from_guest: bool, port: u16) {
+        if is_icmp {
+            self.rest[0] = port.to_be();
+        } else if from_guest {
+            self.ports[0] = port.to_be();
+        } else {
+            self.ports[1] = port.to_be();
+        }
+    }
 }
 
 /// Second part of a TCP header, after the sequence number.
@@ -102,11 +112,11 @@ struct Tcp {
     tail: TcpTail,
 }
 
-/// An IPv4 packet, with or without its L4 header parsed.
-#[derive(Clone, Copy)]
-pub(super) struct Packet {
-    pub(super) source: Ip4,
-    pub(super) destination: Ip4,
+/// A packet, with or without its L4 header parsed.
+#[derive(Clone, Copy, Debug)]
+pub struct Packet<F: Family> {
+    pub(super) source: F::Address,
+    pub(super) destination: F::Address,
     /// Source port, host order; 0 before [`Packet::parse_transport`].
     pub(super) source_port: u16,
     /// Destination port, host order; 0 before [`Packet::parse_transport`]. An ICMP echo has its
@@ -114,6 +124,7 @@ pub(super) struct Packet {
     pub(super) destination_port: u16,
     /// Number of the IP protocol.
     pub(super) protocol: u8,
+    /// TTL or hop limit.
     pub(super) ttl: u8,
     pub(super) tcp_flags: u8,
     pub(super) icmp_type: u8,
@@ -132,8 +143,8 @@ pub(super) struct Packet {
 /// The TCP segment in a frame that was parsed as TCP and has an Ethernet header. `payload_len` is
 /// that of the whole frame, bytes. `None` if the header cannot be read.
 #[inline(always)]
-pub(super) fn segment<K: Kernel>(kernel: K, payload_len: u32) -> Option<tcp::Segment> {
-    let header = kernel.header::<Tcp>(ETHERNET_LEN + IPV4_LEN)?;
+pub(super) fn segment<K: Kernel, F: Family>(kernel: K, payload_len: u32) -> Option<tcp::Segment> {
+    let header = kernel.header::<Tcp>(ETHERNET_LEN + F::IP_LEN)?;
     // SAFETY: `header` checked the bounds.
     let header = unsafe { &*header };
     Some(tcp::Segment::new(
@@ -145,44 +156,18 @@ pub(super) fn segment<K: Kernel>(kernel: K, payload_len: u32) -> Option<tcp::Seg
     ))
 }
 
-impl Packet {
-    /// Parses the IPv4 header at offset `L2`.
-    ///
-    /// # Errors
-    /// `Malformed`, `IpOptions` or `Fragment`.
+impl<F: Family> Packet<F> {
+    /// A packet whose IP header was parsed: its addresses, its protocol and its TTL.
     #[inline(always)]
-    pub(super) fn parse_network<K: Kernel, const L2: usize>(kernel: K) -> Result<Self, DropReason> {
-        let Some(ip) = kernel.pulled_header::<Ipv4>(L2) else {
-            return Err(DropReason::Malformed);
-        };
-        // SAFETY: `pulled_header` checked the bounds.
-        let ip = unsafe { &*ip };
-        if ip.version_ihl != 0x45 {
-            return Err(if ip.version_ihl > 0x45 && ip.version_ihl <= 0x4f {
-                DropReason::IpOptions
-            } else {
-                DropReason::Malformed
-            });
-        }
-        // Offset or "more fragments".
-        if ip.fragment & u16::to_be(0x3fff) != 0 {
-            return Err(DropReason::Fragment);
-        }
-        let gso_size = kernel.gso_size();
-        let room = kernel.frame_len().wrapping_sub(L2 as u32);
-        let mut l3_len = u32::from(u16::from_be(ip.total_len));
-        // GRO leaves 0 in what outgrows the field (BIG TCP).
-        if l3_len == 0 && gso_size != 0 {
-            l3_len = room;
-        }
-        // What segmentation makes of a frame follows from its length, not from the header's.
-        if l3_len > room || l3_len < IPV4_LEN as u32 || (gso_size != 0 && l3_len != room) {
-            return Err(DropReason::Malformed);
-        }
-        let [ttl, protocol] = ip.ttl_protocol.to_ne_bytes();
-        Ok(Self {
-            source: Ip4::from_wire(ip.source),
-            destination: Ip4::from_wire(ip.destination),
+    pub(super) fn of_network(
+        (source, destination): (F::Address, F::Address),
+        (protocol, ttl): (u8, u8),
+        l3_len: u32,
+        gso_size: u32,
+    ) -> Self {
+        Self {
+            source,
+            destination,
             source_port: 0,
             destination_port: 0,
             protocol,
@@ -192,9 +177,9 @@ impl Packet {
             sequence: 0,
             checksum: 0,
             l3_len,
-            headers_len: IPV4_LEN as u32,
+            headers_len: F::IP_LEN as u32,
             gso_size,
-        })
+        }
     }
 
     /// Parses the L4 header.
@@ -206,14 +191,14 @@ impl Packet {
         &mut self,
         kernel: K,
     ) -> Result<(), DropReason> {
-        let l4_len = self.l3_len - IPV4_LEN as u32;
-        let Some(protocol) = Protocol::from_ip(self.protocol) else {
+        let l4_len = self.l3_len - F::IP_LEN as u32;
+        let Some(protocol) = F::protocol(self.protocol) else {
             return Err(DropReason::IpProtocol);
         };
         if l4_len < size_of::<L4>() as u32 {
             return Err(DropReason::Malformed);
         }
-        let Some(l4) = kernel.pulled_header::<L4>(L2 + IPV4_LEN) else {
+        let Some(l4) = kernel.pulled_header::<L4>(L2 + F::IP_LEN) else {
             return Err(DropReason::Malformed);
         };
         // SAFETY: `pulled_header` checked the bounds.
@@ -225,7 +210,7 @@ impl Packet {
             Protocol::Tcp => {
                 let high = u32::from(u16::from_be(rest[0]));
                 self.sequence = high << 16 | u32::from(u16::from_be(rest[1]));
-                let offset = L2 + IPV4_LEN + size_of::<L4>();
+                let offset = L2 + F::IP_LEN + size_of::<L4>();
                 let Some(tail) = kernel.pulled_header::<TcpTail>(offset) else {
                     return Err(DropReason::Malformed);
                 };
@@ -258,7 +243,7 @@ impl Packet {
         if l4_header_len > l4_len {
             return Err(DropReason::Malformed);
         }
-        self.headers_len = IPV4_LEN as u32 + l4_header_len;
+        self.headers_len = F::IP_LEN as u32 + l4_header_len;
         Ok(())
     }
 
@@ -286,6 +271,6 @@ impl Packet {
 
     #[inline(always)]
     pub(super) fn is_icmp(&self) -> bool {
-        self.protocol == Protocol::Icmp as u8
+        self.protocol == F::ICMP as u8
     }
 }

@@ -1,10 +1,16 @@
-//! Rewrite of a packet: address, port or ICMP query id, TTL and checksums.
+//! Rewrite of a packet: address, port or ICMP query id, TTL or hop limit, and checksums.
 //!
 //! # Checksums
 //! A frame's L4 checksum is full, partial (`NEEDS_CSUM`: the field holds the pseudo-header's sum
 //! and the sending device completes it) or complete (the receiving device summed the payload). A
 //! program cannot see which. `bpf_l4_csum_replace` updates each correctly if its flags say whether
-//! the word is part of the pseudo-header: the address is, the port is not.
+//! the word is part of the pseudo-header: the address is, the port is not. ICMPv6 has a
+//! pseudo-header, ICMP has none.
+//!
+//! Where a checksum is complete, the helper also updates the sum of the whole packet, which an IPv6
+//! address does not change: it is not undone in a header checksum, as an IPv4 address is. Nothing
+//! reads that sum after a redirect: neither a TAP nor a device that sends (Linux 6.16 has a flag for
+//! it, which older kernels refuse).
 //!
 //! # Place of a guest's checksum
 //! With a partial checksum the guest also chooses the place where the kernel later stores it, and
@@ -16,12 +22,13 @@
 //! others.)
 use super::{
     Kernel, Refused,
-    packet::{ETHERNET_LEN, Ethernet, IPV4_LEN, Ipv4, L4, Macs, Packet, ether_type},
+    family::Family,
+    packet::{ETHERNET_LEN, Macs, Packet},
 };
-use crate::{Direction, DropReason, Ip4, Protocol, checksum};
+use crate::{Direction, DropReason, Protocol};
 
 /// Flags of `bpf_l4_csum_replace` (include/uapi/linux/bpf.h). Its lowest four bits are the length
-/// of the replaced word, bytes.
+/// of the replaced word, bytes; 0 if the new word is a difference of sums, and the old one 0.
 pub mod checksum_flags {
     /// The word is part of the pseudo-header.
     pub const PSEUDO_HDR: u64 = 1 << 4;
@@ -29,23 +36,13 @@ pub mod checksum_flags {
     pub const MARK_MANGLED_0: u64 = 1 << 5;
 }
 
-const L4_OFFSET: usize = ETHERNET_LEN + IPV4_LEN;
-
-/// The headers that a rewrite changes, as one struct so that one bounds check covers them.
-#[repr(C, packed(2))]
-struct Headers {
-    ethernet: Ethernet,
-    ip: Ipv4,
-    l4: L4,
-}
-
 /// The values that a rewrite puts into a packet.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Rewrite {
+pub struct Rewrite<F: Family> {
     /// [`Direction::Tx`] replaces the source, [`Direction::Rx`] the destination.
     pub(super) direction: Direction,
-    /// New IPv4 address.
-    pub(super) address: Ip4,
+    /// New address.
+    pub(super) address: F::Address,
     /// New port or ICMP query id, host order.
     pub(super) port: u16,
     /// New MAC addresses; `None` if the kernel is to resolve them.
@@ -57,10 +54,10 @@ pub(super) struct Rewrite {
 /// # Errors
 /// The drop reason. The frame may be half rewritten then, and must be dropped.
 #[inline(always)]
-pub(super) fn rewrite<K: Kernel>(
+pub(super) fn rewrite<K: Kernel, F: Family>(
     kernel: K,
-    packet: &Packet,
-    to: &Rewrite,
+    packet: &Packet<F>,
+    to: &Rewrite<F>,
 ) -> Result<(), DropReason> {
     let from_guest = matches!(to.direction, Direction::Tx);
     let (old_address, old_port) = if from_guest {
@@ -68,10 +65,11 @@ pub(super) fn rewrite<K: Kernel>(
     } else {
         (packet.destination, packet.destination_port)
     };
-    let (checksum_offset, flags) = match Protocol::from_ip(packet.protocol) {
-        Some(Protocol::Tcp) => (L4_OFFSET + 16, 0),
-        Some(Protocol::Udp) => (L4_OFFSET + 6, checksum_flags::MARK_MANGLED_0),
-        Some(Protocol::Icmp | Protocol::Icmpv6) => (L4_OFFSET + 2, 0),
+    let l4_offset = ETHERNET_LEN + F::IP_LEN;
+    let (checksum_offset, flags) = match F::protocol(packet.protocol) {
+        Some(Protocol::Tcp) => (l4_offset + 16, 0),
+        Some(Protocol::Udp) => (l4_offset + 6, checksum_flags::MARK_MANGLED_0),
+        Some(Protocol::Icmp | Protocol::Icmpv6) => (l4_offset + 2, 0),
         None => return Err(DropReason::IpProtocol),
     };
     if from_guest {
@@ -89,47 +87,10 @@ pub(super) fn rewrite<K: Kernel>(
     } else {
         replace_port(kernel, checksum_offset, old_port, to.port, flags)?;
     }
-    if !packet.is_icmp() {
-        kernel.l4_checksum_replace(
-            checksum_offset,
-            old_address.to_wire(),
-            to.address.to_wire(),
-            flags | checksum_flags::PSEUDO_HDR | 4,
-        )?;
+    if F::ICMP_HAS_PSEUDO_HEADER || !packet.is_icmp() {
+        F::replace_address(kernel, checksum_offset, old_address, to.address, flags)?;
     }
-
-    let headers = kernel
-        .header::<Headers>(0)
-        .ok_or(DropReason::KernelRefused)?;
-    // SAFETY: `header` checked the bounds.
-    let headers = unsafe { &mut *headers };
-    if let Some(macs) = to.macs {
-        headers.ethernet.macs = macs;
-    }
-    headers.ethernet.ether_type = ether_type::IPV4.to_be();
-
-    let old_ttl = headers.ip.ttl_protocol;
-    let [ttl, protocol] = old_ttl.to_ne_bytes();
-    let new_ttl = u16::from_ne_bytes([ttl.wrapping_sub(1), protocol]);
-    headers.ip.ttl_protocol = new_ttl;
-    headers.ip.checksum = checksum::update32(
-        checksum::update16(headers.ip.checksum, old_ttl, new_ttl),
-        old_address.to_wire(),
-        to.address.to_wire(),
-    );
-    if from_guest {
-        headers.ip.source = to.address.to_wire();
-    } else {
-        headers.ip.destination = to.address.to_wire();
-    }
-    if packet.is_icmp() {
-        headers.l4.rest[0] = to.port.to_be();
-    } else if from_guest {
-        headers.l4.ports[0] = to.port.to_be();
-    } else {
-        headers.l4.ports[1] = to.port.to_be();
-    }
-    Ok(())
+    F::write(kernel, packet, to)
 }
 
 #[inline(always)]
@@ -169,9 +130,13 @@ fn checksum_at<K: Kernel>(kernel: K, offset: usize) -> Result<u16, DropReason> {
 /// # Errors
 /// `Malformed` if it does, or if the packet cannot have a partial checksum.
 #[inline(always)]
-fn check_place<K: Kernel>(kernel: K, packet: &Packet, offset: usize) -> Result<(), DropReason> {
+fn check_place<K: Kernel, F: Family>(
+    kernel: K,
+    packet: &Packet<F>,
+    offset: usize,
+) -> Result<(), DropReason> {
     // ICMP has no pseudo-header, so its checksum is never partial; zero in UDP means no checksum.
-    if packet.is_icmp()
+    if packet.is_icmp() && !F::ICMP_HAS_PSEUDO_HEADER
         || (packet.is_udp() && packet.checksum == 0)
         || kernel.partial_checksum_place()? < offset as i32
     {
@@ -184,9 +149,9 @@ fn check_place<K: Kernel>(kernel: K, packet: &Packet, offset: usize) -> Result<(
 /// replaces a word as a probe first.
 #[cold]
 #[inline(always)]
-fn check_place_by_probe<K: Kernel>(
+fn check_place_by_probe<K: Kernel, F: Family>(
     kernel: K,
-    packet: &Packet,
+    packet: &Packet<F>,
     offset: usize,
 ) -> Result<(), DropReason> {
     kernel.l4_checksum_replace(offset, 0, 1, 2)?;

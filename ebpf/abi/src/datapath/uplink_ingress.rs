@@ -1,22 +1,24 @@
 //! Packets from the world. Those of established flows go to their guest. All packets that are not
-//! slipgate's pass to the host unchanged.
+//! slipgate's pass to the host unchanged. Those of IPv6 go on in
+//! [`uplink_ingress6`](super::uplink_ingress6).
 use core::sync::atomic::Ordering::Relaxed;
 
 use super::{
-    Kernel, Maps as _, connection,
+    Kernel, Maps as _, Program6, connection,
     drops::{NOBODY, drop_packet},
+    family::Family,
     fragments_and_options,
     handover::hand_over,
     handshake,
     identity::guest_macs,
+    ipv4::V4,
     lookup::{self, Flow},
-    packet::{IPV4_LEN, Ipv4, L4, Packet, ether_type, icmp},
+    packet::{Packet, ether_type, icmp},
     rate,
     translate::{self, Rewrite},
 };
 use crate::{
-    Direction, DropReason, ForwardKey, ForwardTarget, Handover, Ip4, Protocol, SlotRef, Tuple,
-    Verdict,
+    Direction, DropReason, ForwardKey, ForwardTarget, Handover, Ip4, Verdict,
     cell::{load32, store64},
     portframe::PortFlags,
     vm::VmFlags,
@@ -25,6 +27,14 @@ use crate::{
 /// Processes a packet that arrived by an uplink. `L2` is the length of its L2 header, bytes.
 #[inline(always)]
 pub fn run<K: Kernel, const L2: usize>(kernel: K) -> K::End {
+    if kernel.ether_type() == ether_type::IPV6 {
+        let program = match L2 {
+            0 => Program6::UplinkIngressL3,
+            _ => Program6::UplinkIngress,
+        };
+        // Without it no guest has flows of IPv6.
+        return kernel.go_on(program).unwrap_or_else(|_| kernel.pass());
+    }
     if kernel.is_untagged_by_stack() || kernel.ether_type() != ether_type::IPV4 {
         return kernel.pass();
     }
@@ -32,17 +42,17 @@ pub fn run<K: Kernel, const L2: usize>(kernel: K) -> K::End {
     if L2 != 0 && !kernel.is_to_this_host() {
         return kernel.pass();
     }
-    let mut packet = match Packet::parse_network::<K, L2>(kernel) {
+    let mut packet = match V4::parse::<K, L2>(kernel) {
         Ok(packet) => packet,
         Err(reason) => return fragments_and_options::run::<K, L2>(kernel, reason),
     };
     if packet.parse_transport::<K, L2>(kernel).is_err() {
         return kernel.pass();
     }
-    if packet.is_icmp() && packet.icmp_type != icmp::ECHO_REPLY {
+    if packet.is_icmp() && packet.icmp_type != V4::ECHO_REPLY {
         return match packet.icmp_type {
             icmp::UNREACHABLE | icmp::TIME_EXCEEDED | icmp::PARAMETER_PROBLEM => {
-                icmp_error::<K, L2>(kernel, &packet)
+                icmp_error::<V4, K, L2>(kernel, &packet)
             }
             _ => kernel.pass(),
         };
@@ -50,7 +60,7 @@ pub fn run<K: Kernel, const L2: usize>(kernel: K) -> K::End {
     match lookup::world_flow(kernel.maps(), &packet) {
         // A flow being opened or gone is a miss: the host must not answer for its forward.
         Some(flow) if load32(flow.slot.verdict()) != Verdict::Free as u32 => {
-            send_to_guest::<K, L2, false>(kernel, &packet, flow)
+            send_to_guest::<V4, K, L2, false>(kernel, &packet, flow)
         }
         _ => forward::<K, L2>(kernel, &packet),
     }
@@ -59,10 +69,10 @@ pub fn run<K: Kernel, const L2: usize>(kernel: K) -> K::End {
 /// Delivers a packet from the world by its flow. With `ENGINE`, the packet comes from the engine,
 /// which has decided, so it never returns there.
 #[inline(always)]
-pub(super) fn send_to_guest<K: Kernel, const L2: usize, const ENGINE: bool>(
+pub(super) fn send_to_guest<F: Family, K: Kernel, const L2: usize, const ENGINE: bool>(
     kernel: K,
-    packet: &Packet,
-    flow: Flow,
+    packet: &Packet<F>,
+    flow: Flow<F>,
 ) -> K::End {
     let slot = flow.slot;
     const FLAGS: u8 = PortFlags::FROM_UPLINK;
@@ -103,20 +113,20 @@ pub(super) fn send_to_guest<K: Kernel, const L2: usize, const ENGINE: bool>(
             return drop_packet(kernel, row, DropReason::NoFlow, packet.segments());
         }
         if is_held {
-            return hand_over::<K, L2>(kernel, row, Handover::Asleep, FLAGS);
+            return hand_over::<F, K, L2>(kernel, row, Handover::Asleep, FLAGS);
         }
         if verdict != Verdict::Fast as u32 {
-            return hand_over::<K, L2>(kernel, row, Handover::Verdict, FLAGS);
+            return hand_over::<F, K, L2>(kernel, row, Handover::Verdict, FLAGS);
         }
         if connection::opens(packet) && !connection::opener_again(packet, slot, Direction::Rx) {
-            return hand_over::<K, L2>(kernel, row, Handover::Syn, FLAGS);
+            return hand_over::<F, K, L2>(kernel, row, Handover::Syn, FLAGS);
         }
     }
     if packet.ttl <= 1 {
         if ENGINE {
             return drop_packet(kernel, row, DropReason::TtlExpired, packet.segments());
         }
-        return hand_over::<K, L2>(kernel, row, Handover::TtlExpired, FLAGS);
+        return hand_over::<F, K, L2>(kernel, row, Handover::TtlExpired, FLAGS);
     }
     // SAFETY: a live row; a u32 does not tear.
     if packet.largest() > unsafe { (&raw const (*vm.as_ptr()).mtu).read_volatile() } {
@@ -129,7 +139,7 @@ pub(super) fn send_to_guest<K: Kernel, const L2: usize, const ENGINE: bool>(
         {
             return drop_packet(kernel, row, reason, packet.segments());
         }
-        return hand_over::<K, L2>(kernel, row, Handover::TooBig, FLAGS);
+        return hand_over::<F, K, L2>(kernel, row, Handover::TooBig, FLAGS);
     }
     if flags & VmFlags::LIMITED != 0
         && let Err(reason) = rate::take(kernel, row, Direction::Rx, packet.segments())
@@ -141,7 +151,7 @@ pub(super) fn send_to_guest<K: Kernel, const L2: usize, const ENGINE: bool>(
     }
     let to = Rewrite {
         direction: Direction::Rx,
-        address: slot.guest(),
+        address: F::guest(slot, flow.beside),
         port: slot.guest_port(),
         macs: Some(guest_macs(vm)),
     };
@@ -160,7 +170,7 @@ pub(super) fn send_to_guest<K: Kernel, const L2: usize, const ENGINE: bool>(
 /// Processes a packet without flow: hands it to the engine if a forward matches and it opens a
 /// flow, else leaves it to the host.
 #[inline(always)]
-fn forward<K: Kernel, const L2: usize>(kernel: K, packet: &Packet) -> K::End {
+fn forward<K: Kernel, const L2: usize>(kernel: K, packet: &Packet<V4>) -> K::End {
     if !packet.is_udp() && !connection::opens(packet) {
         return kernel.pass();
     }
@@ -193,14 +203,19 @@ fn forward<K: Kernel, const L2: usize>(kernel: K, packet: &Packet) -> K::End {
     if load32(vm.flags()) & VmFlags::FROZEN != 0 {
         return drop_packet(kernel, vm_row, DropReason::Frozen, packet.segments());
     }
-    hand_over::<K, L2>(kernel, vm_row, Handover::Forward, PortFlags::FROM_UPLINK)
+    hand_over::<V4, K, L2>(kernel, vm_row, Handover::Forward, PortFlags::FROM_UPLINK)
 }
 
-/// Processes an ICMP error. The packet it quotes (RFC 792: IP header and 8 bytes) identifies the
-/// flow.
+/// Processes an ICMP error. The packet it quotes (RFC 792: IP header and 8 bytes, RFC 4443: as much
+/// as fits) identifies the flow.
 #[inline(always)]
-fn icmp_error<K: Kernel, const L2: usize>(kernel: K, packet: &Packet) -> K::End {
-    let Some(slot) = quoted_flow::<K, L2>(kernel) else {
+pub(super) fn icmp_error<F: Family, K: Kernel, const L2: usize>(
+    kernel: K,
+    packet: &Packet<F>,
+) -> K::End {
+    let quoted = F::quoted::<K, L2>(kernel);
+    let flow = quoted.and_then(|tuple| lookup::world_flow_by::<_, F>(kernel.maps(), &tuple));
+    let Some(slot) = flow else {
         return kernel.pass();
     };
     let is_its = kernel.arrived_by(load32(slot.uplink_ifindex()));
@@ -214,40 +229,5 @@ fn icmp_error<K: Kernel, const L2: usize>(kernel: K, packet: &Packet) -> K::End 
     if load32(vm.flags()) & VmFlags::FROZEN != 0 {
         return drop_packet(kernel, row, DropReason::Frozen, packet.segments());
     }
-    hand_over::<K, L2>(kernel, row, Handover::Icmp, PortFlags::FROM_UPLINK)
-}
-
-#[inline(always)]
-fn quoted_flow<K: Kernel, const L2: usize>(kernel: K) -> Option<SlotRef> {
-    #[repr(C, packed(2))]
-    struct Quoted {
-        ip: Ipv4,
-        l4: L4,
-    }
-    let quoted = kernel.pulled_header::<Quoted>(L2 + IPV4_LEN + size_of::<L4>())?;
-    // SAFETY: `pulled_header` checked the bounds.
-    let quoted = unsafe { &*quoted };
-    let [_, number] = quoted.ip.ttl_protocol.to_ne_bytes();
-    let protocol = Protocol::from_ip(number)?;
-    if quoted.ip.version_ihl != 0x45 || quoted.ip.fragment & u16::to_be(0x1fff) != 0 {
-        return None;
-    }
-    let (ports, rest) = (quoted.l4.ports, quoted.l4.rest);
-    let (local_port, remote_port) = match protocol {
-        Protocol::Icmp if ports[0].to_ne_bytes()[0] != icmp::ECHO => return None,
-        Protocol::Icmp | Protocol::Icmpv6 => (u16::from_be(rest[0]), 0),
-        Protocol::Tcp | Protocol::Udp => (u16::from_be(ports[0]), u16::from_be(ports[1])),
-    };
-    lookup::world_flow_by(
-        kernel.maps(),
-        &Tuple {
-            scope: Tuple::WORLD,
-            local: Ip4::from_wire(quoted.ip.source),
-            remote: Ip4::from_wire(quoted.ip.destination),
-            local_port,
-            remote_port,
-            protocol: number,
-            pad: [0; 3],
-        },
-    )
+    hand_over::<F, K, L2>(kernel, row, Handover::Icmp, PortFlags::FROM_UPLINK)
 }

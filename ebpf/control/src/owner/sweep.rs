@@ -13,7 +13,9 @@ use std::{
     time::Duration,
 };
 
-use slipgate_abi::{FlowRef, SlotIndex, Tuple, Verdict, VmId, VmRow, maps::MAX_OWNERS};
+use slipgate_abi::{
+    FlowRef, SlotIndex, SlotRef, Tuple, Tuple6, Verdict, VmId, VmRow, maps::MAX_OWNERS,
+};
 
 use super::{Field, Owner};
 use crate::{
@@ -60,9 +62,16 @@ pub fn sweep<'o>(
     // It takes a second where there are a million flows.
     let tuples = match chunk_owners.all(is_in_use) {
         true => 0,
-        false => maps.flows.remove_if(|tuple, flow| {
-            !is_whole(maps, tuple, *flow) && !chunk_owner(maps, flow.index()).is_some_and(is_in_use)
-        })?,
+        false => {
+            let is_dead = |flow: &FlowRef| !chunk_owner(maps, flow.index()).is_some_and(is_in_use);
+            let of_ipv4 = maps
+                .flows
+                .remove_if(|tuple, flow| !is_whole(maps, tuple, *flow) && is_dead(flow))?;
+            let of_ipv6 = maps
+                .flows6
+                .remove_if(|tuple, flow| !is_whole6(maps, tuple, *flow) && is_dead(flow))?;
+            of_ipv4 + of_ipv6
+        }
     };
     let gone =
         |id: VmId, row: Option<VmRow>| row.and_then(|row| vm_rows::id_of(maps, row)) != Some(id);
@@ -93,17 +102,35 @@ pub fn sweep<'o>(
 
 /// Whether the entry's slot holds the flow of the tuple.
 fn is_whole(maps: &SharedMaps, tuple: &Tuple, flow: FlowRef) -> bool {
-    let Some(slot) = maps.slot(flow.index()) else {
+    let Some(slot) = slot_of(maps, flow).filter(|slot| !slot.is_ipv6()) else {
         return false;
     };
-    let named = if tuple.scope == Tuple::WORLD {
-        slot.world_tuple()
-    } else {
-        slot.guest_tuple()
+    let named = match tuple.scope {
+        Tuple::WORLD => slot.world_tuple(),
+        _ => slot.guest_tuple(),
     };
-    slot.verdict().load(Acquire) != Verdict::Free as u32
-        && slot.generation().load(Acquire) == flow.generation
-        && named == *tuple
+    named == *tuple
+}
+
+/// As [`is_whole`], of IPv6.
+fn is_whole6(maps: &SharedMaps, tuple: &Tuple6, flow: FlowRef) -> bool {
+    let slot = slot_of(maps, flow).filter(SlotRef::is_ipv6);
+    let Some((slot, addresses)) = slot.zip(maps.addresses6(flow.index())) else {
+        return false;
+    };
+    let named = match tuple.scope {
+        Tuple::WORLD => addresses.world_tuple(slot),
+        _ => addresses.guest_tuple(slot),
+    };
+    named == *tuple
+}
+
+/// Returns the slot of an entry, if it is in use in the entry's generation.
+fn slot_of(maps: &SharedMaps, flow: FlowRef) -> Option<SlotRef> {
+    maps.slot(flow.index()).filter(|slot| {
+        slot.verdict().load(Acquire) != Verdict::Free as u32
+            && slot.generation().load(Acquire) == flow.generation
+    })
 }
 
 /// Returns the row that owns the slot's chunk.

@@ -1,0 +1,38 @@
+//! IPv6 packets from the world, which [`uplink_ingress`](super::uplink_ingress) passes on. Those of
+//! established flows go to their guest. Everything else is the host's: neighbour discovery of the
+//! uplink above all.
+use super::{
+    Kernel,
+    family::Family as _,
+    ipv6::{V6, icmpv6},
+    lookup,
+    uplink_ingress::{icmp_error, send_to_guest},
+};
+use crate::{Verdict, cell::load32};
+
+/// Processes a packet that arrived by an uplink. `L2` is the length of its L2 header, bytes.
+#[inline(always)]
+pub(super) fn run<K: Kernel, const L2: usize>(kernel: K) -> K::End {
+    // To a group, or seen only because the device is promiscuous.
+    if kernel.is_untagged_by_stack() || L2 != 0 && !kernel.is_to_this_host() {
+        return kernel.pass();
+    }
+    let Ok(mut packet) = V6::parse::<K, L2>(kernel) else {
+        return kernel.pass();
+    };
+    if packet.parse_transport::<K, L2>(kernel).is_err() {
+        return kernel.pass();
+    }
+    if packet.is_icmp() && packet.icmp_type != V6::ECHO_REPLY {
+        return match packet.icmp_type {
+            1..=icmpv6::PARAMETER_PROBLEM => icmp_error::<V6, K, L2>(kernel, &packet),
+            _ => kernel.pass(),
+        };
+    }
+    match lookup::world_flow(kernel.maps(), &packet) {
+        Some(flow) if load32(flow.slot.verdict()) != Verdict::Free as u32 => {
+            send_to_guest::<V6, K, L2, false>(kernel, &packet, flow)
+        }
+        _ => kernel.pass(),
+    }
+}

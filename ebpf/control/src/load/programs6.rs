@@ -1,0 +1,81 @@
+//! The programs for IPv6, in the program array by which the others pass packets on to them.
+//!
+//! The array is pinned: the kernel empties it when no process and no pin has it any more, even while
+//! attached programs use it. It holds the programs, so these need no pins. Another build's programs
+//! take the places of the old ones one by one, each by one atomic exchange, so there is no moment
+//! without; both builds have the same maps. No process but a loader has the array's descriptor: an
+//! engine could empty it.
+use std::{
+    io,
+    os::fd::{AsFd as _, AsRawFd as _},
+};
+
+use aya::{Ebpf, EbpfLoader, programs::SchedClassifier};
+use slipgate_abi::datapath::{PROGRAMS6, Program6};
+
+use super::{refused, retry};
+use crate::{Error, Paths, Result, bpf};
+
+/// Has the loader make or join the array.
+pub(super) fn pin(loader: &mut EbpfLoader<'_>, paths: &Paths) {
+    loader.map_pin_path(PROGRAMS6, paths.pin(PROGRAMS6));
+}
+
+/// Loads the programs and puts them into the array.
+pub(super) fn load(ebpf: &mut Ebpf, paths: &Paths) -> Result<()> {
+    let path = paths.pin(PROGRAMS6);
+    let array =
+        bpf::obj_get(&path).map_err(Error::os(format!("open the pinned {}", path.display())))?;
+    for program in Program6::ALL {
+        let name = program.name();
+        let no_program = || Error::Load {
+            what: format!("the program {name}"),
+            reason: "the BPF object has none: build it anew with `cargo xtask build --bpf-only`"
+                .into(),
+        };
+        let loaded: &mut SchedClassifier = ebpf
+            .program_mut(name)
+            .and_then(|program| program.try_into().ok())
+            .ok_or_else(no_program)?;
+        let failed = |error| refused(&format!("the program {name}"), &error);
+        retry(|| loaded.load()).map_err(failed)?;
+        let fd = loaded.fd().map_err(failed)?.as_fd().as_raw_fd();
+        let index = program as u32;
+        // SAFETY: an array of programs has words as keys, and as values descriptors.
+        unsafe {
+            bpf::update(
+                array.as_fd(),
+                (&raw const index).cast(),
+                (&raw const fd).cast(),
+                0,
+            )
+        }
+        .map_err(Error::os(format!("put {name} into {PROGRAMS6}")))?;
+    }
+    Ok(())
+}
+
+/// Whether the array is pinned and has every program.
+pub(super) fn are_there(paths: &Paths) -> bool {
+    let Ok(array) = bpf::obj_get(&paths.pin(PROGRAMS6)) else {
+        return false;
+    };
+    let has = |program: Program6| -> io::Result<bool> {
+        let (index, mut id) = (program as u32, 0_u32);
+        // SAFETY: as above; the kernel returns a program's id.
+        unsafe {
+            bpf::lookup(
+                array.as_fd(),
+                (&raw const index).cast(),
+                (&raw mut id).cast(),
+            )
+        }
+    };
+    Program6::ALL
+        .into_iter()
+        .all(|program| has(program).unwrap_or(false))
+}
+
+#[cfg(test)]
+#[path = "programs6_test.rs"]
+mod tests;
