@@ -117,6 +117,7 @@ fn status(name: &str) -> VmStatus {
         state: VmState::Served,
         idle: false,
         lacks_uplink: false,
+        guest_ipv6: None,
         unserved_forwards: Vec::new(),
     }
 }

@@ -12,18 +12,12 @@
 //!
 //! The server's DUID is made of the gateway's MAC (RFC 8415 section 11.4), so it is the same at each
 //! start. There are no relays on a guest's link.
-use std::net::Ipv6Addr;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
 use slipgate_abi::DropReason;
 use slipgate_model::GuestIpv6;
-use smoltcp::wire::IpProtocol;
 
-use crate::{
-    ndp::{self, wire},
-    packet::checksum::Sum,
-    stats::Tally,
-    vm::VmNet,
-};
+use crate::{datagram::Datagram, ndp, stats::Tally, vm::VmNet};
 
 /// Port of servers.
 pub const SERVER_PORT: u16 = 547;
@@ -35,8 +29,6 @@ pub const ALL_SERVERS: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 1, 2);
 pub const REFRESH_S: u32 = 86_400;
 /// Longest DUID, bytes (RFC 8415 section 11.1).
 const MAX_DUID_LEN: usize = 130;
-/// Length of a UDP header, bytes.
-const UDP_HEADER_LEN: usize = 8;
 
 /// Types of messages (RFC 8415 section 7.3).
 mod kind {
@@ -68,20 +60,26 @@ mod code {
 /// The drop reason to count if the message is malformed, or not for a server.
 pub fn handle(vm: &VmNet, net: &GuestIpv6, packet: &[u8]) -> Result<Option<Vec<u8>>, DropReason> {
     let datagram = Datagram::parse(packet).ok_or(DropReason::Malformed)?;
-    let is_guests = ndp::is_guests(net, vm.gateway_mac, datagram.source);
-    if !is_guests || !datagram.source.is_unicast_link_local() {
+    let IpAddr::V6(client) = datagram.from.ip() else {
+        return Err(DropReason::ServiceReject);
+    };
+    if !client.is_unicast_link_local() || !ndp::is_guests(net, vm.gateway_mac, client) {
         return Err(DropReason::Spoofed);
     }
-    if (datagram.from, datagram.to) != (CLIENT_PORT, SERVER_PORT) {
+    if (datagram.from.port(), datagram.to.port()) != (CLIENT_PORT, SERVER_PORT) {
         return Err(DropReason::ServiceReject);
     }
     let request = Request::parse(datagram.payload).ok_or(DropReason::ServiceReject)?;
     vm.stats.tally(Tally::DhcpMessage, 1);
     let duid = server_id(vm);
     Ok(request.is_for(&duid).then(|| {
-        let message = request.reply(&duid, net.gateway());
-        let from = net.gateway_link_local(vm.gateway_mac);
-        emit(from, datagram.source, &message)
+        let server = net.gateway_link_local(vm.gateway_mac);
+        let reply = Datagram {
+            from: SocketAddr::new(server.into(), SERVER_PORT),
+            to: datagram.from,
+            payload: &request.reply(&duid, net.gateway()),
+        };
+        reply.emit()
     }))
 }
 
@@ -89,35 +87,6 @@ pub fn handle(vm: &VmNet, net: &GuestIpv6, packet: &[u8]) -> Result<Option<Vec<u
 fn server_id(vm: &VmNet) -> [u8; 10] {
     let [a, b, c, d, e, f] = vm.gateway_mac;
     [0, 3, 0, 1, a, b, c, d, e, f]
-}
-
-/// A UDP datagram over IPv6.
-struct Datagram<'p> {
-    source: Ipv6Addr,
-    from: u16,
-    to: u16,
-    payload: &'p [u8],
-}
-
-impl<'p> Datagram<'p> {
-    /// Parses an IPv6 packet without extension headers. The checksum is not verified: nothing can
-    /// corrupt the datagram on the way, and with offloads it is not filled in.
-    fn parse(packet: &'p [u8]) -> Option<Self> {
-        let header: &[u8; wire::HEADER_LEN] = packet.first_chunk()?;
-        if header[0] >> 4 != 6 || IpProtocol::from(header[6]) != IpProtocol::Udp {
-            return None;
-        }
-        let len = usize::from(u16::from_be_bytes([header[4], header[5]]));
-        let udp = packet.get(wire::HEADER_LEN..wire::HEADER_LEN + len)?;
-        let word = |at: usize| Some(u16::from_be_bytes([*udp.get(at)?, *udp.get(at + 1)?]));
-        let source: [u8; 16] = header[8..24].try_into().ok()?;
-        Some(Self {
-            source: source.into(),
-            from: word(0)?,
-            to: word(2)?,
-            payload: udp.get(UDP_HEADER_LEN..usize::from(word(4)?))?,
-        })
-    }
 }
 
 /// A message of a client.
@@ -202,29 +171,6 @@ impl<'p> Request<'p> {
         }
         message
     }
-}
-
-/// Builds the IPv6 packet of a message to a client.
-fn emit(from: Ipv6Addr, to: Ipv6Addr, message: &[u8]) -> Vec<u8> {
-    let protocol = u8::from(IpProtocol::Udp);
-    let len = UDP_HEADER_LEN + message.len();
-    let mut packet = wire::header(from, to, protocol, len, 64);
-    packet.extend(SERVER_PORT.to_be_bytes());
-    packet.extend(CLIENT_PORT.to_be_bytes());
-    packet.extend((len as u16).to_be_bytes());
-    packet.extend([0; 2]);
-    packet.extend(message);
-    let sum = Sum::default().bytes(&packet[8..40]);
-    let sum = sum
-        .bytes(&(len as u32).to_be_bytes())
-        .bytes(&[0, 0, 0, protocol]);
-    // A sum of zero is sent as ones: zero means none (RFC 768).
-    let sum = match sum.bytes(&packet[wire::HEADER_LEN..]).finish() {
-        0 => 0xffff,
-        sum => sum,
-    };
-    packet[wire::HEADER_LEN + 6..wire::HEADER_LEN + 8].copy_from_slice(&sum.to_be_bytes());
-    packet
 }
 
 #[cfg(test)]

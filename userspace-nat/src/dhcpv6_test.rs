@@ -1,7 +1,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::test_vm;
+use crate::{packet::checksum::Sum, test_vm};
 
 const GUEST: &str = "fe80::ff:fe00:f";
 const CLIENT: [u8; 10] = [0, 3, 0, 1, 2, 0, 0, 0, 0, 15];
@@ -17,10 +17,12 @@ fn request(kind: u8, options: &[Vec<u8>]) -> Vec<u8> {
 
 /// A packet of a client, from its address and port to all servers.
 fn packet(from: &str, port: u16, to: u16, message: &[u8]) -> Vec<u8> {
-    let mut packet = emit(from.parse().unwrap(), ALL_SERVERS, message);
-    packet[40..42].copy_from_slice(&port.to_be_bytes());
-    packet[42..44].copy_from_slice(&to.to_be_bytes());
-    packet
+    let datagram = Datagram {
+        from: SocketAddr::new(from.parse().unwrap(), port),
+        to: SocketAddr::new(ALL_SERVERS.into(), to),
+        payload: message,
+    };
+    datagram.emit()
 }
 
 fn ask(message: &[u8]) -> Result<Option<Vec<u8>>, DropReason> {

@@ -43,6 +43,7 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
         let stats = self.core.nat.datapath.stats(row);
         let vm = VmNet::new(spec, stats);
         self.services.relay.add_vm(vm.clone());
+        self.core.advertise_ipv6_of(&vm, self.clock.now_ns());
         if watch {
             self.activity.watch(&vm, self.clock.now_ns());
         }

@@ -233,6 +233,7 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
             self.activity.next_deadline_ns(),
             self.core.sleeping.next_deadline_ns(),
             self.core.reassembly.next_deadline_ns(),
+            self.core.advertisements.next_deadline_ns(),
             self.core.inspected.next_deadline_ns(),
             self.ending.front().map(|(due_ns, _)| *due_ns),
             self.core
@@ -373,6 +374,9 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
         self.go_on_reloading();
         self.in_rounds(|engine| engine.work_services(now_ns));
         self.in_rounds(|engine| engine.core.work_inspections(now_ns));
+        // One round: what is left is sent in the next turns.
+        self.core.work_advertisements(now_ns);
+        self.write_answers();
         let Nat {
             flows, datapath, ..
         } = &mut self.core.nat;

@@ -13,13 +13,13 @@ use crate::{
     admission::{Admission, admit_outbound, inbound::admit_inbound},
     datapath::Datapath,
     mss,
-    packet::{Ip, Packet, Transport, icmp::Unreachable},
+    packet::{Ip, Packet, Transport, Version, icmp::Unreachable},
     packet_path::{
         change::{Change, Changed},
         job::{Unread, read},
     },
     poll::{Context, Poller},
-    port::{Frame, L3_AT, PORT_HEADER_AT, Side, command, single},
+    port::{ETHERTYPE_IPV6, Frame, L3_AT, PORT_HEADER_AT, Side, command, single},
     reply::IcmpError,
     services::{self, Services},
     state::{Core, Nat, VmState, credits::take_in},
@@ -40,6 +40,7 @@ mod inspected;
 mod job;
 mod local;
 mod oversize;
+mod slaac;
 mod sleeping;
 
 /// UDP port of a DHCP server.
@@ -224,6 +225,12 @@ impl<D: Datapath> Core<D> {
             Traffic::RxFromGuest
         };
         let whole = single(frame.l3.len());
+        let handover = Handover::from_u8(frame.header.code);
+        // Listener reports have an extension header, which other packets must not have.
+        if handover == Some(Handover::Ndp) && frame.ethertype == ETHERTYPE_IPV6 && !from_world {
+            vm.net.stats.traffic(traffic, 1, whole.bytes);
+            return (self.neighbour_discovery(vm, frame.l3, now_ns), whole);
+        }
         let packet = match read(frame) {
             Ok(packet) => packet,
             Err(Unread::Arp) if !from_world => {
@@ -276,9 +283,17 @@ impl<D: Datapath> Core<D> {
         let handover = Handover::from_u8(frame.header.code);
         let group = frame.header.flags & PortFlags::GROUP != 0;
         let to = packet.ip.destination;
+        if handover == Some(Handover::Dhcp) && packet.ip.version() == Version::V6 {
+            return self.dhcpv6(vm, &packet, now_ns);
+        }
         if handover == Some(Handover::Dhcp) || is_dhcp(&packet) && (group || vm.net.is_ours(to)) {
             let cx = &mut Context::new(now_ns, &mut self.out.queue, job.poller);
             return done(services::dhcp(&mut vm.net, packet.ip.bytes, cx));
+        }
+        if handover == Some(Handover::Address)
+            && let Err(reason) = self.bind_source(vm, packet.ip.source, now_ns)
+        {
+            return Finish::Drop(reason);
         }
         // The programs check this; a packet that they missed must not become a flow.
         if !self.is_own_source(vm, packet.ip.source) {
@@ -321,7 +336,8 @@ impl<D: Datapath> Core<D> {
                 | Handover::Syn
                 | Handover::Verdict
                 | Handover::TooBig
-                | Handover::Fragment,
+                | Handover::Fragment
+                | Handover::Address,
             ) => match vm.net.is_on_link(to) {
                 // An answer as large would not fit the guest's link.
                 true if job.fragment_size.is_some() && is_echo(&job.packet) => {
@@ -336,8 +352,7 @@ impl<D: Datapath> Core<D> {
                 | Handover::Uncommon
                 | Handover::Dhcp
                 | Handover::Asleep
-                | Handover::Ndp
-                | Handover::Address,
+                | Handover::Ndp,
             )
             | None => Finish::Drop(DropReason::BadCommand),
         }

@@ -12,6 +12,7 @@
 //! | [`Outgoing`] | frames on their way out |
 //! | [`Reassembly`] | datagrams of which not all fragments have come |
 //! | [`Sleeping`] | the VMs that sleep, and what is held for them |
+//! | [`Schedule`] | router advertisements that nobody asks for |
 //! | [`Adopting`] | a predecessor's flows that are still to be adopted |
 mod adopting;
 pub(crate) mod credits;
@@ -48,6 +49,7 @@ use crate::{
     flow::{Flows, is_asleep},
     inspection::sessions::Inspected,
     name_gate::SharedJudge,
+    ndp::schedule::Schedule,
     vm::VmNet,
 };
 
@@ -65,6 +67,7 @@ pub(crate) struct Core<D> {
     pub(crate) adopting: Adopting,
     pub(crate) sleeping: Sleeping,
     pub(crate) reassembly: Reassembly,
+    pub(crate) advertisements: Schedule,
 }
 
 impl<D: Datapath> Core<D> {
@@ -84,6 +87,7 @@ impl<D: Datapath> Core<D> {
             adopting: Adopting::default(),
             sleeping: Sleeping::default(),
             reassembly: Reassembly::default(),
+            advertisements: Schedule::default(),
         }
     }
 
@@ -136,6 +140,7 @@ impl<D: Datapath> Core<D> {
             self.inspected.forget_vm(id);
             self.forwards.forget(id);
             self.nat.network.set_uplink(id, None);
+            self.advertisements.remove(id);
         }
         was_there
     }

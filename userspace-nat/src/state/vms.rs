@@ -12,6 +12,11 @@ use crate::{
     vm::{VmNet, VmSpec},
 };
 
+/// Router advertisements that a guest gets by asking, per second, and at once: a guest asks three
+/// times at its start (RFC 4861 section 10).
+const ADVERTISEMENTS_PER_SECOND: u32 = 2;
+const ADVERTISEMENTS_AT_ONCE: u32 = 10;
+
 /// State that the engine keeps of a VM.
 #[derive(Clone, Debug)]
 pub(crate) struct VmState {
@@ -20,6 +25,8 @@ pub(crate) struct VmState {
     /// Part of the rate of new flows that the world may use.
     pub(crate) from_world: WorldsRate,
     pub(crate) answers: Answers,
+    /// Router advertisements that the guest may ask for.
+    pub(crate) advertisements: TokenBucket,
     /// Answers about flows that are cut.
     pub(crate) cut_answers: Answers,
     /// Whether the engine carries the VM's new flows, for a capture.
@@ -39,6 +46,7 @@ impl VmState {
             from_world,
             net,
             answers: Answers::new(),
+            advertisements: TokenBucket::new(ADVERTISEMENTS_PER_SECOND, ADVERTISEMENTS_AT_ONCE),
             cut_answers: Answers::about_cuts(),
             is_captured: false,
             collect_after_ns: [0; 2],
@@ -82,6 +90,12 @@ impl VmTable {
         self.vms
             .get_mut(usize::from(row.get()))?
             .take_if(|vm| vm.net.id == id)
+    }
+
+    /// The same by id.
+    pub(crate) fn take_by_id(&mut self, id: VmId) -> Option<Box<VmState>> {
+        let row = *self.rows.get(&id)?;
+        self.take(row, id)
     }
 
     pub(crate) fn put(&mut self, vm: Box<VmState>) {
