@@ -3,7 +3,10 @@
 use slipgate_abi::{
     Command, DropReason, Handover, PortHeader,
     datapath::{
-        engine_port, guest_egress, handover, ipv4::V4, packet::ETHERNET_LEN, uplink_ingress,
+        engine_port, guest_egress, handover,
+        ipv4::V4,
+        packet::{self, ETHERNET_LEN},
+        uplink_ingress,
     },
     portframe::PortFlags,
 };
@@ -80,9 +83,18 @@ impl Kernel {
         })
     }
 
-    /// Sends an IPv4 packet from the world by an uplink without L2 header.
+    /// Sends an IP packet from the world by an uplink without L2 header.
     pub fn world_sends_without_l2(&mut self, vnet: VirtioNetHdr, l3: &[u8]) -> Handling {
-        self.on_frame(vnet, self.uplink, ETHERTYPE_IPV4, l3, |run| {
+        let ether_type = match l3.first() {
+            Some(first) if first >> 4 == 6 => packet::ether_type::IPV6,
+            _ => ETHERTYPE_IPV4,
+        };
+        self.world_sends_bare(vnet, ether_type, l3)
+    }
+
+    /// As [`Kernel::world_sends_without_l2`], with the type that the device gives the packet.
+    pub fn world_sends_bare(&mut self, vnet: VirtioNetHdr, ether_type: u16, l3: &[u8]) -> Handling {
+        self.on_frame(vnet, self.uplink, ether_type, l3, |run| {
             uplink_ingress::run::<_, 0>(run)
         })
     }
