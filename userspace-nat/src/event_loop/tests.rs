@@ -22,6 +22,7 @@ mod records;
 mod reload;
 mod rig;
 mod shares;
+mod slaac;
 mod sleeping;
 mod slow_disk;
 mod speed;
