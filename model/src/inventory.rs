@@ -1,5 +1,8 @@
 //! Inventory of an engine: state that the pinned maps do not show.
-use std::{net::{SocketAddr, SocketAddrV4}, ops::AddAssign};
+use std::{
+    net::{SocketAddr, SocketAddrV4},
+    ops::AddAssign,
+};
 
 use serde::{Deserialize, Serialize};
 use slipgate_abi::SlotIndex;

@@ -8,7 +8,7 @@ use crate::{
     port::{ETHERTYPE_ARP, ETHERTYPE_IPV4, VirtioNetHdr, ethertype_of, single},
     record::{Event, FlowLog},
     relay::Relay,
-    state::VmTable,
+    state::{Network, VmTable},
     vm::VmNet,
 };
 
@@ -60,7 +60,7 @@ impl Services {
 
     /// Sends what became ready since the last call, as far as the outbox has room. Returns whether
     /// all was sent.
-    pub(crate) fn flush(&mut self, vms: &VmTable, cx: &mut Context<'_>) -> bool {
+    pub(crate) fn flush(&mut self, vms: &VmTable, network: &Network, cx: &mut Context<'_>) -> bool {
         let vm_of = |id| vms.by_id(id).map(|vm| &vm.net);
         while let Some(question) = self.relay.next_question() {
             let Some(vm) = vm_of(question.vm) else {
@@ -70,9 +70,13 @@ impl Services {
                 connection: question.connection,
             };
             // A refused question stays without an answer; the connection's own timer ends it.
-            let _ = self
-                .dns
-                .query(vm, origin, &question.message, cx.poller, cx.now_ns);
+            let _ = self.dns.query(
+                network.guest(vm),
+                origin,
+                &question.message,
+                cx.poller,
+                cx.now_ns,
+            );
         }
         while !cx.out.is_half_full() {
             let Some(reply) = self.dns.next_reply() else {

@@ -62,6 +62,14 @@ impl VmNet {
         }
     }
 
+    /// Whether the VM may have flows of a guest's address: of IPv6, if the address is of its prefix.
+    pub fn may_have_flows_of(&self, guest: IpAddr) -> bool {
+        match guest {
+            IpAddr::V4(_) => true,
+            IpAddr::V6(guest) => self.ipv6.is_some_and(|ipv6| ipv6.prefix.contains(&guest)),
+        }
+    }
+
     /// Returns the gateway's address of a family; `None` if the VM does not have that family.
     pub fn gateway_of(&self, version: Version) -> Option<IpAddr> {
         match version {

@@ -195,11 +195,11 @@ fn by_address<D: Datapath>(
     if let Some(plan) = planner.to_loopback(vm, to) {
         return planned(planner, vm, to, &plan);
     }
-    let IpAddr::V4(addr) = to.addr else {
-        let outcome = "dropped as ipv6, whatever the rules say: slipgate carries IPv4 only";
+    if to.addr.is_ipv6() && vm.net.ipv6.is_none() {
+        let outcome = "dropped as ipv6, whatever the rules say: the VM has no IPv6 (`--ipv6`)";
         return nothing(outcome.to_owned());
-    };
-    if vm.net.is_on_link(addr) {
+    }
+    if vm.net.is_on_link(to.addr) {
         return nothing("stays on the guest's own network: never translated".to_owned());
     }
     let timestamps = has_timestamps_by_default(to.protocol);

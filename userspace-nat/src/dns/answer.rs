@@ -7,7 +7,7 @@ use super::{
     message::{Bits, HEADER_LEN, Header, Record, Type, word},
     name,
     query::Key,
-    scrub::scrub,
+    scrub::{Omitted, scrub},
 };
 
 /// Reason for which an upstream's message is not an answer to the query.
@@ -65,7 +65,7 @@ impl Answer {
         if header.bits & Bits::TC != 0 {
             return Ok(Self::bare(header.bits, key));
         }
-        Self::read(message, &header, key, true).ok_or(AnswerError::Malformed)
+        Self::read(message, &header, key, Omitted::default()).ok_or(AnswerError::Malformed)
     }
 
     /// Returns the same answer, marked as not to be cached.
@@ -78,12 +78,33 @@ impl Answer {
 
     /// Returns the same answer without the parameter `ech` in SVCB and HTTPS records.
     pub fn without_ech(self, key: Key<'_>) -> Self {
+        self.without(
+            key,
+            Omitted {
+                ech: true,
+                ..Omitted::default()
+            },
+        )
+    }
+
+    /// Returns the same answer without IPv6 addresses as hints in SVCB and HTTPS records.
+    pub fn without_ipv6_hints(self, key: Key<'_>) -> Self {
+        self.without(
+            key,
+            Omitted {
+                ipv6_hints: true,
+                ..Omitted::default()
+            },
+        )
+    }
+
+    fn without(self, key: Key<'_>, omitted: Omitted) -> Self {
         let Some(header) = Header::read(&self.message).filter(|_| self.has_services()) else {
             return self;
         };
         let extended_rcode = self.extended_rcode;
         let lifetime_s = self.lifetime_s;
-        match Self::read(&self.message, &header, key, false) {
+        match Self::read(&self.message, &header, key, omitted) {
             Some(answer) => Self {
                 extended_rcode,
                 lifetime_s,
@@ -136,8 +157,8 @@ impl Answer {
         }
     }
 
-    fn read(message: &[u8], header: &Header, key: Key<'_>, ech: bool) -> Option<Self> {
-        let scrubbed = scrub(message, header, key, ech)?;
+    fn read(message: &[u8], header: &Header, key: Key<'_>, omitted: Omitted) -> Option<Self> {
+        let scrubbed = scrub(message, header, key, omitted)?;
         let answer_ttl = scrubbed.answer_ttl;
         let lifetime_s = match header.bits & Bits::RCODE {
             _ if scrubbed.extended_rcode != 0 => None,
@@ -156,7 +177,7 @@ impl Answer {
     }
 
     /// Whether the answer section has SVCB or HTTPS records.
-    fn has_services(&self) -> bool {
+    pub(super) fn has_services(&self) -> bool {
         self.records()
             .any(|record| matches!(record.rtype, Type::SVCB | Type::HTTPS))
     }

@@ -12,6 +12,10 @@ pub(crate) fn a(owner: &'static str, ttl: u32, address: [u8; 4]) -> Written {
     (owner, Type::A, ttl, address.to_vec())
 }
 
+pub(crate) fn aaaa(owner: &'static str, ttl: u32, address: Ipv6Addr) -> Written {
+    (owner, Type::AAAA, ttl, address.octets().to_vec())
+}
+
 pub(crate) fn cname(owner: &'static str, ttl: u32, to: &str) -> Written {
     (owner, Type::CNAME, ttl, wire(to).unwrap().to_vec())
 }

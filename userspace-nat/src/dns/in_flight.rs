@@ -49,6 +49,8 @@ pub(super) struct Live {
 #[derive(Debug)]
 pub(super) struct Waiter {
     pub(super) vm: VmId,
+    /// Whether the VM has IPv6 that leads somewhere.
+    pub(super) has_ipv6: bool,
     pub(super) stats: VmStats,
     pub(super) origin: Origin,
     pub(super) asked: Asked,

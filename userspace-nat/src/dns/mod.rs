@@ -5,7 +5,7 @@
 //! has that address as source. [`Proxy::query`] takes a question, from a datagram ([`Proxy::query_packet`]) or
 //! from a TCP connection that the relay terminates. It is answered from the [`cache`], or joins an
 //! equal question in flight, or goes to the resolvers of the VM's policy; AAAA is answered empty
-//! ([`no_ipv6`]). [`Proxy::next_reply`] returns the replies that are ready. The engine waits on the sockets: they are added to its
+//! for guests that reach nothing by IPv6 ([`no_ipv6`]). [`Proxy::next_reply`] returns the replies that are ready. The engine waits on the sockets: they are added to its
 //! [`crate::poll::Poller`], which calls [`Proxy::on_ready`] and, at [`Proxy::next_deadline_ns`],
 //! [`Proxy::on_timer`]. No call blocks.
 //!
@@ -27,7 +27,6 @@ use slipgate_abi::DropReason;
 use crate::{
     datagram::{Datagram, is_unicast},
     poll::Poller,
-    vm::VmNet,
 };
 
 pub mod answer;
@@ -51,7 +50,7 @@ mod upstream;
 
 pub use name::Name;
 pub use policy::{AllowAll, AnswerPolicy, ExtendedError, NamePolicy, NameVerdict};
-pub use proxy::{Limits, Origin, Proxy, Reply};
+pub use proxy::{Guest, Limits, Origin, Proxy, Reply};
 pub use resolvers::{DNS_PORT, Resolvers};
 
 impl Proxy {
@@ -62,13 +61,13 @@ impl Proxy {
     /// The drop reason to count if there will be no reply.
     pub fn query_packet(
         &mut self,
-        vm: &VmNet,
+        guest: Guest<'_>,
         packet: &[u8],
         poller: &Poller,
         now_ns: u64,
     ) -> Result<(), DropReason> {
         let datagram = Datagram::parse(packet).ok_or(DropReason::Malformed)?;
-        if datagram.from.is_ipv4() && datagram.from.ip() != vm.guest {
+        if datagram.from.is_ipv4() && datagram.from.ip() != guest.vm.guest {
             return Err(DropReason::Spoofed);
         }
         if datagram.to.port() != DNS_PORT || datagram.from.port() == 0 {
@@ -81,7 +80,7 @@ impl Proxy {
             guest: datagram.from,
             server: datagram.to.ip(),
         };
-        self.query(vm, origin, datagram.payload, poller, now_ns)
+        self.query(guest, origin, datagram.payload, poller, now_ns)
     }
 }
 

@@ -1,4 +1,5 @@
-//! Empty answers to AAAA questions, because guests have no IPv6.
+//! Empty answers to AAAA questions of a guest that reaches nothing by IPv6: it has none, or its
+//! uplink leads to none now.
 //!
 //! No resolver is asked, so a slow one delays no client that asks for both families and waits for
 //! both answers (getaddrinfo does, Happy Eyeballs for 50 ms), and no client receives an address

@@ -1,6 +1,9 @@
-use super::super::tests::{
-    hickory::*,
-    rig::{Rig, Upstream},
+use super::super::{
+    Origin,
+    tests::{
+        hickory::*,
+        rig::{Rig, Upstream},
+    },
 };
 
 fn aaaa(id: u16) -> Message {
@@ -49,4 +52,29 @@ fn who_validates_gets_the_resolvers_answer() {
     upstream.send(&response(&query), from);
     rig.settle();
     assert!(rig.told().authorities.is_empty(), "the resolver's own");
+}
+
+#[test]
+fn a_guest_with_ipv6_gets_the_resolvers_answer_and_its_neighbour_none() {
+    let upstream = Upstream::new();
+    let mut rig = Rig::new(&[&upstream]);
+    let mut with = rig.vm.clone();
+    with.ipv6 = Some(slipgate_model::GuestIpv6 {
+        prefix: "fd00::/64".parse().unwrap(),
+    });
+    let origin = Origin::Tcp { connection: 1 };
+    rig.ask_as(&with, origin, &aaaa(1)).unwrap();
+    assert!(rig.reply().is_none(), "a resolver is asked");
+    let (query, from) = upstream.query();
+    assert_eq!(query.queries[0].query_type(), RecordType::AAAA);
+    upstream.send(&response(&query), from);
+    rig.settle();
+    rig.told();
+    // In the cache or not: who has no IPv6 gets the empty answer.
+    rig.ask(4000, &aaaa(2)).unwrap();
+    let [soa] = &rig.told().authorities[..] else {
+        panic!("one SOA");
+    };
+    assert_eq!(soa.ttl, 60);
+    assert!(upstream.is_idle());
 }

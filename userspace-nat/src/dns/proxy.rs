@@ -59,6 +59,15 @@ impl Default for Limits {
     }
 }
 
+/// A guest that asks.
+#[derive(Clone, Copy, Debug)]
+pub struct Guest<'a> {
+    /// The VM.
+    pub vm: &'a VmNet,
+    /// Whether its flows reach anything by IPv6 now: only then are IPv6 addresses looked up.
+    pub has_ipv6: bool,
+}
+
 /// Transport by which a question came and its reply returns.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Origin {
@@ -158,12 +167,13 @@ impl Proxy {
     /// The drop reason to count if there will be no reply.
     pub fn query(
         &mut self,
-        vm: &VmNet,
+        guest: Guest<'_>,
         origin: Origin,
         message: &[u8],
         poller: &Poller,
         now_ns: u64,
     ) -> Result<(), DropReason> {
+        let vm = guest.vm;
         let query = match Query::parse(message) {
             Ok(query) => query,
             Err(QueryError::NotAQuery) => return Err(DropReason::ServiceReject),
@@ -184,6 +194,7 @@ impl Proxy {
         query.write_key(self.policy.answer_policy(vm.id).view, &mut key);
         let waiter = Waiter {
             vm: vm.id,
+            has_ipv6: guest.has_ipv6,
             stats: vm.stats,
             origin,
             asked,
@@ -300,7 +311,9 @@ impl Proxy {
             self.refuse(&waiter, key, &error, now_ns);
             return Ok(());
         }
-        if let Some(answer) = no_ipv6::answer(key) {
+        if !waiter.has_ipv6
+            && let Some(answer) = no_ipv6::answer(key)
+        {
             let from = (&answer, 0, Source::Policy);
             let (policy, journal) = (&mut *self.policy, &mut self.journal);
             let message = answered(policy, journal, &waiter, key, from, now_ns);
@@ -465,6 +478,14 @@ fn answered(
     (answer, age_s, source): (&Answer, u32, Source),
     now_ns: u64,
 ) -> Vec<u8> {
+    let without_hints;
+    let answer = match waiter.has_ipv6 || !answer.has_services() {
+        true => answer,
+        false => {
+            without_hints = answer.clone().without_ipv6_hints(key);
+            &without_hints
+        }
+    };
     let verdict = policy.answer(waiter.vm, key.name(), answer, age_s, now_ns);
     let outcome = match &verdict {
         Err(error) => Outcome::Refused(error),

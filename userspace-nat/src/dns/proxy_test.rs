@@ -240,7 +240,7 @@ fn packets_come_in_and_go_out_as_the_guest_sees_them() {
     };
     let send = |rig: &mut Rig, datagram: Datagram<'_>| {
         rig.proxy
-            .query_packet(&rig.vm, &datagram.emit(), &rig.poller, rig.now_ns)
+            .query_packet(as_guest(&rig.vm), &datagram.emit(), &rig.poller, rig.now_ns)
     };
     let spoofed = Datagram {
         from: "10.0.2.16:4000".parse().unwrap(),
@@ -354,7 +354,7 @@ fn measure_questions() {
     let started = Instant::now();
     for packet in &packets {
         rig.proxy
-            .query_packet(&rig.vm, packet, &rig.poller, rig.now_ns)
+            .query_packet(as_guest(&rig.vm), packet, &rig.poller, rig.now_ns)
             .unwrap();
         upstream.answer(60, ADDRESS);
         let mut ready = Vec::new();
@@ -367,7 +367,7 @@ fn measure_questions() {
     let started = Instant::now();
     for packet in packets.iter().cycle().take(1_000_000) {
         rig.proxy
-            .query_packet(&rig.vm, packet, &rig.poller, rig.now_ns)
+            .query_packet(as_guest(&rig.vm), packet, &rig.poller, rig.now_ns)
             .unwrap();
         rig.proxy.next_reply().unwrap().to_packet().unwrap();
     }

@@ -11,9 +11,9 @@
 //! expanded and compressed again, so that no pointer leads into removed data; in types newer than
 //! RFC 1035 they are not compressed (RFC 3597 section 4).
 //!
-//! With `ech` off, the parameter `ech` of SVCB and HTTPS records is left out
-//! ([RFC 9848](https://www.rfc-editor.org/rfc/rfc9848)), from their `mandatory` list too: a client
-//! that has no key cannot hide the name that it connects to.
+//! Two parameters of SVCB and HTTPS records can be left out ([`Omitted`]), from their `mandatory`
+//! list too: `ech` ([RFC 9848](https://www.rfc-editor.org/rfc/rfc9848)), because a client that has
+//! no key cannot hide the name that it connects to; and `ipv6hint`, for a client without IPv6.
 use std::net::Ipv6Addr;
 
 use super::{
@@ -33,6 +33,21 @@ const MAX_PARENTS: usize = 8;
 /// SvcParamKey of the list of mandatory keys (RFC 9460 section 14.3.2).
 const MANDATORY: u16 = 0;
 const ECH: u16 = 5;
+const IPV6_HINT: u16 = 6;
+
+/// Parameters of SVCB and HTTPS records that are left out.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(super) struct Omitted {
+    pub(super) ech: bool,
+    pub(super) ipv6_hints: bool,
+}
+
+impl Omitted {
+    /// Whether a parameter is left out.
+    fn has(self, key: u16) -> bool {
+        self.ech && key == ECH || self.ipv6_hints && key == IPV6_HINT
+    }
+}
 
 /// A rewritten message and facts about it.
 #[derive(Debug)]
@@ -56,9 +71,14 @@ struct Owned {
     record: Record,
 }
 
-/// Rewrites the answer to `key`; without the parameter `ech` unless `ech` is set. `None` if the
-/// message cannot be parsed to its end.
-pub(super) fn scrub(message: &[u8], header: &Header, key: Key<'_>, ech: bool) -> Option<Scrubbed> {
+/// Rewrites the answer to `key`, without some parameters. `None` if the message cannot be parsed to
+/// its end.
+pub(super) fn scrub(
+    message: &[u8],
+    header: &Header,
+    key: Key<'_>,
+    omitted: Omitted,
+) -> Option<Scrubbed> {
     let question_end = HEADER_LEN + key.name().0.len() + 4;
     let counts = header.counts.map(usize::from);
     if counts[1] + counts[2] + counts[3] > MAX_RECORDS {
@@ -106,7 +126,7 @@ pub(super) fn scrub(message: &[u8], header: &Header, key: Key<'_>, ech: bool) ->
             Type::DNAME => is_above(owner, key, &chain),
             rtype => **owner == *last && (rtype == key.qtype() || key.qtype() == Type::ANY),
         };
-        if wanted && writer.record(message, owner, record, ech) {
+        if wanted && writer.record(message, owner, record, omitted) {
             kept += 1;
             answer_ttl = answer_ttl.min(record.ttl);
             answered |= record.rtype == key.qtype() || key.qtype() == Type::ANY;
@@ -122,7 +142,7 @@ pub(super) fn scrub(message: &[u8], header: &Header, key: Key<'_>, ech: bool) ->
             Type::NSEC | Type::NSEC3 | Type::RRSIG => dnssec_ok,
             _ => false,
         };
-        if wanted && writer.record(message, owner, record, ech) {
+        if wanted && writer.record(message, owner, record, omitted) {
             kept += 1;
             if record.rtype == Type::SOA {
                 let minimum = message[record.data.clone()].last_chunk::<4>();
@@ -221,7 +241,7 @@ impl Writer {
     }
 
     /// Appends a record. Returns `false`, and appends nothing, if its data cannot be parsed.
-    fn record(&mut self, message: &[u8], owner: &[u8], record: &Record, ech: bool) -> bool {
+    fn record(&mut self, message: &[u8], owner: &[u8], record: &Record, omitted: Omitted) -> bool {
         let (before, places) = (self.out.len(), self.places.len());
         self.name(owner);
         let ttl_at = self.out.len() + 4;
@@ -231,7 +251,7 @@ impl Writer {
         self.out.extend(record.ttl.to_be_bytes());
         self.out.extend([0; 2]);
         let data_at = self.out.len();
-        let written = self.data(message, record, ech).is_some();
+        let written = self.data(message, record, omitted).is_some();
         let len = u16::try_from(self.out.len() - data_at);
         if let (true, Ok(len), Ok(ttl_at)) = (written, len, u16::try_from(ttl_at)) {
             self.out[data_at - 2..data_at].copy_from_slice(&len.to_be_bytes());
@@ -243,7 +263,7 @@ impl Writer {
         false
     }
 
-    fn data(&mut self, message: &[u8], record: &Record, ech: bool) -> Option<()> {
+    fn data(&mut self, message: &[u8], record: &Record, omitted: Omitted) -> Option<()> {
         let data = record.data.clone();
         match record.rtype {
             Type::A if data.len() != 4 => None,
@@ -281,7 +301,7 @@ impl Writer {
             Type::SVCB | Type::HTTPS => {
                 self.out.extend(message[data.clone()].get(..2)?);
                 let rest = self.names(message, data.start + 2, data.end, 1, false)?;
-                self.parameters(message.get(rest.0..data.end)?, ech)
+                self.parameters(message.get(rest.0..data.end)?, omitted)
             }
             _ => {
                 self.out.extend(&message[data]);
@@ -326,19 +346,21 @@ impl Writer {
         Some(End(at))
     }
 
-    /// Appends SvcParams (RFC 9460 section 2.2), without `ech` unless it is kept.
-    fn parameters(&mut self, mut params: &[u8], ech: bool) -> Option<()> {
+    /// Appends SvcParams (RFC 9460 section 2.2), without some.
+    fn parameters(&mut self, mut params: &[u8], omitted: Omitted) -> Option<()> {
         while !params.is_empty() {
             let (key, len) = (word(params, 0)?, usize::from(word(params, 2)?));
             let value = params.get(4..4 + len)?;
             params = &params[4 + len..];
-            if ech || !matches!(key, MANDATORY | ECH) {
+            if omitted == Omitted::default() || key != MANDATORY && !omitted.has(key) {
                 self.parameter(key, value)?;
             } else if key == MANDATORY {
                 let (keys, []) = value.as_chunks::<2>() else {
                     return None;
                 };
-                let left = keys.iter().filter(|k| u16::from_be_bytes(**k) != ECH);
+                let left = keys
+                    .iter()
+                    .filter(|k| !omitted.has(u16::from_be_bytes(**k)));
                 let left: Vec<u8> = left.flatten().copied().collect();
                 if !left.is_empty() {
                     self.parameter(key, &left)?;

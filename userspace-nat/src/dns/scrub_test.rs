@@ -60,7 +60,12 @@ fn soa(owner: &'static str, minimum: u32) -> Written {
 fn scrubbed(name: &str, qtype: u16, sections: [&[Written]; 3]) -> Option<Scrubbed> {
     let key = key(name, qtype);
     let message = message(Key(&key), sections);
-    let scrubbed = scrub(&message, &Header::read(&message).unwrap(), Key(&key), true)?;
+    let scrubbed = scrub(
+        &message,
+        &Header::read(&message).unwrap(),
+        Key(&key),
+        Omitted::default(),
+    )?;
     hickory::read(&scrubbed.message);
     Some(scrubbed)
 }
@@ -188,6 +193,24 @@ fn rfc9848_ech_is_left_out_where_it_is_off() {
     assert_eq!(plain.clone().without_ech(Key(&key)), plain);
 }
 
+#[test]
+fn rfc9460_hints_of_ipv6_are_left_out_for_who_has_none() {
+    let key = key("a.test", Type::HTTPS);
+    let message = message(Key(&key), [&[https_with_ech(&[0, 1, 0, 6])], &[], &[]]);
+    let parsed = Answer::parse(&message, 0, Key(&key)).unwrap();
+    let name = wire("a.test").unwrap();
+    let addresses = |answer: &Answer| Chain::of(answer, Name(&name)).unwrap().addresses;
+    assert_eq!(addresses(&parsed).len(), 2);
+    let without = parsed.clone().without_ipv6_hints(Key(&key));
+    let left = addresses(&without);
+    assert!(left.len() == 1 && left[0].0.is_ipv4(), "{left:?}");
+    assert_eq!(without.message.len(), parsed.message.len() - 20 - 2);
+    assert!(
+        without.message.windows(2).any(|w| w == [0xfe, 0x0d]),
+        "ech stays"
+    );
+}
+
 proptest! {
     /// A rewritten message is unchanged by a second rewrite, and never exceeds its length fields.
     #[test]
@@ -196,15 +219,17 @@ proptest! {
         bytes in prop::collection::vec(prop_oneof![any::<u8>(), 0_u8..6, Just(0xc0_u8), Just(12)], 0..400),
         qtype in prop::sample::select(vec![1_u16, 5, 6, 15, 33, 35, 64, 65, 255]),
         ech in any::<bool>(),
+        ipv6_hints in any::<bool>(),
     ) {
+        let omitted = Omitted { ech, ipv6_hints };
         let key = key("a.test", qtype);
         let mut message = message(Key(&key), [&[], &[], &[]]);
         (message[7], message[9], message[11]) = (counts[0], counts[1], counts[2]);
         message.extend(bytes);
         let header = Header::read(&message).unwrap();
-        let Some(once) = scrub(&message, &header, Key(&key), ech) else { return Ok(()) };
+        let Some(once) = scrub(&message, &header, Key(&key), omitted) else { return Ok(()) };
         let header = Header::read(&once.message).unwrap();
-        let again = scrub(&once.message, &header, Key(&key), ech).expect("well-formed");
+        let again = scrub(&once.message, &header, Key(&key), omitted).expect("well-formed");
         prop_assert_eq!(&once.message, &again.message);
         prop_assert_eq!(once.ttls, again.ttls);
         prop_assert_eq!(once.answered, again.answered);

@@ -47,7 +47,14 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
         if watch {
             self.activity.watch(&vm, self.clock.now_ns());
         }
-        if self.core.set_vm(vm) {
+        let before = self.core.vms.get(row).map(|vm| vm.net.ipv6);
+        let ipv6 = vm.ipv6;
+        let has_other_uplink = self.core.set_vm(vm);
+        if before.is_some_and(|before| before != ipv6) {
+            let left = self.core.flows_of_other_prefix(row);
+            self.cut_slots(&left, EndReason::Prefix);
+        }
+        if has_other_uplink {
             let left = self.core.nat.follow_uplink_of(row, id);
             self.cut_slots(&left, EndReason::Uplink);
         }
@@ -277,7 +284,8 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
             let message = &question.message;
             let dns = &mut self.services.dns;
             // One that is refused the guest asks again.
-            let _ = dns.query(&vm.net, origin, message, &self.poller, now_ns);
+            let guest = self.core.nat.network.guest(&vm.net);
+            let _ = dns.query(guest, origin, message, &self.poller, now_ns);
         }
     }
 

@@ -444,7 +444,7 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
         loop {
             let core = &mut self.core;
             let cx = &mut Context::new(now_ns, &mut core.out.queue, &self.poller);
-            let is_done = self.services.flush(&core.vms, cx);
+            let is_done = self.services.flush(&core.vms, &core.nat.network, cx);
             let map = &mut core.nat.datapath;
             core.rules.remember_openings(map, core.vms.len());
             self.write_answers();

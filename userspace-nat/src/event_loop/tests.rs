@@ -7,6 +7,7 @@ mod carried;
 mod changes;
 mod ends;
 mod errors;
+mod families;
 mod filtering;
 mod follow;
 mod forwards;

@@ -3,14 +3,15 @@
 use slipgate_abi::{
     Command, DropReason, Handover, PortHeader,
     datapath::{
-        engine_port, guest_egress, handover, ipv4::V4, packet::ETHERNET_LEN, uplink_ingress,
+        engine_port, guest_egress, handover, ipv4::V4, ipv6::V6, packet::ETHERNET_LEN,
+        uplink_ingress,
     },
     portframe::PortFlags,
 };
 
 use super::{Kernel, segmentation::segments};
 use crate::{
-    port::{self, ETHERTYPE_ARP, ETHERTYPE_IPV4, VNET_LEN, VirtioNetHdr},
+    port::{self, ETHERTYPE_ARP, ETHERTYPE_IPV6, VNET_LEN, VirtioNetHdr, ethertype_of},
     software::{End, Frame, Run},
 };
 
@@ -42,15 +43,16 @@ pub enum Handling {
 }
 
 impl Kernel {
-    /// Sends an IPv4 packet from a guest to the gateway's MAC, or to broadcast if its destination
-    /// is a group.
+    /// Sends a packet from a guest to the gateway's MAC, or to broadcast if its destination is a
+    /// group.
     pub fn guest_sends(&mut self, row: u16, vnet: VirtioNetHdr, l3: &[u8]) -> Handling {
-        let is_group = l3.get(16).is_some_and(|first| *first >= 224);
-        self.guest_sends_frame(
-            row,
-            vnet,
-            &self.frame_of_guest(row, is_group, ETHERTYPE_IPV4, l3),
-        )
+        let ethertype = ethertype_of(l3);
+        let is_group = match ethertype {
+            ETHERTYPE_IPV6 => l3.get(24) == Some(&0xff),
+            _ => l3.get(16).is_some_and(|first| *first >= 224),
+        };
+        let frame = self.frame_of_guest(row, is_group, ethertype, l3);
+        self.guest_sends_frame(row, vnet, &frame)
     }
 
     /// Sends an ARP packet from a guest to broadcast.
@@ -67,9 +69,9 @@ impl Kernel {
         })
     }
 
-    /// Sends an IPv4 packet from the world to the host.
+    /// Sends a packet from the world to the host.
     pub fn world_sends(&mut self, vnet: VirtioNetHdr, l3: &[u8]) -> Handling {
-        let frame = ethernet(HOST_MAC, ROUTER_MAC, ETHERTYPE_IPV4, l3);
+        let frame = ethernet(HOST_MAC, ROUTER_MAC, ethertype_of(l3), l3);
         self.world_sends_frame(vnet, &frame)
     }
 
@@ -80,9 +82,9 @@ impl Kernel {
         })
     }
 
-    /// Sends an IPv4 packet from the world by an uplink without L2 header.
+    /// Sends a packet from the world by an uplink without L2 header.
     pub fn world_sends_without_l2(&mut self, vnet: VirtioNetHdr, l3: &[u8]) -> Handling {
-        self.on_frame(vnet, self.uplink, ETHERTYPE_IPV4, l3, |run| {
+        self.on_frame(vnet, self.uplink, ethertype_of(l3), l3, |run| {
             uplink_ingress::run::<_, 0>(run)
         })
     }
@@ -117,7 +119,7 @@ impl Kernel {
         handling
     }
 
-    /// Hands an IPv4 packet to the engine without running the programs.
+    /// Hands a packet to the engine without running the programs.
     pub fn hand_over(
         &mut self,
         row: u16,
@@ -126,13 +128,17 @@ impl Kernel {
         vnet: VirtioNetHdr,
         l3: &[u8],
     ) -> Handling {
+        let ethertype = ethertype_of(l3);
         let frame = match flags & PortFlags::FROM_UPLINK {
-            0 => self.frame_of_guest(row, flags & PortFlags::GROUP != 0, ETHERTYPE_IPV4, l3),
-            _ => ethernet(HOST_MAC, ROUTER_MAC, ETHERTYPE_IPV4, l3),
+            0 => self.frame_of_guest(row, flags & PortFlags::GROUP != 0, ethertype, l3),
+            _ => ethernet(HOST_MAC, ROUTER_MAC, ethertype, l3),
         };
         let tap = FIRST_TAP + u32::from(row);
-        self.on_frame(vnet, tap, ETHERTYPE_IPV4, &frame, |run| {
-            handover::hand_over::<V4, _, ETHERNET_LEN>(run, row.into(), why, flags)
+        self.on_frame(vnet, tap, ethertype, &frame, |run| match ethertype {
+            ETHERTYPE_IPV6 => {
+                handover::hand_over::<V6, _, ETHERNET_LEN>(run, row.into(), why, flags)
+            }
+            _ => handover::hand_over::<V4, _, ETHERNET_LEN>(run, row.into(), why, flags),
         })
     }
 

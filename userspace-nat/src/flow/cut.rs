@@ -15,6 +15,7 @@ impl EndReason {
                 | Self::Cut
                 | Self::Generation
                 | Self::Uplink
+                | Self::Prefix
                 | Self::Inspection
                 | Self::ResetForGood
         )

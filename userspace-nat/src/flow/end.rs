@@ -55,6 +55,8 @@ pub enum EndReason {
     Generation,
     /// Its VM leaves by another uplink now, which does not have its translated address.
     Uplink,
+    /// Its VM has no IPv6 any more, or another prefix.
+    Prefix,
     /// Its content, or the lack of it, violates the inspect rule that admitted it.
     Inspection,
 }
@@ -76,6 +78,7 @@ impl EndReason {
             Self::Cut => "cut",
             Self::Generation => "generation",
             Self::Uplink => "uplink",
+            Self::Prefix => "prefix",
             Self::Inspection => "inspection",
         }
     }

@@ -1,5 +1,5 @@
 //! Judgement of DNS answers: the names that they lead through, and the addresses that they open.
-use std::{net::IpAddr, rc::Rc};
+use std::rc::Rc;
 
 use slipgate_abi::VmId;
 
@@ -100,9 +100,6 @@ impl Judge {
         }
         rules.sort_unstable();
         rules.dedup();
-        // No flow leads to an IPv6 address.
-        let addresses = chain.addresses.iter().filter(|(addr, _)| addr.is_ipv4());
-        let addresses: Vec<(IpAddr, u32)> = addresses.copied().collect();
         let learnt = Rc::new(LearntName {
             name: name.without_dot().into(),
             rules: rules.into(),
@@ -114,7 +111,7 @@ impl Judge {
             false => policy.same_effect(&a.rules, &b.rules),
         };
         self.learnt
-            .open(vm, &learnt, &addresses, same, lasting, now_ns)
+            .open(vm, &learnt, &chain.addresses, same, lasting, now_ns)
             .map_err(|Full| {
                 self.count(vm).full += 1;
                 let text =

@@ -33,6 +33,7 @@ impl<D: Datapath> Core<D> {
         if !flows.adopt(datapath, slot, is_vm, now_ns)? {
             return Ok(false);
         }
+        self.end_of_other_prefix(slot, now_ns);
         self.nat.follow_adopted(slot, now_ns);
         if judge_again(self, slot, self.adopting.began_ns, |_| false) == Some(Standing::Cut) {
             self.cut_adopted(slot, now_ns);
@@ -47,6 +48,20 @@ impl<D: Datapath> Core<D> {
         flows.adoption.uninspected += usize::from(uninspected);
         flows.adoption.live += usize::from(is_live);
         Ok(true)
+    }
+
+    /// Ends a flow of a VM that has no IPv6 any more, or another prefix.
+    fn end_of_other_prefix(&mut self, slot: SlotIndex, now_ns: u64) {
+        let Nat {
+            flows, datapath, ..
+        } = &mut self.nat;
+        let Some(entry) = flows.entry(slot) else {
+            return;
+        };
+        let vm = self.vms.by_id(entry.vm());
+        if !vm.is_some_and(|vm| vm.net.may_have_flows_of(entry.guest.local)) {
+            flows.unlink(datapath, slot, EndReason::Prefix, now_ns);
+        }
     }
 
     /// Cuts a flow that the present rules or forwards do not admit, and informs its guest.

@@ -302,8 +302,9 @@ impl<D: Datapath> Core<D> {
         // Whichever resolver the guest asks: names are looked up by the engine only.
         match packet.transport {
             Transport::Udp(udp) if udp.destination == DNS_PORT => {
+                let guest = self.nat.network.guest(&vm.net);
                 let (dns, bytes) = (&mut services.dns, packet.ip.bytes);
-                let answered = dns.query_packet(&vm.net, bytes, job.poller, now_ns);
+                let answered = dns.query_packet(guest, bytes, job.poller, now_ns);
                 let unheard = match answered {
                     Err(DropReason::OverRate) => Some("dns_rate"),
                     Err(DropReason::EngineBusy) => Some("dns_busy"),

@@ -13,7 +13,7 @@ use slipgate_abi::segment;
 use crate::{
     clock::MILLISECOND_NS,
     datapath::Tables,
-    port::{Frame, VirtioNetHdr},
+    port::{ETHERTYPE_IPV6, Frame, VirtioNetHdr},
     state::VmTable,
     stats::Tally,
 };
@@ -38,10 +38,15 @@ pub(crate) fn take_in(tables: &impl Tables, frame: &Frame<'_>) {
         VirtioNetHdr::GSO_NONE => 0,
         _ => u32::from(frame.vnet.gso_size),
     };
-    /// Offset of the protocol in an IPv4 header, bytes.
+    /// Offset of the protocol in an IPv4 header, bytes; `NEXT_HEADER_AT` in an IPv6 header.
     const PROTOCOL_AT: usize = 9;
-    let protocol = frame.l3.get(PROTOCOL_AT).copied().unwrap_or(0);
-    let credits = segment::credits(frame.l3.len() as u32, protocol, gso_size);
+    const NEXT_HEADER_AT: usize = 6;
+    let octet = |at: usize| frame.l3.get(at).copied().unwrap_or(0);
+    let len = frame.l3.len() as u32;
+    let credits = match frame.ethertype {
+        ETHERTYPE_IPV6 => segment::credits6(len, octet(NEXT_HEADER_AT), gso_size),
+        _ => segment::credits(len, octet(PROTOCOL_AT), gso_size),
+    };
     let from_world = frame.is_from_world();
     let all = tables.own_row();
     for (handed_over, taken_in) in [vm.under_way(from_world), all.under_way(from_world)] {

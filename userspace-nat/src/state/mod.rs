@@ -42,7 +42,7 @@ pub(crate) use self::{
     vms::{VmState, VmTable},
 };
 
-use slipgate_abi::{DropReason, RuleIndex, VmId, VmRow};
+use slipgate_abi::{DropReason, RuleIndex, SlotIndex, VmId, VmRow};
 
 use crate::{
     datapath::Datapath,
@@ -89,6 +89,19 @@ impl<D: Datapath> Core<D> {
             reassembly: Reassembly::default(),
             advertisements: Schedule::default(),
         }
+    }
+
+    /// Returns the flows of a VM that it may not have any more: of IPv6 addresses that are not of
+    /// its prefix.
+    pub(crate) fn flows_of_other_prefix(&self, row: VmRow) -> Vec<SlotIndex> {
+        let flows = &self.nat.flows;
+        let vm = self.vms.get(row);
+        let is_other = |slot: &SlotIndex| {
+            let guest = flows.entry(*slot).map(|entry| entry.guest.local);
+            guest.is_some_and(|guest| !vm.is_some_and(|vm| vm.net.may_have_flows_of(guest)))
+        };
+        let slots = flows.slots_of(row).iter().copied();
+        slots.filter(is_other).collect()
     }
 
     /// Adds a VM, or replaces the description of the one with the same id and keeps the state of

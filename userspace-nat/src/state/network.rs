@@ -10,8 +10,10 @@ use slipgate_model::Link;
 use super::{follow::Following, hops::Hops};
 use crate::{
     datapath::{Hop, Tables},
+    dns::Guest,
     flow::Flows,
     route::{Difference, Route, RouteTable},
+    vm::VmNet,
 };
 
 /// MTU assumed for a link whose MTU is not known, bytes: Ethernet's.
@@ -44,12 +46,19 @@ impl Network {
         }
     }
 
-    /// Whether IPv6 packets of a VM to the internet would leave
-    /// ([`RouteTable::leads_to_ipv6`]).
-    #[expect(dead_code, reason = "the DNS proxy asks it once guests have IPv6")]
-    pub(crate) fn leads_to_ipv6(&self, vm: VmId) -> bool {
-        let own = self.uplink_of(vm);
-        self.routes.leads_to_ipv6(own.or(self.routes.uplink()))
+    /// Whether flows of a VM lead to IPv6: it has IPv6, and its packets to the internet would leave
+    /// ([`RouteTable::leads_to_ipv6`]). Nothing else decides this.
+    pub(crate) fn has_ipv6(&self, vm: &VmNet) -> bool {
+        let own = self.uplink_of(vm.id);
+        vm.ipv6.is_some() && self.routes.leads_to_ipv6(own.or(self.routes.uplink()))
+    }
+
+    /// Returns a VM as the DNS proxy has to know it.
+    pub(crate) fn guest<'a>(&self, vm: &'a VmNet) -> Guest<'a> {
+        Guest {
+            vm,
+            has_ipv6: self.has_ipv6(vm),
+        }
     }
 
     /// Returns the uplink that a VM has of its own; [`IfIndex::NONE`] while it does not exist.

@@ -5,7 +5,7 @@
 //! these by its own rules, and opens the address for the time that is left. A chain of names that
 //! is longer than an element is not kept: the guest has to resolve its name again. The same holds
 //! for an opening for which the map has no room; no VM can take the room that the others need
-//! ([`Reserve`]).
+//! ([`Reserve`]). The map has no IPv6 addresses, so these are to be resolved again too.
 use std::{collections::HashMap, net::IpAddr, rc::Rc};
 
 use slipgate_abi::{RuleIndex, SlotIndex, SlotRef, maps::MAX_NAMES, names::MAX_NAME_LEN};
@@ -163,7 +163,7 @@ impl Rules {
                         map.forget_name(vm, addr.into(), name.chain());
                     }
                 }
-                // The map has IPv4 addresses only, and no other opens.
+                // The map has IPv4 addresses only: a successor opens none of IPv6.
                 Change::Opened(..) | Change::Ended(..) => {}
             }
         }

@@ -10,7 +10,7 @@ use slipgate_abi::DropReason;
 use super::hickory::*;
 use crate::{
     clock::{MILLISECOND_NS, SECOND_NS},
-    dns::{AllowAll, Limits, Origin, Proxy},
+    dns::{AllowAll, Guest, Limits, Origin, Proxy},
     poll::Poller,
     test_vm,
     vm::VmNet,
@@ -24,6 +24,14 @@ pub(in crate::dns) struct Rig {
     pub(in crate::dns) poller: Poller,
     pub(in crate::dns) vm: VmNet,
     pub(in crate::dns) now_ns: u64,
+}
+
+/// A VM as the engine describes it: it reaches the world by IPv6 if it was given some.
+pub(in crate::dns) fn as_guest(vm: &VmNet) -> Guest<'_> {
+    Guest {
+        vm,
+        has_ipv6: vm.ipv6.is_some(),
+    }
 }
 
 impl Rig {
@@ -61,7 +69,7 @@ impl Rig {
         query: &Message,
     ) -> Result<(), DropReason> {
         self.proxy.query(
-            vm,
+            as_guest(vm),
             origin,
             &query.to_vec().unwrap(),
             &self.poller,

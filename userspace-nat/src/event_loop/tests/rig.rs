@@ -3,16 +3,18 @@ use std::{
     cell::Cell,
     collections::VecDeque,
     io::{self, Write},
+    net::Ipv6Addr,
     os::fd::BorrowedFd,
     rc::Rc,
     sync::{Arc, Mutex},
 };
 
 use hashbrown::HashSet;
+use ipnet::Ipv6Net;
 use slipgate_abi::{DropReason, IfIndex, Ip4, Refusal, RuleIndex, VmId, VmRow};
 use slipgate_model::{
-    HostAddress, Link, NetworkView, OnExit, RouteEntry, RouteKind, RouteSnapshot, SleepChange,
-    TranslatedId,
+    GuestIpv6, HostAddress, Link, NetworkView, OnExit, RouteEntry, RouteKind, RouteSnapshot,
+    SleepChange, TranslatedId,
 };
 
 pub(super) use crate::fake::{Handling, packets::*};
@@ -44,6 +46,9 @@ pub(super) const NAT: Ip4 = Ip4 {
 pub(super) const PEER: Ip4 = Ip4 {
     octets: [198, 51, 100, 7],
 };
+pub(super) const GUEST6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0, 0, 2, 0, 0, 0, 0x15);
+pub(super) const NAT6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 1, 0, 0, 0, 0, 1);
+pub(super) const PEER6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 0xf, 0, 0, 0, 0, 7);
 pub(super) const SERVER: At = (PEER, 443);
 /// Number of flows that take many turns to walk over.
 pub(super) const CROWD: u16 = 10_000;
@@ -137,6 +142,8 @@ pub(super) struct Setup {
     /// Ports of the gateway that lead to the host's loopback; with one there is a relay.
     pub(super) listed: Vec<LoopbackPorts>,
     pub(super) forwards: Vec<Forward>,
+    /// The VMs' prefix; with one, the host has IPv6 too, and each guest an address bound.
+    pub(super) ipv6: Option<Ipv6Net>,
 }
 
 impl Default for Setup {
@@ -152,6 +159,7 @@ impl Default for Setup {
             rule_base: RuleIndex::new(10),
             listed: Vec::new(),
             forwards: Vec::new(),
+            ipv6: None,
         }
     }
 }
@@ -448,6 +456,28 @@ pub(super) fn network() -> NetworkView {
     }
 }
 
+/// The host's network with an IPv6 address and a default route for IPv6.
+pub(super) fn network_of_both() -> NetworkView {
+    let mut network = network();
+    network.routes.addresses.push(HostAddress {
+        ifindex: UPLINK,
+        addr: "2001:db8:1::1/64".parse().unwrap(),
+        broadcast: None,
+        source: Default::default(),
+    });
+    network.routes.routes.push(RouteEntry {
+        prefix: "::/0".parse().unwrap(),
+        kind: RouteKind::Unicast,
+        ifindex: UPLINK,
+        gateway: Some("fe80::1".parse().unwrap()),
+        prefsrc: None,
+        metric: 0,
+        mtu: None,
+    });
+    network.local.host.push(NAT6.into());
+    network
+}
+
 pub(super) fn spec(row: u16, setup: &Setup) -> VmSpec {
     VmSpec {
         id: VmId::new(100 + u32::from(row)),
@@ -458,7 +488,7 @@ pub(super) fn spec(row: u16, setup: &Setup) -> VmSpec {
         gateway: GATEWAY.into(),
         dns: [10, 0, 2, 3].into(),
         prefix_len: 24,
-        ipv6: None,
+        ipv6: setup.ipv6.map(|prefix| GuestIpv6 { prefix }),
         guest_mac: None,
         gateway_mac: [2, 0, 0, 0, 0, 1],
         mtu: 1_500,
@@ -499,9 +529,29 @@ fn start(
         log: FlowLog::new(Some(Box::new(log.clone()))).of(setup.events),
     };
     let mut engine = Engine::new(parts).unwrap();
-    engine.set_network(&network());
+    engine.set_network(&match setup.ipv6 {
+        Some(_) => network_of_both(),
+        None => network(),
+    });
     for row in 1..=3 {
-        engine.set_vm(spec(row, setup));
+        let spec = spec(row, setup);
+        let mac = spec.gateway_mac;
+        let addresses = |ipv6: GuestIpv6| {
+            let prefix = ipv6.prefix.network();
+            (
+                prefix.into(),
+                ipv6.gateway().into(),
+                ipv6.gateway_link_local(mac).into(),
+            )
+        };
+        let vm6 = kernel.borrow().vm6(row);
+        vm6.set(spec.ipv6.map(addresses));
+        if let Some(ipv6) = spec.ipv6 {
+            let [.., last] = GUEST6.segments();
+            let guest = ipv6.prefix.network().to_bits() | u128::from(last);
+            vm6.bind(1, Ipv6Addr::from_bits(guest).into(), 1);
+        }
+        engine.set_vm(spec);
     }
     engine.set_forwards(setup.forwards.clone());
     engine.begin_adoption(recorded.clone());
