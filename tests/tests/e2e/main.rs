@@ -17,6 +17,7 @@ mod forwards;
 mod guest_errors;
 mod hostile;
 mod inspect;
+mod ipv6;
 mod joined;
 mod learning;
 mod loopback;

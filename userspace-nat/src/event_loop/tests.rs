@@ -23,6 +23,7 @@ mod records;
 mod reload;
 mod rig;
 mod shares;
+mod slaac;
 mod sleeping;
 mod slow_disk;
 mod speed;
