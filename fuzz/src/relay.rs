@@ -5,7 +5,7 @@
 //! the relay's own tests, because each input would leave a connection of the host in TIME-WAIT.
 use std::net::{IpAddr, UdpSocket};
 
-use slipgate_abi::{Protocol, RuleIndex, VmId, segment::Segments};
+use slipgate_abi::{Ip4, Protocol, RuleIndex, VmId, segment::Segments};
 use userspace_nat::{
     fake::packets::{self, is_right},
     packet::{Ipv4, Packet, Transport},
@@ -154,7 +154,11 @@ impl World {
                     .wrapping_add(tcp.sequence_len())
                     .wrapping_add(acknowledgement),
             ),
-            None => (SERVERS[usize::from(who >> 7)], sequence, acknowledgement),
+            None => (
+                SERVERS[usize::from(who >> 7)].into(),
+                sequence,
+                acknowledgement,
+            ),
         };
         let to = (server, 53);
         packets::tcp(guest, to, flags, sequence, acknowledgement, &[], data)
