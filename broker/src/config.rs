@@ -66,6 +66,10 @@ pub struct Config {
     pub nat_address: Option<Ipv4Addr>,
     /// Number of slots of the flow table, a multiple of a chunk.
     pub flow_table: u32,
+    /// Number of VMs that the maps have room for, all processes of the network namespace together.
+    pub max_vms: u32,
+    /// Number of rules that the maps have room for, likewise.
+    pub max_rules: u32,
     /// Directory where maps are pinned.
     pub pin_dir: PathBuf,
     /// Path of the flow log.

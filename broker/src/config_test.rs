@@ -28,6 +28,8 @@ pub(crate) fn config(vms: &[&str], flags: CliOverrides) -> Config {
         nat_ports: 61_000..=65_535,
         nat_address: None,
         flow_table: 65_536,
+        max_vms: 4_096,
+        max_rules: 4_096,
         pin_dir: "/sys/fs/bpf/slipgate".into(),
         flow_log: None,
         flow_log_events: Vec::new(),

@@ -6,7 +6,7 @@ use std::{collections::BTreeSet, ops::Range, time::Duration};
 
 use anyhow::Context as _;
 use slipgate_control::{
-    Datapath, LoadOptions, Owner, Paths,
+    Datapath, LoadOptions, Owner, Paths, Sizes,
     netlink::{NetworkWatch, NextHops},
     owner::{self, DaemonLock},
     probe, vm,
@@ -58,16 +58,12 @@ pub(crate) fn attach(mut config: Config, inputs: Inputs) -> anyhow::Result<Attac
     let paths: Paths = crate::paths(&config.pin_dir)?;
     let datapath = Datapath::open(&LoadOptions {
         paths: paths.clone(),
-        slots: config.flow_table,
+        sizes: config.sizes(),
         bpf_log: config.bpf_log,
     })
     .context("loading the programs")?;
-    if datapath.joined() && datapath.maps().slots() != config.flow_table {
-        tracing::warn!(
-            "--flow-table {} has no effect: the maps are there already, with {} slots",
-            config.flow_table,
-            datapath.maps().slots()
-        );
+    if datapath.joined() {
+        warn_of_sizes(config.sizes(), datapath.maps().sizes());
     }
     let daemon = match config.is_daemon {
         true => {
@@ -197,6 +193,21 @@ pub(crate) fn attach(mut config: Config, inputs: Inputs) -> anyhow::Result<Attac
             attached.give_up();
             Err(e)
         }
+    }
+}
+
+/// Says which sizes have no effect, because the maps are there already.
+pub(crate) fn warn_of_sizes(asked: Sizes, theirs: Sizes) {
+    let all = [
+        ("--flow-table", asked.slots, theirs.slots, "slots"),
+        ("--max-vms", asked.vms, theirs.vms, "VMs"),
+        ("--max-rules", asked.rules, theirs.rules, "rules"),
+    ];
+    for (flag, asked, theirs, what) in all.into_iter().filter(|(_, a, b, _)| a != b) {
+        tracing::warn!(
+            "{flag} {asked} has no effect: the maps are there already, for {theirs} {what}, and \
+             stay as long as a slipgate process or flows are in this network namespace"
+        );
     }
 }
 

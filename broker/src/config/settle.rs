@@ -5,6 +5,7 @@
 use std::{ops::RangeInclusive, path::Path};
 
 use anyhow::Context as _;
+use slipgate_control::Sizes;
 use slipgate_ipc::client::VmDefinition;
 use slipgate_policy::document::{
     CliOverrides, ConfigError, Forward, Limits, LoadedPolicies, PolicyFile, Reader, VmChoice,
@@ -78,6 +79,15 @@ impl Config {
         check_nat_ports(&self.nat_ports, &self.forwards)?;
         self.policy_file = file;
         self.check_host_loopback()
+    }
+
+    /// Sizes with which the maps are made, if they are not there.
+    pub(crate) fn sizes(&self) -> Sizes {
+        Sizes {
+            slots: self.flow_table,
+            vms: self.max_vms,
+            rules: self.max_rules,
+        }
     }
 
     /// Adds the VMs that a predecessor served.

@@ -20,7 +20,7 @@ use std::{
 use anyhow::{Context as _, bail};
 use slipgate_abi::{
     RuleIndex, Verdict,
-    maps::{MAX_RULES, RuleElement},
+    maps::{MOST_RULES, RuleElement},
 };
 use slipgate_control::{Paths, maps::SharedMaps, owner};
 use slipgate_policy::Described;
@@ -55,7 +55,7 @@ pub(crate) fn write(
     let dir = File::open(run_dir).with_context(what)?;
     dir.lock().with_context(what)?;
     let element = |index| maps.rule_element(RuleIndex::new(index));
-    let present: Vec<Whole> = (0..MAX_RULES)
+    let present: Vec<Whole> = (0..maps.sizes().rules)
         .map(|index| element(index).map_or(FREE, |element| element.whole))
         .collect();
     let wanted: Vec<Whole> = rules.iter().map(|rule| rule.identity.whole()).collect();
@@ -80,7 +80,8 @@ pub(crate) fn write(
         .or_else(|| again((!own.is_empty()).then(|| without(&is_own))?))
         .or_else(|| again(without(&|_| true)));
     let Some(run) = run else {
-        bail!(no_room(rules.len(), in_use.len(), own.is_empty()));
+        let most = maps.sizes().rules;
+        bail!(no_room(rules.len(), in_use.len(), own.is_empty(), most));
     };
     // Before the rules are: whoever comes after us sees the claim first.
     let mut claimed = vec![run.clone()];
@@ -92,8 +93,8 @@ pub(crate) fn write(
     Ok(run)
 }
 
-fn no_room(rules: usize, in_use: usize, starts: bool) -> String {
-    let left = MAX_RULES as usize - in_use.min(MAX_RULES as usize);
+fn no_room(rules: usize, in_use: usize, starts: bool, most: u32) -> String {
+    let left = (most as usize).saturating_sub(in_use);
     let what = match starts {
         true => "",
         false => {
@@ -103,7 +104,7 @@ fn no_room(rules: usize, in_use: usize, starts: bool) -> String {
     };
     format!(
         "there is no room for {rules} rules{what}: all slipgate processes of a network namespace \
-         share {MAX_RULES}, of which {left} are not in force, and some of these are named by flows; \
+         share {most} (--max-rules), of which {left} are not in force, and some of these are named by flows; \
          put long lists into one deny file, which is one rule"
     )
 }
@@ -147,7 +148,7 @@ fn ranges(text: &str) -> impl Iterator<Item = Range<u32>> {
     text.lines().filter_map(|line| {
         let (start, end) = line.split_once(' ')?;
         let range = start.parse().ok()?..end.parse().ok()?;
-        (range.end <= MAX_RULES).then_some(range)
+        (range.end <= MOST_RULES).then_some(range)
     })
 }
 

@@ -1,6 +1,6 @@
 //! The served VMs: their rows, their quotas, and their specifications for the engine.
 use anyhow::Context as _;
-use slipgate_abi::{IfIndex, VmId, maps::MAX_VMS};
+use slipgate_abi::{IfIndex, VmId, maps::DEFAULT_VMS};
 use slipgate_control::{
     device::Device,
     netlink::Network,
@@ -25,11 +25,11 @@ const DEFAULT_MTU: u32 = 1_500;
 /// packet may wait, at a few microseconds per frame.
 pub(crate) const MOST_CREDITS: u32 = 512;
 
-/// Number of frames of all guests that the engine port's queue has room for, and of frames from the
-/// world to them.
+/// Number of frames of all guests that are queued for an engine, and of frames from the world to
+/// them. The port's queue has room for more only where one frame of each VM takes more.
 const QUEUED: u32 = QUEUE_FRAMES / 2;
-// Each VM has a share, and as much is anybody's.
-const _: () = assert!(QUEUED / 2 >= MAX_VMS - 1);
+// Each VM of the default number has a share, and as much is anybody's.
+const _: () = assert!(QUEUED / 2 >= DEFAULT_VMS);
 
 /// A served VM.
 #[derive(Debug)]

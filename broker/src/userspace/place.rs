@@ -68,7 +68,7 @@ impl Place {
     ) -> anyhow::Result<Self> {
         let base = memory_base(&nat.pin_dir).unwrap_or_else(user_mode_dir);
         let paths = Paths::in_memory(&base)?;
-        let (memory, owner) = InMemory::open(paths, nat.flow_table)
+        let (memory, owner) = InMemory::open(paths, nat.sizes())
             .with_context(|| format!("making the tables in {}", base.display()))?;
         let row = vm::VmSpec {
             name: vm.name.clone(),

@@ -10,19 +10,23 @@ use slipgate_abi::{
     Sequences, Slot, TapEntry, Tuple, Vm, VmCounters,
     forward::DenyKey,
     maps::{
-        DEFAULT_SLOTS, MAX_CHUNKS, MAX_DENY, MAX_FORWARDS, MAX_NAMES, MAX_NEXT_HOPS, MAX_OWNERS,
-        MAX_RULES, MAX_VMS, Meta, Owner, RuleElement, TUPLES_PER_SLOT,
+        DEFAULT_RULES, DEFAULT_SLOTS, DEFAULT_VMS, MAX_CHUNKS, MAX_DENY, MAX_FORWARDS, MAX_NAMES,
+        MAX_NEXT_HOPS, MAX_OWNERS, Meta, Owner, RuleElement, TUPLES_PER_SLOT,
     },
 };
 
 /// Flags of maps that userspace changes in place and reads without a system call.
 const MAPPED: usize = BPF_F_MMAPABLE as usize;
 
+/// Rows of the VMs' maps by default: row 0 belongs to none.
+const ROWS: usize = DEFAULT_VMS as usize + 1;
+
 type Mapped<T, const N: usize> = Array<T, N, MAPPED>;
 
 #[btf_map]
 pub(crate) static META: Mapped<Meta, 1> = Array::new();
-// The loader sets the size of FLOWS, SLOTS and SEQUENCES.
+// The loader sets the sizes: of FLOWS, SLOTS and SEQUENCES by the number of slots, of the VMs' maps
+// and of RULES by those of VMs and rules.
 #[btf_map]
 pub(crate) static FLOWS: HashMap<Tuple, FlowRef, { (DEFAULT_SLOTS * TUPLES_PER_SLOT) as usize }> =
     HashMap::new();
@@ -35,13 +39,13 @@ pub(crate) static CHUNKS: Mapped<u32, { MAX_CHUNKS as usize }> = Array::new();
 #[btf_map]
 pub(crate) static OWNERS: Mapped<Owner, { MAX_OWNERS as usize }> = Array::new();
 #[btf_map]
-pub(crate) static VMS: Mapped<Vm, { MAX_VMS as usize }> = Array::new();
+pub(crate) static VMS: Mapped<Vm, { ROWS }> = Array::new();
 #[btf_map]
-pub(crate) static TAPS: HashMap<u32, TapEntry, { MAX_VMS as usize }> = HashMap::new();
+pub(crate) static TAPS: HashMap<u32, TapEntry, { ROWS }> = HashMap::new();
 #[btf_map]
-pub(crate) static DROPS: Mapped<DropCounters, { MAX_VMS as usize }> = Array::new();
+pub(crate) static DROPS: Mapped<DropCounters, { ROWS }> = Array::new();
 #[btf_map]
-pub(crate) static COUNTERS: Mapped<VmCounters, { MAX_VMS as usize }> = Array::new();
+pub(crate) static COUNTERS: Mapped<VmCounters, { ROWS }> = Array::new();
 #[btf_map]
 pub(crate) static NEXT_HOPS: Mapped<NextHop, { MAX_NEXT_HOPS as usize }> = Array::new();
 #[btf_map]
@@ -50,9 +54,9 @@ pub(crate) static FORWARDS: HashMap<ForwardKey, ForwardTarget, { MAX_FORWARDS as
 #[btf_map]
 pub(crate) static DENY: LpmTrie<DenyKey, u32, { MAX_DENY as usize }> = LpmTrie::new();
 #[btf_map]
-pub(crate) static RULES: Mapped<RuleElement, { MAX_RULES as usize }> = Array::new();
+pub(crate) static RULES: Mapped<RuleElement, { DEFAULT_RULES as usize }> = Array::new();
 #[btf_map]
-pub(crate) static RATES: Mapped<RateLimits, { MAX_VMS as usize }> = Array::new();
+pub(crate) static RATES: Mapped<RateLimits, { ROWS }> = Array::new();
 #[btf_map]
 pub(crate) static NAMES: HashMap<
     NameKey,

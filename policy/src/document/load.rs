@@ -2,7 +2,6 @@
 use std::{collections::BTreeMap, io, ops::Range, path::Path};
 
 use serde::{Deserialize, Serialize};
-use slipgate_abi::maps::MAX_RULES;
 use toml::Spanned;
 
 use super::{
@@ -118,24 +117,10 @@ impl LoadedPolicies {
     /// Compiles the policies.
     ///
     /// # Errors
-    /// A rule or a line of a deny file cannot be parsed, or there are more rules than `RULES` has
-    /// room for.
+    /// A rule or a line of a deny file cannot be parsed.
     pub fn compile(&self) -> Result<PolicySet, ConfigError> {
         let policies = self.policies.iter().map(LoadedPolicy::compile);
-        let policies = PolicySet::new(policies.collect::<Result<_, _>>()?);
-        let texts = policies.texts().count();
-        if texts > MAX_RULES as usize {
-            let file = self.policies.iter().find_map(|p| p.settings.file.clone());
-            let (flag, given) = match file {
-                Some(file) => ("--policy", file),
-                None => ("--deny", "...".to_owned()),
-            };
-            let problem =
-                format!("{texts} rules and defaults in all, and there is room for {MAX_RULES}");
-            let remedy = "put long lists into one deny file, which is one rule";
-            return Err(ConfigError::new(flag, given, problem, remedy));
-        }
-        Ok(policies)
+        Ok(PolicySet::new(policies.collect::<Result<_, _>>()?))
     }
 }
 
@@ -307,7 +292,11 @@ fn typed_rules(typed: &[RuleFlag], read: Reader<'_>) -> Result<Vec<LoadedRule>, 
 }
 
 impl LoadedPolicy {
-    fn compile(&self) -> Result<Policy, ConfigError> {
+    /// Compiles the policy. Its rules have the numbers of an only policy.
+    ///
+    /// # Errors
+    /// A rule or a line of a deny file cannot be parsed.
+    pub fn compile(&self) -> Result<Policy, ConfigError> {
         let rules = self.rules.iter().map(|LoadedRule { rule, note }| {
             let rule = match rule {
                 RuleText::Match(action, text) => parse(*action, text)?,

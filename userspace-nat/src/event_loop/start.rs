@@ -75,7 +75,8 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
         let poller = Poller::new().map_err(EngineError::Wait)?;
         watch(&poller, parts.port.fd(), Subsystem::Port)?;
         let slots = parts.datapath.slots();
-        let flows = Flows::new(slots, PortPool::new(parts.nat_ports));
+        let vms = parts.datapath.vms();
+        let flows = Flows::new(slots, vms, PortPool::new(parts.nat_ports));
         let mut log = parts.log;
         log.set_instance(parts.datapath.instance());
         log.set_owner(parts.datapath.owner());

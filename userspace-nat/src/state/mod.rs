@@ -69,6 +69,7 @@ pub(crate) struct Core<D> {
 
 impl<D: Datapath> Core<D> {
     pub(crate) fn new(datapath: D, flows: Flows, judge: SharedJudge, rule_base: RuleIndex) -> Self {
+        let most = datapath.vms();
         Self {
             nat: Nat {
                 datapath,
@@ -77,7 +78,7 @@ impl<D: Datapath> Core<D> {
             },
             rules: Rules::new(judge, rule_base),
             inspected: Inspected::default(),
-            vms: VmTable::new(),
+            vms: VmTable::new(most),
             forwards: Forwards::default(),
             journal: Journal::default(),
             out: Outgoing::new(),

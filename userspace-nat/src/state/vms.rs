@@ -1,7 +1,7 @@
 //! The VMs that the engine serves.
 use std::collections::{HashMap, VecDeque};
 
-use slipgate_abi::{VmId, VmRow, maps::MAX_VMS};
+use slipgate_abi::{VmId, VmRow};
 use slipgate_model::Labels;
 
 use super::credits;
@@ -11,6 +11,9 @@ use crate::{
     reply::Answers,
     vm::{VmNet, VmSpec},
 };
+
+/// Most removed VMs whose names are kept.
+const MOST_DEPARTED: usize = 4_096;
 
 /// State that the engine keeps of a VM.
 #[derive(Clone, Debug)]
@@ -67,9 +70,10 @@ pub(crate) struct VmTable {
 }
 
 impl VmTable {
-    pub(super) fn new() -> Self {
+    /// `most`: number of VMs that there may be.
+    pub(super) fn new(most: u32) -> Self {
         Self {
-            vms: (0..MAX_VMS).map(|_| None).collect(),
+            vms: (0..=most).map(|_| None).collect(),
             rows: HashMap::new(),
             departed: VecDeque::new(),
             all_credits: credits::AllCredits::new(),
@@ -150,7 +154,7 @@ impl VmTable {
         let Some(vm) = self.take(row, id) else {
             return false;
         };
-        if self.departed.len() >= MAX_VMS as usize {
+        if self.departed.len() >= MOST_DEPARTED {
             self.departed.pop_front();
         }
         let VmSpec { name, labels, .. } = &*vm.net;

@@ -37,7 +37,7 @@ fn pin_imagined(paths: &Paths) {
             .into_iter()
             .find(|map| map.name() == name)
             .unwrap();
-        let mut shape = map.shape(1_024);
+        let mut shape = map.shape(Sizes::of_slots(1_024));
         match map {
             MapName::Sequences => continue,
             MapName::Slots => shape.value -= SHORTER_BYTES,
@@ -73,7 +73,7 @@ fn live_flows_of_the_former_version_are_taken_over() {
         let names = paths.pin(MapName::Names.name());
         fs::rename(&names, copy_of(&paths, MapName::Names)).unwrap();
         fs::rename(paths.pin("META"), copy_of(&paths, MapName::Meta)).unwrap();
-        let old = bpf::map_create("META", MapName::Meta.shape(1_024)).unwrap();
+        let old = bpf::map_create("META", MapName::Meta.shape(Sizes::of_slots(1_024))).unwrap();
         let mut value = [0; 16];
         value[..4].copy_from_slice(&IMAGINED.version.to_ne_bytes());
         // SAFETY: META has a word as key, and a value of 16 bytes.
