@@ -23,7 +23,6 @@ pub(crate) fn config(vms: &[&str], flags: CliOverrides) -> Config {
         flags,
         named_policies: Default::default(),
         base_file: None,
-        policy_file: None,
         forwards: Vec::new(),
         nat_ports: 61_000..=65_535,
         nat_address: None,

@@ -180,7 +180,6 @@ fn settled(
         named_policies: Default::default(),
         // By `settle`.
         base_file: None,
-        policy_file: None,
         forwards: Vec::new(),
         nat_ports: nat_ports(&nat.nat_ports)?,
         nat_address: nat

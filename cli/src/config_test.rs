@@ -257,7 +257,10 @@ fn the_rest_has_limits_too() {
         "--tap t --flow-table 1000",
         &["--flow-table 1000", "give 1024"],
     );
-    refused("--tap t --max-vms 65536", &["--max-vms 65536", "give 65535"]);
+    refused(
+        "--tap t --max-vms 65536",
+        &["--max-vms 65536", "give 65535"],
+    );
     refused("--tap t --max-vms 0", &["--max-vms 0", "give 1"]);
     refused(
         "--tap t --max-rules 300000",

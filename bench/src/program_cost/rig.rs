@@ -12,7 +12,7 @@ use anyhow::{Context, Result};
 use slipgate_abi::{
     FlowRef, NextHop, Protocol, Slot, SlotIndex, SlotRef, TapEntry, Verdict, Vm, VmRow,
     forward::DenyKey,
-    maps::{MAX_NEXT_HOPS, MAX_OWNERS, DEFAULT_VMS},
+    maps::{DEFAULT_VMS, MAX_NEXT_HOPS, MAX_OWNERS},
     tcp::TcpBits,
 };
 use slipgate_control::{

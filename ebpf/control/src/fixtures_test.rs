@@ -9,9 +9,7 @@ pub(crate) use skipped::skipped;
 
 use slipgate_abi::IfIndex;
 
-use crate::{
-    Datapath, LoadOptions, Paths, Program, bpf, device::Device, layout::Sizes, pins,
-};
+use crate::{Datapath, LoadOptions, Paths, Program, bpf, device::Device, layout::Sizes, pins};
 
 /// Runs a test in a new network namespace, on a new thread. Reports the test as skipped if it
 /// can't.

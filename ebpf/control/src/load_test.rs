@@ -54,7 +54,12 @@ fn maps_have_the_shape_of_the_table() {
         let fds = datapath.maps().fds();
         assert_eq!(fds.len(), MAPS);
         for (map, fd) in MapName::ALL.into_iter().zip(fds) {
-            assert_eq!(Shape::of(fd).unwrap(), map.shape(Sizes::of_slots(4_096)), "{}", map.name());
+            assert_eq!(
+                Shape::of(fd).unwrap(),
+                map.shape(Sizes::of_slots(4_096)),
+                "{}",
+                map.name()
+            );
         }
     });
 }
@@ -203,7 +208,10 @@ fn sizes_are_brought_into_the_limits() {
         vms: u32::MAX,
         rules: u32::MAX,
     };
-    assert_eq!((possible(most).vms, possible(most).rules), (65_535, 262_144));
+    assert_eq!(
+        (possible(most).vms, possible(most).rules),
+        (65_535, 262_144)
+    );
 }
 
 #[test]

@@ -304,9 +304,9 @@ impl SharedMaps {
         true
     }
 
-    /// Moves the refusals counted for these elements of `RULES` to those by other rules: the
-    /// elements are about to hold other rules.
-    pub fn forget_refusals_by(&self, rules: std::ops::Range<u32>) {
+    /// Moves the refusals counted for some elements of `RULES` to those by other rules: the elements
+    /// may come to hold other rules.
+    pub fn forget_refusals_by(&self, are_concerned: impl Fn(u32) -> bool) {
         let rows = 0..self.memory.counters.elements();
         for counters in rows.filter_map(|row| self.memory.counters.at(row)) {
             // SAFETY: an element of COUNTERS, whose words all sides change by atomics. A refusal
@@ -318,7 +318,7 @@ impl SharedMaps {
                     let rule = AtomicU32::from_ptr(&raw mut (*place).rule);
                     let flows = AtomicU64::from_ptr(&raw mut (*place).flows);
                     let named = rule.load(Acquire).checked_sub(1);
-                    if named.is_some_and(|rule| rules.contains(&rule)) {
+                    if named.is_some_and(&are_concerned) {
                         other.fetch_add(flows.swap(0, AcqRel), AcqRel);
                         rule.store(0, Release);
                     }

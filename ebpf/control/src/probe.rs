@@ -13,7 +13,10 @@ use std::{
 use aya_obj::generated::{bpf_attach_type, bpf_func_id, bpf_prog_type};
 use slipgate_abi::IfIndex;
 
-use crate::{Error, Result, attach::Hook, bpf,
+use crate::{
+    Error, Result,
+    attach::Hook,
+    bpf,
     layout::{MapName, Sizes},
     paths::BPFFS,
 };

@@ -11,7 +11,8 @@ use crate::maps::{SharedMaps, text_of};
 
 /// Returns the open rows of an owner.
 pub fn rows_of(maps: &SharedMaps, owner_row: u32) -> impl Iterator<Item = VmRow> + '_ {
-    maps.vm_rows().filter(move |row| owner_of(maps, *row) == Some(owner_row))
+    maps.vm_rows()
+        .filter(move |row| owner_of(maps, *row) == Some(owner_row))
 }
 
 /// Returns the name in a VM's row; `None` beyond the last row.

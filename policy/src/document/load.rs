@@ -65,12 +65,8 @@ pub type Reader<'r> = &'r dyn Fn(&Path) -> io::Result<String>;
 impl LoadedPolicies {
     /// Texts of the deny files, by the paths under which they were read.
     pub fn deny_files(&self) -> BTreeMap<String, String> {
-        let rules = self.policies.iter().flat_map(|policy| &policy.rules);
-        let files = rules.filter_map(|rule| match &rule.rule {
-            RuleText::DenyFile { name, text } => Some((name.clone(), text.clone())),
-            RuleText::Match(..) => None,
-        });
-        files.collect()
+        let policies = self.policies.iter();
+        policies.flat_map(LoadedPolicy::deny_files).collect()
     }
 
     /// Loads the policies of the flags and of a policy file. `read` reads the deny files.
@@ -292,6 +288,23 @@ fn typed_rules(typed: &[RuleFlag], read: Reader<'_>) -> Result<Vec<LoadedRule>, 
 }
 
 impl LoadedPolicy {
+    /// Texts of the deny files, with the paths under which they were read.
+    pub fn deny_files(&self) -> impl Iterator<Item = (String, String)> {
+        let rules = self.rules.iter();
+        rules.filter_map(|rule| match &rule.rule {
+            RuleText::DenyFile { name, text } => Some((name.clone(), text.clone())),
+            RuleText::Match(..) => None,
+        })
+    }
+
+    /// Text of the deny file that was read under this path.
+    pub fn deny_file(&self, path: &str) -> Option<&str> {
+        self.rules.iter().find_map(|rule| match &rule.rule {
+            RuleText::DenyFile { name, text } if name == path => Some(text.as_str()),
+            _ => None,
+        })
+    }
+
     /// Compiles the policy. Its rules have the numbers of an only policy.
     ///
     /// # Errors

@@ -41,7 +41,7 @@ pub(crate) use self::{
     vms::{VmState, VmTable},
 };
 
-use slipgate_abi::{DropReason, RuleIndex, VmId, VmRow};
+use slipgate_abi::{DropReason, VmId, VmRow};
 
 use crate::{
     datapath::Datapath,
@@ -68,7 +68,7 @@ pub(crate) struct Core<D> {
 }
 
 impl<D: Datapath> Core<D> {
-    pub(crate) fn new(datapath: D, flows: Flows, judge: SharedJudge, rule_base: RuleIndex) -> Self {
+    pub(crate) fn new(datapath: D, flows: Flows, judge: SharedJudge) -> Self {
         let most = datapath.vms();
         Self {
             nat: Nat {
@@ -76,7 +76,7 @@ impl<D: Datapath> Core<D> {
                 flows,
                 network: Network::default(),
             },
-            rules: Rules::new(judge, rule_base),
+            rules: Rules::new(judge),
             inspected: Inspected::default(),
             vms: VmTable::new(most),
             forwards: Forwards::default(),

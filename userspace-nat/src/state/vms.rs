@@ -120,9 +120,9 @@ impl VmTable {
         }
     }
 
-    /// Returns the rows that have a VM, for a loop that changes each.
-    pub(super) fn rows(&self) -> Vec<VmRow> {
-        self.rows.values().copied().collect()
+    /// Returns the number of rows, whether they have a VM or not.
+    pub(super) fn row_count(&self) -> usize {
+        self.vms.len()
     }
 
     pub(crate) fn len(&self) -> usize {

@@ -61,9 +61,7 @@ pub(super) fn convert(paths: &Paths, former: Option<&Former>) -> Result<()> {
             let former = bpf::obj_get(&paths.pin(map.name()));
             let shape = former.and_then(|map| Shape::of(map.as_fd()));
             let what = format!("read the former version's {}", map.name());
-            shape
-                .map(|shape| shape.entries)
-                .map_err(Error::os(what))
+            shape.map(|shape| shape.entries).map_err(Error::os(what))
         };
         let sizes = Sizes::read(entries)?;
         for map in meta_last() {
