@@ -20,7 +20,7 @@ use std::{
 };
 
 use slipgate_ipc::engine::{FlowLogEvent, OnExit};
-use slipgate_policy::document::{CliOverrides, Forward, PolicyFile};
+use slipgate_policy::document::{CliOverrides, Forward, PolicyFile, PutPolicy};
 
 pub use self::{
     api::ApiSocket,
@@ -51,13 +51,11 @@ pub struct Config {
     pub takes_over: bool,
     /// Policy settings of the flags.
     pub flags: CliOverrides,
-    /// Texts of the policies that clients gave to a daemon, by name; among them those that VMs'
-    /// definitions contain.
-    pub named_policies: BTreeMap<String, String>,
+    /// Policies that clients gave to a daemon, by name; among them those that VMs' definitions
+    /// contain. They take the places of the policy file's.
+    pub named_policies: BTreeMap<String, PutPolicy>,
     /// The policy file as last read.
     pub base_file: Option<PolicyFile>,
-    /// The same with the policies of `named_policies`.
-    pub policy_file: Option<PolicyFile>,
     /// Forwarded ports of the host, from the flags and the policy file.
     pub forwards: Vec<Forward>,
     /// Source ports of translated flows.
@@ -66,6 +64,10 @@ pub struct Config {
     pub nat_address: Option<Ipv4Addr>,
     /// Number of slots of the flow table, a multiple of a chunk.
     pub flow_table: u32,
+    /// Number of VMs that the maps have room for, all processes of the network namespace together.
+    pub max_vms: u32,
+    /// Number of rules that the maps have room for, likewise.
+    pub max_rules: u32,
     /// Directory where maps are pinned.
     pub pin_dir: PathBuf,
     /// Path of the flow log.

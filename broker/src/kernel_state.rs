@@ -1,5 +1,6 @@
 //! Kernel state of the broker: created in order at the start, updated while it serves, removed in
 //! order at the end.
+mod catalogue;
 mod forwards;
 mod guard_list;
 mod ipv6;
@@ -18,9 +19,7 @@ mod vms;
 mod workers;
 mod xdp;
 
-use std::{
-    collections::BTreeSet, fs::File, net::TcpListener, ops::Range, os::unix::net::UnixListener,
-};
+use std::{collections::BTreeSet, fs::File, net::TcpListener, os::unix::net::UnixListener};
 
 use anyhow::anyhow;
 use slipgate_abi::IfIndex;
@@ -37,18 +36,18 @@ use slipgate_ipc::{
     api::Event,
     engine::{NetworkView, ToEngine},
 };
-use slipgate_policy::{PolicySet, document::LoadedPolicies};
 
 pub(crate) use self::{
-    forwards::{ForwardChange, GivenBack, HeldForwards, described, forward_texts, forwards_of},
+    catalogue::{Catalogue, Name, TakenIn, numbered},
+    forwards::{ForwardChange, GivenBack, HeldForwards, forward_texts, forwards_described},
     network_view::view as network_view,
     reserve::Taken,
-    rules::{Writer, write as write_rules},
+    rules::Writer,
     served_vms::ServedVms,
     subjects::{Served, resolve},
     uplink::{Uplink, check_source, find as find_uplink},
     vm_uplinks::VmUplinks,
-    vms::{GATEWAY_MAC, MOST_CREDITS, ServedVm, tap_of},
+    vms::{GATEWAY_MAC, MOST_CREDITS, ServedVm, learning_name, tap_of},
     workers::Worker,
 };
 use crate::{
@@ -73,10 +72,7 @@ pub(crate) struct Attached {
     /// The network in the last message to the engine.
     pub(crate) told_network: Option<NetworkView>,
     pub(crate) next_hops: NextHops,
-    pub(crate) loaded: LoadedPolicies,
-    /// The loaded policies and those of learning VMs.
-    pub(crate) in_force: LoadedPolicies,
-    pub(crate) policies: PolicySet,
+    pub(crate) policies: Catalogue,
     /// Ports of the host that are held for guests; their sockets stay open while an engine is
     /// restarted.
     pub(crate) forwards: HeldForwards,
@@ -90,25 +86,17 @@ pub(crate) struct Attached {
     pub(crate) events: Vec<Event>,
     /// Users that slipgate's processes run as.
     pub(crate) users: Users,
-    /// Elements of `RULES` in force: the policies', and behind them the forwards'.
-    pub(crate) rules: Range<u32>,
     /// Policy settings of the command line.
     pub(crate) command_line: PolicyFlags,
     /// Whether a policy that a predecessor applied is in force.
     pub(crate) took_over: bool,
-    /// Ranges of `RULES` that this process has used, including the present one.
-    pub(crate) former_rules: Vec<Range<u32>>,
-    /// Elements of the forwards in the first of these ranges: relays name them as long as they run.
-    pub(crate) relayed_rules: Range<u32>,
     /// Interface indexes of TAPs that a predecessor served, until those that this process does not
     /// serve are shut.
     pub(crate) former_taps: BTreeSet<IfIndex>,
     /// TAPs whose offloads changed, and whose guard has to be looked at.
     pub(crate) guards_due: BTreeSet<IfIndex>,
-    /// Policies whose denied prefixes are in the guard's list under the numbers in force.
-    pub(crate) listed: BTreeSet<u32>,
-    /// Which of the two sets of policy numbers the guard's list uses.
-    pub(crate) turn: bool,
+    /// Numbers of former policies of which something may still be in the guard's list.
+    pub(crate) unremoved: BTreeSet<u32>,
     /// Resolvers of the host.
     pub(crate) resolvers: HostResolvers,
     pub(crate) uplink: Uplink,
@@ -147,14 +135,6 @@ impl Attached {
         Ok(told)
     }
 
-    /// Notes that an engine ended, before another one starts, which finishes its work.
-    pub(crate) fn engine_ended(&mut self) {
-        if self.workers.len() == 1 {
-            // The relays of before, which knew other elements, are gone.
-            self.relayed_rules = self.forward_rules();
-        }
-    }
-
     pub(crate) fn refresh_next_hops(&mut self) -> anyhow::Result<()> {
         let mut uplinks = self.vm_uplinks.ifindexes();
         uplinks.insert(self.uplink.ifindex);
@@ -187,8 +167,8 @@ impl Attached {
         let run_dir = &self.datapath.paths().run_dir;
         for row in self.rows() {
             let path = persisted_policy::path(run_dir, row);
-            let kept =
-                persisted_policy::keep(&path, &self.command_line, &self.config, &self.loaded);
+            let deny_files = || self.policies.deny_files();
+            let kept = persisted_policy::keep(&path, &self.command_line, &self.config, deny_files);
             if let Err(e) = kept {
                 tracing::warn!("a successor would go on with the command line's policy: {e:#}");
             }

@@ -62,7 +62,7 @@ pub(crate) fn keep(
     path: &Path,
     command_line: &PolicyFlags,
     now: &Config,
-    loaded: &LoadedPolicies,
+    deny_files: impl FnOnce() -> BTreeMap<String, String>,
 ) -> anyhow::Result<()> {
     let said = now.policy_flags();
     let Some(file) = now
@@ -77,7 +77,7 @@ pub(crate) fn keep(
         command_line: serde_json::to_value(command_line)?,
         file: file.path().to_owned(),
         text: file.text().to_owned(),
-        lists: loaded.deny_files(),
+        lists: deny_files(),
     };
     let what = || format!("keeping the policy for a successor in {}", path.display());
     write_whole(path, &serde_json::to_vec(&kept)?).with_context(what)

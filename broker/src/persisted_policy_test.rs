@@ -46,7 +46,7 @@ impl Files {
         let other = config.with_policy_file(&self.path("other.toml")).unwrap();
         let loaded = other.load_policies().unwrap();
         let said = config.policy_flags();
-        keep(&self.path("kept"), &said, &other, &loaded).unwrap();
+        keep(&self.path("kept"), &said, &other, || loaded.deny_files()).unwrap();
     }
 }
 
@@ -117,7 +117,7 @@ fn the_command_lines_file_by_another_name_is_read_again_and_not_kept() {
         files.apply(&config);
         let again = before.with_policy_file(&given).unwrap();
         let loaded = again.load_policies().unwrap();
-        keep(&kept, &said, &again, &loaded).unwrap();
+        keep(&kept, &said, &again, || loaded.deny_files()).unwrap();
         assert!(!kept.exists());
     }
     // The link is what is named, wherever it leads.
@@ -125,7 +125,7 @@ fn the_command_lines_file_by_another_name_is_read_again_and_not_kept() {
     std::os::unix::fs::symlink(files.path("other.toml"), &link).unwrap();
     let again = config.with_policy_file(&files.path("other.toml")).unwrap();
     assert_eq!(again.policy_name(), link.display().to_string());
-    assert!(again.policy_file.unwrap().text().contains("list.txt"));
+    assert!(again.base_file.unwrap().text().contains("list.txt"));
 }
 
 #[test]
@@ -137,6 +137,6 @@ fn what_the_command_line_names_is_not_kept() {
     assert!(files.path("kept").exists());
     let loaded = config.load_policies().unwrap();
     let said = config.policy_flags();
-    keep(&files.path("kept"), &said, &config, &loaded).unwrap();
+    keep(&files.path("kept"), &said, &config, || loaded.deny_files()).unwrap();
     assert!(!files.path("kept").exists());
 }

@@ -1,16 +1,18 @@
 //! A change of policy under way: `slipgate policy apply`, and SIGHUP.
 //!
 //! # Theory of operation
+//! A change concerns the policies that are new, changed or removed, and the VMs that have one of
+//! them, or get another: the rest is neither compiled nor numbered, and no engine hears of it.
 //! Everything is read and checked before anything changes: an error in a file leaves all as it was.
 //! The steps follow in an order such that one of the two policies holds completely at any time:
 //!
-//! 1. the rules get elements of `RULES`, which flows of the old policy do not name;
-//! 2. the prefixes that the new policy denies are put into the guard's list under numbers of their
-//!    own, and then the VMs' rows get these numbers. The engine still judges by the old policy;
-//! 3. each engine gets the new policy, switches between two packets, cuts the flows that it refuses,
-//!    and answers when none of their packets can leave any more;
-//! 4. when all have answered, rates are set, the old policy's entries are removed from the guard's list, and the client is
-//!    answered.
+//! 1. the rules of each get elements of `RULES`, which flows of the old policy do not name;
+//! 2. the prefixes that the new policy denies are put into the guard's list under a number of its
+//!    own, and then the VMs' rows get this number. The engine still judges by the old policy;
+//! 3. each engine gets the new policies, switches between two packets, cuts the flows that they
+//!    refuse, and answers when none of their packets can leave any more;
+//! 4. when all have answered, rates are set, the old policies' entries are removed from the guard's
+//!    list, and the client is answered.
 //!
 //! There is one change at a time.
 mod learning;
@@ -19,12 +21,12 @@ mod named;
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
     os::fd::OwnedFd,
-    path::{Path, PathBuf},
+    path::PathBuf,
 };
 
-use anyhow::{Context as _, bail};
+use anyhow::bail;
 use nix::poll::PollFd;
-use slipgate_abi::{RuleIndex, VmId};
+use slipgate_abi::VmId;
 use slipgate_control::vm;
 use slipgate_ipc::{
     api::Event,
@@ -33,15 +35,15 @@ use slipgate_ipc::{
     engine::{Policies, ToEngine},
 };
 use slipgate_policy::{
-    PolicySet,
-    document::{ConfigError, LoadedPolicies},
+    Policy,
+    document::{LoadedPolicy, PutPolicy},
 };
 
-use self::learning::{LearningVm, LearningVms};
+use self::learning::LearningVm;
 pub(crate) use self::named::NamedChange;
 use crate::{
     config::{Config, VmConfig},
-    kernel_state::{Attached, Writer, described, write_rules},
+    kernel_state::{Attached, Name, TakenIn},
     parts::Parts,
 };
 
@@ -81,8 +83,10 @@ struct Change {
     client: Option<ClientId>,
     /// Message for the log once the change is done.
     what: String,
-    /// Policy numbers in the guard's list before the change.
-    before: BTreeSet<u32>,
+    /// What it has done to the policies and the VMs.
+    done: Done,
+    /// Whether the policy file or flags may be others, which are kept for a successor.
+    is_applied: bool,
     /// Ids of VMs whose flows that are not admitted are cut in any case.
     strictly: Vec<VmId>,
     /// VMs whose learning ends with this change; `None` if another policy was put in force. Their
@@ -94,61 +98,60 @@ struct Change {
     named: Option<String>,
 }
 
-/// Complete policies: read, checked and compiled.
-struct Read {
-    config: Config,
-    loaded: LoadedPolicies,
-    /// The loaded policies and those of learning VMs.
-    in_force: LoadedPolicies,
-    policies: PolicySet,
+/// Policies and VMs that a change has concerned.
+#[derive(Debug, Default)]
+struct Done {
+    /// Indexes of the policies that changed.
+    indexes: Vec<u32>,
+    /// Former policies whose prefixes are still in the guard's list, by their indexes and turns.
+    unlisted: Vec<(u32, bool, Policy)>,
+    /// Ids of the VMs that are concerned.
+    vms: Vec<VmId>,
 }
 
-impl Read {
-    /// Reads the policies of the command line, with its files read again or with another policy
-    /// file.
-    fn reread(
-        config: &Config,
-        file: Option<&Path>,
-        learning: &LearningVms,
-    ) -> Result<Self, ConfigError> {
-        let config = match file {
-            Some(file) => config.with_policy_file(file)?,
-            None => config.reread()?,
-        };
-        let loaded = config.load_policies()?;
-        Self::of(config, loaded, learning)
-    }
+/// A change that was read and checked.
+#[derive(Debug, Default)]
+struct Prepared {
+    /// A whole configuration in the place of the present one.
+    config: Option<Box<Config>>,
+    /// Named policies that come, or go.
+    named: Vec<(String, Option<PutPolicy>)>,
+    /// Policies to be put in force, those among them that are another than now.
+    put: Vec<LoadedPolicy>,
+    /// Names of policies that are removed.
+    gone: Vec<Name>,
+    /// VMs whose configuration is another, by their places.
+    vms: Vec<(usize, VmConfig)>,
+    /// VMs that are opened or closed, by their places.
+    learning: Vec<(usize, bool)>,
+}
 
-    /// Recompiles the policies in force with other learning VMs; no file is read again.
-    fn again(attached: &Attached, learning: &LearningVms) -> Result<Self, ConfigError> {
-        let config = attached.config.settled()?;
-        Self::of(config, attached.loaded.clone(), learning)
-    }
-
-    fn of(
-        mut config: Config,
-        loaded: LoadedPolicies,
-        learning: &LearningVms,
-    ) -> Result<Self, ConfigError> {
-        let in_force = learning.add_to(&mut config, &loaded);
-        let policies = in_force.compile()?;
-        Ok(Self {
-            config,
-            loaded,
-            in_force,
-            policies,
-        })
-    }
-
-    /// Whether it can be put in force while running.
-    fn check(&self, now: &Config) -> anyhow::Result<()> {
-        if self.config.forwards != now.forwards {
+impl Prepared {
+    /// Another configuration as a whole. The VMs are in the same order in both.
+    fn whole(attached: &Attached, config: Config) -> anyhow::Result<Self> {
+        if config.forwards != attached.config.forwards {
             bail!(
                 "it has other forwards, whose ports are taken at the start only: restart slipgate \
                  with --on-exit keep, which keeps the flows"
             );
         }
-        Ok(())
+        let put = config.load_policies()?.policies;
+        let names: BTreeSet<&Name> = put.iter().map(|policy| &policy.settings.name).collect();
+        let present = attached.policies.names();
+        let is_learning = |name: &Name| {
+            let loaded = attached.policies.loaded(name);
+            loaded.is_some_and(|policy| policy.settings.is_learning)
+        };
+        let gone = present.filter(|name| !names.contains(name) && !is_learning(name));
+        let vms = attached.vms.iter().zip(&config.vms).enumerate();
+        let others = vms.filter(|(_, (vm, new))| vm.config != **new);
+        Ok(Self {
+            gone: gone.cloned().collect(),
+            vms: others.map(|(at, (_, new))| (at, new.clone())).collect(),
+            config: Some(Box::new(config)),
+            put,
+            ..Self::default()
+        })
     }
 }
 
@@ -178,15 +181,17 @@ impl PolicyChanges {
             }
             return Ok(());
         }
-        let learning = LearningVms::of(&self.learning);
-        let prepared = Read::reread(&parts.attached.config, file.as_deref(), &learning)
+        let present = &parts.attached.config;
+        let config = match file {
+            Some(file) => present.with_policy_file(&file),
+            None => present.reread(),
+        };
+        let prepared = config
             .map_err(anyhow::Error::from)
-            .and_then(|read| {
-                read.check(&parts.attached.config)?;
-                parts.attached.take_in(read)
-            });
-        let before = match prepared {
-            Ok(before) => before,
+            .and_then(|config| Prepared::whole(&parts.attached, config));
+        let done = prepared.and_then(|prepared| self.take_in(parts, prepared));
+        let done = match done {
+            Ok(done) => done,
             Err(e) => {
                 let error = format!("{e:#}");
                 match client {
@@ -199,7 +204,8 @@ impl PolicyChanges {
         let change = Change {
             client,
             what: format!("{} is in force", parts.attached.config.policy_name()),
-            before,
+            done,
+            is_applied: true,
             ..Change::default()
         };
         self.send_policies(parts, change)
@@ -218,20 +224,14 @@ impl PolicyChanges {
         new: VmConfig,
     ) -> anyhow::Result<()> {
         let name = new.name.clone();
-        let mut config = parts.attached.config.clone();
         let at = parts.attached.index_of(&name);
-        // In the same order.
-        if let Some(at) = at {
-            config.vms[at] = new;
-        }
         let vm = at.map(|at| parts.attached.vms[at].open.id);
-        let learning = LearningVms::of(&self.learning);
-        let read = config
-            .settled()
-            .and_then(|config| Read::of(config, parts.attached.loaded.clone(), &learning))
-            .map_err(anyhow::Error::from);
-        let before = match read.and_then(|read| parts.attached.take_in(read)) {
-            Ok(before) => before,
+        let prepared = Prepared {
+            vms: at.map(|at| (at, new)).into_iter().collect(),
+            ..Prepared::default()
+        };
+        let done = match self.take_in(parts, prepared) {
+            Ok(done) => done,
             Err(e) => {
                 parts.refuse(
                     client,
@@ -243,11 +243,18 @@ impl PolicyChanges {
         let change = Change {
             client: Some(client),
             what: format!("{name} has another policy"),
-            before,
+            done,
             vm,
             ..Change::default()
         };
         self.send_policies(parts, change)
+    }
+
+    /// Does steps 1 and 2. On error nothing has changed.
+    fn take_in(&self, parts: &mut Parts, mut prepared: Prepared) -> anyhow::Result<Done> {
+        let open = self.learning.iter().map(LearningVm::name);
+        learning::follow(&parts.attached, open, &mut prepared);
+        parts.attached.take_in(prepared)
     }
 
     /// Step 3: sends the policies to the engines.
@@ -273,10 +280,10 @@ impl PolicyChanges {
         let Some(applying) = applying.filter(|it| it.awaited.contains(&worker)) else {
             return Ok(());
         };
-        let strictly = applying.change.strictly.clone();
+        let change = &applying.change;
         let policies = parts
             .attached
-            .policies_to_tell(worker, applying.id, strictly)?;
+            .policies_to_tell(worker, applying.id, change)?;
         let policies = ToEngine::Policies(Box::new(policies));
         parts.engines.send(worker, policies)
     }
@@ -295,9 +302,11 @@ impl PolicyChanges {
             return Ok(());
         };
         let (done, counts) = (applying.change, applying.counts);
-        parts.attached.set_rates();
-        parts.attached.keep_applied();
-        parts.attached.forget_denied(&done.before);
+        parts.attached.set_rates_of_all(&done.done.vms);
+        if done.is_applied {
+            parts.attached.keep_applied();
+        }
+        parts.attached.forget_denied(&done.done.unlisted);
         let Applied { cut, kept, left } = counts;
         let more = match left {
             0 => String::new(),
@@ -318,14 +327,14 @@ impl PolicyChanges {
                 None => parts.control.answer(client, &ClientAnswer::removed()),
             }
         } else if let (Some(client), Some(name)) = (done.client, &done.named) {
-            let text = parts.attached.config.named_policies.get(name);
-            let put = |text: &String| ClientAnswer::PolicyPut {
+            let policy = parts.attached.config.named_policies.get(name);
+            let put = |policy: &PutPolicy| ClientAnswer::PolicyPut {
                 generation: self.generation(&parts.attached, name),
-                version: Version::of(text.as_bytes()),
+                version: Version::of(policy.text().as_bytes()),
                 cut,
                 kept,
             };
-            let answer = text.map_or(ClientAnswer::Done, put);
+            let answer = policy.map_or(ClientAnswer::Done, put);
             parts.control.answer(client, &answer);
         } else if let Some(client) = done.client {
             let answer = match &done.closed {
@@ -370,65 +379,78 @@ impl Applied {
 }
 
 impl Attached {
-    /// Does steps 1 and 2. Returns the policy numbers that the guard's list had before.
-    fn take_in(&mut self, read: Read) -> anyhow::Result<BTreeSet<u32>> {
-        let Read {
+    /// Does steps 1 and 2.
+    fn take_in(&mut self, prepared: Prepared) -> anyhow::Result<Done> {
+        let Prepared {
             config,
-            loaded,
-            in_force,
-            mut policies,
-        } = read;
-        let maps = self.datapath.maps();
-        let rules = described(&policies, &config);
-        let own = self.former_rules.clone();
-        self.clear_other_turn()?;
-        let kept = [self.rules.clone(), self.relayed_rules.clone()];
-        let writer = Writer {
-            paths: self.datapath.paths(),
-            rows: &self.rows(),
-            own: &own,
-            kept: &kept,
-        };
-        let run = write_rules(maps, &rules, writer).context("giving the rules their numbers")?;
+            named,
+            put,
+            gone,
+            vms,
+            learning,
+        } = prepared;
+        let mut changed: BTreeSet<Name> = put.iter().map(|p| p.settings.name.clone()).collect();
+        let compiled = self.policies.compile(put, gone)?;
+        changed.retain(|name| compiled.puts(name));
+        self.clear_unremoved()?;
+        let local = self.network_view().local;
+        let TakenIn { indexes, unlisted } = self.take_in_policies(compiled, &local)?;
         // From here on nothing fails.
-        if !self.former_rules.contains(&run) {
-            self.former_rules.push(run.clone());
+        if let Some(config) = config {
+            self.config = *config;
         }
-        let before = self.denied_numbers();
-        self.turn = !self.turn;
-        // The VMs are in the same order in both.
-        for (vm, new) in self.vms.iter_mut().zip(&config.vms) {
-            debug_assert_eq!(vm.config.name, new.name);
-            vm.config = new.clone();
+        for (name, policy) in named {
+            match policy {
+                Some(policy) => self.config.named_policies.insert(name, policy),
+                None => self.config.named_policies.remove(&name),
+            };
         }
-        policies.set_local(&self.network_view().local);
-        self.config = config;
-        self.loaded = loaded;
-        self.in_force = in_force;
-        self.policies = policies;
-        self.rules = run;
-        self.add_denied();
-        for vm in self.vms.iter() {
-            let number = self.policy_number(vm.config.policy);
-            vm::set_policy(self.datapath.maps(), vm.open.row, number);
+        let mut concerned: BTreeSet<usize> = vms.iter().map(|(at, _)| *at).collect();
+        for (at, new) in vms {
+            debug_assert_eq!(self.vms[at].config.name, new.name);
+            self.config.vms[at] = new.clone();
+            self.vms.configure(at, new);
         }
-        Ok(before)
+        for (at, is_learning) in learning {
+            self.vms[at].is_learning = is_learning;
+            concerned.insert(at);
+        }
+        let with_changed = changed.iter().flat_map(|name| self.vms.with_policy(name));
+        concerned.extend(with_changed);
+        for at in &concerned {
+            let index = self.policy_index(&self.vms[*at]);
+            self.add_denied_of(index);
+            let row = self.vms[*at].open.row;
+            vm::set_policy(self.datapath.maps(), row, self.policy_number(index));
+        }
+        let ids = concerned.into_iter().map(|at| self.vms[at].open.id);
+        Ok(Done {
+            indexes,
+            unlisted,
+            vms: ids.collect(),
+        })
     }
 
-    /// Returns the policies in force, as a message to a worker's engine.
+    /// Returns what a change concerns, as a message to a worker's engine.
     fn policies_to_tell(
         &self,
         worker: usize,
         id: u64,
-        strictly: Vec<VmId>,
+        change: &Change,
     ) -> Result<Policies, ChannelError> {
+        let vms = change
+            .done
+            .vms
+            .iter()
+            .filter_map(|id| self.index_of_id(*id));
+        let vms = vms.map(|at| &self.vms[at]).filter(|vm| vm.worker == worker);
+        let policies = self.policies.set().changes_to_bytes(&change.done.indexes);
         Ok(Policies {
             id,
-            policies: memory_file(&self.policies.to_bytes())?,
-            rule_base: RuleIndex::new(self.rules.start),
+            policies: memory_file(&policies)?,
             local: self.network_view().local,
-            vms: self.vm_specs(worker),
-            strictly,
+            vms: vms.map(|vm| self.vm_spec(vm)).collect(),
+            strictly: change.strictly.clone(),
         })
     }
 }

@@ -521,7 +521,6 @@ impl Broker {
         } = &mut self.parts;
         let engine = engines.of_mut(worker);
         if engine.is_due() {
-            attached.engine_ended();
             engine.start_again(attached, &self.reserved_ports);
         }
         Ok(())

@@ -2,16 +2,16 @@
 //! removes it again on failure.
 mod inputs;
 
-use std::{collections::BTreeSet, ops::Range, time::Duration};
+use std::{collections::BTreeSet, time::Duration};
 
 use anyhow::Context as _;
 use slipgate_control::{
-    Datapath, LoadOptions, Owner, Paths,
+    Datapath, LoadOptions, Owner, Paths, Sizes,
     netlink::{NetworkWatch, NextHops},
     owner::{self, DaemonLock},
     probe, vm,
 };
-use slipgate_policy::{Described, document::inline_name};
+use slipgate_policy::document::{PutPolicy, inline_name};
 
 pub(crate) use self::inputs::Inputs;
 use crate::{
@@ -20,8 +20,8 @@ use crate::{
     handover::end_predecessor,
     host::HostResolvers,
     kernel_state::{
-        Attached, HeldForwards, ServedVms, VmUplinks, Worker, Writer, check_source, described,
-        find_uplink, forwards_of, tap_of, warn_of_rest, write_rules,
+        Attached, Catalogue, HeldForwards, ServedVms, VmUplinks, Worker, Writer, check_source,
+        find_uplink, forwards_described, tap_of, warn_of_rest,
     },
     persisted_policy, persisted_vms,
     privileges::raise_file_limit,
@@ -58,16 +58,12 @@ pub(crate) fn attach(mut config: Config, inputs: Inputs) -> anyhow::Result<Attac
     let paths: Paths = crate::paths(&config.pin_dir)?;
     let datapath = Datapath::open(&LoadOptions {
         paths: paths.clone(),
-        slots: config.flow_table,
+        sizes: config.sizes(),
         bpf_log: config.bpf_log,
     })
     .context("loading the programs")?;
-    if datapath.joined() && datapath.maps().slots() != config.flow_table {
-        tracing::warn!(
-            "--flow-table {} has no effect: the maps are there already, with {} slots",
-            config.flow_table,
-            datapath.maps().slots()
-        );
+    if datapath.joined() {
+        warn_of_sizes(config.sizes(), datapath.maps().sizes());
     }
     let daemon = match config.is_daemon {
         true => {
@@ -88,7 +84,13 @@ pub(crate) fn attach(mut config: Config, inputs: Inputs) -> anyhow::Result<Attac
             let inline = kept.iter().filter_map(|vm| vm.inline_policy.clone());
             named.extend(inline.map(|text| (inline_name(&text), text)));
             if !named.is_empty() {
-                config.named_policies = named;
+                for (name, text) in named {
+                    let base = config.base_file.as_ref();
+                    let policy = PutPolicy::parse(&name, &text, base);
+                    let policy =
+                        policy.with_context(|| format!("the policy {name}, which was put"))?;
+                    config.named_policies.insert(name, policy);
+                }
                 config = config.settled()?;
                 loaded = config.load_policies()?;
                 policies = loaded.compile()?;
@@ -130,9 +132,16 @@ pub(crate) fn attach(mut config: Config, inputs: Inputs) -> anyhow::Result<Attac
     }
     let run_dirs = slipgate_control::pins::sweep_run_dirs();
     tracing::debug!("removed {run_dirs} directories of locks that dead processes left");
-    let rules = described(&policies, &config);
     // Before anything is made that a failure would have to take down.
-    let made = Made::new(&datapath, &owners, &rules).and_then(|made| {
+    let catalogue = |rows: &[u32]| {
+        let writer = Writer {
+            maps: datapath.maps(),
+            paths: datapath.paths(),
+            rows,
+        };
+        Catalogue::begin(writer, loaded, policies, forwards_described(&config))
+    };
+    let made = Made::new(&datapath, &owners, catalogue).and_then(|made| {
         let taps = owners.iter().map(|owner| owner.noted_taps(&paths));
         let taps = taps.collect::<slipgate_control::Result<Vec<_>>>()?;
         Ok((taps.into_iter().flatten().collect(), made))
@@ -142,7 +151,13 @@ pub(crate) fn attach(mut config: Config, inputs: Inputs) -> anyhow::Result<Attac
             warn_of_rest(datapath.remove_if_last(owners).map_err(Into::into));
         }
     };
-    let (former_taps, Made { next_hops, rules }) = match made {
+    let (
+        former_taps,
+        Made {
+            next_hops,
+            policies,
+        },
+    ) = match made {
         Ok(made) => made,
         Err(e) => {
             undo(datapath, owners);
@@ -162,12 +177,9 @@ pub(crate) fn attach(mut config: Config, inputs: Inputs) -> anyhow::Result<Attac
         next_hops,
         former_taps,
         vms: ServedVms::default(),
-        listed: BTreeSet::new(),
         datapath,
         workers,
         watch,
-        in_force: loaded.clone(),
-        loaded,
         policies,
         forwards: HeldForwards::default(),
         flow_log,
@@ -178,10 +190,7 @@ pub(crate) fn attach(mut config: Config, inputs: Inputs) -> anyhow::Result<Attac
         users,
         command_line,
         took_over,
-        relayed_rules: forwards_of(&rules, &config),
-        former_rules: vec![rules.clone()],
-        rules,
-        turn: false,
+        unremoved: BTreeSet::new(),
         resolvers: HostResolvers::find(),
         uplink,
         vm_uplinks: VmUplinks::default(),
@@ -197,6 +206,21 @@ pub(crate) fn attach(mut config: Config, inputs: Inputs) -> anyhow::Result<Attac
             attached.give_up();
             Err(e)
         }
+    }
+}
+
+/// Says which sizes have no effect, because the maps are there already.
+pub(crate) fn warn_of_sizes(asked: Sizes, theirs: Sizes) {
+    let all = [
+        ("--flow-table", asked.slots, theirs.slots, "slots"),
+        ("--max-vms", asked.vms, theirs.vms, "VMs"),
+        ("--max-rules", asked.rules, theirs.rules, "rules"),
+    ];
+    for (flag, asked, theirs, what) in all.into_iter().filter(|(_, a, b, _)| a != b) {
+        tracing::warn!(
+            "{flag} {asked} has no effect: the maps are there already, for {theirs} {what}, and \
+             stay as long as a slipgate process or flows are in this network namespace"
+        );
     }
 }
 
@@ -217,21 +241,19 @@ fn begin(attached: &mut Attached) -> anyhow::Result<()> {
 /// Kernel objects that a process creates whichever VMs it serves.
 struct Made {
     next_hops: NextHops,
-    rules: Range<u32>,
+    policies: Catalogue,
 }
 
 impl Made {
-    fn new(datapath: &Datapath, owners: &[Owner], rules: &[Described]) -> anyhow::Result<Self> {
+    fn new(
+        datapath: &Datapath,
+        owners: &[Owner],
+        begin: impl FnOnce(&[u32]) -> anyhow::Result<Catalogue>,
+    ) -> anyhow::Result<Self> {
         datapath.remove_defunct()?;
         let rows: Vec<u32> = owners.iter().map(Owner::row).collect();
-        let writer = Writer {
-            paths: datapath.paths(),
-            rows: &rows,
-            own: &[],
-            kept: &[],
-        };
         Ok(Self {
-            rules: write_rules(datapath.maps(), rules, writer)?,
+            policies: begin(&rows)?,
             next_hops: NextHops::new(rows)?,
         })
     }

@@ -41,7 +41,7 @@ use nix::{
     unistd::geteuid,
 };
 use slipgate_abi::RuleIndex;
-use slipgate_control::{Users, netlink::NetworkWatch, vm::OpenVm};
+use slipgate_control::{Users, netlink::NetworkWatch};
 use slipgate_ipc::{
     channel::{Received, memory_file},
     engine::{FromEngine, NetworkView, OnExit, Start, ToEngine, UserspaceStart, VmSpec},
@@ -223,13 +223,13 @@ impl Prepared {
         log: &str,
     ) -> anyhow::Result<()> {
         let vm = self.vm()?;
-        let place = Place::take(&self.nat, vm, self.mtu, &self.policies)?;
+        let place = Place::take(&self.nat, vm, self.mtu, self.policies.clone())?;
         let begun = place.listen().and_then(|control| {
             let start = Beginning {
                 prepared: &self,
                 link: link.as_fd(),
                 how,
-                vm: spec(&self.nat, vm, &place.open, self.mtu),
+                vm: spec(&self.nat, vm, &place, self.mtu),
                 log,
             };
             Ok((control, start.engine(&place)?))
@@ -278,11 +278,10 @@ impl Beginning<'_> {
         let Prepared {
             nat,
             files: [flow_log, pcap],
-            policies,
             view,
             ..
         } = self.prepared;
-        let compiled = memory_file(&policies.to_bytes())?;
+        let compiled = memory_file(&place.policies.to_bytes())?;
         let start = Start {
             maps: place.memory.maps.fds(),
             port: self.link,
@@ -295,7 +294,7 @@ impl Beginning<'_> {
             flow_log_events: nat.flow_log_events.clone(),
             vms: vec![self.vm],
             policies: compiled.as_fd(),
-            rule_base: RuleIndex::new(place.rules.start),
+            forward_rules: RuleIndex::new(place.forwards.start),
             forward_texts: forward_texts(nat).collect(),
             resolvers: HostResolvers::find().now().to_vec(),
             nat_ports: (*nat.nat_ports.start(), *nat.nat_ports.end()),
@@ -495,10 +494,10 @@ fn view(nat: &Config, watch: &NetworkWatch, uplink: &Uplink) -> NetworkView {
     view
 }
 
-fn spec(nat: &Config, vm: &VmConfig, open: &OpenVm, mtu: u32) -> VmSpec {
+fn spec(nat: &Config, vm: &VmConfig, place: &Place, mtu: u32) -> VmSpec {
     VmSpec {
-        id: open.id,
-        row: open.row,
+        id: place.open.id,
+        row: place.open.row,
         name: vm.name.clone(),
         labels: vm.labels.clone(),
         guest: vm.ip,
@@ -511,7 +510,7 @@ fn spec(nat: &Config, vm: &VmConfig, open: &OpenVm, mtu: u32) -> VmSpec {
         mtu: u16::try_from(mtu).unwrap_or(u16::MAX),
         max_flows: vm.limits.max_flows,
         new_flows_per_second: vm.limits.new_flows_per_second,
-        policy: vm.policy,
+        policy: place.policy,
         host_loopback: vm.host_loopback.clone(),
         dns_per_second: vm.limits.dns_per_second,
         idle_after_s: 0,

@@ -241,6 +241,14 @@ pub(crate) struct NatArgs {
     /// a network namespace decides
     #[arg(long, value_name = "N", default_value_t = slipgate_abi::maps::DEFAULT_SLOTS)]
     pub(crate) flow_table: u32,
+    /// VMs there can be, all processes together, up to 65535; the first process in a network
+    /// namespace decides
+    #[arg(long, value_name = "N", default_value_t = slipgate_abi::maps::DEFAULT_VMS)]
+    pub(crate) max_vms: u32,
+    /// Rules that policies can have, all processes together, up to 262144: three of each policy's
+    /// own included; the first process in a network namespace decides
+    #[arg(long, value_name = "N", default_value_t = slipgate_abi::maps::DEFAULT_RULES)]
+    pub(crate) max_rules: u32,
     /// Directory in bpffs for pins, one sub-directory per network namespace
     #[arg(long, value_name = "DIR", default_value = DEFAULT_PIN_DIR)]
     pub(crate) pin_dir: PathBuf,

@@ -12,7 +12,7 @@ mod vm;
 
 use std::ops::RangeInclusive;
 
-use slipgate_abi::maps::{MAX_CHUNKS, MAX_OWNERS, SLOTS_PER_CHUNK};
+use slipgate_abi::maps::{MAX_CHUNKS, MAX_OWNERS, MOST_RULES, MOST_VMS, SLOTS_PER_CHUNK};
 use slipgate_broker::config::{
     ApiSocket, Config, GuestNetwork, Mode, VmConfig, Xdp, check_device, check_label,
 };
@@ -180,7 +180,6 @@ fn settled(
         named_policies: Default::default(),
         // By `settle`.
         base_file: None,
-        policy_file: None,
         forwards: Vec::new(),
         nat_ports: nat_ports(&nat.nat_ports)?,
         nat_address: nat
@@ -189,6 +188,8 @@ fn settled(
             .map(|a| address("--nat-address", a))
             .transpose()?,
         flow_table: flow_table(nat.flow_table)?,
+        max_vms: within("--max-vms", nat.max_vms, 1, MOST_VMS)?,
+        max_rules: within("--max-rules", nat.max_rules, LEAST_RULES, MOST_RULES)?,
         pin_dir: nat.pin_dir.clone(),
         flow_log: nat.flow_log.clone(),
         metrics: nat.metrics,
@@ -250,6 +251,22 @@ fn flow_table(slots: u32) -> Result<u32, ConfigError> {
         ));
     }
     Ok(slots)
+}
+
+/// The least `--max-rules`: a policy's own, and the forwards'.
+const LEAST_RULES: u32 = 16;
+
+fn within(flag: &'static str, given: u32, least: u32, most: u32) -> Result<u32, ConfigError> {
+    if (least..=most).contains(&given) {
+        return Ok(given);
+    }
+    let near = given.clamp(least, most);
+    Err(ConfigError::new(
+        flag,
+        given,
+        format!("not from {least} to {most}"),
+        format!("give {near}"),
+    ))
 }
 
 #[cfg(test)]

@@ -58,6 +58,7 @@ fn one_tap_and_nothing_else_is_enough() {
     assert_eq!(c.network.dns, Ipv4Addr::new(10, 0, 2, 3));
     assert_eq!(c.nat_ports, 61_000..=65_535);
     assert_eq!(c.flow_table, 65_536);
+    assert_eq!((c.max_vms, c.max_rules), (4_096, 4_096));
     assert!(c.flags.default.is_none() && c.flags.rules.is_empty() && c.forwards.is_empty());
 }
 
@@ -256,6 +257,16 @@ fn the_rest_has_limits_too() {
         "--tap t --flow-table 1000",
         &["--flow-table 1000", "give 1024"],
     );
+    refused(
+        "--tap t --max-vms 65536",
+        &["--max-vms 65536", "give 65535"],
+    );
+    refused("--tap t --max-vms 0", &["--max-vms 0", "give 1"]);
+    refused(
+        "--tap t --max-rules 300000",
+        &["--max-rules 300000", "give 262144"],
+    );
+    refused("--tap t --max-rules 3", &["--max-rules 3", "give 16"]);
     refused(
         "--tap t --mode userspace",
         &["--mode userspace", "only `slipgate run`"],

@@ -78,6 +78,8 @@ fn help_lists_what_there_is_and_hides_engine_and_vmm() {
         "--forward <SPEC>",
         "--nat-ports <A-B>",
         "--flow-table <N>",
+        "--max-vms <N>",
+        "--max-rules <N>",
         "--pin-dir <DIR>",
         "--flow-log <FILE>",
         "--flow-log-events <EVENTS>",

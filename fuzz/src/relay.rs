@@ -227,7 +227,7 @@ impl World {
                     2 => Standing::Cut,
                     _ => Standing::Left,
                 };
-                self.with(|relay, cx| relay.rejudge(&|_, _, _| standing, cx));
+                self.with(|relay, cx| relay.rejudge(&[VM].into(), &|_, _, _| standing, cx));
             }
             _ => {}
         }

@@ -205,7 +205,6 @@ fn a_message_with_too_many_descriptors_is_not_sent() {
                 host: "192.0.2.1:80".parse().unwrap(),
                 guest_port: 80,
                 rule: RuleIndex::new(0),
-                relayed_rule: RuleIndex::new(0),
             })
             .collect(),
     ))

@@ -73,7 +73,6 @@ fn forward(tag: i32) -> ForwardSocket<Tag> {
         host: "192.0.2.1:80".parse().unwrap(),
         guest_port: 8_080,
         rule: RuleIndex::new(9),
-        relayed_rule: RuleIndex::new(9),
     }
 }
 
@@ -92,7 +91,7 @@ fn start(maps: i32, locks: i32, log: bool, pcap: bool) -> Start<Tag> {
         flow_log_events: vec![FlowLogEvent::FlowEnd, FlowLogEvent::Dns],
         vms: Vec::new(),
         policies: Tag(first_lock + locks),
-        rule_base: RuleIndex::new(3),
+        forward_rules: RuleIndex::new(3),
         forward_texts: vec!["--forward tcp:80:80".into()],
         resolvers: vec!["192.0.2.53:53".parse().unwrap()],
         nat_ports: (61_000, 65_535),
@@ -120,7 +119,6 @@ fn message() -> impl Strategy<Value = ToEngine<Tag>> {
             ToEngine::Policies(Box::new(Policies {
                 id,
                 policies: Tag(0),
-                rule_base: RuleIndex::new(4),
                 local: LocalAddresses::default(),
                 vms: Vec::new(),
                 strictly: vec![VmId::new(1)],

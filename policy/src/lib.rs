@@ -46,7 +46,7 @@ pub use compile::{
     identity::{Described, Identity, Meaning},
     policy::{Place, Policy},
     protected::Space,
-    set::{CompiledError, PolicySet},
+    set::{CompiledError, MOST_POLICIES, PolicySet},
 };
 pub use decide::{
     exfil_budget::{Asker, RecordedAsker},

@@ -76,6 +76,8 @@ pub trait Tables {
     fn other_owners(&self) -> u64;
     /// Returns the number of elements of `SLOTS`.
     fn slots(&self) -> u32;
+    /// Returns the number of VMs that the maps have rows for.
+    fn vms(&self) -> u32;
     /// Returns a slot: that of `index` below [`Tables::slots`], else the last one.
     fn slot(&self, index: SlotIndex) -> SlotRef;
     /// Returns the addresses of a slot's flow, if it is of IPv6. `index` as for [`Tables::slot`].

@@ -12,17 +12,17 @@ use anyhow::{Context, Result};
 use slipgate_abi::{
     FlowRef, NextHop, Protocol, Slot, SlotIndex, SlotRef, TapEntry, Verdict, Vm, VmRow,
     forward::DenyKey,
-    maps::{MAX_NEXT_HOPS, MAX_OWNERS, MAX_VMS},
+    maps::{DEFAULT_VMS, MAX_NEXT_HOPS, MAX_OWNERS},
     tcp::TcpBits,
 };
 use slipgate_control::{
-    Datapath, LoadOptions, Paths, Program, SharedMaps,
+    Datapath, LoadOptions, Paths, Program, SharedMaps, Sizes,
     maps::{DenyPrefix, Insert},
 };
 use slipgate_testbed::test_run::test_run;
 
 /// Row of the VM: the last one, because a running slipgate uses rows from the first on.
-pub(super) const ROW: u32 = MAX_VMS - 1;
+pub(super) const ROW: u32 = DEFAULT_VMS;
 pub(super) const VM: u32 = 0x7fff_0001;
 const POLICY: u32 = 6;
 /// Ifindex of loopback, the device on which a test run's frames arrive.
@@ -73,7 +73,7 @@ impl Rig {
     pub(super) fn load(pins: &Path) -> Result<Rig> {
         let datapath = Datapath::open(&LoadOptions {
             paths: Paths::with_pin_dir(pins.to_owned())?,
-            slots: SLOTS,
+            sizes: Sizes::of_slots(SLOTS),
             bpf_log: false,
         })?;
         let mut rig = Rig::of_pinned(pins)?;

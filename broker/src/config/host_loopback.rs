@@ -1,7 +1,10 @@
 //! Addresses of `--host-loopback` and `[host_loopback]`, held against the guests' network.
 use std::net::Ipv4Addr;
 
-use slipgate_policy::{LoopbackPorts, document::ConfigError};
+use slipgate_policy::{
+    LoopbackPorts,
+    document::{ConfigError, PolicyFile, PutPolicy},
+};
 
 use super::{Config, VmConfig};
 
@@ -20,9 +23,16 @@ impl Config {
                 return Err(ConfigError::new(FLAG, address, problem, self.may_be()));
             }
         }
-        let Some(file) = &self.policy_file else {
-            return Ok(());
-        };
+        let put = self.named_policies.values().map(PutPolicy::file);
+        let mut files = self.base_file.iter().chain(put);
+        files.try_for_each(|file| self.check_loopback_in(file))
+    }
+
+    /// Checks the addresses in a file with policies.
+    ///
+    /// # Errors
+    /// As [`Config::check_host_loopback`].
+    pub(crate) fn check_loopback_in(&self, file: &PolicyFile) -> Result<(), ConfigError> {
         let named = file.document.policy.values();
         let sections = named.map(|policy| &policy.host_loopback);
         for said in sections.chain([&file.document.host_loopback]) {

@@ -54,7 +54,7 @@ impl Config {
 
     /// Name of the policy in force, for messages.
     pub(crate) fn policy_name(&self) -> String {
-        match &self.policy_file {
+        match &self.base_file {
             Some(file) => file.name(),
             None => "the rules of the command line".to_owned(),
         }

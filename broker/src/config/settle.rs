@@ -5,10 +5,11 @@
 use std::{ops::RangeInclusive, path::Path};
 
 use anyhow::Context as _;
+use slipgate_control::Sizes;
 use slipgate_ipc::client::VmDefinition;
 use slipgate_policy::document::{
-    CliOverrides, ConfigError, Forward, Limits, LoadedPolicies, PolicyFile, Reader, VmChoice,
-    check_dns, check_vms, forwards, policy_of, quotas_of, with_named,
+    ConfigError, Forward, Limits, LoadedPolicies, PolicyFile, PutPolicy, Quotas, Reader, VmChoice,
+    check_dns, check_vms, forwards, policy_of, quotas_named,
 };
 
 use super::{Config, VmConfig, files::from_disk};
@@ -38,10 +39,17 @@ impl Config {
 
     /// Derives policies, quotas and forwards from a policy file, or from none.
     pub(super) fn settle_with(&mut self, file: Option<PolicyFile>) -> Result<(), ConfigError> {
-        self.base_file = file.clone();
-        let file = with_named(file, &self.named_policies)?;
+        let put = std::mem::take(&mut self.named_policies);
+        for (name, policy) in put {
+            // What the file says of DNS holds for them too.
+            let again = PutPolicy::parse(&name, policy.text(), file.as_ref())?;
+            self.named_policies.insert(name, again);
+        }
+        self.base_file = file;
+        let file = self.base_file.as_ref();
         if let Some(name) = &self.flags.policy_name
             && file.is_none()
+            && self.named_policies.is_empty()
         {
             let remedy = "give the file that has it by --policy";
             return Err(ConfigError::new(
@@ -51,11 +59,12 @@ impl Config {
                 remedy,
             ));
         }
-        for vm in &mut self.vms {
-            settle_vm(vm, &self.flags, file.as_ref())?;
-        }
-        if let Some(file) = &file {
-            check_vms(file)?;
+        let mut vms = std::mem::take(&mut self.vms);
+        let settled = vms.iter_mut().try_for_each(|vm| self.choose_policy(vm));
+        self.vms = vms;
+        settled?;
+        if let Some(file) = file {
+            check_vms(file, |name| self.named_policies.contains_key(name))?;
             check_dns(file)?;
             for vm in file.document.vms.keys() {
                 if self.vms.iter().all(|served| served.name != *vm.get_ref()) {
@@ -64,7 +73,7 @@ impl Config {
             }
         }
         self.flags.resolvers()?;
-        if let Some(file) = file.as_ref().filter(|_| self.is_daemon)
+        if let Some(file) = file.filter(|_| self.is_daemon)
             && let Some(forward) = file.document.forward.first()
         {
             return Err(file.error(
@@ -74,10 +83,18 @@ impl Config {
             ));
         }
         let names: Vec<&str> = self.vms.iter().map(|vm| &*vm.name).collect();
-        self.forwards = forwards(&self.flags.forwards, file.as_ref(), &names)?;
+        self.forwards = forwards(&self.flags.forwards, file, &names)?;
         check_nat_ports(&self.nat_ports, &self.forwards)?;
-        self.policy_file = file;
         self.check_host_loopback()
+    }
+
+    /// Sizes with which the maps are made, if they are not there.
+    pub(crate) fn sizes(&self) -> Sizes {
+        Sizes {
+            slots: self.flow_table,
+            vms: self.max_vms,
+            rules: self.max_rules,
+        }
     }
 
     /// Adds the VMs that a predecessor served.
@@ -102,7 +119,36 @@ impl Config {
     pub(crate) fn settle_vm(&self, vm: &mut VmConfig) -> Result<(), ConfigError> {
         check_nat_ports(&self.nat_ports, &vm.forwards)?;
         self.check_loopback_of(vm)?;
-        settle_vm(vm, &self.flags, self.policy_file.as_ref())
+        self.choose_policy(vm)
+    }
+
+    /// Derives the policy and the quotas of a VM.
+    fn choose_policy(&self, vm: &mut VmConfig) -> Result<(), ConfigError> {
+        let policy = vm.flags.policy_name();
+        let choice = VmChoice {
+            name: &vm.name,
+            policy: policy.as_deref(),
+        };
+        let file = self.base_file.as_ref();
+        vm.policy = policy_of(choice, &self.flags, file, &self.named_policies)?;
+        let put = vm
+            .policy
+            .as_ref()
+            .and_then(|name| self.named_policies.get(name));
+        let in_file = || Some(quotas_named(&file?.document, vm.policy.as_deref()));
+        let quotas = put.and_then(PutPolicy::quotas).or_else(in_file);
+        vm.limits = self.limits_by(quotas, vm);
+        Ok(())
+    }
+
+    /// Returns the limits of a VM with a policy of these quotas.
+    pub(crate) fn limits_by(&self, quotas: Option<&Quotas>, vm: &VmConfig) -> Limits {
+        let mut limits = Limits::default();
+        let all = quotas
+            .into_iter()
+            .chain([&self.flags.quotas, &vm.flags.quotas]);
+        all.for_each(|quotas| limits.change(quotas));
+        limits
     }
 
     /// Loads the policies, with the deny files that they name. `read`: function that reads a file.
@@ -110,8 +156,19 @@ impl Config {
     /// # Errors
     /// A deny file can't be read, or a rule is not valid.
     pub fn load_policies_by(&self, read: Reader<'_>) -> Result<LoadedPolicies, ConfigError> {
-        let loaded = LoadedPolicies::of(&self.flags, self.policy_file.as_ref(), read)?;
-        loaded.with_host_loopback(&self.flags.host_loopback)
+        let loaded = LoadedPolicies::of(&self.flags, self.base_file.as_ref(), read)?;
+        let mut loaded = loaded.with_host_loopback(&self.flags.host_loopback)?;
+        let is_put = |name: &Option<String>| {
+            let name = name.as_ref();
+            name.is_some_and(|name| self.named_policies.contains_key(name))
+        };
+        loaded
+            .policies
+            .retain(|policy| !is_put(&policy.settings.name));
+        for put in self.named_policies.values() {
+            loaded.policies.push(put.load(&self.flags, read)?);
+        }
+        Ok(loaded)
     }
 
     /// Loads the policies, with deny files read from the disk.
@@ -121,26 +178,6 @@ impl Config {
     pub fn load_policies(&self) -> Result<LoadedPolicies, ConfigError> {
         self.load_policies_by(&from_disk)
     }
-}
-
-fn settle_vm(
-    vm: &mut VmConfig,
-    flags: &CliOverrides,
-    file: Option<&PolicyFile>,
-) -> Result<(), ConfigError> {
-    let policy = vm.flags.policy_name();
-    let choice = VmChoice {
-        name: &vm.name,
-        policy: policy.as_deref(),
-    };
-    vm.policy = policy_of(choice, flags, file)?;
-    vm.limits = Limits::default();
-    if let Some(file) = file {
-        vm.limits.change(quotas_of(&file.document, vm.policy));
-    }
-    vm.limits.change(&flags.quotas);
-    vm.limits.change(&vm.flags.quotas);
-    Ok(())
 }
 
 fn check_nat_ports(range: &RangeInclusive<u16>, forwards: &[Forward]) -> Result<(), ConfigError> {

@@ -47,8 +47,8 @@ pub struct VmConfig {
     pub labels: BTreeMap<String, String>,
     /// Whether it is served for as long as a client lives.
     pub tied: bool,
-    /// Index of its policy among the process's policies.
-    pub policy: u32,
+    /// Name of its policy; `None`: the one without a name.
+    pub policy: Option<String>,
     /// Quotas of the VM.
     pub limits: Limits,
 }
@@ -89,7 +89,7 @@ impl VmConfig {
             idle_after: None,
             labels: BTreeMap::new(),
             tied: false,
-            policy: 0,
+            policy: None,
             limits: Limits::default(),
         }
     }

@@ -6,7 +6,6 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     net::{Ipv4Addr, SocketAddrV4},
-    ops::Range,
     os::fd::{AsFd as _, BorrowedFd, OwnedFd},
 };
 
@@ -14,7 +13,7 @@ use anyhow::{Context as _, bail};
 use slipgate_abi::{ForwardKey, ForwardTarget, RuleIndex, VmId, maps::MAX_FORWARDS};
 use slipgate_control::{maps::Insert, vm::OpenVm};
 use slipgate_ipc::engine::{ForwardSocket, ToEngine};
-use slipgate_policy::{Described, PolicySet, document::Forward};
+use slipgate_policy::{Described, document::Forward};
 
 use super::{Attached, ServedVm, Taken, reserve};
 use crate::config::{Config, VmConfig};
@@ -420,19 +419,13 @@ impl Attached {
             protocol: port.protocol,
             host: port.address(),
             guest_port: held.guest_port,
-            rule: RuleIndex::new(self.forward_rules().start + at),
-            relayed_rule: RuleIndex::new(self.relayed_rules.start + at),
+            rule: RuleIndex::new(self.policies.forwards().start + at),
         }
     }
 
     fn open_by_name(&self) -> BTreeMap<&str, &OpenVm> {
         let vms = self.vms.iter();
         vms.map(|vm| (vm.config.name.as_str(), &vm.open)).collect()
-    }
-
-    /// Returns the elements of `RULES` of the forwards: the last of those in force.
-    pub(crate) fn forward_rules(&self) -> Range<u32> {
-        forwards_of(&self.rules, &self.config)
     }
 }
 
@@ -447,15 +440,9 @@ impl HeldForward {
     }
 }
 
-/// Returns the policies' rules, followed by the forwards.
-pub(crate) fn described(policies: &PolicySet, config: &Config) -> Vec<Described> {
-    let forwards = forward_texts(config).map(Described::forward);
-    policies.described().chain(forwards).collect()
-}
-
-/// The forwards' part of a run of rules.
-pub(crate) fn forwards_of(rules: &Range<u32>, config: &Config) -> Range<u32> {
-    rules.end - forward_texts(config).count() as u32..rules.end
+/// Returns the rules of the forwards.
+pub(crate) fn forwards_described(config: &Config) -> Vec<Described> {
+    forward_texts(config).map(Described::forward).collect()
 }
 
 /// Returns one text per flag, whatever the length of its port range, or the one of a daemon's VMs.

@@ -7,7 +7,7 @@ use crate::host::{RESOLV_CONF, resolver_problem};
 impl Attached {
     /// Logs a warning if no resolver is likely to answer guests' questions.
     pub(crate) fn warn_of_resolvers(&self) {
-        let of = |vm: &ServedVm| self.policies.of(Some(vm.config.policy));
+        let of = |vm: &ServedVm| self.policies.set().of(Some(self.policy_index(vm)));
         let mut vms = self.vms.iter();
         if !vms.any(|vm| of(vm).settings().dns.resolvers == Resolvers::Host) {
             return;

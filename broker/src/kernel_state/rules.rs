@@ -1,17 +1,30 @@
-//! The rules in `RULES`: a flow's slot names its rule by number. An element holds the rule's text,
-//! for people, and its identity ([`Described`]).
+//! Room for rules in `RULES`: a flow's slot names its rule by number. An element holds the rule's
+//! text, for people, and its identity ([`Described`]).
 //!
-//! Several processes share the array. Each takes a run of free elements for its rules, or the run
-//! that has the same rules already (its predecessor's). A run is not freed while the maps live,
-//! since flows may name it, unless the array is full: then elements that no flow names any more are
-//! reused, first of the process's own, except those of the rules in force. An element that has the rule of its place already is part
-//! of a run whoever names it: after many changes flows name a few rules of each of many runs, which
-//! differ little from the next.
+//! # Theory of operation
+//! Each policy in force has a run of elements of its own, and so have the forwards. A policy that
+//! changes gets another run; flows go on to name the elements of the run before, which stay as they
+//! are. Several processes share the array. An element is
 //!
-//! Each process records the elements that it judges by in a file beside the locks (`<row>.rules`).
-//! No other process takes any of them while it lives, whether flows name them or not.
+//! - **in force**, for a process that judges by it;
+//! - **free** for one process, which claimed it and has not used it yet;
+//! - or nobody's: never used, or of a run that is no longer in force. Of the latter some elements
+//!   are named by flows.
+//!
+//! Each process records the elements that are in force or free for it in a file beside the locks
+//! (`<row>.rules`). No other process takes any of them while it lives. A run is taken from the free
+//! elements, without a look at anything else. Only when they don't suffice, some more are claimed,
+//! under the lock on the directory of the locks: of those that were never used, and where there are
+//! none, of those that no flow names. Which these are is found out by reading the slots in use; so
+//! many are claimed at once that this is seldom. In the end an element that flows name becomes part
+//! of a new run if it has the rule of its place already: after many changes flows name a few rules
+//! of each of many runs, which differ little from the next.
+//!
+//! At its start a process takes the runs that have the same rules already: its predecessor's.
+mod range_set;
+
 use std::{
-    collections::HashSet,
+    collections::{HashMap, HashSet},
     fs::{self, File},
     ops::Range,
     path::PathBuf,
@@ -19,123 +32,367 @@ use std::{
 
 use anyhow::{Context as _, bail};
 use slipgate_abi::{
-    RuleIndex, Verdict,
-    maps::{MAX_RULES, RuleElement},
+    RuleIndex, SlotIndex, Verdict,
+    maps::{MOST_RULES, RuleElement, SLOTS_PER_CHUNK},
 };
 use slipgate_control::{Paths, maps::SharedMaps, owner};
 use slipgate_policy::Described;
+
+pub(crate) use self::range_set::RangeSet;
 
 /// Identity of an element: a digest of the whole rule, or the mark of a free element.
 type Whole = [u8; 16];
 const FREE: Whole = RuleElement::FREE.whole;
 
+/// Part of all elements that is claimed at once.
+const CLAIMED_AT_ONCE: u32 = 16;
+
 /// Process whose rules are written.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Writer<'w> {
+    pub(crate) maps: &'w SharedMaps,
     pub(crate) paths: &'w Paths,
     /// Rows of the process in `OWNERS`.
     pub(crate) rows: &'w [u32],
-    /// Ranges of elements that this process has used.
-    pub(crate) own: &'w [Range<u32>],
-    /// Elements in use without a flow: the rules in force, and the forwards to which relays refer
-    /// by number.
-    pub(crate) kept: &'w [Range<u32>],
 }
 
-/// Writes the rules. Returns their range of elements. The lock on the directory of the locks
-/// excludes other processes meanwhile.
-pub(crate) fn write(
-    maps: &SharedMaps,
-    rules: &[Described],
-    writer: Writer<'_>,
-) -> anyhow::Result<Range<u32>> {
-    let Writer { own, kept, .. } = writer;
-    let run_dir = &writer.paths.run_dir;
-    let what = || format!("locking {}", run_dir.display());
-    let dir = File::open(run_dir).with_context(what)?;
-    dir.lock().with_context(what)?;
-    let element = |index| maps.rule_element(RuleIndex::new(index));
-    let present: Vec<Whole> = (0..MAX_RULES)
-        .map(|index| element(index).map_or(FREE, |element| element.whole))
-        .collect();
-    let wanted: Vec<Whole> = rules.iter().map(|rule| rule.identity.whole()).collect();
-    let mut in_use = writer.of_others()?;
-    in_use.extend(kept.iter().cloned().flatten());
-    // Elements that no flow names, of ours, then of anybody.
-    let without = |free: &dyn Fn(u32) -> bool| -> Vec<Whole> {
-        let named = named_by_flows(maps);
-        let stays = |index| !free(index) || named.contains(&index) || in_use.contains(&index);
-        leaving(&present, stays)
-    };
-    let again = |left: Vec<Whole>| {
-        let run = place(&left, &wanted)?;
-        for range in free_in(&left, run.clone()) {
-            maps.forget_refusals_by(range);
-        }
-        Some(run)
-    };
-    let is_own = |index: u32| own.iter().any(|run| run.contains(&index));
-    // Which elements flows name is found out by reading every slot: only where there is no room.
-    let run = place(&present, &wanted)
-        .or_else(|| again((!own.is_empty()).then(|| without(&is_own))?))
-        .or_else(|| again(without(&|_| true)));
-    let Some(run) = run else {
-        bail!(no_room(rules.len(), in_use.len(), own.is_empty()));
-    };
-    // Before the rules are: whoever comes after us sees the claim first.
-    let mut claimed = vec![run.clone()];
-    claimed.extend(kept.iter().cloned());
-    writer.claim(&claimed)?;
-    for (index, rule) in run.clone().zip(rules) {
-        maps.set_rule(RuleIndex::new(index), rule.element(), &rule.text);
+/// The elements of this process.
+#[derive(Debug, Default)]
+pub(crate) struct RuleRoom {
+    in_force: RangeSet,
+    free: RangeSet,
+    /// Elements that the file names, at least those.
+    recorded: RangeSet,
+    /// Element at which the search for elements that were never used goes on.
+    next_unused: u32,
+}
+
+/// Error: there is no room for the rules of a policy.
+#[derive(thiserror::Error, Debug)]
+#[error(
+    "there is no room for {wanted} rules: all slipgate processes of a network namespace share \
+     {most}, of which {in_force} are in force here, {of_others} are other processes', and of the \
+     rest flows name too many: put long lists into one deny file, which is one rule, have VMs share \
+     policies, or give a greater --max-rules, which takes effect when no slipgate runs here and no \
+     flow is left"
+)]
+pub(crate) struct NoRoom {
+    wanted: u32,
+    most: u32,
+    in_force: u32,
+    of_others: u32,
+}
+
+impl RuleRoom {
+    /// Number of elements in force for this process.
+    pub(crate) const fn in_force(&self) -> u32 {
+        self.in_force.len()
     }
-    Ok(run)
+
+    /// Takes the runs that have these rules already, for each list of rules, or else takes others
+    /// and writes the rules. Called once, at the start. Returns the runs in order.
+    ///
+    /// # Errors
+    /// There is no room, or the files of claims can't be read or written.
+    pub(crate) fn begin(
+        &mut self,
+        writer: Writer<'_>,
+        lists: &[Vec<Described>],
+    ) -> anyhow::Result<Vec<Range<u32>>> {
+        let _lock = writer.lock()?;
+        let present = Present::read(writer.maps);
+        let found: Vec<Option<Range<u32>>> = lists
+            .iter()
+            .map(|rules| present.run_of(&wholes(rules)))
+            .collect();
+        for run in found.iter().flatten() {
+            self.in_force.insert(run.clone());
+        }
+        let mut runs = Vec::new();
+        for (rules, found) in lists.iter().zip(found) {
+            runs.push(match found {
+                Some(run) => run,
+                None => self.add_under_lock(writer, rules)?,
+            });
+        }
+        self.record(writer)?;
+        Ok(runs)
+    }
+
+    /// Takes a run of free elements, which is in force from now on, and writes rules into it.
+    ///
+    /// # Errors
+    /// [`NoRoom`], or the files of claims can't be read or written.
+    pub(crate) fn add(
+        &mut self,
+        writer: Writer<'_>,
+        rules: &[Described],
+    ) -> anyhow::Result<Range<u32>> {
+        if self.free.first_fit(rules.len() as u32).is_some() {
+            return self.add_under_lock(writer, rules);
+        }
+        let _lock = writer.lock()?;
+        self.add_under_lock(writer, rules)
+    }
+
+    /// A run is no longer in force; its elements stay as flows may name them. `stays`: one that is
+    /// in force all the same, and may have elements of it.
+    pub(crate) fn retire(&mut self, run: Range<u32>, stays: Option<Range<u32>>) {
+        self.in_force.remove(run);
+        if let Some(stays) = stays {
+            self.in_force.insert(stays);
+        }
+    }
+
+    /// Records the elements of this process, where the file names many that others may have by now.
+    pub(crate) fn record_if_stale(&mut self, writer: Writer<'_>) {
+        let ours = self.in_force.len() + self.free.len();
+        let most = at_once(writer.maps, 1);
+        if self.recorded.len() - ours.min(self.recorded.len()) > most
+            && let Err(e) = self.record(writer)
+        {
+            tracing::debug!("the record of the rules stays as it was: {e:#}");
+        }
+    }
+
+    fn add_under_lock(
+        &mut self,
+        writer: Writer<'_>,
+        rules: &[Described],
+    ) -> anyhow::Result<Range<u32>> {
+        let wanted = rules.len() as u32;
+        let start = match self.free.first_fit(wanted) {
+            Some(start) => start,
+            None => self.claim(writer, rules)?,
+        };
+        let run = start..start + wanted;
+        self.free.remove(run.clone());
+        self.in_force.insert(run.clone());
+        for (index, rule) in run.clone().zip(rules) {
+            let index = RuleIndex::new(index);
+            // One that flows name may be the same rule's.
+            if writer.maps.rule_whole(index) != rule.identity.whole() {
+                writer.maps.set_rule(index, rule.element(), &rule.text);
+            }
+        }
+        Ok(run)
+    }
+
+    /// Claims elements among which there is room for these rules. Returns the first of these.
+    fn claim(&mut self, writer: Writer<'_>, rules: &[Described]) -> anyhow::Result<u32> {
+        let (maps, wanted) = (writer.maps, rules.len() as u32);
+        let others = writer.of_others()?;
+        if self.claim_unused(maps, &others, wanted) {
+            self.record(writer)?;
+        } else {
+            self.claim_unnamed(writer, &others, wanted)?;
+        }
+        if let Some(start) = self.free.first_fit(wanted) {
+            return Ok(start);
+        }
+        let start = self.overlay(maps, &others, &wholes(rules));
+        let Some(start) = start else {
+            bail!(NoRoom {
+                wanted,
+                most: maps.sizes().rules,
+                in_force: self.in_force.len(),
+                of_others: others.len(),
+            });
+        };
+        self.free.insert(start..start + wanted);
+        self.record(writer)?;
+        Ok(start)
+    }
+
+    /// Claims elements that were never used. Returns whether there is room among them.
+    fn claim_unused(&mut self, maps: &SharedMaps, others: &RangeSet, wanted: u32) -> bool {
+        let (size, most) = (maps.sizes().rules, at_once(maps, wanted));
+        let is_unused = |index: u32| {
+            !others.contains(index)
+                && !self.in_force.contains(index)
+                && !self.free.contains(index)
+                && maps.rule_whole(RuleIndex::new(index)) == FREE
+        };
+        for from in [self.next_unused, 0] {
+            let mut at = from;
+            while at < size {
+                let start = at;
+                while at < size && at - start < most && is_unused(at) {
+                    at += 1;
+                }
+                if at - start >= wanted {
+                    self.next_unused = at;
+                    self.free.insert(start..at);
+                    return true;
+                }
+                at += 1;
+            }
+        }
+        false
+    }
+
+    /// Claims elements that no flow names any more.
+    fn claim_unnamed(
+        &mut self,
+        writer: Writer<'_>,
+        others: &RangeSet,
+        wanted: u32,
+    ) -> anyhow::Result<()> {
+        let maps = writer.maps;
+        let unnamed = self.unnamed(maps, others);
+        let mut claimed = RangeSet::default();
+        let with_room = unnamed.first_fit(wanted).map(|start| start..start + wanted);
+        claimed.insert(with_room.unwrap_or(0..0));
+        let most = at_once(maps, wanted);
+        for range in unnamed.iter() {
+            let left = most.saturating_sub(claimed.len());
+            let length = (range.end - range.start).min(left);
+            claimed.insert(range.start..range.start + length);
+        }
+        self.free = self.free.iter().chain(claimed.iter()).collect();
+        self.record(writer)?;
+        maps.forget_refusals_by(|rule| claimed.contains(rule));
+        Ok(())
+    }
+
+    /// Elements that are nobody's, and that no flow names.
+    fn unnamed(&self, maps: &SharedMaps, others: &RangeSet) -> RangeSet {
+        let named = named_by_flows(maps);
+        let is_taken = |index: u32| {
+            named.contains(&index)
+                || others.contains(index)
+                || self.in_force.contains(index)
+                || self.free.contains(index)
+        };
+        ranges_where(maps.sizes().rules, |index| !is_taken(index)).collect()
+    }
+
+    /// Returns the first element of a run in which each element is free, or has the rule of its
+    /// place already.
+    fn overlay(&self, maps: &SharedMaps, others: &RangeSet, wanted: &[Whole]) -> Option<u32> {
+        let unnamed = self.unnamed(maps, others);
+        let fits = |index: u32, whole: &Whole| {
+            unnamed.contains(index)
+                || self.free.contains(index)
+                || maps.rule_whole(RuleIndex::new(index)) == *whole
+        };
+        let starts = 0..(maps.sizes().rules + 1).saturating_sub(wanted.len() as u32);
+        let mut starts = starts.into_iter();
+        let start = starts.find(|start| (*start..).zip(wanted).all(|(at, whole)| fits(at, whole)));
+        if let Some(start) = start {
+            let run = start..start + wanted.len() as u32;
+            let is_new = |rule: u32| run.contains(&rule) && unnamed.contains(rule);
+            maps.forget_refusals_by(is_new);
+        }
+        start
+    }
+
+    /// Writes the file of this process's elements.
+    fn record(&mut self, writer: Writer<'_>) -> anyhow::Result<()> {
+        let ours: RangeSet = self.in_force.iter().chain(self.free.iter()).collect();
+        writer.claim(&ours)?;
+        self.recorded = ours;
+        Ok(())
+    }
 }
 
-fn no_room(rules: usize, in_use: usize, starts: bool) -> String {
-    let left = MAX_RULES as usize - in_use.min(MAX_RULES as usize);
-    let what = match starts {
-        true => "",
-        false => {
-            " beside those in force, which stay until it is (restart slipgate with \
-                  --on-exit keep, which keeps the flows and needs no such room)"
+/// Number of elements that are claimed at once for so many rules.
+fn at_once(maps: &SharedMaps, wanted: u32) -> u32 {
+    (maps.sizes().rules / CLAIMED_AT_ONCE).max(wanted)
+}
+
+fn wholes(rules: &[Described]) -> Vec<Whole> {
+    rules.iter().map(|rule| rule.identity.whole()).collect()
+}
+
+/// Returns the ranges of the numbers below `end` for which something holds.
+fn ranges_where(end: u32, holds: impl Fn(u32) -> bool) -> impl Iterator<Item = Range<u32>> {
+    let mut at = 0;
+    std::iter::from_fn(move || {
+        let start = (at..end).find(|number| holds(*number))?;
+        at = (start..end).find(|number| !holds(*number)).unwrap_or(end);
+        Some(start..at)
+    })
+}
+
+/// What the elements hold.
+struct Present {
+    elements: Vec<Whole>,
+    /// Places of each rule.
+    places: HashMap<Whole, Vec<u32>>,
+}
+
+impl Present {
+    fn read(maps: &SharedMaps) -> Self {
+        let all = (0..maps.sizes().rules).map(RuleIndex::new);
+        Self::of(all.map(|index| maps.rule_whole(index)).collect())
+    }
+
+    fn of(elements: Vec<Whole>) -> Self {
+        let mut places: HashMap<Whole, Vec<u32>> = HashMap::new();
+        for (index, whole) in (0..).zip(&elements).filter(|(_, whole)| **whole != FREE) {
+            places.entry(*whole).or_default().push(index);
         }
-    };
-    format!(
-        "there is no room for {rules} rules{what}: all slipgate processes of a network namespace \
-         share {MAX_RULES}, of which {left} are not in force, and some of these are named by flows; \
-         put long lists into one deny file, which is one rule"
-    )
+        Self { elements, places }
+    }
+
+    /// Returns the first run that has these rules.
+    fn run_of(&self, wanted: &[Whole]) -> Option<Range<u32>> {
+        let has = |start: &u32| {
+            let run = self.elements.get(*start as usize..).unwrap_or_default();
+            run.starts_with(wanted)
+        };
+        let mut starts = self.places.get(wanted.first()?)?.iter().copied();
+        let start = starts.find(has)?;
+        Some(start..start + wanted.len() as u32)
+    }
 }
 
 impl Writer<'_> {
+    /// Excludes other processes for as long as the result lives.
+    fn lock(&self) -> anyhow::Result<File> {
+        let run_dir = &self.paths.run_dir;
+        let what = || format!("locking {}", run_dir.display());
+        let dir = File::open(run_dir).with_context(what)?;
+        dir.lock().with_context(what)?;
+        Ok(dir)
+    }
+
+    /// Whether a run has these rules.
+    pub(crate) fn has(&self, run: &Range<u32>, rules: &[Described]) -> bool {
+        let is_it = |(index, rule): (u32, &Described)| {
+            self.maps.rule_whole(RuleIndex::new(index)) == rule.identity.whole()
+        };
+        run.len() == rules.len() && run.clone().zip(rules).all(is_it)
+    }
+
     fn claims_of(&self, row: u32) -> PathBuf {
         self.paths.run_dir.join(format!("{row}.rules"))
     }
 
-    /// Records the elements that this process uses.
-    fn claim(&self, ranges: &[Range<u32>]) -> anyhow::Result<()> {
+    /// Records the elements that this process uses, or may use at any time.
+    fn claim(&self, elements: &RangeSet) -> anyhow::Result<()> {
         let path = self.claims_of(self.rows[0]);
         // Those of former processes in our other rows are over.
         for row in &self.rows[1..] {
             let _ = fs::remove_file(self.claims_of(*row));
         }
-        let lines = ranges
+        let lines = elements
             .iter()
             .map(|range| format!("{} {}\n", range.start, range.end));
         fs::write(&path, lines.collect::<String>())
             .with_context(|| format!("writing {}", path.display()))
     }
 
-    /// Returns the elements that other live processes use. Of a dead process, only the elements
-    /// that flows name are in use.
-    fn of_others(&self) -> anyhow::Result<HashSet<u32>> {
-        let mut in_use = HashSet::new();
+    /// Returns the elements of other live processes. Of a dead process, only the elements that flows
+    /// name are in use.
+    fn of_others(&self) -> anyhow::Result<RangeSet> {
+        let mut in_use = RangeSet::default();
         for row in owner::living(self.paths, owner::WHILE_SERVING)? {
             if !self.rows.contains(&row) {
                 // One that has none judges by no rules yet, or is of a version that writes none.
                 let text = fs::read_to_string(self.claims_of(row)).unwrap_or_default();
-                in_use.extend(ranges(&text).flatten());
+                ranges(&text).for_each(|range| in_use.insert(range));
             }
         }
         Ok(in_use)
@@ -147,58 +404,19 @@ fn ranges(text: &str) -> impl Iterator<Item = Range<u32>> {
     text.lines().filter_map(|line| {
         let (start, end) = line.split_once(' ')?;
         let range = start.parse().ok()?..end.parse().ok()?;
-        (range.end <= MAX_RULES).then_some(range)
+        (range.end <= MOST_RULES).then_some(range)
     })
 }
 
-/// Returns the present elements, with those that may be reused marked as free.
-fn leaving(present: &[Whole], stays: impl Fn(u32) -> bool) -> Vec<Whole> {
-    let all = (0..).zip(present);
-    all.map(|(index, rule)| if stays(index) { *rule } else { FREE })
-        .collect()
-}
-
-/// Returns the first range that has these rules, else the first whose other elements are free.
-fn place(present: &[Whole], wanted: &[Whole]) -> Option<Range<u32>> {
-    let fits = |run: &[Whole]| {
-        let mut both = run.iter().zip(wanted);
-        both.all(|(rule, wanted)| *rule == FREE || rule == wanted)
-    };
-    same(present, wanted).or_else(|| first(present, wanted, fits))
-}
-
-/// Returns the free elements of a range, as ranges.
-fn free_in(present: &[Whole], range: Range<u32>) -> Vec<Range<u32>> {
-    let mut end = range.start;
-    let elements = &present[range.start as usize..range.end as usize];
-    let alike = elements.chunk_by(|a, b| (*a == FREE) == (*b == FREE));
-    let ranges = alike.map(|part| {
-        let start = end;
-        end += part.len() as u32;
-        (part[0] == FREE).then_some(start..end)
-    });
-    ranges.flatten().collect()
-}
-
-/// Returns the first range that has these rules.
-fn same(present: &[Whole], wanted: &[Whole]) -> Option<Range<u32>> {
-    first(present, wanted, |run| run == wanted)
-}
-
-fn first(
-    present: &[Whole],
-    wanted: &[Whole],
-    fits: impl Fn(&[Whole]) -> bool,
-) -> Option<Range<u32>> {
-    let start = present.windows(wanted.len()).position(fits)?;
-    let start = u32::try_from(start).ok()?;
-    Some(start..start + u32::try_from(wanted.len()).ok()?)
-}
-
+/// Elements that flows name. Chunks of slots that nobody has hold none.
 fn named_by_flows(maps: &SharedMaps) -> HashSet<u32> {
     use std::sync::atomic::Ordering::Relaxed;
-    maps.slot_indexes()
-        .filter_map(|index| maps.slot(index))
+    let chunks = 0..maps.slots().div_ceil(SLOTS_PER_CHUNK);
+    let owned = chunks.filter(|chunk| maps.chunk_owner(*chunk).is_some());
+    let first = |chunk: u32| SlotIndex::of_chunk(chunk).get();
+    owned
+        .flat_map(|chunk| first(chunk)..first(chunk + 1))
+        .filter_map(|slot| maps.slot(SlotIndex::new(slot)))
         .filter(|slot| slot.verdict().load(Relaxed) != Verdict::Free as u32)
         .map(|slot| slot.rule())
         .collect()

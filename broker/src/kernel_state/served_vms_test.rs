@@ -19,6 +19,7 @@ fn vm(name: &str, tap: &str, row: u16) -> ServedVm {
         is_up: true,
         is_idle: false,
         generation: 1,
+        is_learning: false,
     }
 }
 

@@ -1,6 +1,6 @@
 //! The served VMs: their rows, their quotas, and their specifications for the engine.
 use anyhow::Context as _;
-use slipgate_abi::{IfIndex, VmId, maps::MAX_VMS};
+use slipgate_abi::{IfIndex, VmId, maps::DEFAULT_VMS};
 use slipgate_control::{
     device::Device,
     netlink::Network,
@@ -9,9 +9,13 @@ use slipgate_control::{
 };
 use slipgate_ipc::engine::VmSpec;
 use slipgate_model::GuestIpv6;
-use slipgate_policy::document::ConfigError;
+use slipgate_policy::{LocalAddresses, document::ConfigError};
 
-use super::Attached;
+use super::{
+    Attached,
+    catalogue::{Compiled, TakenIn},
+    rules::Writer,
+};
 use crate::config::VmConfig;
 
 /// The gateway's MAC in every guest's network, locally administered: a clone or a restored
@@ -26,11 +30,11 @@ const DEFAULT_MTU: u32 = 1_500;
 /// packet may wait, at a few microseconds per frame.
 pub(crate) const MOST_CREDITS: u32 = 512;
 
-/// Number of frames of all guests that the engine port's queue has room for, and of frames from the
-/// world to them.
+/// Number of frames of all guests that are queued for an engine, and of frames from the world to
+/// them. The port's queue has room for more only where one frame of each VM takes more.
 const QUEUED: u32 = QUEUE_FRAMES / 2;
-// Each VM has a share, and as much is anybody's.
-const _: () = assert!(QUEUED / 2 >= MAX_VMS - 1);
+// Each VM of the default number has a share, and as much is anybody's.
+const _: () = assert!(QUEUED / 2 >= DEFAULT_VMS);
 
 /// A served VM.
 #[derive(Debug)]
@@ -50,6 +54,23 @@ pub(crate) struct ServedVm {
     pub(crate) is_idle: bool,
     /// Number of definitions that it has had.
     pub(crate) generation: u64,
+    /// Whether it is open so that its policy can be learnt.
+    pub(crate) is_learning: bool,
+}
+
+impl ServedVm {
+    /// Name of the policy that it has now.
+    pub(crate) fn policy(&self) -> Option<String> {
+        match self.is_learning {
+            true => Some(learning_name(&self.config.name)),
+            false => self.config.policy.clone(),
+        }
+    }
+}
+
+/// Name of the policy of a VM that is open, which no other policy can have.
+pub(crate) fn learning_name(vm: &str) -> String {
+    format!("learning {vm}")
 }
 
 impl Attached {
@@ -90,7 +111,7 @@ impl Attached {
             gateway_mac: GATEWAY_MAC,
             mtu,
             credits: MOST_CREDITS,
-            policy: self.policy_number(config.policy),
+            policy: self.policy_number(self.policies.index_of(&config.policy)),
             tap_ifindex: tap,
             port_ifindex: worker.port.ifindex,
         };
@@ -105,6 +126,7 @@ impl Attached {
             is_up: false,
             is_idle: false,
             generation: 1,
+            is_learning: false,
         })
     }
 
@@ -119,6 +141,26 @@ impl Attached {
             device.set_mtu(mtu)?;
         }
         Ok(device.mtu()?)
+    }
+
+    /// Puts compiled policies in force for whoever asks from now on.
+    pub(crate) fn take_in_policies(
+        &mut self,
+        compiled: Compiled,
+        local: &LocalAddresses,
+    ) -> anyhow::Result<TakenIn> {
+        let rows = self.rows();
+        let writer = Writer {
+            maps: self.datapath.maps(),
+            paths: self.datapath.paths(),
+            rows: &rows,
+        };
+        self.policies.take_in(writer, compiled, local)
+    }
+
+    /// Index of the policy that a VM has now.
+    pub(crate) fn policy_index(&self, vm: &ServedVm) -> u32 {
+        self.policies.index_of(&vm.policy())
     }
 
     /// Divides each engine port's queue among the present VMs of its worker.
@@ -137,7 +179,7 @@ impl Attached {
 
     /// Returns a VM's index among the served ones, by its id.
     pub(crate) fn index_of_id(&self, id: VmId) -> Option<usize> {
-        self.vms.iter().position(|vm| vm.open.id == id)
+        self.vms.with_id(id)
     }
 
     /// Sets a VM's rates.
@@ -145,6 +187,12 @@ impl Attached {
         let rates = vm.config.limits.rates;
         let rates = rates.is_limited().then_some(rates);
         self.datapath.maps().set_rates(vm.open.row, rates);
+    }
+
+    /// Sets the rates of these VMs from their quotas.
+    pub(crate) fn set_rates_of_all(&self, vms: &[VmId]) {
+        let vms = vms.iter().filter_map(|id| self.index_of_id(*id));
+        vms.for_each(|at| self.set_rates_of(&self.vms[at]));
     }
 
     /// Sets the rates of every VM from its quotas.
@@ -176,7 +224,7 @@ impl Attached {
             mtu: u16::try_from(vm.mtu).unwrap_or(u16::MAX),
             max_flows: vm.config.limits.max_flows,
             new_flows_per_second: vm.config.limits.new_flows_per_second,
-            policy: vm.config.policy,
+            policy: self.policy_index(vm),
             uplink: self.own_uplink(vm),
             host_loopback: vm.config.host_loopback.clone(),
             dns_per_second: vm.config.limits.dns_per_second,

@@ -39,8 +39,9 @@ impl Worker {
         owners: Vec<Owner>,
         handed_over: &mut Vec<OwnedFd>,
     ) -> Result<Vec<Self>, (anyhow::Error, Vec<Owner>)> {
+        let vms = datapath.maps().sizes().vms;
         let ports = owners.iter().map(|owner| {
-            let port = EnginePort::open(owner.row(), handed_over)?;
+            let port = EnginePort::open_for(owner.row(), vms, handed_over)?;
             owner.set_port(datapath.maps(), port.ifindex);
             slipgate_control::Result::Ok(port)
         });

@@ -1,17 +1,17 @@
 //! VMs that are open so that their policy can be learnt (`slipgate policy learn --open`).
 //!
 //! # Theory of operation
-//! Such a VM has a policy of its own, behind those of the file: its former policy with default
-//! allow, and with `inspect` treated as allow. So destinations that a rule denies, and protected
-//! addresses, stay closed. It is put in force like any other policy ([`super`]), and stays while
-//! another policy is applied.
+//! Such a VM has a policy of its own: its former policy with default allow, and with `inspect`
+//! treated as allow. So destinations that a rule denies, and protected addresses, stay closed. It is
+//! put in force like any other policy ([`super`]), and stays while another policy is applied, from
+//! which it is made anew.
 //!
 //! It lasts as long as the client keeps its end of a socket open for writing. When that end closes
 //! for any reason, the VM gets its own policy again, the broker's end is closed too, and flows that
-//! the own policy refuses are cut, even where that policy leaves flows at a reload. If the
-//! policies' texts find no room then, the former texts stay in `RULES`, and the VM's own policy is
-//! among them. If another process holds the lock, or descriptors are short, the broker retries a
-//! little later, and the VM is open until then. On any other failure the VM is frozen.
+//! the own policy refuses are cut, even where that policy leaves flows at a reload. That policy is in
+//! force all the while, so there is room for it. If another process holds the lock, or descriptors
+//! are short, the broker retries a little later, and the VM is open until then. On any other failure
+//! the VM is frozen.
 //!
 //! None of this is kept for a successor.
 use std::{
@@ -19,16 +19,21 @@ use std::{
     time::{Duration, Instant},
 };
 
+use anyhow::Context as _;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use slipgate_abi::{VmId, VmRow};
 use slipgate_ipc::client::ClientId;
 use slipgate_policy::{
     Action,
-    document::{LoadedPolicies, LoadedPolicy, RuleText},
+    document::{LoadedPolicy, RuleText},
 };
 
-use super::{Change, PolicyChanges, Read};
-use crate::{config::Config, kernel_errors::is_passing, parts::Parts};
+use super::{Change, PolicyChanges, Prepared};
+use crate::{
+    kernel_errors::is_passing,
+    kernel_state::{Attached, learning_name},
+    parts::Parts,
+};
 
 /// Delay before a retry when a step fails for a passing reason.
 const TRIED_AGAIN_AFTER: Duration = Duration::from_secs(2);
@@ -45,6 +50,11 @@ pub(crate) struct LearningVm {
 }
 
 impl LearningVm {
+    /// Name of the VM.
+    pub(super) fn name(&self) -> &str {
+        &self.vm
+    }
+
     /// Descriptor to poll for the client's end; a client sends nothing.
     pub(crate) fn lifeline(&self) -> Option<PollFd<'_>> {
         (!self.over).then(|| PollFd::new(self.lifeline.as_fd(), PollFlags::POLLIN))
@@ -62,41 +72,29 @@ impl LearningVm {
     }
 }
 
-/// VMs that have a learning policy, and those for which it is in force.
-#[derive(Debug)]
-pub(super) struct LearningVms {
-    with_policy: Vec<String>,
-    open: Vec<String>,
-}
-
-impl LearningVms {
-    /// VMs that are learning now.
-    pub(super) fn of(learning: &[LearningVm]) -> Self {
-        let open = learning.iter().filter(|one| !one.over);
-        let open: Vec<String> = open.map(|one| one.vm.clone()).collect();
-        Self {
-            with_policy: open.clone(),
-            open,
+/// Makes the policies of VMs that are open anew from their own, as these will be after a change.
+pub(super) fn follow<'v>(
+    attached: &Attached,
+    open_vms: impl Iterator<Item = &'v str>,
+    change: &mut Prepared,
+) {
+    for name in open_vms {
+        let Some(at) = attached.index_of(name) else {
+            continue;
+        };
+        let closes = change.learning.contains(&(at, false));
+        if !attached.vms[at].is_learning || closes {
+            continue;
         }
-    }
-
-    /// Returns the policies of `loaded` followed by those of these VMs, and assigns the latter in
-    /// `config`.
-    pub(super) fn add_to(&self, config: &mut Config, loaded: &LoadedPolicies) -> LoadedPolicies {
-        let mut all = loaded.clone();
-        for name in &self.with_policy {
-            let Some(vm) = config.vms.iter_mut().find(|vm| vm.name == *name) else {
-                continue;
-            };
-            let Some(own) = loaded.policies.get(vm.policy as usize) else {
-                continue;
-            };
-            if self.open.contains(name) {
-                vm.policy = all.policies.len() as u32;
-            }
-            all.policies.push(open(own, name));
+        let mut changed = change.vms.iter();
+        let new = changed.find_map(|(other, new)| (*other == at).then_some(new));
+        let own = &new.unwrap_or(&attached.vms[at].config).policy;
+        let mut put = change.put.iter();
+        let put = put.find(|policy| policy.settings.name == *own);
+        if let Some(own) = put.or_else(|| attached.policies.loaded(own)) {
+            change.put.push(open(own, name));
+            change.learning.push((at, true));
         }
-        all
     }
 }
 
@@ -104,7 +102,7 @@ impl LearningVms {
 fn open(own: &LoadedPolicy, vm: &str) -> LoadedPolicy {
     let mut open = own.clone();
     open.default = Action::Allow;
-    open.settings.name = Some(format!("learning {vm}"));
+    open.settings.name = Some(learning_name(vm));
     open.settings.is_learning = true;
     for rule in &mut open.rules {
         if let RuleText::Match(action @ Action::Inspect, _) = &mut rule.rule {
@@ -112,6 +110,21 @@ fn open(own: &LoadedPolicy, vm: &str) -> LoadedPolicy {
         }
     }
     open
+}
+
+/// The change by which a VM is opened.
+fn opened(attached: &Attached, vm: &str) -> anyhow::Result<Prepared> {
+    let at = attached
+        .index_of(vm)
+        .with_context(|| format!("{vm} is gone"))?;
+    let own = &attached.vms[at].config.policy;
+    let own = attached.policies.loaded(own);
+    let own = own.with_context(|| format!("{vm} has no policy"))?;
+    Ok(Prepared {
+        put: vec![open(own, vm)],
+        learning: vec![(at, true)],
+        ..Prepared::default()
+    })
 }
 
 impl PolicyChanges {
@@ -145,30 +158,28 @@ impl PolicyChanges {
         if self.is_open(parts, client, &vm) {
             return Ok(());
         }
-        self.learning.push(LearningVm {
-            vm: vm.clone(),
-            lifeline,
-            over: false,
-            again_at: None,
-        });
-        let learning = LearningVms::of(&self.learning);
-        let read = Read::again(&parts.attached, &learning).map_err(anyhow::Error::from);
-        match read.and_then(|read| parts.attached.take_in(read)) {
-            Ok(before) => {
+        let prepared = opened(&parts.attached, &vm);
+        match prepared.and_then(|prepared| self.take_in(parts, prepared)) {
+            Ok(done) => {
+                self.learning.push(LearningVm {
+                    vm: vm.clone(),
+                    lifeline,
+                    over: false,
+                    again_at: None,
+                });
                 tracing::warn!("{vm} is open, to learn its policy: what nothing denies is let in");
                 self.send_policies(
                     parts,
                     Change {
                         client: Some(client),
                         what: format!("{vm} is open"),
-                        before,
+                        done,
                         closed: Some(Vec::new()),
                         ..Change::default()
                     },
                 )
             }
             Err(e) => {
-                self.learning.pop();
                 parts.refuse(client, format!("{e:#}"));
                 Ok(())
             }
@@ -211,26 +222,17 @@ impl PolicyChanges {
         if over.is_empty() || self.applying.is_some() {
             return Ok(());
         }
-        let all = LearningVms::of(&self.learning);
-        let with_room = LearningVms {
-            with_policy: self.learning.iter().map(|one| one.vm.clone()).collect(),
-            open: all.open.clone(),
-        };
         let is_over = |name: &String| over.contains(name);
-        let vms = parts
-            .attached
-            .vms
-            .iter()
-            .filter(|vm| is_over(&vm.config.name));
-        let (rows, ids): (Vec<VmRow>, Vec<VmId>) = vms.map(|vm| (vm.open.row, vm.open.id)).unzip();
-        let mut closed = Err(anyhow::anyhow!("never tried"));
-        for learning in [all, with_room] {
-            let read = Read::again(&parts.attached, &learning).map_err(anyhow::Error::from);
-            closed = read.and_then(|read| parts.attached.take_in(read));
-            if closed.is_ok() {
-                break;
-            }
-        }
+        let served = over.iter().filter_map(|name| parts.attached.index_of(name));
+        let served: Vec<usize> = served.collect();
+        let vms = served.iter().map(|at| &parts.attached.vms[*at].open);
+        let (rows, ids): (Vec<VmRow>, Vec<VmId>) = vms.map(|open| (open.row, open.id)).unzip();
+        let prepared = Prepared {
+            gone: over.iter().map(|name| Some(learning_name(name))).collect(),
+            learning: served.into_iter().map(|at| (at, false)).collect(),
+            ..Prepared::default()
+        };
+        let closed = self.take_in(parts, prepared);
         if let Err(e) = &closed
             && is_passing(e)
         {
@@ -244,11 +246,11 @@ impl PolicyChanges {
         let gone = gone.collect();
         let names = over.join(", ");
         match closed {
-            Ok(before) => self.send_policies(
+            Ok(done) => self.send_policies(
                 parts,
                 Change {
                     what: format!("{names}: not open any more"),
-                    before,
+                    done,
                     strictly: ids,
                     closed: Some(gone),
                     ..Change::default()

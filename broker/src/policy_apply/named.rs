@@ -1,12 +1,15 @@
 //! Policies that clients give a daemon: by name, and in VMs' definitions.
-use std::collections::{BTreeMap, BTreeSet};
+use std::{collections::BTreeMap, path::Path};
 
 use slipgate_ipc::client::{ClientAnswer, ClientId, PolicyStatus, Replaces, Version};
-use slipgate_policy::document::{ConfigError, check_named, is_inline};
+use slipgate_policy::document::{
+    Limits, LoadedPolicies, LoadedPolicy, PolicyFile, PutPolicy, check_named, is_inline,
+    quotas_named,
+};
 
-use super::{Change, LearningVms, PolicyChanges, Read};
+use super::{Change, PolicyChanges, Prepared};
 use crate::{
-    config::{Config, from_disk},
+    config::{Config, VmConfig},
     counted,
     kernel_state::{Attached, Taken},
     parts::Parts,
@@ -60,10 +63,9 @@ impl PolicyChanges {
             return Ok(());
         }
         let now = self.generation(&parts.attached, &change.name);
-        let learning = LearningVms::of(&self.learning);
-        let changed = with_change(&parts.attached, &change, &learning);
-        let before = match changed.and_then(|read| parts.attached.take_in(read)) {
-            Ok(before) => before,
+        let prepared = with_change(&parts.attached, &change);
+        let done = match prepared.and_then(|prepared| self.take_in(parts, prepared)) {
+            Ok(done) => done,
             Err(e) => {
                 let answer = match e.is::<Taken>() {
                     true => ClientAnswer::taken(format!("{e:#}")),
@@ -93,7 +95,7 @@ impl PolicyChanges {
         let change = Change {
             client: Some(client),
             what,
-            before,
+            done,
             named: Some(name),
             ..Change::default()
         };
@@ -110,20 +112,25 @@ impl PolicyChanges {
         parts: &mut Parts,
         texts: &BTreeMap<String, String>,
     ) -> anyhow::Result<()> {
-        let learning = LearningVms::of(&self.learning);
-        let attached = &mut parts.attached;
-        let mut config = attached.config.clone();
-        let in_use = config.vms.iter().filter_map(|vm| vm.flags.policy_name());
-        let in_use: BTreeSet<String> = in_use.collect();
-        let named = &mut config.named_policies;
-        named.retain(|name, _| !is_inline(name) || in_use.contains(name));
-        named.extend(texts.clone());
-        let read = reread(attached, config, &learning)?;
-        let before = attached.take_in(read)?;
+        let attached = &parts.attached;
+        let config = &attached.config;
+        let mut prepared = Prepared::default();
+        for (name, text) in texts {
+            prepared.add(attached, name, text)?;
+        }
+        let inline = config.named_policies.keys().filter(|name| is_inline(name));
+        for name in inline.filter(|name| !texts.contains_key(*name)) {
+            let key = Some(name.clone());
+            if attached.vms.with_policy(&key).next().is_none() {
+                prepared.named.push((name.clone(), None));
+                prepared.gone.push(key);
+            }
+        }
+        let done = self.take_in(parts, prepared)?;
         let change = Change {
             client: None,
             what: format!("{} of VMs in force", counted(texts.len() as u64, "policy")),
-            before,
+            done,
             ..Change::default()
         };
         self.send_policies(parts, change)
@@ -141,10 +148,10 @@ impl PolicyChanges {
         let named = attached.config.named_policies.iter();
         named
             .filter(|(name, _)| !is_inline(name))
-            .map(|(name, text)| PolicyStatus {
+            .map(|(name, policy)| PolicyStatus {
                 name: name.clone(),
                 generation: self.generation(attached, name),
-                text: text.clone(),
+                text: policy.text().to_owned(),
             })
             .collect()
     }
@@ -155,7 +162,7 @@ fn refusal_of(attached: &Attached, change: &NamedChange) -> Option<ClientAnswer>
     let NamedChange { name, replaces, .. } = change;
     let named = &attached.config.named_policies;
     let in_force = named.get(name).filter(|_| !is_inline(name));
-    if !replaces.permits(in_force.map(|text| Version::of(text.as_bytes()))) {
+    if !replaces.permits(in_force.map(|policy| Version::of(policy.text().as_bytes()))) {
         let what = format!("the policy {name}");
         return Some(ClientAnswer::replaced(&what, in_force.is_some()));
     }
@@ -166,51 +173,87 @@ fn refusal_of(attached: &Attached, change: &NamedChange) -> Option<ClientAnswer>
     None
 }
 
-/// Reads the policies with a change of one of them.
-fn with_change(
-    attached: &Attached,
-    change: &NamedChange,
-    learning: &LearningVms,
-) -> anyhow::Result<Read> {
-    let NamedChange { name, text, .. } = change;
-    let mut config = attached.config.clone();
-    let Some(text) = text else {
-        config.named_policies.remove(name);
-        check_unused(&config, name)?;
-        let read = reread(attached, config, learning);
-        // The policy file's [vms] may name it.
-        return read.map_err(|e| Taken(format!("the policy {name} can't be removed: {e}")).into());
-    };
-    check_named(name, text)?;
-    config.named_policies.insert(name.clone(), text.clone());
-    Ok(reread(attached, config, learning)?)
+impl Prepared {
+    /// Adds a named policy to those that come. Files are not read again.
+    fn add(&mut self, attached: &Attached, name: &str, text: &str) -> anyhow::Result<()> {
+        let config = &attached.config;
+        let policy = PutPolicy::parse(name, text, config.base_file.as_ref())?;
+        config.check_loopback_in(policy.file())?;
+        let read = |path: &Path| attached.policies.read_again(path);
+        self.put.push(policy.load(&config.flags, &read)?);
+        self.settle_vms(attached, name, |vm| config.limits_by(policy.quotas(), vm));
+        self.named.push((name.to_owned(), Some(policy)));
+        Ok(())
+    }
+
+    /// Derives the quotas of the VMs with a policy again.
+    fn settle_vms(
+        &mut self,
+        attached: &Attached,
+        name: &str,
+        limits: impl Fn(&VmConfig) -> Limits,
+    ) {
+        for at in attached.vms.with_policy(&Some(name.to_owned())) {
+            let present = &attached.vms[at].config;
+            let new = VmConfig {
+                limits: limits(present),
+                ..present.clone()
+            };
+            if new != *present {
+                self.vms.push((at, new));
+            }
+        }
+    }
 }
 
-/// Reads the policies of another configuration. Files are not read again.
-fn reread(
-    attached: &Attached,
-    config: Config,
-    learning: &LearningVms,
-) -> Result<Read, ConfigError> {
-    let config = config.settled()?;
-    let files = attached.loaded.deny_files();
-    let loaded = config.load_policies_by(&|path| match files.get(&*path.to_string_lossy()) {
-        Some(text) => Ok(text.clone()),
-        None => from_disk(path),
-    })?;
-    Read::of(config, loaded, learning)
+/// Reads a change of one policy.
+fn with_change(attached: &Attached, change: &NamedChange) -> anyhow::Result<Prepared> {
+    let NamedChange { name, text, .. } = change;
+    let mut prepared = Prepared::default();
+    if let Some(text) = text {
+        check_named(name, text)?;
+        prepared.add(attached, name, text)?;
+        return Ok(prepared);
+    }
+    let config = &attached.config;
+    let key = Some(name.clone());
+    let users = attached.vms.with_policy(&key);
+    let users = users.map(|at| attached.vms[at].config.name.as_str());
+    check_unused(config, name, users)?;
+    prepared.named.push((name.clone(), None));
+    let of_file = config.base_file.as_ref().filter(|file| has(file, name));
+    let Some(file) = of_file else {
+        prepared.gone.push(Some(name.clone()));
+        return Ok(prepared);
+    };
+    // The file's own takes its place.
+    let read = |path: &Path| attached.policies.read_again(path);
+    let loaded = LoadedPolicies::of(&config.flags, Some(file), &read)?;
+    let loaded = loaded.with_host_loopback(&config.flags.host_loopback)?;
+    let is_it = |policy: &LoadedPolicy| policy.settings.name.as_ref() == Some(name);
+    prepared
+        .put
+        .extend(loaded.policies.into_iter().filter(is_it));
+    let quotas = quotas_named(&file.document, Some(name));
+    prepared.settle_vms(attached, name, |vm| config.limits_by(Some(quotas), vm));
+    Ok(prepared)
+}
+
+fn has(file: &PolicyFile, name: &str) -> bool {
+    let mut own = file.document.policy.keys();
+    own.any(|own| own.get_ref() == name)
 }
 
 /// Checks that nobody names a policy, unless the policy file has one of this name, too.
 ///
 /// # Errors
 /// [`Taken`]: somebody does.
-fn check_unused(config: &Config, name: &str) -> Result<(), Taken> {
-    let mut of_file = config
-        .base_file
-        .iter()
-        .flat_map(|file| file.document.policy.keys());
-    if of_file.any(|own| own.get_ref() == name) {
+fn check_unused<'v>(
+    config: &Config,
+    name: &str,
+    users: impl Iterator<Item = &'v str>,
+) -> Result<(), Taken> {
+    if config.base_file.iter().any(|file| has(file, name)) {
         return Ok(());
     }
     let used = |who: &str, remedy: &str| Taken(format!("the policy {name} is {who}: {remedy}"));
@@ -218,11 +261,17 @@ fn check_unused(config: &Config, name: &str) -> Result<(), Taken> {
         let who = "that of all VMs that name none, by --policy-name";
         return Err(used(who, "start slipgate without that flag first"));
     }
-    let users = config
-        .vms
+    let mut in_file = config
+        .base_file
         .iter()
-        .filter(|vm| vm.flags.policy.as_deref() == Some(name));
-    let users: Vec<&str> = users.map(|vm| &*vm.name).collect();
+        .flat_map(|file| file.document.vms.values());
+    if let Some(vm) = in_file.find(|policy| policy.get_ref() == name) {
+        let file = config.policy_name();
+        let who = format!("named in [vms] of {file}, as {:?}", vm.get_ref());
+        return Err(used(&who, "change that file first, and apply it"));
+    }
+    let mut users: Vec<&str> = users.collect();
+    users.sort_unstable();
     if users.is_empty() {
         return Ok(());
     }

@@ -321,7 +321,6 @@ impl Engine {
             Ok(None) => {}
             Err(e) => tracing::error!("{e:#}; another one is started, to stop in its place"),
         }
-        attached.engine_ended();
         let mut process = EngineProcess::start(attached, worker, reserved_ports, &self.log)?;
         process.await_ready(within)?;
         process.stop(exit, within)

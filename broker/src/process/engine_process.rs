@@ -47,7 +47,7 @@ impl EngineProcess {
         };
         attached.warn_of_resolvers();
         let config = &attached.config;
-        let compiled = memory_file(&attached.policies.to_bytes())?;
+        let compiled = memory_file(&attached.policies.set().to_bytes())?;
         let start = Start {
             maps: attached.datapath.maps().fds(),
             port: its.port.fd.as_fd(),
@@ -60,7 +60,7 @@ impl EngineProcess {
             flow_log_events: config.flow_log_events.clone(),
             vms: attached.vm_specs(worker),
             policies: compiled.as_fd(),
-            rule_base: RuleIndex::new(attached.rules.start),
+            forward_rules: RuleIndex::new(attached.policies.forwards().start),
             forward_texts: forward_texts(config).collect(),
             resolvers: attached.resolvers.now().to_vec(),
             nat_ports: (*config.nat_ports.start(), *config.nat_ports.end()),

@@ -16,7 +16,7 @@ use slipgate_policy::PolicySet;
 
 use crate::{
     config::{Config, VmConfig},
-    kernel_state::{GATEWAY_MAC, MOST_CREDITS, Writer, described, write_rules},
+    kernel_state::{GATEWAY_MAC, MOST_CREDITS, Writer, forwards_described, numbered},
 };
 
 /// Directory of root's files of memory.
@@ -56,7 +56,12 @@ pub(super) struct Place {
     pub(super) memory: InMemory,
     pub(super) owner: Owner,
     pub(super) open: OpenVm,
-    pub(super) rules: Range<u32>,
+    /// The policies, numbered by their elements of `RULES`.
+    pub(super) policies: PolicySet,
+    /// Index of the VM's policy.
+    pub(super) policy: u32,
+    /// Elements of `RULES` of the forwards.
+    pub(super) forwards: Range<u32>,
 }
 
 impl Place {
@@ -64,12 +69,16 @@ impl Place {
         nat: &Config,
         vm: &VmConfig,
         mtu: u32,
-        policies: &PolicySet,
+        policies: PolicySet,
     ) -> anyhow::Result<Self> {
         let base = memory_base(&nat.pin_dir).unwrap_or_else(user_mode_dir);
         let paths = Paths::in_memory(&base)?;
-        let (memory, owner) = InMemory::open(paths, nat.flow_table)
+        let (memory, owner) = InMemory::open(paths, nat.sizes())
             .with_context(|| format!("making the tables in {}", base.display()))?;
+        let policy = match &vm.policy {
+            Some(name) => policies.by_name(name).map_or(0, |(index, _)| index),
+            None => 0,
+        };
         let row = vm::VmSpec {
             name: vm.name.clone(),
             guest: vm.ip,
@@ -80,12 +89,12 @@ impl Place {
             gateway_mac: GATEWAY_MAC,
             mtu,
             credits: MOST_CREDITS,
-            policy: vm.policy,
+            policy,
             tap_ifindex: Some(USERSPACE_GUEST),
             port_ifindex: USERSPACE_PORT,
         };
         match fill(&memory, &owner, nat, &row, policies) {
-            Ok((open, rules)) => {
+            Ok((open, policies, forwards)) => {
                 let rates = vm.limits.rates;
                 let rates = rates.is_limited().then_some(rates);
                 memory.maps.set_rates(open.row, rates);
@@ -93,7 +102,9 @@ impl Place {
                     memory,
                     owner,
                     open,
-                    rules,
+                    policies,
+                    policy,
+                    forwards,
                 })
             }
             Err(e) => {
@@ -126,15 +137,14 @@ fn fill(
     owner: &Owner,
     nat: &Config,
     row: &vm::VmSpec,
-    policies: &PolicySet,
-) -> anyhow::Result<(OpenVm, Range<u32>)> {
+    policies: PolicySet,
+) -> anyhow::Result<(OpenVm, PolicySet, Range<u32>)> {
     owner.divide_queue(&memory.maps, MOST_CREDITS, u32::MAX);
     let writer = Writer {
+        maps: &memory.maps,
         paths: memory.paths(),
         rows: &[owner.row()],
-        own: &[],
-        kept: &[],
     };
-    let rules = write_rules(&memory.maps, &described(policies, nat), writer)?;
-    Ok((vm::open(&memory.maps, owner, row)?, rules))
+    let (policies, forwards) = numbered(writer, policies, forwards_described(nat))?;
+    Ok((vm::open(&memory.maps, owner, row)?, policies, forwards))
 }

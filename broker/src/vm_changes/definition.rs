@@ -72,7 +72,7 @@ impl Attached {
     /// Opens the row of a VM that is new.
     fn add_vm(&mut self, new: VmConfig) -> anyhow::Result<Put> {
         let forwards = self.reserve_change(&[], &new)?;
-        let policy = new.policy;
+        let policy = self.policies.index_of(&new.policy);
         let vm = self.open_vm(new.clone())?;
         self.set_rates_of(&vm);
         self.config.vms.push(new);
@@ -163,7 +163,7 @@ impl Attached {
         }
         let has_other_tap = old.tap != new.tap;
         let mut in_force = VmConfig {
-            policy: old.policy,
+            policy: old.policy.clone(),
             ..new.clone()
         };
         in_force.flags.policy = old.flags.policy.clone();
@@ -194,9 +194,12 @@ impl Attached {
             generation: old.generation + 1,
             is_idle: old.is_idle && idle_after != 0,
             is_up: old.is_up,
+            is_learning: old.is_learning,
             ..opened
         };
         self.vms.replace(at, vm);
+        let (row, number) = (self.vms[at].open.row, self.policy_number_of(&self.vms[at]));
+        vm::set_policy(self.datapath.maps(), row, number);
         self.share_credits();
         self.set_rates_of(&self.vms[at]);
         if has_other_tap

@@ -46,11 +46,12 @@ fn a_vm_has_the_policy_and_quotas_that_are_nearest_to_it() {
     .unwrap();
     let of = |index: usize| {
         let limits = c.vms[index].limits;
-        (c.vms[index].policy, limits.max_flows, limits.dns_per_second)
+        let policy = c.vms[index].policy.as_deref();
+        (policy, limits.max_flows, limits.dns_per_second)
     };
-    assert_eq!(of(0), (0, 10, 9));
-    assert_eq!(of(1), (1, 20, 9));
-    assert_eq!(of(2), (1, 7, 9));
+    assert_eq!(of(0), (None, 10, 9));
+    assert_eq!(of(1), (Some("ci"), 20, 9));
+    assert_eq!(of(2), (Some("ci"), 7, 9));
     assert_eq!(c.vms[0].limits.rates.tx.bytes_per_second, 1_000_000);
     assert_eq!(
         c.vms[1].limits.rates.tx.bytes_per_second, 0,
@@ -63,7 +64,7 @@ fn a_vm_has_the_policy_and_quotas_that_are_nearest_to_it() {
     assert_eq!(c.forwards[0].spec, "one=tcp:8080:8080");
 
     let c = with(FILE, "--vm name=one,tap=t1 --policy-name ci --dns none").unwrap();
-    assert_eq!(c.vms[0].policy, 1);
+    assert_eq!(c.vms[0].policy.as_deref(), Some("ci"));
     assert_eq!(resolvers(&c), [Asked::Nobody, Asked::Nobody]);
 }
 

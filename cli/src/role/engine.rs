@@ -104,7 +104,6 @@ pub(crate) fn run(args: &ChildArgs) -> anyhow::Result<()> {
             }),
         ),
         judge,
-        rule_base: start.rule_base,
         nat_ports: start.nat_ports.0..=start.nat_ports.1,
         log,
     };
@@ -120,7 +119,7 @@ pub(crate) fn run(args: &ChildArgs) -> anyhow::Result<()> {
     let forwards = forwards.context("a forward of no protocol")?;
     let (translated, relayed): (_, Vec<_>) = forwards.into_iter().unzip();
     engine.set_forwards(translated);
-    engine.set_forward_texts(start.forward_texts);
+    engine.set_forward_texts(start.forward_rules, start.forward_texts);
     for forward in relayed {
         engine.add_relay_forward(forward)?;
     }

@@ -6,7 +6,7 @@
 //! these types appears in a map.
 use core::fmt;
 
-use crate::maps::{MAX_VMS, SLOTS_PER_CHUNK};
+use crate::maps::{MOST_VMS, SLOTS_PER_CHUNK};
 
 /// Defines an identifier: a wrapper of one integer that compares, hashes and prints as the integer.
 macro_rules! id {
@@ -99,14 +99,16 @@ impl VmId {
 }
 
 impl VmRow {
-    /// All rows that a VM can have: every row except [`VmRow::NOBODY`].
-    pub fn all() -> impl DoubleEndedIterator<Item = Self> + ExactSizeIterator + Clone {
-        (1..MAX_VMS as u16).map(Self)
+    /// The rows of this many VMs: every row except [`VmRow::NOBODY`]. Above [`MOST_VMS`] there are
+    /// none.
+    pub fn of(vms: u32) -> impl DoubleEndedIterator<Item = Self> + ExactSizeIterator + Clone {
+        let last = if vms < MOST_VMS { vms } else { MOST_VMS } as u16;
+        (0..last).map(|before| Self(before + 1))
     }
 
-    /// The row with this number; `None` if there is no such row.
+    /// The row with this number; `None` if no map has as many rows.
     pub const fn from_word(word: u32) -> Option<Self> {
-        if word < MAX_VMS {
+        if word <= MOST_VMS {
             Some(Self(word as u16))
         } else {
             None
@@ -120,7 +122,7 @@ impl VmRow {
     }
 }
 
-const _: () = assert!(MAX_VMS <= u16::MAX as u32);
+const _: () = assert!(MOST_VMS <= u16::MAX as u32);
 
 impl SlotIndex {
     /// Index of the chunk that contains the slot.

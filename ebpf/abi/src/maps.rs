@@ -42,8 +42,11 @@ pub const TUPLES_PER_SLOT: u32 = 2;
 pub const SLOTS_PER_CHUNK: u32 = 1_024;
 /// Number of elements of `CHUNKS`, and so the most chunks there can be.
 pub const MAX_CHUNKS: u32 = 4_096;
-/// Rows of `VMS`, `VMS6`, `DROPS`, `COUNTERS` and `RATES`: for 4,096 VMs, and row 0, which belongs to none.
-pub const MAX_VMS: u32 = 4_097;
+/// Number of VMs by default. `VMS`, `VMS6`, `DROPS`, `COUNTERS` and `RATES` have a row for each, and row 0,
+/// which belongs to none. The maps' own sizes hold: whoever joins maps takes theirs.
+pub const DEFAULT_VMS: u32 = 4_096;
+/// The most VMs that maps can be made for: a row's number has 16 bits.
+pub const MOST_VMS: u32 = u16::MAX as u32;
 /// Rows of `OWNERS`: the number of processes that can share the maps.
 pub const MAX_OWNERS: u32 = 64;
 /// Elements of `NEXT_HOPS`. Element 0 is never used.
@@ -54,8 +57,10 @@ pub const MAX_FORWARDS: u32 = 16_384;
 pub const MAX_DENY: u32 = 262_144;
 /// Maximum number of entries in `NAMES`.
 pub const MAX_NAMES: u32 = 65_536;
-/// Number of elements of `RULES`. All lines of a deny file are one rule.
-pub const MAX_RULES: u32 = 4_096;
+/// Number of elements of `RULES` by default. All lines of a deny file are one rule.
+pub const DEFAULT_RULES: u32 = 4_096;
+/// The most elements that `RULES` can be made with.
+pub const MOST_RULES: u32 = 262_144;
 
 /// One element of `CHUNKS`, changed by compare-and-swap: the owner of a chunk of slots, or the time
 /// since which it has none. 0 if the chunk never had an owner.

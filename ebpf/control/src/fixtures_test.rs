@@ -9,7 +9,7 @@ pub(crate) use skipped::skipped;
 
 use slipgate_abi::IfIndex;
 
-use crate::{Datapath, LoadOptions, Paths, Program, bpf, device::Device, pins};
+use crate::{Datapath, LoadOptions, Paths, Program, bpf, device::Device, layout::Sizes, pins};
 
 /// Runs a test in a new network namespace, on a new thread. Reports the test as skipped if it
 /// can't.
@@ -59,7 +59,7 @@ pub(crate) fn maps_only() -> Datapath {
 pub(crate) fn options() -> LoadOptions {
     LoadOptions {
         paths: Paths::of_this_netns().unwrap(),
-        slots: 4_096,
+        sizes: Sizes::of_slots(4_096),
         bpf_log: false,
     }
 }

@@ -10,6 +10,7 @@ use slipgate_abi::{ABI_VERSION, maps::MAX_OWNERS};
 
 use crate::{
     Owner, Paths, Result, SharedMaps,
+    layout::Sizes,
     load::random_word,
     lock::FileLock,
     maps::memory_files,
@@ -26,19 +27,19 @@ pub struct InMemory {
 }
 
 impl InMemory {
-    /// Makes or joins the maps, with `slots` slots if they are made, and takes a row.
+    /// Makes or joins the maps, with these sizes if they are made, and takes a row.
     ///
     /// # Errors
     /// The directory or a file cannot be made or opened, the files are of another version, or no row
     /// is free.
-    pub fn open(paths: Paths, slots: u32) -> Result<(Self, Owner)> {
+    pub fn open(paths: Paths, sizes: Sizes) -> Result<(Self, Owner)> {
         let dir = &paths.pin_dir;
         make_private(dir)?;
         let _all = FileLock::wait(&paths.run_dir.join("lock"), PATIENCE)?;
         let living = owner::living_under_lock(&paths)?;
         if living.is_empty() {
             memory_files::remove(dir)?;
-            memory_files::make(dir, slots)?;
+            memory_files::make(dir, sizes)?;
             let maps = SharedMaps::assemble(memory_files::open(dir)?)?;
             maps.meta_slots().store(maps.slots(), Release);
             maps.meta_instance().store(random_word()?, Release);

@@ -15,7 +15,7 @@ fn open(dir: &Path) -> (InMemory, Owner) {
         pin_dir: dir.to_owned(),
         run_dir: dir.to_owned(),
     };
-    InMemory::open(paths, SLOTS).unwrap()
+    InMemory::open(paths, Sizes::of_slots(SLOTS)).unwrap()
 }
 
 fn open_vm(memory: &InMemory, owner: &Owner, name: &str) -> vm::OpenVm {

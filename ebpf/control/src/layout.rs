@@ -13,6 +13,40 @@ pub use crate::bpf::{Kind, Shape};
 /// Number of maps.
 pub const MAPS: usize = 19;
 
+/// Sizes with which the maps are made. The maps have them ever after: a process that joins takes
+/// theirs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Sizes {
+    /// Number of flow slots.
+    pub slots: u32,
+    /// Number of VMs, all processes together.
+    pub vms: u32,
+    /// Number of elements of `RULES`, all processes together.
+    pub rules: u32,
+}
+
+impl Sizes {
+    /// This many slots, and the default for the rest.
+    pub const fn of_slots(slots: u32) -> Self {
+        Self {
+            slots,
+            vms: maps::DEFAULT_VMS,
+            rules: maps::DEFAULT_RULES,
+        }
+    }
+
+    /// Reads the sizes from the numbers of entries that maps have. What no process makes is
+    /// brought into the limits, so that it is refused by its shape.
+    pub(crate) fn read<E>(entries: impl Fn(MapName) -> Result<u32, E>) -> Result<Self, E> {
+        let rows = entries(MapName::Vms)?;
+        Ok(Self {
+            slots: entries(MapName::Slots)?,
+            vms: rows.saturating_sub(1).clamp(1, maps::MOST_VMS),
+            rules: entries(MapName::Rules)?.clamp(1, maps::MOST_RULES),
+        })
+    }
+}
+
 /// The maps, in the order in which descriptors are passed. The number indexes [`MapName::ALL`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[allow(missing_docs, reason = "documented in slipgate_abi::maps")]
@@ -87,9 +121,11 @@ impl MapName {
         }
     }
 
-    /// Returns the shape that the map must have with `slots` slots.
-    pub const fn shape(self, slots: u32) -> Shape {
+    /// Returns the shape that the map must have with these sizes.
+    pub const fn shape(self, sizes: Sizes) -> Shape {
         const U32: u32 = size_of::<u32>() as u32;
+        let Sizes { slots, .. } = sizes;
+        let rows = sizes.vms.saturating_add(1);
         match self {
             Self::Meta => Shape::array(size_of::<maps::Meta>(), 1),
             Self::Flows => Shape {
@@ -101,15 +137,15 @@ impl MapName {
             Self::Slots => Shape::array(size_of::<Slot>(), slots),
             Self::Chunks => Shape::array(size_of::<u32>(), maps::MAX_CHUNKS),
             Self::Owners => Shape::array(size_of::<maps::Owner>(), maps::MAX_OWNERS),
-            Self::Vms => Shape::array(size_of::<Vm>(), maps::MAX_VMS),
+            Self::Vms => Shape::array(size_of::<Vm>(), rows),
             Self::Taps => Shape {
                 kind: Kind::HASH,
                 key: U32,
                 value: size_of::<TapEntry>() as u32,
-                entries: maps::MAX_VMS,
+                entries: rows,
             },
-            Self::Drops => Shape::array(size_of::<DropCounters>(), maps::MAX_VMS),
-            Self::Counters => Shape::array(size_of::<VmCounters>(), maps::MAX_VMS),
+            Self::Drops => Shape::array(size_of::<DropCounters>(), rows),
+            Self::Counters => Shape::array(size_of::<VmCounters>(), rows),
             Self::NextHops => Shape::array(size_of::<NextHop>(), maps::MAX_NEXT_HOPS),
             Self::Forwards => Shape {
                 kind: Kind::HASH,
@@ -124,8 +160,8 @@ impl MapName {
                 value: U32,
                 entries: maps::MAX_DENY,
             },
-            Self::Rules => Shape::array(size_of::<maps::RuleElement>(), maps::MAX_RULES),
-            Self::Rates => Shape::array(size_of::<RateLimits>(), maps::MAX_VMS),
+            Self::Rules => Shape::array(size_of::<maps::RuleElement>(), sizes.rules),
+            Self::Rates => Shape::array(size_of::<RateLimits>(), rows),
             Self::Names => Shape {
                 kind: Kind::GROWING_HASH,
                 key: size_of::<NameKey>() as u32,
@@ -140,7 +176,7 @@ impl MapName {
                 entries: slots.saturating_mul(maps::TUPLES_PER_SLOT),
             },
             Self::Addresses6 => Shape::array(size_of::<Addresses6>(), slots),
-            Self::Vms6 => Shape::array(size_of::<Vm6>(), maps::MAX_VMS),
+            Self::Vms6 => Shape::array(size_of::<Vm6>(), rows),
         }
     }
 }

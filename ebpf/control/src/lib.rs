@@ -5,7 +5,7 @@
 //!
 //! ```text
 //! Paths::of_this_netns()?  (or Paths::with_pin_dir(dir)?)
-//! Datapath::open(&LoadOptions { paths, slots, bpf_log })?       maps made or joined; programs loaded, pinned,
+//! Datapath::open(&LoadOptions { paths, sizes, bpf_log })?       maps made or joined; programs loaded, pinned,
 //!                                                               put in place of an older build's under traffic
 //! Owner::take(datapath.maps(), &paths, &names)?                 a row in OWNERS, locked for life; adopts
 //! owner::sweep(datapath.maps(), &paths, [&owner], owner::PATIENCE)?  half-made and half-ended flows of the dead
@@ -66,6 +66,7 @@ pub use bpf_log::BpfLog;
 pub use error::{Error, Result};
 pub use guest_namespace::{GuestDevice, GuestNamespace};
 pub use in_memory::InMemory;
+pub use layout::Sizes;
 pub use load::{Datapath, LoadOptions};
 pub use maps::{ReadOnlyMaps, SharedMaps};
 pub use netlink::{Network, NetworkWatch, NextHops};

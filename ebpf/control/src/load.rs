@@ -50,7 +50,7 @@ use crate::{
     bpf,
     bpf_log::BpfLog,
     btf,
-    layout::MapName,
+    layout::{MapName, Sizes},
     lock::{FileLock, PATIENCE, WHILE_SERVING},
     maps::{SharedMaps, check_pinned, open_pins},
     object, paths,
@@ -63,8 +63,8 @@ use crate::{
 pub struct LoadOptions {
     /// Directories of pins and locks.
     pub paths: Paths,
-    /// Number of flow slots, rounded up to whole chunks. Existing maps keep theirs.
-    pub slots: u32,
+    /// Sizes of the maps; the slots are rounded up to whole chunks. Existing maps keep theirs.
+    pub sizes: Sizes,
     /// Whether to load the logging build.
     pub bpf_log: bool,
 }
@@ -106,18 +106,18 @@ impl Datapath {
         former::convert(&paths, former::FORMER.as_ref())?;
         let joined = is_complete(&paths)?;
         paths.keep_cookie()?;
-        let slots = if joined {
-            check_pinned(&open_pins(&paths.pin_dir)?, &paths.pin_dir, None)?
+        let sizes = if joined {
+            check_pinned(&open_pins(&paths.pin_dir)?, &paths.pin_dir)?
         } else {
-            whole_chunks(options.slots)
+            possible(options.sizes)
         };
         let (programs, log) = if joined && !options.bpf_log && is_this_build(&paths) {
             (open_programs(&paths)?, None)
         } else {
             // Until all are replaced, the pinned programs may be of two builds.
             clear_build(&paths)?;
-            let mut ebpf = load_object(&paths, object, slots)?;
-            make_missing_maps(&paths, slots)?;
+            let mut ebpf = load_object(&paths, object, sizes)?;
+            make_missing_maps(&paths, sizes)?;
             let log = options.bpf_log.then(|| BpfLog::of(&mut ebpf)).transpose()?;
             programs6::load(&mut ebpf, &paths)?;
             (load_programs(&mut ebpf)?, log)
@@ -258,19 +258,23 @@ fn is_complete(paths: &Paths) -> Result<bool> {
     Ok(false)
 }
 
-/// Returns the number of slots rounded up to whole chunks, within the limits.
-fn whole_chunks(slots: u32) -> u32 {
+/// Returns the sizes within the limits, the slots rounded up to whole chunks.
+fn possible(sizes: Sizes) -> Sizes {
     let chunk = abi_maps::SLOTS_PER_CHUNK;
-    slots.div_ceil(chunk).clamp(1, abi_maps::MAX_CHUNKS) * chunk
+    Sizes {
+        slots: sizes.slots.div_ceil(chunk).clamp(1, abi_maps::MAX_CHUNKS) * chunk,
+        vms: sizes.vms.clamp(1, abi_maps::MOST_VMS),
+        rules: sizes.rules.clamp(1, abi_maps::MOST_RULES),
+    }
 }
 
-fn load_object(paths: &Paths, object: &[u8], slots: u32) -> Result<Ebpf> {
+fn load_object(paths: &Paths, object: &[u8], sizes: Sizes) -> Result<Ebpf> {
     let skb = btf::skb_layout()?;
     let mut loader = EbpfLoader::new();
     loader.override_global(SKB_LAYOUT, &skb, true);
     for map in MapName::ALL {
         loader.map_pin_path(map.name(), paths.pin(map.name()));
-        loader.map_max_entries(map.name(), map.shape(slots).entries);
+        loader.map_max_entries(map.name(), map.shape(sizes).entries);
     }
     programs6::pin(&mut loader, paths);
     loader
@@ -279,13 +283,13 @@ fn load_object(paths: &Paths, object: &[u8], slots: u32) -> Result<Ebpf> {
 }
 
 /// Makes the maps that no program uses and that are therefore not in the object.
-fn make_missing_maps(paths: &Paths, slots: u32) -> Result<()> {
+fn make_missing_maps(paths: &Paths, sizes: Sizes) -> Result<()> {
     for map in MapName::ALL {
         let path = paths.pin(map.name());
         if path.exists() {
             continue;
         }
-        let shape = map.shape(slots);
+        let shape = map.shape(sizes);
         let what = format!("make the map {}", map.name());
         let fd = bpf::map_create(map.name(), shape).map_err(Error::os(what.clone()))?;
         bpf::obj_pin(fd.as_fd(), &path).map_err(Error::os(what))?;

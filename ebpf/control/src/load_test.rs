@@ -1,5 +1,7 @@
 use std::os::unix::fs::PermissionsExt;
 
+use slipgate_abi::{RuleIndex, VmRow};
+
 use super::*;
 use crate::{
     SharedMaps,
@@ -28,12 +30,16 @@ fn makes_everything_then_joins_it() {
 
         // The second has other wishes; the maps stay as they are, and are the same ones.
         let second = Datapath::open(&LoadOptions {
-            slots: 65_536,
+            sizes: Sizes {
+                slots: 65_536,
+                vms: 10,
+                rules: 10,
+            },
             ..options()
         })
         .unwrap();
         assert!(second.joined());
-        assert_eq!(second.maps().slots(), 4_096);
+        assert_eq!(second.maps().sizes(), Sizes::of_slots(4_096));
         first.maps().next_vm_id().store(7, Release);
         assert_eq!(second.maps().next_vm_id().load(Acquire), 7);
         let id = |datapath: &Datapath| program_id(datapath.program(Program::GuestEgress).unwrap());
@@ -48,7 +54,12 @@ fn maps_have_the_shape_of_the_table() {
         let fds = datapath.maps().fds();
         assert_eq!(fds.len(), MAPS);
         for (map, fd) in MapName::ALL.into_iter().zip(fds) {
-            assert_eq!(Shape::of(fd).unwrap(), map.shape(4_096), "{}", map.name());
+            assert_eq!(
+                Shape::of(fd).unwrap(),
+                map.shape(Sizes::of_slots(4_096)),
+                "{}",
+                map.name()
+            );
         }
     });
 }
@@ -165,7 +176,7 @@ fn no_bpffs_there_is_said() {
         },
         ..LoadOptions {
             paths: Paths::of_this_netns().unwrap(),
-            slots: 1,
+            sizes: Sizes::of_slots(1),
             bpf_log: false,
         }
     };
@@ -186,11 +197,47 @@ fn looking_where_nothing_is_pinned_says_so() {
 }
 
 #[test]
-fn slots_come_in_whole_chunks() {
-    assert_eq!(whole_chunks(0), 1_024);
-    assert_eq!(whole_chunks(1_024), 1_024);
-    assert_eq!(whole_chunks(1_025), 2_048);
-    assert_eq!(whole_chunks(u32::MAX), 1_024 * 4_096);
+fn sizes_are_brought_into_the_limits() {
+    let slots = |slots| possible(Sizes::of_slots(slots)).slots;
+    assert_eq!(slots(0), 1_024);
+    assert_eq!(slots(1_024), 1_024);
+    assert_eq!(slots(1_025), 2_048);
+    assert_eq!(slots(u32::MAX), 1_024 * 4_096);
+    let most = Sizes {
+        slots: 1_024,
+        vms: u32::MAX,
+        rules: u32::MAX,
+    };
+    assert_eq!(
+        (possible(most).vms, possible(most).rules),
+        (65_535, 262_144)
+    );
+}
+
+#[test]
+fn maps_are_made_as_large_as_asked_and_whoever_joins_takes_them() {
+    in_netns("maps_are_made_as_large_as_asked", || {
+        let asked = Sizes {
+            slots: 1_024,
+            vms: 9_000,
+            rules: 10_000,
+        };
+        let first = Datapath::open(&LoadOptions {
+            sizes: asked,
+            ..options()
+        })
+        .unwrap();
+        assert_eq!(first.maps().sizes(), asked);
+        let last = VmRow::new(9_000);
+        assert!(first.maps().vm(last).is_some() && first.maps().rates(last).is_some());
+        assert!(first.maps().vm(VmRow::new(9_001)).is_none());
+        assert!(first.maps().rule_element(RuleIndex::new(9_999)).is_some());
+        let second = datapath();
+        assert_eq!(second.maps().sizes(), asked);
+        let read = crate::ReadOnlyMaps::open_pinned(&first.paths().pin_dir).unwrap();
+        assert_eq!((read.sizes(), read.rules_held()), (asked, 0));
+        assert!(read.vm(last).is_some());
+    });
 }
 
 #[test]

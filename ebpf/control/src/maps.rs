@@ -45,7 +45,10 @@ pub use self::{
     read_only::ReadOnlyMaps,
     table::{Insert, InsertError, Listing, Table},
 };
-use crate::{Error, Result, layout::MapName};
+use crate::{
+    Error, Result,
+    layout::{MapName, Sizes},
+};
 
 /// Key of `DENY` in the layout of an LPM trie.
 #[repr(C)]
@@ -105,7 +108,7 @@ impl SharedMaps {
     /// A map is missing or cannot be opened, has another ABI version or shape, or cannot be mapped.
     pub fn open_pinned(pin_dir: &Path) -> Result<Self> {
         let fds = open_pins(pin_dir)?;
-        check_pinned(&fds, pin_dir, None)?;
+        check_pinned(&fds, pin_dir)?;
         Self::from_fds(fds)
     }
 
@@ -131,12 +134,12 @@ impl SharedMaps {
     /// just made.
     pub(crate) fn assemble(fds: Vec<OwnedFd>) -> Result<Self> {
         let in_files = memory_files::are_files(&fds);
-        let slots = match in_files {
+        let sizes = match in_files {
             true => memory_files::check(&fds)?,
             false => check_descriptors(&fds)?,
         };
-        let memory = Memory::new(&fds, slots, Protection::ReadWrite)?;
-        let most = |map: MapName| in_files.then(|| map.shape(slots).entries as usize);
+        let memory = Memory::new(&fds, sizes, Protection::ReadWrite)?;
+        let most = |map: MapName| in_files.then(|| map.shape(sizes).entries as usize);
         let mut rest: Vec<Option<OwnedFd>> = fds.into_iter().map(Some).collect();
         let mut take = |map: MapName| {
             rest[map as usize]
@@ -182,6 +185,18 @@ impl SharedMaps {
                     .map(|(_, fd)| fd.as_fd()),
             })
             .collect()
+    }
+
+    /// Returns the sizes with which the maps were made.
+    pub fn sizes(&self) -> Sizes {
+        self.memory.sizes()
+    }
+
+    /// Returns all rows that a VM can have.
+    pub fn vm_rows(
+        &self,
+    ) -> impl DoubleEndedIterator<Item = VmRow> + ExactSizeIterator + Clone + use<> {
+        VmRow::of(self.sizes().vms)
     }
 
     /// Returns the number of slots.
@@ -308,10 +323,11 @@ impl SharedMaps {
         true
     }
 
-    /// Moves the refusals counted for these elements of `RULES` to those by other rules: the
-    /// elements are about to hold other rules.
-    pub fn forget_refusals_by(&self, rules: std::ops::Range<u32>) {
-        for counters in (0..maps::MAX_VMS).filter_map(|row| self.memory.counters.at(row)) {
+    /// Moves the refusals counted for some elements of `RULES` to those by other rules: the elements
+    /// may come to hold other rules.
+    pub fn forget_refusals_by(&self, are_concerned: impl Fn(u32) -> bool) {
+        let rows = 0..self.memory.counters.elements();
+        for counters in rows.filter_map(|row| self.memory.counters.at(row)) {
             // SAFETY: an element of COUNTERS, whose words all sides change by atomics. A refusal
             // counted in between is another rule's in the end.
             unsafe {
@@ -321,13 +337,19 @@ impl SharedMaps {
                     let rule = AtomicU32::from_ptr(&raw mut (*place).rule);
                     let flows = AtomicU64::from_ptr(&raw mut (*place).flows);
                     let named = rule.load(Acquire).checked_sub(1);
-                    if named.is_some_and(|rule| rules.contains(&rule)) {
+                    if named.is_some_and(&are_concerned) {
                         other.fetch_add(flows.swap(0, AcqRel), AcqRel);
                         rule.store(0, Release);
                     }
                 }
             }
         }
+    }
+
+    /// Returns the digest that identifies the rule in an element; that of a free element beyond the
+    /// last.
+    pub fn rule_whole(&self, index: RuleIndex) -> [u8; 16] {
+        self.memory.rule_whole(index)
     }
 
     /// Returns a rule: its identity and its text, which [`text_of`] decodes. `None` beyond the
@@ -386,35 +408,52 @@ impl SharedMaps {
 
 impl Memory {
     /// Maps the arrays. The shapes of `fds` have been checked.
-    fn new(fds: &[OwnedFd], slots: u32, protection: Protection) -> Result<Self> {
+    fn new(fds: &[OwnedFd], sizes: Sizes, protection: Protection) -> Result<Self> {
         fn map<T>(
             fds: &[OwnedFd],
-            slots: u32,
+            sizes: Sizes,
             protection: Protection,
             name: MapName,
         ) -> Result<Mapped<T>> {
             Mapped::new(
                 fds[name as usize].as_fd(),
-                name.shape(slots).entries,
+                name.shape(sizes).entries,
                 protection,
             )
             .map_err(Error::os(format!("map {} into memory", name.name())))
         }
         Ok(Self {
-            meta: map(fds, slots, protection, MapName::Meta)?,
-            slots: map(fds, slots, protection, MapName::Slots)?,
-            sequences: map(fds, slots, protection, MapName::Sequences)?,
-            chunks: map(fds, slots, protection, MapName::Chunks)?,
-            owners: map(fds, slots, protection, MapName::Owners)?,
-            vms: map(fds, slots, protection, MapName::Vms)?,
-            drops: map(fds, slots, protection, MapName::Drops)?,
-            counters: map(fds, slots, protection, MapName::Counters)?,
-            next_hops: map(fds, slots, protection, MapName::NextHops)?,
-            rules: map(fds, slots, protection, MapName::Rules)?,
-            rates: map(fds, slots, protection, MapName::Rates)?,
-            addresses6: map(fds, slots, protection, MapName::Addresses6)?,
-            vms6: map(fds, slots, protection, MapName::Vms6)?,
+            meta: map(fds, sizes, protection, MapName::Meta)?,
+            slots: map(fds, sizes, protection, MapName::Slots)?,
+            sequences: map(fds, sizes, protection, MapName::Sequences)?,
+            chunks: map(fds, sizes, protection, MapName::Chunks)?,
+            owners: map(fds, sizes, protection, MapName::Owners)?,
+            vms: map(fds, sizes, protection, MapName::Vms)?,
+            drops: map(fds, sizes, protection, MapName::Drops)?,
+            counters: map(fds, sizes, protection, MapName::Counters)?,
+            next_hops: map(fds, sizes, protection, MapName::NextHops)?,
+            rules: map(fds, sizes, protection, MapName::Rules)?,
+            rates: map(fds, sizes, protection, MapName::Rates)?,
+            addresses6: map(fds, sizes, protection, MapName::Addresses6)?,
+            vms6: map(fds, sizes, protection, MapName::Vms6)?,
         })
+    }
+
+    fn sizes(&self) -> Sizes {
+        Sizes {
+            slots: self.slots.elements(),
+            vms: self.vms.elements() - 1,
+            rules: self.rules.elements(),
+        }
+    }
+
+    /// Identity of a rule's element; that of a free element beyond the last.
+    fn rule_whole(&self, index: RuleIndex) -> [u8; 16] {
+        let Some(at) = self.rules.at(index.get()) else {
+            return RuleElement::FREE.whole;
+        };
+        // SAFETY: bytes of an element of RULES.
+        unsafe { (&raw const (*at).whole).read_volatile() }
     }
 
     fn meta_word(&self, offset: usize) -> &AtomicU32 {

@@ -47,7 +47,7 @@ fn what_a_rule_refused_is_not_its_successors() {
             row.refused_by_rule[place].rule = rule + 1;
             row.refused_by_rule[place].flows = flows;
         }
-        maps.forget_refusals_by(3..9);
+        maps.forget_refusals_by(|rule| (3..9).contains(&rule));
         assert_eq!(row.refused_by_other_rules, 30);
         let left = row.refused_by_rule.map(|by| (by.rule, by.flows));
         assert_eq!(left[..4], [(0, 0), (0, 0), (10, 40), (0, 0)]);
@@ -190,13 +190,14 @@ fn nothing_is_handed_out_beyond_the_end() {
         let last = maps.slots() - 1;
         let slot = |index| maps.slot(SlotIndex::new(index));
         assert!(slot(last).is_some() && slot(last + 1).is_none());
-        let rows = maps::MAX_VMS as u16;
+        let sizes = maps.sizes();
+        let rows = sizes.vms as u16 + 1;
         let vm = |row| maps.vm(VmRow::new(row));
         assert!(vm(rows - 1).is_some() && vm(rows).is_none());
         assert!(maps.next_hop(maps::MAX_NEXT_HOPS).is_none());
         assert!(maps.drops(VmRow::new(rows)).is_none());
         assert!(maps.counters(VmRow::new(u16::MAX)).is_none());
-        let rule = RuleIndex::new(maps::MAX_RULES);
+        let rule = RuleIndex::new(sizes.rules);
         assert!(!maps.set_rule(rule, RuleElement::FREE, "x"));
         assert!(maps.rule_element(rule).is_none());
     });

@@ -13,7 +13,13 @@ use std::{
 use aya_obj::generated::{bpf_attach_type, bpf_func_id, bpf_prog_type};
 use slipgate_abi::IfIndex;
 
-use crate::{Error, Result, attach::Hook, bpf, layout::MapName, paths::BPFFS};
+use crate::{
+    Error, Result,
+    attach::Hook,
+    bpf,
+    layout::{MapName, Sizes},
+    paths::BPFFS,
+};
 
 /// Name of the check of the file system in which maps are pinned.
 pub const FILE_SYSTEM: &str = "bpffs";
@@ -240,7 +246,7 @@ fn calls_helper(helper: bpf_func_id) -> io::Result<OwnedFd> {
 }
 
 fn mappable_array() -> io::Result<OwnedFd> {
-    bpf::map_create("probe", MapName::Meta.shape(0))
+    bpf::map_create("probe", MapName::Meta.shape(Sizes::of_slots(0)))
 }
 
 /// Requests a link on an interface that does not exist. A kernel that has tcx reports the missing

@@ -15,7 +15,11 @@ use std::{
     },
 };
 
-use slipgate_abi::{IfIndex, maps::MAX_OWNERS, portframe::PORT_DEVICE};
+use slipgate_abi::{
+    IfIndex,
+    maps::{DEFAULT_VMS, MAX_OWNERS, MOST_VMS},
+    portframe::PORT_DEVICE,
+};
 
 use crate::{
     Error, Result,
@@ -73,6 +77,15 @@ impl EnginePort {
     /// # Errors
     /// The device cannot be opened or configured, or other devices have all the names.
     pub fn open(owner_row: u32, handed_over: &mut Vec<OwnedFd>) -> Result<Self> {
+        Self::open_for(owner_row, DEFAULT_VMS, handed_over)
+    }
+
+    /// The same with a queue that has room for two frames of each of `vms` VMs, twice, and for
+    /// [`QUEUE_FRAMES`] at least.
+    ///
+    /// # Errors
+    /// As [`EnginePort::open`].
+    pub fn open_for(owner_row: u32, vms: u32, handed_over: &mut Vec<OwnedFd>) -> Result<Self> {
         let mut ports = handed_over.iter().enumerate();
         let port = ports.find_map(|(at, fd)| Some((at, name_of_port(fd, owner_row)?)));
         let port = port.map(|(at, name)| (name, File::from(handed_over.swap_remove(at))));
@@ -88,7 +101,7 @@ impl EnginePort {
         device.disable_ipv6()?;
         device.set_forwarding(false)?;
         device.set_arp(false)?;
-        device.set_queue_length(QUEUE_FRAMES)?;
+        device.set_queue_length(QUEUE_FRAMES.max(4 * vms.min(MOST_VMS)))?;
         device.set_mtu(MTU_BYTES)?;
         Ok(Self {
             ifindex: device.ifindex()?,

@@ -9,7 +9,7 @@ use std::{
     sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release},
 };
 
-use slipgate_abi::{IfIndex, TapEntry, VmId, VmRef, VmRow, maps::MAX_VMS, vm::VmFlags};
+use slipgate_abi::{IfIndex, TapEntry, VmId, VmRef, VmRow, vm::VmFlags};
 
 pub use crate::vm_rows::{name_of, owner_of_name, rows_of};
 use crate::{
@@ -198,7 +198,7 @@ pub fn set_tap(maps: &SharedMaps, row: VmRow, ifindex: IfIndex) -> Result<()> {
             }
             InsertError::Full | InsertError::Exists | InsertError::Missing => Error::Full {
                 table: "TAPS",
-                rows: MAX_VMS,
+                rows: maps.sizes().vms + 1,
                 remedy: "stop serving a VM",
             },
         })
@@ -297,7 +297,7 @@ pub fn retire(maps: &SharedMaps, row: VmRow) {
 /// those before are taken.
 fn claim_row(maps: &SharedMaps) -> Result<VmRow> {
     let id = maps.next_vm_id().fetch_add(1, AcqRel);
-    let rows = VmRow::all();
+    let rows = maps.vm_rows();
     let before = id.wrapping_sub(1) as usize % rows.len();
     let mut from_there = rows.clone().skip(before).chain(rows.take(before));
     from_there
@@ -307,8 +307,9 @@ fn claim_row(maps: &SharedMaps) -> Result<VmRow> {
         })
         .ok_or(Error::Full {
             table: "VMS",
-            rows: MAX_VMS - 1,
-            remedy: "remove a VM, or serve further ones in another network namespace",
+            rows: maps.sizes().vms,
+            remedy: "remove a VM, or serve further ones in another network namespace; --max-vms \
+                     makes room for more when no slipgate runs here",
         })
 }
 

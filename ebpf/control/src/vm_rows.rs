@@ -11,7 +11,8 @@ use crate::maps::{SharedMaps, text_of};
 
 /// Returns the open rows of an owner.
 pub fn rows_of(maps: &SharedMaps, owner_row: u32) -> impl Iterator<Item = VmRow> + '_ {
-    VmRow::all().filter(move |row| owner_of(maps, *row) == Some(owner_row))
+    maps.vm_rows()
+        .filter(move |row| owner_of(maps, *row) == Some(owner_row))
 }
 
 /// Returns the name in a VM's row; `None` beyond the last row.
@@ -38,7 +39,7 @@ pub(crate) fn row_named(maps: &SharedMaps, name: &str) -> Option<VmRow> {
     for (to, from) in first.iter_mut().zip(name.bytes()) {
         *to = from;
     }
-    VmRow::all().find(|row| {
+    maps.vm_rows().find(|row| {
         is_open(maps, *row)
             && begins_with(maps, *row, first)
             && name_of(maps, *row).is_some_and(|found| found == name)
@@ -73,7 +74,7 @@ pub(crate) fn set_owner(maps: &SharedMaps, row: VmRow, owner: u32) {
 }
 
 fn owner_word(maps: &SharedMaps, row: VmRow) -> &AtomicU32 {
-    let vm = maps.vm(row).expect("rows are below MAX_VMS").as_ptr();
+    let vm = maps.vm(row).expect("a row of VMS").as_ptr();
     // SAFETY: a word of a mapped row.
     unsafe { AtomicU32::from_ptr(&raw mut (*vm).owner) }
 }

@@ -11,8 +11,8 @@ use slipgate_abi::{
     datapath::Program6,
     forward::DenyKey,
     maps::{
-        DEFAULT_SLOTS, MAX_CHUNKS, MAX_DENY, MAX_FORWARDS, MAX_NAMES, MAX_NEXT_HOPS, MAX_OWNERS,
-        MAX_RULES, MAX_VMS, Meta, Owner, RuleElement, TUPLES_PER_SLOT,
+        DEFAULT_RULES, DEFAULT_SLOTS, DEFAULT_VMS, MAX_CHUNKS, MAX_DENY, MAX_FORWARDS, MAX_NAMES,
+        MAX_NEXT_HOPS, MAX_OWNERS, Meta, Owner, RuleElement, TUPLES_PER_SLOT,
     },
 };
 
@@ -22,12 +22,15 @@ const MAPPED: usize = BPF_F_MMAPABLE as usize;
 /// Programs for IPv6, to which the others pass packets on. The loader puts them there.
 #[btf_map]
 pub(crate) static PROGRAMS6: ProgramArray<{ Program6::ALL.len() }> = ProgramArray::new();
+/// Rows of the VMs' maps by default: row 0 belongs to none.
+const ROWS: usize = DEFAULT_VMS as usize + 1;
 
 type Mapped<T, const N: usize> = Array<T, N, MAPPED>;
 
 #[btf_map]
 pub(crate) static META: Mapped<Meta, 1> = Array::new();
-// The loader sets the size of FLOWS, FLOWS6, SLOTS, ADDRESSES6 and SEQUENCES.
+// The loader sets the sizes: of FLOWS, FLOWS6, SLOTS, ADDRESSES6 and SEQUENCES by the number of slots,
+// of the VMs' maps and of RULES by those of VMs and rules.
 #[btf_map]
 pub(crate) static FLOWS: HashMap<Tuple, FlowRef, { (DEFAULT_SLOTS * TUPLES_PER_SLOT) as usize }> =
     HashMap::new();
@@ -37,7 +40,7 @@ pub(crate) static FLOWS6: HashMap<Tuple6, FlowRef, { (DEFAULT_SLOTS * TUPLES_PER
 #[btf_map]
 pub(crate) static ADDRESSES6: Mapped<Addresses6, { DEFAULT_SLOTS as usize }> = Array::new();
 #[btf_map]
-pub(crate) static VMS6: Mapped<Vm6, { MAX_VMS as usize }> = Array::new();
+pub(crate) static VMS6: Mapped<Vm6, ROWS> = Array::new();
 #[btf_map]
 pub(crate) static SLOTS: Mapped<Slot, { DEFAULT_SLOTS as usize }> = Array::new();
 #[btf_map]
@@ -47,13 +50,13 @@ pub(crate) static CHUNKS: Mapped<u32, { MAX_CHUNKS as usize }> = Array::new();
 #[btf_map]
 pub(crate) static OWNERS: Mapped<Owner, { MAX_OWNERS as usize }> = Array::new();
 #[btf_map]
-pub(crate) static VMS: Mapped<Vm, { MAX_VMS as usize }> = Array::new();
+pub(crate) static VMS: Mapped<Vm, { ROWS }> = Array::new();
 #[btf_map]
-pub(crate) static TAPS: HashMap<u32, TapEntry, { MAX_VMS as usize }> = HashMap::new();
+pub(crate) static TAPS: HashMap<u32, TapEntry, { ROWS }> = HashMap::new();
 #[btf_map]
-pub(crate) static DROPS: Mapped<DropCounters, { MAX_VMS as usize }> = Array::new();
+pub(crate) static DROPS: Mapped<DropCounters, { ROWS }> = Array::new();
 #[btf_map]
-pub(crate) static COUNTERS: Mapped<VmCounters, { MAX_VMS as usize }> = Array::new();
+pub(crate) static COUNTERS: Mapped<VmCounters, { ROWS }> = Array::new();
 #[btf_map]
 pub(crate) static NEXT_HOPS: Mapped<NextHop, { MAX_NEXT_HOPS as usize }> = Array::new();
 #[btf_map]
@@ -62,9 +65,9 @@ pub(crate) static FORWARDS: HashMap<ForwardKey, ForwardTarget, { MAX_FORWARDS as
 #[btf_map]
 pub(crate) static DENY: LpmTrie<DenyKey, u32, { MAX_DENY as usize }> = LpmTrie::new();
 #[btf_map]
-pub(crate) static RULES: Mapped<RuleElement, { MAX_RULES as usize }> = Array::new();
+pub(crate) static RULES: Mapped<RuleElement, { DEFAULT_RULES as usize }> = Array::new();
 #[btf_map]
-pub(crate) static RATES: Mapped<RateLimits, { MAX_VMS as usize }> = Array::new();
+pub(crate) static RATES: Mapped<RateLimits, { ROWS }> = Array::new();
 #[btf_map]
 pub(crate) static NAMES: HashMap<
     NameKey,

@@ -184,7 +184,6 @@ impl Rig {
                 Relay::new(Limits::default()),
             ),
             judge: self.judge.clone(),
-            rule_base: RuleIndex::new(10),
             nat_ports: 61_000..=if few_ports { 61_003 } else { 61_999 },
             log: FlowLog::new(Some(Box::new(self.log.clone()))),
         }

@@ -32,9 +32,9 @@ pub struct Start<F = OwnedFd> {
     pub vms: Vec<VmSpec>,
     /// Policies in force: a memory file with the output of `PolicySet::to_bytes`.
     pub policies: F,
-    /// Where this owner's rules begin in `RULES`.
-    pub rule_base: RuleIndex,
-    /// The forwards' texts, which follow the policies' there.
+    /// Where the forwards' rules begin in `RULES`. Those of the policies are numbered by theirs.
+    pub forward_rules: RuleIndex,
+    /// The forwards' texts.
     pub forward_texts: Vec<String>,
     /// Resolvers of the host.
     pub resolvers: Vec<SocketAddrV4>,
@@ -72,13 +72,12 @@ pub enum UserspaceStart {
 pub struct Policies<F = OwnedFd> {
     /// Number that the answer returns.
     pub id: u64,
-    /// Policies: a memory file with the output of `PolicySet::to_bytes`.
+    /// Policies that are new, changed or removed: a memory file with the output of
+    /// `PolicySet::changes_to_bytes`.
     pub policies: F,
-    /// Where their texts begin in `RULES`; behind them are the forwards', which stay.
-    pub rule_base: RuleIndex,
     /// Addresses of this host that the rules protect.
     pub local: LocalAddresses,
-    /// Every VM, with its policy and quotas.
+    /// Every VM that has one of these policies, had one, or gets another one.
     pub vms: Vec<VmSpec>,
     /// Ids of VMs whose refused flows are all cut, whatever their policy says about reloads.
     pub strictly: Vec<VmId>,
@@ -101,17 +100,14 @@ pub struct ForwardSocket<F = OwnedFd> {
     pub guest_port: u16,
     /// Index in `RULES` of the rule that its flows show.
     pub rule: RuleIndex,
-    /// Index in `RULES` of the rule that its relayed flows show: one that stays as long as the
-    /// engine runs.
-    pub relayed_rule: RuleIndex,
 }
 
 maps_descriptors!(struct Start {
     maps: all, port: fd, userspace, flow_log: optional, pcap: optional, locks: all, owner_row, epoch,
-    flow_log_events, vms, policies: fd, rule_base, forward_texts, resolvers, nat_ports,
+    flow_log_events, vms, policies: fd, forward_rules, forward_texts, resolvers, nat_ports,
     reserved_ports, network, open_questions, log,
 });
-maps_descriptors!(struct Policies { id, policies: fd, rule_base, local, vms, strictly });
+maps_descriptors!(struct Policies { id, policies: fd, local, vms, strictly });
 maps_descriptors!(struct ForwardSocket {
-    socket: fd, vm, vm_row, protocol, host, guest_port, rule, relayed_rule,
+    socket: fd, vm, vm_row, protocol, host, guest_port, rule,
 });

@@ -1,7 +1,8 @@
 //! The policies of a process: its VMs may have different ones.
 //!
-//! Their rules are numbered consecutively. A number in a flow's slot or a counter thus identifies
-//! the policy too, and all policies share one range of `RULES`.
+//! Each has a range of numbers of its own, so a rule's number in a flow's slot or a counter
+//! identifies the policy too. A policy keeps its index and its numbers while others come, change and
+//! go.
 use std::collections::HashSet;
 
 use serde::{Deserialize, Serialize};
@@ -10,7 +11,13 @@ use super::{identity::Described, policy::Policy};
 use crate::{Action, Decision, LocalAddresses, Rule, RuleId};
 
 /// Version of the serialized form of compiled policies.
-const FORMAT: u16 = 3;
+const FORMAT: u16 = 4;
+
+/// Most policies of a process.
+pub const MOST_POLICIES: u32 = 32_767;
+
+/// First number of the policy that refuses everything: beyond any element of `RULES`.
+const NOBODYS: u32 = u32::MAX - RuleId::FIRST_TYPED.0;
 
 /// Error of bytes that are not compiled policies.
 #[derive(thiserror::Error, Debug)]
@@ -21,64 +28,111 @@ pub enum CompiledError {
     /// Another version of slipgate serialized them.
     #[error("compiled policies of format {0}, not {FORMAT}; restart slipgate")]
     Format(u16),
+    /// A policy has an index that none can have.
+    #[error("a policy of index {0}, and there are {MOST_POLICIES} at most")]
+    Index(u32),
 }
 
-/// Policies with consecutive rule numbers.
+/// Policies by their indexes.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct PolicySet {
-    policies: Vec<Policy>,
+    /// `None`: the policy was removed.
+    policies: Vec<Option<Policy>>,
     /// Policy of VMs that have none of these: it refuses everything.
     deny_all: Policy,
 }
 
+impl Default for PolicySet {
+    /// No policy: every VM is refused everything.
+    fn default() -> Self {
+        let mut deny_all = Policy::new(Action::Deny, Vec::<Rule>::new());
+        deny_all.number_from(NOBODYS);
+        Self {
+            policies: Vec::new(),
+            deny_all,
+        }
+    }
+}
+
 impl PolicySet {
-    /// Numbers the rules of `policies`, beginning with the first one's.
-    pub fn new(mut policies: Vec<Policy>) -> Self {
-        let mut next = 0;
+    /// Numbers the rules of `policies` consecutively from 0.
+    pub fn new(policies: Vec<Policy>) -> Self {
+        Self::numbered_from(0, policies)
+    }
+
+    /// Numbers the rules of `policies` consecutively from `first`.
+    pub fn numbered_from(first: u32, mut policies: Vec<Policy>) -> Self {
+        let mut next = first;
         for policy in &mut policies {
             next = policy.number_from(next);
         }
-        let mut deny_all = Policy::new(Action::Deny, Vec::<Rule>::new());
-        // Numbers that no rule of the policies has.
-        deny_all.number_from(next);
-        Self { policies, deny_all }
+        Self {
+            policies: policies.into_iter().map(Some).collect(),
+            ..Self::default()
+        }
+    }
+
+    /// Puts a policy in the place of the one at an index, if there is one. `None` removes that.
+    /// Other policies keep their numbers. Returns the policy that was there. An index from
+    /// [`MOST_POLICIES`] on is not used.
+    pub fn put(&mut self, index: u32, policy: Option<Policy>) -> Option<Policy> {
+        if index >= MOST_POLICIES {
+            return None;
+        }
+        let at = index as usize;
+        if self.policies.len() <= at {
+            self.policies.resize(at + 1, None);
+        }
+        std::mem::replace(&mut self.policies[at], policy)
     }
 
     /// Returns the policy at `index`. With several policies, a missing index or one out of range
     /// refuses everything; a single policy is also that of VMs without an index.
     pub fn of(&self, index: Option<u32>) -> &Policy {
         let given = match (index, &self.policies[..]) {
-            (None, [only]) => Some(only),
+            (None, [Some(only)]) => Some(only),
             (None, _) => None,
-            (Some(index), policies) => policies.get(index as usize),
+            (Some(index), policies) => policies.get(index as usize).and_then(Option::as_ref),
         };
         given.unwrap_or(&self.deny_all)
     }
 
     /// Returns the policy of that name and its index, or `None` if there is none.
     pub fn by_name(&self, name: &str) -> Option<(u32, &Policy)> {
-        let named = |policy: &&Policy| policy.settings().name.as_deref() == Some(name);
-        (0..).zip(&self.policies).find(|(_, policy)| named(policy))
+        let named = |policy: &Policy| policy.settings().name.as_deref() == Some(name);
+        let mut all = (0..).zip(&self.policies);
+        all.find_map(|(index, policy)| Some((index, policy.as_ref().filter(|p| named(p))?)))
+    }
+
+    /// Returns the policies, in order.
+    pub fn into_policies(self) -> impl Iterator<Item = Policy> {
+        self.policies.into_iter().flatten()
     }
 
     /// Returns all policies, in order.
-    pub fn iter(&self) -> std::slice::Iter<'_, Policy> {
-        self.policies.iter()
+    pub fn iter(&self) -> impl Iterator<Item = &Policy> {
+        self.policies.iter().flatten()
+    }
+
+    /// Returns all policies with their indexes, in order.
+    pub fn indexed(&self) -> impl Iterator<Item = (u32, &Policy)> {
+        let all = (0..).zip(&self.policies);
+        all.filter_map(|(index, policy)| Some((index, policy.as_ref()?)))
     }
 
     /// Returns the policy that a rule's number belongs to, if one does.
     pub fn with(&self, rule: RuleId) -> Option<&Policy> {
-        self.policies.iter().find(|policy| policy.has(rule))
+        self.iter().find(|policy| policy.has(rule))
     }
 
-    /// Returns every rule's text and identity, in the order of [`RuleId`].
+    /// Returns every rule's text and identity, in the order of the policies.
     pub fn described(&self) -> impl Iterator<Item = Described> {
-        self.policies.iter().flat_map(Policy::described)
+        self.iter().flat_map(Policy::described)
     }
 
-    /// Returns every rule's text, in the order of [`RuleId`].
+    /// Returns every rule's text, in the order of the policies.
     pub fn texts(&self) -> impl Iterator<Item = String> {
-        self.policies.iter().flat_map(Policy::texts)
+        self.iter().flat_map(Policy::texts)
     }
 
     /// Returns the text of the rule that decided, with the line if it is a deny file.
@@ -89,7 +143,7 @@ impl PolicySet {
 
     /// Sets the current addresses of the host and the guests, in every policy.
     pub fn set_local(&mut self, local: &LocalAddresses) {
-        for policy in &mut self.policies {
+        for policy in self.policies.iter_mut().flatten() {
             policy.set_local(local);
         }
     }
@@ -113,10 +167,36 @@ impl PolicySet {
         }
     }
 
+    /// Serializes changes of the policies at some indexes, for the process that decides by them.
+    /// `None`: the policy is removed.
+    pub fn changes_to_bytes(&self, indexes: &[u32]) -> Vec<u8> {
+        let at = |index: u32| self.policies.get(index as usize).and_then(Option::as_ref);
+        let changes: Vec<(u32, Option<&Policy>)> =
+            indexes.iter().map(|index| (*index, at(*index))).collect();
+        postcard::to_stdvec(&(FORMAT, changes)).unwrap_or_default()
+    }
+
+    /// Deserializes changes from [`PolicySet::changes_to_bytes`]. Local addresses are not included.
+    ///
+    /// # Errors
+    /// The bytes are truncated, malformed, of another version, or about an index that no policy has.
+    pub fn changes_from_bytes(bytes: &[u8]) -> Result<Vec<(u32, Option<Policy>)>, CompiledError> {
+        let (format, rest): (u16, _) = postcard::take_from_bytes(bytes)?;
+        if format != FORMAT {
+            return Err(CompiledError::Format(format));
+        }
+        let changes: Vec<(u32, Option<Policy>)> = postcard::from_bytes(rest)?;
+        let wrong = changes.iter().find(|(index, _)| *index >= MOST_POLICIES);
+        match wrong {
+            Some((index, _)) => Err(CompiledError::Index(*index)),
+            None => Ok(changes),
+        }
+    }
+
     /// Returns a name that two policies share, if there is one.
     pub fn doubles(&self) -> Option<&str> {
         let mut seen = HashSet::new();
-        let names = self.policies.iter().map(|p| p.settings().name.as_deref());
+        let names = self.iter().map(|p| p.settings().name.as_deref());
         names.flatten().find(|name| !seen.insert(*name))
     }
 }

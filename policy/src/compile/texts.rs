@@ -1,4 +1,6 @@
 //! Numbers and texts of rules.
+use std::ops::Range;
+
 use super::{
     identity::{Described, meaning_of_default},
     policy::Policy,
@@ -12,10 +14,20 @@ impl Policy {
         first + RuleId::FIRST_TYPED.0 + self.rules.len() as u32
     }
 
+    /// Returns the policy with its rules numbered from `first` on.
+    pub fn numbered(mut self, first: u32) -> Self {
+        self.number_from(first);
+        self
+    }
+
+    /// Returns the numbers of the policy's rules.
+    pub fn numbers(&self) -> Range<u32> {
+        self.first..self.first + RuleId::FIRST_TYPED.0 + self.rules.len() as u32
+    }
+
     /// Whether a rule's number belongs to this policy.
     pub fn has(&self, rule: RuleId) -> bool {
-        let after = self.first + RuleId::FIRST_TYPED.0 + self.rules.len() as u32;
-        (self.first..after).contains(&rule.0)
+        self.numbers().contains(&rule.0)
     }
 
     /// Returns a rule's position among the rules given, from 0; `None` for the default, the safe

@@ -41,6 +41,15 @@ impl PolicyFile {
         }
     }
 
+    /// A document whose text, or a part of it, was read before.
+    pub(super) fn of(path: &Path, text: String, document: Document) -> Self {
+        Self {
+            path: path.to_owned(),
+            text,
+            document,
+        }
+    }
+
     /// Returns the path of the file.
     pub fn path(&self) -> &Path {
         &self.path

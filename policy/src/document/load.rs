@@ -2,7 +2,6 @@
 use std::{collections::BTreeMap, io, ops::Range, path::Path};
 
 use serde::{Deserialize, Serialize};
-use slipgate_abi::maps::MAX_RULES;
 use toml::Spanned;
 
 use super::{
@@ -66,12 +65,8 @@ pub type Reader<'r> = &'r dyn Fn(&Path) -> io::Result<String>;
 impl LoadedPolicies {
     /// Texts of the deny files, by the paths under which they were read.
     pub fn deny_files(&self) -> BTreeMap<String, String> {
-        let rules = self.policies.iter().flat_map(|policy| &policy.rules);
-        let files = rules.filter_map(|rule| match &rule.rule {
-            RuleText::DenyFile { name, text } => Some((name.clone(), text.clone())),
-            RuleText::Match(..) => None,
-        });
-        files.collect()
+        let policies = self.policies.iter();
+        policies.flat_map(LoadedPolicy::deny_files).collect()
     }
 
     /// Loads the policies of the flags and of a policy file. `read` reads the deny files.
@@ -118,24 +113,10 @@ impl LoadedPolicies {
     /// Compiles the policies.
     ///
     /// # Errors
-    /// A rule or a line of a deny file cannot be parsed, or there are more rules than `RULES` has
-    /// room for.
+    /// A rule or a line of a deny file cannot be parsed.
     pub fn compile(&self) -> Result<PolicySet, ConfigError> {
         let policies = self.policies.iter().map(LoadedPolicy::compile);
-        let policies = PolicySet::new(policies.collect::<Result<_, _>>()?);
-        let texts = policies.texts().count();
-        if texts > MAX_RULES as usize {
-            let file = self.policies.iter().find_map(|p| p.settings.file.clone());
-            let (flag, given) = match file {
-                Some(file) => ("--policy", file),
-                None => ("--deny", "...".to_owned()),
-            };
-            let problem =
-                format!("{texts} rules and defaults in all, and there is room for {MAX_RULES}");
-            let remedy = "put long lists into one deny file, which is one rule";
-            return Err(ConfigError::new(flag, given, problem, remedy));
-        }
-        Ok(policies)
+        Ok(PolicySet::new(policies.collect::<Result<_, _>>()?))
     }
 }
 
@@ -307,7 +288,28 @@ fn typed_rules(typed: &[RuleFlag], read: Reader<'_>) -> Result<Vec<LoadedRule>, 
 }
 
 impl LoadedPolicy {
-    fn compile(&self) -> Result<Policy, ConfigError> {
+    /// Texts of the deny files, with the paths under which they were read.
+    pub fn deny_files(&self) -> impl Iterator<Item = (String, String)> {
+        let rules = self.rules.iter();
+        rules.filter_map(|rule| match &rule.rule {
+            RuleText::DenyFile { name, text } => Some((name.clone(), text.clone())),
+            RuleText::Match(..) => None,
+        })
+    }
+
+    /// Text of the deny file that was read under this path.
+    pub fn deny_file(&self, path: &str) -> Option<&str> {
+        self.rules.iter().find_map(|rule| match &rule.rule {
+            RuleText::DenyFile { name, text } if name == path => Some(text.as_str()),
+            _ => None,
+        })
+    }
+
+    /// Compiles the policy. Its rules have the numbers of an only policy.
+    ///
+    /// # Errors
+    /// A rule or a line of a deny file cannot be parsed.
+    pub fn compile(&self) -> Result<Policy, ConfigError> {
         let rules = self.rules.iter().map(|LoadedRule { rule, note }| {
             let rule = match rule {
                 RuleText::Match(action, text) => parse(*action, text)?,

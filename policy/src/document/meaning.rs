@@ -8,7 +8,7 @@ use super::{
     error::ConfigError,
     file::PolicyFile,
     forward::{self, Forward},
-    overrides::{CliOverrides, parse_resolvers},
+    overrides::parse_resolvers,
     schema::{
         self, Dns, Document, HostLoopback, NamedPolicy, Quotas, Resolvers, ResolversWord, Sleep,
         Timers,
@@ -72,82 +72,6 @@ impl Limits {
     }
 }
 
-/// A VM and the policy that its own flag names.
-#[derive(Clone, Copy, Debug)]
-pub struct VmChoice<'v> {
-    /// Name of the VM.
-    pub name: &'v str,
-    /// Value of `policy=` in its `--vm`.
-    pub policy: Option<&'v str>,
-}
-
-/// Returns the index of a VM's policy: 0 is the policy without a name; the named ones follow in the
-/// order of their names.
-///
-/// # Errors
-/// The policy that is named does not exist, or the file has named policies only and none is named.
-pub fn policy_of(
-    vm: VmChoice<'_>,
-    typed: &CliOverrides,
-    file: Option<&PolicyFile>,
-) -> Result<u32, ConfigError> {
-    let Some(file) = file else {
-        return match vm.policy {
-            None => Ok(0),
-            Some(name) => {
-                let problem = format!("policy={name}, but there is no --policy");
-                let remedy = "give the file that has it by --policy";
-                Err(ConfigError::new("--vm", vm.name, problem, remedy))
-            }
-        };
-    };
-    let document = &file.document;
-    let place = |name: &str| named(document, name).map(|(place, _)| place);
-    let names: Vec<&str> = document
-        .policy
-        .keys()
-        .map(|name| &**name.get_ref())
-        .collect();
-    let remedy = match names[..] {
-        [] => "the file has no [policy.NAME]".to_owned(),
-        _ => format!("the file has {}", names.join(", ")),
-    };
-    let by_flag = match (vm.policy, typed.policy_name.as_deref()) {
-        (Some(name), _) => Some(("--vm", name)),
-        (None, name) => name.map(|name| ("--policy-name", name)),
-    };
-    // A choice for one VM overrides one for all.
-    let in_file = document
-        .vms
-        .iter()
-        .find(|(name, _)| name.get_ref() == vm.name);
-    if let Some((_, name)) = in_file
-        && vm.policy.is_none()
-    {
-        return place(name.get_ref()).ok_or_else(|| {
-            file.error(
-                &name.span(),
-                format!("no policy {:?}", name.get_ref()),
-                remedy,
-            )
-        });
-    }
-    if let Some((flag, name)) = by_flag {
-        let problem = format!("{} has no such policy", file.name());
-        return place(name).ok_or_else(|| ConfigError::new(flag, name, problem, remedy));
-    }
-    if !has_top_level(document) {
-        let problem = format!(
-            "{} names no policy, and {} has named ones only",
-            vm.name,
-            file.name()
-        );
-        let remedy = format!("give policy=NAME in --vm, or --policy-name: {remedy}");
-        return Err(ConfigError::new("--policy", file.name(), problem, remedy));
-    }
-    Ok(0)
-}
-
 /// Returns the index of the policy of a VM known by name only. `default`: policy of VMs that name
 /// none.
 ///
@@ -183,7 +107,7 @@ pub fn policy_in_file(
 /// # Errors
 /// One of them cannot be used.
 pub fn check_file(file: &PolicyFile) -> Result<(), ConfigError> {
-    check_vms(file)?;
+    check_vms(file, |_| false)?;
     check_dns(file)?;
     let mut all = Vec::new();
     for entry in &file.document.forward {
@@ -198,7 +122,7 @@ pub fn check_file(file: &PolicyFile) -> Result<(), ConfigError> {
     Ok(())
 }
 
-fn named<'d>(document: &'d Document, name: &str) -> Option<(u32, &'d NamedPolicy)> {
+pub(super) fn named<'d>(document: &'d Document, name: &str) -> Option<(u32, &'d NamedPolicy)> {
     let mut all = (1..).zip(&document.policy);
     all.find_map(|(place, (key, policy))| (key.get_ref() == name).then_some((place, policy)))
 }
@@ -222,8 +146,14 @@ pub fn limits_in_file(file: &PolicyFile, policy: u32) -> Limits {
     limits
 }
 
+/// Returns the quotas of a policy of the file by its name; `None`: of the one without a name.
+pub fn quotas_named<'d>(document: &'d Document, policy: Option<&str>) -> &'d Quotas {
+    let said = policy.and_then(|name| named(document, name));
+    said.map_or(&document.quotas, |(_, policy)| &policy.quotas)
+}
+
 /// Returns the quotas of the policy at an index.
-pub fn quotas_of(document: &Document, policy: u32) -> &Quotas {
+fn quotas_of(document: &Document, policy: u32) -> &Quotas {
     let named = (policy as usize).checked_sub(1);
     let named = named.and_then(|place| document.policy.values().nth(place));
     named.map_or(&document.quotas, |policy| &policy.quotas)
@@ -233,10 +163,10 @@ pub fn quotas_of(document: &Document, policy: u32) -> &Quotas {
 /// several command lines.
 ///
 /// # Errors
-/// The file has no policy of that name.
-pub fn check_vms(file: &PolicyFile) -> Result<(), ConfigError> {
+/// The file has no policy of that name, and it is not among those that stand beside it.
+pub fn check_vms(file: &PolicyFile, is_beside: impl Fn(&str) -> bool) -> Result<(), ConfigError> {
     for policy in file.document.vms.values() {
-        if named(&file.document, policy.get_ref()).is_none() {
+        if !is_beside(policy.get_ref()) && named(&file.document, policy.get_ref()).is_none() {
             let problem = format!("no policy {:?}", policy.get_ref());
             return Err(file.error(&policy.span(), problem, "write [policy.NAME] for it"));
         }

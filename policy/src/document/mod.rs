@@ -1,6 +1,7 @@
 //! Policy documents: TOML files and the flags that override them, their meaning, and errors that
 //! give the place in the file.
 mod amount;
+mod choice;
 mod error;
 mod file;
 mod forward;
@@ -17,16 +18,17 @@ mod timers;
 
 pub use self::{
     amount::{Amount, Count},
+    choice::{VmChoice, policy_of},
     error::ConfigError,
     file::PolicyFile,
     forward::{Forward, address, forwards_of_vm, parse_range},
     host_loopback::{loopback_of_vm, parse as parse_host_loopback},
     load::{LoadedPolicies, LoadedPolicy, LoadedRule, Reader, RuleText},
     meaning::{
-        Limits, VmChoice, check_dns, check_file, check_name, check_vms, forwards, has_top_level,
-        limits_in_file, policy_in_file, policy_of, quotas_of,
+        Limits, check_dns, check_file, check_name, check_vms, forwards, has_top_level,
+        limits_in_file, policy_in_file, quotas_named,
     },
-    named::{check_inline, check_named, inline_name, is_inline, with_named},
+    named::{PutPolicy, check_inline, check_named, inline_name, is_inline},
     overrides::CliOverrides,
     rule_flag::{RuleFlag, check_rules},
     schema::{Document, HostLoopback, Quotas, schema},

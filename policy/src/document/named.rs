@@ -1,19 +1,22 @@
 //! Named policies that come one by one, beside those of a policy file; and policies of single VMs,
 //! which have a name made of their text, so that VMs with the same text share one.
-use std::{collections::BTreeMap, path::Path};
+use std::{collections::BTreeMap, path::Path, sync::Arc};
 
 use sha2::{Digest as _, Sha256};
-use toml::Table;
+use toml::Spanned;
 
 use super::{
-    error::ConfigError, file::PolicyFile, meaning::check_name, place::FilePlace,
-    schema::NamedPolicy,
+    error::ConfigError,
+    file::PolicyFile,
+    load::{LoadedPolicies, LoadedPolicy, Reader},
+    meaning::{check_dns, check_name},
+    overrides::CliOverrides,
+    place::FilePlace,
+    schema::{Document, NamedPolicy, Quotas},
 };
 
-/// Path that messages show for policies that are in no file.
-const NO_FILE: &str = "(policies of the API)";
-/// Base of policies that are in no file: what holds for VMs without a policy where there is no file.
-const NO_POLICY: &str = "default = \"allow\"\n";
+/// Path that messages show for a policy that a VM's definition contains.
+const OF_THE_VM: &str = "(policy of the VM)";
 
 /// First part of the names of single VMs' policies.
 const INLINE: &str = "inline-";
@@ -53,16 +56,12 @@ pub fn check_named(name: &str, text: &str) -> Result<(), ConfigError> {
 /// # Errors
 /// As [`check_named`].
 pub fn check_inline(text: &str) -> Result<(), ConfigError> {
-    check_text("(policy of the VM)", text)
+    check_text(OF_THE_VM, text)
 }
 
 fn check_text(name: &str, text: &str) -> Result<(), ConfigError> {
     let path = Path::new(name);
-    let policy: NamedPolicy = toml::from_str(text).map_err(|e| {
-        let place = FilePlace::new(path, text, &e.span().unwrap_or(0..0));
-        let remedy = "see `slipgate policy schema` for what there is";
-        ConfigError::in_file(place, e.message().replace('\n', ", "), remedy)
-    })?;
+    let policy = read(path, text)?;
     let names_file =
         |rule: &&toml::Spanned<super::schema::RuleEntry>| rule.get_ref().deny_file.is_some();
     match policy.rules.iter().find(names_file) {
@@ -75,41 +74,83 @@ fn check_text(name: &str, text: &str) -> Result<(), ConfigError> {
     }
 }
 
-/// A policy file with named policies added, each of them in place of the file's of this name.
-///
-/// # Errors
-/// The texts together are no policy file.
-pub fn with_named(
-    file: Option<PolicyFile>,
-    named: &BTreeMap<String, String>,
-) -> Result<Option<PolicyFile>, ConfigError> {
-    if named.is_empty() {
-        return Ok(file);
-    }
-    let (path, text) = match &file {
-        Some(file) => (file.path().to_owned(), file.text()),
-        None => (NO_FILE.into(), NO_POLICY),
-    };
-    let merged = merged(text, named).map_err(|e| {
-        let place = FilePlace::new(&path, text, &(0..0));
-        let remedy = "correct the policy that was put last";
-        ConfigError::in_file(place, e, remedy)
-    })?;
-    PolicyFile::parse(&path, merged).map(Some)
+fn read(path: &Path, text: &str) -> Result<NamedPolicy, ConfigError> {
+    toml::from_str(text).map_err(|e| {
+        let place = FilePlace::new(path, text, &e.span().unwrap_or(0..0));
+        let remedy = "see `slipgate policy schema` for what there is";
+        ConfigError::in_file(place, e.message().replace('\n', ", "), remedy)
+    })
 }
 
-fn merged(text: &str, named: &BTreeMap<String, String>) -> Result<String, String> {
-    let mut document: Table = text.parse().map_err(|e: toml::de::Error| e.to_string())?;
-    let policies = document
-        .entry("policy")
-        .or_insert_with(|| Table::new().into())
-        .as_table_mut()
-        .ok_or("policy is no table")?;
-    for (name, text) in named {
-        let policy: Table = text.parse().map_err(|e: toml::de::Error| e.to_string())?;
-        policies.insert(name.clone(), policy.into());
+/// A named policy that came by itself, read once.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct PutPolicy {
+    /// Its text as a file that has this policy alone, and the DNS settings of the policy file, which
+    /// hold for all policies.
+    file: Arc<PolicyFile>,
+}
+
+impl PutPolicy {
+    /// Reads a policy. `base`: the policy file that it stands beside.
+    ///
+    /// # Errors
+    /// The text is no policy, or a DNS setting can't be used.
+    pub fn parse(name: &str, text: &str, base: Option<&PolicyFile>) -> Result<Self, ConfigError> {
+        let path = Path::new(match is_inline(name) {
+            true => OF_THE_VM,
+            false => name,
+        });
+        let policy = read(path, text)?;
+        let key = Spanned::new(0..0, name.to_owned());
+        let document = Document {
+            dns: base
+                .map(|file| file.document.dns.clone())
+                .unwrap_or_default(),
+            policy: BTreeMap::from([(key, policy)]),
+            ..Document::default()
+        };
+        let file = PolicyFile::of(path, text.to_owned(), document);
+        check_dns(&file)?;
+        Ok(Self {
+            file: Arc::new(file),
+        })
     }
-    toml::to_string(&document).map_err(|e| e.to_string())
+
+    /// Returns its text.
+    pub fn text(&self) -> &str {
+        self.file.text()
+    }
+
+    /// Returns the text as a file that has this policy alone.
+    pub fn file(&self) -> &PolicyFile {
+        &self.file
+    }
+
+    /// Returns the quotas of its VMs.
+    pub fn quotas(&self) -> Option<&Quotas> {
+        self.file
+            .document
+            .policy
+            .values()
+            .map(|said| &said.quotas)
+            .next()
+    }
+
+    /// Loads the policy with the rules and values of the flags before its own. `read` reads the deny
+    /// files of the flags.
+    ///
+    /// # Errors
+    /// A rule or setting can't be used, or the default is missing.
+    pub fn load(
+        &self,
+        typed: &CliOverrides,
+        read: Reader<'_>,
+    ) -> Result<LoadedPolicy, ConfigError> {
+        let all = LoadedPolicies::of(typed, Some(&self.file), read)?;
+        let all = all.with_host_loopback(&typed.host_loopback)?;
+        let own = all.policies.into_iter().next_back();
+        own.ok_or_else(|| ConfigError::new("policy", self.file.name(), "no policy", "write one"))
+    }
 }
 
 #[cfg(test)]

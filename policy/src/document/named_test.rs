@@ -1,43 +1,55 @@
 use super::*;
-
-fn named(all: &[(&str, &str)]) -> BTreeMap<String, String> {
-    let all = all.iter();
-    all.map(|(name, text)| ((*name).to_owned(), (*text).to_owned()))
-        .collect()
-}
+use crate::Action;
 
 const CLOSED: &str =
     "default = \"deny\"\nrules = [{ allow = \"example.com:443\" }, { deny = \"192.0.2.0/24\" }]\n";
 
-#[test]
-fn a_policy_joins_those_of_the_file_or_replaces_one() {
-    let text =
-        "default = \"allow\"\n[policy.a]\ndefault = \"allow\"\n[policy.b]\ndefault = \"allow\"\n";
-    let file = PolicyFile::parse(Path::new("p.toml"), text.to_owned()).unwrap();
-    let file = with_named(Some(file), &named(&[("a", CLOSED), ("c", CLOSED)]))
-        .unwrap()
-        .unwrap();
-    let names: Vec<&str> = file
-        .document
-        .policy
-        .keys()
-        .map(|name| &**name.get_ref())
-        .collect();
-    assert_eq!(names, ["a", "b", "c"]);
-    for (name, policy) in &file.document.policy {
-        let rules = if name.get_ref() == "b" { 0 } else { 2 };
-        assert_eq!(policy.rules.len(), rules, "{name:?}");
-    }
-    // Once more changes nothing.
-    let again = with_named(Some(file.clone()), &named(&[("a", CLOSED), ("c", CLOSED)])).unwrap();
-    assert_eq!(again.unwrap().document, file.document);
+fn none(_: &Path) -> std::io::Result<String> {
+    Err(std::io::ErrorKind::NotFound.into())
 }
 
 #[test]
-fn without_a_file_vms_that_name_no_policy_are_as_before() {
-    let file = with_named(None, &named(&[("a", CLOSED)])).unwrap().unwrap();
-    assert!(file.document.default.is_some());
-    assert!(with_named(None, &named(&[])).unwrap().is_none());
+fn a_policy_is_loaded_alone_with_the_flags_before_it_and_the_files_resolvers() {
+    let text =
+        "default = \"allow\"\n[dns]\nresolvers = \"none\"\n[policy.b]\ndefault = \"allow\"\n";
+    let base = PolicyFile::parse(Path::new("p.toml"), text.to_owned()).unwrap();
+    let put = PutPolicy::parse("a", CLOSED, Some(&base)).unwrap();
+    assert_eq!(put.text(), CLOSED);
+    let typed = CliOverrides {
+        rules: vec![crate::document::RuleFlag::Match(
+            Action::Deny,
+            "10.0.0.0/8".into(),
+        )],
+        ..CliOverrides::default()
+    };
+    let loaded = put.load(&typed, &none).unwrap();
+    assert_eq!(loaded.settings.name.as_deref(), Some("a"));
+    assert_eq!(loaded.settings.dns.resolvers, crate::Resolvers::Nobody);
+    assert_eq!((loaded.default, loaded.rules.len()), (Action::Deny, 3));
+    assert_eq!(loaded.rules[1].note.place.as_deref(), Some("a:2"));
+    // Read again, it is the same.
+    let again = PutPolicy::parse("a", CLOSED, Some(&base)).unwrap();
+    assert_eq!(again.load(&typed, &none).unwrap(), loaded);
+    let alone = PutPolicy::parse("a", CLOSED, None).unwrap();
+    let alone = alone.load(&CliOverrides::default(), &none).unwrap();
+    assert_eq!(alone.settings.dns.resolvers, crate::Resolvers::Host);
+}
+
+#[test]
+fn what_can_be_read_and_not_be_used_is_refused_with_its_line() {
+    for (text, part) in [
+        ("rules = []\n", "does not say its default"),
+        (
+            "default = \"deny\"\nrules = [{ allow = \"300.0.0.1\" }]\n",
+            "a:2",
+        ),
+        ("default = \"deny\"\n[dns]\nmax_labels = 0\n", "a:3"),
+    ] {
+        let put = PutPolicy::parse("a", text, None);
+        let error = put.and_then(|put| put.load(&CliOverrides::default(), &none));
+        let error = error.unwrap_err().to_string();
+        assert!(error.contains(part), "{text:?}: {error}");
+    }
 }
 
 #[test]

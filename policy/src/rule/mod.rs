@@ -80,10 +80,10 @@ impl Rule {
     }
 }
 
-/// Number of a rule: its row in the `RULES` map, counted from the process's first row.
+/// Number of a rule: its element of the map `RULES`.
 ///
-/// The policies of a process are numbered consecutively, so a number also identifies the policy.
-/// The constants are those of the first policy, or of the only one.
+/// Each policy of a process has a range of numbers, so a number also identifies the policy. The
+/// constants are those of a policy that is numbered from 0.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct RuleId(pub u32);
 

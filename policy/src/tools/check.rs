@@ -1,7 +1,7 @@
 //! Warnings about a policy file that can be used but probably means something else.
 use std::net::IpAddr;
 
-use slipgate_abi::{Protocol, maps::MAX_RULES};
+use slipgate_abi::{Protocol, maps::DEFAULT_RULES};
 
 use super::compiled::Compiled;
 use crate::{Action, Destination, LoopbackPorts, Policy, Rule, Standing};
@@ -69,11 +69,11 @@ pub fn warnings(compiled: &Compiled, gateway: IpAddr) -> Vec<String> {
         warnings.extend(of_loopback(policy, gateway, &compiled.file.name()));
     }
     let texts = compiled.policies.texts().count();
-    if texts > MAX_RULES as usize / 2 {
+    if texts > DEFAULT_RULES as usize / 2 {
         warnings.push(format!(
-            "{}: warning: {texts} rules and defaults are more than half of the {MAX_RULES} that \
-             there is room for: while slipgate runs no policy as large can be put in their place; \
-             a deny file is one rule",
+            "{}: warning: {texts} rules and defaults are more than half of the {DEFAULT_RULES} \
+             that there is room for unless --max-rules says more: while slipgate runs they can't \
+             all be replaced at once; a deny file is one rule",
             compiled.file.name()
         ));
     }

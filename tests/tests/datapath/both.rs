@@ -15,7 +15,7 @@ use slipgate_abi::{
     vm6::GUEST_ADDRESSES,
 };
 use slipgate_control::{
-    Datapath, LoadOptions, Paths, Program,
+    Datapath, LoadOptions, Paths, Program, Sizes,
     maps::{Insert, SharedMaps},
 };
 use slipgate_testbed::{PinDir, test_run::test_run};
@@ -176,7 +176,7 @@ impl Both {
         let paths = Paths::with_pin_dir(pins.path().to_owned()).expect("paths");
         let options = LoadOptions {
             paths,
-            slots: SLOTS_PER_CHUNK,
+            sizes: Sizes::of_slots(SLOTS_PER_CHUNK),
             bpf_log: false,
         };
         let real = Datapath::open(&options).expect("the programs are loaded");

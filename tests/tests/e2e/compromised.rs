@@ -8,7 +8,7 @@ use std::{
 };
 
 use nix::sys::socket::{ControlMessage, MsgFlags, SockType, getsockopt, sendmsg, sockopt};
-use slipgate_abi::{IfIndex, VmRow};
+use slipgate_abi::IfIndex;
 use slipgate_testbed::{
     Guest, GuestConfig, PinDir, Slipgate, World,
     clients::tcp,
@@ -40,7 +40,7 @@ fn rows_that_name_other_devices_take_none_of_them_down() {
     let uplink = world.host.ifindex(UPLINK).unwrap();
     let lie = || {
         let maps = maps(&pins);
-        for row in VmRow::all() {
+        for row in maps.vm_rows() {
             maps.vm(row).unwrap().tap_ifindex().store(uplink, Release);
         }
     };

@@ -51,7 +51,7 @@ pub(super) fn commit_outbound<D: Datapath>(
         protocol,
         nat: source,
         nat_port: 0,
-        rule: rules.element_of(plan.decision.rule),
+        rule: Rules::element_of(plan.decision.rule),
         uplink_ifindex: hop.ifindex,
         next_hop: nat.next_hop(hop, guest.remote),
         isn: first.isn,

@@ -111,7 +111,7 @@ impl<'a, D: Datapath> Planner<'a, D> {
             flows,
             network,
         } = self.nat;
-        let rule = Some(self.rules.element_of(plan.decision.rule));
+        let rule = Some(Rules::element_of(plan.decision.rule));
         let by_rule = |reason| Refused { reason, rule };
         if let Some(refusal) = plan.decision.refusal {
             return Err(by_rule(refusal));
@@ -157,7 +157,7 @@ impl<'a, D: Datapath> Planner<'a, D> {
         let refused = match decision.refusal {
             Some(reason) => Some(Refused {
                 reason,
-                rule: Some(self.rules.element_of(decision.rule)),
+                rule: Some(Rules::element_of(decision.rule)),
             }),
             None => {
                 let room = room.insert(self.room_for_guest(vm));

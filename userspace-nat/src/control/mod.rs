@@ -1,9 +1,9 @@
 //! The broker's end of the engine: a channel whose messages call the engine's methods.
 use std::{io, net::SocketAddrV4, os::fd::BorrowedFd};
 
-use slipgate_abi::{Protocol, RuleIndex, VmId, VmRow};
+use slipgate_abi::{Protocol, VmId, VmRow};
 use slipgate_model::SleepChange;
-use slipgate_policy::{LocalAddresses, PolicySet};
+use slipgate_policy::{LocalAddresses, Policy};
 
 use crate::{relay, vm::VmSpec};
 
@@ -102,18 +102,17 @@ pub struct ForwardChange {
     pub added: Vec<(Forward, relay::Forward)>,
 }
 
-/// The policies and VMs that replace the present ones.
+/// Policies and VMs that replace present ones.
 #[derive(Debug)]
 pub struct Reload {
     /// Number that the result has.
     pub id: u64,
-    /// The compiled policies, in the order of their indices.
-    pub policies: PolicySet,
-    /// Index in `RULES` of the first rule of `policies`.
-    pub rule_base: RuleIndex,
+    /// The compiled policies that are new or changed, by their indexes; `None`: it is removed. Each
+    /// is numbered by its elements of `RULES`.
+    pub policies: Vec<(u32, Option<Policy>)>,
     /// Addresses of this host that the rules protect.
     pub local: LocalAddresses,
-    /// Every VM, with its policy and quotas.
+    /// Every VM that has one of these policies, had one, or gets another one.
     pub vms: Vec<VmSpec>,
     /// Ids of VMs that keep no denied flow, whatever their policy says about live flows.
     pub strictly: Vec<VmId>,

@@ -1,7 +1,8 @@
 //! The adoption of a predecessor's flows, some in each turn of the loop ([`crate::flow::adopt`]).
 //!
-//! A command that concerns all flows of a VM has that VM's flows adopted before, and new policies
-//! all: each flow is judged once by what was in force at the start, and then by what comes.
+//! A command that concerns all flows of a VM has that VM's flows adopted before, and so have new
+//! policies those of their VMs, some in each turn: each flow is judged once by what was in force at
+//! the start, and then by what comes.
 use std::io;
 
 use hashbrown::HashSet;
@@ -72,15 +73,31 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
         Ok(self.core.nat.flows.adoption)
     }
 
-    /// Adopts all flows that are left.
-    ///
-    /// # Errors
-    /// When the flow map can't be read.
-    pub(super) fn adopt_all(&mut self) -> Result<(), EngineError> {
-        while self.core.nat.flows.are_left() {
-            self.go_on_adopting()?;
+    /// Adopts flows that are left of these VMs, `most` slots. A VM is taken from the list when it has
+    /// none. Returns whether none is left of all of them.
+    pub(super) fn adopt_some(&mut self, vms: &mut Vec<VmRow>, most: usize) -> bool {
+        let now_ns = self.clock.now_ns();
+        let mut adopted = 0;
+        while let Some(row) = vms.last() {
+            if !self.core.nat.flows.has_left_of(*row) {
+                vms.pop();
+                continue;
+            }
+            if adopted == most {
+                break;
+            }
+            adopted += 1;
+            let slot = self.core.nat.flows.next_left_of(*row);
+            if slot.is_some_and(|slot| self.core.adopt(slot, now_ns).is_err()) {
+                // The walk meets it again, and ends the engine.
+                vms.pop();
+            }
         }
-        Ok(())
+        if adopted > 0 {
+            self.write_answers();
+            self.record_adopted();
+        }
+        vms.is_empty()
     }
 
     /// Does a turn's part of the adoption, if one is under way.

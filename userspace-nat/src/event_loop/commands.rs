@@ -6,7 +6,7 @@ use std::{
 };
 
 use slipgate_abi::{
-    DropReason, Protocol, SlotIndex, VmId, VmRow, timeout::CLOSING_GRACE_NS, vm::VmFlags,
+    DropReason, Protocol, RuleIndex, SlotIndex, VmId, VmRow, timeout::CLOSING_GRACE_NS, vm::VmFlags,
 };
 use slipgate_model::{NetworkView, OnExit, OpenQuestion, Subject, VmSpec, WhyAnswer};
 use slipgate_policy::{Destination, OnReload};
@@ -34,6 +34,8 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
     /// Adds a VM, or changes its description.
     pub fn set_vm(&mut self, spec: VmSpec) {
         self.adopt_vm(spec.row);
+        let present = self.core.rules.judge.borrow().policy_of(spec.id);
+        let spec = self.reloading.meanwhile(spec, present);
         self.replace_vm(spec, true);
     }
 
@@ -63,6 +65,7 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
     /// Removes a VM: its flows end.
     pub fn remove_vm(&mut self, row: VmRow, id: VmId) {
         self.adopt_vm(row);
+        self.reloading.forget(id);
         let now_ns = self.clock.now_ns();
         self.end_where(EndReason::VmRemoved, now_ns, |flows| {
             flows.slots_of(row).to_vec()
@@ -289,9 +292,9 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
         }
     }
 
-    /// Sets the texts of the forwards in `RULES`, for the flow log. They follow the policies'.
-    pub fn set_forward_texts(&mut self, texts: Vec<String>) {
-        self.core.rules.set_forward_texts(texts);
+    /// Sets the texts of the forwards, for the flow log. `first`: the element of `RULES` of the first.
+    pub fn set_forward_texts(&mut self, first: RuleIndex, texts: Vec<String>) {
+        self.core.rules.texts.set_forwards(first, texts);
     }
 
     /// Returns a token for all flows that have begun to end by now. [`Control::ended`] is called

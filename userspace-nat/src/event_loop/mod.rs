@@ -36,7 +36,7 @@ use crate::{
     port::{BATCH, Batch, FrameIo},
     record::{FlowLog, Losses},
     services::Services,
-    state::{Core, Nat},
+    state::{Core, Nat, credits::Settled},
 };
 
 mod activity;
@@ -243,6 +243,7 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
                 .is_under_way()
                 .then_some(now_ns),
             self.reloading.is_under_way().then_some(now_ns),
+            self.core.forwards.is_finding_guests().then_some(now_ns),
             self.core.nat.flows.is_adopting().then_some(now_ns),
             self.core.nat.flows.is_scanning().then_some(now_ns),
             self.log.is_behind().then_some(now_ns + WRITTEN_INTERVAL_NS),
@@ -403,9 +404,7 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
             // A VM whose credits are all lost could never wake the port again.
             self.next_credits_ns.get_or_insert(0);
             let core = &mut self.core;
-            let (vms, datapath) = (&core.vms, &core.nat.datapath);
-            core.forwards
-                .find_guests(vms, datapath, &mut core.out.queue, now_ns);
+            core.forwards.begin_to_find_guests(now_ns);
             // Flows that are left are judged as at the start.
             if !core.nat.flows.are_left() {
                 core.rules.judge.borrow_mut().expire(now_ns);
@@ -415,6 +414,13 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
                 self.record_refusals();
             }
         }
+        if self.core.forwards.is_finding_guests() {
+            let core = &mut self.core;
+            let (vms, datapath) = (&core.vms, &core.nat.datapath);
+            core.forwards
+                .find_guests(vms, datapath, &mut core.out.queue);
+            self.write_answers();
+        }
         let Nat {
             flows, datapath, ..
         } = &mut self.core.nat;
@@ -423,8 +429,11 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
         drop(judge);
         if self.next_credits_ns.is_some_and(|at| at <= now_ns) && self.is_port_empty() {
             let Core { vms, nat, .. } = &mut self.core;
-            let in_flight = vms.settle_credits(&nat.datapath, now_ns);
-            self.next_credits_ns = in_flight.then_some(now_ns + CREDITS_INTERVAL_NS);
+            self.next_credits_ns = match vms.settle_credits(&nat.datapath, now_ns) {
+                Settled::All => None,
+                Settled::InFlight => Some(now_ns + CREDITS_INTERVAL_NS),
+                Settled::Some => Some(now_ns),
+            };
         }
     }
 

@@ -59,7 +59,7 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
     fn vms(&self, draft: &mut Draft, from: u64, now_ns: u64) -> bool {
         let core = &self.core;
         let judge = core.rules.judge.borrow();
-        for row in VmRow::all().filter(|row| u64::from(row.word()) >= from) {
+        for row in VmRow::of(core.nat.datapath.vms()).filter(|row| u64::from(row.word()) >= from) {
             let Some(vm) = core.vms.get(row) else {
                 continue;
             };

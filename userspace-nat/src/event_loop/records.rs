@@ -92,11 +92,16 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
     /// Records the services' actions: relayed flows, and DNS questions.
     pub(crate) fn record_services(&mut self) {
         let (now_ns, wall) = (self.clock.now_ns(), self.clock.wall());
-        let Core { rules, vms, .. } = &self.core;
+        let Core {
+            nat, rules, vms, ..
+        } = &self.core;
         while let Some((flow, end)) = self.services.relay.next_record() {
+            let rule = flow
+                .rule
+                .and_then(|rule| rules.texts.text(rule, &nat.datapath));
             let names = Names {
                 vm: vms.text_of(flow.vm),
-                rule: flow.rule.and_then(|rule| rules.texts.known(rule)),
+                rule: rule.as_deref(),
                 dns: None,
             };
             self.log.relayed(&flow, end, names, now_ns, wall);
@@ -203,9 +208,11 @@ fn record_start<D: Datapath>(
     let live = core.nat.datapath.slot(slot);
     let generation = live.generation().load(Relaxed);
     let opened_by = core.rules.name_of(slot, generation);
+    let texts = &core.rules.texts;
+    let rule = texts.text(live.rule_index(), &core.nat.datapath);
     let names = Names {
         vm: core.vms.text_of(live.id()),
-        rule: core.rules.texts.known(live.rule_index()),
+        rule: rule.as_deref(),
         dns: opened_by.map(|name| &*name.name),
     };
     let addresses = core.nat.datapath.addresses(slot);

@@ -1,7 +1,6 @@
 //! The start of an engine: the parts from which it is built.
 use std::{collections::VecDeque, io, ops::RangeInclusive, os::fd::BorrowedFd};
 
-use slipgate_abi::RuleIndex;
 use thiserror::Error;
 
 use super::{
@@ -40,8 +39,6 @@ pub struct Parts<D, P, C> {
     pub services: Services,
     /// The rules, shared with the DNS proxy among the services.
     pub judge: SharedJudge,
-    /// First element of `RULES` that belongs to this process.
-    pub rule_base: RuleIndex,
     /// Range of translated ports.
     pub nat_ports: RangeInclusive<u16>,
     /// The flow log that records are written to.
@@ -75,12 +72,13 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
         let poller = Poller::new().map_err(EngineError::Wait)?;
         watch(&poller, parts.port.fd(), Subsystem::Port)?;
         let slots = parts.datapath.slots();
-        let flows = Flows::new(slots, PortPool::new(parts.nat_ports));
+        let vms = parts.datapath.vms();
+        let flows = Flows::new(slots, vms, PortPool::new(parts.nat_ports));
         let mut log = parts.log;
         log.set_instance(parts.datapath.instance());
         log.set_owner(parts.datapath.owner());
         let mut engine = Self {
-            core: Core::new(parts.datapath, flows, parts.judge, parts.rule_base),
+            core: Core::new(parts.datapath, flows, parts.judge),
             port: parts.port,
             clock: parts.clock,
             services: parts.services,

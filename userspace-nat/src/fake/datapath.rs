@@ -6,11 +6,11 @@ use slipgate_abi::{
     Addresses6Ref, FlowRef, Ip4, Ip6, NameKey, NameValue, NextHopRef, OwnerRef, RuleIndex,
     SequencesRef, SlotIndex, SlotRef, Verdict, Vm6Ref, VmId, VmRef, VmRow,
     link::NextHopFlags,
-    maps::{Chunk, MAX_NAMES, MAX_NEXT_HOPS, MAX_VMS, SLOTS_PER_CHUNK, may_claim_chunk},
+    maps::{Chunk, MAX_NAMES, MAX_NEXT_HOPS, SLOTS_PER_CHUNK, may_claim_chunk},
     rate::RateRef,
 };
 
-use super::{Kernel, KernelHandle};
+use super::{Kernel, KernelHandle, VMS};
 use crate::{
     datapath::{FlowMap, Hop, InsertError, NameMap, RememberedName, Tables},
     stats::VmStats,
@@ -152,7 +152,7 @@ impl NameMap for FakeDatapath {
     fn remembered_names(&self) -> Vec<RememberedName> {
         let kernel = self.kernel.borrow();
         // SAFETY: in bounds; one thread.
-        let ours: HashSet<u32> = (1..MAX_VMS as u16)
+        let ours: HashSet<u32> = (1..=VMS as u16)
             .filter(|row| unsafe { (*kernel.vm(*row).as_ptr()).owner } == self.owner)
             .map(|row| kernel.vm(row).id().load(Relaxed))
             .collect();
@@ -185,6 +185,10 @@ impl Tables for FakeDatapath {
 
     fn slots(&self) -> u32 {
         self.kernel.borrow().slots.len() as u32
+    }
+
+    fn vms(&self) -> u32 {
+        VMS
     }
 
     fn slot(&self, index: SlotIndex) -> SlotRef {
@@ -244,11 +248,11 @@ impl Tables for FakeDatapath {
     }
 
     fn vm(&self, row: VmRow) -> Option<VmRef> {
-        (row.word() < MAX_VMS).then(|| self.kernel.borrow().vm(row.get()))
+        (row.word() <= VMS).then(|| self.kernel.borrow().vm(row.get()))
     }
 
     fn vm6(&self, row: VmRow) -> Option<Vm6Ref> {
-        (row.word() < MAX_VMS).then(|| self.kernel.borrow().vm6(row.get()))
+        (row.word() <= VMS).then(|| self.kernel.borrow().vm6(row.get()))
     }
 
     fn own_row(&self) -> OwnerRef {
@@ -260,7 +264,7 @@ impl Tables for FakeDatapath {
     }
 
     fn rates(&self, row: VmRow) -> Option<RateRef> {
-        (row.word() < MAX_VMS).then(|| self.kernel.borrow().rates(row.get()))
+        (row.word() <= VMS).then(|| self.kernel.borrow().rates(row.get()))
     }
 
     fn next_hop(&self, index: u32) -> Option<NextHopRef> {

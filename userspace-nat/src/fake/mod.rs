@@ -23,7 +23,7 @@ use slipgate_abi::{
     NextHopRef, OwnerRef, RateLimits, RuleIndex, Sequences, SequencesRef, Slot, SlotIndex, SlotRef,
     TapEntry, Tuple, Tuple6, Vm, Vm6, Vm6Ref, VmCounters, VmId, VmRates, VmRef, VmRow,
     datapath::fragment_table::{Fragment, PLACES},
-    maps::{self, Chunk, MAX_NEXT_HOPS, MAX_OWNERS, MAX_VMS, SLOTS_PER_CHUNK},
+    maps::{self, Chunk, MAX_NEXT_HOPS, MAX_OWNERS, SLOTS_PER_CHUNK},
     rate::RateRef,
     vm::VmFlags,
 };
@@ -175,6 +175,9 @@ pub struct Kernel {
     pub slots_looked_at: Cell<u64>,
 }
 
+/// Number of VMs that the tables have rows for.
+pub const VMS: u32 = maps::DEFAULT_VMS;
+
 /// Shared handle to the kernel.
 pub type KernelHandle = Rc<RefCell<Kernel>>;
 
@@ -184,15 +187,15 @@ impl Kernel {
         Rc::new(RefCell::new(Self {
             slots: Shared::zeroed(slots as usize),
             sequences: Shared::zeroed(slots as usize),
-            vms: Shared::zeroed(MAX_VMS as usize),
+            vms: Shared::zeroed(VMS as usize + 1),
             owner_rows: Shared::zeroed(MAX_OWNERS as usize),
-            counters: Shared::zeroed(MAX_VMS as usize),
-            drops: Shared::zeroed(MAX_VMS as usize),
+            counters: Shared::zeroed(VMS as usize + 1),
+            drops: Shared::zeroed(VMS as usize + 1),
             next_hops: Shared::zeroed(MAX_NEXT_HOPS as usize),
-            rates: Shared::zeroed(MAX_VMS as usize),
+            rates: Shared::zeroed(VMS as usize + 1),
             fragments: Shared::zeroed(PLACES),
             addresses6: Shared::zeroed(slots as usize),
-            vms6: Shared::zeroed(MAX_VMS as usize),
+            vms6: Shared::zeroed(VMS as usize + 1),
             chunks: vec![Chunk(0); (slots / SLOTS_PER_CHUNK) as usize],
             owners: 0,
             flows: HashMap::new(),

@@ -8,12 +8,12 @@ use slipgate_abi::{
         self,
         fragment_table::{Fragment, PLACES},
     },
-    maps::{MAX_NEXT_HOPS, MAX_OWNERS, MAX_VMS},
+    maps::{MAX_NEXT_HOPS, MAX_OWNERS},
     rate::RateRef,
     segment::Segments,
 };
 
-use super::Kernel;
+use super::{Kernel, VMS};
 use crate::software::Environment;
 
 // SAFETY: references point into allocations that live as long as the kernel.
@@ -23,7 +23,7 @@ unsafe impl datapath::Maps for &Kernel {
     }
 
     fn vm_row(self, row: u32) -> Option<VmRef> {
-        (row < MAX_VMS).then(|| Kernel::vm(self, row as u16))
+        (row <= VMS).then(|| Kernel::vm(self, row as u16))
     }
 
     fn owner(self, row: u32) -> Option<OwnerRef> {
@@ -31,7 +31,7 @@ unsafe impl datapath::Maps for &Kernel {
     }
 
     fn rates(self, row: u32) -> Option<RateRef> {
-        (row < MAX_VMS).then(|| Kernel::rates(self, row as u16))
+        (row <= VMS).then(|| Kernel::rates(self, row as u16))
     }
 
     fn flow(self, tuple: &Tuple) -> Option<FlowRef> {
@@ -49,7 +49,7 @@ unsafe impl datapath::Maps for &Kernel {
     }
 
     fn vm6(self, row: u32) -> Option<Vm6Ref> {
-        (row < MAX_VMS).then(|| Kernel::vm6(self, row as u16))
+        (row <= VMS).then(|| Kernel::vm6(self, row as u16))
     }
 
     fn flow6(self, tuple: &Tuple6) -> Option<FlowRef> {
@@ -156,7 +156,7 @@ impl<'k> Environment for &'k Kernel {
     }
 
     fn count_drop(self, row: u32, reason: DropReason, segments: Segments) {
-        if row < MAX_VMS {
+        if row <= VMS {
             self.stats(row as u16).dropped(reason, segments);
         }
     }

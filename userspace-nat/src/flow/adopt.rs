@@ -158,6 +158,12 @@ impl Flows {
         None
     }
 
+    /// Whether the list of a VM has slots.
+    pub(crate) fn has_left_of(&self, row: VmRow) -> bool {
+        let of_vm = self.left.vms.get(&row);
+        of_vm.is_some_and(|of_vm| !of_vm.slots.is_empty())
+    }
+
     /// Takes the next slot of a VM from the list, as [`Flows::next_left`] does.
     pub(crate) fn next_left_of(&mut self, row: VmRow) -> Option<SlotIndex> {
         self.left.vms.get_mut(&row)?.slots.pop()

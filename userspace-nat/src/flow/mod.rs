@@ -24,7 +24,7 @@
 //! to be recorded if its id is not in the log's tail.
 use std::collections::VecDeque;
 
-use slipgate_abi::{SlotIndex, VmRow, maps::MAX_VMS};
+use slipgate_abi::{SlotIndex, VmRow};
 use slipgate_model::FlowTuple;
 
 use crate::{
@@ -87,10 +87,10 @@ pub struct Flows {
 }
 
 impl Flows {
-    /// Creates an empty set of flows, for `slots` slots in all.
-    pub fn new(slots: u32, ports: PortPool) -> Self {
+    /// Creates an empty set of flows, for `slots` slots and `vms` VMs in all.
+    pub fn new(slots: u32, vms: u32, ports: PortPool) -> Self {
         Self {
-            table: FlowTable::new(slots, MAX_VMS as usize),
+            table: FlowTable::new(slots, vms as usize + 1),
             slots: SlotPool::default(),
             ports,
             ending: VecDeque::new(),

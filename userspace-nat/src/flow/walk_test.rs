@@ -10,7 +10,7 @@ use crate::{
 const CHUNKS: u32 = 4;
 
 fn flows_in(slots: &[u32]) -> Flows {
-    let mut flows = Flows::new(CHUNKS * SLOTS_PER_CHUNK, PortPool::new(61_000..=61_999));
+    let mut flows = Flows::new(CHUNKS * SLOTS_PER_CHUNK, 16, PortPool::new(61_000..=61_999));
     for slot in slots {
         add(&mut flows, *slot);
     }

@@ -26,7 +26,7 @@ impl NamePolicy for ByRules {
         let policy = judge.policy(vm);
         let index = judge.policy_of(vm).unwrap_or(0) & 0xffff;
         AnswerPolicy {
-            view: u32::from(judge.generation) << 16 | index,
+            view: u32::from(judge.generation_of(index)) << 16 | index,
             strips_ech: policy.inspections().0,
             ttl_ceiling_s: policy.settings().dns.ttl_ceiling_s,
         }

@@ -160,7 +160,7 @@ fn speed_with_all_names_at_one_address() {
     each("what a connection says", ALL, &mut |n| {
         assert!(by.0.borrow().may_name(VM, to, Name(&names[n]), 1).is_ok());
     });
-    each("a reload", 1, &mut |_| by.0.borrow_mut().rejudge(1));
+    each("a reload", 1, &mut |_| by.0.borrow_mut().rejudge_all(1));
     let end_ns = 61 * crate::clock::SECOND_NS;
     each("the end of all", 1, &mut |_| {
         by.0.borrow_mut().expire(end_ns)

@@ -233,7 +233,7 @@ fn a_successor_opens_again_what_its_own_rules_let_in() {
     assert!(!admits(&address, first, 443, 41));
     // Under other rules in the same process.
     let none = heir(&["*.ok.test:443", "cdn.test"]);
-    none.0.borrow_mut().rejudge(later);
+    none.0.borrow_mut().rejudge_all(later);
     assert!(admits(&none, second, 443, 41));
     let nonsense = none
         .0

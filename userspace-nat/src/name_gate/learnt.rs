@@ -109,6 +109,12 @@ struct OfVm {
 pub(super) struct Full;
 
 impl Learnt {
+    /// Returns the VMs that have openings.
+    #[cfg(test)]
+    pub(super) fn vms(&self) -> Vec<VmId> {
+        self.vms.keys().copied().collect()
+    }
+
     /// Opens `addresses` (with TTLs, seconds) to `vm` by `name`: all or none. `same` says whether
     /// two names have the same effect; names with the same rules and text must have.
     ///
@@ -243,12 +249,6 @@ impl Learnt {
     pub(super) fn take_changes(&mut self) -> Vec<Change> {
         std::mem::take(&mut self.changes)
     }
-
-    /// Returns the VMs that have openings.
-    pub(super) fn vms(&self) -> Vec<VmId> {
-        self.vms.keys().copied().collect()
-    }
-
     /// Ends all openings of a VM. Returns them with their expiry, ns.
     pub(super) fn forget(&mut self, vm: VmId) -> Vec<(IpAddr, Rc<LearntName>, u64)> {
         let mut had = Vec::new();

@@ -55,16 +55,19 @@ pub type SharedJudge = Rc<RefCell<Judge>>;
 #[derive(Debug)]
 pub struct Judge {
     policies: PolicySet,
-    /// Whether a policy has other timers than the default.
+    /// Whether a policy has, or had, other timers than the default.
     has_timers: bool,
+    /// Addresses of the host and the guests, which policies get that come later.
+    local: LocalAddresses,
     /// Index of each VM's policy, by VM id.
     of_vm: HashMap<VmId, u32>,
     learnt: Learnt,
     counts: HashMap<VmId, NameCounts>,
     askers: HashMap<VmId, Asker>,
     hasher: RandomState,
-    /// Generation of the rules: answers cached under another one are not used.
-    generation: u16,
+    /// Generations of the policies that changed, by index: answers cached under another one are not
+    /// used.
+    generations: HashMap<u32, u16>,
 }
 
 /// A decision about a destination, and the name that led to it.
@@ -82,21 +85,18 @@ impl Judge {
     /// Creates a judge with these rules and no openings.
     pub fn new(policies: impl Into<PolicySet>) -> Self {
         let policies = policies.into();
+        let has_timers = policies.iter().any(has_timers);
         Self {
-            has_timers: has_timers(&policies),
+            has_timers,
+            local: LocalAddresses::default(),
             policies,
             of_vm: HashMap::new(),
             learnt: Learnt::default(),
             counts: HashMap::new(),
             askers: HashMap::new(),
             hasher: RandomState::new(),
-            generation: 0,
+            generations: HashMap::new(),
         }
-    }
-
-    pub(super) fn replace_policies(&mut self, policies: PolicySet) {
-        self.has_timers = has_timers(&policies);
-        self.policies = policies;
     }
 
     /// Creates a judge that can be shared.
@@ -111,7 +111,10 @@ impl Judge {
 
     /// Sets the addresses of the host and the guests.
     pub fn set_local(&mut self, local: &LocalAddresses) {
-        self.policies.set_local(local);
+        if self.local != *local {
+            self.local = local.clone();
+            self.policies.set_local(local);
+        }
     }
 
     /// Sets the index of a VM's policy.
@@ -232,9 +235,8 @@ impl Judge {
     }
 }
 
-fn has_timers(policies: &PolicySet) -> bool {
-    let mut timers = policies.iter().map(|policy| policy.settings().timers);
-    timers.any(|timers| timers != Timers::default())
+fn has_timers(policy: &Policy) -> bool {
+    policy.settings().timers != Timers::default()
 }
 
 #[cfg(test)]

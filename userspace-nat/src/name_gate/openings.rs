@@ -61,10 +61,8 @@ impl Judge {
             && (!about.is_empty() || self.policy(vm).inspections().1)
     }
 
-    /// Judges all openings by the present rules, after the rules or a VM's policy changed.
-    pub fn rejudge(&mut self, now_ns: u64) {
-        self.generation = self.generation.wrapping_add(1);
-        let vms = self.learnt.vms();
+    /// Judges the openings of these VMs by the present rules, after their policies changed.
+    pub(super) fn rejudge(&mut self, vms: impl Iterator<Item = VmId>, now_ns: u64) {
         for vm in vms {
             for (addr, name, expires_ns) in self.learnt.forget(vm) {
                 self.reopen(vm, addr, &name.chain, expires_ns, now_ns);

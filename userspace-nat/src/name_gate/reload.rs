@@ -5,20 +5,69 @@
 //! asks whether it may go on.
 use slipgate_abi::VmId;
 use slipgate_policy::{
-    Action, Decision, Destination, Identity, Name, OnReload, Policy, PolicySet, Rule, name_means,
+    Action, Decision, Destination, Identity, Name, OnReload, Policy, Rule, name_means,
 };
 
-use super::{Judge, LearntName, openings::split};
+use super::{Judge, LearntName, has_timers, openings::split};
 
 impl Judge {
-    /// Replaces the policies. `of_vm` gives the index of each VM's policy, by id. VMs that it does
-    /// not list keep their index.
-    pub fn set_policies(&mut self, policies: PolicySet, of_vm: &[(VmId, u32)], now_ns: u64) {
-        self.replace_policies(policies);
+    /// Replaces policies by their indexes; `None`: it is removed. `of_vm` has each VM that has one of
+    /// them, with the index of its policy from now on.
+    pub fn change_policies(
+        &mut self,
+        policies: Vec<(u32, Option<Policy>)>,
+        of_vm: &[(VmId, u32)],
+        now_ns: u64,
+    ) {
+        for (index, mut policy) in policies {
+            if let Some(policy) = &mut policy {
+                policy.set_local(&self.local);
+                self.has_timers |= has_timers(policy);
+            }
+            self.policies.put(index, policy);
+            let generation = self.generations.entry(index).or_default();
+            *generation = generation.wrapping_add(1);
+        }
         for &(vm, policy) in of_vm {
             self.assign(vm, policy);
         }
-        self.rejudge(now_ns);
+        self.rejudge(of_vm.iter().map(|(vm, _)| *vm), now_ns);
+    }
+
+    /// Returns the generation of a policy.
+    pub(super) fn generation_of(&self, index: u32) -> u16 {
+        self.generations.get(&index).copied().unwrap_or_default()
+    }
+
+    /// Judges all VMs' openings again.
+    #[cfg(test)]
+    pub(crate) fn rejudge_all(&mut self, now_ns: u64) {
+        for (index, _) in self.policies.indexed() {
+            *self.generations.entry(index).or_default() += 1;
+        }
+        let vms = self.learnt.vms().into_iter();
+        self.rejudge(vms, now_ns);
+    }
+
+    /// Replaces all policies by these. VMs that `of_vm` does not list keep their index.
+    #[cfg(test)]
+    pub(crate) fn set_policies(
+        &mut self,
+        policies: slipgate_policy::PolicySet,
+        of_vm: &[(VmId, u32)],
+        now_ns: u64,
+    ) {
+        let gone: Vec<u32> = self.policies.indexed().map(|(index, _)| index).collect();
+        let gone = gone.into_iter().map(|index| (index, None));
+        let new = policies
+            .indexed()
+            .map(|(index, policy)| (index, Some(policy.clone())));
+        let changes = gone.chain(new.collect::<Vec<_>>()).collect();
+        let mut all: Vec<(VmId, u32)> = self.of_vm.iter().map(|(vm, at)| (*vm, *at)).collect();
+        let others = self.learnt.vms().into_iter().map(|vm| (vm, 0));
+        all.extend(others.filter(|(vm, _)| !self.of_vm.contains_key(vm)));
+        all.extend(of_vm);
+        self.change_policies(changes, &all, now_ns);
     }
 
     /// Whether a live flow may go on: whether it would be admitted now or, if a name opened it and

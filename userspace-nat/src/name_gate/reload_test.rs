@@ -2,6 +2,8 @@ use slipgate_abi::{Protocol, VmId};
 
 use std::rc::Rc;
 
+use slipgate_policy::PolicySet;
+
 use super::*;
 use crate::{
     clock::SECOND_NS,

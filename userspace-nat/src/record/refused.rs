@@ -191,10 +191,10 @@ impl Refusals {
         self.of_vms.remove(&vm);
     }
 
-    /// Removes the sums by rule, whose numbers are about to mean other rules. They are to be
+    /// Removes a VM's sums by rule, whose numbers may come to mean other rules. They are to be
     /// reported before.
-    pub fn forget_rules(&mut self) {
-        for of_vm in self.of_vms.values_mut() {
+    pub fn forget_rules(&mut self, vm: VmId) {
+        if let Some(of_vm) = self.of_vms.get_mut(&vm) {
             of_vm.sums.retain(|sum| sum.rule.is_none());
         }
     }

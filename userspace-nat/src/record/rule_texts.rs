@@ -1,110 +1,124 @@
 //! The rules by their elements of `RULES`: those in force, and earlier ones by which live flows
 //! were admitted. Their texts are for people; rules are compared by their identity.
-use std::collections::HashSet;
+use std::{
+    borrow::Cow,
+    collections::{BTreeMap, HashMap, VecDeque},
+};
 
 use slipgate_abi::RuleIndex;
 
 use crate::datapath::Datapath;
-use slipgate_policy::{Described, Identity};
+use slipgate_policy::{Described, Identity, Policy, PolicySet};
 
-/// Runs of rules in `RULES`, the one in force last.
+/// Most earlier runs that are remembered. The kernel's `RULES` has those that flows refer to, with
+/// texts that may be truncated.
+const MOST_FORMER: usize = 64;
+/// Most rules in these.
+const MOST_FORMER_RULES: usize = 8_192;
+
+/// Runs of rules in `RULES`: one for each policy, and one for the forwards.
 #[derive(Debug, Default)]
 pub(crate) struct RuleTexts {
-    runs: Vec<Run>,
-    /// Number of rules of the policies in the last run; the forwards' rules follow.
-    policies: u32,
-}
-
-#[derive(Debug)]
-struct Run {
-    base: RuleIndex,
-    rules: Vec<Described>,
+    /// The runs in force, by their first elements.
+    in_force: BTreeMap<u32, Vec<Described>>,
+    /// First elements of the policies' runs, by the policies' indexes.
+    of_policy: HashMap<u32, u32>,
+    /// First element of the forwards' run.
+    forwards: Option<u32>,
+    /// Earlier runs with their first elements, the latest last.
+    former: VecDeque<(u32, Vec<Described>)>,
 }
 
 impl RuleTexts {
-    /// Sets the rules in force: the policies' rules, and behind them the forwards'. Earlier runs
-    /// stay known.
-    pub(crate) fn set(
-        &mut self,
-        base: RuleIndex,
-        policies: impl Iterator<Item = Described>,
-        forwards: Vec<Described>,
-    ) {
-        let mut rules: Vec<Described> = policies.collect();
-        self.policies = rules.len() as u32;
-        rules.extend(forwards);
-        self.runs.push(Run { base, rules });
+    /// The rules of these policies.
+    pub(crate) fn new(policies: &PolicySet) -> Self {
+        let mut texts = Self::default();
+        for (index, policy) in policies.indexed() {
+            texts.add(index, policy);
+        }
+        texts
     }
 
-    /// Forgets the earlier runs that `named` does not refer to, except for the first one, which
-    /// relayed forwards refer to.
-    pub(crate) fn forget_unnamed(&mut self, named: &HashSet<RuleIndex>) {
-        let Some(in_force) = self.runs.pop() else {
+    /// Sets the rules of policies by their indexes; `None`: there is none any more. The runs of the
+    /// policies before stay known for a while.
+    pub(crate) fn change(&mut self, policies: &[(u32, Option<Policy>)]) {
+        for (index, _) in policies {
+            if let Some(base) = self.of_policy.remove(index) {
+                self.retire(base);
+            }
+        }
+        for (index, policy) in policies {
+            if let Some(policy) = policy {
+                self.add(*index, policy);
+            }
+        }
+    }
+
+    fn add(&mut self, index: u32, policy: &Policy) {
+        let base = policy.numbers().start;
+        self.of_policy.insert(index, base);
+        self.in_force.insert(base, policy.described().collect());
+    }
+
+    /// Sets the rules of the forwards, from this element on.
+    pub(crate) fn set_forwards(&mut self, base: RuleIndex, texts: Vec<String>) {
+        if let Some(base) = self.forwards.take() {
+            self.retire(base);
+        }
+        let rules = texts.into_iter().map(Described::forward).collect();
+        self.forwards = Some(base.get());
+        self.in_force.insert(base.get(), rules);
+    }
+
+    fn retire(&mut self, base: u32) {
+        let Some(rules) = self.in_force.remove(&base) else {
             return;
         };
-        let mut is_first = true;
-        self.runs.retain(|run| {
-            let all = run.base..run.base.nth(run.rules.len() as u32);
-            std::mem::take(&mut is_first) || named.iter().any(|rule| all.contains(rule))
-        });
-        self.runs.push(in_force);
+        self.former.push_back((base, rules));
+        let rules = |former: &VecDeque<(u32, Vec<Described>)>| -> usize {
+            former.iter().map(|(_, rules)| rules.len()).sum()
+        };
+        while self.former.len() > MOST_FORMER
+            || self.former.len() > 1 && rules(&self.former) > MOST_FORMER_RULES
+        {
+            self.former.pop_front();
+        }
     }
 
-    /// Replaces all runs by one.
-    pub(crate) fn begin(
-        &mut self,
-        base: RuleIndex,
-        policies: impl Iterator<Item = Described>,
-        forwards: Vec<Described>,
-    ) {
-        self.runs.clear();
-        self.set(base, policies, forwards);
+    fn described(&self, rule: RuleIndex) -> Option<&Described> {
+        let within = |base: u32, rules: &'_ Vec<Described>| -> Option<usize> {
+            let at = rule.offset_from(RuleIndex::new(base))? as usize;
+            (at < rules.len()).then_some(at)
+        };
+        let mut before = self.in_force.range(..=rule.get());
+        if let Some((base, rules)) = before.next_back()
+            && let Some(at) = within(*base, rules)
+        {
+            return rules.get(at);
+        }
+        // A later run may use elements of an earlier one that no flow refers to.
+        let mut former = self.former.iter().rev();
+        former.find_map(|(base, rules)| rules.get(within(*base, rules)?))
     }
 
-    /// Returns the first element of the run in force.
-    pub(crate) fn base(&self) -> RuleIndex {
-        self.runs.last().map_or(RuleIndex::new(0), |run| run.base)
-    }
-
-    /// Returns the rules of the forwards in force.
-    pub(crate) fn forwards(&self) -> Vec<Described> {
-        let run = self.runs.last();
-        run.map_or_else(Vec::new, |run| run.rules[self.policies as usize..].to_vec())
-    }
-
-    /// Returns the position of an element of `RULES` among the forwards in force; `None` when it
-    /// precedes them.
-    pub(crate) fn forward(&self, rule: RuleIndex) -> Option<u32> {
-        rule.offset_from(self.base().nth(self.policies))
-    }
-
-    /// Returns the element of `RULES` of a forward in force, by its position.
-    pub(crate) fn rule_of_forward(&self, forward: u32) -> RuleIndex {
-        self.base().nth(self.policies + forward)
-    }
-
-    /// Returns the text of a rule of these runs.
+    /// Returns the text of a rule that is remembered.
     pub(crate) fn known(&self, rule: RuleIndex) -> Option<&str> {
         self.described(rule).map(|rule| rule.text.as_str())
     }
 
-    fn described(&self, rule: RuleIndex) -> Option<&Described> {
-        // A new run may use elements of an old run that no flow refers to.
-        self.runs.iter().rev().find_map(|run| {
-            let at = rule.offset_from(run.base)?;
-            run.rules.get(at as usize)
-        })
+    /// Returns the text of a rule; that of one that is not remembered is read from the kernel.
+    pub(crate) fn text(&self, rule: RuleIndex, datapath: &impl Datapath) -> Option<Cow<'_, str>> {
+        let known = self.known(rule).map(Cow::Borrowed);
+        known.or_else(|| Some(Cow::Owned(datapath.rule(rule)?.text)))
     }
 
-    /// Returns the text of a rule; that of a predecessor's run is read from the kernel.
-    pub(crate) fn text(&self, rule: RuleIndex, datapath: &impl Datapath) -> Option<String> {
-        let known = self.known(rule).map(str::to_owned);
-        known.or_else(|| Some(datapath.rule(rule)?.text))
-    }
-
-    /// Returns the identity of a rule; that of a predecessor's run is read from the kernel.
+    /// Returns the identity of a rule; that of one that is not remembered is read from the kernel.
     pub(crate) fn identity(&self, rule: RuleIndex, datapath: &impl Datapath) -> Option<Identity> {
         let known = self.described(rule).map(|rule| rule.identity);
         known.or_else(|| Some(datapath.rule(rule)?.identity))
     }
 }
+
+#[cfg(test)]
+#[path = "rule_texts_test.rs"]
+mod tests;

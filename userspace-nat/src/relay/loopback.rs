@@ -8,7 +8,12 @@
 //!
 //! The caller of [`Relay::open_loopback`] decides whether a connection is allowed. This module only
 //! limits their number. When rules change, each connection is judged again ([`Relay::rejudge`]).
-use std::{net::SocketAddrV4, net::TcpStream, os::fd::AsFd, rc::Rc};
+use std::{
+    collections::HashSet,
+    net::{SocketAddrV4, TcpStream},
+    os::fd::AsFd,
+    rc::Rc,
+};
 
 use slipgate_abi::{Protocol, VmId, segment::Segments};
 
@@ -286,9 +291,14 @@ impl Relay {
         counts.map_or(0, |c| c.loopback_streams + c.loopback_exchanges)
     }
 
-    /// Judges all connections and exchanges with the host's loopback, and ends those that are no
-    /// longer allowed.
-    pub fn rejudge(&mut self, judges: Judges<'_>, cx: &mut Context<'_>) -> Rejudged {
+    /// Judges all connections and exchanges of some VMs with the host's loopback, and ends those that
+    /// are no longer allowed.
+    pub fn rejudge(
+        &mut self,
+        concerned: &HashSet<VmId>,
+        judges: Judges<'_>,
+        cx: &mut Context<'_>,
+    ) -> Rejudged {
         let mut rejudged = Rejudged::default();
         let mut refused = Vec::new();
         for (key, entry) in &self.entries {
@@ -303,7 +313,8 @@ impl Relay {
                 Entry::Exchange(exchange) => (&exchange.name, Protocol::Udp, exchange.host_port),
                 Entry::Listener(..) | Entry::Datagrams(_) => continue,
             };
-            let Some(served) = self.vms.get(&name.vm) else {
+            let served = self.vms.get(&name.vm);
+            let Some(served) = served.filter(|_| concerned.contains(&name.vm)) else {
                 continue;
             };
             rejudged.live += 1;

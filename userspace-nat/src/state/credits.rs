@@ -8,7 +8,7 @@
 //! the difference is counted as lost and its credits are given back.
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use slipgate_abi::segment;
+use slipgate_abi::{VmRow, segment};
 
 use crate::{
     clock::MILLISECOND_NS,
@@ -64,7 +64,32 @@ pub(crate) struct AllCredits {
     snapshots: [Snapshot; 2],
     /// Whether a VM had frames in flight when each was looked at.
     in_flight: bool,
+    /// The look that is under way, if one is.
+    look: Option<Look>,
 }
+
+/// A look at each VM's credits, some in each turn.
+#[derive(Clone, Copy, Debug)]
+struct Look {
+    /// Row that is looked at next.
+    next: usize,
+    /// Whether frames were in flight so far.
+    in_flight: bool,
+}
+
+/// What there is to be done after a turn's part.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Settled {
+    /// Nothing is in flight.
+    All,
+    /// Frames are in flight: this is to be done again soon.
+    InFlight,
+    /// Not all VMs were looked at: the next turn goes on.
+    Some,
+}
+
+/// Most rows that are looked at in a turn.
+const ROWS_PER_TURN: usize = 512;
 
 impl AllCredits {
     pub(super) fn new() -> Self {
@@ -72,6 +97,7 @@ impl AllCredits {
             snapshots: Default::default(),
             // A predecessor may have left some.
             in_flight: true,
+            look: None,
         }
     }
 
@@ -87,15 +113,22 @@ impl AllCredits {
 }
 
 impl VmTable {
-    /// Counts lost frames and gives back their credits; the port was just found empty. Returns
-    /// whether frames are still in flight, so that this is to be called again soon.
-    pub(crate) fn settle_credits(&mut self, tables: &impl Tables, now_ns: u64) -> bool {
-        let mut out = self.all_credits.settle(tables, now_ns);
-        // With none in flight, nothing was lost: each VM's need no look.
-        if !out && !self.all_credits.in_flight {
-            return false;
-        }
-        for row in self.rows() {
+    /// Counts lost frames of some VMs and gives back their credits; the port was just found empty.
+    pub(crate) fn settle_credits(&mut self, tables: &impl Tables, now_ns: u64) -> Settled {
+        let look = match self.all_credits.look.take() {
+            Some(look) => look,
+            None => {
+                let in_flight = self.all_credits.settle(tables, now_ns);
+                // With none in flight, nothing was lost: each VM's need no look.
+                if !in_flight && !self.all_credits.in_flight {
+                    return Settled::All;
+                }
+                Look { next: 0, in_flight }
+            }
+        };
+        let mut out = look.in_flight;
+        let end = self.row_count().min(look.next + ROWS_PER_TURN);
+        for row in (look.next..end).map(|row| VmRow::new(row as u16)) {
             let Some(live) = tables.vm(row) else {
                 continue;
             };
@@ -110,8 +143,18 @@ impl VmTable {
                 out |= more;
             }
         }
+        if end < self.row_count() {
+            self.all_credits.look = Some(Look {
+                next: end,
+                in_flight: out,
+            });
+            return Settled::Some;
+        }
         self.all_credits.in_flight = out;
-        out
+        match out {
+            true => Settled::InFlight,
+            false => Settled::All,
+        }
     }
 }
 

@@ -6,12 +6,13 @@
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
     net::{IpAddr, Ipv4Addr, SocketAddrV4},
+    ops::Bound,
 };
 
 use slipgate_abi::{Protocol, RuleIndex, VmId, VmRow};
 use slipgate_model::FlowTuple;
 
-use super::{Rules, VmTable};
+use super::VmTable;
 use crate::{
     arp,
     clock::SECOND_NS,
@@ -21,6 +22,8 @@ use crate::{
 
 /// Interval between two ARP requests for a guest, ns.
 const ARP_INTERVAL_NS: u64 = SECOND_NS;
+/// Most VMs that are looked at in a turn: as many requests as the queue has room for.
+const VMS_PER_TURN: usize = 256;
 
 /// A port of the host that leads to a guest.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -50,6 +53,8 @@ pub(crate) struct Forwards {
     by_address: HashMap<HostPort, Forward>,
     of_vm: BTreeMap<VmId, HashSet<HostPort>>,
     next_arp_ns: u64,
+    /// VM that was looked at last, while guests are looked for.
+    looked_at: Option<VmId>,
 }
 
 impl Forwards {
@@ -104,33 +109,31 @@ impl Forwards {
             .filter(|forward| forward.vm == vm)
     }
 
-    /// Puts other rules in force by `set`, and assigns the forwards their elements of `RULES` among
-    /// these.
-    pub(crate) fn renumber(&mut self, rules: &mut Rules, set: impl FnOnce(&mut Rules)) {
-        let position = |forward: &Forward| rules.texts.forward(forward.rule);
-        let positions: Vec<_> = self.by_address.values().map(position).collect();
-        set(rules);
-        for (forward, position) in self.by_address.values_mut().zip(positions) {
-            if let Some(position) = position {
-                forward.rule = rules.texts.rule_of_forward(position);
-            }
+    /// Begins to look for guests that a forward leads to and whose MAC is not known, once a second.
+    pub(crate) fn begin_to_find_guests(&mut self, now_ns: u64) {
+        if !self.of_vm.is_empty() && now_ns >= self.next_arp_ns {
+            self.next_arp_ns = now_ns + ARP_INTERVAL_NS;
+            self.looked_at = Some(VmId::NONE);
         }
     }
 
-    /// Sends ARP requests for guests that a forward leads to and whose MAC is not known, once a
-    /// second.
-    pub(crate) fn find_guests(
-        &mut self,
-        vms: &VmTable,
-        tables: &impl Tables,
-        out: &mut Outbox,
-        now_ns: u64,
-    ) {
-        if self.by_address.is_empty() || now_ns < self.next_arp_ns {
+    /// Whether guests are being looked for.
+    pub(crate) fn is_finding_guests(&self) -> bool {
+        self.looked_at.is_some()
+    }
+
+    /// Does a turn's part of the search: sends ARP requests for guests whose MAC is not known.
+    pub(crate) fn find_guests(&mut self, vms: &VmTable, tables: &impl Tables, out: &mut Outbox) {
+        let Some(last) = self.looked_at else {
             return;
-        }
-        self.next_arp_ns = now_ns + ARP_INTERVAL_NS;
-        for vm in self.of_vm.keys().filter_map(|vm| vms.by_id(*vm)) {
+        };
+        let behind = (Bound::Excluded(last), Bound::Unbounded);
+        let some = self.of_vm.range(behind).take(VMS_PER_TURN);
+        let some: Vec<VmId> = some.map(|(vm, _)| *vm).collect();
+        self.looked_at = (some.len() == VMS_PER_TURN)
+            .then(|| some.last().copied())
+            .flatten();
+        for vm in some.iter().filter_map(|vm| vms.by_id(*vm)) {
             let row = tables.vm(vm.net.row);
             if row.is_none_or(|row| row.knows_guest_mac()) {
                 continue;
@@ -141,3 +144,7 @@ impl Forwards {
         }
     }
 }
+
+#[cfg(test)]
+#[path = "forwards_test.rs"]
+mod tests;

@@ -42,7 +42,7 @@ pub(crate) use self::{
     vms::{VmState, VmTable},
 };
 
-use slipgate_abi::{DropReason, RuleIndex, SlotIndex, VmId, VmRow};
+use slipgate_abi::{DropReason, SlotIndex, VmId, VmRow};
 
 use crate::{
     datapath::Datapath,
@@ -71,16 +71,17 @@ pub(crate) struct Core<D> {
 }
 
 impl<D: Datapath> Core<D> {
-    pub(crate) fn new(datapath: D, flows: Flows, judge: SharedJudge, rule_base: RuleIndex) -> Self {
+    pub(crate) fn new(datapath: D, flows: Flows, judge: SharedJudge) -> Self {
+        let most = datapath.vms();
         Self {
             nat: Nat {
                 datapath,
                 flows,
                 network: Network::default(),
             },
-            rules: Rules::new(judge, rule_base),
+            rules: Rules::new(judge),
             inspected: Inspected::default(),
-            vms: VmTable::new(),
+            vms: VmTable::new(most),
             forwards: Forwards::default(),
             journal: Journal::default(),
             out: Outgoing::new(),

@@ -9,7 +9,7 @@
 use std::{collections::HashMap, net::IpAddr, rc::Rc};
 
 use slipgate_abi::{RuleIndex, SlotIndex, SlotRef, maps::MAX_NAMES, names::MAX_NAME_LEN};
-use slipgate_policy::{Described, Destination, Lead, OnReload, RuleId};
+use slipgate_policy::{Destination, Lead, OnReload, RuleId};
 
 use crate::{
     datapath::{NameMap, RememberedName},
@@ -31,10 +31,9 @@ pub(crate) struct Rules {
 }
 
 impl Rules {
-    /// Returns the rules of a judge; `base` is the first element of `RULES` of this process.
-    pub(super) fn new(judge: SharedJudge, base: RuleIndex) -> Self {
-        let mut texts = RuleTexts::default();
-        texts.begin(base, judge.borrow().policies().described(), Vec::new());
+    /// Returns the rules of a judge.
+    pub(super) fn new(judge: SharedJudge) -> Self {
+        let texts = RuleTexts::new(judge.borrow().policies());
         Self {
             judge,
             texts,
@@ -42,17 +41,9 @@ impl Rules {
         }
     }
 
-    /// Sets the texts of the forwards, which follow those of the policies in force.
-    pub(crate) fn set_forward_texts(&mut self, texts: Vec<String>) {
-        let judge = self.judge.borrow();
-        let policies = judge.policies().described();
-        let forwards = texts.into_iter().map(Described::forward).collect();
-        self.texts.begin(self.texts.base(), policies, forwards);
-    }
-
     /// Returns the element of `RULES` of a rule in force.
-    pub(crate) fn element_of(&self, rule: RuleId) -> RuleIndex {
-        self.texts.base().nth(rule.0)
+    pub(crate) const fn element_of(rule: RuleId) -> RuleIndex {
+        RuleIndex::new(rule.0)
     }
 
     /// Notes the name that opened a flow's address.
@@ -90,11 +81,10 @@ impl Rules {
     /// Whether an inspect rule admitted a flow, or a rule that is no longer known in a policy that
     /// has inspect rules.
     pub(crate) fn has_inspect_rule(&self, live: SlotRef) -> bool {
-        let rule = live.rule_index().offset_from(self.texts.base()).map(RuleId);
+        let rule = RuleId(live.rule_index().get());
         let judge = self.judge.borrow();
         let policy = judge.policy(live.id());
-        let known = rule.filter(|rule| policy.has(*rule));
-        policy.inspections().0 && known.is_none_or(|rule| policy.inspects(rule))
+        policy.inspections().0 && (!policy.has(rule) || policy.inspects(rule))
     }
 
     /// Whether an address may be a forward's client: not in the VM's own network, of the host, or

@@ -1,7 +1,7 @@
 //! The VMs that the engine serves.
 use std::collections::{HashMap, VecDeque};
 
-use slipgate_abi::{VmId, VmRow, maps::MAX_VMS};
+use slipgate_abi::{VmId, VmRow};
 use slipgate_model::Labels;
 
 use super::credits;
@@ -16,6 +16,8 @@ use crate::{
 /// times at its start (RFC 4861 section 10).
 const ADVERTISEMENTS_PER_SECOND: u32 = 2;
 const ADVERTISEMENTS_AT_ONCE: u32 = 10;
+/// Most removed VMs whose names are kept.
+const MOST_DEPARTED: usize = 4_096;
 
 /// State that the engine keeps of a VM.
 #[derive(Clone, Debug)]
@@ -75,9 +77,10 @@ pub(crate) struct VmTable {
 }
 
 impl VmTable {
-    pub(super) fn new() -> Self {
+    /// `most`: number of VMs that there may be.
+    pub(super) fn new(most: u32) -> Self {
         Self {
-            vms: (0..MAX_VMS).map(|_| None).collect(),
+            vms: (0..=most).map(|_| None).collect(),
             rows: HashMap::new(),
             departed: VecDeque::new(),
             all_credits: credits::AllCredits::new(),
@@ -130,9 +133,9 @@ impl VmTable {
         }
     }
 
-    /// Returns the rows that have a VM, for a loop that changes each.
-    pub(super) fn rows(&self) -> Vec<VmRow> {
-        self.rows.values().copied().collect()
+    /// Returns the number of rows, whether they have a VM or not.
+    pub(super) fn row_count(&self) -> usize {
+        self.vms.len()
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -164,7 +167,7 @@ impl VmTable {
         let Some(vm) = self.take(row, id) else {
             return false;
         };
-        if self.departed.len() >= MAX_VMS as usize {
+        if self.departed.len() >= MOST_DEPARTED {
             self.departed.pop_front();
         }
         let VmSpec { name, labels, .. } = &*vm.net;

@@ -264,7 +264,7 @@ pub(super) fn forward(forward: ForwardSocket) -> Option<(Forward, relay::Forward
         vm: forward.vm,
         protocol,
         guest_port: forward.guest_port,
-        rule: forward.relayed_rule,
+        rule: forward.rule,
         socket: forward.socket,
     };
     Some((translated, relayed))
@@ -275,8 +275,7 @@ fn reload(policies: Policies) -> io::Result<Reload> {
     let bytes = read_memory_file(policies.policies).map_err(io::Error::other)?;
     Ok(Reload {
         id: policies.id,
-        policies: PolicySet::from_bytes(&bytes).map_err(io::Error::other)?,
-        rule_base: policies.rule_base,
+        policies: PolicySet::changes_from_bytes(&bytes).map_err(io::Error::other)?,
         local: policies.local,
         vms: policies.vms,
         strictly: policies.strictly,

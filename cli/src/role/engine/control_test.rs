@@ -1,4 +1,4 @@
-use slipgate_abi::{RuleIndex, SlotIndex};
+use slipgate_abi::SlotIndex;
 use slipgate_policy::{Action, Policy, Rule};
 use userspace_nat::{
     dns,
@@ -24,7 +24,6 @@ fn engine() -> Engine<FakeDatapath, FakePort, FakeClock> {
             Relay::new(Limits::default()),
         ),
         judge: Judge::shared(Policy::new(Action::Deny, Vec::<Rule>::new())),
-        rule_base: RuleIndex::new(1),
         nat_ports: 61_000..=61_999,
         log: FlowLog::new(None),
     })

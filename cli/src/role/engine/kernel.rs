@@ -182,6 +182,10 @@ impl Tables for KernelDatapath {
         self.maps.slots()
     }
 
+    fn vms(&self) -> u32 {
+        self.maps.sizes().vms
+    }
+
     fn slot(&self, index: SlotIndex) -> SlotRef {
         let last = SlotIndex::new(self.maps.slots() - 1);
         self.maps
@@ -288,9 +292,9 @@ impl Tables for KernelDatapath {
 
 /// Returns a VM's counters.
 pub(super) fn stats_of(maps: &SharedMaps, row: VmRow) -> VmStats {
-    let row = VmRow::from_word(row.word()).unwrap_or(VmRow::NOBODY);
-    let counters = maps.counters(row).expect("a row below MAX_VMS");
-    let drops = maps.drops(row).expect("a row below MAX_VMS");
+    let rows = maps.counters(row).zip(maps.drops(row));
+    let nobodys = || maps.counters(VmRow::NOBODY).zip(maps.drops(VmRow::NOBODY));
+    let (counters, drops) = rows.or_else(nobodys).expect("the maps have row 0");
     // SAFETY: rows of mapped arrays, which stay mapped as long as the process lives, and which
     // all sides change by atomics.
     unsafe { VmStats::new(counters, drops) }

@@ -20,7 +20,7 @@ use slipgate_abi::ABI_VERSION;
 use crate::{
     Error, Paths, Result,
     bpf::{self, Kind, Shape},
-    layout::MapName,
+    layout::{MapName, Sizes},
     maps::abi_version_of,
     paths::remove_if_there,
     pins::is_any_alive,
@@ -47,8 +47,8 @@ pub(super) const FORMER: Option<Former> = Some(Former {
 /// were there, and fields in place of padding.
 fn of_version_5(map: MapName, (key, mut value): Element) -> Option<Element> {
     if matches!(map, MapName::Drops | MapName::Counters) {
-        // Counters do not depend on the number of slots.
-        value.resize(map.shape(0).value as usize, 0);
+        // The size of an element depends on no number of elements.
+        value.resize(map.shape(Sizes::of_slots(0)).value as usize, 0);
     }
     Some((key, value))
 }
@@ -70,14 +70,16 @@ pub(super) fn convert(paths: &Paths, former: Option<&Former>) -> Result<()> {
     }
     let meta_last = || MapName::ALL.into_iter().rev();
     if !copy_of(paths, MapName::Meta).exists() {
-        let slots = paths.pin(MapName::Slots.name());
-        let slots = bpf::obj_get(&slots).and_then(|map| Shape::of(map.as_fd()));
-        let slots = slots
-            .map_err(Error::os("read the former version's SLOTS"))?
-            .entries;
+        let entries = |map: MapName| {
+            let former = bpf::obj_get(&paths.pin(map.name()));
+            let shape = former.and_then(|map| Shape::of(map.as_fd()));
+            let what = format!("read the former version's {}", map.name());
+            shape.map(|shape| shape.entries).map_err(Error::os(what))
+        };
+        let sizes = Sizes::read(entries)?;
         for map in meta_last() {
             remove_if_there(&copy_of(paths, map), |path| fs::remove_file(path))?;
-            copy(paths, map, former, slots).map_err(Error::os(format!(
+            copy(paths, map, former, sizes).map_err(Error::os(format!(
                 "copy the former version's {}",
                 map.name()
             )))?;
@@ -98,14 +100,14 @@ pub(super) fn convert(paths: &Paths, former: Option<&Former>) -> Result<()> {
 }
 
 /// Makes a map of this version, and fills it from the former version's, which may not have it.
-fn copy(paths: &Paths, map: MapName, former: &Former, slots: u32) -> io::Result<()> {
-    let new = bpf::map_create(map.name(), map.shape(slots))?;
+fn copy(paths: &Paths, map: MapName, former: &Former, sizes: Sizes) -> io::Result<()> {
+    let new = bpf::map_create(map.name(), map.shape(sizes))?;
     if let Ok(old) = bpf::obj_get(&paths.pin(map.name())) {
         for old in elements(old.as_fd())? {
             let Some((key, mut value)) = (former.element)(map, old) else {
                 continue;
             };
-            let shape = map.shape(slots);
+            let shape = map.shape(sizes);
             let sizes = (key.len() as u32, value.len() as u32);
             if sizes != (shape.key, shape.value) {
                 // An engine can write the version, of whatever maps.

@@ -68,7 +68,7 @@ fn live_flows_of_the_former_version_are_taken_over() {
         let names = paths.pin(MapName::Names.name());
         fs::rename(&names, copy_of(&paths, MapName::Names)).unwrap();
         fs::rename(paths.pin("META"), copy_of(&paths, MapName::Meta)).unwrap();
-        let old = bpf::map_create("META", MapName::Meta.shape(1_024)).unwrap();
+        let old = bpf::map_create("META", MapName::Meta.shape(Sizes::of_slots(1_024))).unwrap();
         let mut value = [0; 16];
         value[..4].copy_from_slice(&FORMER.unwrap().version.to_ne_bytes());
         // SAFETY: META has a word as key, and a value of 16 bytes.

@@ -10,7 +10,7 @@ impl Datapath {
         let _lock = create_and_lock(&paths)?;
         let joined = is_complete(&paths)?;
         paths.keep_cookie()?;
-        make_missing_maps(&paths, whole_chunks(options.slots))?;
+        make_missing_maps(&paths, possible(options.sizes))?;
         let maps = SharedMaps::assemble(open_pins(&paths.pin_dir)?)?;
         initialise(&maps)?;
         Ok(Self {

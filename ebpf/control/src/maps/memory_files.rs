@@ -14,7 +14,7 @@ use slipgate_abi::{ABI_VERSION, maps::SLOTS_PER_CHUNK};
 
 use crate::{
     Error, Result,
-    layout::{Kind, MapName, Shape},
+    layout::{Kind, MapName, Shape, Sizes},
     paths::remove_if_there,
 };
 
@@ -49,7 +49,7 @@ fn len_of(shape: Shape) -> u64 {
 }
 
 /// Makes the files, all zero.
-pub(crate) fn make(dir: &Path, slots: u32) -> Result<()> {
+pub(crate) fn make(dir: &Path, sizes: Sizes) -> Result<()> {
     for map in MapName::ALL {
         let path = dir.join(map.name());
         let failed = || Error::os(format!("make {}", path.display()));
@@ -59,7 +59,7 @@ pub(crate) fn make(dir: &Path, slots: u32) -> Result<()> {
             .mode(0o600)
             .open(&path)
             .map_err(failed())?;
-        file.set_len(len_of(map.shape(slots))).map_err(failed())?;
+        file.set_len(len_of(map.shape(sizes))).map_err(failed())?;
     }
     Ok(())
 }
@@ -85,14 +85,21 @@ pub(crate) fn remove(dir: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Checks that the files have the lengths of the maps. Returns the number of slots.
-pub(crate) fn check(fds: &[OwnedFd]) -> Result<u32> {
+/// Checks that the files have the lengths of the maps. Returns the maps' sizes.
+pub(crate) fn check(fds: &[OwnedFd]) -> Result<Sizes> {
     let of = |map: MapName| fds.get(map as usize).and_then(length).unwrap_or(0);
-    let chunk = len_of(MapName::Slots.shape(SLOTS_PER_CHUNK));
-    let slots = (of(MapName::Slots) / chunk) as u32 * SLOTS_PER_CHUNK;
+    let elements = |map: MapName| {
+        let one = u64::from(map.shape(ONE_EACH).value).next_multiple_of(8);
+        u32::try_from(of(map) / one).map_err(|_| too_long(map))
+    };
+    let sizes = Sizes::read(elements)?;
+    let sizes = Sizes {
+        slots: sizes.slots / SLOTS_PER_CHUNK * SLOTS_PER_CHUNK,
+        ..sizes
+    };
     for map in MapName::ALL {
-        let (got, expected) = (of(map), len_of(map.shape(slots)));
-        if got != expected || slots == 0 {
+        let (got, expected) = (of(map), len_of(map.shape(sizes)));
+        if got != expected || sizes.slots == 0 {
             return Err(Error::Descriptor {
                 map: map.name(),
                 got: format!("a file of {got} bytes"),
@@ -100,5 +107,20 @@ pub(crate) fn check(fds: &[OwnedFd]) -> Result<u32> {
             });
         }
     }
-    Ok(slots)
+    Ok(sizes)
+}
+
+/// The least sizes, of which each element's size can be read.
+const ONE_EACH: Sizes = Sizes {
+    slots: 1,
+    vms: 1,
+    rules: 1,
+};
+
+fn too_long(map: MapName) -> Error {
+    Error::Descriptor {
+        map: map.name(),
+        got: "a file of more elements than a map can have".into(),
+        expected: format!("one of layout {ABI_VERSION}"),
+    }
 }

@@ -9,7 +9,7 @@ use slipgate_abi::ABI_VERSION;
 
 use crate::{
     Error, Result, bpf,
-    layout::{MAPS, MapName, Shape},
+    layout::{MAPS, MapName, Shape, Sizes},
 };
 
 /// Opens the pin of every map.
@@ -43,9 +43,8 @@ fn none_there(pin_dir: &Path) -> Error {
     }
 }
 
-/// Refuses pinned maps of another version or shape, and returns the number of slots. `slots`: the
-/// number expected; `None` accepts that of SLOTS.
-pub(crate) fn check_pinned(fds: &[OwnedFd], pin_dir: &Path, slots: Option<u32>) -> Result<u32> {
+/// Refuses pinned maps of another version or shape, and returns their sizes.
+pub(crate) fn check_pinned(fds: &[OwnedFd], pin_dir: &Path) -> Result<Sizes> {
     let their_version = abi_version_of(fds[MapName::Meta as usize].as_fd()).unwrap_or(0);
     let shape =
         |fd: BorrowedFd<'_>| Shape::of(fd).map_err(Error::os("ask for a pinned map's shape"));
@@ -56,12 +55,9 @@ pub(crate) fn check_pinned(fds: &[OwnedFd], pin_dir: &Path, slots: Option<u32>) 
             ours: ABI_VERSION,
         });
     }
-    let slots = match slots {
-        Some(slots) => slots,
-        None => shape(fds[MapName::Slots as usize].as_fd())?.entries,
-    };
+    let sizes = Sizes::read(|map| Ok(shape(fds[map as usize].as_fd())?.entries))?;
     for (map, fd) in MapName::ALL.into_iter().zip(fds) {
-        let (theirs, ours) = (shape(fd.as_fd())?, map.shape(slots));
+        let (theirs, ours) = (shape(fd.as_fd())?, map.shape(sizes));
         if theirs != ours {
             return Err(Error::Layout {
                 map: map.name(),
@@ -73,7 +69,7 @@ pub(crate) fn check_pinned(fds: &[OwnedFd], pin_dir: &Path, slots: Option<u32>) 
             });
         }
     }
-    Ok(slots)
+    Ok(sizes)
 }
 
 /// Returns the version in META, which is its first word in every version. `None` if it cannot be
@@ -90,8 +86,8 @@ pub(crate) fn abi_version_of(meta: BorrowedFd<'_>) -> Option<u32> {
     found.then(|| u32::from_ne_bytes(word))
 }
 
-/// Checks that the descriptors are the maps, in order. Returns the number of slots.
-pub(super) fn check_descriptors(fds: &[OwnedFd]) -> Result<u32> {
+/// Checks that the descriptors are the maps, in order. Returns their sizes.
+pub(super) fn check_descriptors(fds: &[OwnedFd]) -> Result<Sizes> {
     let wrong = |map: MapName, got: String, expected: String| Error::Descriptor {
         map: map.name(),
         got,
@@ -108,12 +104,12 @@ pub(super) fn check_descriptors(fds: &[OwnedFd]) -> Result<u32> {
         Shape::of(fds[map as usize].as_fd())
             .map_err(|error| wrong(map, format!("no map ({error})"), "a map".into()))
     };
-    let slots = shape(MapName::Slots)?.entries;
+    let sizes = Sizes::read(|map| Ok(shape(map)?.entries))?;
     for map in MapName::ALL {
-        let (got, expected) = (shape(map)?, map.shape(slots));
+        let (got, expected) = (shape(map)?, map.shape(sizes));
         if got != expected {
             return Err(wrong(map, got.to_string(), expected.to_string()));
         }
     }
-    Ok(slots)
+    Ok(sizes)
 }

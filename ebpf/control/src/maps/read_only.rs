@@ -5,13 +5,15 @@ use std::{mem::offset_of, os::fd::OwnedFd, path::Path, sync::atomic::Ordering::A
 
 use slipgate_abi::{
     Addresses6, DropCounters, NextHop, Protocol, RuleIndex, Slot, SlotIndex, SlotRef, Verdict, Vm,
-    Vm6, VmCounters, VmRates, VmRow, maps, rate::RateRef,
+    Vm6, VmCounters, VmRates, VmRow,
+    maps::{self, RuleElement},
+    rate::RateRef,
 };
 
 use super::{
     Memory, Protection, check_descriptors, check_pinned, memory_files, open_pins, text_of,
 };
-use crate::Result;
+use crate::{Result, layout::Sizes};
 
 /// The arrays, mapped read-only. Contents are returned as copies.
 #[derive(Debug)]
@@ -30,20 +32,20 @@ impl ReadOnlyMaps {
         // The kernel refuses a shared mapping of a descriptor opened for reading only. The mapping
         // is read-only for good, and the descriptors are closed here.
         let in_files = memory_files::are_in(pin_dir);
-        let (fds, slots) = match in_files {
+        let (fds, sizes) = match in_files {
             true => {
                 let fds = memory_files::open(pin_dir)?;
-                let slots = memory_files::check(&fds)?;
-                (fds, slots)
+                let sizes = memory_files::check(&fds)?;
+                (fds, sizes)
             }
             false => {
                 let fds = open_pins(pin_dir)?;
-                let slots = check_pinned(&fds, pin_dir, None)?;
-                (fds, slots)
+                let sizes = check_pinned(&fds, pin_dir)?;
+                (fds, sizes)
             }
         };
         Ok(Self {
-            memory: Memory::new(&fds, slots, Protection::Read)?,
+            memory: Memory::new(&fds, sizes, Protection::Read)?,
             in_files,
         })
     }
@@ -66,11 +68,23 @@ impl ReadOnlyMaps {
     /// # Errors
     /// A descriptor is not the expected map, or a map cannot be mapped.
     pub fn from_fds(fds: Vec<OwnedFd>) -> Result<Self> {
-        let slots = check_descriptors(&fds)?;
+        let sizes = check_descriptors(&fds)?;
         Ok(Self {
-            memory: Memory::new(&fds, slots, Protection::Read)?,
+            memory: Memory::new(&fds, sizes, Protection::Read)?,
             in_files: false,
         })
+    }
+
+    /// Returns the sizes with which the maps were made.
+    pub fn sizes(&self) -> Sizes {
+        self.memory.sizes()
+    }
+
+    /// Returns the number of elements of `RULES` that hold a rule, whether it is in force or not.
+    pub fn rules_held(&self) -> usize {
+        let all = (0..self.sizes().rules).map(RuleIndex::new);
+        let held = all.filter(|index| self.memory.rule_whole(*index) != RuleElement::FREE.whole);
+        held.count()
     }
 
     /// Returns copies of all flows, in the order of their slots.
@@ -94,7 +108,7 @@ impl ReadOnlyMaps {
 
     /// Returns all VMs with their rows.
     pub fn vms(&self) -> impl Iterator<Item = (VmRow, Vm)> + '_ {
-        VmRow::all()
+        VmRow::of(self.sizes().vms)
             .filter_map(|row| Some((row, self.vm(row)?)))
             .filter(|(_, vm)| vm.id != 0)
     }

@@ -79,7 +79,8 @@ pub fn sweep<'o>(
     let forwards = maps
         .forwards
         .remove_if(|_, forward| gone(forward.id(), forward.row()))?;
-    let open: HashSet<VmId> = VmRow::all()
+    let open: HashSet<VmId> = maps
+        .vm_rows()
         .filter_map(|row| vm_rows::id_of(maps, row))
         .collect();
     let names = maps.names.remove_if(|key, _| !open.contains(&key.id()))?;

@@ -1,7 +1,6 @@
 use super::*;
 use crate::testing::{datapath, in_netns, vm_spec};
 use crate::vm;
-use slipgate_abi::VmRow;
 
 fn set(taps: &[u32]) -> BTreeSet<IfIndex> {
     taps.iter().copied().map(IfIndex::new).collect()
@@ -24,7 +23,7 @@ fn a_successor_finds_the_taps_that_were_noted_but_those_of_the_living() {
         let lives = serve("c", &[8, 10]);
         drop(b);
         // What the rows say is not looked at.
-        for row in VmRow::all() {
+        for row in maps.vm_rows() {
             maps.vm(row)
                 .unwrap()
                 .tap_ifindex()

@@ -7,7 +7,7 @@ use std::{
 
 use super::*;
 use crate::{
-    Datapath, Hook, LoadOptions, Owner,
+    Datapath, Hook, LoadOptions, Owner, Sizes,
     device::Device,
     paths::{RUN, netns_inode},
     pins::abandoned,
@@ -38,7 +38,7 @@ impl Left {
             };
             let datapath = Datapath::open(&LoadOptions {
                 paths: paths.clone(),
-                slots: 4_096,
+                sizes: Sizes::of_slots(4_096),
                 bpf_log: false,
             });
             let datapath = datapath.unwrap();

@@ -2,7 +2,6 @@
 
 use std::{collections::BTreeMap, fs, path::Path, process::Command};
 
-use slipgate_abi::VmRow;
 use slipgate_control::SharedMaps;
 use slipgate_testbed::{Slipgate, World};
 
@@ -78,7 +77,7 @@ pub(super) fn kept_files(run_dir: &Path) -> Vec<String> {
 
 /// Names of the VMs that have a row.
 pub(super) fn rows(maps: &SharedMaps) -> Vec<String> {
-    let vms = VmRow::all().filter_map(|row| maps.vm(row));
+    let vms = maps.vm_rows().filter_map(|row| maps.vm(row));
     let used = vms.filter(|vm| vm.id().load(std::sync::atomic::Ordering::Acquire) != 0);
     // SAFETY: a mapped row, which nobody changes by now.
     let name = |vm: slipgate_abi::VmRef| unsafe { (*vm.as_ptr()).name };

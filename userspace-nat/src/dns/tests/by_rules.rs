@@ -213,7 +213,7 @@ fn policies_share_no_answers_and_each_is_told_its_own_way() {
     assert_eq!(told(&mut rig, VmId::new(2)), (true, 299));
     assert_eq!(rig.counted().1, 0);
     // What was kept under other rules is not told.
-    judge.borrow_mut().rejudge(rig.now_ns);
+    judge.borrow_mut().rejudge_all(rig.now_ns);
     assert_eq!(told(&mut rig, VmId::new(2)), (true, 300));
 }
 

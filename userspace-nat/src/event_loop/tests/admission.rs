@@ -451,7 +451,7 @@ fn a_forward_opens_a_flow_from_the_world() {
     let texts = vec!["--forward tcp:8080:80".to_owned()];
     rig.tell(move |engine| {
         engine.set_forwards(vec![forward]);
-        engine.set_forward_texts(texts);
+        engine.set_forward_texts(RuleIndex::new(13), texts);
     });
     rig.kernel
         .borrow_mut()

@@ -47,6 +47,16 @@ fn keeping(policy: Policy) -> Policy {
     })
 }
 
+/// Policies in the place of all that there are, numbered from this element of `RULES` on.
+pub(super) fn instead(policies: Vec<Policy>, rule_base: u32) -> Vec<(u32, Option<Policy>)> {
+    const MOST: u32 = 8;
+    let set = PolicySet::numbered_from(rule_base, policies);
+    let new: Vec<_> = set.iter().cloned().map(Some).collect();
+    (0..MOST)
+        .zip(new.into_iter().chain(std::iter::repeat(None)))
+        .collect()
+}
+
 impl Rig {
     pub(super) fn reload(&mut self, policies: Vec<Policy>, rule_base: u32, of_vm: [u32; 3]) {
         self.reload_strictly(policies, rule_base, of_vm, Vec::new());
@@ -66,8 +76,7 @@ impl Rig {
         });
         let reload = Reload {
             id: 1,
-            policies: PolicySet::new(policies),
-            rule_base: RuleIndex::new(rule_base),
+            policies: instead(policies, rule_base),
             local: LocalAddresses {
                 host: vec![[192, 0, 2, 1].into()],
                 guests: Vec::new(),
@@ -327,7 +336,7 @@ fn what_was_ending_when_slipgate_died_and_is_refused_now_is_none_that_lives() {
 }
 
 #[test]
-fn forwards_stay_and_have_their_texts_in_the_new_run() {
+fn forwards_keep_their_element_and_its_text() {
     let mut rig = Rig::new();
     let forward = Forward {
         protocol: Protocol::Tcp,
@@ -339,7 +348,7 @@ fn forwards_stay_and_have_their_texts_in_the_new_run() {
         rule: RuleIndex::new(13),
     };
     rig.tell(move |engine| {
-        engine.set_forward_texts(vec!["--forward tcp:8080:80".into()]);
+        engine.set_forward_texts(RuleIndex::new(13), vec!["--forward tcp:8080:80".into()]);
         engine.set_forwards(vec![forward]);
     });
     rig.kernel
@@ -358,8 +367,8 @@ fn forwards_stay_and_have_their_texts_in_the_new_run() {
     let slots = kernel.slots_in_use();
     let mut rules: Vec<u32> = slots.iter().map(|slot| kernel.slot(*slot).rule()).collect();
     rules.sort_unstable();
-    // The default, two safe ones, one rule, then the forward.
-    assert_eq!(rules, [13, 74]);
+    // Its element is none of a policy's.
+    assert_eq!(rules, [13, 13]);
     let texts = &rig.engine.core.rules.texts;
     for rule in rules {
         let text = texts.text(RuleIndex::new(rule), &rig.engine.core.nat.datapath);
@@ -447,7 +456,7 @@ fn many_flows_are_judged_and_ended_some_in_a_turn() {
 }
 
 #[test]
-fn policies_that_come_during_a_walk_have_it_finished() {
+fn policies_that_come_during_a_walk_wait_for_its_end() {
     let mut rig = crowded();
     let shut = || policy(Action::Allow, &["deny 203.0.113.0/24"]);
     rig.reload(vec![shut()], 30, [0; 3]);
@@ -457,11 +466,12 @@ fn policies_that_come_during_a_walk_have_it_finished() {
         50,
         [0; 3],
     );
-    let first = rig.broker.reloaded[0];
-    assert_eq!((first.cut, first.kept), (5_000, 5_000));
+    assert!(rig.broker.reloaded.is_empty());
     while rig.engine.reloading.is_under_way() {
         rig.turn();
     }
+    let first = rig.broker.reloaded[0];
+    assert_eq!((first.cut, first.kept), (5_000, 5_000));
     let second = rig.broker.reloaded[1];
     assert_eq!((second.cut, second.kept), (5_000, 0));
     for _ in 0..100 {

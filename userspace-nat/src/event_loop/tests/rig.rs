@@ -32,7 +32,7 @@ use crate::{
     services::Services,
     vm::VmSpec,
 };
-use slipgate_policy::{Action, LocalAddresses, LoopbackPorts, Policy, Rule, Settings};
+use slipgate_policy::{Action, LocalAddresses, LoopbackPorts, Policy, PolicySet, Rule, Settings};
 
 pub(super) const GUEST: Ip4 = Ip4 {
     octets: [10, 0, 2, 15],
@@ -523,8 +523,10 @@ fn start(
             dns::Proxy::new(&[], dns::Limits::default(), Box::new(dns::AllowAll)),
             Relay::new(Limits::default()),
         ),
-        judge: Judge::shared(policy),
-        rule_base: setup.rule_base,
+        judge: Judge::shared(PolicySet::numbered_from(
+            setup.rule_base.get(),
+            vec![policy],
+        )),
         nat_ports: setup.nat_ports.clone(),
         log: FlowLog::new(Some(Box::new(log.clone()))).of(setup.events),
     };

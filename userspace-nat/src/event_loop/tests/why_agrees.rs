@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use slipgate_abi::{IfIndex, Ip4, Protocol, Refusal, RuleIndex, Tuple, VmId, VmRow, tcp::Flags};
 use slipgate_model::{RouteEntry, RouteKind, WhyAnswer};
 
-use super::rig::*;
+use super::{reload::instead, rig::*};
 use crate::{
     clock::MILLISECOND_NS,
     control::Reload,
@@ -18,9 +18,7 @@ use crate::{
     packet::icmp::v4::ECHO_REQUEST,
     state::Forward,
 };
-use slipgate_policy::{
-    Action, LocalAddresses, LoopbackPorts, Name, Policy, PolicySet, Rule, Settings, wire,
-};
+use slipgate_policy::{Action, LocalAddresses, LoopbackPorts, Name, Policy, Rule, Settings, wire};
 
 /// A SYN's, as Linux sends them: MSS, SACK permitted, timestamps.
 const OPTIONS: [u8; 16] = [2, 4, 5, 0xb4, 4, 2, 8, 10, 0, 0, 0, 1, 0, 0, 0, 0];
@@ -340,8 +338,7 @@ impl World {
         self.rule_base = RuleIndex::new(70 - self.rule_base.get());
         let reload = Reload {
             id: 1,
-            policies: PolicySet::new(policies),
-            rule_base: self.rule_base,
+            policies: instead(policies, self.rule_base.get()),
             local: LocalAddresses {
                 host: vec![NAT.into()],
                 guests: Vec::new(),
@@ -449,6 +446,7 @@ impl World {
                 std::net::Ipv4Addr::from(live.nat()),
                 live.uplink().get()
             );
+            let rule = rule.into_owned();
             let is_held = core.nat.flows.entry(slot).is_some_and(|e| e.is_held());
             let became = match is_held {
                 true => Became::Inspected { rule, by },

@@ -194,7 +194,8 @@ fn rules_cuts_and_the_vms_end_end_them_and_frost_does_not() {
             assert_eq!((to.protocol, to.port), (Protocol::Udp, 5353));
             standing
         };
-        world.with(|relay, cx| relay.rejudge(&judges, cx)).cut
+        let all = [VM].into();
+        world.with(|relay, cx| relay.rejudge(&all, &judges, cx)).cut
     };
     assert_eq!(rejudge(&mut world, Standing::Stands), 0);
     assert_eq!(rejudge(&mut world, Standing::Cut), 1);

@@ -424,7 +424,11 @@ fn what_the_rules_refuse_now_is_cut_or_left_and_the_rest_goes_on() {
             assert_eq!((to.protocol, host), (Protocol::Tcp, port));
             standing
         };
-        let rejudged = world.with(|relay, cx| relay.rejudge(&judges, cx));
+        let others = [VmId::new(VM.get() + 1)].into();
+        let none = world.with(|relay, cx| relay.rejudge(&others, &judges, cx));
+        assert_eq!(none, Rejudged::default());
+        let all = [VM].into();
+        let rejudged = world.with(|relay, cx| relay.rejudge(&all, &judges, cx));
         let expected = Rejudged { live: 1, cut, left };
         assert_eq!(rejudged, expected);
     }
