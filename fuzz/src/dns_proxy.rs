@@ -8,7 +8,7 @@ use std::net::{SocketAddr, UdpSocket};
 use slipgate_abi::Protocol;
 use slipgate_policy::{Action, DenyFile, Destination, LocalAddresses, Name, Policy, Rule};
 use userspace_nat::{
-    dns::{Limits, Origin, Proxy, message::HEADER_LEN, query::Query},
+    dns::{Guest, Limits, Origin, Proxy, message::HEADER_LEN, query::Query},
     name_gate::{ByRules, Judge},
     poll::{Poller, Readiness},
     vm::VmNet,
@@ -128,9 +128,14 @@ impl Rig {
 
     fn ask(&mut self, vm: &VmNet, message: &[u8]) {
         let origin = Origin::Tcp { connection: 1 };
+        // As one without IPv6, and as one with it.
+        let guest = Guest {
+            vm,
+            has_ipv6: message.len() % 2 == 1,
+        };
         let _ = self
             .proxy
-            .query(vm, origin, message, &self.poller, self.now_ns);
+            .query(guest, origin, message, &self.poller, self.now_ns);
     }
 
     fn settle(&mut self) {

@@ -47,7 +47,7 @@ pub(crate) fn dress(packet: &mut [u8], bits: u8, source: Ip4) {
     };
     let (header_len, total) = (ip.header_len, ip.bytes.len());
     let pseudo = Sum::default().pseudo(ip.source, ip.destination, ip.protocol, total - header_len);
-    let protocol = ip.protocol;
+    let (protocol, addresses) = (ip.protocol, (ip.source, ip.destination));
     if has(bit::CHECKSUM) {
         ipv4::fill_checksum(packet, header_len);
     }
@@ -56,7 +56,7 @@ pub(crate) fn dress(packet: &mut [u8], bits: u8, source: Ip4) {
         return;
     }
     let at = match protocol {
-        1 => return build::fill_icmp_checksum(l4),
+        1 => return build::fill_icmp_checksum(addresses.0, addresses.1, l4),
         6 if l4.len() >= HEADER_LEN => 16,
         17 => 6,
         _ => return,

@@ -1,16 +1,18 @@
-//! IPv4, TCP, UDP and ICMP: views, rewrites and the answers built from them.
+//! IPv4 and IPv6, TCP, UDP, ICMP and ICMPv6: views, rewrites and the answers built from them.
 //!
 //! Input: `bits (1) | virtio_net_hdr (10) | L3 …`, dressed by the bits.
-use slipgate_abi::{Command, Direction, IfIndex, Ip4, PortHeader};
+use std::net::IpAddr;
+
+use slipgate_abi::{Command, Direction, IfIndex, PortHeader};
 use userspace_nat::{
     datagram::Datagram,
     fake::packets::is_right,
     icmp::{Quoted, translate},
     mss,
     packet::{
-        Ipv4, Packet, Transport, checksum,
+        Ip, Ipv4, Ipv6, Packet, Transport, Version, build,
         checksum::Sum,
-        ipv4::{self, End},
+        ip::{self, End},
         transport::{TCP_HEADER_LEN, Tcp, tcp_options},
     },
     port::{ETHERTYPE_IPV4, Exit, Frame, Outbox, Side, VirtioNetHdr},
@@ -40,8 +42,8 @@ pub fn packet(input: &[u8]) {
         assert!(is_right(&again));
         assert_eq!(Datagram::parse(&again), Some(datagram));
     }
-    let _ = Ipv4::parse_truncated(&l3);
-    let Ok(ip) = Ipv4::parse(&l3) else { return };
+    let _ = (Ipv4::parse_truncated(&l3), Ipv6::parse_truncated(&l3));
+    let Ok(ip) = Ip::parse(&l3) else { return };
     assert_eq!(ip.header_len + ip.payload().len(), ip.bytes.len());
     header_rewrites(ip);
     error_through_translation(ip);
@@ -79,18 +81,31 @@ fn frame(vnet: VirtioNetHdr, l3: &[u8]) {
 }
 
 /// Checks that a correct header checksum remains correct.
-fn header_rewrites(ip: Ipv4<'_>) {
-    if !ip.checksum_is_right() {
+fn header_rewrites(ip: Ip<'_>) {
+    let is_right = |bytes: &[u8]| match ip.version() {
+        Version::V4 => Ipv4::parse(bytes).is_ok_and(|ip| ip.checksum_is_right()),
+        Version::V6 => true,
+    };
+    if !is_right(ip.bytes) {
         return;
     }
+    let (host, guest) = hosts(ip.version());
     let mut bytes = ip.bytes.to_vec();
-    ipv4::set_address(&mut bytes, End::Source, HOST);
-    ipv4::set_address(&mut bytes, End::Destination, GUEST);
-    ipv4::decrement_ttl(&mut bytes);
-    let after = Ipv4::parse(&bytes).expect("the lengths are as before");
-    assert!(after.checksum_is_right());
-    assert_eq!((after.source, after.destination), (HOST, GUEST));
+    ip::set_address(&mut bytes, End::Source, host);
+    ip::set_address(&mut bytes, End::Destination, guest);
+    ip::decrement_ttl(&mut bytes);
+    let after = Ip::parse(&bytes).expect("the lengths are as before");
+    assert!(is_right(&bytes));
+    assert_eq!((after.source, after.destination), (host, guest));
     assert_eq!(after.ttl, ip.ttl.saturating_sub(1));
+}
+
+/// An address of the host and the guest's, of a family.
+fn hosts(version: Version) -> (IpAddr, IpAddr) {
+    match version {
+        Version::V4 => (HOST.into(), GUEST.into()),
+        Version::V6 => ([0x20; 16].into(), [0xfd; 16].into()),
+    }
 }
 
 /// Checks that options lie within the header, the MSS is never raised, and a correct checksum
@@ -110,7 +125,7 @@ fn clamp(packet: Packet<'_>, tcp: Tcp) {
     segment[16..18].fill(0);
     let right = sum(&segment);
     segment[16..18].copy_from_slice(&right.to_be_bytes());
-    let most = mss::for_mtu(u32::from(tcp.source));
+    let most = mss::for_mtu(packet.ip.version(), u32::from(tcp.source));
     let changed = mss::clamp(&mut segment[..tcp.header_len], most, false);
     assert_eq!(sum(&segment), 0);
     // A second option is nobody's; the first one is low enough now.
@@ -118,7 +133,8 @@ fn clamp(packet: Packet<'_>, tcp: Tcp) {
 }
 
 /// Translates an ICMP error at both ends, and back.
-fn error_through_translation(ip: Ipv4<'_>) {
+fn error_through_translation(ip: Ip<'_>) {
+    let (host, _) = hosts(ip.version());
     let _ = Quoted::parse(&ip, true);
     let Ok(quoted) = Quoted::parse(&ip, false) else {
         return;
@@ -129,13 +145,13 @@ fn error_through_translation(ip: Ipv4<'_>) {
             End::Destination => (quoted.destination, quoted.destination_port),
         };
         let mut bytes = ip.bytes.to_vec();
-        translate(&mut bytes, end, HOST, 61_234);
+        translate(&mut bytes, end, host, 61_234);
         let (outer, after) = translated(&bytes);
         let (inner, port, outer_end) = match end {
             End::Source => (after.source, after.source_port, outer.destination),
             End::Destination => (after.destination, after.destination_port, outer.source),
         };
-        assert_eq!((inner, port, outer_end), (HOST, 61_234, HOST));
+        assert_eq!((inner, port, outer_end), (host, 61_234, host));
         assert_eq!(quote_is_right(&outer), quote_is_right(&ip));
         translate(&mut bytes, end, old, old_port);
         assert_eq!(
@@ -145,16 +161,18 @@ fn error_through_translation(ip: Ipv4<'_>) {
     }
 }
 
-fn translated(bytes: &[u8]) -> (Ipv4<'_>, Quoted) {
-    let outer = Ipv4::parse(bytes).expect("the lengths are as before");
-    assert_eq!(checksum::of(outer.payload()), 0);
+fn translated(bytes: &[u8]) -> (Ip<'_>, Quoted) {
+    let outer = Ip::parse(bytes).expect("the lengths are as before");
+    let sum = build::icmp_checksum(outer.source, outer.destination, outer.payload());
+    assert_eq!(sum, 0);
     let quoted = Quoted::parse(&outer, true).expect("it quotes what it quoted");
     (outer, quoted)
 }
 
-fn quote_is_right(outer: &Ipv4<'_>) -> bool {
+fn quote_is_right(outer: &Ip<'_>) -> bool {
     let quote = &outer.payload()[8..];
-    Ipv4::parse_truncated(quote).is_ok_and(|inner| inner.checksum_is_right())
+    outer.version() == Version::V6
+        || Ipv4::parse_truncated(quote).is_ok_and(|inner| inner.checksum_is_right())
 }
 
 /// Checks that answers to the packet are correct and short.
@@ -167,8 +185,9 @@ fn answers(vm: &VmNet, packet: Packet<'_>) {
     answers.icmp(vm, world, &packet, IcmpError::TooBig(1_400), &mut out, 0);
     for bytes in out.frames() {
         let frame = Frame::parse(bytes).expect("what we wrote");
-        assert!(is_right(frame.l3) && frame.l3.len() <= 576);
-        let to: Ip4 = Ipv4::parse(frame.l3).expect("a packet").destination;
+        let most = packet.ip.version().least_mtu() as usize;
+        assert!(is_right(frame.l3) && frame.l3.len() <= most);
+        let to = Ip::parse(frame.l3).expect("a packet").destination;
         assert_eq!(to, packet.ip.source);
     }
     if matches!(packet.transport, Transport::Icmp(icmp) if icmp.is_echo()) {

@@ -3,7 +3,7 @@
 //!
 //! Input: steps, each `what (1) | its operands`, see [`what`]. Forwarded TCP ports are tested by
 //! the relay's own tests, because each input would leave a connection of the host in TIME-WAIT.
-use std::net::UdpSocket;
+use std::net::{IpAddr, UdpSocket};
 
 use slipgate_abi::{Ip4, Protocol, RuleIndex, VmId, segment::Segments};
 use userspace_nat::{
@@ -52,7 +52,7 @@ struct World {
     out: Outbox,
     now_ns: u64,
     /// Last segment to the guest on each of its ports: the sender and the header.
-    last: [Option<(Ip4, userspace_nat::packet::transport::Tcp)>; 8],
+    last: [Option<(IpAddr, userspace_nat::packet::transport::Tcp)>; 8],
     questions: Vec<Question>,
     forward: Option<UdpSocket>,
     /// Service on the host's loopback, and the address from which it last received a datagram.
@@ -154,7 +154,11 @@ impl World {
                     .wrapping_add(tcp.sequence_len())
                     .wrapping_add(acknowledgement),
             ),
-            None => (SERVERS[usize::from(who >> 7)], sequence, acknowledgement),
+            None => (
+                SERVERS[usize::from(who >> 7)].into(),
+                sequence,
+                acknowledgement,
+            ),
         };
         let to = (server, 53);
         packets::tcp(guest, to, flags, sequence, acknowledgement, &[], data)
@@ -316,7 +320,7 @@ impl World {
             };
             let packet = Ipv4::parse(l3).and_then(Packet::parse);
             let packet = packet.expect("a packet");
-            assert_eq!(packet.ip.destination, GUEST);
+            assert_eq!(packet.ip.destination, IpAddr::from(GUEST));
             match packet.transport {
                 Transport::Tcp(tcp) => {
                     let port = usize::from(tcp.destination.wrapping_sub(1_000));

@@ -21,6 +21,24 @@ proptest! {
         prop_assert_eq!(update16(before, old, new), full(&words));
     }
 
+    /// The difference of an address's words is what four updates make, and the sum of words is what
+    /// the words sum up to.
+    #[test]
+    fn a_difference_is_four_updates(checksum: u16, old: [u32; 4], new: [u32; 4]) {
+        let by_words = (0..4).fold(checksum, |sum, word| update32(sum, old[word], new[word]));
+        // A word of ones is zero in one's complement: only the new one counts.
+        let by_difference = update32(checksum, u32::MAX, difference128(old, new));
+        // Zero has two representations.
+        let same = |a: u16, b: u16| a == b || (a | b == 0xffff && a & b == 0);
+        prop_assert!(same(by_difference, by_words), "{by_difference:04x} {by_words:04x}");
+    }
+
+    #[test]
+    fn the_checksum_of_a_sum_is_that_of_its_words(words in prop::collection::vec(any::<u16>(), 1..40)) {
+        let sum = words.iter().map(|word| u64::from(*word)).sum();
+        prop_assert_eq!(of_sum(sum), full(&words));
+    }
+
     #[test]
     fn update32_equals_two_16(checksum: u16, old: u32, new: u32) {
         let halves = |w: u32| ((w & 0xffff) as u16, (w >> 16) as u16);

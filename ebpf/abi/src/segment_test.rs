@@ -24,6 +24,19 @@ fn a_packet_is_sent_in_so_many_fragments() {
 }
 
 #[test]
+fn a_frame_of_ipv6_is_never_fragmented_on_its_way() {
+    for (len, protocol, gso_size, expected) in [
+        (9_000, UDP, 0, 1),
+        (60_000, TCP, 1_400, 1),
+        (48 + 10 * 1_200, UDP, 1_200, 10),
+        (48 + 10 * 1_200 + 1, UDP, 1_200, 11),
+    ] {
+        let taken = credits6(len, protocol, gso_size);
+        assert_eq!(taken, expected, "{len} {protocol} {gso_size}");
+    }
+}
+
+#[test]
 fn a_frame_takes_credits_for_what_it_may_become() {
     for (len, protocol, gso_size, expected) in [
         (28, 0, 0, 1),

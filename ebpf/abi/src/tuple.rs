@@ -297,3 +297,7 @@ impl Tuple {
     /// Scope of tuples on the world's link. VM ids start at 1.
     pub const WORLD: u32 = 0;
 }
+
+#[cfg(test)]
+#[path = "tuple_test.rs"]
+mod tests;

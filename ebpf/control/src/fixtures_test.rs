@@ -51,6 +51,11 @@ pub(crate) fn datapath() -> Datapath {
     Datapath::open(&options()).unwrap()
 }
 
+/// Opens the maps in this namespace's directory, without programs.
+pub(crate) fn maps_only() -> Datapath {
+    Datapath::without_programs(&options()).unwrap()
+}
+
 pub(crate) fn options() -> LoadOptions {
     LoadOptions {
         paths: Paths::of_this_netns().unwrap(),

@@ -22,6 +22,9 @@
 mod attached;
 mod build;
 mod former;
+#[cfg(test)]
+#[path = "load/maps_only_test.rs"]
+mod maps_only;
 mod programs6;
 
 use std::{

@@ -7,7 +7,7 @@ use slipgate_abi::{
 use super::*;
 use crate::{
     layout::MAPS,
-    testing::{datapath, in_netns},
+    testing::{in_netns, maps_only},
 };
 
 const FDS: &str = "SLIPGATE_TEST_FDS";
@@ -38,7 +38,7 @@ fn flow(slot: u32) -> FlowRef {
 #[test]
 fn what_a_rule_refused_is_not_its_successors() {
     in_netns("what_a_rule_refused_is_not_its_successors", || {
-        let datapath = datapath();
+        let datapath = maps_only();
         let maps = datapath.maps();
         let counters = maps.counters(VmRow::new(7)).unwrap();
         // SAFETY: a row that no other thread uses.
@@ -59,7 +59,7 @@ fn a_process_without_capability_uses_what_it_was_handed() {
     in_netns(
         "a_process_without_capability_uses_what_it_was_handed",
         || {
-            let datapath = datapath();
+            let datapath = maps_only();
             let maps = datapath.maps();
             maps.flows.insert(&tuple(1), &flow(1), Insert::New).unwrap();
             maps.set_rule(RuleIndex::new(3), RuleElement::FREE, "allow any");
@@ -161,7 +161,7 @@ fn without_capability() {
 #[test]
 fn descriptors_in_another_order_are_refused() {
     in_netns("descriptors_in_another_order_are_refused", || {
-        let datapath = datapath();
+        let datapath = maps_only();
         let mut fds: Vec<_> = datapath
             .maps()
             .fds()
@@ -185,7 +185,7 @@ fn descriptors_in_another_order_are_refused() {
 #[test]
 fn nothing_is_handed_out_beyond_the_end() {
     in_netns("nothing_is_handed_out_beyond_the_end", || {
-        let datapath = datapath();
+        let datapath = maps_only();
         let maps = datapath.maps();
         let last = maps.slots() - 1;
         let slot = |index| maps.slot(SlotIndex::new(index));
@@ -209,7 +209,7 @@ fn chunks_are_claimed_once_and_the_last_is_kept_for_another() {
     in_netns(
         "chunks_are_claimed_once_and_the_last_is_kept_for_another",
         || {
-            let datapath = datapath();
+            let datapath = maps_only();
             let maps = datapath.maps();
             // However many claim at once.
             let claimed: Vec<_> = std::thread::scope(|scope| {
@@ -245,7 +245,7 @@ fn a_chunk_goes_back_and_is_anothers_with_its_generations() {
     in_netns(
         "a_chunk_goes_back_and_is_anothers_with_its_generations",
         || {
-            let datapath = datapath();
+            let datapath = maps_only();
             let first = datapath.maps();
             let second = &mapped_again(first);
             let now_ns = 1_000 * SECOND_NS;
@@ -278,7 +278,7 @@ fn a_chunk_goes_back_and_is_anothers_with_its_generations() {
 #[test]
 fn what_was_given_back_just_now_has_not_rested() {
     in_netns("what_was_given_back_just_now_has_not_rested", || {
-        let datapath = datapath();
+        let datapath = maps_only();
         let maps = datapath.maps();
         let now_ns = 1_000 * SECOND_NS + 999_999_999;
         let all: Vec<_> = (1..=4).filter_map(|row| maps.claim_chunk(row, 0)).collect();
@@ -292,7 +292,7 @@ fn what_was_given_back_just_now_has_not_rested() {
 #[test]
 fn a_trie_is_read_whole() {
     in_netns("a_trie_is_read_whole", || {
-        let datapath = datapath();
+        let datapath = maps_only();
         let deny = &datapath.maps().deny;
         let prefix = |number: u32| DenyPrefix {
             prefix_len: 64,

@@ -6,14 +6,17 @@ use super::*;
 use crate::{
     Hook, Program,
     maps::Insert,
-    testing::{attached_at, datapath, in_netns, make_tap, vm_spec},
+    testing::{attached_at, datapath, in_netns, make_tap, maps_only, vm_spec},
     vm,
 };
+
+#[path = "owner/sweep6_test.rs"]
+mod sweep6;
 
 #[test]
 fn a_living_owner_keeps_its_row() {
     in_netns("a_living_owner_keeps_its_row", || {
-        let datapath = datapath();
+        let datapath = maps_only();
         let take = |names: &[&str]| Owner::take(datapath.maps(), datapath.paths(), names);
         let first = take(&["a"]).unwrap();
         vm::open(datapath.maps(), &first, &vm_spec("a")).unwrap();
@@ -33,7 +36,7 @@ fn a_living_owner_keeps_its_row() {
 #[test]
 fn a_dead_owners_row_is_adopted_by_who_serves_its_vms() {
     in_netns("a_dead_owners_row_is_adopted_by_who_serves_its_vms", || {
-        let datapath = datapath();
+        let datapath = maps_only();
         let maps = datapath.maps();
         let take = |names: &[&str]| Owner::take(maps, datapath.paths(), names).unwrap();
         let first = take(&["a"]);
@@ -61,7 +64,7 @@ fn a_dead_owners_row_is_adopted_by_who_serves_its_vms() {
 #[test]
 fn several_dead_owners_rows_become_one() {
     in_netns("several_dead_owners_rows_become_one", || {
-        let datapath = datapath();
+        let datapath = maps_only();
         let maps = datapath.maps();
         let take = |names: &[&str]| Owner::take(maps, datapath.paths(), names).unwrap();
         let (first, second) = (take(&["a"]), take(&["b"]));
@@ -88,7 +91,7 @@ fn several_dead_owners_rows_become_one() {
 #[test]
 fn killing_the_owner_frees_its_row() {
     in_netns("killing_the_owner_frees_its_row", || {
-        let datapath = datapath();
+        let datapath = maps_only();
         let path = lock_path(datapath.paths(), 0);
         fs::write(&path, "").unwrap();
         let mut holder = Command::new("flock")
@@ -164,7 +167,7 @@ impl IntoIp4 for [u8; 4] {
 #[test]
 fn the_sweep_removes_half_pairs_of_the_dead_only() {
     in_netns("the_sweep_removes_half_pairs_of_the_dead_only", || {
-        let datapath = datapath();
+        let datapath = maps_only();
         let maps = datapath.maps();
         let take = |names: &[&str]| Owner::take(maps, datapath.paths(), names).unwrap();
         let insert = |tuple: Tuple, slot, generation| {
@@ -242,7 +245,7 @@ fn the_sweep_removes_half_pairs_of_the_dead_only() {
 #[test]
 fn the_sweep_frees_what_the_dead_left_empty() {
     in_netns("the_sweep_frees_what_the_dead_left_empty", || {
-        let datapath = datapath();
+        let datapath = maps_only();
         let maps = datapath.maps();
         let take = |names: &[&str]| Owner::take(maps, datapath.paths(), names).unwrap();
         let dead = take(&[]);
@@ -264,7 +267,7 @@ fn the_sweep_frees_what_the_dead_left_empty() {
 #[test]
 fn who_waits_for_the_last_owner_begins_anew() {
     in_netns("who_waits_for_the_last_owner_begins_anew", || {
-        let last = datapath();
+        let last = maps_only();
         let lock = last.lock().unwrap();
         let waits = std::thread::spawn(|| datapath().joined());
         // It is as likely to come before the lock's end as after: both must do.
@@ -336,7 +339,7 @@ fn the_last_owner_removes_everything() {
 #[test]
 fn each_engine_goes_on_with_the_row_of_one_before() {
     in_netns("each_engine_goes_on_with_the_row_of_one_before", || {
-        let datapath = datapath();
+        let datapath = maps_only();
         let (maps, paths) = (datapath.maps(), datapath.paths());
         let take = |engines| Owner::take_several(maps, paths, &["a", "b"], engines).unwrap();
         let rows = |owners: &[Owner]| owners.iter().map(Owner::row).collect::<Vec<_>>();

@@ -3,13 +3,13 @@ use slipgate_abi::{DropReason, count::drop_packet};
 use super::*;
 use crate::{
     Owner,
-    testing::{datapath, in_netns, vm_spec},
+    testing::{in_netns, maps_only, vm_spec},
 };
 
 #[test]
 fn ids_are_never_given_out_again_and_rows_are() {
     in_netns("ids_are_never_given_out_again_and_rows_are", || {
-        let datapath = datapath();
+        let datapath = maps_only();
         let maps = datapath.maps();
         let owner = Owner::take(maps, datapath.paths(), &[]).unwrap();
         let first = open(maps, &owner, &vm_spec("a")).unwrap();
@@ -40,7 +40,7 @@ fn ids_are_never_given_out_again_and_rows_are() {
 #[test]
 fn a_retired_vms_name_is_free_and_its_row_is_not() {
     in_netns("a_retired_vms_name_is_free_and_its_row_is_not", || {
-        let datapath = datapath();
+        let datapath = maps_only();
         let maps = datapath.maps();
         let owner = Owner::take(maps, datapath.paths(), &[]).unwrap();
         let first = open(maps, &owner, &vm_spec("a")).unwrap();
@@ -55,7 +55,7 @@ fn a_retired_vms_name_is_free_and_its_row_is_not() {
 #[test]
 fn an_adopted_row_keeps_its_counts_and_takes_the_spec() {
     in_netns("an_adopted_row_keeps_its_counts_and_takes_the_spec", || {
-        let datapath = datapath();
+        let datapath = maps_only();
         let maps = datapath.maps();
         let owner = Owner::take(maps, datapath.paths(), &[]).unwrap();
         let first = open(maps, &owner, &vm_spec("a")).unwrap();
@@ -81,7 +81,7 @@ fn an_adopted_row_keeps_its_counts_and_takes_the_spec() {
 #[test]
 fn names_that_do_not_fit_are_refused() {
     in_netns("names_that_do_not_fit_are_refused", || {
-        let datapath = datapath();
+        let datapath = maps_only();
         let owner = Owner::take(datapath.maps(), datapath.paths(), &[]).unwrap();
         for name in ["", "a\0b", &"x".repeat(65)] {
             let error = open(datapath.maps(), &owner, &vm_spec(name)).unwrap_err();
@@ -94,7 +94,7 @@ fn names_that_do_not_fit_are_refused() {
 #[test]
 fn a_tap_is_one_vms() {
     in_netns("a_tap_is_one_vms", || {
-        let datapath = datapath();
+        let datapath = maps_only();
         let maps = datapath.maps();
         let owner = Owner::take(maps, datapath.paths(), &[]).unwrap();
         let first = open(maps, &owner, &vm_spec("a")).unwrap();
@@ -129,7 +129,7 @@ fn a_tap_is_one_vms() {
 #[test]
 fn a_vm_may_wait_for_its_tap() {
     in_netns("a_vm_may_wait_for_its_tap", || {
-        let datapath = datapath();
+        let datapath = maps_only();
         let maps = datapath.maps();
         let owner = Owner::take(maps, datapath.paths(), &[]).unwrap();
         let spec = VmSpec {

@@ -360,12 +360,12 @@ pub(super) fn network(mtu: u32) -> NetworkView {
             uplink_ifindex: Some(UPLINK),
             addresses: vec![HostAddress {
                 ifindex: UPLINK,
-                addr: net(192, 0, 2, 1, 24),
+                addr: net(192, 0, 2, 1, 24).into(),
                 broadcast: Some(ip(192, 0, 2, 255).into()),
                 source: Default::default(),
             }],
             routes: vec![RouteEntry {
-                prefix: net(0, 0, 0, 0, 0),
+                prefix: net(0, 0, 0, 0, 0).into(),
                 kind: RouteKind::Unicast,
                 ifindex: UPLINK,
                 gateway: Some(ip(192, 0, 2, 254).into()),

@@ -1,14 +1,18 @@
 //! The BPF programs and the in-memory kernel side by side, with equal tables.
 use std::{
-    cell::RefMut, net::Ipv4Addr, os::fd::BorrowedFd, sync::atomic::Ordering::Relaxed,
+    cell::RefMut,
+    net::{Ipv4Addr, Ipv6Addr},
+    os::fd::BorrowedFd,
+    sync::atomic::Ordering::Relaxed,
     time::Duration,
 };
 
 use slipgate_abi::{
-    DropCounters, FlowRef, ForwardKey, ForwardTarget, NextHop, Protocol, Sequences, Slot,
-    SlotIndex, SlotRef, TapEntry, Tuple, Verdict, Vm, VmRates, VmRow,
+    Addresses6, DropCounters, FlowRef, ForwardKey, ForwardTarget, NextHop, Protocol, Sequences,
+    Slot, SlotIndex, SlotRef, TapEntry, Tuple, Verdict, Vm, Vm6, VmRates, VmRow,
     maps::{Owner, SLOTS_PER_CHUNK},
     segment::Segments,
+    vm6::GUEST_ADDRESSES,
 };
 use slipgate_control::{
     Datapath, LoadOptions, Paths, Program,
@@ -42,6 +46,32 @@ pub(crate) const FLOWS: [(SlotIndex, Protocol); 3] = [
     (SlotIndex::new(2), Protocol::Udp),
     (SlotIndex::new(3), Protocol::Icmp),
 ];
+/// The slots of the flows of IPv6.
+pub(crate) const FLOWS6: [(SlotIndex, Protocol); 3] = [
+    (SlotIndex::new(4), Protocol::Tcp),
+    (SlotIndex::new(5), Protocol::Udp),
+    (SlotIndex::new(6), Protocol::Icmpv6),
+];
+pub(crate) const PREFIX: Ipv6Addr = Ipv6Addr::new(0xfd00, 1, 2, 3, 0, 0, 0, 0);
+pub(crate) const GATEWAY6: Ipv6Addr = Ipv6Addr::new(0xfd00, 1, 2, 3, 0, 0, 0, 1);
+pub(crate) const GATEWAY_LOCAL: Ipv6Addr = Ipv6Addr::new(0xfe80, 0, 0, 0, 0x5055, 0xff, 0xfe00, 2);
+pub(crate) const GUEST6: Ipv6Addr = Ipv6Addr::new(0xfd00, 1, 2, 3, 0x5054, 0xff, 0xfe01, 3);
+pub(crate) const GUEST_LOCAL: Ipv6Addr = Ipv6Addr::new(0xfe80, 0, 0, 0, 0x5054, 0xff, 0xfe01, 3);
+pub(crate) const NAT6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 9, 0, 0, 0, 0, 9);
+/// Has IPv6's EtherType where a test run takes a bare packet's type from.
+pub(crate) const REMOTE6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 0x86dd, 0, 0, 0, 0, 0x53);
+const ADDRESSES6: Addresses6 = Addresses6 {
+    guest: slipgate_abi::Ip6 {
+        octets: GUEST6.octets(),
+    },
+    remote: slipgate_abi::Ip6 {
+        octets: REMOTE6.octets(),
+    },
+    nat: slipgate_abi::Ip6 {
+        octets: NAT6.octets(),
+    },
+    pad: [0; 16],
+};
 pub(crate) const GUEST_PORT: u16 = 40_000;
 pub(crate) const NAT_PORT: u16 = 61_001;
 pub(crate) const GENERATION: u32 = 4;
@@ -96,6 +126,8 @@ pub(crate) struct Counted {
     vm: (u64, u64, u64, [u8; 6]),
     /// Handed over of all VMs from the guests and the world.
     of_all_vms: [u64; 2],
+    /// Solicitations answered, and which addresses were noted as used.
+    of_ipv6: (u64, [bool; GUEST_ADDRESSES]),
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -203,6 +235,22 @@ impl Both {
                 self.insert(&tuple, entry);
             }
         }
+        for (index, protocol) in FLOWS6 {
+            let mut slot = slot(protocol);
+            // SAFETY: as above.
+            let live = unsafe { SlotRef::new(&raw mut slot) };
+            let real = self.maps().addresses6(index).expect("an element");
+            let memory = self.memory.borrow().addresses6(index);
+            for addresses in [real, memory] {
+                addresses.set(ADDRESSES6);
+            }
+            let entry = FlowRef::new(index, GENERATION);
+            for tuple in [real.world_tuple(live), real.guest_tuple(live)] {
+                let flows = &self.real.maps().flows6;
+                flows.insert(&tuple, &entry, Insert::New).expect("FLOWS6");
+                self.memory.borrow_mut().flows6.insert(tuple, entry);
+            }
+        }
     }
 
     fn insert(&self, tuple: &Tuple, entry: FlowRef) {
@@ -238,6 +286,15 @@ impl Both {
                 port_ifindex: device(has_port, port),
                 ..vm
             });
+        }
+    }
+
+    /// Makes the VM's row of `VMS6` this.
+    pub(crate) fn set_vm6(&self, vm: Vm6) {
+        let real = self.maps().vm6(VmRow::new(ROW)).expect("a row");
+        for row in [real, self.memory.borrow().vm6(ROW)] {
+            // SAFETY: a row that nobody else uses.
+            unsafe { row.as_ptr().write_volatile(vm) };
         }
     }
 
@@ -327,7 +384,10 @@ impl Both {
         let way = match at {
             At::Guest => memory.guest_sends_frame(ROW, vnet, frame),
             At::Uplink => memory.world_sends_frame(vnet, frame),
-            At::UplinkWithoutL2 => memory.world_sends_without_l2(vnet, frame),
+            At::UplinkWithoutL2 => {
+                let ether_type = u16::from_be_bytes([frame[12], frame[13]]);
+                memory.world_sends_bare(vnet, ether_type, frame)
+            }
             At::EnginePort => memory.engine_sends_frame(vnet, frame),
         };
         let memory = went(&mut memory, way);
@@ -359,6 +419,7 @@ impl Both {
             [memory_drops(0), memory_drops(ROW)],
         ];
         let vms = [maps.vm(VmRow::new(ROW)).expect("a row"), memory.vm(ROW)];
+        let vms6 = [maps.vm6(VmRow::new(ROW)).expect("a row"), memory.vm6(ROW)];
         let owners = [maps.owner_ref(0).expect("a row"), memory.owner_row(0)];
         [0, 1].map(|which| {
             let flow = |(index, _)| {
@@ -376,13 +437,17 @@ impl Both {
             let vm = unsafe { vms[which].as_ptr().read_volatile() };
             Counted {
                 drops: drops[which],
-                flows: FLOWS.into_iter().map(flow).collect(),
+                flows: FLOWS.into_iter().chain(FLOWS6).map(flow).collect(),
                 vm: (
                     vm.handed_over,
                     vm.world_handed_over,
                     vm.arp_answered,
                     vm.guest_mac,
                 ),
+                of_ipv6: {
+                    let row = vms6[which].copy();
+                    (row.neighbours_answered, row.used_ns.map(|ns| ns != 0))
+                },
                 of_all_vms: [
                     owners[which].handed_over(),
                     owners[which].world_handed_over(),

@@ -13,7 +13,7 @@ use slipgate_abi::{
 };
 use slipgate_testbed::frame::{Checksum, FrameBuilder};
 
-use crate::both::*;
+use crate::{both::*, choices6};
 
 const ISN: u32 = 0x1234_5678;
 const SENT: u32 = 600;
@@ -24,7 +24,7 @@ const UPLINK_MAC: [u8; 6] = [0x00, 0x16, 0x3e, 1, 1, 1];
 /// Loopback's own: a test run's frame to it is one for this host.
 const HOST_MAC: [u8; 6] = [0; 6];
 /// A test run takes no shorter one.
-const SHORTEST: usize = 34;
+pub(crate) const SHORTEST: usize = 34;
 
 /// A tape of choices; behind its end all are the plainest.
 pub(crate) struct Choices<'t>(std::slice::Iter<'t, u8>);
@@ -34,25 +34,25 @@ impl<'t> Choices<'t> {
         Self(tape.iter())
     }
 
-    fn byte(&mut self) -> u8 {
+    pub(crate) fn byte(&mut self) -> u8 {
         self.0.next().copied().unwrap_or_default()
     }
 
     /// Returns true roughly once in `times` calls.
-    fn once_in(&mut self, times: u8) -> bool {
+    pub(crate) fn once_in(&mut self, times: u8) -> bool {
         self.byte() > u8::MAX - u8::MAX / times
     }
 
-    fn below(&mut self, end: usize) -> usize {
+    pub(crate) fn below(&mut self, end: usize) -> usize {
         usize::from(self.byte()) % end
     }
 
-    fn one_of<T: Copy>(&mut self, all: &[T]) -> T {
+    pub(crate) fn one_of<T: Copy>(&mut self, all: &[T]) -> T {
         all[self.below(all.len())]
     }
 
     /// The first, or once in eight another.
-    fn mostly<T: Copy>(&mut self, all: &[T]) -> T {
+    pub(crate) fn mostly<T: Copy>(&mut self, all: &[T]) -> T {
         if self.once_in(8) {
             self.one_of(all)
         } else {
@@ -132,6 +132,12 @@ pub(crate) fn fill(both: &Both, choices: &mut Choices<'_>) -> Protocol {
     });
     for (slot, protocol) in FLOWS {
         both.set_flow(slot, protocol, &flow(protocol, choices));
+    }
+    both.set_vm6(choices6::row(choices));
+    for (slot, protocol) in FLOWS6 {
+        let mut state = flow(protocol, choices);
+        state.flags |= choices.mostly(&[SlotFlags::IPV6, 0]);
+        both.set_flow(slot, protocol, &state);
     }
     choices.one_of(&[Protocol::Tcp, Protocol::Udp, Protocol::Icmp, Protocol::Tcp])
 }
@@ -239,9 +245,8 @@ pub(crate) fn frame(protocol: Protocol, choices: &mut Choices<'_>) -> (At, Vec<u
     (at, frame, gso_size)
 }
 
-fn dressed(packet: FrameBuilder, choices: &mut Choices<'_>) -> FrameBuilder {
-    let payload = choices.one_of(&[21, 0, 2, 160, 300, 1_480, 3_000]);
-    let flags = choices.one_of(&[
+pub(crate) fn tcp_flags(choices: &mut Choices<'_>) -> u8 {
+    choices.one_of(&[
         Flags::ACK,
         Flags::SYN,
         Flags::SYN | Flags::ACK,
@@ -250,7 +255,32 @@ fn dressed(packet: FrameBuilder, choices: &mut Choices<'_>) -> FrameBuilder {
         Flags::RST | Flags::ACK,
         Flags::SYN | Flags::FIN,
         0,
-    ]);
+    ])
+}
+
+/// Sequence and acknowledgement numbers, of either side.
+pub(crate) fn tcp_numbers(choices: &mut Choices<'_>) -> [u8; 8] {
+    let all = [
+        ISN,
+        ISN + 1,
+        ISN + SENT,
+        ISN + SENT + 1,
+        SERVER_NEXT,
+        SERVER_NEXT + 1,
+        SERVER_FIRST,
+        0x7000_0000,
+    ];
+    let numbers = [choices.one_of(&all), choices.one_of(&all)];
+    numbers
+        .map(u32::to_be_bytes)
+        .concat()
+        .try_into()
+        .expect("eight bytes")
+}
+
+fn dressed(packet: FrameBuilder, choices: &mut Choices<'_>) -> FrameBuilder {
+    let payload = choices.one_of(&[21, 0, 2, 160, 300, 1_480, 3_000]);
+    let flags = tcp_flags(choices);
     let mut packet = packet
         .payload(&vec![7; payload])
         .flags(flags)

@@ -8,6 +8,7 @@
 
 mod both;
 mod choices;
+mod choices6;
 
 use std::collections::BTreeMap;
 
@@ -15,7 +16,7 @@ use proptest::{
     prelude::*,
     test_runner::{Config, TestRunner},
 };
-use slipgate_abi::{DropReason, Handover};
+use slipgate_abi::{DropReason, Handover, Protocol};
 use slipgate_testbed::{NetNs, require_root_and_tun};
 use userspace_nat::fake::Handling;
 
@@ -25,12 +26,12 @@ use crate::both::Both;
 const FRAMES: usize = 4;
 /// The largest of a TAP.
 const OTHER_MTU: u32 = 65_521;
-const TAPE: usize = 400;
+const TAPE: usize = 520;
 const CASES: u32 = 6_000;
 
 /// Handovers, each of which the frames of a run must reach. Those that need a refusal by the
 /// kernel, or a TAP that has lost its program, are left out.
-const HANDOVERS: [Handover; 12] = [
+const HANDOVERS: [Handover; 14] = [
     Handover::Miss,
     Handover::Syn,
     Handover::Verdict,
@@ -43,8 +44,10 @@ const HANDOVERS: [Handover; 12] = [
     Handover::Forward,
     Handover::Asleep,
     Handover::Fragment,
+    Handover::Ndp,
+    Handover::Address,
 ];
-const DROPS: [DropReason; 23] = [
+const DROPS: [DropReason; 25] = [
     DropReason::Tagged,
     DropReason::Spoofed,
     DropReason::Malformed,
@@ -68,6 +71,8 @@ const DROPS: [DropReason; 23] = [
     DropReason::PacketRate,
     DropReason::ByteRate,
     DropReason::EngineBusy,
+    DropReason::ExtensionHeader,
+    DropReason::RouterAdvertisement,
 ];
 
 #[test]
@@ -97,7 +102,12 @@ fn the_programs_and_the_in_memory_kernel_agree() {
             both.forget_drops();
             let protocol = choices::fill(&both, &mut choices);
             for _ in 0..FRAMES {
-                let (at, frame, gso_size) = choices::frame(protocol, &mut choices);
+                let is_ipv6 = choices.once_in(2);
+                let (at, frame, gso_size) = match (is_ipv6, protocol) {
+                    (false, _) => choices::frame(protocol, &mut choices),
+                    (true, Protocol::Icmp) => choices6::frame(Protocol::Icmpv6, &mut choices),
+                    (true, _) => choices6::frame(protocol, &mut choices),
+                };
                 let ([real, memory], way) = both.send(at, &frame, gso_size);
                 prop_assert_eq!(
                     &real,
@@ -119,6 +129,7 @@ fn the_programs_and_the_in_memory_kernel_agree() {
                     frame
                 );
                 let key = match way {
+                    Handling::Fast | Handling::Passed if is_ipv6 => format!("{at:?} {way:?} 6"),
                     Handling::Fast | Handling::Passed => format!("{at:?} {way:?}"),
                     Handling::Engine(_) | Handling::Dropped(_) | Handling::Discarded => {
                         format!("{way:?}")
@@ -140,6 +151,10 @@ fn the_programs_and_the_in_memory_kernel_agree() {
                     "Uplink Fast",
                     "UplinkWithoutL2 Fast",
                     "EnginePort Fast",
+                    "Guest Fast 6",
+                    "Uplink Fast 6",
+                    "UplinkWithoutL2 Fast 6",
+                    "EnginePort Fast 6",
                     "Discarded",
                 ]
                 .map(Into::into),

@@ -82,9 +82,14 @@ impl Kernel {
         })
     }
 
-    /// Sends a packet from the world by an uplink without L2 header.
+    /// Sends an IP packet from the world by an uplink without L2 header.
     pub fn world_sends_without_l2(&mut self, vnet: VirtioNetHdr, l3: &[u8]) -> Handling {
-        self.on_frame(vnet, self.uplink, ethertype_of(l3), l3, |run| {
+        self.world_sends_bare(vnet, ethertype_of(l3), l3)
+    }
+
+    /// As [`Kernel::world_sends_without_l2`], with the type that the device gives the packet.
+    pub fn world_sends_bare(&mut self, vnet: VirtioNetHdr, ether_type: u16, l3: &[u8]) -> Handling {
+        self.on_frame(vnet, self.uplink, ether_type, l3, |run| {
             uplink_ingress::run::<_, 0>(run)
         })
     }

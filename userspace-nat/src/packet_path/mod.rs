@@ -295,6 +295,14 @@ impl<D: Datapath> Core<D> {
         {
             return Finish::Drop(reason);
         }
+        // From now on it is a packet like any other.
+        let handover = match (handover, packet.transport) {
+            (Some(Handover::Address), Transport::Icmp(icmp)) if !icmp.is_echo() => {
+                Some(Handover::Icmp)
+            }
+            (Some(Handover::Address), _) => Some(Handover::Miss),
+            (handover, _) => handover,
+        };
         // The programs check this; a packet that they missed must not become a flow.
         if !self.is_own_source(vm, packet.ip.source) {
             return Finish::Drop(DropReason::Spoofed);
@@ -336,8 +344,7 @@ impl<D: Datapath> Core<D> {
                 | Handover::Syn
                 | Handover::Verdict
                 | Handover::TooBig
-                | Handover::Fragment
-                | Handover::Address,
+                | Handover::Fragment,
             ) => match vm.net.is_on_link(to) {
                 // An answer as large would not fit the guest's link.
                 true if job.fragment_size.is_some() && is_echo(&job.packet) => {
@@ -352,7 +359,8 @@ impl<D: Datapath> Core<D> {
                 | Handover::Uncommon
                 | Handover::Dhcp
                 | Handover::Asleep
-                | Handover::Ndp,
+                | Handover::Ndp
+                | Handover::Address,
             )
             | None => Finish::Drop(DropReason::BadCommand),
         }
@@ -571,7 +579,8 @@ fn is_echo(packet: &Packet<'_>) -> bool {
 }
 
 fn is_dhcp(packet: &Packet<'_>) -> bool {
-    matches!(packet.transport, Transport::Udp(udp) if udp.destination == DHCP_PORT)
+    packet.ip.version() == Version::V4
+        && matches!(packet.transport, Transport::Udp(udp) if udp.destination == DHCP_PORT)
 }
 
 fn done(result: Result<(), DropReason>) -> Finish {

@@ -38,7 +38,20 @@ pub(super) struct Former {
 
 /// The version whose maps this one reads. A new version has its predecessor here, as long as each
 /// element can be made from one.
-pub(super) const FORMER: Option<Former> = None;
+pub(super) const FORMER: Option<Former> = Some(Former {
+    version: 5,
+    element: of_version_5,
+});
+
+/// Version 6 added IPv6: maps of its own, which version 5 does not have, counters behind those that
+/// were there, and fields in place of padding.
+fn of_version_5(map: MapName, (key, mut value): Element) -> Option<Element> {
+    if matches!(map, MapName::Drops | MapName::Counters) {
+        // Counters do not depend on the number of slots.
+        value.resize(map.shape(0).value as usize, 0);
+    }
+    Some((key, value))
+}
 
 /// Path of a copy until it takes the old map's place.
 fn copy_of(paths: &Paths, map: MapName) -> PathBuf {

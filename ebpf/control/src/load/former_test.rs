@@ -5,19 +5,8 @@ use slipgate_abi::{SlotIndex, Verdict};
 use super::*;
 use crate::{
     Datapath, Owner,
+    maps::open_pins,
     testing::{in_netns, options},
-};
-
-/// A version that never was: its slots are shorter by this, and it has no SEQUENCES.
-const SHORTER_BYTES: u32 = 8;
-const IMAGINED: Former = Former {
-    version: ABI_VERSION - 1,
-    element: |map, (key, mut value)| {
-        if map == MapName::Slots {
-            value.extend([0; SHORTER_BYTES as usize]);
-        }
-        Some((key, value))
-    },
 };
 
 fn bytes_of(hex: &str) -> Vec<u8> {
@@ -25,32 +14,40 @@ fn bytes_of(hex: &str) -> Vec<u8> {
     (0..hex.len()).step_by(2).map(byte).collect()
 }
 
-/// Pins the maps of the fixture that `tests/tests/stress/layout.rs` describes, as the imagined
-/// version would have them.
-fn pin_imagined(paths: &Paths) {
-    let file = format!("../../tests/fixtures/maps-{ABI_VERSION}.txt");
+/// Kind of a map by its name in a fixture, and its flags.
+fn kind_of(name: &str, flags: u32) -> Kind {
+    let number = match name {
+        "array" => Kind::MAPPED_ARRAY.number,
+        "hash" => Kind::HASH.number,
+        "lpm_trie" => Kind::TRIE.number,
+        other => panic!("a map of kind {other}"),
+    };
+    Kind { number, flags }
+}
+
+/// Pins the maps of the former version's fixture, which `tests/tests/stress/layout.rs` describes.
+fn pin_former(paths: &Paths) {
+    let version = FORMER.unwrap().version;
+    let file = format!("../../tests/fixtures/maps-{version}.txt");
     let text = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(file)).unwrap();
     for part in text.split("\nmap ").skip(1) {
         let mut lines = part.lines();
-        let name = lines.next().unwrap().split(' ').next().unwrap();
-        let map = MapName::ALL
-            .into_iter()
-            .find(|map| map.name() == name)
-            .unwrap();
-        let mut shape = map.shape(1_024);
-        match map {
-            MapName::Sequences => continue,
-            MapName::Slots => shape.value -= SHORTER_BYTES,
-            _ => {}
-        }
+        let words: Vec<&str> = lines.next().unwrap().split(' ').collect();
+        let [name, kind, key, value, entries, flags] = words[..] else {
+            panic!("{words:?} is no shape");
+        };
+        let number = |word: &str| word.parse::<u32>().unwrap();
+        let shape = Shape {
+            kind: kind_of(kind, number(flags)),
+            key: number(key),
+            value: number(value),
+            entries: number(entries),
+        };
         let fd = bpf::map_create(name, shape).unwrap();
         for line in lines {
             let (key, value) = line.split_once(' ').unwrap();
             let (key, mut value) = (bytes_of(key), bytes_of(value));
             value.resize(shape.value as usize, 0);
-            if map == MapName::Meta {
-                value[..4].copy_from_slice(&IMAGINED.version.to_ne_bytes());
-            }
             // SAFETY: as many bytes as the shape says.
             unsafe { bpf::update(fd.as_fd(), key.as_ptr(), value.as_ptr(), 0).unwrap() };
         }
@@ -63,24 +60,22 @@ fn live_flows_of_the_former_version_are_taken_over() {
     in_netns("live_flows_of_the_former_version_are_taken_over", || {
         let paths = options().paths;
         paths.create().unwrap();
-        pin_imagined(&paths);
-        assert!(
-            Datapath::open(&options()).is_err(),
-            "unless they are converted"
-        );
+        pin_former(&paths);
+        let pins = open_pins(&paths.pin_dir).err();
+        assert!(pins.is_some(), "they are not this version's");
         // As a start that died among the renames left them.
-        convert(&paths, Some(&IMAGINED)).unwrap();
+        convert(&paths, FORMER.as_ref()).unwrap();
         let names = paths.pin(MapName::Names.name());
         fs::rename(&names, copy_of(&paths, MapName::Names)).unwrap();
         fs::rename(paths.pin("META"), copy_of(&paths, MapName::Meta)).unwrap();
         let old = bpf::map_create("META", MapName::Meta.shape(1_024)).unwrap();
         let mut value = [0; 16];
-        value[..4].copy_from_slice(&IMAGINED.version.to_ne_bytes());
+        value[..4].copy_from_slice(&FORMER.unwrap().version.to_ne_bytes());
         // SAFETY: META has a word as key, and a value of 16 bytes.
         unsafe { bpf::update(old.as_fd(), [0u8; 4].as_ptr(), value.as_ptr(), 0).unwrap() };
         bpf::obj_pin(old.as_fd(), &paths.pin("META")).unwrap();
-        convert(&paths, Some(&IMAGINED)).unwrap();
 
+        // It completes them.
         let datapath = Datapath::open(&options()).unwrap();
         let maps = datapath.maps();
         let owner = Owner::take(maps, &paths, &["tap0"]).unwrap();
@@ -94,6 +89,14 @@ fn live_flows_of_the_former_version_are_taken_over() {
             }
         }
         assert_eq!(maps.names.entries().unwrap().len(), 1);
+        assert_eq!(maps.flows6.entries().unwrap(), []);
+        let row = slipgate_abi::VmRow::new(1);
+        assert_eq!(maps.vm6(row).unwrap().copy(), slipgate_abi::Vm6::OFF);
+        // What version 5 counted, and zeroes behind it.
+        // SAFETY: a mapped row of integers.
+        let counters = unsafe { maps.counters(row).unwrap().read_volatile() };
+        assert_eq!(counters.engine_rx_from_guest.packets, 4);
+        assert_eq!(counters.router_advertisements, 0);
     });
 }
 
@@ -104,9 +107,10 @@ fn maps_by_which_a_process_serves_are_not_converted() {
         let paths = datapath.paths();
         let _owner = Owner::take(datapath.maps(), paths, &["a"]).unwrap();
         let version = datapath.maps().meta_abi_version();
-        version.store(IMAGINED.version, std::sync::atomic::Ordering::Release);
-        convert(paths, Some(&IMAGINED)).unwrap();
-        assert_eq!(version.load(Acquire), IMAGINED.version);
+        let theirs = FORMER.unwrap().version;
+        version.store(theirs, std::sync::atomic::Ordering::Release);
+        convert(paths, FORMER.as_ref()).unwrap();
+        assert_eq!(version.load(Acquire), theirs);
         assert!(Datapath::open(&options()).is_err());
     });
 }

@@ -11,7 +11,7 @@ use super::*;
 use crate::{
     maps::Insert,
     netlink::{NetworkWatch, NextHops},
-    testing::{datapath, in_netns, vm_spec},
+    testing::{in_netns, maps_only, vm_spec},
     vm,
 };
 
@@ -44,7 +44,7 @@ impl Random {
 #[test]
 fn a_start_over_nonsense_serves_or_says_why_not() {
     in_netns("nonsense", || {
-        let datapath = datapath();
+        let datapath = maps_only();
         let (maps, paths) = (datapath.maps(), datapath.paths());
         let watch = NetworkWatch::open().unwrap();
         let mut started = 0;
@@ -102,7 +102,7 @@ fn a_start_over_nonsense_serves_or_says_why_not() {
 #[test]
 fn who_lives_is_a_locks_word_whatever_a_row_says() {
     in_netns("who_lives", || {
-        let datapath = datapath();
+        let datapath = maps_only();
         let (maps, paths) = (datapath.maps(), datapath.paths());
         let owner = Owner::take(maps, paths, &[]).unwrap();
         vm::open(maps, &owner, &vm_spec("a")).unwrap();

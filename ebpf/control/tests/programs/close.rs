@@ -5,7 +5,7 @@ use slipgate_abi::{
     tcp::{Flags, Phase, TcpBits},
 };
 
-use crate::{datapath::*, frame::*, loaded};
+use crate::{datapath::*, frame::*, loaded, pool::Datapath};
 
 const SYN: u8 = Flags::SYN;
 const ACK: u8 = Flags::ACK;

@@ -1,18 +1,18 @@
 //! The loaded object, its maps, and a VM with flows in them.
-use std::{io, net::Ipv4Addr, path::PathBuf};
+use std::net::Ipv4Addr;
 
 use aya::{
-    Ebpf, EbpfLoader, TestRun, TestRunOptions,
+    Ebpf, TestRun, TestRunOptions,
     maps::{HashMap, LpmTrie, lpm_trie::Key},
-    programs::{Program, ProgramError, SchedClassifier, Xdp},
+    programs::{SchedClassifier, Xdp},
 };
 use slipgate_abi::{
-    DropCounters, FlowRef, ForwardKey, ForwardTarget, NextHop, Protocol, RateLimits, Sequences,
-    SequencesRef, Slot, SlotRef, TapEntry, Tuple, Verdict, Vm, forward::DenyKey, maps::Owner,
-    skb::SKB_LAYOUT, tcp::TcpBits,
+    Addresses6, DropCounters, FlowRef, ForwardKey, ForwardTarget, NextHop, Protocol, RateLimits,
+    Sequences, SequencesRef, Slot, SlotRef, TapEntry, Tuple, Verdict, Vm, Vm6, forward::DenyKey,
+    maps::Owner, tcp::TcpBits,
 };
 
-use crate::{mapped::Mapped, skipped::skipped};
+use crate::mapped::Mapped;
 
 /// Row of the VM under test.
 pub(crate) const ROW: u32 = 3;
@@ -90,11 +90,14 @@ pub(crate) struct Run {
     pub(crate) frame: Vec<u8>,
 }
 
-pub(crate) struct Datapath {
+/// The loaded object with its maps.
+pub(crate) struct Loaded {
     pub(crate) ebpf: Ebpf,
     pub(crate) slots: Mapped<Slot>,
-    sequences: Mapped<Sequences>,
+    pub(crate) sequences: Mapped<Sequences>,
+    pub(crate) addresses6: Mapped<Addresses6>,
     pub(crate) vms: Mapped<Vm>,
+    pub(crate) vms6: Mapped<Vm6>,
     pub(crate) owners: Mapped<Owner>,
     pub(crate) drops: Mapped<DropCounters>,
     pub(crate) hops: Mapped<NextHop>,
@@ -158,74 +161,7 @@ pub(crate) fn next_hop() -> NextHop {
     }
 }
 
-fn object() -> PathBuf {
-    let root = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../target/bpf/slipgate.o");
-    std::env::var_os("SLIPGATE_BPF_OBJECT").map_or(root, PathBuf::from)
-}
-
-impl Datapath {
-    /// Returns the datapath with one VM and no flow. Without root prints that the test is skipped,
-    /// and returns `None`.
-    pub(crate) fn for_test(test: &str) -> Option<Self> {
-        const SLOTS: u32 = 1_024;
-        // SAFETY: no arguments.
-        if unsafe { libc::geteuid() } != 0 {
-            skipped(test, "loading BPF programs needs root");
-            return None;
-        }
-        let path = object();
-        let skb = slipgate_control::btf::skb_layout().expect("the kernel's BTF");
-        let mut ebpf = EbpfLoader::new()
-            .override_global(SKB_LAYOUT, &skb, true)
-            .map_max_entries("SLOTS", SLOTS)
-            .map_max_entries("SEQUENCES", SLOTS)
-            .map_max_entries("FLOWS", SLOTS * 2)
-            .load_file(&path)
-            .unwrap_or_else(|error| {
-                panic!(
-                    "{}: {error}; `cargo xtask build --bpf-only` makes it",
-                    path.display()
-                )
-            });
-        for (name, program) in ebpf.programs_mut() {
-            let mut load = || match program {
-                Program::SchedClassifier(program) => program.load(),
-                Program::Xdp(program) => program.load(),
-                _ => panic!("unknown kind of program {name}"),
-            };
-            // The verifier gives up with EAGAIN when it is interrupted; libbpf tries five times.
-            let mut loaded = load();
-            for _ in 0..4 {
-                match &loaded {
-                    Err(ProgramError::LoadError { io_error, .. })
-                        if io_error.kind() == io::ErrorKind::WouldBlock =>
-                    {
-                        loaded = load();
-                    }
-                    _ => break,
-                }
-            }
-            loaded.unwrap_or_else(|error| panic!("load {name}: {error:#?}"));
-        }
-        let datapath = Self {
-            slots: Mapped::of(&ebpf, "SLOTS"),
-            sequences: Mapped::of(&ebpf, "SEQUENCES"),
-            vms: Mapped::of(&ebpf, "VMS"),
-            owners: Mapped::of(&ebpf, "OWNERS"),
-            drops: Mapped::of(&ebpf, "DROPS"),
-            hops: Mapped::of(&ebpf, "NEXT_HOPS"),
-            rates: Mapped::of(&ebpf, "RATES"),
-            uplink: TAP,
-            ebpf,
-        };
-        let mut datapath = datapath;
-        datapath.vms.set(ROW, vm());
-        datapath.owners.set(OWNER, owner());
-        datapath.hops.set(HOP, next_hop());
-        datapath.set_tap(TAP, VM, ROW);
-        Some(datapath)
-    }
-
+impl Loaded {
     pub(crate) fn set_tap(&mut self, ifindex: u32, vm: u32, vm_row: u32) {
         let mut taps = HashMap::<_, u32, TapEntry>::try_from(self.ebpf.map_mut("TAPS").unwrap())
             .expect("TAPS");
@@ -275,6 +211,19 @@ impl Datapath {
     /// Puts a flow of the VM into its slot and both tuples into `FLOWS`.
     pub(crate) fn admit(&mut self, flow: Flow) -> SlotRef {
         let generation = self.slots.get(flow.slot).generation + 1;
+        let slot = self.fill(flow, generation);
+        let entry = FlowRef {
+            slot: flow.slot,
+            generation,
+        };
+        let mut flows = self.flows();
+        flows.insert(slot.world_tuple(), entry, 1).expect("world");
+        flows.insert(slot.guest_tuple(), entry, 1).expect("guest");
+        slot
+    }
+
+    /// Puts a flow of the VM into its slot.
+    pub(crate) fn fill(&self, flow: Flow, generation: u32) -> SlotRef {
         self.slots.set(
             flow.slot,
             Slot {
@@ -309,15 +258,7 @@ impl Datapath {
                 connect_us: 0,
             },
         );
-        let slot = self.slot(flow.slot);
-        let entry = FlowRef {
-            slot: flow.slot,
-            generation,
-        };
-        let mut flows = self.flows();
-        flows.insert(slot.world_tuple(), entry, 1).expect("world");
-        flows.insert(slot.guest_tuple(), entry, 1).expect("guest");
-        slot
+        self.slot(flow.slot)
     }
 
     pub(crate) fn slot(&self, index: u32) -> SlotRef {

@@ -8,12 +8,16 @@ use std::{
     process::Command as Process,
 };
 
-use aya::programs::{SchedClassifier, TcAttachType, tc};
+use aya::programs::{
+    SchedClassifier, TcAttachType,
+    tc::{self, SchedClassifierLink},
+};
 use slipgate_abi::Protocol;
 
 use crate::{
     datapath::*,
     frame::{Frame, sum16},
+    pool::Datapath,
     skipped::skipped,
 };
 
@@ -150,6 +154,8 @@ impl Tap {
 }
 
 pub(crate) struct Bed {
+    /// Detached before others get the programs.
+    _links: Vec<SchedClassifierLink>,
     pub(crate) datapath: Datapath,
     pub(crate) guest: Tap,
     pub(crate) world: Tap,
@@ -220,6 +226,7 @@ fn bed(mut datapath: Datapath, uplink: Uplink) -> io::Result<Bed> {
     } else {
         "uplink_ingress_l3"
     };
+    let mut links = Vec::new();
     for (device, program) in [
         ("guest0", "guest_egress"),
         ("port0", "engine_port"),
@@ -233,11 +240,12 @@ fn bed(mut datapath: Datapath, uplink: Uplink) -> io::Result<Bed> {
             .unwrap()
             .try_into()
             .unwrap();
-        program
-            .attach(device, TcAttachType::Ingress)
-            .expect("attach");
+        let link = program.attach(device, TcAttachType::Ingress);
+        let link = program.take_link(link.expect("attach"));
+        links.push(link.expect("its link"));
     }
     Ok(Bed {
+        _links: links,
         datapath,
         guest,
         world,

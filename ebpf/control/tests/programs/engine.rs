@@ -6,7 +6,7 @@ use slipgate_abi::{
     slot::OrderState, tcp::TcpBits, vm::VmFlags,
 };
 
-use crate::{datapath::*, frame::*, loaded};
+use crate::{datapath::*, frame::*, loaded, pool::Datapath};
 
 const PORT: &str = "engine_port";
 

@@ -3,7 +3,7 @@ use slipgate_abi::{Counter, DropReason, Handover, PortHeader};
 
 use crate::{datapath::*, frame::handed};
 
-impl Datapath {
+impl Loaded {
     /// Returns the drop counters of a row that are not zero.
     pub(crate) fn drops_of(&self, row: u32) -> Vec<(DropReason, Counter)> {
         let row = self.drops.get(row);
@@ -97,7 +97,8 @@ impl Datapath {
             .map(|slot| slot.tx_packets + slot.rx_packets)
             .sum();
         let vm = self.vms.get(ROW);
-        drops + flows + vm.handed_over + vm.world_handed_over + vm.arp_answered
+        let answered = vm.arp_answered + self.vms6.get(ROW).neighbours_answered;
+        drops + flows + vm.handed_over + vm.world_handed_over + answered
     }
 
     pub(crate) fn handed_over(&self) -> u64 {

@@ -1,7 +1,7 @@
 //! A frozen VM: all packets from it and to it are dropped.
 use slipgate_abi::{Command, DropReason, Protocol, Verdict, vm::VmFlags};
 
-use crate::{datapath::*, frame::*};
+use crate::{datapath::*, frame::*, pool::Datapath};
 
 /// A datapath with a frozen VM that has flows.
 fn frozen(test: &str) -> Option<Datapath> {

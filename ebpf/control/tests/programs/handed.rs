@@ -5,7 +5,7 @@ use slipgate_abi::{
     DropReason, Handover, Protocol, Verdict, Vm, maps::MAX_OWNERS, portframe::PortFlags, tcp::Flags,
 };
 
-use crate::{datapath::*, frame::*, loaded};
+use crate::{datapath::*, frame::*, loaded, pool::Datapath};
 
 const EGRESS: &str = "guest_egress";
 

@@ -7,7 +7,7 @@ use slipgate_abi::{
     tcp::{Flags, TcpBits},
 };
 
-use crate::{datapath::*, frame::*, loaded};
+use crate::{datapath::*, frame::*, loaded, pool::Datapath};
 
 const PAYLOAD: u32 = 21;
 const ACK: u8 = Flags::ACK;

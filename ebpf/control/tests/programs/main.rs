@@ -9,14 +9,20 @@ mod devices;
 mod engine;
 mod expect;
 mod flow;
+mod flow6;
 mod frame;
+mod frame6;
 mod freeze;
 mod guard;
+mod guest6;
 mod handed;
 mod held;
 mod hit;
+mod hit6;
 mod liar;
 mod mapped;
+mod neighbour6;
+mod pool;
 mod random;
 mod rate;
 mod refused;
@@ -27,11 +33,12 @@ mod uncommon;
 mod ways;
 mod wire;
 mod world;
+mod world6;
 
 /// Makes the datapath, or prints that the test is skipped and returns from it.
 macro_rules! loaded {
     () => {
-        match crate::datapath::Datapath::for_test(crate::test_name!()) {
+        match crate::pool::Datapath::for_test(crate::test_name!()) {
             Some(datapath) => datapath,
             None => return,
         }

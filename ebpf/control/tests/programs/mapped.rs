@@ -14,6 +14,9 @@ pub(crate) struct Mapped<T> {
     marker: PhantomData<T>,
 }
 
+// SAFETY: memory that is not bound to a thread.
+unsafe impl<T> Send for Mapped<T> {}
+
 impl<T> Mapped<T> {
     pub(crate) fn of(ebpf: &Ebpf, name: &str) -> Self {
         let Some(Map::Array(data)) = ebpf.map(name) else {
@@ -47,6 +50,12 @@ impl<T> Mapped<T> {
         let offset = index as usize * self.stride;
         assert!(offset < self.bytes);
         self.start.wrapping_byte_add(offset)
+    }
+
+    /// Makes all elements zero.
+    pub(crate) fn clear(&self) {
+        // SAFETY: the whole mapping; zeroes are values of what is mapped.
+        unsafe { self.start.cast::<u8>().write_bytes(0, self.bytes) };
     }
 
     /// A copy of an element.

@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 use slipgate_abi::{Command, PortHeader, Protocol, Verdict, cell, tcp::Flags};
 
-use crate::{datapath::*, frame::*};
+use crate::{datapath::*, frame::*, pool::Datapath};
 
 #[derive(Debug, Clone)]
 struct Mangled {

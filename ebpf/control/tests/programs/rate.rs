@@ -5,7 +5,7 @@ use slipgate_abi::{
     vm::VmFlags,
 };
 
-use crate::{datapath::*, frame::*, loaded};
+use crate::{datapath::*, frame::*, loaded, pool::Datapath};
 
 fn limit(datapath: &Datapath, rx: bool, rate: Rate) {
     let rates = if rx {

@@ -2,7 +2,7 @@
 //! handed over, packets with options dropped and counted, and the host does not see them.
 use slipgate_abi::{DropReason, Handover, Protocol, Verdict, vm::VmFlags};
 
-use crate::{datapath::*, devices::*, frame::*, loaded, test_name};
+use crate::{datapath::*, devices::*, frame::*, loaded, pool::Datapath, test_name};
 
 const INGRESS: [(&str, usize); 2] = [("uplink_ingress", 0), ("uplink_ingress_l3", 14)];
 const ALL: [Protocol; 3] = [Protocol::Tcp, Protocol::Udp, Protocol::Icmp];

@@ -1,0 +1,292 @@
+//! IPv6 packets of a guest that have no flow: what is dropped, and why; what the engine gets.
+use std::net::Ipv6Addr;
+
+use slipgate_abi::{DropReason, Handover, Protocol, Verdict, portframe::PortFlags, tcp::Flags};
+
+use crate::{datapath::*, flow6::*, frame6::*, loaded};
+
+const EGRESS: &str = "guest_egress";
+const ALL_NODES: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
+const ALL_DHCP_AGENTS: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 1, 2);
+const GROUP_MAC: [u8; 6] = [0x33, 0x33, 0, 0, 0, 1];
+
+/// A datagram of the guest to a port.
+fn udp(ports: (u16, u16)) -> Frame6 {
+    Frame6 {
+        l4: l4_of(Protocol::Udp, 0, ports, 0, b"data"),
+        ..Frame6::tx(Protocol::Udp)
+    }
+}
+
+/// A message of ICMPv6 to all nodes.
+fn icmp(kind: u8) -> Frame6 {
+    Frame6 {
+        l4: l4_of(Protocol::Icmpv6, kind, (0, 0), 0, &[0; 16]),
+        hop_limit: 255,
+        source: GUEST_LOCAL,
+        destination: ALL_NODES,
+        destination_mac: GROUP_MAC,
+        ..Frame6::tx(Protocol::Icmpv6)
+    }
+}
+
+/// A report of multicast listener discovery, behind a router alert.
+fn listener_report(kind: u8, header_len: u8) -> Frame6 {
+    let l4 = [
+        &[58, header_len, 5, 2, 0, 0, 1, 0][..],
+        &[kind, 0, 0, 0],
+        &[0; 24],
+    ]
+    .concat();
+    Frame6 {
+        l4,
+        next_header: 0,
+        hop_limit: 1,
+        ..icmp(kind)
+    }
+}
+
+#[test]
+fn what_a_guest_may_not_send_is_dropped_for_its_reason() {
+    use DropReason as D;
+    let tcp = |flags| Frame6 {
+        l4: l4_of(Protocol::Tcp, 0, (1, 2), flags, b""),
+        ..Frame6::tx(Protocol::Tcp)
+    };
+    let with_header = |next_header| Frame6 {
+        next_header,
+        l4: vec![59, 0, 1, 4, 0, 0, 0, 0],
+        ..Frame6::tx(Protocol::Udp)
+    };
+    let from = |source| Frame6 {
+        source,
+        ..udp((40_000, 443))
+    };
+    let cases = [
+        ("hop-by-hop", with_header(0), D::ExtensionHeader),
+        ("routing", with_header(43), D::ExtensionHeader),
+        ("destination options", with_header(60), D::ExtensionHeader),
+        ("a fragment", with_header(44), D::Fragment),
+        ("no next header", with_header(59), D::IpProtocol),
+        ("IPv4's ICMP", with_header(1), D::IpProtocol),
+        (
+            "a long router alert",
+            listener_report(143, 1),
+            D::ExtensionHeader,
+        ),
+        (
+            "a query of listeners",
+            listener_report(130, 0),
+            D::ExtensionHeader,
+        ),
+        ("router advertisement", icmp(134), D::RouterAdvertisement),
+        ("redirect", icmp(137), D::RouterAdvertisement),
+        (
+            "a solicitation that was forwarded",
+            Frame6 {
+                hop_limit: 254,
+                ..icmp(135)
+            },
+            D::Malformed,
+        ),
+        ("foreign", from(REMOTE6), D::Spoofed),
+        ("the gateway's", from(GATEWAY6), D::Spoofed),
+        ("the gateway's on the link", from(GATEWAY_LOCAL), D::Spoofed),
+        ("unspecified", from(Ipv6Addr::UNSPECIFIED), D::Spoofed),
+        ("link-local to the world", from(GUEST_LOCAL), D::Spoofed),
+        (
+            "an advertisement from nowhere",
+            Frame6 {
+                source: Ipv6Addr::UNSPECIFIED,
+                ..icmp(136)
+            },
+            D::Spoofed,
+        ),
+        (
+            "to a group",
+            Frame6 {
+                destination: ALL_NODES,
+                destination_mac: GROUP_MAC,
+                ..udp((5_353, 5_353))
+            },
+            D::Group,
+        ),
+        (
+            "to a group of Ethernet only",
+            Frame6 {
+                destination_mac: GROUP_MAC,
+                ..udp((40_000, 443))
+            },
+            D::Group,
+        ),
+        ("SYN and FIN", tcp(Flags::SYN | Flags::FIN), D::BadTcpFlags),
+        (
+            "a short header",
+            Frame6 {
+                l4: vec![0; 10],
+                ..Frame6::tx(Protocol::Tcp)
+            },
+            D::Malformed,
+        ),
+    ];
+    for (what, frame, reason) in cases {
+        let datapath = loaded!();
+        println!("{what}");
+        datapath.expect_drop(EGRESS, &frame.bytes(), ROW, reason);
+    }
+}
+
+#[test]
+fn without_ipv6_all_is_dropped() {
+    for (frame, reason) in [
+        (udp((40_000, 443)), DropReason::Ipv6),
+        (icmp(133), DropReason::Group),
+    ] {
+        let datapath = loaded!();
+        datapath.vms6.change(ROW, |row| row.flags = 0);
+        datapath.expect_drop(EGRESS, &frame.bytes(), ROW, reason);
+    }
+}
+
+#[test]
+fn a_length_that_is_not_the_frames_is_malformed() {
+    for change in [-1_i16, 1, 100] {
+        let datapath = loaded!();
+        let mut frame = udp((40_000, 443)).bytes();
+        frame.extend([0; 8]);
+        let len = 12_i16 + 8 + change;
+        frame[18..20].copy_from_slice(&len.to_be_bytes());
+        let run = datapath.run(EGRESS, &frame);
+        assert_eq!(run.action, SHOT, "{change}");
+        assert_eq!(datapath.only_drop(ROW), DropReason::Malformed, "{change}");
+    }
+}
+
+#[test]
+fn what_needs_a_decision_is_handed_over_with_its_reason() {
+    use Handover as H;
+    let to = |destination, frame: Frame6| Frame6 {
+        destination,
+        ..frame
+    };
+    let group = PortFlags::GROUP;
+    let dhcp = Frame6 {
+        source: GUEST_LOCAL,
+        destination_mac: GROUP_MAC,
+        ..to(ALL_DHCP_AGENTS, udp((546, 547)))
+    };
+    let error = Frame6 {
+        l4: l4_of(Protocol::Icmpv6, 3, (0, 0), 0, &[0; 60]),
+        ..Frame6::tx(Protocol::Icmpv6)
+    };
+    let cases = [
+        ("a new flow", udp((40_000, 443)), H::Miss, 0),
+        ("an echo", Frame6::tx(Protocol::Icmpv6), H::Miss, 0),
+        ("DNS", udp((40_000, 53)), H::Miss, 0),
+        ("an error", error, H::Icmp, 0),
+        ("DHCPv6", dhcp.clone(), H::Dhcp, group),
+        (
+            "to the gateway",
+            to(GATEWAY6, udp((40_000, 53))),
+            H::Local,
+            0,
+        ),
+        ("to a neighbour", to(UNBOUND, udp((40_000, 9))), H::Local, 0),
+        (
+            "on the link",
+            Frame6 {
+                source: GUEST_LOCAL,
+                ..to(GATEWAY_LOCAL, udp((40_000, 9)))
+            },
+            H::Local,
+            0,
+        ),
+        ("router solicitation", icmp(133), H::Ndp, group),
+        (
+            "router solicitation from nowhere",
+            Frame6 {
+                source: Ipv6Addr::UNSPECIFIED,
+                ..icmp(133)
+            },
+            H::Ndp,
+            group,
+        ),
+        (
+            "duplicate address detection",
+            Frame6 {
+                source: Ipv6Addr::UNSPECIFIED,
+                ..icmp(135)
+            },
+            H::Ndp,
+            group,
+        ),
+        ("neighbour advertisement", icmp(136), H::Ndp, group),
+        ("listener report", listener_report(143, 0), H::Ndp, group),
+        (
+            "from another address",
+            Frame6 {
+                source: UNBOUND,
+                ..udp((40_000, 443))
+            },
+            H::Address,
+            0,
+        ),
+    ];
+    for (what, frame, why, flags) in cases {
+        let datapath = loaded!();
+        println!("{what}");
+        datapath.expect_handover(EGRESS, &frame.bytes(), why, flags);
+    }
+}
+
+#[test]
+fn a_packet_that_is_handed_over_notes_the_use_of_its_address() {
+    let datapath = loaded!();
+    datapath.run(EGRESS, &udp((40_000, 443)).bytes());
+    let used = datapath.vms6.get(ROW).used_ns;
+    assert_ne!(used[3], 0);
+    assert!(used.iter().enumerate().all(|(at, ns)| at == 3 || *ns == 0));
+    // An address that was bound since opens flows.
+    datapath.bind6(8, UNBOUND);
+    let other = Frame6 {
+        source: UNBOUND,
+        ..udp((40_000, 443))
+    };
+    let run = datapath.run(EGRESS, &other.bytes());
+    let (header, _) = crate::frame::handed(&run.frame);
+    assert_eq!(header.code, Handover::Miss as u8);
+    assert_ne!(datapath.vms6.get(ROW).used_ns[8], 0);
+}
+
+#[test]
+fn hop_limit_mtu_and_verdicts_are_observed() {
+    type Change = fn(&Loaded);
+    let cases: [(Verdict, u8, Change, Option<Handover>); 5] = [
+        (Verdict::Fast, 1, |_| {}, Some(Handover::TtlExpired)),
+        (
+            Verdict::Fast,
+            64,
+            |loaded| loaded.hops.change(HOP, |hop| hop.mtu = 60),
+            Some(Handover::TooBig),
+        ),
+        (Verdict::Engine, 64, |_| {}, Some(Handover::Verdict)),
+        (Verdict::Closing, 64, |_| {}, Some(Handover::Verdict)),
+        (Verdict::Drop, 64, |_| {}, None),
+    ];
+    for (verdict, hop_limit, change, why) in cases {
+        let mut datapath = loaded!();
+        datapath.admit6(Flow {
+            verdict,
+            ..flow6(Protocol::Udp)
+        });
+        change(&datapath);
+        let frame = Frame6 {
+            hop_limit,
+            ..Frame6::tx(Protocol::Udp)
+        };
+        match why {
+            Some(why) => datapath.expect_handover(EGRESS, &frame.bytes(), why, 0),
+            None => datapath.expect_drop(EGRESS, &frame.bytes(), ROW, DropReason::Denied),
+        }
+    }
+}
