@@ -90,7 +90,14 @@ fn a_flow_that_never_carried_a_packet_is_idle_since_it_was_admitted() {
         rx_last_ns: 0,
         ..slot()
     };
-    let flow = Flow::new(1, at(&fresh), addresses(), "a".into(), String::new(), 1_250_000_000);
+    let flow = Flow::new(
+        1,
+        at(&fresh),
+        addresses(),
+        "a".into(),
+        String::new(),
+        1_250_000_000,
+    );
     assert_eq!((flow.age_ms, flow.idle_ms), (250, 250));
 }
 
@@ -127,7 +134,14 @@ fn flows_are_filtered_and_sorted() {
     let flow = |vm: &str, bytes, name: Option<&str>| Flow {
         tx_bytes: bytes,
         dns_name: name.map(str::to_owned),
-        ..Flow::new(0, at(&slot()), addresses(), vm.into(), String::new(), 5_000_000_000)
+        ..Flow::new(
+            0,
+            at(&slot()),
+            addresses(),
+            vm.into(),
+            String::new(),
+            5_000_000_000,
+        )
     };
     let flows = [
         flow("a", 1, Some("b.example.com")),
