@@ -33,6 +33,7 @@ pub fn write(corpus: &Path) -> io::Result<()> {
         ("dns", dns()),
         ("dns_proxy", dns_proxy()),
         ("services", services()),
+        ("slaac", slaac()),
         ("framing", framing()),
         ("rules", rules()),
         ("policy", policy()),
@@ -237,6 +238,57 @@ fn arp() -> Vec<u8> {
     request.extend_from_slice(&[0; 6]);
     request.extend_from_slice(&GATEWAY.octets);
     request
+}
+
+/// Packets by which a guest configures its IPv6, without lengths and checksums, which the target
+/// corrects.
+fn slaac() -> Seeds {
+    use crate::slaac::{GUEST_LOCAL, knob};
+    let packet = |knobs: u8, source: [u8; 16], payload: &[u8]| {
+        let mut packet = vec![knobs | knob::CORRECT, 0x60, 0, 0, 0, 0, 0, 58, 255];
+        packet.extend_from_slice(&source);
+        packet.extend_from_slice(&[0xff, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0xff, 0, 0, 1]);
+        packet.extend_from_slice(payload);
+        packet
+    };
+    let own = |payload: &[u8]| packet(0, GUEST_LOCAL, payload);
+    let mac = [&[1, 1][..], &MAC].concat();
+    let gateway = [0xfd, 0, 0, 1, 0, 2, 0, 3, 0, 0, 0, 0, 0, 0, 0, 1];
+    let solicitation = |target: &[u8; 16]| [&[135, 0, 0, 0, 0, 0, 0, 0], &target[..]].concat();
+    let dhcp = |message: &[u8]| {
+        let datagram = [&[2, 34, 2, 35, 0, 0, 0, 0], message].concat();
+        packet(knob::DHCP, GUEST_LOCAL, &datagram)
+    };
+    let identified = [0, 1, 0, 10, 0, 3, 0, 1, 2, 0, 0, 0, 0, 9, 0, 6, 0, 2, 0, 23];
+    vec![
+        ("probe", packet(0, [0; 16], &solicitation(&gateway))),
+        ("asks", own(&[solicitation(&gateway), mac.clone()].concat())),
+        (
+            "fixed",
+            packet(
+                knob::FIXED_MAC,
+                GUEST_LOCAL,
+                &[solicitation(&gateway), mac.clone()].concat(),
+            ),
+        ),
+        (
+            "router",
+            own(&[&[133, 0, 0, 0, 0, 0, 0, 0][..], &mac].concat()),
+        ),
+        (
+            "announces",
+            own(&[&[136, 0, 0, 0, 0x20, 0, 0, 0][..], &gateway].concat()),
+        ),
+        (
+            "advertises",
+            own(&[134, 0, 0, 0, 64, 0, 7, 8, 0, 0, 0, 0, 0, 0, 0, 0]),
+        ),
+        (
+            "information",
+            dhcp(&[&[11, 1, 2, 3][..], &identified].concat()),
+        ),
+        ("solicit", dhcp(&[&[1, 1, 2, 3][..], &identified].concat())),
+    ]
 }
 
 fn services() -> Seeds {

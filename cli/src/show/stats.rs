@@ -1,4 +1,5 @@
 //! `slipgate stats`: counters of each VM and in all, read from the pinned maps.
+mod ipv6;
 mod links;
 mod machines;
 mod rules;
@@ -17,8 +18,8 @@ use slipgate_control::maps::ReadOnlyMaps;
 use slipgate_ipc::engine::{NameCounts, RefusedSample, RelayedCounts};
 use slipgate_model::MacMismatch;
 
-use self::links::Links;
 pub(crate) use self::rules::RefusedBy;
+use self::{ipv6::GuestIpv6, links::Links};
 use super::{
     names, open, print, served,
     table::{amount, span, table},
@@ -85,7 +86,14 @@ pub(crate) struct VmStats {
     pub(crate) dhcp_messages: u64,
     /// Answered by the engine and in the kernel.
     pub(crate) arp_answers: u64,
+    /// Neighbour solicitations answered by the engine and in the kernel.
+    pub(crate) ndp_answers: u64,
+    /// Router advertisements sent to the guest.
+    pub(crate) router_advertisements: u64,
     pub(crate) echo_answers: u64,
+    /// IPv6 of the guest; absent if it has none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) ipv6: Option<GuestIpv6>,
     /// Records of ended flows that the flow log lost.
     pub(crate) records_lost: u64,
     /// Packets that `--pcap` or `capture` had no room for.
@@ -204,6 +212,8 @@ impl VmStats {
             dns_failures: counters.dns_failures,
             dhcp_messages: counters.dhcp_messages,
             arp_answers: counters.arp_answers,
+            ndp_answers: counters.ndp_answers,
+            router_advertisements: counters.router_advertisements,
             echo_answers: counters.echo_answers,
             records_lost: counters.records_lost,
             pcap_lost: counters.pcap_lost,
@@ -248,6 +258,8 @@ impl VmStats {
             (&mut self.dns_failures, other.dns_failures),
             (&mut self.dhcp_messages, other.dhcp_messages),
             (&mut self.arp_answers, other.arp_answers),
+            (&mut self.ndp_answers, other.ndp_answers),
+            (&mut self.router_advertisements, other.router_advertisements),
             (&mut self.echo_answers, other.echo_answers),
         ] {
             *to += from;
@@ -375,6 +387,10 @@ fn read_once(maps: &ReadOnlyMaps, which: Which<'_>) -> Stats {
         let flows = live.get(&vm.id).map_or(&[][..], Vec::as_slice);
         let mut of_vm = VmStats::new(name, &counters, &drops, flows);
         of_vm.arp_answers += vm.arp_answered;
+        if let Some(row) = maps.vm6(row) {
+            of_vm.ndp_answers += row.neighbours_answered;
+            of_vm.ipv6 = GuestIpv6::of(&row);
+        }
         of_vm.refused_by = rules::of(&counters, |rule| maps.rule(rule));
         of_vm.frozen = vm.flags & VmFlags::FROZEN != 0;
         of_vm.asleep = vm.flags & VmFlags::ASLEEP != 0;
@@ -521,6 +537,8 @@ fn text(stats: &Stats) -> String {
             ("DNS failures", s.dns_failures),
             ("DHCP messages", s.dhcp_messages),
             ("ARP answers", s.arp_answers),
+            ("NDP answers", s.ndp_answers),
+            ("router advertisements", s.router_advertisements),
             ("pings answered", s.echo_answers),
         ];
         if let Some(names) = &s.names {
@@ -540,6 +558,11 @@ fn text(stats: &Stats) -> String {
     for vm in &stats.vms {
         if let Some(mismatch) = &vm.mac_mismatch {
             text.push_str(&format!("\n{}: {mismatch}\n", vm.vm));
+        }
+    }
+    for vm in &stats.vms {
+        if let Some(ipv6) = &vm.ipv6 {
+            text.push_str(&format!("\n{}: {}\n", vm.vm, ipv6.text()));
         }
     }
     text.push_str(&machines::text(&stats.vms));

@@ -10,6 +10,7 @@
 //! dropped. A process makes one.
 
 mod claim;
+pub(crate) use self::claim::neighbour_of;
 mod mapped;
 pub(crate) mod memory_files;
 mod pinned;

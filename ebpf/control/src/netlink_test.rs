@@ -242,7 +242,7 @@ fn a_next_hop_that_is_given_back_is_kept_known_no_more() {
         let mut watch = NetworkWatch::open().unwrap();
         let mut hops = NextHops::new(vec![5]).unwrap();
         until(&mut watch, "up", |network| network.links[&up0].up);
-        let other = "192.0.2.7".parse().unwrap();
+        let other: IpAddr = "192.0.2.7".parse().unwrap();
         let index = maps.claim_next_hop(5, up0, ROUTER, 0).unwrap();
         let kept = maps.claim_next_hop(5, up0, other, 0).unwrap();
         hops.refresh(maps, watch.network(), &[up0].into()).unwrap();
@@ -292,7 +292,7 @@ fn neighbours_are_asked_for_where_the_hosts_routes_lead_by_the_uplink_and_nowher
         let shown = || run("ip neigh show nud all").replace(" \n", "\n");
         let before = shown();
         let claim = |ifindex, neighbour: &str| {
-            let index = maps.claim_next_hop(5, ifindex, neighbour.parse().unwrap(), 0);
+            let index = maps.claim_next_hop(5, ifindex, neighbour.parse::<IpAddr>().unwrap(), 0);
             maps.next_hop(index.unwrap()).unwrap()
         };
         let refused = [

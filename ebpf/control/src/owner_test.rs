@@ -73,7 +73,7 @@ fn several_dead_owners_rows_become_one() {
         maps.claim_chunk(first.row(), 0).unwrap();
         maps.claim_chunk(second.row(), 0).unwrap();
         let hop = maps
-            .claim_next_hop(second.row(), IfIndex::new(1), [10, 0, 0, 1].into(), 0)
+            .claim_next_hop(second.row(), IfIndex::new(1), [10, 0, 0, 1], 0)
             .unwrap();
         let rows = [first.row(), second.row()];
         drop((first, second));

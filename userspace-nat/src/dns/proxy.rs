@@ -479,7 +479,8 @@ fn answered(
     now_ns: u64,
 ) -> Vec<u8> {
     let without_hints;
-    let answer = match waiter.has_ipv6 || !answer.has_services() {
+    let keeps_hints = waiter.has_ipv6 || no_ipv6::validates(key);
+    let answer = match keeps_hints || !answer.has_services() {
         true => answer,
         false => {
             without_hints = answer.clone().without_ipv6_hints(key);

@@ -2,7 +2,6 @@
 use std::{
     collections::{HashMap, HashSet},
     io,
-    net::IpAddr,
     ops::Range,
     rc::Rc,
     sync::atomic::Ordering::Acquire,
@@ -259,12 +258,9 @@ impl Tables for KernelDatapath {
             }
             self.next_hops.remove(&hop);
         }
-        let IpAddr::V4(neighbour) = hop.neighbour else {
-            return 0;
-        };
         let claimed =
             self.maps
-                .claim_next_hop(self.owner_row, hop.ifindex, neighbour, hop.route_mtu);
+                .claim_next_hop(self.owner_row, hop.ifindex, hop.neighbour, hop.route_mtu);
         let Some(index) = claimed else {
             return 0;
         };

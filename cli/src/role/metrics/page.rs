@@ -204,6 +204,12 @@ impl Collector for Page {
         self.per_vm(to, "arp_answers", "ARP requests answered", |vm| {
             vm.arp_answers
         })?;
+        let about = "Neighbour solicitations answered";
+        self.per_vm(to, "ndp_answers", about, |vm| vm.ndp_answers)?;
+        let about = "Router advertisements sent to the guest";
+        self.per_vm(to, "router_advertisements", about, |vm| {
+            vm.router_advertisements
+        })?;
         self.per_vm(to, "echo_answers", "Pings of the gateway answered", |vm| {
             vm.echo_answers
         })

@@ -1,7 +1,7 @@
 //! Claims of shared objects by compare-and-swap in mapped arrays: chunks of slots, and next hops.
 
 use std::{
-    net::Ipv4Addr,
+    net::IpAddr,
     ops::Range,
     sync::atomic::{
         AtomicU32,
@@ -10,7 +10,8 @@ use std::{
 };
 
 use slipgate_abi::{
-    IfIndex, NextHop, SlotIndex,
+    IfIndex, Ip4, Ip6, NextHop, SlotIndex,
+    link::NextHopFlags,
     maps::{self, Chunk, MAX_NEXT_HOPS, SLOTS_PER_CHUNK},
 };
 
@@ -109,25 +110,26 @@ impl SharedMaps {
         start..(start + SLOTS_PER_CHUNK).min(self.slots())
     }
 
-    /// Claims a next hop of an owner for this interface and neighbour ([`Ipv4Addr::UNSPECIFIED`] if
-    /// the link has no neighbours) and routes of this MTU (0: none). Returns the index of one that
+    /// Claims a next hop of an owner for this interface and neighbour (the unspecified address of its
+    /// family if the link has no neighbours) and routes of this MTU (0: none). Returns the index of one that
     /// the owner has, or of a free one, not valid yet, which [`crate::netlink::NextHops::refresh`]
     /// completes. `None` if all are claimed: use 0.
     pub fn claim_next_hop(
         &self,
         owner_row: u32,
         ifindex: IfIndex,
-        neighbour: Ipv4Addr,
+        neighbour: impl Into<IpAddr>,
         route_mtu: u32,
     ) -> Option<u32> {
         let ours = owner_row + 1;
+        let neighbour = fields_of(neighbour.into());
         let same = |index: &u32| {
             self.next_hop(*index).is_some_and(|hop| {
                 hop.owner().load(Acquire) == ours
                     && self.hop_ifindex(*index).load(Acquire) == ifindex.get()
                     // SAFETY: written before `ifindex`, and only by its owner.
                     && unsafe {
-                        (&raw const (*hop.as_ptr()).neighbour).read() == neighbour.into()
+                        neighbour_in(hop.as_ptr()) == neighbour
                             && (&raw const (*hop.as_ptr()).route_mtu).read() == route_mtu
                     }
             })
@@ -150,7 +152,10 @@ impl SharedMaps {
         // SAFETY: ours since the exchange; programs look at `sequence` (even) first, the broker at
         // `ifindex` first.
         unsafe {
-            (&raw mut (*hop).neighbour).write_volatile(neighbour.into());
+            let (family, neighbour, neighbour6) = neighbour;
+            (&raw mut (*hop).flags).write_volatile(family);
+            (&raw mut (*hop).neighbour).write_volatile(neighbour);
+            (&raw mut (*hop).neighbour6).write_volatile(neighbour6);
             (&raw mut (*hop).route_mtu).write_volatile(route_mtu);
         }
         self.hop_ifindex(index).store(ifindex.get(), Release);
@@ -184,5 +189,42 @@ impl SharedMaps {
             .expect("the index was looked up before");
         // SAFETY: a word of the mapped element, which all sides reach by atomics.
         unsafe { AtomicU32::from_ptr(&raw mut (*hop).ifindex) }
+    }
+}
+
+/// Fields of a next hop that name its neighbour: [`NextHopFlags::IPV6`] or 0, and both addresses.
+type NeighbourFields = (u32, Ip4, Ip6);
+
+fn fields_of(neighbour: IpAddr) -> NeighbourFields {
+    match neighbour {
+        IpAddr::V4(address) => (0, address.into(), Ip6::UNSPECIFIED),
+        IpAddr::V6(address) => (NextHopFlags::IPV6, Ip4::UNSPECIFIED, address.into()),
+    }
+}
+
+/// Reads the same from an element.
+///
+/// # Safety
+/// The element is mapped.
+unsafe fn neighbour_in(hop: *const NextHop) -> NeighbourFields {
+    // SAFETY: the caller's promise; words that do not tear.
+    unsafe {
+        (
+            (&raw const (*hop).flags).read_volatile() & NextHopFlags::IPV6,
+            (&raw const (*hop).neighbour).read_volatile(),
+            (&raw const (*hop).neighbour6).read_volatile(),
+        )
+    }
+}
+
+/// Reads the address of an element's neighbour.
+///
+/// # Safety
+/// The element is mapped.
+pub(crate) unsafe fn neighbour_of(hop: *const NextHop) -> IpAddr {
+    // SAFETY: the caller's promise.
+    match unsafe { neighbour_in(hop) } {
+        (0, address, _) => address.into(),
+        (_, _, address) => address.into(),
     }
 }

@@ -5,7 +5,10 @@ use super::{
     super::tests::{until, uplink},
     super::{AddressState, Network, NetworkWatch, Route, RouteKind, Table},
 };
-use crate::testing::{in_netns, run};
+use slipgate_abi::link::{NextHopFlags, is_usable};
+
+use super::super::NextHops;
+use crate::testing::{datapath, in_netns, run};
 
 fn ip(text: &str) -> IpAddr {
     text.parse().unwrap()
@@ -156,4 +159,60 @@ fn changes_of_ipv6_are_followed_and_those_of_links_are_none() {
             );
         },
     );
+}
+
+#[test]
+fn ipv6_next_hops_have_elements_of_their_own() {
+    in_netns("ipv6_next_hops_have_elements_of_their_own", || {
+        enable();
+        let up0 = uplink();
+        run("ip -6 addr add 2001:db8:1::5/64 dev up0 nodad");
+        run("ip -6 route add default via fe80::1 dev up0");
+        run("ip route add default via 192.0.2.1 dev up0");
+        run("ip neigh add 192.0.2.1 lladdr 02:00:00:00:00:04 dev up0 nud permanent");
+        let datapath = datapath();
+        let maps = datapath.maps();
+        let claim = |neighbour: &str| maps.claim_next_hop(5, up0, ip(neighbour), 0).unwrap();
+        let [four, six, unknown] = ["192.0.2.1", "fe80::1", "fe80::2"].map(claim);
+        assert_eq!(claim("fe80::1"), six, "the same again");
+        assert!(four != six && six != unknown);
+
+        let mut watch = NetworkWatch::open().unwrap();
+        until(&mut watch, "up", |network| network.links[&up0].up);
+        let mut hops = NextHops::new(vec![5]).unwrap();
+        let valid = |hops: &mut NextHops, watch: &NetworkWatch| {
+            hops.refresh(maps, watch.network(), &[up0].into()).unwrap()
+        };
+        assert_eq!(valid(&mut hops, &watch), 1, "the IPv4 one");
+        let shown = run("ip -6 neigh show dev up0");
+        assert!(
+            shown.contains("fe80::1") && shown.contains("managed"),
+            "{shown}"
+        );
+        assert!(!shown.contains("fe80::2"), "no route leads by it: {shown}");
+
+        run("ip neigh replace fe80::1 lladdr 02:00:00:00:00:06 dev up0 nud reachable");
+        let router = (up0, ip("fe80::1"));
+        until(&mut watch, "a MAC", |n| {
+            n.neighbours.get(&router).is_some_and(|n| n.mac.is_some())
+        });
+        assert_eq!(valid(&mut hops, &watch), 2);
+        let read = crate::ReadOnlyMaps::open_pinned(&datapath.paths().pin_dir).unwrap();
+        let element = read.next_hop(six).unwrap();
+        assert!(is_usable(element.sequence));
+        assert_eq!(element.neighbour_mac, [2, 0, 0, 0, 0, 6]);
+        assert_eq!(element.flags, NextHopFlags::IPV6);
+        assert_eq!(IpAddr::from(element.neighbour6), ip("fe80::1"));
+        let element = read.next_hop(four).unwrap();
+        assert_eq!(
+            (element.neighbour_mac, element.flags),
+            ([2, 0, 0, 0, 0, 4], 0)
+        );
+        // An element that is used again for the other family is not taken for the former one.
+        maps.free_next_hop(six);
+        let again = maps.claim_next_hop(5, up0, ip("192.0.2.9"), 0).unwrap();
+        assert_eq!(again, six);
+        let element = read.next_hop(again).unwrap();
+        assert_eq!((element.flags, element.neighbour6.octets), (0, [0; 16]));
+    });
 }

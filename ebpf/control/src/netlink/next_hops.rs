@@ -16,7 +16,7 @@
 
 use std::{
     collections::{BTreeSet, HashSet},
-    net::{IpAddr, Ipv4Addr},
+    net::IpAddr,
     sync::atomic::Ordering::Acquire,
 };
 
@@ -33,7 +33,10 @@ use slipgate_abi::{
 };
 
 use super::{network::Network, socket::Requests};
-use crate::{Result, maps::SharedMaps};
+use crate::{
+    Result,
+    maps::{SharedMaps, neighbour_of},
+};
 
 /// Maximum number of neighbours that are maintained: more than an engine claims.
 const MOST: usize = 256;
@@ -210,13 +213,13 @@ fn claim_of(maps: &SharedMaps, index: u32, hop: NextHopRef) -> Option<Claim> {
     // if it is claimed again in between, the sequence number differs.
     let (neighbour, route_mtu) = unsafe {
         (
-            (&raw const (*hop.as_ptr()).neighbour).read_volatile(),
+            neighbour_of(hop.as_ptr()),
             (&raw const (*hop.as_ptr()).route_mtu).read_volatile(),
         )
     };
     ifindex.is_some().then(|| Claim {
         ifindex,
-        neighbour: Ipv4Addr::from(neighbour).into(),
+        neighbour,
         route_mtu,
     })
 }
@@ -228,6 +231,10 @@ fn wanted(network: &Network, claim: Claim) -> Option<Wanted> {
         ifindex, neighbour, ..
     } = claim;
     let link = network.links.get(&ifindex).filter(|link| link.up)?;
+    let family = match neighbour {
+        IpAddr::V4(_) => 0,
+        IpAddr::V6(_) => NextHopFlags::IPV6,
+    };
     let mtu = match claim.route_mtu {
         0 => link.mtu,
         route => link.mtu.min(route),
@@ -235,14 +242,14 @@ fn wanted(network: &Network, claim: Claim) -> Option<Wanted> {
     if !link.has_l2 {
         return Some(Wanted {
             mtu,
-            flags: NextHopFlags::NO_L2,
+            flags: family | NextHopFlags::NO_L2,
             neighbour_mac: [0; 6],
             uplink_mac: [0; 6],
         });
     }
     Some(Wanted {
         mtu,
-        flags: 0,
+        flags: family,
         neighbour_mac: network.neighbours.get(&(ifindex, neighbour))?.mac?,
         uplink_mac: link.mac?,
     })

@@ -1,5 +1,8 @@
-use super::*;
+use std::net::Ipv4Addr;
+
 use slipgate_abi::IfIndex;
+
+use super::*;
 
 fn element() -> NextHop {
     NextHop {
