@@ -63,6 +63,15 @@ impl Ip6 {
         unsafe { core::mem::transmute::<[u8; 16], [u32; 4]>(self.octets) }
     }
 
+    /// The address of these halves, native-endian words.
+    #[inline(always)]
+    pub const fn from_halves(halves: [u64; 2]) -> Self {
+        // SAFETY: as above.
+        Self {
+            octets: unsafe { core::mem::transmute::<[u64; 2], [u8; 16]>(halves) },
+        }
+    }
+
     /// Both halves as native-endian words, which compare as the address does.
     #[inline(always)]
     pub const fn halves(self) -> [u64; 2] {

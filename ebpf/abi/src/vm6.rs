@@ -91,8 +91,13 @@ impl Vm6Ref {
     #[inline(always)]
     pub fn guest_address(&self, place: usize) -> Ip6 {
         let place = place % GUEST_ADDRESSES;
-        // SAFETY: `new` promised a valid row; in bounds; octets have no invalid values.
-        unsafe { (&raw const (*self.as_ptr()).guests[place]).read_volatile() }
+        // By words: a volatile read of octets is one by one.
+        // SAFETY: `new` promised a valid row; in bounds, and aligned as a word is; any bits are an
+        // address.
+        unsafe {
+            let halves = (&raw const (*self.as_ptr()).guests[place]).cast::<u64>();
+            Ip6::from_halves([halves.read_volatile(), halves.add(1).read_volatile()])
+        }
     }
 
     /// Time of the last packet from the address at this place that was handed over, ns.

@@ -161,6 +161,41 @@ pub(crate) fn next_hop() -> NextHop {
     }
 }
 
+/// A slot with a flow of the VM.
+pub(crate) fn slot_of(flow: &Flow, generation: u32, uplink: u32) -> Slot {
+    Slot {
+        generation,
+        verdict: flow.verdict,
+        tcp: flow.tcp,
+        next_hop: flow.next_hop,
+        tx_packets: 0,
+        tx_bytes: 0,
+        rx_packets: 0,
+        rx_bytes: 0,
+        tx_last_ns: 0,
+        rx_last_ns: 0,
+        vm: VM,
+        vm_row: ROW as u16,
+        guest: GUEST.into(),
+        remote: flow.remote.into(),
+        nat: flow.nat.into(),
+        guest_port: flow.guest_port,
+        remote_port: flow.remote_port,
+        nat_port: flow.nat_port,
+        protocol: flow.protocol,
+        flags: flow.flags,
+        isn: ISN,
+        created_ns: 1,
+        rule: 0,
+        uplink_ifindex: uplink,
+        owner: 0,
+        epoch: 1,
+        fin_end_tx: 0,
+        fin_end_rx: 0,
+        connect_us: 0,
+    }
+}
+
 impl Loaded {
     pub(crate) fn set_tap(&mut self, ifindex: u32, vm: u32, vm_row: u32) {
         let mut taps = HashMap::<_, u32, TapEntry>::try_from(self.ebpf.map_mut("TAPS").unwrap())
@@ -224,40 +259,8 @@ impl Loaded {
 
     /// Puts a flow of the VM into its slot.
     pub(crate) fn fill(&self, flow: Flow, generation: u32) -> SlotRef {
-        self.slots.set(
-            flow.slot,
-            Slot {
-                generation,
-                verdict: flow.verdict,
-                tcp: flow.tcp,
-                next_hop: flow.next_hop,
-                tx_packets: 0,
-                tx_bytes: 0,
-                rx_packets: 0,
-                rx_bytes: 0,
-                tx_last_ns: 0,
-                rx_last_ns: 0,
-                vm: VM,
-                vm_row: ROW as u16,
-                guest: GUEST.into(),
-                remote: flow.remote.into(),
-                nat: flow.nat.into(),
-                guest_port: flow.guest_port,
-                remote_port: flow.remote_port,
-                nat_port: flow.nat_port,
-                protocol: flow.protocol,
-                flags: flow.flags,
-                isn: ISN,
-                created_ns: 1,
-                rule: 0,
-                uplink_ifindex: self.uplink,
-                owner: 0,
-                epoch: 1,
-                fin_end_tx: 0,
-                fin_end_rx: 0,
-                connect_us: 0,
-            },
-        );
+        self.slots
+            .set(flow.slot, slot_of(&flow, generation, self.uplink));
         self.slot(flow.slot)
     }
 

@@ -133,7 +133,10 @@ impl Frame6 {
                 0 if self.next_header == 17 => 0xffff,
                 sum => sum,
             };
-            bytes[at..at + 2].copy_from_slice(&sum.to_be_bytes());
+            // A short header has none.
+            if let Some(field) = bytes.get_mut(at..at + 2) {
+                field.copy_from_slice(&sum.to_be_bytes());
+            }
         }
         bytes
     }

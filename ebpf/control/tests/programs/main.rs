@@ -4,6 +4,7 @@
 
 mod address;
 mod close;
+mod cost;
 mod datapath;
 mod devices;
 mod engine;

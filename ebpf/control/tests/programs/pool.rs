@@ -4,7 +4,7 @@
 use std::{
     io,
     ops::{Deref, DerefMut},
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::{Mutex, PoisonError},
     thread,
 };
@@ -90,7 +90,7 @@ impl Datapath {
     }
 }
 
-fn object() -> PathBuf {
+pub(crate) fn object() -> PathBuf {
     let root = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../target/bpf/slipgate.o");
     std::env::var_os("SLIPGATE_BPF_OBJECT").map_or(root, PathBuf::from)
 }
@@ -116,37 +116,43 @@ fn load(name: &str, program: &mut Program) {
     loaded.unwrap_or_else(|error| panic!("load {name}: {error:#?}"));
 }
 
+/// Loads an object and its programs, and fills the program array if it has one.
+pub(crate) fn load_object(path: &Path) -> Ebpf {
+    const SLOTS: u32 = 1_024;
+    let skb = slipgate_control::btf::skb_layout().expect("the kernel's BTF");
+    let mut ebpf = EbpfLoader::new()
+        .override_global(SKB_LAYOUT, &skb, true)
+        .map_max_entries("SLOTS", SLOTS)
+        .map_max_entries("SEQUENCES", SLOTS)
+        .map_max_entries("ADDRESSES6", SLOTS)
+        .map_max_entries("FLOWS", SLOTS * 2)
+        .map_max_entries("FLOWS6", SLOTS * 2)
+        .load_file(path)
+        .unwrap_or_else(|error| {
+            panic!(
+                "{}: {error}; `cargo xtask build --bpf-only` makes it",
+                path.display()
+            )
+        });
+    for (name, program) in ebpf.programs_mut() {
+        load(name, program);
+    }
+    let has_array = ebpf.map(PROGRAMS6).is_some();
+    for program in Program6::ALL.into_iter().filter(|_| has_array) {
+        let classifier: &SchedClassifier =
+            ebpf.program(program.name()).unwrap().try_into().unwrap();
+        let fd = classifier.fd().unwrap().try_clone().expect("a descriptor");
+        ProgramArray::try_from(ebpf.map_mut(PROGRAMS6).unwrap())
+            .expect(PROGRAMS6)
+            .set(program as u32, &fd, 0)
+            .expect("set PROGRAMS6");
+    }
+    ebpf
+}
+
 impl Loaded {
     fn new() -> Self {
-        const SLOTS: u32 = 1_024;
-        let path = object();
-        let skb = slipgate_control::btf::skb_layout().expect("the kernel's BTF");
-        let mut ebpf = EbpfLoader::new()
-            .override_global(SKB_LAYOUT, &skb, true)
-            .map_max_entries("SLOTS", SLOTS)
-            .map_max_entries("SEQUENCES", SLOTS)
-            .map_max_entries("ADDRESSES6", SLOTS)
-            .map_max_entries("FLOWS", SLOTS * 2)
-            .map_max_entries("FLOWS6", SLOTS * 2)
-            .load_file(&path)
-            .unwrap_or_else(|error| {
-                panic!(
-                    "{}: {error}; `cargo xtask build --bpf-only` makes it",
-                    path.display()
-                )
-            });
-        for (name, program) in ebpf.programs_mut() {
-            load(name, program);
-        }
-        for program in Program6::ALL {
-            let classifier: &SchedClassifier =
-                ebpf.program(program.name()).unwrap().try_into().unwrap();
-            let fd = classifier.fd().unwrap().try_clone().expect("a descriptor");
-            ProgramArray::try_from(ebpf.map_mut(PROGRAMS6).unwrap())
-                .expect(PROGRAMS6)
-                .set(program as u32, &fd, 0)
-                .expect("set PROGRAMS6");
-        }
+        let ebpf = load_object(&object());
         Self {
             slots: Mapped::of(&ebpf, "SLOTS"),
             sequences: Mapped::of(&ebpf, "SEQUENCES"),

@@ -135,6 +135,7 @@ fn what_no_guest_may_send_is_dropped_by_its_reason() {
                 ..Flow::new(protocol)
             });
         }
+        datapath.vms6.change(ROW, |row| row.flags = 0);
         println!("{what}");
         datapath.expect_drop(EGRESS, &frame, ROW, reason);
     }

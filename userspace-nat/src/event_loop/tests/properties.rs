@@ -1,5 +1,6 @@
-//! Property tests: the counters balance, whatever guests, the world and time do.
-use std::{cell::Cell, collections::HashSet, sync::atomic::Ordering::Relaxed};
+//! Property tests: the counters balance, whatever guests, the world and time do, by both families at
+//! once.
+use std::{cell::Cell, collections::HashSet, net::IpAddr, sync::atomic::Ordering::Relaxed};
 
 use proptest::prelude::*;
 use slipgate_abi::{DropReason, Handover, VmRow, tcp::Flags};
@@ -9,12 +10,14 @@ use crate::{
     clock::{MILLISECOND_NS, SECOND_NS},
     control::Status,
     fake::Faults,
+    packet::Ip,
     port::VirtioNetHdr,
 };
 
 #[derive(Clone, Debug)]
 enum Step {
     Tcp {
+        six: bool,
         row: u16,
         port: u16,
         to: u16,
@@ -22,11 +25,13 @@ enum Step {
         isn: u32,
     },
     Udp {
+        six: bool,
         row: u16,
         port: u16,
         to: u16,
     },
     Echo {
+        six: bool,
         row: u16,
         id: u16,
     },
@@ -35,6 +40,8 @@ enum Step {
         which: prop::sample::Index,
     },
     Raw {
+        /// Whether it begins like a packet of IPv6.
+        six: bool,
         row: u16,
         why: u8,
         flags: u8,
@@ -52,6 +59,14 @@ enum Step {
     Restart,
 }
 
+/// Addresses of the guest, the peer and the host.
+fn addresses(six: bool) -> (IpAddr, IpAddr, IpAddr) {
+    match six {
+        false => (GUEST.into(), PEER.into(), NAT.into()),
+        true => (GUEST6.into(), PEER6.into(), NAT6.into()),
+    }
+}
+
 fn step() -> impl Strategy<Value = Step> {
     let flags = prop::sample::select(vec![
         Flags::SYN,
@@ -67,14 +82,16 @@ fn step() -> impl Strategy<Value = Step> {
     let port = 1_000u16..1_006;
     let to = prop::sample::select(vec![80u16, 443, 53, 67]);
     prop_oneof![
-        8 => (row.clone(), port.clone(), to.clone(), flags.clone(), 0u32..3)
-            .prop_map(|(row, port, to, flags, isn)| Step::Tcp { row, port, to, flags, isn }),
-        4 => (row.clone(), port, to).prop_map(|(row, port, to)| Step::Udp { row, port, to }),
-        2 => (row.clone(), 0u16..4).prop_map(|(row, id)| Step::Echo { row, id }),
+        8 => (any::<bool>(), row.clone(), port.clone(), to.clone(), flags.clone(), 0u32..3)
+            .prop_map(|(six, row, port, to, flags, isn)| Step::Tcp { six, row, port, to, flags, isn }),
+        4 => (any::<bool>(), row.clone(), port, to)
+            .prop_map(|(six, row, port, to)| Step::Udp { six, row, port, to }),
+        2 => (any::<bool>(), row.clone(), 0u16..4)
+            .prop_map(|(six, row, id)| Step::Echo { six, row, id }),
         6 => (flags, any::<prop::sample::Index>())
             .prop_map(|(flags, which)| Step::Reply { flags, which }),
-        2 => (0u16..5, any::<u8>(), 0u8..4, prop::collection::vec(any::<u8>(), 0..90))
-            .prop_map(|(row, why, flags, bytes)| Step::Raw { row, why, flags, bytes }),
+        2 => (any::<bool>(), 0u16..5, any::<u8>(), 0u8..4, prop::collection::vec(any::<u8>(), 0..90))
+            .prop_map(|(six, row, why, flags, bytes)| Step::Raw { six, row, why, flags, bytes }),
         5 => (0u64..400_000).prop_map(|ms| Step::Time { ms: ms / 7 }),
         1 => (0u32..3, 0u32..3, 0u32..2, 0u32..3).prop_map(|(exists, fails, port, order)| {
             Step::Fault { exists, fails, port, order }
@@ -84,53 +101,58 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 fn run(steps: Vec<Step>) -> Result<(), TestCaseError> {
-    let setup = Setup {
+    let setup = || Setup {
         nat_ports: 61_000..=61_003,
         max_flows: 12,
+        ipv6: Some("fd00:0:0:2::/64".parse().unwrap()),
         ..Setup::default()
     };
-    let mut rig = Rig::with(Setup {
-        nat_ports: 61_000..=61_003,
-        max_flows: 12,
-        ..Setup::default()
-    });
+    let mut rig = Rig::with(setup());
     let mut frames = Status::default();
-    let mut nats: Vec<(At, At, u8)> = Vec::new();
+    let mut nats: Vec<((IpAddr, u16), (IpAddr, u16), u8)> = Vec::new();
     for step in steps {
         match step {
             Step::Tcp {
+                six,
                 row,
                 port,
                 to,
                 flags,
                 isn,
             } => {
-                let packet = tcp((GUEST, port), (PEER, to), flags, isn, 5, &[2, 4, 9, 9], &[]);
+                let (guest, peer, _) = addresses(six);
+                let packet = tcp((guest, port), (peer, to), flags, isn, 5, &[2, 4, 9, 9], &[]);
                 rig.guest(row, &packet);
             }
-            Step::Udp { row, port, to } => {
-                rig.guest(row, &udp((GUEST, port), (PEER, to), b"data"));
+            Step::Udp { six, row, port, to } => {
+                let (guest, peer, _) = addresses(six);
+                rig.guest(row, &udp((guest, port), (peer, to), b"data"));
             }
-            Step::Echo { row, id } => {
-                rig.guest(row, &echo(GUEST, PEER, true, id, b"data"));
+            Step::Echo { six, row, id } => {
+                let (guest, peer, _) = addresses(six);
+                rig.guest(row, &echo(guest, peer, true, id, b"data"));
             }
             Step::Reply { flags, which } if !nats.is_empty() => {
                 let (nat, server, protocol) = nats[which.index(nats.len())];
                 let packet = match protocol {
                     6 => tcp(server, nat, flags, 9, 9, &[], b"x"),
                     17 => udp(server, nat, b"reply"),
-                    _ => echo(PEER, NAT, false, nat.1, b"data"),
+                    _ => echo(server.0, nat.0, false, nat.1, b"data"),
                 };
                 rig.world(&packet);
             }
             Step::Reply { .. } => {}
             Step::Raw {
+                six,
                 row,
                 why,
                 flags,
-                bytes,
+                mut bytes,
             } => {
-                let why = Handover::from_u8(why % 14).unwrap_or(Handover::Miss);
+                if six && let Some(first) = bytes.first_mut() {
+                    *first = 0x60 | *first & 0xf;
+                }
+                let why = Handover::from_u8(why % 16).unwrap_or(Handover::Miss);
                 rig.kernel
                     .borrow_mut()
                     .hand_over(row, why, flags, VirtioNetHdr::default(), &bytes);
@@ -153,15 +175,19 @@ fn run(steps: Vec<Step>) -> Result<(), TestCaseError> {
             }
             Step::Restart => {
                 add(&mut frames, rig.engine.status());
-                rig = rig.restart(&setup).0;
+                rig = rig.restart(&setup()).0;
             }
         }
         for sent in rig.at_world() {
-            let port = u16::from_be_bytes([sent[20], sent[21]]);
-            let id = u16::from_be_bytes([sent[24], sent[25]]);
-            let to = u16::from_be_bytes([sent[22], sent[23]]);
-            let (local, to) = if sent[9] == 1 { (id, 0) } else { (port, to) };
-            nats.push(((NAT, local), (PEER, to), sent[9]));
+            let ip = Ip::parse(&sent).unwrap();
+            let (_, peer, nat) = addresses(ip.source.is_ipv6());
+            let l4 = ip.payload();
+            let word = |at: usize| u16::from_be_bytes([l4[at], l4[at + 1]]);
+            let (local, to) = match ip.protocol {
+                6 | 17 => (word(0), word(2)),
+                _ => (word(4), 0),
+            };
+            nats.push(((nat, local), (peer, to), ip.protocol));
         }
         rig.at_guest();
         rig.assert_paired();
@@ -172,7 +198,7 @@ fn run(steps: Vec<Step>) -> Result<(), TestCaseError> {
             .iter()
             .filter(|e| flows.by_world(&e.world()).is_some());
         let distinct: HashSet<_> = linked.clone().map(|e| e.world()).collect();
-        prop_assert_eq!(distinct.len() * 2, kernel.flows.len());
+        prop_assert_eq!(distinct.len() * 2, kernel.flow_entries());
         for row in 1..=3 {
             prop_assert!(flows.count(VmRow::new(row)) <= 12);
         }

@@ -1,0 +1,159 @@
+//! Changes around live flows: another engine, another prefix, other routes.
+use slipgate_abi::tcp::Flags;
+use slipgate_model::NetworkView;
+
+use super::*;
+use crate::clock::SECOND_NS;
+
+#[test]
+fn a_successor_adopts_the_flow_and_its_packets_never_stop() {
+    for family in families() {
+        let setup = setup();
+        let mut rig = Rig::with(setup);
+        let nat = rig.connect_to(family, 40_000, 7);
+        let setup = self::setup();
+        let mut rig = rig.restart_in_steps(&setup);
+        let data = ack((family.guest, 40_000), family.server(), 0, 8, 9_001);
+        assert_eq!(rig.guest(1, &data), Handling::Fast, "{family:?}");
+        let adoption = rig.engine.finish_adoption().unwrap();
+        assert_eq!((adoption.live, adoption.dangling), (1, 0));
+        rig.assert_paired();
+        assert_eq!(
+            rig.world(&ack(family.server(), nat, 0, 9_001, 8)),
+            Handling::Fast
+        );
+        // Its port is busy, and its end is as before.
+        rig.guest(
+            1,
+            &ack(
+                (family.guest, 40_000),
+                family.server(),
+                Flags::RST,
+                8,
+                9_001,
+            ),
+        );
+        rig.pass(600 * SECOND_NS);
+        rig.assert_empty();
+    }
+}
+
+#[test]
+fn a_tuple_without_its_flow_is_swept_and_half_a_pair_completed() {
+    for family in families() {
+        let mut rig = Rig::with(setup());
+        rig.connect_to(family, 40_000, 7);
+        rig.connect_to(family, 40_001, 7);
+        let slots = rig.kernel.borrow().slots_in_use();
+        {
+            let kernel = &mut *rig.kernel.borrow_mut();
+            // One lacks its guest's tuple; the other's slot is free.
+            let lost = kernel.guest_tuple(slots[0]);
+            kernel.flows.retain(|tuple, _| lost != (*tuple).into());
+            kernel.flows6.retain(|tuple, _| lost != (*tuple).into());
+            kernel
+                .slot(slots[1])
+                .set_verdict(slipgate_abi::Verdict::Free);
+        }
+        let (rig, adoption) = rig.restart(&setup());
+        assert_eq!((adoption.live, adoption.dangling), (1, 2), "{family:?}");
+        rig.assert_paired();
+    }
+}
+
+#[test]
+fn no_flow_outlives_its_prefix() {
+    for other in [None, Some("fd00:0:0:3::/64".parse().unwrap())] {
+        // By a start, and by a change while the engine runs.
+        let mut rig = Rig::with(setup());
+        let [four, six] = families();
+        rig.connect_to(four, 40_000, 7);
+        rig.connect_to(six, 40_000, 7);
+        let now = Setup {
+            ipv6: other,
+            ..setup()
+        };
+        let (mut rig, _) = rig.restart(&now);
+        rig.pass(SECOND_NS);
+        assert_eq!(
+            (rig.flows(), rig.kernel.borrow().flows6.len()),
+            (1, 0),
+            "{other:?}"
+        );
+        assert_eq!(rig.records()[0]["end"], "prefix");
+        rig.assert_paired();
+
+        let mut rig = Rig::with(setup());
+        let four_ends = rig.connect_to(four, 40_000, 7);
+        rig.connect_to(six, 40_000, 7);
+        rig.send(move |engine| engine.set_vm(spec(1, &now)));
+        rig.turn();
+        rig.pass(SECOND_NS);
+        assert_eq!(
+            (rig.flows(), rig.kernel.borrow().flows6.len()),
+            (1, 0),
+            "{other:?}"
+        );
+        assert_eq!(rig.records()[0]["end"], "prefix");
+        assert_eq!(
+            rig.world(&ack(four.server(), four_ends, 0, 9_001, 8)),
+            Handling::Fast
+        );
+    }
+}
+
+#[test]
+fn flows_follow_the_hosts_routes_and_end_with_its_address() {
+    let without = |gone: IpAddr, network: NetworkView| {
+        let mut network = network;
+        let is_gone = |addr: &IpAddr| *addr == gone;
+        network
+            .routes
+            .addresses
+            .retain(|of| !is_gone(&of.addr.addr()));
+        network.local.host.retain(|addr| !is_gone(addr));
+        network
+    };
+    for (family, other) in families().into_iter().zip(families().into_iter().rev()) {
+        let mut rig = Rig::with(setup());
+        rig.connect_to(family, 40_000, 7);
+        rig.connect_to(other, 40_000, 7);
+        let mut moved = network_of_both();
+        for route in &mut moved.routes.routes {
+            route.gateway = Some(match route.gateway {
+                Some(IpAddr::V4(_)) => "192.0.2.253".parse().unwrap(),
+                _ => "fe80::2".parse().unwrap(),
+            });
+        }
+        let hops = |rig: &Rig| {
+            let kernel = rig.kernel.borrow();
+            let slots = kernel.slots_in_use();
+            slots
+                .into_iter()
+                .map(|slot| {
+                    let live = kernel.slot(slot);
+                    live.next_hop().load(std::sync::atomic::Ordering::Relaxed)
+                })
+                .collect::<Vec<_>>()
+        };
+        let before = hops(&rig);
+        rig.follow(moved.clone());
+        rig.pass(SECOND_NS);
+        let after = hops(&rig);
+        assert!(
+            before.iter().all(|hop| *hop != 0 && !after.contains(hop)),
+            "{before:?} {after:?}"
+        );
+        rig.follow(without(family.nat, moved));
+        rig.pass(SECOND_NS);
+        assert_eq!(rig.flows(), 1, "{family:?}");
+        assert_eq!(rig.records()[0]["end"], "address-gone");
+        assert!(
+            rig.records()[0]["guest"]
+                .as_str()
+                .unwrap()
+                .contains(&family.guest.to_string())
+        );
+        rig.assert_paired();
+    }
+}
