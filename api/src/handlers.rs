@@ -15,7 +15,7 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 use slipgate_ipc::{
     api::ApiRequest,
-    client::{ClientAnswer, ErrorKind, Replaces, Target, Version, VmChange, VmStatus},
+    client::{ClientAnswer, ErrorKind, Replaces, Room, Target, Version, VmChange, VmStatus},
     engine::{EngineReply, FlowQuestion},
 };
 
@@ -183,7 +183,10 @@ pub(crate) async fn carry_out(
         return changed(answer).ok_or_else(other_answer);
     }
     Ok(match action {
-        Action::Health => json(StatusCode::OK, JSON, &Health::of(&vms(broker).await?)),
+        Action::Health => {
+            let (vms, room) = vms_and_room(broker).await?;
+            json(StatusCode::OK, JSON, &Health::of(&vms, room))
+        }
         Action::OpenApi => json(StatusCode::OK, JSON, &openapi::document()),
         Action::ListVms => {
             let vms: Vec<Vm> = vms(broker).await?.into_iter().map(Vm::from).collect();
@@ -249,8 +252,12 @@ pub(crate) async fn carry_out(
 }
 
 async fn vms(broker: &Broker) -> Result<Vec<VmStatus>, Problem> {
+    Ok(vms_and_room(broker).await?.0)
+}
+
+async fn vms_and_room(broker: &Broker) -> Result<(Vec<VmStatus>, Room), Problem> {
     match answer(broker.ask(ApiRequest::ListVms).await?, "")? {
-        ClientAnswer::VmList { vms } => Ok(vms),
+        ClientAnswer::VmList { vms, room } => Ok((vms, room)),
         _ => Err(other_answer()),
     }
 }

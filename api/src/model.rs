@@ -9,7 +9,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use slipgate_ipc::{
-    client::{GuestIpv6Status, Ipv6Mode, PolicyStatus, VmDefinition, VmState, VmStatus},
+    client::{GuestIpv6Status, Ipv6Mode, PolicyStatus, Room, VmDefinition, VmState, VmStatus},
     engine::WhyAnswer,
 };
 use slipgate_policy::document::Quotas;
@@ -297,6 +297,13 @@ pub struct Health {
     pub vms: usize,
     /// Number of VMs whose TAP is up.
     pub served: usize,
+    /// Number of VMs that there can be, in all slipgate processes of the network namespace
+    /// (`--max-vms`).
+    pub max_vms: u32,
+    /// Number of rules in force, three of each policy's own included.
+    pub rules: u32,
+    /// Number of rules that there can be, likewise (`--max-rules`).
+    pub max_rules: u32,
 }
 
 /// Number of flows that were ended.
@@ -529,7 +536,7 @@ impl From<VmStatus> for Vm {
 
 impl Health {
     /// The health of a daemon with these VMs.
-    pub fn of(vms: &[VmStatus]) -> Self {
+    pub fn of(vms: &[VmStatus], room: Room) -> Self {
         let is_up = |vm: &&VmStatus| {
             matches!(
                 vm.state,
@@ -540,6 +547,9 @@ impl Health {
             version: env!("CARGO_PKG_VERSION"),
             vms: vms.len(),
             served: vms.iter().filter(is_up).count(),
+            max_vms: room.vms.most,
+            rules: room.rules.used,
+            max_rules: room.rules.most,
         }
     }
 }

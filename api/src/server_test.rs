@@ -144,6 +144,10 @@ fn serve_as_broker(channel: &Channel, asked: &Mutex<Vec<ApiRequest>>) {
             }
             ApiRequest::ListVms => ClientAnswer::VmList {
                 vms: vec![status("a"), status("b")],
+                room: slipgate_ipc::client::Room {
+                    vms: slipgate_ipc::client::Filled { used: 2, most: 9 },
+                    ..Default::default()
+                },
             },
             ApiRequest::PutVm { vm, replaces, .. }
                 if !replaces

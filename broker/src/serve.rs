@@ -332,8 +332,11 @@ impl Broker {
                     pending.ask_machine(parts, client, vm.as_ref().map(|vm| &vm.vmm));
                 }
                 ClientRequest::ListVms => {
-                    let vms = parts.attached.vm_list();
-                    parts.control.answer(client, &ClientAnswer::VmList { vms });
+                    let answer = ClientAnswer::VmList {
+                        vms: parts.attached.vm_list(),
+                        room: parts.attached.room(),
+                    };
+                    parts.control.answer(client, &answer);
                 }
                 ClientRequest::GuestNetwork => {
                     let network = parts.attached.config.network.for_clients();

@@ -14,7 +14,9 @@ use slipgate_broker::host::{
     hybrid,
     kvm::{self, KvmUnavailable},
 };
-use slipgate_control::{Network, NetworkWatch, host::HostFacts, object, probe};
+use slipgate_control::{
+    Network, NetworkWatch, ReadOnlyMaps, Sizes, host::HostFacts, object, probe,
+};
 use userspace_nat::nat_ports::DEFAULT_RANGE;
 
 #[cfg(target_arch = "x86_64")]
@@ -63,6 +65,7 @@ impl Finding {
 pub(crate) fn run(args: &DoctorArgs) -> anyhow::Result<ExitCode> {
     let mut findings = examine(args.uplink.as_deref());
     findings.push(attached(&args.pin_dir));
+    findings.extend(room_found(&args.pin_dir));
     let missing = findings.iter().any(|f| f.state == State::Missing);
     if args.json {
         show::print_once(&format!("{}\n", serde_json::to_string_pretty(&findings)?))?;
@@ -198,6 +201,39 @@ fn attached(pin_dir: &Path) -> Finding {
         Ok(Err(_)) | Err(_) => "unknown: pins are for root",
     };
     Finding::ok(what, found)
+}
+
+/// Reports how much room the maps have, where they are and can be read.
+fn room_found(pin_dir: &Path) -> Option<Finding> {
+    let paths = brokers::paths(pin_dir).ok()?;
+    let maps = ReadOnlyMaps::open_pinned(&paths.pin_dir).ok()?;
+    Some(room(
+        maps.sizes(),
+        maps.vms().count(),
+        maps.rules_held(),
+        maps.flows().count(),
+    ))
+}
+
+/// `held`: elements of `RULES` that hold a rule, in force or not.
+fn room(sizes: Sizes, vms: usize, held: usize, flows: usize) -> Finding {
+    let found = format!(
+        "{vms} of {} VMs, {held} of {} places for rules used so far, {flows} of {} flows",
+        sizes.vms, sizes.rules, sizes.slots
+    );
+    let finding = Finding::ok("room", found);
+    let nearly = |used: usize, most: u32| used >= most as usize / 8 * 7;
+    let flags = match (nearly(vms, sizes.vms), nearly(flows, sizes.slots)) {
+        (false, false) => return finding,
+        (true, false) => "--max-vms",
+        (false, true) => "--flow-table",
+        (true, true) => "--max-vms and --flow-table",
+    };
+    let remedy = format!(
+        "nearly full: give {flags} more, which takes effect when no slipgate process and no flow is \
+         left here, or serve further VMs in another network namespace"
+    );
+    finding.with(State::Note, remedy)
 }
 
 fn network_found(given: Option<&str>) -> Vec<Finding> {

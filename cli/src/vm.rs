@@ -7,7 +7,7 @@ use std::{
 use anyhow::{Context as _, bail};
 use nix::fcntl::{FcntlArg, fcntl};
 use slipgate_ipc::client::{
-    ClientAnswer, ClientRequest, GuestIpv6Status, Replaces, VmChange, VmDefinition, VmStatus,
+    ClientAnswer, ClientRequest, GuestIpv6Status, Replaces, Room, VmChange, VmDefinition, VmStatus,
 };
 
 use crate::{
@@ -26,9 +26,9 @@ pub(crate) fn run(command: &VmCommand) -> anyhow::Result<()> {
     }
 }
 
-fn vms(pin_dir: &Path) -> anyhow::Result<Vec<VmStatus>> {
+fn vms(pin_dir: &Path) -> anyhow::Result<(Vec<VmStatus>, Room)> {
     match ask_daemon(pin_dir, ClientRequest::ListVms)? {
-        ClientAnswer::VmList { vms } => Ok(vms),
+        ClientAnswer::VmList { vms, room } => Ok((vms, room)),
         _ => bail!(ANOTHER_ANSWER),
     }
 }
@@ -40,7 +40,7 @@ fn add(args: &VmPutArgs) -> anyhow::Result<()> {
 }
 
 fn set(args: &VmPutArgs) -> anyhow::Result<()> {
-    let served = vms(&args.pin_dir)?;
+    let (served, _) = vms(&args.pin_dir)?;
     let Some(vm) = served.iter().find(|vm| vm.definition.name == args.name) else {
         let names = served.into_iter().map(|vm| vm.definition.name);
         return Err(no_such_vm(&args.name, names.collect()));
@@ -153,7 +153,7 @@ fn remove(args: &VmRemoveArgs) -> anyhow::Result<()> {
 }
 
 fn list(args: &VmListArgs) -> anyhow::Result<()> {
-    let vms = vms(&args.pin_dir)?;
+    let (vms, room) = vms(&args.pin_dir)?;
     if args.json {
         println!("{}", serde_json::to_string_pretty(&vms)?);
         return Ok(());
@@ -192,5 +192,10 @@ fn list(args: &VmListArgs) -> anyhow::Result<()> {
         "VM", "STATE", "WORKER", "TAP", "GUEST", "IPV6", "POLICY", "UPLINK", "FORWARDS", "LABELS",
     ];
     print!("{}", table(&head, &rows, &[]));
+    let Room { vms, rules } = room;
+    println!(
+        "{} of {} VMs; {} of {} rules",
+        vms.used, vms.most, rules.used, rules.most
+    );
     Ok(())
 }

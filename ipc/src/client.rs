@@ -15,8 +15,9 @@ pub use self::{
     ask::{ClientError, ask},
     server::{ClientId, ControlServer, PermittedRequest},
     vms::{
-        GuestIpv6Status, GuestNetwork, Ipv6Mode, MAX_LABEL_BYTES, MAX_LABELS, MAX_VM_FORWARDS,
-        PolicyStatus, Replaces, Version, VmChange, VmDefinition, VmState, VmStatus,
+        Filled, GuestIpv6Status, GuestNetwork, Ipv6Mode, MAX_LABEL_BYTES, MAX_LABELS,
+        MAX_VM_FORWARDS, PolicyStatus, Replaces, Room, Version, VmChange, VmDefinition, VmState,
+        VmStatus,
     },
 };
 use crate::{
@@ -194,6 +195,9 @@ pub enum ClientAnswer {
     VmList {
         /// The VMs.
         vms: Vec<VmStatus>,
+        /// How much more there can be.
+        #[serde(default)]
+        room: Room,
     },
     /// The sockets on which a daemon answers the API.
     ApiSockets {

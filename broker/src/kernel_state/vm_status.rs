@@ -2,7 +2,7 @@
 use slipgate_abi::Protocol;
 use slipgate_ipc::{
     api::Event,
-    client::{VmState, VmStatus},
+    client::{Filled, Room, VmState, VmStatus},
     engine::{SleepChange, VmId},
 };
 use slipgate_model::Knock;
@@ -11,6 +11,21 @@ use super::{Attached, ServedVm};
 use crate::persisted_vms;
 
 impl Attached {
+    /// Returns how many VMs and rules there are, and how many there can be.
+    pub(crate) fn room(&self) -> Room {
+        let sizes = self.datapath.maps().sizes();
+        Room {
+            vms: Filled {
+                used: u32::try_from(self.vms.len()).unwrap_or(u32::MAX),
+                most: sizes.vms,
+            },
+            rules: Filled {
+                used: self.policies.rules_in_force(),
+                most: sizes.rules,
+            },
+        }
+    }
+
     /// Keeps a VM's definition for a successor.
     pub(crate) fn keep_vm(&self, vm: &ServedVm) {
         let run_dir = &self.datapath.paths().run_dir;

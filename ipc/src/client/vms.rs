@@ -205,6 +205,24 @@ pub struct GuestIpv6Status {
     pub addresses: Vec<Ipv6Addr>,
 }
 
+/// What a daemon has of what is limited, and what there can be.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct Room {
+    /// VMs: the daemon's, and `--max-vms` of the network namespace.
+    pub vms: Filled,
+    /// Rules in force for the daemon, and `--max-rules` of the network namespace.
+    pub rules: Filled,
+}
+
+/// Something limited: how many there are, and how many there can be.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct Filled {
+    /// How many there are.
+    pub used: u32,
+    /// How many there can be, all slipgate processes of the network namespace together.
+    pub most: u32,
+}
+
 /// State of a VM in a daemon.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

@@ -69,7 +69,14 @@ pub fn warnings(compiled: &Compiled, gateway: IpAddr) -> Vec<String> {
         warnings.extend(of_loopback(policy, gateway, &compiled.file.name()));
     }
     let texts = compiled.policies.texts().count();
-    if texts > DEFAULT_RULES as usize / 2 {
+    if texts > DEFAULT_RULES as usize {
+        warnings.push(format!(
+            "{}: warning: {texts} rules and defaults are more than the {DEFAULT_RULES} that there \
+             is room for: give --max-rules more, or put long lists into a deny file, which is one \
+             rule",
+            compiled.file.name()
+        ));
+    } else if texts > DEFAULT_RULES as usize / 2 {
         warnings.push(format!(
             "{}: warning: {texts} rules and defaults are more than half of the {DEFAULT_RULES} \
              that there is room for unless --max-rules says more: while slipgate runs they can't \

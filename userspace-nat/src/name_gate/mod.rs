@@ -57,8 +57,8 @@ pub struct Judge {
     policies: PolicySet,
     /// Whether a policy has, or had, other timers than the default.
     has_timers: bool,
-    /// Addresses of the host and the guests, which policies get that come later.
-    local: LocalAddresses,
+    /// Addresses of the host and the guests as they were last set, for policies that come later.
+    local: Option<LocalAddresses>,
     /// Index of each VM's policy, by VM id.
     of_vm: HashMap<VmId, u32>,
     learnt: Learnt,
@@ -88,7 +88,7 @@ impl Judge {
         let has_timers = policies.iter().any(has_timers);
         Self {
             has_timers,
-            local: LocalAddresses::default(),
+            local: None,
             policies,
             of_vm: HashMap::new(),
             learnt: Learnt::default(),
@@ -111,8 +111,8 @@ impl Judge {
 
     /// Sets the addresses of the host and the guests.
     pub fn set_local(&mut self, local: &LocalAddresses) {
-        if self.local != *local {
-            self.local = local.clone();
+        if self.local.as_ref() != Some(local) {
+            self.local = Some(local.clone());
             self.policies.set_local(local);
         }
     }

@@ -19,9 +19,10 @@ impl Judge {
         of_vm: &[(VmId, u32)],
         now_ns: u64,
     ) {
+        let local = self.local.clone().unwrap_or_default();
         for (index, mut policy) in policies {
             if let Some(policy) = &mut policy {
-                policy.set_local(&self.local);
+                policy.set_local(&local);
                 self.has_timers |= has_timers(policy);
             }
             self.policies.put(index, policy);

@@ -1,6 +1,6 @@
 //! The page: the figures of `slipgate stats`, as metrics.
 //!
-//! Labels are bounded: VMs are (1024 rows), reasons, protocols and directions are sets of the
+//! Labels are bounded: VMs are (`--max-vms`), reasons, protocols and directions are sets of the
 //! program's own; rules are named while there are at most [`MOST_RULES`], the others together.
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
@@ -13,7 +13,7 @@ use prometheus_client::{
     metrics::{MetricType, counter::ConstCounter, gauge::ConstGauge},
     registry::Registry,
 };
-use slipgate_control::maps::ReadOnlyMaps;
+use slipgate_control::{Sizes, maps::ReadOnlyMaps};
 use slipgate_ipc::engine::NameCounts;
 use slipgate_model::Labels;
 
@@ -84,6 +84,11 @@ pub(in crate::role) fn make(maps: &ReadOnlyMaps, shown: &Shown, known: &Known) -
         flows,
         names: known.vms.clone(),
         labels: shown_labels(&known.labels, &shown.label_keys),
+        room: Room {
+            sizes: maps.sizes(),
+            vms: maps.vms().count() as u64,
+            rules: maps.rules_held() as u64,
+        },
     };
     page.text()
 }
@@ -100,6 +105,16 @@ struct Page {
     names: BTreeMap<String, NameCounts>,
     /// Labels of the VMs.
     labels: ShownLabels,
+    room: Room,
+}
+
+/// How full the maps are, all processes of the network namespace together.
+#[derive(Clone, Copy, Debug)]
+struct Room {
+    sizes: Sizes,
+    vms: u64,
+    /// Elements of `RULES` that hold a rule, in force or not.
+    rules: u64,
 }
 
 type Pairs<'a, const N: usize> = [(&'static str, &'a str); N];
@@ -137,6 +152,7 @@ impl Collector for Page {
             [([("version", env!("CARGO_PKG_VERSION"))], 1)],
         )?;
         self.infos(to)?;
+        self.room(to)?;
         counters(
             to,
             "packets",
@@ -217,6 +233,29 @@ impl Collector for Page {
 }
 
 impl Page {
+    /// What there is and what there can be of VMs, rules and flows.
+    fn room(&self, to: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let Room { sizes, vms, rules } = self.room;
+        let most = [
+            ([("of", "vms")], u64::from(sizes.vms)),
+            ([("of", "rules")], u64::from(sizes.rules)),
+            ([("of", "flows")], u64::from(sizes.slots)),
+        ];
+        gauges(
+            to,
+            "limit",
+            "What there can be in the network namespace",
+            most,
+        )?;
+        let used = [([("of", "vms")], vms), ([("of", "rules")], rules)];
+        gauges(
+            to,
+            "limit_used",
+            "What there is of it; of rules the places that hold one, in force or not",
+            used,
+        )
+    }
+
     /// Labels of the VMs, as labels.
     fn infos(&self, to: &mut DescriptorEncoder<'_>) -> fmt::Result {
         let about = "A VM's own labels, those of --metrics-label";

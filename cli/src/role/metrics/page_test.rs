@@ -3,6 +3,16 @@ use slipgate_ipc::engine::RelayedCounts;
 
 use super::*;
 
+const ROOM: Room = Room {
+    sizes: Sizes {
+        slots: 1_024,
+        vms: 70,
+        rules: 90,
+    },
+    vms: 1,
+    rules: 5,
+};
+
 fn vm(name: &str, refused_by: Vec<stats::RefusedBy>) -> VmStats {
     let counters = VmCounters {
         admitted: 7,
@@ -64,6 +74,7 @@ fn counters_have_their_vm_and_reason_and_the_end_is_marked() {
             &BTreeMap::from([("a \"b\"".to_owned(), labels)]),
             &["example.com/tenant".to_owned(), "none".to_owned()],
         ),
+        room: ROOM,
     };
     let text = page.text();
     assert!(!text.contains("secret"), "{text}");
@@ -85,6 +96,8 @@ fn counters_have_their_vm_and_reason_and_the_end_is_marked() {
         r#"slipgate_dns_refused_total{vm="a \"b\"",reason="new_names"} 8"#,
         r#"slipgate_inspected_refused_total{vm="a \"b\"",reason="no_name"} 0"#,
         r#"slipgate_dns_open_addresses{vm="a \"b\""} 2"#,
+        r#"slipgate_limit{of="vms"} 70"#,
+        r#"slipgate_limit_used{of="rules"} 5"#,
         r#"slipgate_records_lost_total{vm=""} 9"#,
         "# TYPE slipgate_packets counter",
         "# TYPE slipgate_flows gauge",
@@ -103,6 +116,7 @@ fn rules_are_told_apart_up_to_a_number() {
         flows: BTreeMap::new(),
         names: BTreeMap::new(),
         labels: BTreeMap::new(),
+        room: ROOM,
     };
     let (named, others) = page.refused_by_rule();
     assert_eq!(

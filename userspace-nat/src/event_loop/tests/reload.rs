@@ -480,3 +480,91 @@ fn policies_that_come_during_a_walk_wait_for_its_end() {
     assert_eq!(rig.ended(), [first.ends, second.ends]);
     assert_eq!(rig.flows(), 0);
 }
+
+/// A policy that all VMs share changes while a predecessor's flows are adopted.
+#[test]
+fn what_a_predecessor_left_is_adopted_some_in_a_turn_before_its_policy_changes() {
+    let roomy = || Setup {
+        slots: 32_768,
+        max_flows: 32_768,
+        rate: 32_768,
+        ..Setup::default()
+    };
+    let mut rig = crowded().restart_in_steps(&roomy());
+    rig.engine.adopting.slots_per_turn = 64;
+    let left = |rig: &Rig| rig.engine.core.nat.flows.left_in_all();
+    let before = left(&rig);
+    rig.reload(
+        vec![policy(Action::Allow, &["deny 203.0.113.0/24"])],
+        30,
+        [0; 3],
+    );
+    assert!(before - left(&rig) <= 2 * 64, "not all at once");
+    // Until they are adopted what was in force is; and a VM keeps its policy whatever comes of it.
+    let mut more = spec(2, &roomy());
+    more.policy = 7;
+    more.max_flows = 9;
+    rig.tell(|engine| engine.set_vm(more));
+    rig.guest(2, &udp((GUEST, 40_000), OTHER, b"x"));
+    assert_eq!(rig.at_world().len(), 1);
+    rig.tell(|engine| engine.remove_vm(VmRow::new(3), VmId::new(103)));
+    let mut turns = 0;
+    while rig.engine.reloading.is_under_way() {
+        let before = left(&rig);
+        rig.turn();
+        assert!(before - left(&rig) <= 2 * 64);
+        turns += 1;
+    }
+    assert!(turns > 50, "{turns}");
+    let judged = rig.broker.reloaded[0];
+    assert_eq!((judged.cut, judged.kept, judged.left), (5_001, 5_000, 0));
+    let core = &rig.engine.core;
+    assert_eq!(core.rules.judge.borrow().policy_of(VmId::new(102)), Some(0));
+    assert_eq!(core.vms.get(VmRow::new(2)).unwrap().net.max_flows, 9);
+    assert!(core.vms.get(VmRow::new(3)).is_none(), "it is not back");
+    rig.guest(2, &udp((GUEST, 40_001), OTHER, b"x"));
+    assert_eq!(rig.refused(2, Refusal::Rule), 1);
+}
+
+#[test]
+fn a_change_of_one_policy_looks_at_its_vms_alone() {
+    let mut rig = crowded();
+    rig.reload(
+        vec![policy(Action::Allow, &[]), policy(Action::Allow, &[])],
+        30,
+        [0, 1, 1],
+    );
+    while rig.engine.reloading.is_under_way() {
+        rig.turn();
+    }
+    rig.guest(2, &udp((GUEST, 40_000), OTHER, b"x"));
+    let view = |rig: &Rig, vm| {
+        ByRules(rig.engine.core.rules.judge.clone())
+            .answer_policy(VmId::new(vm))
+            .view
+    };
+    let views = [view(&rig, 101), view(&rig, 102)];
+    let shut = policy(Action::Allow, &["deny 203.0.113.0/24"]).numbered(90);
+    let mut of_it = spec(2, &Setup::default());
+    of_it.policy = 1;
+    let looked = rig.kernel.borrow().slots_looked_at.get();
+    rig.tell(|engine| {
+        engine.reload(Reload {
+            id: 2,
+            policies: vec![(1, Some(shut))],
+            local: LocalAddresses::default(),
+            vms: vec![of_it],
+            strictly: Vec::new(),
+        });
+    });
+    while rig.engine.reloading.is_under_way() {
+        rig.turn();
+    }
+    let looks = rig.kernel.borrow().slots_looked_at.get() - looked;
+    assert!(looks < 2_000, "{looks} slots for one flow");
+    let judged = rig.broker.reloaded.last().unwrap();
+    assert_eq!((judged.id, judged.cut, judged.kept), (2, 1, 0));
+    // Answers of DNS that others were given stay theirs.
+    assert_eq!(view(&rig, 101), views[0]);
+    assert_ne!(view(&rig, 102), views[1]);
+}
