@@ -3,6 +3,7 @@
 mod forwards;
 mod guard_list;
 mod network_view;
+mod pacing;
 mod reserve;
 mod resolver_warning;
 mod rules;
@@ -28,6 +29,7 @@ use slipgate_control::{
     attach::{Hook, Program},
     netlink::{NetworkWatch, NextHops},
     owner::DaemonLock,
+    pacing::{self as queues, PacingDevice},
     serve,
     tap::EnginePort,
     vm,
@@ -41,6 +43,7 @@ use slipgate_policy::{PolicySet, document::LoadedPolicies};
 pub(crate) use self::{
     forwards::{ForwardChange, GivenBack, HeldForwards, described, forward_texts, forwards_of},
     network_view::view as network_view,
+    pacing::Pacing,
     reserve::Taken,
     rules::{Writer, write as write_rules},
     served_vms::ServedVms,
@@ -118,6 +121,8 @@ pub(crate) struct Attached {
     pub(crate) handed_over: HandedOver,
     /// Whether the log already reports that another process holds the lock.
     pub(crate) told_of_lock: bool,
+    /// Queues that shape VMs' rates.
+    pub(crate) pacing: Pacing,
 }
 
 impl Attached {
@@ -229,6 +234,7 @@ impl Attached {
         for vm in self.vms.iter() {
             if let Some(ifindex) = vm.tap_ifindex {
                 note(serve::shut_tap(&self.datapath, ifindex));
+                note(queues::unshape_tap(ifindex));
                 note(self.datapath.detach(Program::Guard, ifindex).map(drop));
             }
             note(vm::close(self.datapath.maps(), vm.open.row));
@@ -248,6 +254,7 @@ impl Attached {
             note(self.datapath.detach(Program::EnginePort, ifindex).map(drop));
             drop(port);
             note(EnginePort::remove(owner.row()).map(drop));
+            note(PacingDevice::remove(owner.row()).map(drop));
             owners.push(owner);
         }
         note(self.next_hops.release());

@@ -10,6 +10,7 @@
 //! | [`guest_shut::run`] | `guest_shut` | a frame of a guest whose TAP has lost that program |
 //! | [`uplink_ingress::run`] | `uplink_ingress`, `uplink_ingress_l3` | a packet of the world |
 //! | [`engine_port::run`] | `engine_port` | a frame that the engine writes |
+//! | [`pacer::run`] | `pacer` | a frame that the pacing device has let go |
 //!
 //! The trait hides the differences between the two: where headers and maps lie, how a packet is
 //! rewritten and counted as dropped, and where it goes at the end. Functions are inlined into their
@@ -29,13 +30,14 @@ mod handshake;
 pub mod identity;
 pub mod lookup;
 mod order;
+pub mod pacer;
 pub mod packet;
 mod rate;
 pub mod translate;
 pub mod uplink_ingress;
 
 pub use self::drops::NOBODY;
-use self::{fragment_table::Fragment, packet::L4};
+use self::{fragment_table::Fragment, pacer::Onward, packet::L4};
 use crate::{
     DropReason, FlowRef, ForwardKey, ForwardTarget, Ip4, NextHopRef, OwnerRef, SequencesRef,
     SlotRef, TapEntry, Tuple, VmRef, rate::RateRef, segment::Segments,
@@ -167,6 +169,11 @@ pub unsafe trait Kernel: Copy {
     fn redirect(self, ifindex: u32) -> Self::End;
     /// Sends the frame out of a device, with an L2 header from the kernel's neighbour table.
     fn redirect_by_neighbour(self, ifindex: u32) -> Self::End;
+    /// Sends the frame by the pacing device, in the queue of the VM of this row. Its far end sends it
+    /// on ([`pacer::run`]).
+    fn redirect_paced(self, pacer: u32, row: u32, onward: Onward) -> Self::End;
+    /// Mark with which the frame came by the pacing device; it has none afterwards.
+    fn take_mark(self) -> u32;
     /// Logs that a frame goes to the engine, if the build has logging.
     #[inline(always)]
     fn log_hand_over(self, row: u32, code: u8, flags: u8) {

@@ -14,14 +14,22 @@
 //! The side that sends a packet charges it: programs charge packets that they translate, the engine
 //! packets that it sends itself. A program only checks a packet that it hands over
 //! ([`RateRef::look`]).
+//!
+//! # Shaping
+//! A limit of bytes polices, or shapes if it has a *pacer*: a device with a queueing discipline that
+//! lets the VM's packets go at the rate. Both count alike, so the paid time is also the time at which
+//! a packet leaves the pacer's queue: a packet that finds it [`paced_ahead_ns`] ahead is dropped here,
+//! counted, and the queue itself drops nothing. A queueing discipline counts frames with their
+//! Ethernet headers, at a rate that is larger by that of a full packet, and so does a limit that
+//! shapes ([`paced_bytes`]): full packets pass at the exact rate, smaller ones at a little less.
 use core::sync::atomic::{
-    AtomicU64,
+    AtomicU32, AtomicU64,
     Ordering::{AcqRel, Relaxed},
 };
 
 use crate::{
     Direction, DropReason,
-    cell::{load64, store64},
+    cell::{load32, load64, store32, store64},
     handle::handle,
     segment::Segments,
 };
@@ -30,6 +38,61 @@ use crate::{
 pub const BURST_NS: u64 = 100_000_000;
 
 const SECOND_NS: u64 = 1_000_000_000;
+
+/// Time's worth of the rate that a pacer lets pass at once after silence, ns.
+pub const PACED_BURST_NS: u64 = 4_000_000;
+/// Longest time that a packet waits in a pacer's queue, ns: what a full queue adds to the round trip.
+const PACED_QUEUE_NS: u64 = 16_000_000;
+/// Bytes that a pacer's queue holds however slow it is: a TCP sender needs some.
+const PACED_QUEUE_BYTES: u64 = 32_768;
+
+/// Length of an Ethernet header, bytes.
+const ETHERNET_BYTES: u64 = 14;
+/// Length of a full packet on an Ethernet link, L3 bytes.
+const FULL_BYTES: u64 = 1_500;
+
+/// L3 bytes that packets are charged for where the rate is shaped: as a queueing discipline counts
+/// them, to the scale of full packets.
+#[inline(always)]
+pub const fn paced_bytes(segments: Segments) -> u64 {
+    let frames = segments.bytes + ETHERNET_BYTES * segments.packets;
+    (frames * FULL_BYTES).div_ceil(FULL_BYTES + ETHERNET_BYTES)
+}
+
+/// Rate of a pacer for a rate of L3 bytes: frames with their Ethernet headers, bytes per second. It
+/// is faster by a thousandth, so that rounding never makes the queue the stricter of the two.
+pub const fn pacer_rate(bytes_per_second: u64) -> u64 {
+    let per_second = bytes_per_second as u128 * (FULL_BYTES + ETHERNET_BYTES) as u128;
+    let per_second = per_second * 1_001 / (FULL_BYTES * 1_000) as u128 + 1;
+    if per_second > u64::MAX as u128 {
+        u64::MAX
+    } else {
+        per_second as u64
+    }
+}
+
+/// Time by which the paid time of a limit that shapes may lie ahead, ns.
+pub const fn paced_ahead_ns(bytes_per_second: u64) -> u64 {
+    let least_ns = match (PACED_QUEUE_BYTES * SECOND_NS).checked_div(bytes_per_second) {
+        Some(least_ns) => least_ns,
+        None => 0,
+    };
+    let queue_ns = if least_ns > PACED_QUEUE_NS {
+        least_ns
+    } else {
+        PACED_QUEUE_NS
+    };
+    PACED_BURST_NS + queue_ns
+}
+
+/// Major number of the handles of slipgate's queueing disciplines: "SG" in ASCII.
+pub const PACING_HANDLE: u16 = 0x5347;
+
+/// Handle of the class in which packets from the VM of this row wait at the pacing device.
+#[inline(always)]
+pub const fn pacing_class(row: u32) -> u32 {
+    (PACING_HANDLE as u32) << 16 | (row & 0xffff)
+}
 
 /// Rate limits of one direction. A limit of 0 means none.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
@@ -76,6 +139,13 @@ pub struct DirectionLimits {
     pub packets: Limit,
     /// Limit in L3 bytes per second.
     pub bytes: Limit,
+    /// Time by which the paid time of bytes may lie ahead if they are shaped, ns.
+    pub paced_ahead_ns: u64,
+    /// Ifindex of the device that shapes: slipgate's pacing device from the guest, the TAP to it.
+    /// 0: the limit polices.
+    pub pacer: u32,
+    /// Zero.
+    pub pad: [u32; 5],
 }
 
 /// One limit and its use.
@@ -107,6 +177,21 @@ impl RateRef {
         }
     }
 
+    /// Has the limit of bytes of a direction shape by the queue of this device, or police if 0. The
+    /// device has its queue before, and keeps it until afterwards.
+    pub fn set_pacer(self, direction: Direction, ifindex: u32) {
+        let [_, bytes] = self.limits(direction);
+        let ahead_ns = paced_ahead_ns(load64(bytes.per_second()));
+        store64(self.paced_ahead_ns(direction), ahead_ns);
+        store32(self.pacer_word(direction), ifindex);
+    }
+
+    /// Ifindex of the device that shapes the bytes of a direction; 0 if they are policed.
+    #[inline(always)]
+    pub fn pacer(self, direction: Direction) -> u32 {
+        load32(self.pacer_word(direction))
+    }
+
     /// The limits that are set.
     pub fn get(self) -> VmRates {
         let rate = |direction| {
@@ -134,15 +219,22 @@ impl RateRef {
         now_ns: u64,
     ) -> Result<(), DropReason> {
         let [packets, bytes] = self.limits(direction);
+        let (ahead_ns, charged_bytes) = match self.pacer(direction) {
+            0 => (BURST_NS, segments.bytes),
+            _ => (
+                load64(self.paced_ahead_ns(direction)),
+                paced_bytes(segments),
+            ),
+        };
         // Bytes are checked first, so that a packet they refuse is not charged to the packet limit
         // even for a moment, except in a race.
-        if !bytes.allows(now_ns) {
+        if !bytes.allows(now_ns, ahead_ns) {
             return Err(DropReason::ByteRate);
         }
-        let Some(charged) = packets.take(segments.packets, now_ns) else {
+        let Some(charged) = packets.take(segments.packets, now_ns, BURST_NS) else {
             return Err(DropReason::PacketRate);
         };
-        if bytes.take(segments.bytes, now_ns).is_none() {
+        if bytes.take(charged_bytes, now_ns, ahead_ns).is_none() {
             packets.give_back(charged);
             return Err(DropReason::ByteRate);
         }
@@ -157,10 +249,14 @@ impl RateRef {
     #[inline(always)]
     pub fn look(self, direction: Direction, now_ns: u64) -> Result<(), DropReason> {
         let [packets, bytes] = self.limits(direction);
-        if !bytes.allows(now_ns) {
+        let ahead_ns = match self.pacer(direction) {
+            0 => BURST_NS,
+            _ => load64(self.paced_ahead_ns(direction)),
+        };
+        if !bytes.allows(now_ns, ahead_ns) {
             return Err(DropReason::ByteRate);
         }
-        if !packets.allows(now_ns) {
+        if !packets.allows(now_ns, BURST_NS) {
             return Err(DropReason::PacketRate);
         }
         Ok(())
@@ -168,16 +264,36 @@ impl RateRef {
 
     #[inline(always)]
     fn limits(self, direction: Direction) -> [LimitRef; 2] {
+        let limits = self.of(direction);
         // SAFETY: `new` promised a valid row.
         unsafe {
-            let limits = match direction {
-                Direction::Tx => &raw mut (*self.0).tx,
-                Direction::Rx => &raw mut (*self.0).rx,
-            };
             [
                 LimitRef(&raw mut (*limits).packets),
                 LimitRef(&raw mut (*limits).bytes),
             ]
+        }
+    }
+
+    #[inline(always)]
+    fn paced_ahead_ns<'a>(self, direction: Direction) -> &'a AtomicU64 {
+        // SAFETY: part of a valid row; both sides use atomics on this field.
+        unsafe { AtomicU64::from_ptr(&raw mut (*self.of(direction)).paced_ahead_ns) }
+    }
+
+    #[inline(always)]
+    fn pacer_word<'a>(self, direction: Direction) -> &'a AtomicU32 {
+        // SAFETY: as above.
+        unsafe { AtomicU32::from_ptr(&raw mut (*self.of(direction)).pacer) }
+    }
+
+    #[inline(always)]
+    fn of(self, direction: Direction) -> *mut DirectionLimits {
+        // SAFETY: `new` promised a valid row.
+        unsafe {
+            match direction {
+                Direction::Tx => &raw mut (*self.0).tx,
+                Direction::Rx => &raw mut (*self.0).rx,
+            }
         }
     }
 }
@@ -206,13 +322,13 @@ impl LimitRef {
     }
 
     #[inline(always)]
-    fn allows(&self, now_ns: u64) -> bool {
-        load64(self.per_second()) == 0 || !is_over(load64(self.paid_until_ns()), now_ns)
+    fn allows(&self, now_ns: u64, most_ns: u64) -> bool {
+        load64(self.per_second()) == 0 || !is_over(load64(self.paid_until_ns()), now_ns, most_ns)
     }
 
     /// Charges for this many units. Returns the charge in ns; `None` if the rate is exceeded.
     #[inline(always)]
-    fn take(&self, units: u64, now_ns: u64) -> Option<u64> {
+    fn take(&self, units: u64, now_ns: u64, most_ns: u64) -> Option<u64> {
         let per_second = load64(self.per_second());
         if per_second == 0 {
             return Some(0);
@@ -221,7 +337,7 @@ impl LimitRef {
         let cost_ns = (units * SECOND_NS).div_ceil(per_second);
         let word = self.paid_until_ns();
         let paid = load64(word);
-        if is_over(paid, now_ns) {
+        if is_over(paid, now_ns, most_ns) {
             return None;
         }
         // After silence the paid time starts now; the first CPU to store it succeeds.
@@ -233,7 +349,7 @@ impl LimitRef {
             return Some(cost_ns);
         }
         // Not relaxed: LLVM 22 then takes the instruction that does not fetch.
-        if is_over(word.fetch_add(cost_ns, AcqRel), now_ns) {
+        if is_over(word.fetch_add(cost_ns, AcqRel), now_ns, most_ns) {
             // Another CPU was here between our look and now.
             self.give_back(cost_ns);
             return None;
@@ -258,8 +374,8 @@ fn ahead_ns(paid_until_ns: u64, now_ns: u64) -> i64 {
 }
 
 #[inline(always)]
-fn is_over(paid_until_ns: u64, now_ns: u64) -> bool {
-    ahead_ns(paid_until_ns, now_ns) >= BURST_NS as i64
+fn is_over(paid_until_ns: u64, now_ns: u64, most_ns: u64) -> bool {
+    ahead_ns(paid_until_ns, now_ns) >= most_ns as i64
 }
 
 #[cfg(test)]

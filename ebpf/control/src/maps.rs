@@ -29,9 +29,9 @@ use std::{
 
 use aya::Pod;
 use slipgate_abi::{
-    ABI_VERSION, DropCounters, FlowRef, ForwardKey, ForwardTarget, NameKey, NameValue, NextHop,
-    NextHopRef, OwnerRef, RateLimits, RuleIndex, RuleRefusals, Sequences, SequencesRef, Slot,
-    SlotIndex, SlotRef, TapEntry, Tuple, Vm, VmCounters, VmRates, VmRef, VmRow,
+    ABI_VERSION, Direction, DropCounters, FlowRef, ForwardKey, ForwardTarget, IfIndex, NameKey,
+    NameValue, NextHop, NextHopRef, OwnerRef, RateLimits, RuleIndex, RuleRefusals, Sequences,
+    SequencesRef, Slot, SlotIndex, SlotRef, TapEntry, Tuple, Vm, VmCounters, VmRates, VmRef, VmRow,
     count::COUNTED_RULES, forward::DenyKey, maps, maps::RuleElement, rate::RateRef, vm::VmFlags,
 };
 
@@ -231,6 +231,16 @@ impl SharedMaps {
         };
         limits.set(rates);
         self.set_flag(row, VmFlags::LIMITED, rates.is_limited())
+    }
+
+    /// Has the bytes of a direction shaped by this device's queue, or policed if `None`. Returns
+    /// whether the row exists.
+    pub fn set_pacer(&self, row: VmRow, direction: Direction, device: Option<IfIndex>) -> bool {
+        let ifindex = device.map_or(0, IfIndex::get);
+        let limits = self.rate_limits(row);
+        limits
+            .map(|limits| limits.set_pacer(direction, ifindex))
+            .is_some()
     }
 
     /// Returns the rate limits of a VM; `None` beyond the last row.

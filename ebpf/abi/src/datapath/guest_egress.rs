@@ -9,6 +9,7 @@ use super::{
     handover::hand_over,
     handshake, identity,
     lookup::{self, Flow},
+    pacer::Onward,
     packet::{ETHERNET_LEN, Ethernet, Packet, ether_type, icmp},
     rate,
     translate::{self, Rewrite},
@@ -228,10 +229,12 @@ pub(super) fn send_to_world<K: Kernel, const ENGINE: bool>(
         }
         return hand_over::<K, ETHERNET_LEN>(kernel, row, Handover::TooBig, 0);
     }
-    if flags & VmFlags::LIMITED != 0
-        && let Err(reason) = rate::take(kernel, row, Direction::Tx, packet.segments())
-    {
-        return drop_packet(kernel, row, reason, packet.segments());
+    let mut pacer = 0;
+    if flags & VmFlags::LIMITED != 0 {
+        match rate::take(kernel, row, Direction::Tx, packet.segments()) {
+            Ok(device) => pacer = device,
+            Err(reason) => return drop_packet(kernel, row, reason, packet.segments()),
+        }
     }
     let to = Rewrite {
         direction: Direction::Tx,
@@ -248,7 +251,13 @@ pub(super) fn send_to_world<K: Kernel, const ENGINE: bool>(
     connection::note(kernel, packet, flow, Direction::Tx);
     handshake::note(kernel, packet, slot, Direction::Tx);
     store64(slot.tx_last_ns(), kernel.coarse_now_ns());
-    if path.neighbour_unknown {
+    if pacer != 0 {
+        let onward = Onward {
+            ifindex: path.ifindex,
+            by_neighbour: path.neighbour_unknown,
+        };
+        kernel.redirect_paced(pacer, row, onward)
+    } else if path.neighbour_unknown {
         kernel.redirect_by_neighbour(path.ifindex)
     } else {
         kernel.redirect(path.ifindex)

@@ -17,7 +17,8 @@ use slipgate_abi::{FlowRef, SlotIndex, Tuple, Verdict, VmId, VmRow, maps::MAX_OW
 
 use super::{Field, Owner};
 use crate::{
-    Paths, Result, lock::FileLock, maps::SharedMaps, pins::is_alive, tap::EnginePort, vm_rows,
+    Paths, Result, lock::FileLock, maps::SharedMaps, pacing::PacingDevice, pins::is_alive,
+    tap::EnginePort, vm_rows,
 };
 
 /// Numbers of objects that a sweep removed.
@@ -85,6 +86,7 @@ pub fn sweep<'o>(
             swept.next_hops += free_next_hops(maps, row);
             if super::word(maps, row, Field::Port).swap(0, AcqRel) != 0 {
                 swept.ports += usize::from(EnginePort::remove(row)?);
+                PacingDevice::remove(row)?;
             }
         }
     }
