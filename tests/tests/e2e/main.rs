@@ -35,6 +35,7 @@ mod resolvers;
 mod reverse;
 mod service_manager;
 mod services;
+mod shaped;
 mod shortages;
 mod socket;
 mod stand;
