@@ -1,5 +1,6 @@
 //! Kernel state of the broker: created in order at the start, updated while it serves, removed in
 //! order at the end.
+mod budgets;
 mod forwards;
 mod guard_list;
 mod network_view;
@@ -41,6 +42,7 @@ use slipgate_ipc::{
 use slipgate_policy::{PolicySet, document::LoadedPolicies};
 
 pub(crate) use self::{
+    budgets::{BudgetOrder, Budgets, today},
     forwards::{ForwardChange, GivenBack, HeldForwards, described, forward_texts, forwards_of},
     network_view::view as network_view,
     pacing::Pacing,
@@ -123,6 +125,8 @@ pub(crate) struct Attached {
     pub(crate) told_of_lock: bool,
     /// Queues that shape VMs' rates.
     pub(crate) pacing: Pacing,
+    /// The round of looks at budgets.
+    pub(crate) budgets: Budgets,
 }
 
 impl Attached {

@@ -20,8 +20,8 @@ use crate::{
     handover::end_predecessor,
     host::HostResolvers,
     kernel_state::{
-        Attached, HeldForwards, Pacing, ServedVms, VmUplinks, Worker, Writer, check_source,
-        described, find_uplink, forwards_of, tap_of, warn_of_rest, write_rules,
+        Attached, Budgets, HeldForwards, Pacing, ServedVms, VmUplinks, Worker, Writer,
+        check_source, described, find_uplink, forwards_of, tap_of, warn_of_rest, write_rules,
     },
     persisted_policy, persisted_vms,
     privileges::raise_file_limit,
@@ -190,6 +190,7 @@ pub(crate) fn attach(mut config: Config, inputs: Inputs) -> anyhow::Result<Attac
         guards_due: BTreeSet::new(),
         told_of_lock: false,
         pacing: Pacing::default(),
+        budgets: Budgets::default(),
         config,
     };
     match begin(&mut attached) {

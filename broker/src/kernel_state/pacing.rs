@@ -56,6 +56,9 @@ impl Attached {
     }
 
     fn shape(&mut self, row: VmRow, tap: Option<IfIndex>, rates: VmRates) {
+        if rates.has_budget() {
+            self.budgets.begin();
+        }
         let wanted = Queues {
             tx: rates.tx.bytes_per_second,
             rx: rates.rx.bytes_per_second,

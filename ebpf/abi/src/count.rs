@@ -119,6 +119,8 @@ reasons! {
     BadTcpFlags bad_tcp_flags,
     /// The segment has the tuple of an inspected connection, but lies outside its sequence numbers.
     OutOfWindow out_of_window,
+    /// The VM has spent its budget of bytes.
+    ByteBudget byte_budget,
 }
 
 reasons! {
@@ -150,6 +152,8 @@ reasons! {
     DnsElsewhere dns_elsewhere,
     /// The first data of the flow is not what its inspect rule admits, or could not be inspected.
     Inspection inspection,
+    /// The VM has spent its budget of bytes.
+    ByteBudget byte_budget,
 }
 
 /// Number of rules whose refusals a row of `COUNTERS` counts separately.

@@ -56,7 +56,7 @@ pub use link::{NextHop, NextHopRef};
 pub use maps::OwnerRef;
 pub use names::{NameKey, NameValue};
 pub use portframe::{Command, Handover, PortHeader};
-pub use rate::{Rate, RateLimits, VmRates};
+pub use rate::{AtEnd, Budget, Rate, RateLimits, VmRates};
 pub use sequence::{Sequences, SequencesRef};
 pub use slot::{FlowRef, Slot, SlotRef, Verdict};
 pub use tuple::{Direction, Ip4, Protocol, Tuple};
@@ -64,7 +64,7 @@ pub use vm::{TapEntry, Vm, VmRef};
 
 /// Version of all layouts and meanings in this crate. Increase it with any change of either; a
 /// process refuses pinned maps of another version.
-pub const ABI_VERSION: u32 = 5;
+pub const ABI_VERSION: u32 = 6;
 
 #[cfg(feature = "user")]
 mod pod;

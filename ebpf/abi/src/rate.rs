@@ -15,6 +15,13 @@
 //! packets that it sends itself. A program only checks a packet that it hands over
 //! ([`RateRef::look`]).
 //!
+//! # Budgets
+//! A direction may have a budget: bytes that may pass in a day, or for as long as slipgate knows the VM.
+//! What passes is added to one word. Once that has reached the budget the programs drop the rest, and
+//! the engine refuses new flows, unless established flows may go on. So a VM goes beyond it by no more
+//! than the frames that the CPUs are handling at that moment, one each. The broker does what else is to
+//! be done at the end, and begins a new day.
+//!
 //! # Shaping
 //! A limit of bytes polices, or shapes if it has a *pacer*: a device with a queueing discipline that
 //! lets the VM's packets go at the rate. Both count alike, so the paid time is also the time at which
@@ -102,6 +109,37 @@ pub struct Rate {
     pub packets_per_second: u64,
     /// L3 bytes per second, counted as if segmented.
     pub bytes_per_second: u64,
+    /// L3 bytes in all, or in a day: see [`Budget`].
+    pub budget_bytes: u64,
+}
+
+/// What a VM's budgets of bytes are for, and what happens when one is spent.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub struct Budget {
+    /// Whether it is a day's (UTC), and not for as long as slipgate knows the VM.
+    pub per_day: bool,
+    /// What happens when it is spent.
+    pub at_end: AtEnd,
+}
+
+/// What happens when a budget is spent, besides that new flows are refused.
+#[repr(u32)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub enum AtEnd {
+    /// The programs drop what would go beyond it, and flows are cut.
+    #[default]
+    Cut,
+    /// Established flows go on, and go beyond it.
+    Refuse,
+    /// The programs drop what would go beyond it, and the VM is frozen.
+    Freeze,
+}
+
+impl AtEnd {
+    /// Every end, by its number.
+    pub const ALL: [Self; 3] = [Self::Cut, Self::Refuse, Self::Freeze];
 }
 
 /// Rate limits of a VM in both directions.
@@ -112,12 +150,21 @@ pub struct VmRates {
     pub tx: Rate,
     /// Limits of traffic to the guest.
     pub rx: Rate,
+    /// Terms of the budgets of both directions.
+    pub budget: Budget,
 }
 
 impl VmRates {
-    /// Whether any of the four limits is set.
+    /// Whether any of the limits is set.
     pub fn is_limited(&self) -> bool {
-        *self != Self::default()
+        [self.tx, self.rx]
+            .iter()
+            .any(|rate| *rate != Rate::default())
+    }
+
+    /// Whether there is a budget.
+    pub fn has_budget(&self) -> bool {
+        self.tx.budget_bytes != 0 || self.rx.budget_bytes != 0
     }
 }
 
@@ -144,8 +191,31 @@ pub struct DirectionLimits {
     /// Ifindex of the device that shapes: slipgate's pacing device from the guest, the TAP to it.
     /// 0: the limit polices.
     pub pacer: u32,
-    /// Zero.
-    pub pad: [u32; 5],
+    /// Terms and state of the budget: [`BudgetBits`].
+    pub budget_bits: u32,
+    /// L3 bytes that may pass in the period of the budget; 0: there is none.
+    pub budget_bytes: u64,
+    /// L3 bytes that have passed in it. The word outlives engines and brokers.
+    pub budget_used: u64,
+}
+
+/// Bits of [`DirectionLimits::budget_bits`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct BudgetBits;
+
+impl BudgetBits {
+    /// The day of the period since 1970; 0 if it is not a day's.
+    pub const DAY: u32 = 0xffff;
+    /// The period is a day.
+    pub const PER_DAY: u32 = 1 << 16;
+    /// Place of the number of [`AtEnd`].
+    pub const AT_END_SHIFT: u32 = 20;
+    /// Mask of that number.
+    pub const AT_END: u32 = 3 << Self::AT_END_SHIFT;
+    /// The broker has done what is to be done at the end.
+    pub const TOLD: u32 = 1 << 24;
+    /// It froze the VM for that.
+    pub const FROZE: u32 = 1 << 25;
 }
 
 /// One limit and its use.
@@ -174,7 +244,75 @@ impl RateRef {
             let [packets, bytes] = self.limits(direction);
             packets.set(rate.packets_per_second);
             bytes.set(rate.bytes_per_second);
+            let terms = match rate.budget_bytes {
+                0 => 0,
+                _ => {
+                    let per_day = if rates.budget.per_day {
+                        BudgetBits::PER_DAY
+                    } else {
+                        0
+                    };
+                    per_day | (rates.budget.at_end as u32) << BudgetBits::AT_END_SHIFT
+                }
+            };
+            let bits = self.budget_bits(direction);
+            let before = load32(bits);
+            let kept = before & !(BudgetBits::PER_DAY | BudgetBits::AT_END);
+            store32(bits, kept | terms);
+            store64(self.budget_bytes(direction), rate.budget_bytes);
         }
+    }
+
+    /// Forgets what was used of the budgets: the row is another VM's.
+    pub fn clear_used(self) {
+        for direction in [Direction::Tx, Direction::Rx] {
+            store64(self.used(direction), 0);
+            store32(self.budget_bits(direction), 0);
+        }
+    }
+
+    /// Budget of a direction and what was used of it, L3 bytes; `None` if there is none.
+    #[inline(always)]
+    pub fn budget(self, direction: Direction) -> Option<(u64, u64)> {
+        match load64(self.budget_bytes(direction)) {
+            0 => None,
+            bytes => Some((bytes, load64(self.used(direction)))),
+        }
+    }
+
+    /// Whether a direction's budget is spent.
+    #[inline(always)]
+    pub fn is_spent(self, direction: Direction) -> bool {
+        self.budget(direction)
+            .is_some_and(|(bytes, used)| used >= bytes)
+    }
+
+    /// Whether packets of a direction are to be dropped for its budget.
+    #[inline(always)]
+    fn is_over_budget(self, direction: Direction) -> bool {
+        const REFUSE: u32 = (AtEnd::Refuse as u32) << BudgetBits::AT_END_SHIFT;
+        self.is_spent(direction)
+            && load32(self.budget_bits(direction)) & BudgetBits::AT_END != REFUSE
+    }
+
+    /// Terms and state of a direction's budget, [`BudgetBits`].
+    #[inline(always)]
+    pub fn budget_bits<'a>(self, direction: Direction) -> &'a AtomicU32 {
+        // SAFETY: part of a valid row; both sides use atomics on this field.
+        unsafe { AtomicU32::from_ptr(&raw mut (*self.of(direction)).budget_bits) }
+    }
+
+    /// What was used of a direction's budget, L3 bytes.
+    #[inline(always)]
+    pub fn used<'a>(self, direction: Direction) -> &'a AtomicU64 {
+        // SAFETY: as above.
+        unsafe { AtomicU64::from_ptr(&raw mut (*self.of(direction)).budget_used) }
+    }
+
+    #[inline(always)]
+    fn budget_bytes<'a>(self, direction: Direction) -> &'a AtomicU64 {
+        // SAFETY: as above.
+        unsafe { AtomicU64::from_ptr(&raw mut (*self.of(direction)).budget_bytes) }
     }
 
     /// Has the limit of bytes of a direction shape by the queue of this device, or police if 0. The
@@ -199,9 +337,17 @@ impl RateRef {
             Rate {
                 packets_per_second: load64(packets.per_second()),
                 bytes_per_second: load64(bytes.per_second()),
+                budget_bytes: load64(self.budget_bytes(direction)),
             }
         };
+        let bits =
+            load32(self.budget_bits(Direction::Tx)) | load32(self.budget_bits(Direction::Rx));
+        let at_end = (bits & BudgetBits::AT_END) >> BudgetBits::AT_END_SHIFT;
         VmRates {
+            budget: Budget {
+                per_day: bits & BudgetBits::PER_DAY != 0,
+                at_end: AtEnd::ALL.get(at_end as usize).copied().unwrap_or_default(),
+            },
             tx: rate(Direction::Tx),
             rx: rate(Direction::Rx),
         }
@@ -219,6 +365,9 @@ impl RateRef {
         now_ns: u64,
     ) -> Result<(), DropReason> {
         let [packets, bytes] = self.limits(direction);
+        if self.is_over_budget(direction) {
+            return Err(DropReason::ByteBudget);
+        }
         let (ahead_ns, charged_bytes) = match self.pacer(direction) {
             0 => (BURST_NS, segments.bytes),
             _ => (
@@ -238,6 +387,9 @@ impl RateRef {
             packets.give_back(charged);
             return Err(DropReason::ByteRate);
         }
+        if load64(self.budget_bytes(direction)) != 0 {
+            self.used(direction).fetch_add(segments.bytes, Relaxed);
+        }
         Ok(())
     }
 
@@ -249,6 +401,9 @@ impl RateRef {
     #[inline(always)]
     pub fn look(self, direction: Direction, now_ns: u64) -> Result<(), DropReason> {
         let [packets, bytes] = self.limits(direction);
+        if self.is_over_budget(direction) {
+            return Err(DropReason::ByteBudget);
+        }
         let ahead_ns = match self.pacer(direction) {
             0 => BURST_NS,
             _ => load64(self.paced_ahead_ns(direction)),

@@ -13,7 +13,7 @@ use std::{
 use aya_obj::generated::{bpf_attach_type, bpf_func_id, bpf_prog_type};
 use slipgate_abi::IfIndex;
 
-use crate::{Error, Result, attach::Hook, bpf, layout::MapName, paths::BPFFS};
+use crate::{Error, Result, attach::Hook, bpf, layout::MapName, pacing, paths::BPFFS};
 
 /// Name of the check of the file system in which maps are pinned.
 pub const FILE_SYSTEM: &str = "bpffs";
@@ -67,6 +67,12 @@ pub fn checks() -> Vec<Check> {
             false,
             "needs Linux 5.12",
             tc(bpf_func_id::BPF_FUNC_check_mtu),
+        ),
+        check(
+            "shaped rates",
+            true,
+            "needs sch_htb and veth: without them rates of bytes are policed, which TCP serves badly",
+            pacing::try_shaping().map_err(|e| io::Error::other(e.to_string())),
         ),
         check("tcx", true, "needs Linux 6.6; clsact serves instead", tcx()),
         check(

@@ -4,6 +4,7 @@
 
 mod api;
 mod api_at_once;
+mod budgets;
 mod changes;
 mod clones;
 mod cni;

@@ -38,6 +38,7 @@ fn result(word: u64) -> Result<u32, DropReason> {
     match number {
         PASSES => Ok(pacer),
         reason if reason == DropReason::PacketRate as u32 => Err(DropReason::PacketRate),
+        reason if reason == DropReason::ByteBudget as u32 => Err(DropReason::ByteBudget),
         _ => Err(DropReason::ByteRate),
     }
 }
