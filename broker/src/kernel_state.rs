@@ -251,6 +251,7 @@ impl Attached {
         {
             tracing::warn!("{e:#}");
         }
+        note(self.detach_pacer());
         let mut owners = Vec::new();
         for Worker { owner, port, .. } in self.workers {
             note(owner.forget_taps(self.datapath.paths()));

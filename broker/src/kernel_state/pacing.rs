@@ -4,6 +4,7 @@ use std::collections::HashMap;
 
 use slipgate_abi::{Direction, IfIndex, VmRates, VmRow};
 use slipgate_control::{
+    attach::Program,
     device::Device,
     pacing::{self, PacingDevice},
     serve,
@@ -140,11 +141,20 @@ impl Attached {
             return;
         }
         tracing::warn!("{} is gone: it is made again", device.name);
+        note(self.datapath.remove_defunct_at(device.far).map(drop));
         self.pacing.device = None;
         for queues in self.pacing.queues.values_mut() {
             queues.tx = 0;
         }
         self.set_rates();
+    }
+
+    /// Detaches from the pacing device, which goes with its owner's row.
+    pub(super) fn detach_pacer(&self) -> slipgate_control::Result<()> {
+        let Some(device) = &self.pacing.device else {
+            return Ok(());
+        };
+        self.datapath.detach(Program::Pacer, device.far).map(drop)
     }
 
     /// Name of the pacing device, if there is one.

@@ -9,9 +9,7 @@ use std::{
     sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release},
 };
 
-use slipgate_abi::{
-    Direction, IfIndex, TapEntry, VmId, VmRef, VmRow, maps::MAX_VMS, rate::RateRef, vm::VmFlags,
-};
+use slipgate_abi::{Direction, IfIndex, TapEntry, VmId, VmRef, VmRow, maps::MAX_VMS, vm::VmFlags};
 
 pub use crate::vm_rows::{name_of, owner_of_name, rows_of};
 use crate::{
@@ -101,7 +99,9 @@ pub fn open(maps: &SharedMaps, owner: &Owner, spec: &VmSpec) -> Result<OpenVm> {
             (&raw mut (*vm).guest_mac).write_volatile(VmRef::UNKNOWN_MAC);
             (&raw mut (*vm).flags).write_volatile(0);
             maps.set_rates(row, None);
-            maps.rate_limits(row).map(RateRef::clear_used);
+            if let Some(limits) = maps.rate_limits(row) {
+                limits.clear_used();
+            }
             maps.set_pacer(row, Direction::Tx, None);
             maps.set_pacer(row, Direction::Rx, None);
         }
