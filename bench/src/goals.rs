@@ -29,7 +29,7 @@ enum Side {
     Told,
 }
 
-const GOALS: [(&str, Measure, Side); 31] = [
+const GOALS: [(&str, Measure, Side); 35] = [
     ("bulk-up", Measure::To(REFERENCE), Side::AtLeast(1.0)),
     ("bulk-down", Measure::To(REFERENCE), Side::AtLeast(1.0)),
     ("bulk-up", Measure::To("pasta"), Side::AtLeast(3.0)),
@@ -68,6 +68,10 @@ const GOALS: [(&str, Measure, Side); 31] = [
         Side::AtLeast(120.0),
     ),
     ("new-flows-tcp", Measure::Own, Side::AtLeast(120.0)),
+    ("rates-up share", Measure::Own, Side::AtLeast(95.0)),
+    ("rates-down share", Measure::Own, Side::AtLeast(95.0)),
+    ("rates-up RTT p95", Measure::Own, Side::AtMost(20.5)),
+    ("rates-down RTT p95", Measure::Own, Side::AtMost(20.5)),
     (fleet::ADD_P50, Measure::Own, Side::AtMost(2_000.0)),
     (fleet::ADD_P99, Measure::Own, Side::AtMost(10_000.0)),
     (fleet::ADD_ALL, Measure::Own, Side::AtMost(3_000.0)),

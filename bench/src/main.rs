@@ -23,6 +23,7 @@ mod machine;
 mod microvm;
 mod plot;
 mod program_cost;
+mod rates;
 mod recorded;
 mod relay;
 mod report;
@@ -57,6 +58,8 @@ const MICROVM_GUESTS: &str = "microvm-guests";
 const MICROVM_RING: &str = "microvm-ring";
 const DNS: &str = "dns";
 const RELAY: &str = "relay";
+/// Part of the benchmarks: rates of VMs.
+const RATES: &str = "rates";
 
 /// Measures slipgate, nftables, plain forwarding, pasta, slirp4netns and einat side by side; its
 /// resolver beside dnsmasq and unbound.
@@ -65,7 +68,7 @@ const RELAY: &str = "relay";
 struct CommandLine {
     /// Only these workloads: bulk-up, bulk-down, connect-close, request-response, udp-64,
     /// established, new-flows-udp, new-flows-tcp, microvm (microvm-guests, microvm-ring), dns,
-    /// relay, fleet (fleet-add, fleet-restart, fleet-flood, fleet-workers), programs
+    /// relay, rates, fleet (fleet-add, fleet-restart, fleet-flood, fleet-workers), programs
     #[arg(long, value_delimiter = ',', value_name = "WORKLOAD")]
     only: Vec<String>,
     /// Only these contenders; ratios are to nftables, those of whole microVMs to qemu-tap
@@ -157,6 +160,7 @@ fn main() -> Result<()> {
     };
     let dns = wanted(DNS).then(|| dns::measure(&settings, &mut conditions));
     let relay = wanted(RELAY).then(|| relay::measure(&settings, &mut conditions));
+    let rates = wanted(RATES).then(|| rates::measure(&settings, &mut conditions));
     let of_fleet = |part: &str| wanted(FLEET) || wanted(part);
     let fleet = PARTS.into_iter().any(of_fleet);
     let fleet = fleet.then(|| fleet::measure(&settings, args.quick, of_fleet));
@@ -165,7 +169,13 @@ fn main() -> Result<()> {
         workloads,
         settings,
     };
-    let report = measure(&plan, conditions, programs, microvm, [dns, relay, fleet])?;
+    let report = measure(
+        &plan,
+        conditions,
+        programs,
+        microvm,
+        [dns, relay, rates, fleet],
+    )?;
     print!("{}", report.text());
     write(&report, args.out)
 }
@@ -175,7 +185,7 @@ fn measure(
     conditions: Conditions,
     programs: bool,
     microvm: Vec<Cell>,
-    parts: [Option<(Vec<Cell>, Vec<Table>)>; 3],
+    parts: [Option<(Vec<Cell>, Vec<Table>)>; 4],
 ) -> Result<Report> {
     let mut cells = if plan.workloads.is_empty() {
         Vec::new()
@@ -256,11 +266,12 @@ fn chosen_workloads(only: &[String]) -> Result<Vec<Box<dyn Workload>>> {
             MICROVM_RING,
             DNS,
             RELAY,
+            RATES,
             FLEET,
         ];
         if !ours.contains(&name) && !PARTS.contains(&name) && !known.contains(&name) {
             bail!(
-                "--only {name}: give some of {}, {MICROVM}, {MICROVM_GUESTS}, {MICROVM_RING}, {DNS}, {RELAY}, {FLEET}, {}, {PROGRAMS}",
+                "--only {name}: give some of {}, {MICROVM}, {MICROVM_GUESTS}, {MICROVM_RING}, {DNS}, {RELAY}, {RATES}, {FLEET}, {}, {PROGRAMS}",
                 known.join(", "),
                 PARTS.join(", ")
             );

@@ -38,6 +38,7 @@ pub(crate) enum Unit {
     Milliseconds,
     Mebibytes,
     PercentOfACore,
+    PercentOfTheRate,
 }
 
 impl Unit {
@@ -51,6 +52,7 @@ impl Unit {
             Unit::Milliseconds => "ms",
             Unit::Mebibytes => "MiB",
             Unit::PercentOfACore => "% of a core",
+            Unit::PercentOfTheRate => "% of the rate",
         }
     }
 
@@ -61,7 +63,10 @@ impl Unit {
 
     /// Whether a higher value is better.
     pub(crate) fn more_is_better(self) -> bool {
-        matches!(self, Unit::GigabitsPerSecond | Unit::ThousandPerSecond)
+        matches!(
+            self,
+            Unit::GigabitsPerSecond | Unit::ThousandPerSecond | Unit::PercentOfTheRate
+        )
     }
 }
 

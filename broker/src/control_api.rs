@@ -11,7 +11,7 @@ use slipgate_ipc::{
 
 use self::thaws::{Thaw, Thaws};
 use crate::{
-    kernel_state::Attached,
+    kernel_state::{Attached, BudgetOrder},
     parts::Parts,
     process::{page_of, reply_of_all},
     vm::VmmProcess,
@@ -26,8 +26,8 @@ pub(crate) const BUSY: &str = "the engine can be asked nothing more just now: tr
 /// Requests that another process has not answered yet.
 #[derive(Debug, Default)]
 pub(crate) struct Pending {
-    /// With the worker whose engine was asked.
-    engine: BTreeMap<u64, (usize, ClientId)>,
+    /// With the worker whose engine was asked, and the client that waits, if any does.
+    engine: BTreeMap<u64, (usize, Option<ClientId>)>,
     machine: BTreeMap<u64, ClientId>,
     thaws: Thaws,
 }
@@ -82,12 +82,38 @@ impl Pending {
             return Ok(());
         }
         let id = parts.next_id();
-        self.engine.insert(id, (worker, client));
+        self.engine.insert(id, (worker, Some(client)));
         if let (EngineRequest::Thaw, Some(Subject::Vm { row })) = (&request, about) {
             self.thaws.begin(id, row);
         }
         let request = ToEngine::Request { id, about, request };
         parts.engines.send(worker, request)
+    }
+
+    /// Has an engine do what is to be done about a VM's budget. An engine that is not there cuts
+    /// nothing, and is asked for a thaw again.
+    pub(crate) fn order_for_budget(
+        &mut self,
+        parts: &mut Parts,
+        worker: usize,
+        order: BudgetOrder,
+    ) -> anyhow::Result<()> {
+        if !parts.engines.of(worker).answers() {
+            return Ok(());
+        }
+        let id = parts.next_id();
+        let (row, request) = match order {
+            BudgetOrder::Cut(row) => (row, EngineRequest::Cut),
+            BudgetOrder::Thaw(row) => (row, EngineRequest::Thaw),
+        };
+        if matches!(request, EngineRequest::Thaw) {
+            self.engine.insert(id, (worker, None));
+            self.thaws.begin(id, row);
+        }
+        let about = Some(Subject::Vm { row });
+        parts
+            .engines
+            .send(worker, ToEngine::Request { id, about, request })
     }
 
     /// Passes the reply of a worker's engine to the client that asked.
@@ -109,17 +135,21 @@ impl Pending {
             Some(done) if reply == EngineReply::Done => thaw(&mut parts.attached, done),
             _ => reply.into(),
         };
-        parts.control.answer(client, &answer);
+        if let Some(client) = client {
+            parts.control.answer(client, &answer);
+        }
     }
 
     /// Answers the clients that wait for a worker's engine that it has ended.
     pub(crate) fn forget_engine(&mut self, parts: &mut Parts, worker: usize) {
-        let gone = |_: &u64, (asked, _): &mut (usize, ClientId)| *asked == worker;
+        let gone = |_: &u64, (asked, _): &mut (usize, Option<ClientId>)| *asked == worker;
         let gone: Vec<_> = self.engine.extract_if(.., gone).collect();
         for (id, (_, client)) in gone {
             self.thaws.take(id);
             let why = "the engine has ended meanwhile, and is started again: try again";
-            parts.control.answer(client, &ClientAnswer::busy(why));
+            if let Some(client) = client {
+                parts.control.answer(client, &ClientAnswer::busy(why));
+            }
         }
     }
 

@@ -1,10 +1,12 @@
 //! Kernel state of the broker: created in order at the start, updated while it serves, removed in
 //! order at the end.
+mod budgets;
 mod catalogue;
 mod forwards;
 mod guard_list;
 mod ipv6;
 mod network_view;
+mod pacing;
 mod reserve;
 mod resolver_warning;
 mod rules;
@@ -28,6 +30,7 @@ use slipgate_control::{
     attach::{Hook, Program},
     netlink::{NetworkWatch, NextHops},
     owner::DaemonLock,
+    pacing::{self as queues, PacingDevice},
     serve,
     tap::EnginePort,
     vm,
@@ -38,9 +41,11 @@ use slipgate_ipc::{
 };
 
 pub(crate) use self::{
+    budgets::{BudgetOrder, Budgets, today},
     catalogue::{Catalogue, Name, TakenIn, numbered},
     forwards::{ForwardChange, GivenBack, HeldForwards, forward_texts, forwards_described},
     network_view::view as network_view,
+    pacing::Pacing,
     reserve::Taken,
     rules::Writer,
     served_vms::ServedVms,
@@ -107,6 +112,10 @@ pub(crate) struct Attached {
     pub(crate) handed_over: HandedOver,
     /// Whether the log already reports that another process holds the lock.
     pub(crate) told_of_lock: bool,
+    /// Queues that shape VMs' rates.
+    pub(crate) pacing: Pacing,
+    /// The round of looks at budgets.
+    pub(crate) budgets: Budgets,
 }
 
 impl Attached {
@@ -210,6 +219,7 @@ impl Attached {
         for vm in self.vms.iter() {
             if let Some(ifindex) = vm.tap_ifindex {
                 note(serve::shut_tap(&self.datapath, ifindex));
+                note(queues::unshape_tap(ifindex));
                 note(self.datapath.detach(Program::Guard, ifindex).map(drop));
             }
             note(vm::close(self.datapath.maps(), vm.open.row));
@@ -222,6 +232,7 @@ impl Attached {
         {
             tracing::warn!("{e:#}");
         }
+        note(self.detach_pacer());
         let mut owners = Vec::new();
         for Worker { owner, port, .. } in self.workers {
             note(owner.forget_taps(self.datapath.paths()));
@@ -229,6 +240,7 @@ impl Attached {
             note(self.datapath.detach(Program::EnginePort, ifindex).map(drop));
             drop(port);
             note(EnginePort::remove(owner.row()).map(drop));
+            note(PacingDevice::remove(owner.row()).map(drop));
             owners.push(owner);
         }
         note(self.next_hops.release());

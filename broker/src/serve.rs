@@ -31,6 +31,7 @@ use crate::{
     control_api::{BUSY, Pending},
     counted,
     handover::hand_over,
+    kernel_state::today,
     parts::Parts,
     passed_tap,
     policy_apply::{Applied, NamedChange, PolicyChanges},
@@ -141,6 +142,12 @@ impl Broker {
             if let Some(log) = &mut self.programs_log {
                 log.flush();
             }
+            if self.parts.attached.budgets_due().is_some_and(is_due) {
+                for (worker, order) in self.parts.attached.look_at_budgets(today()) {
+                    self.pending
+                        .order_for_budget(&mut self.parts, worker, order)?;
+                }
+            }
             if Instant::now() >= self.look_due {
                 self.look_due = Instant::now() + LOOK_EVERY;
                 self.serve_what_came()?;
@@ -156,6 +163,7 @@ impl Broker {
         let due = self.metrics.as_ref().and_then(Metrics::due);
         let due = due.into_iter().chain(self.parts.attached.watch.due());
         let due = due.chain(self.parts.engines.due());
+        let due = due.chain(self.parts.attached.budgets_due());
         let due = due.chain(self.vm_changes.due());
         let due = due.chain(self.apis.iter().filter_map(Api::due));
         let due = due.chain(self.service_manager.due());

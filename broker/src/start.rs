@@ -20,8 +20,8 @@ use crate::{
     handover::end_predecessor,
     host::HostResolvers,
     kernel_state::{
-        Attached, Catalogue, HeldForwards, ServedVms, VmUplinks, Worker, Writer, check_source,
-        find_uplink, forwards_described, tap_of, warn_of_rest,
+        Attached, Budgets, Catalogue, HeldForwards, Pacing, ServedVms, VmUplinks, Worker, Writer,
+        check_source, find_uplink, forwards_described, tap_of, warn_of_rest,
     },
     persisted_policy, persisted_vms,
     privileges::raise_file_limit,
@@ -198,6 +198,8 @@ pub(crate) fn attach(mut config: Config, inputs: Inputs) -> anyhow::Result<Attac
         handed_over,
         guards_due: BTreeSet::new(),
         told_of_lock: false,
+        pacing: Pacing::default(),
+        budgets: Budgets::default(),
         config,
     };
     match begin(&mut attached) {

@@ -323,6 +323,7 @@ impl QuotaArgs {
             tx_packets_per_second: self.tx_packets_per_second,
             rx_packets_per_second: self.rx_packets_per_second,
             dns_per_second: self.dns_per_second,
+            ..Quotas::default()
         }
     }
 }

@@ -238,6 +238,15 @@ pub enum Event {
         /// Name of the VM.
         vm: String,
     },
+    /// A VM has spent a budget of bytes.
+    BudgetSpent {
+        /// Name of the VM.
+        vm: String,
+        /// `tx` or `rx`.
+        direction: String,
+        /// The budget, L3 bytes.
+        bytes: u64,
+    },
     /// A VM sleeps: what comes for it is held.
     VmAsleep {
         /// Name of the VM.
@@ -290,7 +299,7 @@ pub enum Event {
 
 impl Event {
     /// Names of all kinds.
-    pub const KINDS: [&'static str; 15] = [
+    pub const KINDS: [&'static str; 16] = [
         "vm_added",
         "vm_changed",
         "vm_removed",
@@ -298,6 +307,7 @@ impl Event {
         "tap_gone",
         "vm_frozen",
         "vm_thawed",
+        "budget_spent",
         "vm_asleep",
         "vm_awake",
         "wake",
@@ -318,6 +328,7 @@ impl Event {
             Self::TapGone { .. } => "tap_gone",
             Self::VmFrozen { .. } => "vm_frozen",
             Self::VmThawed { .. } => "vm_thawed",
+            Self::BudgetSpent { .. } => "budget_spent",
             Self::VmAsleep { .. } => "vm_asleep",
             Self::VmAwake { .. } => "vm_awake",
             Self::Wake { .. } => "wake",
@@ -339,6 +350,7 @@ impl Event {
             | Self::TapGone { vm }
             | Self::VmFrozen { vm }
             | Self::VmThawed { vm }
+            | Self::BudgetSpent { vm, .. }
             | Self::VmAsleep { vm }
             | Self::VmAwake { vm }
             | Self::Wake { vm, .. }

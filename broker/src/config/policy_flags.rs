@@ -100,6 +100,10 @@ impl Config {
             tx_packets_per_second,
             rx_packets_per_second,
             dns_per_second,
+            tx_bytes,
+            rx_bytes,
+            bytes_per,
+            bytes_end,
         } = &self.flags.quotas;
         let count = |count: &Option<Count>| count.map(|count| u64::from(count.0));
         let amount = |amount: &Option<Amount>| amount.map(|amount| amount.0);
@@ -111,6 +115,10 @@ impl Config {
             ("tx_packets_per_second", amount(tx_packets_per_second)),
             ("rx_packets_per_second", amount(rx_packets_per_second)),
             ("dns_per_second", count(dns_per_second)),
+            ("tx_bytes", amount(tx_bytes)),
+            ("rx_bytes", amount(rx_bytes)),
+            ("bytes_per", bytes_per.map(|per| per as u64)),
+            ("bytes_end", bytes_end.map(|end| end as u64)),
         ];
         let said = all.into_iter();
         said.filter_map(|(name, value)| Some((name.to_owned(), value?)))

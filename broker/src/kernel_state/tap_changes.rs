@@ -60,6 +60,7 @@ impl Attached {
                     if let Err(e) = self.equip(&tap, ifindex) {
                         tracing::warn!("{tap}: {e:#}");
                     }
+                    self.set_rates_at(index);
                 }
                 TapChange::Mtu(_) => {}
             }

@@ -182,24 +182,6 @@ impl Attached {
         self.vms.with_id(id)
     }
 
-    /// Sets a VM's rates.
-    pub(crate) fn set_rates_of(&self, vm: &ServedVm) {
-        let rates = vm.config.limits.rates;
-        let rates = rates.is_limited().then_some(rates);
-        self.datapath.maps().set_rates(vm.open.row, rates);
-    }
-
-    /// Sets the rates of these VMs from their quotas.
-    pub(crate) fn set_rates_of_all(&self, vms: &[VmId]) {
-        let vms = vms.iter().filter_map(|id| self.index_of_id(*id));
-        vms.for_each(|at| self.set_rates_of(&self.vms[at]));
-    }
-
-    /// Sets the rates of every VM from its quotas.
-    pub(crate) fn set_rates(&self) {
-        self.vms.iter().for_each(|vm| self.set_rates_of(vm));
-    }
-
     /// Returns the specifications of a worker's VMs for its engine.
     pub(crate) fn vm_specs(&self, worker: usize) -> Vec<VmSpec> {
         let vms = self.vms.iter().filter(|vm| vm.worker == worker);

@@ -30,6 +30,10 @@ impl Broker {
         }
         let attached = &mut self.parts.attached;
         attached.keep_unrouted(changes);
+        let pacer = attached.pacing_device_name();
+        if pacer.is_some_and(|name| changes.missed || changes.named.contains(name)) {
+            attached.keep_pacing_device();
+        }
         let is_routing = attached.concerns_routing(changes);
         if is_routing {
             attached.follow_uplink()?;

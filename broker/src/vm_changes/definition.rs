@@ -113,6 +113,7 @@ impl Attached {
         self.config.vms.swap_remove(at);
         vm::retire(self.datapath.maps(), gone.open.row);
         self.close_forwards(&gone, told);
+        self.unshape(gone.open.row, gone.tap_ifindex);
         self.share_credits();
         let run_dir = &self.datapath.paths().run_dir;
         if let Err(e) = persisted_vms::forget(run_dir, &gone.config.name) {
@@ -172,6 +173,7 @@ impl Attached {
         if has_other_tap {
             self.shut_tap_of(&self.vms[at])?;
             let tap = self.vms[at].tap_ifindex;
+            self.unshape_tap_of(self.vms[at].open.row, tap);
             vm::forget_tap(self.datapath.maps(), self.vms[at].open.row, tap)?;
             self.forget_tap(tap);
         }
@@ -201,7 +203,7 @@ impl Attached {
         let (row, number) = (self.vms[at].open.row, self.policy_number_of(&self.vms[at]));
         vm::set_policy(self.datapath.maps(), row, number);
         self.share_credits();
-        self.set_rates_of(&self.vms[at]);
+        self.set_rates_at(at);
         if has_other_tap
             && self.vms[at].is_up
             && let Err(e) = self.serve_its_tap(at)

@@ -1,5 +1,6 @@
 //! `slipgate stats`: counters of each VM and in all, read from the pinned maps.
 mod ipv6;
+pub(crate) mod limits;
 mod links;
 mod machines;
 mod rules;
@@ -19,7 +20,7 @@ use slipgate_ipc::engine::{NameCounts, RefusedSample, RelayedCounts};
 use slipgate_model::MacMismatch;
 
 pub(crate) use self::rules::RefusedBy;
-use self::{ipv6::GuestIpv6, links::Links};
+use self::{ipv6::GuestIpv6, limits::VmByteLimits, links::Links};
 use super::{
     names, open, print, served,
     table::{amount, span, table},
@@ -53,6 +54,9 @@ pub(crate) struct VmStats {
     /// there are none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) tap_tx_dropped: Option<u64>,
+    /// Limits of bytes, and what is left of budgets; absent without any.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) limits: Option<VmByteLimits>,
     /// Number of live flows.
     pub(crate) flows: u64,
     /// Flows that the engine relays, since it started; in none of the other counts of flows. Absent
@@ -395,6 +399,7 @@ fn read_once(maps: &ReadOnlyMaps, which: Which<'_>) -> Stats {
         of_vm.frozen = vm.flags & VmFlags::FROZEN != 0;
         of_vm.asleep = vm.flags & VmFlags::ASLEEP != 0;
         of_vm.mac_mismatch = MacMismatch::of(&vm);
+        of_vm.limits = VmByteLimits::read(maps, row);
         let dropped = links
             .as_ref()
             .map(|links| links.tx_dropped(IfIndex::new(vm.tap_ifindex)));
@@ -525,6 +530,9 @@ fn text(stats: &Stats) -> String {
                 span(last.last_ms_ago)
             );
             reasons.push(vec![s.vm.clone(), what, last.count.to_string()]);
+        }
+        for (what, value) in s.limits.iter().flat_map(VmByteLimits::rows) {
+            reasons.push(vec![s.vm.clone(), what, value]);
         }
         let counts = [
             ("refused by further rules", s.refused_by_others),

@@ -125,6 +125,8 @@ reasons! {
     AddressBound address_bound,
     /// A router advertisement or a redirect from the guest, which is no router (RFC 6105).
     RouterAdvertisement router_advertisement,
+    /// The VM has spent its budget of bytes.
+    ByteBudget byte_budget,
 }
 
 reasons! {
@@ -156,6 +158,8 @@ reasons! {
     DnsElsewhere dns_elsewhere,
     /// The first data of the flow is not what its inspect rule admits, or could not be inspected.
     Inspection inspection,
+    /// The VM has spent its budget of bytes.
+    ByteBudget byte_budget,
 }
 
 /// Number of rules whose refusals a row of `COUNTERS` counts separately.

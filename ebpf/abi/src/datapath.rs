@@ -11,6 +11,7 @@
 //! | [`uplink_ingress::run`] | `uplink_ingress`, `uplink_ingress_l3` | a packet of the world |
 //! | [`engine_port::run`] | `engine_port` | a frame that the engine writes |
 //! | [`Program6::run`] | `guest_egress6` and others | an IPv6 packet, from one of these |
+//! | [`pacer::run`] | `pacer` | a frame that the pacing device has let go |
 //!
 //! The trait hides the differences between the two: where headers and maps lie, how a packet is
 //! rewritten and counted as dropped, and where it goes at the end. Functions are inlined into their
@@ -35,6 +36,7 @@ pub mod ipv6;
 pub mod lookup;
 mod neighbour;
 mod order;
+pub mod pacer;
 pub mod packet;
 mod rate;
 pub mod translate;
@@ -45,6 +47,7 @@ pub use self::drops::NOBODY;
 use self::{
     fragment_table::Fragment,
     ipv6::V6,
+    pacer::Onward,
     packet::{ETHERNET_LEN, L4},
 };
 use crate::{
@@ -194,6 +197,11 @@ pub unsafe trait Kernel: Copy {
     fn redirect(self, ifindex: u32) -> Self::End;
     /// Sends the frame out of a device, with an L2 header from the kernel's neighbour table.
     fn redirect_by_neighbour(self, ifindex: u32) -> Self::End;
+    /// Sends the frame by the pacing device, in the queue of the VM of this row. Its far end sends it
+    /// on ([`pacer::run`]).
+    fn redirect_paced(self, pacer: u32, row: u32, onward: Onward) -> Self::End;
+    /// Mark with which the frame came by the pacing device; it has none afterwards.
+    fn take_mark(self) -> u32;
     /// Logs that a frame goes to the engine, if the build has logging.
     #[inline(always)]
     fn log_hand_over(self, row: u32, code: u8, flags: u8) {

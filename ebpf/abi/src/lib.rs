@@ -63,7 +63,7 @@ pub use link::{NextHop, NextHopRef};
 pub use maps::OwnerRef;
 pub use names::{NameKey, NameValue};
 pub use portframe::{Command, Handover, PortHeader};
-pub use rate::{Rate, RateLimits, VmRates};
+pub use rate::{AtEnd, Budget, Rate, RateLimits, VmRates};
 pub use sequence::{Sequences, SequencesRef};
 pub use slot::{FlowRef, Slot, SlotRef, Verdict};
 pub use tuple::{Direction, Ip4, Ip6, Protocol, Tuple, Tuple6};

@@ -38,18 +38,21 @@ pub enum Program {
     UplinkIngressL3,
     /// TC ingress of the engine port.
     EnginePort,
+    /// TC ingress of the pacing device's far end.
+    Pacer,
     /// XDP: drops packets from the uplink early.
     Guard,
 }
 
 impl Program {
     /// Every program, in the order of declaration.
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 7] = [
         Self::GuestEgress,
         Self::GuestShut,
         Self::UplinkIngress,
         Self::UplinkIngressL3,
         Self::EnginePort,
+        Self::Pacer,
         Self::Guard,
     ];
 
@@ -70,6 +73,7 @@ impl Program {
             Self::UplinkIngress => "uplink_ingress",
             Self::UplinkIngressL3 => "uplink_ingress_l3",
             Self::EnginePort => "engine_port",
+            Self::Pacer => "pacer",
             Self::Guard => "guard",
         }
     }

@@ -18,6 +18,7 @@
 //! NetworkWatch::open()?   .network()  .update()?                in the poll loop, by .as_fd()
 //! NextHops::new(vec![owner.row()])? .refresh(maps, watch.network(), uplink)?  after each update and engine request
 //! serve::follow_taps(&datapath, watch.network(), &served, hook)?  after a change of links
+//! pacing::shape_tap, pacing::PacingDevice::open(row)?           queues for VMs with rates
 //! serve::shut_tap, vm::close, datapath.remove_if_last(vec![owner])?   orderly stop, after the engine's
 //! ```
 //!
@@ -52,6 +53,7 @@ pub mod maps;
 pub mod netlink;
 pub mod object;
 pub mod owner;
+pub mod pacing;
 pub mod paths;
 pub mod pins;
 pub mod probe;

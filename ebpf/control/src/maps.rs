@@ -30,11 +30,11 @@ use std::{
 
 use aya::Pod;
 use slipgate_abi::{
-    ABI_VERSION, Addresses6, Addresses6Ref, DropCounters, FlowRef, ForwardKey, ForwardTarget,
-    NameKey, NameValue, NextHop, NextHopRef, OwnerRef, RateLimits, RuleIndex, RuleRefusals,
-    Sequences, SequencesRef, Slot, SlotIndex, SlotRef, TapEntry, Tuple, Tuple6, Vm, Vm6, Vm6Ref,
-    VmCounters, VmRates, VmRef, VmRow, count::COUNTED_RULES, forward::DenyKey, maps,
-    maps::RuleElement, rate::RateRef, vm::VmFlags,
+    ABI_VERSION, Addresses6, Addresses6Ref, Direction, DropCounters, FlowRef, ForwardKey,
+    ForwardTarget, IfIndex, NameKey, NameValue, NextHop, NextHopRef, OwnerRef, RateLimits,
+    RuleIndex, RuleRefusals, Sequences, SequencesRef, Slot, SlotIndex, SlotRef, TapEntry, Tuple,
+    Tuple6, Vm, Vm6, Vm6Ref, VmCounters, VmRates, VmRef, VmRow, count::COUNTED_RULES,
+    forward::DenyKey, maps, maps::RuleElement, rate::RateRef, vm::VmFlags,
 };
 
 pub(crate) use self::pinned::{abi_version_of, check_pinned, open_pins};
@@ -266,6 +266,16 @@ impl SharedMaps {
         };
         limits.set(rates);
         self.set_flag(row, VmFlags::LIMITED, rates.is_limited())
+    }
+
+    /// Has the bytes of a direction shaped by this device's queue, or policed if `None`. Returns
+    /// whether the row exists.
+    pub fn set_pacer(&self, row: VmRow, direction: Direction, device: Option<IfIndex>) -> bool {
+        let ifindex = device.map_or(0, IfIndex::get);
+        let limits = self.rate_limits(row);
+        limits
+            .map(|limits| limits.set_pacer(direction, ifindex))
+            .is_some()
     }
 
     /// Returns the rate limits of a VM; `None` beyond the last row.

@@ -42,6 +42,7 @@ use crate::{
     load::Datapath,
     lock::FileLock,
     maps::SharedMaps,
+    pacing::PacingDevice,
     paths::DAEMON_LOCK,
     pins::{is_alive, lock_path},
     tap::EnginePort,
@@ -153,7 +154,10 @@ impl Owner {
     /// A device cannot be removed.
     pub fn remove_merged_ports(&self) -> Result<()> {
         let mut merged = self.rows.iter().filter(|row| **row != self.row);
-        merged.try_for_each(|row| EnginePort::remove(*row).map(drop))
+        merged.try_for_each(|row| {
+            PacingDevice::remove(*row)?;
+            EnginePort::remove(*row).map(drop)
+        })
     }
 
     /// Returns how many processes have had the row, this one included.

@@ -18,6 +18,7 @@ use crate::{
     attach::Hook,
     bpf,
     layout::{MapName, Sizes},
+    pacing,
     paths::BPFFS,
 };
 
@@ -73,6 +74,12 @@ pub fn checks() -> Vec<Check> {
             false,
             "needs Linux 5.12",
             tc(bpf_func_id::BPF_FUNC_check_mtu),
+        ),
+        check(
+            "shaped rates",
+            true,
+            "needs sch_htb and veth: without them rates of bytes are policed, which TCP serves badly",
+            pacing::try_shaping().map_err(|e| io::Error::other(e.to_string())),
         ),
         check("tcx", true, "needs Linux 6.6; clsact serves instead", tcx()),
         check(

@@ -17,6 +17,7 @@ use crate::{
     device::Device,
     load::Datapath,
     netlink::Network,
+    pacing::PacingDevice,
     vm,
 };
 
@@ -62,6 +63,16 @@ pub fn serve_tap(datapath: &Datapath, ifindex: IfIndex, hook: Hook) -> Result<()
     tap.disable_ipv6()?;
     attach_programs(datapath, ifindex, hook)?;
     tap.set_up(true)
+}
+
+/// Begins to serve a pacing device: attaches the program at its far end, and only then brings it up.
+///
+/// # Errors
+/// The program cannot be attached, or an end cannot be brought up.
+pub fn serve_pacer(datapath: &Datapath, pacer: &PacingDevice, hook: Hook) -> Result<()> {
+    datapath.attach(Program::Pacer, pacer.far, hook)?;
+    Device::with_index(pacer.far)?.set_up(true)?;
+    Device::with_index(pacer.near)?.set_up(true)
 }
 
 fn attach_programs(datapath: &Datapath, ifindex: IfIndex, hook: Hook) -> Result<()> {

@@ -9,7 +9,7 @@ use std::{
     sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release},
 };
 
-use slipgate_abi::{IfIndex, TapEntry, VmId, VmRef, VmRow, vm::VmFlags};
+use slipgate_abi::{Direction, IfIndex, TapEntry, VmId, VmRef, VmRow, vm::VmFlags};
 
 pub use crate::vm_rows::{name_of, owner_of_name, rows_of};
 use crate::{
@@ -113,6 +113,11 @@ pub fn open(maps: &SharedMaps, owner: &Owner, spec: &VmSpec) -> Result<OpenVm> {
             (&raw mut (*vm).flags).write_volatile(0);
             maps.set_rates(row, None);
             maps.vm6(row).expect("as many rows as VMs").clear();
+            if let Some(limits) = maps.rate_limits(row) {
+                limits.clear_used();
+            }
+            maps.set_pacer(row, Direction::Tx, None);
+            maps.set_pacer(row, Direction::Rx, None);
         }
         (&raw mut (*vm).owner).write_volatile(owner.row());
         (&raw mut (*vm).port_ifindex).write_volatile(spec.port_ifindex.get());

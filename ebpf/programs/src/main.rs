@@ -7,6 +7,7 @@
 //! | [`uplink_ingress_l3`] | TC ingress of an uplink without L2 header | as above |
 //! | [`guest_shut`] | TC ingress of a guest's TAP, after `guest_egress` | drops every frame: it arrives only if `guest_egress` was detached |
 //! | [`engine_port`] | TC ingress of the engine's own TAP | executes the command in the header of the engine's frames |
+//! | [`pacer`] | TC ingress of the pacing device's far end | sends frames on that the queue has let go |
 //! | [`guard`] | XDP of a guest's TAP | drops frames before the kernel makes an skb |
 //! | [`guest_egress6`], [`uplink_ingress6`], [`uplink_ingress6_l3`], [`engine_port6`] | a tail call of the program without the 6 | as that one, for IPv6 |
 //!
@@ -28,7 +29,7 @@ use aya_ebpf::{
 };
 
 use slipgate_abi::datapath::{
-    Program6, engine_port, guest_egress, guest_shut, packet::ETHERNET_LEN, uplink_ingress,
+    Program6, engine_port, guest_egress, guest_shut, pacer, packet::ETHERNET_LEN, uplink_ingress,
 };
 
 use crate::skb::Skb;
@@ -86,6 +87,12 @@ pub fn uplink_ingress6_l3(ctx: TcContext) -> i32 {
 #[classifier]
 pub fn engine_port6(ctx: TcContext) -> i32 {
     Program6::EnginePort.run(Skb::new(&ctx))
+}
+
+/// Sends frames on that the pacing device has let go.
+#[classifier]
+pub fn pacer(ctx: TcContext) -> i32 {
+    pacer::run(Skb::new(&ctx))
 }
 
 /// Filters frames from a guest before the kernel makes an skb.

@@ -20,9 +20,11 @@ use slipgate_abi::{
     DropReason, Ip4,
     datapath::{
         Kernel, Program6, Refused,
+        pacer::Onward,
         packet::{ETHERNET_LEN, L4},
         translate::checksum_flags,
     },
+    rate::pacing_class,
     segment::Segments,
     skb::SkbLayout,
 };
@@ -244,6 +246,28 @@ unsafe impl Kernel for Skb {
         let ret = unsafe { bpf_redirect_neigh(ifindex, core::ptr::null_mut(), 0, 0) };
         debug_assert!(ret == i64::from(TC_ACT_REDIRECT));
         ret as i32
+    }
+
+    #[inline(always)]
+    fn redirect_paced(self, pacer: u32, row: u32, onward: Onward) -> i32 {
+        // SAFETY: fields that a program may write.
+        unsafe {
+            (*self.0).mark = onward.mark();
+            (*self.0).priority = pacing_class(row);
+        }
+        self.redirect(pacer)
+    }
+
+    #[inline(always)]
+    fn take_mark(self) -> u32 {
+        let mark = field!(self, mark);
+        // Rules of the host may go by either.
+        // SAFETY: as above.
+        unsafe {
+            (*self.0).mark = 0;
+            (*self.0).priority = 0;
+        }
+        mark
     }
 
     #[cfg(feature = "log")]

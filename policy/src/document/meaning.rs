@@ -2,7 +2,7 @@
 //!
 //! Rules given as flags come before the file's, in every policy of it. A flag overrides the file's
 //! value, and `--vm` of one VM overrides the flag.
-use slipgate_abi::VmRates;
+use slipgate_abi::{AtEnd, VmRates};
 
 use super::{
     error::ConfigError,
@@ -10,8 +10,8 @@ use super::{
     forward::{self, Forward},
     overrides::parse_resolvers,
     schema::{
-        self, Dns, Document, HostLoopback, NamedPolicy, Quotas, Resolvers, ResolversWord, Sleep,
-        Timers,
+        self, BytesEnd, BytesPer, Dns, Document, HostLoopback, NamedPolicy, Quotas, Resolvers,
+        ResolversWord, Sleep, Timers,
     },
 };
 use crate::{DnsSettings, Resolvers as Asked};
@@ -59,13 +59,25 @@ impl Limits {
         for (own, said) in counts {
             *own = said.map_or(*own, |said| said.0);
         }
-        let VmRates { tx, rx } = &mut self.rates;
+        let VmRates { tx, rx, budget } = &mut self.rates;
         let amounts = [
             (&mut tx.bytes_per_second, by.tx_bytes_per_second),
             (&mut rx.bytes_per_second, by.rx_bytes_per_second),
             (&mut tx.packets_per_second, by.tx_packets_per_second),
             (&mut rx.packets_per_second, by.rx_packets_per_second),
+            (&mut tx.budget_bytes, by.tx_bytes),
+            (&mut rx.budget_bytes, by.rx_bytes),
         ];
+        if let Some(per) = by.bytes_per {
+            budget.per_day = per == BytesPer::Day;
+        }
+        if let Some(end) = by.bytes_end {
+            budget.at_end = match end {
+                BytesEnd::Cut => AtEnd::Cut,
+                BytesEnd::Refuse => AtEnd::Refuse,
+                BytesEnd::Freeze => AtEnd::Freeze,
+            };
+        }
         for (own, said) in amounts {
             *own = said.map_or(*own, |said| said.0);
         }

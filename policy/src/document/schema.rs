@@ -207,6 +207,40 @@ pub struct Quotas {
     /// DNS questions per second.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dns_per_second: Option<Count>,
+    /// L3 bytes from the guest in all, or per day; 0: no budget.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tx_bytes: Option<Amount>,
+    /// L3 bytes to the guest in all, or per day; 0: no budget.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rx_bytes: Option<Amount>,
+    /// Time for which these budgets are: all of the VM's, or each day (UTC).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub bytes_per: Option<BytesPer>,
+    /// What happens when one is spent, besides that new flows are refused.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub bytes_end: Option<BytesEnd>,
+}
+
+/// Time for which a budget of bytes is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum BytesPer {
+    /// As long as slipgate knows the VM.
+    All,
+    /// Each day, UTC.
+    Day,
+}
+
+/// What happens when a budget of bytes is spent.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum BytesEnd {
+    /// Nothing passes beyond it, and flows are cut.
+    Cut,
+    /// Established flows go on.
+    Refuse,
+    /// Nothing passes beyond it, and the VM is frozen.
+    Freeze,
 }
 
 impl Quotas {
@@ -221,6 +255,10 @@ impl Quotas {
             tx_packets_per_second: self.tx_packets_per_second.or(other.tx_packets_per_second),
             rx_packets_per_second: self.rx_packets_per_second.or(other.rx_packets_per_second),
             dns_per_second: self.dns_per_second.or(other.dns_per_second),
+            tx_bytes: self.tx_bytes.or(other.tx_bytes),
+            rx_bytes: self.rx_bytes.or(other.rx_bytes),
+            bytes_per: self.bytes_per.or(other.bytes_per),
+            bytes_end: self.bytes_end.or(other.bytes_end),
         }
     }
 }

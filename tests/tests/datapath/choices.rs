@@ -114,9 +114,14 @@ pub(crate) fn fill(both: &Both, choices: &mut Choices<'_>) -> Protocol {
     let tight = |units| Rate {
         packets_per_second: units as u64 & 1,
         bytes_per_second: units as u64 >> 1,
+        ..Rate::default()
     };
     let (tx, rx) = (tight(choices.below(4)), tight(choices.below(4)));
-    both.set_rates(VmRates { tx, rx });
+    both.set_rates(VmRates {
+        tx,
+        rx,
+        ..VmRates::default()
+    });
     both.set_next_hop(NextHop {
         sequence: choices.mostly(&[1, 2]),
         ifindex: choices.mostly(&[DEVICE, 0]),

@@ -4,6 +4,7 @@
 
 mod api;
 mod api_at_once;
+mod budgets;
 mod changes;
 mod clones;
 mod cni;
@@ -36,6 +37,7 @@ mod resolvers;
 mod reverse;
 mod service_manager;
 mod services;
+mod shaped;
 mod shortages;
 mod socket;
 mod stand;

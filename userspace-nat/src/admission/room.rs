@@ -1,7 +1,7 @@
 //! Room among a VM's flows: its cap, the flows that leave for a new one, and its rate.
 //!
 //! Unproven flows from the world make room, and not before the new flow is admitted.
-use slipgate_abi::{Refusal, SlotIndex};
+use slipgate_abi::{Direction, Refusal, SlotIndex, rate::RateRef};
 
 use super::Opener;
 use crate::{
@@ -20,6 +20,8 @@ const CAP_COLLECT_INTERVAL_NS: u64 = 5 * MILLISECOND_NS;
 pub(crate) struct Room {
     /// Whether there is room once the flows below have left.
     is_there: bool,
+    /// Whether the VM has bytes left of its budgets.
+    has_bytes: bool,
     /// Whether the VM is at its cap, or the world at its share of it.
     is_at_cap: bool,
     /// Slot of an unproven flow from the world that leaves.
@@ -37,8 +39,11 @@ impl Room {
         now_ns: u64,
     ) -> Self {
         let (flows, datapath, row) = (&nat.flows, &nat.datapath, vm.net.row);
+        let is_spent =
+            |limits: RateRef| limits.is_spent(Direction::Tx) || limits.is_spent(Direction::Rx);
         let mut room = Self {
             is_there: true,
+            has_bytes: !datapath.rates(row).is_some_and(is_spent),
             is_at_cap: is_at_cap(flows, vm, by_world, (0, 0)),
             unproven: None,
             search: None,
@@ -76,6 +81,7 @@ impl Room {
     /// Checks whether the guest may open a flow now, by cap and rate.
     pub(super) fn check(&self, vm: &VmState, now_ns: u64) -> Result<(), Refusal> {
         match self.is_there {
+            _ if !self.has_bytes => Err(Refusal::ByteBudget),
             false => Err(Refusal::FlowCap),
             true if vm.new_flows.has(now_ns) => Ok(()),
             true => Err(Refusal::FlowRate),
@@ -91,6 +97,9 @@ impl Room {
         by: Opener,
         now_ns: u64,
     ) -> Result<(), Refusal> {
+        if !self.has_bytes {
+            return Err(Refusal::ByteBudget);
+        }
         let (flows, datapath) = (&mut nat.flows, &mut nat.datapath);
         if self.is_at_cap {
             flows.forget_proven(datapath, vm.net.row);

@@ -278,6 +278,7 @@ fn refused(vm: &VmState, plan: &Plan, refusal: Refusal) -> String {
             let rate = vm.net.new_flows_per_second;
             format!("refused: the VM opens its {rate} flows a second already")
         }
+        (Refusal::ByteBudget, _) => "refused: the VM has spent its budget of bytes".to_owned(),
         (Refusal::Inspection, _) => {
             "refused: it can't be inspected, or no more of the VM's flows can".to_owned()
         }

@@ -3,6 +3,7 @@ mod activity;
 mod admission;
 mod adoption;
 mod books;
+mod budgets;
 mod carried;
 mod changes;
 mod ends;

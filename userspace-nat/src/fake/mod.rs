@@ -320,7 +320,8 @@ impl Kernel {
         }
     }
 
-    fn rates(&self, row: u16) -> RateRef {
+    /// Returns a row of `RATES`.
+    pub fn rates(&self, row: u16) -> RateRef {
         // SAFETY: `at` checks the bounds; the allocation lives as long as the kernel.
         unsafe { RateRef::new(self.rates.at(usize::from(row))) }
     }

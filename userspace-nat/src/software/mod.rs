@@ -11,7 +11,9 @@ use std::{cell::Cell, marker::PhantomData};
 
 use slipgate_abi::{
     DropReason, Ip4, checksum,
-    datapath::{self, Maps, Program6, Refused, packet::L4, translate::checksum_flags},
+    datapath::{
+        self, Maps, Program6, Refused, pacer::Onward, packet::L4, translate::checksum_flags,
+    },
     segment::Segments,
 };
 
@@ -271,5 +273,14 @@ unsafe impl<E: Environment> datapath::Kernel for Run<'_, E> {
 
     fn redirect_by_neighbour(self, ifindex: u32) -> End {
         End::Redirected(ifindex)
+    }
+
+    /// There is no queue here, and no table names a pacer.
+    fn redirect_paced(self, _pacer: u32, _row: u32, onward: Onward) -> End {
+        End::Redirected(onward.ifindex)
+    }
+
+    fn take_mark(self) -> u32 {
+        0
     }
 }

@@ -19,7 +19,7 @@ use slipgate_model::Labels;
 
 use crate::show::{
     names::Known,
-    stats::{self, VmStats, Which},
+    stats::{self, VmStats, Which, limits::ByteLimits},
 };
 
 /// Largest number of rules with a label of their own.
@@ -213,6 +213,7 @@ impl Collector for Page {
             "Frames that were lost on the way to the engine",
             |vm| vm.lost_after_redirect,
         )?;
+        self.budgets(to)?;
         self.flows(to)?;
         self.relayed(to)?;
         self.dns(to)?;
@@ -253,6 +254,33 @@ impl Page {
             "limit_used",
             "What there is of it; of rules the places that hold one, in force or not",
             used,
+        )
+    }
+
+    /// Budgets of bytes, and what is left of them.
+    fn budgets(&self, to: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let of = |value: fn(&ByteLimits) -> Option<u64>| {
+            let vms = self.vms.iter();
+            vms.flat_map(move |vm| {
+                let limits = vm.limits.unwrap_or_default();
+                let both = [("tx", limits.tx), ("rx", limits.rx)];
+                both.into_iter().filter_map(move |(direction, limits)| {
+                    let labels = [("vm", vm.vm.as_str()), ("direction", direction)];
+                    Some((labels, value(&limits)?))
+                })
+            })
+        };
+        gauges(
+            to,
+            "budget_bytes",
+            "L3 bytes that a VM may move, in all or in a day",
+            of(|it| it.budget),
+        )?;
+        gauges(
+            to,
+            "budget_left_bytes",
+            "L3 bytes that are left of them",
+            of(|it| it.left),
         )
     }
 

@@ -12,6 +12,7 @@ use super::{
     handshake, identity,
     ipv4::V4,
     lookup::{self, Flow},
+    pacer::Onward,
     packet::{ETHERNET_LEN, Ethernet, Macs, Packet, ether_type},
     rate,
     translate::{self, Rewrite},
@@ -294,10 +295,12 @@ pub(super) fn send_to_world<F: Family, K: Kernel, const ENGINE: bool>(
         }
         return hand_over::<F, K, ETHERNET_LEN>(kernel, row, Handover::TooBig, 0);
     }
-    if flags & VmFlags::LIMITED != 0
-        && let Err(reason) = rate::take(kernel, row, Direction::Tx, packet.segments())
-    {
-        return drop_packet(kernel, row, reason, packet.segments());
+    let mut pacer = 0;
+    if flags & VmFlags::LIMITED != 0 {
+        match rate::take(kernel, row, Direction::Tx, packet.segments()) {
+            Ok(device) => pacer = device,
+            Err(reason) => return drop_packet(kernel, row, reason, packet.segments()),
+        }
     }
     let to = Rewrite {
         direction: Direction::Tx,
@@ -314,7 +317,13 @@ pub(super) fn send_to_world<F: Family, K: Kernel, const ENGINE: bool>(
     connection::note(kernel, packet, flow, Direction::Tx);
     handshake::note(kernel, packet, slot, Direction::Tx);
     store64(slot.tx_last_ns(), kernel.coarse_now_ns());
-    if path.neighbour_unknown {
+    if pacer != 0 {
+        let onward = Onward {
+            ifindex: path.ifindex,
+            by_neighbour: path.neighbour_unknown,
+        };
+        kernel.redirect_paced(pacer, row, onward)
+    } else if path.neighbour_unknown {
         kernel.redirect_by_neighbour(path.ifindex)
     } else {
         kernel.redirect(path.ifindex)

@@ -2,7 +2,8 @@
 use super::{Kernel, Maps as _};
 use crate::{Direction, DropReason, segment::Segments};
 
-/// Charges a packet that is about to be translated.
+/// Charges a packet that is about to be translated. Returns the device by which it is to be sent, if
+/// its rate is shaped; 0 if not.
 ///
 /// # Errors
 /// The drop reason if a limit is exceeded.
@@ -13,7 +14,7 @@ pub(super) fn take<K: Kernel>(
     row: u32,
     direction: Direction,
     segments: Segments,
-) -> Result<(), DropReason> {
+) -> Result<u32, DropReason> {
     let rx = u32::from(matches!(direction, Direction::Rx));
     result(charge(kernel, row, rx, segments.packets, segments.bytes))
 }
@@ -27,42 +28,45 @@ pub(super) fn take<K: Kernel>(
 #[inline(always)]
 pub(super) fn look<K: Kernel>(kernel: K, row: u32, direction: Direction) -> Result<(), DropReason> {
     let rx = u32::from(matches!(direction, Direction::Rx));
-    result(charge(kernel, row, rx, 0, 0))
+    result(charge(kernel, row, rx, 0, 0)).map(drop)
 }
 
-/// Decodes the result of [`charge`]. A BPF function call returns only one word.
+/// Decodes the result of [`charge`].
 #[inline(always)]
-fn result(number: u32) -> Result<(), DropReason> {
+fn result(word: u64) -> Result<u32, DropReason> {
+    let (number, pacer) = (word as u32, (word >> 32) as u32);
     match number {
-        PASSES => Ok(()),
+        PASSES => Ok(pacer),
         reason if reason == DropReason::PacketRate as u32 => Err(DropReason::PacketRate),
+        reason if reason == DropReason::ByteBudget as u32 => Err(DropReason::ByteBudget),
         _ => Err(DropReason::ByteRate),
     }
 }
 
 const PASSES: u32 = u32::MAX;
 
-/// Charges the packets, or only checks the limits if `packets` is 0. Returns [`PASSES`] or the
-/// number of the drop reason.
+/// Charges the packets, or only checks the limits if `packets` is 0. Returns in one word, which is
+/// all that a BPF function call can, [`PASSES`] with the pacer in the upper half, or the number of the
+/// drop reason.
 #[inline(never)]
-fn charge<K: Kernel>(kernel: K, row: u32, rx: u32, packets: u64, bytes: u64) -> u32 {
+fn charge<K: Kernel>(kernel: K, row: u32, rx: u32, packets: u64, bytes: u64) -> u64 {
     let Some(limits) = kernel.maps().rates(row) else {
-        return PASSES;
+        return u64::from(PASSES);
     };
     let direction = if rx != 0 {
         Direction::Rx
     } else {
         Direction::Tx
     };
-    // Its tick of some milliseconds is short beside the burst.
-    let now_ns = kernel.coarse_now_ns();
+    // Exact, because a pacer's queue is short beside a tick of the coarse time.
+    let now_ns = kernel.now_ns();
     let passes = if packets == 0 {
         limits.look(direction, now_ns)
     } else {
         limits.take(direction, Segments { packets, bytes }, now_ns)
     };
     match passes {
-        Ok(()) => PASSES,
-        Err(reason) => reason as u32,
+        Ok(()) => u64::from(PASSES) | (u64::from(limits.pacer(direction)) << 32),
+        Err(reason) => u64::from(reason as u32),
     }
 }

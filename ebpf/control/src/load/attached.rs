@@ -12,7 +12,7 @@ use crate::{
     },
     bpf,
     device::Device,
-    netlink, paths,
+    netlink, pacing, paths,
 };
 
 impl Datapath {
@@ -292,15 +292,21 @@ impl Datapath {
         Ok(())
     }
 
-    /// Removes all attachments. TAPs are brought down first, and engine ports removed. The caller
+    /// Removes all attachments. TAPs are brought down first, and engine ports and pacing devices removed. The caller
     /// holds the lock and knows that no owner lives.
     pub(crate) fn detach_all(&self) -> Result<()> {
         for attached in self.attached()? {
             match (attached.program, Device::with_index(attached.ifindex)) {
-                (Program::GuestEgress | Program::GuestShut, Ok(tap)) => tap.set_up(false)?,
+                (Program::GuestEgress | Program::GuestShut, Ok(tap)) => {
+                    tap.set_up(false)?;
+                    pacing::unshape_tap(attached.ifindex)?;
+                }
                 // A reused index may be another device.
                 (Program::EnginePort, Ok(port)) if is_port_device(port.name()) => {
                     netlink::remove_link(attached.ifindex, port.name())?;
+                }
+                (Program::Pacer, Ok(far)) if pacing::is_far_end(&far) => {
+                    netlink::remove_link(attached.ifindex, far.name())?;
                 }
                 _ => {}
             }

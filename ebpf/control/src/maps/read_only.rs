@@ -4,8 +4,8 @@
 use std::{mem::offset_of, os::fd::OwnedFd, path::Path, sync::atomic::Ordering::Acquire};
 
 use slipgate_abi::{
-    Addresses6, DropCounters, NextHop, Protocol, RuleIndex, Slot, SlotIndex, SlotRef, Verdict, Vm,
-    Vm6, VmCounters, VmRates, VmRow,
+    Addresses6, Direction, DropCounters, NextHop, Protocol, RuleIndex, Slot, SlotIndex, SlotRef,
+    Verdict, Vm, Vm6, VmCounters, VmRates, VmRow,
     maps::{self, RuleElement},
     rate::RateRef,
 };
@@ -148,6 +148,19 @@ impl ReadOnlyMaps {
     pub fn rates(&self, row: VmRow) -> Option<VmRates> {
         // SAFETY: an element of RATES, used only while `self` keeps it mapped; `get` only reads.
         Some(unsafe { RateRef::new(self.memory.rates.at(row.word())?) }.get())
+    }
+
+    /// Returns a direction's budget of bytes and what was used of it; `None` if there is none.
+    pub fn budget(&self, row: VmRow, direction: Direction) -> Option<(u64, u64)> {
+        // SAFETY: as above; `budget` only reads.
+        unsafe { RateRef::new(self.memory.rates.at(row.word())?) }.budget(direction)
+    }
+
+    /// Whether the bytes of a direction are shaped; if not, their rate is policed.
+    pub fn is_shaped(&self, row: VmRow, direction: Direction) -> bool {
+        let limits = self.memory.rates.at(row.word());
+        // SAFETY: as above; `pacer` only reads.
+        limits.is_some_and(|limits| unsafe { RateRef::new(limits) }.pacer(direction) != 0)
     }
 
     /// Returns a next hop; `None` beyond the last.

@@ -19,7 +19,8 @@ use slipgate_abi::{
 
 use super::{Field, Owner};
 use crate::{
-    Paths, Result, lock::FileLock, maps::SharedMaps, pins::is_alive, tap::EnginePort, vm_rows,
+    Paths, Result, lock::FileLock, maps::SharedMaps, pacing::PacingDevice, pins::is_alive,
+    tap::EnginePort, vm_rows,
 };
 
 /// Numbers of objects that a sweep removed.
@@ -95,6 +96,7 @@ pub fn sweep<'o>(
             swept.next_hops += free_next_hops(maps, row);
             if super::word(maps, row, Field::Port).swap(0, AcqRel) != 0 {
                 swept.ports += usize::from(EnginePort::remove(row)?);
+                PacingDevice::remove(row)?;
             }
         }
     }

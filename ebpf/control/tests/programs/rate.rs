@@ -29,6 +29,7 @@ fn packets(packets_per_second: u64) -> Rate {
     Rate {
         packets_per_second,
         bytes_per_second: 0,
+        ..Rate::default()
     }
 }
 
@@ -36,6 +37,7 @@ fn bytes(bytes_per_second: u64) -> Rate {
     Rate {
         packets_per_second: 0,
         bytes_per_second,
+        ..Rate::default()
     }
 }
 
@@ -181,6 +183,33 @@ fn gso_frames_are_charged_as_segmented() {
             let untouched = runs.iter().filter(|run| run.action == SHOT);
             assert!(untouched.clone().count() > 0);
             assert!(untouched.into_iter().all(|run| run.frame == frame));
+        }
+    }
+}
+
+#[test]
+fn a_spent_budget_drops_the_rest() {
+    for protocol in [Protocol::Tcp, Protocol::Udp, Protocol::Icmp] {
+        for (program, rx, frame) in ways(protocol) {
+            let mut datapath = loaded!();
+            datapath.admit(Flow::new(protocol));
+            let budget = Rate {
+                budget_bytes: 500,
+                ..Rate::default()
+            };
+            limit(&datapath, rx, budget);
+            let passed = |_: &u64| datapath.run(program, &frame).action == REDIRECT;
+            let passed = (0..100).filter(passed).count() as u64;
+            let slot = datapath.slots.get(9);
+            let bytes = if rx { slot.rx_bytes } else { slot.tx_bytes };
+            // It ends with the packet that exhausts it.
+            assert!(
+                bytes >= 500 && bytes - bytes / passed < 500,
+                "{program} {bytes}"
+            );
+            assert_eq!(datapath.only_reason(ROW), DropReason::ByteBudget);
+            let dropped = datapath.drops.get(ROW).byte_budget;
+            assert_eq!(dropped.packets, 100 - passed, "{program}");
         }
     }
 }

@@ -142,6 +142,7 @@ fn a_rate_holds_for_what_the_engine_carries_too() {
     let tx = Rate {
         packets_per_second: 50,
         bytes_per_second: 0,
+        ..Rate::default()
     };
     let rates = VmRates {
         tx,

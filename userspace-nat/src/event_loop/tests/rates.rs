@@ -22,6 +22,7 @@ fn bytes(bytes_per_second: u64) -> Rate {
     Rate {
         bytes_per_second,
         packets_per_second: 0,
+        ..Rate::default()
     }
 }
 
@@ -29,6 +30,7 @@ fn packets(packets_per_second: u64) -> Rate {
     Rate {
         packets_per_second,
         bytes_per_second: 0,
+        ..Rate::default()
     }
 }
 
@@ -160,6 +162,7 @@ fn errors_are_charged_both_ways() {
     let rates = VmRates {
         tx: bytes(100_000),
         rx: bytes(100_000),
+        ..VmRates::default()
     };
     rig.kernel.borrow().set_rates(1, rates);
     for _ in 0..2_000 {

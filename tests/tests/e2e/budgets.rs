@@ -1,0 +1,125 @@
+//! Budgets of bytes: what is left, what happens at the end, and what a restart forgets of it.
+
+use std::{fs, time::Duration};
+
+use serde_json::Value;
+use slipgate_testbed::{
+    clients::tcp::{self, ConnectOutcome},
+    require_root_and_tun,
+    servers::{TcpServer, TcpService},
+    world::SERVER,
+};
+
+use crate::{Stand, WAIT, eventually};
+
+const BUDGET: u64 = 200_000;
+/// Largest frame, L3 bytes.
+const FRAME: u64 = 65_535;
+
+fn policy(tx_bytes: u64, end: &str) -> String {
+    format!(
+        "default = \"allow\"\nrules = [{{ allow = \"{SERVER}\" }}]\n\
+         [quotas]\ntx_bytes = {tx_bytes}\nbytes_end = \"{end}\"\n"
+    )
+}
+
+/// A guest with the budget, and the policy's file.
+fn stand(end: &str) -> (Stand, tempfile::TempPath) {
+    let file = tempfile::NamedTempFile::new().unwrap().into_temp_path();
+    fs::write(&file, policy(BUDGET, end)).unwrap();
+    (Stand::new(&["--policy", file.to_str().unwrap()]), file)
+}
+
+fn of_vm(stand: &Stand) -> Value {
+    stand.slipgate.stats().unwrap()["vms"][0].take()
+}
+
+fn used(stand: &Stand) -> u64 {
+    of_vm(stand)["limits"]["tx"]["used"].as_u64().unwrap()
+}
+
+fn connects(stand: &Stand, server: &TcpServer) -> bool {
+    let outcome = stand
+        .run(|| tcp::connect_outcome(server.address(), WAIT))
+        .unwrap();
+    matches!(outcome, ConnectOutcome::Connected(_))
+}
+
+fn apply(stand: &Stand, file: &tempfile::TempPath, text: &str) {
+    fs::write(file, text).unwrap();
+    let applied = stand.slipgate.run(&["policy", "apply"]).unwrap();
+    assert!(applied.status.success(), "{applied:?}");
+}
+
+#[test]
+fn a_spent_budget_cuts_and_refuses_until_there_is_more() {
+    require_root_and_tun!();
+    let (mut stand, file) = stand("cut");
+    let server = TcpServer::start(&stand.world.net, (SERVER, 80), TcpService::Streams).unwrap();
+    let sent = stand.run(|| tcp::upload(server.address(), 2_000_000, 1, WAIT));
+    assert!(sent.is_err(), "{sent:?}");
+    stand.says("has spent its budget of 200000 bytes (tx)");
+    assert!(
+        (BUDGET..BUDGET + FRAME).contains(&used(&stand)),
+        "{}",
+        used(&stand)
+    );
+    assert_eq!(of_vm(&stand)["limits"]["tx"]["left"], 0);
+    assert!(stand.dropped("byte_budget") > 0);
+    // The flow was cut, and not left to its time-out.
+    eventually("the end of the flow", || {
+        stand.flows_to(server.address()).is_empty().then_some(())
+    });
+    assert!(!connects(&stand, &server));
+    assert!(stand.refused("byte_budget") > 0);
+    let (admitted, why) = stand
+        .slipgate
+        .why("tap0", &server.address().to_string(), "tcp")
+        .unwrap();
+    assert!(!admitted && why.contains("budget"), "{why}");
+
+    // Neither an engine's end nor all of slipgate's forgets it.
+    let before = used(&stand);
+    stand.slipgate.kill_both().unwrap();
+    stand.again();
+    assert_eq!(used(&stand), before);
+    assert!(!connects(&stand, &server));
+
+    apply(&stand, &file, &policy(10_000_000, "cut"));
+    assert!(connects(&stand, &server));
+    let sent = stand.run(|| tcp::upload(server.address(), 2_000_000, 1, WAIT));
+    assert!(sent.is_ok(), "{sent:?}");
+}
+
+#[test]
+fn a_spent_budget_refuses_and_lets_flows_go_on() {
+    require_root_and_tun!();
+    let (stand, _file) = stand("refuse");
+    let server = TcpServer::start(&stand.world.net, (SERVER, 80), TcpService::Streams).unwrap();
+    let sent = stand.run(|| tcp::upload(server.address(), 2_000_000, 1, Duration::from_secs(10)));
+    assert!(sent.is_ok(), "{sent:?}");
+    assert!(used(&stand) > 2_000_000);
+    assert!(!connects(&stand, &server));
+    assert_eq!(stand.dropped("byte_budget"), 0);
+}
+
+#[test]
+fn a_spent_budget_freezes_until_there_is_more() {
+    require_root_and_tun!();
+    let (stand, file) = stand("freeze");
+    let server = TcpServer::start(&stand.world.net, (SERVER, 80), TcpService::Streams).unwrap();
+    let frozen = |wanted: bool| {
+        eventually("the freeze or the thaw", || {
+            (of_vm(&stand)["frozen"] == wanted).then_some(())
+        });
+    };
+    assert!(connects(&stand, &server));
+    frozen(false);
+    let sent = stand.run(|| tcp::upload(server.address(), 2_000_000, 1, Duration::from_secs(2)));
+    assert!(sent.is_err(), "{sent:?}");
+    frozen(true);
+    assert!(used(&stand) < BUDGET + FRAME);
+    apply(&stand, &file, &policy(10_000_000, "freeze"));
+    frozen(false);
+    assert!(connects(&stand, &server));
+}
