@@ -11,6 +11,7 @@
 //! A link whose interface is gone stays pinned, defunct (its ifindex reads 0). Ifindexes are
 //! reused, so an attachment is verified before it is trusted.
 
+pub mod chain;
 pub(crate) mod clsact;
 pub(crate) mod link;
 
@@ -71,6 +72,17 @@ impl Program {
             Self::UplinkIngressL3 => "uplink_ingress_l3",
             Self::EnginePort => "engine_port",
             Self::Guard => "guard",
+        }
+    }
+
+    /// Returns the name of the pin of the program's twin; `None` if it has none, because its place
+    /// in a chain of programs does not matter ([`chain`]).
+    pub const fn twin_name(self) -> Option<&'static str> {
+        match self {
+            Self::GuestEgress => Some("guest_egress_twin"),
+            Self::UplinkIngress => Some("uplink_ingress_twin"),
+            Self::UplinkIngressL3 => Some("uplink_ingress_l3_twin"),
+            Self::GuestShut | Self::EnginePort | Self::Guard => None,
         }
     }
 
