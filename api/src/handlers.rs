@@ -183,7 +183,12 @@ pub(crate) async fn carry_out(
         return changed(answer).ok_or_else(other_answer);
     }
     Ok(match action {
-        Action::Health => json(StatusCode::OK, JSON, &Health::of(&vms(broker).await?)),
+        Action::Health => match answer(broker.ask(ApiRequest::ListVms).await?, "")? {
+            ClientAnswer::VmList { vms, displaced } => {
+                json(StatusCode::OK, JSON, &Health::of(&vms, displaced))
+            }
+            _ => return Err(other_answer()),
+        },
         Action::OpenApi => json(StatusCode::OK, JSON, &openapi::document()),
         Action::ListVms => {
             let vms: Vec<Vm> = vms(broker).await?.into_iter().map(Vm::from).collect();
@@ -250,7 +255,7 @@ pub(crate) async fn carry_out(
 
 async fn vms(broker: &Broker) -> Result<Vec<VmStatus>, Problem> {
     match answer(broker.ask(ApiRequest::ListVms).await?, "")? {
-        ClientAnswer::VmList { vms } => Ok(vms),
+        ClientAnswer::VmList { vms, .. } => Ok(vms),
         _ => Err(other_answer()),
     }
 }

@@ -222,6 +222,8 @@ pub struct Health {
     pub vms: usize,
     /// Number of VMs whose TAP is up.
     pub served: usize,
+    /// Devices at which somebody else's program runs before slipgate's, and may keep packets from it.
+    pub displaced: Vec<String>,
 }
 
 /// Number of flows that were ended.
@@ -440,8 +442,8 @@ impl From<VmStatus> for Vm {
 }
 
 impl Health {
-    /// The health of a daemon with these VMs.
-    pub fn of(vms: &[VmStatus]) -> Self {
+    /// The health of a daemon with these VMs, whose programs are not the first at these devices.
+    pub fn of(vms: &[VmStatus], displaced: Vec<String>) -> Self {
         let is_up = |vm: &&VmStatus| {
             matches!(
                 vm.state,
@@ -452,6 +454,7 @@ impl Health {
             version: env!("CARGO_PKG_VERSION"),
             vms: vms.len(),
             served: vms.iter().filter(is_up).count(),
+            displaced,
         }
     }
 }

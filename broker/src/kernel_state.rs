@@ -2,6 +2,7 @@
 //! order at the end.
 mod forwards;
 mod guard_list;
+mod hook_places;
 mod network_view;
 mod reserve;
 mod resolver_warning;
@@ -40,6 +41,7 @@ use slipgate_policy::{PolicySet, document::LoadedPolicies};
 
 pub(crate) use self::{
     forwards::{ForwardChange, GivenBack, HeldForwards, described, forward_texts, forwards_of},
+    hook_places::HookPlaces,
     network_view::view as network_view,
     reserve::Taken,
     rules::{Writer, write as write_rules},
@@ -114,6 +116,8 @@ pub(crate) struct Attached {
     /// Uplinks that VMs name for themselves.
     pub(crate) vm_uplinks: VmUplinks,
     pub(crate) hook: Hook,
+    /// Whether the programs are first at their hooks.
+    pub(crate) hook_places: HookPlaces,
     /// What a predecessor left and is not in use yet; nothing once VMs are served.
     pub(crate) handed_over: HandedOver,
     /// Whether the log already reports that another process holds the lock.

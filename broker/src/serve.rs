@@ -122,6 +122,9 @@ impl Broker {
             if ready.network || self.parts.attached.watch.due().is_some_and(is_due) {
                 self.follow_network()?;
             }
+            if ready.filters {
+                self.parts.attached.follow_filters();
+            }
             if ready.control
                 && let Some(exit) = self.answer_control()?
             {
@@ -147,6 +150,7 @@ impl Broker {
                 self.look_at_ports()?;
                 self.look_at_resolvers()?;
                 self.parts.attached.look_at_guards();
+                self.parts.attached.look_at_places();
             }
         }
     }
@@ -161,7 +165,8 @@ impl Broker {
         let due = due.chain(self.service_manager.due());
         let due = due.fold(self.look_due, Instant::min);
         let waits = self.parts.control.has_waiting();
-        let wait = match waits {
+        let places = &self.parts.attached.hook_places;
+        let wait = match waits || places.is_due() {
             true => Duration::ZERO,
             false => due.saturating_duration_since(Instant::now()),
         };
@@ -171,6 +176,8 @@ impl Broker {
             input(signals.as_fd()),
             input(self.parts.attached.watch.as_fd()),
         ];
+        let filters_at = fds.len();
+        fds.extend(places.fd().map(input));
         let engines_at = fds.len();
         let mut watched = Vec::new();
         for (worker, engine) in self.parts.engines.watched() {
@@ -210,6 +217,7 @@ impl Broker {
         Ok(Ready {
             signals: is(0),
             network: is(1),
+            filters: places.is_due() || (filters_at..engines_at).any(is),
             engines: ready(0),
             channels: ready(1),
             vmm: self.vm.is_some() && (is(vmm_at) || is(vmm_at + 1)),
@@ -333,7 +341,9 @@ impl Broker {
                 }
                 ClientRequest::ListVms => {
                     let vms = parts.attached.vm_list();
-                    parts.control.answer(client, &ClientAnswer::VmList { vms });
+                    let displaced = parts.attached.displaced();
+                    let answer = ClientAnswer::VmList { vms, displaced };
+                    parts.control.answer(client, &answer);
                 }
                 ClientRequest::GuestNetwork => {
                     let network = parts.attached.config.network.for_clients();
@@ -596,6 +606,8 @@ struct Ready {
     /// Workers whose engine has sent a message, or takes one.
     channels: Vec<usize>,
     network: bool,
+    /// Others' tc filters changed.
+    filters: bool,
     vmm: bool,
     console: bool,
     control: bool,

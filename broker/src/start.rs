@@ -20,8 +20,8 @@ use crate::{
     handover::end_predecessor,
     host::HostResolvers,
     kernel_state::{
-        Attached, HeldForwards, ServedVms, VmUplinks, Worker, Writer, check_source, described,
-        find_uplink, forwards_of, tap_of, warn_of_rest, write_rules,
+        Attached, HeldForwards, HookPlaces, ServedVms, VmUplinks, Worker, Writer, check_source,
+        described, find_uplink, forwards_of, tap_of, warn_of_rest, write_rules,
     },
     persisted_policy, persisted_vms,
     privileges::raise_file_limit,
@@ -186,6 +186,7 @@ pub(crate) fn attach(mut config: Config, inputs: Inputs) -> anyhow::Result<Attac
         uplink,
         vm_uplinks: VmUplinks::default(),
         hook,
+        hook_places: HookPlaces::watch(),
         handed_over,
         guards_due: BTreeSet::new(),
         told_of_lock: false,

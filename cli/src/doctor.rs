@@ -1,5 +1,6 @@
 //! `slipgate doctor`: features of this machine that the hybrid NAT needs, and advice on missing
 //! ones. Runs as any user; facts that only root can see are reported as unknown, not missing.
+mod places;
 mod user_mode;
 
 #[cfg(target_arch = "x86_64")]
@@ -63,6 +64,7 @@ impl Finding {
 pub(crate) fn run(args: &DoctorArgs) -> anyhow::Result<ExitCode> {
     let mut findings = examine(args.uplink.as_deref());
     findings.push(attached(&args.pin_dir));
+    findings.extend(places::found(&args.pin_dir));
     let missing = findings.iter().any(|f| f.state == State::Missing);
     if args.json {
         show::print_once(&format!("{}\n", serde_json::to_string_pretty(&findings)?))?;

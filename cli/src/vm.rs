@@ -28,7 +28,7 @@ pub(crate) fn run(command: &VmCommand) -> anyhow::Result<()> {
 
 fn vms(pin_dir: &Path) -> anyhow::Result<Vec<VmStatus>> {
     match ask_daemon(pin_dir, ClientRequest::ListVms)? {
-        ClientAnswer::VmList { vms } => Ok(vms),
+        ClientAnswer::VmList { vms, .. } => Ok(vms),
         _ => bail!(ANOTHER_ANSWER),
     }
 }

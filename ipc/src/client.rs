@@ -194,6 +194,8 @@ pub enum ClientAnswer {
     VmList {
         /// The VMs.
         vms: Vec<VmStatus>,
+        /// Devices at which somebody else's program runs before slipgate's.
+        displaced: Vec<String>,
     },
     /// The sockets on which a daemon answers the API.
     ApiSockets {

@@ -127,7 +127,7 @@ impl Place {
     /// The daemon's VMs.
     pub(super) fn vms(&self) -> Result<Vec<VmStatus>, Failure> {
         match self.ask(ClientRequest::ListVms)? {
-            ClientAnswer::VmList { vms } => Ok(vms),
+            ClientAnswer::VmList { vms, .. } => Ok(vms),
             _ => Err(Failure::another_answer()),
         }
     }

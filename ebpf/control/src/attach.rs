@@ -14,6 +14,7 @@
 pub mod chain;
 pub(crate) mod clsact;
 pub(crate) mod link;
+pub mod watch;
 
 use std::{
     fs,

@@ -15,6 +15,7 @@ mod exec;
 mod forged;
 mod forwards;
 mod guest_errors;
+mod hook_places;
 mod hostile;
 mod inspect;
 mod joined;

@@ -133,6 +133,16 @@ pub(crate) fn before_ours(
     }
 }
 
+/// Whether a message is about a filter of slipgate's.
+pub(crate) fn is_ours(message: &TcMessage) -> bool {
+    message.header.handle == HANDLE
+}
+
+/// Whether a message is about a qdisc whose filters see what arrives.
+pub(crate) fn is_qdisc(message: &TcMessage) -> bool {
+    message.header.parent == CLSACT
+}
+
 /// Makes or replaces the filter on the interface's clsact qdisc, then pins its program as a record.
 pub(crate) fn make_filter(
     requests: &mut Requests,
