@@ -18,7 +18,7 @@ use crate::{
     DAEMON_SOCKET,
     config::Config,
     handover::end_predecessor,
-    host::HostResolvers,
+    host::{self, HostResolvers},
     kernel_state::{
         Attached, HeldForwards, HookPlaces, ServedVms, VmUplinks, Worker, Writer, check_source,
         described, find_uplink, forwards_of, tap_of, warn_of_rest, write_rules,
@@ -56,6 +56,9 @@ pub(crate) fn attach(mut config: Config, inputs: Inputs) -> anyhow::Result<Attac
     let uplink = find_uplink(&config, watch.network())?;
     check_source(&config, &uplink, watch.network())?;
     let paths: Paths = crate::paths(&config.pin_dir)?;
+    let serves = paths.pin_dir.exists();
+    let at = (&*uplink.name, uplink.ifindex);
+    host::check_tuples(&config, at, watch.network(), serves)?;
     let datapath = Datapath::open(&LoadOptions {
         paths: paths.clone(),
         slots: config.flow_table,

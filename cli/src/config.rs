@@ -14,7 +14,7 @@ use std::ops::RangeInclusive;
 
 use slipgate_abi::maps::{MAX_CHUNKS, MAX_OWNERS, SLOTS_PER_CHUNK};
 use slipgate_broker::config::{
-    ApiSocket, Config, GuestNetwork, Mode, VmConfig, Xdp, check_device, check_label,
+    ApiSocket, Config, GuestNetwork, HostNat, Mode, VmConfig, Xdp, check_device, check_label,
 };
 use slipgate_ipc::engine::{FlowLogEvent, OnExit};
 use slipgate_policy::document::{ConfigError, RuleFlag, address, check_rules, parse_range};
@@ -188,6 +188,10 @@ fn settled(
             .as_ref()
             .map(|a| address("--nat-address", a))
             .transpose()?,
+        host_nat: match nat.host_nat {
+            args::HostNat::Refuse => HostNat::Refuse,
+            args::HostNat::Share => HostNat::Share,
+        },
         flow_table: flow_table(nat.flow_table)?,
         pin_dir: nat.pin_dir.clone(),
         flow_log: nat.flow_log.clone(),

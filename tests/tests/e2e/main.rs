@@ -16,6 +16,7 @@ mod forged;
 mod forwards;
 mod guest_errors;
 mod hook_places;
+mod host_nat;
 mod hostile;
 mod inspect;
 mod joined;
