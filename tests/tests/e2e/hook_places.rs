@@ -7,11 +7,12 @@ use std::{
 
 use serde_json::json;
 use slipgate_testbed::{
+    NetNs,
     clients::{tcp, udp, udp::UdpOutcome},
     require_root_and_tun,
     servers::{TcpServer, TcpService, UdpServer, UdpService},
     tcx,
-    world::{SERVER, UPLINK},
+    world::{HOST, ROUTER, SERVER, UPLINK, WORLD_LINK},
 };
 
 use crate::{BRIEFLY, WAIT, api};
@@ -37,6 +38,18 @@ fn who_comes_in_front_is_noticed_and_the_place_taken_back() {
     require_root_and_tun!();
     let stand = api::Stand::new();
     let world = stand.world();
+    // What comes in front drops ARP, too, and the host needs some.
+    let mac = |net: &NetNs, device: &str| {
+        let link = net.ip(&format!("-br link show {device}")).unwrap();
+        link.split_whitespace().nth(2).unwrap().to_owned()
+    };
+    for (net, device, address, peer) in [
+        (&world.host, UPLINK, ROUTER, mac(&world.net, WORLD_LINK)),
+        (&world.net, WORLD_LINK, HOST, mac(&world.host, UPLINK)),
+    ] {
+        let neighbour = format!("{address} lladdr {peer} dev {device} nud permanent");
+        net.ip(&format!("neigh replace {neighbour}")).unwrap();
+    }
     let echo = UdpServer::start(&world.net, (SERVER, 7), UdpService::Echo).unwrap();
     let stream = TcpServer::start(&world.net, (SERVER, 7000), TcpService::Streams).unwrap();
     let guest = stand.guest("tap0");
