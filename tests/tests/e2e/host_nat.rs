@@ -30,7 +30,7 @@ fn client_of(host: &NetNs, masquerade: &str) -> NetNs {
     client.ip("route add default via 10.77.0.1").unwrap();
     host.nft(&format!(
         "table ip own {{ chain out {{ type nat hook postrouting priority 100; \
-         oifname {UPLINK} meta l4proto tcp {masquerade}; }} }}"
+         oifname {UPLINK} meta l4proto tcp {masquerade}\n }} }}"
     ))
     .unwrap();
     client

@@ -45,19 +45,17 @@ impl FilterWatch {
     pub fn take(&self) -> Result<BTreeSet<IfIndex>> {
         let mut changed = BTreeSet::new();
         self.notices.drain(|notice| {
-            use RouteNetlinkMessage::{
-                DelQueueDiscipline, DelTrafficFilter, NewTrafficChain, NewTrafficFilter,
-            };
+            use RouteNetlinkMessage::{DelQueueDiscipline, DelTrafficFilter, NewTrafficFilter};
             let about: Option<TcMessage> = match notice {
                 // Ours are removed with the qdisc, for which there may be no other notice.
                 Notice::Message(DelQueueDiscipline(message)) if clsact::is_qdisc(&message) => {
                     Some(message)
                 }
-                Notice::Message(
-                    NewTrafficFilter(message)
-                    | DelTrafficFilter(message)
-                    | NewTrafficChain(message),
-                ) if !clsact::is_ours(&message) => Some(message),
+                Notice::Message(NewTrafficFilter(message) | DelTrafficFilter(message))
+                    if !clsact::is_ours(&message) =>
+                {
+                    Some(message)
+                }
                 _ => None,
             };
             changed.extend(about.map(|message| IfIndex::new(message.header.index as u32)));
