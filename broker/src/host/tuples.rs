@@ -75,7 +75,7 @@ fn first_address(network: &Network, ifindex: IfIndex) -> Option<Ipv4Addr> {
     let is_same = |other: &slipgate_control::netlink::Address| {
         other.prefix_len == 32 || of(other.address) == of(first.address)
     };
-    all.all(|other| is_same(other)).then_some(first.address)
+    all.all(is_same).then_some(first.address)
 }
 
 #[cfg(test)]

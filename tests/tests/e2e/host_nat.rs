@@ -29,8 +29,9 @@ fn client_of(host: &NetNs, masquerade: &str) -> NetNs {
     client.ip("link set eth0 up").unwrap();
     client.ip("route add default via 10.77.0.1").unwrap();
     host.nft(&format!(
-        "table ip own {{ chain out {{ type nat hook postrouting priority 100; \
-         oifname {UPLINK} meta l4proto tcp {masquerade}\n }} }}"
+        "add table ip own\n\
+         add chain ip own out {{ type nat hook postrouting priority 100 ; }}\n\
+         add rule ip own out oifname {UPLINK} meta l4proto tcp {masquerade}"
     ))
     .unwrap();
     client
