@@ -13,7 +13,10 @@ fn others_filters_are_noticed_and_ours_are_not() {
             .attach(Program::GuestEgress, tap, Hook::Clsact)
             .unwrap();
         assert_eq!(watch.take().unwrap(), BTreeSet::new());
-        run("tc filter add dev t0 ingress pref 7 matchall action pass");
+        let theirs = datapath.paths().pin("engine_port").display().to_string();
+        run(&format!(
+            "tc filter add dev t0 ingress pref 7 bpf da pinned {theirs}"
+        ));
         assert_eq!(watch.take().unwrap(), BTreeSet::from([tap]));
         run("tc filter del dev t0 ingress pref 7");
         assert_eq!(watch.take().unwrap(), BTreeSet::from([tap]));
