@@ -15,7 +15,7 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 use slipgate_ipc::{
     api::ApiRequest,
-    client::{ClientAnswer, ErrorKind, Replaces, Room, Target, Version, VmChange, VmStatus},
+    client::{ClientAnswer, ErrorKind, Replaces, Target, Version, VmChange, VmStatus},
     engine::{EngineReply, FlowQuestion},
 };
 
@@ -184,8 +184,15 @@ pub(crate) async fn carry_out(
     }
     Ok(match action {
         Action::Health => {
-            let (vms, room) = vms_and_room(broker).await?;
-            json(StatusCode::OK, JSON, &Health::of(&vms, room))
+            let health = match answer(broker.ask(ApiRequest::ListVms).await?, "")? {
+                ClientAnswer::VmList {
+                    vms,
+                    room,
+                    displaced,
+                } => Health::of(&vms, room, displaced),
+                _ => return Err(other_answer()),
+            };
+            json(StatusCode::OK, JSON, &health)
         }
         Action::OpenApi => json(StatusCode::OK, JSON, &openapi::document()),
         Action::ListVms => {
@@ -252,12 +259,8 @@ pub(crate) async fn carry_out(
 }
 
 async fn vms(broker: &Broker) -> Result<Vec<VmStatus>, Problem> {
-    Ok(vms_and_room(broker).await?.0)
-}
-
-async fn vms_and_room(broker: &Broker) -> Result<(Vec<VmStatus>, Room), Problem> {
     match answer(broker.ask(ApiRequest::ListVms).await?, "")? {
-        ClientAnswer::VmList { vms, room } => Ok((vms, room)),
+        ClientAnswer::VmList { vms, .. } => Ok(vms),
         _ => Err(other_answer()),
     }
 }

@@ -304,6 +304,8 @@ pub struct Health {
     pub rules: u32,
     /// Number of rules that there can be, likewise (`--max-rules`).
     pub max_rules: u32,
+    /// Devices at which somebody else's program runs before slipgate's, and may keep packets from it.
+    pub displaced: Vec<String>,
 }
 
 /// Number of flows that were ended.
@@ -535,8 +537,8 @@ impl From<VmStatus> for Vm {
 }
 
 impl Health {
-    /// The health of a daemon with these VMs.
-    pub fn of(vms: &[VmStatus], room: Room) -> Self {
+    /// The health of a daemon with these VMs, whose programs are not the first at these devices.
+    pub fn of(vms: &[VmStatus], room: Room, displaced: Vec<String>) -> Self {
         let is_up = |vm: &&VmStatus| {
             matches!(
                 vm.state,
@@ -550,6 +552,7 @@ impl Health {
             max_vms: room.vms.most,
             rules: room.rules.used,
             max_rules: room.rules.most,
+            displaced,
         }
     }
 }

@@ -148,6 +148,7 @@ fn serve_as_broker(channel: &Channel, asked: &Mutex<Vec<ApiRequest>>) {
                     vms: slipgate_ipc::client::Filled { used: 2, most: 9 },
                     ..Default::default()
                 },
+                displaced: vec!["eth0".into()],
             },
             ApiRequest::PutVm { vm, replaces, .. }
                 if !replaces
@@ -224,7 +225,9 @@ fn vms_are_put_patched_and_removed() {
         problem["detail"].as_str().unwrap().contains("none"),
         "{problem}"
     );
-    assert_eq!(rig.ask("GET", "/v1/health", None).1["served"], 2);
+    let health = rig.ask("GET", "/v1/health", None).1;
+    assert_eq!(health["served"], 2);
+    assert_eq!(health["displaced"][0], "eth0");
     assert_eq!(
         rig.ask("GET", "/v1/flows?vm=a", None).1,
         json!([{ "vm": "a" }])

@@ -62,6 +62,8 @@ pub struct Config {
     pub nat_ports: RangeInclusive<u16>,
     /// Source address; `None`: the route's.
     pub nat_address: Option<Ipv4Addr>,
+    /// What happens where the host's own NAT and sockets may use the same tuples.
+    pub host_nat: HostNat,
     /// Number of slots of the flow table, a multiple of a chunk.
     pub flow_table: u32,
     /// Number of VMs that the maps have room for, all processes of the network namespace together.
@@ -104,6 +106,16 @@ pub enum Mode {
     Hybrid,
     /// The engine translates, and sockets of its own lead to the world.
     Userspace,
+}
+
+/// What happens at the start where the host's own NAT, or its sockets, may use ports of
+/// [`Config::nat_ports`] with the guests' source address.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum HostNat {
+    /// The start fails.
+    Refuse,
+    /// It is logged.
+    Share,
 }
 
 /// TAPs on which the guard runs, an XDP program that drops frames.

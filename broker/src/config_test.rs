@@ -34,6 +34,7 @@ pub(crate) fn config(vms: &[&str], flags: CliOverrides) -> Config {
         pin_dir: "/sys/fs/bpf/slipgate".into(),
         flow_log: None,
         flow_log_events: Vec::new(),
+        host_nat: HostNat::Refuse,
         metrics: None,
         api: Vec::new(),
         workers: 1,

@@ -6,46 +6,37 @@ pub mod kvm;
 mod listening_socket;
 mod offloads;
 mod resolvers;
+mod tuples;
 
 use std::{
     io,
     net::{Ipv4Addr, SocketAddr, SocketAddrV4, UdpSocket},
-    ops::RangeInclusive,
     time::Duration,
 };
 
 use slipgate_control::{host::HostFacts, netlink::Link};
 use slipgate_policy::parse_resolv_conf;
 
-pub use self::offloads::offers_tso;
 pub(crate) use self::{
     bound_ports::bound,
     listening_socket::ListeningSocket,
     resolvers::{HostResolvers, RESOLV_CONF},
+    tuples::check as check_tuples,
 };
+pub use self::{offloads::offers_tso, tuples::guests_tuples};
 
 /// Time limit for the kernel's report that no socket listens on this host.
 const LISTENS_WITHIN: Duration = Duration::from_millis(20);
 
 /// Returns warnings for the operator, in sentences, to be shown before traffic passes.
-pub fn warnings(facts: &HostFacts, nat_ports: &RangeInclusive<u16>) -> Vec<String> {
-    let mut warnings = facts.warnings();
+pub fn warnings(facts: &HostFacts) -> Vec<String> {
+    let mut warnings = facts.bypassed();
     if facts.ip_forward == Some(true) {
         warnings.push(
             "net.ipv4.ip_forward is on: slipgate turns forwarding off on its TAPs and its engine \
              port, so that nothing leaves untranslated"
                 .into(),
         );
-    }
-    let (first, last) = (*nat_ports.start(), *nat_ports.end());
-    if let Some((local_first, local_last)) = facts.local_ports
-        && local_first.max(first) <= local_last.min(last)
-    {
-        warnings.push(format!(
-            "--nat-ports {first}-{last} overlaps net.ipv4.ip_local_port_range \
-             {local_first}-{local_last}: a connection of the host's own may lose its answers to \
-             a guest's flow with the same ports; give ports outside"
-        ));
     }
     warnings
 }

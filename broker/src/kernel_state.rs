@@ -4,6 +4,7 @@ mod budgets;
 mod catalogue;
 mod forwards;
 mod guard_list;
+mod hook_places;
 mod ipv6;
 mod network_view;
 mod pacing;
@@ -44,6 +45,7 @@ pub(crate) use self::{
     budgets::{BudgetOrder, Budgets, today},
     catalogue::{Catalogue, Name, TakenIn, numbered},
     forwards::{ForwardChange, GivenBack, HeldForwards, forward_texts, forwards_described},
+    hook_places::HookPlaces,
     network_view::view as network_view,
     pacing::Pacing,
     reserve::Taken,
@@ -108,6 +110,8 @@ pub(crate) struct Attached {
     /// Uplinks that VMs name for themselves.
     pub(crate) vm_uplinks: VmUplinks,
     pub(crate) hook: Hook,
+    /// Whether the programs are first at their hooks.
+    pub(crate) hook_places: HookPlaces,
     /// What a predecessor left and is not in use yet; nothing once VMs are served.
     pub(crate) handed_over: HandedOver,
     /// Whether the log already reports that another process holds the lock.

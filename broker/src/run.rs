@@ -41,7 +41,7 @@ const TAP_GONE_WITHIN: Duration = Duration::from_secs(5);
 /// This host can't do what the flags ask for, or the engine fails repeatedly.
 pub fn run(config: Config, log: &str) -> anyhow::Result<()> {
     let signals = signals(&[]).context("waiting for signals")?;
-    warn_of_host(&config);
+    warn_of_host();
     let mut handed_over = HandedOver::by_service_manager();
     if config.takes_over {
         let socket = crate::paths(&config.pin_dir)?.run_dir.join(DAEMON_SOCKET);
@@ -69,8 +69,8 @@ pub fn run(config: Config, log: &str) -> anyhow::Result<()> {
     }
 }
 
-fn warn_of_host(config: &Config) {
-    for warning in host::warnings(&HostFacts::read(), &config.nat_ports) {
+fn warn_of_host() {
+    for warning in host::warnings(&HostFacts::read()) {
         tracing::warn!("{warning}");
     }
 }
@@ -178,7 +178,7 @@ fn start(
         let joined = join(config, daemon, vm);
         return joined.inspect_err(|_| await_tap_end(&config.machine.tap));
     }
-    warn_of_host(&config.nat);
+    warn_of_host();
     let served = match attach_to(config.nat.clone(), inputs) {
         Ok(attached) => {
             Broker::start(attached, log, Some(vm)).map(|broker| Running::Own(Box::new(broker)))

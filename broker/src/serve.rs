@@ -123,6 +123,9 @@ impl Broker {
             if ready.network || self.parts.attached.watch.due().is_some_and(is_due) {
                 self.follow_network()?;
             }
+            if ready.filters {
+                self.parts.attached.follow_filters();
+            }
             if ready.control
                 && let Some(exit) = self.answer_control()?
             {
@@ -154,6 +157,7 @@ impl Broker {
                 self.look_at_ports()?;
                 self.look_at_resolvers()?;
                 self.parts.attached.look_at_guards();
+                self.parts.attached.look_at_places();
             }
         }
     }
@@ -169,7 +173,8 @@ impl Broker {
         let due = due.chain(self.service_manager.due());
         let due = due.fold(self.look_due, Instant::min);
         let waits = self.parts.control.has_waiting();
-        let wait = match waits {
+        let places = &self.parts.attached.hook_places;
+        let wait = match waits || places.is_due() {
             true => Duration::ZERO,
             false => due.saturating_duration_since(Instant::now()),
         };
@@ -179,6 +184,8 @@ impl Broker {
             input(signals.as_fd()),
             input(self.parts.attached.watch.as_fd()),
         ];
+        let filters_at = fds.len();
+        fds.extend(places.fd().map(input));
         let engines_at = fds.len();
         let mut watched = Vec::new();
         for (worker, engine) in self.parts.engines.watched() {
@@ -218,6 +225,7 @@ impl Broker {
         Ok(Ready {
             signals: is(0),
             network: is(1),
+            filters: places.is_due() || (filters_at..engines_at).any(is),
             engines: ready(0),
             channels: ready(1),
             vmm: self.vm.is_some() && (is(vmm_at) || is(vmm_at + 1)),
@@ -343,6 +351,7 @@ impl Broker {
                     let answer = ClientAnswer::VmList {
                         vms: parts.attached.vm_list(),
                         room: parts.attached.room(),
+                        displaced: parts.attached.displaced(),
                     };
                     parts.control.answer(client, &answer);
                 }
@@ -606,6 +615,8 @@ struct Ready {
     /// Workers whose engine has sent a message, or takes one.
     channels: Vec<usize>,
     network: bool,
+    /// Others' tc filters changed.
+    filters: bool,
     vmm: bool,
     console: bool,
     control: bool,

@@ -18,10 +18,10 @@ use crate::{
     DAEMON_SOCKET,
     config::Config,
     handover::end_predecessor,
-    host::HostResolvers,
+    host::{self, HostResolvers},
     kernel_state::{
-        Attached, Budgets, Catalogue, HeldForwards, Pacing, ServedVms, VmUplinks, Worker, Writer,
-        check_source, find_uplink, forwards_described, tap_of, warn_of_rest,
+        Attached, Budgets, Catalogue, HeldForwards, HookPlaces, Pacing, ServedVms, VmUplinks,
+        Worker, Writer, check_source, find_uplink, forwards_described, tap_of, warn_of_rest,
     },
     persisted_policy, persisted_vms,
     privileges::raise_file_limit,
@@ -56,6 +56,9 @@ pub(crate) fn attach(mut config: Config, inputs: Inputs) -> anyhow::Result<Attac
     let uplink = find_uplink(&config, watch.network())?;
     check_source(&config, &uplink, watch.network())?;
     let paths: Paths = crate::paths(&config.pin_dir)?;
+    let serves = paths.pin_dir.exists();
+    let at = (&*uplink.name, uplink.ifindex);
+    host::check_tuples(&config, at, watch.network(), serves)?;
     let datapath = Datapath::open(&LoadOptions {
         paths: paths.clone(),
         sizes: config.sizes(),
@@ -195,6 +198,7 @@ pub(crate) fn attach(mut config: Config, inputs: Inputs) -> anyhow::Result<Attac
         uplink,
         vm_uplinks: VmUplinks::default(),
         hook,
+        hook_places: HookPlaces::watch(),
         handed_over,
         guards_due: BTreeSet::new(),
         told_of_lock: false,

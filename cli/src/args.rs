@@ -237,6 +237,10 @@ pub(crate) struct NatArgs {
     /// The one source address of translated flows, an address of this host [default: the route's]
     #[arg(long, value_name = "A")]
     pub(crate) nat_address: Option<String>,
+    /// Where the host's own NAT or sockets may use ports of --nat-ports with the source address of
+    /// guests' flows: `refuse` to start, or `share` it, at the cost of connections that break
+    #[arg(long, value_name = "MODE", value_enum, default_value_t = HostNat::Refuse)]
+    pub(crate) host_nat: HostNat,
     /// Flows the table can hold, all processes together, a multiple of 1024; the first process in
     /// a network namespace decides
     #[arg(long, value_name = "N", default_value_t = slipgate_abi::maps::DEFAULT_SLOTS)]
@@ -354,6 +358,14 @@ pub(crate) enum Ipv6 {
     Nat,
     /// As nat, once the uplink has an IPv6 address and route
     Auto,
+}
+
+#[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum HostNat {
+    /// The start fails, and says what to set
+    Refuse,
+    /// It is logged
+    Share,
 }
 
 #[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]

@@ -14,7 +14,7 @@ use std::ops::RangeInclusive;
 
 use slipgate_abi::maps::{MAX_CHUNKS, MAX_OWNERS, MOST_RULES, MOST_VMS, SLOTS_PER_CHUNK};
 use slipgate_broker::config::{
-    ApiSocket, Config, GuestNetwork, Mode, VmConfig, Xdp, check_device, check_label,
+    ApiSocket, Config, GuestNetwork, HostNat, Mode, VmConfig, Xdp, check_device, check_label,
 };
 use slipgate_ipc::engine::{FlowLogEvent, OnExit};
 use slipgate_policy::document::{ConfigError, RuleFlag, address, check_rules, parse_range};
@@ -187,6 +187,10 @@ fn settled(
             .as_ref()
             .map(|a| address("--nat-address", a))
             .transpose()?,
+        host_nat: match nat.host_nat {
+            args::HostNat::Refuse => HostNat::Refuse,
+            args::HostNat::Share => HostNat::Share,
+        },
         flow_table: flow_table(nat.flow_table)?,
         max_vms: within("--max-vms", nat.max_vms, 1, MOST_VMS)?,
         max_rules: within("--max-rules", nat.max_rules, LEAST_RULES, MOST_RULES)?,

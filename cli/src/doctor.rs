@@ -1,5 +1,6 @@
 //! `slipgate doctor`: features of this machine that the hybrid NAT needs, and advice on missing
 //! ones. Runs as any user; facts that only root can see are reported as unknown, not missing.
+mod places;
 mod user_mode;
 
 #[cfg(target_arch = "x86_64")]
@@ -66,6 +67,7 @@ pub(crate) fn run(args: &DoctorArgs) -> anyhow::Result<ExitCode> {
     let mut findings = examine(args.uplink.as_deref());
     findings.push(attached(&args.pin_dir));
     findings.extend(room_found(&args.pin_dir));
+    findings.extend(places::found(&args.pin_dir));
     let missing = findings.iter().any(|f| f.state == State::Missing);
     if args.json {
         show::print_once(&format!("{}\n", serde_json::to_string_pretty(&findings)?))?;
@@ -102,10 +104,11 @@ fn examine(uplink: Option<&str>) -> Vec<Finding> {
     ));
     findings.extend(vmm_found());
     findings.extend(user_mode::found());
-    findings.extend(network_found(uplink));
+    let facts = HostFacts::read();
+    findings.extend(network_found(uplink, &facts));
     let resolv_conf = fs::read_to_string("/etc/resolv.conf").unwrap_or_default();
     findings.push(resolvers_found(&host::resolvers(&resolv_conf)));
-    findings.extend(host_found());
+    findings.extend(host_found(&facts));
     findings
 }
 
@@ -236,7 +239,7 @@ fn room(sizes: Sizes, vms: usize, held: usize, flows: usize) -> Finding {
     finding.with(State::Note, remedy)
 }
 
-fn network_found(given: Option<&str>) -> Vec<Finding> {
+fn network_found(given: Option<&str>, facts: &HostFacts) -> Vec<Finding> {
     let what = "uplink";
     let watch = match NetworkWatch::open() {
         Ok(watch) => watch,
@@ -250,6 +253,7 @@ fn network_found(given: Option<&str>) -> Vec<Finding> {
     let network = watch.network();
     let mut findings = uplink_found(network, given);
     findings.extend(taps_found(network));
+    findings.extend(tuples_found(facts, network, given));
     findings
 }
 
@@ -310,8 +314,7 @@ fn offloads(device: &str) -> Finding {
     }
 }
 
-fn host_found() -> Vec<Finding> {
-    let facts = HostFacts::read();
+fn host_found(facts: &HostFacts) -> Vec<Finding> {
     let forwarding = match facts.ip_forward {
         Some(true) => "on; slipgate needs none",
         Some(false) => "off; slipgate needs none",
@@ -332,26 +335,40 @@ fn host_found() -> Vec<Finding> {
             "say what guests may reach with --allow and --deny",
         )
     }));
-    let translates = facts.translates_too().into_iter();
-    findings.extend(translates.map(|warning| {
-        Finding::ok("host's NAT", warning).with(
-            State::Note,
-            "keep its ports and --nat-ports apart, or give slipgate an address of its own",
-        )
-    }));
-    if let Some((first, last)) = facts.local_ports {
-        let ports = Finding::ok("local ports", format!("{first}-{last}"));
-        findings.push(if last >= *DEFAULT_RANGE.start() {
-            ports.with(
-                State::Note,
-                "they overlap the default --nat-ports 61000-65535: give others, or set \
-                 net.ipv4.ip_local_port_range",
-            )
-        } else {
-            ports
-        });
-    }
     findings
+}
+
+/// Reports on what of the host's own may have the tuples of guests' flows, with the default ports.
+fn tuples_found(facts: &HostFacts, network: &Network, uplink: Option<&str>) -> Vec<Finding> {
+    let what = "host's NAT";
+    let link = match uplink {
+        Some(name) => network.link_by_name(name),
+        None => network.default_uplink(),
+    };
+    let Some(link) = link else {
+        return Vec::new();
+    };
+    let at = (&*link.name, link.ifindex);
+    let met = facts.meets(&host::guests_tuples(at, network, None, &DEFAULT_RANGE));
+    let findings: Vec<_> = met
+        .into_iter()
+        .map(|met| {
+            let remedy = "a start is refused until then, unless --host-nat share accepts it";
+            Finding::ok(what, met).with(State::Note, remedy)
+        })
+        .collect();
+    let (first, last) = (DEFAULT_RANGE.start(), DEFAULT_RANGE.end());
+    match (findings.is_empty(), &facts.source_nat) {
+        (false, _) => findings,
+        (true, Some(_)) => vec![Finding::ok(
+            what,
+            format!(
+                "keeps clear of the default --nat-ports {first}-{last} at {}",
+                link.name
+            ),
+        )],
+        (true, None) => vec![Finding::ok(what, "unknown: seeing it needs CAP_NET_ADMIN")],
+    }
 }
 
 fn report(findings: &[Finding]) -> String {

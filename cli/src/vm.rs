@@ -28,7 +28,7 @@ pub(crate) fn run(command: &VmCommand) -> anyhow::Result<()> {
 
 fn vms(pin_dir: &Path) -> anyhow::Result<(Vec<VmStatus>, Room)> {
     match ask_daemon(pin_dir, ClientRequest::ListVms)? {
-        ClientAnswer::VmList { vms, room } => Ok((vms, room)),
+        ClientAnswer::VmList { vms, room, .. } => Ok((vms, room)),
         _ => bail!(ANOTHER_ANSWER),
     }
 }

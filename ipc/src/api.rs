@@ -295,11 +295,23 @@ pub enum Event {
         /// Number of flows that it took over.
         adopted: u64,
     },
+    /// Somebody else's program runs before slipgate's at a device, or has taken it away.
+    Displaced {
+        /// Name of the device.
+        device: String,
+        /// Description of slipgate's place there.
+        place: String,
+    },
+    /// Slipgate's program is the first at a device again.
+    FirstAgain {
+        /// Name of the device.
+        device: String,
+    },
 }
 
 impl Event {
     /// Names of all kinds.
-    pub const KINDS: [&'static str; 16] = [
+    pub const KINDS: [&'static str; 18] = [
         "vm_added",
         "vm_changed",
         "vm_removed",
@@ -316,6 +328,8 @@ impl Event {
         "policy_applied",
         "engine_ended",
         "engine_serves",
+        "displaced",
+        "first_again",
     ];
 
     /// Name of the event's kind, as in its field `event`.
@@ -337,6 +351,8 @@ impl Event {
             Self::PolicyApplied { .. } => "policy_applied",
             Self::EngineEnded { .. } => "engine_ended",
             Self::EngineServes { .. } => "engine_serves",
+            Self::Displaced { .. } => "displaced",
+            Self::FirstAgain { .. } => "first_again",
         }
     }
 
@@ -356,9 +372,11 @@ impl Event {
             | Self::Wake { vm, .. }
             | Self::VmIdle { vm }
             | Self::VmBusy { vm } => Some(vm),
-            Self::PolicyApplied { .. } | Self::EngineEnded { .. } | Self::EngineServes { .. } => {
-                None
-            }
+            Self::PolicyApplied { .. }
+            | Self::EngineEnded { .. }
+            | Self::EngineServes { .. }
+            | Self::Displaced { .. }
+            | Self::FirstAgain { .. } => None,
         }
     }
 }

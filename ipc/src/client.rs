@@ -198,6 +198,8 @@ pub enum ClientAnswer {
         /// How much more there can be.
         #[serde(default)]
         room: Room,
+        /// Devices at which somebody else's program runs before slipgate's.
+        displaced: Vec<String>,
     },
     /// The sockets on which a daemon answers the API.
     ApiSockets {

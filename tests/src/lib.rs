@@ -88,6 +88,7 @@ mod socket_guest;
 mod sockets;
 pub mod streams;
 pub mod tap;
+pub mod tcx;
 pub mod test_run;
 pub mod tls;
 pub mod world;

@@ -15,7 +15,7 @@ use serde_json::Value;
 use slipgate_abi::{
     Counter, DropCounters, DropReason, IfIndex, Refusal, Slot, VmCounters, VmRow, vm::VmFlags,
 };
-use slipgate_control::maps::ReadOnlyMaps;
+use slipgate_control::{attach::chain, maps::ReadOnlyMaps};
 use slipgate_ipc::engine::{NameCounts, RefusedSample, RelayedCounts};
 use slipgate_model::MacMismatch;
 
@@ -25,7 +25,7 @@ use super::{
     names, open, print, served,
     table::{amount, span, table},
 };
-use crate::args::StatsArgs;
+use crate::{args::StatsArgs, brokers};
 
 /// Maximum number of readings if a flow ends during one.
 const ATTEMPTS: usize = 5;
@@ -36,6 +36,9 @@ pub(crate) struct Stats {
     pub(crate) vms: Vec<VmStats>,
     /// Sum over all VMs, with traffic that belongs to no known VM.
     pub(crate) total: VmStats,
+    /// Devices at which somebody else's program runs before slipgate's; absent while there are none.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) displaced: Vec<String>,
 }
 
 /// A VM's counters. Packets and L3 bytes as if segmented.
@@ -299,12 +302,22 @@ pub(crate) fn run(args: &StatsArgs) -> anyhow::Result<()> {
         for vm in &mut stats.vms {
             vm.vmm = machines.remove(&vm.vm);
         }
+        stats.displaced = displaced(&args.pin_dir)?;
         if args.json {
             Ok(serde_json::to_string_pretty(&stats)? + "\n")
         } else {
             Ok(text(&stats))
         }
     })
+}
+
+/// Describes where slipgate's programs are not the first.
+fn displaced(pin_dir: &Path) -> anyhow::Result<Vec<String>> {
+    let places = chain::examine(&brokers::paths(pin_dir)?)?;
+    let displaced = places.iter().filter(|(.., place)| !place.is_first());
+    Ok(displaced
+        .map(|(device, _, place)| format!("{device}: slipgate's program {place}"))
+        .collect())
 }
 
 /// One VM's counters, while its broker serves it; `None` when they can't be read.
@@ -419,7 +432,11 @@ fn read_once(maps: &ReadOnlyMaps, which: Which<'_>) -> Stats {
     for vm in &vms {
         total.add(vm);
     }
-    Stats { vms, total }
+    Stats {
+        vms,
+        total,
+        displaced: Vec::new(),
+    }
 }
 
 /// Rows of a VM's DNS refusals.
@@ -572,6 +589,9 @@ fn text(stats: &Stats) -> String {
         if let Some(ipv6) = &vm.ipv6 {
             text.push_str(&format!("\n{}: {}\n", vm.vm, ipv6.text()));
         }
+    }
+    for displaced in &stats.displaced {
+        text.push_str(&format!("\n{displaced}\n"));
     }
     text.push_str(&machines::text(&stats.vms));
     text

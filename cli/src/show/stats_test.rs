@@ -77,12 +77,14 @@ fn rules_that_refused_are_named() {
     let text = text(&Stats {
         vms: vec![one],
         total,
+        displaced: vec!["eth0: slipgate's program runs behind it".into()],
     });
     let lines: Vec<String> = text
         .lines()
         .map(|line| line.split_whitespace().collect::<Vec<_>>().join(" "))
         .collect();
     for line in [
+        "eth0: slipgate's program runs behind it",
         "a refused by --deny 13 3",
         "a refused by further rules 4",
         "a not taken by the TAP 5",

@@ -11,8 +11,10 @@
 //! A link whose interface is gone stays pinned, defunct (its ifindex reads 0). Ifindexes are
 //! reused, so an attachment is verified before it is trusted.
 
+pub mod chain;
 pub(crate) mod clsact;
 pub(crate) mod link;
+pub mod watch;
 
 use std::{
     fs,
@@ -75,6 +77,17 @@ impl Program {
             Self::EnginePort => "engine_port",
             Self::Pacer => "pacer",
             Self::Guard => "guard",
+        }
+    }
+
+    /// Returns the name of the pin of the program's twin; `None` if it has none, because its place
+    /// in a chain of programs does not matter ([`chain`]).
+    pub const fn twin_name(self) -> Option<&'static str> {
+        match self {
+            Self::GuestEgress => Some("guest_egress_twin"),
+            Self::UplinkIngress => Some("uplink_ingress_twin"),
+            Self::UplinkIngressL3 => Some("uplink_ingress_l3_twin"),
+            Self::GuestShut | Self::EnginePort | Self::Pacer | Self::Guard => None,
         }
     }
 

@@ -70,10 +70,20 @@ fn is_first_in_the_chain() {
             .attach(Program::UplinkIngress, tap, Hook::Tcx)
             .unwrap();
         assert_eq!(bpf::tcx_programs(tap).unwrap().len(), 2);
-        assert!(datapath.is_first(Program::UplinkIngress, tap).unwrap());
+        assert!(
+            datapath
+                .standing(Program::UplinkIngress, tap)
+                .unwrap()
+                .is_first()
+        );
         let other = probe::pass_program().unwrap();
         let _before = bpf::link_create_tcx(other.as_fd(), tap, bpf::Place::First).unwrap();
-        assert!(!datapath.is_first(Program::UplinkIngress, tap).unwrap());
+        assert!(
+            !datapath
+                .standing(Program::UplinkIngress, tap)
+                .unwrap()
+                .is_first()
+        );
     });
 }
 

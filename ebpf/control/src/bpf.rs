@@ -8,7 +8,7 @@ use std::{
     io,
     mem::{size_of, size_of_val},
     os::{
-        fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd},
+        fd::{AsFd as _, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd},
         unix::ffi::OsStrExt,
     },
     path::Path,
@@ -154,6 +154,19 @@ impl Shape {
 /// Returns tag and id of a program.
 pub(crate) fn prog_info(fd: BorrowedFd<'_>) -> io::Result<bpf_prog_info> {
     info(fd)
+}
+
+/// Returns the name of a program; `None` if it is gone or the process may not ask for it, which
+/// needs `CAP_SYS_ADMIN`.
+pub(crate) fn program_name(id: u32) -> Option<String> {
+    let mut attr = zeroed();
+    attr.__bindgen_anon_6.__bindgen_anon_1.prog_id = id;
+    let program = call(bpf_cmd::BPF_PROG_GET_FD_BY_ID, &mut attr)
+        .map(owned)
+        .ok()?;
+    let info = prog_info(program.as_fd()).ok()?;
+    let name = info.name.iter().take_while(|byte| **byte != 0);
+    Some(name.map(|byte| *byte as u8 as char).collect())
 }
 
 /// Returns program id and target of a link.

@@ -1,17 +1,18 @@
 //! Other packet processing of the host, for `doctor` and the warnings at start: filters that
 //! slipgate bypasses, and ports that its own must not overlap.
 
-use std::{fs, io};
+use std::{fs, io, ops::RangeInclusive};
 
 use netlink_sys::protocols::NETLINK_XFRM;
 
 use self::nfnetlink::{find, number, text};
 use crate::netlink::raw;
 
+mod nat_rule;
 mod nfnetlink;
 mod source_nat;
 
-pub use source_nat::SourceNat;
+pub use source_nat::{Device, GuestsTuples, SourceNat};
 
 /// Facts about the calling thread's network namespace. `None`: it could not be determined.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -22,13 +23,16 @@ pub struct HostFacts {
     pub forward_chains: Option<Vec<ForwardChain>>,
     /// Tables of legacy iptables, whose rules are not listed among the chains.
     pub legacy_tables: Vec<String>,
-    /// Chains of the host's own source NAT, which may choose the same tuple as a guest's flow.
+    /// Rules of the host's own source NAT, which may choose the same tuple as a guest's flow.
     pub source_nat: Option<Vec<SourceNat>>,
     /// Number of IPsec policies, which slipgate's packets never pass.
     pub xfrm_policies: Option<usize>,
     /// Ephemeral ports of the host's own sockets, first and last. Translated ports must not overlap
     /// them.
     pub local_ports: Option<(u16, u16)>,
+    /// Ports among these that the host gives to no socket by itself
+    /// (`net.ipv4.ip_local_reserved_ports`).
+    pub reserved_ports: Vec<RangeInclusive<u16>>,
 }
 
 /// An nftables base chain at the forward hook.
@@ -60,28 +64,50 @@ impl HostFacts {
                 let mut ports = range.split_whitespace().map(str::parse);
                 Some((ports.next()?.ok()?, ports.next()?.ok()?))
             }),
+            reserved_ports: sysctl("ip_local_reserved_ports")
+                .map(|ports| port_list(&ports))
+                .unwrap_or_default(),
         }
     }
 
-    /// Returns warnings for the start of `slipgate attach`, each with its consequence.
-    pub fn warnings(&self) -> Vec<String> {
-        let mut warnings = self.bypassed();
-        warnings.extend(self.translates_too());
-        warnings
-    }
-
-    /// Returns warnings about the host's own source NAT, which does not see guests' flows.
-    pub fn translates_too(&self) -> Vec<String> {
-        let mut warnings = Vec::new();
-        for SourceNat { table, chain } in self.source_nat.iter().flatten() {
-            warnings.push(format!(
-                "the chain {table} {chain} translates source addresses: where it picks a port that \
-                 a guest's flow to the same server has, the answers go to the guest and the \
-                 connection breaks; give it ports outside --nat-ports, as `masquerade to \
-                 :1024-60999` does, or slipgate an address of its own by --nat-address"
+    /// Returns what of the host's own may have or get the same tuples as guests' flows: source NAT,
+    /// and connections of the host itself. One sentence each, with its consequence and the remedy.
+    pub fn meets(&self, guests: &GuestsTuples) -> Vec<String> {
+        let GuestsTuples {
+            uplink,
+            ports: guests_ports,
+            ..
+        } = guests;
+        let (first, last) = (guests_ports.start(), guests_ports.end());
+        let mut met = Vec::new();
+        for nat in self.source_nat.iter().flatten() {
+            if !nat.may_meet(guests) {
+                continue;
+            }
+            let SourceNat { table, chain, .. } = nat;
+            let sentence = format!(
+                "the chain {table} {chain} translates sources at {uplink} to the address of guests' \
+                 flows, and may use ports of theirs ({first}-{last}): a connection with the port of \
+                 a guest's flow to the same server gets no answer; give the chain other ports, as \
+                 `masquerade to :1024-60999` does (iptables: --to-ports), or guests another address \
+                 by --nat-address"
+            );
+            if !met.contains(&sentence) {
+                met.push(sentence);
+            }
+        }
+        if let Some((local_first, local_last)) = self.local_ports
+            && let Some(port) = (local_first.max(*first)..=local_last.min(*last))
+                .find(|port| !self.reserved_ports.iter().any(|of| of.contains(port)))
+        {
+            met.push(format!(
+                "guests' ports {first}-{last} overlap net.ipv4.ip_local_port_range \
+                 {local_first}-{local_last} (port {port}): a connection of the host's own may lose \
+                 its answers to a guest's flow with the same ports; give --nat-ports outside, or \
+                 name them in net.ipv4.ip_local_reserved_ports"
             ));
         }
-        warnings
+        met
     }
 
     /// Returns warnings about filters and IPsec policies that slipgate's packets bypass.
@@ -108,6 +134,15 @@ impl HostFacts {
         }
         warnings
     }
+}
+
+/// Reads a list of ports and ranges as sysctls print it: `1-3,8`.
+fn port_list(list: &str) -> Vec<RangeInclusive<u16>> {
+    let range = |range: &str| {
+        let (first, last) = range.split_once('-').unwrap_or((range, range));
+        Some(first.trim().parse().ok()?..=last.trim().parse().ok()?)
+    };
+    list.split(',').filter_map(range).collect()
 }
 
 /// Replaces the error of a kernel without the feature by an empty result.

@@ -8,7 +8,8 @@ fn a_bare_namespace_has_nothing_to_warn_of() {
         assert_eq!(facts.ip_forward, Some(false));
         assert_eq!(facts.forward_chains.as_deref(), Some(&[][..]));
         assert_eq!(facts.local_ports, Some((32_768, 60_999)));
-        assert_eq!(facts.warnings(), Vec::<String>::new());
+        assert_eq!(facts.bypassed(), Vec::<String>::new());
+        assert_eq!(facts.source_nat, Some(Vec::new()));
     });
 }
 
@@ -34,7 +35,7 @@ fn forward_rules_are_found() {
             rules: 1,
         };
         assert_eq!(facts.forward_chains, Some(vec![expected]));
-        let warnings = facts.warnings();
+        let warnings = facts.bypassed();
         assert_eq!(warnings.len(), 1);
         assert!(warnings[0].contains("fw through (1 rules)"), "{warnings:?}");
     });
@@ -53,7 +54,7 @@ fn ipsec_policies_are_counted() {
         );
         let facts = HostFacts::read();
         assert_eq!(facts.xfrm_policies, Some(1));
-        assert!(facts.warnings()[0].contains("IPsec"));
+        assert!(facts.bypassed()[0].contains("IPsec"));
     });
 }
 
@@ -70,4 +71,44 @@ fn cut_answers_are_no_chains() {
     for length in 0..whole.len() - 2 {
         assert_eq!(forward_chain(2, &whole[..length]), None, "{length}");
     }
+}
+
+#[test]
+fn what_may_have_the_tuples_of_guests_is_said_and_what_may_not_is_not() {
+    let guests = |ports| GuestsTuples {
+        uplink: "eth0".into(),
+        address: None,
+        masquerade: None,
+        ports,
+    };
+    let masquerade = |ports| SourceNat {
+        table: "nat".into(),
+        chain: "out".into(),
+        device: None,
+        addresses: None,
+        ports,
+    };
+    let mut facts = HostFacts {
+        local_ports: Some((32_768, 60_999)),
+        source_nat: Some(vec![masquerade(Some(1_024..=60_999))]),
+        ..HostFacts::default()
+    };
+    assert_eq!(facts.meets(&guests(61_000..=65_535)), Vec::<String>::new());
+    // Twice the same is said once.
+    facts.source_nat = Some(vec![masquerade(None), masquerade(Some(1..=61_000))]);
+    let met = facts.meets(&guests(61_000..=65_535));
+    assert_eq!(met.len(), 1, "{met:?}");
+    assert!(
+        met[0].contains("nat out") && met[0].contains("eth0"),
+        "{met:?}"
+    );
+    // The host's own sockets.
+    facts.source_nat = None;
+    let met = facts.meets(&guests(60_000..=65_535));
+    assert!(met[0].contains("(port 60000)"), "{met:?}");
+    facts.reserved_ports = port_list("60000-60997,60998,60999\n");
+    assert_eq!(facts.meets(&guests(60_000..=65_535)), Vec::<String>::new());
+    facts.reserved_ports = port_list("60000-60997,60999\n");
+    let met = facts.meets(&guests(60_000..=65_535));
+    assert!(met[0].contains("(port 60998)"), "{met:?}");
 }

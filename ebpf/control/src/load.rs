@@ -58,6 +58,9 @@ use crate::{
     probe,
 };
 
+/// Loaded programs, by their kinds.
+type Loaded = Vec<(Program, OwnedFd)>;
+
 /// Options of [`Datapath::open`].
 #[derive(Clone, Debug)]
 pub struct LoadOptions {
@@ -74,7 +77,9 @@ pub struct LoadOptions {
 pub struct Datapath {
     pub(crate) paths: Paths,
     pub(crate) maps: SharedMaps,
-    programs: Vec<(Program, OwnedFd)>,
+    programs: Loaded,
+    /// The programs again, those whose place in a chain matters ([`crate::attach::chain`]).
+    twins: Loaded,
     log: Option<BpfLog>,
     /// Whether the maps existed before.
     joined: bool,
@@ -111,7 +116,7 @@ impl Datapath {
         } else {
             possible(options.sizes)
         };
-        let (programs, log) = if joined && !options.bpf_log && is_this_build(&paths) {
+        let ((programs, twins), log) = if joined && !options.bpf_log && is_this_build(&paths) {
             (open_programs(&paths)?, None)
         } else {
             // Until all are replaced, the pinned programs may be of two builds.
@@ -128,6 +133,7 @@ impl Datapath {
             paths,
             maps,
             programs,
+            twins,
             log,
             joined,
             serves: AtomicBool::new(false),
@@ -165,11 +171,12 @@ impl Datapath {
     /// # Errors
     /// The BPF object does not have the program.
     pub fn program(&self, program: Program) -> Result<BorrowedFd<'_>> {
-        self.programs
-            .iter()
-            .find(|(loaded, _)| *loaded == program)
-            .map(|(_, fd)| fd.as_fd())
-            .ok_or_else(|| no_program(program))
+        find(&self.programs, program).ok_or_else(|| no_program(program))
+    }
+
+    /// Returns the descriptor of a program's twin, if it has one.
+    pub(crate) fn twin(&self, program: Program) -> Option<BorrowedFd<'_>> {
+        find(&self.twins, program)
     }
 
     /// Sets whether guests are served. While they are, operations that need the lock soon fail
@@ -187,9 +194,12 @@ impl Datapath {
     }
 
     fn pin_programs(&self) -> Result<()> {
-        for (program, fd) in &self.programs {
-            let path = self.paths.pin(program.name());
-            let what = || format!("pin the program {} in {}", program.name(), path.display());
+        let programs = self.programs.iter().map(|(of, fd)| (of.name(), fd));
+        let twins = self.twins.iter();
+        let twins = twins.filter_map(|(of, fd)| Some((of.twin_name()?, fd)));
+        for (name, fd) in programs.chain(twins) {
+            let path = self.paths.pin(name);
+            let what = || format!("pin the program {name} in {}", path.display());
             if let Ok(pinned) = bpf::obj_get(&path) {
                 if program_id(pinned.as_fd())? == program_id(fd.as_fd())? {
                     continue;
@@ -206,6 +216,12 @@ impl Datapath {
         remove_pins(&self.paths)?;
         self.paths.remove()
     }
+}
+
+fn find(loaded: &Loaded, program: Program) -> Option<BorrowedFd<'_>> {
+    let mut loaded = loaded.iter();
+    let found = loaded.find(|(of, _)| *of == program);
+    found.map(|(_, fd)| fd.as_fd())
 }
 
 fn lock(paths: &Paths, patience: Duration) -> Result<FileLock> {
@@ -323,37 +339,47 @@ pub(crate) fn random_word() -> Result<u32> {
     }
 }
 
-fn load_programs(ebpf: &mut Ebpf) -> Result<Vec<(Program, OwnedFd)>> {
-    let mut loaded = Vec::new();
+/// Loads the programs, and those that have a twin once more.
+fn load_programs(ebpf: &mut Ebpf) -> Result<(Loaded, Loaded)> {
+    let (mut loaded, mut twins) = (Vec::new(), Vec::new());
     for program in Program::ALL {
-        let aya_program = ebpf
-            .program_mut(program.name())
-            .ok_or_else(|| no_program(program))?;
-        let refused =
-            |error: ProgramError| refused(&format!("the program {}", program.name()), &error);
-        let fd = match aya_program {
-            AyaProgram::SchedClassifier(p) => {
-                retry(|| p.load()).map_err(refused)?;
-                p.fd()
-            }
-            AyaProgram::Xdp(p) => {
-                retry(|| p.load()).map_err(refused)?;
-                p.fd()
-            }
-            other => {
-                return Err(Error::Load {
-                    what: format!("the program {}", program.name()),
-                    reason: format!("it is a {:?}", other.prog_type()),
-                });
-            }
-        };
-        let fd = fd.map_err(refused)?.as_fd().try_clone_to_owned();
-        loaded.push((
-            program,
-            fd.map_err(Error::os("duplicate a program's descriptor"))?,
-        ));
+        loaded.push((program, load_program(ebpf, program)?));
+        if program.twin_name().is_some() {
+            twins.push((program, load_program(ebpf, program)?));
+        }
     }
-    Ok(loaded)
+    Ok((loaded, twins))
+}
+
+fn load_program(ebpf: &mut Ebpf, program: Program) -> Result<OwnedFd> {
+    let aya_program = ebpf
+        .program_mut(program.name())
+        .ok_or_else(|| no_program(program))?;
+    let refused = |error: ProgramError| refused(&format!("the program {}", program.name()), &error);
+    let duplicated = |fd: BorrowedFd<'_>| {
+        fd.try_clone_to_owned()
+            .map_err(Error::os("duplicate a program's descriptor"))
+    };
+    let fd = match aya_program {
+        AyaProgram::SchedClassifier(p) => {
+            retry(|| p.load()).map_err(refused)?;
+            let fd = duplicated(p.fd().map_err(refused)?.as_fd())?;
+            // It stays loaded by our descriptor, and can be loaded once more.
+            p.unload().map_err(refused)?;
+            fd
+        }
+        AyaProgram::Xdp(p) => {
+            retry(|| p.load()).map_err(refused)?;
+            duplicated(p.fd().map_err(refused)?.as_fd())?
+        }
+        other => {
+            return Err(Error::Load {
+                what: format!("the program {}", program.name()),
+                reason: format!("it is a {:?}", other.prog_type()),
+            });
+        }
+    };
+    Ok(fd)
 }
 
 /// Repeats a load: the verifier stops with EAGAIN when a signal arrives.

@@ -12,7 +12,7 @@ mod watch;
 use netlink_packet_route::{RouteNetlinkMessage, link::LinkMessage};
 use slipgate_abi::IfIndex;
 
-pub(crate) use self::socket::Requests;
+pub(crate) use self::socket::{Notice, Notices, Requests};
 pub use self::{
     links::Links,
     network::{Address, AddressState, Link, Neighbour, Network, Route, RouteKind, Table},

@@ -49,7 +49,9 @@ pub(crate) fn remove_pins(paths: &Paths) -> Result<()> {
     let maps = maps
         .iter()
         .flat_map(|map| [map.clone(), format!("{map}-new")]);
-    let programs = Program::ALL.map(|program| program.name().to_owned());
+    let names = |program: Program| [Some(program.name()), program.twin_name()];
+    let names = Program::ALL.into_iter().flat_map(names).flatten();
+    let programs = names.map(str::to_owned);
     let links = attach::pinned(paths)?
         .into_iter()
         .map(attach::Attached::pin_name);

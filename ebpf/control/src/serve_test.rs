@@ -217,7 +217,12 @@ fn a_tap_whose_hooks_others_use_gets_a_tcx_link() {
             }
         }
         for tap in [linked, filtered] {
-            assert!(datapath.is_first(Program::GuestEgress, tap).unwrap());
+            assert!(
+                datapath
+                    .standing(Program::GuestEgress, tap)
+                    .unwrap()
+                    .is_first()
+            );
         }
         for tap in ["t0", "t1", "t2"] {
             assert_eq!(attached_at(tap, Program::GuestEgress), 1, "{tap}");
@@ -227,7 +232,12 @@ fn a_tap_whose_hooks_others_use_gets_a_tcx_link() {
         let _late = bpf::link_create_tcx(other.as_fd(), free, bpf::Place::First).unwrap();
         serve_tap(&datapath, free, Hook::Clsact).unwrap();
         assert_eq!(attached_by(&datapath, free), [AttachedBy::Link]);
-        assert!(datapath.is_first(Program::GuestEgress, free).unwrap());
+        assert!(
+            datapath
+                .standing(Program::GuestEgress, free)
+                .unwrap()
+                .is_first()
+        );
     });
 }
 

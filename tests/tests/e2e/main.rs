@@ -16,6 +16,8 @@ mod exec;
 mod forged;
 mod forwards;
 mod guest_errors;
+mod hook_places;
+mod host_nat;
 mod hostile;
 mod inspect;
 mod ipv6;

@@ -156,8 +156,9 @@ fn a_tap_that_lost_its_program_by_hand_carries_nothing() {
     let mut bpftool = std::process::Command::new("bpftool");
     bpftool.args(["link", "detach", "pinned"]);
     bpftool.arg(pins.path().join(pin("/guest_egress-")));
-    host.output(bpftool).unwrap();
+    // The broker would attach it again within seconds.
     forward();
+    host.output(bpftool).unwrap();
     for port in 5_000..5_010 {
         send(port);
     }
@@ -172,10 +173,10 @@ fn a_tap_that_lost_its_program_by_hand_carries_nothing() {
     assert_eq!(left(), before);
 
     // It is what stands behind that holds: without it the host routes the packet, un-NATed.
+    forward();
     let mut tc = std::process::Command::new("tc");
     tc.args("filter del dev tap0 ingress pref 65535".split(' '));
     host.output(tc).unwrap();
-    forward();
     send(5_000);
     assert_eq!(left(), before + 1);
     signal(libc::SIGCONT);

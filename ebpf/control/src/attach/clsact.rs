@@ -91,6 +91,58 @@ pub(crate) fn has_others(requests: &mut Requests, ifindex: IfIndex) -> Result<bo
     Ok(has_others)
 }
 
+/// Returns kind and priority of the filters that run before slipgate's first one; `None` if the
+/// interface does not have that.
+pub(crate) fn before_ours(
+    requests: &mut Requests,
+    ifindex: IfIndex,
+) -> Result<Option<Vec<(String, u16)>>> {
+    let mut question = TcMessage::with_index(ifindex.get() as i32);
+    question.header.parent = INGRESS;
+    let (mut before, mut is_there) = (Vec::new(), false);
+    let listed = requests.dump(
+        RouteNetlinkMessage::GetTrafficFilter(question),
+        "list the clsact filters",
+        |answer| {
+            let RouteNetlinkMessage::NewTrafficFilter(filter) = answer else {
+                return;
+            };
+            let handle = filter.header.handle;
+            // In other chains only what a filter of the first one sends there.
+            let is_elsewhere = |of: &TcAttribute| matches!(of, TcAttribute::Chain(n) if *n != 0);
+            if is_there || handle == TcHandle::UNSPEC || filter.attributes.iter().any(is_elsewhere)
+            {
+                return;
+            }
+            let priority = (filter.header.info >> 16) as u16;
+            if handle == HANDLE && u32::from(priority) == FIRST {
+                is_there = true;
+                return;
+            }
+            let kind = filter.attributes.iter().find_map(|of| match of {
+                TcAttribute::Kind(kind) => Some(kind.clone()),
+                _ => None,
+            });
+            before.push((kind.unwrap_or_default(), priority));
+        },
+    );
+    match listed {
+        // There is no such qdisc any more.
+        Err(error) if matches!(error.errno(), Some(libc::ENOENT | libc::EINVAL)) => Ok(None),
+        other => other.map(|()| is_there.then_some(before)),
+    }
+}
+
+/// Whether a message is about a filter of slipgate's.
+pub(crate) fn is_ours(message: &TcMessage) -> bool {
+    message.header.handle == HANDLE
+}
+
+/// Whether a message is about a qdisc whose filters see what arrives.
+pub(crate) fn is_qdisc(message: &TcMessage) -> bool {
+    message.header.parent == CLSACT
+}
+
 /// Makes or replaces the filter on the interface's clsact qdisc, then pins its program as a record.
 pub(crate) fn make_filter(
     requests: &mut Requests,

@@ -51,6 +51,15 @@ pub(crate) fn is_attached(pin: &Path, program: BorrowedFd<'_>, ifindex: IfIndex)
     pin.exists() && is().unwrap_or(false)
 }
 
+/// Whether an open link has this program. `pin`: where it is pinned, for messages.
+pub(crate) fn has_program(
+    link: BorrowedFd<'_>,
+    pin: &Path,
+    program: BorrowedFd<'_>,
+) -> Result<bool> {
+    Ok(info(link, pin)?.0 == program_id(program)?)
+}
+
 /// Returns the index of the link's interface; [`IfIndex::NONE`] if the interface is gone.
 pub(crate) fn target(pin: &Path) -> Result<IfIndex> {
     Ok(info(open(pin)?.as_fd(), pin)?.1)

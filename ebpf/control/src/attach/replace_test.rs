@@ -4,7 +4,7 @@ use std::{
     fs::File,
     io::Write,
     net::UdpSocket,
-    os::fd::AsRawFd,
+    os::fd::{AsFd as _, AsRawFd},
     sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     time::Duration,
 };
@@ -12,7 +12,10 @@ use std::{
 use std::io;
 
 use super::*;
-use crate::testing::{datapath, in_netns, run};
+use crate::{
+    Datapath, probe,
+    testing::{datapath, in_netns, run},
+};
 
 const PORT: u16 = 7_777;
 
@@ -55,7 +58,9 @@ fn open_tap(name: &str) -> File {
     file
 }
 
-fn check_no_gap(hook: Hook) {
+/// Sends frames while `change` is called again and again with the ifindex of their TAP, which has
+/// the program of `datapath` by then. No frame may get past it.
+fn check_no_gap(datapath: &Datapath, hook: Hook, mut change: impl FnMut(usize, IfIndex)) {
     let mut tap = open_tap("g0");
     run("ip addr add 10.9.9.1/24 dev g0");
     run("ip link set g0 up");
@@ -70,14 +75,7 @@ fn check_no_gap(hook: Hook) {
     host.recv(&mut [0; 64]).unwrap();
     host.set_nonblocking(true).unwrap();
 
-    let first = datapath();
-    std::fs::write(
-        first.paths().run_dir.join(crate::paths::BUILD_FILE),
-        "another",
-    )
-    .unwrap();
-    let second = datapath();
-    first
+    datapath
         .attach(Program::GuestEgress, link.ifindex, hook)
         .unwrap();
     let (stop, sent) = (AtomicBool::new(false), AtomicU64::new(0));
@@ -88,11 +86,9 @@ fn check_no_gap(hook: Hook) {
                 sent.fetch_add(1, Relaxed);
             }
         });
-        for datapath in [&second, &first].into_iter().cycle().take(200) {
+        for turn in 0..200 {
             let before = sent.load(Relaxed);
-            datapath
-                .attach(Program::GuestEgress, link.ifindex, hook)
-                .unwrap();
+            change(turn, link.ifindex);
             // Some frames meet each.
             while sent.load(Relaxed) < before + 20 {
                 std::thread::yield_now();
@@ -105,16 +101,52 @@ fn check_no_gap(hook: Hook) {
     assert!(leaked.is_err(), "a frame met no program");
 }
 
+fn check_no_gap_between_builds(hook: Hook) {
+    let first = datapath();
+    std::fs::write(
+        first.paths().run_dir.join(crate::paths::BUILD_FILE),
+        "another",
+    )
+    .unwrap();
+    let second = datapath();
+    check_no_gap(&first, hook, |turn, tap| {
+        [&second, &first][turn % 2]
+            .attach(Program::GuestEgress, tap, hook)
+            .unwrap();
+    });
+}
+
 #[test]
 fn no_frame_meets_no_program_under_a_link() {
     in_netns("no_frame_meets_no_program_under_a_link", || {
-        check_no_gap(Hook::Tcx);
+        check_no_gap_between_builds(Hook::Tcx);
     });
 }
 
 #[test]
 fn no_frame_meets_no_program_under_a_filter() {
     in_netns("no_frame_meets_no_program_under_a_filter", || {
-        check_no_gap(Hook::Clsact);
+        check_no_gap_between_builds(Hook::Clsact);
     });
+}
+
+/// Somebody comes in front 100 times, and each time the program moves.
+#[test]
+fn no_frame_meets_no_program_while_it_moves_to_the_front() {
+    in_netns(
+        "no_frame_meets_no_program_while_it_moves_to_the_front",
+        || {
+            let datapath = datapath();
+            let other = probe::pass_program().unwrap();
+            let mut theirs = None;
+            check_no_gap(&datapath, Hook::Tcx, |turn, tap| match turn % 2 {
+                0 => {
+                    drop(theirs.take());
+                    let first = bpf::Place::First;
+                    theirs = Some(bpf::link_create_tcx(other.as_fd(), tap, first).unwrap());
+                }
+                _ => datapath.move_to_front(Program::GuestEgress, tap).unwrap(),
+            });
+        },
+    );
 }

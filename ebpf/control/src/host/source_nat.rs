@@ -1,36 +1,83 @@
 //! The host's own source NAT: rules that masquerade or change the source address of packets.
 //!
-//! It picks a port from the whole range if the packet's own is taken. Neither it nor slipgate sees
-//! the other's flows. If both have the same tuple, the guest's flow wins: the answers to the host's
-//! connection go to the guest.
+//! It keeps a packet's own source port if no other connection of its has that toward the
+//! destination, and picks any other otherwise. Neither it nor slipgate sees the other's flows. If
+//! both have the same tuple, the server cannot tell the two connections apart, and the guest's flow
+//! gets the answers to both. So only separate ports, or separate addresses, keep them apart.
 
-use std::{fs, io};
+use std::{fs, io, net::Ipv4Addr, ops::RangeInclusive};
 
-use super::nfnetlink::{self, number, text};
-use crate::netlink::raw;
+pub use super::nat_rule::Device;
+use super::{
+    nat_rule::{TARGETS, translation},
+    nfnetlink::{self, text},
+};
 
-/// A chain with a rule that translates source addresses.
-#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
+/// A rule that translates source addresses, or all of legacy iptables.
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub struct SourceNat {
     /// Table of the chain.
     pub table: String,
     /// Name of the chain.
     pub chain: String,
+    /// Device by which the packets leave; `None`: any, as far as is known.
+    pub device: Option<Device>,
+    /// The new addresses; `None`: that of the device, or unknown.
+    pub addresses: Option<RangeInclusive<Ipv4Addr>>,
+    /// The new ports; `None`: any that is free.
+    pub ports: Option<RangeInclusive<u16>>,
+}
+
+/// What guests' flows have at an uplink.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct GuestsTuples {
+    /// Name of the uplink.
+    pub uplink: String,
+    /// Their source address; `None`: any of the uplink's.
+    pub address: Option<Ipv4Addr>,
+    /// The address that masquerading gives packets there; `None`: unknown.
+    pub masquerade: Option<Ipv4Addr>,
+    /// Their ports.
+    pub ports: RangeInclusive<u16>,
+}
+
+impl SourceNat {
+    /// Whether the rule may give a connection a tuple that a guest's flow has, or may get.
+    pub fn may_meet(&self, guests: &GuestsTuples) -> bool {
+        let leaves_there = |device: &Device| device.is(&guests.uplink);
+        let overlaps = |ports: &RangeInclusive<u16>| {
+            ports.start().max(guests.ports.start()) <= ports.end().min(guests.ports.end())
+        };
+        let theirs = match (&self.addresses, guests.masquerade) {
+            (Some(addresses), _) => Some(addresses.clone()),
+            (None, masquerade) => masquerade.map(|address| address..=address),
+        };
+        let is_theirs = |address: Ipv4Addr| theirs.as_ref().is_none_or(|of| of.contains(&address));
+        self.device.as_ref().is_none_or(leaves_there)
+            && self.ports.as_ref().is_none_or(overlaps)
+            && guests.address.is_none_or(is_theirs)
+    }
 }
 
 /// Files with the legacy tables, and with the targets that their rules may have.
 const LEGACY_TABLES: &str = "/proc/net/ip_tables_names";
 const LEGACY_TARGETS: &str = "/proc/net/ip_tables_targets";
-const TARGETS: [&str; 3] = ["MASQUERADE", "SNAT", "NETMAP"];
 
-/// Returns all such chains of nftables, and an entry for legacy iptables if it may have some: the
-/// kernel does not list the rules of its tables as text.
+/// Returns all such rules of nftables, different ones of a chain once each, and an entry for legacy
+/// iptables if it may have some: the kernel does not list the rules of its tables as text.
 pub(super) fn find() -> io::Result<Vec<SourceNat>> {
-    let mut found = nfnetlink::dump(nfnetlink::GET_RULE, of_rule)?;
+    let mut found: Vec<SourceNat> = Vec::new();
     let lines = |path| fs::read_to_string(path).unwrap_or_default();
-    found.extend(of_legacy(&lines(LEGACY_TABLES), &lines(LEGACY_TARGETS)));
-    found.sort_unstable();
-    found.dedup();
+    let legacy = of_legacy(&lines(LEGACY_TABLES), &lines(LEGACY_TARGETS));
+    for nat in nfnetlink::dump(nfnetlink::GET_RULE, of_rule)?
+        .into_iter()
+        .chain(legacy)
+    {
+        if !found.contains(&nat) {
+            found.push(nat);
+        }
+    }
+    found.sort_by(|a, b| (&a.table, &a.chain).cmp(&(&b.table, &b.chain)));
     Ok(found)
 }
 
@@ -40,10 +87,13 @@ fn of_legacy(tables: &str, targets: &str) -> Option<SourceNat> {
     (has_table && has_target).then(|| SourceNat {
         table: "nat".into(),
         chain: "of legacy iptables".into(),
+        device: None,
+        addresses: None,
+        ports: None,
     })
 }
 
-/// Returns the chain of a rule of IPv4 or both families that translates source addresses.
+/// Returns the translation by a rule of IPv4 or both families.
 fn of_rule(family: u8, attributes: &[u8]) -> Option<SourceNat> {
     const NFTA_RULE_TABLE: u16 = 1;
     const NFTA_RULE_CHAIN: u16 = 2;
@@ -51,32 +101,15 @@ fn of_rule(family: u8, attributes: &[u8]) -> Option<SourceNat> {
     if !nfnetlink::sees_ipv4(family) {
         return None;
     }
-    let expressions = nfnetlink::find(attributes, NFTA_RULE_EXPRESSIONS)?;
-    let translates = raw::attributes(expressions).any(|(_, expression)| is_source_nat(expression));
-    translates.then(|| SourceNat {
-        table: nfnetlink::find(attributes, NFTA_RULE_TABLE).map_or_else(String::new, text),
-        chain: nfnetlink::find(attributes, NFTA_RULE_CHAIN).map_or_else(String::new, text),
+    let translation = translation(nfnetlink::find(attributes, NFTA_RULE_EXPRESSIONS)?)?;
+    let named = |kind| nfnetlink::find(attributes, kind).map_or_else(String::new, text);
+    Some(SourceNat {
+        table: named(NFTA_RULE_TABLE),
+        chain: named(NFTA_RULE_CHAIN),
+        device: translation.device,
+        addresses: translation.addresses,
+        ports: translation.ports,
     })
-}
-
-/// Whether an expression is `masquerade`, `snat`, or one of the targets of iptables-nft.
-fn is_source_nat(expression: &[u8]) -> bool {
-    const NFTA_EXPR_NAME: u16 = 1;
-    const NFTA_EXPR_DATA: u16 = 2;
-    const NFTA_NAT_TYPE: u16 = 1;
-    const NFT_NAT_SNAT: u32 = 0;
-    const NFTA_TARGET_NAME: u16 = 1;
-    let Some(name) = nfnetlink::find(expression, NFTA_EXPR_NAME) else {
-        return false;
-    };
-    let data = nfnetlink::find(expression, NFTA_EXPR_DATA).unwrap_or_default();
-    match text(name).as_str() {
-        "masq" => true,
-        "nat" => nfnetlink::find(data, NFTA_NAT_TYPE).and_then(number) == Some(NFT_NAT_SNAT),
-        "target" => nfnetlink::find(data, NFTA_TARGET_NAME)
-            .is_some_and(|target| TARGETS.contains(&text(target).as_str())),
-        _ => false,
-    }
 }
 
 #[cfg(test)]

@@ -1,13 +1,25 @@
 use super::*;
-use crate::{
-    host::HostFacts,
-    testing::{in_netns, run},
-};
+use crate::testing::{in_netns, run};
 
-fn found(table: &str, chain: &str) -> SourceNat {
+const HOST: Ipv4Addr = Ipv4Addr::new(198, 18, 0, 2);
+const OTHER: Ipv4Addr = Ipv4Addr::new(198, 18, 0, 3);
+
+fn any(table: &str, chain: &str) -> SourceNat {
     SourceNat {
         table: table.into(),
         chain: chain.into(),
+        device: None,
+        addresses: None,
+        ports: None,
+    }
+}
+
+fn guests() -> GuestsTuples {
+    GuestsTuples {
+        uplink: "eth0".into(),
+        address: Some(HOST),
+        masquerade: Some(HOST),
+        ports: 61_000..=65_535,
     }
 }
 
@@ -22,16 +34,43 @@ fn rules_that_translate_sources_are_found_and_others_are_not() {
         run("nft add rule ip own in tcp dport 80 dnat to 10.0.0.1");
         run("nft add rule ip own more counter accept");
         assert_eq!(find().unwrap(), []);
-        assert_eq!(HostFacts::read().warnings(), Vec::<String>::new());
 
         run("nft add rule ip own out oifname eth0 masquerade");
-        run("nft add rule ip own out oifname eth1 masquerade");
+        run("nft add rule ip own out oifname eth0 masquerade");
+        run("nft add rule ip own out ip saddr 10.0.0.0/8 masquerade");
+        run("nft add rule ip own out meta l4proto tcp oifname \"eth*\" masquerade to :1024-60999");
+        run("nft add rule ip own out oifname != docker0 masquerade random");
         run("nft add rule ip own more snat to 192.0.2.1");
-        assert_eq!(find().unwrap(), [found("own", "more"), found("own", "out")]);
-        let warnings = HostFacts::read().warnings();
-        assert_eq!(warnings.len(), 2, "{warnings:?}");
-        assert!(warnings[0].contains("own more") && warnings[1].contains("own out"));
-        assert!(warnings[1].contains("--nat-ports"), "{warnings:?}");
+        run("nft add rule ip own more meta l4proto udp snat to 192.0.2.1-192.0.2.9:4000");
+        let to = |last: u8| Some(Ipv4Addr::new(192, 0, 2, 1)..=Ipv4Addr::new(192, 0, 2, last));
+        let named = Some(Device::Named("eth0".into()));
+        let out = any("own", "out");
+        let more = any("own", "more");
+        assert_eq!(
+            find().unwrap(),
+            [
+                SourceNat {
+                    addresses: to(1),
+                    ..more.clone()
+                },
+                SourceNat {
+                    addresses: to(9),
+                    ports: Some(4_000..=4_000),
+                    ..more
+                },
+                SourceNat {
+                    device: named,
+                    ..out.clone()
+                },
+                // That of 10.0.0.0/8 and that of other devices are the same here.
+                out.clone(),
+                SourceNat {
+                    device: Some(Device::Prefix("eth".into())),
+                    ports: Some(1_024..=60_999),
+                    ..out
+                },
+            ]
+        );
     });
 }
 
@@ -43,6 +82,36 @@ fn only_ipv4s_are_ours() {
         run("nft add rule ip6 own out masquerade");
         assert_eq!(find().unwrap(), []);
     });
+}
+
+#[test]
+fn what_has_other_ports_another_address_or_another_device_meets_no_guest() {
+    let plain = any("own", "out");
+    assert!(plain.may_meet(&guests()));
+    let meets = |change: fn(&mut SourceNat)| {
+        let mut nat = any("own", "out");
+        change(&mut nat);
+        nat.may_meet(&guests())
+    };
+    assert!(!meets(|nat| nat.ports = Some(1_024..=60_999)));
+    assert!(meets(|nat| nat.ports = Some(1_024..=61_000)));
+    assert!(!meets(|nat| nat.device = Some(Device::Named("wg0".into()))));
+    assert!(meets(|nat| nat.device = Some(Device::Named("eth0".into()))));
+    assert!(meets(|nat| nat.device = Some(Device::Prefix("eth".into()))));
+    assert!(!meets(
+        |nat| nat.device = Some(Device::Prefix("eth0.".into()))
+    ));
+    assert!(!meets(|nat| nat.addresses = Some(OTHER..=OTHER)));
+    assert!(meets(|nat| nat.addresses = Some(HOST..=OTHER)));
+    let by = |address, masquerade| GuestsTuples {
+        address,
+        masquerade,
+        ..guests()
+    };
+    assert!(!plain.may_meet(&by(Some(OTHER), Some(HOST))));
+    // What is not known may be.
+    assert!(plain.may_meet(&by(Some(OTHER), None)));
+    assert!(plain.may_meet(&by(None, Some(HOST))));
 }
 
 #[test]
@@ -60,14 +129,39 @@ fn legacy_tables_and_targets_of_iptables_are_known_by_name() {
         bytes.resize(bytes.len().next_multiple_of(4), 0);
         bytes
     };
-    let target = |name: &[u8]| {
-        let data = attribute(1, name);
-        [attribute(1, b"target\0"), attribute(2, &data)].concat()
+    let target = |name: &[u8], info: &[u8]| {
+        let data = [
+            attribute(1, name),
+            attribute(2, &0u32.to_be_bytes()),
+            attribute(3, info),
+        ];
+        let expression = [attribute(1, b"target\0"), attribute(2, &data.concat())];
+        attribute(1, &expression.concat())
     };
-    assert!(is_source_nat(&target(b"MASQUERADE\0")));
-    assert!(!is_source_nat(&target(b"DNAT\0")));
-    let whole = target(b"SNAT\0");
-    for length in 0..whole.len() - 4 {
-        assert!(!is_source_nat(&whole[..length]), "{length}");
+    // One range: flags, addresses, ports.
+    let range = |flags: u32| {
+        let mut info = 1u32.to_ne_bytes().to_vec();
+        info.extend(flags.to_ne_bytes());
+        info.extend([192, 0, 2, 1, 192, 0, 2, 2]);
+        info.extend(1_024u16.to_be_bytes());
+        info.extend(60_999u16.to_be_bytes());
+        info
+    };
+    let read = |name: &[u8], flags| translation(&target(name, &range(flags)));
+    assert_eq!(read(b"MASQUERADE\0", 0), Some(Default::default()));
+    let with_ports = read(b"MASQUERADE\0", 2).unwrap();
+    assert_eq!(with_ports.ports, Some(1_024..=60_999));
+    assert_eq!(with_ports.addresses, None);
+    let with_both = read(b"SNAT\0", 3).unwrap();
+    assert_eq!(with_both.ports, Some(1_024..=60_999));
+    let addresses = Ipv4Addr::new(192, 0, 2, 1)..=Ipv4Addr::new(192, 0, 2, 2);
+    assert_eq!(with_both.addresses, Some(addresses));
+    assert_eq!(read(b"DNAT\0", 3), None);
+    // Cut short it is a translation of anything, or none.
+    let whole = target(b"SNAT\0", &range(3));
+    for length in 0..whole.len() {
+        if let Some(cut) = translation(&whole[..length]) {
+            assert_eq!(cut, Default::default(), "{length}");
+        }
     }
 }

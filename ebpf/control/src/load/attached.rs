@@ -8,7 +8,8 @@ use super::Datapath;
 use crate::{
     Error, Result,
     attach::{
-        Attached, AttachedBy, Hook, Program, XdpMode, clsact, explain, link, pinned, program_id,
+        Attached, AttachedBy, Hook, Program, XdpMode, chain, chain::Standing, clsact, explain,
+        link, pinned, program_id,
     },
     bpf,
     device::Device,
@@ -185,17 +186,41 @@ impl Datapath {
         })
     }
 
-    /// Whether a program attached by tcx runs before all others at the interface. One that was
-    /// attached in front of it since might withhold packets from it.
+    /// Returns the place of a program at an interface: who is attached in front of it might withhold
+    /// packets from it.
     ///
     /// # Errors
-    /// The kernel does not list the programs at the interface.
-    pub fn is_first(&self, program: Program, ifindex: IfIndex) -> Result<bool> {
-        let ours = program_id(self.program(program)?)?;
-        let programs = bpf::tcx_programs(ifindex).map_err(Error::os(format!(
-            "ask what is attached to ifindex {ifindex}"
-        )))?;
-        Ok(programs.first() == Some(&ours))
+    /// The kernel does not list what is attached.
+    pub fn standing(&self, program: Program, ifindex: IfIndex) -> Result<Standing> {
+        let mut requests = netlink::Requests::open()?;
+        let mut ours = vec![program_id(self.program(program)?)?];
+        if let Some(twin) = self.twin(program) {
+            ours.push(program_id(twin)?);
+        }
+        chain::standing(&ours, ifindex, &mut requests)
+            .map_err(|error| explain(error, program, ifindex))
+    }
+
+    /// Makes a program the first at an interface that it is attached to; no packet meets no program
+    /// meanwhile. One that somebody has detached is attached again. A filter becomes a link.
+    ///
+    /// # Errors
+    /// The lock is not obtained, or the kernel refuses: it has no tcx (before 6.6), or too many
+    /// programs at the interface.
+    pub fn move_to_front(&self, program: Program, ifindex: IfIndex) -> Result<()> {
+        let attached = Attached {
+            program,
+            ifindex,
+            by: AttachedBy::Link,
+        };
+        let pin = self.paths.pin(&attached.pin_name());
+        let is_linked = pin.exists() && link::target(&pin)? == ifindex;
+        let (Some(twin), true) = (self.twin(program), is_linked) else {
+            return self.attach(program, ifindex, Hook::Tcx);
+        };
+        let _lock = self.lock()?;
+        chain::move_to_front(&pin, [self.program(program)?, twin], ifindex)
+            .map_err(|error| explain(error, program, ifindex))
     }
 
     /// Returns the pinned attachments, defunct ones included.

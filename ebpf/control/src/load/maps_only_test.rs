@@ -17,6 +17,7 @@ impl Datapath {
             paths,
             maps,
             programs: Vec::new(),
+            twins: Vec::new(),
             log: None,
             joined,
             serves: AtomicBool::new(false),

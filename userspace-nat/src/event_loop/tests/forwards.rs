@@ -408,6 +408,47 @@ fn a_flood_beyond_the_rate_shuts_no_real_client_out() {
     assert!(connected * 100 >= of * 95, "{connected} of {of}");
 }
 
+/// Half-open connections that the guest does not answer either, because its backlog is full.
+#[test]
+fn what_nobody_answered_makes_room_oldest_first_and_the_guests_own_part_stays() {
+    let setup = Setup {
+        max_flows: 100,
+        ..Setup::default()
+    };
+    let mut rig = with_forwards(setup);
+    let source = |forged: u16| (ip([198, 18, (forged >> 8) as u8, forged as u8]), 999);
+    let live = |rig: &Rig, forged: u16| {
+        let flows = &rig.engine.core.nat.flows;
+        let tuple = FlowTuple {
+            scope: FlowTuple::WORLD,
+            local: HTTP.0.into(),
+            remote: source(forged).0.into(),
+            local_port: HTTP.1,
+            remote_port: source(forged).1,
+            protocol: 6,
+        };
+        flows.by_world(&tuple).is_some()
+    };
+    for forged in 0..1_000u16 {
+        rig.world(&syn(source(forged), HTTP, 1));
+        // The guest's own begin while the world's part is full.
+        if (300..325).contains(&forged) {
+            rig.guest(1, &syn((GUEST, 5_000 + forged), SERVER, 1));
+        }
+        rig.pass(10 * MILLISECOND_NS);
+        if forged >= 100 {
+            // The newest have the place of the oldest: 75 of the world's in all.
+            assert!(live(&rig, forged), "{forged}");
+            assert!(live(&rig, forged - 70), "{forged}");
+            assert!(!live(&rig, forged - 76), "{forged}");
+        }
+    }
+    let of_world = rig.engine.core.nat.flows.count_from_world(VmRow::new(1));
+    assert_eq!((rig.flows(), of_world), (100, 75));
+    assert_eq!(rig.refused(1, Refusal::FlowCap), 0);
+    rig.assert_paired();
+}
+
 #[test]
 fn an_unproven_connection_lives_sixty_seconds_whatever_is_sent_again() {
     let mut rig = with_forwards(Setup::default());

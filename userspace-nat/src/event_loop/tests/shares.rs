@@ -157,6 +157,64 @@ fn what_is_refused_for_want_of_ports_has_cost_its_token() {
 }
 
 /// Every destination is on the link.
+/// Ports as `docs/deploy/host.md` says to set for many VMs that use one server.
+#[test]
+fn a_thousand_vms_have_twenty_connections_each_to_one_server() {
+    const VMS: u16 = 1_000;
+    const EACH: u16 = 20;
+    let setup = || Setup {
+        slots: 65_536,
+        nat_ports: 28_672..=65_535,
+        ..Setup::default()
+    };
+    let mut rig = Rig::with(setup());
+    for row in 4..=VMS {
+        let id = 100 + u32::from(row);
+        rig.kernel
+            .borrow_mut()
+            .add_vm(row, id, GUEST, GATEWAY, 1_500);
+        let spec = spec(row, &setup());
+        rig.engine.set_vm(spec);
+    }
+    let refused = |rig: &Rig| -> u64 {
+        let of = |row| {
+            Refusal::ALL
+                .iter()
+                .map(|reason| rig.refused(row, *reason))
+                .sum::<u64>()
+        };
+        (1..=VMS).map(of).sum()
+    };
+    // In turn, and then one VM after the other: the last finds as many as the first.
+    let mut nats = Vec::new();
+    for port in 0..EACH / 2 {
+        for row in 1..=VMS {
+            nats.push((row, port, rig.connect_from(row, 5_000 + port, 1)));
+        }
+    }
+    for row in 1..=VMS {
+        for port in EACH / 2..EACH {
+            nats.push((row, port, rig.connect_from(row, 5_000 + port, 1)));
+        }
+    }
+    let all = usize::from(VMS * EACH);
+    assert_eq!((rig.flows(), refused(&rig)), (all, 0));
+    // A quarter is closed by the server, so that their ports rest, and opened anew.
+    for (row, port, nat) in nats.into_iter().filter(|(_, port, _)| port % 4 == 0) {
+        use slipgate_abi::tcp::Flags;
+        let guest = (GUEST, 5_000 + port);
+        rig.world(&ack(SERVER, nat, Flags::FIN, 9_001, 2));
+        rig.guest(row, &ack(guest, SERVER, Flags::FIN, 2, 9_002));
+        rig.world(&ack(SERVER, nat, 0, 9_002, 3));
+        rig.at_world();
+        rig.at_guest();
+        rig.connect_from(row, 6_000 + port, 1);
+    }
+    rig.pass(SECOND_NS);
+    assert_eq!((rig.flows(), refused(&rig)), (all, 0));
+    rig.assert_paired();
+}
+
 fn on_link() -> Rig {
     on_link_with(Setup::default())
 }

@@ -1,0 +1,88 @@
+//! Whether the host's own NAT and sockets keep clear of guests' tuples.
+//!
+//! A look at each new flow whether the host's connection tracking has its tuple would not do: it
+//! costs 2.8 µs by ctnetlink, of the 4 µs that a new flow costs in all, and helps only those of the
+//! host's connections that were first. The host's NAT does not know guests' flows, and may pick the
+//! tuple of one a moment later. So the ports have to be separate, or the addresses.
+use std::{
+    net::{IpAddr, Ipv4Addr},
+    ops::RangeInclusive,
+};
+
+use slipgate_abi::IfIndex;
+use slipgate_control::{
+    Network,
+    host::{GuestsTuples, HostFacts},
+};
+use slipgate_policy::document::ConfigError;
+
+use crate::config::{Config, HostNat};
+
+/// Refuses to share the guests' address with the host's own NAT and sockets, unless their ports are
+/// separate, or `--host-nat share` accepts it: then it is logged. `serves`: whether guests are served
+/// here already, who would lose more by a refusal.
+pub(crate) fn check(
+    config: &Config,
+    (uplink, ifindex): (&str, IfIndex),
+    network: &Network,
+    serves: bool,
+) -> Result<(), ConfigError> {
+    let guests = guests_tuples(
+        (uplink, ifindex),
+        network,
+        config.nat_address,
+        &config.nat_ports,
+    );
+    let met = HostFacts::read().meets(&guests);
+    if config.host_nat == HostNat::Share || serves {
+        met.iter().for_each(|met| tracing::warn!("{met}"));
+        return Ok(());
+    }
+    match met.is_empty() {
+        true => Ok(()),
+        false => Err(ConfigError::new(
+            "--host-nat",
+            "refuse",
+            met.join("; "),
+            "or accept by --host-nat share that connections of the host's may break",
+        )),
+    }
+}
+
+/// Returns what guests' flows have at an uplink. `address`: their source address, if one is given.
+pub fn guests_tuples(
+    (uplink, ifindex): (&str, IfIndex),
+    network: &Network,
+    address: Option<Ipv4Addr>,
+    ports: &RangeInclusive<u16>,
+) -> GuestsTuples {
+    GuestsTuples {
+        uplink: uplink.to_owned(),
+        address,
+        masquerade: first_address(network, ifindex),
+        ports: ports.clone(),
+    }
+}
+
+/// The IPv4 address that masquerading gives packets at a device: its first one, if it has only one
+/// network. With several it depends on the next hop.
+fn first_address(network: &Network, ifindex: IfIndex) -> Option<Ipv4Addr> {
+    let all = network.addresses.iter().filter(|of| of.ifindex == ifindex);
+    let mut all = all.filter_map(|of| match of.address {
+        IpAddr::V4(address) => Some((address, of.prefix_len)),
+        IpAddr::V6(_) => None,
+    });
+    let (first, prefix_len) = all.next()?;
+    let mask = u32::MAX
+        .checked_shl(32 - u32::from(prefix_len))
+        .unwrap_or(0);
+    let of = |address: Ipv4Addr| u32::from(address) & mask;
+    // /32 besides are for `--nat-address` and the like: the kernel prefers those of the next hop's
+    // network.
+    all.all(|(other, prefix_len)| prefix_len == 32 || of(other) == of(first))
+        .then_some(first)
+}
+
+#[cfg(test)]
+#[path = "tuples_test.rs"]
+mod tests;

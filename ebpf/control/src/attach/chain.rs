@@ -1,0 +1,196 @@
+//! What runs before slipgate's program at an interface's TC ingress, and how slipgate's becomes the
+//! first again.
+//!
+//! # Theory of operation
+//!
+//! A packet meets the tcx programs of the interface in their order, then the filters of the clsact
+//! qdisc in that of their priorities. One that runs before slipgate's may withhold packets from it,
+//! change them, or take them for itself. Who attaches later may ask for a place before it.
+//!
+//! The kernel does not move a link, and does not attach one program twice to a chain. So each
+//! program that may have to move is loaded twice: the *twin* is attached in front, and then the old
+//! link detached. In between both run; what the first lets pass, the second lets pass too. A filter
+//! becomes a tcx link, which runs before all filters.
+
+use std::{
+    fmt, fs,
+    os::fd::{AsFd as _, BorrowedFd, OwnedFd},
+    path::Path,
+};
+
+use slipgate_abi::IfIndex;
+
+use super::{Attached, AttachedBy, Program, clsact, link, pinned, program_id};
+use crate::{Error, Paths, Result, bpf, device::Device, netlink::Requests, paths};
+
+/// The place of slipgate's program at an interface.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Standing {
+    /// It runs first.
+    First,
+    /// These run before it, in this order.
+    Behind(Vec<Foreign>),
+    /// Somebody has detached it.
+    Missing,
+}
+
+/// A program of somebody else's at an interface.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Foreign {
+    /// A tcx program.
+    Tcx {
+        /// The kernel's id of the program.
+        id: u32,
+        /// Its name; `None` if this process may not ask for it.
+        name: Option<String>,
+    },
+    /// A filter of the clsact qdisc.
+    Filter {
+        /// Its kind, as `tc filter show` prints it.
+        kind: String,
+        /// Its priority.
+        priority: u16,
+    },
+}
+
+impl fmt::Display for Foreign {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Tcx {
+                id,
+                name: Some(name),
+            } => write!(f, "the tcx program {name} (id {id})"),
+            Self::Tcx { id, name: None } => write!(f, "the tcx program with id {id}"),
+            Self::Filter { kind, priority } => {
+                write!(f, "the tc filter {kind} with pref {priority}")
+            }
+        }
+    }
+}
+
+impl Standing {
+    /// Whether nothing runs before slipgate's program.
+    pub fn is_first(&self) -> bool {
+        *self == Self::First
+    }
+}
+
+impl fmt::Display for Standing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::First => f.write_str("runs first"),
+            Self::Missing => f.write_str("was detached by somebody"),
+            Self::Behind(before) => {
+                let before: Vec<_> = before.iter().map(ToString::to_string).collect();
+                write!(f, "runs behind {}", before.join(", "))
+            }
+        }
+    }
+}
+
+/// Returns the place of a program at an interface. `ours`: the ids of the program and of its twin.
+pub(crate) fn standing(
+    ours: &[u32],
+    ifindex: IfIndex,
+    requests: &mut Requests,
+) -> Result<Standing> {
+    // A kernel without tcx has none of its programs.
+    let by_tcx = bpf::tcx_programs(ifindex).unwrap_or_default();
+    let at = by_tcx.iter().position(|id| ours.contains(id));
+    let foreign = |ids: &[u32]| -> Vec<_> {
+        let named = |id: &u32| Foreign::Tcx {
+            id: *id,
+            name: bpf::program_name(*id),
+        };
+        ids.iter().map(named).collect()
+    };
+    let mut before = match at {
+        Some(0) => return Ok(Standing::First),
+        Some(at) => return Ok(Standing::Behind(foreign(&by_tcx[..at]))),
+        None => foreign(&by_tcx),
+    };
+    let Some(filters) = clsact::before_ours(requests, ifindex)? else {
+        return Ok(Standing::Missing);
+    };
+    before.extend((filters.into_iter()).map(|(kind, priority)| Foreign::Filter { kind, priority }));
+    Ok(match before.is_empty() {
+        true => Standing::First,
+        false => Standing::Behind(before),
+    })
+}
+
+/// Puts a new link in the place of the pinned one, with the program of the two that the pinned one
+/// does not have. The caller holds the lock.
+pub(crate) fn move_to_front(
+    pin: &Path,
+    [program, twin]: [BorrowedFd<'_>; 2],
+    ifindex: IfIndex,
+) -> Result<()> {
+    let old =
+        bpf::obj_get(pin).map_err(Error::os(format!("open the pinned link {}", pin.display())))?;
+    let next = match link::has_program(old.as_fd(), pin, program)? {
+        true => twin,
+        false => program,
+    };
+    let new = bpf::link_create_tcx(next, ifindex, bpf::Place::First)
+        .map_err(Error::os("make a link in front"))?;
+    paths::remove_if_there(pin, |p| fs::remove_file(p))?;
+    bpf::obj_pin(new.as_fd(), pin).map_err(Error::os(format!("pin it as {}", pin.display())))?;
+    bpf::link_detach(old.as_fd()).map_err(Error::os("detach the link behind"))
+}
+
+/// Looks at every pinned attachment whose place matters, as a process that serves nothing. Returns
+/// the name of each interface with the place of the program there.
+///
+/// # Errors
+/// The pins cannot be read, which are for root, or the kernel does not answer.
+pub fn examine(paths: &Paths) -> Result<Vec<(String, Program, Standing)>> {
+    let id_of = |pin: &Path| -> Result<Option<u32>> {
+        match pin.exists() {
+            true => program_id(open(pin)?.as_fd()).map(Some),
+            false => Ok(None),
+        }
+    };
+    let mut requests = Requests::open()?;
+    let mut found = Vec::new();
+    for Attached {
+        program,
+        ifindex,
+        by,
+    } in pinned(paths)?
+    {
+        let pin = paths.pin(
+            &Attached {
+                program,
+                ifindex,
+                by,
+            }
+            .pin_name(),
+        );
+        let is_gone = match by {
+            AttachedBy::Link => link::target(&pin)? != ifindex,
+            AttachedBy::Clsact => false,
+        };
+        let (Some(twin), false) = (program.twin_name(), is_gone) else {
+            continue;
+        };
+        let Ok(device) = Device::with_index(ifindex) else {
+            continue;
+        };
+        let pins = [paths.pin(program.name()), paths.pin(twin)];
+        let ours = [id_of(&pins[0])?, id_of(&pins[1])?];
+        let ours: Vec<u32> = ours.into_iter().flatten().collect();
+        let standing = standing(&ours, ifindex, &mut requests)?;
+        found.push((device.name().to_owned(), program, standing));
+    }
+    found.sort_by(|a, b| a.0.cmp(&b.0));
+    Ok(found)
+}
+
+fn open(pin: &Path) -> Result<OwnedFd> {
+    bpf::obj_get(pin).map_err(Error::os(format!("open {}", pin.display())))
+}
+
+#[cfg(test)]
+#[path = "chain_test.rs"]
+mod tests;
