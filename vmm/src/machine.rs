@@ -145,7 +145,9 @@ impl Machine {
                 let signal = new_eventfd()?;
                 routes
                     .connect_pin(layout::GENERATION_IRQ, &signal)
-                    .map_err(MachineError::host("connecting the generation id's interrupt"))?;
+                    .map_err(MachineError::host(
+                        "connecting the generation id's interrupt",
+                    ))?;
                 Some(signal)
             }
             None => None,

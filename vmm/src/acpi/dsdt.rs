@@ -15,7 +15,9 @@ use acpi_tables::{
 };
 
 use super::{OEM_ID, OEM_REVISION, OEM_TABLE_ID, bytes_of};
-use crate::layout::{self, GENERATION_ID, GENERATION_IRQ, SERIAL_IRQ, SLEEP_TYPE_S5, Window, ports};
+use crate::layout::{
+    self, GENERATION_ID, GENERATION_IRQ, SERIAL_IRQ, SLEEP_TYPE_S5, Window, ports,
+};
 
 /// Length of an ACPI table's header, bytes.
 const HEADER: u32 = 36;
@@ -155,7 +157,12 @@ fn events() -> Vec<u8> {
             &Name::new("_HID".into(), &"ACPI0013"),
             &Name::new("_UID".into(), &ZERO),
             &Name::new("_CRS".into(), &ResourceTemplate::new(vec![&interrupt])),
-            &Method::new("_EVT".into(), 1, true, vec![&If::new(&is_it, vec![&changed])]),
+            &Method::new(
+                "_EVT".into(),
+                1,
+                true,
+                vec![&If::new(&is_it, vec![&changed])],
+            ),
         ],
     ))
 }

@@ -16,10 +16,7 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-use vm_superio::{
-    Serial, SerialState as Registers, Trigger,
-    serial::SerialEvents,
-};
+use vm_superio::{Serial, SerialState as Registers, Trigger, serial::SerialEvents};
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 use crate::{

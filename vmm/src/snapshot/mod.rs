@@ -35,6 +35,6 @@ pub use error::SnapshotError;
 pub use file::{LAYOUT_VERSION, MAX_STATE_BYTES, decode, encode};
 pub use pages::{PAUSE_BYTES, write_memory};
 pub use state::{
-    DeviceState, FilterState, FunctionState, KvmState, MachineState, Model, MsixState, NetState, Progress,
-    QueueState, SerialState, TableState, TransportState, VcpuState,
+    DeviceState, FilterState, FunctionState, KvmState, MachineState, Model, MsixState, NetState,
+    Progress, QueueState, SerialState, TableState, TransportState, VcpuState,
 };

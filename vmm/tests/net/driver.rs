@@ -153,6 +153,7 @@ impl Rig {
             features: self.features,
             queues: enabled,
             signals: self.interrupts.clone(),
+            restored: None,
         };
         self.net.activate(activation).expect("the card starts");
     }
@@ -337,6 +338,7 @@ impl DriverQueue {
             index: self.index as u16,
             queue,
             kick: self.kick_event.try_clone().unwrap(),
+            taken: Vec::new(),
         }
     }
 

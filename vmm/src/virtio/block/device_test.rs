@@ -108,8 +108,10 @@ impl Rig {
                 index: 0,
                 queue,
                 kick,
+                taken: Vec::new(),
             }],
             signals: self.recorder.clone(),
+            restored: None,
         };
         self.disk.activate(activation).unwrap();
     }

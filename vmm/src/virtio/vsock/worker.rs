@@ -200,10 +200,7 @@ impl<'a> Queues<'a> {
     /// Returns how far the queues are served.
     fn progress(&self) -> Vec<Progress> {
         let events = self.events.iter();
-        let mut all = vec![
-            self.rx.progress(RX, self.buffer),
-            self.tx.progress(TX, []),
-        ];
+        let mut all = vec![self.rx.progress(RX, self.buffer), self.tx.progress(TX, [])];
         all.extend(events.map(|ring| ring.progress(EVENTS, [])));
         all
     }
