@@ -25,7 +25,9 @@ use slipgate_policy::document::{CliOverrides, Forward, PolicyFile};
 pub use self::{
     api::ApiSocket,
     files::from_disk,
-    machine::{DiskSpec, MAX_DISKS, MachineSpec, RunConfig, VsockSpec},
+    machine::{
+        DiskSpec, MAX_DISKS, MachineSpec, RunConfig, SNAPSHOT_FILES, SavedMachine, VsockSpec,
+    },
     network::GuestNetwork,
     policy_flags::PolicyFlags,
     settle::read_policy_file,

@@ -6,6 +6,7 @@ pub mod kvm;
 mod listening_socket;
 mod offloads;
 mod resolvers;
+mod user_dir;
 
 use std::{
     io,
@@ -17,12 +18,13 @@ use std::{
 use slipgate_control::{host::HostFacts, netlink::Link};
 use slipgate_policy::parse_resolv_conf;
 
-pub use self::offloads::offers_tso;
 pub(crate) use self::{
     bound_ports::bound,
     listening_socket::ListeningSocket,
     resolvers::{HostResolvers, RESOLV_CONF},
+    user_dir::MEMORY_OF_ROOT,
 };
+pub use self::{offloads::offers_tso, user_dir::user_mode_dir};
 
 /// Time limit for the kernel's report that no socket listens on this host.
 const LISTENS_WITHIN: Duration = Duration::from_millis(20);

@@ -4,6 +4,7 @@
 //! A request that an engine answers is an [`EngineRequest`]: the broker resolves its subject and
 //! passes it on. The broker serves the other requests itself.
 mod ask;
+mod machine;
 mod server;
 mod vms;
 
@@ -13,6 +14,7 @@ use serde::{Deserialize, Serialize};
 
 pub use self::{
     ask::{ClientError, ask},
+    machine::{MachineOrder, MachineState, MachineStatus},
     server::{ClientId, ControlServer, PermittedRequest},
     vms::{
         GuestNetwork, MAX_LABEL_BYTES, MAX_LABELS, MAX_VM_FORWARDS, PolicyStatus, Replaces,
@@ -28,6 +30,8 @@ use crate::{
 const ANSWER_WITHIN: Duration = Duration::from_secs(5);
 /// Time within which a change has to be answered: it may read files or end many flows.
 const CHANGE_WITHIN: Duration = Duration::from_secs(120);
+/// Time within which a snapshot has to be written: up to 512 GiB.
+const SAVED_WITHIN: Duration = Duration::from_secs(3_600);
 
 /// A request of a client to a broker.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -42,6 +46,11 @@ pub enum ClientRequest<F = OwnedFd> {
     },
     /// Counters of the machines that the broker runs.
     Machines,
+    /// An order to the machine of `slipgate run`, at the machine's own socket.
+    Machine {
+        /// The order.
+        order: MachineOrder<F>,
+    },
     /// Names of the VMs served here; answered by [`ClientAnswer::UnknownVm`].
     Vms,
     /// The VMs of a daemon with their states; answered by [`ClientAnswer::VmList`].
@@ -157,6 +166,16 @@ pub enum ClientAnswer {
         /// Counters by the name of the VM; a VM whose VMM is another program is absent.
         machines: BTreeMap<String, serde_json::Value>,
     },
+    /// A machine of `slipgate run`.
+    Machine {
+        /// What it is and does.
+        machine: Box<MachineStatus>,
+    },
+    /// A snapshot is written.
+    Saved {
+        /// What the machine was made from, for the one that is to be restored.
+        machine: serde_json::Value,
+    },
     /// No VM has that name, or the request named none.
     UnknownVm {
         /// Names of the VMs served here.
@@ -265,6 +284,7 @@ impl<F> ClientRequest<F> {
     fn needs(&self) -> Role {
         match self {
             Self::Engine { ask, .. } if ask.is_read_only() => Role::Reader,
+            Self::Machine { order } if order.is_read_only() => Role::Reader,
             Self::Machines
             | Self::Vms
             | Self::ListVms
@@ -272,6 +292,7 @@ impl<F> ClientRequest<F> {
             | Self::ListPolicies
             | Self::ApiSockets => Role::Reader,
             Self::Engine { .. }
+            | Self::Machine { .. }
             | Self::PutVm { .. }
             | Self::ServeVm { .. }
             | Self::PutPolicy { .. }
@@ -302,6 +323,7 @@ impl<F> ClientRequest<F> {
             | Self::RemovePolicy { .. }
             | Self::RemoveVm { .. } => true,
             Self::Machines
+            | Self::Machine { .. }
             | Self::Vms
             | Self::ListVms
             | Self::GuestNetwork
@@ -315,6 +337,12 @@ impl<F> ClientRequest<F> {
 
     /// Time that the answer may take.
     fn within(&self) -> Duration {
+        if let Self::Machine {
+            order: MachineOrder::Snapshot { .. },
+        } = self
+        {
+            return SAVED_WITHIN;
+        }
         match self.needs() {
             Role::Reader => ANSWER_WITHIN,
             Role::Admin => CHANGE_WITHIN,
@@ -407,6 +435,7 @@ pub struct HandedOver<F = OwnedFd> {
 maps_descriptors!(enum ClientRequest {
     Engine { about, ask: nested },
     Machines,
+    Machine { order: nested },
     Vms,
     ListVms,
     GuestNetwork,

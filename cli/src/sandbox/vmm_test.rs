@@ -11,9 +11,10 @@ use super::{
     *,
 };
 
-const THREADS: [Thread; 7] = [
+const THREADS: [Thread; 8] = [
     Thread::Main,
     Thread::Channel,
+    Thread::Orders,
     Thread::Of(ThreadKind::Vcpu),
     Thread::Of(ThreadKind::NetWorker),
     Thread::Of(ThreadKind::Disk),

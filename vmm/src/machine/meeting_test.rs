@@ -29,7 +29,7 @@ fn all_come_save_once_and_leave() {
     assert_eq!(meeting.is_complete(Duration::ZERO), Some(false));
     let (first, said) = attend(&meeting, 0);
     assert_eq!(meeting.is_complete(Duration::from_millis(5)), Some(false));
-    let (second, _) = attend(&meeting, 1);
+    let (second, _said_to_it) = attend(&meeting, 1);
     assert_eq!(meeting.is_complete(WAIT), Some(true));
     for _ in 0..2 {
         let saved = meeting.save().unwrap();
