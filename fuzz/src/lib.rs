@@ -18,6 +18,7 @@ mod relay;
 mod rules;
 pub mod seeds;
 mod services;
+mod snapshot;
 mod tape;
 mod transport;
 mod virtio_net;
@@ -37,6 +38,7 @@ pub use {
     relay::relay,
     rules::rules,
     services::services,
+    snapshot::snapshot,
     transport::transport,
     virtio_net::virtio_net,
 };

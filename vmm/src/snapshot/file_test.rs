@@ -77,16 +77,6 @@ fn state() -> MachineState {
     }
 }
 
-/// The same state in a file with a right digest.
-fn sealed(state: &[u8]) -> Vec<u8> {
-    let mut file = MAGIC.to_vec();
-    file.extend_from_slice(&LAYOUT_VERSION.to_le_bytes());
-    file.extend_from_slice(&u32::try_from(state.len()).unwrap().to_le_bytes());
-    file.extend_from_slice(&Sha256::digest(state));
-    file.extend_from_slice(state);
-    file
-}
-
 fn refused(file: &[u8]) -> String {
     match decode(file) {
         Ok(_) => panic!("it was taken"),

@@ -32,6 +32,8 @@ mod pages;
 mod state;
 
 pub use error::SnapshotError;
+#[cfg(any(test, feature = "fake"))]
+pub use file::sealed;
 pub use file::{LAYOUT_VERSION, MAX_STATE_BYTES, decode, encode};
 pub use pages::{PAUSE_BYTES, write_memory};
 pub use state::{

@@ -246,6 +246,12 @@ impl Lifecycle {
             let (found, wanted) = (state.queues.len(), self.queues.len());
             return Err(mismatch(format!("{found} queues in the place of {wanted}")));
         }
+        if !status::is_possible(state.status) {
+            return Err(mismatch(format!(
+                "no driver comes to the status {:#x}",
+                state.status
+            )));
+        }
         self.wanted = state.features;
         if state.status & status::FEATURES_OK != 0 && !self.features_agree() {
             let lacks = self.wanted & !self.offered;

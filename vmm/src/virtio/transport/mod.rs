@@ -345,5 +345,8 @@ impl Drop for VirtioPci {
 #[path = "hostile_test.rs"]
 mod hostile_tests;
 #[cfg(test)]
+#[path = "restored_test.rs"]
+mod restored_tests;
+#[cfg(test)]
 #[path = "transport_test.rs"]
 mod tests;
