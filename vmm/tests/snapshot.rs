@@ -16,7 +16,6 @@ use slipgate_vmm::{
     snapshot::SnapshotError,
 };
 
-#[allow(dead_code)]
 mod payload;
 use payload::Code;
 
