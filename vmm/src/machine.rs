@@ -155,7 +155,7 @@ impl Machine {
         let doorbells = Arc::new(kvm::KvmDoorbells(vm.clone()));
         let platform = Platform {
             memory: memory.clone(),
-            msi: routes,
+            msi: routes.clone(),
             doorbells,
             mmio64,
         };
@@ -197,7 +197,11 @@ impl Machine {
         }
         if let Beginning::State(state) = &beginning {
             kvm::restore(&vm, &state.kvm)?;
-            machine.shared.restore(state)?;
+            routes
+                .at_once(|| machine.shared.restore(state))
+                .map_err(MachineError::host(
+                    "setting the routes of the devices' interrupts",
+                ))??;
         }
         // SAFETY: `shut_down` closes the control before it joins the threads.
         let target = |thread| unsafe { kick::Target::of(thread) };

@@ -5,7 +5,7 @@
 //! VMM and never waits for it: one that hangs delays nobody else's.
 use std::{
     collections::BTreeMap,
-    fs,
+    fs, io,
     os::{fd::BorrowedFd, unix::fs::DirBuilderExt as _},
     path::{Path, PathBuf},
     process,
@@ -31,6 +31,8 @@ use crate::{
 
 /// Directory of the sockets of root's machines.
 const MACHINES_OF_ROOT: &str = "/run/slipgate/machines";
+/// Tries to make the socket.
+const TRIES: u32 = 10;
 /// Most orders that wait for the VMM.
 const MOST_WAITING: usize = 16;
 
@@ -45,12 +47,25 @@ pub fn machines_dir() -> PathBuf {
 /// The socket, and orders that the VMM has not carried out yet.
 #[derive(Debug)]
 pub(crate) struct Orders {
+    // Dropped in this order: the socket's file goes, then the directory.
     control: ControlServer,
+    _directory: Directory,
     status: MachineStatus,
     saved: serde_json::Value,
     began: Option<Instant>,
     last: u64,
     waiting: BTreeMap<u64, Waiting>,
+}
+
+/// The directory of the sockets, which goes with the last of them.
+#[derive(Debug)]
+struct Directory(PathBuf);
+
+impl Drop for Directory {
+    fn drop(&mut self) {
+        // Others may have theirs in it.
+        let _ = fs::remove_dir(&self.0);
+    }
 }
 
 #[derive(Debug)]
@@ -73,19 +88,19 @@ impl Orders {
     /// The directory or the socket can't be made.
     pub(crate) fn listen(name: &str, machine: &MachineSpec) -> anyhow::Result<Self> {
         let dir = machines_dir();
-        let made = fs::DirBuilder::new()
-            .recursive(true)
-            .mode(0o700)
-            .create(&dir);
-        made.with_context(|| format!("making {}", dir.display()))?;
-        remove_left(&dir);
         let pid = process::id();
         let socket = dir.join(format!("{pid}.sock"));
-        let control = ControlServer::bind(&socket, geteuid().as_raw())
-            .with_context(|| format!("listening at {}", socket.display()))?;
+        let bound = (0..TRIES).find_map(|last| match bind(&dir, &socket) {
+            // Another one may have removed the directory meanwhile.
+            Err(e) if e.kind() == io::ErrorKind::NotFound && last + 1 < TRIES => None,
+            bound => Some(bound),
+        });
+        let bound = bound.unwrap_or_else(|| Err(io::ErrorKind::NotFound.into()));
+        let control = bound.with_context(|| format!("listening at {}", socket.display()))?;
         let saved = serde_json::to_value(SavedMachine::of(machine));
         Ok(Self {
             control: control.of_its_owner(),
+            _directory: Directory(dir),
             status: MachineStatus {
                 name: name.to_owned(),
                 pid,
@@ -195,6 +210,15 @@ impl Orders {
         };
         self.control.answer(client, &answer);
     }
+}
+
+fn bind(dir: &Path, socket: &Path) -> io::Result<ControlServer> {
+    fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(dir)?;
+    remove_left(dir);
+    ControlServer::bind(socket, geteuid().as_raw())
 }
 
 /// Removes the sockets of processes that were killed.

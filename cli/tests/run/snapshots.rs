@@ -1,6 +1,7 @@
 //! Pause, snapshot and restore of machines with a network.
 use std::{
     fs,
+    io::{Read as _, Write as _},
     path::{Path, PathBuf},
     process::{Command, Output},
     time::Duration,
@@ -13,7 +14,7 @@ use slipgate_testbed::{
     world::{SERVER, UPLINK},
 };
 
-use crate::{Bed, WAIT, eventually};
+use crate::{Bed, WAIT, eventually, vsock};
 
 impl Bed {
     /// Runs `slipgate ARGS…` beside the machines.
@@ -240,6 +241,61 @@ fn what_is_no_snapshot_or_does_not_fit_is_refused_with_a_remedy() {
     other[last] ^= 1;
     fs::write(dir.join("state"), &other).unwrap();
     failed(&[], "its digest is of other bytes");
+}
+
+/// A connection of vsock outlives a pause, and a snapshot has none: a clone is reached at a socket of
+/// its own. A disk is another image.
+#[test]
+fn a_clone_has_a_disk_and_a_vsock_of_its_own() {
+    require_root_and_tun!();
+    require_kvm!();
+    let bed = Bed::new();
+    let file = |name: &str| bed.folder.path().join(name).display().to_string();
+    let [image, copy] = [file("image"), file("copy")];
+    fs::File::create(&image).unwrap().set_len(1 << 20).unwrap();
+    let [socket, another] = [file("vm.sock"), file("clone.sock")];
+    let work = "disk 0 write 65536; vsock echo 5 1; wait 1";
+    let vsock = format!("3,{socket}");
+    let flags = [
+        "--memory",
+        "64",
+        "--cmdline",
+        work,
+        "--disk",
+        &image,
+        "--vsock",
+        &vsock,
+    ];
+    let vm = bed.start_with(&flags);
+    eventually("the socket is there", || Path::new(&socket).exists());
+    let mut stream = vsock::connect(Path::new(&socket), 5).unwrap().unwrap();
+    let mut echoed = [0; 5];
+    stream.write_all(b"first").unwrap();
+    stream.read_exact(&mut echoed).unwrap();
+    let pid = vm.broker_pid().to_string();
+    bed.have(&["pause", &pid]);
+    stream.write_all(b"later").unwrap();
+    let dir = bed.snapshot(&vm, "warm");
+    bed.have(&["resume", &pid]);
+    stream.read_exact(&mut echoed).unwrap();
+    assert_eq!(&echoed, b"later");
+
+    // The original has its image locked.
+    fs::copy(&image, &copy).unwrap();
+    let taken = bed.restore(&dir, &["--vsock", &format!("3,{another}")]);
+    let taken = taken.finish(WAIT).unwrap();
+    assert!(
+        taken.stderr.contains("in use by another"),
+        "{}",
+        taken.stderr
+    );
+    let clone = bed.restore(&dir, &["--vsock", &format!("3,{another}"), "--disk", &copy]);
+    eventually("its socket is there", || Path::new(&another).exists());
+    let own = vsock::connect(Path::new(&another), 5).unwrap().unwrap();
+    vsock::exchange(own, 7, 300_000);
+    assert_passed(&clone.finish(WAIT).unwrap());
+    drop(stream);
+    assert_passed(&vm.finish(WAIT).unwrap());
 }
 
 /// A process that is stopped is named by `ps`, and orders to others are carried out.

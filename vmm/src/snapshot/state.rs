@@ -161,6 +161,12 @@ pub enum Model {
     Plain,
     /// That of a network card.
     Net(NetState),
+    /// Of a vsock device: the next port of the host's ends. A driver that does not know yet that its
+    /// connections have ended must not take a new one for an old one.
+    Vsock {
+        /// The port.
+        next_port: u32,
+    },
 }
 
 /// What a driver has set on a network card.

@@ -141,11 +141,12 @@ impl VirtioDevice for Vsock {
     }
 
     fn suspend(&mut self) -> DeviceState {
-        let (to, progress) = mpsc::channel();
+        let (to, saved) = mpsc::channel();
         self.mailbox.send(Command::Suspend(to));
+        let (queues, next_port) = saved.try_recv().unwrap_or_default();
         DeviceState {
-            queues: progress.try_iter().collect(),
-            model: Model::Plain,
+            queues,
+            model: Model::Vsock { next_port },
         }
     }
 

@@ -15,7 +15,7 @@ use super::{
     switch::Switch,
 };
 use crate::{
-    snapshot::Progress,
+    snapshot::{Model, Progress},
     virtio::{
         Activation, Signals,
         device::EnabledQueue,
@@ -39,8 +39,9 @@ pub(super) enum Command {
     Start(Box<Activation>),
     /// Drop the activation and all connections.
     Stop,
-    /// Rest, and say how far the queues are served. The connections stay.
-    Suspend(mpsc::Sender<Progress>),
+    /// Rest, and say how far the queues are served, and the next port of the host's ends. The
+    /// connections stay.
+    Suspend(mpsc::Sender<(Vec<Progress>, u32)>),
     Resume,
     Exit,
 }
@@ -85,9 +86,10 @@ impl Worker {
             .chain(queues.iter().map(|queue| (queue.kick.as_raw_fd(), KICK)));
         let watched: Vec<_> = watched.collect();
         let served = self.watch(&watched).and_then(|()| {
-            let switch = Switch::new(self.cid, &self.epoll, self.counters.clone());
+            let mut switch = Switch::new(self.cid, &self.epoll, self.counters.clone());
             let mut queues = Queues::new(&queues, features, memory, &*signals)?;
-            if restored.is_some() {
+            if let Some(Model::Vsock { next_port }) = restored {
+                switch.begin_at(next_port);
                 queues.tell_of_reset()?;
             }
             self.answer(queues, switch)
@@ -127,9 +129,7 @@ impl Worker {
             match self.inbox.take() {
                 None => {}
                 Some(Command::Suspend(to)) => {
-                    queues.progress().into_iter().for_each(|progress| {
-                        let _ = to.send(progress);
-                    });
+                    let _ = to.send((queues.progress(), switch.next_port()));
                     drop(to);
                     match self.inbox.rest(|next| matches!(next, Command::Resume)) {
                         Rested::Resumed => {}
