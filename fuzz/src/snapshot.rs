@@ -54,7 +54,9 @@ fn restore(seed: u8, address: u32, functions: Vec<FunctionState>) {
             // What was taken is what a snapshot says then.
             let (_, saved) = machine.saved();
             let mut other = Machine::new();
-            other.restore(address, &saved).expect("a machine's own state");
+            other
+                .restore(address, &saved)
+                .expect("a machine's own state");
             for number in 0..8 {
                 let function = seed.wrapping_add(number);
                 let queue = u16::from(number) % 4;
