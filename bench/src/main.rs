@@ -5,11 +5,13 @@
 //!              ├ microvm        the built-in guest under slipgate run and QEMU
 //!              ├ dns            questions answered, beside dnsmasq and unbound
 //!              ├ fleet          many VMs that come and go
+//!              ├ clones         machines that go on from one snapshot
 //!              ├ relay          forwards of the host's own, beside a copy loop and rinetd
 //!              └ program_cost
 //! ```
 #![cfg(target_os = "linux")]
 
+mod clones;
 mod conditions;
 mod contender;
 mod cpu_time;
@@ -40,6 +42,7 @@ use clap::Parser;
 use slipgate_testbed::{CONGESTION_CONTROL, affinity, requirements};
 
 use crate::{
+    clones::CLONE,
     conditions::Conditions,
     contender::Contender,
     fleet::{FLEET, PARTS},
@@ -68,7 +71,7 @@ const RATES: &str = "rates";
 struct CommandLine {
     /// Only these workloads: bulk-up, bulk-down, connect-close, request-response, udp-64,
     /// established, new-flows-udp, new-flows-tcp, microvm (microvm-guests, microvm-ring), dns,
-    /// relay, rates, fleet (fleet-add, fleet-restart, fleet-flood, fleet-workers), programs
+    /// relay, rates, fleet (fleet-add, fleet-restart, fleet-flood, fleet-workers), clone, programs
     #[arg(long, value_delimiter = ',', value_name = "WORKLOAD")]
     only: Vec<String>,
     /// Only these contenders; ratios are to nftables, those of whole microVMs to qemu-tap
@@ -164,18 +167,14 @@ fn main() -> Result<()> {
     let of_fleet = |part: &str| wanted(FLEET) || wanted(part);
     let fleet = PARTS.into_iter().any(of_fleet);
     let fleet = fleet.then(|| fleet::measure(&settings, args.quick, of_fleet));
+    let clone = wanted(CLONE).then(|| clones::measure(&settings, args.quick));
     let plan = Plan {
         contenders,
         workloads,
         settings,
     };
-    let report = measure(
-        &plan,
-        conditions,
-        programs,
-        microvm,
-        [dns, relay, rates, fleet],
-    )?;
+    let parts = [dns, relay, rates, fleet, clone];
+    let report = measure(&plan, conditions, programs, microvm, parts)?;
     print!("{}", report.text());
     write(&report, args.out)
 }
@@ -185,7 +184,7 @@ fn measure(
     conditions: Conditions,
     programs: bool,
     microvm: Vec<Cell>,
-    parts: [Option<(Vec<Cell>, Vec<Table>)>; 4],
+    parts: [Option<(Vec<Cell>, Vec<Table>)>; 5],
 ) -> Result<Report> {
     let mut cells = if plan.workloads.is_empty() {
         Vec::new()
@@ -268,6 +267,7 @@ fn chosen_workloads(only: &[String]) -> Result<Vec<Box<dyn Workload>>> {
             RELAY,
             RATES,
             FLEET,
+            CLONE,
         ];
         if !ours.contains(&name) && !PARTS.contains(&name) && !known.contains(&name) {
             bail!(

@@ -25,7 +25,9 @@ use slipgate_policy::document::{CliOverrides, Forward, PolicyFile, PutPolicy};
 pub use self::{
     api::ApiSocket,
     files::from_disk,
-    machine::{DiskSpec, MAX_DISKS, MachineSpec, RunConfig, VsockSpec},
+    machine::{
+        DiskSpec, MAX_DISKS, MachineSpec, RunConfig, SNAPSHOT_FILES, SavedMachine, VsockSpec,
+    },
     network::{GuestNetwork, MIN_MTU6, check_ipv6_prefix},
     policy_flags::PolicyFlags,
     settle::read_policy_file,

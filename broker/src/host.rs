@@ -7,6 +7,7 @@ mod listening_socket;
 mod offloads;
 mod resolvers;
 mod tuples;
+mod user_dir;
 
 use std::{
     io,
@@ -22,8 +23,9 @@ pub(crate) use self::{
     listening_socket::ListeningSocket,
     resolvers::{HostResolvers, RESOLV_CONF},
     tuples::check as check_tuples,
+    user_dir::MEMORY_OF_ROOT,
 };
-pub use self::{offloads::offers_tso, tuples::guests_tuples};
+pub use self::{offloads::offers_tso, tuples::guests_tuples, user_dir::user_mode_dir};
 
 /// Time limit for the kernel's report that no socket listens on this host.
 const LISTENS_WITHIN: Duration = Duration::from_millis(20);

@@ -50,14 +50,14 @@ mod vm;
 mod vm_changes;
 
 pub use self::{
+    host::user_mode_dir,
     joined::attach_to_daemon,
     run::{Daemon, run, run_vm},
     say::{counted, say},
     userspace::{
         ExecConfig, Inside, SocketConfig, attach_socket, exec, run_inside, run_userspace_vm,
-        user_mode_dir,
     },
-    vm::{EXIT_USAGE, exit_status},
+    vm::{EXIT_USAGE, exit_status, machines_dir},
 };
 
 use std::path::Path;

@@ -249,10 +249,7 @@ impl Running {
     /// Lets the guest run.
     fn boot(&mut self) -> anyhow::Result<()> {
         match self.vm() {
-            Some(vm) => {
-                vm.console.begin();
-                vm.vmm.go()
-            }
+            Some(vm) => vm.go(),
             None => Ok(()),
         }
     }

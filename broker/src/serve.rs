@@ -21,10 +21,9 @@ use nix::{
 use slipgate_control::BpfLog;
 use slipgate_ipc::{
     api::Event,
-    channel::Received,
     client::{ClientAnswer, ClientRequest, PermittedRequest},
     engine::{EngineReply, EngineRequest, FromEngine, OnExit, ToEngine},
-    vmm::{FromVmm, VmmEnd},
+    vmm::VmmEnd,
 };
 
 use crate::{
@@ -37,7 +36,7 @@ use crate::{
     policy_apply::{Applied, NamedChange, PolicyChanges},
     process::{Api, MESSAGES_AT_ONCE, Metrics, page_of, reply_of_all},
     service_manager::ServiceManager,
-    vm::{Typed, Vm},
+    vm::{Heard, Typed, Vm},
     vm_changes::{VmChanges, Wanted},
 };
 
@@ -56,6 +55,20 @@ pub(crate) enum End {
     Vm(Box<VmmEnd>),
     /// The VMM died or no longer responds.
     VmmGone,
+}
+
+impl End {
+    /// The end of a VM.
+    pub(crate) fn of_vm(heard: Heard) -> Self {
+        match heard {
+            Heard::Ended(end) => Self::Vm(end),
+            Heard::Gone => Self::VmmGone,
+            Heard::Killed => Self::Asked {
+                exit: OnExit::Detach,
+                signal: Signal::SIGTERM,
+            },
+        }
+    }
 }
 
 pub(crate) struct Broker {
@@ -97,7 +110,7 @@ impl Broker {
             }
             // Before the network: its TAP goes with it.
             if ready.vmm
-                && let Some(end) = self.receive_from_vmm()
+                && let Some(end) = self.hear_vm()
             {
                 return Ok(end);
             }
@@ -172,7 +185,8 @@ impl Broker {
         let due = due.chain(self.apis.iter().filter_map(Api::due));
         let due = due.chain(self.service_manager.due());
         let due = due.fold(self.look_due, Instant::min);
-        let waits = self.parts.control.has_waiting();
+        let orders_wait = self.vm.as_ref().is_some_and(|vm| vm.orders.has_waiting());
+        let waits = self.parts.control.has_waiting() || orders_wait;
         let places = &self.parts.attached.hook_places;
         let wait = match waits || places.is_due() {
             true => Duration::ZERO,
@@ -194,8 +208,9 @@ impl Broker {
         }
         let mut console = None;
         let vmm_at = fds.len();
+        let vmm_fds = self.vm.as_ref().map_or(0, |vm| vm.fds().count());
         if let Some(vm) = &self.vm {
-            fds.extend([input(vm.vmm.pidfd()), input(vm.vmm.channel().as_fd())]);
+            fds.extend(vm.poll_fds());
             let wants = vm.console.wants();
             console = wants.map(|_| fds.len());
             fds.extend(wants.map(|(fd, flags)| PollFd::new(fd, flags)));
@@ -228,30 +243,21 @@ impl Broker {
             filters: places.is_due() || (filters_at..engines_at).any(is),
             engines: ready(0),
             channels: ready(1),
-            vmm: self.vm.is_some() && (is(vmm_at) || is(vmm_at + 1)),
+            vmm: orders_wait || (vmm_at..vmm_at + vmm_fds).any(is),
             console: console.is_some_and(is),
             control: waits || is_api_due || (others..fds.len()).any(is),
         })
     }
 
-    /// Handles messages of the VMM. Returns how the VM ended, if it did.
-    fn receive_from_vmm(&mut self) -> Option<End> {
-        for _ in 0..MESSAGES_AT_ONCE {
-            match self.vm.as_ref()?.vmm.try_receive() {
-                Ok(Received::Nothing) => break,
-                Ok(Received::Message(FromVmm::Ended(end))) => return Some(End::Vm(end)),
-                Ok(Received::Message(FromVmm::Counters { id, counters })) => {
-                    self.pending.answer_machine(&mut self.parts, id, counters);
-                }
-                Ok(Received::Message(FromVmm::Ready | FromVmm::Failed { .. })) => {}
-                Ok(Received::End) => return Some(End::VmmGone),
-                Err(e) => {
-                    tracing::warn!("the VMM: {e:#}");
-                    return Some(End::VmmGone);
-                }
-            }
-        }
-        None
+    /// Handles orders to the VM and messages of the VMM. Returns how the VM ended, or is to end.
+    fn hear_vm(&mut self) -> Option<End> {
+        let Self {
+            vm, pending, parts, ..
+        } = self;
+        let heard = vm.as_mut()?.hear(MESSAGES_AT_ONCE, |id, counters| {
+            pending.answer_machine(parts, id, counters);
+        });
+        heard.map(End::of_vm)
     }
 
     fn receive_from_engine(&mut self, worker: usize) -> anyhow::Result<()> {
@@ -344,6 +350,11 @@ impl Broker {
                 ClientRequest::Open { vm, lifeline } => {
                     policies.open(parts, client, vm, lifeline)?;
                 }
+                ClientRequest::Machine { .. } => parts.refuse(
+                    client,
+                    "orders to a machine go to its own socket: use `slipgate pause`, `resume`, \
+                     `snapshot` or `kill`",
+                ),
                 ClientRequest::Machines => {
                     pending.ask_machine(parts, client, vm.as_ref().map(|vm| &vm.vmm));
                 }

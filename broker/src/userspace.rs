@@ -53,7 +53,6 @@ use self::{clients::Clients, command::Command, place::Place, socket::Socket};
 pub use self::{
     command::{Inside, run_inside},
     machine::run_userspace_vm,
-    place::user_mode_dir,
 };
 use crate::{
     config::{Config, VmConfig},

@@ -1,25 +1,37 @@
 //! The VM of `slipgate run`: its files, its process, its console, and how it ended.
 mod console;
 mod disk;
+mod orders;
 mod report;
 mod terminal;
 mod vmm_process;
 
-use std::{fs::File, os::fd::OwnedFd};
+use std::{
+    fs::File,
+    os::fd::{AsFd as _, BorrowedFd, OwnedFd},
+};
 
 use anyhow::Context as _;
+use nix::poll::{PollFd, PollFlags};
 use slipgate_control::{Users, guest_tap::GuestTap};
+use slipgate_ipc::{
+    channel::Received,
+    vmm::{FromVmm, VmmEnd},
+};
 use slipgate_policy::document::ConfigError;
 
-pub use self::report::{EXIT_USAGE, exit_status};
-use self::{console::Console, disk::OpenDisk, vmm_process::Handed};
+use self::{console::Console, disk::OpenDisk, orders::Orders, vmm_process::Handed};
 pub(crate) use self::{
     console::Typed,
     report::{How, Report, ReportFile},
     vmm_process::VmmProcess,
 };
+pub use self::{
+    orders::machines_dir,
+    report::{EXIT_USAGE, exit_status},
+};
 use crate::{
-    config::{MachineSpec, RunConfig},
+    config::{MachineSpec, RunConfig, SNAPSHOT_FILES},
     host::{ListeningSocket, kvm},
 };
 
@@ -31,12 +43,27 @@ const TAP_MTU: u16 = 1_500;
 pub(crate) struct Vm {
     pub(crate) vmm: VmmProcess,
     pub(crate) console: Console,
+    pub(crate) orders: Orders,
     /// The socket for the guest's vsock; its file goes with it.
     _vsock: Option<ListeningSocket>,
 }
 
-/// Kernel and initial RAM disk that the VMM boots, its disks, and its socket for vsock.
+/// What has happened to the VM.
+#[derive(Debug)]
+pub(crate) enum Heard {
+    /// The guest ended by itself.
+    Ended(Box<VmmEnd>),
+    /// The VMM died or no longer responds.
+    Gone,
+    /// A client has asked for the end.
+    Killed,
+}
+
+/// Kernel and initial RAM disk that the VMM boots, or the snapshot that it restores; its disks, and
+/// its socket for vsock.
 pub(crate) struct Images {
+    /// The state and the memory.
+    snapshot: Option<[File; 2]>,
     kernel: Option<File>,
     initrd: Option<File>,
     disks: Vec<OpenDisk>,
@@ -50,9 +77,17 @@ impl Images {
             path.map(|path| vmm_process::open_image(flag, path))
                 .transpose()
         };
+        let [state, memory, _] = SNAPSHOT_FILES;
+        let saved = |dir: &std::path::PathBuf| {
+            let file = |name| vmm_process::open_image("--restore", &dir.join(name));
+            Ok::<_, ConfigError>([file(state)?, file(memory)?])
+        };
+        let boots = machine.restore.is_none();
+        let of_boot = |path: &Option<std::path::PathBuf>| path.clone().filter(|_| boots);
         Ok(Self {
-            kernel: image("--kernel", &machine.kernel)?,
-            initrd: image("--initrd", &machine.initrd)?,
+            snapshot: machine.restore.as_ref().map(saved).transpose()?,
+            kernel: image("--kernel", &of_boot(&machine.kernel))?,
+            initrd: image("--initrd", &of_boot(&machine.initrd))?,
             disks: machine
                 .disks
                 .iter()
@@ -88,13 +123,14 @@ impl Vm {
     ) -> anyhow::Result<Self> {
         let machine = &config.machine;
         let Images {
+            snapshot,
             kernel,
             initrd,
             disks,
             vsock,
         } = images;
         let kvm = kvm::open()?;
-        let (console, input) = Console::open(kernel.is_some())?;
+        let (console, input) = Console::open(machine.kernel.is_some())?;
         let output = vmm_process::stdout()?;
         let taps = match link {
             Some(link) => vec![link],
@@ -108,6 +144,7 @@ impl Vm {
         let listener = vsock.as_ref().map(ListeningSocket::copy).transpose();
         let handed = Handed {
             kvm,
+            snapshot,
             kernel,
             initrd,
             disks,
@@ -121,8 +158,54 @@ impl Vm {
         Ok(Vm {
             vmm,
             console,
+            orders: Orders::listen(&config.nat.vms[0].name, &config.machine)?,
             _vsock: vsock,
         })
+    }
+
+    /// Lets the guest run.
+    pub(crate) fn go(&mut self) -> anyhow::Result<()> {
+        self.console.begin();
+        self.orders.begin();
+        self.vmm.go()
+    }
+
+    /// Descriptors of which one has an event when [`Vm::hear`] has something to do.
+    pub(crate) fn fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        let vmm = [self.vmm.pidfd(), self.vmm.channel().as_fd()];
+        vmm.into_iter().chain(self.orders.fds())
+    }
+
+    /// As [`Vm::fds`], for poll(2).
+    pub(crate) fn poll_fds(&self) -> impl Iterator<Item = PollFd<'_>> {
+        self.fds().map(|fd| PollFd::new(fd, PollFlags::POLLIN))
+    }
+
+    /// Answers clients and reads what the VMM has sent, at most `most` messages. `counted` gets
+    /// counters that were asked for. Returns how the VM ended or is to end.
+    pub(crate) fn hear(
+        &mut self,
+        most: usize,
+        mut counted: impl FnMut(u64, serde_json::Value),
+    ) -> Option<Heard> {
+        for _ in 0..most {
+            match self.vmm.try_receive() {
+                Ok(Received::Nothing) => break,
+                Ok(Received::Message(FromVmm::Ended(end))) => return Some(Heard::Ended(end)),
+                Ok(Received::Message(FromVmm::Counters { id, counters })) => counted(id, counters),
+                Ok(Received::Message(FromVmm::Carried { id, error })) => {
+                    self.orders.carried(id, error);
+                }
+                Ok(Received::Message(FromVmm::Ready | FromVmm::Failed { .. })) => {}
+                Ok(Received::End) => return Some(Heard::Gone),
+                Err(e) => {
+                    tracing::warn!("the VMM: {e:#}");
+                    return Some(Heard::Gone);
+                }
+            }
+        }
+        // Behind the answers, after which a client's next request is taken.
+        self.orders.serve(&self.vmm).then_some(Heard::Killed)
     }
 
     /// An error before the guest ran, or the VMM's end where that is behind it: its TAP goes too.

@@ -104,6 +104,8 @@ pub(crate) enum ShowCommand {
     Flows(FlowsArgs),
     /// Show packets, bytes, drops, refusals and ports
     Stats(StatsArgs),
+    /// List the machines of `slipgate run` on this host
+    Ps(PsArgs),
     /// Say which rule decides about a destination, and what would happen
     Why(WhyArgs),
 }
@@ -121,8 +123,15 @@ pub(crate) enum ControlCommand {
     Thaw(VmArgs),
     /// Hold what comes for a VM that is paused, until it is resumed
     Sleep(VmArgs),
-    /// Deliver what was held for a VM that slept; call it when its guest runs again
+    /// Pause the guest of a `slipgate run`
+    Pause(MachineArgs),
+    /// Have a paused guest of `slipgate run` go on, and deliver what was held for a VM that slept;
+    /// with another VMM, call it when its guest runs again
     Resume(VmArgs),
+    /// Write a snapshot of a `slipgate run`, from which `slipgate run --restore` goes on
+    Snapshot(SnapshotArgs),
+    /// End a `slipgate run` at once
+    Kill(MachineArgs),
     /// Write a live flow's packets, as its guest sees them, to a pcapng file
     Capture(CaptureArgs),
     /// Stop `slipgate serve`: end its VMs and their flows, remove everything from the kernel
@@ -564,6 +573,29 @@ pub(crate) struct VmArgs {
     /// Directory in bpffs that `attach` was given
     #[arg(long, value_name = "DIR", default_value = DEFAULT_PIN_DIR)]
     pub(crate) pin_dir: PathBuf,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct PsArgs {
+    /// As an array of JSON objects
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct MachineArgs {
+    /// The VM's name, or the process id of its `slipgate run` (see `slipgate ps`)
+    #[arg(value_name = "NAME|PID")]
+    pub(crate) machine: String,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct SnapshotArgs {
+    /// The VM's name, or the process id of its `slipgate run` (see `slipgate ps`)
+    #[arg(value_name = "NAME|PID")]
+    pub(crate) machine: String,
+    /// Directory for the snapshot, which is made and must not exist yet
+    pub(crate) dir: PathBuf,
 }
 
 #[derive(Args, Debug)]

@@ -130,6 +130,11 @@ pub(crate) fn have_done(
 }
 
 impl Asked {
+    /// Whether nobody here serves what was asked about.
+    pub(crate) fn is_unknown(&self) -> bool {
+        self.errors.is_empty()
+    }
+
     /// Error that no broker served the request; `what` is the VM or flow in question.
     pub(crate) fn error(self, what: &str) -> anyhow::Error {
         if !self.errors.is_empty() {

@@ -1,10 +1,11 @@
 //! Commands that change a running slipgate: `policy apply`, `cut`, `freeze`, `thaw`, `capture`,
-//! `stop`.
-//! Each sends a request, as root, to the broker that serves the VM.
+//! `stop`. Each sends a request, as root, to the broker that serves the VM. Those about a machine of
+//! `slipgate run` (`pause`, `snapshot`, `kill`) go to the machine's own socket.
 pub(crate) mod apply;
 mod capture;
 mod cut;
 mod freeze;
+mod machine;
 mod sleep;
 
 use nix::sys::{
@@ -28,7 +29,10 @@ pub(crate) fn run(command: &ControlCommand) -> anyhow::Result<()> {
         ControlCommand::Freeze(args) => freeze::freeze(args),
         ControlCommand::Thaw(args) => freeze::thaw(args),
         ControlCommand::Sleep(args) => sleep::sleep(args),
+        ControlCommand::Pause(args) => machine::pause(args),
         ControlCommand::Resume(args) => sleep::resume(args),
+        ControlCommand::Snapshot(args) => machine::snapshot(args),
+        ControlCommand::Kill(args) => machine::kill(args),
         ControlCommand::Capture(args) => capture::run(args),
         ControlCommand::Stop(args) => stop(args),
     }

@@ -9,6 +9,7 @@ mod control;
 mod doctor;
 mod events;
 mod log;
+mod machines;
 mod manual;
 mod policy;
 mod role;

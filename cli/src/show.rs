@@ -1,7 +1,8 @@
-//! Readers of the pinned maps and of the broker's answers: `flows`, `stats`, `why`. They change
+//! Readers of the pinned maps and of the brokers' answers: `flows`, `stats`, `ps`, `why`. They change
 //! nothing and do not slow packets.
 pub(crate) mod flows;
 pub(crate) mod names;
+mod ps;
 pub(crate) mod stats;
 pub(crate) mod table;
 pub(crate) mod why;
@@ -25,6 +26,7 @@ pub(crate) fn run(command: &ShowCommand) -> anyhow::Result<ExitCode> {
     match command {
         ShowCommand::Flows(args) => flows::run(args).map(done),
         ShowCommand::Stats(args) => stats::run(args).map(done),
+        ShowCommand::Ps(args) => ps::run(args).map(done),
         ShowCommand::Why(args) => why::run(args),
     }
 }

@@ -19,6 +19,7 @@ mod rules;
 pub mod seeds;
 mod services;
 mod slaac;
+mod snapshot;
 mod tape;
 mod transport;
 mod virtio_net;
@@ -39,6 +40,7 @@ pub use {
     rules::rules,
     services::services,
     slaac::slaac,
+    snapshot::snapshot,
     transport::transport,
     virtio_net::virtio_net,
 };

@@ -3,6 +3,7 @@ mod engine;
 mod inspect;
 mod kernel;
 mod messages;
+mod snapshot;
 mod virtio;
 mod virtio_net;
 
@@ -48,6 +49,7 @@ pub fn write(corpus: &Path) -> io::Result<()> {
         ("kernel", kernel::kernel()),
         ("pci", virtio::pci()),
         ("transport", virtio::transport()),
+        ("snapshot", snapshot::snapshot()),
     ];
     for (target, seeds) in all {
         let folder = corpus.join(target);

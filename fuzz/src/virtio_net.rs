@@ -142,6 +142,7 @@ impl Rig {
                 index: index as u16,
                 queue,
                 kick: EventFd::new(EFD_NONBLOCK).expect("an eventfd"),
+                taken: Vec::new(),
             }
         });
         let activation = Activation {
@@ -149,6 +150,7 @@ impl Rig {
             features: self.features,
             queues: enabled.collect(),
             signals: Arc::new(Nobody(AtomicBool::new(false))),
+            restored: None,
         };
         self.card
             .activate(activation)

@@ -4,6 +4,7 @@
 //! A request that an engine answers is an [`EngineRequest`]: the broker resolves its subject and
 //! passes it on. The broker serves the other requests itself.
 mod ask;
+mod machine;
 mod server;
 mod vms;
 
@@ -13,6 +14,7 @@ use serde::{Deserialize, Serialize};
 
 pub use self::{
     ask::{ClientError, ask},
+    machine::{MachineOrder, MachineState, MachineStatus},
     server::{ClientId, ControlServer, PermittedRequest},
     vms::{
         Filled, GuestIpv6Status, GuestNetwork, Ipv6Mode, MAX_LABEL_BYTES, MAX_LABELS,
@@ -29,6 +31,8 @@ use crate::{
 const ANSWER_WITHIN: Duration = Duration::from_secs(5);
 /// Time within which a change has to be answered: it may read files or end many flows.
 const CHANGE_WITHIN: Duration = Duration::from_secs(120);
+/// Time within which a snapshot has to be written: up to 512 GiB.
+const SAVED_WITHIN: Duration = Duration::from_secs(3_600);
 
 /// A request of a client to a broker.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -43,6 +47,11 @@ pub enum ClientRequest<F = OwnedFd> {
     },
     /// Counters of the machines that the broker runs.
     Machines,
+    /// An order to the machine of `slipgate run`, at the machine's own socket.
+    Machine {
+        /// The order.
+        order: MachineOrder<F>,
+    },
     /// Names of the VMs served here; answered by [`ClientAnswer::UnknownVm`].
     Vms,
     /// The VMs of a daemon with their states; answered by [`ClientAnswer::VmList`].
@@ -158,6 +167,16 @@ pub enum ClientAnswer {
         /// Counters by the name of the VM; a VM whose VMM is another program is absent.
         machines: BTreeMap<String, serde_json::Value>,
     },
+    /// A machine of `slipgate run`.
+    Machine {
+        /// What it is and does.
+        machine: Box<MachineStatus>,
+    },
+    /// A snapshot is written.
+    Saved {
+        /// What the machine was made from, for the one that is to be restored.
+        machine: serde_json::Value,
+    },
     /// No VM has that name, or the request named none.
     UnknownVm {
         /// Names of the VMs served here.
@@ -271,6 +290,7 @@ impl<F> ClientRequest<F> {
     fn needs(&self) -> Role {
         match self {
             Self::Engine { ask, .. } if ask.is_read_only() => Role::Reader,
+            Self::Machine { order } if order.is_read_only() => Role::Reader,
             Self::Machines
             | Self::Vms
             | Self::ListVms
@@ -278,6 +298,7 @@ impl<F> ClientRequest<F> {
             | Self::ListPolicies
             | Self::ApiSockets => Role::Reader,
             Self::Engine { .. }
+            | Self::Machine { .. }
             | Self::PutVm { .. }
             | Self::ServeVm { .. }
             | Self::PutPolicy { .. }
@@ -308,6 +329,7 @@ impl<F> ClientRequest<F> {
             | Self::RemovePolicy { .. }
             | Self::RemoveVm { .. } => true,
             Self::Machines
+            | Self::Machine { .. }
             | Self::Vms
             | Self::ListVms
             | Self::GuestNetwork
@@ -321,6 +343,12 @@ impl<F> ClientRequest<F> {
 
     /// Time that the answer may take.
     fn within(&self) -> Duration {
+        if let Self::Machine {
+            order: MachineOrder::Snapshot { .. },
+        } = self
+        {
+            return SAVED_WITHIN;
+        }
         match self.needs() {
             Role::Reader => ANSWER_WITHIN,
             Role::Admin => CHANGE_WITHIN,
@@ -413,6 +441,7 @@ pub struct HandedOver<F = OwnedFd> {
 maps_descriptors!(enum ClientRequest {
     Engine { about, ask: nested },
     Machines,
+    Machine { order: nested },
     Vms,
     ListVms,
     GuestNetwork,

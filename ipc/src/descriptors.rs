@@ -123,7 +123,8 @@ macro_rules! carries_none {
 /// Implements `try_map<G, E>(self, f: &mut impl FnMut(F) -> Result<G, E>)` for a struct or an enum
 /// whose type parameter is that of its descriptors. It names every field, and says of those that
 /// hold descriptors how: `fd`, `optional`, `all` (of a `Vec`), `nested` (in another such type),
-/// `boxed` (as nested, in a `Box`), or `each` (as nested, in a `Vec`).
+/// `boxed` (as nested, in a `Box`), `maybe` (as nested, in an `Option`), or `each` (as nested, in a
+/// `Vec`).
 macro_rules! maps_descriptors {
     (struct $Type:ident { $($field:ident $(: $kind:ident)?),* $(,)? }) => {
         impl<F> $Type<F> {
@@ -177,6 +178,9 @@ macro_rules! map_field {
     };
     ($f:ident $field:ident boxed) => {
         Box::new($field.try_map($f)?)
+    };
+    ($f:ident $field:ident maybe) => {
+        $field.map(|one| one.try_map($f)).transpose()?
     };
     ($f:ident $field:ident each) => {
         $field

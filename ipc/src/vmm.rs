@@ -17,8 +17,36 @@ pub enum ToVmm<F = OwnedFd> {
         /// Returned with the answer.
         id: u64,
     },
-    /// Stop the guest and send [`FromVmm::Ended`].
+    /// An order; answered by [`FromVmm::Carried`] with the same number. Orders are carried out one
+    /// after the other.
+    Order {
+        /// Returned with the answer.
+        id: u64,
+        /// The order.
+        order: VmmOrder<F>,
+    },
+    /// Stop the guest and send [`FromVmm::Ended`]. It does not wait for an order under way.
     Stop,
+}
+
+/// Order to a machine that runs.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub enum VmmOrder<F = OwnedFd> {
+    /// Pause the guest.
+    Pause,
+    /// Have it go on.
+    Resume,
+    /// Write a snapshot. A guest that runs is paused meanwhile.
+    Snapshot(VmmSnapshot<F>),
+}
+
+/// Files of a snapshot.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct VmmSnapshot<F = OwnedFd> {
+    /// The machine's state.
+    pub state: F,
+    /// Its memory.
+    pub memory: F,
 }
 
 /// Machine that the VMM creates.
@@ -30,6 +58,8 @@ pub struct VmmStart<F = OwnedFd> {
     pub input: F,
     /// Output of the guest's serial console.
     pub output: F,
+    /// The snapshot to go on from, in the place of a kernel.
+    pub snapshot: Option<VmmSnapshot<F>>,
     /// The kernel's image; `None`: the built-in guest.
     pub kernel: Option<F>,
     /// The initial RAM disk.
@@ -86,6 +116,13 @@ pub enum FromVmm {
         /// Counters of the machine.
         counters: serde_json::Value,
     },
+    /// The answer to [`ToVmm::Order`].
+    Carried {
+        /// Number of the order.
+        id: u64,
+        /// Why it was not carried out, in words.
+        error: Option<String>,
+    },
     /// The guest no longer runs. The last message.
     Ended(Box<VmmEnd>),
 }
@@ -125,9 +162,19 @@ pub enum GuestEnd {
     },
 }
 
-maps_descriptors!(enum ToVmm { Start(start: boxed), Go, Counters { id }, Stop });
+maps_descriptors!(enum ToVmm {
+    Start(start: boxed), Go, Counters { id }, Order { id, order: nested }, Stop,
+});
+maps_descriptors!(enum VmmOrder { Pause, Resume, Snapshot(files: nested) });
+maps_descriptors!(
+    struct VmmSnapshot {
+        state: fd,
+        memory: fd,
+    }
+);
 maps_descriptors!(struct VmmStart {
-    kvm: fd, input: fd, output: fd, kernel: optional, initrd: optional, disks: each, vsock: optional,
+    kvm: fd, input: fd, output: fd, snapshot: maybe, kernel: optional, initrd: optional, disks: each,
+    vsock: optional,
     vsock_cid, taps: all, cpus, memory_bytes, cmdline, mac, mtu, log,
 });
 maps_descriptors!(struct VmmDisk { file: fd, read_only });

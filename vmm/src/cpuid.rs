@@ -34,6 +34,17 @@ pub fn filtered(kvm: &Kvm, cpu: u8, cpus: u8) -> Result<CpuId, CpuidError> {
     CpuId::from_entries(&entries).map_err(|_| CpuidError::Entries(entries.len()))
 }
 
+/// Returns the first leaf in which two CPUIDs of one vCPU differ; `None` if they are the same.
+pub fn first_difference(a: &[kvm_cpuid_entry2], b: &[kvm_cpuid_entry2]) -> Option<u32> {
+    let all = a.iter().map(Some).chain([None]);
+    let mut pairs = all.zip(b.iter().map(Some).chain([None]));
+    let longer = if a.len() > b.len() { a } else { b };
+    let behind = longer.get(a.len().min(b.len()));
+    let differing = pairs.find(|(a, b)| a != b);
+    let differing = differing.and_then(|(a, b)| a.or(b)).or(behind);
+    differing.map(|entry| entry.function)
+}
+
 /// Returns the number of bits of a guest physical address.
 pub fn physical_bits(cpuid: &CpuId) -> u8 {
     let leaf = |function| {

@@ -57,6 +57,25 @@ pub(crate) fn kick(thread: &JoinHandle<()>) {
     unsafe { libc::pthread_kill(thread.as_pthread_t(), SIGRTMIN()) };
 }
 
+/// A thread that can be kicked by those who do not have its handle.
+pub(crate) struct Target(libc::pthread_t);
+
+impl Target {
+    /// Makes a target of a thread.
+    ///
+    /// # Safety
+    /// The target is dropped before the thread is joined or detached.
+    pub(crate) unsafe fn of(thread: &JoinHandle<()>) -> Self {
+        Self(thread.as_pthread_t())
+    }
+
+    /// Kicks the thread once.
+    pub(crate) fn kick(&self) {
+        // SAFETY: the thread was neither joined nor detached: see `of`.
+        unsafe { libc::pthread_kill(self.0, SIGRTMIN()) };
+    }
+}
+
 /// Kicks a thread, which has been asked to end, until it ends.
 pub(crate) fn until_joined(thread: JoinHandle<()>) {
     /// Time between kicks. A kick may come just before the call that it is to interrupt.

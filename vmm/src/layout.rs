@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!           0 .. 640 KiB       RAM, with the structures that the VMM writes for the kernel
-//!     640 KiB .. 1 MiB         no RAM, except the ACPI tables at 0xE0000
+//!     640 KiB .. 1 MiB         no RAM, except the ACPI tables at 0xE0000 and a page behind them
 //!       1 MiB .. 3 GiB         RAM (kernel low, initrd high)
 //! 0xC000_0000 .. 0xE000_0000   PCI, 32-bit BARs
 //! 0xE000_0000 .. 0xE010_0000   PCI configuration space (ECAM)
@@ -95,7 +95,13 @@ pub const BASE_RAM_END: u64 = 0x9_FC00;
 /// ACPI tables. The RSDP comes first, where a legacy scan finds it too.
 pub const ACPI_TABLES: Window = Window {
     start: 0xE_0000,
-    size: 0x2_0000,
+    size: 0x1_F000,
+};
+/// Page that begins with the generation id of the VM (VMGENID): 16 bytes that are others in each
+/// machine restored from a snapshot.
+pub const GENERATION_ID: Window = Window {
+    start: 0xF_F000,
+    size: 0x1000,
 };
 /// Address of the RSDP.
 pub const RSDP: u64 = ACPI_TABLES.start;
@@ -137,6 +143,9 @@ pub const POWER_OFF: u8 = (SLEEP_TYPE_S5 << 2) | 0x20;
 pub const SLEEP_TYPE_S5: u8 = 5;
 /// Interrupt line (GSI) of the serial port.
 pub const SERIAL_IRQ: u32 = 4;
+
+/// Interrupt line (GSI) that says that the generation id is another.
+pub const GENERATION_IRQ: u32 = 5;
 
 /// Returns the ranges of RAM of a machine with `memory_bytes` of it.
 pub fn ram(memory_bytes: u64) -> Vec<Window> {

@@ -41,6 +41,7 @@ fn nothing_lies_on_something_else() {
             size: 0xA_0000 - BASE_RAM_END,
         },
         ACPI_TABLES,
+        GENERATION_ID,
         Window {
             start: KERNEL_MIN,
             size: LOW_RAM_LIMIT - KERNEL_MIN,

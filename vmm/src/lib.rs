@@ -23,12 +23,16 @@ pub mod machine;
 pub mod memory;
 pub mod pci;
 pub mod report;
+pub mod snapshot;
 pub mod thread;
 pub mod virtio;
 
 pub use counters::Counters;
 pub use machine::vcpu;
-pub use machine::{Machine, MachineConfig, MachineError, Outcome, SerialIo, StopHandle};
+pub use machine::{
+    Control, Devices, Machine, MachineConfig, MachineError, Origin, Outcome, SerialIo,
+    SnapshotFiles, StopHandle,
+};
 pub use report::Report;
 pub use thread::{ThreadKind, ThreadSetup};
 

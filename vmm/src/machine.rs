@@ -6,18 +6,30 @@
 //! device (power off, reset, exit status), a crash, or a [`StopHandle`] ends the machine. The first
 //! reason counts. Then the vCPUs are kicked out of the guest and joined. After that only the
 //! devices' threads access the guest's memory, and they end with the devices.
-use std::{io, os::fd::OwnedFd, sync::Arc, sync::atomic::AtomicBool, thread::JoinHandle};
+//!
+//! A machine that is restored from a snapshot ([`crate::snapshot`]) is made like one that boots,
+//! except that the state takes the place of a kernel: vCPUs, interrupt controllers, then devices,
+//! which stay suspended until the machine runs. A [`Control`] pauses a machine, and saves it.
+use std::{
+    fs::File, io, io::Read as _, os::fd::OwnedFd, sync::Arc, sync::atomic::AtomicBool,
+    thread::JoinHandle,
+};
 
+use vm_memory::{Bytes as _, GuestAddress};
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EventFd};
 
 mod bus;
+mod control;
 mod devices;
 mod ending;
 mod error;
 mod gate;
+mod meeting;
 pub mod vcpu;
 
 pub(crate) use bus::{Answer, Bus};
+pub use control::{Control, SnapshotFiles};
+pub use devices::Devices;
 pub(crate) use ending::Ending;
 pub use ending::{Outcome, StopHandle};
 pub use error::MachineError;
@@ -25,16 +37,17 @@ pub(crate) use gate::Gate;
 
 pub use crate::legacy::serial::SerialIo;
 use devices::Platform;
+use meeting::Meeting;
 
 use crate::{
-    ThreadSetup,
+    GuestMemory, ThreadSetup,
     acpi::{self, AcpiConfig},
     boot::{self, BootSource},
     counters::Counters,
     cpuid, kick, kvm, layout,
     legacy::{pm_timer::PmTimer, rtc::Rtc, serial::Console},
     memory,
-    virtio::{block::DiskConfig, net::NetConfig, vsock::VsockConfig},
+    snapshot::{self, MachineState, SnapshotError},
 };
 
 /// Configuration of a machine.
@@ -43,26 +56,43 @@ pub struct MachineConfig {
     pub cpus: u8,
     /// RAM in bytes, whole pages.
     pub memory_bytes: u64,
-    /// Kernel, initrd and command line.
-    pub boot: BootSource,
-    /// Network card; `None` for a machine without one.
-    pub net: Option<NetConfig>,
-    /// Disks, in the order in which the guest finds them.
-    pub disks: Vec<DiskConfig>,
-    /// Connections with programs of the host; `None` for a machine without.
-    pub vsock: Option<VsockConfig>,
-    /// Input and output of the serial console.
-    pub serial: SerialIo,
+    /// What the machine begins with.
+    pub origin: Origin,
+    /// Its devices.
+    pub devices: Devices,
     /// `/dev/kvm`, opened for reading and writing.
     pub kvm: OwnedFd,
     /// Function that each thread of the machine calls first.
     pub threads: ThreadSetup,
 }
 
+/// What a machine begins with.
+pub enum Origin {
+    /// Kernel, initrd and command line.
+    Boot(BootSource),
+    /// Files of a snapshot ([`Control::snapshot`]), opened for reading. CPUs, memory and devices must
+    /// be those of the saved machine.
+    Snapshot {
+        /// The state.
+        state: File,
+        /// The memory. It must not change for as long as the machine is there.
+        memory: File,
+    },
+}
+
 /// Machine that is ready to run. Dropping it ends its threads.
 pub struct Machine {
     vcpus: Vec<JoinHandle<()>>,
     shared: Arc<vcpu::Shared>,
+    control: Control,
+    /// Signals that the generation id is another, in a machine that was restored.
+    new_generation: Option<EventFd>,
+}
+
+/// What the vCPUs of a machine begin with.
+enum Beginning {
+    Kernel(boot::Loaded),
+    State(Box<MachineState>),
 }
 
 impl Machine {
@@ -85,34 +115,51 @@ impl Machine {
                 physical_bits,
             });
         }
-        let memory = Arc::new(memory::create(config.memory_bytes)?);
-        let vm = Arc::new(kvm::create(&kvm, &memory)?);
-        let kernel = boot::load(&memory, &config.boot)?;
         let mmio64 = layout::mmio64(config.memory_bytes, physical_bits);
-        acpi::write(&memory, &AcpiConfig { cpus, mmio64 })?;
+        let acpi = AcpiConfig { cpus, mmio64 };
+        let (memory, beginning) = begin(config.origin, config.memory_bytes, &acpi)?;
+        let memory = Arc::new(memory);
+        let vm = Arc::new(kvm::create(&kvm, &memory)?);
         let routes = Arc::new(kvm::GsiRoutes::new(vm.clone()));
+        let saved = match &beginning {
+            Beginning::Kernel(_) => None,
+            Beginning::State(state) => Some(&**state),
+        };
 
         let serial_irq = new_eventfd()?;
         routes
             .connect_pin(layout::SERIAL_IRQ, &serial_irq)
             .map_err(MachineError::host("connecting the serial port's interrupt"))?;
         let serial = Arc::default();
-        let console = Console::start(config.serial, serial_irq, &serial, &config.threads)
+        let Devices {
+            net,
+            disks,
+            vsock,
+            serial: serial_io,
+        } = config.devices;
+        let uart = saved.map(|state| &state.serial);
+        let console = Console::start(serial_io, serial_irq, uart, &serial, &config.threads)
             .map_err(MachineError::host("starting the serial console"))?;
+        let new_generation = match saved {
+            Some(_) => {
+                let signal = new_eventfd()?;
+                routes
+                    .connect_pin(layout::GENERATION_IRQ, &signal)
+                    .map_err(MachineError::host(
+                        "connecting the generation id's interrupt",
+                    ))?;
+                Some(signal)
+            }
+            None => None,
+        };
         let doorbells = Arc::new(kvm::KvmDoorbells(vm.clone()));
         let platform = Platform {
             memory: memory.clone(),
-            msi: routes,
+            msi: routes.clone(),
             doorbells,
             mmio64,
         };
-        let (pci, devices) = devices::root(
-            &platform,
-            config.net,
-            config.disks,
-            config.vsock,
-            &config.threads,
-        )?;
+        let (pci, devices) = devices::root(&platform, net, disks, vsock, &config.threads)?;
         let shared = Arc::new(vcpu::Shared {
             memory,
             bus: Bus {
@@ -125,18 +172,47 @@ impl Machine {
             ending: Ending::new().map_err(MachineError::host("making an eventfd"))?,
             gate: Gate::default(),
             stopping: AtomicBool::new(false),
+            meeting: Meeting::of(cpus.into()),
+            abilities: vcpu::Abilities::of(&kvm)?,
         });
+        let none = Control::new(shared.clone(), vm.clone(), Vec::new());
         let mut machine = Machine {
             vcpus: Vec::new(),
             shared,
+            control: none,
+            new_generation,
         };
         for index in 0..cpus {
-            let fd = vcpu::create(&kvm, &vm, index, cpus, &kernel)?;
-            let thread = vcpu::start(index, fd, machine.shared.clone(), &config.threads)
+            let made = match &beginning {
+                Beginning::Kernel(kernel) => vcpu::create(&kvm, &vm, index, cpus, kernel)?,
+                Beginning::State(state) => {
+                    let saved = &state.vcpus[usize::from(index)];
+                    let saved = (saved, &machine.shared.abilities);
+                    vcpu::restore(&kvm, &vm, index, cpus, saved)?
+                }
+            };
+            let thread = vcpu::start(index, made, machine.shared.clone(), &config.threads)
                 .map_err(MachineError::host("starting a vCPU's thread"))?;
             machine.vcpus.push(thread);
         }
+        if let Beginning::State(state) = &beginning {
+            kvm::restore(&vm, &state.kvm)?;
+            routes
+                .at_once(|| machine.shared.restore(state))
+                .map_err(MachineError::host(
+                    "setting the routes of the devices' interrupts",
+                ))??;
+        }
+        // SAFETY: `shut_down` closes the control before it joins the threads.
+        let target = |thread| unsafe { kick::Target::of(thread) };
+        let targets = machine.vcpus.iter().map(target).collect();
+        machine.control = Control::new(machine.shared.clone(), vm, targets);
         Ok(machine)
+    }
+
+    /// Returns a handle that gives orders to the machine while it runs.
+    pub fn control(&self) -> Control {
+        self.control.clone()
     }
 
     /// Returns the machine's counters. They remain readable after the machine has ended.
@@ -155,6 +231,13 @@ impl Machine {
     /// Runs the guest to its end, and returns how it ended. When it returns, no thread of the
     /// machine runs any more, and the guest's output has been written.
     pub fn run(mut self) -> Outcome {
+        if let Some(signal) = &self.new_generation {
+            self.shared.bus.pci.resume();
+            self.shared.bus.pci.signal_again();
+            self.shared.bus.console.signal_again();
+            // A new eventfd's count is not at its limit.
+            let _ = signal.write(1);
+        }
         self.shared.gate.open();
         let outcome = self.shared.ending.wait();
         self.shut_down();
@@ -164,6 +247,7 @@ impl Machine {
     fn shut_down(&mut self) {
         self.shared.stop();
         self.shared.gate.open();
+        self.control.close();
         self.vcpus.iter().for_each(kick::kick);
         self.vcpus.drain(..).for_each(kick::until_joined);
     }
@@ -173,6 +257,62 @@ impl Drop for Machine {
     fn drop(&mut self) {
         self.shut_down();
     }
+}
+
+/// Makes the memory, with what the machine begins with.
+fn begin(
+    origin: Origin,
+    bytes: u64,
+    acpi: &AcpiConfig,
+) -> Result<(GuestMemory, Beginning), MachineError> {
+    match origin {
+        Origin::Boot(source) => {
+            let memory = memory::create(bytes)?;
+            let kernel = boot::load(&memory, &source)?;
+            acpi::write(&memory, acpi)?;
+            write_generation_id(&memory)?;
+            Ok((memory, Beginning::Kernel(kernel)))
+        }
+        Origin::Snapshot { state, memory } => {
+            let state = read_state(state)?;
+            if state.memory_bytes != bytes || state.vcpus.len() != usize::from(acpi.cpus) {
+                let (cpus, there) = (state.vcpus.len(), state.memory_bytes);
+                let wanted = acpi.cpus;
+                let why = format!(
+                    "it has {cpus} CPUs and {there} bytes of memory, and the machine {wanted} and \
+                     {bytes}"
+                );
+                return Err(SnapshotError::Mismatch(why).into());
+            }
+            let memory = memory::of_file(bytes, memory)?;
+            write_generation_id(&memory)?;
+            Ok((memory, Beginning::State(Box::new(state))))
+        }
+    }
+}
+
+fn read_state(file: File) -> Result<MachineState, SnapshotError> {
+    let mut bytes = Vec::new();
+    // One byte more than any state, with its header.
+    file.take(snapshot::MAX_STATE_BYTES + 4096)
+        .read_to_end(&mut bytes)
+        .map_err(SnapshotError::file("read the state's file"))?;
+    snapshot::decode(&bytes)
+}
+
+/// Gives the VM an id that no other has.
+fn write_generation_id(memory: &GuestMemory) -> Result<(), MachineError> {
+    let mut id = [0u8; 16];
+    // SAFETY: the pointer and the length are those of `id`.
+    let got = unsafe { libc::getrandom(id.as_mut_ptr().cast(), id.len(), 0) };
+    if usize::try_from(got) != Ok(id.len()) {
+        let source = io::Error::last_os_error();
+        let what = "getting random bytes for the generation id";
+        return Err(MachineError::Host { what, source });
+    }
+    memory
+        .write_slice(&id, GuestAddress(layout::GENERATION_ID.start))
+        .map_err(|e| MachineError::host("writing the generation id")(io::Error::other(e)))
 }
 
 fn new_eventfd() -> Result<EventFd, MachineError> {

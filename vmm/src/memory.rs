@@ -1,6 +1,12 @@
-//! The guest's memory: anonymous, private, and not touched before the guest touches it.
+//! The guest's memory: anonymous or of a snapshot's file, private, and not touched before the guest
+//! touches it.
+use std::{fs::File, io, sync::Arc};
+
 use thiserror::Error;
-use vm_memory::{GuestAddress, GuestMemoryBackend, GuestMemoryRegion};
+use vm_memory::{
+    FileOffset, GuestAddress, GuestMemoryBackend, GuestMemoryRegion, GuestRegionMmap,
+    mmap::MmapRegionBuilder,
+};
 
 use crate::{
     GuestMemory,
@@ -26,6 +32,17 @@ pub enum MemoryError {
         /// Error from the kernel or vm-memory, as text.
         why: String,
     },
+    /// The snapshot's file can't be asked for its size.
+    #[error("looking at the file of the memory")]
+    File(#[source] io::Error),
+    /// The snapshot's file has another size than the memory.
+    #[error("the file of the memory has {found} bytes, and the machine {wanted}: it is not whole")]
+    FileSize {
+        /// Size of the file, bytes.
+        found: u64,
+        /// Size of the memory, bytes.
+        wanted: u64,
+    },
 }
 
 /// Maps `bytes` of zeroes at the addresses of [`layout::ram`].
@@ -33,19 +50,57 @@ pub enum MemoryError {
 /// # Errors
 /// The size is invalid, or the host has no address space for it.
 pub fn create(bytes: u64) -> Result<GuestMemory, MemoryError> {
-    if bytes < MIN_BYTES || !bytes.is_multiple_of(PAGE_SIZE) {
-        return Err(MemoryError::Size(bytes));
-    }
-    let refused = |why: String| MemoryError::Map { bytes, why };
-    // Addresses that overflow are refused here, so later sums can't overflow.
-    bytes
-        .checked_add(layout::HIGH_RAM_START)
-        .ok_or_else(|| refused("beyond 64 bits".into()))?;
+    check(bytes)?;
     let pieces: Vec<_> = layout::ram(bytes)
         .into_iter()
         .map(|piece| (GuestAddress(piece.start), piece.size as usize))
         .collect();
-    GuestMemory::from_ranges(&pieces).map_err(|e| refused(e.to_string()))
+    GuestMemory::from_ranges(&pieces).map_err(|e| refused(bytes, e))
+}
+
+/// Maps the memory that [`write_memory`](crate::snapshot::write_memory) wrote, privately: what the
+/// guest writes does not reach the file, and a page that nobody writes to is the host's page cache.
+///
+/// # Errors
+/// The size is invalid or not that of the file, or the host has no address space for it.
+pub fn of_file(bytes: u64, file: File) -> Result<GuestMemory, MemoryError> {
+    check(bytes)?;
+    let found = file.metadata().map_err(MemoryError::File)?.len();
+    if found != bytes {
+        let wanted = bytes;
+        return Err(MemoryError::FileSize { found, wanted });
+    }
+    let file = Arc::new(file);
+    let mut at = 0;
+    let mut regions = Vec::new();
+    for piece in layout::ram(bytes) {
+        let mapping = MmapRegionBuilder::new(piece.size as usize)
+            .with_mmap_prot(libc::PROT_READ | libc::PROT_WRITE)
+            .with_mmap_flags(libc::MAP_PRIVATE | libc::MAP_NORESERVE)
+            .with_file_offset(FileOffset::from_arc(file.clone(), at))
+            .build()
+            .map_err(|e| refused(bytes, e))?;
+        let region = GuestRegionMmap::new(mapping, GuestAddress(piece.start));
+        regions.push(region.ok_or_else(|| refused(bytes, "beyond 64 bits"))?);
+        at += piece.size;
+    }
+    GuestMemory::from_regions(regions).map_err(|e| refused(bytes, e))
+}
+
+fn refused(bytes: u64, why: impl ToString) -> MemoryError {
+    let why = why.to_string();
+    MemoryError::Map { bytes, why }
+}
+
+/// Checks a size. Sums with addresses can't overflow then.
+fn check(bytes: u64) -> Result<(), MemoryError> {
+    if bytes < MIN_BYTES || !bytes.is_multiple_of(PAGE_SIZE) {
+        return Err(MemoryError::Size(bytes));
+    }
+    match bytes.checked_add(layout::HIGH_RAM_START) {
+        Some(_) => Ok(()),
+        None => Err(refused(bytes, "beyond 64 bits")),
+    }
 }
 
 /// Returns the size of RAM, bytes.

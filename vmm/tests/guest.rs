@@ -12,7 +12,7 @@ use std::{
 
 use slipgate_testbed::{NetNs, require_kvm, require_root_and_tun, skipped};
 use slipgate_vmm::{
-    Machine, MachineConfig, Outcome, SerialIo,
+    Devices, Machine, MachineConfig, Origin, Outcome, SerialIo,
     boot::{BootSource, Kernel},
     counters::Snapshot,
     virtio::net::NetConfig,
@@ -60,17 +60,19 @@ fn run(net: Option<NetConfig>, cmdline: &str, image: File) -> (Outcome, String, 
     let machine = Machine::new(MachineConfig {
         cpus: 2,
         memory_bytes: 64 << 20,
-        boot: BootSource {
+        origin: Origin::Boot(BootSource {
             kernel: Kernel::File(image),
             initrd: None,
             cmdline: cmdline.into(),
-        },
-        net,
-        disks: Vec::new(),
-        vsock: None,
-        serial: SerialIo {
-            input: None,
-            output: output.into(),
+        }),
+        devices: Devices {
+            net,
+            disks: Vec::new(),
+            vsock: None,
+            serial: SerialIo {
+                input: None,
+                output: output.into(),
+            },
         },
         kvm: kvm.into(),
         threads: Arc::new(|_| Ok(())),

@@ -9,7 +9,7 @@ use std::{
 
 use slipgate_testbed::require_kvm;
 use slipgate_vmm::{
-    Machine, MachineConfig, MachineError, Outcome, SerialIo, ThreadKind,
+    Devices, Machine, MachineConfig, MachineError, Origin, Outcome, SerialIo, ThreadKind,
     boot::{BootSource, Kernel},
     report::{Access, Cause, Space},
 };
@@ -34,17 +34,19 @@ fn config(code: &Code, cpus: u8) -> (MachineConfig, Host) {
     let config = MachineConfig {
         cpus,
         memory_bytes: 16 << 20,
-        boot: BootSource {
+        origin: Origin::Boot(BootSource {
             kernel: Kernel::Bytes(code.image()),
             initrd: None,
             cmdline: String::new(),
-        },
-        net: None,
-        disks: Vec::new(),
-        vsock: None,
-        serial: SerialIo {
-            input: Some(input.into()),
-            output: output.into(),
+        }),
+        devices: Devices {
+            net: None,
+            disks: Vec::new(),
+            vsock: None,
+            serial: SerialIo {
+                input: Some(input.into()),
+                output: output.into(),
+            },
         },
         kvm: kvm.into(),
         threads: Arc::new(|_| Ok(())),

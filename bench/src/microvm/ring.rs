@@ -26,7 +26,7 @@ use slipgate_testbed::{
     builtin_guest::{self, Accelerator, Boot, Network, Qemu},
 };
 use slipgate_vmm::{
-    Machine, MachineConfig, Outcome, SerialIo,
+    Devices, Machine, MachineConfig, Origin, Outcome, SerialIo,
     boot::{BootSource, Kernel},
     virtio::net::NetConfig,
 };
@@ -276,17 +276,19 @@ fn run_machine(cpus: u8, cmdline: String) -> Result<()> {
     let machine = Machine::new(MachineConfig {
         cpus,
         memory_bytes: u64::from(MEMORY_MIB) << 20,
-        boot: BootSource {
+        origin: Origin::Boot(BootSource {
             kernel: Kernel::File(File::open(image)?),
             initrd: None,
             cmdline,
-        },
-        net: Some(NetConfig::new(MAC, MTU, taps)),
-        disks: Vec::new(),
-        vsock: None,
-        serial: SerialIo {
-            input: None,
-            output: OwnedFd::from(File::options().write(true).open("/dev/stdout")?),
+        }),
+        devices: Devices {
+            net: Some(NetConfig::new(MAC, MTU, taps)),
+            disks: Vec::new(),
+            vsock: None,
+            serial: SerialIo {
+                input: None,
+                output: OwnedFd::from(File::options().write(true).open("/dev/stdout")?),
+            },
         },
         kvm: open("/dev/kvm").context("open /dev/kvm")?.into(),
         threads: Arc::new(|_| Ok(())),

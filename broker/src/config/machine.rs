@@ -1,9 +1,12 @@
 //! The machine that `slipgate run` runs, and the NAT of its one VM.
-use std::path::PathBuf;
+use std::{
+    io,
+    path::{self, Path, PathBuf},
+};
 
-use serde::Serialize;
+use serde::{Deserialize, Deserializer, Serialize};
 
-use super::Config;
+use super::{Config, parse_mac};
 
 /// Checked configuration of `slipgate run`.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -17,17 +20,21 @@ pub struct RunConfig {
 }
 
 /// Virtual machine that `slipgate run` creates.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct MachineSpec {
+    /// Directory of the snapshot from which it goes on; `None`: it boots.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub restore: Option<PathBuf>,
     /// The kernel's image; `None`: the built-in guest.
     pub kernel: Option<PathBuf>,
     /// The initial RAM disk.
     pub initrd: Option<PathBuf>,
     /// Disks, in the order in which the guest finds them.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub disks: Vec<DiskSpec>,
     /// Connections between guest and host; `None` without.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vsock: Option<VsockSpec>,
     /// The kernel's command line, or the built-in guest's work.
     pub cmdline: String,
@@ -38,10 +45,10 @@ pub struct MachineSpec {
     /// Number of queue pairs of its network card.
     pub queues: u16,
     /// The guest's MAC address.
-    #[serde(serialize_with = "mac_as_text")]
+    #[serde(serialize_with = "mac_as_text", deserialize_with = "mac_of_text")]
     pub mac: [u8; 6],
     /// The TAP's name, or a pattern with `%d` for the kernel to choose. Empty: there is none.
-    #[serde(skip_serializing_if = "String::is_empty")]
+    #[serde(default, skip_serializing_if = "String::is_empty")]
     pub tap: String,
     /// Whether the VM takes the name of its TAP.
     #[serde(skip)]
@@ -52,7 +59,8 @@ pub struct MachineSpec {
 pub const MAX_DISKS: usize = 8;
 
 /// Disk of a virtual machine.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct DiskSpec {
     /// Raw image or block device.
     pub path: PathBuf,
@@ -61,7 +69,8 @@ pub struct DiskSpec {
 }
 
 /// The vsock device of a virtual machine.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct VsockSpec {
     /// The guest's address.
     pub cid: u32,
@@ -80,6 +89,74 @@ impl RunConfig {
             }
         }
     }
+}
+
+/// Files of a snapshot's directory: the machine's state, its memory, and what it is made of. The last
+/// one is written when the others are complete.
+pub const SNAPSHOT_FILES: [&str; 3] = ["state", "memory", "machine.json"];
+/// Longest description of a machine, bytes.
+const MAX_DESCRIPTION: u64 = 64 << 10;
+
+/// Description of a machine beside its snapshot: its devices, with absolute paths.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SavedMachine {
+    /// Version of the description.
+    version: u32,
+    /// The machine.
+    pub machine: MachineSpec,
+}
+
+impl SavedMachine {
+    const VERSION: u32 = 1;
+
+    /// Describes a machine of this process.
+    pub fn of(machine: &MachineSpec) -> Self {
+        let absolute = |path: &PathBuf| path::absolute(path).unwrap_or_else(|_| path.clone());
+        let mut machine = machine.clone();
+        machine.restore = None;
+        machine.tap = String::new();
+        machine.kernel = machine.kernel.as_ref().map(absolute);
+        machine.initrd = machine.initrd.as_ref().map(absolute);
+        for disk in &mut machine.disks {
+            disk.path = absolute(&disk.path);
+        }
+        if let Some(vsock) = &mut machine.vsock {
+            vsock.socket = absolute(&vsock.socket);
+        }
+        Self {
+            version: Self::VERSION,
+            machine,
+        }
+    }
+
+    /// Reads the description in a snapshot's directory.
+    ///
+    /// # Errors
+    /// The file can't be read, is too long, of another version, or no description.
+    pub fn read(dir: &Path) -> io::Result<Self> {
+        use std::io::Read as _;
+        let [.., name] = SNAPSHOT_FILES;
+        let mut text = Vec::new();
+        let file = std::fs::File::open(dir.join(name))?;
+        file.take(MAX_DESCRIPTION + 1).read_to_end(&mut text)?;
+        if text.len() as u64 > MAX_DESCRIPTION {
+            return Err(io::Error::other("it is longer than any description"));
+        }
+        let value: serde_json::Value = serde_json::from_slice(&text)?;
+        let version = value.get("version").and_then(serde_json::Value::as_u64);
+        if let Some(found) = version.filter(|found| *found != u64::from(Self::VERSION)) {
+            let ours = Self::VERSION;
+            let why = format!("it is of version {found}, and this slipgate reads version {ours}");
+            return Err(io::Error::other(why));
+        }
+        Ok(serde_json::from_value(value)?)
+    }
+}
+
+fn mac_of_text<'de, D: Deserializer<'de>>(from: D) -> Result<[u8; 6], D::Error> {
+    let text = String::deserialize(from)?;
+    parse_mac("mac", &text, &text).map_err(serde::de::Error::custom)
 }
 
 fn mac_as_text<S: serde::Serializer>(mac: &[u8; 6], to: S) -> Result<S::Ok, S::Error> {

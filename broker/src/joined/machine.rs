@@ -6,7 +6,7 @@ use nix::{
     poll::{PollFd, PollFlags, PollTimeout, poll},
     sys::{signal::Signal, signalfd::SignalFd},
 };
-use slipgate_ipc::{channel::Received, engine::OnExit, vmm::FromVmm};
+use slipgate_ipc::engine::OnExit;
 
 use super::JoinedVm;
 use crate::{
@@ -40,16 +40,16 @@ impl JoinedMachine {
                 return Ok(End::VmmGone);
             };
             let input = |fd| PollFd::new(fd, PollFlags::POLLIN);
-            let mut fds = vec![
-                input(signals.as_fd()),
-                input(vm.vmm.pidfd()),
-                input(vm.vmm.channel().as_fd()),
-            ];
+            let mut fds = vec![input(signals.as_fd())];
+            fds.extend(vm.poll_fds());
             fds.extend(self.joined.fd().map(input));
             let wants = vm.console.wants();
             let typed_at = wants.map(|_| fds.len());
             fds.extend(wants.map(|(fd, flags)| PollFd::new(fd, flags)));
-            let timeout = self.joined.timeout().unwrap_or(PollTimeout::NONE);
+            let timeout = match vm.orders.has_waiting() {
+                true => PollTimeout::ZERO,
+                false => self.joined.timeout().unwrap_or(PollTimeout::NONE),
+            };
             match poll(&mut fds, timeout) {
                 Ok(_) | Err(nix::Error::EINTR) => {}
                 Err(e) => return Err(e).context("waiting for something to do"),
@@ -66,8 +66,9 @@ impl JoinedMachine {
                     return Ok(asked(signal));
                 }
             }
-            if let Some(end) = heard(vm) {
-                return Ok(end);
+            // Nobody asks for its counters.
+            if let Some(heard) = vm.hear(usize::MAX, |_, _| {}) {
+                return Ok(End::of_vm(heard));
             }
             if is_typed && vm.console.turn() == Typed::Quit {
                 return Ok(asked(Signal::SIGINT));
@@ -84,21 +85,5 @@ impl JoinedMachine {
     /// The daemon does not answer, or can't remove it now.
     pub(crate) fn leave(self) -> anyhow::Result<()> {
         self.joined.leave()
-    }
-}
-
-/// How the VM ended, if it did.
-fn heard(vm: &Vm) -> Option<End> {
-    loop {
-        match vm.vmm.try_receive() {
-            Ok(Received::Nothing) => return None,
-            Ok(Received::Message(FromVmm::Ended(end))) => return Some(End::Vm(end)),
-            Ok(Received::Message(_)) => {}
-            Ok(Received::End) => return Some(End::VmmGone),
-            Err(e) => {
-                tracing::warn!("the VMM: {e:#}");
-                return Some(End::VmmGone);
-            }
-        }
     }
 }

@@ -3,7 +3,7 @@
 //! The machine is made first, as with a TAP ([`crate::run_vm`]), so that a kernel that can't be booted
 //! leaves nothing behind; the guest runs once the engine serves.
 use std::{
-    os::fd::{AsFd as _, OwnedFd},
+    os::fd::OwnedFd,
     path::Path,
     process::ExitCode,
     time::{Duration, Instant},
@@ -11,7 +11,7 @@ use std::{
 
 use anyhow::Context as _;
 use nix::{
-    poll::{PollFd, PollFlags, PollTimeout, poll},
+    poll::{PollFd, PollTimeout, poll},
     sys::{
         signal::Signal,
         socket::{AddressFamily, SockFlag, SockType, setsockopt, socketpair, sockopt},
@@ -19,9 +19,8 @@ use nix::{
 };
 use serde::Serialize;
 use slipgate_ipc::{
-    channel::Received,
     engine::{OnExit, UserspaceStart},
-    vmm::{FromVmm, VmmEnd},
+    vmm::VmmEnd,
 };
 
 use super::{Guest, Prepared};
@@ -157,24 +156,12 @@ impl<F, N> Machine<F, N> {
         }
     }
 
-    /// Reads what the VMM has sent. Returns how the VM ended, if it did.
+    /// Handles orders to the VM and what the VMM has sent. Returns how the VM ended, or is to end.
     fn hear(&mut self) -> Option<End> {
-        let vm = self.vm.as_ref()?;
-        loop {
-            match vm.vmm.try_receive() {
-                Ok(Received::Nothing) => return None,
-                Ok(Received::Message(FromVmm::Ended(end))) => return Some(End::Vm(end)),
-                Ok(Received::Message(FromVmm::Counters { id, counters })) => {
-                    self.counters.push((id, counters));
-                }
-                Ok(Received::Message(FromVmm::Ready | FromVmm::Failed { .. })) => {}
-                Ok(Received::End) => return Some(End::VmmGone),
-                Err(e) => {
-                    tracing::warn!("the VMM: {e:#}");
-                    return Some(End::VmmGone);
-                }
-            }
-        }
+        let counters = &mut self.counters;
+        let vm = self.vm.as_mut()?;
+        let heard = vm.hear(usize::MAX, |id, counted| counters.push((id, counted)));
+        heard.map(End::of_vm)
     }
 
     /// Passes on what was typed. Returns whether the user wants out.
@@ -202,8 +189,7 @@ impl<N, F: FnOnce(&Path, &str) -> Option<N>> Guest for Machine<F, N> {
         let Some(vm) = &self.vm else {
             return Vec::new();
         };
-        let input = |fd| PollFd::new(fd, PollFlags::POLLIN);
-        let mut fds = vec![input(vm.vmm.pidfd()), input(vm.vmm.channel().as_fd())];
+        let mut fds: Vec<_> = vm.poll_fds().collect();
         let console = vm.console.wants();
         fds.extend(console.map(|(fd, flags)| PollFd::new(fd, flags)));
         fds
@@ -225,8 +211,7 @@ impl<N, F: FnOnce(&Path, &str) -> Option<N>> Guest for Machine<F, N> {
         };
         tracing::info!("{}, by the user-mode engine", self.name);
         self.prepared = Some(self.began.elapsed());
-        vm.console.begin();
-        if vm.vmm.go().is_err() {
+        if vm.go().is_err() {
             self.end = Some(Ok(End::VmmGone));
         }
         Ok(())

@@ -16,11 +16,9 @@ use slipgate_policy::PolicySet;
 
 use crate::{
     config::{Config, VmConfig},
+    host::{MEMORY_OF_ROOT, user_mode_dir},
     kernel_state::{GATEWAY_MAC, MOST_CREDITS, Writer, forwards_described, numbered},
 };
-
-/// Directory of root's files of memory.
-const MEMORY_OF_ROOT: &str = "/run/slipgate/userspace";
 
 /// Directory of files of memory that a `--pin-dir` stands for; `None`: it is a directory of pins.
 pub(crate) fn memory_base(pin_dir: &Path) -> Option<PathBuf> {
@@ -28,17 +26,6 @@ pub(crate) fn memory_base(pin_dir: &Path) -> Option<PathBuf> {
         return Some(pin_dir.to_owned());
     }
     (!geteuid().is_root() && pin_dir == Path::new(paths::PINS)).then(user_mode_dir)
-}
-
-/// Directory of this user's files of memory, unless `--pin-dir` names another.
-pub fn user_mode_dir() -> PathBuf {
-    if geteuid().is_root() {
-        return MEMORY_OF_ROOT.into();
-    }
-    match std::env::var_os("XDG_RUNTIME_DIR") {
-        Some(dir) if Path::new(&dir).is_absolute() => Path::new(&dir).join("slipgate"),
-        _ => format!("/tmp/slipgate-{}", geteuid()).into(),
-    }
 }
 
 /// What the reading commands take as `--pin-dir` for the tables of this NAT.

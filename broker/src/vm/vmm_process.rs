@@ -13,7 +13,7 @@ use anyhow::{Context as _, bail};
 use slipgate_control::Users;
 use slipgate_ipc::{
     channel::{Channel, Received},
-    vmm::{FromVmm, ToVmm, VmmDisk, VmmEnd, VmmStart},
+    vmm::{FromVmm, ToVmm, VmmDisk, VmmEnd, VmmOrder, VmmSnapshot, VmmStart},
 };
 use slipgate_policy::document::ConfigError;
 
@@ -35,6 +35,8 @@ pub(crate) struct VmmProcess {
 #[derive(Debug)]
 pub(crate) struct Handed {
     pub(crate) kvm: File,
+    /// State and memory of the snapshot to go on from.
+    pub(crate) snapshot: Option<[File; 2]>,
     pub(crate) kernel: Option<File>,
     pub(crate) initrd: Option<File>,
     pub(crate) disks: Vec<OpenDisk>,
@@ -64,6 +66,10 @@ impl VmmProcess {
             kvm: handed.kvm.into(),
             input: handed.input,
             output: handed.output,
+            snapshot: handed.snapshot.map(|[state, memory]| VmmSnapshot {
+                state: state.into(),
+                memory: memory.into(),
+            }),
             kernel: handed.kernel.map(OwnedFd::from),
             initrd: handed.initrd.map(OwnedFd::from),
             disks: handed.disks.into_iter().map(VmmDisk::from).collect(),
@@ -89,7 +95,7 @@ impl VmmProcess {
                     let remedy = "the machine can't be made with it";
                     return Err(ConfigError::new(flag, value, why, remedy).into());
                 }
-                Some(FromVmm::Counters { .. } | FromVmm::Ended(_)) => {}
+                Some(FromVmm::Counters { .. } | FromVmm::Carried { .. } | FromVmm::Ended(_)) => {}
                 None => return Err(vmm.process.ended_before("the machine was made")),
             }
         }
@@ -105,6 +111,12 @@ impl VmmProcess {
     pub(crate) fn ask_counters(&self, id: u64) -> bool {
         let asked = self.channel().try_send(ToVmm::<OwnedFd>::Counters { id });
         asked.unwrap_or(false)
+    }
+
+    /// Passes an order on; answered by [`FromVmm::Carried`]. Returns as [`VmmProcess::ask_counters`].
+    pub(crate) fn order(&self, id: u64, order: VmmOrder) -> bool {
+        let sent = self.channel().try_send(ToVmm::Order { id, order });
+        sent.unwrap_or(false)
     }
 
     /// Readable when the VMM has ended.
@@ -156,6 +168,7 @@ impl From<OpenDisk> for VmmDisk {
 fn given(spec: &MachineSpec, flag: &str) -> Option<(&'static str, String)> {
     let shown = |path: &std::path::PathBuf| path.display().to_string();
     Some(match flag {
+        "--restore" => ("--restore", shown(spec.restore.as_ref()?)),
         "--kernel" => ("--kernel", shown(spec.kernel.as_ref()?)),
         "--initrd" => ("--initrd", shown(spec.initrd.as_ref()?)),
         "--cmdline" => ("--cmdline", spec.cmdline.chars().take(40).collect()),

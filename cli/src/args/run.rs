@@ -15,12 +15,17 @@ pub(crate) struct RunArgs {
     /// Initial RAM disk for the kernel
     #[arg(long, value_name = "FILE")]
     pub(crate) initrd: Option<PathBuf>,
+    /// Go on from this directory, which `slipgate snapshot` wrote, in the place of booting: its
+    /// machine, on a network of its own; the flags of the NAT are not the snapshot's
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["kernel", "initrd", "cmdline", "cpus", "memory", "queues", "mac"])]
+    pub(crate) restore: Option<PathBuf>,
     /// A disk: a raw image or a block device, which the guest may write to without ,ro; may be given
-    /// several times
+    /// several times; with --restore: other files in the place of the snapshot's
     #[arg(long, value_name = "FILE[,ro]")]
     pub(crate) disk: Vec<String>,
     /// Stream connections between guest and host (vsock): the guest's address, from 3 on, and the
-    /// path of a Unix socket, to which programs connect and write `CONNECT PORT`
+    /// path of a Unix socket, to which programs connect and write `CONNECT PORT`; with --restore:
+    /// another one in the place of the snapshot's
     #[arg(long, value_name = "CID,SOCKET")]
     pub(crate) vsock: Option<String>,
     /// The kernel's command line; the built-in guest's is its work, like "dns example.com; crr

@@ -1,6 +1,9 @@
 //! Configuration of `slipgate run`: the machine, and the NAT of its one VM.
+use std::path::Path;
+
 use slipgate_broker::config::{
-    Config, DiskSpec, MAX_DISKS, MachineSpec, RunConfig, VmConfig, VsockSpec, check_tap, parse_mac,
+    Config, DiskSpec, MAX_DISKS, MachineSpec, RunConfig, SavedMachine, VmConfig, VsockSpec,
+    check_tap, parse_mac,
 };
 use slipgate_ipc::engine::OnExit;
 use slipgate_policy::document::{ConfigError, RuleFlag, check_name};
@@ -71,20 +74,18 @@ pub(crate) fn run(
         Some(text) => Some(parse_mac("--mac", text, text)?),
         None => None,
     };
-    let cpus = in_range("--cpus", args.cpus, 1..=MAX_CPUS)? as u8;
-    let queues = queues(args, is_userspace)?;
-    let machine = MachineSpec {
-        kernel: args.kernel.clone(),
-        initrd: args.initrd.clone(),
-        disks: disks(&args.disk)?,
-        vsock: args.vsock.as_deref().map(vsock).transpose()?,
-        cmdline: cmdline(args)?,
-        cpus,
-        memory_mib: in_range("--memory", args.memory, MEMORY_MIB)?,
-        queues,
-        mac: mac.unwrap_or(GUEST_MAC),
-        named_by_tap: args.name.is_none(),
-        tap: tap.clone(),
+    let named_by_tap = args.name.is_none();
+    let machine = match &args.restore {
+        Some(dir) => MachineSpec {
+            tap: tap.clone(),
+            named_by_tap,
+            ..restored(args, dir, is_userspace)?
+        },
+        None => MachineSpec {
+            tap: tap.clone(),
+            named_by_tap,
+            ..booted(args, mac, is_userspace)?
+        },
     };
     let nat = if is_userspace {
         userspace::of_one(&args.nat, &name, mac, order)?
@@ -104,6 +105,73 @@ pub(crate) fn run(
             ..nat
         },
         report: args.report.clone(),
+    })
+}
+
+/// The machine of a snapshot, with the disks and the socket of the flags in the place of its own.
+fn restored(args: &RunArgs, dir: &Path, is_userspace: bool) -> Result<MachineSpec, ConfigError> {
+    let refused = |problem: String, remedy: &str| {
+        ConfigError::new("--restore", dir.display(), problem, remedy.to_owned())
+    };
+    let saved = SavedMachine::read(dir).map_err(|e| {
+        let remedy = "give a directory that `slipgate snapshot` wrote to its end";
+        refused(format!("its machine.json can't be read ({e})"), remedy)
+    })?;
+    let mut machine = saved.machine;
+    in_range("--restore", u32::from(machine.cpus), 1..=MAX_CPUS)?;
+    in_range("--restore", machine.memory_mib, MEMORY_MIB)?;
+    in_range("--restore", u32::from(machine.queues), 1..=MAX_QUEUES)?;
+    if is_userspace && machine.queues > 1 {
+        let problem = format!(
+            "its network card has {} queue pairs, and in user mode there is one",
+            machine.queues
+        );
+        return Err(refused(problem, "restore it with a TAP, as root"));
+    }
+    let disks = disks(&args.disk)?;
+    if !disks.is_empty() {
+        let kinds =
+            |disks: &[DiskSpec]| disks.iter().map(|disk| disk.read_only).collect::<Vec<_>>();
+        if kinds(&disks) != kinds(&machine.disks) {
+            let (given, there) = (disks.len(), machine.disks.len());
+            let problem = format!("{given} disks were given in the place of {there}");
+            let remedy = "give a --disk for each of the snapshot's, with ,ro where it has that";
+            return Err(refused(problem, remedy));
+        }
+        machine.disks = disks;
+    }
+    if let Some(text) = &args.vsock {
+        if machine.vsock.is_none() {
+            let problem = "its machine has no vsock device".to_owned();
+            return Err(refused(problem, "leave --vsock out"));
+        }
+        machine.vsock = Some(vsock(text)?);
+    }
+    machine.restore = Some(dir.to_owned());
+    Ok(machine)
+}
+
+/// The machine that the flags describe; but for its TAP.
+fn booted(
+    args: &RunArgs,
+    mac: Option<[u8; 6]>,
+    is_userspace: bool,
+) -> Result<MachineSpec, ConfigError> {
+    let cpus = in_range("--cpus", args.cpus, 1..=MAX_CPUS)? as u8;
+    let queues = queues(args, is_userspace)?;
+    Ok(MachineSpec {
+        restore: None,
+        kernel: args.kernel.clone(),
+        initrd: args.initrd.clone(),
+        disks: disks(&args.disk)?,
+        vsock: args.vsock.as_deref().map(vsock).transpose()?,
+        cmdline: cmdline(args)?,
+        cpus,
+        memory_mib: in_range("--memory", args.memory, MEMORY_MIB)?,
+        queues,
+        mac: mac.unwrap_or(GUEST_MAC),
+        named_by_tap: false,
+        tap: String::new(),
     })
 }
 

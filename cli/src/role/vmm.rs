@@ -3,17 +3,21 @@
 //!
 //! It confines itself for good before it reads the first byte of a kernel
 //! ([`crate::sandbox::vmm`]), makes the machine, and waits for the broker's message that the TAP is
-//! served. It has two threads of its own: the main one waits for the guest's end, the other one
-//! listens to the broker.
-use std::{fs::File, sync::Arc};
+//! served. It has three threads of its own: the main one waits for the guest's end, one listens to
+//! the broker, and one carries out orders, so that a stop is heard during a snapshot.
+use std::{
+    fs::File,
+    sync::{Arc, mpsc},
+};
 
 use anyhow::{Context as _, bail};
 use slipgate_ipc::{
     channel::Channel,
-    vmm::{FromVmm, GuestEnd, ToVmm, VmmDisk, VmmEnd, VmmStart},
+    vmm::{FromVmm, GuestEnd, ToVmm, VmmDisk, VmmEnd, VmmOrder, VmmSnapshot, VmmStart},
 };
 use slipgate_vmm::{
-    Counters, Machine, MachineConfig, MachineError, Outcome, SerialIo, StopHandle,
+    Control, Counters, Devices, Machine, MachineConfig, MachineError, Origin, Outcome, SerialIo,
+    SnapshotFiles, StopHandle,
     boot::{BootInput, BootSource, Kernel},
     thread,
     virtio::{block::DiskConfig, net::NetConfig, vsock::VsockConfig},
@@ -66,7 +70,13 @@ pub(crate) fn run(args: &ChildArgs) -> anyhow::Result<()> {
         return Ok(());
     }
     let counters = machine.counters();
-    listen(channel.clone(), counters.clone(), machine.stop_handle()?)?;
+    let orders = carry_out(channel.clone(), machine.control())?;
+    listen(
+        channel.clone(),
+        counters.clone(),
+        orders,
+        machine.stop_handle()?,
+    )?;
     // No thread is made from here on.
     sandbox::narrow(sandbox::Thread::Main)?;
     let began_us = monotonic_us();
@@ -99,27 +109,35 @@ fn write_from_the_background() {
 }
 
 fn make(start: VmmStart) -> anyhow::Result<Machine> {
-    let kernel = match start.kernel {
-        Some(image) => Kernel::File(File::from(image)),
-        None => Kernel::Bytes(built_in_guest()?),
+    let origin = match (start.snapshot, start.kernel) {
+        (Some(VmmSnapshot { state, memory }), _) => Origin::Snapshot {
+            state: state.into(),
+            memory: memory.into(),
+        },
+        (None, kernel) => Origin::Boot(BootSource {
+            kernel: match kernel {
+                Some(image) => Kernel::File(File::from(image)),
+                None => Kernel::Bytes(built_in_guest()?),
+            },
+            initrd: start.initrd.map(File::from),
+            cmdline: start.cmdline,
+        }),
     };
     Ok(Machine::new(MachineConfig {
         cpus: start.cpus,
         memory_bytes: start.memory_bytes,
-        boot: BootSource {
-            kernel,
-            initrd: start.initrd.map(File::from),
-            cmdline: start.cmdline,
-        },
-        net: Some(NetConfig::new(start.mac, start.mtu, start.taps)),
-        disks: start.disks.into_iter().map(disk).collect(),
-        vsock: start.vsock.map(|listener| VsockConfig {
-            cid: start.vsock_cid,
-            listener: listener.into(),
-        }),
-        serial: SerialIo {
-            input: Some(start.input),
-            output: start.output,
+        origin,
+        devices: Devices {
+            net: Some(NetConfig::new(start.mac, start.mtu, start.taps)),
+            disks: start.disks.into_iter().map(disk).collect(),
+            vsock: start.vsock.map(|listener| VsockConfig {
+                cid: start.vsock_cid,
+                listener: listener.into(),
+            }),
+            serial: SerialIo {
+                input: Some(start.input),
+                output: start.output,
+            },
         },
         kvm: start.kvm,
         threads: Arc::new(|kind| sandbox::narrow(sandbox::Thread::Of(kind))),
@@ -136,8 +154,12 @@ fn disk(disk: VmmDisk) -> DiskConfig {
 
 /// Flag whose value prevents the creation of the machine.
 fn blamed_flag(error: &anyhow::Error) -> Option<String> {
-    let Some(MachineError::Boot(error)) = error.downcast_ref() else {
-        return None;
+    let error = match error.downcast_ref() {
+        Some(MachineError::Boot(error)) => error,
+        Some(MachineError::Snapshot(_) | MachineError::Memory(_)) => {
+            return Some("--restore".to_owned());
+        }
+        _ => return None,
     };
     let flag = match error.about()? {
         BootInput::Kernel => "--kernel",
@@ -153,6 +175,10 @@ fn await_go(channel: &Channel) -> anyhow::Result<bool> {
         match channel.receive()? {
             Some(ToVmm::Go) => return Ok(true),
             Some(ToVmm::Stop) | None => return Ok(false),
+            Some(ToVmm::Order { id, .. }) => {
+                let error = Some("the guest does not run yet".to_owned());
+                channel.send(FromVmm::Carried { id, error })?;
+            }
             // Nothing is counted yet.
             Some(ToVmm::Start(_) | ToVmm::Counters { .. }) => {}
         }
@@ -161,7 +187,12 @@ fn await_go(channel: &Channel) -> anyhow::Result<bool> {
 
 /// Starts the thread that reads the broker's messages. The thread is confined when this returns,
 /// because no guest code may run before every thread is.
-fn listen(channel: Arc<Channel>, counters: Arc<Counters>, stop: StopHandle) -> anyhow::Result<()> {
+fn listen(
+    channel: Arc<Channel>,
+    counters: Arc<Counters>,
+    orders: mpsc::Sender<(u64, VmmOrder)>,
+    stop: StopHandle,
+) -> anyhow::Result<()> {
     let narrow = || sandbox::narrow(sandbox::Thread::Channel);
     let listen = move || {
         loop {
@@ -171,6 +202,10 @@ fn listen(channel: Arc<Channel>, counters: Arc<Counters>, stop: StopHandle) -> a
                     // It does not wait: an answer that finds no room is one that nobody reads.
                     let _ = channel.try_send(FromVmm::Counters { id, counters });
                 }
+                Ok(Some(ToVmm::Order { id, order })) => {
+                    // The other thread ends with this one.
+                    let _ = orders.send((id, order));
+                }
                 Ok(Some(ToVmm::Start(_) | ToVmm::Go)) => {}
                 // The broker's end is ours.
                 Ok(Some(ToVmm::Stop) | None) | Err(_) => return stop.stop(),
@@ -179,6 +214,34 @@ fn listen(channel: Arc<Channel>, counters: Arc<Counters>, stop: StopHandle) -> a
     };
     thread::spawn_set_up("channel", narrow, listen).context("starting a confined thread")?;
     Ok(())
+}
+
+/// Starts the thread that carries out orders, confined as [`listen`]'s.
+fn carry_out(
+    channel: Arc<Channel>,
+    control: Control,
+) -> anyhow::Result<mpsc::Sender<(u64, VmmOrder)>> {
+    let (sender, orders) = mpsc::channel::<(u64, VmmOrder)>();
+    let narrow = || sandbox::narrow(sandbox::Thread::Orders);
+    let carry_out = move || {
+        for (id, order) in orders {
+            let done = match order {
+                VmmOrder::Pause => control.pause(),
+                VmmOrder::Resume => control.resume(),
+                VmmOrder::Snapshot(VmmSnapshot { state, memory }) => {
+                    control.snapshot(&SnapshotFiles {
+                        state: state.into(),
+                        memory: memory.into(),
+                    })
+                }
+            };
+            let error = done.err().map(|e| format!("{:#}", anyhow::Error::from(e)));
+            // The broker has at most so many orders under way as have room.
+            let _ = channel.try_send(FromVmm::Carried { id, error });
+        }
+    };
+    thread::spawn_set_up("orders", narrow, carry_out).context("starting a confined thread")?;
+    Ok(sender)
 }
 
 fn guest_end(outcome: Outcome) -> GuestEnd {

@@ -33,6 +33,8 @@ pub(crate) enum Thread {
     Main,
     /// Listens to the broker.
     Channel,
+    /// Carries out orders: pause, resume, snapshot.
+    Orders,
     /// A thread that the VMM library creates.
     Of(ThreadKind),
 }
@@ -153,6 +155,14 @@ const DISK: &[libc::c_long] = &[libc::SYS_preadv, libc::SYS_pwritev, libc::SYS_f
 /// System calls of the vsock device's thread; it writes by writev, as everybody may.
 const VSOCK: &[libc::c_long] = &[libc::SYS_accept4, libc::SYS_readv, libc::SYS_shutdown];
 
+/// System calls that write a snapshot, and answer the broker.
+const SNAPSHOT: &[libc::c_long] = &[
+    libc::SYS_pwrite64,
+    libc::SYS_ftruncate,
+    libc::SYS_fdatasync,
+    libc::SYS_sendmsg,
+];
+
 /// KVM's requests, <linux/kvm.h>: direction, size of the argument, 0xae, number.
 mod kvm {
     const fn number(direction: u64, size: u64, number: u64) -> u64 {
@@ -194,6 +204,41 @@ mod kvm {
         read(1024, 0x8e),  // KVM_GET_LAPIC
         write(1024, 0x8f), // KVM_SET_LAPIC
         write(8, 0x90),    // KVM_SET_CPUID2
+    ];
+
+    /// KVM requests that restore a machine.
+    pub(super) const RESTORING: &[u64] = &[
+        both(4, 0x02),     // KVM_GET_MSR_INDEX_LIST
+        read(520, 0x63),   // KVM_SET_IRQCHIP
+        write(48, 0x7b),   // KVM_SET_CLOCK
+        write(4, 0x99),    // KVM_SET_MP_STATE
+        write(64, 0xa0),   // KVM_SET_VCPU_EVENTS
+        write(112, 0xa0),  // KVM_SET_PIT2
+        write(128, 0xa2),  // KVM_SET_DEBUGREGS
+        none(0xa2),        // KVM_SET_TSC_KHZ
+        write(4096, 0xa5), // KVM_SET_XSAVE
+        write(392, 0xa7),  // KVM_SET_XCRS
+    ];
+
+    /// KVM requests by which a vCPU's thread reads its state for a snapshot, and tells the guest's
+    /// clock of a pause.
+    pub(super) const SAVING: &[u64] = &[
+        both(8, 0x88),    // KVM_GET_MSRS
+        read(1024, 0x8e), // KVM_GET_LAPIC
+        read(4, 0x98),    // KVM_GET_MP_STATE
+        read(64, 0x9f),   // KVM_GET_VCPU_EVENTS
+        read(128, 0xa1),  // KVM_GET_DEBUGREGS
+        none(0xa3),       // KVM_GET_TSC_KHZ
+        read(4096, 0xa4), // KVM_GET_XSAVE
+        read(392, 0xa6),  // KVM_GET_XCRS
+        none(0xad),       // KVM_KVMCLOCK_CTRL
+    ];
+
+    /// KVM requests that read the state of interrupt controllers and clocks for a snapshot.
+    pub(super) const SAVING_CHIPS: &[u64] = &[
+        both(520, 0x62), // KVM_GET_IRQCHIP
+        read(48, 0x7c),  // KVM_GET_CLOCK
+        read(112, 0x9f), // KVM_GET_PIT2
     ];
 
     /// Lines and doorbells, which the driver moves.
@@ -248,11 +293,14 @@ impl Calls {
     fn making() -> Self {
         const PRCTL: &[u64] = &[libc::PR_SET_NAME as u64, libc::PR_SET_NO_NEW_PRIVS as u64];
         Self {
-            calls: vec![MAKING, CHANNEL, FRAMES, DISK, VSOCK],
+            calls: vec![MAKING, CHANNEL, FRAMES, DISK, VSOCK, SNAPSHOT],
             ioctl: vec![
                 kvm::MAKING,
                 kvm::WIRING,
                 kvm::RUNNING,
+                kvm::RESTORING,
+                kvm::SAVING,
+                kvm::SAVING_CHIPS,
                 tun::MAKING,
                 tun::DRIVER,
             ],
@@ -267,7 +315,7 @@ impl Calls {
         match thread {
             // A card whose driver starts it anew wires its vectors and bells again.
             Thread::Of(ThreadKind::Vcpu) => Self {
-                ioctl: vec![kvm::RUNNING, kvm::WIRING, tun::DRIVER],
+                ioctl: vec![kvm::RUNNING, kvm::WIRING, kvm::SAVING, tun::DRIVER],
                 fcntl: vec![libc::F_DUPFD_CLOEXEC],
                 ..Self::default()
             },
@@ -290,6 +338,11 @@ impl Calls {
             },
             Thread::Channel => Self {
                 calls: vec![CHANNEL],
+                ..Self::default()
+            },
+            Thread::Orders => Self {
+                calls: vec![SNAPSHOT],
+                ioctl: vec![kvm::SAVING_CHIPS],
                 ..Self::default()
             },
             // It takes the machine down, and says how it ended.

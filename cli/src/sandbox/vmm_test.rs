@@ -11,9 +11,10 @@ use super::{
     *,
 };
 
-const THREADS: [Thread; 7] = [
+const THREADS: [Thread; 8] = [
     Thread::Main,
     Thread::Channel,
+    Thread::Orders,
     Thread::Of(ThreadKind::Vcpu),
     Thread::Of(ThreadKind::NetWorker),
     Thread::Of(ThreadKind::Disk),
@@ -108,7 +109,7 @@ fn no_new_code() {
 }
 
 /// KVM_RUN is for vCPUs, the channel for who talks to the broker, frames for the workers,
-/// files for the disks, sockets for vsock.
+/// files for the disks and for snapshots, sockets for vsock. Nobody sets a vCPU's state.
 #[test]
 fn each_thread_has_its_own_calls() {
     const KVM_RUN: u64 = 0xae80;
@@ -139,11 +140,26 @@ fn each_thread_has_its_own_calls() {
     for call in [libc::SYS_accept4, libc::SYS_shutdown] {
         may(&[vsock], &|| errno_of(call, [NONE, 0, 0, 0]) == libc::EBADF);
     }
-    for call in [libc::SYS_preadv, libc::SYS_pwritev, libc::SYS_fdatasync] {
-        may(&[Thread::Of(ThreadKind::Disk)], &|| {
-            errno_of(call, [NONE, 0, 0, 0]) == libc::EBADF
-        });
+    let disk = Thread::Of(ThreadKind::Disk);
+    for (call, allowed) in [
+        (libc::SYS_preadv, &[disk][..]),
+        (libc::SYS_pwritev, &[disk]),
+        (libc::SYS_fdatasync, &[disk, Thread::Orders]),
+        (libc::SYS_pwrite64, &[Thread::Orders]),
+        (libc::SYS_ftruncate, &[Thread::Orders]),
+        (
+            libc::SYS_sendmsg,
+            &[Thread::Main, Thread::Channel, Thread::Orders],
+        ),
+    ] {
+        may(allowed, &|| errno_of(call, [NONE, 0, 0, 0]) == libc::EBADF);
     }
+    const KVM_GET_MSRS: u64 = 0xc008_ae88;
+    const KVM_GET_IRQCHIP: u64 = 0xc208_ae62;
+    const KVM_SET_MP_STATE: u64 = 0x4004_ae99;
+    may(&[vcpu], &run(KVM_GET_MSRS));
+    may(&[Thread::Orders], &run(KVM_GET_IRQCHIP));
+    may(&[], &run(KVM_SET_MP_STATE));
 }
 
 /// Once the machine is made: no thread, no virtual machine, no TAP that outlives us, and no ring,

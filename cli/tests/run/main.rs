@@ -8,6 +8,7 @@ mod joined;
 mod payload;
 mod processes;
 mod refused;
+mod snapshots;
 mod vsock;
 
 use std::{

@@ -28,7 +28,7 @@ impl Bed {
 }
 
 /// Connects to a port of the guest. `None`: the guest refuses.
-fn connect(path: &Path, port: u32) -> io::Result<Option<UnixStream>> {
+pub(crate) fn connect(path: &Path, port: u32) -> io::Result<Option<UnixStream>> {
     let mut stream = UnixStream::connect(path)?;
     stream.set_read_timeout(Some(WAIT))?;
     writeln!(stream, "CONNECT {port}")?;
@@ -51,7 +51,7 @@ fn connect(path: &Path, port: u32) -> io::Result<Option<UnixStream>> {
 }
 
 /// Sends so many bytes of a pattern, and checks that the same come back, and then an end.
-fn exchange(mut stream: UnixStream, seed: u64, bytes: usize) {
+pub(crate) fn exchange(mut stream: UnixStream, seed: u64, bytes: usize) {
     let mut writer = stream.try_clone().unwrap();
     let sender = thread::spawn(move || {
         let mut pattern = Pattern::new(seed);

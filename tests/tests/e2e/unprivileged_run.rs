@@ -248,3 +248,33 @@ fn without_kvm_it_names_the_group_and_leaves_nothing() {
     );
     assert!(place.user.has_nothing_left());
 }
+
+#[test]
+fn a_user_pauses_saves_and_restores_a_vm_of_theirs() {
+    require_root_and_tun!();
+    require_kvm!();
+    let place = Place::new();
+    let close = TcpServer::start(&place.world.net, (SERVER_2, CLOSE), TcpService::Close).unwrap();
+    let line = format!("wait 2s; crr {} 30 x2 close", close.address());
+    let mut vm = start(&place, &line, &["--memory", "64"]);
+    vm.await_line("10.0.2.15", MINUTE).unwrap();
+    let state = |place: &Place| json(place, "ps")[0]["state"].clone();
+    place.output(&["pause", "vm"]);
+    assert_eq!(state(&place), "paused");
+    let saved = place.file("run/warm");
+    let dir = saved.to_str().unwrap();
+    place.output(&["snapshot", "vm", dir]);
+    assert_eq!(state(&place), "paused", "as it was");
+    place.output(&["resume", "vm"]);
+    assert_eq!(state(&place), "running");
+    place.output(&["kill", "vm"]);
+    let (status, _) = end(vm, &place);
+    assert_eq!(status, Some(143));
+
+    let flags = ["--restore", dir, "--name", "again"];
+    let clone = MicroVm::start_by(&place.world.host, &place.user, &flags).unwrap();
+    let (status, end) = end(clone, &place);
+    assert_eq!(status, Some(0), "{:#?}\n{}", end.lines, end.stderr);
+    assert_eq!(end.report["nat"]["vm"], "again");
+    assert_eq!(close.accepted(), 30);
+}

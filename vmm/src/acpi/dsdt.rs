@@ -1,19 +1,28 @@
 //! The differentiated system description table (DSDT), in AML. It describes the PCI root and its
 //! windows, the devices that are not on PCI, and the `_S5` sleep state.
+//!
+//! One of the devices is the VM's generation id (Microsoft, "Virtual Machine Generation ID"): the
+//! guest's kernel mixes it into its random numbers at its start, and again when it is told that the
+//! id is another. A machine of the hardware-reduced kind tells events by interrupts of its own, which
+//! the generic event device lists (ACPI 6.5, 5.6.9).
 use acpi_tables::{
     Aml,
     aml::{
-        AddressSpace, AddressSpaceCacheable, Device, EISAName, IO, Interrupt, Memory32Fixed, Name,
-        ONE, Package, Path, ResourceTemplate, Scope, ZERO,
+        AddressSpace, AddressSpaceCacheable, Arg, Device, EISAName, Equal, IO, If, Interrupt,
+        Memory32Fixed, Method, Name, Notify, ONE, Package, Path, ResourceTemplate, Scope, ZERO,
     },
     sdt::Sdt,
 };
 
 use super::{OEM_ID, OEM_REVISION, OEM_TABLE_ID, bytes_of};
-use crate::layout::{self, SERIAL_IRQ, SLEEP_TYPE_S5, Window, ports};
+use crate::layout::{
+    self, GENERATION_ID, GENERATION_IRQ, SERIAL_IRQ, SLEEP_TYPE_S5, Window, ports,
+};
 
 /// Length of an ACPI table's header, bytes.
 const HEADER: u32 = 36;
+/// Name of the generation id's device.
+const GENERATION_DEVICE: &str = "VGEN";
 /// Table revision. From revision 2 on, AML integers have 64 bits.
 const REVISION: u8 = 2;
 
@@ -34,7 +43,13 @@ pub(super) fn table(mmio64: Option<Window>) -> Sdt {
 
 /// Returns the scope `\_SB`, which holds all devices.
 fn system_bus(mmio64: Option<Window>) -> Vec<u8> {
-    let devices = [pci_root(mmio64), motherboard(), serial()];
+    let devices = [
+        pci_root(mmio64),
+        motherboard(),
+        serial(),
+        generation_id(),
+        events(),
+    ];
     Scope::raw("_SB_".into(), devices.concat())
 }
 
@@ -111,6 +126,45 @@ fn motherboard() -> Vec<u8> {
 fn serial() -> Vec<u8> {
     let registers = IO::new(ports::SERIAL, ports::SERIAL, 1, 8);
     legacy_device("COM1", "PNP0501", &[&registers], SERIAL_IRQ)
+}
+
+/// Returns the generation id's device: `ADDR` has the halves of the id's address.
+fn generation_id() -> Vec<u8> {
+    let address = [
+        GENERATION_ID.start as u32,
+        (GENERATION_ID.start >> 32) as u32,
+    ];
+    bytes_of(&Device::new(
+        Path::new(GENERATION_DEVICE),
+        vec![
+            &Name::new("_HID".into(), &"SLIP0001"),
+            &Name::new("_CID".into(), &"VM_Gen_Counter"),
+            &Name::new("_DDN".into(), &"VM_Gen_Counter"),
+            &Name::new("ADDR".into(), &Package::new(vec![&address[0], &address[1]])),
+        ],
+    ))
+}
+
+/// Returns the generic event device, which has the generation id's driver told of its interrupt.
+fn events() -> Vec<u8> {
+    let interrupt = Interrupt::new(true, true, false, false, GENERATION_IRQ);
+    let device = Path::new(&format!("\\_SB_.{GENERATION_DEVICE}"));
+    let changed = Notify::new(&device, &0x80u8);
+    let is_it = Equal::new(&Arg(0), &GENERATION_IRQ);
+    bytes_of(&Device::new(
+        "EVNT".into(),
+        vec![
+            &Name::new("_HID".into(), &"ACPI0013"),
+            &Name::new("_UID".into(), &ZERO),
+            &Name::new("_CRS".into(), &ResourceTemplate::new(vec![&interrupt])),
+            &Method::new(
+                "_EVT".into(),
+                1,
+                true,
+                vec![&If::new(&is_it, vec![&changed])],
+            ),
+        ],
+    ))
 }
 
 /// Returns an ISA device with the given ports and one edge-triggered, active-high interrupt.

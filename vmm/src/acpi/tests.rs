@@ -256,7 +256,14 @@ fn the_dsdt_says_which_windows_and_devices_there_are() {
         ];
         // Edge-triggered, active high, not shared, consumed.
         let serial = vec![Ports(0x3F8, 8), Interrupt(3, 4)];
-        assert_eq!(resources(&dsdt[36..]), [pci, board, serial]);
+        let events = vec![Interrupt(3, 5)];
+        assert_eq!(resources(&dsdt[36..]), [pci, board, serial, events]);
+        // ADDR is a package of two: the low half of the address, and 0.
+        let address = b"\x08ADDR\x12\x08\x02\x0C\x00\xF0\x0F\x00\x00";
+        assert!(dsdt.windows(address.len()).any(|window| window == address));
+        // Notify (\_SB_.VGEN, 0x80).
+        let notify = b"\x86\x5C\x2E_SB_VGEN\x0A\x80";
+        assert!(dsdt.windows(notify.len()).any(|window| window == notify));
         // _S5 is a package of two: sleep type 5, and 0.
         let s5 = b"\x08_S5_\x12\x05\x02\x0A\x05\x00";
         assert!(dsdt.windows(s5.len()).any(|window| window == s5));

@@ -28,6 +28,7 @@ pub fn memory_map(memory_bytes: u64) -> Vec<(Window, MemoryKind)> {
         between(0, layout::BASE_RAM_END, MemoryKind::Ram),
         between(layout::BASE_RAM_END, 0xA_0000, MemoryKind::Reserved),
         (layout::ACPI_TABLES, MemoryKind::AcpiTables),
+        (layout::GENERATION_ID, MemoryKind::Reserved),
     ];
     for piece in layout::ram(memory_bytes) {
         let start = piece.start.max(layout::KERNEL_MIN);

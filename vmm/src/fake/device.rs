@@ -1,7 +1,10 @@
 //! A virtio device without a function of its own, for tests.
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::virtio::{ActivateError, Activation, EnabledQueue, VirtioDevice};
+use crate::{
+    snapshot::{DeviceState, Model, Progress},
+    virtio::{ActivateError, Activation, EnabledQueue, VirtioDevice},
+};
 
 /// Virtio device for tests. It panics when the transport breaks the contract of [`VirtioDevice`].
 pub struct Device {
@@ -26,6 +29,8 @@ pub struct Seen {
     pub resets: u64,
     /// If set, the next activation, or enabling of a queue, fails.
     pub refuse: bool,
+    /// Whether the device rests.
+    pub rests: bool,
     /// Device-specific configuration space; all bytes are read-write.
     pub config: [u8; 16],
 }
@@ -122,7 +127,34 @@ impl VirtioDevice for Device {
     fn reset(&mut self) {
         let mut seen = self.witness.seen();
         assert!(seen.activation.take().is_some(), "reset while stopped");
+        seen.rests = false;
         seen.resets += 1;
+    }
+
+    fn suspend(&mut self) -> DeviceState {
+        use virtio_queue::QueueT;
+        let mut seen = self.witness.seen();
+        assert!(!seen.rests, "suspended twice");
+        seen.rests = true;
+        let active = seen.activation.as_ref().expect("suspended while stopped");
+        let progress = active.queues.iter().map(|queue| Progress {
+            queue: queue.index,
+            next_available: queue.queue.next_avail(),
+            next_used: queue.queue.next_used(),
+            taken: queue.taken.clone(),
+        });
+        DeviceState {
+            queues: progress.collect(),
+            model: Model::Plain,
+        }
+    }
+
+    fn resume(&mut self) {
+        let mut seen = self.witness.seen();
+        assert!(
+            std::mem::take(&mut seen.rests),
+            "resumed without a suspension"
+        );
     }
 
     fn reset_queue(&mut self, index: u16) {

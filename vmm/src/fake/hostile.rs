@@ -14,6 +14,7 @@ use super::{Device, Driver, Fabric, Witness};
 use crate::{
     GuestMemory,
     pci::{Root, Windows},
+    snapshot::{FunctionState, SnapshotError},
     virtio::transport::{TransportCounters, VirtioPci},
 };
 
@@ -137,6 +138,29 @@ impl Machine {
             machine.functions[at].before = machine.look(at);
         }
         machine
+    }
+
+    /// Returns PCI's part of a snapshot. The devices rest meanwhile.
+    pub fn saved(&self) -> (u32, Vec<FunctionState>) {
+        self.root.suspend();
+        let state = self.root.state();
+        self.root.resume();
+        state
+    }
+
+    /// Sets PCI's part of a snapshot, whoever wrote it, and has the devices go on.
+    ///
+    /// # Errors
+    /// It is refused.
+    pub fn restore(&mut self, address: u32, states: &[FunctionState]) -> Result<(), SnapshotError> {
+        self.root.restore(address, states)?;
+        self.root.resume();
+        self.root.signal_again();
+        self.overlapped = true;
+        for at in 0..self.functions.len() {
+            self.functions[at].before = self.look(at);
+        }
+        Ok(())
     }
 
     /// Does one step, then checks everything.

@@ -3,11 +3,13 @@
 mod doorbells;
 mod error;
 mod routes;
+mod state;
 mod vm;
 
 pub(crate) use doorbells::KvmDoorbells;
 pub use error::KvmError;
 pub(crate) use routes::GsiRoutes;
+pub(crate) use state::{restore, save};
 pub use vm::check;
 pub(crate) use vm::{create, open};
 

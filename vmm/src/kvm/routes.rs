@@ -25,8 +25,15 @@ const MAX_MSI_LINES: u32 = 4096 - IOAPIC_PINS - PIC_PINS;
 /// Implements [`MsiFabric`] with irqfds and the VM's routing table.
 pub(crate) struct GsiRoutes {
     vm: Arc<VmFd>,
-    /// The connected lines and the message of each; `None` before its first route.
-    lines: Mutex<BTreeMap<u32, Option<MsiMessage>>>,
+    lines: Mutex<Lines>,
+}
+
+/// The connected lines and the message of each; `None` before its first route.
+#[derive(Default)]
+struct Lines {
+    routes: BTreeMap<u32, Option<MsiMessage>>,
+    /// Whether KVM is told later.
+    is_deferred: bool,
 }
 
 impl GsiRoutes {
@@ -34,7 +41,7 @@ impl GsiRoutes {
     pub(crate) fn new(vm: Arc<VmFd>) -> Self {
         Self {
             vm,
-            lines: Mutex::new(BTreeMap::new()),
+            lines: Mutex::default(),
         }
     }
 
@@ -42,6 +49,23 @@ impl GsiRoutes {
     pub(crate) fn connect_pin(&self, pin: u32, signal: &EventFd) -> io::Result<()> {
         debug_assert!(pin < IOAPIC_PINS);
         Ok(self.vm.register_irqfd(signal, pin)?)
+    }
+
+    /// Sets all routes that `set` sets by one call: each waits for a grace period in the kernel.
+    ///
+    /// # Errors
+    /// KVM refuses a route.
+    pub(crate) fn at_once<T>(&self, set: impl FnOnce() -> T) -> io::Result<T> {
+        let defer = |is_deferred| {
+            let mut lines = self.lines.lock().expect("no holder panics");
+            lines.is_deferred = is_deferred;
+            lines
+        };
+        drop(defer(true));
+        let done = set();
+        let lines = defer(false);
+        self.commit(&lines.routes)?;
+        Ok(done)
     }
 
     /// Sets the whole table in KVM. The lock on `lines` must be held.
@@ -56,18 +80,18 @@ impl GsiRoutes {
 impl MsiFabric for GsiRoutes {
     fn connect(&self, signal: &EventFd) -> io::Result<u32> {
         let mut lines = self.lines.lock().expect("no holder panics");
-        let gsi = first_free(&lines).ok_or_else(|| {
+        let gsi = first_free(&lines.routes).ok_or_else(|| {
             io::Error::other(format!("all {MAX_MSI_LINES} interrupt lines are taken"))
         })?;
         // Without a route, KVM drops the signal.
         self.vm.register_irqfd(signal, gsi)?;
-        lines.insert(gsi, None);
+        lines.routes.insert(gsi, None);
         Ok(gsi)
     }
 
     fn route(&self, gsi: u32, message: MsiMessage) -> io::Result<()> {
         let mut lines = self.lines.lock().expect("no holder panics");
-        let before = *lines.get(&gsi).ok_or_else(|| {
+        let before = *lines.routes.get(&gsi).ok_or_else(|| {
             io::Error::new(
                 io::ErrorKind::NotFound,
                 format!("interrupt line {gsi} is not connected"),
@@ -77,20 +101,23 @@ impl MsiFabric for GsiRoutes {
         if before == Some(message) {
             return Ok(());
         }
-        lines.insert(gsi, Some(message));
-        self.commit(&lines).inspect_err(|_| {
-            lines.insert(gsi, before);
+        lines.routes.insert(gsi, Some(message));
+        if lines.is_deferred {
+            return Ok(());
+        }
+        self.commit(&lines.routes).inspect_err(|_| {
+            lines.routes.insert(gsi, before);
         })
     }
 
     fn disconnect(&self, gsi: u32, signal: &EventFd) {
         let mut lines = self.lines.lock().expect("no holder panics");
-        if let Some(route) = lines.remove(&gsi) {
+        if let Some(route) = lines.routes.remove(&gsi) {
             // Either call can fail only on a line that does not exist: then there is nothing to
             // undo.
             let _ = self.vm.unregister_irqfd(signal, gsi);
             if route.is_some() {
-                let _ = self.commit(&lines);
+                let _ = self.commit(&lines.routes);
             }
         }
     }

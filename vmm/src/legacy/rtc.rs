@@ -34,6 +34,11 @@ pub(crate) struct Rtc {
 }
 
 impl Rtc {
+    /// Returns the index register.
+    pub(crate) fn index(&self) -> u8 {
+        self.index.load(Relaxed)
+    }
+
     /// Selects a register. Bit 7, which masks the NMI on a PC, is ignored.
     pub(crate) fn select(&self, index: u8) {
         self.index.store(index & 0x7f, Relaxed);

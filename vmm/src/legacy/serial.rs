@@ -16,12 +16,13 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-use vm_superio::{Serial, Trigger, serial::SerialEvents};
+use vm_superio::{Serial, SerialState as Registers, Trigger, serial::SerialEvents};
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 use crate::{
     ThreadSetup,
     counters::{Count, SerialCounters},
+    snapshot::SerialState,
 };
 
 mod input;
@@ -50,10 +51,14 @@ pub(crate) struct Console {
 type Uart = Serial<Interrupt, Drained, Feed>;
 
 impl Console {
-    /// Starts the console's threads. `interrupt` raises IRQ 4.
+    /// Starts the console's threads. `interrupt` raises IRQ 4. `state`: that of a snapshot.
+    ///
+    /// # Errors
+    /// The host refuses a thread or a descriptor, or the state is none of a UART.
     pub(crate) fn start(
         io: SerialIo,
         interrupt: EventFd,
+        state: Option<&SerialState>,
         counters: &Arc<SerialCounters>,
         threads: &ThreadSetup,
     ) -> io::Result<Self> {
@@ -63,11 +68,12 @@ impl Console {
             line: interrupt,
             counters: counters.clone(),
         };
-        let uart = Serial::with_events(
-            interrupt,
-            Drained(drained.try_clone()?),
-            Feed(output.clone()),
-        );
+        let (events, feed) = (Drained(drained.try_clone()?), Feed(output.clone()));
+        let uart = match state {
+            Some(state) => Serial::from_state(&registers(state), interrupt, events, feed)
+                .map_err(|_| io::Error::other("the snapshot's serial port has too much input"))?,
+            None => Serial::with_events(interrupt, events, feed),
+        };
         let uart = Arc::new(Mutex::new(uart));
         let writer = Writer::start(output.clone(), io.output, threads)?;
         let input = match io.input {
@@ -104,6 +110,31 @@ impl Console {
             .write(offset, byte);
     }
 
+    /// Returns the UART's state. The guest does not run.
+    pub(crate) fn state(&self) -> SerialState {
+        let registers = self.uart.lock().expect("no holder panics").state();
+        SerialState {
+            divisor: [registers.baud_divisor_low, registers.baud_divisor_high],
+            registers: [
+                registers.interrupt_enable,
+                registers.interrupt_identification,
+                registers.line_control,
+                registers.line_status,
+                registers.modem_control,
+                registers.modem_status,
+                registers.scratch,
+            ],
+            input: registers.in_buffer,
+        }
+    }
+
+    /// Interrupts once: an interrupt may have been under way when the machine was saved.
+    pub(crate) fn signal_again(&self) {
+        let uart = self.uart.lock().expect("no holder panics");
+        // The write fails only when the count is at its limit: then an interrupt is pending.
+        let _ = uart.interrupt_evt().trigger();
+    }
+
     /// Ends all waiting of vCPUs for the output. Must be called before the vCPUs are joined.
     pub(crate) fn end_waits(&self) {
         self.output.end_waits();
@@ -122,6 +153,23 @@ impl Console {
 impl Drop for Console {
     fn drop(&mut self) {
         self.close();
+    }
+}
+
+fn registers(state: &SerialState) -> Registers {
+    let [low, high] = state.divisor;
+    let [ier, iir, lcr, lsr, mcr, msr, scr] = state.registers;
+    Registers {
+        baud_divisor_low: low,
+        baud_divisor_high: high,
+        interrupt_enable: ier,
+        interrupt_identification: iir,
+        line_control: lcr,
+        line_status: lsr,
+        modem_control: mcr,
+        modem_status: msr,
+        scratch: scr,
+        in_buffer: state.input.clone(),
     }
 }
 

@@ -1,8 +1,8 @@
 //! Creates the machine's PCI devices: the network card, the entropy device, the disks, then
-//! vsock.
+//! vsock. A snapshot has them in this order.
 use std::sync::Arc;
 
-use super::MachineError;
+use super::{MachineError, SerialIo};
 use crate::{
     GuestMemory, ThreadSetup,
     counters::DeviceCounters,
@@ -18,6 +18,18 @@ use crate::{
         vsock::{Vsock, VsockConfig, VsockCounters},
     },
 };
+
+/// The machine's devices, whether it boots or is restored.
+pub struct Devices {
+    /// Network card; `None` for a machine without one.
+    pub net: Option<NetConfig>,
+    /// Disks, in the order in which the guest finds them.
+    pub disks: Vec<DiskConfig>,
+    /// Connections with programs of the host; `None` for a machine without.
+    pub vsock: Option<VsockConfig>,
+    /// Input and output of the serial console.
+    pub serial: SerialIo,
+}
 
 /// Parts of the machine that devices use.
 pub(super) struct Platform {

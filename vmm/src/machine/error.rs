@@ -9,6 +9,7 @@ use crate::{
     layout,
     memory::MemoryError,
     pci::PciError,
+    snapshot::SnapshotError,
     virtio::{block::DiskError, net::NetError, transport::TransportError, vsock::VsockError},
 };
 
@@ -64,6 +65,9 @@ pub enum MachineError {
     /// A virtio device could not be connected to the PCI bus.
     #[error(transparent)]
     Transport(#[from] TransportError),
+    /// The snapshot can't be restored.
+    #[error(transparent)]
+    Snapshot(#[from] SnapshotError),
     /// The host refused a thread, a descriptor or another resource.
     #[error("{what}")]
     Host {

@@ -3,6 +3,7 @@
 //! are not writable, so all-ones reads back as the length's complement (PCI Local Bus 3.0 section
 //! 6.2.5.1).
 use super::Window;
+use crate::snapshot::SnapshotError;
 
 /// Size of configuration space without PCI Express's extension, bytes. The extension reads as
 /// zeroes: it has no extended capability.
@@ -155,6 +156,26 @@ impl ConfigSpace {
             let mask = self.writable[at];
             self.bytes[at] = self.bytes[at] & !mask | byte & mask;
         }
+    }
+
+    /// Returns all bytes, for a snapshot.
+    pub(crate) fn state(&self) -> Vec<u8> {
+        self.bytes.to_vec()
+    }
+
+    /// Sets the bytes of a snapshot.
+    ///
+    /// # Errors
+    /// They are of another function: bits differ that no guest can write.
+    pub(crate) fn restore(&mut self, bytes: &[u8]) -> Result<(), SnapshotError> {
+        let is_same = |(at, byte): (usize, &u8)| (self.bytes[at] ^ byte) & !self.writable[at] == 0;
+        if bytes.len() != SIZE || !bytes.iter().enumerate().all(is_same) {
+            let device = u16::from_le_bytes(self.array(2));
+            let why = format!("another function in the place of PCI device {device:#x}");
+            return Err(SnapshotError::Mismatch(why));
+        }
+        self.bytes.copy_from_slice(bytes);
+        Ok(())
     }
 
     /// Writes all bits, as the function itself.

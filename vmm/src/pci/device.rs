@@ -1,4 +1,5 @@
 //! Interface between the PCI root and a function.
+use crate::snapshot::{FunctionState, SnapshotError};
 
 /// Range of guest addresses that a function decodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -13,7 +14,7 @@ pub struct Window {
 
 /// A PCI function. All accesses come from vCPU threads, one at a time per function, with offsets
 /// and widths (1 to 8 bytes, unaligned too) of the guest's choice. None may panic.
-pub trait PciDevice: Send {
+pub trait PciDevice: Paused + Send {
     /// Reads configuration space from `offset` (0 to 4095). Bytes beyond its end are left
     /// unchanged.
     fn config_read(&mut self, offset: u16, into: &mut [u8]);
@@ -27,4 +28,21 @@ pub trait PciDevice: Send {
     fn bar_read(&mut self, bar: u8, offset: u64, into: &mut [u8]);
     /// Writes to a BAR; all of `bytes` lies within it.
     fn bar_write(&mut self, bar: u8, offset: u64, bytes: &[u8]);
+}
+
+/// A function while the machine is paused: no vCPU accesses it.
+pub trait Paused {
+    /// Has the device behind the function rest.
+    fn suspend(&mut self) {}
+    /// Has it go on, whether it was suspended or restored.
+    fn resume(&mut self) {}
+    /// Sends all interrupts of a device that was restored once.
+    fn signal_again(&mut self) {}
+    /// Returns the state of a suspended function.
+    fn state(&self) -> FunctionState;
+    /// Sets the state of a function that has not been accessed yet. It stays suspended.
+    ///
+    /// # Errors
+    /// The state is of another function, or makes no sense.
+    fn restore(&mut self, state: &FunctionState) -> Result<(), SnapshotError>;
 }

@@ -1,9 +1,10 @@
 //! Device 0: the host bridge. It decodes nothing; operating systems probe for it before they use
 //! PCI.
 use super::{
-    PciDevice, Window,
+    Paused, PciDevice, Window,
     config::{ConfigSpace, Identity},
 };
+use crate::snapshot::{FunctionState, SnapshotError};
 
 /// Host bridge of the bus.
 pub(super) struct HostBridge(ConfigSpace);
@@ -42,4 +43,17 @@ impl PciDevice for HostBridge {
     }
 
     fn bar_write(&mut self, _bar: u8, _offset: u64, _bytes: &[u8]) {}
+}
+
+impl Paused for HostBridge {
+    fn state(&self) -> FunctionState {
+        FunctionState {
+            config: self.0.state(),
+            transport: None,
+        }
+    }
+
+    fn restore(&mut self, state: &FunctionState) -> Result<(), SnapshotError> {
+        self.0.restore(&state.config)
+    }
 }

@@ -17,6 +17,6 @@ pub mod msix;
 mod root;
 mod vectors;
 
-pub use device::{PciDevice, Window};
+pub use device::{Paused, PciDevice, Window};
 pub use root::{PciError, Root, Windows};
 pub use vectors::Vectors;

@@ -14,7 +14,10 @@ use std::{
 };
 
 use super::{Vectors, config::ConfigSpace};
-use crate::interrupt::{MsiFabric, MsiMessage};
+use crate::{
+    interrupt::{MsiFabric, MsiMessage},
+    snapshot::{MsixState, SnapshotError},
+};
 
 /// Bytes per vector in the table.
 const ENTRY: usize = 16;
@@ -207,6 +210,43 @@ impl Msix {
         } else {
             self.vectors.hold(number);
         }
+    }
+
+    /// Returns what a snapshot says of the vectors.
+    pub fn state(&self) -> MsixState {
+        let vectors = 0..u16::try_from(self.entries.len()).unwrap_or(u16::MAX);
+        MsixState {
+            table: self.entries.iter().flat_map(|entry| entry.bytes).collect(),
+            pending: vectors
+                .filter(|vector| self.vectors.is_pending(*vector))
+                .collect(),
+        }
+    }
+
+    /// Sets the state of a snapshot; all vectors are held before. `config`: the function's, restored.
+    ///
+    /// # Errors
+    /// The table is of another size.
+    pub fn restore(
+        &mut self,
+        state: &MsixState,
+        config: &ConfigSpace,
+    ) -> Result<(), SnapshotError> {
+        if state.table.len() != self.entries.len() * ENTRY {
+            let (found, wanted) = (state.table.len() / ENTRY, self.entries.len());
+            let why = format!("{found} interrupt vectors in the place of {wanted}");
+            return Err(SnapshotError::Mismatch(why));
+        }
+        for (entry, bytes) in self.entries.iter_mut().zip(state.table.chunks_exact(ENTRY)) {
+            for (at, mask) in WRITABLE.iter().enumerate() {
+                entry.bytes[at] = entry.bytes[at] & !mask | bytes[at] & mask;
+            }
+        }
+        for vector in &state.pending {
+            self.vectors.signal(*vector);
+        }
+        self.follow(config);
+        Ok(())
     }
 
     /// Clears all pending bits, after a reset of the device.

@@ -12,6 +12,7 @@ use std::{
 };
 
 use super::{PciDevice, Window, config::BAR0, host_bridge::HostBridge};
+use crate::snapshot::{FunctionState, SnapshotError};
 
 /// Guest addresses that belong to PCI.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -242,6 +243,11 @@ impl Root {
     fn config_write(&self, device: usize, offset: u16, bytes: &[u8]) {
         let mut function = self.lock(device);
         function.config_write(offset, bytes);
+        self.forward(device, &mut **function);
+    }
+
+    /// Follows a function's windows. The function's lock is held.
+    fn forward(&self, device: usize, function: &mut dyn PciDevice) {
         let wanted = function.windows();
         let inside = |window: &Window| {
             let end = window.start + window.len;
@@ -272,6 +278,46 @@ impl Root {
             drop(list);
             function.forwarded(&now);
         }
+    }
+
+    /// Has all devices rest. No vCPU accesses them meanwhile.
+    pub fn suspend(&self) {
+        (0..self.functions.len()).for_each(|device| self.lock(device).suspend());
+    }
+
+    /// Has all devices go on that were suspended or restored.
+    pub fn resume(&self) {
+        (0..self.functions.len()).for_each(|device| self.lock(device).resume());
+    }
+
+    /// Sends all interrupts of devices that were restored once.
+    pub fn signal_again(&self) {
+        (0..self.functions.len()).for_each(|device| self.lock(device).signal_again());
+    }
+
+    /// Returns the address register and the state of each function. The devices are suspended.
+    pub fn state(&self) -> (u32, Vec<FunctionState>) {
+        let states = (0..self.functions.len()).map(|device| self.lock(device).state());
+        (self.address.load(Relaxed), states.collect())
+    }
+
+    /// Sets what [`Root::state`] returned. The devices stay suspended.
+    ///
+    /// # Errors
+    /// There are other functions.
+    pub fn restore(&self, address: u32, states: &[FunctionState]) -> Result<(), SnapshotError> {
+        if states.len() != self.functions.len() {
+            let (found, wanted) = (states.len(), self.functions.len());
+            let why = format!("{found} PCI devices in the place of {wanted}");
+            return Err(SnapshotError::Mismatch(why));
+        }
+        self.address.store(address & ADDRESS_BITS, Relaxed);
+        for (device, state) in states.iter().enumerate() {
+            let mut function = self.lock(device);
+            function.restore(state)?;
+            self.forward(device, &mut **function);
+        }
+        Ok(())
     }
 
     fn lock(&self, device: usize) -> MutexGuard<'_, Box<dyn PciDevice>> {

@@ -4,13 +4,18 @@ use std::sync::Arc;
 use virtio_queue::Queue;
 use vmm_sys_util::eventfd::EventFd;
 
-use crate::GuestMemory;
+use crate::{
+    GuestMemory,
+    snapshot::{DeviceState, Model},
+};
 
 /// A virtio device behind some transport.
 ///
 /// Life cycle: the driver negotiates features and configures queues. At DRIVER_OK the transport
 /// calls [`VirtioDevice::activate`] with the enabled queues. On a write of 0 to the status it calls
-/// [`VirtioDevice::reset`], after which the device may be activated again.
+/// [`VirtioDevice::reset`], after which the device may be activated again. While the machine is
+/// paused, an active device is suspended: [`VirtioDevice::suspend`] is followed by
+/// [`VirtioDevice::resume`] or [`VirtioDevice::reset`].
 pub trait VirtioDevice: Send {
     /// Returns the virtio device id (section 5): 1 is a network card, 4 an entropy source.
     fn device_id(&self) -> u16;
@@ -40,6 +45,13 @@ pub trait VirtioDevice: Send {
     /// Stops. When it returns, no thread of the device touches the guest's memory or its queues,
     /// nor calls the [`Signals`]. Called once after each activation that succeeded.
     fn reset(&mut self);
+    /// Rests: when it returns, no thread of the device touches the guest's memory or its queues, and
+    /// no request is under way. Connections with the host stay. Returns what a snapshot says of the
+    /// device; queues that it can't serve any more are not among its queues. Called only while the
+    /// device is active.
+    fn suspend(&mut self) -> DeviceState;
+    /// Goes on where [`VirtioDevice::suspend`] left it.
+    fn resume(&mut self);
     /// Stops one queue as [`VirtioDevice::reset`] stops all. Called only if VIRTIO_F_RING_RESET is
     /// offered, and for a queue that is served.
     fn reset_queue(&mut self, _index: u16) {}
@@ -67,6 +79,8 @@ pub struct Activation {
     pub queues: Vec<EnabledQueue>,
     /// Signals to the driver.
     pub signals: Arc<dyn Signals>,
+    /// What the device was when it was saved; `None` for a device that a driver activates.
+    pub restored: Option<Model>,
 }
 
 /// Queue that the driver enabled.
@@ -78,6 +92,9 @@ pub struct EnabledQueue {
     /// Eventfd that is signalled when the driver notifies the queue. It is non-blocking, and may
     /// have been signalled before.
     pub kick: EventFd,
+    /// Chains that the device had taken and not given back when it was saved, by their first
+    /// descriptors. It takes them again before others.
+    pub taken: Vec<u16>,
 }
 
 /// Signals of a device to its driver. Any thread may call them, without a lock. Each call is one

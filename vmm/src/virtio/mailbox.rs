@@ -30,6 +30,16 @@ pub(super) struct Inbox<C> {
     bell: Arc<Bell>,
 }
 
+/// What ended a rest.
+pub(super) enum Rested<C> {
+    /// The thread goes on where it was.
+    Resumed,
+    /// Another command, not answered yet.
+    Command(C),
+    /// No more commands can come.
+    Over,
+}
+
 struct Bell {
     /// True after a command was sent. The flag is read without a system call, for a busy thread.
     rung: AtomicBool,
@@ -130,6 +140,20 @@ impl<C> Inbox<C> {
         match io::Error::last_os_error() {
             error if ready < 0 && error.kind() != io::ErrorKind::Interrupted => Err(error),
             _ => Ok(()),
+        }
+    }
+
+    /// Answers the last command, which was to rest, and waits for the next one. `resumes`: whether a
+    /// command ends the rest and is nothing else.
+    pub(super) fn rest(&self, resumes: impl Fn(&C) -> bool) -> Rested<C> {
+        self.answer();
+        match self.wait() {
+            Some(command) if resumes(&command) => {
+                self.answer();
+                Rested::Resumed
+            }
+            Some(command) => Rested::Command(command),
+            None => Rested::Over,
         }
     }
 

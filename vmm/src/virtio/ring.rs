@@ -8,7 +8,10 @@
 //! The driver can write all of the rings at any time. Each descriptor is read once; indices and
 //! lengths are checked after the read. An invalid one is [`Broken`]: nothing more is done with the
 //! queue.
-use std::sync::atomic::{AtomicU16, Ordering, fence};
+use std::{
+    collections::VecDeque,
+    sync::atomic::{AtomicU16, Ordering, fence},
+};
 
 use virtio_bindings::bindings::virtio_ring::{
     VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC, VRING_AVAIL_F_NO_INTERRUPT,
@@ -16,7 +19,8 @@ use virtio_bindings::bindings::virtio_ring::{
 };
 use virtio_queue::{Queue, QueueT};
 
-use super::pieces::Translation;
+use super::{EnabledQueue, pieces::Translation};
+use crate::snapshot::Progress;
 
 const DESCRIPTOR_BYTES: u32 = 16;
 
@@ -75,10 +79,28 @@ pub(super) struct Ring {
     next_available: u16,
     next_used: u16,
     published: u16,
+    /// Chains that were taken before a snapshot, which come first. Empty but then.
+    again: VecDeque<u16>,
 }
 
 impl Ring {
-    /// Takes over a queue that the transport has set up, with the negotiated `features`. The translation must outlive the ring.
+    /// Takes over a queue that the driver enabled, with the chains that were taken before a
+    /// snapshot. Otherwise as [`Ring::new`].
+    ///
+    /// # Errors
+    /// As [`Ring::new`].
+    pub(super) fn of(
+        queue: &EnabledQueue,
+        features: u64,
+        memory: &Translation,
+    ) -> Result<Ring, Broken> {
+        let mut ring = Ring::new(&queue.queue, features, memory)?;
+        ring.again.extend(&queue.taken);
+        Ok(ring)
+    }
+
+    /// Takes over a queue that the transport has set up, with the negotiated `features`. The
+    /// translation must outlive the ring.
     ///
     /// # Errors
     /// The rings lie outside the guest's memory, are not aligned, or have an invalid size.
@@ -103,7 +125,20 @@ impl Ring {
             next_available: queue.next_avail(),
             next_used: queue.next_used(),
             published: queue.next_used(),
+            again: VecDeque::new(),
         })
+    }
+
+    /// Returns how far the device has come. `taken`: the chains that were taken and not given back,
+    /// in order.
+    pub(super) fn progress(&self, queue: u16, taken: impl IntoIterator<Item = u16>) -> Progress {
+        let again = self.again.iter().copied();
+        Progress {
+            queue,
+            next_available: self.next_available,
+            next_used: self.next_used,
+            taken: taken.into_iter().chain(again).collect(),
+        }
     }
 
     /// Returns the number of entries of the queue.
@@ -120,7 +155,8 @@ impl Ring {
         if waiting > self.size {
             return Err(Broken::IndexJump);
         }
-        Ok(waiting)
+        let again = u16::try_from(self.again.len()).unwrap_or(u16::MAX);
+        Ok(waiting.saturating_add(again))
     }
 
     /// Takes the next chain. Returns the number of its first descriptor; `None` if no chain is
@@ -131,6 +167,9 @@ impl Ring {
     pub(super) fn next(&mut self) -> Result<Option<u16>, Broken> {
         if self.waiting()? == 0 {
             return Ok(None);
+        }
+        if let Some(head) = self.again.pop_front() {
+            return Ok(Some(head));
         }
         let entry = usize::from(self.next_available & (self.size - 1));
         // SAFETY: within the available ring, which `new` checked.

@@ -48,6 +48,43 @@ fn get(memory: &GuestMemory, at: u64) -> u16 {
 }
 
 #[test]
+fn chains_that_were_taken_before_a_snapshot_come_first() {
+    let memory = memory();
+    let translation = Translation::new(Arc::clone(&memory));
+    let mut rings = queue(SIZE);
+    rings.set_next_avail(2);
+    rings.set_next_used(1);
+    for (entry, head) in [(0, 4), (1, 5), (2, 6)] {
+        put(&memory, AVAILABLE + 4 + 2 * entry, head);
+    }
+    put(&memory, AVAILABLE + 2, 3);
+    let kick = vmm_sys_util::eventfd::EventFd::new(0).unwrap();
+    let enabled = EnabledQueue {
+        index: 7,
+        queue: rings,
+        kick,
+        taken: vec![5],
+    };
+    let mut ring = Ring::of(&enabled, 0, &translation).unwrap();
+    assert_eq!(ring.waiting(), Ok(2));
+    // What nobody has taken again is part of the next snapshot.
+    let progress = ring.progress(7, [9]);
+    assert_eq!(progress.taken, [9, 5]);
+    assert_eq!(
+        [ring.next(), ring.next(), ring.next()],
+        [Ok(Some(5)), Ok(Some(6)), Ok(None)]
+    );
+    ring.push_used(5, 0);
+    ring.publish();
+    let progress = ring.progress(7, [6]);
+    assert_eq!(
+        (progress.queue, progress.next_available, progress.next_used),
+        (7, 3, 2)
+    );
+    assert_eq!(progress.taken, [6]);
+}
+
+#[test]
 fn the_index_is_published_once_for_a_batch() {
     let memory = memory();
     let (mut ring, _translation) = at(&memory, 0, 0);

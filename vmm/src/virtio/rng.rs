@@ -9,6 +9,7 @@
 use std::{
     io,
     os::fd::AsRawFd,
+    sync::mpsc,
     thread::JoinHandle,
     time::{Duration, Instant},
 };
@@ -19,9 +20,13 @@ use vm_memory::Bytes;
 
 use super::{
     ActivateError, Activation, EnabledQueue, VirtioDevice,
-    mailbox::{Inbox, Mailbox, mailbox},
+    mailbox::{Inbox, Mailbox, Rested, mailbox},
 };
-use crate::{ThreadKind, ThreadSetup, thread};
+use crate::{
+    ThreadKind, ThreadSetup,
+    snapshot::{DeviceState, Model, Progress},
+    thread,
+};
 
 /// Largest answer to one request, bytes.
 pub const MAX_REQUEST_BYTES: usize = 4096;
@@ -49,6 +54,9 @@ enum Command {
     Start(Box<Activation>),
     /// Drop the activation and serve no longer.
     Stop,
+    /// Rest, and say how far the queue is served.
+    Suspend(mpsc::Sender<Progress>),
+    Resume,
     Exit,
 }
 
@@ -122,6 +130,19 @@ impl VirtioDevice for Rng {
     fn reset(&mut self) {
         self.mailbox.send(Command::Stop);
     }
+
+    fn suspend(&mut self) -> DeviceState {
+        let (to, progress) = mpsc::channel();
+        self.mailbox.send(Command::Suspend(to));
+        DeviceState {
+            queues: progress.try_iter().collect(),
+            model: Model::Plain,
+        }
+    }
+
+    fn resume(&mut self) {
+        self.mailbox.send(Command::Resume);
+    }
 }
 
 /// Body of the device's thread.
@@ -131,7 +152,7 @@ fn work(inbox: &Inbox<Command>) {
         inbox.answer();
         command = match given {
             Command::Start(activation) => serve(*activation, inbox),
-            Command::Stop => inbox.wait(),
+            Command::Stop | Command::Suspend(_) | Command::Resume => inbox.wait(),
             Command::Exit => return,
         };
     }
@@ -146,8 +167,24 @@ fn serve(mut activation: Activation, inbox: &Inbox<Command>) -> Option<Command> 
     let mut is_throttled = false;
     loop {
         inbox.quiet();
-        if let Some(command) = inbox.take() {
-            return Some(command);
+        match inbox.take() {
+            None => {}
+            Some(Command::Suspend(to)) => {
+                // Requests are answered in order, so none is taken and not given back.
+                let _ = to.send(Progress {
+                    queue: queue.index,
+                    next_available: queue.queue.next_avail(),
+                    next_used: queue.queue.next_used(),
+                    taken: Vec::new(),
+                });
+                drop(to);
+                match inbox.rest(|command| matches!(command, Command::Resume)) {
+                    Rested::Resumed => continue,
+                    Rested::Command(command) => return Some(command),
+                    Rested::Over => return None,
+                }
+            }
+            command => return command,
         }
         // Notifications are not waited for while the allowance is used up.
         let kick = (!is_throttled).then_some(queue.kick.as_raw_fd());

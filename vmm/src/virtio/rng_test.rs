@@ -101,8 +101,10 @@ impl Rig {
                 index: 0,
                 queue,
                 kick,
+                taken: Vec::new(),
             }],
             signals: self.recorder.clone(),
+            restored: None,
         };
         self.rng.activate(activation).unwrap();
         bell
@@ -275,6 +277,7 @@ fn what_can_not_be_served() {
         features: 0,
         queues: vec![],
         signals: rig.recorder.clone(),
+        restored: None,
     };
     assert!(matches!(
         rig.rng.activate(activation),

@@ -10,7 +10,7 @@ use std::{
 use slipgate_testbed::skipped;
 use slipgate_vmm::{
     boot::{BootSource, Kernel},
-    machine::{Machine, MachineConfig, Outcome, SerialIo},
+    machine::{Devices, Machine, MachineConfig, Origin, Outcome, SerialIo},
 };
 
 /// Runs a kernel to its end. Returns the outcome and the text from the serial line; `None` on a
@@ -29,17 +29,19 @@ fn run(image: &[u8], cmdline: &str, cpus: u8, memory_bytes: u64) -> Option<(Outc
     let machine = Machine::new(MachineConfig {
         cpus,
         memory_bytes,
-        boot: BootSource {
+        origin: Origin::Boot(BootSource {
             kernel: Kernel::File(kernel),
             initrd: None,
             cmdline: cmdline.to_owned(),
-        },
-        net: None,
-        disks: Vec::new(),
-        vsock: None,
-        serial: SerialIo {
-            input: None,
-            output: output.into(),
+        }),
+        devices: Devices {
+            net: None,
+            disks: Vec::new(),
+            vsock: None,
+            serial: SerialIo {
+                input: None,
+                output: output.into(),
+            },
         },
         kvm,
         threads: Arc::new(|_| Ok(())),

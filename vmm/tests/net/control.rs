@@ -312,6 +312,7 @@ fn a_set_of_queues_that_makes_no_card_is_refused() {
             features: ALL,
             queues: queues.iter().map(|queue| queue.enabled()).collect(),
             signals: rig.interrupts.clone(),
+            restored: None,
         })
     };
     let queue = |index| DriverQueue::new(&rig.memory, index, 64, ALL);

@@ -12,6 +12,7 @@ use std::{
 
 use slipgate_vmm::{
     GuestMemory, ThreadSetup,
+    snapshot::{DeviceState, Progress},
     virtio::{
         Activation, EnabledQueue, Signals, VirtioDevice,
         net::{IoMethod, Net, NetConfig, NetCounters, PairSnapshot},
@@ -146,6 +147,31 @@ impl Rig {
         self.activate();
     }
 
+    /// Puts another card on other descriptors in the place of this one, which was suspended; it goes
+    /// on where that was.
+    pub(crate) fn replace(&mut self, taps: Vec<OwnedFd>, io: IoMethod, state: &DeviceState) {
+        let mut config = NetConfig::new(MAC, 1500, taps);
+        config.io = io;
+        self.net = Net::new(config, unconfined(), Arc::clone(&self.counters)).expect("a card");
+        let enabled = self.queues.iter().map(|queue| {
+            let mut enabled = queue.enabled();
+            let of_queue = |progress: &&Progress| usize::from(progress.queue) == queue.index;
+            let progress = state.queues.iter().find(of_queue).expect("its progress");
+            enabled.queue.set_next_avail(progress.next_available);
+            enabled.queue.set_next_used(progress.next_used);
+            enabled.taken = progress.taken.clone();
+            enabled
+        });
+        let activation = Activation {
+            memory: Arc::clone(&self.memory),
+            features: self.features,
+            queues: enabled.collect(),
+            signals: self.interrupts.clone(),
+            restored: Some(state.model.clone()),
+        };
+        self.net.activate(activation).expect("the card goes on");
+    }
+
     fn activate(&mut self) {
         let enabled = self.queues.iter().map(DriverQueue::enabled).collect();
         let activation = Activation {
@@ -153,6 +179,7 @@ impl Rig {
             features: self.features,
             queues: enabled,
             signals: self.interrupts.clone(),
+            restored: None,
         };
         self.net.activate(activation).expect("the card starts");
     }
@@ -337,6 +364,7 @@ impl DriverQueue {
             index: self.index as u16,
             queue,
             kick: self.kick_event.try_clone().unwrap(),
+            taken: Vec::new(),
         }
     }
 

@@ -354,3 +354,60 @@ fn interrupts_come_when_they_are_wanted_and_once_a_batch() {
         assert!(count == 1 || (!event_idx && count < 8), "{count}");
     }
 }
+
+#[test]
+fn a_card_that_rests_moves_nothing_and_goes_on() {
+    for io in METHODS {
+        let (mut rig, peer) = Rig::on_socket(io, ALL, 64);
+        rig.post(8, 66_000);
+        transmit(&peer, &with_header(PLAIN, &frame(500)));
+        assert_eq!(rig.receive(), received(&frame(500)));
+        rig.net.suspend();
+        transmit(&peer, &with_header(PLAIN, &frame(700)));
+        rig.add_on(1, &with_header(PLAIN, &frame(90)));
+        rig.tx().kick();
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        assert_eq!(rig.pair().rx_frames, 1, "it rests");
+        rig.net.resume();
+        assert_eq!(rig.receive(), received(&frame(700)));
+        assert_eq!(wait_receive(&peer), with_header(PLAIN, &frame(90)));
+        assert!(!rig.needs_reset());
+    }
+}
+
+/// The buffers that the former card had taken, and what the driver had set, are the new one's.
+#[test]
+fn another_card_goes_on_with_the_same_rings() {
+    const CTRL_MAC: u8 = 1;
+    const ADDR_SET: u8 = 1;
+    let mac = [2, 9, 9, 9, 9, 9];
+    for io in METHODS {
+        let (mut rig, peer) = Rig::on_socket(io, ALL, 64);
+        assert_eq!(rig.command(CTRL_MAC, ADDR_SET, &mac), 0);
+        // More buffers than frames: the rest is in the card's hands.
+        rig.post(8, 2_000);
+        for bytes in [500, 600] {
+            transmit(&peer, &with_header(PLAIN, &frame(bytes)));
+            assert_eq!(rig.receive(), received(&frame(bytes)));
+        }
+        rig.send(PLAIN, &frame(77));
+        let state = rig.net.suspend();
+        drop(peer);
+        let (ours, peer) = super::driver::sockets();
+        rig.replace(vec![ours], io, &state);
+        for bytes in [700, 800, 900, 1_000, 1_100, 1_200] {
+            transmit(&peer, &with_header(PLAIN, &frame(bytes)));
+            assert_eq!(rig.receive(), received(&frame(bytes)));
+        }
+        // It takes no buffer twice.
+        transmit(&peer, &with_header(PLAIN, &frame(1_300)));
+        rig.post(1, 2_000);
+        assert_eq!(rig.receive(), received(&frame(1_300)));
+        rig.send(PLAIN, &frame(78));
+        let mut seen = [0; 6];
+        rig.net.read_config(0, &mut seen);
+        assert_eq!(seen, mac);
+        assert_eq!(rig.command(CTRL_MAC, ADDR_SET, &super::driver::MAC), 0);
+        assert!(!rig.needs_reset());
+    }
+}

@@ -16,6 +16,7 @@ impl Vcpu {
     /// ends the machine.
     pub(super) fn run_guest(&mut self) -> Result<Option<Outcome>, Cause> {
         let shared = &self.shared;
+        self.is_between = false;
         let counters = &shared.counters.vcpus[usize::from(self.index)];
         // All exits are matched here: an exit borrows the descriptor, so it can't be passed on.
         let other = match self.fd.run() {
@@ -36,6 +37,7 @@ impl Vcpu {
                 return Ok(self.accessed(access, answer));
             }
             Ok(VcpuExit::Intr) => {
+                self.is_between = true;
                 counters.interrupted.one();
                 return Ok(None);
             }
@@ -60,6 +62,7 @@ impl Vcpu {
                     counters.interrupted.one();
                     // The next kick sets it again; `stopping` is checked before the next run.
                     self.fd.set_kvm_immediate_exit(0);
+                    self.is_between = true;
                     return Ok(None);
                 }
                 errno => Err(Cause::RunFailed { errno }),

@@ -1,8 +1,13 @@
 //! Virtual CPUs. Each has a thread, which runs the guest, handles its exits, and runs it again.
 //!
 //! All vCPUs but the first wait inside KVM for the INIT and SIPI that the guest sends them.
+//!
+//! While the machine is paused, the threads wait in the [`Meeting`]. On the way there a thread has
+//! KVM finish the instruction whose exit it has handled last, so that the registers are those
+//! between two instructions.
 mod exit;
 mod setup;
+mod state;
 
 use std::{
     io,
@@ -16,18 +21,24 @@ use std::{
     thread::JoinHandle,
 };
 
+use kvm_bindings::CpuId;
 use kvm_ioctls::VcpuFd;
 
 use crate::{
     GuestMemory, ThreadKind, ThreadSetup,
     counters::Counters,
     kick::Kickable,
-    machine::{Bus, Ending, Gate, Outcome},
+    machine::{
+        Bus, Ending, Gate, Outcome,
+        meeting::{Meeting, Order},
+    },
     report::{Access, Cause, capture},
+    snapshot::{MachineState, SnapshotError},
     thread,
 };
 
-pub(crate) use setup::create;
+pub(crate) use setup::{Made, create, restore};
+pub(crate) use state::Abilities;
 
 /// State that the vCPUs of a machine share.
 pub(crate) struct Shared {
@@ -39,28 +50,45 @@ pub(crate) struct Shared {
     pub(crate) gate: Gate,
     /// True once no vCPU may enter the guest any more. A kick follows.
     pub(crate) stopping: AtomicBool,
+    /// Where vCPUs wait while the machine is paused.
+    pub(crate) meeting: Meeting,
+    /// What can be saved of a vCPU.
+    pub(crate) abilities: Abilities,
 }
 
 impl Shared {
+    /// Sets the state of the devices that vCPUs reach by exits. They stay suspended.
+    ///
+    /// # Errors
+    /// The state is of other devices.
+    pub(crate) fn restore(&self, state: &MachineState) -> Result<(), SnapshotError> {
+        self.bus.rtc.select(state.rtc_index);
+        self.bus.pm_timer.restore(state.pm_timer_ns);
+        self.bus.pci.restore(state.pci_address, &state.functions)
+    }
+
     /// Keeps every vCPU from entering the guest again, and from waiting in a device.
     pub(crate) fn stop(&self) {
         self.stopping.store(true, Release);
         self.bus.console.end_waits();
+        self.meeting.end();
     }
 }
 
 /// Starts the thread of a vCPU, which waits at the gate.
 pub(crate) fn start(
     index: u8,
-    fd: VcpuFd,
+    made: Made,
     shared: Arc<Shared>,
     threads: &ThreadSetup,
 ) -> io::Result<JoinHandle<()>> {
     let vcpu = Vcpu {
         index,
-        fd,
+        fd: made.fd,
+        cpuid: made.cpuid,
         shared,
         last_access: None,
+        is_between: true,
     };
     thread::spawn(
         &format!("vcpu{index}"),
@@ -73,8 +101,11 @@ pub(crate) fn start(
 struct Vcpu {
     index: u8,
     fd: VcpuFd,
+    cpuid: CpuId,
     shared: Arc<Shared>,
     last_access: Option<Access>,
+    /// Whether the registers are those between two instructions: no exit waits to be completed.
+    is_between: bool,
 }
 
 impl Vcpu {
@@ -82,12 +113,37 @@ impl Vcpu {
         let kickable = Kickable::new(&mut self.fd);
         self.shared.gate.pass();
         while !self.shared.stopping.load(Acquire) {
-            if let Some(outcome) = self.step() {
+            let outcome = match self.shared.meeting.is_called() {
+                true => self.attend(),
+                false => self.step(),
+            };
+            if let Some(outcome) = outcome {
                 self.shared.ending.with(outcome);
                 break;
             }
         }
         drop(kickable);
+    }
+
+    /// Waits in the meeting until the machine goes on, or stops. An outcome ends the machine.
+    fn attend(&mut self) -> Option<Outcome> {
+        while !self.is_between {
+            self.fd.set_kvm_immediate_exit(1);
+            let outcome = self.step();
+            if outcome.is_some() {
+                return outcome;
+            }
+        }
+        let shared = self.shared.clone();
+        shared.meeting.attend(usize::from(self.index), |order| {
+            match order {
+                Order::Save => return Some(state::save(&self.fd, &self.cpuid, &shared.abilities)),
+                // The guest's watchdogs are told. A guest without kvm-clock has nothing to be told.
+                Order::Leave => drop(self.fd.kvmclock_ctrl()),
+            }
+            None
+        });
+        None
     }
 
     /// Runs the guest up to its next exit and handles it. An outcome ends the machine.

@@ -1,13 +1,21 @@
-//! Creates the vCPUs, and sets each to the state in which its guest code begins.
-use kvm_bindings::{Msrs, kvm_lapic_state};
+//! Creates the vCPUs, and sets each to the state in which its guest code begins or goes on.
+use kvm_bindings::{CpuId, Msrs, kvm_lapic_state};
 use kvm_ioctls::{Kvm, VcpuFd, VmFd};
 
+use super::state::{self, Abilities};
 use crate::{
     boot::{self, registers},
     cpuid,
     kvm::KvmError,
     machine::MachineError,
+    snapshot::VcpuState,
 };
+
+/// A vCPU that has not run yet, and what CPUID tells its guest.
+pub(crate) struct Made {
+    pub(crate) fd: VcpuFd,
+    pub(crate) cpuid: CpuId,
+}
 
 /// Local vector table entries of the local APIC's two pins (Intel SDM vol. 3, 11.5.1).
 const LVT_LINT0: usize = 0x350;
@@ -23,14 +31,11 @@ pub(crate) fn create(
     index: u8,
     cpus: u8,
     kernel: &boot::Loaded,
-) -> Result<VcpuFd, MachineError> {
-    let vcpu = vm
-        .create_vcpu(index.into())
-        .map_err(KvmError::call("creating a vCPU"))?;
-    vcpu.set_cpuid2(&cpuid::filtered(kvm, index, cpus)?)
-        .map_err(KvmError::call("setting a vCPU's CPUID"))?;
-    set_msrs(&vcpu)?;
-    wire_local_apic(&vcpu)?;
+) -> Result<Made, MachineError> {
+    let made = make(kvm, vm, index, cpus)?;
+    let vcpu = &made.fd;
+    set_msrs(vcpu)?;
+    wire_local_apic(vcpu)?;
     if index == 0 {
         let initial = vcpu
             .get_sregs()
@@ -40,7 +45,30 @@ pub(crate) fn create(
         vcpu.set_regs(&registers::general(kernel))
             .map_err(KvmError::call("setting a vCPU's registers"))?;
     }
-    Ok(vcpu)
+    Ok(made)
+}
+
+/// Creates vCPU `index` of `cpus` as it was saved.
+pub(crate) fn restore(
+    kvm: &Kvm,
+    vm: &VmFd,
+    index: u8,
+    cpus: u8,
+    saved: (&VcpuState, &Abilities),
+) -> Result<Made, MachineError> {
+    let made = make(kvm, vm, index, cpus)?;
+    state::restore(&made.fd, saved.0, &made.cpuid, saved.1)?;
+    Ok(made)
+}
+
+fn make(kvm: &Kvm, vm: &VmFd, index: u8, cpus: u8) -> Result<Made, MachineError> {
+    let fd = vm
+        .create_vcpu(index.into())
+        .map_err(KvmError::call("creating a vCPU"))?;
+    let cpuid = cpuid::filtered(kvm, index, cpus)?;
+    fd.set_cpuid2(&cpuid)
+        .map_err(KvmError::call("setting a vCPU's CPUID"))?;
+    Ok(Made { fd, cpuid })
 }
 
 /// Sets the MSRs that firmware sets, by a call each: KVM stops at the first one that it does not

@@ -1,5 +1,9 @@
 //! The device: features, configuration space, and the commands to its thread.
-use std::{io, sync::Arc, thread::JoinHandle};
+use std::{
+    io,
+    sync::{Arc, mpsc},
+    thread::JoinHandle,
+};
 
 use virtio_bindings::{
     virtio_blk::{
@@ -17,7 +21,9 @@ use super::{
     worker::{Command, Worker},
 };
 use crate::{
-    ThreadKind, ThreadSetup, thread,
+    ThreadKind, ThreadSetup,
+    snapshot::{DeviceState, Model},
+    thread,
     virtio::{
         ActivateError, Activation, VirtioDevice,
         mailbox::{Mailbox, mailbox},
@@ -148,6 +154,19 @@ impl VirtioDevice for Disk {
 
     fn reset(&mut self) {
         self.mailbox.send(Command::Stop);
+    }
+
+    fn suspend(&mut self) -> DeviceState {
+        let (to, progress) = mpsc::channel();
+        self.mailbox.send(Command::Suspend(to));
+        DeviceState {
+            queues: progress.try_iter().collect(),
+            model: Model::Plain,
+        }
+    }
+
+    fn resume(&mut self) {
+        self.mailbox.send(Command::Resume);
     }
 }
 

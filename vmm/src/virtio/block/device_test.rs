@@ -12,6 +12,7 @@ use vm_memory::{Bytes, GuestAddress};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use super::*;
+use crate::snapshot::Progress;
 use crate::{
     GuestMemory,
     virtio::{EnabledQueue, Signals},
@@ -96,9 +97,20 @@ impl Rig {
     }
 
     fn activate(&mut self, features: u64) {
+        let none = DeviceState {
+            queues: vec![Progress::default()],
+            model: Model::Plain,
+        };
+        self.go_on(features, &none);
+    }
+
+    /// Activates the disk, which goes on from there.
+    fn go_on(&mut self, features: u64, state: &DeviceState) {
         let mut queue = Queue::new(SIZE).unwrap();
         queue.set_avail_ring_address(Some(AVAILABLE as u32), None);
         queue.set_used_ring_address(Some(USED as u32), None);
+        queue.set_next_avail(state.queues[0].next_available);
+        queue.set_next_used(state.queues[0].next_used);
         queue.set_ready(true);
         let kick = self.bell.try_clone().unwrap();
         let activation = Activation {
@@ -108,8 +120,10 @@ impl Rig {
                 index: 0,
                 queue,
                 kick,
+                taken: state.queues[0].taken.clone(),
             }],
             signals: self.recorder.clone(),
+            restored: Some(state.model.clone()),
         };
         self.disk.activate(activation).unwrap();
     }
@@ -205,6 +219,38 @@ fn pattern(seed: u8, bytes: usize) -> Vec<u8> {
     (0..bytes)
         .map(|at| (at / 7) as u8 ^ at as u8 ^ seed)
         .collect()
+}
+
+#[test]
+fn a_disk_that_rests_answers_nothing_and_goes_on_also_in_another_process() {
+    let mut rig = Rig::new(false);
+    rig.activate(FLUSH);
+    assert_eq!(rig.simple(IN, 1, 512), (OK, 513));
+    let state = rig.disk.suspend();
+    assert_eq!(state.queues.len(), 1);
+    let progress = &state.queues[0];
+    assert_eq!((progress.next_available, progress.next_used), (1, 1));
+    let header = [u64::from(IN).to_le_bytes(), 2_u64.to_le_bytes()].concat();
+    rig.put(HEADER, &header);
+    let data = (DATA, 512, true);
+    rig.offer(&[(HEADER, 16, false), data, (STATUS, 1, true)]);
+    std::thread::sleep(Duration::from_millis(20));
+    assert_eq!(rig.used(), 1, "it rests");
+    rig.disk.resume();
+    rig.wait("an answer", |rig| rig.used() == 2);
+    assert_eq!(rig.get(DATA, 8), 2_u64.to_le_bytes());
+
+    // Another device on the same file and memory.
+    let state = rig.disk.suspend();
+    let config = DiskConfig {
+        file: rig.file.try_clone().unwrap(),
+        read_only: false,
+    };
+    rig.disk = Disk::new(3, config, &setup(), rig.counters.clone()).unwrap();
+    rig.go_on(FLUSH, &state);
+    assert_eq!(rig.simple(IN, 7, 512), (OK, 513));
+    assert_eq!(rig.get(DATA, 8), 7_u64.to_le_bytes());
+    assert!(!rig.is_broken());
 }
 
 #[test]

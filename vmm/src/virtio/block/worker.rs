@@ -1,5 +1,8 @@
 //! The thread of a disk.
-use std::{os::fd::AsRawFd, sync::Arc};
+use std::{
+    os::fd::AsRawFd,
+    sync::{Arc, mpsc},
+};
 
 use virtio_bindings::virtio_blk::VIRTIO_BLK_F_FLUSH;
 
@@ -9,11 +12,14 @@ use super::{
     file::Image,
     request::{ID_BYTES, Request, Target},
 };
-use crate::virtio::{
-    Activation, Signals,
-    mailbox::Inbox,
-    pieces::Translation,
-    ring::{Broken, Published, Ring},
+use crate::{
+    snapshot::Progress,
+    virtio::{
+        Activation, Signals,
+        mailbox::{Inbox, Rested},
+        pieces::Translation,
+        ring::{Broken, Published, Ring},
+    },
 };
 
 /// Command to the thread.
@@ -21,6 +27,9 @@ pub(super) enum Command {
     Start(Box<Activation>),
     /// Drop the activation and serve no longer.
     Stop,
+    /// Rest, and say how far the queue is served.
+    Suspend(mpsc::Sender<Progress>),
+    Resume,
     Exit,
 }
 
@@ -41,7 +50,7 @@ impl Worker {
             self.inbox.answer();
             command = match given {
                 Command::Start(activation) => self.serve(*activation, &mut request),
-                Command::Stop => self.inbox.wait(),
+                Command::Stop | Command::Suspend(_) | Command::Resume => self.inbox.wait(),
                 Command::Exit => return,
             };
         }
@@ -69,12 +78,13 @@ impl Worker {
             features,
             queues,
             signals,
+            ..
         } = activation;
         let Some(queue) = queues.first() else {
             return Ok(self.inbox.wait());
         };
         let memory = Translation::new(memory);
-        let mut ring = Ring::new(&queue.queue, features, &memory)?;
+        let mut ring = Ring::of(queue, features, &memory)?;
         let target = Target {
             image: &self.image,
             id: &self.id,
@@ -87,8 +97,19 @@ impl Worker {
             self.inbox.quiet();
             ring.quiet();
             loop {
-                if let Some(command) = self.inbox.take() {
-                    return Ok(Some(command));
+                match self.inbox.take() {
+                    None => {}
+                    Some(Command::Suspend(to)) => {
+                        // Requests are carried out in order, so none is taken and not given back.
+                        let _ = to.send(ring.progress(queue.index, []));
+                        drop(to);
+                        match self.inbox.rest(|next| matches!(next, Command::Resume)) {
+                            Rested::Resumed => {}
+                            Rested::Command(command) => return Ok(Some(command)),
+                            Rested::Over => return Ok(None),
+                        }
+                    }
+                    command => return Ok(command),
                 }
                 let Some(head) = ring.next()? else { break };
                 let written = request.carry_out(&ring, head, &memory, &target)?;

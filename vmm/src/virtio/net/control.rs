@@ -1,6 +1,10 @@
 //! The control queue (virtio 1.2 section 5.1.6.5). It has a thread of its own, because its commands
 //! change the TAP and wait for the workers.
-use std::{io, os::fd::AsRawFd, sync::Arc};
+use std::{
+    io,
+    os::fd::AsRawFd,
+    sync::{Arc, mpsc},
+};
 
 use libc::iovec;
 use virtio_bindings::virtio_net::{
@@ -27,9 +31,10 @@ use super::{
 };
 use crate::{
     GuestMemory,
+    snapshot::{FilterState, Progress},
     virtio::{
         EnabledQueue, Signals,
-        mailbox::{Inbox, Mailbox},
+        mailbox::{Inbox, Mailbox, Rested},
     },
 };
 
@@ -42,6 +47,10 @@ pub(super) enum Command {
     Start(Box<Start>),
     /// Stop serving: the driver reset the card.
     Stop,
+    /// Rest, and say how far the queue is served and what the driver has set.
+    Suspend(mpsc::Sender<Saved>),
+    /// Go on after a rest.
+    Resume,
     /// End the thread: the card is dropped.
     Exit,
 }
@@ -54,6 +63,15 @@ pub(super) struct Start {
     pub(super) signals: Arc<dyn Signals>,
     /// Number of queue pairs that the driver enabled.
     pub(super) pairs: usize,
+    /// Number of active queue pairs, and the filter.
+    pub(super) set: (usize, Filter),
+}
+
+/// What a snapshot says of the control queue.
+pub(super) struct Saved {
+    pub(super) progress: Progress,
+    pub(super) active: usize,
+    pub(super) filter: FilterState,
 }
 
 /// State of the control thread.
@@ -117,11 +135,27 @@ impl Control {
     fn serve(&self, start: &Start) -> io::Result<Command> {
         let memory = Translation::new(Arc::clone(&start.memory));
         let mut session = Session::new(Arc::clone(&self.shared), start.features, start.pairs);
+        (session.active, session.filter) = start.set.clone();
         let mut ring =
-            Ring::new(&start.queue.queue, start.features.0, &memory).map_err(io::Error::other)?;
+            Ring::of(&start.queue, start.features.0, &memory).map_err(io::Error::other)?;
         loop {
-            if let Some(command) = self.inbox.take() {
-                return Ok(command);
+            match self.inbox.take() {
+                None => {}
+                Some(Command::Suspend(to)) => {
+                    let _ = to.send(Saved {
+                        progress: ring.progress(start.queue.index, []),
+                        active: session.active,
+                        filter: session.filter.state(),
+                    });
+                    drop(to);
+                    match self.inbox.rest(|next| matches!(next, Command::Resume)) {
+                        Rested::Resumed => {}
+                        Rested::Command(command) => return Ok(command),
+                        // The card is dropped.
+                        Rested::Over => return Ok(Command::Exit),
+                    }
+                }
+                Some(command) => return Ok(command),
             }
             ring.quiet();
             while let Some(head) = ring.next().map_err(io::Error::other)? {
@@ -314,7 +348,7 @@ impl Session {
 
     /// Returns the filter for the workers; `None` passes all frames.
     pub(super) fn filter(&self) -> Option<Arc<Filter>> {
-        (!self.filter.promiscuous).then(|| Arc::new(self.filter.clone()))
+        self.filter.for_workers()
     }
 
     fn send_filter(&self) {

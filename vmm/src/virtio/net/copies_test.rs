@@ -116,6 +116,7 @@ impl Rig {
             features: card.features() & (1 << VIRTIO_NET_F_MRG_RXBUF | 1 << 32),
             queues: (0..3).map(|index| enabled(index, QUEUE_SIZE)).collect(),
             signals: Arc::new(Nobody),
+            restored: None,
         };
         card.activate(activation).unwrap();
         let mut rig = Rig {

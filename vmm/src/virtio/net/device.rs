@@ -1,6 +1,6 @@
 //! The virtio-net device: its threads, activation and reset.
 use std::{
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, PoisonError, mpsc},
     thread::JoinHandle,
 };
 
@@ -9,6 +9,7 @@ use super::{
     config_space::ConfigSpace,
     control::{self, Control, Shared},
     features::{Features, Offloads},
+    filter::Filter,
     frame_io,
     pieces::Translation,
     queues::Queues,
@@ -19,7 +20,9 @@ use super::{
     worker::{self, Worker},
 };
 use crate::{
-    ThreadKind, ThreadSetup, thread,
+    ThreadKind, ThreadSetup,
+    snapshot::{DeviceState, Model, NetState},
+    thread,
     virtio::{
         ActivateError, Activation, Signals, VirtioDevice,
         mailbox::{Mailbox, mailbox},
@@ -210,14 +213,28 @@ impl VirtioDevice for Net {
                 why: "a ring lies outside the guest's memory",
             })?;
         }
-        let offloads = features.guest_offloads();
+        let pairs = queues.pairs.len();
+        // What a driver sets before it knows more, or has set before it was saved.
+        let mut offloads = features.guest_offloads();
+        let mut set = (1, Filter::new(self.shared.config.mac()));
+        if let Some(Model::Net(state)) = &activation.restored {
+            offloads = Offloads(offloads.0 & state.offloads).consistent();
+            self.shared.config.set_mac(state.mac);
+            let active = usize::from(state.pairs).clamp(1, pairs);
+            set = (active, Filter::of(state.mac, &state.filter));
+        }
         let host = |what| move |source| ActivateError::Host { what, source };
         self.shared
             .tap
             .set_offloads(offloads)
             .map_err(host("could not set the TAP's offloads"))?;
+        for queue in 1..set.0 {
+            self.shared
+                .tap
+                .set_attached(queue, true)
+                .map_err(host("could not attach a TAP's queue"))?;
+        }
         self.link.set_signals(Some(Arc::clone(&activation.signals)));
-        let pairs = queues.pairs.len();
         for (index, (rx, tx)) in queues.pairs.into_iter().enumerate() {
             let start = worker::Start {
                 memory: Arc::clone(&activation.memory),
@@ -225,7 +242,8 @@ impl VirtioDevice for Net {
                 rx,
                 tx,
                 signals: Arc::clone(&activation.signals),
-                active: index == 0,
+                active: index < set.0,
+                filter: set.1.for_workers(),
             };
             self.shared.workers[index].send(worker::Command::Start(Box::new(start)));
         }
@@ -236,6 +254,7 @@ impl VirtioDevice for Net {
                 queue,
                 signals: activation.signals,
                 pairs,
+                set,
             };
             self.control.send(control::Command::Start(Box::new(start)));
         }
@@ -244,6 +263,42 @@ impl VirtioDevice for Net {
 
     fn reset(&mut self) {
         self.stop();
+    }
+
+    fn suspend(&mut self) -> DeviceState {
+        // The control thread may be waiting for a worker, so it rests first.
+        let (to, saved) = mpsc::channel();
+        self.control.send(control::Command::Suspend(to));
+        let (to, progress) = mpsc::channel();
+        for worker in &self.shared.workers {
+            worker.send(worker::Command::Suspend(to.clone()));
+        }
+        drop(to);
+        let mac = self.shared.config.mac();
+        let mut state = NetState {
+            mac,
+            offloads: self.shared.tap.set().0,
+            pairs: 1,
+            filter: Filter::new(mac).state(),
+        };
+        let mut queues: Vec<_> = progress.try_iter().collect();
+        // Without a control queue nothing was set.
+        if let Ok(saved) = saved.try_recv() {
+            queues.push(saved.progress);
+            state.pairs = u16::try_from(saved.active).unwrap_or(1);
+            state.filter = saved.filter;
+        }
+        DeviceState {
+            queues,
+            model: Model::Net(state),
+        }
+    }
+
+    fn resume(&mut self) {
+        for worker in &self.shared.workers {
+            worker.send(worker::Command::Resume);
+        }
+        self.control.send(control::Command::Resume);
     }
 }
 

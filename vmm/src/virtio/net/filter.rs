@@ -2,6 +2,9 @@
 //!
 //! Until the driver sets a filter it gets every frame: a driver that never negotiated the commands
 //! must not lose a frame.
+use std::sync::Arc;
+
+use crate::snapshot::{FilterState, TableState};
 
 /// Largest number of addresses in a table. With more, the driver gets all frames of that kind.
 pub(super) const MAX_ADDRESSES: usize = 64;
@@ -30,6 +33,21 @@ pub(super) enum Table {
 }
 
 impl Table {
+    fn state(&self) -> TableState {
+        match self {
+            Table::These(addresses) => Some(addresses.clone()),
+            Table::All => None,
+        }
+    }
+
+    /// Returns the table of a snapshot.
+    fn of(state: &TableState) -> Table {
+        match state {
+            Some(addresses) if addresses.len() <= MAX_ADDRESSES => Table::These(addresses.clone()),
+            _ => Table::All,
+        }
+    }
+
     fn has(&self, address: &[u8; 6]) -> bool {
         match self {
             Table::These(addresses) => addresses.contains(address),
@@ -51,6 +69,50 @@ impl Filter {
             unicast: Table::These(Vec::new()),
             multicast: Table::These(Vec::new()),
         }
+    }
+
+    /// Returns what a snapshot says of the filter.
+    pub(super) fn state(&self) -> FilterState {
+        FilterState {
+            modes: [
+                self.promiscuous,
+                self.all_multicast,
+                self.all_unicast,
+                self.no_multicast,
+                self.no_unicast,
+                self.no_broadcast,
+            ],
+            unicast: self.unicast.state(),
+            multicast: self.multicast.state(),
+        }
+    }
+
+    /// Returns the filter of a snapshot.
+    pub(super) fn of(mac: [u8; 6], state: &FilterState) -> Filter {
+        let [
+            promiscuous,
+            all_multicast,
+            all_unicast,
+            no_multicast,
+            no_unicast,
+            no_broadcast,
+        ] = state.modes;
+        Filter {
+            mac,
+            promiscuous,
+            all_multicast,
+            all_unicast,
+            no_multicast,
+            no_unicast,
+            no_broadcast,
+            unicast: Table::of(&state.unicast),
+            multicast: Table::of(&state.multicast),
+        }
+    }
+
+    /// Returns the filter as the workers get it; `None` passes all frames.
+    pub(super) fn for_workers(&self) -> Option<Arc<Filter>> {
+        (!self.promiscuous).then(|| Arc::new(self.clone()))
     }
 
     /// Returns whether a frame to this address goes to the guest.

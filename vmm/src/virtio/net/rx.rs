@@ -110,6 +110,16 @@ impl Rx {
         self.held_since
     }
 
+    /// Returns the chains that were taken and not given back, in order. Frames in them that the
+    /// driver has not been given are not part of a snapshot: they are lost as on any network.
+    pub(super) fn taken(&self) -> Vec<u16> {
+        let reads = self.reads.iter().skip(self.next);
+        let read = reads.flat_map(|read| &self.chains[read.chain..read.chain + read.chains]);
+        read.map(|chain| chain.head)
+            .chain(self.stock.heads())
+            .collect()
+    }
+
     /// Prepares reads, at most `wanted`. Returns their number: fewer when the driver has no more
     /// buffers.
     ///

@@ -98,6 +98,7 @@ impl Stepped {
             tx,
             signals: activation.signals,
             active: true,
+            filter: None,
         };
         self.serving = Some(self.worker.enter(start, true).map_err(|_| NeedsReset)?);
         Ok(())

@@ -44,6 +44,7 @@ pub(super) fn enabled(index: u64, size: u16) -> EnabledQueue {
         index: index as u16,
         queue,
         kick: EventFd::new(EFD_NONBLOCK).unwrap(),
+        taken: Vec::new(),
     }
 }
 
@@ -118,6 +119,7 @@ proptest! {
             features: features & card.features(),
             queues: (0..3).map(|index| enabled(index, SIZE)).collect(),
             signals: Arc::new(Nobody),
+            restored: None,
         });
         prop_assert_eq!(activated, Ok(()));
         for bytes in frames {

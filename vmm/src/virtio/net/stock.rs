@@ -48,6 +48,11 @@ impl Stock {
         }
     }
 
+    /// Returns the chains in the stock, by their first descriptors, in order.
+    pub(super) fn heads(&self) -> impl Iterator<Item = u16> {
+        self.chains.iter().map(|chain| chain.head)
+    }
+
     /// Takes the next chain, from the stock or else from the ring, and appends its pieces. `None`
     /// when the driver has made no more available.
     pub(super) fn take(

@@ -94,6 +94,12 @@ impl Tap {
         self.can
     }
 
+    /// Returns the offloads that are set.
+    pub(super) fn set(&self) -> Offloads {
+        let set = self.offloads.lock().unwrap_or_else(PoisonError::into_inner);
+        set.unwrap_or_default()
+    }
+
     /// Returns the method of reading and writing frames. In a batch of io_uring, the peer of a socket
     /// may make room between two frames, so that the second one overtakes the first; one call for each
     /// frame keeps their order.

@@ -56,6 +56,13 @@ impl Tx {
         }
     }
 
+    /// Returns the chains that were taken and not given back, in order: those of frames that the TAP
+    /// has not taken yet.
+    pub(super) fn taken(&self) -> Vec<u16> {
+        let left = self.batch.iter().filter(|frame| !frame.done);
+        left.map(|frame| frame.head).collect()
+    }
+
     /// Returns whether frames of the batch are left, because the TAP took fewer than it was given.
     pub(super) fn is_stalled(&self) -> bool {
         self.left > 0

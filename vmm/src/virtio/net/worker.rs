@@ -13,7 +13,7 @@
 use std::{
     hint, io,
     os::fd::{AsRawFd, RawFd},
-    sync::Arc,
+    sync::{Arc, mpsc},
     thread,
     time::{Duration, Instant},
 };
@@ -33,6 +33,7 @@ use super::{
 };
 use crate::{
     GuestMemory,
+    snapshot::Progress,
     virtio::{EnabledQueue, Signals, mailbox::Inbox},
 };
 
@@ -46,6 +47,10 @@ pub(super) enum Command {
     Filter(Option<Arc<Filter>>),
     /// Stop serving: the driver reset the card.
     Stop,
+    /// Rest, and say how far the two queues are served.
+    Suspend(mpsc::Sender<Progress>),
+    /// Go on after a rest.
+    Resume,
     /// End the thread: the card is dropped.
     Exit,
 }
@@ -58,6 +63,8 @@ pub(super) struct Start {
     pub(super) tx: EnabledQueue,
     pub(super) signals: Arc<dyn Signals>,
     pub(super) active: bool,
+    /// Receive filter; `None` passes all frames.
+    pub(super) filter: Option<Arc<Filter>>,
 }
 
 /// State of a worker thread.
@@ -94,9 +101,11 @@ impl Worker {
     pub(super) fn run(mut self) {
         let usable = self.io.begin().is_ok();
         let mut serving: Option<Serving> = None;
+        let mut rests = false;
         loop {
             let command = match &mut serving {
                 None => self.inbox.wait(),
+                Some(_) if rests => self.inbox.wait(),
                 Some(served) => match self.serve(served) {
                     Ok(command) => Some(command),
                     Err(end) => {
@@ -112,8 +121,20 @@ impl Worker {
                     self.leave(&mut serving);
                     return self.inbox.answer();
                 }
-                Some(Command::Stop) => self.leave(&mut serving),
+                Some(Command::Stop) => {
+                    rests = false;
+                    self.leave(&mut serving);
+                }
+                Some(Command::Suspend(to)) => {
+                    rests = true;
+                    for progress in serving.iter().flat_map(Serving::progress) {
+                        // The receiver is waiting.
+                        let _ = to.send(progress);
+                    }
+                }
+                Some(Command::Resume) => rests = false,
                 Some(Command::Start(start)) => {
+                    rests = false;
                     let signals = Arc::clone(&start.signals);
                     match self.enter(*start, usable) {
                         Ok(served) => serving = Some(served),
@@ -315,12 +336,14 @@ impl Serving {
             rx, tx, features, ..
         } = start;
         let memory = Translation::new(start.memory);
-        let rx_ring = Ring::new(&rx.queue, features.0, &memory)?;
-        let tx_ring = Ring::new(&tx.queue, features.0, &memory)?;
+        let rx_ring = Ring::of(&rx, features.0, &memory)?;
+        let tx_ring = Ring::of(&tx, features.0, &memory)?;
+        let mut receive = Rx::new(rx_ring, features);
+        receive.set_filter(start.filter);
         Ok(Serving {
             memory,
             tx: Tx::new(tx_ring, features),
-            rx: Rx::new(rx_ring, features),
+            rx: receive,
             tx_index: tx.index,
             rx_index: rx.index,
             tx_kick: tx.kick,
@@ -334,6 +357,14 @@ impl Serving {
             idle_since: Instant::now(),
             transfers: Vec::with_capacity(MAX_TRANSFERS),
         })
+    }
+
+    /// Returns how far the two queues are served. No transfer is under way.
+    fn progress(&self) -> [Progress; 2] {
+        [
+            self.rx.ring.progress(self.rx_index, self.rx.taken()),
+            self.tx.ring.progress(self.tx_index, self.tx.taken()),
+        ]
     }
 
     pub(super) fn set_active(&mut self, active: bool, counters: &PairCounters) {

@@ -21,6 +21,14 @@ impl Selectors {
         *self = Self::default();
     }
 
+    pub(super) fn state(&self) -> (u32, u32, u16) {
+        (self.device_feature, self.driver_feature, self.queue)
+    }
+
+    pub(super) fn restore(&mut self, state: (u32, u32, u16)) {
+        (self.device_feature, self.driver_feature, self.queue) = state;
+    }
+
     /// Reads registers. Bytes beyond them read as zeroes.
     pub(super) fn read(&self, of: &Lifecycle, offset: u64, into: &mut [u8]) {
         let mut all = [0; LEN];

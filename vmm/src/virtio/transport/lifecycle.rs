@@ -7,6 +7,11 @@
 //! clearing of the bus master bit, or the end of the machine. So activations and resets of the
 //! device alternate, whatever the driver does. Nothing that a driver writes in between reaches the
 //! device's queues: an enabled queue's registers don't change, and the device has copies.
+//!
+//! While the machine is paused, an active device is suspended. A device that was saved while it was
+//! active is restored as suspended: its activation is prepared, and made when the machine goes on.
+mod saved;
+
 use std::sync::{Arc, atomic::Ordering::AcqRel};
 
 use virtio_bindings::{
@@ -23,6 +28,7 @@ use super::{
 };
 use crate::{
     GuestMemory,
+    snapshot::DeviceState,
     virtio::{ActivateError, Activation, EnabledQueue, Signals, VirtioDevice},
 };
 
@@ -38,6 +44,10 @@ pub(super) struct Lifecycle {
     pub(super) wanted: u64,
     pub(super) queues: Vec<QueueState>,
     active: bool,
+    /// What the device said when it was suspended.
+    suspended: Option<DeviceState>,
+    /// Activation of a device that was restored, until the machine goes on.
+    restored: Option<Box<Activation>>,
 }
 
 /// Registers of a queue, and its state that the driver does not see.
@@ -82,6 +92,8 @@ impl Lifecycle {
             wanted: 0,
             queues,
             active: false,
+            suspended: None,
+            restored: None,
         }
     }
 
@@ -157,10 +169,15 @@ impl Lifecycle {
             features: self.wanted,
             queues,
             signals: self.shared.clone(),
+            restored: None,
         };
         if let Err(error) = self.device.activate(activation) {
             return self.refused(&error);
         }
+        self.is_served();
+    }
+
+    fn is_served(&mut self) {
         self.active = true;
         count(&self.counters.activations);
         for queue in &mut self.queues {
@@ -191,7 +208,12 @@ impl Lifecycle {
             }
         };
         match state.kick.try_clone() {
-            Ok(kick) => Some(EnabledQueue { index, queue, kick }),
+            Ok(kick) => Some(EnabledQueue {
+                index,
+                queue,
+                kick,
+                taken: Vec::new(),
+            }),
             Err(source) => {
                 let what = "the notification eventfd can't be duplicated";
                 tracing::debug!(error = %ActivateError::Host { what, source }, index);
@@ -244,6 +266,8 @@ impl Lifecycle {
 
     /// Stops the device if it is active.
     pub(super) fn stop(&mut self) {
+        self.suspended = None;
+        self.restored = None;
         if self.active {
             self.active = false;
             for queue in &mut self.queues {

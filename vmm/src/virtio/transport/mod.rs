@@ -45,10 +45,11 @@ use crate::{
     GuestMemory,
     interrupt::{Doorbells, MsiFabric},
     pci::{
-        PciDevice, Window,
+        Paused, PciDevice, Window,
         config::{ConfigSpace, Identity},
         msix::Msix,
     },
+    snapshot::{FunctionState, SnapshotError, TransportState},
     virtio::{Signals, VirtioDevice},
 };
 
@@ -291,6 +292,48 @@ impl PciDevice for VirtioPci {
     }
 }
 
+impl Paused for VirtioPci {
+    fn suspend(&mut self) {
+        self.lifecycle.suspend();
+    }
+
+    fn resume(&mut self) {
+        self.lifecycle.resume();
+        self.follow_bells();
+    }
+
+    fn signal_again(&mut self) {
+        if self.lifecycle.is_active() {
+            self.lifecycle.shared.signal_all();
+        }
+    }
+
+    fn state(&self) -> FunctionState {
+        let mut transport = TransportState {
+            msix: self.msix.state(),
+            selectors: self.selectors.state(),
+            ..TransportState::default()
+        };
+        self.lifecycle.save(&mut transport);
+        FunctionState {
+            config: self.config.state(),
+            transport: Some(transport),
+        }
+    }
+
+    fn restore(&mut self, state: &FunctionState) -> Result<(), SnapshotError> {
+        let Some(transport) = &state.transport else {
+            let why = "a function without a virtio device in the place of one with it".to_owned();
+            return Err(SnapshotError::Mismatch(why));
+        };
+        self.config.restore(&state.config)?;
+        self.selectors.restore(transport.selectors);
+        let bus_master = self.config.is_bus_master();
+        self.lifecycle.restore(transport, bus_master)?;
+        self.msix.restore(&transport.msix, &self.config)
+    }
+}
+
 impl Drop for VirtioPci {
     fn drop(&mut self) {
         self.lifecycle.stop();
@@ -301,6 +344,9 @@ impl Drop for VirtioPci {
 #[cfg(test)]
 #[path = "hostile_test.rs"]
 mod hostile_tests;
+#[cfg(test)]
+#[path = "restored_test.rs"]
+mod restored_tests;
 #[cfg(test)]
 #[path = "transport_test.rs"]
 mod tests;

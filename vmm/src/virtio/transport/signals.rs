@@ -89,6 +89,26 @@ impl Shared {
         }
     }
 
+    /// Returns the ISR status, without clearing it.
+    pub(super) fn isr(&self) -> u8 {
+        self.isr.load(Acquire)
+    }
+
+    /// Sets status, configuration generation and ISR status, those of a snapshot. No thread signals.
+    pub(super) fn restore(&self, status: u8, generation: u8, isr: u8) {
+        self.status.store(status, Release);
+        self.generation.store(generation, Release);
+        self.isr.store(isr, Release);
+    }
+
+    /// Signals each vector in use once: an interrupt may have been under way when the machine was
+    /// saved.
+    pub(super) fn signal_all(&self) {
+        for vector in self.queue_vectors.iter().chain([&self.config_vector]) {
+            self.vectors.signal(vector.load(Acquire));
+        }
+    }
+
     /// Restores the state at power-on. The device is stopped, so no thread signals.
     pub(super) fn reset(&self) {
         self.config_vector.store(NO_VECTOR, Release);

@@ -10,6 +10,14 @@ pub(super) const FAILED: u8 = 128;
 /// Steps in the order in which a driver takes them (section 3.1.1).
 const STEPS: [u8; 4] = [ACKNOWLEDGE, DRIVER, FEATURES_OK, DRIVER_OK];
 
+/// Returns whether a driver and a device can come to this status: no step is skipped.
+pub(super) fn is_possible(status: u8) -> bool {
+    let known = STEPS
+        .iter()
+        .fold(NEEDS_RESET | FAILED, |all, step| all | step);
+    status & !known == 0 && !steps(0, status).1
+}
+
 /// Returns the steps of `written` that follow on from `status`, in order, and whether others were
 /// refused because a step before them is missing. Bits that are already set, cleared bits, and bits
 /// that only the device sets are no steps: a driver must not clear a bit except by a reset.

@@ -1,5 +1,9 @@
 //! The device: features, configuration space, and the commands to its thread.
-use std::{io, sync::Arc, thread::JoinHandle};
+use std::{
+    io,
+    sync::{Arc, mpsc},
+    thread::JoinHandle,
+};
 
 use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
 use vmm_sys_util::epoll::Epoll;
@@ -9,7 +13,9 @@ use super::{
     worker::{Command, Worker},
 };
 use crate::{
-    ThreadKind, ThreadSetup, thread,
+    ThreadKind, ThreadSetup,
+    snapshot::{DeviceState, Model},
+    thread,
     virtio::{
         ActivateError, Activation, VirtioDevice,
         mailbox::{Mailbox, mailbox},
@@ -132,6 +138,20 @@ impl VirtioDevice for Vsock {
 
     fn reset(&mut self) {
         self.mailbox.send(Command::Stop);
+    }
+
+    fn suspend(&mut self) -> DeviceState {
+        let (to, saved) = mpsc::channel();
+        self.mailbox.send(Command::Suspend(to));
+        let (queues, next_port) = saved.try_recv().unwrap_or_default();
+        DeviceState {
+            queues,
+            model: Model::Vsock { next_port },
+        }
+    }
+
+    fn resume(&mut self) {
+        self.mailbox.send(Command::Resume);
     }
 }
 

@@ -86,13 +86,19 @@ impl Rig {
             queue.set_used_ring_address(Some((start + USED) as u32), None);
             queue.set_ready(true);
             let kick = self.bell.try_clone().unwrap();
-            EnabledQueue { index, queue, kick }
+            EnabledQueue {
+                index,
+                queue,
+                kick,
+                taken: Vec::new(),
+            }
         };
         let activation = Activation {
             memory: self.memory.clone(),
             features,
             queues: vec![queue(RX), queue(TX)],
             signals: self.recorder.clone(),
+            restored: None,
         };
         self.device.activate(activation).unwrap();
     }

@@ -59,6 +59,8 @@ pub const GUEST_CIDS: std::ops::RangeInclusive<u32> = 3..=u32::MAX - 1;
 /// Numbers of the queues: packets for the guest, and packets of the guest.
 const RX: u16 = 0;
 const TX: u16 = 1;
+/// Number of the queue for events.
+const EVENTS: u16 = 2;
 const QUEUE_SIZE: u16 = 256;
 
 /// Configuration of the vsock device.

@@ -71,6 +71,16 @@ impl<'a> Switch<'a> {
         }
     }
 
+    /// Sets the next port of a host's end, that of a snapshot.
+    pub(super) fn begin_at(&mut self, port: u32) {
+        self.next_host_port = port.max(FIRST_HOST_PORT);
+    }
+
+    /// Returns the next port of a host's end.
+    pub(super) fn next_port(&self) -> u32 {
+        self.next_host_port
+    }
+
     /// Returns whether the guest's next packet may be taken: there is room for an answer.
     pub(super) fn can_take(&self) -> bool {
         self.resets.len() < MAX_RESETS

@@ -4,21 +4,25 @@ use std::{
         fd::{AsRawFd, RawFd},
         unix::net::UnixListener,
     },
-    sync::Arc,
+    sync::{Arc, mpsc},
 };
 
 use libc::iovec;
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 
 use super::{
-    MAX_CONNECTIONS, RX, TX, VsockCounters, counters::count, packet::HEADER_BYTES, switch::Switch,
+    EVENTS, MAX_CONNECTIONS, RX, TX, VsockCounters, counters::count, packet::HEADER_BYTES,
+    switch::Switch,
 };
-use crate::virtio::{
-    Activation, Signals,
-    device::EnabledQueue,
-    mailbox::Inbox,
-    pieces::{Translation, total},
-    ring::{Broken, Published, Ring},
+use crate::{
+    snapshot::{Model, Progress},
+    virtio::{
+        Activation, Signals,
+        device::EnabledQueue,
+        mailbox::{Inbox, Rested},
+        pieces::{self, Translation, total},
+        ring::{Broken, Published, Ring},
+    },
 };
 
 /// Numbers of what else is watched; sockets have those below [`MAX_CONNECTIONS`].
@@ -26,13 +30,19 @@ const COMMAND: u64 = MAX_CONNECTIONS as u64;
 const LISTENER: u64 = COMMAND + 1;
 const KICK: u64 = COMMAND + 2;
 /// Most signals that are taken at a time.
-const EVENTS: usize = 64;
+const SIGNALS: usize = 64;
+/// VIRTIO_VSOCK_EVENT_TRANSPORT_RESET: all connections have ended, and the address may be another.
+const TRANSPORT_RESET: [u8; 4] = [0; 4];
 
 /// Command to the thread.
 pub(super) enum Command {
     Start(Box<Activation>),
     /// Drop the activation and all connections.
     Stop,
+    /// Rest, and say how far the queues are served, and the next port of the host's ends. The
+    /// connections stay.
+    Suspend(mpsc::Sender<(Vec<Progress>, u32)>),
+    Resume,
     Exit,
 }
 
@@ -53,7 +63,7 @@ impl Worker {
             self.inbox.answer();
             command = match given {
                 Command::Start(activation) => self.serve(*activation),
-                Command::Stop => self.inbox.wait(),
+                Command::Stop | Command::Suspend(_) | Command::Resume => self.inbox.wait(),
                 Command::Exit => return,
             };
         }
@@ -67,6 +77,7 @@ impl Worker {
             features,
             queues,
             signals,
+            restored,
         } = activation;
         let memory = Translation::new(memory);
         let watched = [(self.inbox.descriptor(), COMMAND)]
@@ -75,8 +86,12 @@ impl Worker {
             .chain(queues.iter().map(|queue| (queue.kick.as_raw_fd(), KICK)));
         let watched: Vec<_> = watched.collect();
         let served = self.watch(&watched).and_then(|()| {
-            let switch = Switch::new(self.cid, &self.epoll, self.counters.clone());
-            let queues = Queues::new(&queues, features, memory, &*signals)?;
+            let mut switch = Switch::new(self.cid, &self.epoll, self.counters.clone());
+            let mut queues = Queues::new(&queues, features, memory, &*signals)?;
+            if let Some(Model::Vsock { next_port }) = restored {
+                switch.begin_at(next_port);
+                queues.tell_of_reset()?;
+            }
             self.answer(queues, switch)
         });
         for (descriptor, _) in &watched {
@@ -109,10 +124,20 @@ impl Worker {
     ) -> Result<Option<Command>, Stopped> {
         // Those that came before the driver.
         switch.accept(&self.listener);
-        let mut events = [EpollEvent::default(); EVENTS];
+        let mut events = [EpollEvent::default(); SIGNALS];
         loop {
-            if let Some(command) = self.inbox.take() {
-                return Ok(Some(command));
+            match self.inbox.take() {
+                None => {}
+                Some(Command::Suspend(to)) => {
+                    let _ = to.send((queues.progress(), switch.next_port()));
+                    drop(to);
+                    match self.inbox.rest(|next| matches!(next, Command::Resume)) {
+                        Rested::Resumed => {}
+                        Rested::Command(command) => return Ok(Some(command)),
+                        Rested::Over => return Ok(None),
+                    }
+                }
+                command => return Ok(command),
             }
             let is_busy = queues.exchange(&mut switch)?;
             let timeout = if is_busy { 0 } else { -1 };
@@ -137,6 +162,8 @@ impl Worker {
 struct Queues<'a> {
     rx: Ring,
     tx: Ring,
+    /// The queue for events; `None` if the driver does not use it.
+    events: Option<Ring>,
     memory: Translation,
     signals: &'a dyn Signals,
     /// Buffer that was taken from the rx queue and not used yet: its chain and its pieces.
@@ -154,17 +181,52 @@ impl<'a> Queues<'a> {
     ) -> Result<Queues<'a>, Broken> {
         let ring = |index| {
             let queue = queues.iter().find(|queue| queue.index == index);
-            Ring::new(&queue.ok_or(Broken::Rings)?.queue, features, &memory)
+            queue
+                .map(|queue| Ring::of(queue, features, &memory))
+                .transpose()
         };
         Ok(Queues {
-            rx: ring(RX)?,
-            tx: ring(TX)?,
+            rx: ring(RX)?.ok_or(Broken::Rings)?,
+            tx: ring(TX)?.ok_or(Broken::Rings)?,
+            events: ring(EVENTS)?,
             memory,
             signals,
             buffer: None,
             buffer_pieces: Vec::new(),
             packet: Vec::new(),
         })
+    }
+
+    /// Returns how far the queues are served.
+    fn progress(&self) -> Vec<Progress> {
+        let events = self.events.iter();
+        let mut all = vec![self.rx.progress(RX, self.buffer), self.tx.progress(TX, [])];
+        all.extend(events.map(|ring| ring.progress(EVENTS, [])));
+        all
+    }
+
+    /// Tells the driver that all connections have ended (5.10.6.7), if it has a buffer for that. One
+    /// that has none learns it when it uses a connection.
+    fn tell_of_reset(&mut self) -> Result<(), Broken> {
+        let Some(ring) = &mut self.events else {
+            return Ok(());
+        };
+        let Some(head) = ring.next()? else {
+            return Ok(());
+        };
+        let list = &mut self.packet;
+        list.clear();
+        ring.walk(head, &self.memory, |buffer| match buffer.writable {
+            true => self.memory.append(buffer.guest, buffer.bytes, list),
+            false => Err(Broken::Direction),
+        })?;
+        // SAFETY: mapped memory of the guest, which the driver gave to be written.
+        let written = unsafe { pieces::write(list, 0, &TRANSPORT_RESET) };
+        ring.push_used(head, written as u32);
+        if ring.publish() == Published::Interrupt {
+            self.signals.queue(EVENTS);
+        }
+        Ok(())
     }
 
     /// Takes the guest's packets and gives it those for it, a queue's length of each at most.

@@ -1,0 +1,191 @@
+//! Clones: `slipgate run --restore` of one warm snapshot, beside a daemon.
+//!
+//! The saved guest is the built-in one, with its lease, and waits; then it asks a resolver in the
+//! world for a name. The time of the wait is the snapshot's, so it is taken off: each clone's report
+//! says how long it was from the first instruction to the first line, which is the wait's. What
+//! remains is the time from the start of the command, its process included.
+use std::{
+    fs,
+    path::Path,
+    process::Command,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, Result, ensure};
+use slipgate_testbed::{
+    MicroVm, PinDir, Slipgate, World, requirements,
+    servers::{Answer, DnsServer},
+    signal, slipgate,
+    world::{SERVER, UPLINK},
+};
+
+use crate::{
+    contender::world,
+    results::{Cell, Table, tables},
+    run::Settings,
+    statistics::percentile,
+    workload::{Measured, Sample, Unit},
+};
+
+/// Name of the part, as in `--only`.
+pub(crate) const CLONE: &str = "clone";
+const NAME: &str = "slipgate";
+
+const FIRST_P50: &str = "clone first instruction p50";
+const FIRST_P99: &str = "clone first instruction p99";
+const ANSWER_P50: &str = "clone first answer p50";
+const ANSWER_P99: &str = "clone first answer p99";
+const MEMORY: &str = "clone memory";
+const AT_ONCE_EACH: &str = "clones at once, 8: each";
+const MEASURED: Measured = (
+    CLONE,
+    &[
+        Unit::Milliseconds.of(FIRST_P50),
+        Unit::Milliseconds.of(FIRST_P99),
+        Unit::Milliseconds.of(ANSWER_P50),
+        Unit::Milliseconds.of(ANSWER_P99),
+        Unit::Mebibytes.of(MEMORY),
+        Unit::Milliseconds.of(AT_ONCE_EACH),
+    ],
+);
+
+/// Number of clones, one after the other, and in a quick run.
+const CLONES: usize = 40;
+const FEW_CLONES: usize = 5;
+/// Number of clones that are started at once.
+const AT_ONCE: usize = 8;
+const WAIT: Duration = Duration::from_secs(30);
+/// Work of the saved guest: the wait in which it is saved, the question, and a wait for the memory
+/// to be looked at.
+const WORK: &str = "wait 700ms; dns a.test; wait 20s";
+
+/// Measures all rounds. Returns the cells and their table.
+pub(crate) fn measure(settings: &Settings, quick: bool) -> (Vec<Cell>, Vec<Table>) {
+    let round = |round| {
+        let outcome = one_round(quick).map_err(|why| format!("{why:#}"));
+        if let Err(why) = &outcome {
+            eprintln!("round {round}: {CLONE}: {why}");
+        }
+        Cell {
+            round,
+            contender: NAME,
+            workload: CLONE,
+            outcome,
+        }
+    };
+    let cells: Vec<_> = (1..=settings.rounds.min(3)).map(round).collect();
+    let tables = tables(&[MEASURED], &[NAME], NAME, &cells);
+    (cells, tables)
+}
+
+fn one_round(quick: bool) -> Result<Sample> {
+    requirements::kvm().map_err(anyhow::Error::msg)?;
+    let world = World::with(world(false))?;
+    let zone = [("a.test".to_owned(), Answer::a(SERVER, 60))].into();
+    let names = DnsServer::start(&world.net, (SERVER, 53), zone)?;
+    let resolver = names.address().to_string();
+    let pins = PinDir::new()?;
+    let flags = ["--uplink", UPLINK, "--dns", &resolver, "--log", "warn"];
+    let _daemon = Slipgate::serve(&world.host, &pins, &flags)?;
+    let scratch = tempfile::tempdir().context("make a directory for a snapshot")?;
+    let dir = scratch.path().join("warm");
+    let start = |flags: &[&str]| MicroVm::start(&world.host, &pins, flags);
+
+    let mut base = start(&["--memory", "128", "--cmdline", WORK, "--name", "base"])?;
+    base.await_line("\"lease\"", WAIT)?;
+    save(&world, &base, &dir)?;
+    end(base)?;
+
+    let restore = dir.display().to_string();
+    let clone = |name: &str| start(&["--restore", &restore, "--name", name]);
+    let (mut firsts, mut answers) = (Vec::new(), Vec::new());
+    for number in 0..if quick { FEW_CLONES } else { CLONES } {
+        let mut vm = clone(&format!("one{number}"))?;
+        vm.await_line("\"dns\"", WAIT)?;
+        let times = Times::of(vm)?;
+        firsts.push(times.first_ms);
+        answers.push(times.answer_ms);
+    }
+    let names: Vec<String> = (0..AT_ONCE).map(|number| format!("all{number}")).collect();
+    let mut all = Vec::new();
+    for name in &names {
+        all.push(clone(name)?);
+    }
+    for vm in &mut all {
+        vm.await_line("\"dns\"", WAIT)?;
+    }
+    let memory = all.iter().map(memory_mib).sum::<Result<f64>>()?;
+    let mut slowest = 0.0_f64;
+    for vm in all {
+        slowest = slowest.max(Times::of(vm)?.first_ms);
+    }
+    Ok(Sample::of(&[
+        (FIRST_P50, percentile(&firsts, 50.0)),
+        (FIRST_P99, percentile(&firsts, 99.0)),
+        (ANSWER_P50, percentile(&answers, 50.0)),
+        (ANSWER_P99, percentile(&answers, 99.0)),
+        (MEMORY, memory / AT_ONCE as f64),
+        (AT_ONCE_EACH, slowest / AT_ONCE as f64),
+    ])
+    .with("clones", firsts.len() as f64))
+}
+
+/// Has the machine saved.
+fn save(world: &World, vm: &MicroVm, dir: &Path) -> Result<()> {
+    let mut command = Command::new(slipgate::binary()?);
+    command
+        .args(["snapshot", &vm.broker_pid().to_string()])
+        .arg(dir);
+    world.host.output(command)?;
+    Ok(())
+}
+
+/// Times of a clone from the start of its command, without the guest's wait.
+struct Times {
+    first_ms: f64,
+    answer_ms: f64,
+}
+
+impl Times {
+    /// Ends a machine that has its answer.
+    fn of(vm: MicroVm) -> Result<Self> {
+        let end = end(vm)?;
+        let line = |what: &str| {
+            let said = |line: &&slipgate_testbed::Line| {
+                line.json().is_some_and(|json| json["workload"] == what)
+            };
+            let line = end.lines.iter().find(said);
+            let line = line.with_context(|| format!("it did not say {what}: {:?}", end.lines))?;
+            Ok::<_, anyhow::Error>(line.after.as_secs_f64() * 1e3)
+        };
+        let (waited, answered) = (line("wait")?, line("dns")?);
+        let first_line = end.report["first_line_us"].as_f64();
+        let first_line = first_line.context("its report has no first_line_us")? / 1e3;
+        let first_ms = waited - first_line;
+        ensure!(first_ms > 0.0, "its first line came before it ran");
+        Ok(Self {
+            first_ms,
+            answer_ms: first_ms + answered - waited,
+        })
+    }
+}
+
+/// Ends a machine in order.
+fn end(vm: MicroVm) -> Result<slipgate_testbed::MicroVmEnd> {
+    signal(vm.broker_pid(), libc::SIGTERM);
+    Ok(vm.finish(WAIT)?)
+}
+
+/// Memory of a clone's processes, each page divided by the number of those that have it (PSS), MiB.
+fn memory_mib(vm: &MicroVm) -> Result<f64> {
+    let vmm = vm.vmm_pid().context("it has no VMM")?;
+    let began = Instant::now();
+    let of = |pid: u32| {
+        let path = format!("/proc/{pid}/smaps_rollup");
+        let text = fs::read_to_string(&path).with_context(|| format!("reading {path}"))?;
+        let line = text.lines().find_map(|line| line.strip_prefix("Pss:"));
+        let kib = line.and_then(|rest| rest.split_whitespace().next()?.parse::<f64>().ok());
+        kib.with_context(|| format!("{path} after {:?}", began.elapsed()))
+    };
+    Ok((of(vmm)? + of(vm.broker_pid())?) / 1024.0)
+}

@@ -1,0 +1,239 @@
+//! Orders to the VM of `slipgate run`, at a control socket of the machine's own.
+//!
+//! The sockets of all machines of this host are in one directory, that of root or of the user: so
+//! `slipgate ps` finds those of all network namespaces and modes. The broker passes orders on to the
+//! VMM and never waits for it: one that hangs delays nobody else's.
+use std::{
+    collections::BTreeMap,
+    fs, io,
+    os::{fd::BorrowedFd, unix::fs::DirBuilderExt as _},
+    path::{Path, PathBuf},
+    process,
+    time::Instant,
+};
+
+use anyhow::Context as _;
+use nix::unistd::geteuid;
+use slipgate_control::paths::netns_inode;
+use slipgate_ipc::{
+    client::{
+        ClientAnswer, ClientId, ClientRequest, ControlServer, MachineOrder, MachineState,
+        MachineStatus,
+    },
+    vmm::{VmmOrder, VmmSnapshot},
+};
+
+use super::VmmProcess;
+use crate::{
+    config::{MachineSpec, SavedMachine},
+    host::user_mode_dir,
+};
+
+/// Directory of the sockets of root's machines.
+const MACHINES_OF_ROOT: &str = "/run/slipgate/machines";
+/// Tries to make the socket.
+const TRIES: u32 = 10;
+/// Most orders that wait for the VMM.
+const MOST_WAITING: usize = 16;
+
+/// Directory of the sockets of this user's machines.
+pub fn machines_dir() -> PathBuf {
+    match geteuid().is_root() {
+        true => MACHINES_OF_ROOT.into(),
+        false => user_mode_dir().join("machines"),
+    }
+}
+
+/// The socket, and orders that the VMM has not carried out yet.
+#[derive(Debug)]
+pub(crate) struct Orders {
+    // Dropped in this order: the socket's file goes, then the directory.
+    control: ControlServer,
+    _directory: Directory,
+    status: MachineStatus,
+    saved: serde_json::Value,
+    began: Option<Instant>,
+    last: u64,
+    waiting: BTreeMap<u64, Waiting>,
+}
+
+/// The directory of the sockets, which goes with the last of them.
+#[derive(Debug)]
+struct Directory(PathBuf);
+
+impl Drop for Directory {
+    fn drop(&mut self) {
+        // Others may have theirs in it.
+        let _ = fs::remove_dir(&self.0);
+    }
+}
+
+#[derive(Debug)]
+struct Waiting {
+    client: ClientId,
+    kind: Kind,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Kind {
+    Pause,
+    Resume,
+    Snapshot,
+}
+
+impl Orders {
+    /// Makes the socket.
+    ///
+    /// # Errors
+    /// The directory or the socket can't be made.
+    pub(crate) fn listen(name: &str, machine: &MachineSpec) -> anyhow::Result<Self> {
+        let dir = machines_dir();
+        let pid = process::id();
+        let socket = dir.join(format!("{pid}.sock"));
+        let bound = (0..TRIES).find_map(|last| match bind(&dir, &socket) {
+            // Another one may have removed the directory meanwhile.
+            Err(e) if e.kind() == io::ErrorKind::NotFound && last + 1 < TRIES => None,
+            bound => Some(bound),
+        });
+        let bound = bound.unwrap_or_else(|| Err(io::ErrorKind::NotFound.into()));
+        let control = bound.with_context(|| format!("listening at {}", socket.display()))?;
+        let saved = serde_json::to_value(SavedMachine::of(machine));
+        Ok(Self {
+            control: control.of_its_owner(),
+            _directory: Directory(dir),
+            status: MachineStatus {
+                name: name.to_owned(),
+                pid,
+                state: MachineState::Starting,
+                cpus: machine.cpus,
+                memory_mib: machine.memory_mib,
+                tap: (!machine.tap.is_empty()).then(|| machine.tap.clone()),
+                netns: netns_inode().unwrap_or(0),
+                runs_s: 0,
+            },
+            saved: saved.context("describing the machine")?,
+            began: None,
+            last: 0,
+            waiting: BTreeMap::new(),
+        })
+    }
+
+    /// The guest runs from now on.
+    pub(crate) fn begin(&mut self) {
+        self.began = Some(Instant::now());
+        self.status.state = MachineState::Running;
+    }
+
+    /// Have an event when there is something to do.
+    pub(crate) fn fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        self.control.fds()
+    }
+
+    /// Whether there is something to do without an event.
+    pub(crate) fn has_waiting(&self) -> bool {
+        self.control.has_waiting()
+    }
+
+    /// Answers clients and passes their orders on. Returns whether one has asked for the end.
+    pub(crate) fn serve(&mut self, vmm: &VmmProcess) -> bool {
+        // A client may have sent the next request already.
+        (0..MOST_WAITING)
+            .any(|round| (round == 0 || self.control.has_waiting()) && self.serve_once(vmm))
+    }
+
+    fn serve_once(&mut self, vmm: &VmmProcess) -> bool {
+        for permitted in self.control.serve() {
+            let client = permitted.client;
+            let ClientRequest::Machine { order } = permitted.request else {
+                let why = "this is the socket of a machine: it takes orders to the machine";
+                self.control.answer(client, &ClientAnswer::error(why));
+                continue;
+            };
+            let (kind, order) = match order {
+                MachineOrder::Status => {
+                    self.tell(client);
+                    continue;
+                }
+                MachineOrder::Kill => {
+                    self.control.answer(client, &ClientAnswer::Done);
+                    return true;
+                }
+                MachineOrder::Pause => (Kind::Pause, VmmOrder::Pause),
+                MachineOrder::Resume => (Kind::Resume, VmmOrder::Resume),
+                MachineOrder::Snapshot { state, memory } => {
+                    let files = VmmSnapshot { state, memory };
+                    (Kind::Snapshot, VmmOrder::Snapshot(files))
+                }
+            };
+            self.last += 1;
+            let is_sent = self.waiting.len() < MOST_WAITING && vmm.order(self.last, order);
+            if is_sent {
+                self.waiting.insert(self.last, Waiting { client, kind });
+            } else {
+                let why = "orders wait for the VMM already: try again";
+                self.control.answer(client, &ClientAnswer::busy(why));
+            }
+        }
+        false
+    }
+
+    fn tell(&mut self, client: ClientId) {
+        let mut status = self.status.clone();
+        let saves = |waiting: &Waiting| waiting.kind == Kind::Snapshot;
+        if self.waiting.values().any(saves) {
+            status.state = MachineState::Saving;
+        }
+        status.runs_s = self.began.map_or(0, |began| began.elapsed().as_secs());
+        let machine = Box::new(status);
+        self.control
+            .answer(client, &ClientAnswer::Machine { machine });
+    }
+
+    /// Passes the VMM's answer on.
+    pub(crate) fn carried(&mut self, id: u64, error: Option<String>) {
+        let Some(Waiting { client, kind }) = self.waiting.remove(&id) else {
+            return;
+        };
+        let answer = match (error, kind) {
+            (Some(why), _) => ClientAnswer::error(why),
+            (None, Kind::Snapshot) => ClientAnswer::Saved {
+                machine: self.saved.clone(),
+            },
+            (None, Kind::Pause) => {
+                self.status.state = MachineState::Paused;
+                ClientAnswer::Done
+            }
+            (None, Kind::Resume) => {
+                self.status.state = MachineState::Running;
+                ClientAnswer::Done
+            }
+        };
+        self.control.answer(client, &answer);
+    }
+}
+
+fn bind(dir: &Path, socket: &Path) -> io::Result<ControlServer> {
+    fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(dir)?;
+    remove_left(dir);
+    ControlServer::bind(socket, geteuid().as_raw())
+}
+
+/// Removes the sockets of processes that were killed.
+fn remove_left(dir: &Path) {
+    for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
+        let path = entry.path();
+        let is_gone = |pid: &str| !Path::new("/proc").join(pid).exists();
+        let pid = path.file_stem().and_then(|stem| stem.to_str());
+        if path.extension().is_some_and(|ending| ending == "sock") && pid.is_some_and(is_gone) {
+            // Another one may have removed it.
+            let _ = fs::remove_file(&path);
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "orders_test.rs"]
+mod tests;

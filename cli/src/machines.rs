@@ -1,0 +1,198 @@
+//! The machines of `slipgate run` on this host, and orders to them.
+//!
+//! Each has a socket of its own ([`slipgate_broker::machines_dir`]). All are asked at once, and one
+//! that does not answer delays nobody.
+use std::{
+    io,
+    os::fd::BorrowedFd,
+    path::{Path, PathBuf},
+    sync::mpsc,
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, bail};
+use slipgate_broker::machines_dir;
+use slipgate_control::paths::netns_inode;
+use slipgate_ipc::client::{
+    ClientAnswer, ClientError, ClientRequest, MachineOrder, MachineStatus, ask,
+};
+
+use crate::brokers::ANOTHER_ANSWER;
+
+/// Time within which a machine has to say what it is.
+const STATUS_WITHIN: Duration = Duration::from_secs(2);
+
+/// A machine that has answered, and its socket.
+#[derive(Clone, Debug)]
+pub(crate) struct Found {
+    pub(crate) status: MachineStatus,
+    socket: PathBuf,
+}
+
+/// What was found.
+#[derive(Debug, Default)]
+pub(crate) struct Machines {
+    /// By name, then by process id.
+    pub(crate) found: Vec<Found>,
+    /// Process ids of those that did not answer in time.
+    pub(crate) silent: Vec<String>,
+}
+
+impl Machines {
+    /// Asks all machines of this user.
+    pub(crate) fn ask() -> anyhow::Result<Self> {
+        Self::ask_in(&machines_dir(), STATUS_WITHIN)
+    }
+
+    fn ask_in(dir: &Path, within: Duration) -> anyhow::Result<Self> {
+        let entries = match dir.read_dir() {
+            Ok(entries) => entries,
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Self::default()),
+            Err(e) => {
+                let what = format!("looking for machines in {}", dir.display());
+                return Err(e).context(what);
+            }
+        };
+        let sockets = entries.flatten().map(|entry| entry.path());
+        let sockets = sockets.filter(|path| path.extension().is_some_and(|e| e == "sock"));
+        let (sender, answers) = mpsc::channel();
+        let mut waiting: Vec<PathBuf> = Vec::new();
+        for socket in sockets {
+            waiting.push(socket.clone());
+            let sender = sender.clone();
+            thread::spawn(move || {
+                let order = MachineOrder::Status;
+                let answer = ask(&socket, ClientRequest::Machine { order });
+                // One that comes too late is heard by nobody.
+                let _ = sender.send((socket, answer));
+            });
+        }
+        drop(sender);
+        let until = Instant::now() + within;
+        let mut machines = Self::default();
+        let left = || until.saturating_duration_since(Instant::now());
+        while let Ok((socket, answer)) = answers.recv_timeout(left()) {
+            waiting.retain(|other| *other != socket);
+            match answer {
+                Ok(ClientAnswer::Machine { machine }) => machines.found.push(Found {
+                    status: *machine,
+                    socket,
+                }),
+                // A process that was killed has left its socket.
+                Err(e) if e.is_nobodys() || matches!(e, ClientError::NoAnswer { .. }) => {}
+                Ok(_) | Err(_) => machines.silent.push(pid_of(&socket)),
+            }
+        }
+        machines
+            .silent
+            .extend(waiting.iter().map(|path| pid_of(path)));
+        machines.silent.sort();
+        let key = |found: &Found| (found.status.name.clone(), found.status.pid);
+        machines.found.sort_by_key(key);
+        Ok(machines)
+    }
+
+    /// Returns the machine of this name or process id; `None`: there is none. Of several of one name,
+    /// the one in this network namespace is meant.
+    ///
+    /// # Errors
+    /// Several have this name.
+    fn of(self, wanted: &str) -> anyhow::Result<Option<Found>> {
+        let netns = netns_inode().unwrap_or(0);
+        let pid = wanted.parse::<u32>().ok();
+        let by_pid = self
+            .found
+            .iter()
+            .find(|found| Some(found.status.pid) == pid);
+        if let Some(found) = by_pid {
+            return Ok(Some(found.clone()));
+        }
+        let mut named = self.found;
+        named.retain(|found| found.status.name == wanted);
+        if named.iter().any(|found| found.status.netns == netns) {
+            named.retain(|found| found.status.netns == netns);
+        }
+        match &named[..] {
+            [] => Ok(None),
+            [one] => Ok(Some(one.clone())),
+            several => {
+                let pids = several.iter().map(|found| found.status.pid.to_string());
+                let pids: Vec<_> = pids.collect();
+                bail!(
+                    "several machines are called {wanted}: give the process id of one, {}",
+                    pids.join(" or ")
+                );
+            }
+        }
+    }
+}
+
+fn pid_of(socket: &Path) -> String {
+    let stem = socket.file_stem().unwrap_or_default();
+    stem.to_string_lossy().into_owned()
+}
+
+/// Returns the machine of this name or process id; `None`: there is none.
+///
+/// # Errors
+/// Several have this name, or the sockets can't be looked for.
+pub(crate) fn find(wanted: &str) -> anyhow::Result<Option<Found>> {
+    Machines::ask()?.of(wanted)
+}
+
+/// As [`find`], where there has to be one.
+///
+/// # Errors
+/// There is none, or as [`find`].
+pub(crate) fn existing(wanted: &str) -> anyhow::Result<Found> {
+    let machines = Machines::ask()?;
+    let names = machines.found.iter().map(|found| found.status.name.clone());
+    let (names, silent): (Vec<_>, _) = (names.collect(), machines.silent.join(", "));
+    match machines.of(wanted)? {
+        Some(found) => Ok(found),
+        None if !silent.is_empty() => {
+            bail!("no machine {wanted:?} answers; those that do not answer have the ids {silent}")
+        }
+        None if names.is_empty() => bail!("no `slipgate run` runs on this host for this user"),
+        None => bail!(
+            "no `slipgate run` has a machine {wanted:?}; there is {}",
+            names.join(", ")
+        ),
+    }
+}
+
+impl Found {
+    /// Gives the machine an order. Returns the answer once it is carried out.
+    ///
+    /// # Errors
+    /// It could not be carried out, or there is no answer.
+    pub(crate) fn order(
+        &self,
+        order: MachineOrder<BorrowedFd<'_>>,
+    ) -> anyhow::Result<ClientAnswer> {
+        let name = &self.status.name;
+        match ask(&self.socket, ClientRequest::Machine { order }) {
+            Ok(ClientAnswer::Error { error, .. }) => bail!("{name}: {error}"),
+            Ok(answer) => Ok(answer),
+            Err(ClientError::NoAnswer { .. }) => bail!("{name} has ended meanwhile"),
+            Err(e) if e.is_nobodys() => bail!("{name} has ended meanwhile"),
+            Err(e) => Err(e.into()),
+        }
+    }
+
+    /// Gives the machine an order whose only answer is [`ClientAnswer::Done`].
+    ///
+    /// # Errors
+    /// As [`Found::order`].
+    pub(crate) fn have_done(&self, order: MachineOrder<BorrowedFd<'_>>) -> anyhow::Result<()> {
+        match self.order(order)? {
+            ClientAnswer::Done => Ok(()),
+            _ => bail!(ANOTHER_ANSWER),
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "machines_test.rs"]
+mod tests;

@@ -1,0 +1,328 @@
+//! Pause, snapshot and restore of machines with a network.
+use std::{
+    fs,
+    io::{Read as _, Write as _},
+    path::{Path, PathBuf},
+    process::{Command, Output},
+    time::Duration,
+};
+
+use slipgate_testbed::{
+    MicroVm, MicroVmEnd, Slipgate, require_kvm, require_root_and_tun,
+    servers::{TcpServer, TcpService},
+    signal, slipgate,
+    world::{SERVER, UPLINK},
+};
+
+use crate::{Bed, WAIT, eventually, vsock};
+
+impl Bed {
+    /// Runs `slipgate ARGS…` beside the machines.
+    fn slipgate(&self, args: &[&str]) -> Output {
+        let mut command = Command::new(slipgate::binary().unwrap());
+        command.args(args);
+        self.world.host.output_with(command, &[1, 2]).unwrap()
+    }
+
+    /// As [`Bed::slipgate`], and it has to succeed.
+    #[track_caller]
+    fn have(&self, args: &[&str]) -> String {
+        let output = self.slipgate(args);
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{args:?}: {stderr}");
+        String::from_utf8(output.stdout).unwrap()
+    }
+
+    /// What `slipgate ps` says of the machine of this process.
+    fn status(&self, vm: &MicroVm) -> serde_json::Value {
+        let all: serde_json::Value = serde_json::from_str(&self.have(&["ps", "--json"])).unwrap();
+        let mut all = all.as_array().unwrap().iter();
+        let ours = all.find(|machine| machine["pid"] == vm.broker_pid());
+        ours.cloned().unwrap_or_default()
+    }
+
+    fn snapshot(&self, vm: &MicroVm, name: &str) -> PathBuf {
+        let dir = self.folder.path().join(name);
+        let pid = vm.broker_pid().to_string();
+        self.have(&["snapshot", &pid, dir.to_str().unwrap()]);
+        dir
+    }
+
+    fn restore(&self, dir: &Path, flags: &[&str]) -> MicroVm {
+        let mut all = vec!["--restore", dir.to_str().unwrap()];
+        all.extend(flags);
+        self.start_with(&all)
+    }
+}
+
+#[track_caller]
+fn assert_passed(end: &MicroVmEnd) {
+    let code = end.status.code();
+    assert_eq!(code, Some(0), "{:#?}\n{}", end.lines, end.stderr);
+}
+
+#[test]
+fn a_guest_is_paused_amid_its_streams_and_goes_on() {
+    require_root_and_tun!();
+    require_kvm!();
+    let bed = Bed::new();
+    let streams = TcpServer::start(&bed.world.net, (SERVER, 7000), TcpService::Streams).unwrap();
+    let work = format!(
+        "stream {0} 60000000 up x2; stream {0} 60000000 down x2",
+        streams.address()
+    );
+    let mut vm = bed.start_with(&["--cpus", "2", "--cmdline", &work, "--name", "streams"]);
+    vm.await_line("10.0.2.15", WAIT).unwrap();
+    eventually("it runs", || bed.status(&vm)["state"] == "running");
+    let mut paused = 0;
+    for _ in 0..5 {
+        std::thread::sleep(Duration::from_millis(60));
+        let output = bed.slipgate(&["pause", "streams"]);
+        if !output.status.success() {
+            break;
+        }
+        assert_eq!(bed.status(&vm)["state"], "paused");
+        paused += 1;
+        std::thread::sleep(Duration::from_millis(100));
+        bed.have(&["resume", "streams"]);
+    }
+    assert!(paused > 0, "its streams had ended before the first pause");
+    let end = vm.finish(2 * WAIT).unwrap();
+    assert_passed(&end);
+    bed.assert_nothing_is_left();
+}
+
+#[test]
+fn what_was_saved_goes_on_after_the_machine_was_killed() {
+    require_root_and_tun!();
+    require_kvm!();
+    let bed = Bed::new();
+    let close = TcpServer::start(&bed.world.net, (SERVER, 7001), TcpService::Close).unwrap();
+    let work = format!("wait 2s; crr {} 40 x4 close", close.address());
+    let mut vm = bed.start_with(&["--cpus", "2", "--memory", "64", "--cmdline", &work]);
+    vm.await_line("10.0.2.15", WAIT).unwrap();
+    let dir = bed.snapshot(&vm, "warm");
+    for (name, mode) in [("", 0o700), ("state", 0o600), ("memory", 0o600)] {
+        use std::os::unix::fs::PermissionsExt as _;
+        let data = fs::metadata(dir.join(name)).unwrap();
+        assert_eq!(data.permissions().mode() & 0o777, mode, "{name}");
+    }
+    // The original goes on, until it is killed.
+    assert_eq!(bed.status(&vm)["state"], "running");
+    signal(vm.broker_pid(), libc::SIGKILL);
+    drop(vm);
+    eventually("its TAP is gone", || {
+        !bed.world.host.ip("-brief link").unwrap().contains("sgvm")
+    });
+
+    let end = bed
+        .restore(&dir, &["--name", "again"])
+        .finish(WAIT)
+        .unwrap();
+    assert_passed(&end);
+    // Its console has what it says from then on.
+    assert!(end.said("boot").is_empty(), "{:?}", end.lines);
+    assert_eq!(end.said("workload")[1]["done"], 40, "{:?}", end.lines);
+    assert_eq!(end.report["name"], "again");
+    assert_eq!(end.report["nat"]["admitted"], 40);
+    println!("{}", end.report["prepared_us"]);
+}
+
+#[test]
+fn clones_of_one_snapshot_work_side_by_side_each_on_its_own_network() {
+    require_root_and_tun!();
+    require_kvm!();
+    let bed = Bed::new();
+    let close = TcpServer::start(&bed.world.net, (SERVER, 7001), TcpService::Close).unwrap();
+    let _daemon = Slipgate::serve(&bed.world.host, &bed.pins, &["--uplink", UPLINK]).unwrap();
+    let work = format!("wait 2s; crr {} 30 x3 close; wait 300ms", close.address());
+    let mut vm = bed.start_with(&["--memory", "64", "--cmdline", &work]);
+    vm.await_line("10.0.2.15", WAIT).unwrap();
+    let dir = bed.snapshot(&vm, "warm");
+    let pid = vm.broker_pid().to_string();
+    bed.have(&["kill", &pid]);
+    assert_eq!(vm.finish(WAIT).unwrap().status.code(), Some(143));
+
+    let names = ["a", "b", "c", "d"];
+    let clones = names.map(|name| bed.restore(&dir, &["--name", name]));
+    eventually("all run", || {
+        clones.iter().all(|vm| bed.status(vm)["state"] == "running")
+    });
+    for clone in clones {
+        let end = clone.finish(WAIT).unwrap();
+        assert_passed(&end);
+        assert_eq!(end.said("workload")[1]["done"], 30, "{:?}", end.lines);
+        println!("{} {}", end.report["name"], end.report["prepared_us"]);
+    }
+}
+
+/// A clone's connections are those of another VM: it learns that when it first uses them.
+#[test]
+fn connections_of_the_original_are_reset_in_the_restored_guest() {
+    require_root_and_tun!();
+    require_kvm!();
+    let bed = Bed::new();
+    let echo = TcpServer::start(&bed.world.net, (SERVER, 7), TcpService::Echo).unwrap();
+    let work = format!("rr {} 1000000 x2", echo.address());
+    let mut vm = bed.start_with(&["--memory", "64", "--cmdline", &work]);
+    vm.await_line("10.0.2.15", WAIT).unwrap();
+    std::thread::sleep(Duration::from_millis(200));
+    let dir = bed.snapshot(&vm, "warm");
+    bed.have(&["kill", &vm.broker_pid().to_string()]);
+    drop(vm);
+    let began = std::time::Instant::now();
+    let end = bed.restore(&dir, &[]).finish(WAIT).unwrap();
+    assert!(
+        began.elapsed() < Duration::from_secs(8),
+        "it waited for them"
+    );
+    assert_eq!(end.status.code(), Some(1), "{:#?}", end.lines);
+    let failures = &end.said("workload")[0]["failures"];
+    assert!(failures["reset"].as_u64() > Some(0), "{failures}");
+    assert_eq!(failures.get("timed_out"), None, "{failures}");
+    println!("ran {} µs", end.report["ran_us"]);
+}
+
+#[test]
+fn what_is_no_snapshot_or_does_not_fit_is_refused_with_a_remedy() {
+    require_root_and_tun!();
+    require_kvm!();
+    let bed = Bed::new();
+    let mut vm = bed.start_with(&["--memory", "64", "--cmdline", "wait 60s", "--name", "v"]);
+    vm.await_line("10.0.2.15", WAIT).unwrap();
+    let dir = bed.snapshot(&vm, "warm");
+    let refused = |args: &[&str], part: &str| {
+        let output = bed.slipgate(args);
+        let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(
+            !output.status.success() && stderr.contains(part),
+            "{stderr}"
+        );
+    };
+    let text = dir.display().to_string();
+    refused(&["snapshot", "v", &text], "give a directory that does not");
+    refused(&["snapshot", "nobody", "/nowhere"], "there is v");
+    refused(&["snapshot", "v", "/nowhere/x"], "making /nowhere/x");
+    bed.have(&["kill", "v"]);
+    assert_eq!(vm.finish(WAIT).unwrap().status.code(), Some(143));
+    refused(&["pause", "v"], "no `slipgate run`");
+
+    let failed = |flags: &[&str], part: &str| {
+        let end = bed.restore(&dir, flags).finish(WAIT).unwrap();
+        assert_eq!(end.status.code(), Some(2), "{part}: {}", end.stderr);
+        assert!(end.stderr.contains(part), "{}", end.stderr);
+        bed.assert_nothing_is_left();
+    };
+    failed(
+        &["--disk", "/dev/null"],
+        "1 disks were given in the place of 0",
+    );
+    failed(&["--cpus", "2"], "cannot be used with");
+    let description = dir.join("machine.json");
+    let good = fs::read_to_string(&description).unwrap();
+    fs::write(&description, good.replace("\"cpus\": 1", "\"cpus\": 2")).unwrap();
+    failed(&[], "it has 1 CPUs");
+    fs::write(
+        &description,
+        good.replace("\"version\": 1", "\"version\": 9"),
+    )
+    .unwrap();
+    failed(&[], "it is of version 9");
+    fs::remove_file(&description).unwrap();
+    failed(&[], "its machine.json can't be read");
+    fs::write(&description, &good).unwrap();
+    let state = fs::read(dir.join("state")).unwrap();
+    let mut other = state.clone();
+    other[8] = 77;
+    fs::write(dir.join("state"), &other).unwrap();
+    failed(&[], "layout version 77");
+    other = state;
+    let last = other.len() - 1;
+    other[last] ^= 1;
+    fs::write(dir.join("state"), &other).unwrap();
+    failed(&[], "its digest is of other bytes");
+}
+
+/// A connection of vsock outlives a pause, and a snapshot has none: a clone is reached at a socket of
+/// its own. A disk is another image.
+#[test]
+fn a_clone_has_a_disk_and_a_vsock_of_its_own() {
+    require_root_and_tun!();
+    require_kvm!();
+    let bed = Bed::new();
+    let file = |name: &str| bed.folder.path().join(name).display().to_string();
+    let [image, copy] = [file("image"), file("copy")];
+    fs::File::create(&image).unwrap().set_len(1 << 20).unwrap();
+    let [socket, another] = [file("vm.sock"), file("clone.sock")];
+    let work = "disk 0 write 65536; vsock echo 5 1; wait 1";
+    let vsock = format!("3,{socket}");
+    let flags = [
+        "--memory",
+        "64",
+        "--cmdline",
+        work,
+        "--disk",
+        &image,
+        "--vsock",
+        &vsock,
+    ];
+    let vm = bed.start_with(&flags);
+    eventually("the socket is there", || Path::new(&socket).exists());
+    let mut stream = vsock::connect(Path::new(&socket), 5).unwrap().unwrap();
+    let mut echoed = [0; 5];
+    stream.write_all(b"first").unwrap();
+    stream.read_exact(&mut echoed).unwrap();
+    let pid = vm.broker_pid().to_string();
+    bed.have(&["pause", &pid]);
+    stream.write_all(b"later").unwrap();
+    let dir = bed.snapshot(&vm, "warm");
+    bed.have(&["resume", &pid]);
+    stream.read_exact(&mut echoed).unwrap();
+    assert_eq!(&echoed, b"later");
+
+    // The original has its image locked.
+    fs::copy(&image, &copy).unwrap();
+    let taken = bed.restore(&dir, &["--vsock", &format!("3,{another}")]);
+    let taken = taken.finish(WAIT).unwrap();
+    assert!(
+        taken.stderr.contains("in use by another"),
+        "{}",
+        taken.stderr
+    );
+    let clone = bed.restore(&dir, &["--vsock", &format!("3,{another}"), "--disk", &copy]);
+    eventually("its socket is there", || Path::new(&another).exists());
+    let own = vsock::connect(Path::new(&another), 5).unwrap().unwrap();
+    vsock::exchange(own, 7, 300_000);
+    assert_passed(&clone.finish(WAIT).unwrap());
+    drop(stream);
+    assert_passed(&vm.finish(WAIT).unwrap());
+}
+
+/// A process that is stopped is named by `ps`, and orders to others are carried out.
+#[test]
+fn a_stopped_process_delays_no_order_to_another_machine() {
+    require_root_and_tun!();
+    require_kvm!();
+    let bed = Bed::new();
+    let flags = ["--memory", "32", "--cmdline", "wait 60s"];
+    let [mut stopped, mut vm] = [(); 2].map(|()| bed.start_with(&flags));
+    for vm in [&mut stopped, &mut vm] {
+        vm.await_line("10.0.2.15", WAIT).unwrap();
+    }
+    signal(stopped.broker_pid(), libc::SIGSTOP);
+    let began = std::time::Instant::now();
+    let pid = vm.broker_pid().to_string();
+    bed.have(&["pause", &pid]);
+    assert_eq!(bed.status(&vm)["state"], "paused");
+    let listed = bed.slipgate(&["ps"]);
+    let told = String::from_utf8_lossy(&listed.stderr).into_owned();
+    let silent = stopped.broker_pid().to_string();
+    assert!(
+        told.contains(&silent) && told.contains("does not answer"),
+        "{told}"
+    );
+    bed.have(&["kill", &pid]);
+    assert_eq!(vm.finish(WAIT).unwrap().status.code(), Some(143));
+    assert!(began.elapsed() < Duration::from_secs(15));
+    signal(stopped.broker_pid(), libc::SIGCONT);
+}

@@ -1,0 +1,186 @@
+//! Orders to a running machine from outside: pause, resume, snapshot.
+//!
+//! # Theory of operation
+//! A [`Control`] is a handle that any thread may have. Each order is carried out by the thread that
+//! gives it, one at a time, under a lock. The machine's end waits for the order under way and then
+//! takes the machine out of the handle. So no thread but that of [`Machine::run`](super::Machine::run)
+//! ever drops the machine, whose parts may need system calls that only that thread may make. An
+//! order notices the end while it waits for vCPUs, and each [`PAUSE_BYTES`] of memory.
+//!
+//! ```text
+//! running ── pause: vCPUs to the meeting, then devices to rest ──► paused
+//! running ◄─ resume: devices go on, then vCPUs ─────────────────── paused
+//! ```
+//! The vCPUs come first, so that no register of a device is accessed while it is suspended.
+//!
+//! [`PAUSE_BYTES`]: crate::snapshot::PAUSE_BYTES
+use std::{
+    fs::File,
+    os::unix::fs::FileExt as _,
+    sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::Ordering::Acquire},
+    time::Duration,
+};
+
+use kvm_ioctls::VmFd;
+
+use super::vcpu::Shared;
+use crate::{
+    kick::Target,
+    kvm, memory,
+    snapshot::{self, MachineState, SnapshotError},
+};
+
+/// Time between kicks of a vCPU that has not come to the meeting.
+const KICK_AGAIN: Duration = Duration::from_millis(1);
+
+/// Files of a snapshot: empty, and open for writing.
+#[derive(Debug)]
+pub struct SnapshotFiles {
+    /// File for the machine's state.
+    pub state: File,
+    /// File for its memory.
+    pub memory: File,
+}
+
+/// Gives orders to a machine. Orders to a machine that has ended are refused.
+#[derive(Clone)]
+pub struct Control(Arc<Mutex<Option<Machine>>>);
+
+/// What orders need of a machine.
+struct Machine {
+    shared: Arc<Shared>,
+    vm: Arc<VmFd>,
+    vcpus: Vec<Target>,
+    is_paused: bool,
+}
+
+impl Control {
+    /// Makes the handle of a machine. [`Control::close`] must be called before the vCPUs' threads are
+    /// joined.
+    pub(super) fn new(shared: Arc<Shared>, vm: Arc<VmFd>, vcpus: Vec<Target>) -> Self {
+        Self(Arc::new(Mutex::new(Some(Machine {
+            shared,
+            vm,
+            vcpus,
+            is_paused: false,
+        }))))
+    }
+
+    /// Waits for the order under way, and refuses all further ones.
+    pub(super) fn close(&self) {
+        drop(self.lock().take());
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<Machine>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Pauses the machine: when it returns, the guest does not run and no device works for it. A
+    /// machine that is paused stays so.
+    ///
+    /// # Errors
+    /// The machine ends, or has ended.
+    pub fn pause(&self) -> Result<(), SnapshotError> {
+        match &mut *self.lock() {
+            Some(machine) => machine.pause(),
+            None => Err(SnapshotError::Ended),
+        }
+    }
+
+    /// Has a paused machine go on. One that runs goes on running.
+    ///
+    /// # Errors
+    /// The machine has ended.
+    pub fn resume(&self) -> Result<(), SnapshotError> {
+        match &mut *self.lock() {
+            Some(machine) => {
+                machine.resume();
+                Ok(())
+            }
+            None => Err(SnapshotError::Ended),
+        }
+    }
+
+    /// Writes a snapshot of the machine, which is paused meanwhile, and has both files stable on
+    /// their disk.
+    ///
+    /// # Errors
+    /// KVM does not give the state, a file can't be written, or the machine ends. The files are
+    /// worthless then; the machine goes on.
+    pub fn snapshot(&self, files: &SnapshotFiles) -> Result<(), SnapshotError> {
+        match &mut *self.lock() {
+            Some(machine) => machine.snapshot(files),
+            None => Err(SnapshotError::Ended),
+        }
+    }
+}
+
+impl Machine {
+    fn pause(&mut self) -> Result<(), SnapshotError> {
+        if self.is_paused {
+            return Ok(());
+        }
+        let meeting = &self.shared.meeting;
+        meeting.call();
+        loop {
+            self.vcpus.iter().for_each(Target::kick);
+            match meeting.is_complete(KICK_AGAIN) {
+                Some(true) => break,
+                Some(false) => {}
+                None => return Err(SnapshotError::Ended),
+            }
+        }
+        self.shared.bus.pci.suspend();
+        self.is_paused = true;
+        Ok(())
+    }
+
+    fn resume(&mut self) {
+        if self.is_paused {
+            self.shared.bus.pci.resume();
+            self.shared.meeting.dismiss();
+            self.is_paused = false;
+        }
+    }
+
+    fn snapshot(&mut self, files: &SnapshotFiles) -> Result<(), SnapshotError> {
+        let was_running = !self.is_paused;
+        self.pause()?;
+        let written = self.write(files);
+        if was_running {
+            self.resume();
+        }
+        written
+    }
+
+    fn write(&self, files: &SnapshotFiles) -> Result<(), SnapshotError> {
+        let state = snapshot::encode(&self.state()?)?;
+        let failed = SnapshotError::file("write the state's file");
+        files.state.write_all_at(&state, 0).map_err(&failed)?;
+        let goes_on = || !self.shared.stopping.load(Acquire);
+        snapshot::write_memory(&self.shared.memory, &files.memory, &goes_on)?;
+        files.state.sync_data().map_err(&failed)?;
+        let failed = SnapshotError::file("write the memory's file");
+        files.memory.sync_data().map_err(failed)
+    }
+
+    /// Reads the state of the paused machine. What interrupts is read before what it interrupts: an
+    /// interrupt that is raised in between is in the later part.
+    fn state(&self) -> Result<MachineState, SnapshotError> {
+        let Shared { bus, meeting, .. } = &*self.shared;
+        let serial = bus.console.state();
+        let (pci_address, functions) = bus.pci.state();
+        let kvm = kvm::save(&self.vm)?;
+        let vcpus = meeting.save().ok_or(SnapshotError::Ended)?;
+        Ok(MachineState {
+            memory_bytes: memory::total_bytes(&self.shared.memory),
+            kvm,
+            vcpus: vcpus.into_iter().collect::<Result<_, _>>()?,
+            serial,
+            rtc_index: bus.rtc.index(),
+            pm_timer_ns: bus.pm_timer.counted_ns(),
+            pci_address,
+            functions,
+        })
+    }
+}

@@ -1,0 +1,94 @@
+//! The state of a vCPU under KVM.
+use std::fs::File;
+
+use slipgate_testbed::require_kvm;
+
+use super::*;
+use crate::{
+    GuestMemory, kvm,
+    machine::vcpu::{Made, setup},
+    memory,
+};
+
+struct Rig {
+    kvm: Kvm,
+    can: Abilities,
+    vm: kvm_ioctls::VmFd,
+    // The VM's memory must stay mapped.
+    _memory: GuestMemory,
+}
+
+fn rig() -> Rig {
+    let file = File::options().read(true).write(true).open("/dev/kvm");
+    let kvm = kvm::open(file.unwrap().into()).unwrap();
+    let memory = memory::create(16 << 20).unwrap();
+    Rig {
+        can: Abilities::of(&kvm).unwrap(),
+        vm: kvm::create(&kvm, &memory).unwrap(),
+        kvm,
+        _memory: memory,
+    }
+}
+
+/// The state of a vCPU after its power-on, with a register changed.
+fn saved() -> VcpuState {
+    let rig = rig();
+    let fd = rig.vm.create_vcpu(0).unwrap();
+    let cpuid = cpuid::filtered(&rig.kvm, 0, 1).unwrap();
+    fd.set_cpuid2(&cpuid).unwrap();
+    let mut regs = fd.get_regs().unwrap();
+    regs.rbx = 0x1234_5678_9abc;
+    fd.set_regs(&regs).unwrap();
+    save(&fd, &cpuid, &rig.can).unwrap()
+}
+
+fn restored(state: &VcpuState) -> Result<VcpuState, String> {
+    let rig = rig();
+    let Made { fd, cpuid } =
+        setup::restore(&rig.kvm, &rig.vm, 0, 1, (state, &rig.can)).map_err(|e| e.to_string())?;
+    Ok(save(&fd, &cpuid, &rig.can).unwrap())
+}
+
+#[test]
+fn what_is_saved_is_restored() {
+    require_kvm!();
+    let before = saved();
+    let after = restored(&before).unwrap();
+    assert_eq!(after.regs, before.regs);
+    assert_eq!(after.sregs, before.sregs);
+    assert_eq!(after.lapic.regs, before.lapic.regs);
+    assert_eq!(after.msrs.len(), before.msrs.len());
+    assert!(before.msrs.len() > 10, "{}", before.msrs.len());
+}
+
+#[test]
+fn another_cpu_or_impossible_registers_are_refused() {
+    require_kvm!();
+    let mut other = saved();
+    other.cpuid[1].ecx ^= 1;
+    let function = other.cpuid[1].function;
+    let refused = restored(&other).err().unwrap();
+    let leaf = format!("CPUID differs in leaf {function:#x}");
+    assert!(refused.contains(&leaf), "{refused}");
+
+    let mut other = saved();
+    other.cpuid.pop();
+    assert!(restored(&other).err().unwrap().contains("CPUID differs"));
+
+    let mut other = saved();
+    // EFER with reserved bits, CR4 too.
+    other.sregs.efer = u64::MAX;
+    other.sregs.cr4 = u64::MAX;
+    let refused = restored(&other).err().unwrap();
+    assert!(refused.contains("segments"), "{refused}");
+
+    let mut other = saved();
+    let unknown = kvm_msr_entry {
+        index: 0xdead_0000,
+        data: 1,
+        ..Default::default()
+    };
+    other.msrs.push(unknown);
+    let refused = restored(&other).err().unwrap();
+    assert!(refused.contains("MSR 0xdead0000"), "{refused}");
+}

@@ -1,0 +1,70 @@
+//! Errors of snapshots.
+use std::io;
+
+use super::{LAYOUT_VERSION, MAX_STATE_BYTES};
+
+/// Reason why a machine can't be saved or restored.
+#[derive(Debug, thiserror::Error)]
+pub enum SnapshotError {
+    /// The file does not begin as a state file does.
+    #[error("the state file is no state of a machine: give a snapshot that slipgate made")]
+    NotAState,
+    /// The state has another layout.
+    #[error(
+        "the state file has layout version {found}, and this slipgate reads version \
+         {LAYOUT_VERSION}: restore it with the slipgate that made it, or make a new one"
+    )]
+    Version {
+        /// Version of the file's layout.
+        found: u32,
+    },
+    /// The file is longer than any state.
+    #[error("the state file says that it has {0} bytes of state; {MAX_STATE_BYTES} is the most")]
+    TooLong(u64),
+    /// The file ends early, or its digest is of other bytes.
+    #[error("the state file is damaged ({0}): it can't be restored")]
+    Damaged(&'static str),
+    /// The state can't be that of such a machine.
+    #[error("the snapshot does not fit this machine: {0}")]
+    Mismatch(String),
+    /// The host differs from the one on which the state was saved.
+    #[error("the snapshot was saved on another kind of host: {0}")]
+    Host(String),
+    /// KVM refused a part of the state.
+    #[error("KVM: {what}")]
+    Kvm {
+        /// Operation that was tried.
+        what: &'static str,
+        /// Error from the kernel.
+        source: io::Error,
+    },
+    /// A file could not be read or written.
+    #[error("could not {what}")]
+    File {
+        /// Operation that was tried.
+        what: &'static str,
+        /// Error from the host.
+        source: io::Error,
+    },
+    /// The machine ends, or has ended.
+    #[error("the machine has ended meanwhile")]
+    Ended,
+    /// The machine runs.
+    #[error("the machine is not paused")]
+    NotPaused,
+}
+
+impl SnapshotError {
+    /// Returns a function for `map_err` that makes an error of operation `what` and KVM's error.
+    pub(crate) fn kvm(what: &'static str) -> impl Fn(kvm_ioctls::Error) -> SnapshotError {
+        move |error| SnapshotError::Kvm {
+            what,
+            source: error.into(),
+        }
+    }
+
+    /// Returns a function for `map_err` that makes an error of operation `what` on a file.
+    pub(crate) fn file(what: &'static str) -> impl Fn(io::Error) -> SnapshotError {
+        move |source| SnapshotError::File { what, source }
+    }
+}
