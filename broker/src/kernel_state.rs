@@ -39,9 +39,11 @@ use slipgate_ipc::{
 use slipgate_policy::{PolicySet, document::LoadedPolicies};
 
 pub(crate) use self::{
-    forwards::{ForwardChange, GivenBack, HeldForwards, described, forward_texts, forwards_of},
+    forwards::{
+        ForwardChange, GivenBack, HeldForwards, described, forward_text, forward_texts, forwards_of,
+    },
     network_view::view as network_view,
-    reserve::Taken,
+    reserve::{Taken, reserve},
     rules::{Writer, write as write_rules},
     served_vms::ServedVms,
     subjects::{Served, resolve},

@@ -41,6 +41,7 @@ mod stand;
 mod taps;
 mod traps;
 mod unprivileged;
+mod unprivileged_forwards;
 mod unprivileged_run;
 mod uplinks;
 mod vm_uplinks;
