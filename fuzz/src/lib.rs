@@ -19,7 +19,9 @@ mod rules;
 pub mod seeds;
 mod services;
 mod tape;
+mod tcp;
 mod transport;
+mod vhost_user;
 mod virtio_net;
 mod vms;
 
@@ -37,6 +39,8 @@ pub use {
     relay::relay,
     rules::rules,
     services::services,
+    tcp::tcp,
     transport::transport,
+    vhost_user::vhost_user,
     virtio_net::virtio_net,
 };

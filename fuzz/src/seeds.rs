@@ -3,6 +3,7 @@ mod engine;
 mod inspect;
 mod kernel;
 mod messages;
+mod user_mode;
 mod virtio;
 mod virtio_net;
 
@@ -34,6 +35,8 @@ pub fn write(corpus: &Path) -> io::Result<()> {
         ("dns_proxy", dns_proxy()),
         ("services", services()),
         ("framing", framing()),
+        ("tcp", user_mode::tcp()),
+        ("vhost_user", user_mode::vhost_user()),
         ("rules", rules()),
         ("policy", policy()),
         ("engine", engine::engine()),

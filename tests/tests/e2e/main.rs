@@ -44,6 +44,7 @@ mod unprivileged;
 mod unprivileged_forwards;
 mod unprivileged_run;
 mod uplinks;
+mod vhost_user;
 mod vm_uplinks;
 mod workers;
 

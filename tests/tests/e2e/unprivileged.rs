@@ -40,7 +40,7 @@ impl Place {
     }
 }
 
-/// `slipgate attach --socket`, which is ready; killed on drop.
+/// `slipgate attach --socket` or `--vhost-user`, which is ready; killed on drop.
 pub(super) struct Attached {
     pub(super) child: Child,
     pub(super) socket: PathBuf,
@@ -49,8 +49,13 @@ pub(super) struct Attached {
 impl Attached {
     /// Serves `web.sock` by these further flags.
     pub(super) fn start(place: &Place, flags: &[&str]) -> Self {
+        Self::start_by("--socket", place, flags)
+    }
+
+    /// Serves `web.sock`, which the flag `by` names.
+    pub(super) fn start_by(by: &str, place: &Place, flags: &[&str]) -> Self {
         let socket = place.file("run/web.sock");
-        let mut args = vec!["attach", "--socket", socket.to_str().unwrap()];
+        let mut args = vec!["attach", by, socket.to_str().unwrap()];
         args.extend(flags);
         let mut command = place.slipgate(&args);
         command.stdout(Stdio::piped()).stdin(Stdio::null());

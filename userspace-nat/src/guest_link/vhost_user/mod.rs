@@ -22,6 +22,8 @@
 //!
 //! Kicks are watched for edges: what tells them is never read, since the VMM's end decides whether a read
 //! would wait. While there are frames the driver is asked for no kicks.
+#[cfg(any(test, feature = "fake"))]
+pub mod fake;
 mod memory;
 mod message;
 mod ring;

@@ -56,6 +56,8 @@ pub(super) struct Ring {
     at: Option<[u64; 3]>,
     pub(super) kick: Option<OwnedFd>,
     call: Option<File>,
+    /// Available index up to which chains were seen; of those that were too few, some are not taken.
+    seen: u16,
     /// Whether the driver is to be told of chains that were given back.
     owes_call: bool,
     /// Buffers of chains that are being filled, reused.
@@ -172,6 +174,7 @@ impl Ring {
         let taken = next_chain(queue, memory, &mut self.buffers, false);
         let taken = taken.and_then(|head| {
             let Some(head) = head else {
+                self.seen = queue.next_avail();
                 return Ok(Taken::Nothing);
             };
             let (len, is_frame) = copy_out(&self.buffers, format, memory, into)?;
@@ -208,6 +211,7 @@ impl Ring {
             let head = match next_chain(queue, memory, &mut self.buffers, true) {
                 Ok(Some(head)) => head,
                 Ok(None) => {
+                    self.seen = queue.next_avail();
                     queue.set_next_avail(before);
                     // With all of its buffers it would be no other.
                     let is_full = self.heads.len() == usize::from(queue.size());
@@ -240,12 +244,17 @@ impl Ring {
         given.map(|()| Put::Yes)
     }
 
-    /// Asks for a kick when the driver adds a chain. Returns whether it has already.
+    /// Asks for a kick when the driver adds a chain to those that were seen. Returns whether it has
+    /// already.
     pub(super) fn listen(&mut self, memory: &GuestMemoryMmap) -> bool {
         let Some(queue) = self.queue.as_mut().filter(|_| !self.is_broken) else {
             return false;
         };
-        queue.enable_notification(memory).unwrap_or(false)
+        let next = queue.next_avail();
+        queue.set_next_avail(self.seen);
+        let has_more = queue.enable_notification(memory);
+        queue.set_next_avail(next);
+        has_more.unwrap_or(false)
     }
 
     /// Asks for no kicks.
