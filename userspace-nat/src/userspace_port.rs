@@ -338,7 +338,7 @@ impl<T: MemoryTables> UserspacePort<T> {
         if let GuestLink::Rings(link) = &mut self.link
             && let Some(why) = link.hear(&self.epoll, KICK_KEY)
         {
-            tracing::warn!("the VMM's connection was closed, because it sent {why}");
+            tracing::debug!("the VMM's connection was closed, because it sent {why}");
         }
     }
 

@@ -292,6 +292,12 @@ fn a_socket_that_cannot_be_is_refused_by_its_flag() {
     let path = dir.path().join("a b.sock");
     let path = path.to_str().unwrap();
     assert!(refused(&["--socket", path], 2).contains("--name NAME"));
+    let rings = refused(&["--vhost-user", path], 2);
+    assert!(
+        rings.contains("--vhost-user") && rings.contains("--name NAME"),
+        "{rings}"
+    );
+    assert!(refused(&["--vhost-user", "a", "--socket", "b"], 2).contains("cannot be used with"));
     let socket = ["--socket", path, "--name", "web"];
     let with = |more: &[&str]| refused(&[&socket[..], more].concat(), 2);
     assert!(with(&["--tap", "tap0"]).contains("--tap"));

@@ -7,6 +7,7 @@ use std::{
     os::unix::net::UnixStream,
     path::Path,
     process::{Child, Command, Stdio},
+    time::{Duration, Instant},
 };
 
 use slipgate_testbed::{
@@ -19,7 +20,7 @@ use slipgate_testbed::{
 };
 
 use crate::{
-    WAIT, at, eventually,
+    WAIT, at,
     unprivileged::{Attached, Place},
 };
 
@@ -29,6 +30,8 @@ const ECHO: u16 = 7002;
 const FORBIDDEN: u16 = 7100;
 /// Bytes of a stream: many times every queue on the way.
 const STREAM_BYTES: u64 = 30_000_000;
+/// QEMU boots in a second, on a machine that does nothing else.
+const BOOTS_WITHIN: Duration = Duration::from_secs(60);
 const LOOPBACK: Ipv4Addr = Ipv4Addr::LOCALHOST;
 
 fn attached(place: &Place, flags: &[&str]) -> Attached {
@@ -110,7 +113,7 @@ fn a_guest_of_qemu_has_a_lease_names_streams_and_its_policy() {
     let vm = &stats["vms"][0];
     let packets = vm["kernel"]["rx_packets"].as_u64().unwrap();
     assert!(packets >= STREAM_BYTES / 1_460, "{stats:#}");
-    assert_eq!(vm["drops"]["malformed"]["packets"], 0, "{stats:#}");
+    assert!(vm["drops"]["malformed"].is_null(), "{stats:#}");
     let why = place.output(&["why", "web", "evil.test:7002"]);
     assert!(why.starts_with("no: "), "{why}");
     signal(attached.child.id(), libc::SIGTERM);
@@ -147,11 +150,14 @@ fn a_vmm_that_dies_or_lies_costs_its_own_connection() {
         }
         drop(UnixStream::connect(&attached.socket).unwrap());
         let mut vmm = spawn(&place, &attached.socket, serves);
-        let mut stream = eventually("it serves", || {
-            let mut stream = host.run(|| tcp::connect(at(LOOPBACK, 8080), WAIT)).ok()?;
-            EchoSession::new(&mut stream).round(1).ok()?;
-            Some(stream)
-        });
+        let until = Instant::now() + BOOTS_WITHIN;
+        let mut stream = loop {
+            let mut stream = host.run(|| tcp::connect(at(LOOPBACK, 8080), WAIT)).unwrap();
+            match EchoSession::new(&mut stream).round(1) {
+                Ok(()) => break stream,
+                Err(error) => assert!(Instant::now() < until, "{round}: it serves not: {error}"),
+            }
+        };
         EchoSession::new(&mut stream).round(500_000).unwrap();
         let sent = host.run(|| udp::probe(at(LOOPBACK, 5353), b"x", WAIT));
         assert!(
