@@ -496,7 +496,7 @@ impl Model {
             self.their_edge = edge;
         }
         let numbers = to.wrapping_sub(self.unacknowledged);
-        let is_fin = self.fin.is_some_and(|fin| fin.wrapping_add(1) == to);
+        let is_fin = numbers > 0 && self.fin.is_some_and(|fin| fin.wrapping_add(1) == to);
         self.unacknowledged = to;
         let mut host = Host::Stays;
         if is_fin {
