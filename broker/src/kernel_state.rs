@@ -44,11 +44,13 @@ use slipgate_ipc::{
 pub(crate) use self::{
     budgets::{BudgetOrder, Budgets, today},
     catalogue::{Catalogue, Name, TakenIn, numbered},
-    forwards::{ForwardChange, GivenBack, HeldForwards, forward_texts, forwards_described},
+    forwards::{
+        ForwardChange, GivenBack, HeldForwards, forward_text, forward_texts, forwards_described,
+    },
     hook_places::HookPlaces,
     network_view::view as network_view,
     pacing::Pacing,
-    reserve::Taken,
+    reserve::{Taken, reserve},
     rules::Writer,
     served_vms::ServedVms,
     subjects::{Served, resolve},

@@ -13,7 +13,7 @@ pub(crate) use self::{
     child::ChildProcess,
     engine::{Engine, GivenUp},
     engines::{Engines, page_of, reply_of_all},
-    metrics::Metrics,
+    metrics::{Metrics, Scraped},
     outgoing::Outgoing,
 };
 

@@ -13,7 +13,7 @@ use slipgate_control::{
 };
 use slipgate_policy::document::{PutPolicy, inline_name};
 
-pub(crate) use self::inputs::Inputs;
+pub(crate) use self::inputs::{Inputs, listen_for_metrics};
 use crate::{
     DAEMON_SOCKET,
     config::Config,

@@ -1,5 +1,5 @@
 //! The user-mode engine with its guest: a command (`slipgate exec`), a VMM that connects to a socket
-//! (`slipgate attach --socket`), or slipgate's own VM (`slipgate run --mode userspace`). Nothing here
+//! (`slipgate attach --socket` and `--vhost-user`), or slipgate's own VM (`slipgate run --mode userspace`). Nothing here
 //! needs a privilege.
 //!
 //! # Theory of operation
@@ -20,6 +20,7 @@
 //! ends, its flows end with it: a command has no network any more, a socket is closed, and a VM stopped.
 mod clients;
 mod command;
+mod forwards;
 mod machine;
 mod place;
 mod socket;
@@ -28,6 +29,7 @@ use std::{
     collections::BTreeSet,
     ffi::OsString,
     fs::File,
+    net::TcpListener,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     path::{Path, PathBuf},
     process::ExitCode,
@@ -44,12 +46,15 @@ use slipgate_abi::RuleIndex;
 use slipgate_control::{Users, netlink::NetworkWatch};
 use slipgate_ipc::{
     channel::{Received, memory_file},
-    engine::{FromEngine, NetworkView, OnExit, Start, ToEngine, UserspaceStart, VmSpec},
+    engine::{
+        EngineRequest, FromEngine, GuestProtocol, NetworkView, OnExit, Start, ToEngine,
+        UserspaceStart, VmSpec,
+    },
 };
 use slipgate_policy::PolicySet;
 
 pub(crate) use self::place::memory_base;
-use self::{clients::Clients, command::Command, place::Place, socket::Socket};
+use self::{clients::Clients, command::Command, forwards::Forwards, place::Place, socket::Socket};
 pub use self::{
     command::{Inside, run_inside},
     machine::run_userspace_vm,
@@ -59,9 +64,10 @@ use crate::{
     host::{self, HostResolvers},
     kernel_state::{GATEWAY_MAC, Uplink, check_source, find_uplink, forward_texts, network_view},
     output_files::{open_flow_log, open_pcap},
-    process::{ChildProcess, Outgoing},
+    process::{ChildProcess, Metrics, Outgoing, Scraped},
     role::Role,
     serve::signals,
+    start::listen_for_metrics,
 };
 
 /// MTU of the guest's link, L3 bytes. Longer frames bring a TAP nothing: those of TCP and UDP pass joined.
@@ -82,11 +88,15 @@ pub struct ExecConfig {
     pub command: Vec<OsString>,
 }
 
-/// Configuration of `slipgate attach --socket`.
+/// Configuration of `slipgate attach --socket` and `--vhost-user`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct SocketConfig {
     /// The NAT, with its one VM.
     pub nat: Config,
+    /// The flag that gave the path.
+    pub flag: &'static str,
+    /// What a VMM speaks at the socket.
+    pub protocol: GuestProtocol,
     /// Where the socket is made.
     pub path: PathBuf,
     /// Whether all ends when the first guest has gone.
@@ -145,8 +155,9 @@ pub fn exec(config: ExecConfig, log: &str) -> anyhow::Result<ExitCode> {
 pub fn attach_socket(config: SocketConfig, log: &str) -> anyhow::Result<()> {
     let prepared = Prepared::new(config.nat, &[])?;
     let name = prepared.vm()?.name.clone();
-    let mut socket = Socket::listen(config.path, name)?;
+    let mut socket = Socket::listen(config.flag, config.path, name)?;
     let how = UserspaceStart::Socket {
+        protocol: config.protocol,
         is_for_one: config.is_for_one,
     };
     let link = socket.link()?;
@@ -162,6 +173,9 @@ struct Prepared {
     signals: SignalFd,
     /// The flow log and the pcap file.
     files: [Option<File>; 2],
+    forwards: Forwards,
+    /// Listening socket of `--metrics`.
+    metrics: Option<TcpListener>,
     /// Users that the processes run as.
     users: Users,
     policies: PolicySet,
@@ -186,6 +200,8 @@ impl Prepared {
         policies.set_local(&view.local);
         Ok(Self {
             mtu: nat.network.mtu.unwrap_or(DEFAULT_MTU),
+            forwards: Forwards::reserve(&nat)?,
+            metrics: nat.metrics.map(listen_for_metrics).transpose()?,
             nat,
             signals,
             files,
@@ -248,10 +264,15 @@ impl Prepared {
             watch: self.watch,
             uplink: self.uplink,
             view: self.view,
+            users: self.users,
             nat: self.nat,
+            metrics: None,
         };
         let ended = served.await_engine().and_then(|()| {
             drop(link);
+            served.metrics = self
+                .metrics
+                .map(|it| Metrics::new(it, &served.scraped(), log));
             guest.begin()?;
             served.serve(&self.signals, guest)
         });
@@ -304,6 +325,7 @@ impl Beginning<'_> {
         };
         let channel = process.channel();
         channel.send(ToEngine::Start(Box::new(start)))?;
+        self.prepared.forwards.pass_on(nat, place, channel)?;
         channel.send(ToEngine::<BorrowedFd<'_>>::Begin)?;
         Ok(process)
     }
@@ -321,10 +343,66 @@ struct Served {
     uplink: Uplink,
     /// The network in the last message to the engine.
     view: NetworkView,
+    users: Users,
     nat: Config,
+    /// The metrics process, with `--metrics`.
+    metrics: Option<Metrics>,
+}
+
+/// What the metrics process gets.
+struct ScrapedPlace<'s> {
+    place: &'s Place,
+    nat: &'s Config,
+    users: &'s Users,
+}
+
+impl Scraped for ScrapedPlace<'_> {
+    fn map_fds(&self) -> Vec<BorrowedFd<'_>> {
+        self.place.memory.maps.fds()
+    }
+
+    fn owner_rows(&self) -> Vec<u32> {
+        vec![self.place.owner.row()]
+    }
+
+    fn label_keys(&self) -> &[String] {
+        &self.nat.metrics_labels
+    }
+
+    fn users(&self) -> &Users {
+        self.users
+    }
 }
 
 impl Served {
+    fn scraped(&self) -> ScrapedPlace<'_> {
+        let Self {
+            place, nat, users, ..
+        } = self;
+        ScrapedPlace { place, nat, users }
+    }
+
+    /// Handles requests and the end of the metrics process.
+    fn see_to_metrics(&mut self) -> anyhow::Result<()> {
+        let Some(mut metrics) = self.metrics.take() else {
+            return Ok(());
+        };
+        let wanted = metrics.turn(&self.scraped());
+        if let Some(from) = wanted.filter(|_| self.engine.is_some()) {
+            let id = self.clients.next_id();
+            metrics.asking = Some((0, id));
+            let request = EngineRequest::Inventory { from };
+            self.metrics = Some(metrics);
+            return self.send(ToEngine::Request {
+                id,
+                about: None,
+                request,
+            });
+        }
+        self.metrics = Some(metrics);
+        Ok(())
+    }
+
     fn await_engine(&mut self) -> anyhow::Result<()> {
         let Some(engine) = &mut self.engine else {
             return Ok(());
@@ -355,8 +433,11 @@ impl Served {
                 fds.push(PollFd::new(engine.channel().as_fd(), wants));
             }
             fds.extend(self.clients.fds().map(input));
+            fds.extend(self.metrics.iter().flat_map(Metrics::fds).map(input));
             let wait = |due: Instant| due.saturating_duration_since(Instant::now());
-            let timeout = match (self.clients.has_waiting(), self.watch.due().map(wait)) {
+            let due = self.metrics.as_ref().and_then(Metrics::due);
+            let due = self.watch.due().into_iter().chain(due).min();
+            let timeout = match (self.clients.has_waiting(), due.map(wait)) {
                 (true, _) => PollTimeout::ZERO,
                 (false, None) => PollTimeout::NONE,
                 (false, Some(wait)) => PollTimeout::try_from(wait).unwrap_or(PollTimeout::MAX),
@@ -376,6 +457,7 @@ impl Served {
             for request in self.clients.requests(&self.place, guest) {
                 self.send(request)?;
             }
+            self.see_to_metrics()?;
             if let Some(how) = self.hear_engine() {
                 guest.lost_engine(how);
             }
@@ -405,9 +487,10 @@ impl Served {
                         .err()
                         .map(|e| e.to_string());
                 }
-                Ok(Received::Message(FromEngine::Reply { id, reply })) => {
-                    self.clients.replied(id, reply, &self.place);
-                }
+                Ok(Received::Message(FromEngine::Reply { id, reply })) => match &mut self.metrics {
+                    Some(metrics) if metrics.asking == Some((0, id)) => metrics.answer(reply),
+                    _ => self.clients.replied(id, reply, &self.place),
+                },
                 Ok(Received::Message(_)) => {}
                 Ok(Received::End) => break Some(engine.how_it_ended()),
                 Err(e) => break Some(e.to_string()),
@@ -461,7 +544,7 @@ impl Served {
         {
             tracing::warn!("{e:#}");
         }
-        drop(self.clients);
+        drop((self.clients, self.metrics));
         self.place.leave();
     }
 }

@@ -156,14 +156,18 @@ pub(crate) struct AttachArgs {
     pub(crate) own: bool,
     /// Instead of TAPs, and without privileges: listen here for one guest by QEMU's `-netdev stream`,
     /// passt's protocol
-    #[arg(long, value_name = "PATH", conflicts_with_all = ["vm", "tap", "own"])]
+    #[arg(long, value_name = "PATH", group = "link", conflicts_with_all = ["vm", "tap", "own"])]
     pub(crate) socket: Option<PathBuf>,
-    /// The name of the guest of --socket in flows, stats and rules [default: the socket's file name,
-    /// without its ending]
-    #[arg(long, value_name = "NAME", requires = "socket", conflicts_with_all = ["vm", "tap"])]
+    /// Likewise, by vhost-user: QEMU, Cloud Hypervisor or crosvm gives the rings of its guest's
+    /// network card
+    #[arg(long, value_name = "PATH", group = "link", conflicts_with_all = ["vm", "tap", "own"])]
+    pub(crate) vhost_user: Option<PathBuf>,
+    /// The name of the guest of --socket or --vhost-user in flows, stats and rules [default: the
+    /// socket's file name, without its ending]
+    #[arg(long, value_name = "NAME", requires = "link", conflicts_with_all = ["vm", "tap"])]
     pub(crate) name: Option<String>,
-    /// End when the first guest of --socket has gone
-    #[arg(long, requires = "socket", conflicts_with_all = ["vm", "tap"])]
+    /// End when the first guest of --socket or --vhost-user has gone
+    #[arg(long, requires = "link", conflicts_with_all = ["vm", "tap"])]
     pub(crate) one_off: bool,
 }
 

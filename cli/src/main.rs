@@ -61,7 +61,7 @@ fn main() -> ExitCode {
 fn run(command_line: &CommandLine, matches: &ArgMatches) -> anyhow::Result<ExitCode> {
     let done = |()| ExitCode::SUCCESS;
     match &command_line.command {
-        Command::Attach(args) if args.socket.is_some() => {
+        Command::Attach(args) if args.socket.is_some() || args.vhost_user.is_some() => {
             let config = config::attach_socket(args, rules_of("attach", matches))?;
             log::to_stderr(&args.nat.log)?;
             slipgate_broker::attach_socket(config, &args.nat.log).map(done)

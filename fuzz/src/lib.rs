@@ -21,7 +21,9 @@ mod services;
 mod slaac;
 mod snapshot;
 mod tape;
+mod tcp;
 mod transport;
+mod vhost_user;
 mod virtio_net;
 mod vms;
 
@@ -41,6 +43,8 @@ pub use {
     services::services,
     slaac::slaac,
     snapshot::snapshot,
+    tcp::tcp,
     transport::transport,
+    vhost_user::vhost_user,
     virtio_net::virtio_net,
 };

@@ -4,6 +4,7 @@ mod inspect;
 mod kernel;
 mod messages;
 mod snapshot;
+mod user_mode;
 mod virtio;
 mod virtio_net;
 
@@ -36,6 +37,8 @@ pub fn write(corpus: &Path) -> io::Result<()> {
         ("services", services()),
         ("slaac", slaac()),
         ("framing", framing()),
+        ("tcp", user_mode::tcp()),
+        ("vhost_user", user_mode::vhost_user()),
         ("rules", rules()),
         ("policy", policy()),
         ("engine", engine::engine()),

@@ -20,7 +20,7 @@ pub use slipgate_model::{
 
 pub use self::{
     request::{EngineReply, EngineRequest, FlowQuestion, Scope},
-    start::{ForwardSocket, Policies, Start, UserspaceStart},
+    start::{ForwardSocket, GuestProtocol, Policies, Start, UserspaceStart},
 };
 use crate::descriptors::{carries_descriptors, carries_none, maps_descriptors};
 

@@ -71,6 +71,7 @@ const MOST_QUEUED: usize = 1_024;
 const LINK_KEY: u64 = 1 << 32;
 const TIMER_KEY: u64 = 2 << 32;
 const LISTENER_KEY: u64 = 3 << 32;
+const KICK_KEY: u64 = 4 << 32;
 
 /// The tables in memory.
 pub trait MemoryTables {
@@ -237,6 +238,7 @@ impl<T: MemoryTables> UserspacePort<T> {
             }
             GuestLink::Stream(link) => link.watch(&epoll, LISTENER_KEY)?,
             GuestLink::Packets(link) => link.watch(&epoll, LINK_KEY)?,
+            GuestLink::Rings(link) => link.watch(&epoll, LISTENER_KEY)?,
         }
         epoll.add(&timer, EpollEvent::new(EpollFlags::EPOLLIN, TIMER_KEY))?;
         Ok(Self {
@@ -297,14 +299,18 @@ impl<T: MemoryTables> UserspacePort<T> {
                     Err(Errno::EINTR) => {}
                     Err(error) => return Err(error.into()),
                 },
-                GuestLink::Packets(link) => match link.next(&mut self.frame) {
-                    Received::Frame(len) => self.handle(len, GUEST, now_ns),
-                    Received::Malformed(len) => {
-                        let (_, _, out, _) = self.parts(now_ns);
-                        out.count_of_guest(DropReason::Malformed, single(len));
+                GuestLink::Packets(link) => {
+                    let received = link.next(&mut self.frame);
+                    if !self.received(received, now_ns) {
+                        return Ok(());
                     }
-                    Received::Nothing => return Ok(()),
-                },
+                }
+                GuestLink::Rings(link) => {
+                    let received = link.next(&mut self.frame);
+                    if !self.received(received, now_ns) {
+                        return Ok(());
+                    }
+                }
                 GuestLink::Stream(_) => {
                     self.read_stream(now_ns);
                     return Ok(());
@@ -312,6 +318,28 @@ impl<T: MemoryTables> UserspacePort<T> {
             }
         }
         Ok(())
+    }
+
+    /// Handles what came from the guest. Returns whether there was something.
+    fn received(&mut self, received: Received, now_ns: u64) -> bool {
+        match received {
+            Received::Frame(len) => self.handle(len, GUEST, now_ns),
+            Received::Malformed(len) => {
+                let (_, _, out, _) = self.parts(now_ns);
+                out.count_of_guest(DropReason::Malformed, single(len));
+            }
+            Received::Nothing => return false,
+        }
+        true
+    }
+
+    /// Handles messages of a VMM that has given its rings.
+    fn hear_vmm(&mut self) {
+        if let GuestLink::Rings(link) = &mut self.link
+            && let Some(why) = link.hear(&self.epoll, KICK_KEY)
+        {
+            tracing::debug!("the VMM's connection was closed, because it sent {why}");
+        }
     }
 
     fn read_stream(&mut self, now_ns: u64) {
@@ -348,7 +376,11 @@ impl<T: MemoryTables> UserspacePort<T> {
 
     /// Whether frames of the guest were read that are not handled.
     fn has_input(&self) -> bool {
-        matches!(&self.link, GuestLink::Stream(link) if link.has_input())
+        match &self.link {
+            GuestLink::Stream(link) => link.has_input(),
+            GuestLink::Rings(link) => link.has_input(),
+            GuestLink::Tap(_) | GuestLink::Packets(_) => false,
+        }
     }
 
     /// Writes what is queued for the guest, and accepts one if there is none. Returns whether it did:
@@ -359,6 +391,15 @@ impl<T: MemoryTables> UserspacePort<T> {
             GuestLink::Packets(link) => {
                 link.settle(&self.epoll, LINK_KEY)?;
                 return Ok(false);
+            }
+            GuestLink::Rings(link) => {
+                let lost = link.settle();
+                let has_accepted = link.accept(&self.epoll, LINK_KEY)?;
+                let (_, _, out, _) = self.parts(now_ns);
+                for len in lost {
+                    out.count_of_guest(DropReason::TooBig, single(len.saturating_sub(L3_AT)));
+                }
+                return Ok(has_accepted);
             }
             GuestLink::Tap(_) => return Ok(false),
         };
@@ -423,7 +464,16 @@ impl<T: MemoryTables> FrameIo for UserspacePort<T> {
         let mut is_readable = self.has_input();
         for event in &events[..ready] {
             match event.data() {
-                LINK_KEY => is_readable = true,
+                LINK_KEY => {
+                    is_readable = true;
+                    self.hear_vmm();
+                }
+                KICK_KEY => {
+                    is_readable = true;
+                    if let GuestLink::Rings(link) = &mut self.link {
+                        link.kicked();
+                    }
+                }
                 LISTENER_KEY => {}
                 TIMER_KEY => {
                     self.timer_ns = None;

@@ -342,7 +342,7 @@ fn check_number(policies: usize) -> anyhow::Result<()> {
 pub(crate) fn denied(policy: &Policy, number: u32) -> impl Iterator<Item = (DenyPrefix, u32)> {
     let all = policy.deny_prefixes().into_iter();
     all.filter_map(move |(prefix, rule)| {
-        // The guard drops no IPv6 by its destination: `guest_egress` drops all of it.
+        // The guard drops no IPv6 by its destination: the engine judges that.
         let IpNet::V4(prefix) = prefix else {
             return None;
         };

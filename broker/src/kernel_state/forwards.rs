@@ -453,6 +453,7 @@ pub(crate) fn forward_texts(config: &Config) -> impl Iterator<Item = String> {
     texts.into_iter().chain(of_vms)
 }
 
-fn forward_text(forward: &Forward) -> String {
+/// Text of the rule that a forward's flows show.
+pub(crate) fn forward_text(forward: &Forward) -> String {
     format!("--forward {}", forward.spec)
 }

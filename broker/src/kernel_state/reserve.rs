@@ -43,7 +43,7 @@ fn kind_of(forward: &Forward) -> SockType {
 }
 
 /// Binds a forward's host port, and listens on it if it is TCP's. The socket is non-blocking.
-pub(super) fn reserve(forward: &Forward) -> anyhow::Result<OwnedFd> {
+pub(crate) fn reserve(forward: &Forward) -> anyhow::Result<OwnedFd> {
     let tcp = forward.protocol == Protocol::Tcp as u8;
     let name = if tcp { "tcp" } else { "udp" };
     let what = || {
@@ -77,7 +77,7 @@ pub(super) fn reserve(forward: &Forward) -> anyhow::Result<OwnedFd> {
             .context(what()));
         }
         Err(nix::Error::EACCES) => {
-            return Err(anyhow!("ports below 1024 need CAP_NET_BIND_SERVICE").context(what()));
+            return Err(anyhow!(forbidden(forward.host_port)).context(what()));
         }
         Err(e) => return Err(e).with_context(what),
     }
@@ -90,6 +90,18 @@ pub(super) fn reserve(forward: &Forward) -> anyhow::Result<OwnedFd> {
         }
     }
     Ok(socket)
+}
+
+/// Why a user without the capability may not bind a port, and what to do.
+fn forbidden(port: u16) -> String {
+    const SETTING: &str = "net.ipv4.ip_unprivileged_port_start";
+    let first = fs::read_to_string("/proc/sys/net/ipv4/ip_unprivileged_port_start");
+    let first = first.ok().and_then(|text| text.trim().parse().ok());
+    let first: u16 = first.unwrap_or(1_024);
+    format!(
+        "ports below {first} need CAP_NET_BIND_SERVICE: forward one from {first} on, or have root \
+         set {SETTING}={port}"
+    )
 }
 
 /// Process that holds a port.

@@ -6,6 +6,7 @@ use std::{
     time::Instant,
 };
 
+use slipgate_control::Users;
 use slipgate_ipc::{
     channel::Received,
     engine::EngineReply,
@@ -14,6 +15,36 @@ use slipgate_ipc::{
 
 use super::{MESSAGES_AT_ONCE, supervisor::Supervisor};
 use crate::{kernel_state::Attached, role::Role};
+
+/// What the process shows, and as whom it runs.
+pub(crate) trait Scraped {
+    /// The maps, in the order of their layout.
+    fn map_fds(&self) -> Vec<BorrowedFd<'_>>;
+    /// Rows in `OWNERS` whose VMs are shown.
+    fn owner_rows(&self) -> Vec<u32>;
+    /// Keys of the VMs' labels that are shown.
+    fn label_keys(&self) -> &[String];
+    /// Users that slipgate's processes run as.
+    fn users(&self) -> &Users;
+}
+
+impl Scraped for Attached {
+    fn map_fds(&self) -> Vec<BorrowedFd<'_>> {
+        self.datapath.maps().fds()
+    }
+
+    fn owner_rows(&self) -> Vec<u32> {
+        self.rows()
+    }
+
+    fn label_keys(&self) -> &[String] {
+        &self.config.metrics_labels
+    }
+
+    fn users(&self) -> &Users {
+        &self.users
+    }
+}
 
 /// The listening socket, and the process that serves it.
 #[derive(Debug)]
@@ -29,7 +60,7 @@ pub(crate) struct Metrics {
 
 impl Metrics {
     /// Creates the state of a socket that is served from now on.
-    pub(crate) fn new(listener: TcpListener, attached: &Attached, log: &str) -> Self {
+    pub(crate) fn new(listener: TcpListener, of: &impl Scraped, log: &str) -> Self {
         let mut metrics = Self {
             listener,
             log: log.to_owned(),
@@ -37,7 +68,7 @@ impl Metrics {
             is_logged: false,
             asking: None,
         };
-        metrics.start(attached);
+        metrics.start(of);
         metrics
     }
 
@@ -60,10 +91,10 @@ impl Metrics {
     /// Handles its messages and its end, and restarts it. Returns the start of the page of names
     /// that it requests, if it requests one. A second question is not passed on before the first is
     /// answered.
-    pub(crate) fn turn(&mut self, attached: &Attached) -> Option<u64> {
+    pub(crate) fn turn(&mut self, of: &impl Scraped) -> Option<u64> {
         let Some(process) = self.supervisor.process_mut() else {
             if self.supervisor.is_due() {
-                self.start(attached);
+                self.start(of);
             }
             return None;
         };
@@ -95,16 +126,16 @@ impl Metrics {
         }
     }
 
-    fn start(&mut self, attached: &Attached) {
+    fn start(&mut self, of: &impl Scraped) {
         let start = ToMetrics::Start(MetricsStart {
-            maps: attached.datapath.maps().fds(),
+            maps: of.map_fds(),
             listener: self.listener.as_fd(),
-            owner_rows: attached.rows(),
-            label_keys: attached.config.metrics_labels.clone(),
+            owner_rows: of.owner_rows(),
+            label_keys: of.label_keys().to_vec(),
             log: self.log.clone(),
         });
         self.asking = None;
-        let started = self.supervisor.start(Role::Metrics, &attached.users, start);
+        let started = self.supervisor.start(Role::Metrics, of.users(), start);
         if let Err(how) = started {
             self.ended(&how);
         }

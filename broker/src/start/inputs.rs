@@ -67,6 +67,11 @@ impl Inputs {
     }
 }
 
+/// Opens the listening socket of `--metrics`, for a process that has no predecessor.
+pub(crate) fn listen_for_metrics(address: SocketAddr) -> Result<TcpListener, ConfigError> {
+    listen(address, &mut HandedOver::default())
+}
+
 /// Opens the listening socket of `--metrics`.
 fn listen(address: SocketAddr, handed_over: &mut HandedOver) -> Result<TcpListener, ConfigError> {
     if let SocketAddr::V4(address) = address

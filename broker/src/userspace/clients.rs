@@ -38,6 +38,12 @@ impl Clients {
         }
     }
 
+    /// Number for a question to the engine.
+    pub(super) fn next_id(&mut self) -> u64 {
+        self.last += 1;
+        self.last
+    }
+
     pub(super) fn fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         self.control.fds()
     }

@@ -1,4 +1,4 @@
-//! The socket of `slipgate attach --socket`, to which a VMM connects.
+//! The socket of `slipgate attach --socket` and `--vhost-user`, to which a VMM connects.
 //!
 //! The engine accepts from a copy of the listening socket. If it serves one guest only, it shuts the
 //! socket down when that has gone, and both see it hang up.
@@ -30,9 +30,10 @@ pub(super) struct Socket {
 
 impl Socket {
     /// Makes the socket, for this user only. What a killed process has left at the path is replaced.
-    pub(super) fn listen(path: PathBuf, vm: String) -> anyhow::Result<Self> {
+    /// `flag`: the one that gave the path.
+    pub(super) fn listen(flag: &'static str, path: PathBuf, vm: String) -> anyhow::Result<Self> {
         Ok(Self {
-            listener: ListeningSocket::listen("--socket", path)?,
+            listener: ListeningSocket::listen(flag, path)?,
             vm,
             is_stopped: false,
             lost_engine: None,

@@ -5,7 +5,8 @@ use super::*;
 #[test]
 fn it_ends_by_a_signal_by_hanging_up_and_with_the_engine() {
     let dir = tempfile::tempdir().unwrap();
-    let new = |name: &str| Socket::listen(dir.path().join(name), "vm".to_owned()).unwrap();
+    let new =
+        |name: &str| Socket::listen("--socket", dir.path().join(name), "vm".to_owned()).unwrap();
 
     let mut stopped = new("a");
     UnixStream::connect(stopped.listener.path()).unwrap();

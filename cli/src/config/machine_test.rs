@@ -167,14 +167,18 @@ fn in_user_mode_there_is_no_tap_and_one_queue_pair() {
     assert_eq!(vm.mac, Some([2, 0, 0, 0, 0, 9]));
     let c = user_mode(&["--name", "web", "--queues", "1"]).unwrap();
     assert_eq!((c.nat.vms[0].name.as_str(), c.machine.queues), ("web", 1));
+    let c = user_mode(&["--forward", "tcp:8080:80", "--metrics", "127.0.0.1:9600"]).unwrap();
+    let forward = &c.nat.forwards[0];
+    assert_eq!((forward.host_port, forward.guest_port), (8_080, 80));
+    assert_eq!(c.nat.metrics.map(|at| at.port()), Some(9_600));
     let refused = |words: &[&str], parts: &[&str]| {
         refused(&[&["--mode", "userspace"], words].concat(), parts);
     };
     refused(&["--tap", "tap0"], &["--tap tap0", "no TAP"]);
     refused(&["--queues", "2"], &["--queues 2", "leave it out"]);
     refused(&["--queues", "0"], &["--queues 0", "at least 1"]);
-    refused(&["--forward", "tcp:80:80"], &["--forward tcp:80:80"]);
-    refused(&["--metrics", "127.0.0.1:9600"], &["--metrics"]);
+    refused(&["--forward", "b=tcp:80:80"], &["--forward b=tcp:80:80"]);
+    refused(&["--metrics", "127.0.0.1:0"], &["nobody would know"]);
     refused(&["--xdp", "on"], &["--xdp on"]);
     refused(&["--name", "a b"], &["--name"]);
 }

@@ -1,5 +1,5 @@
-//! Configuration of the user-mode engine: of `slipgate exec`, of `slipgate attach --socket` and of
-//! `slipgate run --mode userspace`.
+//! Configuration of the user-mode engine: of `slipgate exec`, of `slipgate attach --socket` and
+//! `--vhost-user`, and of `slipgate run --mode userspace`.
 use std::path::Path;
 
 use slipgate_broker::{
@@ -7,7 +7,7 @@ use slipgate_broker::{
     config::{Config, Mode, VmConfig},
 };
 use slipgate_control::GuestNamespace;
-use slipgate_ipc::engine::OnExit;
+use slipgate_ipc::engine::{GuestProtocol, OnExit};
 use slipgate_policy::document::{ConfigError, RuleFlag, check_name};
 
 use super::{network, settled};
@@ -25,41 +25,47 @@ pub(crate) fn exec(args: &ExecArgs, order: Vec<RuleFlag>) -> Result<ExecConfig, 
     })
 }
 
-/// Checks the flags of `attach --socket`. `order`: the rule flags as typed.
+/// Checks the flags of `attach --socket` and `--vhost-user`. `order`: the rule flags as typed.
 pub(crate) fn attach_socket(
     args: &AttachArgs,
     order: Vec<RuleFlag>,
 ) -> Result<SocketConfig, ConfigError> {
-    let path = args.socket.clone().unwrap_or_default();
+    let (flag, protocol, path) = match (&args.vhost_user, &args.socket) {
+        (Some(path), _) => (VHOST_USER, GuestProtocol::VhostUser, path.clone()),
+        (None, path) => {
+            let path = path.clone().unwrap_or_default();
+            (SOCKET, GuestProtocol::Frames, path)
+        }
+    };
     if args.on_exit == args::OnExit::Keep {
         let problem = "flows end with the engine here";
         return Err(ConfigError::new("--on-exit", "keep", problem, LEAVE_OUT));
     }
-    let name = name_of(args.name.as_deref(), &path)?;
+    let name = name_of(flag, args.name.as_deref(), &path)?;
     Ok(SocketConfig {
         nat: of_one(&args.nat, &name, None, order)?,
+        flag,
+        protocol,
         path,
         is_for_one: args.one_off,
     })
 }
 
+const SOCKET: &str = "--socket";
+const VHOST_USER: &str = "--vhost-user";
+
 /// The name that was given, or that of the socket's file.
-fn name_of(given: Option<&str>, path: &Path) -> Result<String, ConfigError> {
+fn name_of(flag: &'static str, given: Option<&str>, path: &Path) -> Result<String, ConfigError> {
     if let Some(name) = given {
         return Ok(check_name("--name", name, name)?.to_owned());
     }
     let name = path.file_stem().unwrap_or_default().to_string_lossy();
-    match check_name("--socket", &path.to_string_lossy(), &name) {
+    match check_name(flag, &path.to_string_lossy(), &name) {
         Ok(name) => Ok(name.to_owned()),
         Err(e) => {
             let problem = format!("{}, as the VM would be called", e.problem);
             let remedy = "name the VM: --name NAME";
-            Err(ConfigError::new(
-                "--socket",
-                path.display(),
-                problem,
-                remedy,
-            ))
+            Err(ConfigError::new(flag, path.display(), problem, remedy))
         }
     }
 }
@@ -79,25 +85,13 @@ pub(super) fn of_one(
         ..VmConfig::new(name, name, network.guest)
     };
     let vms = Some(vec![vm]);
-    let config = settled(Mode::Userspace, nat, network, vms, OnExit::Detach, order)?;
-    match config.forwards.first() {
-        None => Ok(config),
-        Some(forward) => {
-            let remedy = "leave it out: the guest is not reached from outside yet";
-            Err(ConfigError::new(
-                "--forward",
-                &forward.spec,
-                NOT_YET,
-                remedy,
-            ))
-        }
-    }
+    settled(Mode::Userspace, nat, network, vms, OnExit::Detach, order)
 }
 
 pub(super) const NOT_YET: &str = "the user-mode engine has it not yet";
 pub(super) const LEAVE_OUT: &str = "leave it out";
 
-/// Refuses flags that mean the kernel's part, or what this mode has not yet.
+/// Refuses flags that mean the kernel's part.
 fn refuse_absent(nat: &NatArgs) -> Result<(), ConfigError> {
     let refused = |flag, given: &dyn std::fmt::Display, problem, remedy| {
         Err(ConfigError::new(flag, given, problem, remedy))
@@ -120,9 +114,6 @@ fn refuse_absent(nat: &NatArgs) -> Result<(), ConfigError> {
     }
     if nat.bpf_log {
         return refused("--bpf-log", &"", KERNELS, LEAVE_OUT);
-    }
-    if let Some(address) = &nat.metrics {
-        return refused("--metrics", address, NOT_YET, "use `slipgate stats --json`");
     }
     Ok(())
 }

@@ -81,6 +81,8 @@ impl GuestNamespace {
         // `ping` of the command's own user, as on most hosts. Not all kernels have it.
         let groups = format!("{group} {group}");
         let _ = fs::write("/proc/sys/net/ipv4/ping_group_range", groups);
+        // Every port of this network is the command's, those that servers have below 1024 too.
+        let _ = fs::write("/proc/sys/net/ipv4/ip_unprivileged_port_start", "0");
         self.cover_resolv_conf()?;
         Ok(GuestDevice {
             queue: file.into(),

@@ -60,11 +60,22 @@ pub enum UserspaceStart {
     },
     /// A listening stream socket, non-blocking, to which a VMM connects.
     Socket {
+        /// What the VMM speaks on it.
+        protocol: GuestProtocol,
         /// Whether it is shut down when the first guest has gone.
         is_for_one: bool,
     },
     /// A connected socket of sequenced packets, whose other end the network card of slipgate's VMM has.
     Packets,
+}
+
+/// What a VMM speaks on its connection.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum GuestProtocol {
+    /// Frames, each preceded by its length: QEMU's `-netdev stream`, passt's protocol.
+    Frames,
+    /// vhost-user: the VMM gives the rings of its guest's network card.
+    VhostUser,
 }
 
 /// New policies to put in force.

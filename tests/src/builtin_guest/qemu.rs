@@ -34,6 +34,8 @@ pub enum Network {
     Tap(String, u32),
     /// A process that listens at this socket: passt, or slipgate. One queue pair.
     Socket(PathBuf),
+    /// A process that listens at this socket and takes the card's rings, by vhost-user. One queue pair.
+    VhostUser(PathBuf),
 }
 
 /// A guest to be run by QEMU.
@@ -87,6 +89,7 @@ impl Qemu<'_> {
                 let stream = format!("stream,id=n,server=off,addr.type=unix,addr.path={path}");
                 (stream, 1)
             }
+            Network::VhostUser(_) => ("vhost-user,id=n,chardev=vmm".to_owned(), 1),
         };
         let mut card = "virtio-net-pci,netdev=n".to_owned();
         if queues > 1 {
@@ -94,6 +97,15 @@ impl Qemu<'_> {
         }
         if let Network::Tap(_, mtu) = self.network {
             card = format!("{card},host_mtu={mtu}");
+        }
+        // The other process maps the guest's memory.
+        let memory = format!("memory-backend-memfd,id=memory,size={memory_mib}M,share=on");
+        let mut more: Vec<String> = Vec::new();
+        if let Network::VhostUser(socket) = &self.network {
+            let socket = format!("socket,id=vmm,path={}", socket.display());
+            let words = ["-object", &memory, "-machine", "memory-backend=memory"];
+            more.extend(words.map(str::to_owned));
+            more.extend(["-chardev".to_owned(), socket]);
         }
         let exit = format!("isa-debug-exit,iobase={EXIT_PORT:#x},iosize=1");
         let mut command = Command::new(QEMU);
@@ -104,6 +116,7 @@ impl Qemu<'_> {
             .args(["-name", "guest,debug-threads=on"])
             .args(["-nodefaults", "-display", "none", "-no-reboot"])
             .args(["-serial", "stdio", "-device", &exit])
+            .args(more)
             .args(["-netdev", &back_end, "-device", &card])
             .arg("-kernel")
             .arg(image()?)

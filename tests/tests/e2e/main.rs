@@ -46,8 +46,10 @@ mod stand;
 mod taps;
 mod traps;
 mod unprivileged;
+mod unprivileged_forwards;
 mod unprivileged_run;
 mod uplinks;
+mod vhost_user;
 mod vm_uplinks;
 mod workers;
 

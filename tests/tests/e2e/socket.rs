@@ -2,16 +2,14 @@
 
 use std::{
     fs,
-    io::{BufRead as _, BufReader, Read as _, Write as _},
+    io::{BufReader, Read as _, Write as _},
     net::Shutdown,
     os::unix::net::UnixStream,
-    path::PathBuf,
-    process::{Child, Command, Stdio},
+    process::Command,
     time::Duration,
 };
 
 use slipgate_testbed::{
-    SocketGuest,
     clients::{dns, icmp, tcp, tcp::EchoSession, udp, udp::UdpOutcome},
     frame, require_root_and_tun,
     servers::{Answer, DnsServer, TcpServer, TcpService, UdpServer, UdpService, Zone},
@@ -21,7 +19,8 @@ use slipgate_testbed::{
 };
 
 use crate::{
-    DNS, GATEWAY, GATEWAY_MAC, GUEST, GUEST_MAC, WAIT, at, eventually, unprivileged::Place,
+    DNS, GATEWAY, GATEWAY_MAC, GUEST, GUEST_MAC, WAIT, at, eventually,
+    unprivileged::{Attached, Place},
 };
 
 const ECHO: u16 = 7000;
@@ -34,50 +33,6 @@ const STREAM_BYTES: u64 = 50_000_000;
 const MINUTE: Duration = Duration::from_secs(60);
 /// Longest frame of this protocol.
 const MOST_FRAME: u32 = 14 + 65_535;
-
-/// `slipgate attach --socket`, which is ready; killed on drop.
-struct Attached {
-    child: Child,
-    socket: PathBuf,
-}
-
-impl Attached {
-    /// Serves `web.sock` by these further flags.
-    fn start(place: &Place, flags: &[&str]) -> Self {
-        let socket = place.file("run/web.sock");
-        let mut args = vec!["attach", "--socket", socket.to_str().unwrap()];
-        args.extend(flags);
-        let mut command = place.slipgate(&args);
-        command.stdout(Stdio::piped()).stdin(Stdio::null());
-        let mut child = place.world.host.spawn(command).unwrap();
-        let mut line = String::new();
-        let stdout = child.stdout.take().unwrap();
-        BufReader::new(stdout).read_line(&mut line).unwrap();
-        let ready = format!("slipgate: ready: web at {}\n", socket.display());
-        assert_eq!(line, ready);
-        Self { child, socket }
-    }
-
-    fn guest(&self) -> SocketGuest {
-        SocketGuest::connect(&self.socket).unwrap()
-    }
-
-    /// Waits for the end. Returns the exit status, and checks that nothing is left.
-    fn end(mut self, place: &Place) -> Option<i32> {
-        let status = self.child.wait().unwrap();
-        assert!(!self.socket.exists());
-        let left = fs::read_dir(place.file("run/slipgate")).unwrap().count();
-        assert_eq!(left, 0, "tables, locks and sockets are removed");
-        status.code()
-    }
-}
-
-impl Drop for Attached {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
 
 fn json(place: &Place, command: &str) -> serde_json::Value {
     serde_json::from_str(&place.output(&[command, "--json"])).unwrap()
@@ -337,10 +292,16 @@ fn a_socket_that_cannot_be_is_refused_by_its_flag() {
     let path = dir.path().join("a b.sock");
     let path = path.to_str().unwrap();
     assert!(refused(&["--socket", path], 2).contains("--name NAME"));
+    let rings = refused(&["--vhost-user", path], 2);
+    assert!(
+        rings.contains("--vhost-user") && rings.contains("--name NAME"),
+        "{rings}"
+    );
+    assert!(refused(&["--vhost-user", "a", "--socket", "b"], 2).contains("cannot be used with"));
     let socket = ["--socket", path, "--name", "web"];
     let with = |more: &[&str]| refused(&[&socket[..], more].concat(), 2);
     assert!(with(&["--tap", "tap0"]).contains("--tap"));
     assert!(with(&["--on-exit", "keep"]).contains("flows end"));
-    assert!(with(&["--forward", "tcp:8080:80"]).contains("not yet"));
+    assert!(with(&["--xdp", "on"]).contains("no part in the kernel"));
     assert!(refused(&["--tap", "tap0", "--one-off"], 2).contains("--tap"));
 }

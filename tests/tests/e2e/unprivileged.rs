@@ -1,11 +1,13 @@
 //! A user without any privilege, in a world.
 
 use std::{
+    fs,
+    io::{BufRead as _, BufReader},
     path::PathBuf,
-    process::{Command, Output},
+    process::{Child, Command, Output, Stdio},
 };
 
-use slipgate_testbed::{OrdinaryUser, World};
+use slipgate_testbed::{OrdinaryUser, SocketGuest, World};
 
 /// A world, and a place in it where the user has this executable, besides what is theirs anyway.
 pub(super) struct Place {
@@ -35,5 +37,54 @@ impl Place {
     pub(super) fn output(&self, args: &[&str]) -> String {
         let output: Output = self.user.run(&self.world.host, args).unwrap();
         String::from_utf8(output.stdout).unwrap()
+    }
+}
+
+/// `slipgate attach --socket` or `--vhost-user`, which is ready; killed on drop.
+pub(super) struct Attached {
+    pub(super) child: Child,
+    pub(super) socket: PathBuf,
+}
+
+impl Attached {
+    /// Serves `web.sock` by these further flags.
+    pub(super) fn start(place: &Place, flags: &[&str]) -> Self {
+        Self::start_by("--socket", place, flags)
+    }
+
+    /// Serves `web.sock`, which the flag `by` names.
+    pub(super) fn start_by(by: &str, place: &Place, flags: &[&str]) -> Self {
+        let socket = place.file("run/web.sock");
+        let mut args = vec!["attach", by, socket.to_str().unwrap()];
+        args.extend(flags);
+        let mut command = place.slipgate(&args);
+        command.stdout(Stdio::piped()).stdin(Stdio::null());
+        let mut child = place.world.host.spawn(command).unwrap();
+        let mut line = String::new();
+        let stdout = child.stdout.take().unwrap();
+        BufReader::new(stdout).read_line(&mut line).unwrap();
+        let ready = format!("slipgate: ready: web at {}\n", socket.display());
+        assert_eq!(line, ready);
+        Self { child, socket }
+    }
+
+    pub(super) fn guest(&self) -> SocketGuest {
+        SocketGuest::connect(&self.socket).unwrap()
+    }
+
+    /// Waits for the end. Returns the exit status, and checks that nothing is left.
+    pub(super) fn end(mut self, place: &Place) -> Option<i32> {
+        let status = self.child.wait().unwrap();
+        assert!(!self.socket.exists());
+        let left = fs::read_dir(place.file("run/slipgate")).unwrap().count();
+        assert_eq!(left, 0, "tables, locks and sockets are removed");
+        status.code()
+    }
+}
+
+impl Drop for Attached {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
     }
 }

@@ -1,5 +1,6 @@
 //! The guest's link, as the user-mode engine has it: the queue of a TAP, a stream socket to which a VMM
-//! connects, or a socket of packets whose other end slipgate's own VMM has ([`packets`]).
+//! connects, a socket of packets whose other end slipgate's own VMM has ([`packets`]), or the rings of a
+//! VMM's network card ([`vhost_user`]).
 //!
 //! A TAP takes frames with offload headers and bounds its queue itself. A stream socket takes plain
 //! Ethernet frames: [`stream`] is its life, [`framing`] the frames on it and the bounded queue of those
@@ -9,6 +10,7 @@ pub mod joining;
 mod packets;
 pub mod segmentation;
 mod stream;
+pub mod vhost_user;
 
 use std::os::fd::OwnedFd;
 
@@ -18,6 +20,7 @@ use slipgate_abi::DropReason;
 pub use self::{
     packets::{Packet, PacketLink},
     stream::{Input, StreamLink},
+    vhost_user::RingLink,
 };
 use crate::port::VirtioNetHdr;
 
@@ -30,6 +33,8 @@ pub enum GuestLink {
     Stream(Box<StreamLink>),
     /// A socket of packets, each a frame behind a `virtio_net_hdr`.
     Packets(Box<PacketLink>),
+    /// The rings of a VMM that speaks vhost-user.
+    Rings(Box<RingLink>),
 }
 
 impl GuestLink {
@@ -39,6 +44,7 @@ impl GuestLink {
             Self::Tap(_) => true,
             Self::Stream(link) => link.has_room(),
             Self::Packets(link) => link.has_room(),
+            Self::Rings(link) => link.has_room(),
         }
     }
 
@@ -49,6 +55,7 @@ impl GuestLink {
             Self::Tap(_) => None,
             Self::Stream(link) => link.refusal(vnet, len),
             Self::Packets(link) => link.refusal(vnet, len),
+            Self::Rings(link) => link.refusal(vnet, len),
         }
     }
 
@@ -63,6 +70,7 @@ impl GuestLink {
             }
             Self::Stream(link) => link.send(frame),
             Self::Packets(link) => link.send(frame),
+            Self::Rings(link) => link.send(frame),
         }
     }
 }

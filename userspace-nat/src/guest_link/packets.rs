@@ -42,9 +42,9 @@ const HEADER_LEN: usize = VNET_LEN + 2;
 /// Length of a message with offloads, bytes.
 const OFFLOADS_LEN: usize = 4;
 /// `TUN_F_CSUM`, `TUN_F_TSO4` and `TUN_F_USO4`, <linux/if_tun.h>.
-const CSUM: u32 = 0x01;
-const TSO4: u32 = 0x02;
-const USO4: u32 = 0x20;
+pub(super) const CSUM: u32 = 0x01;
+pub(super) const TSO4: u32 = 0x02;
+pub(super) const USO4: u32 = 0x20;
 
 /// What comes from the VMM.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -157,7 +157,8 @@ impl PacketLink {
         if self.is_over {
             return Some(DropReason::StaleVm);
         }
-        let is_possible = self.takes(vnet) || segmentation::has_room(&self.segments, vnet, len);
+        let is_possible =
+            takes(self.offloads, vnet) || segmentation::has_room(&self.segments, vnet, len);
         if self.queued + len > MOST_QUEUED {
             self.flush();
         }
@@ -173,7 +174,7 @@ impl PacketLink {
         if refusal.is_some() {
             return refusal;
         }
-        if self.takes(vnet) {
+        if takes(self.offloads, vnet) {
             self.put(*header, frame);
             return None;
         }
@@ -185,17 +186,6 @@ impl PacketLink {
         segments.clear();
         self.segments = segments;
         (!pushed).then_some(DropReason::EngineBusy)
-    }
-
-    /// Whether the guest accepts such a frame as it is.
-    fn takes(&self, vnet: VirtioNetHdr) -> bool {
-        let needed = match vnet.gso_type {
-            VirtioNetHdr::GSO_NONE if vnet.needs_csum() => CSUM,
-            VirtioNetHdr::GSO_NONE => 0,
-            VirtioNetHdr::GSO_TCPV4 => CSUM | TSO4,
-            _ => CSUM | USO4,
-        };
-        self.offloads & needed == needed
     }
 
     /// Sends a message, or queues it behind others.
@@ -261,9 +251,20 @@ impl PacketLink {
     }
 }
 
+/// Whether a guest with these offloads accepts such a frame as it is.
+pub(super) fn takes(offloads: u32, vnet: VirtioNetHdr) -> bool {
+    let needed = match vnet.gso_type {
+        VirtioNetHdr::GSO_NONE if vnet.needs_csum() => CSUM,
+        VirtioNetHdr::GSO_NONE => 0,
+        VirtioNetHdr::GSO_TCPV4 => CSUM | TSO4,
+        _ => CSUM | USO4,
+    };
+    offloads & needed == needed
+}
+
 /// Returns the header of a frame of the guest as the kernel would make it for one of a TAP: with what has
 /// a meaning. `None`: the frame is to be dropped.
-fn sound(given: VirtioNetHdr, frame: &[u8]) -> Option<VirtioNetHdr> {
+pub(super) fn sound(given: VirtioNetHdr, frame: &[u8]) -> Option<VirtioNetHdr> {
     let mut vnet = VirtioNetHdr::default();
     if given.needs_csum() {
         let field = usize::from(given.csum_start) + usize::from(given.csum_offset);

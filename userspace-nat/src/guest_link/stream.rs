@@ -272,7 +272,7 @@ impl StreamLink {
     unsafe_code,
     reason = "nix returns a descriptor that accept4 has made as a number"
 )]
-fn owned(fd: std::os::fd::RawFd) -> OwnedFd {
+pub(super) fn owned(fd: std::os::fd::RawFd) -> OwnedFd {
     // SAFETY: the kernel has just made it for the caller.
     unsafe { OwnedFd::from_raw_fd(fd) }
 }

@@ -295,8 +295,10 @@ impl Connection {
         let to = segment.acknowledgement;
         let window = u32::from(segment.window) << self.scales.map_or(0, |(_, theirs)| theirs);
         let (sequence, acknowledgement) = self.window_by;
-        let is_newer = before(sequence, segment.sequence)
-            || sequence == segment.sequence && !before(to, acknowledgement);
+        // An old acknowledgement's window began elsewhere (RFC 9293 section 3.10.7.4).
+        let is_newer = !before(to, self.unacknowledged)
+            && (before(sequence, segment.sequence)
+                || sequence == segment.sequence && !before(to, acknowledgement));
         let is_update = is_newer && window != self.window;
         if is_newer {
             self.window = window;

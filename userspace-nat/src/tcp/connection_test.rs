@@ -350,3 +350,17 @@ fn only_a_reset_with_the_right_number_ends_a_connection() {
     let challenged = connection.receive(&syn(), 0).reply;
     assert!(challenged.is_some_and(|header| header.flags == Flags::ACK));
 }
+
+#[test]
+fn an_old_acknowledgement_opens_no_window() {
+    let mut connection = established();
+    connection.send(2_000, None, 0);
+    connection.receive(&data(0, 0, 2_000), 0);
+    // Behind it in sequence, but of before: its window began 2,000 bytes earlier.
+    let old = Segment {
+        window: u16::MAX,
+        ..data(1, 0, 0)
+    };
+    connection.receive(&old, 0);
+    assert_eq!(connection.sendable().map(|place| place.most), Some(10_000));
+}

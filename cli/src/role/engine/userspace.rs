@@ -4,10 +4,10 @@ use std::{os::fd::OwnedFd, rc::Rc};
 use anyhow::Context as _;
 use slipgate_abi::{TapEntry, VmRow};
 use slipgate_control::maps::{Insert, SharedMaps};
-use slipgate_ipc::engine::{UserspaceStart, VmSpec};
+use slipgate_ipc::engine::{GuestProtocol, UserspaceStart, VmSpec};
 use slipgate_model::USERSPACE_GUEST;
 use userspace_nat::{
-    guest_link::{GuestLink, PacketLink, StreamLink},
+    guest_link::{GuestLink, PacketLink, RingLink, StreamLink},
     stats::VmStats,
     userspace_port::{MemoryTables, UserspacePort},
 };
@@ -51,9 +51,19 @@ pub(super) fn port(
     let (link, takes_uso) = match start {
         UserspaceStart::Tap { takes_uso } => (GuestLink::Tap(link), takes_uso),
         // The engine segments by itself.
-        UserspaceStart::Socket { is_for_one } => {
-            let link = StreamLink::new(link, is_for_one);
-            (GuestLink::Stream(Box::new(link)), true)
+        UserspaceStart::Socket {
+            protocol,
+            is_for_one,
+        } => {
+            let link = match protocol {
+                GuestProtocol::Frames => {
+                    GuestLink::Stream(Box::new(StreamLink::new(link, is_for_one)))
+                }
+                GuestProtocol::VhostUser => {
+                    GuestLink::Rings(Box::new(RingLink::new(link, is_for_one)))
+                }
+            };
+            (link, true)
         }
         UserspaceStart::Packets => (GuestLink::Packets(Box::new(PacketLink::new(link))), true),
     };

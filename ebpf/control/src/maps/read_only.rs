@@ -68,10 +68,14 @@ impl ReadOnlyMaps {
     /// # Errors
     /// A descriptor is not the expected map, or a map cannot be mapped.
     pub fn from_fds(fds: Vec<OwnedFd>) -> Result<Self> {
-        let sizes = check_descriptors(&fds)?;
+        let in_files = memory_files::are_files(&fds);
+        let sizes = match in_files {
+            true => memory_files::check(&fds)?,
+            false => check_descriptors(&fds)?,
+        };
         Ok(Self {
             memory: Memory::new(&fds, sizes, Protection::Read)?,
-            in_files: false,
+            in_files,
         })
     }
 

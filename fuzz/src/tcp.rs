@@ -1,0 +1,582 @@
+//! The state machine toward the guest (`userspace-nat/src/tcp`), beside a model of RFC 9293's states.
+//!
+//! Input: `initial (8) | step …`. A step is a byte that says what happens, and its operands: a segment
+//! of the guest, near what is expected; events of the host's socket; the time. The model has sequence
+//! numbers and states of its own, from the RFC's text, and no code of the machine's. Numbers of the
+//! guest and of the server's stream are compared at each step, and each header that comes out is read as
+//! a guest would.
+use slipgate_abi::tcp::Flags;
+use userspace_nat::tcp::{
+    Connection, Due, GIVE_UP_AFTER, Header, Host, MOST_RETRANSMISSION_NS, Received, Segment, State,
+    SynOptions, TIME_WAIT_NS,
+};
+
+use crate::tape::Tape;
+
+/// Steps of an input at most.
+const MOST_STEPS: usize = 512;
+/// Bytes of the server at most: sequence numbers stay within half of their space.
+const MOST_BYTES: u32 = 1 << 24;
+/// By how much a window may seem to go back, bytes: what its scale rounds off.
+const ROUNDED: u32 = 255;
+
+/// Passes a connection's life.
+pub fn tcp(input: &[u8]) {
+    let mut tape = Tape::new(input);
+    let [theirs, ours] = [
+        u32::from_be_bytes(tape.array()),
+        u32::from_be_bytes(tape.array()),
+    ];
+    let knobs = tape.u8();
+    let options = SynOptions {
+        mss: (knobs & 1 != 0).then(|| tape.u16()),
+        window_scale: (knobs & 2 != 0).then(|| tape.u8() % 15),
+    };
+    let syn = Segment {
+        sequence: theirs,
+        flags: Flags::SYN,
+        window: tape.u16(),
+        options,
+        ..Segment::default()
+    };
+    let mut pair = Pair::new(&syn, ours);
+    for _ in 0..MOST_STEPS {
+        if tape.is_at_end() {
+            break;
+        }
+        pair.step(&mut tape);
+        pair.compare();
+    }
+    pair.falls_silent();
+}
+
+/// Whether `a` is before `b` (RFC 9293 section 3.4).
+fn before(a: u32, b: u32) -> bool {
+    a != b && b.wrapping_sub(a) < 1 << 31
+}
+
+/// The machine and the model, and the host's socket between them.
+struct Pair {
+    machine: Connection,
+    model: Model,
+    now_ns: u64,
+    /// Bytes of the server in the socket's queue, and whether no more come.
+    queued: u32,
+    is_ended: bool,
+    /// All bytes that the server has sent.
+    served: u32,
+}
+
+/// What RFC 9293 says of the connection.
+struct Model {
+    state: State,
+    /// RCV.NXT, and the furthest right edge of a window that may have been announced.
+    next_from_guest: u32,
+    furthest_edge: u32,
+    /// The right edge that the guest has read last.
+    read_edge: Option<u32>,
+    /// Whether bytes were turned away that were not asked for again.
+    turned_away: bool,
+    initial: u32,
+    /// SND.UNA, and behind all that was sent.
+    unacknowledged: u32,
+    sent: u32,
+    /// The furthest right edge of the guest's windows, and their shift.
+    their_edge: u32,
+    their_scale: u8,
+    /// Sequence number of our FIN.
+    fin: Option<u32>,
+    scales: bool,
+}
+
+impl Pair {
+    fn new(syn: &Segment, ours: u32) -> Self {
+        let first = syn.sequence.wrapping_add(1);
+        Self {
+            machine: Connection::new(syn, ours),
+            model: Model {
+                state: State::Connecting,
+                next_from_guest: first,
+                furthest_edge: first,
+                read_edge: None,
+                turned_away: false,
+                their_edge: ours.wrapping_add(1).wrapping_add(syn.window.into()),
+                their_scale: syn.options.window_scale.unwrap_or(0),
+                initial: ours,
+                unacknowledged: ours,
+                sent: ours,
+                fin: None,
+                scales: syn.options.window_scale.is_some(),
+            },
+            now_ns: 1,
+            queued: 0,
+            is_ended: false,
+            served: 0,
+        }
+    }
+
+    fn step(&mut self, tape: &mut Tape<'_>) {
+        let is_up = !matches!(self.model.state, State::Connecting | State::Closed);
+        match tape.u8() % 12 {
+            // What a guest would send next, in order.
+            0 => {
+                let len = tape.u16().into();
+                let fin = tape.u8() & 1 != 0;
+                let flags = if fin {
+                    Flags::ACK | Flags::FIN
+                } else {
+                    Flags::ACK
+                };
+                self.segment(
+                    self.model.next_from_guest,
+                    self.model.sent,
+                    flags,
+                    8_000,
+                    len,
+                    tape,
+                );
+            }
+            // Anything near.
+            1..=3 => {
+                let near = |tape: &mut Tape<'_>| i32::from(tape.u16() as i16) as u32;
+                let sequence = self.model.next_from_guest.wrapping_add(near(tape));
+                let from = if tape.u8() & 1 != 0 {
+                    self.model.sent
+                } else {
+                    self.model.unacknowledged
+                };
+                let acknowledgement = from.wrapping_add(near(tape));
+                let (flags, window, len) = (tape.u8(), tape.u16(), tape.u16());
+                self.segment(sequence, acknowledgement, flags, window, len.into(), tape);
+            }
+            // An acknowledgement of something under way.
+            4 => {
+                let under_way = self.model.sent.wrapping_sub(self.model.unacknowledged);
+                let some = u32::from(tape.u16()).min(under_way);
+                let to = self.model.unacknowledged.wrapping_add(some);
+                let window = tape.u16();
+                self.segment(self.model.next_from_guest, to, Flags::ACK, window, 0, tape);
+            }
+            5 if self.model.state == State::Connecting => {
+                let room = tape.u16().into();
+                let header = self.machine.connected(room, self.now_ns);
+                self.model.state = State::SynReceived;
+                self.model.sent = self.model.initial.wrapping_add(1);
+                self.model.announces(room);
+                assert_eq!(header.flags, Flags::SYN | Flags::ACK);
+                assert_eq!(header.sequence, self.model.initial);
+                assert_eq!(header.acknowledgement, self.model.next_from_guest);
+                assert_eq!(
+                    header.window_scale.map(|it| it.is_some()),
+                    Some(self.model.scales)
+                );
+            }
+            6 => {
+                let more = u32::from(tape.u16());
+                if !self.is_ended && self.served + more < MOST_BYTES {
+                    self.queued += more;
+                    self.served += more;
+                }
+            }
+            7 => self.is_ended = true,
+            8 if is_up => self.send(tape),
+            9 if is_up && self.machine.owes_acknowledgement() => {
+                let room = u32::from(tape.u16()) << (tape.u8() % 8);
+                self.model.announces(room);
+                let header = self.machine.acknowledge(room);
+                assert!(!self.machine.owes_acknowledgement());
+                self.read(&header, Flags::ACK);
+            }
+            10 if is_up && self.machine.has_turned_away() => {
+                let room = tape.u16().into();
+                self.model.turned_away = false;
+                self.model.announces(room);
+                let (header, times) = self.machine.reopen(room);
+                assert_eq!(times, 4, "three duplicates behind the first");
+                self.read(&header, Flags::ACK);
+            }
+            11 => self.time(tape),
+            // The host's connection is refused, reset, or cut.
+            _ if tape.u8() == 7 => {
+                let was = self.model.state;
+                let header = self.machine.reset();
+                assert_eq!(header.flags, Flags::RST | Flags::ACK);
+                let sequence = if was == State::Connecting {
+                    0
+                } else {
+                    self.model.sent
+                };
+                assert_eq!(header.sequence, sequence);
+                assert_eq!(header.acknowledgement, self.model.next_from_guest);
+                self.model.state = State::Closed;
+            }
+            _ => {}
+        }
+    }
+
+    /// A segment of the guest comes.
+    fn segment(
+        &mut self,
+        sequence: u32,
+        acknowledgement: u32,
+        flags: u8,
+        window: u16,
+        payload_len: u32,
+        tape: &mut Tape<'_>,
+    ) {
+        let segment = Segment {
+            sequence,
+            acknowledgement,
+            flags,
+            window,
+            payload_len,
+            options: SynOptions::default(),
+        };
+        let expected = self.model.arrives(&segment);
+        let received = self.machine.receive(&segment, self.now_ns);
+        assert_eq!(received.host, expected.host, "{segment:?}");
+        assert_eq!(received.acknowledged, expected.acknowledged, "{segment:?}");
+        match (received.reply, expected.reply) {
+            (None, Reply::Nothing) => {}
+            (Some(header), Reply::Reset) => {
+                assert!(header.flags & Flags::RST != 0, "{segment:?} {header:?}");
+                let at = if segment.has(Flags::ACK) {
+                    acknowledgement
+                } else {
+                    0
+                };
+                assert_eq!(header.sequence, at, "{segment:?}");
+            }
+            (Some(header), Reply::Syn) => {
+                assert_eq!(header.flags, Flags::SYN | Flags::ACK, "{segment:?}");
+                assert_eq!(header.sequence, self.model.initial);
+            }
+            (Some(header), Reply::Acknowledgement) => self.read(&header, Flags::ACK),
+            (reply, expected) => panic!("{reply:?}, not {expected:?}, to {segment:?}"),
+        }
+        // What is acknowledged leaves the socket's queue, and was in it.
+        self.queued = self
+            .queued
+            .checked_sub(received.acknowledged)
+            .expect("the guest acknowledged what was sent");
+        self.deliver(&segment, &received, tape);
+    }
+
+    /// The socket takes some of what the guest sent.
+    fn deliver(&mut self, segment: &Segment, received: &Received, tape: &mut Tape<'_>) {
+        let part = &received.deliver;
+        if part.is_empty() && !received.fin {
+            return;
+        }
+        assert!(self.model.is_receiving(), "{segment:?}");
+        let at = segment.sequence.wrapping_add(part.start);
+        assert_eq!(at, self.model.next_from_guest, "in order: {segment:?}");
+        assert!(part.start <= part.end && part.end <= segment.payload_len);
+        let end = segment.sequence.wrapping_add(part.end);
+        let edge = self.model.furthest_edge;
+        assert!(!before(edge, end), "beyond every window: {segment:?}");
+        assert!(
+            !received.fin || part.end == segment.payload_len,
+            "{segment:?}"
+        );
+        let len = part.len() as u32;
+        let taken = if tape.u8() & 3 == 0 {
+            len.min(tape.u16().into())
+        } else {
+            len
+        };
+        let is_last = self.machine.taken(received, taken, self.now_ns);
+        assert_eq!(is_last, received.fin && taken == len);
+        self.model.turned_away |= taken < len;
+        self.model.takes(taken, is_last);
+    }
+
+    /// The socket has something, or its end, for the guest.
+    fn send(&mut self, tape: &mut Tape<'_>) {
+        let Some(sendable) = self.machine.sendable() else {
+            self.machine.blocked(self.now_ns);
+            return;
+        };
+        assert!(self.model.may_send(), "{:?}", self.model.state);
+        assert!(sendable.most > 0);
+        let left = self.queued.checked_sub(sendable.offset);
+        let left = left.expect("the place is within the queue");
+        let bytes = left.min(sendable.most).min(u32::from(tape.u16()).max(1));
+        if bytes > 0 {
+            let room = (tape.u8() & 1 != 0).then(|| u32::from(tape.u16()));
+            if let Some(room) = room {
+                self.model.announces(room);
+            }
+            let header = self.machine.send(bytes, room, self.now_ns);
+            let at = self.model.unacknowledged.wrapping_add(sendable.offset);
+            assert_eq!(header.sequence, at);
+            self.read_at(&header, Flags::ACK | 8);
+            let end = header.sequence.wrapping_add(bytes);
+            assert!(
+                !before(self.model.their_edge, end),
+                "beyond every window of the guest's"
+            );
+            self.model.sends(end);
+        } else if self.is_ended {
+            let Some(header) = self.machine.send_fin(self.now_ns) else {
+                return;
+            };
+            self.read_at(&header, Flags::ACK | Flags::FIN);
+            // Behind all of the server's bytes.
+            let end = self.model.unacknowledged.wrapping_add(self.queued);
+            assert_eq!(header.sequence, end);
+            self.model.sends_fin(header.sequence);
+        }
+    }
+
+    fn time(&mut self, tape: &mut Tape<'_>) {
+        self.now_ns += u64::from(tape.u16()) << (tape.u8() % 24);
+        let due = self.machine.on_time(self.now_ns);
+        self.due(due);
+    }
+
+    fn due(&mut self, due: Due) {
+        match due {
+            Due::Nothing | Due::Resend => {}
+            Due::Send(header) if self.model.state == State::SynReceived => {
+                assert_eq!(header.flags, Flags::SYN | Flags::ACK);
+                assert_eq!(header.sequence, self.model.initial);
+            }
+            // A byte that the guest has.
+            Due::Send(header) => {
+                assert_eq!(self.model.unacknowledged, self.model.sent);
+                assert_eq!(header.sequence, self.model.sent.wrapping_sub(1));
+                self.read_at(&header, Flags::ACK);
+            }
+            Due::GiveUp(header) => {
+                assert!(header.flags & Flags::RST != 0);
+                self.model.state = State::Closed;
+            }
+            Due::Forget => {
+                assert!(matches!(self.model.state, State::TimeWait | State::Closed));
+                self.model.state = State::Closed;
+            }
+        }
+    }
+
+    /// Reads a header that is no segment of the stream's.
+    fn read(&mut self, header: &Header, flags: u8) {
+        assert_eq!(header.sequence, self.model.sent, "{header:?}");
+        self.read_at(header, flags);
+    }
+
+    /// Reads a header as the guest does.
+    fn read_at(&mut self, header: &Header, flags: u8) {
+        assert_eq!(header.flags, flags, "{header:?}");
+        assert_eq!(
+            header.acknowledgement, self.model.next_from_guest,
+            "{header:?}"
+        );
+        assert_eq!(header.window_scale, None);
+        let shift = if self.model.scales { 8 } else { 0 };
+        let edge = header
+            .acknowledgement
+            .wrapping_add(u32::from(header.window) << shift);
+        assert!(!before(self.model.furthest_edge, edge), "{header:?}");
+        if let Some(last) = self.model.read_edge.filter(|_| self.model.is_receiving()) {
+            let back = last.wrapping_sub(edge);
+            assert!(
+                !before(edge, last) || back <= ROUNDED,
+                "it shrank: {header:?}"
+            );
+        }
+        self.model.read_edge = Some(edge);
+    }
+
+    fn compare(&self) {
+        assert_eq!(self.machine.state(), self.model.state);
+        assert_eq!(self.machine.has_turned_away(), self.model.turned_away);
+        assert_eq!(self.machine.is_receiving(), self.model.is_receiving());
+        if self.model.is_awaiting() {
+            assert!(
+                self.machine.due_ns().is_some(),
+                "what is under way has a timer"
+            );
+        }
+    }
+
+    /// Nobody says anything more: the connection ends, or has nothing under way.
+    fn falls_silent(&mut self) {
+        for _ in 0..2 * GIVE_UP_AFTER {
+            let Some(due_ns) = self.machine.due_ns() else {
+                break;
+            };
+            let longest = MOST_RETRANSMISSION_NS.max(TIME_WAIT_NS);
+            assert!(due_ns <= self.now_ns + longest, "it waits for too long");
+            self.now_ns = self.now_ns.max(due_ns);
+            let due = self.machine.on_time(self.now_ns);
+            self.due(due);
+            self.compare();
+        }
+        assert_eq!(self.machine.due_ns(), None, "it gives up");
+        assert!(!self.model.is_awaiting());
+    }
+}
+
+/// Answer to a segment.
+#[derive(Debug)]
+enum Reply {
+    Nothing,
+    Reset,
+    Syn,
+    Acknowledgement,
+}
+
+/// What is to come of a segment, besides its payload.
+struct Expected {
+    host: Host,
+    acknowledged: u32,
+    reply: Reply,
+}
+
+impl Model {
+    /// A segment arrives (RFC 9293 section 3.10.7; RFC 5961 sections 3 and 4).
+    fn arrives(&mut self, segment: &Segment) -> Expected {
+        let only = |reply| Expected {
+            host: Host::Stays,
+            acknowledged: 0,
+            reply,
+        };
+        let is_first = segment.sequence.wrapping_add(1) == self.next_from_guest;
+        if self.state == State::Closed {
+            return only(if segment.has(Flags::RST) {
+                Reply::Nothing
+            } else {
+                Reply::Reset
+            });
+        }
+        if segment.has(Flags::RST) {
+            let behind = segment.sequence.wrapping_sub(self.next_from_guest);
+            if behind == 0 {
+                let host = match self.state {
+                    State::TimeWait => Host::Closes,
+                    _ => Host::Reset,
+                };
+                self.state = State::Closed;
+                return Expected {
+                    host,
+                    ..only(Reply::Nothing)
+                };
+            }
+            let window = self.furthest_edge.wrapping_sub(self.next_from_guest);
+            return only(if behind < window {
+                Reply::Acknowledgement
+            } else {
+                Reply::Nothing
+            });
+        }
+        if segment.has(Flags::SYN) {
+            return only(match self.state {
+                State::Connecting => Reply::Nothing,
+                State::SynReceived if is_first && !segment.has(Flags::ACK) => Reply::Syn,
+                _ => Reply::Acknowledgement,
+            });
+        }
+        if self.state == State::Connecting || !segment.has(Flags::ACK) {
+            return only(Reply::Nothing);
+        }
+        let to = segment.acknowledgement;
+        if self.state == State::SynReceived {
+            if to != self.sent {
+                return only(Reply::Reset);
+            }
+            self.state = State::Established;
+            self.unacknowledged = to;
+        }
+        if before(self.sent, to) || before(to, self.unacknowledged) {
+            return only(Reply::Nothing);
+        }
+        let edge = to.wrapping_add(u32::from(segment.window) << self.their_scale);
+        if before(self.their_edge, edge) {
+            self.their_edge = edge;
+        }
+        let numbers = to.wrapping_sub(self.unacknowledged);
+        let is_fin = numbers > 0 && self.fin.is_some_and(|fin| fin.wrapping_add(1) == to);
+        self.unacknowledged = to;
+        let mut host = Host::Stays;
+        if is_fin {
+            (self.state, host) = match self.state {
+                State::FinWait1 => (State::FinWait2, Host::Stays),
+                State::Closing => (State::TimeWait, Host::Closes),
+                State::LastAck => (State::Closed, Host::Closes),
+                other => (other, Host::Stays),
+            };
+        }
+        Expected {
+            host,
+            acknowledged: numbers - u32::from(is_fin),
+            reply: Reply::Nothing,
+        }
+    }
+
+    /// A window for so many bytes is announced. It grows only, and bytes that were turned away are not
+    /// wanted before there is room for them.
+    fn announces(&mut self, room: u32) {
+        let room = if self.turned_away { 0 } else { room };
+        let most = u32::from(u16::MAX) << if self.scales { 8 } else { 0 };
+        let edge = self.next_from_guest.wrapping_add(room.min(most));
+        let is_open = self.is_receiving() || self.state == State::SynReceived;
+        if is_open && before(self.furthest_edge, edge) {
+            self.furthest_edge = edge;
+        }
+    }
+
+    fn is_receiving(&self) -> bool {
+        use State::{Established, FinWait1, FinWait2};
+        matches!(self.state, Established | FinWait1 | FinWait2)
+    }
+
+    fn may_send(&self) -> bool {
+        use State::{CloseWait, Closing, Established, FinWait1, LastAck};
+        matches!(
+            self.state,
+            Established | CloseWait | FinWait1 | Closing | LastAck
+        )
+    }
+
+    /// Whether something is under way that the guest has to acknowledge.
+    fn is_awaiting(&self) -> bool {
+        let is_up = !matches!(self.state, State::Connecting | State::Closed);
+        is_up && self.unacknowledged != self.sent
+    }
+
+    /// The socket took so many bytes, and the guest's FIN if it was right behind.
+    fn takes(&mut self, bytes: u32, is_last: bool) {
+        self.next_from_guest = self.next_from_guest.wrapping_add(bytes);
+        if !is_last {
+            return;
+        }
+        self.next_from_guest = self.next_from_guest.wrapping_add(1);
+        if before(self.furthest_edge, self.next_from_guest) {
+            self.furthest_edge = self.next_from_guest;
+        }
+        self.state = match self.state {
+            State::Established => State::CloseWait,
+            State::FinWait1 => State::Closing,
+            State::FinWait2 => State::TimeWait,
+            other => other,
+        };
+    }
+
+    fn sends(&mut self, end: u32) {
+        if before(self.sent, end) {
+            self.sent = end;
+        }
+    }
+
+    fn sends_fin(&mut self, sequence: u32) {
+        assert!(self.fin.is_none_or(|fin| fin == sequence), "one FIN");
+        self.fin = Some(sequence);
+        self.sends(sequence.wrapping_add(1));
+        self.state = match self.state {
+            State::Established => State::FinWait1,
+            State::CloseWait => State::LastAck,
+            other => other,
+        };
+    }
+}

@@ -1,0 +1,301 @@
+//! A VMM with its guest's driver, for tests: it gives two rings in memory of its own, and may do with
+//! them, and say on its connection, whatever it likes.
+use std::{
+    fs::File,
+    io::IoSlice,
+    os::fd::{AsFd as _, AsRawFd as _, OwnedFd, RawFd},
+};
+
+use nix::{
+    errno::Errno,
+    sys::{
+        epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollTimeout},
+        eventfd::{EfdFlags, EventFd},
+        memfd::{MFdFlags, memfd_create},
+        socket::{
+            AddressFamily, Backlog, ControlMessage, MsgFlags, SockFlag, SockType, UnixAddr, bind,
+            connect, getsockname, listen, recv, sendmsg, socket,
+        },
+    },
+};
+use vm_memory::{Bytes as _, FileOffset, GuestAddress, GuestMemoryMmap};
+
+use super::{RX, RingLink, TX, Wrong, feature, message::request};
+use crate::guest_link::Packet;
+
+/// Guest address of the memory, its length in bytes, and the VMM's address of it.
+pub const MEMORY: u64 = 0x10_0000;
+/// Length of the memory, bytes.
+pub const MEMORY_LEN: u64 = 1 << 20;
+const VMM_AT: u64 = 0x7000_0000_0000;
+/// Chains of a ring.
+pub const CHAINS: u16 = 64;
+/// Places of a ring's parts behind its beginning.
+const AVAILABLE: u64 = 0x1000;
+const USED: u64 = 0x2000;
+const RING_LEN: u64 = 0x4000;
+/// Flags of descriptors.
+const NEXT: u16 = 1;
+const WRITE: u16 = 2;
+const LISTENER_KEY: u64 = 1;
+const LINK_KEY: u64 = 2;
+const KICK_KEY: u64 = 3;
+
+/// A link with a VMM that is connected to it.
+#[derive(Debug)]
+pub struct FakeVmm {
+    /// The link.
+    pub link: RingLink,
+    /// The guest's memory.
+    pub memory: GuestMemoryMmap,
+    /// Why the link closed the connection last.
+    pub wrong: Option<Wrong>,
+    file: OwnedFd,
+    epoll: Epoll,
+    listener: OwnedFd,
+    socket: Option<OwnedFd>,
+    kicks: [EventFd; 2],
+    calls: [EventFd; 2],
+    /// Chains made available, by ring.
+    available: [u16; 2],
+}
+
+impl FakeVmm {
+    /// A VMM that has connected, and has said nothing.
+    pub fn new() -> Self {
+        let file = memfd_create(c"guest", MFdFlags::MFD_CLOEXEC).expect("a file of memory");
+        let file_of = |fd: &OwnedFd| File::from(fd.try_clone().expect("a copy"));
+        file_of(&file).set_len(MEMORY_LEN).expect("its length");
+        let offset = FileOffset::new(file_of(&file), 0);
+        let range = (GuestAddress(MEMORY), MEMORY_LEN as usize, Some(offset));
+        let memory = GuestMemoryMmap::from_ranges_with_files([range]).expect("memory");
+        let listener = stream_socket();
+        // An abstract address that the kernel chooses.
+        bind(listener.as_raw_fd(), &UnixAddr::new_unnamed()).expect("an address");
+        listen(&listener, Backlog::new(8).expect("a backlog")).expect("to listen");
+        let link = RingLink::new(listener.try_clone().expect("a copy"), false);
+        let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).expect("epoll");
+        link.watch(&epoll, LISTENER_KEY).expect("to watch");
+        let event = || {
+            let flags = EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK;
+            EventFd::from_flags(flags).expect("an event")
+        };
+        let mut vmm = Self {
+            link,
+            memory,
+            wrong: None,
+            file,
+            epoll,
+            listener,
+            socket: None,
+            kicks: [event(), event()],
+            calls: [event(), event()],
+            available: [0; 2],
+        };
+        vmm.connect();
+        vmm
+    }
+
+    /// Connects, anew if it was connected.
+    pub fn connect(&mut self) {
+        self.socket = None;
+        self.turn();
+        let socket = stream_socket();
+        let address = getsockname::<UnixAddr>(self.listener.as_raw_fd()).expect("an address");
+        connect(socket.as_raw_fd(), &address).expect("to connect");
+        self.socket = Some(socket);
+        self.turn();
+    }
+
+    /// Whether the link has not closed the connection.
+    pub fn is_connected(&self) -> bool {
+        let socket = self.socket.as_ref().expect("it has connected");
+        let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_PEEK;
+        let peeked = recv(socket.as_raw_fd(), &mut [0], flags);
+        !matches!(peeked, Ok(0) | Err(Errno::ECONNRESET | Errno::EPIPE))
+    }
+
+    /// Lets the link do what there is to do, as the port does; frames of the guest wait. Returns lengths
+    /// of frames for the guest that it dropped.
+    pub fn turn(&mut self) -> Vec<usize> {
+        let mut lost = Vec::new();
+        loop {
+            let mut events = [EpollEvent::empty(); 8];
+            let ready = self.epoll.wait(&mut events, EpollTimeout::ZERO);
+            for event in &events[..ready.unwrap_or(0)] {
+                match event.data() {
+                    LINK_KEY => {
+                        let wrong = self.link.hear(&self.epoll, KICK_KEY);
+                        self.wrong = wrong.or(self.wrong);
+                    }
+                    KICK_KEY => self.link.kicked(),
+                    _ => {}
+                }
+            }
+            lost.extend(self.link.settle());
+            let accepted = self.link.accept(&self.epoll, LINK_KEY).expect("to accept");
+            if !accepted && ready.unwrap_or(0) == 0 {
+                return lost;
+            }
+        }
+    }
+
+    /// Reads a frame of the guest.
+    pub fn next(&mut self, into: &mut [u8]) -> Packet {
+        self.turn();
+        self.link.next(into)
+    }
+
+    /// Says something, with descriptors. What is not taken is lost.
+    pub fn say(&mut self, bytes: &[u8], fds: &[RawFd]) {
+        let rights = [ControlMessage::ScmRights(fds)];
+        let rights = if fds.is_empty() { &[][..] } else { &rights };
+        let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL;
+        if let Some(socket) = &self.socket {
+            let parts = [IoSlice::new(bytes)];
+            let _ = sendmsg::<()>(socket.as_raw_fd(), &parts, rights, flags, None);
+        }
+        self.turn();
+    }
+
+    /// Makes a request, with descriptors.
+    pub fn ask(&mut self, number: u32, body: &[u8], fds: &[RawFd]) {
+        let words = [number, 1, body.len() as u32];
+        let header = words.iter().flat_map(|word| word.to_ne_bytes());
+        let message: Vec<u8> = header.chain(body.iter().copied()).collect();
+        self.say(&message, fds);
+    }
+
+    /// The answers that have come.
+    pub fn answers(&mut self) -> Vec<u8> {
+        let mut bytes = vec![0; 4_096];
+        let socket = self.socket.as_ref().expect("it has connected");
+        let len = recv(socket.as_raw_fd(), &mut bytes, MsgFlags::MSG_DONTWAIT);
+        bytes.truncate(len.unwrap_or(0));
+        bytes
+    }
+
+    /// The descriptor of the memory, and those of kicks and calls, of the receiving ring first.
+    pub fn fds(&self) -> [RawFd; 5] {
+        let [rx, tx] = self.kicks.each_ref().map(|it| it.as_fd().as_raw_fd());
+        let [to_rx, to_tx] = self.calls.each_ref().map(|it| it.as_fd().as_raw_fd());
+        [self.file.as_raw_fd(), rx, tx, to_rx, to_tx]
+    }
+
+    /// Gives memory and rings, as QEMU does.
+    pub fn set_up(&mut self, features: u64) {
+        let [memory, rx, tx, to_rx, to_tx] = self.fds();
+        self.ask(request::SET_OWNER, &[], &[]);
+        self.ask(request::SET_PROTOCOL_FEATURES, &0_u64.to_ne_bytes(), &[]);
+        self.ask(request::SET_FEATURES, &features.to_ne_bytes(), &[]);
+        let table = [MEMORY, MEMORY_LEN, VMM_AT, 0];
+        let table = [&[1_u32.to_ne_bytes(), [0; 4]].concat()[..], &longs(&table)].concat();
+        self.ask(request::SET_MEM_TABLE, &table, &[memory]);
+        for (nth, kick, call) in [(RX, rx, to_rx), (TX, tx, to_tx)] {
+            let number = (nth as u32).to_ne_bytes();
+            let word = |word: u32| [number, word.to_ne_bytes()].concat();
+            let told = longs(&[nth as u64]);
+            self.ask(request::SET_VRING_NUM, &word(CHAINS.into()), &[]);
+            let base = self.available[nth];
+            self.ask(request::SET_VRING_BASE, &word(base.into()), &[]);
+            let at = VMM_AT + nth as u64 * RING_LEN;
+            let places = longs(&[at, at + USED, at + AVAILABLE, 0]);
+            let body = [&word(0)[..], &places].concat();
+            self.ask(request::SET_VRING_ADDR, &body, &[]);
+            self.ask(request::SET_VRING_CALL, &told, &[call]);
+            self.ask(request::SET_VRING_KICK, &told, &[kick]);
+            self.ask(request::SET_VRING_ENABLE, &word(1), &[]);
+        }
+    }
+
+    /// Stops a ring. Returns where it is to go on, as the link says.
+    pub fn stop(&mut self, nth: usize) -> u32 {
+        let body = [(nth as u32).to_ne_bytes(), [0; 4]].concat();
+        self.answers();
+        self.ask(request::GET_VRING_BASE, &body, &[]);
+        let answer = self.answers();
+        let base = answer.last_chunk().map(|base| u32::from_ne_bytes(*base));
+        base.expect("an answer")
+    }
+
+    /// Makes a chain available whose buffers are these: guest address, length, and whether the device
+    /// writes. They take the descriptors from `first` on.
+    pub fn make_available(&mut self, nth: usize, first: u16, buffers: &[(u64, u32, bool)]) {
+        let at = MEMORY + nth as u64 * RING_LEN;
+        for (offset, (address, len, writable)) in buffers.iter().enumerate() {
+            let index = (first + offset as u16) % CHAINS;
+            let is_last = offset + 1 == buffers.len();
+            let flags = if is_last { 0 } else { NEXT } | if *writable { WRITE } else { 0 };
+            let next = (index + 1) % CHAINS;
+            let descriptor = [
+                &address.to_le_bytes()[..],
+                &len.to_le_bytes(),
+                &flags.to_le_bytes(),
+                &next.to_le_bytes(),
+            ];
+            self.poke(at + 16 * u64::from(index), &descriptor.concat());
+        }
+        let entry = u64::from(self.available[nth] % CHAINS);
+        self.poke(at + AVAILABLE + 4 + 2 * entry, &first.to_le_bytes());
+        self.available[nth] = self.available[nth].wrapping_add(1);
+        self.poke(at + AVAILABLE + 2, &self.available[nth].to_le_bytes());
+    }
+
+    /// Writes to the guest's memory, if it is there.
+    pub fn poke(&mut self, address: u64, bytes: &[u8]) {
+        let _ = self.memory.write_slice(bytes, GuestAddress(address));
+    }
+
+    /// Reads the guest's memory.
+    pub fn peek(&self, address: u64, len: usize) -> Vec<u8> {
+        let mut bytes = vec![0; len];
+        let read = self.memory.read_slice(&mut bytes, GuestAddress(address));
+        read.expect("within the memory");
+        bytes
+    }
+
+    /// Chains that the device has given back of a ring, each with the bytes it has written.
+    pub fn used(&self, nth: usize) -> Vec<(u32, u32)> {
+        let at = MEMORY + nth as u64 * RING_LEN + USED;
+        let index = self.peek(at + 2, 2);
+        let count = u16::from_le_bytes([index[0], index[1]]);
+        let word = |at: u64| {
+            let bytes = self.peek(at, 4);
+            u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]])
+        };
+        let from = count.saturating_sub(CHAINS);
+        let element = |nth: u16| at + 4 + 8 * u64::from(nth % CHAINS);
+        (from..count)
+            .map(|nth| (word(element(nth)), word(element(nth) + 4)))
+            .collect()
+    }
+
+    /// Kicks a ring.
+    pub fn kick(&mut self, nth: usize) {
+        let _ = self.kicks[nth].write(1);
+        self.turn();
+    }
+
+    /// How often the device has called since the last time.
+    pub fn calls(&self, nth: usize) -> u64 {
+        self.calls[nth].read().unwrap_or(0)
+    }
+}
+
+impl Default for FakeVmm {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// Features of a driver that accepts all but the protocol's.
+pub const ALL: u64 = feature::ALL & !feature::EVENT_IDX;
+
+fn longs(longs: &[u64]) -> Vec<u8> {
+    longs.iter().flat_map(|long| long.to_ne_bytes()).collect()
+}
+
+fn stream_socket() -> OwnedFd {
+    let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+    socket(AddressFamily::Unix, SockType::Stream, flags, None).expect("a socket")
+}

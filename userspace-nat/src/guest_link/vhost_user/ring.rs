@@ -1,0 +1,387 @@
+//! One ring of the guest's network card: frames out of its chains, and into them.
+//!
+//! The driver can write all of a ring, its descriptors and its buffers at any time. Each descriptor is
+//! read once, into a list; each header is copied once, with the frame, and judged as copied. What can't
+//! be is [`Broken`]: the ring is not touched any more until the VMM sets it up again.
+use std::{
+    fs::File, io::Write as _, os::fd::OwnedFd, os::unix::net::UnixStream, sync::atomic::Ordering,
+};
+
+use virtio_queue::{Queue, QueueOwnedT as _, QueueT};
+use vm_memory::{Bytes as _, GuestAddress, GuestMemoryMmap};
+
+use super::message::Wrong;
+use crate::port::VNET_LEN;
+
+/// Chains in a ring at most.
+const MOST_CHAINS: u16 = 4_096;
+
+/// The driver has broken the ring's rules.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Broken;
+
+/// A frame of the guest.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Taken {
+    /// A frame of this length, with its header of [`VNET_LEN`] bytes.
+    Frame(usize),
+    /// A chain of so many bytes that can't be one.
+    Malformed(usize),
+    /// There is none, and a kick tells of the next.
+    Nothing,
+}
+
+/// What became of a frame for the guest.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Put {
+    /// It is in the ring.
+    Yes,
+    /// The ring has too few buffers for now; a kick tells of more.
+    Later,
+    /// It is longer than the driver's buffers.
+    TooLong,
+}
+
+/// A ring, as the VMM has set it up.
+#[derive(Debug, Default)]
+pub(super) struct Ring {
+    /// While it runs.
+    queue: Option<Queue>,
+    is_enabled: bool,
+    is_broken: bool,
+    /// Settings for its next start.
+    size: u16,
+    base: u16,
+    /// The VMM's addresses of descriptors, used and available ring.
+    at: Option<[u64; 3]>,
+    pub(super) kick: Option<OwnedFd>,
+    call: Option<File>,
+    /// Available index up to which chains were seen; of those that were too few, some are not taken.
+    seen: u16,
+    /// Whether the driver is to be told of chains that were given back.
+    owes_call: bool,
+    /// Buffers of chains that are being filled, reused.
+    buffers: Vec<(GuestAddress, u32)>,
+    heads: Vec<(u16, usize)>,
+}
+
+/// What the driver has accepted of the ring's format.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(super) struct Format {
+    /// Length of a frame's header: 10 bytes, or 12 with the number of buffers.
+    pub(super) header_len: usize,
+    /// Whether a frame may be in several chains.
+    pub(super) merges: bool,
+    pub(super) event_idx: bool,
+}
+
+impl Ring {
+    pub(super) fn set_size(&mut self, size: u32) -> Result<(), Wrong> {
+        self.size = u16::try_from(size).map_err(|_| Wrong::Ring)?;
+        match self.size.is_power_of_two() && self.size <= MOST_CHAINS {
+            true => Ok(()),
+            false => Err(Wrong::Ring),
+        }
+    }
+
+    pub(super) fn set_base(&mut self, base: u32) -> Result<(), Wrong> {
+        self.base = u16::try_from(base).map_err(|_| Wrong::Ring)?;
+        Ok(())
+    }
+
+    /// Sets the VMM's addresses of descriptors, used and available ring.
+    pub(super) fn set_addresses(&mut self, at: [u64; 3]) {
+        self.at = Some(at);
+    }
+
+    pub(super) fn set_call(&mut self, call: Option<OwnedFd>) {
+        // The descriptor may be anything: no call of it is to wait. One that can't be set so is no
+        // event, and tells nobody anything.
+        let call = call.map(UnixStream::from);
+        let call = call.filter(|call| call.set_nonblocking(true).is_ok());
+        self.call = call.map(|call| File::from(OwnedFd::from(call)));
+        // It may have missed one.
+        self.owes_call = self.call.is_some();
+    }
+
+    pub(super) fn enable(&mut self, is_enabled: bool) {
+        self.is_enabled = is_enabled;
+    }
+
+    pub(super) fn is_running(&self) -> bool {
+        self.queue.is_some() && self.is_enabled && !self.is_broken
+    }
+
+    /// Starts the ring. `address`: the guest's address of one of the VMM's.
+    pub(super) fn start(
+        &mut self,
+        format: Format,
+        memory: &GuestMemoryMmap,
+        address: impl Fn(u64) -> Option<GuestAddress>,
+    ) -> Result<(), Wrong> {
+        let at = self.at.ok_or(Wrong::Ring)?;
+        let address = |nth: usize| address(at[nth]).ok_or(Wrong::Ring);
+        let made = || -> Result<Queue, virtio_queue::Error> {
+            let mut queue = Queue::new(MOST_CHAINS)?;
+            queue.try_set_size(self.size)?;
+            Ok(queue)
+        };
+        let mut queue = made().map_err(|_| Wrong::Ring)?;
+        let (descriptors, used, available) = (address(0)?, address(1)?, address(2)?);
+        queue
+            .try_set_desc_table_address(descriptors)
+            .and_then(|()| queue.try_set_used_ring_address(used))
+            .and_then(|()| queue.try_set_avail_ring_address(available))
+            .map_err(|_| Wrong::Ring)?;
+        queue.set_event_idx(format.event_idx);
+        queue.set_next_avail(self.base);
+        let used = queue.used_idx(memory, Ordering::Acquire);
+        queue.set_next_used(used.map_err(|_| Wrong::Ring)?.0);
+        queue.set_ready(true);
+        if !queue.is_valid(memory) {
+            return Err(Wrong::Ring);
+        }
+        self.is_broken = false;
+        self.queue = Some(queue);
+        Ok(())
+    }
+
+    /// Stops the ring, which goes on where it is at its next start.
+    pub(super) fn pause(&mut self) {
+        if let Some(queue) = self.queue.take() {
+            self.base = queue.next_avail();
+        }
+    }
+
+    /// Stops the ring, until the VMM gives it another kick. Returns where it is to go on.
+    pub(super) fn stop(&mut self) -> u16 {
+        self.pause();
+        self.kick = None;
+        self.base
+    }
+
+    /// Copies the guest's next frame to the beginning of `into`.
+    pub(super) fn take(
+        &mut self,
+        format: Format,
+        memory: &GuestMemoryMmap,
+        into: &mut [u8],
+    ) -> Result<Taken, Broken> {
+        let Some(queue) = self.queue.as_mut().filter(|_| !self.is_broken) else {
+            return Ok(Taken::Nothing);
+        };
+        self.buffers.clear();
+        let taken = next_chain(queue, memory, &mut self.buffers, false);
+        let taken = taken.and_then(|head| {
+            let Some(head) = head else {
+                self.seen = queue.next_avail();
+                return Ok(Taken::Nothing);
+            };
+            let (len, is_frame) = copy_out(&self.buffers, format, memory, into)?;
+            give_back(queue, memory, head, 0)?;
+            Ok(match is_frame {
+                true => Taken::Frame(len),
+                false => Taken::Malformed(len),
+            })
+        });
+        match taken {
+            Ok(Taken::Frame(_) | Taken::Malformed(_)) => self.owes_call = true,
+            Ok(Taken::Nothing) => {}
+            Err(Broken) => self.is_broken = true,
+        }
+        taken
+    }
+
+    /// Puts a frame into the ring, behind its header of [`VNET_LEN`] bytes.
+    pub(super) fn put(
+        &mut self,
+        format: Format,
+        memory: &GuestMemoryMmap,
+        parts: [&[u8]; 2],
+    ) -> Result<Put, Broken> {
+        let Some(queue) = self.queue.as_mut().filter(|_| !self.is_broken) else {
+            return Ok(Put::Later);
+        };
+        let needed = format.header_len + parts[1].len();
+        let before = queue.next_avail();
+        self.heads.clear();
+        self.buffers.clear();
+        let mut room = 0;
+        while room < needed && (format.merges || self.heads.is_empty()) {
+            let head = match next_chain(queue, memory, &mut self.buffers, true) {
+                Ok(Some(head)) => head,
+                Ok(None) => {
+                    self.seen = queue.next_avail();
+                    queue.set_next_avail(before);
+                    // With all of its buffers it would be no other.
+                    let is_full = self.heads.len() == usize::from(queue.size());
+                    return Ok(if is_full { Put::TooLong } else { Put::Later });
+                }
+                Err(Broken) => {
+                    self.is_broken = true;
+                    return Err(Broken);
+                }
+            };
+            let all: usize = self.buffers.iter().map(|(_, len)| *len as usize).sum();
+            self.heads.push((head, all - room));
+            room = all;
+        }
+        if room < needed {
+            queue.set_next_avail(before);
+            return Ok(Put::TooLong);
+        }
+        let written = copy_in(&self.buffers, format, memory, parts, self.heads.len());
+        let mut left = needed;
+        let given = written.and_then(|()| {
+            self.heads.iter().try_for_each(|(head, has)| {
+                let len = left.min(*has);
+                left -= len;
+                give_back(queue, memory, *head, len as u32)
+            })
+        });
+        self.is_broken |= given.is_err();
+        self.owes_call = true;
+        given.map(|()| Put::Yes)
+    }
+
+    /// Asks for a kick when the driver adds a chain to those that were seen. Returns whether it has
+    /// already.
+    pub(super) fn listen(&mut self, memory: &GuestMemoryMmap) -> bool {
+        let Some(queue) = self.queue.as_mut().filter(|_| !self.is_broken) else {
+            return false;
+        };
+        let next = queue.next_avail();
+        queue.set_next_avail(self.seen);
+        let has_more = queue.enable_notification(memory);
+        queue.set_next_avail(next);
+        has_more.unwrap_or(false)
+    }
+
+    /// Asks for no kicks.
+    pub(super) fn be_quiet(&mut self, memory: &GuestMemoryMmap) {
+        if let Some(queue) = self.queue.as_mut().filter(|_| !self.is_broken) {
+            // A ring out of memory is found broken by the next frame.
+            let _ = queue.disable_notification(memory);
+        }
+    }
+
+    /// Tells the driver of chains that were given back, if it wants to know.
+    pub(super) fn call(&mut self, memory: &GuestMemoryMmap) {
+        if !std::mem::take(&mut self.owes_call) {
+            return;
+        }
+        let Some(queue) = self.queue.as_mut().filter(|_| !self.is_broken) else {
+            return;
+        };
+        let is_wanted = queue.needs_notification(memory).unwrap_or(false);
+        if let Some(call) = self.call.as_mut().filter(|_| is_wanted) {
+            // One whose counter is full has been told often enough.
+            let _ = call.write(&1_u64.to_ne_bytes());
+        }
+    }
+}
+
+/// Takes the next chain, and appends its buffers, all of which the device may write (`writable`) or read.
+fn next_chain(
+    queue: &mut Queue,
+    memory: &GuestMemoryMmap,
+    buffers: &mut Vec<(GuestAddress, u32)>,
+    writable: bool,
+) -> Result<Option<u16>, Broken> {
+    let before = buffers.len();
+    let mut chains = queue.iter(memory).map_err(|_| Broken)?;
+    let Some(chain) = chains.next() else {
+        return Ok(None);
+    };
+    let head = chain.head_index();
+    for descriptor in chain {
+        if descriptor.is_write_only() != writable {
+            return Err(Broken);
+        }
+        buffers.push((descriptor.addr(), descriptor.len()));
+    }
+    // One without any is no chain: its first descriptor is none, or loops.
+    match buffers.len() == before || head >= queue.size() {
+        true => Err(Broken),
+        false => Ok(Some(head)),
+    }
+}
+
+fn give_back(
+    queue: &mut Queue,
+    memory: &GuestMemoryMmap,
+    head: u16,
+    len: u32,
+) -> Result<(), Broken> {
+    queue.add_used(memory, head, len).map_err(|_| Broken)
+}
+
+/// Copies a frame out of its buffers, without what its header has behind [`VNET_LEN`] bytes. Returns its
+/// length, and whether it can be one: with a header, and not longer than `into`.
+fn copy_out(
+    buffers: &[(GuestAddress, u32)],
+    format: Format,
+    memory: &GuestMemoryMmap,
+    into: &mut [u8],
+) -> Result<(usize, bool), Broken> {
+    let total: u64 = buffers.iter().map(|(_, len)| u64::from(*len)).sum();
+    let total = usize::try_from(total).map_err(|_| Broken)?;
+    let skipped = format.header_len - VNET_LEN;
+    let Some(len) = total.checked_sub(skipped).filter(|len| *len > VNET_LEN) else {
+        return Ok((total, false));
+    };
+    if len > into.len() {
+        return Ok((len, false));
+    }
+    let (header, frame) = into[..len].split_at_mut(VNET_LEN);
+    let mut ignored = [0; 2];
+    let parts = [header, &mut ignored[..skipped], frame];
+    let mut source = buffers.iter().copied();
+    let (mut address, mut left) = (GuestAddress(0), 0);
+    for part in parts {
+        let mut part = &mut *part;
+        while !part.is_empty() {
+            if left == 0 {
+                (address, left) = source.next().ok_or(Broken)?;
+                continue;
+            }
+            let some = part.len().min(left as usize);
+            let (now, later) = part.split_at_mut(some);
+            memory.read_slice(now, address).map_err(|_| Broken)?;
+            part = later;
+            left -= some as u32;
+            address = GuestAddress(address.0.wrapping_add(some as u64));
+        }
+    }
+    Ok((len, true))
+}
+
+/// Copies a frame into buffers that have room for it.
+fn copy_in(
+    buffers: &[(GuestAddress, u32)],
+    format: Format,
+    memory: &GuestMemoryMmap,
+    [header, frame]: [&[u8]; 2],
+    chains: usize,
+) -> Result<(), Broken> {
+    let count = (chains as u16).to_le_bytes();
+    let parts = [header, &count[..format.header_len - VNET_LEN], frame];
+    let mut target = buffers.iter().copied();
+    let (mut address, mut left) = (GuestAddress(0), 0);
+    for mut part in parts {
+        while !part.is_empty() {
+            if left == 0 {
+                (address, left) = target.next().ok_or(Broken)?;
+                continue;
+            }
+            let some = part.len().min(left as usize);
+            memory
+                .write_slice(&part[..some], address)
+                .map_err(|_| Broken)?;
+            part = &part[some..];
+            left -= some as u32;
+            address = GuestAddress(address.0.wrapping_add(some as u64));
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,348 @@
+use std::os::fd::AsRawFd as _;
+
+use slipgate_abi::Ip4;
+
+use super::{
+    fake::{ALL, CHAINS, FakeVmm, MEMORY, MEMORY_LEN},
+    message::request,
+    *,
+};
+use crate::{
+    port::MAX_FRAME,
+    tcp::{HEADERS_LEN, Header, write_headers},
+};
+
+const SERVER: Ip4 = Ip4 {
+    octets: [203, 0, 113, 10],
+};
+const GUEST: Ip4 = Ip4 {
+    octets: [10, 0, 2, 15],
+};
+const MACS: [u8; 14] = [2, 0, 0, 0, 0, 2, 2, 0, 0, 0, 0, 1, 8, 0];
+const MSS: u16 = 1_460;
+/// Where buffers are, behind the rings.
+const BUFFERS: u64 = MEMORY + 0x1_0000;
+
+/// A frame with its header, as the engine has it.
+fn tcp(payload_len: usize) -> Vec<u8> {
+    let mut l3: Vec<u8> = (0..HEADERS_LEN + payload_len).map(|at| at as u8).collect();
+    let header = Header {
+        sequence: 1,
+        acknowledgement: 7,
+        flags: 0x10,
+        window: 9,
+        window_scale: None,
+    };
+    let vnet = write_headers(&mut l3, (SERVER, 443), (GUEST, 50_000), &header, MSS);
+    [&vnet.encode()[..], &MACS, &l3].concat()
+}
+
+/// As it is in the guest's buffers, which are so many.
+fn in_buffers(frame: &[u8], buffers: u16) -> Vec<u8> {
+    let (header, frame) = frame.split_at(VNET_LEN);
+    [header, &buffers.to_le_bytes(), frame].concat()
+}
+
+fn ready(features: u64) -> FakeVmm {
+    let mut vmm = FakeVmm::new();
+    vmm.set_up(features);
+    assert_eq!(vmm.wrong, None);
+    assert!(vmm.is_connected());
+    vmm
+}
+
+#[test]
+fn a_frame_of_the_guest_passes_whole_however_it_is_cut() {
+    for features in [ALL, feature::ALL] {
+        let mut vmm = ready(features);
+        let frame = tcp(60_000);
+        let bytes = in_buffers(&frame, 0);
+        let mut into = vec![0; MAX_FRAME];
+        for cuts in [
+            &[0][..],
+            &[0, 12],
+            &[0, 5, 11, 13, 14, 4_000],
+            &[0, 0, 12, 12],
+        ] {
+            vmm.poke(BUFFERS, &bytes);
+            let ends = cuts[1..].iter().copied().chain([bytes.len()]);
+            let buffers: Vec<_> = cuts
+                .iter()
+                .zip(ends)
+                .map(|(from, to)| (BUFFERS + *from as u64, (to - from) as u32, false))
+                .collect();
+            vmm.make_available(TX, 3, &buffers);
+            vmm.kick(TX);
+            assert_eq!(vmm.next(&mut into), Packet::Frame(frame.len()), "{cuts:?}");
+            assert_eq!(into[..frame.len()], frame);
+            assert_eq!(vmm.next(&mut into), Packet::Nothing);
+            vmm.turn();
+            assert_eq!(vmm.used(TX).last(), Some(&(3, 0)));
+        }
+        assert_eq!(vmm.used(TX).len(), 4);
+    }
+}
+
+#[test]
+fn a_frame_for_the_guest_fills_as_many_buffers_as_it_needs() {
+    let mut vmm = ready(ALL);
+    let frame = tcp(9_000);
+    let given = |nth: u16| (BUFFERS + 0x1000 * u64::from(nth), 4_096, true);
+    // Two are too few, and nothing of them is touched.
+    vmm.make_available(RX, 0, &[given(0)]);
+    vmm.make_available(RX, 1, &[given(1)]);
+    vmm.calls(RX);
+    assert_eq!(vmm.link.send(&frame), None);
+    assert!(vmm.turn().is_empty());
+    assert_eq!((vmm.used(RX), vmm.calls(RX)), (vec![], 0));
+    vmm.make_available(RX, 2, &[given(2)]);
+    vmm.kick(RX);
+    let left = (frame.len() + 2 - 8_192) as u32;
+    assert_eq!(vmm.used(RX), [(0, 4_096), (1, 4_096), (2, left)]);
+    assert_eq!(vmm.peek(BUFFERS, frame.len() + 2), in_buffers(&frame, 3));
+    assert_eq!(vmm.calls(RX), 1);
+}
+
+#[test]
+fn a_guest_gets_segments_and_checksums_as_it_accepts_them() {
+    let legacy = feature::PROTOCOL_FEATURES;
+    let mut vmm = ready(legacy);
+    for nth in 0..3 {
+        let at = BUFFERS + 0x1000 * u64::from(nth);
+        vmm.make_available(RX, 2 * nth, &[(at, 10, true), (at + 10, 2_000, true)]);
+    }
+    assert_eq!(vmm.link.send(&tcp(2_000)), None);
+    assert!(vmm.turn().is_empty());
+    let header = VNET_LEN as u32 + 14 + HEADERS_LEN as u32;
+    assert_eq!(vmm.used(RX), [(0, header + 1_460), (2, header + 540)]);
+    assert_eq!(vmm.peek(BUFFERS, VNET_LEN), [0; VNET_LEN]);
+    // One that no buffer of such a driver can hold is lost, and told.
+    let too_long = [&[0; VNET_LEN][..], &MACS, &[0x45; 3_000]].concat();
+    assert_eq!(vmm.link.send(&too_long), None);
+    assert_eq!(vmm.turn(), [too_long.len()]);
+}
+
+#[test]
+fn frames_wait_for_buffers_and_are_bounded() {
+    let mut vmm = ready(ALL);
+    let frame = tcp(60_000);
+    let mut sent = 0;
+    while vmm.link.has_room() {
+        assert_eq!(vmm.link.send(&frame), None);
+        sent += 1;
+    }
+    assert!((ENOUGH_QUEUED / frame.len()..10).contains(&sent), "{sent}");
+    let lost = (0..100).find_map(|_| vmm.link.send(&frame));
+    assert_eq!(lost, Some(DropReason::EngineBusy));
+    // A ring that does not run takes nothing.
+    vmm.stop(RX);
+    assert_eq!(vmm.link.send(&frame), Some(DropReason::StaleVm));
+    assert!(!vmm.link.has_room());
+}
+
+#[test]
+fn a_ring_goes_on_where_it_was() {
+    let mut vmm = ready(ALL);
+    let frame = tcp(100);
+    let mut into = vec![0; MAX_FRAME];
+    for round in 0..3 * CHAINS {
+        vmm.poke(BUFFERS, &in_buffers(&frame, 0));
+        let len = frame.len() as u32 + 2;
+        vmm.make_available(TX, round % CHAINS, &[(BUFFERS, len, false)]);
+        vmm.kick(TX);
+        assert_eq!(vmm.next(&mut into), Packet::Frame(frame.len()), "{round}");
+        assert_eq!(vmm.next(&mut into), Packet::Nothing);
+        if round % 50 == 49 {
+            assert_eq!(vmm.stop(TX), u32::from(round) + 1);
+            vmm.set_up(ALL);
+        }
+        if round == 100 {
+            // The VMM was away.
+            vmm.connect();
+            assert!(vmm.link.refusal(VirtioNetHdr::default(), 1).is_some());
+            vmm.set_up(ALL);
+        }
+    }
+    assert!(vmm.calls(TX) > 0);
+}
+
+#[test]
+fn a_driver_that_lies_loses_its_ring_only() {
+    let far = MEMORY + MEMORY_LEN;
+    let mut into = vec![0; MAX_FRAME];
+    let lies: [(&str, &[(u64, u32, bool)]); 5] = [
+        ("outside", &[(far - 100, 2_000, false)]),
+        ("far outside", &[(u64::MAX - 10, 2_000, false)]),
+        ("written", &[(BUFFERS, 2_000, true)]),
+        ("both", &[(BUFFERS, 2_000, false), (BUFFERS, 1, true)]),
+        (
+            "too much",
+            &[(BUFFERS, u32::MAX, false), (BUFFERS, u32::MAX, false)],
+        ),
+    ];
+    for (what, buffers) in lies {
+        let mut vmm = ready(ALL);
+        vmm.make_available(TX, 0, buffers);
+        vmm.kick(TX);
+        assert!(
+            matches!(vmm.next(&mut into), Packet::Malformed(_)),
+            "{what}"
+        );
+        assert_eq!(vmm.next(&mut into), Packet::Nothing, "{what}");
+        // The VMM's connection stands, and its other ring serves.
+        assert!(vmm.is_connected(), "{what}");
+        vmm.make_available(RX, 0, &[(BUFFERS, 2_000, true)]);
+        assert_eq!(vmm.link.send(&tcp(100)), None);
+        vmm.turn();
+        assert_eq!(vmm.used(RX).len(), 1, "{what}");
+        vmm.make_available(RX, 1, &[(far - 10, 2_000, true)]);
+        assert_eq!(vmm.link.send(&tcp(100)), None);
+        assert_eq!(vmm.turn().len(), 1, "{what}");
+        assert_eq!(vmm.link.send(&tcp(100)), Some(DropReason::StaleVm));
+    }
+    // An index that jumps, and a chain that loops.
+    let mut vmm = ready(ALL);
+    let ring = MEMORY + 0x4000;
+    vmm.poke(ring + 0x1000 + 2, &(CHAINS + 1).to_le_bytes());
+    vmm.kick(TX);
+    assert_eq!(vmm.next(&mut into), Packet::Malformed(0));
+    let mut vmm = ready(ALL);
+    let one = [&BUFFERS.to_le_bytes()[..], &[100, 0, 0, 0, 1, 0, 0, 0]].concat();
+    vmm.make_available(TX, 0, &[(BUFFERS, 100, false)]);
+    vmm.poke(ring, &one);
+    vmm.kick(TX);
+    // It ends with the ring's length: 64 times 100 bytes that are no frame.
+    assert_ne!(vmm.next(&mut into), Packet::Nothing);
+    assert_eq!(vmm.next(&mut into), Packet::Nothing);
+    // Chains that are no frames are given back, and counted.
+    let mut vmm = ready(ALL);
+    let chains: [(u64, u32, bool); 3] = [
+        (BUFFERS, 0, false),
+        (BUFFERS, 12, false),
+        (BUFFERS, 100_000, false),
+    ];
+    for (nth, chain) in chains.into_iter().enumerate() {
+        vmm.make_available(TX, nth as u16, &[chain]);
+    }
+    vmm.kick(TX);
+    for _ in chains {
+        assert!(matches!(vmm.next(&mut into), Packet::Malformed(_)));
+    }
+    assert_eq!(vmm.next(&mut into), Packet::Nothing);
+    assert_eq!(vmm.used(TX).len(), 3);
+}
+
+#[test]
+fn a_vmm_that_lies_loses_its_connection() {
+    let long = |value: u64| value.to_ne_bytes().to_vec();
+    let word = |nth: u32, value: u32| [nth.to_ne_bytes(), value.to_ne_bytes()].concat();
+    let table = |regions: &[[u64; 4]]| {
+        let count = word(regions.len() as u32, 0);
+        let regions = regions.iter().flatten().flat_map(|it| it.to_ne_bytes());
+        count.into_iter().chain(regions).collect::<Vec<u8>>()
+    };
+    let page = |at: u64| [at, 4_096, at, 0];
+    let refused = |number: u32, body: &[u8], fds: usize, wrong: Wrong| {
+        let mut vmm = ready(ALL);
+        let fd = vmm.fds()[0];
+        vmm.ask(number, body, &vec![fd; fds]);
+        assert_eq!(vmm.wrong, Some(wrong), "{number} {body:?}");
+        assert!(!vmm.is_connected());
+        // The next one is served.
+        vmm.connect();
+        vmm.set_up(ALL);
+        assert!(vmm.is_connected());
+    };
+    refused(99, &[], 0, Wrong::Request(99));
+    refused(request::SET_OWNER, &[], 1, Wrong::Descriptors(3));
+    refused(request::SET_FEATURES, &long(1 << 3), 0, Wrong::Body(2));
+    refused(request::SET_FEATURES, &[0; 7], 0, Wrong::Body(2));
+    refused(request::SET_MEM_TABLE, &table(&[]), 0, Wrong::Body(5));
+    refused(
+        request::SET_MEM_TABLE,
+        &[2, 0, 0, 0, 0, 0, 0, 0],
+        0,
+        Wrong::Body(5),
+    );
+    let pages = table(&[page(0), page(4_096)]);
+    refused(request::SET_MEM_TABLE, &pages, 1, Wrong::Descriptors(5));
+    for regions in [
+        &[page(0), page(0)][..],
+        &[[0, MEMORY_LEN + 4_096, 0, 0]],
+        &[[0, 4_096, 0, MEMORY_LEN]],
+        &[[0, 4_096, 0, u64::MAX - 4_095]],
+        &[[0, 0, 0, 0]],
+        &[[1, 4_096, 0, 0]],
+        &[[u64::MAX - 4_095, 4_096, 0, 0]],
+    ] {
+        let (body, fds) = (table(regions), regions.len());
+        refused(request::SET_MEM_TABLE, &body, fds, Wrong::Memory);
+    }
+    refused(request::SET_VRING_NUM, &word(0, 3), 0, Wrong::Ring);
+    refused(request::SET_VRING_NUM, &word(0, 0), 0, Wrong::Ring);
+    refused(request::SET_VRING_NUM, &word(2, 64), 0, Wrong::Body(8));
+    refused(request::SET_VRING_BASE, &word(0, 1 << 16), 0, Wrong::Ring);
+    refused(request::GET_VRING_BASE, &word(2, 0), 0, Wrong::Body(11));
+    // A file tells of nothing; nor does none.
+    refused(request::SET_VRING_KICK, &long(0), 1, Wrong::Kick);
+    refused(request::SET_VRING_KICK, &long(1 << 8), 0, Wrong::Kick);
+    refused(request::SET_VRING_KICK, &long(0), 0, Wrong::Descriptors(12));
+    refused(request::SET_VRING_KICK, &long(0), 2, Wrong::Descriptors(12));
+    refused(request::SET_VRING_CALL, &long(9), 1, Wrong::Body(13));
+
+    // Rings elsewhere.
+    for at in [0, 8, u64::MAX - 3] {
+        let mut vmm = FakeVmm::new();
+        let kick = vmm.fds()[1];
+        vmm.set_up(ALL);
+        let places = [at; 4].map(u64::to_ne_bytes).concat();
+        let body = [word(0, 0), places].concat();
+        vmm.ask(request::SET_VRING_ADDR, &body, &[]);
+        vmm.ask(request::SET_VRING_KICK, &long(0), &[kick]);
+        assert_eq!(vmm.wrong, Some(Wrong::Ring), "{at}");
+    }
+    // Other versions, answers, and what is too long.
+    for header in [[1, 0, 0], [1, 2, 0], [1, 5, 0], [1, 1, 513]] {
+        let mut vmm = FakeVmm::new();
+        let bytes: Vec<u8> = header
+            .iter()
+            .flat_map(|it: &u32| it.to_ne_bytes())
+            .collect();
+        vmm.say(&bytes, &[]);
+        assert_eq!(vmm.wrong, Some(Wrong::Header), "{header:?}");
+    }
+}
+
+#[test]
+fn messages_come_in_pieces_and_are_answered() {
+    let mut vmm = FakeVmm::new();
+    for byte in [1_u32, 1, 0].iter().flat_map(|word| word.to_ne_bytes()) {
+        vmm.say(&[byte], &[]);
+    }
+    let offered = vmm.answers();
+    let words = [1_u32, 5, 8].map(u32::to_ne_bytes).concat();
+    assert_eq!(
+        offered,
+        [words, feature::ALL.to_ne_bytes().to_vec()].concat()
+    );
+    vmm.set_up(ALL);
+    // Whoever has agreed on answers gets one to each request that asks for one.
+    let agreed = feature::REPLY_ACK.to_ne_bytes();
+    vmm.ask(request::SET_PROTOCOL_FEATURES, &agreed, &[]);
+    let asks = [3_u32, 9, 0].map(u32::to_ne_bytes).concat();
+    vmm.say(&asks, &[]);
+    let answer = [3_u32, 5, 8, 0, 0].map(u32::to_ne_bytes).concat();
+    assert_eq!(vmm.answers(), answer);
+}
+
+#[test]
+fn nobody_is_served_after_the_only_one() {
+    let mut vmm = FakeVmm::new();
+    vmm.link.is_for_one = true;
+    vmm.set_up(ALL);
+    let listener = vmm.link.listener.as_raw_fd();
+    vmm.say(&[0xff; 12], &[]);
+    assert_eq!(vmm.wrong, Some(Wrong::Header));
+    assert!(accept4(listener, SockFlag::SOCK_NONBLOCK).is_err());
+    assert_eq!(vmm.link.send(&tcp(1)), Some(DropReason::StaleVm));
+}
