@@ -51,9 +51,8 @@ impl Ip6 {
     #[inline(always)]
     pub const fn from_words(words: [u32; 4]) -> Self {
         // SAFETY: arrays of the same length, of types without invalid values.
-        Self {
-            octets: unsafe { core::mem::transmute::<[u32; 4], [u8; 16]>(words) },
-        }
+        let octets = unsafe { core::mem::transmute::<[u32; 4], [u8; 16]>(words) };
+        Self { octets }
     }
 
     /// The address as native-endian words to store in a packet.
@@ -67,9 +66,8 @@ impl Ip6 {
     #[inline(always)]
     pub const fn from_halves(halves: [u64; 2]) -> Self {
         // SAFETY: as above.
-        Self {
-            octets: unsafe { core::mem::transmute::<[u64; 2], [u8; 16]>(halves) },
-        }
+        let octets = unsafe { core::mem::transmute::<[u64; 2], [u8; 16]>(halves) };
+        Self { octets }
     }
 
     /// Both halves as native-endian words, which compare as the address does.
