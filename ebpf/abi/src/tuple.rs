@@ -50,8 +50,8 @@ impl Ip6 {
     /// The address whose octets in a packet were read as native-endian words.
     #[inline(always)]
     pub const fn from_words(words: [u32; 4]) -> Self {
-        // SAFETY: arrays of the same length, of types without invalid values.
         Self {
+            // SAFETY: arrays of the same length, of types without invalid values.
             octets: unsafe { core::mem::transmute::<[u32; 4], [u8; 16]>(words) },
         }
     }
@@ -66,8 +66,8 @@ impl Ip6 {
     /// The address of these halves, native-endian words.
     #[inline(always)]
     pub const fn from_halves(halves: [u64; 2]) -> Self {
-        // SAFETY: as above.
         Self {
+            // SAFETY: as above.
             octets: unsafe { core::mem::transmute::<[u64; 2], [u8; 16]>(halves) },
         }
     }
