@@ -323,3 +323,29 @@ fn the_flow_log_is_told_everything_or_what_was_asked_for() {
     let nowhere = config("--tap tap0 --flow-log-events dns").unwrap_err();
     assert!(nowhere.contains("--flow-log"), "{nowhere}");
 }
+
+#[test]
+fn ipv6_is_off_unless_it_is_asked_for() {
+    use slipgate_model::Ipv6Mode;
+    let network = config("--tap t").unwrap().network;
+    assert_eq!(network.ipv6, Ipv6Mode::Off);
+    assert_eq!(network.ipv6_prefix.to_string(), "fd73:6c69:7067::/64");
+    let network = config("--tap t --ipv6 nat --ipv6-prefix 2001:db8:7::/64")
+        .unwrap()
+        .network;
+    assert_eq!(network.ipv6, Ipv6Mode::Nat);
+    assert_eq!(network.ipv6_prefix.to_string(), "2001:db8:7::/64");
+    assert_eq!(
+        config("--tap t --ipv6 auto").unwrap().network.ipv6,
+        Ipv6Mode::Auto
+    );
+    refused("--tap t --ipv6 routed", &["--ipv6", "off", "nat", "auto"]);
+    refused(
+        "--tap t --ipv6-prefix fd00::/48",
+        &["--ipv6-prefix", "fd00::/48", "64 bits"],
+    );
+    refused("--tap t --ipv6 nat --mtu 1279", &["--mtu", "1279", "1280"]);
+    assert!(config("--tap t --ipv6 nat --mtu 1280").is_ok());
+    // With `auto` such a link has none.
+    assert!(config("--tap t --ipv6 auto --mtu 1000").is_ok());
+}

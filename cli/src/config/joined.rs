@@ -19,10 +19,12 @@ use super::{network, rules::rule_flags, vm};
 use crate::args::{AttachArgs, CommandLine, DefaultRule, NatArgs, OnExit, RunArgs};
 
 /// Flags that are about a VM, about this process, or compared with the daemon's own.
-const OF_THE_VM: [&str; 20] = [
+const OF_THE_VM: [&str; 22] = [
     "vm",
     "tap",
     "guest-ip",
+    "ipv6",
+    "ipv6-prefix",
     "forward",
     "max-flows",
     "new-flows-per-second",
@@ -112,6 +114,8 @@ fn definitions(
         let has_own_ip = vm.ip != guest_ip || is_given("guest_ip");
         VmDefinition {
             ip: has_own_ip.then_some(vm.ip),
+            ipv6: is_given("ipv6").then(|| nat.ipv6.into()),
+            ipv6_prefix: nat.ipv6_prefix.clone(),
             quotas: vm.flags.quotas.or(nat.quotas.quotas()),
             forwards: specs,
             host_loopback: nat.host_loopback.clone(),

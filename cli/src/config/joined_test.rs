@@ -55,6 +55,17 @@ fn what_is_said_of_a_vm_goes_to_the_daemon() {
     assert_eq!(shown, expected);
     let typed = ["--tap", "tap0", "--guest-ip", "10.0.2.15"];
     assert!(joined(&typed).unwrap()[0].ip.is_some());
+    let typed = [
+        "--tap",
+        "tap0",
+        "--ipv6",
+        "off",
+        "--ipv6-prefix",
+        "fd00:7::/64",
+    ];
+    let vm = &joined(&typed).unwrap()[0];
+    assert_eq!(vm.ipv6, Some(slipgate_model::Ipv6Mode::Off));
+    assert_eq!(vm.ipv6_prefix.as_deref(), Some("fd00:7::/64"));
 }
 
 #[test]
