@@ -11,6 +11,7 @@ fn network(addresses: &[(u32, [u8; 4], u8)]) -> Network {
             prefix_len: *prefix_len,
             broadcast: None,
             peer: None,
+            state: slipgate_control::netlink::AddressState::default(),
         });
     Network {
         addresses: addresses.collect(),
