@@ -67,8 +67,9 @@ impl Workload for Way {
             Self::Up => tcp::rate_up(address, time, TIMEOUT),
             Self::Down => tcp::rate_down(address, time, TIMEOUT),
         };
+        let guest_ns = stand.guest_ns();
         let (rate, trips) = thread::scope(|scope| {
-            let rate = scope.spawn(|| stand.in_guest(|| stream(limits.bulk)));
+            let rate = scope.spawn(|| guest_ns.run(|| stream(limits.bulk)));
             let trips = stand.in_guest(|| round_trips(echo.address(), limits.bulk));
             (rate.join(), trips)
         });
