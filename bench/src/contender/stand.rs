@@ -147,11 +147,6 @@ impl Stand {
         &self.guest_ns
     }
 
-    /// Returns the guest's network namespace, for work beside that of [`Stand::in_guest`].
-    pub(crate) fn guest_ns(&self) -> &NetNs {
-        &self.guest_ns
-    }
-
     /// Runs `f` in the guest.
     pub(crate) fn in_guest<T: Send>(&self, f: impl FnOnce() -> T + Send) -> T {
         self.guest_ns.run(f)
