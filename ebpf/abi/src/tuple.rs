@@ -50,10 +50,9 @@ impl Ip6 {
     /// The address whose octets in a packet were read as native-endian words.
     #[inline(always)]
     pub const fn from_words(words: [u32; 4]) -> Self {
-        Self {
-            // SAFETY: arrays of the same length, of types without invalid values.
-            octets: unsafe { core::mem::transmute::<[u32; 4], [u8; 16]>(words) },
-        }
+        // SAFETY: arrays of the same length, of types without invalid values.
+        let octets = unsafe { core::mem::transmute::<[u32; 4], [u8; 16]>(words) };
+        Self { octets }
     }
 
     /// The address as native-endian words to store in a packet.
@@ -66,10 +65,9 @@ impl Ip6 {
     /// The address of these halves, native-endian words.
     #[inline(always)]
     pub const fn from_halves(halves: [u64; 2]) -> Self {
-        Self {
-            // SAFETY: as above.
-            octets: unsafe { core::mem::transmute::<[u64; 2], [u8; 16]>(halves) },
-        }
+        // SAFETY: as above.
+        let octets = unsafe { core::mem::transmute::<[u64; 2], [u8; 16]>(halves) };
+        Self { octets }
     }
 
     /// Both halves as native-endian words, which compare as the address does.
