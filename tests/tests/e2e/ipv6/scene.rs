@@ -24,6 +24,7 @@ use slipgate_testbed::{
     GUEST_DEVICE, GuestConfig, NetNs, World, WorldConfig,
     clients::dns,
     dns_wire::Reply,
+    tls,
     world::{UPLINK, WORLD_LINK},
 };
 
@@ -134,6 +135,9 @@ pub(super) fn address_of(stand: &Stand) -> Option<Ipv6Addr> {
     prefix.trim_end_matches("/64").parse().ok()
 }
 
+/// Type of a TLS record with a handshake message.
+const HANDSHAKE: u8 = 22;
+
 /// A server that returns what it gets, by TCP and UDP.
 pub(super) struct Echo {
     address: SocketAddr,
@@ -210,7 +214,17 @@ fn echo(mut stream: TcpStream, stop: &AtomicBool) {
     while !stop.load(Ordering::Relaxed) {
         match stream.read(&mut buffer) {
             Ok(0) => return,
-            Ok(len) if stream.write_all(&buffer[..len]).is_err() => return,
+            Ok(len) => {
+                let got = &buffer[..len];
+                // A client of TLS is answered as TLS has it.
+                let sent = match got[0] == HANDSHAKE {
+                    true => stream.write_all(&tls::answer_to(got)),
+                    false => stream.write_all(got),
+                };
+                if sent.is_err() {
+                    return;
+                }
+            }
             Err(e) if !matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => return,
             _ => {}
         }
