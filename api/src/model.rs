@@ -345,7 +345,7 @@ pub struct PolicyPut {
     pub generation: u64,
     /// Number of flows that were cut.
     pub cut: u64,
-    /// Number of flows that continue.
+    /// Number of flows of the VMs that it concerns that continue.
     pub kept: u64,
 }
 
