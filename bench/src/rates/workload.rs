@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Result, ensure};
+use anyhow::{Result, bail, ensure};
 use slipgate_testbed::{
     clients::{tcp, udp},
     servers::{TcpServer, TcpService, UdpServer, UdpService},
@@ -67,19 +67,21 @@ impl Workload for Way {
             Self::Up => tcp::rate_up(address, time, TIMEOUT),
             Self::Down => tcp::rate_down(address, time, TIMEOUT),
         };
-        let guest_ns = stand.guest_ns();
-        let (rate, trips) = thread::scope(|scope| {
-            let rate = scope.spawn(|| guest_ns.run(|| stream(limits.bulk)));
-            let trips = stand.in_guest(|| round_trips(echo.address(), limits.bulk));
-            (rate.join(), trips)
-        });
-        let Ok(rate) = rate else {
-            anyhow::bail!("the stream's thread ended");
-        };
-        let (rate, trips) = (rate?, trips?);
+        let echo_at = echo.address();
+        // A thread of the guest's is the guest's too.
+        let (rate, trips) = stand.in_guest(|| {
+            thread::scope(|scope| {
+                let rate = scope.spawn(|| stream(limits.bulk));
+                let trips = round_trips(echo_at, limits.bulk)?;
+                match rate.join() {
+                    Ok(rate) => Ok((rate?, trips)),
+                    Err(_) => bail!("the stream's thread ended"),
+                }
+            })
+        })?;
         let share = rate.bits_per_second() / 8.0 * SEGMENT.1 / SEGMENT.0;
         let [metric_share, metric_trip] = self.metrics() else {
-            anyhow::bail!("two metrics");
+            bail!("two metrics");
         };
         Ok(Sample::of(&[
             (
