@@ -154,7 +154,7 @@ fn a_vmm_that_dies_or_lies_costs_its_own_connection() {
         let mut stream = loop {
             let mut stream = host.run(|| tcp::connect(at(LOOPBACK, 8080), WAIT)).unwrap();
             match EchoSession::new(&mut stream).round(1) {
-                Ok(()) => break stream,
+                Ok(_) => break stream,
                 Err(error) => assert!(Instant::now() < until, "{round}: it serves not: {error}"),
             }
         };
