@@ -22,6 +22,7 @@ mod clients;
 mod command;
 mod forwards;
 mod machine;
+mod metrics;
 mod place;
 mod socket;
 
@@ -47,8 +48,7 @@ use slipgate_control::{Users, netlink::NetworkWatch};
 use slipgate_ipc::{
     channel::{Received, memory_file},
     engine::{
-        EngineRequest, FromEngine, GuestProtocol, NetworkView, OnExit, Start, ToEngine,
-        UserspaceStart, VmSpec,
+        FromEngine, GuestProtocol, NetworkView, OnExit, Start, ToEngine, UserspaceStart, VmSpec,
     },
 };
 use slipgate_policy::PolicySet;
@@ -64,7 +64,7 @@ use crate::{
     host::{self, HostResolvers},
     kernel_state::{GATEWAY_MAC, Uplink, check_source, find_uplink, forward_texts, network_view},
     output_files::{open_flow_log, open_pcap},
-    process::{ChildProcess, Metrics, Outgoing, Scraped},
+    process::{ChildProcess, Metrics, Outgoing},
     role::Role,
     serve::signals,
     start::listen_for_metrics,
@@ -349,60 +349,7 @@ struct Served {
     metrics: Option<Metrics>,
 }
 
-/// What the metrics process gets.
-struct ScrapedPlace<'s> {
-    place: &'s Place,
-    nat: &'s Config,
-    users: &'s Users,
-}
-
-impl Scraped for ScrapedPlace<'_> {
-    fn map_fds(&self) -> Vec<BorrowedFd<'_>> {
-        self.place.memory.maps.fds()
-    }
-
-    fn owner_rows(&self) -> Vec<u32> {
-        vec![self.place.owner.row()]
-    }
-
-    fn label_keys(&self) -> &[String] {
-        &self.nat.metrics_labels
-    }
-
-    fn users(&self) -> &Users {
-        self.users
-    }
-}
-
 impl Served {
-    fn scraped(&self) -> ScrapedPlace<'_> {
-        let Self {
-            place, nat, users, ..
-        } = self;
-        ScrapedPlace { place, nat, users }
-    }
-
-    /// Handles requests and the end of the metrics process.
-    fn see_to_metrics(&mut self) -> anyhow::Result<()> {
-        let Some(mut metrics) = self.metrics.take() else {
-            return Ok(());
-        };
-        let wanted = metrics.turn(&self.scraped());
-        if let Some(from) = wanted.filter(|_| self.engine.is_some()) {
-            let id = self.clients.next_id();
-            metrics.asking = Some((0, id));
-            let request = EngineRequest::Inventory { from };
-            self.metrics = Some(metrics);
-            return self.send(ToEngine::Request {
-                id,
-                about: None,
-                request,
-            });
-        }
-        self.metrics = Some(metrics);
-        Ok(())
-    }
-
     fn await_engine(&mut self) -> anyhow::Result<()> {
         let Some(engine) = &mut self.engine else {
             return Ok(());

@@ -5,12 +5,15 @@
 //! numbers and states of its own, from the RFC's text, and no code of the machine's. Numbers of the
 //! guest and of the server's stream are compared at each step, and each header that comes out is read as
 //! a guest would.
+mod model;
+
 use slipgate_abi::tcp::Flags;
 use userspace_nat::tcp::{
     Connection, Due, GIVE_UP_AFTER, Header, Host, MOST_RETRANSMISSION_NS, Received, Segment, State,
     SynOptions, TIME_WAIT_NS,
 };
 
+use self::model::{Model, Reply, before};
 use crate::tape::Tape;
 
 /// Steps of an input at most.
@@ -50,11 +53,6 @@ pub fn tcp(input: &[u8]) {
     pair.falls_silent();
 }
 
-/// Whether `a` is before `b` (RFC 9293 section 3.4).
-fn before(a: u32, b: u32) -> bool {
-    a != b && b.wrapping_sub(a) < 1 << 31
-}
-
 /// The machine and the model, and the host's socket between them.
 struct Pair {
     machine: Connection,
@@ -67,47 +65,11 @@ struct Pair {
     served: u32,
 }
 
-/// What RFC 9293 says of the connection.
-struct Model {
-    state: State,
-    /// RCV.NXT, and the furthest right edge of a window that may have been announced.
-    next_from_guest: u32,
-    furthest_edge: u32,
-    /// The right edge that the guest has read last.
-    read_edge: Option<u32>,
-    /// Whether bytes were turned away that were not asked for again.
-    turned_away: bool,
-    initial: u32,
-    /// SND.UNA, and behind all that was sent.
-    unacknowledged: u32,
-    sent: u32,
-    /// The furthest right edge of the guest's windows, and their shift.
-    their_edge: u32,
-    their_scale: u8,
-    /// Sequence number of our FIN.
-    fin: Option<u32>,
-    scales: bool,
-}
-
 impl Pair {
     fn new(syn: &Segment, ours: u32) -> Self {
-        let first = syn.sequence.wrapping_add(1);
         Self {
             machine: Connection::new(syn, ours),
-            model: Model {
-                state: State::Connecting,
-                next_from_guest: first,
-                furthest_edge: first,
-                read_edge: None,
-                turned_away: false,
-                their_edge: ours.wrapping_add(1).wrapping_add(syn.window.into()),
-                their_scale: syn.options.window_scale.unwrap_or(0),
-                initial: ours,
-                unacknowledged: ours,
-                sent: ours,
-                fin: None,
-                scales: syn.options.window_scale.is_some(),
-            },
+            model: Model::new(syn, ours),
             now_ns: 1,
             queued: 0,
             is_ended: false,
@@ -415,168 +377,5 @@ impl Pair {
         }
         assert_eq!(self.machine.due_ns(), None, "it gives up");
         assert!(!self.model.is_awaiting());
-    }
-}
-
-/// Answer to a segment.
-#[derive(Debug)]
-enum Reply {
-    Nothing,
-    Reset,
-    Syn,
-    Acknowledgement,
-}
-
-/// What is to come of a segment, besides its payload.
-struct Expected {
-    host: Host,
-    acknowledged: u32,
-    reply: Reply,
-}
-
-impl Model {
-    /// A segment arrives (RFC 9293 section 3.10.7; RFC 5961 sections 3 and 4).
-    fn arrives(&mut self, segment: &Segment) -> Expected {
-        let only = |reply| Expected {
-            host: Host::Stays,
-            acknowledged: 0,
-            reply,
-        };
-        let is_first = segment.sequence.wrapping_add(1) == self.next_from_guest;
-        if self.state == State::Closed {
-            return only(if segment.has(Flags::RST) {
-                Reply::Nothing
-            } else {
-                Reply::Reset
-            });
-        }
-        if segment.has(Flags::RST) {
-            let behind = segment.sequence.wrapping_sub(self.next_from_guest);
-            if behind == 0 {
-                let host = match self.state {
-                    State::TimeWait => Host::Closes,
-                    _ => Host::Reset,
-                };
-                self.state = State::Closed;
-                return Expected {
-                    host,
-                    ..only(Reply::Nothing)
-                };
-            }
-            let window = self.furthest_edge.wrapping_sub(self.next_from_guest);
-            return only(if behind < window {
-                Reply::Acknowledgement
-            } else {
-                Reply::Nothing
-            });
-        }
-        if segment.has(Flags::SYN) {
-            return only(match self.state {
-                State::Connecting => Reply::Nothing,
-                State::SynReceived if is_first && !segment.has(Flags::ACK) => Reply::Syn,
-                _ => Reply::Acknowledgement,
-            });
-        }
-        if self.state == State::Connecting || !segment.has(Flags::ACK) {
-            return only(Reply::Nothing);
-        }
-        let to = segment.acknowledgement;
-        if self.state == State::SynReceived {
-            if to != self.sent {
-                return only(Reply::Reset);
-            }
-            self.state = State::Established;
-            self.unacknowledged = to;
-        }
-        if before(self.sent, to) || before(to, self.unacknowledged) {
-            return only(Reply::Nothing);
-        }
-        let edge = to.wrapping_add(u32::from(segment.window) << self.their_scale);
-        if before(self.their_edge, edge) {
-            self.their_edge = edge;
-        }
-        let numbers = to.wrapping_sub(self.unacknowledged);
-        let is_fin = numbers > 0 && self.fin.is_some_and(|fin| fin.wrapping_add(1) == to);
-        self.unacknowledged = to;
-        let mut host = Host::Stays;
-        if is_fin {
-            (self.state, host) = match self.state {
-                State::FinWait1 => (State::FinWait2, Host::Stays),
-                State::Closing => (State::TimeWait, Host::Closes),
-                State::LastAck => (State::Closed, Host::Closes),
-                other => (other, Host::Stays),
-            };
-        }
-        Expected {
-            host,
-            acknowledged: numbers - u32::from(is_fin),
-            reply: Reply::Nothing,
-        }
-    }
-
-    /// A window for so many bytes is announced. It grows only, and bytes that were turned away are not
-    /// wanted before there is room for them.
-    fn announces(&mut self, room: u32) {
-        let room = if self.turned_away { 0 } else { room };
-        let most = u32::from(u16::MAX) << if self.scales { 8 } else { 0 };
-        let edge = self.next_from_guest.wrapping_add(room.min(most));
-        let is_open = self.is_receiving() || self.state == State::SynReceived;
-        if is_open && before(self.furthest_edge, edge) {
-            self.furthest_edge = edge;
-        }
-    }
-
-    fn is_receiving(&self) -> bool {
-        use State::{Established, FinWait1, FinWait2};
-        matches!(self.state, Established | FinWait1 | FinWait2)
-    }
-
-    fn may_send(&self) -> bool {
-        use State::{CloseWait, Closing, Established, FinWait1, LastAck};
-        matches!(
-            self.state,
-            Established | CloseWait | FinWait1 | Closing | LastAck
-        )
-    }
-
-    /// Whether something is under way that the guest has to acknowledge.
-    fn is_awaiting(&self) -> bool {
-        let is_up = !matches!(self.state, State::Connecting | State::Closed);
-        is_up && self.unacknowledged != self.sent
-    }
-
-    /// The socket took so many bytes, and the guest's FIN if it was right behind.
-    fn takes(&mut self, bytes: u32, is_last: bool) {
-        self.next_from_guest = self.next_from_guest.wrapping_add(bytes);
-        if !is_last {
-            return;
-        }
-        self.next_from_guest = self.next_from_guest.wrapping_add(1);
-        if before(self.furthest_edge, self.next_from_guest) {
-            self.furthest_edge = self.next_from_guest;
-        }
-        self.state = match self.state {
-            State::Established => State::CloseWait,
-            State::FinWait1 => State::Closing,
-            State::FinWait2 => State::TimeWait,
-            other => other,
-        };
-    }
-
-    fn sends(&mut self, end: u32) {
-        if before(self.sent, end) {
-            self.sent = end;
-        }
-    }
-
-    fn sends_fin(&mut self, sequence: u32) {
-        assert!(self.fin.is_none_or(|fin| fin == sequence), "one FIN");
-        self.fin = Some(sequence);
-        self.sends(sequence.wrapping_add(1));
-        self.state = match self.state {
-            State::Established => State::FinWait1,
-            State::CloseWait => State::LastAck,
-            other => other,
-        };
     }
 }

@@ -20,8 +20,11 @@ use nix::{
 };
 use vm_memory::{Bytes as _, FileOffset, GuestAddress, GuestMemoryMmap};
 
-use super::{RX, RingLink, TX, Wrong, feature, message::request};
-use crate::guest_link::Packet;
+use super::{
+    Packet, RingLink, Wrong,
+    message::request,
+    session::{RX, TX, feature},
+};
 
 /// Guest address of the memory, its length in bytes, and the VMM's address of it.
 pub const MEMORY: u64 = 0x10_0000;

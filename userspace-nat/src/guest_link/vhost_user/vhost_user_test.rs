@@ -5,6 +5,7 @@ use slipgate_abi::Ip4;
 use super::{
     fake::{ALL, CHAINS, FakeVmm, MEMORY, MEMORY_LEN},
     message::request,
+    session::TX,
     *,
 };
 use crate::{
@@ -20,6 +21,9 @@ const GUEST: Ip4 = Ip4 {
 };
 const MACS: [u8; 14] = [2, 0, 0, 0, 0, 2, 2, 0, 0, 0, 0, 1, 8, 0];
 const MSS: u16 = 1_460;
+/// Address, length, and whether the device writes it.
+type Buffer = (u64, u32, bool);
+
 /// Where buffers are, behind the rings.
 const BUFFERS: u64 = MEMORY + 0x1_0000;
 
@@ -170,7 +174,7 @@ fn a_ring_goes_on_where_it_was() {
 fn a_driver_that_lies_loses_its_ring_only() {
     let far = MEMORY + MEMORY_LEN;
     let mut into = vec![0; MAX_FRAME];
-    let lies: [(&str, &[(u64, u32, bool)]); 5] = [
+    let lies: [(&str, &[Buffer]); 5] = [
         ("outside", &[(far - 100, 2_000, false)]),
         ("far outside", &[(u64::MAX - 10, 2_000, false)]),
         ("written", &[(BUFFERS, 2_000, true)]),

@@ -1,0 +1,257 @@
+//! A connected VMM: what it has told of its guest, and how its requests are carried out.
+use std::os::fd::OwnedFd;
+
+use nix::sys::epoll::{Epoll, EpollEvent, EpollFlags};
+
+use super::{
+    memory::Memory,
+    message::{Connection, End, Message, Wrong, request},
+    ring::{Format, Ring},
+};
+use crate::port::VNET_LEN;
+
+/// Ring of frames for the guest, and ring of its own.
+pub(super) const RX: usize = 0;
+pub(super) const TX: usize = 1;
+
+/// Features (virtio 1.2, sections 5.1.3 and 6; vhost-user), by bit.
+pub(super) mod feature {
+    pub(in super::super) const CSUM: u64 = 1 << 0;
+    pub(in super::super) const GUEST_CSUM: u64 = 1 << 1;
+    pub(in super::super) const GUEST_TSO4: u64 = 1 << 7;
+    pub(in super::super) const HOST_TSO4: u64 = 1 << 11;
+    pub(in super::super) const MRG_RXBUF: u64 = 1 << 15;
+    pub(in super::super) const INDIRECT_DESC: u64 = 1 << 28;
+    pub(in super::super) const EVENT_IDX: u64 = 1 << 29;
+    pub(in super::super) const PROTOCOL_FEATURES: u64 = 1 << 30;
+    pub(in super::super) const VERSION_1: u64 = 1 << 32;
+    pub(in super::super) const GUEST_USO4: u64 = 1 << 54;
+    pub(in super::super) const HOST_USO: u64 = 1 << 56;
+    /// All that are offered.
+    pub(in super::super) const ALL: u64 = CSUM
+        | GUEST_CSUM
+        | GUEST_TSO4
+        | HOST_TSO4
+        | MRG_RXBUF
+        | INDIRECT_DESC
+        | EVENT_IDX
+        | PROTOCOL_FEATURES
+        | VERSION_1
+        | GUEST_USO4
+        | HOST_USO;
+    /// Protocol feature: a request may ask for an answer.
+    pub(in super::super) const REPLY_ACK: u64 = 1 << 3;
+}
+
+/// A connected VMM, and what it has told of its guest.
+#[derive(Debug)]
+pub(super) struct Vmm {
+    connection: Connection,
+    /// Features that the driver has accepted, and those of the protocol.
+    pub(super) features: u64,
+    protocol: u64,
+    pub(super) memory: Option<Memory>,
+    pub(super) rings: [Ring; 2],
+    /// Whether the guest's ring may have frames of which no kick tells.
+    pub(super) has_input: bool,
+}
+
+impl Vmm {
+    /// A VMM that has told nothing, by its connection.
+    pub(super) fn new(socket: OwnedFd) -> Self {
+        Self {
+            connection: Connection::new(socket),
+            features: 0,
+            protocol: 0,
+            memory: None,
+            rings: Default::default(),
+            has_input: false,
+        }
+    }
+
+    /// Handles the next message, if one has come. Returns whether it has.
+    pub(super) fn hear(&mut self, epoll: &Epoll, kick_key: u64) -> Result<bool, End> {
+        match self.connection.receive()? {
+            Some(message) => self.handle(message, epoll, kick_key).map(|()| true),
+            None => Ok(false),
+        }
+    }
+
+    /// Takes its descriptors out of the set.
+    pub(super) fn end(self, epoll: &Epoll) {
+        for kick in self.rings.iter().filter_map(|ring| ring.kick.as_ref()) {
+            // Others may have the same: it would stay in the set.
+            let _ = epoll.delete(kick);
+        }
+        let _ = epoll.delete(self.connection.socket());
+    }
+
+    pub(super) fn format(&self) -> Format {
+        let has = |feature| self.features & feature != 0;
+        // virtio 1.2, section 5.1.6.1.
+        let counts = has(feature::VERSION_1) || has(feature::MRG_RXBUF);
+        Format {
+            header_len: if counts { VNET_LEN + 2 } else { VNET_LEN },
+            merges: has(feature::MRG_RXBUF),
+            event_idx: has(feature::EVENT_IDX),
+        }
+    }
+
+    /// Carries out a request, and answers it.
+    fn handle(&mut self, message: Message, epoll: &Epoll, kick_key: u64) -> Result<(), End> {
+        let (number, needs_reply) = (message.request, message.needs_reply);
+        let answer = self
+            .carry_out(message, epoll, kick_key)
+            .map_err(End::Wrong)?;
+        match answer {
+            Some(answer) => self.connection.answer(number, &answer),
+            None if needs_reply && self.protocol & feature::REPLY_ACK != 0 => {
+                self.connection.answer(number, &0_u64.to_ne_bytes())
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Carries out a request. Returns the body of its answer, if it has one.
+    fn carry_out(
+        &mut self,
+        message: Message,
+        epoll: &Epoll,
+        kick_key: u64,
+    ) -> Result<Option<Vec<u8>>, Wrong> {
+        let number = message.request;
+        let takes_fds = matches!(
+            number,
+            request::SET_MEM_TABLE
+                | request::SET_VRING_KICK
+                | request::SET_VRING_CALL
+                | request::SET_VRING_ERR
+        );
+        if !takes_fds && !message.fds.is_empty() {
+            return Err(Wrong::Descriptors(number));
+        }
+        let long = |value: u64| Ok(Some(value.to_ne_bytes().to_vec()));
+        match number {
+            request::GET_FEATURES => return long(feature::ALL),
+            request::GET_PROTOCOL_FEATURES => return long(feature::REPLY_ACK),
+            request::SET_FEATURES => {
+                let [features] = message.longs(0)?;
+                if features & !feature::ALL != 0 {
+                    return Err(Wrong::Body(number));
+                }
+                self.features = features;
+            }
+            request::SET_PROTOCOL_FEATURES => {
+                let [features] = message.longs(0)?;
+                self.protocol = features & feature::REPLY_ACK;
+            }
+            // There is one owner, and packets tell other hosts where a guest is.
+            request::SET_OWNER | request::SEND_RARP => {}
+            request::RESET_OWNER => {
+                for nth in [RX, TX] {
+                    self.stop(nth, epoll);
+                }
+            }
+            request::SET_MEM_TABLE => {
+                self.memory = Some(Memory::map(message)?);
+                for nth in [RX, TX] {
+                    if self.rings[nth].kick.is_some() {
+                        self.restart(nth)?;
+                    }
+                }
+            }
+            request::SET_VRING_NUM => {
+                let [nth, size] = message.words()?;
+                self.ring(nth, number)?.set_size(size)?;
+            }
+            request::SET_VRING_BASE => {
+                let [nth, base] = message.words()?;
+                self.ring(nth, number)?.set_base(base)?;
+            }
+            request::GET_VRING_BASE => {
+                let [nth, _] = message.words()?;
+                self.ring(nth, number)?;
+                let base = self.stop(nth as usize, epoll);
+                let words = [nth, base.into()];
+                return Ok(Some(words.iter().flat_map(|w| w.to_ne_bytes()).collect()));
+            }
+            request::SET_VRING_ADDR => {
+                let nth = message
+                    .body
+                    .first_chunk()
+                    .map(|nth| u32::from_ne_bytes(*nth));
+                let [descriptors, used, available, _log] = message.longs(8)?;
+                let ring = self.ring(nth.unwrap_or(u32::MAX), number)?;
+                ring.set_addresses([descriptors, used, available]);
+            }
+            request::SET_VRING_ENABLE => {
+                let [nth, is_enabled] = message.words()?;
+                self.ring(nth, number)?.enable(is_enabled != 0);
+                self.has_input = true;
+            }
+            request::SET_VRING_KICK => {
+                let (nth, kick) = self.of_ring(message)?;
+                self.stop(nth, epoll);
+                // Without one the ring would have to be looked at all the time.
+                let kick = kick.ok_or(Wrong::Kick)?;
+                let events = EpollFlags::EPOLLIN | EpollFlags::EPOLLET;
+                let event = EpollEvent::new(events, kick_key);
+                epoll.add(&kick, event).map_err(|_| Wrong::Kick)?;
+                self.rings[nth].kick = Some(kick);
+                self.restart(nth)?;
+            }
+            request::SET_VRING_CALL => {
+                let (nth, call) = self.of_ring(message)?;
+                self.rings[nth].set_call(call);
+            }
+            // Nothing is told there.
+            request::SET_VRING_ERR => drop(self.of_ring(message)?),
+            _ => return Err(Wrong::Request(number)),
+        }
+        Ok(None)
+    }
+
+    /// The ring of a message about a descriptor of one, and the descriptor.
+    fn of_ring(&mut self, message: Message) -> Result<(usize, Option<OwnedFd>), Wrong> {
+        let number = message.request;
+        let [told] = message.longs(0)?;
+        let mut fds = message.fds.into_iter();
+        let fd = fds.next();
+        // Bit 8: there is none.
+        if fd.is_some() == (told & 1 << 8 != 0) || fds.next().is_some() {
+            return Err(Wrong::Descriptors(number));
+        }
+        let nth = (told & 0xff) as u32;
+        self.ring(nth, number)?;
+        Ok((nth as usize, fd))
+    }
+
+    fn ring(&mut self, nth: u32, request: u32) -> Result<&mut Ring, Wrong> {
+        let ring = self.rings.get_mut(nth as usize);
+        ring.ok_or(Wrong::Body(request))
+    }
+
+    /// Starts a ring, or has it go on in other memory.
+    fn restart(&mut self, nth: usize) -> Result<(), Wrong> {
+        let (format, needs_enabling) = (
+            self.format(),
+            self.features & feature::PROTOCOL_FEATURES != 0,
+        );
+        let memory = self.memory.as_ref().ok_or(Wrong::Ring)?;
+        let ring = &mut self.rings[nth];
+        ring.pause();
+        ring.start(format, &memory.guest, |address| memory.of_vmm(address))?;
+        if !needs_enabling {
+            ring.enable(true);
+        }
+        self.has_input = true;
+        Ok(())
+    }
+
+    fn stop(&mut self, nth: usize, epoll: &Epoll) -> u16 {
+        if let Some(kick) = &self.rings[nth].kick {
+            let _ = epoll.delete(kick);
+        }
+        self.rings[nth].stop()
+    }
+}
