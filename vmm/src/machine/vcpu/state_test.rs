@@ -10,6 +10,10 @@ use crate::{
     memory,
 };
 
+/// Places in the XSAVE area, in words (Intel SDM vol. 1, 13.4).
+const XMM3: usize = (160 + 3 * 16) / 4;
+const XSTATE_BV: usize = 512 / 4;
+
 struct Rig {
     kvm: Kvm,
     can: Abilities,
@@ -39,6 +43,12 @@ fn saved() -> VcpuState {
     let mut regs = fd.get_regs().unwrap();
     regs.rbx = 0x1234_5678_9abc;
     fd.set_regs(&regs).unwrap();
+    // Register XMM3, and that x87 and SSE are in use (XSTATE_BV).
+    let mut xsave = fd.get_xsave().unwrap();
+    xsave.region[XMM3..][..4].fill(0x0bad_cafe);
+    xsave.region[XSTATE_BV] |= 0b11;
+    // SAFETY: no larger area is in use.
+    unsafe { fd.set_xsave(&xsave) }.unwrap();
     save(&fd, &cpuid, &rig.can).unwrap()
 }
 
@@ -57,6 +67,9 @@ fn what_is_saved_is_restored() {
     assert_eq!(after.regs, before.regs);
     assert_eq!(after.sregs, before.sregs);
     assert_eq!(after.lapic.regs, before.lapic.regs);
+    let xmm3 = |state: &VcpuState| state.xsave.as_ref().unwrap().region[XMM3..][..4].to_vec();
+    assert_eq!(xmm3(&before), [0x0bad_cafe; 4]);
+    assert_eq!(xmm3(&after), xmm3(&before));
     assert_eq!(after.msrs.len(), before.msrs.len());
     assert!(before.msrs.len() > 10, "{}", before.msrs.len());
 }
