@@ -293,8 +293,7 @@ fn a_clone_has_a_disk_and_a_vsock_of_its_own() {
     eventually("its socket is there", || Path::new(&another).exists());
     let own = vsock::connect(Path::new(&another), 5).unwrap().unwrap();
     vsock::exchange(own, 7, 300_000);
-    // What becomes of it then is a known gap: docs/vmm.md.
-    drop(clone);
+    assert_passed(&clone.finish(WAIT).unwrap());
     drop(stream);
     assert_passed(&vm.finish(WAIT).unwrap());
 }

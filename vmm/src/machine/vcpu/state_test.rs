@@ -19,7 +19,7 @@ struct Rig {
     can: Abilities,
     vm: kvm_ioctls::VmFd,
     // The VM's memory must stay mapped.
-    _memory: GuestMemory,
+    memory: GuestMemory,
 }
 
 fn rig() -> Rig {
@@ -30,7 +30,7 @@ fn rig() -> Rig {
         can: Abilities::of(&kvm).unwrap(),
         vm: kvm::create(&kvm, &memory).unwrap(),
         kvm,
-        _memory: memory,
+        memory,
     }
 }
 
@@ -72,6 +72,30 @@ fn what_is_saved_is_restored() {
     assert_eq!(xmm3(&after), xmm3(&before));
     assert_eq!(after.msrs.len(), before.msrs.len());
     assert!(before.msrs.len() > 10, "{}", before.msrs.len());
+}
+
+/// KVM writes the time to the address that the guest once gave.
+#[test]
+fn a_restore_writes_nothing_to_the_guests_memory() {
+    use vm_memory::{Bytes as _, GuestAddress};
+    require_kvm!();
+    const ADDRESS: u64 = 0x5_0000;
+    let mut state = saved();
+    for index in WALL_CLOCKS {
+        assert!(state.msrs.iter().all(|entry| entry.index != index));
+        state.msrs.push(kvm_msr_entry {
+            index,
+            data: ADDRESS,
+            ..Default::default()
+        });
+    }
+    let rig = rig();
+    setup::restore(&rig.kvm, &rig.vm, 0, 1, (&state, &rig.can)).unwrap();
+    let mut there = [0xff_u8; 12];
+    rig.memory
+        .read_slice(&mut there, GuestAddress(ADDRESS))
+        .unwrap();
+    assert_eq!(there, [0; 12]);
 }
 
 #[test]
