@@ -16,6 +16,9 @@ use crate::{
 
 /// IA32_TSC_DEADLINE (Intel SDM vol. 4).
 const TSC_DEADLINE: u32 = 0x6e0;
+/// MSR_KVM_WALL_CLOCK and its successor (Linux, Documentation/virt/kvm/x86/msr.rst): a write of an
+/// address has KVM write the time there, once. The guest may have other data there since.
+const WALL_CLOCKS: [u32; 2] = [0x11, 0x4b56_4d00];
 /// The memory type range registers: variable, fixed, default.
 const MTRRS: [RangeInclusive<u32>; 5] = [
     0x200..=0x20f,
@@ -53,6 +56,7 @@ impl Abilities {
         let mut msrs = list.as_slice().to_vec();
         // KVM lets them be read and does not list them.
         msrs.extend(MTRRS.into_iter().flatten());
+        msrs.retain(|index| !WALL_CLOCKS.contains(index));
         Ok(Self {
             msrs,
             xsave: kvm.check_extension(Cap::Xsave),
@@ -186,6 +190,7 @@ pub(super) fn restore(
     let (last, first): (Vec<_>, Vec<_>) = state
         .msrs
         .iter()
+        .filter(|entry| !WALL_CLOCKS.contains(&entry.index))
         .partition(|entry| entry.index == TSC_DEADLINE);
     for entries in [first, last] {
         set_msrs(fd, &entries)?;

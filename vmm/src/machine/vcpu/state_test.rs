@@ -10,12 +10,16 @@ use crate::{
     memory,
 };
 
+/// Places in the XSAVE area, in words (Intel SDM vol. 1, 13.4).
+const XMM3: usize = (160 + 3 * 16) / 4;
+const XSTATE_BV: usize = 512 / 4;
+
 struct Rig {
     kvm: Kvm,
     can: Abilities,
     vm: kvm_ioctls::VmFd,
     // The VM's memory must stay mapped.
-    _memory: GuestMemory,
+    memory: GuestMemory,
 }
 
 fn rig() -> Rig {
@@ -26,7 +30,7 @@ fn rig() -> Rig {
         can: Abilities::of(&kvm).unwrap(),
         vm: kvm::create(&kvm, &memory).unwrap(),
         kvm,
-        _memory: memory,
+        memory,
     }
 }
 
@@ -39,6 +43,12 @@ fn saved() -> VcpuState {
     let mut regs = fd.get_regs().unwrap();
     regs.rbx = 0x1234_5678_9abc;
     fd.set_regs(&regs).unwrap();
+    // Register XMM3, and that x87 and SSE are in use (XSTATE_BV).
+    let mut xsave = fd.get_xsave().unwrap();
+    xsave.region[XMM3..][..4].fill(0x0bad_cafe);
+    xsave.region[XSTATE_BV] |= 0b11;
+    // SAFETY: no larger area is in use.
+    unsafe { fd.set_xsave(&xsave) }.unwrap();
     save(&fd, &cpuid, &rig.can).unwrap()
 }
 
@@ -57,8 +67,35 @@ fn what_is_saved_is_restored() {
     assert_eq!(after.regs, before.regs);
     assert_eq!(after.sregs, before.sregs);
     assert_eq!(after.lapic.regs, before.lapic.regs);
+    let xmm3 = |state: &VcpuState| state.xsave.as_ref().unwrap().region[XMM3..][..4].to_vec();
+    assert_eq!(xmm3(&before), [0x0bad_cafe; 4]);
+    assert_eq!(xmm3(&after), xmm3(&before));
     assert_eq!(after.msrs.len(), before.msrs.len());
     assert!(before.msrs.len() > 10, "{}", before.msrs.len());
+}
+
+/// KVM writes the time to the address that the guest once gave.
+#[test]
+fn a_restore_writes_nothing_to_the_guests_memory() {
+    use vm_memory::{Bytes as _, GuestAddress};
+    require_kvm!();
+    const ADDRESS: u64 = 0x5_0000;
+    let mut state = saved();
+    for index in WALL_CLOCKS {
+        assert!(state.msrs.iter().all(|entry| entry.index != index));
+        state.msrs.push(kvm_msr_entry {
+            index,
+            data: ADDRESS,
+            ..Default::default()
+        });
+    }
+    let rig = rig();
+    setup::restore(&rig.kvm, &rig.vm, 0, 1, (&state, &rig.can)).unwrap();
+    let mut there = [0xff_u8; 12];
+    rig.memory
+        .read_slice(&mut there, GuestAddress(ADDRESS))
+        .unwrap();
+    assert_eq!(there, [0; 12]);
 }
 
 #[test]
