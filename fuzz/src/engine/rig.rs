@@ -8,7 +8,7 @@ use std::{
 
 use hashbrown::HashSet;
 use ipnet::Ipv4Net;
-use slipgate_abi::{DropReason, IfIndex, PortHeader, RuleIndex, VmId, portframe::PortFlags};
+use slipgate_abi::{DropReason, IfIndex, PortHeader, VmId, portframe::PortFlags};
 use slipgate_model::{
     HostAddress, Link, NetworkView, RouteEntry, RouteKind, RouteSnapshot, SleepChange, VmSpec,
 };
