@@ -11,11 +11,12 @@
 //! with the old ones.
 use std::{
     fs, io,
+    mem::offset_of,
     os::fd::{AsFd as _, BorrowedFd},
     path::PathBuf,
 };
 
-use slipgate_abi::ABI_VERSION;
+use slipgate_abi::{ABI_VERSION, RefusalCounters, VmCounters};
 
 use crate::{
     Error, Paths, Result,
@@ -44,14 +45,23 @@ pub(super) const FORMER: Option<Former> = Some(Former {
 });
 
 /// Version 6 added IPv6: maps of its own, which version 5 does not have, counters behind those that
-/// were there, and fields in place of padding.
+/// were there, and fields in place of padding. It also added budgets of bytes: the last drop reason,
+/// and the last reason to refuse a flow, which other counters follow.
 fn of_version_5(map: MapName, (key, mut value): Element) -> Option<Element> {
+    if map == MapName::Counters && value.len() >= ADDED_REFUSAL {
+        let zero = [0; size_of::<u64>()];
+        value.splice(ADDED_REFUSAL..ADDED_REFUSAL, zero);
+    }
     if matches!(map, MapName::Drops | MapName::Counters) {
         // The size of an element depends on no number of elements.
         value.resize(map.shape(Sizes::of_slots(0)).value as usize, 0);
     }
     Some((key, value))
 }
+
+/// Offset of the counter of refusals for a spent budget, which version 5 does not have, bytes.
+const ADDED_REFUSAL: usize =
+    offset_of!(VmCounters, refused) + size_of::<RefusalCounters>() - size_of::<u64>();
 
 /// Path of a copy until it takes the old map's place.
 fn copy_of(paths: &Paths, map: MapName) -> PathBuf {

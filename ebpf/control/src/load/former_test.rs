@@ -101,6 +101,33 @@ fn live_flows_of_the_former_version_are_taken_over() {
 }
 
 #[test]
+fn counters_of_version_5_stay_what_they_are_behind_a_reason_that_was_added() {
+    // What version 5 did not have: a refusal, and two counters at the end.
+    let added = 3 * size_of::<u64>();
+    let former = vec![0; size_of::<VmCounters>() - added];
+    let set = |value: &mut Vec<u8>, at: usize, count: u64| {
+        value[at..at + 8].copy_from_slice(&count.to_ne_bytes());
+    };
+    let mut value = former;
+    let last_refusal = ADDED_REFUSAL - size_of::<u64>();
+    let by_rule = offset_of!(VmCounters, refused_by_rule) - size_of::<u64>();
+    let lost = offset_of!(VmCounters, pcap_lost) - size_of::<u64>();
+    set(&mut value, last_refusal, 7);
+    set(&mut value, by_rule, 8);
+    set(&mut value, lost, 9);
+    let key = 1u32.to_ne_bytes().to_vec();
+    let (_, value) = of_version_5(MapName::Counters, (key, value)).unwrap();
+    assert_eq!(value.len(), size_of::<VmCounters>());
+    // SAFETY: as many bytes, of integers.
+    let counters: VmCounters = unsafe { value.as_ptr().cast::<VmCounters>().read_unaligned() };
+    assert_eq!(counters.refused.inspection, 7);
+    assert_eq!(counters.refused.byte_budget, 0);
+    assert_eq!(counters.refused_by_rule[0].rule, 8);
+    assert_eq!(counters.pcap_lost, 9);
+    assert_eq!(counters.router_advertisements, 0);
+}
+
+#[test]
 fn maps_by_which_a_process_serves_are_not_converted() {
     in_netns("maps_by_which_a_process_serves_are_not_converted", || {
         let datapath = Datapath::open(&options()).unwrap();
