@@ -24,6 +24,7 @@ use slipgate_testbed::{
     GUEST_DEVICE, GuestConfig, NetNs, World, WorldConfig,
     clients::dns,
     dns_wire::Reply,
+    tls,
     world::{UPLINK, WORLD_LINK},
 };
 
@@ -134,7 +135,7 @@ pub(super) fn address_of(stand: &Stand) -> Option<Ipv6Addr> {
     prefix.trim_end_matches("/64").parse().ok()
 }
 
-/// A server that returns what it gets, by TCP and UDP.
+/// A server that returns what it gets, by TCP and UDP. To a ClientHello it says a ServerHello.
 pub(super) struct Echo {
     address: SocketAddr,
     peers: Arc<Mutex<Vec<IpAddr>>>,
@@ -207,12 +208,18 @@ fn echo(mut stream: TcpStream, stop: &AtomicBool) {
     let _ = stream.set_nonblocking(false);
     let _ = stream.set_read_timeout(Some(Duration::from_millis(50)));
     let mut buffer = [0; 65_536];
+    let mut answer = tls::Answer::default();
     while !stop.load(Ordering::Relaxed) {
         match stream.read(&mut buffer) {
             Ok(0) => return,
-            Ok(len) if stream.write_all(&buffer[..len]).is_err() => return,
-            Err(e) if !matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => return,
-            _ => {}
+            Ok(len) => {
+                answer.to(&mut buffer[..len]);
+                if stream.write_all(&buffer[..len]).is_err() {
+                    return;
+                }
+            }
+            Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {}
+            Err(_) => return,
         }
     }
 }
