@@ -210,14 +210,14 @@ fn accept(listener: &TcpListener, peers: &Mutex<Vec<IpAddr>>, stop: &Arc<AtomicB
 fn echo(mut stream: TcpStream, stop: &AtomicBool) {
     let _ = stream.set_nonblocking(false);
     let _ = stream.set_read_timeout(Some(Duration::from_millis(50)));
-    let mut buffer = [0; 65_536];
+    let (mut buffer, mut is_first) = ([0; 65_536], true);
     while !stop.load(Ordering::Relaxed) {
         match stream.read(&mut buffer) {
             Ok(0) => return,
             Ok(len) => {
                 let got = &buffer[..len];
                 // A client of TLS is answered as TLS has it.
-                let sent = match got[0] == HANDSHAKE {
+                let sent = match std::mem::take(&mut is_first) && got[0] == HANDSHAKE {
                     true => stream.write_all(&tls::answer_to(got)),
                     false => stream.write_all(got),
                 };
