@@ -91,7 +91,10 @@ fn rfc8415_what_is_not_for_this_server_is_not_answered() {
     let address = option(3, &[0; 12]);
     for (what, message) in [
         ("another server's", request(11, &[other])),
-        ("wants an address", request(11, &[address.clone()])),
+        (
+            "wants an address",
+            request(11, std::slice::from_ref(&address)),
+        ),
         ("solicit", request(1, &[option(1, &CLIENT), address])),
         ("renew", request(5, &[option(1, &CLIENT)])),
     ] {

@@ -54,7 +54,7 @@ use parts::Parts;
 /// Default range of translated ports. It is disjoint from Linux's default `ip_local_port_range`,
 /// 32768 to 60999.
 pub const DEFAULT_RANGE: RangeInclusive<u16> = 61_000..=65_535;
-/// Most resting ports of all destinations together, and as many again of inspected flows: 12 MiB
+/// Most resting ports of all destinations together, and as many again of inspected flows: 18 MiB
 /// each.
 pub const MAX_RESTING: usize = 262_144;
 /// Shortest rest of a port that the same VM may reuse early, ns. Late answers belong to the same

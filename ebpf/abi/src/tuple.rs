@@ -51,9 +51,8 @@ impl Ip6 {
     #[inline(always)]
     pub const fn from_words(words: [u32; 4]) -> Self {
         // SAFETY: arrays of the same length, of types without invalid values.
-        Self {
-            octets: unsafe { core::mem::transmute::<[u32; 4], [u8; 16]>(words) },
-        }
+        let octets = unsafe { core::mem::transmute::<[u32; 4], [u8; 16]>(words) };
+        Self { octets }
     }
 
     /// The address as native-endian words to store in a packet.
@@ -67,9 +66,8 @@ impl Ip6 {
     #[inline(always)]
     pub const fn from_halves(halves: [u64; 2]) -> Self {
         // SAFETY: as above.
-        Self {
-            octets: unsafe { core::mem::transmute::<[u64; 2], [u8; 16]>(halves) },
-        }
+        let octets = unsafe { core::mem::transmute::<[u64; 2], [u8; 16]>(halves) };
+        Self { octets }
     }
 
     /// Both halves as native-endian words, which compare as the address does.
@@ -289,7 +287,40 @@ pub struct Tuple6 {
 
 const _: () = assert!(size_of::<Tuple6>() == 48);
 
+/// Two ports side by side, as they lie in a tuple.
+#[inline(always)]
+const fn ports_word(local: u16, remote: u16) -> u32 {
+    let ([a, b], [c, d]) = (local.to_ne_bytes(), remote.to_ne_bytes());
+    u32::from_ne_bytes([a, b, c, d])
+}
+
 impl Tuple6 {
+    /// A tuple, made of whole words as [`Tuple::of_words`] is.
+    #[inline(always)]
+    pub const fn of_words(
+        scope: u32,
+        (local, local_port): (Ip6, u16),
+        (remote, remote_port): (Ip6, u16),
+        protocol: u8,
+    ) -> Self {
+        let ([a, b, c, d], [e, f, g, h]) = (
+            scope.to_ne_bytes(),
+            ports_word(local_port, remote_port).to_ne_bytes(),
+        );
+        let ([l0, l1], [r0, r1]) = (local.halves(), remote.halves());
+        let words = [
+            u64::from_ne_bytes([a, b, c, d, e, f, g, h]),
+            l0,
+            l1,
+            r0,
+            r1,
+            u64::from_ne_bytes([protocol, 0, 0, 0, 0, 0, 0, 0]),
+        ];
+        // SAFETY: the words of the fields in their order (asserted above: no padding but its own);
+        // any bits are values of them.
+        unsafe { core::mem::transmute::<[u64; 6], Self>(words) }
+    }
+
     /// Whether two tuples are equal, compared by words.
     #[inline(always)]
     pub const fn is(&self, other: &Self) -> bool {
@@ -305,6 +336,26 @@ impl Tuple6 {
 impl Tuple {
     /// Scope of tuples on the world's link. VM ids start at 1.
     pub const WORLD: u32 = 0;
+
+    /// A tuple, made of whole words: the kernel's hash reads a key by words, and a processor that
+    /// loads a word has to wait if it was stored in parts.
+    #[inline(always)]
+    pub const fn of_words(
+        scope: u32,
+        (local, local_port): (Ip4, u16),
+        (remote, remote_port): (Ip4, u16),
+        protocol: u8,
+    ) -> Self {
+        let words = [
+            scope,
+            local.to_wire(),
+            remote.to_wire(),
+            ports_word(local_port, remote_port),
+            u32::from_ne_bytes([protocol, 0, 0, 0]),
+        ];
+        // SAFETY: the words of the fields in their order; any bits are values of them.
+        unsafe { core::mem::transmute::<[u32; 5], Self>(words) }
+    }
 }
 
 #[cfg(test)]

@@ -39,6 +39,29 @@ fn each_family_has_its_own_icmp() {
 }
 
 #[test]
+fn a_tuple_is_its_words() {
+    let (local, remote) = (
+        Ip4 {
+            octets: [1, 2, 3, 4],
+        },
+        Ip4 {
+            octets: [5, 6, 7, 8],
+        },
+    );
+    let tuple = Tuple {
+        scope: 9,
+        local,
+        remote,
+        local_port: 0x1234,
+        remote_port: 0x5678,
+        protocol: 17,
+        pad: [0; 3],
+    };
+    let by_words = Tuple::of_words(9, (local, 0x1234), (remote, 0x5678), 17);
+    assert_eq!(by_words, tuple);
+}
+
+#[test]
 fn tuples_are_compared_by_every_field() {
     let tuple = Tuple6 {
         scope: 1,
@@ -72,6 +95,8 @@ fn tuples_are_compared_by_every_field() {
             ..tuple
         },
     ];
+    let by_words = Tuple6::of_words(1, (tuple.local, 2), (tuple.remote, 3), 6);
+    assert_eq!(by_words, tuple);
     assert!(tuple.is(&tuple));
     for other in others {
         assert!(!tuple.is(&other) && tuple != other, "{other:?}");

@@ -241,3 +241,53 @@ fn hash_insertions_arbitrate() {
         assert_eq!(entries, expected);
     });
 }
+
+/// By BTF, which the maps get from the object.
+#[test]
+fn bpftool_names_the_fields_of_ipv6s_maps() {
+    in_netns("bpftool_names_the_fields_of_ipv6s_maps", || {
+        let datapath = datapath();
+        let maps = datapath.maps();
+        let address = |last| {
+            let mut octets = [0xfd; 16];
+            octets[15] = last;
+            slipgate_abi::Ip6 { octets }
+        };
+        let tuple = slipgate_abi::Tuple6::of_words(7, (address(1), 40_000), (address(2), 443), 17);
+        let flow = slipgate_abi::FlowRef {
+            slot: 5,
+            generation: 1,
+        };
+        let inserted = maps.flows6.insert(&tuple, &flow, Insert::New);
+        inserted.unwrap();
+        let path = |map: MapName| datapath.paths().pin(map.name()).display().to_string();
+        let flows = crate::testing::run(&format!(
+            "bpftool map dump pinned {}",
+            path(MapName::Flows6)
+        ));
+        for field in [
+            "\"scope\": 7",
+            "\"local_port\": 40000",
+            "\"octets\": [",
+            "\"slot\": 5",
+        ] {
+            assert!(flows.contains(field), "{field}: {flows}");
+        }
+        for (map, fields) in [
+            (MapName::Addresses6, ["guest", "remote", "nat"]),
+            (
+                MapName::Vms6,
+                ["gateway_local", "guests", "neighbours_answered"],
+            ),
+        ] {
+            let command = format!("bpftool map lookup pinned {} key 1 0 0 0", path(map));
+            let element = crate::testing::run(&command);
+            for field in fields {
+                assert!(
+                    element.contains(&format!("\"{field}\"")),
+                    "{field}: {element}"
+                );
+            }
+        }
+    });
+}

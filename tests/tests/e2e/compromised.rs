@@ -3,6 +3,7 @@
 
 use std::{
     io::IoSlice,
+    net::IpAddr,
     os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd},
     sync::atomic::Ordering::Release,
 };
@@ -83,12 +84,7 @@ fn next_hops_of_other_devices_are_nobodys_neighbours() {
     let maps = maps(stand.slipgate.pins());
     let claim = |ifindex, neighbour: &str| {
         let ifindex = IfIndex::new(ifindex);
-        let claimed = maps.claim_next_hop(
-            0,
-            ifindex,
-            neighbour.parse::<std::net::Ipv4Addr>().unwrap(),
-            0,
-        );
+        let claimed = maps.claim_next_hop(0, ifindex, neighbour.parse::<IpAddr>().unwrap(), 0);
         claimed.expect("an element");
     };
     claim(other, "100.64.0.9");

@@ -126,9 +126,14 @@ impl InFlight {
     ///
     /// # Errors
     /// Returns the waiter if there is no room.
-    pub(super) fn begin(&mut self, key: &[u8], waiter: Waiter, now_ns: u64) -> Result<u16, Waiter> {
+    pub(super) fn begin(
+        &mut self,
+        key: &[u8],
+        waiter: Waiter,
+        now_ns: u64,
+    ) -> Result<u16, Box<Waiter>> {
         let Some(index) = self.free.pop() else {
-            return Err(waiter);
+            return Err(Box::new(waiter));
         };
         let slot = &mut self.slots[usize::from(index)];
         let token = Token {

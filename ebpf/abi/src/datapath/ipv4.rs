@@ -116,15 +116,7 @@ impl Family for V4 {
 
     #[inline(always)]
     fn tuple(scope: u32, local: (Ip4, u16), remote: (Ip4, u16), protocol: u8) -> Tuple {
-        Tuple {
-            scope,
-            local: local.0,
-            remote: remote.0,
-            local_port: local.1,
-            remote_port: remote.1,
-            protocol,
-            pad: [0; 3],
-        }
+        Tuple::of_words(scope, local, remote, protocol)
     }
 
     #[inline(always)]

@@ -133,15 +133,7 @@ impl Family for V6 {
 
     #[inline(always)]
     fn tuple(scope: u32, local: (Ip6, u16), remote: (Ip6, u16), protocol: u8) -> Tuple6 {
-        Tuple6 {
-            scope,
-            local_port: local.1,
-            remote_port: remote.1,
-            local: local.0,
-            remote: remote.0,
-            protocol,
-            pad: [0; 7],
-        }
+        Tuple6::of_words(scope, local, remote, protocol)
     }
 
     #[inline(always)]

@@ -144,7 +144,18 @@ impl Build {
 
 /// What is measured: a name, the program, the frame and the end of the run.
 fn cases() -> Vec<(String, &'static str, Vec<u8>, i32)> {
-    let mut cases = Vec::new();
+    let mut arp = arp(1, GUEST, GATEWAY);
+    arp.resize(60, 0);
+    let mut cases = vec![
+        // Neither of IPv4 nor of IPv6: what a run costs at least.
+        (
+            "4 uplink_ingress ARP".to_owned(),
+            "uplink_ingress",
+            arp.clone(),
+            UNSPEC,
+        ),
+        ("4 guest_shut".to_owned(), "guest_shut", arp, SHOT),
+    ];
     for protocol in [Protocol::Tcp, Protocol::Udp] {
         let name = protocol.name();
         let tx = Frame {

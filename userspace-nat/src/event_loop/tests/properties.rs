@@ -59,6 +59,9 @@ enum Step {
     Restart,
 }
 
+/// Address and port of either family.
+type End = (IpAddr, u16);
+
 /// Addresses of the guest, the peer and the host.
 fn addresses(six: bool) -> (IpAddr, IpAddr, IpAddr) {
     match six {
@@ -109,7 +112,7 @@ fn run(steps: Vec<Step>) -> Result<(), TestCaseError> {
     };
     let mut rig = Rig::with(setup());
     let mut frames = Status::default();
-    let mut nats: Vec<((IpAddr, u16), (IpAddr, u16), u8)> = Vec::new();
+    let mut nats: Vec<(End, End, u8)> = Vec::new();
     for step in steps {
         match step {
             Step::Tcp {
