@@ -217,7 +217,7 @@ fn claim_of(maps: &SharedMaps, index: u32, hop: NextHopRef) -> Option<Claim> {
             (&raw const (*hop.as_ptr()).route_mtu).read_volatile(),
         )
     };
-    ifindex.is_some().then(|| Claim {
+    ifindex.is_some().then_some(Claim {
         ifindex,
         neighbour,
         route_mtu,
