@@ -135,10 +135,7 @@ pub(super) fn address_of(stand: &Stand) -> Option<Ipv6Addr> {
     prefix.trim_end_matches("/64").parse().ok()
 }
 
-/// Type of a TLS record with a handshake message.
-const HANDSHAKE: u8 = 22;
-
-/// A server that returns what it gets, by TCP and UDP.
+/// A server that returns what it gets, by TCP and UDP. To a ClientHello it says a ServerHello.
 pub(super) struct Echo {
     address: SocketAddr,
     peers: Arc<Mutex<Vec<IpAddr>>>,
@@ -211,22 +208,18 @@ fn echo(mut stream: TcpStream, stop: &AtomicBool) {
     let _ = stream.set_nonblocking(false);
     let _ = stream.set_read_timeout(Some(Duration::from_millis(50)));
     let mut buffer = [0; 65_536];
+    let mut answer = tls::Answer::default();
     while !stop.load(Ordering::Relaxed) {
         match stream.read(&mut buffer) {
             Ok(0) => return,
             Ok(len) => {
-                let got = &buffer[..len];
-                // A client of TLS is answered as TLS has it.
-                let sent = match got[0] == HANDSHAKE {
-                    true => stream.write_all(&tls::answer_to(got)),
-                    false => stream.write_all(got),
-                };
-                if sent.is_err() {
+                answer.to(&mut buffer[..len]);
+                if stream.write_all(&buffer[..len]).is_err() {
                     return;
                 }
             }
-            Err(e) if !matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => return,
-            _ => {}
+            Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {}
+            Err(_) => return,
         }
     }
 }
