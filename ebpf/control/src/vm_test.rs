@@ -1,4 +1,4 @@
-use slipgate_abi::{DropReason, count::drop_packet};
+use slipgate_abi::{DropReason, count::drop_packet, vm6::Vm6Flags};
 
 use super::*;
 use crate::{
@@ -76,6 +76,54 @@ fn an_adopted_row_keeps_its_counts_and_takes_the_spec() {
         let entry = TapEntry::new(first.id, first.row);
         assert_eq!(maps.taps.entries().unwrap(), [(4_242, entry)]);
     });
+}
+
+#[test]
+fn ipv6_of_a_row_begins_changes_and_ends_with_the_spec() {
+    in_netns(
+        "ipv6_of_a_row_begins_changes_and_ends_with_the_spec",
+        || {
+            let datapath = maps_only();
+            let maps = datapath.maps();
+            let owner = Owner::take(maps, datapath.paths(), &[]).unwrap();
+            let with = |prefix: Option<&str>| VmSpec {
+                ipv6: prefix.map(|prefix| Ipv6Spec {
+                    prefix: format!("{prefix}::").parse().unwrap(),
+                    gateway: format!("{prefix}::1").parse().unwrap(),
+                    gateway_local: "fe80::1".parse().unwrap(),
+                }),
+                ..vm_spec("a")
+            };
+            let own: Ipv6Addr = "fd00::15".parse().unwrap();
+            let first = open(maps, &owner, &with(Some("fd00"))).unwrap();
+            let row = maps.vm6(first.row).unwrap();
+            let is_on = || row.flags().load(Acquire) == Vm6Flags::ON;
+            let is_bound = || row.place_of(own.into()).is_some();
+            assert!(is_on() && !is_bound());
+            assert_eq!(Ipv6Addr::from(row.gateway()).to_string(), "fd00::1");
+            row.bind(1, own.into(), 5);
+            // A start with the same network keeps what the guest uses; another network does not.
+            assert!(open(maps, &owner, &with(Some("fd00"))).unwrap().adopted);
+            assert!(is_on() && is_bound());
+            open(maps, &owner, &with(Some("fd01"))).unwrap();
+            assert!(is_on() && !is_bound());
+            open(maps, &owner, &with(None)).unwrap();
+            assert!(!is_on());
+            // Nothing of it is left for the row's next VM.
+            set_ipv6(maps, first.row, with(Some("fd00")).ipv6);
+            row.bind(1, own.into(), 5);
+            close(maps, first.row).unwrap();
+            let others = (0..slipgate_abi::maps::MAX_VMS - 1).map(|n| VmSpec {
+                tap_ifindex: None,
+                name: format!("b{n}"),
+                ..vm_spec("b")
+            });
+            for spec in others {
+                let vm = open(maps, &owner, &spec).unwrap();
+                assert!(maps.vm6(vm.row).unwrap().copy() == slipgate_abi::Vm6::OFF);
+            }
+        },
+    );
 }
 
 #[test]

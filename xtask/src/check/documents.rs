@@ -24,7 +24,15 @@ const MARKS: [(char, &[&str]); 13] = [
     ('Q', &["tests/tests/kernels/"]),
     ('S', &["tests/tests/stress/"]),
     ('T', &["vmm/tests/net/"]),
-    ('U', &["userspace-nat/src/", "policy/src/", "ebpf/abi/src/"]),
+    (
+        'U',
+        &[
+            "userspace-nat/src/",
+            "policy/src/",
+            "model/src/",
+            "ebpf/abi/src/",
+        ],
+    ),
     ('V', &["vmm/tests/"]),
     ('X', &["tests/tests/e2e/"]),
 ];
