@@ -9,7 +9,7 @@ mod model;
 
 use slipgate_abi::tcp::Flags;
 use userspace_nat::tcp::{
-    Connection, Due, GIVE_UP_AFTER, Header, Host, MOST_RETRANSMISSION_NS, Received, Segment, State,
+    Connection, Due, GIVE_UP_AFTER, Header, MOST_RETRANSMISSION_NS, Received, Segment, State,
     SynOptions, TIME_WAIT_NS,
 };
 

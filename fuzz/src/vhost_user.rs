@@ -80,7 +80,7 @@ fn step(tape: &mut Tape<'_>, vmm: &mut FakeVmm, kept: &mut usize) {
             let count = 1 + tape.u8() % 6;
             let buffers: Vec<_> = (0..count)
                 .map(|_| {
-                    let way = if tape.u8() % 16 == 0 {
+                    let way = if tape.u8().is_multiple_of(16) {
                         ring != 0
                     } else {
                         ring == 0
@@ -119,7 +119,7 @@ fn step(tape: &mut Tape<'_>, vmm: &mut FakeVmm, kept: &mut usize) {
             );
         }
         _ => {
-            if tape.u8() % 8 == 0 {
+            if tape.u8().is_multiple_of(8) {
                 vmm.set_up(ALL);
             }
         }

@@ -113,7 +113,7 @@ fn ipv6_of_a_row_begins_changes_and_ends_with_the_spec() {
             set_ipv6(maps, first.row, with(Some("fd00")).ipv6);
             row.bind(1, own.into(), 5);
             close(maps, first.row).unwrap();
-            let others = (0..slipgate_abi::maps::MAX_VMS - 1).map(|n| VmSpec {
+            let others = (0..slipgate_abi::maps::DEFAULT_VMS).map(|n| VmSpec {
                 tap_ifindex: None,
                 name: format!("b{n}"),
                 ..vm_spec("b")
