@@ -177,9 +177,8 @@ impl Answers {
         out: &mut Outbox,
         now_ns: u64,
     ) -> bool {
-        let version = packet.ip.version();
         let source = match to {
-            Side::Guest => vm.gateway_of(version),
+            Side::Guest => vm.gateway_of(packet.ip.source),
             Side::World(_) => Some(packet.ip.destination),
         };
         let Some(source) = source.filter(|_| may_be_answered(packet, error)) else {
@@ -189,7 +188,8 @@ impl Answers {
             return false;
         }
         let buffer = &mut self.packet;
-        let (addresses, header) = ((source, packet.ip.source), error.header(version));
+        let addresses = (source, packet.ip.source);
+        let header = error.header(packet.ip.version());
         build::icmp_error(buffer, addresses, header, packet.ip.bytes);
         out.packet(vm, to, buffer).is_ok()
     }

@@ -6,7 +6,7 @@ use std::{
 
 pub use slipgate_model::VmSpec;
 
-use crate::{packet::Version, stats::VmStats};
+use crate::stats::VmStats;
 
 /// A VM's description together with its counters.
 #[derive(Clone, Debug)]
@@ -70,11 +70,12 @@ impl VmNet {
         }
     }
 
-    /// Returns the gateway's address of a family; `None` if the VM does not have that family.
-    pub fn gateway_of(&self, version: Version) -> Option<IpAddr> {
-        match version {
-            Version::V4 => Some(self.gateway.into()),
-            Version::V6 => self.ipv6.map(|ipv6| ipv6.gateway().into()),
+    /// Returns the gateway's address of the family of a guest's address; `None` if the VM does not
+    /// have that family.
+    pub fn gateway_of(&self, guest: IpAddr) -> Option<IpAddr> {
+        match guest {
+            IpAddr::V4(_) => Some(self.gateway.into()),
+            IpAddr::V6(_) => self.ipv6.map(|ipv6| ipv6.gateway().into()),
         }
     }
 }
