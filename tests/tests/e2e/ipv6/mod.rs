@@ -1,10 +1,11 @@
 //! IPv6 of a guest whose stack is Linux's: it configures itself, reaches the world over NAT, and is
 //! held to the same rules. The servers' view decides.
+mod addresses;
 mod scene;
 
 use std::{
     fs,
-    net::{IpAddr, SocketAddr, UdpSocket},
+    net::{IpAddr, UdpSocket},
     thread,
     time::Duration,
 };
@@ -347,62 +348,4 @@ fn ipv6_connections_are_inspected() {
             );
         }
     }
-}
-
-#[test]
-fn ipv6_guest_is_no_router() {
-    require_root_and_tun!();
-    let stand = stand6(&[]);
-    for (kind, len) in [(134, 16), (137, 40)] {
-        let mut message = vec![0; len];
-        message[0] = kind;
-        stand.run(|| {
-            raw_socket()
-                .send_to(&message, on_link("ff02::1", 0))
-                .unwrap()
-        });
-    }
-    until("dropped", || stand.dropped("router_advertisement") == 2);
-}
-
-#[test]
-fn ipv6_addresses_of_a_guest_are_bounded() {
-    require_root_and_tun!();
-    let stand = stand6(&[]);
-    let server = Echo::start(&stand.world, SERVER6, 7000);
-    let own = |host: u32| SocketAddr::new(ip6(&format!("{PREFIX}1:{host:x}")).into(), 0);
-    for host in 1..=12 {
-        let address = own(host).ip();
-        stand
-            .guest
-            .ns
-            .ip(&format!(
-                "-6 addr add {address}/64 dev {GUEST_DEVICE} nodad"
-            ))
-            .unwrap();
-    }
-    let reaches = |host: u32| {
-        let socket = stand.run(|| UdpSocket::bind(own(host))).unwrap();
-        socket.set_read_timeout(Some(BRIEFLY)).unwrap();
-        socket.send_to(b"from", server.address()).unwrap();
-        socket.recv(&mut [0; 16]).is_ok()
-    };
-    // One of the eight is the address that it made itself.
-    let reached: Vec<u32> = (1..=12).filter(|host| reaches(*host)).collect();
-    assert_eq!(reached, (1..=7).collect::<Vec<u32>>());
-    assert!(stand.dropped("address_bound") >= 5, "{}", stand.total());
-    // Addresses of others are nobody's.
-    stand
-        .guest
-        .ns
-        .ip(&format!(
-            "-6 addr add 2001:db8:bad::1/128 dev {GUEST_DEVICE} nodad"
-        ))
-        .unwrap();
-    let spoofed = stand.dropped("spoofed");
-    let socket = stand
-        .run(|| UdpSocket::bind("[2001:db8:bad::1]:0"))
-        .unwrap();
-    socket.send_to(b"from", server.address()).unwrap();
-    until("spoofed", || stand.dropped("spoofed") > spoofed);
 }

@@ -48,7 +48,7 @@ pub(super) fn at6(address: &str, port: u16) -> SocketAddr {
     SocketAddr::new(IpAddr::V6(ip6(address)), port)
 }
 
-fn enable(ns: &NetNs, devices: &[&str]) {
+pub(super) fn enable(ns: &NetNs, devices: &[&str]) {
     for device in ["all", "default"].iter().chain(devices) {
         ns.sysctl(&format!("net.ipv6.conf.{device}.disable_ipv6"), "0")
             .unwrap();
@@ -126,7 +126,12 @@ pub(super) fn configure(stand: &Stand) -> Ipv6Addr {
 
 /// The guest's address of a prefix that it made itself and is sure of.
 pub(super) fn address_of(stand: &Stand) -> Option<Ipv6Addr> {
-    let shown = stand.guest.ns.ip(&format!(
+    address_in(&stand.guest.ns)
+}
+
+/// The same of a guest's namespace.
+pub(super) fn address_in(ns: &NetNs) -> Option<Ipv6Addr> {
+    let shown = ns.ip(&format!(
         "-6 -o addr show dev {GUEST_DEVICE} scope global -tentative"
     ));
     let shown = shown.unwrap();
