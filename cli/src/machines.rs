@@ -171,12 +171,31 @@ impl Found {
         &self,
         order: MachineOrder<BorrowedFd<'_>>,
     ) -> anyhow::Result<ClientAnswer> {
+        match self.ask(order)? {
+            Some(answer) => Ok(answer),
+            None => bail!("{} has ended meanwhile", self.status.name),
+        }
+    }
+
+    /// Ends the machine. Its process may be gone before it has answered.
+    ///
+    /// # Errors
+    /// As [`Found::order`], but for a machine that has ended.
+    pub(crate) fn end(&self) -> anyhow::Result<()> {
+        match self.ask(MachineOrder::Kill)? {
+            None | Some(ClientAnswer::Done) => Ok(()),
+            Some(_) => bail!(ANOTHER_ANSWER),
+        }
+    }
+
+    /// Returns the answer; `None` if the machine has ended without one.
+    fn ask(&self, order: MachineOrder<BorrowedFd<'_>>) -> anyhow::Result<Option<ClientAnswer>> {
         let name = &self.status.name;
         match ask(&self.socket, ClientRequest::Machine { order }) {
             Ok(ClientAnswer::Error { error, .. }) => bail!("{name}: {error}"),
-            Ok(answer) => Ok(answer),
-            Err(ClientError::NoAnswer { .. }) => bail!("{name} has ended meanwhile"),
-            Err(e) if e.is_nobodys() => bail!("{name} has ended meanwhile"),
+            Ok(answer) => Ok(Some(answer)),
+            Err(ClientError::NoAnswer { .. }) => Ok(None),
+            Err(e) if e.is_nobodys() => Ok(None),
             Err(e) => Err(e.into()),
         }
     }

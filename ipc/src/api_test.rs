@@ -29,6 +29,13 @@ fn an_event_is_known_by_its_kind_and_vm() {
         Event::PolicyApplied { cut: 1, kept: 2 },
         Event::EngineEnded { how: vm() },
         Event::EngineServes { adopted: 1 },
+        Event::Displaced {
+            device: "eth0".into(),
+            place: "runs behind another".into(),
+        },
+        Event::FirstAgain {
+            device: "eth0".into(),
+        },
     ];
     for (event, kind) in all.iter().zip(Event::KINDS) {
         let object = serde_json::to_value(event).unwrap();

@@ -37,7 +37,7 @@ pub(super) fn pause(args: &MachineArgs) -> anyhow::Result<()> {
 
 /// Ends a machine.
 pub(super) fn kill(args: &MachineArgs) -> anyhow::Result<()> {
-    existing(&args.machine)?.have_done(MachineOrder::Kill)
+    existing(&args.machine)?.end()
 }
 
 /// Writes a snapshot. One that is interrupted or fails leaves nothing.

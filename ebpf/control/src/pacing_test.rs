@@ -17,7 +17,8 @@ fn a_taps_queue_is_shaped_and_given_back() {
         let queue = run("tc qdisc show dev t0");
         assert!(queue.contains("htb 5347: root"), "{queue}");
         assert!(queue.contains("default 0x1"), "{queue}");
-        assert!(queue.contains("limit 100000p"), "{queue}");
+        // As many of the shortest frames as the limit lets wait in 20 ms, and 1,000.
+        assert!(queue.contains("limit 8428p"), "{queue}");
         let class = run("tc -s class show dev t0");
         // 100 Mb/s of full packets with their Ethernet headers, and a thousandth.
         assert!(class.contains("rate 101034Kbit"), "{class}");
@@ -25,6 +26,8 @@ fn a_taps_queue_is_shaped_and_given_back() {
         assert!(shape_tap(tap, 125_000).unwrap());
         let class = run("tc class show dev t0");
         assert!(class.contains("rate 1010Kbit"), "{class}");
+        let queue = run("tc qdisc show dev t0");
+        assert!(queue.contains("limit 1988p"), "{queue}");
         unshape_tap(tap).unwrap();
         assert_eq!(run("tc qdisc show dev t0"), before);
         unshape_tap(tap).unwrap();

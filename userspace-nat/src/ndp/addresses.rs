@@ -2,13 +2,14 @@
 //!
 //! A packet whose source is not bound is no guest's. A guest with privacy extensions (RFC 8981) uses
 //! a new address each day and keeps the old ones for a week, so several are bound: the link-local
-//! one, and as many of the prefix as a row of `VMS6` has places. When all are taken, the one that
-//! has been silent for longest makes room, if that is [`MIN_SILENCE_NS`]; otherwise the new one is
+//! one, in whose place a new one comes at once, and as many of the prefix as a row of `VMS6` has
+//! places. When all of these are taken, the one that has been silent for longest makes room, if that is [`MIN_SILENCE_NS`]; otherwise the new one is
 //! refused. So a guest that sends from ever new addresses changes few of its own, and none of
 //! another's.
 //!
 //! The programs note the time of packets that they hand over, and not of those that they translate.
-//! If an address makes room whose flows are busy, its next packet is handed over and binds it again.
+//! If an address makes room whose flows are busy, its next packet that is handed over binds it again,
+//! if there is room; packets of its flows pass all the same.
 use std::{net::Ipv6Addr, sync::atomic::Ordering::Relaxed};
 
 use slipgate_abi::{Ip6, Vm6Ref, vm6::GUEST_ADDRESSES};
@@ -58,7 +59,8 @@ pub fn bind(row: Vm6Ref, address: Ipv6Addr, now_ns: u64) -> Bound {
         row.bind(place, wanted, now_ns);
         return Bound::New;
     };
-    if now_ns.saturating_sub(last_used) < MIN_SILENCE_NS {
+    // No flow has a link-local source: a guest that booted with another MAC needs the new one at once.
+    if place != LINK_LOCAL && now_ns.saturating_sub(last_used) < MIN_SILENCE_NS {
         return Bound::Refused;
     }
     let before = row.guest_address(place);

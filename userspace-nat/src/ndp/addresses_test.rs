@@ -30,7 +30,8 @@ fn a_guest_has_one_address_of_the_link_and_several_of_the_prefix() {
     assert_eq!((all[0], all.len()), (LOCAL, GUEST_ADDRESSES));
     // Another one of the link does not take a place of the prefix, nor the other way round.
     let other: Ipv6Addr = "fe80::6".parse().unwrap();
-    assert_eq!(bind(row, other, 5), Bound::Refused);
+    assert_eq!(bind(row, other, 5), Bound::InPlaceOf(LOCAL));
+    assert!(bound(row).contains(&address(1)));
 }
 
 #[test]

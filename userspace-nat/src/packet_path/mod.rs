@@ -304,8 +304,8 @@ impl<D: Datapath> Core<D> {
             (handover, _) => handover,
         };
         // The programs check this; a packet that they missed must not become a flow.
-        if !self.is_own_source(vm, packet.ip.source) {
-            return Finish::Drop(DropReason::Spoofed);
+        if let Err(reason) = self.check_source(vm, &packet, now_ns) {
+            return Finish::Drop(reason);
         }
         // Whichever resolver the guest asks: names are looked up by the engine only.
         match packet.transport {
@@ -363,6 +363,33 @@ impl<D: Datapath> Core<D> {
                 | Handover::Address,
             )
             | None => Finish::Drop(DropReason::BadCommand),
+        }
+    }
+
+    /// Checks the source of a guest's packet. An IPv6 address that made room for another is bound
+    /// again by a packet of its flows, which go on also where there is no room.
+    ///
+    /// # Errors
+    /// The reason for which the packet is counted as dropped.
+    fn check_source(
+        &mut self,
+        vm: &VmState,
+        packet: &Packet<'_>,
+        now_ns: u64,
+    ) -> Result<(), DropReason> {
+        let source = packet.ip.source;
+        if source.is_ipv6()
+            && let Some(tuple) = packet.tuple(vm.net.id.get(), Direction::Tx)
+            && self.nat.flows.by_guest(&tuple).is_some()
+        {
+            return match self.bind_source(vm, source, now_ns) {
+                Err(DropReason::AddressBound) => Ok(()),
+                checked => checked,
+            };
+        }
+        match self.is_own_source(vm, source) {
+            true => Ok(()),
+            false => Err(DropReason::Spoofed),
         }
     }
 

@@ -8,7 +8,7 @@ use super::{
     handover::hand_over,
     identity,
     ipv4::V4,
-    packet::{ETHERNET_LEN, Ethernet},
+    packet::{ETHERNET_LEN, Ethernet, PADDED_LEN},
 };
 use crate::{DropReason, Handover, Ip4, VmRef, cell::load32, vm::VmFlags};
 
@@ -53,6 +53,10 @@ pub(super) fn run<K: Kernel>(kernel: K, row: u32, vm: VmRef, flags: u8) -> K::En
     identity::learn(vm, arp.ethernet.macs);
     if arp.operation != u16::to_be(REQUEST) || Ip4::from_wire(arp.target) != gateway {
         return hand_over::<V4, K, ETHERNET_LEN>(kernel, row, Handover::Arp, flags);
+    }
+    // A longer one would come back as long, past the guest's rates.
+    if kernel.frame_len() > PADDED_LEN {
+        return drop_frame::<K, ETHERNET_LEN>(kernel, row, DropReason::Malformed);
     }
     let asker = arp.ethernet.macs;
     let ours = [macs[3], macs[4], macs[5]];

@@ -13,7 +13,7 @@ use super::{
     ipv4::V4,
     lookup::{self, Flow},
     pacer::Onward,
-    packet::{ETHERNET_LEN, Ethernet, Macs, Packet, ether_type},
+    packet::{ETHERNET_LEN, Ethernet, Macs, PADDED_LEN, Packet, ether_type},
     rate,
     translate::{self, Rewrite},
 };
@@ -29,9 +29,6 @@ use crate::{
 pub const DNS_PORT: u16 = 53;
 const DHCP_SERVER_PORT: u16 = 67;
 const DHCP_CLIENT_PORT: u16 = 68;
-/// Length up to which a frame may be padded, bytes: that of the shortest Ethernet frame with its
-/// FCS.
-const PADDED_LEN: u32 = 64;
 
 /// A frame that may be a guest's, from an Ethernet header on that was checked.
 #[derive(Clone, Copy)]

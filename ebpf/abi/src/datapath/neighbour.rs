@@ -102,6 +102,9 @@ pub(super) fn of_listener<K: Kernel>(
     packet: &Packet<V6>,
     port_flags: u8,
 ) -> K::End {
+    if packet.gso_size != 0 {
+        return drop_packet(kernel, row, DropReason::Malformed, packet.segments());
+    }
     if !(packet.source.is_unspecified() || is_guests(vm6, packet.source)) {
         return drop_packet(kernel, row, DropReason::Spoofed, packet.segments());
     }

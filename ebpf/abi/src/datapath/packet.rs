@@ -8,6 +8,9 @@ use crate::{
 
 /// Length of an Ethernet header without tags, bytes.
 pub const ETHERNET_LEN: usize = 14;
+/// Length up to which a frame may be padded, bytes: that of the shortest Ethernet frame with its
+/// FCS.
+pub(super) const PADDED_LEN: u32 = 64;
 /// Length of the header of an ICMP error, behind which the packet is quoted, bytes.
 pub(super) const QUOTED: usize = 8;
 

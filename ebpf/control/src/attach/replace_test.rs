@@ -58,6 +58,14 @@ fn open_tap(name: &str) -> File {
     file
 }
 
+struct StopAtEnd<'a>(&'a AtomicBool);
+
+impl Drop for StopAtEnd<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Relaxed);
+    }
+}
+
 /// Sends frames while `change` is called again and again with the ifindex of their TAP, which has
 /// the program of `datapath` by then. No frame may get past it.
 fn check_no_gap(datapath: &Datapath, hook: Hook, mut change: impl FnMut(usize, IfIndex)) {
@@ -80,6 +88,8 @@ fn check_no_gap(datapath: &Datapath, hook: Hook, mut change: impl FnMut(usize, I
         .unwrap();
     let (stop, sent) = (AtomicBool::new(false), AtomicU64::new(0));
     std::thread::scope(|scope| {
+        // Also if a change fails: the scope waits for the thread.
+        let _stop = StopAtEnd(&stop);
         scope.spawn(|| {
             while !stop.load(Relaxed) {
                 tap.write_all(&frame).unwrap();
@@ -94,7 +104,6 @@ fn check_no_gap(datapath: &Datapath, hook: Hook, mut change: impl FnMut(usize, I
                 std::thread::yield_now();
             }
         }
-        stop.store(true, Relaxed);
     });
     assert!(sent.load(Relaxed) >= 4_000);
     let leaked = host.recv(&mut [0; 64]);
@@ -138,10 +147,13 @@ fn no_frame_meets_no_program_while_it_moves_to_the_front() {
         || {
             let datapath = datapath();
             let other = probe::pass_program().unwrap();
-            let mut theirs = None;
+            let mut theirs: Option<OwnedFd> = None;
             check_no_gap(&datapath, Hook::Tcx, |turn, tap| match turn % 2 {
                 0 => {
-                    drop(theirs.take());
+                    // Not by its descriptor alone: a process that another test forked has a copy.
+                    if let Some(theirs) = theirs.take() {
+                        bpf::link_detach(theirs.as_fd()).unwrap();
+                    }
                     let first = bpf::Place::First;
                     theirs = Some(bpf::link_create_tcx(other.as_fd(), tap, first).unwrap());
                 }

@@ -1,13 +1,13 @@
 //! The HTB queueing discipline of a device, by route netlink (`linux/pkt_sched.h`).
 
-use netlink_packet_core::{DefaultNla, NLM_F_CREATE, NLM_F_EXCL};
+use netlink_packet_core::{DefaultNla, NLM_F_CREATE, NLM_F_EXCL, NLM_F_REPLACE};
 use netlink_packet_route::{
     RouteNetlinkMessage,
     tc::{TcAttribute, TcHandle, TcMessage, TcOption},
 };
 use slipgate_abi::{
     IfIndex,
-    rate::{PACED_BURST_NS, PACING_HANDLE, pacer_rate},
+    rate::{PACED_BURST_NS, PACING_HANDLE, paced_ahead_ns, pacer_rate},
 };
 
 use crate::{Result, netlink::Requests};
@@ -27,8 +27,12 @@ const LINKLAYER_ETHERNET: u8 = 1;
 const TICK_SHIFT: u32 = 6;
 /// Bytes that a class sends in its turn when several compete; larger than any frame.
 const QUANTUM_BYTES: u32 = 131_072;
-/// Frames in a class: more than a CPU makes in the time that one may wait.
+/// Most frames in a class: more than a CPU makes in the time that one may wait.
 const QUEUED_FRAMES: u32 = 100_000;
+/// Shortest frame that a limit charges, bytes: an IPv4 header behind one of Ethernet.
+const SHORTEST_FRAME: u64 = 34;
+/// Frames in a class beyond those that the limit lets wait: the engine's own, ARP and NDP answers.
+const UNCHARGED_FRAMES: u64 = 1_000;
 
 /// Our queueing discipline at a device.
 #[derive(Clone, Copy, Debug)]
@@ -41,6 +45,8 @@ pub(super) struct Queue {
 pub(super) struct Class {
     minor: u16,
     frame_bytes_per_second: u64,
+    /// Frames that may wait.
+    frames: u32,
 }
 
 impl Class {
@@ -49,6 +55,7 @@ impl Class {
         Self {
             minor,
             frame_bytes_per_second: pacer_rate(bytes_per_second),
+            frames: queued_frames(bytes_per_second),
         }
     }
 }
@@ -93,21 +100,21 @@ impl Queue {
         let what = "make a class of the queue that shapes";
         match requests.send(request.clone(), NLM_F_CREATE | NLM_F_EXCL, what) {
             Err(error) if error.errno() == Some(libc::EEXIST) => {
-                requests.send(request, NLM_F_CREATE, what)
+                requests.send(request, NLM_F_CREATE, what)?;
             }
-            Ok(()) => self.lengthen(requests, handle),
-            other => other,
+            other => other?,
         }
+        self.lengthen(requests, handle, class.frames)
     }
 
-    /// Gives a new class a queue of our length: the kernel's is as long as the device's.
-    fn lengthen(self, requests: &mut Requests, class: TcHandle) -> Result<()> {
+    /// Gives a class a queue of our length: the kernel's is as long as the device's.
+    fn lengthen(self, requests: &mut Requests, class: TcHandle, frames: u32) -> Result<()> {
         let mut message = self.message(TcHandle::UNSPEC, class, "pfifo");
-        let limit = DefaultNla::new(TCA_OPTIONS, words([QUEUED_FRAMES]));
+        let limit = DefaultNla::new(TCA_OPTIONS, words([frames]));
         message.attributes.push(TcAttribute::Other(limit));
         requests.send(
             RouteNetlinkMessage::NewQueueDiscipline(message),
-            NLM_F_CREATE | NLM_F_EXCL,
+            NLM_F_CREATE | NLM_F_REPLACE,
             "make the queue of a class that shapes",
         )
     }
@@ -139,6 +146,15 @@ impl Queue {
         message.attributes.push(TcAttribute::Kind(kind.into()));
         message
     }
+}
+
+/// Frames that may wait in a class: no fewer than the limit lets wait, so that the queue drops none of
+/// them, and not many more, because answers that nobody charges come to a guest that asks for them.
+fn queued_frames(bytes_per_second: u64) -> u32 {
+    let ahead_ns = u128::from(paced_ahead_ns(bytes_per_second));
+    let bytes = u128::from(pacer_rate(bytes_per_second)) * ahead_ns / 1_000_000_000;
+    let frames = bytes / u128::from(SHORTEST_FRAME) + u128::from(UNCHARGED_FRAMES);
+    u32::try_from(frames).map_or(QUEUED_FRAMES, |frames| frames.min(QUEUED_FRAMES))
 }
 
 fn root() -> TcHandle {

@@ -53,8 +53,7 @@ fn ways(protocol: Protocol) -> [(&'static str, bool, Vec<u8>); 5] {
     ]
 }
 
-/// Times at which packets were offered, by the clock that the programs read, whose ticks may be
-/// late.
+/// Times at which packets were offered, by the clock that the programs read.
 #[derive(Clone, Copy)]
 struct Offer {
     start_ns: u64,
@@ -66,7 +65,7 @@ struct Offer {
 
 impl Offer {
     fn begin() -> Self {
-        let now_ns = coarse_ns();
+        let now_ns = monotonic_ns();
         Self {
             start_ns: now_ns,
             used_up_ns: None,
@@ -77,10 +76,10 @@ impl Offer {
     /// Records the result of run `number` of `of`.
     fn note(&mut self, number: u64, of: u64, passed: bool) {
         if !passed {
-            self.used_up_ns.get_or_insert_with(coarse_ns);
+            self.used_up_ns.get_or_insert_with(monotonic_ns);
         }
         if number == of * 5 / 6 {
-            self.saturated_ns = coarse_ns();
+            self.saturated_ns = monotonic_ns();
         }
     }
 
@@ -90,17 +89,17 @@ impl Offer {
         let burst = in_time(BURST_NS);
         let used_up_ns = self.used_up_ns.unwrap_or(self.saturated_ns);
         let least = in_time(self.saturated_ns.saturating_sub(used_up_ns));
-        burst + least..=burst + in_time(coarse_ns() - self.start_ns) + 1
+        burst + least..=burst + in_time(monotonic_ns() - self.start_ns) + 1
     }
 }
 
-fn coarse_ns() -> u64 {
+fn monotonic_ns() -> u64 {
     let mut now = libc::timespec {
         tv_sec: 0,
         tv_nsec: 0,
     };
     // SAFETY: a valid place for the answer.
-    let failed = unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC_COARSE, &raw mut now) };
+    let failed = unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut now) };
     assert_eq!(failed, 0);
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }

@@ -1,11 +1,11 @@
 //! Flows: their opening, packets and end.
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 
-use slipgate_abi::{Handover, VmRow, tcp::Flags};
+use slipgate_abi::{DropReason, Handover, VmRow, tcp::Flags, vm6::GUEST_ADDRESSES};
 use slipgate_model::Subject;
 
 use super::*;
-use crate::{clock::SECOND_NS, packet::transport, record::Events};
+use crate::{clock::SECOND_NS, ndp, packet::transport, record::Events};
 
 #[test]
 fn a_flow_is_opened_and_its_packets_are_translated_in_the_kernel() {
@@ -190,4 +190,29 @@ fn both_ends_of_a_flow_that_is_cut_are_reset() {
         rig.assert_empty();
         assert_eq!(rig.records()[0]["end"], "cut");
     }
+}
+
+/// An address of the guest that made room for others keeps its flows, also those of which the engine
+/// carries each packet.
+#[test]
+fn an_address_that_made_room_keeps_its_flows() {
+    let [_, family] = families();
+    let mut rig = Rig::with(setup());
+    rig.connect_to(family, 5_000, 7);
+    let beyond = |n: u16| -> IpAddr { format!("fd00:0:0:2::1:{n:x}").parse().unwrap() };
+    rig.pass(ndp::addresses::MIN_SILENCE_NS);
+    for n in 1..GUEST_ADDRESSES as u16 {
+        rig.guest(1, &udp((beyond(n), 5_000), (family.gateway, 9), b"x"));
+    }
+    let row = rig.kernel.borrow().vm6(1);
+    let IpAddr::V6(guest) = family.guest else {
+        unreachable!("a family of IPv6");
+    };
+    assert_eq!(row.place_of(guest.into()), None, "it made room");
+    // A hop limit that ends here: the engine answers it, as it does for any flow.
+    let mut last = ack((family.guest, 5_000), family.server(), 1, 8, 9_001);
+    last[7] = 1;
+    rig.guest(1, &last);
+    assert_eq!(rig.dropped(1, DropReason::Spoofed), 0);
+    assert_eq!(rig.dropped(1, DropReason::TtlExpired), 1);
 }
