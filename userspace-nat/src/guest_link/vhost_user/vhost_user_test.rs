@@ -201,6 +201,20 @@ fn empty_buffers_cost_nothing() {
 }
 
 #[test]
+fn a_vmm_without_memory_has_no_input() {
+    let mut vmm = FakeVmm::new();
+    let mut into = vec![0; MAX_FRAME];
+    let enable = [1_u32, 1].map(u32::to_ne_bytes).concat();
+    vmm.ask(request::SET_VRING_ENABLE, &enable, &[]);
+    assert!(vmm.link.has_input());
+    assert_eq!(vmm.next(&mut into), Packet::Nothing);
+    assert!(!vmm.link.has_input());
+    // It is looked at when it is set up.
+    vmm.set_up(ALL);
+    assert!(vmm.link.has_input());
+}
+
+#[test]
 fn a_guest_gets_segments_and_checksums_as_it_accepts_them() {
     let legacy = feature::PROTOCOL_FEATURES;
     let mut vmm = ready(legacy);
