@@ -2,8 +2,8 @@
 use std::path::Path;
 
 use slipgate_broker::config::{
-    Config, DiskSpec, MAX_DISKS, MachineSpec, RunConfig, SavedMachine, VmConfig, VsockSpec,
-    check_tap, parse_mac,
+    Config, DiskSpec, MAX_DISKS, MachineSpec, OWN_SNAPSHOT, RunConfig, SavedMachine, VmConfig,
+    VsockSpec, check_tap, parse_mac,
 };
 use slipgate_ipc::engine::OnExit;
 use slipgate_policy::document::{ConfigError, RuleFlag, check_name};
@@ -113,6 +113,8 @@ fn restored(args: &RunArgs, dir: &Path, is_userspace: bool) -> Result<MachineSpe
     let refused = |problem: String, remedy: &str| {
         ConfigError::new("--restore", dir.display(), problem, remedy.to_owned())
     };
+    // It names the disks that are opened.
+    SavedMachine::check_writers(dir).map_err(|why| refused(why, OWN_SNAPSHOT))?;
     let saved = SavedMachine::read(dir).map_err(|e| {
         let remedy = "give a directory that `slipgate snapshot` wrote to its end";
         refused(format!("its machine.json can't be read ({e})"), remedy)
