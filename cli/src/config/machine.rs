@@ -30,6 +30,8 @@ const BUILT_IN_WORK: &str = "selftest";
 const KERNEL_CMDLINE: &str = "console=ttyS0 panic=-1";
 /// For the kernel to put a number in the place of `%d`.
 const TAP_PATTERN: &str = "sgvm%d";
+/// What to do about a snapshot of a machine that can't be.
+const REMAKE: &str = "give a snapshot as `slipgate snapshot` wrote it";
 /// The guest's MAC, locally administered; all VMs may have the same.
 const GUEST_MAC: [u8; 6] = [0x02, 0x53, 0x4c, 0x47, 0x00, 0x02];
 
@@ -129,6 +131,21 @@ fn restored(args: &RunArgs, dir: &Path, is_userspace: bool) -> Result<MachineSpe
             machine.queues
         );
         return Err(refused(problem, "restore it with a TAP, as root"));
+    }
+    if machine.disks.len() > MAX_DISKS {
+        let count = machine.disks.len();
+        let problem = format!("its machine has {count} disks, and one has {MAX_DISKS} at most");
+        return Err(refused(problem, REMAKE));
+    }
+    if let Some(vsock) = &machine.vsock
+        && !GUEST_CIDS.contains(&vsock.cid)
+    {
+        let (first, last) = (GUEST_CIDS.start(), GUEST_CIDS.end());
+        let problem = format!(
+            "its vsock address {} is not a guest's, which is from {first} to {last}",
+            vsock.cid
+        );
+        return Err(refused(problem, REMAKE));
     }
     let disks = disks(&args.disk)?;
     if !disks.is_empty() {
