@@ -27,7 +27,7 @@ pub(crate) use self::{
     vmm_process::VmmProcess,
 };
 pub use self::{
-    orders::machines_dir,
+    orders::{check_machines_dir, machines_dir},
     report::{EXIT_USAGE, exit_status},
 };
 use crate::{
