@@ -22,11 +22,13 @@ use std::{
 use slipgate_ipc::engine::{FlowLogEvent, OnExit};
 use slipgate_policy::document::{CliOverrides, Forward, PolicyFile, PutPolicy};
 
+pub(crate) use self::machine::other_writers;
 pub use self::{
     api::ApiSocket,
     files::from_disk,
     machine::{
-        DiskSpec, MAX_DISKS, MachineSpec, RunConfig, SNAPSHOT_FILES, SavedMachine, VsockSpec,
+        DiskSpec, MAX_DISKS, MachineSpec, OWN_SNAPSHOT, RunConfig, SNAPSHOT_FILES, SavedMachine,
+        VsockSpec,
     },
     network::{GuestNetwork, MIN_MTU6, check_ipv6_prefix},
     policy_flags::PolicyFlags,

@@ -57,7 +57,7 @@ pub use self::{
     userspace::{
         ExecConfig, Inside, SocketConfig, attach_socket, exec, run_inside, run_userspace_vm,
     },
-    vm::{EXIT_USAGE, exit_status, machines_dir},
+    vm::{EXIT_USAGE, check_machines_dir, exit_status, machines_dir},
 };
 
 use std::path::Path;

@@ -27,11 +27,11 @@ pub(crate) use self::{
     vmm_process::VmmProcess,
 };
 pub use self::{
-    orders::machines_dir,
+    orders::{check_machines_dir, machines_dir},
     report::{EXIT_USAGE, exit_status},
 };
 use crate::{
-    config::{MachineSpec, RunConfig, SNAPSHOT_FILES},
+    config::{MachineSpec, OWN_SNAPSHOT, RunConfig, SNAPSHOT_FILES, other_writers},
     host::{ListeningSocket, kvm},
 };
 
@@ -79,7 +79,23 @@ impl Images {
         };
         let [state, memory, _] = SNAPSHOT_FILES;
         let saved = |dir: &std::path::PathBuf| {
-            let file = |name| vmm_process::open_image("--restore", &dir.join(name));
+            let file = |name| {
+                let path = dir.join(name);
+                let file = vmm_process::open_image("--restore", &path)?;
+                // As it was opened: the path may lead elsewhere by now.
+                match file.metadata().ok().and_then(|data| other_writers(&data)) {
+                    Some(why) => {
+                        let why = format!("it {why}");
+                        Err(ConfigError::new(
+                            "--restore",
+                            path.display(),
+                            why,
+                            OWN_SNAPSHOT,
+                        ))
+                    }
+                    None => Ok(file),
+                }
+            };
             Ok::<_, ConfigError>([file(state)?, file(memory)?])
         };
         let boots = machine.restore.is_none();

@@ -12,7 +12,7 @@ use std::{
 };
 
 use anyhow::{Context as _, bail};
-use slipgate_broker::machines_dir;
+use slipgate_broker::{check_machines_dir, machines_dir};
 use slipgate_control::paths::netns_inode;
 use slipgate_ipc::client::{
     ClientAnswer, ClientError, ClientRequest, MachineOrder, MachineStatus, ask,
@@ -42,7 +42,11 @@ pub(crate) struct Machines {
 impl Machines {
     /// Asks all machines of this user.
     pub(crate) fn ask() -> anyhow::Result<Self> {
-        Self::ask_in(&machines_dir(), STATUS_WITHIN)
+        match check_machines_dir() {
+            Ok(()) => Self::ask_in(&machines_dir(), STATUS_WITHIN),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(Self::default()),
+            Err(e) => Err(e).context("looking for machines"),
+        }
     }
 
     fn ask_in(dir: &Path, within: Duration) -> anyhow::Result<Self> {

@@ -1,9 +1,12 @@
 //! The machine that `slipgate run` runs, and the NAT of its one VM.
 use std::{
+    fs::Metadata,
     io,
+    os::unix::fs::MetadataExt as _,
     path::{self, Path, PathBuf},
 };
 
+use nix::unistd::geteuid;
 use serde::{Deserialize, Deserializer, Serialize};
 
 use super::{Config, parse_mac};
@@ -130,15 +133,39 @@ impl SavedMachine {
         }
     }
 
+    /// Checks that only root or this user can have written a snapshot. Its description names files of
+    /// the host, which are opened with the rights of whoever restores it. Files that are not there are
+    /// found by who opens them.
+    ///
+    /// # Errors
+    /// What others can write, and why they can.
+    pub fn check_writers(dir: &Path) -> Result<(), String> {
+        let files = SNAPSHOT_FILES.map(|name| dir.join(name));
+        for path in [dir].into_iter().chain(files.iter().map(PathBuf::as_path)) {
+            let Ok(metadata) = path.metadata() else {
+                continue;
+            };
+            if let Some(why) = other_writers(&metadata) {
+                return Err(format!("{} {why}", path.display()));
+            }
+        }
+        Ok(())
+    }
+
     /// Reads the description in a snapshot's directory.
     ///
     /// # Errors
-    /// The file can't be read, is too long, of another version, or no description.
+    /// The file can't be read, can be written by others, is too long, of another version, or no
+    /// description.
     pub fn read(dir: &Path) -> io::Result<Self> {
         use std::io::Read as _;
         let [.., name] = SNAPSHOT_FILES;
         let mut text = Vec::new();
         let file = std::fs::File::open(dir.join(name))?;
+        // What is opened may be another one than what was looked at by its path.
+        if let Some(why) = other_writers(&file.metadata()?) {
+            return Err(io::Error::other(format!("it {why}")));
+        }
         file.take(MAX_DESCRIPTION + 1).read_to_end(&mut text)?;
         if text.len() as u64 > MAX_DESCRIPTION {
             return Err(io::Error::other("it is longer than any description"));
@@ -154,6 +181,23 @@ impl SavedMachine {
     }
 }
 
+/// Why others than root and this user can have written a file of a snapshot; `None`: they can't.
+pub(crate) fn other_writers(metadata: &Metadata) -> Option<String> {
+    writers(metadata.uid(), metadata.mode(), geteuid().as_raw())
+}
+
+fn writers(owner: u32, mode: u32, we: u32) -> Option<String> {
+    let mode = mode & 0o7777;
+    match owner == 0 || owner == we {
+        false => Some(format!("belongs to the user {owner}")),
+        true if mode & 0o022 != 0 => Some(format!("can be written by others (mode {mode:04o})")),
+        true => None,
+    }
+}
+
+/// What to do about a snapshot that others can have written.
+pub const OWN_SNAPSHOT: &str = "if you trust what is in it, make it yours: chown -R to you and chmod -R go-w; or restore it as the user who made it";
+
 fn mac_of_text<'de, D: Deserializer<'de>>(from: D) -> Result<[u8; 6], D::Error> {
     let text = String::deserialize(from)?;
     parse_mac("mac", &text, &text).map_err(serde::de::Error::custom)
@@ -162,3 +206,7 @@ fn mac_of_text<'de, D: Deserializer<'de>>(from: D) -> Result<[u8; 6], D::Error> 
 fn mac_as_text<S: serde::Serializer>(mac: &[u8; 6], to: S) -> Result<S::Ok, S::Error> {
     to.collect_str(&mac.map(|byte| format!("{byte:02x}")).join(":"))
 }
+
+#[cfg(test)]
+#[path = "machine_test.rs"]
+mod tests;

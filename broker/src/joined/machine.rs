@@ -10,6 +10,7 @@ use slipgate_ipc::engine::OnExit;
 
 use super::JoinedVm;
 use crate::{
+    process::MESSAGES_AT_ONCE,
     serve::End,
     vm::{Typed, Vm},
 };
@@ -67,7 +68,7 @@ impl JoinedMachine {
                 }
             }
             // Nobody asks for its counters.
-            if let Some(heard) = vm.hear(usize::MAX, |_, _| {}) {
+            if let Some(heard) = vm.hear(MESSAGES_AT_ONCE, |_, _| {}) {
                 return Ok(End::of_vm(heard));
             }
             if is_typed && vm.console.turn() == Typed::Quit {

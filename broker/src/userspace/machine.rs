@@ -26,6 +26,7 @@ use slipgate_ipc::{
 use super::{Guest, Prepared};
 use crate::{
     config::RunConfig,
+    process::MESSAGES_AT_ONCE,
     run::{micros, stop_vm},
     serve::End,
     vm::{How, Images, Report, ReportFile, Typed, Vm},
@@ -160,7 +161,7 @@ impl<F, N> Machine<F, N> {
     fn hear(&mut self) -> Option<End> {
         let counters = &mut self.counters;
         let vm = self.vm.as_mut()?;
-        let heard = vm.hear(usize::MAX, |id, counted| counters.push((id, counted)));
+        let heard = vm.hear(MESSAGES_AT_ONCE, |id, counted| counters.push((id, counted)));
         heard.map(End::of_vm)
     }
 

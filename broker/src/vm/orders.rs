@@ -6,7 +6,10 @@
 use std::{
     collections::BTreeMap,
     fs, io,
-    os::{fd::BorrowedFd, unix::fs::DirBuilderExt as _},
+    os::{
+        fd::BorrowedFd,
+        unix::fs::{DirBuilderExt as _, MetadataExt as _},
+    },
     path::{Path, PathBuf},
     process,
     time::Instant,
@@ -42,6 +45,42 @@ pub fn machines_dir() -> PathBuf {
         true => MACHINES_OF_ROOT.into(),
         false => user_mode_dir().join("machines"),
     }
+}
+
+/// Checks that the directory of the sockets is this user's alone: in /tmp another user may have made one
+/// of its name, and would answer for the machines.
+///
+/// # Errors
+/// It, or the directory that it is in, is not this user's, or others can get into it; it is not there.
+pub fn check_machines_dir() -> io::Result<()> {
+    check(&machines_dir())
+}
+
+/// Bits of a mode: others can write; others can do anything.
+const WRITABLE: u32 = 0o022;
+const ACCESSIBLE: u32 = 0o077;
+
+fn check(dir: &Path) -> io::Result<()> {
+    let above = dir.parent().map(|above| (above, WRITABLE));
+    for (path, forbidden) in above.into_iter().chain([(dir, ACCESSIBLE)]) {
+        // Not where a link leads: its owner would choose.
+        let found = path.symlink_metadata()?;
+        let problem = if !found.is_dir() {
+            "is no directory".to_owned()
+        } else if found.uid() != geteuid().as_raw() {
+            format!("belongs to the user {}", found.uid())
+        } else if found.mode() & forbidden != 0 {
+            format!("is open to others (mode {:04o})", found.mode() & 0o7777)
+        } else {
+            continue;
+        };
+        let path = path.display();
+        return Err(io::Error::other(format!(
+            "{path} {problem}, and holds the sockets of this user's machines: remove it, or set \
+             XDG_RUNTIME_DIR to a directory of your own"
+        )));
+    }
+    Ok(())
 }
 
 /// The socket, and orders that the VMM has not carried out yet.
@@ -217,6 +256,7 @@ fn bind(dir: &Path, socket: &Path) -> io::Result<ControlServer> {
         .recursive(true)
         .mode(0o700)
         .create(dir)?;
+    check(dir)?;
     remove_left(dir);
     ControlServer::bind(socket, geteuid().as_raw())
 }
@@ -225,7 +265,11 @@ fn bind(dir: &Path, socket: &Path) -> io::Result<ControlServer> {
 fn remove_left(dir: &Path) {
     for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
         let path = entry.path();
-        let is_gone = |pid: &str| !Path::new("/proc").join(pid).exists();
+        // What is not called as a process is none of ours.
+        let is_gone = |pid: &str| {
+            let pid = pid.parse::<u32>();
+            pid.is_ok_and(|pid| !Path::new("/proc").join(pid.to_string()).exists())
+        };
         let pid = path.file_stem().and_then(|stem| stem.to_str());
         if path.extension().is_some_and(|ending| ending == "sock") && pid.is_some_and(is_gone) {
             // Another one may have removed it.

@@ -1,3 +1,5 @@
+use std::os::unix::fs::{PermissionsExt as _, chown, symlink};
+
 use super::*;
 
 #[test]
@@ -5,12 +7,60 @@ fn sockets_of_killed_processes_go_and_others_stay() {
     let dir = tempfile::tempdir().unwrap();
     let own = format!("{}.sock", process::id());
     // No process has an id above the kernel's limit.
-    let names = [&*own, "4194999.sock", "notes", "4194999.txt"];
+    let names = [
+        &*own,
+        "4194999.sock",
+        "notes",
+        "4194999.txt",
+        "nobodys.sock",
+    ];
     for name in names {
         fs::write(dir.path().join(name), "").unwrap();
     }
     remove_left(dir.path());
     let left = |name: &&str| dir.path().join(name).exists();
     let left: Vec<_> = names.into_iter().filter(left).collect();
-    assert_eq!(left, [&*own, "notes", "4194999.txt"]);
+    assert_eq!(left, [&*own, "notes", "4194999.txt", "nobodys.sock"]);
+}
+
+#[test]
+fn a_directory_that_is_not_ones_own_alone_has_no_sockets() {
+    let place = tempfile::tempdir().unwrap();
+    let (above, dir) = (
+        place.path().join("user"),
+        place.path().join("user/machines"),
+    );
+    let socket = dir.join("1.sock");
+    let set = |path: &Path, mode| fs::set_permissions(path, fs::Permissions::from_mode(mode));
+    // Made anew, it is for its user alone.
+    drop(bind(&dir, &socket).unwrap());
+    for path in [&above, &dir] {
+        assert_eq!(path.metadata().unwrap().mode() & 0o7777, 0o700);
+    }
+    let refused = |part: &str| {
+        let error = bind(&dir, &socket).err().expect("refused").to_string();
+        assert!(error.contains(part), "{error}");
+        assert!(error.contains("XDG_RUNTIME_DIR"), "{error}");
+        assert!(!socket.exists());
+    };
+    set(&dir, 0o755).unwrap();
+    refused("(mode 0755)");
+    set(&dir, 0o700).unwrap();
+    set(&above, 0o1777).unwrap();
+    refused("(mode 1777)");
+    // Others may look into the one above it.
+    set(&above, 0o755).unwrap();
+    drop(bind(&dir, &socket).unwrap());
+    // Only root can give one away.
+    if geteuid().is_root() {
+        for path in [&above, &dir] {
+            chown(path, Some(65_534), None).unwrap();
+            refused("belongs to the user 65534");
+            chown(path, Some(0), None).unwrap();
+        }
+    }
+    let elsewhere = place.path().join("elsewhere");
+    fs::rename(&dir, &elsewhere).unwrap();
+    symlink(&elsewhere, &dir).unwrap();
+    refused("is no directory");
 }

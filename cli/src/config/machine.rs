@@ -2,8 +2,8 @@
 use std::path::Path;
 
 use slipgate_broker::config::{
-    Config, DiskSpec, MAX_DISKS, MachineSpec, RunConfig, SavedMachine, VmConfig, VsockSpec,
-    check_tap, parse_mac,
+    Config, DiskSpec, MAX_DISKS, MachineSpec, OWN_SNAPSHOT, RunConfig, SavedMachine, VmConfig,
+    VsockSpec, check_tap, parse_mac,
 };
 use slipgate_ipc::engine::OnExit;
 use slipgate_policy::document::{ConfigError, RuleFlag, check_name};
@@ -30,6 +30,8 @@ const BUILT_IN_WORK: &str = "selftest";
 const KERNEL_CMDLINE: &str = "console=ttyS0 panic=-1";
 /// For the kernel to put a number in the place of `%d`.
 const TAP_PATTERN: &str = "sgvm%d";
+/// What to do about a snapshot of a machine that can't be.
+const REMAKE: &str = "give a snapshot as `slipgate snapshot` wrote it";
 /// The guest's MAC, locally administered; all VMs may have the same.
 const GUEST_MAC: [u8; 6] = [0x02, 0x53, 0x4c, 0x47, 0x00, 0x02];
 
@@ -113,6 +115,8 @@ fn restored(args: &RunArgs, dir: &Path, is_userspace: bool) -> Result<MachineSpe
     let refused = |problem: String, remedy: &str| {
         ConfigError::new("--restore", dir.display(), problem, remedy.to_owned())
     };
+    // It names the disks that are opened.
+    SavedMachine::check_writers(dir).map_err(|why| refused(why, OWN_SNAPSHOT))?;
     let saved = SavedMachine::read(dir).map_err(|e| {
         let remedy = "give a directory that `slipgate snapshot` wrote to its end";
         refused(format!("its machine.json can't be read ({e})"), remedy)
@@ -127,6 +131,21 @@ fn restored(args: &RunArgs, dir: &Path, is_userspace: bool) -> Result<MachineSpe
             machine.queues
         );
         return Err(refused(problem, "restore it with a TAP, as root"));
+    }
+    if machine.disks.len() > MAX_DISKS {
+        let count = machine.disks.len();
+        let problem = format!("its machine has {count} disks, and one has {MAX_DISKS} at most");
+        return Err(refused(problem, REMAKE));
+    }
+    if let Some(vsock) = &machine.vsock
+        && !GUEST_CIDS.contains(&vsock.cid)
+    {
+        let (first, last) = (GUEST_CIDS.start(), GUEST_CIDS.end());
+        let problem = format!(
+            "its vsock address {} is not a guest's, which is from {first} to {last}",
+            vsock.cid
+        );
+        return Err(refused(problem, REMAKE));
     }
     let disks = disks(&args.disk)?;
     if !disks.is_empty() {

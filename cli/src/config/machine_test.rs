@@ -182,3 +182,69 @@ fn in_user_mode_there_is_no_tap_and_one_queue_pair() {
     refused(&["--xdp", "on"], &["--xdp on"]);
     refused(&["--name", "a b"], &["--name"]);
 }
+
+/// A snapshot's directory, with the description of a machine.
+fn described(change: impl FnOnce(&mut MachineSpec)) -> tempfile::TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    let mut machine = config(&[]).unwrap().machine;
+    change(&mut machine);
+    let text = serde_json::to_string(&SavedMachine::of(&machine)).unwrap();
+    let file = dir.path().join("machine.json");
+    std::fs::write(&file, text).unwrap();
+    set_mode(&file, 0o600);
+    dir
+}
+
+fn set_mode(path: &Path, mode: u32) {
+    use std::os::unix::fs::PermissionsExt as _;
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
+}
+
+fn disk(_: usize) -> DiskSpec {
+    DiskSpec {
+        path: "/disk".into(),
+        read_only: false,
+    }
+}
+
+#[test]
+fn a_restored_machine_is_one_that_could_be_booted() {
+    let most = described(|machine| {
+        machine.disks = (0..MAX_DISKS).map(disk).collect();
+        machine.vsock = Some(VsockSpec {
+            cid: 3,
+            socket: "/socket".into(),
+        });
+    });
+    let at = |dir: &tempfile::TempDir| dir.path().display().to_string();
+    let machine = config(&["--restore", &at(&most)]).unwrap().machine;
+    assert_eq!(machine.disks.len(), MAX_DISKS);
+    let beyond = described(|machine| machine.disks = (0..=MAX_DISKS).map(disk).collect());
+    let again = "slipgate snapshot";
+    refused(&["--restore", &at(&beyond)], &["9 disks", again]);
+    for cid in [0, 1, 2, u32::MAX] {
+        let nobody = described(|machine| {
+            machine.vsock = Some(VsockSpec {
+                cid,
+                socket: "/socket".into(),
+            });
+        });
+        let named = cid.to_string();
+        refused(
+            &["--restore", &at(&nobody)],
+            &[&named, "not a guest's", again],
+        );
+    }
+}
+
+#[test]
+fn a_snapshot_that_others_can_have_written_is_refused() {
+    let dir = described(|_| {});
+    let at = dir.path().display().to_string();
+    config(&["--restore", &at]).unwrap();
+    set_mode(dir.path(), 0o777);
+    refused(&["--restore", &at], &["(mode 0777)", "chown", "chmod"]);
+    set_mode(dir.path(), 0o755);
+    set_mode(&dir.path().join("machine.json"), 0o620);
+    refused(&["--restore", &at], &["machine.json", "(mode 0620)"]);
+}

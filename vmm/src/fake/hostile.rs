@@ -163,6 +163,15 @@ impl Machine {
         Ok(())
     }
 
+    /// Queues of a function, each with how often it was notified since this was asked last.
+    pub fn notified(&self, function: u8) -> Vec<(u16, u64)> {
+        let seen = self.function(function).witness.seen();
+        let queues = seen.activation.iter().flat_map(|active| &active.queues);
+        queues
+            .map(|queue| (queue.index, queue.kick.read().unwrap_or(0)))
+            .collect()
+    }
+
     /// Does one step, then checks everything.
     pub fn step(&mut self, step: &Step) {
         self.act(step);

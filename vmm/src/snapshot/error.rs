@@ -46,6 +46,12 @@ pub enum SnapshotError {
         /// Error from the host.
         source: io::Error,
     },
+    /// The guest is a hypervisor: what the CPU knows of its VMs is not saved.
+    #[error(
+        "the guest uses virtualization itself, and the state of its VMs can't be saved: unload its \
+         hypervisor first (on Linux: kvm_intel or kvm_amd)"
+    )]
+    Nested,
     /// The machine ends, or has ended.
     #[error("the machine has ended meanwhile")]
     Ended,

@@ -160,13 +160,12 @@ impl RingLink {
             return Packet::Nothing;
         };
         let format = vmm.format();
-        let (Some(memory), [_, ring]) = (&vmm.memory, &mut vmm.rings) else {
-            return Packet::Nothing;
-        };
-        if !ring.is_running() {
+        let (memory, [_, ring]) = (&vmm.memory, &mut vmm.rings);
+        // What sets it up has it looked at again.
+        let Some(memory) = memory.as_ref().filter(|_| ring.is_running()) else {
             vmm.has_input = false;
             return Packet::Nothing;
-        }
+        };
         loop {
             match ring.take(format, &memory.guest, into) {
                 Ok(Taken::Frame(len)) => {

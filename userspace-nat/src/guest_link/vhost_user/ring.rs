@@ -3,6 +3,9 @@
 //! The driver can write all of a ring, its descriptors and its buffers at any time. Each descriptor is
 //! read once, into a list; each header is copied once, with the frame, and judged as copied. What can't
 //! be is [`Broken`]: the ring is not touched any more until the VMM sets it up again.
+//!
+//! A frame in several chains becomes the driver's by one store of the used index, behind all of its
+//! elements: a driver that saw the first chain alone would take the frame for a broken one.
 use std::{
     fs::File, io::Write as _, os::fd::OwnedFd, os::unix::net::UnixStream, sync::atomic::Ordering,
 };
@@ -15,6 +18,9 @@ use crate::port::VNET_LEN;
 
 /// Chains in a ring at most.
 const MOST_CHAINS: u16 = 4_096;
+/// Offset of a used ring's elements, and length of each (virtio 1.2, section 2.7.8).
+const USED_ELEMENTS: u64 = 4;
+const USED_ELEMENT_LEN: u64 = 8;
 
 /// The driver has broken the ring's rules.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -60,6 +66,9 @@ pub(super) struct Ring {
     seen: u16,
     /// Whether the driver is to be told of chains that were given back.
     owes_call: bool,
+    /// Whether chains were given back of which the queue did not count all: it can't tell that the
+    /// driver does not want to know.
+    must_call: bool,
     /// Buffers of chains that are being filled, reused.
     buffers: Vec<(GuestAddress, u32)>,
     heads: Vec<(u16, usize)>,
@@ -208,6 +217,7 @@ impl Ring {
         self.buffers.clear();
         let mut room = 0;
         while room < needed && (format.merges || self.heads.is_empty()) {
+            let known = self.buffers.len();
             let head = match next_chain(queue, memory, &mut self.buffers, true) {
                 Ok(Some(head)) => head,
                 Ok(None) => {
@@ -222,25 +232,20 @@ impl Ring {
                     return Err(Broken);
                 }
             };
-            let all: usize = self.buffers.iter().map(|(_, len)| *len as usize).sum();
-            self.heads.push((head, all - room));
-            room = all;
+            let new = &self.buffers[known..];
+            let more: usize = new.iter().map(|(_, len)| *len as usize).sum();
+            self.heads.push((head, more));
+            room += more;
         }
         if room < needed {
             queue.set_next_avail(before);
             return Ok(Put::TooLong);
         }
         let written = copy_in(&self.buffers, format, memory, parts, self.heads.len());
-        let mut left = needed;
-        let given = written.and_then(|()| {
-            self.heads.iter().try_for_each(|(head, has)| {
-                let len = left.min(*has);
-                left -= len;
-                give_back(queue, memory, *head, len as u32)
-            })
-        });
+        let given = written.and_then(|()| give_back_all(queue, memory, &self.heads, needed));
         self.is_broken |= given.is_err();
         self.owes_call = true;
+        self.must_call |= self.heads.len() > 1;
         given.map(|()| Put::Yes)
     }
 
@@ -273,7 +278,9 @@ impl Ring {
         let Some(queue) = self.queue.as_mut().filter(|_| !self.is_broken) else {
             return;
         };
+        // Always asked: the queue counts from the last time on.
         let is_wanted = queue.needs_notification(memory).unwrap_or(false);
+        let is_wanted = std::mem::take(&mut self.must_call) || is_wanted;
         if let Some(call) = self.call.as_mut().filter(|_| is_wanted) {
             // One whose counter is full has been told often enough.
             let _ = call.write(&1_u64.to_ne_bytes());
@@ -282,6 +289,8 @@ impl Ring {
 }
 
 /// Takes the next chain, and appends its buffers, all of which the device may write (`writable`) or read.
+/// None is empty, and a chain has as many as the ring has descriptors at most (virtio 1.2, section
+/// 2.7.5.3.1), so what a frame costs is bounded.
 fn next_chain(
     queue: &mut Queue,
     memory: &GuestMemoryMmap,
@@ -289,13 +298,15 @@ fn next_chain(
     writable: bool,
 ) -> Result<Option<u16>, Broken> {
     let before = buffers.len();
+    let most = usize::from(queue.size());
     let mut chains = queue.iter(memory).map_err(|_| Broken)?;
     let Some(chain) = chains.next() else {
         return Ok(None);
     };
     let head = chain.head_index();
     for descriptor in chain {
-        if descriptor.is_write_only() != writable {
+        let has_place = buffers.len() - before < most;
+        if descriptor.is_write_only() != writable || descriptor.len() == 0 || !has_place {
             return Err(Broken);
         }
         buffers.push((descriptor.addr(), descriptor.len()));
@@ -314,6 +325,33 @@ fn give_back(
     len: u32,
 ) -> Result<(), Broken> {
     queue.add_used(memory, head, len).map_err(|_| Broken)
+}
+
+/// Gives the chains of one frame back, each with its room, of which `needed` bytes were filled. Only the
+/// last one moves the used index.
+fn give_back_all(
+    queue: &mut Queue,
+    memory: &GuestMemoryMmap,
+    heads: &[(u16, usize)],
+    needed: usize,
+) -> Result<(), Broken> {
+    let Some(((last, _), others)) = heads.split_last() else {
+        return Ok(());
+    };
+    let mut left = needed;
+    for (head, room) in others {
+        let len = left.min(*room);
+        left -= len;
+        let next = queue.next_used();
+        let offset = USED_ELEMENTS + USED_ELEMENT_LEN * u64::from(next % queue.size());
+        // The head, then the length, each of 32 bits.
+        let element = (len as u64) << 32 | u64::from(*head);
+        memory
+            .write_obj(element.to_le(), GuestAddress(queue.used_ring() + offset))
+            .map_err(|_| Broken)?;
+        queue.set_next_used(next.wrapping_add(1));
+    }
+    give_back(queue, memory, *last, left as u32)
 }
 
 /// Copies a frame out of its buffers, without what its header has behind [`VNET_LEN`] bytes. Returns its

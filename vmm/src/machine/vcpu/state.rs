@@ -6,7 +6,7 @@
 //! comes last.
 use std::ops::RangeInclusive;
 
-use kvm_bindings::{CpuId, Msrs, kvm_msr_entry};
+use kvm_bindings::{CpuId, Msrs, kvm_msr_entry, kvm_sregs};
 use kvm_ioctls::{Cap, Kvm, VcpuFd};
 
 use crate::{
@@ -27,6 +27,9 @@ const MTRRS: [RangeInclusive<u32>; 5] = [
     0x268..=0x26f,
     0x2ff..=0x2ff,
 ];
+/// CR4.VMXE and EFER.SVME (Intel SDM vol. 3, 25.7; AMD APM vol. 2, 15.4): VMX or SVM is on.
+const CR4_VMXE: u64 = 1 << 13;
+const EFER_SVME: u64 = 1 << 12;
 /// Most MSRs that are read by one call.
 const AT_ONCE: usize = 64;
 /// Most MSRs of a state. KVM lists some 200.
@@ -71,7 +74,7 @@ impl Abilities {
 /// Reads the state of a vCPU that is not in the guest. The last exit was completed.
 ///
 /// # Errors
-/// KVM refuses.
+/// KVM refuses, or the guest uses virtualization.
 pub(super) fn save(
     fd: &VcpuFd,
     cpuid: &CpuId,
@@ -81,6 +84,12 @@ pub(super) fn save(
     let optional = |is_there: bool| is_there.then_some(());
     // What the others depend on may change while it is read (the APIC's timer), so it comes first.
     let mp_state = fd.get_mp_state().map_err(E::kvm("reading a vCPU's mode"))?;
+    let sregs = fd
+        .get_sregs()
+        .map_err(E::kvm("reading a vCPU's segments"))?;
+    if virtualizes(&sregs) {
+        return Err(E::Nested);
+    }
     Ok(VcpuState {
         mp_state,
         cpuid: cpuid.as_slice().to_vec(),
@@ -91,9 +100,7 @@ pub(super) fn save(
         regs: fd
             .get_regs()
             .map_err(E::kvm("reading a vCPU's registers"))?,
-        sregs: fd
-            .get_sregs()
-            .map_err(E::kvm("reading a vCPU's segments"))?,
+        sregs,
         xsave: optional(can.xsave)
             .map(|()| fd.get_xsave().map(Box::new))
             .transpose()
@@ -115,6 +122,11 @@ pub(super) fn save(
             .transpose()
             .map_err(E::kvm("reading a vCPU's events"))?,
     })
+}
+
+/// Whether the guest has VMX or SVM on. What the CPU has of its VMs (KVM's nested state) is not saved.
+fn virtualizes(sregs: &kvm_sregs) -> bool {
+    sregs.cr4 & CR4_VMXE != 0 || sregs.efer & EFER_SVME != 0
 }
 
 /// Reads the MSRs that KVM lets be read: it stops at one that it lists and refuses.

@@ -129,3 +129,34 @@ fn another_cpu_or_impossible_registers_are_refused() {
     let refused = restored(&other).err().unwrap();
     assert!(refused.contains("MSR 0xdead0000"), "{refused}");
 }
+
+#[test]
+fn a_guest_that_virtualizes_is_not_saved() {
+    let with = |cr4, efer| {
+        virtualizes(&kvm_sregs {
+            cr4,
+            efer,
+            ..Default::default()
+        })
+    };
+    // All that an ordinary guest may have on beside it.
+    assert!(!with(!CR4_VMXE, !EFER_SVME));
+    assert!(with(0x2000, 0) && with(0, 0x1000));
+    require_kvm!();
+    let rig = rig();
+    let fd = rig.vm.create_vcpu(0).unwrap();
+    let cpuid = cpuid::filtered(&rig.kvm, 0, 1).unwrap();
+    fd.set_cpuid2(&cpuid).unwrap();
+    let mut sregs = fd.get_sregs().unwrap();
+    sregs.efer |= EFER_SVME;
+    if fd.set_sregs(&sregs).is_err() {
+        sregs.efer &= !EFER_SVME;
+        sregs.cr4 |= CR4_VMXE;
+        if fd.set_sregs(&sregs).is_err() {
+            // This host's guests have neither.
+            return;
+        }
+    }
+    let saved = save(&fd, &cpuid, &rig.can);
+    assert!(matches!(saved, Err(SnapshotError::Nested)));
+}

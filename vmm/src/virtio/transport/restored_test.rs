@@ -108,3 +108,15 @@ fn a_device_that_needed_a_reset_still_does() {
     let (_, mut again) = machine.saved();
     assert_eq!(transport(&mut again).status, 0x0f);
 }
+
+#[test]
+fn each_queue_of_a_restored_device_is_looked_at() {
+    let some = Step::BringUp(0, FEATURES | 1 << 32, 0b101, 16);
+    let (address, functions) = saved(&[some]);
+    let mut machine = Machine::new();
+    machine.restore(address, &functions).unwrap();
+    assert_eq!(machine.notified(0), [(0, 1), (2, 1)]);
+    assert_eq!(machine.notified(1), []);
+    machine.step(&UP);
+    assert!(machine.notified(0).iter().all(|(_, times)| *times == 0));
+}

@@ -27,9 +27,21 @@ impl Lifecycle {
         }
         if let Some(activation) = self.restored.take() {
             match self.device.activate(*activation) {
-                Ok(()) => self.is_served(),
+                Ok(()) => {
+                    self.is_served();
+                    self.kick_all();
+                }
                 Err(error) => self.refused(&error),
             }
+        }
+    }
+
+    /// Has the device look at each of its queues: a notification of the driver may have been under way
+    /// when it was saved.
+    fn kick_all(&self) {
+        for queue in self.queues.iter().filter(|queue| queue.registers.enabled) {
+            // One whose counter is full is looked at anyway.
+            let _ = queue.kick.write(1);
         }
     }
 
