@@ -88,7 +88,8 @@ impl fmt::Display for Standing {
     }
 }
 
-/// Returns the place of a program at an interface. `ours`: the ids of the program and of its twin.
+/// Returns the place of a program at an interface. `ours`: the ids of the program and of its twin, of
+/// each build that may be there.
 pub(crate) fn standing(
     ours: &[u32],
     ifindex: IfIndex,

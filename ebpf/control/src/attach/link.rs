@@ -60,6 +60,13 @@ pub(crate) fn has_program(
     Ok(info(link, pin)?.0 == program_id(program)?)
 }
 
+/// Returns the id of the program that a pinned link at this interface has; `None` if there is none.
+pub(crate) fn program_at(pin: &Path, ifindex: IfIndex) -> Option<u32> {
+    let link = bpf::obj_get(pin).ok()?;
+    let (program, target) = info(link.as_fd(), pin).ok()?;
+    (target == ifindex).then_some(program)
+}
+
 /// Returns the index of the link's interface; [`IfIndex::NONE`] if the interface is gone.
 pub(crate) fn target(pin: &Path) -> Result<IfIndex> {
     Ok(info(open(pin)?.as_fd(), pin)?.1)
