@@ -3,7 +3,7 @@
 use std::{
     fs, io,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
-    path::Path,
+    path::{Path, PathBuf},
 };
 
 use aya_obj::generated::bpf_link_type;
@@ -58,6 +58,23 @@ pub(crate) fn has_program(
     program: BorrowedFd<'_>,
 ) -> Result<bool> {
     Ok(info(link, pin)?.0 == program_id(program)?)
+}
+
+/// Path at which a link is pinned before it takes this pin's place. A process that dies in between
+/// leaves it: whoever removes the pin, or replaces it next, removes that too.
+pub(crate) fn successor_pin(pin: &Path) -> PathBuf {
+    let mut path = pin.as_os_str().to_owned();
+    path.push("-new");
+    path.into()
+}
+
+/// Detaches a pinned link, if it is there, and removes its pin. Returns whether it was there.
+/// Removing the pin alone does not detach it while another process has it open.
+pub(crate) fn remove(pin: &Path) -> Result<bool> {
+    if let Ok(link) = bpf::obj_get(pin) {
+        bpf::link_detach(link.as_fd()).map_err(Error::os(format!("detach {}", pin.display())))?;
+    }
+    paths::remove_if_there(pin, |p| fs::remove_file(p))
 }
 
 /// Returns the id of the program that a pinned link at this interface has; `None` if there is none.

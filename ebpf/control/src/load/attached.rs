@@ -6,7 +6,7 @@ use slipgate_abi::{IfIndex, portframe::is_port_device};
 
 use super::Datapath;
 use crate::{
-    Error, Result,
+    Result,
     attach::{
         Attached, AttachedBy, Hook, Program, XdpMode, chain, chain::Standing, clsact, explain,
         link, pinned, program_id,
@@ -385,15 +385,14 @@ impl Datapath {
             return Ok(false);
         }
         match attached.by {
-            // Removing the pin does not detach the link while another process has it open.
             AttachedBy::Link => {
-                if let Ok(link) = bpf::obj_get(&pin) {
-                    bpf::link_detach(link.as_fd())
-                        .map_err(Error::os(format!("detach {}", pin.display())))?;
-                }
+                link::remove(&link::successor_pin(&pin))?;
+                link::remove(&pin)
             }
-            AttachedBy::Clsact => clsact::detach(attached.program, attached.ifindex)?,
+            AttachedBy::Clsact => {
+                clsact::detach(attached.program, attached.ifindex)?;
+                paths::remove_if_there(&pin, |p| fs::remove_file(p))
+            }
         }
-        paths::remove_if_there(&pin, |p| fs::remove_file(p))
     }
 }
