@@ -10,7 +10,7 @@ use slipgate_control::{
     serve,
 };
 
-use super::{Attached, ServedVm};
+use super::{Attached, ServedVm, budgets::has_frozen};
 
 /// Queues that this process has made.
 #[derive(Debug, Default)]
@@ -66,7 +66,9 @@ impl Attached {
     }
 
     fn shape(&mut self, row: VmRow, tap: Option<IfIndex>, rates: VmRates) {
-        if rates.has_budget() {
+        let limits = self.datapath.maps().rate_limits(row);
+        // One that is frozen is thawed when its budget is taken away.
+        if rates.has_budget() || limits.is_some_and(has_frozen) {
             self.budgets.begin();
         }
         let wanted = Queues {
