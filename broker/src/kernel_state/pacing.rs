@@ -77,15 +77,19 @@ impl Attached {
             tap,
         };
         let had = self.pacing.queues.get(&row).copied();
-        if had == Some(wanted)
-            || (had.is_none()
-                && wanted
-                    == Queues {
-                        tap,
-                        ..Queues::default()
-                    }
-                && !self.may_have_queues(row))
-        {
+        if had == Some(wanted) {
+            return;
+        }
+        let none = Queues {
+            tap,
+            ..Queues::default()
+        };
+        if had.is_none() && wanted == none && !self.may_have_queues(row) {
+            // A dead VM of another row may have left its queue at the TAP. Looked at once.
+            if let Some(tap) = tap {
+                note(pacing::unshape_tap(tap));
+                self.pacing.queues.insert(row, wanted);
+            }
             return;
         }
         let tx = (wanted.tx != 0)
@@ -219,7 +223,7 @@ fn shapes_tap(tap: IfIndex, bytes_per_second: u64) -> bool {
 }
 
 /// A queue that stays does no more than it did.
-fn note(removed: slipgate_control::Result<()>) {
+pub(super) fn note(removed: slipgate_control::Result<()>) {
     if let Err(e) = removed {
         tracing::warn!("{e}");
     }

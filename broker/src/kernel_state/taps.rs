@@ -10,11 +10,11 @@ use slipgate_control::{
     attach::{Hook, Program},
     device::Device,
     netlink::Changes,
-    serve, vm,
+    pacing, serve, vm,
 };
 use slipgate_policy::one_line;
 
-use super::{Attached, ServedVm, xdp};
+use super::{Attached, ServedVm, pacing::note, xdp};
 use crate::host::tap_hints;
 
 impl Attached {
@@ -121,6 +121,7 @@ impl Attached {
             let what =
                 || format!("shutting the TAP with index {tap}, which is not served any more");
             serve::shut_tap(&self.datapath, tap).with_context(what)?;
+            note(pacing::unshape_tap(tap));
             self.datapath
                 .detach(Program::Guard, tap)
                 .with_context(what)?;
