@@ -172,6 +172,12 @@ impl Attached {
         self.datapath.detach(Program::Pacer, device.far).map(drop)
     }
 
+    /// Whether this is an end of the pacing device.
+    pub(super) fn is_pacing_end(&self, ifindex: IfIndex) -> bool {
+        let device = self.pacing.device.as_ref();
+        device.is_some_and(|device| [device.near, device.far].contains(&ifindex))
+    }
+
     /// Name of the pacing device, if there is one.
     pub(crate) fn pacing_device_name(&self) -> Option<&str> {
         self.pacing.device.as_ref().map(|device| &*device.name)
