@@ -161,6 +161,10 @@ impl RuleRoom {
         rules: &[Described],
     ) -> anyhow::Result<Range<u32>> {
         let wanted = rules.len() as u32;
+        if wanted == 0 {
+            // A place would be that of another run's first element.
+            return Ok(0..0);
+        }
         let start = match self.free.first_fit(wanted) {
             Some(start) => start,
             None => self.claim(writer, rules)?,

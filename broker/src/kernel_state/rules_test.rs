@@ -108,6 +108,15 @@ fn each_list_has_a_run_and_a_successor_finds_it_again() {
 }
 
 #[test]
+fn no_rules_need_no_place() {
+    let (_dir, mut rig) = Rig::new();
+    let runs = rig.begin(&[Vec::new(), rules("a", RULES as usize)]);
+    assert_eq!(runs, [0..0, 0..RULES]);
+    assert_eq!(rig.add(&[]).unwrap(), 0..0, "where there is no room");
+    assert_eq!(rig.room.in_force(), RULES);
+}
+
+#[test]
 fn rules_whose_texts_are_equal_as_far_as_they_are_kept_are_others() {
     let long = "--forward ".to_owned() + &"x".repeat(128);
     let of = |end| vec![Described::forward(format!("{long}{end}"))];
