@@ -39,6 +39,7 @@ use slipgate_control::{Paths, maps::SharedMaps, owner};
 use slipgate_policy::Described;
 
 pub(crate) use self::range_set::RangeSet;
+use crate::persisted_policy::write_whole;
 
 /// Identity of an element: a digest of the whole rule, or the mark of a free element.
 type Whole = [u8; 16];
@@ -384,7 +385,8 @@ impl Writer<'_> {
         let lines = elements
             .iter()
             .map(|range| format!("{} {}\n", range.start, range.end));
-        fs::write(&path, lines.collect::<String>())
+        // Whoever reads it meets a whole one: this may be written without the lock.
+        write_whole(&path, lines.collect::<String>().as_bytes())
             .with_context(|| format!("writing {}", path.display()))
     }
 
