@@ -236,7 +236,7 @@ impl RuleRoom {
         false
     }
 
-    /// Claims elements that no flow names any more.
+    /// Claims elements that no flow names any more. They hold no rule afterwards.
     fn claim_unnamed(
         &mut self,
         writer: Writer<'_>,
@@ -257,6 +257,10 @@ impl RuleRoom {
         self.free = self.free.iter().chain(claimed.iter()).collect();
         self.record(writer)?;
         maps.forget_refusals_by(|rule| claimed.contains(rule));
+        // A process that starts with the rules of a former run here would take it for its own.
+        for index in claimed.iter().flatten() {
+            maps.set_rule(RuleIndex::new(index), RuleElement::FREE, "");
+        }
         Ok(())
     }
 
