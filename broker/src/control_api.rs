@@ -90,8 +90,8 @@ impl Pending {
         parts.engines.send(worker, request)
     }
 
-    /// Has an engine do what is to be done about a VM's budget. An engine that is not there cuts
-    /// nothing, and is asked for a thaw again.
+    /// Has an engine do what is to be done about a VM's budget. One that is not there is asked again,
+    /// with the next look.
     pub(crate) fn order_for_budget(
         &mut self,
         parts: &mut Parts,
@@ -113,7 +113,11 @@ impl Pending {
         let about = Some(Subject::Vm { row });
         parts
             .engines
-            .send(worker, ToEngine::Request { id, about, request })
+            .send(worker, ToEngine::Request { id, about, request })?;
+        if let BudgetOrder::Cut(row) = order {
+            parts.attached.is_cut(row);
+        }
+        Ok(())
     }
 
     /// Passes the reply of a worker's engine to the client that asked.

@@ -28,7 +28,7 @@ pub(crate) struct Budgets {
     due: Option<Instant>,
     /// Place of the next VM.
     next: usize,
-    /// Whether this round has met a VM with a budget.
+    /// Whether this round has met a VM with a budget, or one that a budget froze.
     has_met: bool,
 }
 
@@ -42,7 +42,7 @@ pub(crate) enum BudgetOrder {
 }
 
 impl Budgets {
-    /// A VM has a budget.
+    /// A VM has a budget, or is frozen by one that it had.
     pub(super) fn begin(&mut self) {
         self.has_met = true;
         self.due.get_or_insert_with(Instant::now);
@@ -70,13 +70,13 @@ impl Attached {
         let until = (self.budgets.next + AT_ONCE).min(self.vms.len());
         for at in self.budgets.next..until {
             let vm = &self.vms[at];
-            if !vm.config.limits.rates.has_budget() {
-                continue;
-            }
-            self.budgets.has_met = true;
             let Some(limits) = self.datapath.maps().rate_limits(vm.open.row) else {
                 continue;
             };
+            if !vm.config.limits.rates.has_budget() && !has_frozen(limits) {
+                continue;
+            }
+            self.budgets.has_met = true;
             let at_end = vm.config.limits.rates.budget.at_end;
             let order = self.look_at_budget(at, limits, at_end, today);
             orders.extend(order.map(|order| (self.vms[at].worker, order)));
@@ -99,10 +99,10 @@ impl Attached {
         let maps = self.datapath.maps();
         let mut order = None;
         for direction in [Direction::Tx, Direction::Rx] {
-            begin_day(limits, direction, today);
             let Some((bytes, _)) = limits.budget(direction) else {
                 continue;
             };
+            begin_day(limits, direction, today);
             let bits = limits.budget_bits(direction);
             let is_told = bits.load(Relaxed) & BudgetBits::TOLD != 0;
             match limits.is_spent(direction) {
@@ -117,7 +117,9 @@ impl Attached {
                     });
                     match at_end {
                         AtEnd::Refuse => {}
-                        AtEnd::Cut => order = Some(BudgetOrder::Cut(row)),
+                        AtEnd::Cut => {
+                            bits.fetch_or(BudgetBits::CUT_DUE, Relaxed);
+                        }
                         AtEnd::Freeze if maps.is_frozen(row) => {}
                         AtEnd::Freeze => {
                             maps.set_frozen(row, true);
@@ -128,26 +130,43 @@ impl Attached {
                 }
                 // A new day, or a larger budget.
                 false if is_told => {
-                    bits.fetch_and(!BudgetBits::TOLD, Relaxed);
+                    bits.fetch_and(!(BudgetBits::TOLD | BudgetBits::CUT_DUE), Relaxed);
                 }
                 _ => {}
             }
+            // Asked again until an engine is told.
+            if at_end == AtEnd::Cut && bits.load(Relaxed) & BudgetBits::CUT_DUE != 0 {
+                order = Some(BudgetOrder::Cut(row));
+            }
         }
-        let bits = |direction| limits.budget_bits(direction);
-        let froze = [Direction::Tx, Direction::Rx].map(|it| bits(it).load(Relaxed));
         let is_spent = limits.is_spent(Direction::Tx) || limits.is_spent(Direction::Rx);
-        if froze.iter().any(|bits| bits & BudgetBits::FROZE != 0) && !is_spent {
+        if has_frozen(limits) && !is_spent {
             // Asked again until it is thawed.
             match maps.is_frozen(row) {
                 true => order = Some(BudgetOrder::Thaw(row)),
-                false => {
-                    for direction in [Direction::Tx, Direction::Rx] {
-                        bits(direction).fetch_and(!BudgetBits::FROZE, Relaxed);
-                    }
-                }
+                false => clear(limits, BudgetBits::FROZE),
             }
         }
         order
+    }
+
+    /// An engine has been told to cut the flows of a VM whose budget is spent.
+    pub(crate) fn is_cut(&self, row: VmRow) {
+        if let Some(limits) = self.datapath.maps().rate_limits(row) {
+            clear(limits, BudgetBits::CUT_DUE);
+        }
+    }
+}
+
+/// Whether a spent budget froze the VM, be it that the budget is no more.
+pub(super) fn has_frozen(limits: RateRef) -> bool {
+    let bits = |direction| limits.budget_bits(direction).load(Relaxed);
+    (bits(Direction::Tx) | bits(Direction::Rx)) & BudgetBits::FROZE != 0
+}
+
+fn clear(limits: RateRef, bit: u32) {
+    for direction in [Direction::Tx, Direction::Rx] {
+        limits.budget_bits(direction).fetch_and(!bit, Relaxed);
     }
 }
 

@@ -110,11 +110,12 @@ impl Attached {
                 self.look_at_place(&place);
             }
         }
-        let links = &self.watch.network().links;
-        let contests = &mut self.hook_places.contests;
+        // Of a device that is not slipgate's any more nothing is contested.
+        let mut contests = std::mem::take(&mut self.hook_places.contests);
         contests.retain(|ifindex, contest| {
-            links.get(ifindex).is_some() && !contest.is_over(Instant::now())
+            self.place_at(*ifindex).is_some() && !contest.is_over(Instant::now())
         });
+        self.hook_places.contests = contests;
     }
 
     /// Returns the names of the devices at which somebody else's programs run before slipgate's.

@@ -10,7 +10,7 @@ use slipgate_control::{
     serve,
 };
 
-use super::{Attached, ServedVm};
+use super::{Attached, ServedVm, budgets::has_frozen};
 
 /// Queues that this process has made.
 #[derive(Debug, Default)]
@@ -66,7 +66,9 @@ impl Attached {
     }
 
     fn shape(&mut self, row: VmRow, tap: Option<IfIndex>, rates: VmRates) {
-        if rates.has_budget() {
+        let limits = self.datapath.maps().rate_limits(row);
+        // One that is frozen is thawed when its budget is taken away.
+        if rates.has_budget() || limits.is_some_and(has_frozen) {
             self.budgets.begin();
         }
         let wanted = Queues {
@@ -75,15 +77,19 @@ impl Attached {
             tap,
         };
         let had = self.pacing.queues.get(&row).copied();
-        if had == Some(wanted)
-            || (had.is_none()
-                && wanted
-                    == Queues {
-                        tap,
-                        ..Queues::default()
-                    }
-                && !self.may_have_queues(row))
-        {
+        if had == Some(wanted) {
+            return;
+        }
+        let none = Queues {
+            tap,
+            ..Queues::default()
+        };
+        if had.is_none() && wanted == none && !self.may_have_queues(row) {
+            // A dead VM of another row may have left its queue at the TAP. Looked at once.
+            if let Some(tap) = tap {
+                note(pacing::unshape_tap(tap));
+                self.pacing.queues.insert(row, wanted);
+            }
             return;
         }
         let tx = (wanted.tx != 0)
@@ -166,6 +172,12 @@ impl Attached {
         self.datapath.detach(Program::Pacer, device.far).map(drop)
     }
 
+    /// Whether this is an end of the pacing device.
+    pub(super) fn is_pacing_end(&self, ifindex: IfIndex) -> bool {
+        let device = self.pacing.device.as_ref();
+        device.is_some_and(|device| [device.near, device.far].contains(&ifindex))
+    }
+
     /// Name of the pacing device, if there is one.
     pub(crate) fn pacing_device_name(&self) -> Option<&str> {
         self.pacing.device.as_ref().map(|device| &*device.name)
@@ -217,7 +229,7 @@ fn shapes_tap(tap: IfIndex, bytes_per_second: u64) -> bool {
 }
 
 /// A queue that stays does no more than it did.
-fn note(removed: slipgate_control::Result<()>) {
+pub(super) fn note(removed: slipgate_control::Result<()>) {
     if let Err(e) = removed {
         tracing::warn!("{e}");
     }

@@ -39,6 +39,7 @@ use slipgate_control::{Paths, maps::SharedMaps, owner};
 use slipgate_policy::Described;
 
 pub(crate) use self::range_set::RangeSet;
+use crate::persisted_policy::write_whole;
 
 /// Identity of an element: a digest of the whole rule, or the mark of a free element.
 type Whole = [u8; 16];
@@ -161,6 +162,10 @@ impl RuleRoom {
         rules: &[Described],
     ) -> anyhow::Result<Range<u32>> {
         let wanted = rules.len() as u32;
+        if wanted == 0 {
+            // A place would be that of another run's first element.
+            return Ok(0..0);
+        }
         let start = match self.free.first_fit(wanted) {
             Some(start) => start,
             None => self.claim(writer, rules)?,
@@ -231,7 +236,7 @@ impl RuleRoom {
         false
     }
 
-    /// Claims elements that no flow names any more.
+    /// Claims elements that no flow names any more. They hold no rule afterwards.
     fn claim_unnamed(
         &mut self,
         writer: Writer<'_>,
@@ -252,6 +257,10 @@ impl RuleRoom {
         self.free = self.free.iter().chain(claimed.iter()).collect();
         self.record(writer)?;
         maps.forget_refusals_by(|rule| claimed.contains(rule));
+        // A process that starts with the rules of a former run here would take it for its own.
+        for index in claimed.iter().flatten() {
+            maps.set_rule(RuleIndex::new(index), RuleElement::FREE, "");
+        }
         Ok(())
     }
 
@@ -380,7 +389,8 @@ impl Writer<'_> {
         let lines = elements
             .iter()
             .map(|range| format!("{} {}\n", range.start, range.end));
-        fs::write(&path, lines.collect::<String>())
+        // Whoever reads it meets a whole one: this may be written without the lock.
+        write_whole(&path, lines.collect::<String>().as_bytes())
             .with_context(|| format!("writing {}", path.display()))
     }
 

@@ -108,6 +108,15 @@ fn each_list_has_a_run_and_a_successor_finds_it_again() {
 }
 
 #[test]
+fn no_rules_need_no_place() {
+    let (_dir, mut rig) = Rig::new();
+    let runs = rig.begin(&[Vec::new(), rules("a", RULES as usize)]);
+    assert_eq!(runs, [0..0, 0..RULES]);
+    assert_eq!(rig.add(&[]).unwrap(), 0..0, "where there is no room");
+    assert_eq!(rig.room.in_force(), RULES);
+}
+
+#[test]
 fn rules_whose_texts_are_equal_as_far_as_they_are_kept_are_others() {
     let long = "--forward ".to_owned() + &"x".repeat(128);
     let of = |end| vec![Described::forward(format!("{long}{end}"))];
@@ -172,9 +181,11 @@ fn room_that_is_exhausted_is_refused_and_comes_back_with_the_flows_end() {
     ] {
         assert!(text.contains(part), "{text}");
     }
-    for (run, change) in all.iter().zip(0..) {
-        assert_eq!(rig.texts(run)[0], format!("{change} 0"));
+    for (run, change) in all.iter().zip(0..4) {
+        let named = change as usize + 1;
+        assert_eq!(rig.texts(run)[named], format!("{change} {named}"));
     }
+    assert_eq!(rig.texts(&present)[9], "4 9", "in force");
     assert_eq!(rig.texts(&kept), ["kept 0", "kept 1", "kept 2", "kept 3"]);
     // One of the flows ends.
     rig.name(2, None);
@@ -210,6 +221,32 @@ fn what_flows_name_is_part_of_a_run_that_has_the_same_rule_there() {
     assert_eq!(third, first, "the same places, but for the last");
     assert_eq!(rig.texts(&third)[29], "last 2");
     assert_eq!(rig.texts(&second)[29], "last 1");
+}
+
+/// What a process has claimed and not used yet is nobody's run.
+#[test]
+fn a_run_that_is_claimed_anew_is_not_found_by_its_former_rules() {
+    let (_dir, mut rig) = Rig::new();
+    rig.claim_slots();
+    let former = rig.begin(&[rules("former", 30)]).remove(0);
+    let present = rig.add(&rules("present", 34)).unwrap();
+    rig.room.retire(former.clone(), None);
+    let run_of = |rig: &mut Rig, rules: &[Described]| {
+        rig.with(|_, writer| Present::read(writer.maps).run_of(&wholes(rules)))
+    };
+    let first = former.start..former.start + 1;
+    assert_eq!(run_of(&mut rig, &rules("former", 1)), Some(first.clone()));
+    // The first element is claimed with the room for two, which is behind the one that a flow names.
+    rig.name(0, Some(first.end));
+    let two = rig.add(&rules("two", 2)).unwrap();
+    assert_eq!(two.start, first.end + 1);
+    assert_eq!(rig.room.free.iter().collect::<Vec<_>>(), [first]);
+    assert_eq!(run_of(&mut rig, &rules("former", 1)), None);
+    assert_eq!(run_of(&mut rig, &rules("present", 34)), Some(present));
+    assert_eq!(
+        rig.texts(&(former.start + 1..former.start + 2)),
+        ["former 1"]
+    );
 }
 
 #[test]

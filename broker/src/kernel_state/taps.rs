@@ -10,11 +10,11 @@ use slipgate_control::{
     attach::{Hook, Program},
     device::Device,
     netlink::Changes,
-    serve, vm,
+    pacing, serve, vm,
 };
 use slipgate_policy::one_line;
 
-use super::{Attached, ServedVm, xdp};
+use super::{Attached, ServedVm, pacing::note, xdp};
 use crate::host::tap_hints;
 
 impl Attached {
@@ -121,6 +121,7 @@ impl Attached {
             let what =
                 || format!("shutting the TAP with index {tap}, which is not served any more");
             serve::shut_tap(&self.datapath, tap).with_context(what)?;
+            note(pacing::unshape_tap(tap));
             self.datapath
                 .detach(Program::Guard, tap)
                 .with_context(what)?;
@@ -166,12 +167,14 @@ impl Attached {
         (self.vms[at].tap_ifindex == Some(ifindex)).then_some(at)
     }
 
-    /// Disables forwarding where it was turned on, on the TAPs and the port, so that the host routes
+    /// Disables forwarding where it was turned on, on the TAPs, the port and the pacing device, so that the host routes
     /// none of their packets: `sysctl net.ipv4.ip_forward=1` enables it on every device.
     pub(crate) fn keep_unrouted(&self, changes: &Changes) {
         let links = &self.watch.network().links;
         let is_port = |ifindex| self.workers.iter().any(|it| it.port.ifindex == ifindex);
-        let is_ours = |ifindex: &IfIndex| is_port(*ifindex) || self.served_at(*ifindex).is_some();
+        let is_ours = |ifindex: &IfIndex| {
+            is_port(*ifindex) || self.is_pacing_end(*ifindex) || self.served_at(*ifindex).is_some()
+        };
         let routed: Vec<IfIndex> = match changes.missed {
             true => links.values().map(|link| link.ifindex).collect(),
             false => changes.forwarding.iter().copied().collect(),

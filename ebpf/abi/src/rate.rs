@@ -212,10 +212,12 @@ impl BudgetBits {
     pub const AT_END_SHIFT: u32 = 20;
     /// Mask of that number.
     pub const AT_END: u32 = 3 << Self::AT_END_SHIFT;
-    /// The broker has done what is to be done at the end.
+    /// The broker has said that the budget is spent, and done or noted what is to be done then.
     pub const TOLD: u32 = 1 << 24;
     /// It froze the VM for that.
     pub const FROZE: u32 = 1 << 25;
+    /// The VM's flows are to be cut for that, and no engine has been told yet.
+    pub const CUT_DUE: u32 = 1 << 26;
 }
 
 /// One limit and its use.
@@ -257,7 +259,17 @@ impl RateRef {
             };
             let bits = self.budget_bits(direction);
             let before = load32(bits);
-            let kept = before & !(BudgetBits::PER_DAY | BudgetBits::AT_END);
+            let had = load64(self.budget_bytes(direction)) != 0;
+            // What passed before belongs to no day, but that of a day's budget that was taken away.
+            if terms & !before & BudgetBits::PER_DAY != 0 && (had || before & BudgetBits::DAY == 0)
+            {
+                store64(self.used(direction), 0);
+            }
+            let mut kept = before & !(BudgetBits::PER_DAY | BudgetBits::AT_END);
+            if rate.budget_bytes == 0 {
+                // The next budget has an end of its own.
+                kept &= !(BudgetBits::TOLD | BudgetBits::CUT_DUE);
+            }
             store32(bits, kept | terms);
             store64(self.budget_bytes(direction), rate.budget_bytes);
         }

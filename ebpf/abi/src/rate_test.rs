@@ -273,3 +273,42 @@ fn what_a_rate_refuses_uses_no_budget() {
     assert_eq!(row.budget(Direction::Tx), Some((1_000_000, passed)));
     assert_eq!(passed, 1_000);
 }
+
+#[test]
+fn a_budget_that_becomes_a_days_charges_nothing_that_passed_before() {
+    let mut limits = RateLimits::default();
+    let of = |budget_bytes, per_day| VmRates {
+        tx: Rate {
+            budget_bytes,
+            ..Rate::default()
+        },
+        budget: Budget {
+            per_day,
+            at_end: AtEnd::Freeze,
+        },
+        ..VmRates::default()
+    };
+    let row = row(&mut limits, of(100, false));
+    let used = row.used(Direction::Tx);
+    let bits = row.budget_bits(Direction::Tx);
+    let set = |bit| store32(bits, load32(bits) | bit);
+    store64(used, 90);
+    row.set(of(200, false));
+    assert_eq!(load64(used), 90, "in all as before");
+    row.set(of(200, true));
+    assert_eq!(load64(used), 0);
+    store64(used, 40);
+    row.set(of(300, true));
+    assert_eq!(load64(used), 40, "the same day's");
+    // Taken away and given again on the same day; its end is another one.
+    set(20_000 | BudgetBits::TOLD | BudgetBits::CUT_DUE | BudgetBits::FROZE);
+    row.set(of(0, false));
+    assert_eq!(load32(bits), 20_000 | BudgetBits::FROZE);
+    row.set(of(300, true));
+    assert_eq!(load64(used), 40);
+    // One in all was taken away.
+    store32(bits, 0);
+    row.set(of(0, false));
+    row.set(of(300, true));
+    assert_eq!(load64(used), 0);
+}

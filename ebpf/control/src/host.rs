@@ -12,7 +12,7 @@ mod nat_rule;
 mod nfnetlink;
 mod source_nat;
 
-pub use source_nat::{Device, GuestsTuples, SourceNat};
+pub use source_nat::{Addresses, Device, GuestsTuples, SourceNat};
 
 /// Facts about the calling thread's network namespace. `None`: it could not be determined.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]

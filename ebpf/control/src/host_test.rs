@@ -85,7 +85,7 @@ fn what_may_have_the_tuples_of_guests_is_said_and_what_may_not_is_not() {
         table: "nat".into(),
         chain: "out".into(),
         device: None,
-        addresses: None,
+        addresses: Addresses::OfDevice,
         ports,
     };
     let mut facts = HostFacts {

@@ -54,7 +54,9 @@ pub(crate) fn remove_pins(paths: &Paths) -> Result<()> {
     let programs = names.map(str::to_owned);
     let links = attach::pinned(paths)?
         .into_iter()
-        .map(attach::Attached::pin_name);
+        .map(attach::Attached::pin_name)
+        // A link that was to take the place of the one there.
+        .flat_map(|link| [format!("{link}-new"), link]);
     let array = [PROGRAMS6.to_owned()];
     for name in maps.chain(programs).chain(links).chain(array) {
         paths::remove_if_there(&paths.pin(&name), |p| fs::remove_file(p))?;

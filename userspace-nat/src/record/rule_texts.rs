@@ -60,10 +60,14 @@ impl RuleTexts {
         self.in_force.insert(base, policy.described().collect());
     }
 
-    /// Sets the rules of the forwards, from this element on.
+    /// Sets the rules of the forwards, from this element on. Without any there is no run: the element
+    /// may be the first of a policy's.
     pub(crate) fn set_forwards(&mut self, base: RuleIndex, texts: Vec<String>) {
         if let Some(base) = self.forwards.take() {
             self.retire(base);
+        }
+        if texts.is_empty() {
+            return;
         }
         let rules = texts.into_iter().map(Described::forward).collect();
         self.forwards = Some(base.get());

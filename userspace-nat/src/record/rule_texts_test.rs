@@ -47,3 +47,17 @@ fn former_runs_are_forgotten_when_there_are_many() {
     assert!(texts.known(RuleIndex::new(0)).is_none());
     assert!(texts.known(RuleIndex::new(998 * 4)).is_some());
 }
+
+#[test]
+fn no_forwards_leave_the_policy_whose_run_begins_there() {
+    let mut texts = RuleTexts::new(&PolicySet::numbered_from(10, vec![policy("a", 1)]));
+    let known = |texts: &RuleTexts, rule| texts.known(RuleIndex::new(rule)).map(str::to_owned);
+    texts.set_forwards(RuleIndex::new(10), Vec::new());
+    assert_eq!(known(&texts, 13).as_deref(), Some("[a] --deny 10.0.0.0"));
+    texts.set_forwards(RuleIndex::new(100), vec!["--forward x".into()]);
+    texts.set_forwards(RuleIndex::new(10), Vec::new());
+    texts.set_forwards(RuleIndex::new(101), vec!["--forward y".into()]);
+    assert_eq!(known(&texts, 13).as_deref(), Some("[a] --deny 10.0.0.0"));
+    assert_eq!(known(&texts, 100).as_deref(), Some("--forward x"));
+    assert_eq!(known(&texts, 101).as_deref(), Some("--forward y"));
+}

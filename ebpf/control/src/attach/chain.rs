@@ -21,7 +21,7 @@ use std::{
 use slipgate_abi::IfIndex;
 
 use super::{Attached, AttachedBy, Program, clsact, link, pinned, program_id};
-use crate::{Error, Paths, Result, bpf, device::Device, netlink::Requests, paths};
+use crate::{Error, Paths, Result, bpf, device::Device, netlink::Requests};
 
 /// The place of slipgate's program at an interface.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -88,7 +88,8 @@ impl fmt::Display for Standing {
     }
 }
 
-/// Returns the place of a program at an interface. `ours`: the ids of the program and of its twin.
+/// Returns the place of a program at an interface. `ours`: the ids of the program and of its twin, of
+/// each build that may be there.
 pub(crate) fn standing(
     ours: &[u32],
     ifindex: IfIndex,
@@ -132,10 +133,18 @@ pub(crate) fn move_to_front(
         true => twin,
         false => program,
     };
+    let new_pin = link::successor_pin(pin);
+    link::remove(&new_pin)?;
     let new = bpf::link_create_tcx(next, ifindex, bpf::Place::First)
         .map_err(Error::os("make a link in front"))?;
-    paths::remove_if_there(pin, |p| fs::remove_file(p))?;
-    bpf::obj_pin(new.as_fd(), pin).map_err(Error::os(format!("pin it as {}", pin.display())))?;
+    // At every moment one of the two is pinned as the interface's.
+    bpf::obj_pin(new.as_fd(), &new_pin)
+        .map_err(Error::os(format!("pin it as {}", new_pin.display())))?;
+    fs::rename(&new_pin, pin).map_err(Error::os(format!(
+        "rename {} to {}",
+        new_pin.display(),
+        pin.display()
+    )))?;
     bpf::link_detach(old.as_fd()).map_err(Error::os("detach the link behind"))
 }
 

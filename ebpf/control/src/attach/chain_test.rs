@@ -44,6 +44,27 @@ fn a_link_moves_in_front_of_others_as_often_as_they_come() {
             assert_eq!(bpf::tcx_programs(uplink).unwrap().len(), turn + 1);
             assert_eq!(datapath.attached().unwrap().len(), 1);
         }
+        // A process died before its new link had the pin's place: the next move goes on from there.
+        let pins = datapath.paths().pin_dir.clone();
+        let pin = pins.join(format!("uplink_ingress-{uplink}"));
+        let spare = link::has_program(
+            bpf::obj_get(&pin).unwrap().as_fd(),
+            &pin,
+            datapath.program(UPLINK).unwrap(),
+        );
+        let spare = match spare.unwrap() {
+            true => datapath.twin(UPLINK).unwrap(),
+            false => datapath.program(UPLINK).unwrap(),
+        };
+        let left = bpf::link_create_tcx(spare, uplink, bpf::Place::First).unwrap();
+        bpf::obj_pin(left.as_fd(), &link::successor_pin(&pin)).unwrap();
+        drop(left);
+        assert_eq!(bpf::tcx_programs(uplink).unwrap().len(), theirs.len() + 2);
+        theirs.push(come_in_front(uplink));
+        datapath.move_to_front(UPLINK, uplink).unwrap();
+        assert!(datapath.standing(UPLINK, uplink).unwrap().is_first());
+        assert_eq!(bpf::tcx_programs(uplink).unwrap().len(), theirs.len() + 1);
+        assert!(!link::successor_pin(&pin).exists());
         // The pin is that of the link which runs: another process detaches by it.
         drop(datapath);
         let datapath = crate::testing::datapath();

@@ -3,7 +3,7 @@
 use std::{
     fs, io,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
-    path::Path,
+    path::{Path, PathBuf},
 };
 
 use aya_obj::generated::bpf_link_type;
@@ -58,6 +58,30 @@ pub(crate) fn has_program(
     program: BorrowedFd<'_>,
 ) -> Result<bool> {
     Ok(info(link, pin)?.0 == program_id(program)?)
+}
+
+/// Path at which a link is pinned before it takes this pin's place. A process that dies in between
+/// leaves it: whoever removes the pin, or replaces it next, removes that too.
+pub(crate) fn successor_pin(pin: &Path) -> PathBuf {
+    let mut path = pin.as_os_str().to_owned();
+    path.push("-new");
+    path.into()
+}
+
+/// Detaches a pinned link, if it is there, and removes its pin. Returns whether it was there.
+/// Removing the pin alone does not detach it while another process has it open.
+pub(crate) fn remove(pin: &Path) -> Result<bool> {
+    if let Ok(link) = bpf::obj_get(pin) {
+        bpf::link_detach(link.as_fd()).map_err(Error::os(format!("detach {}", pin.display())))?;
+    }
+    paths::remove_if_there(pin, |p| fs::remove_file(p))
+}
+
+/// Returns the id of the program that a pinned link at this interface has; `None` if there is none.
+pub(crate) fn program_at(pin: &Path, ifindex: IfIndex) -> Option<u32> {
+    let link = bpf::obj_get(pin).ok()?;
+    let (program, target) = info(link.as_fd(), pin).ok()?;
+    (target == ifindex).then_some(program)
 }
 
 /// Returns the index of the link's interface; [`IfIndex::NONE`] if the interface is gone.

@@ -15,10 +15,28 @@ use crate::netlink::raw;
 pub(super) struct Translation {
     /// Device by which the packets leave; `None`: any, as far as is known.
     pub(super) device: Option<Device>,
-    /// The new addresses; `None`: that of the device, or unknown.
-    pub(super) addresses: Option<RangeInclusive<Ipv4Addr>>,
+    /// The new addresses.
+    pub(super) addresses: Addresses,
     /// The new ports; `None`: any that is free.
     pub(super) ports: Option<RangeInclusive<u16>>,
+}
+
+/// Addresses that a rule gives packets as their source.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub enum Addresses {
+    /// That of the device by which they leave: masquerading.
+    OfDevice,
+    /// One of these.
+    Among(RangeInclusive<Ipv4Addr>),
+    /// Those of a map, or reckoned from the packet's own (`NETMAP`): any.
+    #[default]
+    Unknown,
+}
+
+impl Addresses {
+    fn among(range: Option<RangeInclusive<Ipv4Addr>>) -> Self {
+        range.map_or(Self::Unknown, Self::Among)
+    }
 }
 
 /// Name of a device in a rule.
@@ -92,12 +110,18 @@ pub(super) fn translation(expressions: &[u8]) -> Option<Translation> {
                 None
             }
             "masq" => Some(Translation {
+                addresses: Addresses::OfDevice,
                 ports: registers.range(data, [2, 3], port),
                 ..Translation::default()
             }),
             "nat" => by_nat(&registers, data),
             "target" => by_target(data),
-            _ => None,
+            "counter" | "match" | "log" | "limit" | "quota" | "range" => None,
+            // It may load something else into any register.
+            _ => {
+                registers = Registers::default();
+                None
+            }
         };
         if let Some(translation) = translation {
             return Some(Translation {
@@ -124,6 +148,9 @@ fn note_meta(registers: &mut Registers<'_>, data: &[u8]) {
     const NFTA_META_KEY: u16 = 2;
     const NFT_META_OIFNAME: u32 = 7;
     let register = find(data, NFTA_META_DREG).and_then(number);
+    if let Some(register) = register {
+        registers.values.remove(&register);
+    }
     match find(data, NFTA_META_KEY).and_then(number) {
         Some(NFT_META_OIFNAME) => registers.device = register,
         // It has something else now.
@@ -159,7 +186,7 @@ fn by_nat(registers: &Registers<'_>, data: &[u8]) -> Option<Translation> {
     }
     Some(Translation {
         device: None,
-        addresses: registers.range(data, [3, 4], address),
+        addresses: Addresses::among(registers.range(data, [3, 4], address)),
         ports: registers.range(data, [5, 6], port),
     })
 }
@@ -177,7 +204,14 @@ fn by_target(data: &[u8]) -> Option<Translation> {
     let info = find(data, NFTA_TARGET_INFO).unwrap_or_default();
     // Other revisions are not used for IPv4.
     let range = (revision == 0 && name != "NETMAP").then(|| ranges(info));
-    Some(range.flatten().unwrap_or_default())
+    let translation = range.flatten().unwrap_or_default();
+    Some(match name.as_str() {
+        "MASQUERADE" => Translation {
+            addresses: Addresses::OfDevice,
+            ..translation
+        },
+        _ => translation,
+    })
 }
 
 /// Reads a `struct nf_nat_ipv4_multi_range_compat` with one range.
@@ -190,7 +224,7 @@ fn ranges(info: &[u8]) -> Option<Translation> {
     let ports = port(info.get(16..18)?)?..=port(info.get(18..20)?)?;
     Some(Translation {
         device: None,
-        addresses: (flags & MAP_IPS != 0).then_some(addresses),
+        addresses: Addresses::among((flags & MAP_IPS != 0).then_some(addresses)),
         ports: (flags & PROTO_SPECIFIED != 0).then_some(ports),
     })
 }

@@ -7,7 +7,7 @@
 
 use std::{fs, io, net::Ipv4Addr, ops::RangeInclusive};
 
-pub use super::nat_rule::Device;
+pub use super::nat_rule::{Addresses, Device};
 use super::{
     nat_rule::{TARGETS, translation},
     nfnetlink::{self, text},
@@ -22,8 +22,8 @@ pub struct SourceNat {
     pub chain: String,
     /// Device by which the packets leave; `None`: any, as far as is known.
     pub device: Option<Device>,
-    /// The new addresses; `None`: that of the device, or unknown.
-    pub addresses: Option<RangeInclusive<Ipv4Addr>>,
+    /// The new addresses.
+    pub addresses: Addresses,
     /// The new ports; `None`: any that is free.
     pub ports: Option<RangeInclusive<u16>>,
 }
@@ -48,11 +48,11 @@ impl SourceNat {
         let overlaps = |ports: &RangeInclusive<u16>| {
             ports.start().max(guests.ports.start()) <= ports.end().min(guests.ports.end())
         };
-        let theirs = match (&self.addresses, guests.masquerade) {
-            (Some(addresses), _) => Some(addresses.clone()),
-            (None, masquerade) => masquerade.map(|address| address..=address),
+        let is_theirs = |address: Ipv4Addr| match &self.addresses {
+            Addresses::Among(range) => range.contains(&address),
+            Addresses::OfDevice => guests.masquerade.is_none_or(|its| its == address),
+            Addresses::Unknown => true,
         };
-        let is_theirs = |address: Ipv4Addr| theirs.as_ref().is_none_or(|of| of.contains(&address));
         self.device.as_ref().is_none_or(leaves_there)
             && self.ports.as_ref().is_none_or(overlaps)
             && guests.address.is_none_or(is_theirs)
@@ -64,7 +64,8 @@ const LEGACY_TABLES: &str = "/proc/net/ip_tables_names";
 const LEGACY_TARGETS: &str = "/proc/net/ip_tables_targets";
 
 /// Returns all such rules of nftables, different ones of a chain once each, and an entry for legacy
-/// iptables if it may have some: the kernel does not list the rules of its tables as text.
+/// iptables if it may have some, taken for masquerading: the kernel does not list the rules of its
+/// tables as text.
 pub(super) fn find() -> io::Result<Vec<SourceNat>> {
     let mut found: Vec<SourceNat> = Vec::new();
     let lines = |path| fs::read_to_string(path).unwrap_or_default();
@@ -88,7 +89,7 @@ fn of_legacy(tables: &str, targets: &str) -> Option<SourceNat> {
         table: "nat".into(),
         chain: "of legacy iptables".into(),
         device: None,
-        addresses: None,
+        addresses: Addresses::OfDevice,
         ports: None,
     })
 }

@@ -9,7 +9,7 @@ fn any(table: &str, chain: &str) -> SourceNat {
         table: table.into(),
         chain: chain.into(),
         device: None,
-        addresses: None,
+        addresses: Addresses::OfDevice,
         ports: None,
     }
 }
@@ -42,7 +42,9 @@ fn rules_that_translate_sources_are_found_and_others_are_not() {
         run("nft add rule ip own out oifname != docker0 masquerade random");
         run("nft add rule ip own more snat to 192.0.2.1");
         run("nft add rule ip own more meta l4proto udp snat to 192.0.2.1-192.0.2.9:4000");
-        let to = |last: u8| Some(Ipv4Addr::new(192, 0, 2, 1)..=Ipv4Addr::new(192, 0, 2, last));
+        let to = |last: u8| {
+            Addresses::Among(Ipv4Addr::new(192, 0, 2, 1)..=Ipv4Addr::new(192, 0, 2, last))
+        };
         let named = Some(Device::Named("eth0".into()));
         let out = any("own", "out");
         let more = any("own", "more");
@@ -101,15 +103,20 @@ fn what_has_other_ports_another_address_or_another_device_meets_no_guest() {
     assert!(!meets(
         |nat| nat.device = Some(Device::Prefix("eth0.".into()))
     ));
-    assert!(!meets(|nat| nat.addresses = Some(OTHER..=OTHER)));
-    assert!(meets(|nat| nat.addresses = Some(HOST..=OTHER)));
+    assert!(!meets(|nat| nat.addresses = Addresses::Among(OTHER..=OTHER)));
+    assert!(meets(|nat| nat.addresses = Addresses::Among(HOST..=OTHER)));
     let by = |address, masquerade| GuestsTuples {
         address,
         masquerade,
         ..guests()
     };
     assert!(!plain.may_meet(&by(Some(OTHER), Some(HOST))));
-    // What is not known may be.
+    // What is not known may be, whatever masquerading would give.
+    let by_map = SourceNat {
+        addresses: Addresses::Unknown,
+        ..plain.clone()
+    };
+    assert!(by_map.may_meet(&by(Some(OTHER), Some(HOST))));
     assert!(plain.may_meet(&by(Some(OTHER), None)));
     assert!(plain.may_meet(&by(None, Some(HOST))));
 }
@@ -148,14 +155,17 @@ fn legacy_tables_and_targets_of_iptables_are_known_by_name() {
         info
     };
     let read = |name: &[u8], flags| translation(&target(name, &range(flags)));
-    assert_eq!(read(b"MASQUERADE\0", 0), Some(Default::default()));
+    let plain = read(b"MASQUERADE\0", 0).unwrap();
+    assert_eq!((plain.addresses, plain.ports), (Addresses::OfDevice, None));
+    let netmap = read(b"NETMAP\0", 1).unwrap();
+    assert_eq!((netmap.addresses, netmap.ports), (Addresses::Unknown, None));
     let with_ports = read(b"MASQUERADE\0", 2).unwrap();
     assert_eq!(with_ports.ports, Some(1_024..=60_999));
-    assert_eq!(with_ports.addresses, None);
+    assert_eq!(with_ports.addresses, Addresses::OfDevice);
     let with_both = read(b"SNAT\0", 3).unwrap();
     assert_eq!(with_both.ports, Some(1_024..=60_999));
     let addresses = Ipv4Addr::new(192, 0, 2, 1)..=Ipv4Addr::new(192, 0, 2, 2);
-    assert_eq!(with_both.addresses, Some(addresses));
+    assert_eq!(with_both.addresses, Addresses::Among(addresses));
     assert_eq!(read(b"DNAT\0", 3), None);
     // Cut short it is a translation of anything, or none.
     let whole = target(b"SNAT\0", &range(3));

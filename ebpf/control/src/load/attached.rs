@@ -6,7 +6,7 @@ use slipgate_abi::{IfIndex, portframe::is_port_device};
 
 use super::Datapath;
 use crate::{
-    Error, Result,
+    Result,
     attach::{
         Attached, AttachedBy, Hook, Program, XdpMode, chain, chain::Standing, clsact, explain,
         link, pinned, program_id,
@@ -197,8 +197,41 @@ impl Datapath {
         if let Some(twin) = self.twin(program) {
             ours.push(program_id(twin)?);
         }
-        chain::standing(&ours, ifindex, &mut requests)
-            .map_err(|error| explain(error, program, ifindex))
+        let mut look = |ours: &[u32]| {
+            chain::standing(ours, ifindex, &mut requests)
+                .map_err(|error| explain(error, program, ifindex))
+        };
+        let standing = look(&ours)?;
+        if standing.is_first() {
+            return Ok(standing);
+        }
+        // Another process's build may have taken this one's place: its programs are slipgate's too.
+        let before = ours.len();
+        ours.extend(self.pinned_programs(program, ifindex));
+        match ours.len() == before {
+            true => Ok(standing),
+            false => look(&ours),
+        }
+    }
+
+    /// Ids of the program and its twin of the build that is pinned, and of that which the pinned link
+    /// at an interface has. What is not there, or may not be asked, is left out.
+    fn pinned_programs(&self, program: Program, ifindex: IfIndex) -> Vec<u32> {
+        let names = [Some(program.name()), program.twin_name()];
+        let pinned = names
+            .into_iter()
+            .flatten()
+            .filter_map(|name| bpf::obj_get(&self.paths.pin(name)).ok());
+        let attached = Attached {
+            program,
+            ifindex,
+            by: AttachedBy::Link,
+        };
+        let linked = link::program_at(&self.paths.pin(&attached.pin_name()), ifindex);
+        pinned
+            .filter_map(|pinned| program_id(pinned.as_fd()).ok())
+            .chain(linked)
+            .collect()
     }
 
     /// Makes a program the first at an interface that it is attached to; no packet meets no program
@@ -219,8 +252,14 @@ impl Datapath {
             return self.attach(program, ifindex, Hook::Tcx);
         };
         let _lock = self.lock()?;
-        chain::move_to_front(&pin, [self.program(program)?, twin], ifindex)
-            .map_err(|error| explain(error, program, ifindex))
+        // The pinned ones may be of a later build, which is in force everywhere else.
+        let name = program.twin_name().unwrap_or_default();
+        let pins = [program.name(), name].map(|name| bpf::obj_get(&self.paths.pin(name)));
+        let pair = match &pins {
+            [Ok(program), Ok(twin)] => [program.as_fd(), twin.as_fd()],
+            _ => [self.program(program)?, twin],
+        };
+        chain::move_to_front(&pin, pair, ifindex).map_err(|error| explain(error, program, ifindex))
     }
 
     /// Returns the pinned attachments, defunct ones included.
@@ -346,15 +385,14 @@ impl Datapath {
             return Ok(false);
         }
         match attached.by {
-            // Removing the pin does not detach the link while another process has it open.
             AttachedBy::Link => {
-                if let Ok(link) = bpf::obj_get(&pin) {
-                    bpf::link_detach(link.as_fd())
-                        .map_err(Error::os(format!("detach {}", pin.display())))?;
-                }
+                link::remove(&link::successor_pin(&pin))?;
+                link::remove(&pin)
             }
-            AttachedBy::Clsact => clsact::detach(attached.program, attached.ifindex)?,
+            AttachedBy::Clsact => {
+                clsact::detach(attached.program, attached.ifindex)?;
+                paths::remove_if_there(&pin, |p| fs::remove_file(p))
+            }
         }
-        paths::remove_if_there(&pin, |p| fs::remove_file(p))
     }
 }
