@@ -110,8 +110,10 @@ fn each_list_has_a_run_and_a_successor_finds_it_again() {
 #[test]
 fn no_rules_need_no_place() {
     let (_dir, mut rig) = Rig::new();
-    let runs = rig.begin(&[Vec::new(), rules("a", RULES as usize)]);
-    assert_eq!(runs, [0..0, 0..RULES]);
+    let runs = rig.begin(&[rules("a", 3), Vec::new()]);
+    assert_eq!(runs, [0..3, 0..0]);
+    assert_eq!(rig.add(&[]).unwrap(), 0..0);
+    rig.add(&rules("b", RULES as usize - 3)).unwrap();
     assert_eq!(rig.add(&[]).unwrap(), 0..0, "where there is no room");
     assert_eq!(rig.room.in_force(), RULES);
 }

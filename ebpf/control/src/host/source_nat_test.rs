@@ -77,6 +77,22 @@ fn rules_that_translate_sources_are_found_and_others_are_not() {
 }
 
 #[test]
+fn what_a_map_gives_is_unknown_and_an_address_of_the_packet_no_device() {
+    in_netns("what_a_map_gives_is_unknown", || {
+        run("nft add table ip own");
+        run("nft add chain ip own a { type nat hook postrouting priority 100 ; }");
+        run("nft add chain ip own b");
+        run("nft add rule ip own a meta mark set 7 snat to ip saddr map { 10.0.0.1 : 192.0.2.7 }");
+        run("nft add rule ip own b oifname != docker0 ip saddr 10.0.0.1 masquerade");
+        let by_map = SourceNat {
+            addresses: Addresses::Unknown,
+            ..any("own", "a")
+        };
+        assert_eq!(find().unwrap(), [by_map, any("own", "b")]);
+    });
+}
+
+#[test]
 fn only_ipv4s_are_ours() {
     in_netns("only_ipv4s_are_ours", || {
         run("nft add table ip6 own");
