@@ -38,7 +38,7 @@ fn a_directory_that_is_not_ones_own_alone_has_no_sockets() {
         assert_eq!(path.metadata().unwrap().mode() & 0o7777, 0o700);
     }
     let refused = |part: &str| {
-        let error = bind(&dir, &socket).err().expect("refused").to_string();
+        let error = bind(&dir, &socket).expect_err("refused").to_string();
         assert!(error.contains(part), "{error}");
         assert!(error.contains("XDG_RUNTIME_DIR"), "{error}");
         assert!(!socket.exists());
