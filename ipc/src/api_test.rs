@@ -11,13 +11,13 @@ fn an_event_is_known_by_its_kind_and_vm() {
         Event::TapGone { vm: vm() },
         Event::VmFrozen { vm: vm() },
         Event::VmThawed { vm: vm() },
-        Event::VmAsleep { vm: vm() },
-        Event::VmAwake { vm: vm() },
         Event::BudgetSpent {
             vm: vm(),
             direction: "tx".into(),
             bytes: 1_000,
         },
+        Event::VmAsleep { vm: vm() },
+        Event::VmAwake { vm: vm() },
         Event::Wake {
             vm: vm(),
             proto: "tcp".into(),
