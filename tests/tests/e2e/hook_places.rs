@@ -18,7 +18,7 @@ use slipgate_testbed::{
 use crate::{BRIEFLY, WAIT, api};
 
 /// The broker looks every ten seconds.
-const LOOKS: Duration = Duration::from_secs(15);
+const LOOKS: Duration = Duration::from_secs(20);
 
 fn within_a_look<T>(what: &str, mut f: impl FnMut() -> Option<T>) -> T {
     let deadline = Instant::now() + LOOKS;
@@ -88,7 +88,7 @@ fn who_comes_in_front_is_noticed_and_the_place_taken_back() {
         .run(|| tcp::download(stream.address(), 4 << 20, 1, WAIT))
         .unwrap();
 
-    // Again at once: for ten seconds slipgate leaves it there, and says so.
+    // Again at once: for fifteen seconds slipgate leaves it there, and says so.
     drop(link);
     let again = come(UPLINK);
     assert!(!answers());

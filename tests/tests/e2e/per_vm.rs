@@ -1,7 +1,7 @@
 //! A policy file with two policies: each VM has its own rate and its own guard, before and after a
 //! reload that changes them over.
 
-use std::{fs, net::SocketAddrV4, path::Path};
+use std::{fs, net::SocketAddrV4, path::Path, thread, time::Duration};
 
 use serde_json::Value;
 use slipgate_testbed::{
@@ -103,6 +103,8 @@ impl Stand {
             .build();
         let watching = Capture::start(&self.world.host, UPLINK).unwrap();
         let offer = offer(|| guest.inject(vnet, &frame).unwrap());
+        // What waits in the queue that shapes comes out within 70 ms.
+        thread::sleep(Duration::from_millis(500));
         let key = FlowKey::udp(flow.nat.parse().unwrap(), server.address());
         let sent = watching.finish().unwrap().sent.of(key);
         offer.assert_held(sent.bytes, bytes_per_second);

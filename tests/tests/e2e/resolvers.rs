@@ -87,9 +87,9 @@ fn each_policy_has_its_own_resolvers_and_apply_changes_them() {
         !admitted && why.contains("every question is answered REFUSED"),
         "{why}"
     );
-    assert_eq!(asked(), [3, 2]);
+    assert_eq!(asked(), [2, 2], "what an unchanged policy has cached stays");
     write(&file, [&one, &one]);
     stand.slipgate.run(&["policy", "apply"]).unwrap();
     assert_eq!(told(&stand), [first, first]);
-    assert_eq!(asked(), [5, 2]);
+    assert_eq!(asked(), [3, 2]);
 }

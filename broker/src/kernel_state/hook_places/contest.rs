@@ -9,8 +9,9 @@ use slipgate_control::attach::chain::Standing;
 
 /// Times that a place is taken back before it is given up.
 pub(super) const MOST_MOVES: u32 = 6;
-/// Wait after the first time; it doubles with each.
-const FIRST_WAIT: Duration = Duration::from_secs(10);
+/// Wait after the first time; it doubles with each. Longer than the time between two looks, so that the
+/// next look finds it to be waited for, and says so.
+const FIRST_WAIT: Duration = Duration::from_secs(15);
 /// Time as the first after which what was before is forgotten.
 const PEACE: Duration = Duration::from_secs(600);
 

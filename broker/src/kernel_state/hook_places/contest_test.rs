@@ -19,25 +19,25 @@ fn a_place_is_taken_back_at_once_then_later_and_later_and_given_up() {
             Step::GiveUp => steps.push((second, Step::GiveUp)),
         }
     }
-    let moved = [0, 10, 30, 70, 150, 310].map(|second| (second, Step::Move));
+    let moved = [0, 15, 45, 105, 225, 465].map(|second| (second, Step::Move));
     assert_eq!(steps[..6], moved);
-    assert_eq!(steps[6..], [(311, Step::GiveUp)]);
+    assert_eq!(steps[6..], [(466, Step::GiveUp)]);
 }
 
 #[test]
 fn peace_ends_a_contest_and_a_short_one_does_not() {
     let start = Instant::now();
     let mut contest = Contest::default();
-    for move_at in [0, 10, 30, 70, 150, 310] {
+    for move_at in [0, 15, 45, 105, 225, 465] {
         assert_eq!(contest.lost(start + SECOND * move_at), Step::Move);
         contest.is_first(start + SECOND * move_at);
     }
-    assert!(!contest.is_over(start + SECOND * 909));
-    assert_eq!(contest.lost(start + SECOND * 909), Step::GiveUp);
+    assert!(!contest.is_over(start + SECOND * 1_064));
+    assert_eq!(contest.lost(start + SECOND * 1_064), Step::GiveUp);
     // The other went by itself.
-    contest.is_first(start + SECOND * 1_000);
-    assert!(contest.is_over(start + SECOND * 1_600));
-    assert_eq!(contest.lost(start + SECOND * 1_600), Step::Move);
+    contest.is_first(start + SECOND * 1_100);
+    assert!(contest.is_over(start + SECOND * 1_700));
+    assert_eq!(contest.lost(start + SECOND * 1_700), Step::Move);
 }
 
 #[test]
