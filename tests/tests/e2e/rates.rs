@@ -39,6 +39,8 @@ pub(crate) struct Offer {
     pub(crate) packets: u64,
     took: Duration,
     lost: Duration,
+    /// Times between the packets.
+    pauses: Vec<Duration>,
 }
 
 pub(crate) fn offer(mut send: impl FnMut()) -> Offer {
@@ -49,6 +51,7 @@ pub(crate) fn offer(mut send: impl FnMut()) -> Offer {
         packets: 0,
         took: Duration::ZERO,
         lost: Duration::ZERO,
+        pauses: Vec::new(),
     };
     while start.elapsed() < OFFERED_FOR {
         for _ in 0..OFFERED_AT_ONCE {
@@ -60,12 +63,31 @@ pub(crate) fn offer(mut send: impl FnMut()) -> Offer {
         last = Instant::now();
         // A pause costs what the burst does not make up for.
         offer.lost += (gap + TICK).saturating_sub(burst);
+        offer.pauses.push(gap);
     }
     offer.took = start.elapsed();
     offer
 }
 
 impl Offer {
+    /// Checks that what left a queue that shapes, by the time at which it is empty, corresponds to the
+    /// rate.
+    pub(crate) fn assert_shaped(&self, bytes: u64, bytes_per_second: u64) {
+        let of = |time: Duration| bytes_per_second as f64 * time.as_secs_f64();
+        let ahead = Duration::from_nanos(paced_ahead_ns(bytes_per_second));
+        // A pause costs what does not wait in the queue.
+        let lost = |pause: &Duration| (*pause + TICK).saturating_sub(ahead);
+        let lost: Duration = self.pauses.iter().map(lost).sum();
+        let most = of(self.took + ahead + TICK) + PACKET_BYTES as f64;
+        let least = of((self.took + ahead).saturating_sub(lost + 2 * TICK)) * 0.97;
+        println!("{bytes} bytes of {least:.0} to {most:.0}");
+        assert!(
+            (least..=most).contains(&(bytes as f64)),
+            "{bytes} passed, {least:.0} to {most:.0} should have, in {:?} ({lost:?} lost)",
+            self.took,
+        );
+    }
+
     /// Checks that the number of bytes that passed corresponds to the rate.
     pub(crate) fn assert_held(&self, bytes: u64, bytes_per_second: u64) {
         let of = |time: Duration| bytes_per_second as f64 * time.as_secs_f64();

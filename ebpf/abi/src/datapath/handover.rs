@@ -13,7 +13,7 @@ use super::{
     Kernel, Maps as _, drops,
     family::Family,
     identity,
-    packet::{ETHERNET_LEN, Ethernet, Macs},
+    packet::{ETHERNET_LEN, Ethernet, Macs, ether_type},
 };
 use crate::{
     DropReason, Handover, PortHeader,
@@ -54,7 +54,10 @@ fn hand_over_packet<F: Family, K: Kernel>(kernel: K, row: u32, code: u8, flags: 
 
 #[inline(always)]
 fn give<F: Family, K: Kernel>(kernel: K, row: u32, code: u8, flags: u8) -> K::End {
-    kernel.log_hand_over(row, code, flags);
+    // The log's own stack does not fit beside that of IPv6's programs: 512 bytes in all.
+    if F::ETHER_TYPE == ether_type::IPV4 {
+        kernel.log_hand_over(row, code, flags);
+    }
     let Some(vm) = kernel.maps().vm_row(row) else {
         return drops::drop_frame::<K, ETHERNET_LEN>(kernel, drops::NOBODY, DropReason::StaleVm);
     };
