@@ -116,8 +116,8 @@ fn the_same_is_what_differs_no_more_than_its_rounds() {
 
 #[test]
 fn every_goal_is_about_something_that_is_measured() {
-    let all = workload::all();
-    let measured = all.iter().flat_map(|workload| workload.metrics());
+    let all = [workload::all(), crate::rates::workload::all()];
+    let measured = all.iter().flatten().flat_map(|workload| workload.metrics());
     let mut known: Vec<_> = measured.map(|metric| metric.name).collect();
     known.extend(DNS);
     let of_fleets = fleet::MEASURED.iter().flat_map(|(_, metrics)| *metrics);

@@ -3,7 +3,7 @@
 //! that forwards and has HTB of the same rate at both devices.
 
 mod contender;
-mod workload;
+pub(crate) mod workload;
 
 use crate::{
     conditions::Conditions,

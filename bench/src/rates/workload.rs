@@ -26,7 +26,7 @@ const INTERVAL: Duration = Duration::from_millis(5);
 /// Data and length of a full segment with timestamps, bytes.
 const SEGMENT: (f64, f64) = (1_448.0, 1_500.0);
 
-pub(super) fn all() -> Vec<Box<dyn Workload>> {
+pub(crate) fn all() -> Vec<Box<dyn Workload>> {
     vec![Box::new(Way::Up), Box::new(Way::Down)]
 }
 
