@@ -139,9 +139,7 @@ fn clones_of_one_snapshot_work_side_by_side_each_on_its_own_network() {
     let mut vm = bed.start_with(&["--memory", "64", "--cmdline", &work]);
     vm.await_line("10.0.2.15", WAIT).unwrap();
     let dir = bed.snapshot(&vm, "warm");
-    let pid = vm.broker_pid().to_string();
-    bed.have(&["kill", &pid]);
-    assert_eq!(vm.finish(WAIT).unwrap().status.code(), Some(143));
+    assert_eq!(vm.finish(WAIT).unwrap().status.code(), Some(0));
 
     let names = ["a", "b", "c", "d"];
     let clones = names.map(|name| bed.restore(&dir, &["--name", name]));
@@ -201,7 +199,11 @@ fn what_is_no_snapshot_or_does_not_fit_is_refused_with_a_remedy() {
     };
     let text = dir.display().to_string();
     refused(&["snapshot", "v", &text], "give a directory that does not");
-    refused(&["snapshot", "nobody", "/nowhere"], "there is v");
+    // Others of this host may be named too.
+    refused(
+        &["snapshot", "nobody", "/nowhere"],
+        "machine \"nobody\"; there is ",
+    );
     refused(&["snapshot", "v", "/nowhere/x"], "making /nowhere/x");
     bed.have(&["kill", "v"]);
     assert_eq!(vm.finish(WAIT).unwrap().status.code(), Some(143));

@@ -78,7 +78,7 @@ fn nothing_is_lost_over_a_restart_or_an_upgrade() {
             println!("round {round}, {way:?}: {:?}", ended - began);
             gaps.push((began, ended));
             // Connections run their course between two changes, however long these take.
-            std::thread::sleep(Duration::from_millis(500));
+            std::thread::sleep(Duration::from_millis(1_000));
             streams.iter().for_each(Stream::expect_progress);
             let report = datagrams.join().unwrap();
             expect_whole(&report);
