@@ -135,7 +135,8 @@ fn clones_of_one_snapshot_work_side_by_side_each_on_its_own_network() {
     let bed = Bed::new();
     let close = TcpServer::start(&bed.world.net, (SERVER, 7001), TcpService::Close).unwrap();
     let _daemon = Slipgate::serve(&bed.world.host, &bed.pins, &["--uplink", UPLINK]).unwrap();
-    let work = format!("wait 2s; crr {} 30 x3 close; wait 300ms", close.address());
+    // Long enough that all of them run at once on a busy machine, too.
+    let work = format!("wait 10s; crr {} 30 x3 close; wait 300ms", close.address());
     let mut vm = bed.start_with(&["--memory", "64", "--cmdline", &work]);
     vm.await_line("10.0.2.15", WAIT).unwrap();
     let dir = bed.snapshot(&vm, "warm");
