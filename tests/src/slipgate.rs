@@ -24,7 +24,7 @@ use crate::{
 
 /// Start of the line that `slipgate attach` writes to stdout when it serves.
 pub const READY: &str = "slipgate: ready";
-const READY_TIMEOUT: Duration = Duration::from_secs(20);
+const READY_TIMEOUT: Duration = Duration::from_secs(60);
 const STOP_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Returns the path of the built binary: `$SLIPGATE_BIN`, or `target/release/slipgate` of the

@@ -19,7 +19,7 @@ use slipgate_testbed::{
 /// Kernel modules that the checks use: devices, and the hooks before tcx.
 const MODULES: [&str; 4] = ["tun", "veth", "sch_ingress", "cls_bpf"];
 /// Time limit: several times the usual duration, because a machine under load emulates slowly.
-const TIMEOUT: Duration = Duration::from_secs(180);
+const TIMEOUT: Duration = Duration::from_secs(300);
 /// Number of the checks in `src/rig_init/checks`, so that a missing one is noticed.
 const CHECKS: usize = 16;
 

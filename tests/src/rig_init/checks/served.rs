@@ -197,7 +197,10 @@ fn taken_away(stand: &Stand) -> Result<String> {
     // The broker puts the program back, and turns forwarding off, at once. So it is stopped: as if it
     // had not seen either yet.
     broker(libc::SIGSTOP);
-    let forward = || host.sysctl("net.ipv4.conf.tap0.forwarding", "1");
+    let forward = || {
+        broker(libc::SIGSTOP);
+        host.sysctl("net.ipv4.conf.tap0.forwarding", "1")
+    };
     if has_tcx() {
         let pins = stand.slipgate.pins();
         for pin in pins.pins() {
