@@ -32,11 +32,7 @@ struct Queues {
 impl Attached {
     /// Sets a VM's rates, and has them shaped.
     pub(crate) fn set_rates_of(&mut self, vm: &ServedVm) {
-        let (row, rates) = (vm.open.row, vm.config.limits.rates);
-        self.datapath
-            .maps()
-            .set_rates(row, rates.is_limited().then_some(rates));
-        self.shape(row, vm.tap_ifindex, rates);
+        self.put_rates(vm.open.row, vm.tap_ifindex, vm.config.limits.rates);
     }
 
     /// Sets the rates of every VM from its quotas.
@@ -58,10 +54,12 @@ impl Attached {
     /// Sets the rates of one VM, by its place.
     pub(crate) fn set_rates_at(&mut self, at: usize) {
         let vm = &self.vms[at];
-        let (row, rates, tap) = (vm.open.row, vm.config.limits.rates, vm.tap_ifindex);
-        self.datapath
-            .maps()
-            .set_rates(row, rates.is_limited().then_some(rates));
+        self.put_rates(vm.open.row, vm.tap_ifindex, vm.config.limits.rates);
+    }
+
+    fn put_rates(&mut self, row: VmRow, tap: Option<IfIndex>, rates: VmRates) {
+        let limited = rates.is_limited().then_some(rates);
+        self.datapath.maps().set_rates(row, limited);
         self.shape(row, tap, rates);
     }
 
