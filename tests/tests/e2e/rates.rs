@@ -34,23 +34,20 @@ const OFFERED_FOR: Duration = Duration::from_millis(1_500);
 /// The programs' clock ticks.
 const TICK: Duration = Duration::from_millis(10);
 
-/// Duration of an offer, and the part of it in which nothing was offered.
+/// An offer of packets.
 pub(crate) struct Offer {
     pub(crate) packets: u64,
     took: Duration,
-    lost: Duration,
     /// Times between the packets.
     pauses: Vec<Duration>,
 }
 
 pub(crate) fn offer(mut send: impl FnMut()) -> Offer {
-    let burst = Duration::from_nanos(BURST_NS);
     let start = Instant::now();
     let mut last = start;
     let mut offer = Offer {
         packets: 0,
         took: Duration::ZERO,
-        lost: Duration::ZERO,
         pauses: Vec::new(),
     };
     while start.elapsed() < OFFERED_FOR {
@@ -61,8 +58,6 @@ pub(crate) fn offer(mut send: impl FnMut()) -> Offer {
         thread::sleep(Duration::from_millis(1));
         let gap = last.elapsed();
         last = Instant::now();
-        // A pause costs what the burst does not make up for.
-        offer.lost += (gap + TICK).saturating_sub(burst);
         offer.pauses.push(gap);
     }
     offer.took = start.elapsed();
@@ -70,14 +65,19 @@ pub(crate) fn offer(mut send: impl FnMut()) -> Offer {
 }
 
 impl Offer {
+    /// Time of the offer for which pauses cost: what was offered, or waits, makes up for this much of
+    /// each.
+    fn lost(&self, made_up: Duration) -> Duration {
+        let lost = |pause: &Duration| (*pause + TICK).saturating_sub(made_up);
+        self.pauses.iter().map(lost).sum()
+    }
+
     /// Checks that what left a queue that shapes, by the time at which it is empty, corresponds to the
     /// rate.
     pub(crate) fn assert_shaped(&self, bytes: u64, bytes_per_second: u64) {
         let of = |time: Duration| bytes_per_second as f64 * time.as_secs_f64();
         let ahead = Duration::from_nanos(paced_ahead_ns(bytes_per_second));
-        // A pause costs what does not wait in the queue.
-        let lost = |pause: &Duration| (*pause + TICK).saturating_sub(ahead);
-        let lost: Duration = self.pauses.iter().map(lost).sum();
+        let lost = self.lost(ahead);
         let most = of(self.took + ahead + TICK) + PACKET_BYTES as f64;
         let least = of((self.took + ahead).saturating_sub(lost + 2 * TICK)) * 0.97;
         println!("{bytes} bytes of {least:.0} to {most:.0}");
@@ -93,13 +93,13 @@ impl Offer {
         let of = |time: Duration| bytes_per_second as f64 * time.as_secs_f64();
         let burst = Duration::from_nanos(BURST_NS);
         let most = of(self.took + burst + TICK) + PACKET_BYTES as f64;
-        let least = of((self.took + burst).saturating_sub(self.lost + 2 * TICK)) * 0.97;
+        let lost = self.lost(burst);
+        let least = of((self.took + burst).saturating_sub(lost + 2 * TICK)) * 0.97;
         println!("{bytes} bytes of {least:.0} to {most:.0}");
         assert!(
             (least..=most).contains(&(bytes as f64)),
-            "{bytes} passed, {least:.0} to {most:.0} should have, in {:?} ({:?} lost)",
+            "{bytes} passed, {least:.0} to {most:.0} should have, in {:?} ({lost:?} lost)",
             self.took,
-            self.lost
         );
         // Or nothing was held back.
         assert!(
