@@ -111,7 +111,10 @@ pub(super) fn configure(stand: &Stand) -> Ipv6Addr {
     enable_guest(stand);
     let end = Instant::now() + CONFIGURED_WITHIN;
     loop {
-        if let Some(address) = address_of(stand) {
+        // Unsolicited advertisements may have given it an address before its link-local one is sure.
+        if let Some(address) = address_of(stand)
+            && has_link_local(&stand.guest.ns)
+        {
             return address;
         }
         let shown = stand.guest.ns.ip("-6 addr").unwrap();
@@ -138,6 +141,14 @@ pub(super) fn address_in(ns: &NetNs) -> Option<Ipv6Addr> {
     let line = shown.lines().find(|line| line.contains("dynamic"))?;
     let prefix = line.split_whitespace().find(|word| word.ends_with("/64"))?;
     prefix.trim_end_matches("/64").parse().ok()
+}
+
+/// Whether a guest is sure of its link-local address.
+fn has_link_local(ns: &NetNs) -> bool {
+    let shown = ns.ip(&format!(
+        "-6 -o addr show dev {GUEST_DEVICE} scope link -tentative"
+    ));
+    shown.unwrap().contains("fe80::")
 }
 
 /// A server that returns what it gets, by TCP and UDP. To a ClientHello it says a ServerHello.
