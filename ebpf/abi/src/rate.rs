@@ -15,28 +15,24 @@
 //! packets that it sends itself. A program only checks a packet that it hands over
 //! ([`RateRef::look`]).
 //!
-//! # Budgets
-//! A direction may have a budget: bytes that may pass in a day, or for as long as slipgate knows the VM.
-//! What passes is added to one word. Once that has reached the budget the programs drop the rest, and
-//! the engine refuses new flows, unless established flows may go on. So a VM goes beyond it by no more
-//! than the frames that the CPUs are handling at that moment, one each. The broker does what else is to
-//! be done at the end, and begins a new day.
-//!
-//! # Shaping
-//! A limit of bytes polices, or shapes if it has a *pacer*: a device with a queueing discipline that
-//! lets the VM's packets go at the rate. Both count alike, so the paid time is also the time at which
-//! a packet leaves the pacer's queue: a packet that finds it [`paced_ahead_ns`] ahead is dropped here,
-//! counted, and the queue itself drops nothing. A queueing discipline counts frames with their
-//! Ethernet headers, at a rate that is larger by that of a full packet, and so does a limit that
-//! shapes ([`paced_bytes`]): full packets pass at the exact rate, smaller ones at a little less.
+//! A direction may also have a budget of bytes ([`budget`]). A limit of bytes polices, or shapes if it
+//! has a pacer ([`pacing`]).
+pub mod budget;
+pub mod pacing;
+
 use core::sync::atomic::{
-    AtomicU32, AtomicU64,
+    AtomicU64,
     Ordering::{AcqRel, Relaxed},
+};
+
+pub use budget::{AtEnd, Budget, BudgetBits};
+pub use pacing::{
+    PACED_BURST_NS, PACING_HANDLE, paced_ahead_ns, paced_bytes, pacer_rate, pacing_class,
 };
 
 use crate::{
     Direction, DropReason,
-    cell::{load32, load64, store32, store64},
+    cell::{load32, load64, store64},
     handle::handle,
     segment::Segments,
 };
@@ -45,61 +41,6 @@ use crate::{
 pub const BURST_NS: u64 = 100_000_000;
 
 const SECOND_NS: u64 = 1_000_000_000;
-
-/// Time's worth of the rate that a pacer lets pass at once after silence, ns.
-pub const PACED_BURST_NS: u64 = 4_000_000;
-/// Longest time that a packet waits in a pacer's queue, ns: what a full queue adds to the round trip.
-const PACED_QUEUE_NS: u64 = 16_000_000;
-/// Bytes that a pacer's queue holds however slow it is: a TCP sender needs some.
-const PACED_QUEUE_BYTES: u64 = 32_768;
-
-/// Length of an Ethernet header, bytes.
-const ETHERNET_BYTES: u64 = 14;
-/// Length of a full packet on an Ethernet link, L3 bytes.
-const FULL_BYTES: u64 = 1_500;
-
-/// L3 bytes that packets are charged for where the rate is shaped: as a queueing discipline counts
-/// them, to the scale of full packets.
-#[inline(always)]
-pub const fn paced_bytes(segments: Segments) -> u64 {
-    let frames = segments.bytes + ETHERNET_BYTES * segments.packets;
-    (frames * FULL_BYTES).div_ceil(FULL_BYTES + ETHERNET_BYTES)
-}
-
-/// Rate of a pacer for a rate of L3 bytes: frames with their Ethernet headers, bytes per second. It
-/// is faster by a thousandth, so that rounding never makes the queue the stricter of the two.
-pub const fn pacer_rate(bytes_per_second: u64) -> u64 {
-    let per_second = bytes_per_second as u128 * (FULL_BYTES + ETHERNET_BYTES) as u128;
-    let per_second = per_second * 1_001 / (FULL_BYTES * 1_000) as u128 + 1;
-    if per_second > u64::MAX as u128 {
-        u64::MAX
-    } else {
-        per_second as u64
-    }
-}
-
-/// Time by which the paid time of a limit that shapes may lie ahead, ns.
-pub const fn paced_ahead_ns(bytes_per_second: u64) -> u64 {
-    let least_ns = match (PACED_QUEUE_BYTES * SECOND_NS).checked_div(bytes_per_second) {
-        Some(least_ns) => least_ns,
-        None => 0,
-    };
-    let queue_ns = if least_ns > PACED_QUEUE_NS {
-        least_ns
-    } else {
-        PACED_QUEUE_NS
-    };
-    PACED_BURST_NS + queue_ns
-}
-
-/// Major number of the handles of slipgate's queueing disciplines: "SG" in ASCII.
-pub const PACING_HANDLE: u16 = 0x5347;
-
-/// Handle of the class in which packets from the VM of this row wait at the pacing device.
-#[inline(always)]
-pub const fn pacing_class(row: u32) -> u32 {
-    (PACING_HANDLE as u32) << 16 | (row & 0xffff)
-}
 
 /// Rate limits of one direction. A limit of 0 means none.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
@@ -111,35 +52,6 @@ pub struct Rate {
     pub bytes_per_second: u64,
     /// L3 bytes in all, or in a day: see [`Budget`].
     pub budget_bytes: u64,
-}
-
-/// What a VM's budgets of bytes are for, and what happens when one is spent.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-pub struct Budget {
-    /// Whether it is a day's (UTC), and not for as long as slipgate knows the VM.
-    pub per_day: bool,
-    /// What happens when it is spent.
-    pub at_end: AtEnd,
-}
-
-/// What happens when a budget is spent, besides that new flows are refused.
-#[repr(u32)]
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-pub enum AtEnd {
-    /// The programs drop what would go beyond it, and flows are cut.
-    #[default]
-    Cut,
-    /// Established flows go on, and go beyond it.
-    Refuse,
-    /// The programs drop what would go beyond it, and the VM is frozen.
-    Freeze,
-}
-
-impl AtEnd {
-    /// Every end, by its number.
-    pub const ALL: [Self; 3] = [Self::Cut, Self::Refuse, Self::Freeze];
 }
 
 /// Rate limits of a VM in both directions.
@@ -199,27 +111,6 @@ pub struct DirectionLimits {
     pub budget_used: u64,
 }
 
-/// Bits of [`DirectionLimits::budget_bits`].
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct BudgetBits;
-
-impl BudgetBits {
-    /// The day of the period since 1970; 0 if it is not a day's.
-    pub const DAY: u32 = 0xffff;
-    /// The period is a day.
-    pub const PER_DAY: u32 = 1 << 16;
-    /// Place of the number of [`AtEnd`].
-    pub const AT_END_SHIFT: u32 = 20;
-    /// Mask of that number.
-    pub const AT_END: u32 = 3 << Self::AT_END_SHIFT;
-    /// The broker has said that the budget is spent, and done or noted what is to be done then.
-    pub const TOLD: u32 = 1 << 24;
-    /// It froze the VM for that.
-    pub const FROZE: u32 = 1 << 25;
-    /// The VM's flows are to be cut for that, and no engine has been told yet.
-    pub const CUT_DUE: u32 = 1 << 26;
-}
-
 /// One limit and its use.
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -246,100 +137,8 @@ impl RateRef {
             let [packets, bytes] = self.limits(direction);
             packets.set(rate.packets_per_second);
             bytes.set(rate.bytes_per_second);
-            let terms = match rate.budget_bytes {
-                0 => 0,
-                _ => {
-                    let per_day = if rates.budget.per_day {
-                        BudgetBits::PER_DAY
-                    } else {
-                        0
-                    };
-                    per_day | (rates.budget.at_end as u32) << BudgetBits::AT_END_SHIFT
-                }
-            };
-            let bits = self.budget_bits(direction);
-            let before = load32(bits);
-            let had = load64(self.budget_bytes(direction)) != 0;
-            // What passed before belongs to no day, but that of a day's budget that was taken away.
-            if terms & !before & BudgetBits::PER_DAY != 0 && (had || before & BudgetBits::DAY == 0)
-            {
-                store64(self.used(direction), 0);
-            }
-            let mut kept = before & !(BudgetBits::PER_DAY | BudgetBits::AT_END);
-            if rate.budget_bytes == 0 {
-                // The next budget has an end of its own.
-                kept &= !(BudgetBits::TOLD | BudgetBits::CUT_DUE);
-            }
-            store32(bits, kept | terms);
-            store64(self.budget_bytes(direction), rate.budget_bytes);
+            self.set_budget(direction, rate.budget_bytes, rates.budget);
         }
-    }
-
-    /// Forgets what was used of the budgets: the row is another VM's.
-    pub fn clear_used(self) {
-        for direction in [Direction::Tx, Direction::Rx] {
-            store64(self.used(direction), 0);
-            store32(self.budget_bits(direction), 0);
-        }
-    }
-
-    /// Budget of a direction and what was used of it, L3 bytes; `None` if there is none.
-    #[inline(always)]
-    pub fn budget(self, direction: Direction) -> Option<(u64, u64)> {
-        match load64(self.budget_bytes(direction)) {
-            0 => None,
-            bytes => Some((bytes, load64(self.used(direction)))),
-        }
-    }
-
-    /// Whether a direction's budget is spent.
-    #[inline(always)]
-    pub fn is_spent(self, direction: Direction) -> bool {
-        self.budget(direction)
-            .is_some_and(|(bytes, used)| used >= bytes)
-    }
-
-    /// Whether packets of a direction are to be dropped for its budget.
-    #[inline(always)]
-    fn is_over_budget(self, direction: Direction) -> bool {
-        const REFUSE: u32 = (AtEnd::Refuse as u32) << BudgetBits::AT_END_SHIFT;
-        self.is_spent(direction)
-            && load32(self.budget_bits(direction)) & BudgetBits::AT_END != REFUSE
-    }
-
-    /// Terms and state of a direction's budget, [`BudgetBits`].
-    #[inline(always)]
-    pub fn budget_bits<'a>(self, direction: Direction) -> &'a AtomicU32 {
-        // SAFETY: part of a valid row; both sides use atomics on this field.
-        unsafe { AtomicU32::from_ptr(&raw mut (*self.of(direction)).budget_bits) }
-    }
-
-    /// What was used of a direction's budget, L3 bytes.
-    #[inline(always)]
-    pub fn used<'a>(self, direction: Direction) -> &'a AtomicU64 {
-        // SAFETY: as above.
-        unsafe { AtomicU64::from_ptr(&raw mut (*self.of(direction)).budget_used) }
-    }
-
-    #[inline(always)]
-    fn budget_bytes<'a>(self, direction: Direction) -> &'a AtomicU64 {
-        // SAFETY: as above.
-        unsafe { AtomicU64::from_ptr(&raw mut (*self.of(direction)).budget_bytes) }
-    }
-
-    /// Has the limit of bytes of a direction shape by the queue of this device, or police if 0. The
-    /// device has its queue before, and keeps it until afterwards.
-    pub fn set_pacer(self, direction: Direction, ifindex: u32) {
-        let [_, bytes] = self.limits(direction);
-        let ahead_ns = paced_ahead_ns(load64(bytes.per_second()));
-        store64(self.paced_ahead_ns(direction), ahead_ns);
-        store32(self.pacer_word(direction), ifindex);
-    }
-
-    /// Ifindex of the device that shapes the bytes of a direction; 0 if they are policed.
-    #[inline(always)]
-    pub fn pacer(self, direction: Direction) -> u32 {
-        load32(self.pacer_word(direction))
     }
 
     /// The limits that are set.
@@ -439,18 +238,6 @@ impl RateRef {
                 LimitRef(&raw mut (*limits).bytes),
             ]
         }
-    }
-
-    #[inline(always)]
-    fn paced_ahead_ns<'a>(self, direction: Direction) -> &'a AtomicU64 {
-        // SAFETY: part of a valid row; both sides use atomics on this field.
-        unsafe { AtomicU64::from_ptr(&raw mut (*self.of(direction)).paced_ahead_ns) }
-    }
-
-    #[inline(always)]
-    fn pacer_word<'a>(self, direction: Direction) -> &'a AtomicU32 {
-        // SAFETY: as above.
-        unsafe { AtomicU32::from_ptr(&raw mut (*self.of(direction)).pacer) }
     }
 
     #[inline(always)]
