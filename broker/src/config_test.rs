@@ -1,6 +1,7 @@
 use slipgate_policy::document::CliOverrides;
 
 use super::*;
+use slipgate_model::Ipv6Mode;
 
 /// A configuration of VMs of these names, by what flags say of policies.
 pub(crate) fn config(vms: &[&str], flags: CliOverrides) -> Config {
@@ -10,7 +11,7 @@ pub(crate) fn config(vms: &[&str], flags: CliOverrides) -> Config {
         dns: Ipv4Addr::new(10, 0, 2, 3),
         prefix_len: 24,
         mtu: None,
-        ipv6: slipgate_model::Ipv6Mode::Off,
+        ipv6: Ipv6Mode::Off,
         ipv6_prefix: "fd00::/64".parse().unwrap(),
     };
     let vm = |name: &&str| VmConfig::new(name, &format!("tap-{name}"), network.guest);
@@ -47,4 +48,21 @@ pub(crate) fn config(vms: &[&str], flags: CliOverrides) -> Config {
     };
     config.settle().unwrap();
     config
+}
+
+#[test]
+fn whether_a_vm_may_get_ipv6_is_known_at_the_start() {
+    let mut config = config(&["one", "two"], CliOverrides::default());
+    assert!(!config.may_have_ipv6());
+    config.vms[1].ipv6 = Some(Ipv6Mode::Auto);
+    assert!(config.may_have_ipv6());
+    config.network.ipv6 = Ipv6Mode::Nat;
+    config.vms[1].ipv6 = None;
+    assert!(config.may_have_ipv6());
+    for vm in &mut config.vms {
+        vm.ipv6 = Some(Ipv6Mode::Off);
+    }
+    assert!(!config.may_have_ipv6());
+    config.is_daemon = true;
+    assert!(config.may_have_ipv6(), "by its API");
 }

@@ -63,6 +63,7 @@ pub(crate) fn attach(mut config: Config, inputs: Inputs) -> anyhow::Result<Attac
         paths: paths.clone(),
         sizes: config.sizes(),
         bpf_log: config.bpf_log,
+        ipv6: config.may_have_ipv6(),
     })
     .context("loading the programs")?;
     if datapath.joined() {

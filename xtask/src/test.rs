@@ -68,7 +68,8 @@ const LATE: [&str; 4] = [
     "slipgate-bench",
 ];
 
-/// Crates whose tests each build a network and load every core: one test at a time.
+/// Crates whose tests run the binary, and each build a network and load every core: one test at a
+/// time.
 const ALONE: [&str; 2] = ["slipgate-testbed", "slipgate-bench"];
 
 /// The crate whose tests boot kernels and call CNI's clients.
@@ -97,10 +98,17 @@ pub(crate) fn test(workspace: &Workspace, what: &Test) -> Result<()> {
         }
     }
 
-    say("building the binary, another build of it, and the tests");
-    let slipgate = run::build_quick(workspace)?;
-    // Upgrades go to it.
-    run_to_end(workspace.cargo().args(["build", "--package=slipgate"]))?;
+    let needs_binary = rounds.iter().flatten().any(|name| ALONE.contains(name));
+    let slipgate = match needs_binary {
+        true => {
+            say("building the binary, another build of it, and the tests");
+            let slipgate = run::build_quick(workspace)?;
+            // Upgrades go to it.
+            run_to_end(workspace.cargo().args(["build", "--package=slipgate"]))?;
+            Some(slipgate)
+        }
+        false => None,
+    };
     for round in &rounds {
         run_to_end(
             workspace
@@ -123,14 +131,14 @@ pub(crate) fn test(workspace: &Workspace, what: &Test) -> Result<()> {
             cargo.arg("--test-threads=1");
         }
         privilege::run_binaries_as_root(workspace, &mut cargo)?;
-        cargo
-            .env("SLIPGATE_BIN", &slipgate)
-            .env(
-                "SLIPGATE_OTHER_BIN",
-                workspace.target.join("debug/slipgate"),
-            )
-            // The lines are parsed.
-            .env("CARGO_TERM_COLOR", "never");
+        if let Some(slipgate) = &slipgate {
+            let other = workspace.target.join("debug/slipgate");
+            cargo
+                .env("SLIPGATE_BIN", slipgate)
+                .env("SLIPGATE_OTHER_BIN", other);
+        }
+        // The lines are parsed.
+        cargo.env("CARGO_TERM_COLOR", "never");
         if may_not_skip() {
             cargo.env("SLIPGATE_NO_SKIP", "1");
         }

@@ -75,6 +75,7 @@ impl Rig {
             paths: Paths::with_pin_dir(pins.to_owned())?,
             sizes: Sizes::of_slots(SLOTS),
             bpf_log: false,
+            ipv6: true,
         })?;
         let mut rig = Rig::of_pinned(pins)?;
         rig.own = Some(datapath);

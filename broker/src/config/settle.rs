@@ -7,6 +7,7 @@ use std::{ops::RangeInclusive, path::Path};
 use anyhow::Context as _;
 use slipgate_control::Sizes;
 use slipgate_ipc::client::VmDefinition;
+use slipgate_model::Ipv6Mode;
 use slipgate_policy::document::{
     ConfigError, Forward, Limits, LoadedPolicies, PolicyFile, PutPolicy, Quotas, Reader, VmChoice,
     check_dns, check_vms, forwards, policy_of, quotas_named,
@@ -95,6 +96,14 @@ impl Config {
             vms: self.max_vms,
             rules: self.max_rules,
         }
+    }
+
+    /// Whether a VM has IPv6 or may get it. A daemon's VM may at any time, and programs can be loaded
+    /// at the start alone: the broker gives up the capability for it.
+    pub(crate) fn may_have_ipv6(&self) -> bool {
+        let default = self.network.ipv6;
+        let may = |vm: &VmConfig| vm.ipv6.unwrap_or(default) != Ipv6Mode::Off;
+        self.is_daemon || self.vms.iter().any(may)
     }
 
     /// Adds the VMs that a predecessor served.

@@ -61,6 +61,7 @@ pub(crate) fn options() -> LoadOptions {
         paths: Paths::of_this_netns().unwrap(),
         sizes: Sizes::of_slots(4_096),
         bpf_log: false,
+        ipv6: false,
     }
 }
 

@@ -5,7 +5,7 @@
 //!
 //! ```text
 //! Paths::of_this_netns()?  (or Paths::with_pin_dir(dir)?)
-//! Datapath::open(&LoadOptions { paths, sizes, bpf_log })?       maps made or joined; programs loaded, pinned,
+//! Datapath::open(&LoadOptions { paths, sizes, bpf_log, ipv6 })? maps made or joined; programs loaded, pinned,
 //!                                                               put in place of an older build's under traffic
 //! Owner::take(datapath.maps(), &paths, &names)?                 a row in OWNERS, locked for life; adopts
 //! owner::sweep(datapath.maps(), &paths, [&owner], owner::PATIENCE)?  half-made and half-ended flows of the dead

@@ -7,12 +7,13 @@
 //! the directory holds a lock on `lock` in the run directory meanwhile.
 //!
 //! Existing maps are used if their version and shape are those of this build, copied if they are of
-//! a former version that can be read ([`former`]), and refused otherwise. Existing programs are used if they are of this very build. Otherwise the own programs
-//! are loaded and replace those of each pinned link by an atomic update, so that no packet meets
-//! neither or both; then they are pinned in the place of the old ones. A file beside the locks
-//! records the build of the pinned programs. It is absent while they are replaced: a start that
-//! dies in between leaves a mix of two builds of one ABI, which the next start makes uniform. The
-//! logging build belongs to the process that reads its log, so another process never uses it.
+//! a former version that can be read ([`former`]), and refused otherwise. Existing programs are used
+//! if they are of this very build. Otherwise the own programs are loaded and replace those of each
+//! pinned link by an atomic update, so that no packet meets neither or both; then they are pinned in
+//! the place of the old ones. A file beside the locks records the build of the pinned programs. It is
+//! absent while they are replaced: a start that dies in between leaves a mix of two builds of one ABI,
+//! which the next start makes uniform. The logging build belongs to the process that reads its log, so
+//! another process never uses it.
 //!
 //! Programs for IPv6 are in a program array, which is pinned in their place ([`programs6`]).
 //!
@@ -70,6 +71,8 @@ pub struct LoadOptions {
     pub sizes: Sizes,
     /// Whether to load the logging build.
     pub bpf_log: bool,
+    /// Whether a VM of this process has IPv6, or may get it.
+    pub ipv6: bool,
 }
 
 /// The loaded programs and the shared maps.
@@ -116,7 +119,12 @@ impl Datapath {
         } else {
             possible(options.sizes)
         };
+        // Those of another build are replaced with the others.
+        let has_ipv6 = options.ipv6 || programs6::are_in_use(&paths);
         let ((programs, twins), log) = if joined && !options.bpf_log && is_this_build(&paths) {
+            if has_ipv6 && !programs6::are_there(&paths) {
+                programs6::load(&mut load_object(&paths, object, sizes)?, &paths)?;
+            }
             (open_programs(&paths)?, None)
         } else {
             // Until all are replaced, the pinned programs may be of two builds.
@@ -124,7 +132,9 @@ impl Datapath {
             let mut ebpf = load_object(&paths, object, sizes)?;
             make_missing_maps(&paths, sizes)?;
             let log = options.bpf_log.then(|| BpfLog::of(&mut ebpf)).transpose()?;
-            programs6::load(&mut ebpf, &paths)?;
+            if has_ipv6 {
+                programs6::load(&mut ebpf, &paths)?;
+            }
             (load_programs(&mut ebpf)?, log)
         };
         let maps = SharedMaps::assemble(open_pins(&paths.pin_dir)?)?;

@@ -158,6 +158,7 @@ fn the_logging_build_loads_and_has_a_log() {
     in_netns("the_logging_build_loads_and_has_a_log", || {
         let mut datapath = Datapath::open(&LoadOptions {
             bpf_log: true,
+            ipv6: true,
             ..options()
         })
         .unwrap();
@@ -178,6 +179,7 @@ fn no_bpffs_there_is_said() {
             paths: Paths::of_this_netns().unwrap(),
             sizes: Sizes::of_slots(1),
             bpf_log: false,
+            ipv6: false,
         }
     };
     let text = Datapath::open(&options).unwrap_err().to_string();

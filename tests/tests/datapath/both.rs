@@ -178,6 +178,7 @@ impl Both {
             paths,
             sizes: Sizes::of_slots(SLOTS_PER_CHUNK),
             bpf_log: false,
+            ipv6: true,
         };
         let real = Datapath::open(&options).expect("the programs are loaded");
         let memory = Kernel::new(SLOTS_PER_CHUNK);

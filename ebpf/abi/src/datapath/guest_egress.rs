@@ -99,11 +99,11 @@ pub(super) fn arrive<K: Kernel>(kernel: K) -> Result<Arrival, K::End> {
 /// Processes a frame from the guest attached to the TAP on which it arrived.
 #[inline(always)]
 pub fn run<K: Kernel>(kernel: K) -> K::End {
-    if kernel.ether_type() == ether_type::IPV6 {
-        let end = kernel.go_on(Program6::GuestEgress);
-        return end.unwrap_or_else(|refused| {
-            drop_frame::<K, ETHERNET_LEN>(kernel, NOBODY, refused.into())
-        });
+    // Without the program no guest has IPv6.
+    if kernel.ether_type() == ether_type::IPV6
+        && let Ok(end) = kernel.go_on(Program6::GuestEgress)
+    {
+        return end;
     }
     let arrival = match arrive(kernel) {
         Ok(arrival) => arrival,
@@ -118,6 +118,7 @@ pub fn run<K: Kernel>(kernel: K) -> K::End {
         return match kernel.ether_type() {
             ether_type::ARP => arp::run(kernel, row, vm, port_flags),
             _ if group => drop_frame::<K, ETHERNET_LEN>(kernel, row, DropReason::Group),
+            ether_type::IPV6 => drop_frame::<K, ETHERNET_LEN>(kernel, row, DropReason::Ipv6),
             _ => drop_frame::<K, ETHERNET_LEN>(kernel, row, DropReason::EtherType),
         };
     }

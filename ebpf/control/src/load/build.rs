@@ -2,7 +2,7 @@
 
 use std::{fs, path::PathBuf};
 
-use super::{Loaded, programs6};
+use super::Loaded;
 use crate::{Error, Paths, Result, attach::Program, bpf, fingerprint::fingerprint, object, paths};
 
 /// Returns the path of the file that records the build of the pinned programs, if all are of one.
@@ -22,7 +22,6 @@ pub(super) fn is_this_build(paths: &Paths) -> bool {
     let kept = fs::read_to_string(build_path(paths)).ok();
     kept.is_some_and(|kept| this_build().is_ok_and(|this| kept == this))
         && Program::ALL.into_iter().all(pinned)
-        && programs6::are_there(paths)
 }
 
 /// Records that the pinned programs are of this build.

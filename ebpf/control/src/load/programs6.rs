@@ -1,5 +1,9 @@
 //! The programs for IPv6, in the program array by which the others pass packets on to them.
 //!
+//! A process whose VMs cannot get IPv6 does not load them, because the kernel takes longer to verify
+//! them than all others together. While the array is empty, the program at a TAP drops IPv6 packets,
+//! and the one at an uplink leaves them to the host.
+//!
 //! The array is pinned: the kernel empties it when no process and no pin has it any more, even while
 //! attached programs use it. It holds the programs, so these need no pins. Another build's programs
 //! take the places of the old ones one by one, each by one atomic exchange, so there is no moment
@@ -57,8 +61,18 @@ pub(super) fn load(ebpf: &mut Ebpf, paths: &Paths) -> Result<()> {
 
 /// Whether the array is pinned and has every program.
 pub(super) fn are_there(paths: &Paths) -> bool {
+    present(paths) == Program6::ALL.len()
+}
+
+/// Whether any process has loaded one, of whatever build.
+pub(super) fn are_in_use(paths: &Paths) -> bool {
+    present(paths) != 0
+}
+
+/// Number of programs in the array.
+fn present(paths: &Paths) -> usize {
     let Ok(array) = bpf::obj_get(&paths.pin(PROGRAMS6)) else {
-        return false;
+        return 0;
     };
     let has = |program: Program6| -> io::Result<bool> {
         let (index, mut id) = (program as u32, 0_u32);
@@ -73,7 +87,8 @@ pub(super) fn are_there(paths: &Paths) -> bool {
     };
     Program6::ALL
         .into_iter()
-        .all(|program| has(program).unwrap_or(false))
+        .filter(|program| has(*program).unwrap_or(false))
+        .count()
 }
 
 #[cfg(test)]

@@ -40,6 +40,7 @@ impl Left {
                 paths: paths.clone(),
                 sizes: Sizes::of_slots(4_096),
                 bpf_log: false,
+                ipv6: false,
             });
             let datapath = datapath.unwrap();
             let owner = Owner::take(datapath.maps(), &paths, &[]).unwrap();

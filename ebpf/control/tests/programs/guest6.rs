@@ -149,6 +149,26 @@ fn without_ipv6_all_is_dropped() {
 }
 
 #[test]
+fn without_programs_for_ipv6_a_guests_is_dropped_and_the_worlds_is_the_hosts() {
+    for (frame, reason) in [
+        (udp((40_000, 443)), DropReason::Ipv6),
+        (icmp(133), DropReason::Group),
+    ] {
+        let mut datapath = loaded!();
+        datapath.without_programs6(|datapath| {
+            datapath.expect_drop(EGRESS, &frame.bytes(), ROW, reason);
+        });
+    }
+    for (program, l2) in [("uplink_ingress", 14), ("uplink_ingress_l3", 0)] {
+        let mut datapath = loaded!();
+        let frame = Frame6::rx(Protocol::Udp).bytes();
+        datapath.without_programs6(|datapath| {
+            datapath.expect_unnoticed(program, &frame[14 - l2..]);
+        });
+    }
+}
+
+#[test]
 fn a_length_that_is_not_the_frames_is_malformed() {
     for change in [-1_i16, 1, 100] {
         let datapath = loaded!();

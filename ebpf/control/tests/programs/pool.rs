@@ -137,8 +137,15 @@ pub(crate) fn load_object(path: &Path) -> Ebpf {
     for (name, program) in ebpf.programs_mut() {
         load(name, program);
     }
-    let has_array = ebpf.map(PROGRAMS6).is_some();
-    for program in Program6::ALL.into_iter().filter(|_| has_array) {
+    if ebpf.map(PROGRAMS6).is_some() {
+        fill_array(&mut ebpf);
+    }
+    ebpf
+}
+
+/// Puts the programs for IPv6 into their array.
+fn fill_array(ebpf: &mut Ebpf) {
+    for program in Program6::ALL {
         let classifier: &SchedClassifier =
             ebpf.program(program.name()).unwrap().try_into().unwrap();
         let fd = classifier.fd().unwrap().try_clone().expect("a descriptor");
@@ -147,7 +154,6 @@ pub(crate) fn load_object(path: &Path) -> Ebpf {
             .set(program as u32, &fd, 0)
             .expect("set PROGRAMS6");
     }
-    ebpf
 }
 
 impl Loaded {
@@ -166,6 +172,16 @@ impl Loaded {
             uplink: TAP,
             ebpf,
         }
+    }
+
+    /// Calls this while the array of programs for IPv6 is empty, as it is without IPv6.
+    pub(crate) fn without_programs6(&mut self, body: impl FnOnce(&Self)) {
+        let mut array = ProgramArray::try_from(self.ebpf.map_mut(PROGRAMS6).unwrap()).unwrap();
+        for program in Program6::ALL {
+            array.clear_index(&(program as u32)).unwrap();
+        }
+        body(self);
+        fill_array(&mut self.ebpf);
     }
 
     /// Makes all maps that the programs use empty.
