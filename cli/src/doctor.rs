@@ -9,12 +9,9 @@ use std::{fmt::Display, fs, net::SocketAddrV4, path::Path, process::ExitCode};
 
 use serde::Serialize;
 use slipgate_abi::portframe::PORT_DEVICE;
-use slipgate_broker::host::{self, offers_tso};
 #[cfg(target_arch = "x86_64")]
-use slipgate_broker::host::{
-    hybrid,
-    kvm::{self, KvmUnavailable},
-};
+use slipgate_broker::host::kvm::{self, KvmUnavailable};
+use slipgate_broker::host::{self, hybrid, offers_tso};
 use slipgate_control::{
     Network, NetworkWatch, ReadOnlyMaps, Sizes, host::HostFacts, object, probe,
 };

@@ -9,7 +9,9 @@ mod length;
 use anyhow::{Context, Result, bail};
 
 use crate::{
-    bpf, guest, setup,
+    bpf,
+    dist::AARCH64,
+    guest, setup,
     workspace::{Workspace, capture, run, say},
 };
 
@@ -21,7 +23,7 @@ pub(crate) fn check(workspace: &Workspace, only_cycles: bool) -> Result<()> {
     }
     components(workspace)?;
     length::report(workspace)?;
-    let checks: [(&str, Check); 9] = [
+    let checks: [(&str, Check); 10] = [
         ("formatting", formatting),
         ("layers", layers::check),
         ("cycles of modules", cycles::check),
@@ -30,6 +32,7 @@ pub(crate) fn check(workspace: &Workspace, only_cycles: bool) -> Result<()> {
         ("lints of the BPF programs", lint_programs),
         ("lints of the built-in guest", guest::lint),
         ("lints of the workspace", lint_workspace),
+        ("the binary for aarch64", lint_other_machine),
         ("lints of the fuzz targets", lint_fuzz_targets),
     ];
     let mut failed = Vec::new();
@@ -80,6 +83,16 @@ fn lint_workspace(workspace: &Workspace) -> Result<()> {
         "--",
         "-Dwarnings",
     ]))
+}
+
+/// Runs clippy on the binary for the other machine that releases are for, which has no VMM. It needs no
+/// linker.
+fn lint_other_machine(workspace: &Workspace) -> Result<()> {
+    setup::cross_library(workspace, AARCH64)?;
+    run(workspace
+        .cargo()
+        .args(["clippy", "--quiet", "--package=slipgate"])
+        .args(["--target", AARCH64, "--", "-Dwarnings"]))
 }
 
 /// Runs clippy on the fuzz targets without libFuzzer, whose C++ code takes minutes to compile. Uses

@@ -26,7 +26,7 @@ use crate::{
 
 /// The other machine that releases are for. The BPF objects are the same; the VMM is not in it.
 /// With the C library of the first one, so that the system calls are those that were tested.
-const AARCH64: &str = "aarch64-unknown-linux-gnu";
+pub(crate) const AARCH64: &str = "aarch64-unknown-linux-gnu";
 
 /// Which parts of a release.
 #[derive(Debug, Clone, Copy)]

@@ -84,6 +84,11 @@ pub(crate) fn cross_linker(workspace: &Workspace, target: &str) -> Result<PathBu
     cross::find_or_install(workspace, target)
 }
 
+/// Finds or adds the standard library for another machine, with which programs are checked.
+pub(crate) fn cross_library(workspace: &Workspace, target: &str) -> Result<()> {
+    cross::standard_library(workspace, target)
+}
+
 /// Finds or makes the disk with a Debian on it, on which packages are tried.
 pub(crate) fn debian(workspace: &Workspace) -> Result<()> {
     debian::find_or_make(workspace)

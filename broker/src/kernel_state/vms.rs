@@ -93,7 +93,7 @@ impl Attached {
             true => None,
             false => Some(tap_of(&config, network)?),
         };
-        let what = || format!("opening the row of {}", config.name);
+        let what = || format!("adding {}", config.name);
         let at = self.worker_for(&config.name);
         let worker = &self.workers[at];
         let mtu = match tap {

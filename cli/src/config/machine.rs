@@ -1,5 +1,5 @@
 //! Configuration of `slipgate run`: the machine, and the NAT of its one VM.
-use std::path::Path;
+use std::{ops::RangeInclusive, path::Path};
 
 use slipgate_broker::config::{
     Config, DiskSpec, MAX_DISKS, MachineSpec, OWN_SNAPSHOT, RunConfig, SavedMachine, VmConfig,
@@ -7,7 +7,6 @@ use slipgate_broker::config::{
 };
 use slipgate_ipc::engine::OnExit;
 use slipgate_policy::document::{ConfigError, RuleFlag, check_name};
-use slipgate_vmm::virtio::vsock::GUEST_CIDS;
 
 use super::{
     checked, network,
@@ -17,6 +16,14 @@ use crate::args::RunArgs;
 
 /// Virtual CPUs at most.
 const MAX_CPUS: u32 = 32;
+/// Addresses that a guest's vsock may have. A binary without the VMM checks `--vsock` too, and then
+/// says that it has none.
+const GUEST_CIDS: RangeInclusive<u32> = 3..=u32::MAX - 1;
+#[cfg(target_arch = "x86_64")]
+const _: () = {
+    let devices = slipgate_vmm::virtio::vsock::GUEST_CIDS;
+    assert!(*GUEST_CIDS.start() == *devices.start() && *GUEST_CIDS.end() == *devices.end());
+};
 /// Queue pairs at most.
 const MAX_QUEUES: u32 = 16;
 /// Permitted memory, MiB: from the need of the built-in guest to what fits 40 bits of

@@ -107,12 +107,14 @@ pub enum Error {
         expected: String,
     },
     /// A shared table has no free row.
-    #[error("no free row left in {table} ({rows} in all): {remedy}")]
+    #[error(
+        "there is no room for another {what}: this network namespace has room for {most}: {remedy}"
+    )]
     Full {
-        /// Name of the map.
-        table: &'static str,
+        /// What has a row of the table.
+        what: &'static str,
         /// Number of its rows.
-        rows: u32,
+        most: u32,
         /// Action that would make room.
         remedy: &'static str,
     },

@@ -338,8 +338,8 @@ fn take_empty(maps: &SharedMaps, paths: &Paths) -> Result<(u32, FileLock)> {
         }
     }
     Err(Error::Full {
-        table: "OWNERS",
-        rows: MAX_OWNERS,
+        what: "slipgate process",
+        most: MAX_OWNERS,
         remedy: "serve many VMs by one process: `slipgate serve`, to which `attach` and `run` add theirs; or stop a process, or start one for VMs that a dead one left",
     })
 }

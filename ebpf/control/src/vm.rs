@@ -202,9 +202,9 @@ pub fn set_tap(maps: &SharedMaps, row: VmRow, ifindex: IfIndex) -> Result<()> {
                 Error::os(format!("make the TAP with index {ifindex} known"))(error)
             }
             InsertError::Full | InsertError::Exists | InsertError::Missing => Error::Full {
-                table: "TAPS",
-                rows: maps.sizes().vms + 1,
-                remedy: "stop serving a VM",
+                what: "TAP",
+                most: maps.sizes().vms + 1,
+                remedy: "remove a VM",
             },
         })
 }
@@ -311,10 +311,11 @@ fn claim_row(maps: &SharedMaps) -> Result<VmRow> {
                 .is_some_and(|vm| vm.id().compare_exchange(0, id, AcqRel, Relaxed).is_ok())
         })
         .ok_or(Error::Full {
-            table: "VMS",
-            rows: maps.sizes().vms,
-            remedy: "remove a VM, or serve further ones in another network namespace; --max-vms \
-                     makes room for more when no slipgate runs here",
+            what: "VM",
+            most: maps.sizes().vms,
+            remedy: "remove a VM, or serve further ones in another network namespace; a greater \
+                     --max-vms makes more room at a start when no slipgate runs here and no flow is \
+                     left",
         })
 }
 

@@ -36,7 +36,7 @@ impl Stand {
     }
 
     /// With these flags besides.
-    fn with(more: &[&str]) -> Self {
+    pub(crate) fn with(more: &[&str]) -> Self {
         let world = World::new().unwrap();
         let scratch = tempfile::tempdir().unwrap();
         let path = |name: &str| scratch.path().join(name).display().to_string();
@@ -87,13 +87,7 @@ impl Stand {
             &body,
         ];
         let args = if method == "GET" { &args[..4] } else { &args };
-        let output = self.curl(socket, args, path).output().unwrap();
-        let text = String::from_utf8(output.stdout).unwrap();
-        let (body, status) = text.rsplit_once('\n').unwrap();
-        (
-            status.parse().unwrap(),
-            serde_json::from_str(body).unwrap_or_default(),
-        )
+        answer(self.curl(socket, args, path))
     }
 
     pub(crate) fn ask(&self, method: &str, path: &str, body: Option<Value>) -> (u16, Value) {
@@ -102,10 +96,19 @@ impl Stand {
 
     /// Status of the answer to the PUT of a policy's text.
     pub(crate) fn put_policy(&self, path: &str, text: &str) -> u16 {
-        let args = ["--write-out", "%{http_code}", "--output", "/dev/null"];
-        let args = [&args[..], &["--request", "PUT", "--data-binary", text]].concat();
-        let output = self.curl("api.sock", &args, path).output().unwrap();
-        String::from_utf8(output.stdout).unwrap().parse().unwrap()
+        self.put_text(path, text).0
+    }
+
+    /// Status and body of the answer to the PUT of a text.
+    pub(crate) fn put_text(&self, path: &str, text: &str) -> (u16, Value) {
+        let args = ["--write-out", "\n%{http_code}", "--request", "PUT"];
+        let args = [&args[..], &["--data-binary", text]].concat();
+        answer(self.curl("api.sock", &args, path))
+    }
+
+    pub(crate) fn metrics(&self) -> String {
+        let answer = self.curl("read.sock", &[], "/v1/metrics").output();
+        String::from_utf8(answer.unwrap().stdout).unwrap()
     }
 
     pub(crate) fn signal_engine(&self, signal: i32) {
@@ -116,6 +119,16 @@ impl Stand {
     pub(crate) fn guest(&self, tap: &str) -> Guest {
         Guest::new(&self.world, GuestConfig::new(tap)).unwrap()
     }
+}
+
+/// Status and body that curl prints.
+fn answer(mut curl: Command) -> (u16, Value) {
+    let text = String::from_utf8(curl.output().unwrap().stdout).unwrap();
+    let (body, status) = text.rsplit_once('\n').unwrap();
+    (
+        status.parse().unwrap(),
+        serde_json::from_str(body).unwrap_or_default(),
+    )
 }
 
 /// curl that reads events; it is killed on drop.
@@ -817,11 +830,7 @@ fn packets_and_metrics_come_by_http() {
     assert_eq!((at, packets), (output.stdout.len(), 4));
     let unknown = stand.ask("POST", "/v1/flows/0-0-1/capture", Some(json!({})));
     assert_eq!(unknown.0, 404, "{unknown:?}");
-    let metrics = stand
-        .curl("read.sock", &[], "/v1/metrics")
-        .output()
-        .unwrap();
-    let metrics = String::from_utf8(metrics.stdout).unwrap();
+    let metrics = stand.metrics();
     assert!(
         metrics.contains("vm=\"a\"") && metrics.ends_with("# EOF\n"),
         "{metrics}"

@@ -12,6 +12,7 @@ mod compromised;
 mod counting;
 mod daemon;
 mod daemon_forwards;
+mod daemon_limits;
 mod exec;
 mod forged;
 mod forwards;

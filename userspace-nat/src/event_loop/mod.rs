@@ -7,8 +7,8 @@
 //! 1. frames, which are read in batches of [`BATCH`](crate::port::BATCH) and of which some are
 //!    handled after each, with VMs taking turns (`fairness`); a frame that goes back to the kernel
 //!    is written at once, in the buffer it came in. Each counts as the frames it leads to, a large
-//!    datagram as its fragments: a turn has [`WORK_PER_TURN`] of these, and the rest waits for the
-//!    next turn;
+//!    datagram as its fragments, and one that opens a flow as [`OPENING_WORK`]: a turn has
+//!    [`WORK_PER_TURN`] of these, and the rest waits for the next turn;
 //! 2. the broker's messages;
 //! 3. descriptors of the services, and their timers;
 //! 4. a predecessor's flows that are adopted, flows that follow the host's network, and flows that
@@ -56,9 +56,11 @@ pub use start::{EngineError, Parts};
 /// Work in one turn: frames read, or frames that these led to where that is more. It is bounded so
 /// that broker and resolvers are served. The last frame may lead to more than is left.
 const WORK_PER_TURN: usize = 8 * BATCH;
-/// Work between two readings of the port, about 0.15 ms: for so long a VM's first packet waits
+/// Work between two readings of the port, some 0.1 ms: for so long a VM's first packet waits
 /// behind others that were read. More than this is read at once, so the port's queue is short.
 const WORK_PER_READ: usize = BATCH / 2;
+/// Work of a frame that opens a flow: it takes about four times as long as one that is refused.
+const OPENING_WORK: usize = 4;
 /// Most rounds of timers in one turn, each for as much as the outbox has room for: a VM may have
 /// thousands of timers due at once, and first packets wait meanwhile.
 const ROUNDS_PER_TURN: usize = 4;
@@ -299,11 +301,14 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
                 self.watch.passed(nat, vms, bytes, Direction::Read, wall);
             }
             let queued = self.core.out.queue.len();
+            let flows = self.core.nat.flows.len();
             let disposition = self
                 .core
                 .handle(bytes, &mut self.services, &self.poller, now_ns);
             self.frames.frames_read += 1;
-            let cost = (self.core.out.queue.len() - queued).max(1);
+            let is_opened = self.core.nat.flows.len() > flows;
+            let least = if is_opened { OPENING_WORK } else { 1 };
+            let cost = (self.core.out.queue.len() - queued).max(least);
             spent += cost;
             let disposition = match disposition {
                 Disposition::Open(slot) => {

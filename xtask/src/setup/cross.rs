@@ -25,18 +25,7 @@ pub(super) fn find_or_install(workspace: &Workspace, target: &str) -> Result<Pat
         .into_iter()
         .find(|(name, ..)| *name == target)
         .with_context(|| format!("no linker is known for {target}"))?;
-    let library = capture(
-        workspace
-            .rustc()
-            .args(["--print=target-libdir", "--target", target]),
-    )?;
-    if !Path::new(library.trim()).is_dir() {
-        say(format!("adding to the toolchain: {target}"));
-        run(Command::new("rustup")
-            .current_dir(&workspace.root)
-            .args(["target", "add", target]))
-        .with_context(|| format!("the Rust toolchain has no standard library for {target}"))?;
-    }
+    standard_library(workspace, target)?;
     if on_path(linker).is_none() || !Path::new(libc).is_file() {
         if !apt::is_here() {
             bail!("there is no {linker}, or no {libc}: install them");
@@ -44,4 +33,21 @@ pub(super) fn find_or_install(workspace: &Workspace, target: &str) -> Result<Pat
         apt::install(&packages)?;
     }
     on_path(linker).with_context(|| format!("there is no {linker}"))
+}
+
+/// Adds the target to the toolchain if it is not there: enough to check what needs no linker.
+pub(super) fn standard_library(workspace: &Workspace, target: &str) -> Result<()> {
+    let library = capture(
+        workspace
+            .rustc()
+            .args(["--print=target-libdir", "--target", target]),
+    )?;
+    if Path::new(library.trim()).is_dir() {
+        return Ok(());
+    }
+    say(format!("adding to the toolchain: {target}"));
+    run(Command::new("rustup")
+        .current_dir(&workspace.root)
+        .args(["target", "add", target]))
+    .with_context(|| format!("the Rust toolchain has no standard library for {target}"))
 }

@@ -7,7 +7,8 @@ use super::rig::*;
 use crate::{
     clock::{MILLISECOND_NS, SECOND_NS},
     datapath::{Hop, Tables as _},
-    port::PORT_HEADER_AT,
+    event_loop::{OPENING_WORK, WORK_PER_READ},
+    port::{BATCH, PORT_HEADER_AT, VirtioNetHdr},
     state::{Core, Forward, hops::SCAN_BUDGET},
 };
 
@@ -158,6 +159,33 @@ fn what_is_refused_for_want_of_ports_has_cost_its_token() {
 
 /// Every destination is on the link.
 /// Ports as `docs/deploy/host.md` says to set for many VMs that use one server.
+/// Opening a flow takes longer than anything else that is done with a frame, so the port is read
+/// again after few.
+#[test]
+fn the_new_flows_of_one_are_handled_few_at_a_time() {
+    let mut rig = Rig::with(Setup {
+        slots: 4_096,
+        ..Setup::default()
+    });
+    let sends = |row, port, payload: &[u8]| {
+        let first = udp((GUEST, port), SERVER, payload);
+        let mut kernel = rig.kernel.borrow_mut();
+        kernel.guest_sends(row, VirtioNetHdr::default(), &first);
+        kernel.queue.len()
+    };
+    let waiting = (5_000..5_512).map(|port| sends(1, port, b"x")).max();
+    assert_eq!(waiting, Some(BATCH), "by its credits");
+    sends(2, 7_000, b"another");
+    rig.turn();
+    let sent = rig.at_world();
+    let longest = sent.iter().map(Vec::len).max().unwrap();
+    let before = sent.iter().position(|l3| l3.len() == longest).unwrap();
+    assert!(sent.len() > before + 1 && sent[before].len() > sent[0].len());
+    // It is read with the second batch.
+    let between = WORK_PER_READ / OPENING_WORK;
+    assert!(before <= between + 2, "{before} before it");
+}
+
 #[test]
 fn a_thousand_vms_have_twenty_connections_each_to_one_server() {
     const VMS: u16 = 1_000;
