@@ -64,6 +64,9 @@ pub struct Config {
     pub forwards: Vec<Forward>,
     /// Source ports of translated flows.
     pub nat_ports: RangeInclusive<u16>,
+    /// Source ports of flows with endpoint-independent mapping, which policies ask for; `None`: none
+    /// may ask.
+    pub eim_ports: Option<RangeInclusive<u16>>,
     /// Source address; `None`: the route's.
     pub nat_address: Option<Ipv4Addr>,
     /// What happens where the host's own NAT and sockets may use the same tuples.

@@ -28,6 +28,7 @@ pub(crate) fn config(vms: &[&str], flags: CliOverrides) -> Config {
         base_file: None,
         forwards: Vec::new(),
         nat_ports: 61_000..=65_535,
+        eim_ports: None,
         nat_address: None,
         flow_table: 65_536,
         max_vms: 4_096,

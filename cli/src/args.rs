@@ -247,6 +247,11 @@ pub(crate) struct NatArgs {
     /// net.ipv4.ip_local_port_range
     #[arg(long, value_name = "A-B", default_value = "61000-65535")]
     pub(crate) nat_ports: String,
+    /// Ports for flows whose policy asks for endpoint-independent mapping ([nat]), none of them in
+    /// --nat-ports; keep clear of net.ipv4.ip_local_port_range and the host's services
+    /// [default: none]
+    #[arg(long, value_name = "A-B")]
+    pub(crate) eim_ports: Option<String>,
     /// The one source address of translated flows, an address of this host [default: the route's]
     #[arg(long, value_name = "A")]
     pub(crate) nat_address: Option<String>,

@@ -181,7 +181,10 @@ fn settled(
         // By `settle`.
         base_file: None,
         forwards: Vec::new(),
-        nat_ports: nat_ports(&nat.nat_ports)?,
+        nat_ports: ports("--nat-ports", &nat.nat_ports)?,
+        eim_ports: (nat.eim_ports.as_deref())
+            .map(|given| ports("--eim-ports", given))
+            .transpose()?,
         nat_address: nat
             .nat_address
             .as_ref()
@@ -231,11 +234,11 @@ fn event(typed: &args::FlowLogEvent) -> FlowLogEvent {
     }
 }
 
-fn nat_ports(given: &str) -> Result<RangeInclusive<u16>, ConfigError> {
+fn ports(flag: &'static str, given: &str) -> Result<RangeInclusive<u16>, ConfigError> {
     let range = parse_range(given).filter(|r| r.len() > 1);
     range.ok_or_else(|| {
         ConfigError::new(
-            "--nat-ports",
+            flag,
             given,
             "not a range of ports",
             "give two ports from 1 to 65535, like 61000-65535",

@@ -251,6 +251,18 @@ fn the_rest_has_limits_too() {
         "--tap t --nat-ports 65000",
         &["--nat-ports 65000", "61000-65535"],
     );
+    refused("--tap t --eim-ports 9-5", &["--eim-ports 9-5"]);
+    refused(
+        "--tap t --eim-ports 60000-61000",
+        &[
+            "--eim-ports 60000-61000",
+            "overlaps --nat-ports 61000-65535",
+        ],
+    );
+    refused(
+        "--tap t --eim-ports 20000-20999 --forward tcp:20022:22",
+        &["--eim-ports", "20022"],
+    );
     refused("--tap t --nat-ports 9-5", &["--nat-ports 9-5"]);
     refused("--tap t --nat-address here", &["--nat-address here"]);
     refused(

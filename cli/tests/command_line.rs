@@ -77,6 +77,7 @@ fn help_lists_what_there_is_and_hides_engine_and_vmm() {
         "--new-flows-per-second <N>",
         "--forward <SPEC>",
         "--nat-ports <A-B>",
+        "--eim-ports <A-B>",
         "--flow-table <N>",
         "--max-vms <N>",
         "--max-rules <N>",

@@ -95,6 +95,7 @@ fn start(maps: i32, locks: i32, log: bool, pcap: bool) -> Start<Tag> {
         forward_texts: vec!["--forward tcp:80:80".into()],
         resolvers: vec!["192.0.2.53:53".parse().unwrap()],
         nat_ports: (61_000, 65_535),
+        eim_ports: Some((50_000, 59_999)),
         reserved_ports: vec![(6, 61_001)],
         network: NetworkView::default(),
         open_questions: vec![OpenQuestion {

@@ -64,6 +64,7 @@ pub use rule::{
     host_loopback::{LoopbackError, LoopbackPorts, MOST_LOOPBACK_ENTRIES},
     name::{MAX_LEN as MAX_NAME_LEN, Name},
     name_pattern::{NameError, NamePattern, wire},
+    nat::{Filtering, Mapping, NatBehaviour, NatSettings},
     pattern::{Pattern, PatternError},
     prefix_map::PrefixMap,
     settings::{

@@ -87,6 +87,7 @@ pub mod slipgate;
 mod socket_guest;
 mod sockets;
 pub mod streams;
+pub mod stun;
 pub mod tap;
 pub mod tcx;
 pub mod test_run;

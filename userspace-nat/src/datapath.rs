@@ -3,8 +3,9 @@
 //! In a running engine they are map descriptors and mapped arrays; `crate::fake` has them in
 //! memory.
 use slipgate_abi::{
-    Addresses6Ref, FlowRef, Ip4, NameKey, NameValue, NextHopRef, OwnerRef, RuleIndex, SequencesRef,
-    SlotIndex, SlotRef, Vm6Ref, VmId, VmRef, VmRow, rate::RateRef,
+    Addresses6Ref, FlowRef, ForwardKey, ForwardTarget, Ip4, NameKey, NameValue, NextHopRef,
+    OwnerRef, RuleIndex, SequencesRef, SlotIndex, SlotRef, Vm6Ref, VmId, VmRef, VmRow,
+    rate::RateRef,
 };
 pub use slipgate_model::route::Hop;
 use slipgate_model::{FlowAddresses, FlowTuple};
@@ -200,7 +201,31 @@ pub trait NameMap {
     fn remembered_names(&self) -> Vec<RememberedName>;
 }
 
-/// Flow map, arrays and name map together.
-pub trait Datapath: FlowMap + Tables + NameMap {}
+/// The map `FORWARDS`, as far as it has ports of endpoint-independent mappings. Those of forwards are
+/// the broker's.
+pub trait ForwardMap {
+    /// Has the programs hand over first packets to a port for a VM. It is no error if they do so
+    /// already.
+    ///
+    /// # Errors
+    /// When the port leads elsewhere, the map is full, or the kernel refuses.
+    fn open_port(&mut self, port: &ForwardKey, target: ForwardTarget) -> Result<(), InsertError>;
+    /// Has the programs leave first packets to a port to the host, if it leads to this VM.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    fn close_port(&mut self, port: &ForwardKey, vm: VmId) -> std::io::Result<()>;
+    /// Closes all ports that `unwanted` names; used at adoption only.
+    ///
+    /// # Errors
+    /// When the map can't be listed, or the kernel refuses.
+    fn close_ports(
+        &mut self,
+        unwanted: &dyn Fn(&ForwardKey, &ForwardTarget) -> bool,
+    ) -> std::io::Result<()>;
+}
 
-impl<T: FlowMap + Tables + NameMap> Datapath for T {}
+/// Flow map, arrays, name map and ports together.
+pub trait Datapath: FlowMap + Tables + NameMap + ForwardMap {}
+
+impl<T: FlowMap + Tables + NameMap + ForwardMap> Datapath for T {}

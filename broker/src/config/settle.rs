@@ -85,7 +85,7 @@ impl Config {
         }
         let names: Vec<&str> = self.vms.iter().map(|vm| &*vm.name).collect();
         self.forwards = forwards(&self.flags.forwards, file, &names)?;
-        check_nat_ports(&self.nat_ports, &self.forwards)?;
+        self.check_source_ports(&self.forwards)?;
         self.check_host_loopback()
     }
 
@@ -126,7 +126,7 @@ impl Config {
     /// # Errors
     /// There is no such policy, or a forwarded port is among those of translated flows.
     pub(crate) fn settle_vm(&self, vm: &mut VmConfig) -> Result<(), ConfigError> {
-        check_nat_ports(&self.nat_ports, &vm.forwards)?;
+        self.check_source_ports(&vm.forwards)?;
         self.check_loopback_of(vm)?;
         self.choose_policy(vm)
     }
@@ -177,7 +177,49 @@ impl Config {
         for put in self.named_policies.values() {
             loaded.policies.push(put.load(&self.flags, read)?);
         }
+        self.check_mappings(&loaded)?;
         Ok(loaded)
+    }
+
+    /// Checks that there are ports for what policies say of mappings.
+    fn check_mappings(&self, loaded: &LoadedPolicies) -> Result<(), ConfigError> {
+        let mut all = loaded.policies.iter().map(|policy| &policy.settings);
+        let asking = all.find(|settings| settings.nat.is_mapped());
+        let Some(settings) = asking.filter(|_| self.eim_ports.is_none()) else {
+            return Ok(());
+        };
+        Err(ConfigError::new(
+            "--policy",
+            settings
+                .name
+                .as_deref()
+                .or(settings.file.as_deref())
+                .unwrap_or(""),
+            "it asks for endpoint-independent mapping, for which there are no ports",
+            "give some, which the host does not use, like --eim-ports 20000-24095",
+        ))
+    }
+
+    /// Returns the ranges of the source ports of translated flows.
+    pub(crate) fn source_ports(&self) -> impl Iterator<Item = &RangeInclusive<u16>> {
+        std::iter::once(&self.nat_ports).chain(&self.eim_ports)
+    }
+
+    fn check_source_ports(&self, forwards: &[Forward]) -> Result<(), ConfigError> {
+        check_ports("--nat-ports", &self.nat_ports, forwards)?;
+        let Some(range) = &self.eim_ports else {
+            return Ok(());
+        };
+        if range.start() <= self.nat_ports.end() && self.nat_ports.start() <= range.end() {
+            let nat = &self.nat_ports;
+            return Err(ConfigError::new(
+                "--eim-ports",
+                format!("{}-{}", range.start(), range.end()),
+                format!("it overlaps --nat-ports {}-{}", nat.start(), nat.end()),
+                "give ranges that have no port in common",
+            ));
+        }
+        check_ports("--eim-ports", range, forwards)
     }
 
     /// Loads the policies, with deny files read from the disk.
@@ -189,10 +231,14 @@ impl Config {
     }
 }
 
-fn check_nat_ports(range: &RangeInclusive<u16>, forwards: &[Forward]) -> Result<(), ConfigError> {
+fn check_ports(
+    flag: &'static str,
+    range: &RangeInclusive<u16>,
+    forwards: &[Forward],
+) -> Result<(), ConfigError> {
     if let Some(f) = forwards.iter().find(|f| range.contains(&f.host_port)) {
         return Err(ConfigError::new(
-            "--nat-ports",
+            flag,
             format!("{}-{}", range.start(), range.end()),
             format!("it covers port {}, which is forwarded", f.host_port),
             "forward another port, or give another range",

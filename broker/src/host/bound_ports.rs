@@ -3,9 +3,12 @@ use std::{collections::BTreeSet, fs, io, ops::RangeInclusive};
 
 use slipgate_abi::Protocol;
 
-/// Returns IP protocol and port of every bound socket in the range, sorted; `None` if they can't be
+/// Returns IP protocol and port of every bound socket in the ranges, sorted; `None` if they can't be
 /// read now.
-pub(crate) fn bound(range: &RangeInclusive<u16>) -> Option<Vec<(u8, u16)>> {
+pub(crate) fn bound<'a>(
+    ranges: impl IntoIterator<Item = &'a RangeInclusive<u16>>,
+) -> Option<Vec<(u8, u16)>> {
+    let ranges: Vec<_> = ranges.into_iter().collect();
     let mut ports = BTreeSet::new();
     for (protocol, tables) in [
         (Protocol::Tcp, ["tcp", "tcp6"]),
@@ -22,7 +25,7 @@ pub(crate) fn bound(range: &RangeInclusive<u16>) -> Option<Vec<(u8, u16)>> {
                 }
             };
             for port in local_ports(&text) {
-                if range.contains(&port) {
+                if ranges.iter().any(|range| range.contains(&port)) {
                     ports.insert((protocol as u8, port));
                 }
             }

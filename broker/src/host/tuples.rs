@@ -27,13 +27,13 @@ pub(crate) fn check(
     network: &Network,
     serves: bool,
 ) -> Result<(), ConfigError> {
-    let guests = guests_tuples(
-        (uplink, ifindex),
-        network,
-        config.nat_address,
-        &config.nat_ports,
-    );
-    let met = HostFacts::read().meets(&guests);
+    let facts = HostFacts::read();
+    let mut met = Vec::new();
+    for ports in config.source_ports() {
+        let at = (uplink, ifindex);
+        let guests = guests_tuples(at, network, config.nat_address, ports);
+        met.extend(facts.meets(&guests));
+    }
     if config.host_nat == HostNat::Share || serves {
         met.iter().for_each(|met| tracing::warn!("{met}"));
         return Ok(());

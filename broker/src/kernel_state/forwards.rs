@@ -357,7 +357,10 @@ impl Attached {
     pub(crate) fn write_forwards(&self) -> anyhow::Result<()> {
         let ids: BTreeSet<VmId> = self.vms.iter().map(|vm| vm.open.id).collect();
         let forwards = &self.datapath.maps().forwards;
-        forwards.remove_if(|_, target| ids.contains(&target.id()))?;
+        // Those of mappings are the engine's.
+        let mapped = self.config.eim_ports.clone().unwrap_or(1..=0);
+        forwards
+            .remove_if(|key, target| ids.contains(&target.id()) && !mapped.contains(&key.port))?;
         let by_name = self.open_by_name();
         for (port, held) in &self.forwards.held {
             if let Some(open) = by_name.get(held.vm.as_str())

@@ -64,6 +64,7 @@ impl EngineProcess {
             forward_texts: forward_texts(config).collect(),
             resolvers: attached.resolvers.now().to_vec(),
             nat_ports: (*config.nat_ports.start(), *config.nat_ports.end()),
+            eim_ports: config.eim_ports.as_ref().map(|r| (*r.start(), *r.end())),
             reserved_ports: reserved_ports.to_vec(),
             network: attached.network_view(),
             open_questions: its.open_questions.clone(),

@@ -89,7 +89,7 @@ impl Broker {
 
     pub(super) fn look_at_ports(&mut self) -> anyhow::Result<()> {
         // What can't be read now is as it was.
-        let Some(now) = host::bound(&self.parts.attached.config.nat_ports) else {
+        let Some(now) = host::bound(self.parts.attached.config.source_ports()) else {
             return Ok(());
         };
         if now != self.reserved_ports {

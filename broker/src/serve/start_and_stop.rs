@@ -52,7 +52,7 @@ impl Broker {
             false => format!("{}.sock", attached.first_row()),
         };
         let socket = attached.datapath.paths().run_dir.join(socket);
-        let reserved_ports = host::bound(&attached.config.nat_ports).unwrap_or_default();
+        let reserved_ports = host::bound(attached.config.source_ports()).unwrap_or_default();
         let start = |attached: &mut Attached| {
             let control = ControlServer::bind(&socket, owner)
                 .with_context(|| format!("listening on the control socket {}", socket.display()))?;

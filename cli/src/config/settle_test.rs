@@ -97,6 +97,16 @@ fn each_policy_has_its_own_resolvers_else_the_top_levels() {
 }
 
 #[test]
+fn endpoint_independent_mapping_needs_ports() {
+    let text = "default = \"allow\"\n[nat.udp]\nmapping = \"endpoint-independent\"\n";
+    let refused = with(text, "--tap t").unwrap().load_policies().unwrap_err();
+    assert!(refused.to_string().contains("--eim-ports"), "{refused}");
+    let c = with(text, "--tap t --eim-ports 20000-20999").unwrap();
+    assert_eq!(c.eim_ports, Some(20_000..=20_999));
+    assert!(c.load_policies().is_ok());
+}
+
+#[test]
 fn nobody_gets_a_policy_by_accident() {
     let named = "[policy.a]\ndefault = \"deny\"\n[policy.b]\ndefault = \"allow\"\n";
     for (text, flags, said) in [

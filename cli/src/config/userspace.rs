@@ -100,6 +100,10 @@ fn refuse_absent(nat: &NatArgs) -> Result<(), ConfigError> {
     if nat.mode == args::Mode::Hybrid {
         return refused("--mode", &"hybrid", KERNELS, LEAVE_OUT);
     }
+    if let Some(ports) = &nat.eim_ports {
+        const SOCKETS: &str = "the user-mode engine's ports are those of its sockets";
+        return refused("--eim-ports", ports, SOCKETS, LEAVE_OUT);
+    }
     if nat.xdp == args::Xdp::On {
         return refused("--xdp", &"on", KERNELS, LEAVE_OUT);
     }

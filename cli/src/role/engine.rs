@@ -112,6 +112,7 @@ pub(crate) fn run(args: &ChildArgs) -> anyhow::Result<()> {
     for vm in start.vms {
         engine.set_vm(vm);
     }
+    engine.set_eim_ports(start.eim_ports.map(|(first, last)| first..=last));
     engine.set_network(&start.network);
     engine.set_reserved_ports(control::known_ports(start.reserved_ports));
     engine.set_resolvers(&control::resolvers(start.resolvers));

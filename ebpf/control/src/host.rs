@@ -103,7 +103,7 @@ impl HostFacts {
             met.push(format!(
                 "guests' ports {first}-{last} overlap net.ipv4.ip_local_port_range \
                  {local_first}-{local_last} (port {port}): a connection of the host's own may lose \
-                 its answers to a guest's flow with the same ports; give --nat-ports outside, or \
+                 its answers to a guest's flow with the same ports; give --nat-ports and --eim-ports outside, or \
                  name them in net.ipv4.ip_local_reserved_ports"
             ));
         }

@@ -40,7 +40,9 @@ pub struct Start<F = OwnedFd> {
     pub resolvers: Vec<SocketAddrV4>,
     /// First and last port of translated flows.
     pub nat_ports: (u16, u16),
-    /// Ports among these that sockets of the host hold: IP protocol and port.
+    /// First and last port of endpoint-independent mappings; `None`: there are none.
+    pub eim_ports: Option<(u16, u16)>,
+    /// Ports among both that sockets of the host hold: IP protocol and port.
     pub reserved_ports: Vec<(u8, u16)>,
     /// Network of the host.
     pub network: NetworkView,
@@ -115,7 +117,7 @@ pub struct ForwardSocket<F = OwnedFd> {
 
 maps_descriptors!(struct Start {
     maps: all, port: fd, userspace, flow_log: optional, pcap: optional, locks: all, owner_row, epoch,
-    flow_log_events, vms, policies: fd, forward_rules, forward_texts, resolvers, nat_ports,
+    flow_log_events, vms, policies: fd, forward_rules, forward_texts, resolvers, nat_ports, eim_ports,
     reserved_ports, network, open_questions, log,
 });
 maps_descriptors!(struct Policies { id, policies: fd, local, vms, strictly });

@@ -5,7 +5,7 @@ use slipgate_abi::Protocol;
 
 use super::*;
 use crate::{
-    Action, Destination, OnReload, PolicySet, Sleep, Timers,
+    Action, Destination, Filtering, Mapping, NatBehaviour, OnReload, PolicySet, Sleep, Timers,
     document::{Amount, CliOverrides, Count, LoadedPolicies, RuleFlag, schema},
 };
 
@@ -74,6 +74,10 @@ fn every_key_is_understood() {
         tcp_closing_s = 300
         udp_s = 120
 
+        [nat.udp]
+        mapping = "endpoint-independent"
+        filtering = "address-dependent"
+
         [sleep]
         packets = 64
         patience_s = 300
@@ -120,6 +124,12 @@ fn every_key_is_understood() {
         icmp_s: 60,
     };
     assert_eq!(top.settings().timers, timers);
+    let udp = NatBehaviour {
+        mapping: Mapping::EndpointIndependent,
+        filtering: Filtering::AddressDependent,
+    };
+    assert_eq!(top.settings().nat.udp, udp);
+    assert_eq!(top.settings().nat.tcp, NatBehaviour::default());
     let sleep = Sleep {
         packets: 64,
         patience_s: 300,
@@ -234,6 +244,14 @@ fn each_mistake_has_its_error() {
         ("[timers]\nudp_s = 119", "2:9: udp_s is 119"),
         ("[timers]\nicmp_s = 604801", "2:10: icmp_s is 604801"),
         ("[timers]\ntcp_opening_s = 239", "RFC 5382 REQ-5"),
+        (
+            "[nat.udp]\nfiltering = \"endpoint-independent\"",
+            "write mapping = \"endpoint-independent\" beside it",
+        ),
+        (
+            "[nat.tcp]\nmapping = \"address-dependent\"",
+            "unknown variant `address-dependent`",
+        ),
         ("[sleep]\npackets = 0", "2:11: packets of [sleep] is 0"),
         ("[sleep]\nbytes = 16777217", "give 1 to 16777216"),
         ("[sleep]\npatience_s = 3601", "give 1 to 3600"),

@@ -7,7 +7,7 @@ use toml::Spanned;
 use super::{
     error::ConfigError,
     file::PolicyFile,
-    host_loopback, meaning,
+    host_loopback, meaning, nat,
     overrides::CliOverrides,
     rule_flag::{DENY_FILE, RuleFlag, parse},
     schema::{DefaultText, NamedPolicy, RuleEntry},
@@ -150,6 +150,7 @@ impl NamedPolicy {
             on_reload: self.on_reload.unwrap_or_default(),
             dns: meaning::dns_settings(file, &self.dns, typed.resolvers.clone())?,
             timers: timers::of_file(file, &self.timers)?,
+            nat: nat::of_file(file, &self.nat)?,
             sleep: sleep::of_file(file, &self.sleep)?,
             host_loopback: host_loopback::of_file(file, &self.host_loopback)?,
             is_learning: false,

@@ -10,7 +10,7 @@ use super::{
     forward::{self, Forward},
     overrides::parse_resolvers,
     schema::{
-        self, BytesEnd, BytesPer, Dns, Document, HostLoopback, NamedPolicy, Quotas, Resolvers,
+        self, BytesEnd, BytesPer, Dns, Document, HostLoopback, NamedPolicy, Nat, Quotas, Resolvers,
         ResolversWord, Sleep, Timers,
     },
 };
@@ -147,6 +147,7 @@ pub fn has_top_level(document: &Document) -> bool {
         || !document.rules.is_empty()
         || document.quotas != Quotas::default()
         || document.timers != Timers::default()
+        || document.nat != Nat::default()
         || document.sleep != Sleep::default()
         || document.host_loopback != HostLoopback::default()
 }

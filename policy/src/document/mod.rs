@@ -9,6 +9,7 @@ mod host_loopback;
 mod load;
 mod meaning;
 mod named;
+mod nat;
 mod overrides;
 mod place;
 mod rule_flag;

@@ -7,7 +7,7 @@ use serde::{Deserialize, Deserializer, Serialize, de};
 use toml::Spanned;
 
 use super::amount::{Amount, Count};
-use crate::{Http, OnReload};
+use crate::{Filtering, Http, Mapping, OnReload};
 
 /// Returns the JSON schema of a policy file.
 pub fn schema() -> serde_json::Value {
@@ -34,6 +34,8 @@ pub struct Document {
     pub dns: Dns,
     /// Idle time-outs of flows.
     pub timers: Timers,
+    /// How translated ports behave toward the world.
+    pub nat: Nat,
     /// What is held for a VM while it sleeps.
     pub sleep: Sleep,
     /// Ports of the host that lead to a guest.
@@ -59,6 +61,7 @@ impl Document {
             quotas: self.quotas,
             dns: self.dns.clone(),
             timers: self.timers.clone(),
+            nat: self.nat.clone(),
             sleep: self.sleep.clone(),
             host_loopback: self.host_loopback.clone(),
         }
@@ -83,6 +86,8 @@ pub struct NamedPolicy {
     pub dns: Dns,
     /// Idle time-outs of flows.
     pub timers: Timers,
+    /// How translated ports behave toward the world.
+    pub nat: Nat,
     /// What is held for a VM while it sleeps.
     pub sleep: Sleep,
     /// Ports of the gateway that lead to the host's 127.0.0.1. None by default.
@@ -312,6 +317,30 @@ pub struct Timers {
     /// Of an ICMP query (60).
     #[schemars(range(min = 60, max = 604_800), with = "Option<u32>")]
     pub icmp_s: Option<Spanned<u32>>,
+}
+
+/// How translated ports behave toward the world, by protocol, in the terms of RFC 4787. For IPv4,
+/// and needs `--eim-ports`.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct Nat {
+    /// Of UDP.
+    pub udp: NatOfProtocol,
+    /// Of TCP.
+    pub tcp: NatOfProtocol,
+}
+
+/// Behaviour of the translated ports of one protocol.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct NatOfProtocol {
+    /// Whether all destinations see the same port of a guest's port (address-and-port-dependent:
+    /// they do not).
+    pub mapping: Option<Mapping>,
+    /// Who may send to such a port (address-and-port-dependent: whom the guest has sent to). Every
+    /// peer must be one to which the rules let the guest send.
+    #[schemars(with = "Option<Filtering>")]
+    pub filtering: Option<Spanned<Filtering>>,
 }
 
 /// What is held for a VM while it sleeps (`slipgate sleep`).

@@ -6,6 +6,7 @@ pub(crate) mod matcher;
 pub(crate) mod name;
 pub(crate) mod name_pattern;
 pub(crate) mod names;
+pub(crate) mod nat;
 pub(crate) mod pattern;
 pub(crate) mod prefix_map;
 mod prefix_tree;

@@ -5,7 +5,9 @@ use std::net::SocketAddr;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{Rule, host_loopback::LoopbackPorts, name::Name, sleep::Sleep, timers::Timers};
+use super::{
+    Rule, host_loopback::LoopbackPorts, name::Name, nat::NatSettings, sleep::Sleep, timers::Timers,
+};
 
 /// How far an inspected HTTP/1 connection is followed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize, JsonSchema)]
@@ -72,6 +74,9 @@ pub struct Settings {
     /// Idle time-outs of the policy's flows.
     #[serde(default)]
     pub timers: Timers,
+    /// How the translated ports of the policy's flows behave.
+    #[serde(default)]
+    pub nat: NatSettings,
     /// What is held for a VM while it sleeps.
     #[serde(default)]
     pub sleep: Sleep,

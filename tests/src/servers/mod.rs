@@ -2,6 +2,7 @@
 
 mod dns;
 mod http;
+mod stun;
 mod tcp;
 mod udp;
 
@@ -16,6 +17,7 @@ use std::{
 
 pub use dns::{Answer, DnsServer, Zone};
 pub use http::HttpServer;
+pub use stun::StunServer;
 pub use tcp::{TcpServer, TcpService};
 pub use udp::{UdpServer, UdpService};
 

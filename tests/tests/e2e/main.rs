@@ -44,6 +44,7 @@ mod shaped;
 mod shortages;
 mod socket;
 mod stand;
+mod stun;
 mod taps;
 mod traps;
 mod unprivileged;

@@ -23,7 +23,7 @@ use crate::{
 };
 
 /// Most ports that are tried when other processes have the translated tuple in the kernel.
-const PORT_TRIES: usize = 8;
+pub(super) const PORT_TRIES: usize = 8;
 /// Most ports that are found to be of flows still to be adopted, beside [`PORT_TRIES`].
 const MOST_KEPT: usize = 64;
 /// Tries before the ports that are kept for this process.
@@ -78,7 +78,10 @@ pub(super) fn commit_outbound<D: Datapath>(
         }
         return Err(refused);
     }
-    let opened = nat.open_with_port(flow, has_timestamps(first.packet), now_ns);
+    let opened = match plan.mapped {
+        Some(behaviour) => nat.open_mapped(flow, behaviour, now_ns),
+        None => nat.open_with_port(flow, has_timestamps(first.packet), now_ns),
+    };
     if let Ok(slot) = opened {
         let generation = nat.datapath.slot(slot).generation().load(Relaxed);
         if is_inspected {
@@ -181,10 +184,7 @@ impl<D: Datapath> Nat<D> {
                     continue;
                 }
                 Err(OpenError::NoSlot) => {
-                    // For the next flow: a slot rests.
-                    let (flows, row) = (&mut self.flows, flow.vm_row);
-                    let found = flows.find_room(&self.datapath, row, false, now_ns);
-                    flows.make_room(&mut self.datapath, &found, now_ns);
+                    self.make_room_for_next(flow.vm_row, now_ns);
                     Refusal::TableFull
                 }
                 Err(OpenError::MapFull) => Refusal::TableFull,
@@ -198,7 +198,7 @@ impl<D: Datapath> Nat<D> {
 
     /// Deletes a tuple in this process's scope that no flow of it has: an earlier deletion failed.
     /// Returns whether it was deleted.
-    fn sweep(&mut self, tuple: &FlowTuple) -> bool {
+    pub(super) fn sweep(&mut self, tuple: &FlowTuple) -> bool {
         let left = self.flows.left_by(&mut self.datapath, tuple);
         self.flows.by_guest(tuple).is_none()
             && matches!(left, Ok(None))

@@ -1,4 +1,5 @@
-//! Flows that the world opens: the first packet to a forward.
+//! Flows that the world opens: the first packet to a forward, or to a port of an endpoint-independent
+//! mapping.
 //!
 //! # Theory of operation
 //! No rule judges who connects to a forward, and the source of a first packet may be forged. So a
@@ -6,24 +7,36 @@
 //! of the guest's own to the same remote is judged like any other. Packets from addresses that
 //! cannot be a client's are refused ([`slipgate_policy::Space::may_come_in`]).
 //!
-//! Forwards may use a share of each quota, so the world cannot use up the whole quota of a guest.
-use slipgate_abi::{Direction, Refusal, SlotIndex, Verdict};
+//! A mapping ([`crate::flow::mappings`]) is the guest's doing, not the operator's. So who sends to
+//! its port must be one whom the rules let the guest send to, and whom the policy's filtering lets in.
+//! A sender under an inspect rule is refused: what it sends first says nothing about a name.
+//!
+//! Forwards and mappings may use a share of each quota, so the world cannot use up the whole quota of a guest.
+use std::{rc::Rc, sync::atomic::Ordering::Relaxed};
+
+use slipgate_abi::{Direction, Refusal, RuleIndex, SlotIndex, Verdict};
 use slipgate_model::FlowTuple;
+use slipgate_policy::{Destination, Filtering};
 
 use super::{Admission, Opener, admit_known, opens, room::Room};
 use crate::{
     datapath::{Datapath, Hop},
     flow::{Insertion, NewFlow, OpenError},
-    nat_ports::{Destination, Freed},
+    name_gate::LearntName,
+    nat_ports::{Destination as Toward, Freed},
     packet::Packet,
     route::Route,
-    state::{Forward, Forwards, Journal, Nat, Rules, VmState},
+    state::{Forwards, Journal, Nat, Rules, VmState},
 };
 
 /// Plan for a flow that the world opens.
 struct InboundPlan {
-    /// The forward that the packet matches.
-    forward: Forward,
+    /// Port of the guest.
+    guest_port: u16,
+    /// Element of `RULES` that the flow shows.
+    rule: RuleIndex,
+    /// Name by which DNS opened the sender's address, if it did.
+    name: Option<Rc<LearntName>>,
     /// Next hop to the client and room among the VM's flows, or the reason for a refusal.
     room: Result<(Hop, Room), Refusal>,
 }
@@ -31,7 +44,7 @@ struct InboundPlan {
 /// Decides about a packet from the world to a forward.
 pub(crate) fn admit_inbound<D: Datapath>(
     nat: &mut Nat<D>,
-    rules: &Rules,
+    rules: &mut Rules,
     forwards: &Forwards,
     journal: &mut Journal,
     vm: &mut VmState,
@@ -51,8 +64,13 @@ pub(crate) fn admit_inbound<D: Datapath>(
     let Some(plan) = plan(nat, rules, forwards, vm, &world, now_ns) else {
         return Admission::NoFlow;
     };
+    let name = plan.name.clone();
     match commit(nat, vm, plan, (world, isn), now_ns) {
         Ok(slot) => {
+            if let Some(name) = name {
+                let generation = nat.datapath.slot(slot).generation().load(Relaxed);
+                rules.opened_by(slot, generation, name);
+            }
             journal.flow_started(slot);
             Admission::Flow { slot }
         }
@@ -67,7 +85,8 @@ pub(crate) fn admit_inbound<D: Datapath>(
     }
 }
 
-/// Returns the plan for a flow that the world opens; `None` when the packet matches no forward.
+/// Returns the plan for a flow that the world opens; `None` when the packet matches neither a
+/// forward nor a mapping that lets its sender in.
 fn plan<D: Datapath>(
     nat: &Nat<D>,
     rules: &Rules,
@@ -76,13 +95,23 @@ fn plan<D: Datapath>(
     world: &FlowTuple,
     now_ns: u64,
 ) -> Option<InboundPlan> {
-    let forward = *forwards.matching(world, vm.net.id)?;
+    let matched = match forwards.matching(world, vm.net.id) {
+        Some(forward) => Matched {
+            guest_port: forward.guest_port,
+            rule: forward.rule,
+            name: None,
+            refused: None,
+        },
+        None => mapped(nat, rules, vm, world, now_ns)?,
+    };
     let routes = &nat.network.routes;
     // A host that routes sees packets to other hosts: they match no forward.
     if routes.lookup(world.local) != Route::HostLocal {
         return None;
     }
-    let room = if rules.may_come_in(&vm.net, world.remote) {
+    let room = if let Some(refusal) = matched.refused {
+        Err(refusal)
+    } else if rules.may_come_in(&vm.net, world.remote) {
         let route = nat.network.route(vm.net.id, world.remote);
         let room = || Room::find(nat, vm, true, now_ns);
         // Answers from another uplink's address would reach nobody, and tell who the guest is.
@@ -95,7 +124,54 @@ fn plan<D: Datapath>(
     } else {
         Err(Refusal::Protected)
     };
-    Some(InboundPlan { forward, room })
+    Some(InboundPlan {
+        guest_port: matched.guest_port,
+        rule: matched.rule,
+        name: matched.name,
+        room,
+    })
+}
+
+/// What a packet from the world leads to.
+struct Matched {
+    guest_port: u16,
+    rule: RuleIndex,
+    name: Option<Rc<LearntName>>,
+    /// Reason for which the rules refuse the sender.
+    refused: Option<Refusal>,
+}
+
+/// Returns what a packet leads to by a mapping of the VM; `None` if its sender is not let in.
+fn mapped<D: Datapath>(
+    nat: &Nat<D>,
+    rules: &Rules,
+    vm: &VmState,
+    world: &FlowTuple,
+    now_ns: u64,
+) -> Option<Matched> {
+    let (inside, mapping) = nat.flows.mappings.by_outside(world)?;
+    let behaviour = rules.nat_behaviour(inside.vm, inside.protocol);
+    let is_let_in = match behaviour.filtering {
+        Filtering::AddressAndPortDependent => false,
+        Filtering::AddressDependent => mapping.has_peer(world.remote),
+        Filtering::EndpointIndependent => true,
+    };
+    if inside.vm != vm.net.id || !behaviour.is_mapped() || !mapping.is_open() || !is_let_in {
+        return None;
+    }
+    let from = Destination {
+        addr: world.remote,
+        port: world.remote_port,
+        protocol: inside.protocol,
+    };
+    let verdict = rules.judge.borrow().decide(vm.net.id, from, now_ns);
+    let inspected = verdict.inspect.then_some(Refusal::Inspection);
+    Some(Matched {
+        guest_port: inside.port,
+        rule: Rules::element_of(verdict.decision.rule),
+        refused: verdict.decision.refusal.or(inspected),
+        name: verdict.name,
+    })
 }
 
 /// Opens a flow from the world as planned. Returns its slot. Its rate is judged only now: a
@@ -107,17 +183,16 @@ fn commit<D: Datapath>(
     (world, isn): (FlowTuple, u32),
     now_ns: u64,
 ) -> Result<SlotIndex, Refusal> {
-    let forward = plan.forward;
     let (hop, room) = plan.room?;
     let protocol = world.protocol().ok_or(Refusal::Insertion)?;
     room.take(nat, vm, Opener::World((world, isn)), now_ns)?;
     let guest = FlowTuple {
         scope: vm.net.id.get(),
         local: vm.net.guest.into(),
-        local_port: forward.guest_port,
+        local_port: plan.guest_port,
         ..world
     };
-    let to = Destination {
+    let to = Toward {
         nat: world.local,
         remote: world.remote,
         remote_port: world.remote_port,
@@ -129,7 +204,7 @@ fn commit<D: Datapath>(
         protocol,
         nat: world.local,
         nat_port: world.local_port,
-        rule: forward.rule,
+        rule: plan.rule,
         uplink_ifindex: hop.ifindex,
         next_hop: nat.next_hop(hop, world.remote),
         isn,

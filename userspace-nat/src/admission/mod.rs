@@ -19,6 +19,7 @@
 //! it caused work. Flows that the world opens are in [`inbound`].
 mod commit;
 pub(crate) mod inbound;
+mod mapped;
 pub(crate) mod plan;
 pub(crate) mod rejudge;
 pub(crate) mod room;

@@ -20,7 +20,7 @@ use crate::{
     route::Route,
     state::{Nat, Refused, Rules, VmState},
 };
-use slipgate_policy::{Decision, Destination, Lead};
+use slipgate_policy::{Decision, Destination, Lead, NatBehaviour};
 
 /// Decisions about a new flow.
 #[derive(Clone, Debug)]
@@ -37,6 +37,8 @@ pub(crate) struct Plan {
     pub(crate) room: Option<Room>,
     /// Search for a translated port; `None` where it does not matter.
     pub(super) port: Option<PortSearch>,
+    /// Behaviour of the translated port, if it does not depend on the destination.
+    pub(crate) mapped: Option<NatBehaviour>,
     /// Reason for a refusal; `None` when the flow is admitted.
     pub(crate) refused: Option<Refused>,
 }
@@ -91,6 +93,7 @@ impl<'a, D: Datapath> Planner<'a, D> {
             route: None,
             room: None,
             port: None,
+            mapped: None,
             refused: None,
         };
         let checked = self.check_outbound(vm, to, timestamps, &mut plan);
@@ -129,6 +132,13 @@ impl<'a, D: Datapath> Planner<'a, D> {
         }
         let room = plan.room.insert(self.room_for_guest(vm));
         room.check(vm, self.now_ns)?;
+        // A port that was inspected is to rest toward its destination.
+        let behaviour = self.rules.nat_behaviour(vm.net.id, to.protocol);
+        let can_be_mapped = flows.mappings.range().is_some() && source.is_ipv4();
+        if behaviour.is_mapped() && can_be_mapped && !is_inspected {
+            plan.mapped = Some(behaviour);
+            return Ok(());
+        }
         let toward = nat_ports::Destination {
             nat: source,
             remote: to.addr,
@@ -171,6 +181,7 @@ impl<'a, D: Datapath> Planner<'a, D> {
             route: None,
             room,
             port: None,
+            mapped: None,
             refused,
         })
     }

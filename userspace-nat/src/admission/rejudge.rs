@@ -27,7 +27,7 @@ pub(crate) fn judge_again<D: Datapath>(
     let live = nat.datapath.slot(slot);
     let is_allowed = match live.flags() & SlotFlags::INBOUND {
         0 => is_outbound_allowed(nat, rules, slot, now_ns),
-        _ => is_inbound_allowed(core, slot),
+        _ => is_inbound_allowed(core, slot, now_ns),
     };
     let leaves = || rules.judge.borrow().on_reload(live.id()) == OnReload::Keep;
     Some(match is_allowed {
@@ -38,19 +38,21 @@ pub(crate) fn judge_again<D: Datapath>(
 }
 
 /// Returns the flows of a VM that no forward would let in any more.
-pub(crate) fn not_let_in<D: Datapath>(core: &Core<D>, vm: VmRow) -> Vec<SlotIndex> {
+pub(crate) fn not_let_in<D: Datapath>(core: &Core<D>, vm: VmRow, now_ns: u64) -> Vec<SlotIndex> {
     let Core { nat, .. } = core;
     let slots = nat.flows.slots_of(vm).iter().copied();
     let came_in = |slot: &SlotIndex| {
         let live = nat.datapath.slot(*slot);
         let entry = nat.flows.entry(*slot);
         let is_linked = entry.is_some_and(|entry| entry.state.is_linked());
-        is_linked && live.flags() & SlotFlags::INBOUND != 0 && !is_inbound_allowed(core, *slot)
+        is_linked
+            && live.flags() & SlotFlags::INBOUND != 0
+            && !is_inbound_allowed(core, *slot, now_ns)
     };
     slots.filter(came_in).collect()
 }
 
-fn is_inbound_allowed<D: Datapath>(core: &Core<D>, slot: SlotIndex) -> bool {
+fn is_inbound_allowed<D: Datapath>(core: &Core<D>, slot: SlotIndex, now_ns: u64) -> bool {
     let Core {
         nat,
         rules,
@@ -62,7 +64,23 @@ fn is_inbound_allowed<D: Datapath>(core: &Core<D>, slot: SlotIndex) -> bool {
     let forward = forwards.matching(&nat.datapath.world_tuple(slot), live.id());
     let leads = forward.is_some_and(|forward| forward.guest_port == live.guest_port());
     let vm = vms.by_id(live.id());
+    let leads =
+        leads || is_mapped(nat, rules, slot) && is_outbound_allowed(nat, rules, slot, now_ns);
     leads && vm.is_some_and(|vm| rules.may_come_in(&vm.net, nat.datapath.addresses(slot).remote))
+}
+
+/// Whether the world's flow has the port of a mapping whose policy lets others in. With
+/// address-dependent filtering the guest had a flow to its remote when it came.
+fn is_mapped<D: Datapath>(nat: &Nat<D>, rules: &Rules, slot: SlotIndex) -> bool {
+    let world = nat.datapath.world_tuple(slot);
+    let Some((inside, _)) = nat.flows.mappings.by_outside(&world) else {
+        return false;
+    };
+    let live = nat.datapath.slot(slot);
+    let behaviour = rules.nat_behaviour(inside.vm, inside.protocol);
+    (inside.vm, inside.port) == (live.id(), live.guest_port())
+        && behaviour.is_mapped()
+        && behaviour.filtering.lets_others_in()
 }
 
 fn is_outbound_allowed<D: Datapath>(

@@ -8,6 +8,7 @@ use slipgate_model::{MacMismatch, WhyAnswer};
 use crate::{
     admission::plan::{Path, Plan, Planner, has_timestamps_by_default},
     datapath::{Datapath, Tables},
+    flow::mappings::Pool,
     route::Route,
     state::{VmState, VmTable},
 };
@@ -234,6 +235,10 @@ fn planned<D>(planner: &Planner<'_, D>, vm: &VmState, to: Destination, plan: &Pl
         }
     };
     let refusal = plan.refused.map(|refused| refused.reason);
+    let explanation = match port_behaves(planner, to, plan) {
+        Some(sentence) => format!("{explanation}\n{sentence}"),
+        None => explanation,
+    };
     WhyAnswer {
         admitted: refusal.is_none(),
         rule,
@@ -246,6 +251,25 @@ fn planned<D>(planner: &Planner<'_, D>, vm: &VmState, to: Destination, plan: &Pl
         via,
         lacks_address: false,
     }
+}
+
+/// Says how the flow's translated port behaves toward others, as a STUN client would find out
+/// (RFC 5780); `None`: it is not translated, or refused.
+fn port_behaves<D>(planner: &Planner<'_, D>, to: Destination, plan: &Plan) -> Option<String> {
+    let (_, nat) = plan.route.filter(|_| plan.refused.is_none())?.hop()?;
+    let mappings = &planner.nat.flows.mappings;
+    let behaviour = plan.mapped.zip(mappings.range());
+    behaviour.map(|(behaviour, range)| {
+        let filtering = behaviour.filtering.name();
+        let protocol = to.protocol;
+        let (taken, all) = (mappings.taken(Pool { protocol, nat }), range.len());
+        format!(
+            "The translated port: endpoint-independent mapping, {filtering} filtering, from \
+             --eim-ports {}-{}, of which {taken} of {all} are taken.",
+            range.start(),
+            range.end()
+        )
+    })
 }
 
 /// Describes what happens to the packets of an admitted flow.

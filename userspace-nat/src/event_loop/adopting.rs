@@ -119,6 +119,7 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
         if !self.core.nat.flows.is_adopting() {
             self.adopting.recorded = HashSet::new();
             report(&self.core.nat.flows.adoption);
+            self.core.close_left_ports();
         }
         Ok(())
     }

@@ -2,6 +2,7 @@
 use std::{
     io::Write,
     net::SocketAddr,
+    ops::RangeInclusive,
     sync::atomic::Ordering::{Acquire, Release},
 };
 
@@ -137,7 +138,7 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
             self.add_relay_forward(relayed)?;
         }
         if !keeps {
-            let closed = not_let_in(&self.core, row);
+            let closed = not_let_in(&self.core, row, self.clock.now_ns());
             self.cut_slots(&closed, EndReason::Policy);
         }
         Ok(())
@@ -150,7 +151,14 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
 
     /// Replaces the set of translated ports that sockets of the host have bound.
     pub fn set_reserved_ports(&mut self, ports: Vec<(Protocol, u16)>) {
-        self.core.nat.flows.ports.set_reserved(ports);
+        let flows = &mut self.core.nat.flows;
+        flows.mappings.set_reserved(ports.iter().copied());
+        flows.ports.set_reserved(ports);
+    }
+
+    /// Sets the range of ports for endpoint-independent mappings, before flows are adopted.
+    pub fn set_eim_ports(&mut self, range: Option<RangeInclusive<u16>>) {
+        self.core.nat.flows.mappings.set_range(range);
     }
 
     /// Replaces the flow log's file (rotation).

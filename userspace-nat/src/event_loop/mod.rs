@@ -377,6 +377,7 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
             self.core.drop_held(row, &frame, DropReason::EngineBusy);
         }
         self.core.nat.go_on_following(now_ns);
+        self.core.follow_mappings();
         self.go_on_reloading();
         self.in_rounds(|engine| engine.work_services(now_ns));
         self.in_rounds(|engine| engine.core.work_inspections(now_ns));

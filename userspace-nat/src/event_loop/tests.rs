@@ -17,6 +17,7 @@ mod give_way;
 mod inspected;
 mod listening;
 mod loopback;
+mod mappings;
 mod names;
 mod properties;
 mod rates;

@@ -3,8 +3,8 @@
 use std::{collections::HashSet, io, net::IpAddr, ops::Range, sync::atomic::Ordering::Relaxed};
 
 use slipgate_abi::{
-    Addresses6Ref, FlowRef, Ip4, Ip6, NameKey, NameValue, NextHopRef, OwnerRef, RuleIndex,
-    SequencesRef, SlotIndex, SlotRef, Verdict, Vm6Ref, VmId, VmRef, VmRow,
+    Addresses6Ref, FlowRef, ForwardKey, ForwardTarget, Ip4, Ip6, NameKey, NameValue, NextHopRef,
+    OwnerRef, RuleIndex, SequencesRef, SlotIndex, SlotRef, Verdict, Vm6Ref, VmId, VmRef, VmRow,
     link::NextHopFlags,
     maps::{Chunk, MAX_NAMES, MAX_NEXT_HOPS, SLOTS_PER_CHUNK, may_claim_chunk},
     rate::RateRef,
@@ -12,7 +12,7 @@ use slipgate_abi::{
 
 use super::{Kernel, KernelHandle, VMS};
 use crate::{
-    datapath::{FlowMap, Hop, InsertError, NameMap, RememberedName, Tables},
+    datapath::{FlowMap, ForwardMap, Hop, InsertError, NameMap, RememberedName, Tables},
     stats::VmStats,
 };
 use slipgate_model::{FlowTuple, TupleKey};
@@ -124,6 +124,51 @@ impl FlowMap for FakeDatapath {
 /// Key of a tuple that the engine gives.
 fn key(tuple: &FlowTuple) -> TupleKey {
     tuple.key().expect("both addresses are of one family")
+}
+
+impl ForwardMap for FakeDatapath {
+    fn open_port(&mut self, port: &ForwardKey, target: ForwardTarget) -> Result<(), InsertError> {
+        let kernel = &mut *self.kernel.borrow_mut();
+        if Kernel::take_fault(&mut kernel.faults.open_port_full) {
+            return Err(InsertError::Full);
+        }
+        let row = target.row().map_or(0, VmRow::get);
+        let there = kernel.forwards.entry((port.host, port.port, port.protocol));
+        match *there.or_insert((row, target.vm)) == (row, target.vm) {
+            true => Ok(()),
+            false => Err(InsertError::Exists),
+        }
+    }
+
+    fn close_port(&mut self, port: &ForwardKey, vm: VmId) -> io::Result<()> {
+        let forwards = &mut self.kernel.borrow_mut().forwards;
+        let key = (port.host, port.port, port.protocol);
+        if forwards.get(&key).is_some_and(|(_, id)| *id == vm.get()) {
+            forwards.remove(&key);
+        }
+        Ok(())
+    }
+
+    fn close_ports(
+        &mut self,
+        unwanted: &dyn Fn(&ForwardKey, &ForwardTarget) -> bool,
+    ) -> io::Result<()> {
+        let forwards = &mut self.kernel.borrow_mut().forwards;
+        forwards.retain(|(host, port, protocol), (row, id)| {
+            let key = ForwardKey {
+                host: *host,
+                port: *port,
+                protocol: *protocol,
+                pad: 0,
+            };
+            // Which port of the guest is not kept here.
+            !unwanted(
+                &key,
+                &ForwardTarget::new(VmId::new(*id), VmRow::new(*row), 0),
+            )
+        });
+        Ok(())
+    }
 }
 
 impl NameMap for FakeDatapath {

@@ -86,6 +86,8 @@ pub struct Faults {
     pub insert_exists: u32,
     /// Number of further insertions that fail with EIO.
     pub insert_fails: u32,
+    /// Number of further ports that find `FORWARDS` full.
+    pub open_port_full: u32,
     /// Number of further deletions that fail with EIO.
     pub remove_fails: u32,
     /// Number of further insertions by the program, on an order, that fail.

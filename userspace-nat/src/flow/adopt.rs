@@ -281,6 +281,7 @@ impl Flows {
         let is_served = is_vm(entry.vm_row, entry.vm());
         if is_served && complete(datapath, reference, &entry, (has_guest, has_world)) {
             self.table.insert(slot, entry);
+            self.mappings.joined(slot, &entry);
             self.ports
                 .mark(entry.destination(), entry.nat_port, entry.vm());
             self.await_proof(datapath, slot);

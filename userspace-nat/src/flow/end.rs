@@ -329,6 +329,7 @@ impl Flows {
         let how = freed(datapath.slot(slot), entry, now_ns);
         let (to, vm) = (entry.destination(), entry.vm());
         self.ports.free(to, entry.nat_port, vm, how, now_ns);
+        self.mappings.left(slot, entry, now_ns);
         self.table.unlink(slot);
     }
 }

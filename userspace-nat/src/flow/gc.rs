@@ -76,6 +76,7 @@ impl Flows {
         timers: impl Fn(VmId) -> Timers,
         now_ns: u64,
     ) {
+        self.mappings.wake(now_ns);
         self.scan.rested = self.scan.rested && !self.ports.wake(now_ns);
         let Some(mut pass) = self.scan.pass else {
             return;

@@ -4,7 +4,7 @@
 //! The slot in `SLOTS` is the flow; kernel and engine both change it. This module is an index over
 //! the slots of this process (`table`), so that a packet finds its flow without a system call. It
 //! also accounts for what a flow holds: its slot (`slots`), its port ([`crate::nat_ports`]), its
-//! place in its VM's quota.
+//! place in its VM's quota. Ports that flows share are in [`mappings`].
 //!
 //! | state | kernel | leaves it |
 //! | --- | --- | --- |
@@ -37,6 +37,7 @@ mod cut;
 mod end;
 mod gc;
 mod give_way;
+pub mod mappings;
 mod open;
 mod proof;
 mod slots;
@@ -53,6 +54,7 @@ pub use open::{Insertion, NewFlow, OpenError};
 pub use table::{Entry, State};
 pub(crate) use walk::{STEPS_PER_TURN, SlotWalk};
 
+use mappings::Mappings;
 use slots::SlotPool;
 use table::{FlowTable, Marks};
 
@@ -63,6 +65,8 @@ pub struct Flows {
     slots: SlotPool,
     /// The translated ports of this process.
     pub ports: PortPool,
+    /// Translated ports that do not depend on the destination.
+    pub mappings: Mappings,
     /// Flows in `Ending` or `Unlinked`, in the order in which their grace ends.
     ending: VecDeque<end::Ending>,
     /// Flows in `Finished` that were recorded in this turn, with the log's batch.
@@ -93,6 +97,7 @@ impl Flows {
             table: FlowTable::new(slots, vms as usize + 1),
             slots: SlotPool::default(),
             ports,
+            mappings: Mappings::new(),
             ending: VecDeque::new(),
             finished: Vec::new(),
             unwritten: VecDeque::new(),
@@ -152,6 +157,7 @@ impl Flows {
     pub fn share_among(&mut self, vms: usize) {
         self.vms = vms;
         self.ports.share_among(vms);
+        self.mappings.share_among(vms);
     }
 
     /// Sets how many flows a VM may have. When it has nearly as many, closed ones end early.

@@ -111,6 +111,7 @@ impl Flows {
                 .order()
                 .store(OrderState::GIVEN, Release);
             self.table.insert(slot, entry);
+            self.mappings.joined(slot, &entry);
             self.ordered = Some(slot);
             return Ok(slot);
         }
@@ -128,6 +129,7 @@ impl Flows {
         }
         datapath.slot(slot).set_verdict(entry.live_verdict());
         self.table.insert(slot, entry);
+        self.mappings.joined(slot, &entry);
         self.await_proof(datapath, slot);
         Ok(SlotIndex::new(slot.get()))
     }
@@ -193,6 +195,7 @@ impl Flows {
         // Another process may have the tuple: not again before it would have ended.
         let (to, port) = (entry.destination(), entry.nat_port);
         self.ports.free(to, port, entry.vm(), Freed::Taken, now_ns);
+        self.mappings.left(slot, &entry, now_ns);
         self.table.unlink(slot);
         self.table.remove(slot);
         self.slots.release(slot, now_ns);

@@ -33,7 +33,8 @@ use std::{cell::RefCell, collections::HashMap, hash::RandomState, net::IpAddr, r
 use slipgate_abi::VmId;
 use slipgate_model::{NameCounts, RefusedQuestions};
 use slipgate_policy::{
-    Asker, Decision, Destination, LocalAddresses, Name, Policy, PolicySet, Sleep, Timers,
+    Asker, Decision, Destination, LocalAddresses, Name, NatSettings, Policy, PolicySet, Sleep,
+    Timers,
 };
 
 use self::learnt::Learnt;
@@ -139,6 +140,11 @@ impl Judge {
             true => self.policy(vm).settings().timers,
             false => Timers::default(),
         }
+    }
+
+    /// Returns how the translated ports of a VM's flows behave.
+    pub fn nat(&self, vm: VmId) -> NatSettings {
+        self.policy(vm).settings().nat
     }
 
     /// Returns what is held for a VM while it sleeps.

@@ -98,6 +98,12 @@ impl<D: Datapath> Core<D> {
             true => quoted.tuple_as_sent(scope),
             false => quoted.tuple_as_received(scope),
         });
+        // Which port a guest's port is mapped to, its other flows say.
+        if self.rules.judge.borrow().nat(id).is_mapped() {
+            while let Some(slot) = self.nat.flows.next_left_of(row) {
+                let _ = self.adopt(slot, now_ns);
+            }
+        }
         for tuple in packet.tuple(scope, direction).into_iter().chain(quoted) {
             self.adopt_by(&tuple, now_ns);
         }

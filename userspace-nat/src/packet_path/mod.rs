@@ -537,7 +537,7 @@ impl<D: Datapath> Core<D> {
             ) => {
                 let admission = admit_inbound(
                     &mut self.nat,
-                    &self.rules,
+                    &mut self.rules,
                     &self.forwards,
                     &mut self.journal,
                     vm,

@@ -20,6 +20,7 @@ pub(crate) mod follow;
 mod forwards;
 pub(crate) mod hops;
 mod journal;
+mod mapped;
 mod nat;
 mod network;
 mod outgoing;
@@ -115,6 +116,7 @@ impl<D: Datapath> Core<D> {
         }
         self.rules.judge.borrow_mut().assign(id, policy);
         self.nat.flows.set_cap(row, most);
+        self.nat.flows.mappings.look_again(id);
         self.nat.flows.share_among(self.vms.len());
         // It was put to sleep under a predecessor.
         if is_asleep(&self.nat.datapath, row) {

@@ -8,8 +8,10 @@
 //! ([`Reserve`]). The map has no IPv6 addresses, so these are to be resolved again too.
 use std::{collections::HashMap, net::IpAddr, rc::Rc};
 
-use slipgate_abi::{RuleIndex, SlotIndex, SlotRef, maps::MAX_NAMES, names::MAX_NAME_LEN};
-use slipgate_policy::{Destination, Lead, OnReload, RuleId};
+use slipgate_abi::{
+    Protocol, RuleIndex, SlotIndex, SlotRef, VmId, maps::MAX_NAMES, names::MAX_NAME_LEN,
+};
+use slipgate_policy::{Destination, Lead, NatBehaviour, OnReload, RuleId};
 
 use crate::{
     datapath::{NameMap, RememberedName},
@@ -85,6 +87,11 @@ impl Rules {
         let judge = self.judge.borrow();
         let policy = judge.policy(live.id());
         policy.inspections().0 && (!policy.has(rule) || policy.inspects(rule))
+    }
+
+    /// Returns how the translated ports of a VM's flows behave.
+    pub(crate) fn nat_behaviour(&self, vm: VmId, protocol: Protocol) -> NatBehaviour {
+        self.judge.borrow().nat(vm).of(protocol)
     }
 
     /// Whether an address may be a forward's client: not in the VM's own network, of the host, or

@@ -8,15 +8,16 @@ use std::{
 };
 
 use slipgate_abi::{
-    Addresses6Ref, FlowRef, Ip4, NameKey, NameValue, NextHopRef, OwnerRef, RuleIndex, SequencesRef,
-    SlotIndex, SlotRef, Vm6Ref, VmId, VmRef, VmRow, rate::RateRef,
+    Addresses6Ref, FlowRef, ForwardKey, ForwardTarget, Ip4, NameKey, NameValue, NextHopRef,
+    OwnerRef, RuleIndex, SequencesRef, SlotIndex, SlotRef, Vm6Ref, VmId, VmRef, VmRow,
+    rate::RateRef,
 };
 use slipgate_control::maps::{Insert, InsertError as TableError, Listing, SharedMaps, text_of};
 use slipgate_ipc::{channel::Channel, engine::FromEngine};
 use slipgate_model::{FlowTuple, TupleKey};
 use slipgate_policy::Described;
 use userspace_nat::{
-    datapath::{FlowMap, Hop, InsertError, NameMap, RememberedName, Tables},
+    datapath::{FlowMap, ForwardMap, Hop, InsertError, NameMap, RememberedName, Tables},
     stats::VmStats,
 };
 
@@ -70,12 +71,7 @@ impl FlowMap for KernelDatapath {
             Some(TupleKey::V6(tuple)) => self.maps.flows6.insert(&tuple, &flow, Insert::New),
             None => return Err(InsertError::Os(io::ErrorKind::InvalidInput.into())),
         };
-        inserted.map_err(|e| match e {
-            TableError::Exists => InsertError::Exists,
-            TableError::Full => InsertError::Full,
-            TableError::Missing => InsertError::Os(io::ErrorKind::NotFound.into()),
-            TableError::Os(e) => InsertError::Os(e),
-        })
+        insert_error(inserted)
     }
 
     fn remove(&mut self, tuple: &FlowTuple) -> io::Result<bool> {
@@ -133,6 +129,48 @@ impl FlowMap for KernelDatapath {
         }
         Ok(!six.is_over())
     }
+}
+
+impl ForwardMap for KernelDatapath {
+    fn open_port(&mut self, port: &ForwardKey, target: ForwardTarget) -> Result<(), InsertError> {
+        let forwards = &self.maps.forwards;
+        let inserted = forwards.insert(port, &target, Insert::New);
+        match insert_error(inserted) {
+            // A predecessor's, perhaps.
+            Err(InsertError::Exists) => match forwards.get(port) {
+                Ok(Some(there)) if there == target => Ok(()),
+                _ => Err(InsertError::Exists),
+            },
+            inserted => inserted,
+        }
+    }
+
+    fn close_port(&mut self, port: &ForwardKey, vm: VmId) -> io::Result<()> {
+        let forwards = &self.maps.forwards;
+        let there = forwards.get(port).map_err(io::Error::other)?;
+        if there.is_some_and(|target| target.id() == vm) {
+            forwards.remove(port).map_err(io::Error::other)?;
+        }
+        Ok(())
+    }
+
+    fn close_ports(
+        &mut self,
+        unwanted: &dyn Fn(&ForwardKey, &ForwardTarget) -> bool,
+    ) -> io::Result<()> {
+        let closed = self.maps.forwards.remove_if(unwanted);
+        closed.map(drop).map_err(io::Error::other)
+    }
+}
+
+/// Returns the result of an insertion as the engine knows it.
+fn insert_error(inserted: Result<(), TableError>) -> Result<(), InsertError> {
+    inserted.map_err(|e| match e {
+        TableError::Exists => InsertError::Exists,
+        TableError::Full => InsertError::Full,
+        TableError::Missing => InsertError::Os(io::ErrorKind::NotFound.into()),
+        TableError::Os(e) => InsertError::Os(e),
+    })
 }
 
 impl NameMap for KernelDatapath {

@@ -32,7 +32,9 @@ use crate::{
     services::Services,
     vm::VmSpec,
 };
-use slipgate_policy::{Action, LocalAddresses, LoopbackPorts, Policy, PolicySet, Rule, Settings};
+use slipgate_policy::{
+    Action, LocalAddresses, LoopbackPorts, NatSettings, Policy, PolicySet, Rule, Settings,
+};
 
 pub(super) const GUEST: Ip4 = Ip4 {
     octets: [10, 0, 2, 15],
@@ -136,6 +138,9 @@ pub(super) struct Setup {
     pub(super) max_flows: u32,
     pub(super) rate: u32,
     pub(super) nat_ports: std::ops::RangeInclusive<u16>,
+    pub(super) eim_ports: Option<std::ops::RangeInclusive<u16>>,
+    /// What the policy says of translated ports.
+    pub(super) nat: NatSettings,
     /// Events that the log writes.
     pub(super) events: Events,
     pub(super) rule_base: RuleIndex,
@@ -155,6 +160,8 @@ impl Default for Setup {
             max_flows: 1_000,
             rate: 1_000_000,
             nat_ports: DEFAULT_RANGE,
+            eim_ports: None,
+            nat: NatSettings::default(),
             events: Events::from_iter([Event::FlowEnd]),
             rule_base: RuleIndex::new(10),
             listed: Vec::new(),
@@ -512,6 +519,7 @@ fn start(
 ) -> (TestEngine, Broker) {
     let policy = Policy::new(setup.default, setup.rules.clone()).with(Settings {
         host_loopback: setup.listed.clone(),
+        nat: setup.nat,
         ..Settings::default()
     });
     let parts = Parts {
@@ -531,6 +539,7 @@ fn start(
         log: FlowLog::new(Some(Box::new(log.clone()))).of(setup.events),
     };
     let mut engine = Engine::new(parts).unwrap();
+    engine.set_eim_ports(setup.eim_ports.clone());
     engine.set_network(&match setup.ipv6 {
         Some(_) => network_of_both(),
         None => network(),

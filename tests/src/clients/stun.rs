@@ -1,0 +1,139 @@
+//! A STUN client that finds out how the NAT in front of it behaves (RFC 5780 sections 4.3 and 4.4).
+
+use std::{
+    io,
+    net::{SocketAddrV4, UdpSocket},
+    sync::atomic::{AtomicU64, Ordering},
+    time::{Duration, Instant},
+};
+
+use crate::{
+    error::{Result, Tried},
+    stun::{Request, Response, TransactionId},
+};
+
+/// Time until a request is sent again.
+const AGAIN: Duration = Duration::from_millis(250);
+
+/// What a port or a filter depends on (RFC 4787 sections 4.1 and 5).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Dependence {
+    /// Neither the other end's address nor its port.
+    EndpointIndependent,
+    /// The other end's address.
+    AddressDependent,
+    /// The other end's address and port.
+    AddressAndPortDependent,
+}
+
+/// Behaviour of a NAT.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Behaviour {
+    /// What the translated port depends on.
+    pub mapping: Dependence,
+    /// Whose packets are let in.
+    pub filtering: Dependence,
+}
+
+/// Asks a server how the NAT behaves. `patience`: time after which no response counts as none; a
+/// response that has to come is awaited for ten times as long.
+pub fn behaviour(server: SocketAddrV4, patience: Duration) -> Result<Behaviour> {
+    Ok(Behaviour {
+        mapping: mapping(server, patience)?,
+        filtering: filtering(server, patience)?,
+    })
+}
+
+/// Binds a socket and asks for its address as a server sees it. Returns the socket and the response.
+pub fn bind(server: SocketAddrV4, patience: Duration) -> Result<(UdpSocket, Response)> {
+    let what = || format!("ask {server} by STUN");
+    let socket = UdpSocket::bind("0.0.0.0:0").tried(what())?;
+    let response = certain(&socket, server, patience)?;
+    Ok((socket, response))
+}
+
+/// RFC 5780 section 4.3: one socket asks the server at three addresses.
+fn mapping(server: SocketAddrV4, patience: Duration) -> Result<Dependence> {
+    let (socket, first) = bind(server, patience)?;
+    let other_address = SocketAddrV4::new(*first.other.ip(), server.port());
+    let second = certain(&socket, other_address, patience)?;
+    if second.mapped == first.mapped {
+        return Ok(Dependence::EndpointIndependent);
+    }
+    let third = certain(&socket, first.other, patience)?;
+    Ok(match third.mapped == second.mapped {
+        true => Dependence::AddressDependent,
+        false => Dependence::AddressAndPortDependent,
+    })
+}
+
+/// RFC 5780 section 4.4: a new socket asks for responses from elsewhere.
+fn filtering(server: SocketAddrV4, patience: Duration) -> Result<Dependence> {
+    let (socket, _) = bind(server, patience)?;
+    let from = |changes_address, changes_port| {
+        let request = Request {
+            changes_address,
+            changes_port,
+            ..Request::default()
+        };
+        let response = ask(&socket, server, request, patience);
+        response.tried(format!("ask {server} for a response from elsewhere"))
+    };
+    if from(true, true)?.is_some() {
+        return Ok(Dependence::EndpointIndependent);
+    }
+    Ok(match from(false, true)? {
+        Some(_) => Dependence::AddressDependent,
+        None => Dependence::AddressAndPortDependent,
+    })
+}
+
+/// Returns an id that no other request of this process has.
+fn next_id() -> TransactionId {
+    static NUMBER: AtomicU64 = AtomicU64::new(0);
+    let mut id = *b"test00000000";
+    id[4..].copy_from_slice(&NUMBER.fetch_add(1, Ordering::Relaxed).to_be_bytes());
+    id
+}
+
+fn certain(socket: &UdpSocket, to: SocketAddrV4, patience: Duration) -> Result<Response> {
+    let response = ask(socket, to, Request::default(), 10 * patience);
+    let response = response.and_then(|response| response.ok_or(io::ErrorKind::TimedOut.into()));
+    response.tried(format!("get a STUN response from {to}"))
+}
+
+/// Sends a request, again every 250 ms, until its response arrives or patience is over.
+fn ask(
+    socket: &UdpSocket,
+    to: SocketAddrV4,
+    request: Request,
+    patience: Duration,
+) -> io::Result<Option<Response>> {
+    let request = Request {
+        id: next_id(),
+        ..request
+    };
+    let began = Instant::now();
+    let mut buffer = [0; 2048];
+    while began.elapsed() < patience {
+        socket.send_to(&request.encode(), to)?;
+        let again = Instant::now() + AGAIN;
+        loop {
+            let left = again.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                break;
+            }
+            socket.set_read_timeout(Some(left))?;
+            let len = match socket.recv(&mut buffer) {
+                Ok(len) => len,
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => break,
+                Err(e) => return Err(e),
+            };
+            let response = Response::parse(&buffer[..len]);
+            if let Some(response) = response.filter(|response| response.id == request.id) {
+                return Ok(Some(response));
+            }
+        }
+    }
+    Ok(None)
+}

@@ -1,0 +1,77 @@
+use std::{
+    net::{Ipv4Addr, SocketAddr, SocketAddrV4, UdpSocket},
+    sync::atomic::Ordering,
+    time::Duration,
+};
+
+use super::Running;
+use crate::{
+    error::{Result, Tried},
+    netns::NetNs,
+    sockets,
+    stun::{Request, Response},
+};
+
+/// Interval at which a thread without requests looks whether it is to stop, milliseconds.
+const STOP_POLL_MS: i32 = 50;
+
+/// A STUN server with two addresses and two ports (RFC 5780): it answers from another of them when
+/// asked to. Stops on drop.
+pub struct StunServer {
+    address: SocketAddrV4,
+    _running: Running,
+}
+
+impl StunServer {
+    /// Binds all four pairs of an address and a port in `ns`.
+    pub fn start(ns: &NetNs, ips: [Ipv4Addr; 2], ports: [u16; 2]) -> Result<StunServer> {
+        let what = || format!("serve STUN on {ips:?}, {ports:?} in {ns:?}");
+        let at = move |pair: usize| SocketAddrV4::new(ips[pair / 2], ports[pair % 2]);
+        let bind = |pair| ns.run(|| UdpSocket::bind(at(pair)));
+        let sockets = (0..4)
+            .map(bind)
+            .collect::<Result<Vec<_>, _>>()
+            .tried(what())?;
+        for socket in &sockets {
+            let briefly = Some(Duration::from_millis(1));
+            socket.set_read_timeout(briefly).tried(what())?;
+        }
+        let mut running = Running::default();
+        let stop = running.stop.clone();
+        running.threads.push(ns.thread("stun-server", move || {
+            let mut buffer = [0; 2048];
+            while !stop.load(Ordering::SeqCst) {
+                for (pair, socket) in sockets.iter().enumerate() {
+                    let ready = sockets::poll(socket, libc::POLLIN, STOP_POLL_MS / 4);
+                    if !ready.is_ok_and(|events| events & libc::POLLIN != 0) {
+                        continue;
+                    }
+                    let Ok((len, SocketAddr::V4(peer))) = socket.recv_from(&mut buffer) else {
+                        continue;
+                    };
+                    let Some(request) = Request::parse(&buffer[..len]) else {
+                        continue;
+                    };
+                    let changes = usize::from(request.changes_address) * 2
+                        + usize::from(request.changes_port);
+                    let response = Response {
+                        id: request.id,
+                        mapped: peer,
+                        origin: at(pair ^ changes),
+                        other: at(pair ^ 3),
+                    };
+                    let _ = sockets[pair ^ changes].send_to(&response.encode(), peer);
+                }
+            }
+        }));
+        Ok(StunServer {
+            address: at(0),
+            _running: running,
+        })
+    }
+
+    /// The first address, with the first port.
+    pub fn address(&self) -> SocketAddrV4 {
+        self.address
+    }
+}

@@ -1,0 +1,62 @@
+//! Endpoint-independent mappings that the world may use: their ports in `FORWARDS` follow what flows
+//! and policies say ([`crate::flow::mappings`]).
+use std::sync::atomic::Ordering::Relaxed;
+
+use slipgate_policy::NatBehaviour;
+
+use super::Core;
+use crate::{
+    datapath::Datapath,
+    flow::mappings::{Inside, Mapping},
+};
+
+impl<D: Datapath> Core<D> {
+    /// Returns how the translated port of a guest's port behaves by the VM's present policy.
+    pub(crate) fn behaviour_of(&self, inside: &Inside) -> NatBehaviour {
+        self.rules.nat_behaviour(inside.vm, inside.protocol)
+    }
+
+    /// Opens and closes the ports of mappings that have changed.
+    pub(crate) fn follow_mappings(&mut self) {
+        if !self.nat.flows.mappings.has_changed() {
+            return;
+        }
+        for closed in self.nat.flows.mappings.take_closed() {
+            if let Some(key) = closed.key() {
+                let _ = self.nat.datapath.close_port(&key, closed.vm);
+            }
+        }
+        for inside in self.nat.flows.mappings.take_changed() {
+            let behaviour = self.behaviour_of(&inside);
+            let mapping = self.nat.flows.mappings.get(&inside);
+            let lets_in = behaviour.is_mapped() && behaviour.filtering.lets_others_in();
+            let is_served = self.vms.by_id(inside.vm).is_some();
+            match lets_in && is_served && mapping.is_some_and(|of| self.is_in_use(of)) {
+                // It is tried again with the mapping's next flow.
+                true => drop(self.nat.open_port_of(&inside)),
+                false => self.nat.close_port_of(&inside),
+            }
+        }
+    }
+
+    fn is_in_use(&self, mapping: &Mapping) -> bool {
+        let datapath = &self.nat.datapath;
+        mapping.is_in_use(|slot| datapath.slot(slot).tx_packets().load(Relaxed) > 0)
+    }
+
+    /// Closes the ports that a predecessor left open and that no adopted flow uses.
+    pub(crate) fn close_left_ports(&mut self) {
+        let Some(range) = self.nat.flows.mappings.range().cloned() else {
+            return;
+        };
+        self.follow_mappings();
+        let (flows, vms) = (&self.nat.flows, &self.vms);
+        let is_unwanted = |key: &slipgate_abi::ForwardKey, to: &slipgate_abi::ForwardTarget| {
+            range.contains(&key.port)
+                && vms.by_id(to.id()).is_some()
+                && !flows.mappings.has_open(key)
+        };
+        // Where the kernel refuses, the engine lets nobody in by them.
+        let _ = self.nat.datapath.close_ports(&is_unwanted);
+    }
+}
