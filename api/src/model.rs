@@ -42,7 +42,7 @@ pub struct VmBody {
     /// `tcp|udp:[ADDR:]PORT[-PORT]:PORT[-PORT]`.
     #[serde(default)]
     pub forwards: Vec<String>,
-    /// Ports of the gateway that lead to the host's 127.0.0.1, each in the form
+    /// Ports of the gateway that lead to the host's loopback, each in the form
     /// `[ADDR:]PORT[-PORT][:PORT[-PORT]][/tcp|udp]`, before those of the policy.
     #[serde(default)]
     pub host_loopback: Vec<String>,

@@ -7,7 +7,7 @@
 //! by what it is, not by a name or a position. So a successor of another version or with other flags
 //! takes what it has a use for, and closes the rest.
 use std::{
-    net::SocketAddrV4,
+    net::SocketAddr,
     os::{
         fd::{AsFd, AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd},
         unix::net::UnixListener,
@@ -15,7 +15,7 @@ use std::{
     path::Path,
 };
 
-use nix::sys::socket::{SockType, SockaddrIn, UnixAddr, getsockname, getsockopt, sockopt};
+use nix::sys::socket::{SockType, SockaddrStorage, UnixAddr, getsockname, getsockopt, sockopt};
 use slipgate_ipc::{
     channel::{Channel, MAX_FDS},
     client::{self, ClientAnswer, ClientRequest, ask},
@@ -66,11 +66,11 @@ impl HandedOver {
     }
 
     /// Takes out the socket that is bound to an address.
-    pub(crate) fn socket(&mut self, kind: SockType, address: SocketAddrV4) -> Option<OwnedFd> {
+    pub(crate) fn socket(&mut self, kind: SockType, address: SocketAddr) -> Option<OwnedFd> {
         self.take(|fd| {
             getsockopt(&fd, sockopt::SockType) == Ok(kind)
-                && getsockname::<SockaddrIn>(fd.as_raw_fd())
-                    .is_ok_and(|bound| SocketAddrV4::from(bound) == address)
+                && getsockname::<SockaddrStorage>(fd.as_raw_fd())
+                    .is_ok_and(|bound| bound == SockaddrStorage::from(address))
         })
     }
 

@@ -238,7 +238,7 @@ pub(crate) struct NatArgs {
     #[arg(long, value_name = "SPEC")]
     pub(crate) forward: Vec<String>,
 
-    /// Port(s) of the gateway that lead guests to the host's 127.0.0.1, the same port or another:
+    /// Port(s) of the gateway that lead guests to the host's loopback, the same port or another:
     /// [ADDR:]PORT[-PORT][:PORT[-PORT]][/tcp|udp]; may be given several times [default: none]
     #[arg(long, value_name = "SPEC")]
     pub(crate) host_loopback: Vec<String>,

@@ -202,7 +202,7 @@ fn forwards_are_one_per_port_and_know_their_vm() {
             c.forwards[3].host_port,
             c.forwards[3].guest_port
         ),
-        (Ipv4Addr::LOCALHOST, 9002, 7002)
+        (Ipv4Addr::LOCALHOST.into(), 9002, 7002)
     );
     assert_eq!(c.forwards[4].protocol, 17);
 

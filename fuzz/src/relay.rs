@@ -74,7 +74,7 @@ pub fn relay(input: &[u8]) {
             ..Limits::default()
         };
         let mut relay = Relay::new(limits);
-        relay.add_vm(vm);
+        relay.add_vm(vm, None);
         let mut world = World {
             relay,
             poller: Poller::new().expect("an epoll set"),

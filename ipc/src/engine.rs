@@ -6,7 +6,7 @@
 mod request;
 mod start;
 
-use std::net::SocketAddrV4;
+use std::net::{SocketAddr, SocketAddrV4};
 use std::os::fd::OwnedFd;
 
 use serde::{Deserialize, Serialize};
@@ -61,7 +61,7 @@ pub enum ToEngine<F = OwnedFd> {
         /// Row of the VM.
         row: VmRow,
         /// Protocol and address on the host of the forwards to be removed.
-        removed: Vec<(u8, SocketAddrV4)>,
+        removed: Vec<(u8, SocketAddr)>,
         /// Forwards to be added.
         added: Vec<ForwardSocket<F>>,
     },

@@ -1,8 +1,5 @@
 //! Inventory of an engine: state that the pinned maps do not show.
-use std::{
-    net::{SocketAddr, SocketAddrV4},
-    ops::AddAssign,
-};
+use std::{net::SocketAddr, ops::AddAssign};
 
 use serde::{Deserialize, Serialize};
 use slipgate_abi::SlotIndex;
@@ -136,13 +133,13 @@ pub struct LiveRelayed {
     /// IP protocol number.
     pub protocol: u8,
     /// Address and port of the guest.
-    pub guest: SocketAddrV4,
+    pub guest: SocketAddr,
     /// Address and port of the peer.
-    pub remote: SocketAddrV4,
+    pub remote: SocketAddr,
     /// Source that the peer sees, or the engine's end toward the host's loopback.
-    pub nat: Option<SocketAddrV4>,
+    pub nat: Option<SocketAddr>,
     /// The service on the host's loopback.
-    pub host: Option<SocketAddrV4>,
+    pub host: Option<SocketAddr>,
     /// Whether the flow was opened from outside, through a forward.
     pub inbound: bool,
     /// Rule that admitted the flow; empty for DNS.

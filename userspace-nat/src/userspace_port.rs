@@ -34,7 +34,7 @@ use nix::{
     unistd::read,
 };
 use slipgate_abi::{
-    DropReason, Ip4, Tuple, VmRow,
+    DropReason, Ip4, Ip6, Tuple, VmRow,
     datapath::{Maps, engine_port, guest_egress, uplink_ingress},
     segment::{self, Segments},
 };
@@ -135,6 +135,10 @@ impl<'p, T: MemoryTables> Environment for Surroundings<'p, T> {
     }
 
     fn is_routed_on(self, _destination: Ip4) -> bool {
+        false
+    }
+
+    fn is_routed_on6(self, _destination: Ip6) -> bool {
         false
     }
 

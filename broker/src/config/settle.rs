@@ -84,7 +84,8 @@ impl Config {
             ));
         }
         let names: Vec<&str> = self.vms.iter().map(|vm| &*vm.name).collect();
-        self.forwards = forwards(&self.flags.forwards, file, &names)?;
+        let given = forwards(&self.flags.forwards, file, &names)?;
+        self.forwards = self.of_both_families(given)?;
         self.check_source_ports(&self.forwards)?;
         self.check_host_loopback()
     }
@@ -126,9 +127,43 @@ impl Config {
     /// # Errors
     /// There is no such policy, or a forwarded port is among those of translated flows.
     pub(crate) fn settle_vm(&self, vm: &mut VmConfig) -> Result<(), ConfigError> {
+        let given = std::mem::take(&mut vm.forwards);
+        vm.forwards = self.in_families(given, vm.ipv6)?;
         self.check_source_ports(&vm.forwards)?;
         self.check_loopback_of(vm)?;
         self.choose_policy(vm)
+    }
+
+    /// Adds the forwards of IPv6 to those that are of both families.
+    fn of_both_families(&self, given: Vec<Forward>) -> Result<Vec<Forward>, ConfigError> {
+        let mut all = Vec::with_capacity(given.len());
+        for forward in given {
+            let mode = self.vms.get(forward.vm).and_then(|vm| vm.ipv6);
+            all.extend(self.in_families(vec![forward], mode)?);
+        }
+        Ok(all)
+    }
+
+    /// Adds the forwards of IPv6 to those of a VM with this mode that are of both families. A VM or a
+    /// host without IPv6 has none.
+    fn in_families(
+        &self,
+        given: Vec<Forward>,
+        mode: Option<Ipv6Mode>,
+    ) -> Result<Vec<Forward>, ConfigError> {
+        let is_off = mode.unwrap_or(self.network.ipv6) == Ipv6Mode::Off;
+        let mut all = Vec::with_capacity(given.len());
+        for forward in given {
+            if is_off && forward.host.is_ipv6() {
+                let problem = "the VM has no IPv6";
+                let remedy = "give it `--ipv6 nat` or `auto`, or an address of IPv4";
+                return Err(ConfigError::new("--forward", forward.spec, problem, remedy));
+            }
+            let other = forward.in_ipv6().filter(|_| !is_off && host_has_ipv6());
+            all.push(forward);
+            all.extend(other);
+        }
+        Ok(all)
     }
 
     /// Derives the policy and the quotas of a VM.
@@ -229,6 +264,11 @@ impl Config {
     pub fn load_policies(&self) -> Result<LoadedPolicies, ConfigError> {
         self.load_policies_by(&from_disk)
     }
+}
+
+/// Whether the host's kernel has IPv6 at all: `ipv6.disable=1` takes it away.
+fn host_has_ipv6() -> bool {
+    Path::new("/proc/net/if_inet6").exists()
 }
 
 fn check_ports(

@@ -5,13 +5,16 @@
 //! a definition with it is accepted. The programs hand packets over once the engine knows of it.
 use std::{
     collections::{BTreeMap, BTreeSet},
-    net::{Ipv4Addr, SocketAddrV4},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     os::fd::{AsFd as _, BorrowedFd, OwnedFd},
 };
 
 use anyhow::{Context as _, bail};
-use slipgate_abi::{ForwardKey, ForwardTarget, RuleIndex, VmId, maps::MAX_FORWARDS};
-use slipgate_control::{maps::Insert, vm::OpenVm};
+use slipgate_abi::{ForwardKey, ForwardKey6, ForwardTarget, RuleIndex, VmId, maps::MAX_FORWARDS};
+use slipgate_control::{
+    maps::{Insert, SharedMaps},
+    vm::OpenVm,
+};
 use slipgate_ipc::engine::{ForwardSocket, ToEngine};
 use slipgate_policy::{Described, document::Forward};
 
@@ -27,8 +30,8 @@ const OF_ITS_VM: &str = "forward of its VM";
 pub(crate) struct HostPort {
     protocol: u8,
     port: u16,
-    /// 0.0.0.0: any address.
-    host: Ipv4Addr,
+    /// 0.0.0.0 or `::`: any address of the family.
+    host: IpAddr,
 }
 
 impl HostPort {
@@ -43,20 +46,30 @@ impl HostPort {
     /// Whether the two can't be bound at the same time.
     fn clashes(self, other: Self) -> bool {
         let has_any = self.host.is_unspecified() || other.host.is_unspecified();
+        let is_same_family = self.host.is_ipv4() == other.host.is_ipv4();
         (self.protocol, self.port) == (other.protocol, other.port)
-            && (self.host == other.host || has_any)
+            && (self.host == other.host || has_any && is_same_family)
     }
 
-    fn address(self) -> SocketAddrV4 {
-        SocketAddrV4::new(self.host, self.port)
+    fn address(self) -> SocketAddr {
+        SocketAddr::new(self.host, self.port)
     }
 
-    fn key(self) -> ForwardKey {
-        ForwardKey {
-            host: self.host.into(),
-            port: self.port,
-            protocol: self.protocol,
-            pad: 0,
+    fn key(self) -> Key {
+        let Self { protocol, port, .. } = self;
+        match self.host {
+            IpAddr::V4(host) => Key::V4(ForwardKey {
+                host: host.into(),
+                port,
+                protocol,
+                pad: 0,
+            }),
+            IpAddr::V6(host) => Key::V6(ForwardKey6 {
+                host: host.into(),
+                port,
+                protocol,
+                pad: [0; 5],
+            }),
         }
     }
 
@@ -65,6 +78,30 @@ impl HostPort {
     /// address too.
     fn is_from_links(self) -> bool {
         !self.host.is_loopback()
+    }
+}
+
+/// Key of a forward in its family's map.
+enum Key {
+    V4(ForwardKey),
+    V6(ForwardKey6),
+}
+
+impl Key {
+    fn insert(&self, maps: &SharedMaps, target: &ForwardTarget) -> anyhow::Result<()> {
+        match self {
+            Self::V4(key) => maps.forwards.insert(key, target, Insert::Any)?,
+            Self::V6(key) => maps.forwards6.insert(key, target, Insert::Any)?,
+        }
+        Ok(())
+    }
+
+    fn remove(&self, maps: &SharedMaps) -> anyhow::Result<()> {
+        match self {
+            Self::V4(key) => maps.forwards.remove(key)?,
+            Self::V6(key) => maps.forwards6.remove(key)?,
+        };
+        Ok(())
     }
 }
 
@@ -131,7 +168,8 @@ impl HeldForwards {
             host,
             ..HostPort::of(forward)
         };
-        let same_port = at(Ipv4Addr::UNSPECIFIED)..=at(Ipv4Addr::BROADCAST);
+        let last = Ipv6Addr::from_bits(u128::MAX);
+        let same_port = at(Ipv4Addr::UNSPECIFIED.into())..=at(last.into());
         let wanted = HostPort::of(forward);
         self.held
             .range(same_port)
@@ -236,11 +274,13 @@ impl Attached {
         let more = added.iter().filter(|new| new.socket.is_some()).count();
         let fewer = removed.iter().filter(|port| wanted(**port).is_none());
         let held_then = self.forwards.held.len() + more - fewer.count();
-        if more > 0 && held_then > MAX_FORWARDS as usize {
+        // Each family has a map of that size, and a port of both is in each of them.
+        if more > 0 && held_then > 2 * MAX_FORWARDS as usize {
             bail!(
-                "{} forwards are held in this network namespace, of at most {MAX_FORWARDS}: \
+                "{} forwards are held in this network namespace, of at most {}: \
                  take some from other VMs first",
-                self.forwards.held.len()
+                self.forwards.held.len(),
+                2 * MAX_FORWARDS
             );
         }
         Ok(ForwardChange { removed, added })
@@ -345,9 +385,9 @@ impl Attached {
     /// the engine has no forward for the packets, and drops them.
     fn close_forward(&self, port: HostPort) {
         if port.is_from_links()
-            && let Err(e) = self.datapath.maps().forwards.remove(&port.key())
+            && let Err(e) = port.key().remove(self.datapath.maps())
         {
-            tracing::warn!("closing the forward of port {}: {e}", port.port);
+            tracing::warn!("closing the forward of port {}: {e:#}", port.port);
         }
     }
 
@@ -356,11 +396,13 @@ impl Attached {
     /// is taken.
     pub(crate) fn write_forwards(&self) -> anyhow::Result<()> {
         let ids: BTreeSet<VmId> = self.vms.iter().map(|vm| vm.open.id).collect();
-        let forwards = &self.datapath.maps().forwards;
+        let maps = self.datapath.maps();
         // Those of mappings are the engine's.
         let mapped = self.config.eim_ports.clone().unwrap_or(1..=0);
-        forwards
+        maps.forwards
             .remove_if(|key, target| ids.contains(&target.id()) && !mapped.contains(&key.port))?;
+        maps.forwards6
+            .remove_if(|_, target| ids.contains(&target.id()))?;
         let by_name = self.open_by_name();
         for (port, held) in &self.forwards.held {
             if let Some(open) = by_name.get(held.vm.as_str())
@@ -383,9 +425,8 @@ impl Attached {
             return Ok(());
         }
         let target = ForwardTarget::new(open.id, open.row, held.guest_port);
-        let forwards = &self.datapath.maps().forwards;
-        forwards
-            .insert(&port.key(), &target, Insert::Any)
+        port.key()
+            .insert(self.datapath.maps(), &target)
             .with_context(|| format!("forwarding port {}", port.port))
     }
 

@@ -1,14 +1,14 @@
 //! Sockets that reserve the host ports of forwards and accept connections from the host itself.
 use std::{
     fs,
-    net::{Ipv4Addr, SocketAddrV4},
+    net::{IpAddr, SocketAddr},
     os::fd::{AsRawFd as _, OwnedFd},
     path::Path,
 };
 
 use anyhow::{Context as _, anyhow};
 use nix::sys::socket::{
-    AddressFamily, Backlog, SockFlag, SockType, SockaddrIn, bind, listen, setsockopt, socket,
+    AddressFamily, Backlog, SockFlag, SockType, SockaddrStorage, bind, listen, setsockopt, socket,
     sockopt,
 };
 use slipgate_abi::Protocol;
@@ -30,7 +30,7 @@ pub(super) fn take_over(
     handed_over: &mut HandedOver,
 ) -> anyhow::Result<OwnedFd> {
     let kind = kind_of(forward);
-    let address = SocketAddrV4::new(forward.host, forward.host_port);
+    let address = SocketAddr::new(forward.host, forward.host_port);
     let handed_over = handed_over.socket(kind, address);
     handed_over.map_or_else(|| reserve(forward), Ok)
 }
@@ -48,18 +48,28 @@ pub(crate) fn reserve(forward: &Forward) -> anyhow::Result<OwnedFd> {
     let name = if tcp { "tcp" } else { "udp" };
     let what = || {
         format!(
-            "--forward {name}:{}:{}:{}: taking port {} of the host",
-            forward.host, forward.host_port, forward.guest_port, forward.host_port
+            "--forward {name}:{}:{}: taking port {} of the host",
+            SocketAddr::new(forward.host, forward.host_port),
+            forward.guest_port,
+            forward.host_port
         )
     };
     let kind = kind_of(forward);
     let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
-    let socket = socket(AddressFamily::Inet, kind, flags, None).with_context(what)?;
+    let family = match forward.host {
+        IpAddr::V4(_) => AddressFamily::Inet,
+        IpAddr::V6(_) => AddressFamily::Inet6,
+    };
+    let socket = socket(family, kind, flags, None).with_context(what)?;
+    if forward.host.is_ipv6() {
+        // The port's IPv4 half is a socket of its own, or another's.
+        setsockopt(&socket, sockopt::Ipv6V6Only, &true).with_context(what)?;
+    }
     if tcp {
         // Connections of a predecessor may be in TIME-WAIT.
         setsockopt(&socket, sockopt::ReuseAddr, &true).with_context(what)?;
     }
-    let address = SockaddrIn::from(SocketAddrV4::new(forward.host, forward.host_port));
+    let address = SockaddrStorage::from(SocketAddr::new(forward.host, forward.host_port));
     let taken = || {
         let by = holder(name, forward.host, forward.host_port);
         let remedy = "stop that one, or forward another port";
@@ -139,7 +149,7 @@ impl std::fmt::Display for Holder {
 }
 
 /// Returns the process that has a socket on this port, found by its inode in /proc.
-fn holder(protocol: &str, host: Ipv4Addr, port: u16) -> Holder {
+fn holder(protocol: &str, host: IpAddr, port: u16) -> Holder {
     let sockets: Vec<(u64, u32)> = [protocol.to_owned(), format!("{protocol}6")]
         .iter()
         .filter_map(|table| fs::read_to_string(format!("/proc/thread-self/net/{table}")).ok())
@@ -212,7 +222,7 @@ fn command_of(process: &Path) -> String {
 /// Inodes and users of sockets bound to the port on this address or on any. The table's format is
 /// `Documentation/networking/proc_net_tcp.rst`; of TCP only listening ones (state 0A) hold a port
 /// against SO_REUSEADDR.
-fn sockets_in(table: &str, tcp: bool, host: Ipv4Addr, port: u16) -> Vec<(u64, u32)> {
+fn sockets_in(table: &str, tcp: bool, host: IpAddr, port: u16) -> Vec<(u64, u32)> {
     let mut sockets = Vec::new();
     for line in table.lines().skip(1) {
         let fields: Vec<_> = line.split_whitespace().collect();
@@ -228,9 +238,15 @@ fn sockets_in(table: &str, tcp: bool, host: Ipv4Addr, port: u16) -> Vec<(u64, u3
             continue;
         }
         // The address is in native order, as one word or four.
-        let word = address.get(address.len().saturating_sub(8)..);
-        let word = word.and_then(|w| u32::from_str_radix(w, 16).ok());
-        let bound = word.map(|w| Ipv4Addr::from(w.to_ne_bytes()));
+        let octets: Vec<u8> = (0..address.len() / 8)
+            .filter_map(|word| u32::from_str_radix(address.get(word * 8..word * 8 + 8)?, 16).ok())
+            .flat_map(u32::to_ne_bytes)
+            .collect();
+        let bound = match (host, octets[..].last_chunk(), octets[..].first_chunk()) {
+            (IpAddr::V4(_), Some(last), _) => Some(IpAddr::from(*last as [u8; 4])),
+            (IpAddr::V6(_), _, Some(all)) => Some(IpAddr::from(*all as [u8; 16])),
+            _ => None,
+        };
         let any = address.bytes().all(|b| b == b'0') || host.is_unspecified();
         if any || bound == Some(host) {
             sockets.extend(inode.parse().ok().zip(user.parse().ok()));

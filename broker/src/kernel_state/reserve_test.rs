@@ -1,4 +1,4 @@
-use std::net::{TcpListener, UdpSocket};
+use std::net::{Ipv4Addr, TcpListener, UdpSocket};
 
 use super::*;
 
@@ -6,7 +6,8 @@ fn forward(protocol: Protocol, host: Ipv4Addr, host_port: u16) -> Forward {
     Forward {
         vm: 0,
         protocol: protocol as u8,
-        host,
+        host: host.into(),
+        is_of_both: false,
         host_port,
         guest_port: 80,
         spec: String::new(),
@@ -63,7 +64,7 @@ fn the_kernels_table_is_read_as_documented() {
    0: 0100007F:1F90 00000000:0000 0A 00000000:00000000 00:00000000 00000000     7        0 4242 1
    1: 0100007F:1F90 0100007F:C000 01 00000000:00000000 00:00000000 00000000     0        0 4243 1
    2: 00000000:1F91 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 4244 1";
-    let of = |host: [u8; 4], port| sockets_in(table, true, host.into(), port);
+    let of = |host: [u8; 4], port| sockets_in(table, true, Ipv4Addr::from(host).into(), port);
     assert_eq!(of([127, 0, 0, 1], 8080), [(4242, 7)]);
     assert_eq!(of([0, 0, 0, 0], 8080), [(4242, 7)]);
     assert_eq!(of([192, 0, 2, 1], 8080), []);

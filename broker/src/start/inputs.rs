@@ -75,7 +75,7 @@ pub(crate) fn listen_for_metrics(address: SocketAddr) -> Result<TcpListener, Con
 /// Opens the listening socket of `--metrics`.
 fn listen(address: SocketAddr, handed_over: &mut HandedOver) -> Result<TcpListener, ConfigError> {
     if let SocketAddr::V4(address) = address
-        && let Some(socket) = handed_over.socket(SockType::Stream, address)
+        && let Some(socket) = handed_over.socket(SockType::Stream, address.into())
     {
         return Ok(socket.into());
     }

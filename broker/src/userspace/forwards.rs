@@ -4,7 +4,7 @@
 //! the uplink that translate, so the engine relays every connection, and the guest sees the gateway's
 //! address as the client's.
 use std::{
-    net::SocketAddrV4,
+    net::SocketAddr,
     os::fd::{AsFd as _, BorrowedFd, OwnedFd},
 };
 
@@ -29,10 +29,22 @@ impl Forwards {
     /// Takes the ports of the host.
     ///
     /// # Errors
-    /// Another process has one, this user may not bind it, or its address is not the host's.
+    /// Another process has one, this user may not bind it, or its address is not the host's or of IPv6.
     pub(super) fn reserve(nat: &Config) -> anyhow::Result<Self> {
-        let held = nat.forwards.iter();
-        let held = held.map(|forward| Ok((forward.clone(), reserve(forward)?)));
+        // A forward of both families is one of IPv4 here.
+        let (six, four): (Vec<_>, Vec<_>) = nat
+            .forwards
+            .iter()
+            .partition(|forward| forward.host.is_ipv6());
+        if let Some(forward) = six.iter().find(|forward| forward.spec.contains('[')) {
+            anyhow::bail!(
+                "--forward {}: there is no IPv6 in user mode: give an address of IPv4, or none",
+                forward.spec
+            );
+        }
+        let held = four
+            .into_iter()
+            .map(|forward| Ok((forward.clone(), reserve(forward)?)));
         held.collect::<anyhow::Result<_>>().map(Self)
     }
 
@@ -57,7 +69,7 @@ impl Forwards {
                     vm: place.open.id,
                     vm_row: place.open.row,
                     protocol: forward.protocol,
-                    host: SocketAddrV4::new(forward.host, forward.host_port),
+                    host: SocketAddr::new(forward.host, forward.host_port),
                     guest_port: forward.guest_port,
                     rule,
                 }

@@ -97,7 +97,7 @@ pub(crate) struct VmPutArgs {
     /// With `set`: forward nothing any more
     #[arg(long, conflicts_with = "forward")]
     pub(crate) no_forward: bool,
-    /// Lead a port of the gateway to the host's 127.0.0.1; with `set`, all that there are to be
+    /// Lead a port of the gateway to the host's loopback; with `set`, all that there are to be
     #[arg(long, value_name = "[ADDR:]PORT[:PORT][/tcp|udp]")]
     pub(crate) host_loopback: Vec<String>,
     /// With `set`: lead nothing there any more but what its policy lists

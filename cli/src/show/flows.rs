@@ -1,10 +1,6 @@
 //! `slipgate flows`: the live flows, read from the pinned slots, and the relayed flows, read from
 //! the engines.
-use std::{
-    cmp::Reverse,
-    collections::BTreeSet,
-    net::{SocketAddr, SocketAddrV4},
-};
+use std::{cmp::Reverse, collections::BTreeSet, net::SocketAddr};
 
 use serde::Serialize;
 use slipgate_abi::{
@@ -122,7 +118,7 @@ impl Flow {
 
     /// Makes the row of a relayed flow.
     fn relayed(flow: &LiveRelayed, frozen: bool) -> Self {
-        let shown = |at: SocketAddrV4| at.to_string();
+        let shown = |at: SocketAddr| at.to_string();
         Self {
             id: FlowId::Relayed(flow.id),
             vm: flow.vm.clone(),

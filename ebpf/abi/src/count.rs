@@ -127,6 +127,8 @@ reasons! {
     RouterAdvertisement router_advertisement,
     /// The VM has spent its budget of bytes.
     ByteBudget byte_budget,
+    /// The flow would come in by a forward of IPv6, and the guest has no address of IPv6 yet.
+    NoAddress no_address,
 }
 
 reasons! {
@@ -160,6 +162,8 @@ reasons! {
     Inspection inspection,
     /// The VM has spent its budget of bytes.
     ByteBudget byte_budget,
+    /// The flow would come in by a forward of IPv6, and the guest has no address of IPv6 yet.
+    NoAddress no_address,
 }
 
 /// Number of rules whose refusals a row of `COUNTERS` counts separately.

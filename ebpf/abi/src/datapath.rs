@@ -51,9 +51,9 @@ use self::{
     packet::{ETHERNET_LEN, L4},
 };
 use crate::{
-    Addresses6Ref, DropReason, FlowRef, ForwardKey, ForwardTarget, Ip4, NextHopRef, OwnerRef,
-    SequencesRef, SlotRef, TapEntry, Tuple, Tuple6, Vm6Ref, VmRef, rate::RateRef,
-    segment::Segments,
+    Addresses6Ref, DropReason, FlowRef, ForwardKey, ForwardKey6, ForwardTarget, Ip4, Ip6,
+    NextHopRef, OwnerRef, SequencesRef, SlotRef, TapEntry, Tuple, Tuple6, Vm6Ref, VmRef,
+    rate::RateRef, segment::Segments,
 };
 
 /// Access to the maps during one run of a program.
@@ -97,6 +97,8 @@ pub unsafe trait Maps: Copy {
     /// Entry of `FORWARDS`. It may be recycled meanwhile, so its id must be compared with the
     /// row's.
     fn forward(self, key: &ForwardKey) -> Option<ForwardTarget>;
+    /// As [`Maps::forward`], of `FORWARDS6`.
+    fn forward6(self, key: &ForwardKey6) -> Option<ForwardTarget>;
     /// Entry of the fragment table, by its index; there are [`fragment_table::PLACES`].
     fn fragment(self, place: u32) -> Option<*mut Fragment>;
 
@@ -177,6 +179,8 @@ pub unsafe trait Kernel: Copy {
     /// Whether the host would route the packet to another host: it arrived with the host's MAC as
     /// destination, but another host's address.
     fn is_routed_on(self, source: Ip4, destination: Ip4) -> bool;
+    /// As [`Kernel::is_routed_on`], for IPv6.
+    fn is_routed_on6(self, source: Ip6, destination: Ip6) -> bool;
     /// Current `CLOCK_MONOTONIC` time, ns.
     fn now_ns(self) -> u64;
     /// Current `CLOCK_MONOTONIC_COARSE` time, ns: cheap to read, and some milliseconds late.

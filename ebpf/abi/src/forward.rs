@@ -1,6 +1,6 @@
 //! Port forwards from the host to a guest, and the guard's deny list.
 
-use crate::{Ip4, VmId, VmRow};
+use crate::{Ip4, Ip6, VmId, VmRow};
 
 /// Key of `FORWARDS`. A packet is looked up by its destination address, then by 0.0.0.0.
 #[repr(C)]
@@ -16,7 +16,21 @@ pub struct ForwardKey {
     pub pad: u8,
 }
 
-/// Value of `FORWARDS`: the guest port that receives the packets.
+/// Key of `FORWARDS6`. A packet is looked up by its destination address, then by `::`.
+#[repr(C)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct ForwardKey6 {
+    /// Address of the host; `::` stands for any.
+    pub host: Ip6,
+    /// Port of the host, host order.
+    pub port: u16,
+    /// Number of a [`crate::Protocol`].
+    pub protocol: u8,
+    /// Explicit padding, always zero.
+    pub pad: [u8; 5],
+}
+
+/// Value of `FORWARDS` and `FORWARDS6`: the guest port that receives the packets.
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ForwardTarget {

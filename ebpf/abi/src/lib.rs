@@ -57,7 +57,7 @@ pub use count::{
     Counter, DropCounters, DropReason, EndedBefore, Refusal, RefusalCounters, RuleRefusals,
     VmCounters,
 };
-pub use forward::{ForwardKey, ForwardTarget};
+pub use forward::{ForwardKey, ForwardKey6, ForwardTarget};
 pub use ids::{IfIndex, RuleIndex, SlotIndex, VmId, VmRow};
 pub use link::{NextHop, NextHopRef};
 pub use maps::OwnerRef;

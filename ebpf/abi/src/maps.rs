@@ -20,6 +20,7 @@
 //! | `FLOWS6` | hash, preallocated | [`crate::Tuple6`] → [`crate::FlowRef`] |
 //! | `ADDRESSES6` | array, mmapable | slot → [`crate::Addresses6`] |
 //! | `VMS6` | array, mmapable | VM row → [`crate::Vm6`] |
+//! | `FORWARDS6` | hash | [`crate::ForwardKey6`] → [`crate::ForwardTarget`] |
 //! | `NAMES` | hash | [`crate::names::NameKey`] → [`crate::names::NameValue`] (userspace only) |
 //!
 //! [`crate::datapath::Program6`] names the elements of a program array, `PROGRAMS6`, which is pinned
@@ -51,7 +52,7 @@ pub const MOST_VMS: u32 = u16::MAX as u32;
 pub const MAX_OWNERS: u32 = 64;
 /// Elements of `NEXT_HOPS`. Element 0 is never used.
 pub const MAX_NEXT_HOPS: u32 = 1_024;
-/// Maximum number of entries in `FORWARDS`.
+/// Maximum number of entries in `FORWARDS`, and of those in `FORWARDS6`.
 pub const MAX_FORWARDS: u32 = 16_384;
 /// Maximum number of entries in `DENY`.
 pub const MAX_DENY: u32 = 262_144;

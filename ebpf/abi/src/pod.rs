@@ -19,6 +19,7 @@ pod!(
     Vm,
     NextHop,
     ForwardKey,
+    ForwardKey6,
     ForwardTarget,
     forward::DenyKey,
     DropCounters,

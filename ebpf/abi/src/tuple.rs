@@ -46,6 +46,10 @@ pub struct Ip6 {
 impl Ip6 {
     /// The unspecified address, `::`.
     pub const UNSPECIFIED: Self = Self { octets: [0; 16] };
+    /// The loopback address, `::1`.
+    pub const LOOPBACK: Self = Self {
+        octets: [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1],
+    };
 
     /// The address whose octets in a packet were read as native-endian words.
     #[inline(always)]
@@ -88,6 +92,12 @@ impl Ip6 {
     #[inline(always)]
     pub const fn same_prefix(self, other: Self) -> bool {
         self.halves()[0] == other.halves()[0]
+    }
+
+    /// Whether this is the loopback address, `::1`.
+    #[inline(always)]
+    pub const fn is_loopback(self) -> bool {
+        self.is(Self::LOOPBACK)
     }
 
     /// Whether this is `::`.

@@ -3,15 +3,15 @@
 use std::{fmt, mem::size_of};
 
 use slipgate_abi::{
-    Addresses6, DropCounters, FlowRef, ForwardKey, ForwardTarget, NameKey, NameValue, NextHop,
-    RateLimits, Sequences, Slot, TapEntry, Tuple, Tuple6, Vm, Vm6, VmCounters, forward::DenyKey,
-    maps,
+    Addresses6, DropCounters, FlowRef, ForwardKey, ForwardKey6, ForwardTarget, NameKey, NameValue,
+    NextHop, RateLimits, Sequences, Slot, TapEntry, Tuple, Tuple6, Vm, Vm6, VmCounters,
+    forward::DenyKey, maps,
 };
 
 pub use crate::bpf::{Kind, Shape};
 
 /// Number of maps.
-pub const MAPS: usize = 19;
+pub const MAPS: usize = 20;
 
 /// Sizes with which the maps are made. The maps have them ever after: a process that joins takes
 /// theirs.
@@ -70,6 +70,7 @@ pub enum MapName {
     Flows6,
     Addresses6,
     Vms6,
+    Forwards6,
 }
 
 impl MapName {
@@ -94,6 +95,7 @@ impl MapName {
         Self::Flows6,
         Self::Addresses6,
         Self::Vms6,
+        Self::Forwards6,
     ];
 
     /// Returns the map's name in the object, which is also its pin's.
@@ -118,6 +120,7 @@ impl MapName {
             Self::Flows6 => "FLOWS6",
             Self::Addresses6 => "ADDRESSES6",
             Self::Vms6 => "VMS6",
+            Self::Forwards6 => "FORWARDS6",
         }
     }
 
@@ -177,6 +180,12 @@ impl MapName {
             },
             Self::Addresses6 => Shape::array(size_of::<Addresses6>(), slots),
             Self::Vms6 => Shape::array(size_of::<Vm6>(), rows),
+            Self::Forwards6 => Shape {
+                kind: Kind::HASH,
+                key: size_of::<ForwardKey6>() as u32,
+                value: size_of::<ForwardTarget>() as u32,
+                entries: maps::MAX_FORWARDS,
+            },
         }
     }
 }

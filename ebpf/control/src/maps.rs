@@ -2,7 +2,7 @@
 //!
 //! Arrays are mapped into memory: META, SLOTS, CHUNKS, OWNERS, VMS, DROPS, COUNTERS, NEXT_HOPS,
 //! RULES, RATES, SEQUENCES, ADDRESSES6 and VMS6. The other maps are reached by system calls: FLOWS,
-//! FLOWS6, FORWARDS, TAPS, DENY and NAMES. Without a kernel's part (`--mode userspace`) the arrays are files of memory, and
+//! FLOWS6, FORWARDS, FORWARDS6, TAPS, DENY and NAMES. Without a kernel's part (`--mode userspace`) the arrays are files of memory, and
 //! each process has the other maps for itself ([`crate::in_memory`]).
 //!
 //! The references handed out ([`SlotRef`], [`VmRef`], [`NextHopRef`], counter rows) stay valid as
@@ -31,10 +31,10 @@ use std::{
 use aya::Pod;
 use slipgate_abi::{
     ABI_VERSION, Addresses6, Addresses6Ref, Direction, DropCounters, FlowRef, ForwardKey,
-    ForwardTarget, IfIndex, NameKey, NameValue, NextHop, NextHopRef, OwnerRef, RateLimits,
-    RuleIndex, RuleRefusals, Sequences, SequencesRef, Slot, SlotIndex, SlotRef, TapEntry, Tuple,
-    Tuple6, Vm, Vm6, Vm6Ref, VmCounters, VmRates, VmRef, VmRow, count::COUNTED_RULES,
-    forward::DenyKey, maps, maps::RuleElement, rate::RateRef, vm::VmFlags,
+    ForwardKey6, ForwardTarget, IfIndex, NameKey, NameValue, NextHop, NextHopRef, OwnerRef,
+    RateLimits, RuleIndex, RuleRefusals, Sequences, SequencesRef, Slot, SlotIndex, SlotRef,
+    TapEntry, Tuple, Tuple6, Vm, Vm6, Vm6Ref, VmCounters, VmRates, VmRef, VmRow,
+    count::COUNTED_RULES, forward::DenyKey, maps, maps::RuleElement, rate::RateRef, vm::VmFlags,
 };
 
 pub(crate) use self::pinned::{abi_version_of, check_pinned, open_pins};
@@ -76,6 +76,8 @@ pub struct SharedMaps {
     pub flows6: Table<Tuple6, FlowRef>,
     /// Forwards: ports of the host to guests.
     pub forwards: Table<ForwardKey, ForwardTarget>,
+    /// Forwards of IPv6.
+    pub forwards6: Table<ForwardKey6, ForwardTarget>,
     /// TAPs: ifindexes to VMs.
     pub taps: Table<u32, TapEntry>,
     /// Denied destinations, each with the rule that denies it.
@@ -151,6 +153,7 @@ impl SharedMaps {
         let (flows, forwards) = (take(MapName::Flows), take(MapName::Forwards));
         let (taps, deny) = (take(MapName::Taps), take(MapName::Deny));
         let (names, flows6) = (take(MapName::Names), take(MapName::Flows6));
+        let forwards6 = take(MapName::Forwards6);
         let arrays = MapName::ALL
             .into_iter()
             .zip(rest)
@@ -162,6 +165,7 @@ impl SharedMaps {
             flows: Table::new(flows.0, flows.1, most(MapName::Flows)),
             flows6: Table::new(flows6.0, flows6.1, most(MapName::Flows6)),
             forwards: Table::new(forwards.0, forwards.1, most(MapName::Forwards)),
+            forwards6: Table::new(forwards6.0, forwards6.1, most(MapName::Forwards6)),
             taps: Table::new(taps.0, taps.1, most(MapName::Taps)),
             deny: Table::new(deny.0, deny.1, most(MapName::Deny)),
             names: Table::new(names.0, names.1, most(MapName::Names)),
@@ -176,6 +180,7 @@ impl SharedMaps {
                 MapName::Flows => Some(self.flows.as_fd()),
                 MapName::Flows6 => Some(self.flows6.as_fd()),
                 MapName::Forwards => Some(self.forwards.as_fd()),
+                MapName::Forwards6 => Some(self.forwards6.as_fd()),
                 MapName::Taps => Some(self.taps.as_fd()),
                 MapName::Deny => Some(self.deny.as_fd()),
                 MapName::Names => Some(self.names.as_fd()),

@@ -272,7 +272,7 @@ pub fn close(maps: &SharedMaps, row: VmRow) -> Result<()> {
     Ok(())
 }
 
-/// Removes the entries of `TAPS`, `FORWARDS` and `NAMES` of VMs that are closed, in one walk over
+/// Removes the entries of `TAPS`, `FORWARDS`, `FORWARDS6` and `NAMES` of VMs that are closed, in one walk over
 /// these maps.
 ///
 /// # Errors
@@ -280,6 +280,8 @@ pub fn close(maps: &SharedMaps, row: VmRow) -> Result<()> {
 pub fn remove_entries(maps: &SharedMaps, closed: &HashSet<VmId>) -> Result<()> {
     maps.taps.remove_if(|_, tap| closed.contains(&tap.id()))?;
     maps.forwards
+        .remove_if(|_, forward| closed.contains(&forward.id()))?;
+    maps.forwards6
         .remove_if(|_, forward| closed.contains(&forward.id()))?;
     maps.names.remove_if(|key, _| closed.contains(&key.id()))?;
     Ok(())

@@ -1,7 +1,7 @@
 //! Access of the datapath to the BPF maps.
 use aya_ebpf::{bindings::BPF_NOEXIST, btf_maps::Array, macros::btf_map};
 use slipgate_abi::{
-    Addresses6Ref, FlowRef, ForwardKey, ForwardTarget, NextHopRef, OwnerRef, SequencesRef, SlotRef,
+    Addresses6Ref, FlowRef, ForwardKey, ForwardKey6, ForwardTarget, NextHopRef, OwnerRef, SequencesRef, SlotRef,
     TapEntry, Tuple, Tuple6, Vm6Ref, VmRef,
     datapath::{
         Maps,
@@ -11,7 +11,7 @@ use slipgate_abi::{
 };
 
 use crate::maps::{
-    ADDRESSES6, FLOWS, FLOWS6, FORWARDS, NEXT_HOPS, OWNERS, RATES, SEQUENCES, SLOTS, TAPS, VMS,
+    ADDRESSES6, FLOWS, FLOWS6, FORWARDS, FORWARDS6, NEXT_HOPS, OWNERS, RATES, SEQUENCES, SLOTS, TAPS, VMS,
     VMS6,
 };
 
@@ -132,6 +132,12 @@ unsafe impl Maps for BpfMaps {
     fn forward(self, key: &ForwardKey) -> Option<ForwardTarget> {
         // SAFETY: as in `tap`.
         FORWARDS.get_ptr(key).map(|target| unsafe { *target })
+    }
+
+    #[inline(always)]
+    fn forward6(self, key: &ForwardKey6) -> Option<ForwardTarget> {
+        // SAFETY: as in `tap`.
+        FORWARDS6.get_ptr(key).map(|target| unsafe { *target })
     }
 
     #[inline(always)]

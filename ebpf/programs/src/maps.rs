@@ -6,7 +6,7 @@ use aya_ebpf::{
     macros::btf_map,
 };
 use slipgate_abi::{
-    Addresses6, DropCounters, FlowRef, ForwardKey, ForwardTarget, NameKey, NameValue, NextHop,
+    Addresses6, DropCounters, FlowRef, ForwardKey, ForwardKey6, ForwardTarget, NameKey, NameValue, NextHop,
     RateLimits, Sequences, Slot, TapEntry, Tuple, Tuple6, Vm, Vm6, VmCounters,
     datapath::Program6,
     forward::DenyKey,
@@ -61,6 +61,9 @@ pub(crate) static COUNTERS: Mapped<VmCounters, { ROWS }> = Array::new();
 pub(crate) static NEXT_HOPS: Mapped<NextHop, { MAX_NEXT_HOPS as usize }> = Array::new();
 #[btf_map]
 pub(crate) static FORWARDS: HashMap<ForwardKey, ForwardTarget, { MAX_FORWARDS as usize }> =
+    HashMap::new();
+#[btf_map]
+pub(crate) static FORWARDS6: HashMap<ForwardKey6, ForwardTarget, { MAX_FORWARDS as usize }> =
     HashMap::new();
 #[btf_map]
 pub(crate) static DENY: LpmTrie<DenyKey, u32, { MAX_DENY as usize }> = LpmTrie::new();

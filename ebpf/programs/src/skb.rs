@@ -17,7 +17,7 @@ use aya_ebpf::{
     programs::TcContext,
 };
 use slipgate_abi::{
-    DropReason, Ip4,
+    DropReason, Ip4, Ip6,
     datapath::{
         Kernel, Program6, Refused,
         pacer::Onward,
@@ -196,6 +196,23 @@ unsafe impl Kernel for Skb {
         // SAFETY: a live context and a struct of the length said.
         let ret = unsafe { bpf_fib_lookup(self.0.cast(), &raw mut params, len, 0) };
         // Not by a route to somewhere, or not by this device: then it is for the host or for nobody.
+        ret != i64::from(BPF_FIB_LKUP_RET_NOT_FWDED)
+            && ret != i64::from(BPF_FIB_LKUP_RET_FWD_DISABLED)
+    }
+
+    #[inline(always)]
+    fn is_routed_on6(self, source: Ip6, destination: Ip6) -> bool {
+        const AF_INET6: u8 = 10;
+        // SAFETY: plain data.
+        let mut params: bpf_fib_lookup_params = unsafe { core::mem::zeroed() };
+        params.family = AF_INET6;
+        params.ifindex = self.ifindex();
+        params.__bindgen_anon_3.ipv6_src = source.to_words();
+        params.__bindgen_anon_4.ipv6_dst = destination.to_words();
+        let len = size_of::<bpf_fib_lookup_params>() as i32;
+        // SAFETY: a live context and a struct of the length said.
+        let ret = unsafe { bpf_fib_lookup(self.0.cast(), &raw mut params, len, 0) };
+        // As in `is_routed_on`.
         ret != i64::from(BPF_FIB_LKUP_RET_NOT_FWDED)
             && ret != i64::from(BPF_FIB_LKUP_RET_FWD_DISABLED)
     }

@@ -56,7 +56,7 @@ pub struct VmDefinition {
     /// Ports of the host that lead to the guest, in the form of `--forward`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub forwards: Vec<String>,
-    /// Ports of the gateway that lead to the host's 127.0.0.1, in the form of `--host-loopback`,
+    /// Ports of the gateway that lead to the host's loopback, in the form of `--host-loopback`,
     /// before those of its policy.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub host_loopback: Vec<String>,

@@ -1,5 +1,8 @@
 //! Settings that an engine starts with, and the parts that later change together.
-use std::{net::SocketAddrV4, os::fd::OwnedFd};
+use std::{
+    net::{SocketAddr, SocketAddrV4},
+    os::fd::OwnedFd,
+};
 
 use serde::{Deserialize, Serialize};
 use slipgate_model::{FlowLogEvent, NetworkView, OpenQuestion, RuleIndex, VmId, VmRow, VmSpec};
@@ -107,8 +110,8 @@ pub struct ForwardSocket<F = OwnedFd> {
     pub vm_row: VmRow,
     /// IP protocol number.
     pub protocol: u8,
-    /// The host's address, or 0.0.0.0 for any, and the port.
-    pub host: SocketAddrV4,
+    /// The host's address, or 0.0.0.0 or `::` for any, and the port.
+    pub host: SocketAddr,
     /// Port of the guest.
     pub guest_port: u16,
     /// Index in `RULES` of the rule that its flows show.

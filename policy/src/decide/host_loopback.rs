@@ -3,7 +3,7 @@
 //! An entry admits by itself: neither the default nor the safe defaults apply to it. A rule by
 //! address that denies has precedence, wherever it stands, unless a rule that allows comes first. A
 //! rule that inspects refuses too, because nothing on this way is inspected.
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use slipgate_abi::Refusal;
 
@@ -12,13 +12,24 @@ use crate::{Decision, Destination, LoopbackPorts, Policy};
 /// Target of a listed destination, and the decision about it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Lead {
-    /// Port of the host's 127.0.0.1 that the destination leads to.
+    /// Port of the host's loopback that the destination leads to ([`Lead::service`]).
     pub host_port: u16,
     /// Entry that lists the destination, as shown to the user.
     pub text: String,
     /// Decision by the rules by address. It is refused only if a typed rule denies or inspects the
     /// destination; `rule` is set in every case.
     pub decision: Decision,
+}
+
+impl Lead {
+    /// Returns the address on the host's loopback, of the family by which the guest comes.
+    pub fn service(&self, to: Destination) -> SocketAddr {
+        let loopback = match to.addr {
+            IpAddr::V4(_) => IpAddr::V4(Ipv4Addr::LOCALHOST),
+            IpAddr::V6(_) => IpAddr::V6(Ipv6Addr::LOCALHOST),
+        };
+        SocketAddr::new(loopback, self.host_port)
+    }
 }
 
 impl Policy {
@@ -58,8 +69,9 @@ impl Policy {
     pub fn explain_loopback(&self, to: Destination, lead: &Lead) -> String {
         let target = to.describe();
         let entry = format!(
-            "`{}` leads it to the host's 127.0.0.1:{}",
-            lead.text, lead.host_port
+            "`{}` leads it to the host's {}",
+            lead.text,
+            lead.service(to)
         );
         match lead.decision.refusal {
             None => format!("{target} is allowed: {entry}."),

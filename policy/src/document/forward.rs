@@ -1,5 +1,5 @@
 //! `--forward [VM=]tcp|udp:[ADDR:]PORT[-PORT]:PORT[-PORT]`: ports of the host that lead to a guest.
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use serde::{Deserialize, Serialize};
 use slipgate_abi::Protocol;
@@ -13,8 +13,10 @@ pub struct Forward {
     pub vm: usize,
     /// IP protocol number: TCP (6) or UDP (17).
     pub protocol: u8,
-    /// Address of the host; 0.0.0.0: any.
-    pub host: Ipv4Addr,
+    /// Address of the host; 0.0.0.0 or `::`: any of the family.
+    pub host: IpAddr,
+    /// Whether no address was given: the port leads to the guest by IPv6 too, if the guest has it.
+    pub is_of_both: bool,
     /// Port of the host.
     pub host_port: u16,
     /// Port of the guest.
@@ -23,8 +25,31 @@ pub struct Forward {
     pub spec: String,
 }
 
-const FORMS: &str = "give tcp:8080:80, udp:5353:53 or tcp:127.0.0.1:9000-9010:9000-9010, \
+const FORMS: &str = "give tcp:8080:80, udp:5353:53, tcp:127.0.0.1:9000-9010:9000-9010 or \
+                     tcp:[2001:db8::1]:8080:80, \
                      with NAME= before it to name the VM";
+
+impl Forward {
+    /// Returns the same forward of the host's IPv6 addresses, if it is one of both families.
+    pub fn in_ipv6(&self) -> Option<Self> {
+        self.is_of_both.then(|| Self {
+            host: Ipv6Addr::UNSPECIFIED.into(),
+            is_of_both: false,
+            ..self.clone()
+        })
+    }
+
+    /// Whether the two can't be served at the same time.
+    fn clashes(&self, other: &Self) -> bool {
+        let has_any = self.host.is_unspecified() || other.host.is_unspecified();
+        let is_same_host = match self.host.is_ipv4() == other.host.is_ipv4() {
+            true => self.host == other.host || has_any,
+            false => self.is_of_both || other.is_of_both,
+        };
+        let is_same_port = self.host_port == other.host_port;
+        self.protocol == other.protocol && is_same_port && is_same_host
+    }
+}
 
 /// Parses the values of `--forward`. `vms`: the VMs' names, in order.
 pub(super) fn parse(specs: &[String], vms: &[&str]) -> Result<Vec<Forward>, ConfigError> {
@@ -51,13 +76,7 @@ pub fn forwards_of_vm(specs: &[String], name: &str) -> Result<Vec<Forward>, Conf
 /// Parses one value and adds its ports to the others.
 pub(super) fn add(all: &mut Vec<Forward>, spec: &str, vms: &[&str]) -> Result<(), ConfigError> {
     for forward in parse_spec(spec, vms)? {
-        let clash = all.iter().find(|f| {
-            f.protocol == forward.protocol
-                && f.host_port == forward.host_port
-                && (f.host == forward.host
-                    || f.host.is_unspecified()
-                    || forward.host.is_unspecified())
-        });
+        let clash = all.iter().find(|f| f.clashes(&forward));
         if let Some(other) = clash {
             return Err(ConfigError::new(
                 "--forward",
@@ -111,22 +130,23 @@ fn parse_spec(spec: &str, vms: &[&str]) -> Result<Vec<Forward>, ConfigError> {
             ));
         }
     };
-    let parts: Vec<_> = rest.split(':').collect();
-    let (protocol, host, host_ports, guest_ports) = match parts[..] {
-        [protocol, host_ports, guest_ports] => (protocol, None, host_ports, guest_ports),
-        [protocol, host, host_ports, guest_ports] => {
-            (protocol, Some(host), host_ports, guest_ports)
-        }
-        _ => return Err(form("not PROTOCOL:[ADDR:]PORT:PORT")),
+    const NOT: &str = "not PROTOCOL:[ADDR:]PORT:PORT";
+    let (protocol, rest) = rest.split_once(':').ok_or_else(|| form(NOT))?;
+    let (host, ports) = split_host(rest).ok_or_else(|| form(NOT))?;
+    let (host_ports, guest_ports) = match ports.split_once(':') {
+        Some((host_ports, guest_ports)) if !guest_ports.contains(':') => (host_ports, guest_ports),
+        _ => return Err(form(NOT)),
     };
     let protocol = match protocol {
         "tcp" => Protocol::Tcp,
         "udp" => Protocol::Udp,
         _ => return Err(form(&format!("{protocol:?} is neither tcp nor udp"))),
     };
+    let is_of_both = host.is_none();
     let host = match host {
-        None => Ipv4Addr::UNSPECIFIED,
-        Some(text) => address("--forward", text)?,
+        None => Ipv4Addr::UNSPECIFIED.into(),
+        Some(Host::V4(text)) => address("--forward", text)?.into(),
+        Some(Host::V6(text)) => address6(text).map_err(|problem| err(problem, FORMS.into()))?,
     };
     let range = |text| {
         parse_range(text).ok_or_else(|| form(&format!("{text:?} is no port or range of ports")))
@@ -148,11 +168,44 @@ fn parse_spec(spec: &str, vms: &[&str]) -> Result<Vec<Forward>, ConfigError> {
             vm,
             protocol: protocol as u8,
             host,
+            is_of_both,
             host_port,
             guest_port,
             spec: spec.to_owned(),
         })
         .collect())
+}
+
+/// The host's address in a forward, as text.
+enum Host<'t> {
+    V4(&'t str),
+    V6(&'t str),
+}
+
+/// Splits `[ADDR:]PORTS:PORTS`, where an IPv6 address is in brackets. `None`: a bracket is not closed.
+fn split_host(text: &str) -> Option<(Option<Host<'_>>, &str)> {
+    if let Some(text) = text.strip_prefix('[') {
+        let (host, ports) = text.split_once("]:")?;
+        return Some((Some(Host::V6(host)), ports));
+    }
+    Some(match text.split_once(':') {
+        Some((host, ports)) if ports.contains(':') => (Some(Host::V4(host)), ports),
+        _ => (None, text),
+    })
+}
+
+/// Parses an IPv6 address of the host that clients can reach.
+fn address6(text: &str) -> Result<IpAddr, String> {
+    let address: Ipv6Addr = text
+        .parse()
+        .map_err(|_| format!("{text:?} is not an IPv6 address"))?;
+    if address.is_unicast_link_local() || address.is_multicast() {
+        return Err(format!("{address} has a meaning on one link only"));
+    }
+    if address.to_ipv4_mapped().is_some() {
+        return Err(format!("{address} stands for an IPv4 address"));
+    }
+    Ok(address.into())
 }
 
 /// Parses a port or a range, `80` or `80-90`, from 1. Returns `None` if the text is neither.
@@ -176,3 +229,7 @@ pub fn address(flag: &'static str, given: &str) -> Result<Ipv4Addr, ConfigError>
         )
     })
 }
+
+#[cfg(test)]
+#[path = "forward_test.rs"]
+mod tests;

@@ -1,5 +1,5 @@
 //! `--host-loopback [ADDR:]PORT[-PORT][:PORT[-PORT]][/tcp|udp]` and `[host_loopback]`: ports of the
-//! gateway that lead to the host's 127.0.0.1.
+//! gateway that lead to the host's loopback.
 use super::{error::ConfigError, file::PolicyFile, load::LoadedPolicies, schema::HostLoopback};
 use crate::{LoopbackError, LoopbackPorts};
 

@@ -1,6 +1,11 @@
 //! Contents of a policy file. The JSON schema is made from these types; their comments are its
 //! descriptions.
-use std::{collections::BTreeMap, fmt, net::Ipv4Addr, ops::Range};
+use std::{
+    collections::BTreeMap,
+    fmt,
+    net::{IpAddr, Ipv4Addr},
+    ops::Range,
+};
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, Serialize, de};
@@ -41,7 +46,7 @@ pub struct Document {
     /// Ports of the host that lead to a guest.
     #[schemars(with = "Vec<Forward>")]
     pub forward: Vec<Spanned<Forward>>,
-    /// Ports of the gateway that lead to the host's 127.0.0.1. None by default.
+    /// Ports of the gateway that lead to the host's loopback. None by default.
     pub host_loopback: HostLoopback,
     /// Named policies, for the VMs that name one.
     #[schemars(with = "BTreeMap<String, NamedPolicy>")]
@@ -90,7 +95,7 @@ pub struct NamedPolicy {
     pub nat: Nat,
     /// What is held for a VM while it sleeps.
     pub sleep: Sleep,
-    /// Ports of the gateway that lead to the host's 127.0.0.1. None by default.
+    /// Ports of the gateway that lead to the host's loopback. None by default.
     pub host_loopback: HostLoopback,
 }
 
@@ -413,7 +418,7 @@ pub struct Forward {
     /// Protocol of the ports: TCP or UDP.
     pub protocol: ForwardProtocol,
     /// Address of the host [default: all].
-    pub address: Option<Ipv4Addr>,
+    pub address: Option<IpAddr>,
     /// Port of the host, or a range `"9000-9010"`.
     pub host_port: Ports,
     /// Port of the guest, or a range of the same length [default: the host's].
@@ -428,7 +433,10 @@ impl Forward {
             ForwardProtocol::Tcp => "tcp",
             ForwardProtocol::Udp => "udp",
         };
-        let address = self.address.map(|address| format!("{address}:"));
+        let address = self.address.map(|address| match address {
+            IpAddr::V4(address) => format!("{address}:"),
+            IpAddr::V6(address) => format!("[{address}]:"),
+        });
         let (host, guest) = (&self.host_port, self.guest_port.as_ref());
         format!(
             "{}{protocol}:{}{host}:{}",
@@ -439,7 +447,7 @@ impl Forward {
     }
 }
 
-/// Ports of the gateway that lead to the host's 127.0.0.1.
+/// Ports of the gateway that lead to the host's loopback.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct HostLoopback {

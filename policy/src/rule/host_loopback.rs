@@ -1,4 +1,4 @@
-//! Ports of the gateway that lead to the host's 127.0.0.1.
+//! Ports of the gateway that lead to the host's loopback.
 //!
 //! An entry admits by itself: neither the default nor the safe defaults apply to it. A rule by
 //! address that denies has precedence, wherever it stands, unless a rule that allows comes first. A

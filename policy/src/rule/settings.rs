@@ -80,7 +80,7 @@ pub struct Settings {
     /// What is held for a VM while it sleeps.
     #[serde(default)]
     pub sleep: Sleep,
-    /// Ports of the gateway that lead to the host's 127.0.0.1.
+    /// Ports of the gateway that lead to the host's loopback.
     #[serde(default)]
     pub host_loopback: Vec<LoopbackPorts>,
     /// Whether the policy opens a VM so that the VM's own policy can be learnt. Such a policy

@@ -43,7 +43,7 @@ pub enum Seen {
         vm: String,
         /// Destination of the flow.
         to: Destination,
-        /// Port of the host's 127.0.0.1.
+        /// Port of the host's loopback.
         host_port: u16,
     },
     /// The end of a flow whose start was reported.

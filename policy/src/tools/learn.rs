@@ -178,7 +178,12 @@ impl Learnt {
             text.push_str("[host_loopback]\nports = [\n");
         }
         for ((addr, port, protocol, host_port), flows) in &self.loopback {
-            let addr = match *addr == gateway {
+            // By IPv6 only the gateway's own address leads there, and one entry is of both families.
+            let of_ipv4 = (gateway, *port, *protocol, *host_port);
+            if addr.is_ipv6() && self.loopback.contains_key(&of_ipv4) {
+                continue;
+            }
+            let addr = match *addr == gateway || addr.is_ipv6() {
                 true => String::new(),
                 false => format!("{addr}:"),
             };

@@ -8,8 +8,8 @@ use std::{
 };
 
 use slipgate_abi::{
-    Addresses6, DropCounters, FlowRef, ForwardKey, ForwardTarget, NextHop, Protocol, Sequences,
-    Slot, SlotIndex, SlotRef, TapEntry, Tuple, Verdict, Vm, Vm6, VmRates, VmRow,
+    Addresses6, DropCounters, FlowRef, ForwardKey, ForwardKey6, ForwardTarget, NextHop, Protocol,
+    Sequences, Slot, SlotIndex, SlotRef, TapEntry, Tuple, Verdict, Vm, Vm6, VmRates, VmRow,
     maps::{Owner, SLOTS_PER_CHUNK},
     segment::Segments,
     vm6::GUEST_ADDRESSES,
@@ -224,6 +224,24 @@ impl Both {
                 inserted.expect("FORWARDS");
                 let key = (key.host, key.port, key.protocol);
                 memory.forwards.insert(key, (ROW, VM));
+            }
+            for host in [NAT6, Ipv6Addr::UNSPECIFIED] {
+                let key = ForwardKey6 {
+                    host: host.into(),
+                    port: FORWARDED_PORT + u16::from(host.is_unspecified()),
+                    protocol: protocol as u8,
+                    pad: [0; 5],
+                };
+                let target = ForwardTarget {
+                    vm: VM,
+                    vm_row: ROW.into(),
+                    guest_port: 80,
+                    pad: [0; 6],
+                };
+                let inserted = maps.forwards6.insert(&key, &target, Insert::New);
+                inserted.expect("FORWARDS6");
+                let key = (key.host, key.port, key.protocol);
+                memory.forwards6.insert(key, (ROW, VM));
             }
         }
         drop(memory);

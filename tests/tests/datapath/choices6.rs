@@ -239,7 +239,7 @@ fn of_the_link(macs: ([u8; 6], [u8; 6]), choices: &mut Choices<'_>) -> Packet {
 
 fn from_world(protocol: Protocol, choices: &mut Choices<'_>) -> Vec<u8> {
     let remote = choices.mostly(&[remote_port(protocol), 444]);
-    let port = choices.mostly(&[NAT_PORT, 9]);
+    let port = choices.mostly(&[NAT_PORT, FORWARDED_PORT, FORWARDED_PORT + 1, 9]);
     let macs = (
         ROUTER_MAC,
         choices.mostly(&[HOST_MAC, ROUTER_MAC, GROUP_MAC]),
@@ -267,7 +267,7 @@ fn from_world(protocol: Protocol, choices: &mut Choices<'_>) -> Vec<u8> {
     let packet = Packet {
         macs,
         source: choices.mostly(&[REMOTE6, GUEST6]),
-        destination: choices.mostly(&[NAT6, GUEST6, ALL_NODES]),
+        destination: choices.mostly(&[NAT6, GUEST6, ALL_NODES, Ipv6Addr::LOCALHOST]),
         next_header: choices.mostly(&[l4.0, 0, 44, 1]),
         hop_limit: choices.mostly(&[64, 1, 0, 2]),
         l4: l4.1,

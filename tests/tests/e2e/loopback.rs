@@ -1,4 +1,4 @@
-//! Ports of the gateway that lead to the host's 127.0.0.1: listed ports are reachable as from the
+//! Ports of the gateway that lead to the host's loopback: listed ports are reachable as from the
 //! host, and no others.
 
 use std::{

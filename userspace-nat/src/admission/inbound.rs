@@ -11,8 +11,11 @@
 //! its port must be one whom the rules let the guest send to, and whom the policy's filtering lets in.
 //! A sender under an inspect rule is refused: what it sends first says nothing about a name.
 //!
+//! A guest has several addresses of IPv6, and chooses them itself. A flow leads to the one that it used
+//! last; while none is bound, flows are refused.
+//!
 //! Forwards and mappings may use a share of each quota, so the world cannot use up the whole quota of a guest.
-use std::{rc::Rc, sync::atomic::Ordering::Relaxed};
+use std::{net::IpAddr, rc::Rc, sync::atomic::Ordering::Relaxed};
 
 use slipgate_abi::{Direction, Refusal, RuleIndex, SlotIndex, Verdict};
 use slipgate_model::FlowTuple;
@@ -24,6 +27,7 @@ use crate::{
     flow::{Insertion, NewFlow, OpenError},
     name_gate::LearntName,
     nat_ports::{Destination as Toward, Freed},
+    ndp::addresses,
     packet::Packet,
     route::Route,
     state::{Forwards, Journal, Nat, Rules, VmState},
@@ -37,8 +41,9 @@ struct InboundPlan {
     rule: RuleIndex,
     /// Name by which DNS opened the sender's address, if it did.
     name: Option<Rc<LearntName>>,
-    /// Next hop to the client and room among the VM's flows, or the reason for a refusal.
-    room: Result<(Hop, Room), Refusal>,
+    /// The guest's address, next hop to the client and room among the VM's flows, or the reason for a
+    /// refusal.
+    room: Result<(IpAddr, Hop, Room), Refusal>,
 }
 
 /// Decides about a packet from the world to a forward.
@@ -120,7 +125,11 @@ fn plan<D: Datapath>(
             own.is_none() || routes.carries(hop.0.ifindex, world.local)
         };
         let hop = route.hop().filter(leaves_by);
-        hop.map(|(hop, _)| (hop, room())).ok_or(Refusal::NoRoute)
+        match (hop, guest_address(nat, vm, world.local)) {
+            (Some((hop, _)), Some(guest)) => Ok((guest, hop, room())),
+            (None, _) => Err(Refusal::NoRoute),
+            (_, None) => Err(Refusal::NoAddress),
+        }
     } else {
         Err(Refusal::Protected)
     };
@@ -174,6 +183,19 @@ fn mapped<D: Datapath>(
     })
 }
 
+/// Returns the guest's address to which a forward of an address of the host leads: in IPv6 the one that
+/// the guest used last; `None` if it has none of the family yet.
+fn guest_address<D: Datapath>(nat: &Nat<D>, vm: &VmState, host: IpAddr) -> Option<IpAddr> {
+    match host {
+        IpAddr::V4(_) => Some(vm.net.guest.into()),
+        IpAddr::V6(_) => {
+            vm.net.ipv6?;
+            let row = nat.datapath.vm6(vm.net.row)?;
+            addresses::used_last(row).map(IpAddr::V6)
+        }
+    }
+}
+
 /// Opens a flow from the world as planned. Returns its slot. Its rate is judged only now: a
 /// retransmission is recognized by the earlier refusal.
 fn commit<D: Datapath>(
@@ -183,12 +205,12 @@ fn commit<D: Datapath>(
     (world, isn): (FlowTuple, u32),
     now_ns: u64,
 ) -> Result<SlotIndex, Refusal> {
-    let (hop, room) = plan.room?;
+    let (local, hop, room) = plan.room?;
     let protocol = world.protocol().ok_or(Refusal::Insertion)?;
     room.take(nat, vm, Opener::World((world, isn)), now_ns)?;
     let guest = FlowTuple {
         scope: vm.net.id.get(),
-        local: vm.net.guest.into(),
+        local,
         local_port: plan.guest_port,
         ..world
     };

@@ -1,5 +1,5 @@
 //! The broker's end of the engine: a channel whose messages call the engine's methods.
-use std::{io, net::SocketAddrV4, os::fd::BorrowedFd};
+use std::{io, net::SocketAddr, os::fd::BorrowedFd};
 
 use slipgate_abi::{Protocol, VmId, VmRow};
 use slipgate_model::SleepChange;
@@ -97,7 +97,7 @@ pub struct ForwardChange {
     /// Row of the VM.
     pub row: VmRow,
     /// Protocol and address on the host of those that go.
-    pub removed: Vec<(Protocol, SocketAddrV4)>,
+    pub removed: Vec<(Protocol, SocketAddr)>,
     /// Those that come, as the kernel translates them and as they are relayed.
     pub added: Vec<(Forward, relay::Forward)>,
 }

@@ -244,7 +244,7 @@ fn planned<D>(planner: &Planner<'_, D>, vm: &VmState, to: Destination, plan: &Pl
         rule,
         refusal: refusal.map(|refusal| refusal.name().to_owned()),
         outcome: match refusal {
-            None => admitted(&plan.path),
+            None => admitted(&plan.path, to),
             Some(refusal) => refused(vm, plan, refusal),
         },
         explanation,
@@ -273,7 +273,7 @@ fn port_behaves<D>(planner: &Planner<'_, D>, to: Destination, plan: &Plan) -> Op
 }
 
 /// Describes what happens to the packets of an admitted flow.
-fn admitted(path: &Path) -> String {
+fn admitted(path: &Path, to: Destination) -> String {
     match path {
         Path::Translated => "admitted, then translated in the kernel".to_owned(),
         Path::Inspected => {
@@ -282,8 +282,8 @@ fn admitted(path: &Path) -> String {
                 .to_owned()
         }
         Path::Relayed(lead) => format!(
-            "admitted, and relayed to the host's 127.0.0.1:{}, if somebody listens there",
-            lead.host_port
+            "admitted, and relayed to the host's {}, if somebody listens there",
+            lead.service(to)
         ),
     }
 }

@@ -45,7 +45,8 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
         let (row, id) = (spec.row, spec.id);
         let stats = self.core.nat.datapath.stats(row);
         let vm = VmNet::new(spec, stats);
-        self.services.relay.add_vm(vm.clone());
+        let row6 = self.core.nat.datapath.vm6(row);
+        self.services.relay.add_vm(vm.clone(), row6);
         self.core.advertise_ipv6_of(&vm, self.clock.now_ns());
         if watch {
             self.activity.watch(&vm, self.clock.now_ns());

@@ -19,9 +19,9 @@ use std::{
 };
 
 use slipgate_abi::{
-    Addresses6, Addresses6Ref, Command, DropCounters, FlowRef, Ip4, NameKey, NameValue, NextHop,
-    NextHopRef, OwnerRef, RateLimits, RuleIndex, Sequences, SequencesRef, Slot, SlotIndex, SlotRef,
-    TapEntry, Tuple, Tuple6, Vm, Vm6, Vm6Ref, VmCounters, VmId, VmRates, VmRef, VmRow,
+    Addresses6, Addresses6Ref, Command, DropCounters, FlowRef, Ip4, Ip6, NameKey, NameValue,
+    NextHop, NextHopRef, OwnerRef, RateLimits, RuleIndex, Sequences, SequencesRef, Slot, SlotIndex,
+    SlotRef, TapEntry, Tuple, Tuple6, Vm, Vm6, Vm6Ref, VmCounters, VmId, VmRates, VmRef, VmRow,
     datapath::fragment_table::{Fragment, PLACES},
     maps::{self, Chunk, MAX_NEXT_HOPS, MAX_OWNERS, SLOTS_PER_CHUNK},
     rate::RateRef,
@@ -139,10 +139,14 @@ pub struct Kernel {
     /// Contents of `FORWARDS`: from the host's address and port and the protocol to the VM's row
     /// and id.
     pub forwards: HashMap<(Ip4, u16, u8), (u16, u32)>,
+    /// Contents of `FORWARDS6`, in the same form.
+    pub forwards6: HashMap<(Ip6, u16, u8), (u16, u32)>,
     /// Contents of the map `TAPS`.
     pub taps: HashMap<u32, TapEntry>,
     /// Addresses to which the host routes and which it does not have.
     pub routed_on: HashSet<Ip4>,
+    /// Such addresses of IPv6.
+    pub routed_on6: HashSet<Ip6>,
     /// Device by which frames from the world arrive.
     pub uplink: u32,
     /// MTU of every device, bytes.
@@ -207,8 +211,10 @@ impl Kernel {
             names: HashMap::new(),
             rules: HashMap::new(),
             forwards: HashMap::new(),
+            forwards6: HashMap::new(),
             taps: HashMap::new(),
             routed_on: HashSet::new(),
+            routed_on6: HashSet::new(),
             uplink: programs::UPLINK,
             device_mtu: 65_536,
             queue: VecDeque::new(),

@@ -2,8 +2,8 @@
 use std::{cell::RefCell, collections::HashMap, hash::Hash};
 
 use slipgate_abi::{
-    Addresses6Ref, DropReason, FlowRef, ForwardKey, ForwardTarget, Ip4, NextHopRef, OwnerRef,
-    SequencesRef, SlotIndex, SlotRef, TapEntry, Tuple, Tuple6, Vm6Ref, VmRef,
+    Addresses6Ref, DropReason, FlowRef, ForwardKey, ForwardKey6, ForwardTarget, Ip4, Ip6,
+    NextHopRef, OwnerRef, SequencesRef, SlotIndex, SlotRef, TapEntry, Tuple, Tuple6, Vm6Ref, VmRef,
     datapath::{
         self,
         fragment_table::{Fragment, PLACES},
@@ -103,6 +103,16 @@ unsafe impl datapath::Maps for &Kernel {
         })
     }
 
+    fn forward6(self, key: &ForwardKey6) -> Option<ForwardTarget> {
+        let (row, id) = *self.forwards6.get(&(key.host, key.port, key.protocol))?;
+        Some(ForwardTarget {
+            vm: id,
+            vm_row: row.into(),
+            guest_port: 0,
+            pad: [0; 6],
+        })
+    }
+
     fn fragment(self, place: u32) -> Option<*mut Fragment> {
         ((place as usize) < PLACES).then(|| self.fragments.at(place as usize))
     }
@@ -149,6 +159,10 @@ impl<'k> Environment for &'k Kernel {
 
     fn is_routed_on(self, destination: Ip4) -> bool {
         self.routed_on.contains(&destination)
+    }
+
+    fn is_routed_on6(self, destination: Ip6) -> bool {
+        self.routed_on6.contains(&destination)
     }
 
     fn now_ns(self) -> u64 {

@@ -68,6 +68,15 @@ pub fn bind(row: Vm6Ref, address: Ipv6Addr, now_ns: u64) -> Bound {
     Bound::InPlaceOf(before.into())
 }
 
+/// Returns the address of the prefix that the guest used last, by which the world reaches it through a
+/// forward; `None` if none is bound. An address that spoke lately is in use, whatever the others are.
+pub fn used_last(row: Vm6Ref) -> Option<Ipv6Addr> {
+    let places = LINK_LOCAL + 1..GUEST_ADDRESSES;
+    let bound = places.filter(|place| !row.guest_address(*place).is(Ip6::UNSPECIFIED));
+    let last = bound.max_by_key(|place| row.used_ns(*place).load(Relaxed))?;
+    Some(row.guest_address(last).into())
+}
+
 /// Returns the addresses that are bound, the link-local one first.
 pub fn bound(row: Vm6Ref) -> Vec<Ipv6Addr> {
     let all = (0..GUEST_ADDRESSES).map(|place| row.guest_address(place));

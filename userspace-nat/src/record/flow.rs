@@ -1,7 +1,7 @@
 //! Records of the starts and ends of flows, and the ids of the flows that a log already has.
 use std::{
     io::{self, Read, Seek, SeekFrom},
-    net::{IpAddr, SocketAddr, SocketAddrV4},
+    net::{IpAddr, SocketAddr},
     rc::Rc,
     sync::atomic::Ordering::Relaxed,
     time::{Duration, SystemTime},
@@ -50,19 +50,19 @@ pub struct RelayedFlow {
     /// TCP or UDP.
     pub protocol: Protocol,
     /// Address and port of the guest.
-    pub guest: SocketAddrV4,
+    pub guest: SocketAddr,
     /// Address and port of the peer: a client of the host, or the destination of the guest's
     /// connection.
-    pub remote: SocketAddrV4,
+    pub remote: SocketAddr,
     /// Whether the world opened the flow, through a forward.
     pub inbound: bool,
     /// Address and port of the host to which the client connected, or the engine's end toward the
     /// host's loopback.
-    pub nat: Option<SocketAddrV4>,
+    pub nat: Option<SocketAddr>,
     /// The forward's element of `RULES`; `None` when the guest opened the flow.
     pub rule: Option<RuleIndex>,
     /// Service on the host's loopback to which the guest was led.
-    pub host: Option<SocketAddrV4>,
+    pub host: Option<SocketAddr>,
     /// Text of the rule that led the guest there.
     pub rule_text: Option<Rc<str>>,
     /// Time at which the connection was accepted, ns.
@@ -248,8 +248,8 @@ impl FlowLog {
             return;
         }
         let id = FlowId::Relayed(self.relayed_id(flow));
-        let address = |at: SocketAddrV4| (IpAddr::from(*at.ip()), at.port());
-        let shown = |at: SocketAddrV4| Address((*at.ip()).into(), at.port());
+        let address = |at: SocketAddr| (at.ip(), at.port());
+        let shown = |at: SocketAddr| Address(at.ip(), at.port());
         let age = Duration::from_nanos(now_ns.saturating_sub(flow.opened_ns));
         let mut line = Line {
             rule: flow.rule,

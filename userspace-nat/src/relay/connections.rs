@@ -1,6 +1,4 @@
 //! Connections with guests: look-up for a segment, processing of events, and end.
-use std::net::{Ipv4Addr, SocketAddrV4};
-
 use slipgate_abi::{DropReason, Protocol, VmId, segment::Segments};
 
 use super::{
@@ -12,9 +10,9 @@ use super::{
 };
 use crate::{
     datagram::is_unicast,
-    packet::transport::Tcp,
+    packet::{Version, ip::version_of, transport::Tcp},
     poll::Context,
-    port::{ETHERTYPE_IPV4, Outbox, VirtioNetHdr, single},
+    port::{Outbox, VirtioNetHdr, single},
     quota::Reserve,
     record::RelayedFlow,
     vm::VmNet,
@@ -25,23 +23,21 @@ impl Relay {
     /// Processes a TCP segment of a guest.
     pub(super) fn segment(
         &mut self,
-        vm: VmId,
-        to: Ipv4Addr,
+        name: Name,
         tcp: Tcp,
         (packet, segments): (&[u8], Segments),
         cx: &mut Context<'_>,
     ) -> Taken {
-        let name = Name::new(vm, SocketAddrV4::new(to, tcp.destination), tcp.source);
         if let Some(key) = self.connections.get(&name).copied() {
             self.drive(key, Event::Packet(packet, segments), cx);
             return Taken::Yes;
         }
         let fresh_key = self.fresh_key();
-        let Some(served) = self.vms.get_mut(&vm) else {
+        let Some(served) = self.vms.get_mut(&name.vm) else {
             return Taken::No;
         };
         // Nobody answers from a group's address, and smoltcp panics when it is to.
-        if tcp.destination != DNS_PORT || !tcp.is_opening_syn() || !is_unicast(to.into()) {
+        if tcp.destination != DNS_PORT || !tcp.is_opening_syn() || !is_unicast(name.ours.ip()) {
             return Taken::No;
         }
         if served.counts.dns_connections >= self.limits.dns_connections_per_vm {
@@ -56,7 +52,7 @@ impl Relay {
         served.counts.dns_connections += 1;
         let ends = Ends {
             protocol: Protocol::Tcp,
-            guest_port: tcp.source,
+            guest: name.guest,
             remote: name.ours,
             by: By::Itself,
         };
@@ -263,7 +259,9 @@ fn send_counted(
     vm: &VmNet,
     out: &mut Outbox,
 ) {
-    if out.to_guest(vm, ETHERTYPE_IPV4, offload, packet).is_err() {
+    let ethertype = version_of(packet).map(Version::ethertype);
+    let sent = ethertype.map(|ethertype| out.to_guest(vm, ethertype, offload, packet));
+    if !matches!(sent, Some(Ok(_))) {
         vm.stats.dropped(DropReason::EngineBusy, counted);
     }
 }

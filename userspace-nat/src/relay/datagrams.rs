@@ -3,11 +3,12 @@
 //! A client's first datagram is assigned a port of the gateway toward the guest, by which the
 //! guest's answers are matched to the client. The association ends after the idle timeout of a UDP
 //! flow (RFC 4787 REQ-5). The host's socket may be bound to any address: an answer has the address
-//! that the client used as source (`IP_PKTINFO`).
+//! that the client used as source (`IP_PKTINFO`,
+//! `IPV6_PKTINFO`).
 use std::{
     collections::HashMap,
     io::{self, IoSlice, IoSliceMut},
-    net::{Ipv4Addr, SocketAddrV4, UdpSocket},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket},
     os::fd::AsRawFd,
 };
 
@@ -16,8 +17,8 @@ use slipgate_abi::VmId;
 use nix::{
     libc,
     sys::socket::{
-        ControlMessage, ControlMessageOwned, MsgFlags, SockaddrIn, recvmsg, sendmsg, setsockopt,
-        sockopt,
+        ControlMessage, ControlMessageOwned, MsgFlags, SockaddrStorage, recvmsg, sendmsg,
+        setsockopt, sockopt,
     },
 };
 
@@ -36,15 +37,17 @@ pub(super) struct DatagramSocket {
 pub(super) struct Client {
     /// Key of the [`DatagramSocket`] in the relay.
     pub(super) socket: u32,
-    pub(super) addr: SocketAddrV4,
-    pub(super) host: Ipv4Addr,
+    pub(super) addr: SocketAddr,
+    pub(super) host: IpAddr,
+    /// Interface by which it came, for an address of the host that has a meaning on a link only; else 0.
+    pub(super) ifindex: u32,
 }
 
 /// A client and its port toward the guest.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Association {
     pub(super) client: Client,
-    pub(super) guest_port: u16,
+    pub(super) guest: SocketAddr,
     pub(super) active_ns: u64,
     pub(super) flow: RelayedFlow,
 }
@@ -52,7 +55,10 @@ pub(super) struct Association {
 impl DatagramSocket {
     pub(super) fn new(socket: UdpSocket, target: Target) -> io::Result<Self> {
         socket.set_nonblocking(true)?;
-        setsockopt(&socket, sockopt::Ipv4PacketInfo, &true)?;
+        match socket.local_addr()? {
+            SocketAddr::V4(_) => setsockopt(&socket, sockopt::Ipv4PacketInfo, &true)?,
+            SocketAddr::V6(_) => setsockopt(&socket, sockopt::Ipv6RecvPacketInfo, &true)?,
+        }
         Ok(Self { socket, target })
     }
 
@@ -60,16 +66,17 @@ impl DatagramSocket {
         &self.socket
     }
 
-    /// Receives one datagram. Returns its length, the client's address, and the address it was sent
-    /// to. `None` for an error of an earlier datagram (a client that is gone), or a datagram
-    /// without source.
+    /// Receives one datagram. Returns its length and the client; `key` is the socket's. `None` for an
+    /// error of an earlier datagram (a client that is gone), or a datagram without source.
     pub(super) fn receive(
         &self,
+        key: u32,
         buffer: &mut [u8],
-    ) -> io::Result<Option<(usize, SocketAddrV4, Ipv4Addr)>> {
-        let mut space = nix::cmsg_space!(libc::in_pktinfo);
+    ) -> io::Result<Option<(usize, Client)>> {
+        // It is the longer of the two.
+        let mut space = nix::cmsg_space!(libc::in6_pktinfo);
         let mut parts = [IoSliceMut::new(buffer)];
-        let received = recvmsg::<SockaddrIn>(
+        let received = recvmsg::<SockaddrStorage>(
             self.socket.as_raw_fd(),
             &mut parts,
             Some(&mut space),
@@ -82,35 +89,70 @@ impl DatagramSocket {
         };
         let host = received.cmsgs()?.find_map(|message| match message {
             ControlMessageOwned::Ipv4PacketInfo(info) => {
-                Some(Ipv4Addr::from_bits(u32::from_be(info.ipi_spec_dst.s_addr)))
+                let host = Ipv4Addr::from_bits(u32::from_be(info.ipi_spec_dst.s_addr));
+                Some((IpAddr::from(host), 0))
+            }
+            ControlMessageOwned::Ipv6PacketInfo(info) => {
+                let host = Ipv6Addr::from(info.ipi6_addr.s6_addr);
+                let ifindex = host.is_unicast_link_local().then_some(info.ipi6_ifindex);
+                Some((IpAddr::from(host), ifindex.unwrap_or(0)))
             }
             _ => None,
         });
-        let client = received.address.map(SocketAddrV4::from);
-        Ok(client
-            .zip(host)
-            .map(|(client, host)| (received.bytes, client, host)))
+        let addr = received.address.as_ref().and_then(address_of);
+        Ok(addr.zip(host).map(|(addr, (host, ifindex))| {
+            let client = Client {
+                socket: key,
+                addr,
+                host,
+                ifindex,
+            };
+            (received.bytes, client)
+        }))
     }
 
     /// Sends an answer to a client. If the socket buffer is full the datagram is lost, as on a
     /// link.
     pub(super) fn send(&self, client: &Client, payload: &[u8]) -> io::Result<()> {
-        let info = libc::in_pktinfo {
-            ipi_ifindex: 0,
-            ipi_spec_dst: libc::in_addr {
-                s_addr: client.host.to_bits().to_be(),
-            },
-            ipi_addr: libc::in_addr { s_addr: 0 },
+        let (info4, info6);
+        let info = match client.host {
+            IpAddr::V4(host) => {
+                info4 = libc::in_pktinfo {
+                    ipi_ifindex: 0,
+                    ipi_spec_dst: libc::in_addr {
+                        s_addr: host.to_bits().to_be(),
+                    },
+                    ipi_addr: libc::in_addr { s_addr: 0 },
+                };
+                ControlMessage::Ipv4PacketInfo(&info4)
+            }
+            IpAddr::V6(host) => {
+                info6 = libc::in6_pktinfo {
+                    ipi6_addr: libc::in6_addr {
+                        s6_addr: host.octets(),
+                    },
+                    ipi6_ifindex: client.ifindex,
+                };
+                ControlMessage::Ipv6PacketInfo(&info6)
+            }
         };
         sendmsg(
             self.socket.as_raw_fd(),
             &[IoSlice::new(payload)],
-            &[ControlMessage::Ipv4PacketInfo(&info)],
+            &[info],
             MsgFlags::MSG_DONTWAIT,
-            Some(&SockaddrIn::from(client.addr)),
+            Some(&SockaddrStorage::from(client.addr)),
         )?;
         Ok(())
     }
+}
+
+/// Address and port that the kernel gave; `None` if they are of another family.
+fn address_of(address: &SockaddrStorage) -> Option<SocketAddr> {
+    let four = address.as_sockaddr_in();
+    let six = address.as_sockaddr_in6();
+    four.map(|four| SocketAddr::V4((*four).into()))
+        .or_else(|| six.map(|six| SocketAddr::V6((*six).into())))
 }
 
 /// All associations, indexed for datagrams from either side.

@@ -1,11 +1,11 @@
-//! Ports of the gateway that are mapped to the host's 127.0.0.1: UDP datagrams.
+//! Ports of the gateway that are mapped to the host's loopback: UDP datagrams.
 //!
 //! Each guest port that uses such a port has a host socket of its own, by which the service's
 //! answers are matched to it. The exchange ends after the idle timeout of a UDP flow (RFC 4787
 //! REQ-5), or if no service has the port.
 use std::{
     io,
-    net::{SocketAddrV4, UdpSocket},
+    net::{SocketAddr, UdpSocket},
     os::fd::AsFd,
 };
 
@@ -14,13 +14,14 @@ use slipgate_abi::{DropReason, Protocol, segment::Segments};
 use super::{
     Entry, Name, Relay, Served, Taken,
     connections::send,
-    forward::{BATCH, relay_token, v4},
+    forward::{BATCH, local_of, relay_token},
     host_socket,
     journal::Held,
     loopback::Opening,
 };
 use crate::{
-    datagram::{Datagram, HEADERS_LEN},
+    datagram::{Datagram, headers_len},
+    packet::Version,
     poll::{Context, Interest},
     port::single,
     record::RelayedFlow,
@@ -31,7 +32,8 @@ use crate::{
 pub(super) struct Exchange {
     pub(super) name: Name,
     socket: UdpSocket,
-    pub(super) host_port: u16,
+    /// Address of the host's service.
+    pub(super) service: SocketAddr,
     pub(super) active_ns: u64,
     pub(super) deadline_ns: u64,
     pub(super) flow: RelayedFlow,
@@ -83,7 +85,8 @@ impl Relay {
             served.counts.loopback_refused += 1;
             return Taken::OverLimit;
         }
-        let Ok(socket) = host_socket::udp(opening.host_port) else {
+        let service = opening.service(name);
+        let Ok(socket) = host_socket::udp(service) else {
             served.counts.loopback_refused += 1;
             return Taken::Refused;
         };
@@ -99,7 +102,7 @@ impl Relay {
         }
         served.counts.loopback_exchanges += 1;
         served.counts.bytes_from_guest += payload.len() as u64;
-        let ends = opening.ends(Protocol::Udp, name, v4(socket.local_addr()));
+        let ends = opening.ends(Protocol::Udp, name, local_of(socket.local_addr()));
         let held = Held::Entry(key);
         let mut flow = self.journal.begin(ends, held, served, cx.now_ns);
         served.counts.sent(&mut flow, segments, cx.now_ns);
@@ -109,7 +112,7 @@ impl Relay {
         let exchange = Exchange {
             name,
             socket,
-            host_port: opening.host_port,
+            service,
             active_ns: cx.now_ns,
             deadline_ns,
             flow,
@@ -159,8 +162,8 @@ impl Relay {
             let Some(served) = self.vms.get_mut(&exchange.name.vm) else {
                 break;
             };
-            let port = exchange.host_port;
-            let payload = match host_socket::receive(&exchange.socket, port, &mut buffer) {
+            let service = exchange.service;
+            let payload = match host_socket::receive(&exchange.socket, service, &mut buffer) {
                 Ok(Some(len)) => &buffer[..len],
                 Ok(None) => continue,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
@@ -171,7 +174,8 @@ impl Relay {
                     break;
                 }
             };
-            let len = HEADERS_LEN + payload.len();
+            let Name { ours, guest, .. } = exchange.name;
+            let len = headers_len(Version::of(ours.ip())) + payload.len();
             if len > usize::from(served.net.mtu) {
                 served.net.stats.dropped(DropReason::TooBig, single(len));
                 continue;
@@ -182,8 +186,8 @@ impl Relay {
                 .received(&mut exchange.flow, single(len), cx.now_ns);
             served.counts.bytes_to_guest += payload.len() as u64;
             let datagram = Datagram {
-                from: exchange.name.ours.into(),
-                to: SocketAddrV4::new(served.net.guest, exchange.name.guest_port).into(),
+                from: ours,
+                to: guest,
                 payload,
             };
             send(&datagram.emit(), &served.net, cx.out);

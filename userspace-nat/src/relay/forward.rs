@@ -1,7 +1,7 @@
 //! The host's side of forwards: accepts connections and receives datagrams.
 use std::{
     io,
-    net::{Ipv4Addr, SocketAddr, SocketAddrV4, TcpListener, TcpStream},
+    net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream},
     os::fd::AsFd,
 };
 
@@ -16,7 +16,9 @@ use super::{
     stream::{self, Stream},
 };
 use crate::{
-    datagram::{Datagram, HEADERS_LEN},
+    datagram::{Datagram, headers_len},
+    ndp::addresses,
+    packet::Version,
     poll::{Context, Interest, Subsystem, Token},
     port::single,
 };
@@ -49,7 +51,7 @@ impl Relay {
             Protocol::Tcp => {
                 let listener = TcpListener::from(forward.socket);
                 listener.set_nonblocking(true)?;
-                let host = v4(listener.local_addr());
+                let host = local_of(listener.local_addr());
                 cx.poller.add(listener.as_fd(), token, Interest::Read)?;
                 (Entry::Listener(listener, target), host)
             }
@@ -57,7 +59,7 @@ impl Relay {
                 let socket = DatagramSocket::new(forward.socket.into(), target)?;
                 cx.poller
                     .add(socket.socket().as_fd(), token, Interest::Read)?;
-                let host = v4(socket.socket().local_addr());
+                let host = local_of(socket.socket().local_addr());
                 (Entry::Datagrams(socket), host)
             }
             Protocol::Icmp | Protocol::Icmpv6 => {
@@ -79,7 +81,7 @@ impl Relay {
         &mut self,
         vm: VmId,
         protocol: Protocol,
-        host: SocketAddrV4,
+        host: SocketAddr,
         cx: &mut Context<'_>,
     ) {
         let served = self.vms.get_mut(&vm);
@@ -98,14 +100,15 @@ impl Relay {
         &mut self,
         vm: VmId,
         protocol: Protocol,
-        host: SocketAddrV4,
+        host: SocketAddr,
         cx: &mut Context<'_>,
     ) -> usize {
         let live = self.vms.get(&vm).map(|served| served.live.clone());
         let came_by = |number: &u64| {
             let flow = self.flow(*number).filter(|flow| flow.inbound);
             let at = flow.filter(|flow| flow.protocol == protocol)?.nat?;
-            let is_host = host.ip().is_unspecified() || host.ip() == at.ip();
+            let is_same_family = host.is_ipv4() == at.is_ipv4();
+            let is_host = host.ip().is_unspecified() && is_same_family || host.ip() == at.ip();
             Some(at.port() == host.port() && is_host)
         };
         let mut cut = live.unwrap_or_default();
@@ -144,19 +147,19 @@ impl Relay {
             guest_port,
             rule,
         } = target;
-        let ours = self.free_port(vm, guest_port, Protocol::Tcp);
+        let guest = self.guest_of(vm, client.ip(), guest_port);
+        let ours = guest.and_then(|guest| self.free_port(vm, guest, Protocol::Tcp));
         let (key, has_socket) = (self.fresh_key(), self.has_socket_for(vm));
         let Some(served) = self.vms.get_mut(&vm) else {
             return stream::reset_host(host);
         };
         let room = has_socket && served.counts.streams < self.limits.streams_per_vm;
-        let Some(ours) = ours.filter(|_| room) else {
+        let Some((ours, guest)) = ours.zip(guest).filter(|_| room) else {
             served.counts.streams_refused += 1;
             return stream::reset_host(host);
         };
         let mut link = Link::to(&served.net, &mut self.packets, cx.now_ns);
         let buffer = self.limits.stream_buffer;
-        let guest = SocketAddrV4::new(served.net.guest, guest_port);
         let prepared = host
             .set_nonblocking(true)
             .and_then(|()| host.set_nodelay(true))
@@ -166,7 +169,7 @@ impl Relay {
             served.counts.streams_refused += 1;
             return stream::reset_host(host);
         };
-        let (client, at) = (v4(Ok(client)), v4(host.local_addr()));
+        let at = local_of(host.local_addr());
         let token = relay_token(key);
         let Ok(stream) = Stream::new(host, endpoint, token, cx.poller, cx.now_ns) else {
             return;
@@ -175,13 +178,13 @@ impl Relay {
         served.counts.streams_accepted += 1;
         let ends = Ends {
             protocol: Protocol::Tcp,
-            guest_port,
+            guest,
             remote: client,
             by: By::Forward { at, rule },
         };
         let held = Held::Entry(key);
         let flow = self.journal.begin(ends, held, served, cx.now_ns);
-        let name = Name::new(vm, ours, guest_port);
+        let name = Name::new(vm, ours, guest);
         self.insert(key, name, flow, Kind::Stream(stream));
         self.drive(key, Event::Timer, cx);
     }
@@ -195,13 +198,8 @@ impl Relay {
                 break;
             };
             let target = socket.target;
-            match socket.receive(&mut buffer) {
-                Ok(Some((len, addr, host))) => {
-                    let client = Client {
-                        socket: key,
-                        addr,
-                        host,
-                    };
+            match socket.receive(key, &mut buffer) {
+                Ok(Some((len, client))) => {
                     self.relay_datagram(target, client, &buffer[..len], cx);
                 }
                 Ok(None) => {}
@@ -218,7 +216,7 @@ impl Relay {
         payload: &[u8],
         cx: &mut Context<'_>,
     ) {
-        let Target { vm, guest_port, .. } = target;
+        let vm = target.vm;
         let port = self.associations.port_of(&client);
         let port = port.or_else(|| self.associate(target, client, cx.now_ns));
         let Some(served) = self.vms.get_mut(&vm) else {
@@ -228,13 +226,18 @@ impl Relay {
             served.counts.associations_refused += 1;
             return;
         };
-        let len = HEADERS_LEN + payload.len();
+        let guest = self.associations.get(vm, port).map(|known| known.guest);
+        let ours = guest.and_then(|guest| served.net.gateway_of(guest.ip()));
+        let Some((guest, ours)) = guest.zip(ours) else {
+            return;
+        };
+        let len = headers_len(Version::of(ours)) + payload.len();
         if len > usize::from(served.net.mtu) {
             return served.net.stats.dropped(DropReason::TooBig, single(len));
         }
         let datagram = Datagram {
-            from: SocketAddrV4::new(served.net.gateway, port).into(),
-            to: SocketAddrV4::new(served.net.guest, guest_port).into(),
+            from: SocketAddr::new(ours, port),
+            to: guest,
             payload,
         };
         served.counts.bytes_to_guest += payload.len() as u64;
@@ -249,16 +252,16 @@ impl Relay {
     /// Processes a guest's datagram to the gateway.
     pub(super) fn answer_client(
         &mut self,
-        vm: VmId,
-        (port, guest_port): (u16, u16),
+        name: Name,
         payload: &[u8],
         segments: Segments,
         now_ns: u64,
     ) -> Taken {
-        let Some(association) = self.associations.get_mut(vm, port) else {
+        let Name { vm, ours, guest } = name;
+        let Some(association) = self.associations.get_mut(vm, ours.port()) else {
             return Taken::No;
         };
-        if association.guest_port != guest_port {
+        if association.guest != guest {
             return Taken::No;
         }
         let client = association.client;
@@ -285,18 +288,19 @@ impl Relay {
         if served.counts.associations >= self.limits.associations_per_vm {
             return None;
         }
-        let port = self.free_port(vm, guest_port, Protocol::Udp)?.port();
+        let guest = self.guest_of(vm, client.addr.ip(), guest_port)?;
+        let port = self.free_port(vm, guest, Protocol::Udp)?.port();
         let Some(Entry::Datagrams(socket)) = self.entries.get(&client.socket) else {
             return None;
         };
-        let host_port = v4(socket.socket().local_addr()).port();
+        let host_port = local_of(socket.socket().local_addr()).port();
         let served = self.vms.get_mut(&vm)?;
         let ends = Ends {
             protocol: Protocol::Udp,
-            guest_port,
+            guest,
             remote: client.addr,
             by: By::Forward {
-                at: SocketAddrV4::new(client.host, host_port),
+                at: SocketAddr::new(client.host, host_port),
                 rule,
             },
         };
@@ -304,7 +308,7 @@ impl Relay {
         let held = Held::Association(vm, port);
         let association = Association {
             client,
-            guest_port,
+            guest,
             active_ns: now_ns,
             flow: self.journal.begin(ends, held, served, now_ns),
         };
@@ -349,17 +353,32 @@ impl Relay {
         }
     }
 
+    /// Address and port of the guest to which a client of this address is relayed: by IPv6 the address
+    /// that the guest used last. `None` if it has no address of the client's family yet.
+    fn guest_of(&self, vm: VmId, client: IpAddr, port: u16) -> Option<SocketAddr> {
+        let served = self.vms.get(&vm)?;
+        let guest = match client {
+            IpAddr::V4(_) => IpAddr::V4(served.net.guest),
+            IpAddr::V6(_) => {
+                served.net.ipv6?;
+                IpAddr::V6(addresses::used_last(served.row6?)?)
+            }
+        };
+        Some(SocketAddr::new(guest, port))
+    }
+
     /// A port of the gateway that is free toward the guest's port; `None` if there is none. Ports
     /// are used in turn, so that one is not reused soon.
-    fn free_port(&mut self, vm: VmId, guest_port: u16, protocol: Protocol) -> Option<SocketAddrV4> {
+    fn free_port(&mut self, vm: VmId, guest: SocketAddr, protocol: Protocol) -> Option<SocketAddr> {
         let served = self.vms.get_mut(&vm)?;
+        let gateway = served.net.gateway_of(guest.ip())?;
         for _ in 0..PORTS {
-            let ours = SocketAddrV4::new(served.net.gateway, served.next_port);
+            let ours = SocketAddr::new(gateway, served.next_port);
             served.next_port = match served.next_port {
                 last if last == FIRST_PORT + PORTS - 1 => FIRST_PORT,
                 port => port + 1,
             };
-            let name = Name::new(vm, ours, guest_port);
+            let name = Name::new(vm, ours, guest);
             let taken = match protocol {
                 Protocol::Tcp => self.connections.contains_key(&name),
                 _ => {
@@ -398,12 +417,9 @@ impl Relay {
     }
 }
 
-/// Address of an IPv4 socket. A socket that was closed meanwhile has none.
-pub(super) fn v4(address: io::Result<SocketAddr>) -> SocketAddrV4 {
-    match address {
-        Ok(SocketAddr::V4(address)) => address,
-        Ok(SocketAddr::V6(_)) | Err(_) => SocketAddrV4::new(Ipv4Addr::UNSPECIFIED, 0),
-    }
+/// Address of a socket. A socket that was closed meanwhile has none.
+pub(super) fn local_of(address: io::Result<SocketAddr>) -> SocketAddr {
+    address.unwrap_or(SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), 0))
 }
 
 pub(super) fn relay_token(key: u32) -> Token {

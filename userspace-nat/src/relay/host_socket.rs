@@ -1,32 +1,42 @@
-//! Non-blocking sockets toward a service on the host's 127.0.0.1.
+//! Non-blocking sockets toward a service on the host's loopback: 127.0.0.1, or ::1 for IPv6.
 //!
 //! Loopback is fast: in most cases a connection is accepted or refused by the time it is checked
 //! first, before the poller waits.
 use std::{
     io,
-    net::{Ipv4Addr, SocketAddr, SocketAddrV4, TcpStream, UdpSocket},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream, UdpSocket},
     os::fd::{AsRawFd, OwnedFd},
 };
 
-use nix::sys::socket::{AddressFamily, SockFlag, SockType, SockaddrIn, connect, socket};
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, SockaddrStorage, connect, socket};
 
-/// Address of the service at a port.
-pub(super) const fn at(port: u16) -> SocketAddrV4 {
-    SocketAddrV4::new(Ipv4Addr::LOCALHOST, port)
+use crate::packet::Version;
+
+/// Address of the service at a port, for a guest that uses this family.
+pub(super) const fn at(version: Version, port: u16) -> SocketAddr {
+    let loopback = match version {
+        Version::V4 => IpAddr::V4(Ipv4Addr::LOCALHOST),
+        Version::V6 => IpAddr::V6(Ipv6Addr::LOCALHOST),
+    };
+    SocketAddr::new(loopback, port)
 }
 
-fn open(kind: SockType) -> nix::Result<OwnedFd> {
+fn open(service: SocketAddr, kind: SockType) -> nix::Result<OwnedFd> {
     let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
-    socket(AddressFamily::Inet, kind, flags, None)
+    let family = match service {
+        SocketAddr::V4(_) => AddressFamily::Inet,
+        SocketAddr::V6(_) => AddressFamily::Inet6,
+    };
+    socket(family, kind, flags, None)
 }
 
-/// A TCP socket that connects to a port; [`is_connected`] returns the result.
+/// A TCP socket that connects to a service; [`is_connected`] returns the result.
 ///
 /// # Errors
 /// If the socket cannot be made, or the connection fails at once.
-pub(super) fn tcp(port: u16) -> io::Result<TcpStream> {
-    let fd = open(SockType::Stream)?;
-    match connect(fd.as_raw_fd(), &SockaddrIn::from(at(port))) {
+pub(super) fn tcp(service: SocketAddr) -> io::Result<TcpStream> {
+    let fd = open(service, SockType::Stream)?;
+    match connect(fd.as_raw_fd(), &SockaddrStorage::from(service)) {
         Ok(()) | Err(nix::Error::EINPROGRESS) => {}
         Err(error) => return Err(error.into()),
     }
@@ -41,26 +51,26 @@ pub(super) fn tcp(port: u16) -> io::Result<TcpStream> {
 /// If no service listens, or the socket connected to itself: the kernel may assign it the very port
 /// that it connects to, and then treats its SYN as a peer's (RFC 9293 section 3.5, simultaneous
 /// open).
-pub(super) fn is_connected(stream: &TcpStream, port: u16) -> io::Result<bool> {
-    match connect(stream.as_raw_fd(), &SockaddrIn::from(at(port))) {
+pub(super) fn is_connected(stream: &TcpStream, service: SocketAddr) -> io::Result<bool> {
+    match connect(stream.as_raw_fd(), &SockaddrStorage::from(service)) {
         Ok(()) | Err(nix::Error::EISCONN) => {}
         Err(nix::Error::EALREADY | nix::Error::EINPROGRESS) => return Ok(false),
         Err(error) => return Err(error.into()),
     }
-    match stream.local_addr()? == at(port).into() {
+    match stream.local_addr()? == service {
         true => Err(io::ErrorKind::ConnectionRefused.into()),
         false => Ok(true),
     }
 }
 
-/// A UDP socket connected to a port.
+/// A UDP socket connected to a service.
 ///
 /// # Errors
 /// If the socket cannot be made or connected.
-pub(super) fn udp(port: u16) -> io::Result<UdpSocket> {
-    let socket = UdpSocket::from(open(SockType::Datagram)?);
-    connect(socket.as_raw_fd(), &SockaddrIn::from(at(port)))?;
-    match socket.local_addr()? == at(port).into() {
+pub(super) fn udp(service: SocketAddr) -> io::Result<UdpSocket> {
+    let socket = UdpSocket::from(open(service, SockType::Datagram)?);
+    connect(socket.as_raw_fd(), &SockaddrStorage::from(service))?;
+    match socket.local_addr()? == service {
         true => Err(io::ErrorKind::ConnectionRefused.into()),
         false => Ok(socket),
     }
@@ -70,9 +80,9 @@ pub(super) fn udp(port: u16) -> io::Result<UdpSocket> {
 /// sender. A socket has a port before it is connected, and any process may send to it then.
 pub(super) fn receive(
     socket: &UdpSocket,
-    port: u16,
+    service: SocketAddr,
     buffer: &mut [u8],
 ) -> io::Result<Option<usize>> {
     let (len, from) = socket.recv_from(buffer)?;
-    Ok((from == SocketAddr::from(at(port))).then_some(len))
+    Ok((from == service).then_some(len))
 }

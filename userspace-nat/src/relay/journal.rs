@@ -1,7 +1,7 @@
 //! Index of live relayed flows, and records of their starts and ends until the engine fetches them.
 use std::{
     collections::{BTreeMap, VecDeque},
-    net::SocketAddrV4,
+    net::SocketAddr,
     rc::Rc,
 };
 
@@ -39,8 +39,8 @@ pub(super) enum Held {
 #[derive(Clone, Debug)]
 pub(super) struct Ends {
     pub(super) protocol: Protocol,
-    pub(super) guest_port: u16,
-    pub(super) remote: SocketAddrV4,
+    pub(super) guest: SocketAddr,
+    pub(super) remote: SocketAddr,
     pub(super) by: By,
 }
 
@@ -50,12 +50,12 @@ pub(super) enum By {
     /// Slipgate serves it itself.
     Itself,
     /// A forward: the host's address, and the rule's index into `RULES`.
-    Forward { at: SocketAddrV4, rule: RuleIndex },
+    Forward { at: SocketAddr, rule: RuleIndex },
     /// A port mapped to the host's loopback: the relay's address there, the service's port, and the
     /// rule that listed it.
     Loopback {
-        from: SocketAddrV4,
-        to: SocketAddrV4,
+        from: SocketAddr,
+        to: SocketAddr,
         rule: Rc<str>,
     },
 }
@@ -102,7 +102,7 @@ impl Journal {
             number: self.number,
             vm: served.net.id,
             protocol: ends.protocol,
-            guest: SocketAddrV4::new(served.net.guest, ends.guest_port),
+            guest: ends.guest,
             remote: ends.remote,
             inbound: rule.is_some(),
             nat,

@@ -1,5 +1,5 @@
 //! The guest's link for smoltcp: one packet in, packets out into a buffer.
-use std::net::SocketAddrV4;
+use std::net::{IpAddr, SocketAddr};
 
 use smoltcp::{
     iface::{Config, Interface, SocketHandle, SocketSet},
@@ -16,7 +16,7 @@ use slipgate_abi::{
 
 use crate::{
     gso,
-    packet::{Ipv4, Packet, Transport, transport::Tcp},
+    packet::{Ip, Packet, Transport, Version, transport::Tcp},
     port::VirtioNetHdr,
     vm::VmNet,
 };
@@ -27,7 +27,7 @@ const PACKETS_PER_POLL: usize = 64;
 /// Time after which a connection that had more to send continues, ns.
 const BREATHER_NS: u64 = 1_000_000;
 
-/// IPv4 packets for the guest, one after another in a reused buffer.
+/// IP packets for the guest, one after another in a reused buffer.
 #[derive(Debug, Default)]
 pub(super) struct Packets {
     bytes: Vec<u8>,
@@ -114,8 +114,8 @@ impl Endpoint {
     /// A connection that opens to the guest. The SYN is sent at the first poll. `buffer`: size of
     /// the buffer of each direction, bytes.
     pub(super) fn connect(
-        local: SocketAddrV4,
-        guest: SocketAddrV4,
+        local: SocketAddr,
+        guest: SocketAddr,
         buffer: usize,
         link: &mut Link<'_>,
     ) -> Result<Self, tcp::ConnectError> {
@@ -123,27 +123,27 @@ impl Endpoint {
         let socket = endpoint.sockets.get_mut::<tcp::Socket<'_>>(endpoint.handle);
         socket.connect(
             endpoint.interface.context(),
-            (IpAddress::Ipv4(*guest.ip()), guest.port()),
-            (IpAddress::Ipv4(*local.ip()), local.port()),
+            (IpAddress::from(guest.ip()), guest.port()),
+            (IpAddress::from(local.ip()), local.port()),
         )?;
         Ok(endpoint)
     }
 
     /// A connection that accepts the guest's SYN to `local`.
     pub(super) fn listen(
-        local: SocketAddrV4,
+        local: SocketAddr,
         buffer: usize,
         link: &mut Link<'_>,
     ) -> Result<Self, tcp::ListenError> {
         let mut endpoint = Self::new(local, buffer, link);
         endpoint
             .socket()
-            .listen((IpAddress::Ipv4(*local.ip()), local.port()))?;
+            .listen((IpAddress::from(local.ip()), local.port()))?;
         Ok(endpoint)
     }
 
     /// Answers a guest's SYN with RST, as a closed port does.
-    pub(super) fn refuse(local: SocketAddrV4, syn: &[u8], link: &mut Link<'_>) {
+    pub(super) fn refuse(local: SocketAddr, syn: &[u8], link: &mut Link<'_>) {
         Self::new(local, 1, link).poll(Some(syn), link);
     }
 
@@ -153,14 +153,14 @@ impl Endpoint {
         self.condition_since_ns = now_ns;
     }
 
-    fn new(local: SocketAddrV4, buffer: usize, link: &mut Link<'_>) -> Self {
+    fn new(local: SocketAddr, buffer: usize, link: &mut Link<'_>) -> Self {
         let mut config = Config::new(HardwareAddress::Ip);
         config.random_seed = rand::random();
         let now = instant(link.now_ns);
         let mut interface = Interface::new(config, &mut Wire::new(None, link), now);
         interface.update_ip_addrs(|addrs| {
             // An interface has room for two, and has none yet.
-            let _ = addrs.push(IpCidr::new(IpAddress::Ipv4(*local.ip()), 32));
+            let _ = addrs.push(host_prefix(local.ip()));
         });
         let mut socket = tcp::Socket::new(
             tcp::SocketBuffer::new(vec![0; buffer]),
@@ -279,10 +279,19 @@ impl Endpoint {
 
 /// TCP header of a packet; `None` if it has none.
 pub(super) fn tcp_of(packet: &[u8]) -> Option<Tcp> {
-    match Packet::parse(Ipv4::parse(packet).ok()?).ok()?.transport {
+    match Packet::parse(Ip::parse(packet).ok()?).ok()?.transport {
         Transport::Tcp(tcp) => Some(tcp),
         _ => None,
     }
+}
+
+/// Prefix of one address.
+fn host_prefix(address: IpAddr) -> IpCidr {
+    let bits = match Version::of(address) {
+        Version::V4 => 32,
+        Version::V6 => 128,
+    };
+    IpCidr::new(address.into(), bits)
 }
 
 fn instant(now_ns: u64) -> Instant {

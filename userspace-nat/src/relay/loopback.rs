@@ -1,4 +1,5 @@
-//! Ports of the gateway that are mapped to the host's 127.0.0.1: TCP connections.
+//! Ports of the gateway that are mapped to the host's loopback: TCP connections. By IPv4 they lead to
+//! 127.0.0.1, by IPv6 to ::1.
 //!
 //! # Theory of operation
 //! The guest's SYN is kept unanswered until the host's service accepts or refuses the connection
@@ -10,7 +11,7 @@
 //! limits their number. When rules change, each connection is judged again ([`Relay::rejudge`]).
 use std::{
     collections::HashSet,
-    net::{SocketAddrV4, TcpStream},
+    net::{SocketAddr, TcpStream},
     os::fd::AsFd,
     rc::Rc,
 };
@@ -20,41 +21,47 @@ use slipgate_abi::{Protocol, VmId, segment::Segments};
 use super::{
     Connection, Entry, Event, Kind, Name, Relay, Taken,
     connections::tell,
-    forward::{relay_token, v4},
+    forward::{local_of, relay_token},
     host_socket,
     journal::{By, Ends, Held},
     link::{Endpoint, Link, tcp_of},
+    parse,
     stream::Stream,
 };
 use crate::{
-    packet::{Ipv4, Packet, Transport, transport::Tcp},
+    packet::{Packet, Transport, Version, transport::Tcp},
     poll::{Context, Interest},
     vm::VmNet,
 };
 use slipgate_policy::Destination;
 
-/// Longest SYN that is kept, bytes: the longest IPv4 and TCP headers.
+/// Longest SYN that is kept, bytes: the longest headers of IPv4 and TCP. Those of IPv6 are 20 less.
 const LONGEST_SYN: usize = 120;
 
 /// Service on the host's loopback to which a guest's first packet leads.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Opening {
-    /// Port of the service on 127.0.0.1.
+    /// Port of the service on the host's loopback.
     pub host_port: u16,
     /// Rule that listed the port, for the records.
     pub rule: Rc<str>,
 }
 
 impl Opening {
+    /// Address of the service, of the family by which the guest comes.
+    pub(super) fn service(&self, name: Name) -> SocketAddr {
+        host_socket::at(Version::of(name.ours.ip()), self.host_port)
+    }
+
     /// Endpoints of the flow of this name that is relayed from the host's address `from`.
-    pub(super) fn ends(&self, protocol: Protocol, name: Name, from: SocketAddrV4) -> Ends {
+    pub(super) fn ends(&self, protocol: Protocol, name: Name, from: SocketAddr) -> Ends {
         Ends {
             protocol,
-            guest_port: name.guest_port,
+            guest: name.guest,
             remote: name.ours,
             by: By::Loopback {
                 from,
-                to: host_socket::at(self.host_port),
+                to: self.service(name),
                 rule: self.rule.clone(),
             },
         }
@@ -91,7 +98,7 @@ pub type Judges<'j> = &'j dyn Fn(&VmNet, Destination, u16) -> Standing;
 #[derive(Debug)]
 pub(super) struct Connecting {
     host: TcpStream,
-    host_port: u16,
+    service: SocketAddr,
     syn: Vec<u8>,
     began_ns: u64,
 }
@@ -117,7 +124,7 @@ impl Connecting {
     }
 
     /// Refuses the guest's SYN with RST.
-    pub(super) fn refuse(&self, ours: SocketAddrV4, link: &mut Link<'_>) {
+    pub(super) fn refuse(&self, ours: SocketAddr, link: &mut Link<'_>) {
         Endpoint::refuse(ours, &self.syn, link);
     }
 
@@ -130,7 +137,7 @@ impl Connecting {
             }
             _ => {}
         }
-        match host_socket::is_connected(&self.host, self.host_port) {
+        match host_socket::is_connected(&self.host, self.service) {
             Ok(true) => Progress::Accepted,
             Ok(false) if !due => Progress::Waits,
             Ok(false) | Err(_) => Progress::Refused,
@@ -149,17 +156,16 @@ impl Relay {
         opening: &Opening,
         cx: &mut Context<'_>,
     ) -> Taken {
-        let Ok(ip) = Ipv4::parse(packet) else {
+        let Some(ip) = parse(packet) else {
             return Taken::No;
         };
-        let to = ip.destination.into();
         match Packet::parse(ip).map(|packet| packet.transport) {
             Ok(Transport::Tcp(tcp)) if opens(&tcp, ip.bytes) => {
-                let name = Name::new(vm, SocketAddrV4::new(to, tcp.destination), tcp.source);
+                let name = Name::of(vm, &ip, (tcp.source, tcp.destination));
                 self.open_connection(name, (ip.bytes, segments), opening, cx)
             }
             Ok(Transport::Udp(udp)) => {
-                let name = Name::new(vm, SocketAddrV4::new(to, udp.destination), udp.source);
+                let name = Name::of(vm, &ip, (udp.source, udp.destination));
                 let payload = super::payload(&ip, &udp);
                 self.open_exchange(name, (payload, segments), opening, cx)
             }
@@ -182,7 +188,8 @@ impl Relay {
             served.counts.loopback_refused += 1;
             return Taken::OverLimit;
         }
-        let Ok(host) = host_socket::tcp(opening.host_port) else {
+        let service = opening.service(name);
+        let Ok(host) = host_socket::tcp(service) else {
             served.counts.loopback_refused += 1;
             return Taken::Refused;
         };
@@ -194,12 +201,12 @@ impl Relay {
             return Taken::OverLimit;
         }
         served.counts.loopback_streams += 1;
-        let ends = opening.ends(Protocol::Tcp, name, v4(host.local_addr()));
+        let ends = opening.ends(Protocol::Tcp, name, local_of(host.local_addr()));
         let held = Held::Entry(key);
         let flow = self.journal.begin(ends, held, served, cx.now_ns);
         let connecting = Connecting {
             host,
-            host_port: opening.host_port,
+            service,
             syn: syn.to_vec(),
             began_ns: cx.now_ns,
         };
@@ -257,10 +264,7 @@ impl Relay {
         let mut link = Link::to(&served.net, &mut self.packets, cx.now_ns);
         let buffer = self.limits.stream_buffer;
         let Connecting {
-            host,
-            host_port,
-            syn,
-            ..
+            host, service, syn, ..
         } = connecting;
         // The stream has it waited on in its own way.
         let stream = cx.poller.remove(&host).ok().and_then(|()| {
@@ -276,7 +280,7 @@ impl Relay {
             tell(&mut self.packets, &mut flow, served, cx);
             return self.journal.end(&flow, "refused", served, cx.now_ns);
         };
-        self.insert(key, name, flow, Kind::Loopback { stream, host_port });
+        self.insert(key, name, flow, Kind::Loopback { stream, service });
         // It was counted when it came.
         let counted = Segments {
             packets: 0,
@@ -302,15 +306,13 @@ impl Relay {
         let mut rejudged = Rejudged::default();
         let mut refused = Vec::new();
         for (key, entry) in &self.entries {
-            let (name, protocol, host_port) = match entry {
+            let (name, protocol, service) = match entry {
                 Entry::Connection(connection) => match &connection.kind {
-                    Kind::Connecting(c) => (&connection.name, Protocol::Tcp, c.host_port),
-                    Kind::Loopback { host_port, .. } => {
-                        (&connection.name, Protocol::Tcp, *host_port)
-                    }
+                    Kind::Connecting(c) => (&connection.name, Protocol::Tcp, c.service),
+                    Kind::Loopback { service, .. } => (&connection.name, Protocol::Tcp, *service),
                     Kind::Stream(_) | Kind::Dns(_) => continue,
                 },
-                Entry::Exchange(exchange) => (&exchange.name, Protocol::Udp, exchange.host_port),
+                Entry::Exchange(exchange) => (&exchange.name, Protocol::Udp, exchange.service),
                 Entry::Listener(..) | Entry::Datagrams(_) => continue,
             };
             let served = self.vms.get(&name.vm);
@@ -319,11 +321,11 @@ impl Relay {
             };
             rejudged.live += 1;
             let to = Destination {
-                addr: (*name.ours.ip()).into(),
+                addr: name.ours.ip(),
                 port: name.ours.port(),
                 protocol,
             };
-            match judges(&served.net, to, host_port) {
+            match judges(&served.net, to, service.port()) {
                 Standing::Stands => {}
                 Standing::Cut => refused.push(*key),
                 Standing::Left => rejudged.left += 1,

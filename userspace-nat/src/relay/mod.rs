@@ -7,7 +7,7 @@
 //! never cross the uplink: the broker binds the socket, the relay accepts on it and opens a
 //! connection from the gateway's address to the guest (`stream`), or assigns a port of the gateway
 //! to each client of a UDP port (`datagrams`). Third, *ports of the gateway* that a policy maps to
-//! the host's 127.0.0.1 (`loopback`, `exchanges`): the guest opens the connection, and the relay
+//! the host's loopback (`loopback`, `exchanges`): the guest opens the connection, and the relay
 //! makes the host's socket.
 //!
 //! smoltcp implements TCP on the guest's side. Each connection has a stack of its own (`link`),
@@ -22,15 +22,16 @@
 //! it.
 use std::{
     collections::{BTreeSet, HashMap, VecDeque},
-    net::{Ipv4Addr, SocketAddrV4, TcpListener},
+    net::{IpAddr, SocketAddr, TcpListener},
     os::fd::OwnedFd,
 };
 
-use slipgate_abi::{Protocol, RuleIndex, VmId, VmRow, segment::Segments, tcp::Phase};
+use slipgate_abi::{Protocol, RuleIndex, Vm6Ref, VmId, VmRow, segment::Segments, tcp::Phase};
 
 use crate::{
     packet::{
-        Ipv4, Packet, Transport,
+        Ip, Ipv4, Packet, Transport, Version,
+        ip::version_of,
         transport::{UDP_HEADER_LEN, Udp},
     },
     poll::{Context, Readiness},
@@ -144,11 +145,12 @@ pub struct Relay {
 #[derive(Debug)]
 struct Served {
     net: VmNet,
+    row6: Option<Vm6Ref>,
     next_port: u16,
     counts: Counts,
     turn: Turn,
     /// Keys of its forwards' sockets, by protocol and address of the host.
-    forwards: HashMap<(Protocol, SocketAddrV4), u32>,
+    forwards: HashMap<(Protocol, SocketAddr), u32>,
     /// Numbers of its live flows.
     live: BTreeSet<u64>,
 }
@@ -157,16 +159,21 @@ struct Served {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 struct Name {
     vm: VmId,
-    ours: SocketAddrV4,
-    guest_port: u16,
+    ours: SocketAddr,
+    guest: SocketAddr,
 }
 
 impl Name {
-    const fn new(vm: VmId, ours: SocketAddrV4, guest_port: u16) -> Self {
+    const fn new(vm: VmId, ours: SocketAddr, guest: SocketAddr) -> Self {
+        Self { vm, ours, guest }
+    }
+
+    /// Name of the connection of a guest's packet, by its addresses and ports.
+    const fn of(vm: VmId, ip: &Ip<'_>, (from, to): (u16, u16)) -> Self {
         Self {
             vm,
-            ours,
-            guest_port,
+            ours: SocketAddr::new(ip.destination, to),
+            guest: SocketAddr::new(ip.source, from),
         }
     }
 }
@@ -221,7 +228,7 @@ enum Kind {
     /// A connection to the host's loopback.
     Loopback {
         stream: Stream,
-        host_port: u16,
+        service: SocketAddr,
     },
 }
 
@@ -281,14 +288,16 @@ impl Relay {
         }
     }
 
-    /// Begins to serve a VM, or adopts a change of its network.
-    pub fn add_vm(&mut self, net: VmNet) {
+    /// Begins to serve a VM, or adopts a change of its network. `row6`: its row of `VMS6`, with the
+    /// addresses that the guest has.
+    pub fn add_vm(&mut self, net: VmNet, row6: Option<Vm6Ref>) {
         let next_port = forward::FIRST_PORT + rand::random::<u16>() % forward::PORTS;
         self.vms
             .entry(net.id)
-            .and_modify(|served| served.net = net.clone())
+            .and_modify(|served| (served.net, served.row6) = (net.clone(), row6))
             .or_insert_with(|| Served {
                 net,
+                row6,
                 next_port,
                 counts: Counts::default(),
                 turn: Turn::default(),
@@ -335,25 +344,32 @@ impl Relay {
         let Some(served) = self.vms.get(&vm) else {
             return Taken::No;
         };
-        let Ok(ip) = Ipv4::parse(packet) else {
+        let Some(ip) = parse(packet) else {
             return Taken::No;
         };
-        if ip.is_fragment() || Ipv4Addr::from(ip.source) != served.net.guest {
+        // Which addresses of IPv6 the guest has, the caller knows.
+        let is_its = match ip.source {
+            IpAddr::V4(source) => source == served.net.guest,
+            IpAddr::V6(_) => served.net.ipv6.is_some(),
+        };
+        if !is_its {
             return Taken::No;
         }
-        let to = Ipv4Addr::from(ip.destination);
+        let is_to_gateway = served.net.gateway_of(ip.source) == Some(ip.destination);
         match Packet::parse(ip).map(|packet| packet.transport) {
-            Ok(Transport::Tcp(tcp)) => self.segment(vm, to, tcp, (ip.bytes, segments), cx),
+            Ok(Transport::Tcp(tcp)) => {
+                let name = Name::of(vm, &ip, (tcp.source, tcp.destination));
+                self.segment(name, tcp, (ip.bytes, segments), cx)
+            }
             Ok(Transport::Udp(udp)) => {
                 let payload = payload(&ip, &udp);
-                if to == served.net.gateway {
-                    let ports = (udp.destination, udp.source);
-                    let taken = self.answer_client(vm, ports, payload, segments, cx.now_ns);
+                let name = Name::of(vm, &ip, (udp.source, udp.destination));
+                if is_to_gateway {
+                    let taken = self.answer_client(name, payload, segments, cx.now_ns);
                     if taken != Taken::No {
                         return taken;
                     }
                 }
-                let name = Name::new(vm, SocketAddrV4::new(to, udp.destination), udp.source);
                 self.exchange(name, payload, segments, cx.now_ns)
             }
             _ => Taken::No,
@@ -450,8 +466,20 @@ impl Relay {
     }
 }
 
+/// Parses a packet that is whole; `None` if it is not.
+fn parse(packet: &[u8]) -> Option<Ip<'_>> {
+    match version_of(packet)? {
+        Version::V4 => {
+            let ip = Ipv4::parse(packet).ok()?;
+            (!ip.is_fragment()).then(|| ip.into())
+        }
+        // A fragment has no transport header at its place, and is not parsed further.
+        Version::V6 => Ip::parse(packet).ok(),
+    }
+}
+
 /// Payload of a UDP datagram.
-fn payload<'p>(ip: &Ipv4<'p>, udp: &Udp) -> &'p [u8] {
+fn payload<'p>(ip: &Ip<'p>, udp: &Udp) -> &'p [u8] {
     let payload = ip.payload().get(UDP_HEADER_LEN..).unwrap_or_default();
     &payload[..udp.payload_len.min(payload.len())]
 }

@@ -5,6 +5,7 @@ mod datagrams;
 mod dns;
 mod exchanges;
 mod guest;
+mod ipv6;
 mod live;
 mod loopback;
 mod streams;

@@ -10,7 +10,7 @@
 use std::{cell::Cell, marker::PhantomData};
 
 use slipgate_abi::{
-    DropReason, Ip4, checksum,
+    DropReason, Ip4, Ip6, checksum,
     datapath::{
         self, Maps, Program6, Refused, pacer::Onward, packet::L4, translate::checksum_flags,
     },
@@ -30,6 +30,8 @@ pub trait Environment: Copy {
     fn mtu_of(self, ifindex: u32) -> Option<u32>;
     /// Whether the host would route a packet to this destination on to another host.
     fn is_routed_on(self, destination: Ip4) -> bool;
+    /// As [`Environment::is_routed_on`], for IPv6.
+    fn is_routed_on6(self, destination: Ip6) -> bool;
     /// Present time, ns.
     fn now_ns(self) -> u64;
     /// Counts a packet that is dropped, in a VM's row or in that of none.
@@ -240,6 +242,10 @@ unsafe impl<E: Environment> datapath::Kernel for Run<'_, E> {
 
     fn is_routed_on(self, _source: Ip4, destination: Ip4) -> bool {
         self.environment.is_routed_on(destination)
+    }
+
+    fn is_routed_on6(self, _source: Ip6, destination: Ip6) -> bool {
+        self.environment.is_routed_on6(destination)
     }
 
     fn now_ns(self) -> u64 {

@@ -5,7 +5,7 @@
 //! the engine sends an ARP request once a second.
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
-    net::{IpAddr, Ipv4Addr, SocketAddrV4},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     ops::Bound,
 };
 
@@ -30,8 +30,8 @@ const VMS_PER_TURN: usize = 256;
 pub struct Forward {
     /// TCP or UDP.
     pub protocol: Protocol,
-    /// Address on the host; 0.0.0.0: any.
-    pub host: Ipv4Addr,
+    /// Address on the host; 0.0.0.0 or `::`: any of the family.
+    pub host: IpAddr,
     /// Port on the host.
     pub host_port: u16,
     /// Id of the VM.
@@ -45,7 +45,7 @@ pub struct Forward {
 }
 
 /// Protocol, address and port on the host.
-type HostPort = (Protocol, Ipv4Addr, u16);
+type HostPort = (Protocol, IpAddr, u16);
 
 /// The forwards in force.
 #[derive(Debug, Default)]
@@ -72,8 +72,8 @@ impl Forwards {
     }
 
     /// Removes the forward of a VM at this address of the host.
-    pub(crate) fn remove(&mut self, vm: VmId, protocol: Protocol, host: SocketAddrV4) {
-        let key = (protocol, *host.ip(), host.port());
+    pub(crate) fn remove(&mut self, vm: VmId, protocol: Protocol, host: SocketAddr) {
+        let key = (protocol, host.ip(), host.port());
         if let Some(keys) = self.of_vm.get_mut(&vm)
             && keys.remove(&key)
         {
@@ -95,17 +95,18 @@ impl Forwards {
     /// address, else one of any address. A packet to loopback that arrives by a link matches none:
     /// those forwards are for the host alone.
     pub(crate) fn matching(&self, world: &FlowTuple, vm: VmId) -> Option<&Forward> {
-        // Forwards are of IPv4 only.
-        let IpAddr::V4(local) = world.local else {
-            return None;
-        };
+        let local = world.local;
         if local.is_loopback() {
             return None;
         }
+        let any = match local {
+            IpAddr::V4(_) => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
+            IpAddr::V6(_) => IpAddr::V6(Ipv6Addr::UNSPECIFIED),
+        };
         let protocol = world.protocol()?;
         let of = |host| self.by_address.get(&(protocol, host, world.local_port));
         of(local)
-            .or_else(|| of(Ipv4Addr::UNSPECIFIED))
+            .or_else(|| of(any))
             .filter(|forward| forward.vm == vm)
     }
 

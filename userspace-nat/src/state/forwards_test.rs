@@ -4,7 +4,7 @@ use super::*;
 fn vms_behind_forwards_are_looked_at_some_in_a_turn() {
     let forward = |vm: u32| Forward {
         protocol: Protocol::Tcp,
-        host: Ipv4Addr::UNSPECIFIED,
+        host: Ipv4Addr::UNSPECIFIED.into(),
         host_port: 1_000 + vm as u16,
         vm: VmId::new(vm),
         vm_row: VmRow::new(vm as u16),

@@ -107,7 +107,7 @@ impl Rules {
         let judge = self.judge.borrow();
         judge
             .policy(vm.id)
-            .has_loopback_at(&vm.host_loopback, addr, vm.gateway.into())
+            .has_loopback_at(&vm.host_loopback, addr, gateway(vm, addr))
     }
 
     /// Returns the port on the host's loopback to which a destination leads; `None` when it leads
@@ -116,7 +116,7 @@ impl Rules {
         let judge = self.judge.borrow();
         judge
             .policy(vm.id)
-            .host_loopback(&vm.host_loopback, to, vm.gateway.into())
+            .host_loopback(&vm.host_loopback, to, gateway(vm, to.addr))
     }
 
     /// Judges a live connection to the host's loopback by the present rules.
@@ -187,4 +187,10 @@ impl Rules {
         self.remember_openings(map, vms);
         open
     }
+}
+
+/// Returns the gateway's address of the family of a destination. To a VM without IPv6 none of that
+/// family leads anywhere.
+fn gateway(vm: &VmNet, to: IpAddr) -> IpAddr {
+    vm.gateway_of(to).unwrap_or(vm.gateway.into())
 }

@@ -253,7 +253,7 @@ pub(super) fn forward(forward: ForwardSocket) -> Option<(Forward, relay::Forward
     let protocol = Protocol::from_ip(forward.protocol)?;
     let translated = Forward {
         protocol,
-        host: *forward.host.ip(),
+        host: forward.host.ip(),
         host_port: forward.host.port(),
         vm: forward.vm,
         vm_row: forward.vm_row,

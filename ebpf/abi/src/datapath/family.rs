@@ -7,7 +7,7 @@ use super::{
     packet::{Packet, QUOTED},
     translate::Rewrite,
 };
-use crate::{DropReason, FlowRef, Protocol, SlotRef};
+use crate::{DropReason, FlowRef, ForwardTarget, Protocol, SlotRef};
 
 /// One of the two families.
 pub trait Family: Copy + Sized {
@@ -22,6 +22,8 @@ pub trait Family: Copy + Sized {
     const ETHER_TYPE: u16;
     /// Length of the IP header without options or extensions, bytes.
     const IP_LEN: usize;
+    /// The unspecified address, which stands for any of the host's in forwards.
+    const UNSPECIFIED: Self::Address;
     /// Protocol of an echo.
     const ICMP: Protocol;
     /// ICMP type of an echo request.
@@ -63,6 +65,20 @@ pub trait Family: Copy + Sized {
 
     /// Deletes an entry that this run inserted.
     fn delete<M: Maps>(maps: M, tuple: &Self::Tuple);
+
+    /// Entry of the table of forwards for an address and a port of the host.
+    fn forward<M: Maps>(
+        maps: M,
+        host: Self::Address,
+        port: u16,
+        protocol: u8,
+    ) -> Option<ForwardTarget>;
+
+    /// Whether an address is a loopback address.
+    fn is_loopback(address: Self::Address) -> bool;
+
+    /// Whether the host would route the packet to another host ([`Kernel::is_routed_on`]).
+    fn is_routed_on<K: Kernel>(kernel: K, packet: &Packet<Self>) -> bool;
 
     /// What is beside a slot; `None` if its flow is of the other family.
     fn beside<M: Maps>(maps: M, slot: SlotRef, index: u32) -> Option<Self::Beside>;

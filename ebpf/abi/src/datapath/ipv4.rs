@@ -5,7 +5,10 @@ use super::{
     packet::{Ethernet, L4, Packet, Ports, ether_type},
     translate::{Rewrite, checksum_flags},
 };
-use crate::{Direction, DropReason, FlowRef, Ip4, Protocol, SlotRef, Tuple, checksum, segment};
+use crate::{
+    Direction, DropReason, FlowRef, ForwardKey, ForwardTarget, Ip4, Protocol, SlotRef, Tuple,
+    checksum, segment,
+};
 
 /// Length of an IPv4 header without options, bytes. Headers with options are not translated.
 pub const IPV4_LEN: usize = 20;
@@ -52,6 +55,7 @@ impl Family for V4 {
 
     const ETHER_TYPE: u16 = ether_type::IPV4;
     const IP_LEN: usize = IPV4_LEN;
+    const UNSPECIFIED: Ip4 = Ip4::UNSPECIFIED;
     const ICMP: Protocol = Protocol::Icmp;
     const ECHO: u8 = 8;
     const ECHO_REPLY: u8 = 0;
@@ -132,6 +136,26 @@ impl Family for V4 {
     #[inline(always)]
     fn delete<M: Maps>(maps: M, tuple: &Tuple) {
         maps.delete_flow(tuple);
+    }
+
+    #[inline(always)]
+    fn forward<M: Maps>(maps: M, host: Ip4, port: u16, protocol: u8) -> Option<ForwardTarget> {
+        maps.forward(&ForwardKey {
+            host,
+            port,
+            protocol,
+            pad: 0,
+        })
+    }
+
+    #[inline(always)]
+    fn is_loopback(address: Ip4) -> bool {
+        address.is_loopback()
+    }
+
+    #[inline(always)]
+    fn is_routed_on<K: Kernel>(kernel: K, packet: &Packet<Self>) -> bool {
+        kernel.is_routed_on(packet.source, packet.destination)
     }
 
     #[inline(always)]

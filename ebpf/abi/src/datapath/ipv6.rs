@@ -6,8 +6,8 @@ use super::{
     translate::{Rewrite, checksum_flags},
 };
 use crate::{
-    Addresses6Ref, Direction, DropReason, FlowRef, Ip6, Protocol, SlotRef, Tuple, Tuple6, checksum,
-    segment,
+    Addresses6Ref, Direction, DropReason, FlowRef, ForwardKey6, ForwardTarget, Ip6, Protocol,
+    SlotRef, Tuple, Tuple6, checksum, segment,
 };
 
 /// Length of an IPv6 header without extensions, bytes.
@@ -75,6 +75,7 @@ impl Family for V6 {
 
     const ETHER_TYPE: u16 = ether_type::IPV6;
     const IP_LEN: usize = IPV6_LEN;
+    const UNSPECIFIED: Ip6 = Ip6::UNSPECIFIED;
     const ICMP: Protocol = Protocol::Icmpv6;
     const ECHO: u8 = 128;
     const ECHO_REPLY: u8 = 129;
@@ -149,6 +150,26 @@ impl Family for V6 {
     #[inline(always)]
     fn delete<M: Maps>(maps: M, tuple: &Tuple6) {
         maps.delete_flow6(tuple);
+    }
+
+    #[inline(always)]
+    fn forward<M: Maps>(maps: M, host: Ip6, port: u16, protocol: u8) -> Option<ForwardTarget> {
+        maps.forward6(&ForwardKey6 {
+            host,
+            port,
+            protocol,
+            pad: [0; 5],
+        })
+    }
+
+    #[inline(always)]
+    fn is_loopback(address: Ip6) -> bool {
+        address.is_loopback()
+    }
+
+    #[inline(always)]
+    fn is_routed_on<K: Kernel>(kernel: K, packet: &Packet<Self>) -> bool {
+        kernel.is_routed_on6(packet.source, packet.destination)
     }
 
     #[inline(always)]

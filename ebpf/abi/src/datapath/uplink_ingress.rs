@@ -18,7 +18,7 @@ use super::{
     translate::{self, Rewrite},
 };
 use crate::{
-    Direction, DropReason, ForwardKey, ForwardTarget, Handover, Ip4, Verdict,
+    Direction, DropReason, ForwardTarget, Handover, Verdict,
     cell::{load32, store64},
     portframe::PortFlags,
     vm::VmFlags,
@@ -62,7 +62,7 @@ pub fn run<K: Kernel, const L2: usize>(kernel: K) -> K::End {
         Some(flow) if load32(flow.slot.verdict()) != Verdict::Free as u32 => {
             send_to_guest::<V4, K, L2, false>(kernel, &packet, flow)
         }
-        _ => forward::<K, L2>(kernel, &packet),
+        _ => forward::<V4, K, L2>(kernel, &packet),
     }
 }
 
@@ -170,31 +170,33 @@ pub(super) fn send_to_guest<F: Family, K: Kernel, const L2: usize, const ENGINE:
 /// Processes a packet without flow: hands it to the engine if a forward matches and it opens a
 /// flow, else leaves it to the host.
 #[inline(always)]
-fn forward<K: Kernel, const L2: usize>(kernel: K, packet: &Packet<V4>) -> K::End {
+pub(super) fn forward<F: Family, K: Kernel, const L2: usize>(
+    kernel: K,
+    packet: &Packet<F>,
+) -> K::End {
     if !packet.is_udp() && !connection::opens(packet) {
         return kernel.pass();
     }
     // A forward of loopback is the host's alone. The host drops what comes by a link to it, but only
     // behind us.
-    if packet.destination.is_loopback() {
+    if F::is_loopback(packet.destination) {
         return kernel.pass();
     }
-    let mut key = ForwardKey {
-        host: packet.destination,
-        port: packet.destination_port,
-        protocol: packet.protocol,
-        pad: 0,
+    let of = |host| {
+        F::forward(
+            kernel.maps(),
+            host,
+            packet.destination_port,
+            packet.protocol,
+        )
     };
-    let target = match kernel.maps().forward(&key) {
+    let target = match of(packet.destination) {
         Some(target) => target,
-        None => {
-            key.host = Ip4::UNSPECIFIED;
-            match kernel.maps().forward(&key) {
-                // Of any of the host's addresses, and none that the host routes to.
-                Some(target) if !kernel.is_routed_on(packet.source, packet.destination) => target,
-                _ => return kernel.pass(),
-            }
-        }
+        None => match of(F::UNSPECIFIED) {
+            // Of any of the host's addresses, and none that the host routes to.
+            Some(target) if !F::is_routed_on(kernel, packet) => target,
+            _ => return kernel.pass(),
+        },
     };
     let ForwardTarget { vm, vm_row, .. } = target;
     let Some(vm) = kernel.maps().vm(vm_row, vm) else {
@@ -203,7 +205,7 @@ fn forward<K: Kernel, const L2: usize>(kernel: K, packet: &Packet<V4>) -> K::End
     if load32(vm.flags()) & VmFlags::FROZEN != 0 {
         return drop_packet(kernel, vm_row, DropReason::Frozen, packet.segments());
     }
-    hand_over::<V4, K, L2>(kernel, vm_row, Handover::Forward, PortFlags::FROM_UPLINK)
+    hand_over::<F, K, L2>(kernel, vm_row, Handover::Forward, PortFlags::FROM_UPLINK)
 }
 
 /// Processes an ICMP error. The packet it quotes (RFC 792: IP header and 8 bytes, RFC 4443: as much

@@ -1,12 +1,12 @@
 //! IPv6 packets from the world, which [`uplink_ingress`](super::uplink_ingress) passes on. Those of
-//! established flows go to their guest. Everything else is the host's: neighbour discovery of the
-//! uplink above all.
+//! established flows go to their guest, first packets to forwards to the engine. Everything else is the
+//! host's: neighbour discovery of the uplink above all.
 use super::{
     Kernel,
     family::Family as _,
     ipv6::{V6, icmpv6},
     lookup,
-    uplink_ingress::{icmp_error, send_to_guest},
+    uplink_ingress::{forward, icmp_error, send_to_guest},
 };
 use crate::{Verdict, cell::load32};
 
@@ -33,6 +33,6 @@ pub(super) fn run<K: Kernel, const L2: usize>(kernel: K) -> K::End {
         Some(flow) if load32(flow.slot.verdict()) != Verdict::Free as u32 => {
             send_to_guest::<V6, K, L2, false>(kernel, &packet, flow)
         }
-        _ => kernel.pass(),
+        _ => forward::<V6, K, L2>(kernel, &packet),
     }
 }

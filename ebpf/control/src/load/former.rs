@@ -45,12 +45,12 @@ pub(super) const FORMER: Option<Former> = Some(Former {
 });
 
 /// Version 6 added IPv6: maps of its own, which version 5 does not have, counters behind those that
-/// were there, and fields in place of padding. It also added budgets of bytes: the last drop reason,
-/// and the last reason to refuse a flow, which other counters follow.
+/// were there, and fields in place of padding. It also added budgets of bytes, by the last drop reason, and
+/// the last two reasons to refuse a flow, which other counters follow.
 fn of_version_5(map: MapName, (key, mut value): Element) -> Option<Element> {
     if map == MapName::Counters && value.len() >= ADDED_REFUSAL {
-        let zero = [0; size_of::<u64>()];
-        value.splice(ADDED_REFUSAL..ADDED_REFUSAL, zero);
+        let zeros = [0; ADDED_REFUSALS * size_of::<u64>()];
+        value.splice(ADDED_REFUSAL..ADDED_REFUSAL, zeros);
     }
     if matches!(map, MapName::Drops | MapName::Counters) {
         // The size of an element depends on no number of elements.
@@ -59,9 +59,11 @@ fn of_version_5(map: MapName, (key, mut value): Element) -> Option<Element> {
     Some((key, value))
 }
 
-/// Offset of the counter of refusals for a spent budget, which version 5 does not have, bytes.
-const ADDED_REFUSAL: usize =
-    offset_of!(VmCounters, refused) + size_of::<RefusalCounters>() - size_of::<u64>();
+/// Number of reasons to refuse a flow that version 5 does not have: a spent budget, and no address.
+const ADDED_REFUSALS: usize = 2;
+/// Offset of the first of their counters, bytes.
+const ADDED_REFUSAL: usize = offset_of!(VmCounters, refused) + size_of::<RefusalCounters>()
+    - ADDED_REFUSALS * size_of::<u64>();
 
 /// Path of a copy until it takes the old map's place.
 fn copy_of(paths: &Paths, map: MapName) -> PathBuf {

@@ -1,7 +1,7 @@
 //! The maps for the programs' functions where no kernel runs them.
 use slipgate_abi::{
-    Addresses6Ref, FlowRef, ForwardKey, ForwardTarget, NextHopRef, OwnerRef, SequencesRef,
-    SlotIndex, SlotRef, TapEntry, Tuple, Tuple6, Vm6Ref, VmRef, VmRow,
+    Addresses6Ref, FlowRef, ForwardKey, ForwardKey6, ForwardTarget, NextHopRef, OwnerRef,
+    SequencesRef, SlotIndex, SlotRef, TapEntry, Tuple, Tuple6, Vm6Ref, VmRef, VmRow,
     datapath::{self, fragment_table::Fragment},
     rate::RateRef,
 };
@@ -75,6 +75,10 @@ unsafe impl datapath::Maps for &SharedMaps {
 
     fn forward(self, key: &ForwardKey) -> Option<ForwardTarget> {
         self.forwards.get(key).ok().flatten()
+    }
+
+    fn forward6(self, key: &ForwardKey6) -> Option<ForwardTarget> {
+        self.forwards6.get(key).ok().flatten()
     }
 
     /// The host's sockets receive whole packets.

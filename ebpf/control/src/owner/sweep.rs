@@ -80,6 +80,9 @@ pub fn sweep<'o>(
     let forwards = maps
         .forwards
         .remove_if(|_, forward| gone(forward.id(), forward.row()))?;
+    let forwards6 = maps
+        .forwards6
+        .remove_if(|_, forward| gone(forward.id(), forward.row()))?;
     let open: HashSet<VmId> = maps
         .vm_rows()
         .filter_map(|row| vm_rows::id_of(maps, row))
@@ -87,7 +90,7 @@ pub fn sweep<'o>(
     let names = maps.names.remove_if(|key, _| !open.contains(&key.id()))?;
     let mut swept = Swept {
         tuples,
-        entries: taps + forwards + names,
+        entries: taps + forwards + forwards6 + names,
         ..Swept::default()
     };
     for row in (0..MAX_OWNERS).filter(|row| !is_in_use(*row)) {

@@ -1,5 +1,5 @@
 //! The loaded object, its maps, and a VM with flows in them.
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, Ipv6Addr};
 
 use aya::{
     Ebpf, TestRun, TestRunOptions,
@@ -7,9 +7,9 @@ use aya::{
     programs::{SchedClassifier, Xdp},
 };
 use slipgate_abi::{
-    Addresses6, DropCounters, FlowRef, ForwardKey, ForwardTarget, NextHop, Protocol, RateLimits,
-    Sequences, SequencesRef, Slot, SlotRef, TapEntry, Tuple, Verdict, Vm, Vm6, forward::DenyKey,
-    maps::Owner, tcp::TcpBits,
+    Addresses6, DropCounters, FlowRef, ForwardKey, ForwardKey6, ForwardTarget, NextHop, Protocol,
+    RateLimits, Sequences, SequencesRef, Slot, SlotRef, TapEntry, Tuple, Verdict, Vm, Vm6,
+    forward::DenyKey, maps::Owner, tcp::TcpBits,
 };
 
 use crate::mapped::Mapped;
@@ -230,6 +230,30 @@ impl Loaded {
             .expect("FORWARDS")
             .insert(key, target, 0)
             .expect("insert FORWARDS");
+    }
+
+    /// The same for IPv6.
+    pub(crate) fn forward6(
+        &mut self,
+        (host, port, protocol): (Ipv6Addr, u16, Protocol),
+        (vm, guest_port): (u32, u16),
+    ) {
+        let key = ForwardKey6 {
+            host: host.into(),
+            port,
+            protocol: protocol as u8,
+            pad: [0; 5],
+        };
+        let target = ForwardTarget {
+            vm,
+            vm_row: ROW,
+            guest_port,
+            pad: [0; 6],
+        };
+        HashMap::<_, ForwardKey6, ForwardTarget>::try_from(self.ebpf.map_mut("FORWARDS6").unwrap())
+            .expect("FORWARDS6")
+            .insert(key, target, 0)
+            .expect("insert FORWARDS6");
     }
 
     pub(crate) fn deny(&mut self, prefix_len: u32, remote: Ipv4Addr) {

@@ -15,7 +15,7 @@ use aya::{
     programs::{Program, ProgramError, SchedClassifier},
 };
 use slipgate_abi::{
-    FlowRef, ForwardKey, ForwardTarget, TapEntry, Tuple, Tuple6,
+    FlowRef, ForwardKey, ForwardKey6, ForwardTarget, TapEntry, Tuple, Tuple6,
     datapath::{
         PROGRAMS6, Program6,
         fragment_table::{Fragment, PLACES},
@@ -199,6 +199,7 @@ impl Loaded {
         clear_hash::<Tuple6, FlowRef>(&mut self.ebpf, "FLOWS6");
         clear_hash::<u32, TapEntry>(&mut self.ebpf, "TAPS");
         clear_hash::<ForwardKey, ForwardTarget>(&mut self.ebpf, "FORWARDS");
+        clear_hash::<ForwardKey6, ForwardTarget>(&mut self.ebpf, "FORWARDS6");
         let deny = self.ebpf.map_mut("DENY").unwrap();
         let mut deny = LpmTrie::<_, DenyKey, u32>::try_from(deny).expect("DENY");
         let keys: Vec<_> = deny.keys().map(|key| key.expect("a key of DENY")).collect();

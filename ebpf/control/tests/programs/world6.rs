@@ -1,8 +1,8 @@
-//! IPv6 packets of the world that are no flow's: errors about flows go to the engine, the rest is the
-//! host's.
+//! IPv6 packets of the world that are no flow's: errors about flows and first packets to forwards go to
+//! the engine, the rest is the host's.
 use std::net::Ipv6Addr;
 
-use slipgate_abi::{Handover, Protocol, portframe::PortFlags};
+use slipgate_abi::{DropReason, Handover, Protocol, portframe::PortFlags, tcp::Flags, vm::VmFlags};
 
 use crate::{datapath::*, flow6::*, frame6::*, loaded};
 
@@ -82,7 +82,73 @@ fn a_flow_s_packets_come_by_its_uplink() {
     datapath.admit6(flow6(Protocol::Udp));
     datapath.slots.change(9, |slot| slot.uplink_ifindex = 77);
     let frame = Frame6::rx(Protocol::Udp).bytes();
-    datapath.expect_drop(INGRESS, &frame, ROW, slipgate_abi::DropReason::NoFlow);
+    datapath.expect_drop(INGRESS, &frame, ROW, DropReason::NoFlow);
     let quoted = error(1, &Frame6::tx(Protocol::Udp).sent_on()).bytes();
     datapath.expect_unnoticed(INGRESS, &quoted);
+}
+
+/// A packet to port 8080 of an address.
+fn to_forward(protocol: Protocol, destination: Ipv6Addr, flags: u8) -> Frame6 {
+    Frame6 {
+        destination,
+        l4: l4_of(protocol, 0, (443, 8_080), flags, b""),
+        ..Frame6::rx(protocol)
+    }
+}
+
+#[test]
+fn first_packets_to_forwards_of_ipv6_go_to_their_vm() {
+    let other = Ipv6Addr::new(0x2001, 0xdb8, 9, 0, 0, 0, 0, 10);
+    let any = Ipv6Addr::UNSPECIFIED;
+    for (host, protocol, flags, hit) in [
+        (NAT6, Protocol::Tcp, Flags::SYN, true),
+        (NAT6, Protocol::Udp, 0, true),
+        (any, Protocol::Tcp, Flags::SYN, true),
+        (any, Protocol::Udp, 0, true),
+        (NAT6, Protocol::Tcp, Flags::ACK, false),
+        (other, Protocol::Tcp, Flags::SYN, false),
+    ] {
+        for (program, l2) in [(INGRESS, 14), ("uplink_ingress_l3", 0)] {
+            let mut datapath = loaded!();
+            datapath.forward6((host, 8_080, protocol), (VM, 80));
+            // A forward of IPv4 is no forward of IPv6.
+            datapath.forward((NAT, 8_081, protocol), (VM, 80));
+            let frame = to_forward(protocol, NAT6, flags).bytes();
+            if !hit {
+                datapath.expect_unnoticed(program, &frame[14 - l2..]);
+                continue;
+            }
+            let run = datapath.run(program, &frame[14 - l2..]);
+            assert_eq!(run.action, REDIRECT, "{program} {host} {protocol:?}");
+            let (header, rest) = crate::frame::handed(&run.frame);
+            assert_eq!(header.code, Handover::Forward as u8);
+            assert_eq!((header.id, header.flags), (VM, PortFlags::FROM_UPLINK));
+            assert_eq!(rest, &frame[12..], "as it came");
+        }
+    }
+}
+
+#[test]
+fn forwards_of_ipv6_whose_vm_is_gone_or_frozen_drop() {
+    let frame = to_forward(Protocol::Udp, NAT6, 0).bytes();
+    let mut datapath = loaded!();
+    datapath.forward6((NAT6, 8_080, Protocol::Udp), (VM + 1, 80));
+    datapath.expect_drop(INGRESS, &frame, 0, DropReason::StaleVm);
+    let mut datapath = loaded!();
+    datapath.forward6((NAT6, 8_080, Protocol::Udp), (VM, 80));
+    datapath.vms.change(ROW, |vm| vm.flags |= VmFlags::FROZEN);
+    datapath.expect_drop(INGRESS, &frame, ROW, DropReason::Frozen);
+}
+
+/// Any neighbour on the link may send to loopback with the host's MAC.
+#[test]
+fn loopback_of_ipv6_is_no_forwards_whatever_leads_there() {
+    for protocol in [Protocol::Tcp, Protocol::Udp] {
+        for host in [Ipv6Addr::LOCALHOST, Ipv6Addr::UNSPECIFIED] {
+            let mut datapath = loaded!();
+            datapath.forward6((host, 8_080, protocol), (VM, 80));
+            let frame = to_forward(protocol, Ipv6Addr::LOCALHOST, Flags::SYN);
+            datapath.expect_unnoticed(INGRESS, &frame.bytes());
+        }
+    }
 }

@@ -1,6 +1,7 @@
 //! IPv6 of a guest whose stack is Linux's: it configures itself, reaches the world over NAT, and is
 //! held to the same rules. The servers' view decides.
 mod addresses;
+mod forwards;
 mod scene;
 
 use std::{

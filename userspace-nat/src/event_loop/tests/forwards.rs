@@ -1,6 +1,6 @@
 //! Tests of flows that the world opens through a forward, and of packets that open none.
 use std::{
-    net::{Ipv4Addr, SocketAddrV4, TcpListener},
+    net::{Ipv4Addr, SocketAddr, TcpListener},
     sync::atomic::Ordering::Relaxed,
 };
 
@@ -255,7 +255,7 @@ fn flows_through_a_forward_that_goes_are_cut_and_others_go_on() {
     rig.guest(1, &udp((GUEST, 5_000), SERVER, b"x"));
     assert_eq!(rig.flows(), 3);
     let (vm, row) = (VmId::new(101), VmRow::new(1));
-    let change = |removed: Vec<(Protocol, SocketAddrV4)>, added: Vec<Forward>| {
+    let change = |removed: Vec<(Protocol, SocketAddr)>, added: Vec<Forward>| {
         let relayed = |forward: Forward| {
             let socket = TcpListener::bind("127.0.0.1:0").unwrap().into();
             let relayed = relay::Forward {
@@ -275,7 +275,7 @@ fn flows_through_a_forward_that_goes_are_cut_and_others_go_on() {
             added,
         }
     };
-    let any = |port| SocketAddrV4::new(Ipv4Addr::UNSPECIFIED, port);
+    let any = |port| SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), port);
     let gone = change(vec![(Protocol::Tcp, any(8_080))], Vec::new());
     rig.tell(move |engine| engine.change_forwards(gone).unwrap());
     rig.at_guest();

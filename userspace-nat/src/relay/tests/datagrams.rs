@@ -1,4 +1,4 @@
-use std::net::UdpSocket;
+use std::net::{Ipv4Addr, SocketAddrV4, UdpSocket};
 
 use proptest::prelude::*;
 use slipgate_abi::Protocol;
@@ -156,7 +156,7 @@ proptest! {
         syn in any::<bool>(),
     ) {
         let mut relay = Relay::new(Limits { dns_connections_per_vm: 4, ..Limits::default() });
-        relay.add_vm(crate::test_vm::vm(VM.get()));
+        relay.add_vm(crate::test_vm::vm(VM.get()), None);
         let mut out = Outbox::new(1 << 20);
         let poller = Poller::new().unwrap();
         let mut cx = Context { now_ns: 1_000 * MS, out: &mut out, poller: &poller };

@@ -1,3 +1,5 @@
+use std::net::{Ipv4Addr, SocketAddrV4};
+
 use super::{
     super::*,
     guest::{Close, End},
@@ -251,7 +253,7 @@ fn the_limit_holds_per_vm_and_room_is_made_by_closing() {
 fn only_port_53_is_served() {
     let mut world = perfect();
     world.guest.connect(
-        "10.0.2.2:80".parse().unwrap(),
+        "10.0.2.2:80".parse::<SocketAddr>().unwrap(),
         40_000,
         End::new(Vec::new(), Close::Never),
     );

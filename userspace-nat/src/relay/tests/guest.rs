@@ -1,7 +1,7 @@
 //! The guest: a second TCP stack, and what both ends of a connection do and see.
 use std::{
     collections::{HashSet, VecDeque},
-    net::{Ipv4Addr, SocketAddrV4},
+    net::{Ipv4Addr, Ipv6Addr, SocketAddr},
 };
 
 use smoltcp::{
@@ -12,7 +12,7 @@ use smoltcp::{
     wire::{HardwareAddress, IpAddress, IpCidr},
 };
 
-use crate::packet::{Ipv4, Packet, Transport};
+use crate::packet::{Ip, Packet, Transport};
 
 /// When one end of a connection shuts its direction.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -59,6 +59,9 @@ impl End {
     }
 }
 
+/// The guest's address of IPv6.
+pub(super) const GUEST6: Ipv6Addr = Ipv6Addr::new(0xfd00, 1, 2, 3, 0, 0, 0, 0x15);
+
 /// A guest with a TCP stack of its own.
 pub(super) struct Guest {
     interface: Interface,
@@ -81,11 +84,18 @@ impl Guest {
             addrs
                 .push(IpCidr::new(IpAddress::v4(10, 0, 2, 15), 24))
                 .unwrap();
+            addrs
+                .push(IpCidr::new(IpAddress::Ipv6(GUEST6), 64))
+                .unwrap();
         });
         let router = Ipv4Addr::new(10, 0, 2, 2);
         interface
             .routes_mut()
             .add_default_ipv4_route(router)
+            .unwrap();
+        interface
+            .routes_mut()
+            .add_default_ipv6_route(Ipv6Addr::new(0xfd00, 1, 2, 3, 0, 0, 0, 1))
             .unwrap();
         Self {
             interface,
@@ -112,7 +122,7 @@ impl Guest {
     }
 
     pub(super) fn arrive(&mut self, packet: Vec<u8>) {
-        let transport = Ipv4::parse(&packet).and_then(Packet::parse);
+        let transport = Ip::parse(&packet).and_then(Packet::parse);
         if let Ok(Transport::Tcp(tcp)) = transport.map(|packet| packet.transport)
             && tcp.is_opening_syn()
             && let Some(index) = self
@@ -133,10 +143,11 @@ impl Guest {
         self.socket(handle).listen(port).unwrap();
     }
 
-    pub(super) fn connect(&mut self, to: SocketAddrV4, from: u16, end: End) {
+    pub(super) fn connect(&mut self, to: impl Into<SocketAddr>, from: u16, end: End) {
         let handle = self.add(end);
         let socket = self.sockets.get_mut::<tcp::Socket<'_>>(handle);
-        let remote = (IpAddress::Ipv4(*to.ip()), to.port());
+        let to = to.into();
+        let remote = (IpAddress::from(to.ip()), to.port());
         socket
             .connect(self.interface.context(), remote, from)
             .unwrap();

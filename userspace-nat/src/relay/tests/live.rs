@@ -35,12 +35,14 @@ fn one_of_each() -> (World, [Client; 2], UdpSocket) {
 
     world
         .guest
-        .connect("8.8.8.8:53".parse().unwrap(), 40_000, quiet());
+        .connect("8.8.8.8:53".parse::<SocketAddr>().unwrap(), 40_000, quiet());
     world.idle(&mut clients, 20);
     let listener = world.lead(8080);
-    world
-        .guest
-        .connect("10.0.2.2:8080".parse().unwrap(), 40_001, quiet());
+    world.guest.connect(
+        "10.0.2.2:8080".parse::<SocketAddr>().unwrap(),
+        40_001,
+        quiet(),
+    );
     let mut service = None;
     world.run(&mut clients, 1_000, |_, _| {
         service = service

@@ -1,4 +1,8 @@
-use std::{net::TcpListener, os::fd::AsRawFd, time::Duration};
+use std::{
+    net::{SocketAddrV4, TcpListener},
+    os::fd::AsRawFd,
+    time::Duration,
+};
 
 use slipgate_abi::{Ip4, VmId, tcp::Flags};
 
@@ -134,10 +138,10 @@ fn the_record_says_where_it_led_and_by_what() {
     assert_eq!((none, end.unwrap().reason), (None, "closed"));
     assert_eq!(began.number, flow.number);
     assert_eq!(flow.guest, "10.0.2.15:40000".parse().unwrap());
-    assert_eq!(flow.remote, at(8080));
+    assert_eq!(flow.remote, at(8080).into());
     let service = listener.local_addr().unwrap();
-    assert_eq!(flow.host.map(Into::into), Some(service));
-    assert_eq!(flow.nat.map(Into::into), Some(peer));
+    assert_eq!(flow.host, Some(service));
+    assert_eq!(flow.nat, Some(peer));
     assert_eq!(flow.rule_text.as_deref(), Some("host_loopback"));
     assert!(!flow.inbound && flow.rule.is_none() && flow.connect_us > 0);
 }
@@ -310,7 +314,7 @@ fn no_vm_takes_the_sockets_of_the_others() {
         ..Limits::default()
     };
     let mut world = World::new(limits, Impairment::default());
-    world.relay.add_vm(crate::test_vm::vm(OTHER.get()));
+    world.relay.add_vm(crate::test_vm::vm(OTHER.get()), None);
     let listener = world.lead(8080);
     let forward = world.forward_tcp(80);
     let opening = Opening {

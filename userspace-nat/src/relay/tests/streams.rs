@@ -1,3 +1,5 @@
+use std::net::Ipv4Addr;
+
 use slipgate_abi::Ip4;
 
 use super::{
@@ -157,8 +159,8 @@ fn a_guest_that_answers_a_syn_with_its_own_and_nothing_else_resets_the_client_in
     world.run(&mut clients, 100, |world, _| !world.to_guest.is_empty());
     let name = *world.relay.connections.keys().next().unwrap();
     let own = fake::packets::syn(
-        (Ip4::from(Ipv4Addr::new(10, 0, 2, 15)), name.guest_port),
-        (Ip4::from(*name.ours.ip()), name.ours.port()),
+        (Ip4::from(Ipv4Addr::new(10, 0, 2, 15)), name.guest.port()),
+        (Ip4::from(Ipv4Addr::new(10, 0, 2, 2)), name.ours.port()),
         1,
     );
     let taken = world.with(|relay, cx| relay.packet(VM, &own, single(own.len()), cx));
@@ -330,7 +332,7 @@ fn a_guest_that_garbles_its_headers_harms_only_itself() {
             .guest
             .serve(80, End::new(bytes(20_000, i), Close::WhenSent));
         let from = 40_000 + i as u16;
-        let resolver = "8.8.8.8:53".parse().unwrap();
+        let resolver = "8.8.8.8:53".parse::<SocketAddr>().unwrap();
         world.guest.connect(
             resolver,
             from,

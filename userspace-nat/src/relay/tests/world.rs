@@ -6,7 +6,7 @@ use std::{
     os::fd::OwnedFd,
 };
 
-use slipgate_abi::{Protocol, RuleIndex, VmId};
+use slipgate_abi::{Protocol, RuleIndex, Vm6, Vm6Ref, VmId};
 
 use super::{
     super::*,
@@ -151,7 +151,21 @@ pub(super) struct World {
 impl World {
     pub(super) fn new(limits: Limits, impairment: Impairment) -> Self {
         let mut relay = Relay::new(limits);
-        relay.add_vm(test_vm::vm(VM.get()));
+        relay.add_vm(test_vm::vm(VM.get()), None);
+        Self::of(relay, impairment)
+    }
+
+    /// A world whose guest has IPv6, too, and no address that it was heard from.
+    pub(super) fn with_ipv6(limits: Limits) -> (Self, Vm6Ref) {
+        let row = Box::leak(Box::new(Vm6::OFF));
+        // SAFETY: the row is leaked, so it stays.
+        let row = unsafe { Vm6Ref::new(row) };
+        let mut relay = Relay::new(limits);
+        relay.add_vm(test_vm::vm6(VM.get()), Some(row));
+        (Self::of(relay, Impairment::default()), row)
+    }
+
+    fn of(relay: Relay, impairment: Impairment) -> Self {
         Self {
             relay,
             poller: Poller::new().unwrap(),
@@ -186,7 +200,12 @@ impl World {
 
     /// A forwarded TCP port on loopback.
     pub(super) fn forward_tcp(&mut self, guest_port: u16) -> SocketAddr {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        self.forward_tcp_at("127.0.0.1", guest_port)
+    }
+
+    /// A forwarded TCP port of this address.
+    pub(super) fn forward_tcp_at(&mut self, host: &str, guest_port: u16) -> SocketAddr {
+        let listener = TcpListener::bind((host, 0)).unwrap();
         let addr = listener.local_addr().unwrap();
         self.forward(Protocol::Tcp, guest_port, listener.into());
         addr
@@ -255,7 +274,12 @@ impl World {
 
     /// A port of the gateway that leads to a service on the host's loopback.
     pub(super) fn lead(&mut self, port: u16) -> TcpListener {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        self.lead_at("127.0.0.1", port)
+    }
+
+    /// The same at this address of the host.
+    pub(super) fn lead_at(&mut self, host: &str, port: u16) -> TcpListener {
+        let listener = TcpListener::bind((host, 0)).unwrap();
         listener.set_nonblocking(true).unwrap();
         self.leads
             .insert(port, listener.local_addr().unwrap().port());
@@ -266,7 +290,7 @@ impl World {
     pub(super) fn offer(&mut self, packet: &[u8]) -> Taken {
         let segments = single(packet.len());
         let taken = self.with(|relay, cx| relay.packet(VM, packet, segments, cx));
-        let to = Ipv4::parse(packet)
+        let to = Ip::parse(packet)
             .and_then(Packet::parse)
             .ok()
             .and_then(|packet| packet.transport.ports());

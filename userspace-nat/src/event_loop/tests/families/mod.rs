@@ -2,6 +2,7 @@
 mod changes;
 mod errors;
 mod flows;
+mod forwards;
 mod rules;
 
 use std::net::IpAddr;
