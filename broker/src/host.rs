@@ -22,7 +22,7 @@ pub(crate) use self::{
     bound_ports::bound,
     listening_socket::ListeningSocket,
     resolvers::{HostResolvers, RESOLV_CONF},
-    tuples::check as check_tuples,
+    tuples::{check as check_tuples, may_have_ipv6},
     user_dir::MEMORY_OF_ROOT,
 };
 pub use self::{offloads::offers_tso, tuples::guests_tuples, user_dir::user_mode_dir};
@@ -41,6 +41,22 @@ pub fn warnings(facts: &HostFacts) -> Vec<String> {
         );
     }
     warnings
+}
+
+/// Returns why guests' IPv6 downloads by a device would break, with the remedy, in a sentence; `None`:
+/// they do not. Joined to more than 64 KiB ("BIG TCP"), a packet of IPv6 has a hop-by-hop header of the
+/// kernel's own (RFC 2675), behind which the programs do not look: the host would get it, and reset
+/// the connection.
+pub fn big_tcp_problem(link: &Link) -> Option<String> {
+    /// What the field of the payload length can say, with the header (`GSO_LEGACY_MAX_SIZE`).
+    const ORDINARY: u32 = 65_536;
+    let size = link.gro_max_size.filter(|size| *size > ORDINARY)?;
+    let name = &link.name;
+    Some(format!(
+        "{name} joins arriving IPv6 segments to as many as {size} bytes (BIG TCP), and such packets do \
+         not reach guests, whose downloads are reset; run: ip link set dev {name} gro_max_size \
+         {ORDINARY}"
+    ))
 }
 
 /// Returns which VMMs can open these TAPs, in sentences: one of those with several queues, and one

@@ -59,7 +59,25 @@ fn link(name: &str, is_multi_queue_tap: Option<bool>) -> Link {
         loopback: false,
         arp: true,
         is_multi_queue_tap,
+        gro_max_size: None,
     }
+}
+
+#[test]
+fn big_tcp_is_said_with_its_remedy() {
+    let with = |gro_max_size| Link {
+        gro_max_size,
+        ..link("eth0", None)
+    };
+    for ordinary in [None, Some(0), Some(65_536)] {
+        assert_eq!(big_tcp_problem(&with(ordinary)), None);
+    }
+    let said = big_tcp_problem(&with(Some(185_000))).unwrap();
+    assert!(said.contains("185000 bytes"), "{said}");
+    assert!(
+        said.ends_with("ip link set dev eth0 gro_max_size 65536"),
+        "{said}"
+    );
 }
 
 #[test]

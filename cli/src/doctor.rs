@@ -283,7 +283,12 @@ fn uplink_found(network: &Network, given: Option<&str>) -> Vec<Finding> {
                 let remedy = format!("bring it up: ip link set {} up", link.name);
                 Finding::ok(what, found).with(State::Missing, remedy)
             };
-            vec![uplink, offloads(&link.name)]
+            let mut findings = vec![uplink, offloads(&link.name)];
+            findings.extend(host::big_tcp_problem(link).map(|problem| {
+                let remedy = "of no concern to guests without IPv6";
+                Finding::ok("IPv6", problem).with(State::Note, remedy)
+            }));
+            findings
         }
         (None, Some(name)) => vec![
             Finding::ok(what, format!("there is no device {name}")).with(
@@ -346,7 +351,13 @@ fn tuples_found(facts: &HostFacts, network: &Network, uplink: Option<&str>) -> V
         return Vec::new();
     };
     let at = (&*link.name, link.ifindex);
-    let met = facts.meets(&host::guests_tuples(at, network, None, &DEFAULT_RANGE));
+    let met = facts.meets(&host::guests_tuples(
+        at,
+        network,
+        None,
+        &DEFAULT_RANGE,
+        true,
+    ));
     let findings: Vec<_> = met
         .into_iter()
         .map(|met| {

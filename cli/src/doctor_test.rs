@@ -104,6 +104,7 @@ fn taps_are_told_with_who_can_open_them_and_engine_ports_are_not() {
             loopback: false,
             arp: true,
             is_multi_queue_tap: Some(true),
+            gro_max_size: None,
         };
         network.links.insert(link);
     }

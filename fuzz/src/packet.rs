@@ -10,8 +10,9 @@ use userspace_nat::{
     icmp::{Quoted, translate},
     mss,
     packet::{
-        Ip, Ipv4, Ipv6, Packet, Transport, Version, build,
+        Fragment, Ip, Ipv4, Ipv6, Packet, Transport, Version, build,
         checksum::Sum,
+        fragment::Fragments,
         ip::{self, End},
         transport::{TCP_HEADER_LEN, Tcp, tcp_options},
     },
@@ -46,6 +47,7 @@ pub fn packet(input: &[u8]) {
     let Ok(ip) = Ip::parse(&l3) else { return };
     assert_eq!(ip.header_len + ip.payload().len(), ip.bytes.len());
     header_rewrites(ip);
+    fragments(ip);
     error_through_translation(ip);
     let Ok(packet) = Packet::parse(ip) else {
         return;
@@ -98,6 +100,32 @@ fn header_rewrites(ip: Ip<'_>) {
     assert!(is_right(&bytes));
     assert_eq!((after.source, after.destination), (host, guest));
     assert_eq!(after.ttl, ip.ttl.saturating_sub(1));
+}
+
+/// Checks that a packet is cut into fragments that are no larger than asked, and are the packet again.
+fn fragments(ip: Ip<'_>) {
+    if let Ok(fragment) = Fragment::parse(ip.bytes) {
+        let _ = fragment.as_packet();
+        return;
+    }
+    if ip.header_len != ip.version().header_len() || ip.payload().is_empty() {
+        return;
+    }
+    let most = ip.version().least_mtu();
+    let mut cut = Fragments::new(ip.bytes, most, 7);
+    let mut data = Vec::new();
+    while let Some(bytes) = cut.next_fragment() {
+        assert!(bytes.len() <= most as usize);
+        if ip.bytes.len() <= most as usize {
+            assert_eq!(Ip::parse(bytes).expect("a packet").payload(), ip.payload());
+            return;
+        }
+        let fragment = Fragment::parse(bytes).expect("a fragment");
+        assert_eq!((fragment.begin, fragment.protocol), (data.len(), ip.protocol));
+        assert_eq!(fragment.has_more, data.len() + fragment.data.len() < ip.payload().len());
+        data.extend_from_slice(fragment.data);
+    }
+    assert_eq!(data, ip.payload());
 }
 
 /// An address of the host and the guest's, of a family.

@@ -44,6 +44,10 @@ pub enum IcmpError {
     TooBig(u32),
     /// TTL or hop limit exceeded in transit.
     TtlExceeded,
+    /// The time for the reassembly of a datagram is over.
+    ReassemblyTime,
+    /// The first fragment of an IPv6 datagram has not all headers (RFC 7112).
+    IncompleteHeaders,
     /// Parameter problem, with the offset of the octet that is refused (RFC 792).
     ParameterProblem(u8),
 }
@@ -62,6 +66,8 @@ impl IcmpError {
                     // RFC 1191 section 4: the low half is the MTU.
                     Self::TooBig(mtu) => (UNREACHABLE, FRAGMENTATION_NEEDED, mtu.min(0xffff)),
                     Self::TtlExceeded => (TIME_EXCEEDED, 0, 0),
+                    Self::ReassemblyTime => (TIME_EXCEEDED, 1, 0),
+                    Self::IncompleteHeaders => (PARAMETER_PROBLEM, 0, 0),
                     Self::ParameterProblem(pointer) => {
                         (PARAMETER_PROBLEM, 0, u32::from(pointer) << 24)
                     }
@@ -74,6 +80,8 @@ impl IcmpError {
                     // A smaller one would change nothing (RFC 8201 section 4).
                     Self::TooBig(mtu) => (TOO_BIG, 0, mtu.max(version.least_mtu())),
                     Self::TtlExceeded => (TIME_EXCEEDED, 0, 0),
+                    Self::ReassemblyTime => (TIME_EXCEEDED, 1, 0),
+                    Self::IncompleteHeaders => (PARAMETER_PROBLEM, 3, 0),
                     Self::ParameterProblem(pointer) => (PARAMETER_PROBLEM, 0, pointer.into()),
                 }
             }

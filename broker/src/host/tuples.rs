@@ -5,7 +5,7 @@
 //! host's connections that were first. The host's NAT does not know guests' flows, and may pick the
 //! tuple of one a moment later. So the ports have to be separate, or the addresses.
 use std::{
-    net::{IpAddr, Ipv4Addr},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
     ops::RangeInclusive,
 };
 
@@ -14,6 +14,7 @@ use slipgate_control::{
     Network,
     host::{GuestsTuples, HostFacts},
 };
+use slipgate_model::Ipv6Mode;
 use slipgate_policy::document::ConfigError;
 
 use crate::config::{Config, HostNat};
@@ -31,7 +32,8 @@ pub(crate) fn check(
     let mut met = Vec::new();
     for ports in config.source_ports() {
         let at = (uplink, ifindex);
-        let guests = guests_tuples(at, network, config.nat_address, ports);
+        let ipv6 = config.may_have_ipv6();
+        let guests = guests_tuples(at, network, config.nat_address, ports, ipv6);
         met.extend(facts.meets(&guests));
     }
     if config.host_nat == HostNat::Share || serves {
@@ -49,19 +51,43 @@ pub(crate) fn check(
     }
 }
 
+/// Whether a VM that is served has IPv6, or gets it once the uplink leads there.
+pub(crate) fn may_have_ipv6(config: &Config) -> bool {
+    let default = config.network.ipv6;
+    default != Ipv6Mode::Off
+        || config
+            .vms
+            .iter()
+            .any(|vm| vm.ipv6.is_some_and(|mode| mode != Ipv6Mode::Off))
+}
+
 /// Returns what guests' flows have at an uplink. `address`: their source address, if one is given.
+/// `has_ipv6`: whether guests have IPv6, or may get it.
 pub fn guests_tuples(
     (uplink, ifindex): (&str, IfIndex),
     network: &Network,
     address: Option<Ipv4Addr>,
     ports: &RangeInclusive<u16>,
+    has_ipv6: bool,
 ) -> GuestsTuples {
     GuestsTuples {
         uplink: uplink.to_owned(),
         address,
         masquerade: first_address(network, ifindex),
         ports: ports.clone(),
+        addresses6: has_ipv6.then(|| addresses6(network, ifindex)),
     }
+}
+
+/// The IPv6 addresses of a device that packets to the world may have.
+fn addresses6(network: &Network, ifindex: IfIndex) -> Vec<Ipv6Addr> {
+    let all = network.addresses.iter().filter(|of| of.ifindex == ifindex);
+    let all = all.filter_map(|of| match of.address {
+        IpAddr::V6(address) => Some(address),
+        IpAddr::V4(_) => None,
+    });
+    all.filter(|address| !address.is_unicast_link_local())
+        .collect()
 }
 
 /// The IPv4 address that masquerading gives packets at a device: its first one, if it has only one

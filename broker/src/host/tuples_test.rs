@@ -34,3 +34,26 @@ fn masquerading_takes_the_first_address_of_a_device_with_one_network() {
     // By the next hop, which is not known here.
     assert_eq!(of(&[(2, first, 24), (2, [198, 51, 100, 9], 24)]), None);
 }
+
+#[test]
+fn ipv6_flows_may_have_each_address_of_the_device_but_those_of_its_link() {
+    let all = [(2, "2001:db8::1"), (2, "fe80::1"), (1, "2001:db8::2")];
+    let addresses = all.map(|(ifindex, address)| Address {
+        ifindex: IfIndex::new(ifindex),
+        address: address.parse().unwrap(),
+        prefix_len: 64,
+        broadcast: None,
+        peer: None,
+        state: slipgate_control::netlink::AddressState::default(),
+    });
+    let network = Network {
+        addresses: addresses.into(),
+        ..Network::default()
+    };
+    let of = |has_ipv6| {
+        let at = ("eth0", IfIndex::new(2));
+        guests_tuples(at, &network, None, &(1..=2), has_ipv6).addresses6
+    };
+    assert_eq!(of(true), Some(vec!["2001:db8::1".parse().unwrap()]));
+    assert_eq!(of(false), None);
+}

@@ -4,11 +4,13 @@
 //! of a host come and go, and a guest that got its own addresses would not notice that they are
 //! taken away. While the uplink leads nowhere, names have no IPv6 addresses for it, so nothing of
 //! the guest waits.
+use std::collections::HashMap;
+
 use ipnet::IpNet;
 use slipgate_control::vm;
 use slipgate_ipc::{client::GuestIpv6Status, engine::VmSpec};
 use slipgate_model::{
-    GuestIpv6, Ipv6Mode, RouteSnapshot,
+    GuestIpv6, IfIndex, Ipv6Mode, RouteSnapshot,
     route::{OUT_THERE, RouteTable},
 };
 
@@ -19,16 +21,8 @@ impl Attached {
     /// Returns the IPv6 network that a VM with this MTU of its link gets; `None`: it has none, or
     /// not yet.
     pub(super) fn guest_ipv6(&self, config: &VmConfig, mtu: u32) -> Option<GuestIpv6> {
-        let network = &self.config.network;
-        let net = GuestIpv6 {
-            prefix: config.ipv6_prefix.unwrap_or(network.ipv6_prefix),
-        };
-        let is_on = match config.ipv6.unwrap_or(network.ipv6) {
-            Ipv6Mode::Off => false,
-            Ipv6Mode::Nat => true,
-            Ipv6Mode::Auto => self.leads_to_ipv6(config),
-        };
-        if is_on && mtu < MIN_MTU6 {
+        let mode = config.ipv6.unwrap_or(self.config.network.ipv6);
+        if mode != Ipv6Mode::Off && mtu < MIN_MTU6 {
             tracing::warn!(
                 "{} has no IPv6: the MTU of {} is {mtu} bytes, and IPv6 takes {MIN_MTU6}",
                 config.name,
@@ -36,20 +30,36 @@ impl Attached {
             );
             return None;
         }
-        is_on.then_some(net)
+        let is_on = match mode {
+            Ipv6Mode::Off => false,
+            Ipv6Mode::Nat => true,
+            Ipv6Mode::Auto => self
+                .uplink_of(config)
+                .is_some_and(|uplink| self.leads_to_ipv6(uplink)),
+        };
+        is_on.then(|| self.ipv6_of(config))
     }
 
-    /// Whether the uplink of a VM leads to IPv6 now. The engine decides the same for names, by the
-    /// same function.
-    fn leads_to_ipv6(&self, config: &VmConfig) -> bool {
-        let network = self.watch.network();
-        let uplink = match &config.uplink {
-            None => self.uplink.ifindex,
-            Some(name) => match network.link_by_name(name) {
-                Some(link) => link.ifindex,
-                None => return false,
-            },
+    fn ipv6_of(&self, config: &VmConfig) -> GuestIpv6 {
+        let default = self.config.network.ipv6_prefix;
+        GuestIpv6 {
+            prefix: config.ipv6_prefix.unwrap_or(default),
+        }
+    }
+
+    /// Returns the uplink of a VM; `None`: its own one is not there.
+    fn uplink_of(&self, config: &VmConfig) -> Option<IfIndex> {
+        let Some(name) = &config.uplink else {
+            return Some(self.uplink.ifindex);
         };
+        let link = self.watch.network().link_by_name(name);
+        link.map(|link| link.ifindex)
+    }
+
+    /// Whether an uplink leads to IPv6 now. The engine decides the same for names, by the same
+    /// function.
+    fn leads_to_ipv6(&self, uplink: IfIndex) -> bool {
+        let network = self.watch.network();
         // The other routes of a host may be many, and none of them decides.
         let covers = |route: &&slipgate_control::netlink::Route| {
             let prefix = IpNet::new(route.destination, route.prefix_len);
@@ -67,11 +77,14 @@ impl Attached {
     /// Gives IPv6 to VMs that have waited for it, because their uplinks lead there now. Returns
     /// them for the engines, each with its worker. To be called after a change of routes or
     /// addresses. It looks at all VMs only while some wait and something leads to IPv6, which is
-    /// once.
+    /// once, and at each uplink once.
     pub(crate) fn follow_ipv6(&mut self) -> Vec<(usize, VmSpec)> {
         let default = self.config.network.ipv6;
+        // One whose link is too narrow was warned of when it came.
         let waits = |vm: &ServedVm| {
-            vm.ipv6.is_none() && vm.config.ipv6.unwrap_or(default) == Ipv6Mode::Auto
+            vm.ipv6.is_none()
+                && vm.config.ipv6.unwrap_or(default) == Ipv6Mode::Auto
+                && vm.mtu >= MIN_MTU6
         };
         let has_routes = self
             .watch
@@ -86,11 +99,15 @@ impl Attached {
             .filter(|at| waits(&self.vms[*at]))
             .collect();
         let mut told = Vec::new();
+        let mut leading = PerUplink::default();
         for at in waiting {
             let vm = &self.vms[at];
-            let Some(net) = self.guest_ipv6(&vm.config, vm.mtu) else {
+            let uplink = self.uplink_of(&vm.config);
+            if !uplink.is_some_and(|uplink| leading.of(uplink, |uplink| self.leads_to_ipv6(uplink)))
+            {
                 continue;
-            };
+            }
+            let net = self.ipv6_of(&vm.config);
             vm::set_ipv6(self.datapath.maps(), vm.open.row, Some(ipv6_in_row(&net)));
             self.vms[at].ipv6 = Some(net);
             let vm = &self.vms[at];
@@ -114,3 +131,18 @@ impl Attached {
         })
     }
 }
+
+/// What was found out about uplinks during an event: each is looked at once, however many VMs have
+/// it.
+#[derive(Debug, Default)]
+struct PerUplink(HashMap<IfIndex, bool>);
+
+impl PerUplink {
+    fn of(&mut self, uplink: IfIndex, look: impl FnOnce(IfIndex) -> bool) -> bool {
+        *self.0.entry(uplink).or_insert_with(|| look(uplink))
+    }
+}
+
+#[cfg(test)]
+#[path = "ipv6_test.rs"]
+mod tests;

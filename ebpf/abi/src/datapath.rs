@@ -24,6 +24,7 @@ mod egress_path;
 pub mod engine_port;
 pub mod family;
 pub mod fragment_table;
+mod fragments6;
 mod fragments_and_options;
 pub mod guest_egress;
 mod guest_egress6;
@@ -45,7 +46,7 @@ mod uplink_ingress6;
 
 pub use self::drops::NOBODY;
 use self::{
-    fragment_table::Fragment,
+    fragment_table::{Fragment, Fragment6},
     ipv6::V6,
     pacer::Onward,
     packet::{ETHERNET_LEN, L4},
@@ -101,6 +102,8 @@ pub unsafe trait Maps: Copy {
     fn forward6(self, key: &ForwardKey6) -> Option<ForwardTarget>;
     /// Entry of the fragment table, by its index; there are [`fragment_table::PLACES`].
     fn fragment(self, place: u32) -> Option<*mut Fragment>;
+    /// The same of IPv6's table, which is as large.
+    fn fragment6(self, place: u32) -> Option<*mut Fragment6>;
 
     /// Row of `VMS`; `None` if it no longer belongs to this VM.
     #[inline(always)]

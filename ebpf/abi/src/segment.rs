@@ -91,8 +91,33 @@ pub const fn fragment_payload(mtu: u32) -> u32 {
     }
 }
 
+/// As [`fragments`], for an IPv6 packet without extension headers, whose sender has fragmented it.
+#[inline(always)]
+pub const fn fragments6(l3_len: u32, mtu: u32) -> u64 {
+    if l3_len <= mtu || l3_len <= IPV6_HEADER_LEN {
+        return 1;
+    }
+    (l3_len - IPV6_HEADER_LEN).div_ceil(fragment_payload6(mtu)) as u64
+}
+
+/// As [`fragment_payload`], behind an IPv6 header and a fragment header (RFC 8200 section 4.5).
+#[inline(always)]
+pub const fn fragment_payload6(mtu: u32) -> u32 {
+    if mtu < IPV6_FRAGMENT_HEADERS_LEN + 8 {
+        8
+    } else {
+        (mtu - IPV6_FRAGMENT_HEADERS_LEN) / 8 * 8
+    }
+}
+
 /// Length of an IPv4 header without options, bytes.
 const IPV4_HEADER_LEN: u32 = 20;
+
+/// Length of an IPv6 header without extension headers, bytes.
+const IPV6_HEADER_LEN: u32 = 40;
+
+/// Length of an IPv6 header and a fragment header, which each IPv6 fragment has, bytes.
+pub const IPV6_FRAGMENT_HEADERS_LEN: u32 = IPV6_HEADER_LEN + 8;
 
 /// Length of an IPv4 header without options and a UDP header, bytes.
 const UDP_HEADERS_LEN: u32 = 28;

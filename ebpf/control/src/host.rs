@@ -85,12 +85,16 @@ impl HostFacts {
                 continue;
             }
             let SourceNat { table, chain, .. } = nat;
+            // Guests' IPv6 flows have no other address than the uplink's.
+            let (flows, or_else) = match nat.may_meet_ipv6(guests) {
+                true => ("IPv6 flows", ""),
+                false => ("flows", ", or guests another address by --nat-address"),
+            };
             let sentence = format!(
                 "the chain {table} {chain} translates sources at {uplink} to the address of guests' \
-                 flows, and may use ports of theirs ({first}-{last}): a connection with the port of \
+                 {flows}, and may use ports of theirs ({first}-{last}): a connection with the port of \
                  a guest's flow to the same server gets no answer; give the chain other ports, as \
-                 `masquerade to :1024-60999` does (iptables: --to-ports), or guests another address \
-                 by --nat-address"
+                 `masquerade to :1024-60999` does (iptables: --to-ports){or_else}"
             );
             if !met.contains(&sentence) {
                 met.push(sentence);

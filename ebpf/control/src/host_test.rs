@@ -80,10 +80,12 @@ fn what_may_have_the_tuples_of_guests_is_said_and_what_may_not_is_not() {
         address: None,
         masquerade: None,
         ports,
+        addresses6: None,
     };
     let masquerade = |ports| SourceNat {
         table: "nat".into(),
         chain: "out".into(),
+        sees: [true, false],
         device: None,
         addresses: Addresses::OfDevice,
         ports,

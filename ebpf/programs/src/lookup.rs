@@ -5,7 +5,7 @@ use slipgate_abi::{
     TapEntry, Tuple, Tuple6, Vm6Ref, VmRef,
     datapath::{
         Maps,
-        fragment_table::{Fragment, PLACES},
+        fragment_table::{Fragment, Fragment6, PLACES},
     },
     rate::RateRef,
 };
@@ -15,9 +15,12 @@ use crate::maps::{
     VMS6,
 };
 
-/// Fragment table. It is not pinned, because its contents are valid for seconds only.
+/// Fragment tables of both families. They are not pinned, because their contents are valid for
+/// seconds only.
 #[btf_map]
 static PIECES: Array<Fragment, PLACES> = Array::new();
+#[btf_map]
+static PIECES6: Array<Fragment6, PLACES> = Array::new();
 
 /// Access to the BPF maps of this object.
 #[derive(Clone, Copy)]
@@ -143,5 +146,10 @@ unsafe impl Maps for BpfMaps {
     #[inline(always)]
     fn fragment(self, place: u32) -> Option<*mut Fragment> {
         PIECES.get_ptr_mut(place)
+    }
+
+    #[inline(always)]
+    fn fragment6(self, place: u32) -> Option<*mut Fragment6> {
+        PIECES6.get_ptr_mut(place)
     }
 }

@@ -166,6 +166,23 @@ fn l4_of(
     l4
 }
 
+/// Puts the rest of a packet behind a fragment header, now and then.
+fn in_fragments(mut packet: Packet, choices: &mut Choices<'_>) -> Packet {
+    if !choices.once_in(8) {
+        return packet;
+    }
+    let field: u16 = choices.one_of(&[1, 8, 9, 800, 0]);
+    let mut l4 = vec![choices.mostly(&[packet.next_header, 0, 44]), 0];
+    l4.extend(field.to_be_bytes());
+    l4.extend(choices.one_of(&[[0, 0, 0, 7], [0, 0, 0, 8]]));
+    l4.append(&mut packet.l4);
+    Packet {
+        next_header: 44,
+        l4,
+        ..packet
+    }
+}
+
 fn from_guest(protocol: Protocol, choices: &mut Choices<'_>) -> Vec<u8> {
     let macs = (
         choices.mostly(&[GUEST_MAC, ROUTER_MAC, [0xff; 6]]),
@@ -194,7 +211,7 @@ fn from_guest(protocol: Protocol, choices: &mut Choices<'_>) -> Vec<u8> {
         hop_limit: choices.mostly(&[64, 1, 0, 2]),
         l4,
     };
-    packet.build(choices)
+    in_fragments(packet, choices).build(choices)
 }
 
 /// Neighbour discovery, DHCPv6, or a report of a listener.
@@ -272,7 +289,7 @@ fn from_world(protocol: Protocol, choices: &mut Choices<'_>) -> Vec<u8> {
         hop_limit: choices.mostly(&[64, 1, 0, 2]),
         l4: l4.1,
     };
-    packet.build(choices)
+    in_fragments(packet, choices).build(choices)
 }
 
 fn from_engine(protocol: Protocol, choices: &mut Choices<'_>) -> Vec<u8> {

@@ -371,8 +371,7 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
     }
 
     fn work_timers(&mut self, now_ns: u64) {
-        self.core.reassembly.expire(now_ns);
-        self.core.count_lost_fragments();
+        self.core.expire_fragments(now_ns);
         while let Some((row, frame)) = self.core.sleeping.expire(now_ns) {
             self.core.drop_held(row, &frame, DropReason::EngineBusy);
         }

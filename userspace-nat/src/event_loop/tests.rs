@@ -13,6 +13,7 @@ mod filtering;
 mod follow;
 mod forwards;
 mod fragments;
+mod fragments6;
 mod give_way;
 mod inspected;
 mod listening;

@@ -6,7 +6,7 @@ use slipgate_abi::{
     NextHopRef, OwnerRef, SequencesRef, SlotIndex, SlotRef, TapEntry, Tuple, Tuple6, Vm6Ref, VmRef,
     datapath::{
         self,
-        fragment_table::{Fragment, PLACES},
+        fragment_table::{Fragment, Fragment6, PLACES},
     },
     maps::{MAX_NEXT_HOPS, MAX_OWNERS},
     rate::RateRef,
@@ -115,6 +115,10 @@ unsafe impl datapath::Maps for &Kernel {
 
     fn fragment(self, place: u32) -> Option<*mut Fragment> {
         ((place as usize) < PLACES).then(|| self.fragments.at(place as usize))
+    }
+
+    fn fragment6(self, place: u32) -> Option<*mut Fragment6> {
+        ((place as usize) < PLACES).then(|| self.fragments6.at(place as usize))
     }
 }
 

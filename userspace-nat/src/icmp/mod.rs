@@ -10,7 +10,7 @@
 //!
 //! The outer checksum is verified (REQ-3a); the quoted one is not (3b), it is updated by the
 //! difference, so it stays correct or incorrect. A quote that is itself a fragment past the first,
-//! or an ICMP error, or that has an extension header, belongs to no flow. So does one with the ICMP
+//! or an ICMP error, or that has another extension header than a fragment's, belongs to no flow. So does one with the ICMP
 //! of the other family. An error refreshes no flow (REQ-6) and ends none (RFC 4787
 //! REQ-12, RFC 5382 REQ-10): this module only reads slots.
 use std::net::IpAddr;
@@ -21,6 +21,7 @@ use crate::packet::{
     Ip, Ipv4, Ipv6, Malformed, Transport, Version, build,
     icmp::{self, HEADER_LEN},
     ip::{self, End},
+    ipv6::FRAGMENT_HEADER_LEN,
     translation::Place,
 };
 
@@ -129,8 +130,28 @@ fn quoted_header(version: Version, quote: &[u8]) -> Result<Ip<'_>, Malformed> {
                 _ => Err(Malformed),
             }
         }
-        Version::V6 => Ok(Ipv6::parse_truncated(quote)?.into()),
+        Version::V6 => {
+            let inner = Ipv6::parse_truncated(quote)?;
+            match inner.is_fragment() {
+                true => behind_fragment_header(inner),
+                false => Ok(inner.into()),
+            }
+        }
     }
+}
+
+/// The header of a quoted first fragment, with its fragment header: what a host sends in fragments is
+/// quoted as it was sent.
+fn behind_fragment_header(inner: Ipv6<'_>) -> Result<Ip<'_>, Malformed> {
+    let header: &[u8; FRAGMENT_HEADER_LEN] = inner.payload().first_chunk().ok_or(Malformed)?;
+    let [protocol, _, high, low, ..] = *header;
+    if u16::from_be_bytes([high, low]) & !7 != 0 {
+        return Err(Malformed);
+    }
+    let mut ip = Ip::from(inner);
+    ip.header_len += FRAGMENT_HEADER_LEN;
+    ip.protocol = protocol;
+    Ok(ip)
 }
 
 /// Transport of a quoted packet, of which eight bytes may be all that is there.

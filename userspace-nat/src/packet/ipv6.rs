@@ -8,6 +8,8 @@ pub const HEADER_LEN: usize = 40;
 
 /// Next header of a packet with a fragment header (RFC 8200 section 4.5).
 pub const FRAGMENT: u8 = 44;
+/// Length of a fragment header, bytes.
+pub const FRAGMENT_HEADER_LEN: usize = 8;
 /// Next headers of the extension headers that slipgate does not pass: hop-by-hop options, routing,
 /// destination options (RFC 8200 section 4); authentication (RFC 4302), ESP (RFC 4303); mobility
 /// (RFC 6275), HIP (RFC 7401) and Shim6 (RFC 5533).

@@ -4,6 +4,7 @@
 //! a guest writes into a header, parsing ends in a value or in [`Malformed`].
 pub mod build;
 pub mod checksum;
+pub mod fragment;
 pub mod icmp;
 pub mod ip;
 pub mod ipv4;
@@ -11,6 +12,7 @@ pub mod ipv6;
 pub mod translation;
 pub mod transport;
 
+pub use fragment::Fragment;
 pub use ip::{Ip, Version};
 pub use ipv4::Ipv4;
 pub use ipv6::Ipv6;

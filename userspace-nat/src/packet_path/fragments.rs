@@ -1,15 +1,25 @@
 //! Fragments, which are reassembled before anything is decided about their datagram.
-use slipgate_abi::{DropReason, Handover, VmId};
+use slipgate_abi::{DropReason, Handover, VmId, VmRow};
 
 use super::{Disposition, Services, single};
 use crate::{
     datapath::Datapath,
-    packet::Ipv4,
+    flow::is_paused,
+    packet::{Fragment, Packet, Version},
     poll::Poller,
-    port::{Frame, VirtioNetHdr},
-    state::Core,
+    port::{Frame, Side, VirtioNetHdr},
+    reply::IcmpError,
+    state::{
+        Core,
+        reassembly::{Sender, Unfit, Whole},
+    },
     stats::Traffic,
 };
+
+/// Offset of the payload length in an IPv6 header, bytes.
+const PAYLOAD_LENGTH_AT: u8 = 4;
+/// Offset of the fragment offset in an IPv6 packet with a fragment header, bytes.
+const OFFSET_AT: u8 = 42;
 
 impl<D: Datapath> Core<D> {
     /// Handles a fragment, and its datagram if that is whole now.
@@ -37,13 +47,22 @@ impl<D: Datapath> Core<D> {
         };
         vm.net.stats.traffic(traffic, 1, size.bytes);
         let is_plain = !frame.vnet.needs_csum() && frame.vnet.gso_type == VirtioNetHdr::GSO_NONE;
-        let ip = Ipv4::parse(frame.l3).ok();
-        let ip = ip.filter(|ip| is_plain && ip.is_fragment() && !ip.has_options());
-        let sender = (row, from_world);
-        let added = ip.map(|ip| self.reassembly.add(sender, bytes, &ip, now_ns));
-        let Some(Ok(whole)) = added else {
+        let Some(fragment) = Fragment::parse(frame.l3).ok().filter(|_| is_plain) else {
             vm.net.stats.dropped(DropReason::Malformed, size);
             return Disposition::Dropped(DropReason::Malformed);
+        };
+        let sender = Sender {
+            row,
+            is_world: from_world,
+            is_ipv6: fragment.version() == Version::V6,
+        };
+        let added = match fragment.is_atomic() {
+            true => Whole::of_atomic(bytes, &fragment).map(Some),
+            false => self.reassembly.add(sender, bytes, &fragment, now_ns),
+        };
+        let whole = match added {
+            Ok(whole) => whole,
+            Err(unfit) => return self.refuse_fragment(sender, &fragment, unfit, now_ns),
         };
         self.count_lost_fragments();
         let Some(mut whole) = whole else {
@@ -72,6 +91,65 @@ impl<D: Datapath> Core<D> {
             return Disposition::Consumed;
         }
         disposition
+    }
+
+    /// Drops a fragment that is none of any possible datagram. Of IPv6, its guest is told why (RFC 8200
+    /// section 4.5, RFC 7112 section 5).
+    fn refuse_fragment(
+        &mut self,
+        sender: Sender,
+        fragment: &Fragment<'_>,
+        unfit: Unfit,
+        now_ns: u64,
+    ) -> Disposition {
+        self.count_lost_fragments();
+        let reason = match unfit {
+            Unfit::Extension => DropReason::ExtensionHeader,
+            _ => DropReason::Malformed,
+        };
+        let error = match unfit {
+            Unfit::Length => Some(IcmpError::ParameterProblem(PAYLOAD_LENGTH_AT)),
+            Unfit::End => Some(IcmpError::ParameterProblem(OFFSET_AT)),
+            Unfit::Headers => Some(IcmpError::IncompleteHeaders),
+            Unfit::Empty | Unfit::Extension => None,
+        };
+        let stats = self.nat.datapath.stats(sender.row);
+        stats.dropped(reason, single(fragment.packet.len()));
+        if sender.is_ipv6
+            && !sender.is_world
+            && let Some(error) = error
+            && let Some(packet) = fragment.as_packet()
+        {
+            self.tell_guest(sender.row, &packet, error, now_ns);
+        }
+        Disposition::Dropped(reason)
+    }
+
+    /// Ends the datagrams that did not become whole in time. A guest is told of those whose first
+    /// fragment came.
+    pub(crate) fn expire_fragments(&mut self, now_ns: u64) {
+        self.reassembly.expire(now_ns);
+        self.count_lost_fragments();
+        for (row, first) in self.reassembly.take_overdue() {
+            let fragment = Fragment::parse(&first).ok();
+            if let Some(packet) = fragment.and_then(|fragment| fragment.as_packet()) {
+                self.tell_guest(row, &packet, IcmpError::ReassemblyTime, now_ns);
+            }
+        }
+    }
+
+    /// Sends a guest an ICMP error, unless it is paused.
+    fn tell_guest(&mut self, row: VmRow, packet: &Packet<'_>, error: IcmpError, now_ns: u64) {
+        let id = self.vms.get(row).map(|vm| vm.net.id);
+        let Some(mut vm) = id.and_then(|id| self.vms.take(row, id)) else {
+            return;
+        };
+        if !is_paused(&self.nat.datapath, row) {
+            let out = &mut self.out.queue;
+            vm.answers
+                .icmp(&vm.net, Side::Guest, packet, error, out, now_ns);
+        }
+        self.vms.put(vm);
     }
 
     /// Whether a frame is a fragment, to be reassembled.

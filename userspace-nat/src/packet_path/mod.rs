@@ -304,8 +304,15 @@ impl<D: Datapath> Core<D> {
             (handover, _) => handover,
         };
         // The programs check this; a packet that they missed must not become a flow.
-        if let Err(reason) = self.check_source(vm, &packet, now_ns) {
+        if let Err(reason) = self.check_source(vm, &job) {
             return Finish::Drop(reason);
+        }
+        // Neighbour discovery comes whole (RFC 6980), and so does every error.
+        if let (true, Transport::Icmp(icmp)) = (job.fragment_size.is_some(), packet.transport)
+            && packet.ip.version() == Version::V6
+            && !icmp.is_echo()
+        {
+            return Finish::Drop(DropReason::Fragment);
         }
         // Whichever resolver the guest asks: names are looked up by the engine only.
         match packet.transport {
@@ -367,16 +374,13 @@ impl<D: Datapath> Core<D> {
     }
 
     /// Checks the source of a guest's packet. An IPv6 address that made room for another is bound
-    /// again by a packet of its flows, which go on also where there is no room.
+    /// again by a packet of its flows, which go on also where there is no room. One that is not bound
+    /// yet is bound by a datagram that came in fragments.
     ///
     /// # Errors
     /// The reason for which the packet is counted as dropped.
-    fn check_source(
-        &mut self,
-        vm: &VmState,
-        packet: &Packet<'_>,
-        now_ns: u64,
-    ) -> Result<(), DropReason> {
+    fn check_source(&mut self, vm: &VmState, job: &Job<'_>) -> Result<(), DropReason> {
+        let (packet, now_ns) = (&job.packet, job.now_ns);
         let source = packet.ip.source;
         if source.is_ipv6()
             && let Some(tuple) = packet.tuple(vm.net.id.get(), Direction::Tx)
@@ -389,6 +393,9 @@ impl<D: Datapath> Core<D> {
         }
         match self.is_own_source(vm, source) {
             true => Ok(()),
+            false if source.is_ipv6() && job.fragment_size.is_some() => {
+                self.bind_source(vm, source, now_ns)
+            }
             false => Err(DropReason::Spoofed),
         }
     }

@@ -2,7 +2,8 @@
 //! fragments (REQ-14).
 //!
 //! The sender of a packet with DF, of an IPv6 packet, or of a GSO frame, is sent the MTU. Other
-//! packets are fragmented. The kernel's translation can't do that, so the engine translates here: it rewrites
+//! packets are fragmented, and IPv6 packets that came in fragments which the link takes (RFC 8200
+//! section 4.5: who forwards does not make smaller ones). The kernel's translation can't do that, so the engine translates here: it rewrites
 //! the packet, completes the checksum, charges the VM's rates for the fragments, counts the packet
 //! in its flow as one packet, and sends the fragments unchanged: all, or none.
 use std::sync::atomic::Ordering::Relaxed;
@@ -11,7 +12,7 @@ use slipgate_abi::{Direction, DropReason, SlotIndex, connection, handshake, tcp:
 
 use crate::{
     datapath::Datapath,
-    packet::{Transport, ip::End, translation::translate},
+    packet::{Transport, Version, ip::End, translation::translate},
     packet_path::Job,
     port::{Side, VirtioNetHdr},
     reply::IcmpError,
@@ -31,9 +32,10 @@ impl<D: Datapath> Nat<D> {
         out: &mut Outgoing,
     ) -> Result<(), DropReason> {
         let (vnet, packet, now_ns) = (job.frame.vnet, &job.packet, job.now_ns);
-        let mtu = at_most(self.uplink_mtu(slot), job.fragment_size);
-        if packet.ip.dont_fragment || vnet.gso_type != VirtioNetHdr::GSO_NONE {
-            let error = IcmpError::TooBig(mtu);
+        let link_mtu = self.uplink_mtu(slot);
+        let mtu = at_most(link_mtu, &job);
+        if !may_be_in_fragments(&job, link_mtu) {
+            let error = IcmpError::TooBig(link_mtu);
             vm.answers
                 .icmp(&vm.net, Side::Guest, packet, error, &mut out.queue, now_ns);
             return Err(DropReason::TooBig);
@@ -68,9 +70,10 @@ impl<D: Datapath> Nat<D> {
         out: &mut Outgoing,
     ) -> Result<(), DropReason> {
         let (vnet, packet, now_ns) = (job.frame.vnet, &job.packet, job.now_ns);
-        let mtu = at_most(u32::from(vm.net.mtu), job.fragment_size);
-        if packet.ip.dont_fragment || vnet.gso_type != VirtioNetHdr::GSO_NONE {
-            let error = IcmpError::TooBig(mtu);
+        let link_mtu = u32::from(vm.net.mtu);
+        let mtu = at_most(link_mtu, &job);
+        if !may_be_in_fragments(&job, link_mtu) {
+            let error = IcmpError::TooBig(link_mtu);
             self.icmp_to_world(vm, &job, error, &mut out.queue);
             return Err(DropReason::TooBig);
         }
@@ -116,11 +119,22 @@ impl<D: Datapath> Nat<D> {
     }
 }
 
-/// Size that every host takes (RFC 791 section 3.1), L3 bytes.
-const LEAST_FRAGMENT: u32 = 576;
+/// Whether a packet may leave in fragments by a link of this MTU.
+fn may_be_in_fragments(job: &Job<'_>, link_mtu: u32) -> bool {
+    if job.frame.vnet.gso_type != VirtioNetHdr::GSO_NONE {
+        return false;
+    }
+    match (job.packet.ip.version(), job.fragment_size) {
+        (Version::V4, _) => !job.packet.ip.dont_fragment,
+        (Version::V6, size) => size.is_some_and(|size| size <= link_mtu),
+    }
+}
 
 /// Size of the fragments that a packet leaves in: those that it came in, if the link takes them.
-/// Tiny ones, which serve to hide ports and flags from filters (RFC 1858 section 3), are joined.
-fn at_most(mtu: u32, fragment_size: Option<u32>) -> u32 {
-    fragment_size.map_or(mtu, |size| mtu.min(size.max(LEAST_FRAGMENT)))
+/// Tiny ones, which serve to hide ports and flags from filters (RFC 1858 section 3), are joined to
+/// such as every link of the family carries, or every host takes.
+fn at_most(mtu: u32, job: &Job<'_>) -> u32 {
+    let least = job.packet.ip.version().least_mtu();
+    job.fragment_size
+        .map_or(mtu, |size| mtu.min(size.max(least)))
 }

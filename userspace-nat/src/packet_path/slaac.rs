@@ -96,11 +96,18 @@ impl<D: Datapath> Core<D> {
         }
     }
 
-    /// Begins or ends the advertisements of a VM's IPv6, as its description says.
+    /// Begins or ends the advertisements of a VM's IPv6, as its description says. Of a network that
+    /// ends, its guest is told by a last one.
     pub(crate) fn advertise_ipv6_of(&mut self, vm: &VmNet, now_ns: u64) {
         let before = self.vms.by_id(vm.id).and_then(|vm| vm.net.ipv6);
         if before != vm.ipv6 {
             self.advertisements.remove(vm.id);
+            if let Some(ended) = before {
+                let (packet, vnet) = (advertisement::end(vm, &ended), VirtioNetHdr::default());
+                let out = &mut self.out.queue;
+                // If the outbox has no room, the guest finds out by refused packets.
+                let _ = out.to_guest(vm, ETHERTYPE_IPV6, vnet, &packet);
+            }
         }
         if vm.ipv6.is_some() {
             self.advertisements.add(vm.id, now_ns);

@@ -24,7 +24,7 @@ mod mapped;
 mod nat;
 mod network;
 mod outgoing;
-mod reassembly;
+pub(crate) mod reassembly;
 mod rules;
 mod sleeping;
 mod vms;

@@ -9,15 +9,18 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use slipgate_abi::{
     Direction, DropReason,
-    segment::{self, Segments},
+    segment::{self, IPV6_FRAGMENT_HEADERS_LEN, Segments},
     vm::VmFlags,
 };
 
 use crate::{
     datapath::Tables,
     packet::{
-        Packet,
+        Packet, Version,
+        fragment::Fragments,
+        ip::version_of,
         ipv4::{self, HEADER_LEN},
+        ipv6,
     },
     port::{Outbox, Side, single},
     vm::VmNet,
@@ -52,9 +55,13 @@ impl Outgoing {
         &mut self.packet
     }
 
-    /// Sets an identification of the engine's. Guests choose theirs independently, and behind one
-    /// address these would collide (RFC 6864 section 5.3).
+    /// Sets an identification of the engine's in an IPv4 packet. Guests choose theirs independently,
+    /// and behind one address these would collide (RFC 6864 section 5.3). IPv6 fragments get one that
+    /// nobody can predict (RFC 7739) where they are made.
     pub(crate) fn set_identification(&mut self) {
+        if version_of(&self.packet) != Some(Version::V4) {
+            return;
+        }
         self.identification = self.identification.wrapping_add(1);
         self.packet[4..6].copy_from_slice(&self.identification.to_be_bytes());
         ipv4::fill_checksum(&mut self.packet, HEADER_LEN);
@@ -89,8 +96,20 @@ impl Outgoing {
         now_ns: u64,
     ) -> Result<(), DropReason> {
         let len = self.packet.len();
-        let fragments = segment::fragments(len as u32, mtu);
-        let bytes = len + (fragments as usize - 1) * HEADER_LEN;
+        let (fragments, repeated) = match version_of(&self.packet) {
+            Some(Version::V6) => match segment::fragments6(len as u32, mtu) {
+                1 => (1, 0),
+                fragments => {
+                    let headers = fragments as usize * IPV6_FRAGMENT_HEADERS_LEN as usize;
+                    (fragments, headers - ipv6::HEADER_LEN)
+                }
+            },
+            _ => {
+                let fragments = segment::fragments(len as u32, mtu);
+                (fragments, (fragments as usize - 1) * HEADER_LEN)
+            }
+        };
+        let bytes = len + repeated;
         if !self.queue.has_room(fragments as usize, bytes) {
             return Err(DropReason::EngineBusy);
         }
@@ -99,8 +118,8 @@ impl Outgoing {
             bytes: bytes as u64,
         };
         charge(tables, vm, to, charged, now_ns)?;
-        let mut packets = Fragments::new(&self.packet, mtu);
-        while let Some(fragment) = packets.next() {
+        let mut packets = Fragments::new(&self.packet, mtu, rand::random());
+        while let Some(fragment) = packets.next_fragment() {
             let sent = self.queue.packet(vm, to, fragment);
             debug_assert!(sent.is_ok(), "there is room for all");
         }
@@ -133,44 +152,5 @@ fn charge(
     match tables.rates(vm.row).filter(|_| limited) {
         Some(rates) => rates.take(direction, segments, now_ns),
         None => Ok(()),
-    }
-}
-
-/// Iterator over the fragments of a packet without IP options.
-struct Fragments<'a> {
-    packet: &'a [u8],
-    offset: usize,
-    step: usize,
-    buffer: Vec<u8>,
-}
-
-impl<'a> Fragments<'a> {
-    fn new(packet: &'a [u8], mtu: u32) -> Self {
-        let step = segment::fragment_payload(mtu) as usize;
-        Self {
-            packet,
-            offset: 0,
-            step,
-            buffer: Vec::with_capacity(HEADER_LEN + step),
-        }
-    }
-
-    fn next(&mut self) -> Option<&[u8]> {
-        let payload = &self.packet[HEADER_LEN..];
-        if self.offset >= payload.len() {
-            return None;
-        }
-        let end = (self.offset + self.step).min(payload.len());
-        let more = end < payload.len();
-        self.buffer.clear();
-        self.buffer.extend_from_slice(&self.packet[..HEADER_LEN]);
-        self.buffer.extend_from_slice(&payload[self.offset..end]);
-        let total = self.buffer.len() as u16;
-        let word = (self.offset / 8) as u16 | if more { 0x2000 } else { 0 };
-        self.buffer[2..4].copy_from_slice(&total.to_be_bytes());
-        self.buffer[6..8].copy_from_slice(&word.to_be_bytes());
-        ipv4::fill_checksum(&mut self.buffer, HEADER_LEN);
-        self.offset = end;
-        Some(&self.buffer)
     }
 }

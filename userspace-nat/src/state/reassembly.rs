@@ -1,4 +1,4 @@
-//! Reassembly of fragmented IPv4 datagrams (RFC 791 section 3.2, RFC 4787 REQ-14).
+//! Reassembly of fragmented datagrams (RFC 791 section 3.2, RFC 8200 section 4.5, RFC 4787 REQ-14).
 //!
 //! # Theory of operation
 //! Only a first fragment has ports, and fragments come in any order. So no fragment goes on by
@@ -10,17 +10,29 @@
 //! and these are dropped alone. What comes later of a datagram that was ended is dropped, until the
 //! time for its reassembly is over.
 //!
-//! A VM's guest, and the world that sends to it, have [`MOST_DATAGRAMS`] and [`MOST_BYTES`] each;
-//! the oldest datagram makes room. All VMs together have [`MOST_BYTES_IN_ALL`].
-use std::collections::{BTreeSet, HashMap, VecDeque};
+//! A first fragment of IPv6 has all headers up to and with the transport header (RFC 7112), and
+//! none but the fragment header in between, or it ends its datagram. A fragment that is a whole
+//! datagram is no part of another one, whatever their identification (RFC 6946).
+//!
+//! A VM's guest, and the world that sends to it, have [`MOST_DATAGRAMS`] and [`MOST_BYTES`] each, of
+//! each family; the oldest datagram makes room. All VMs together have [`MOST_BYTES_IN_ALL`].
+use std::{
+    collections::{BTreeSet, HashMap, VecDeque},
+    net::IpAddr,
+};
 
-use slipgate_abi::{Ip4, VmRow, segment::Segments};
+use slipgate_abi::{VmRow, segment::Segments};
 
 use crate::{
     clock::SECOND_NS,
-    packet::ipv4::{self, HEADER_LEN, Ipv4},
-    port::{L3_AT, VNET_LEN},
+    packet::{Fragment, ipv6::FRAGMENT_HEADER_LEN},
+    port::L3_AT,
 };
+
+mod whole;
+
+use whole::{MOST_DATA, check_headers, check_lengths, frame_of, head_of, is_marked};
+pub(crate) use whole::{Unfit, Whole};
 
 /// Most datagrams of a sender at once.
 const MOST_DATAGRAMS: usize = 16;
@@ -31,15 +43,30 @@ const MOST_BYTES_IN_ALL: usize = 32 << 20;
 /// Most fragments of a datagram: the largest over a link of 576 bytes, the least that every host
 /// takes (RFC 791), has 119.
 const MOST_FRAGMENTS: usize = 128;
-/// Time for which a datagram waits for the rest, ns, as Linux does (`net.ipv4.ipfrag_time`).
+/// Time for which an IPv4 datagram waits for the rest, ns, as Linux does (`net.ipv4.ipfrag_time`).
 const PATIENCE_NS: u64 = 30 * SECOND_NS;
-/// Longest data of a datagram, bytes.
-const MOST_DATA: usize = 65_535 - HEADER_LEN;
-/// ECN codepoint "congestion experienced" (RFC 3168 section 5).
-const CONGESTION_EXPERIENCED: u8 = 3;
+/// The same of IPv6 (RFC 8200 section 4.5).
+const PATIENCE6_NS: u64 = 60 * SECOND_NS;
 
-/// Row of the VM, and whether the world is the sender.
-type Sender = (VmRow, bool);
+/// Who sends a datagram.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub(crate) struct Sender {
+    /// Row of the VM.
+    pub(crate) row: VmRow,
+    /// Whether it is the world that sends to the VM, and not its guest.
+    pub(crate) is_world: bool,
+    /// Whether the datagrams are of IPv6.
+    pub(crate) is_ipv6: bool,
+}
+
+impl Sender {
+    fn patience_ns(self) -> u64 {
+        match self.is_ipv6 {
+            true => PATIENCE6_NS,
+            false => PATIENCE_NS,
+        }
+    }
+}
 
 /// The datagrams that are not whole.
 #[derive(Debug, Default)]
@@ -50,6 +77,8 @@ pub(crate) struct Reassembly {
     bytes: usize,
     /// Fragments that were dropped and not counted yet.
     lost: Vec<(VmRow, Segments)>,
+    /// First fragments of guests' IPv6 datagrams that did not become whole in time.
+    overdue: Vec<(VmRow, Vec<u8>)>,
 }
 
 /// Datagrams of a sender, oldest first; there is at least one.
@@ -70,8 +99,12 @@ struct Datagram {
     data: Vec<u8>,
     /// Length of the data; `None` before the last fragment came.
     len: Option<usize>,
-    /// Headers of the first fragment, up to the end of its IP header.
+    /// Headers of the first fragment, up to the end of its IP header; empty before it came.
     head: Vec<u8>,
+    /// Number of the datagram's protocol, from the first fragment.
+    protocol: u8,
+    /// Length of the first fragment's data.
+    first_len: usize,
     /// Largest fragment, L3 bytes.
     largest: u32,
     /// Fragments that are held, as they came.
@@ -82,28 +115,16 @@ struct Datagram {
 /// What the fragments of a datagram have in common.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Name {
-    source: Ip4,
-    destination: Ip4,
-    identification: u16,
-    protocol: u8,
+    source: IpAddr,
+    destination: IpAddr,
+    identification: u32,
+    /// Of IPv4 alone: in IPv6 it may differ among fragments of a datagram.
+    protocol: Option<u8>,
 }
-
-/// A datagram that is whole.
-#[derive(Debug)]
-pub(crate) struct Whole {
-    /// Its frame, as if it had been handed over as one packet.
-    pub(crate) frame: Vec<u8>,
-    /// Largest fragment in which it came, L3 bytes.
-    pub(crate) largest: u32,
-}
-
-/// The fragment contradicts itself.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Contradictory;
 
 impl Reassembly {
-    /// Takes a fragment: `frame`, whose packet is `ip`, without IP options. Returns its datagram if
-    /// that is whole now. What is dropped is counted by [`Reassembly::take_lost`].
+    /// Takes a fragment, which is in `frame`. Returns its datagram if that is whole now. What is
+    /// dropped is counted by [`Reassembly::take_lost`].
     ///
     /// # Errors
     /// It is no possible fragment, and is to be dropped by the caller.
@@ -111,45 +132,49 @@ impl Reassembly {
         &mut self,
         sender: Sender,
         frame: &[u8],
-        ip: &Ipv4<'_>,
+        fragment: &Fragment<'_>,
         now_ns: u64,
-    ) -> Result<Option<Whole>, Contradictory> {
-        let data = ip.payload();
-        let (begin, end) = (ip.fragment_offset, ip.fragment_offset + data.len());
-        if data.is_empty() || ip.more_fragments && !data.len().is_multiple_of(8) || end > MOST_DATA
-        {
-            return Err(Contradictory);
-        }
+    ) -> Result<Option<Whole>, Unfit> {
+        let data = fragment.data;
+        let (begin, end) = (fragment.begin, fragment.begin + data.len());
+        check_lengths(fragment)?;
         let name = Name {
-            source: ip.source,
-            destination: ip.destination,
-            identification: ip.identification,
-            protocol: ip.protocol,
+            source: fragment.source,
+            destination: fragment.destination,
+            identification: fragment.identification,
+            protocol: (!sender.is_ipv6).then_some(fragment.protocol),
         };
         let at = self.place(sender, name, now_ns);
         let Some(datagrams) = self.senders.get_mut(&sender) else {
             return Ok(None);
         };
         let datagram = &mut datagrams.list[at];
+        if let Err(unfit) = check_headers(fragment) {
+            let (before, freed) = (datagram.data.len(), datagram.kill());
+            self.lost.push((sender.row, freed));
+            datagrams.bytes -= before;
+            self.bytes -= before;
+            return Err(unfit);
+        }
         let is_repeated =
             datagram.parts.contains(&(begin, end)) && datagram.data.get(begin..end) == Some(data);
         if datagram.is_dead || is_repeated {
-            self.lost.push((sender.0, one(ip)));
+            self.lost.push((sender.row, one(fragment)));
             return Ok(None);
         }
         let (before, limit) = (datagram.data.len(), datagrams.bytes);
         let grows = end.saturating_sub(before);
         let has_room = limit + grows <= MOST_BYTES && self.bytes + grows <= MOST_BYTES_IN_ALL;
         datagram.held.packets += 1;
-        datagram.held.bytes += ip.bytes.len() as u64;
-        if !has_room || !datagram.fits(begin, end, ip.more_fragments) {
+        datagram.held.bytes += fragment.packet.len() as u64;
+        if !has_room || !datagram.fits(begin, end, fragment.has_more) {
             let freed = datagram.kill();
-            self.lost.push((sender.0, freed));
+            self.lost.push((sender.row, freed));
             datagrams.bytes -= before;
             self.bytes -= before;
             return Ok(None);
         }
-        datagram.put(frame, ip, (begin, end));
+        datagram.put(frame, fragment, (begin, end));
         datagrams.bytes += grows;
         self.bytes += grows;
         if !datagram.is_whole() {
@@ -173,7 +198,7 @@ impl Reassembly {
         {
             self.lose(sender, 0);
         }
-        let expires_ns = now_ns + PATIENCE_NS;
+        let expires_ns = now_ns + sender.patience_ns();
         let datagrams = self.senders.entry(sender).or_default();
         if datagrams.list.is_empty() {
             self.expiries.insert((expires_ns, sender));
@@ -186,6 +211,8 @@ impl Reassembly {
             data: Vec::new(),
             len: None,
             head: Vec::new(),
+            protocol: 0,
+            first_len: 0,
             largest: 0,
             held: Segments {
                 packets: 0,
@@ -218,22 +245,36 @@ impl Reassembly {
     /// Drops a datagram with all its fragments.
     fn lose(&mut self, sender: Sender, at: usize) {
         if let Some(datagram) = self.take(sender, at) {
-            self.lost.push((sender.0, datagram.held));
+            self.lost.push((sender.row, datagram.held));
         }
     }
 
-    /// Drops the datagrams that had their time.
+    /// Drops the datagrams that had their time. Of what is to be said about them,
+    /// [`Reassembly::take_overdue`] tells.
     pub(crate) fn expire(&mut self, now_ns: u64) {
         while let Some(&(at, sender)) = self.expiries.first()
             && at <= now_ns
         {
+            if sender.is_ipv6
+                && !sender.is_world
+                && let Some(datagrams) = self.senders.get(&sender)
+                && let Some(first) = datagrams.list.front().and_then(Datagram::first_fragment)
+            {
+                self.overdue.push((sender.row, first));
+            }
             self.lose(sender, 0);
         }
     }
 
     /// Drops the datagrams of a VM that is gone.
     pub(crate) fn forget(&mut self, row: VmRow) {
-        for sender in [(row, false), (row, true)] {
+        let each = [(false, false), (false, true), (true, false), (true, true)];
+        for (is_world, is_ipv6) in each {
+            let sender = Sender {
+                row,
+                is_world,
+                is_ipv6,
+            };
             while self.senders.contains_key(&sender) {
                 self.lose(sender, 0);
             }
@@ -249,6 +290,12 @@ impl Reassembly {
     pub(crate) fn take_lost(&mut self) -> Vec<(VmRow, Segments)> {
         std::mem::take(&mut self.lost)
     }
+
+    /// Returns the first fragments, by row, of guests' IPv6 datagrams whose time was over since the
+    /// last call: a guest is told (RFC 8200 section 4.5).
+    pub(crate) fn take_overdue(&mut self) -> Vec<(VmRow, Vec<u8>)> {
+        std::mem::take(&mut self.overdue)
+    }
 }
 
 impl Datagram {
@@ -262,20 +309,22 @@ impl Datagram {
         is_right_len && self.parts.len() < MOST_FRAGMENTS && !self.parts.iter().any(overlaps)
     }
 
-    fn put(&mut self, frame: &[u8], ip: &Ipv4<'_>, (begin, end): (usize, usize)) {
+    fn put(&mut self, frame: &[u8], fragment: &Fragment<'_>, (begin, end): (usize, usize)) {
         if self.data.len() < end {
             self.data.resize(end, 0);
         }
-        self.data[begin..end].copy_from_slice(ip.payload());
+        self.data[begin..end].copy_from_slice(fragment.data);
         self.parts.push((begin, end));
-        if !ip.more_fragments {
+        if !fragment.has_more {
             self.len = Some(end);
         }
         if begin == 0 {
-            self.head = frame[..L3_AT + HEADER_LEN].to_vec();
+            self.head = head_of(frame, fragment.version());
+            self.protocol = fragment.protocol;
+            self.first_len = end;
         }
-        self.largest = self.largest.max(ip.bytes.len() as u32);
-        self.is_marked |= ip.bytes[1] & CONGESTION_EXPERIENCED == CONGESTION_EXPERIENCED;
+        self.largest = self.largest.max(fragment.packet.len() as u32);
+        self.is_marked |= is_marked(fragment);
     }
 
     fn is_whole(&self) -> bool {
@@ -295,31 +344,28 @@ impl Datagram {
         std::mem::replace(&mut self.held, none)
     }
 
-    /// Its frame, without offload metadata: fragments have whole checksums.
+    /// The first fragment of an IPv6 datagram, if it came. The datagram is its name, and the fragments
+    /// behind it have come or not.
+    fn first_fragment(&self) -> Option<Vec<u8>> {
+        let head = self.head.get(L3_AT..).filter(|_| !self.is_dead)?;
+        let [a, b, c, d] = self.name.identification.to_be_bytes();
+        let header: [u8; FRAGMENT_HEADER_LEN] = [self.protocol, 0, 0, 1, a, b, c, d];
+        Some([head, &header, self.data.get(..self.first_len)?].concat())
+    }
+
     fn into_whole(self) -> Whole {
-        let mut frame = self.head;
-        frame[..VNET_LEN].fill(0);
-        frame.extend_from_slice(&self.data);
-        let ip = &mut frame[L3_AT..];
-        let len = ip.len() as u16;
-        ip[2..4].copy_from_slice(&len.to_be_bytes());
-        ip[6..8].fill(0);
-        if self.is_marked {
-            ip[1] |= CONGESTION_EXPERIENCED;
-        }
-        ipv4::fill_checksum(ip, HEADER_LEN);
         Whole {
-            frame,
+            frame: frame_of(self.head, self.protocol, &self.data, self.is_marked),
             largest: self.largest,
         }
     }
 }
 
 /// A fragment as it is counted.
-fn one(ip: &Ipv4<'_>) -> Segments {
+fn one(fragment: &Fragment<'_>) -> Segments {
     Segments {
         packets: 1,
-        bytes: ip.bytes.len() as u64,
+        bytes: fragment.packet.len() as u64,
     }
 }
 

@@ -4,12 +4,13 @@
 //! open flows; a packet from another of its prefixes goes to the engine, which binds the address. A
 //! packet that has a flow needs no look at the bound addresses: its source is the flow's guest.
 //!
-//! Only the first header is looked at: extension headers are dropped, except the router alert of
-//! multicast listener discovery.
+//! Only the first header is looked at: fragments go to the engine, and packets with other extension
+//! headers are dropped, except the router alert of multicast listener discovery.
 use super::{
     Kernel, Maps as _, connection,
     drops::{drop_frame, drop_packet},
     family::Family as _,
+    fragments6,
     guest_egress::{Arrival, DNS_PORT, arrive, check_gso, has_more_behind, send_to_world},
     handover::hand_over,
     ipv6::{IPV6_LEN, V6, icmpv6, next_header},
@@ -57,7 +58,7 @@ pub(super) fn run<K: Kernel>(kernel: K) -> K::End {
             return drop_packet(kernel, row, DropReason::ExtensionHeader, packet.segments());
         }
         (next_header::FRAGMENT, _) => {
-            return drop_packet(kernel, row, DropReason::Fragment, packet.segments());
+            return fragments6::from_guest(kernel, row, vm6, &packet, group);
         }
         (
             ICMP,

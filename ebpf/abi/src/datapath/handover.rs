@@ -13,7 +13,7 @@ use super::{
     Kernel, Maps as _, drops,
     family::Family,
     identity,
-    packet::{ETHERNET_LEN, Ethernet, Macs, ether_type},
+    packet::{ETHERNET_LEN, Ethernet, Macs},
 };
 use crate::{
     DropReason, Handover, PortHeader,
@@ -32,6 +32,7 @@ pub fn hand_over<F: Family, K: Kernel, const L2: usize>(
     why: Handover,
     flags: u8,
 ) -> K::End {
+    kernel.log_hand_over(row, why as u8, flags);
     if L2 == 0 {
         hand_over_packet::<F, K>(kernel, row, why as u8, flags)
     } else {
@@ -54,10 +55,6 @@ fn hand_over_packet<F: Family, K: Kernel>(kernel: K, row: u32, code: u8, flags: 
 
 #[inline(always)]
 fn give<F: Family, K: Kernel>(kernel: K, row: u32, code: u8, flags: u8) -> K::End {
-    // The log's own stack does not fit beside that of IPv6's programs: 512 bytes in all.
-    if F::ETHER_TYPE == ether_type::IPV4 {
-        kernel.log_hand_over(row, code, flags);
-    }
     let Some(vm) = kernel.maps().vm_row(row) else {
         return drops::drop_frame::<K, ETHERNET_LEN>(kernel, drops::NOBODY, DropReason::StaleVm);
     };

@@ -21,6 +21,16 @@ pub(super) mod next_header {
     pub(crate) const DESTINATION_OPTIONS: u8 = 60;
 }
 
+/// The fragment header (RFC 8200 section 4.5).
+pub(super) mod fragment {
+    /// Flag of the field behind the next header: more fragments follow.
+    pub(crate) const MORE: u16 = 1;
+    /// Mask of the fragment offset in that field, bytes.
+    pub(crate) const OFFSET: u16 = 0xfff8;
+    /// Length of the header, bytes.
+    pub(crate) const HEADER_LEN: usize = 8;
+}
+
 /// ICMPv6 types (RFC 4443, RFC 4861, RFC 2710, RFC 3810).
 pub(super) mod icmpv6 {
     /// Errors are the types from 1 on to this one.
@@ -261,12 +271,24 @@ impl Family for V6 {
         if quoted.ip.version_class >> 4 != 6 {
             return None;
         }
-        let [number, _] = quoted.ip.next_header_hop_limit;
-        let Ports { from, to } = quoted.l4.quoted_ports::<Self>(number)?;
+        let [mut number, _] = quoted.ip.next_header_hop_limit;
+        let (source, destination) = (quoted.ip.source, quoted.ip.destination);
+        let mut l4 = quoted.l4;
+        // A first fragment: the engine sends datagrams that it got in fragments.
+        if number == next_header::FRAGMENT {
+            let ([next, field], offset) = (l4.ports, L2 + quote_offset::<Self>() + IPV6_LEN);
+            if u16::from_be(field) & fragment::OFFSET != 0
+                || !kernel.load(offset + fragment::HEADER_LEN, &mut l4)
+            {
+                return None;
+            }
+            [number, _] = next.to_ne_bytes();
+        }
+        let Ports { from, to } = l4.quoted_ports::<Self>(number)?;
         Some(Self::tuple(
             Tuple::WORLD,
-            (Ip6::from_words(quoted.ip.source), from),
-            (Ip6::from_words(quoted.ip.destination), to),
+            (Ip6::from_words(source), from),
+            (Ip6::from_words(destination), to),
             number,
         ))
     }

@@ -1,10 +1,11 @@
 //! IPv6 packets from the world, which [`uplink_ingress`](super::uplink_ingress) passes on. Those of
-//! established flows go to their guest, first packets to forwards to the engine. Everything else is the
-//! host's: neighbour discovery of the uplink above all.
+//! established flows go to their guest, their fragments and first packets to forwards to the engine.
+//! Everything else is the host's: neighbour discovery of the uplink above all.
 use super::{
     Kernel,
     family::Family as _,
-    ipv6::{V6, icmpv6},
+    fragments6,
+    ipv6::{V6, icmpv6, next_header},
     lookup,
     uplink_ingress::{forward, icmp_error, send_to_guest},
 };
@@ -21,6 +22,9 @@ pub(super) fn run<K: Kernel, const L2: usize>(kernel: K) -> K::End {
         return kernel.pass();
     };
     if packet.parse_transport::<K, L2>(kernel).is_err() {
+        if packet.protocol == next_header::FRAGMENT {
+            return fragments6::from_world::<K, L2>(kernel, &packet);
+        }
         return kernel.pass();
     }
     if packet.is_icmp() && packet.icmp_type != V6::ECHO_REPLY {

@@ -5,7 +5,11 @@
 //! registers by `immediate`, and then named by `masq` or `nat`. What comes from elsewhere (a map, a
 //! field of the packet) is unknown, and taken for anything.
 
-use std::{collections::HashMap, net::Ipv4Addr, ops::RangeInclusive};
+use std::{
+    collections::HashMap,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    ops::RangeInclusive,
+};
 
 use super::nfnetlink::{find, number, text};
 use crate::netlink::raw;
@@ -27,14 +31,14 @@ pub enum Addresses {
     /// That of the device by which they leave: masquerading.
     OfDevice,
     /// One of these.
-    Among(RangeInclusive<Ipv4Addr>),
+    Among(RangeInclusive<IpAddr>),
     /// Those of a map, or reckoned from the packet's own (`NETMAP`): any.
     #[default]
     Unknown,
 }
 
 impl Addresses {
-    fn among(range: Option<RangeInclusive<Ipv4Addr>>) -> Self {
+    fn among(range: Option<RangeInclusive<IpAddr>>) -> Self {
         range.map_or(Self::Unknown, Self::Among)
     }
 }
@@ -88,7 +92,8 @@ impl<'a> Registers<'a> {
 }
 
 /// Returns the translation by a rule with these expressions; `None`: it translates no sources.
-pub(super) fn translation(expressions: &[u8]) -> Option<Translation> {
+/// `is_ipv6`: the rule's family is IPv6.
+pub(super) fn translation(expressions: &[u8], is_ipv6: bool) -> Option<Translation> {
     const NFTA_EXPR_NAME: u16 = 1;
     const NFTA_EXPR_DATA: u16 = 2;
     let mut registers = Registers::default();
@@ -115,7 +120,7 @@ pub(super) fn translation(expressions: &[u8]) -> Option<Translation> {
                 ..Translation::default()
             }),
             "nat" => by_nat(&registers, data),
-            "target" => by_target(data),
+            "target" => by_target(data, is_ipv6),
             "counter" | "match" | "log" | "limit" | "quota" | "range" => None,
             // It may load something else into any register.
             _ => {
@@ -192,7 +197,7 @@ fn by_nat(registers: &Registers<'_>, data: &[u8]) -> Option<Translation> {
 }
 
 /// Reads a target of iptables-nft, which has the structures of `<linux/netfilter/nf_nat.h>`.
-fn by_target(data: &[u8]) -> Option<Translation> {
+fn by_target(data: &[u8], is_ipv6: bool) -> Option<Translation> {
     const NFTA_TARGET_NAME: u16 = 1;
     const NFTA_TARGET_REV: u16 = 2;
     const NFTA_TARGET_INFO: u16 = 3;
@@ -203,7 +208,11 @@ fn by_target(data: &[u8]) -> Option<Translation> {
     let revision = find(data, NFTA_TARGET_REV).and_then(number).unwrap_or(0);
     let info = find(data, NFTA_TARGET_INFO).unwrap_or_default();
     // Other revisions are not used for IPv4.
-    let range = (revision == 0 && name != "NETMAP").then(|| ranges(info));
+    let range = (name != "NETMAP").then(|| match (is_ipv6, revision) {
+        (true, _) => range6(info),
+        (false, 0) => ranges(info),
+        (false, _) => None,
+    });
     let translation = range.flatten().unwrap_or_default();
     Some(match name.as_str() {
         "MASQUERADE" => Translation {
@@ -220,8 +229,24 @@ fn ranges(info: &[u8]) -> Option<Translation> {
     const PROTO_SPECIFIED: u32 = 2;
     let word = |at: usize| info.get(at..at + 4)?.first_chunk::<4>().copied();
     let flags = u32::from_ne_bytes(word(4)?);
-    let addresses = Ipv4Addr::from(word(8)?)..=Ipv4Addr::from(word(12)?);
+    let [least, most] = [word(8)?, word(12)?].map(|octets| IpAddr::from(Ipv4Addr::from(octets)));
+    let addresses = least..=most;
     let ports = port(info.get(16..18)?)?..=port(info.get(18..20)?)?;
+    Some(Translation {
+        device: None,
+        addresses: Addresses::among((flags & MAP_IPS != 0).then_some(addresses)),
+        ports: (flags & PROTO_SPECIFIED != 0).then_some(ports),
+    })
+}
+
+/// Reads a `struct nf_nat_range`, which the targets of IPv6 have in each revision; `nf_nat_range2`
+/// begins alike.
+fn range6(info: &[u8]) -> Option<Translation> {
+    const MAP_IPS: u32 = 1;
+    const PROTO_SPECIFIED: u32 = 2;
+    let flags = u32::from_ne_bytes(*info.first_chunk()?);
+    let addresses = address(info.get(4..20)?)?..=address(info.get(20..36)?)?;
+    let ports = port(info.get(36..38)?)?..=port(info.get(38..40)?)?;
     Some(Translation {
         device: None,
         addresses: Addresses::among((flags & MAP_IPS != 0).then_some(addresses)),
@@ -238,8 +263,13 @@ fn port(value: &[u8]) -> Option<u16> {
     value.first_chunk().map(|port| u16::from_be_bytes(*port))
 }
 
-fn address(value: &[u8]) -> Option<Ipv4Addr> {
-    value
-        .first_chunk::<4>()
-        .map(|octets| Ipv4Addr::from(*octets))
+/// An address of either family, by its length.
+fn address(value: &[u8]) -> Option<IpAddr> {
+    match value.first_chunk::<16>() {
+        Some(octets) => Some(Ipv6Addr::from(*octets).into()),
+        None => {
+            let octets = value.first_chunk::<4>()?;
+            Some(Ipv4Addr::from(*octets).into())
+        }
+    }
 }

@@ -30,6 +30,13 @@ pub(super) fn dump<T>(request: u8, read: impl Fn(u8, &[u8]) -> Option<T>) -> io:
     none_when_unsupported(dumped.map(|()| found))
 }
 
+/// Whether objects of a family see IPv6: those of IPv6, or of both families.
+pub(super) fn sees_ipv6(family: u8) -> bool {
+    const NFPROTO_INET: u8 = 1;
+    const NFPROTO_IPV6: u8 = 10;
+    matches!(family, NFPROTO_INET | NFPROTO_IPV6)
+}
+
 /// Whether objects of a family see IPv4: those of IPv4, or of both families.
 pub(super) fn sees_ipv4(family: u8) -> bool {
     const NFPROTO_INET: u8 = 1;

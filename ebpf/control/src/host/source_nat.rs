@@ -5,7 +5,11 @@
 //! both have the same tuple, the server cannot tell the two connections apart, and the guest's flow
 //! gets the answers to both. So only separate ports, or separate addresses, keep them apart.
 
-use std::{fs, io, net::Ipv4Addr, ops::RangeInclusive};
+use std::{
+    fs, io,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    ops::RangeInclusive,
+};
 
 pub use super::nat_rule::{Addresses, Device};
 use super::{
@@ -20,6 +24,8 @@ pub struct SourceNat {
     pub table: String,
     /// Name of the chain.
     pub chain: String,
+    /// Whether it sees packets of IPv4, and of IPv6.
+    pub sees: [bool; 2],
     /// Device by which the packets leave; `None`: any, as far as is known.
     pub device: Option<Device>,
     /// The new addresses.
@@ -39,6 +45,8 @@ pub struct GuestsTuples {
     pub masquerade: Option<Ipv4Addr>,
     /// Their ports.
     pub ports: RangeInclusive<u16>,
+    /// The IPv6 addresses of the uplink, which flows of IPv6 have; `None`: no guest has IPv6.
+    pub addresses6: Option<Vec<Ipv6Addr>>,
 }
 
 impl SourceNat {
@@ -48,20 +56,40 @@ impl SourceNat {
         let overlaps = |ports: &RangeInclusive<u16>| {
             ports.start().max(guests.ports.start()) <= ports.end().min(guests.ports.end())
         };
+        self.device.as_ref().is_none_or(leaves_there)
+            && self.ports.as_ref().is_none_or(overlaps)
+            && (self.may_meet_ipv4(guests) || self.may_meet_ipv6(guests))
+    }
+
+    fn may_meet_ipv4(&self, guests: &GuestsTuples) -> bool {
         let is_theirs = |address: Ipv4Addr| match &self.addresses {
-            Addresses::Among(range) => range.contains(&address),
+            Addresses::Among(range) => range.contains(&IpAddr::V4(address)),
             Addresses::OfDevice => guests.masquerade.is_none_or(|its| its == address),
             Addresses::Unknown => true,
         };
-        self.device.as_ref().is_none_or(leaves_there)
-            && self.ports.as_ref().is_none_or(overlaps)
-            && guests.address.is_none_or(is_theirs)
+        self.sees[0] && guests.address.is_none_or(is_theirs)
+    }
+
+    /// Whether the same holds for IPv6, where guests' flows have one of the uplink's addresses.
+    pub fn may_meet_ipv6(&self, guests: &GuestsTuples) -> bool {
+        let Some(addresses) = guests.addresses6.as_ref().filter(|_| self.sees[1]) else {
+            return false;
+        };
+        match &self.addresses {
+            Addresses::Among(range) => {
+                let mut all = addresses.iter().copied().map(IpAddr::V6);
+                addresses.is_empty() || all.any(|address| range.contains(&address))
+            }
+            Addresses::OfDevice | Addresses::Unknown => true,
+        }
     }
 }
 
-/// Files with the legacy tables, and with the targets that their rules may have.
-const LEGACY_TABLES: &str = "/proc/net/ip_tables_names";
-const LEGACY_TARGETS: &str = "/proc/net/ip_tables_targets";
+/// Files with the legacy tables of IPv4 and of IPv6, and with the targets that their rules may have.
+const LEGACY: [[&str; 2]; 2] = [
+    ["/proc/net/ip_tables_names", "/proc/net/ip_tables_targets"],
+    ["/proc/net/ip6_tables_names", "/proc/net/ip6_tables_targets"],
+];
 
 /// Returns all such rules of nftables, different ones of a chain once each, and an entry for legacy
 /// iptables if it may have some, taken for masquerading: the kernel does not list the rules of its
@@ -69,7 +97,9 @@ const LEGACY_TARGETS: &str = "/proc/net/ip_tables_targets";
 pub(super) fn find() -> io::Result<Vec<SourceNat>> {
     let mut found: Vec<SourceNat> = Vec::new();
     let lines = |path| fs::read_to_string(path).unwrap_or_default();
-    let legacy = of_legacy(&lines(LEGACY_TABLES), &lines(LEGACY_TARGETS));
+    let legacy = [[true, false], [false, true]].into_iter().zip(LEGACY);
+    let legacy = legacy
+        .filter_map(|(sees, [tables, targets])| of_legacy(&lines(tables), &lines(targets), sees));
     for nat in nfnetlink::dump(nfnetlink::GET_RULE, of_rule)?
         .into_iter()
         .chain(legacy)
@@ -82,31 +112,38 @@ pub(super) fn find() -> io::Result<Vec<SourceNat>> {
     Ok(found)
 }
 
-fn of_legacy(tables: &str, targets: &str) -> Option<SourceNat> {
+fn of_legacy(tables: &str, targets: &str, sees: [bool; 2]) -> Option<SourceNat> {
     let has_table = tables.lines().any(|table| table == "nat");
     let has_target = targets.lines().any(|target| TARGETS.contains(&target));
     (has_table && has_target).then(|| SourceNat {
         table: "nat".into(),
-        chain: "of legacy iptables".into(),
+        chain: match sees {
+            [true, _] => "of legacy iptables".into(),
+            _ => "of legacy ip6tables".into(),
+        },
+        sees,
         device: None,
         addresses: Addresses::OfDevice,
         ports: None,
     })
 }
 
-/// Returns the translation by a rule of IPv4 or both families.
+/// Returns the translation by a rule of IPv4, IPv6 or both.
 fn of_rule(family: u8, attributes: &[u8]) -> Option<SourceNat> {
     const NFTA_RULE_TABLE: u16 = 1;
     const NFTA_RULE_CHAIN: u16 = 2;
     const NFTA_RULE_EXPRESSIONS: u16 = 4;
-    if !nfnetlink::sees_ipv4(family) {
+    let sees = [nfnetlink::sees_ipv4(family), nfnetlink::sees_ipv6(family)];
+    if sees == [false; 2] {
         return None;
     }
-    let translation = translation(nfnetlink::find(attributes, NFTA_RULE_EXPRESSIONS)?)?;
+    let expressions = nfnetlink::find(attributes, NFTA_RULE_EXPRESSIONS)?;
+    let translation = translation(expressions, sees == [false, true])?;
     let named = |kind| nfnetlink::find(attributes, kind).map_or_else(String::new, text);
     Some(SourceNat {
         table: named(NFTA_RULE_TABLE),
         chain: named(NFTA_RULE_CHAIN),
+        sees,
         device: translation.device,
         addresses: translation.addresses,
         ports: translation.ports,

@@ -8,10 +8,34 @@ fn any(table: &str, chain: &str) -> SourceNat {
     SourceNat {
         table: table.into(),
         chain: chain.into(),
+        sees: [true, false],
         device: None,
         addresses: Addresses::OfDevice,
         ports: None,
     }
+}
+
+fn among(least: impl Into<Ipv4Addr>, most: impl Into<Ipv4Addr>) -> Addresses {
+    Addresses::Among(IpAddr::V4(least.into())..=IpAddr::V4(most.into()))
+}
+
+/// A target as iptables-nft writes it: an expression `target` whose data name it.
+fn target(name: &[u8], info: &[u8]) -> Vec<u8> {
+    let attribute = |kind: u16, value: &[u8]| {
+        let mut bytes = Vec::new();
+        bytes.extend((4 + value.len() as u16).to_ne_bytes());
+        bytes.extend(kind.to_ne_bytes());
+        bytes.extend(value);
+        bytes.resize(bytes.len().next_multiple_of(4), 0);
+        bytes
+    };
+    let data = [
+        attribute(1, name),
+        attribute(2, &0u32.to_be_bytes()),
+        attribute(3, info),
+    ];
+    let expression = [attribute(1, b"target\0"), attribute(2, &data.concat())];
+    attribute(1, &expression.concat())
 }
 
 fn guests() -> GuestsTuples {
@@ -20,6 +44,7 @@ fn guests() -> GuestsTuples {
         address: Some(HOST),
         masquerade: Some(HOST),
         ports: 61_000..=65_535,
+        addresses6: None,
     }
 }
 
@@ -42,9 +67,7 @@ fn rules_that_translate_sources_are_found_and_others_are_not() {
         run("nft add rule ip own out oifname != docker0 masquerade random");
         run("nft add rule ip own more snat to 192.0.2.1");
         run("nft add rule ip own more meta l4proto udp snat to 192.0.2.1-192.0.2.9:4000");
-        let to = |last: u8| {
-            Addresses::Among(Ipv4Addr::new(192, 0, 2, 1)..=Ipv4Addr::new(192, 0, 2, last))
-        };
+        let to = |last: u8| among([192, 0, 2, 1], [192, 0, 2, last]);
         let named = Some(Device::Named("eth0".into()));
         let out = any("own", "out");
         let more = any("own", "more");
@@ -93,13 +116,71 @@ fn what_a_map_gives_is_unknown_and_an_address_of_the_packet_no_device() {
 }
 
 #[test]
-fn only_ipv4s_are_ours() {
-    in_netns("only_ipv4s_are_ours", || {
+fn rules_of_ipv6_meet_guests_that_have_it() {
+    in_netns("rules_of_ipv6_meet_guests_that_have_it", || {
+        for (family, sees) in [("ip6", [false, true]), ("inet", [true, true])] {
+            run(&format!("nft add table {family} own"));
+            run(&format!(
+                "nft add chain {family} own out {{ type nat hook postrouting priority 100 ; }}"
+            ));
+            run(&format!("nft add rule {family} own out masquerade"));
+            let rule = SourceNat {
+                sees,
+                ..any("own", "out")
+            };
+            assert_eq!(find().unwrap(), [rule]);
+            run(&format!("nft delete table {family} own"));
+        }
         run("nft add table ip6 own");
         run("nft add chain ip6 own out { type nat hook postrouting priority 100 ; }");
-        run("nft add rule ip6 own out masquerade");
-        assert_eq!(find().unwrap(), []);
+        run("nft add rule ip6 own out meta l4proto udp snat to [2001:db8::1]:4000-4999");
+        let [rule] = find().unwrap().try_into().unwrap();
+        let address = |last| IpAddr::from(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, last));
+        assert_eq!(rule.addresses, Addresses::Among(address(1)..=address(1)));
+        assert_eq!(rule.ports, Some(4_000..=4_999));
     });
+    let with = |last: &[u16]| GuestsTuples {
+        addresses6: Some(
+            last.iter()
+                .map(|last| Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, *last))
+                .collect(),
+        ),
+        ..guests()
+    };
+    let masquerade = SourceNat {
+        sees: [false, true],
+        ..any("own", "out")
+    };
+    assert!(!masquerade.may_meet(&guests()), "no guest has IPv6");
+    assert!(masquerade.may_meet(&with(&[1])));
+    let to = |last: u16| {
+        let address = IpAddr::from(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, last));
+        SourceNat {
+            addresses: Addresses::Among(address..=address),
+            ..masquerade.clone()
+        }
+    };
+    assert!(to(2).may_meet(&with(&[1, 2])) && !to(3).may_meet(&with(&[1, 2])));
+    assert!(to(3).may_meet(&with(&[])), "which one is not known yet");
+}
+
+#[test]
+fn targets_of_ip6tables_have_a_range_of_their_own() {
+    let mut info = 3u32.to_ne_bytes().to_vec();
+    for last in [1, 2] {
+        info.extend(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, last).octets());
+    }
+    info.extend(1_024u16.to_be_bytes());
+    info.extend(60_999u16.to_be_bytes());
+    let read = |name: &[u8]| translation(&target(name, &info), true).unwrap();
+    let masquerade = read(b"MASQUERADE\0");
+    assert_eq!(masquerade.ports, Some(1_024..=60_999));
+    assert_eq!(masquerade.addresses, Addresses::OfDevice);
+    let address = |last| IpAddr::from(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, last));
+    assert_eq!(
+        read(b"SNAT\0").addresses,
+        Addresses::Among(address(1)..=address(2))
+    );
 }
 
 #[test]
@@ -119,8 +200,8 @@ fn what_has_other_ports_another_address_or_another_device_meets_no_guest() {
     assert!(!meets(
         |nat| nat.device = Some(Device::Prefix("eth0.".into()))
     ));
-    assert!(!meets(|nat| nat.addresses = Addresses::Among(OTHER..=OTHER)));
-    assert!(meets(|nat| nat.addresses = Addresses::Among(HOST..=OTHER)));
+    assert!(!meets(|nat| nat.addresses = among(OTHER, OTHER)));
+    assert!(meets(|nat| nat.addresses = among(HOST, OTHER)));
     let by = |address, masquerade| GuestsTuples {
         address,
         masquerade,
@@ -139,28 +220,10 @@ fn what_has_other_ports_another_address_or_another_device_meets_no_guest() {
 
 #[test]
 fn legacy_tables_and_targets_of_iptables_are_known_by_name() {
-    let legacy = |tables, targets| of_legacy(tables, targets).is_some();
+    let legacy = |tables, targets| of_legacy(tables, targets, [true, false]).is_some();
     assert!(legacy("filter\nnat\n", "ERROR\nMASQUERADE\n"));
     assert!(!legacy("filter\n", "MASQUERADE\n"));
     assert!(!legacy("nat\n", "ERROR\nDNAT\n"));
-    // As iptables-nft writes it: an expression `target` whose data name it.
-    let attribute = |kind: u16, value: &[u8]| {
-        let mut bytes = Vec::new();
-        bytes.extend((4 + value.len() as u16).to_ne_bytes());
-        bytes.extend(kind.to_ne_bytes());
-        bytes.extend(value);
-        bytes.resize(bytes.len().next_multiple_of(4), 0);
-        bytes
-    };
-    let target = |name: &[u8], info: &[u8]| {
-        let data = [
-            attribute(1, name),
-            attribute(2, &0u32.to_be_bytes()),
-            attribute(3, info),
-        ];
-        let expression = [attribute(1, b"target\0"), attribute(2, &data.concat())];
-        attribute(1, &expression.concat())
-    };
     // One range: flags, addresses, ports.
     let range = |flags: u32| {
         let mut info = 1u32.to_ne_bytes().to_vec();
@@ -170,7 +233,7 @@ fn legacy_tables_and_targets_of_iptables_are_known_by_name() {
         info.extend(60_999u16.to_be_bytes());
         info
     };
-    let read = |name: &[u8], flags| translation(&target(name, &range(flags)));
+    let read = |name: &[u8], flags| translation(&target(name, &range(flags)), false);
     let plain = read(b"MASQUERADE\0", 0).unwrap();
     assert_eq!((plain.addresses, plain.ports), (Addresses::OfDevice, None));
     let netmap = read(b"NETMAP\0", 1).unwrap();
@@ -180,13 +243,12 @@ fn legacy_tables_and_targets_of_iptables_are_known_by_name() {
     assert_eq!(with_ports.addresses, Addresses::OfDevice);
     let with_both = read(b"SNAT\0", 3).unwrap();
     assert_eq!(with_both.ports, Some(1_024..=60_999));
-    let addresses = Ipv4Addr::new(192, 0, 2, 1)..=Ipv4Addr::new(192, 0, 2, 2);
-    assert_eq!(with_both.addresses, Addresses::Among(addresses));
+    assert_eq!(with_both.addresses, among([192, 0, 2, 1], [192, 0, 2, 2]));
     assert_eq!(read(b"DNAT\0", 3), None);
     // Cut short it is a translation of anything, or none.
     let whole = target(b"SNAT\0", &range(3));
     for length in 0..whole.len() {
-        if let Some(cut) = translation(&whole[..length]) {
+        if let Some(cut) = translation(&whole[..length], false) {
             assert_eq!(cut, Default::default(), "{length}");
         }
     }

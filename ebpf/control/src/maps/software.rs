@@ -2,7 +2,10 @@
 use slipgate_abi::{
     Addresses6Ref, FlowRef, ForwardKey, ForwardKey6, ForwardTarget, NextHopRef, OwnerRef,
     SequencesRef, SlotIndex, SlotRef, TapEntry, Tuple, Tuple6, Vm6Ref, VmRef, VmRow,
-    datapath::{self, fragment_table::Fragment},
+    datapath::{
+        self,
+        fragment_table::{Fragment, Fragment6},
+    },
     rate::RateRef,
 };
 
@@ -83,6 +86,10 @@ unsafe impl datapath::Maps for &SharedMaps {
 
     /// The host's sockets receive whole packets.
     fn fragment(self, _place: u32) -> Option<*mut Fragment> {
+        None
+    }
+
+    fn fragment6(self, _place: u32) -> Option<*mut Fragment6> {
         None
     }
 }

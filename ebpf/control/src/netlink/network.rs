@@ -48,6 +48,9 @@ pub struct Link {
     pub arp: bool,
     /// Of a TAP, whether several queues of it can be opened (`IFF_MULTI_QUEUE`).
     pub is_multi_queue_tap: Option<bool>,
+    /// Largest packet of IPv6 to which it joins segments that arrive, bytes; `None`: the kernel is too
+    /// old to say, and joins none beyond 64 KiB.
+    pub gro_max_size: Option<u32>,
 }
 
 /// An address of the host.

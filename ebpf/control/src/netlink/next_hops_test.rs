@@ -78,6 +78,7 @@ fn the_lesser_of_the_links_and_the_routes_mtu_counts() {
         loopback: false,
         arp: false,
         is_multi_queue_tap: None,
+        gro_max_size: None,
     };
     network.links.insert(link);
     for (route_mtu, mtu) in [(0, 1_400), (1_300, 1_300), (9_000, 1_400)] {

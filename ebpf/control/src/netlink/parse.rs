@@ -35,11 +35,13 @@ pub(super) fn link(message: &LinkMessage) -> Option<Link> {
         loopback: header.flags.contains(LinkFlags::Loopback),
         arp: !header.flags.contains(LinkFlags::Noarp),
         is_multi_queue_tap: None,
+        gro_max_size: None,
     };
     for attribute in &message.attributes {
         match attribute {
             LinkAttribute::IfName(name) => link.name.clone_from(name),
             LinkAttribute::Mtu(mtu) => link.mtu = *mtu,
+            LinkAttribute::GroMaxSize(bytes) => link.gro_max_size = Some(*bytes),
             LinkAttribute::Address(mac) => link.mac = mac.as_slice().try_into().ok(),
             LinkAttribute::LinkInfo(infos) => {
                 link.kind = infos.iter().find_map(|info| match info {

@@ -19,6 +19,15 @@ pub(crate) struct Frame6 {
     pub(crate) l4: Vec<u8>,
 }
 
+/// A fragment header, and this behind it.
+pub(crate) fn fragment_of(next: u8, field: u16, id: u32, data: &[u8]) -> Vec<u8> {
+    let mut l4 = vec![next, 0];
+    l4.extend(field.to_be_bytes());
+    l4.extend(id.to_be_bytes());
+    l4.extend(data);
+    l4
+}
+
 /// Header and payload of a flow's packet between two ports; of an echo, the first is the query id.
 pub(crate) fn l4_of(
     protocol: Protocol,

@@ -66,7 +66,6 @@ fn what_a_guest_may_not_send_is_dropped_for_its_reason() {
         ("hop-by-hop", with_header(0), D::ExtensionHeader),
         ("routing", with_header(43), D::ExtensionHeader),
         ("destination options", with_header(60), D::ExtensionHeader),
-        ("a fragment", with_header(44), D::Fragment),
         ("no next header", with_header(59), D::IpProtocol),
         ("IPv4's ICMP", with_header(1), D::IpProtocol),
         (
@@ -133,6 +132,78 @@ fn what_a_guest_may_not_send_is_dropped_for_its_reason() {
         let datapath = loaded!();
         println!("{what}");
         datapath.expect_drop(EGRESS, &frame.bytes(), ROW, reason);
+    }
+}
+
+/// A first fragment, and a later one.
+fn fragments(of: &Frame6) -> [Frame6; 2] {
+    [1, 24].map(|field| Frame6 {
+        next_header: 44,
+        l4: fragment_of(of.next_header, field, 7, &of.l4),
+        ..of.clone()
+    })
+}
+
+#[test]
+fn fragments_are_handed_over_whatever_flow_they_are_of() {
+    for protocol in [Protocol::Tcp, Protocol::Udp, Protocol::Icmpv6] {
+        for is_live in [true, false] {
+            let mut datapath = loaded!();
+            if is_live {
+                datapath.admit6(flow6(protocol));
+            }
+            for frame in fragments(&Frame6::tx(protocol)) {
+                let bytes = frame.bytes();
+                let run = datapath.run(EGRESS, &bytes);
+                assert_eq!(run.action, REDIRECT);
+                let (header, rest) = crate::frame::handed(&run.frame);
+                assert_eq!(header.code, Handover::Fragment as u8);
+                assert_eq!(rest, &bytes[12..]);
+            }
+            assert_eq!(datapath.handed_over(), 2, "a credit for each");
+        }
+    }
+}
+
+#[test]
+fn fragments_that_a_guest_may_not_send_are_dropped() {
+    use DropReason as D;
+    let frame = || Frame6::tx(Protocol::Udp);
+    let cases = [
+        (
+            Frame6 {
+                source: REMOTE6,
+                ..frame()
+            },
+            D::Spoofed,
+        ),
+        (
+            Frame6 {
+                source: GUEST_LOCAL,
+                ..frame()
+            },
+            D::Spoofed,
+        ),
+        (
+            Frame6 {
+                destination: ALL_NODES,
+                ..frame()
+            },
+            D::Group,
+        ),
+        (
+            Frame6 {
+                destination_mac: GROUP_MAC,
+                ..frame()
+            },
+            D::Group,
+        ),
+    ];
+    for (frame, reason) in cases {
+        for fragment in fragments(&frame) {
+            let datapath = loaded!();
+            datapath.expect_drop(EGRESS, &fragment.bytes(), ROW, reason);
+        }
     }
 }
 

@@ -18,7 +18,7 @@ use slipgate_abi::{
     FlowRef, ForwardKey, ForwardKey6, ForwardTarget, TapEntry, Tuple, Tuple6,
     datapath::{
         PROGRAMS6, Program6,
-        fragment_table::{Fragment, PLACES},
+        fragment_table::{Fragment, Fragment6, PLACES},
     },
     forward::DenyKey,
     skb::SKB_LAYOUT,
@@ -206,12 +206,20 @@ impl Loaded {
         for key in keys {
             deny.remove(&key).expect("remove from DENY");
         }
-        let pieces = self.ebpf.map_mut("PIECES").unwrap();
-        let mut pieces = Array::<_, [u8; size_of::<Fragment>()]>::try_from(pieces).expect("PIECES");
-        for place in 0..PLACES as u32 {
-            let empty = [0; size_of::<Fragment>()];
-            pieces.set(place, empty, 0).expect("set PIECES");
-        }
+        clear_table::<{ size_of::<Fragment>() }>(&mut self.ebpf, "PIECES");
+        clear_table::<{ size_of::<Fragment6>() }>(&mut self.ebpf, "PIECES6");
+    }
+}
+
+/// Empties a table of fragments.
+fn clear_table<const BYTES: usize>(ebpf: &mut Ebpf, name: &str)
+where
+    [u8; BYTES]: Pod,
+{
+    let map = ebpf.map_mut(name).unwrap();
+    let mut table = Array::<_, [u8; BYTES]>::try_from(map).expect(name);
+    for place in 0..PLACES as u32 {
+        table.set(place, [0; BYTES], 0).expect(name);
     }
 }
 

@@ -2,7 +2,9 @@
 //! the engine, the rest is the host's.
 use std::net::Ipv6Addr;
 
-use slipgate_abi::{DropReason, Handover, Protocol, portframe::PortFlags, tcp::Flags, vm::VmFlags};
+use slipgate_abi::{
+    DropReason, Handover, Protocol, Verdict, portframe::PortFlags, tcp::Flags, vm::VmFlags,
+};
 
 use crate::{datapath::*, flow6::*, frame6::*, loaded};
 
@@ -37,6 +39,29 @@ fn errors_about_a_flow_go_to_the_engine() {
     }
 }
 
+/// A packet in the form in which a fragment of it leaves.
+fn as_fragment(of: &Frame6, field: u16) -> Frame6 {
+    Frame6 {
+        next_header: 44,
+        l4: fragment_of(of.next_header, field, 7, &of.l4),
+        ..of.clone()
+    }
+}
+
+#[test]
+fn errors_about_a_first_fragment_go_to_the_engine_and_about_later_ones_to_the_host() {
+    for protocol in [Protocol::Tcp, Protocol::Udp, Protocol::Icmpv6] {
+        let mut datapath = loaded!();
+        datapath.admit6(flow6(protocol));
+        let sent = Frame6::tx(protocol).sent_on();
+        let first = error(2, &as_fragment(&sent, FIRST)).bytes();
+        let run = datapath.run(INGRESS, &first);
+        assert_eq!(run.action, REDIRECT, "{protocol:?}");
+        let later = error(2, &as_fragment(&sent, LATER)).bytes();
+        datapath.expect_unnoticed(INGRESS, &later);
+    }
+}
+
 #[test]
 fn what_is_no_flow_s_is_the_hosts() {
     let udp = Protocol::Udp;
@@ -59,10 +84,6 @@ fn what_is_no_flow_s_is_the_hosts() {
         error(1, &of_ipv4s_icmp),
         error(5, &Frame6::tx(udp).sent_on()),
         Frame6 {
-            next_header: 44,
-            ..Frame6::rx(udp)
-        },
-        Frame6 {
             destination_mac: ROUTER_MAC,
             ..Frame6::rx(udp)
         },
@@ -72,6 +93,93 @@ fn what_is_no_flow_s_is_the_hosts() {
         let mut datapath = loaded!();
         datapath.admit6(flow6(udp));
         datapath.expect_unnoticed(INGRESS, &frame.bytes());
+    }
+}
+
+/// A fragment of a flow's datagram.
+fn fragment(protocol: Protocol, field: u16, id: u32) -> Frame6 {
+    let whole = Frame6::rx(protocol);
+    Frame6 {
+        next_header: 44,
+        l4: fragment_of(protocol as u8, field, id, &whole.l4),
+        ..whole
+    }
+}
+
+const FIRST: u16 = 1;
+const LATER: u16 = 24;
+const BOTH: [(&str, usize); 2] = [(INGRESS, 0), ("uplink_ingress_l3", 14)];
+
+#[test]
+fn fragments_of_a_live_flow_go_to_the_engine() {
+    for (program, from) in BOTH {
+        for protocol in [Protocol::Tcp, Protocol::Udp, Protocol::Icmpv6] {
+            let mut datapath = loaded!();
+            datapath.admit6(flow6(protocol));
+            let frame = |field| fragment(protocol, field, 7).bytes();
+            // Before its first fragment nobody can tell whose it is.
+            datapath.expect_unnoticed(program, &frame(LATER)[from..]);
+            for field in [FIRST, LATER, 0] {
+                let run = datapath.run(program, &frame(field)[from..]);
+                assert_eq!(run.action, REDIRECT, "{program} {protocol:?} {field}");
+                let (header, rest) = crate::frame::handed(&run.frame);
+                assert_eq!(header.code, Handover::Fragment as u8);
+                assert_eq!(header.flags, PortFlags::FROM_UPLINK);
+                assert_eq!(rest, &frame(field)[12..]);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_strangers_fragments_are_the_hosts() {
+    for (program, from) in BOTH {
+        let mut datapath = loaded!();
+        datapath.admit6(flow6(Protocol::Udp));
+        let with_ports = |ports| Frame6 {
+            l4: fragment_of(17, FIRST, 7, &l4_of(Protocol::Udp, 0, ports, 0, b"data")),
+            ..fragment(Protocol::Udp, FIRST, 7)
+        };
+        let stranger = with_ports((9, 9)).bytes();
+        let later = fragment(Protocol::Udp, LATER, 7).bytes();
+        datapath.expect_unnoticed(program, &stranger[from..]);
+        datapath.expect_unnoticed(program, &later[from..]);
+        datapath.expect_unnoticed(program, &fragment(Protocol::Tcp, FIRST, 7).bytes()[from..]);
+        let ours = fragment(Protocol::Udp, FIRST, 7).bytes();
+        assert_eq!(datapath.run(program, &ours[from..]).action, REDIRECT);
+        // What was remembered is the datagram, not its sender.
+        let another = fragment(Protocol::Udp, LATER, 8).bytes();
+        datapath.expect_unnoticed(program, &another[from..]);
+        // One that is a whole datagram changes nothing about another of its name (RFC 6946).
+        let atomic = Frame6 {
+            l4: fragment_of(17, 0, 7, &l4_of(Protocol::Udp, 0, (9, 9), 0, b"data")),
+            ..fragment(Protocol::Udp, 0, 7)
+        };
+        datapath.expect_unnoticed(program, &atomic.bytes()[from..]);
+        assert_eq!(datapath.run(program, &later[from..]).action, REDIRECT);
+        // Its name is a stranger's by now.
+        datapath.expect_unnoticed(program, &stranger[from..]);
+        datapath.expect_unnoticed(program, &later[from..]);
+    }
+}
+
+#[test]
+fn fragments_of_no_live_flow_or_of_a_frozen_vm_go_nowhere() {
+    for (program, from) in BOTH {
+        let first = fragment(Protocol::Udp, FIRST, 7).bytes();
+        for is_frozen in [true, false] {
+            let mut datapath = loaded!();
+            let slot = datapath.admit6(flow6(Protocol::Udp));
+            if is_frozen {
+                datapath.vms.change(ROW, |vm| vm.flags |= VmFlags::FROZEN);
+                let run = datapath.run(program, &first[from..]);
+                assert_eq!(run.action, SHOT, "{program}");
+                assert_eq!(datapath.only_reason(ROW), DropReason::Frozen);
+            } else {
+                slot.set_verdict(Verdict::Free);
+                datapath.expect_unnoticed(program, &first[from..]);
+            }
+        }
     }
 }
 

@@ -2,6 +2,8 @@
 //! held to the same rules. The servers' view decides.
 mod addresses;
 mod forwards;
+mod fragments;
+mod host;
 mod scene;
 
 use std::{

@@ -261,8 +261,38 @@ fn advertisements_come_unasked_soon_and_then_every_hour_unless_the_vm_is_paused(
     rig.kernel.borrow().set_frozen(1, false);
     rig.pass(LONGEST_NS);
     assert!(!got(&mut rig).is_empty(), "they go on");
-    // IPv6 ends.
+    // IPv6 ends, with a last one.
     rig.tell(|engine| engine.set_vm(spec(1, &Setup::default())));
+    assert_eq!(rig.at_guest().len(), 1);
     rig.pass(2 * LONGEST_NS);
     assert!(rig.at_guest().is_empty());
+}
+
+/// RFC 4861 section 6.2.5.
+#[test]
+fn a_network_that_ends_is_told_by_a_last_advertisement() {
+    let other = GuestIpv6 {
+        prefix: "fd00:1:2:4::/64".parse().unwrap(),
+    };
+    for next in [None, Some(other)] {
+        let mut rig = rig6();
+        // The same again is no end.
+        rig.tell(|engine| engine.set_vm(spec6(1)));
+        assert!(rig.at_guest().is_empty());
+        let vm = VmSpec {
+            ipv6: next,
+            ..spec6(1)
+        };
+        rig.tell(move |engine| engine.set_vm(vm));
+        let got = rig.at_guest();
+        assert_eq!(got.len(), 1, "{next:?}");
+        let (_, packet) = &got[0];
+        assert_eq!(packet[40], kind::ROUTER_ADVERTISEMENT);
+        assert_eq!(packet[46..48], [0, 0], "router lifetime");
+        let prefix = net().prefix.network().octets();
+        let at = packet.windows(16).position(|bytes| bytes == prefix);
+        // Valid and preferred lifetime, before four octets that are reserved.
+        let at = at.expect("the prefix that ends");
+        assert_eq!(packet[at - 12..at], [0; 12]);
+    }
 }
