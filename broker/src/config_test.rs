@@ -60,10 +60,9 @@ fn whether_a_vm_may_get_ipv6_is_known_at_the_start() {
     config.network.ipv6 = Ipv6Mode::Nat;
     config.vms[1].ipv6 = None;
     assert!(config.may_have_ipv6());
-    for vm in &mut config.vms {
-        vm.ipv6 = Some(Ipv6Mode::Off);
-    }
+    config.network.ipv6 = Ipv6Mode::Off;
     assert!(!config.may_have_ipv6());
     config.is_daemon = true;
     assert!(config.may_have_ipv6(), "by its API");
+    assert!(!config.wants_ipv6());
 }

@@ -48,6 +48,7 @@ pub(crate) use self::{
         ForwardChange, GivenBack, HeldForwards, forward_text, forward_texts, forwards_described,
     },
     hook_places::HookPlaces,
+    ipv6::{Ipv6Wish, leads_to_ipv6},
     network_view::view as network_view,
     pacing::Pacing,
     reserve::{Taken, reserve},
@@ -56,7 +57,7 @@ pub(crate) use self::{
     subjects::{Served, resolve},
     uplink::{Uplink, check_source, find as find_uplink},
     vm_uplinks::VmUplinks,
-    vms::{GATEWAY_MAC, MOST_CREDITS, ServedVm, learning_name, tap_of},
+    vms::{GATEWAY_MAC, MOST_CREDITS, ServedVm, ipv6_in_row, learning_name, tap_of},
     workers::Worker,
 };
 use crate::{

@@ -59,7 +59,7 @@ pub(crate) fn attach(mut config: Config, inputs: Inputs) -> anyhow::Result<Attac
     let serves = paths.pin_dir.exists();
     let at = (&*uplink.name, uplink.ifindex);
     host::check_tuples(&config, at, watch.network(), serves)?;
-    if host::may_have_ipv6(&config)
+    if config.wants_ipv6()
         && let Some(link) = watch.network().link_by_name(&uplink.name)
         && let Some(problem) = host::big_tcp_problem(link)
     {

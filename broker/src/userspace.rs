@@ -20,6 +20,7 @@
 //! ends, its flows end with it: a command has no network any more, a socket is closed, and a VM stopped.
 mod clients;
 mod command;
+mod described;
 mod forwards;
 mod machine;
 mod metrics;
@@ -51,10 +52,18 @@ use slipgate_ipc::{
         FromEngine, GuestProtocol, NetworkView, OnExit, Start, ToEngine, UserspaceStart, VmSpec,
     },
 };
+use slipgate_model::GuestIpv6;
 use slipgate_policy::PolicySet;
 
 pub(crate) use self::place::memory_base;
-use self::{clients::Clients, command::Command, forwards::Forwards, place::Place, socket::Socket};
+use self::{
+    clients::Clients,
+    command::Command,
+    described::{ServedGuest, guest_ipv6, spec},
+    forwards::Forwards,
+    place::Place,
+    socket::Socket,
+};
 pub use self::{
     command::{Inside, run_inside},
     machine::run_userspace_vm,
@@ -62,7 +71,7 @@ pub use self::{
 use crate::{
     config::{Config, VmConfig},
     host::{self, HostResolvers},
-    kernel_state::{GATEWAY_MAC, Uplink, check_source, find_uplink, forward_texts, network_view},
+    kernel_state::{Ipv6Wish, Uplink, check_source, find_uplink, forward_texts, network_view},
     output_files::{open_flow_log, open_pcap},
     process::{ChildProcess, Metrics, Outgoing},
     role::Role,
@@ -135,7 +144,8 @@ trait Guest {
 pub fn exec(config: ExecConfig, log: &str) -> anyhow::Result<ExitCode> {
     let prepared = Prepared::new(config.nat, &[])?;
     let (nat, mtu) = (&prepared.nat, prepared.mtu);
-    let mut command = Command::start(nat, prepared.vm()?, mtu, &config.command)?;
+    let link = (mtu, prepared.ipv6);
+    let mut command = Command::start(nat, prepared.vm()?, link, &config.command)?;
     let Some(device) = command.device()? else {
         // It has said why.
         return command.ended();
@@ -170,6 +180,8 @@ pub fn attach_socket(config: SocketConfig, log: &str) -> anyhow::Result<()> {
 struct Prepared {
     nat: Config,
     mtu: u32,
+    /// The guest's IPv6 network; `None`: it has none, or not yet.
+    ipv6: Option<GuestIpv6>,
     signals: SignalFd,
     /// The flow log and the pcap file.
     files: [Option<File>; 2],
@@ -198,8 +210,14 @@ impl Prepared {
         check_source(&nat, &uplink, watch.network())?;
         let view = view(&nat, &watch, &uplink);
         policies.set_local(&view.local);
+        let mtu = nat.network.mtu.unwrap_or(DEFAULT_MTU);
+        let ipv6 = match &nat.vms[..] {
+            [vm] => guest_ipv6(&nat, vm, mtu, (watch.network(), &uplink)),
+            _ => None,
+        };
         Ok(Self {
-            mtu: nat.network.mtu.unwrap_or(DEFAULT_MTU),
+            mtu,
+            ipv6,
             forwards: Forwards::reserve(&nat)?,
             metrics: nat.metrics.map(listen_for_metrics).transpose()?,
             nat,
@@ -238,13 +256,14 @@ impl Prepared {
         log: &str,
     ) -> anyhow::Result<()> {
         let vm = self.vm()?;
-        let place = Place::take(&self.nat, vm, self.mtu, self.policies.clone())?;
+        let place = Place::take(&self.nat, vm, (self.mtu, self.ipv6), self.policies.clone())?;
+        let described = spec(&self.nat, vm, &place, (self.mtu, self.ipv6));
         let begun = place.listen().and_then(|control| {
             let start = Beginning {
                 prepared: &self,
                 link: link.as_fd(),
                 how,
-                vm: spec(&self.nat, vm, &place, self.mtu),
+                vm: described.clone(),
                 log,
             };
             Ok((control, start.engine(&place)?))
@@ -257,6 +276,12 @@ impl Prepared {
             }
         };
         let mut served = Served {
+            vm: ServedGuest {
+                spec: described,
+                wish: Ipv6Wish::of(vm, &self.nat.network),
+                // A command's namespace is made with its addresses, once.
+                takes_ipv6_later: !matches!(how, UserspaceStart::Tap { .. }),
+            },
             engine: Some(engine),
             outgoing: Outgoing::new(MOST_QUEUED),
             clients: Clients::new(control, vm.name.clone(), place.open.row),
@@ -335,6 +360,7 @@ impl Beginning<'_> {
 /// Everything that serves the guest.
 #[derive(Debug)]
 struct Served {
+    vm: ServedGuest,
     /// `None` once it has ended.
     engine: Option<ChildProcess>,
     outgoing: Outgoing,
@@ -482,7 +508,8 @@ impl Served {
             return Ok(());
         }
         self.view = now.clone();
-        self.send(ToEngine::Network(now))
+        self.send(ToEngine::Network(now))?;
+        self.follow_ipv6()
     }
 
     /// Stops the engine in order, so that its flows are recorded, and leaves the maps.
@@ -522,29 +549,4 @@ fn view(nat: &Config, watch: &NetworkWatch, uplink: &Uplink) -> NetworkView {
         route.mtu = None;
     }
     view
-}
-
-fn spec(nat: &Config, vm: &VmConfig, place: &Place, mtu: u32) -> VmSpec {
-    VmSpec {
-        id: place.open.id,
-        row: place.open.row,
-        name: vm.name.clone(),
-        labels: vm.labels.clone(),
-        guest: vm.ip,
-        gateway: nat.network.gateway,
-        dns: nat.network.dns,
-        prefix_len: nat.network.prefix_len,
-        ipv6: None,
-        guest_mac: vm.mac,
-        gateway_mac: GATEWAY_MAC,
-        mtu: u16::try_from(mtu).unwrap_or(u16::MAX),
-        max_flows: vm.limits.max_flows,
-        new_flows_per_second: vm.limits.new_flows_per_second,
-        policy: place.policy,
-        host_loopback: vm.host_loopback.clone(),
-        dns_per_second: vm.limits.dns_per_second,
-        idle_after_s: 0,
-        uplink: None,
-        is_idle: false,
-    }
 }

@@ -112,6 +112,7 @@ fn the_user_mode_engine_makes_its_flows_sockets_and_no_other() {
         )
     };
     let inet = libc::AF_INET as u64;
+    let inet6 = libc::AF_INET6 as u64;
     let datagram = libc::SOCK_DGRAM as u64;
     let outq = [u64::MAX, libc::TIOCOUTQ, 0, 0];
     let passes = of_userspace(&|| {
@@ -119,6 +120,10 @@ fn the_user_mode_engine_makes_its_flows_sockets_and_no_other() {
             (
                 libc::SYS_socket,
                 [inet, datagram, libc::IPPROTO_ICMP as u64, 0],
+            ),
+            (
+                libc::SYS_socket,
+                [inet6, datagram, libc::IPPROTO_ICMPV6 as u64, 0],
             ),
             (libc::SYS_bind, [u64::MAX, 0, 0, 0]),
             (libc::SYS_timerfd_settime, [u64::MAX, 0, 0, 0]),
@@ -130,6 +135,11 @@ fn the_user_mode_engine_makes_its_flows_sockets_and_no_other() {
         (libc::SYS_socket, [libc::AF_UNIX as u64, datagram, 0, 0]),
         (libc::SYS_socket, [libc::AF_NETLINK as u64, datagram, 0, 0]),
         (libc::SYS_socket, [inet, libc::SOCK_RAW as u64, 1, 0]),
+        (libc::SYS_socket, [inet6, libc::SOCK_RAW as u64, 58, 0]),
+        (
+            libc::SYS_socket,
+            [inet6, datagram, libc::IPPROTO_ICMP as u64, 0],
+        ),
         (libc::SYS_bpf, [1, 0, 0, 0]),
         (libc::SYS_listen, [0, 0, 0, 0]),
         (libc::SYS_ioctl, [0, libc::TIOCSTI, 0, 0]),

@@ -8,6 +8,7 @@
 mod model;
 
 use slipgate_abi::tcp::Flags;
+use userspace_nat::packet::Version;
 use userspace_nat::tcp::{
     Connection, Due, GIVE_UP_AFTER, Header, MOST_RETRANSMISSION_NS, Received, Segment, State,
     SynOptions, TIME_WAIT_NS,
@@ -68,7 +69,7 @@ struct Pair {
 impl Pair {
     fn new(syn: &Segment, ours: u32) -> Self {
         Self {
-            machine: Connection::new(syn, ours),
+            machine: Connection::new(Version::V4, syn, ours),
             model: Model::new(syn, ours),
             now_ns: 1,
             queued: 0,

@@ -101,6 +101,11 @@ impl GuestIpv6 {
         Ipv6Addr::from_bits(self.prefix.network().to_bits() | 1)
     }
 
+    /// Returns the address of a host that does not make its own: the second one.
+    pub fn first_host(&self) -> Ipv6Addr {
+        Ipv6Addr::from_bits(self.prefix.network().to_bits() | 2)
+    }
+
     /// Returns the gateway's link-local address, which is the router's in advertisements: the one
     /// that its MAC gives (RFC 4291 appendix A).
     pub fn gateway_link_local(&self, gateway_mac: [u8; 6]) -> Ipv6Addr {

@@ -68,7 +68,7 @@ pub trait FrameIo {
 pub struct VirtioNetHdr {
     /// [`VirtioNetHdr::NEEDS_CSUM`] and [`VirtioNetHdr::DATA_VALID`].
     pub flags: u8,
-    /// [`VirtioNetHdr::GSO_NONE`], [`VirtioNetHdr::GSO_TCPV4`] or [`VirtioNetHdr::GSO_UDP_L4`].
+    /// [`VirtioNetHdr::GSO_NONE`], or one of the other types here.
     pub gso_type: u8,
     /// Length of the headers up to and with L4, bytes; a hint.
     pub hdr_len: u16,
@@ -89,6 +89,8 @@ impl VirtioNetHdr {
     pub const GSO_NONE: u8 = 0;
     /// GSO type of TCP over IPv4.
     pub const GSO_TCPV4: u8 = 1;
+    /// GSO type of TCP over IPv6.
+    pub const GSO_TCPV6: u8 = 4;
     /// GSO type of UDP that is segmented into datagrams (`UDP_SEGMENT`).
     pub const GSO_UDP_L4: u8 = 5;
 

@@ -34,19 +34,19 @@ use nix::{
     unistd::read,
 };
 use slipgate_abi::{
-    DropReason, Ip4, Ip6, Tuple, VmRow,
+    DropReason, Ip4, Ip6, VmRow,
     datapath::{Maps, engine_port, guest_egress, uplink_ingress},
     segment::{self, Segments},
 };
 
-use slipgate_model::{USERSPACE_GUEST, USERSPACE_PORT};
+use slipgate_model::{FlowTuple, TupleKey, USERSPACE_GUEST, USERSPACE_PORT};
 
 use crate::{
     clock::{Clock, SystemClock},
     guest_link::{GuestLink, Input, Packet as Received},
-    packet::{Ipv4, Packet},
+    packet::{Ip, Packet},
     port::{
-        Batch, ETHERNET_LEN, ETHERTYPE_IPV4, FrameIo, L3_AT, MAX_FRAME, VNET_LEN, VirtioNetHdr,
+        Batch, ETHERNET_LEN, FrameIo, L3_AT, MAX_FRAME, VNET_LEN, VirtioNetHdr, ethertype_of,
         single,
     },
     sockets::{Delivered, Sockets, ToGuest},
@@ -214,8 +214,9 @@ impl<T: MemoryTables> ToGuest for Out<'_, T> {
         }
         bytes[..VNET_LEN].copy_from_slice(&vnet.encode());
         bytes[VNET_LEN..L3_AT - 2].fill(0);
-        bytes[L3_AT - 2..L3_AT].copy_from_slice(&ETHERTYPE_IPV4.to_be_bytes());
-        let frame = Frame::new(vnet, 0, ETHERTYPE_IPV4, bytes, VNET_LEN);
+        let ether_type = ethertype_of(&bytes[L3_AT..]);
+        bytes[L3_AT - 2..L3_AT].copy_from_slice(&ether_type.to_be_bytes());
+        let frame = Frame::new(vnet, 0, ether_type, bytes, VNET_LEN);
         let run = Run::new(self.surroundings(), &frame);
         let end = uplink_ingress::run::<_, ETHERNET_LEN>(run);
         self.pass_on(end, bytes);
@@ -287,7 +288,7 @@ impl<T: MemoryTables> UserspacePort<T> {
             }
         };
         if out.pass_on(end, bytes)
-            && let Ok(ip) = Ipv4::parse(&bytes[L3_AT..])
+            && let Ok(ip) = Ip::parse(&bytes[L3_AT..])
             && let Ok(packet) = Packet::parse(ip)
         {
             sockets.take(&packet, vnet, epoll, &mut out, now_ns);
@@ -420,7 +421,11 @@ impl<T: MemoryTables> UserspacePort<T> {
         let (sockets, epoll, mut out, _) = self.parts(now_ns);
         let is_more = sockets.work(epoll, &mut out, now_ns);
         let maps = out.tables.maps();
-        sockets.sweep(now_ns, |tuple: &Tuple| maps.flow(tuple).is_some());
+        sockets.sweep(now_ns, |tuple: &FlowTuple| match tuple.key() {
+            Some(TupleKey::V4(tuple)) => maps.flow(&tuple).is_some(),
+            Some(TupleKey::V6(tuple)) => maps.flow6(&tuple).is_some(),
+            None => false,
+        });
         let is_new = self.settle_link(now_ns)?;
         let due_ns = match is_more || is_new || !self.queue.is_empty() || self.has_input() {
             true => Some(now_ns),

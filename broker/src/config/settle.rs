@@ -99,12 +99,16 @@ impl Config {
         }
     }
 
+    /// Whether a VM has IPv6, or gets it once the uplink leads there, by what is configured.
+    pub(crate) fn wants_ipv6(&self) -> bool {
+        let is_on = |mode: Ipv6Mode| mode != Ipv6Mode::Off;
+        is_on(self.network.ipv6) || self.vms.iter().any(|vm| vm.ipv6.is_some_and(is_on))
+    }
+
     /// Whether a VM has IPv6 or may get it. A daemon's VM may at any time, and programs can be loaded
     /// at the start alone: the broker gives up the capability for it.
     pub(crate) fn may_have_ipv6(&self) -> bool {
-        let default = self.network.ipv6;
-        let may = |vm: &VmConfig| vm.ipv6.unwrap_or(default) != Ipv6Mode::Off;
-        self.is_daemon || self.vms.iter().any(may)
+        self.is_daemon || self.wants_ipv6()
     }
 
     /// Adds the VMs that a predecessor served.

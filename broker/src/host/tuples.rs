@@ -14,7 +14,6 @@ use slipgate_control::{
     Network,
     host::{GuestsTuples, HostFacts},
 };
-use slipgate_model::Ipv6Mode;
 use slipgate_policy::document::ConfigError;
 
 use crate::config::{Config, HostNat};
@@ -32,7 +31,7 @@ pub(crate) fn check(
     let mut met = Vec::new();
     for ports in config.source_ports() {
         let at = (uplink, ifindex);
-        let ipv6 = config.may_have_ipv6();
+        let ipv6 = config.wants_ipv6();
         let guests = guests_tuples(at, network, config.nat_address, ports, ipv6);
         met.extend(facts.meets(&guests));
     }
@@ -49,16 +48,6 @@ pub(crate) fn check(
             "or accept by --host-nat share that connections of the host's may break",
         )),
     }
-}
-
-/// Whether a VM that is served has IPv6, or gets it once the uplink leads there.
-pub(crate) fn may_have_ipv6(config: &Config) -> bool {
-    let default = config.network.ipv6;
-    default != Ipv6Mode::Off
-        || config
-            .vms
-            .iter()
-            .any(|vm| vm.ipv6.is_some_and(|mode| mode != Ipv6Mode::Off))
 }
 
 /// Returns what guests' flows have at an uplink. `address`: their source address, if one is given.

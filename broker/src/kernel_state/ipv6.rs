@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 
 use ipnet::IpNet;
-use slipgate_control::vm;
+use slipgate_control::{netlink::Network, vm};
 use slipgate_ipc::{client::GuestIpv6Status, engine::VmSpec};
 use slipgate_model::{
     GuestIpv6, IfIndex, Ipv6Mode, RouteSnapshot,
@@ -15,36 +15,77 @@ use slipgate_model::{
 };
 
 use super::{Attached, ServedVm, network_view, vms::ipv6_in_row};
-use crate::config::{MIN_MTU6, VmConfig};
+use crate::config::{GuestNetwork, MIN_MTU6, VmConfig};
+
+/// What is configured about a VM's IPv6.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Ipv6Wish {
+    pub(crate) mode: Ipv6Mode,
+    net: GuestIpv6,
+}
+
+impl Ipv6Wish {
+    /// That of a VM in these guests' network.
+    pub(crate) fn of(config: &VmConfig, network: &GuestNetwork) -> Self {
+        Self {
+            mode: config.ipv6.unwrap_or(network.ipv6),
+            net: GuestIpv6 {
+                prefix: config.ipv6_prefix.unwrap_or(network.ipv6_prefix),
+            },
+        }
+    }
+
+    /// Returns the IPv6 network that the VM gets with this MTU of its link; `None`: it has none, or not
+    /// yet. `link`: as it is called. `leads`: whether its uplink leads to IPv6.
+    pub(crate) fn granted(
+        self,
+        (name, link, mtu): (&str, &str, u32),
+        leads: impl FnOnce() -> bool,
+    ) -> Option<GuestIpv6> {
+        if self.mode != Ipv6Mode::Off && mtu < MIN_MTU6 {
+            tracing::warn!(
+                "{name} has no IPv6: the MTU of {link} is {mtu} bytes, and IPv6 takes {MIN_MTU6}"
+            );
+            return None;
+        }
+        let is_on = match self.mode {
+            Ipv6Mode::Off => false,
+            Ipv6Mode::Nat => true,
+            Ipv6Mode::Auto => leads(),
+        };
+        is_on.then_some(self.net)
+    }
+}
+
+/// Whether an uplink leads to IPv6 now. The engine decides the same for names, by the same function.
+pub(crate) fn leads_to_ipv6(network: &Network, uplink: IfIndex) -> bool {
+    // The other routes of a host may be many, and none of them decides.
+    let covers = |route: &&slipgate_control::netlink::Route| {
+        let prefix = IpNet::new(route.destination, route.prefix_len);
+        prefix.is_ok_and(|prefix| prefix.contains(&std::net::IpAddr::V6(OUT_THERE)))
+    };
+    let snapshot = RouteSnapshot {
+        uplink_ifindex: Some(uplink),
+        addresses: network_view::addresses(network).collect(),
+        routes: network_view::routes(network.routes.iter().filter(covers)).collect(),
+        ..RouteSnapshot::default()
+    };
+    RouteTable::new(&snapshot).leads_to_ipv6(Some(uplink))
+}
 
 impl Attached {
     /// Returns the IPv6 network that a VM with this MTU of its link gets; `None`: it has none, or
     /// not yet.
     pub(super) fn guest_ipv6(&self, config: &VmConfig, mtu: u32) -> Option<GuestIpv6> {
-        let mode = config.ipv6.unwrap_or(self.config.network.ipv6);
-        if mode != Ipv6Mode::Off && mtu < MIN_MTU6 {
-            tracing::warn!(
-                "{} has no IPv6: the MTU of {} is {mtu} bytes, and IPv6 takes {MIN_MTU6}",
-                config.name,
-                config.tap
-            );
-            return None;
-        }
-        let is_on = match mode {
-            Ipv6Mode::Off => false,
-            Ipv6Mode::Nat => true,
-            Ipv6Mode::Auto => self
-                .uplink_of(config)
-                .is_some_and(|uplink| self.leads_to_ipv6(uplink)),
-        };
-        is_on.then(|| self.ipv6_of(config))
+        self.ipv6_wish(config)
+            .granted((&config.name, &config.tap, mtu), || {
+                self.uplink_of(config)
+                    .is_some_and(|uplink| leads_to_ipv6(self.watch.network(), uplink))
+            })
     }
 
-    fn ipv6_of(&self, config: &VmConfig) -> GuestIpv6 {
-        let default = self.config.network.ipv6_prefix;
-        GuestIpv6 {
-            prefix: config.ipv6_prefix.unwrap_or(default),
-        }
+    fn ipv6_wish(&self, config: &VmConfig) -> Ipv6Wish {
+        Ipv6Wish::of(config, &self.config.network)
     }
 
     /// Returns the uplink of a VM; `None`: its own one is not there.
@@ -54,24 +95,6 @@ impl Attached {
         };
         let link = self.watch.network().link_by_name(name);
         link.map(|link| link.ifindex)
-    }
-
-    /// Whether an uplink leads to IPv6 now. The engine decides the same for names, by the same
-    /// function.
-    fn leads_to_ipv6(&self, uplink: IfIndex) -> bool {
-        let network = self.watch.network();
-        // The other routes of a host may be many, and none of them decides.
-        let covers = |route: &&slipgate_control::netlink::Route| {
-            let prefix = IpNet::new(route.destination, route.prefix_len);
-            prefix.is_ok_and(|prefix| prefix.contains(&std::net::IpAddr::V6(OUT_THERE)))
-        };
-        let snapshot = RouteSnapshot {
-            uplink_ifindex: Some(uplink),
-            addresses: network_view::addresses(network).collect(),
-            routes: network_view::routes(network.routes.iter().filter(covers)).collect(),
-            ..RouteSnapshot::default()
-        };
-        RouteTable::new(&snapshot).leads_to_ipv6(Some(uplink))
     }
 
     /// Gives IPv6 to VMs that have waited for it, because their uplinks lead there now. Returns
@@ -103,11 +126,11 @@ impl Attached {
         for at in waiting {
             let vm = &self.vms[at];
             let uplink = self.uplink_of(&vm.config);
-            if !uplink.is_some_and(|uplink| leading.of(uplink, |uplink| self.leads_to_ipv6(uplink)))
-            {
+            let network = self.watch.network();
+            if !uplink.is_some_and(|uplink| leading.of(uplink, |at| leads_to_ipv6(network, at))) {
                 continue;
             }
-            let net = self.ipv6_of(&vm.config);
+            let net = self.ipv6_wish(&vm.config).net;
             vm::set_ipv6(self.datapath.maps(), vm.open.row, Some(ipv6_in_row(&net)));
             self.vms[at].ipv6 = Some(net);
             let vm = &self.vms[at];

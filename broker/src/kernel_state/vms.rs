@@ -217,7 +217,7 @@ impl Attached {
 }
 
 /// Returns what the programs have to know of a guest's IPv6.
-pub(super) fn ipv6_in_row(net: &GuestIpv6) -> Ipv6Spec {
+pub(crate) fn ipv6_in_row(net: &GuestIpv6) -> Ipv6Spec {
     Ipv6Spec {
         prefix: net.prefix.network(),
         gateway: net.gateway(),

@@ -25,6 +25,7 @@ use nix::{
     unistd::Pid,
 };
 use slipgate_control::{GuestDevice, GuestNamespace};
+use slipgate_model::GuestIpv6;
 
 use super::Guest;
 use crate::{
@@ -53,7 +54,7 @@ impl Command {
     pub(super) fn start(
         nat: &Config,
         vm: &VmConfig,
-        mtu: u32,
+        (mtu, ipv6): (u32, Option<GuestIpv6>),
         command: &[OsString],
     ) -> anyhow::Result<Self> {
         let (ours, theirs) = UnixStream::pair().context("connecting to the command's process")?;
@@ -66,9 +67,13 @@ impl Command {
             .args(["--prefix", &nat.network.prefix_len.to_string()])
             .args(["--gateway", &nat.network.gateway.to_string()])
             .args(["--dns", &nat.network.dns.to_string()])
-            .args(["--mtu", &mtu.to_string()])
-            .arg("--")
-            .args(command);
+            .args(["--mtu", &mtu.to_string()]);
+        if let Some(ipv6) = ipv6 {
+            process
+                .args(["--guest6", &ipv6.first_host().to_string()])
+                .args(["--gateway6", &ipv6.gateway().to_string()]);
+        }
+        process.arg("--").args(command);
         // SAFETY: between fork and exec only an async-signal-safe call is made.
         unsafe { process.pre_exec(move || keep(fd)) };
         let child = process

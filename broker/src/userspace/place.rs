@@ -11,13 +11,13 @@ use slipgate_control::{
     vm::{self, OpenVm},
 };
 use slipgate_ipc::client::ControlServer;
-use slipgate_model::{USERSPACE_GUEST, USERSPACE_PORT};
+use slipgate_model::{GuestIpv6, USERSPACE_GUEST, USERSPACE_PORT};
 use slipgate_policy::PolicySet;
 
 use crate::{
     config::{Config, VmConfig},
     host::{MEMORY_OF_ROOT, user_mode_dir},
-    kernel_state::{GATEWAY_MAC, MOST_CREDITS, Writer, forwards_described, numbered},
+    kernel_state::{GATEWAY_MAC, MOST_CREDITS, Writer, forwards_described, ipv6_in_row, numbered},
 };
 
 /// Directory of files of memory that a `--pin-dir` stands for; `None`: it is a directory of pins.
@@ -55,7 +55,7 @@ impl Place {
     pub(super) fn take(
         nat: &Config,
         vm: &VmConfig,
-        mtu: u32,
+        (mtu, ipv6): (u32, Option<GuestIpv6>),
         policies: PolicySet,
     ) -> anyhow::Result<Self> {
         let base = memory_base(&nat.pin_dir).unwrap_or_else(user_mode_dir);
@@ -71,7 +71,7 @@ impl Place {
             guest: vm.ip,
             gateway: nat.network.gateway,
             prefix_len: nat.network.prefix_len,
-            ipv6: None,
+            ipv6: ipv6.as_ref().map(ipv6_in_row),
             guest_mac: vm.mac,
             gateway_mac: GATEWAY_MAC,
             mtu,

@@ -1,5 +1,8 @@
 //! The flags of `slipgate exec`.
-use std::{ffi::OsString, net::Ipv4Addr};
+use std::{
+    ffi::OsString,
+    net::{Ipv4Addr, Ipv6Addr},
+};
 
 use clap::Args;
 
@@ -33,6 +36,10 @@ pub(crate) struct InsideArgs {
     pub(crate) dns: Ipv4Addr,
     #[arg(long)]
     pub(crate) mtu: u32,
+    #[arg(long, requires = "gateway6")]
+    pub(crate) guest6: Option<Ipv6Addr>,
+    #[arg(long, requires = "guest6")]
+    pub(crate) gateway6: Option<Ipv6Addr>,
     #[arg(required = true, trailing_var_arg = true)]
     pub(crate) command: Vec<OsString>,
 }

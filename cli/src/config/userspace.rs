@@ -6,7 +6,7 @@ use slipgate_broker::{
     ExecConfig, Inside, SocketConfig,
     config::{Config, Mode, VmConfig},
 };
-use slipgate_control::GuestNamespace;
+use slipgate_control::{GuestNamespace, NamespaceIpv6};
 use slipgate_ipc::engine::{GuestProtocol, OnExit};
 use slipgate_policy::document::{ConfigError, RuleFlag, check_name};
 
@@ -107,15 +107,6 @@ fn refuse_absent(nat: &NatArgs) -> Result<(), ConfigError> {
     if nat.xdp == args::Xdp::On {
         return refused("--xdp", &"on", KERNELS, LEAVE_OUT);
     }
-    // With `auto` there is none, as where the uplink has none.
-    if nat.ipv6 == args::Ipv6::Nat {
-        return refused(
-            "--ipv6",
-            &"nat",
-            NOT_YET,
-            "give --ipv6 auto, or leave it out",
-        );
-    }
     if nat.bpf_log {
         return refused("--bpf-log", &"", KERNELS, LEAVE_OUT);
     }
@@ -132,6 +123,10 @@ pub(crate) fn inside(args: &InsideArgs) -> Inside {
             gateway: args.gateway,
             dns: args.dns,
             mtu: args.mtu,
+            ipv6: args
+                .guest6
+                .zip(args.gateway6)
+                .map(|(guest, gateway)| NamespaceIpv6 { guest, gateway }),
         },
         command: args.command.clone(),
     }

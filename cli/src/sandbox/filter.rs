@@ -45,11 +45,16 @@ fn allow_list(is_userspace: bool) -> Compiled<Rules> {
     }
     if is_userspace {
         // Ping sockets, by which echo requests go.
-        sockets.push(rule([
-            equal(0, libc::AF_INET as u64)?,
-            masked(1, 0xf, libc::SOCK_DGRAM as u64)?,
-            equal(2, libc::IPPROTO_ICMP as u64)?,
-        ])?);
+        for (family, icmp) in [
+            (libc::AF_INET, libc::IPPROTO_ICMP),
+            (libc::AF_INET6, libc::IPPROTO_ICMPV6),
+        ] {
+            sockets.push(rule([
+                equal(0, family as u64)?,
+                masked(1, 0xf, libc::SOCK_DGRAM as u64)?,
+                equal(2, icmp as u64)?,
+            ])?);
+        }
         only(libc::SYS_bind, Vec::new());
         only(libc::SYS_timerfd_settime, Vec::new());
         // As in every loop, and how much a send queue holds.

@@ -155,10 +155,15 @@ impl Device {
         self.write_sysctl("ipv4", "forwarding", on)
     }
 
+    /// Whether the kernel has IPv6 for the device.
+    pub(crate) fn has_ipv6(&self) -> bool {
+        self.sysctl("ipv6", "disable_ipv6").exists()
+    }
+
     /// Disables IPv6 on the device, if the kernel has it, so that the host sends no IPv6 packets
     /// there.
     pub(crate) fn disable_ipv6(&self) -> Result<()> {
-        if !self.sysctl("ipv6", "disable_ipv6").exists() {
+        if !self.has_ipv6() {
             return Ok(());
         }
         self.write_sysctl("ipv6", "disable_ipv6", true)
@@ -173,7 +178,8 @@ impl Device {
             .join(key)
     }
 
-    fn write_sysctl(&self, family: &str, key: &str, on: bool) -> Result<()> {
+    /// Sets a sysctl of the device that is on or off.
+    pub(crate) fn write_sysctl(&self, family: &str, key: &str, on: bool) -> Result<()> {
         let path = self.sysctl(family, key);
         let value = if on { "1" } else { "0" };
         if fs::read_to_string(&path).is_ok_and(|now| now.trim() == value) {

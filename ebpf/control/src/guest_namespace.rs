@@ -3,6 +3,7 @@
 //! The calling process enters a user namespace of its own, in which its user and group keep their
 //! numbers, and in it a network and a mount namespace. It has every capability there until it executes
 //! the command, and none outside.
+mod ipv6;
 
 use std::{
     ffi::CString,
@@ -13,6 +14,7 @@ use std::{
     path::Path,
 };
 
+pub use self::ipv6::NamespaceIpv6;
 use crate::{
     Error, Result,
     device::{Device, any_socket, sockaddr},
@@ -35,6 +37,8 @@ pub struct GuestNamespace {
     pub dns: Ipv4Addr,
     /// MTU of the TAP, L3 bytes.
     pub mtu: u32,
+    /// IPv6; `None`: the namespace has none.
+    pub ipv6: Option<NamespaceIpv6>,
 }
 
 /// The TAP's other end.
@@ -73,11 +77,17 @@ impl GuestNamespace {
             "set header size and offloads of the TAP {name}"
         )))?;
         let device = Device::named(&name)?;
-        device.disable_ipv6()?;
+        match self.ipv6 {
+            Some(_) => ipv6::begin(&device)?,
+            None => device.disable_ipv6()?,
+        }
         device.set_mtu(self.mtu)?;
         device.set_address(self.guest, self.prefix_len)?;
         device.set_up(true)?;
         add_default_route(self.gateway)?;
+        if let Some(ipv6) = self.ipv6 {
+            ipv6.set(&device)?;
+        }
         // `ping` of the command's own user, as on most hosts. Not all kernels have it.
         let groups = format!("{group} {group}");
         let _ = fs::write("/proc/sys/net/ipv4/ping_group_range", groups);

@@ -66,7 +66,7 @@ mod vm_rows;
 pub use attach::{Hook, Program, XdpMode};
 pub use bpf_log::BpfLog;
 pub use error::{Error, Result};
-pub use guest_namespace::{GuestDevice, GuestNamespace};
+pub use guest_namespace::{GuestDevice, GuestNamespace, NamespaceIpv6};
 pub use in_memory::InMemory;
 pub use layout::Sizes;
 pub use load::{Datapath, LoadOptions};

@@ -218,10 +218,10 @@ fn without_a_mode_it_says_why_it_is_this_one() {
     let (status, _, said) = run(&[]);
     assert_eq!(status, Some(0), "{said}");
     assert!(said.contains("(without CAP_NET_ADMIN, CAP_PERFMON, CAP_BPF): going on in user mode"));
-    let (status, _, said) = run(&["--ipv6", "nat"]);
+    let (status, _, said) = run(&["--xdp", "on"]);
     assert_eq!(status, Some(2), "{said}");
     assert!(
-        said.contains("user mode can't take its place") && said.contains("--ipv6 nat"),
+        said.contains("user mode can't take its place") && said.contains("--xdp on"),
         "{said}"
     );
     let (status, _, said) = run(&["--mode", "hybrid"]);

@@ -34,17 +34,22 @@ use super::{
     segmentation::{self, Headers},
     stream::ENOUGH_QUEUED,
 };
-use crate::port::{ETHERNET_LEN, VNET_LEN, VirtioNetHdr};
+use crate::{
+    packet::ipv6,
+    port::{ETHERNET_LEN, VNET_LEN, VirtioNetHdr},
+};
 
 /// Length of `virtio_net_hdr_v1`, bytes: after the fields of [`VirtioNetHdr`], a number of buffers that
 /// has no meaning here.
 const HEADER_LEN: usize = VNET_LEN + 2;
 /// Length of a message with offloads, bytes.
 const OFFLOADS_LEN: usize = 4;
-/// `TUN_F_CSUM`, `TUN_F_TSO4` and `TUN_F_USO4`, <linux/if_tun.h>.
+/// `TUN_F_CSUM` and others, <linux/if_tun.h>.
 pub(super) const CSUM: u32 = 0x01;
 pub(super) const TSO4: u32 = 0x02;
+pub(super) const TSO6: u32 = 0x04;
 pub(super) const USO4: u32 = 0x20;
+pub(super) const USO6: u32 = 0x40;
 
 /// What comes from the VMM.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -257,6 +262,9 @@ pub(super) fn takes(offloads: u32, vnet: VirtioNetHdr) -> bool {
         VirtioNetHdr::GSO_NONE if vnet.needs_csum() => CSUM,
         VirtioNetHdr::GSO_NONE => 0,
         VirtioNetHdr::GSO_TCPV4 => CSUM | TSO4,
+        VirtioNetHdr::GSO_TCPV6 => CSUM | TSO6,
+        // Packets for guests have no IP options: where L4 begins tells the version.
+        _ if usize::from(vnet.csum_start) == ETHERNET_LEN + ipv6::HEADER_LEN => CSUM | USO6,
         _ => CSUM | USO4,
     };
     offloads & needed == needed

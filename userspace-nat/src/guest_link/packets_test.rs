@@ -1,4 +1,7 @@
-use std::os::fd::AsFd as _;
+use std::{
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    os::fd::AsFd as _,
+};
 
 use nix::{
     sys::{
@@ -13,9 +16,10 @@ use slipgate_abi::{Ip4, Protocol};
 use super::*;
 use crate::{
     fake::packets,
+    packet::Version,
     packet::ipv4,
     port::{L3_AT, MAX_FRAME},
-    tcp::{HEADERS_LEN, Header, write_headers},
+    tcp::{Header, headers_len, write_headers},
 };
 
 const SERVER: Ip4 = Ip4 {
@@ -85,7 +89,19 @@ impl Rig {
 
 /// A frame with its header, as the engine has it.
 fn tcp(payload_len: usize) -> Vec<u8> {
-    let mut l3: Vec<u8> = (0..HEADERS_LEN + payload_len).map(|at| at as u8).collect();
+    tcp_of(Version::V4, payload_len)
+}
+
+fn tcp_of(version: Version, payload_len: usize) -> Vec<u8> {
+    let (server, guest): (IpAddr, IpAddr) = match version {
+        Version::V4 => (SERVER.into(), GUEST.into()),
+        Version::V6 => (
+            Ipv4Addr::from(SERVER).to_ipv6_compatible().into(),
+            Ipv6Addr::LOCALHOST.into(),
+        ),
+    };
+    let l3_len = headers_len(version) + payload_len;
+    let mut l3: Vec<u8> = (0..l3_len).map(|at| at as u8).collect();
     let header = Header {
         sequence: 1,
         acknowledgement: 7,
@@ -93,7 +109,13 @@ fn tcp(payload_len: usize) -> Vec<u8> {
         window: 9,
         window_scale: None,
     };
-    let vnet = write_headers(&mut l3, (SERVER, 443), (GUEST, 50_000), &header, MSS);
+    let vnet = write_headers(
+        &mut l3,
+        SocketAddr::new(server, 443),
+        SocketAddr::new(guest, 50_000),
+        &header,
+        MSS,
+    );
     [&vnet.encode()[..], &MACS, &l3].concat()
 }
 
@@ -118,10 +140,20 @@ fn a_frame_passes_whole_each_way_once_the_guest_accepts_it() {
 
 #[test]
 fn a_guest_gets_segments_and_checksums_as_it_accepts_them() {
-    for (offloads, messages) in [(0, 10), (CSUM, 10), (CSUM | USO4, 10), (CSUM | TSO4, 1)] {
+    use Version::{V4, V6};
+    for (version, offloads, messages) in [
+        (V4, 0, 10),
+        (V4, CSUM, 10),
+        (V4, CSUM | USO4 | TSO6, 10),
+        (V4, CSUM | TSO4, 1),
+        (V6, 0, 10),
+        (V6, CSUM | TSO4, 10),
+        (V6, CSUM | TSO6, 1),
+    ] {
         let mut rig = Rig::new();
         rig.tell(offloads);
-        assert_eq!(rig.link.send(&tcp(10 * usize::from(MSS))), None);
+        let frame = tcp_of(version, 10 * usize::from(MSS));
+        assert_eq!(rig.link.send(&frame), None);
         let received = rig.received();
         assert_eq!(received.len(), messages, "{offloads:#x}");
         for segment in received.iter().filter(|_| messages > 1) {

@@ -5,8 +5,10 @@ use slipgate_abi::{Protocol, tcp::Flags};
 use super::framing::FrameQueue;
 use crate::{
     packet::{
+        Ipv4, Ipv6, Version,
         checksum::{self, Sum},
-        ipv4,
+        ip::version_of,
+        ipv4, ipv6,
         transport::{TCP_HEADER_LEN, UDP_HEADER_LEN},
     },
     port::{ETHERNET_LEN, VirtioNetHdr},
@@ -64,6 +66,7 @@ pub(super) struct Headers {
     /// Where the payload begins.
     pub(super) len: usize,
     is_tcp: bool,
+    version: Version,
 }
 
 impl Headers {
@@ -75,20 +78,31 @@ impl Headers {
 
     /// Headers of a frame of this GSO type. `None`: it has others, or not all of them.
     pub(super) fn of_whole(gso_type: u8, frame: &[u8]) -> Option<Self> {
-        let is_tcp = match gso_type {
-            VirtioNetHdr::GSO_TCPV4 => true,
-            VirtioNetHdr::GSO_UDP_L4 => false,
+        let l3 = frame.get(ETHERNET_LEN..)?;
+        let version = version_of(l3)?;
+        let is_tcp = match (gso_type, version) {
+            (VirtioNetHdr::GSO_TCPV4, Version::V4) | (VirtioNetHdr::GSO_TCPV6, Version::V6) => true,
+            (VirtioNetHdr::GSO_UDP_L4, _) => false,
             _ => return None,
         };
-        let ip = ipv4::Ipv4::parse_truncated(frame.get(ETHERNET_LEN..)?).ok()?;
-        let protocol = match is_tcp {
+        let (protocol, ip_len) = match version {
+            Version::V4 => {
+                let ip = Ipv4::parse_truncated(l3).ok()?;
+                (ip.protocol, ip.header_len)
+            }
+            Version::V6 => (
+                Ipv6::parse_truncated(l3).ok()?.next_header,
+                ipv6::HEADER_LEN,
+            ),
+        };
+        let expected = match is_tcp {
             true => Protocol::Tcp,
             false => Protocol::Udp,
         };
-        if ip.protocol != protocol as u8 {
+        if protocol != expected as u8 {
             return None;
         }
-        let l4 = ETHERNET_LEN + ip.header_len;
+        let l4 = ETHERNET_LEN + ip_len;
         let l4_len = match is_tcp {
             true => usize::from(frame.get(l4 + 12)? >> 4) * 4,
             false => UDP_HEADER_LEN,
@@ -100,17 +114,27 @@ impl Headers {
             } else {
                 UDP_HEADER_LEN
             };
-        (is_whole && frame.len() >= len).then_some(Self { l4, len, is_tcp })
+        (is_whole && frame.len() >= len).then_some(Self {
+            l4,
+            len,
+            is_tcp,
+            version,
+        })
     }
 
     /// Completes the headers of a segment, which are those of the whole frame.
     fn complete(self, segment: &mut [u8], vnet: VirtioNetHdr, nth: usize, is_last: bool) {
         let (ip, l4) = segment[ETHERNET_LEN..].split_at_mut(self.l4 - ETHERNET_LEN);
-        let total = (ip.len() + l4.len()) as u16;
-        ip[2..4].copy_from_slice(&total.to_be_bytes());
-        let id = u16::from_be_bytes([ip[4], ip[5]]).wrapping_add(nth as u16);
-        ip[4..6].copy_from_slice(&id.to_be_bytes());
-        ipv4::fill_checksum(ip, ip.len());
+        match self.version {
+            Version::V4 => {
+                let total = (ip.len() + l4.len()) as u16;
+                ip[2..4].copy_from_slice(&total.to_be_bytes());
+                let id = u16::from_be_bytes([ip[4], ip[5]]).wrapping_add(nth as u16);
+                ip[4..6].copy_from_slice(&id.to_be_bytes());
+                ipv4::fill_checksum(ip, ip.len());
+            }
+            Version::V6 => ip[4..6].copy_from_slice(&(l4.len() as u16).to_be_bytes()),
+        }
         let checksum_at = if self.is_tcp {
             let place = TCP_SEQUENCE..TCP_SEQUENCE + 4;
             let mut sequence = [0; 4];
@@ -129,7 +153,11 @@ impl Headers {
         };
         l4[checksum_at..checksum_at + 2].fill(0);
         // Protocol and length of the pseudo-header, and its addresses.
-        let pseudo = Sum::default().bytes(&[0, ip[9]]).bytes(&ip[12..20]);
+        let (protocol, addresses) = match self.version {
+            Version::V4 => (ip[9], &ip[12..20]),
+            Version::V6 => (ip[6], &ip[8..40]),
+        };
+        let pseudo = Sum::default().bytes(&[0, protocol]).bytes(addresses);
         let pseudo = pseudo.bytes(&(l4.len() as u16).to_be_bytes());
         fill(l4, checksum_at, pseudo.bytes(l4).finish(), !self.is_tcp);
     }
@@ -146,7 +174,7 @@ fn complete_checksum(vnet: VirtioNetHdr, frame: &mut [u8]) {
     }
 }
 
-/// Writes a checksum. Of UDP, 0 would say that there is none (RFC 768).
+/// Writes a checksum. Of UDP, 0 would say that there is none (RFC 768; RFC 8200 section 8.1 forbids it).
 fn fill(l4: &mut [u8], at: usize, sum: u16, is_udp: bool) {
     let sum = if is_udp && sum == 0 { u16::MAX } else { sum };
     l4[at..at + 2].copy_from_slice(&sum.to_be_bytes());

@@ -1,18 +1,23 @@
-use slipgate_abi::Ip4;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use super::*;
 use crate::{
     fake::{packets, segmentation},
     guest_link::framing::{FrameReader, MOST_QUEUED},
-    tcp::{HEADERS_LEN, Header, write_headers},
+    packet::Ip,
+    tcp::{Header, headers_len, write_headers},
 };
 
-const SERVER: Ip4 = Ip4 {
-    octets: [203, 0, 113, 10],
-};
-const GUEST: Ip4 = Ip4 {
-    octets: [10, 0, 2, 15],
-};
+const SERVER: IpAddr = IpAddr::V4(Ipv4Addr::new(203, 0, 113, 10));
+const GUEST: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 2, 15));
+/// Server and guest of each family.
+const ENDS: [(IpAddr, IpAddr); 2] = [
+    (SERVER, GUEST),
+    (
+        IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 10)),
+        IpAddr::V6(Ipv6Addr::new(0xfd73, 0x6c69, 0x7067, 0, 0, 0, 0, 2)),
+    ),
+];
 const MACS: [u8; 14] = [2, 0, 0, 0, 0, 2, 2, 0, 0, 0, 0, 1, 8, 0];
 
 /// L3 packets that a frame becomes.
@@ -38,7 +43,17 @@ fn segments(vnet: VirtioNetHdr, l3: &[u8]) -> Vec<Vec<u8>> {
 }
 
 fn tcp(payload_len: usize, mss: u16, flags: u8) -> (VirtioNetHdr, Vec<u8>) {
-    let mut l3: Vec<u8> = (0..HEADERS_LEN + payload_len).map(|at| at as u8).collect();
+    tcp_between(ENDS[0], payload_len, mss, flags)
+}
+
+fn tcp_between(
+    (server, guest): (IpAddr, IpAddr),
+    payload_len: usize,
+    mss: u16,
+    flags: u8,
+) -> (VirtioNetHdr, Vec<u8>) {
+    let headers_len = headers_len(Version::of(server));
+    let mut l3: Vec<u8> = (0..headers_len + payload_len).map(|at| at as u8).collect();
     let header = Header {
         sequence: u32::MAX - 2_000,
         acknowledgement: 7,
@@ -46,7 +61,8 @@ fn tcp(payload_len: usize, mss: u16, flags: u8) -> (VirtioNetHdr, Vec<u8>) {
         window: 9,
         window_scale: None,
     };
-    let vnet = write_headers(&mut l3, (SERVER, 443), (GUEST, 50_000), &header, mss);
+    let (from, to) = (SocketAddr::new(server, 443), SocketAddr::new(guest, 50_000));
+    let vnet = write_headers(&mut l3, from, to, &header, mss);
     (vnet, l3)
 }
 
@@ -71,31 +87,66 @@ fn tcp_frames_become_the_segments_that_the_kernel_makes() {
 }
 
 #[test]
+fn ipv6_tcp_frames_become_segments_that_follow_each_other() {
+    let flags = Flags::ACK | Flags::FIN | PSH;
+    for (payload, mss) in [(1, 1_440), (1_441, 1_440), (65_000, 1_220)] {
+        let (vnet, l3) = tcp_between(ENDS[1], payload, mss, flags);
+        let made = segments(vnet, &l3);
+        assert_eq!(made.len(), payload.div_ceil(mss.into()));
+        let last = made.len() - 1;
+        let mut joined = Vec::new();
+        for (nth, packet) in made.iter().enumerate() {
+            assert!(packets::is_right(packet) || vnet.gso_size == 0, "{nth}");
+            let ip = Ipv6::parse(packet).unwrap();
+            assert_eq!(
+                ip.bytes.len(),
+                packet.len(),
+                "the length that the header says"
+            );
+            let l4 = ip.payload();
+            let sequence = u32::from_be_bytes([l4[4], l4[5], l4[6], l4[7]]);
+            let expected = (u32::MAX - 2_000).wrapping_add(joined.len() as u32);
+            assert_eq!(sequence, expected);
+            let ends = if nth == last { flags } else { Flags::ACK };
+            assert_eq!(l4[TCP_FLAGS], ends);
+            joined.extend_from_slice(&l4[TCP_HEADER_LEN..]);
+        }
+        assert_eq!(joined, l3[60..]);
+    }
+}
+
+#[test]
 fn joined_datagrams_come_apart() {
     let (each, all) = (500, 1_234);
     let payload: Vec<u8> = (0..all).map(|at| at as u8).collect();
-    let l3 = packets::udp((SERVER, 53), (GUEST, 4_000), &payload);
-    let vnet = VirtioNetHdr {
-        flags: VirtioNetHdr::NEEDS_CSUM,
-        gso_type: VirtioNetHdr::GSO_UDP_L4,
-        hdr_len: 42,
-        gso_size: each,
-        csum_start: 34,
-        csum_offset: 6,
-    };
-    let made = segments(vnet, &l3);
-    assert_eq!(made.len(), 3);
-    let ids: Vec<_> = made.iter().map(|packet| packet[5]).collect();
-    assert_eq!(ids, [ids[0], ids[0] + 1, ids[0] + 2]);
-    let mut joined = Vec::new();
-    for packet in &made {
-        assert!(packets::is_right(packet));
-        let ip = ipv4::Ipv4::parse(packet).unwrap();
-        let len = u16::from_be_bytes([ip.payload()[4], ip.payload()[5]]);
-        assert_eq!(usize::from(len), ip.payload().len());
-        joined.extend_from_slice(&ip.payload()[UDP_HEADER_LEN..]);
+    for (server, guest) in ENDS {
+        let version = Version::of(server);
+        let l3 = packets::udp((server, 53), (guest, 4_000), &payload);
+        let l4 = ETHERNET_LEN + version.header_len();
+        let vnet = VirtioNetHdr {
+            flags: VirtioNetHdr::NEEDS_CSUM,
+            gso_type: VirtioNetHdr::GSO_UDP_L4,
+            hdr_len: (l4 + UDP_HEADER_LEN) as u16,
+            gso_size: each,
+            csum_start: l4 as u16,
+            csum_offset: 6,
+        };
+        let made = segments(vnet, &l3);
+        assert_eq!(made.len(), 3);
+        if version == Version::V4 {
+            let ids: Vec<_> = made.iter().map(|packet| packet[5]).collect();
+            assert_eq!(ids, [ids[0], ids[0] + 1, ids[0] + 2]);
+        }
+        let mut joined = Vec::new();
+        for packet in &made {
+            assert!(packets::is_right(packet));
+            let l4 = Ip::parse(packet).unwrap().payload();
+            let len = u16::from_be_bytes([l4[4], l4[5]]);
+            assert_eq!(usize::from(len), l4.len());
+            joined.extend_from_slice(&l4[UDP_HEADER_LEN..]);
+        }
+        assert_eq!(joined, payload);
     }
-    assert_eq!(joined, payload);
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! UDP flows and ICMP echo: a connected socket each.
 use std::{
     io::{self, IoSlice, IoSliceMut},
-    net::Ipv4Addr,
+    net::{IpAddr, SocketAddr},
     os::fd::{AsRawFd, OwnedFd},
 };
 
@@ -11,16 +11,17 @@ use nix::{
     sys::{
         epoll::{Epoll, EpollFlags},
         socket::{
-            ControlMessage, ControlMessageOwned, MsgFlags, SockaddrIn, recvmsg, sendmsg,
+            ControlMessage, ControlMessageOwned, MsgFlags, SockaddrStorage, recvmsg, sendmsg,
             setsockopt, sockopt,
         },
     },
 };
-use slipgate_abi::{Protocol, Tuple};
+use slipgate_abi::Protocol;
+use slipgate_model::FlowTuple;
 
 use super::{FRAMES_PER_TURN, Kind, L3_START, Sockets, ToGuest, system, watch};
 use crate::{
-    packet::{Packet, Transport, checksum::Sum, ipv4, transport::UDP_HEADER_LEN},
+    packet::{Packet, Transport, Version, checksum::Sum, ipv4, ipv6, transport::UDP_HEADER_LEN},
     port::{ETHERNET_LEN, VirtioNetHdr},
 };
 
@@ -36,7 +37,7 @@ pub(super) struct Datagrams {
 impl Sockets {
     pub(super) fn take_datagram(
         &mut self,
-        tuple: Tuple,
+        tuple: FlowTuple,
         packet: &Packet<'_>,
         vnet: VirtioNetHdr,
         epoll: &Epoll,
@@ -61,7 +62,7 @@ impl Sockets {
         }
     }
 
-    fn open_datagrams(&mut self, tuple: Tuple, epoll: &Epoll) -> io::Result<u32> {
+    fn open_datagrams(&mut self, tuple: FlowTuple, epoll: &Epoll) -> io::Result<u32> {
         let socket = system::open(&tuple)?;
         if tuple.protocol == Protocol::Udp as u8 && self.joins_datagrams {
             // Before Linux 5.0 each comes by itself.
@@ -92,7 +93,8 @@ impl Sockets {
                 return;
             };
             let is_udp = tuple.protocol == Protocol::Udp as u8;
-            let headers = ipv4::HEADER_LEN + if is_udp { UDP_HEADER_LEN } else { 0 };
+            let version = Version::of(tuple.remote);
+            let headers = version.header_len() + if is_udp { UDP_HEADER_LEN } else { 0 };
             let start = L3_START + headers;
             let received = receive(socket, &tuple, &mut self.buffer[start..]);
             match received {
@@ -136,20 +138,23 @@ fn send_one(socket: &OwnedFd, packet: &Packet<'_>, vnet: VirtioNetHdr) -> io::Re
 /// then.
 fn receive(
     socket: &OwnedFd,
-    tuple: &Tuple,
+    tuple: &FlowTuple,
     into: &mut [u8],
 ) -> nix::Result<Option<(usize, Option<u16>)>> {
     let mut space = cmsg_space!(i32);
     let mut parts = [IoSliceMut::new(into)];
-    let received = recvmsg::<SockaddrIn>(
+    let received = recvmsg::<SockaddrStorage>(
         socket.as_raw_fd(),
         &mut parts,
         Some(&mut space),
         MsgFlags::MSG_DONTWAIT,
     )?;
     let is_peer = received.address.is_some_and(|from| {
-        let is_port = tuple.protocol != Protocol::Udp as u8 || from.port() == tuple.remote_port;
-        is_port && from.ip() == Ipv4Addr::from(tuple.remote)
+        let from = socket_addr(&from);
+        let is_port = |from: SocketAddr| {
+            tuple.protocol != Protocol::Udp as u8 || from.port() == tuple.remote_port
+        };
+        from.is_some_and(|from| is_port(from) && from.ip() == tuple.remote)
     });
     if !is_peer {
         return Ok(None);
@@ -161,22 +166,39 @@ fn receive(
     Ok(Some((received.bytes, segment_len)))
 }
 
+fn socket_addr(from: &SockaddrStorage) -> Option<SocketAddr> {
+    let v4 = from
+        .as_sockaddr_in()
+        .map(|from| SocketAddr::V4((*from).into()));
+    v4.or_else(|| Some(SocketAddr::V6((*from.as_sockaddr_in6()?).into())))
+}
+
 /// Writes the headers before a payload from the peer.
 fn write_headers(
     l3: &mut [u8],
-    tuple: &Tuple,
+    tuple: &FlowTuple,
     is_udp: bool,
     segment_len: Option<u16>,
 ) -> VirtioNetHdr {
+    let version = Version::of(tuple.remote);
     let total = l3.len();
-    let (ip, l4) = l3.split_at_mut(ipv4::HEADER_LEN);
-    // DF unset: what is longer than the guest's MTU comes to it in fragments.
-    ip[..12].copy_from_slice(&[0x45, 0, 0, 0, 0, 0, 0, 0, 64, tuple.protocol, 0, 0]);
-    ip[2..4].copy_from_slice(&(total as u16).to_be_bytes());
-    ip[4..6].copy_from_slice(&rand::random::<[u8; 2]>());
-    ip[12..16].copy_from_slice(&tuple.remote.octets);
-    ip[16..20].copy_from_slice(&tuple.local.octets);
-    ipv4::fill_checksum(ip, ipv4::HEADER_LEN);
+    let (ip, l4) = l3.split_at_mut(version.header_len());
+    match (tuple.remote, tuple.local) {
+        (IpAddr::V4(remote), IpAddr::V4(local)) => {
+            // DF unset: what is longer than the guest's MTU comes to it in fragments.
+            ip[..12].copy_from_slice(&[0x45, 0, 0, 0, 0, 0, 0, 0, 64, tuple.protocol, 0, 0]);
+            ip[2..4].copy_from_slice(&(total as u16).to_be_bytes());
+            ip[4..6].copy_from_slice(&rand::random::<[u8; 2]>());
+            ip[12..16].copy_from_slice(&remote.octets());
+            ip[16..20].copy_from_slice(&local.octets());
+            ipv4::fill_checksum(ip, ipv4::HEADER_LEN);
+        }
+        (IpAddr::V6(remote), IpAddr::V6(local)) => {
+            ipv6::write_header(ip, remote, local, tuple.protocol, l4.len());
+        }
+        // No flow has both.
+        _ => return VirtioNetHdr::default(),
+    }
     if !is_udp {
         // The kernel gave the message as it came, with its checksum.
         return VirtioNetHdr::default();
@@ -194,9 +216,9 @@ fn write_headers(
             Some(_) => VirtioNetHdr::GSO_UDP_L4,
             None => VirtioNetHdr::GSO_NONE,
         },
-        hdr_len: (ETHERNET_LEN + ipv4::HEADER_LEN + UDP_HEADER_LEN) as u16,
+        hdr_len: (ETHERNET_LEN + version.header_len() + UDP_HEADER_LEN) as u16,
         gso_size: joined.unwrap_or(0),
-        csum_start: (ETHERNET_LEN + ipv4::HEADER_LEN) as u16,
+        csum_start: (ETHERNET_LEN + version.header_len()) as u16,
         csum_offset: 6,
     }
 }

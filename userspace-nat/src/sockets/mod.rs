@@ -29,14 +29,14 @@ use std::{
 
 use hashbrown::HashMap;
 use nix::sys::epoll::{Epoll, EpollEvent, EpollFlags};
-use slipgate_abi::{Direction, Ip4, Protocol, Tuple};
-use slipgate_model::TupleKey;
+use slipgate_abi::{Direction, Protocol};
+use slipgate_model::FlowTuple;
 
 use self::{datagram::Datagrams, stream::Stream};
 use crate::{
     packet::{
         Packet, Transport, Version, build,
-        icmp::{Unreachable, v4::UNREACHABLE},
+        icmp::{self, Unreachable},
     },
     port::{ETHERNET_LEN, VNET_LEN, VirtioNetHdr},
 };
@@ -76,7 +76,7 @@ pub trait ToGuest {
 /// A socket, with the flow that it is for.
 #[derive(Debug)]
 struct Endpoint {
-    tuple: Tuple,
+    tuple: FlowTuple,
     socket: Kind,
     /// Time for which the earliest entry in the heap of timers is, ns.
     scheduled_ns: Option<u64>,
@@ -93,7 +93,7 @@ enum Kind {
 #[derive(Debug)]
 pub struct Sockets {
     endpoints: HashMap<u32, Endpoint>,
-    by_tuple: HashMap<Tuple, u32>,
+    by_tuple: HashMap<FlowTuple, u32>,
     next_key: u32,
     /// Timers: due time and key. An entry may be of a time that is no longer due.
     timers: BinaryHeap<Reverse<(u64, u32)>>,
@@ -145,8 +145,7 @@ impl Sockets {
         guest: &mut impl ToGuest,
         now_ns: u64,
     ) {
-        let tuple = packet.tuple(Tuple::WORLD, Direction::Tx);
-        let Some(TupleKey::V4(tuple)) = tuple.and_then(|tuple| tuple.key()) else {
+        let Some(tuple) = packet.tuple(FlowTuple::WORLD, Direction::Tx) else {
             // An ICMP error about what the world sent: its socket's own kernel has no use for it.
             return;
         };
@@ -207,7 +206,7 @@ impl Sockets {
     }
 
     /// Closes the sockets whose flow is gone, once a second.
-    pub fn sweep(&mut self, now_ns: u64, has_flow: impl Fn(&Tuple) -> bool) {
+    pub fn sweep(&mut self, now_ns: u64, has_flow: impl Fn(&FlowTuple) -> bool) {
         if now_ns < self.sweep_due_ns {
             return;
         }
@@ -221,7 +220,7 @@ impl Sockets {
     }
 
     /// Adds a socket that is to be waited for. Returns its key.
-    fn add(&mut self, tuple: Tuple, socket: Kind) -> u32 {
+    fn add(&mut self, tuple: FlowTuple, socket: Kind) -> u32 {
         let key = loop {
             self.next_key = self.next_key.wrapping_add(1) & KEYS;
             if !self.endpoints.contains_key(&self.next_key) {
@@ -279,24 +278,25 @@ impl Sockets {
     }
 
     /// Tells the guest that a flow's packet could not be sent.
-    fn unreachable(&mut self, tuple: &Tuple, error: io::Error, guest: &mut impl ToGuest) {
+    fn unreachable(&mut self, tuple: &FlowTuple, error: io::Error, guest: &mut impl ToGuest) {
         let code = match error.raw_os_error() {
             Some(nix::libc::ECONNREFUSED) => Unreachable::Port,
             Some(nix::libc::ENETUNREACH) => Unreachable::Net,
             Some(nix::libc::EACCES | nix::libc::EPERM) => Unreachable::Prohibited,
             _ => Unreachable::Host,
         };
-        // The beginning of the packet in question, as it would have left (RFC 792): addresses, and
-        // eight bytes of its payload.
+        let version = Version::of(tuple.remote);
+        // The beginning of the packet in question, as it would have left (RFC 792, RFC 4443): addresses,
+        // and eight bytes of its payload.
         let mut quoted = Vec::new();
         build::ip(
             &mut quoted,
             tuple.local,
             tuple.remote,
             tuple.protocol,
-            |l4| match Protocol::from_ip(tuple.protocol) {
+            |l4| match tuple.protocol() {
                 Some(Protocol::Icmp | Protocol::Icmpv6) => {
-                    l4.extend_from_slice(&[8, 0, 0, 0]);
+                    l4.extend_from_slice(&[icmp::echo_request(version), 0, 0, 0]);
                     l4.extend_from_slice(&tuple.local_port.to_be_bytes());
                     l4.extend_from_slice(&[0; 2]);
                 }
@@ -307,9 +307,12 @@ impl Sockets {
                 }
             },
         );
-        let (from, to): (Ip4, Ip4) = (tuple.remote, tuple.local);
-        let kind = (UNREACHABLE, code.code(Version::V4), 0);
-        build::icmp_error(&mut self.error, (from, to), kind, &quoted);
+        let kind = match version {
+            Version::V4 => icmp::v4::UNREACHABLE,
+            Version::V6 => icmp::v6::UNREACHABLE,
+        };
+        let kind = (kind, code.code(version), 0);
+        build::icmp_error(&mut self.error, (tuple.remote, tuple.local), kind, &quoted);
         let end = L3_START + self.error.len();
         self.buffer[L3_START..end].copy_from_slice(&self.error);
         guest.deliver(VirtioNetHdr::default(), &mut self.buffer[..end]);

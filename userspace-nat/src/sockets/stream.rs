@@ -13,15 +13,15 @@ use nix::{
         socket::{MsgFlags, Shutdown, send, setsockopt, shutdown, sockopt},
     },
 };
-use slipgate_abi::Tuple;
+use slipgate_model::FlowTuple;
 
 use super::{
     Delivered, Endpoint, FRAMES_PER_TURN, Kind, L3_START, Sockets, ToGuest, system, watch,
 };
 use crate::{
-    packet::{Packet, transport::Tcp},
+    packet::{Packet, Version, transport::Tcp},
     port::VirtioNetHdr,
-    tcp::{Connection, Due, HEADERS_LEN, Header, Host, Segment, State, reset_for, write_headers},
+    tcp::{Connection, Due, Header, Host, Segment, State, headers_len, reset_for, write_headers},
 };
 
 /// Events of a connection, all edge-triggered: bytes that were peeked stay readable.
@@ -79,7 +79,7 @@ impl Stream {
 impl Sockets {
     pub(super) fn take_segment(
         &mut self,
-        tuple: Tuple,
+        tuple: FlowTuple,
         packet: &Packet<'_>,
         tcp: &Tcp,
         epoll: &Epoll,
@@ -165,12 +165,13 @@ impl Sockets {
 
     fn open_stream(
         &mut self,
-        tuple: Tuple,
+        tuple: FlowTuple,
         syn: &Segment,
         epoll: &Epoll,
         guest: &mut impl ToGuest,
     ) {
-        let mut connection = Connection::new(syn, rand::random());
+        let version = Version::of(tuple.remote);
+        let mut connection = Connection::new(version, syn, rand::random());
         let socket = match system::open(&tuple) {
             Ok(socket) => socket,
             Err(_) => {
@@ -340,7 +341,7 @@ impl Sockets {
             // There is more, and an acknowledgement brings it within reach.
             return Ok(false);
         }
-        let start = L3_START + HEADERS_LEN;
+        let start = L3_START + headers_len(Version::of(tuple.remote));
         let into = &mut self.buffer[start..start + most as usize];
         // Known before the look: what is behind the skipped bytes then is the end.
         let hung_up = stream.hung_up && skipped > 0;
@@ -435,15 +436,14 @@ impl Sockets {
     /// Writes a segment, whose payload is in its place in the buffer.
     fn write(
         &mut self,
-        tuple: &Tuple,
+        tuple: &FlowTuple,
         header: &Header,
         payload_len: usize,
         mss: u16,
         guest: &mut impl ToGuest,
     ) -> Delivered {
-        let end = L3_START + header.headers_len() + payload_len;
-        let from = (tuple.remote, tuple.remote_port);
-        let to = (tuple.local, tuple.local_port);
+        let end = L3_START + header.headers_len(Version::of(tuple.remote)) + payload_len;
+        let (from, to) = (tuple.remote_addr(), tuple.local_addr());
         let l3 = &mut self.buffer[L3_START..end];
         let vnet: VirtioNetHdr = write_headers(l3, from, to, header, mss);
         guest.deliver(vnet, &mut self.buffer[..end])

@@ -1,30 +1,36 @@
 //! Streams against the kernel's own loopback.
 use std::{
     io::Write as _,
-    net::{Ipv4Addr, Shutdown, TcpListener, TcpStream},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, Shutdown, TcpListener, TcpStream},
 };
 
-use slipgate_abi::{Ip4, tcp::Flags};
-use slipgate_model::TupleKey;
+use slipgate_abi::tcp::Flags;
 
 use super::*;
 use crate::{
-    fake::packets::{At, ack, syn},
-    packet::{Transport, ipv4::Ipv4},
+    fake::packets::{ack, syn},
+    packet::{Ip, Transport},
 };
 
-const GUEST: At = (
-    Ip4 {
-        octets: [192, 0, 2, 1],
-    },
-    40_000,
-);
-const SERVER: At = (
-    Ip4 {
-        octets: [198, 51, 100, 7],
-    },
-    80,
-);
+type At = (IpAddr, u16);
+
+/// The guest's translated address and the server's, of each family.
+const ENDS: [(At, At); 2] = [
+    (
+        (IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)), 40_000),
+        (IpAddr::V4(Ipv4Addr::new(198, 51, 100, 7)), 80),
+    ),
+    (
+        (
+            IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1)),
+            40_000,
+        ),
+        (
+            IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 7, 0, 0, 0, 0, 7)),
+            80,
+        ),
+    ),
+];
 const GUESTS_FIRST: u32 = 100;
 const OURS_FIRST: u32 = 5_000;
 const PATIENCE_MS: u16 = 10_000;
@@ -39,7 +45,7 @@ impl ToGuest for Taken {
     }
 
     fn deliver(&mut self, _: VirtioNetHdr, frame: &mut [u8]) -> Delivered {
-        let ip = Ipv4::parse(&frame[L3_START..]).unwrap();
+        let ip = Ip::parse(&frame[L3_START..]).unwrap();
         let packet = Packet::parse(ip).unwrap();
         let Transport::Tcp(tcp) = packet.transport else {
             panic!("no segment");
@@ -51,7 +57,7 @@ impl ToGuest for Taken {
 }
 
 fn with_segment<T>(bytes: &[u8], f: impl FnOnce(&Packet<'_>, &Tcp) -> T) -> T {
-    let packet = Packet::parse(Ipv4::parse(bytes).unwrap()).unwrap();
+    let packet = Packet::parse(Ip::parse(bytes).unwrap()).unwrap();
     let Transport::Tcp(tcp) = packet.transport else {
         panic!("no segment");
     };
@@ -59,23 +65,20 @@ fn with_segment<T>(bytes: &[u8], f: impl FnOnce(&Packet<'_>, &Tcp) -> T) -> T {
 }
 
 /// An open connection whose kernel can't be told where to peek.
-fn open_before_6_9(guest: &mut Taken) -> (Sockets, TcpStream, Epoll) {
+fn open_before_6_9((from, to): (At, At), guest: &mut Taken) -> (Sockets, TcpStream, Epoll) {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let server = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     let socket: OwnedFd = listener.accept().unwrap().0.into();
     let epoll = Epoll::new(nix::sys::epoll::EpollCreateFlags::empty()).unwrap();
     let mut sockets = Sockets::new(false);
-    let opener = syn(GUEST, SERVER, GUESTS_FIRST);
+    let opener = syn(from, to, GUESTS_FIRST);
     let key = with_segment(&opener, |packet, tcp| {
         let segment = Segment::read(tcp, packet.ip.payload());
         let tuple = packet
-            .tuple(Tuple::WORLD, slipgate_abi::Direction::Tx)
+            .tuple(FlowTuple::WORLD, slipgate_abi::Direction::Tx)
             .unwrap();
-        let Some(TupleKey::V4(tuple)) = tuple.key() else {
-            panic!("{tuple:?}")
-        };
         let stream = Stream {
-            connection: Connection::new(&segment, OURS_FIRST),
+            connection: Connection::new(packet.ip.version(), &segment, OURS_FIRST),
             socket: Some(socket),
             peeks_at: None,
             has_more: false,
@@ -87,7 +90,7 @@ fn open_before_6_9(guest: &mut Taken) -> (Sockets, TcpStream, Epoll) {
         sockets.add(tuple, Kind::Stream(Box::new(stream)))
     });
     sockets.ready(key, EpollFlags::EPOLLOUT, guest, 0);
-    let acknowledgement = ack(GUEST, SERVER, 0, GUESTS_FIRST + 1, OURS_FIRST + 1);
+    let acknowledgement = ack(from, to, 0, GUESTS_FIRST + 1, OURS_FIRST + 1);
     with_segment(&acknowledgement, |packet, _| {
         sockets.take(packet, VirtioNetHdr::default(), &epoll, guest, 0);
     });
@@ -115,8 +118,14 @@ fn hear(sockets: &mut Sockets, epoll: &Epoll, of: EpollFlags, guest: &mut Taken)
 
 #[test]
 fn before_linux_6_9_the_end_is_told_behind_bytes_that_are_not_acknowledged() {
+    for ends in ENDS {
+        the_end_is_told(ends);
+    }
+}
+
+fn the_end_is_told(ends: (At, At)) {
     let mut guest = Taken::default();
-    let (mut sockets, mut server, epoll) = open_before_6_9(&mut guest);
+    let (mut sockets, mut server, epoll) = open_before_6_9(ends, &mut guest);
     server.write_all(&[7; 1_000]).unwrap();
     hear(&mut sockets, &epoll, EpollFlags::EPOLLIN, &mut guest);
     let sent: usize = guest.0.iter().map(|(_, _, payload)| payload).sum();
@@ -127,4 +136,24 @@ fn before_linux_6_9_the_end_is_told_behind_bytes_that_are_not_acknowledged() {
     let (flags, sequence, payload) = *guest.0.last().unwrap();
     assert!(flags & Flags::FIN != 0, "{:?}", guest.0);
     assert_eq!((sequence, payload), (OURS_FIRST + 1_001, 0));
+}
+
+#[test]
+fn a_refused_connection_is_reset_and_an_address_of_this_host_is_no_server() {
+    let (here, there) = (Ipv6Addr::LOCALHOST, Ipv4Addr::LOCALHOST.to_ipv6_mapped());
+    for server in [IpAddr::V4(Ipv4Addr::LOCALHOST), here.into(), there.into()] {
+        let from = match server {
+            IpAddr::V4(_) => ENDS[0].0,
+            IpAddr::V6(_) => ENDS[1].0,
+        };
+        let mut guest = Taken::default();
+        let mut sockets = Sockets::new(false);
+        let epoll = Epoll::new(nix::sys::epoll::EpollCreateFlags::empty()).unwrap();
+        with_segment(&syn(from, (server, 80), GUESTS_FIRST), |packet, _| {
+            sockets.take(packet, VirtioNetHdr::default(), &epoll, &mut guest, 0);
+        });
+        let flags: Vec<u8> = guest.0.iter().map(|(flags, ..)| *flags).collect();
+        assert_eq!(flags, [Flags::RST | Flags::ACK], "{server}");
+        assert!(sockets.is_empty());
+    }
 }

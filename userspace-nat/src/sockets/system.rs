@@ -5,7 +5,7 @@
 )]
 use std::{
     io::{self, IoSliceMut},
-    net::{Ipv4Addr, SocketAddrV4},
+    net::{IpAddr, SocketAddr},
     os::fd::{AsRawFd, OwnedFd},
 };
 
@@ -13,11 +13,12 @@ use nix::{
     errno::Errno,
     libc,
     sys::socket::{
-        AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, SockaddrIn, bind, connect,
+        AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, SockaddrStorage, bind, connect,
         getsockopt, recv, recvmsg, setsockopt, socket, sockopt,
     },
 };
-use slipgate_abi::{Protocol, Tuple};
+use slipgate_abi::Protocol;
+use slipgate_model::FlowTuple;
 
 /// Bytes that one call takes out of a queue at most.
 const DISCARDED_AT_ONCE: usize = 1 << 16;
@@ -28,26 +29,47 @@ const DISCARDED_AT_ONCE: usize = 1 << 16;
 /// # Errors
 /// The host refuses, or the peer's address means this host or many: of these no rule lets a guest reach
 /// the host's own loopback by a socket of ours.
-pub(super) fn open(tuple: &Tuple) -> io::Result<OwnedFd> {
-    let peer = Ipv4Addr::from(tuple.remote);
-    if peer.octets()[0] == 0 || peer.is_loopback() || peer.is_multicast() || peer.is_broadcast() {
+pub(super) fn open(tuple: &FlowTuple) -> io::Result<OwnedFd> {
+    if !is_one_other_host(tuple.remote) {
         return Err(Errno::EACCES.into());
     }
-    let (kind, protocol) = match Protocol::from_ip(tuple.protocol) {
+    let (family, ping) = match tuple.remote {
+        IpAddr::V4(_) => (AddressFamily::Inet, SockProtocol::Icmp),
+        IpAddr::V6(_) => (AddressFamily::Inet6, SockProtocol::IcmpV6),
+    };
+    let (kind, protocol) = match tuple.protocol() {
         Some(Protocol::Tcp) => (SockType::Stream, None),
-        Some(Protocol::Icmp | Protocol::Icmpv6) => (SockType::Datagram, Some(SockProtocol::Icmp)),
+        Some(Protocol::Icmp | Protocol::Icmpv6) => (SockType::Datagram, Some(ping)),
         _ => (SockType::Datagram, None),
     };
     let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
-    let socket = socket(AddressFamily::Inet, kind, flags, protocol)?;
+    let socket = socket(family, kind, flags, protocol)?;
+    if tuple.remote.is_ipv6() {
+        // The kernel refuses IPv4 addresses in IPv6 form then, too.
+        setsockopt(&socket, sockopt::Ipv6V6Only, &true)?;
+    }
     // A port is used for many destinations at once, each with a socket of its own.
     setsockopt(&socket, sockopt::ReuseAddr, &true)?;
-    let local = SocketAddrV4::new(tuple.local.into(), tuple.local_port);
-    let remote = SocketAddrV4::new(tuple.remote.into(), tuple.remote_port);
-    bind(socket.as_raw_fd(), &SockaddrIn::from(local))?;
-    match connect(socket.as_raw_fd(), &SockaddrIn::from(remote)) {
+    let (local, remote): (SocketAddr, SocketAddr) = (tuple.local_addr(), tuple.remote_addr());
+    bind(socket.as_raw_fd(), &SockaddrStorage::from(local))?;
+    match connect(socket.as_raw_fd(), &SockaddrStorage::from(remote)) {
         Ok(()) | Err(Errno::EINPROGRESS) => Ok(socket),
         Err(error) => Err(error.into()),
+    }
+}
+
+/// Whether an address is that of one host, which may be another one.
+fn is_one_other_host(peer: IpAddr) -> bool {
+    match peer {
+        IpAddr::V4(peer) => {
+            let is_this = peer.octets()[0] == 0 || peer.is_loopback();
+            !is_this && !peer.is_multicast() && !peer.is_broadcast()
+        }
+        IpAddr::V6(peer) => {
+            // Unspecified, loopback, and IPv4 addresses in the old form and the new: ::/96, ::ffff:0:0/96.
+            let holds_ipv4 = peer.to_ipv4().is_some();
+            !holds_ipv4 && !peer.is_multicast() && !peer.is_unicast_link_local()
+        }
     }
 }
 

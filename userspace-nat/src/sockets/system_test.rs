@@ -4,8 +4,6 @@ use std::{
     net::{Ipv4Addr, TcpListener, TcpStream},
 };
 
-use slipgate_abi::Ip4;
-
 use super::*;
 
 fn pair() -> (TcpStream, OwnedFd) {
@@ -76,26 +74,28 @@ fn a_send_queue_says_how_much_room_it_has() {
 #[test]
 fn a_socket_is_bound_to_its_flows_tuple() {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-    let tuple = |remote: [u8; 4]| Tuple {
-        scope: Tuple::WORLD,
-        local: Ip4 {
-            octets: [127, 0, 0, 1],
-        },
-        remote: Ip4 { octets: remote },
+    let tuple = |local: &str, remote: &str| FlowTuple {
+        scope: FlowTuple::WORLD,
+        local: local.parse().unwrap(),
+        remote: remote.parse().unwrap(),
         local_port: 62_345,
         remote_port: listener.local_addr().unwrap().port(),
         protocol: Protocol::Tcp as u8,
-        pad: [0; 3],
     };
     // Whatever a rule says: these mean this host, or many.
-    for remote in [
-        [127, 0, 0, 1],
-        [0, 0, 0, 0],
-        [224, 0, 0, 1],
-        [255, 255, 255, 255],
-    ] {
-        let error = open(&tuple(remote)).map(drop).unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::PermissionDenied, "{remote:?}");
+    let of_ipv4 = ["127.0.0.1", "0.0.0.0", "224.0.0.1", "255.255.255.255"];
+    let of_ipv6 = [
+        "::1",
+        "::",
+        "ff02::1",
+        "fe80::1",
+        "::ffff:127.0.0.1",
+        "::7f00:1",
+    ];
+    let all = of_ipv4.map(|remote| ("127.0.0.1", remote)).into_iter();
+    for (local, remote) in all.chain(of_ipv6.map(|remote| ("::1", remote))) {
+        let error = open(&tuple(local, remote)).map(drop).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::PermissionDenied, "{remote}");
     }
     listener.set_nonblocking(true).unwrap();
     assert!(listener.accept().is_err(), "nothing was sent");

@@ -5,9 +5,12 @@ use slipgate_abi::tcp::Flags;
 
 use super::{
     before,
-    wire::{Header, MOST_PAYLOAD, PSH, Segment},
+    wire::{Header, PSH, Segment, most_payload},
 };
-use crate::clock::{MILLISECOND_NS, SECOND_NS};
+use crate::{
+    clock::{MILLISECOND_NS, SECOND_NS},
+    packet::Version,
+};
 
 /// First wait for an acknowledgement, ns.
 pub const RETRANSMISSION_NS: u64 = 200 * MILLISECOND_NS;
@@ -22,8 +25,13 @@ pub const TIME_WAIT_NS: u64 = 10 * SECOND_NS;
 
 /// Shift of our windows, if the guest offers window scaling: up to 16 MiB.
 const OUR_SCALE: u8 = 8;
-/// MSS of a guest that announces none (RFC 9293 section 3.7.1).
-const DEFAULT_MSS: u16 = 536;
+/// Returns the MSS of a guest that announces none (RFC 9293 section 3.7.1).
+const fn default_mss(version: Version) -> u16 {
+    match version {
+        Version::V4 => 536,
+        Version::V6 => 1_220,
+    }
+}
 /// Duplicate acknowledgements that mean a loss (RFC 5681 section 3.2).
 const DUPLICATES: u8 = 3;
 
@@ -106,6 +114,8 @@ pub struct Connection {
     /// Shifts of our windows and of the guest's, if both scale.
     scales: Option<(u8, u8)>,
     mss: u16,
+    /// Most payload in one frame, bytes.
+    most_payload: u32,
     /// Whether an acknowledgement is owed.
     owes_ack: bool,
     /// Whether bytes were turned away that the guest takes for under way.
@@ -133,7 +143,7 @@ pub struct Connection {
 
 impl Connection {
     /// Takes a guest's SYN. `initial`: our initial sequence number.
-    pub fn new(syn: &Segment, initial: u32) -> Self {
+    pub fn new(version: Version, syn: &Segment, initial: u32) -> Self {
         let first = syn.sequence.wrapping_add(1);
         Self {
             state: State::Connecting,
@@ -144,7 +154,8 @@ impl Connection {
                 .options
                 .mss
                 .filter(|mss| *mss > 0)
-                .unwrap_or(DEFAULT_MSS),
+                .unwrap_or(default_mss(version)),
+            most_payload: most_payload(version),
             owes_ack: false,
             turned_away: false,
             unacknowledged: initial,
@@ -417,7 +428,7 @@ impl Connection {
     /// Whether the window is smaller than a frame, so that the guest may be waiting for room.
     pub fn is_short_of_room(&self) -> bool {
         let window = self.edge.wrapping_sub(self.next_from_guest);
-        self.is_receiving() && (self.turned_away || window < MOST_PAYLOAD)
+        self.is_receiving() && (self.turned_away || window < self.most_payload)
     }
 
     /// Whether bytes were turned away that the guest has not been asked for again.
@@ -480,7 +491,7 @@ impl Connection {
         let room = self.window.saturating_sub(offset);
         let least = u32::from(self.mss).min(self.window / 2).max(1);
         // Small pieces only when nothing is under way (RFC 9293 section 3.8.6.2.1).
-        let most = room.min(MOST_PAYLOAD);
+        let most = room.min(self.most_payload);
         (room >= least || room > 0 && offset == 0).then_some(Sendable { offset, most })
     }
 

@@ -41,7 +41,7 @@ fn with(flags: u8, segment: Segment) -> Segment {
 }
 
 fn established() -> Connection {
-    let mut connection = Connection::new(&syn(), OURS);
+    let mut connection = Connection::new(Version::V4, &syn(), OURS);
     connection.connected(ROOM, 0);
     connection.receive(&data(0, 0, 0), 0);
     assert_eq!(connection.state(), State::Established);
@@ -58,7 +58,7 @@ fn take_all(connection: &mut Connection, segment: &Segment) -> Received {
 
 #[test]
 fn handshake_waits_for_the_hosts_connection() {
-    let mut connection = Connection::new(&syn(), OURS);
+    let mut connection = Connection::new(Version::V4, &syn(), OURS);
     assert_eq!(connection.receive(&syn(), 0), Received::default());
     let ours = connection.connected(ROOM, 0);
     assert_eq!(
@@ -85,7 +85,7 @@ fn handshake_waits_for_the_hosts_connection() {
 
 #[test]
 fn a_refused_connection_is_reset_as_its_syn_was() {
-    let mut connection = Connection::new(&syn(), OURS);
+    let mut connection = Connection::new(Version::V4, &syn(), OURS);
     let reset = connection.reset();
     assert_eq!(
         (reset.sequence, reset.acknowledgement),
@@ -99,7 +99,7 @@ fn a_refused_connection_is_reset_as_its_syn_was() {
 fn a_guest_without_options_gets_none_and_the_default_segment() {
     let mut plain = syn();
     plain.options = SynOptions::default();
-    let mut connection = Connection::new(&plain, OURS);
+    let mut connection = Connection::new(Version::V4, &plain, OURS);
     assert_eq!(connection.connected(ROOM, 0).window_scale, Some(None));
     assert_eq!(connection.mss(), 536);
     connection.receive(&data(0, 0, 0), 0);
@@ -363,4 +363,16 @@ fn an_old_acknowledgement_opens_no_window() {
     };
     connection.receive(&old, 0);
     assert_eq!(connection.sendable().map(|place| place.most), Some(10_000));
+}
+
+#[test]
+fn rfc9293_a_guest_that_announces_no_mss_gets_that_of_its_family() {
+    let plain = Segment {
+        options: SynOptions::default(),
+        ..syn()
+    };
+    for (version, mss) in [(Version::V4, 536), (Version::V6, 1_220)] {
+        let connection = Connection::new(version, &plain, OURS);
+        assert_eq!(connection.mss(), mss, "{version:?}");
+    }
 }

@@ -49,7 +49,7 @@ pub use self::{
         Connection, Due, GIVE_UP_AFTER, Host, MOST_RETRANSMISSION_NS, RETRANSMISSION_NS, Received,
         Sendable, State, TIME_WAIT_NS,
     },
-    wire::{HEADERS_LEN, Header, MOST_PAYLOAD, Segment, SynOptions, reset_for, write_headers},
+    wire::{Header, Segment, SynOptions, headers_len, most_payload, reset_for, write_headers},
 };
 
 /// Whether `a` is before `b` in sequence space (RFC 9293 section 3.4).

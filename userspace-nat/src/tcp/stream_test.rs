@@ -1,6 +1,6 @@
 //! Whole connections between the state machine and another TCP stack (smoltcp's), over a link that
 //! loses, repeats and reorders, with a socket that takes what it likes.
-use std::collections::VecDeque;
+use std::{collections::VecDeque, net::SocketAddr};
 
 use proptest::prelude::*;
 use slipgate_abi::Ip4;
@@ -16,7 +16,7 @@ use super::*;
 use crate::{
     clock::MILLISECOND_NS,
     fake::segments,
-    packet::{Ipv4, Packet, Transport},
+    packet::{Ipv4, Packet, Transport, Version},
 };
 
 const GUEST: Ip4 = Ip4 {
@@ -202,9 +202,10 @@ impl Run {
 
     fn write(&mut self, header: Header, payload: std::ops::Range<usize>) {
         let mss = self.connection.as_ref().map_or(536, Connection::mss);
-        let mut l3 = vec![0; header.headers_len()];
+        let mut l3 = vec![0; header.headers_len(Version::V4)];
         l3.extend_from_slice(&self.socket.sends[payload]);
-        let (from, to) = ((SERVER, SERVER_PORT), (GUEST, GUEST_PORT));
+        let at = |address: Ip4, port| SocketAddr::new(address.into(), port);
+        let (from, to) = (at(SERVER, SERVER_PORT), at(GUEST, GUEST_PORT));
         let vnet = write_headers(&mut l3, from, to, &header, mss);
         for packet in segments(vnet, &l3) {
             self.to_guest.carry(packet, &mut self.dice, self.faults);
@@ -287,7 +288,7 @@ impl Run {
         let segment = Segment::read(&tcp, l4);
         let payload = &l4[tcp.header_len..];
         let Some(connection) = &mut self.connection else {
-            let mut connection = Connection::new(&segment, self.dice.roll());
+            let mut connection = Connection::new(Version::V4, &segment, self.dice.roll());
             let header = connection.connected(30_000, self.now_ns);
             self.connection = Some(connection);
             return self.write(header, 0..0);

@@ -1,10 +1,13 @@
 //! Segments as the state machine sees them, and their form in a frame.
-use slipgate_abi::{Ip4, tcp::Flags};
+use std::net::{IpAddr, SocketAddr};
+
+use slipgate_abi::tcp::Flags;
 
 use crate::{
     packet::{
+        Version,
         checksum::Sum,
-        ipv4,
+        ipv4, ipv6,
         transport::{OPTION_MSS, TCP_HEADER_LEN, Tcp, tcp_options},
     },
     port::{ETHERNET_LEN, VirtioNetHdr},
@@ -16,14 +19,23 @@ const OPTION_WINDOW_SCALE: u8 = 3;
 const MOST_SCALE: u8 = 14;
 /// Push flag (RFC 9293 section 3.1).
 pub(super) const PSH: u8 = 0x08;
-/// Length of an IPv4 header and a TCP header without options, bytes.
-pub const HEADERS_LEN: usize = ipv4::HEADER_LEN + TCP_HEADER_LEN;
-/// Most payload in one frame: the packet's length has 16 bits, and so has the whole frame's in some
-/// devices.
-pub const MOST_PAYLOAD: u32 = 65_535 - (HEADERS_LEN + ETHERNET_LEN) as u32;
-/// MSS that is announced to guests, bytes: frames to the engine may have any length.
-const OUR_MSS: u16 = 65_495;
 const OPTIONS_LEN: usize = 8;
+
+/// Returns the length of an IP header and a TCP header, both without options, bytes.
+pub const fn headers_len(version: Version) -> usize {
+    version.header_len() + TCP_HEADER_LEN
+}
+
+/// Returns the most payload in one frame: the packet's length has 16 bits, and so has the whole frame's
+/// in some devices.
+pub const fn most_payload(version: Version) -> u32 {
+    65_535 - (headers_len(version) + ETHERNET_LEN) as u32
+}
+
+/// Returns the MSS that is announced to guests, bytes: frames to the engine may have any length.
+const fn our_mss(version: Version) -> u16 {
+    65_535 - headers_len(version) as u16
+}
 
 /// Options of a SYN.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -101,9 +113,9 @@ pub struct Header {
 }
 
 impl Header {
-    /// Length of the header with IPv4's, bytes.
-    pub fn headers_len(&self) -> usize {
-        HEADERS_LEN
+    /// Length of the header with that of IP, bytes.
+    pub fn headers_len(&self, version: Version) -> usize {
+        headers_len(version)
             + if self.window_scale.is_some() {
                 OPTIONS_LEN
             } else {
@@ -139,28 +151,39 @@ pub fn reset_for(segment: &Segment) -> Option<Header> {
     })
 }
 
-/// Writes IPv4 and TCP headers before a payload. `l3` begins with room for the headers
+/// Writes IP and TCP headers before a payload. `l3` begins with room for the headers
 /// ([`Header::headers_len`]) and ends with the payload. The checksum is left partial, and a payload longer
-/// than `mss` is to be segmented: returns the offload header that says so.
+/// than `mss` is to be segmented: returns the offload header that says so. Both addresses are of one
+/// family.
 pub fn write_headers(
     l3: &mut [u8],
-    (source, source_port): (Ip4, u16),
-    (destination, destination_port): (Ip4, u16),
+    source: SocketAddr,
+    destination: SocketAddr,
     header: &Header,
     mss: u16,
 ) -> VirtioNetHdr {
+    let version = Version::of(source.ip());
     let total = l3.len();
-    let payload_len = total - header.headers_len();
-    let (ip, tcp) = l3.split_at_mut(ipv4::HEADER_LEN);
-    // DF and no identification: an atomic datagram (RFC 6864). TTL 64.
-    ip[..12].copy_from_slice(&[0x45, 0, 0, 0, 0, 0, 0x40, 0, 64, 6, 0, 0]);
-    ip[2..4].copy_from_slice(&(total as u16).to_be_bytes());
-    ip[12..16].copy_from_slice(&source.octets);
-    ip[16..20].copy_from_slice(&destination.octets);
-    ipv4::fill_checksum(ip, ipv4::HEADER_LEN);
-    let header_len = header.headers_len() - ipv4::HEADER_LEN;
-    tcp[..2].copy_from_slice(&source_port.to_be_bytes());
-    tcp[2..4].copy_from_slice(&destination_port.to_be_bytes());
+    let payload_len = total - header.headers_len(version);
+    let (ip, tcp) = l3.split_at_mut(version.header_len());
+    let tcp_len = tcp.len();
+    match (source.ip(), destination.ip()) {
+        (IpAddr::V4(source), IpAddr::V4(destination)) => {
+            // DF and no identification: an atomic datagram (RFC 6864). TTL 64.
+            ip[..12].copy_from_slice(&[0x45, 0, 0, 0, 0, 0, 0x40, 0, 64, 6, 0, 0]);
+            ip[2..4].copy_from_slice(&(total as u16).to_be_bytes());
+            ip[12..16].copy_from_slice(&source.octets());
+            ip[16..20].copy_from_slice(&destination.octets());
+            ipv4::fill_checksum(ip, ipv4::HEADER_LEN);
+        }
+        (IpAddr::V6(source), IpAddr::V6(destination)) => {
+            ipv6::write_header(ip, source, destination, 6, tcp_len);
+        }
+        _ => debug_assert!(false, "the addresses are of two families"),
+    }
+    let header_len = header.headers_len(version) - version.header_len();
+    tcp[..2].copy_from_slice(&source.port().to_be_bytes());
+    tcp[2..4].copy_from_slice(&destination.port().to_be_bytes());
     tcp[4..8].copy_from_slice(&header.sequence.to_be_bytes());
     tcp[8..12].copy_from_slice(&header.acknowledgement.to_be_bytes());
     tcp[12] = (header_len as u8 / 4) << 4;
@@ -168,7 +191,7 @@ pub fn write_headers(
     tcp[14..16].copy_from_slice(&header.window.to_be_bytes());
     tcp[18..20].fill(0);
     if let Some(scale) = header.window_scale {
-        let [high, low] = OUR_MSS.to_be_bytes();
+        let [high, low] = our_mss(version).to_be_bytes();
         let scale = match scale {
             Some(scale) => [1, OPTION_WINDOW_SCALE, 3, scale],
             None => [1; 4],
@@ -176,18 +199,19 @@ pub fn write_headers(
         tcp[20..24].copy_from_slice(&[OPTION_MSS, 4, high, low]);
         tcp[24..28].copy_from_slice(&scale);
     }
-    let sum = Sum::default().pseudo(source, destination, 6, total - ipv4::HEADER_LEN);
+    let sum = Sum::default().pseudo(source.ip(), destination.ip(), 6, tcp_len);
     tcp[16..18].copy_from_slice(&sum.folded().to_be_bytes());
     let is_long = payload_len > usize::from(mss);
     VirtioNetHdr {
         flags: VirtioNetHdr::NEEDS_CSUM,
-        gso_type: match is_long {
-            true => VirtioNetHdr::GSO_TCPV4,
-            false => VirtioNetHdr::GSO_NONE,
+        gso_type: match (is_long, version) {
+            (false, _) => VirtioNetHdr::GSO_NONE,
+            (true, Version::V4) => VirtioNetHdr::GSO_TCPV4,
+            (true, Version::V6) => VirtioNetHdr::GSO_TCPV6,
         },
-        hdr_len: (ETHERNET_LEN + header.headers_len()) as u16,
+        hdr_len: (ETHERNET_LEN + header.headers_len(version)) as u16,
         gso_size: if is_long { mss } else { 0 },
-        csum_start: (ETHERNET_LEN + ipv4::HEADER_LEN) as u16,
+        csum_start: (ETHERNET_LEN + version.header_len()) as u16,
         csum_offset: 16,
     }
 }

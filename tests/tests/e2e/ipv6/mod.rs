@@ -5,6 +5,7 @@ mod forwards;
 mod fragments;
 mod host;
 mod scene;
+mod user_mode;
 
 use std::{
     fs,

@@ -49,7 +49,7 @@ use self::{
 };
 use super::{
     framing::{FrameQueue, MOST_QUEUED},
-    packets::{CSUM, Packet, TSO4, USO4, sound, takes},
+    packets::{CSUM, Packet, TSO4, TSO6, USO4, USO6, sound, takes},
     segmentation,
     stream::{ENOUGH_QUEUED, owned},
 };
@@ -249,7 +249,9 @@ impl RingLink {
         let has = |feature, offload| if features & feature != 0 { offload } else { 0 };
         has(feature::GUEST_CSUM, CSUM)
             | has(feature::GUEST_TSO4, TSO4)
+            | has(feature::GUEST_TSO6, TSO6)
             | has(feature::GUEST_USO4, USO4)
+            | has(feature::GUEST_USO6, USO6)
     }
 
     /// Puts a frame into the ring, or queues it behind others.

@@ -19,25 +19,31 @@ pub(super) mod feature {
     pub(in super::super) const CSUM: u64 = 1 << 0;
     pub(in super::super) const GUEST_CSUM: u64 = 1 << 1;
     pub(in super::super) const GUEST_TSO4: u64 = 1 << 7;
+    pub(in super::super) const GUEST_TSO6: u64 = 1 << 8;
     pub(in super::super) const HOST_TSO4: u64 = 1 << 11;
+    pub(in super::super) const HOST_TSO6: u64 = 1 << 12;
     pub(in super::super) const MRG_RXBUF: u64 = 1 << 15;
     pub(in super::super) const INDIRECT_DESC: u64 = 1 << 28;
     pub(in super::super) const EVENT_IDX: u64 = 1 << 29;
     pub(in super::super) const PROTOCOL_FEATURES: u64 = 1 << 30;
     pub(in super::super) const VERSION_1: u64 = 1 << 32;
     pub(in super::super) const GUEST_USO4: u64 = 1 << 54;
+    pub(in super::super) const GUEST_USO6: u64 = 1 << 55;
     pub(in super::super) const HOST_USO: u64 = 1 << 56;
     /// All that are offered.
     pub(in super::super) const ALL: u64 = CSUM
         | GUEST_CSUM
         | GUEST_TSO4
+        | GUEST_TSO6
         | HOST_TSO4
+        | HOST_TSO6
         | MRG_RXBUF
         | INDIRECT_DESC
         | EVENT_IDX
         | PROTOCOL_FEATURES
         | VERSION_1
         | GUEST_USO4
+        | GUEST_USO6
         | HOST_USO;
     /// Protocol feature: a request may ask for an answer.
     pub(in super::super) const REPLY_ACK: u64 = 1 << 3;

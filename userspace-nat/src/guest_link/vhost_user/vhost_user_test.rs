@@ -1,4 +1,4 @@
-use std::os::fd::AsRawFd as _;
+use std::{net::SocketAddr, os::fd::AsRawFd as _};
 
 use slipgate_abi::Ip4;
 use vm_memory::{Bytes as _, GuestAddress};
@@ -10,8 +10,9 @@ use super::{
     *,
 };
 use crate::{
+    packet::Version,
     port::MAX_FRAME,
-    tcp::{HEADERS_LEN, Header, write_headers},
+    tcp::{Header, headers_len, write_headers},
 };
 
 const SERVER: Ip4 = Ip4 {
@@ -30,7 +31,9 @@ const BUFFERS: u64 = MEMORY + 0x1_0000;
 
 /// A frame with its header, as the engine has it.
 fn tcp(payload_len: usize) -> Vec<u8> {
-    let mut l3: Vec<u8> = (0..HEADERS_LEN + payload_len).map(|at| at as u8).collect();
+    let mut l3: Vec<u8> = (0..headers_len(Version::V4) + payload_len)
+        .map(|at| at as u8)
+        .collect();
     let header = Header {
         sequence: 1,
         acknowledgement: 7,
@@ -38,7 +41,13 @@ fn tcp(payload_len: usize) -> Vec<u8> {
         window: 9,
         window_scale: None,
     };
-    let vnet = write_headers(&mut l3, (SERVER, 443), (GUEST, 50_000), &header, MSS);
+    let vnet = write_headers(
+        &mut l3,
+        SocketAddr::new(SERVER.into(), 443),
+        SocketAddr::new(GUEST.into(), 50_000),
+        &header,
+        MSS,
+    );
     [&vnet.encode()[..], &MACS, &l3].concat()
 }
 
@@ -224,7 +233,7 @@ fn a_guest_gets_segments_and_checksums_as_it_accepts_them() {
     }
     assert_eq!(vmm.link.send(&tcp(2_000)), None);
     assert!(vmm.turn().is_empty());
-    let header = VNET_LEN as u32 + 14 + HEADERS_LEN as u32;
+    let header = VNET_LEN as u32 + 14 + headers_len(Version::V4) as u32;
     assert_eq!(vmm.used(RX), [(0, header + 1_460), (2, header + 540)]);
     assert_eq!(vmm.peek(BUFFERS, VNET_LEN), [0; VNET_LEN]);
     // One that no buffer of such a driver can hold is lost, and told.

@@ -1,0 +1,94 @@
+//! The guest as the engine is told of it, and its IPv6.
+//!
+//! As in hybrid mode, a guest with `auto` has IPv6 once the uplink leads there, and keeps it then.
+use slipgate_control::{netlink::Network, vm};
+use slipgate_ipc::engine::{ToEngine, VmSpec};
+use slipgate_model::{GuestIpv6, Ipv6Mode};
+
+use super::{Served, place::Place};
+use crate::{
+    config::{Config, VmConfig},
+    kernel_state::{GATEWAY_MAC, Ipv6Wish, Uplink, ipv6_in_row, leads_to_ipv6},
+};
+
+/// What the guest's link is called.
+const LINK: &str = "its link";
+
+/// The guest as the engine knows it.
+#[derive(Debug)]
+pub(super) struct ServedGuest {
+    pub(super) spec: VmSpec,
+    pub(super) wish: Ipv6Wish,
+    /// Whether it can be given IPv6 while it runs.
+    pub(super) takes_ipv6_later: bool,
+}
+
+impl Served {
+    /// Gives IPv6 to a guest that has waited for it, because the uplink leads there now.
+    pub(super) fn follow_ipv6(&mut self) -> anyhow::Result<()> {
+        let ServedGuest {
+            spec,
+            wish,
+            takes_ipv6_later,
+        } = &mut self.vm;
+        let waits = *takes_ipv6_later && spec.ipv6.is_none() && wish.mode == Ipv6Mode::Auto;
+        let (network, uplink) = (self.watch.network(), self.uplink.ifindex);
+        if !waits || !leads_to_ipv6(network, uplink) {
+            return Ok(());
+        }
+        let link = (&*spec.name, LINK, spec.mtu.into());
+        let Some(net) = wish.granted(link, || true) else {
+            return Ok(());
+        };
+        let maps = &self.place.memory.maps;
+        vm::set_ipv6(maps, spec.row, Some(ipv6_in_row(&net)));
+        spec.ipv6 = Some(net);
+        tracing::info!("{} has IPv6 now: the uplink leads there", spec.name);
+        let spec = spec.clone();
+        self.send(ToEngine::Vm(spec))
+    }
+}
+
+/// Returns the IPv6 network that the guest gets; `None`: it has none, or not yet.
+pub(super) fn guest_ipv6(
+    nat: &Config,
+    vm: &VmConfig,
+    mtu: u32,
+    (network, uplink): (&Network, &Uplink),
+) -> Option<GuestIpv6> {
+    let wish = Ipv6Wish::of(vm, &nat.network);
+    wish.granted((&vm.name, LINK, mtu), || {
+        leads_to_ipv6(network, uplink.ifindex)
+    })
+}
+
+/// Describes the guest. `mtu`: of its link; `ipv6`: its network, if it has one.
+pub(super) fn spec(
+    nat: &Config,
+    vm: &VmConfig,
+    place: &Place,
+    (mtu, ipv6): (u32, Option<GuestIpv6>),
+) -> VmSpec {
+    VmSpec {
+        id: place.open.id,
+        row: place.open.row,
+        name: vm.name.clone(),
+        labels: vm.labels.clone(),
+        guest: vm.ip,
+        gateway: nat.network.gateway,
+        dns: nat.network.dns,
+        prefix_len: nat.network.prefix_len,
+        ipv6,
+        guest_mac: vm.mac,
+        gateway_mac: GATEWAY_MAC,
+        mtu: u16::try_from(mtu).unwrap_or(u16::MAX),
+        max_flows: vm.limits.max_flows,
+        new_flows_per_second: vm.limits.new_flows_per_second,
+        policy: place.policy,
+        host_loopback: vm.host_loopback.clone(),
+        dns_per_second: vm.limits.dns_per_second,
+        idle_after_s: 0,
+        uplink: None,
+        is_idle: false,
+    }
+}

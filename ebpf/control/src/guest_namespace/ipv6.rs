@@ -1,0 +1,109 @@
+//! IPv6 in a command's namespace, ready before the command begins.
+//!
+//! Nobody else is on the link, so no address is probed (duplicate address detection), and no
+//! advertisement is waited for: address and route are set.
+use std::{
+    fs::File,
+    io,
+    net::Ipv6Addr,
+    os::fd::{AsRawFd as _, FromRawFd as _},
+};
+
+use crate::{Error, Result, device::Device};
+
+/// Length of the prefix, bits.
+const PREFIX_LEN: u32 = 64;
+/// Metric of a route that is given none (`IP6_RT_PRIO_USER`, <linux/ipv6_route.h>).
+const METRIC: u32 = 1_024;
+
+/// `struct in6_rtmsg`, <linux/ipv6_route.h>.
+#[repr(C)]
+struct Route {
+    destination: libc::in6_addr,
+    source: libc::in6_addr,
+    gateway: libc::in6_addr,
+    kind: u32,
+    destination_len: u16,
+    source_len: u16,
+    metric: u32,
+    info: libc::c_ulong,
+    flags: u32,
+    ifindex: libc::c_int,
+}
+
+/// IPv6 addresses of the namespace.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct NamespaceIpv6 {
+    /// Address of the TAP, of a /64.
+    pub guest: Ipv6Addr,
+    /// The router.
+    pub gateway: Ipv6Addr,
+}
+
+impl NamespaceIpv6 {
+    /// Has the device use these addresses. It is up, after [`begin`].
+    pub(super) fn set(&self, device: &Device) -> Result<()> {
+        let ifindex = device.ifindex()?.get() as libc::c_int;
+        let address = libc::in6_ifreq {
+            ifr6_addr: in6(self.guest),
+            ifr6_prefixlen: PREFIX_LEN,
+            ifr6_ifindex: ifindex,
+        };
+        request(libc::SIOCSIFADDR, &address).map_err(Error::os(format!(
+            "set the address {}/{PREFIX_LEN} of the interface {}",
+            self.guest,
+            device.name()
+        )))?;
+        let route = Route {
+            destination: in6(Ipv6Addr::UNSPECIFIED),
+            source: in6(Ipv6Addr::UNSPECIFIED),
+            gateway: in6(self.gateway),
+            kind: 0,
+            destination_len: 0,
+            source_len: 0,
+            metric: METRIC,
+            info: 0,
+            flags: u32::from(libc::RTF_UP | libc::RTF_GATEWAY),
+            ifindex,
+        };
+        request(libc::SIOCADDRT, &route).map_err(Error::os(format!(
+            "add the IPv6 default route by {}",
+            self.gateway
+        )))
+    }
+}
+
+/// Has a device, which is down, use IPv6 with what it is told and nothing else.
+pub(super) fn begin(device: &Device) -> Result<()> {
+    if !device.has_ipv6() {
+        return Err(Error::os("use IPv6 (--ipv6)")(
+            io::Error::from_raw_os_error(libc::EAFNOSUPPORT),
+        ));
+    }
+    for key in ["accept_ra", "autoconf", "accept_dad", "dad_transmits"] {
+        device.write_sysctl("ipv6", key, false)?;
+    }
+    device.write_sysctl("ipv6", "disable_ipv6", false)
+}
+
+fn request<T>(code: libc::c_ulong, argument: &T) -> io::Result<()> {
+    // SAFETY: plain arguments.
+    let fd = unsafe { libc::socket(libc::AF_INET6, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0) };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the kernel just gave us this descriptor.
+    let socket = unsafe { File::from_raw_fd(fd) };
+    // SAFETY: the request with its struct, which the kernel reads.
+    let rc = unsafe { libc::ioctl(socket.as_raw_fd(), code as libc::Ioctl, argument) };
+    match rc {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+fn in6(address: Ipv6Addr) -> libc::in6_addr {
+    libc::in6_addr {
+        s6_addr: address.octets(),
+    }
+}
