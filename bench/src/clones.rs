@@ -36,6 +36,17 @@ const FIRST_P99: &str = "clone first instruction p99";
 const ANSWER_P50: &str = "clone first answer p50";
 const ANSWER_P99: &str = "clone first answer p99";
 const MEMORY: &str = "clone memory";
+/// Parts of the time to the first instruction, medians: those of the report's `stages`, and what passed
+/// before the command's own first instruction.
+const EXEC: &str = "clone stage: exec, flags, looking for the daemon";
+const STAGES: [(&str, &str); 6] = [
+    ("clone stage: files opened, TAP made", "opened_us"),
+    ("clone stage: VMM's process started", "started_us"),
+    ("clone stage: VMM confined", "confined_us"),
+    ("clone stage: machine made", "made_us"),
+    ("clone stage: VMM from its start to ready", "ready_us"),
+    ("clone stage: served by the daemon, meanwhile", "served_us"),
+];
 const AT_ONCE_EACH: &str = "clones at once, 8: each";
 const MEASURED: Measured = (
     CLONE,
@@ -46,6 +57,13 @@ const MEASURED: Measured = (
         Unit::Milliseconds.of(ANSWER_P99),
         Unit::Mebibytes.of(MEMORY),
         Unit::Milliseconds.of(AT_ONCE_EACH),
+        Unit::Milliseconds.of(EXEC),
+        Unit::Milliseconds.of(STAGES[0].0),
+        Unit::Milliseconds.of(STAGES[1].0),
+        Unit::Milliseconds.of(STAGES[2].0),
+        Unit::Milliseconds.of(STAGES[3].0),
+        Unit::Milliseconds.of(STAGES[4].0),
+        Unit::Milliseconds.of(STAGES[5].0),
     ],
 );
 
@@ -98,13 +116,18 @@ fn one_round(quick: bool) -> Result<Sample> {
 
     let restore = dir.display().to_string();
     let clone = |name: &str| start(&["--restore", &restore, "--name", name]);
-    let (mut firsts, mut answers) = (Vec::new(), Vec::new());
+    let (mut firsts, mut answers, mut execs) = (Vec::new(), Vec::new(), Vec::new());
+    let mut stages = STAGES.map(|_| Vec::new());
     for number in 0..if quick { FEW_CLONES } else { CLONES } {
         let mut vm = clone(&format!("one{number}"))?;
         vm.await_line("\"dns\"", WAIT)?;
         let times = Times::of(vm)?;
         firsts.push(times.first_ms);
         answers.push(times.answer_ms);
+        execs.push(times.exec_ms);
+        for (all, took_ms) in stages.iter_mut().zip(times.stages_ms) {
+            all.push(took_ms);
+        }
     }
     let names: Vec<String> = (0..AT_ONCE).map(|number| format!("all{number}")).collect();
     let mut all = Vec::new();
@@ -119,15 +142,19 @@ fn one_round(quick: bool) -> Result<Sample> {
     for vm in all {
         slowest = slowest.max(Times::of(vm)?.first_ms);
     }
-    Ok(Sample::of(&[
+    let medians = STAGES.iter().zip(&stages);
+    let medians = medians.map(|((name, _), all)| (*name, percentile(all, 50.0)));
+    let mut measured = vec![
         (FIRST_P50, percentile(&firsts, 50.0)),
         (FIRST_P99, percentile(&firsts, 99.0)),
         (ANSWER_P50, percentile(&answers, 50.0)),
         (ANSWER_P99, percentile(&answers, 99.0)),
         (MEMORY, memory / AT_ONCE as f64),
         (AT_ONCE_EACH, slowest / AT_ONCE as f64),
-    ])
-    .with("clones", firsts.len() as f64))
+        (EXEC, percentile(&execs, 50.0)),
+    ];
+    measured.extend(medians);
+    Ok(Sample::of(&measured).with("clones", firsts.len() as f64))
 }
 
 /// Has the machine saved.
@@ -144,6 +171,8 @@ fn save(world: &World, vm: &MicroVm, dir: &Path) -> Result<()> {
 struct Times {
     first_ms: f64,
     answer_ms: f64,
+    exec_ms: f64,
+    stages_ms: [f64; STAGES.len()],
 }
 
 impl Times {
@@ -163,9 +192,14 @@ impl Times {
         let first_line = first_line.context("its report has no first_line_us")? / 1e3;
         let first_ms = waited - first_line;
         ensure!(first_ms > 0.0, "its first line came before it ran");
+        let of = |value: &serde_json::Value| Some(value.as_f64()? / 1e3);
+        let prepared_ms = of(&end.report["prepared_us"]).context("it has no prepared_us")?;
+        let stage = |(_, key): (&str, &str)| of(&end.report["stages"][key]).unwrap_or(f64::NAN);
         Ok(Self {
             first_ms,
             answer_ms: first_ms + answered - waited,
+            exec_ms: first_ms - prepared_ms,
+            stages_ms: STAGES.map(stage),
         })
     }
 }

@@ -57,10 +57,10 @@ pub use self::{
     userspace::{
         ExecConfig, Inside, SocketConfig, attach_socket, exec, run_inside, run_userspace_vm,
     },
-    vm::{EXIT_USAGE, check_machines_dir, exit_status, machines_dir},
+    vm::{EXIT_USAGE, MachineRecord, check_machines_dir, exit_status, machines_dir},
 };
 
-use std::path::Path;
+use std::{io, path::Path};
 
 use slipgate_control::{Paths, paths::netns_inode};
 
@@ -72,10 +72,20 @@ pub const DAEMON_SOCKET: &str = "daemon.sock";
 /// and gives none: the files of memory of this user's `slipgate exec` and `attach --socket`.
 ///
 /// # Errors
-/// It can't be found out which network namespace this is.
+/// It can't be found out which network namespace this is, or another user can write to the files of
+/// memory.
 pub fn paths(pin_dir: &Path) -> slipgate_control::Result<Paths> {
     match userspace::memory_base(pin_dir) {
-        Some(base) => Paths::in_memory(&base),
+        Some(base) => {
+            let paths = Paths::in_memory(&base)?;
+            match host::check_private(&paths.run_dir) {
+                Err(answer) if answer.kind() != io::ErrorKind::NotFound => {
+                    let what = "use the tables".to_owned();
+                    Err(slipgate_control::Error::Os { what, answer })
+                }
+                _ => Ok(paths),
+            }
+        }
         None => Paths::with_pin_dir(pin_dir.join(netns_inode()?.to_string())),
     }
 }

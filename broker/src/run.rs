@@ -119,7 +119,7 @@ pub fn run_vm<N: Serialize>(
     let mut report = report
         .map(|path| ReportFile::open(path, &read))
         .transpose()?;
-    let started = start(&mut config, daemon, images, inputs, log);
+    let started = start(&mut config, daemon, images, inputs, log, began);
     let mut running = match started {
         Ok(running) => running,
         Err(e) => {
@@ -133,6 +133,7 @@ pub fn run_vm<N: Serialize>(
     let (name, tap) = (vm.name.clone(), vm.tap.clone());
     tracing::info!("{name} on {tap}, by {}", running.by());
     let prepared = began.elapsed();
+    let stages = running.vm().as_ref().map(|vm| vm.stages);
     let served = match running.boot() {
         Ok(()) => running.serve(&signals),
         // It died while the TAP was being served: what was made is taken down all the same.
@@ -154,6 +155,7 @@ pub fn run_vm<N: Serialize>(
             machine: &config.machine,
             exit_code,
             prepared_us: Some(micros(prepared)),
+            stages,
             first_line_us: vmm.as_ref().and_then(|end| end.first_line_us),
             ran_us: vmm.as_ref().map(|end| end.ran_us),
             vmm: vmm.map(|end| end.counters),
@@ -172,17 +174,27 @@ fn start(
     images: Images,
     inputs: Inputs,
     log: &str,
+    began: Instant,
 ) -> anyhow::Result<Running> {
-    let mut vm = Vm::prepare(config, images, None, log, &inputs.users)?;
+    let mut vm = Vm::prepare(config, images, None, log, &inputs.users, began)?;
     if let Some(daemon) = daemon {
         let joined = join(config, daemon, vm);
         return joined.inspect_err(|_| await_tap_end(&config.machine.tap));
     }
+    if let Err(e) = vm.await_made(&config.machine) {
+        drop(vm);
+        await_tap_end(&config.machine.tap);
+        return Err(e);
+    }
     warn_of_host();
+    let made = Instant::now();
     let served = match attach_to(config.nat.clone(), inputs) {
-        Ok(attached) => {
-            Broker::start(attached, log, Some(vm)).map(|broker| Running::Own(Box::new(broker)))
-        }
+        Ok(attached) => Broker::start(attached, log, Some(vm)).map(|mut broker| {
+            if let Some(vm) = &mut broker.vm {
+                vm.stages.served_us = micros(made.elapsed());
+            }
+            Running::Own(Box::new(broker))
+        }),
         Err(e) => {
             let e = vm.blame(e);
             drop(vm);
@@ -192,15 +204,28 @@ fn start(
     served.inspect_err(|_| await_tap_end(&config.machine.tap))
 }
 
-/// Has a daemon serve the machine's TAP.
+/// Has a daemon serve the machine's TAP, once the machine is made. One that is restored is made
+/// meanwhile: what it is made of is known to make a machine.
 fn join(config: &RunConfig, daemon: Daemon, mut vm: Vm) -> anyhow::Result<Running> {
-    let made = &config.nat.vms[0];
+    let is_restored = config.machine.restore.is_some();
+    if !is_restored {
+        vm.await_made(&config.machine)?;
+    }
+    let named = &config.nat.vms[0];
     let definition = VmDefinition {
-        name: made.name.clone(),
-        tap: made.tap.clone(),
+        name: named.name.clone(),
+        tap: named.tap.clone(),
         ..daemon.vm
     };
-    match JoinedVm::join(&daemon.socket, definition, daemon.uplink) {
+    let asked = Instant::now();
+    let joined = JoinedVm::join(&daemon.socket, definition, daemon.uplink);
+    vm.stages.served_us = micros(asked.elapsed());
+    if is_restored && let Err(e) = vm.await_made(&config.machine) {
+        // The daemon removes it as well when it notices that nobody is there.
+        let _ = joined.and_then(JoinedVm::leave);
+        return Err(e);
+    }
+    match joined {
         Ok(joined) => {
             privileges::limit_broker(false).context("giving up what is not needed")?;
             let machine = JoinedMachine::new(vm, joined);

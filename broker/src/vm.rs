@@ -9,6 +9,7 @@ mod vmm_process;
 use std::{
     fs::File,
     os::fd::{AsFd as _, BorrowedFd, OwnedFd},
+    time::Instant,
 };
 
 use anyhow::Context as _;
@@ -16,23 +17,24 @@ use nix::poll::{PollFd, PollFlags};
 use slipgate_control::{Users, guest_tap::GuestTap};
 use slipgate_ipc::{
     channel::Received,
-    vmm::{FromVmm, VmmEnd},
+    vmm::{FromVmm, VmmEnd, VmmTimes},
 };
 use slipgate_policy::document::ConfigError;
 
 use self::{console::Console, disk::OpenDisk, orders::Orders, vmm_process::Handed};
 pub(crate) use self::{
     console::Typed,
-    report::{How, Report, ReportFile},
+    report::{How, Report, ReportFile, Stages},
     vmm_process::VmmProcess,
 };
 pub use self::{
-    orders::{check_machines_dir, machines_dir},
+    orders::{MachineRecord, check_machines_dir, machines_dir},
     report::{EXIT_USAGE, exit_status},
 };
 use crate::{
     config::{MachineSpec, OWN_SNAPSHOT, RunConfig, SNAPSHOT_FILES, other_writers},
     host::{ListeningSocket, kvm},
+    run::micros,
 };
 
 /// MTU of a TAP for which none is configured, L3 bytes.
@@ -44,6 +46,9 @@ pub(crate) struct Vm {
     pub(crate) vmm: VmmProcess,
     pub(crate) console: Console,
     pub(crate) orders: Orders,
+    pub(crate) stages: Stages,
+    /// When its process was started.
+    started: Instant,
     /// The socket for the guest's vsock; its file goes with it.
     _vsock: Option<ListeningSocket>,
 }
@@ -128,14 +133,16 @@ impl Images {
 }
 
 impl Vm {
-    /// Opens what the VMM is handed, the TAP last; takes in its name; makes the machine. `link`: the
-    /// network card's in the TAP's place.
+    /// Opens what the VMM is handed, the TAP last; takes in its name; has the machine made, which
+    /// [`Vm::await_made`] waits for. `link`: the network card's in the TAP's place. `began`: when the
+    /// command did.
     pub(crate) fn prepare(
         config: &mut RunConfig,
         images: Images,
         link: Option<OwnedFd>,
         log: &str,
         users: &Users,
+        began: Instant,
     ) -> anyhow::Result<Self> {
         let machine = &config.machine;
         let Images {
@@ -170,13 +177,36 @@ impl Vm {
             taps,
         };
         let mtu = config.nat.network.mtu.map_or(TAP_MTU, |mtu| mtu as u16);
+        let started = Instant::now();
         let vmm = VmmProcess::start(&config.machine, handed, mtu, log, users)?;
+        let stages = Stages {
+            opened_us: micros(started - began),
+            started_us: micros(started.elapsed()),
+            ..Stages::default()
+        };
         Ok(Vm {
             vmm,
             console,
             orders: Orders::listen(&config.nat.vms[0].name, &config.machine)?,
+            stages,
+            started,
             _vsock: vsock,
         })
+    }
+
+    /// Waits until the machine is made.
+    ///
+    /// # Errors
+    /// It can't be made; the error blames the flag whose value is at fault.
+    pub(crate) fn await_made(&mut self, machine: &MachineSpec) -> anyhow::Result<()> {
+        let VmmTimes {
+            confined_us,
+            made_us,
+        } = self.vmm.await_made(machine)?;
+        self.stages.confined_us = confined_us;
+        self.stages.made_us = made_us;
+        self.stages.ready_us = micros(self.started.elapsed());
+        Ok(())
     }
 
     /// Lets the guest run.
@@ -212,7 +242,7 @@ impl Vm {
                 Ok(Received::Message(FromVmm::Carried { id, error })) => {
                     self.orders.carried(id, error);
                 }
-                Ok(Received::Message(FromVmm::Ready | FromVmm::Failed { .. })) => {}
+                Ok(Received::Message(FromVmm::Ready(_) | FromVmm::Failed { .. })) => {}
                 Ok(Received::End) => return Some(Heard::Gone),
                 Err(e) => {
                     tracing::warn!("the VMM: {e:#}");

@@ -1,7 +1,8 @@
 //! The machines of `slipgate run` on this host, and orders to them.
 //!
-//! Each has a socket of its own ([`slipgate_broker::machines_dir`]). All are asked at once, and one
-//! that does not answer delays nobody.
+//! Each has a socket of its own, and a record of its name beside it ([`slipgate_broker::machines_dir`]).
+//! So an order goes to the machine of its name, and one that is stopped delays no order to another. All
+//! that are asked are asked at once.
 use std::{
     io,
     os::fd::BorrowedFd,
@@ -12,7 +13,7 @@ use std::{
 };
 
 use anyhow::{Context as _, bail};
-use slipgate_broker::{check_machines_dir, machines_dir};
+use slipgate_broker::{MachineRecord, check_machines_dir, machines_dir};
 use slipgate_control::paths::netns_inode;
 use slipgate_ipc::client::{
     ClientAnswer, ClientError, ClientRequest, MachineOrder, MachineStatus, ask,
@@ -42,14 +43,19 @@ pub(crate) struct Machines {
 impl Machines {
     /// Asks all machines of this user.
     pub(crate) fn ask() -> anyhow::Result<Self> {
+        Self::ask_those(None)
+    }
+
+    /// Asks those machines of this user that may be called so, or have this process id.
+    fn ask_those(wanted: Option<&str>) -> anyhow::Result<Self> {
         match check_machines_dir() {
-            Ok(()) => Self::ask_in(&machines_dir(), STATUS_WITHIN),
+            Ok(()) => Self::ask_in(&machines_dir(), wanted, STATUS_WITHIN),
             Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(Self::default()),
             Err(e) => Err(e).context("looking for machines"),
         }
     }
 
-    fn ask_in(dir: &Path, within: Duration) -> anyhow::Result<Self> {
+    fn ask_in(dir: &Path, wanted: Option<&str>, within: Duration) -> anyhow::Result<Self> {
         let entries = match dir.read_dir() {
             Ok(entries) => entries,
             Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Self::default()),
@@ -60,6 +66,7 @@ impl Machines {
         };
         let sockets = entries.flatten().map(|entry| entry.path());
         let sockets = sockets.filter(|path| path.extension().is_some_and(|e| e == "sock"));
+        let sockets = sockets.filter(|path| wanted.is_none_or(|wanted| may_be(path, wanted)));
         let (sender, answers) = mpsc::channel();
         let mut waiting: Vec<PathBuf> = Vec::new();
         for socket in sockets {
@@ -132,6 +139,12 @@ impl Machines {
     }
 }
 
+/// Whether a machine may be the one of this name or process id, by what is written beside its socket.
+fn may_be(socket: &Path, wanted: &str) -> bool {
+    let record = MachineRecord::of_socket(socket);
+    pid_of(socket) == wanted || record.is_none_or(|record| record.name == wanted)
+}
+
 fn pid_of(socket: &Path) -> String {
     let stem = socket.file_stem().unwrap_or_default();
     stem.to_string_lossy().into_owned()
@@ -140,9 +153,16 @@ fn pid_of(socket: &Path) -> String {
 /// Returns the machine of this name or process id; `None`: there is none.
 ///
 /// # Errors
-/// Several have this name, or the sockets can't be looked for.
+/// Several have this name, those that have it do not answer, or the sockets can't be looked for.
 pub(crate) fn find(wanted: &str) -> anyhow::Result<Option<Found>> {
-    Machines::ask()?.of(wanted)
+    let machines = Machines::ask_those(Some(wanted))?;
+    let silent = machines.silent.join(", ");
+    match machines.of(wanted)? {
+        None if !silent.is_empty() => {
+            bail!("no machine {wanted:?} answers; those that do not answer have the ids {silent}")
+        }
+        found => Ok(found),
+    }
 }
 
 /// As [`find`], where there has to be one.
@@ -150,14 +170,15 @@ pub(crate) fn find(wanted: &str) -> anyhow::Result<Option<Found>> {
 /// # Errors
 /// There is none, or as [`find`].
 pub(crate) fn existing(wanted: &str) -> anyhow::Result<Found> {
+    if let Some(found) = find(wanted)? {
+        return Ok(found);
+    }
     let machines = Machines::ask()?;
     let names = machines.found.iter().map(|found| found.status.name.clone());
-    let (names, silent): (Vec<_>, _) = (names.collect(), machines.silent.join(", "));
+    let names: Vec<_> = names.collect();
     match machines.of(wanted)? {
+        // It was just made.
         Some(found) => Ok(found),
-        None if !silent.is_empty() => {
-            bail!("no machine {wanted:?} answers; those that do not answer have the ids {silent}")
-        }
         None if names.is_empty() => bail!("no `slipgate run` runs on this host for this user"),
         None => bail!(
             "no `slipgate run` has a machine {wanted:?}; there is {}",
@@ -167,6 +188,11 @@ pub(crate) fn existing(wanted: &str) -> anyhow::Result<Found> {
 }
 
 impl Found {
+    /// Whether it is in this network namespace.
+    pub(crate) fn is_here(&self) -> bool {
+        netns_inode().is_ok_and(|here| here == self.status.netns)
+    }
+
     /// Gives the machine an order. Returns the answer once it is carried out.
     ///
     /// # Errors

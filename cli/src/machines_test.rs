@@ -48,7 +48,7 @@ fn all_are_asked_and_one_that_hangs_delays_nobody() {
         .collect();
     let began = Instant::now();
     let within = Duration::from_millis(500);
-    let machines = Machines::ask_in(dir.path(), within).unwrap();
+    let machines = Machines::ask_in(dir.path(), None, within).unwrap();
     assert!(began.elapsed() < within * 4);
     let names: Vec<_> = machines.found.iter().map(|f| &*f.status.name).collect();
     assert_eq!(
@@ -57,8 +57,40 @@ fn all_are_asked_and_one_that_hangs_delays_nobody() {
     );
     served.into_iter().for_each(|thread| thread.join().unwrap());
 
-    let nowhere = Machines::ask_in(&dir.path().join("no"), within).unwrap();
+    let nowhere = Machines::ask_in(&dir.path().join("no"), None, within).unwrap();
     assert!(nowhere.found.is_empty() && nowhere.silent.is_empty());
+}
+
+/// A process that is stopped is asked only for itself.
+#[test]
+fn only_those_of_the_name_or_the_id_are_asked() {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = |pid: u32| dir.path().join(format!("{pid}.sock"));
+    let record = |pid, name: &str| {
+        let record = MachineRecord {
+            name: name.to_owned(),
+            netns: 0,
+        };
+        let text = serde_json::to_vec(&record).unwrap();
+        std::fs::write(socket(pid).with_extension("json"), text).unwrap();
+    };
+    let _hangs = UnixListener::bind(socket(7)).unwrap();
+    record(7, "stopped");
+    record(11, "a");
+    let served = serve(dir.path(), status("a", 11, 0));
+    // Longer than the test may take.
+    let within = Duration::from_secs(600);
+    let machines = Machines::ask_in(dir.path(), Some("a"), within).unwrap();
+    assert_eq!((machines.found.len(), machines.silent.len()), (1, 0));
+    served.join().unwrap();
+    for wanted in ["stopped", "7"] {
+        let machines = Machines::ask_in(dir.path(), Some(wanted), Duration::from_millis(50));
+        assert_eq!(machines.unwrap().silent, ["7"], "{wanted}");
+    }
+    assert!(
+        may_be(&socket(99), "anything"),
+        "of which nothing is written"
+    );
 }
 
 #[test]

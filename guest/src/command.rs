@@ -7,8 +7,10 @@
 //! crr HOST:PORT N [xM] [close|get|echo]
 //!                                    N connections, M at once, over all CPUs: open, exchange, close
 //! rr HOST:PORT N [xM]                N times 64 bytes to an echo server and back, on M connections
-//! stream HOST:PORT BYTES up|down [raw] [xM]
-//!                                    a stream of predictable bytes, checked; raw: zeroes, unchecked
+//! stream HOST:PORT BYTES up|down|mixed [raw] [xM]
+//!                                    a stream of predictable bytes, checked; raw: zeroes, unchecked;
+//!                                    mixed: on M connections at once, a third each up, down, and idle
+//!                                    until the others have ended
 //! flood HOST:PORT N [SIZE] [xM]      N UDP frames of SIZE bytes, Ethernet header included (64)
 //! serve PORT [PORT…] TIME            for this time, echo data on these ports, TCP and UDP
 //! wait TIME                          no traffic of its own; frames are still answered
@@ -51,7 +53,7 @@ const USAGES: &[&str] = &[
     "ping HOST N",
     "crr HOST:PORT N [xM] [close|get|echo]",
     "rr HOST:PORT N [xM]",
-    "stream HOST:PORT BYTES up|down [raw] [xM]",
+    "stream HOST:PORT BYTES up|down|mixed [raw] [xM]",
     "flood HOST:PORT N [SIZE] [xM]",
     "serve PORT [PORT…] TIME, as serve 7 5s",
     "wait TIME, as wait 60ms",
@@ -257,6 +259,8 @@ pub enum Direction {
     Up,
     /// From the server to the guest.
     Down,
+    /// A third of the connections each way, and a third idle until the others have ended.
+    Mixed,
 }
 
 impl Direction {
@@ -265,6 +269,7 @@ impl Direction {
         match self {
             Direction::Up => "up",
             Direction::Down => "down",
+            Direction::Mixed => "mixed",
         }
     }
 }

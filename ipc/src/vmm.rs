@@ -25,6 +25,12 @@ pub enum ToVmm<F = OwnedFd> {
         /// The order.
         order: VmmOrder<F>,
     },
+    /// Nobody waits for the snapshot of this number any more: it is not finished, and the guest goes
+    /// on. The order is answered all the same. Other orders, and those that are done, are not changed.
+    Cancel {
+        /// Number of the order.
+        id: u64,
+    },
     /// Stop the guest and send [`FromVmm::Ended`]. It does not wait for an order under way.
     Stop,
 }
@@ -101,7 +107,7 @@ pub struct VmmDisk<F = OwnedFd> {
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub enum FromVmm {
     /// The VMM is confined and the machine created; it waits for [`ToVmm::Go`].
-    Ready,
+    Ready(VmmTimes),
     /// The machine can't be created. The last message.
     Failed {
         /// Flag whose value is at fault, if one is.
@@ -125,6 +131,15 @@ pub enum FromVmm {
     },
     /// The guest no longer runs. The last message.
     Ended(Box<VmmEnd>),
+}
+
+/// What the making of a machine took.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
+pub struct VmmTimes {
+    /// From the process's first instruction of its own until it was confined, µs.
+    pub confined_us: u64,
+    /// From there until the machine was made and all its threads confined, µs.
+    pub made_us: u64,
 }
 
 /// Outcome of a guest.
@@ -163,7 +178,7 @@ pub enum GuestEnd {
 }
 
 maps_descriptors!(enum ToVmm {
-    Start(start: boxed), Go, Counters { id }, Order { id, order: nested }, Stop,
+    Start(start: boxed), Go, Counters { id }, Order { id, order: nested }, Cancel { id }, Stop,
 });
 maps_descriptors!(enum VmmOrder { Pause, Resume, Snapshot(files: nested) });
 maps_descriptors!(

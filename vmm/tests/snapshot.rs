@@ -3,7 +3,7 @@ use std::{
     fs::{self, File},
     io::{PipeReader, PipeWriter, Read, Write, pipe},
     path::Path,
-    sync::Arc,
+    sync::{Arc, atomic::AtomicBool},
     thread::{self, JoinHandle},
     time::{Duration, Instant},
 };
@@ -173,7 +173,9 @@ fn machines_go_on_from_a_snapshot_each_on_its_own() {
     let mut vm = Running::start(booting(&echo()), 2).unwrap();
     assert_eq!(vm.ask(b'a'), [0, b'1']);
     assert_eq!(vm.ask(b'b'), [b'a', b'2']);
-    vm.control.snapshot(&new_files(folder.path())).unwrap();
+    vm.control
+        .snapshot(&new_files(folder.path()), &AtomicBool::new(false))
+        .unwrap();
     // The original goes on.
     assert_eq!(vm.ask(b'c'), [b'b', b'3']);
     vm.end();
@@ -192,7 +194,7 @@ fn machines_go_on_from_a_snapshot_each_on_its_own() {
     clones[0].control.pause().unwrap();
     clones[0]
         .control
-        .snapshot(&new_files(again.path()))
+        .snapshot(&new_files(again.path()), &AtomicBool::new(false))
         .unwrap();
     drop(clones);
     let mut grandchild = Running::start(saved(again.path()), 2).unwrap();
@@ -205,7 +207,9 @@ fn what_does_not_fit_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let mut vm = Running::start(booting(&echo()), 1).unwrap();
     vm.ask(b'a');
-    vm.control.snapshot(&new_files(folder.path())).unwrap();
+    vm.control
+        .snapshot(&new_files(folder.path()), &AtomicBool::new(false))
+        .unwrap();
     drop(vm);
     let refused = |origin, cpus| match Running::start(origin, cpus) {
         Ok(_) => panic!("it was restored"),
@@ -242,8 +246,27 @@ fn files_that_can_not_be_written_leave_the_machine_running() {
         state: read_only(),
         memory: read_only(),
     };
-    let refused = vm.control.snapshot(&files).unwrap_err();
+    let refused = vm
+        .control
+        .snapshot(&files, &AtomicBool::new(false))
+        .unwrap_err();
     assert!(matches!(refused, SnapshotError::File { .. }), "{refused}");
+    assert_eq!(vm.ask(b'b'), [b'a', b'2']);
+}
+
+#[test]
+fn a_snapshot_that_nobody_wants_is_not_written() {
+    require_kvm!();
+    let folder = tempfile::tempdir().unwrap();
+    let mut vm = Running::start(booting(&echo()), 1).unwrap();
+    vm.ask(b'a');
+    let files = new_files(folder.path());
+    let refused = vm.control.snapshot(&files, &AtomicBool::new(true));
+    assert!(
+        matches!(refused, Err(SnapshotError::Cancelled)),
+        "{refused:?}"
+    );
+    assert_eq!(files.memory.metadata().unwrap().len(), 0);
     assert_eq!(vm.ask(b'b'), [b'a', b'2']);
 }
 

@@ -29,7 +29,7 @@ use crate::{
     process::MESSAGES_AT_ONCE,
     run::{micros, stop_vm},
     serve::End,
-    vm::{How, Images, Report, ReportFile, Typed, Vm},
+    vm::{How, Images, Report, ReportFile, Stages, Typed, Vm},
 };
 
 /// Bytes that may wait in each direction between VMM and engine; the kernel gives what the host allows.
@@ -43,6 +43,7 @@ struct Machine<F, N> {
     /// When this process began, and how long it took from there until the guest ran.
     began: Instant,
     prepared: Option<Duration>,
+    stages: Option<Stages>,
     /// Reads the VM's traffic while its tables exist.
     nat_figures: Option<F>,
     nat: Option<N>,
@@ -69,12 +70,13 @@ pub fn run_userspace_vm<N: Serialize>(
     let mut report = report
         .map(|path| ReportFile::open(path, &read))
         .transpose()?;
-    let ran = start(&mut config, &prepared, images, log).and_then(|(vm, link)| {
+    let ran = start(&mut config, &prepared, images, log, began).and_then(|(vm, link)| {
         let mut machine = Machine {
             name: config.nat.vms[0].name.clone(),
             vm: Some(vm),
             began,
             prepared: None,
+            stages: None,
             nat_figures: Some(nat_figures),
             nat: None,
             end: None,
@@ -118,6 +120,7 @@ pub fn run_userspace_vm<N: Serialize>(
             machine: &config.machine,
             exit_code,
             prepared_us: machine.prepared.map(micros),
+            stages: machine.stages,
             first_line_us: vmm.as_ref().and_then(|end| end.first_line_us),
             ran_us: vmm.as_ref().map(|end| end.ran_us),
             vmm: vmm.map(|end| end.counters),
@@ -134,6 +137,7 @@ fn start(
     prepared: &Prepared,
     images: Images,
     log: &str,
+    began: Instant,
 ) -> anyhow::Result<(Vm, OwnedFd)> {
     let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
     let pair = socketpair(AddressFamily::Unix, SockType::SeqPacket, None, flags);
@@ -142,7 +146,8 @@ fn start(
         setsockopt(socket, sockopt::SndBuf, &BETWEEN)
             .context("setting the buffers between VMM and engine")?;
     }
-    let vm = Vm::prepare(config, images, Some(theirs), log, &prepared.users)?;
+    let mut vm = Vm::prepare(config, images, Some(theirs), log, &prepared.users, began)?;
+    vm.await_made(&config.machine)?;
     Ok((vm, ours))
 }
 
@@ -212,6 +217,7 @@ impl<N, F: FnOnce(&Path, &str) -> Option<N>> Guest for Machine<F, N> {
         };
         tracing::info!("{}, by the user-mode engine", self.name);
         self.prepared = Some(self.began.elapsed());
+        self.stages = Some(vm.stages);
         if vm.go().is_err() {
             self.end = Some(Ok(End::VmmGone));
         }

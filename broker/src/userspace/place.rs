@@ -1,6 +1,9 @@
 //! The VM's place in the maps, which are files of memory of this user's.
 use std::{
+    fs::DirBuilder,
+    io,
     ops::Range,
+    os::unix::fs::DirBuilderExt as _,
     path::{Path, PathBuf},
 };
 
@@ -16,7 +19,7 @@ use slipgate_policy::PolicySet;
 
 use crate::{
     config::{Config, VmConfig},
-    host::{MEMORY_OF_ROOT, user_mode_dir},
+    host::{MEMORY_OF_ROOT, check_private, user_mode_dir},
     kernel_state::{GATEWAY_MAC, MOST_CREDITS, Writer, forwards_described, ipv6_in_row, numbered},
 };
 
@@ -60,6 +63,8 @@ impl Place {
     ) -> anyhow::Result<Self> {
         let base = memory_base(&nat.pin_dir).unwrap_or_else(user_mode_dir);
         let paths = Paths::in_memory(&base)?;
+        make_private(&paths.run_dir)
+            .with_context(|| format!("making a directory for tables, {}", base.display()))?;
         let (memory, owner) = InMemory::open(paths, nat.sizes())
             .with_context(|| format!("making the tables in {}", base.display()))?;
         let policy = match &vm.policy {
@@ -119,6 +124,13 @@ impl Place {
     }
 }
 
+/// Makes the directory of the tables, if it is not there, for this user alone.
+fn make_private(dir: &Path) -> io::Result<()> {
+    let mut made = DirBuilder::new();
+    made.recursive(true).mode(0o700).create(dir)?;
+    check_private(dir)
+}
+
 fn fill(
     memory: &InMemory,
     owner: &Owner,
@@ -135,3 +147,7 @@ fn fill(
     let (policies, forwards) = numbered(writer, policies, forwards_described(nat))?;
     Ok((vm::open(&memory.maps, owner, row)?, policies, forwards))
 }
+
+#[cfg(test)]
+#[path = "place_test.rs"]
+mod tests;

@@ -6,10 +6,7 @@
 use std::{
     collections::BTreeMap,
     fs, io,
-    os::{
-        fd::BorrowedFd,
-        unix::fs::{DirBuilderExt as _, MetadataExt as _},
-    },
+    os::{fd::BorrowedFd, unix::fs::DirBuilderExt as _},
     path::{Path, PathBuf},
     process,
     time::Instant,
@@ -17,6 +14,7 @@ use std::{
 
 use anyhow::Context as _;
 use nix::unistd::geteuid;
+use serde::{Deserialize, Serialize};
 use slipgate_control::paths::netns_inode;
 use slipgate_ipc::{
     client::{
@@ -29,11 +27,14 @@ use slipgate_ipc::{
 use super::VmmProcess;
 use crate::{
     config::{MachineSpec, SavedMachine},
-    host::user_mode_dir,
+    host::{check_private, user_mode_dir},
 };
 
 /// Directory of the sockets of root's machines.
 const MACHINES_OF_ROOT: &str = "/run/slipgate/machines";
+/// Endings of the files of a machine: its socket, and its record.
+const SOCKET: &str = "sock";
+const RECORD: &str = "json";
 /// Tries to make the socket.
 const TRIES: u32 = 10;
 /// Most orders that wait for the VMM.
@@ -53,47 +54,58 @@ pub fn machines_dir() -> PathBuf {
 /// # Errors
 /// It, or the directory that it is in, is not this user's, or others can get into it; it is not there.
 pub fn check_machines_dir() -> io::Result<()> {
-    check(&machines_dir())
-}
-
-/// Bits of a mode: others can write; others can do anything.
-const WRITABLE: u32 = 0o022;
-const ACCESSIBLE: u32 = 0o077;
-
-fn check(dir: &Path) -> io::Result<()> {
-    let above = dir.parent().map(|above| (above, WRITABLE));
-    for (path, forbidden) in above.into_iter().chain([(dir, ACCESSIBLE)]) {
-        // Not where a link leads: its owner would choose.
-        let found = path.symlink_metadata()?;
-        let problem = if !found.is_dir() {
-            "is no directory".to_owned()
-        } else if found.uid() != geteuid().as_raw() {
-            format!("belongs to the user {}", found.uid())
-        } else if found.mode() & forbidden != 0 {
-            format!("is open to others (mode {:04o})", found.mode() & 0o7777)
-        } else {
-            continue;
-        };
-        let path = path.display();
-        return Err(io::Error::other(format!(
-            "{path} {problem}, and holds the sockets of this user's machines: remove it, or set \
-             XDG_RUNTIME_DIR to a directory of your own"
-        )));
-    }
-    Ok(())
+    check_private(&machines_dir())
 }
 
 /// The socket, and orders that the VMM has not carried out yet.
 #[derive(Debug)]
 pub(crate) struct Orders {
-    // Dropped in this order: the socket's file goes, then the directory.
+    // Dropped in this order: the socket's file goes, then what names the machine, then the directory.
     control: ControlServer,
+    _record: Record,
     _directory: Directory,
     status: MachineStatus,
     saved: serde_json::Value,
     began: Option<Instant>,
     last: u64,
     waiting: BTreeMap<u64, Waiting>,
+}
+
+/// What is written of a machine beside its socket, so that nobody has to ask all machines for the one of
+/// a name: a process that is stopped would not answer.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct MachineRecord {
+    /// Name of its VM.
+    pub name: String,
+    /// Inode number of its network namespace.
+    pub netns: u64,
+}
+
+impl MachineRecord {
+    /// Reads the record that belongs to a socket; `None`: there is none.
+    pub fn of_socket(socket: &Path) -> Option<Self> {
+        let text = fs::read(socket.with_extension(RECORD)).ok()?;
+        serde_json::from_slice(&text).ok()
+    }
+}
+
+/// The file of a record, which goes with it.
+#[derive(Debug)]
+struct Record(PathBuf);
+
+impl Record {
+    fn write(socket: &Path, record: &MachineRecord) -> io::Result<Self> {
+        let path = socket.with_extension(RECORD);
+        fs::write(&path, serde_json::to_vec(record)?)?;
+        Ok(Self(path))
+    }
+}
+
+impl Drop for Record {
+    fn drop(&mut self) {
+        // The next machine removes what stays.
+        let _ = fs::remove_file(&self.0);
+    }
 }
 
 /// The directory of the sockets, which goes with the last of them.
@@ -111,6 +123,8 @@ impl Drop for Directory {
 struct Waiting {
     client: ClientId,
     kind: Kind,
+    /// Whether the VMM was told that the client has gone.
+    cancelled: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -129,16 +143,23 @@ impl Orders {
         let dir = machines_dir();
         let pid = process::id();
         let socket = dir.join(format!("{pid}.sock"));
-        let bound = (0..TRIES).find_map(|last| match bind(&dir, &socket) {
+        let netns = netns_inode().unwrap_or(0);
+        let record = MachineRecord {
+            name: name.to_owned(),
+            netns,
+        };
+        let bound = (0..TRIES).find_map(|last| match bind(&dir, &socket, &record) {
             // Another one may have removed the directory meanwhile.
             Err(e) if e.kind() == io::ErrorKind::NotFound && last + 1 < TRIES => None,
             bound => Some(bound),
         });
         let bound = bound.unwrap_or_else(|| Err(io::ErrorKind::NotFound.into()));
-        let control = bound.with_context(|| format!("listening at {}", socket.display()))?;
+        let (control, record) =
+            bound.with_context(|| format!("listening at {}", socket.display()))?;
         let saved = serde_json::to_value(SavedMachine::of(machine));
         Ok(Self {
             control: control.of_its_owner(),
+            _record: record,
             _directory: Directory(dir),
             status: MachineStatus {
                 name: name.to_owned(),
@@ -147,7 +168,7 @@ impl Orders {
                 cpus: machine.cpus,
                 memory_mib: machine.memory_mib,
                 tap: (!machine.tap.is_empty()).then(|| machine.tap.clone()),
-                netns: netns_inode().unwrap_or(0),
+                netns,
                 runs_s: 0,
             },
             saved: saved.context("describing the machine")?,
@@ -176,8 +197,22 @@ impl Orders {
     /// Answers clients and passes their orders on. Returns whether one has asked for the end.
     pub(crate) fn serve(&mut self, vmm: &VmmProcess) -> bool {
         // A client may have sent the next request already.
-        (0..MOST_WAITING)
-            .any(|round| (round == 0 || self.control.has_waiting()) && self.serve_once(vmm))
+        let ends = (0..MOST_WAITING)
+            .any(|round| (round == 0 || self.control.has_waiting()) && self.serve_once(vmm));
+        self.cancel_what_nobody_wants(vmm);
+        ends
+    }
+
+    /// Ends the writing of snapshots whose clients have gone: the guest would be paused for nothing.
+    fn cancel_what_nobody_wants(&mut self, vmm: &VmmProcess) {
+        for (id, waiting) in &mut self.waiting {
+            let is_unwanted = waiting.kind == Kind::Snapshot
+                && !waiting.cancelled
+                && !self.control.is_connected(waiting.client);
+            if is_unwanted {
+                waiting.cancelled = vmm.cancel(*id);
+            }
+        }
     }
 
     fn serve_once(&mut self, vmm: &VmmProcess) -> bool {
@@ -207,7 +242,12 @@ impl Orders {
             self.last += 1;
             let is_sent = self.waiting.len() < MOST_WAITING && vmm.order(self.last, order);
             if is_sent {
-                self.waiting.insert(self.last, Waiting { client, kind });
+                let waiting = Waiting {
+                    client,
+                    kind,
+                    cancelled: false,
+                };
+                self.waiting.insert(self.last, waiting);
             } else {
                 let why = "orders wait for the VMM already: try again";
                 self.control.answer(client, &ClientAnswer::busy(why));
@@ -230,9 +270,13 @@ impl Orders {
 
     /// Passes the VMM's answer on.
     pub(crate) fn carried(&mut self, id: u64, error: Option<String>) {
-        let Some(Waiting { client, kind }) = self.waiting.remove(&id) else {
+        let Some(waiting) = self.waiting.remove(&id) else {
             return;
         };
+        let Waiting { client, kind, .. } = waiting;
+        if waiting.cancelled && error.is_some() {
+            tracing::info!("a snapshot was not finished: who asked for it has gone");
+        }
         let answer = match (error, kind) {
             (Some(why), _) => ClientAnswer::error(why),
             (None, Kind::Snapshot) => ClientAnswer::Saved {
@@ -251,17 +295,19 @@ impl Orders {
     }
 }
 
-fn bind(dir: &Path, socket: &Path) -> io::Result<ControlServer> {
+fn bind(dir: &Path, socket: &Path, record: &MachineRecord) -> io::Result<(ControlServer, Record)> {
     fs::DirBuilder::new()
         .recursive(true)
         .mode(0o700)
         .create(dir)?;
-    check(dir)?;
+    check_private(dir)?;
     remove_left(dir);
-    ControlServer::bind(socket, geteuid().as_raw())
+    // First: who finds the socket finds what it is.
+    let record = Record::write(socket, record)?;
+    Ok((ControlServer::bind(socket, geteuid().as_raw())?, record))
 }
 
-/// Removes the sockets of processes that were killed.
+/// Removes the files of processes that were killed.
 fn remove_left(dir: &Path) {
     for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
         let path = entry.path();
@@ -271,7 +317,10 @@ fn remove_left(dir: &Path) {
             pid.is_ok_and(|pid| !Path::new("/proc").join(pid.to_string()).exists())
         };
         let pid = path.file_stem().and_then(|stem| stem.to_str());
-        if path.extension().is_some_and(|ending| ending == "sock") && pid.is_some_and(is_gone) {
+        let is_ours = path
+            .extension()
+            .is_some_and(|ending| ending == SOCKET || ending == RECORD);
+        if is_ours && pid.is_some_and(is_gone) {
             // Another one may have removed it.
             let _ = fs::remove_file(&path);
         }

@@ -1,4 +1,4 @@
-use std::os::unix::fs::{PermissionsExt as _, chown, symlink};
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, chown, symlink};
 
 use super::*;
 
@@ -10,6 +10,7 @@ fn sockets_of_killed_processes_go_and_others_stay() {
     let names = [
         &*own,
         "4194999.sock",
+        "4194999.json",
         "notes",
         "4194999.txt",
         "nobodys.sock",
@@ -32,13 +33,23 @@ fn a_directory_that_is_not_ones_own_alone_has_no_sockets() {
     );
     let socket = dir.join("1.sock");
     let set = |path: &Path, mode| fs::set_permissions(path, fs::Permissions::from_mode(mode));
+    let record = MachineRecord {
+        name: "web".to_owned(),
+        netns: 7,
+    };
     // Made anew, it is for its user alone.
-    drop(bind(&dir, &socket).unwrap());
+    drop(bind(&dir, &socket, &record).unwrap());
     for path in [&above, &dir] {
         assert_eq!(path.metadata().unwrap().mode() & 0o7777, 0o700);
     }
+    let bound = bind(&dir, &socket, &record).unwrap();
+    assert_eq!(MachineRecord::of_socket(&socket), Some(record.clone()));
+    drop(bound);
+    assert_eq!(MachineRecord::of_socket(&socket), None);
     let refused = |part: &str| {
-        let error = bind(&dir, &socket).expect_err("refused").to_string();
+        let error = bind(&dir, &socket, &record)
+            .expect_err("refused")
+            .to_string();
         assert!(error.contains(part), "{error}");
         assert!(error.contains("XDG_RUNTIME_DIR"), "{error}");
         assert!(!socket.exists());
@@ -50,7 +61,7 @@ fn a_directory_that_is_not_ones_own_alone_has_no_sockets() {
     refused("(mode 1777)");
     // Others may look into the one above it.
     set(&above, 0o755).unwrap();
-    drop(bind(&dir, &socket).unwrap());
+    drop(bind(&dir, &socket, &record).unwrap());
     // Only root can give one away.
     if geteuid().is_root() {
         for path in [&above, &dir] {

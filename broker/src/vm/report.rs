@@ -29,6 +29,8 @@ pub(crate) struct Report<'a, N> {
     pub(crate) exit_code: u8,
     /// From the start of the command to the guest's first instruction, µs.
     pub(crate) prepared_us: Option<u64>,
+    /// What that time was spent on; none if the guest did not run.
+    pub(crate) stages: Option<Stages>,
     /// Time from there to the end of the first line on its console, µs.
     pub(crate) first_line_us: Option<u64>,
     /// Time from there to the guest's end, µs.
@@ -37,6 +39,23 @@ pub(crate) struct Report<'a, N> {
     pub(crate) vmm: Option<serde_json::Value>,
     /// Counters that `slipgate stats` shows for the VM.
     pub(crate) nat: Option<N>,
+}
+
+/// Parts of the time until the guest's first instruction, µs. Those of the VMM's process go on beside
+/// [`Stages::served_us`] where a snapshot is restored.
+#[derive(Clone, Copy, Default, Debug, Serialize)]
+pub(crate) struct Stages {
+    /// Until the VMM's process was started: flags and files read, the TAP made.
+    pub(crate) opened_us: u64,
+    /// Starting that process.
+    pub(crate) started_us: u64,
+    /// The VMM's own: confining itself, and then making the machine and its threads.
+    pub(crate) confined_us: u64,
+    pub(crate) made_us: u64,
+    /// From the start of its process until the machine was made, as seen from here.
+    pub(crate) ready_us: u64,
+    /// Until the TAP was served by the daemon, or by processes of its own.
+    pub(crate) served_us: u64,
 }
 
 /// Outcome of a run.
@@ -86,6 +105,7 @@ impl<'a, N> Report<'a, N> {
             },
             exit_code,
             prepared_us: None,
+            stages: None,
             first_line_us: None,
             ran_us: None,
             vmm: None,

@@ -13,7 +13,7 @@ use anyhow::{Context as _, bail};
 use slipgate_control::Users;
 use slipgate_ipc::{
     channel::{Channel, Received},
-    vmm::{FromVmm, ToVmm, VmmDisk, VmmEnd, VmmOrder, VmmSnapshot, VmmStart},
+    vmm::{FromVmm, ToVmm, VmmDisk, VmmEnd, VmmOrder, VmmSnapshot, VmmStart, VmmTimes},
 };
 use slipgate_policy::document::ConfigError;
 
@@ -50,8 +50,8 @@ pub(crate) struct Handed {
 }
 
 impl VmmProcess {
-    /// Starts the VMM and waits until the machine is made. Our copies of the descriptors are
-    /// closed: the TAP goes with the VMM.
+    /// Starts the VMM, which makes the machine. Our copies of the descriptors are closed: the TAP goes
+    /// with the VMM.
     pub(crate) fn start(
         spec: &MachineSpec,
         handed: Handed,
@@ -59,7 +59,7 @@ impl VmmProcess {
         log: &str,
         users: &Users,
     ) -> anyhow::Result<Self> {
-        let mut vmm = Self {
+        let vmm = Self {
             process: ChildProcess::start(Role::Vmm, users)?,
         };
         let start = VmmStart {
@@ -84,9 +84,14 @@ impl VmmProcess {
             log: log.to_owned(),
         };
         vmm.channel().send(ToVmm::Start(Box::new(start)))?;
+        Ok(vmm)
+    }
+
+    /// Waits until the machine is made. Returns what that took the VMM.
+    pub(crate) fn await_made(&mut self, spec: &MachineSpec) -> anyhow::Result<VmmTimes> {
         loop {
-            match vmm.process.next(MADE_WITHIN)? {
-                Some(FromVmm::Ready) => return Ok(vmm),
+            match self.process.next(MADE_WITHIN)? {
+                Some(FromVmm::Ready(times)) => return Ok(times),
                 Some(FromVmm::Failed { flag, why }) => {
                     let given = flag.and_then(|flag| given(spec, &flag));
                     let Some((flag, value)) = given else {
@@ -96,7 +101,7 @@ impl VmmProcess {
                     return Err(ConfigError::new(flag, value, why, remedy).into());
                 }
                 Some(FromVmm::Counters { .. } | FromVmm::Carried { .. } | FromVmm::Ended(_)) => {}
-                None => return Err(vmm.process.ended_before("the machine was made")),
+                None => return Err(self.process.ended_before("the machine was made")),
             }
         }
     }
@@ -116,6 +121,12 @@ impl VmmProcess {
     /// Passes an order on; answered by [`FromVmm::Carried`]. Returns as [`VmmProcess::ask_counters`].
     pub(crate) fn order(&self, id: u64, order: VmmOrder) -> bool {
         let sent = self.channel().try_send(ToVmm::Order { id, order });
+        sent.unwrap_or(false)
+    }
+
+    /// Says that nobody waits for an order any more. Returns as [`VmmProcess::ask_counters`].
+    pub(crate) fn cancel(&self, id: u64) -> bool {
+        let sent = self.channel().try_send(ToVmm::<OwnedFd>::Cancel { id });
         sent.unwrap_or(false)
     }
 

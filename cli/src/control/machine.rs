@@ -1,13 +1,16 @@
 //! `slipgate pause`, `snapshot` and `kill`: orders to a machine of `slipgate run`.
 //!
 //! The files of a snapshot are made here, by who asks for it, and given to the machine open for
-//! writing: neither the broker nor the VMM opens a path that a client chose.
+//! writing: neither the broker nor the VMM opens a path that a client chose. They have no names
+//! until the snapshot is whole, so a command that is killed leaves an empty directory. The machine
+//! notices that its client has gone, ends the writing, and the guest goes on.
 use std::{
+    cell::RefCell,
     fs::{self, DirBuilder, File, OpenOptions},
     io::{self, Write as _},
     os::{
-        fd::AsFd as _,
-        unix::fs::{DirBuilderExt as _, OpenOptionsExt as _},
+        fd::{AsFd as _, AsRawFd as _},
+        unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _},
     },
     path::{Path, PathBuf},
     sync::mpsc,
@@ -16,6 +19,10 @@ use std::{
 };
 
 use anyhow::{Context as _, bail};
+use nix::{
+    fcntl::{AT_FDCWD, AtFlags},
+    unistd::{geteuid, linkat},
+};
 use slipgate_broker::config::SNAPSHOT_FILES;
 use slipgate_ipc::client::{ClientAnswer, MachineOrder};
 
@@ -55,11 +62,14 @@ pub(super) fn snapshot(args: &SnapshotArgs) -> anyhow::Result<()> {
     });
     let description = loop {
         match answer.recv_timeout(LOOK_EVERY) {
-            Ok(written) => break written?,
+            Ok(written) => {
+                break written.with_context(|| format!("saving to {}", args.dir.display()))?;
+            }
             Err(mpsc::RecvTimeoutError::Disconnected) => bail!("asking the machine has failed"),
             Err(mpsc::RecvTimeoutError::Timeout) => {}
         }
         if has_signal(&signals) {
+            // The machine notices that this process is gone.
             bail!("interrupted: the snapshot is not written");
         }
     };
@@ -84,42 +94,93 @@ fn write(machine: &Found, [state, memory]: &[File; 2]) -> anyhow::Result<serde_j
     }
 }
 
+/// Whether a directory is what a killed command has left: empty, and this user's alone.
+fn is_left(path: &Path) -> bool {
+    let is_own = path.symlink_metadata().is_ok_and(|found| {
+        found.is_dir() && found.uid() == geteuid().as_raw() && found.mode() & 0o077 == 0
+    });
+    is_own && fs::read_dir(path).is_ok_and(|mut entries| entries.next().is_none())
+}
+
 /// A directory that is removed with what is in it, unless it is finished.
 struct NewFolder {
     path: PathBuf,
+    /// Files that get their names at the end.
+    unnamed: RefCell<Vec<(String, File)>>,
+    /// Whether it was not there before.
+    is_made: bool,
     is_finished: bool,
 }
 
 impl NewFolder {
     fn make(path: &Path) -> anyhow::Result<Self> {
         let made = DirBuilder::new().mode(0o700).create(path);
-        made.map_err(|e| match e.kind() {
-            io::ErrorKind::AlreadyExists => anyhow::anyhow!(
-                "{} exists: give a directory that does not, for it is made",
-                path.display()
-            ),
-            _ => anyhow::anyhow!("making {}: {e}", path.display()),
-        })?;
+        let is_made = match made {
+            Ok(()) => true,
+            Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {
+                if !is_left(path) {
+                    bail!(
+                        "{} exists: give a directory that does not, for it is made",
+                        path.display()
+                    );
+                }
+                false
+            }
+            Err(e) => bail!("making {}: {e}", path.display()),
+        };
         Ok(Self {
             path: path.to_owned(),
+            unnamed: RefCell::default(),
+            is_made,
             is_finished: false,
         })
     }
 
-    /// Makes a file in it, for writing only.
+    /// Makes a file in it, for writing only. It has a name at once only where the file system can't
+    /// give it one later.
     fn file(&self, name: &str) -> anyhow::Result<File> {
-        let path = self.path.join(name);
-        let options = OpenOptions::new()
+        let unnamed = OpenOptions::new()
             .write(true)
-            .create_new(true)
             .mode(0o600)
-            .open(&path);
-        options.with_context(|| format!("making {}", path.display()))
+            .custom_flags(libc::O_TMPFILE)
+            .open(&self.path);
+        let path = self.path.join(name);
+        let made = match unnamed {
+            Ok(file) => {
+                let copy = file.try_clone()?;
+                self.unnamed.borrow_mut().push((name.to_owned(), copy));
+                Ok(file)
+            }
+            Err(_) => OpenOptions::new()
+                .write(true)
+                .create_new(true)
+                .mode(0o600)
+                .open(&path),
+        };
+        made.with_context(|| format!("making {}", path.display()))
+    }
+
+    /// Gives the files that were made so far their names.
+    fn name(&self) -> io::Result<()> {
+        for (name, file) in self.unnamed.borrow_mut().drain(..) {
+            let own = format!("/proc/self/fd/{}", file.as_raw_fd());
+            let path = self.path.join(name);
+            linkat(
+                AT_FDCWD,
+                own.as_str(),
+                AT_FDCWD,
+                &path,
+                AtFlags::AT_SYMLINK_FOLLOW,
+            )?;
+        }
+        Ok(())
     }
 
     /// Writes the description, which makes the snapshot whole, and has all of it on the disk.
     fn finish(mut self, description: &serde_json::Value) -> anyhow::Result<()> {
         let [.., name] = SNAPSHOT_FILES;
+        self.name()
+            .with_context(|| format!("naming the files in {}", self.path.display()))?;
         let mut file = self.file(name)?;
         let mut text = serde_json::to_vec_pretty(description)?;
         text.push(b'\n');
@@ -130,6 +191,7 @@ impl NewFolder {
         let written = file
             .write_all(&text)
             .and_then(|()| file.sync_all())
+            .and_then(|()| self.name())
             .and_then(|()| File::open(&self.path)?.sync_all())
             .and_then(|()| File::open(&parent)?.sync_all());
         written.with_context(|| format!("writing {}", self.path.display()))?;
@@ -146,6 +208,9 @@ impl Drop for NewFolder {
         for name in SNAPSHOT_FILES {
             // One that was not made is not there.
             let _ = fs::remove_file(self.path.join(name));
+        }
+        if !self.is_made {
+            return;
         }
         if let Err(e) = fs::remove_dir(&self.path) {
             log::say(format_args!("removing {}: {e}", self.path.display()));

@@ -12,11 +12,11 @@ fn a_snapshot_is_made_new_for_its_user_alone() {
     let path = dir.path().join("warm");
     let folder = NewFolder::make(&path).unwrap();
     let mut state = folder.file("state").unwrap();
-    assert_eq!((mode(&path), mode(&path.join("state"))), (0o700, 0o600));
     let read = io::Read::read(&mut state, &mut [0]);
     assert_eq!(read.unwrap_err().raw_os_error(), Some(libc::EBADF));
-    assert!(folder.file("state").is_err(), "a file that is there");
     folder.finish(&serde_json::json!({ "version": 1 })).unwrap();
+    assert_eq!((mode(&path), mode(&path.join("state"))), (0o700, 0o600));
+    assert_eq!(mode(&path.join("machine.json")), 0o600);
     let text = fs::read_to_string(path.join("machine.json")).unwrap();
     assert_eq!(text, "{\n  \"version\": 1\n}\n");
     let again = NewFolder::make(&path).err().unwrap().to_string();
@@ -29,7 +29,26 @@ fn what_is_not_finished_leaves_nothing() {
     let path = dir.path().join("warm");
     let folder = NewFolder::make(&path).unwrap();
     let files = ["state", "memory"].map(|name| folder.file(name).unwrap());
+    // A command that is killed now leaves nothing that could be taken for a snapshot.
+    assert_eq!(fs::read_dir(&path).unwrap().count(), 0);
     drop(folder);
     assert!(!path.exists());
     drop(files);
+}
+
+#[test]
+fn what_a_killed_command_left_is_taken_and_nothing_else() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("warm");
+    std::mem::forget(NewFolder::make(&path).unwrap());
+    let folder = NewFolder::make(&path).unwrap();
+    drop(folder.file("state").unwrap());
+    drop(folder);
+    assert!(path.exists(), "it was there before");
+    let set = |mode| fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
+    set(0o750);
+    assert!(NewFolder::make(&path).is_err(), "others can look into it");
+    set(0o700);
+    fs::write(path.join("notes"), "").unwrap();
+    assert!(NewFolder::make(&path).is_err(), "something is in it");
 }

@@ -7,13 +7,17 @@
 //! the broker, and one carries out orders, so that a stop is heard during a snapshot.
 use std::{
     fs::File,
-    sync::{Arc, mpsc},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Release},
+        mpsc,
+    },
 };
 
 use anyhow::{Context as _, bail};
 use slipgate_ipc::{
     channel::Channel,
-    vmm::{FromVmm, GuestEnd, ToVmm, VmmDisk, VmmEnd, VmmOrder, VmmSnapshot, VmmStart},
+    vmm::{FromVmm, GuestEnd, ToVmm, VmmDisk, VmmEnd, VmmOrder, VmmSnapshot, VmmStart, VmmTimes},
 };
 use slipgate_vmm::{
     Control, Counters, Devices, Machine, MachineConfig, MachineError, Origin, Outcome, SerialIo,
@@ -49,6 +53,7 @@ fn unless_stub(image: &[u8]) -> anyhow::Result<&[u8]> {
 
 /// Runs until the guest ends or the broker sends a stop.
 pub(crate) fn run(args: &ChildArgs) -> anyhow::Result<()> {
+    let began_at_us = monotonic_us();
     let broker = nix::unistd::getppid();
     let channel = Arc::new(inherited::channel("vmm", args.fd)?);
     let Some(ToVmm::Start(start)) = channel.receive()? else {
@@ -57,6 +62,7 @@ pub(crate) fn run(args: &ChildArgs) -> anyhow::Result<()> {
     log::to_stderr(&start.log)?;
     write_from_the_background();
     sandbox::enter(broker, args.user)?;
+    let confined_at_us = monotonic_us();
     let machine = match make(*start) {
         Ok(machine) => machine,
         Err(e) => {
@@ -65,20 +71,28 @@ pub(crate) fn run(args: &ChildArgs) -> anyhow::Result<()> {
             return Ok(());
         }
     };
-    channel.send(FromVmm::Ready)?;
-    if !await_go(&channel)? {
-        return Ok(());
-    }
     let counters = machine.counters();
     let orders = carry_out(channel.clone(), machine.control())?;
-    listen(
-        channel.clone(),
-        counters.clone(),
+    // All threads are there before the broker is told, which has something to do meanwhile.
+    let (go, gone) = mpsc::sync_channel(1);
+    let listener = Listener {
+        channel: channel.clone(),
+        counters: counters.clone(),
         orders,
-        machine.stop_handle()?,
-    )?;
+        stop: machine.stop_handle()?,
+        go: Some(go),
+    };
+    listener.start()?;
     // No thread is made from here on.
     sandbox::narrow(sandbox::Thread::Main)?;
+    channel.send(FromVmm::Ready(VmmTimes {
+        confined_us: confined_at_us - began_at_us,
+        made_us: monotonic_us() - confined_at_us,
+    }))?;
+    if gone.recv().is_err() {
+        // It is to stop, or the broker has ended.
+        return Ok(());
+    }
     let began_us = monotonic_us();
     let outcome = machine.run();
     let ran_us = monotonic_us() - began_us;
@@ -169,70 +183,95 @@ fn blamed_flag(error: &anyhow::Error) -> Option<String> {
     Some(flag.to_owned())
 }
 
-/// Waits for the broker's order. Returns whether the guest is to run.
-fn await_go(channel: &Channel) -> anyhow::Result<bool> {
-    loop {
-        match channel.receive()? {
-            Some(ToVmm::Go) => return Ok(true),
-            Some(ToVmm::Stop) | None => return Ok(false),
-            Some(ToVmm::Order { id, .. }) => {
-                let error = Some("the guest does not run yet".to_owned());
-                channel.send(FromVmm::Carried { id, error })?;
+/// An order for the thread that carries them out.
+struct Ordered {
+    id: u64,
+    order: VmmOrder,
+    /// Whether nobody waits for it any more. It goes with the order.
+    cancelled: Arc<AtomicBool>,
+}
+
+/// The thread that reads the broker's messages.
+struct Listener {
+    channel: Arc<Channel>,
+    counters: Arc<Counters>,
+    orders: mpsc::Sender<Ordered>,
+    stop: StopHandle,
+    /// Lets the guest run; `None` once it has. Who waits for it is told of a stop by its end.
+    go: Option<mpsc::SyncSender<()>>,
+}
+
+impl Listener {
+    /// Starts it. The thread is confined when this returns, because no guest code may run before every
+    /// thread is.
+    fn start(self) -> anyhow::Result<()> {
+        let narrow = || sandbox::narrow(sandbox::Thread::Channel);
+        let listen = move || self.listen();
+        thread::spawn_set_up("channel", narrow, listen).context("starting a confined thread")?;
+        Ok(())
+    }
+
+    fn listen(mut self) {
+        // Orders that may still be cancelled.
+        let mut under_way: Vec<(u64, Arc<AtomicBool>)> = Vec::new();
+        loop {
+            match self.channel.receive::<ToVmm>() {
+                Ok(Some(ToVmm::Counters { id })) => {
+                    let counters = self.counters.snapshot();
+                    let counters = serde_json::to_value(counters).unwrap_or_default();
+                    // It does not wait: an answer that finds no room is one that nobody reads.
+                    let _ = self.channel.try_send(FromVmm::Counters { id, counters });
+                }
+                Ok(Some(ToVmm::Go)) => {
+                    if let Some(go) = self.go.take() {
+                        // Whoever waits for it waits until this thread ends.
+                        let _ = go.send(());
+                    }
+                }
+                Ok(Some(ToVmm::Order { id, .. })) if self.go.is_some() => {
+                    let error = Some("the guest does not run yet".to_owned());
+                    let _ = self.channel.try_send(FromVmm::Carried { id, error });
+                }
+                Ok(Some(ToVmm::Order { id, order })) => {
+                    let cancelled = Arc::new(AtomicBool::new(false));
+                    // Those that are carried out are held here only.
+                    under_way.retain(|(_, cancelled)| Arc::strong_count(cancelled) > 1);
+                    under_way.push((id, cancelled.clone()));
+                    // The other thread ends with this one.
+                    let _ = self.orders.send(Ordered {
+                        id,
+                        order,
+                        cancelled,
+                    });
+                }
+                Ok(Some(ToVmm::Cancel { id })) => {
+                    let ordered = under_way.iter().filter(|(other, _)| *other == id);
+                    ordered.for_each(|(_, cancelled)| cancelled.store(true, Release));
+                }
+                Ok(Some(ToVmm::Start(_))) => {}
+                // The broker's end is ours.
+                Ok(Some(ToVmm::Stop) | None) | Err(_) => return self.stop.stop(),
             }
-            // Nothing is counted yet.
-            Some(ToVmm::Start(_) | ToVmm::Counters { .. }) => {}
         }
     }
 }
 
-/// Starts the thread that reads the broker's messages. The thread is confined when this returns,
-/// because no guest code may run before every thread is.
-fn listen(
-    channel: Arc<Channel>,
-    counters: Arc<Counters>,
-    orders: mpsc::Sender<(u64, VmmOrder)>,
-    stop: StopHandle,
-) -> anyhow::Result<()> {
-    let narrow = || sandbox::narrow(sandbox::Thread::Channel);
-    let listen = move || {
-        loop {
-            match channel.receive::<ToVmm>() {
-                Ok(Some(ToVmm::Counters { id })) => {
-                    let counters = serde_json::to_value(counters.snapshot()).unwrap_or_default();
-                    // It does not wait: an answer that finds no room is one that nobody reads.
-                    let _ = channel.try_send(FromVmm::Counters { id, counters });
-                }
-                Ok(Some(ToVmm::Order { id, order })) => {
-                    // The other thread ends with this one.
-                    let _ = orders.send((id, order));
-                }
-                Ok(Some(ToVmm::Start(_) | ToVmm::Go)) => {}
-                // The broker's end is ours.
-                Ok(Some(ToVmm::Stop) | None) | Err(_) => return stop.stop(),
-            }
-        }
-    };
-    thread::spawn_set_up("channel", narrow, listen).context("starting a confined thread")?;
-    Ok(())
-}
-
 /// Starts the thread that carries out orders, confined as [`listen`]'s.
-fn carry_out(
-    channel: Arc<Channel>,
-    control: Control,
-) -> anyhow::Result<mpsc::Sender<(u64, VmmOrder)>> {
-    let (sender, orders) = mpsc::channel::<(u64, VmmOrder)>();
+fn carry_out(channel: Arc<Channel>, control: Control) -> anyhow::Result<mpsc::Sender<Ordered>> {
+    let (sender, orders) = mpsc::channel::<Ordered>();
     let narrow = || sandbox::narrow(sandbox::Thread::Orders);
     let carry_out = move || {
-        for (id, order) in orders {
-            let done = match order {
+        for ordered in orders {
+            let id = ordered.id;
+            let done = match ordered.order {
                 VmmOrder::Pause => control.pause(),
                 VmmOrder::Resume => control.resume(),
                 VmmOrder::Snapshot(VmmSnapshot { state, memory }) => {
-                    control.snapshot(&SnapshotFiles {
+                    let files = SnapshotFiles {
                         state: state.into(),
                         memory: memory.into(),
-                    })
+                    };
+                    control.snapshot(&files, &ordered.cancelled)
                 }
             };
             let error = done.err().map(|e| format!("{:#}", anyhow::Error::from(e)));

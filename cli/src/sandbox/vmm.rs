@@ -159,6 +159,7 @@ const VSOCK: &[libc::c_long] = &[libc::SYS_accept4, libc::SYS_readv, libc::SYS_s
 const SNAPSHOT: &[libc::c_long] = &[
     libc::SYS_pwrite64,
     libc::SYS_ftruncate,
+    libc::SYS_sync_file_range,
     libc::SYS_fdatasync,
     libc::SYS_sendmsg,
 ];

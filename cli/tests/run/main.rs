@@ -4,6 +4,8 @@ mod built_in;
 mod console;
 mod disks;
 mod ends;
+mod fleet_of_clones;
+mod generations;
 mod joined;
 mod payload;
 mod processes;

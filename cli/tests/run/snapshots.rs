@@ -301,6 +301,82 @@ fn a_clone_has_a_disk_and_a_vsock_of_its_own() {
     assert_passed(&vm.finish(WAIT).unwrap());
 }
 
+/// Who asks for a snapshot is killed, or interrupted, while it is written: the guest goes on at once.
+#[test]
+fn a_snapshot_that_is_interrupted_is_not_written_and_the_guest_goes_on() {
+    require_root_and_tun!();
+    require_kvm!();
+    let bed = Bed::new();
+    // Memory that takes a while to look through, though it has nothing in it.
+    let mut vm = bed.start_with(&["--memory", "6144", "--cmdline", "wait 60s", "--name", "v"]);
+    vm.await_line("10.0.2.15", WAIT).unwrap();
+    for (name, signal_number) in [("killed", libc::SIGKILL), ("interrupted", libc::SIGINT)] {
+        let dir = bed.folder.path().join(name);
+        let mut command = Command::new(slipgate::binary().unwrap());
+        command
+            .arg("snapshot")
+            .arg(vm.broker_pid().to_string())
+            .arg(&dir);
+        let mut asks = bed.world.host.spawn(command).unwrap();
+        eventually("it is being saved", || bed.status(&vm)["state"] == "saving");
+        signal(asks.id(), signal_number);
+        assert!(!asks.wait().unwrap().success());
+        eventually("it runs", || bed.status(&vm)["state"] == "running");
+        let left = fs::read_dir(&dir).map(Iterator::count).ok();
+        assert_eq!(left, (name == "killed").then_some(0), "{name}");
+    }
+    // What a killed command has left is in nobody's way.
+    bed.snapshot(&vm, "killed");
+    bed.have(&["kill", "v"]);
+    let end = vm.finish(WAIT).unwrap();
+    let cancelled = end.stderr.matches("who asked for it has gone").count();
+    assert_eq!(cancelled, 2, "{}", end.stderr);
+}
+
+/// A small file system of the test's own.
+struct SmallDisk(PathBuf);
+
+impl SmallDisk {
+    fn mount(dir: PathBuf, size: &str) -> Self {
+        fs::create_dir(&dir).unwrap();
+        let mut mount = Command::new("mount");
+        let options = format!("size={size}");
+        mount
+            .args(["-t", "tmpfs", "-o", &options, "none"])
+            .arg(&dir);
+        assert!(mount.status().unwrap().success());
+        Self(dir)
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("-l").arg(&self.0).status();
+    }
+}
+
+#[test]
+fn a_full_disk_leaves_no_snapshot_and_the_guest_goes_on() {
+    require_root_and_tun!();
+    require_kvm!();
+    let bed = Bed::new();
+    let disk = SmallDisk::mount(bed.folder.path().join("small"), "128k");
+    let mut vm = bed.start_with(&["--memory", "64", "--cmdline", "wait 60s", "--name", "v"]);
+    vm.await_line("10.0.2.15", WAIT).unwrap();
+    let dir = disk.0.join("warm");
+    let output = bed.slipgate(&["snapshot", "v", dir.to_str().unwrap()]);
+    let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(!output.status.success());
+    for part in [dir.to_str().unwrap(), "`memory`", "No space left"] {
+        assert!(stderr.contains(part), "{part}: {stderr}");
+    }
+    assert_eq!(fs::read_dir(&disk.0).unwrap().count(), 0);
+    assert_eq!(bed.status(&vm)["state"], "running");
+    bed.snapshot(&vm, "elsewhere");
+    bed.have(&["kill", "v"]);
+    assert_eq!(vm.finish(WAIT).unwrap().status.code(), Some(143));
+}
+
 /// A process that is stopped is named by `ps`, and orders to others are carried out.
 #[test]
 fn a_stopped_process_delays_no_order_to_another_machine() {
@@ -316,6 +392,12 @@ fn a_stopped_process_delays_no_order_to_another_machine() {
     let began = std::time::Instant::now();
     let pid = vm.broker_pid().to_string();
     bed.have(&["pause", &pid]);
+    // It was not even asked.
+    assert!(
+        began.elapsed() < Duration::from_secs(2),
+        "{:?}",
+        began.elapsed()
+    );
     assert_eq!(bed.status(&vm)["state"], "paused");
     let listed = bed.slipgate(&["ps"]);
     let told = String::from_utf8_lossy(&listed.stderr).into_owned();

@@ -98,10 +98,11 @@ fn workload(word: &str, words: &mut Words<'_>) -> Result<Workload, String> {
         "stream" => {
             let server = server(words)?;
             let bytes = words.parsed("how many bytes")?;
-            let direction = match words.take(&["up", "down"]) {
+            let direction = match words.take(&["up", "down", "mixed"]) {
                 Some("up") => Direction::Up,
-                Some(_) => Direction::Down,
-                None => return Err(words.expected("`up` or `down`")),
+                Some("down") => Direction::Down,
+                Some(_) => Direction::Mixed,
+                None => return Err(words.expected("`up`, `down` or `mixed`")),
             };
             Workload::Stream {
                 server,

@@ -22,6 +22,8 @@ use crate::{
 /// Largest amount of data in flight, bytes: an upper bound of bandwidth times delay.
 const WINDOW_BYTES: usize = 2 << 20;
 const SMALL_BYTES: usize = 64 * 1024;
+/// Bytes that an idle connection brings down in the end, to show that it lives.
+const IDLE_BYTES: u64 = 4096;
 const RECEIPT_BYTES: usize = 40;
 /// Seeds of checked streams, one for each direction.
 const DOWN_SEED: u64 = 1;
@@ -42,19 +44,24 @@ pub(super) fn work<P: Platform, N: Nic>(plan: &Plan, stack: &mut Stack<'_, P, N>
     let (receive_bytes, send_bytes) = match direction {
         Direction::Up => (SMALL_BYTES, WINDOW_BYTES),
         Direction::Down => (WINDOW_BYTES, SMALL_BYTES),
+        Direction::Mixed => (SMALL_BYTES, SMALL_BYTES),
     };
     let mut pool = Pool::new(stack, share, receive_bytes, send_bytes);
     let mut transfers = Vec::with_capacity(share);
-    for _ in 0..share {
+    for number in 0..share {
+        let (is_up, is_idle) = match direction {
+            Direction::Mixed => (number % 3 == 0, number % 3 == 2),
+            Direction::Up => (true, false),
+            Direction::Down => (false, false),
+        };
         match pool.open(stack, plan.server) {
             Ok(connection) => transfers.push(Transfer {
                 connection,
-                bytes,
-                direction,
-                pattern: (!raw).then(|| match direction {
-                    Direction::Up => Pattern::new(UP_SEED),
-                    Direction::Down => Pattern::new(DOWN_SEED),
-                }),
+                bytes: if is_idle { IDLE_BYTES } else { bytes },
+                is_up,
+                is_idle,
+                ordered: false,
+                pattern: (!raw).then(|| Pattern::new(if is_up { UP_SEED } else { DOWN_SEED })),
                 moved: 0,
                 receipt: Vec::with_capacity(RECEIPT_BYTES),
                 closed: false,
@@ -67,6 +74,11 @@ pub(super) fn work<P: Platform, N: Nic>(plan: &Plan, stack: &mut Stack<'_, P, N>
             .iter_mut()
             .map(|transfer| &mut transfer.connection);
         note_errors(stack, plan.server, connections);
+        if transfers.iter().all(|transfer| transfer.is_idle) {
+            transfers
+                .iter_mut()
+                .for_each(|transfer| transfer.is_idle = false);
+        }
         let mut at = 0;
         while let Some(transfer) = transfers.get_mut(at) {
             let Some(end) = transfer.advance(stack, &mut outcome) else {
@@ -82,23 +94,27 @@ pub(super) fn work<P: Platform, N: Nic>(plan: &Plan, stack: &mut Stack<'_, P, N>
                     outcome
                         .latency
                         .record(now_ns - transfer.connection.opened_ns);
-                    match (direction, raw) {
+                    match (transfer.is_up, raw) {
                         // The server would send on.
-                        (Direction::Down, true) => pool.abort(stack, transfer.connection),
+                        (false, true) => pool.abort(stack, transfer.connection),
                         _ => pool.close(stack, transfer.connection),
                     }
                 }
                 Err(failure) => {
                     outcome.fail(failure);
                     outcome.note.get_or_insert_with(|| {
-                        alloc::format!("{failure:?} at byte {} of {bytes}", transfer.moved)
+                        let Transfer { moved, bytes, .. } = transfer;
+                        alloc::format!("{failure:?} at byte {moved} of {bytes}")
                     });
                     pool.abort(stack, transfer.connection);
                 }
             }
         }
+        let mut left = transfers.iter();
         match transfers.is_empty() {
             true => Turn::Done(()),
+            // Those that were idle begin.
+            false if left.all(|transfer| transfer.is_idle) => Turn::Waiting(Some(stack.now_ns())),
             false => Turn::Waiting(None),
         }
     });
@@ -109,7 +125,11 @@ pub(super) fn work<P: Platform, N: Nic>(plan: &Plan, stack: &mut Stack<'_, P, N>
 struct Transfer {
     connection: Connection,
     bytes: u64,
-    direction: Direction,
+    is_up: bool,
+    /// Whether it says nothing yet.
+    is_idle: bool,
+    /// Whether the server has been told what to do.
+    ordered: bool,
     /// Generator or checker of the bytes; `None` for zeroes.
     pattern: Option<Pattern>,
     /// Bytes received, or handed to the socket.
@@ -121,11 +141,11 @@ struct Transfer {
 
 impl Transfer {
     fn order(&self) -> [u8; 17] {
-        let (kind, len, seed) = match (self.direction, &self.pattern) {
-            (Direction::Up, Some(_)) => (b'R', self.bytes, UP_SEED),
-            (Direction::Down, Some(_)) => (b'S', self.bytes, DOWN_SEED),
-            (Direction::Up, None) => (b'D', 0, 0),
-            (Direction::Down, None) => (b'P', 0, 0),
+        let (kind, len, seed) = match (self.is_up, &self.pattern) {
+            (true, Some(_)) => (b'R', self.bytes, UP_SEED),
+            (false, Some(_)) => (b'S', self.bytes, DOWN_SEED),
+            (true, None) => (b'D', 0, 0),
+            (false, None) => (b'P', 0, 0),
         };
         let mut order = [0; 17];
         order[0] = kind;
@@ -142,14 +162,19 @@ impl Transfer {
         match self.connection.condition(stack, &mut outcome.connect) {
             Condition::Opening => return None,
             Condition::Failed(failure) => return Some(Err(failure)),
-            Condition::Opened => {
-                let _ = stack.tcp(self.connection.handle).send_slice(&self.order());
-            }
-            Condition::Open => {}
+            Condition::Opened | Condition::Open => {}
         }
-        match self.direction {
-            Direction::Up => self.send(stack, outcome),
-            Direction::Down => self.receive(stack, outcome),
+        if self.is_idle {
+            return None;
+        }
+        if !self.ordered {
+            // The buffer is empty, and larger than that.
+            let _ = stack.tcp(self.connection.handle).send_slice(&self.order());
+            self.ordered = true;
+        }
+        match self.is_up {
+            true => self.send(stack, outcome),
+            false => self.receive(stack, outcome),
         }
     }
 

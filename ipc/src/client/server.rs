@@ -127,6 +127,11 @@ impl ControlServer {
         clients.any(|client| !client.busy && client.buffer.contains(&b'\n'))
     }
 
+    /// Whether a client is still connected, as far as its input was read.
+    pub fn is_connected(&self, id: ClientId) -> bool {
+        self.others.contains(&id) || self.clients.iter().any(|client| client.id == id)
+    }
+
     /// Accepts connections and reads requests without waiting. Returns the permitted requests, at
     /// most one per connection until it is answered.
     pub fn serve(&mut self) -> Vec<PermittedRequest> {

@@ -95,6 +95,12 @@ impl TcpServer {
         self.seen.accepted.load(Ordering::Relaxed)
     }
 
+    /// Returns the number of connections that are still served.
+    pub fn open(&self) -> usize {
+        let open = self.seen.open.lock();
+        open.unwrap_or_else(PoisonError::into_inner).len()
+    }
+
     /// Returns the peers of all connections so far, in order: the guests' translated addresses.
     pub fn peers(&self) -> Vec<SocketAddrV4> {
         self.seen

@@ -5,7 +5,8 @@
 //! gives it, one at a time, under a lock. The machine's end waits for the order under way and then
 //! takes the machine out of the handle. So no thread but that of [`Machine::run`](super::Machine::run)
 //! ever drops the machine, whose parts may need system calls that only that thread may make. An
-//! order notices the end while it waits for vCPUs, and each [`PAUSE_BYTES`] of memory.
+//! order notices the end while it waits for vCPUs, and each [`PAUSE_BYTES`] of memory; a snapshot that
+//! nobody wants any more is noticed there too. The guest goes on before the files are synced.
 //!
 //! ```text
 //! running ── pause: vCPUs to the meeting, then devices to rest ──► paused
@@ -17,7 +18,10 @@
 use std::{
     fs::File,
     os::unix::fs::FileExt as _,
-    sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::Ordering::Acquire},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering::Acquire},
+    },
     time::Duration,
 };
 
@@ -40,6 +44,27 @@ pub struct SnapshotFiles {
     pub state: File,
     /// File for its memory.
     pub memory: File,
+}
+
+impl SnapshotFiles {
+    fn sync(&self, cancelled: &AtomicBool) -> Result<(), SnapshotError> {
+        let failed = SnapshotError::file("write the file `memory`");
+        self.memory.sync_data().map_err(failed)?;
+        let failed = SnapshotError::file("write the file `state`");
+        self.state.sync_data().map_err(failed)?;
+        match cancelled.load(Acquire) {
+            true => Err(SnapshotError::Cancelled),
+            false => Ok(()),
+        }
+    }
+
+    /// Frees what they take on a disk that may be full: whoever made them may be gone.
+    fn clear(&self) {
+        for file in [&self.state, &self.memory] {
+            // What is reported is why they are cleared.
+            let _ = file.set_len(0);
+        }
+    }
 }
 
 /// Gives orders to a machine. Orders to a machine that has ended are refused.
@@ -102,16 +127,25 @@ impl Control {
     }
 
     /// Writes a snapshot of the machine, which is paused meanwhile, and has both files stable on
-    /// their disk.
+    /// their disk; that does not delay the machine, nor its end. `cancelled`: nobody wants it any more.
     ///
     /// # Errors
-    /// KVM does not give the state, a file can't be written, or the machine ends. The files are
-    /// worthless then; the machine goes on.
-    pub fn snapshot(&self, files: &SnapshotFiles) -> Result<(), SnapshotError> {
-        match &mut *self.lock() {
-            Some(machine) => machine.snapshot(files),
+    /// KVM does not give the state, a file can't be written, it is cancelled, or the machine ends. The
+    /// files are empty then; the machine goes on.
+    pub fn snapshot(
+        &self,
+        files: &SnapshotFiles,
+        cancelled: &AtomicBool,
+    ) -> Result<(), SnapshotError> {
+        let written = match &mut *self.lock() {
+            Some(machine) => machine.snapshot(files, cancelled),
             None => Err(SnapshotError::Ended),
+        };
+        let written = written.and_then(|()| files.sync(cancelled));
+        if written.is_err() {
+            files.clear();
         }
+        written
     }
 }
 
@@ -143,25 +177,33 @@ impl Machine {
         }
     }
 
-    fn snapshot(&mut self, files: &SnapshotFiles) -> Result<(), SnapshotError> {
+    fn snapshot(
+        &mut self,
+        files: &SnapshotFiles,
+        cancelled: &AtomicBool,
+    ) -> Result<(), SnapshotError> {
         let was_running = !self.is_paused;
+        if cancelled.load(Acquire) {
+            return Err(SnapshotError::Cancelled);
+        }
         self.pause()?;
-        let written = self.write(files);
+        let written = self.write(files, cancelled);
         if was_running {
             self.resume();
         }
         written
     }
 
-    fn write(&self, files: &SnapshotFiles) -> Result<(), SnapshotError> {
+    fn write(&self, files: &SnapshotFiles, cancelled: &AtomicBool) -> Result<(), SnapshotError> {
         let state = snapshot::encode(&self.state()?)?;
-        let failed = SnapshotError::file("write the state's file");
-        files.state.write_all_at(&state, 0).map_err(&failed)?;
-        let goes_on = || !self.shared.stopping.load(Acquire);
-        snapshot::write_memory(&self.shared.memory, &files.memory, &goes_on)?;
-        files.state.sync_data().map_err(&failed)?;
-        let failed = SnapshotError::file("write the memory's file");
-        files.memory.sync_data().map_err(failed)
+        let failed = SnapshotError::file("write the file `state`");
+        files.state.write_all_at(&state, 0).map_err(failed)?;
+        let goes_on = || match () {
+            () if self.shared.stopping.load(Acquire) => Err(SnapshotError::Ended),
+            () if cancelled.load(Acquire) => Err(SnapshotError::Cancelled),
+            () => Ok(()),
+        };
+        snapshot::write_memory(&self.shared.memory, &files.memory, &goes_on)
     }
 
     /// Reads the state of the paused machine. What interrupts is read before what it interrupts: an

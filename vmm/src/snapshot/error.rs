@@ -52,6 +52,9 @@ pub enum SnapshotError {
          hypervisor first (on Linux: kvm_intel or kvm_amd)"
     )]
     Nested,
+    /// Whoever asked for the snapshot does not want it any more.
+    #[error("it was cancelled")]
+    Cancelled,
     /// The machine ends, or has ended.
     #[error("the machine has ended meanwhile")]
     Ended,

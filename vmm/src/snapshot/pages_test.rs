@@ -21,7 +21,7 @@ fn memory_is_read_back_and_zeroes_take_no_room() {
         ram.write_slice(bytes, GuestAddress(*at)).unwrap();
     }
     let file = tempfile::tempfile().unwrap();
-    write_memory(&ram, &file, &|| true).unwrap();
+    write_memory(&ram, &file, &|| Ok(())).unwrap();
     let data = file.metadata().unwrap();
     assert_eq!(data.len(), 16 * MIB);
     assert!(data.blocks() * 512 <= 16 * PAGE_SIZE, "{}", data.blocks());
@@ -44,7 +44,7 @@ fn memory_is_read_back_and_zeroes_take_no_room() {
 fn memory_with_zeroes_at_its_end_has_its_size() {
     let ram = memory::create(4 * MIB).unwrap();
     let file = tempfile::tempfile().unwrap();
-    write_memory(&ram, &file, &|| true).unwrap();
+    write_memory(&ram, &file, &|| Ok(())).unwrap();
     assert_eq!(file.metadata().unwrap().len(), 4 * MIB);
 }
 
@@ -55,7 +55,10 @@ fn a_stop_is_heard_each_few_mebibytes() {
     let asked = Cell::new(0);
     let goes_on = || {
         asked.set(asked.get() + 1);
-        asked.get() < 3
+        match asked.get() {
+            3 => Err(SnapshotError::Ended),
+            _ => Ok(()),
+        }
     };
     let ended = write_memory(&ram, &file, &goes_on);
     assert!(matches!(ended, Err(SnapshotError::Ended)), "{ended:?}");

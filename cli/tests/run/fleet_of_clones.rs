@@ -1,0 +1,109 @@
+//! A hundred clones of one snapshot at once, all with one address, under one daemon.
+use std::fs;
+
+use slipgate_testbed::{
+    MicroVm, Slipgate, require_kvm, require_root_and_tun,
+    servers::{Answer, DnsServer, TcpServer, TcpService},
+    signal, slipgate,
+    world::{SERVER, UPLINK},
+};
+
+use crate::{Bed, WAIT};
+
+const CLONES: usize = 100;
+/// Ports of two servers: each clone is denied one of them.
+const PORTS: [u16; 2] = [7001, 7002];
+/// Most memory of a clone's two processes, pages that several have divided among them, KiB. It is
+/// some 5 MiB in a release build.
+const MOST_KIB: u64 = 24 << 10;
+
+/// What a clone's guest said of its work.
+fn said(vm: &mut MicroVm) -> Vec<serde_json::Value> {
+    let mut lines = Vec::new();
+    // The name, then a connection to each server.
+    for _ in 0..3 {
+        let line = vm.await_line("\"workload\"", 4 * WAIT).unwrap();
+        lines.push(line.json().unwrap());
+    }
+    lines
+}
+
+/// The share of a process's memory (PSS), KiB.
+fn memory_kib(pid: u32) -> u64 {
+    let text = fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).unwrap();
+    let line = text.lines().find_map(|line| line.strip_prefix("Pss:"));
+    let kib = line.and_then(|rest| rest.split_whitespace().next());
+    kib.unwrap().parse().unwrap()
+}
+
+#[test]
+fn a_hundred_clones_of_one_address_have_answers_and_each_its_own_policy() {
+    require_root_and_tun!();
+    require_kvm!();
+    let bed = Bed::new();
+    let host = &bed.world.host;
+    let zone = [("a.test".to_owned(), Answer::a(SERVER, 60))].into();
+    let names = DnsServer::start(&bed.world.net, (SERVER, 53), zone).unwrap();
+    let _servers = PORTS
+        .map(|port| TcpServer::start(&bed.world.net, (SERVER, port), TcpService::Close).unwrap());
+    let resolver = names.address().to_string();
+    let flags = ["--uplink", UPLINK, "--dns", &resolver];
+    let daemon = Slipgate::serve(host, &bed.pins, &flags).unwrap();
+    let [first, second] = PORTS.map(|port| format!("crr {SERVER}:{port} 1 close"));
+    let work = format!("wait 1s; dns a.test; {first}; {second}; wait 600s");
+    let base = ["--memory", "32", "--cmdline", &work, "--name", "base"];
+    let mut base = bed.start_with(&base);
+    base.await_line("10.0.2.15", WAIT).unwrap();
+    let dir = bed.folder.path().join("warm");
+    let mut command = std::process::Command::new(slipgate::binary().unwrap());
+    command.args(["snapshot", "base"]).arg(&dir);
+    host.output(command).unwrap();
+    signal(base.broker_pid(), libc::SIGKILL);
+    drop(base);
+
+    let dir = dir.display().to_string();
+    let mut clones: Vec<MicroVm> = (0..CLONES)
+        .map(|number| {
+            let denied = format!("{SERVER}:{}/tcp", PORTS[number % 2]);
+            let name = format!("clone{number}");
+            bed.start_with(&["--restore", &dir, "--name", &name, "--deny", &denied])
+        })
+        .collect();
+    for (number, vm) in clones.iter_mut().enumerate() {
+        let waited = vm.await_line("\"wait\"", 4 * WAIT).unwrap();
+        assert!(waited.json().is_some());
+        let [name, connections @ ..] = &said(vm)[..] else {
+            unreachable!("three lines")
+        };
+        assert_eq!(
+            name["addresses"][0],
+            SERVER.to_string(),
+            "clone {number}: {name}"
+        );
+        for (which, connection) in connections.iter().enumerate() {
+            let is_denied = which == number % 2;
+            let all = format!("clone {number}: {connection}");
+            assert_eq!(connection["done"], u64::from(!is_denied), "{all}");
+            assert_eq!(connection["failures"]["refused"] == 1, is_denied, "{all}");
+        }
+    }
+    // All are there at once, and the daemon tells them apart.
+    let stats = daemon.stats().unwrap();
+    let vms = stats["vms"].as_array().unwrap();
+    assert_eq!(vms.len(), CLONES);
+    for vm in vms {
+        let (admitted, denied) = (&vm["admitted"], &vm["refused"]);
+        assert_eq!(admitted, 1, "{}: {denied}", vm["name"]);
+    }
+    let of = |vm: &MicroVm| memory_kib(vm.vmm_pid().unwrap()) + memory_kib(vm.broker_pid());
+    let each: Vec<u64> = clones.iter().map(of).collect();
+    let mean = each.iter().sum::<u64>() / CLONES as u64;
+    println!("memory a clone: {mean} KiB");
+    assert!(mean < MOST_KIB, "{mean} KiB a clone");
+    for vm in &clones {
+        signal(vm.broker_pid(), libc::SIGTERM);
+    }
+    for vm in clones {
+        assert_eq!(vm.finish(4 * WAIT).unwrap().status.code(), Some(143));
+    }
+}
