@@ -28,7 +28,7 @@ pub use self::{
     files::from_disk,
     machine::{
         DiskSpec, MAX_DISKS, MachineSpec, OWN_SNAPSHOT, RunConfig, SNAPSHOT_FILES, SavedMachine,
-        VsockSpec,
+        VmmBounds, VsockSpec,
     },
     network::{GuestNetwork, MIN_MTU6, check_ipv6_prefix},
     policy_flags::PolicyFlags,

@@ -6,6 +6,7 @@ mod engine_process;
 mod engines;
 mod metrics;
 mod outgoing;
+pub(crate) mod spawn;
 mod supervisor;
 
 pub(crate) use self::{

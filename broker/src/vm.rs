@@ -178,7 +178,7 @@ impl Vm {
         };
         let mtu = config.nat.network.mtu.map_or(TAP_MTU, |mtu| mtu as u16);
         let started = Instant::now();
-        let vmm = VmmProcess::start(&config.machine, handed, mtu, log, users)?;
+        let vmm = VmmProcess::start(&config.machine, &config.bounds, handed, mtu, log, users)?;
         let stages = Stages {
             opened_us: micros(started - began),
             started_us: micros(started.elapsed()),

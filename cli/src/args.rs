@@ -17,7 +17,7 @@ pub(crate) use self::{
     policy::{
         CheckArgs, DiffArgs, ExplainArgs, LearnArgs, PolicyCommand, PutArgs, RemovePolicyArgs,
     },
-    run::RunArgs,
+    run::{Jail, RunArgs},
 };
 use slipgate_abi::Protocol;
 use slipgate_policy::document::{Amount, Count, Quotas};

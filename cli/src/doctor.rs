@@ -1,5 +1,7 @@
 //! `slipgate doctor`: features of this machine that the hybrid NAT needs, and advice on missing
 //! ones. Runs as any user; facts that only root can see are reported as unknown, not missing.
+#[cfg(target_arch = "x86_64")]
+mod jail;
 mod places;
 mod user_mode;
 
@@ -147,6 +149,7 @@ fn vmm_found() -> Vec<Finding> {
     let mut findings = vec![kvm_found(kvm::open().map(Into::into))];
     let guest = vmm::built_in_guest().err();
     findings.extend(stub_found("guest", State::Note, [guest]));
+    findings.push(jail::found());
     findings
 }
 
@@ -169,7 +172,14 @@ fn kvm_found(opened: Result<OwnedFd, KvmUnavailable>) -> Finding {
         }
     };
     match slipgate_vmm::kvm::check(fd) {
-        Ok(()) => Finding::ok(what, "/dev/kvm, with all that `slipgate run` needs"),
+        Ok(checked) if checked.filters_registers => {
+            Finding::ok(what, "/dev/kvm, with all that `slipgate run` needs")
+        }
+        Ok(_) => Finding::ok(what, "/dev/kvm, without a filter for registers").with(
+            State::Note,
+            "for `slipgate run` only: guests can use registers of features that they are not \
+             offered; Linux 5.10 and newer keep these from them",
+        ),
         Err(e) => Finding::ok(what, e.to_string()).with(State::Note, FOR),
     }
 }

@@ -7,6 +7,8 @@
 //! and then confines itself to the system calls of its loop ([`filter`], [`vmm`]): any other ends
 //! the process.
 mod filter;
+#[cfg(target_arch = "x86_64")]
+mod jail;
 mod rules;
 pub(crate) mod servers;
 #[cfg(target_arch = "x86_64")]
@@ -58,6 +60,11 @@ fn give_up_privileges(broker: Pid, user: u32, files: u64) -> Result<(), Confinem
     drop_bounding_set(0)?;
     become_user(user)?;
     keep_capabilities(0)?;
+    bind_to(broker)
+}
+
+/// Keeps other processes out, and this one from outliving the broker.
+fn bind_to(broker: Pid) -> Result<(), ConfinementError> {
     // After the change of user, which clears both.
     prctl("dumpable", libc::PR_SET_DUMPABLE, 0)?;
     prctl(
@@ -84,8 +91,11 @@ fn limit_resources(files: u64) -> Result<(), ConfinementError> {
     limit("RLIMIT_STACK", Resource::RLIMIT_STACK, 8 << 20)
 }
 
+/// Unless the process is not root, or root of a user namespace that has no other user.
 fn become_user(user: u32) -> Result<(), ConfinementError> {
-    if !geteuid().is_root() {
+    let map = std::fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
+    let has_others = map.split_whitespace().nth(2) != Some("1");
+    if !geteuid().is_root() || !has_others {
         return Ok(());
     }
     let (uid, gid) = (Uid::from_raw(user), Gid::from_raw(user));

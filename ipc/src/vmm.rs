@@ -92,6 +92,21 @@ pub struct VmmStart<F = OwnedFd> {
     pub mtu: u16,
     /// Level of messages on stderr.
     pub log: String,
+    /// Most bytes of the guest's that are written to its console, if that is a file.
+    #[serde(default)]
+    pub console_bytes: u64,
+    /// The VMM's jail.
+    #[serde(default)]
+    pub jail: VmmJail,
+}
+
+/// Jail that the VMM enters before it creates the machine.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct VmmJail {
+    /// Whether it is in a PID namespace of its own, and is to enter the others.
+    pub in_namespaces: bool,
+    /// Whether it is to fail where the host refuses one.
+    pub required: bool,
 }
 
 /// A disk of the machine.
@@ -190,7 +205,7 @@ maps_descriptors!(
 maps_descriptors!(struct VmmStart {
     kvm: fd, input: fd, output: fd, snapshot: maybe, kernel: optional, initrd: optional, disks: each,
     vsock: optional,
-    vsock_cid, taps: all, cpus, memory_bytes, cmdline, mac, mtu, log,
+    vsock_cid, taps: all, cpus, memory_bytes, cmdline, mac, mtu, log, console_bytes, jail,
 });
 maps_descriptors!(struct VmmDisk { file: fd, read_only });
 carries_descriptors!(ToVmm);

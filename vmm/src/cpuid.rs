@@ -1,7 +1,9 @@
 //! CPUID of the guest: the features that KVM supports, with the machine's own topology.
 //!
 //! The machine has one package. Each CPU is a core of one thread, and its index is its APIC id and
-//! x2APIC id. The performance counters are hidden: they are not virtualised here.
+//! x2APIC id. Hidden is what the machine does not have or a snapshot can't take along: performance
+//! counters, virtualization of the guest's own, enclaves, transactions, tracing, encrypted memory,
+//! and tiles, whose state is larger than what is saved.
 //! Sources: Intel SDM 2A, CPUID; AMD APM 3, appendix E; Linux, Documentation/virt/kvm/api.rst.
 use kvm_bindings::{
     CpuId, KVM_CPUID_FLAG_SIGNIFCANT_INDEX, KVM_MAX_CPUID_ENTRIES, kvm_cpuid_entry2,
@@ -64,6 +66,7 @@ pub fn physical_bits(cpuid: &CpuId) -> u8 {
 }
 
 mod ecx1 {
+    pub(super) const VMX: u32 = 1 << 5;
     pub(super) const PERF_CAPABILITIES: u32 = 1 << 15;
     pub(super) const TSC_DEADLINE: u32 = 1 << 24;
     pub(super) const HYPERVISOR: u32 = 1 << 31;
@@ -75,6 +78,15 @@ const EDX1_HTT: u32 = 1 << 28;
 const CMP_LEGACY: u32 = 1 << 1;
 /// Extended performance counters (AMD): core, north bridge, last-level cache.
 const AMD_COUNTERS: u32 = 1 << 23 | 1 << 24 | 1 << 28;
+
+/// Virtualization, its secure start, and sampling and profiling (AMD).
+const AMD_SVM: u32 = 1 << 2 | 1 << 10 | 1 << 12 | 1 << 15;
+/// Of leaf 7, EBX: enclaves, transactions (HLE, RTM), processor trace.
+const EBX7_HIDDEN: u32 = 1 << 2 | 1 << 4 | 1 << 11 | 1 << 25;
+/// Of leaf 7, ECX: launch control of enclaves.
+const ECX7_HIDDEN: u32 = 1 << 30;
+/// Of leaf 7, EDX: branch records, tiles.
+const EDX7_HIDDEN: u32 = 1 << 19 | 1 << 22 | 1 << 24 | 1 << 25;
 
 /// Level types of leaves 0xB and 0x1F.
 const LEVEL_THREAD: u32 = 1;
@@ -126,7 +138,7 @@ fn adjust(entry: &mut kvm_cpuid_entry2, cpu: u8, cpus: u8, tsc_deadline: bool, a
             // The cache line flush size in bits 8 to 15 is kept.
             entry.ebx = entry.ebx & 0xFFFF | u32::from(cpus) << 16 | u32::from(cpu) << 24;
             entry.ecx |= ecx1::HYPERVISOR;
-            entry.ecx &= !ecx1::PERF_CAPABILITIES;
+            entry.ecx &= !(ecx1::PERF_CAPABILITIES | ecx1::VMX);
             set(&mut entry.ecx, ecx1::TSC_DEADLINE, tsc_deadline);
             set(&mut entry.edx, EDX1_HTT, many);
         }
@@ -137,12 +149,18 @@ fn adjust(entry: &mut kvm_cpuid_entry2, cpu: u8, cpus: u8, tsc_deadline: bool, a
             let cores = id_space(cpus) - 1;
             entry.eax = entry.eax & 0x3FFF | sharing << 14 | cores << 26;
         }
-        // Performance counters (Intel and AMD).
-        0xA | 0x8000_0022 => {
+        0x7 if entry.index == 0 => {
+            entry.ebx &= !EBX7_HIDDEN;
+            entry.ecx &= !ECX7_HIDDEN;
+            entry.edx &= !EDX7_HIDDEN;
+        }
+        // Performance counters (Intel and AMD), enclaves, processor trace, branch records, tiles;
+        // virtualization and encrypted memory (AMD).
+        0xA | 0x12 | 0x14 | 0x1C | 0x1D | 0x1E | 0x8000_000A | 0x8000_001F | 0x8000_0022 => {
             (entry.eax, entry.ebx, entry.ecx, entry.edx) = (0, 0, 0, 0);
         }
         0x8000_0001 => {
-            set(&mut entry.ecx, AMD_COUNTERS, false);
+            set(&mut entry.ecx, AMD_COUNTERS | AMD_SVM, false);
             set(&mut entry.ecx, CMP_LEGACY, many && amd);
         }
         // Number of cores, and the number of APIC id bits that count them (AMD).

@@ -107,6 +107,39 @@ fn the_topology_is_the_machine_s_in_every_leaf() {
 }
 
 #[test]
+fn what_the_machine_lacks_or_a_snapshot_can_not_take_along_is_hidden() {
+    let all = [u32::MAX; 4];
+    let host = [
+        1,
+        7,
+        0x12,
+        0x14,
+        0x1D,
+        0x8000_0001,
+        0x8000_000A,
+        0x8000_001F,
+    ]
+    .map(|leaf| entry(leaf, 0, all))
+    .into_iter()
+    .chain(intel().into_iter().take(1))
+    .collect::<Vec<_>>();
+    let entries = filter(&host, 0, 1, true);
+    let leaf = |leaf| find(&entries, leaf, 0);
+    assert_eq!(leaf(1).ecx >> 5 & 1, 0, "VMX");
+    for (bit, what) in [(2, "SGX"), (4, "HLE"), (11, "RTM"), (25, "processor trace")] {
+        assert_eq!(leaf(7).ebx >> bit & 1, 0, "{what}");
+    }
+    assert_eq!(leaf(7).ebx >> 5 & 1, 1, "AVX2 stays");
+    assert_eq!(leaf(7).edx >> 24 & 1, 0, "tiles");
+    assert_eq!(leaf(0x8000_0001).ecx >> 2 & 1, 0, "SVM");
+    for gone in [0x12, 0x14, 0x1D, 0x8000_000A, 0x8000_001F] {
+        let entry = leaf(gone);
+        let registers = [entry.eax, entry.ebx, entry.ecx, entry.edx];
+        assert_eq!(registers, [0; 4], "leaf {gone:#x}");
+    }
+}
+
+#[test]
 fn the_topology_is_the_machine_s_on_amd_too() {
     for cpus in [1, 2, 3, 8, 31, 32] {
         let bits = u32::from(cpus).next_power_of_two().trailing_zeros();
@@ -160,7 +193,7 @@ fn what_kvm_says_stays() {
         );
     }
     let features = |tsc_deadline| find(&filter(&intel(), 1, 4, tsc_deadline), 1, 0).ecx;
-    let without = find(&intel(), 1, 0).ecx & !(1 << 15 | 1 << 24) | 1 << 31;
+    let without = find(&intel(), 1, 0).ecx & !(1 << 5 | 1 << 15 | 1 << 24) | 1 << 31;
     assert_eq!(features(false), without);
     assert_eq!(features(true), without | 1 << 24);
 }

@@ -71,6 +71,7 @@ fn run(net: Option<NetConfig>, cmdline: &str, image: File) -> (Outcome, String, 
             vsock: None,
             serial: SerialIo {
                 input: None,
+                limit_bytes: None,
                 output: output.into(),
             },
         },

@@ -62,6 +62,7 @@ fn config(origin: Origin, cpus: u8) -> (MachineConfig, PipeWriter, PipeReader) {
             vsock: None,
             serial: SerialIo {
                 input: Some(input.into()),
+                limit_bytes: None,
                 output: output.into(),
             },
         },

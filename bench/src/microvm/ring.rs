@@ -287,6 +287,7 @@ fn run_machine(cpus: u8, cmdline: String) -> Result<()> {
             vsock: None,
             serial: SerialIo {
                 input: None,
+                limit_bytes: None,
                 output: OwnedFd::from(File::options().write(true).open("/dev/stdout")?),
             },
         },

@@ -20,6 +20,17 @@ pub struct RunConfig {
     pub nat: Config,
     /// File to which the report of the run is written.
     pub report: Option<PathBuf>,
+    /// Bounds of the machine's process.
+    pub bounds: VmmBounds,
+}
+
+/// Bounds of a machine's process on the host, which are no part of the machine.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct VmmBounds {
+    /// Whether to refuse to run where the host lacks a namespace of the jail.
+    pub requires_jail: bool,
+    /// Most bytes of the guest's that are written to its console, if that is a file.
+    pub console_bytes: u64,
 }
 
 /// Virtual machine that `slipgate run` creates.

@@ -1,22 +1,26 @@
 //! A child process of slipgate: this binary in another role, started with one end of a channel and
 //! nothing else.
 use std::{
+    ffi::CString,
     os::{
         fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd},
-        unix::process::{CommandExt, ExitStatusExt as _},
+        unix::ffi::OsStrExt as _,
     },
-    process::{Child, Command, ExitStatus, Stdio},
     time::{Duration, Instant},
 };
 
 use anyhow::{Context as _, anyhow, bail};
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::{
+    poll::{PollFd, PollFlags, PollTimeout, poll},
+    sys::{signal::Signal, wait::WaitStatus},
+};
 use slipgate_control::Users;
 use slipgate_ipc::{
     channel::{Channel, ChannelError, Received},
     descriptors::Inbound,
 };
 
+use super::spawn::{Child, Namespaces, Program};
 use crate::role::Role;
 
 /// Time limit for an ended process's exit status to become available, ms.
@@ -27,7 +31,6 @@ const STATUS_WITHIN: u16 = 500;
 pub(crate) struct ChildProcess {
     role: Role,
     child: Child,
-    pidfd: OwnedFd,
     channel: Channel,
 }
 
@@ -35,29 +38,38 @@ impl ChildProcess {
     /// Starts the process, to run as its role's user. It inherits the channel's other end and
     /// stderr; its environment is empty except for variables that configure logging.
     pub(crate) fn start(role: Role, users: &Users) -> anyhow::Result<Self> {
+        Self::start_in(role, users, Namespaces::Ours)
+    }
+
+    /// As [`ChildProcess::start`], in these namespaces.
+    pub(crate) fn start_in(
+        role: Role,
+        users: &Users,
+        namespaces: Namespaces,
+    ) -> anyhow::Result<Self> {
         let (ours, theirs) = Channel::pair()?;
         let inherited = theirs.as_raw_fd();
-        let mut command = Command::new("/proc/self/exe");
-        command
-            .arg0(role.title())
-            .args([role.command(), "--fd", &inherited.to_string()])
-            .args(["--user", &users.user(role.user()).to_string()])
-            .env_clear()
-            .stdin(Stdio::null())
-            .stdout(Stdio::null());
-        for name in ["RUST_BACKTRACE", "NO_COLOR"] {
-            if let Some(value) = std::env::var_os(name) {
-                command.env(name, value);
-            }
-        }
-        // SAFETY: between fork and exec only async-signal-safe calls are made.
-        unsafe { command.pre_exec(move || keep(inherited)) };
-        let child = command
-            .spawn()
+        let (fd, user) = (inherited.to_string(), users.user(role.user()).to_string());
+        let arguments = [role.title(), role.command(), "--fd", &fd, "--user", &user];
+        let environment = ["RUST_BACKTRACE", "NO_COLOR"].iter().filter_map(|name| {
+            let value = std::env::var_os(name)?;
+            CString::new([name.as_bytes(), b"=", value.as_bytes()].concat()).ok()
+        });
+        let program = Program {
+            arguments: arguments
+                .into_iter()
+                .map(CString::new)
+                .collect::<Result<_, _>>()
+                .context("an argument with a zero byte")?,
+            environment: environment.collect(),
+            prepare: keep,
+            inherited,
+        };
+        let child = program
+            .start(namespaces)
             .with_context(|| format!("starting {role}'s process (/proc/self/exe)"))?;
         Ok(Self {
             role,
-            pidfd: pidfd_of(&child).with_context(|| format!("watching {role}'s process"))?,
             child,
             channel: ours,
         })
@@ -65,7 +77,7 @@ impl ChildProcess {
 
     /// Returns the pidfd, which is readable when the process has ended.
     pub(crate) fn pidfd(&self) -> BorrowedFd<'_> {
-        self.pidfd.as_fd()
+        self.child.pidfd()
     }
 
     pub(crate) fn channel(&self) -> &Channel {
@@ -106,7 +118,7 @@ impl ChildProcess {
 
     /// Describes how the process ended; `None` while it runs.
     pub(crate) fn end(&mut self) -> Option<String> {
-        let mut fds = [PollFd::new(self.pidfd.as_fd(), PollFlags::POLLIN)];
+        let mut fds = [PollFd::new(self.child.pidfd(), PollFlags::POLLIN)];
         // What it said or closed last is heard a moment before its end is seen.
         let _ = poll(&mut fds, STATUS_WITHIN);
         match self.child.try_wait() {
@@ -130,9 +142,8 @@ impl ChildProcess {
 
 impl Drop for ChildProcess {
     fn drop(&mut self) {
-        // An error means that it has ended already.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        self.child.kill();
+        self.child.wait();
     }
 }
 
@@ -164,7 +175,7 @@ fn keep(fd: RawFd) -> std::io::Result<()> {
 }
 
 /// Returns a pidfd, which is readable when the process has ended.
-pub(crate) fn pidfd_of(child: &Child) -> std::io::Result<OwnedFd> {
+pub(crate) fn pidfd_of(child: &std::process::Child) -> std::io::Result<OwnedFd> {
     // SAFETY: numbers only; the child has not been waited for, so the pid is its.
     let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, child.id() as libc::pid_t, 0) };
     if fd < 0 {
@@ -174,14 +185,17 @@ pub(crate) fn pidfd_of(child: &Child) -> std::io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd as RawFd) })
 }
 
-/// Describes an exit status.
-fn describe(status: ExitStatus) -> String {
-    match (status.code(), status.signal()) {
-        (_, Some(libc::SIGSYS)) => "made a system call that its sandbox forbids, and was killed \
-                                    for it; please report this"
-            .into(),
-        (_, Some(signal)) => format!("was killed by signal {signal}"),
-        (Some(code), _) => format!("ended with code {code}"),
-        (None, None) => "ended".into(),
+/// Describes how a process ended.
+fn describe(status: WaitStatus) -> String {
+    match status {
+        WaitStatus::Signaled(_, Signal::SIGSYS, _) => {
+            "made a system call that its sandbox forbids, and was killed for it; please report this"
+                .into()
+        }
+        WaitStatus::Signaled(_, signal, _) => {
+            format!("was killed by signal {}", signal as libc::c_int)
+        }
+        WaitStatus::Exited(_, code) => format!("ended with code {code}"),
+        _ => "ended".into(),
     }
 }

@@ -13,12 +13,16 @@ use anyhow::{Context as _, bail};
 use slipgate_control::Users;
 use slipgate_ipc::{
     channel::{Channel, Received},
-    vmm::{FromVmm, ToVmm, VmmDisk, VmmEnd, VmmOrder, VmmSnapshot, VmmStart, VmmTimes},
+    vmm::{FromVmm, ToVmm, VmmDisk, VmmEnd, VmmJail, VmmOrder, VmmSnapshot, VmmStart, VmmTimes},
 };
 use slipgate_policy::document::ConfigError;
 
 use super::disk::OpenDisk;
-use crate::{config::MachineSpec, process::ChildProcess, role::Role};
+use crate::{
+    config::{MachineSpec, VmmBounds},
+    process::{ChildProcess, spawn::Namespaces},
+    role::Role,
+};
 
 /// Time within which the VMM has to create a machine, which includes reading kernel and initrd.
 const MADE_WITHIN: Duration = Duration::from_secs(60);
@@ -54,14 +58,14 @@ impl VmmProcess {
     /// with the VMM.
     pub(crate) fn start(
         spec: &MachineSpec,
+        bounds: &VmmBounds,
         handed: Handed,
         mtu: u16,
         log: &str,
         users: &Users,
     ) -> anyhow::Result<Self> {
-        let vmm = Self {
-            process: ChildProcess::start(Role::Vmm, users)?,
-        };
+        let (process, in_namespaces) = start_jailed(bounds, users)?;
+        let vmm = Self { process };
         let start = VmmStart {
             kvm: handed.kvm.into(),
             input: handed.input,
@@ -82,6 +86,11 @@ impl VmmProcess {
             mac: spec.mac,
             mtu,
             log: log.to_owned(),
+            console_bytes: bounds.console_bytes,
+            jail: VmmJail {
+                in_namespaces,
+                required: bounds.requires_jail,
+            },
         };
         vmm.channel().send(ToVmm::Start(Box::new(start)))?;
         Ok(vmm)
@@ -175,10 +184,32 @@ impl From<OpenDisk> for VmmDisk {
     }
 }
 
+/// Starts the process, in a PID namespace of its own where the host has one. Returns whether it is
+/// in one.
+fn start_jailed(bounds: &VmmBounds, users: &Users) -> anyhow::Result<(ChildProcess, bool)> {
+    match ChildProcess::start_in(Role::Vmm, users, Namespaces::Own) {
+        Ok(process) => Ok((process, true)),
+        Err(e) if bounds.requires_jail => {
+            let remedy =
+                "see `slipgate doctor`, or leave it out: the VMM has its other confinement";
+            let why = format!("the VMM can't have namespaces of its own: {e:#}");
+            Err(ConfigError::new("--jail", "required", why, remedy).into())
+        }
+        Err(e) => {
+            tracing::warn!(
+                "the VMM has no namespaces of its own ({e:#}); `slipgate doctor` says why, --jail \
+                 required refuses to run so"
+            );
+            Ok((ChildProcess::start(Role::Vmm, users)?, false))
+        }
+    }
+}
+
 /// A flag, and what was given by it.
 fn given(spec: &MachineSpec, flag: &str) -> Option<(&'static str, String)> {
     let shown = |path: &std::path::PathBuf| path.display().to_string();
     Some(match flag {
+        "--jail" => ("--jail", "required".to_owned()),
         "--restore" => ("--restore", shown(spec.restore.as_ref()?)),
         "--kernel" => ("--kernel", shown(spec.kernel.as_ref()?)),
         "--initrd" => ("--initrd", shown(spec.initrd.as_ref()?)),

@@ -1,7 +1,7 @@
 //! The flags of `slipgate run`.
 use std::path::PathBuf;
 
-use clap::Args;
+use clap::{Args, ValueEnum};
 
 use super::NatArgs;
 
@@ -56,11 +56,26 @@ pub(crate) struct RunArgs {
     /// Write how it ended, times and counters to this file, as one JSON object
     #[arg(long, value_name = "FILE")]
     pub(crate) report: Option<PathBuf>,
+    /// Whether to run where the host lacks a namespace of the VMM's jail: auto runs and says what is
+    /// missing, required refuses
+    #[arg(long, value_name = "HOW", default_value = "auto")]
+    pub(crate) jail: Jail,
+    /// Most that the guest prints to a console that is a file, bytes; or with a unit: K, M, G. What
+    /// comes after it is lost, and counted
+    #[arg(long, value_name = "BYTES", default_value = "64M", value_parser = bytes, allow_negative_numbers = true)]
+    pub(crate) console_limit: u64,
     /// Start processes of its own beside those of `slipgate serve`, which else serves the VM
     #[arg(long)]
     pub(crate) own: bool,
     #[command(flatten)]
     pub(crate) nat: NatArgs,
+}
+
+/// Whether the jail is required.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum, Debug)]
+pub(crate) enum Jail {
+    Auto,
+    Required,
 }
 
 /// Parses a whole number. [`crate::config`] checks the limits.
@@ -81,6 +96,19 @@ fn mebibytes(text: &str) -> Result<u64, String> {
     number
         .and_then(|number| number.checked_mul(unit))
         .ok_or_else(|| "give MiB, like 1024, or a whole number with a unit, like 1G".into())
+}
+
+/// `4096`, `64K`, `64M` or `1G`, in bytes.
+fn bytes(text: &str) -> Result<u64, String> {
+    let lower = text.to_ascii_lowercase();
+    let plain = lower.trim_end_matches("ib");
+    let units = [('k', 1 << 10), ('m', 1 << 20), ('g', 1u64 << 30)];
+    let with_unit = |&(unit, bytes)| Some((plain.strip_suffix(unit)?, bytes));
+    let (number, unit) = units.iter().find_map(with_unit).unwrap_or((plain, 1));
+    let number = number.parse::<u64>().ok();
+    number
+        .and_then(|number| number.checked_mul(unit))
+        .ok_or_else(|| "give bytes, like 65536, or a whole number with a unit, like 64M".into())
 }
 
 const EXIT_CODES: &str = "\

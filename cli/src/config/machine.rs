@@ -3,7 +3,7 @@ use std::{ops::RangeInclusive, path::Path};
 
 use slipgate_broker::config::{
     Config, DiskSpec, MAX_DISKS, MachineSpec, OWN_SNAPSHOT, RunConfig, SavedMachine, VmConfig,
-    VsockSpec, check_tap, parse_mac,
+    VmmBounds, VsockSpec, check_tap, parse_mac,
 };
 use slipgate_ipc::engine::OnExit;
 use slipgate_policy::document::{ConfigError, RuleFlag, check_name};
@@ -12,7 +12,7 @@ use super::{
     checked, network,
     userspace::{self, LEAVE_OUT, NOT_YET},
 };
-use crate::args::RunArgs;
+use crate::args::{Jail, RunArgs};
 
 /// Virtual CPUs at most.
 const MAX_CPUS: u32 = 32;
@@ -29,6 +29,8 @@ const MAX_QUEUES: u32 = 16;
 /// Permitted memory, MiB: from the need of the built-in guest to what fits 40 bits of
 /// guest-physical address beside the holes.
 const MEMORY_MIB: std::ops::RangeInclusive<u64> = 32..=524_288;
+/// Permitted bounds of a console's file.
+const CONSOLE_BYTES: std::ops::RangeInclusive<u64> = 4_096..=1 << 40;
 /// Longest command line, bytes: x86 Linux's `COMMAND_LINE_SIZE` less the final zero.
 const MAX_CMDLINE: usize = 2_047;
 /// Default work of the built-in guest.
@@ -114,6 +116,10 @@ pub(crate) fn run(
             ..nat
         },
         report: args.report.clone(),
+        bounds: VmmBounds {
+            requires_jail: args.jail == Jail::Required,
+            console_bytes: in_range("--console-limit", args.console_limit, CONSOLE_BYTES)?,
+        },
     })
 }
 

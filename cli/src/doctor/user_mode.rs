@@ -16,7 +16,7 @@ use super::{Finding, State};
 /// Name of the finding whether it can serve at all.
 pub(super) const WHAT: &str = "user mode";
 /// Settings, each with the value that forbids user namespaces and the remedy.
-const USER_NAMESPACES: [(&str, u64, &str); 3] = [
+pub(super) const USER_NAMESPACES: [(&str, u64, &str); 3] = [
     (
         "user/max_user_namespaces",
         0,
@@ -34,7 +34,7 @@ const USER_NAMESPACES: [(&str, u64, &str); 3] = [
          kernel.apparmor_restrict_unprivileged_userns=0",
     ),
 ];
-const SETTINGS: &str = "/proc/sys";
+pub(super) const SETTINGS: &str = "/proc/sys";
 const TUN: &str = "/dev/net/tun";
 
 /// Reports on the user-mode engine. Nothing of it keeps the hybrid NAT from running.

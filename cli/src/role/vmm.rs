@@ -7,6 +7,8 @@
 //! the broker, and one carries out orders, so that a stop is heard during a snapshot.
 use std::{
     fs::File,
+    io::{Seek as _, SeekFrom},
+    os::{fd::OwnedFd, unix::fs::FileTypeExt as _},
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering::Release},
@@ -29,6 +31,9 @@ use slipgate_vmm::{
 
 use super::inherited;
 use crate::{args::ChildArgs, log, sandbox::vmm as sandbox};
+
+/// Bytes of a snapshot's file that may be written beyond the size of the memory.
+const MORE_THAN_MEMORY: u64 = 16 << 20;
 
 /// The built-in guest: an ELF file with a PVH note; empty where the build had none to embed.
 static BUILT_IN: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/slipgate-guest"));
@@ -61,8 +66,23 @@ pub(crate) fn run(args: &ChildArgs) -> anyhow::Result<()> {
     };
     log::to_stderr(&start.log)?;
     write_from_the_background();
-    sandbox::enter(broker, args.user)?;
+    let bounds = sandbox::Bounds {
+        in_namespaces: start.jail.in_namespaces,
+        file_bytes: most_written(&start)?,
+    };
+    let refused = sandbox::enter(broker, args.user, bounds)?;
     let confined_at_us = monotonic_us();
+    if let Some(refused) = refused.map(anyhow::Error::from) {
+        if start.jail.required {
+            let (flag, why) = (Some("--jail".to_owned()), format!("{refused:#}"));
+            channel.send(FromVmm::Failed { flag, why })?;
+            return Ok(());
+        }
+        tracing::warn!(
+            "the VMM is without some of its namespaces ({refused:#}); `slipgate doctor` says why, \
+             --jail required refuses to run so"
+        );
+    }
     let machine = match make(*start) {
         Ok(machine) => machine,
         Err(e) => {
@@ -97,6 +117,13 @@ pub(crate) fn run(args: &ChildArgs) -> anyhow::Result<()> {
     let outcome = machine.run();
     let ran_us = monotonic_us() - began_us;
     let counters = counters.snapshot();
+    let lost = counters.serial.output_lost_bytes;
+    if lost > 0 {
+        tracing::warn!(
+            "{lost} bytes that the guest printed were lost: nobody read the console, or it is a file \
+             and reached --console-limit"
+        );
+    }
     let line_at_us = counters.serial.first_line_at_us;
     let end = VmmEnd {
         outcome: guest_end(outcome),
@@ -106,6 +133,35 @@ pub(crate) fn run(args: &ChildArgs) -> anyhow::Result<()> {
     };
     channel.send(FromVmm::Ended(Box::new(end)))?;
     Ok(())
+}
+
+/// Offset behind which the VMM writes to no file: the end of the largest of its disks and of a
+/// snapshot of its memory, and as much more for the console's file as may be printed.
+fn most_written(start: &VmmStart) -> anyhow::Result<u64> {
+    let size = |fd: &OwnedFd| -> std::io::Result<u64> {
+        let mut file = File::from(fd.try_clone()?);
+        let data = file.metadata()?;
+        match data.file_type().is_block_device() {
+            true => file.seek(SeekFrom::End(0)),
+            false => Ok(data.len()),
+        }
+    };
+    let mut most = start.memory_bytes.saturating_add(MORE_THAN_MEMORY);
+    for disk in &start.disks {
+        most = most.max(size(&disk.file).context("looking at a disk's size")?);
+    }
+    if let Some(limit) = limit(&start.output, start.console_bytes) {
+        let there = size(&start.output).context("looking at the console's file")?;
+        most = most.max(there.saturating_add(limit));
+    }
+    Ok(most)
+}
+
+/// Most that is written to a console: a terminal's or a pipe's reader decides by itself.
+fn limit(output: &OwnedFd, bytes: u64) -> Option<u64> {
+    let file = File::from(output.try_clone().ok()?);
+    let is_file = file.metadata().is_ok_and(|data| data.is_file());
+    is_file.then_some(bytes)
 }
 
 /// The scale of the console's counters.
@@ -150,6 +206,7 @@ fn make(start: VmmStart) -> anyhow::Result<Machine> {
             }),
             serial: SerialIo {
                 input: Some(start.input),
+                limit_bytes: limit(&start.output, start.console_bytes),
                 output: start.output,
             },
         },

@@ -11,13 +11,19 @@
 //! before the guest runs; afterwards none can be made, nor freed of its restrictions.
 use std::io;
 
-use nix::unistd::Pid;
+use nix::{
+    sys::{
+        resource::{Resource, getrlimit, setrlimit},
+        signal::{SigHandler, Signal, signal},
+    },
+    unistd::Pid,
+};
 use seccompiler::{BpfProgram, SeccompAction};
-use slipgate_broker::privileges::ConfinementError;
+use slipgate_broker::privileges::{ConfinementError, drop_bounding_set, keep_capabilities, prctl};
 use slipgate_vmm::ThreadKind;
 
 use super::{
-    give_up_privileges,
+    become_user, bind_to, failed, jail, limit_resources,
     rules::{
         Compiled, broken, common, equal, masked, nothing_by_name, open_file, program, rule, soft,
     },
@@ -25,6 +31,15 @@ use super::{
 
 /// Descriptors that the VMM may have: 16 queue pairs have some ten each.
 const FILES: u64 = 1_024;
+
+/// What a VMM is confined to besides its system calls.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Bounds {
+    /// Whether it is in a PID namespace of its own, and is to enter the others.
+    pub(crate) in_namespaces: bool,
+    /// Offset behind which it writes to no file.
+    pub(crate) file_bytes: u64,
+}
 
 /// Purpose of a VMM thread, which determines its filter.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -40,17 +55,51 @@ pub(crate) enum Thread {
 }
 
 /// Confines the calling process for good. `broker`: the parent, whose death ends this process.
-/// `user`: the user that the process becomes.
-pub(crate) fn enter(broker: Pid, user: u32) -> Result<(), ConfinementError> {
+/// `user`: the user that the process becomes. Returns what the host refused of the namespaces; the
+/// process is confined without it then.
+pub(crate) fn enter(
+    broker: Pid,
+    user: u32,
+    bounds: Bounds,
+) -> Result<Option<ConfinementError>, ConfinementError> {
     let filters = [
         nothing_by_name(),
         // Making a thread in the way whose flags no filter can see.
         soft(&[libc::SYS_clone3], libc::ENOSYS),
         hard(Calls::making()),
     ];
-    give_up_privileges(broker, user, FILES)?;
+    prctl("no_new_privs", libc::PR_SET_NO_NEW_PRIVS, 1)?;
+    limit_resources(FILES)?;
+    limit_files(bounds.file_bytes)?;
+    // Over the change of user, after which they are raised again.
+    prctl("keeping capabilities", libc::PR_SET_KEEPCAPS, 1)?;
+    become_user(user)?;
+    keep_capabilities(u64::MAX)?;
+    let refused = match bounds.in_namespaces {
+        true => jail::enter().err(),
+        false => None,
+    };
+    drop_bounding_set(0)?;
+    keep_capabilities(0)?;
+    bind_to(broker)?;
     for filter in filters {
         apply(&filter.map_err(broken)?)?;
+    }
+    Ok(refused)
+}
+
+/// Bounds the size of files, and of locked memory, of which the VMM has none.
+fn limit_files(file_bytes: u64) -> Result<(), ConfinementError> {
+    // A write behind the limit is an error of that write then, and not the end of the process.
+    // SAFETY: no handler is installed.
+    unsafe { signal(Signal::SIGXFSZ, SigHandler::SigIgn) }.map_err(failed("SIGXFSZ"))?;
+    for (step, resource, most) in [
+        ("RLIMIT_FSIZE", Resource::RLIMIT_FSIZE, file_bytes),
+        ("RLIMIT_MEMLOCK", Resource::RLIMIT_MEMLOCK, 0),
+    ] {
+        let (_, hard) = getrlimit(resource).map_err(failed(step))?;
+        let most = hard.min(most);
+        setrlimit(resource, most, most).map_err(failed(step))?;
     }
     Ok(())
 }
@@ -205,6 +254,7 @@ mod kvm {
         read(1024, 0x8e),  // KVM_GET_LAPIC
         write(1024, 0x8f), // KVM_SET_LAPIC
         write(8, 0x90),    // KVM_SET_CPUID2
+        write(392, 0xc6),  // KVM_X86_SET_MSR_FILTER
     ];
 
     /// KVM requests that restore a machine.

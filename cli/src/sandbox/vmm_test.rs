@@ -22,11 +22,16 @@ const THREADS: [Thread; 8] = [
     Thread::Of(ThreadKind::Device),
 ];
 
+const BOUNDS: Bounds = Bounds {
+    in_namespaces: false,
+    file_bytes: 1 << 20,
+};
+
 /// `None`: while the machine is made.
 fn confined(thread: Option<Thread>, call: impl FnOnce() -> bool) -> WaitStatus {
     let narrowed = |thread: Option<Thread>| thread.is_none_or(|thread| narrow(thread).is_ok());
     confined_by(
-        |parent| enter(parent, NOBODY).is_ok() && narrowed(thread),
+        |parent| enter(parent, NOBODY, BOUNDS).is_ok() && narrowed(thread),
         call,
     )
 }

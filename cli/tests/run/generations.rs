@@ -58,6 +58,7 @@ impl Running {
                 serial: SerialIo {
                     input: Some(input.into()),
                     output: output.into(),
+                    limit_bytes: None,
                 },
             },
             kvm: kvm.unwrap().into(),

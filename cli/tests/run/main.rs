@@ -6,6 +6,7 @@ mod disks;
 mod ends;
 mod fleet_of_clones;
 mod generations;
+mod jail;
 mod joined;
 mod payload;
 mod processes;

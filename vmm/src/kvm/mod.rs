@@ -2,6 +2,7 @@
 //! the eventfds behind guest addresses.
 mod doorbells;
 mod error;
+mod msr_filter;
 mod routes;
 mod state;
 mod vm;
@@ -10,7 +11,7 @@ pub(crate) use doorbells::KvmDoorbells;
 pub use error::KvmError;
 pub(crate) use routes::GsiRoutes;
 pub(crate) use state::{restore, save};
-pub use vm::check;
+pub use vm::{Checked, check};
 pub(crate) use vm::{create, open};
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ use kvm_bindings::{
 use kvm_ioctls::{Cap, Kvm, VmFd};
 use vm_memory::{Address, GuestMemoryBackend, GuestMemoryRegion};
 
-use super::KvmError;
+use super::{KvmError, msr_filter};
 use crate::{GuestMemory, layout};
 
 /// Capabilities that a machine needs, with their names in the KVM API.
@@ -29,8 +29,19 @@ const NEEDED: [(Cap, &str); 9] = [
 ///
 /// # Errors
 /// It is another file, or a capability is missing.
-pub fn check(descriptor: OwnedFd) -> Result<(), KvmError> {
-    open(descriptor).map(drop)
+pub fn check(descriptor: OwnedFd) -> Result<Checked, KvmError> {
+    let kvm = open(descriptor)?;
+    Ok(Checked {
+        filters_registers: msr_filter::is_supported(&kvm),
+    })
+}
+
+/// What a KVM with all that a machine needs has besides.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Checked {
+    /// Whether it can keep registers from the guest that belong to no feature of the machine. Without
+    /// that a guest has those that KVM emulates.
+    pub filters_registers: bool,
 }
 
 /// Takes ownership of `/dev/kvm`, and checks that it has the capabilities a machine needs.
@@ -73,6 +84,9 @@ pub(crate) fn create(kvm: &Kvm, memory: &GuestMemory) -> Result<VmFd, KvmError> 
     };
     vm.create_pit2(pit)
         .map_err(KvmError::call("creating the PIT"))?;
+    if msr_filter::is_supported(kvm) {
+        msr_filter::deny(&vm)?;
+    }
     for (slot, region) in memory.iter().enumerate() {
         let slot = kvm_userspace_memory_region {
             slot: slot as u32,

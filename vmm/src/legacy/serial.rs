@@ -38,6 +38,8 @@ pub struct SerialIo {
     pub input: Option<OwnedFd>,
     /// Destination of the guest's output.
     pub output: OwnedFd,
+    /// Most bytes that are written there; `None`: no limit. What comes after is lost, and counted.
+    pub limit_bytes: Option<u64>,
 }
 
 /// The console's UART and its threads.
@@ -75,7 +77,7 @@ impl Console {
             None => Serial::with_events(interrupt, events, feed),
         };
         let uart = Arc::new(Mutex::new(uart));
-        let writer = Writer::start(output.clone(), io.output, threads)?;
+        let writer = Writer::start(output.clone(), io.output, io.limit_bytes, threads)?;
         let input = match io.input {
             Some(from) => Some(input::Reader::start(
                 from,

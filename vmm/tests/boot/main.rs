@@ -40,6 +40,7 @@ fn run(image: &[u8], cmdline: &str, cpus: u8, memory_bytes: u64) -> Option<(Outc
             vsock: None,
             serial: SerialIo {
                 input: None,
+                limit_bytes: None,
                 output: output.into(),
             },
         },

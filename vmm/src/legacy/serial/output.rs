@@ -147,6 +147,16 @@ impl Output {
     }
 }
 
+/// The end of a console that has reached its limit.
+impl Output {
+    /// Removes all bytes, and counts them as lost.
+    fn lose_all(&self) {
+        let lost = self.lock().bytes.len();
+        self.counters.output_lost_bytes.add(lost as u64);
+        self.took(lost);
+    }
+}
+
 fn monotonic_us() -> u64 {
     let mut now = libc::timespec {
         tv_sec: 0,
@@ -189,12 +199,13 @@ impl Writer {
     pub(super) fn start(
         output: Arc<Output>,
         to: OwnedFd,
+        limit_bytes: Option<u64>,
         threads: &ThreadSetup,
     ) -> io::Result<Self> {
         let give_up = EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK)?;
         let (source, over) = (output.clone(), give_up.try_clone()?);
         let thread = thread::spawn("console-out", ThreadKind::Device, threads, move || {
-            write_all_of(&source, &to, &over);
+            write_all_of(&source, &to, limit_bytes, &over);
         })?;
         Ok(Self {
             output,
@@ -234,9 +245,16 @@ impl Writer {
 }
 
 /// Writes the output until it is closed. A terminal may be stopped (^S) between the poll and the
-/// write: the kick that [`Writer::close`] sends interrupts such a write.
-fn write_all_of(output: &Output, to: &OwnedFd, over: &EventFd) {
-    while let Some(bytes) = output.next() {
+/// write: the kick that [`Writer::close`] sends interrupts such a write. `limit_bytes`: most that is
+/// written.
+fn write_all_of(output: &Output, to: &OwnedFd, limit_bytes: Option<u64>, over: &EventFd) {
+    let mut left = limit_bytes.unwrap_or(u64::MAX);
+    while let Some(mut bytes) = output.next() {
+        bytes.truncate(usize::try_from(left).unwrap_or(usize::MAX).min(bytes.len()));
+        if bytes.is_empty() {
+            output.lose_all();
+            continue;
+        }
         let writable = match ready([(to.as_fd(), true), (borrowed(over), false)], -1) {
             Ok([_, true]) => return,
             Ok([writable, _]) => writable,
@@ -248,7 +266,10 @@ fn write_all_of(output: &Output, to: &OwnedFd, over: &EventFd) {
         // SAFETY: the pointer and the length are those of `bytes`.
         let wrote = unsafe { libc::write(to.as_raw_fd(), bytes.as_ptr().cast(), bytes.len()) };
         match usize::try_from(wrote) {
-            Ok(wrote) => output.took(wrote),
+            Ok(wrote) => {
+                output.took(wrote);
+                left -= wrote as u64;
+            }
             Err(_) => match io::Error::last_os_error().kind() {
                 io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock => {}
                 // The reader is gone.

@@ -6,11 +6,15 @@ use super::*;
 const TOO_MUCH: usize = (64 << 10) + BUFFER_BYTES + 5_000;
 
 fn start(patience: Duration) -> (Arc<Output>, Writer, File) {
+    start_limited(patience, None)
+}
+
+fn start_limited(patience: Duration, limit: Option<u64>) -> (Arc<Output>, Writer, File) {
     let (reader, writer) = io::pipe().unwrap();
     let output = Arc::new(Output::new(Arc::default(), patience));
     kick::install().unwrap();
     let setup: ThreadSetup = Arc::new(|_| Ok(()));
-    let writer = Writer::start(output.clone(), writer.into(), &setup).unwrap();
+    let writer = Writer::start(output.clone(), writer.into(), limit, &setup).unwrap();
     (output, writer, OwnedFd::from(reader).into())
 }
 
@@ -32,6 +36,22 @@ fn everything_arrives_in_order_before_the_end() {
     writer.close();
     assert!(reading.join().unwrap() == expected);
     assert_eq!(lost(&output), 0);
+}
+
+#[test]
+fn what_is_printed_beyond_the_limit_is_lost_and_counted_and_delays_nobody() {
+    let (output, writer, mut reader) = start_limited(PATIENCE, Some(100_000));
+    let sent: Vec<u8> = (0..300_000u32).map(|n| (n % 251) as u8).collect();
+    let expected = sent[..100_000].to_vec();
+    let reading = std::thread::spawn(move || {
+        let mut all = Vec::new();
+        reader.read_to_end(&mut all).unwrap();
+        all
+    });
+    Feed(output.clone()).write_all(&sent).unwrap();
+    writer.close();
+    assert!(reading.join().unwrap() == expected);
+    assert_eq!(lost(&output), 200_000);
 }
 
 #[test]

@@ -1,0 +1,122 @@
+//! The jail of the VMM process, as the host sees it.
+use std::{collections::BTreeMap, fs, path::PathBuf, process::Command};
+
+use slipgate_testbed::{MicroVm, OrdinaryUser, require_kvm, require_root_and_tun, world::UPLINK};
+
+use crate::{Bed, WAIT, payload::Payload};
+
+/// Links of `/proc/PID/ns`, by name.
+fn namespaces(pid: u32) -> BTreeMap<String, PathBuf> {
+    let entries = fs::read_dir(format!("/proc/{pid}/ns")).unwrap();
+    let link = |entry: fs::DirEntry| {
+        let name = entry.file_name().into_string().unwrap();
+        (name, fs::read_link(entry.path()).unwrap())
+    };
+    entries.map(|entry| link(entry.unwrap())).collect()
+}
+
+/// A number of `/proc/PID/limits`: the soft and the hard limit, which are the same.
+fn limit(pid: u32, name: &str) -> u64 {
+    let text = fs::read_to_string(format!("/proc/{pid}/limits")).unwrap();
+    let line = text.lines().find(|line| line.starts_with(name)).unwrap();
+    let mut numbers = line[name.len()..].split_whitespace();
+    let (soft, hard) = (numbers.next().unwrap(), numbers.next().unwrap());
+    assert_eq!(soft, hard, "{line}");
+    soft.parse().unwrap()
+}
+
+fn assert_jailed(vm: &MicroVm) {
+    let pid = vm.vmm_pid().unwrap();
+    let (its, ours) = (namespaces(pid), namespaces(std::process::id()));
+    let own = ["cgroup", "ipc", "mnt", "net", "pid", "user", "uts"];
+    for name in own {
+        assert_ne!(its[name], ours[name], "{name}");
+    }
+    // It is the first process there: nothing else is.
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let numbers = status.lines().find_map(|line| line.strip_prefix("NSpid:"));
+    assert_eq!(numbers.unwrap().split_whitespace().last(), Some("1"));
+    // One user has a number there, and no group may be added.
+    let users = fs::read_to_string(format!("/proc/{pid}/uid_map")).unwrap();
+    assert_eq!(users.split_whitespace().nth(2), Some("1"), "{users}");
+    let groups = fs::read_to_string(format!("/proc/{pid}/setgroups")).unwrap();
+    assert_eq!(groups.trim(), "deny");
+    // Its root is an empty file system for reading only, and the only one.
+    let root = PathBuf::from(format!("/proc/{pid}/root"));
+    assert_eq!(fs::read_dir(&root).unwrap().count(), 0);
+    let mounts = fs::read_to_string(format!("/proc/{pid}/mountinfo")).unwrap();
+    let [mount] = mounts.lines().collect::<Vec<_>>()[..] else {
+        panic!("{mounts}");
+    };
+    assert!(mount.contains(" / / ro,nosuid,nodev,noexec"), "{mount}");
+    assert!(fs::write(root.join("file"), "x").is_err());
+}
+
+fn assert_limited(vm: &MicroVm, file_bytes: u64) {
+    let pid = vm.vmm_pid().unwrap();
+    assert_eq!(limit(pid, "Max core file size"), 0);
+    assert_eq!(limit(pid, "Max locked memory"), 0);
+    assert_eq!(limit(pid, "Max open files"), 1_024);
+    assert_eq!(limit(pid, "Max file size"), file_bytes);
+}
+
+#[test]
+fn the_vmm_is_alone_in_its_namespaces_with_an_empty_root() {
+    require_root_and_tun!();
+    require_kvm!();
+    let bed = Bed::new();
+    let image = Payload::default().say("here\n").halt();
+    let disk = bed.folder.path().join("disk");
+    fs::File::create(&disk).unwrap().set_len(70 << 20).unwrap();
+    let flags = ["--disk", disk.to_str().unwrap(), "--jail", "required"];
+    let mut vm = bed.start(&image, &flags);
+    vm.await_line("here", WAIT).unwrap();
+    assert_jailed(&vm);
+    // The disk is larger than any file of a snapshot would be.
+    assert_limited(&vm, 70 << 20);
+}
+
+#[test]
+fn a_user_without_privileges_has_the_same_jail() {
+    require_root_and_tun!();
+    require_kvm!();
+    let bed = Bed::new();
+    let user = OrdinaryUser::new().unwrap();
+    let kernel = user.file("kernel");
+    fs::write(&kernel, Payload::default().say("here\n").halt()).unwrap();
+    let flags = ["--kernel", kernel.to_str().unwrap(), "--memory", "32"];
+    let all = [&flags[..], &["--jail", "required"]].concat();
+    let mut vm = MicroVm::start_by(&bed.world.host, &user, &all).unwrap();
+    vm.await_line("here", WAIT).unwrap();
+    assert_jailed(&vm);
+    // A snapshot's file is a little larger than the memory at most.
+    assert_limited(&vm, (32 + 16) << 20);
+}
+
+#[test]
+fn a_console_that_is_a_file_has_a_bound_and_what_is_lost_is_counted() {
+    require_root_and_tun!();
+    require_kvm!();
+    let bed = Bed::new();
+    let printed = "x".repeat(6_000);
+    let kernel = bed.kernel("kernel", &Payload::default().say(&printed).exit(0));
+    let of = |name: &str| bed.folder.path().join(name);
+    let (console, said, report) = (of("console"), of("said"), of("report"));
+    let script = "\"$0\" run --own --uplink \"$1\" --pin-dir \"$2\" --kernel \"$3\" --memory 32 \
+                  --console-limit 4K --report \"$4\" >\"$5\" 2>\"$6\"";
+    let mut command = Command::new("sh");
+    command
+        .args(["-c", script, env!("CARGO_BIN_EXE_slipgate"), UPLINK])
+        .args([bed.pins.path(), &kernel, &report, &console, &said]);
+    bed.world.host.output(command).unwrap();
+    assert!(fs::read_to_string(&console).unwrap() == printed[..4_096]);
+    let report: serde_json::Value =
+        serde_json::from_str(&fs::read_to_string(&report).unwrap()).unwrap();
+    let serial = &report["vmm"]["serial"];
+    assert_eq!(serial["output_lost_bytes"], 6_000 - 4_096, "{serial}");
+    let said = fs::read_to_string(&said).unwrap();
+    assert!(
+        said.contains("1904 bytes that the guest printed were lost"),
+        "{said}"
+    );
+}
