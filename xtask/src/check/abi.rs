@@ -22,8 +22,9 @@ const LAYOUT: &str = "ebpf/abi/layout.txt";
 const SOURCES: &str = "ebpf/abi/src";
 const MAPS: &str = "ebpf/programs/src/maps.rs";
 const WRITE: &str = "cargo xtask abi --write";
-/// Source files whose constants are not stored in maps, so they may change within a version.
-const NOT_STORED: [&str; 1] = ["timeout.rs"];
+/// Source files and folders whose constants are not stored in maps, so they may change within a
+/// version.
+const NOT_STORED: [&str; 2] = ["timeout.rs", "datapath"];
 
 /// Checks that the committed description matches the sources.
 pub(crate) fn check(workspace: &Workspace) -> Result<()> {
@@ -57,20 +58,36 @@ pub(crate) fn write(workspace: &Workspace, unreleased: bool) -> Result<()> {
 
 fn describe(workspace: &Workspace) -> Result<String> {
     let mut sources = Vec::new();
-    for entry in fs::read_dir(workspace.root.join(SOURCES))? {
-        let path = entry?.path();
-        let name = path.file_name().unwrap_or_default().to_string_lossy();
-        if name.ends_with(".rs") && !name.ends_with("_test.rs") {
-            sources.push((name.into_owned(), read(&path)?));
-        }
-    }
+    read_sources(&workspace.root.join(SOURCES), Path::new(""), &mut sources)?;
     sources.sort();
     let maps = read(&workspace.root.join(MAPS))?;
     description(&sources, &maps)
 }
 
+/// Reads the sources of a folder and of those in it, by their paths below `root`.
+fn read_sources(root: &Path, folder: &Path, to: &mut Vec<(String, String)>) -> Result<()> {
+    for entry in fs::read_dir(root.join(folder))? {
+        let entry = entry?;
+        let path = folder.join(entry.file_name());
+        let name = path.to_string_lossy();
+        if entry.file_type()?.is_dir() {
+            read_sources(root, &path, to)?;
+        } else if name.ends_with(".rs") && !name.ends_with("_test.rs") {
+            to.push((name.into_owned(), read(&root.join(&path))?));
+        }
+    }
+    Ok(())
+}
+
 fn read(path: &Path) -> Result<String> {
     fs::read_to_string(path).with_context(|| format!("could not read {}", path.display()))
+}
+
+/// Whether constants of a source may be stored in maps.
+fn is_stored(name: &str) -> bool {
+    !NOT_STORED
+        .iter()
+        .any(|not| Path::new(name).starts_with(not))
 }
 
 /// Returns the description: a line `version N`, then a paragraph for each item.
@@ -90,7 +107,7 @@ fn description(sources: &[(String, String)], maps: &str) -> Result<String> {
                 version = Some(tokens(&constant.expr));
                 continue;
             }
-            describe_item(&mut text, item, !NOT_STORED.contains(&name.as_str()));
+            describe_item(&mut text, item, is_stored(name));
         }
     }
     let file = syn::parse_file(maps).with_context(|| format!("could not parse {MAPS}"))?;

@@ -100,3 +100,25 @@ fn another_description_needs_another_version() {
     assert_eq!(may_replace("", after), Ok(()));
     assert!(may_replace(&raised, before).is_err(), "an older one");
 }
+
+#[test]
+fn sources_in_folders_are_read_and_decisions_store_no_constants() {
+    let root = std::env::temp_dir().join(format!("slipgate-abi-{}", std::process::id()));
+    fs::create_dir_all(root.join("rate")).unwrap();
+    for file in [
+        "vm.rs",
+        "rate/budget.rs",
+        "rate/budget_test.rs",
+        "rate/notes.txt",
+    ] {
+        fs::write(root.join(file), file).unwrap();
+    }
+    let mut sources = Vec::new();
+    read_sources(&root, Path::new(""), &mut sources).unwrap();
+    sources.sort();
+    fs::remove_dir_all(&root).unwrap();
+    let expected = ["rate/budget.rs", "vm.rs"].map(|name| (name.to_owned(), name.to_owned()));
+    assert_eq!(sources, expected);
+    assert!(is_stored("rate/budget.rs") && is_stored("datapath.rs"));
+    assert!(!is_stored("datapath/arp.rs") && !is_stored("timeout.rs"));
+}
