@@ -27,7 +27,7 @@ use crate::{
     process::GivenUp,
     serve::{Broker, End, signals},
     start::{self, Inputs},
-    vm::{How, Images, Report, ReportFile, Vm},
+    vm::{How, Images, Report, ReportFile, Vm, micros},
 };
 
 /// Time limit for a TAP to disappear after its VMM has ended: the kernel closes the descriptors of
@@ -241,10 +241,6 @@ fn await_tap_end(name: &str) {
     while Device::named(name).is_ok() && Instant::now() < until {
         std::thread::sleep(Duration::from_millis(1));
     }
-}
-
-pub(crate) fn micros(duration: Duration) -> u64 {
-    u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
 }
 
 /// A machine that is made, and what serves it.

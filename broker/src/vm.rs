@@ -24,7 +24,7 @@ use slipgate_policy::document::ConfigError;
 use self::{console::Console, disk::OpenDisk, orders::Orders, vmm_process::Handed};
 pub(crate) use self::{
     console::Typed,
-    report::{How, Report, ReportFile, Stages},
+    report::{How, Report, ReportFile, Stages, micros},
     vmm_process::VmmProcess,
 };
 pub use self::{
@@ -34,7 +34,6 @@ pub use self::{
 use crate::{
     config::{MachineSpec, OWN_SNAPSHOT, RunConfig, SNAPSHOT_FILES, other_writers},
     host::{ListeningSocket, kvm},
-    run::micros,
 };
 
 /// MTU of a TAP for which none is configured, L3 bytes.

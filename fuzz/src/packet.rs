@@ -121,8 +121,14 @@ fn fragments(ip: Ip<'_>) {
             return;
         }
         let fragment = Fragment::parse(bytes).expect("a fragment");
-        assert_eq!((fragment.begin, fragment.protocol), (data.len(), ip.protocol));
-        assert_eq!(fragment.has_more, data.len() + fragment.data.len() < ip.payload().len());
+        assert_eq!(
+            (fragment.begin, fragment.protocol),
+            (data.len(), ip.protocol)
+        );
+        assert_eq!(
+            fragment.has_more,
+            data.len() + fragment.data.len() < ip.payload().len()
+        );
         data.extend_from_slice(fragment.data);
     }
     assert_eq!(data, ip.payload());

@@ -27,6 +27,8 @@ pub struct Sent {
     pub arp_gateway: u64,
     /// Other ARP packets.
     pub arp: u64,
+    /// IPv6 packets of any kind.
+    pub ipv6: u64,
     /// All other frames: data.
     pub data: u64,
 }
@@ -46,6 +48,7 @@ struct Counters {
     dhcp: AtomicU64,
     arp_gateway: AtomicU64,
     arp: AtomicU64,
+    ipv6: AtomicU64,
     data: AtomicU64,
 }
 
@@ -77,6 +80,7 @@ impl Census {
             dhcp,
             arp_gateway,
             arp,
+            ipv6,
             data,
         } = &*self.0;
         Ok(Sent {
@@ -85,6 +89,7 @@ impl Census {
             dhcp: dhcp.load(Relaxed),
             arp_gateway: arp_gateway.load(Relaxed),
             arp: arp.load(Relaxed),
+            ipv6: ipv6.load(Relaxed),
             data: data.load(Relaxed),
         })
     }
@@ -92,6 +97,9 @@ impl Census {
 
 impl Counters {
     fn kind(&self, frame: &[u8], gateway: [u8; 4]) -> &AtomicU64 {
+        if frame.get(12..14) == Some(&[0x86, 0xdd]) {
+            return &self.ipv6;
+        }
         let Some(packet) = Packet::parse_ethernet(frame) else {
             // RFC 826: a request, and the target's address.
             let asks = frame.get(20..22) == Some(&[0, 1]);

@@ -15,8 +15,8 @@ use crate::{
     workspace::{Workspace, capture, run, say},
 };
 
-/// Checks formatting, lints, layers, module cycles, documents and the ABI version. All checks run,
-/// even if one fails. File lengths are reported, but never fail.
+/// Checks formatting, lints, layers, module cycles, documents, the ABI version, and that the binary
+/// compiles for aarch64. All checks run, even if one fails. File lengths are reported, but never fail.
 pub(crate) fn check(workspace: &Workspace, only_cycles: bool) -> Result<()> {
     if only_cycles {
         return cycles::check(workspace);
@@ -32,7 +32,7 @@ pub(crate) fn check(workspace: &Workspace, only_cycles: bool) -> Result<()> {
         ("lints of the BPF programs", lint_programs),
         ("lints of the built-in guest", guest::lint),
         ("lints of the workspace", lint_workspace),
-        ("the binary for aarch64", lint_other_machine),
+        ("the binary for aarch64", compile_for_other_machine),
         ("lints of the fuzz targets", lint_fuzz_targets),
     ];
     let mut failed = Vec::new();
@@ -85,14 +85,14 @@ fn lint_workspace(workspace: &Workspace) -> Result<()> {
     ]))
 }
 
-/// Runs clippy on the binary for the other machine that releases are for, which has no VMM. It needs no
-/// linker.
-fn lint_other_machine(workspace: &Workspace) -> Result<()> {
+/// Compiles the binary for the other machine that releases are for, which has no VMM, as far as needs
+/// no linker. Without clippy: types of C differ between machines, and with them what it advises.
+fn compile_for_other_machine(workspace: &Workspace) -> Result<()> {
     setup::cross_library(workspace, AARCH64)?;
     run(workspace
         .cargo()
-        .args(["clippy", "--quiet", "--package=slipgate"])
-        .args(["--target", AARCH64, "--", "-Dwarnings"]))
+        .args(["check", "--quiet", "--package=slipgate"])
+        .args(["--target", AARCH64]))
 }
 
 /// Runs clippy on the fuzz targets without libFuzzer, whose C++ code takes minutes to compile. Uses

@@ -398,9 +398,10 @@ impl Attached {
         let ids: BTreeSet<VmId> = self.vms.iter().map(|vm| vm.open.id).collect();
         let maps = self.datapath.maps();
         // Those of mappings are the engine's.
-        let mapped = self.config.eim_ports.clone().unwrap_or(1..=0);
-        maps.forwards
-            .remove_if(|key, target| ids.contains(&target.id()) && !mapped.contains(&key.port))?;
+        let mapped = self.config.eim_ports.as_ref();
+        maps.forwards.remove_if(|key, target| {
+            ids.contains(&target.id()) && !mapped.is_some_and(|ports| ports.contains(&key.port))
+        })?;
         maps.forwards6
             .remove_if(|_, target| ids.contains(&target.id()))?;
         let by_name = self.open_by_name();

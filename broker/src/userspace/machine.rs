@@ -27,9 +27,9 @@ use super::{Guest, Prepared};
 use crate::{
     config::RunConfig,
     process::MESSAGES_AT_ONCE,
-    run::{micros, stop_vm},
+    run::stop_vm,
     serve::End,
-    vm::{How, Images, Report, ReportFile, Stages, Typed, Vm},
+    vm::{How, Images, Report, ReportFile, Stages, Typed, Vm, micros},
 };
 
 /// Bytes that may wait in each direction between VMM and engine; the kernel gives what the host allows.

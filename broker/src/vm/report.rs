@@ -4,6 +4,7 @@ use std::{
     io::Write as _,
     os::unix::fs::{MetadataExt as _, OpenOptionsExt as _},
     path::Path,
+    time::Duration,
 };
 
 use anyhow::Context as _;
@@ -56,6 +57,11 @@ pub(crate) struct Stages {
     pub(crate) ready_us: u64,
     /// Until the TAP was served by the daemon, or by processes of its own.
     pub(crate) served_us: u64,
+}
+
+/// Returns a time in µs, as the report states it.
+pub(crate) fn micros(duration: Duration) -> u64 {
+    u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
 }
 
 /// Outcome of a run.

@@ -6,8 +6,8 @@ use aya_ebpf::{
     macros::btf_map,
 };
 use slipgate_abi::{
-    Addresses6, DropCounters, FlowRef, ForwardKey, ForwardKey6, ForwardTarget, NameKey, NameValue, NextHop,
-    RateLimits, Sequences, Slot, TapEntry, Tuple, Tuple6, Vm, Vm6, VmCounters,
+    Addresses6, DropCounters, FlowRef, ForwardKey, ForwardKey6, ForwardTarget, NameKey, NameValue,
+    NextHop, RateLimits, Sequences, Slot, TapEntry, Tuple, Tuple6, Vm, Vm6, VmCounters,
     datapath::Program6,
     forward::DenyKey,
     maps::{

@@ -114,6 +114,7 @@ pub(super) fn perform(rig: &mut Rig, tape: &mut Tape<'_>) {
             let faults = Faults {
                 insert_exists: some(),
                 insert_fails: some(),
+                open_port_full: 0,
                 order_fails: some().into(),
                 orders_lost: 0,
                 remove_fails: some(),

@@ -11,26 +11,32 @@ use std::{
     net::{Ipv4Addr, SocketAddrV4, UdpSocket},
     path::{Path, PathBuf},
     process::Command,
+    thread,
 };
 
 use serde_json::Value;
-use slipgate_abi::{ABI_VERSION, NameValue, Slot};
+use slipgate_abi::{ABI_VERSION, NameValue, Slot, Vm6};
 use slipgate_control::paths::netns_inode;
 use slipgate_testbed::{
-    Guest, GuestConfig, PinDir, Slipgate, World,
+    GUEST_DEVICE, Guest, GuestConfig, NetNs, PinDir, Slipgate, World,
     clients::{dns, tcp},
     require_root_and_tun,
     servers::{Answer, DnsServer, TcpServer, TcpService, UdpServer, UdpService, Zone},
     slipgate::FlowRow,
-    world::{SERVER, SERVER_2, UPLINK},
+    world::{SERVER, SERVER_2, UPLINK, WORLD_LINK},
 };
 
 use super::WAIT;
 
 const DNS: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::new(10, 0, 2, 3), 53);
 const NAME: &str = "www.example.test";
-/// Port of the guest's flow of datagrams.
+/// Port of the guest's flows of datagrams.
 const GUEST_PORT: u16 = 40_000;
+/// Addresses of IPv6, of the default prefix and of the documentation's.
+const GUEST6: &str = "fd73:6c69:7067::15";
+const GATEWAY6: &str = "fe80::53:4cff:fe47:1";
+const SERVER6: &str = "2001:db8:1::1";
+const HOST6: &str = "2001:db8:1::2";
 
 fn fixture() -> PathBuf {
     let file = format!("fixtures/maps-{ABI_VERSION}.txt");
@@ -47,11 +53,27 @@ fn times_in(map: &str) -> &'static [usize] {
             offset_of!(Slot, created_ns),
         ],
         "NAMES" => &[offset_of!(NameValue, expires_ns)],
+        // A guest has two addresses at most here.
+        "VMS6" => &[
+            offset_of!(Vm6, used_ns),
+            offset_of!(Vm6, used_ns) + 8,
+            offset_of!(Vm6, used_ns) + 16,
+        ],
         _ => &[],
     }
 }
 
-/// A guest with a slipgate that lets it reach a server by its address, and another by its name.
+/// Gives a namespace's device an address of IPv6.
+fn address6(ns: &NetNs, device: &str, address: &str) {
+    for device in ["all", "default", device] {
+        ns.sysctl(&format!("net.ipv6.conf.{device}.disable_ipv6"), "0")
+            .unwrap();
+    }
+    ns.ip(&format!("-6 addr add {address}/64 dev {device} nodad"))
+        .unwrap();
+}
+
+/// A guest with a slipgate that lets it reach a server by its addresses, and another by its name.
 struct Stand {
     guest: Guest,
     pins: PinDir,
@@ -64,6 +86,10 @@ struct Stand {
 impl Stand {
     fn new() -> Self {
         let world = World::new().unwrap();
+        address6(&world.host, UPLINK, HOST6);
+        address6(&world.net, WORLD_LINK, SERVER6);
+        let route = format!("-6 route add default via {SERVER6} dev {UPLINK}");
+        world.host.ip(&route).unwrap();
         let zone = Zone::from([(NAME.to_owned(), Answer::a(SERVER_2, 86_400))]);
         Self {
             guest: Guest::new(&world, GuestConfig::new("tap0")).unwrap(),
@@ -78,9 +104,10 @@ impl Stand {
     fn attach(&self) -> Slipgate {
         let (dns, server) = (self.resolver.address().to_string(), SERVER.to_string());
         let rules = ["--default", "deny", "--allow", NAME, "--allow", &server];
+        let ipv6 = ["--allow", SERVER6, "--ipv6", "nat"];
         let args = ["--tap", "tap0", "--uplink", UPLINK, "--on-exit", "keep"];
         let more = ["--dns", &dns, "--flow-table", "1024"];
-        let args = [&args[..], &more, &rules].concat();
+        let args = [&args[..], &more, &rules, &ipv6].concat();
         Slipgate::attach(&self.world.host, &self.pins, &args).unwrap()
     }
 
@@ -92,6 +119,38 @@ impl Stand {
             socket.set_read_timeout(Some(WAIT)).unwrap();
             socket.send(b"hello").unwrap();
             assert_eq!(socket.recv(&mut [0; 16]).unwrap(), 5);
+        });
+    }
+
+    /// The same by IPv6. The guest has its addresses as if it had configured itself.
+    fn exchange6(&self) {
+        let ns = &self.guest.ns;
+        if !ns.ip("-6 addr").unwrap().contains(GUEST6) {
+            address6(ns, GUEST_DEVICE, GUEST6);
+            ns.ip(&format!(
+                "-6 route add default via {GATEWAY6} dev {GUEST_DEVICE}"
+            ))
+            .unwrap();
+        }
+        let server = self
+            .world
+            .net
+            .run(|| UdpSocket::bind((SERVER6, 7002)))
+            .unwrap();
+        server.set_read_timeout(Some(WAIT)).unwrap();
+        let guest = self
+            .guest
+            .run(|| UdpSocket::bind((GUEST6, GUEST_PORT)))
+            .unwrap();
+        guest.set_read_timeout(Some(WAIT)).unwrap();
+        guest.connect(server.local_addr().unwrap()).unwrap();
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                let (len, from) = server.recv_from(&mut [0; 16]).unwrap();
+                server.send_to(&[7; 16][..len], from).unwrap();
+            });
+            guest.send(b"hello").unwrap();
+            assert_eq!(guest.recv(&mut [0; 16]).unwrap(), 5);
         });
     }
 
@@ -107,9 +166,10 @@ impl Stand {
     }
 }
 
-fn flow_of_datagrams(slipgate: &Slipgate) -> FlowRow {
+/// The flow of a guest's address.
+fn flow_of_datagrams(slipgate: &Slipgate, guest: &str) -> FlowRow {
     let flows = slipgate.flows().unwrap();
-    let ours = format!("10.0.2.15:{GUEST_PORT}");
+    let ours = format!("{guest}:{GUEST_PORT}");
     let found = flows
         .iter()
         .find(|flow| flow.proto == "udp" && flow.guest == ours);
@@ -146,6 +206,7 @@ fn writes_the_fixture() {
     let stand = Stand::new();
     let mut slipgate = stand.attach();
     stand.exchange();
+    stand.exchange6();
     stand.guest.run(|| dns::query_udp(DNS, NAME, WAIT)).unwrap();
     stand.connect_by_name();
     assert!(slipgate.stop().unwrap().success());
@@ -264,12 +325,17 @@ fn live_flows_in_maps_of_a_former_build_of_this_version_go_on() {
         "{}",
         slipgate.stderr()
     );
-    let before = flow_of_datagrams(&slipgate);
-    assert_eq!((before.tx_packets, before.rx_packets), (1, 1));
-    stand.exchange();
-    let after = flow_of_datagrams(&slipgate);
-    assert_eq!((&after.id, &after.nat), (&before.id, &before.nat));
-    assert_eq!((after.tx_packets, after.rx_packets), (2, 2));
+    for guest in ["10.0.2.15".to_owned(), format!("[{GUEST6}]")] {
+        let before = flow_of_datagrams(&slipgate, &guest);
+        assert_eq!((before.tx_packets, before.rx_packets), (1, 1));
+        match guest.starts_with('[') {
+            true => stand.exchange6(),
+            false => stand.exchange(),
+        }
+        let after = flow_of_datagrams(&slipgate, &guest);
+        assert_eq!((&after.id, &after.nat), (&before.id, &before.nat));
+        assert_eq!((after.tx_packets, after.rx_packets), (2, 2));
+    }
     // Its address is open by a name for which the guest asked the other slipgate.
     stand.connect_by_name();
     assert_eq!(stand.resolver.udp_queries(NAME), 0);
