@@ -70,7 +70,8 @@ fn kvm_is_looked_at_for_those_who_run_vms() {
 
 #[test]
 fn without_a_resolver_that_can_be_asked_dns_is_named() {
-    let unused = UdpSocket::bind("127.0.0.1:0").unwrap();
+    // An address of its own: another test may get the port at the usual one.
+    let unused = UdpSocket::bind("127.81.0.1:0").unwrap();
     let SocketAddr::V4(address) = unused.local_addr().unwrap() else {
         panic!("not IPv4");
     };

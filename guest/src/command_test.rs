@@ -116,7 +116,7 @@ fn what_is_wrong_is_named() {
         ("crr 10.0.0.1:80 5 x0", "`x0` is not x1 to"),
         ("crr 10.0.0.1:80 5 x9999", "`x9999` is not x1 to"),
         ("crr 10.0.0.1:80 5 2", "`2` is one word too many"),
-        ("stream 10.0.0.1:80 5", "`up` or `down` is missing"),
+        ("stream 10.0.0.1:80 5", "`up`, `down` or `mixed` is missing"),
         (
             "stream 10.0.0.1:80 5 sideways",
             "is due where `sideways` is",
@@ -126,7 +126,7 @@ fn what_is_wrong_is_named() {
         ("flood 10.0.0.1:80 5 65536", "60 to 65535"),
         (
             "stream 10.0.0.1:80 up 5",
-            "`up` is not how many bytes; it is `stream HOST:PORT BYTES up|down [raw] [xM]`",
+            "`up` is not how many bytes; it is `stream HOST:PORT BYTES up|down|mixed [raw] [xM]`",
         ),
         ("wait 99999999999", "no time in milliseconds or seconds"),
         ("wait 5000000s", "no time in milliseconds or seconds"),

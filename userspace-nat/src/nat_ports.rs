@@ -130,7 +130,7 @@ const RANDOM_TRIES: usize = 8;
 /// Most resting ports that are examined for one that the VM may reuse early.
 const RESTING_LOOKS: usize = 64;
 /// Ports freed in one call after their rest, about 0.1 ms: first packets wait meanwhile.
-const PORTS_AT_ONCE: usize = 1_024;
+pub(crate) const PORTS_AT_ONCE: usize = 1_024;
 /// Holder of a port that another process uses.
 const NOBODY: VmId = VmId::new(FlowTuple::WORLD);
 

@@ -2,8 +2,8 @@
 //!
 //! The machine has one package. Each CPU is a core of one thread, and its index is its APIC id and
 //! x2APIC id. Hidden is what the machine does not have or a snapshot can't take along: performance
-//! counters, virtualization of the guest's own, enclaves, transactions, tracing, encrypted memory,
-//! and tiles, whose state is larger than what is saved.
+//! counters, virtualization of the guest's own, enclaves, transactions, tracing, branch records in
+//! memory, encrypted memory, and tiles, whose state is larger than what is saved.
 //! Sources: Intel SDM 2A, CPUID; AMD APM 3, appendix E; Linux, Documentation/virt/kvm/api.rst.
 use kvm_bindings::{
     CpuId, KVM_CPUID_FLAG_SIGNIFCANT_INDEX, KVM_MAX_CPUID_ENTRIES, kvm_cpuid_entry2,
@@ -66,6 +66,8 @@ pub fn physical_bits(cpuid: &CpuId) -> u8 {
 }
 
 mod ecx1 {
+    /// Branch records in memory (debug store): their layout with 64 bits, and by privilege.
+    pub(super) const DEBUG_STORE: u32 = 1 << 2 | 1 << 4;
     pub(super) const VMX: u32 = 1 << 5;
     pub(super) const PERF_CAPABILITIES: u32 = 1 << 15;
     pub(super) const TSC_DEADLINE: u32 = 1 << 24;
@@ -74,6 +76,8 @@ mod ecx1 {
 /// EBX of leaf 0 for AMD and Hygon: the first letters of AuthenticAMD and HygonGenuine.
 const AMD_VENDORS: [u32; 2] = [u32::from_le_bytes(*b"Auth"), u32::from_le_bytes(*b"Hygo")];
 const EDX1_HTT: u32 = 1 << 28;
+/// Branch records in memory (debug store).
+const EDX1_DEBUG_STORE: u32 = 1 << 21;
 /// CmpLegacy (AMD): the logical CPUs of a package are cores.
 const CMP_LEGACY: u32 = 1 << 1;
 /// Extended performance counters (AMD): core, north bridge, last-level cache.
@@ -87,6 +91,9 @@ const EBX7_HIDDEN: u32 = 1 << 2 | 1 << 4 | 1 << 11 | 1 << 25;
 const ECX7_HIDDEN: u32 = 1 << 30;
 /// Of leaf 7, EDX: branch records, tiles.
 const EDX7_HIDDEN: u32 = 1 << 19 | 1 << 22 | 1 << 24 | 1 << 25;
+/// Of leaf 7.1, EAX and EDX: further kinds of numbers in tiles (AMX-FP16, AMX-COMPLEX).
+const EAX7_1_HIDDEN: u32 = 1 << 21;
+const EDX7_1_HIDDEN: u32 = 1 << 8;
 
 /// Level types of leaves 0xB and 0x1F.
 const LEVEL_THREAD: u32 = 1;
@@ -138,7 +145,8 @@ fn adjust(entry: &mut kvm_cpuid_entry2, cpu: u8, cpus: u8, tsc_deadline: bool, a
             // The cache line flush size in bits 8 to 15 is kept.
             entry.ebx = entry.ebx & 0xFFFF | u32::from(cpus) << 16 | u32::from(cpu) << 24;
             entry.ecx |= ecx1::HYPERVISOR;
-            entry.ecx &= !(ecx1::PERF_CAPABILITIES | ecx1::VMX);
+            entry.ecx &= !(ecx1::PERF_CAPABILITIES | ecx1::VMX | ecx1::DEBUG_STORE);
+            entry.edx &= !EDX1_DEBUG_STORE;
             set(&mut entry.ecx, ecx1::TSC_DEADLINE, tsc_deadline);
             set(&mut entry.edx, EDX1_HTT, many);
         }
@@ -153,6 +161,10 @@ fn adjust(entry: &mut kvm_cpuid_entry2, cpu: u8, cpus: u8, tsc_deadline: bool, a
             entry.ebx &= !EBX7_HIDDEN;
             entry.ecx &= !ECX7_HIDDEN;
             entry.edx &= !EDX7_HIDDEN;
+        }
+        0x7 if entry.index == 1 => {
+            entry.eax &= !EAX7_1_HIDDEN;
+            entry.edx &= !EDX7_1_HIDDEN;
         }
         // Performance counters (Intel and AMD), enclaves, processor trace, branch records, tiles;
         // virtualization and encrypted memory (AMD).

@@ -121,16 +121,24 @@ fn what_the_machine_lacks_or_a_snapshot_can_not_take_along_is_hidden() {
     ]
     .map(|leaf| entry(leaf, 0, all))
     .into_iter()
+    .chain([entry(7, 1, all)])
     .chain(intel().into_iter().take(1))
     .collect::<Vec<_>>();
     let entries = filter(&host, 0, 1, true);
     let leaf = |leaf| find(&entries, leaf, 0);
-    assert_eq!(leaf(1).ecx >> 5 & 1, 0, "VMX");
+    for (bit, what) in [(2, "DTES64"), (4, "DS-CPL"), (5, "VMX")] {
+        assert_eq!(leaf(1).ecx >> bit & 1, 0, "{what}");
+    }
+    assert_eq!(leaf(1).edx >> 21 & 1, 0, "DS");
     for (bit, what) in [(2, "SGX"), (4, "HLE"), (11, "RTM"), (25, "processor trace")] {
         assert_eq!(leaf(7).ebx >> bit & 1, 0, "{what}");
     }
     assert_eq!(leaf(7).ebx >> 5 & 1, 1, "AVX2 stays");
     assert_eq!(leaf(7).edx >> 24 & 1, 0, "tiles");
+    let more = find(&entries, 7, 1);
+    assert_eq!(more.eax >> 21 & 1, 0, "AMX-FP16");
+    assert_eq!(more.edx >> 8 & 1, 0, "AMX-COMPLEX");
+    assert_eq!(more.eax >> 4 & 1, 1, "AVX-VNNI stays");
     assert_eq!(leaf(0x8000_0001).ecx >> 2 & 1, 0, "SVM");
     for gone in [0x12, 0x14, 0x1D, 0x8000_000A, 0x8000_001F] {
         let entry = leaf(gone);

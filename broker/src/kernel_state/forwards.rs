@@ -271,19 +271,36 @@ impl Attached {
                 socket,
             });
         }
-        let more = added.iter().filter(|new| new.socket.is_some()).count();
+        let new = added.iter().filter(|new| new.socket.is_some());
+        let more: Vec<HostPort> = new.map(|new| HostPort::of(&new.forward)).collect();
         let fewer = removed.iter().filter(|port| wanted(**port).is_none());
-        let held_then = self.forwards.held.len() + more - fewer.count();
-        // Each family has a map of that size, and a port of both is in each of them.
-        if more > 0 && held_then > 2 * MAX_FORWARDS as usize {
-            bail!(
-                "{} forwards are held in this network namespace, of at most {}: \
-                 take some from other VMs first",
-                self.forwards.held.len(),
-                2 * MAX_FORWARDS
-            );
-        }
+        self.check_room(&more, &fewer.copied().collect::<Vec<_>>())?;
         Ok(ForwardChange { removed, added })
+    }
+
+    /// Checks that each family's map has room for more forwards while some others go.
+    fn check_room(&self, more: &[HostPort], fewer: &[HostPort]) -> anyhow::Result<()> {
+        for is_ipv6 in [false, true] {
+            let counts = |port: &&HostPort| port.is_from_links() && port.host.is_ipv6() == is_ipv6;
+            let held = self.forwards.held.keys().filter(counts).count();
+            let (more, fewer) = (
+                more.iter().filter(counts).count(),
+                fewer.iter().filter(counts).count(),
+            );
+            // Guests' mappings may take the other half.
+            let most = match &self.config.eim_ports {
+                Some(_) if !is_ipv6 => MAX_FORWARDS as usize / 2,
+                _ => MAX_FORWARDS as usize,
+            };
+            if more > 0 && held + more - fewer > most {
+                let family = if is_ipv6 { "IPv6" } else { "IPv4" };
+                bail!(
+                    "{held} forwards of {family} are held in this network namespace, of at most \
+                     {most}: take some from other VMs first"
+                );
+            }
+        }
+        Ok(())
     }
 
     /// Takes the port of a VM's new forward.
@@ -397,14 +414,28 @@ impl Attached {
     pub(crate) fn write_forwards(&self) -> anyhow::Result<()> {
         let ids: BTreeSet<VmId> = self.vms.iter().map(|vm| vm.open.id).collect();
         let maps = self.datapath.maps();
+        let by_name = self.open_by_name();
+        // One that stays is written over, so that nobody else can take its place meanwhile.
+        let stays = |host: IpAddr, port, protocol| {
+            let port = HostPort {
+                protocol,
+                host,
+                port,
+            };
+            let held = self.forwards.held.get(&port);
+            held.is_some_and(|held| port.is_from_links() && by_name.contains_key(&*held.vm))
+        };
         // Those of mappings are the engine's.
         let mapped = self.config.eim_ports.as_ref();
         maps.forwards.remove_if(|key, target| {
-            ids.contains(&target.id()) && !mapped.is_some_and(|ports| ports.contains(&key.port))
+            ids.contains(&target.id())
+                && !mapped.is_some_and(|ports| ports.contains(&key.port))
+                && !stays(IpAddr::V4(key.host.into()), key.port, key.protocol)
         })?;
-        maps.forwards6
-            .remove_if(|_, target| ids.contains(&target.id()))?;
-        let by_name = self.open_by_name();
+        maps.forwards6.remove_if(|key, target| {
+            ids.contains(&target.id())
+                && !stays(IpAddr::V6(key.host.into()), key.port, key.protocol)
+        })?;
         for (port, held) in &self.forwards.held {
             if let Some(open) = by_name.get(held.vm.as_str())
                 && let Err(e) = self.open_forward(*port, held, open)

@@ -23,8 +23,9 @@ use slipgate_ipc::{
 use super::spawn::{Child, Namespaces, Program};
 use crate::role::Role;
 
-/// Time limit for an ended process's exit status to become available, ms.
-const STATUS_WITHIN: u16 = 500;
+/// Time limit for an ended process's exit status to become available, ms. Its channel is closed
+/// before its namespaces are taken down, which takes a busy machine longer than a moment.
+const STATUS_WITHIN: u16 = 2_000;
 
 /// A running process. It is killed when this is dropped.
 #[derive(Debug)]

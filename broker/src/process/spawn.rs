@@ -1,8 +1,9 @@
 //! Starting a process in namespaces of its own.
 //!
 //! # Theory of operation
-//! A process enters a PID namespace by being made in it, so this is clone3(2) and not
-//! [`std::process::Command`]. The other namespaces a process can enter by itself, and the VMM does
+//! A process enters a PID namespace by being made in it, so this is clone(2) and not
+//! [`std::process::Command`]. It is not clone3(2): seccomp profiles of containers and systemd's
+//! `RestrictNamespaces=` can't look at the flags of that, and answer it by ENOSYS. The other namespaces a process can enter by itself, and the VMM does
 //! (`cli/src/sandbox/jail.rs`). Root makes the PID namespace as it is. Who is not root makes it in a
 //! user namespace, in which it is root: the new process keeps its capabilities in there over the
 //! execve, and builds the rest of its jail by them.
@@ -73,23 +74,28 @@ impl Program {
             let map = |id: u32| format!("0 {id} 1").into_bytes();
             [map(user.as_raw()), map(group.as_raw())]
         });
-        let mut flags = libc::CLONE_PIDFD as u64;
+        let mut flags = libc::CLONE_PIDFD | libc::SIGCHLD;
         if namespaces == Namespaces::Own {
-            flags |= libc::CLONE_NEWPID as u64;
+            flags |= libc::CLONE_NEWPID;
         }
         if own_user {
-            flags |= libc::CLONE_NEWUSER as u64;
+            flags |= libc::CLONE_NEWUSER;
         }
         let mut pidfd: RawFd = -1;
-        // SAFETY: integers; zero is what an unused field has.
-        let mut clone: libc::clone_args = unsafe { std::mem::zeroed() };
-        clone.flags = flags;
-        clone.pidfd = (&raw mut pidfd) as u64;
-        clone.exit_signal = libc::SIGCHLD as u64;
-        // SAFETY: as fork(2): the child has a copy of all memory and goes on below.
+        // The arguments after the stack differ between architectures but for this one, where the
+        // kernel writes the pidfd.
+        // SAFETY: as fork(2): the child has a copy of all memory, no stack of its own to be given,
+        // and goes on below.
         let pid = unsafe {
-            let size = size_of::<libc::clone_args>();
-            libc::syscall(libc::SYS_clone3, &raw const clone, size)
+            let pidfd = &raw mut pidfd;
+            libc::syscall(
+                libc::SYS_clone,
+                flags as libc::c_long,
+                0_usize,
+                pidfd,
+                0_usize,
+                0_usize,
+            )
         };
         match pid {
             -1 => return Err(io::Error::last_os_error()),

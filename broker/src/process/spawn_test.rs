@@ -24,3 +24,56 @@ fn a_child_ends_with_its_status() {
     let ended = child.try_wait().unwrap();
     assert!(matches!(ended, Some(WaitStatus::Exited(_, 0))), "{ended:?}");
 }
+
+/// Has the kernel answer clone3(2) by ENOSYS to this thread, as containers and systemd do.
+fn without_clone3() {
+    let step = |code: u32, jt, jf, k| libc::sock_filter {
+        code: code as u16,
+        jt,
+        jf,
+        k,
+    };
+    let answer = libc::SECCOMP_RET_ERRNO | libc::ENOSYS as u32;
+    let mut steps = [
+        // The number is the first word that a filter sees.
+        step(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0),
+        step(
+            libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K,
+            0,
+            1,
+            libc::SYS_clone3 as u32,
+        ),
+        step(libc::BPF_RET | libc::BPF_K, 0, 0, answer),
+        step(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ALLOW),
+    ];
+    let program = libc::sock_fprog {
+        len: steps.len() as u16,
+        filter: steps.as_mut_ptr(),
+    };
+    // SAFETY: numbers, and a program that lives during the call.
+    let applied = unsafe {
+        libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0
+            && libc::prctl(
+                libc::PR_SET_SECCOMP,
+                libc::SECCOMP_MODE_FILTER,
+                &raw const program,
+            ) == 0
+    };
+    assert!(applied, "{}", io::Error::last_os_error());
+}
+
+#[test]
+fn a_host_that_answers_clone3_by_enosys_starts_processes_too() {
+    let start = || {
+        without_clone3();
+        // SAFETY: no arguments: the filter answers first.
+        let refused = unsafe { libc::syscall(libc::SYS_clone3, 0_usize, 0_usize) };
+        assert_eq!((refused, Errno::last()), (-1, Errno::ENOSYS));
+        let mut child = program(|_| Ok(())).start(Namespaces::Ours).unwrap();
+        child.wait();
+        let ended = child.try_wait().unwrap();
+        assert!(matches!(ended, Some(WaitStatus::Exited(_, 0))), "{ended:?}");
+    };
+    // The filter ends with its thread.
+    std::thread::spawn(start).join().unwrap();
+}

@@ -7,7 +7,7 @@ use slipgate_model::{GuestIpv6, Ipv6Mode};
 
 use super::{Served, place::Place};
 use crate::{
-    config::{Config, VmConfig},
+    config::{Config, MIN_MTU6, VmConfig},
     kernel_state::{GATEWAY_MAC, Ipv6Wish, Uplink, ipv6_in_row, leads_to_ipv6},
 };
 
@@ -31,7 +31,11 @@ impl Served {
             wish,
             takes_ipv6_later,
         } = &mut self.vm;
-        let waits = *takes_ipv6_later && spec.ipv6.is_none() && wish.mode == Ipv6Mode::Auto;
+        // One whose link is too narrow was warned of at the start.
+        let waits = *takes_ipv6_later
+            && spec.ipv6.is_none()
+            && wish.mode == Ipv6Mode::Auto
+            && u32::from(spec.mtu) >= MIN_MTU6;
         let (network, uplink) = (self.watch.network(), self.uplink.ifindex);
         if !waits || !leads_to_ipv6(network, uplink) {
             return Ok(());

@@ -38,7 +38,7 @@ impl Forwards {
             .partition(|forward| forward.host.is_ipv6());
         if let Some(forward) = six.iter().find(|forward| forward.spec.contains('[')) {
             anyhow::bail!(
-                "--forward {}: there is no IPv6 in user mode: give an address of IPv4, or none",
+                "--forward {}: user mode has no forwards by IPv6: give an address of IPv4, or none",
                 forward.spec
             );
         }

@@ -3,7 +3,8 @@
 //! The files of a snapshot are made here, by who asks for it, and given to the machine open for
 //! writing: neither the broker nor the VMM opens a path that a client chose. They have no names
 //! until the snapshot is whole, so a command that is killed leaves an empty directory. The machine
-//! notices that its client has gone, ends the writing, and the guest goes on.
+//! notices that its client has gone, ends the writing, and the guest goes on. The next command may
+//! take that directory: a lock on it tells it from one that another command still writes to.
 use std::{
     cell::RefCell,
     fs::{self, DirBuilder, File, OpenOptions},
@@ -18,9 +19,10 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Context as _, bail};
+use anyhow::{Context as _, anyhow, bail};
 use nix::{
-    fcntl::{AT_FDCWD, AtFlags},
+    errno::Errno,
+    fcntl::{AT_FDCWD, AtFlags, Flock, FlockArg},
     unistd::{geteuid, linkat},
 };
 use slipgate_broker::config::SNAPSHOT_FILES;
@@ -94,19 +96,27 @@ fn write(machine: &Found, [state, memory]: &[File; 2]) -> anyhow::Result<serde_j
     }
 }
 
-/// Whether a directory is what a killed command has left: empty, and this user's alone.
-fn is_left(path: &Path) -> bool {
-    let is_own = path.symlink_metadata().is_ok_and(|found| {
-        found.is_dir() && found.uid() == geteuid().as_raw() && found.mode() & 0o077 == 0
-    });
-    is_own && fs::read_dir(path).is_ok_and(|mut entries| entries.next().is_none())
+/// Whether an open directory is what its path names, and empty.
+fn is_empty(path: &Path, open: &fs::Metadata) -> bool {
+    let named = path.symlink_metadata();
+    named.is_ok_and(|named| (named.dev(), named.ino()) == (open.dev(), open.ino()))
+        && fs::read_dir(path).is_ok_and(|mut entries| entries.next().is_none())
 }
 
-/// A directory that is removed with what is in it, unless it is finished.
+/// Whether a directory is this user's alone, as what a killed command has left.
+fn is_own(open: &fs::Metadata) -> bool {
+    open.uid() == geteuid().as_raw() && open.mode() & 0o077 == 0
+}
+
+/// A directory that is removed with what was made in it, unless it is finished.
 struct NewFolder {
     path: PathBuf,
+    /// Keeps other commands out. `None`: the file system has no locks.
+    _lock: Option<Flock<File>>,
     /// Files that get their names at the end.
     unnamed: RefCell<Vec<(String, File)>>,
+    /// Files that have names.
+    named: RefCell<Vec<PathBuf>>,
     /// Whether it was not there before.
     is_made: bool,
     is_finished: bool,
@@ -117,20 +127,40 @@ impl NewFolder {
         let made = DirBuilder::new().mode(0o700).create(path);
         let is_made = match made {
             Ok(()) => true,
-            Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {
-                if !is_left(path) {
-                    bail!(
-                        "{} exists: give a directory that does not, for it is made",
-                        path.display()
-                    );
-                }
-                false
-            }
+            Err(e) if e.kind() == io::ErrorKind::AlreadyExists => false,
             Err(e) => bail!("making {}: {e}", path.display()),
         };
+        let exists = || {
+            anyhow!(
+                "{} exists: give a directory that does not, for it is made",
+                path.display()
+            )
+        };
+        let open = OpenOptions::new()
+            .read(true)
+            .custom_flags(libc::O_DIRECTORY | libc::O_NOFOLLOW)
+            .open(path)
+            .map_err(|_| exists())?;
+        let data = open.metadata().map_err(|_| exists())?;
+        let lock = match Flock::lock(open, FlockArg::LockExclusiveNonblock) {
+            Ok(lock) => Some(lock),
+            Err((_, Errno::EWOULDBLOCK)) => bail!(
+                "{} is being written by another command: give a directory that does not exist",
+                path.display()
+            ),
+            // Without locks nobody takes a directory that is there.
+            Err(_) if is_made => None,
+            Err(_) => return Err(exists()),
+        };
+        // Another command may have taken it, finished or removed it before it was locked here.
+        if !is_empty(path, &data) || !(is_made || is_own(&data)) {
+            return Err(exists());
+        }
         Ok(Self {
             path: path.to_owned(),
+            _lock: lock,
             unnamed: RefCell::default(),
+            named: RefCell::default(),
             is_made,
             is_finished: false,
         })
@@ -151,11 +181,14 @@ impl NewFolder {
                 self.unnamed.borrow_mut().push((name.to_owned(), copy));
                 Ok(file)
             }
-            Err(_) => OpenOptions::new()
-                .write(true)
-                .create_new(true)
-                .mode(0o600)
-                .open(&path),
+            Err(_) => {
+                let made = OpenOptions::new()
+                    .write(true)
+                    .create_new(true)
+                    .mode(0o600)
+                    .open(&path);
+                made.inspect(|_| self.named.borrow_mut().push(path.clone()))
+            }
         };
         made.with_context(|| format!("making {}", path.display()))
     }
@@ -172,6 +205,7 @@ impl NewFolder {
                 &path,
                 AtFlags::AT_SYMLINK_FOLLOW,
             )?;
+            self.named.borrow_mut().push(path);
         }
         Ok(())
     }
@@ -205,9 +239,9 @@ impl Drop for NewFolder {
         if self.is_finished {
             return;
         }
-        for name in SNAPSHOT_FILES {
-            // One that was not made is not there.
-            let _ = fs::remove_file(self.path.join(name));
+        for path in self.named.borrow().iter() {
+            // One that somebody else has removed is not there.
+            let _ = fs::remove_file(path);
         }
         if !self.is_made {
             return;

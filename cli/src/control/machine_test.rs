@@ -40,7 +40,7 @@ fn what_is_not_finished_leaves_nothing() {
 fn what_a_killed_command_left_is_taken_and_nothing_else() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("warm");
-    std::mem::forget(NewFolder::make(&path).unwrap());
+    DirBuilder::new().mode(0o700).create(&path).unwrap();
     let folder = NewFolder::make(&path).unwrap();
     drop(folder.file("state").unwrap());
     drop(folder);
@@ -51,4 +51,37 @@ fn what_a_killed_command_left_is_taken_and_nothing_else() {
     set(0o700);
     fs::write(path.join("notes"), "").unwrap();
     assert!(NewFolder::make(&path).is_err(), "something is in it");
+}
+
+#[test]
+fn two_commands_do_not_write_to_one_directory() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("warm");
+    let first = NewFolder::make(&path).unwrap();
+    let files = ["state", "memory"].map(|name| first.file(name).unwrap());
+    let refused = NewFolder::make(&path).err().unwrap().to_string();
+    assert!(refused.contains("by another command"), "{refused}");
+    first.finish(&serde_json::json!({ "version": 1 })).unwrap();
+    drop(files);
+    let mut names: Vec<_> = fs::read_dir(&path)
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
+    names.sort();
+    assert_eq!(names, ["machine.json", "memory", "state"]);
+}
+
+#[test]
+fn what_others_put_into_it_is_not_removed() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("warm");
+    let folder = NewFolder::make(&path).unwrap();
+    drop(folder.file("state").unwrap());
+    fs::write(path.join("state"), "of somebody else").unwrap();
+    drop(folder);
+    assert!(path.join("state").exists());
+    let link = dir.path().join("link");
+    fs::create_dir(dir.path().join("empty")).unwrap();
+    std::os::unix::fs::symlink(dir.path().join("empty"), &link).unwrap();
+    assert!(NewFolder::make(&link).is_err(), "a link is not followed");
 }

@@ -62,10 +62,11 @@ fn of(with_user: bool, without_user: bool, is_root: bool, settings: &Path) -> Fi
 }
 
 fn can_enter(namespaces: CloneFlags) -> bool {
-    // SAFETY: the child makes one system call, and ends.
+    // SAFETY: the child makes system calls, and ends.
     match unsafe { fork() } {
         Ok(ForkResult::Child) => {
-            let refused = i32::from(unshare(namespaces).is_err());
+            let entered = unshare(namespaces).is_ok() && can_mount();
+            let refused = i32::from(!entered);
             // SAFETY: ends the child at once.
             unsafe { libc::_exit(refused) }
         }
@@ -74,6 +75,14 @@ fn can_enter(namespaces: CloneFlags) -> bool {
         }
         Err(_) => false,
     }
+}
+
+/// Whether this process may change its mounts, which AppArmor's profiles of containers deny. It is
+/// in a mount namespace of its own.
+fn can_mount() -> bool {
+    let (none, flags) = (std::ptr::null(), libc::MS_REC | libc::MS_PRIVATE);
+    // SAFETY: the path is terminated, and these flags take no other text.
+    unsafe { libc::mount(none, c"/".as_ptr(), none, flags, none.cast()) == 0 }
 }
 
 #[cfg(test)]

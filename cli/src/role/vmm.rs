@@ -8,7 +8,10 @@
 use std::{
     fs::File,
     io::{Seek as _, SeekFrom},
-    os::{fd::OwnedFd, unix::fs::FileTypeExt as _},
+    os::{
+        fd::{AsFd as _, OwnedFd},
+        unix::fs::FileTypeExt as _,
+    },
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering::Release},
@@ -34,6 +37,9 @@ use crate::{args::ChildArgs, log, sandbox::vmm as sandbox};
 
 /// Bytes of a snapshot's file that may be written beyond the size of the memory.
 const MORE_THAN_MEMORY: u64 = 16 << 20;
+
+/// Bytes that the VMM may write to a file of messages (stderr) behind its end.
+const MESSAGE_BYTES: u64 = 64 << 20;
 
 /// The built-in guest: an ELF file with a PVH note; empty where the build had none to embed.
 static BUILT_IN: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/slipgate-guest"));
@@ -136,7 +142,8 @@ pub(crate) fn run(args: &ChildArgs) -> anyhow::Result<()> {
 }
 
 /// Offset behind which the VMM writes to no file: the end of the largest of its disks and of a
-/// snapshot of its memory, and as much more for the console's file as may be printed.
+/// snapshot of its memory, and as much more for the console's file and that of its messages as may be
+/// printed.
 fn most_written(start: &VmmStart) -> anyhow::Result<u64> {
     let size = |fd: &OwnedFd| -> std::io::Result<u64> {
         let mut file = File::from(fd.try_clone()?);
@@ -154,10 +161,16 @@ fn most_written(start: &VmmStart) -> anyhow::Result<u64> {
         let there = size(&start.output).context("looking at the console's file")?;
         most = most.max(there.saturating_add(limit));
     }
+    let messages = std::io::stderr().as_fd().try_clone_to_owned();
+    let messages = messages.context("looking at stderr")?;
+    if let Some(limit) = limit(&messages, MESSAGE_BYTES) {
+        let there = size(&messages).context("looking at the file of messages")?;
+        most = most.max(there.saturating_add(limit));
+    }
     Ok(most)
 }
 
-/// Most that is written to a console: a terminal's or a pipe's reader decides by itself.
+/// Most that is written to a console or as messages: a terminal's or a pipe's reader decides by itself.
 fn limit(output: &OwnedFd, bytes: u64) -> Option<u64> {
     let file = File::from(output.try_clone().ok()?);
     let is_file = file.metadata().is_ok_and(|data| data.is_file());

@@ -32,15 +32,25 @@ const MOUNT_POINT: &CStr = c"/proc";
 
 /// Enters the jail. The process is its user already, with the capabilities of who it was, and has
 /// one thread. Its capabilities in the namespaces are for the caller to give up.
+///
+/// # Errors
+/// The host refuses a part of it. What it does not refuse is entered all the same.
 pub(super) fn enter() -> Result<(), ConfinementError> {
     // As they are called outside: inside they have no number until it is given.
     let (user, group) = (geteuid(), getegid());
-    match unshare(NAMESPACES | CloneFlags::CLONE_NEWUSER) {
-        Ok(()) => map_own_user(user, group)?,
+    let refused = match unshare(NAMESPACES | CloneFlags::CLONE_NEWUSER) {
+        Ok(()) => {
+            map_own_user(user, group)?;
+            None
+        }
         // Root makes the others without it, where the host has none.
-        Err(_) => unshare(NAMESPACES).map_err(failed("namespaces"))?,
-    }
-    empty_root()
+        Err(e) => {
+            unshare(NAMESPACES).map_err(failed("namespaces"))?;
+            Some(e)
+        }
+    };
+    empty_root()?;
+    refused.map_or(Ok(()), |e| Err(failed("a user namespace")(e)))
 }
 
 /// Gives the process's user and group their own numbers in its new user namespace.
@@ -108,3 +118,7 @@ fn mount(
         _ => Err(io::Error::last_os_error()),
     }
 }
+
+#[cfg(test)]
+#[path = "jail_test.rs"]
+mod tests;

@@ -8,7 +8,7 @@ use slipgate_testbed::{
     world::{SERVER, UPLINK},
 };
 
-use crate::{Bed, WAIT};
+use crate::{Bed, WAIT, eventually};
 
 const CLONES: usize = 100;
 /// Ports of two servers: each clone is denied one of them.
@@ -60,6 +60,10 @@ fn a_hundred_clones_of_one_address_have_answers_and_each_its_own_policy() {
     host.output(command).unwrap();
     signal(base.broker_pid(), libc::SIGKILL);
     drop(base);
+    // A clone may have the same TAP's name.
+    eventually("the daemon has removed it", || {
+        daemon.stats().unwrap()["vms"] == serde_json::json!([])
+    });
 
     let dir = dir.display().to_string();
     let mut clones: Vec<MicroVm> = (0..CLONES)

@@ -152,6 +152,10 @@ impl Saved {
         let host = &bed.world.host;
         host.ip(&format!("tuntap add dev {TAP} mode tap vnet_hdr"))
             .unwrap();
+        // The servers send all that a guest has room for at once. What lies there unread is lost with the
+        // machine, and an RST behind it is none that the guest accepts.
+        let route = "198.18.0.0/24 dev w0 proto kernel scope link src 198.18.0.1 initcwnd 100";
+        bed.world.net.ip(&format!("route change {route}")).unwrap();
         let servers =
             TcpServer::start(&bed.world.net, (SERVER, 7000), TcpService::Streams).unwrap();
         let vm = format!("name=vm,tap={TAP}");

@@ -1,9 +1,18 @@
 //! The jail of the VMM process, as the host sees it.
-use std::{collections::BTreeMap, fs, path::PathBuf, process::Command};
+use std::{
+    collections::BTreeMap,
+    fs,
+    io::{self, Seek as _, SeekFrom},
+    path::PathBuf,
+    process::Command,
+};
 
 use slipgate_testbed::{MicroVm, OrdinaryUser, require_kvm, require_root_and_tun, world::UPLINK};
 
 use crate::{Bed, WAIT, payload::Payload};
+
+/// Size of a log that has been written to for long.
+const LOG_BYTES: u64 = 1 << 30;
 
 /// Links of `/proc/PID/ns`, by name.
 fn namespaces(pid: u32) -> BTreeMap<String, PathBuf> {
@@ -103,7 +112,10 @@ fn a_console_that_is_a_file_has_a_bound_and_what_is_lost_is_counted() {
     let of = |name: &str| bed.folder.path().join(name);
     let (console, said, report) = (of("console"), of("said"), of("report"));
     let script = "\"$0\" run --own --uplink \"$1\" --pin-dir \"$2\" --kernel \"$3\" --memory 32 \
-                  --console-limit 4K --report \"$4\" >\"$5\" 2>\"$6\"";
+                  --console-limit 4K --report \"$4\" >\"$5\" 2>>\"$6\"";
+    // Messages go behind what is there, and that is beyond what may be written to other files.
+    let log = fs::File::create(&said).unwrap();
+    log.set_len(LOG_BYTES).unwrap();
     let mut command = Command::new("sh");
     command
         .args(["-c", script, env!("CARGO_BIN_EXE_slipgate"), UPLINK])
@@ -114,7 +126,9 @@ fn a_console_that_is_a_file_has_a_bound_and_what_is_lost_is_counted() {
         serde_json::from_str(&fs::read_to_string(&report).unwrap()).unwrap();
     let serial = &report["vmm"]["serial"];
     assert_eq!(serial["output_lost_bytes"], 6_000 - 4_096, "{serial}");
-    let said = fs::read_to_string(&said).unwrap();
+    let mut log = fs::File::open(&said).unwrap();
+    log.seek(SeekFrom::Start(LOG_BYTES)).unwrap();
+    let said = io::read_to_string(log).unwrap();
     assert!(
         said.contains("1904 bytes that the guest printed were lost"),
         "{said}"

@@ -27,6 +27,18 @@ impl Bed {
     }
 }
 
+/// As [`connect`], to a machine that is starting: its socket's file is there a moment before it is
+/// listened at, and the guest's port later.
+#[track_caller]
+pub(crate) fn reach(path: &Path, port: u32) -> UnixStream {
+    let mut reached = None;
+    eventually("the port is reached", || {
+        reached = connect(path, port).ok().flatten();
+        reached.is_some()
+    });
+    reached.unwrap()
+}
+
 /// Connects to a port of the guest. `None`: the guest refuses.
 pub(crate) fn connect(path: &Path, port: u32) -> io::Result<Option<UnixStream>> {
     let mut stream = UnixStream::connect(path)?;
@@ -83,10 +95,9 @@ fn programs_of_the_host_reach_a_port_of_the_guest_and_half_close() {
     let bed = Bed::new();
     let path = bed.socket();
     let vm = bed.start_vsock("vsock echo 5 4");
-    eventually("the socket is there", || path.exists());
-    // These wait for the guest's driver.
+    let first = reach(&path, 5);
     assert!(connect(&path, 6).unwrap().is_none(), "nobody listens on 6");
-    exchange(connect(&path, 5).unwrap().unwrap(), 1, 4 * MIB);
+    exchange(first, 1, 4 * MIB);
     let at_once: Vec<_> = (2..4)
         .map(|seed| {
             let stream = connect(&path, 5).unwrap().unwrap();

@@ -58,8 +58,8 @@ pub const fn credits(l3_len: u32, protocol: u8, gso_size: u32) -> u64 {
     }
 }
 
-/// As [`credits`], for IPv6, whose packets only their sender fragments (RFC 8200 section 4.5).
-/// `protocol` is the next header of the IPv6 header.
+/// As [`credits`], for IPv6, whose packets are not made into fragments on their way (RFC 8200 section
+/// 4.5). `protocol` is the next header of the IPv6 header.
 #[inline(always)]
 pub const fn credits6(l3_len: u32, protocol: u8, gso_size: u32) -> u64 {
     if gso_size != 0 && protocol == Protocol::Udp as u8 {

@@ -112,6 +112,7 @@ pub(super) fn perform(rig: &mut Rig, tape: &mut Tape<'_>) {
         what::FAULTS => {
             let mut some = || u32::from(tape.u8() % 4);
             let faults = Faults {
+                get_fails: 0,
                 insert_exists: some(),
                 insert_fails: some(),
                 open_port_full: 0,

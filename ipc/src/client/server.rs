@@ -34,7 +34,8 @@ use crate::{
 
 /// Longest accepted request, bytes: with room for the text of a policy.
 const MAX_REQUEST: usize = 64 << 10;
-/// Largest number of simultaneous connections.
+/// Largest number of simultaneous connections. Further ones wait in the kernel to be accepted, as far
+/// as their senders wait for an answer.
 const MAX_CLIENTS: usize = 16;
 /// Largest number of received descriptors that may wait for the requests they belong to.
 const MAX_WAITING_FDS: usize = 2;
@@ -114,10 +115,12 @@ impl ControlServer {
         self
     }
 
-    /// Descriptors to poll for input: the listener and every connection.
+    /// Descriptors to poll for input: every connection, and the listener while there is room for
+    /// another one.
     pub fn fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         let clients = self.clients.iter().map(|client| client.stream.as_fd());
-        std::iter::once(self.listener.as_fd()).chain(clients)
+        let listener = self.has_room().then(|| self.listener.as_fd());
+        listener.into_iter().chain(clients)
     }
 
     /// Whether a client has sent its next request already, so that [`ControlServer::serve`] has
@@ -195,8 +198,15 @@ impl ControlServer {
         }
     }
 
+    fn has_room(&self) -> bool {
+        self.clients.len() < MAX_CLIENTS
+    }
+
     fn accept(&mut self) {
-        while let Ok((stream, _)) = self.listener.accept() {
+        while self.has_room() {
+            let Ok((stream, _)) = self.listener.accept() else {
+                return;
+            };
             let Ok(peer) = getsockopt(&stream, PeerCredentials) else {
                 continue;
             };
@@ -204,7 +214,7 @@ impl ControlServer {
                 tracing::warn!(uid = peer.uid(), "a stranger came to the control socket");
                 continue;
             };
-            if self.clients.len() >= MAX_CLIENTS || stream.set_nonblocking(true).is_err() {
+            if stream.set_nonblocking(true).is_err() {
                 continue;
             }
             self.next_id += 1;

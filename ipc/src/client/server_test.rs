@@ -226,3 +226,39 @@ fn a_clients_next_request_waits_for_the_answer() {
         assert_eq!(server.has_waiting(), expected != ClientRequest::Machines);
     }
 }
+
+/// As when many machines are started at once.
+#[test]
+fn more_clients_than_are_served_at_once_wait_for_their_turn() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("0.sock");
+    let mut server = ControlServer::bind(&path, 0).unwrap();
+    let clients: Vec<_> = (0..3 * MAX_CLIENTS)
+        .map(|_| {
+            let path = path.clone();
+            thread::spawn(move || ask(&path, question()).unwrap())
+        })
+        .collect();
+    // None is answered before no more are taken.
+    let mut asked = Vec::new();
+    while asked.len() < MAX_CLIENTS {
+        asked.extend(server.serve());
+    }
+    assert_eq!(
+        server.fds().count(),
+        MAX_CLIENTS,
+        "the listener is left alone"
+    );
+    assert!(server.serve().is_empty());
+    let mut answered = 0;
+    while answered < clients.len() {
+        for request in asked.drain(..) {
+            server.answer(request.client, &ClientAnswer::error("no"));
+            answered += 1;
+        }
+        asked = server.serve();
+    }
+    for client in clients {
+        assert!(matches!(client.join().unwrap(), ClientAnswer::Error { .. }));
+    }
+}

@@ -8,7 +8,10 @@ use slipgate_policy::NatBehaviour;
 use super::commit::PORT_TRIES;
 use crate::{
     datapath::{Datapath, InsertError},
-    flow::{NewFlow, OpenError, mappings::Inside},
+    flow::{
+        NewFlow, OpenError,
+        mappings::{Closed, Inside},
+    },
     state::Nat,
 };
 
@@ -70,13 +73,24 @@ impl<D: Datapath> Nat<D> {
         let Some(key) = inside.pool().key(mapping.port) else {
             return Ok(());
         };
-        if !mappings.may_open() {
+        if !mappings.may_open(inside.vm) {
             return Err(InsertError::Full);
         }
         let target = ForwardTarget::new(inside.vm, mapping.row, inside.port);
+        // The entry of whoever had the port before, or the port would be closed after it is opened.
+        if let Some(closed) = mappings.take_closed_at(inside.pool(), mapping.port) {
+            self.close(&closed);
+        }
         self.datapath.open_port(&key, target)?;
-        mappings.set_open(inside, true);
+        self.flows.mappings.set_open(inside, true);
         Ok(())
+    }
+
+    /// Has the programs leave first packets to the port of a mapping that is gone to the host.
+    pub(crate) fn close(&mut self, closed: &Closed) {
+        if let Some(key) = closed.key() {
+            let _ = self.datapath.close_port(&key, closed.vm);
+        }
     }
 
     /// Has the programs leave first packets to such a port to the host again.

@@ -105,7 +105,7 @@ pub(crate) fn admit_outbound<D: Datapath>(
         return Admission::NoFlow;
     };
     let planner = Planner::new(nat, rules, inspected, now_ns);
-    let plan = planner.outbound(vm, to, has_timestamps(packet));
+    let plan = planner.outbound(vm, to, has_timestamps(packet), Some(&tuple));
     let first = FirstPacket { packet, tuple, isn };
     match commit_outbound(nat, rules, inspected, vm, plan, &first, now_ns) {
         Ok(slot) => {

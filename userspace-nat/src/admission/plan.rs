@@ -9,11 +9,15 @@
 use std::rc::Rc;
 
 use slipgate_abi::{Protocol, Refusal};
+use slipgate_model::FlowTuple;
 
 use super::room::Room;
 use crate::{
     datapath::Datapath,
-    flow::PortSearch,
+    flow::{
+        PortSearch,
+        mappings::{Inside, Pool},
+    },
     inspection::sessions::Inspected,
     name_gate::LearntName,
     nat_ports,
@@ -79,8 +83,15 @@ impl<'a, D: Datapath> Planner<'a, D> {
     }
 
     /// Plans a VM's flow to an address outside its own network. `timestamps`: whether it begins
-    /// with a SYN with TCP timestamps.
-    pub(crate) fn outbound(&self, vm: &VmState, to: Destination, timestamps: bool) -> Plan {
+    /// with a SYN with TCP timestamps. `guest`: its tuple on the guest's link; `None`: it is of a
+    /// port of which there is no flow.
+    pub(crate) fn outbound(
+        &self,
+        vm: &VmState,
+        to: Destination,
+        timestamps: bool,
+        guest: Option<&FlowTuple>,
+    ) -> Plan {
         let verdict = self.rules.judge.borrow().decide(vm.net.id, to, self.now_ns);
         let path = match verdict.inspect {
             true => Path::Inspected,
@@ -96,7 +107,7 @@ impl<'a, D: Datapath> Planner<'a, D> {
             mapped: None,
             refused: None,
         };
-        let checked = self.check_outbound(vm, to, timestamps, &mut plan);
+        let checked = self.check_outbound(vm, to, (timestamps, guest), &mut plan);
         plan.refused = checked.err();
         plan
     }
@@ -106,7 +117,7 @@ impl<'a, D: Datapath> Planner<'a, D> {
         &self,
         vm: &VmState,
         to: Destination,
-        timestamps: bool,
+        (timestamps, guest): (bool, Option<&FlowTuple>),
         plan: &mut Plan,
     ) -> Result<(), Refused> {
         let Nat {
@@ -137,7 +148,25 @@ impl<'a, D: Datapath> Planner<'a, D> {
         let can_be_mapped = flows.mappings.range().is_some() && source.is_ipv4();
         if behaviour.is_mapped() && can_be_mapped && !is_inspected {
             plan.mapped = Some(behaviour);
-            return Ok(());
+            let pool = Pool {
+                protocol: to.protocol,
+                nat: source,
+            };
+            let port = guest.and_then(|guest| Inside::of(guest, source));
+            let entries = room
+                .leaving()
+                .into_iter()
+                .filter_map(|slot| flows.entry(slot));
+            let leaving: Vec<_> = entries
+                .filter_map(|entry| Inside::of(&entry.guest, entry.nat))
+                .collect();
+            let given = flows
+                .mappings
+                .would_give((vm.net.id, pool), port.as_ref(), &leaving);
+            return match given {
+                true => Ok(()),
+                false => Err(Refusal::PortsExhausted.into()),
+            };
         }
         let toward = nat_ports::Destination {
             nat: source,

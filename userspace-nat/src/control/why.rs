@@ -10,7 +10,7 @@ use crate::{
     datapath::{Datapath, Tables},
     flow::mappings::Pool,
     route::Route,
-    state::{VmState, VmTable},
+    state::{Refused, VmState, VmTable},
 };
 use slipgate_policy::{DNS_PORT, Decision, Destination, Name, wire};
 
@@ -204,7 +204,7 @@ fn by_address<D: Datapath>(
         return nothing("stays on the guest's own network: never translated".to_owned());
     }
     let timestamps = has_timestamps_by_default(to.protocol);
-    let plan = planner.outbound(vm, to, timestamps);
+    let plan = planner.outbound(vm, to, timestamps, None);
     planned(planner, vm, to, &plan)
 }
 
@@ -254,15 +254,17 @@ fn planned<D>(planner: &Planner<'_, D>, vm: &VmState, to: Destination, plan: &Pl
 }
 
 /// Says how the flow's translated port behaves toward others, as a STUN client would find out
-/// (RFC 5780); `None`: it is not translated, or refused.
+/// (RFC 5780); `None`: it is not translated, or refused otherwise than for want of a port.
 fn port_behaves<D>(planner: &Planner<'_, D>, to: Destination, plan: &Plan) -> Option<String> {
-    let (_, nat) = plan.route.filter(|_| plan.refused.is_none())?.hop()?;
+    let lacks_port = |refused: Refused| refused.reason == Refusal::PortsExhausted;
+    let has_behaviour = plan.refused.is_none_or(lacks_port);
+    let (_, nat) = plan.route.filter(|_| has_behaviour)?.hop()?;
     let mappings = &planner.nat.flows.mappings;
     let behaviour = plan.mapped.zip(mappings.range());
     behaviour.map(|(behaviour, range)| {
         let filtering = behaviour.filtering.name();
         let protocol = to.protocol;
-        let (taken, all) = (mappings.taken(Pool { protocol, nat }), range.len());
+        let (taken, all) = (mappings.taken(Pool { protocol, nat }), mappings.size());
         format!(
             "The translated port: endpoint-independent mapping, {filtering} filtering, from \
              --eim-ports {}-{}, of which {taken} of {all} are taken.",
@@ -305,6 +307,9 @@ fn refused(vm: &VmState, plan: &Plan, refusal: Refusal) -> String {
         (Refusal::ByteBudget, _) => "refused: the VM has spent its budget of bytes".to_owned(),
         (Refusal::Inspection, _) => {
             "refused: it can't be inspected, or no more of the VM's flows can".to_owned()
+        }
+        (Refusal::PortsExhausted, _) if plan.mapped.is_some() => {
+            "refused: no port of --eim-ports is left for a port of the VM that has none".to_owned()
         }
         (Refusal::PortsExhausted, _) => {
             "refused: no translated port toward that destination is left".to_owned()

@@ -248,6 +248,7 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
             self.core.forwards.is_finding_guests().then_some(now_ns),
             self.core.nat.flows.is_adopting().then_some(now_ns),
             self.core.nat.flows.is_scanning().then_some(now_ns),
+            self.core.nat.flows.mappings.has_changed().then_some(now_ns),
             self.log.is_behind().then_some(now_ns + WRITTEN_INTERVAL_NS),
         ];
         let first_ns = deadlines.into_iter().flatten().min()?;

@@ -95,6 +95,9 @@ impl FlowMap for FakeDatapath {
     }
 
     fn get(&mut self, tuple: &FlowTuple) -> io::Result<Option<FlowRef>> {
+        if Kernel::take_fault(&mut self.kernel.borrow_mut().faults.get_fails) {
+            return Err(io::Error::other("injected"));
+        }
         Ok(self.kernel.borrow().flow_by(tuple))
     }
 

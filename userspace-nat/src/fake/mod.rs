@@ -82,6 +82,8 @@ impl<T> Drop for Shared<T> {
 /// Faults to inject.
 #[derive(Clone, Debug, Default)]
 pub struct Faults {
+    /// Number of further look-ups that fail with EIO.
+    pub get_fails: u32,
     /// Number of further insertions that find the tuple in use.
     pub insert_exists: u32,
     /// Number of further insertions that fail with EIO.

@@ -20,6 +20,8 @@
 //! - a flow that a packet or a command concerns is adopted before that is handled, by its tuple
 //!   ([`Flows::left_by`]) or as one of its VM's ([`Flows::next_left_of`]);
 //! - what is listed counts against its VM's cap and its share of the slots, as if it were live;
+//! - no guest's port is given a translated port that another one's flows have that are left
+//!   ([`super::mappings`]);
 //! - no new flow gets a tuple that is left: the kernel's insertion refuses it, and the port that was
 //!   found so is busy from then on;
 //! - no chunk is released, so that a listed slot can't be another process's.
@@ -92,6 +94,8 @@ impl Flows {
     pub(crate) fn begin_adoption(&mut self, datapath: &mut impl Datapath, now_ns: u64) -> usize {
         self.ports
             .share_with(datapath.owner(), datapath.other_owners());
+        self.mappings
+            .share_with(datapath.owner(), datapath.other_owners());
         let (mut all, mut live) = (0, 0);
         for chunk in datapath.own_chunks() {
             self.left.chunks.insert(SlotIndex::new(chunk.start).chunk());
@@ -103,6 +107,10 @@ impl Flows {
                     continue;
                 }
                 all += 1;
+                if self.mappings.range().is_some() {
+                    let (guest, nat) = (datapath.guest_tuple(slot), datapath.addresses(slot).nat);
+                    self.mappings.keep(slot, &guest, nat, held.nat_port());
+                }
                 if verdict == Verdict::Closing as u32 {
                     // Its owner may have died between moving the counts and releasing the slot.
                     // Not later: the next flow of the VM that ends would overwrite what it noted.
@@ -357,6 +365,7 @@ impl Flows {
             }
         }
         if !self.left.sweeps {
+            self.mappings.keep_none();
             self.left.chunks = HashSet::new();
             self.left.vms = HashMap::default();
         }

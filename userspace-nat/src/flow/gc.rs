@@ -57,6 +57,8 @@ impl Flows {
         self.scan.rested = true;
         self.ports
             .share_with(datapath.owner(), datapath.other_owners());
+        self.mappings
+            .share_with(datapath.owner(), datapath.other_owners());
         self.scan.pass.get_or_insert(Pass {
             slots: SLOTS_PER_PASS,
             chunks: self.table.chunks(),
@@ -76,8 +78,10 @@ impl Flows {
         timers: impl Fn(VmId) -> Timers,
         now_ns: u64,
     ) {
-        self.mappings.wake(now_ns);
-        self.scan.rested = self.scan.rested && !self.ports.wake(now_ns);
+        if self.scan.rested {
+            let are_all = [self.mappings.wake(now_ns), self.ports.wake(now_ns)];
+            self.scan.rested = are_all.contains(&false);
+        }
         let Some(mut pass) = self.scan.pass else {
             return;
         };

@@ -17,156 +17,57 @@
 //! same port of the same guest gets it. Where the range is exhausted a VM's own resting ports make
 //! room for its new ones, the oldest first.
 //!
+//! A port may be given if no mapping has it, no socket of the host is bound to it, it is this
+//! process's ([`division`]), and no flow of a predecessor has it that is still to be adopted
+//! ([`unadopted`]). Those that may be given are listed, so that nothing is searched for.
+//!
 //! Mappings are in no map: a successor makes them of the flows that it adopts.
 use std::{
-    collections::{BTreeMap, HashSet, VecDeque},
+    cell::RefCell,
+    collections::{BTreeMap, HashSet},
     hash::Hash,
-    net::{IpAddr, Ipv4Addr},
+    net::IpAddr,
     ops::{RangeInclusive, SubAssign},
 };
 
 use hashbrown::HashMap;
 use rand::{RngExt, SeedableRng, rngs::SmallRng};
-use slipgate_abi::{
-    ForwardKey, Protocol, SlotIndex, VmId, VmRow, maps::MAX_FORWARDS, timeout::PORT_REST_NS,
-};
+use slipgate_abi::{ForwardKey, Protocol, SlotIndex, VmId, VmRow, timeout::PORT_REST_NS};
 use slipgate_model::FlowTuple;
 
 use super::Entry;
-use crate::quota::Reserve;
+use crate::{nat_ports::PORTS_AT_ONCE, quota::Reserve};
 
-/// Random tries for a port before the range is searched in order.
-const RANDOM_TRIES: usize = 16;
-/// Most mappings of this process that are open at once.
-pub const MOST_OPEN: usize = MAX_FORWARDS as usize / 2;
+mod changes;
+mod division;
+mod free_ports;
+mod giving;
+mod inside;
+mod mapping;
+mod open_ports;
+mod rests;
+mod unadopted;
 
-/// A port of a guest, and the address to which it is translated.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub struct Inside {
-    /// Id of the VM.
-    pub vm: VmId,
-    /// TCP or UDP.
-    pub protocol: Protocol,
-    /// Address of the guest.
-    pub guest: IpAddr,
-    /// Port of the guest.
-    pub port: u16,
-    /// Translated address.
-    pub nat: IpAddr,
-}
+pub use inside::{Inside, Pool};
+pub use mapping::{Closed, Mapping};
 
-impl Inside {
-    /// Returns the guest's side of a flow with this tuple on the guest's link, translated to this
-    /// address; `None` if its protocol or family has no mappings.
-    pub fn of(guest: &FlowTuple, nat: IpAddr) -> Option<Self> {
-        let protocol = guest.protocol()?;
-        let has_ports = matches!(protocol, Protocol::Tcp | Protocol::Udp);
-        (has_ports && nat.is_ipv4()).then_some(Self {
-            vm: VmId::new(guest.scope),
-            protocol,
-            guest: guest.local,
-            port: guest.local_port,
-            nat,
-        })
-    }
-
-    /// Returns the ports among which its translated port is.
-    pub const fn pool(&self) -> Pool {
-        Pool {
-            protocol: self.protocol,
-            nat: self.nat,
-        }
-    }
-}
-
-/// Translated address and protocol: each has all ports of the range.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub struct Pool {
-    /// TCP or UDP.
-    pub protocol: Protocol,
-    /// Translated address.
-    pub nat: IpAddr,
-}
-
-impl Pool {
-    /// Returns the element of `FORWARDS` of a port.
-    pub fn key(&self, port: u16) -> Option<ForwardKey> {
-        let IpAddr::V4(nat) = self.nat else {
-            return None;
-        };
-        Some(ForwardKey {
-            host: nat.into(),
-            port,
-            protocol: self.protocol as u8,
-            pad: 0,
-        })
-    }
-}
-
-/// The translated port of a guest's port, and the flows that have it.
-#[derive(Debug)]
-pub struct Mapping {
-    /// Translated port.
-    pub port: u16,
-    /// Row of the VM.
-    pub row: VmRow,
-    /// Number of the guest's own flows to each address.
-    peers: HashMap<IpAddr, u32, foldhash::fast::RandomState>,
-    /// Slots of the flows that the world opened.
-    from_world: HashSet<SlotIndex>,
-    /// Whether the port has an entry in `FORWARDS`.
-    is_open: bool,
-    /// End of its rest, ns, while it has no flow.
-    rests_until_ns: u64,
-}
-
-impl Mapping {
-    /// Whether a flow has the mapping.
-    fn has_flows(&self) -> bool {
-        !self.peers.is_empty() || !self.from_world.is_empty()
-    }
-
-    /// Whether the guest has a flow of its own to this address.
-    pub fn has_peer(&self, remote: IpAddr) -> bool {
-        self.peers.contains_key(&remote)
-    }
-
-    /// Whether it is in use. `is_answered`: whether the guest has answered a flow of the world's.
-    pub fn is_in_use(&self, is_answered: impl Fn(SlotIndex) -> bool) -> bool {
-        !self.peers.is_empty() || self.from_world.iter().any(|slot| is_answered(*slot))
-    }
-
-    /// Whether the programs hand over first packets to the port.
-    pub const fn is_open(&self) -> bool {
-        self.is_open
-    }
-}
-
-/// A port whose entry in `FORWARDS` is to be removed.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Closed {
-    /// Id of the VM.
-    pub vm: VmId,
-    /// Protocol and address.
-    pub pool: Pool,
-    /// Translated port.
-    pub port: u16,
-}
-
-impl Closed {
-    /// Returns the element of `FORWARDS`.
-    pub fn key(&self) -> Option<ForwardKey> {
-        self.pool.key(self.port)
-    }
-}
+use changes::Changes;
+use division::Division;
+use free_ports::FreePorts;
+use open_ports::OpenPorts;
+use rests::Rests;
+use unadopted::Unadopted;
 
 /// The mappings of this process.
 #[derive(Debug)]
 pub struct Mappings {
     /// Ports for mappings; `None`: no VM has endpoint-independent mapping.
     range: Option<RangeInclusive<u16>>,
+    /// Number of ports of the range that are this process's.
+    size: usize,
     reserve: Reserve,
     vms: usize,
+    division: Division,
     /// Ports that are bound by sockets of the host, by protocol.
     reserved: HashSet<(Protocol, u16)>,
     by_inside: BTreeMap<Inside, Mapping>,
@@ -175,14 +76,12 @@ pub struct Mappings {
     held: HashMap<(VmId, Pool), usize, foldhash::fast::RandomState>,
     /// Number of ports that are taken.
     taken: HashMap<Pool, usize, foldhash::fast::RandomState>,
-    /// Mappings without flows in the order in which their rests end.
-    resting: VecDeque<(u64, Inside)>,
-    /// Mappings that may have to be opened or closed.
-    changed: HashSet<Inside>,
-    /// Ports of mappings that are gone and were open.
-    closed: Vec<Closed>,
-    /// Number of mappings that are open.
-    open: usize,
+    /// Ports that may be given. A list is made when it is first asked for.
+    free: RefCell<HashMap<Pool, FreePorts, foldhash::fast::RandomState>>,
+    rests: Rests,
+    changes: Changes,
+    open: OpenPorts,
+    unadopted: Unadopted,
     rng: SmallRng,
 }
 
@@ -191,17 +90,20 @@ impl Mappings {
     pub(super) fn new() -> Self {
         Self {
             range: None,
+            size: 0,
             reserve: Reserve::new(0, 1),
             vms: 1,
+            division: Division::ALONE,
             reserved: HashSet::new(),
             by_inside: BTreeMap::new(),
             by_outside: BTreeMap::new(),
             held: HashMap::default(),
             taken: HashMap::default(),
-            resting: VecDeque::new(),
-            changed: HashSet::new(),
-            closed: Vec::new(),
-            open: 0,
+            free: RefCell::default(),
+            rests: Rests::default(),
+            changes: Changes::default(),
+            open: OpenPorts::new(),
+            unadopted: Unadopted::default(),
             rng: SmallRng::from_rng(&mut rand::rng()),
         }
     }
@@ -209,7 +111,7 @@ impl Mappings {
     /// Sets the range of ports, before the first flow.
     pub fn set_range(&mut self, range: Option<RangeInclusive<u16>>) {
         self.range = range;
-        self.share_among(self.vms);
+        self.divide();
     }
 
     /// Returns the range of ports; `None`: no VM has endpoint-independent mapping.
@@ -217,19 +119,9 @@ impl Mappings {
         self.range.as_ref()
     }
 
-    /// Sets the number of VMs among which the ports are shared.
-    pub(super) fn share_among(&mut self, vms: usize) {
-        self.vms = vms;
-        self.reserve = Reserve::new(self.size(), vms);
-    }
-
-    /// Sets the ports that are bound by sockets of the host; they are not picked any more.
-    pub fn set_reserved(&mut self, ports: impl IntoIterator<Item = (Protocol, u16)>) {
-        self.reserved = ports.into_iter().collect();
-    }
-
-    fn size(&self) -> usize {
-        self.range.as_ref().map_or(0, |range| range.len())
+    /// Returns the number of ports of the range that are this process's.
+    pub fn size(&self) -> usize {
+        self.size
     }
 
     /// Returns the number of mappings, resting ones included.
@@ -263,42 +155,16 @@ impl Mappings {
         if let Some(mapping) = self.by_inside.get(&inside) {
             return Some(mapping.port);
         }
-        let port = match self.pick(&inside) {
-            Some(port) => port,
-            None => {
-                self.end_own_rest(&inside)?;
-                self.pick(&inside)?
-            }
-        };
+        let (vm, pool) = (inside.vm, inside.pool());
+        if !self.has_room(vm, pool, 0, 0) {
+            let oldest = self.rest_that_makes_room(vm, pool)?;
+            self.remove(&oldest);
+        }
+        // At random (RFC 6056), of the same parity as the guest's if there is one (RFC 4787 REQ-4).
+        let random = self.rng.random();
+        let port = self.free(pool)?.select(inside.port, random)?;
         self.add(inside, row, port);
         Some(port)
-    }
-
-    /// Picks a free port at random (RFC 6056), of the same parity as the guest's if there is one
-    /// (RFC 4787 REQ-4).
-    fn pick(&mut self, inside: &Inside) -> Option<u16> {
-        let range = self.range.clone()?;
-        let pool = inside.pool();
-        let free = range.len() - self.taken(pool);
-        let held = || self.held.get(&(inside.vm, pool)).copied().unwrap_or(0);
-        if free == 0 || !self.reserve.allows(free, held) {
-            return None;
-        }
-        let is_free = |of: &Self, port: u16| {
-            !of.by_outside.contains_key(&(pool, port))
-                && !of.reserved.contains(&(inside.protocol, port))
-        };
-        let is_even = |port: u16| port % 2 == inside.port % 2;
-        for _ in 0..RANDOM_TRIES {
-            let port = self.rng.random_range(range.clone());
-            if is_even(port) && is_free(self, port) {
-                return Some(port);
-            }
-        }
-        let start = self.rng.random_range(range.clone());
-        let in_order = || (start..=*range.end()).chain(*range.start()..start);
-        let of_parity = in_order().find(|port| is_even(*port) && is_free(self, *port));
-        of_parity.or_else(|| in_order().find(|port| is_free(self, *port)))
     }
 
     fn add(&mut self, inside: Inside, row: VmRow, port: u16) {
@@ -306,28 +172,18 @@ impl Mappings {
         self.by_outside.insert((pool, port), inside);
         *self.held.entry((inside.vm, pool)).or_default() += 1;
         *self.taken.entry(pool).or_default() += 1;
+        if let Some(free) = self.free.get_mut().get_mut(&pool) {
+            free.remove(port);
+        }
         let mapping = Mapping {
             port,
             row,
             peers: HashMap::default(),
             from_world: HashSet::new(),
             is_open: false,
-            rests_until_ns: 0,
+            rests_until_ns: None,
         };
         self.by_inside.insert(inside, mapping);
-    }
-
-    /// Frees the oldest resting port of the same VM. `None`: it has none.
-    fn end_own_rest(&mut self, wanted: &Inside) -> Option<()> {
-        let (vm, pool) = (wanted.vm, wanted.pool());
-        let is_own = |(ends_ns, inside): &&(u64, Inside)| {
-            let mapping = self.by_inside.get(inside);
-            let rests = mapping.is_some_and(|of| !of.has_flows() && of.rests_until_ns == *ends_ns);
-            inside.vm == vm && inside.pool() == pool && rests
-        };
-        let (_, inside) = *self.resting.iter().find(is_own)?;
-        self.remove(&inside);
-        Some(())
     }
 
     /// Forgets the mapping of a guest's port if no flow has it, so that it may be given another
@@ -344,17 +200,20 @@ impl Mappings {
         let Some(mapping) = self.by_inside.remove(inside) else {
             return;
         };
-        let pool = inside.pool();
-        self.by_outside.remove(&(pool, mapping.port));
-        decrement(&mut self.held, (inside.vm, pool));
+        let (vm, pool, port) = (inside.vm, inside.pool(), mapping.port);
+        self.by_outside.remove(&(pool, port));
+        decrement(&mut self.held, (vm, pool));
         decrement(&mut self.taken, pool);
+        if self.may_be_given(pool, port)
+            && let Some(free) = self.free.get_mut().get_mut(&pool)
+        {
+            free.insert(port);
+        }
+        if let Some(ends_ns) = mapping.rests_until_ns {
+            self.rests.remove(inside, ends_ns);
+        }
         if mapping.is_open {
-            self.open -= 1;
-            self.closed.push(Closed {
-                vm: inside.vm,
-                pool,
-                port: mapping.port,
-            });
+            self.open.gone(Closed { vm, pool, port });
         }
     }
 
@@ -365,15 +224,15 @@ impl Mappings {
         {
             mapping.is_open = is_open;
             match is_open {
-                true => self.open += 1,
-                false => self.open -= 1,
+                true => self.open.opened(inside.vm),
+                false => self.open.closed(inside.vm),
             }
         }
     }
 
-    /// Whether another mapping may be open: half of `FORWARDS` is left to forwards.
-    pub fn may_open(&self) -> bool {
-        self.open < MOST_OPEN
+    /// Whether a VM may have another mapping open.
+    pub fn may_open(&self, vm: VmId) -> bool {
+        self.open.may_open(vm)
     }
 
     /// Returns the number of ports that are taken of a pool.
@@ -383,7 +242,7 @@ impl Mappings {
 
     /// Notes a flow that has got its tuples. One with a port of the range has a mapping.
     pub(super) fn joined(&mut self, slot: SlotIndex, entry: &Entry) {
-        let Some(inside) = self.inside_of(entry) else {
+        let Some(inside) = self.inside_of(&entry.guest, entry.nat, entry.nat_port) else {
             return;
         };
         let outside = (inside.pool(), entry.nat_port);
@@ -401,14 +260,17 @@ impl Mappings {
             true => drop(mapping.from_world.insert(slot)),
             false => *mapping.peers.entry(entry.guest.remote).or_default() += 1,
         }
+        if let Some(ends_ns) = mapping.rests_until_ns.take() {
+            self.rests.remove(&inside, ends_ns);
+        }
         if !mapping.is_open {
-            self.changed.insert(inside);
+            self.changes.insert(inside);
         }
     }
 
     /// Notes a flow that has lost its tuples.
     pub(super) fn left(&mut self, slot: SlotIndex, entry: &Entry, now_ns: u64) {
-        let Some(inside) = self.inside_of(entry) else {
+        let Some(inside) = self.inside_of(&entry.guest, entry.nat, entry.nat_port) else {
             return;
         };
         let Some(mapping) = self.by_inside.get_mut(&inside) else {
@@ -421,12 +283,13 @@ impl Mappings {
             true => drop(mapping.from_world.remove(&slot)),
             false => decrement(&mut mapping.peers, entry.guest.remote),
         }
-        if !mapping.has_flows() {
-            mapping.rests_until_ns = now_ns + PORT_REST_NS;
-            self.resting.push_back((mapping.rests_until_ns, inside));
+        if !mapping.has_flows() && mapping.rests_until_ns.is_none() {
+            let ends_ns = now_ns + PORT_REST_NS;
+            mapping.rests_until_ns = Some(ends_ns);
+            self.rests.insert(inside, ends_ns);
         }
         if mapping.is_open && mapping.peers.is_empty() {
-            self.changed.insert(inside);
+            self.changes.insert(inside);
         }
     }
 
@@ -441,50 +304,46 @@ impl Mappings {
         mapping.is_some_and(Mapping::is_open)
     }
 
-    fn inside_of(&self, entry: &Entry) -> Option<Inside> {
+    fn inside_of(&self, guest: &FlowTuple, nat: IpAddr, nat_port: u16) -> Option<Inside> {
         let range = self.range.as_ref()?;
-        let is_mapped = range.contains(&entry.nat_port);
-        is_mapped.then(|| Inside::of(&entry.guest, entry.nat))?
+        let is_mapped = range.contains(&nat_port);
+        is_mapped.then(|| Inside::of(guest, nat))?
     }
 
-    /// Ends the rests that are over.
-    pub fn wake(&mut self, now_ns: u64) {
-        while let Some((ends_ns, inside)) = self.resting.pop_front_if(|of| of.0 <= now_ns) {
-            let mapping = self.by_inside.get(&inside);
-            if mapping.is_some_and(|of| !of.has_flows() && of.rests_until_ns == ends_ns) {
-                self.remove(&inside);
-            }
+    /// Ends rests that are over, so many at once. Returns whether these were all.
+    pub fn wake(&mut self, now_ns: u64) -> bool {
+        for _ in 0..PORTS_AT_ONCE {
+            let Some(inside) = self.rests.first_over(now_ns) else {
+                return true;
+            };
+            self.remove(&inside);
         }
+        self.rests.first_over(now_ns).is_none()
     }
 
     /// Has a VM's mappings looked at again: it may have another policy.
     pub fn look_again(&mut self, vm: VmId) {
-        let none = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
-        let first = Inside {
-            vm,
-            protocol: Protocol::Icmp,
-            guest: none,
-            port: 0,
-            nat: none,
-        };
-        let behind = self.by_inside.range(first..);
-        let own = behind.map_while(|(inside, _)| (inside.vm == vm).then_some(*inside));
-        self.changed.extend(own);
+        self.changes.insert_all_of(vm);
     }
 
     /// Whether mappings may have to be opened or closed.
     pub fn has_changed(&self) -> bool {
-        !self.changed.is_empty() || !self.closed.is_empty()
+        !self.changes.is_empty() || self.open.has_gone()
     }
 
-    /// Takes the mappings that may have to be opened or closed.
-    pub fn take_changed(&mut self) -> Vec<Inside> {
-        self.changed.drain().collect()
+    /// Takes at most so many mappings that may have to be opened or closed.
+    pub fn take_changed(&mut self, most: usize) -> Vec<Inside> {
+        self.changes.take(most, &self.by_inside)
     }
 
-    /// Takes the ports of mappings that are gone and were open.
-    pub fn take_closed(&mut self) -> Vec<Closed> {
-        std::mem::take(&mut self.closed)
+    /// Takes a port of a mapping that is gone and was open.
+    pub fn take_closed(&mut self) -> Option<Closed> {
+        self.open.take_gone()
+    }
+
+    /// Takes this port, if its mapping is gone and was open.
+    pub fn take_closed_at(&mut self, pool: Pool, port: u16) -> Option<Closed> {
+        self.open.take_gone_at(pool, port)
     }
 }
 
@@ -500,3 +359,7 @@ fn decrement<K: Hash + Eq, N: Copy + PartialEq + SubAssign + From<bool>>(
         }
     }
 }
+
+#[cfg(test)]
+#[path = "mappings_test.rs"]
+mod tests;

@@ -124,9 +124,10 @@ impl<'a> Fragments<'a> {
     /// identification in its header, an IPv6 packet gets this one.
     pub fn new(packet: &'a [u8], most: u32, identification: u32) -> Self {
         let version = version_of(packet).unwrap_or(Version::V4);
+        // What is no larger than that is left whole.
         let step = match version {
+            _ if packet.len() <= most as usize => u32::MAX,
             Version::V4 => segment::fragment_payload(most),
-            Version::V6 if packet.len() <= most as usize => u32::MAX,
             Version::V6 => segment::fragment_payload6(most),
         };
         Self {

@@ -18,6 +18,8 @@ use crate::{
 
 /// Flows of a VM at its cap that are adopted for a first packet, so that one of them can give way.
 const AT_CAP: usize = 16;
+/// Flows of a guest's port that are adopted for a packet, so that it has its mapping.
+const FOR_MAPPING: usize = 16;
 
 impl<D: Datapath> Core<D> {
     /// Adopts a slot, if it is left. Returns whether it was left and held a flow.
@@ -98,14 +100,12 @@ impl<D: Datapath> Core<D> {
             true => quoted.tuple_as_sent(scope),
             false => quoted.tuple_as_received(scope),
         });
-        // Which port a guest's port is mapped to, its other flows say.
-        if self.rules.judge.borrow().nat(id).is_mapped() {
-            while let Some(slot) = self.nat.flows.next_left_of(row) {
-                let _ = self.adopt(slot, now_ns);
-            }
-        }
-        for tuple in packet.tuple(scope, direction).into_iter().chain(quoted) {
+        let tuple = packet.tuple(scope, direction);
+        for tuple in tuple.into_iter().chain(quoted) {
             self.adopt_by(&tuple, now_ns);
+        }
+        if let Some(tuple) = tuple {
+            self.adopt_mapping_of(&tuple, now_ns);
         }
         for _ in 0..AT_CAP {
             let vm = self.vms.get(row);
@@ -116,6 +116,30 @@ impl<D: Datapath> Core<D> {
                 break;
             };
             let _ = self.adopt(slot, now_ns);
+        }
+    }
+
+    /// Adopts a flow that has the mapping of the guest's port which a packet with this tuple
+    /// concerns: it says which translated port that is. One will do, and few are tried; until the
+    /// walk has passed the others, filtering by address keeps new ports of their peers out.
+    fn adopt_mapping_of(&mut self, tuple: &FlowTuple, now_ns: u64) {
+        for inside in self.nat.flows.mappings.unadopted_by(tuple) {
+            for _ in 0..FOR_MAPPING {
+                let mappings = &mut self.nat.flows.mappings;
+                if mappings.get(&inside).is_some() {
+                    break;
+                }
+                let Some(slot) = mappings.take_unadopted(&inside) else {
+                    break;
+                };
+                if self.adopt(slot, now_ns).is_err() {
+                    let mappings = &mut self.nat.flows.mappings;
+                    mappings.put_unadopted_back(slot, &inside);
+                    return;
+                }
+            }
+            // A stranger's packet is decided about at once.
+            self.follow_mapping(&inside);
         }
     }
 

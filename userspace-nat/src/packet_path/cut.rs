@@ -38,6 +38,10 @@ use crate::{
     state::{Nat, VmState, VmTable},
 };
 
+/// From a guest's first sequence number to one that it has not come to, unless it has sent about
+/// 1 GiB by the connection.
+const NOT_SENT: u32 = 1 << 30;
+
 impl<D: Datapath> Nat<D> {
     /// Whether the flow is a connection of which the guest would answer a probe.
     pub(crate) fn may_probe(&self, slot: SlotIndex) -> bool {
@@ -53,11 +57,12 @@ impl<D: Datapath> Nat<D> {
         let tuple = self.datapath.guest_tuple(slot);
         // The peer's first number precedes all that may come. If the guest opened the connection it
         // is not known, and any will do: a segment within the window is answered because of its
-        // acknowledgement.
+        // acknowledgement, of what the guest has not sent. (One of before is no reason to answer,
+        // and some look at it first.)
         let inbound = live.flags() & SlotFlags::INBOUND != 0;
         let (sequence, acknowledgement) = match inbound {
             true => (live.isn(), 0),
-            false => (0, live.isn()),
+            false => (0, live.isn().wrapping_add(NOT_SENT)),
         };
         let segment = Segment {
             source: tuple.remote_port,
@@ -88,7 +93,7 @@ impl<D: Datapath> Nat<D> {
         let Some(entry) = self.flows.entry(slot).filter(|entry| !entry.is_held()) else {
             return;
         };
-        // As with a guest: before what it expects, or with an acknowledgement of before.
+        // Before what it expects, or with an acknowledgement of before.
         let (sequence, acknowledgement) = match inbound {
             true => (0, isn),
             false => (isn, 0),

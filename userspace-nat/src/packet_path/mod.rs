@@ -310,7 +310,7 @@ impl<D: Datapath> Core<D> {
         // Neighbour discovery comes whole (RFC 6980), and so does every error.
         if let (true, Transport::Icmp(icmp)) = (job.fragment_size.is_some(), packet.transport)
             && packet.ip.version() == Version::V6
-            && !icmp.is_echo()
+            && !icmp.is_echo_request()
         {
             return Finish::Drop(DropReason::Fragment);
         }

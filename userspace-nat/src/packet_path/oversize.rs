@@ -3,15 +3,17 @@
 //!
 //! The sender of a packet with DF, of an IPv6 packet, or of a GSO frame, is sent the MTU. Other
 //! packets are fragmented, and IPv6 packets that came in fragments which the link takes (RFC 8200
-//! section 4.5: who forwards does not make smaller ones). The kernel's translation can't do that, so the engine translates here: it rewrites
-//! the packet, completes the checksum, charges the VM's rates for the fragments, counts the packet
-//! in its flow as one packet, and sends the fragments unchanged: all, or none.
+//! section 4.5: who forwards does not make smaller ones). The kernel's translation can't do that, so
+//! the engine translates here: it rewrites the packet, completes the checksum, charges the VM's rates
+//! for the fragments, counts the packet in its flow as one packet, and sends the fragments unchanged:
+//! all, or none. What an inspected connection does not need is removed from its headers here too.
 use std::sync::atomic::Ordering::Relaxed;
 
 use slipgate_abi::{Direction, DropReason, SlotIndex, connection, handshake, tcp::TcpBits};
 
 use crate::{
     datapath::Datapath,
+    inspection::tcp::keep_known,
     packet::{Transport, Version, ip::End, translation::translate},
     packet_path::Job,
     port::{Side, VirtioNetHdr},
@@ -46,6 +48,12 @@ impl<D: Datapath> Nat<D> {
         }
         let to = Side::World(self.exit_of(slot));
         let copy = out.copy(packet);
+        if entry.is_held()
+            && let Transport::Tcp(tcp) = packet.transport
+        {
+            let at = packet.ip.header_len;
+            keep_known(&mut copy[at..at + tcp.header_len], vnet.needs_csum());
+        }
         translate(copy, packet, vnet, End::Source, (entry.nat, entry.nat_port));
         out.set_identification();
         out.send_fragments(&self.datapath, &vm.net, to, mtu, now_ns)?;

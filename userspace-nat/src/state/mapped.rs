@@ -10,32 +10,39 @@ use crate::{
     flow::mappings::{Inside, Mapping},
 };
 
+/// Ports that are opened or closed in a turn, a system call each.
+const PORTS_AT_ONCE: usize = 256;
+
 impl<D: Datapath> Core<D> {
     /// Returns how the translated port of a guest's port behaves by the VM's present policy.
     pub(crate) fn behaviour_of(&self, inside: &Inside) -> NatBehaviour {
         self.rules.nat_behaviour(inside.vm, inside.protocol)
     }
 
-    /// Opens and closes the ports of mappings that have changed.
+    /// Opens and closes ports of mappings that have changed, some at once.
     pub(crate) fn follow_mappings(&mut self) {
-        if !self.nat.flows.mappings.has_changed() {
-            return;
+        let mut left = PORTS_AT_ONCE;
+        while left > 0
+            && let Some(closed) = self.nat.flows.mappings.take_closed()
+        {
+            left -= 1;
+            self.nat.close(&closed);
         }
-        for closed in self.nat.flows.mappings.take_closed() {
-            if let Some(key) = closed.key() {
-                let _ = self.nat.datapath.close_port(&key, closed.vm);
-            }
+        for inside in self.nat.flows.mappings.take_changed(left) {
+            self.follow_mapping(&inside);
         }
-        for inside in self.nat.flows.mappings.take_changed() {
-            let behaviour = self.behaviour_of(&inside);
-            let mapping = self.nat.flows.mappings.get(&inside);
-            let lets_in = behaviour.is_mapped() && behaviour.filtering.lets_others_in();
-            let is_served = self.vms.by_id(inside.vm).is_some();
-            match lets_in && is_served && mapping.is_some_and(|of| self.is_in_use(of)) {
-                // It is tried again with the mapping's next flow.
-                true => drop(self.nat.open_port_of(&inside)),
-                false => self.nat.close_port_of(&inside),
-            }
+    }
+
+    /// Opens or closes the port of a mapping, as flows and policy say.
+    pub(crate) fn follow_mapping(&mut self, inside: &Inside) {
+        let behaviour = self.behaviour_of(inside);
+        let mapping = self.nat.flows.mappings.get(inside);
+        let lets_in = behaviour.is_mapped() && behaviour.filtering.lets_others_in();
+        let is_served = self.vms.by_id(inside.vm).is_some();
+        match lets_in && is_served && mapping.is_some_and(|of| self.is_in_use(of)) {
+            // It is tried again with the mapping's next flow.
+            true => drop(self.nat.open_port_of(inside)),
+            false => self.nat.close_port_of(inside),
         }
     }
 
@@ -49,7 +56,9 @@ impl<D: Datapath> Core<D> {
         let Some(range) = self.nat.flows.mappings.range().cloned() else {
             return;
         };
-        self.follow_mappings();
+        while self.nat.flows.mappings.has_changed() {
+            self.follow_mappings();
+        }
         let (flows, vms) = (&self.nat.flows, &self.vms);
         let is_unwanted = |key: &slipgate_abi::ForwardKey, to: &slipgate_abi::ForwardTarget| {
             range.contains(&key.port)

@@ -4,7 +4,7 @@ use sha2::{Digest as _, Sha256};
 use super::{MachineState, SnapshotError};
 
 /// Version of the layout of [`MachineState`] and of the file.
-pub const LAYOUT_VERSION: u32 = 1;
+pub const LAYOUT_VERSION: u32 = 2;
 /// Most bytes of a state.
 pub const MAX_STATE_BYTES: u64 = 2 << 20;
 

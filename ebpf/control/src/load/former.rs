@@ -45,8 +45,8 @@ pub(super) const FORMER: Option<Former> = Some(Former {
 });
 
 /// Version 6 added IPv6: maps of its own, which version 5 does not have, counters behind those that
-/// were there, and fields in place of padding. It also added budgets of bytes, by the last drop reason, and
-/// the last two reasons to refuse a flow, which other counters follow.
+/// were there, and fields in place of padding. It also added budgets of bytes, by the last drop
+/// reason, and the last two reasons to refuse a flow, which other counters follow.
 fn of_version_5(map: MapName, (key, mut value): Element) -> Option<Element> {
     if map == MapName::Counters && value.len() >= ADDED_REFUSAL {
         let zeros = [0; ADDED_REFUSALS * size_of::<u64>()];

@@ -102,16 +102,16 @@ fn live_flows_of_the_former_version_are_taken_over() {
 
 #[test]
 fn counters_of_version_5_stay_what_they_are_behind_a_reason_that_was_added() {
-    // What version 5 did not have: a refusal, and two counters at the end.
-    let added = 3 * size_of::<u64>();
+    // What version 5 did not have: reasons to refuse a flow, and two counters at the end.
+    let added = (ADDED_REFUSALS + 2) * size_of::<u64>();
     let former = vec![0; size_of::<VmCounters>() - added];
     let set = |value: &mut Vec<u8>, at: usize, count: u64| {
         value[at..at + 8].copy_from_slice(&count.to_ne_bytes());
     };
     let mut value = former;
     let last_refusal = ADDED_REFUSAL - size_of::<u64>();
-    let by_rule = offset_of!(VmCounters, refused_by_rule) - size_of::<u64>();
-    let lost = offset_of!(VmCounters, pcap_lost) - size_of::<u64>();
+    let by_rule = offset_of!(VmCounters, refused_by_rule) - ADDED_REFUSALS * size_of::<u64>();
+    let lost = offset_of!(VmCounters, pcap_lost) - ADDED_REFUSALS * size_of::<u64>();
     set(&mut value, last_refusal, 7);
     set(&mut value, by_rule, 8);
     set(&mut value, lost, 9);
@@ -122,6 +122,7 @@ fn counters_of_version_5_stay_what_they_are_behind_a_reason_that_was_added() {
     let counters: VmCounters = unsafe { value.as_ptr().cast::<VmCounters>().read_unaligned() };
     assert_eq!(counters.refused.inspection, 7);
     assert_eq!(counters.refused.byte_budget, 0);
+    assert_eq!(counters.refused.no_address, 0);
     assert_eq!(counters.refused_by_rule[0].rule, 8);
     assert_eq!(counters.pcap_lost, 9);
     assert_eq!(counters.router_advertisements, 0);

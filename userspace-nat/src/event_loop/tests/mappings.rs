@@ -1,5 +1,7 @@
 //! Tests of endpoint-independent mappings, and of what the world may send to them.
-use slipgate_abi::{DropReason, Handover, Ip4, Protocol, Refusal, VmId, VmRow};
+use slipgate_abi::{
+    DropReason, FlowRef, Handover, Ip4, Protocol, Refusal, SlotIndex, Tuple, VmId, VmRow,
+};
 use slipgate_policy::{
     Action, Filtering, Mapping, NatBehaviour, NatSettings, Policy, Rule, Settings,
 };
@@ -32,13 +34,17 @@ fn settings(filtering: Filtering) -> NatSettings {
     }
 }
 
-/// A rig whose VMs have endpoint-independent mapping.
-fn mapped(filtering: Filtering) -> Rig {
-    Rig::with(Setup {
+fn setup(filtering: Filtering) -> Setup {
+    Setup {
         nat: settings(filtering),
         eim_ports: Some(PORTS),
         ..Setup::default()
-    })
+    }
+}
+
+/// A rig whose VMs have endpoint-independent mapping.
+fn mapped(filtering: Filtering) -> Rig {
+    Rig::with(setup(filtering))
 }
 
 /// Sends a datagram and returns the address and port that its destination sees.
@@ -154,6 +160,110 @@ fn another_processs_port_or_tuple_is_passed_over() {
     assert_eq!(sent_by(&mut rig, 1, 5_000, SERVER).1, 50_000);
     rig.pass(430 * SECOND_NS);
     assert_eq!(open_ports(&rig), 9, "the others' are left");
+    // Toward this server another process has the tuple with each port but one.
+    let mut rig = mapped(Filtering::AddressAndPortDependent);
+    for port in PORTS.skip(1) {
+        let tuple = Tuple::of_words(Tuple::WORLD, (NAT, port), SERVER, 17);
+        let flow = FlowRef::new(SlotIndex::new(2_000), 9);
+        rig.kernel.borrow_mut().flows.insert(tuple, flow);
+    }
+    let mut tries = 0;
+    while rig.flows() == 0 {
+        rig.guest(1, &udp((GUEST, 5_000), SERVER, b"x"));
+        tries += 1;
+        assert!(tries < 1_000);
+    }
+    assert_eq!(sent_by(&mut rig, 1, 5_000, OTHER).1, 50_000);
+}
+
+/// Opens flows of so many ports of a VM; returns the translated ports.
+fn open_from(rig: &mut Rig, row: u16, ports: std::ops::Range<u16>) -> Vec<u16> {
+    let mut translated = Vec::new();
+    for port in ports {
+        rig.at_world();
+        rig.guest(row, &udp((GUEST, port), OTHER, b"x"));
+        let sent = rig.at_world().pop();
+        translated.extend(sent.map(|sent| u16::from_be_bytes([sent[20], sent[21]])));
+    }
+    translated
+}
+
+#[test]
+fn a_port_of_a_flow_still_to_be_adopted_is_given_to_nobody_else() {
+    let filtering = Filtering::AddressAndPortDependent;
+    let mut rig = mapped(filtering);
+    let nat = sent_by(&mut rig, 1, 5_001, SERVER);
+    let mut rig = rig.restart_in_steps(&setup(filtering));
+    rig.engine.adopting.slots_per_turn = 0;
+    let others = open_from(&mut rig, 2, 5_000..5_020);
+    assert_eq!(others.len(), 9);
+    assert!(!others.contains(&nat.1));
+    assert_eq!(sent_by(&mut rig, 1, 5_001, OTHER), nat);
+    rig.engine.adopting.slots_per_turn = 256;
+    rig.engine.finish_adoption().unwrap();
+    rig.pass(500 * SECOND_NS);
+    assert_eq!(open_from(&mut rig, 2, 5_000..5_020).len(), 10, "then it is");
+}
+
+#[test]
+fn another_process_has_a_part_of_the_ports() {
+    let mut rig = Rig::with(Setup {
+        eim_ports: Some(50_000..=50_099),
+        ..setup(Filtering::AddressAndPortDependent)
+    });
+    rig.kernel.borrow_mut().owners = 0b101;
+    rig.pass(10 * SECOND_NS);
+    let ports = open_from(&mut rig, 1, 5_000..5_110);
+    assert!((1..60).contains(&ports.len()), "{ports:?}");
+    // The others are gone.
+    rig.kernel.borrow_mut().owners = 0;
+    rig.pass(10 * SECOND_NS);
+    let others = open_from(&mut rig, 1, 6_000..6_110);
+    assert_eq!(ports.len() + others.len(), 76, "the rest is kept for VMs");
+}
+
+#[test]
+fn a_port_that_is_given_again_at_once_stays_open() {
+    let one = || Setup {
+        eim_ports: Some(50_000..=50_000),
+        max_flows: 1,
+        ..setup(Filtering::EndpointIndependent)
+    };
+    let mut rig = Rig::with(one());
+    sent_by(&mut rig, 1, 5_001, SERVER);
+    rig.kernel.borrow_mut().now_ns += 40 * SECOND_NS;
+    // The first flow gives way, and its port to the second.
+    let nat = sent_by(&mut rig, 1, 5_002, OTHER);
+    rig.turn();
+    assert_eq!(open_ports(&rig), 1);
+    let handed = Handling::Engine(Handover::Forward);
+    assert_eq!(rig.world(&udp(STRANGER, nat, b"hello")), handed);
+}
+
+#[test]
+fn why_refuses_where_no_port_is_left_for_the_vm() {
+    let mut rig = mapped(Filtering::EndpointIndependent);
+    let to = slipgate_policy::Destination {
+        addr: SERVER.0.into(),
+        port: SERVER.1,
+        protocol: Protocol::Udp,
+    };
+    for port in 5_000..5_010 {
+        let why = rig.tell(move |engine| engine.why(VmRow::new(1), to, None));
+        assert!(why.admitted, "{}", why.explanation);
+        sent_by(&mut rig, 1, port, OTHER);
+    }
+    let why = rig.tell(move |engine| engine.why(VmRow::new(1), to, None));
+    assert_eq!(why.refusal.as_deref(), Some(Refusal::PortsExhausted.name()));
+    assert!(
+        why.explanation.contains("--eim-ports"),
+        "{}",
+        why.explanation
+    );
+    rig.guest(1, &udp((GUEST, 5_010), SERVER, b"x"));
+    assert_eq!(rig.refused(1, Refusal::PortsExhausted), 1);
+    // A port that has one is admitted.
+    sent_by(&mut rig, 1, 5_000, SERVER);
 }
 
 #[test]
@@ -309,6 +419,47 @@ fn a_successor_keeps_the_port_and_its_entry() {
     rig.assert_paired();
 }
 
+#[test]
+fn a_look_up_that_fails_during_adoption_is_left_to_the_walk() {
+    let mut rig = mapped(Filtering::EndpointIndependent);
+    sent_by(&mut rig, 1, 5_001, SERVER);
+    let mut rig = rig.restart_in_steps(&setup(Filtering::EndpointIndependent));
+    rig.engine.adopting.slots_per_turn = 0;
+    rig.kernel.borrow_mut().faults.get_fails = 100_000;
+    rig.guest(1, &udp((GUEST, 5_001), OTHER, b"x"));
+    let looks = 100_000 - rig.kernel.borrow().faults.get_fails;
+    assert!(looks < 100, "{looks} look-ups for one frame");
+    rig.kernel.borrow_mut().faults.get_fails = 0;
+    rig.engine.adopting.slots_per_turn = 256;
+    rig.engine.finish_adoption().unwrap();
+    rig.assert_paired();
+}
+
+#[test]
+fn a_frame_has_few_flows_adopted_and_finds_its_mapping() {
+    let mut rig = mapped(Filtering::EndpointIndependent);
+    let nat = sent_by(&mut rig, 1, 5_001, SERVER);
+    for port in 1_000..1_100 {
+        sent_by(&mut rig, 1, 5_001, (OTHER.0, port));
+        sent_by(&mut rig, 1, 5_003, (OTHER.0, port));
+    }
+    let all = rig.flows();
+    let mut rig = rig.restart_in_steps(&setup(Filtering::EndpointIndependent));
+    rig.engine.adopting.slots_per_turn = 0;
+    let left = |rig: &Rig| rig.engine.core.nat.flows.left_in_all();
+    // A port without a mapping, a port with one, and a stranger.
+    let other = sent_by(&mut rig, 1, 5_005, STRANGER);
+    assert_ne!(other, nat);
+    assert_eq!(left(&rig), all);
+    assert_eq!(sent_by(&mut rig, 1, 5_001, STRANGER), nat);
+    rig.world(&udp((STRANGER.0, 9), nat, b"hello"));
+    assert_eq!(rig.at_guest().len(), 1, "it is let in as ever");
+    assert!(left(&rig) > all - 50, "{} of {all}", left(&rig));
+    rig.engine.adopting.slots_per_turn = 256;
+    rig.engine.finish_adoption().unwrap();
+    rig.assert_paired();
+}
+
 fn put_in_force(rig: &mut Rig, nat: NatSettings, rules: Vec<Rule>) {
     let policy = Policy::new(Action::Allow, rules).with(Settings {
         nat,
@@ -324,7 +475,28 @@ fn put_in_force(rig: &mut Rig, nat: NatSettings, rules: Vec<Rule>) {
             strictly: Vec::new(),
         });
     });
-    rig.pass(SECOND_NS);
+}
+
+#[test]
+fn many_ports_are_closed_some_in_each_turn_and_the_loop_does_not_sleep() {
+    let mut rig = Rig::with(Setup {
+        eim_ports: Some(50_000..=51_999),
+        ..setup(Filtering::EndpointIndependent)
+    });
+    for port in 5_000..5_600 {
+        sent_by(&mut rig, 1, port, SERVER);
+    }
+    assert_eq!(open_ports(&rig), 600);
+    put_in_force(&mut rig, NatSettings::default(), Vec::new());
+    let mut before = 600;
+    while before > 0 {
+        let now = open_ports(&rig);
+        assert!(before - now <= 256, "{before} to {now}");
+        let is_awake = rig.engine.timeout_ns() == Some(0);
+        assert!(now == 0 || is_awake, "{now} are left");
+        before = now;
+        rig.turn();
+    }
 }
 
 #[test]
@@ -334,6 +506,7 @@ fn another_policy_closes_the_port_and_cuts_whom_it_let_in() {
     rig.world(&udp(STRANGER, nat, b"hello"));
     assert_eq!(rig.flows(), 2);
     put_in_force(&mut rig, NatSettings::default(), Vec::new());
+    rig.pass(SECOND_NS);
     assert_eq!(open_ports(&rig), 0);
     assert_eq!(rig.flows(), 1, "the guest's own flow lives on");
     assert!(!PORTS.contains(&sent_by(&mut rig, 1, 5_001, OTHER).1));
@@ -347,6 +520,7 @@ fn a_rule_that_denies_a_stranger_cuts_its_flow() {
     let deny = Rule::parse(Action::Deny, "203.0.113.0/24").unwrap();
     let settings = settings(Filtering::EndpointIndependent);
     put_in_force(&mut rig, settings, vec![deny]);
+    rig.pass(SECOND_NS);
     assert_eq!((rig.flows(), open_ports(&rig)), (1, 1));
 }
 
