@@ -142,7 +142,7 @@ impl Orders {
     pub(crate) fn listen(name: &str, machine: &MachineSpec) -> anyhow::Result<Self> {
         let dir = machines_dir();
         let pid = process::id();
-        let socket = dir.join(format!("{pid}.sock"));
+        let socket = dir.join(format!("{pid}.{SOCKET}"));
         let netns = netns_inode().unwrap_or(0);
         let record = MachineRecord {
             name: name.to_owned(),

@@ -205,6 +205,12 @@ impl Both {
             vm_row: ROW.into(),
         };
         maps.taps.insert(&DEVICE, &tap, Insert::Any).expect("TAPS");
+        let target = ForwardTarget {
+            vm: VM,
+            vm_row: ROW.into(),
+            guest_port: 80,
+            pad: [0; 6],
+        };
         for protocol in [Protocol::Tcp, Protocol::Udp] {
             for host in [NAT, Ipv4Addr::UNSPECIFIED] {
                 let key = ForwardKey {
@@ -213,12 +219,6 @@ impl Both {
                     port: FORWARDED_PORT + u16::from(host.is_unspecified()),
                     protocol: protocol as u8,
                     pad: 0,
-                };
-                let target = ForwardTarget {
-                    vm: VM,
-                    vm_row: ROW.into(),
-                    guest_port: 80,
-                    pad: [0; 6],
                 };
                 let inserted = maps.forwards.insert(&key, &target, Insert::New);
                 inserted.expect("FORWARDS");
@@ -231,12 +231,6 @@ impl Both {
                     port: FORWARDED_PORT + u16::from(host.is_unspecified()),
                     protocol: protocol as u8,
                     pad: [0; 5],
-                };
-                let target = ForwardTarget {
-                    vm: VM,
-                    vm_row: ROW.into(),
-                    guest_port: 80,
-                    pad: [0; 6],
                 };
                 let inserted = maps.forwards6.insert(&key, &target, Insert::New);
                 inserted.expect("FORWARDS6");

@@ -94,23 +94,13 @@ unsafe impl datapath::Maps for &Kernel {
     }
 
     fn forward(self, key: &ForwardKey) -> Option<ForwardTarget> {
-        let (row, id) = *self.forwards.get(&(key.host, key.port, key.protocol))?;
-        Some(ForwardTarget {
-            vm: id,
-            vm_row: row.into(),
-            guest_port: 0,
-            pad: [0; 6],
-        })
+        let found = self.forwards.get(&(key.host, key.port, key.protocol));
+        found.map(target)
     }
 
     fn forward6(self, key: &ForwardKey6) -> Option<ForwardTarget> {
-        let (row, id) = *self.forwards6.get(&(key.host, key.port, key.protocol))?;
-        Some(ForwardTarget {
-            vm: id,
-            vm_row: row.into(),
-            guest_port: 0,
-            pad: [0; 6],
-        })
+        let found = self.forwards6.get(&(key.host, key.port, key.protocol));
+        found.map(target)
     }
 
     fn fragment(self, place: u32) -> Option<*mut Fragment> {
@@ -119,6 +109,16 @@ unsafe impl datapath::Maps for &Kernel {
 
     fn fragment6(self, place: u32) -> Option<*mut Fragment6> {
         ((place as usize) < PLACES).then(|| self.fragments6.at(place as usize))
+    }
+}
+
+/// A forward as the programs see it: no more of it matters to them than whose it is.
+fn target(&(row, vm): &(u16, u32)) -> ForwardTarget {
+    ForwardTarget {
+        vm,
+        vm_row: row.into(),
+        guest_port: 0,
+        pad: [0; 6],
     }
 }
 

@@ -142,9 +142,7 @@ fn ipv6_forward_from_the_uplink_runs_in_the_kernel() {
 fn ipv6_forward_of_no_address_is_of_both_families_and_of_one_of_that_alone() {
     require_root_and_tun!();
     let ours = format!("tcp:[{HOST6}]:8081:80");
-    let stand = unconfigured6(Default::default(), &["--forward", "tcp:8080:80"]);
-    give_world(&stand.world);
-    configure(&stand);
+    let stand = stand6(&["--forward", "tcp:8080:80"]);
     let listening = stand.world.host.run(|| {
         let four = TcpListener::bind("0.0.0.0:8080").is_err();
         let six = TcpListener::bind("[::1]:8080").is_err();

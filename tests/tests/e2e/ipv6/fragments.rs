@@ -1,5 +1,5 @@
 //! Datagrams larger than a packet: a Linux guest fragments them, and so does the server that answers.
-use slipgate_testbed::{WorldConfig, require_root_and_tun};
+use slipgate_testbed::require_root_and_tun;
 
 use super::scene::*;
 
@@ -34,13 +34,7 @@ fn ipv6_datagrams_larger_than_a_packet_go_both_ways() {
 #[test]
 fn ipv6_fragments_are_as_large_as_the_path_allows() {
     require_root_and_tun!();
-    let world = WorldConfig {
-        mtu: 1_300,
-        ..WorldConfig::default()
-    };
-    let stand = unconfigured6(world, &[]);
-    give_world(&stand.world);
-    configure(&stand);
+    let stand = narrow6();
     let server = Echo::start(&stand.world, SERVER6, 7000);
     let sent = payload(4_500);
     let came = datagram_to(&stand, server.address(), &sent);

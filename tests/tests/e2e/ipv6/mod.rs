@@ -135,14 +135,7 @@ fn ipv6_tcp_udp_and_ping_reach_the_world_from_the_hosts_address() {
 #[test]
 fn ipv6_packets_are_as_large_as_the_path_allows() {
     require_root_and_tun!();
-    // The uplink carries less than the guest's link.
-    let world = WorldConfig {
-        mtu: 1_300,
-        ..WorldConfig::default()
-    };
-    let stand = unconfigured6(world, &[]);
-    give_world(&stand.world);
-    configure(&stand);
+    let stand = narrow6();
     let server = Echo::start(&stand.world, SERVER6, 7000);
     let mut stream = connect(&stand, server.address()).unwrap();
     let sent = vec![7; 500_000];

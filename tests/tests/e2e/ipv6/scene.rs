@@ -89,7 +89,20 @@ pub(super) fn remove_route(world: &World) {
 
 /// A stand whose host and guest have IPv6; the guest has configured itself.
 pub(super) fn stand6(args: &[&str]) -> Stand {
-    let stand = unconfigured6(WorldConfig::default(), args);
+    configured6(WorldConfig::default(), args)
+}
+
+/// The same with an uplink that carries less than the guest's link, 1,300 bytes.
+pub(super) fn narrow6() -> Stand {
+    let world = WorldConfig {
+        mtu: 1_300,
+        ..WorldConfig::default()
+    };
+    configured6(world, &[])
+}
+
+fn configured6(world: WorldConfig, args: &[&str]) -> Stand {
+    let stand = unconfigured6(world, args);
     give_world(&stand.world);
     configure(&stand);
     stand

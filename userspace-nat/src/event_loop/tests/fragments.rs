@@ -14,7 +14,8 @@ use crate::{
 /// Data of each fragment but the last, bytes.
 const STEP: usize = 1_200;
 const FROM: At = (GUEST, 5_000);
-const ORDERS: [[usize; 3]; 6] = [
+/// Every order of three fragments.
+pub(super) const ORDERS: [[usize; 3]; 6] = [
     [0, 1, 2],
     [0, 2, 1],
     [1, 0, 2],

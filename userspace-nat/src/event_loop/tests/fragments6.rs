@@ -4,7 +4,7 @@ use std::{collections::HashSet, sync::atomic::Ordering::Relaxed};
 use slipgate_abi::{DropReason, Handover, Refusal, VmId, tcp::Flags};
 use slipgate_policy::{Action, Name, Rule, wire};
 
-use super::rig::*;
+use super::{fragments::ORDERS, rig::*};
 use crate::{
     clock::SECOND_NS,
     dns::{
@@ -20,14 +20,6 @@ use crate::{
 const STEP: usize = 1_248;
 const FROM: (std::net::Ipv6Addr, u16) = (GUEST6, 5_000);
 const SERVER6: (std::net::Ipv6Addr, u16) = (PEER6, 443);
-const ORDERS: [[usize; 3]; 6] = [
-    [0, 1, 2],
-    [0, 2, 1],
-    [1, 0, 2],
-    [1, 2, 0],
-    [2, 0, 1],
-    [2, 1, 0],
-];
 const HEADERS: usize = 48;
 
 fn setup() -> Setup {
