@@ -43,6 +43,7 @@ mod rate;
 pub mod translate;
 pub mod uplink_ingress;
 mod uplink_ingress6;
+mod world_fragments;
 
 pub use self::drops::NOBODY;
 use self::{

@@ -75,38 +75,43 @@ const ORDINARY_MTU: u32 = 1_500;
 /// Number of packets of at most `mtu` bytes in which a packet without options is sent.
 #[inline(always)]
 pub const fn fragments(l3_len: u32, mtu: u32) -> u64 {
-    if l3_len <= mtu || l3_len <= IPV4_HEADER_LEN {
-        return 1;
-    }
-    (l3_len - IPV4_HEADER_LEN).div_ceil(fragment_payload(mtu)) as u64
+    pieces(l3_len, mtu, IPV4_HEADER_LEN, fragment_payload(mtu))
 }
 
 /// Payload of each fragment but the last, bytes: a multiple of eight (RFC 791).
 #[inline(always)]
 pub const fn fragment_payload(mtu: u32) -> u32 {
-    if mtu < IPV4_HEADER_LEN + 8 {
-        8
-    } else {
-        (mtu - IPV4_HEADER_LEN) / 8 * 8
-    }
+    payload_behind(IPV4_HEADER_LEN, mtu)
 }
 
 /// As [`fragments`], for an IPv6 packet without extension headers, whose sender has fragmented it.
 #[inline(always)]
 pub const fn fragments6(l3_len: u32, mtu: u32) -> u64 {
-    if l3_len <= mtu || l3_len <= IPV6_HEADER_LEN {
-        return 1;
-    }
-    (l3_len - IPV6_HEADER_LEN).div_ceil(fragment_payload6(mtu)) as u64
+    pieces(l3_len, mtu, IPV6_HEADER_LEN, fragment_payload6(mtu))
 }
 
 /// As [`fragment_payload`], behind an IPv6 header and a fragment header (RFC 8200 section 4.5).
 #[inline(always)]
 pub const fn fragment_payload6(mtu: u32) -> u32 {
-    if mtu < IPV6_FRAGMENT_HEADERS_LEN + 8 {
+    payload_behind(IPV6_FRAGMENT_HEADERS_LEN, mtu)
+}
+
+/// Number of fragments with this payload each that a packet with this header needs.
+#[inline(always)]
+const fn pieces(l3_len: u32, mtu: u32, header_len: u32, payload: u32) -> u64 {
+    if l3_len <= mtu || l3_len <= header_len {
+        return 1;
+    }
+    (l3_len - header_len).div_ceil(payload) as u64
+}
+
+/// Payload of a fragment that has so many bytes of headers: a multiple of eight, and eight at least.
+#[inline(always)]
+const fn payload_behind(headers_len: u32, mtu: u32) -> u32 {
+    if mtu < headers_len + 8 {
         8
     } else {
-        (mtu - IPV6_FRAGMENT_HEADERS_LEN) / 8 * 8
+        (mtu - headers_len) / 8 * 8
     }
 }
 

@@ -55,6 +55,22 @@ impl Skb {
         TcContext::new(self.0)
     }
 
+    /// Whether the host would forward a packet of a family by this device; `addresses` fills them in.
+    #[inline(always)]
+    fn is_forwarded(self, family: u8, addresses: impl FnOnce(&mut bpf_fib_lookup_params)) -> bool {
+        // SAFETY: plain data.
+        let mut params: bpf_fib_lookup_params = unsafe { core::mem::zeroed() };
+        params.family = family;
+        params.ifindex = self.ifindex();
+        addresses(&mut params);
+        let len = size_of::<bpf_fib_lookup_params>() as i32;
+        // SAFETY: a live context and a struct of the length said.
+        let ret = unsafe { bpf_fib_lookup(self.0.cast(), &raw mut params, len, 0) };
+        // Not by a route to somewhere, or not by this device: then it is for the host or for nobody.
+        ret != i64::from(BPF_FIB_LKUP_RET_NOT_FWDED)
+            && ret != i64::from(BPF_FIB_LKUP_RET_FWD_DISABLED)
+    }
+
     /// Field of the kernel's `struct sk_buff`, to which the context points when the program runs.
     #[inline(always)]
     fn kernel_field(self, offset: u32) -> Result<u16, Refused> {
@@ -186,35 +202,19 @@ unsafe impl Kernel for Skb {
     #[inline(always)]
     fn is_routed_on(self, source: Ip4, destination: Ip4) -> bool {
         const AF_INET: u8 = 2;
-        // SAFETY: plain data.
-        let mut params: bpf_fib_lookup_params = unsafe { core::mem::zeroed() };
-        params.family = AF_INET;
-        params.ifindex = self.ifindex();
-        params.__bindgen_anon_3.ipv4_src = source.to_wire();
-        params.__bindgen_anon_4.ipv4_dst = destination.to_wire();
-        let len = size_of::<bpf_fib_lookup_params>() as i32;
-        // SAFETY: a live context and a struct of the length said.
-        let ret = unsafe { bpf_fib_lookup(self.0.cast(), &raw mut params, len, 0) };
-        // Not by a route to somewhere, or not by this device: then it is for the host or for nobody.
-        ret != i64::from(BPF_FIB_LKUP_RET_NOT_FWDED)
-            && ret != i64::from(BPF_FIB_LKUP_RET_FWD_DISABLED)
+        self.is_forwarded(AF_INET, |params| {
+            params.__bindgen_anon_3.ipv4_src = source.to_wire();
+            params.__bindgen_anon_4.ipv4_dst = destination.to_wire();
+        })
     }
 
     #[inline(always)]
     fn is_routed_on6(self, source: Ip6, destination: Ip6) -> bool {
         const AF_INET6: u8 = 10;
-        // SAFETY: plain data.
-        let mut params: bpf_fib_lookup_params = unsafe { core::mem::zeroed() };
-        params.family = AF_INET6;
-        params.ifindex = self.ifindex();
-        params.__bindgen_anon_3.ipv6_src = source.to_words();
-        params.__bindgen_anon_4.ipv6_dst = destination.to_words();
-        let len = size_of::<bpf_fib_lookup_params>() as i32;
-        // SAFETY: a live context and a struct of the length said.
-        let ret = unsafe { bpf_fib_lookup(self.0.cast(), &raw mut params, len, 0) };
-        // As in `is_routed_on`.
-        ret != i64::from(BPF_FIB_LKUP_RET_NOT_FWDED)
-            && ret != i64::from(BPF_FIB_LKUP_RET_FWD_DISABLED)
+        self.is_forwarded(AF_INET6, |params| {
+            params.__bindgen_anon_3.ipv6_src = source.to_words();
+            params.__bindgen_anon_4.ipv6_dst = destination.to_words();
+        })
     }
 
     #[inline(always)]

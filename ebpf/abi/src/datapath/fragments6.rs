@@ -5,9 +5,8 @@
 //! flow, as in IPv4 ([`super::fragments_and_options`]): a first fragment has the ports, and a table
 //! attributes the later ones to its flow ([`super::fragment_table`]). Others are the host's.
 use super::{
-    Kernel, Maps as _,
+    Kernel,
     drops::{NOBODY, drop_packet},
-    family::Family as _,
     fragment_table::{self, Datagram6},
     guest_egress6::{is_guests, use_address},
     handover::hand_over,
@@ -15,13 +14,10 @@ use super::{
         IPV6_LEN, Ipv6, V6,
         fragment::{HEADER_LEN, MORE, OFFSET},
     },
-    lookup,
     packet::{ETHERNET_LEN, L4, Packet},
+    world_fragments::{flow_row, hand_over_of},
 };
-use crate::{
-    DropReason, Handover, Ip6, Protocol, Tuple, Verdict, Vm6Ref, cell::load32,
-    portframe::PortFlags, vm::VmFlags,
-};
+use crate::{DropReason, Handover, Ip6, Vm6Ref};
 
 /// Processes a fragment from a guest. `group`: its MAC address is of a group.
 #[inline(always)]
@@ -64,11 +60,7 @@ pub(super) fn from_world<K: Kernel, const L2: usize>(kernel: K, packet: &Packet<
     if packet.gso_size != 0 {
         return drop_packet(kernel, row, DropReason::Fragment, packet.segments());
     }
-    let vm = kernel.maps().vm_row(row);
-    if vm.is_some_and(|vm| load32(vm.flags()) & VmFlags::FROZEN != 0) {
-        return drop_packet(kernel, row, DropReason::Frozen, packet.segments());
-    }
-    hand_over::<V6, K, L2>(kernel, row, Handover::Fragment, PortFlags::FROM_UPLINK)
+    hand_over_of::<V6, K, L2>(kernel, row, packet.segments())
 }
 
 #[inline(never)]
@@ -108,49 +100,11 @@ fn row_of<K: Kernel, const L2: usize>(kernel: K) -> u32 {
     if field & OFFSET != 0 {
         return fragment_table::row_of(kernel, &datagram);
     }
-    let row = flow_row::<K, L2>(kernel, &datagram, next);
+    let ends = (datagram.source, datagram.destination);
+    let row = flow_row::<V6, K>(kernel, ends, next, L2 + IPV6_LEN + HEADER_LEN);
     // One that is the whole datagram has nothing to do with others of its name (RFC 6946).
     if field & MORE != 0 {
         fragment_table::remember(kernel, &datagram, row);
     }
     row
-}
-
-/// Row of the VM that has a live flow by this uplink for a first fragment; `NOBODY` if there is no
-/// such flow. `number` is that of the header behind the fragment header.
-#[inline(always)]
-fn flow_row<K: Kernel, const L2: usize>(kernel: K, datagram: &Datagram6, number: u8) -> u32 {
-    let Some(protocol) = V6::protocol(number) else {
-        return NOBODY;
-    };
-    let mut l4 = L4 {
-        ports: [0; 2],
-        rest: [0; 2],
-    };
-    if !kernel.load(L2 + IPV6_LEN + HEADER_LEN, &mut l4) {
-        return NOBODY;
-    }
-    let (ports, rest) = (l4.ports, l4.rest);
-    let (local_port, remote_port) = match protocol {
-        Protocol::Icmpv6 if ports[0].to_ne_bytes()[0] != V6::ECHO_REPLY => return NOBODY,
-        Protocol::Icmp | Protocol::Icmpv6 => (u16::from_be(rest[0]), 0),
-        Protocol::Tcp | Protocol::Udp => (u16::from_be(ports[1]), u16::from_be(ports[0])),
-    };
-    let tuple = V6::tuple(
-        Tuple::WORLD,
-        (datagram.destination, local_port),
-        (datagram.source, remote_port),
-        number,
-    );
-    let Some(slot) = lookup::world_flow_by::<_, V6>(kernel.maps(), &tuple) else {
-        return NOBODY;
-    };
-    let row = slot.vm_row();
-    let live = load32(slot.verdict()) != Verdict::Free as u32
-        && kernel.arrived_by(load32(slot.uplink_ifindex()));
-    if live && kernel.maps().vm(row, slot.vm()).is_some() {
-        row
-    } else {
-        NOBODY
-    }
 }

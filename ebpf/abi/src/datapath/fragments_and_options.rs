@@ -9,19 +9,14 @@
 //! "No VM" is row 0 here, not `None`: on Linux 6.1 the verifier refuses a spilled `Option`'s
 //! payload.
 use super::{
-    Kernel, Maps as _,
+    Kernel,
     drops::{NOBODY, drop_packet},
-    family::Family as _,
     fragment_table::{self, Datagram},
-    handover::hand_over,
     ipv4::{IPV4_LEN, Ipv4, V4},
-    lookup,
-    packet::{ETHERNET_LEN, L4},
+    packet::ETHERNET_LEN,
+    world_fragments::{flow_row, hand_over_of},
 };
-use crate::{
-    DropReason, Handover, Ip4, Protocol, Tuple, Verdict, cell::load32, portframe::PortFlags,
-    segment::Segments, vm::VmFlags,
-};
+use crate::{DropReason, Ip4, segment::Segments};
 
 /// Flag of the IPv4 header: more fragments follow.
 const MORE: u16 = 0x2000;
@@ -82,7 +77,15 @@ fn look<K: Kernel, const L2: usize>(kernel: K) -> K::End {
     let row = if fragment & OFFSET != 0 {
         fragment_table::row_of(kernel, &datagram)
     } else {
-        let row = flow_row::<K, L2>(kernel, &datagram, header_len);
+        let row = if header_len < IPV4_LEN {
+            NOBODY
+        } else {
+            let ends = (
+                Ip4::from_wire(datagram.source),
+                Ip4::from_wire(datagram.destination),
+            );
+            flow_row::<V4, K>(kernel, ends, protocol, L2 + header_len)
+        };
         if is_fragment {
             fragment_table::remember(kernel, &datagram, row);
         }
@@ -94,52 +97,5 @@ fn look<K: Kernel, const L2: usize>(kernel: K) -> K::End {
     if !is_fragment || header_len != IPV4_LEN || kernel.gso_size() != 0 {
         return drop_packet(kernel, row, reason, segments);
     }
-    let vm = kernel.maps().vm_row(row);
-    if vm.is_some_and(|vm| load32(vm.flags()) & VmFlags::FROZEN != 0) {
-        return drop_packet(kernel, row, DropReason::Frozen, segments);
-    }
-    hand_over::<V4, K, L2>(kernel, row, Handover::Fragment, PortFlags::FROM_UPLINK)
-}
-
-/// Row of the VM that has a live flow by this uplink for this packet, whose ports follow `header_len` bytes of IP
-/// header; `NOBODY` if there is no such flow.
-#[inline(always)]
-fn flow_row<K: Kernel, const L2: usize>(kernel: K, datagram: &Datagram, header_len: usize) -> u32 {
-    let Some(protocol) = Protocol::from_ip(datagram.protocol as u8) else {
-        return NOBODY;
-    };
-    let mut l4 = L4 {
-        ports: [0; 2],
-        rest: [0; 2],
-    };
-    if header_len < IPV4_LEN || !kernel.load(L2 + header_len, &mut l4) {
-        return NOBODY;
-    }
-    let (ports, rest) = (l4.ports, l4.rest);
-    let (local_port, remote_port) = match protocol {
-        Protocol::Icmp if ports[0].to_ne_bytes()[0] != V4::ECHO_REPLY => return NOBODY,
-        Protocol::Icmp | Protocol::Icmpv6 => (u16::from_be(rest[0]), 0),
-        Protocol::Tcp | Protocol::Udp => (u16::from_be(ports[1]), u16::from_be(ports[0])),
-    };
-    let found = lookup::world_flow_by::<_, V4>(
-        kernel.maps(),
-        &Tuple {
-            scope: Tuple::WORLD,
-            local: Ip4::from_wire(datagram.destination),
-            remote: Ip4::from_wire(datagram.source),
-            local_port,
-            remote_port,
-            protocol: datagram.protocol as u8,
-            pad: [0; 3],
-        },
-    );
-    let Some(slot) = found else { return NOBODY };
-    let row = slot.vm_row();
-    let live = load32(slot.verdict()) != Verdict::Free as u32
-        && kernel.arrived_by(load32(slot.uplink_ifindex()));
-    if live && kernel.maps().vm(row, slot.vm()).is_some() {
-        row
-    } else {
-        NOBODY
-    }
+    hand_over_of::<V4, K, L2>(kernel, row, segments)
 }
