@@ -35,6 +35,7 @@ pub mod flow;
 mod gso;
 pub mod guest_link;
 pub mod icmp;
+mod inet;
 pub mod inspection;
 pub mod mss;
 pub mod name_gate;

@@ -5,39 +5,16 @@
 use std::{
     io::{self, Read, Write},
     net::{SocketAddr, TcpStream, UdpSocket},
-    os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
+    os::fd::{AsFd, BorrowedFd},
 };
 
-use nix::sys::socket::{
-    AddressFamily, SockFlag, SockType, SockaddrIn, SockaddrIn6, connect, socket,
-};
+use nix::sys::socket::SockType;
 
-use crate::poll::Interest;
-
-fn open(to: SocketAddr, kind: SockType) -> nix::Result<OwnedFd> {
-    let family = match to {
-        SocketAddr::V4(_) => AddressFamily::Inet,
-        SocketAddr::V6(_) => AddressFamily::Inet6,
-    };
-    let fd = socket(
-        family,
-        kind,
-        SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC,
-        None,
-    )?;
-    let connected = match to {
-        SocketAddr::V4(to) => connect(fd.as_raw_fd(), &SockaddrIn::from(to)),
-        SocketAddr::V6(to) => connect(fd.as_raw_fd(), &SockaddrIn6::from(to)),
-    };
-    match connected {
-        Ok(()) | Err(nix::Error::EINPROGRESS) => Ok(fd),
-        Err(e) => Err(e),
-    }
-}
+use crate::{inet, poll::Interest};
 
 /// A UDP socket that knows one resolver only.
 pub(super) fn udp(to: SocketAddr) -> io::Result<UdpSocket> {
-    Ok(UdpSocket::from(open(to, SockType::Datagram)?))
+    Ok(UdpSocket::from(inet::open(to, SockType::Datagram)?))
 }
 
 /// One query over TCP (RFC 7766), from the connection to the answer.
@@ -55,7 +32,7 @@ impl Tcp {
     pub(super) fn open(to: SocketAddr, query: &[u8]) -> io::Result<Self> {
         let len = u16::try_from(query.len()).map_err(io::Error::other)?;
         Ok(Self {
-            stream: TcpStream::from(open(to, SockType::Stream)?),
+            stream: TcpStream::from(inet::open(to, SockType::Stream)?),
             query: [&len.to_be_bytes(), query].concat(),
             sent: 0,
             answer: Vec::new(),

@@ -23,7 +23,7 @@ use nix::{
 };
 
 use super::Target;
-use crate::record::RelayedFlow;
+use crate::{inet, record::RelayedFlow};
 
 /// Socket of a forwarded UDP port.
 #[derive(Debug)]
@@ -99,7 +99,7 @@ impl DatagramSocket {
             }
             _ => None,
         });
-        let addr = received.address.as_ref().and_then(address_of);
+        let addr = received.address.as_ref().and_then(inet::address_of);
         Ok(addr.zip(host).map(|(addr, (host, ifindex))| {
             let client = Client {
                 socket: key,
@@ -145,14 +145,6 @@ impl DatagramSocket {
         )?;
         Ok(())
     }
-}
-
-/// Address and port that the kernel gave; `None` if they are of another family.
-fn address_of(address: &SockaddrStorage) -> Option<SocketAddr> {
-    let four = address.as_sockaddr_in();
-    let six = address.as_sockaddr_in6();
-    four.map(|four| SocketAddr::V4((*four).into()))
-        .or_else(|| six.map(|six| SocketAddr::V6((*six).into())))
 }
 
 /// All associations, indexed for datagrams from either side.

@@ -5,12 +5,12 @@
 use std::{
     io,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream, UdpSocket},
-    os::fd::{AsRawFd, OwnedFd},
+    os::fd::AsRawFd,
 };
 
-use nix::sys::socket::{AddressFamily, SockFlag, SockType, SockaddrStorage, connect, socket};
+use nix::sys::socket::{SockType, SockaddrStorage, connect};
 
-use crate::packet::Version;
+use crate::{inet, packet::Version};
 
 /// Address of the service at a port, for a guest that uses this family.
 pub(super) const fn at(version: Version, port: u16) -> SocketAddr {
@@ -21,26 +21,12 @@ pub(super) const fn at(version: Version, port: u16) -> SocketAddr {
     SocketAddr::new(loopback, port)
 }
 
-fn open(service: SocketAddr, kind: SockType) -> nix::Result<OwnedFd> {
-    let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
-    let family = match service {
-        SocketAddr::V4(_) => AddressFamily::Inet,
-        SocketAddr::V6(_) => AddressFamily::Inet6,
-    };
-    socket(family, kind, flags, None)
-}
-
 /// A TCP socket that connects to a service; [`is_connected`] returns the result.
 ///
 /// # Errors
 /// If the socket cannot be made, or the connection fails at once.
 pub(super) fn tcp(service: SocketAddr) -> io::Result<TcpStream> {
-    let fd = open(service, SockType::Stream)?;
-    match connect(fd.as_raw_fd(), &SockaddrStorage::from(service)) {
-        Ok(()) | Err(nix::Error::EINPROGRESS) => {}
-        Err(error) => return Err(error.into()),
-    }
-    let stream = TcpStream::from(fd);
+    let stream = TcpStream::from(inet::open(service, SockType::Stream)?);
     stream.set_nodelay(true)?;
     Ok(stream)
 }
@@ -68,8 +54,7 @@ pub(super) fn is_connected(stream: &TcpStream, service: SocketAddr) -> io::Resul
 /// # Errors
 /// If the socket cannot be made or connected.
 pub(super) fn udp(service: SocketAddr) -> io::Result<UdpSocket> {
-    let socket = UdpSocket::from(open(service, SockType::Datagram)?);
-    connect(socket.as_raw_fd(), &SockaddrStorage::from(service))?;
+    let socket = UdpSocket::from(inet::open(service, SockType::Datagram)?);
     match socket.local_addr()? == service {
         true => Err(io::ErrorKind::ConnectionRefused.into()),
         false => Ok(socket),
