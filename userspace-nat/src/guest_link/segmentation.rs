@@ -5,10 +5,9 @@ use slipgate_abi::{Protocol, tcp::Flags};
 use super::framing::FrameQueue;
 use crate::{
     packet::{
-        Ipv4, Ipv6, Version,
+        Ip, Version,
         checksum::{self, Sum},
-        ip::version_of,
-        ipv4, ipv6,
+        ipv4,
         transport::{TCP_HEADER_LEN, UDP_HEADER_LEN},
     },
     port::{ETHERNET_LEN, VirtioNetHdr},
@@ -79,30 +78,21 @@ impl Headers {
     /// Headers of a frame of this GSO type. `None`: it has others, or not all of them.
     pub(super) fn of_whole(gso_type: u8, frame: &[u8]) -> Option<Self> {
         let l3 = frame.get(ETHERNET_LEN..)?;
-        let version = version_of(l3)?;
+        let ip = Ip::parse_truncated(l3).ok()?;
+        let version = ip.version();
         let is_tcp = match (gso_type, version) {
             (VirtioNetHdr::GSO_TCPV4, Version::V4) | (VirtioNetHdr::GSO_TCPV6, Version::V6) => true,
             (VirtioNetHdr::GSO_UDP_L4, _) => false,
             _ => return None,
         };
-        let (protocol, ip_len) = match version {
-            Version::V4 => {
-                let ip = Ipv4::parse_truncated(l3).ok()?;
-                (ip.protocol, ip.header_len)
-            }
-            Version::V6 => (
-                Ipv6::parse_truncated(l3).ok()?.next_header,
-                ipv6::HEADER_LEN,
-            ),
-        };
         let expected = match is_tcp {
             true => Protocol::Tcp,
             false => Protocol::Udp,
         };
-        if protocol != expected as u8 {
+        if ip.protocol != expected as u8 {
             return None;
         }
-        let l4 = ETHERNET_LEN + ip_len;
+        let l4 = ETHERNET_LEN + ip.header_len;
         let l4_len = match is_tcp {
             true => usize::from(frame.get(l4 + 12)? >> 4) * 4,
             false => UDP_HEADER_LEN,

@@ -4,7 +4,7 @@ use super::*;
 use crate::{
     fake::{packets, segmentation},
     guest_link::framing::{FrameReader, MOST_QUEUED},
-    packet::Ip,
+    packet::Ipv6,
     tcp::{Header, headers_len, write_headers},
 };
 

@@ -1,7 +1,7 @@
 //! Builders of the engine's own packets, into a buffer that is reused from packet to packet.
 use std::net::IpAddr;
 
-use super::{Version, checksum, checksum::Sum, icmp, ipv4, ipv6};
+use super::{Version, checksum, checksum::Sum, icmp, ipv4};
 
 /// TTL or hop limit of the engine's packets.
 const TTL: u8 = 64;
@@ -21,28 +21,52 @@ pub fn ip(
     protocol: u8,
     payload: impl FnOnce(&mut Vec<u8>),
 ) {
+    let ends = (source.into(), destination.into());
+    let header_len = Version::of(ends.0).header_len();
     out.clear();
-    match (source.into(), destination.into()) {
+    out.resize(header_len, 0);
+    payload(out);
+    let (header, payload) = out.split_at_mut(header_len);
+    let is_written = write_header(header, ends, protocol, None, payload.len());
+    debug_assert!(is_written, "the addresses are of two families");
+    if !is_written {
+        out.clear();
+    }
+}
+
+/// Writes the header of a packet with `payload_len` bytes behind it, from the first of `ends` to the
+/// second. `header` has room for it ([`Version::header_len`]). IPv4: `None` as identification makes an
+/// atomic datagram (DF), which needs no unique one (RFC 6864). Returns `false`, and writes nothing, if
+/// the addresses are of two families.
+pub fn write_header(
+    header: &mut [u8],
+    ends: (IpAddr, IpAddr),
+    protocol: u8,
+    identification: Option<u16>,
+    payload_len: usize,
+) -> bool {
+    let length = |bytes: usize| u16::try_from(bytes).unwrap_or(u16::MAX).to_be_bytes();
+    match ends {
         (IpAddr::V4(source), IpAddr::V4(destination)) => {
-            // RFC 6864: an atomic datagram (DF) needs no unique identification.
-            out.extend_from_slice(&[0x45, 0, 0, 0, 0, 0, 0x40, 0, TTL, protocol, 0, 0]);
-            out.extend_from_slice(&source.octets());
-            out.extend_from_slice(&destination.octets());
-            payload(out);
-            let total = u16::try_from(out.len()).unwrap_or(u16::MAX);
-            out[2..4].copy_from_slice(&total.to_be_bytes());
-            ipv4::fill_checksum(out, ipv4::HEADER_LEN);
+            header[..2].copy_from_slice(&[0x45, 0]);
+            header[2..4].copy_from_slice(&length(ipv4::HEADER_LEN + payload_len));
+            let dont_fragment = if identification.is_none() { 0x40 } else { 0 };
+            header[4..6].copy_from_slice(&identification.unwrap_or(0).to_be_bytes());
+            header[6..10].copy_from_slice(&[dont_fragment, 0, TTL, protocol]);
+            header[12..16].copy_from_slice(&source.octets());
+            header[16..20].copy_from_slice(&destination.octets());
+            ipv4::fill_checksum(header, ipv4::HEADER_LEN);
         }
         (IpAddr::V6(source), IpAddr::V6(destination)) => {
-            out.extend_from_slice(&[0x60, 0, 0, 0, 0, 0, protocol, TTL]);
-            out.extend_from_slice(&source.octets());
-            out.extend_from_slice(&destination.octets());
-            payload(out);
-            let len = u16::try_from(out.len() - ipv6::HEADER_LEN).unwrap_or(u16::MAX);
-            out[4..6].copy_from_slice(&len.to_be_bytes());
+            header[..4].copy_from_slice(&[0x60, 0, 0, 0]);
+            header[4..6].copy_from_slice(&length(payload_len));
+            header[6..8].copy_from_slice(&[protocol, TTL]);
+            header[8..24].copy_from_slice(&source.octets());
+            header[24..40].copy_from_slice(&destination.octets());
         }
-        _ => debug_assert!(false, "the addresses are of two families"),
+        _ => return false,
     }
+    true
 }
 
 /// A TCP segment without options or payload.

@@ -1,5 +1,5 @@
 //! The IP header of either family, as far as both have the same.
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use super::{Ipv4, Ipv6, Malformed, ipv4, ipv6};
 use crate::port::{ETHERTYPE_IPV4, ETHERTYPE_IPV6};
@@ -19,6 +19,14 @@ impl Version {
         match addr {
             IpAddr::V4(_) => Self::V4,
             IpAddr::V6(_) => Self::V6,
+        }
+    }
+
+    /// Returns the unspecified address of the family.
+    pub const fn unspecified(self) -> IpAddr {
+        match self {
+            Self::V4 => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
+            Self::V6 => IpAddr::V6(Ipv6Addr::UNSPECIFIED),
         }
     }
 
@@ -85,6 +93,18 @@ impl<'a> Ip<'a> {
         match version_of(bytes) {
             Some(Version::V4) => Ok(Ipv4::parse(bytes)?.into()),
             Some(Version::V6) => Ok(Ipv6::parse(bytes)?.into()),
+            None => Err(Malformed),
+        }
+    }
+
+    /// Parses a header of the version that its first octet says, whose packet may be truncated.
+    ///
+    /// # Errors
+    /// When the header is invalid or truncated.
+    pub fn parse_truncated(bytes: &'a [u8]) -> Result<Self, Malformed> {
+        match version_of(bytes) {
+            Some(Version::V4) => Ok(Ipv4::parse_truncated(bytes)?.into()),
+            Some(Version::V6) => Ok(Ipv6::parse_truncated(bytes)?.into()),
             None => Err(Malformed),
         }
     }

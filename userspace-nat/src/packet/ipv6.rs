@@ -85,21 +85,6 @@ impl<'a> Ipv6<'a> {
     }
 }
 
-/// Writes the header of a packet with so many bytes behind it; hop limit 64.
-pub fn write_header(
-    header: &mut [u8],
-    source: Ipv6Addr,
-    destination: Ipv6Addr,
-    next_header: u8,
-    payload_len: usize,
-) {
-    const HOP_LIMIT: u8 = 64;
-    header[..8].copy_from_slice(&[0x60, 0, 0, 0, 0, 0, next_header, HOP_LIMIT]);
-    header[4..6].copy_from_slice(&(payload_len as u16).to_be_bytes());
-    header[8..24].copy_from_slice(&source.octets());
-    header[24..40].copy_from_slice(&destination.octets());
-}
-
 /// Rewrites an address in a header, which has no checksum. `header` must have been parsed.
 pub fn set_address(header: &mut [u8], end: End, new: Ipv6Addr) {
     let at = match end {

@@ -1,7 +1,7 @@
 //! UDP flows and ICMP echo: a connected socket each.
 use std::{
     io::{self, IoSlice, IoSliceMut},
-    net::{IpAddr, SocketAddr},
+    net::SocketAddr,
     os::fd::{AsRawFd, OwnedFd},
 };
 
@@ -21,7 +21,8 @@ use slipgate_model::FlowTuple;
 
 use super::{FRAMES_PER_TURN, Kind, L3_START, Sockets, ToGuest, system, watch};
 use crate::{
-    packet::{Packet, Transport, Version, checksum::Sum, ipv4, ipv6, transport::UDP_HEADER_LEN},
+    inet,
+    packet::{Packet, Transport, Version, build, checksum::Sum, transport::UDP_HEADER_LEN},
     port::{ETHERNET_LEN, VirtioNetHdr},
 };
 
@@ -150,7 +151,7 @@ fn receive(
         MsgFlags::MSG_DONTWAIT,
     )?;
     let is_peer = received.address.is_some_and(|from| {
-        let from = socket_addr(&from);
+        let from = inet::address_of(&from);
         let is_port = |from: SocketAddr| {
             tuple.protocol != Protocol::Udp as u8 || from.port() == tuple.remote_port
         };
@@ -166,13 +167,6 @@ fn receive(
     Ok(Some((received.bytes, segment_len)))
 }
 
-fn socket_addr(from: &SockaddrStorage) -> Option<SocketAddr> {
-    let v4 = from
-        .as_sockaddr_in()
-        .map(|from| SocketAddr::V4((*from).into()));
-    v4.or_else(|| Some(SocketAddr::V6((*from.as_sockaddr_in6()?).into())))
-}
-
 /// Writes the headers before a payload from the peer.
 fn write_headers(
     l3: &mut [u8],
@@ -181,23 +175,13 @@ fn write_headers(
     segment_len: Option<u16>,
 ) -> VirtioNetHdr {
     let version = Version::of(tuple.remote);
-    let total = l3.len();
     let (ip, l4) = l3.split_at_mut(version.header_len());
-    match (tuple.remote, tuple.local) {
-        (IpAddr::V4(remote), IpAddr::V4(local)) => {
-            // DF unset: what is longer than the guest's MTU comes to it in fragments.
-            ip[..12].copy_from_slice(&[0x45, 0, 0, 0, 0, 0, 0, 0, 64, tuple.protocol, 0, 0]);
-            ip[2..4].copy_from_slice(&(total as u16).to_be_bytes());
-            ip[4..6].copy_from_slice(&rand::random::<[u8; 2]>());
-            ip[12..16].copy_from_slice(&remote.octets());
-            ip[16..20].copy_from_slice(&local.octets());
-            ipv4::fill_checksum(ip, ipv4::HEADER_LEN);
-        }
-        (IpAddr::V6(remote), IpAddr::V6(local)) => {
-            ipv6::write_header(ip, remote, local, tuple.protocol, l4.len());
-        }
+    // Not atomic: what is longer than the guest's MTU comes to it in fragments.
+    let identification = Some(rand::random());
+    let ends = (tuple.remote, tuple.local);
+    if !build::write_header(ip, ends, tuple.protocol, identification, l4.len()) {
         // No flow has both.
-        _ => return VirtioNetHdr::default(),
+        return VirtioNetHdr::default();
     }
     if !is_udp {
         // The kernel gave the message as it came, with its checksum.

@@ -5,7 +5,7 @@
 //! the engine sends an ARP request once a second.
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
-    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    net::{IpAddr, SocketAddr},
     ops::Bound,
 };
 
@@ -17,6 +17,7 @@ use crate::{
     arp,
     clock::SECOND_NS,
     datapath::Tables,
+    packet::Version,
     port::{ETHERTYPE_ARP, Outbox, VirtioNetHdr},
 };
 
@@ -99,10 +100,7 @@ impl Forwards {
         if local.is_loopback() {
             return None;
         }
-        let any = match local {
-            IpAddr::V4(_) => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
-            IpAddr::V6(_) => IpAddr::V6(Ipv6Addr::UNSPECIFIED),
-        };
+        let any = Version::of(local).unspecified();
         let protocol = world.protocol()?;
         let of = |host| self.by_address.get(&(protocol, host, world.local_port));
         of(local)

@@ -1,8 +1,5 @@
 //! The host's network: its routes, its links, and the next hops that flows leave by.
-use std::{
-    collections::HashMap,
-    net::{IpAddr, Ipv4Addr, Ipv6Addr},
-};
+use std::{collections::HashMap, net::IpAddr};
 
 use slipgate_abi::{IfIndex, VmId};
 use slipgate_model::Link;
@@ -12,6 +9,7 @@ use crate::{
     datapath::{Hop, Tables},
     dns::Guest,
     flow::Flows,
+    packet::Version,
     route::{Difference, Route, RouteTable},
     vm::VmNet,
 };
@@ -112,10 +110,7 @@ impl Network {
     ) -> u32 {
         // A link without L2 has one next hop for all neighbours.
         if !self.has_l2(hop.ifindex) {
-            hop.neighbour = match hop.neighbour {
-                IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
-                IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
-            };
+            hop.neighbour = Version::of(hop.neighbour).unspecified();
         }
         self.hops.index_of(tables, hop, destination)
     }

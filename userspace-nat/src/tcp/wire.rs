@@ -1,13 +1,12 @@
 //! Segments as the state machine sees them, and their form in a frame.
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 
 use slipgate_abi::tcp::Flags;
 
 use crate::{
     packet::{
-        Version,
+        Version, build,
         checksum::Sum,
-        ipv4, ipv6,
         transport::{OPTION_MSS, TCP_HEADER_LEN, Tcp, tcp_options},
     },
     port::{ETHERNET_LEN, VirtioNetHdr},
@@ -163,24 +162,12 @@ pub fn write_headers(
     mss: u16,
 ) -> VirtioNetHdr {
     let version = Version::of(source.ip());
-    let total = l3.len();
-    let payload_len = total - header.headers_len(version);
+    let payload_len = l3.len() - header.headers_len(version);
     let (ip, tcp) = l3.split_at_mut(version.header_len());
     let tcp_len = tcp.len();
-    match (source.ip(), destination.ip()) {
-        (IpAddr::V4(source), IpAddr::V4(destination)) => {
-            // DF and no identification: an atomic datagram (RFC 6864). TTL 64.
-            ip[..12].copy_from_slice(&[0x45, 0, 0, 0, 0, 0, 0x40, 0, 64, 6, 0, 0]);
-            ip[2..4].copy_from_slice(&(total as u16).to_be_bytes());
-            ip[12..16].copy_from_slice(&source.octets());
-            ip[16..20].copy_from_slice(&destination.octets());
-            ipv4::fill_checksum(ip, ipv4::HEADER_LEN);
-        }
-        (IpAddr::V6(source), IpAddr::V6(destination)) => {
-            ipv6::write_header(ip, source, destination, 6, tcp_len);
-        }
-        _ => debug_assert!(false, "the addresses are of two families"),
-    }
+    let ends = (source.ip(), destination.ip());
+    let is_written = build::write_header(ip, ends, 6, None, tcp_len);
+    debug_assert!(is_written, "the addresses are of two families");
     let header_len = header.headers_len(version) - version.header_len();
     tcp[..2].copy_from_slice(&source.port().to_be_bytes());
     tcp[2..4].copy_from_slice(&destination.port().to_be_bytes());
