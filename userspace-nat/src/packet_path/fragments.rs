@@ -128,9 +128,9 @@ impl<D: Datapath> Core<D> {
     /// Ends the datagrams that did not become whole in time. A guest is told of those whose first
     /// fragment came.
     pub(crate) fn expire_fragments(&mut self, now_ns: u64) {
-        self.reassembly.expire(now_ns);
+        let overdue = self.reassembly.expire(now_ns);
         self.count_lost_fragments();
-        for (row, first) in self.reassembly.take_overdue() {
+        for (row, first) in overdue {
             let fragment = Fragment::parse(&first).ok();
             if let Some(packet) = fragment.and_then(|fragment| fragment.as_packet()) {
                 self.tell_guest(row, &packet, IcmpError::ReassemblyTime, now_ns);

@@ -77,8 +77,6 @@ pub(crate) struct Reassembly {
     bytes: usize,
     /// Fragments that were dropped and not counted yet.
     lost: Vec<(VmRow, Segments)>,
-    /// First fragments of guests' IPv6 datagrams that did not become whole in time.
-    overdue: Vec<(VmRow, Vec<u8>)>,
 }
 
 /// Datagrams of a sender, oldest first; there is at least one.
@@ -103,8 +101,6 @@ struct Datagram {
     head: Vec<u8>,
     /// Number of the datagram's protocol, from the first fragment.
     protocol: u8,
-    /// Length of the first fragment's data.
-    first_len: usize,
     /// Largest fragment, L3 bytes.
     largest: u32,
     /// Fragments that are held, as they came.
@@ -150,10 +146,7 @@ impl Reassembly {
         };
         let datagram = &mut datagrams.list[at];
         if let Err(unfit) = check_headers(fragment) {
-            let (before, freed) = (datagram.data.len(), datagram.kill());
-            self.lost.push((sender.row, freed));
-            datagrams.bytes -= before;
-            self.bytes -= before;
+            self.end(sender, at);
             return Err(unfit);
         }
         let is_repeated =
@@ -168,10 +161,7 @@ impl Reassembly {
         datagram.held.packets += 1;
         datagram.held.bytes += fragment.packet.len() as u64;
         if !has_room || !datagram.fits(begin, end, fragment.has_more) {
-            let freed = datagram.kill();
-            self.lost.push((sender.row, freed));
-            datagrams.bytes -= before;
-            self.bytes -= before;
+            self.end(sender, at);
             return Ok(None);
         }
         datagram.put(frame, fragment, (begin, end));
@@ -212,7 +202,6 @@ impl Reassembly {
             len: None,
             head: Vec::new(),
             protocol: 0,
-            first_len: 0,
             largest: 0,
             held: Segments {
                 packets: 0,
@@ -242,6 +231,17 @@ impl Reassembly {
         Some(datagram)
     }
 
+    /// Ends a datagram: its fragments are dropped, and it stays so that those to come are too.
+    fn end(&mut self, sender: Sender, at: usize) {
+        let Some(datagrams) = self.senders.get_mut(&sender) else {
+            return;
+        };
+        let datagram = &mut datagrams.list[at];
+        datagrams.bytes -= datagram.data.len();
+        self.bytes -= datagram.data.len();
+        self.lost.push((sender.row, datagram.kill()));
+    }
+
     /// Drops a datagram with all its fragments.
     fn lose(&mut self, sender: Sender, at: usize) {
         if let Some(datagram) = self.take(sender, at) {
@@ -249,9 +249,10 @@ impl Reassembly {
         }
     }
 
-    /// Drops the datagrams that had their time. Of what is to be said about them,
-    /// [`Reassembly::take_overdue`] tells.
-    pub(crate) fn expire(&mut self, now_ns: u64) {
+    /// Drops the datagrams that had their time. Returns the first fragments, by row, of guests' IPv6
+    /// datagrams among them: a guest is told (RFC 8200 section 4.5).
+    pub(crate) fn expire(&mut self, now_ns: u64) -> Vec<(VmRow, Vec<u8>)> {
+        let mut overdue = Vec::new();
         while let Some(&(at, sender)) = self.expiries.first()
             && at <= now_ns
         {
@@ -260,10 +261,11 @@ impl Reassembly {
                 && let Some(datagrams) = self.senders.get(&sender)
                 && let Some(first) = datagrams.list.front().and_then(Datagram::first_fragment)
             {
-                self.overdue.push((sender.row, first));
+                overdue.push((sender.row, first));
             }
             self.lose(sender, 0);
         }
+        overdue
     }
 
     /// Drops the datagrams of a VM that is gone.
@@ -290,12 +292,6 @@ impl Reassembly {
     pub(crate) fn take_lost(&mut self) -> Vec<(VmRow, Segments)> {
         std::mem::take(&mut self.lost)
     }
-
-    /// Returns the first fragments, by row, of guests' IPv6 datagrams whose time was over since the
-    /// last call: a guest is told (RFC 8200 section 4.5).
-    pub(crate) fn take_overdue(&mut self) -> Vec<(VmRow, Vec<u8>)> {
-        std::mem::take(&mut self.overdue)
-    }
 }
 
 impl Datagram {
@@ -321,7 +317,6 @@ impl Datagram {
         if begin == 0 {
             self.head = head_of(frame, fragment.version());
             self.protocol = fragment.protocol;
-            self.first_len = end;
         }
         self.largest = self.largest.max(fragment.packet.len() as u32);
         self.is_marked |= is_marked(fragment);
@@ -348,9 +343,10 @@ impl Datagram {
     /// behind it have come or not.
     fn first_fragment(&self) -> Option<Vec<u8>> {
         let head = self.head.get(L3_AT..).filter(|_| !self.is_dead)?;
+        let (_, end) = self.parts.iter().find(|(begin, _)| *begin == 0)?;
         let [a, b, c, d] = self.name.identification.to_be_bytes();
         let header: [u8; FRAGMENT_HEADER_LEN] = [self.protocol, 0, 0, 1, a, b, c, d];
-        Some([head, &header, self.data.get(..self.first_len)?].concat())
+        Some([head, &header, self.data.get(..*end)?].concat())
     }
 
     fn into_whole(self) -> Whole {

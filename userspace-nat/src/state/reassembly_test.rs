@@ -324,8 +324,7 @@ fn rfc5722_an_overlap_of_ipv6_ends_the_datagram() {
     assert_eq!(lost(&mut all), 2);
     held(&mut all, &fragment6(1, 16, &datagram(8), false, 17));
     assert_eq!(lost(&mut all), 1);
-    all.expire(PATIENCE6_NS);
-    assert!(all.take_overdue().is_empty(), "silently");
+    assert!(all.expire(PATIENCE6_NS).is_empty(), "silently");
 }
 
 #[test]
@@ -376,11 +375,10 @@ fn first_fragments_of_ipv6_are_told_when_their_time_is_over() {
     held(&mut all, &fragment6(1, 24, &[1; 8], true, 17));
     held(&mut all, &fragment6(2, 24, &[1; 8], true, 17));
     held(&mut all, &fragment(3, 0, &[1; 8], true));
-    all.expire(PATIENCE6_NS - 1);
-    assert!(all.take_overdue().is_empty());
+    assert!(all.expire(PATIENCE6_NS - 1).is_empty());
     assert_eq!(lost(&mut all), 1, "the IPv4 datagram");
-    all.expire(PATIENCE6_NS);
-    assert_eq!(all.take_overdue(), [(GUEST.row, first[L3_AT..].to_vec())]);
+    let told = [(GUEST.row, first[L3_AT..].to_vec())];
+    assert_eq!(all.expire(PATIENCE6_NS), told);
     assert_eq!(lost(&mut all), 3);
 }
 

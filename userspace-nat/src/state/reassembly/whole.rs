@@ -1,4 +1,6 @@
 //! What a fragment must be like, and the datagram that fragments become.
+use slipgate_abi::Protocol;
+
 use crate::{
     packet::{
         Fragment, Transport, Version, ipv4,
@@ -12,8 +14,6 @@ use crate::{
 pub(super) const MOST_DATA: usize = 65_535;
 /// ECN codepoint "congestion experienced" (RFC 3168 section 5).
 pub(super) const CONGESTION_EXPERIENCED: u8 = 3;
-/// Number of UDP (IANA).
-const UDP: u8 = 17;
 
 /// A datagram that is whole.
 #[derive(Debug)]
@@ -85,8 +85,8 @@ pub(super) fn check_headers(fragment: &Fragment<'_>) -> Result<(), Unfit> {
         return Err(Unfit::Extension);
     }
     // Of UDP the length is that of the datagram, which is not here.
-    let is_there = match next {
-        UDP => fragment.data.len() >= UDP_HEADER_LEN,
+    let is_there = match Protocol::from_number(next) {
+        Some(Protocol::Udp) => fragment.data.len() >= UDP_HEADER_LEN,
         _ => Transport::parse(Version::V6, next, fragment.data).is_ok(),
     };
     match is_there {
