@@ -29,8 +29,7 @@
 //!
 //! Each process has a part of the range of its own ([`PortPool::share_with`]).
 //!
-//! Endpoint-independent mapping (RFC 4787 REQ-1, on request, UDP) would take its ports from a range
-//! of its own, with one [`Destination`] of remote 0.0.0.0:0 for all.
+//! Endpoint-independent mappings have a range of their own ([`crate::flow::mappings`]).
 use std::{
     collections::VecDeque,
     hash::{Hash, Hasher},

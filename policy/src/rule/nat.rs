@@ -59,6 +59,11 @@ impl NatBehaviour {
     pub const fn is_mapped(self) -> bool {
         matches!(self.mapping, Mapping::EndpointIndependent)
     }
+
+    /// Whether others than the destinations of the guest's own flows may send to a translated port.
+    pub const fn lets_others_in(self) -> bool {
+        self.is_mapped() && self.filtering.lets_others_in()
+    }
 }
 
 /// Behaviour of the translated ports of a policy's VMs, by protocol. IPv4 only.

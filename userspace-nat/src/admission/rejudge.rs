@@ -78,9 +78,7 @@ fn is_mapped<D: Datapath>(nat: &Nat<D>, rules: &Rules, slot: SlotIndex) -> bool 
     };
     let live = nat.datapath.slot(slot);
     let behaviour = rules.nat_behaviour(inside.vm, inside.protocol);
-    (inside.vm, inside.port) == (live.id(), live.guest_port())
-        && behaviour.is_mapped()
-        && behaviour.filtering.lets_others_in()
+    (inside.vm, inside.port) == (live.id(), live.guest_port()) && behaviour.lets_others_in()
 }
 
 fn is_outbound_allowed<D: Datapath>(

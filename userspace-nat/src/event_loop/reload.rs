@@ -220,7 +220,6 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
         let concerned: HashSet<VmId> = vms.iter().map(|vm| vm.id).collect();
         let rows = vms.iter().rev().map(|vm| (vm.row, vm.id)).collect();
         for spec in vms {
-            self.core.nat.flows.mappings.look_again(spec.id);
             self.replace_vm(spec, false);
         }
         let strictly = HashSet::from_iter(strictly);

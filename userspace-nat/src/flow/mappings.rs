@@ -74,8 +74,6 @@ pub struct Mappings {
     by_outside: BTreeMap<(Pool, u16), Inside>,
     /// Number of ports that each VM has.
     held: HashMap<(VmId, Pool), usize, foldhash::fast::RandomState>,
-    /// Number of ports that are taken.
-    taken: HashMap<Pool, usize, foldhash::fast::RandomState>,
     /// Ports that may be given. A list is made when it is first asked for.
     free: RefCell<HashMap<Pool, FreePorts, foldhash::fast::RandomState>>,
     rests: Rests,
@@ -98,7 +96,6 @@ impl Mappings {
             by_inside: BTreeMap::new(),
             by_outside: BTreeMap::new(),
             held: HashMap::default(),
-            taken: HashMap::default(),
             free: RefCell::default(),
             rests: Rests::default(),
             changes: Changes::default(),
@@ -125,12 +122,14 @@ impl Mappings {
     }
 
     /// Returns the number of mappings, resting ones included.
-    pub fn len(&self) -> usize {
+    #[cfg(test)]
+    pub(crate) fn len(&self) -> usize {
         self.by_inside.len()
     }
 
     /// Whether there is no mapping.
-    pub fn is_empty(&self) -> bool {
+    #[cfg(test)]
+    pub(crate) fn is_empty(&self) -> bool {
         self.by_inside.is_empty()
     }
 
@@ -171,7 +170,6 @@ impl Mappings {
         let pool = inside.pool();
         self.by_outside.insert((pool, port), inside);
         *self.held.entry((inside.vm, pool)).or_default() += 1;
-        *self.taken.entry(pool).or_default() += 1;
         if let Some(free) = self.free.get_mut().get_mut(&pool) {
             free.remove(port);
         }
@@ -203,7 +201,6 @@ impl Mappings {
         let (vm, pool, port) = (inside.vm, inside.pool(), mapping.port);
         self.by_outside.remove(&(pool, port));
         decrement(&mut self.held, (vm, pool));
-        decrement(&mut self.taken, pool);
         if self.may_be_given(pool, port)
             && let Some(free) = self.free.get_mut().get_mut(&pool)
         {
@@ -237,7 +234,7 @@ impl Mappings {
 
     /// Returns the number of ports that are taken of a pool.
     pub fn taken(&self, pool: Pool) -> usize {
-        self.taken.get(&pool).copied().unwrap_or(0)
+        self.by_outside.range((pool, 0)..=(pool, u16::MAX)).count()
     }
 
     /// Notes a flow that has got its tuples. One with a port of the range has a mapping.

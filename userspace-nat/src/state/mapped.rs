@@ -2,8 +2,6 @@
 //! and policies say ([`crate::flow::mappings`]).
 use std::sync::atomic::Ordering::Relaxed;
 
-use slipgate_policy::NatBehaviour;
-
 use super::Core;
 use crate::{
     datapath::Datapath,
@@ -14,11 +12,6 @@ use crate::{
 const PORTS_AT_ONCE: usize = 256;
 
 impl<D: Datapath> Core<D> {
-    /// Returns how the translated port of a guest's port behaves by the VM's present policy.
-    pub(crate) fn behaviour_of(&self, inside: &Inside) -> NatBehaviour {
-        self.rules.nat_behaviour(inside.vm, inside.protocol)
-    }
-
     /// Opens and closes ports of mappings that have changed, some at once.
     pub(crate) fn follow_mappings(&mut self) {
         let mut left = PORTS_AT_ONCE;
@@ -35,9 +28,9 @@ impl<D: Datapath> Core<D> {
 
     /// Opens or closes the port of a mapping, as flows and policy say.
     pub(crate) fn follow_mapping(&mut self, inside: &Inside) {
-        let behaviour = self.behaviour_of(inside);
+        let behaviour = self.rules.nat_behaviour(inside.vm, inside.protocol);
+        let lets_in = behaviour.lets_others_in();
         let mapping = self.nat.flows.mappings.get(inside);
-        let lets_in = behaviour.is_mapped() && behaviour.filtering.lets_others_in();
         let is_served = self.vms.by_id(inside.vm).is_some();
         match lets_in && is_served && mapping.is_some_and(|of| self.is_in_use(of)) {
             // It is tried again with the mapping's next flow.
