@@ -125,7 +125,8 @@ fn plan<D: Datapath>(
             own.is_none() || routes.carries(hop.0.ifindex, world.local)
         };
         let hop = route.hop().filter(leaves_by);
-        match (hop, guest_address(nat, vm, world.local)) {
+        let guest = addresses::guest_for(&vm.net, world.local, || nat.datapath.vm6(vm.net.row));
+        match (hop, guest) {
             (Some((hop, _)), Some(guest)) => Ok((guest, hop, room())),
             (None, _) => Err(Refusal::NoRoute),
             (_, None) => Err(Refusal::NoAddress),
@@ -181,19 +182,6 @@ fn mapped<D: Datapath>(
         refused: verdict.decision.refusal.or(inspected),
         name: verdict.name,
     })
-}
-
-/// Returns the guest's address to which a forward of an address of the host leads: in IPv6 the one that
-/// the guest used last; `None` if it has none of the family yet.
-fn guest_address<D: Datapath>(nat: &Nat<D>, vm: &VmState, host: IpAddr) -> Option<IpAddr> {
-    match host {
-        IpAddr::V4(_) => Some(vm.net.guest.into()),
-        IpAddr::V6(_) => {
-            vm.net.ipv6?;
-            let row = nat.datapath.vm6(vm.net.row)?;
-            addresses::used_last(row).map(IpAddr::V6)
-        }
-    }
 }
 
 /// Opens a flow from the world as planned. Returns its slot. Its rate is judged only now: a

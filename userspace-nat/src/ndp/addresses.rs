@@ -10,11 +10,14 @@
 //! The programs note the time of packets that they hand over, and not of those that they translate.
 //! If an address makes room whose flows are busy, its next packet that is handed over binds it again,
 //! if there is room; packets of its flows pass all the same.
-use std::{net::Ipv6Addr, sync::atomic::Ordering::Relaxed};
+use std::{
+    net::{IpAddr, Ipv6Addr},
+    sync::atomic::Ordering::Relaxed,
+};
 
 use slipgate_abi::{Ip6, Vm6Ref, vm6::GUEST_ADDRESSES};
 
-use crate::clock::SECOND_NS;
+use crate::{clock::SECOND_NS, vm::VmNet};
 
 /// Silence after which an address may make room for another, ns.
 pub const MIN_SILENCE_NS: u64 = 30 * SECOND_NS;
@@ -75,6 +78,23 @@ pub fn used_last(row: Vm6Ref) -> Option<Ipv6Addr> {
     let bound = places.filter(|place| !row.guest_address(*place).is(Ip6::UNSPECIFIED));
     let last = bound.max_by_key(|place| row.used_ns(*place).load(Relaxed))?;
     Some(row.guest_address(last).into())
+}
+
+/// Returns the guest's address to which a packet of the world leads that has the address `world`: of
+/// IPv6 the one that the guest used last. `None` if it has none of the family yet. `row` looks up the
+/// VM's element of `VMS6`.
+pub fn guest_for(
+    vm: &VmNet,
+    world: IpAddr,
+    row: impl FnOnce() -> Option<Vm6Ref>,
+) -> Option<IpAddr> {
+    match world {
+        IpAddr::V4(_) => Some(vm.guest.into()),
+        IpAddr::V6(_) => {
+            vm.ipv6?;
+            used_last(row()?).map(IpAddr::V6)
+        }
+    }
 }
 
 /// Returns the addresses that are bound, the link-local one first.

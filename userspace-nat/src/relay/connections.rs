@@ -10,9 +10,9 @@ use super::{
 };
 use crate::{
     datagram::is_unicast,
-    packet::{Version, ip::version_of, transport::Tcp},
+    packet::transport::Tcp,
     poll::Context,
-    port::{Outbox, VirtioNetHdr, single},
+    port::{Outbox, VirtioNetHdr, ethertype_of, single},
     quota::Reserve,
     record::RelayedFlow,
     vm::VmNet,
@@ -259,9 +259,8 @@ fn send_counted(
     vm: &VmNet,
     out: &mut Outbox,
 ) {
-    let ethertype = version_of(packet).map(Version::ethertype);
-    let sent = ethertype.map(|ethertype| out.to_guest(vm, ethertype, offload, packet));
-    if !matches!(sent, Some(Ok(_))) {
+    let sent = out.to_guest(vm, ethertype_of(packet), offload, packet);
+    if sent.is_err() {
         vm.stats.dropped(DropReason::EngineBusy, counted);
     }
 }

@@ -353,17 +353,11 @@ impl Relay {
         }
     }
 
-    /// Address and port of the guest to which a client of this address is relayed: by IPv6 the address
-    /// that the guest used last. `None` if it has no address of the client's family yet.
+    /// Address and port of the guest to which a client of this address is relayed
+    /// ([`addresses::guest_for`]).
     fn guest_of(&self, vm: VmId, client: IpAddr, port: u16) -> Option<SocketAddr> {
         let served = self.vms.get(&vm)?;
-        let guest = match client {
-            IpAddr::V4(_) => IpAddr::V4(served.net.guest),
-            IpAddr::V6(_) => {
-                served.net.ipv6?;
-                IpAddr::V6(addresses::used_last(served.row6?)?)
-            }
-        };
+        let guest = addresses::guest_for(&served.net, client, || served.row6)?;
         Some(SocketAddr::new(guest, port))
     }
 
