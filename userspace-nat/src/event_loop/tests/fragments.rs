@@ -57,12 +57,13 @@ fn joined(fragments: &[Vec<u8>]) -> Vec<u8> {
     whole
 }
 
-fn data() -> Vec<u8> {
+/// Data that needs three fragments.
+pub(super) fn data() -> Vec<u8> {
     (0..3_000_u32).map(|at| at as u8).collect()
 }
 
 /// Sends fragments from the guest; all are handed over.
-fn guest_sends(rig: &mut Rig, fragments: &[Vec<u8>]) {
+pub(super) fn guest_sends(rig: &mut Rig, fragments: &[Vec<u8>]) {
     for fragment in fragments {
         let handled = rig.guest(1, fragment);
         assert_eq!(handled, Handling::Engine(Handover::Fragment));

@@ -4,7 +4,10 @@ use std::{collections::HashSet, sync::atomic::Ordering::Relaxed};
 use slipgate_abi::{DropReason, Handover, Refusal, VmId, tcp::Flags};
 use slipgate_policy::{Action, Name, Rule, wire};
 
-use super::{fragments::ORDERS, rig::*};
+use super::{
+    fragments::{ORDERS, data, guest_sends},
+    rig::*,
+};
 use crate::{
     clock::SECOND_NS,
     dns::{
@@ -72,20 +75,8 @@ fn joined(fragments: &[Vec<u8>]) -> (Vec<u8>, u32) {
     (whole, id)
 }
 
-fn data() -> Vec<u8> {
-    (0..3_000_u32).map(|at| at as u8).collect()
-}
-
 fn datagram() -> Vec<u8> {
     udp(FROM, SERVER6, &data())
-}
-
-/// Sends fragments from the guest; all are handed over.
-fn guest_sends(rig: &mut Rig, fragments: &[Vec<u8>]) {
-    for fragment in fragments {
-        let handled = rig.guest(1, fragment);
-        assert_eq!(handled, Handling::Engine(Handover::Fragment));
-    }
 }
 
 /// The translated end of a flow that a datagram opens.

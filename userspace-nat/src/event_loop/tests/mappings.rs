@@ -3,7 +3,7 @@ use slipgate_abi::{
     DropReason, FlowRef, Handover, Ip4, Protocol, Refusal, SlotIndex, Tuple, VmId, VmRow,
 };
 use slipgate_policy::{
-    Action, Filtering, Mapping, NatBehaviour, NatSettings, Policy, Rule, Settings,
+    Action, Destination, Filtering, Mapping, NatBehaviour, NatSettings, Policy, Rule, Settings,
 };
 
 use super::rig::*;
@@ -47,13 +47,27 @@ fn mapped(filtering: Filtering) -> Rig {
     Rig::with(setup(filtering))
 }
 
-/// Sends a datagram and returns the address and port that its destination sees.
-fn sent_by(rig: &mut Rig, row: u16, port: u16, to: At) -> At {
+/// Sends a datagram and returns the address and port that its destination sees, if it goes out.
+fn try_sent_by(rig: &mut Rig, row: u16, port: u16, to: At) -> Option<At> {
     rig.at_world();
     rig.guest(row, &udp((GUEST, port), to, b"x"));
-    let sent = rig.at_world().pop().expect("the datagram goes out");
+    let sent = rig.at_world().pop()?;
     let octets = [sent[12], sent[13], sent[14], sent[15]];
-    (Ip4 { octets }, u16::from_be_bytes([sent[20], sent[21]]))
+    Some((Ip4 { octets }, u16::from_be_bytes([sent[20], sent[21]])))
+}
+
+/// Sends a datagram, which goes out.
+fn sent_by(rig: &mut Rig, row: u16, port: u16, to: At) -> At {
+    try_sent_by(rig, row, port, to).expect("the datagram goes out")
+}
+
+/// The server, as a rule sees it.
+fn server() -> Destination {
+    Destination {
+        addr: SERVER.0.into(),
+        port: SERVER.1,
+        protocol: Protocol::Udp,
+    }
 }
 
 fn open_ports(rig: &Rig) -> usize {
@@ -178,14 +192,10 @@ fn another_processs_port_or_tuple_is_passed_over() {
 
 /// Opens flows of so many ports of a VM; returns the translated ports.
 fn open_from(rig: &mut Rig, row: u16, ports: std::ops::Range<u16>) -> Vec<u16> {
-    let mut translated = Vec::new();
-    for port in ports {
-        rig.at_world();
-        rig.guest(row, &udp((GUEST, port), OTHER, b"x"));
-        let sent = rig.at_world().pop();
-        translated.extend(sent.map(|sent| u16::from_be_bytes([sent[20], sent[21]])));
-    }
-    translated
+    ports
+        .filter_map(|port| try_sent_by(rig, row, port, OTHER))
+        .map(|(_, port)| port)
+        .collect()
 }
 
 #[test]
@@ -243,17 +253,12 @@ fn a_port_that_is_given_again_at_once_stays_open() {
 #[test]
 fn why_refuses_where_no_port_is_left_for_the_vm() {
     let mut rig = mapped(Filtering::EndpointIndependent);
-    let to = slipgate_policy::Destination {
-        addr: SERVER.0.into(),
-        port: SERVER.1,
-        protocol: Protocol::Udp,
-    };
     for port in 5_000..5_010 {
-        let why = rig.tell(move |engine| engine.why(VmRow::new(1), to, None));
+        let why = rig.tell(|engine| engine.why(VmRow::new(1), server(), None));
         assert!(why.admitted, "{}", why.explanation);
         sent_by(&mut rig, 1, port, OTHER);
     }
-    let why = rig.tell(move |engine| engine.why(VmRow::new(1), to, None));
+    let why = rig.tell(|engine| engine.why(VmRow::new(1), server(), None));
     assert_eq!(why.refusal.as_deref(), Some(Refusal::PortsExhausted.name()));
     assert!(
         why.explanation.contains("--eim-ports"),
@@ -317,14 +322,12 @@ fn rfc4787_req_8_filtering_by_address_and_port_leaves_strangers_to_the_host() {
 #[test]
 fn a_sender_to_whom_the_rules_let_nobody_send_is_refused() {
     let mut rig = Rig::with(Setup {
-        nat: settings(Filtering::EndpointIndependent),
-        eim_ports: Some(PORTS),
         default: Action::Deny,
         rules: vec![
             Rule::parse(Action::Allow, "198.51.100.7:443/udp").unwrap(),
             Rule::parse(Action::Inspect, "198.51.100.8:443").unwrap(),
         ],
-        ..Setup::default()
+        ..setup(Filtering::EndpointIndependent)
     });
     let nat = sent_by(&mut rig, 1, 5_001, SERVER);
     rig.world(&udp(STRANGER, nat, b"no"));
@@ -374,10 +377,8 @@ fn rfc4787_req_6_a_guest_that_answers_keeps_its_mapping() {
 #[test]
 fn a_flood_of_strangers_takes_nothing_of_the_guests_own() {
     let mut rig = Rig::with(Setup {
-        nat: settings(Filtering::EndpointIndependent),
-        eim_ports: Some(PORTS),
         max_flows: 8,
-        ..Setup::default()
+        ..setup(Filtering::EndpointIndependent)
     });
     let nat = sent_by(&mut rig, 1, 5_001, SERVER);
     for number in 0..100 {
@@ -393,18 +394,13 @@ fn a_flood_of_strangers_takes_nothing_of_the_guests_own() {
 
 #[test]
 fn a_successor_keeps_the_port_and_its_entry() {
-    let setup = || Setup {
-        nat: settings(Filtering::EndpointIndependent),
-        eim_ports: Some(PORTS),
-        ..Setup::default()
-    };
-    let mut rig = Rig::with(setup());
+    let mut rig = mapped(Filtering::EndpointIndependent);
     let nat = sent_by(&mut rig, 1, 5_001, SERVER);
     rig.world(&udp(STRANGER, nat, b"hello"));
     let dangling = (NAT, 50_000 + u16::from(nat.1 == 50_000), 17);
     rig.kernel.borrow_mut().forwards.insert(dangling, (2, 102));
     // A new flow meets the mapping before its flows are walked over.
-    let mut rig = rig.restart_in_steps(&setup());
+    let mut rig = rig.restart_in_steps(&setup(Filtering::EndpointIndependent));
     assert_eq!(sent_by(&mut rig, 1, 5_001, OTHER), nat);
     rig.pass(SECOND_NS);
     assert_eq!(rig.flows(), 3);
@@ -552,12 +548,7 @@ fn a_vm_that_goes_leaves_no_port_open() {
 #[test]
 fn why_says_how_the_port_behaves() {
     let mut rig = mapped(Filtering::EndpointIndependent);
-    let to = slipgate_policy::Destination {
-        addr: SERVER.0.into(),
-        port: SERVER.1,
-        protocol: Protocol::Udp,
-    };
-    let answer = rig.tell(move |engine| engine.why(VmRow::new(1), to, None));
+    let answer = rig.tell(|engine| engine.why(VmRow::new(1), server(), None));
     assert!(answer.admitted);
     assert!(
         answer

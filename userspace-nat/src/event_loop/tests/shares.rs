@@ -157,8 +157,6 @@ fn what_is_refused_for_want_of_ports_has_cost_its_token() {
     assert_eq!(refused(Refusal::FlowRate), 90);
 }
 
-/// Every destination is on the link.
-/// Ports as `docs/deploy/host.md` says to set for many VMs that use one server.
 /// Opening a flow takes longer than anything else that is done with a frame, so the port is read
 /// again after few.
 #[test]
@@ -186,6 +184,7 @@ fn the_new_flows_of_one_are_handled_few_at_a_time() {
     assert!(before <= between + 2, "{before} before it");
 }
 
+/// Ports as `docs/deploy/host.md` says to set for many VMs that use one server.
 #[test]
 fn a_thousand_vms_have_twenty_connections_each_to_one_server() {
     const VMS: u16 = 1_000;
@@ -243,6 +242,7 @@ fn a_thousand_vms_have_twenty_connections_each_to_one_server() {
     rig.assert_paired();
 }
 
+/// Every destination is on the link.
 fn on_link() -> Rig {
     on_link_with(Setup::default())
 }
