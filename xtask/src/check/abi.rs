@@ -16,6 +16,7 @@ use anyhow::{Context, Result, bail};
 use quote::ToTokens;
 use syn::{Attribute, Field, Item, ItemMacro};
 
+use super::documents::files;
 use crate::workspace::{Workspace, capture, say};
 
 const LAYOUT: &str = "ebpf/abi/layout.txt";
@@ -57,26 +58,22 @@ pub(crate) fn write(workspace: &Workspace, unreleased: bool) -> Result<()> {
 }
 
 fn describe(workspace: &Workspace) -> Result<String> {
-    let mut sources = Vec::new();
-    read_sources(&workspace.root.join(SOURCES), Path::new(""), &mut sources)?;
-    sources.sort();
+    let sources = read_sources(&workspace.root.join(SOURCES))?;
     let maps = read(&workspace.root.join(MAPS))?;
     description(&sources, &maps)
 }
 
-/// Reads the sources of a folder and of those in it, by their paths below `root`.
-fn read_sources(root: &Path, folder: &Path, to: &mut Vec<(String, String)>) -> Result<()> {
-    for entry in fs::read_dir(root.join(folder))? {
-        let entry = entry?;
-        let path = folder.join(entry.file_name());
-        let name = path.to_string_lossy();
-        if entry.file_type()?.is_dir() {
-            read_sources(root, &path, to)?;
-        } else if name.ends_with(".rs") && !name.ends_with("_test.rs") {
-            to.push((name.into_owned(), read(&root.join(&path))?));
+/// Reads the sources of a folder and of those in it. Returns them by their paths below it, sorted.
+fn read_sources(root: &Path) -> Result<Vec<(String, String)>> {
+    let mut sources = Vec::new();
+    for path in files(root, "rs")? {
+        let name = path.strip_prefix(root)?.to_string_lossy();
+        if !name.ends_with("_test.rs") {
+            sources.push((name.into_owned(), read(&path)?));
         }
     }
-    Ok(())
+    sources.sort();
+    Ok(sources)
 }
 
 fn read(path: &Path) -> Result<String> {

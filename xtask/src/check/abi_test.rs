@@ -113,9 +113,7 @@ fn sources_in_folders_are_read_and_decisions_store_no_constants() {
     ] {
         fs::write(root.join(file), file).unwrap();
     }
-    let mut sources = Vec::new();
-    read_sources(&root, Path::new(""), &mut sources).unwrap();
-    sources.sort();
+    let sources = read_sources(&root).unwrap();
     fs::remove_dir_all(&root).unwrap();
     let expected = ["rate/budget.rs", "vm.rs"].map(|name| (name.to_owned(), name.to_owned()));
     assert_eq!(sources, expected);

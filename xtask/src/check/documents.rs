@@ -242,7 +242,7 @@ fn read(file: &Path) -> Result<String> {
 }
 
 /// Returns all files with an extension below a directory, except build output.
-fn files(folder: &Path, ending: &str) -> Result<Vec<PathBuf>> {
+pub(super) fn files(folder: &Path, ending: &str) -> Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     let entries = fs::read_dir(folder).with_context(|| format!("read {}", folder.display()))?;
     for entry in entries {
