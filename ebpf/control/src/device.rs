@@ -206,24 +206,17 @@ impl Device {
     }
 
     fn query(&self, code: libc::Ioctl) -> io::Result<libc::ifreq> {
-        let mut request = self.request()?;
-        let socket = any_socket()?;
+        let mut asked = self.request()?;
         // SAFETY: a device request with its struct.
-        if unsafe { libc::ioctl(socket.as_raw_fd(), code, &raw mut request) } < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        Ok(request)
+        unsafe { request(libc::AF_INET, code, &raw mut asked) }?;
+        Ok(asked)
     }
 
     fn modify(&self, code: libc::Ioctl, fill: impl FnOnce(&mut libc::ifreq)) -> io::Result<()> {
-        let mut request = self.request()?;
-        fill(&mut request);
-        let socket = any_socket()?;
+        let mut asked = self.request()?;
+        fill(&mut asked);
         // SAFETY: a device request with its struct.
-        if unsafe { libc::ioctl(socket.as_raw_fd(), code, &raw mut request) } < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        Ok(())
+        unsafe { request(libc::AF_INET, code, &raw mut asked) }
     }
 }
 
@@ -240,13 +233,25 @@ pub(crate) fn sockaddr(address: Ipv4Addr) -> libc::sockaddr {
     }
 }
 
-/// Opens a socket for device requests: any kind will do.
-pub(crate) fn any_socket() -> io::Result<OwnedFd> {
+/// Makes a device or route request, an ioctl of any socket of its family.
+///
+/// # Safety
+/// `argument` is valid, and of the type that the kernel reads and writes for `code`.
+pub(crate) unsafe fn request<T>(
+    family: libc::c_int,
+    code: libc::Ioctl,
+    argument: *mut T,
+) -> io::Result<()> {
     // SAFETY: plain arguments.
-    let fd = unsafe { libc::socket(libc::AF_INET, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0) };
+    let fd = unsafe { libc::socket(family, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0) };
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }
     // SAFETY: the kernel just gave us this descriptor.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+    let socket = unsafe { OwnedFd::from_raw_fd(fd) };
+    // SAFETY: the caller's.
+    if unsafe { libc::ioctl(socket.as_raw_fd(), code, argument) } < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(())
 }

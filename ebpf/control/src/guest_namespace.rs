@@ -7,7 +7,7 @@ mod ipv6;
 
 use std::{
     ffi::CString,
-    fs::{self, File},
+    fs,
     io::{self, Write as _},
     net::Ipv4Addr,
     os::{fd::OwnedFd, unix::ffi::OsStrExt as _},
@@ -17,7 +17,7 @@ use std::{
 pub use self::ipv6::NamespaceIpv6;
 use crate::{
     Error, Result,
-    device::{Device, any_socket, sockaddr},
+    device::{Device, request, sockaddr},
     tap::{open_queue, queue_for_frames},
 };
 
@@ -151,8 +151,6 @@ fn mount(source: Option<&Path>, target: &Path, flags: libc::c_ulong) -> io::Resu
 }
 
 fn add_default_route(gateway: Ipv4Addr) -> Result<()> {
-    let failed = || Error::os(format!("add the default route by {gateway}"));
-    let socket: File = any_socket().map_err(failed())?.into();
     // SAFETY: a struct of integers and a null pointer.
     let mut route: libc::rtentry = unsafe { std::mem::zeroed() };
     route.rt_dst = sockaddr(Ipv4Addr::UNSPECIFIED);
@@ -160,15 +158,6 @@ fn add_default_route(gateway: Ipv4Addr) -> Result<()> {
     route.rt_gateway = sockaddr(gateway);
     route.rt_flags = libc::RTF_UP | libc::RTF_GATEWAY;
     // SAFETY: the request with its struct.
-    let rc = unsafe {
-        libc::ioctl(
-            std::os::fd::AsRawFd::as_raw_fd(&socket),
-            libc::SIOCADDRT,
-            &raw const route,
-        )
-    };
-    match rc {
-        0 => Ok(()),
-        _ => Err(failed()(io::Error::last_os_error())),
-    }
+    unsafe { request(libc::AF_INET, libc::SIOCADDRT, &raw mut route) }
+        .map_err(Error::os(format!("add the default route by {gateway}")))
 }

@@ -2,14 +2,12 @@
 //!
 //! Nobody else is on the link, so no address is probed (duplicate address detection), and no
 //! advertisement is waited for: address and route are set.
-use std::{
-    fs::File,
-    io,
-    net::Ipv6Addr,
-    os::fd::{AsRawFd as _, FromRawFd as _},
-};
+use std::{io, net::Ipv6Addr};
 
-use crate::{Error, Result, device::Device};
+use crate::{
+    Error, Result,
+    device::{Device, request},
+};
 
 /// Length of the prefix, bits.
 const PREFIX_LEN: u32 = 64;
@@ -44,17 +42,19 @@ impl NamespaceIpv6 {
     /// Has the device use these addresses. It is up, after [`begin`].
     pub(super) fn set(&self, device: &Device) -> Result<()> {
         let ifindex = device.ifindex()?.get() as libc::c_int;
-        let address = libc::in6_ifreq {
+        let mut address = libc::in6_ifreq {
             ifr6_addr: in6(self.guest),
             ifr6_prefixlen: PREFIX_LEN,
             ifr6_ifindex: ifindex,
         };
-        request(libc::SIOCSIFADDR, &address).map_err(Error::os(format!(
+        // SAFETY: the request with its struct.
+        let set = unsafe { request(libc::AF_INET6, libc::SIOCSIFADDR, &raw mut address) };
+        set.map_err(Error::os(format!(
             "set the address {}/{PREFIX_LEN} of the interface {}",
             self.guest,
             device.name()
         )))?;
-        let route = Route {
+        let mut route = Route {
             destination: in6(Ipv6Addr::UNSPECIFIED),
             source: in6(Ipv6Addr::UNSPECIFIED),
             gateway: in6(self.gateway),
@@ -66,7 +66,9 @@ impl NamespaceIpv6 {
             flags: u32::from(libc::RTF_UP | libc::RTF_GATEWAY),
             ifindex,
         };
-        request(libc::SIOCADDRT, &route).map_err(Error::os(format!(
+        // SAFETY: the request with its struct.
+        let added = unsafe { request(libc::AF_INET6, libc::SIOCADDRT, &raw mut route) };
+        added.map_err(Error::os(format!(
             "add the IPv6 default route by {}",
             self.gateway
         )))
@@ -84,22 +86,6 @@ pub(super) fn begin(device: &Device) -> Result<()> {
         device.write_sysctl("ipv6", key, false)?;
     }
     device.write_sysctl("ipv6", "disable_ipv6", false)
-}
-
-fn request<T>(code: libc::c_ulong, argument: &T) -> io::Result<()> {
-    // SAFETY: plain arguments.
-    let fd = unsafe { libc::socket(libc::AF_INET6, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0) };
-    if fd < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: the kernel just gave us this descriptor.
-    let socket = unsafe { File::from_raw_fd(fd) };
-    // SAFETY: the request with its struct, which the kernel reads.
-    let rc = unsafe { libc::ioctl(socket.as_raw_fd(), code as libc::Ioctl, argument) };
-    match rc {
-        0 => Ok(()),
-        _ => Err(io::Error::last_os_error()),
-    }
 }
 
 fn in6(address: Ipv6Addr) -> libc::in6_addr {

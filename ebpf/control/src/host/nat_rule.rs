@@ -225,33 +225,36 @@ fn by_target(data: &[u8], is_ipv6: bool) -> Option<Translation> {
 
 /// Reads a `struct nf_nat_ipv4_multi_range_compat` with one range.
 fn ranges(info: &[u8]) -> Option<Translation> {
-    const MAP_IPS: u32 = 1;
-    const PROTO_SPECIFIED: u32 = 2;
     let word = |at: usize| info.get(at..at + 4)?.first_chunk::<4>().copied();
     let flags = u32::from_ne_bytes(word(4)?);
     let [least, most] = [word(8)?, word(12)?].map(|octets| IpAddr::from(Ipv4Addr::from(octets)));
     let addresses = least..=most;
     let ports = port(info.get(16..18)?)?..=port(info.get(18..20)?)?;
-    Some(Translation {
-        device: None,
-        addresses: Addresses::among((flags & MAP_IPS != 0).then_some(addresses)),
-        ports: (flags & PROTO_SPECIFIED != 0).then_some(ports),
-    })
+    Some(of_range(flags, addresses, ports))
 }
 
 /// Reads a `struct nf_nat_range`, which the targets of IPv6 have in each revision; `nf_nat_range2`
 /// begins alike.
 fn range6(info: &[u8]) -> Option<Translation> {
-    const MAP_IPS: u32 = 1;
-    const PROTO_SPECIFIED: u32 = 2;
     let flags = u32::from_ne_bytes(*info.first_chunk()?);
     let addresses = address(info.get(4..20)?)?..=address(info.get(20..36)?)?;
     let ports = port(info.get(36..38)?)?..=port(info.get(38..40)?)?;
-    Some(Translation {
+    Some(of_range(flags, addresses, ports))
+}
+
+/// Returns the translation by a range, whose flags say which parts of it hold.
+fn of_range(
+    flags: u32,
+    addresses: RangeInclusive<IpAddr>,
+    ports: RangeInclusive<u16>,
+) -> Translation {
+    const MAP_IPS: u32 = 1;
+    const PROTO_SPECIFIED: u32 = 2;
+    Translation {
         device: None,
         addresses: Addresses::among((flags & MAP_IPS != 0).then_some(addresses)),
         ports: (flags & PROTO_SPECIFIED != 0).then_some(ports),
-    })
+    }
 }
 
 fn value_of(data: &[u8]) -> Option<&[u8]> {
