@@ -23,7 +23,7 @@ pub(crate) use self::{
     listening_socket::ListeningSocket,
     resolvers::{HostResolvers, RESOLV_CONF},
     tuples::check as check_tuples,
-    user_dir::{MEMORY_OF_ROOT, check_private},
+    user_dir::{MEMORY_OF_ROOT, check_private, make_private},
 };
 pub use self::{offloads::offers_tso, tuples::guests_tuples, user_dir::user_mode_dir};
 

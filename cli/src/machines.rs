@@ -141,8 +141,8 @@ impl Machines {
 
 /// Whether a machine may be the one of this name or process id, by what is written beside its socket.
 fn may_be(socket: &Path, wanted: &str) -> bool {
-    let record = MachineRecord::of_socket(socket);
-    pid_of(socket) == wanted || record.is_none_or(|record| record.name == wanted)
+    pid_of(socket) == wanted
+        || MachineRecord::of_socket(socket).is_none_or(|record| record.name == wanted)
 }
 
 fn pid_of(socket: &Path) -> String {

@@ -69,7 +69,6 @@ fn only_those_of_the_name_or_the_id_are_asked() {
     let record = |pid, name: &str| {
         let record = MachineRecord {
             name: name.to_owned(),
-            netns: 0,
         };
         let text = serde_json::to_vec(&record).unwrap();
         std::fs::write(socket(pid).with_extension("json"), text).unwrap();

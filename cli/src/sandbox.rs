@@ -8,7 +8,7 @@
 //! the process.
 mod filter;
 #[cfg(target_arch = "x86_64")]
-mod jail;
+pub(crate) mod jail;
 mod rules;
 pub(crate) mod servers;
 #[cfg(target_arch = "x86_64")]
@@ -82,15 +82,17 @@ fn bind_to(broker: Pid) -> Result<(), ConfinementError> {
 }
 
 fn limit_resources(files: u64) -> Result<(), ConfinementError> {
-    let limit = |step, resource, most| {
-        let (_, hard) = getrlimit(resource).map_err(failed(step))?;
-        let most = hard.min(most);
-        setrlimit(resource, most, most).map_err(failed(step))
-    };
     limit("RLIMIT_CORE", Resource::RLIMIT_CORE, 0)?;
     limit("RLIMIT_NOFILE", Resource::RLIMIT_NOFILE, files)?;
     limit("RLIMIT_MSGQUEUE", Resource::RLIMIT_MSGQUEUE, 0)?;
     limit("RLIMIT_STACK", Resource::RLIMIT_STACK, 8 << 20)
+}
+
+/// Lowers both limits of a resource to `most`, unless the hard one is lower.
+fn limit(step: &'static str, resource: Resource, most: u64) -> Result<(), ConfinementError> {
+    let (_, hard) = getrlimit(resource).map_err(failed(step))?;
+    let most = hard.min(most);
+    setrlimit(resource, most, most).map_err(failed(step))
 }
 
 /// Unless the process is not root, or root of a user namespace that has no other user.

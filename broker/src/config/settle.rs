@@ -85,7 +85,8 @@ impl Config {
         }
         let names: Vec<&str> = self.vms.iter().map(|vm| &*vm.name).collect();
         let given = forwards(&self.flags.forwards, file, &names)?;
-        self.forwards = self.of_both_families(given)?;
+        let mode_of = |forward: &Forward| self.vms.get(forward.vm)?.ipv6;
+        self.forwards = self.in_families(given, mode_of)?;
         self.check_source_ports(&self.forwards)?;
         self.check_host_loopback()
     }
@@ -132,38 +133,29 @@ impl Config {
     /// There is no such policy, or a forwarded port is among those of translated flows.
     pub(crate) fn settle_vm(&self, vm: &mut VmConfig) -> Result<(), ConfigError> {
         let given = std::mem::take(&mut vm.forwards);
-        vm.forwards = self.in_families(given, vm.ipv6)?;
+        vm.forwards = self.in_families(given, |_| vm.ipv6)?;
         self.check_source_ports(&vm.forwards)?;
         self.check_loopback_of(vm)?;
         self.choose_policy(vm)
     }
 
-    /// Adds the forwards of IPv6 to those that are of both families.
-    fn of_both_families(&self, given: Vec<Forward>) -> Result<Vec<Forward>, ConfigError> {
-        let mut all = Vec::with_capacity(given.len());
-        for forward in given {
-            let mode = self.vms.get(forward.vm).and_then(|vm| vm.ipv6);
-            all.extend(self.in_families(vec![forward], mode)?);
-        }
-        Ok(all)
-    }
-
-    /// Adds the forwards of IPv6 to those of a VM with this mode that are of both families. A VM or a
-    /// host without IPv6 has none.
+    /// Adds the forwards of IPv6 to those that are of both families. A VM or a host without IPv6 has
+    /// none. `mode`: what is configured of a forward's VM.
     fn in_families(
         &self,
         given: Vec<Forward>,
-        mode: Option<Ipv6Mode>,
+        mode: impl Fn(&Forward) -> Option<Ipv6Mode>,
     ) -> Result<Vec<Forward>, ConfigError> {
-        let is_off = mode.unwrap_or(self.network.ipv6) == Ipv6Mode::Off;
+        let host_has_ipv6 = host_has_ipv6();
         let mut all = Vec::with_capacity(given.len());
         for forward in given {
+            let is_off = mode(&forward).unwrap_or(self.network.ipv6) == Ipv6Mode::Off;
             if is_off && forward.host.is_ipv6() {
                 let problem = "the VM has no IPv6";
                 let remedy = "give it `--ipv6 nat` or `auto`, or an address of IPv4";
                 return Err(ConfigError::new("--forward", forward.spec, problem, remedy));
             }
-            let other = forward.in_ipv6().filter(|_| !is_off && host_has_ipv6());
+            let other = forward.in_ipv6().filter(|_| !is_off && host_has_ipv6);
             all.push(forward);
             all.extend(other);
         }

@@ -1,7 +1,8 @@
 //! Directories of what runs without privileges.
 use std::{
+    fs::DirBuilder,
     io,
-    os::unix::fs::MetadataExt as _,
+    os::unix::fs::{DirBuilderExt as _, MetadataExt as _},
     path::{Path, PathBuf},
 };
 
@@ -41,6 +42,16 @@ pub(crate) fn check_private(dir: &Path) -> io::Result<()> {
         )));
     }
     Ok(())
+}
+
+/// Makes a directory, if it is not there, for this user alone.
+///
+/// # Errors
+/// It can't be made, or as [`check_private`].
+pub(crate) fn make_private(dir: &Path) -> io::Result<()> {
+    let mut made = DirBuilder::new();
+    made.recursive(true).mode(0o700).create(dir)?;
+    check_private(dir)
 }
 
 /// Directory of this user's files of memory, unless `--pin-dir` names another.

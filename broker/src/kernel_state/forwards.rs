@@ -282,17 +282,18 @@ impl Attached {
     fn check_room(&self, more: &[HostPort], fewer: &[HostPort]) -> anyhow::Result<()> {
         for is_ipv6 in [false, true] {
             let counts = |port: &&HostPort| port.is_from_links() && port.host.is_ipv6() == is_ipv6;
+            let more = more.iter().filter(counts).count();
+            if more == 0 {
+                continue;
+            }
+            let fewer = fewer.iter().filter(counts).count();
             let held = self.forwards.held.keys().filter(counts).count();
-            let (more, fewer) = (
-                more.iter().filter(counts).count(),
-                fewer.iter().filter(counts).count(),
-            );
             // Guests' mappings may take the other half.
             let most = match &self.config.eim_ports {
                 Some(_) if !is_ipv6 => MAX_FORWARDS as usize / 2,
                 _ => MAX_FORWARDS as usize,
             };
-            if more > 0 && held + more - fewer > most {
+            if held + more - fewer > most {
                 let family = if is_ipv6 { "IPv6" } else { "IPv4" };
                 bail!(
                     "{held} forwards of {family} are held in this network namespace, of at most \

@@ -20,7 +20,7 @@ use crate::config::{GuestNetwork, MIN_MTU6, VmConfig};
 /// What is configured about a VM's IPv6.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Ipv6Wish {
-    pub(crate) mode: Ipv6Mode,
+    mode: Ipv6Mode,
     net: GuestIpv6,
 }
 
@@ -54,6 +54,14 @@ impl Ipv6Wish {
             Ipv6Mode::Auto => leads(),
         };
         is_on.then_some(self.net)
+    }
+
+    /// Returns the IPv6 network that the VM waits for, until its uplink leads to IPv6; `None`: it
+    /// waits for none. `has`: what it has; `mtu`: of its link.
+    pub(crate) fn awaited(self, has: Option<GuestIpv6>, mtu: u32) -> Option<GuestIpv6> {
+        // One whose link is too narrow was warned of when it came.
+        let waits = has.is_none() && self.mode == Ipv6Mode::Auto && mtu >= MIN_MTU6;
+        waits.then_some(self.net)
     }
 }
 
@@ -102,13 +110,6 @@ impl Attached {
     /// addresses. It looks at all VMs only while some wait and something leads to IPv6, which is
     /// once, and at each uplink once.
     pub(crate) fn follow_ipv6(&mut self) -> Vec<(usize, VmSpec)> {
-        let default = self.config.network.ipv6;
-        // One whose link is too narrow was warned of when it came.
-        let waits = |vm: &ServedVm| {
-            vm.ipv6.is_none()
-                && vm.config.ipv6.unwrap_or(default) == Ipv6Mode::Auto
-                && vm.mtu >= MIN_MTU6
-        };
         let has_routes = self
             .watch
             .network()
@@ -118,19 +119,19 @@ impl Attached {
         if !has_routes {
             return Vec::new();
         }
-        let waiting: Vec<usize> = (0..self.vms.len())
-            .filter(|at| waits(&self.vms[*at]))
+        let awaited = |vm: &ServedVm| self.ipv6_wish(&vm.config).awaited(vm.ipv6, vm.mtu);
+        let waiting: Vec<(usize, GuestIpv6)> = (0..self.vms.len())
+            .filter_map(|at| Some((at, awaited(&self.vms[at])?)))
             .collect();
         let mut told = Vec::new();
         let mut leading = PerUplink::default();
-        for at in waiting {
+        for (at, net) in waiting {
             let vm = &self.vms[at];
             let uplink = self.uplink_of(&vm.config);
             let network = self.watch.network();
             if !uplink.is_some_and(|uplink| leading.of(uplink, |at| leads_to_ipv6(network, at))) {
                 continue;
             }
-            let net = self.ipv6_wish(&vm.config).net;
             vm::set_ipv6(self.datapath.maps(), vm.open.row, Some(ipv6_in_row(&net)));
             self.vms[at].ipv6 = Some(net);
             let vm = &self.vms[at];

@@ -3,11 +3,11 @@
 //! As in hybrid mode, a guest with `auto` has IPv6 once the uplink leads there, and keeps it then.
 use slipgate_control::{netlink::Network, vm};
 use slipgate_ipc::engine::{ToEngine, VmSpec};
-use slipgate_model::{GuestIpv6, Ipv6Mode};
+use slipgate_model::GuestIpv6;
 
 use super::{Served, place::Place};
 use crate::{
-    config::{Config, MIN_MTU6, VmConfig},
+    config::{Config, VmConfig},
     kernel_state::{GATEWAY_MAC, Ipv6Wish, Uplink, ipv6_in_row, leads_to_ipv6},
 };
 
@@ -31,19 +31,13 @@ impl Served {
             wish,
             takes_ipv6_later,
         } = &mut self.vm;
-        // One whose link is too narrow was warned of at the start.
-        let waits = *takes_ipv6_later
-            && spec.ipv6.is_none()
-            && wish.mode == Ipv6Mode::Auto
-            && u32::from(spec.mtu) >= MIN_MTU6;
-        let (network, uplink) = (self.watch.network(), self.uplink.ifindex);
-        if !waits || !leads_to_ipv6(network, uplink) {
-            return Ok(());
-        }
-        let link = (&*spec.name, LINK, spec.mtu.into());
-        let Some(net) = wish.granted(link, || true) else {
+        let Some(net) = wish.awaited(spec.ipv6, spec.mtu.into()) else {
             return Ok(());
         };
+        let (network, uplink) = (self.watch.network(), self.uplink.ifindex);
+        if !*takes_ipv6_later || !leads_to_ipv6(network, uplink) {
+            return Ok(());
+        }
         let maps = &self.place.memory.maps;
         vm::set_ipv6(maps, spec.row, Some(ipv6_in_row(&net)));
         spec.ipv6 = Some(net);

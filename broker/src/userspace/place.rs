@@ -1,9 +1,6 @@
 //! The VM's place in the maps, which are files of memory of this user's.
 use std::{
-    fs::DirBuilder,
-    io,
     ops::Range,
-    os::unix::fs::DirBuilderExt as _,
     path::{Path, PathBuf},
 };
 
@@ -19,7 +16,7 @@ use slipgate_policy::PolicySet;
 
 use crate::{
     config::{Config, VmConfig},
-    host::{MEMORY_OF_ROOT, check_private, user_mode_dir},
+    host::{MEMORY_OF_ROOT, make_private, user_mode_dir},
     kernel_state::{GATEWAY_MAC, MOST_CREDITS, Writer, forwards_described, ipv6_in_row, numbered},
 };
 
@@ -122,13 +119,6 @@ impl Place {
             tracing::warn!("{e}");
         }
     }
-}
-
-/// Makes the directory of the tables, if it is not there, for this user alone.
-fn make_private(dir: &Path) -> io::Result<()> {
-    let mut made = DirBuilder::new();
-    made.recursive(true).mode(0o700).create(dir)?;
-    check_private(dir)
 }
 
 fn fill(

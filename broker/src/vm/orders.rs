@@ -6,7 +6,7 @@
 use std::{
     collections::BTreeMap,
     fs, io,
-    os::{fd::BorrowedFd, unix::fs::DirBuilderExt as _},
+    os::fd::BorrowedFd,
     path::{Path, PathBuf},
     process,
     time::Instant,
@@ -27,7 +27,7 @@ use slipgate_ipc::{
 use super::VmmProcess;
 use crate::{
     config::{MachineSpec, SavedMachine},
-    host::{check_private, user_mode_dir},
+    host::{check_private, make_private, user_mode_dir},
 };
 
 /// Directory of the sockets of root's machines.
@@ -77,8 +77,6 @@ pub(crate) struct Orders {
 pub struct MachineRecord {
     /// Name of its VM.
     pub name: String,
-    /// Inode number of its network namespace.
-    pub netns: u64,
 }
 
 impl MachineRecord {
@@ -143,10 +141,8 @@ impl Orders {
         let dir = machines_dir();
         let pid = process::id();
         let socket = dir.join(format!("{pid}.{SOCKET}"));
-        let netns = netns_inode().unwrap_or(0);
         let record = MachineRecord {
             name: name.to_owned(),
-            netns,
         };
         let bound = (0..TRIES).find_map(|last| match bind(&dir, &socket, &record) {
             // Another one may have removed the directory meanwhile.
@@ -168,7 +164,7 @@ impl Orders {
                 cpus: machine.cpus,
                 memory_mib: machine.memory_mib,
                 tap: (!machine.tap.is_empty()).then(|| machine.tap.clone()),
-                netns,
+                netns: netns_inode().unwrap_or(0),
                 runs_s: 0,
             },
             saved: saved.context("describing the machine")?,
@@ -296,11 +292,7 @@ impl Orders {
 }
 
 fn bind(dir: &Path, socket: &Path, record: &MachineRecord) -> io::Result<(ControlServer, Record)> {
-    fs::DirBuilder::new()
-        .recursive(true)
-        .mode(0o700)
-        .create(dir)?;
-    check_private(dir)?;
+    make_private(dir)?;
     remove_left(dir);
     // First: who finds the socket finds what it is.
     let record = Record::write(socket, record)?;

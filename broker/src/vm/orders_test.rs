@@ -35,7 +35,6 @@ fn a_directory_that_is_not_ones_own_alone_has_no_sockets() {
     let set = |path: &Path, mode| fs::set_permissions(path, fs::Permissions::from_mode(mode));
     let record = MachineRecord {
         name: "web".to_owned(),
-        netns: 7,
     };
     // Made anew, it is for its user alone.
     drop(bind(&dir, &socket, &record).unwrap());

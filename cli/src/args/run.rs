@@ -86,29 +86,24 @@ fn whole_number(text: &str) -> Result<u32, String> {
 
 /// `1024`, `1024M` or `1G`, in MiB.
 fn mebibytes(text: &str) -> Result<u64, String> {
-    let lower = text.to_ascii_lowercase();
-    let plain = lower.trim_end_matches("ib");
-    let (number, unit) = match plain.strip_suffix('g') {
-        Some(number) => (number, 1_024),
-        None => (plain.strip_suffix('m').unwrap_or(plain), 1),
-    };
-    let number = number.parse::<u64>().ok();
-    number
-        .and_then(|number| number.checked_mul(unit))
+    in_units(text, &[('m', 1), ('g', 1_024)])
         .ok_or_else(|| "give MiB, like 1024, or a whole number with a unit, like 1G".into())
 }
 
 /// `4096`, `64K`, `64M` or `1G`, in bytes.
 fn bytes(text: &str) -> Result<u64, String> {
+    in_units(text, &[('k', 1 << 10), ('m', 1 << 20), ('g', 1 << 30)])
+        .ok_or_else(|| "give bytes, like 65536, or a whole number with a unit, like 64M".into())
+}
+
+/// Parses a whole number with one of these units, in either case and with or without `iB`, or with
+/// none.
+fn in_units(text: &str, units: &[(char, u64)]) -> Option<u64> {
     let lower = text.to_ascii_lowercase();
     let plain = lower.trim_end_matches("ib");
-    let units = [('k', 1 << 10), ('m', 1 << 20), ('g', 1u64 << 30)];
-    let with_unit = |&(unit, bytes)| Some((plain.strip_suffix(unit)?, bytes));
-    let (number, unit) = units.iter().find_map(with_unit).unwrap_or((plain, 1));
-    let number = number.parse::<u64>().ok();
-    number
-        .and_then(|number| number.checked_mul(unit))
-        .ok_or_else(|| "give bytes, like 65536, or a whole number with a unit, like 64M".into())
+    let with_unit = |&(unit, size)| Some((plain.strip_suffix(unit)?, size));
+    let (number, size) = units.iter().find_map(with_unit).unwrap_or((plain, 1));
+    number.parse::<u64>().ok()?.checked_mul(size)
 }
 
 const EXIT_CODES: &str = "\

@@ -1,5 +1,5 @@
 //! Whether the VMM of `slipgate run` can have namespaces of its own.
-use std::{fs, path::Path};
+use std::path::Path;
 
 use nix::{
     sched::{CloneFlags, unshare},
@@ -9,17 +9,13 @@ use nix::{
 
 use super::{
     Finding, State,
-    user_mode::{SETTINGS, USER_NAMESPACES},
+    user_mode::{SETTINGS, forbidden_by},
 };
+use crate::sandbox::jail;
 
 const WHAT: &str = "jail";
-/// Those of the VMM but for the user namespace.
-const NAMESPACES: CloneFlags = CloneFlags::CLONE_NEWNS
-    .union(CloneFlags::CLONE_NEWPID)
-    .union(CloneFlags::CLONE_NEWNET)
-    .union(CloneFlags::CLONE_NEWIPC)
-    .union(CloneFlags::CLONE_NEWUTS)
-    .union(CloneFlags::CLONE_NEWCGROUP);
+/// Those of the VMM but for the user namespace: the one that it is made in, and those that it enters.
+const NAMESPACES: CloneFlags = jail::NAMESPACES.union(CloneFlags::CLONE_NEWPID);
 
 /// Reports by trying, in a process of its own.
 pub(super) fn found() -> Finding {
@@ -34,15 +30,12 @@ pub(super) fn found() -> Finding {
 
 /// `with_user`: all namespaces can be made; `without_user`: all but the user namespace.
 fn of(with_user: bool, without_user: bool, is_root: bool, settings: &Path) -> Finding {
-    let forbidden = USER_NAMESPACES.iter().find(|(setting, forbids, _)| {
-        // Root may make them with these two.
-        let binds = !is_root || setting.starts_with("user/");
-        let value = fs::read_to_string(settings.join(setting)).unwrap_or_default();
-        binds && value.trim().parse() == Ok(*forbids)
-    });
+    // Root may make them whatever the other two are.
+    let binds = |setting: &str| !is_root || setting.starts_with("user/");
+    let forbidden = forbidden_by(settings, binds);
     let note = |found: &str| {
         let remedy = match forbidden {
-            Some((_, _, remedy)) => format!("for `slipgate run`: {remedy}"),
+            Some((_, remedy)) => format!("for `slipgate run`: {remedy}"),
             None => {
                 "for `slipgate run`: permit it namespaces, in a container by CAP_SYS_ADMIN and \
                      a seccomp profile with unshare and mount"
@@ -80,9 +73,7 @@ fn can_enter(namespaces: CloneFlags) -> bool {
 /// Whether this process may change its mounts, which AppArmor's profiles of containers deny. It is
 /// in a mount namespace of its own.
 fn can_mount() -> bool {
-    let (none, flags) = (std::ptr::null(), libc::MS_REC | libc::MS_PRIVATE);
-    // SAFETY: the path is terminated, and these flags take no other text.
-    unsafe { libc::mount(none, c"/".as_ptr(), none, flags, none.cast()) == 0 }
+    jail::set_mounts_apart().is_ok()
 }
 
 #[cfg(test)]

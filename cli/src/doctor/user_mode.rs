@@ -16,7 +16,7 @@ use super::{Finding, State};
 /// Name of the finding whether it can serve at all.
 pub(super) const WHAT: &str = "user mode";
 /// Settings, each with the value that forbids user namespaces and the remedy.
-pub(super) const USER_NAMESPACES: [(&str, u64, &str); 3] = [
+const USER_NAMESPACES: [(&str, u64, &str); 3] = [
     (
         "user/max_user_namespaces",
         0,
@@ -68,13 +68,9 @@ fn of_tables(dir: &Path) -> Finding {
 /// Whether a command can have a network namespace and a TAP.
 fn of_commands(settings: &Path, tun: &Path) -> Finding {
     let what = "commands";
-    for (setting, forbids, remedy) in USER_NAMESPACES {
-        // A kernel that lacks a setting does not forbid by it.
-        let value = fs::read_to_string(settings.join(setting)).unwrap_or_default();
-        if value.trim().parse() == Ok(forbids) {
-            return Finding::ok(what, format!("user namespaces are off ({setting})"))
-                .with(State::Note, format!("for `slipgate exec`: {remedy}"));
-        }
+    if let Some((setting, remedy)) = forbidden_by(settings, |_| true) {
+        return Finding::ok(what, format!("user namespaces are off ({setting})"))
+            .with(State::Note, format!("for `slipgate exec`: {remedy}"));
     }
     match File::options().read(true).write(true).open(tun) {
         Ok(_) => Finding::ok(what, "`slipgate exec` finds user namespaces and TAPs"),
@@ -83,6 +79,21 @@ fn of_commands(settings: &Path, tun: &Path) -> Finding {
             format!("for `slipgate exec`: chmod 666 {}", tun.display()),
         ),
     }
+}
+
+/// Returns the first setting that forbids user namespaces, and the remedy. `binds`: whether a setting
+/// concerns who asks.
+pub(super) fn forbidden_by(
+    settings: &Path,
+    binds: impl Fn(&str) -> bool,
+) -> Option<(&'static str, &'static str)> {
+    let forbids = |(setting, forbids, _): &(&str, u64, &str)| {
+        // A kernel that lacks a setting does not forbid by it.
+        let value = fs::read_to_string(settings.join(setting)).unwrap_or_default();
+        binds(setting) && value.trim().parse() == Ok(*forbids)
+    };
+    let (setting, _, remedy) = USER_NAMESPACES.into_iter().find(forbids)?;
+    Some((setting, remedy))
 }
 
 /// Whether echo requests of guests can be sent on.

@@ -21,7 +21,7 @@ use slipgate_broker::privileges::{ConfinementError, prctl};
 use super::failed;
 
 /// Namespaces that a process enters by itself.
-const NAMESPACES: CloneFlags = CloneFlags::CLONE_NEWNS
+pub(crate) const NAMESPACES: CloneFlags = CloneFlags::CLONE_NEWNS
     .union(CloneFlags::CLONE_NEWNET)
     .union(CloneFlags::CLONE_NEWIPC)
     .union(CloneFlags::CLONE_NEWUTS)
@@ -71,9 +71,7 @@ fn map_own_user(user: Uid, group: Gid) -> Result<(), ConfinementError> {
 fn empty_root() -> Result<(), ConfinementError> {
     const PLAIN: libc::c_ulong = libc::MS_NOSUID | libc::MS_NODEV | libc::MS_NOEXEC;
     let step = |step| move |e| ConfinementError::new(step, e);
-    // Nothing that is mounted here is seen outside.
-    mount(None, c"/", libc::MS_REC | libc::MS_PRIVATE, None)
-        .map_err(step("mounts apart from the host's"))?;
+    set_mounts_apart().map_err(step("mounts apart from the host's"))?;
     let options = c"size=4096,nr_inodes=2,mode=0555";
     mount(Some(c"tmpfs"), MOUNT_POINT, PLAIN, Some(options)).map_err(step("an empty root"))?;
     nix::unistd::chdir(MOUNT_POINT).map_err(failed("entering the empty root"))?;
@@ -95,7 +93,12 @@ fn empty_root() -> Result<(), ConfinementError> {
     mount(None, c"/", read_only, None).map_err(step("a root for reading only"))
 }
 
-/// `kind`: the type of a file system to mount; or with MS_MOVE, what is moved.
+/// Has nothing that is mounted in this mount namespace be seen outside.
+pub(crate) fn set_mounts_apart() -> io::Result<()> {
+    mount(None, c"/", libc::MS_REC | libc::MS_PRIVATE, None)
+}
+
+/// `source`: the type of a file system to mount; or with MS_MOVE, what is moved.
 fn mount(
     source: Option<&CStr>,
     target: &CStr,

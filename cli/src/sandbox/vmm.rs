@@ -13,7 +13,7 @@ use std::io;
 
 use nix::{
     sys::{
-        resource::{Resource, getrlimit, setrlimit},
+        resource::Resource,
         signal::{SigHandler, Signal, signal},
     },
     unistd::Pid,
@@ -23,7 +23,7 @@ use slipgate_broker::privileges::{ConfinementError, drop_bounding_set, keep_capa
 use slipgate_vmm::ThreadKind;
 
 use super::{
-    become_user, bind_to, failed, jail, limit_resources,
+    become_user, bind_to, failed, jail, limit, limit_resources,
     rules::{
         Compiled, broken, common, equal, masked, nothing_by_name, open_file, program, rule, soft,
     },
@@ -93,15 +93,8 @@ fn limit_files(file_bytes: u64) -> Result<(), ConfinementError> {
     // A write behind the limit is an error of that write then, and not the end of the process.
     // SAFETY: no handler is installed.
     unsafe { signal(Signal::SIGXFSZ, SigHandler::SigIgn) }.map_err(failed("SIGXFSZ"))?;
-    for (step, resource, most) in [
-        ("RLIMIT_FSIZE", Resource::RLIMIT_FSIZE, file_bytes),
-        ("RLIMIT_MEMLOCK", Resource::RLIMIT_MEMLOCK, 0),
-    ] {
-        let (_, hard) = getrlimit(resource).map_err(failed(step))?;
-        let most = hard.min(most);
-        setrlimit(resource, most, most).map_err(failed(step))?;
-    }
-    Ok(())
+    limit("RLIMIT_FSIZE", Resource::RLIMIT_FSIZE, file_bytes)?;
+    limit("RLIMIT_MEMLOCK", Resource::RLIMIT_MEMLOCK, 0)
 }
 
 /// Confines the calling thread further, for good.
