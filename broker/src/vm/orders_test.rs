@@ -45,6 +45,11 @@ fn a_directory_that_is_not_ones_own_alone_has_no_sockets() {
     assert_eq!(MachineRecord::of_socket(&socket), Some(record.clone()));
     drop(bound);
     assert_eq!(MachineRecord::of_socket(&socket), None);
+    // One of an earlier version says more.
+    let earlier = socket.with_extension(RECORD);
+    fs::write(&earlier, r#"{"name": "web", "netns": 7}"#).unwrap();
+    assert_eq!(MachineRecord::of_socket(&socket), Some(record.clone()));
+    fs::remove_file(earlier).unwrap();
     let refused = |part: &str| {
         let error = bind(&dir, &socket, &record)
             .expect_err("refused")
