@@ -176,8 +176,8 @@ fn write_headers(
 ) -> VirtioNetHdr {
     let version = Version::of(tuple.remote);
     let (ip, l4) = l3.split_at_mut(version.header_len());
-    // Not atomic: what is longer than the guest's MTU comes to it in fragments.
-    let identification = Some(rand::random());
+    // Not atomic: what is longer than the guest's MTU comes to it in fragments. IPv6 has none here.
+    let identification = (version == Version::V4).then(rand::random);
     let ends = (tuple.remote, tuple.local);
     if !build::write_header(ip, ends, tuple.protocol, identification, l4.len()) {
         // No flow has both.
