@@ -74,11 +74,6 @@ pub(super) fn work<P: Platform, N: Nic>(plan: &Plan, stack: &mut Stack<'_, P, N>
             .iter_mut()
             .map(|transfer| &mut transfer.connection);
         note_errors(stack, plan.server, connections);
-        if transfers.iter().all(|transfer| transfer.is_idle) {
-            transfers
-                .iter_mut()
-                .for_each(|transfer| transfer.is_idle = false);
-        }
         let mut at = 0;
         while let Some(transfer) = transfers.get_mut(at) {
             let Some(end) = transfer.advance(stack, &mut outcome) else {
@@ -110,13 +105,17 @@ pub(super) fn work<P: Platform, N: Nic>(plan: &Plan, stack: &mut Stack<'_, P, N>
                 }
             }
         }
-        let mut left = transfers.iter();
-        match transfers.is_empty() {
-            true => Turn::Done(()),
-            // Those that were idle begin.
-            false if left.all(|transfer| transfer.is_idle) => Turn::Waiting(Some(stack.now_ns())),
-            false => Turn::Waiting(None),
+        if transfers.is_empty() {
+            return Turn::Done(());
         }
+        if !transfers.iter().all(|transfer| transfer.is_idle) {
+            return Turn::Waiting(None);
+        }
+        // They begin.
+        transfers
+            .iter_mut()
+            .for_each(|transfer| transfer.is_idle = false);
+        Turn::Waiting(Some(stack.now_ns()))
     });
     pool.remove(stack);
     outcome

@@ -136,6 +136,12 @@ impl Output {
         }
     }
 
+    /// Removes bytes that the reader never will take, and counts them.
+    fn lose(&self, bytes: usize) {
+        self.counters.output_lost_bytes.add(bytes as u64);
+        self.took(bytes);
+    }
+
     /// Removes bytes that the reader took (or never will take).
     fn took(&self, bytes: usize) {
         let mut state = self.lock();
@@ -144,16 +150,6 @@ impl Output {
         state.due = state.bytes.len() >= WRITE_BYTES || state.bytes.contains(&b'\n');
         state.since = (!state.bytes.is_empty()).then(Instant::now);
         self.room.notify_all();
-    }
-}
-
-/// The end of a console that has reached its limit.
-impl Output {
-    /// Removes all bytes, and counts them as lost.
-    fn lose_all(&self) {
-        let lost = self.lock().bytes.len();
-        self.counters.output_lost_bytes.add(lost as u64);
-        self.took(lost);
     }
 }
 
@@ -250,11 +246,11 @@ impl Writer {
 fn write_all_of(output: &Output, to: &OwnedFd, limit_bytes: Option<u64>, over: &EventFd) {
     let mut left = limit_bytes.unwrap_or(u64::MAX);
     while let Some(mut bytes) = output.next() {
-        bytes.truncate(usize::try_from(left).unwrap_or(usize::MAX).min(bytes.len()));
-        if bytes.is_empty() {
-            output.lose_all();
+        if left == 0 {
+            output.lose(bytes.len());
             continue;
         }
+        bytes.truncate(usize::try_from(left).unwrap_or(usize::MAX));
         let writable = match ready([(to.as_fd(), true), (borrowed(over), false)], -1) {
             Ok([_, true]) => return,
             Ok([writable, _]) => writable,
@@ -273,10 +269,7 @@ fn write_all_of(output: &Output, to: &OwnedFd, limit_bytes: Option<u64>, over: &
             Err(_) => match io::Error::last_os_error().kind() {
                 io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock => {}
                 // The reader is gone.
-                _ => {
-                    output.counters.output_lost_bytes.add(bytes.len() as u64);
-                    output.took(bytes.len());
-                }
+                _ => output.lose(bytes.len()),
             },
         }
     }

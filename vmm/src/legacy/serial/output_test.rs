@@ -22,11 +22,10 @@ fn lost(output: &Output) -> u64 {
     output.counters.output_lost_bytes.load(Relaxed)
 }
 
-#[test]
-fn everything_arrives_in_order_before_the_end() {
-    let (output, writer, mut reader) = start(PATIENCE);
+/// Prints 300,000 bytes to a reader that takes all. Returns them, what it read, and the lost bytes.
+fn printed(limit: Option<u64>) -> (Vec<u8>, Vec<u8>, u64) {
+    let (output, writer, mut reader) = start_limited(PATIENCE, limit);
     let sent: Vec<u8> = (0..300_000u32).map(|n| (n % 251) as u8).collect();
-    let expected = sent.clone();
     let reading = std::thread::spawn(move || {
         let mut all = Vec::new();
         reader.read_to_end(&mut all).unwrap();
@@ -34,24 +33,21 @@ fn everything_arrives_in_order_before_the_end() {
     });
     Feed(output.clone()).write_all(&sent).unwrap();
     writer.close();
-    assert!(reading.join().unwrap() == expected);
-    assert_eq!(lost(&output), 0);
+    (sent, reading.join().unwrap(), lost(&output))
+}
+
+#[test]
+fn everything_arrives_in_order_before_the_end() {
+    let (sent, read, lost) = printed(None);
+    assert!(read == sent);
+    assert_eq!(lost, 0);
 }
 
 #[test]
 fn what_is_printed_beyond_the_limit_is_lost_and_counted_and_delays_nobody() {
-    let (output, writer, mut reader) = start_limited(PATIENCE, Some(100_000));
-    let sent: Vec<u8> = (0..300_000u32).map(|n| (n % 251) as u8).collect();
-    let expected = sent[..100_000].to_vec();
-    let reading = std::thread::spawn(move || {
-        let mut all = Vec::new();
-        reader.read_to_end(&mut all).unwrap();
-        all
-    });
-    Feed(output.clone()).write_all(&sent).unwrap();
-    writer.close();
-    assert!(reading.join().unwrap() == expected);
-    assert_eq!(lost(&output), 200_000);
+    let (sent, read, lost) = printed(Some(100_000));
+    assert!(read == sent[..100_000]);
+    assert_eq!(lost, 200_000);
 }
 
 #[test]
