@@ -4,12 +4,7 @@
 //! world for a name. The time of the wait is the snapshot's, so it is taken off: each clone's report
 //! says how long it was from the first instruction to the first line, which is the wait's. What
 //! remains is the time from the start of the command, its process included.
-use std::{
-    fs,
-    path::Path,
-    process::Command,
-    time::{Duration, Instant},
-};
+use std::{path::Path, process::Command, time::Duration};
 
 use anyhow::{Context as _, Result, ensure};
 use slipgate_testbed::{
@@ -137,7 +132,10 @@ fn one_round(quick: bool) -> Result<Sample> {
     for vm in &mut all {
         vm.await_line("\"dns\"", WAIT)?;
     }
-    let memory = all.iter().map(memory_mib).sum::<Result<f64>>()?;
+    let memory_kib = all
+        .iter()
+        .map(MicroVm::memory_kib)
+        .sum::<Result<u64, _>>()?;
     let mut slowest = 0.0_f64;
     for vm in all {
         slowest = slowest.max(Times::of(vm)?.first_ms);
@@ -149,7 +147,7 @@ fn one_round(quick: bool) -> Result<Sample> {
         (FIRST_P99, percentile(&firsts, 99.0)),
         (ANSWER_P50, percentile(&answers, 50.0)),
         (ANSWER_P99, percentile(&answers, 99.0)),
-        (MEMORY, memory / AT_ONCE as f64),
+        (MEMORY, memory_kib as f64 / 1024.0 / AT_ONCE as f64),
         (AT_ONCE_EACH, slowest / AT_ONCE as f64),
         (EXEC, percentile(&execs, 50.0)),
     ];
@@ -208,18 +206,4 @@ impl Times {
 fn end(vm: MicroVm) -> Result<slipgate_testbed::MicroVmEnd> {
     signal(vm.broker_pid(), libc::SIGTERM);
     Ok(vm.finish(WAIT)?)
-}
-
-/// Memory of a clone's processes, each page divided by the number of those that have it (PSS), MiB.
-fn memory_mib(vm: &MicroVm) -> Result<f64> {
-    let vmm = vm.vmm_pid().context("it has no VMM")?;
-    let began = Instant::now();
-    let of = |pid: u32| {
-        let path = format!("/proc/{pid}/smaps_rollup");
-        let text = fs::read_to_string(&path).with_context(|| format!("reading {path}"))?;
-        let line = text.lines().find_map(|line| line.strip_prefix("Pss:"));
-        let kib = line.and_then(|rest| rest.split_whitespace().next()?.parse::<f64>().ok());
-        kib.with_context(|| format!("{path} after {:?}", began.elapsed()))
-    };
-    Ok((of(vmm)? + of(vm.broker_pid())?) / 1024.0)
 }

@@ -226,6 +226,25 @@ impl MicroVm {
         self.child("slipgate-engine")
     }
 
+    /// Memory of the broker and the VMM, each page divided by the number of processes that have it
+    /// (PSS), KiB.
+    ///
+    /// # Errors
+    /// One of them has ended.
+    pub fn memory_kib(&self) -> Result<u64> {
+        let none = || Error::unexpected("it has no VMM");
+        let vmm = self.vmm_pid().ok_or_else(none)?;
+        let began = Instant::now();
+        let of = |pid: u32| {
+            let path = format!("/proc/{pid}/smaps_rollup");
+            let text = std::fs::read_to_string(&path).tried(format!("reading {path}"))?;
+            let line = text.lines().find_map(|line| line.strip_prefix("Pss:"));
+            let kib = line.and_then(|rest| rest.split_whitespace().next()?.parse::<u64>().ok());
+            kib.ok_or_else(|| Error::unexpected(format!("{path} after {:?}", began.elapsed())))
+        };
+        Ok(of(vmm)? + of(self.broker_pid())?)
+    }
+
     fn child(&self, title: &str) -> Option<u32> {
         owner::children_named(self.broker.id(), title).pop()
     }

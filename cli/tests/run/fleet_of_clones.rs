@@ -1,6 +1,4 @@
 //! A hundred clones of one snapshot at once, all with one address, under one daemon.
-use std::fs;
-
 use slipgate_testbed::{
     MicroVm, Slipgate, require_kvm, require_root_and_tun,
     servers::{Answer, DnsServer, TcpServer, TcpService},
@@ -26,14 +24,6 @@ fn said(vm: &mut MicroVm) -> Vec<serde_json::Value> {
         lines.push(line.json().unwrap());
     }
     lines
-}
-
-/// The share of a process's memory (PSS), KiB.
-fn memory_kib(pid: u32) -> u64 {
-    let text = fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).unwrap();
-    let line = text.lines().find_map(|line| line.strip_prefix("Pss:"));
-    let kib = line.and_then(|rest| rest.split_whitespace().next());
-    kib.unwrap().parse().unwrap()
 }
 
 #[test]
@@ -99,9 +89,8 @@ fn a_hundred_clones_of_one_address_have_answers_and_each_its_own_policy() {
         let (admitted, denied) = (&vm["admitted"], &vm["refused"]);
         assert_eq!(admitted, 1, "{}: {denied}", vm["name"]);
     }
-    let of = |vm: &MicroVm| memory_kib(vm.vmm_pid().unwrap()) + memory_kib(vm.broker_pid());
-    let each: Vec<u64> = clones.iter().map(of).collect();
-    let mean = each.iter().sum::<u64>() / CLONES as u64;
+    let memory = clones.iter().map(|vm| vm.memory_kib().unwrap());
+    let mean = memory.sum::<u64>() / CLONES as u64;
     println!("memory a clone: {mean} KiB");
     assert!(mean < MOST_KIB, "{mean} KiB a clone");
     for vm in &clones {

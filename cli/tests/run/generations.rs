@@ -4,13 +4,13 @@ use std::{
     fs::File,
     io::{PipeReader, PipeWriter, Read as _, pipe},
     os::fd::{AsRawFd as _, OwnedFd},
-    path::{Path, PathBuf},
+    path::Path,
     sync::{Arc, atomic::AtomicBool},
     thread::{self, JoinHandle},
 };
 
 use slipgate_testbed::{
-    NetNs, Slipgate, require_kvm, require_root_and_tun,
+    NetNs, Slipgate, builtin_guest, require_kvm, require_root_and_tun,
     servers::{TcpServer, TcpService},
     skipped,
     world::{SERVER, UPLINK},
@@ -145,9 +145,8 @@ struct Saved {
 impl Saved {
     /// `None`: the guest's image is not there.
     fn new() -> Option<Self> {
-        let image =
-            PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../target/guest/slipgate-guest");
-        let image = File::open(image).ok()?;
+        // The path fails for no other reason.
+        let image = File::open(builtin_guest::image().ok()?).unwrap();
         let bed = Bed::new();
         let host = &bed.world.host;
         host.ip(&format!("tuntap add dev {TAP} mode tap vnet_hdr"))
@@ -195,13 +194,11 @@ impl Saved {
 
 /// The workload's line of what a guest said.
 fn workload(end: &End) -> serde_json::Value {
-    let lines = end
+    let mut lines = end
         .text
         .lines()
         .filter_map(|line| serde_json::from_str(line).ok());
-    let said = lines
-        .into_iter()
-        .find(|line: &serde_json::Value| line["workload"] == "stream");
+    let said = lines.find(|line: &serde_json::Value| line["workload"] == "stream");
     said.unwrap_or_else(|| panic!("{:?}: {}", end.outcome, end.text))
 }
 

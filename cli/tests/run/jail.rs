@@ -9,7 +9,7 @@ use std::{
 
 use slipgate_testbed::{MicroVm, OrdinaryUser, require_kvm, require_root_and_tun, world::UPLINK};
 
-use crate::{Bed, WAIT, payload::Payload};
+use crate::{Bed, WAIT, payload::Payload, processes::field};
 
 /// Size of a log that has been written to for long.
 const LOG_BYTES: u64 = 1 << 30;
@@ -42,9 +42,8 @@ fn assert_jailed(vm: &MicroVm) {
         assert_ne!(its[name], ours[name], "{name}");
     }
     // It is the first process there: nothing else is.
-    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
-    let numbers = status.lines().find_map(|line| line.strip_prefix("NSpid:"));
-    assert_eq!(numbers.unwrap().split_whitespace().last(), Some("1"));
+    let numbers = field(&format!("/proc/{pid}/status"), "NSpid");
+    assert_eq!(numbers.split_whitespace().last(), Some("1"));
     // One user has a number there, and no group may be added.
     let users = fs::read_to_string(format!("/proc/{pid}/uid_map")).unwrap();
     assert_eq!(users.split_whitespace().nth(2), Some("1"), "{users}");

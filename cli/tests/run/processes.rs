@@ -5,7 +5,8 @@ use slipgate_testbed::{require_kvm, require_root_and_tun};
 
 use crate::{Bed, WAIT, payload::Payload};
 
-fn field(path: &str, name: &str) -> String {
+/// A field of a `/proc/PID/status`.
+pub(crate) fn field(path: &str, name: &str) -> String {
     let status = fs::read_to_string(path).unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix(name));
     line.and_then(|rest| rest.strip_prefix(':'))

@@ -40,9 +40,7 @@ impl Bed {
 
     /// What it says of the machine of this process.
     fn status(&self, vm: &MicroVm) -> serde_json::Value {
-        let mut all = self.statuses().into_iter();
-        let ours = all.find(|machine| machine["pid"] == vm.broker_pid());
-        ours.unwrap_or_default()
+        status_in(&self.statuses(), vm)
     }
 
     fn snapshot(&self, vm: &MicroVm, name: &str) -> PathBuf {
@@ -57,6 +55,12 @@ impl Bed {
         all.extend(flags);
         self.start_with(&all)
     }
+}
+
+/// The machine of this process among all; null if it is not there.
+fn status_in(all: &[serde_json::Value], vm: &MicroVm) -> serde_json::Value {
+    let ours = all.iter().find(|status| status["pid"] == vm.broker_pid());
+    ours.cloned().unwrap_or_default()
 }
 
 #[track_caller]
@@ -152,11 +156,7 @@ fn clones_of_one_snapshot_work_side_by_side_each_on_its_own_network() {
     let clones = names.map(|name| bed.restore(&dir, &["--name", name]));
     eventually("all run", || {
         let all = bed.statuses();
-        let runs = |vm: &MicroVm| {
-            let of = |status: &&serde_json::Value| status["pid"] == vm.broker_pid();
-            let status = all.iter().find(of);
-            status.is_some_and(|status| status["state"] == "running")
-        };
+        let runs = |vm| status_in(&all, vm)["state"] == "running";
         clones.iter().all(runs)
     });
     for clone in clones {
