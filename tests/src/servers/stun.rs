@@ -1,19 +1,14 @@
 use std::{
     net::{Ipv4Addr, SocketAddr, SocketAddrV4, UdpSocket},
     sync::atomic::Ordering,
-    time::Duration,
 };
 
-use super::Running;
+use super::{Running, STOP_POLL};
 use crate::{
     error::{Result, Tried},
     netns::NetNs,
-    sockets,
     stun::{Request, Response},
 };
-
-/// Interval at which a thread without requests looks whether it is to stop, milliseconds.
-const STOP_POLL_MS: i32 = 50;
 
 /// A STUN server with two addresses and two ports (RFC 5780): it answers from another of them when
 /// asked to. Stops on drop.
@@ -33,8 +28,8 @@ impl StunServer {
             .collect::<Result<Vec<_>, _>>()
             .tried(what())?;
         for socket in &sockets {
-            let briefly = Some(Duration::from_millis(1));
-            socket.set_read_timeout(briefly).tried(what())?;
+            // The thread waits at each in turn.
+            socket.set_read_timeout(Some(STOP_POLL / 4)).tried(what())?;
         }
         let mut running = Running::default();
         let stop = running.stop.clone();
@@ -42,10 +37,6 @@ impl StunServer {
             let mut buffer = [0; 2048];
             while !stop.load(Ordering::SeqCst) {
                 for (pair, socket) in sockets.iter().enumerate() {
-                    let ready = sockets::poll(socket, libc::POLLIN, STOP_POLL_MS / 4);
-                    if !ready.is_ok_and(|events| events & libc::POLLIN != 0) {
-                        continue;
-                    }
                     let Ok((len, SocketAddr::V4(peer))) = socket.recv_from(&mut buffer) else {
                         continue;
                     };

@@ -42,11 +42,9 @@ fn a_vm_beyond_the_limit_is_refused_and_its_place_comes_back() {
     let guest = stand.guest("tap0");
     let echo = TcpServer::start(&stand.world().net, (SERVER, 7000), TcpService::Echo).unwrap();
     let put = |name: &str, tap: &str| {
-        let body = json!({ "tap": tap, "forwards": ["tcp:8080:80"] });
-        let body = if name == "d" {
-            body
-        } else {
-            json!({ "tap": tap })
+        let body = match name {
+            "d" => json!({ "tap": tap, "forwards": ["tcp:8080:80"] }),
+            _ => json!({ "tap": tap }),
         };
         stand.ask("PUT", &format!("/v1/vms/{name}"), Some(body))
     };

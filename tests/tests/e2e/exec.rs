@@ -32,7 +32,7 @@ const FORBIDDEN: u16 = 7100;
 const STREAM_BYTES: u64 = 200_000_000;
 
 /// Waits until the command says the word. The answer to it is a line on its stdin.
-fn await_word(child: &mut Child, word: &str) -> String {
+pub(crate) fn await_word(child: &mut Child, word: &str) -> String {
     let mut lines = BufReader::new(child.stdout.as_mut().unwrap()).lines();
     lines
         .by_ref()

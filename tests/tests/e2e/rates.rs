@@ -75,36 +75,31 @@ impl Offer {
     /// Checks that what left a queue that shapes, by the time at which it is empty, corresponds to the
     /// rate.
     pub(crate) fn assert_shaped(&self, bytes: u64, bytes_per_second: u64) {
-        let of = |time: Duration| bytes_per_second as f64 * time.as_secs_f64();
         let ahead = Duration::from_nanos(paced_ahead_ns(bytes_per_second));
-        let lost = self.lost(ahead);
-        let most = of(self.took + ahead + TICK) + PACKET_BYTES as f64;
-        let least = of((self.took + ahead).saturating_sub(lost + 2 * TICK)) * 0.97;
-        println!("{bytes} bytes of {least:.0} to {most:.0}");
-        assert!(
-            (least..=most).contains(&(bytes as f64)),
-            "{bytes} passed, {least:.0} to {most:.0} should have, in {:?} ({lost:?} lost)",
-            self.took,
-        );
+        self.assert_rate(bytes, bytes_per_second, ahead);
     }
 
     /// Checks that the number of bytes that passed corresponds to the rate.
     pub(crate) fn assert_held(&self, bytes: u64, bytes_per_second: u64) {
+        self.assert_rate(bytes, bytes_per_second, Duration::from_nanos(BURST_NS));
+        // Or nothing was held back.
+        assert!(
+            self.packets * PACKET_BYTES > 2 * bytes,
+            "too little offered"
+        );
+    }
+
+    /// Checks the bytes against the rate where this much of each pause is made up for.
+    fn assert_rate(&self, bytes: u64, bytes_per_second: u64, made_up: Duration) {
         let of = |time: Duration| bytes_per_second as f64 * time.as_secs_f64();
-        let burst = Duration::from_nanos(BURST_NS);
-        let most = of(self.took + burst + TICK) + PACKET_BYTES as f64;
-        let lost = self.lost(burst);
-        let least = of((self.took + burst).saturating_sub(lost + 2 * TICK)) * 0.97;
+        let lost = self.lost(made_up);
+        let most = of(self.took + made_up + TICK) + PACKET_BYTES as f64;
+        let least = of((self.took + made_up).saturating_sub(lost + 2 * TICK)) * 0.97;
         println!("{bytes} bytes of {least:.0} to {most:.0}");
         assert!(
             (least..=most).contains(&(bytes as f64)),
             "{bytes} passed, {least:.0} to {most:.0} should have, in {:?} ({lost:?} lost)",
             self.took,
-        );
-        // Or nothing was held back.
-        assert!(
-            self.packets * PACKET_BYTES > 2 * bytes,
-            "too little offered"
         );
     }
 }

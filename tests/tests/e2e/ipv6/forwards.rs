@@ -19,8 +19,6 @@ use slipgate_testbed::{
 use super::{RESOLVER, aaaa, scene::*};
 use crate::{Stand, WAIT};
 
-const ROUTER6: &str = "2001:db8:1::1";
-
 /// A connection that a namespace's thread accepts, and from whom it came.
 fn accepting(ns: &NetNs, address: &str, port: u16) -> JoinHandle<(TcpStream, SocketAddr)> {
     let listener = ns.run(|| TcpListener::bind(at6(address, port)).unwrap());
@@ -29,24 +27,6 @@ fn accepting(ns: &NetNs, address: &str, port: u16) -> JoinHandle<(TcpStream, Soc
         stream.set_read_timeout(Some(WAIT)).unwrap();
         (stream, peer)
     })
-}
-
-fn connect_from(ns: &NetNs, to: SocketAddr) -> std::io::Result<TcpStream> {
-    let stream = ns.run(|| TcpStream::connect_timeout(&to, WAIT))?;
-    stream.set_read_timeout(Some(WAIT))?;
-    Ok(stream)
-}
-
-/// Returns what a UDP socket of a namespace is answered.
-fn exchanged(ns: &NetNs, to: SocketAddr, payload: &[u8]) -> std::io::Result<Vec<u8>> {
-    let socket = ns.run(|| UdpSocket::bind("[::]:0"))?;
-    socket.set_read_timeout(Some(Duration::from_secs(2)))?;
-    socket.connect(to)?;
-    socket.send(payload)?;
-    let mut buffer = vec![0; 2_000];
-    let len = socket.recv(&mut buffer)?;
-    buffer.truncate(len);
-    Ok(buffer)
 }
 
 /// Answers datagrams of the guest's port as they come.
@@ -129,7 +109,7 @@ fn ipv6_forward_from_the_uplink_runs_in_the_kernel() {
     let echo = echo_datagrams(&stand, 5300);
     for payload in [&b"one"[..], b"two", b"end"] {
         assert_eq!(
-            exchanged(&stand.world.net, at6(HOST6, 5353), payload).unwrap(),
+            datagram_from(&stand.world.net, at6(HOST6, 5353), payload).unwrap(),
             payload
         );
     }
@@ -167,22 +147,7 @@ fn ipv6_forward_of_no_address_is_of_both_families_and_of_one_of_that_alone() {
 fn stand6_with_address(forward: &str) -> Stand {
     let mut stand = stand6(&[]);
     stand.slipgate.kill_both().unwrap();
-    let log = stand.log_path().display().to_string();
-    let args = [
-        "--tap",
-        "tap0",
-        "--uplink",
-        slipgate_testbed::world::UPLINK,
-        "--ipv6",
-        "nat",
-        "--flow-log",
-        &log,
-        "--forward",
-        forward,
-    ];
-    stand.slipgate =
-        slipgate_testbed::Slipgate::attach(&stand.world.host, stand.slipgate.pins(), &args)
-            .unwrap();
+    stand.slipgate = stand.slipgate.again_with(&["--forward", forward]).unwrap();
     stand
 }
 
@@ -223,7 +188,7 @@ fn ipv6_forward_from_the_host_itself_is_relayed() {
         assert_eq!(&got, b"answered");
         let echo = echo_datagrams(&stand, 5300);
         assert_eq!(
-            exchanged(&stand.world.host, at6(host, 5353), b"end").unwrap(),
+            datagram_from(&stand.world.host, at6(host, 5353), b"end").unwrap(),
             b"end"
         );
         echo.join().unwrap();

@@ -180,7 +180,7 @@ fn ipv6_rules_by_prefix_hold_for_the_family_they_name() {
         assert!(server.peers().is_empty());
     }
     // Space of the host and of links is protected, whatever the rules say.
-    for protected in [HOST6, "2001:db8:1::1"] {
+    for protected in [HOST6, ROUTER6] {
         let (admitted, said) = stand
             .slipgate
             .why("tap0", &format!("[{protected}]:22"), "tcp")

@@ -31,7 +31,7 @@ use slipgate_testbed::{
 use crate::{Stand, WAIT, eventually};
 
 pub(super) const HOST6: &str = "2001:db8:1::2";
-const ROUTER6: &str = "2001:db8:1::1";
+pub(super) const ROUTER6: &str = "2001:db8:1::1";
 pub(super) const SERVER6: &str = "2001:db8:ff::10";
 pub(super) const SERVER6_2: &str = "2001:db8:ff::20";
 /// The prefix of guests by default, and the gateway in it.
@@ -265,9 +265,15 @@ fn answer(socket: &UdpSocket, peers: &Mutex<Vec<IpAddr>>, stop: &AtomicBool) {
 
 /// Connects from the guest.
 pub(super) fn connect(stand: &Stand, to: SocketAddr) -> std::io::Result<TcpStream> {
-    let stream = stand.run(|| TcpStream::connect_timeout(&to, WAIT))?;
-    stream.set_read_timeout(Some(WAIT))?;
+    let stream = connect_from(&stand.guest.ns, to)?;
     stream.set_nodelay(true)?;
+    Ok(stream)
+}
+
+/// Connects from a namespace.
+pub(super) fn connect_from(ns: &NetNs, to: SocketAddr) -> std::io::Result<TcpStream> {
+    let stream = ns.run(|| TcpStream::connect_timeout(&to, WAIT))?;
+    stream.set_read_timeout(Some(WAIT))?;
     Ok(stream)
 }
 
@@ -289,7 +295,16 @@ pub(super) fn datagram_to(
     to: SocketAddr,
     payload: &[u8],
 ) -> std::io::Result<Vec<u8>> {
-    let socket = stand.run(|| UdpSocket::bind("[::]:0"))?;
+    datagram_from(&stand.guest.ns, to, payload)
+}
+
+/// The same from a namespace.
+pub(super) fn datagram_from(
+    ns: &NetNs,
+    to: SocketAddr,
+    payload: &[u8],
+) -> std::io::Result<Vec<u8>> {
+    let socket = ns.run(|| UdpSocket::bind("[::]:0"))?;
     socket.set_read_timeout(Some(Duration::from_secs(2)))?;
     socket.connect(to)?;
     socket.send(payload)?;

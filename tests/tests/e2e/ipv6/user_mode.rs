@@ -1,6 +1,6 @@
 //! IPv6 of guests of the user-mode engine, whose user has no privilege.
 use std::{
-    io::{BufRead as _, BufReader, ErrorKind, Read as _, Write as _},
+    io::{ErrorKind, Read as _, Write as _},
     net::{SocketAddr, TcpStream, ToSocketAddrs as _, UdpSocket},
     process::{Child, Stdio},
     time::Duration,
@@ -16,6 +16,7 @@ use slipgate_testbed::{
 use super::{NAME, aaaa, scene::*};
 use crate::{
     WAIT,
+    exec::await_word,
     unprivileged::{Attached, Place},
 };
 
@@ -63,15 +64,6 @@ fn exec(place: &Place, flags: &[&str], child: &str, largest: usize) -> Child {
         .stdout(Stdio::piped())
         .env(LARGEST, largest.to_string());
     place.world.host.spawn(exec).unwrap()
-}
-
-fn await_word(child: &mut Child, word: &str) -> String {
-    let mut lines = BufReader::new(child.stdout.as_mut().unwrap()).lines();
-    lines
-        .by_ref()
-        .map_while(Result::ok)
-        .find_map(|line| line.strip_prefix(word).map(str::to_owned))
-        .unwrap_or_else(|| panic!("it ended before it said {word}"))
 }
 
 fn a_command_reaches_the_world(mtu: &str, mode: &str, largest: usize) {
