@@ -26,9 +26,9 @@ fn a_report_says_what_is_missing_and_what_to_do() {
 
 #[test]
 fn what_the_binary_was_built_without_is_told() {
-    let real: [Option<String>; 2] = [None, None];
+    let real: Option<String> = None;
     assert_eq!(stub_found("BPF programs", State::Missing, real), None);
-    let stub = [None, Some("built without".to_owned())];
+    let stub = Some("built without".to_owned());
     let finding = stub_found("BPF programs", State::Missing, stub).unwrap();
     assert_eq!(finding.state, State::Missing);
     assert_eq!(finding.found, "built without");

@@ -20,18 +20,41 @@ use crate::{
     workspace::{Workspace, run, say},
 };
 
-/// Objects to build: file name, and the cargo features of the programs.
-const OBJECTS: [(&str, &[&str]); 2] =
-    [("slipgate.o", &[]), ("slipgate-log.o", &["--features=log"])];
+/// Which of the two objects to build.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Objects {
+    Both,
+    /// The logging object only if an older one is there: it would be embedded, out of date.
+    PlainUnlessBuilt,
+}
 
-/// Builds both objects. Cargo skips what is up to date.
-pub(crate) fn build(workspace: &Workspace, toolchain: &BpfToolchain) -> Result<()> {
+/// File name of an object, and the cargo features of its programs.
+type Object = (&'static str, &'static [&'static str]);
+
+const PLAIN: Object = ("slipgate.o", &[]);
+const LOGGING: Object = ("slipgate-log.o", &["--features=log"]);
+
+impl Objects {
+    fn list(self, out: &Path) -> &'static [Object] {
+        match self {
+            Self::PlainUnlessBuilt if !out.join(LOGGING.0).exists() => &[PLAIN],
+            Self::Both | Self::PlainUnlessBuilt => &[PLAIN, LOGGING],
+        }
+    }
+}
+
+/// Builds the objects. Cargo skips what is up to date.
+pub(crate) fn build(
+    workspace: &Workspace,
+    toolchain: &BpfToolchain,
+    objects: Objects,
+) -> Result<()> {
     let out = workspace.bpf();
     fs::create_dir_all(&out).with_context(|| format!("could not make {}", out.display()))?;
     // Both builds leave their result under one name, so nobody else may build meanwhile.
     let lock = File::create(out.join(".lock"))?;
     lock.lock().context("could not lock target/bpf/.lock")?;
-    for (name, features) in OBJECTS {
+    for &(name, features) in objects.list(&out) {
         if !out.join(name).exists() {
             say(format!("building the BPF object {name}"));
         }
@@ -108,3 +131,7 @@ fn place(toolchain: &BpfToolchain, built: &Path, object: &Path) -> Result<bool> 
     fs::rename(&stripped, object)?;
     Ok(true)
 }
+
+#[cfg(test)]
+#[path = "bpf_test.rs"]
+mod tests;

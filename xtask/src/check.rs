@@ -126,7 +126,7 @@ fn components(workspace: &Workspace) -> Result<()> {
 /// rustc. Also builds them, because the other crates embed them.
 fn lint_programs(workspace: &Workspace) -> Result<()> {
     let toolchain = &setup::bpf(workspace)?;
-    bpf::build(workspace, toolchain)?;
+    bpf::build(workspace, toolchain, bpf::Objects::Both)?;
     let has_clippy = toolchain
         .compiler
         .cargo

@@ -6,7 +6,8 @@ use anyhow::Result;
 use clap::{ArgMatches, Command};
 
 use crate::{
-    bpf, flag, guest, setup,
+    bpf::{self, Objects},
+    flag, guest, setup,
     workspace::{Workspace, run},
 };
 
@@ -43,12 +44,12 @@ impl Build {
 /// Installs missing tools and builds.
 pub(crate) fn build(workspace: &Workspace, what: &Build) -> Result<()> {
     if what.bpf_only {
-        return bpf::build(workspace, &setup::bpf(workspace)?);
+        return bpf::build(workspace, &setup::bpf(workspace)?, Objects::Both);
     }
     if what.guest_only {
         return guest::build(workspace);
     }
-    artefacts(workspace, || Ok(()))?;
+    artefacts(workspace, Objects::Both, || Ok(()))?;
     let mut cargo = workspace.cargo();
     cargo.args(["build", "--package=slipgate"]);
     if !what.debug {
@@ -57,15 +58,16 @@ pub(crate) fn build(workspace: &Workspace, what: &Build) -> Result<()> {
     run(&mut cargo)
 }
 
-/// Builds the files that the binary embeds: the BPF object, and in parallel the guest's image.
+/// Builds the files that the binary embeds: the BPF objects, and in parallel the guest's image.
 /// `meanwhile` runs after the guest's build, because on a fresh machine the download of the BPF
 /// tools takes long and uses no CPU.
 pub(crate) fn artefacts(
     workspace: &Workspace,
+    objects: Objects,
     meanwhile: impl FnOnce() -> Result<()>,
 ) -> Result<()> {
     thread::scope(|scope| {
-        let programs = scope.spawn(|| bpf::build(workspace, &setup::bpf(workspace)?));
+        let programs = scope.spawn(|| bpf::build(workspace, &setup::bpf(workspace)?, objects));
         let others = guest::build(workspace).and_then(|()| meanwhile());
         match programs.join() {
             Ok(programs) => programs.and(others),

@@ -137,6 +137,28 @@ fn releases_and_builds_by_xtask_have_no_stub() {
 }
 
 #[test]
+fn only_the_logging_object_can_be_waived() {
+    let checkout = Checkout::new("ebpf/control");
+    let told = checkout.build(
+        "release",
+        &[
+            ("SLIPGATE_NO_STUBS", Path::new("1")),
+            ("SLIPGATE_NO_BPF_LOG", Path::new("1")),
+        ],
+    );
+    assert_eq!(told.matches("cargo:error").count(), 1, "{told}");
+    assert!(!told.contains("cargo:warning"), "{told}");
+    assert!(!checkout.out().join("slipgate.o").exists());
+    let logging = checkout.out().join("slipgate-log.o");
+    assert_eq!(fs::read(&logging).unwrap(), b"");
+    // One that is there is embedded all the same.
+    let built = checkout.root.path().join("target/bpf");
+    fs::write(built.join("slipgate-log.o"), "real").unwrap();
+    checkout.build("quick", &[("SLIPGATE_NO_BPF_LOG", Path::new("1"))]);
+    assert_eq!(fs::read(&logging).unwrap(), b"real");
+}
+
+#[test]
 fn cargo_is_started_without_stubs() {
     let workspace = crate::workspace::Workspace::find().unwrap();
     let cargo = workspace.cargo();

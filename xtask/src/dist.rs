@@ -39,7 +39,7 @@ pub(crate) struct Dist {
 
 /// Builds it.
 pub(crate) fn dist(workspace: &Workspace, what: Dist) -> Result<()> {
-    bpf::build(workspace, &setup::bpf(workspace)?)?;
+    bpf::build(workspace, &setup::bpf(workspace)?, bpf::Objects::Both)?;
     guest::build(workspace)?;
     let host = rustc_version(workspace)?.host;
     let folder = workspace.target.join("dist");

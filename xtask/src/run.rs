@@ -6,6 +6,7 @@ use anyhow::{Context, Result};
 use clap::{Arg, ArgMatches};
 
 use crate::{
+    bpf::Objects,
     compile, privilege, setup, words,
     workspace::{Workspace, run as run_to_end},
 };
@@ -66,11 +67,15 @@ impl Run {
 /// program's own.
 pub(crate) fn run(workspace: &Workspace, what: &Run) -> Result<Infallible> {
     let is_demo = what.args.is_empty();
-    compile::artefacts(workspace, || match is_demo {
+    let objects = match wants_bpf_log(&what.args) {
+        true => Objects::Both,
+        false => Objects::PlainUnlessBuilt,
+    };
+    compile::artefacts(workspace, objects, || match is_demo {
         true => setup::test_tools(),
         false => Ok(()),
     })?;
-    let slipgate = build_quick(workspace)?;
+    let slipgate = build_quick(workspace, objects)?;
     if !is_demo {
         return become_program(privilege::as_root(&slipgate)?.args(&what.args));
     }
@@ -85,11 +90,21 @@ pub(crate) fn run(workspace: &Workspace, what: &Run) -> Result<Infallible> {
     become_program(&mut demo)
 }
 
+/// Says whether slipgate will load the logging programs, by a flag on its command line. A configuration
+/// file that asks for them gets an error that says what to build.
+fn wants_bpf_log(args: &[String]) -> bool {
+    args.iter().any(|arg| arg.starts_with("--bpf-log"))
+}
+
 /// Builds slipgate and the demonstration with the profile `quick`. Returns the path of slipgate.
 /// Both are always built together: separately they would use different features of their
 /// dependencies, which would then be recompiled.
-pub(crate) fn build_quick(workspace: &Workspace) -> Result<PathBuf> {
-    run_to_end(workspace.cargo().args([
+pub(crate) fn build_quick(workspace: &Workspace, objects: Objects) -> Result<PathBuf> {
+    let mut cargo = workspace.cargo();
+    if objects == Objects::PlainUnlessBuilt {
+        cargo.env("SLIPGATE_NO_BPF_LOG", "1");
+    }
+    run_to_end(cargo.args([
         "build",
         "--profile=quick",
         "--package=slipgate",
@@ -105,3 +120,7 @@ pub(crate) fn become_program(command: &mut Command) -> Result<Infallible> {
     let why = command.exec();
     Err(why).with_context(|| format!("could not start {}", command.get_program().display()))
 }
+
+#[cfg(test)]
+#[path = "run_test.rs"]
+mod tests;

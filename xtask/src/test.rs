@@ -14,6 +14,7 @@ use anyhow::{Context, Result, bail};
 use clap::{Arg, ArgAction, ArgMatches};
 
 use crate::{
+    bpf::Objects,
     compile, flag, fuzz, metadata, privilege, run, setup,
     summary::Summary,
     words,
@@ -81,7 +82,7 @@ const END_TO_END: &str = "slipgate-testbed";
 /// A test failed, or could not be built.
 pub(crate) fn test(workspace: &Workspace, what: &Test) -> Result<()> {
     if !what.no_setup {
-        compile::artefacts(workspace, setup::test_tools)?;
+        compile::artefacts(workspace, Objects::Both, setup::test_tools)?;
     }
     let members = metadata::packages(workspace, &workspace.root.join("Cargo.toml"))?;
     let members: Vec<&str> = members
@@ -102,7 +103,7 @@ pub(crate) fn test(workspace: &Workspace, what: &Test) -> Result<()> {
     let slipgate = match needs_binary {
         true => {
             say("building the binary, another build of it, and the tests");
-            let slipgate = run::build_quick(workspace)?;
+            let slipgate = run::build_quick(workspace, Objects::Both)?;
             // Upgrades go to it.
             run_to_end(workspace.cargo().args(["build", "--package=slipgate"]))?;
             Some(slipgate)
