@@ -93,6 +93,7 @@ pub mod tcx;
 pub mod test_run;
 pub mod tls;
 pub mod world;
+pub mod world_ipv6;
 
 pub use capture::{Capture, Captured, CapturedFrame};
 pub use error::{Error, Result};

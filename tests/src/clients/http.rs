@@ -2,7 +2,7 @@
 
 use std::{
     io::{Read, Write},
-    net::SocketAddrV4,
+    net::SocketAddr,
     time::Duration,
 };
 
@@ -10,7 +10,7 @@ use super::tcp;
 use crate::error::{Error, Result, Tried};
 
 /// Requests `path` by GET. Returns the status code and the body.
-pub fn get(address: SocketAddrV4, path: &str, timeout: Duration) -> Result<(u16, Vec<u8>)> {
+pub fn get(address: SocketAddr, path: &str, timeout: Duration) -> Result<(u16, Vec<u8>)> {
     let what = || format!("GET http://{address}{path}");
     let mut stream = tcp::connect(address, timeout)?;
     write!(

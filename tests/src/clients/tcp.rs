@@ -2,7 +2,7 @@
 
 use std::{
     io::{self, Read, Write},
-    net::{Shutdown, SocketAddrV4, TcpStream},
+    net::{Shutdown, SocketAddr, SocketAddrV4, TcpStream},
     os::fd::AsRawFd,
     time::{Duration, Instant},
 };
@@ -66,8 +66,9 @@ pub fn expect_refused(address: SocketAddrV4) -> Result<Duration> {
 }
 
 /// Connects within `timeout`, with reads and writes bounded by it too.
-pub fn connect(address: SocketAddrV4, timeout: Duration) -> Result<TcpStream> {
-    let connected = TcpStream::connect_timeout(&address.into(), timeout);
+pub fn connect(address: impl Into<SocketAddr>, timeout: Duration) -> Result<TcpStream> {
+    let address = address.into();
+    let connected = TcpStream::connect_timeout(&address, timeout);
     let stream = connected.tried(format!("connect to {address}"))?;
     stream
         .set_read_timeout(Some(timeout))

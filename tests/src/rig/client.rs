@@ -3,17 +3,23 @@
 //!
 //! It prints a line for each check on its console, so it needs no other output device.
 
-use std::{collections::HashMap, fmt::Write, net::Ipv4Addr};
+use std::{
+    collections::HashMap,
+    fmt::Write,
+    net::{Ipv4Addr, Ipv6Addr},
+};
 
 use sha2::{Digest, Sha256};
 
 use super::{Initramfs, Kernel};
 use crate::{
+    dns_wire::{Record, types},
     error::Result,
     pattern::Pattern,
     servers::{Answer, DnsServer, HttpServer, TcpServer, TcpService, Zone},
     streams::hexadecimal,
     world::{SERVER, SERVER_2, World},
+    world_ipv6::{SERVER6, SERVER6_2},
 };
 
 const SCRIPT: &str = include_str!("client_init.sh");
@@ -38,6 +44,14 @@ pub struct Client {
     pub digest_port: u16,
     /// A server that policy denies, listening on the HTTP port too.
     pub denied: Ipv4Addr,
+    /// Prefix, of 64 bits, in which the client makes itself an IPv6 address.
+    pub prefix6: String,
+    /// Server that answers pings and serves HTTP by IPv6.
+    pub server6: Ipv6Addr,
+    /// A name of the server that has an IPv6 address alone.
+    pub name6: String,
+    /// A server that policy denies by IPv6, listening on the HTTP port too.
+    pub denied6: Ipv6Addr,
     /// Bytes per stream, a multiple of 64 KiB.
     pub stream_bytes: u32,
 }
@@ -53,14 +67,22 @@ impl Client {
             http_port: 80,
             digest_port: 81,
             denied: SERVER_2,
+            prefix6: "fd73:6c69:7067:".into(),
+            server6: SERVER6,
+            name6: "six.example.test".into(),
+            denied6: SERVER6_2,
             stream_bytes: 8 << 20,
         }
     }
 
     /// Flags of slipgate besides the TAP and the uplink.
-    pub fn nat_flags(&self) -> [String; 4] {
+    pub fn nat_flags(&self) -> Vec<String> {
         let (resolver, denied) = (self.server.to_string(), self.denied.to_string());
-        ["--dns".into(), resolver, "--deny".into(), denied]
+        let denied6 = self.denied6.to_string();
+        let flags = [
+            "--ipv6", "nat", "--dns", &resolver, "--deny", &denied, "--deny", &denied6,
+        ];
+        flags.map(str::to_owned).to_vec()
     }
 
     /// Text of the page `/hello`.
@@ -83,10 +105,18 @@ impl Client {
         Ok(initramfs.finish())
     }
 
-    /// Starts the servers for the client.
+    /// Starts the servers for the client, and gives the world IPv6.
+    ///
+    /// # Errors
+    /// An address can't be added, or a server can't listen.
     pub fn serve(&self, world: &World) -> Result<ClientServers> {
         let net = &world.net;
-        let zone = Zone::from([(self.name.clone(), Answer::a(self.server, 60))]);
+        world.give_ipv6()?;
+        let address6 = Record::new(types::AAAA, self.server6.octets().to_vec(), 60);
+        let zone = Zone::from([
+            (self.name.clone(), Answer::a(self.server, 60)),
+            (self.name6.clone(), Answer::records(vec![address6])),
+        ]);
         let pages = HashMap::from([
             ("/hello".to_owned(), Self::HELLO.into()),
             ("/blob".to_owned(), self.blob()),
@@ -97,6 +127,8 @@ impl Client {
         );
         Ok(ClientServers {
             _names: DnsServer::start(net, (self.server, 53), zone)?,
+            _pages6: HttpServer::start(net, (self.server6, self.http_port), pages.clone())?,
+            _denied6: HttpServer::start(net, (self.denied6, self.http_port), pages.clone())?,
             _pages: HttpServer::start(net, (self.server, self.http_port), pages)?,
             _digests: TcpServer::start(net, digest, TcpService::Digest)?,
             _denied: TcpServer::start(net, denied, TcpService::Hold)?,
@@ -115,6 +147,10 @@ impl Client {
         set("HTTP_PORT", &self.http_port);
         set("DIGEST_PORT", &self.digest_port);
         set("DENIED", &self.denied);
+        set("PREFIX6", &self.prefix6);
+        set("SERVER6", &self.server6);
+        set("NAME6", &self.name6);
+        set("DENIED6", &self.denied6);
         set("HELLO", &Self::HELLO);
         set("BLOB", &hexadecimal(&Sha256::digest(self.blob())));
         plan
@@ -131,6 +167,8 @@ impl Default for Client {
 pub struct ClientServers {
     _names: DnsServer,
     _pages: HttpServer,
+    _pages6: HttpServer,
+    _denied6: HttpServer,
     _digests: TcpServer,
     _denied: TcpServer,
 }
@@ -148,7 +186,7 @@ pub struct ClientReport {
 
 impl ClientReport {
     /// Number of checks that a client makes.
-    pub const CHECKS: usize = 15;
+    pub const CHECKS: usize = 20;
 
     /// Reads the results from a console; the kernel's messages in between are skipped.
     pub fn read(console: &str) -> Self {

@@ -72,6 +72,23 @@ else
     ok denied "$(tail -n 1 /tmp/denied)"
 fi
 
+# IPv6, by the kernel's own means: an address out of the advertised prefix and a default route.
+for _ in $(seq 100); do
+    address6=$(ip -6 -o addr show dev eth0 scope global | grep -v tentative | grep -o "$PREFIX6[0-9a-f:]*" | head -n 1)
+    [ -n "$address6" ] && break
+    usleep 100000
+done
+if [ -n "$address6" ]; then ok "address6 $address6"; else failed "address6 $(ip -6 addr show dev eth0)"; fi
+ping6 -c 3 -i 0.2 -W 5 -q "$SERVER6" >/tmp/ping6.log 2>&1
+same ping6 "$(grep -o '[0-9]* packets received' /tmp/ping6.log)" "3 packets received"
+same http6 "$(timeout 10 wget -q -O - "http://$NAME6:$HTTP_PORT/hello")" "$HELLO"
+same down6 "$(timeout 30 wget -q -O - "http://[$SERVER6]:$HTTP_PORT/blob" | digest)" "$BLOB"
+if timeout 10 wget -q -O /dev/null "http://[$DENIED6]:$HTTP_PORT/hello" 2>/tmp/denied6; then
+    failed denied6 "a page of $DENIED6"
+else
+    ok denied6 "$(tail -n 1 /tmp/denied6)"
+fi
+
 for line in input.0 output.0 input.1 output.1; do
     n=$(interrupts "virtio[0-9]*-$line")
     if [ "$n" -gt 0 ]; then ok "$line $n interrupts"; else failed "$line no interrupts: $(grep virtio /proc/interrupts)"; fi

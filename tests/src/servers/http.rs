@@ -1,7 +1,7 @@
 use std::{
     collections::HashMap,
     io::{BufRead, BufReader, Write},
-    net::{Ipv4Addr, SocketAddrV4, TcpListener, TcpStream},
+    net::{IpAddr, SocketAddr, TcpListener, TcpStream},
     os::fd::AsFd,
     sync::{Arc, atomic::Ordering},
     time::Duration,
@@ -16,7 +16,7 @@ use crate::{
 
 /// A tiny HTTP/1.1 server: GET of fixed bodies by path, one request a connection; stops on drop.
 pub struct HttpServer {
-    address: SocketAddrV4,
+    address: SocketAddr,
     _running: Running,
 }
 
@@ -24,12 +24,13 @@ impl HttpServer {
     /// Serves `pages` (path to body) on `address` in `ns` (port 0: any).
     pub fn start(
         ns: &NetNs,
-        address: (Ipv4Addr, u16),
+        (ip, port): (impl Into<IpAddr>, u16),
         pages: HashMap<String, Vec<u8>>,
     ) -> Result<HttpServer> {
-        let what = || format!("serve HTTP on {}:{} in {ns:?}", address.0, address.1);
+        let address = SocketAddr::new(ip.into(), port);
+        let what = || format!("serve HTTP on {address} in {ns:?}");
         let listener = ns.run(|| TcpListener::bind(address)).tried(what())?;
-        let address = SocketAddrV4::new(address.0, listener.local_addr().tried(what())?.port());
+        let address = listener.local_addr().tried(what())?;
         let mut running = Running::default();
         let (stop, pages) = (running.stop.clone(), Arc::new(pages));
         running.threads.push(ns.thread("http-server", move || {
@@ -53,7 +54,7 @@ impl HttpServer {
     }
 
     /// The address it listens on.
-    pub fn address(&self) -> SocketAddrV4 {
+    pub fn address(&self) -> SocketAddr {
         self.address
     }
 }

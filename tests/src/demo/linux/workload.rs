@@ -1,7 +1,7 @@
 //! Workload of the guest, step by step.
 
 use std::{
-    net::{Ipv4Addr, SocketAddrV4},
+    net::{Ipv4Addr, SocketAddr, SocketAddrV4},
     time::Duration,
 };
 
@@ -117,8 +117,8 @@ pub(crate) fn run(stage: &Stage, progress: &mut Progress) -> Result<Seen> {
     let denied = servers.denied_address();
     let refused = guest.run(|| tcp::connect_outcome(denied, WAIT))?;
     progress.step("denied", &format!("{denied}: {}", outcome(&refused)));
-    let why = |to: SocketAddrV4| stage.slipgate.why(VM, &to.to_string(), "tcp");
-    let (why_denied, why_allowed) = (why(denied)?, why(servers.web.address())?);
+    let why = |to: SocketAddr| stage.slipgate.why(VM, &to.to_string(), "tcp");
+    let (why_denied, why_allowed) = (why(denied.into())?, why(servers.web.address())?);
     Ok(Seen {
         lease,
         first_answer,

@@ -21,11 +21,8 @@ use nix::{
     sys::socket::{AddressFamily, SockFlag, SockProtocol, SockType, socket},
 };
 use slipgate_testbed::{
-    GUEST_DEVICE, GuestConfig, NetNs, World, WorldConfig,
-    clients::dns,
-    dns_wire::Reply,
-    tls,
-    world::{UPLINK, WORLD_LINK},
+    GUEST_DEVICE, GuestConfig, NetNs, World, WorldConfig, clients::dns, dns_wire::Reply, tls,
+    world_ipv6,
 };
 
 use crate::{Stand, WAIT, eventually};
@@ -49,38 +46,16 @@ pub(super) fn at6(address: &str, port: u16) -> SocketAddr {
 }
 
 pub(super) fn enable(ns: &NetNs, devices: &[&str]) {
-    for device in ["all", "default"].iter().chain(devices) {
-        ns.sysctl(&format!("net.ipv6.conf.{device}.disable_ipv6"), "0")
-            .unwrap();
-    }
+    world_ipv6::enable(ns, devices).unwrap();
 }
 
 /// Gives host and world IPv6, with a route between them.
 pub(super) fn give_world(world: &World) {
-    enable(&world.host, &[UPLINK]);
-    enable(&world.net, &[WORLD_LINK]);
-    world
-        .host
-        .ip(&format!("-6 addr add {HOST6}/64 dev {UPLINK} nodad"))
-        .unwrap();
-    world
-        .net
-        .ip(&format!("-6 addr add {ROUTER6}/64 dev {WORLD_LINK} nodad"))
-        .unwrap();
-    for server in [SERVER6, SERVER6_2] {
-        world
-            .net
-            .ip(&format!("-6 addr add {server}/128 dev lo nodad"))
-            .unwrap();
-    }
-    add_route(world);
+    world.give_ipv6().unwrap();
 }
 
 pub(super) fn add_route(world: &World) {
-    world
-        .host
-        .ip(&format!("-6 route add default via {ROUTER6} dev {UPLINK}"))
-        .unwrap();
+    world.add_ipv6_route().unwrap();
 }
 
 pub(super) fn remove_route(world: &World) {
