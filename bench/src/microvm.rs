@@ -2,7 +2,7 @@
 //! `slipgate run` and under QEMU with each of the network back ends in common use.
 //!
 //! Each machine has one vCPU and one queue pair, which is all that libslirp and passt support;
-//! slipgate and QEMU's TAP are also measured with two. One boot runs all workloads, one after the
+//! slipgate and QEMU's TAP are also measured with two, and Firecracker with two vCPUs. One boot runs all workloads, one after the
 //! other; the contenders alternate boot by boot. On TAPs, the threads of a machine with one vCPU
 //! are pinned ([`placement`]). With two vCPUs they are not, because on machines as small as those
 //! of CI no CPU would be left for the rest.

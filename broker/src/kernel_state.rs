@@ -57,7 +57,7 @@ pub(crate) use self::{
     subjects::{Served, resolve},
     uplink::{Uplink, check_source, find as find_uplink},
     vm_uplinks::VmUplinks,
-    vms::{GATEWAY_MAC, MOST_CREDITS, ServedVm, ipv6_in_row, learning_name, tap_of},
+    vms::{FoundTap, GATEWAY_MAC, MOST_CREDITS, ServedVm, ipv6_in_row, learning_name, tap_of},
     workers::Worker,
 };
 use crate::{
@@ -170,12 +170,19 @@ impl Attached {
         )
     }
 
-    /// Removes the kernel state of a failed start. A predecessor's state stays: its flows continue.
+    /// Removes the kernel state of a failed start, and leaves the TAPs as they were. A predecessor's
+    /// state stays: its flows continue.
     pub(crate) fn give_up(self) {
-        if self.has_adopted() {
-            return;
+        let found = self.found_taps();
+        if !self.has_adopted() {
+            warn_of_rest(self.detach());
         }
-        warn_of_rest(self.detach());
+        found.iter().for_each(FoundTap::restore);
+    }
+
+    /// Returns the VMs' TAPs as this process found them.
+    pub(crate) fn found_taps(&self) -> Vec<FoundTap> {
+        self.vms.iter().filter_map(|vm| vm.found).collect()
     }
 
     /// Keeps the policy in force for a successor, which may find the VMs of any of our rows.

@@ -12,6 +12,7 @@ use std::{
 use anyhow::{Context as _, anyhow, bail};
 use nix::sys::{signal::Signal, signalfd::SignalFd};
 use serde::Serialize;
+use slipgate_abi::IfIndex;
 use slipgate_control::{device::Device, host::HostFacts};
 use slipgate_ipc::{client::VmDefinition, engine::OnExit, vmm::VmmEnd};
 
@@ -131,6 +132,7 @@ pub fn run_vm<N: Serialize>(
     };
     let vm = &config.nat.vms[0];
     let (name, tap) = (vm.name.clone(), vm.tap.clone());
+    let tap_index = tap_index(&tap);
     tracing::info!("{name} on {tap}, by {}", running.by());
     let prepared = began.elapsed();
     let stages = running.vm().as_ref().map(|vm| vm.stages);
@@ -139,7 +141,7 @@ pub fn run_vm<N: Serialize>(
         // It died while the TAP was being served: what was made is taken down all the same.
         Err(_) => Ok(End::VmmGone),
     };
-    let (how, vmm) = running.end_vm(&tap, served);
+    let (how, vmm) = running.end_vm(tap_index, served);
     let nat = nat_figures(&config.nat.pin_dir, &name);
     let stopped = match how {
         // What is left is for the next one of its name to end.
@@ -177,13 +179,14 @@ fn start(
     began: Instant,
 ) -> anyhow::Result<Running> {
     let mut vm = Vm::prepare(config, images, None, log, &inputs.users, began)?;
+    let tap = tap_index(&config.machine.tap);
     if let Some(daemon) = daemon {
         let joined = join(config, daemon, vm);
-        return joined.inspect_err(|_| await_tap_end(&config.machine.tap));
+        return joined.inspect_err(|_| await_tap_end(tap));
     }
     if let Err(e) = vm.await_made(&config.machine) {
         drop(vm);
-        await_tap_end(&config.machine.tap);
+        await_tap_end(tap);
         return Err(e);
     }
     warn_of_host();
@@ -201,7 +204,7 @@ fn start(
             Err(e)
         }
     };
-    served.inspect_err(|_| await_tap_end(&config.machine.tap))
+    served.inspect_err(|_| await_tap_end(tap))
 }
 
 /// Has a daemon serve the machine's TAP, once the machine is made. One that is restored is made
@@ -235,10 +238,19 @@ fn join(config: &RunConfig, daemon: Daemon, mut vm: Vm) -> anyhow::Result<Runnin
     }
 }
 
-/// Waits until a TAP whose VMM was killed is gone.
-fn await_tap_end(name: &str) {
+/// Returns the index of a TAP; `None` once it is gone.
+fn tap_index(name: &str) -> Option<IfIndex> {
+    Device::named(name).and_then(|tap| tap.ifindex()).ok()
+}
+
+/// Waits until a TAP whose VMM was killed is gone. By its index, because another command may be given
+/// the name meanwhile.
+fn await_tap_end(tap: Option<IfIndex>) {
     let until = Instant::now() + TAP_GONE_WITHIN;
-    while Device::named(name).is_ok() && Instant::now() < until {
+    while let Some(tap) = tap
+        && Device::with_index(tap).is_ok()
+        && Instant::now() < until
+    {
         std::thread::sleep(Duration::from_millis(1));
     }
 }
@@ -284,7 +296,11 @@ impl Running {
 
     /// Ends the VM and waits for the end of its TAP, whatever ended the loop. Returns how the run
     /// ended.
-    fn end_vm(&mut self, tap: &str, served: anyhow::Result<End>) -> (How, Option<VmmEnd>) {
+    fn end_vm(
+        &mut self,
+        tap: Option<IfIndex>,
+        served: anyhow::Result<End>,
+    ) -> (How, Option<VmmEnd>) {
         let ended = stop_vm(self.vm(), served);
         // Killed, if it did not stop; and the terminal is put back.
         *self.vm() = None;

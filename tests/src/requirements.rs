@@ -36,11 +36,33 @@ macro_rules! require_kvm {
     };
 }
 
+/// Prints `left out: TEST: WHY`, of a test of another project's program that nobody named. Unlike a
+/// skip it is no failure anywhere, since no distribution has the program.
+#[macro_export]
+macro_rules! left_out {
+    ($($why:tt)+) => {
+        $crate::requirements::say_left_out(&format!($($why)+))
+    };
+}
+
 /// Implementation of `skipped!`.
 pub fn say_skipped(why: &str) {
-    let thread = std::thread::current();
-    let line = format!("skipped: {}: {why}", thread.name().unwrap_or("?"));
+    let line = about_this_test("skipped", why);
     assert!(std::env::var_os("SLIPGATE_NO_SKIP").is_none(), "{line}");
+    say(&line);
+}
+
+/// Implementation of `left_out!`.
+pub fn say_left_out(why: &str) {
+    say(&about_this_test("left out", why));
+}
+
+fn about_this_test(what: &str, why: &str) -> String {
+    let thread = std::thread::current();
+    format!("{what}: {}: {why}", thread.name().unwrap_or("?"))
+}
+
+fn say(line: &str) {
     // Not `println!`: libtest shows what that prints of failed tests only.
     writeln!(std::io::stderr(), "{line}").ok();
 }

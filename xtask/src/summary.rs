@@ -3,8 +3,10 @@
 //! A test that can't run here prints `skipped: <test>: <why>` to the real stderr and returns;
 //! libtest counts it as passed, so it is subtracted from the passed tests. Tests marked `#[ignore]`
 //! count as skipped too, unless their reason says that they are no tests of a run: measurements,
-//! child processes that another test starts, and what is done for a release. A suite that was
-//! started but printed no result has crashed, and counts as a failure.
+//! child processes that another test starts, and what is done for a release. A test of another
+//! project's program that nobody named says `left out: <test>: <why>`: it is listed, and counts
+//! neither as passed nor as skipped. A suite that was started but printed no result has crashed, and
+//! counts as a failure.
 
 use std::fmt;
 
@@ -30,6 +32,8 @@ struct Suite {
     results: Vec<LibtestResult>,
     /// Skipped tests, each as `<test>: <why>`.
     skips: Vec<String>,
+    /// Tests of programs that nobody named, likewise.
+    left_out: Vec<String>,
     /// Number of ignored tests that are no tests of a run.
     aside: u32,
     failures: Vec<String>,
@@ -60,8 +64,10 @@ impl Summary {
             suite.results.push(result);
         } else if let Some(failure) = failure(line) {
             suite.failures.push(failure.to_owned());
-        } else if let Some(skip) = skip(line) {
+        } else if let Some(skip) = said_of_test(line, "skipped: ") {
             suite.skips.push(skip.to_owned());
+        } else if let Some(left_out) = said_of_test(line, "left out: ") {
+            suite.left_out.push(left_out.to_owned());
         } else if is_no_test(line) {
             suite.aside += 1;
         }
@@ -97,9 +103,11 @@ impl Summary {
 impl Suite {
     fn count(&self) -> Count {
         let sum = |of: fn(&LibtestResult) -> u32| self.results.iter().map(of).sum::<u32>();
-        let said = u32::try_from(self.skips.len()).unwrap_or(u32::MAX);
+        let number = |tests: &Vec<String>| u32::try_from(tests.len()).unwrap_or(u32::MAX);
+        let said = number(&self.skips);
+        let not_run = said.saturating_add(number(&self.left_out));
         Count {
-            passed: sum(|r| r.passed).saturating_sub(said),
+            passed: sum(|r| r.passed).saturating_sub(not_run),
             failed: sum(|r| r.failed) + u32::from(self.has_crashed()),
             skipped: sum(|r| r.ignored).saturating_sub(self.aside) + said,
         }
@@ -147,6 +155,9 @@ impl fmt::Display for Summary {
         for (suite, _) in &rows {
             for skip in &suite.skips {
                 writeln!(f, "skipped: {skip}")?;
+            }
+            for left_out in &suite.left_out {
+                writeln!(f, "left out: {left_out}")?;
             }
         }
         for (suite, _) in &rows {
@@ -220,14 +231,14 @@ fn failure(line: &str) -> Option<&str> {
     line.strip_prefix("---- ")?.strip_suffix(" stdout ----")
 }
 
-/// Returns the skip in a line `skipped: <test>: <why>`, also after the `test <test> ... ` with
-/// which libtest begins the line.
-fn skip(line: &str) -> Option<&str> {
+/// Returns the rest of a line `<begin><test>: <why>`, also after the `test <test> ... ` with which
+/// libtest begins the line.
+fn said_of_test<'a>(line: &'a str, begin: &str) -> Option<&'a str> {
     let line = match line.split_once(" ... ") {
         Some((begun, rest)) if begun.starts_with("test ") => rest,
         _ => line,
     };
-    let said = line.trim_start().strip_prefix("skipped: ")?;
+    let said = line.trim_start().strip_prefix(begin)?;
     said.contains(": ").then_some(said)
 }
 

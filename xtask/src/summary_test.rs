@@ -52,6 +52,15 @@ failed: tests/attach.rs: adopts_after_kill
 }
 
 #[test]
+fn tests_of_programs_that_nobody_named_are_listed_and_not_counted() {
+    let line = "left out: a_guest: set THE_VARIABLE to its binary";
+    let summary = read(&END_TO_END.replace("skipped: three_guests: no bpffs", line));
+    assert_eq!(summary.total(), count(2, 1, 1));
+    let report = summary.to_string();
+    assert!(report.lines().any(|shown| shown == line), "{report}");
+}
+
+#[test]
 fn a_suite_without_result_has_crashed() {
     let crashed = "     Running tests/attach.rs (target/debug/deps/attach-93b1f9a8f5c1e0aa)
 running 2 tests

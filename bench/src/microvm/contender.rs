@@ -27,8 +27,9 @@ pub(super) enum Contender {
     QemuPasst,
     /// By `slipgate attach --socket`.
     QemuSocket,
-    /// Another VMM on a TAP, if its binary is named, behind nftables or `slipgate attach`.
-    Other(OtherVmm, Nat),
+    /// Another VMM on a TAP, if its binary is named, behind nftables or `slipgate attach`, with so
+    /// many vCPUs and one queue pair.
+    Other(OtherVmm, Nat, u8),
 }
 
 /// NAT of a TAP.
@@ -39,7 +40,7 @@ pub(super) enum Nat {
 }
 
 /// All contenders, in the order in which they take turns.
-pub(super) const ALL: [Contender; 11] = [
+pub(super) const ALL: [Contender; 13] = [
     Contender::SlipgateRun(1),
     Contender::QemuTap(1),
     Contender::QemuUser,
@@ -47,10 +48,12 @@ pub(super) const ALL: [Contender; 11] = [
     Contender::QemuSocket,
     Contender::SlipgateRun(2),
     Contender::QemuTap(2),
-    Contender::Other(OtherVmm::Firecracker, Nat::Nftables),
-    Contender::Other(OtherVmm::Firecracker, Nat::Attach),
-    Contender::Other(OtherVmm::CloudHypervisor, Nat::Nftables),
-    Contender::Other(OtherVmm::CloudHypervisor, Nat::Attach),
+    Contender::Other(OtherVmm::Firecracker, Nat::Nftables, 1),
+    Contender::Other(OtherVmm::Firecracker, Nat::Attach, 1),
+    Contender::Other(OtherVmm::Firecracker, Nat::Nftables, 2),
+    Contender::Other(OtherVmm::Firecracker, Nat::Attach, 2),
+    Contender::Other(OtherVmm::CloudHypervisor, Nat::Nftables, 1),
+    Contender::Other(OtherVmm::CloudHypervisor, Nat::Attach, 1),
 ];
 
 /// Flags that take slipgate's quotas out of the way, as in the other benchmarks.
@@ -76,10 +79,14 @@ impl Contender {
             Contender::QemuUser => "qemu-libslirp",
             Contender::QemuPasst => "qemu-passt",
             Contender::QemuSocket => "qemu-socket",
-            Contender::Other(OtherVmm::Firecracker, Nat::Nftables) => "firecracker-tap",
-            Contender::Other(OtherVmm::Firecracker, Nat::Attach) => "firecracker-attach",
-            Contender::Other(OtherVmm::CloudHypervisor, Nat::Nftables) => "cloud-hypervisor-tap",
-            Contender::Other(OtherVmm::CloudHypervisor, Nat::Attach) => "cloud-hypervisor-attach",
+            Contender::Other(OtherVmm::Firecracker, Nat::Nftables, 1) => "firecracker-tap",
+            Contender::Other(OtherVmm::Firecracker, Nat::Nftables, _) => "firecracker-tap ×2",
+            Contender::Other(OtherVmm::Firecracker, Nat::Attach, 1) => "firecracker-attach",
+            Contender::Other(OtherVmm::Firecracker, Nat::Attach, _) => "firecracker-attach ×2",
+            Contender::Other(OtherVmm::CloudHypervisor, Nat::Nftables, _) => "cloud-hypervisor-tap",
+            Contender::Other(OtherVmm::CloudHypervisor, Nat::Attach, _) => {
+                "cloud-hypervisor-attach"
+            }
         }
     }
 
@@ -98,7 +105,7 @@ impl Contender {
                 format!("{}, {passt}", qemu()?)
             }
             Contender::QemuSocket => format!("{}, this commit, user mode", qemu()?),
-            Contender::Other(vmm, nat) => {
+            Contender::Other(vmm, nat, _) => {
                 let binary = vmm.binary()?;
                 let version = contender::version_of(&binary)?;
                 let nat = match nat {
@@ -124,7 +131,7 @@ impl Stand {
     pub(super) fn new(contender: Contender) -> Result<Stand> {
         let (pairs, nat) = match contender {
             Contender::QemuTap(pairs) => (pairs, Some(Nat::Nftables)),
-            Contender::Other(_, nat) => (1, Some(nat)),
+            Contender::Other(_, nat, _) => (1, Some(nat)),
             _ => (1, None),
         };
         let world = World::with(contender::world(nat == Some(Nat::Nftables)))?;
@@ -166,11 +173,13 @@ impl Stand {
         // Where nobody leases addresses, the guest brings its own.
         let own = "address 10.0.2.15/24 10.0.2.2; ";
         let line = match self.contender {
-            Contender::QemuTap(_) | Contender::Other(_, Nat::Nftables) => format!("{own}{line}"),
+            Contender::QemuTap(_) | Contender::Other(_, Nat::Nftables, _) => format!("{own}{line}"),
             _ => line.to_owned(),
         };
         let cpus = match self.contender {
-            Contender::SlipgateRun(cpus) | Contender::QemuTap(cpus) => cpus,
+            Contender::SlipgateRun(cpus)
+            | Contender::QemuTap(cpus)
+            | Contender::Other(_, _, cpus) => cpus,
             _ => 1,
         };
         let boot = Boot {
@@ -182,7 +191,7 @@ impl Stand {
         // would share a CPU.
         let is_placed = matches!(
             self.contender,
-            Contender::SlipgateRun(1) | Contender::QemuTap(1) | Contender::Other(..)
+            Contender::SlipgateRun(1) | Contender::QemuTap(1) | Contender::Other(_, _, 1)
         );
         let placement = Placement::here().filter(|_| is_placed);
         let ended = AtomicBool::new(false);
@@ -213,7 +222,7 @@ impl Stand {
                 };
                 run.run()?.0
             }
-            (Contender::Other(vmm, _), _) => vmm.run(boot, TAP)?,
+            (Contender::Other(vmm, ..), _) => vmm.run(boot, TAP)?,
             (Contender::QemuTap(_), _) => qemu(Network::Tap(TAP.to_owned(), MTU)).run()?,
             (_, Some(socket)) => qemu(socket).run()?,
             (_, None) => qemu(Network::User).run()?,

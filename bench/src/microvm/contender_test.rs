@@ -11,7 +11,7 @@ fn each_contender_has_a_name_of_its_own() {
 #[test]
 fn a_vmm_takes_part_where_its_binary_is_named() {
     for one in ALL {
-        let Contender::Other(vmm, _) = one else {
+        let Contender::Other(vmm, ..) = one else {
             continue;
         };
         match (env::var_os(vmm.variable()), one.version()) {

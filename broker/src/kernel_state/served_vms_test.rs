@@ -14,6 +14,7 @@ fn vm(name: &str, tap: &str, row: u16) -> ServedVm {
         },
         worker: usize::from(row % 2),
         tap_ifindex: None,
+        found: None,
         mtu: 1_500,
         ipv6: None,
         is_up: true,

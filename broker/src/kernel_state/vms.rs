@@ -5,6 +5,7 @@ use slipgate_control::{
     device::Device,
     netlink::Network,
     tap::QUEUE_FRAMES,
+    tap_settings::TapSettings,
     vm::{self, Ipv6Spec, OpenVm},
 };
 use slipgate_ipc::engine::VmSpec;
@@ -45,6 +46,8 @@ pub(crate) struct ServedVm {
     pub(crate) worker: usize,
     /// Interface index of its TAP; `None` if no TAP has the name.
     pub(crate) tap_ifindex: Option<IfIndex>,
+    /// The TAP as this process found it, in case the start fails.
+    pub(crate) found: Option<FoundTap>,
     pub(crate) mtu: u32,
     /// IPv6 network of its guest; `None`: it has none, or not yet.
     pub(crate) ipv6: Option<GuestIpv6>,
@@ -56,6 +59,24 @@ pub(crate) struct ServedVm {
     pub(crate) generation: u64,
     /// Whether it is open so that its policy can be learnt.
     pub(crate) is_learning: bool,
+}
+
+/// A TAP as it was before this process changed it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct FoundTap {
+    ifindex: IfIndex,
+    settings: TapSettings,
+}
+
+impl FoundTap {
+    /// Makes the TAP so again. It has no program of this process any more.
+    pub(crate) fn restore(&self) {
+        let device = Device::with_index(self.ifindex);
+        if let Err(e) = device.and_then(|tap| self.settings.restore(&tap)) {
+            // One that went with its VMM, mostly.
+            tracing::debug!("giving a TAP back as it was: {e}");
+        }
+    }
 }
 
 impl ServedVm {
@@ -85,7 +106,8 @@ impl Attached {
     }
 
     /// Opens the row of a VM, or adopts its predecessor's of this name, and takes its TAP down
-    /// until it is served. A VM of a daemon may have no TAP yet.
+    /// until it is served. A VM of a daemon may have no TAP yet. On error its TAP is as it was: it
+    /// is touched when all else is certain.
     pub(crate) fn open_vm(&self, config: VmConfig) -> anyhow::Result<ServedVm> {
         let network = self.watch.network();
         let waits = self.config.is_daemon && network.link_by_name(&config.tap).is_none();
@@ -96,9 +118,13 @@ impl Attached {
         let what = || format!("adding {}", config.name);
         let at = self.worker_for(&config.name);
         let worker = &self.workers[at];
-        let mtu = match tap {
-            Some(tap) => self.prepare_tap(tap).with_context(what)?,
-            None => self.config.network.mtu.unwrap_or(DEFAULT_MTU),
+        let mtu = match (self.config.network.mtu, tap) {
+            (Some(mtu), _) => mtu,
+            (None, Some(tap)) => {
+                let device = Device::with_index(tap);
+                device.and_then(|tap| tap.mtu()).with_context(what)?
+            }
+            (None, None) => DEFAULT_MTU,
         };
         let ipv6 = self.guest_ipv6(&config, mtu);
         let spec = vm::VmSpec {
@@ -115,12 +141,26 @@ impl Attached {
             tap_ifindex: tap,
             port_ifindex: worker.port.ifindex,
         };
-        let open = vm::open(self.datapath.maps(), &worker.owner, &spec).with_context(what)?;
+        let maps = self.datapath.maps();
+        let open = vm::open(maps, &worker.owner, &spec).with_context(what)?;
+        let found = tap.map(|tap| self.prepare_tap(tap)).transpose();
+        let found = match found.with_context(what) {
+            Ok(found) => found,
+            Err(e) => {
+                if !open.adopted
+                    && let Err(e) = vm::close(maps, open.row)
+                {
+                    tracing::warn!("{e}");
+                }
+                return Err(e);
+            }
+        };
         Ok(ServedVm {
             config,
             open,
             worker: at,
             tap_ifindex: tap,
+            found,
             mtu,
             ipv6,
             is_up: false,
@@ -131,16 +171,21 @@ impl Attached {
     }
 
     /// Takes a TAP down, because its VMM may have brought it up, which would lead to the host's own
-    /// stack. Sets its MTU and returns it, L3 bytes.
-    fn prepare_tap(&self, tap: IfIndex) -> anyhow::Result<u32> {
-        let device = Device::with_index(tap)?;
-        if !self.is_served(tap) {
-            device.set_up(false)?;
+    /// stack, and sets its MTU. Returns how it was. On error it is as it was.
+    fn prepare_tap(&self, ifindex: IfIndex) -> anyhow::Result<FoundTap> {
+        let tap = Device::with_index(ifindex)?;
+        let settings = TapSettings::of(&tap)?;
+        let found = FoundTap { ifindex, settings };
+        let mtu = self.config.network.mtu;
+        let prepared = mtu.map_or(Ok(()), |mtu| tap.set_mtu(mtu));
+        let prepared = prepared.and_then(|()| match self.is_served(ifindex) {
+            true => Ok(()),
+            false => tap.set_up(false),
+        });
+        if prepared.is_err() {
+            found.restore();
         }
-        if let Some(mtu) = self.config.network.mtu {
-            device.set_mtu(mtu)?;
-        }
-        Ok(device.mtu()?)
+        Ok(prepared.map(|()| found)?)
     }
 
     /// Puts compiled policies in force for whoever asks from now on.

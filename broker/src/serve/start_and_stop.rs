@@ -14,7 +14,7 @@ use crate::{
     counted,
     handover::HandedOver,
     host,
-    kernel_state::Attached,
+    kernel_state::{Attached, FoundTap},
     parts::Parts,
     persisted_questions,
     policy_apply::PolicyChanges,
@@ -107,7 +107,9 @@ impl Broker {
             // A predecessor's flows go on; none does for a guest that never ran. What fails here is
             // not what went wrong.
             if !goes_on {
+                let found = broker.parts.attached.found_taps();
                 let _ = broker.stop(OnExit::Detach);
+                found.iter().for_each(FoundTap::restore);
             }
             return Err(e);
         }

@@ -74,9 +74,7 @@ pub(crate) fn listen_for_metrics(address: SocketAddr) -> Result<TcpListener, Con
 
 /// Opens the listening socket of `--metrics`.
 fn listen(address: SocketAddr, handed_over: &mut HandedOver) -> Result<TcpListener, ConfigError> {
-    if let SocketAddr::V4(address) = address
-        && let Some(socket) = handed_over.socket(SockType::Stream, address.into())
-    {
+    if let Some(socket) = handed_over.socket(SockType::Stream, address) {
         return Ok(socket.into());
     }
     TcpListener::bind(address).map_err(|e| {
@@ -85,3 +83,7 @@ fn listen(address: SocketAddr, handed_over: &mut HandedOver) -> Result<TcpListen
         ConfigError::new("--metrics", address, problem, remedy)
     })
 }
+
+#[cfg(test)]
+#[path = "inputs_test.rs"]
+mod tests;

@@ -1,11 +1,12 @@
 //! A VM's definition: checked by itself and against what there is, and put in force as far as it
 //! needs no other process.
 use anyhow::bail;
-use slipgate_control::vm;
+use slipgate_control::{serve, vm};
 use slipgate_ipc::client::VmDefinition;
 
 use crate::{
     config::VmConfig,
+    kernel_errors::is_passing,
     kernel_state::{Attached, ForwardChange, ServedVm, Taken, tap_of},
     persisted_vms,
 };
@@ -99,8 +100,12 @@ impl Attached {
         self.vms[at].is_up = true;
         let noted = self.note_tap(self.vms[at].worker, self.vms[at].tap_ifindex);
         let served = noted.and_then(|()| self.serve_tap(at));
-        if served.is_err() {
-            self.vms[at].tap_ifindex = None;
+        if let Err(e) = &served {
+            let tap = self.vms[at].tap_ifindex.take();
+            // What passes is tried again with what is attached already.
+            if let Some(tap) = tap.filter(|_| !is_passing(e)) {
+                serve::leave_tap(&self.datapath, tap);
+            }
         }
         served
     }

@@ -44,9 +44,21 @@ const OF_THE_VM: [&str; 22] = [
     "log",
 ];
 /// Flags of `run` that are about the machine.
-const OF_THE_MACHINE: [&str; 12] = [
-    "kernel", "initrd", "restore", "disk", "vsock", "cmdline", "cpus", "memory", "queues", "name",
-    "mac", "report",
+const OF_THE_MACHINE: [&str; 14] = [
+    "kernel",
+    "initrd",
+    "restore",
+    "disk",
+    "vsock",
+    "cmdline",
+    "cpus",
+    "memory",
+    "queues",
+    "name",
+    "mac",
+    "report",
+    "jail",
+    "console-limit",
 ];
 /// Flags of policies that name files, which only the daemon may read, or resolvers.
 const OF_A_POLICY: [&str; 4] = ["policy", "policy-name", "deny-file", "dns"];

@@ -88,6 +88,21 @@ fn what_is_said_of_the_nat_is_refused_with_the_reason() {
     }
 }
 
+/// The flags that `run` has and `attach` has not are all about its machine.
+#[test]
+fn what_is_said_of_the_machine_is_no_daemons() {
+    let line = CommandLine::command();
+    let flags = |command| {
+        let command = line.find_subcommand(command).unwrap();
+        let flags = command.get_arguments().filter_map(|flag| flag.get_long());
+        flags.map(str::to_owned).collect::<Vec<_>>()
+    };
+    let of_attach = flags("attach");
+    let mut its_own = flags("run");
+    its_own.retain(|flag| !of_attach.contains(flag) && !OF_THE_MACHINE.contains(&&**flag));
+    assert_eq!(its_own, Vec::<String>::new());
+}
+
 #[test]
 fn rules_become_the_vms_policy_in_their_order() {
     let policy = |typed: &[&str]| {

@@ -21,7 +21,10 @@ fn a_machine_is_the_daemons_vm_for_as_long_as_it_runs() {
     let _daemon = Slipgate::serve(&bed.world.host, &bed.pins, &["--uplink", UPLINK]).unwrap();
     let close = TcpServer::start(&bed.world.net, (SERVER, 7001), TcpService::Close).unwrap();
     let work = format!("crr {} 50 close", close.address());
-    let end = bed.start_with(&["--cmdline", &work]).finish(WAIT).unwrap();
+    // What is said of the machine is not the daemon's.
+    let of_machine = ["--jail", "auto", "--console-limit", "1M"];
+    let end = bed.start_with(&[&of_machine[..], &["--cmdline", &work]].concat());
+    let end = end.finish(WAIT).unwrap();
     assert_eq!(
         end.status.code(),
         Some(0),

@@ -188,6 +188,12 @@ impl Device {
         fs::write(&path, value).map_err(Error::os(format!("write {value} to {}", path.display())))
     }
 
+    /// Whether a sysctl of the device is on; `None`: the kernel does not have it.
+    pub(crate) fn read_sysctl(&self, family: &str, key: &str) -> Option<bool> {
+        let value = fs::read_to_string(self.sysctl(family, key)).ok()?;
+        Some(value.trim() != "0")
+    }
+
     fn failed(&self, what: &str) -> impl FnOnce(io::Error) -> Error {
         Error::os(format!("{what} the interface {}", self.name))
     }

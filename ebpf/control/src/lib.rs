@@ -59,6 +59,7 @@ pub mod pins;
 pub mod probe;
 pub mod serve;
 pub mod tap;
+pub mod tap_settings;
 pub mod users;
 pub mod vm;
 mod vm_rows;

@@ -116,6 +116,16 @@ pub fn shut_tap(datapath: &Datapath, ifindex: IfIndex) -> Result<()> {
     datapath.detach_from_tap(ifindex)
 }
 
+/// Leaves a TAP that could not be served down, and without what was attached until then: nobody
+/// knows it as a served one, so nobody else would remove that.
+pub fn leave_tap(datapath: &Datapath, ifindex: IfIndex) {
+    let shut = shut_tap(datapath, ifindex);
+    let guard = datapath.detach(Program::Guard, ifindex).map(drop);
+    if let Err(error) = shut.and(guard) {
+        tracing::debug!("{error}");
+    }
+}
+
 /// Follows TAPs after a change of links: those whose names changed, or all. Returns the change of
 /// each, by the VM's row.
 ///
@@ -155,8 +165,12 @@ pub fn follow_taps(
                     // served.
                     Err(error) => {
                         tracing::warn!("{tap} can't be served now: {error}");
-                        if let Ok(device) = Device::with_index(ifindex) {
-                            let _ = device.set_up(false);
+                        if error.is_locked() {
+                            // The lock would be waited for once more, and nothing is attached.
+                            let device = Device::with_index(ifindex);
+                            let _ = device.and_then(|tap| tap.set_up(false));
+                        } else {
+                            leave_tap(datapath, ifindex);
                         }
                         vm::forget_tap(maps, *vm_row, Some(ifindex))?;
                         changes.push((*vm_row, TapChange::Gone));

@@ -166,6 +166,56 @@ fn what_a_row_says_of_its_tap_leads_to_nothing() {
     });
 }
 
+/// What stops a program from being attached may be gone at the next attempt.
+#[test]
+fn a_tap_that_can_not_be_served_is_left_down_and_without_program() {
+    /// Longest chain of tcx programs (`BPF_MPROG_MAX`).
+    const MOST_LINKS: usize = 64;
+    in_netns(
+        "a_tap_that_can_not_be_served_is_left_down_and_without_program",
+        || {
+            let datapath = datapath();
+            let maps = datapath.maps();
+            let owner = Owner::take(maps, datapath.paths(), &[]).unwrap();
+            let spec = VmSpec {
+                tap_ifindex: None,
+                ..vm_spec("a")
+            };
+            let vm = vm::open(maps, &owner, &spec).unwrap();
+            let tap = make_tap("t0");
+            run("ip link set t0 up");
+            // Each program is once in a chain.
+            let link = |_| {
+                let other = probe::pass_program().unwrap();
+                bpf::link_create_tcx(other.as_fd(), tap, bpf::Place::First).ok()
+            };
+            let full: Vec<_> = (0..MOST_LINKS).map_while(link).collect();
+            let mut watch = NetworkWatch::open().unwrap();
+            let served = [Served {
+                vm_row: vm.row,
+                tap: "t0".into(),
+                ifindex: None,
+                mtu: 1_500,
+            }];
+            let mut follow = || {
+                watch.update().unwrap();
+                follow_taps(&datapath, watch.network(), &served, Hook::Tcx).unwrap()
+            };
+            assert_eq!(follow(), [(vm.row, TapChange::Gone)]);
+            assert!(!tap_known(maps, tap));
+            assert_eq!(datapath.attached().unwrap(), []);
+            assert_eq!(attached_at("t0", Program::GuestShut), 0);
+            let flags = Device::named("t0").unwrap().flags().unwrap();
+            assert_eq!(flags & libc::IFF_UP, 0);
+
+            drop(full);
+            let again = TapChange::Again { ifindex: tap };
+            assert_eq!(follow(), [(vm.row, again)]);
+            assert_eq!(attached_at("t0", Program::GuestEgress), 1);
+        },
+    );
+}
+
 #[test]
 fn a_shut_tap_is_down_and_without_program() {
     in_netns("a_shut_tap_is_down_and_without_program", || {

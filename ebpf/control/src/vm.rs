@@ -143,9 +143,15 @@ pub fn open(maps: &SharedMaps, owner: &Owner, spec: &VmSpec) -> Result<OpenVm> {
         None => vm.flags().fetch_and(!VmFlags::CHECK_MAC, Release),
     };
     set_ipv6(maps, row, spec.ipv6);
-    match spec.tap_ifindex {
-        Some(tap) => set_tap(maps, row, tap)?,
-        None => forget_tap(maps, row, None)?,
+    let known = match spec.tap_ifindex {
+        Some(tap) => set_tap(maps, row, tap),
+        None => forget_tap(maps, row, None),
+    };
+    if let Err(error) = known {
+        if !adopted {
+            vm.id().store(0, Release);
+        }
+        return Err(error);
     }
     Ok(OpenVm {
         id: VmId::new(vm.id().load(Acquire)),

@@ -174,6 +174,28 @@ fn a_tap_is_one_vms() {
     });
 }
 
+/// The row would otherwise be taken for good: nobody closes a VM that was refused.
+#[test]
+fn a_vm_whose_tap_can_not_be_known_takes_no_row() {
+    in_netns("a_vm_whose_tap_can_not_be_known_takes_no_row", || {
+        let datapath = maps_only();
+        let maps = datapath.maps();
+        let owner = Owner::take(maps, datapath.paths(), &[]).unwrap();
+        let mut index = 1_000;
+        loop {
+            let entry = TapEntry::new(VmId::new(7), VmRow::new(1));
+            match maps.taps.insert(&index, &entry, Insert::New) {
+                Ok(()) => index += 1,
+                Err(InsertError::Full) => break,
+                Err(error) => panic!("{error:?}"),
+            }
+        }
+        let error = open(maps, &owner, &vm_spec("a")).unwrap_err();
+        assert!(matches!(error, Error::Full { what: "TAP", .. }), "{error}");
+        assert_eq!(rows_of(maps, owner.row()).count(), 0);
+    });
+}
+
 #[test]
 fn a_vm_may_wait_for_its_tap() {
     in_netns("a_vm_may_wait_for_its_tap", || {

@@ -1,6 +1,7 @@
 //! Runs of the built-in guest, under `slipgate run`, under QEMU with QEMU's own networks, and under
 //! other VMMs. The guest prints its measurements as JSON lines on its console.
 
+mod firecracker;
 mod other_vmms;
 mod output;
 mod qemu;
@@ -8,6 +9,7 @@ mod under_slipgate;
 
 use std::{env, path::PathBuf, time::Duration};
 
+pub use firecracker::{Firecracker, FirecrackerSnapshot, jailer, run_jailed};
 pub use other_vmms::OtherVmm;
 pub use output::GuestOutput;
 pub use qemu::{Accelerator, Network, Passt, Qemu, SlipgateSocket};

@@ -83,7 +83,7 @@ fn firecracker(binary: &Path, config: &Path) -> Command {
 }
 
 /// Firecracker's configuration file.
-fn firecracker_machine(boot: &Boot<'_>, image: &Path, tap: &str) -> Value {
+pub(super) fn firecracker_machine(boot: &Boot<'_>, image: &Path, tap: &str) -> Value {
     json!({
         "boot-source": {"kernel_image_path": image, "boot_args": boot.command_line},
         "drives": [],
@@ -108,7 +108,7 @@ fn cloud_hypervisor(binary: &Path, boot: &Boot<'_>, image: &Path, tap: &str) -> 
 }
 
 /// A command whose output [`output::follow`] reads.
-fn piped(program: &Path) -> Command {
+pub(super) fn piped(program: &Path) -> Command {
     let mut command = Command::new(program);
     command
         .stdin(Stdio::null())

@@ -38,8 +38,16 @@ fn metric(stand: &Stand, name: &str) -> String {
 #[test]
 fn a_vm_beyond_the_limit_is_refused_and_its_place_comes_back() {
     require_root_and_tun!();
-    let stand = Stand::with(&["--max-vms", "3"]);
+    let stand = Stand::with(&["--max-vms", "3", "--mtu", "1300"]);
     let guest = stand.guest("tap0");
+    let host = &stand.world().host;
+    // A TAP in use by others, which is not slipgate's to change until its VM is accepted.
+    host.ip("tuntap add tap3 mode tap").unwrap();
+    host.ip("link set tap3 up mtu 1400").unwrap();
+    host.ip("address add 10.9.9.1/24 dev tap3").unwrap();
+    host.ip("route add 10.8.0.0/16 via 10.9.9.2").unwrap();
+    let tap3 = || ["-o link show tap3", "route show dev tap3"].map(|shown| host.ip(shown).unwrap());
+    let before = tap3();
     let echo = TcpServer::start(&stand.world().net, (SERVER, 7000), TcpService::Echo).unwrap();
     let put = |name: &str, tap: &str| {
         let body = match name {
@@ -62,6 +70,7 @@ fn a_vm_beyond_the_limit_is_refused_and_its_place_comes_back() {
     let error = stand.daemon.run(&["vm", "add", "e", "--tap", "tap4"]);
     let error = error.unwrap_err().to_string();
     assert!(error.contains("--max-vms"), "{error}");
+    assert_eq!(tap3(), before);
 
     // Nothing of it is left, and what there is, is as it was and can be changed.
     assert_eq!(stand.ask("GET", "/v1/vms/d", None).0, 404);

@@ -14,6 +14,7 @@ mod daemon;
 mod daemon_forwards;
 mod daemon_limits;
 mod exec;
+mod firecracker;
 mod forged;
 mod forwards;
 mod guest_errors;

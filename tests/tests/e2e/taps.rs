@@ -200,9 +200,36 @@ fn a_start_that_fails_leaves_nothing() {
         (names.map(str::to_owned).collect::<Vec<_>>(), pins.pins())
     };
     let nothing = left();
+    world.host.ip("link set tap1 up mtu 1400").unwrap();
+    let forwarding = |on| world.host.sysctl("net.ipv4.conf.tap1.forwarding", on);
+    forwarding("1").unwrap();
+    let tap1 = || {
+        let is_up = !world
+            .host
+            .ip("-brief link show dev tap1 up")
+            .unwrap()
+            .is_empty();
+        let read = || fs::read_to_string("/proc/sys/net/ipv4/conf/tap1/forwarding").unwrap();
+        let mtu = world
+            .host
+            .ip("-o link show tap1")
+            .unwrap()
+            .contains(" mtu 1400 ");
+        (is_up, mtu, world.host.run(read).trim() == "1")
+    };
+    let untouched = (true, true, true);
+    assert_eq!(tap1(), untouched);
     let mut slipgate = attach(&["--vm", "name=a,tap=tap0"]).unwrap();
     let only_its = left();
-    let failed = attach(&["--vm", "name=b,tap=tap1", "--vm", "name=c,tap=tap0"]);
+    let mtu = ["--mtu", "1300"];
+    let failed = attach(
+        &[
+            &mtu[..],
+            &["--vm", "name=b,tap=tap1", "--vm", "name=c,tap=tap0"],
+        ]
+        .concat(),
+    );
+    assert_eq!(tap1(), untouched);
     let why = failed.err().unwrap().to_string();
     assert!(why.contains("is served already, as the VM `a`"), "{why}");
     assert_eq!(left(), only_its, "{why}");
@@ -219,9 +246,11 @@ fn a_start_that_fails_leaves_nothing() {
     // Nobody else is there, and a port is taken.
     let taken = world.host.run(|| TcpListener::bind("127.0.0.1:0")).unwrap();
     let forward = format!("tcp:{}:80", taken.local_addr().unwrap());
-    let failed = attach(&["--vm", "name=b,tap=tap1", "--forward", &forward]);
+    let of_tap1 = ["--vm", "name=b,tap=tap1", "--forward", &forward];
+    let failed = attach(&[&mtu[..], &of_tap1].concat());
     let why = failed.err().unwrap().to_string();
     assert_eq!(left(), nothing, "{why}");
+    assert_eq!(tap1(), untouched, "{why}");
 }
 
 /// Two sets of pins in one namespace would not know of each other's flows and ports.

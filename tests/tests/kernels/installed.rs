@@ -29,7 +29,7 @@ const DISK: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../target/kernels/debia
 /// The folder of the packages.
 const PACKAGES: &str = "SLIPGATE_DIST";
 /// Number of the checks in `check.sh`.
-const CHECKS: usize = 18;
+const CHECKS: usize = 21;
 
 #[test]
 #[ignore = "of a release: `cargo xtask dist --try` makes the packages and runs it"]

@@ -60,6 +60,41 @@ for _ in $(seq 300); do grep -qs '"serving"' console && break; sleep 0.2; done
 same served "$(grep -o '"done":.*"failures":{}' console || tail -n 3 console qemu.log)" '"done":100,"failed":0,"failures":{}'
 at served
 
+# A machine of slipgate's own beside the service, which serves its TAP: from a shell its VMM has a
+# jail. In a unit that is hardened like the service it has none, and says so or does not run.
+# Answers with the exit status, and with what it said of the jail.
+line='rr 203.0.113.10:7 20'
+of_jail() {
+    said=$(grep -o "the VMM \(is without\|has no\|can't have\)[^(:;]*" run.err)
+    echo "$1" $said
+}
+slipgate run --jail required --cmdline "$line" >run.out 2>run.err </dev/null
+same "jail from a shell" "$(of_jail $?)" 0
+for jail in auto required; do
+    {
+        printf '[Service]\nType=oneshot\nDeviceAllow=/dev/kvm rw\n'
+        printf 'StandardOutput=file:/check/run.out\nStandardError=file:/check/run.err\n'
+        printf 'ExecStart=/usr/bin/slipgate run --jail %s --cmdline "%s"\n' $jail "$line"
+        sed -n '/^CapabilityBoundingSet=/,/^SystemCallErrorNumber=/p' \
+            "$(systemctl show --value -p FragmentPath slipgate)"
+    } >/run/systemd/system/hardened.service
+    systemctl daemon-reload
+    rm -f run.out run.err
+    systemctl start hardened 2>/dev/null
+    status=$(systemctl show --value -p ExecMainStatus hardened)
+    case $jail in
+        auto) same "hardened, --jail auto" "$(of_jail "$status")" \
+            '0 the VMM has no namespaces of its own' ;;
+        required) same "hardened, --jail required" "$(of_jail "$status")" \
+            "2 the VMM can't have namespaces of its own" ;;
+    esac
+    [ -s run.err ] && sed 's/^/# /' run.err
+done
+systemctl reset-failed hardened 2>/dev/null
+rm -f /run/systemd/system/hardened.service
+systemctl daemon-reload
+at jailed
+
 # All the while there is traffic, of flows that were there before.
 ip netns exec world perl client.pl 198.18.0.2 8007 stop >client.log 2>&1 &
 client=$!
