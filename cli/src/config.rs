@@ -6,6 +6,7 @@ pub(crate) mod joined;
 mod machine;
 mod network;
 mod overrides;
+mod rate;
 mod rules;
 mod userspace;
 mod vm;

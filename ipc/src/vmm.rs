@@ -78,6 +78,9 @@ pub struct VmmStart<F = OwnedFd> {
     /// The guest's address on it.
     #[serde(default)]
     pub vsock_cid: u32,
+    /// Most that passes its network card.
+    #[serde(default)]
+    pub net_rates: NetRates,
     /// The TAP's queues, one per pair.
     pub taps: Vec<F>,
     /// Number of virtual CPUs.
@@ -116,6 +119,60 @@ pub struct VmmDisk<F = OwnedFd> {
     pub file: F,
     /// Whether the guest's writes are refused; the file is open for reading only then.
     pub read_only: bool,
+    /// Most that its requests transfer.
+    #[serde(default)]
+    pub rate: RateLimit,
+}
+
+/// Rate limits of a network card.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct NetRates {
+    /// From the guest.
+    #[serde(default, skip_serializing_if = "RateLimit::is_none")]
+    pub tx: RateLimit,
+    /// To the guest.
+    #[serde(default, skip_serializing_if = "RateLimit::is_none")]
+    pub rx: RateLimit,
+}
+
+/// Rate limit of a device in one direction; `None` does not limit that measure.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RateLimit {
+    /// Limit of bytes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bytes: Option<TokenBucket>,
+    /// Limit of operations: requests of a disk, packets of a network card.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub operations: Option<TokenBucket>,
+}
+
+/// Settings of a token bucket.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TokenBucket {
+    /// Most tokens that it holds.
+    pub size: u64,
+    /// Time in which an empty one becomes full, ms.
+    pub refill_ms: u64,
+    /// Tokens that are there once, at the beginning, besides.
+    #[serde(default)]
+    pub one_time_burst: u64,
+}
+
+impl RateLimit {
+    /// Returns whether nothing is limited.
+    pub fn is_none(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+impl NetRates {
+    /// Returns whether nothing is limited.
+    pub fn is_none(&self) -> bool {
+        *self == Self::default()
+    }
 }
 
 /// Message from the VMM to the broker.
@@ -205,8 +262,8 @@ maps_descriptors!(
 maps_descriptors!(struct VmmStart {
     kvm: fd, input: fd, output: fd, snapshot: maybe, kernel: optional, initrd: optional, disks: each,
     vsock: optional,
-    vsock_cid, taps: all, cpus, memory_bytes, cmdline, mac, mtu, log, console_bytes, jail,
+    vsock_cid, net_rates, taps: all, cpus, memory_bytes, cmdline, mac, mtu, log, console_bytes, jail,
 });
-maps_descriptors!(struct VmmDisk { file: fd, read_only });
+maps_descriptors!(struct VmmDisk { file: fd, read_only, rate });
 carries_descriptors!(ToVmm);
 carries_none!(FromVmm);

@@ -4,6 +4,7 @@ mod net {
     #[allow(dead_code)]
     pub(crate) mod driver;
     mod hostile;
+    mod limits;
     mod measure;
     mod tap;
     mod traffic;

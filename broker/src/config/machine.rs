@@ -8,6 +8,7 @@ use std::{
 
 use nix::unistd::geteuid;
 use serde::{Deserialize, Deserializer, Serialize};
+use slipgate_ipc::vmm::{NetRates, RateLimit};
 
 use super::{Config, parse_mac};
 
@@ -58,6 +59,9 @@ pub struct MachineSpec {
     pub memory_mib: u64,
     /// Number of queue pairs of its network card.
     pub queues: u16,
+    /// Most that passes its network card.
+    #[serde(default, skip_serializing_if = "NetRates::is_none")]
+    pub net_rates: NetRates,
     /// The guest's MAC address.
     #[serde(serialize_with = "mac_as_text", deserialize_with = "mac_of_text")]
     pub mac: [u8; 6],
@@ -80,6 +84,9 @@ pub struct DiskSpec {
     pub path: PathBuf,
     /// Whether the guest's writes are refused.
     pub read_only: bool,
+    /// Most that its requests transfer.
+    #[serde(default, skip_serializing_if = "RateLimit::is_none")]
+    pub rate: RateLimit,
 }
 
 /// The vsock device of a virtual machine.

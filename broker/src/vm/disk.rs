@@ -5,6 +5,7 @@ use std::{
     os::unix::fs::{FileTypeExt as _, OpenOptionsExt as _},
 };
 
+use slipgate_ipc::vmm::RateLimit;
 use slipgate_policy::document::ConfigError;
 
 use crate::config::DiskSpec;
@@ -17,6 +18,7 @@ const SECTOR_BYTES: u64 = 512;
 pub(crate) struct OpenDisk {
     pub(crate) file: File,
     pub(crate) read_only: bool,
+    pub(crate) rate: RateLimit,
 }
 
 /// Opens a disk's file and locks it (flock(2)): against every other user if the guest may write,
@@ -25,7 +27,11 @@ pub(crate) struct OpenDisk {
 /// # Errors
 /// The file can't be opened, can't be a disk, or is in use.
 pub(crate) fn open(disk: &DiskSpec) -> Result<OpenDisk, ConfigError> {
-    let DiskSpec { path, read_only } = disk;
+    let DiskSpec {
+        path,
+        read_only,
+        rate,
+    } = disk;
     let refused = |problem: String, remedy: &str| {
         ConfigError::new("--disk", path.display(), problem, remedy.to_owned())
     };
@@ -65,6 +71,7 @@ pub(crate) fn open(disk: &DiskSpec) -> Result<OpenDisk, ConfigError> {
         Ok(()) => Ok(OpenDisk {
             file,
             read_only: *read_only,
+            rate: *rate,
         }),
         Err(TryLockError::WouldBlock) => Err(refused(
             "it is in use by another process, which may write to it or must not see it change"

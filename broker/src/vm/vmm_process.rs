@@ -79,6 +79,7 @@ impl VmmProcess {
             disks: handed.disks.into_iter().map(VmmDisk::from).collect(),
             vsock: handed.vsock,
             vsock_cid: spec.vsock.as_ref().map_or(0, |vsock| vsock.cid),
+            net_rates: spec.net_rates,
             taps: handed.taps,
             cpus: spec.cpus,
             memory_bytes: spec.memory_mib << 20,
@@ -176,10 +177,15 @@ impl VmmProcess {
 
 impl From<OpenDisk> for VmmDisk {
     fn from(disk: OpenDisk) -> Self {
-        let OpenDisk { file, read_only } = disk;
+        let OpenDisk {
+            file,
+            read_only,
+            rate,
+        } = disk;
         Self {
             file: file.into(),
             read_only,
+            rate,
         }
     }
 }

@@ -20,8 +20,10 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "DIR", conflicts_with_all = ["kernel", "initrd", "cmdline", "cpus", "memory", "queues", "mac"])]
     pub(crate) restore: Option<PathBuf>,
     /// A disk: a raw image or a block device, which the guest may write to without ,ro; may be given
-    /// several times; with --restore: other files in the place of the snapshot's
-    #[arg(long, value_name = "FILE[,ro]")]
+    /// several times; with --restore: other files in the place of the snapshot's. iops= and
+    /// bandwidth= limit its requests and bytes: N[/TIME][+BURST], like 1000 (a second), 10M/100ms,
+    /// 10M+200M (200M more once, at the beginning)
+    #[arg(long, value_name = "FILE[,ro][,iops=N][,bandwidth=BYTES]")]
     pub(crate) disk: Vec<String>,
     /// Stream connections between guest and host (vsock): the guest's address, from 3 on, and the
     /// path of a Unix socket, to which programs connect and write `CONNECT PORT`; with --restore:
@@ -42,6 +44,12 @@ pub(crate) struct RunArgs {
     /// one, and no more]
     #[arg(long, value_name = "N", value_parser = whole_number, allow_negative_numbers = true)]
     pub(crate) queues: Option<u32>,
+    /// Most that the guest sends: N[/TIME][+BURST] as for a disk; what is more waits in the guest
+    #[arg(long, value_name = "bandwidth=BYTES[,packets=N]")]
+    pub(crate) net_rate_tx: Option<String>,
+    /// Most that the guest receives; what is more waits in the TAP
+    #[arg(long, value_name = "bandwidth=BYTES[,packets=N]")]
+    pub(crate) net_rate_rx: Option<String>,
     /// Name for the TAP, which is made and goes with the VM; in user mode there is none [default:
     /// sgvmN]
     #[arg(long, value_name = "IF")]
@@ -98,7 +106,7 @@ fn bytes(text: &str) -> Result<u64, String> {
 
 /// Parses a whole number with one of these units, in either case and with or without `iB`, or with
 /// none.
-fn in_units(text: &str, units: &[(char, u64)]) -> Option<u64> {
+pub(crate) fn in_units(text: &str, units: &[(char, u64)]) -> Option<u64> {
     let lower = text.to_ascii_lowercase();
     let plain = lower.trim_end_matches("ib");
     let with_unit = |&(unit, size)| Some((plain.strip_suffix(unit)?, size));

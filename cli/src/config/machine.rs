@@ -5,11 +5,11 @@ use slipgate_broker::config::{
     Config, DiskSpec, MAX_DISKS, MachineSpec, OWN_SNAPSHOT, RunConfig, SavedMachine, VmConfig,
     VmmBounds, VsockSpec, check_tap, parse_mac,
 };
-use slipgate_ipc::engine::OnExit;
+use slipgate_ipc::{engine::OnExit, vmm::NetRates};
 use slipgate_policy::document::{ConfigError, RuleFlag, check_name};
 
 use super::{
-    checked, network,
+    checked, network, rate,
     userspace::{self, LEAVE_OUT, NOT_YET},
 };
 use crate::args::{Jail, RunArgs};
@@ -179,6 +179,7 @@ fn restored(args: &RunArgs, dir: &Path, is_userspace: bool) -> Result<MachineSpe
         }
         machine.vsock = Some(vsock(text)?);
     }
+    machine.net_rates = rate::of_card(args, machine.net_rates)?;
     machine.restore = Some(dir.to_owned());
     Ok(machine)
 }
@@ -201,13 +202,14 @@ fn booted(
         cpus,
         memory_mib: in_range("--memory", args.memory, MEMORY_MIB)?,
         queues,
+        net_rates: rate::of_card(args, NetRates::default())?,
         mac: mac.unwrap_or(GUEST_MAC),
         named_by_tap: false,
         tap: String::new(),
     })
 }
 
-/// Disks, from `FILE[,ro]`.
+/// Disks, from `FILE[,ro][,iops=N][,bandwidth=BYTES]`.
 fn disks(given: &[String]) -> Result<Vec<DiskSpec>, ConfigError> {
     if let Some(beyond) = given.get(MAX_DISKS) {
         let problem = format!("a machine has {MAX_DISKS} disks at most");
@@ -219,10 +221,7 @@ fn disks(given: &[String]) -> Result<Vec<DiskSpec>, ConfigError> {
         ));
     }
     let disk = |text: &String| {
-        let (path, read_only) = match text.strip_suffix(",ro") {
-            Some(path) => (path, true),
-            None => (text.as_str(), false),
-        };
+        let (path, read_only, rate) = rate::of_disk(text)?;
         if path.is_empty() {
             let problem = "there is no file in it";
             let remedy = "give a raw image, like disk.img or disk.img,ro";
@@ -231,6 +230,7 @@ fn disks(given: &[String]) -> Result<Vec<DiskSpec>, ConfigError> {
         Ok(DiskSpec {
             path: path.into(),
             read_only,
+            rate,
         })
     };
     given.iter().map(disk).collect()

@@ -17,19 +17,28 @@ use std::{
         atomic::{AtomicBool, Ordering::Release},
         mpsc,
     },
+    time::Duration,
 };
 
 use anyhow::{Context as _, bail};
 use slipgate_ipc::{
     channel::Channel,
-    vmm::{FromVmm, GuestEnd, ToVmm, VmmDisk, VmmEnd, VmmOrder, VmmSnapshot, VmmStart, VmmTimes},
+    vmm::{
+        FromVmm, GuestEnd, RateLimit, ToVmm, TokenBucket, VmmDisk, VmmEnd, VmmOrder, VmmSnapshot,
+        VmmStart, VmmTimes,
+    },
 };
 use slipgate_vmm::{
     Control, Counters, Devices, Machine, MachineConfig, MachineError, Origin, Outcome, SerialIo,
     SnapshotFiles, StopHandle,
     boot::{BootInput, BootSource, Kernel},
     thread,
-    virtio::{block::DiskConfig, net::NetConfig, vsock::VsockConfig},
+    virtio::{
+        block::DiskConfig,
+        net::{NetConfig, NetRates},
+        rate::{BucketConfig, RateConfig},
+        vsock::VsockConfig,
+    },
 };
 
 use super::inherited;
@@ -206,12 +215,17 @@ fn make(start: VmmStart) -> anyhow::Result<Machine> {
             cmdline: start.cmdline,
         }),
     };
+    let mut net = NetConfig::new(start.mac, start.mtu, start.taps);
+    net.rates = NetRates {
+        tx: rate(start.net_rates.tx),
+        rx: rate(start.net_rates.rx),
+    };
     Ok(Machine::new(MachineConfig {
         cpus: start.cpus,
         memory_bytes: start.memory_bytes,
         origin,
         devices: Devices {
-            net: Some(NetConfig::new(start.mac, start.mtu, start.taps)),
+            net: Some(net),
             disks: start.disks.into_iter().map(disk).collect(),
             vsock: start.vsock.map(|listener| VsockConfig {
                 cid: start.vsock_cid,
@@ -229,10 +243,29 @@ fn make(start: VmmStart) -> anyhow::Result<Machine> {
 }
 
 fn disk(disk: VmmDisk) -> DiskConfig {
-    let VmmDisk { file, read_only } = disk;
+    let VmmDisk {
+        file,
+        read_only,
+        rate: limit,
+    } = disk;
     DiskConfig {
         file: file.into(),
         read_only,
+        rate: rate(limit),
+    }
+}
+
+fn rate(limit: RateLimit) -> RateConfig {
+    let bucket = |bucket: Option<TokenBucket>| {
+        bucket.map(|it| BucketConfig {
+            size: it.size,
+            one_time_burst: it.one_time_burst,
+            refill: Duration::from_millis(it.refill_ms),
+        })
+    };
+    RateConfig {
+        bytes: bucket(limit.bytes),
+        operations: bucket(limit.operations),
     }
 }
 

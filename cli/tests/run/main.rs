@@ -8,6 +8,7 @@ mod fleet_of_clones;
 mod generations;
 mod jail;
 mod joined;
+mod limits;
 mod payload;
 mod processes;
 mod refused;

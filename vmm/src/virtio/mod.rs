@@ -4,6 +4,7 @@ mod device;
 mod mailbox;
 pub mod net;
 mod pieces;
+pub mod rate;
 mod ring;
 pub mod rng;
 pub mod transport;

@@ -15,7 +15,7 @@ use slipgate_vmm::{
     snapshot::{DeviceState, Progress},
     virtio::{
         Activation, EnabledQueue, Signals, VirtioDevice,
-        net::{IoMethod, Net, NetConfig, NetCounters, PairSnapshot},
+        net::{IoMethod, Net, NetConfig, NetCounters, NetRates, PairSnapshot},
     },
 };
 use virtio_queue::{Queue, QueueT};
@@ -105,10 +105,16 @@ pub(crate) fn sockets() -> (OwnedFd, OwnedFd) {
 impl Rig {
     /// Returns a card on these descriptors, not yet active.
     pub(crate) fn new(taps: Vec<OwnedFd>, io: IoMethod) -> Rig {
+        Rig::limited(taps, io, NetRates::default())
+    }
+
+    /// The same with rate limits.
+    pub(crate) fn limited(taps: Vec<OwnedFd>, io: IoMethod, rates: NetRates) -> Rig {
         let pairs = taps.len();
         let counters = NetCounters::new(pairs);
         let mut config = NetConfig::new(MAC, 1500, taps);
         config.io = io;
+        config.rates = rates;
         let net = Net::new(config, unconfined(), Arc::clone(&counters)).expect("a card");
         let interrupt = || (AtomicU64::new(0), EventFd::new(EFD_NONBLOCK).unwrap());
         Rig {

@@ -36,6 +36,8 @@ counters! {
     /// Times that all earlier writes were made stable: by a flush, or with a write of a driver
     /// that did not negotiate flushes.
     flushes,
+    /// Times that requests were left in the ring because the disk's limit was reached.
+    throttled,
     /// Requests of a type that the disk does not know.
     unsupported,
     /// Requests that were refused: outside the disk, of an impossible length, or a write of a

@@ -3,6 +3,7 @@ use std::{
     io,
     sync::{Arc, mpsc},
     thread::JoinHandle,
+    time::Instant,
 };
 
 use virtio_bindings::{
@@ -28,6 +29,7 @@ use crate::{
         ActivateError, Activation, VirtioDevice,
         mailbox::{Mailbox, mailbox},
         pieces::Translation,
+        rate::Limiter,
         ring::Ring,
     },
 };
@@ -55,6 +57,7 @@ impl Disk {
         threads: &ThreadSetup,
         counters: Arc<DiskCounters>,
     ) -> Result<Disk, DiskError> {
+        let rate = config.rate;
         let image = Arc::new(Image::new(config)?);
         let (mailbox, inbox) = mailbox().map_err(tried("make an eventfd"))?;
         let name = format!("disk{number}");
@@ -67,6 +70,7 @@ impl Disk {
             image: image.clone(),
             id,
             counters,
+            limiter: Limiter::new(rate, Instant::now()),
         };
         let thread = thread::spawn(&name, ThreadKind::Disk, threads, || worker.run());
         Ok(Disk {

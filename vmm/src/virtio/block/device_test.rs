@@ -15,7 +15,10 @@ use super::*;
 use crate::snapshot::Progress;
 use crate::{
     GuestMemory,
-    virtio::{EnabledQueue, Signals},
+    virtio::{
+        EnabledQueue, Signals,
+        rate::{BucketConfig, RateConfig},
+    },
 };
 
 const MEMORY: usize = 1 << 20;
@@ -72,6 +75,10 @@ type Buffer = (u64, u32, bool);
 impl Rig {
     /// A disk of which each sector begins with its number, and is otherwise 0x5a.
     fn new(read_only: bool) -> Rig {
+        Rig::limited(read_only, RateConfig::default())
+    }
+
+    fn limited(read_only: bool, rate: RateConfig) -> Rig {
         let file = tempfile::tempfile().unwrap();
         for sector in 0..SECTORS {
             let mut bytes = [0x5a; SECTOR_BYTES as usize];
@@ -81,6 +88,7 @@ impl Rig {
         let config = DiskConfig {
             file: file.try_clone().unwrap(),
             read_only,
+            rate,
         };
         let counters: Arc<DiskCounters> = Arc::default();
         let disk = Disk::new(3, config, &setup(), counters.clone()).unwrap();
@@ -245,6 +253,7 @@ fn a_disk_that_rests_answers_nothing_and_goes_on_also_in_another_process() {
     let config = DiskConfig {
         file: rig.file.try_clone().unwrap(),
         read_only: false,
+        rate: RateConfig::default(),
     };
     rig.disk = Disk::new(3, config, &setup(), rig.counters.clone()).unwrap();
     rig.go_on(FLUSH, &state);
@@ -281,6 +290,71 @@ fn what_is_written_and_flushed_is_read_back() {
     ];
     let counted = counted.map(|counter| counter.load(SeqCst));
     assert_eq!(counted, [1, 0x2400, 1, 0x2000, 1]);
+}
+
+fn bucket(size: u64, refill: Duration) -> Option<BucketConfig> {
+    Some(BucketConfig {
+        size,
+        one_time_burst: 0,
+        refill,
+    })
+}
+
+#[test]
+fn requests_beyond_the_limit_wait_in_the_ring_and_no_reset_renews_it() {
+    const HOUR: Duration = Duration::from_secs(3600);
+    for (operations, bytes) in [
+        (bucket(4, HOUR), None),
+        // The fourth read takes what is left, and a debt.
+        (None, bucket(3 * 4096 + 1, HOUR)),
+    ] {
+        let mut rig = Rig::limited(false, RateConfig { bytes, operations });
+        rig.activate(FLUSH);
+        for sector in 0..4 {
+            assert_eq!(rig.simple(IN, sector, 4096), (OK, 4097));
+        }
+        let header = [u64::from(IN).to_le_bytes(), 5_u64.to_le_bytes()].concat();
+        rig.put(HEADER, &header);
+        rig.offer(&[(HEADER, 16, false), (DATA, 4096, true), (STATUS, 1, true)]);
+        let throttled = |rig: &Rig| rig.counters.throttled.load(SeqCst);
+        rig.wait("the wait is counted", |rig| throttled(rig) == 1);
+        // Notifications change nothing.
+        rig.bell.write(1).unwrap();
+        // It rests and is reset at once, however long it has to wait.
+        let state = rig.disk.suspend();
+        let progress = &state.queues[0];
+        assert_eq!((progress.next_available, progress.next_used), (4, 4));
+        rig.disk.resume();
+        rig.disk.reset();
+        assert_eq!(rig.used(), 4);
+        rig.put(0, &[0; 0x3000]);
+        rig.available = 0;
+        rig.activate(FLUSH);
+        rig.offer(&[(HEADER, 16, false), (DATA, 512, true), (STATUS, 1, true)]);
+        rig.wait("the wait is counted", |rig| throttled(rig) == 2);
+        assert_eq!(rig.used(), 0);
+    }
+}
+
+#[test]
+fn a_limited_disk_refuses_nothing_and_holds_its_rate() {
+    const REQUESTS: u32 = 24;
+    // 100 a second, four at once.
+    let operations = bucket(4, Duration::from_millis(40));
+    let begin = Instant::now();
+    let rate = RateConfig {
+        operations,
+        bytes: None,
+    };
+    let mut rig = Rig::limited(false, rate);
+    rig.activate(FLUSH);
+    for _ in 0..REQUESTS {
+        assert_eq!(rig.simple(OUT, 3, 512), (OK, 1));
+    }
+    let least = Duration::from_millis(10) * (REQUESTS - 4 - 1);
+    assert!(begin.elapsed() >= least, "{:?}", begin.elapsed());
+    assert!(rig.counters.throttled.load(SeqCst) > 0);
+    assert!(!rig.is_broken());
 }
 
 #[test]
@@ -441,6 +515,7 @@ fn files_that_are_no_disks() {
         let config = DiskConfig {
             file,
             read_only: false,
+            rate: RateConfig::default(),
         };
         Disk::new(0, config, &setup(), Arc::default()).err()
     };

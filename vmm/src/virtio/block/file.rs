@@ -29,6 +29,7 @@ impl Image {
         let DiskConfig {
             mut file,
             read_only,
+            rate: _,
         } = config;
         let kind = file
             .metadata()

@@ -16,6 +16,10 @@
 //! A write is stable when a later FLUSH has succeeded. The driver that does not negotiate FLUSH
 //! can't ask for that, so each of its writes is stable before it is answered.
 //!
+//! A disk may have a rate limit ([`rate`](super::rate)). Each request is one operation, and the bytes
+//! are those of its data, carried out or not. Beyond the limit requests wait in the ring, the thread
+//! sleeps until the limit opens, and none is refused.
+//!
 //! A reset waits for the request under way, whose length is bounded by [`MAX_REQUEST_BYTES`];
 //! requests behind it are not begun.
 mod counters;
@@ -28,6 +32,8 @@ pub use counters::{DiskCounters, DiskSnapshot};
 pub use device::Disk;
 
 use std::{fs::File, io};
+
+use super::rate::RateConfig;
 
 /// Unit of a disk's size and of requests' addresses and lengths, bytes.
 pub const SECTOR_BYTES: u64 = 512;
@@ -48,6 +54,8 @@ pub struct DiskConfig {
     pub file: File,
     /// Whether the guest's writes are refused.
     pub read_only: bool,
+    /// Most that the guest's requests transfer, and most requests. What is more waits in the ring.
+    pub rate: RateConfig,
 }
 
 /// Reason why a disk could not be created.

@@ -33,9 +33,16 @@ pub(super) struct Request {
     read: Vec<iovec>,
     /// Buffers for the answer: the data of a read, then the status.
     write: Vec<iovec>,
+    /// Length of its data, as far as any is carried out.
+    data_bytes: u64,
 }
 
 impl Request {
+    /// Returns the length of the last request's data, bytes.
+    pub(super) fn data_bytes(&self) -> u64 {
+        self.data_bytes
+    }
+
     /// Carries out the request of a chain and writes its status. Returns the number of bytes at
     /// the start of the chain's writable buffers that were written.
     ///
@@ -48,7 +55,11 @@ impl Request {
         memory: &Translation,
         target: &Target,
     ) -> Result<u32, Broken> {
-        let Request { read, write } = self;
+        let Request {
+            read,
+            write,
+            data_bytes,
+        } = self;
         read.clear();
         write.clear();
         ring.walk(head, memory, |buffer| {
@@ -64,6 +75,8 @@ impl Request {
         })?;
         let status = take_last(write).ok_or(Broken::Status)?;
         let room = total(write) as u64;
+        let sent = (total(read) as u64).saturating_sub(HEADER_BYTES as u64);
+        *data_bytes = (sent + room).min(MAX_REQUEST_BYTES);
         let (answer, done) = match target.perform(read, write) {
             Ok(done) => (VIRTIO_BLK_S_OK, done),
             Err(Refusal::Unsupported) => {

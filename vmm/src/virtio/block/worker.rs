@@ -2,6 +2,7 @@
 use std::{
     os::fd::AsRawFd,
     sync::{Arc, mpsc},
+    time::{Duration, Instant},
 };
 
 use virtio_bindings::virtio_blk::VIRTIO_BLK_F_FLUSH;
@@ -18,6 +19,7 @@ use crate::{
         Activation, Signals,
         mailbox::{Inbox, Rested},
         pieces::Translation,
+        rate::Limiter,
         ring::{Broken, Published, Ring},
     },
 };
@@ -39,11 +41,13 @@ pub(super) struct Worker {
     pub(super) image: Arc<Image>,
     pub(super) id: [u8; ID_BYTES],
     pub(super) counters: Arc<DiskCounters>,
+    /// Kept over resets, so that none makes it full again; `None`: there is no limit.
+    pub(super) limiter: Option<Limiter>,
 }
 
 impl Worker {
     /// Body of the thread.
-    pub(super) fn run(self) {
+    pub(super) fn run(mut self) {
         let mut request = Request::default();
         let mut command = self.inbox.wait();
         while let Some(given) = command {
@@ -58,7 +62,7 @@ impl Worker {
 
     /// Serves until there is another command, which is returned. The activation is dropped by
     /// then.
-    fn serve(&self, activation: Activation, request: &mut Request) -> Option<Command> {
+    fn serve(&mut self, activation: Activation, request: &mut Request) -> Option<Command> {
         let signals = activation.signals.clone();
         self.answer(activation, request).unwrap_or_else(|Stopped| {
             count(&self.counters.broken_rings, 1);
@@ -69,7 +73,7 @@ impl Worker {
     }
 
     fn answer(
-        &self,
+        &mut self,
         activation: Activation,
         request: &mut Request,
     ) -> Result<Option<Command>, Stopped> {
@@ -91,12 +95,13 @@ impl Worker {
             write_through: features & 1 << VIRTIO_BLK_F_FLUSH == 0,
             counters: &self.counters,
         };
+        let mut was_throttled = false;
         loop {
             // It only signals that there may be work; an empty eventfd is no error.
             let _ = queue.kick.read();
             self.inbox.quiet();
             ring.quiet();
-            loop {
+            let closed_until = loop {
                 match self.inbox.take() {
                     None => {}
                     Some(Command::Suspend(to)) => {
@@ -111,17 +116,43 @@ impl Worker {
                     }
                     command => return Ok(command),
                 }
-                let Some(head) = ring.next()? else { break };
+                let now = Instant::now;
+                let limiter = self.limiter.as_mut();
+                let closed = limiter.and_then(|limiter| limiter.closed_until(now()));
+                if closed.is_some() && ring.waiting()? > 0 {
+                    break closed;
+                }
+                let Some(head) = ring.next()? else { break None };
                 let written = request.carry_out(&ring, head, &memory, &target)?;
+                if let Some(limiter) = &mut self.limiter {
+                    limiter.charge(request.data_bytes(), 1);
+                }
                 ring.push_used(head, written);
                 signal(&mut ring, queue.index, &*signals);
+            };
+            if let Some(until) = closed_until {
+                count(&self.counters.throttled, (!was_throttled).into());
+                was_throttled = true;
+                let time = Some(rounded_up(until.saturating_duration_since(Instant::now())));
+                self.inbox.wait_beside(None, time).map_err(|_| Stopped)?;
+                continue;
             }
+            was_throttled = false;
             if !ring.listen()? {
                 let kick = Some(queue.kick.as_raw_fd());
                 self.inbox.wait_beside(kick, None).map_err(|_| Stopped)?;
             }
         }
     }
+}
+
+/// A time that poll(2), which counts milliseconds, does not cut short.
+fn rounded_up(time: Duration) -> Duration {
+    Duration::from_millis(
+        u64::try_from(time.as_millis())
+            .unwrap_or(u64::MAX)
+            .saturating_add(1),
+    )
 }
 
 /// Publishes the request that was answered, before the next one makes it wait.

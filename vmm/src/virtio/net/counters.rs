@@ -148,6 +148,10 @@ pair_counters! {
     rx_waits,
     /// Times that frames were left in the ring because the TAP took no more.
     tx_waits,
+    /// Times that frames were left in the ring because the card's limit was reached.
+    tx_throttled,
+    /// Times that frames were left in the TAP, if there were any, because the card's limit was reached.
+    rx_throttled,
     /// Frames longer than expected, whose end the VMM copied once more. All other frames are copied
     /// once, by the kernel.
     rx_spilled_frames,

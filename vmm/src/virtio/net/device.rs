@@ -11,6 +11,7 @@ use super::{
     features::{Features, Offloads},
     filter::Filter,
     frame_io,
+    limits::Limits,
     pieces::Translation,
     queues::Queues,
     ring::Ring,
@@ -112,6 +113,7 @@ impl Net {
         // If a later step fails, the threads end when their mailboxes are dropped.
         let mut threads = Vec::with_capacity(pairs + 1);
         let mut workers = Vec::with_capacity(pairs);
+        let limits = Limits::new(config.rates);
         for (index, counters) in counters.pairs.iter().enumerate() {
             let (mailbox, inbox) = mailbox().map_err(tried("make an eventfd"))?;
             let worker = Worker {
@@ -121,6 +123,7 @@ impl Net {
                 waits: Waits::new(inbox.descriptor()).map_err(tried("make an epoll"))?,
                 inbox,
                 counters: Arc::clone(counters),
+                limits: limits.clone(),
             };
             workers.push(mailbox);
             let name = format!("net-{index}");

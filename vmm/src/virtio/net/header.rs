@@ -27,6 +27,17 @@ const GSO_TCPV6: u8 = VIRTIO_NET_HDR_GSO_TCPV6 as u8;
 const GSO_UDP_L4: u8 = VIRTIO_NET_HDR_GSO_UDP_L4 as u8;
 const GSO_ECN: u8 = VIRTIO_NET_HDR_GSO_ECN as u8;
 
+/// Returns the number of packets of a frame of `frame_bytes`: those that a GSO frame will be
+/// segmented into, or one.
+pub(super) fn packets(header: &[u8; HEADER_BYTES], frame_bytes: usize) -> u64 {
+    let half = |at: usize| usize::from(u16::from_le_bytes([header[at], header[at + 1]]));
+    let (headers, segment) = (half(2), half(4));
+    if header[1] == GSO_NONE || segment == 0 {
+        return 1;
+    }
+    frame_bytes.saturating_sub(headers).div_ceil(segment).max(1) as u64
+}
+
 /// Checks the header of a frame of `frame_bytes`, and rewrites it.
 ///
 /// # Errors

@@ -16,6 +16,9 @@
 //! All that the driver writes into a ring is checked as it is read ([`ring`]). An invalid ring ends
 //! the service of that queue pair and sets DEVICE_NEEDS_RESET. An invalid frame is given back and
 //! counted.
+//!
+//! A card may have rate limits ([`limits`]). Beyond them frames wait, the guest's in its ring and
+//! others in the TAP, and the worker sleeps until the limit opens.
 use std::{io, os::fd::OwnedFd};
 
 use super::{pieces, ring};
@@ -28,6 +31,7 @@ mod features;
 mod filter;
 mod frame_io;
 mod header;
+mod limits;
 mod queues;
 mod rx;
 #[cfg(any(test, feature = "fake"))]
@@ -40,6 +44,7 @@ mod worker;
 
 pub use counters::{DropReason, NetCounters, NetSnapshot, PairSnapshot};
 pub use device::{Net, NetHandle};
+pub use limits::NetRates;
 
 /// Largest number of queue pairs of a card.
 pub const MAX_QUEUE_PAIRS: usize = 16;
@@ -60,6 +65,8 @@ pub struct NetConfig {
     pub taps: Vec<OwnedFd>,
     /// Method of reading and writing frames.
     pub io: IoMethod,
+    /// Most that passes.
+    pub rates: NetRates,
 }
 
 impl NetConfig {
@@ -70,6 +77,7 @@ impl NetConfig {
             mtu,
             taps,
             io: IoMethod::default(),
+            rates: NetRates::default(),
         }
     }
 }

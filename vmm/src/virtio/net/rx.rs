@@ -24,6 +24,7 @@ use super::{
     filter::Filter,
     frame_io::{Direction, Transfer},
     header::{self, ETHERNET_BYTES, MAX_FRAME_BYTES, NUM_BUFFERS_AT},
+    limits::Limit,
     pieces::{self, Translation},
     ring::{Broken, Ring},
     stock::{Chain, MAX_CHAIN_PIECES, Stock},
@@ -110,6 +111,11 @@ impl Rx {
         self.held_since
     }
 
+    /// Returns the length of the longest frame seen lately, bytes without header.
+    pub(super) fn expected(&self) -> usize {
+        self.expected - HEADER_BYTES
+    }
+
     /// Returns the chains that were taken and not given back, in order. Frames in them that the
     /// driver has not been given are not part of a snapshot: they are lost as on any network.
     pub(super) fn taken(&self) -> Vec<u16> {
@@ -187,8 +193,8 @@ impl Rx {
         }));
     }
 
-    /// Takes the results of the reads and delivers the frames that have room. Returns the number of
-    /// reads that had a frame.
+    /// Takes the results of the reads, charges the limit, and delivers the frames that have room.
+    /// Returns the number of reads that had a frame.
     ///
     /// # Errors
     /// The driver broke the ring.
@@ -196,6 +202,7 @@ impl Rx {
         &mut self,
         results: &[Transfer],
         memory: &Translation,
+        limit: &Limit,
         counters: &PairCounters,
     ) -> Result<usize, Broken> {
         let (mut frames, mut longest) = (0, 0);
@@ -210,6 +217,9 @@ impl Rx {
             {
                 frames += 1;
                 longest = longest.max(bytes);
+                if limit.is_set() {
+                    self.charge(limit, &read, bytes);
+                }
                 match self.refuse(&read, bytes) {
                     Some(reason) => counters.dropped(reason),
                     None => filled = bytes,
@@ -226,6 +236,17 @@ impl Rx {
         }
         self.deliver(memory, counters)?;
         Ok(frames)
+    }
+
+    /// Charges a limit for a frame of `bytes` in the pieces of `read`.
+    fn charge(&self, limit: &Limit, read: &Read, bytes: usize) {
+        let pieces = &self.pieces[read.piece..=read.piece + read.pieces];
+        let mut header = [0; HEADER_BYTES];
+        // SAFETY: `prepare` listed these pieces: the guest's, which the translation keeps mapped,
+        // and the spill.
+        unsafe { pieces::read(pieces, 0, &mut header) };
+        let frame_bytes = bytes.saturating_sub(HEADER_BYTES);
+        limit.charge(frame_bytes as u64, header::packets(&header, frame_bytes));
     }
 
     /// Returns the reason to drop a frame of `bytes` in the pieces of `read`; `None` to deliver it.

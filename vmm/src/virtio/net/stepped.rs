@@ -8,6 +8,7 @@ use super::{
     control::{Session, Shared},
     features::{Features, Offloads},
     frame_io::{self, FrameIo},
+    limits::Limits,
     pieces::Translation,
     ring::{Broken, Ring},
     tap::Tap,
@@ -58,6 +59,7 @@ impl Stepped {
                 waits,
                 inbox,
                 counters: Arc::clone(counted),
+                limits: Limits::default(),
             },
             shared: Arc::new(Shared {
                 tap,

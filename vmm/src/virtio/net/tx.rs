@@ -1,4 +1,6 @@
 //! Transmit direction: from the guest to the TAP.
+use std::time::Instant;
+
 use libc::iovec;
 
 use super::{
@@ -7,6 +9,7 @@ use super::{
     features::Features,
     frame_io::{Direction, Transfer},
     header,
+    limits::Limit,
     pieces::{self, Translation},
     ring::{Broken, Ring},
     tap::HEADER_BYTES,
@@ -33,6 +36,15 @@ pub(super) struct Tx {
     batch: Vec<Frame>,
     /// Number of frames of the batch that the TAP has not taken yet.
     left: usize,
+}
+
+/// What [`Tx::gather`] found.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Gathered {
+    /// Whether there were frames.
+    pub(super) any: bool,
+    /// Time until which the frames that are in the ring wait for the limit; `None`: none do.
+    pub(super) until: Option<Instant>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -68,22 +80,23 @@ impl Tx {
         self.left > 0
     }
 
-    /// Takes frames off the ring, unless some are left from before. Invalid ones are counted and
-    /// given back. Returns whether there were any.
+    /// Takes frames off the ring, unless some are left from before, as many as the limit lets pass.
+    /// Invalid ones are counted and given back.
     ///
     /// # Errors
     /// The driver broke the ring.
     pub(super) fn gather(
         &mut self,
         memory: &Translation,
+        limit: &Limit,
         counters: &PairCounters,
-    ) -> Result<bool, Broken> {
+    ) -> Result<Gathered, Broken> {
+        let mut gathered = Gathered::default();
         if self.left > 0 {
-            return Ok(false);
+            return Ok(gathered);
         }
         self.pieces.clear();
         self.batch.clear();
-        let mut any = false;
         let mut bytes = 0;
         for _ in 0..BATCH {
             if bytes >= BATCH_BYTES {
@@ -92,11 +105,21 @@ impl Tx {
             if self.pieces.len() + 2 * usize::from(self.ring.size()) + 1 > ROOM {
                 break;
             }
+            if let Some(until) = limit.closed_until() {
+                // With nothing in the ring, the driver has to notify.
+                gathered.until = (self.ring.waiting()? > 0).then_some(until);
+                break;
+            }
             let Some(head) = self.ring.next()? else { break };
-            any = true;
+            gathered.any = true;
             match self.take(head, memory)? {
                 Ok(frame) => {
                     bytes += frame.bytes as usize;
+                    if limit.is_set() {
+                        let header = &self.headers[self.batch.len()];
+                        let packets = header::packets(header, frame.bytes as usize);
+                        limit.charge(frame.bytes.into(), packets);
+                    }
                     self.batch.push(frame);
                 }
                 Err(reason) => {
@@ -106,7 +129,7 @@ impl Tx {
             }
         }
         self.left = self.batch.len();
-        Ok(any)
+        Ok(gathered)
     }
 
     /// Appends a chain's pieces behind a checked copy of its header.

@@ -25,6 +25,7 @@ use super::{
     features::Features,
     filter::Filter,
     frame_io::{FrameIo, MAX_TRANSFERS, Transfer},
+    limits::{Limit, Limits},
     pieces::Translation,
     ring::{Broken, Published, Ring},
     rx::{self, Rx},
@@ -74,6 +75,7 @@ pub(super) struct Worker {
     pub(super) waits: Waits,
     pub(super) inbox: Inbox<Command>,
     pub(super) counters: Arc<PairCounters>,
+    pub(super) limits: Limits,
 }
 
 /// Reason why serving ended.
@@ -209,14 +211,20 @@ impl Worker {
     /// Makes one pass over both queues. Returns whether there was work.
     pub(super) fn pass(&mut self, served: &mut Serving) -> Result<bool, End> {
         let counters = &*self.counters;
-        let mut worked = served.tx.gather(&served.memory, counters)?;
+        let gathered = served
+            .tx
+            .gather(&served.memory, &self.limits.tx, counters)?;
+        let mut worked = gathered.any;
+        let throttled = gathered.until.is_some() && served.tx_until.is_none();
+        counters.tx_throttled.add(throttled.into());
+        served.tx_until = gathered.until;
         if served.rx.held_since().is_some() {
             served.rx.deliver(&served.memory, counters)?;
         }
         served.transfers.clear();
         served.tx.transfers(&mut served.transfers);
         let writes = served.transfers.len();
-        let reads = served.lay_out_reads(writes > 0, counters)?;
+        let reads = served.lay_out_reads(writes > 0, &self.limits.rx, counters)?;
         if !served.transfers.is_empty() {
             // SAFETY: the pieces are the guest's, kept mapped by `memory`, and the worker's in `tx`
             // and `rx`, none of which moves before the call returns.
@@ -228,7 +236,9 @@ impl Worker {
         served.tx.complete(written, counters);
         worked |= stalled && !served.tx.is_stalled();
         if reads > 0 {
-            let frames = served.rx.complete(read, &served.memory, counters)?;
+            let frames = served
+                .rx
+                .complete(read, &served.memory, &self.limits.rx, counters)?;
             served.depth.learn(reads, frames);
             // An empty read means that the TAP has no more frames.
             served.tap_ready = frames == reads;
@@ -274,7 +284,10 @@ impl Worker {
     fn watch(&mut self, served: &Serving) -> io::Result<()> {
         let stalled = served.tx.is_stalled();
         let mut events = EventSet::empty();
-        let reads = served.active && !served.starved && served.rx.held_since().is_none();
+        let reads = served.active
+            && !served.starved
+            && served.rx_until.is_none()
+            && served.rx.held_since().is_none();
         events.set(EventSet::IN, reads);
         events.set(EventSet::OUT, stalled);
         let wanted = (served.active || stalled).then_some((self.tap, events));
@@ -286,7 +299,9 @@ impl Worker {
     fn sleep(&mut self, served: &mut Serving) -> Result<(), End> {
         let held = served.rx.held_since();
         let stalled = served.tx.is_stalled();
-        let mut more = !stalled && served.tx.ring.listen()?;
+        // Notifications of frames that wait for the limit would be for nothing.
+        let listens = !stalled && served.tx_until.is_none();
+        let mut more = listens && served.tx.ring.listen()?;
         if served.starved || held.is_some() {
             more |= served.rx.ring.listen()?;
         }
@@ -295,7 +310,12 @@ impl Worker {
             let counters = &self.counters;
             counters.syscalls.add(1);
             counters.tx_waits.add(stalled.into());
-            let woken = self.waits.sleep(held.map(|since| since + rx::HOLD))?;
+            let ends = [
+                held.map(|since| since + rx::HOLD),
+                served.tx_until,
+                served.rx_until,
+            ];
+            let woken = self.waits.sleep(ends.into_iter().flatten().min())?;
             counters.wakeups.add(1);
             counters.kicks.add(woken.kicks);
             served.tap_ready |= woken.tap;
@@ -323,6 +343,10 @@ pub(super) struct Serving {
     tap_ready: bool,
     /// Whether reading waits for buffers.
     starved: bool,
+    /// Time until which frames in the ring wait for the limit; `None`: none do.
+    tx_until: Option<Instant>,
+    /// Time until which frames are left in the TAP because of the limit; `None`: they are not.
+    rx_until: Option<Instant>,
     depth: Depth,
     patience: Patience,
     /// End of the last pass that found work.
@@ -352,6 +376,8 @@ impl Serving {
             active: start.active,
             tap_ready: true,
             starved: false,
+            tx_until: None,
+            rx_until: None,
             depth: Depth::default(),
             patience: Patience::default(),
             idle_since: Instant::now(),
@@ -383,7 +409,13 @@ impl Serving {
     }
 
     /// Prepares as many reads as may find a frame. Returns their number.
-    fn lay_out_reads(&mut self, sending: bool, counters: &PairCounters) -> Result<usize, Broken> {
+    fn lay_out_reads(
+        &mut self,
+        sending: bool,
+        limit: &Limit,
+        counters: &PairCounters,
+    ) -> Result<usize, Broken> {
+        let before = self.rx_until.take();
         let wanted = match (
             self.active && self.rx.held_since().is_none(),
             self.tap_ready,
@@ -392,7 +424,16 @@ impl Serving {
             (true, false) if sending => 1,
             _ => return Ok(0),
         };
-        let reads = self.rx.prepare(wanted, &self.memory)?;
+        let room = limit.room(self.rx.expected());
+        if room == 0 {
+            self.rx_until = limit.closed_until();
+            counters.rx_throttled.add(before.is_none().into());
+            // There may be frames, and the descriptor is not watched.
+            self.tap_ready = true;
+            self.starved = false;
+            return Ok(0);
+        }
+        let reads = self.rx.prepare(wanted.min(room), &self.memory)?;
         self.rx.transfers(&mut self.transfers);
         let starved = reads == 0;
         if starved {
@@ -423,7 +464,8 @@ impl Serving {
 
     /// Returns whether the driver has added a chain to a ring that the worker waits for.
     fn ring_has_work(&self) -> Result<bool, Broken> {
-        let sent = !self.tx.is_stalled() && self.tx.ring.waiting()? > 0;
+        let takes = !self.tx.is_stalled() && self.tx_until.is_none();
+        let sent = takes && self.tx.ring.waiting()? > 0;
         Ok(sent || (self.starved && self.rx.ring.waiting()? > 0))
     }
 }
