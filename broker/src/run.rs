@@ -160,6 +160,7 @@ pub fn run_vm<N: Serialize>(
             stages,
             first_line_us: vmm.as_ref().and_then(|end| end.first_line_us),
             ran_us: vmm.as_ref().map(|end| end.ran_us),
+            restarts: vmm.as_ref().map_or(0, |end| end.restarts),
             vmm: vmm.map(|end| end.counters),
             nat,
             how,
@@ -230,6 +231,7 @@ fn join(config: &RunConfig, daemon: Daemon, mut vm: Vm) -> anyhow::Result<Runnin
     }
     match joined {
         Ok(joined) => {
+            vm.resets.served_by(&daemon.socket, &named.name);
             privileges::limit_broker(false).context("giving up what is not needed")?;
             let machine = JoinedMachine::new(vm, joined);
             Ok(Running::Joined(Box::new(machine)))

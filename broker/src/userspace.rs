@@ -118,8 +118,8 @@ trait Guest {
     fn poll_fds(&self) -> Vec<PollFd<'_>>;
     /// Does what there is to do, without waiting. Returns whether it has ended.
     fn has_ended(&mut self) -> bool;
-    /// Begins, for the engine serves.
-    fn begin(&mut self) -> anyhow::Result<()>;
+    /// Begins, for the engine serves, and answers requests at `socket`.
+    fn begin(&mut self, socket: &Path) -> anyhow::Result<()>;
     /// Handles a signal to this process. Returns whether the files are to be opened again.
     fn signal(&mut self, signal: Signal) -> bool;
     /// Handles the end of the engine. `how` it ended.
@@ -298,7 +298,7 @@ impl Prepared {
             served.metrics = self
                 .metrics
                 .map(|it| Metrics::new(it, &served.scraped(), log));
-            guest.begin()?;
+            guest.begin(&served.place.socket())?;
             served.serve(&self.signals, guest)
         });
         guest.finish(&place::pin_dir(&served.nat));

@@ -3,6 +3,7 @@ mod console;
 mod disk;
 mod orders;
 mod report;
+mod resets;
 mod terminal;
 mod vmm_process;
 
@@ -21,10 +22,10 @@ use slipgate_ipc::{
 };
 use slipgate_policy::document::ConfigError;
 
-use self::{console::Console, disk::OpenDisk, orders::Orders, vmm_process::Handed};
+use self::{console::Console, disk::OpenDisk, orders::Orders, resets::Resets, vmm_process::Handed};
 pub(crate) use self::{
     console::Typed,
-    report::{How, Report, ReportFile, Stages, micros},
+    report::{How, Report, ReportFile, Stages, micros, printable},
     vmm_process::VmmProcess,
 };
 pub use self::{
@@ -46,6 +47,7 @@ pub(crate) struct Vm {
     pub(crate) console: Console,
     pub(crate) orders: Orders,
     pub(crate) stages: Stages,
+    pub(crate) resets: Resets,
     /// When its process was started.
     started: Instant,
     /// The socket for the guest's vsock; its file goes with it.
@@ -188,6 +190,7 @@ impl Vm {
             console,
             orders: Orders::listen(&config.nat.vms[0].name, &config.machine)?,
             stages,
+            resets: Resets::default(),
             started,
             _vsock: vsock,
         })
@@ -218,7 +221,8 @@ impl Vm {
     /// Descriptors of which one has an event when [`Vm::hear`] has something to do.
     pub(crate) fn fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         let vmm = [self.vmm.pidfd(), self.vmm.channel().as_fd()];
-        vmm.into_iter().chain(self.orders.fds())
+        let vmm = vmm.into_iter().chain(self.resets.fd());
+        vmm.chain(self.orders.fds())
     }
 
     /// As [`Vm::fds`], for poll(2).
@@ -233,6 +237,11 @@ impl Vm {
         most: usize,
         mut counted: impl FnMut(u64, serde_json::Value),
     ) -> Option<Heard> {
+        if let Some(begins) = self.resets.done()
+            && !self.vmm.after_reset(begins)
+        {
+            return Some(Heard::Gone);
+        }
         for _ in 0..most {
             match self.vmm.try_receive() {
                 Ok(Received::Nothing) => break,
@@ -240,6 +249,12 @@ impl Vm {
                 Ok(Received::Message(FromVmm::Counters { id, counters })) => counted(id, counters),
                 Ok(Received::Message(FromVmm::Carried { id, error })) => {
                     self.orders.carried(id, error);
+                }
+                Ok(Received::Message(FromVmm::Reset { report })) => {
+                    if let Err(e) = self.begin_again(report) {
+                        tracing::warn!("the VMM {e:#}");
+                        return Some(Heard::Gone);
+                    }
                 }
                 Ok(Received::Message(FromVmm::Ready(_) | FromVmm::Failed { .. })) => {}
                 Ok(Received::End) => return Some(Heard::Gone),
@@ -251,6 +266,17 @@ impl Vm {
         }
         // Behind the answers, after which a client's next request is taken.
         self.orders.serve(&self.vmm).then_some(Heard::Killed)
+    }
+
+    /// Has the flows of a guest that was reset ended, after which it goes on.
+    fn begin_again(&mut self, report: Option<String>) -> anyhow::Result<()> {
+        if let Some(report) = report {
+            tracing::warn!("a triple fault: {}", printable(&report));
+        }
+        if !self.resets.begin()? && !self.vmm.after_reset(false) {
+            anyhow::bail!("takes no messages");
+        }
+        Ok(())
     }
 
     /// An error before the guest ran, or the VMM's end where that is behind it: its TAP goes too.

@@ -17,7 +17,7 @@ pub(crate) use self::{
     policy::{
         CheckArgs, DiffArgs, ExplainArgs, LearnArgs, PolicyCommand, PutArgs, RemovePolicyArgs,
     },
-    run::{Jail, RunArgs, in_units},
+    run::{Jail, OnReboot, RunArgs, in_units},
 };
 use slipgate_abi::Protocol;
 use slipgate_policy::document::{Amount, Count, Quotas};

@@ -13,6 +13,7 @@
 //!                                    until the others have ended
 //! flood HOST:PORT N [SIZE] [xM]      N UDP frames of SIZE bytes, Ethernet header included (64)
 //! serve PORT [PORT…] TIME            for this time, echo data on these ports, TCP and UDP
+//! reset                              reset the machine, which ends it or begins it anew
 //! wait TIME                          no traffic of its own; frames are still answered
 //! disk N write|check BYTES           predictable bytes to the start of disk N, and a flush; or they
 //!                                    are read and checked. Done first, in order
@@ -56,6 +57,7 @@ const USAGES: &[&str] = &[
     "stream HOST:PORT BYTES up|down|mixed [raw] [xM]",
     "flood HOST:PORT N [SIZE] [xM]",
     "serve PORT [PORT…] TIME, as serve 7 5s",
+    "reset",
     "wait TIME, as wait 60ms",
     "disk N write|check BYTES",
     "vsock echo PORT N",
@@ -152,6 +154,8 @@ pub enum Workload {
         /// Duration of the service, milliseconds.
         ms: u32,
     },
+    /// Resets the machine.
+    Reset,
     /// Waits without traffic of its own.
     Wait {
         /// Duration of the wait, milliseconds.
@@ -195,6 +199,7 @@ impl Workload {
             Workload::Stream { .. } => "stream",
             Workload::Flood { .. } => "flood",
             Workload::Serve { .. } => "serve",
+            Workload::Reset => "reset",
             Workload::Wait { .. } => "wait",
             Workload::Disk { .. } => "disk",
             Workload::Vsock(_) => "vsock",

@@ -15,7 +15,7 @@ fn every_workload_is_read() {
     let line = " dns www.example.test.; dns a.test 192.0.2.53;ping 10.0.2.2 3; crr 10.1.0.2:80 1000 x2;\
         crr a:7001 5; crr 10.1.0.2:7 9 echo ; rr 10.1.0.2:7 10 x3;\
         stream 10.1.0.2:9 100000000 up; stream 10.1.0.2:9 1 down raw x2; stream 10.1.0.2:9 5 mixed x64;\
-        flood 10.1.0.2:9 7; flood 10.1.0.2:9 7 1500 x2; wait 0; wait 60ms;\
+        flood 10.1.0.2:9 7; flood 10.1.0.2:9 7 1500 x2; reset; wait 0; wait 60ms;\
         wait 2s; serve 7 5s; serve 7 80 250ms; vsock echo 5 3; selftest;;";
     let target = || server("10.1.0.2", 9);
     let connections = |server, count, at_once, exchange| Workload::Connections {
@@ -67,6 +67,7 @@ fn every_workload_is_read() {
             stream(5, Direction::Mixed, false, 64),
             flood(64, 1),
             flood(1500, 2),
+            Workload::Reset,
             Workload::Wait { ms: 0 },
             Workload::Wait { ms: 60 },
             Workload::Wait { ms: 2000 },

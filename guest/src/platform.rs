@@ -41,6 +41,8 @@ pub trait Platform: Sync {
     fn random(&self, out: &mut [u8]);
     /// Prints a line on the console, never mixed with another CPU's. `line` has no newline.
     fn print_line(&self, line: &str);
+    /// Resets the machine; returns where there is none.
+    fn reset(&self) {}
 }
 
 /// One CPU's queue pair of the network device.

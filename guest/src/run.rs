@@ -245,6 +245,11 @@ impl<P: Platform, N: Nic> Cpu<'_, P, N> {
         match workload {
             // Done before the network was up.
             Workload::SelfTest | Workload::Disk { .. } | Workload::Vsock(_) => true,
+            Workload::Reset => {
+                self.stack.platform.reset();
+                // The machine has no reset.
+                false
+            }
             Workload::Wait { ms } => {
                 let until_ns = self.stack.now_ns() + u64::from(*ms) * 1_000_000;
                 self.stack.drive(|stack| match stack.now_ns() {

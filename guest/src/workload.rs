@@ -97,6 +97,7 @@ impl Plan {
             Workload::Dns { .. }
             | Workload::Ping { .. }
             | Workload::Serve { .. }
+            | Workload::Reset
             | Workload::Wait { .. }
             | Workload::Disk { .. }
             | Workload::Vsock(_)

@@ -31,6 +31,11 @@ pub enum ToVmm<F = OwnedFd> {
         /// Number of the order.
         id: u64,
     },
+    /// The answer to [`FromVmm::Reset`]: whether the machine begins anew, or ends.
+    AfterReset {
+        /// Whether it begins anew.
+        begins: bool,
+    },
     /// Stop the guest and send [`FromVmm::Ended`]. It does not wait for an order under way.
     Stop,
 }
@@ -83,6 +88,9 @@ pub struct VmmStart<F = OwnedFd> {
     pub net_rates: NetRates,
     /// The TAP's queues, one per pair.
     pub taps: Vec<F>,
+    /// Whether the machine may begin anew when its guest resets it.
+    #[serde(default)]
+    pub may_restart: bool,
     /// Number of virtual CPUs.
     pub cpus: u8,
     /// Memory of the guest, bytes.
@@ -201,6 +209,12 @@ pub enum FromVmm {
         /// Why it was not carried out, in words.
         error: Option<String>,
     },
+    /// The guest has reset the machine, which rests until [`ToVmm::AfterReset`]. Sent only where it
+    /// may begin anew.
+    Reset {
+        /// Report of a triple fault, if that was the way.
+        report: Option<String>,
+    },
     /// The guest no longer runs. The last message.
     Ended(Box<VmmEnd>),
 }
@@ -223,6 +237,9 @@ pub struct VmmEnd {
     pub counters: serde_json::Value,
     /// Time from [`ToVmm::Go`] to the end, µs.
     pub ran_us: u64,
+    /// Number of times that the machine began anew.
+    #[serde(default)]
+    pub restarts: u64,
     /// Time from [`ToVmm::Go`] to the end of the console's first line, µs.
     pub first_line_us: Option<u64>,
 }
@@ -250,7 +267,8 @@ pub enum GuestEnd {
 }
 
 maps_descriptors!(enum ToVmm {
-    Start(start: boxed), Go, Counters { id }, Order { id, order: nested }, Cancel { id }, Stop,
+    Start(start: boxed), Go, Counters { id }, Order { id, order: nested }, Cancel { id }, AfterReset { begins },
+    Stop,
 });
 maps_descriptors!(enum VmmOrder { Pause, Resume, Snapshot(files: nested) });
 maps_descriptors!(
@@ -262,7 +280,7 @@ maps_descriptors!(
 maps_descriptors!(struct VmmStart {
     kvm: fd, input: fd, output: fd, snapshot: maybe, kernel: optional, initrd: optional, disks: each,
     vsock: optional,
-    vsock_cid, net_rates, taps: all, cpus, memory_bytes, cmdline, mac, mtu, log, console_bytes, jail,
+    vsock_cid, net_rates, taps: all, may_restart, cpus, memory_bytes, cmdline, mac, mtu, log, console_bytes, jail,
 });
 maps_descriptors!(struct VmmDisk { file: fd, read_only, rate });
 carries_descriptors!(ToVmm);

@@ -25,6 +25,7 @@ mod ending;
 mod error;
 mod gate;
 mod meeting;
+mod restart;
 pub mod vcpu;
 
 pub(crate) use bus::{Answer, Bus};
@@ -38,6 +39,7 @@ pub(crate) use gate::Gate;
 pub use crate::legacy::serial::SerialIo;
 use devices::Platform;
 use meeting::Meeting;
+use restart::Restart;
 
 use crate::{
     GuestMemory, ThreadSetup,
@@ -87,11 +89,13 @@ pub struct Machine {
     control: Control,
     /// Signals that the generation id is another, in a machine that was restored.
     new_generation: Option<EventFd>,
+    /// What it takes to begin anew; `None`: the guest's reset ends the machine.
+    restart: Option<Box<Restart>>,
 }
 
 /// What the vCPUs of a machine begin with.
 enum Beginning {
-    Kernel(boot::Loaded),
+    Kernel(boot::Loaded, BootSource),
     State(Box<MachineState>),
 }
 
@@ -102,6 +106,18 @@ impl Machine {
     /// # Errors
     /// The configuration is invalid, the kernel can't be booted, or the host refuses a resource.
     pub fn new(config: MachineConfig) -> Result<Machine, MachineError> {
+        Machine::make(config, false)
+    }
+
+    /// As [`Machine::new`], for a machine that [`Machine::run_again`] runs.
+    ///
+    /// # Errors
+    /// As of [`Machine::new`]; or KVM does not give the machine's state, or it is a snapshot's.
+    pub fn restartable(config: MachineConfig) -> Result<Machine, MachineError> {
+        Machine::make(config, true)
+    }
+
+    fn make(config: MachineConfig, may_restart: bool) -> Result<Machine, MachineError> {
         let cpus = config.cpus;
         if cpus == 0 || cpus > layout::MAX_CPUS {
             return Err(MachineError::Cpus(cpus));
@@ -122,7 +138,7 @@ impl Machine {
         let vm = Arc::new(kvm::create(&kvm, &memory)?);
         let routes = Arc::new(kvm::GsiRoutes::new(vm.clone()));
         let saved = match &beginning {
-            Beginning::Kernel(_) => None,
+            Beginning::Kernel(..) => None,
             Beginning::State(state) => Some(&**state),
         };
 
@@ -174,6 +190,7 @@ impl Machine {
             stopping: AtomicBool::new(false),
             meeting: Meeting::of(cpus.into()),
             abilities: vcpu::Abilities::of(&kvm)?,
+            may_restart,
         });
         let none = Control::new(shared.clone(), vm.clone(), Vec::new());
         let mut machine = Machine {
@@ -181,17 +198,21 @@ impl Machine {
             shared,
             control: none,
             new_generation,
+            restart: None,
         };
         for index in 0..cpus {
             let made = match &beginning {
-                Beginning::Kernel(kernel) => vcpu::create(&kvm, &vm, index, cpus, kernel)?,
+                Beginning::Kernel(kernel, _) => vcpu::create(&kvm, &vm, index, cpus, kernel)?,
                 Beginning::State(state) => {
                     let saved = &state.vcpus[usize::from(index)];
                     let saved = (saved, &machine.shared.abilities);
                     vcpu::restore(&kvm, &vm, index, cpus, saved)?
                 }
             };
-            let thread = vcpu::start(index, made, machine.shared.clone(), &config.threads)
+            let power_on = may_restart.then(|| vcpu::power_on(&made, &machine.shared.abilities));
+            let power_on = power_on.transpose()?;
+            let shared = machine.shared.clone();
+            let thread = vcpu::start(index, made, power_on, shared, &config.threads)
                 .map_err(MachineError::host("starting a vCPU's thread"))?;
             machine.vcpus.push(thread);
         }
@@ -202,6 +223,26 @@ impl Machine {
                 .map_err(MachineError::host(
                     "setting the routes of the devices' interrupts",
                 ))??;
+        }
+        if may_restart && let Beginning::Kernel(kernel, source) = beginning {
+            let bus = &machine.shared.bus;
+            let (pci_address, functions) = bus.pci.state();
+            let power_on = MachineState {
+                memory_bytes: config.memory_bytes,
+                kvm: kvm::save(&vm)?,
+                vcpus: Vec::new(),
+                serial: bus.console.state(),
+                rtc_index: bus.rtc.index(),
+                pm_timer_ns: 0,
+                pci_address,
+                functions,
+            };
+            machine.restart = Some(Box::new(Restart {
+                source,
+                acpi,
+                kernel,
+                power_on,
+            }));
         }
         // SAFETY: `shut_down` closes the control before it joins the threads.
         let target = |thread| unsafe { kick::Target::of(thread) };
@@ -230,7 +271,13 @@ impl Machine {
 
     /// Runs the guest to its end, and returns how it ended. When it returns, no thread of the
     /// machine runs any more, and the guest's output has been written.
-    pub fn run(mut self) -> Outcome {
+    pub fn run(self) -> Outcome {
+        self.run_again(|_| false)
+    }
+
+    /// As [`Machine::run`], but begins the machine anew when its guest resets it and `go_on` agrees
+    /// ([`Outcome::is_reset`]). It is asked while the guest and its devices rest.
+    pub fn run_again(mut self, mut go_on: impl FnMut(&Outcome) -> bool) -> Outcome {
         if let Some(signal) = &self.new_generation {
             self.shared.bus.pci.resume();
             self.shared.bus.pci.signal_again();
@@ -239,7 +286,23 @@ impl Machine {
             let _ = signal.write(1);
         }
         self.shared.gate.open();
-        let outcome = self.shared.ending.wait();
+        let outcome = loop {
+            let (outcome, is_stopped) = self.shared.ending.wait();
+            let Some(again) = self.restart.as_deref().filter(|_| outcome.is_reset()) else {
+                break outcome;
+            };
+            if is_stopped {
+                break Outcome::Stopped;
+            }
+            match self.control.restart(again, || go_on(&outcome)) {
+                Ok(true) => {}
+                Ok(false) => break outcome,
+                Err(error) => {
+                    tracing::error!("the machine can't begin anew: {error}");
+                    break outcome;
+                }
+            }
+        };
         self.shut_down();
         outcome
     }
@@ -271,7 +334,7 @@ fn begin(
             let kernel = boot::load(&memory, &source)?;
             acpi::write(&memory, acpi)?;
             write_generation_id(&memory)?;
-            Ok((memory, Beginning::Kernel(kernel)))
+            Ok((memory, Beginning::Kernel(kernel, source)))
         }
         Origin::Snapshot { state, memory } => {
             let state = read_state(state)?;

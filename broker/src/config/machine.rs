@@ -32,6 +32,8 @@ pub struct VmmBounds {
     pub requires_jail: bool,
     /// Most bytes of the guest's that are written to its console, if that is a file.
     pub console_bytes: u64,
+    /// Whether the machine begins anew when its guest resets it.
+    pub may_restart: bool,
 }
 
 /// Virtual machine that `slipgate run` creates.

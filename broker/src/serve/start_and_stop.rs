@@ -84,6 +84,10 @@ impl Broker {
                 return Err(e);
             }
         };
+        let mut vm = vm;
+        if let (Some(vm), Some(served)) = (&mut vm, attached.config.vms.first()) {
+            vm.resets.served_by(&socket, &served.name);
+        }
         let mut broker = Self {
             programs_log: attached.datapath.take_log(),
             parts: Parts::new(attached, engines, control),

@@ -10,6 +10,7 @@ use std::{
             process::{CommandExt as _, ExitStatusExt as _},
         },
     },
+    path::Path,
     process::{Child, ExitCode, ExitStatus},
 };
 
@@ -143,7 +144,7 @@ impl Guest for Command {
         self.status.is_some()
     }
 
-    fn begin(&mut self) -> anyhow::Result<()> {
+    fn begin(&mut self, _socket: &Path) -> anyhow::Result<()> {
         self.stream
             .write_all(&[1])
             .context("letting the command begin")

@@ -123,6 +123,7 @@ pub fn run_userspace_vm<N: Serialize>(
             stages: machine.stages,
             first_line_us: vmm.as_ref().and_then(|end| end.first_line_us),
             ran_us: vmm.as_ref().map(|end| end.ran_us),
+            restarts: vmm.as_ref().map_or(0, |end| end.restarts),
             vmm: vmm.map(|end| end.counters),
             nat: machine.nat,
             how,
@@ -211,13 +212,14 @@ impl<N, F: FnOnce(&Path, &str) -> Option<N>> Guest for Machine<F, N> {
         self.end.is_some()
     }
 
-    fn begin(&mut self) -> anyhow::Result<()> {
+    fn begin(&mut self, socket: &Path) -> anyhow::Result<()> {
         let Some(vm) = &mut self.vm else {
             return Ok(());
         };
         tracing::info!("{}, by the user-mode engine", self.name);
         self.prepared = Some(self.began.elapsed());
         self.stages = Some(vm.stages);
+        vm.resets.served_by(socket, &self.name);
         if vm.go().is_err() {
             self.end = Some(Ok(End::VmmGone));
         }

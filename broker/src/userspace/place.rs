@@ -104,10 +104,15 @@ impl Place {
         }
     }
 
+    /// Path of the socket for requests of other commands.
+    pub(super) fn socket(&self) -> PathBuf {
+        let socket = format!("{}.sock", self.owner.row());
+        self.memory.paths().run_dir.join(socket)
+    }
+
     /// Listens for requests of other commands.
     pub(super) fn listen(&self) -> anyhow::Result<ControlServer> {
-        let socket = format!("{}.sock", self.owner.row());
-        let socket = self.memory.paths().run_dir.join(socket);
+        let socket = self.socket();
         let control = ControlServer::bind(&socket, geteuid().as_raw())
             .with_context(|| format!("listening at {}", socket.display()))?;
         Ok(control.of_its_owner())

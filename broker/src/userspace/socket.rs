@@ -5,7 +5,7 @@
 use std::{
     io::{self, Write as _},
     os::fd::{AsFd as _, OwnedFd},
-    path::PathBuf,
+    path::{Path, PathBuf},
 };
 
 use anyhow::{Context as _, bail};
@@ -67,7 +67,7 @@ impl Guest for Socket {
         hung_up || self.is_stopped || self.lost_engine.is_some()
     }
 
-    fn begin(&mut self) -> anyhow::Result<()> {
+    fn begin(&mut self, _socket: &Path) -> anyhow::Result<()> {
         let (vm, path) = (&self.vm, self.listener.path().display());
         let mut out = io::stdout().lock();
         writeln!(out, "slipgate: ready: {vm} at {path}")

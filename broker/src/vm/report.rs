@@ -36,6 +36,8 @@ pub(crate) struct Report<'a, N> {
     pub(crate) first_line_us: Option<u64>,
     /// Time from there to the guest's end, µs.
     pub(crate) ran_us: Option<u64>,
+    /// Number of times that the machine began anew after a reset.
+    pub(crate) restarts: u64,
     /// The machine's counters; none when it was killed.
     pub(crate) vmm: Option<serde_json::Value>,
     /// Counters that `slipgate stats` shows for the VM.
@@ -114,6 +116,7 @@ impl<'a, N> Report<'a, N> {
             stages: None,
             first_line_us: None,
             ran_us: None,
+            restarts: 0,
             vmm: None,
             nat: None,
         }
@@ -219,7 +222,7 @@ impl How {
             Self::PoweredOff => tracing::info!("{name} powered off"),
             Self::Exited { status: 0 } => tracing::info!("{name} ended with status 0"),
             Self::Exited { status } => tracing::warn!("{name} ended with status {status}"),
-            Self::Reset => tracing::warn!("{name} reset itself, which ends a microVM"),
+            Self::Reset => tracing::warn!("{name} reset itself, which ends the run"),
             // Lines of their own, whatever the level of messages.
             Self::Crashed { report } => say(format_args!("{name}: {}", printable(report))),
             Self::Stopped { .. } => tracing::info!("{name} was stopped"),
@@ -247,7 +250,7 @@ pub fn exit_status(error: &anyhow::Error) -> u8 {
 }
 
 /// Without control characters: it comes from a process that a guest may have taken over.
-fn printable(text: &str) -> String {
+pub(crate) fn printable(text: &str) -> String {
     let keep = |c: char| if c.is_control() && c != '\n' { '?' } else { c };
     text.chars().map(keep).collect()
 }

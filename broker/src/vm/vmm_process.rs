@@ -81,6 +81,7 @@ impl VmmProcess {
             vsock_cid: spec.vsock.as_ref().map_or(0, |vsock| vsock.cid),
             net_rates: spec.net_rates,
             taps: handed.taps,
+            may_restart: bounds.may_restart,
             cpus: spec.cpus,
             memory_bytes: spec.memory_mib << 20,
             cmdline: spec.cmdline.clone(),
@@ -110,7 +111,12 @@ impl VmmProcess {
                     let remedy = "the machine can't be made with it";
                     return Err(ConfigError::new(flag, value, why, remedy).into());
                 }
-                Some(FromVmm::Counters { .. } | FromVmm::Carried { .. } | FromVmm::Ended(_)) => {}
+                Some(
+                    FromVmm::Counters { .. }
+                    | FromVmm::Carried { .. }
+                    | FromVmm::Reset { .. }
+                    | FromVmm::Ended(_),
+                ) => {}
                 None => return Err(self.process.ended_before("the machine was made")),
             }
         }
@@ -138,6 +144,14 @@ impl VmmProcess {
     pub(crate) fn cancel(&self, id: u64) -> bool {
         let sent = self.channel().try_send(ToVmm::<OwnedFd>::Cancel { id });
         sent.unwrap_or(false)
+    }
+
+    /// Says whether a machine that was reset begins anew. Returns as [`VmmProcess::ask_counters`].
+    pub(crate) fn after_reset(&self, begins: bool) -> bool {
+        let said = self
+            .channel()
+            .try_send(ToVmm::<OwnedFd>::AfterReset { begins });
+        said.unwrap_or(false)
     }
 
     /// Readable when the VMM has ended.

@@ -68,6 +68,10 @@ pub(crate) struct RunArgs {
     /// missing, required refuses
     #[arg(long, value_name = "HOW", default_value = "auto")]
     pub(crate) jail: Jail,
+    /// What the guest's reset does (a reboot, a panic that reboots, a triple fault): exit ends the run
+    /// with status 120, restart begins the machine anew, and ends its flows
+    #[arg(long, value_name = "HOW", default_value = "exit")]
+    pub(crate) on_reboot: OnReboot,
     /// Most that the guest prints to a console that is a file, bytes; or with a unit: K, M, G. What
     /// comes after it is lost, and counted
     #[arg(long, value_name = "BYTES", default_value = "64M", value_parser = bytes, allow_negative_numbers = true)]
@@ -84,6 +88,13 @@ pub(crate) struct RunArgs {
 pub(crate) enum Jail {
     Auto,
     Required,
+}
+
+/// What the guest's reset does.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum, Debug)]
+pub(crate) enum OnReboot {
+    Exit,
+    Restart,
 }
 
 /// Parses a whole number. [`crate::config`] checks the limits.

@@ -12,7 +12,7 @@ use super::{
     checked, network, rate,
     userspace::{self, LEAVE_OUT, NOT_YET},
 };
-use crate::args::{Jail, RunArgs};
+use crate::args::{Jail, OnReboot, RunArgs};
 
 /// Virtual CPUs at most.
 const MAX_CPUS: u32 = 32;
@@ -118,6 +118,7 @@ pub(crate) fn run(
         report: args.report.clone(),
         bounds: VmmBounds {
             requires_jail: args.jail == Jail::Required,
+            may_restart: args.on_reboot == OnReboot::Restart,
             console_bytes: in_range("--console-limit", args.console_limit, CONSOLE_BYTES)?,
         },
     })
@@ -134,6 +135,12 @@ fn restored(args: &RunArgs, dir: &Path, is_userspace: bool) -> Result<MachineSpe
         let remedy = "give a directory that `slipgate snapshot` wrote to its end";
         refused(format!("its machine.json can't be read ({e})"), remedy)
     })?;
+    if args.on_reboot == OnReboot::Restart {
+        let problem = "a snapshot has no kernel to begin anew with";
+        let remedy =
+            "leave it out: a reset of the guest ends the run, and --restore begins another";
+        return Err(ConfigError::new("--on-reboot", "restart", problem, remedy));
+    }
     let mut machine = saved.machine;
     in_range("--restore", u32::from(machine.cpus), 1..=MAX_CPUS)?;
     in_range("--restore", machine.memory_mib, MEMORY_MIB)?;

@@ -98,6 +98,7 @@ pub(crate) fn run(args: &ChildArgs) -> anyhow::Result<()> {
              --jail required refuses to run so"
         );
     }
+    let may_restart = start.may_restart;
     let machine = match make(*start) {
         Ok(machine) => machine,
         Err(e) => {
@@ -110,16 +111,18 @@ pub(crate) fn run(args: &ChildArgs) -> anyhow::Result<()> {
     let orders = carry_out(channel.clone(), machine.control())?;
     // All threads are there before the broker is told, which has something to do meanwhile.
     let (go, gone) = mpsc::sync_channel(1);
+    let (again, agreed) = mpsc::sync_channel(1);
     let listener = Listener {
         channel: channel.clone(),
         counters: counters.clone(),
         orders,
         stop: machine.stop_handle()?,
         go: Some(go),
+        again,
     };
     listener.start()?;
     // No thread is made from here on.
-    sandbox::narrow(sandbox::Thread::Main)?;
+    sandbox::narrow(sandbox::Thread::Main, may_restart)?;
     channel.send(FromVmm::Ready(VmmTimes {
         confined_us: confined_at_us - began_at_us,
         made_us: monotonic_us() - confined_at_us,
@@ -129,7 +132,16 @@ pub(crate) fn run(args: &ChildArgs) -> anyhow::Result<()> {
         return Ok(());
     }
     let began_us = monotonic_us();
-    let outcome = machine.run();
+    let mut restarts = 0;
+    let outcome = machine.run_again(|outcome| {
+        let report = match outcome {
+            Outcome::Crashed(report) => Some(report.to_string()),
+            _ => None,
+        };
+        let begins = channel.send(FromVmm::Reset { report }).is_ok() && agreed.recv() == Ok(true);
+        restarts += u64::from(begins);
+        begins
+    });
     let ran_us = monotonic_us() - began_us;
     let counters = counters.snapshot();
     let lost = counters.serial.output_lost_bytes;
@@ -145,6 +157,7 @@ pub(crate) fn run(args: &ChildArgs) -> anyhow::Result<()> {
         first_line_us: (line_at_us > 0).then(|| line_at_us.saturating_sub(began_us)),
         counters: serde_json::to_value(counters)?,
         ran_us,
+        restarts,
     };
     channel.send(FromVmm::Ended(Box::new(end)))?;
     Ok(())
@@ -220,7 +233,8 @@ fn make(start: VmmStart) -> anyhow::Result<Machine> {
         tx: rate(start.net_rates.tx),
         rx: rate(start.net_rates.rx),
     };
-    Ok(Machine::new(MachineConfig {
+    let may_restart = start.may_restart;
+    let config = MachineConfig {
         cpus: start.cpus,
         memory_bytes: start.memory_bytes,
         origin,
@@ -238,8 +252,12 @@ fn make(start: VmmStart) -> anyhow::Result<Machine> {
             },
         },
         kvm: start.kvm,
-        threads: Arc::new(|kind| sandbox::narrow(sandbox::Thread::Of(kind))),
-    })?)
+        threads: Arc::new(move |kind| sandbox::narrow(sandbox::Thread::Of(kind), may_restart)),
+    };
+    Ok(match may_restart {
+        true => Machine::restartable(config)?,
+        false => Machine::new(config)?,
+    })
 }
 
 fn disk(disk: VmmDisk) -> DiskConfig {
@@ -302,13 +320,15 @@ struct Listener {
     stop: StopHandle,
     /// Lets the guest run; `None` once it has. Who waits for it is told of a stop by its end.
     go: Option<mpsc::SyncSender<()>>,
+    /// Takes the answers to resets. Who waits for one is told of a stop by its end.
+    again: mpsc::SyncSender<bool>,
 }
 
 impl Listener {
     /// Starts it. The thread is confined when this returns, because no guest code may run before every
     /// thread is.
     fn start(self) -> anyhow::Result<()> {
-        let narrow = || sandbox::narrow(sandbox::Thread::Channel);
+        let narrow = || sandbox::narrow(sandbox::Thread::Channel, false);
         let listen = move || self.listen();
         thread::spawn_set_up("channel", narrow, listen).context("starting a confined thread")?;
         Ok(())
@@ -351,6 +371,10 @@ impl Listener {
                     let ordered = under_way.iter().filter(|(other, _)| *other == id);
                     ordered.for_each(|(_, cancelled)| cancelled.store(true, Release));
                 }
+                Ok(Some(ToVmm::AfterReset { begins })) => {
+                    // One that nobody asked for is dropped with the next.
+                    let _ = self.again.try_send(begins);
+                }
                 Ok(Some(ToVmm::Start(_))) => {}
                 // The broker's end is ours.
                 Ok(Some(ToVmm::Stop) | None) | Err(_) => return self.stop.stop(),
@@ -362,7 +386,7 @@ impl Listener {
 /// Starts the thread that carries out orders, confined as [`listen`]'s.
 fn carry_out(channel: Arc<Channel>, control: Control) -> anyhow::Result<mpsc::Sender<Ordered>> {
     let (sender, orders) = mpsc::channel::<Ordered>();
-    let narrow = || sandbox::narrow(sandbox::Thread::Orders);
+    let narrow = || sandbox::narrow(sandbox::Thread::Orders, false);
     let carry_out = move || {
         for ordered in orders {
             let id = ordered.id;

@@ -97,9 +97,13 @@ fn limit_files(file_bytes: u64) -> Result<(), ConfinementError> {
     limit("RLIMIT_MEMLOCK", Resource::RLIMIT_MEMLOCK, 0)
 }
 
-/// Confines the calling thread further, for good.
-pub(crate) fn narrow(thread: Thread) -> io::Result<()> {
-    let filter = hard(Calls::of(thread)).map_err(|e| io::Error::other(broken(e)))?;
+/// Confines the calling thread further, for good. `may_restart`: whether the machine may begin anew.
+pub(crate) fn narrow(thread: Thread, may_restart: bool) -> io::Result<()> {
+    let mut calls = Calls::of(thread);
+    if may_restart {
+        calls.add_restarts(thread);
+    }
+    let filter = hard(calls).map_err(|e| io::Error::other(broken(e)))?;
     apply(&filter).map_err(io::Error::other)
 }
 
@@ -188,6 +192,9 @@ const MAKING: &[libc::c_long] = &[
 /// The channel to the broker.
 const CHANNEL: &[libc::c_long] = &[libc::SYS_recvmsg, libc::SYS_sendmsg];
 
+/// System calls that load a kernel and an initrd again.
+const RELOADING: &[libc::c_long] = &[libc::SYS_lseek, libc::SYS_pread64, libc::SYS_readv];
+
 /// System calls that transfer frames.
 const FRAMES: &[libc::c_long] = &[libc::SYS_readv, libc::SYS_io_uring_enter];
 
@@ -262,6 +269,27 @@ mod kvm {
         none(0xa2),        // KVM_SET_TSC_KHZ
         write(4096, 0xa5), // KVM_SET_XSAVE
         write(392, 0xa7),  // KVM_SET_XCRS
+    ];
+
+    /// KVM requests by which a vCPU's thread brings it back to its state at power-on.
+    pub(super) const RESETTING: &[u64] = &[
+        write(144, 0x82),  // KVM_SET_REGS
+        write(312, 0x84),  // KVM_SET_SREGS
+        write(8, 0x89),    // KVM_SET_MSRS
+        write(1024, 0x8f), // KVM_SET_LAPIC
+        write(4, 0x99),    // KVM_SET_MP_STATE
+        write(64, 0xa0),   // KVM_SET_VCPU_EVENTS
+        write(128, 0xa2),  // KVM_SET_DEBUGREGS
+        none(0xa2),        // KVM_SET_TSC_KHZ
+        write(4096, 0xa5), // KVM_SET_XSAVE
+        write(392, 0xa7),  // KVM_SET_XCRS
+    ];
+
+    /// The same for interrupt controllers and clocks.
+    pub(super) const RESETTING_CHIPS: &[u64] = &[
+        read(520, 0x63),  // KVM_SET_IRQCHIP
+        write(48, 0x7b),  // KVM_SET_CLOCK
+        write(112, 0xa0), // KVM_SET_PIT2
     ];
 
     /// KVM requests by which a vCPU's thread reads its state for a snapshot, and tells the guest's
@@ -352,6 +380,18 @@ impl Calls {
             prctl: vec![PRCTL],
             fcntl: vec![libc::F_DUPFD_CLOEXEC, libc::F_GETFL, libc::F_SETFL],
             threads: true,
+        }
+    }
+
+    /// Adds what a machine needs that may begin anew.
+    fn add_restarts(&mut self, thread: Thread) {
+        match thread {
+            Thread::Of(ThreadKind::Vcpu) => self.ioctl.push(kvm::RESETTING),
+            Thread::Main => {
+                self.calls.push(RELOADING);
+                self.ioctl.push(kvm::RESETTING_CHIPS);
+            }
+            _ => {}
         }
     }
 

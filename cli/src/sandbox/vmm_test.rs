@@ -29,7 +29,8 @@ const BOUNDS: Bounds = Bounds {
 
 /// `None`: while the machine is made.
 fn confined(thread: Option<Thread>, call: impl FnOnce() -> bool) -> WaitStatus {
-    let narrowed = |thread: Option<Thread>| thread.is_none_or(|thread| narrow(thread).is_ok());
+    let narrowed =
+        |thread: Option<Thread>| thread.is_none_or(|thread| narrow(thread, false).is_ok());
     confined_by(
         |parent| enter(parent, NOBODY, BOUNDS).is_ok() && narrowed(thread),
         call,
@@ -166,6 +167,23 @@ fn each_thread_has_its_own_calls() {
     may(&[vcpu], &run(KVM_GET_MSRS));
     may(&[Thread::Orders], &run(KVM_GET_IRQCHIP));
     may(&[], &run(KVM_SET_MP_STATE));
+    // In a machine that may begin anew two threads may do more.
+    let again = |thread, call: &dyn Fn() -> bool| {
+        let is_narrowed = |_| enter_again(thread) && call();
+        confined(None, || is_narrowed(()))
+    };
+    let ended = |status| matches!(status, WaitStatus::Exited(_, 0));
+    assert!(ended(again(vcpu, &run(KVM_SET_MP_STATE))));
+    assert!(ended(again(Thread::Main, &|| {
+        errno_of(libc::SYS_pread64, [NONE, 0, 0, 0]) == libc::EBADF
+    })));
+    for other in [worker, disk, Thread::Channel, Thread::Orders, Thread::Main] {
+        assert!(!ended(again(other, &run(KVM_SET_MP_STATE))), "{other:?}");
+    }
+}
+
+fn enter_again(thread: Thread) -> bool {
+    narrow(thread, true).is_ok()
 }
 
 /// Once the machine is made: no thread, no virtual machine, no TAP that outlives us, and no ring,
@@ -208,10 +226,10 @@ fn what_making_took_is_over() {
 fn threads_are_made_while_the_machine_is_and_narrow_themselves() {
     assert_passes(None, || {
         let worker = std::thread::spawn(|| {
-            let narrowed = narrow(Thread::Of(ThreadKind::NetWorker)).is_ok();
+            let narrowed = narrow(Thread::Of(ThreadKind::NetWorker), false).is_ok();
             narrowed && errno_of(libc::SYS_writev, [NONE, 0, 0, 0]) == libc::EBADF
         });
-        worker.join().unwrap_or(false) && narrow(Thread::Main).is_ok()
+        worker.join().unwrap_or(false) && narrow(Thread::Main, false).is_ok()
     });
 }
 

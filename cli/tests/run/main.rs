@@ -12,6 +12,7 @@ mod limits;
 mod payload;
 mod processes;
 mod refused;
+mod restarts;
 mod snapshots;
 mod vsock;
 

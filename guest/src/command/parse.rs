@@ -130,6 +130,7 @@ fn workload(word: &str, words: &mut Words<'_>) -> Result<Workload, String> {
                 at_once: words.at_once()?,
             }
         }
+        "reset" => Workload::Reset,
         "wait" => Workload::Wait {
             ms: words.milliseconds()?,
         },

@@ -78,8 +78,14 @@ pub(crate) fn exit(status: u8) -> ! {
                 port::read8(LINE_STATUS);
             }
         }
-        port::write8(KEYBOARD_COMMAND, KEYBOARD_RESET);
     }
+    reset()
+}
+
+/// Resets the machine by the i8042.
+pub(crate) fn reset() -> ! {
+    // SAFETY: ends the machine, as intended.
+    unsafe { port::write8(KEYBOARD_COMMAND, KEYBOARD_RESET) };
     loop {
         Cpu::current().halt();
     }

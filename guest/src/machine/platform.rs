@@ -97,4 +97,8 @@ impl Platform for Machine {
     fn print_line(&self, line: &str) {
         console::print_line(line);
     }
+
+    fn reset(&self) {
+        console::reset()
+    }
 }

@@ -42,6 +42,9 @@ pub struct SerialIo {
     pub limit_bytes: Option<u64>,
 }
 
+/// Most bytes of input that the UART holds.
+const UART_FIFO_BYTES: usize = 64;
+
 /// The console's UART and its threads.
 pub(crate) struct Console {
     uart: Arc<Mutex<Uart>>,
@@ -128,6 +131,25 @@ impl Console {
             ],
             input: registers.in_buffer,
         }
+    }
+
+    /// Resets the UART. Input that the guest had not read is lost. The guest does not run.
+    pub(crate) fn reset(&self) {
+        let mut uart = self.uart.lock().expect("no holder panics");
+        let mut write = |offset, byte| drop(uart.write(offset, byte));
+        // Divisor latch, divisor of 9,600 baud; then 8 bits, no interrupts, OUT2 (vm-superio's
+        // state at power-on), scratch.
+        for (offset, byte) in [(3, 0x80), (0, 12), (1, 0), (3, 3), (1, 0), (4, 8), (7, 0)] {
+            write(offset, byte);
+        }
+        for _ in 0..UART_FIFO_BYTES {
+            if uart.read(5) & 1 == 0 {
+                break;
+            }
+            uart.read(0);
+        }
+        // Acknowledges what is pending.
+        uart.read(2);
     }
 
     /// Interrupts once: an interrupt may have been under way when the machine was saved.

@@ -27,7 +27,7 @@ use std::{
 
 use kvm_ioctls::VmFd;
 
-use super::vcpu::Shared;
+use super::{MachineError, restart::Restart, vcpu::Shared};
 use crate::{
     kick::Target,
     kvm, memory,
@@ -112,6 +112,23 @@ impl Control {
         }
     }
 
+    /// Begins a machine that was reset by its guest anew; one that was paused stays so. `go_on` is
+    /// asked when all vCPUs and devices rest. Returns its answer: a machine that is not to go on stays
+    /// paused.
+    ///
+    /// # Errors
+    /// The machine ends, or can't be brought back to its state at power-on.
+    pub(super) fn restart(
+        &self,
+        again: &Restart,
+        go_on: impl FnOnce() -> bool,
+    ) -> Result<bool, MachineError> {
+        match &mut *self.lock() {
+            Some(machine) => machine.restart(again, go_on),
+            None => Err(SnapshotError::Ended.into()),
+        }
+    }
+
     /// Has a paused machine go on. One that runs goes on running.
     ///
     /// # Errors
@@ -175,6 +192,32 @@ impl Machine {
             self.shared.meeting.dismiss();
             self.is_paused = false;
         }
+    }
+
+    /// Begins the machine anew. `go_on` is asked once nothing of the former life runs.
+    fn restart(
+        &mut self,
+        again: &Restart,
+        go_on: impl FnOnce() -> bool,
+    ) -> Result<bool, MachineError> {
+        let was_running = !self.is_paused;
+        self.pause()?;
+        if !go_on() {
+            return Ok(false);
+        }
+        let Shared { memory, .. } = &*self.shared;
+        self.shared.reset(&again.power_on)?;
+        again.load(memory)?;
+        kvm::restore(&self.vm, &again.power_on.kvm)?;
+        let vcpus = self.shared.meeting.reset().ok_or(SnapshotError::Ended)?;
+        for vcpu in vcpus {
+            vcpu?;
+        }
+        self.shared.ending.forget();
+        if was_running {
+            self.resume();
+        }
+        Ok(true)
     }
 
     fn snapshot(

@@ -2,12 +2,12 @@
 use std::{
     io,
     os::fd::{AsFd, BorrowedFd},
-    sync::OnceLock,
+    sync::{Mutex, MutexGuard, PoisonError},
 };
 
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EventFd};
 
-use crate::report::Report;
+use crate::report::{Cause, Report};
 
 /// Outcome of a machine's run.
 #[derive(Clone, Debug)]
@@ -24,35 +24,67 @@ pub enum Outcome {
     Crashed(Box<Report>),
 }
 
+impl Outcome {
+    /// Returns whether the guest has reset the machine: by the i8042, which is ACPI's reset register
+    /// too, or by a triple fault, as an operating system does when nothing else has worked.
+    pub fn is_reset(&self) -> bool {
+        match self {
+            Outcome::Reset => true,
+            Outcome::Crashed(report) => report.cause == Cause::TripleFault,
+            Outcome::PoweredOff | Outcome::GuestExit(_) | Outcome::Stopped => false,
+        }
+    }
+}
+
+/// What an outcome adds to the bell's count. A stop adds less.
+const OUTCOME: u64 = 1 << 32;
+
 /// Shared by vCPUs and stop handles, which set the outcome, and the thread in `Machine::run`, which
 /// waits for it.
 pub(crate) struct Ending {
-    first: OnceLock<Outcome>,
+    first: Mutex<Option<Outcome>>,
     bell: EventFd,
 }
 
 impl Ending {
     pub(crate) fn new() -> io::Result<Self> {
         Ok(Self {
-            first: OnceLock::new(),
+            first: Mutex::new(None),
             bell: EventFd::new(EFD_CLOEXEC)?,
         })
     }
 
     /// Ends the machine with this outcome, unless it has ended already.
     pub(crate) fn with(&self, outcome: Outcome) {
-        if self.first.set(outcome).is_ok() {
+        let mut first = self.first();
+        if first.is_none() {
+            *first = Some(outcome);
+            drop(first);
             // The write fails only when the count is at its limit: then the eventfd is signalled
             // already.
-            let _ = self.bell.write(1);
+            let _ = self.bell.write(OUTCOME);
         }
     }
 
-    /// Blocks until there is an outcome, and returns it.
-    pub(crate) fn wait(&self) -> Outcome {
+    /// Blocks until there is an outcome, and returns it. `true`: a stop was asked for too.
+    pub(crate) fn wait(&self) -> (Outcome, bool) {
         // An eventfd's read fails with EINTR only.
-        while self.bell.read().is_err() {}
-        self.first.get().cloned().unwrap_or(Outcome::Stopped)
+        let rung = loop {
+            if let Ok(rung) = self.bell.read() {
+                break rung;
+            }
+        };
+        let is_stopped = rung % OUTCOME != 0;
+        (self.first().clone().unwrap_or(Outcome::Stopped), is_stopped)
+    }
+
+    /// Forgets the outcome, which was waited for: the machine goes on. A stop meanwhile is kept.
+    pub(crate) fn forget(&self) {
+        *self.first() = None;
+    }
+
+    fn first(&self) -> MutexGuard<'_, Option<Outcome>> {
+        self.first.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn stop_handle(&self) -> io::Result<StopHandle> {

@@ -1,4 +1,5 @@
-//! The meeting: where vCPU threads wait while the machine is paused, and save their state when asked.
+//! The meeting: where vCPU threads wait while the machine is paused, and save their state, or go back
+//! to that of power-on, when asked.
 use std::{
     sync::{
         Condvar, Mutex, MutexGuard, PoisonError,
@@ -17,6 +18,8 @@ use crate::snapshot::{SnapshotError, VcpuState};
 pub(crate) enum Order {
     /// Save its state.
     Save,
+    /// Go back to its state at power-on.
+    Reset,
     /// Go on: the last order.
     Leave,
 }
@@ -36,8 +39,8 @@ struct State {
     ended: bool,
     /// Number of vCPUs that are here.
     present: usize,
-    /// Which vCPUs are to save their state, and what they said.
-    asked: Vec<bool>,
+    /// What each vCPU is asked to do, and what they said.
+    asked: Vec<Option<Order>>,
     saved: Vec<Option<Saved>>,
 }
 
@@ -45,7 +48,7 @@ impl Meeting {
     /// Makes the meeting of so many vCPUs.
     pub(crate) fn of(cpus: usize) -> Self {
         let state = State {
-            asked: vec![false; cpus],
+            asked: vec![None; cpus],
             saved: (0..cpus).map(|_| None).collect(),
             ..State::default()
         };
@@ -69,6 +72,7 @@ impl Meeting {
     pub(crate) fn call(&self) {
         self.lock().called = true;
         self.called.store(true, Release);
+        self.changed.notify_all();
     }
 
     /// Waits until all are here, no longer than `within`. Returns whether they are; `None` when the
@@ -85,8 +89,25 @@ impl Meeting {
     /// Has all save their state; all are here. Returns the states by index; `None` when the machine
     /// stops.
     pub(crate) fn save(&self) -> Option<Vec<Saved>> {
+        self.ask(Order::Save)
+    }
+
+    /// Has all go back to their state at power-on; all are here. Returns that state by index; `None`
+    /// when the machine stops.
+    pub(crate) fn reset(&self) -> Option<Vec<Saved>> {
+        self.ask(Order::Reset)
+    }
+
+    /// Waits until the vCPUs are called here, or the machine stops.
+    pub(crate) fn await_call(&self) {
+        let waiting = |state: &mut State| !state.called && !state.ended;
+        let state = self.changed.wait_while(self.lock(), waiting);
+        drop(state.unwrap_or_else(PoisonError::into_inner));
+    }
+
+    fn ask(&self, order: Order) -> Option<Vec<Saved>> {
         let mut state = self.lock();
-        state.asked.fill(true);
+        state.asked.fill(Some(order));
         self.changed.notify_all();
         let waiting = |state: &mut State| !state.ended && state.saved.iter().any(Option::is_none);
         let mut state = self
@@ -115,9 +136,9 @@ impl Meeting {
         state.present += 1;
         self.changed.notify_all();
         while state.called && !state.ended {
-            if std::mem::take(&mut state.asked[index]) {
+            if let Some(order) = state.asked[index].take() {
                 drop(state);
-                let saved = carry_out(Order::Save);
+                let saved = carry_out(order);
                 state = self.lock();
                 state.saved[index] = saved;
                 self.changed.notify_all();

@@ -14,7 +14,7 @@ fn attend(meeting: &Arc<Meeting>, index: usize) -> (thread::JoinHandle<()>, mpsc
     let thread = thread::spawn(move || {
         meeting.attend(index, |order| {
             orders.send(order).unwrap();
-            (order == Order::Save).then_some(Err(SnapshotError::NotAState))
+            (order != Order::Leave).then_some(Err(SnapshotError::NotAState))
         });
     });
     (thread, received)
@@ -36,12 +36,32 @@ fn all_come_save_once_and_leave() {
         assert!(saved.len() == 2 && saved.iter().all(Result::is_err));
         assert_eq!(said.recv_timeout(WAIT), Ok(Order::Save));
     }
+    assert_eq!(meeting.reset().unwrap().len(), 2);
+    assert_eq!(said.recv_timeout(WAIT), Ok(Order::Reset));
     assert!(!first.is_finished(), "saving is not leaving");
     meeting.dismiss();
     first.join().unwrap();
     second.join().unwrap();
     assert_eq!(said.recv_timeout(WAIT), Ok(Order::Leave));
     assert!(said.try_recv().is_err());
+}
+
+#[test]
+fn a_call_and_an_end_are_waited_for() {
+    for end in [false, true] {
+        let meeting = Arc::new(Meeting::of(1));
+        let waiting = thread::spawn({
+            let meeting = meeting.clone();
+            move || meeting.await_call()
+        });
+        thread::sleep(Duration::from_millis(5));
+        assert!(!waiting.is_finished());
+        match end {
+            true => meeting.end(),
+            false => meeting.call(),
+        }
+        waiting.join().unwrap();
+    }
 }
 
 #[test]

@@ -38,6 +38,9 @@ pub trait Paused {
     fn resume(&mut self) {}
     /// Sends all interrupts of a device that was restored once.
     fn signal_again(&mut self) {}
+    /// Resets a suspended function, and the device behind it, to the state before any access but
+    /// for its BARs.
+    fn reset(&mut self) {}
     /// Returns the state of a suspended function.
     fn state(&self) -> FunctionState;
     /// Sets the state of a function that has not been accessed yet. It stays suspended.

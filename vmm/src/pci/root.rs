@@ -290,6 +290,11 @@ impl Root {
         (0..self.functions.len()).for_each(|device| self.lock(device).resume());
     }
 
+    /// Resets all functions, which are suspended; [`Root::restore`] must follow, for their BARs.
+    pub fn reset(&self) {
+        (0..self.functions.len()).for_each(|device| self.lock(device).reset());
+    }
+
     /// Sends all interrupts of devices that were restored once.
     pub fn signal_again(&self) {
         (0..self.functions.len()).for_each(|device| self.lock(device).signal_again());

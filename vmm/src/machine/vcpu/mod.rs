@@ -33,11 +33,11 @@ use crate::{
         meeting::{Meeting, Order},
     },
     report::{Access, Cause, capture},
-    snapshot::{MachineState, SnapshotError},
+    snapshot::{MachineState, SnapshotError, VcpuState},
     thread,
 };
 
-pub(crate) use setup::{Made, create, restore};
+pub(crate) use setup::{Made, create, power_on, restore};
 pub(crate) use state::Abilities;
 
 /// State that the vCPUs of a machine share.
@@ -54,9 +54,22 @@ pub(crate) struct Shared {
     pub(crate) meeting: Meeting,
     /// What can be saved of a vCPU.
     pub(crate) abilities: Abilities,
+    /// Whether a reset by the guest may begin the machine anew: the threads outlive it.
+    pub(crate) may_restart: bool,
 }
 
 impl Shared {
+    /// Resets the devices that vCPUs reach by exits, and gives the PCI functions the state of
+    /// power-on. The devices stay suspended.
+    ///
+    /// # Errors
+    /// The state is of other devices.
+    pub(crate) fn reset(&self, power_on: &MachineState) -> Result<(), SnapshotError> {
+        self.bus.console.reset();
+        self.bus.pci.reset();
+        self.restore(power_on)
+    }
+
     /// Sets the state of the devices that vCPUs reach by exits. They stay suspended.
     ///
     /// # Errors
@@ -76,9 +89,11 @@ impl Shared {
 }
 
 /// Starts the thread of a vCPU, which waits at the gate.
+/// `power_on`: its state then, for a machine that may restart.
 pub(crate) fn start(
     index: u8,
     made: Made,
+    power_on: Option<Box<VcpuState>>,
     shared: Arc<Shared>,
     threads: &ThreadSetup,
 ) -> io::Result<JoinHandle<()>> {
@@ -86,6 +101,7 @@ pub(crate) fn start(
         index,
         fd: made.fd,
         cpuid: made.cpuid,
+        power_on,
         shared,
         last_access: None,
         is_between: true,
@@ -102,6 +118,7 @@ struct Vcpu {
     index: u8,
     fd: VcpuFd,
     cpuid: CpuId,
+    power_on: Option<Box<VcpuState>>,
     shared: Arc<Shared>,
     last_access: Option<Access>,
     /// Whether the registers are those between two instructions: no exit waits to be completed.
@@ -119,7 +136,11 @@ impl Vcpu {
             };
             if let Some(outcome) = outcome {
                 self.shared.ending.with(outcome);
-                break;
+                if !self.shared.may_restart {
+                    break;
+                }
+                // Whoever waits for the end stops the machine, or calls for the restart.
+                self.shared.meeting.await_call();
             }
         }
         drop(kickable);
@@ -130,19 +151,38 @@ impl Vcpu {
         while !self.is_between {
             self.fd.set_kvm_immediate_exit(1);
             let outcome = self.step();
-            if outcome.is_some() {
-                return outcome;
+            match outcome {
+                // It comes all the same: a restart needs every vCPU.
+                Some(outcome) if self.shared.may_restart => {
+                    self.shared.ending.with(outcome);
+                    break;
+                }
+                Some(outcome) => return Some(outcome),
+                None => {}
             }
         }
         let shared = self.shared.clone();
+        let mut was_reset = false;
         shared.meeting.attend(usize::from(self.index), |order| {
             match order {
+                Order::Reset => {
+                    was_reset = true;
+                    let can = &shared.abilities;
+                    return self.power_on.as_deref().map(|power_on| {
+                        state::restore(&self.fd, power_on, &self.cpuid, can)?;
+                        state::save(&self.fd, &self.cpuid, can)
+                    });
+                }
                 Order::Save => return Some(state::save(&self.fd, &self.cpuid, &shared.abilities)),
                 // The guest's watchdogs are told. A guest without kvm-clock has nothing to be told.
                 Order::Leave => drop(self.fd.kvmclock_ctrl()),
             }
             None
         });
+        if was_reset {
+            self.last_access = None;
+            self.is_between = true;
+        }
         None
     }
 

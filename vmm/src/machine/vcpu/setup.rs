@@ -8,7 +8,7 @@ use crate::{
     cpuid,
     kvm::KvmError,
     machine::MachineError,
-    snapshot::VcpuState,
+    snapshot::{SnapshotError, VcpuState},
 };
 
 /// A vCPU that has not run yet, and what CPUID tells its guest.
@@ -46,6 +46,14 @@ pub(crate) fn create(
             .map_err(KvmError::call("setting a vCPU's registers"))?;
     }
     Ok(made)
+}
+
+/// Returns the state of a vCPU that has not run.
+///
+/// # Errors
+/// KVM refuses.
+pub(crate) fn power_on(made: &Made, can: &Abilities) -> Result<Box<VcpuState>, SnapshotError> {
+    state::save(&made.fd, &made.cpuid, can).map(Box::new)
 }
 
 /// Creates vCPU `index` of `cpus` as it was saved.

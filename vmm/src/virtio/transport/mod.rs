@@ -222,13 +222,17 @@ impl VirtioPci {
         offset < data + 4 && offset + len > data
     }
 
+    fn reset_all(&mut self) {
+        self.lifecycle.reset();
+        self.selectors.reset();
+        self.config.reset();
+        self.msix.reset(&self.config);
+    }
+
     /// Applies the effects of a write to configuration space, beyond its bytes.
     fn follow_config(&mut self) {
         if self.config.array(self.offsets.reset) == [1] {
-            self.lifecycle.reset();
-            self.selectors.reset();
-            self.config.reset();
-            self.msix.reset(&self.config);
+            self.reset_all();
         }
         self.msix.follow(&self.config);
         if !self.config.is_bus_master() && self.lifecycle.is_active() {
@@ -299,6 +303,11 @@ impl Paused for VirtioPci {
 
     fn resume(&mut self) {
         self.lifecycle.resume();
+        self.follow_bells();
+    }
+
+    fn reset(&mut self) {
+        self.reset_all();
         self.follow_bells();
     }
 

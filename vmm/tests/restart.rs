@@ -1,0 +1,147 @@
+//! Machines that begin anew when their guest resets them.
+use std::{
+    fs::File,
+    io::{PipeReader, Read, pipe},
+    sync::Arc,
+    thread,
+    time::Duration,
+};
+
+use slipgate_testbed::require_kvm;
+use slipgate_vmm::{
+    Devices, Machine, MachineConfig, Origin, Outcome, SerialIo,
+    boot::{BootSource, Kernel},
+};
+
+mod payload;
+use payload::Code;
+
+/// Where a guest leaves a trace of its life.
+const TRACE: u32 = 0x20_0000;
+const HOST_BRIDGE_COMMAND: u32 = 0x8000_0804;
+/// PCI's configuration address and data.
+const ADDRESS: u16 = 0xcf8;
+const DATA: u16 = 0xcfc;
+
+fn config(code: &Code, cpus: u8) -> (MachineConfig, PipeReader) {
+    let (printed, output) = pipe().unwrap();
+    let kvm = File::options()
+        .read(true)
+        .write(true)
+        .open("/dev/kvm")
+        .unwrap();
+    let config = MachineConfig {
+        cpus,
+        memory_bytes: 16 << 20,
+        origin: Origin::Boot(BootSource {
+            kernel: Kernel::Bytes(code.image()),
+            initrd: None,
+            cmdline: String::new(),
+        }),
+        devices: Devices {
+            net: None,
+            disks: Vec::new(),
+            vsock: None,
+            serial: SerialIo {
+                input: None,
+                limit_bytes: None,
+                output: output.into(),
+            },
+        },
+        kvm: kvm.into(),
+        threads: Arc::new(|_| Ok(())),
+    };
+    (config, printed)
+}
+
+/// Runs a guest that may restart so many times. Returns its outcome, its output, and the number of
+/// times that it has reset itself.
+fn run(code: &Code, cpus: u8, restarts: usize) -> (Outcome, String, usize) {
+    let (config, mut printed) = config(code, cpus);
+    let machine = Machine::restartable(config).unwrap();
+    let stop = machine.stop_handle().unwrap();
+    let (ended, wait) = std::sync::mpsc::channel::<()>();
+    let watchdog = thread::spawn(move || {
+        if wait.recv_timeout(Duration::from_secs(20)).is_err() {
+            stop.stop();
+        }
+    });
+    let mut resets = 0;
+    let outcome = machine.run_again(|outcome| {
+        assert!(outcome.is_reset());
+        resets += 1;
+        resets <= restarts
+    });
+    ended.send(()).ok();
+    watchdog.join().unwrap();
+    let mut text = String::new();
+    printed.read_to_string(&mut text).unwrap();
+    (outcome, text, resets)
+}
+
+/// Prints a byte; ends with status 9 where there is a trace of a former life in memory or in the
+/// first device's configuration; leaves one in both.
+fn life(byte: u8) -> Code {
+    let at = |code: Code, offset: u32| {
+        let code = code.eax(HOST_BRIDGE_COMMAND + offset).port(ADDRESS);
+        code.raw(&[0xef]).port(DATA)
+    };
+    // cmp eax, 0; je over the ten bytes of mov edx, 0xf4; mov al, 9; out dx, al; jmp $
+    let none = [
+        0x83, 0xf8, 0x00, 0x74, 0x0a, 0xba, 0xf4, 0, 0, 0, 0xb0, 9, 0xee, 0xeb, 0xfe,
+    ];
+    let code = Code::new().out(0x3f8, byte).load(TRACE).raw(&none);
+    // in eax, dx; and eax, 7: the command register.
+    let code = at(code, 0).raw(&[0xed, 0x83, 0xe0, 0x07]).raw(&none);
+    // out dx, eax: decoding and bus mastering on.
+    let code = at(code, 0).eax(7).port(DATA).raw(&[0xef]);
+    code.store(TRACE, 1)
+}
+
+#[test]
+fn a_reset_begins_the_machine_anew_without_a_trace() {
+    require_kvm!();
+    for cpus in [1, 2] {
+        let (outcome, printed, resets) = run(&life(b'a').out(0x64, 0xfe).spin(), cpus, 3);
+        assert!(matches!(outcome, Outcome::Reset), "{outcome:?} {printed}");
+        assert_eq!((printed.as_str(), resets), ("aaaa", 4));
+    }
+}
+
+#[test]
+fn a_triple_fault_begins_it_anew_too() {
+    require_kvm!();
+    let (outcome, printed, resets) = run(&life(b'a').raw(&[0x0f, 0x0b]).spin(), 1, 2);
+    assert!(
+        matches!(&outcome, Outcome::Crashed(_)) && outcome.is_reset(),
+        "{outcome:?}"
+    );
+    assert_eq!((printed.as_str(), resets), ("aaa", 3));
+}
+
+#[test]
+fn other_ends_are_ends() {
+    require_kvm!();
+    let (outcome, _, resets) = run(&life(b'a').out(0xf4, 77).spin(), 1, 3);
+    assert!(matches!(outcome, Outcome::GuestExit(77)), "{outcome:?}");
+    assert_eq!(resets, 0);
+}
+
+#[test]
+fn a_machine_that_resets_without_end_is_stopped_at_once() {
+    require_kvm!();
+    let (config, _printed) = config(&life(b'a').out(0x64, 0xfe).spin(), 2);
+    let machine = Machine::restartable(config).unwrap();
+    let stop = machine.stop_handle().unwrap();
+    let mut resets = 0;
+    let outcome = machine.run_again(|_| {
+        resets += 1;
+        if resets == 5 {
+            stop.stop();
+        }
+        true
+    });
+    assert!(matches!(outcome, Outcome::Stopped), "{outcome:?}");
+    // The stop is heard, however soon the guest resets itself again.
+    assert!((5..=6).contains(&resets), "{resets}");
+}
