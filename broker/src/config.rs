@@ -27,8 +27,8 @@ pub use self::{
     api::ApiSocket,
     files::from_disk,
     machine::{
-        DiskSpec, MAX_DISKS, MachineSpec, OWN_SNAPSHOT, RunConfig, SNAPSHOT_FILES, SavedMachine,
-        VmmBounds, VsockSpec,
+        CgroupSpec, DiskSpec, MAX_DISKS, MachineSpec, OWN_SNAPSHOT, RunConfig, SNAPSHOT_FILES,
+        SavedMachine, VmmBounds, VsockSpec,
     },
     network::{GuestNetwork, MIN_MTU6, check_ipv6_prefix},
     policy_flags::PolicyFlags,

@@ -327,7 +327,7 @@ pub(crate) fn stop_vm(vm: &mut Option<Vm>, served: anyhow::Result<End>) -> (How,
     let how = match served {
         Ok(End::Vm(end)) => return (How::of(&end.outcome), Some(*end)),
         Ok(End::VmmGone) => {
-            let end = vm.as_mut().and_then(|vm| vm.vmm.end());
+            let end = vm.as_mut().and_then(Vm::end);
             let how = end.unwrap_or_else(|| "closed its channel".into());
             return (How::VmmKilled { how }, None);
         }

@@ -1,4 +1,5 @@
 //! The VM of `slipgate run`: its files, its process, its console, and how it ended.
+mod cgroup;
 mod console;
 mod disk;
 mod orders;
@@ -22,7 +23,10 @@ use slipgate_ipc::{
 };
 use slipgate_policy::document::ConfigError;
 
-use self::{console::Console, disk::OpenDisk, orders::Orders, resets::Resets, vmm_process::Handed};
+use self::{
+    cgroup::Cgroup, console::Console, disk::OpenDisk, orders::Orders, resets::Resets,
+    vmm_process::Handed,
+};
 pub(crate) use self::{
     console::Typed,
     report::{How, Report, ReportFile, Stages, micros, printable},
@@ -52,6 +56,8 @@ pub(crate) struct Vm {
     started: Instant,
     /// The socket for the guest's vsock; its file goes with it.
     _vsock: Option<ListeningSocket>,
+    /// Goes when the VMM has ended.
+    cgroup: Option<Cgroup>,
 }
 
 /// What has happened to the VM.
@@ -154,6 +160,8 @@ impl Vm {
             vsock,
         } = images;
         let kvm = kvm::open()?;
+        let cgroup = config.bounds.cgroup.as_ref().map(Cgroup::make);
+        let cgroup = cgroup.transpose()?;
         let (console, input) = Console::open(machine.kernel.is_some())?;
         let output = vmm_process::stdout()?;
         let taps = match link {
@@ -179,7 +187,8 @@ impl Vm {
         };
         let mtu = config.nat.network.mtu.map_or(TAP_MTU, |mtu| mtu as u16);
         let started = Instant::now();
-        let vmm = VmmProcess::start(&config.machine, &config.bounds, handed, mtu, log, users)?;
+        let bounds = (&config.bounds, cgroup.as_ref());
+        let vmm = VmmProcess::start(&config.machine, bounds, handed, mtu, log, users)?;
         let stages = Stages {
             opened_us: micros(started - began),
             started_us: micros(started.elapsed()),
@@ -193,6 +202,7 @@ impl Vm {
             resets: Resets::default(),
             started,
             _vsock: vsock,
+            cgroup,
         })
     }
 
@@ -279,9 +289,19 @@ impl Vm {
         Ok(())
     }
 
+    /// How the VMM's process ended, in words; `None` while it runs.
+    pub(crate) fn end(&mut self) -> Option<String> {
+        let how = self.vmm.end()?;
+        let cgroup = self.cgroup.as_ref();
+        Some(match cgroup.is_some_and(Cgroup::was_out_of_memory) {
+            true => format!("{how}, for it reached --memory-max"),
+            false => how,
+        })
+    }
+
     /// An error before the guest ran, or the VMM's end where that is behind it: its TAP goes too.
     pub(crate) fn blame(&mut self, error: anyhow::Error) -> anyhow::Error {
-        match self.vmm.end() {
+        match self.end() {
             Some(end) => anyhow::anyhow!("the VMM {end} before its guest ran"),
             None => error,
         }

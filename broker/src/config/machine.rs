@@ -32,8 +32,23 @@ pub struct VmmBounds {
     pub requires_jail: bool,
     /// Most bytes of the guest's that are written to its console, if that is a file.
     pub console_bytes: u64,
+    /// Cgroup and its limits; `None`: the process stays in ours.
+    pub cgroup: Option<CgroupSpec>,
     /// Whether the machine begins anew when its guest resets it.
     pub may_restart: bool,
+}
+
+/// Cgroup (v2) of a machine's process.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct CgroupSpec {
+    /// Directory in which it is made, absolute or from the mount point.
+    pub parent: PathBuf,
+    /// Most CPU time, hundredths of a CPU.
+    pub cpu_percent: Option<u32>,
+    /// Most memory, bytes.
+    pub memory_bytes: Option<u64>,
+    /// Most threads.
+    pub pids: Option<u32>,
 }
 
 /// Virtual machine that `slipgate run` creates.

@@ -76,6 +76,11 @@ impl ChildProcess {
         })
     }
 
+    /// Process id, in this process's namespace.
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.pid()
+    }
+
     /// Returns the pidfd, which is readable when the process has ended.
     pub(crate) fn pidfd(&self) -> BorrowedFd<'_> {
         self.child.pidfd()

@@ -50,6 +50,7 @@ pub(crate) enum Namespaces {
 /// A child of this process.
 #[derive(Debug)]
 pub(crate) struct Child {
+    pid: u32,
     pidfd: OwnedFd,
     ended: Option<WaitStatus>,
 }
@@ -113,7 +114,12 @@ impl Program {
         }
         // SAFETY: the kernel made it for us just now.
         let pidfd = unsafe { OwnedFd::from_raw_fd(pidfd) };
-        let mut child = Child { pidfd, ended: None };
+        let mut child = Child {
+            // The kernel's process ids are positive.
+            pid: pid as u32,
+            pidfd,
+            ended: None,
+        };
         drop(report);
         let mut errno = [0; size_of::<i32>()];
         match (&errors).read_exact(&mut errno) {
@@ -181,6 +187,11 @@ fn put(path: &CStr, text: &[u8]) -> io::Result<()> {
 }
 
 impl Child {
+    /// Process id, in this process's namespace.
+    pub(crate) fn pid(&self) -> u32 {
+        self.pid
+    }
+
     /// Readable when the process has ended.
     pub(crate) fn pidfd(&self) -> BorrowedFd<'_> {
         self.pidfd.as_fd()

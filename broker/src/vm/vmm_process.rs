@@ -17,7 +17,7 @@ use slipgate_ipc::{
 };
 use slipgate_policy::document::ConfigError;
 
-use super::disk::OpenDisk;
+use super::{cgroup::Cgroup, disk::OpenDisk};
 use crate::{
     config::{MachineSpec, VmmBounds},
     process::{ChildProcess, spawn::Namespaces},
@@ -58,13 +58,17 @@ impl VmmProcess {
     /// with the VMM.
     pub(crate) fn start(
         spec: &MachineSpec,
-        bounds: &VmmBounds,
+        (bounds, cgroup): (&VmmBounds, Option<&Cgroup>),
         handed: Handed,
         mtu: u16,
         log: &str,
         users: &Users,
     ) -> anyhow::Result<Self> {
         let (process, in_namespaces) = start_jailed(bounds, users)?;
+        if let Some(cgroup) = cgroup {
+            // It waits for its first message.
+            cgroup.take(process.pid())?;
+        }
         let vmm = Self { process };
         let start = VmmStart {
             kvm: handed.kvm.into(),

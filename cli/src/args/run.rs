@@ -72,6 +72,20 @@ pub(crate) struct RunArgs {
     /// with status 120, restart begins the machine anew, and ends its flows
     #[arg(long, value_name = "HOW", default_value = "exit")]
     pub(crate) on_reboot: OnReboot,
+    /// Make a cgroup (v2) for the VMM in this one, which has no processes of its own and is yours: a
+    /// path, or one from the mount point
+    #[arg(long, value_name = "DIR")]
+    pub(crate) cgroup: Option<PathBuf>,
+    /// Most CPU time of the VMM, in percent of one CPU: 250 is two and a half CPUs
+    #[arg(long, value_name = "PERCENT", value_parser = whole_number, requires = "cgroup", allow_negative_numbers = true)]
+    pub(crate) cpu_max: Option<u32>,
+    /// Most memory of the VMM, the guest's included, bytes; or with a unit: K, M, G. Beyond it the VMM
+    /// is killed
+    #[arg(long, value_name = "BYTES", value_parser = bytes, requires = "cgroup", allow_negative_numbers = true)]
+    pub(crate) memory_max: Option<u64>,
+    /// Most threads of the VMM: one for each CPU, queue pair and disk, and some ten more
+    #[arg(long, value_name = "N", value_parser = whole_number, requires = "cgroup", allow_negative_numbers = true)]
+    pub(crate) pids_max: Option<u32>,
     /// Most that the guest prints to a console that is a file, bytes; or with a unit: K, M, G. What
     /// comes after it is lost, and counted
     #[arg(long, value_name = "BYTES", default_value = "64M", value_parser = bytes, allow_negative_numbers = true)]

@@ -2,8 +2,8 @@
 use std::{ops::RangeInclusive, path::Path};
 
 use slipgate_broker::config::{
-    Config, DiskSpec, MAX_DISKS, MachineSpec, OWN_SNAPSHOT, RunConfig, SavedMachine, VmConfig,
-    VmmBounds, VsockSpec, check_tap, parse_mac,
+    CgroupSpec, Config, DiskSpec, MAX_DISKS, MachineSpec, OWN_SNAPSHOT, RunConfig, SavedMachine,
+    VmConfig, VmmBounds, VsockSpec, check_tap, parse_mac,
 };
 use slipgate_ipc::{engine::OnExit, vmm::NetRates};
 use slipgate_policy::document::{ConfigError, RuleFlag, check_name};
@@ -29,6 +29,10 @@ const MAX_QUEUES: u32 = 16;
 /// Permitted memory, MiB: from the need of the built-in guest to what fits 40 bits of
 /// guest-physical address beside the holes.
 const MEMORY_MIB: std::ops::RangeInclusive<u64> = 32..=524_288;
+/// Permitted limits of a cgroup: percent of a CPU, and memory from what a VMM needs without its guest's.
+const CPU_PERCENT: RangeInclusive<u32> = 1..=102_400;
+const MEMORY_BYTES: RangeInclusive<u64> = 16 << 20..=1 << 50;
+const PIDS: RangeInclusive<u32> = 1..=4_194_304;
 /// Permitted bounds of a console's file.
 const CONSOLE_BYTES: std::ops::RangeInclusive<u64> = 4_096..=1 << 40;
 /// Longest command line, bytes: x86 Linux's `COMMAND_LINE_SIZE` less the final zero.
@@ -118,10 +122,31 @@ pub(crate) fn run(
         report: args.report.clone(),
         bounds: VmmBounds {
             requires_jail: args.jail == Jail::Required,
+            cgroup: cgroup(args)?,
             may_restart: args.on_reboot == OnReboot::Restart,
             console_bytes: in_range("--console-limit", args.console_limit, CONSOLE_BYTES)?,
         },
     })
+}
+
+/// The cgroup of the VMM.
+fn cgroup(args: &RunArgs) -> Result<Option<CgroupSpec>, ConfigError> {
+    let Some(parent) = &args.cgroup else {
+        return Ok(None);
+    };
+    let percent = args
+        .cpu_max
+        .map(|it| in_range("--cpu-max", it, CPU_PERCENT));
+    let memory = args
+        .memory_max
+        .map(|it| in_range("--memory-max", it, MEMORY_BYTES));
+    let pids = args.pids_max.map(|it| in_range("--pids-max", it, PIDS));
+    Ok(Some(CgroupSpec {
+        parent: parent.clone(),
+        cpu_percent: percent.transpose()?,
+        memory_bytes: memory.transpose()?,
+        pids: pids.transpose()?,
+    }))
 }
 
 /// The machine of a snapshot, with the disks and the socket of the flags in the place of its own.

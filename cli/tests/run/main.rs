@@ -1,6 +1,7 @@
 //! `slipgate run` in the testbed: ends of guests, the remaining state, and the processes'
 //! privileges.
 mod built_in;
+mod cgroups;
 mod console;
 mod disks;
 mod ends;

@@ -1,0 +1,230 @@
+//! The cgroup of a VMM: limits of CPU, memory and processes (cgroup v2).
+//!
+//! # Theory of operation
+//! Who starts the machine names a parent cgroup without processes of its own, which is root's or was
+//! delegated to the user. The broker enables the controllers that are needed for its children, makes
+//! a child for this machine, sets the limits, and puts the VMM into it before that has read its first
+//! message. The VMM can't leave it: it has no file system. The child is removed after the VMM's end;
+//! what a killed broker has left is removed by the next one with the same parent.
+use std::{
+    fs, io,
+    os::unix::ffi::OsStrExt as _,
+    path::{Path, PathBuf},
+    process, thread,
+    time::{Duration, Instant},
+};
+
+use slipgate_policy::document::ConfigError;
+
+use crate::config::CgroupSpec;
+
+/// First part of the names of cgroups that are made here; the process id follows.
+const PREFIX: &str = "slipgate-";
+/// Period of `cpu.max`, µs.
+const PERIOD_US: u64 = 100_000;
+/// `CGROUP2_SUPER_MAGIC`, <linux/magic.h>.
+const CGROUP2: i64 = 0x6367_7270;
+/// Time within which a cgroup is empty after the end of its last process.
+const EMPTY_WITHIN: Duration = Duration::from_secs(1);
+const LIMITS: &str = "leave --cpu-max, --memory-max and --pids-max out";
+
+/// A cgroup that goes with this.
+#[derive(Debug)]
+pub(crate) struct Cgroup(PathBuf);
+
+impl Cgroup {
+    /// Makes a cgroup with these limits.
+    ///
+    /// # Errors
+    /// The host has no cgroup v2, the parent can't be used, or a controller is missing.
+    pub(crate) fn make(spec: &CgroupSpec) -> Result<Cgroup, ConfigError> {
+        let parent = match spec.parent.is_absolute() {
+            true => spec.parent.clone(),
+            false => {
+                match mount_point(&fs::read_to_string("/proc/self/mountinfo").unwrap_or_default()) {
+                    Some(root) => root.join(&spec.parent),
+                    None => {
+                        let problem = "this host has no cgroup v2 (none is mounted)";
+                        return Err(refused(&spec.parent, problem, LIMITS));
+                    }
+                }
+            }
+        };
+        if !is_cgroup2(&parent) {
+            let problem = "it is no directory of a cgroup v2 file system";
+            let remedy = "give one below the mount point of type cgroup2, or its path from there";
+            return Err(refused(&parent, problem, remedy));
+        }
+        Cgroup::make_in(&parent, spec)
+    }
+
+    fn make_in(parent: &Path, spec: &CgroupSpec) -> Result<Cgroup, ConfigError> {
+        let files = files(spec);
+        let controllers = |file: &str| {
+            let text = fs::read_to_string(parent.join(file)).unwrap_or_default();
+            text.split_whitespace()
+                .map(str::to_owned)
+                .collect::<Vec<_>>()
+        };
+        let (there, enabled) = (
+            controllers("cgroup.controllers"),
+            controllers("cgroup.subtree_control"),
+        );
+        for (controller, flag, ..) in &files {
+            if !there.iter().any(|it| it == controller) {
+                let problem = format!("it lacks the controller `{controller}`, which {flag} needs");
+                let remedy = format!(
+                    "enable it in cgroup.subtree_control of the cgroups above (a cgroup v1 hierarchy \
+                     may have it), or leave {flag} out"
+                );
+                return Err(refused(parent, &problem, &remedy));
+            }
+            if !enabled.iter().any(|it| it == controller) {
+                let enable = fs::write(
+                    parent.join("cgroup.subtree_control"),
+                    format!("+{controller}"),
+                );
+                enable.map_err(|e| {
+                    let why = match e.raw_os_error() {
+                        Some(libc::EBUSY) => "it has processes of its own".to_owned(),
+                        _ => e.to_string(),
+                    };
+                    let problem =
+                        format!("`{controller}` can't be enabled for its children ({why})");
+                    refused(parent, &problem, "give an empty cgroup that is yours")
+                })?;
+            }
+        }
+        remove_left(parent);
+        let path = parent.join(format!("{PREFIX}{}", process::id()));
+        fs::create_dir(&path).map_err(|e| {
+            let problem = format!("no cgroup can be made in it ({e})");
+            refused(
+                parent,
+                &problem,
+                "give one that is yours or was delegated to you",
+            )
+        })?;
+        let cgroup = Cgroup(path);
+        for (_, flag, file, value) in &files {
+            fs::write(cgroup.0.join(file), value).map_err(|e| {
+                let remedy = "give another value, or leave it out";
+                ConfigError::new(
+                    flag,
+                    value,
+                    format!("{file} does not take it ({e})"),
+                    remedy,
+                )
+            })?;
+        }
+        Ok(cgroup)
+    }
+
+    /// Puts a process into it.
+    ///
+    /// # Errors
+    /// The kernel refuses: who is not root can't move a process into it from elsewhere.
+    pub(crate) fn take(&self, pid: u32) -> Result<(), ConfigError> {
+        fs::write(self.0.join("cgroup.procs"), pid.to_string()).map_err(|e| {
+            let problem = format!("the VMM can't be moved into it ({e})");
+            let remedy = "start this command in a cgroup that was delegated to you with the parent in \
+                          it, such as by `systemd-run --user --scope -p Delegate=yes`";
+            refused(&self.0, &problem, remedy)
+        })
+    }
+
+    /// Returns whether the kernel has killed a process in it for want of memory.
+    pub(crate) fn was_out_of_memory(&self) -> bool {
+        let events = fs::read_to_string(self.0.join("memory.events")).unwrap_or_default();
+        oom_kills(&events) > 0
+    }
+}
+
+impl Drop for Cgroup {
+    fn drop(&mut self) {
+        let until = Instant::now() + EMPTY_WITHIN;
+        // Its last process may be ending.
+        while let Err(e) = fs::remove_dir(&self.0) {
+            if e.raw_os_error() != Some(libc::EBUSY) || Instant::now() >= until {
+                tracing::warn!("removing the cgroup {}: {e}", self.0.display());
+                return;
+            }
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+fn refused(path: &Path, problem: &str, remedy: &str) -> ConfigError {
+    ConfigError::new(
+        "--cgroup",
+        path.display(),
+        problem.to_owned(),
+        remedy.to_owned(),
+    )
+}
+
+/// What is written: controller, flag, file and value.
+fn files(spec: &CgroupSpec) -> Vec<(&'static str, &'static str, &'static str, String)> {
+    let cpu = spec.cpu_percent.map(|percent| {
+        let quota = u64::from(percent) * PERIOD_US / 100;
+        (
+            "cpu",
+            "--cpu-max",
+            "cpu.max",
+            format!("{quota} {PERIOD_US}"),
+        )
+    });
+    let memory = spec
+        .memory_bytes
+        .map(|bytes| ("memory", "--memory-max", "memory.max", bytes.to_string()));
+    let pids = spec
+        .pids
+        .map(|pids| ("pids", "--pids-max", "pids.max", pids.to_string()));
+    [cpu, memory, pids].into_iter().flatten().collect()
+}
+
+/// Mount point of cgroup v2, from the text of /proc/self/mountinfo.
+fn mount_point(mounts: &str) -> Option<PathBuf> {
+    mounts.lines().find_map(|line| {
+        let (before, after) = line.split_once(" - ")?;
+        let is_it = after.split_whitespace().next() == Some("cgroup2");
+        is_it.then(|| before.split_whitespace().nth(4).map(PathBuf::from))?
+    })
+}
+
+/// Number in the line `oom_kill` of `memory.events`.
+fn oom_kills(events: &str) -> u64 {
+    let number = |line: &str| line.strip_prefix("oom_kill ")?.trim().parse().ok();
+    events.lines().find_map(number).unwrap_or(0)
+}
+
+fn is_cgroup2(path: &Path) -> bool {
+    let Ok(path) = std::ffi::CString::new(path.as_os_str().as_bytes()) else {
+        return false;
+    };
+    // SAFETY: zeroes are a valid statfs, which the call fills; the path is terminated.
+    let mut found: libc::statfs = unsafe { std::mem::zeroed() };
+    let rc = unsafe { libc::statfs(path.as_ptr(), &raw mut found) };
+    rc == 0 && found.f_type as i64 == CGROUP2
+}
+
+/// Removes the cgroups of processes that were killed: those with processes stay.
+fn remove_left(parent: &Path) {
+    for entry in fs::read_dir(parent).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let pid = name.to_str().and_then(|name| name.strip_prefix(PREFIX));
+        let pid = pid.and_then(|pid| pid.parse::<u32>().ok());
+        let is_left = pid.is_some_and(|pid| {
+            pid == process::id() || !Path::new("/proc").join(pid.to_string()).exists()
+        });
+        if is_left {
+            // One that can't be removed is somebody's, or is made again with an error.
+            let removed: io::Result<()> = fs::remove_dir(entry.path());
+            drop(removed);
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "cgroup_test.rs"]
+mod tests;

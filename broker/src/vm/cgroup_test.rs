@@ -1,0 +1,96 @@
+use super::*;
+
+fn spec() -> CgroupSpec {
+    CgroupSpec {
+        parent: PathBuf::from("/nowhere"),
+        cpu_percent: Some(150),
+        memory_bytes: Some(1 << 30),
+        pids: Some(64),
+    }
+}
+
+/// A directory with the files that a cgroup has.
+fn parent(controllers: &str) -> tempfile::TempDir {
+    let parent = tempfile::tempdir().unwrap();
+    fs::write(parent.path().join("cgroup.controllers"), controllers).unwrap();
+    fs::write(parent.path().join("cgroup.subtree_control"), "cpu\n").unwrap();
+    parent
+}
+
+#[test]
+fn limits_are_written_and_controllers_enabled() {
+    let parent = parent("cpuset cpu io memory pids\n");
+    // Left by a process that was killed, and by one that runs.
+    let left = parent.path().join(format!("{PREFIX}4194305"));
+    let other = parent.path().join(format!("{PREFIX}1"));
+    let users = parent.path().join("slipgate-own");
+    for path in [&left, &other, &users] {
+        fs::create_dir(path).unwrap();
+    }
+    let cgroup = Cgroup::make_in(parent.path(), &spec()).unwrap();
+    assert!(!left.exists() && other.exists() && users.exists());
+    let read = |file: &str| fs::read_to_string(cgroup.0.join(file)).unwrap();
+    assert_eq!(read("cpu.max"), "150000 100000");
+    assert_eq!(read("memory.max"), (1_u64 << 30).to_string());
+    assert_eq!(read("pids.max"), "64");
+    // One that was enabled is left alone; here each write takes the last one's place.
+    let enabled = fs::read_to_string(parent.path().join("cgroup.subtree_control")).unwrap();
+    assert_eq!(enabled, "+pids");
+    cgroup.take(7).unwrap();
+    assert_eq!(read("cgroup.procs"), "7");
+
+    assert!(!cgroup.was_out_of_memory());
+    let events = "low 0\nhigh 0\nmax 12\noom 1\noom_kill 0\noom_group_kill 0\n";
+    fs::write(cgroup.0.join("memory.events"), events).unwrap();
+    assert!(!cgroup.was_out_of_memory());
+    let events = events.replace("oom_kill 0", "oom_kill 1");
+    fs::write(cgroup.0.join("memory.events"), events).unwrap();
+    assert!(cgroup.was_out_of_memory());
+
+    // A cgroup's files go with it.
+    let path = cgroup.0.clone();
+    for file in fs::read_dir(&path).unwrap().flatten() {
+        fs::remove_file(file.path()).unwrap();
+    }
+    drop(cgroup);
+    assert!(!path.exists());
+}
+
+#[test]
+fn what_a_host_lacks_is_said_with_a_remedy() {
+    let parent = parent("cpu hugetlb\n");
+    let error = Cgroup::make_in(parent.path(), &spec())
+        .unwrap_err()
+        .to_string();
+    assert!(
+        error.contains("lacks the controller `memory`, which --memory-max needs"),
+        "{error}"
+    );
+    assert!(error.contains("leave --memory-max out"), "{error}");
+    let entries = fs::read_dir(parent.path()).unwrap().count();
+    assert_eq!(entries, 2, "nothing was made");
+
+    let error = Cgroup::make(&CgroupSpec {
+        parent: parent.path().to_owned(),
+        ..spec()
+    });
+    let error = error.unwrap_err().to_string();
+    assert!(
+        error.contains("it is no directory of a cgroup v2 file system"),
+        "{error}"
+    );
+}
+
+#[test]
+fn the_mount_point_is_found() {
+    let hybrid = "24 20 0:21 / /sys rw - sysfs sysfs rw\n\
+                  31 24 0:27 / /sys/fs/cgroup/unified rw,relatime shared:9 - cgroup2 cgroup2 rw\n\
+                  32 24 0:28 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu\n";
+    let found = mount_point(hybrid);
+    assert_eq!(found, Some("/sys/fs/cgroup/unified".into()));
+    assert_eq!(
+        mount_point("24 20 0:21 / /sys rw - sysfs cgroup2 rw\n"),
+        None
+    );
+    assert_eq!(mount_point(""), None);
+}
