@@ -202,8 +202,9 @@ fn is_cgroup2(path: &Path) -> bool {
     let Ok(path) = std::ffi::CString::new(path.as_os_str().as_bytes()) else {
         return false;
     };
-    // SAFETY: zeroes are a valid statfs, which the call fills; the path is terminated.
+    // SAFETY: zeroes are a valid statfs.
     let mut found: libc::statfs = unsafe { std::mem::zeroed() };
+    // SAFETY: the path is terminated, and the call fills `found`.
     let rc = unsafe { libc::statfs(path.as_ptr(), &raw mut found) };
     rc == 0 && found.f_type as i64 == CGROUP2
 }

@@ -70,7 +70,7 @@ fn the_vmm_is_in_a_cgroup_of_its_own_which_goes_with_it() {
     let mut machine = bed.start(&image, &flags);
     machine.await_line("here", WAIT).unwrap();
     let own = parent.0.join(format!("slipgate-{}", machine.broker_pid()));
-    assert_eq!(parent.children(), [own.clone()]);
+    assert_eq!(parent.children(), std::slice::from_ref(&own));
     let vmm = machine.vmm_pid().unwrap();
     let procs = fs::read_to_string(own.join("cgroup.procs")).unwrap();
     assert_eq!(
