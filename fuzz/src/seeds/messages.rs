@@ -130,14 +130,19 @@ pub(super) fn messages() -> Seeds {
         outcome: GuestEnd::Exited { status: 7 },
         counters: serde_json::Value::Null,
         ran_us: 1,
+        restarts: 1,
         first_line_us: None,
     }));
+    let reset = FromVmm::Reset { report: None };
     let counted = FromVmm::Counters {
         id: 1,
         counters: json!({"vcpus": [{"other": 0}]}),
     };
-    let to_vmm: [(&str, ToVmm<Slot>); 2] =
-        [("go", ToVmm::Go), ("counters", ToVmm::Counters { id: 1 })];
+    let to_vmm: [(&str, ToVmm<Slot>); 3] = [
+        ("go", ToVmm::Go),
+        ("counters", ToVmm::Counters { id: 1 }),
+        ("after-reset", ToVmm::AfterReset { begins: true }),
+    ];
     let of_engine = |about, ask| ClientRequest::Engine {
         about: Some(about),
         ask,
@@ -172,7 +177,7 @@ pub(super) fn messages() -> Seeds {
             .iter()
             .map(|(name, m)| (*name, packet(kind::TO_VMM, json(m)))),
     );
-    for (name, message) in [("ended", ended), ("counted", counted)] {
+    for (name, message) in [("ended", ended), ("counted", counted), ("reset", reset)] {
         seeds.push((name, packet(kind::FROM_VMM, json(&message))));
     }
     let vm = serde_json::from_value(json!({ "name": "a", "tap": "tap0", "labels": { "k": "v" } }));
