@@ -20,6 +20,9 @@ pub struct EngineInventory {
     pub refused: Vec<RefusedSample>,
     /// Slot and generation of each flow whose address a DNS answer opened, with the name; by slot.
     pub flows: Vec<(SlotIndex, u32, String)>,
+    /// Endpoint-independent mappings of each VM that has some, by its name.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub mappings: Vec<(String, MappingCounts)>,
     /// Traffic counts of each VM's relayed flows, by its name.
     #[serde(default)]
     pub relayed: Vec<(String, RelayedCounts)>,
@@ -56,6 +59,25 @@ pub struct NameCounts {
     pub inspected: RefusedCounts,
     /// Refused names by rule, with the last such name; of the first 16 rules.
     pub refused_by: Vec<RefusedQuestions>,
+}
+
+/// A VM's endpoint-independent mappings: its ports that have one of `--eim-ports`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct MappingCounts {
+    /// Of UDP, those included whose port rests after their last flow.
+    pub udp: u64,
+    /// Of TCP, those included whose port rests after their last flow.
+    pub tcp: u64,
+    /// Those to which others may send than the guest's peers.
+    pub open: u64,
+}
+
+impl AddAssign for MappingCounts {
+    fn add_assign(&mut self, other: Self) {
+        self.udp += other.udp;
+        self.tcp += other.tcp;
+        self.open += other.open;
+    }
 }
 
 /// Questions that one rule refused.

@@ -22,7 +22,8 @@ pub use self::{
     flow_id::{FlowId, RelayedId, TranslatedId},
     flow_tuple::{FlowAddresses, FlowTuple, TupleKey},
     inventory::{
-        EngineInventory, LiveRelayed, NameCounts, RefusedQuestions, RefusedSample, RelayedCounts,
+        EngineInventory, LiveRelayed, MappingCounts, NameCounts, RefusedQuestions, RefusedSample,
+        RelayedCounts,
     },
     network::{
         HostAddress, Link, NetworkView, RouteEntry, RouteKind, RouteSnapshot, SourceUse,

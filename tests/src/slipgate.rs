@@ -118,6 +118,8 @@ pub struct FlowRow {
     pub verdict: String,
     #[serde(default)]
     pub path: String,
+    #[serde(default)]
+    pub direction: String,
     pub state: String,
     #[serde(default)]
     pub rule: serde_json::Value,

@@ -7,7 +7,7 @@
 //! The `virtio_net_hdr` (virtio 1.2 section 5.1.6, legacy length as by `TUNSETVNETHDRSZ` 10) says
 //! whether the frame is a GSO super-packet and whether its L4 checksum is still to be completed. A
 //! re-injected frame keeps this header, so that it stays whole.
-use std::{fmt, io, os::fd::BorrowedFd};
+use std::{collections::VecDeque, fmt, io, os::fd::BorrowedFd};
 
 use slipgate_abi::{
     Command, IfIndex, PortHeader, VmRow,
@@ -295,6 +295,8 @@ pub enum Exit {
     NextHop(u32),
     /// Ifindex of an uplink; the kernel finds the neighbour.
     Uplink(IfIndex),
+    /// None: the packet is for a guest of this engine, by its translated address, and is led back in.
+    BackIn,
 }
 
 /// Side of a VM's network to which a packet is sent.
@@ -306,12 +308,17 @@ pub enum Side {
     World(Exit),
 }
 
+/// Most packets that wait to be led back in: answers of the engine's, few for each frame.
+const MOST_BACK_IN: usize = 256;
+
 /// Bounded queue of the frames that the engine sends, in order.
 #[derive(Debug)]
 pub struct Outbox {
     bytes: Vec<u8>,
     ends: Vec<usize>,
     byte_limit: usize,
+    /// Packets to be led back in.
+    back_in: VecDeque<Vec<u8>>,
 }
 
 /// Error of a full outbox: the frame was not queued. It is counted as `EngineBusy`.
@@ -329,6 +336,7 @@ impl Outbox {
             bytes: Vec::new(),
             ends: Vec::new(),
             byte_limit,
+            back_in: VecDeque::new(),
         }
     }
 
@@ -367,10 +375,28 @@ impl Outbox {
             Side::Guest => return self.to_guest(vm, ethertype_of(l3), vnet, l3),
             Side::World(Exit::NextHop(index)) => (Command::Emit, index),
             Side::World(Exit::Uplink(ifindex)) => (Command::EmitBy, ifindex.get()),
+            Side::World(Exit::BackIn) => {
+                if self.back_in.len() >= MOST_BACK_IN {
+                    return Err(OutboxFull);
+                }
+                self.back_in.push_back(l3.to_vec());
+                vm.stats.traffic(Traffic::TxToWorld, 1, l3.len() as u64);
+                return Ok(());
+            }
         };
         self.push(command(code, vm.row, id), ethertype_of(l3), vnet, l3)?;
         vm.stats.traffic(Traffic::TxToWorld, 1, l3.len() as u64);
         Ok(())
+    }
+
+    /// Takes a packet that is to be led back in, from an L3 header on.
+    pub(crate) fn take_back_in(&mut self) -> Option<Vec<u8>> {
+        self.back_in.pop_front()
+    }
+
+    /// Whether packets are to be led back in.
+    pub(crate) fn has_back_in(&self) -> bool {
+        !self.back_in.is_empty()
     }
 
     /// Queues a frame with any header, without counting it.

@@ -101,7 +101,7 @@ impl Flow {
             nat: at(addresses.nat, slot.nat_port),
             host: None,
             verdict: slot.verdict.name(),
-            path: path(slot.verdict),
+            path: path(slot),
             direction: direction(slot.flags & SlotFlags::INBOUND != 0),
             frozen: false,
             state: state(slot).into(),
@@ -175,8 +175,9 @@ fn direction(inbound: bool) -> &'static str {
     }
 }
 
-fn path(verdict: Verdict) -> &'static str {
-    match verdict {
+fn path(slot: &Slot) -> &'static str {
+    match slot.verdict {
+        _ if slot.flags & SlotFlags::HAIRPIN != 0 => "hairpin",
         Verdict::Engine => "engine",
         _ => "kernel",
     }
@@ -264,7 +265,7 @@ pub(crate) fn list(maps: &ReadOnlyMaps, names: &names::Known) -> Vec<Flow> {
             Flow {
                 dns_name: name.cloned(),
                 path: match (maps.are_of_userspace(), slot.verdict) {
-                    (false, _) | (_, Verdict::Engine) => path(slot.verdict),
+                    (false, _) | (_, Verdict::Engine) => path(&slot),
                     (true, _) => "sockets",
                 },
                 frozen: frozen.contains(&vm),

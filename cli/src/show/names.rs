@@ -8,8 +8,8 @@ use slipgate_abi::SlotIndex;
 use slipgate_ipc::{
     client::{ClientAnswer, ClientRequest, ask},
     engine::{
-        EngineInventory, EngineReply, EngineRequest, LiveRelayed, NameCounts, RefusedSample,
-        RelayedCounts,
+        EngineInventory, EngineReply, EngineRequest, LiveRelayed, MappingCounts, NameCounts,
+        RefusedSample, RelayedCounts,
     },
 };
 
@@ -31,6 +31,8 @@ pub(crate) struct Known {
     pub(crate) refused: BTreeMap<String, Vec<RefusedSample>>,
     /// The names that opened flows' addresses, by slot and generation.
     pub(crate) flows: HashMap<(SlotIndex, u32), String>,
+    /// Endpoint-independent mappings, by VM.
+    pub(crate) mappings: BTreeMap<String, MappingCounts>,
     /// Traffic of relayed flows, by VM.
     pub(crate) relayed: BTreeMap<String, RelayedCounts>,
     /// The relayed flows that live.
@@ -41,6 +43,7 @@ impl Known {
     /// Adds a page of an engine's inventory.
     pub(crate) fn add(&mut self, page: EngineInventory) {
         self.labels.extend(page.labels);
+        self.mappings.extend(page.mappings);
         self.relayed.extend(page.relayed);
         self.relayed_flows.extend(page.relayed_flows);
         self.vms.extend(page.vms);

@@ -16,7 +16,7 @@ use slipgate_abi::{
     Counter, DropCounters, DropReason, IfIndex, Refusal, Slot, VmCounters, VmRow, vm::VmFlags,
 };
 use slipgate_control::{attach::chain, maps::ReadOnlyMaps};
-use slipgate_ipc::engine::{NameCounts, RefusedSample, RelayedCounts};
+use slipgate_ipc::engine::{MappingCounts, NameCounts, RefusedSample, RelayedCounts};
 use slipgate_model::MacMismatch;
 
 pub(crate) use self::rules::RefusedBy;
@@ -84,6 +84,9 @@ pub(crate) struct VmStats {
     pub(crate) refusals_answered: u64,
     /// Translated ports (address, port and protocol) in use by live flows.
     pub(crate) ports: u64,
+    /// Endpoint-independent mappings; absent while there are none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) mappings: Option<MappingCounts>,
     pub(crate) dns_queries: u64,
     pub(crate) dns_cache_hits: u64,
     pub(crate) dns_failures: u64,
@@ -283,6 +286,10 @@ impl Stats {
             vm.names = names.filter(|names| *names != NameCounts::default());
             vm.refused_last = known.refused.remove(&vm.vm).unwrap_or_default();
             vm.relayed = known.relayed.remove(&vm.vm);
+            vm.mappings = known.mappings.remove(&vm.vm);
+        }
+        for mappings in self.vms.iter().filter_map(|vm| vm.mappings) {
+            *self.total.mappings.get_or_insert_default() += mappings;
         }
         for relayed in self.vms.iter().filter_map(|vm| vm.relayed) {
             *self.total.relayed.get_or_insert_default() += relayed;
@@ -547,6 +554,12 @@ fn text(stats: &Stats) -> String {
                 span(last.last_ms_ago)
             );
             reasons.push(vec![s.vm.clone(), what, last.count.to_string()]);
+        }
+        if let Some(mappings) = &s.mappings {
+            let count = |what: &str, count: u64| vec![s.vm.clone(), what.into(), count.to_string()];
+            let all = mappings.udp + mappings.tcp;
+            reasons.push(count("endpoint-independent mappings", all));
+            reasons.push(count("open to others than peers", mappings.open));
         }
         for (what, value) in s.limits.iter().flat_map(VmByteLimits::rows) {
             reasons.push(vec![s.vm.clone(), what, value]);

@@ -136,6 +136,9 @@ impl PortFlags {
     pub const FROM_UPLINK: u8 = 1;
     /// The frame was sent to an L2 group address.
     pub const GROUP: u8 = 2;
+    /// The engine led the frame back in, translated by its sender's flow, as if it came from an
+    /// uplink. The kernel sets it never.
+    pub const HAIRPIN: u8 = 4;
 }
 
 /// Reason for which the kernel hands a frame to the engine.

@@ -206,6 +206,9 @@ impl SlotFlags {
     /// The flow is of IPv6: its addresses are in `ADDRESSES6`, its tuples in `FLOWS6`, and the
     /// slot's own addresses are zero.
     pub const IPV6: u8 = 8;
+    /// The flow's peer is a guest of the same engine, by its translated address: each packet goes to
+    /// the engine, which leads it back in. The flow has no uplink.
+    pub const HAIRPIN: u8 = 16;
 }
 
 handle! {

@@ -1,6 +1,7 @@
 //! Decision about a destination by its address alone.
 use std::net::IpAddr;
 
+use ipnet::IpNet;
 use slipgate_abi::Refusal;
 
 use crate::{
@@ -31,9 +32,20 @@ impl Policy {
         }
     }
 
+    /// Decides on a translated port of another guest, or on a guest that sends from one. The address
+    /// is the host's and the packets never leave it, so no safe default protects it: the rules by
+    /// address and the default action decide.
+    pub fn decide_hairpin(&self, to: Destination) -> Decision {
+        self.decide_within(to, None)
+    }
+
     /// Decides on a destination, regardless of an IPv4 address inside it.
     pub(crate) fn decide_alone(&self, to: Destination) -> Decision {
-        let space = self.protected.space_of(to.addr);
+        self.decide_within(to, self.protected.space_of(to.addr))
+    }
+
+    /// Decides on a destination in this protected space.
+    fn decide_within(&self, to: Destination, space: Option<(IpNet, Space)>) -> Decision {
         let bypass = self.bypasses_dns(to);
         let shortest = space.map_or(0, |(range, _)| range.prefix_len());
         let matched = match (space, bypass) {

@@ -20,6 +20,28 @@ fn refusal(policy: &Policy, addr: &str) -> Option<Refusal> {
 }
 
 #[test]
+fn no_safe_default_protects_a_translated_port_and_every_rule_does() {
+    let mut policy = Policy::new(
+        Action::Allow,
+        vec![deny("192.0.2.1:81/tcp"), file("192.0.2.1:82\n")],
+    );
+    policy.set_local(&LocalAddresses {
+        host: vec!["192.0.2.1".parse().unwrap()],
+        guests: Vec::new(),
+    });
+    let hairpin = |policy: &Policy, port| {
+        let to = to(Protocol::Tcp, "192.0.2.1", port);
+        (policy.decide(to).refusal, policy.decide_hairpin(to).refusal)
+    };
+    assert_eq!(hairpin(&policy, 80), (Some(Refusal::Protected), None));
+    assert_eq!(hairpin(&policy, 81).1, Some(Refusal::Rule));
+    assert_eq!(hairpin(&policy, 82).1, Some(Refusal::Rule));
+    let closed = Policy::new(Action::Deny, vec![allow("192.0.2.0/24:80")]);
+    assert_eq!(hairpin(&closed, 80).1, None);
+    assert_eq!(hairpin(&closed, 81).1, Some(Refusal::Default));
+}
+
+#[test]
 fn the_first_match_in_the_order_typed_wins() {
     let policy = Policy::new(
         Action::Allow,

@@ -78,6 +78,9 @@ fn every_key_is_understood() {
         mapping = "endpoint-independent"
         filtering = "address-dependent"
 
+        [nat.tcp]
+        hairpin = false
+
         [sleep]
         packets = 64
         patience_s = 300
@@ -127,6 +130,7 @@ fn every_key_is_understood() {
     let udp = NatBehaviour {
         mapping: Mapping::EndpointIndependent,
         filtering: Filtering::AddressDependent,
+        hairpin: true,
     };
     assert_eq!(top.settings().nat.udp, udp);
     assert_eq!(top.settings().nat.tcp, NatBehaviour::default());
@@ -247,6 +251,10 @@ fn each_mistake_has_its_error() {
         (
             "[nat.udp]\nfiltering = \"endpoint-independent\"",
             "write mapping = \"endpoint-independent\" beside it",
+        ),
+        (
+            "[nat.udp]\nhairpin = true",
+            "2:11: hairpinning needs a port that does not depend on the destination",
         ),
         (
             "[nat.tcp]\nmapping = \"address-dependent\"",

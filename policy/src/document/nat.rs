@@ -5,7 +5,8 @@ use crate::{Mapping, NatBehaviour, NatSettings};
 /// Returns the settings of a policy in a file.
 ///
 /// # Errors
-/// A filtering is given for ports that only the destination of their flow may send to anyway.
+/// A filtering, or hairpinning, is given for ports that only the destination of their flow may send
+/// to anyway.
 pub(super) fn of_file(file: &PolicyFile, said: &schema::Nat) -> Result<NatSettings, ConfigError> {
     Ok(NatSettings {
         udp: of_protocol(file, &said.udp)?,
@@ -30,8 +31,18 @@ fn of_protocol(
         let remedy = "write mapping = \"endpoint-independent\" beside it";
         return Err(file.error(&filtering.span(), problem, remedy));
     }
+    let is_mapped = mapping == Mapping::EndpointIndependent;
+    if let Some(hairpin) = &said.hairpin
+        && *hairpin.get_ref()
+        && !is_mapped
+    {
+        let problem = "hairpinning needs a port that does not depend on the destination";
+        let remedy = "write mapping = \"endpoint-independent\" beside it";
+        return Err(file.error(&hairpin.span(), problem, remedy));
+    }
     Ok(NatBehaviour {
         mapping,
         filtering: filtering.map(|said| *said.get_ref()).unwrap_or_default(),
+        hairpin: (said.hairpin.as_ref()).map_or(is_mapped, |said| *said.get_ref()),
     })
 }

@@ -346,6 +346,10 @@ pub struct NatOfProtocol {
     /// peer must be one to which the rules let the guest send.
     #[schemars(with = "Option<Filtering>")]
     pub filtering: Option<Spanned<Filtering>>,
+    /// Whether guests of the host reach each other, and forwards, by their translated addresses (true
+    /// where all destinations see the same port). Both guests' policies must say so.
+    #[schemars(with = "Option<bool>")]
+    pub hairpin: Option<Spanned<bool>>,
 }
 
 /// What is held for a VM while it sleeps (`slipgate sleep`).

@@ -52,12 +52,20 @@ pub struct NatBehaviour {
     pub mapping: Mapping,
     /// Who may send to a shared port.
     pub filtering: Filtering,
+    /// Whether the guest reaches other guests, and itself, by their translated addresses (RFC 4787
+    /// REQ-9), and they it.
+    pub hairpin: bool,
 }
 
 impl NatBehaviour {
     /// Whether mapping is endpoint-independent.
     pub const fn is_mapped(self) -> bool {
         matches!(self.mapping, Mapping::EndpointIndependent)
+    }
+
+    /// Whether packets to translated addresses of this host are led back in.
+    pub const fn hairpins(self) -> bool {
+        self.is_mapped() && self.hairpin
     }
 
     /// Whether others than the destinations of the guest's own flows may send to a translated port.
@@ -84,6 +92,7 @@ impl NatSettings {
             Protocol::Icmp | Protocol::Icmpv6 => NatBehaviour {
                 mapping: Mapping::AddressAndPortDependent,
                 filtering: Filtering::AddressAndPortDependent,
+                hairpin: false,
             },
         }
     }

@@ -1,4 +1,4 @@
-//! A STUN client that finds out how the NAT in front of it behaves (RFC 5780 sections 4.3 and 4.4).
+//! A STUN client that finds out how the NAT in front of it behaves (RFC 5780 sections 4.3 to 4.5).
 
 use std::{
     io,
@@ -33,6 +33,8 @@ pub struct Behaviour {
     pub mapping: Dependence,
     /// Whose packets are let in.
     pub filtering: Dependence,
+    /// Whether a host behind it reaches another one behind it by its translated address.
+    pub hairpinning: bool,
 }
 
 /// Asks a server how the NAT behaves. `patience`: time after which no response counts as none; a
@@ -41,6 +43,7 @@ pub fn behaviour(server: SocketAddrV4, patience: Duration) -> Result<Behaviour> 
     Ok(Behaviour {
         mapping: mapping(server, patience)?,
         filtering: filtering(server, patience)?,
+        hairpinning: hairpinning(server, patience)?,
     })
 }
 
@@ -86,6 +89,42 @@ fn filtering(server: SocketAddrV4, patience: Duration) -> Result<Dependence> {
         Some(_) => Dependence::AddressDependent,
         None => Dependence::AddressAndPortDependent,
     })
+}
+
+/// RFC 5780 section 4.5: a request to the client's own translated address, from another port. The
+/// first port sends to the second one before, so that filtering lets the request in.
+fn hairpinning(server: SocketAddrV4, patience: Duration) -> Result<bool> {
+    let (receiver, own) = bind(server, patience)?;
+    let (sender, other) = bind(server, patience)?;
+    let tried = || -> io::Result<bool> {
+        let request = Request {
+            id: next_id(),
+            ..Request::default()
+        };
+        let request = request.encode();
+        let began = Instant::now();
+        receiver.set_read_timeout(Some(AGAIN.min(patience)))?;
+        while began.elapsed() < patience {
+            receiver.send_to(b"opens the filter", other.mapped)?;
+            sender.send_to(&request, own.mapped)?;
+            let mut buffer = [0; 2048];
+            match receiver.recv_from(&mut buffer) {
+                Ok((len, from)) if buffer[..len] == request[..] => {
+                    return Ok(from == other.mapped.into());
+                }
+                Ok(_) => {}
+                // A port of the host's own is refused by ICMP, or nothing comes.
+                Err(error) => match error.kind() {
+                    io::ErrorKind::WouldBlock
+                    | io::ErrorKind::ConnectionRefused
+                    | io::ErrorKind::HostUnreachable => {}
+                    _ => return Err(error),
+                },
+            }
+        }
+        Ok(false)
+    };
+    tried().tried(format!("send to {}", own.mapped))
 }
 
 /// Returns an id that no other request of this process has.

@@ -18,6 +18,7 @@ mod firecracker;
 mod forged;
 mod forwards;
 mod guest_errors;
+mod hairpin;
 mod hook_places;
 mod host_nat;
 mod hostile;

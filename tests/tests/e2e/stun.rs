@@ -67,6 +67,16 @@ fn rfc5780_without_the_option_all_depends_on_address_and_port() {
     let found = stage.behaviour();
     assert_eq!(found.mapping, Dependence::AddressAndPortDependent);
     assert_eq!(found.filtering, Dependence::AddressAndPortDependent);
+    assert!(!found.hairpinning);
+}
+
+#[test]
+fn rfc5780_stun_finds_no_hairpinning_where_the_policy_says_so() {
+    require_root_and_tun!();
+    let stage = Stage::new(&(asking_for("endpoint-independent") + "hairpin = false\n"));
+    let found = stage.behaviour();
+    assert_eq!(found.mapping, Dependence::EndpointIndependent);
+    assert!(!found.hairpinning);
 }
 
 #[test]
@@ -84,13 +94,14 @@ fn rfc5780_stun_finds_the_mapping_and_filtering_that_the_policy_asks_for() {
         let expected = Behaviour {
             mapping: Dependence::EndpointIndependent,
             filtering: found,
+            hairpinning: true,
         };
         assert_eq!(stage.behaviour(), expected, "{filtering}");
         let (admitted, why) = (stage.stand.slipgate)
             .why("tap0", "203.0.113.10:3478", "udp")
             .unwrap();
         assert!(admitted);
-        let says = format!("endpoint-independent mapping, {filtering} filtering");
+        let says = format!("endpoint-independent mapping, {filtering} filtering, hairpinning");
         assert!(why.contains(&says), "{why}");
     }
 }

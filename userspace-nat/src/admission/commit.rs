@@ -1,7 +1,7 @@
 //! Execution of a plan: opens the flow, or counts the refusal.
 use std::sync::atomic::Ordering::Relaxed;
 
-use slipgate_abi::{Protocol, Refusal, SlotIndex, Verdict, VmId};
+use slipgate_abi::{IfIndex, Protocol, Refusal, SlotIndex, Verdict, VmId};
 use slipgate_model::FlowTuple;
 
 use super::{
@@ -42,8 +42,15 @@ pub(super) fn commit_outbound<D: Datapath>(
     let guest = first.tuple;
     let protocol = guest.protocol().ok_or(Refusal::Insertion)?;
     take_room(nat, inspected, vm, &plan, protocol, now_ns)?;
-    let hop = plan.route.and_then(|route| route.hop());
-    let (hop, source) = hop.ok_or(Refusal::NoRoute)?;
+    let (uplink_ifindex, next_hop, source) = match plan.path {
+        Path::Hairpin(hairpin) => (IfIndex::NONE, 0, hairpin.external),
+        _ => {
+            let hop = plan.route.and_then(|route| route.hop());
+            let (hop, source) = hop.ok_or(Refusal::NoRoute)?;
+            (hop.ifindex, nat.next_hop(hop, guest.remote), source)
+        }
+    };
+    let is_hairpin = matches!(plan.path, Path::Hairpin(_));
     let is_inspected = plan.path == Path::Inspected;
     let flow = NewFlow {
         guest,
@@ -52,10 +59,11 @@ pub(super) fn commit_outbound<D: Datapath>(
         nat: source,
         nat_port: 0,
         rule: Rules::element_of(plan.decision.rule),
-        uplink_ifindex: hop.ifindex,
-        next_hop: nat.next_hop(hop, guest.remote),
+        uplink_ifindex,
+        next_hop,
         isn: first.isn,
         inbound: false,
+        hairpin: is_hairpin,
         verdict: if is_inspected {
             Verdict::Engine
         } else {
@@ -64,6 +72,7 @@ pub(super) fn commit_outbound<D: Datapath>(
         // While a predecessor's flows are left a tuple may be one's: the error tells whose.
         insertion: match nat.flows.takes_orders
             && !is_inspected
+            && !is_hairpin
             && !vm.is_captured
             && !nat.flows.are_left()
         {
@@ -113,7 +122,7 @@ pub(super) fn commit_to_loopback<D: Datapath>(
             host_port: lead.host_port,
             rule: lead.text.into(),
         }),
-        Path::Translated | Path::Inspected => Err(Refusal::Insertion.into()),
+        Path::Translated | Path::Inspected | Path::Hairpin(_) => Err(Refusal::Insertion.into()),
     }
 }
 

@@ -17,7 +17,7 @@
 //! Forwards and mappings may use a share of each quota, so the world cannot use up the whole quota of a guest.
 use std::{net::IpAddr, rc::Rc, sync::atomic::Ordering::Relaxed};
 
-use slipgate_abi::{Direction, Refusal, RuleIndex, SlotIndex, Verdict};
+use slipgate_abi::{Direction, IfIndex, Refusal, RuleIndex, SlotIndex, Verdict};
 use slipgate_model::FlowTuple;
 use slipgate_policy::{Destination, Filtering};
 
@@ -41,32 +41,49 @@ struct InboundPlan {
     rule: RuleIndex,
     /// Name by which DNS opened the sender's address, if it did.
     name: Option<Rc<LearntName>>,
-    /// The guest's address, next hop to the client and room among the VM's flows, or the reason for a
-    /// refusal.
-    room: Result<(IpAddr, Hop, Room), Refusal>,
+    /// The guest's address, next hop to the client, unless that is a guest, and room among the VM's
+    /// flows, or the reason for a refusal.
+    room: Result<(IpAddr, Option<Hop>, Room), Refusal>,
 }
 
-/// Decides about a packet from the world to a forward.
+/// Whose packet it is.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Sender {
+    /// It came by a link.
+    Outside,
+    /// A guest of this engine sent it to a translated address, and it was led back in.
+    Guest,
+}
+
+/// Decides about a packet from the world to a forward or mapping, or one that was led back in
+/// (`is_hairpin`).
 pub(crate) fn admit_inbound<D: Datapath>(
     nat: &mut Nat<D>,
     rules: &mut Rules,
     forwards: &Forwards,
     journal: &mut Journal,
     vm: &mut VmState,
-    packet: &Packet<'_>,
+    (packet, is_hairpin): (&Packet<'_>, bool),
     now_ns: u64,
 ) -> Admission {
     let Some(world) = packet.tuple(FlowTuple::WORLD, Direction::Rx) else {
         return Admission::NoFlow;
     };
     let known = nat.flows.by_world(&world);
+    if known.is_some_and(|slot| nat.is_hairpin(slot) != is_hairpin) {
+        return Admission::NoFlow;
+    }
     if let Some(admission) = admit_known(nat, rules, known, packet, Direction::Rx, now_ns) {
         return admission;
     }
     let Some(isn) = opens(packet) else {
         return Admission::NoFlow;
     };
-    let Some(plan) = plan(nat, rules, forwards, vm, &world, now_ns) else {
+    let from = match is_hairpin {
+        true => Sender::Guest,
+        false => Sender::Outside,
+    };
+    let Some(plan) = plan(nat, (rules, forwards), vm, &world, from, now_ns) else {
         return Admission::NoFlow;
     };
     let name = plan.name.clone();
@@ -94,10 +111,10 @@ pub(crate) fn admit_inbound<D: Datapath>(
 /// forward nor a mapping that lets its sender in.
 fn plan<D: Datapath>(
     nat: &Nat<D>,
-    rules: &Rules,
-    forwards: &Forwards,
+    (rules, forwards): (&Rules, &Forwards),
     vm: &VmState,
     world: &FlowTuple,
+    from: Sender,
     now_ns: u64,
 ) -> Option<InboundPlan> {
     let matched = match forwards.matching(world, vm.net.id) {
@@ -107,7 +124,7 @@ fn plan<D: Datapath>(
             name: None,
             refused: None,
         },
-        None => mapped(nat, rules, vm, world, now_ns)?,
+        None => mapped(nat, rules, vm, world, from, now_ns)?,
     };
     let routes = &nat.network.routes;
     // A host that routes sees packets to other hosts: they match no forward.
@@ -116,6 +133,10 @@ fn plan<D: Datapath>(
     }
     let room = if let Some(refusal) = matched.refused {
         Err(refusal)
+    } else if from == Sender::Guest {
+        let guest = addresses::guest_for(&vm.net, world.local, || nat.datapath.vm6(vm.net.row));
+        let room = || Room::find(nat, vm, true, now_ns);
+        guest.map_or(Err(Refusal::NoAddress), |guest| Ok((guest, None, room())))
     } else if rules.may_come_in(&vm.net, world.remote) {
         let route = nat.network.route(vm.net.id, world.remote);
         let room = || Room::find(nat, vm, true, now_ns);
@@ -127,7 +148,7 @@ fn plan<D: Datapath>(
         let hop = route.hop().filter(leaves_by);
         let guest = addresses::guest_for(&vm.net, world.local, || nat.datapath.vm6(vm.net.row));
         match (hop, guest) {
-            (Some((hop, _)), Some(guest)) => Ok((guest, hop, room())),
+            (Some((hop, _)), Some(guest)) => Ok((guest, Some(hop), room())),
             (None, _) => Err(Refusal::NoRoute),
             (_, None) => Err(Refusal::NoAddress),
         }
@@ -157,6 +178,7 @@ fn mapped<D: Datapath>(
     rules: &Rules,
     vm: &VmState,
     world: &FlowTuple,
+    sender: Sender,
     now_ns: u64,
 ) -> Option<Matched> {
     let (inside, mapping) = nat.flows.mappings.by_outside(world)?;
@@ -174,6 +196,15 @@ fn mapped<D: Datapath>(
         port: world.remote_port,
         protocol: inside.protocol,
     };
+    if sender == Sender::Guest {
+        let decision = rules.decide_hairpin(vm.net.id, from);
+        return behaviour.hairpins().then_some(Matched {
+            guest_port: inside.port,
+            rule: Rules::element_of(decision.rule),
+            name: None,
+            refused: decision.refusal,
+        });
+    }
     let verdict = rules.judge.borrow().decide(vm.net.id, from, now_ns);
     let inspected = verdict.inspect.then_some(Refusal::Inspection);
     Some(Matched {
@@ -215,11 +246,15 @@ fn commit<D: Datapath>(
         nat: world.local,
         nat_port: world.local_port,
         rule: plan.rule,
-        uplink_ifindex: hop.ifindex,
-        next_hop: nat.next_hop(hop, world.remote),
+        uplink_ifindex: hop.map_or(IfIndex::NONE, |hop| hop.ifindex),
+        next_hop: hop.map_or(0, |hop| nat.next_hop(hop, world.remote)),
         isn,
         inbound: true,
-        verdict: Verdict::Fast,
+        hairpin: hop.is_none(),
+        verdict: match hop {
+            Some(_) => Verdict::Fast,
+            None => Verdict::Engine,
+        },
         insertion: Insertion::Engine,
     };
     let (flows, port, id) = (&mut nat.flows, flow.nat_port, vm.net.id);

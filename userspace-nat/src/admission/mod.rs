@@ -16,8 +16,10 @@
 //! Decisions are made in a [`plan`], which changes nothing, and executed by a commit: `slipgate
 //! why` prints a plan without committing it. Rules come before quotas, so that denied flows do not
 //! use up the quota. A flow that is refused after them still uses up its token of the rate, because
-//! it caused work. Flows that the world opens are in [`inbound`].
+//! it caused work. Flows that the world opens are in [`inbound`], those to translated addresses of this
+//! host in [`hairpin`].
 mod commit;
+pub(crate) mod hairpin;
 pub(crate) mod inbound;
 mod mapped;
 pub(crate) mod plan;
@@ -42,7 +44,7 @@ use crate::{
     inspection::sessions::Inspected,
     packet::{Packet, Transport},
     relay::Opening,
-    state::{Journal, Nat, Rules, VmState},
+    state::{Forwards, Journal, Nat, Rules, VmState},
 };
 use slipgate_model::FlowTuple;
 use slipgate_policy::Destination;
@@ -87,7 +89,7 @@ struct FirstPacket<'a> {
 /// Decides about a packet of a guest.
 pub(crate) fn admit_outbound<D: Datapath>(
     nat: &mut Nat<D>,
-    rules: &mut Rules,
+    (rules, forwards): (&mut Rules, &Forwards),
     inspected: &mut Inspected,
     journal: &mut Journal,
     vm: &mut VmState,
@@ -104,7 +106,7 @@ pub(crate) fn admit_outbound<D: Datapath>(
     let (Some(isn), Some(to)) = (opens(packet), destination(&tuple)) else {
         return Admission::NoFlow;
     };
-    let planner = Planner::new(nat, rules, inspected, now_ns);
+    let planner = Planner::new(nat, (rules, forwards), inspected, now_ns);
     let plan = planner.outbound(vm, to, has_timestamps(packet), Some(&tuple));
     let first = FirstPacket { packet, tuple, isn };
     match commit_outbound(nat, rules, inspected, vm, plan, &first, now_ns) {
@@ -127,7 +129,7 @@ pub(crate) fn admit_outbound<D: Datapath>(
 /// packet opens no connection or its port does not lead there.
 pub(crate) fn admit_to_loopback<D: Datapath>(
     nat: &mut Nat<D>,
-    rules: &Rules,
+    (rules, forwards): (&Rules, &Forwards),
     inspected: &mut Inspected,
     journal: &mut Journal,
     vm: &mut VmState,
@@ -137,7 +139,7 @@ pub(crate) fn admit_to_loopback<D: Datapath>(
     let tuple = packet.tuple(vm.net.id.get(), Direction::Tx)?;
     opens(packet)?;
     let to = destination(&tuple)?;
-    let planner = Planner::new(nat, rules, inspected, now_ns);
+    let planner = Planner::new(nat, (rules, forwards), inspected, now_ns);
     let plan = planner.to_loopback(vm, to)?;
     let opening = commit_to_loopback(nat, inspected, vm, plan, to.protocol, now_ns);
     Some(opening.map_err(|refused| {

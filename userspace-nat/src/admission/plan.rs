@@ -8,10 +8,10 @@
 //! that is full). It never admits what a plan refuses.
 use std::rc::Rc;
 
-use slipgate_abi::{Protocol, Refusal};
+use slipgate_abi::{Protocol, Refusal, VmId};
 use slipgate_model::FlowTuple;
 
-use super::room::Room;
+use super::{hairpin::Hairpin, room::Room};
 use crate::{
     datapath::Datapath,
     flow::{
@@ -22,7 +22,7 @@ use crate::{
     name_gate::LearntName,
     nat_ports,
     route::Route,
-    state::{Nat, Refused, Rules, VmState},
+    state::{Forwards, Nat, Refused, Rules, VmState},
 };
 use slipgate_policy::{Decision, Destination, Lead, NatBehaviour};
 
@@ -57,12 +57,15 @@ pub(crate) enum Path {
     Inspected,
     /// The engine relays them to a port of the host's loopback.
     Relayed(Lead),
+    /// The engine translates them, and leads them back in to a guest of its own.
+    Hairpin(Hairpin),
 }
 
 /// The state that plans are made of. It is shared: a plan changes nothing.
 pub(crate) struct Planner<'a, D> {
     pub(crate) nat: &'a Nat<D>,
     pub(crate) rules: &'a Rules,
+    pub(crate) forwards: &'a Forwards,
     pub(crate) inspected: &'a Inspected,
     pub(crate) now_ns: u64,
 }
@@ -70,13 +73,14 @@ pub(crate) struct Planner<'a, D> {
 impl<'a, D: Datapath> Planner<'a, D> {
     pub(crate) fn new(
         nat: &'a Nat<D>,
-        rules: &'a Rules,
+        (rules, forwards): (&'a Rules, &'a Forwards),
         inspected: &'a Inspected,
         now_ns: u64,
     ) -> Self {
         Self {
             nat,
             rules,
+            forwards,
             inspected,
             now_ns,
         }
@@ -92,6 +96,9 @@ impl<'a, D: Datapath> Planner<'a, D> {
         timestamps: bool,
         guest: Option<&FlowTuple>,
     ) -> Plan {
+        if let Some(plan) = self.hairpin(vm, to, guest) {
+            return plan;
+        }
         let verdict = self.rules.judge.borrow().decide(vm.net.id, to, self.now_ns);
         let path = match verdict.inspect {
             true => Path::Inspected,
@@ -152,21 +159,7 @@ impl<'a, D: Datapath> Planner<'a, D> {
                 protocol: to.protocol,
                 nat: source,
             };
-            let port = guest.and_then(|guest| Inside::of(guest, source));
-            let entries = room
-                .leaving()
-                .into_iter()
-                .filter_map(|slot| flows.entry(slot));
-            let leaving: Vec<_> = entries
-                .filter_map(|entry| Inside::of(&entry.guest, entry.nat))
-                .collect();
-            let given = flows
-                .mappings
-                .would_give((vm.net.id, pool), port.as_ref(), &leaving);
-            return match given {
-                true => Ok(()),
-                false => Err(Refusal::PortsExhausted.into()),
-            };
+            return self.check_mapped(vm.net.id, pool, guest, room);
         }
         let toward = nat_ports::Destination {
             nat: source,
@@ -182,6 +175,30 @@ impl<'a, D: Datapath> Planner<'a, D> {
         let has_found = look.has_found();
         plan.port = Some(look);
         match has_found {
+            true => Ok(()),
+            false => Err(Refusal::PortsExhausted.into()),
+        }
+    }
+
+    /// Checks whether a guest's port has a translated port of this pool, or could be given one.
+    pub(super) fn check_mapped(
+        &self,
+        vm: VmId,
+        pool: Pool,
+        guest: Option<&FlowTuple>,
+        room: &Room,
+    ) -> Result<(), Refused> {
+        let flows = &self.nat.flows;
+        let port = guest.and_then(|guest| Inside::of(guest, pool.nat));
+        let entries = room
+            .leaving()
+            .into_iter()
+            .filter_map(|slot| flows.entry(slot));
+        let leaving: Vec<_> = entries
+            .filter_map(|entry| Inside::of(&entry.guest, entry.nat))
+            .collect();
+        let mappings = &flows.mappings;
+        match mappings.would_give((vm, pool), port.as_ref(), &leaving) {
             true => Ok(()),
             false => Err(Refusal::PortsExhausted.into()),
         }
@@ -215,7 +232,7 @@ impl<'a, D: Datapath> Planner<'a, D> {
         })
     }
 
-    fn room_for_guest(&self, vm: &VmState) -> Room {
+    pub(super) fn room_for_guest(&self, vm: &VmState) -> Room {
         Room::find(self.nat, vm, false, self.now_ns)
     }
 }

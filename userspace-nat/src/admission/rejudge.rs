@@ -3,7 +3,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use slipgate_abi::{SlotIndex, VmId, VmRow, slot::SlotFlags, tcp::TcpBits};
 
-use super::destination;
+use super::{destination, hairpin::may_hairpin};
 use crate::{
     datapath::Datapath,
     relay::Standing,
@@ -66,6 +66,9 @@ fn is_inbound_allowed<D: Datapath>(core: &Core<D>, slot: SlotIndex, now_ns: u64)
     let vm = vms.by_id(live.id());
     let leads =
         leads || is_mapped(nat, rules, slot) && is_outbound_allowed(nat, rules, slot, now_ns);
+    if nat.is_hairpin(slot) {
+        return leads && vm.is_some();
+    }
     leads && vm.is_some_and(|vm| rules.may_come_in(&vm.net, nat.datapath.addresses(slot).remote))
 }
 
@@ -91,6 +94,9 @@ fn is_outbound_allowed<D: Datapath>(
     let Some(to) = destination(&nat.datapath.guest_tuple(slot)) else {
         return false;
     };
+    if nat.is_hairpin(slot) {
+        return may_hairpin(rules, live.id(), to);
+    }
     let by = rules.name_of(slot, live.generation().load(Relaxed));
     let rule = rules.texts.identity(live.rule_index(), &nat.datapath);
     let is_in_session = nat.flows.entry(slot).is_some_and(|e| e.is_held());

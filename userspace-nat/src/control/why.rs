@@ -52,7 +52,7 @@ pub(crate) fn why<D: Datapath>(
             }
         }
     }
-    let mut answer = by_address(planner, vm, row, to);
+    let mut answer = by_address(planner, vms, row, to);
     note_state(&planner.nat.datapath, row, &mut answer);
     if let Some(sentence) = found {
         answer.explanation = format!("{sentence}\n{}", answer.explanation);
@@ -156,10 +156,11 @@ fn by_name<D>(
 /// Explains what admission plans for a flow to an address.
 fn by_address<D: Datapath>(
     planner: &Planner<'_, D>,
-    vm: Option<&VmState>,
+    vms: &VmTable,
     row: VmRow,
     to: Destination,
 ) -> WhyAnswer {
+    let vm = vms.get(row);
     let (judge, now_ns) = (planner.rules.judge.borrow(), planner.now_ns);
     let id = vm.map_or(VmId::NONE, |vm| vm.net.id);
     let nothing = |outcome: String| {
@@ -194,7 +195,7 @@ fn by_address<D: Datapath>(
         };
     }
     if let Some(plan) = planner.to_loopback(vm, to) {
-        return planned(planner, vm, to, &plan);
+        return planned(planner, vms, vm, to, &plan);
     }
     if to.addr.is_ipv6() && vm.net.ipv6.is_none() {
         let outcome = "dropped as ipv6, whatever the rules say: the VM has no IPv6 (`--ipv6`)";
@@ -205,11 +206,17 @@ fn by_address<D: Datapath>(
     }
     let timestamps = has_timestamps_by_default(to.protocol);
     let plan = planner.outbound(vm, to, timestamps, None);
-    planned(planner, vm, to, &plan)
+    planned(planner, vms, vm, to, &plan)
 }
 
 /// Puts a plan into words.
-fn planned<D>(planner: &Planner<'_, D>, vm: &VmState, to: Destination, plan: &Plan) -> WhyAnswer {
+fn planned<D>(
+    planner: &Planner<'_, D>,
+    vms: &VmTable,
+    vm: &VmState,
+    to: Destination,
+    plan: &Plan,
+) -> WhyAnswer {
     let judge = planner.rules.judge.borrow();
     let via = match plan.route {
         Some(Route::Via {
@@ -229,6 +236,15 @@ fn planned<D>(planner: &Planner<'_, D>, vm: &VmState, to: Destination, plan: &Pl
             };
             (rule, explanation)
         }
+        Path::Hairpin(_) => {
+            let rule = judge.policies().text(plan.decision);
+            let explanation = format!(
+                "{} is a translated port of this host, which no safe default protects from a VM with \
+                 hairpinning: {rule} decides.",
+                to.describe()
+            );
+            (rule, explanation)
+        }
         Path::Translated | Path::Inspected => {
             let rule = judge.policies().text(plan.decision);
             (rule, judge.explain(vm.net.id, to, planner.now_ns))
@@ -244,7 +260,7 @@ fn planned<D>(planner: &Planner<'_, D>, vm: &VmState, to: Destination, plan: &Pl
         rule,
         refusal: refusal.map(|refusal| refusal.name().to_owned()),
         outcome: match refusal {
-            None => admitted(&plan.path, to),
+            None => admitted(vms, &plan.path, to),
             Some(refusal) => refused(vm, plan, refusal),
         },
         explanation,
@@ -263,11 +279,15 @@ fn port_behaves<D>(planner: &Planner<'_, D>, to: Destination, plan: &Plan) -> Op
     let behaviour = plan.mapped.zip(mappings.range());
     behaviour.map(|(behaviour, range)| {
         let filtering = behaviour.filtering.name();
+        let hairpinning = match behaviour.hairpins() {
+            true => ", hairpinning",
+            false => "",
+        };
         let protocol = to.protocol;
         let (taken, all) = (mappings.taken(Pool { protocol, nat }), mappings.size());
         format!(
-            "The translated port: endpoint-independent mapping, {filtering} filtering, from \
-             --eim-ports {}-{}, of which {taken} of {all} are taken.",
+            "The translated port: endpoint-independent mapping, {filtering} filtering{hairpinning}, \
+             from --eim-ports {}-{}, of which {taken} of {all} are taken.",
             range.start(),
             range.end()
         )
@@ -275,7 +295,7 @@ fn port_behaves<D>(planner: &Planner<'_, D>, to: Destination, plan: &Plan) -> Op
 }
 
 /// Describes what happens to the packets of an admitted flow.
-fn admitted(path: &Path, to: Destination) -> String {
+fn admitted(vms: &VmTable, path: &Path, to: Destination) -> String {
     match path {
         Path::Translated => "admitted, then translated in the kernel".to_owned(),
         Path::Inspected => {
@@ -283,6 +303,11 @@ fn admitted(path: &Path, to: Destination) -> String {
                             translated in the kernel"
                 .to_owned()
         }
+        Path::Hairpin(hairpin) => format!(
+            "admitted, then translated in the engine and led back in (hairpin) to VM {}, whose \
+             filtering and rules judge the translated address",
+            vms.name_of(hairpin.to)
+        ),
         Path::Relayed(lead) => format!(
             "admitted, and relayed to the host's {}, if somebody listens there",
             lead.service(to)

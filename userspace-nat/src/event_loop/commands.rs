@@ -189,7 +189,8 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
         }
         let core = &self.core;
         let now_ns = self.clock.now_ns();
-        let planner = Planner::new(&core.nat, &core.rules, &core.inspected, now_ns);
+        let rules = (&core.rules, &core.forwards);
+        let planner = Planner::new(&core.nat, rules, &core.inspected, now_ns);
         why(&planner, &core.vms, row, to, name)
     }
 

@@ -346,7 +346,7 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
         if self.watch.is_on() {
             self.core.nat.flows.takes_orders = takes_orders;
         }
-        if !self.core.out.queue.is_empty() {
+        if !self.core.out.queue.is_empty() || self.core.out.queue.has_back_in() {
             self.write_answers();
         }
         spent
@@ -491,7 +491,23 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
         }
     }
 
+    /// Leads the engine's own packets to guests' translated addresses back in. What they lead to is
+    /// queued behind the answers, and none leads to more than a few others.
+    fn lead_back_in(&mut self) {
+        let mut frame = Vec::new();
+        while let Some(packet) = self.core.out.queue.take_back_in() {
+            let now_ns = self.clock.now_ns();
+            let (services, poller) = (&mut self.services, &self.poller);
+            let core = &mut self.core;
+            let done = core.lead_own_back_in(&packet, &mut frame, services, poller, now_ns);
+            if done == Disposition::Send {
+                self.write(&frame);
+            }
+        }
+    }
+
     fn write_answers(&mut self) {
+        self.lead_back_in();
         if !self.core.sleeping.is_empty() {
             self.note_knocks();
         }

@@ -3,7 +3,8 @@
 //! VMs by row, then flows by slot, then relayed flows by number.
 use slipgate_abi::{SlotIndex, VmRow};
 use slipgate_model::{
-    EngineInventory, LiveRelayed, NameCounts, RefusedQuestions, RefusedSample, RelayedCounts,
+    EngineInventory, LiveRelayed, MappingCounts, NameCounts, RefusedQuestions, RefusedSample,
+    RelayedCounts,
 };
 
 use crate::{
@@ -80,20 +81,25 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
             }
             let names = (counts != NameCounts::default()) || !refused.is_empty();
             let labels = &vm.net.labels;
-            if !names && relayed == RelayedCounts::default() && labels.is_empty() {
+            let mappings = core.nat.flows.mappings.counts(id);
+            let is_mapped = mappings != MappingCounts::default();
+            if !names && !is_mapped && relayed == RelayedCounts::default() && labels.is_empty() {
                 continue;
             }
             let takes = size(&counts)
                 + refused.iter().map(size_of_sample).sum::<usize>()
-                + 2 * ENTRY_BYTES
+                + 3 * ENTRY_BYTES
                 + labels.iter().map(size_of_label).sum::<usize>()
-                + 6 * name.len();
+                + 7 * name.len();
             if !draft.has_room(takes, row.word().into()) {
                 return false;
             }
             let page = &mut draft.page;
             if relayed != RelayedCounts::default() {
                 page.relayed.push((name.clone(), relayed));
+            }
+            if is_mapped {
+                page.mappings.push((name.clone(), mappings));
             }
             if !labels.is_empty() {
                 page.labels.push((name.clone(), labels.clone()));

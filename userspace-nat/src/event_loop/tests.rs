@@ -15,6 +15,7 @@ mod forwards;
 mod fragments;
 mod fragments6;
 mod give_way;
+mod hairpin;
 mod inspected;
 mod listening;
 mod loopback;

@@ -253,7 +253,8 @@ impl Flows {
         let is_closing = verdict == Verdict::Closing as u32;
         // A flow that was only captured is released by the caller.
         let is_captured = live.flags() & SlotFlags::CAPTURED != 0;
-        let is_held = verdict == Verdict::Engine as u32 && !is_captured;
+        let is_hairpin = live.flags() & SlotFlags::HAIRPIN != 0;
+        let is_held = verdict == Verdict::Engine as u32 && !is_captured && !is_hairpin;
         let mut entry = Entry::live(
             datapath.guest_tuple(slot),
             datapath.addresses(slot).nat,
@@ -262,7 +263,8 @@ impl Flows {
             live.generation().load(Relaxed),
             Marks::NONE
                 .with(Marks::FROM_WORLD, live.flags() & SlotFlags::INBOUND != 0)
-                .with(Marks::HELD, is_held),
+                .with(Marks::HELD, is_held)
+                .with(Marks::HAIRPIN, is_hairpin),
         );
         let reference = FlowRef::new(slot, entry.generation);
         let mut has = |tuple| Ok(datapath.get(&tuple)? == Some(reference));

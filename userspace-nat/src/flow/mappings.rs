@@ -26,14 +26,14 @@ use std::{
     cell::RefCell,
     collections::{BTreeMap, HashSet},
     hash::Hash,
-    net::IpAddr,
+    net::{IpAddr, Ipv4Addr},
     ops::{RangeInclusive, SubAssign},
 };
 
 use hashbrown::HashMap;
 use rand::{RngExt, SeedableRng, rngs::SmallRng};
 use slipgate_abi::{ForwardKey, Protocol, SlotIndex, VmId, VmRow, timeout::PORT_REST_NS};
-use slipgate_model::FlowTuple;
+use slipgate_model::{FlowTuple, MappingCounts};
 
 use super::Entry;
 use crate::{nat_ports::PORTS_AT_ONCE, quota::Reserve};
@@ -73,7 +73,7 @@ pub struct Mappings {
     by_inside: BTreeMap<Inside, Mapping>,
     by_outside: BTreeMap<(Pool, u16), Inside>,
     /// Number of ports that each VM has.
-    held: HashMap<(VmId, Pool), usize, foldhash::fast::RandomState>,
+    held: BTreeMap<(VmId, Pool), usize>,
     /// Ports that may be given. A list is made when it is first asked for.
     free: RefCell<HashMap<Pool, FreePorts, foldhash::fast::RandomState>>,
     rests: Rests,
@@ -95,7 +95,7 @@ impl Mappings {
             reserved: HashSet::new(),
             by_inside: BTreeMap::new(),
             by_outside: BTreeMap::new(),
-            held: HashMap::default(),
+            held: BTreeMap::new(),
             free: RefCell::default(),
             rests: Rests::default(),
             changes: Changes::default(),
@@ -136,6 +136,18 @@ impl Mappings {
     /// Returns the mapping of a guest's port.
     pub fn get(&self, inside: &Inside) -> Option<&Mapping> {
         self.by_inside.get(inside)
+    }
+
+    /// Returns the translated address of a guest's port that has a mapping: this one, if it has one
+    /// with it. That of `inside` does not matter.
+    pub fn external_of(&self, inside: &Inside, preferred: IpAddr) -> Option<IpAddr> {
+        let with = |nat: IpAddr| Inside { nat, ..*inside };
+        if self.by_inside.contains_key(&with(preferred)) {
+            return Some(preferred);
+        }
+        let first = with(Ipv4Addr::UNSPECIFIED.into());
+        let (found, _) = self.by_inside.range(first..).next()?;
+        (with(found.nat) == *found).then_some(found.nat)
     }
 
     /// Returns the guest's port to which a packet from the world with this tuple leads.
@@ -200,7 +212,12 @@ impl Mappings {
         };
         let (vm, pool, port) = (inside.vm, inside.pool(), mapping.port);
         self.by_outside.remove(&(pool, port));
-        decrement(&mut self.held, (vm, pool));
+        if let Some(held) = self.held.get_mut(&(vm, pool)) {
+            *held -= 1;
+            if *held == 0 {
+                self.held.remove(&(vm, pool));
+            }
+        }
         if self.may_be_given(pool, port)
             && let Some(free) = self.free.get_mut().get_mut(&pool)
         {
@@ -235,6 +252,23 @@ impl Mappings {
     /// Returns the number of ports that are taken of a pool.
     pub fn taken(&self, pool: Pool) -> usize {
         self.by_outside.range((pool, 0)..=(pool, u16::MAX)).count()
+    }
+
+    /// Returns how many mappings a VM has, resting ones included, and how many of them are open.
+    pub fn counts(&self, vm: VmId) -> MappingCounts {
+        let of_vm = self.held.range((vm, Pool::FIRST)..);
+        let of_vm = of_vm.take_while(|((of, _), _)| *of == vm);
+        let mut counts = MappingCounts {
+            open: self.open.count(vm) as u64,
+            ..MappingCounts::default()
+        };
+        for ((_, pool), held) in of_vm {
+            match pool.protocol {
+                Protocol::Tcp => counts.tcp += *held as u64,
+                _ => counts.udp += *held as u64,
+            }
+        }
+        counts
     }
 
     /// Notes a flow that has got its tuples. One with a port of the range has a mapping.

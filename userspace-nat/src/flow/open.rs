@@ -45,11 +45,21 @@ pub struct NewFlow {
     pub isn: u32,
     /// Whether the world opened the flow, through a forward.
     pub inbound: bool,
+    /// Whether its peer is a guest of this engine, by its translated address: the engine carries the
+    /// flow, which has no uplink.
+    pub hairpin: bool,
     /// `Engine` when an inspect rule admitted the flow, and each packet comes to the engine until
-    /// [`Flows::release`]; otherwise `Fast`.
+    /// [`Flows::release`], and when it is a hairpin; otherwise `Fast`.
     pub verdict: Verdict,
     /// Who inserts the tuples.
     pub insertion: Insertion,
+}
+
+impl NewFlow {
+    /// Whether an inspect rule admitted it.
+    fn is_inspected(&self) -> bool {
+        self.verdict == Verdict::Engine && !self.hairpin
+    }
 }
 
 /// Who inserts a flow's tuples into `FLOWS`.
@@ -102,7 +112,8 @@ impl Flows {
         let generation = fill(datapath, slot, flow, now_ns);
         let marks = Marks::NONE
             .with(Marks::FROM_WORLD, flow.inbound)
-            .with(Marks::HELD, flow.verdict == Verdict::Engine);
+            .with(Marks::HELD, flow.is_inspected())
+            .with(Marks::HAIRPIN, flow.hairpin);
         let (nat, port, row) = (flow.nat, flow.nat_port, flow.vm_row);
         let entry = Entry::live(flow.guest, nat, port, row, generation, marks);
         if is_ordered {
@@ -219,8 +230,11 @@ fn fill(datapath: &impl Datapath, slot: SlotIndex, flow: &NewFlow, now_ns: u64) 
         true => SlotFlags::INBOUND,
         false => 0,
     };
-    if flow.verdict == Verdict::Engine {
+    if flow.is_inspected() {
         flags |= SlotFlags::INSPECTED;
+    }
+    if flow.hairpin {
+        flags |= SlotFlags::HAIRPIN;
     }
     let mut addresses = [Ip4::UNSPECIFIED; 3];
     match (flow.guest.local, flow.guest.remote, flow.nat) {

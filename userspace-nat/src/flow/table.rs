@@ -46,6 +46,8 @@ impl Marks {
     pub(super) const CAPTURED: Self = Self(1 << 2);
     /// The scan has seen that TCP closed it on both sides.
     pub(super) const CLOSED: Self = Self(1 << 3);
+    /// Its peer is a guest of this engine: the engine carries it.
+    pub(super) const HAIRPIN: Self = Self(1 << 4);
 
     /// Returns the set with `mark`, if `on`.
     pub(super) const fn with(self, mark: Self, on: bool) -> Self {
@@ -111,7 +113,8 @@ impl Entry {
 
     /// Returns the flow's verdict while it lives.
     pub(super) fn live_verdict(&self) -> Verdict {
-        match self.marks.has(Marks(Marks::HELD.0 | Marks::CAPTURED.0)) {
+        let by_engine = Marks(Marks::HELD.0 | Marks::CAPTURED.0 | Marks::HAIRPIN.0);
+        match self.marks.has(by_engine) {
             true => Verdict::Engine,
             false => Verdict::Fast,
         }
@@ -119,13 +122,20 @@ impl Entry {
 
     /// Sets the verdict in the slot of a live flow.
     pub(super) fn set_verdict(&self, live: SlotRef) {
-        let only_captured = self.marks.has(Marks::CAPTURED) && !self.is_held();
+        let only_captured =
+            self.marks.has(Marks::CAPTURED) && !self.is_held() && !self.is_hairpin();
         live.set_live_verdict(self.live_verdict(), only_captured);
     }
 
     /// Whether each packet comes to the engine because of [`super::Flows::hold`].
     pub fn is_held(&self) -> bool {
         self.marks.has(Marks::HELD)
+    }
+
+    /// Whether the flow's peer is a guest of this engine, by its translated address
+    /// ([`crate::packet_path::hairpin`]).
+    pub fn is_hairpin(&self) -> bool {
+        self.marks.has(Marks::HAIRPIN)
     }
 
     /// Whether the world opened the flow, through a forward.

@@ -165,6 +165,18 @@ impl Judge {
         }
     }
 
+    /// Judges a translated port of another guest, or a guest that sends from one, for a VM. No name
+    /// opens the host's addresses.
+    pub fn decide_hairpin(&self, vm: VmId, to: Destination) -> Verdict {
+        let policy = self.policy(vm);
+        let decision = policy.decide_hairpin(to);
+        Verdict {
+            decision,
+            name: None,
+            inspect: policy.inspects(decision.rule),
+        }
+    }
+
     /// Explains [`Judge::decide`] in sentences, one a line.
     pub fn explain(&self, vm: VmId, to: Destination, now_ns: u64) -> String {
         let verdict = self.decide(vm, to, now_ns);

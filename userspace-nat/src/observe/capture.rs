@@ -7,8 +7,8 @@
 //! slower. For a VM this applies to every flow, those opened meanwhile included.
 //!
 //! Packets from the guest are shown as they arrived. Packets to it are shown with its own address
-//! and port and a TTL that is one less, as the kernel is about to make them. The engine's own
-//! frames (DHCP, DNS, RST ...) are shown as they are.
+//! and port and a TTL that is one less, as the kernel is about to make them. Those of a flow to or
+//! from another guest's translated address have the comment "hairpin". The engine's own frames (DHCP, DNS, RST ...) are shown as they are.
 //!
 //! The packets go as pcapng to a socket that the client passed. The engine never waits for it:
 //! packets that do not fit in a bounded buffer are lost to the capture, and counted at its end. The
@@ -282,9 +282,12 @@ impl Captures {
         let Some(vm) = vms.get(vm_row).filter(|vm| vm.net.id == id) else {
             return;
         };
-        let wants_flow = |c: &Capture| matches!(c.what, Captured::Flow { .. });
-        let slot = self.list.iter().any(wants_flow).then(slot).flatten();
-        let slot = slot.and_then(|slot| Some((slot, flows.entry(slot)?.generation)));
+        let found = slot().and_then(|slot| Some((slot, flows.entry(slot)?)));
+        let slot = found.map(|(slot, entry)| (slot, entry.generation));
+        let comment = match found {
+            Some((_, entry)) if entry.is_hairpin() => "hairpin",
+            _ => "",
+        };
         for capture in &mut self.list {
             let is_its = match capture.what {
                 Captured::Vm { row } => row == vm_row,
@@ -305,7 +308,7 @@ impl Captures {
                 l3,
                 inbound: from_guest,
                 at,
-                comment: "",
+                comment,
             };
             match capture.stream.add(&shot) {
                 true => capture.left = capture.left.map(|left| left - 1),

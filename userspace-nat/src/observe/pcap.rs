@@ -81,6 +81,9 @@ impl PortDump {
                 (Link::Uplink, handover(code))
             }
             Direction::Read => (Link::Guest, handover(code)),
+            Direction::Written if frame.header.flags & PortFlags::HAIRPIN != 0 => {
+                (Link::Uplink, "hairpin: translate and deliver")
+            }
             Direction::Written => command(code),
         };
         let vm = vms.get(frame.header.row()).map(|vm| &vm.net);

@@ -6,7 +6,7 @@ use super::{
     checksum::{self, Sum},
     ip::{self, End},
 };
-use crate::port::VirtioNetHdr;
+use crate::port::{ETHERNET_LEN, VirtioNetHdr};
 
 /// Translates one end of a packet, decrements its TTL, and completes or updates its L4 checksum.
 /// `bytes` is a copy of the packet, and `vnet` its offload header.
@@ -45,6 +45,82 @@ pub fn translate(
         .bytes(l4)
         .finish();
     l4[field].copy_from_slice(&place.as_sent(sum.to_be_bytes()));
+}
+
+/// One end of a packet replaced in place: its checksum stays as complete or partial as it was, and its
+/// TTL as it was.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Readdressed {
+    header_len: usize,
+    place: Place,
+    end: End,
+    addresses: (IpAddr, IpAddr),
+    port: u16,
+    is_partial: bool,
+}
+
+impl Readdressed {
+    /// Returns the change for a packet with this offload header; `None` if its protocol has no
+    /// flows, or its partial checksum is not where the protocol has it.
+    pub(crate) fn of(
+        packet: &Packet<'_>,
+        vnet: VirtioNetHdr,
+        end: End,
+        (addr, port): (IpAddr, u16),
+    ) -> Option<Self> {
+        let (ip, place) = (packet.ip, Place::of(&packet.transport, end)?);
+        let is_partial = vnet.needs_csum();
+        let at = (ETHERNET_LEN + ip.header_len, place.checksum);
+        let is_in_place = at == (vnet.csum_start.into(), vnet.csum_offset.into());
+        if is_partial && !(is_in_place && place.has_pseudo_header) {
+            return None;
+        }
+        let old = match end {
+            End::Source => ip.source,
+            End::Destination => ip.destination,
+        };
+        Some(Self {
+            header_len: ip.header_len,
+            place,
+            end,
+            addresses: (old, addr),
+            port,
+            is_partial,
+        })
+    }
+
+    /// Returns the length of the packet's IP header, bytes.
+    pub(crate) const fn header_len(&self) -> usize {
+        self.header_len
+    }
+
+    /// Whether the checksum is partial.
+    pub(crate) const fn is_partial(&self) -> bool {
+        self.is_partial
+    }
+
+    /// Changes the packet.
+    pub(crate) fn apply(&self, packet: &mut [u8]) {
+        let (old, new) = self.addresses;
+        ip::set_address(packet, self.end, new);
+        let Some(l4) = packet.get_mut(self.header_len..) else {
+            return;
+        };
+        let Some(old_port) = self.place.set_port(l4, self.port) else {
+            return;
+        };
+        if !self.is_partial {
+            let ports = (old_port, self.port);
+            return self.place.update_checksum(l4, self.addresses, ports);
+        }
+        // The sum of the pseudo-header, which is not complemented and has no ports.
+        let at = self.place.checksum;
+        if let Some(field) = l4.get_mut(at..at + 2) {
+            let mut sum = [!field[0], !field[1]];
+            checksum::replace_address(&mut sum, old, new);
+            field.copy_from_slice(&sum.map(|octet| !octet));
+        }
+    }
 }
 
 /// Where the words of a transport header are that a translation changes, bytes from its beginning.

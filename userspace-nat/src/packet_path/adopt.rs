@@ -106,6 +106,9 @@ impl<D: Datapath> Core<D> {
         }
         if let Some(tuple) = tuple {
             self.adopt_mapping_of(&tuple, now_ns);
+            if !from_world {
+                self.adopt_receiver(&tuple, now_ns);
+            }
         }
         for _ in 0..AT_CAP {
             let vm = self.vms.get(row);
@@ -122,7 +125,7 @@ impl<D: Datapath> Core<D> {
     /// Adopts a flow that has the mapping of the guest's port which a packet with this tuple
     /// concerns: it says which translated port that is. One will do, and few are tried; until the
     /// walk has passed the others, filtering by address keeps new ports of their peers out.
-    fn adopt_mapping_of(&mut self, tuple: &FlowTuple, now_ns: u64) {
+    pub(super) fn adopt_mapping_of(&mut self, tuple: &FlowTuple, now_ns: u64) {
         for inside in self.nat.flows.mappings.unadopted_by(tuple) {
             for _ in 0..FOR_MAPPING {
                 let mappings = &mut self.nat.flows.mappings;

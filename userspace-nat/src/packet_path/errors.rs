@@ -8,7 +8,7 @@ use crate::{
     inspection::sessions::Inspected,
     packet::ip::{self, End},
     packet_path::Job,
-    port::{Outbox, Side},
+    port::{Exit, Outbox, Side},
     reply::IcmpError,
     state::{Nat, Outgoing, VmState},
 };
@@ -92,7 +92,10 @@ impl<D: Datapath> Nat<D> {
         };
         icmp::shorten(copy, most);
         icmp::translate(copy, End::Destination, entry.nat, entry.nat_port);
-        ip::decrement_ttl(copy);
+        // A hairpin's is decremented on its way in.
+        if exit != Exit::BackIn {
+            ip::decrement_ttl(copy);
+        }
         out.send(&self.datapath, &vm.net, Side::World(exit), job.now_ns)
     }
 

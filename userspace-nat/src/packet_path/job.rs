@@ -1,9 +1,9 @@
 //! A frame in processing, and its outcome.
-use slipgate_abi::{Command, DropReason, SlotIndex, segment};
+use slipgate_abi::{Command, DropReason, SlotIndex, portframe::PortFlags, segment};
 
 use crate::{
     packet::{Ip, Ipv4, Ipv6, Packet, Transport},
-    packet_path::change::Change,
+    packet_path::{change::Change, hairpin::BackIn},
     poll::Poller,
     port::{ETHERTYPE_ARP, ETHERTYPE_IPV4, ETHERTYPE_IPV6, Frame, VirtioNetHdr},
 };
@@ -37,6 +37,11 @@ pub(crate) struct Job<'a> {
 }
 
 impl Job<'_> {
+    /// Whether a guest sent the packet to a translated address, and the engine led it back in.
+    pub(super) fn is_led_back(&self) -> bool {
+        self.frame.header.flags & PortFlags::HAIRPIN != 0
+    }
+
     /// Returns the size of the largest packet that the frame becomes, bytes.
     pub(super) fn largest(&self) -> u32 {
         let vnet = self.frame.vnet;
@@ -61,6 +66,8 @@ pub(crate) enum Finish {
         code: Command,
         change: Option<Change>,
     },
+    /// The frame goes to a guest's translated address.
+    BackIn(BackIn),
 }
 
 /// Reason why a frame holds no packet that can be handled.

@@ -64,7 +64,7 @@ impl<D: Datapath> Core<D> {
         if taken == Taken::No
             && let Some(admitted) = admit_to_loopback(
                 &mut self.nat,
-                &self.rules,
+                (&self.rules, &self.forwards),
                 &mut self.inspected,
                 &mut self.journal,
                 vm,

@@ -36,6 +36,7 @@ mod change;
 mod cut;
 mod errors;
 mod fragments;
+pub(crate) mod hairpin;
 mod inspected;
 mod job;
 mod local;
@@ -113,6 +114,11 @@ impl<D: Datapath> Core<D> {
         };
         let (finish, segments) =
             self.handle_for(&mut vm, frame, fragment_size, services, poller, now_ns);
+        if let Finish::BackIn(back_in) = finish {
+            back_in.apply(bytes);
+            self.vms.put(vm);
+            return self.lead_back_in(bytes, fragment_size, services, poller, now_ns);
+        }
         let disposition = self.dispose(&vm, bytes, finish, segments);
         self.vms.put(vm);
         disposition
@@ -133,6 +139,11 @@ impl<D: Datapath> Core<D> {
                 return Disposition::Dropped(reason);
             }
             Finish::Command { code, change } => (code, change),
+            // Only of a whole packet that was not handled before.
+            Finish::BackIn(_) => {
+                vm.net.stats.dropped(DropReason::NoFlow, segments);
+                return Disposition::Dropped(DropReason::NoFlow);
+            }
         };
         if let Some(change) = change {
             change.apply(bytes);
@@ -144,7 +155,11 @@ impl<D: Datapath> Core<D> {
                 Disposition::Open(slot)
             }
             None => {
-                put_header(bytes, command(code, row, vm.net.id.get()));
+                // Observers tell by the flag what was led back in; the programs ignore it.
+                let flags = Frame::parse(bytes).map_or(0, |frame| frame.header.flags);
+                let header = command(code, row, vm.net.id.get());
+                let flags = flags & PortFlags::HAIRPIN;
+                put_header(bytes, PortHeader { flags, ..header });
                 Disposition::Send
             }
         }
@@ -439,7 +454,7 @@ impl<D: Datapath> Core<D> {
         }
         let admission = admit_outbound(
             &mut self.nat,
-            &mut self.rules,
+            (&mut self.rules, &self.forwards),
             &mut self.inspected,
             &mut self.journal,
             vm,
@@ -485,6 +500,9 @@ impl<D: Datapath> Core<D> {
 
     /// Handles a guest's packet of a flow.
     fn guest_sent_to_flow(&mut self, vm: &mut VmState, job: Job<'_>, slot: SlotIndex) -> Finish {
+        if self.nat.is_hairpin(slot) {
+            return self.guest_sent_back_in(vm, &job, slot);
+        }
         if let Some(finish) = self.inspect_from_guest(vm, job, slot) {
             return finish;
         }
@@ -548,7 +566,7 @@ impl<D: Datapath> Core<D> {
                     &self.forwards,
                     &mut self.journal,
                     vm,
-                    &job.packet,
+                    (&job.packet, job.is_led_back()),
                     job.now_ns,
                 );
                 match admission {

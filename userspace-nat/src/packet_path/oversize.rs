@@ -112,7 +112,7 @@ impl<D: Datapath> Nat<D> {
     }
 
     /// Updates the connection's state from a segment that was translated here.
-    fn note_segment(&self, slot: SlotIndex, direction: Direction, job: &Job<'_>) {
+    pub(super) fn note_segment(&self, slot: SlotIndex, direction: Direction, job: &Job<'_>) {
         let Transport::Tcp(tcp) = job.packet.transport else {
             return;
         };

@@ -161,7 +161,8 @@ impl FlowLog {
             generation: live.generation().load(Relaxed),
         };
         let age = Duration::from_nanos(now_ns.saturating_sub(live.created_ns()));
-        let (verdict, path) = carried(live.verdict().load(Relaxed) == Verdict::Engine as u32);
+        let by_engine = live.verdict().load(Relaxed) == Verdict::Engine as u32;
+        let (verdict, path) = carried(live.flags(), by_engine);
         let line = Line {
             rule: Some(live.rule_index()),
             nat: Some(Address(addresses.nat, live.nat_port())),
@@ -192,7 +193,7 @@ impl FlowLog {
             slot: ended.slot,
             generation: slot.generation,
         };
-        let (verdict, path) = carried(ended.held);
+        let (verdict, path) = carried(slot.flags, ended.held);
         let is_tcp = slot.protocol == Protocol::Tcp;
         let mut line = Line {
             rule: Some(RuleIndex::new(slot.rule)),
@@ -313,9 +314,10 @@ fn line<'a>(
     }
 }
 
-/// Returns verdict and path of a flow that the engine carries, or the kernel.
-fn carried(by_engine: bool) -> (&'static str, &'static str) {
+/// Returns verdict and path of a flow with these flags that the engine carries, or the kernel.
+fn carried(flags: u8, by_engine: bool) -> (&'static str, &'static str) {
     match by_engine {
+        _ if flags & SlotFlags::HAIRPIN != 0 => (Verdict::Engine.name(), "hairpin"),
         true => (Verdict::Engine.name(), "engine"),
         false => (Verdict::Fast.name(), "kernel"),
     }

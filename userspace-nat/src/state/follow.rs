@@ -17,7 +17,7 @@
 //!
 //! A flow whose address is gone is translated to it until the walk reaches it, milliseconds later,
 //! as it was until the broker's message arrived.
-use std::sync::atomic::Ordering::Relaxed;
+use std::{net::IpAddr, sync::atomic::Ordering::Relaxed};
 
 use slipgate_abi::{IfIndex, SlotIndex, VmId, VmRow};
 
@@ -94,10 +94,15 @@ impl<D: Datapath> Nat<D> {
             return STEPS_PER_LOOK;
         }
         let routes = &self.network.routes;
-        if nat.is_loopback() || !routes.is_host(nat) {
+        let is_hairpin = entry.is_hairpin();
+        let is_gone = |addr: IpAddr| addr.is_loopback() || !routes.is_host(addr);
+        if is_gone(nat) || is_hairpin && is_gone(remote) {
             self.flows
                 .unlink(&mut self.datapath, slot, EndReason::AddressGone, now_ns);
             return STEPS_PER_END;
+        }
+        if is_hairpin {
+            return STEPS_PER_LOOK;
         }
         let vm = VmId::new(entry.guest.scope);
         self.follow_route(slot, vm);

@@ -96,6 +96,11 @@ impl Forwards {
     /// address, else one of any address. A packet to loopback that arrives by a link matches none:
     /// those forwards are for the host alone.
     pub(crate) fn matching(&self, world: &FlowTuple, vm: VmId) -> Option<&Forward> {
+        self.at(world).filter(|forward| forward.vm == vm)
+    }
+
+    /// The same of whatever VM.
+    pub(crate) fn at(&self, world: &FlowTuple) -> Option<&Forward> {
         let local = world.local;
         if local.is_loopback() {
             return None;
@@ -103,9 +108,7 @@ impl Forwards {
         let any = Version::of(local).unspecified();
         let protocol = world.protocol()?;
         let of = |host| self.by_address.get(&(protocol, host, world.local_port));
-        of(local)
-            .or_else(|| of(any))
-            .filter(|forward| forward.vm == vm)
+        of(local).or_else(|| of(any))
     }
 
     /// Begins to look for guests that a forward leads to and whose MAC is not known, once a second.

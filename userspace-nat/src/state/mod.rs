@@ -36,7 +36,7 @@ pub(crate) use self::{
     journal::{Journal, Refused},
     nat::Nat,
     network::Network,
-    outgoing::Outgoing,
+    outgoing::{Outgoing, charge},
     reassembly::Reassembly,
     rules::Rules,
     sleeping::{NotHeld, SegmentId, Sleeping},

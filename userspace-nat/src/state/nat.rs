@@ -45,6 +45,9 @@ impl<D: Datapath> Nat<D> {
     /// Returns the next hop or link by which a flow leaves. A next hop is requested again if there
     /// was none at the flow's admission.
     pub(crate) fn exit_of(&mut self, slot: SlotIndex) -> Exit {
+        if self.is_hairpin(slot) {
+            return Exit::BackIn;
+        }
         let live = self.datapath.slot(slot);
         let remote = self.datapath.addresses(slot).remote;
         let next_hop = live.next_hop().load(Relaxed);
@@ -62,14 +65,25 @@ impl<D: Datapath> Nat<D> {
         Exit::Uplink(uplink)
     }
 
+    /// Whether a flow's peer is a guest of this engine, by its translated address.
+    pub(crate) fn is_hairpin(&self, slot: SlotIndex) -> bool {
+        self.flows
+            .entry(slot)
+            .is_some_and(|entry| entry.is_hairpin())
+    }
+
     fn route_of(&self, slot: SlotIndex) -> Route {
         let vm = self.datapath.slot(slot).id();
         self.network.route(vm, self.datapath.addresses(slot).remote)
     }
 
-    /// Returns the largest packet that a flow's uplink, and its route, carry, bytes.
+    /// Returns the largest packet that a flow's uplink, and its route, carry, bytes. A hairpin flow
+    /// has no link but its guest's.
     #[expect(unsafe_code, reason = "reads one word of a mapped element")]
     pub(crate) fn uplink_mtu(&self, slot: SlotIndex) -> u32 {
+        if self.is_hairpin(slot) {
+            return u16::MAX.into();
+        }
         let live = self.datapath.slot(slot);
         let next_hop = live.next_hop().load(Relaxed);
         let hop = self.datapath.next_hop(next_hop);

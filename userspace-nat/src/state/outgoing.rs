@@ -132,7 +132,7 @@ impl Outgoing {
 /// # Errors
 /// Returns the reason to drop them. The programs would drop them later too, but would not count
 /// them as one packet.
-fn charge(
+pub(crate) fn charge(
     tables: &impl Tables,
     vm: &VmNet,
     to: Side,

@@ -9,9 +9,9 @@
 use std::{collections::HashMap, net::IpAddr, rc::Rc};
 
 use slipgate_abi::{
-    Protocol, RuleIndex, SlotIndex, SlotRef, VmId, maps::MAX_NAMES, names::MAX_NAME_LEN,
+    Protocol, Refusal, RuleIndex, SlotIndex, SlotRef, VmId, maps::MAX_NAMES, names::MAX_NAME_LEN,
 };
-use slipgate_policy::{Destination, Lead, NatBehaviour, OnReload, RuleId};
+use slipgate_policy::{Decision, Destination, Lead, NatBehaviour, OnReload, RuleId};
 
 use crate::{
     datapath::{NameMap, RememberedName},
@@ -92,6 +92,17 @@ impl Rules {
     /// Returns how the translated ports of a VM's flows behave.
     pub(crate) fn nat_behaviour(&self, vm: VmId, protocol: Protocol) -> NatBehaviour {
         self.judge.borrow().nat(vm).of(protocol)
+    }
+
+    /// Judges a translated port of another guest, or a guest that sends from one. What a rule wants
+    /// inspected is refused: such flows are not.
+    pub(crate) fn decide_hairpin(&self, vm: VmId, to: Destination) -> Decision {
+        let verdict = self.judge.borrow().decide_hairpin(vm, to);
+        let uninspected = verdict.inspect.then_some(Refusal::Inspection);
+        Decision {
+            refusal: verdict.decision.refusal.or(uninspected),
+            ..verdict.decision
+        }
     }
 
     /// Whether an address may be a forward's client: not in the VM's own network, of the host, or

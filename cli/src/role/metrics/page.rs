@@ -60,6 +60,7 @@ pub(in crate::role) fn make(maps: &ReadOnlyMaps, shown: &Shown, known: &Known) -
     let mut stats = stats::read(maps, Which::of_owners(&shown.owner_rows));
     for vm in &mut stats.vms {
         vm.relayed = known.relayed.get(&vm.vm).copied();
+        vm.mappings = known.mappings.get(&vm.vm).copied();
     }
     let mut flows = BTreeMap::new();
     let ids: HashMap<u32, String> = maps
@@ -337,7 +338,18 @@ impl Page {
             .vms
             .iter()
             .map(|vm| ([("vm", vm.vm.as_str())], vm.ports));
-        gauges(to, "nat_ports", "Translated ports in use", ports)
+        gauges(to, "nat_ports", "Translated ports in use", ports)?;
+        let mapped = self.vms.iter().flat_map(|vm| {
+            let counts = vm.mappings.unwrap_or_default();
+            let labels = |protocol| [("vm", vm.vm.as_str()), ("protocol", protocol)];
+            [(labels("tcp"), counts.tcp), (labels("udp"), counts.udp)]
+        });
+        gauges(
+            to,
+            "eim_mappings",
+            "Endpoint-independent mappings, those included whose port rests",
+            mapped,
+        )
     }
 
     /// Appends the values from the guest and to the guest, for each VM.

@@ -1,5 +1,5 @@
 use slipgate_abi::{DropCounters, RuleIndex, VmCounters};
-use slipgate_ipc::engine::RelayedCounts;
+use slipgate_ipc::engine::{MappingCounts, RelayedCounts};
 
 use super::*;
 
@@ -62,6 +62,11 @@ fn counters_have_their_vm_and_reason_and_the_end_is_marked() {
         rx_bytes: 14_000,
         ..RelayedCounts::default()
     });
+    one.mappings = Some(MappingCounts {
+        udp: 15,
+        tcp: 16,
+        open: 17,
+    });
     let labels = Labels::from(
         [("example.com/tenant", "x"), ("secret", "y")].map(|(k, v)| (k.to_owned(), v.to_owned())),
     );
@@ -96,6 +101,8 @@ fn counters_have_their_vm_and_reason_and_the_end_is_marked() {
         r#"slipgate_dns_refused_total{vm="a \"b\"",reason="new_names"} 8"#,
         r#"slipgate_inspected_refused_total{vm="a \"b\"",reason="no_name"} 0"#,
         r#"slipgate_dns_open_addresses{vm="a \"b\""} 2"#,
+        r#"slipgate_eim_mappings{vm="a \"b\"",protocol="udp"} 15"#,
+        r#"slipgate_eim_mappings{vm="a \"b\"",protocol="tcp"} 16"#,
         r#"slipgate_limit{of="vms"} 70"#,
         r#"slipgate_limit_used{of="rules"} 5"#,
         r#"slipgate_records_lost_total{vm=""} 9"#,

@@ -101,6 +101,7 @@ fn a_predecessors_flow_of_loopback_ends() {
     let core = &mut rig.engine.core;
     for (inbound, port) in [(true, 9_090), (false, 61_000)] {
         let flow = NewFlow {
+            hairpin: false,
             guest: FlowTuple {
                 scope: 101,
                 local: GUEST.into(),

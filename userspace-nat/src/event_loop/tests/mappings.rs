@@ -2,6 +2,7 @@
 use slipgate_abi::{
     DropReason, FlowRef, Handover, Ip4, Protocol, Refusal, SlotIndex, Tuple, VmId, VmRow,
 };
+use slipgate_model::MappingCounts;
 use slipgate_policy::{
     Action, Destination, Filtering, Mapping, NatBehaviour, NatSettings, Policy, Rule, Settings,
 };
@@ -27,6 +28,7 @@ fn settings(filtering: Filtering) -> NatSettings {
     let mapped = NatBehaviour {
         mapping: Mapping::EndpointIndependent,
         filtering,
+        hairpin: false,
     };
     NatSettings {
         udp: mapped,
@@ -88,6 +90,12 @@ fn rfc4787_req_1_every_destination_sees_the_same_port() {
     assert_ne!(sent_by(&mut rig, 1, 5_003, SERVER), first, "another port");
     assert_ne!(sent_by(&mut rig, 2, 5_001, SERVER), first, "another guest");
     rig.assert_paired();
+    let mappings = rig.tell(|engine| engine.inventory(0)).mappings;
+    let udp = |udp| MappingCounts {
+        udp,
+        ..MappingCounts::default()
+    };
+    assert_eq!(mappings, [("vm1".into(), udp(2)), ("vm2".into(), udp(1))]);
 }
 
 #[test]

@@ -18,7 +18,10 @@ use crate::{
     packet::icmp::v4::ECHO_REQUEST,
     state::Forward,
 };
-use slipgate_policy::{Action, LocalAddresses, LoopbackPorts, Name, Policy, Rule, Settings, wire};
+use slipgate_policy::{
+    Action, Filtering, LocalAddresses, LoopbackPorts, Mapping, Name, NatBehaviour, NatSettings,
+    Policy, Rule, Settings, wire,
+};
 
 /// A SYN's, as Linux sends them: MSS, SACK permitted, timestamps.
 const OPTIONS: [u8; 16] = [2, 4, 5, 0xb4, 4, 2, 8, 10, 0, 0, 0, 1, 0, 0, 0, 0];
@@ -59,6 +62,8 @@ const REMOTES: [[u8; 4]; 10] = [
     [198, 18, 0, 1],
     [10, 0, 2, 9],
 ];
+/// First port for endpoint-independent mappings.
+const EIM_FIRST: u16 = 50_000;
 const OTHER_LINK: IfIndex = IfIndex::new(9);
 
 #[derive(Clone, Debug)]
@@ -67,6 +72,8 @@ struct Of {
     rules: Vec<&'static str>,
     is_learning: bool,
     lists_loopback: bool,
+    /// What it says of translated ports.
+    nat: NatBehaviour,
 }
 
 #[derive(Clone, Debug)]
@@ -74,6 +81,8 @@ struct Quotas {
     max_flows: u32,
     rate: u32,
     ports: u16,
+    /// Number of ports for endpoint-independent mappings.
+    eim_ports: u16,
     reserved: bool,
     /// Whether the third VM has an uplink of its own.
     own_uplink: bool,
@@ -94,10 +103,11 @@ enum Step {
         name: &'static str,
         remote: [u8; 4],
     },
-    /// The world opens a flow to VM 1.
+    /// The world opens a flow to VM 1, or to a port that a mapping may have.
     Knock {
         protocol: Protocol,
         from: u16,
+        mapped: Option<u16>,
     },
     /// Both ends close a connection, the guest first or the peer.
     Close {
@@ -120,28 +130,46 @@ enum Step {
 fn of() -> impl Strategy<Value = Of> {
     let default = prop::sample::select(vec![Action::Allow, Action::Deny]);
     let rules = prop::collection::vec(prop::sample::select(RULES.to_vec()), 0..6);
-    (default, rules, prop::bool::weighted(0.2), any::<bool>()).prop_map(
-        |(default, rules, is_learning, lists_loopback)| Of {
+    let bools = (prop::bool::weighted(0.2), any::<bool>());
+    (default, rules, bools, nat()).prop_map(
+        |(default, rules, (is_learning, lists_loopback), nat)| Of {
             default,
             rules,
             is_learning,
             lists_loopback,
+            nat,
         },
     )
+}
+
+fn nat() -> impl Strategy<Value = NatBehaviour> {
+    let filtering = prop::sample::select(vec![
+        Filtering::AddressAndPortDependent,
+        Filtering::AddressDependent,
+        Filtering::EndpointIndependent,
+    ]);
+    let mapped = (filtering, any::<bool>()).prop_map(|(filtering, hairpin)| NatBehaviour {
+        mapping: Mapping::EndpointIndependent,
+        filtering,
+        hairpin,
+    });
+    prop_oneof![1 => Just(NatBehaviour::default()), 2 => mapped]
 }
 
 fn quotas() -> impl Strategy<Value = Quotas> {
     let rate = prop::sample::select(vec![2u32, 1_000]);
     let bools = (any::<bool>(), any::<bool>());
-    (1u32..7, rate, 1u16..5, bools).prop_map(|(max_flows, rate, ports, (reserved, own_uplink))| {
-        Quotas {
+    let ports = (1u16..5, 1u16..7);
+    (1u32..7, rate, ports, bools).prop_map(
+        |(max_flows, rate, (ports, eim_ports), (reserved, own_uplink))| Quotas {
             max_flows,
             rate,
             ports,
+            eim_ports,
             reserved,
             own_uplink,
-        }
-    })
+        },
+    )
 }
 
 fn step() -> impl Strategy<Value = Step> {
@@ -171,9 +199,15 @@ fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
         10 => (row.clone(), protocol, remote.clone(), port).prop_map(open),
         2 => (row.clone(), transport.clone(), Just(GATEWAY.octets), listed).prop_map(open),
+        4 => (row.clone(), transport.clone(), Just(NAT.octets), prop_oneof![
+            4 => EIM_FIRST..EIM_FIRST + 6,
+            1 => prop::sample::select(vec![8_080u16, 5_353]),
+        ])
+        .prop_map(open),
         3 => (row, prop::sample::select(NAMES.to_vec()), remote)
             .prop_map(|(row, name, remote)| Step::Tell { row, name, remote }),
-        2 => (transport, 1_000u16..1_010).prop_map(|(protocol, from)| Step::Knock { protocol, from }),
+        2 => (transport, 1_000u16..1_010, prop::option::of(EIM_FIRST..EIM_FIRST + 6))
+            .prop_map(|(protocol, from, mapped)| Step::Knock { protocol, from, mapped }),
         3 => (any::<bool>(), any::<prop::sample::Index>())
             .prop_map(|(guest_first, which)| Step::Close { guest_first, which }),
         4 => (flags, any::<prop::sample::Index>())
@@ -189,6 +223,7 @@ enum Became {
     Translated { rule: String, by: String },
     Inspected { rule: String, by: String },
     Relayed { rule: String },
+    Hairpin { rule: String, vm: String },
     Refused { reason: String },
     StaysOnLink,
 }
@@ -202,6 +237,11 @@ impl Became {
                 reason: reason.clone(),
             },
             (None, true) if why.outcome.contains("inspected") => Self::Inspected { rule, by: by() },
+            (None, true) if why.outcome.contains("(hairpin) to VM ") => {
+                let (_, vm) = why.outcome.split_once("(hairpin) to VM ").unwrap();
+                let vm = vm.split(',').next().unwrap().to_owned();
+                Self::Hairpin { rule, vm }
+            }
             (None, true) if why.outcome.contains("relayed") => Self::Relayed { rule },
             (None, true) => Self::Translated { rule, by: by() },
             (None, false) => Self::StaysOnLink,
@@ -236,6 +276,7 @@ impl World {
         };
         let mut rig = Rig::with(Setup {
             nat_ports: 61_000..=60_999 + quotas.ports,
+            eim_ports: Some(EIM_FIRST..=EIM_FIRST - 1 + quotas.eim_ports),
             forwards: vec![
                 forward(Protocol::Tcp, 8_080, RuleIndex::new(13)),
                 forward(Protocol::Udp, 5_353, RuleIndex::new(13)),
@@ -320,6 +361,10 @@ impl World {
             host_loopback: match of.lists_loopback {
                 true => host_loopback,
                 false => Vec::new(),
+            },
+            nat: NatSettings {
+                udp: of.nat,
+                tcp: of.nat,
             },
             ..Settings::default()
         })
@@ -410,6 +455,16 @@ impl World {
         Ok(())
     }
 
+    /// Returns the VM to which a packet to this port of the host's leads, whoever lets it in.
+    fn leads_to(&self, to: At, protocol: Protocol) -> String {
+        let world = Tuple::of_words(Tuple::WORLD, to, (Ip4::UNSPECIFIED, 0), protocol as u8);
+        let core = &self.rig.engine.core;
+        let mapped = core.nat.flows.mappings.by_outside(&world.into());
+        // The forwards are those of VM 1.
+        let vm = mapped.map_or(101, |(inside, _)| inside.vm.get());
+        format!("vm{}", vm - 100)
+    }
+
     /// Observes the fate of a flow, and the rule that refused it if one did.
     fn became(
         &self,
@@ -437,6 +492,10 @@ impl World {
                 .texts
                 .text(live.rule_index(), &core.nat.datapath)
                 .unwrap();
+            if core.nat.is_hairpin(slot) {
+                let (rule, vm) = (rule.into_owned(), self.leads_to(to, protocol));
+                return (Became::Hairpin { rule, vm }, None);
+            }
             let next_hop = match std::net::Ipv4Addr::from(to.0) {
                 on_link if on_link.octets()[..2] == [198, 18] => on_link,
                 _ => [192, 0, 2, 254].into(),
@@ -547,11 +606,15 @@ impl World {
                     let _ = dns.answer(VmId::new(vm), Name(&wire), &told, 0, now_ns);
                 }
             }
-            Step::Knock { protocol, from } => {
+            Step::Knock {
+                protocol,
+                from,
+                mapped,
+            } => {
                 let from = (PEER, from);
                 let packet = match protocol {
-                    Protocol::Tcp => syn(from, (NAT, 8_080), 5),
-                    _ => udp(from, (NAT, 5_353), b"data"),
+                    Protocol::Tcp => syn(from, (NAT, mapped.unwrap_or(8_080)), 5),
+                    _ => udp(from, (NAT, mapped.unwrap_or(5_353)), b"data"),
                 };
                 self.rig.world(&packet);
             }

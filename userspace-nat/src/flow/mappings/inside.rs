@@ -65,6 +65,12 @@ pub struct Pool {
 }
 
 impl Pool {
+    /// Not behind any other.
+    pub(super) const FIRST: Self = Self {
+        protocol: Protocol::Icmp,
+        nat: IpAddr::V4(Ipv4Addr::UNSPECIFIED),
+    };
+
     /// Returns the element of `FORWARDS` of a port.
     pub fn key(&self, port: u16) -> Option<ForwardKey> {
         let IpAddr::V4(nat) = self.nat else {

@@ -25,7 +25,7 @@ pub struct Mapping {
 
 impl Mapping {
     /// Whether a flow has the mapping.
-    pub(super) fn has_flows(&self) -> bool {
+    pub fn has_flows(&self) -> bool {
         !self.peers.is_empty() || !self.from_world.is_empty()
     }
 

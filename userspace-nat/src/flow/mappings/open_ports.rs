@@ -48,6 +48,11 @@ impl OpenPorts {
         free > 0 && self.reserve.allows(free, held)
     }
 
+    /// Returns how many ports a VM has open.
+    pub(super) fn count(&self, vm: VmId) -> usize {
+        self.of.get(&vm).copied().unwrap_or(0)
+    }
+
     pub(super) fn opened(&mut self, vm: VmId) {
         self.all += 1;
         *self.of.entry(vm).or_default() += 1;

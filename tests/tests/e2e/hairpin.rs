@@ -1,0 +1,239 @@
+//! Guests of one host that reach each other by their translated addresses.
+
+use std::{
+    fs,
+    net::{SocketAddrV4, UdpSocket},
+    time::{Duration, Instant},
+};
+
+use slipgate_testbed::{
+    Capture, GUEST_DEVICE, Guest, GuestConfig, WorldConfig,
+    accounting::FlowKey,
+    clients::{stun, tcp, udp, udp::UdpOutcome},
+    require_root_and_tun,
+    servers::{StunServer, TcpServer, TcpService, UdpServer, UdpService},
+    slipgate::FlowRow,
+    streams::Receipt,
+    world::{HOST, SERVER, SERVER_2},
+};
+
+use crate::{BRIEFLY, GUEST, Stand, WAIT, at, eventually, stand::counts};
+
+const EIM_PORTS: &str = "20000-20999";
+const BYTES: u64 = 32 << 20;
+
+/// Two guests under a policy, and a server outside. Fields go in order.
+struct Pair {
+    stand: Stand,
+    server: StunServer,
+    policy: tempfile::NamedTempFile,
+}
+
+impl Pair {
+    fn new(policy: &str) -> Pair {
+        Self::with(policy, &[])
+    }
+
+    fn with(policy: &str, more: &[&str]) -> Pair {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        fs::write(file.path(), policy).unwrap();
+        let path = file.path().to_str().unwrap();
+        let mut args = vec!["--policy", path, "--eim-ports", EIM_PORTS];
+        args.extend(more);
+        let (one, other) = (GuestConfig::new("tap0"), GuestConfig::new("tap1"));
+        let stand = Stand::beside(WorldConfig::default(), one, &[other], &args);
+        let (net, ports) = (&stand.world.net, [3_478, 3_479]);
+        let server = StunServer::start(net, [SERVER, SERVER_2], ports).unwrap();
+        Pair {
+            stand,
+            server,
+            policy: file,
+        }
+    }
+
+    fn guests(&self) -> [&Guest; 2] {
+        [&self.stand.guest, &self.stand.neighbours[0]]
+    }
+
+    /// A socket of each guest, and its address as the server saw it.
+    fn ends(&self) -> [(UdpSocket, SocketAddrV4); 2] {
+        let server = self.server.address();
+        self.guests().map(|guest| {
+            let (socket, response) = guest.run(|| stun::bind(server, BRIEFLY)).unwrap();
+            socket
+                .set_read_timeout(Some(Duration::from_millis(50)))
+                .unwrap();
+            (socket, response.mapped)
+        })
+    }
+
+    /// Has each socket send to the other's address until each has received. Returns whether both
+    /// have within this time.
+    fn punch(&self, ends: &[(UdpSocket, SocketAddrV4); 2], patience: Duration) -> bool {
+        // What was sent before may still wait in a socket.
+        let payload = format!("{:?}", Instant::now());
+        let mut buffer = [0; 128];
+        let until = Instant::now() + patience;
+        let mut received = [false; 2];
+        while received != [true; 2] && Instant::now() < until {
+            for at in [0, 1] {
+                let (socket, theirs) = (&ends[at].0, ends[1 - at].1);
+                let _ = socket.send_to(payload.as_bytes(), theirs);
+                while let Ok((len, from)) = socket.recv_from(&mut buffer) {
+                    let is_new = buffer[..len] == *payload.as_bytes();
+                    received[at] |= is_new && from == theirs.into();
+                    if is_new {
+                        break;
+                    }
+                }
+            }
+        }
+        received == [true; 2]
+    }
+
+    fn flow(&self, vm: &str, remote: SocketAddrV4) -> FlowRow {
+        let mut flows = self.stand.flows_to(remote);
+        flows.retain(|flow| flow.vm == vm);
+        assert_eq!(flows.len(), 1, "flows of {vm} to {remote}: {flows:?}");
+        flows.remove(0)
+    }
+}
+
+fn asking_for(filtering: &str) -> String {
+    format!(
+        "default = \"allow\"\n\
+         [nat.udp]\nmapping = \"endpoint-independent\"\nfiltering = \"{filtering}\"\n\
+         [nat.tcp]\nmapping = \"endpoint-independent\"\nfiltering = \"{filtering}\"\n"
+    )
+}
+
+#[test]
+fn guests_of_one_host_punch_a_hole_to_each_other() {
+    require_root_and_tun!();
+    for filtering in ["address-and-port-dependent", "endpoint-independent"] {
+        let pair = Pair::new(&asking_for(filtering));
+        let ends = pair.ends();
+        assert!(pair.punch(&ends, WAIT), "{filtering}");
+        let [one, other] = [ends[0].1, ends[1].1];
+        assert_eq!((*one.ip(), *other.ip()), (HOST, HOST));
+        let flow = pair.flow("tap0", other);
+        assert_eq!(flow.nat, one.to_string());
+        assert_eq!(flow.path, "hairpin");
+        assert_eq!(pair.flow("tap1", one).nat, other.to_string());
+        let (admitted, why) = (pair.stand.slipgate)
+            .why("tap0", &other.to_string(), "udp")
+            .unwrap();
+        assert!(admitted && why.contains("(hairpin) to VM tap1"), "{why}");
+    }
+    let off = asking_for("endpoint-independent") + "hairpin = false\n";
+    let off = off.replace("[nat.tcp]", "hairpin = false\n[nat.tcp]");
+    let pair = Pair::new(&off);
+    let ends = pair.ends();
+    assert!(!pair.punch(&ends, 2 * BRIEFLY));
+    assert!(pair.stand.refused("protected") > 0);
+}
+
+#[test]
+fn a_connection_between_guests_is_counted_as_both_saw_it() {
+    require_root_and_tun!();
+    let pair = Pair::new(&asking_for("endpoint-independent"));
+    let [one, other] = pair.guests();
+    let net = &pair.stand.world.net;
+    let outside = TcpServer::start(net, (SERVER, 7_000), TcpService::Echo).unwrap();
+    // The other guest learns the address of its port, and listens there.
+    let keeps = other.run(|| tcp::connect_from(7_100, outside.address(), WAIT));
+    let _keeps = keeps.unwrap();
+    let mapped = eventually("the server to see it", || outside.peers().first().copied());
+    let _serving = TcpServer::start(&other.ns, (GUEST, 7_100), TcpService::Streams).unwrap();
+    let watching = pair
+        .guests()
+        .map(|guest| Capture::start(&guest.ns, GUEST_DEVICE).unwrap());
+    let down = one.run(|| tcp::download(mapped, BYTES, 1, WAIT)).unwrap();
+    assert_eq!(down.receipt, Receipt::expected(BYTES, 1));
+    println!("down: {:.2} Gb/s", down.bits_per_second() / 1e9);
+    let up = one.run(|| tcp::upload(mapped, BYTES, 2, WAIT)).unwrap();
+    println!("up: {:.2} Gb/s", up.bits_per_second() / 1e9);
+    std::thread::sleep(Duration::from_millis(100));
+    let [at_one, at_other] = watching.map(|capture| capture.finish().unwrap());
+    let flows = pair.stand.flows_to(mapped);
+    assert_eq!(flows.len(), 2, "{flows:?}");
+    for flow in &flows {
+        let nat: SocketAddrV4 = flow.nat.parse().unwrap();
+        let theirs = pair.flow("tap1", nat);
+        assert_eq!([&flow.path, &theirs.path], ["hairpin"; 2]);
+        assert_eq!(theirs.direction, "inbound");
+        let key = |source, destination| FlowKey {
+            protocol: 6,
+            source,
+            destination,
+        };
+        let inside = key(flow.guest.parse().unwrap(), mapped);
+        let there = key(theirs.guest.parse().unwrap(), nat);
+        let of = |counts: slipgate_testbed::accounting::Counts| (counts.packets, counts.bytes);
+        let [sent, received] = [
+            of(at_one.sent.of(inside)),
+            of(at_one.received.of(inside.reversed())),
+        ];
+        assert_eq!(counts(flow), [sent, received], "the client's books");
+        let [sent, received] = [
+            of(at_other.sent.of(there)),
+            of(at_other.received.of(there.reversed())),
+        ];
+        assert_eq!(counts(&theirs), [sent, received], "the server's books");
+        assert!(sent.0 > 0 && received.0 > 0);
+    }
+}
+
+#[test]
+fn a_guest_reaches_itself_and_a_forward_by_the_external_address() {
+    require_root_and_tun!();
+    let policy = asking_for("address-and-port-dependent");
+    let pair = Pair::with(&policy, &["--forward", "tap1=udp:5353:5300"]);
+    let [one, other] = pair.guests();
+    let _echo = UdpServer::start(&other.ns, (GUEST, 5_300), UdpService::Echo).unwrap();
+    for guest in [one, other] {
+        let sent = guest.run(|| udp::probe(at(HOST, 5_353), b"x", WAIT));
+        assert!(matches!(sent, Ok(UdpOutcome::Answered(_))), "{sent:?}");
+    }
+    let [(socket, mapped), _] = pair.ends();
+    socket.set_read_timeout(Some(WAIT)).unwrap();
+    socket.send_to(b"loop", mapped).unwrap();
+    let (len, from) = socket.recv_from(&mut [0; 16]).unwrap();
+    assert_eq!((len, from), (4, mapped.into()));
+    let flow = pair.flow("tap0", mapped);
+    assert_eq!(counts(&flow), [(1, 32), (1, 32)]);
+    // A port of the host's that leads to no guest stays the host's.
+    let server = UdpServer::start(&pair.stand.world.host, (HOST, 4_000), UdpService::Echo);
+    let server = server.unwrap();
+    let refused = one.run(|| udp::probe(server.address(), b"x", BRIEFLY));
+    assert!(
+        !matches!(refused, Ok(UdpOutcome::Answered(_))),
+        "{refused:?}"
+    );
+    assert_eq!(server.datagrams(), 0);
+}
+
+#[test]
+fn a_hairpin_lives_through_a_reload_and_the_engines_death() {
+    require_root_and_tun!();
+    let allowing = asking_for("address-and-port-dependent");
+    let mut pair = Pair::new(&allowing);
+    let ends = pair.ends();
+    assert!(pair.punch(&ends, WAIT));
+    pair.stand.slipgate.kill_engine().unwrap();
+    assert!(pair.punch(&ends, WAIT), "after the engine's death");
+    let rule = "rules = [{ deny = \"192.0.2.0/24\" }]\n";
+    let apply = |pair: &Pair, rules: &str| {
+        fs::write(pair.policy.path(), rules.to_owned() + &allowing).unwrap();
+        let done = pair.stand.slipgate.run(&["policy", "apply"]).unwrap();
+        assert!(done.status.success(), "{done:?}");
+        String::from_utf8_lossy(&done.stdout).into_owned()
+    };
+    let said = apply(&pair, rule);
+    assert!(said.contains("0 flows cut"), "{said}");
+    assert!(pair.punch(&ends, WAIT), "after a reload");
+    let said = apply(&pair, &format!("rules = [{{ deny = \"{HOST}\" }}]\n"));
+    assert!(said.contains("2 flows cut"), "{said}");
+    assert!(!pair.punch(&ends, 2 * BRIEFLY), "denied");
+    assert!(pair.stand.refused("rule") > 0);
+}

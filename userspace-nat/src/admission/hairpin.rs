@@ -1,0 +1,141 @@
+//! Flows of guests to translated addresses of this host (RFC 4787 REQ-9): to a port of another
+//! guest's mapping, to one of their own, or to a forward.
+//!
+//! # Theory of operation
+//! Such a flow leaves by no link: its packets are led back in ([`crate::packet_path::hairpin`]), as
+//! if a router outside had returned them. So a guest that asks for hairpinning opens a flow here as
+//! it would to any host, with the translated port that all see, and the receiver's side is decided
+//! as for a packet from the world ([`super::inbound`]): the receiver has a flow of its own, unless
+//! its filtering or its rules keep the sender out.
+//!
+//! The host's address is not what such a packet reaches, so no safe default refuses it. All else
+//! decides: the sender's rules about the address as it was sent, the receiver's about the address
+//! that it sees. Under an inspect rule the flow is refused.
+use std::net::{IpAddr, Ipv4Addr};
+
+use slipgate_abi::{VmId, VmRow};
+use slipgate_model::FlowTuple;
+
+use super::plan::{Path, Plan, Planner};
+use crate::{
+    datapath::Datapath,
+    flow::mappings::{Inside, Pool},
+    route::Route,
+    state::{Forwards, Nat, Refused, Rules, VmState},
+};
+use slipgate_policy::Destination;
+
+/// Address that only a route to all of the internet has.
+const ANYWHERE: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
+
+/// What is planned about a flow that is led back in.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Hairpin {
+    /// The VM to which the destination leads.
+    pub(crate) to: VmId,
+    /// Translated address of the sender.
+    pub(super) external: IpAddr,
+}
+
+/// Returns the VM to which a packet with this tuple on the world's side leads by a mapping or a
+/// forward of this engine.
+pub(crate) fn leads_in<D: Datapath>(
+    nat: &Nat<D>,
+    rules: &Rules,
+    forwards: &Forwards,
+    world: &FlowTuple,
+) -> Option<(VmRow, VmId)> {
+    let is_hosts = nat.network.routes.lookup(world.local) == Route::HostLocal;
+    if !is_hosts || world.local.is_loopback() || !world.local.is_ipv4() {
+        return None;
+    }
+    let mapped = nat.flows.mappings.by_outside(world);
+    let mapped = mapped.filter(|(inside, mapping)| {
+        mapping.has_flows() && rules.nat_behaviour(inside.vm, inside.protocol).hairpins()
+    });
+    match mapped {
+        Some((inside, mapping)) => Some((mapping.row, inside.vm)),
+        None => {
+            let forward = forwards.at(world)?;
+            Some((forward.vm_row, forward.vm))
+        }
+    }
+}
+
+/// Whether the rules in force let a VM have a flow that is led back in.
+pub(super) fn may_hairpin(rules: &Rules, vm: VmId, to: Destination) -> bool {
+    rules.nat_behaviour(vm, to.protocol).hairpins() && rules.decide_hairpin(vm, to).is_allowed()
+}
+
+impl<D: Datapath> Planner<'_, D> {
+    /// Plans a flow to a translated port of this host. Returns `None` if the destination is none, or
+    /// the VM's policy does not ask for hairpinning.
+    pub(super) fn hairpin(
+        &self,
+        vm: &VmState,
+        to: Destination,
+        guest: Option<&FlowTuple>,
+    ) -> Option<Plan> {
+        let behaviour = self.rules.nat_behaviour(vm.net.id, to.protocol);
+        if !behaviour.hairpins() || self.nat.flows.mappings.range().is_none() {
+            return None;
+        }
+        let world = FlowTuple {
+            scope: FlowTuple::WORLD,
+            local: to.addr,
+            remote: ANYWHERE,
+            local_port: to.port,
+            remote_port: 0,
+            protocol: to.protocol as u8,
+        };
+        let (_, leads_to) = leads_in(self.nat, self.rules, self.forwards, &world)?;
+        let external = self.external(vm.net.id, to, guest);
+        let decision = self.rules.decide_hairpin(vm.net.id, to);
+        let mut plan = Plan {
+            decision,
+            name: None,
+            path: Path::Hairpin(Hairpin {
+                to: leads_to,
+                external,
+            }),
+            route: Some(Route::HostLocal),
+            room: None,
+            port: None,
+            mapped: Some(behaviour),
+            refused: None,
+        };
+        let checked = self.check_hairpin(vm, (to, external), guest, &mut plan);
+        plan.refused = checked.err();
+        Some(plan)
+    }
+
+    fn check_hairpin(
+        &self,
+        vm: &VmState,
+        (to, external): (Destination, IpAddr),
+        guest: Option<&FlowTuple>,
+        plan: &mut Plan,
+    ) -> Result<(), Refused> {
+        if let Some(reason) = plan.decision.refusal {
+            let rule = Some(Rules::element_of(plan.decision.rule));
+            return Err(Refused { reason, rule });
+        }
+        let room = plan.room.insert(self.room_for_guest(vm));
+        room.check(vm, self.now_ns)?;
+        let pool = Pool {
+            protocol: to.protocol,
+            nat: external,
+        };
+        self.check_mapped(vm.net.id, pool, guest, room)
+    }
+
+    /// Returns the translated address of a guest's port: that of its mapping if it has one (RFC 4787
+    /// REQ-9a), else that which packets to the internet would have, else the destination's.
+    fn external(&self, vm: VmId, to: Destination, guest: Option<&FlowTuple>) -> IpAddr {
+        let Nat { flows, network, .. } = self.nat;
+        let inside = guest.and_then(|guest| Inside::of(guest, ANYWHERE));
+        let known = inside.and_then(|inside| flows.mappings.external_of(&inside, to.addr));
+        let outward = || network.route(vm, ANYWHERE).hop().map(|(_, source)| source);
+        known.or_else(outward).unwrap_or(to.addr)
+    }
+}
