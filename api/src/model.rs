@@ -35,6 +35,11 @@ pub struct VmBody {
     /// The only device by which its flows leave; it need not exist yet, and no flow leaves while it
     /// does not. Absent: the daemon's `--uplink`.
     pub uplink: Option<String>,
+    /// Its source addresses toward the world, of IPv4, IPv6 or both, each an address or a prefix.
+    /// They must be the host's, and are this VM's alone. Absent: those of the policy, or as the
+    /// host's routes choose.
+    #[serde(default)]
+    pub nat_addresses: Vec<String>,
     /// Limits that replace those of the policy.
     #[serde(default)]
     pub quotas: Quotas,
@@ -214,6 +219,9 @@ pub struct VmPatch {
     pub ipv6_prefix: Option<String>,
     /// Another uplink; flows that can't leave by it end.
     pub uplink: Option<String>,
+    /// All source addresses that there are to be; flows with another one end, unless its policy
+    /// keeps flows.
+    pub nat_addresses: Option<Vec<String>>,
     /// Other limits; those that are absent stay.
     pub quotas: Option<Quotas>,
     /// All forwards that there are to be.
@@ -268,6 +276,9 @@ pub struct Vm {
     /// Whether that device does not exist now, so that no flow leaves.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub lacks_uplink: bool,
+    /// Source addresses toward the world that are its alone.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub nat_addresses: Vec<String>,
     /// Limits that replace those of its policy.
     pub quotas: Quotas,
     /// Ports of the host that lead to the guest.
@@ -405,6 +416,7 @@ impl VmBody {
             ipv6_prefix,
             policy,
             uplink,
+            nat_addresses,
             quotas,
             forwards,
             host_loopback,
@@ -425,6 +437,7 @@ impl VmBody {
             policy,
             inline_policy,
             uplink,
+            nat_addresses,
             quotas,
             forwards,
             host_loopback,
@@ -447,6 +460,7 @@ impl From<VmDefinition> for VmBody {
             policy,
             inline_policy,
             uplink,
+            nat_addresses,
             quotas,
             forwards,
             host_loopback,
@@ -462,6 +476,7 @@ impl From<VmDefinition> for VmBody {
             ipv6_prefix,
             policy: PolicyChoice::of(policy, inline_policy),
             uplink,
+            nat_addresses,
             quotas,
             forwards,
             host_loopback,
@@ -502,6 +517,7 @@ impl From<VmStatus> for Vm {
             policy,
             inline_policy,
             uplink,
+            nat_addresses,
             quotas,
             forwards,
             host_loopback,
@@ -524,6 +540,7 @@ impl From<VmStatus> for Vm {
             guest_ipv6: vm.guest_ipv6.map(Into::into),
             policy: PolicyChoice::of(policy, inline_policy),
             uplink,
+            nat_addresses,
             quotas,
             forwards,
             lacks_uplink: vm.lacks_uplink,

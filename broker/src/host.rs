@@ -22,7 +22,7 @@ pub(crate) use self::{
     bound_ports::bound,
     listening_socket::ListeningSocket,
     resolvers::{HostResolvers, RESOLV_CONF},
-    tuples::check as check_tuples,
+    tuples::{check as check_tuples, check_pool},
     user_dir::{MEMORY_OF_ROOT, check_private, make_private},
 };
 pub use self::{offloads::offers_tso, tuples::guests_tuples, user_dir::user_mode_dir};

@@ -2,6 +2,7 @@
 //! order at the end.
 mod budgets;
 mod catalogue;
+mod egress;
 mod forwards;
 mod guard_list;
 mod hook_places;

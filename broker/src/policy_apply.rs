@@ -268,8 +268,15 @@ impl PolicyChanges {
             awaited: workers.clone().collect(),
             counts: Applied::default(),
         });
+        // An uplink that only a policy names from now on is to be known before its VMs are.
+        let uplinks = parts.attached.follow_vm_uplinks();
+        if !uplinks.is_empty() {
+            parts.tell_network()?;
+            parts.attached.refresh_next_hops()?;
+        }
         let mut workers = workers;
-        workers.try_for_each(|worker| self.send_again(parts, worker))
+        workers.try_for_each(|worker| self.send_again(parts, worker))?;
+        parts.tell_vms_by_uplinks(&uplinks)
     }
 
     /// Repeats step 3 for a worker, with an engine that replaced one which ended during it. The engine was
@@ -389,6 +396,7 @@ impl Attached {
             vms,
             learning,
         } = prepared;
+        self.check_egress(&put)?;
         let mut changed: BTreeSet<Name> = put.iter().map(|p| p.settings.name.clone()).collect();
         let compiled = self.policies.compile(put, gone)?;
         changed.retain(|name| compiled.puts(name));

@@ -240,6 +240,7 @@ pub(crate) fn warn_of_sizes(asked: Sizes, theirs: Sizes) {
 fn begin(attached: &mut Attached) -> anyhow::Result<()> {
     attached.serve_ports()?;
     attached.open_vms()?;
+    attached.check_first_egress()?;
     attached.note_taps()?;
     attached.set_rates();
     attached.write_denied()?;

@@ -204,7 +204,9 @@ impl Prepared {
             nat.flow_log.as_deref().map(open_flow_log).transpose()?,
             nat.pcap.as_deref().map(open_pcap).transpose()?,
         ];
-        let mut policies = nat.load_policies()?.compile()?;
+        let loaded = nat.load_policies()?;
+        described::check_egress(&loaded)?;
+        let mut policies = loaded.compile()?;
         let watch = NetworkWatch::open()?;
         let uplink = find_uplink(&nat, watch.network())?;
         check_source(&nat, &uplink, watch.network())?;

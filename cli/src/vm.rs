@@ -76,6 +76,9 @@ fn given(args: &VmPutArgs, mut vm: VmDefinition) -> anyhow::Result<VmDefinition>
     if args.uplink.is_some() || args.no_uplink {
         vm.uplink = args.uplink.clone();
     }
+    if !args.nat_address.is_empty() || args.no_nat_address {
+        vm.nat_addresses = args.nat_address.clone();
+    }
     vm.idle_after = args.idle_after.or(vm.idle_after);
     vm.labels.extend(args.label.iter().cloned());
     vm.quotas = args.quotas.quotas().or(vm.quotas);

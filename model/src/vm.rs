@@ -8,7 +8,7 @@ use std::{
 use ipnet::Ipv6Net;
 use serde::{Deserialize, Serialize};
 use slipgate_abi::{IfIndex, Vm, VmId, VmRow};
-use slipgate_policy::LoopbackPorts;
+use slipgate_policy::{AddressPool, LoopbackPorts};
 
 /// Labels of a VM, by key. They mean nothing to slipgate.
 pub type Labels = BTreeMap<String, String>;
@@ -52,6 +52,10 @@ pub struct VmSpec {
     /// the one of [`RouteSnapshot`](crate::RouteSnapshot).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub uplink: Option<IfIndex>,
+    /// Source addresses toward the world, of which it is paired with one of each family; empty: the
+    /// routes choose.
+    #[serde(default, skip_serializing_if = "AddressPool::is_empty")]
+    pub nat_addresses: AddressPool,
     /// Ports of the gateway that lead to the host's loopback, before those of the policy.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub host_loopback: Vec<LoopbackPorts>,

@@ -59,6 +59,7 @@ pub use plain::{one_line, plain};
 pub use resolv_conf::parse_resolv_conf;
 pub use rule::{
     Action, Decision, Destination, LocalAddresses, Rule, RuleId,
+    address_pool::{AddressPool, MOST_POOL_ADDRESSES, PoolError},
     deny_file::{DenyFile, DenyFileError},
     embedded::embedded,
     host_loopback::{LoopbackError, LoopbackPorts, MOST_LOOPBACK_ENTRIES},
@@ -68,8 +69,8 @@ pub use rule::{
     pattern::{Pattern, PatternError},
     prefix_map::PrefixMap,
     settings::{
-        CEILING_S, DNS_PORT, DnsSettings, FLOOR_S, Http, MAX_RESOLVERS, NewNames, Note, OnReload,
-        Resolvers, Settings, Written,
+        CEILING_S, DNS_PORT, DnsSettings, Egress, FLOOR_S, Http, MAX_RESOLVERS, NewNames, Note,
+        OnReload, Resolvers, Settings, Written,
     },
     sleep::Sleep,
     timers::Timers,

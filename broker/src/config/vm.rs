@@ -6,10 +6,10 @@ use slipgate_abi::portframe::is_port_device;
 use slipgate_ipc::client::{MAX_LABEL_BYTES, MAX_LABELS, MAX_VM_FORWARDS, VmDefinition};
 use slipgate_model::Ipv6Mode;
 use slipgate_policy::{
-    LoopbackPorts,
+    AddressPool, LoopbackPorts,
     document::{
         ConfigError, Forward, Limits, Quotas, check_inline, check_name, forwards_of_vm,
-        inline_name, loopback_of_vm,
+        inline_name, loopback_of_vm, pool_of_vm,
     },
 };
 
@@ -35,6 +35,8 @@ pub struct VmConfig {
     pub ipv6_prefix: Option<Ipv6Net>,
     /// Name of the only device by which its flows leave; `None`: as for all VMs.
     pub uplink: Option<String>,
+    /// Source addresses toward the world, which no other VM has; none: those of its policy.
+    pub nat_addresses: AddressPool,
     /// Policy and quotas given for this VM alone.
     pub flags: VmFlags,
     /// Ports of the host that lead to the guest.
@@ -83,6 +85,7 @@ impl VmConfig {
             ipv6: None,
             ipv6_prefix: None,
             uplink: None,
+            nat_addresses: AddressPool::default(),
             flags: VmFlags::default(),
             forwards: Vec::new(),
             host_loopback: Vec::new(),
@@ -109,6 +112,7 @@ impl VmConfig {
             policy,
             inline_policy,
             uplink,
+            nat_addresses,
             quotas,
             forwards,
             host_loopback,
@@ -157,6 +161,7 @@ impl VmConfig {
                 quotas: *quotas,
             },
             uplink: uplink.clone(),
+            nat_addresses: pool_of_vm(nat_addresses)?,
             forwards,
             host_loopback: loopback_of_vm(host_loopback)?,
             idle_after: *idle_after,
@@ -184,6 +189,7 @@ impl VmConfig {
             policy: self.flags.policy.clone(),
             inline_policy: self.flags.inline_policy.clone(),
             uplink: self.uplink.clone(),
+            nat_addresses: self.nat_addresses.texts(),
             quotas: self.flags.quotas,
             forwards: specs,
             host_loopback: self.host_loopback.iter().map(LoopbackPorts::spec).collect(),

@@ -5,6 +5,7 @@
 //! host's connections that were first. The host's NAT does not know guests' flows, and may pick the
 //! tuple of one a moment later. So the ports have to be separate, or the addresses.
 use std::{
+    collections::BTreeSet,
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
     ops::RangeInclusive,
 };
@@ -14,7 +15,10 @@ use slipgate_control::{
     Network,
     host::{GuestsTuples, HostFacts},
 };
-use slipgate_policy::document::ConfigError;
+use slipgate_policy::{
+    AddressPool,
+    document::{ConfigError, NAT_ADDRESSES},
+};
 
 use crate::config::{Config, HostNat};
 
@@ -45,6 +49,42 @@ pub(crate) fn check(
             "--host-nat",
             "refuse",
             met.join("; "),
+            "or accept by --host-nat share that connections of the host's may break",
+        )),
+    }
+}
+
+/// Refuses source addresses of guests that the host's own NAT gives connections, too, unless ports
+/// are separate or `--host-nat share` accepts it: then it is logged.
+pub(crate) fn check_pool(
+    config: &Config,
+    (uplink, ifindex): (&str, IfIndex),
+    network: &Network,
+    pool: &AddressPool,
+) -> Result<(), ConfigError> {
+    let facts = HostFacts::read();
+    let met = config.source_ports().flat_map(|ports| {
+        let addresses = pool.of_family(false).filter_map(|address| match address {
+            IpAddr::V4(address) => Some(address),
+            IpAddr::V6(_) => None,
+        });
+        let of = |address| guests_tuples((uplink, ifindex), network, Some(address), ports, false);
+        let met: Vec<String> = addresses
+            .flat_map(|of_pool| facts.translates_to(&of(of_pool)))
+            .collect();
+        met
+    });
+    let met: BTreeSet<String> = met.collect();
+    if config.host_nat == HostNat::Share {
+        met.iter().for_each(|met| tracing::warn!("{met}"));
+        return Ok(());
+    }
+    match met.is_empty() {
+        true => Ok(()),
+        false => Err(ConfigError::new(
+            NAT_ADDRESSES,
+            pool.texts().join(", "),
+            Vec::from_iter(met).join("; "),
             "or accept by --host-nat share that connections of the host's may break",
         )),
     }

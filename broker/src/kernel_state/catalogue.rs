@@ -253,6 +253,18 @@ impl Catalogue {
         self.entry(name).map(|entry| &entry.loaded)
     }
 
+    /// Returns the policies as they were read.
+    pub(crate) fn all_loaded(&self) -> impl Iterator<Item = &LoadedPolicy> {
+        let entries = self.entries.iter().flatten();
+        entries.map(|entry| &entry.loaded)
+    }
+
+    /// Returns the uplinks that policies name.
+    pub(crate) fn uplinks(&self) -> impl Iterator<Item = String> {
+        let settings = self.all_loaded().map(|policy| &policy.settings);
+        settings.filter_map(|settings| settings.egress.uplink.clone())
+    }
+
     /// Returns the names of the policies.
     pub(crate) fn names(&self) -> impl Iterator<Item = &Name> {
         self.by_name.keys()

@@ -98,7 +98,7 @@ impl Attached {
 
     /// Returns the uplink of a VM; `None`: its own one is not there.
     fn uplink_of(&self, config: &VmConfig) -> Option<IfIndex> {
-        let Some(name) = &config.uplink else {
+        let Some(name) = self.uplink_named_by(config) else {
             return Some(self.uplink.ifindex);
         };
         let link = self.watch.network().link_by_name(name);

@@ -131,6 +131,7 @@ impl Attached {
         let is_uplinks = |name: &String| {
             *name == self.uplink.name
                 || self.config.uplink.as_ref() == Some(name)
+                || self.vm_uplinks.is_named(name)
                 || self.vms.has_uplink(name)
         };
         let is_routed = |name: &String| {

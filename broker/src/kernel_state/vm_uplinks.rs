@@ -1,4 +1,4 @@
-//! Uplinks that VMs name for themselves.
+//! Uplinks that VMs name for themselves, or by their policies.
 //!
 //! A VM's flows leave by its own uplink or not at all: while that device does not exist, the engine
 //! is told so, and refuses new flows. When it comes, possibly again and with another index, it is
@@ -16,10 +16,17 @@ use super::{Attached, ServedVm};
 /// Present devices that VMs name as their own uplinks, with their programs attached.
 #[derive(Debug, Default)]
 pub(crate) struct VmUplinks {
+    /// All that VMs and policies name.
+    named: BTreeSet<String>,
     attached: BTreeMap<String, IfIndex>,
 }
 
 impl VmUplinks {
+    /// Whether VMs or policies name this device.
+    pub(crate) fn is_named(&self, name: &str) -> bool {
+        self.named.contains(name)
+    }
+
     /// Returns their interface indexes.
     pub(crate) fn ifindexes(&self) -> BTreeSet<IfIndex> {
         self.attached.values().copied().collect()
@@ -52,7 +59,8 @@ impl Attached {
     /// tried again every few seconds.
     pub(crate) fn follow_vm_uplinks(&mut self) -> BTreeSet<String> {
         let mut present = BTreeMap::new();
-        for name in self.vms.uplinks() {
+        self.vm_uplinks.named = self.named_uplinks();
+        for name in &self.vm_uplinks.named {
             let Some(link) = self.watch.network().link_by_name(name) else {
                 continue;
             };
@@ -63,7 +71,7 @@ impl Attached {
                     .and_then(|()| self.attach_to(name, link.ifindex, link.has_l2)),
             };
             match attached {
-                Ok(()) => drop(present.insert(name.to_owned(), link.ifindex)),
+                Ok(()) => drop(present.insert(name.clone(), link.ifindex)),
                 Err(e) => tracing::warn!("{e:#}: the VMs that name it can't leave by it"),
             }
         }
@@ -77,7 +85,7 @@ impl Attached {
     /// Whether an uplink that VMs name exists and could not be attached to when it came.
     pub(crate) fn misses_vm_uplinks(&self) -> bool {
         let links = self.watch.network();
-        let mut names = self.vms.uplinks();
+        let mut names = self.vm_uplinks.named.iter();
         names.any(|name| {
             links.link_by_name(name).is_some() && !self.vm_uplinks.attached.contains_key(name)
         })
@@ -86,7 +94,7 @@ impl Attached {
     /// Returns the VMs that name one of these uplinks, for the engines, each with its worker.
     pub(crate) fn vms_by_uplinks(&self, names: &BTreeSet<String>) -> Vec<(usize, VmSpec)> {
         let is_meant = |vm: &&ServedVm| {
-            let uplink = vm.config.uplink.as_ref();
+            let uplink = self.uplink_named_by(&vm.config);
             vm.is_up && uplink.is_some_and(|uplink| names.contains(uplink))
         };
         let vms = self.vms.iter().filter(is_meant);
@@ -95,7 +103,7 @@ impl Attached {
 
     /// Returns the uplink that a VM names for itself, [`IfIndex::NONE`] if it does not exist.
     pub(super) fn own_uplink(&self, vm: &ServedVm) -> Option<IfIndex> {
-        let name = vm.config.uplink.as_ref()?;
+        let name = self.uplink_named_by(&vm.config)?;
         let attached = self.vm_uplinks.attached.get(name);
         Some(attached.copied().unwrap_or(IfIndex::NONE))
     }

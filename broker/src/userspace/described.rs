@@ -4,6 +4,10 @@
 use slipgate_control::{netlink::Network, vm};
 use slipgate_ipc::engine::{ToEngine, VmSpec};
 use slipgate_model::GuestIpv6;
+use slipgate_policy::{
+    Settings,
+    document::{ConfigError, LoadedPolicies},
+};
 
 use super::{Served, place::Place};
 use crate::{
@@ -47,6 +51,22 @@ impl Served {
     }
 }
 
+/// Refuses what only the kernel's programs do.
+pub(super) fn check_egress(loaded: &LoadedPolicies) -> Result<(), ConfigError> {
+    let mut all = loaded.policies.iter().map(|policy| &policy.settings);
+    let asks = |of: &&Settings| !of.nat_addresses.is_empty() || of.egress.uplink.is_some();
+    let Some(settings) = all.find(asks) else {
+        return Ok(());
+    };
+    let policy = settings.name.as_deref().or(settings.file.as_deref());
+    Err(ConfigError::new(
+        "--policy",
+        policy.unwrap_or(""),
+        "user mode has neither nat_addresses nor [egress]: its sockets leave as the host's do",
+        "leave them out, or use --mode hybrid; --nat-address is for user mode, too",
+    ))
+}
+
 /// Returns the IPv6 network that the guest gets; `None`: it has none, or not yet.
 pub(super) fn guest_ipv6(
     nat: &Config,
@@ -87,6 +107,7 @@ pub(super) fn spec(
         dns_per_second: vm.limits.dns_per_second,
         idle_after_s: 0,
         uplink: None,
+        nat_addresses: Default::default(),
         is_idle: false,
     }
 }

@@ -32,7 +32,7 @@ impl Attached {
         if new.tap == self.uplink.name {
             bail!("tap {}: it is the uplink: give the VM's TAP", new.tap);
         }
-        if self.vms.has_uplink(&new.tap) {
+        if self.vms.has_uplink(&new.tap) || self.vm_uplinks.is_named(&new.tap) {
             bail!("tap {}: it is a VM's uplink: give the VM's TAP", new.tap);
         }
         if let Some(uplink) = &new.uplink {
@@ -54,6 +54,7 @@ impl Attached {
             tap_of(&new, network)?;
         }
         self.config.settle_vm(&mut new)?;
+        self.check_own_addresses(&new)?;
         Ok(new)
     }
 

@@ -85,6 +85,13 @@ pub(crate) struct VmPutArgs {
     /// With `set`: use the uplink of `slipgate serve` again
     #[arg(long, conflicts_with = "uplink")]
     pub(crate) no_uplink: bool,
+    /// An address or prefix of the host's that is this VM's alone, as its flows' source toward the
+    /// world; may be given several times [default: those of its policy]
+    #[arg(long, value_name = "A[/N]")]
+    pub(crate) nat_address: Vec<String>,
+    /// With `set`: use the addresses of its policy again
+    #[arg(long, conflicts_with = "nat_address")]
+    pub(crate) no_nat_address: bool,
     /// When it counts as idle; 0: never [default: --idle-after of `slipgate serve`]
     #[arg(long, value_name = "SECONDS")]
     pub(crate) idle_after: Option<u32>,

@@ -162,7 +162,8 @@ reasons! {
     Inspection inspection,
     /// The VM has spent its budget of bytes.
     ByteBudget byte_budget,
-    /// The flow would come in by a forward of IPv6, and the guest has no address of IPv6 yet.
+    /// The flow would come in by a forward of IPv6, and the guest has no address of IPv6 yet; or it
+    /// would go out, and none of the VM's `nat_addresses` is the host's.
     NoAddress no_address,
 }
 

@@ -73,12 +73,26 @@ impl HostFacts {
     /// Returns what of the host's own may have or get the same tuples as guests' flows: source NAT,
     /// and connections of the host itself. One sentence each, with its consequence and the remedy.
     pub fn meets(&self, guests: &GuestsTuples) -> Vec<String> {
-        let GuestsTuples {
-            uplink,
-            ports: guests_ports,
-            ..
-        } = guests;
-        let (first, last) = (guests_ports.start(), guests_ports.end());
+        let (first, last) = (guests.ports.start(), guests.ports.end());
+        let mut met = self.translates_to(guests);
+        if let Some((local_first, local_last)) = self.local_ports
+            && let Some(port) = (local_first.max(*first)..=local_last.min(*last))
+                .find(|port| !self.reserved_ports.iter().any(|of| of.contains(port)))
+        {
+            met.push(format!(
+                "guests' ports {first}-{last} overlap net.ipv4.ip_local_port_range \
+                 {local_first}-{local_last} (port {port}): a connection of the host's own may lose \
+                 its answers to a guest's flow with the same ports; give --nat-ports and --eim-ports outside, or \
+                 name them in net.ipv4.ip_local_reserved_ports"
+            ));
+        }
+        met
+    }
+
+    /// The same of source NAT alone.
+    pub fn translates_to(&self, guests: &GuestsTuples) -> Vec<String> {
+        let GuestsTuples { uplink, ports, .. } = guests;
+        let (first, last) = (ports.start(), ports.end());
         let mut met = Vec::new();
         for nat in self.source_nat.iter().flatten() {
             if !nat.may_meet(guests) {
@@ -99,17 +113,6 @@ impl HostFacts {
             if !met.contains(&sentence) {
                 met.push(sentence);
             }
-        }
-        if let Some((local_first, local_last)) = self.local_ports
-            && let Some(port) = (local_first.max(*first)..=local_last.min(*last))
-                .find(|port| !self.reserved_ports.iter().any(|of| of.contains(port)))
-        {
-            met.push(format!(
-                "guests' ports {first}-{last} overlap net.ipv4.ip_local_port_range \
-                 {local_first}-{local_last} (port {port}): a connection of the host's own may lose \
-                 its answers to a guest's flow with the same ports; give --nat-ports and --eim-ports outside, or \
-                 name them in net.ipv4.ip_local_reserved_ports"
-            ));
         }
         met
     }

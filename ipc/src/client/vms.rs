@@ -50,6 +50,10 @@ pub struct VmDefinition {
     /// daemon's `--uplink`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub uplink: Option<String>,
+    /// Source addresses toward the world, each an address or a prefix, which are this VM's alone;
+    /// none: those of its policy.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub nat_addresses: Vec<String>,
     /// Limits that replace those of the policy.
     #[serde(default, skip_serializing_if = "is_default")]
     pub quotas: Quotas,

@@ -17,8 +17,8 @@ pub struct Difference {
     everything: bool,
     /// Prefixes to whose destinations the route may have changed.
     prefixes: Vec<IpNet>,
-    /// Addresses that the host no longer has.
-    lost: Vec<IpAddr>,
+    /// Addresses that the host no longer has, and prefixes that may not be delivered to it any more.
+    lost: Vec<IpNet>,
 }
 
 impl Difference {
@@ -40,7 +40,7 @@ impl Difference {
     pub fn concerns(&self, remote: impl Into<IpAddr>, nat: impl Into<IpAddr>) -> bool {
         let (remote, nat) = (remote.into(), nat.into());
         self.everything
-            || self.lost.contains(&nat)
+            || self.lost.iter().any(|lost| lost.contains(&nat))
             || self.prefixes.iter().any(|prefix| prefix.contains(&remote))
     }
 
@@ -80,10 +80,15 @@ impl RouteTable {
         let host = in_one(&self.host, &before.host)
             .into_iter()
             .chain(lost.clone());
-        let prefixes = host.map(IpNet::from).chain(self.other_routes(before));
+        let other = self.other_routes(before);
+        let was_local = |prefix: &&IpNet| before.is_in_local_prefix(prefix.network());
+        let lost = lost.iter().copied().map(IpNet::from);
+        let lost = lost
+            .chain(other.iter().filter(was_local).copied())
+            .collect();
         difference.add(Difference {
             everything: false,
-            prefixes: prefixes.collect(),
+            prefixes: host.map(IpNet::from).chain(other).collect(),
             lost,
         });
         difference

@@ -167,3 +167,19 @@ fn a_change_of_ipv6_concerns_flows_of_ipv6_only() {
     let difference = RouteTable::new(&after).difference_from(&RouteTable::new(&before));
     assert_eq!(difference, Difference::everything());
 }
+
+#[test]
+fn a_prefix_that_is_delivered_no_more_concerns_who_is_translated_into_it() {
+    let local = RouteEntry {
+        kind: RouteKind::Local,
+        ..route("198.18.7.0/30", OTHER, None)
+    };
+    let mut with_local = host();
+    with_local.routes.push(local);
+    let (with, without) = (RouteTable::new(&with_local), RouteTable::new(&host()));
+    let gone = without.difference_from(&with);
+    assert!(gone.concerns([8, 8, 8, 8], [198, 18, 7, 1]));
+    assert!(!gone.concerns([8, 8, 8, 8], [198, 18, 7, 4]));
+    let added = with.difference_from(&without);
+    assert!(!added.concerns([8, 8, 8, 8], [198, 18, 7, 1]));
+}

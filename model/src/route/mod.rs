@@ -82,6 +82,8 @@ pub enum Route {
     Refused(RouteKind),
     /// There is no route, or the route's link has no source address.
     Unreachable,
+    /// The host has none of the addresses that the VM may have as its source.
+    NoSource,
 }
 
 impl Route {

@@ -26,6 +26,10 @@ pub struct RouteTable {
     pub(super) sources: Vec<HostAddress>,
     /// The host's own and broadcast addresses, sorted.
     pub(super) host: Vec<IpAddr>,
+    /// Those of `sources`, sorted.
+    own: Vec<IpAddr>,
+    /// The host's addresses that may not be used.
+    unusable: Vec<IpAddr>,
 }
 
 impl RouteTable {
@@ -47,17 +51,23 @@ impl RouteTable {
         let of_prefix = routes.chunk_by(|a, b| a.prefix.trunc() == b.prefix.trunc());
         let useful = of_prefix.map(|routes| (routes[0].prefix, useful(routes, snapshot)));
 
+        let (mut own, unusable): (Vec<HostAddress>, Vec<HostAddress>) = snapshot
+            .addresses
+            .iter()
+            .partition(|address| address.source != SourceUse::Unusable);
+        own.retain(|address| !address.addr.addr().is_loopback());
+        let only = |all: &[HostAddress]| -> Vec<IpAddr> {
+            let mut only: Vec<IpAddr> = all.iter().map(|own| own.addr.addr()).collect();
+            only.sort_unstable();
+            only
+        };
         Self {
+            own: only(&own),
+            unusable: only(&unusable),
             uplink: snapshot.uplink_ifindex,
             vm_uplinks: snapshot.vm_uplinks.clone(),
             routes: PrefixMap::new(useful),
-            sources: snapshot
-                .addresses
-                .iter()
-                .filter(|address| address.source != SourceUse::Unusable)
-                .filter(|address| !address.addr.addr().is_loopback())
-                .copied()
-                .collect(),
+            sources: own,
             host,
         }
     }
@@ -133,6 +143,30 @@ impl RouteTable {
     pub fn is_host(&self, addr: impl Into<IpAddr>) -> bool {
         let addr = addr.into();
         addr.is_loopback() || self.host.binary_search(&addr).is_ok()
+    }
+
+    /// Whether packets to `addr` are delivered to the host: [`RouteTable::is_host`], or a route of
+    /// the table `local` covers it (`ip route add local PREFIX dev lo`).
+    pub fn is_delivered(&self, addr: impl Into<IpAddr>) -> bool {
+        let addr = addr.into();
+        self.is_host(addr) || self.is_in_local_prefix(addr)
+    }
+
+    /// Whether `addr` may be the source of packets to the world: it is an address of the host, or
+    /// in a prefix that is delivered to it, so that answers come back.
+    pub fn may_send_from(&self, addr: IpAddr) -> bool {
+        let is_own = self.own.binary_search(&addr).is_ok();
+        let is_local = || {
+            let is_unusable = self.unusable.binary_search(&addr).is_ok();
+            !addr.is_loopback() && !is_unusable && self.is_in_local_prefix(addr)
+        };
+        is_own || is_local()
+    }
+
+    pub(super) fn is_in_local_prefix(&self, addr: IpAddr) -> bool {
+        let longest = self.routes.longest(addr);
+        let first = longest.and_then(|(_, routes)| routes.first());
+        first.is_some_and(|route| route.kind == RouteKind::Local)
     }
 
     /// Whether a link carries a source address: it is the link's, or the link has none of its own

@@ -395,3 +395,54 @@ fn an_ipv6_route_has_at_least_its_familys_mtu() {
         assert_eq!(mtu, counts);
     }
 }
+
+#[test]
+fn sources_are_the_hosts_own_or_delivered_to_it() {
+    let unusable = |addr: &str| HostAddress {
+        ifindex: IfIndex::new(2),
+        addr: addr.parse().unwrap(),
+        broadcast: Some([192, 0, 2, 255].into()),
+        source: SourceUse::Unusable,
+    };
+    let own = HostAddress {
+        source: SourceUse::Preferred,
+        ..unusable("192.0.2.1/24")
+    };
+    let local = |prefix: &str| RouteEntry {
+        prefix: prefix.parse().unwrap(),
+        kind: RouteKind::Local,
+        ifindex: IfIndex::new(1),
+        gateway: None,
+        prefsrc: None,
+        metric: 0,
+        mtu: None,
+    };
+    let table = RouteTable::new(&RouteSnapshot {
+        addresses: vec![own, unusable("2001:db8::1/64")],
+        routes: vec![
+            local("198.18.7.0/30"),
+            local("203.0.113.9/32"),
+            local("2001:db8::1/128"),
+            local("127.0.0.0/8"),
+            RouteEntry {
+                kind: RouteKind::Unicast,
+                ..local("198.18.7.2/32")
+            },
+        ],
+        ..RouteSnapshot::default()
+    });
+    let may = |addr: &str| table.may_send_from(addr.parse().unwrap());
+    assert!(may("192.0.2.1") && may("198.18.7.3") && may("203.0.113.9"));
+    for addr in [
+        "192.0.2.255",
+        "192.0.2.2",
+        "198.18.7.2",
+        "198.18.7.4",
+        "127.0.0.1",
+        "2001:db8::1",
+    ] {
+        assert!(!may(addr), "{addr}");
+    }
+    assert!(table.is_delivered([192, 0, 2, 255]) && table.is_delivered([198, 18, 7, 3]));
+    assert!(!table.is_delivered([198, 18, 7, 2]));
+}

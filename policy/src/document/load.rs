@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 use toml::Spanned;
 
 use super::{
+    egress,
     error::ConfigError,
     file::PolicyFile,
     host_loopback, meaning, nat,
@@ -151,6 +152,8 @@ impl NamedPolicy {
             dns: meaning::dns_settings(file, &self.dns, typed.resolvers.clone())?,
             timers: timers::of_file(file, &self.timers)?,
             nat: nat::of_file(file, &self.nat)?,
+            nat_addresses: egress::pool_of_file(file, &self.nat_addresses)?,
+            egress: egress::of_file(file, &self.egress)?,
             sleep: sleep::of_file(file, &self.sleep)?,
             host_loopback: host_loopback::of_file(file, &self.host_loopback)?,
             is_learning: false,

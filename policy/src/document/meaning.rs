@@ -10,8 +10,8 @@ use super::{
     forward::{self, Forward},
     overrides::parse_resolvers,
     schema::{
-        self, BytesEnd, BytesPer, Dns, Document, HostLoopback, NamedPolicy, Nat, Quotas, Resolvers,
-        ResolversWord, Sleep, Timers,
+        self, BytesEnd, BytesPer, Dns, Document, Egress, HostLoopback, NamedPolicy, Nat, Quotas,
+        Resolvers, ResolversWord, Sleep, Timers,
     },
 };
 use crate::{DnsSettings, Resolvers as Asked};
@@ -148,6 +148,8 @@ pub fn has_top_level(document: &Document) -> bool {
         || document.quotas != Quotas::default()
         || document.timers != Timers::default()
         || document.nat != Nat::default()
+        || !document.nat_addresses.is_empty()
+        || document.egress != Egress::default()
         || document.sleep != Sleep::default()
         || document.host_loopback != HostLoopback::default()
 }

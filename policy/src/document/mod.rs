@@ -2,6 +2,7 @@
 //! give the place in the file.
 mod amount;
 mod choice;
+mod egress;
 mod error;
 mod file;
 mod forward;
@@ -20,6 +21,7 @@ mod timers;
 pub use self::{
     amount::{Amount, Count},
     choice::{VmChoice, policy_of},
+    egress::{NAT_ADDRESSES, pool_of_vm},
     error::ConfigError,
     file::PolicyFile,
     forward::{Forward, address, forwards_of_vm, parse_range},

@@ -41,6 +41,13 @@ pub struct Document {
     pub timers: Timers,
     /// How translated ports behave toward the world.
     pub nat: Nat,
+    /// Source addresses toward the world, each an address or a prefix, of either family. Every VM
+    /// has one of each family for all its flows. They must be this host's own. None: the host's
+    /// routes choose.
+    #[schemars(with = "Vec<String>")]
+    pub nat_addresses: Vec<Spanned<String>>,
+    /// How flows leave the host.
+    pub egress: Egress,
     /// What is held for a VM while it sleeps.
     pub sleep: Sleep,
     /// Ports of the host that lead to a guest.
@@ -67,6 +74,8 @@ impl Document {
             dns: self.dns.clone(),
             timers: self.timers.clone(),
             nat: self.nat.clone(),
+            nat_addresses: self.nat_addresses.clone(),
+            egress: self.egress.clone(),
             sleep: self.sleep.clone(),
             host_loopback: self.host_loopback.clone(),
         }
@@ -93,6 +102,13 @@ pub struct NamedPolicy {
     pub timers: Timers,
     /// How translated ports behave toward the world.
     pub nat: Nat,
+    /// Source addresses toward the world, each an address or a prefix, of either family. Every VM
+    /// has one of each family for all its flows. They must be this host's own. None: the host's
+    /// routes choose.
+    #[schemars(with = "Vec<String>")]
+    pub nat_addresses: Vec<Spanned<String>>,
+    /// How flows leave the host.
+    pub egress: Egress,
     /// What is held for a VM while it sleeps.
     pub sleep: Sleep,
     /// Ports of the gateway that lead to the host's loopback. None by default.
@@ -333,6 +349,16 @@ pub struct Nat {
     pub udp: NatOfProtocol,
     /// Of TCP.
     pub tcp: NatOfProtocol,
+}
+
+/// How flows leave the host.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct Egress {
+    /// The only device by which flows leave, for VMs that name none of their own. None: the uplink
+    /// of all VMs.
+    #[schemars(with = "Option<String>")]
+    pub uplink: Option<Spanned<String>>,
 }
 
 /// Behaviour of the translated ports of one protocol.

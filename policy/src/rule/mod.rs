@@ -1,4 +1,5 @@
 //! The vocabulary of a policy: actions, rules, patterns, destinations, and how rules are looked up.
+pub(crate) mod address_pool;
 pub(crate) mod deny_file;
 pub(crate) mod embedded;
 pub(crate) mod host_loopback;

@@ -6,7 +6,8 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Rule, host_loopback::LoopbackPorts, name::Name, nat::NatSettings, sleep::Sleep, timers::Timers,
+    Rule, address_pool::AddressPool, host_loopback::LoopbackPorts, name::Name, nat::NatSettings,
+    sleep::Sleep, timers::Timers,
 };
 
 /// How far an inspected HTTP/1 connection is followed.
@@ -77,6 +78,12 @@ pub struct Settings {
     /// How the translated ports of the policy's flows behave.
     #[serde(default)]
     pub nat: NatSettings,
+    /// Source addresses of the policy's flows, one for each VM.
+    #[serde(default)]
+    pub nat_addresses: AddressPool,
+    /// How the policy's flows leave.
+    #[serde(default)]
+    pub egress: Egress,
     /// What is held for a VM while it sleeps.
     #[serde(default)]
     pub sleep: Sleep,
@@ -87,6 +94,13 @@ pub struct Settings {
     /// inspects nothing.
     #[serde(default)]
     pub is_learning: bool,
+}
+
+/// How flows leave the host.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct Egress {
+    /// Name of the only device by which they leave; `None`: as for all VMs.
+    pub uplink: Option<String>,
 }
 
 /// DNS settings of a policy.

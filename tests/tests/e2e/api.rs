@@ -37,11 +37,15 @@ impl Stand {
 
     /// With these flags besides.
     pub(crate) fn with(more: &[&str]) -> Self {
-        let world = World::new().unwrap();
+        Self::of(World::new().unwrap(), UPLINK, more)
+    }
+
+    /// In this world, with this device as the uplink of all VMs.
+    pub(crate) fn of(world: World, uplink: &str, more: &[&str]) -> Self {
         let scratch = tempfile::tempdir().unwrap();
         let path = |name: &str| scratch.path().join(name).display().to_string();
         let (api, read) = (path("api.sock"), path("read.sock"));
-        let mut args = vec!["--uplink", UPLINK, "--api", &api, "--api-read", &read];
+        let mut args = vec!["--uplink", uplink, "--api", &api, "--api-read", &read];
         args.extend(more);
         let pins = PinDir::new().unwrap();
         let daemon = Slipgate::serve(&world.host, &pins, &args).unwrap();

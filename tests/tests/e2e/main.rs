@@ -29,6 +29,7 @@ mod learning;
 mod loopback;
 mod names;
 mod namespaces;
+mod nat_addresses;
 mod observability;
 mod passed_taps;
 mod per_vm;

@@ -143,7 +143,9 @@ fn plan<D: Datapath>(
         // Answers from another uplink's address would reach nobody, and tell who the guest is.
         let leaves_by = |hop: &(Hop, _)| {
             let own = nat.network.uplink_of(vm.net.id);
-            own.is_none() || routes.carries(hop.0.ifindex, world.local)
+            own.is_none()
+                || routes.carries(hop.0.ifindex, world.local)
+                || nat.network.is_pooled(vm.net.id, world.local)
         };
         let hop = route.hop().filter(leaves_by);
         let guest = addresses::guest_for(&vm.net, world.local, || nat.datapath.vm6(vm.net.row));

@@ -143,6 +143,9 @@ impl<'a, D: Datapath> Planner<'a, D> {
         if route == Route::HostLocal {
             return Err(Refusal::Protected.into());
         }
+        if route == Route::NoSource {
+            return Err(Refusal::NoAddress.into());
+        }
         let (_, source) = route.hop().ok_or(Refusal::NoRoute)?;
         let is_inspected = plan.path == Path::Inspected;
         if is_inspected && self.inspected.refuses(vm.net.id, to.protocol).is_some() {

@@ -26,7 +26,7 @@ pub(crate) fn judge_again<D: Datapath>(
     }
     let live = nat.datapath.slot(slot);
     let is_allowed = match live.flags() & SlotFlags::INBOUND {
-        0 => is_outbound_allowed(nat, rules, slot, now_ns),
+        0 => is_outbound_allowed(nat, rules, slot, now_ns) && !nat.is_off_pool(slot),
         _ => is_inbound_allowed(core, slot, now_ns),
     };
     let leaves = || rules.judge.borrow().on_reload(live.id()) == OnReload::Keep;

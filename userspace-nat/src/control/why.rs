@@ -251,10 +251,12 @@ fn planned<D>(
         }
     };
     let refusal = plan.refused.map(|refused| refused.reason);
-    let explanation = match port_behaves(planner, to, plan) {
-        Some(sentence) => format!("{explanation}\n{sentence}"),
-        None => explanation,
-    };
+    let more = [
+        paired_with(planner, vm, plan),
+        port_behaves(planner, to, plan),
+    ];
+    let sentences = [Some(explanation)].into_iter().chain(more);
+    let explanation = sentences.flatten().collect::<Vec<_>>().join("\n");
     WhyAnswer {
         admitted: refusal.is_none(),
         rule,
@@ -267,6 +269,21 @@ fn planned<D>(
         via,
         lacks_address: false,
     }
+}
+
+/// Says which of its pool's addresses the VM has; `None`: it has no pool of that family, or the flow
+/// leaves by no route.
+fn paired_with<D>(planner: &Planner<'_, D>, vm: &VmState, plan: &Plan) -> Option<String> {
+    let (_, nat) = plan.route?.hop()?;
+    let pool = planner.nat.network.pairing(vm.net.id)?.pool();
+    let all = pool.of_family(nat.is_ipv6()).count();
+    pool.contains(nat).then(|| match all {
+        1 => format!("The source address: {nat}, the only one of nat_addresses."),
+        all => format!(
+            "The source address: {nat}, the one of {all} of nat_addresses that this VM is paired \
+             with."
+        ),
+    })
 }
 
 /// Says how the flow's translated port behaves toward others, as a STUN client would find out
@@ -338,6 +355,9 @@ fn refused(vm: &VmState, plan: &Plan, refusal: Refusal) -> String {
         }
         (Refusal::PortsExhausted, _) => {
             "refused: no translated port toward that destination is left".to_owned()
+        }
+        (_, Some(Route::NoSource)) => {
+            "refused: none of the VM's nat_addresses is an address of this host now".to_owned()
         }
         (_, Some(Route::HostLocal)) => {
             "an address of the host itself: it has no link to leave by".to_owned()

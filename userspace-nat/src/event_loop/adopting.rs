@@ -56,6 +56,7 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
         let found = flows.begin_adoption(datapath, now_ns);
         let vms = core.vms.len();
         flows.adoption.reopened = core.rules.reopen(datapath, vms, now_ns);
+        core.pair_as_before();
         self.adopting.recorded = recorded;
         found
     }

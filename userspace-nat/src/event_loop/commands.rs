@@ -53,14 +53,19 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
         }
         let before = self.core.vms.get(row).map(|vm| vm.net.ipv6);
         let ipv6 = vm.ipv6;
-        let has_other_uplink = self.core.set_vm(vm);
+        let moved = self.core.set_vm(vm);
         if before.is_some_and(|before| before != ipv6) {
             let left = self.core.flows_of_other_prefix(row);
             self.cut_slots(&left, EndReason::Prefix);
         }
-        if has_other_uplink {
+        if moved.uplink {
             let left = self.core.nat.follow_uplink_of(row, id);
             self.cut_slots(&left, EndReason::Uplink);
+        }
+        // With another policy, its flows are judged again one by one.
+        if moved.pool && watch && self.core.rules.judge.borrow().on_reload(id) == OnReload::Cut {
+            let left = self.core.flows_off_pool(row);
+            self.cut_slots(&left, EndReason::NatAddresses);
         }
     }
 

@@ -245,7 +245,7 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
         };
         let now_ns = self.clock.now_ns();
         let mut steps = STEPS_PER_TURN;
-        let mut cut = Vec::new();
+        let (mut cut, mut off_pool) = (Vec::new(), Vec::new());
         while let Some(slot) = walk.next(&self.core.nat.flows, &self.core.vms, &mut steps) {
             let may_stay = |vm| !walk.strictly.contains(&vm);
             let standing = judge_again(&self.core, slot, now_ns, may_stay);
@@ -253,14 +253,22 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
             walk.left += usize::from(standing == Some(Standing::Left));
             let cost = match standing {
                 Some(Standing::Cut) => {
-                    cut.push(slot);
+                    match self.core.nat.is_off_pool(slot) {
+                        true => off_pool.push(slot),
+                        false => cut.push(slot),
+                    }
                     STEPS_PER_CUT
                 }
                 _ => STEPS_PER_LOOK,
             };
             steps = steps.saturating_sub(cost);
         }
-        walk.cut += self.cut_probing(&cut, EndReason::Policy, &mut walk.probes);
+        for (slots, reason) in [
+            (cut, EndReason::Policy),
+            (off_pool, EndReason::NatAddresses),
+        ] {
+            walk.cut += self.cut_probing(&slots, reason, &mut walk.probes);
+        }
         if !walk.is_over() {
             self.reloading.walk = Some(walk);
             return;

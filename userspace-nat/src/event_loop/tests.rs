@@ -21,6 +21,7 @@ mod listening;
 mod loopback;
 mod mappings;
 mod names;
+mod pools;
 mod properties;
 mod rates;
 mod records;

@@ -166,6 +166,12 @@ impl Flows {
         None
     }
 
+    /// Returns the lists of all VMs.
+    pub(crate) fn left_by_vm(&self) -> impl Iterator<Item = (VmRow, &[SlotIndex])> {
+        let vms = self.left.vms.iter();
+        vms.map(|(row, of_vm)| (*row, of_vm.slots.as_slice()))
+    }
+
     /// Whether the list of a VM has slots.
     pub(crate) fn has_left_of(&self, row: VmRow) -> bool {
         let of_vm = self.left.vms.get(&row);

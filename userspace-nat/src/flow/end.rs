@@ -55,6 +55,8 @@ pub enum EndReason {
     Generation,
     /// Its VM leaves by another uplink now, which does not have its translated address.
     Uplink,
+    /// Its translated address is not one of its VM's pool any more.
+    NatAddresses,
     /// Its VM has no IPv6 any more, or another prefix.
     Prefix,
     /// Its content, or the lack of it, violates the inspect rule that admitted it.
@@ -78,6 +80,7 @@ impl EndReason {
             Self::Cut => "cut",
             Self::Generation => "generation",
             Self::Uplink => "uplink",
+            Self::NatAddresses => "nat-addresses",
             Self::Prefix => "prefix",
             Self::Inspection => "inspection",
         }

@@ -69,10 +69,11 @@ impl<D: Datapath> Core<D> {
     /// Cuts a flow that the present rules or forwards do not admit, and informs its guest.
     fn cut_adopted(&mut self, slot: SlotIndex, now_ns: u64) {
         let Core { nat, vms, out, .. } = self;
-        if !nat
-            .flows
-            .cut(&mut nat.datapath, slot, EndReason::Policy, now_ns)
-        {
+        let reason = match nat.is_off_pool(slot) {
+            true => EndReason::NatAddresses,
+            false => EndReason::Policy,
+        };
+        if !nat.flows.cut(&mut nat.datapath, slot, reason, now_ns) {
             return;
         }
         nat.flows.adoption.refused += 1;

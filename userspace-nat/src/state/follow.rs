@@ -95,7 +95,7 @@ impl<D: Datapath> Nat<D> {
         }
         let routes = &self.network.routes;
         let is_hairpin = entry.is_hairpin();
-        let is_gone = |addr: IpAddr| addr.is_loopback() || !routes.is_host(addr);
+        let is_gone = |addr: IpAddr| addr.is_loopback() || !routes.is_delivered(addr);
         if is_gone(nat) || is_hairpin && is_gone(remote) {
             self.flows
                 .unlink(&mut self.datapath, slot, EndReason::AddressGone, now_ns);
@@ -133,7 +133,7 @@ impl<D: Datapath> Nat<D> {
         };
         let (remote, nat) = (entry.guest.remote, entry.nat);
         if let Some((hop, source)) = self.network.route(vm, remote).hop()
-            && nat == source
+            && (nat == source || self.network.is_pooled(vm, nat))
         {
             let next_hop = self.next_hop(hop, remote);
             let live = self.datapath.slot(slot);

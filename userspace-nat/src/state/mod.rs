@@ -24,6 +24,7 @@ mod mapped;
 mod nat;
 mod network;
 mod outgoing;
+mod pairing;
 pub(crate) mod reassembly;
 mod rules;
 mod sleeping;
@@ -71,6 +72,15 @@ pub(crate) struct Core<D> {
     pub(crate) advertisements: Schedule,
 }
 
+/// What another description of a VM changes in how its flows leave.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct Moved {
+    /// It has another uplink of its own, or none any more.
+    pub(crate) uplink: bool,
+    /// It has another pool of source addresses, or none any more.
+    pub(crate) pool: bool,
+}
+
 impl<D: Datapath> Core<D> {
     pub(crate) fn new(datapath: D, flows: Flows, judge: SharedJudge) -> Self {
         let most = datapath.vms();
@@ -106,13 +116,34 @@ impl<D: Datapath> Core<D> {
         slots.filter(is_other).collect()
     }
 
+    /// Returns the flows of a VM that have a source address which is not of its pool. Those that the
+    /// world opened have the address to which their first packet was sent.
+    pub(crate) fn flows_off_pool(&self, row: VmRow) -> Vec<SlotIndex> {
+        let slots = self.nat.flows.slots_of(row).iter().copied();
+        slots.filter(|slot| self.nat.is_off_pool(*slot)).collect()
+    }
+
+    /// Pairs VMs with the addresses that a predecessor's flows of them have.
+    pub(crate) fn pair_as_before(&self) {
+        for (row, slots) in self.nat.flows.left_by_vm() {
+            let vm = self.vms.get(row);
+            if let Some(pairing) = vm.and_then(|vm| self.nat.network.pairing(vm.net.id)) {
+                let flows = slots
+                    .iter()
+                    .filter_map(|slot| self.nat.source_of_own(*slot));
+                flows.for_each(|nat| pairing.keep(nat));
+            }
+        }
+    }
+
     /// Adds a VM, or replaces the description of the one with the same id and keeps the state of
-    /// its rate limits. Returns whether it had another uplink: its flows are to follow.
-    pub(crate) fn set_vm(&mut self, net: VmNet) -> bool {
+    /// its rate limits. Returns in what it leaves otherwise than before: its flows are to follow.
+    pub(crate) fn set_vm(&mut self, net: VmNet) -> Moved {
         let (id, row, policy, most) = (net.id, net.row, net.policy, net.max_flows);
         let uplink = net.uplink;
+        let described = net.clone();
         if !self.vms.set(net) {
-            return false;
+            return Moved::default();
         }
         self.rules.judge.borrow_mut().assign(id, policy);
         self.nat.flows.set_cap(row, most);
@@ -122,7 +153,10 @@ impl<D: Datapath> Core<D> {
         if is_asleep(&self.nat.datapath, row) {
             self.sleeping.add(row, id, false);
         }
-        self.nat.network.set_uplink(id, uplink)
+        Moved {
+            uplink: self.nat.network.set_uplink(id, uplink),
+            pool: self.nat.network.set_pool(&described),
+        }
     }
 
     /// Removes a VM. Returns whether it was in that row. The caller ends its flows.
@@ -142,7 +176,7 @@ impl<D: Datapath> Core<D> {
             self.rules.judge.borrow_mut().forget(id);
             self.inspected.forget_vm(id);
             self.forwards.forget(id);
-            self.nat.network.set_uplink(id, None);
+            self.nat.network.forget(id);
             self.advertisements.remove(id);
         }
         was_there

@@ -2,7 +2,7 @@
 //! they leave by.
 use std::{net::IpAddr, sync::atomic::Ordering::Relaxed};
 
-use slipgate_abi::{NextHop, SlotIndex};
+use slipgate_abi::{NextHop, SlotIndex, slot::SlotFlags};
 
 use super::Network;
 use crate::{
@@ -70,6 +70,19 @@ impl<D: Datapath> Nat<D> {
         self.flows
             .entry(slot)
             .is_some_and(|entry| entry.is_hairpin())
+    }
+
+    /// Returns the translated address of a flow that its guest opened.
+    pub(super) fn source_of_own(&self, slot: SlotIndex) -> Option<IpAddr> {
+        let is_own = self.datapath.slot(slot).flags() & SlotFlags::INBOUND == 0;
+        is_own.then(|| self.datapath.addresses(slot).nat)
+    }
+
+    /// Whether a flow that its guest opened has a source address which is not of its VM's pool.
+    pub(crate) fn is_off_pool(&self, slot: SlotIndex) -> bool {
+        let vm = self.datapath.slot(slot).id();
+        let source = self.source_of_own(slot);
+        source.is_some_and(|nat| !self.network.may_be_translated_to(vm, nat))
     }
 
     fn route_of(&self, slot: SlotIndex) -> Route {

@@ -1,10 +1,13 @@
 //! The host's network: its routes, its links, and the next hops that flows leave by.
-use std::{collections::HashMap, net::IpAddr};
+use std::{
+    collections::{HashMap, hash_map::Entry},
+    net::IpAddr,
+};
 
 use slipgate_abi::{IfIndex, VmId};
 use slipgate_model::Link;
 
-use super::{follow::Following, hops::Hops};
+use super::{follow::Following, hops::Hops, pairing::Pairing};
 use crate::{
     datapath::{Hop, Tables},
     dns::Guest,
@@ -26,6 +29,8 @@ pub(crate) struct Network {
     pub(crate) hops: Hops,
     /// Uplinks of the VMs that have one of their own.
     vm_uplinks: HashMap<VmId, IfIndex>,
+    /// Source addresses of the VMs that have a pool.
+    pairings: HashMap<VmId, Pairing>,
 }
 
 impl Network {
@@ -38,10 +43,52 @@ impl Network {
 
     /// Looks up the route of a VM's packets to `addr`.
     pub(crate) fn route(&self, vm: VmId, addr: impl Into<IpAddr>) -> Route {
-        match self.vm_uplinks.get(&vm) {
+        let route = match self.vm_uplinks.get(&vm) {
             Some(&uplink) => self.routes.lookup_by(addr, Some(uplink)),
             None => self.routes.lookup(addr),
+        };
+        match self.pairings.get(&vm) {
+            Some(pairing) => pairing.applied_to(route, &self.routes),
+            None => route,
         }
+    }
+
+    /// Returns the source addresses of a VM that has a pool.
+    pub(crate) fn pairing(&self, vm: VmId) -> Option<&Pairing> {
+        self.pairings.get(&vm)
+    }
+
+    /// Whether an address is of a VM's pool.
+    pub(crate) fn is_pooled(&self, vm: VmId, address: IpAddr) -> bool {
+        let pairing = self.pairings.get(&vm);
+        pairing.is_some_and(|pairing| pairing.pool().contains(address))
+    }
+
+    /// Whether a VM's flow may be translated to this address of the host.
+    pub(crate) fn may_be_translated_to(&self, vm: VmId, nat: IpAddr) -> bool {
+        let pairing = self.pairings.get(&vm);
+        pairing.is_none_or(|pairing| pairing.may_have(nat))
+    }
+
+    /// Sets the pool of a VM; an empty one: the routes choose. Returns whether it was another one.
+    pub(crate) fn set_pool(&mut self, vm: &VmNet) -> bool {
+        let pool = &vm.nat_addresses;
+        if pool.is_empty() {
+            return self.pairings.remove(&vm.id).is_some();
+        }
+        match self.pairings.entry(vm.id) {
+            Entry::Occupied(mut known) => known.get_mut().change(pool),
+            Entry::Vacant(new) => {
+                new.insert(Pairing::new(&vm.name, pool.clone()));
+                true
+            }
+        }
+    }
+
+    /// Forgets what a VM has of its own: it is removed.
+    pub(crate) fn forget(&mut self, vm: VmId) {
+        self.set_uplink(vm, None);
+        self.pairings.remove(&vm);
     }
 
     /// Whether flows of a VM lead to IPv6: it has IPv6, and its packets to the internet would leave

@@ -3,7 +3,7 @@ use std::{
     cell::Cell,
     collections::VecDeque,
     io::{self, Write},
-    net::Ipv6Addr,
+    net::{IpAddr, Ipv6Addr},
     os::fd::BorrowedFd,
     rc::Rc,
     sync::{Arc, Mutex},
@@ -33,7 +33,8 @@ use crate::{
     vm::VmSpec,
 };
 use slipgate_policy::{
-    Action, LocalAddresses, LoopbackPorts, NatSettings, Policy, PolicySet, Rule, Settings,
+    Action, AddressPool, LocalAddresses, LoopbackPorts, NatSettings, Policy, PolicySet, Rule,
+    Settings,
 };
 
 pub(super) const GUEST: Ip4 = Ip4 {
@@ -149,6 +150,8 @@ pub(super) struct Setup {
     pub(super) forwards: Vec<Forward>,
     /// The VMs' prefix; with one, the host has IPv6 too, and each guest an address bound.
     pub(super) ipv6: Option<Ipv6Net>,
+    /// The VMs' pool of source addresses. The host has them.
+    pub(super) nat_addresses: &'static [&'static str],
 }
 
 impl Default for Setup {
@@ -167,6 +170,7 @@ impl Default for Setup {
             listed: Vec::new(),
             forwards: Vec::new(),
             ipv6: None,
+            nat_addresses: &[],
         }
     }
 }
@@ -485,6 +489,19 @@ pub(super) fn network_of_both() -> NetworkView {
     network
 }
 
+/// Gives the host these addresses.
+pub(super) fn add_addresses(network: &mut NetworkView, addresses: impl Iterator<Item = IpAddr>) {
+    for address in addresses {
+        network.local.host.push(address);
+        network.routes.addresses.push(HostAddress {
+            ifindex: UPLINK,
+            addr: address.into(),
+            broadcast: None,
+            source: Default::default(),
+        });
+    }
+}
+
 pub(super) fn spec(row: u16, setup: &Setup) -> VmSpec {
     VmSpec {
         id: VmId::new(100 + u32::from(row)),
@@ -506,6 +523,7 @@ pub(super) fn spec(row: u16, setup: &Setup) -> VmSpec {
         dns_per_second: 0,
         idle_after_s: 0,
         uplink: None,
+        nat_addresses: AddressPool::parse(setup.nat_addresses).unwrap(),
         is_idle: false,
     }
 }
@@ -540,10 +558,13 @@ fn start(
     };
     let mut engine = Engine::new(parts).unwrap();
     engine.set_eim_ports(setup.eim_ports.clone());
-    engine.set_network(&match setup.ipv6 {
+    let mut network = match setup.ipv6 {
         Some(_) => network_of_both(),
         None => network(),
-    });
+    };
+    let pool = AddressPool::parse(setup.nat_addresses).unwrap();
+    add_addresses(&mut network, pool.addresses());
+    engine.set_network(&network);
     for row in 1..=3 {
         let spec = spec(row, setup);
         let mac = spec.gateway_mac;

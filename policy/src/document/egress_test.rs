@@ -1,0 +1,73 @@
+use std::path::Path;
+
+use super::*;
+use crate::document::{LoadedPolicies, LoadedPolicy};
+
+fn load(text: &str) -> Result<LoadedPolicy, ConfigError> {
+    let file = PolicyFile::parse(Path::new("p.toml"), text.to_owned())?;
+    let none = |_: &Path| unreachable!("no file is named");
+    let all = LoadedPolicies::of(&Default::default(), Some(&file), &none)?;
+    Ok(all.policies.into_iter().next_back().unwrap())
+}
+
+#[test]
+fn a_policy_has_addresses_and_a_device() {
+    let loaded = load(
+        "default = \"allow\"\nnat_addresses = [\"198.51.100.8/30\", \"2001:db8::1\"]\n\
+         [egress]\nuplink = \"wg0\"\n\
+         [policy.other]\ndefault = \"deny\"\n",
+    )
+    .unwrap();
+    assert!(loaded.settings.nat_addresses.is_empty());
+    assert_eq!(loaded.settings.egress, Egress::default());
+    let loaded = load(
+        "[policy.web]\ndefault = \"deny\"\nnat_addresses = [\"198.51.100.8/30\"]\n\
+         egress.uplink = \"wg0\"\n",
+    )
+    .unwrap();
+    assert_eq!(loaded.settings.nat_addresses.addresses().count(), 4);
+    assert_eq!(loaded.settings.egress.uplink.as_deref(), Some("wg0"));
+}
+
+#[test]
+fn errors_give_the_place_and_say_what_to_do() {
+    let says = |text: &str| {
+        load(&format!("default = \"deny\"\n{text}\n"))
+            .unwrap_err()
+            .to_string()
+    };
+    for (text, words) in [
+        (
+            "nat_addresses = [\"198.51.100.8\", \"198.51.100.9/30\"]",
+            ["p.toml:2:34", "beyond"],
+        ),
+        (
+            "nat_addresses = [\"wg0\"]",
+            ["p.toml:2:18", "not an address"],
+        ),
+        ("nat_addresses = [\"10.0.0.0/8\"]", ["p.toml:2:18", "1024"]),
+        (
+            "[egress]\nuplink = \"no/device\"",
+            ["p.toml:3:10", "network device"],
+        ),
+        ("[egress]\ndevice = \"wg0\"", ["p.toml:3:1", "device"]),
+    ] {
+        let error = says(text);
+        assert!(words.iter().all(|word| error.contains(word)), "{error}");
+    }
+}
+
+#[test]
+fn a_vms_own_addresses_are_read_as_a_policys() {
+    let of = |texts: &[&str]| {
+        let texts: Vec<String> = texts.iter().map(ToString::to_string).collect();
+        pool_of_vm(&texts)
+    };
+    assert_eq!(of(&["198.51.100.9"]).unwrap().addresses().count(), 1);
+    assert!(of(&[]).unwrap().is_empty());
+    let error = of(&["198.51.100.9", "there"]).unwrap_err().to_string();
+    assert!(
+        error.contains("nat_addresses") && error.contains("there"),
+        "{error}"
+    );
+}
