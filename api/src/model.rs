@@ -28,7 +28,8 @@ pub struct VmBody {
     pub ip: Option<Ipv4Addr>,
     /// Whether the guest has IPv6. Absent: the daemon's `--ipv6`.
     pub ipv6: Option<Ipv6>,
-    /// Prefix of the guest's IPv6 addresses, a /64. Absent: the daemon's `--ipv6-prefix`.
+    /// Prefix of the guest's IPv6 addresses, a /64. Absent: the daemon's `--ipv6-prefix`, or with
+    /// `ipv6: routed` one of the daemon's `--ipv6 routed:PREFIX`.
     pub ipv6_prefix: Option<String>,
     /// Its policy. Absent: the daemon's default policy.
     pub policy: Option<PolicyChoice>,
@@ -69,6 +70,8 @@ pub enum Ipv6 {
     Nat,
     /// It has once its uplink leads to IPv6.
     Auto,
+    /// It has, with its own addresses: the network routes its prefix to the host.
+    Routed,
 }
 
 impl From<Ipv6> for Ipv6Mode {
@@ -77,6 +80,7 @@ impl From<Ipv6> for Ipv6Mode {
             Ipv6::Off => Self::Off,
             Ipv6::Nat => Self::Nat,
             Ipv6::Auto => Self::Auto,
+            Ipv6::Routed => Self::Routed,
         }
     }
 }
@@ -87,6 +91,7 @@ impl From<Ipv6Mode> for Ipv6 {
             Ipv6Mode::Off => Self::Off,
             Ipv6Mode::Nat => Self::Nat,
             Ipv6Mode::Auto => Self::Auto,
+            Ipv6Mode::Routed => Self::Routed,
         }
     }
 }

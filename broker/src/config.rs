@@ -9,6 +9,7 @@ mod machine;
 mod network;
 mod policy_flags;
 mod reread;
+mod routed;
 mod settle;
 mod vm;
 
@@ -32,6 +33,7 @@ pub use self::{
     },
     network::{GuestNetwork, MIN_MTU6, check_ipv6_prefix},
     policy_flags::PolicyFlags,
+    routed::{check_routed_pool, prefix_in_pool},
     settle::read_policy_file,
     vm::{VmConfig, VmFlags, check_device, check_label, check_tap, parse_mac},
 };

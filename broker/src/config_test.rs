@@ -13,6 +13,7 @@ pub(crate) fn config(vms: &[&str], flags: CliOverrides) -> Config {
         mtu: None,
         ipv6: Ipv6Mode::Off,
         ipv6_prefix: "fd00::/64".parse().unwrap(),
+        ipv6_pool: None,
     };
     let vm = |name: &&str| VmConfig::new(name, &format!("tap-{name}"), network.guest);
     let mut config = Config {
@@ -55,7 +56,10 @@ pub(crate) fn config(vms: &[&str], flags: CliOverrides) -> Config {
 fn whether_a_vm_may_get_ipv6_is_known_at_the_start() {
     let mut config = config(&["one", "two"], CliOverrides::default());
     assert!(!config.may_have_ipv6());
+    config.vms[1].ipv6 = Some(Ipv6Mode::Routed);
+    assert!(config.may_have_ipv6() && !config.translates_ipv6());
     config.vms[1].ipv6 = Some(Ipv6Mode::Auto);
+    assert!(config.translates_ipv6());
     assert!(config.may_have_ipv6());
     config.network.ipv6 = Ipv6Mode::Nat;
     config.vms[1].ipv6 = None;

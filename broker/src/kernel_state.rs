@@ -11,6 +11,7 @@ mod network_view;
 mod pacing;
 mod reserve;
 mod resolver_warning;
+mod routed_prefixes;
 mod rules;
 mod served_vms;
 mod subjects;
@@ -53,6 +54,7 @@ pub(crate) use self::{
     network_view::view as network_view,
     pacing::Pacing,
     reserve::{Taken, reserve},
+    routed_prefixes::NeighbourLinks,
     rules::Writer,
     served_vms::ServedVms,
     subjects::{Served, resolve},
@@ -113,6 +115,8 @@ pub(crate) struct Attached {
     pub(crate) uplink: Uplink,
     /// Uplinks that VMs name for themselves.
     pub(crate) vm_uplinks: VmUplinks,
+    /// The uplinks on which neighbours are answered for guests.
+    pub(crate) neighbour_links: NeighbourLinks,
     pub(crate) hook: Hook,
     /// Whether the programs are first at their hooks.
     pub(crate) hook_places: HookPlaces,

@@ -7,6 +7,7 @@ mod run;
 use std::{
     net::{Ipv4Addr, SocketAddr},
     path::PathBuf,
+    str::FromStr,
 };
 
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
@@ -190,8 +191,10 @@ pub(crate) struct NatArgs {
     /// Prefix length of the guests' network
     #[arg(long, value_name = "N", default_value_t = 24, value_parser = clap::value_parser!(u8).range(1..=30))]
     pub(crate) prefix: u8,
-    /// Whether guests have IPv6
-    #[arg(long, value_enum, default_value_t = Ipv6::Off)]
+    /// Whether guests have IPv6: translated to the uplink's address (nat; auto: once the uplink has an
+    /// address and a route), or with their own addresses (routed:PREFIX, a prefix that the network
+    /// routes to this host, of which each VM gets a /64)
+    #[arg(long, value_name = "off|nat|auto|routed:P", default_value = "off")]
     pub(crate) ipv6: Ipv6,
     /// Prefix of the guests' IPv6 addresses, a /64 [default: fd73:6c69:7067::/64]
     #[arg(long, value_name = "P/64")]
@@ -368,7 +371,8 @@ pub(crate) enum DefaultRule {
     Deny,
 }
 
-#[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
+/// Whether guests have IPv6.
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Ipv6 {
     /// None
     Off,
@@ -376,6 +380,23 @@ pub(crate) enum Ipv6 {
     Nat,
     /// As nat, once the uplink has an IPv6 address and route
     Auto,
+    /// Not translated; with the prefix that the network routes to this host, if it was given
+    Routed(Option<String>),
+}
+
+impl FromStr for Ipv6 {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        Ok(match text.split_once(':') {
+            None if text == "off" => Self::Off,
+            None if text == "nat" => Self::Nat,
+            None if text == "auto" => Self::Auto,
+            None if text == "routed" => Self::Routed(None),
+            Some(("routed", prefix)) => Self::Routed(Some(prefix.to_owned())),
+            _ => return Err("give off, nat, auto or routed:PREFIX".to_owned()),
+        })
+    }
 }
 
 #[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]

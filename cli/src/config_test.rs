@@ -362,7 +362,7 @@ fn ipv6_is_off_unless_it_is_asked_for() {
         config("--tap t --ipv6 auto").unwrap().network.ipv6,
         Ipv6Mode::Auto
     );
-    refused("--tap t --ipv6 routed", &["--ipv6", "off", "nat", "auto"]);
+    refused("--tap t --ipv6 on", &["--ipv6", "off", "nat", "auto"]);
     refused(
         "--tap t --ipv6-prefix fd00::/48",
         &["--ipv6-prefix", "fd00::/48", "64 bits"],
@@ -371,4 +371,39 @@ fn ipv6_is_off_unless_it_is_asked_for() {
     assert!(config("--tap t --ipv6 nat --mtu 1280").is_ok());
     // With `auto` such a link has none.
     assert!(config("--tap t --ipv6 auto --mtu 1000").is_ok());
+}
+
+#[test]
+fn ipv6_prefixes_that_are_routed_are_shared_out() {
+    use slipgate_model::Ipv6Mode;
+    let prefixes = |line: &str| -> Vec<String> {
+        let config = config(line).unwrap();
+        assert_eq!(config.network.ipv6, Ipv6Mode::Routed);
+        let vms = config.vms.iter();
+        vms.map(|vm| vm.ipv6_prefix.unwrap().to_string()).collect()
+    };
+    let one = prefixes("--tap t --ipv6 routed:2001:db8:1::/64");
+    assert_eq!(one, ["2001:db8:1::/64"]);
+    let two = prefixes("--tap t --tap u --ipv6 routed:2001:db8::/62");
+    let again = prefixes("--tap t --tap u --ipv6 routed:2001:db8::/62");
+    assert_eq!(two, again);
+    assert_ne!(two[0], two[1]);
+    refused(
+        "--tap t --tap u --ipv6 routed:2001:db8:1::/64",
+        &[
+            "routed:2001:db8:1::/64",
+            "none is left for u",
+            "shorter prefix",
+        ],
+    );
+    refused("--tap t --ipv6 routed", &["--ipv6", "routed:PREFIX"]);
+    refused(
+        "--tap t --ipv6 routed:2001:db8::/80",
+        &["--ipv6", "32 to 64 bits"],
+    );
+    refused("--tap t --ipv6 routed:fe80::/64", &["--ipv6", "2000::/3"]);
+    refused(
+        "--tap t --ipv6 routed:2001:db8:1::/64 --mtu 1279",
+        &["--mtu", "1279", "1280"],
+    );
 }

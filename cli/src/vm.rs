@@ -11,7 +11,7 @@ use slipgate_ipc::client::{
 };
 
 use crate::{
-    args::{VmCommand, VmListArgs, VmPutArgs, VmRemoveArgs},
+    args::{Ipv6, VmCommand, VmListArgs, VmPutArgs, VmRemoveArgs},
     brokers::{ANOTHER_ANSWER, ask_daemon, no_such_vm},
     show::table::table,
 };
@@ -56,8 +56,11 @@ fn given(args: &VmPutArgs, mut vm: VmDefinition) -> anyhow::Result<VmDefinition>
     }
     vm.mac = args.mac.clone().or(vm.mac);
     vm.ip = args.ip.or(vm.ip);
-    vm.ipv6 = args.ipv6.map(Into::into).or(vm.ipv6);
+    vm.ipv6 = args.ipv6.as_ref().map(Into::into).or(vm.ipv6);
     vm.ipv6_prefix = args.ipv6_prefix.clone().or(vm.ipv6_prefix);
+    if let Some(Ipv6::Routed(Some(prefix))) = &args.ipv6 {
+        vm.ipv6_prefix = Some(prefix.clone());
+    }
     if let Some(name) = &args.policy {
         vm.policy = Some(name.clone());
         vm.inline_policy = None;

@@ -50,6 +50,7 @@ pub fn slaac(input: &[u8]) {
     }
     let net = GuestIpv6 {
         prefix: "fd00:1:2:3::/64".parse().expect("a prefix"),
+        is_routed: false,
     };
     let mut spec = spec(1, 101, 10);
     spec.guest_mac = has(knob::FIXED_MAC).then_some(MAC);

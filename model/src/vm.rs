@@ -79,6 +79,9 @@ pub enum Ipv6Mode {
     /// As `Nat`, once its uplink leads to IPv6
     /// ([`RouteTable::leads_to_ipv6`](crate::route::RouteTable::leads_to_ipv6)).
     Auto,
+    /// It has, and its packets leave with its own addresses: the network routes its prefix to the
+    /// host.
+    Routed,
 }
 
 impl Ipv6Mode {
@@ -88,6 +91,7 @@ impl Ipv6Mode {
             Self::Off => "off",
             Self::Nat => "nat",
             Self::Auto => "auto",
+            Self::Routed => "routed",
         }
     }
 }
@@ -97,6 +101,10 @@ impl Ipv6Mode {
 pub struct GuestIpv6 {
     /// Prefix of the guest's addresses, of 64 bits, as SLAAC requires.
     pub prefix: Ipv6Net,
+    /// Whether the network routes the prefix to this host, so that the guest's packets leave with
+    /// their own source address.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub is_routed: bool,
 }
 
 impl GuestIpv6 {

@@ -4,6 +4,7 @@ use super::*;
 fn the_gateways_ipv6_addresses_follow_from_prefix_and_mac() {
     let net = GuestIpv6 {
         prefix: "fd00:1:2:3::/64".parse().unwrap(),
+        is_routed: false,
     };
     // RFC 4291 appendix A: the universal bit is inverted.
     let mac = [0x02, 0x34, 0x56, 0x78, 0x9a, 0xbc];

@@ -41,6 +41,9 @@ pub(crate) fn vm(id: u32) -> VmNet {
 pub(crate) fn vm6(id: u32) -> VmNet {
     let mut vm = vm(id);
     let prefix = "fd00:1:2:3::/64".parse().expect("a prefix");
-    vm.ipv6 = Some(slipgate_model::GuestIpv6 { prefix });
+    vm.ipv6 = Some(slipgate_model::GuestIpv6 {
+        prefix,
+        is_routed: false,
+    });
     vm
 }

@@ -62,12 +62,20 @@ impl VmNet {
         }
     }
 
-    /// Whether the VM may have flows of a guest's address: of IPv6, if the address is of its prefix.
-    pub fn may_have_flows_of(&self, guest: IpAddr) -> bool {
+    /// Whether the VM may have flows of a guest's address: of IPv6, if the address is of its prefix,
+    /// and the prefix is routed to the host if the flow is not translated.
+    pub fn may_have_flows_of(&self, guest: IpAddr, is_untranslated: bool) -> bool {
         match guest {
             IpAddr::V4(_) => true,
-            IpAddr::V6(guest) => self.ipv6.is_some_and(|ipv6| ipv6.prefix.contains(&guest)),
+            IpAddr::V6(guest) => self.ipv6.is_some_and(|ipv6| {
+                ipv6.prefix.contains(&guest) && (ipv6.is_routed || !is_untranslated)
+            }),
         }
+    }
+
+    /// Whether the guest's packets to this address leave with their own source address.
+    pub fn is_routed_to(&self, addr: IpAddr) -> bool {
+        addr.is_ipv6() && self.ipv6.is_some_and(|ipv6| ipv6.is_routed)
     }
 
     /// Returns the gateway's address of the family of a guest's address; `None` if the VM does not

@@ -1,5 +1,5 @@
 //! The network that guests see: their address, the gateway, the DNS address.
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, Ipv6Addr};
 
 use ipnet::Ipv6Net;
 use serde::{Deserialize, Serialize};
@@ -23,6 +23,9 @@ pub struct GuestNetwork {
     pub ipv6: Ipv6Mode,
     /// Prefix of the guests' IPv6 addresses, of 64 bits, unless a VM has its own.
     pub ipv6_prefix: Ipv6Net,
+    /// Prefix that the network routes to this host, of which VMs get a /64 each; `None`: there is none.
+    #[serde(default)]
+    pub ipv6_pool: Option<Ipv6Net>,
 }
 
 /// Smallest MTU of a link with IPv6, bytes (RFC 8200 section 5).
@@ -44,17 +47,22 @@ pub fn check_ipv6_prefix(flag: &'static str, given: &str) -> Result<Ipv6Net, Con
     if prefix.trunc() != prefix {
         return refused("it has bits beyond the first 64");
     }
-    let first = prefix.network();
+    match unfit_for_guests(prefix.network()) {
+        Some(problem) => refused(problem),
+        None => Ok(prefix),
+    }
+}
+
+/// Returns the reason for which guests can't have the addresses of a prefix, if there is one.
+/// `first`: its first address.
+pub(super) fn unfit_for_guests(first: Ipv6Addr) -> Option<&'static str> {
     // RFC 4291 section 2.4: the rest of global unicast space is not assigned.
     let is_global = first.segments()[0] & 0xe000 == 0x2000;
     if !is_global && !first.is_unique_local() {
-        return refused("neither a unique local prefix (fd00::/8) nor one of 2000::/3");
+        return Some("neither a unique local prefix (fd00::/8) nor one of 2000::/3");
     }
     let is_6to4_or_teredo = matches!(first.segments(), [0x2002, ..] | [0x2001, 0, ..]);
-    if is_6to4_or_teredo {
-        return refused("its addresses stand for IPv4 addresses (6to4, Teredo)");
-    }
-    Ok(prefix)
+    is_6to4_or_teredo.then_some("its addresses stand for IPv4 addresses (6to4, Teredo)")
 }
 
 impl GuestNetwork {

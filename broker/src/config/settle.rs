@@ -64,6 +64,11 @@ impl Config {
         let settled = vms.iter_mut().try_for_each(|vm| self.choose_policy(vm));
         self.vms = vms;
         settled?;
+        for at in 0..self.vms.len() {
+            let mut vm = self.vms[at].clone();
+            self.assign_prefix(&mut vm)?;
+            self.vms[at] = vm;
+        }
         if let Some(file) = file {
             check_vms(file, |name| self.named_policies.contains_key(name))?;
             check_dns(file)?;
@@ -102,8 +107,22 @@ impl Config {
 
     /// Whether a VM has IPv6, or gets it once the uplink leads there, by what is configured.
     pub(crate) fn wants_ipv6(&self) -> bool {
-        let is_on = |mode: Ipv6Mode| mode != Ipv6Mode::Off;
-        is_on(self.network.ipv6) || self.vms.iter().any(|vm| vm.ipv6.is_some_and(is_on))
+        self.has_mode(|mode| mode != Ipv6Mode::Off)
+    }
+
+    /// Whether a VM's IPv6 packets are translated to addresses of the host, or may be, by what is
+    /// configured.
+    pub(crate) fn translates_ipv6(&self) -> bool {
+        self.has_mode(|mode| matches!(mode, Ipv6Mode::Nat | Ipv6Mode::Auto))
+    }
+
+    /// Whether a VM has a prefix that is routed to it, or may get one.
+    pub(crate) fn may_have_routed_prefixes(&self) -> bool {
+        self.is_daemon || self.has_mode(|mode| mode == Ipv6Mode::Routed)
+    }
+
+    fn has_mode(&self, is_one: impl Fn(Ipv6Mode) -> bool) -> bool {
+        is_one(self.network.ipv6) || self.vms.iter().any(|vm| vm.ipv6.is_some_and(&is_one))
     }
 
     /// Whether a VM has IPv6 or may get it. A daemon's VM may at any time, and programs can be loaded
@@ -136,6 +155,7 @@ impl Config {
         vm.forwards = self.in_families(given, |_| vm.ipv6)?;
         self.check_source_ports(&vm.forwards)?;
         self.check_loopback_of(vm)?;
+        self.assign_prefix(vm)?;
         self.choose_policy(vm)
     }
 

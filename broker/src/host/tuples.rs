@@ -35,7 +35,7 @@ pub(crate) fn check(
     let mut met = Vec::new();
     for ports in config.source_ports() {
         let at = (uplink, ifindex);
-        let ipv6 = config.wants_ipv6();
+        let ipv6 = config.translates_ipv6();
         let guests = guests_tuples(at, network, config.nat_address, ports, ipv6);
         met.extend(facts.meets(&guests));
     }

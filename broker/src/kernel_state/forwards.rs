@@ -433,8 +433,10 @@ impl Attached {
                 && !mapped.is_some_and(|ports| ports.contains(&key.port))
                 && !stays(IpAddr::V4(key.host.into()), key.port, key.protocol)
         })?;
+        let routed = self.routed_prefixes();
         maps.forwards6.remove_if(|key, target| {
             ids.contains(&target.id())
+                && !routed.contains(key)
                 && !stays(IpAddr::V6(key.host.into()), key.port, key.protocol)
         })?;
         for (port, held) in &self.forwards.held {

@@ -31,6 +31,7 @@ impl Ipv6Wish {
             mode: config.ipv6.unwrap_or(network.ipv6),
             net: GuestIpv6 {
                 prefix: config.ipv6_prefix.unwrap_or(network.ipv6_prefix),
+                is_routed: config.ipv6.unwrap_or(network.ipv6) == Ipv6Mode::Routed,
             },
         }
     }
@@ -50,7 +51,7 @@ impl Ipv6Wish {
         }
         let is_on = match self.mode {
             Ipv6Mode::Off => false,
-            Ipv6Mode::Nat => true,
+            Ipv6Mode::Nat | Ipv6Mode::Routed => true,
             Ipv6Mode::Auto => leads(),
         };
         is_on.then_some(self.net)
@@ -97,7 +98,7 @@ impl Attached {
     }
 
     /// Returns the uplink of a VM; `None`: its own one is not there.
-    fn uplink_of(&self, config: &VmConfig) -> Option<IfIndex> {
+    pub(super) fn uplink_of(&self, config: &VmConfig) -> Option<IfIndex> {
         let Some(name) = self.uplink_named_by(config) else {
             return Some(self.uplink.ifindex);
         };

@@ -41,7 +41,8 @@ pub(crate) fn view(
             guests: Ipv4Net::new(guests.network(), guests.prefix_len)
                 .into_iter()
                 .map(IpNet::V4)
-                .chain([IpNet::V6(guests.ipv6_prefix)])
+                .chain([guests.ipv6_prefix].map(IpNet::V6))
+                .chain(guests.ipv6_pool.map(IpNet::V6))
                 .collect(),
         },
         routes: RouteSnapshot {

@@ -127,6 +127,7 @@ impl Attached {
             (None, None) => DEFAULT_MTU,
         };
         let ipv6 = self.guest_ipv6(&config, mtu);
+        self.check_routed_prefix(ipv6.as_ref()).with_context(what)?;
         let spec = vm::VmSpec {
             name: config.name.clone(),
             guest: config.ip,
@@ -143,7 +144,7 @@ impl Attached {
         };
         let maps = self.datapath.maps();
         let open = vm::open(maps, &worker.owner, &spec).with_context(what)?;
-        let found = tap.map(|tap| self.prepare_tap(tap)).transpose();
+        let found = self.prepare(&config, &open, tap, ipv6.as_ref());
         let found = match found.with_context(what) {
             Ok(found) => found,
             Err(e) => {
@@ -168,6 +169,22 @@ impl Attached {
             generation: 1,
             is_learning: false,
         })
+    }
+
+    /// Opens the prefix that is routed to a VM, then prepares its TAP. On error both are as they were.
+    fn prepare(
+        &self,
+        config: &VmConfig,
+        open: &OpenVm,
+        tap: Option<IfIndex>,
+        ipv6: Option<&GuestIpv6>,
+    ) -> anyhow::Result<Option<FoundTap>> {
+        self.open_routed_prefix(config, open, ipv6)?;
+        let found = tap.map(|tap| self.prepare_tap(tap)).transpose();
+        if found.is_err() && !open.adopted {
+            self.close_routed_prefix(ipv6);
+        }
+        found
     }
 
     /// Takes a TAP down, because its VMM may have brought it up, which would lead to the host's own

@@ -38,6 +38,7 @@ impl Broker {
         if is_routing {
             attached.follow_uplink()?;
             let uplinks = attached.follow_vm_uplinks();
+            attached.follow_uplink_macs();
             self.parts.tell_network()?;
             self.parts.tell_vms_by_uplinks(&uplinks)?;
             self.parts.follow_ipv6()?;

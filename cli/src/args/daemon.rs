@@ -66,8 +66,9 @@ pub(crate) struct VmPutArgs {
     /// The guest's address [default: --guest-ip of `slipgate serve`]
     #[arg(long, value_name = "A")]
     pub(crate) ip: Option<Ipv4Addr>,
-    /// Whether the guest has IPv6 [default: --ipv6 of `slipgate serve`]
-    #[arg(long, value_enum)]
+    /// Whether the guest has IPv6; routed: with its own addresses, of a /64 of the daemon's or of
+    /// routed:P/64 [default: --ipv6 of `slipgate serve`]
+    #[arg(long, value_name = "off|nat|auto|routed[:P/64]")]
     pub(crate) ipv6: Option<Ipv6>,
     /// Prefix of the guest's IPv6 addresses, a /64 [default: --ipv6-prefix of `slipgate serve`]
     #[arg(long, value_name = "P/64")]

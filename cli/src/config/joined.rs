@@ -16,7 +16,7 @@ use slipgate_policy::{
 };
 
 use super::{network, rules::rule_flags, vm};
-use crate::args::{AttachArgs, CommandLine, DefaultRule, NatArgs, OnExit, RunArgs};
+use crate::args::{AttachArgs, CommandLine, DefaultRule, Ipv6, NatArgs, OnExit, RunArgs};
 
 /// Flags that are about a VM, about this process, or compared with the daemon's own.
 const OF_THE_VM: [&str; 22] = [
@@ -126,8 +126,11 @@ fn definitions(
         let has_own_ip = vm.ip != guest_ip || is_given("guest_ip");
         VmDefinition {
             ip: has_own_ip.then_some(vm.ip),
-            ipv6: is_given("ipv6").then(|| nat.ipv6.into()),
-            ipv6_prefix: nat.ipv6_prefix.clone(),
+            ipv6: is_given("ipv6").then(|| (&nat.ipv6).into()),
+            ipv6_prefix: match &nat.ipv6 {
+                Ipv6::Routed(Some(prefix)) => Some(prefix.clone()),
+                _ => nat.ipv6_prefix.clone(),
+            },
             quotas: vm.flags.quotas.or(nat.quotas.quotas()),
             forwards: specs,
             host_loopback: nat.host_loopback.clone(),

@@ -3,7 +3,7 @@
 use std::net::Ipv4Addr;
 
 use ipnet::Ipv6Net;
-use slipgate_broker::config::{GuestNetwork, MIN_MTU6, check_ipv6_prefix};
+use slipgate_broker::config::{GuestNetwork, MIN_MTU6, check_ipv6_prefix, check_routed_pool};
 use slipgate_model::Ipv6Mode;
 use slipgate_policy::document::{ConfigError, address};
 
@@ -16,13 +16,23 @@ pub(super) const IPV6_PREFIX: Ipv6Net = Ipv6Net::new_assert(
     64,
 );
 
-impl From<Ipv6> for Ipv6Mode {
-    fn from(mode: Ipv6) -> Self {
+impl From<&Ipv6> for Ipv6Mode {
+    fn from(mode: &Ipv6) -> Self {
         match mode {
             Ipv6::Off => Self::Off,
             Ipv6::Nat => Self::Nat,
             Ipv6::Auto => Self::Auto,
+            Ipv6::Routed(_) => Self::Routed,
         }
+    }
+}
+
+/// Returns the prefix of `--ipv6 routed:PREFIX`, which the network routes to this host.
+fn routed_pool(ipv6: &Ipv6) -> Result<Option<Ipv6Net>, ConfigError> {
+    match ipv6 {
+        Ipv6::Routed(Some(prefix)) => check_routed_pool("--ipv6", prefix).map(Some),
+        // Each VM is to have one of its own then.
+        Ipv6::Routed(None) | Ipv6::Off | Ipv6::Nat | Ipv6::Auto => Ok(None),
     }
 }
 
@@ -37,14 +47,15 @@ pub(super) fn parse(args: &NatArgs) -> Result<GuestNetwork, ConfigError> {
         dns: gateway,
         prefix_len: args.prefix,
         mtu: args.mtu,
-        ipv6: args.ipv6.into(),
+        ipv6: (&args.ipv6).into(),
+        ipv6_pool: routed_pool(&args.ipv6)?,
         ipv6_prefix: match &args.ipv6_prefix {
             None => IPV6_PREFIX,
             Some(prefix) => check_ipv6_prefix("--ipv6-prefix", prefix)?,
         },
     };
     if let Some(mtu) = args.mtu.filter(|mtu| *mtu < MIN_MTU6)
-        && network.ipv6 == Ipv6Mode::Nat
+        && matches!(network.ipv6, Ipv6Mode::Nat | Ipv6Mode::Routed)
     {
         return Err(ConfigError::new(
             "--mtu",

@@ -104,6 +104,11 @@ fn refuse_absent(nat: &NatArgs) -> Result<(), ConfigError> {
         const SOCKETS: &str = "the user-mode engine's ports are those of its sockets";
         return refused("--eim-ports", ports, SOCKETS, LEAVE_OUT);
     }
+    if matches!(nat.ipv6, args::Ipv6::Routed(_)) {
+        const SOCKETS: &str = "the user-mode engine's sockets have the host's addresses";
+        const NAT: &str = "give nat or auto, or run in hybrid mode";
+        return refused("--ipv6", &"routed", SOCKETS, NAT);
+    }
     if nat.xdp == args::Xdp::On {
         return refused("--xdp", &"on", KERNELS, LEAVE_OUT);
     }

@@ -40,6 +40,7 @@ mod order;
 pub mod pacer;
 pub mod packet;
 mod rate;
+mod routed_prefix;
 pub mod translate;
 pub mod uplink_ingress;
 mod uplink_ingress6;

@@ -1,6 +1,6 @@
 //! Port forwards from the host to a guest, and the guard's deny list.
 
-use crate::{Ip4, Ip6, VmId, VmRow};
+use crate::{Ip4, Ip6, Protocol, VmId, VmRow};
 
 /// Key of `FORWARDS`. A packet is looked up by its destination address, then by 0.0.0.0.
 #[repr(C)]
@@ -16,7 +16,8 @@ pub struct ForwardKey {
     pub pad: u8,
 }
 
-/// Key of `FORWARDS6`. A packet is looked up by its destination address, then by `::`.
+/// Key of `FORWARDS6`. A packet is looked up by its destination address, then by `::`. The map also
+/// has the prefixes that are routed to VMs ([`ForwardKey6::of_routed`]).
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct ForwardKey6 {
@@ -28,6 +29,21 @@ pub struct ForwardKey6 {
     pub protocol: u8,
     /// Explicit padding, always zero.
     pub pad: [u8; 5],
+}
+
+impl ForwardKey6 {
+    /// Key of the prefix that has this address, as one that the network routes to a VM: its first
+    /// address, and no port. No forward has such a key.
+    #[inline(always)]
+    pub const fn of_routed(address: Ip6) -> Self {
+        let [upper, _] = address.halves();
+        Self {
+            host: Ip6::from_halves([upper, 0]),
+            port: 0,
+            protocol: Protocol::Icmpv6 as u8,
+            pad: [0; 5],
+        }
+    }
 }
 
 /// Value of `FORWARDS` and `FORWARDS6`: the guest port that receives the packets.

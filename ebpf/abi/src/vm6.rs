@@ -35,8 +35,12 @@ pub struct Vm6 {
     /// For each, the time of the last packet from it that was handed over, `CLOCK_MONOTONIC_COARSE`
     /// ns; 0 if none was. What the programs translate is noted in the flows' slots.
     pub used_ns: [u64; GUEST_ADDRESSES],
+    /// Link on which neighbours that ask for the guest's addresses are answered; 0: on none.
+    pub proxy_ifindex: u32,
+    /// MAC address with which they are answered.
+    pub proxy_mac: [u16; 3],
     /// Explicit padding, always zero.
-    pub pad_end: [u8; 40],
+    pub pad_end: [u8; 30],
 }
 
 const _: () = assert!(size_of::<Vm6>() == 320);
@@ -52,7 +56,9 @@ impl Vm6 {
         gateway_local: Ip6::UNSPECIFIED,
         guests: [Ip6::UNSPECIFIED; GUEST_ADDRESSES],
         used_ns: [0; GUEST_ADDRESSES],
-        pad_end: [0; 40],
+        proxy_ifindex: 0,
+        proxy_mac: [0; 3],
+        pad_end: [0; 30],
     };
 }
 
@@ -74,6 +80,8 @@ handle! {
         flags: AtomicU32,
         /// Neighbour solicitations for the gateway that the kernel answered.
         neighbours_answered: AtomicU64,
+        /// Link on which neighbours that ask for the guest's addresses are answered; 0: on none.
+        proxy_ifindex: AtomicU32,
     }
     constant {
         /// First address of the VM's /64.
@@ -98,6 +106,27 @@ impl Vm6Ref {
             let halves = (&raw const (*self.as_ptr()).guests[place]).cast::<u64>();
             Ip6::from_halves([halves.read_volatile(), halves.add(1).read_volatile()])
         }
+    }
+
+    /// MAC address with which neighbours are answered on the link of the prefix.
+    #[inline(always)]
+    pub fn proxy_mac(&self) -> [u16; 3] {
+        // SAFETY: `new` promised a valid row; any bits are an address.
+        unsafe { (&raw const (*self.as_ptr()).proxy_mac).read_volatile() }
+    }
+
+    /// Has neighbours on a link answered that ask for the guest's addresses; `None`: on none.
+    #[cfg(not(target_arch = "bpf"))]
+    pub fn set_proxy(&self, link: Option<(u32, [u8; 6])>) {
+        let (ifindex, mac) = link.unwrap_or_default();
+        let [a, b, c, d, e, f] = mac;
+        let words = [[a, b], [c, d], [e, f]].map(u16::from_ne_bytes);
+        if self.proxy_mac() != words {
+            self.proxy_ifindex().store(0, Release);
+            // SAFETY: as above; programs do not use it while there is no link.
+            unsafe { (&raw mut (*self.as_ptr()).proxy_mac).write_volatile(words) };
+        }
+        self.proxy_ifindex().store(ifindex, Release);
     }
 
     /// Time of the last packet from the address at this place that was handed over, ns.

@@ -42,6 +42,7 @@ pub mod btf;
 pub mod device;
 mod error;
 mod fingerprint;
+pub mod groups;
 mod guest_namespace;
 pub mod guest_tap;
 pub mod host;

@@ -256,6 +256,11 @@ pub fn set_ipv6(maps: &SharedMaps, row: VmRow, ipv6: Option<Ipv6Spec>) {
     }
 }
 
+/// Returns the name of the VM that has this row, if it is the one with this id.
+pub fn name_if_open(maps: &SharedMaps, row: VmRow, id: VmId) -> Option<String> {
+    (id_of(maps, row) == Some(id)).then(|| name_of(maps, row))?
+}
+
 /// Sets the number of the VM's policy.
 pub fn set_policy(maps: &SharedMaps, row: VmRow, policy: u32) {
     if let Some(vm) = maps.vm(row) {

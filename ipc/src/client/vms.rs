@@ -36,7 +36,8 @@ pub struct VmDefinition {
     /// Whether the guest has IPv6; `None`: the daemon's `--ipv6`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ipv6: Option<Ipv6Mode>,
-    /// Prefix of the guest's IPv6 addresses, a /64 as text; `None`: the daemon's `--ipv6-prefix`.
+    /// Prefix of the guest's IPv6 addresses, a /64 as text; `None`: the daemon's `--ipv6-prefix`,
+    /// or one of its pool of routed ones.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ipv6_prefix: Option<String>,
     /// Name of its policy; `None`: the daemon's default policy.

@@ -79,6 +79,17 @@ impl RouteTable {
 
     /// Looks up the route to `addr` by an uplink; `None`: by any link.
     pub fn lookup_by(&self, addr: impl Into<IpAddr>, uplink: Option<IfIndex>) -> Route {
+        self.lookup_from(addr, uplink, None)
+    }
+
+    /// As [`RouteTable::lookup_by`], for packets that have a source address already, which need not
+    /// be the host's; `None`: the host's is selected.
+    pub fn lookup_from(
+        &self,
+        addr: impl Into<IpAddr>,
+        uplink: Option<IfIndex>,
+        source: Option<IpAddr>,
+    ) -> Route {
         let addr = addr.into();
         if self.is_host(addr) {
             return Route::HostLocal;
@@ -111,7 +122,7 @@ impl RouteTable {
             }
             RouteKind::Unicast => {
                 let next_hop = route.gateway.unwrap_or(addr);
-                match self.source(route, addr, next_hop) {
+                match source.or_else(|| self.source(route, addr, next_hop)) {
                     Some(source) => Route::Via {
                         ifindex: route.ifindex,
                         next_hop,

@@ -238,6 +238,12 @@ impl Both {
                 memory.forwards6.insert(key, (ROW, VM));
             }
         }
+        // The network routes the guest's prefix to the host.
+        let key = ForwardKey6::of_routed(GUEST6.into());
+        let inserted = maps.forwards6.insert(&key, &target, Insert::New);
+        inserted.expect("FORWARDS6");
+        let key = (key.host, key.port, key.protocol);
+        memory.forwards6.insert(key, (ROW, VM));
         drop(memory);
         for (index, protocol) in FLOWS {
             let mut slot = slot(protocol);

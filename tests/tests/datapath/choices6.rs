@@ -23,6 +23,8 @@ pub(crate) fn row(choices: &mut Choices<'_>) -> Vm6 {
         prefix: PREFIX.into(),
         gateway: GATEWAY6.into(),
         gateway_local: GATEWAY_LOCAL.into(),
+        proxy_ifindex: choices.mostly(&[DEVICE, 0, DEVICE + 1]),
+        proxy_mac: [1, 2, 3],
         ..Vm6::OFF
     };
     row.guests[0] = Ip6::from(choices.mostly(&[GUEST_LOCAL, Ipv6Addr::UNSPECIFIED]));
@@ -261,6 +263,9 @@ fn from_world(protocol: Protocol, choices: &mut Choices<'_>) -> Vec<u8> {
         ROUTER_MAC,
         choices.mostly(&[HOST_MAC, ROUTER_MAC, GROUP_MAC]),
     );
+    if choices.once_in(8) {
+        return neighbour_of_uplink(macs, choices).build(choices);
+    }
     let l4 = if choices.once_in(8) {
         let quoted = Packet {
             macs,
@@ -290,6 +295,34 @@ fn from_world(protocol: Protocol, choices: &mut Choices<'_>) -> Vec<u8> {
         l4: l4.1,
     };
     in_fragments(packet, choices).build(choices)
+}
+
+/// A neighbour on the uplink asks, mostly for the guest's address.
+fn neighbour_of_uplink(macs: ([u8; 6], [u8; 6]), choices: &mut Choices<'_>) -> Packet {
+    let target = choices.mostly(&[GUEST6, UNBOUND, NAT6]);
+    let l4 = [
+        &[
+            choices.mostly(&[135, 136]),
+            choices.mostly(&[0, 1]),
+            0,
+            0,
+            0,
+            0,
+            0,
+            0,
+        ][..],
+        &target.octets(),
+        &[choices.mostly(&[1, 2]), choices.mostly(&[1, 2])],
+        &ROUTER_MAC,
+    ];
+    Packet {
+        macs: (macs.0, choices.one_of(&[HOST_MAC, GROUP_MAC, ROUTER_MAC])),
+        source: choices.mostly(&[REMOTE6, Ipv6Addr::UNSPECIFIED]),
+        destination: choices.one_of(&[ALL_NODES, target]),
+        next_header: 58,
+        hop_limit: choices.mostly(&[255, 64]),
+        l4: l4.concat(),
+    }
 }
 
 fn from_engine(protocol: Protocol, choices: &mut Choices<'_>) -> Vec<u8> {

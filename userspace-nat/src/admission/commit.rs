@@ -52,12 +52,13 @@ pub(super) fn commit_outbound<D: Datapath>(
     };
     let is_hairpin = matches!(plan.path, Path::Hairpin(_));
     let is_inspected = plan.path == Path::Inspected;
+    let is_routed = vm.net.is_routed_to(guest.remote);
     let flow = NewFlow {
         guest,
         vm_row: vm.net.row,
         protocol,
-        nat: source,
-        nat_port: 0,
+        nat: if is_routed { guest.local } else { source },
+        nat_port: if is_routed { guest.local_port } else { 0 },
         rule: Rules::element_of(plan.decision.rule),
         uplink_ifindex,
         next_hop,
@@ -88,6 +89,7 @@ pub(super) fn commit_outbound<D: Datapath>(
         return Err(refused);
     }
     let opened = match plan.mapped {
+        _ if is_routed => nat.open_untranslated(flow, now_ns),
         Some(behaviour) => nat.open_mapped(flow, behaviour, now_ns),
         None => nat.open_with_port(flow, has_timestamps(first.packet), now_ns),
     };
@@ -151,6 +153,25 @@ fn take_room<D: Datapath>(
 }
 
 impl<D: Datapath> Nat<D> {
+    /// Opens a flow that keeps its guest's address and port. Returns its slot. Nobody else has
+    /// these: the prefix is one VM's.
+    fn open_untranslated(&mut self, flow: NewFlow, now_ns: u64) -> Result<SlotIndex, Refusal> {
+        let mut opened = self.flows.open(&mut self.datapath, &flow, now_ns);
+        if matches!(opened, Err(OpenError::GuestTaken)) && self.sweep(&flow.guest) {
+            opened = self.flows.open(&mut self.datapath, &flow, now_ns);
+        }
+        opened.map_err(|error| match error {
+            OpenError::NoSlot => {
+                self.make_room_for_next(flow.vm_row, now_ns);
+                Refusal::TableFull
+            }
+            OpenError::MapFull => Refusal::TableFull,
+            OpenError::WorldTaken | OpenError::GuestTaken | OpenError::Kernel(_) => {
+                Refusal::Insertion
+            }
+        })
+    }
+
     /// Opens a flow with a translated port of its own. Returns its slot.
     fn open_with_port(
         &mut self,

@@ -153,6 +153,10 @@ impl<'a, D: Datapath> Planner<'a, D> {
         }
         let room = plan.room.insert(self.room_for_guest(vm));
         room.check(vm, self.now_ns)?;
+        // Its port is the guest's own.
+        if vm.net.is_routed_to(to.addr) {
+            return Ok(());
+        }
         // A port that was inspected is to rest toward its destination.
         let behaviour = self.rules.nat_behaviour(vm.net.id, to.protocol);
         let can_be_mapped = flows.mappings.range().is_some() && source.is_ipv4();

@@ -224,7 +224,10 @@ fn planned<D>(
             next_hop,
             source,
             ..
-        }) => Some(format!("{source} by {next_hop} on ifindex {ifindex}")),
+        }) => Some(match vm.net.is_routed_to(to.addr) {
+            true => format!("its own address by {next_hop} on ifindex {ifindex}"),
+            false => format!("{source} by {next_hop} on ifindex {ifindex}"),
+        }),
         _ => None,
     };
     let (rule, explanation) = match &plan.path {

@@ -61,6 +61,7 @@ fn a_guest_with_ipv6_gets_the_resolvers_answer_and_its_neighbour_none() {
     let mut with = rig.vm.clone();
     with.ipv6 = Some(slipgate_model::GuestIpv6 {
         prefix: "fd00::/64".parse().unwrap(),
+        is_routed: false,
     });
     let origin = Origin::Tcp { connection: 1 };
     rig.ask_as(&with, origin, &aaaa(1)).unwrap();

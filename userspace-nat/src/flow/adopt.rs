@@ -298,8 +298,10 @@ impl Flows {
         if is_served && complete(datapath, reference, &entry, (has_guest, has_world)) {
             self.table.insert(slot, entry);
             self.mappings.joined(slot, &entry);
-            self.ports
-                .mark(entry.destination(), entry.nat_port, entry.vm());
+            if !entry.is_untranslated() {
+                self.ports
+                    .mark(entry.destination(), entry.nat_port, entry.vm());
+            }
             self.await_proof(datapath, slot);
             if is_closing {
                 self.begin_end(datapath, slot, EndReason::Adopted, now_ns);
@@ -312,7 +314,7 @@ impl Flows {
         let tuples = [(has_guest, entry.guest), (has_world, entry.world())];
         let own: Vec<FlowTuple> = tuples.iter().filter(|(has, _)| *has).map(|t| t.1).collect();
         end::delete(datapath, &own);
-        if has_world {
+        if has_world && !entry.is_untranslated() {
             let (to, port, vm) = (entry.destination(), entry.nat_port, entry.vm());
             self.ports.mark(to, port, vm);
             let how = end::freed(live, &entry, now_ns);

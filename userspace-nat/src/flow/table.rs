@@ -111,6 +111,13 @@ impl Entry {
         }
     }
 
+    /// Whether the flow keeps its guest's address and port toward the world, because the network
+    /// routes the guest's prefix to the host. Its port is none of the pool's.
+    pub fn is_untranslated(&self) -> bool {
+        let outside = (self.nat, self.nat_port);
+        self.nat.is_ipv6() && outside == (self.guest.local, self.guest.local_port)
+    }
+
     /// Returns the flow's verdict while it lives.
     pub(super) fn live_verdict(&self) -> Verdict {
         let by_engine = Marks(Marks::HELD.0 | Marks::CAPTURED.0 | Marks::HAIRPIN.0);

@@ -61,7 +61,8 @@ impl<D: Datapath> Core<D> {
             return;
         };
         let vm = self.vms.by_id(entry.vm());
-        if !vm.is_some_and(|vm| vm.net.may_have_flows_of(entry.guest.local)) {
+        let (guest, own) = (entry.guest.local, entry.is_untranslated());
+        if !vm.is_some_and(|vm| vm.net.may_have_flows_of(guest, own)) {
             flows.unlink(datapath, slot, EndReason::Prefix, now_ns);
         }
     }

@@ -3,6 +3,7 @@
 use std::net::{IpAddr, Ipv6Addr};
 
 use slipgate_abi::DropReason;
+use slipgate_model::GuestIpv6;
 
 use super::{Disposition, Finish, done};
 use crate::{
@@ -41,6 +42,11 @@ impl<D: Datapath> Core<D> {
             Err(reason) => return Finish::Drop(reason),
         };
         if let Some(address) = outcome.address
+            && self.is_hosts(&net, address)
+        {
+            return Finish::Drop(DropReason::Spoofed);
+        }
+        if let Some(address) = outcome.address
             && self.bind(vm, address, now_ns) == Bound::Refused
         {
             return Finish::Drop(DropReason::AddressBound);
@@ -69,7 +75,12 @@ impl<D: Datapath> Core<D> {
             return Err(DropReason::Ipv6);
         };
         let address = match source {
-            IpAddr::V6(address) if ndp::is_guests(&net, vm.net.gateway_mac, address) => address,
+            IpAddr::V6(address)
+                if ndp::is_guests(&net, vm.net.gateway_mac, address)
+                    && !self.is_hosts(&net, address) =>
+            {
+                address
+            }
             _ => return Err(DropReason::Spoofed),
         };
         match self.bind(vm, address, now_ns) {
@@ -145,6 +156,12 @@ impl<D: Datapath> Core<D> {
         self.send_to_guest(vm, &packet)?;
         vm.net.stats.tally(Tally::RouterAdvertisement, 1);
         Ok(())
+    }
+
+    /// Whether an address of a prefix that is routed to a VM is the host's all the same: it may have
+    /// got it since the VM came.
+    fn is_hosts(&self, net: &GuestIpv6, address: Ipv6Addr) -> bool {
+        net.is_routed && self.nat.network.routes.is_host(address)
     }
 
     fn bind(&self, vm: &VmState, address: Ipv6Addr, now_ns: u64) -> Bound {

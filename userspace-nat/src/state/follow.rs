@@ -15,6 +15,8 @@
 //! translated address there, and end otherwise: none goes on by an uplink that its VM is not to use.
 //! While a VM's own uplink does not exist, its flows wait for it.
 //!
+//! A flow that is not translated keeps its guest's address by any route.
+//!
 //! A flow whose address is gone is translated to it until the walk reaches it, milliseconds later,
 //! as it was until the broker's message arrived.
 use std::{net::IpAddr, sync::atomic::Ordering::Relaxed};
@@ -86,6 +88,7 @@ impl<D: Datapath> Nat<D> {
             return 0;
         };
         let (remote, nat) = (entry.guest.remote, entry.nat);
+        let is_hosts = !entry.is_untranslated();
         if !difference.concerns(remote, nat) {
             return 0;
         }
@@ -96,7 +99,7 @@ impl<D: Datapath> Nat<D> {
         let routes = &self.network.routes;
         let is_hairpin = entry.is_hairpin();
         let is_gone = |addr: IpAddr| addr.is_loopback() || !routes.is_delivered(addr);
-        if is_gone(nat) || is_hairpin && is_gone(remote) {
+        if is_hosts && is_gone(nat) || is_hairpin && is_gone(remote) {
             self.flows
                 .unlink(&mut self.datapath, slot, EndReason::AddressGone, now_ns);
             return STEPS_PER_END;
@@ -132,8 +135,9 @@ impl<D: Datapath> Nat<D> {
             return;
         };
         let (remote, nat) = (entry.guest.remote, entry.nat);
+        let is_own = entry.is_untranslated();
         if let Some((hop, source)) = self.network.route(vm, remote).hop()
-            && (nat == source || self.network.is_pooled(vm, nat))
+            && (nat == source || is_own || self.network.is_pooled(vm, nat))
         {
             let next_hop = self.next_hop(hop, remote);
             let live = self.datapath.slot(slot);

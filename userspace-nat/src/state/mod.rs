@@ -104,13 +104,15 @@ impl<D: Datapath> Core<D> {
     }
 
     /// Returns the flows of a VM that it may not have any more: of IPv6 addresses that are not of
-    /// its prefix.
+    /// its prefix, or that the network does not route to it any more.
     pub(crate) fn flows_of_other_prefix(&self, row: VmRow) -> Vec<SlotIndex> {
         let flows = &self.nat.flows;
         let vm = self.vms.get(row);
         let is_other = |slot: &SlotIndex| {
-            let guest = flows.entry(*slot).map(|entry| entry.guest.local);
-            guest.is_some_and(|guest| !vm.is_some_and(|vm| vm.net.may_have_flows_of(guest)))
+            flows.entry(*slot).is_some_and(|entry| {
+                let (guest, own) = (entry.guest.local, entry.is_untranslated());
+                !vm.is_some_and(|vm| vm.net.may_have_flows_of(guest, own))
+            })
         };
         let slots = flows.slots_of(row).iter().copied();
         slots.filter(is_other).collect()
@@ -140,7 +142,7 @@ impl<D: Datapath> Core<D> {
     /// its rate limits. Returns in what it leaves otherwise than before: its flows are to follow.
     pub(crate) fn set_vm(&mut self, net: VmNet) -> Moved {
         let (id, row, policy, most) = (net.id, net.row, net.policy, net.max_flows);
-        let uplink = net.uplink;
+        let (uplink, ipv6) = (net.uplink, net.ipv6);
         let described = net.clone();
         if !self.vms.set(net) {
             return Moved::default();
@@ -153,6 +155,7 @@ impl<D: Datapath> Core<D> {
         if is_asleep(&self.nat.datapath, row) {
             self.sleeping.add(row, id, false);
         }
+        self.nat.network.set_ipv6(id, ipv6.as_ref());
         Moved {
             uplink: self.nat.network.set_uplink(id, uplink),
             pool: self.nat.network.set_pool(&described),

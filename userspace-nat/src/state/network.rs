@@ -1,11 +1,11 @@
 //! The host's network: its routes, its links, and the next hops that flows leave by.
 use std::{
     collections::{HashMap, hash_map::Entry},
-    net::IpAddr,
+    net::{IpAddr, Ipv6Addr},
 };
 
 use slipgate_abi::{IfIndex, VmId};
-use slipgate_model::Link;
+use slipgate_model::{GuestIpv6, Link, route::OUT_THERE};
 
 use super::{follow::Following, hops::Hops, pairing::Pairing};
 use crate::{
@@ -31,6 +31,8 @@ pub(crate) struct Network {
     vm_uplinks: HashMap<VmId, IfIndex>,
     /// Source addresses of the VMs that have a pool.
     pairings: HashMap<VmId, Pairing>,
+    /// First addresses of the prefixes that are routed to VMs.
+    routed: HashMap<VmId, Ipv6Addr>,
 }
 
 impl Network {
@@ -43,13 +45,21 @@ impl Network {
 
     /// Looks up the route of a VM's packets to `addr`.
     pub(crate) fn route(&self, vm: VmId, addr: impl Into<IpAddr>) -> Route {
-        let route = match self.vm_uplinks.get(&vm) {
-            Some(&uplink) => self.routes.lookup_by(addr, Some(uplink)),
-            None => self.routes.lookup(addr),
-        };
-        match self.pairings.get(&vm) {
-            Some(pairing) => pairing.applied_to(route, &self.routes),
-            None => route,
+        let addr = addr.into();
+        let uplink = self.uplink_of(vm).or(self.routes.uplink());
+        // Packets of a routed prefix need no address of the host to leave from.
+        let own = self.routed.get(&vm).filter(|_| addr.is_ipv6());
+        let own = own.map(|prefix| IpAddr::V6(*prefix));
+        let route = self.routes.lookup_from(addr, uplink, own);
+        let pairing = self.pairings.get(&vm).filter(|_| own.is_none());
+        pairing.map_or(route, |pairing| pairing.applied_to(route, &self.routes))
+    }
+
+    /// Sets whether a VM's packets leave with their own addresses of IPv6.
+    pub(crate) fn set_ipv6(&mut self, vm: VmId, ipv6: Option<&GuestIpv6>) {
+        match ipv6.filter(|net| net.is_routed) {
+            Some(net) => drop(self.routed.insert(vm, net.prefix.network())),
+            None => drop(self.routed.remove(&vm)),
         }
     }
 
@@ -66,8 +76,9 @@ impl Network {
 
     /// Whether a VM's flow may be translated to this address of the host.
     pub(crate) fn may_be_translated_to(&self, vm: VmId, nat: IpAddr) -> bool {
+        let is_own = nat.is_ipv6() && self.routed.contains_key(&vm);
         let pairing = self.pairings.get(&vm);
-        pairing.is_none_or(|pairing| pairing.may_have(nat))
+        is_own || pairing.is_none_or(|pairing| pairing.may_have(nat))
     }
 
     /// Sets the pool of a VM; an empty one: the routes choose. Returns whether it was another one.
@@ -88,14 +99,14 @@ impl Network {
     /// Forgets what a VM has of its own: it is removed.
     pub(crate) fn forget(&mut self, vm: VmId) {
         self.set_uplink(vm, None);
+        self.set_ipv6(vm, None);
         self.pairings.remove(&vm);
     }
 
     /// Whether flows of a VM lead to IPv6: it has IPv6, and its packets to the internet would leave
     /// ([`RouteTable::leads_to_ipv6`]). Nothing else decides this.
     pub(crate) fn has_ipv6(&self, vm: &VmNet) -> bool {
-        let own = self.uplink_of(vm.id);
-        vm.ipv6.is_some() && self.routes.leads_to_ipv6(own.or(self.routes.uplink()))
+        vm.ipv6.is_some() && matches!(self.route(vm.id, OUT_THERE), Route::Via { .. })
     }
 
     /// Returns a VM as the DNS proxy has to know it.

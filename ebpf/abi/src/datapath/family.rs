@@ -74,6 +74,8 @@ pub trait Family: Copy + Sized {
         protocol: u8,
     ) -> Option<ForwardTarget>;
 
+    /// Leaves a packet of the world to the host, or drops it if it is to a guest's routed prefix.
+    fn leave<K: Kernel>(kernel: K, packet: &Packet<Self>) -> K::End;
     /// Whether an address is a loopback address.
     fn is_loopback(address: Self::Address) -> bool;
 

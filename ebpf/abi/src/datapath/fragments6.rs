@@ -15,6 +15,7 @@ use super::{
         fragment::{HEADER_LEN, MORE, OFFSET},
     },
     packet::{ETHERNET_LEN, L4, Packet},
+    routed_prefix,
     world_fragments::{flow_row, hand_over_of},
 };
 use crate::{DropReason, Handover, Ip6, Vm6Ref};
@@ -55,7 +56,7 @@ pub(super) fn from_world<K: Kernel, const L2: usize>(kernel: K, packet: &Packet<
         _ => row_of_frame(kernel),
     };
     if row == NOBODY {
-        return kernel.pass();
+        return routed_prefix::leave(kernel, packet);
     }
     if packet.gso_size != 0 {
         return drop_packet(kernel, row, DropReason::Fragment, packet.segments());

@@ -149,6 +149,11 @@ impl Family for V4 {
     }
 
     #[inline(always)]
+    fn leave<K: Kernel>(kernel: K, _packet: &Packet<Self>) -> K::End {
+        kernel.pass()
+    }
+
+    #[inline(always)]
     fn is_loopback(address: Ip4) -> bool {
         address.is_loopback()
     }

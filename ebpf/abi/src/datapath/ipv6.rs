@@ -3,6 +3,7 @@ use super::{
     Kernel, Maps,
     family::{Family, quote_offset},
     packet::{ETHERNET_LEN, Ethernet, L4, Packet, Ports, ether_type},
+    routed_prefix,
     translate::{Rewrite, checksum_flags},
 };
 use crate::{
@@ -170,6 +171,11 @@ impl Family for V6 {
             protocol,
             pad: [0; 5],
         })
+    }
+
+    #[inline(always)]
+    fn leave<K: Kernel>(kernel: K, packet: &Packet<Self>) -> K::End {
+        routed_prefix::leave(kernel, packet)
     }
 
     #[inline(always)]

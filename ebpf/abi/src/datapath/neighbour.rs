@@ -20,12 +20,14 @@ use super::{
 use crate::{DropReason, Handover, Ip6, Protocol, Vm6Ref, checksum};
 
 /// Hop limit of all messages: no router has forwarded them.
-const ON_LINK: u8 = 255;
+pub(super) const ON_LINK: u8 = 255;
 /// Options with the L2 address of the sender, and of the target.
 const SOURCE_ADDRESS: u8 = 1;
 const TARGET_ADDRESS: u8 = 2;
 /// Flags of an advertisement: of a router, solicited, and the entry is to be replaced.
 const ROUTER_SOLICITED_OVERRIDE: u32 = u32::to_be(0xe000_0000);
+/// As a proxy answers (RFC 4861 section 7.2.8): solicited, and a host's own answer goes before.
+const SOLICITED: u32 = u32::to_be(0x4000_0000);
 
 /// Solicitation or advertisement with one option, which is an L2 address of Ethernet.
 #[repr(C, packed(2))]
@@ -41,13 +43,21 @@ struct Message {
     mac: [u16; 3],
 }
 
-const MESSAGE_LEN: u32 = size_of::<Message>() as u32;
+pub(super) const MESSAGE_LEN: u32 = size_of::<Message>() as u32;
 
 #[repr(C, packed(2))]
-struct Neighbour {
+pub(super) struct Neighbour {
     ethernet: Ethernet,
     ip: Ipv6,
     message: Message,
+}
+
+impl Neighbour {
+    /// Address that is asked for.
+    #[inline(always)]
+    pub(super) fn target(&self) -> Ip6 {
+        Ip6::from_words(self.message.target)
+    }
 }
 
 /// Processes a message of neighbour discovery.
@@ -144,6 +154,40 @@ fn answer<K: Kernel>(kernel: K, vm6: Vm6Ref, asker: &Ip6, macs: Macs) -> bool {
     true
 }
 
+/// Makes a solicitation of the uplink's link for a guest's address the answer to it, with the
+/// uplink's MAC. Returns whether it is one that can be answered; it is unchanged otherwise.
+#[inline(always)]
+pub(super) fn answer_for_guest<K: Kernel>(
+    kernel: K,
+    target: Ip6,
+    asker: Ip6,
+    ours: [u16; 3],
+) -> bool {
+    let Some(frame) = kernel.header::<Neighbour>(0) else {
+        return false;
+    };
+    // SAFETY: `header` checked the bounds.
+    let Neighbour {
+        ethernet,
+        ip,
+        message,
+    } = unsafe { &mut *frame };
+    let has_address = message.option == SOURCE_ADDRESS && message.option_len == 1;
+    if !has_address || message.code != 0 {
+        return false;
+    }
+    let to = ethernet.macs;
+    ethernet.macs = [to[3], to[4], to[5], ours[0], ours[1], ours[2]];
+    ip.source = target.to_words();
+    ip.destination = asker.to_words();
+    message.kind = icmpv6::NEIGHBOUR_ADVERTISEMENT;
+    message.flags = SOLICITED;
+    message.option = TARGET_ADDRESS;
+    message.mac = ours;
+    message.checksum = checksum_for_guest(target, asker, ours);
+    true
+}
+
 /// Checksum of an advertisement, in network order (RFC 4443 section 2.3).
 #[inline(always)]
 fn checksum_of(target: Ip6, to: Ip6, mac: [u16; 3]) -> u16 {
@@ -160,4 +204,20 @@ fn checksum_of(target: Ip6, to: Ip6, mac: [u16; 3]) -> u16 {
     let halves = halves.into_iter().map(u64::from);
     let words = words.into_iter().chain(addresses.into_iter().flatten());
     checksum::of_sum(halves.chain(words.map(u64::from)).sum())
+}
+
+/// The same of an answer for a guest. Written out: [`checksum_of`] stays inlined only while it has one
+/// caller, and the guest's program has no stack left for a call.
+#[inline(always)]
+fn checksum_for_guest(target: Ip6, to: Ip6, mac: [u16; 3]) -> u16 {
+    let first = u16::from_ne_bytes([icmpv6::NEIGHBOUR_ADVERTISEMENT, 0]);
+    let option = u16::from_ne_bytes([TARGET_ADDRESS, 1]);
+    let of = |address: Ip6| {
+        let [a, b, c, d] = address.to_words();
+        a as u64 + b as u64 + c as u64 + d as u64
+    };
+    let message = first as u64 + option as u64 + mac[0] as u64 + mac[1] as u64 + mac[2] as u64;
+    let lengths = MESSAGE_LEN.to_be() as u64 + u32::to_be(Protocol::Icmpv6 as u32) as u64;
+    // The target is also the source.
+    checksum::of_sum(message + lengths + SOLICITED as u64 + 2 * of(target) + of(to))
 }

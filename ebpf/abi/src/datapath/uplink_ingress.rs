@@ -85,7 +85,7 @@ pub(super) fn send_to_guest<F: Family, K: Kernel, const L2: usize, const ENGINE:
         if ENGINE {
             return drop_packet(kernel, NOBODY, DropReason::NoFlow, packet.segments());
         }
-        return kernel.pass();
+        return F::leave(kernel, packet);
     }
     let row = slot.vm_row();
     let Some(vm) = kernel.maps().vm(row, slot.vm()) else {
@@ -175,12 +175,12 @@ pub(super) fn forward<F: Family, K: Kernel, const L2: usize>(
     packet: &Packet<F>,
 ) -> K::End {
     if !packet.is_udp() && !connection::opens(packet) {
-        return kernel.pass();
+        return F::leave(kernel, packet);
     }
     // A forward of loopback is the host's alone. The host drops what comes by a link to it, but only
     // behind us.
     if F::is_loopback(packet.destination) {
-        return kernel.pass();
+        return F::leave(kernel, packet);
     }
     let of = |host| {
         F::forward(
@@ -195,7 +195,7 @@ pub(super) fn forward<F: Family, K: Kernel, const L2: usize>(
         None => match of(F::UNSPECIFIED) {
             // Of any of the host's addresses, and none that the host routes to.
             Some(target) if !F::is_routed_on(kernel, packet) => target,
-            _ => return kernel.pass(),
+            _ => return F::leave(kernel, packet),
         },
     };
     let ForwardTarget { vm, vm_row, .. } = target;
@@ -218,11 +218,11 @@ pub(super) fn icmp_error<F: Family, K: Kernel, const L2: usize>(
     let quoted = F::quoted::<K, L2>(kernel);
     let flow = quoted.and_then(|tuple| lookup::world_flow_by::<_, F>(kernel.maps(), &tuple));
     let Some(slot) = flow else {
-        return kernel.pass();
+        return F::leave(kernel, packet);
     };
     let is_its = kernel.arrived_by(load32(slot.uplink_ifindex()));
     if load32(slot.verdict()) == Verdict::Free as u32 || !is_its {
-        return kernel.pass();
+        return F::leave(kernel, packet);
     }
     let row = slot.vm_row();
     let Some(vm) = kernel.maps().vm(row, slot.vm()) else {

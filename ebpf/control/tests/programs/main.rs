@@ -27,6 +27,7 @@ mod pool;
 mod random;
 mod rate;
 mod refused;
+mod routed6;
 #[path = "../../src/skipped_test.rs"]
 mod skipped;
 mod stale;

@@ -4,6 +4,7 @@ mod addresses;
 mod forwards;
 mod fragments;
 mod host;
+mod routed;
 mod scene;
 mod user_mode;
 

@@ -152,6 +152,8 @@ pub(super) struct Setup {
     pub(super) ipv6: Option<Ipv6Net>,
     /// The VMs' pool of source addresses. The host has them.
     pub(super) nat_addresses: &'static [&'static str],
+    /// Whether that prefix is routed to the host.
+    pub(super) is_routed: bool,
 }
 
 impl Default for Setup {
@@ -171,6 +173,7 @@ impl Default for Setup {
             forwards: Vec::new(),
             ipv6: None,
             nat_addresses: &[],
+            is_routed: false,
         }
     }
 }
@@ -512,7 +515,10 @@ pub(super) fn spec(row: u16, setup: &Setup) -> VmSpec {
         gateway: GATEWAY.into(),
         dns: [10, 0, 2, 3].into(),
         prefix_len: 24,
-        ipv6: setup.ipv6.map(|prefix| GuestIpv6 { prefix }),
+        ipv6: setup.ipv6.map(|prefix| GuestIpv6 {
+            prefix,
+            is_routed: setup.is_routed,
+        }),
         guest_mac: None,
         gateway_mac: [2, 0, 0, 0, 0, 1],
         mtu: 1_500,

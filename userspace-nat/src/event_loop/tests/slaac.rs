@@ -28,6 +28,7 @@ const ALL_ROUTERS: &str = "ff02::2";
 fn net() -> GuestIpv6 {
     GuestIpv6 {
         prefix: PREFIX.parse().unwrap(),
+        is_routed: false,
     }
 }
 
@@ -273,6 +274,7 @@ fn advertisements_come_unasked_soon_and_then_every_hour_unless_the_vm_is_paused(
 fn a_network_that_ends_is_told_by_a_last_advertisement() {
     let other = GuestIpv6 {
         prefix: "fd00:1:2:4::/64".parse().unwrap(),
+        is_routed: false,
     };
     for next in [None, Some(other)] {
         let mut rig = rig6();

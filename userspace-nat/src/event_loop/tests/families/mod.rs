@@ -3,6 +3,7 @@ mod changes;
 mod errors;
 mod flows;
 mod forwards;
+mod routed;
 mod rules;
 
 use std::net::IpAddr;

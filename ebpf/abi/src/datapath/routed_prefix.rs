@@ -1,0 +1,103 @@
+//! Packets of the world to prefixes that the network routes to this host, and whose addresses are
+//! guests'.
+//!
+//! A flow of such a guest has its guest's address on both links, so its packets are found and sent on
+//! as any other flow's. What belongs to no flow and opens none is dropped here: the host's stack would
+//! answer in the place of a guest, or send the packet back to the router it came from.
+//!
+//! Where the prefix is on the uplink's own link, neighbours ask for the guests' addresses there.
+//! Solicitations for those that are bound to a guest are answered with the uplink's MAC (RFC 4861
+//! section 7.2.8), also while the engine is down. Others are left to the host, which has no answer.
+use super::{
+    Kernel, Maps as _,
+    drops::{NOBODY, drop_packet},
+    ipv6::{IPV6_LEN, V6, icmpv6},
+    neighbour::{self, MESSAGE_LEN, Neighbour, ON_LINK},
+    packet::{ETHERNET_LEN, Packet},
+};
+use crate::{
+    DropReason, ForwardKey6, Ip6,
+    cell::load32,
+    vm6::{GUEST_ADDRESSES, Vm6Flags},
+};
+
+/// Leaves a packet to the host, unless it is to a guest's routed prefix: it is dropped then.
+#[inline(always)]
+pub(super) fn leave<K: Kernel>(kernel: K, packet: &Packet<V6>) -> K::End {
+    let row = row_of(kernel, &packet.destination);
+    if row == NOBODY {
+        return kernel.pass();
+    }
+    drop_packet(kernel, row, DropReason::NoFlow, packet.segments())
+}
+
+/// Answers a neighbour solicitation for a guest's address, or leaves the packet to the host.
+#[inline(always)]
+pub(super) fn neighbour_of_uplink<K: Kernel>(kernel: K, packet: &Packet<V6>) -> K::End {
+    let is_solicitation = packet.is_icmp()
+        && packet.icmp_type == icmpv6::NEIGHBOUR_SOLICITATION
+        && packet.l3_len == IPV6_LEN as u32 + MESSAGE_LEN;
+    // A probe for duplicates has no option, and its answer another destination.
+    if is_solicitation
+        && packet.ttl == ON_LINK
+        && packet.gso_size == 0
+        && let Some(target) = target_of(kernel)
+        && let Some(vm6) = kernel.maps().vm6(proxied_row(kernel, &target))
+        && load32(vm6.flags()) & Vm6Flags::ON != 0
+        && neighbour::answer_for_guest(kernel, target, packet.source, vm6.proxy_mac())
+    {
+        return kernel.redirect(kernel.ifindex());
+    }
+    kernel.pass()
+}
+
+#[inline(always)]
+fn target_of<K: Kernel>(kernel: K) -> Option<Ip6> {
+    let frame = kernel.pulled_header::<Neighbour>(0)?;
+    // SAFETY: `pulled_header` checked the bounds.
+    Some(unsafe { (*frame).target() })
+}
+
+/// Row of the VM to which a prefix with this address is routed; `NOBODY` if there is none.
+#[inline(never)]
+fn row_of<K: Kernel>(kernel: K, address: &Ip6) -> u32 {
+    let Some(target) = kernel.maps().forward6(&ForwardKey6::of_routed(*address)) else {
+        return NOBODY;
+    };
+    match kernel.maps().vm(target.vm_row, target.vm) {
+        Some(_) => target.vm_row,
+        None => NOBODY,
+    }
+}
+
+/// Row of the VM to which an address is bound that neighbours on this link may ask for.
+#[inline(never)]
+fn proxied_row<K: Kernel>(kernel: K, address: &Ip6) -> u32 {
+    let row = row_of(kernel, address);
+    let Some(vm6) = kernel.maps().vm6(row) else {
+        return NOBODY;
+    };
+    if load32(vm6.flags()) & Vm6Flags::ON == 0 || load32(vm6.proxy_ifindex()) != kernel.ifindex() {
+        return NOBODY;
+    }
+    let mut place = 0;
+    while place < GUEST_ADDRESSES {
+        if vm6.guest_address(place).is(*address) {
+            return row;
+        }
+        place += 1;
+    }
+    NOBODY
+}
+
+/// Processes a packet that is to a group, or not to this host.
+#[inline(always)]
+pub(super) fn group<K: Kernel, const L2: usize>(kernel: K, packet: &mut Packet<V6>) -> K::End {
+    if L2 != ETHERNET_LEN
+        || !packet.destination.is_multicast()
+        || packet.parse_transport::<K, L2>(kernel).is_err()
+    {
+        return kernel.pass();
+    }
+    neighbour_of_uplink(kernel, packet)
+}

@@ -1,0 +1,170 @@
+//! Packets of the world to a prefix that the network routes to this host, and whose addresses are a
+//! guest's.
+use std::net::Ipv6Addr;
+
+use slipgate_abi::{DropReason, Protocol, tcp::Flags};
+
+use crate::{datapath::*, flow6::*, frame6::*, loaded};
+
+const INGRESS: &str = "uplink_ingress";
+/// A neighbour on the uplink.
+const NEIGHBOUR: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 9, 0, 0, 0, 0, 0x77);
+
+fn routed(datapath: &mut Loaded, vm: u32) {
+    datapath.forward6((PREFIX, 0, Protocol::Icmpv6), (vm, 0));
+    let link = datapath.uplink;
+    datapath.vms6.change(ROW, |row| {
+        row.proxy_ifindex = link;
+        row.proxy_mac = words(UPLINK_MAC);
+    });
+}
+
+fn words(mac: [u8; 6]) -> [u16; 3] {
+    [[mac[0], mac[1]], [mac[2], mac[3]], [mac[4], mac[5]]].map(u16::from_ne_bytes)
+}
+
+/// Packets to the guest's prefix that are no flow's.
+fn strangers() -> Vec<Frame6> {
+    let to_guest = |of: Frame6| Frame6 {
+        destination: GUEST6,
+        ..of
+    };
+    let with = |protocol, flags| Frame6 {
+        l4: l4_of(protocol, 128, (443, 80), flags, b"twenty-one bytes long"),
+        ..to_guest(Frame6::rx(protocol))
+    };
+    let error = Frame6 {
+        l4: l4_of(
+            Protocol::Icmpv6,
+            1,
+            (0, 0),
+            0,
+            &Frame6::tx(Protocol::Udp).bytes()[14..],
+        ),
+        ..to_guest(Frame6::rx(Protocol::Icmpv6))
+    };
+    let fragment = Frame6 {
+        next_header: 44,
+        l4: fragment_of(17, 24, 7, b"of a datagram"),
+        ..to_guest(Frame6::rx(Protocol::Udp))
+    };
+    let unknown = Frame6 {
+        next_header: 50,
+        ..to_guest(Frame6::rx(Protocol::Udp))
+    };
+    let to_nobody = Frame6 {
+        destination: UNBOUND,
+        ..Frame6::rx(Protocol::Udp)
+    };
+    vec![
+        with(Protocol::Tcp, Flags::SYN),
+        with(Protocol::Tcp, Flags::ACK),
+        with(Protocol::Udp, 0),
+        with(Protocol::Icmpv6, 0),
+        error,
+        fragment,
+        unknown,
+        to_nobody,
+    ]
+}
+
+#[test]
+fn what_is_no_flows_is_dropped_and_not_the_hosts() {
+    for frame in strangers() {
+        for (program, from) in [(INGRESS, 0), ("uplink_ingress_l3", 14)] {
+            let mut datapath = loaded!();
+            datapath.expect_unnoticed(program, &frame.bytes()[from..]);
+            routed(&mut datapath, VM);
+            let run = datapath.run(program, &frame.bytes()[from..]);
+            assert_eq!(run.action, SHOT, "{program} {frame:?}");
+            assert_eq!(datapath.only_reason(ROW), DropReason::NoFlow);
+        }
+        // A VM that is gone has no prefix.
+        let mut datapath = loaded!();
+        routed(&mut datapath, VM + 1);
+        datapath.expect_unnoticed(INGRESS, &frame.bytes());
+    }
+}
+
+/// A neighbour on the uplink asks for an address.
+fn solicitation(target: Ipv6Addr) -> Frame6 {
+    let option = [&[1, 1][..], &ROUTER_MAC].concat();
+    let l4 = [&[135, 0, 0, 0, 0, 0, 0, 0][..], &target.octets(), &option].concat();
+    Frame6 {
+        destination_mac: [0x33, 0x33, 0xff, 1, 2, 3],
+        source: NEIGHBOUR,
+        destination: Ipv6Addr::new(0xff02, 0, 0, 0, 0, 1, 0xff01, 0x203),
+        hop_limit: 255,
+        l4,
+        ..Frame6::rx(Protocol::Icmpv6)
+    }
+}
+
+/// The same, to the address itself: it is known and may be stale.
+fn probe(target: Ipv6Addr) -> Frame6 {
+    Frame6 {
+        destination_mac: HOST_MAC,
+        destination: target,
+        ..solicitation(target)
+    }
+}
+
+#[test]
+fn neighbours_that_ask_for_a_bound_address_are_answered() {
+    for asked in [solicitation(GUEST6), probe(GUEST6)] {
+        let mut datapath = loaded!();
+        routed(&mut datapath, VM);
+        let run = datapath.run(INGRESS, &asked.bytes());
+        assert_eq!(run.action, REDIRECT);
+        let option = [&[2, 1][..], &UPLINK_MAC].concat();
+        let l4 = [
+            // Solicited: a proxy overrides nothing.
+            &[136, 0, 0, 0, 0x40, 0, 0, 0][..],
+            &GUEST6.octets(),
+            &option,
+        ]
+        .concat();
+        let expected = Frame6 {
+            destination_mac: ROUTER_MAC,
+            source_mac: UPLINK_MAC,
+            source: GUEST6,
+            destination: NEIGHBOUR,
+            l4,
+            ..asked
+        };
+        assert_eq!(run.frame, expected.bytes());
+        assert_eq!(datapath.handed_over(), 0);
+    }
+}
+
+#[test]
+fn other_neighbours_are_the_hosts() {
+    let mut by_router = solicitation(GUEST6);
+    by_router.hop_limit = 254;
+    let mut without_mac = solicitation(GUEST6);
+    without_mac.l4.truncate(24);
+    let mut another_option = solicitation(GUEST6);
+    another_option.l4[24] = 14;
+    let duplicate = Frame6 {
+        source: Ipv6Addr::UNSPECIFIED,
+        ..without_mac.clone()
+    };
+    for asked in [
+        solicitation(UNBOUND),
+        solicitation(GUEST_LOCAL),
+        solicitation(NAT6),
+        by_router,
+        without_mac,
+        another_option,
+        duplicate,
+    ] {
+        let mut datapath = loaded!();
+        routed(&mut datapath, VM);
+        datapath.expect_unnoticed(INGRESS, &asked.bytes());
+    }
+    // Another link's neighbours.
+    let mut datapath = loaded!();
+    routed(&mut datapath, VM);
+    datapath.vms6.change(ROW, |row| row.proxy_ifindex += 1);
+    datapath.expect_unnoticed(INGRESS, &solicitation(GUEST6).bytes());
+}
