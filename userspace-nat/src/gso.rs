@@ -1,25 +1,18 @@
 //! Joins TCP segments into GSO frames.
 //!
-//! smoltcp sends segments of the guest's MSS. Each costs a write to the engine port, a run of the
-//! programs and processing by the guest's stack. A run of segments that one GSO frame can represent
-//! is sent as that frame: the guest receives it whole, or the kernel segments it again
-//! (Documentation/networking/segmentation-offloads.rst). A guest whose link has no offloads sends such
-//! runs too: each segment costs a run of the programs and a call of its socket. As in GRO, all but the last have the same
-//! length, and their headers differ only in sequence number, length, checksums, and PSH or FIN of
-//! the last.
-use slipgate_abi::{
-    Protocol,
-    segment::{self, MAX_GSO_FRAME_LEN, Segments},
-    tcp::Flags,
-};
+//! A guest whose link has no offloads sends segments of its MSS. Each would cost a run of the programs
+//! and a call of its socket. A run of segments that one GSO frame can represent is taken as that frame.
+//! As in GRO, all but the last have the same length, and their headers differ only in sequence number,
+//! length, checksums, and PSH or FIN of the last.
+use slipgate_abi::{Protocol, segment::MAX_GSO_FRAME_LEN, tcp::Flags};
 
 use crate::{
     packet::{checksum::Sum, ipv4},
-    port::{ETHERNET_LEN, VirtioNetHdr, single},
+    port::{ETHERNET_LEN, VirtioNetHdr},
 };
 
 /// Length of an IPv4 header without options, bytes; with `HEADERS_LEN`, of IPv4 and TCP headers
-/// without options, which smoltcp's data segments have.
+/// without options, as data segments have without timestamps.
 const IPV4_LEN: usize = 20;
 pub(crate) const HEADERS_LEN: usize = 40;
 /// First byte of an IPv4 header's flags with DF alone.
@@ -28,35 +21,6 @@ const DONT_FRAGMENT: u8 = 0x40;
 const PSH: u8 = 0x08;
 /// Most L3 bytes in a frame that no device on the path segments.
 const MAX_LEN: usize = MAX_GSO_FRAME_LEN as usize - 1 - ETHERNET_LEN;
-
-/// Passes each packet to `send`, with segments joined where possible, its offload header and its
-/// count after segmentation. `buffer` holds joined frames.
-pub(crate) fn join<'p>(
-    packets: impl Iterator<Item = &'p [u8]>,
-    buffer: &mut Vec<u8>,
-    mut send: impl FnMut(VirtioNetHdr, &[u8], Segments),
-) {
-    let mut packets = packets.peekable();
-    while let Some(first) = packets.next() {
-        let mut run = Run::begin(first);
-        buffer.clear();
-        while let Some(next) = packets.next_if(|next| run.takes(next)) {
-            if buffer.is_empty() {
-                buffer.extend_from_slice(first);
-            }
-            buffer.extend_from_slice(&next[HEADERS_LEN..]);
-            run.add(next);
-        }
-        if buffer.is_empty() {
-            send(VirtioNetHdr::default(), first, single(first.len()));
-            continue;
-        }
-        let offload = run.finish(buffer);
-        let len = buffer.len() as u32;
-        let counted = segment::count(len, HEADERS_LEN as u32, offload.gso_size.into());
-        send(offload, buffer, counted);
-    }
-}
 
 /// Segments that one frame represents.
 #[derive(Clone, Copy, Debug)]

@@ -1,8 +1,11 @@
 use proptest::prelude::*;
-use slipgate_abi::Ip4;
+use slipgate_abi::{
+    Ip4,
+    segment::{self, Segments},
+};
 
 use super::*;
-use crate::{fake, packet::build};
+use crate::{fake, packet::build, port::single};
 
 const GATEWAY: Ip4 = Ip4 {
     octets: [10, 0, 2, 2],
@@ -37,6 +40,35 @@ fn packet(tcp: &Tcp) -> Vec<u8> {
         out[begin + 16..begin + 18].copy_from_slice(&sum.to_be_bytes());
     });
     packet
+}
+
+/// Passes each packet to `send`, with segments joined where possible, its offload header and its
+/// count after segmentation. `buffer` holds joined frames.
+fn join<'p>(
+    packets: impl Iterator<Item = &'p [u8]>,
+    buffer: &mut Vec<u8>,
+    mut send: impl FnMut(VirtioNetHdr, &[u8], Segments),
+) {
+    let mut packets = packets.peekable();
+    while let Some(first) = packets.next() {
+        let mut run = Run::begin(first);
+        buffer.clear();
+        while let Some(next) = packets.next_if(|next| run.takes(next)) {
+            if buffer.is_empty() {
+                buffer.extend_from_slice(first);
+            }
+            buffer.extend_from_slice(&next[HEADERS_LEN..]);
+            run.add(next);
+        }
+        if buffer.is_empty() {
+            send(VirtioNetHdr::default(), first, single(first.len()));
+            continue;
+        }
+        let offload = run.finish(buffer);
+        let len = buffer.len() as u32;
+        let counted = segment::count(len, HEADERS_LEN as u32, offload.gso_size.into());
+        send(offload, buffer, counted);
+    }
 }
 
 /// The frames: their offload headers, lengths and what they are cut into again.

@@ -68,6 +68,9 @@ pub enum Interest {
     Write,
     /// The descriptor is readable or writable.
     Both,
+    /// It became readable or writable, or is at the time of the call: what is left in its queue is
+    /// not reported again.
+    Edges,
 }
 
 impl Interest {
@@ -77,17 +80,21 @@ impl Interest {
             Self::Read => EpollFlags::EPOLLIN | EpollFlags::EPOLLRDHUP,
             Self::Write => EpollFlags::EPOLLOUT,
             Self::Both => EpollFlags::EPOLLIN | EpollFlags::EPOLLRDHUP | EpollFlags::EPOLLOUT,
+            Self::Edges => Self::Both.flags() | EpollFlags::EPOLLET,
         }
     }
 }
 
-/// Events of one ready descriptor. Epoll is level-triggered: unread data is reported again.
+/// Events of one ready descriptor. But for [`Interest::Edges`], epoll is level-triggered: unread data
+/// is reported again.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Readiness {
     /// Identifier of the descriptor.
     pub token: Token,
     /// Whether it is readable, or the peer has shut down its side.
     pub readable: bool,
+    /// Whether the peer has shut down its side.
+    pub hung_up: bool,
     /// Whether it is writable.
     pub writable: bool,
     /// Whether it is in error or hung up: a read or write returns the cause.
@@ -167,6 +174,7 @@ impl Poller {
             ready.push(Readiness {
                 token,
                 readable: flags.intersects(EpollFlags::EPOLLIN | EpollFlags::EPOLLRDHUP),
+                hung_up: flags.contains(EpollFlags::EPOLLRDHUP),
                 writable: flags.contains(EpollFlags::EPOLLOUT),
                 failed: flags.intersects(EpollFlags::EPOLLERR | EpollFlags::EPOLLHUP),
             });

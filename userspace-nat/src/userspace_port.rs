@@ -229,11 +229,12 @@ impl<T: MemoryTables> ToGuest for Out<'_, T> {
 }
 
 impl<T: MemoryTables> UserspacePort<T> {
-    /// A port over the guest's link. `takes_uso`: whether it takes UDP GSO frames.
+    /// A port over the guest's link. `takes_uso`: whether it takes UDP GSO frames; `mtu`: its MTU,
+    /// bytes.
     ///
     /// # Errors
     /// The kernel gives no epoll or timer descriptor.
-    pub fn new(tables: T, link: GuestLink, takes_uso: bool) -> io::Result<Self> {
+    pub fn new(tables: T, link: GuestLink, takes_uso: bool, mtu: u16) -> io::Result<Self> {
         let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
         let flags = TimerFlags::TFD_NONBLOCK | TimerFlags::TFD_CLOEXEC;
         let timer = TimerFd::new(ClockId::CLOCK_MONOTONIC, flags)?;
@@ -248,7 +249,7 @@ impl<T: MemoryTables> UserspacePort<T> {
         epoll.add(&timer, EpollEvent::new(EpollFlags::EPOLLIN, TIMER_KEY))?;
         Ok(Self {
             tables,
-            sockets: Sockets::new(takes_uso),
+            sockets: Sockets::new(takes_uso, mtu),
             epoll,
             timer,
             link,

@@ -29,22 +29,10 @@ impl Forwards {
     /// Takes the ports of the host.
     ///
     /// # Errors
-    /// Another process has one, this user may not bind it, or its address is not the host's or of IPv6.
+    /// Another process has one, this user may not bind it, or its address is not the host's.
     pub(super) fn reserve(nat: &Config) -> anyhow::Result<Self> {
-        // A forward of both families is one of IPv4 here.
-        let (six, four): (Vec<_>, Vec<_>) = nat
-            .forwards
-            .iter()
-            .partition(|forward| forward.host.is_ipv6());
-        if let Some(forward) = six.iter().find(|forward| forward.spec.contains('[')) {
-            anyhow::bail!(
-                "--forward {}: user mode has no forwards by IPv6: give an address of IPv4, or none",
-                forward.spec
-            );
-        }
-        let held = four
-            .into_iter()
-            .map(|forward| Ok((forward.clone(), reserve(forward)?)));
+        let forwards = nat.forwards.iter();
+        let held = forwards.map(|forward| Ok((forward.clone(), reserve(forward)?)));
         held.collect::<anyhow::Result<_>>().map(Self)
     }
 

@@ -108,6 +108,9 @@ pub(crate) fn run(args: &ChildArgs) -> anyhow::Result<()> {
         log,
     };
     let mut engine = Engine::new(parts)?;
+    if start.userspace.is_some() {
+        engine.set_world_of_sockets();
+    }
     // What the engine is to know before it looks at the flows that are there.
     for vm in start.vms {
         engine.set_vm(vm);

@@ -31,6 +31,14 @@ fn allow_list(is_userspace: bool) -> Compiled<Rules> {
     };
 
     only(libc::SYS_newfstatat, open_file(3)?);
+    // As in every loop, and how much a send queue holds.
+    only(
+        libc::SYS_ioctl,
+        vec![
+            rule([equal(1, libc::FIONBIO)?])?,
+            rule([equal(1, libc::TIOCOUTQ)?])?,
+        ],
+    );
 
     // UDP and TCP; no packet, raw, netlink, or other socket.
     let mut sockets = Vec::new();
@@ -57,14 +65,6 @@ fn allow_list(is_userspace: bool) -> Compiled<Rules> {
         }
         only(libc::SYS_bind, Vec::new());
         only(libc::SYS_timerfd_settime, Vec::new());
-        // As in every loop, and how much a send queue holds.
-        only(
-            libc::SYS_ioctl,
-            vec![
-                rule([equal(1, libc::FIONBIO)?])?,
-                rule([equal(1, libc::TIOCOUTQ)?])?,
-            ],
-        );
     }
     only(libc::SYS_socket, sockets);
     if is_userspace {

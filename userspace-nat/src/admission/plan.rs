@@ -131,6 +131,7 @@ impl<'a, D: Datapath> Planner<'a, D> {
             datapath,
             flows,
             network,
+            ..
         } = self.nat;
         let rule = Some(Rules::element_of(plan.decision.rule));
         let by_rule = |reason| Refused { reason, rule };

@@ -167,6 +167,12 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
         self.core.nat.flows.mappings.set_range(range);
     }
 
+    /// Packets from the world are made of what sockets of the host received (user mode): those of
+    /// IPv6 that the guest's link does not take leave in fragments, too.
+    pub fn set_world_of_sockets(&mut self) {
+        self.core.nat.world_is_sockets = true;
+    }
+
     /// Replaces the flow log's file (rotation).
     pub fn set_flow_log(&mut self, file: Box<dyn Write + Send>) {
         self.log.set_writer(Some(file));

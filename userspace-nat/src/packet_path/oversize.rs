@@ -3,7 +3,8 @@
 //!
 //! The sender of a packet with DF, of an IPv6 packet, or of a GSO frame, is sent the MTU. Other
 //! packets are fragmented, and IPv6 packets that came in fragments which the link takes (RFC 8200
-//! section 4.5: who forwards does not make smaller ones). The kernel's translation can't do that, so
+//! section 4.5: who forwards does not make smaller ones). In user mode the NAT makes the packets from the
+//! world, of what a socket received whole, so it fragments them as their sender. The kernel's translation can't do that, so
 //! the engine translates here: it rewrites the packet, completes the checksum, charges the VM's rates
 //! for the fragments, counts the packet in its flow as one packet, and sends the fragments unchanged:
 //! all, or none. What an inspected connection does not need is removed from its headers here too.
@@ -80,7 +81,10 @@ impl<D: Datapath> Nat<D> {
         let (vnet, packet, now_ns) = (job.frame.vnet, &job.packet, job.now_ns);
         let link_mtu = u32::from(vm.net.mtu);
         let mtu = at_most(link_mtu, &job);
-        if !may_be_in_fragments(&job, link_mtu) {
+        let is_ours = self.world_is_sockets
+            && vnet.gso_type == VirtioNetHdr::GSO_NONE
+            && !matches!(packet.transport, Transport::Tcp(_));
+        if !is_ours && !may_be_in_fragments(&job, link_mtu) {
             let error = IcmpError::TooBig(link_mtu);
             self.icmp_to_world(vm, &job, error, &mut out.queue);
             return Err(DropReason::TooBig);

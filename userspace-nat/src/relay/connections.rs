@@ -5,12 +5,12 @@ use super::{
     Connection, Entry, Event, Kind, Name, Question, Relay, Served, Taken,
     dns_stream::DnsStream,
     journal::{By, Ends, Held},
-    link::{Endpoint, Link, Packets},
+    link::{self, Link, Packets},
     stream::Fate,
 };
 use crate::{
     datagram::is_unicast,
-    packet::transport::Tcp,
+    packet::{Version, fragment::Fragments, ip::version_of, transport::Tcp},
     poll::Context,
     port::{Outbox, VirtioNetHdr, ethertype_of, single},
     quota::Reserve,
@@ -36,7 +36,7 @@ impl Relay {
         let Some(served) = self.vms.get_mut(&name.vm) else {
             return Taken::No;
         };
-        // Nobody answers from a group's address, and smoltcp panics when it is to.
+        // Nobody answers from a group's address.
         if tcp.destination != DNS_PORT || !tcp.is_opening_syn() || !is_unicast(name.ours.ip()) {
             return Taken::No;
         }
@@ -44,11 +44,18 @@ impl Relay {
             served.counts.dns_refused += 1;
             return Taken::OverLimit;
         }
-        let mut link = Link::to(&served.net, &mut self.packets, cx.now_ns);
-        let Ok(endpoint) = Endpoint::listen(name.ours, self.limits.dns_buffer, &mut link) else {
+        let Some((_, syn, _)) = link::segment_of(packet) else {
             return Taken::No;
         };
-        let stream = DnsStream::new(endpoint, cx.now_ns);
+        let (ends, now_ns) = (name.ends(), cx.now_ns);
+        let mut link = Link::to(
+            (&served.net, &served.early),
+            &mut self.packets,
+            ends,
+            1,
+            now_ns,
+        );
+        let stream = DnsStream::new(&syn, &self.limits, &mut link);
         served.counts.dns_connections += 1;
         let ends = Ends {
             protocol: Protocol::Tcp,
@@ -57,9 +64,11 @@ impl Relay {
             by: By::Itself,
         };
         let held = Held::Entry(fresh_key);
-        let flow = self.journal.begin(ends, held, served, cx.now_ns);
+        let mut flow = self.journal.begin(ends, held, served, cx.now_ns);
+        served.counts.sent(&mut flow, segments, cx.now_ns);
+        tell(&mut self.packets, &mut flow, served, cx);
         self.insert(fresh_key, name, flow, Kind::Dns(stream));
-        self.drive(fresh_key, Event::Packet(packet, segments), cx);
+        self.drive(fresh_key, Event::Timer, cx);
         Taken::Yes
     }
 
@@ -110,13 +119,19 @@ impl Relay {
             return;
         };
         let incoming = served.incoming(event, &mut connection.flow, cx.now_ns);
-        let mut link = Link::to(&served.net, &mut self.packets, cx.now_ns);
         let may_send = served.turn.may_send(event, self.turn);
-        link.may_send = may_send;
+        let (ends, now_ns) = (name.ends(), cx.now_ns);
+        let mut link = Link::to(
+            (&served.net, &served.early),
+            &mut self.packets,
+            ends,
+            may_send,
+            now_ns,
+        );
         let fate = match &mut connection.kind {
             Kind::Stream(stream) | Kind::Loopback { stream, .. } => {
                 let ready = match event {
-                    Event::Ready(readiness) => stream.on_ready(readiness, cx.poller, &mut link),
+                    Event::Ready(readiness) => stream.on_ready(readiness, &mut link),
                     _ => Fate::Alive,
                 };
                 if ready == Fate::Alive {
@@ -152,18 +167,15 @@ impl Relay {
 
         self.deadlines.remove(&(connection.deadline_ns, key));
         if fate == Fate::Alive {
-            let (end_ns, endpoint) = match &mut connection.kind {
+            let (end_ns, due_ns) = match &connection.kind {
                 Kind::Stream(stream) | Kind::Loopback { stream, .. } => {
-                    (stream.end_ns(&self.limits), stream.endpoint())
+                    (stream.end_ns(&self.limits), stream.due_ns())
                 }
-                Kind::Dns(stream) => (stream.end_ns(&self.limits), stream.endpoint()),
+                Kind::Dns(stream) => (stream.end_ns(&self.limits), stream.due_ns()),
                 Kind::Connecting(_) => return,
             };
             // One that waits is driven by its turn, not by what it would send by now.
-            let poll_ns = match has_more || connection.is_waiting {
-                true => None,
-                false => endpoint.next_poll_ns(cx.now_ns),
-            };
+            let poll_ns = due_ns.filter(|_| !has_more && !connection.is_waiting);
             connection.deadline_ns = poll_ns.map_or(end_ns, |at| at.min(end_ns));
             self.deadlines.insert((connection.deadline_ns, key));
             if has_more {
@@ -218,13 +230,20 @@ impl Relay {
         if let Some(Entry::Connection(connection)) = self.entries.get_mut(&key)
             && let Some(served) = self.vms.get_mut(&connection.name.vm)
         {
-            let mut link = Link::to(&served.net, &mut self.packets, cx.now_ns);
+            let (ends, now_ns) = (connection.name.ends(), cx.now_ns);
+            let mut link = Link::to(
+                (&served.net, &served.early),
+                &mut self.packets,
+                ends,
+                1,
+                now_ns,
+            );
             match &mut connection.kind {
                 Kind::Stream(stream) | Kind::Loopback { stream, .. } => {
                     stream.reset(&mut link);
                 }
                 Kind::Dns(stream) => drop(stream.reset(&mut link)),
-                Kind::Connecting(connecting) => connecting.refuse(connection.name.ours, &mut link),
+                Kind::Connecting(connecting) => connecting.refuse(&mut link),
             }
             tell(&mut self.packets, &mut connection.flow, served, cx);
         }
@@ -240,16 +259,37 @@ pub(super) fn tell(
     served: &mut Served,
     cx: &mut Context<'_>,
 ) {
-    packets.joined(|offload, packet, counted| {
+    for (offload, packet, counted) in packets.frames() {
         served.counts.received(flow, counted, cx.now_ns);
         send_counted(offload, packet, counted, &served.net, cx.out);
-    });
+    }
     packets.clear();
 }
 
-pub(super) fn send(packet: &[u8], vm: &VmNet, out: &mut Outbox) {
-    let counted = single(packet.len());
-    send_counted(VirtioNetHdr::default(), packet, counted, vm, out);
+/// Sends a datagram, in fragments if the guest's link does not take it whole: its sender is this NAT.
+/// All of them, or none.
+pub(super) fn send(mut packet: Vec<u8>, vm: &VmNet, out: &mut Outbox) {
+    let (len, mtu) = (packet.len(), u32::from(vm.mtu));
+    if len <= mtu as usize {
+        return send_counted(VirtioNetHdr::default(), &packet, single(len), vm, out);
+    }
+    if version_of(&packet) == Some(Version::V4) {
+        // Not atomic any more (RFC 6864 section 4).
+        packet[4..6].copy_from_slice(&rand::random::<[u8; 2]>());
+    }
+    let mut fragments = Fragments::new(&packet, mtu, rand::random());
+    let mut pieces = Vec::new();
+    while let Some(fragment) = fragments.next_fragment() {
+        pieces.push(fragment.to_vec());
+    }
+    let bytes = pieces.iter().map(Vec::len).sum();
+    if !out.has_room(pieces.len(), bytes) {
+        return vm.stats.dropped(DropReason::EngineBusy, single(len));
+    }
+    for piece in pieces {
+        let counted = single(piece.len());
+        send_counted(VirtioNetHdr::default(), &piece, counted, vm, out);
+    }
 }
 
 fn send_counted(

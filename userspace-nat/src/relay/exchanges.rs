@@ -9,7 +9,7 @@ use std::{
     os::fd::AsFd,
 };
 
-use slipgate_abi::{DropReason, Protocol, segment::Segments};
+use slipgate_abi::{Protocol, segment::Segments};
 
 use super::{
     Entry, Name, Relay, Served, Taken,
@@ -176,10 +176,6 @@ impl Relay {
             };
             let Name { ours, guest, .. } = exchange.name;
             let len = headers_len(Version::of(ours.ip())) + payload.len();
-            if len > usize::from(served.net.mtu) {
-                served.net.stats.dropped(DropReason::TooBig, single(len));
-                continue;
-            }
             exchange.active_ns = cx.now_ns;
             served
                 .counts
@@ -190,7 +186,7 @@ impl Relay {
                 to: guest,
                 payload,
             };
-            send(&datagram.emit(), &served.net, cx.out);
+            send(datagram.emit(), &served.net, cx.out);
         }
         self.datagram = buffer;
     }

@@ -5,14 +5,14 @@ use std::{
     os::fd::AsFd,
 };
 
-use slipgate_abi::{DropReason, Protocol, VmId, segment::Segments};
+use slipgate_abi::{Protocol, VmId, segment::Segments};
 
 use super::{
     Entry, Event, Forward, Kind, Name, Relay, Taken, Target,
     connections::send,
     datagrams::{Association, Client, DatagramSocket},
     journal::{By, Ends, Held},
-    link::{Endpoint, Link},
+    link::Link,
     stream::{self, Stream},
 };
 use crate::{
@@ -158,20 +158,19 @@ impl Relay {
             served.counts.streams_refused += 1;
             return stream::reset_host(host);
         };
-        let mut link = Link::to(&served.net, &mut self.packets, cx.now_ns);
-        let buffer = self.limits.stream_buffer;
-        let prepared = host
-            .set_nonblocking(true)
-            .and_then(|()| host.set_nodelay(true))
-            .map_err(drop)
-            .and_then(|()| Endpoint::connect(ours, guest, buffer, &mut link).map_err(drop));
-        let Ok(endpoint) = prepared else {
-            served.counts.streams_refused += 1;
-            return stream::reset_host(host);
-        };
         let at = local_of(host.local_addr());
+        let name = Name::new(vm, ours, guest);
+        let link = Link::to(
+            (&served.net, &served.early),
+            &mut self.packets,
+            name.ends(),
+            0,
+            cx.now_ns,
+        );
+        let prepared = host.set_nonblocking(true);
         let token = relay_token(key);
-        let Ok(stream) = Stream::new(host, endpoint, token, cx.poller, cx.now_ns) else {
+        let Ok(stream) = prepared.and_then(|()| Stream::open(host, token, cx.poller, &link)) else {
+            served.counts.streams_refused += 1;
             return;
         };
         served.counts.streams += 1;
@@ -184,7 +183,6 @@ impl Relay {
         };
         let held = Held::Entry(key);
         let flow = self.journal.begin(ends, held, served, cx.now_ns);
-        let name = Name::new(vm, ours, guest);
         self.insert(key, name, flow, Kind::Stream(stream));
         self.drive(key, Event::Timer, cx);
     }
@@ -232,9 +230,6 @@ impl Relay {
             return;
         };
         let len = headers_len(Version::of(ours)) + payload.len();
-        if len > usize::from(served.net.mtu) {
-            return served.net.stats.dropped(DropReason::TooBig, single(len));
-        }
         let datagram = Datagram {
             from: SocketAddr::new(ours, port),
             to: guest,
@@ -246,7 +241,7 @@ impl Relay {
             association.active_ns = cx.now_ns;
             served.counts.received(flow, single(len), cx.now_ns);
         }
-        send(&datagram.emit(), &served.net, cx.out);
+        send(datagram.emit(), &served.net, cx.out);
     }
 
     /// Processes a guest's datagram to the gateway.

@@ -22,10 +22,8 @@ pub struct Limits {
     pub loopback_streams_per_vm: u32,
     /// Most exchanges of datagrams between a guest's port and the host's loopback at once.
     pub loopback_exchanges_per_vm: u32,
-    /// Size of each of the two buffers of a connection of a forward or to the host's loopback,
-    /// bytes. Above 64 KiB the window is scaled (RFC 7323).
-    pub stream_buffer: usize,
-    /// Size of each of the two buffers of a DNS connection, bytes.
+    /// Bytes of questions that a DNS connection takes before they are asked, and bytes of answers that
+    /// the guest has not taken at which no more is asked.
     pub dns_buffer: usize,
     /// Longest time for the guest to accept a forwarded connection, and for the host to accept one
     /// to its loopback, ns.
@@ -52,7 +50,6 @@ impl Default for Limits {
             dns_connections_per_vm: 32,
             loopback_streams_per_vm: 256,
             loopback_exchanges_per_vm: 256,
-            stream_buffer: 128 << 10,
             dns_buffer: 16 << 10,
             connect_ns: 5 * SECOND_NS,
             silence_ns: 60 * SECOND_NS,

@@ -4,8 +4,7 @@
 //! # Theory of operation
 //! The guest's SYN is kept unanswered until the host's service accepts or refuses the connection
 //! ([`Connecting`]). If the service refuses, the guest receives a RST, so no closed port looks
-//! open. If it accepts, an endpoint processes the SYN, and the connection is a [`Stream`] like a
-//! forward's.
+//! open. If it accepts, the SYN is answered, and the connection is a [`Stream`] like a forward's.
 //!
 //! The caller of [`Relay::open_loopback`] decides whether a connection is allowed. This module only
 //! limits their number. When rules change, each connection is judged again ([`Relay::rejudge`]).
@@ -24,13 +23,14 @@ use super::{
     forward::{local_of, relay_token},
     host_socket,
     journal::{By, Ends, Held},
-    link::{Endpoint, Link, tcp_of},
+    link::{Link, segment_of},
     parse,
     stream::Stream,
 };
 use crate::{
     packet::{Packet, Transport, Version, transport::Tcp},
     poll::{Context, Interest},
+    tcp::{self, Segment},
     vm::VmNet,
 };
 use slipgate_policy::Destination;
@@ -99,7 +99,8 @@ pub type Judges<'j> = &'j dyn Fn(&VmNet, Destination, u16) -> Standing;
 pub(super) struct Connecting {
     host: TcpStream,
     service: SocketAddr,
-    syn: Vec<u8>,
+    /// The guest's side, with its SYN.
+    connection: tcp::Connection,
     began_ns: u64,
 }
 
@@ -124,16 +125,18 @@ impl Connecting {
     }
 
     /// Refuses the guest's SYN with RST.
-    pub(super) fn refuse(&self, ours: SocketAddr, link: &mut Link<'_>) {
-        Endpoint::refuse(ours, &self.syn, link);
+    pub(super) fn refuse(&mut self, link: &mut Link<'_>) {
+        let header = self.connection.reset();
+        link.tell(&header);
     }
 
     fn progress(&mut self, incoming: Option<&[u8]>, due: bool) -> Progress {
-        match incoming.and_then(tcp_of) {
-            Some(tcp) if tcp.has(slipgate_abi::tcp::Flags::RST) => return Progress::Reset,
+        match incoming.and_then(segment_of) {
+            Some((tcp, ..)) if tcp.has(slipgate_abi::tcp::Flags::RST) => return Progress::Reset,
             // The guest's port, used again.
-            Some(tcp) if tcp.is_opening_syn() && tcp.payload_len == 0 => {
-                self.syn = incoming.unwrap_or_default().to_vec();
+            Some((tcp, syn, payload)) if tcp.is_opening_syn() && payload.is_empty() => {
+                let version = Version::of(self.service.ip());
+                self.connection = opened_by(version, &syn);
             }
             _ => {}
         }
@@ -162,7 +165,9 @@ impl Relay {
         match Packet::parse(ip).map(|packet| packet.transport) {
             Ok(Transport::Tcp(tcp)) if opens(&tcp, ip.bytes) => {
                 let name = Name::of(vm, &ip, (tcp.source, tcp.destination));
-                self.open_connection(name, (ip.bytes, segments), opening, cx)
+                let l4 = ip.payload();
+                let syn = Segment::read(&tcp, l4);
+                self.open_connection(name, (syn, segments), opening, cx)
             }
             Ok(Transport::Udp(udp)) => {
                 let name = Name::of(vm, &ip, (udp.source, udp.destination));
@@ -176,7 +181,7 @@ impl Relay {
     fn open_connection(
         &mut self,
         name: Name,
-        (syn, segments): (&[u8], Segments),
+        (syn, segments): (Segment, Segments),
         opening: &Opening,
         cx: &mut Context<'_>,
     ) -> Taken {
@@ -203,15 +208,16 @@ impl Relay {
         served.counts.loopback_streams += 1;
         let ends = opening.ends(Protocol::Tcp, name, local_of(host.local_addr()));
         let held = Held::Entry(key);
-        let flow = self.journal.begin(ends, held, served, cx.now_ns);
+        let mut flow = self.journal.begin(ends, held, served, cx.now_ns);
+        served.counts.sent(&mut flow, segments, cx.now_ns);
         let connecting = Connecting {
             host,
             service,
-            syn: syn.to_vec(),
+            connection: opened_by(Version::of(service.ip()), &syn),
             began_ns: cx.now_ns,
         };
         self.insert(key, name, flow, Kind::Connecting(connecting));
-        self.drive(key, Event::Packet(syn, segments), cx);
+        self.drive(key, Event::Timer, cx);
         Taken::Yes
     }
 
@@ -261,32 +267,37 @@ impl Relay {
         };
         let took_us = cx.now_ns.saturating_sub(flow.opened_ns) / 1_000;
         flow.connect_us = u32::try_from(took_us).unwrap_or(0).max(1);
-        let mut link = Link::to(&served.net, &mut self.packets, cx.now_ns);
-        let buffer = self.limits.stream_buffer;
         let Connecting {
-            host, service, syn, ..
+            host,
+            service,
+            connection,
+            ..
         } = connecting;
+        let refusal = connection.clone().reset();
+        let (ends, now_ns) = (name.ends(), cx.now_ns);
+        let mut link = Link::to(
+            (&served.net, &served.early),
+            &mut self.packets,
+            ends,
+            1,
+            now_ns,
+        );
         // The stream has it waited on in its own way.
-        let stream = cx.poller.remove(&host).ok().and_then(|()| {
-            let endpoint = Endpoint::listen(name.ours, buffer, &mut link).ok()?;
+        let stream = cx.poller.remove(&host).and_then(|()| {
             let token = relay_token(key);
-            Stream::new(host, endpoint, token, cx.poller, cx.now_ns).ok()
+            Stream::accepted(host, connection, token, cx.poller, &mut link)
         });
-        let Some(stream) = stream else {
-            // Out of memory or descriptors: refused like any other that is one too many.
+        let Ok(stream) = stream else {
+            // Out of memory or descriptors, or the service has reset it by now: refused.
+            link.tell(&refusal);
             served.counts.loopback_streams -= 1;
             served.counts.loopback_refused += 1;
-            Endpoint::refuse(name.ours, &syn, &mut link);
             tell(&mut self.packets, &mut flow, served, cx);
             return self.journal.end(&flow, "refused", served, cx.now_ns);
         };
+        tell(&mut self.packets, &mut flow, served, cx);
         self.insert(key, name, flow, Kind::Loopback { stream, service });
-        // It was counted when it came.
-        let counted = Segments {
-            packets: 0,
-            bytes: 0,
-        };
-        self.drive(key, Event::Packet(&syn, counted), cx);
+        self.drive(key, Event::Timer, cx);
     }
 
     /// Number of a VM's connections and exchanges with the host's loopback.
@@ -337,6 +348,11 @@ impl Relay {
         }
         rejudged
     }
+}
+
+/// The guest's side of a connection whose SYN this is.
+fn opened_by(version: Version, syn: &Segment) -> tcp::Connection {
+    tcp::Connection::new(version, syn, rand::random())
 }
 
 /// Whether a segment opens a connection. A SYN with data does not: no client sends one unasked (RFC

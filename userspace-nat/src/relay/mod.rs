@@ -10,15 +10,14 @@
 //! the host's loopback (`loopback`, `exchanges`): the guest opens the connection, and the relay
 //! makes the host's socket.
 //!
-//! smoltcp implements TCP on the guest's side. Each connection has a stack of its own (`link`),
-//! found by the VM, the relay's address and port, and the guest's port, so the cost of a packet
-//! does not depend on the number of connections. A packet of no connection is returned, and refused
-//! as any other.
+//! TCP on the guest's side is [`crate::tcp`]'s, in both modes: it buffers no stream. A connection is
+//! found by the VM, the relay's address and port, and the guest's address and port. A packet of no
+//! connection is returned, and refused as any other.
 //!
 //! No call blocks. The packets sent in one turn of the engine are bounded (`turns`), and [`Limits`]
-//! bound the memory per VM: a connection beyond them is refused with a reset, and never replaces a
-//! live one. Deadlines (smoltcp's retransmissions, time-outs) are kept in order, one per
-//! connection. Relayed connections end with the engine: there is no kernel flow that could outlive
+//! bound the connections per VM, and with them the memory of their sockets: a connection beyond them is
+//! refused with a reset, and never replaces a live one. Deadlines (retransmissions, time-outs) are kept
+//! in order, one per connection. Relayed connections end with the engine: there is no kernel flow that could outlive
 //! it.
 use std::{
     collections::{BTreeSet, HashMap, VecDeque},
@@ -36,6 +35,7 @@ use crate::{
     },
     poll::{Context, Readiness},
     record::{RelayedEnd, RelayedFlow},
+    tcp::EarlyRoom,
     vm::VmNet,
 };
 
@@ -149,6 +149,8 @@ struct Served {
     next_port: u16,
     counts: Counts,
     turn: Turn,
+    /// Room for its guest's segments that came early.
+    early: EarlyRoom,
     /// Keys of its forwards' sockets, by protocol and address of the host.
     forwards: HashMap<(Protocol, SocketAddr), u32>,
     /// Numbers of its live flows.
@@ -166,6 +168,14 @@ struct Name {
 impl Name {
     const fn new(vm: VmId, ours: SocketAddr, guest: SocketAddr) -> Self {
         Self { vm, ours, guest }
+    }
+
+    /// Both ends, for a frame.
+    const fn ends(&self) -> link::Ends {
+        link::Ends {
+            ours: self.ours,
+            guest: self.guest,
+        }
     }
 
     /// Name of the connection of a guest's packet, by its addresses and ports.
@@ -301,6 +311,7 @@ impl Relay {
                 next_port,
                 counts: Counts::default(),
                 turn: Turn::default(),
+                early: EarlyRoom::default(),
                 forwards: HashMap::new(),
                 live: BTreeSet::new(),
             });

@@ -1,33 +1,27 @@
-//! A forwarded TCP connection between a socket of the host and the guest.
+//! A relayed TCP connection between a socket of the host and the guest.
 //!
 //! # Theory of operation
-//! The kernel accepts the host's client before the connection to the guest is opened, so the client
-//! sees a reset if the guest refuses or stays silent. From then on each [`Stream::drive`] copies
-//! available data directly between the socket and smoltcp's buffers. There are no other buffers:
-//! when the guest is slow its window closes, the host's socket is no longer read, and TCP slows the
-//! client down. The same holds in the other direction.
+//! Of a forward, the kernel accepts the host's client before the connection to the guest is opened, so
+//! the client sees a reset if the guest refuses or stays silent. Of the host's loopback, the service
+//! has accepted before the guest's SYN is answered. From then on both are the same:
+//! [`crate::tcp`]'s connection, with no buffer of its own. What the host sends waits in its socket's
+//! queue until the guest has acknowledged it, and what the guest sends goes from its frame into the
+//! socket's. So who is slow closes its window, and TCP slows the other side down.
 //!
-//! Each direction ends by itself. After the client's end of file and all data before it, the relay
-//! sends FIN. After the guest's FIN and all data before it, the relay calls `shutdown(SHUT_WR)`. A
-//! reset on either side causes one on the other.
-use std::{
-    io::{self, Read, Write},
-    net::{Shutdown, TcpStream},
-    os::fd::AsFd,
-};
+//! Each direction ends by itself: an end of file becomes a FIN, and a FIN `shutdown(SHUT_WR)`. A reset
+//! on either side causes one on the other.
+use std::{io, net::TcpStream, os::fd::AsFd};
 
-use nix::sys::socket::{setsockopt, sockopt};
 use slipgate_abi::tcp::Phase;
-use smoltcp::socket::tcp::State;
 
 use super::{
     Limits,
-    link::{Endpoint, Link},
+    link::{Link, segment_of},
 };
-use crate::poll::{Interest, Poller, Readiness, Token};
-
-/// Rounds of copying per call, limited so that one connection does not delay the others.
-const ROUNDS: usize = 4;
+use crate::{
+    poll::{Interest, Poller, Readiness, Token},
+    tcp::{self, Connection, Due, Host, Next, State, reset_by_close},
+};
 
 /// State of a connection after a call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -40,7 +34,7 @@ pub(super) enum Fate {
     Reset,
 }
 
-/// Number of bytes that a call moved.
+/// Number of bytes that a call moved. To the guest those count that it has acknowledged.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub(super) struct Moved {
     pub(super) to_guest: u64,
@@ -49,91 +43,106 @@ pub(super) struct Moved {
 
 #[derive(Debug)]
 pub(super) struct Stream {
-    endpoint: Endpoint,
-    /// Socket of the host; `None` once both directions have ended.
-    host: Option<TcpStream>,
+    inner: tcp::Stream,
     token: Token,
-    /// Events registered with the poller; `None` if the socket is not registered.
-    interest: Option<Interest>,
-    readable: bool,
-    writable: bool,
-    established: bool,
-    established_ns: u64,
-    /// Whether the client will send no more data.
-    host_ended: bool,
-    /// Whether the guest will send no more data.
-    guest_fin: bool,
-    /// Whether the client was informed of that.
-    guest_ended: bool,
     opened_ns: u64,
+    established_ns: Option<u64>,
+    /// Time of the guest's last packet, ns.
+    heard_ns: u64,
+    /// Time since which the guest is to answer, ns.
+    owed_since_ns: Option<u64>,
+    /// Time at which data was last moved or acknowledged, or the state changed, ns. Packets alone are
+    /// no progress.
+    progress_ns: u64,
+    state: State,
 }
 
 impl Stream {
-    /// A stream for a socket of the host, which must be non-blocking and connected.
-    pub(super) fn new(
+    /// A connection to open to the guest, for a socket that is connected.
+    pub(super) fn open(
         host: TcpStream,
-        endpoint: Endpoint,
         token: Token,
         poller: &Poller,
-        now_ns: u64,
+        link: &Link<'_>,
     ) -> io::Result<Self> {
-        poller.add(host.as_fd(), token, Interest::None)?;
+        let inner = tcp::Stream::open(link.version(), host.into(), link.now_ns);
+        Self::new(inner, token, poller, link)
+    }
+
+    /// A connection that the guest opened, for a socket that is connected by now: sends the SYN's
+    /// answer.
+    pub(super) fn accepted(
+        host: TcpStream,
+        connection: Connection,
+        token: Token,
+        poller: &Poller,
+        link: &mut Link<'_>,
+    ) -> io::Result<Self> {
+        let inner = tcp::Stream::new(connection, host.into());
+        let mut stream = Self::new(inner, token, poller, link)?;
+        let ours = stream.inner.connected(link.now_ns)?;
+        link.tell(&ours);
+        Ok(stream)
+    }
+
+    fn new(
+        mut inner: tcp::Stream,
+        token: Token,
+        poller: &Poller,
+        link: &Link<'_>,
+    ) -> io::Result<Self> {
+        let added = inner
+            .socket()
+            .map(|host| poller.add(host.as_fd(), token, Interest::Edges));
+        if let Some(Err(error)) = added {
+            inner.reset_peer();
+            return Err(error);
+        }
+        inner.connection_mut().limit_mss(link.most_mss);
         Ok(Self {
-            endpoint,
-            host: Some(host),
+            state: inner.connection().state(),
+            inner,
             token,
-            interest: Some(Interest::None),
-            readable: true,
-            writable: true,
-            established: false,
-            established_ns: 0,
-            host_ended: false,
-            guest_fin: false,
-            guest_ended: false,
-            opened_ns: now_ns,
+            opened_ns: link.now_ns,
+            established_ns: None,
+            heard_ns: link.now_ns,
+            owed_since_ns: None,
+            progress_ns: link.now_ns,
         })
     }
 
     /// Phase of the connection on the guest's side.
     pub(super) fn phase(&self) -> Phase {
-        self.endpoint.phase()
+        phase_of(self.inner.connection().state())
     }
 
     /// Time that the guest took to accept, µs; 0 if it has not accepted.
     pub(super) fn connect_us(&self) -> u32 {
-        let took_ns = self.established_ns.saturating_sub(self.opened_ns);
-        let took_us = u32::try_from(took_ns / 1_000).unwrap_or(0);
-        if self.established { took_us.max(1) } else { 0 }
+        self.established_ns.map_or(0, |at_ns| {
+            let took_ns = at_ns.saturating_sub(self.opened_ns);
+            u32::try_from(took_ns / 1_000).unwrap_or(u32::MAX).max(1)
+        })
     }
 
-    /// Records readiness of the host's socket. The caller must call [`Stream::drive`] afterwards.
-    pub(super) fn on_ready(
-        &mut self,
-        readiness: Readiness,
-        poller: &Poller,
-        link: &mut Link<'_>,
-    ) -> Fate {
-        self.readable |= readiness.readable;
-        self.writable |= readiness.writable;
-        let Some(host) = &self.host else {
-            return Fate::Alive;
-        };
-        if !readiness.failed {
-            return Fate::Alive;
-        }
-        if !self.guest_ended || !matches!(host.take_error(), Ok(None)) {
+    /// Handles readiness of the host's socket. The caller must call [`Stream::drive`] afterwards.
+    pub(super) fn on_ready(&mut self, readiness: Readiness, link: &mut Link<'_>) -> Fate {
+        if readiness.failed && self.inner.has_failed() {
             return self.reset(link);
         }
-        // A hang-up without error: both sides have shut down, what the client sent is still to be
-        // read. The poller would report it until then.
-        if self.interest.take().is_some() && poller.remove(host.as_fd()).is_err() {
-            return self.reset(link);
+        if readiness.readable || readiness.failed {
+            self.inner.readable(readiness.hung_up);
         }
-        self.readable = true;
+        if readiness.writable
+            && let Some((header, times)) = self.inner.writable()
+        {
+            for _ in 0..times {
+                link.tell(&header);
+            }
+        }
         Fate::Alive
     }
 
-    /// Processes a packet of the guest, if one is given, and copies available data.
+    /// Processes a packet of the guest, if one is given, and sends what may be sent.
     pub(super) fn drive(
         &mut self,
         incoming: Option<&[u8]>,
@@ -142,174 +151,170 @@ impl Stream {
         link: &mut Link<'_>,
     ) -> (Fate, Moved) {
         let mut moved = Moved::default();
-        self.endpoint.poll(incoming, link);
-        for _ in 0..ROUNDS {
-            let before = moved;
-            if self.copy(&mut moved).is_err() {
-                return (self.reset(link), moved);
-            }
-            self.endpoint.poll(None, link);
-            if moved == before {
-                break;
+        if let Some((_, segment, payload)) = incoming.and_then(segment_of) {
+            let now_ns = link.now_ns;
+            self.heard_ns = now_ns;
+            let workspace = link.workspace();
+            match self.inner.receive(&segment, payload, workspace, now_ns) {
+                Ok(taken) => {
+                    moved.to_guest = taken.acknowledged.into();
+                    moved.from_guest = taken.delivered.into();
+                    if let Some(reply) = taken.reply {
+                        link.tell(&reply);
+                    }
+                    if taken.host == Host::Reset {
+                        return (Fate::Reset, moved);
+                    }
+                }
+                Err(_) => return (self.reset(link), moved),
             }
         }
+        if self.send(link).is_err() {
+            return (self.reset(link), moved);
+        }
+        self.note(moved, link.now_ns);
         (self.settle(limits, poller, link), moved)
     }
 
-    /// TCP endpoint toward the guest.
-    pub(super) fn endpoint(&mut self) -> &mut Endpoint {
-        &mut self.endpoint
+    /// Time at which [`Stream::drive`] has something to send again, ns.
+    pub(super) fn due_ns(&self) -> Option<u64> {
+        self.inner.connection().due_ns()
     }
 
     /// Time at which the connection ends unless something happens before, ns.
     pub(super) fn end_ns(&self, limits: &Limits) -> u64 {
-        if !self.established {
+        if self.established_ns.is_none() {
             return self.opened_ns + limits.connect_ns;
         }
-        let may_idle_ns = if self.host_ended || self.guest_fin {
-            limits.half_closed_idle_ns
-        } else {
-            limits.stream_idle_ns
+        let is_half_closed = self.inner.has_hung_up() || self.guest_has_ended();
+        let may_idle_ns = match is_half_closed {
+            true => limits.half_closed_idle_ns,
+            false => limits.stream_idle_ns,
         };
-        let idle = self.endpoint.idle_since_ns() + may_idle_ns;
-        self.endpoint
-            .silent_since_ns()
-            .map_or(idle, |since| idle.min(since + limits.silence_ns))
+        let idle_ns = self.progress_ns + may_idle_ns;
+        let silent = self.owed_since_ns.map(|since| since.max(self.heard_ns));
+        silent.map_or(idle_ns, |since| idle_ns.min(since + limits.silence_ns))
     }
 
     /// Starts its timeouts again, after a time in which no packets could pass.
     pub(super) fn begin_timers(&mut self, now_ns: u64) {
-        self.endpoint.begin_timers(now_ns);
-        if !self.established {
+        self.heard_ns = now_ns;
+        self.progress_ns = now_ns;
+        if self.established_ns.is_none() {
             self.opened_ns = now_ns;
         }
     }
 
     /// Ends both sides with a reset.
     pub(super) fn reset(&mut self, link: &mut Link<'_>) -> Fate {
-        self.endpoint.abort(link);
-        if let Some(host) = self.host.take() {
-            reset_host(host);
+        if self.inner.connection().state() != State::Closed {
+            let header = self.inner.connection_mut().reset();
+            link.tell(&header);
         }
+        self.inner.reset_peer();
         Fate::Reset
     }
 
-    /// Copies data once in both directions.
+    /// Sends what is due, what the host's socket has, and the acknowledgement that is owed, as far as
+    /// it may.
     ///
     /// # Errors
-    /// If the host's socket has failed.
-    fn copy(&mut self, moved: &mut Moved) -> io::Result<()> {
-        let Some(host) = &mut self.host else {
-            return Ok(());
-        };
-        let socket = self.endpoint.socket();
-        if self.readable && !self.host_ended && socket.can_send() {
-            match socket.send(|buffer| divide(host.read(buffer))) {
-                Ok(Ok(0)) => {
-                    self.host_ended = true;
-                    socket.close();
-                }
-                Ok(Ok(n)) => moved.to_guest += n as u64,
-                Ok(Err(error)) if is_transient(&error) => self.readable = false,
-                Ok(Err(error)) => return Err(error),
-                Err(_) => {}
+    /// The host's socket has failed.
+    fn send(&mut self, link: &mut Link<'_>) -> io::Result<()> {
+        let is_due = self.due_ns().is_some_and(|due_ns| due_ns <= link.now_ns);
+        if is_due && link.may_send() {
+            match self.inner.on_time(link.now_ns) {
+                Due::Nothing | Due::Resend | Due::Forget => {}
+                Due::Send(header) | Due::GiveUp(header) => link.tell(&header),
             }
         }
-        if self.writable && socket.can_recv() {
-            match socket.recv(|buffer| divide(host.write(buffer))) {
-                Ok(Ok(n)) => moved.from_guest += n as u64,
-                Ok(Err(error)) if is_transient(&error) => self.writable = false,
-                Ok(Err(error)) => return Err(error),
-                Err(_) => {}
+        while let Some(place) = self.inner.sendable(link.now_ns)
+            && link.may_send()
+        {
+            let (mss, now_ns) = (self.inner.connection().mss(), link.now_ns);
+            let (into, scratch) = link.room(place.most, mss);
+            match self.inner.next(place.offset, into, scratch, now_ns)? {
+                Next::Frame(header, len) => link.send(&header, len as usize, mss),
+                Next::End(header) => link.tell(&header),
+                Next::Nothing => break,
             }
+        }
+        if self.inner.connection().owes_acknowledgement()
+            && link.may_send()
+            && let Some(header) = self.inner.acknowledgement()
+        {
+            link.tell(&header);
         }
         Ok(())
     }
 
-    fn settle(&mut self, limits: &Limits, poller: &Poller, link: &mut Link<'_>) -> Fate {
-        let socket = self.endpoint.socket();
-        let state = socket.state();
-        // The guest reset what it had asked for, and smoltcp would have it ask again.
-        if state == State::Listen {
-            return self.reset(link);
+    /// Notes what the time limits are of.
+    fn note(&mut self, moved: Moved, now_ns: u64) {
+        let connection = self.inner.connection();
+        let state = connection.state();
+        self.owed_since_ns = match (connection.awaits_guest(), self.owed_since_ns) {
+            (true, since) => Some(since.unwrap_or(now_ns)),
+            (false, _) => None,
+        };
+        if moved != Moved::default() || state != self.state {
+            self.progress_ns = now_ns;
         }
-        // A SYN without an acknowledgement of ours (a simultaneous open) establishes nothing.
-        let opening = matches!(state, State::SynSent | State::SynReceived | State::Closed);
-        if !self.established && !opening {
-            self.established = true;
-            self.established_ns = link.now_ns;
-        }
-        self.guest_fin |= matches!(
+        self.state = state;
+        let is_opening = matches!(
             state,
-            State::CloseWait | State::LastAck | State::Closing | State::TimeWait
+            State::Connecting | State::SynSent | State::SynReceived | State::Closed
         );
-        if self.guest_fin && !self.guest_ended && !socket.can_recv() {
-            self.guest_ended = true;
-            if let Some(host) = &self.host
-                && host.shutdown(Shutdown::Write).is_err()
-            {
-                return self.reset(link);
-            }
+        if !is_opening {
+            self.established_ns.get_or_insert(now_ns);
         }
-        let both_ended = self.guest_ended && self.host_ended;
-        if both_ended {
-            self.host = None;
-        }
-        match state {
-            State::Closed if both_ended => return Fate::Closed,
+    }
+
+    fn settle(&mut self, limits: &Limits, poller: &Poller, link: &mut Link<'_>) -> Fate {
+        let connection = self.inner.connection();
+        match connection.state() {
+            State::Closed if self.inner.socket().is_none() => return Fate::Closed,
             State::Closed => return self.reset(link),
             // The guest needs nothing more of us than an ACK.
-            State::TimeWait if both_ended && self.endpoint.has_acknowledged(link.now_ns) => {
-                return Fate::Closed;
-            }
+            State::TimeWait if !connection.owes_acknowledgement() => return Fate::Closed,
             _ => {}
         }
-        let overdue = link.now_ns >= self.end_ns(limits);
-        if overdue || self.update_interest(poller).is_err() {
+        let is_overdue = link.now_ns >= self.end_ns(limits);
+        if is_overdue || self.wait_for_room(poller).is_err() {
             return self.reset(link);
         }
         Fate::Alive
     }
 
-    fn update_interest(&mut self, poller: &Poller) -> io::Result<()> {
-        let (Some(host), Some(registered)) = (&self.host, self.interest) else {
-            return Ok(());
-        };
-        let socket = self.endpoint.socket();
-        let read = !self.host_ended && socket.can_send();
-        let write = socket.can_recv();
-        let wanted = match (read, write) {
-            (true, true) => Interest::Both,
-            (true, false) => Interest::Read,
-            (false, true) => Interest::Write,
-            (false, false) => Interest::None,
-        };
-        if wanted != registered {
-            poller.modify(host.as_fd(), self.token, wanted)?;
-            self.interest = Some(wanted);
+    fn wait_for_room(&mut self, poller: &Poller) -> io::Result<()> {
+        if self.inner.wants_room()
+            && let Some(socket) = self.inner.socket()
+        {
+            poller.modify(socket.as_fd(), self.token, Interest::Edges)?;
+            self.inner.waits_for_room();
         }
         Ok(())
+    }
+
+    fn guest_has_ended(&self) -> bool {
+        use State::{CloseWait, Closing, LastAck, TimeWait};
+        let state = self.inner.connection().state();
+        matches!(state, CloseWait | LastAck | Closing | TimeWait)
+    }
+}
+
+/// Phase of a connection in this state, as for flows.
+pub(super) fn phase_of(state: State) -> Phase {
+    match state {
+        State::Connecting | State::SynSent | State::SynReceived => Phase::Opening,
+        State::Established | State::FinWait1 | State::FinWait2 | State::CloseWait => {
+            Phase::Established
+        }
+        State::Closing | State::LastAck => Phase::Closing,
+        State::TimeWait | State::Closed => Phase::Closed,
     }
 }
 
 /// Closes a socket so that its peer receives a reset.
 pub(super) fn reset_host(host: TcpStream) {
-    let at_once = nix::libc::linger {
-        l_onoff: 1,
-        l_linger: 0,
-    };
-    // If it fails the peer sees an orderly end instead, which is all that can be done for it.
-    let _ = setsockopt(&host, sockopt::Linger, &at_once);
-}
-
-/// Number of bytes used, and the result, as smoltcp's closures require.
-fn divide(result: io::Result<usize>) -> (usize, io::Result<usize>) {
-    (*result.as_ref().unwrap_or(&0), result)
-}
-
-fn is_transient(error: &io::Error) -> bool {
-    matches!(
-        error.kind(),
-        io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted
-    )
+    reset_by_close(&host.into());
 }

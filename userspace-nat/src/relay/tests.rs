@@ -8,6 +8,7 @@ mod guest;
 mod ipv6;
 mod live;
 mod loopback;
+mod many;
 mod streams;
 mod turns;
 mod world;

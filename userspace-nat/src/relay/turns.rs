@@ -9,9 +9,9 @@
 //! connections does not delay the others, and a busy connection does not delay those of the same
 //! VM.
 //!
-//! There are two exceptions. For each packet of the guest its connection may send one: smoltcp
-//! acknowledges with the packets it sends, and loses a fast retransmission that it cannot send at
-//! once. And a reset is always sent, of which there is one per connection.
+//! There are two exceptions. For each packet of the guest its connection may send one, so that its
+//! acknowledgements are not held up by others. And an answer to a SYN, and a reset, are always sent, of
+//! which there is one per connection.
 use std::collections::VecDeque;
 
 use super::{Entry, Event, Relay};

@@ -19,7 +19,7 @@ use nix::{
 use slipgate_abi::Protocol;
 use slipgate_model::FlowTuple;
 
-use super::{FRAMES_PER_TURN, Kind, L3_START, Sockets, ToGuest, system, watch};
+use super::{FRAMES_PER_TURN, Kind, L3_START, Sockets, ToGuest, errors, system, watch};
 use crate::{
     inet,
     packet::{Packet, Transport, Version, build, checksum::Sum, transport::UDP_HEADER_LEN},
@@ -32,7 +32,7 @@ const READS: usize = FRAMES_PER_TURN;
 /// The socket of a UDP or ICMP flow.
 #[derive(Debug)]
 pub(super) struct Datagrams {
-    socket: OwnedFd,
+    pub(super) socket: OwnedFd,
 }
 
 impl Sockets {
@@ -48,23 +48,35 @@ impl Sockets {
             Some(key) => Ok(*key),
             None => self.open_datagrams(tuple, epoll),
         };
-        let sent = key.and_then(|key| {
-            let endpoint = self.endpoints.get(&key);
-            let Some(Kind::Datagrams(Datagrams { socket })) = endpoint.map(|e| &e.socket) else {
-                return Ok(());
-            };
-            send_one(socket, packet, vnet)
-        });
+        let mut sent = key
+            .as_ref()
+            .map_err(copy_of)
+            .and_then(|key| self.send_by(*key, packet, vnet));
+        // An error that waited was about another datagram, and this one is not sent.
+        if let (Err(_), Ok(key)) = (&sent, &key)
+            && self.tell_messages(*key, guest)
+        {
+            sent = self.send_by(*key, packet, vnet);
+        }
         match sent.map_err(|error| (error.raw_os_error(), error)) {
             Ok(()) => {}
             // The queue of the host's link: lost, as on any.
             Err((Some(nix::libc::EAGAIN | nix::libc::ENOBUFS), _)) => {}
-            Err((_, error)) => self.unreachable(&tuple, error, guest),
+            Err((_, error)) => self.unreachable(&tuple, &error, guest),
         }
+    }
+
+    fn send_by(&self, key: u32, packet: &Packet<'_>, vnet: VirtioNetHdr) -> io::Result<()> {
+        let endpoint = self.endpoints.get(&key);
+        let Some(Kind::Datagrams(Datagrams { socket })) = endpoint.map(|e| &e.socket) else {
+            return Ok(());
+        };
+        send_one(socket, packet, vnet)
     }
 
     fn open_datagrams(&mut self, tuple: FlowTuple, epoll: &Epoll) -> io::Result<u32> {
         let socket = system::open(&tuple)?;
+        errors::keep_for(&socket, Version::of(tuple.remote));
         if tuple.protocol == Protocol::Udp as u8 && self.joins_datagrams {
             // Before Linux 5.0 each comes by itself.
             let _ = setsockopt(&socket, sockopt::UdpGroSegment, &true);
@@ -84,7 +96,13 @@ impl Sockets {
         }
     }
 
-    pub(super) fn datagrams_ready(&mut self, key: u32, guest: &mut impl ToGuest) {
+    pub(super) fn datagrams_ready(
+        &mut self,
+        key: u32,
+        flags: EpollFlags,
+        guest: &mut impl ToGuest,
+    ) {
+        let is_told = flags.contains(EpollFlags::EPOLLERR) && self.tell_messages(key, guest);
         for _ in 0..READS {
             let Some(endpoint) = self.endpoints.get(&key) else {
                 return;
@@ -101,16 +119,54 @@ impl Sockets {
             match received {
                 Ok(None) => {}
                 Ok(Some((len, segment_len))) => {
-                    let end = start + len;
-                    let l3 = &mut self.buffer[L3_START..end];
-                    let vnet = write_headers(l3, &tuple, is_udp, segment_len);
-                    guest.deliver(vnet, &mut self.buffer[..end]);
+                    self.deliver_received(&tuple, (start, len), segment_len, guest);
                 }
                 Err(Errno::EAGAIN) => return,
                 Err(Errno::EINTR) => {}
-                Err(error) => return self.unreachable(&tuple, error.into(), guest),
+                // What the messages were about, once more.
+                Err(_) if is_told => return,
+                Err(error) => return self.unreachable(&tuple, &error.into(), guest),
             }
         }
+    }
+}
+
+impl Sockets {
+    /// Delivers what was received into the buffer at `start`: joined, unless each of the datagrams is
+    /// too long for the guest's link. Those leave by themselves, each in fragments.
+    fn deliver_received(
+        &mut self,
+        tuple: &FlowTuple,
+        (start, len): (usize, usize),
+        segment_len: Option<u16>,
+        guest: &mut impl ToGuest,
+    ) {
+        let is_udp = tuple.protocol == Protocol::Udp as u8;
+        let headers_len = start - L3_START;
+        let each = usize::from(segment_len.unwrap_or(0));
+        let is_joined = each > 0 && len > each;
+        if !is_joined || headers_len + each <= usize::from(self.mtu) {
+            let end = start + len;
+            let l3 = &mut self.buffer[L3_START..end];
+            let vnet = write_headers(l3, tuple, is_udp, segment_len);
+            guest.deliver(vnet, &mut self.buffer[..end]);
+            return;
+        }
+        let joined = self.buffer[start..start + len].to_vec();
+        for datagram in joined.chunks(each) {
+            let end = start + datagram.len();
+            self.buffer[start..end].copy_from_slice(datagram);
+            let l3 = &mut self.buffer[L3_START..end];
+            let vnet = write_headers(l3, tuple, is_udp, None);
+            guest.deliver(vnet, &mut self.buffer[..end]);
+        }
+    }
+}
+
+fn copy_of(error: &io::Error) -> io::Error {
+    match error.raw_os_error() {
+        Some(code) => io::Error::from_raw_os_error(code),
+        None => error.kind().into(),
     }
 }
 
@@ -176,7 +232,8 @@ fn write_headers(
 ) -> VirtioNetHdr {
     let version = Version::of(tuple.remote);
     let (ip, l4) = l3.split_at_mut(version.header_len());
-    // Not atomic: what is longer than the guest's MTU comes to it in fragments. IPv6 has none here.
+    // Not atomic: what is longer than the guest's MTU comes to it in fragments. Those of IPv6 have one of
+    // their own.
     let identification = (version == Version::V4).then(rand::random);
     let ends = (tuple.remote, tuple.local);
     if !build::write_header(ip, ends, tuple.protocol, identification, l4.len()) {

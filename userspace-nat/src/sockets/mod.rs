@@ -18,6 +18,7 @@
 //! ([`Sockets::sweep`]). There are as many sockets as flows at most. If a socket can't be made or
 //! bound, its flow is refused: RST, or ICMP host unreachable.
 mod datagram;
+mod errors;
 mod stream;
 mod system;
 
@@ -29,25 +30,20 @@ use std::{
 
 use hashbrown::HashMap;
 use nix::sys::epoll::{Epoll, EpollEvent, EpollFlags};
-use slipgate_abi::{Direction, Protocol};
+use slipgate_abi::Direction;
 use slipgate_model::FlowTuple;
 
-use self::{datagram::Datagrams, stream::Stream};
+use self::datagram::Datagrams;
 use crate::{
-    packet::{
-        Packet, Transport, Version, build,
-        icmp::{self, Unreachable},
-    },
+    packet::{Packet, Transport},
     port::{ETHERNET_LEN, VNET_LEN, VirtioNetHdr},
+    tcp::{EarlyRoom, SCRATCH_LEN, Stream},
 };
 
 /// Where an L3 packet begins in a frame's buffer, bytes.
 const L3_START: usize = VNET_LEN + ETHERNET_LEN;
 /// Length of a frame's buffer: of the longest packet.
 const BUFFER_LEN: usize = L3_START + 65_535;
-/// Most bytes under way to a guest on one connection where the kernel can't peek at a place (before
-/// Linux 6.9).
-const SCRATCH_LEN: usize = 65_536;
 /// Frames that one socket may send to its guest in a turn, so that others have theirs.
 const FRAMES_PER_TURN: usize = 16;
 /// Interval between two looks for sockets whose flow is gone, ns.
@@ -104,14 +100,19 @@ pub struct Sockets {
     buffer: Box<[u8]>,
     /// Whether the guest's device takes UDP GSO frames.
     joins_datagrams: bool,
+    /// MTU of its link, bytes.
+    mtu: u16,
     error: Vec<u8>,
     /// Where bytes go that are not looked at.
     scratch: Box<[u8]>,
+    /// Room for the guest's segments that came early.
+    early: EarlyRoom,
 }
 
 impl Sockets {
-    /// No sockets yet. `joins_datagrams`: whether the guest's device takes UDP GSO frames.
-    pub fn new(joins_datagrams: bool) -> Self {
+    /// No sockets yet. `joins_datagrams`: whether the guest's device takes UDP GSO frames; `mtu`: of its
+    /// link, bytes.
+    pub fn new(joins_datagrams: bool, mtu: u16) -> Self {
         Self {
             endpoints: HashMap::new(),
             by_tuple: HashMap::new(),
@@ -121,8 +122,10 @@ impl Sockets {
             sweep_due_ns: 0,
             buffer: vec![0; BUFFER_LEN].into_boxed_slice(),
             joins_datagrams,
+            mtu,
             error: Vec::new(),
             scratch: vec![0; SCRATCH_LEN].into_boxed_slice(),
+            early: EarlyRoom::default(),
         }
     }
 
@@ -165,7 +168,7 @@ impl Sockets {
         };
         match &mut endpoint.socket {
             Kind::Stream(_) => self.stream_ready(key, flags, guest, now_ns),
-            Kind::Datagrams(_) => self.datagrams_ready(key, guest),
+            Kind::Datagrams(_) => self.datagrams_ready(key, flags, guest),
         }
     }
 
@@ -275,47 +278,6 @@ impl Sockets {
             endpoint.scheduled_ns = Some(due_ns);
             self.timers.push(Reverse((due_ns, key)));
         }
-    }
-
-    /// Tells the guest that a flow's packet could not be sent.
-    fn unreachable(&mut self, tuple: &FlowTuple, error: io::Error, guest: &mut impl ToGuest) {
-        let code = match error.raw_os_error() {
-            Some(nix::libc::ECONNREFUSED) => Unreachable::Port,
-            Some(nix::libc::ENETUNREACH) => Unreachable::Net,
-            Some(nix::libc::EACCES | nix::libc::EPERM) => Unreachable::Prohibited,
-            _ => Unreachable::Host,
-        };
-        let version = Version::of(tuple.remote);
-        // The beginning of the packet in question, as it would have left (RFC 792, RFC 4443): addresses,
-        // and eight bytes of its payload.
-        let mut quoted = Vec::new();
-        build::ip(
-            &mut quoted,
-            tuple.local,
-            tuple.remote,
-            tuple.protocol,
-            |l4| match tuple.protocol() {
-                Some(Protocol::Icmp | Protocol::Icmpv6) => {
-                    l4.extend_from_slice(&[icmp::echo_request(version), 0, 0, 0]);
-                    l4.extend_from_slice(&tuple.local_port.to_be_bytes());
-                    l4.extend_from_slice(&[0; 2]);
-                }
-                _ => {
-                    l4.extend_from_slice(&tuple.local_port.to_be_bytes());
-                    l4.extend_from_slice(&tuple.remote_port.to_be_bytes());
-                    l4.extend_from_slice(&[0, 8, 0, 0]);
-                }
-            },
-        );
-        let kind = match version {
-            Version::V4 => icmp::v4::UNREACHABLE,
-            Version::V6 => icmp::v6::UNREACHABLE,
-        };
-        let kind = (kind, code.code(version), 0);
-        build::icmp_error(&mut self.error, (tuple.remote, tuple.local), kind, &quoted);
-        let end = L3_START + self.error.len();
-        self.buffer[L3_START..end].copy_from_slice(&self.error);
-        guest.deliver(VirtioNetHdr::default(), &mut self.buffer[..end]);
     }
 }
 

@@ -2,6 +2,7 @@
 use std::{
     io::Write as _,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, Shutdown, TcpListener, TcpStream},
+    os::fd::OwnedFd,
 };
 
 use slipgate_abi::tcp::Flags;
@@ -70,23 +71,15 @@ fn open_before_6_9((from, to): (At, At), guest: &mut Taken) -> (Sockets, TcpStre
     let server = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     let socket: OwnedFd = listener.accept().unwrap().0.into();
     let epoll = Epoll::new(nix::sys::epoll::EpollCreateFlags::empty()).unwrap();
-    let mut sockets = Sockets::new(false);
+    let mut sockets = Sockets::new(false, 1_500);
     let opener = syn(from, to, GUESTS_FIRST);
     let key = with_segment(&opener, |packet, tcp| {
         let segment = Segment::read(tcp, packet.ip.payload());
         let tuple = packet
             .tuple(FlowTuple::WORLD, slipgate_abi::Direction::Tx)
             .unwrap();
-        let stream = Stream {
-            connection: Connection::new(packet.ip.version(), &segment, OURS_FIRST),
-            socket: Some(socket),
-            peeks_at: None,
-            has_more: false,
-            hung_up: false,
-            room: 0,
-            queue_len: 1,
-            waits_for_room: false,
-        };
+        let connection = Connection::new(packet.ip.version(), &segment, OURS_FIRST);
+        let stream = Stream::new(connection, socket).without_places();
         sockets.add(tuple, Kind::Stream(Box::new(stream)))
     });
     sockets.ready(key, EpollFlags::EPOLLOUT, guest, 0);
@@ -97,7 +90,7 @@ fn open_before_6_9((from, to): (At, At), guest: &mut Taken) -> (Sockets, TcpStre
     while sockets.work(&epoll, guest, 0) {}
     guest.0.clear();
     let stream = sockets.stream(key).unwrap();
-    watch(&epoll, stream.socket.as_ref().unwrap(), key, EVENTS).unwrap();
+    watch(&epoll, stream.socket().unwrap(), key, EVENTS).unwrap();
     (sockets, server, epoll)
 }
 
@@ -147,7 +140,7 @@ fn a_refused_connection_is_reset_and_an_address_of_this_host_is_no_server() {
             IpAddr::V6(_) => ENDS[1].0,
         };
         let mut guest = Taken::default();
-        let mut sockets = Sockets::new(false);
+        let mut sockets = Sockets::new(false, 1_500);
         let epoll = Epoll::new(nix::sys::epoll::EpollCreateFlags::empty()).unwrap();
         with_segment(&syn(from, (server, 80), GUESTS_FIRST), |packet, _| {
             sockets.take(packet, VirtioNetHdr::default(), &epoll, &mut guest, 0);

@@ -1,27 +1,19 @@
 //! System calls on the host's sockets.
-#![expect(
-    unsafe_code,
-    reason = "the room of a send queue, and the place to peek at, have no call in nix"
-)]
 use std::{
-    io::{self, IoSliceMut},
+    io,
     net::{IpAddr, SocketAddr},
     os::fd::{AsRawFd, OwnedFd},
 };
 
 use nix::{
     errno::Errno,
-    libc,
     sys::socket::{
-        AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, SockaddrStorage, bind, connect,
-        getsockopt, recv, recvmsg, setsockopt, socket, sockopt,
+        AddressFamily, SockFlag, SockProtocol, SockType, SockaddrStorage, bind, connect,
+        setsockopt, socket, sockopt,
     },
 };
 use slipgate_abi::Protocol;
 use slipgate_model::FlowTuple;
-
-/// Bytes that one call takes out of a queue at most.
-const DISCARDED_AT_ONCE: usize = 1 << 16;
 
 /// Makes the socket of a flow: bound to its translated address and port, and connected, or about to
 /// be, to its peer.
@@ -71,89 +63,6 @@ fn is_one_other_host(peer: IpAddr) -> bool {
             !holds_ipv4 && !peer.is_multicast() && !peer.is_unicast_link_local()
         }
     }
-}
-
-/// Returns the error of a socket, which is cleared.
-pub(super) fn error_of(socket: &OwnedFd) -> io::Result<()> {
-    match getsockopt(socket, sockopt::SocketError)? {
-        0 => Ok(()),
-        error => Err(io::Error::from_raw_os_error(error)),
-    }
-}
-
-/// Returns how many bytes more a connection's send queue takes, and how many it has in all.
-pub(super) fn room(socket: &OwnedFd) -> (u32, u32) {
-    let size = getsockopt(socket, sockopt::SndBuf).unwrap_or(0) as u32;
-    let mut queued: libc::c_int = 0;
-    // SAFETY: the call writes an int.
-    let rc = unsafe { libc::ioctl(socket.as_raw_fd(), libc::TIOCOUTQ, &raw mut queued) };
-    if rc < 0 {
-        return (0, size);
-    }
-    // The size includes what the kernel needs for itself.
-    let usable = size - size / 8;
-    (usable.saturating_sub(queued.max(0) as u32), size)
-}
-
-/// Sets the place in a connection's receive queue from which the next bytes are peeked. Returns
-/// whether the kernel can (6.9).
-pub(super) fn peek_at(socket: &OwnedFd, offset: u32) -> bool {
-    let offset = offset as libc::c_int;
-    // SAFETY: the option is an int, of the size given.
-    let rc = unsafe {
-        libc::setsockopt(
-            socket.as_raw_fd(),
-            libc::SOL_SOCKET,
-            libc::SO_PEEK_OFF,
-            (&raw const offset).cast(),
-            size_of_val(&offset) as libc::socklen_t,
-        )
-    };
-    rc == 0
-}
-
-/// Peeks the bytes `skipped` behind where the kernel begins. Returns how many there are; 0 at the
-/// end of the data, or if `skipped` leaves none.
-pub(super) fn peek(
-    socket: &OwnedFd,
-    skipped: usize,
-    scratch: &mut [u8],
-    into: &mut [u8],
-) -> io::Result<usize> {
-    let flags = MsgFlags::MSG_PEEK | MsgFlags::MSG_DONTWAIT;
-    let skips = scratch.len() >= skipped;
-    if !skips {
-        return Err(Errno::EAGAIN.into());
-    }
-    let mut parts = [
-        IoSliceMut::new(&mut scratch[..skipped]),
-        IoSliceMut::new(into),
-    ];
-    let parts = if skipped == 0 {
-        &mut parts[1..]
-    } else {
-        &mut parts[..]
-    };
-    let got = recvmsg::<()>(socket.as_raw_fd(), parts, None, flags)?.bytes;
-    match (got.saturating_sub(skipped), skipped) {
-        // Nothing behind what the guest has not acknowledged; whether it is the end, a hang-up says.
-        (0, 1..) => Err(Errno::EAGAIN.into()),
-        (more, _) => Ok(more),
-    }
-}
-
-/// Takes bytes out of a connection's receive queue.
-pub(super) fn discard(socket: &OwnedFd, mut bytes: usize, scratch: &mut [u8]) -> io::Result<()> {
-    while bytes > 0 {
-        let most = bytes.min(DISCARDED_AT_ONCE).min(scratch.len());
-        // Not even copied: MSG_TRUNC, tcp(7).
-        let flags = MsgFlags::MSG_TRUNC | MsgFlags::MSG_DONTWAIT;
-        match recv(socket.as_raw_fd(), &mut scratch[..most], flags)? {
-            0 => return Err(io::ErrorKind::UnexpectedEof.into()),
-            some => bytes -= some.min(bytes),
-        }
-    }
-    Ok(())
 }
 
 #[cfg(test)]

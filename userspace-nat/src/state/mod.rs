@@ -89,6 +89,7 @@ impl<D: Datapath> Core<D> {
                 datapath,
                 flows,
                 network: Network::default(),
+                world_is_sockets: false,
             },
             rules: Rules::new(judge),
             inspected: Inspected::default(),

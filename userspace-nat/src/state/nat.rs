@@ -23,6 +23,9 @@ pub(crate) struct Nat<D> {
     pub(crate) datapath: D,
     pub(crate) flows: Flows,
     pub(crate) network: Network,
+    /// Whether packets from the world are made here, of what sockets of the host received: their
+    /// sender toward the guest is this NAT.
+    pub(crate) world_is_sockets: bool,
 }
 
 impl<D: Datapath> Nat<D> {

@@ -9,9 +9,9 @@
 //!   `send`. Only what the socket took is acknowledged. The window is the room of the socket's send
 //!   queue, so it is seldom that the socket takes less. If it does, the rest of the frame is
 //!   forgotten, and once the socket has room again the guest is asked for it by duplicate
-//!   acknowledgements. A segment behind a gap is not kept either: it is answered by a duplicate
-//!   acknowledgement (so SACK is not offered, and neither are timestamps: a TAP keeps the order and
-//!   loses only what overflows).
+//!   acknowledgements. A segment behind a gap is answered by a duplicate acknowledgement, and kept
+//!   (`early`), within a bound for each VM. SACK is not offered, and neither are timestamps: a TAP
+//!   keeps the order and loses only what overflows.
 //! - **To the guest**: what the socket has is *peeked* into a frame, and stays in the socket's receive
 //!   queue until the guest has acknowledged it. What the guest's ring dropped is peeked again, from
 //!   the first byte that is not acknowledged (go-back-N), after three duplicate acknowledgements or
@@ -23,13 +23,19 @@
 //!   an RST. A connection that the server ended first stays for [`TIME_WAIT_NS`], without its socket,
 //!   to answer the guest's FIN sent again.
 //!
+//! The host may also be who opens ([`Connection::open`]): a client of the host's that a forward leads to
+//! the guest. The SYN goes to the guest, again and again until it answers; a guest that refuses has the
+//! client reset. From then on it is the same.
+//!
 //! The state machine is pure: segments, events of the socket and the time come in, and headers to
-//! send and things to do to the socket come out. [`crate::sockets`] is its driver.
+//! send and things to do to the socket come out. `stream` puts a socket beside it. Two drive that:
+//! [`crate::sockets`] for the flows of user mode, and [`crate::relay`] in both modes.
 //!
 //! | state | entered by | `guest_fin` | FIN sent |
 //! | --- | --- | --- | --- |
 //! | `Connecting` | the guest's SYN | | |
-//! | `SynReceived` | the host's connection stands | | |
+//! | `SynSent` | the host's client, whose SYN it is | | |
+//! | `SynReceived` | the host's connection stands; a SYN of the guest's that crosses ours | | |
 //! | `Established` | the guest's acknowledgement of our SYN | no | no |
 //! | `CloseWait`, `LastAck` | the guest's FIN | yes | no, yes |
 //! | `FinWait1`, `FinWait2`, `Closing` | the server's FIN | no, no, yes | yes |
@@ -39,6 +45,9 @@
 //! Urgent data is data in its place (RFC 6093 section 6 advises against any other use). Data on a SYN
 //! is not taken; its sender sends it again.
 mod connection;
+mod early;
+mod queue;
+mod stream;
 mod wire;
 
 #[cfg(test)]
@@ -50,6 +59,10 @@ pub use self::{
         Sendable, State, TIME_WAIT_NS,
     },
     wire::{Header, Segment, SynOptions, headers_len, most_payload, reset_for, write_headers},
+};
+pub(crate) use self::{
+    early::EarlyRoom,
+    stream::{Next, SCRATCH_LEN, Stream, Workspace, reset_by_close},
 };
 
 /// Whether `a` is before `b` in sequence space (RFC 9293 section 3.4).

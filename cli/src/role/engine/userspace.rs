@@ -67,5 +67,6 @@ pub(super) fn port(
         }
         UserspaceStart::Packets => (GuestLink::Packets(Box::new(PacketLink::new(link))), true),
     };
-    UserspacePort::new(Tables(maps), link, takes_uso).context("waiting for the guest's link")
+    UserspacePort::new(Tables(maps), link, takes_uso, vm.mtu)
+        .context("waiting for the guest's link")
 }

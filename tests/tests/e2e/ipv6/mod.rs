@@ -7,6 +7,7 @@ mod host;
 mod routed;
 mod scene;
 mod user_mode;
+mod user_mode_forwards;
 
 use std::{
     fs,

@@ -5,10 +5,13 @@ use slipgate_abi::Protocol;
 
 use super::{
     super::*,
+    guest::GUEST6,
     world::{Impairment, MS, VM, World},
 };
 use crate::{
     datagram::Datagram,
+    ndp::addresses::bind,
+    packet::Fragment,
     poll::Poller,
     port::{Outbox, single},
 };
@@ -136,14 +139,52 @@ fn strangers_and_clients_beyond_the_limit_are_not_served() {
     assert_eq!(answer(&mut world, 5353, asked[0].0, b"x"), Taken::Yes);
 }
 
+/// Puts fragments together. Returns their sizes and the datagram's payload.
+pub(super) fn whole(world: &mut World) -> (Vec<usize>, Vec<u8>) {
+    let mut ready = Vec::new();
+    world.poller.wait(Some(1_000 * MS), &mut ready).unwrap();
+    for readiness in ready {
+        world.with(|relay, cx| relay.on_ready(readiness, cx));
+    }
+    let (mut sizes, mut data) = (Vec::new(), Vec::new());
+    for frame in world.out.frames() {
+        let l3 = crate::port::Frame::parse(frame).unwrap().l3;
+        let fragment = Fragment::parse(l3).unwrap();
+        assert_eq!(fragment.begin, data.len(), "in order");
+        sizes.push(l3.len());
+        data.extend_from_slice(fragment.data);
+    }
+    world.out.clear();
+    (sizes, data.split_off(8))
+}
+
 #[test]
-fn what_does_not_fit_the_guests_link_is_dropped() {
+fn what_does_not_fit_the_guests_link_comes_in_fragments() {
     let (mut world, port) = world(Limits::default());
     let client = client();
-    client.send_to(&[1; 1_473], ("127.0.0.1", port)).unwrap();
-    assert_eq!(deliver(&mut world), []);
     client.send_to(&[1; 1_472], ("127.0.0.1", port)).unwrap();
-    assert_eq!(deliver(&mut world)[0].1.len(), 1_472);
+    assert_eq!(deliver(&mut world)[0].1.len(), 1_472, "whole");
+    let long: Vec<u8> = (0..4_000_u32).map(|at| at as u8).collect();
+    client.send_to(&long, ("127.0.0.1", port)).unwrap();
+    let (sizes, payload) = whole(&mut world);
+    assert_eq!((sizes, payload == long), (vec![1_500, 1_500, 1_068], true));
+    let counts = world.relay.counts(VM);
+    assert_eq!(counts.bytes_to_guest, 5_472);
+    assert_eq!(counts.rx, (2, 1_500 + 4_028), "each is one packet");
+}
+
+#[test]
+fn what_does_not_fit_the_guests_link_comes_in_fragments_by_ipv6() {
+    let (mut world, row) = World::with_ipv6(Limits::default());
+    bind(row, GUEST6, 5);
+    let socket = UdpSocket::bind("[::1]:0").unwrap();
+    let to = socket.local_addr().unwrap();
+    world.forward(Protocol::Udp, 5353, socket.into());
+    let client = UdpSocket::bind("[::1]:0").unwrap();
+    let long: Vec<u8> = (0..4_000_u32).map(|at| at as u8).collect();
+    client.send_to(&long, to).unwrap();
+    let (sizes, payload) = whole(&mut world);
+    assert_eq!((sizes, payload == long), (vec![1_496, 1_496, 1_160], true));
 }
 
 proptest! {

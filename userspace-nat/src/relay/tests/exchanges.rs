@@ -5,6 +5,7 @@ use std::{
 
 use super::{
     super::*,
+    datagrams::whole,
     world::{Impairment, MS, VM, World},
 };
 use crate::datagram::Datagram;
@@ -168,17 +169,14 @@ fn too_many_are_refused_and_harm_none_and_silence_ends_them() {
 }
 
 #[test]
-fn what_is_longer_than_the_link_is_dropped_and_counted() {
+fn what_is_longer_than_the_link_comes_in_fragments() {
     let (mut world, service) = world(Limits::default());
     send(&mut world, 40_000, b"x");
     let (_, from) = receive(&service);
-    service.send_to(&[0; 1_473], from).unwrap();
-    service.send_to(b"short", from).unwrap();
-    let mut answers = Vec::new();
-    while answers.is_empty() {
-        answers = deliver(&mut world);
-    }
-    assert_eq!(answers, [(40_000, b"short".to_vec())]);
+    let long: Vec<u8> = (0..4_000_u32).map(|at| at as u8).collect();
+    service.send_to(&long, from).unwrap();
+    let (sizes, payload) = whole(&mut world);
+    assert_eq!((sizes, payload == long), (vec![1_500, 1_500, 1_068], true));
 }
 
 #[test]

@@ -183,7 +183,11 @@ impl Guest {
             end.eof |= !socket.can_recv()
                 && matches!(socket.recv(|_| (0, ())), Err(tcp::RecvError::Finished));
             end.reset |= !was_open && !end.eof;
-            if end.is_to_close() && socket.may_send() {
+            // In LAST-ACK smoltcp 0.14.0 counts no duplicate acknowledgements, so each loss there takes
+            // a retransmission timer, of up to 60 s: a guest that ends second does so once all is
+            // acknowledged.
+            let may_close = socket.state() != tcp::State::CloseWait || socket.send_queue() == 0;
+            if end.is_to_close() && socket.may_send() && may_close {
                 end.closed = true;
                 socket.close();
             }

@@ -240,8 +240,8 @@ fn who_does_not_read_stops_the_other_and_nothing_is_lost() {
         assert!(sent < LEN, "all of it was taken in with nobody reading");
         let counts = world.relay.counts(VM);
         if !guest_reads {
-            let most = Limits::default().stream_buffer as u64 + 32_768;
-            assert!(counts.bytes_to_guest <= most, "{counts:?}");
+            // What the guest's own buffer takes: the rest stays in the client's socket.
+            assert!(counts.bytes_to_guest <= 32_768, "{counts:?}");
         }
         world.guest.ends[0].1.reads = true;
         clients[0].end.reads = true;

@@ -80,7 +80,7 @@ fn windows_that_open_together_are_filled_a_turn_about() {
     );
 }
 
-/// A fast retransmission does not wait for a turn, because smoltcp would lose it.
+/// A fast retransmission may wait for its turn, and is not forgotten.
 #[test]
 fn what_is_lost_among_many_is_sent_again() {
     let (mut world, _, mut clients) = full(150_000);

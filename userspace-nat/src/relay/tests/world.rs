@@ -101,6 +101,16 @@ impl Client {
         Some(Self { stream, end })
     }
 
+    /// Closes its socket, which is a reset if it was told so.
+    pub(super) fn close(&mut self) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let other = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        other.set_nonblocking(true).unwrap();
+        self.stream = other;
+        (self.end.reads, self.end.closed) = (false, true);
+        self.end.sent = self.end.send.len();
+    }
+
     fn step(&mut self) {
         let end = &mut self.end;
         let mut buffer = [0; 16_384];
@@ -163,6 +173,12 @@ impl World {
         let mut relay = Relay::new(limits);
         relay.add_vm(test_vm::vm6(VM.get()), Some(row));
         (Self::of(relay, Impairment::default()), row)
+    }
+
+    /// Has the link's faults come otherwise.
+    pub(super) fn reseed(&mut self, seed: u64) {
+        self.down.random ^= seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) << 1;
+        self.up.random ^= seed.wrapping_mul(0xbf58_476d_1ce4_e5b9) << 1;
     }
 
     fn of(relay: Relay, impairment: Impairment) -> Self {
@@ -362,7 +378,7 @@ impl World {
 
     /// Asserts that no connection left a trace.
     pub(super) fn assert_empty(&self) {
-        assert_eq!(self.relay.connections.len(), 0);
+        assert_eq!(self.relay.connections.len(), 0, "{:?}", self.relay.entries);
         assert_eq!(self.relay.deadlines.len(), 0);
         let counts = self.relay.counts(VM);
         assert_eq!((counts.streams, counts.dns_connections), (0, 0));

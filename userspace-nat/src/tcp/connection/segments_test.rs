@@ -376,3 +376,158 @@ fn rfc9293_a_guest_that_announces_no_mss_gets_that_of_its_family() {
         assert_eq!(connection.mss(), mss, "{version:?}");
     }
 }
+
+/// Two acknowledgements of the same bytes, of which the older one comes last and says that the window
+/// is closed.
+#[test]
+fn a_window_that_a_late_acknowledgement_closes_is_probed_and_what_was_sent_is_sent_again() {
+    let mut connection = established();
+    let place = connection.sendable().unwrap();
+    connection.send(place.most, None, 0);
+    let closed = Segment {
+        window: 0,
+        ..data(0, 0, 0)
+    };
+    connection.receive(&closed, 0);
+    assert_eq!(connection.sendable(), None);
+    let due_ns = connection.due_ns().unwrap();
+    let Due::Send(probe) = connection.on_time(due_ns) else {
+        panic!("no probe");
+    };
+    assert_eq!((probe.sequence, probe.flags), (OURS, Flags::ACK));
+    assert_eq!(connection.sendable(), None);
+    // Its answer.
+    connection.receive(&data(0, 0, 0), due_ns);
+    let again = connection.sendable().unwrap();
+    assert_eq!((again.offset, again.most), (0, place.most));
+}
+
+fn answer(flags: u8) -> Segment {
+    Segment {
+        acknowledgement: OURS.wrapping_add(1),
+        flags,
+        ..syn()
+    }
+}
+
+/// A connection that opens to the guest, with its SYN.
+fn opening() -> (Connection, Header) {
+    let mut connection = Connection::open(Version::V4, OURS, ROOM, 7);
+    assert_eq!(connection.due_ns(), Some(7), "at once");
+    let Due::Send(syn) = connection.on_time(7) else {
+        panic!("no SYN");
+    };
+    (connection, syn)
+}
+
+#[test]
+fn our_syn_is_sent_until_the_guest_answers_it() {
+    let (mut connection, syn) = opening();
+    let expected = Header {
+        sequence: OURS,
+        acknowledgement: 0,
+        flags: Flags::SYN,
+        window: u16::MAX,
+        window_scale: Some(Some(OUR_SCALE)),
+    };
+    assert_eq!(syn, expected);
+    let mut due_ns = 7;
+    for nth in 0..4 {
+        let wait_ns = connection.due_ns().unwrap() - due_ns;
+        assert_eq!(wait_ns, RETRANSMISSION_NS << nth);
+        due_ns += wait_ns;
+        assert_eq!(connection.on_time(due_ns), Due::Send(syn));
+    }
+    assert_eq!(connection.sendable(), None, "nothing before its answer");
+    let received = connection.receive(&answer(Flags::SYN | Flags::ACK), due_ns);
+    assert_eq!(received, Received::default());
+    assert_eq!(connection.state(), State::Established);
+    assert_eq!((connection.mss(), connection.due_ns()), (1_000, None));
+    assert!(connection.owes_acknowledgement());
+    let acknowledgement = connection.acknowledge(ROOM);
+    assert_eq!(acknowledgement.acknowledgement, ISN.wrapping_add(1));
+    assert_eq!(acknowledgement.sequence, OURS.wrapping_add(1));
+    // The window of its SYN is not scaled, later ones are.
+    assert_eq!(connection.sendable().unwrap().most, 10_000);
+    assert_eq!(take_all(&mut connection, &data(0, 5, 0)).deliver, 0..5);
+    // Its answer again, because our acknowledgement was lost.
+    let again = connection.receive(&answer(Flags::SYN | Flags::ACK), due_ns);
+    assert!(again.reply.is_some_and(|header| header.flags == Flags::ACK));
+}
+
+#[test]
+fn a_guest_that_refuses_ends_it_and_a_guess_does_not() {
+    let (mut connection, _) = opening();
+    for guess in [
+        Segment {
+            acknowledgement: OURS,
+            ..answer(Flags::RST | Flags::ACK)
+        },
+        answer(Flags::RST),
+    ] {
+        assert_eq!(connection.receive(&guess, 8), Received::default());
+        assert_eq!(connection.state(), State::SynSent);
+    }
+    let refusal = connection.receive(&answer(Flags::RST | Flags::ACK), 8);
+    assert_eq!(refusal.host, Host::Reset);
+    assert_eq!(
+        (connection.state(), connection.due_ns()),
+        (State::Closed, None)
+    );
+}
+
+#[test]
+fn an_older_connection_of_the_ports_is_reset_and_our_syn_heard_then() {
+    let (mut connection, _) = opening();
+    let old = Segment {
+        acknowledgement: 77,
+        ..answer(Flags::ACK)
+    };
+    let reset = connection.receive(&old, 8).reply.unwrap();
+    assert_eq!((reset.sequence, reset.flags), (77, Flags::RST));
+    assert_eq!(connection.state(), State::SynSent);
+    assert!(matches!(
+        connection.on_time(connection.due_ns().unwrap()),
+        Due::Send(_)
+    ));
+}
+
+#[test]
+fn a_syn_that_crosses_ours_is_answered_and_its_acknowledgement_opens() {
+    let (mut connection, _) = opening();
+    let reply = connection.receive(&answer(Flags::SYN), 8).reply.unwrap();
+    assert_eq!(reply.flags, Flags::SYN | Flags::ACK);
+    assert_eq!(reply.acknowledgement, ISN.wrapping_add(1));
+    assert_eq!(connection.state(), State::SynReceived);
+    connection.receive(&data(0, 0, 0), 9);
+    assert_eq!(connection.state(), State::Established);
+}
+
+#[test]
+fn a_reset_before_the_answer_is_one_that_the_guest_accepts() {
+    let (mut connection, _) = opening();
+    let reset = connection.reset();
+    assert_eq!(
+        (reset.sequence, reset.flags),
+        (OURS.wrapping_add(1), Flags::RST)
+    );
+    assert_eq!(connection.state(), State::Closed);
+}
+
+#[test]
+fn no_packet_is_longer_than_the_link_or_a_frame_of_too_many() {
+    let mut connection = established();
+    connection.limit_mss(600);
+    assert_eq!(connection.mss(), 600);
+    let tiny = Segment {
+        options: SynOptions {
+            mss: Some(1),
+            window_scale: Some(14),
+        },
+        ..syn()
+    };
+    let mut connection = Connection::new(Version::V4, &tiny, OURS);
+    connection.connected(ROOM, 0);
+    connection.receive(&data(0, 0, 0), 0);
+    assert_eq!(connection.sendable().unwrap().most, MOST_SEGMENTS);
+}

@@ -1,4 +1,6 @@
 //! State of one connection toward the guest.
+mod opening;
+
 use std::ops::Range;
 
 use slipgate_abi::tcp::Flags;
@@ -32,15 +34,18 @@ const fn default_mss(version: Version) -> u16 {
         Version::V6 => 1_220,
     }
 }
+/// Segments that one frame becomes at most: a guest that announces a tiny MSS gets short frames.
+const MOST_SEGMENTS: u32 = 128;
 /// Duplicate acknowledgements that mean a loss (RFC 5681 section 3.2).
 const DUPLICATES: u8 = 3;
 
-/// States of RFC 9293 section 3.3.2, of a connection that the guest opens. `Connecting` is before
-/// our SYN: the host's connection is under way.
+/// States of RFC 9293 section 3.3.2. `Connecting` is before our SYN of a connection that the guest
+/// opens: the host's connection is under way. `SynSent` is of one that the host opens.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[expect(missing_docs, reason = "RFC 9293 describes them")]
 pub enum State {
     Connecting,
+    SynSent,
     SynReceived,
     Established,
     CloseWait,
@@ -114,6 +119,8 @@ pub struct Connection {
     /// Shifts of our windows and of the guest's, if both scale.
     scales: Option<(u8, u8)>,
     mss: u16,
+    /// Most payload that a packet carries, whatever the guest announces.
+    most_mss: u16,
     /// Most payload in one frame, bytes.
     most_payload: u32,
     /// Whether an acknowledgement is owed.
@@ -155,6 +162,7 @@ impl Connection {
                 .mss
                 .filter(|mss| *mss > 0)
                 .unwrap_or(default_mss(version)),
+            most_mss: u16::MAX,
             most_payload: most_payload(version),
             owes_ack: false,
             turned_away: false,
@@ -186,6 +194,34 @@ impl Connection {
     /// Returns the time at which [`Connection::on_time`] has something to do, ns.
     pub fn due_ns(&self) -> Option<u64> {
         self.due_ns
+    }
+
+    /// Returns the next sequence number of the guest (RCV.NXT).
+    pub fn next_from_guest(&self) -> u32 {
+        self.next_from_guest
+    }
+
+    /// Returns the window that was announced last and is not used yet, bytes.
+    pub fn window_left(&self) -> u32 {
+        self.edge.wrapping_sub(self.next_from_guest)
+    }
+
+    /// Returns the number of bytes and FINs from the first that the guest has not acknowledged to the
+    /// next to send.
+    pub fn under_way(&self) -> u32 {
+        self.next.wrapping_sub(self.unacknowledged)
+    }
+
+    /// Whether the guest is to answer: it has not acknowledged something, or its window is probed.
+    pub fn awaits_guest(&self) -> bool {
+        self.due_ns.is_some() && !matches!(self.state, State::TimeWait | State::Closed)
+    }
+
+    /// Has no packet carry more payload than this, whatever the guest has announced: what its link
+    /// takes.
+    pub fn limit_mss(&mut self, most: u16) {
+        self.most_mss = most.max(1);
+        self.mss = self.mss.min(self.most_mss);
     }
 
     /// Whether the guest may still send data.
@@ -228,6 +264,13 @@ impl Connection {
     pub fn reset(&mut self) -> Header {
         let flags = Flags::RST | Flags::ACK;
         let reset = match self.state {
+            // The guest has said nothing that could be acknowledged.
+            State::SynSent => Header {
+                sequence: self.sent,
+                acknowledgement: 0,
+                window: 0,
+                ..self.header(Flags::RST)
+            },
             // RFC 9293 section 3.10.7.1: the SYN had no acknowledgement to begin at.
             State::Connecting => Header {
                 sequence: 0,
@@ -249,6 +292,9 @@ impl Connection {
         if self.state == State::Closed {
             received.reply = super::reset_for(segment);
             return received;
+        }
+        if self.state == State::SynSent {
+            return self.receive_answer(segment);
         }
         if segment.has(Flags::RST) {
             return self.receive_reset(segment);
@@ -460,7 +506,11 @@ impl Connection {
     }
 
     fn is_receiving_or_before(&self) -> bool {
-        self.is_receiving() || matches!(self.state, State::Connecting | State::SynReceived)
+        self.is_receiving()
+            || matches!(
+                self.state,
+                State::Connecting | State::SynSent | State::SynReceived
+            )
     }
 
     fn acknowledgement(&self) -> Header {
@@ -491,7 +541,9 @@ impl Connection {
         let room = self.window.saturating_sub(offset);
         let least = u32::from(self.mss).min(self.window / 2).max(1);
         // Small pieces only when nothing is under way (RFC 9293 section 3.8.6.2.1).
-        let most = room.min(self.most_payload);
+        let most = room
+            .min(self.most_payload)
+            .min(u32::from(self.mss) * MOST_SEGMENTS);
         (room >= least || room > 0 && offset == 0).then_some(Sendable { offset, most })
     }
 
@@ -558,6 +610,9 @@ impl Connection {
                 return Due::Forget;
             }
             State::Connecting => return Due::Nothing,
+            State::SynSent if self.next == self.unacknowledged => {
+                return Due::Send(self.first_syn(now_ns));
+            }
             _ => {}
         }
         self.waits += 1;
@@ -568,20 +623,28 @@ impl Connection {
             return Due::GiveUp(self.reset());
         }
         self.wait_again(now_ns);
-        if self.state == State::SynReceived {
-            return Due::Send(self.syn());
+        match self.state {
+            State::SynSent => return Due::Send(self.opening_syn()),
+            State::SynReceived => return Due::Send(self.syn()),
+            _ => {}
         }
+        // A byte that the guest has: it answers with its window (as Linux probes).
+        let probe = Header {
+            sequence: self.unacknowledged.wrapping_sub(1),
+            ..self.acknowledgement()
+        };
         if is_probe {
-            // A byte that the guest has: it answers with its window (as Linux probes).
-            return Due::Send(Header {
-                sequence: self.sent.wrapping_sub(1),
-                ..self.acknowledgement()
-            });
+            return Due::Send(probe);
         }
         self.duplicates = 0;
         self.repairing = Some(self.sent);
         self.next = self.unacknowledged;
-        Due::Resend
+        match self.window {
+            // An acknowledgement that came late has closed it over what was sent: that is sent again
+            // once the guest has said what its window is.
+            0 => Due::Send(probe),
+            _ => Due::Resend,
+        }
     }
 
     fn wait_again(&mut self, now_ns: u64) {
@@ -601,5 +664,5 @@ impl Connection {
 }
 
 #[cfg(test)]
-#[path = "connection_test.rs"]
+#[path = "segments_test.rs"]
 mod tests;
