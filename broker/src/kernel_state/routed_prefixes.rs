@@ -81,8 +81,8 @@ impl Attached {
     }
 
     /// Leaves packets to a VM's prefix to the host again.
-    pub(crate) fn close_routed_prefix(&self, gone: &ServedVm) {
-        let Some(net) = gone.ipv6.filter(|net| net.is_routed) else {
+    pub(crate) fn close_routed_prefix(&self, gone: Option<&GuestIpv6>) {
+        let Some(net) = gone.filter(|net| net.is_routed) else {
             return;
         };
         if let Err(e) = self

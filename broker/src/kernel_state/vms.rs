@@ -144,7 +144,7 @@ impl Attached {
         };
         let maps = self.datapath.maps();
         let open = vm::open(maps, &worker.owner, &spec).with_context(what)?;
-        let found = self.prepare(&config, &open, tap, ipv6.as_ref());
+        let found = self.prepare_links(&config, &open, tap, ipv6.as_ref());
         let found = match found.with_context(what) {
             Ok(found) => found,
             Err(e) => {
@@ -172,7 +172,7 @@ impl Attached {
     }
 
     /// Opens the prefix that is routed to a VM, then prepares its TAP. On error both are as they were.
-    fn prepare(
+    fn prepare_links(
         &self,
         config: &VmConfig,
         open: &OpenVm,

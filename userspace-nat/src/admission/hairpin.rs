@@ -13,7 +13,7 @@
 //! that it sees. Under an inspect rule the flow is refused.
 use std::net::{IpAddr, Ipv4Addr};
 
-use slipgate_abi::{VmId, VmRow};
+use slipgate_abi::{Refusal, VmId, VmRow};
 use slipgate_model::FlowTuple;
 
 use super::plan::{Path, Plan, Planner};
@@ -96,7 +96,7 @@ impl<D: Datapath> Planner<'_, D> {
             name: None,
             path: Path::Hairpin(Hairpin {
                 to: leads_to,
-                external,
+                external: external.unwrap_or(to.addr),
             }),
             route: Some(Route::HostLocal),
             room: None,
@@ -112,7 +112,7 @@ impl<D: Datapath> Planner<'_, D> {
     fn check_hairpin(
         &self,
         vm: &VmState,
-        (to, external): (Destination, IpAddr),
+        (to, external): (Destination, Result<IpAddr, Refusal>),
         guest: Option<&FlowTuple>,
         plan: &mut Plan,
     ) -> Result<(), Refused> {
@@ -124,18 +124,29 @@ impl<D: Datapath> Planner<'_, D> {
         room.check(vm, self.now_ns)?;
         let pool = Pool {
             protocol: to.protocol,
-            nat: external,
+            nat: external?,
         };
         self.check_mapped(vm.net.id, pool, guest, room)
     }
 
     /// Returns the translated address of a guest's port: that of its mapping if it has one (RFC 4787
     /// REQ-9a), else that which packets to the internet would have, else the destination's.
-    fn external(&self, vm: VmId, to: Destination, guest: Option<&FlowTuple>) -> IpAddr {
+    ///
+    /// # Errors
+    /// The host has no address of the VM's pool.
+    fn external(
+        &self,
+        vm: VmId,
+        to: Destination,
+        guest: Option<&FlowTuple>,
+    ) -> Result<IpAddr, Refusal> {
         let Nat { flows, network, .. } = self.nat;
         let inside = guest.and_then(|guest| Inside::of(guest, ANYWHERE));
         let known = inside.and_then(|inside| flows.mappings.external_of(&inside, to.addr));
-        let outward = || network.route(vm, ANYWHERE).hop().map(|(_, source)| source);
-        known.or_else(outward).unwrap_or(to.addr)
+        match (known, network.route(vm, ANYWHERE)) {
+            (Some(known), _) => Ok(known),
+            (None, Route::NoSource) => Err(Refusal::NoAddress),
+            (None, route) => Ok(route.hop().map_or(to.addr, |(_, source)| source)),
+        }
     }
 }

@@ -207,7 +207,7 @@ impl<D: Datapath> Core<D> {
 
     /// Adopts what the receiver of a guest's packet has of a predecessor: its mapping and its flow.
     pub(super) fn adopt_receiver(&mut self, guest: &FlowTuple, now_ns: u64) {
-        if !self.nat.network.routes.is_host(guest.remote) {
+        if !self.nat.network.routes.is_delivered(guest.remote) {
             return;
         }
         let mappings = &self.nat.flows.mappings;

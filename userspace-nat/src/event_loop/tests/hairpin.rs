@@ -4,7 +4,8 @@ use slipgate_abi::{
     slot::SlotFlags,
 };
 use slipgate_policy::{
-    Action, Destination, Filtering, Mapping, NatBehaviour, NatSettings, Policy, Rule, Settings,
+    Action, AddressPool, Destination, Filtering, Mapping, NatBehaviour, NatSettings, Policy, Rule,
+    Settings,
 };
 
 use super::rig::*;
@@ -50,7 +51,7 @@ fn rig(filtering: Filtering) -> Rig {
 fn learn(rig: &mut Rig, row: u16, port: u16) -> At {
     rig.guest(row, &udp((GUEST, port), SERVER, b"x"));
     let sent = rig.at_world().pop().expect("the datagram goes out");
-    (NAT, u16::from_be_bytes([sent[20], sent[21]]))
+    ends(&sent).0
 }
 
 /// Source and destination of a packet.
@@ -89,6 +90,30 @@ fn counted(rig: &Rig, row: u16) -> [u64; 4] {
         }
     }
     sums
+}
+
+#[test]
+fn guests_meet_by_the_addresses_of_their_pools() {
+    let pool = Setup {
+        nat_addresses: &["192.0.2.16/30"],
+        ..setup(Filtering::EndpointIndependent)
+    };
+    let mut rig = Rig::with(pool);
+    let (one, other) = (learn(&mut rig, 1, ONE), learn(&mut rig, 2, OTHER));
+    assert!(one.0 != NAT && other.0 != NAT, "{one:?} {other:?}");
+    rig.guest(1, &udp((GUEST, ONE), other, b"hello"));
+    assert_eq!(got(&mut rig), Some((2, one, (GUEST, OTHER))));
+    rig.guest(2, &udp((GUEST, OTHER), one, b"answer"));
+    assert_eq!(got(&mut rig), Some((1, other, (GUEST, ONE))));
+    // Of a pool that the host does not have there is no source for a new port.
+    let elsewhere = VmSpec {
+        nat_addresses: AddressPool::parse(&["198.51.100.1"]).unwrap(),
+        ..spec(1, &Setup::default())
+    };
+    rig.tell(|engine| engine.set_vm(elsewhere));
+    rig.guest(1, &udp((GUEST, ONE + 1), other, b"hello"));
+    assert_eq!(got(&mut rig), None);
+    assert_eq!(rig.refused(1, Refusal::NoAddress), 1);
 }
 
 #[test]

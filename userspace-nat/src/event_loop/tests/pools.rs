@@ -117,6 +117,7 @@ fn mappings_that_destinations_share_have_the_vms_address() {
     let mapped = NatBehaviour {
         mapping: Mapping::EndpointIndependent,
         filtering: Filtering::EndpointIndependent,
+        hairpin: false,
     };
     let mut rig = Rig::with(Setup {
         nat: NatSettings {
