@@ -79,6 +79,7 @@ pub(super) fn messages() -> Seeds {
         dns_per_second: 0,
         idle_after_s: 0,
         uplink: None,
+        nat_addresses: Default::default(),
         is_idle: false,
     };
     let request = |about, request| ToEngine::Request {
