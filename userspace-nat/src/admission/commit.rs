@@ -43,7 +43,10 @@ pub(super) fn commit_outbound<D: Datapath>(
     let protocol = guest.protocol().ok_or(Refusal::Insertion)?;
     take_room(nat, inspected, vm, &plan, protocol, now_ns)?;
     let (uplink_ifindex, next_hop, source) = match plan.path {
-        Path::Hairpin(hairpin) => (IfIndex::NONE, 0, hairpin.external),
+        Path::Hairpin(hairpin) => {
+            let external = hairpin.external.ok_or(Refusal::NoRoute)?;
+            (IfIndex::NONE, 0, external)
+        }
         _ => {
             let hop = plan.route.and_then(|route| route.hop());
             let (hop, source) = hop.ok_or(Refusal::NoRoute)?;
@@ -65,7 +68,7 @@ pub(super) fn commit_outbound<D: Datapath>(
         isn: first.isn,
         inbound: false,
         hairpin: is_hairpin,
-        verdict: if is_inspected {
+        verdict: if is_inspected || is_hairpin {
             Verdict::Engine
         } else {
             Verdict::Fast

@@ -33,8 +33,8 @@ const ANYWHERE: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
 pub(crate) struct Hairpin {
     /// The VM to which the destination leads.
     pub(crate) to: VmId,
-    /// Translated address of the sender.
-    pub(super) external: IpAddr,
+    /// Translated address of the sender; `None`: there is none, and the flow is refused.
+    pub(crate) external: Option<IpAddr>,
 }
 
 /// Returns the VM to which a packet with this tuple on the world's side leads by a mapping or a
@@ -89,14 +89,15 @@ impl<D: Datapath> Planner<'_, D> {
             protocol: to.protocol as u8,
         };
         let (_, leads_to) = leads_in(self.nat, self.rules, self.forwards, &world)?;
-        let external = self.external(vm.net.id, to, guest);
+        let inside = guest.and_then(|guest| Inside::of(guest, ANYWHERE));
+        let external = self.nat.hairpin_source(vm.net.id, inside.as_ref(), to.addr);
         let decision = self.rules.decide_hairpin(vm.net.id, to);
         let mut plan = Plan {
             decision,
             name: None,
             path: Path::Hairpin(Hairpin {
                 to: leads_to,
-                external: external.unwrap_or(to.addr),
+                external: external.ok(),
             }),
             route: Some(Route::HostLocal),
             room: None,
@@ -120,33 +121,38 @@ impl<D: Datapath> Planner<'_, D> {
             let rule = Some(Rules::element_of(plan.decision.rule));
             return Err(Refused { reason, rule });
         }
-        let room = plan.room.insert(self.room_for_guest(vm));
-        room.check(vm, self.now_ns)?;
         let pool = Pool {
             protocol: to.protocol,
             nat: external?,
         };
+        let room = plan.room.insert(self.room_for_guest(vm));
+        room.check(vm, self.now_ns)?;
         self.check_mapped(vm.net.id, pool, guest, room)
     }
+}
 
-    /// Returns the translated address of a guest's port: that of its mapping if it has one (RFC 4787
-    /// REQ-9a), else that which packets to the internet would have, else the destination's.
+impl<D: Datapath> Nat<D> {
+    /// Returns the translated address of a VM's packets to a translated port at `to`. A VM with a
+    /// pool has one address. Otherwise it is that of the guest's port's mapping, if it has one (RFC
+    /// 4787 REQ-9a), else that which packets to the internet have. `inside`: the guest's port; its
+    /// address does not matter.
     ///
     /// # Errors
-    /// The host has no address of the VM's pool.
-    fn external(
+    /// The host has no address of the VM's pool, or there is no default route.
+    pub(crate) fn hairpin_source(
         &self,
         vm: VmId,
-        to: Destination,
-        guest: Option<&FlowTuple>,
+        inside: Option<&Inside>,
+        to: IpAddr,
     ) -> Result<IpAddr, Refusal> {
-        let Nat { flows, network, .. } = self.nat;
-        let inside = guest.and_then(|guest| Inside::of(guest, ANYWHERE));
-        let known = inside.and_then(|inside| flows.mappings.external_of(&inside, to.addr));
-        match (known, network.route(vm, ANYWHERE)) {
-            (Some(known), _) => Ok(known),
-            (None, Route::NoSource) => Err(Refusal::NoAddress),
-            (None, route) => Ok(route.hop().map_or(to.addr, |(_, source)| source)),
+        let Self { flows, network, .. } = self;
+        let pairing = network.pairing(vm);
+        if let Some(pairing) = pairing.filter(|pairing| pairing.pool().has_family(false)) {
+            let address = pairing.address(false, &network.routes);
+            return address.ok_or(Refusal::NoAddress);
         }
+        let known = inside.and_then(|inside| flows.mappings.external_of(inside, to));
+        let own = || network.route(vm, ANYWHERE).hop().map(|(_, source)| source);
+        known.or_else(own).ok_or(Refusal::NoRoute)
     }
 }

@@ -138,7 +138,7 @@ fn plan<D: Datapath>(
         let room = || Room::find(nat, vm, true, now_ns);
         guest.map_or(Err(Refusal::NoAddress), |guest| Ok((guest, None, room())))
     } else if rules.may_come_in(&vm.net, world.remote) {
-        let route = nat.network.route(vm.net.id, world.remote);
+        let route = nat.network.route_of_host(vm.net.id, world.remote);
         let room = || Room::find(nat, vm, true, now_ns);
         // Answers from another uplink's address would reach nobody, and tell who the guest is.
         let leaves_by = |hop: &(Hop, _)| {
@@ -190,6 +190,10 @@ fn mapped<D: Datapath>(
         Filtering::AddressDependent => mapping.has_peer(world.remote),
         Filtering::EndpointIndependent => true,
     };
+    // The VM had the address, and has another pool now.
+    if !nat.network.may_be_translated_to(vm.net.id, world.local) {
+        return None;
+    }
     if inside.vm != vm.net.id || !behaviour.is_mapped() || !mapping.is_open() || !is_let_in {
         return None;
     }

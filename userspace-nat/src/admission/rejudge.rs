@@ -81,7 +81,9 @@ fn is_mapped<D: Datapath>(nat: &Nat<D>, rules: &Rules, slot: SlotIndex) -> bool 
     };
     let live = nat.datapath.slot(slot);
     let behaviour = rules.nat_behaviour(inside.vm, inside.protocol);
-    (inside.vm, inside.port) == (live.id(), live.guest_port()) && behaviour.lets_others_in()
+    (inside.vm, inside.port) == (live.id(), live.guest_port())
+        && behaviour.lets_others_in()
+        && !nat.is_off_pool(slot)
 }
 
 fn is_outbound_allowed<D: Datapath>(

@@ -21,6 +21,7 @@ mod listening;
 mod loopback;
 mod mappings;
 mod names;
+mod pool_moves;
 mod pools;
 mod properties;
 mod rates;

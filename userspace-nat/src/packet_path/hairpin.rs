@@ -210,11 +210,14 @@ impl<D: Datapath> Core<D> {
         if !self.nat.network.routes.is_delivered(guest.remote) {
             return;
         }
-        let mappings = &self.nat.flows.mappings;
         let inside = Inside::of(guest, IpAddr::from([0, 0, 0, 0]));
         let external = inside.and_then(|inside| {
-            let nat = mappings.external_of(&inside, guest.remote)?;
-            Some((nat, mappings.get(&Inside { nat, ..inside })?.port))
+            let source = self
+                .nat
+                .hairpin_source(inside.vm, Some(&inside), guest.remote);
+            let nat = source.ok()?;
+            let mapping = self.nat.flows.mappings.get(&Inside { nat, ..inside })?;
+            Some((nat, mapping.port))
         });
         let (remote, remote_port) = external.unwrap_or((guest.local, guest.local_port));
         let world = FlowTuple {

@@ -123,6 +123,10 @@ impl<D: Datapath> Nat<D> {
         let uplink = self.network.uplink_of(vm).or(self.network.routes.uplink());
         let mut slots = self.flows.slots_of(row).to_vec();
         slots.retain(|slot| {
+            // It leaves by no link.
+            if self.is_hairpin(*slot) {
+                return false;
+            }
             self.follow_route(*slot, vm);
             self.leaves_by_another(*slot, uplink)
         });
@@ -136,7 +140,7 @@ impl<D: Datapath> Nat<D> {
         };
         let (remote, nat) = (entry.guest.remote, entry.nat);
         let is_own = entry.is_untranslated();
-        if let Some((hop, source)) = self.network.route(vm, remote).hop()
+        if let Some((hop, source)) = self.route_of(slot).hop()
             && (nat == source || is_own || self.network.is_pooled(vm, nat))
         {
             let next_hop = self.next_hop(hop, remote);

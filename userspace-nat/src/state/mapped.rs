@@ -29,7 +29,8 @@ impl<D: Datapath> Core<D> {
     /// Opens or closes the port of a mapping, as flows and policy say.
     pub(crate) fn follow_mapping(&mut self, inside: &Inside) {
         let behaviour = self.rules.nat_behaviour(inside.vm, inside.protocol);
-        let lets_in = behaviour.lets_others_in();
+        let is_own = self.nat.network.may_be_translated_to(inside.vm, inside.nat);
+        let lets_in = behaviour.lets_others_in() && is_own;
         let mapping = self.nat.flows.mappings.get(inside);
         let is_served = self.vms.by_id(inside.vm).is_some();
         match lets_in && is_served && mapping.is_some_and(|of| self.is_in_use(of)) {

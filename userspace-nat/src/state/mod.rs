@@ -130,11 +130,8 @@ impl<D: Datapath> Core<D> {
     pub(crate) fn pair_as_before(&self) {
         for (row, slots) in self.nat.flows.left_by_vm() {
             let vm = self.vms.get(row);
-            if let Some(pairing) = vm.and_then(|vm| self.nat.network.pairing(vm.net.id)) {
-                let flows = slots
-                    .iter()
-                    .filter_map(|slot| self.nat.source_of_own(*slot));
-                flows.for_each(|nat| pairing.keep(nat));
+            if let Some(vm) = vm {
+                self.nat.pair_by(vm.net.id, &slots);
             }
         }
     }
@@ -157,10 +154,14 @@ impl<D: Datapath> Core<D> {
             self.sleeping.add(row, id, false);
         }
         self.nat.network.set_ipv6(id, ipv6.as_ref());
-        Moved {
+        let moved = Moved {
             uplink: self.nat.network.set_uplink(id, uplink),
             pool: self.nat.network.set_pool(&described),
+        };
+        if moved.pool {
+            self.nat.pair_by(id, self.nat.flows.slots_of(row));
         }
+        moved
     }
 
     /// Removes a VM. Returns whether it was in that row. The caller ends its flows.

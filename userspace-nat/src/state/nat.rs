@@ -2,7 +2,7 @@
 //! they leave by.
 use std::{net::IpAddr, sync::atomic::Ordering::Relaxed};
 
-use slipgate_abi::{NextHop, SlotIndex, slot::SlotFlags};
+use slipgate_abi::{NextHop, SlotIndex, VmId, slot::SlotFlags};
 
 use super::Network;
 use crate::{
@@ -75,22 +75,53 @@ impl<D: Datapath> Nat<D> {
             .is_some_and(|entry| entry.is_hairpin())
     }
 
-    /// Returns the translated address of a flow that its guest opened.
+    /// Returns the translated address of a flow that its guest opened, or whose translated port is
+    /// of a mapping, which its guest made.
     pub(super) fn source_of_own(&self, slot: SlotIndex) -> Option<IpAddr> {
-        let is_own = self.datapath.slot(slot).flags() & SlotFlags::INBOUND == 0;
+        let live = self.datapath.slot(slot);
+        let is_mapped = || {
+            let world = self.datapath.world_tuple(slot);
+            let mapped = self.flows.mappings.by_outside(&world);
+            mapped.is_some_and(|(inside, _)| inside.vm == live.id())
+        };
+        let is_own = live.flags() & SlotFlags::INBOUND == 0 || is_mapped();
         is_own.then(|| self.datapath.addresses(slot).nat)
     }
 
-    /// Whether a flow that its guest opened has a source address which is not of its VM's pool.
+    /// Pairs a VM with addresses that these flows of it have, as far as it is not paired.
+    pub(super) fn pair_by(&self, vm: VmId, slots: &[SlotIndex]) {
+        let Some(pairing) = self.network.pairing(vm) else {
+            return;
+        };
+        for slot in slots {
+            if pairing.is_complete() {
+                return;
+            }
+            if let Some(nat) = self.source_of_own(*slot) {
+                pairing.keep(nat);
+            }
+        }
+    }
+
+    /// Whether a flow has a source address which is not of its VM's pool, and no forward gave it.
     pub(crate) fn is_off_pool(&self, slot: SlotIndex) -> bool {
         let vm = self.datapath.slot(slot).id();
         let source = self.source_of_own(slot);
         source.is_some_and(|nat| !self.network.may_be_translated_to(vm, nat))
     }
 
-    fn route_of(&self, slot: SlotIndex) -> Route {
+    /// Returns the present route of a flow's packets to the world.
+    pub(super) fn route_of(&self, slot: SlotIndex) -> Route {
         let vm = self.datapath.slot(slot).id();
-        self.network.route(vm, self.datapath.addresses(slot).remote)
+        let remote = self.datapath.addresses(slot).remote;
+        let has_hosts_address = self
+            .flows
+            .entry(slot)
+            .is_some_and(|entry| entry.is_from_world() && !entry.is_untranslated());
+        match has_hosts_address {
+            true => self.network.route_of_host(vm, remote),
+            false => self.network.route(vm, remote),
+        }
     }
 
     /// Returns the largest packet that a flow's uplink, and its route, carry, bytes. A hairpin flow

@@ -39,6 +39,7 @@ impl Network {
     /// Sets the routes and starts a walk in which flows follow the changes.
     pub(crate) fn set_routes(&mut self, routes: RouteTable, flows: &Flows) {
         let difference = routes.difference_from(&self.routes);
+        self.pairings.values().for_each(Pairing::look_again);
         self.routes = routes;
         self.following.extend(difference, flows);
     }
@@ -53,6 +54,13 @@ impl Network {
         let route = self.routes.lookup_from(addr, uplink, own);
         let pairing = self.pairings.get(&vm).filter(|_| own.is_none());
         pairing.map_or(route, |pairing| pairing.applied_to(route, &self.routes))
+    }
+
+    /// Looks up the route of packets to `addr` that have an address of the host by a forward: that of
+    /// a VM's pool or routed prefix is not theirs.
+    pub(crate) fn route_of_host(&self, vm: VmId, addr: impl Into<IpAddr>) -> Route {
+        let uplink = self.uplink_of(vm).or(self.routes.uplink());
+        self.routes.lookup_by(addr, uplink)
     }
 
     /// Sets whether a VM's packets leave with their own addresses of IPv6.

@@ -25,7 +25,27 @@ pub(crate) struct Pairing {
     vm: String,
     pool: AddressPool,
     /// Of IPv4, and of IPv6. They are chosen when they are first asked for.
-    paired: [Cell<Option<IpAddr>>; 2],
+    paired: [Cell<Paired>; 2],
+}
+
+/// What is known of a VM's address of a family.
+#[derive(Clone, Copy, Default, Debug)]
+enum Paired {
+    /// It was not asked for yet.
+    #[default]
+    Unknown,
+    /// The host has none of the pool, as long as the host's addresses stay as they are.
+    Nothing,
+    With(IpAddr),
+}
+
+impl Paired {
+    fn address(self) -> Option<IpAddr> {
+        match self {
+            Self::With(address) => Some(address),
+            Self::Unknown | Self::Nothing => None,
+        }
+    }
 }
 
 impl Pairing {
@@ -45,17 +65,36 @@ impl Pairing {
         }
         self.pool = pool.clone();
         for paired in &self.paired {
-            paired.set(paired.get().filter(|address| pool.contains(*address)));
+            let kept = paired.get().address();
+            let kept = kept.filter(|address| pool.contains(*address));
+            paired.set(kept.map_or(Paired::Unknown, Paired::With));
         }
         true
+    }
+
+    /// Notes that the host may have other addresses.
+    pub(super) fn look_again(&self) {
+        for paired in &self.paired {
+            if let Paired::Nothing = paired.get() {
+                paired.set(Paired::Unknown);
+            }
+        }
     }
 
     /// Pairs the VM with the address that its live flows have, unless it is paired.
     pub(super) fn keep(&self, address: IpAddr) {
         let paired = &self.paired[usize::from(address.is_ipv6())];
-        if paired.get().is_none() && self.pool.contains(address) {
-            paired.set(Some(address));
+        if paired.get().address().is_none() && self.pool.contains(address) {
+            paired.set(Paired::With(address));
         }
+    }
+
+    /// Whether the VM is paired with an address of each family of the pool.
+    pub(super) fn is_complete(&self) -> bool {
+        [false, true].into_iter().all(|is_ipv6| {
+            let paired = self.paired[usize::from(is_ipv6)].get();
+            paired.address().is_some() || !self.pool.has_family(is_ipv6)
+        })
     }
 
     pub(crate) fn pool(&self) -> &AddressPool {
@@ -66,15 +105,17 @@ impl Pairing {
     /// the pool.
     pub(crate) fn address(&self, is_ipv6: bool, routes: &RouteTable) -> Option<IpAddr> {
         let paired = &self.paired[usize::from(is_ipv6)];
-        let present = paired
-            .get()
-            .filter(|address| routes.may_send_from(*address));
+        if let Paired::Nothing = paired.get() {
+            return None;
+        }
+        let present = paired.get().address();
+        let present = present.filter(|address| routes.may_send_from(*address));
         let chosen = || {
             let may_have = |address| routes.may_send_from(address);
             self.pool.paired(&self.vm, is_ipv6, may_have)
         };
         let address = present.or_else(chosen);
-        paired.set(address);
+        paired.set(address.map_or(Paired::Nothing, Paired::With));
         address
     }
 

@@ -40,6 +40,20 @@ fn an_address_is_kept_while_pool_and_host_have_it() {
 }
 
 #[test]
+fn addresses_are_looked_for_again_only_when_the_host_may_have_others() {
+    let all = pool("192.0.2.16/28");
+    let pairing = Pairing::new("vm1", all.clone());
+    assert_eq!(pairing.address(false, &host_with(std::iter::empty())), None);
+    let routes = host_with(all.addresses());
+    assert_eq!(pairing.address(false, &routes), None, "nobody looks");
+    pairing.look_again();
+    let own = pairing.address(false, &routes);
+    assert!(own.is_some());
+    pairing.look_again();
+    assert_eq!(pairing.address(false, &routes), own);
+}
+
+#[test]
 fn flows_of_a_predecessor_decide_only_for_the_pool_and_once() {
     let all = pool("192.0.2.16/28");
     let routes = host_with(all.addresses());

@@ -114,6 +114,10 @@ fn guests_meet_by_the_addresses_of_their_pools() {
     rig.guest(1, &udp((GUEST, ONE + 1), other, b"hello"));
     assert_eq!(got(&mut rig), None);
     assert_eq!(rig.refused(1, Refusal::NoAddress), 1);
+    // Nor for one whose mapping rests.
+    rig.guest(1, &udp((GUEST, ONE), other, b"hello"));
+    assert!(rig.at_guest().iter().all(|(vm, _)| *vm == 101), "an error");
+    assert_eq!(rig.refused(1, Refusal::NoAddress), 2);
 }
 
 #[test]
