@@ -319,6 +319,8 @@ pub struct Outbox {
     byte_limit: usize,
     /// Packets to be led back in.
     back_in: VecDeque<Vec<u8>>,
+    /// Bytes of these.
+    back_in_bytes: usize,
 }
 
 /// Error of a full outbox: the frame was not queued. It is counted as `EngineBusy`.
@@ -337,6 +339,7 @@ impl Outbox {
             ends: Vec::new(),
             byte_limit,
             back_in: VecDeque::new(),
+            back_in_bytes: 0,
         }
     }
 
@@ -376,9 +379,11 @@ impl Outbox {
             Side::World(Exit::NextHop(index)) => (Command::Emit, index),
             Side::World(Exit::Uplink(ifindex)) => (Command::EmitBy, ifindex.get()),
             Side::World(Exit::BackIn) => {
-                if self.back_in.len() >= MOST_BACK_IN {
+                let bytes = self.back_in_bytes + l3.len();
+                if self.back_in.len() >= MOST_BACK_IN || bytes > self.byte_limit {
                     return Err(OutboxFull);
                 }
+                self.back_in_bytes = bytes;
                 self.back_in.push_back(l3.to_vec());
                 vm.stats.traffic(Traffic::TxToWorld, 1, l3.len() as u64);
                 return Ok(());
@@ -391,7 +396,9 @@ impl Outbox {
 
     /// Takes a packet that is to be led back in, from an L3 header on.
     pub(crate) fn take_back_in(&mut self) -> Option<Vec<u8>> {
-        self.back_in.pop_front()
+        let packet = self.back_in.pop_front()?;
+        self.back_in_bytes -= packet.len();
+        Some(packet)
     }
 
     /// Whether packets are to be led back in.
@@ -448,7 +455,10 @@ impl Outbox {
     /// Whether the queue should be written before more work is done. The answers to one packet or
     /// timer need less than the other half.
     pub fn is_half_full(&self) -> bool {
-        self.ends.len() >= Self::FRAMES / 2 || self.bytes.len() >= self.byte_limit / 2
+        self.ends.len() >= Self::FRAMES / 2
+            || self.bytes.len() >= self.byte_limit / 2
+            || self.back_in.len() >= MOST_BACK_IN / 2
+            || self.back_in_bytes >= self.byte_limit / 2
     }
 
     /// Removes all frames from the queue.

@@ -22,6 +22,9 @@ use slipgate_policy::{
 
 use crate::config::{Config, HostNat};
 
+/// Most ways in which a pool meets the host's own NAT that an error names.
+const MOST_SHOWN: usize = 4;
+
 /// Refuses to share the guests' address with the host's own NAT and sockets, unless their ports are
 /// separate, or `--host-nat share` accepts it: then it is logged. `serves`: whether guests are served
 /// here already, who would lose more by a refusal.
@@ -76,7 +79,9 @@ pub(crate) fn check_pool(
     });
     let met: BTreeSet<String> = met.collect();
     if config.host_nat == HostNat::Share {
-        met.iter().for_each(|met| tracing::warn!("{met}"));
+        if !met.is_empty() {
+            tracing::warn!("{}", some_of(&met));
+        }
         return Ok(());
     }
     match met.is_empty() {
@@ -84,9 +89,19 @@ pub(crate) fn check_pool(
         false => Err(ConfigError::new(
             NAT_ADDRESSES,
             pool.texts().join(", "),
-            Vec::from_iter(met).join("; "),
+            some_of(&met),
             "or accept by --host-nat share that connections of the host's may break",
         )),
+    }
+}
+
+/// Joins the first of these sentences, and says how many are left out.
+fn some_of(all: &BTreeSet<String>) -> String {
+    let shown: Vec<&str> = all.iter().take(MOST_SHOWN).map(String::as_str).collect();
+    let shown = shown.join("; ");
+    match all.len().saturating_sub(MOST_SHOWN) {
+        0 => shown,
+        left => format!("{shown}; and {left} more like these"),
     }
 }
 

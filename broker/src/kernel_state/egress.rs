@@ -5,13 +5,14 @@
 //! later is missing until it comes back: flows of a VM without an address or device are refused.
 //!
 //! Addresses of a policy are shared by its VMs. An address in a VM's definition is that VM's alone:
-//! no other VM's definition, no policy and no `--nat-address` may have it.
+//! no other VM's definition, no policy and no `--nat-address` may have it, and no forward of
+//! another VM may name it. (A forward of any address answers there, too.)
 use std::collections::BTreeSet;
 
 use anyhow::anyhow;
 use slipgate_model::route::RouteTable;
 use slipgate_policy::{
-    AddressPool,
+    AddressPool, Settings,
     document::{ConfigError, LoadedPolicy, NAT_ADDRESSES},
 };
 
@@ -61,11 +62,17 @@ impl Attached {
 
     /// Checks how flows of the first policies would leave. What is wrong is only logged of policies
     /// that clients put, who could not change them if there were no daemon; and of all if a
-    /// predecessor served VMs, who would lose more by a refusal.
+    /// predecessor served VMs, who would lose more by a refusal. So is a `--nat-address` that VMs which
+    /// clients defined have for themselves.
     ///
     /// # Errors
     /// As [`Attached::check_egress`].
     pub(crate) fn check_first_egress(&self) -> anyhow::Result<()> {
+        for vm in self.vms.iter().map(|vm| &vm.config) {
+            if let Some(taken) = self.taken_by_flag(&vm.nat_addresses) {
+                tracing::warn!("{}: {taken:#}", vm.name);
+            }
+        }
         let adopted = self.has_adopted();
         for policy in self.policies.all_loaded() {
             let Err(e) = self.check_egress_of([policy].into_iter()) else {
@@ -87,10 +94,7 @@ impl Attached {
     ) -> anyhow::Result<()> {
         for policy in policies {
             let settings = &policy.settings;
-            let whose = match &settings.name {
-                Some(name) => format!("the policy {name}"),
-                None => "the policy of all VMs".to_owned(),
-            };
+            let whose = whose(settings);
             if let Some(uplink) = &settings.egress.uplink {
                 self.check_vm_uplink(uplink)
                     .map_err(|e| anyhow!("{whose}: {e:#}"))?;
@@ -101,7 +105,7 @@ impl Attached {
                 }
             }
             let pool = &settings.nat_addresses;
-            self.check_pool(pool, &whose)?;
+            self.check_pool(pool, &whose, settings.egress.uplink.as_deref())?;
             let others = self.vms.iter().map(|vm| &vm.config);
             if let Some((address, vm)) = owner_among(others, pool) {
                 let text = format!(
@@ -117,51 +121,92 @@ impl Attached {
     /// Checks the addresses of a VM's definition.
     ///
     /// # Errors
-    /// One is not the host's, or others may have it.
+    /// One is not the host's, or others may have it; or a forward names another VM's.
     pub(crate) fn check_own_addresses(&self, new: &VmConfig) -> anyhow::Result<()> {
         let pool = &new.nat_addresses;
+        let present = self.vms.named(&new.name).map(|at| &self.vms[at].config);
+        self.check_forwards_elsewhere(new, present)?;
         if pool.is_empty() {
             return Ok(());
         }
-        let present = self.vms.named(&new.name).map(|at| &self.vms[at].config);
         if present.is_some_and(|present| present.nat_addresses == *pool) {
             return Ok(());
         }
-        self.check_pool(pool, &new.name)?;
-        let taken = |address, by: &str| {
-            Taken(format!(
-                "{NAT_ADDRESSES} {address}: {by} has it, and an address in a VM's definition is of \
-                 that VM alone: give another, or put it into a policy that both have"
-            ))
-        };
+        self.check_pool(pool, &new.name, self.uplink_named_by(new))?;
         let others = self.vms.iter().map(|vm| &vm.config);
         let others = others.filter(|other| other.name != new.name);
+        for other in others.clone() {
+            let mut forwards = other.forwards.iter();
+            if let Some(forward) = forwards.find(|forward| pool.contains(forward.host)) {
+                let (address, spec, name) = (forward.host, &forward.spec, &other.name);
+                return Err(Taken(format!(
+                    "{NAT_ADDRESSES} {address}: the forward {spec} of {name} names it, and an \
+                     address in a VM's definition is of that VM alone: give another, or take that \
+                     forward from {name} first"
+                ))
+                .into());
+            }
+        }
         if let Some((address, vm)) = owner_among(others, pool) {
             return Err(taken(address, vm).into());
         }
         for policy in self.policies.all_loaded() {
             if let Some(address) = policy.settings.nat_addresses.common_with(pool) {
-                let by = match &policy.settings.name {
-                    Some(name) => format!("the policy {name}"),
-                    None => "the policy of all VMs".to_owned(),
-                };
-                return Err(taken(address, &by).into());
+                return Err(taken(address, &whose(&policy.settings)).into());
             }
         }
-        match self.config.nat_address {
-            Some(address) if pool.contains(address.into()) => {
-                Err(taken(address.into(), "--nat-address").into())
+        self.taken_by_flag(pool)
+            .map_or(Ok(()), |taken| Err(taken.into()))
+    }
+
+    /// Returns the error of a definition with the address of `--nat-address`.
+    fn taken_by_flag(&self, pool: &AddressPool) -> Option<Taken> {
+        let address = self.config.nat_address?.into();
+        pool.contains(address)
+            .then(|| taken(address, "--nat-address"))
+    }
+
+    /// Checks that no forward that a VM gets names an address of another VM's definition.
+    fn check_forwards_elsewhere(
+        &self,
+        new: &VmConfig,
+        present: Option<&VmConfig>,
+    ) -> Result<(), Taken> {
+        let is_present = |host| {
+            let mut forwards = present.into_iter().flat_map(|vm| &vm.forwards);
+            forwards.any(|forward| forward.host == host)
+        };
+        for forward in new.forwards.iter().filter(|it| !is_present(it.host)) {
+            let others = self.vms.iter().map(|vm| &vm.config);
+            let mut others = others.filter(|other| other.name != new.name);
+            if let Some(owner) = others.find(|other| other.nat_addresses.contains(forward.host)) {
+                return Err(Taken(format!(
+                    "forwards {}: {} has that address for itself: forward from another, or leave \
+                     the address out",
+                    forward.spec, owner.name
+                )));
             }
-            _ => Ok(()),
         }
+        Ok(())
     }
 
     /// Checks that answers to these addresses come to this host, and to nobody on it but slipgate.
-    fn check_pool(&self, pool: &AddressPool, whose: &str) -> Result<(), ConfigError> {
+    /// `uplink`: the device by which the flows leave, if it is not the uplink of all.
+    fn check_pool(
+        &self,
+        pool: &AddressPool,
+        whose: &str,
+        uplink: Option<&str>,
+    ) -> Result<(), ConfigError> {
         if pool.is_empty() {
             return Ok(());
         }
         let routes = RouteTable::new(&self.network_view().routes);
+        let named = uplink.and_then(|name| self.watch.network().link_by_name(name));
+        let (uplink, ifindex) = match named {
+            Some(link) => (&*link.name, link.ifindex),
+            None => (&*self.uplink.name, self.uplink.ifindex),
+        };
         let mut all = pool.addresses();
         if let Some(missing) = all.find(|address| !routes.may_send_from(*address)) {
             let bits = if missing.is_ipv4() { 32 } else { 128 };
@@ -170,15 +215,28 @@ impl Attached {
                 missing,
                 format!("it is not an address of this host, and {whose} has it"),
                 format!(
-                    "add it to the uplink: ip address add {missing}/{bits} dev {}; or have a prefix \
-                     that is routed here delivered: ip route add local PREFIX dev lo",
-                    self.uplink.name
+                    "add it to the uplink: ip address add {missing}/{bits} dev {uplink}; or have a \
+                     prefix that is routed here delivered: ip route add local PREFIX dev lo"
                 ),
             ));
         }
-        let at = (&*self.uplink.name, self.uplink.ifindex);
-        host::check_pool(&self.config, at, self.watch.network(), pool)
+        host::check_pool(&self.config, (uplink, ifindex), self.watch.network(), pool)
     }
+}
+
+/// Says whose policy it is.
+fn whose(settings: &Settings) -> String {
+    match &settings.name {
+        Some(name) => format!("the policy {name}"),
+        None => "the policy of all VMs".to_owned(),
+    }
+}
+
+fn taken(address: std::net::IpAddr, by: &str) -> Taken {
+    Taken(format!(
+        "{NAT_ADDRESSES} {address}: {by} has it, and an address in a VM's definition is of that VM \
+         alone: give another, or put it into a policy that both have"
+    ))
 }
 
 /// Returns an address of a pool that is in a VM's definition, and the VM's name.

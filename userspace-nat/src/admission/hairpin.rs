@@ -37,6 +37,14 @@ pub(crate) struct Hairpin {
     pub(crate) external: Option<IpAddr>,
 }
 
+/// Where a packet to a translated port of this host leads.
+pub(crate) struct LeadsIn {
+    pub(crate) row: VmRow,
+    pub(crate) vm: VmId,
+    /// Whether by a forward; else by a mapping.
+    by_forward: bool,
+}
+
 /// Returns the VM to which a packet with this tuple on the world's side leads by a mapping or a
 /// forward of this engine.
 pub(crate) fn leads_in<D: Datapath>(
@@ -44,9 +52,10 @@ pub(crate) fn leads_in<D: Datapath>(
     rules: &Rules,
     forwards: &Forwards,
     world: &FlowTuple,
-) -> Option<(VmRow, VmId)> {
-    let is_hosts = nat.network.routes.lookup(world.local) == Route::HostLocal;
-    if !is_hosts || world.local.is_loopback() || !world.local.is_ipv4() {
+) -> Option<LeadsIn> {
+    // Not a broadcast address.
+    let is_hosts = nat.network.routes.may_send_from(world.local);
+    if !is_hosts || !world.local.is_ipv4() {
         return None;
     }
     let mapped = nat.flows.mappings.by_outside(world);
@@ -54,11 +63,16 @@ pub(crate) fn leads_in<D: Datapath>(
         mapping.has_flows() && rules.nat_behaviour(inside.vm, inside.protocol).hairpins()
     });
     match mapped {
-        Some((inside, mapping)) => Some((mapping.row, inside.vm)),
-        None => {
-            let forward = forwards.at(world)?;
-            Some((forward.vm_row, forward.vm))
-        }
+        Some((inside, mapping)) => Some(LeadsIn {
+            row: mapping.row,
+            vm: inside.vm,
+            by_forward: false,
+        }),
+        None => forwards.at(world).map(|forward| LeadsIn {
+            row: forward.vm_row,
+            vm: forward.vm,
+            by_forward: true,
+        }),
     }
 }
 
@@ -88,7 +102,17 @@ impl<D: Datapath> Planner<'_, D> {
             remote_port: 0,
             protocol: to.protocol as u8,
         };
-        let (_, leads_to) = leads_in(self.nat, self.rules, self.forwards, &world)?;
+        let leads = leads_in(self.nat, self.rules, self.forwards, &world)?;
+        let network = &self.nat.network;
+        // A forward of a VM with an uplink of its own is for those behind that uplink.
+        let has_its_uplink = |uplink| {
+            let own = network.uplink_of(vm.net.id).or(network.routes.uplink());
+            own == Some(uplink)
+        };
+        let is_open = !leads.by_forward || network.uplink_of(leads.vm).is_none_or(has_its_uplink);
+        if !is_open {
+            return None;
+        }
         let inside = guest.and_then(|guest| Inside::of(guest, ANYWHERE));
         let external = self.nat.hairpin_source(vm.net.id, inside.as_ref(), to.addr);
         let decision = self.rules.decide_hairpin(vm.net.id, to);
@@ -96,7 +120,7 @@ impl<D: Datapath> Planner<'_, D> {
             decision,
             name: None,
             path: Path::Hairpin(Hairpin {
-                to: leads_to,
+                to: leads.vm,
                 external: external.ok(),
             }),
             route: Some(Route::HostLocal),

@@ -274,10 +274,18 @@ fn planned<D>(
     }
 }
 
+/// Returns the translated address that the flow has.
+fn source_of(plan: &Plan) -> Option<IpAddr> {
+    match &plan.path {
+        Path::Hairpin(hairpin) => hairpin.external,
+        _ => plan.route?.hop().map(|(_, source)| source),
+    }
+}
+
 /// Says which of its pool's addresses the VM has; `None`: it has no pool of that family, or the flow
 /// leaves by no route.
 fn paired_with<D>(planner: &Planner<'_, D>, vm: &VmState, plan: &Plan) -> Option<String> {
-    let (_, nat) = plan.route?.hop()?;
+    let nat = source_of(plan)?;
     let pool = planner.nat.network.pairing(vm.net.id)?.pool();
     let all = pool.of_family(nat.is_ipv6()).count();
     pool.contains(nat).then(|| match all {
@@ -294,7 +302,7 @@ fn paired_with<D>(planner: &Planner<'_, D>, vm: &VmState, plan: &Plan) -> Option
 fn port_behaves<D>(planner: &Planner<'_, D>, to: Destination, plan: &Plan) -> Option<String> {
     let lacks_port = |refused: Refused| refused.reason == Refusal::PortsExhausted;
     let has_behaviour = plan.refused.is_none_or(lacks_port);
-    let (_, nat) = plan.route.filter(|_| has_behaviour)?.hop()?;
+    let nat = source_of(plan).filter(|_| has_behaviour)?;
     let mappings = &planner.nat.flows.mappings;
     let behaviour = plan.mapped.zip(mappings.range());
     behaviour.map(|(behaviour, range)| {
@@ -359,8 +367,12 @@ fn refused(vm: &VmState, plan: &Plan, refusal: Refusal) -> String {
         (Refusal::PortsExhausted, _) => {
             "refused: no translated port toward that destination is left".to_owned()
         }
-        (_, Some(Route::NoSource)) => {
+        (Refusal::NoAddress, _) | (_, Some(Route::NoSource)) => {
             "refused: none of the VM's nat_addresses is an address of this host now".to_owned()
+        }
+        (Refusal::NoRoute, Some(Route::HostLocal)) => {
+            "refused: the VM has no translated address, since no default route leads by its uplink"
+                .to_owned()
         }
         (_, Some(Route::HostLocal)) => {
             "an address of the host itself: it has no link to leave by".to_owned()

@@ -348,6 +348,7 @@ impl Mappings {
                 return true;
             };
             self.remove(&inside);
+            self.forget_free(inside.pool());
         }
         self.rests.first_over(now_ns).is_none()
     }

@@ -113,6 +113,17 @@ fn rest(mappings: &mut Mappings, vm: u32, port: u16, now_ns: u64) -> u16 {
 }
 
 #[test]
+fn nothing_is_kept_of_an_address_without_mappings() {
+    let mut mappings = mappings(50_000..=50_015, 1);
+    rest(&mut mappings, 1, 1_000, 0);
+    assert!(mappings.wake(0));
+    assert_eq!(mappings.free.borrow().len(), 1);
+    assert!(mappings.wake(REST_NS));
+    assert!(mappings.is_empty() && mappings.free.borrow().is_empty());
+    assert_eq!(free(&mappings), 16);
+}
+
+#[test]
 fn a_vms_oldest_resting_port_makes_room_and_no_other_vms() {
     let mut mappings = mappings(50_000..=50_003, 1);
     rest(&mut mappings, 1, 5_000, 10);

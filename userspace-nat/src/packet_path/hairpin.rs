@@ -20,6 +20,7 @@ use std::{net::IpAddr, sync::atomic::Ordering::Relaxed};
 
 use slipgate_abi::{
     Direction, DropReason, Handover, PortHeader, SlotIndex, VmId, VmRow, portframe::PortFlags,
+    vm::VmFlags,
 };
 use slipgate_model::FlowTuple;
 
@@ -134,11 +135,15 @@ impl<D: Datapath> Core<D> {
         let Some(frame) = Frame::parse(bytes) else {
             return Disposition::Dropped(DropReason::BadCommand);
         };
-        if self
-            .sleeping
-            .has(frame.header.row(), VmId::new(frame.header.id))
-        {
+        let (row, id) = (frame.header.row(), VmId::new(frame.header.id));
+        if self.sleeping.has(row, id) {
             return self.hold(bytes, now_ns);
+        }
+        // As the programs do: a frozen VM gets no flow.
+        let live = self.nat.datapath.vm(row);
+        if live.is_some_and(|live| live.flags().load(Relaxed) & VmFlags::FROZEN != 0) {
+            self.drop_held(row, bytes, DropReason::Frozen);
+            return Disposition::Dropped(DropReason::Frozen);
         }
         self.handle_whole(bytes, fragment_size, services, poller, now_ns)
     }
@@ -187,10 +192,10 @@ impl<D: Datapath> Core<D> {
         if let Some(receiver) = self.by_flow(world) {
             return Some(receiver);
         }
-        let (row, id) = leads_in(&self.nat, &self.rules, &self.forwards, world)?;
+        let leads = leads_in(&self.nat, &self.rules, &self.forwards, world)?;
         Some(Receiver {
-            row,
-            id,
+            row: leads.row,
+            id: leads.vm,
             why: Handover::Forward,
         })
     }

@@ -263,8 +263,8 @@ impl<D: Datapath> Core<D> {
             }
         };
         let segments = packet.segments(frame.vnet);
-        // Its fragments were counted as they came.
-        if fragment_size.is_none() {
+        // Its fragments were counted as they came: of one that was led back in, for its sender.
+        if fragment_size.is_none() || frame.header.flags & PortFlags::HAIRPIN != 0 {
             vm.net
                 .stats
                 .traffic(traffic, segments.packets, segments.bytes);

@@ -112,13 +112,11 @@ impl<D: Datapath> Nat<D> {
 
     /// Returns the present route of a flow's packets to the world.
     pub(super) fn route_of(&self, slot: SlotIndex) -> Route {
-        let vm = self.datapath.slot(slot).id();
-        let remote = self.datapath.addresses(slot).remote;
-        let has_hosts_address = self
-            .flows
-            .entry(slot)
-            .is_some_and(|entry| entry.is_from_world() && !entry.is_untranslated());
-        match has_hosts_address {
+        let Some(entry) = self.flows.entry(slot) else {
+            return Route::Unreachable;
+        };
+        let (vm, remote) = (entry.vm(), entry.guest.remote);
+        match entry.is_from_world() && !entry.is_untranslated() {
             true => self.network.route_of_host(vm, remote),
             false => self.network.route(vm, remote),
         }

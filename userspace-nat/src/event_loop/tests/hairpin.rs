@@ -1,7 +1,7 @@
 //! Tests of guests that reach each other by their translated addresses.
 use slipgate_abi::{
-    DropReason, Handover, Ip4, Protocol, Rate, Refusal, RuleIndex, SlotRef, VmId, VmRates, VmRow,
-    slot::SlotFlags,
+    DropReason, Handover, IfIndex, Ip4, Protocol, Rate, Refusal, RuleIndex, SlotRef, VmId, VmRates,
+    VmRow, slot::SlotFlags,
 };
 use slipgate_policy::{
     Action, AddressPool, Destination, Filtering, Mapping, NatBehaviour, NatSettings, Policy, Rule,
@@ -111,11 +111,21 @@ fn guests_meet_by_the_addresses_of_their_pools() {
         ..spec(1, &Setup::default())
     };
     rig.tell(|engine| engine.set_vm(elsewhere));
+    rig.at_guest();
     rig.guest(1, &udp((GUEST, ONE + 1), other, b"hello"));
-    assert_eq!(got(&mut rig), None);
+    assert!(rig.at_guest().iter().all(|(vm, _)| *vm == 101), "an error");
     assert_eq!(rig.refused(1, Refusal::NoAddress), 1);
+    let to = Destination {
+        addr: other.0.into(),
+        port: other.1,
+        protocol: Protocol::Udp,
+    };
+    let why = rig.tell(move |engine| engine.why(VmRow::new(1), to, None));
+    let none = "none of the VM's nat_addresses";
+    assert!(why.outcome.contains(none), "{}", why.outcome);
     // Nor for one whose mapping rests.
-    rig.guest(1, &udp((GUEST, ONE), other, b"hello"));
+    let third = learn(&mut rig, 3, OTHER);
+    rig.guest(1, &udp((GUEST, ONE), third, b"hello"));
     assert!(rig.at_guest().iter().all(|(vm, _)| *vm == 101), "an error");
     assert_eq!(rig.refused(1, Refusal::NoAddress), 2);
 }
@@ -230,29 +240,31 @@ fn where_one_of_the_two_does_not_ask_for_it_the_port_is_the_hosts() {
 fn the_senders_rules_judge_the_address_as_sent_and_the_receivers_the_external_one() {
     let deny = |pattern: &str| Rule::parse(Action::Deny, pattern).unwrap();
     let mut rig = Rig::with(Setup {
-        rules: vec![deny("192.0.2.1:50000-50004/udp")],
-        eim_ports: Some(50_000..=50_009),
+        rules: vec![deny("192.0.2.1:50000-50029/udp")],
+        eim_ports: Some(50_000..=50_059),
         ..setup(Filtering::EndpointIndependent)
     });
     let mut ports: Vec<u16> = Vec::new();
-    for port in 5_000..5_009 {
+    for port in 5_000..5_016 {
         ports.push(learn(&mut rig, 2, port).1);
     }
-    let open = ports.iter().position(|port| *port > 50_004).unwrap();
-    let denied = ports.iter().position(|port| *port <= 50_004).unwrap();
-    let one = learn(&mut rig, 1, ONE);
-    rig.guest(1, &udp((GUEST, ONE), (NAT, ports[denied]), b"no"));
+    let open = ports.iter().position(|port| *port > 50_029).unwrap();
+    let denied = ports.iter().position(|port| *port <= 50_029).unwrap();
+    // A port of the sender's on each side.
+    let own: Vec<u16> = (5_000..5_016)
+        .map(|port| learn(&mut rig, 1, port).1)
+        .collect();
+    let low = own.iter().position(|port| *port <= 50_029).unwrap() as u16;
+    let high = own.iter().position(|port| *port > 50_029).unwrap() as u16;
+    rig.guest(1, &udp((GUEST, 5_000 + high), (NAT, ports[denied]), b"no"));
     assert_eq!(rig.refused(1, Refusal::Rule), 1);
     rig.at_guest();
-    rig.guest(1, &udp((GUEST, ONE), (NAT, ports[open]), b"hello"));
-    match one.1 <= 50_004 {
-        // The receiver's rules deny it.
-        true => {
-            assert_eq!(got(&mut rig), None);
-            assert_eq!(rig.refused(2, Refusal::Rule), 1);
-        }
-        false => assert_eq!(got(&mut rig).map(|got| got.0), Some(2)),
-    }
+    // The receiver's rules deny one of the two.
+    rig.guest(1, &udp((GUEST, 5_000 + low), (NAT, ports[open]), b"hello"));
+    assert_eq!(got(&mut rig), None);
+    assert_eq!(rig.refused(2, Refusal::Rule), 1);
+    rig.guest(1, &udp((GUEST, 5_000 + high), (NAT, ports[open]), b"hello"));
+    assert_eq!(got(&mut rig).map(|got| got.0), Some(2));
     // Where nothing is allowed by default, a rule has to.
     let mut rig = Rig::with(Setup {
         default: Action::Deny,
@@ -305,6 +317,37 @@ fn a_forward_is_reached_by_its_external_address() {
     assert_eq!((row, from.0, to), (1, NAT, (GUEST, 80)));
     assert!(PORTS.contains(&from.1));
     rig.assert_paired();
+    // By none whose uplink is another than that of the forward's VM.
+    let by = |uplink| VmSpec {
+        uplink: Some(uplink),
+        ..spec(1, &Setup::default())
+    };
+    rig.tell(move |engine| engine.set_vm(by(IfIndex::new(9))));
+    rig.at_guest();
+    rig.guest(2, &udp((GUEST, OTHER + 1), FORWARDED, b"hello"));
+    assert_eq!(rig.refused(2, Refusal::Protected), 1);
+    assert!(rig.at_guest().iter().all(|(vm, _)| *vm == 102));
+    rig.tell(move |engine| engine.set_vm(by(UPLINK)));
+    rig.guest(2, &udp((GUEST, OTHER + 1), FORWARDED, b"hello"));
+    assert_eq!(got(&mut rig).map(|got| got.0), Some(1));
+    // A broadcast address is nobody's forward, whatever an address of any says.
+    let mut rig = Rig::with(Setup {
+        forwards: vec![Forward {
+            host: [0, 0, 0, 0].into(),
+            ..forward()
+        }],
+        ..setup(Filtering::AddressAndPortDependent)
+    });
+    let mut with_broadcast = network();
+    with_broadcast.routes.addresses[0].broadcast = Some([192, 0, 2, 255].into());
+    rig.follow(with_broadcast);
+    let broadcast = Ip4 {
+        octets: [192, 0, 2, 255],
+    };
+    rig.guest(2, &udp((GUEST, OTHER), (broadcast, FORWARDED.1), b"hello"));
+    assert_eq!(rig.flows(), 0);
+    rig.guest(2, &udp((GUEST, OTHER), FORWARDED, b"hello"));
+    assert_eq!(rig.flows(), 2);
     // Not without hairpinning.
     let mut rig = Rig::with(with_forward(NatSettings::default()));
     rig.guest(2, &udp((GUEST, OTHER), FORWARDED, b"hello"));
@@ -377,6 +420,11 @@ fn what_may_be_fragmented_is_and_fragments_arrive() {
     assert_eq!(counted(&rig, 1)[..2], [1, 2_028]);
     assert_eq!(counted(&rig, 2)[2..], [1, 2_028]);
     // In fragments of the guest's own.
+    let from_world = |rig: &Rig, row| {
+        let (counters, _) = rig.kernel.borrow().stats(row).snapshot();
+        counters.engine_rx_from_world
+    };
+    let before = from_world(&rig, 2);
     let whole = udp((GUEST, ONE), other, &[7; 1_000]);
     for (at, more) in [(0, true), (512, false)] {
         let payload = &whole[20 + at..(20 + at + 512).min(whole.len())];
@@ -391,6 +439,11 @@ fn what_may_be_fragmented_is_and_fragments_arrive() {
     let frames = rig.at_guest();
     assert_eq!(frames.len(), 2, "they leave as they came");
     assert_eq!(counted(&rig, 2)[2..], [2, 2_028 + 1_028]);
+    let now = from_world(&rig, 2);
+    assert_eq!(
+        (now.packets - before.packets, now.bytes - before.bytes),
+        (1, 1_028)
+    );
 }
 
 #[test]
@@ -633,6 +686,17 @@ fn a_guest_that_sleeps_gets_it_when_it_wakes() {
 }
 
 #[test]
+fn a_guest_that_is_frozen_gets_no_flow() {
+    let mut rig = rig(Filtering::EndpointIndependent);
+    let (_, other) = (learn(&mut rig, 1, ONE), learn(&mut rig, 2, OTHER));
+    rig.kernel.borrow().set_frozen(2, true);
+    rig.guest(1, &udp((GUEST, ONE), other, b"hello"));
+    assert!(rig.at_guest().is_empty());
+    assert_eq!(rig.dropped(2, DropReason::Frozen), 1);
+    assert_eq!(rig.flows(), 3, "only the sender has one");
+}
+
+#[test]
 fn why_says_hairpin_and_to_whom() {
     let mut rig = rig(Filtering::EndpointIndependent);
     let other = learn(&mut rig, 2, OTHER);
@@ -647,6 +711,11 @@ fn why_says_hairpin_and_to_whom() {
         why.outcome.contains("(hairpin) to VM vm2"),
         "{}",
         why.outcome
+    );
+    assert!(
+        why.explanation.contains("filtering, hairpinning"),
+        "{}",
+        why.explanation
     );
     let why = rig.tell(move |engine| engine.why(VmRow::new(1), to(22), None));
     assert_eq!(why.refusal.as_deref(), Some(Refusal::Protected.name()));

@@ -93,6 +93,14 @@ impl Mappings {
             && !self.unadopted.has_port(pool, port)
     }
 
+    /// Forgets the list of the ports of a pool of which none is taken: its address may be gone.
+    pub(super) fn forget_free(&mut self, pool: Pool) {
+        let mut taken = self.by_outside.range((pool, 0)..=(pool, u16::MAX));
+        if taken.next().is_none() {
+            self.free.get_mut().remove(&pool);
+        }
+    }
+
     /// Returns the ports of a pool that may be given; `None`: there is no range.
     pub(super) fn free(&self, pool: Pool) -> Option<RefMut<'_, FreePorts>> {
         let range = self.range.as_ref()?;
