@@ -258,6 +258,32 @@ fn a_vm_has_a_public_address_of_its_own_by_which_its_forward_is_reached_too() {
         status == 409 && detail.contains("the policy web has it"),
         "{status} {problem}"
     );
+    // No other VM's forward names it, and it is not taken where one does.
+    let refuses = |body: Value, words: &str| {
+        let (status, problem) = stand.ask("PUT", "/v1/vms/b", Some(body));
+        let detail = problem["detail"].as_str().unwrap_or_default();
+        assert!(
+            status == 409 && detail.contains(words),
+            "{status} {problem}"
+        );
+    };
+    let named = format!("tcp:{own}:9000:80");
+    refuses(
+        json!({ "tap": "tap1", "forwards": [named] }),
+        "a has that address for itself",
+    );
+    let third = OTHERS[0];
+    let named = format!("tcp:{third}:9000:80");
+    let (status, vm) = stand.ask(
+        "PATCH",
+        "/v1/vms/a",
+        Some(json!({ "forwards": ["tcp:8080:80", named] })),
+    );
+    assert_eq!(status, 200, "{vm}");
+    refuses(
+        json!({ "tap": "tap1", "nat_addresses": [third] }),
+        "of a names it",
+    );
     // Without it, it leaves as the host does; its flows may stay.
     let mut stream = connected(&guest, &echo);
     let (status, vm) = stand.ask("PATCH", "/v1/vms/a", Some(json!({ "nat_addresses": null })));
