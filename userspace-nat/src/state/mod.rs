@@ -131,7 +131,7 @@ impl<D: Datapath> Core<D> {
         for (row, slots) in self.nat.flows.left_by_vm() {
             let vm = self.vms.get(row);
             if let Some(vm) = vm {
-                self.nat.pair_by(vm.net.id, &slots);
+                self.nat.pair_by(vm.net.id, slots);
             }
         }
     }
