@@ -20,8 +20,9 @@
 //! - **Handshake**: the guest's SYN waits until the host's connection stands; then comes the SYN-ACK.
 //!   A refused one is RST. So no connection ever seems to exist that does not.
 //! - **Ends**: a FIN is passed on as a FIN once all before it was (half-closes both ways), an RST as
-//!   an RST. A connection that the server ended first stays for [`TIME_WAIT_NS`], without its socket,
-//!   to answer the guest's FIN sent again.
+//!   an RST. A connection of user mode that the server ended first stays for [`TIME_WAIT_NS`], without
+//!   its socket, to answer the guest's FIN sent again. A relayed one is forgotten once the guest's FIN
+//!   is acknowledged: one that is sent again is answered by an RST.
 //!
 //! The host may also be who opens ([`Connection::open`]): a client of the host's that a forward leads to
 //! the guest. The SYN goes to the guest, again and again until it answers; a guest that refuses has the
@@ -50,6 +51,8 @@ mod queue;
 mod stream;
 mod wire;
 
+#[cfg(test)]
+mod resend_test;
 #[cfg(test)]
 mod stream_test;
 

@@ -192,6 +192,8 @@ impl Stream {
             host: received.host,
             ..Taken::default()
         };
+        // All of it may have been sent, so that no event of the socket's says that there is more.
+        self.has_more |= received.resend;
         match received.host {
             Host::Stays => {}
             Host::Reset => {

@@ -78,6 +78,8 @@ pub struct Received {
     pub fin: bool,
     /// Bytes that the guest acknowledged: they are to be taken out of the socket's queue.
     pub acknowledged: u32,
+    /// Whether the guest has lost something: what is sendable is to be sent, again.
+    pub resend: bool,
     /// What to do to the socket.
     pub host: Host,
     /// Segment to send at once, whose acknowledgement is no ordinary one.
@@ -320,6 +322,7 @@ impl Connection {
             }
             self.state = State::Established;
             self.unacknowledged = self.sent;
+            self.waits = 0;
             self.rest();
         } else if before(self.sent, segment.acknowledgement) {
             // Of what was never sent (RFC 9293 section 3.10.7.4).
@@ -390,11 +393,13 @@ impl Connection {
             if self.duplicates == DUPLICATES && self.repairing.is_none() {
                 self.repairing = Some(self.sent);
                 self.next = self.unacknowledged;
+                received.resend = true;
             }
         }
         if self.window > 0 && self.unacknowledged == self.sent {
-            // No probe is due any more.
+            // No probe is due any more, and the waits for the next frame are none of the probes'.
             self.rest();
+            self.waits = 0;
             if self.state == State::TimeWait {
                 self.due_ns = Some(now_ns + TIME_WAIT_NS);
             }

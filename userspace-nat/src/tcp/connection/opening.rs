@@ -79,8 +79,11 @@ impl Connection {
         self.unheard = 0;
         self.take_syn(segment);
         if !acknowledges {
-            // A simultaneous open: what the guest began itself, it may go on with.
+            // A simultaneous open: what the guest began itself, it may go on with. Our SYN may not
+            // have been sent yet.
             self.state = State::SynReceived;
+            self.next = self.unacknowledged.wrapping_add(1);
+            self.sent = self.next;
             received.reply = Some(self.syn());
             return received;
         }

@@ -262,6 +262,22 @@ fn a_closed_window_is_probed_as_long_as_the_guest_answers() {
     connection.receive(&data(0, 0, 100), 0);
     assert_eq!(connection.sendable().map(|s| s.most), Some(10_000));
     assert_eq!(connection.due_ns(), None);
+    // The waits for the probes grew to a minute. They are none of the next loss's.
+    connection.send(100, None, 0);
+    assert_eq!(connection.due_ns(), Some(RETRANSMISSION_NS));
+}
+
+#[test]
+fn waits_for_the_handshake_are_none_of_the_streams() {
+    let mut connection = Connection::new(Version::V4, &syn(), OURS);
+    connection.connected(ROOM, 0);
+    for _ in 0..4 {
+        let now_ns = connection.due_ns().unwrap();
+        assert!(matches!(connection.on_time(now_ns), Due::Send(_)));
+    }
+    connection.receive(&data(0, 0, 0), 0);
+    connection.send(100, None, 0);
+    assert_eq!(connection.due_ns(), Some(RETRANSMISSION_NS));
 }
 
 #[test]
@@ -501,6 +517,19 @@ fn a_syn_that_crosses_ours_is_answered_and_its_acknowledgement_opens() {
     assert_eq!(connection.state(), State::SynReceived);
     connection.receive(&data(0, 0, 0), 9);
     assert_eq!(connection.state(), State::Established);
+}
+
+#[test]
+fn a_syn_that_comes_before_ours_was_sent_is_answered_by_it() {
+    let mut connection = Connection::open(Version::V4, OURS, ROOM, 7);
+    let reply = connection.receive(&answer(Flags::SYN), 7).reply.unwrap();
+    assert_eq!(
+        (reply.sequence, reply.flags),
+        (OURS, Flags::SYN | Flags::ACK)
+    );
+    connection.receive(&data(0, 0, 0), 9);
+    assert_eq!(connection.state(), State::Established);
+    assert_eq!(connection.send(1, None, 9).sequence, OURS.wrapping_add(1));
 }
 
 #[test]
