@@ -22,7 +22,8 @@ pub struct Vm6 {
     pub flags: u32,
     /// Explicit padding, always zero.
     pub pad: u32,
-    /// Neighbour solicitations for the gateway that the kernel answered.
+    /// Neighbour solicitations that the kernel answered: the guest's for the gateway, and the uplink's
+    /// neighbours' for the guest.
     pub neighbours_answered: u64,
     /// First address of the VM's /64, from which the guest makes its own.
     pub prefix: Ip6,

@@ -79,7 +79,8 @@ pub trait Family: Copy + Sized {
     /// Whether an address is a loopback address.
     fn is_loopback(address: Self::Address) -> bool;
 
-    /// Whether the host would route the packet to another host ([`Kernel::is_routed_on`]).
+    /// Whether the host would route the packet to another host ([`Kernel::is_routed_on`]), or it is to a
+    /// guest's routed prefix.
     fn is_routed_on<K: Kernel>(kernel: K, packet: &Packet<Self>) -> bool;
 
     /// What is beside a slot; `None` if its flow is of the other family.

@@ -185,7 +185,8 @@ impl Family for V6 {
 
     #[inline(always)]
     fn is_routed_on<K: Kernel>(kernel: K, packet: &Packet<Self>) -> bool {
-        kernel.is_routed_on6(packet.source, packet.destination)
+        routed_prefix::has(kernel, &packet.destination)
+            || kernel.is_routed_on6(packet.source, packet.destination)
     }
 
     #[inline(always)]

@@ -7,7 +7,10 @@
 //!
 //! Where the prefix is on the uplink's own link, neighbours ask for the guests' addresses there.
 //! Solicitations for those that are bound to a guest are answered with the uplink's MAC (RFC 4861
-//! section 7.2.8), also while the engine is down. Others are left to the host, which has no answer.
+//! section 7.2.8), also while the engine is down. Others to a group are left to the host, which has no
+//! answer; others to an address of a guest's prefix are dropped.
+use core::sync::atomic::Ordering::Relaxed;
+
 use super::{
     Kernel, Maps as _,
     drops::{NOBODY, drop_packet},
@@ -18,7 +21,7 @@ use super::{
 use crate::{
     DropReason, ForwardKey6, Ip6,
     cell::load32,
-    vm6::{GUEST_ADDRESSES, Vm6Flags},
+    vm6::{GUEST_ADDRESSES, Vm6Flags, Vm6Ref},
 };
 
 /// Leaves a packet to the host, unless it is to a guest's routed prefix: it is dropped then.
@@ -31,24 +34,42 @@ pub(super) fn leave<K: Kernel>(kernel: K, packet: &Packet<V6>) -> K::End {
     drop_packet(kernel, row, DropReason::NoFlow, packet.segments())
 }
 
-/// Answers a neighbour solicitation for a guest's address, or leaves the packet to the host.
+/// Answers a neighbour solicitation for a guest's address, or leaves the packet as [`leave`] does.
 #[inline(always)]
 pub(super) fn neighbour_of_uplink<K: Kernel>(kernel: K, packet: &Packet<V6>) -> K::End {
     let is_solicitation = packet.is_icmp()
         && packet.icmp_type == icmpv6::NEIGHBOUR_SOLICITATION
         && packet.l3_len == IPV6_LEN as u32 + MESSAGE_LEN;
-    // A probe for duplicates has no option, and its answer another destination.
+    // A probe for duplicates has no option (RFC 4861 section 7.1.1), and its answer another
+    // destination.
+    let is_from_neighbour = !packet.source.is_unspecified() && !packet.source.is_multicast();
     if is_solicitation
         && packet.ttl == ON_LINK
         && packet.gso_size == 0
+        && is_from_neighbour
         && let Some(target) = target_of(kernel)
         && let Some(vm6) = kernel.maps().vm6(proxied_row(kernel, &target))
         && load32(vm6.flags()) & Vm6Flags::ON != 0
-        && neighbour::answer_for_guest(kernel, target, packet.source, vm6.proxy_mac())
+        && let Some(mac) = mac_here(kernel, vm6)
+        && neighbour::answer_for_guest(kernel, target, packet.source, mac)
     {
+        vm6.neighbours_answered().fetch_add(1, Relaxed);
         return kernel.redirect(kernel.ifindex());
     }
-    kernel.pass()
+    leave(kernel, packet)
+}
+
+/// Whether a packet is to a guest's routed prefix.
+#[inline(always)]
+pub(super) fn has<K: Kernel>(kernel: K, destination: &Ip6) -> bool {
+    row_of(kernel, destination) != NOBODY
+}
+
+/// The uplink's MAC, unless the link changes meanwhile: the MAC may be half another's then.
+#[inline(always)]
+fn mac_here<K: Kernel>(kernel: K, vm6: Vm6Ref) -> Option<[u16; 3]> {
+    let mac = vm6.proxy_mac();
+    (load32(vm6.proxy_ifindex()) == kernel.ifindex()).then_some(mac)
 }
 
 #[inline(always)]

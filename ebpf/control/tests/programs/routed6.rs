@@ -56,7 +56,21 @@ fn strangers() -> Vec<Frame6> {
         destination: UNBOUND,
         ..Frame6::rx(Protocol::Udp)
     };
-    vec![
+    // Of what only neighbours send. Without an L2 address it is no neighbour's that could be answered.
+    let solicitations = [GUEST6, UNBOUND].into_iter().flat_map(|target| {
+        [64, 255].map(|hop_limit| {
+            let mut asked = Frame6 {
+                hop_limit,
+                source: Frame6::rx(Protocol::Icmpv6).source,
+                ..probe(target)
+            };
+            if hop_limit == 255 && target == GUEST6 {
+                asked.l4.truncate(24);
+            }
+            asked
+        })
+    });
+    let mut all = vec![
         with(Protocol::Tcp, Flags::SYN),
         with(Protocol::Tcp, Flags::ACK),
         with(Protocol::Udp, 0),
@@ -65,7 +79,9 @@ fn strangers() -> Vec<Frame6> {
         fragment,
         unknown,
         to_nobody,
-    ]
+    ];
+    all.extend(solicitations);
+    all
 }
 
 #[test]
@@ -83,6 +99,35 @@ fn what_is_no_flows_is_dropped_and_not_the_hosts() {
         let mut datapath = loaded!();
         routed(&mut datapath, VM + 1);
         datapath.expect_unnoticed(INGRESS, &frame.bytes());
+    }
+}
+
+#[test]
+fn a_probe_for_duplicates_is_to_a_group() {
+    let from_nowhere = Frame6 {
+        source: Ipv6Addr::UNSPECIFIED,
+        ..probe(GUEST6)
+    };
+    let mut datapath = loaded!();
+    routed(&mut datapath, VM);
+    assert_eq!(datapath.run(INGRESS, &from_nowhere.bytes()).action, SHOT);
+    assert_eq!(datapath.only_reason(ROW), DropReason::NoFlow);
+}
+
+#[test]
+fn a_forward_of_any_address_is_none_of_a_guests_prefix() {
+    let any = (Ipv6Addr::UNSPECIFIED, 80, Protocol::Udp);
+    let frame = |destination| Frame6 {
+        destination,
+        l4: l4_of(Protocol::Udp, 0, (443, 80), 0, b"payload"),
+        ..Frame6::rx(Protocol::Udp)
+    };
+    for (destination, is_handed_over) in [(GUEST6, 0), (NAT6, 1)] {
+        let mut datapath = loaded!();
+        routed(&mut datapath, VM);
+        datapath.forward6(any, (VM, 80));
+        datapath.run(INGRESS, &frame(destination).bytes());
+        assert_eq!(datapath.handed_over(), is_handed_over, "{destination}");
     }
 }
 
@@ -134,6 +179,7 @@ fn neighbours_that_ask_for_a_bound_address_are_answered() {
         };
         assert_eq!(run.frame, expected.bytes());
         assert_eq!(datapath.handed_over(), 0);
+        assert_eq!(datapath.vms6.get(ROW).neighbours_answered, 1);
     }
 }
 
@@ -149,6 +195,10 @@ fn other_neighbours_are_the_hosts() {
         source: Ipv6Addr::UNSPECIFIED,
         ..without_mac.clone()
     };
+    let duplicate_with_mac = Frame6 {
+        source: Ipv6Addr::UNSPECIFIED,
+        ..solicitation(GUEST6)
+    };
     for asked in [
         solicitation(UNBOUND),
         solicitation(GUEST_LOCAL),
@@ -157,6 +207,7 @@ fn other_neighbours_are_the_hosts() {
         without_mac,
         another_option,
         duplicate,
+        duplicate_with_mac,
     ] {
         let mut datapath = loaded!();
         routed(&mut datapath, VM);
