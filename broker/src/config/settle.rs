@@ -172,7 +172,8 @@ impl Config {
             let is_off = mode(&forward).unwrap_or(self.network.ipv6) == Ipv6Mode::Off;
             if is_off && forward.host.is_ipv6() {
                 let problem = "the VM has no IPv6";
-                let remedy = "give it `--ipv6 nat` or `auto`, or an address of IPv4";
+                let remedy =
+                    "give it `--ipv6 nat`, `auto` or `routed:PREFIX`, or an address of IPv4";
                 return Err(ConfigError::new("--forward", forward.spec, problem, remedy));
             }
             let other = forward.in_ipv6().filter(|_| !is_off && host_has_ipv6);

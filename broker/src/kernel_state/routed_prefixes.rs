@@ -1,20 +1,21 @@
 //! Prefixes that the network routes to this host: what the programs at the uplinks know of them.
 //!
 //! Packets to such a prefix are its VM's, from the opening of its row to its removal: none goes to the
-//! host's stack. Neighbours on the uplink that ask for an address of the guest's are answered by the
+//! host's stack. While the host has an address in it, they are the host's, which would not be reached
+//! otherwise: a router's advertisement may have given it one. Neighbours on the uplink that ask for an address of the guest's are answered by the
 //! program, which needs the uplink's MAC for it. That is so whether or not the prefix is on that link:
 //! a router that has a route by this host does not ask.
 use std::{
     collections::{BTreeMap, HashSet},
-    net::Ipv6Addr,
+    net::{IpAddr, Ipv6Addr},
 };
 
 use anyhow::{Context as _, bail};
-use ipnet::IpNet;
+use ipnet::{IpNet, Ipv6Net};
 use slipgate_abi::{ForwardKey6, ForwardTarget, IfIndex};
 use slipgate_control::{
     groups::AllGroups,
-    maps::Insert,
+    maps::{Insert, InsertError, SharedMaps},
     vm::{self, OpenVm},
 };
 use slipgate_model::GuestIpv6;
@@ -27,22 +28,24 @@ use crate::config::VmConfig;
 pub(crate) struct NeighbourLinks {
     /// Their MACs, with which neighbours are answered.
     macs: BTreeMap<IfIndex, [u8; 6]>,
-    /// Has them pass the frames by which neighbours ask; `None`: no VM may have IPv6.
+    /// Has them pass the frames by which neighbours ask; `None`: no VM may have IPv6, or `refused`.
     groups: Option<AllGroups>,
+    /// Why there is none though VMs may have routed prefixes. It is said where one has.
+    refused: Option<String>,
 }
 
 impl NeighbourLinks {
     /// For a process whose VMs may have routed prefixes, or not. It takes privileges that a broker gives
     /// up before it serves.
     pub(crate) fn open(has_prefixes: bool) -> Self {
-        let groups = has_prefixes.then(AllGroups::open);
-        let groups = groups.and_then(|opened| {
-            opened
-                .inspect_err(|e| tracing::warn!("neighbours that ask for guests' addresses: {e}"))
-                .ok()
-        });
+        let (groups, refused) = match has_prefixes.then(AllGroups::open) {
+            Some(Ok(groups)) => (Some(groups), None),
+            Some(Err(e)) => (None, Some(e.to_string())),
+            None => (None, None),
+        };
         Self {
             groups,
+            refused,
             ..Self::default()
         }
     }
@@ -59,39 +62,61 @@ impl Attached {
         open: &OpenVm,
         ipv6: Option<&GuestIpv6>,
     ) -> anyhow::Result<()> {
-        let Some(prefix) = ipv6.filter(|net| net.is_routed).map(|net| net.prefix) else {
+        let Some(prefix) = prefix_of(ipv6) else {
             return Ok(());
         };
-        let maps = self.datapath.maps();
-        let key = key_of(prefix.network());
-        let entry = maps.forwards6.get(&key)?;
-        let other = entry.filter(|target| target.id() != open.id);
-        let row = other.and_then(|other| other.row().zip(Some(other.id())));
-        if let Some(name) = row.and_then(|(row, id)| vm::name_if_open(maps, row, id)) {
-            bail!(
-                "{prefix} is routed to {name}, a VM of another process: give each VM a prefix of its \
-                 own"
+        take_prefix(self.datapath.maps(), prefix, open)?;
+        if let Some(e) = &self.neighbour_links.refused {
+            tracing::warn!(
+                "{prefix}: a network card may keep back what neighbours ask for guests' addresses \
+                 ({e}): give slipgate CAP_NET_RAW, or have the router route the prefix by this host"
             );
         }
-        let target = ForwardTarget::new(open.id, open.row, 0);
-        let inserted = maps.forwards6.insert(&key, &target, Insert::Any);
-        inserted.with_context(|| format!("the prefix {prefix}, which is routed to a VM"))?;
         self.answer_neighbours_of(config, open);
         Ok(())
     }
 
-    /// Leaves packets to a VM's prefix to the host again.
-    pub(crate) fn close_routed_prefix(&self, gone: Option<&GuestIpv6>) {
-        let Some(net) = gone.filter(|net| net.is_routed) else {
-            return;
-        };
-        if let Err(e) = self
-            .datapath
-            .maps()
-            .forwards6
-            .remove(&key_of(net.prefix.network()))
+    /// Leaves packets to the prefix of a VM to the host again.
+    pub(crate) fn close_routed_prefix(&self, open: &OpenVm, ipv6: Option<&GuestIpv6>) {
+        if let Some(prefix) = prefix_of(ipv6)
+            && let Err(e) = leave_prefix(self.datapath.maps(), prefix, open)
         {
-            tracing::warn!("{}: {e}", net.prefix);
+            tracing::warn!("{prefix}: {e}");
+        }
+    }
+
+    /// Leaves the prefixes to the host in which it has got an address, and takes back those in which it
+    /// has none any more.
+    pub(crate) fn follow_routed_prefixes(&self) {
+        let maps = self.datapath.maps();
+        for vm in self.vms.iter() {
+            let Some(prefix) = prefix_of(vm.ipv6.as_ref()) else {
+                continue;
+            };
+            let (name, own) = (&vm.config.name, self.host_address_in(prefix));
+            let is_taken = maps.forwards6.get(&key_of(prefix.network()));
+            let is_taken = matches!(is_taken, Ok(Some(target)) if target.id() == vm.open.id);
+            match (own, is_taken) {
+                (Some(own), true) => {
+                    self.close_routed_prefix(&vm.open, vm.ipv6.as_ref());
+                    if let Some(vm6) = maps.vm6(vm.open.row) {
+                        vm6.set_proxy(None);
+                    }
+                    tracing::warn!(
+                        "{name}: the host has got an address in {prefix}, which is routed to the VM \
+                         ({own}): what belongs to no flow of the VM's is the host's, until the address \
+                         is gone. Where a router's advertisements gave it, set \
+                         net.ipv6.conf.DEVICE.autoconf=0 (or accept_ra=0) and remove it"
+                    );
+                }
+                (None, false) => {
+                    match self.open_routed_prefix(&vm.config, &vm.open, vm.ipv6.as_ref()) {
+                        Ok(()) => tracing::info!("{name}: {prefix} is the VM's alone again"),
+                        Err(e) => tracing::warn!("{name}: {e:#}"),
+                    }
+                }
+                _ => {}
+            }
         }
     }
 
@@ -107,19 +132,22 @@ impl Attached {
     /// # Errors
     /// One is: the error names it.
     pub(super) fn check_routed_prefix(&self, ipv6: Option<&GuestIpv6>) -> anyhow::Result<()> {
-        let Some(prefix) = ipv6.filter(|net| net.is_routed).map(|net| net.prefix) else {
-            return Ok(());
-        };
-        let mut own = self.watch.network().addresses.iter();
-        let prefix = IpNet::V6(prefix);
-        if let Some(own) = own.find(|own| prefix.contains(&own.address)) {
+        if let Some(prefix) = prefix_of(ipv6)
+            && let Some(own) = self.host_address_in(prefix)
+        {
             bail!(
-                "ipv6: {prefix} can't be routed to a VM: the host has an address in it ({}): give a \
-                 prefix that is routed to the host, or --ipv6 nat",
-                own.address
+                "ipv6: {prefix} can't be routed to a VM: the host has an address in it ({own}): give a \
+                 prefix that is routed to the host, or --ipv6 nat"
             );
         }
         Ok(())
+    }
+
+    fn host_address_in(&self, prefix: Ipv6Net) -> Option<IpAddr> {
+        let prefix = IpNet::V6(prefix);
+        let mut own = self.watch.network().addresses.iter();
+        let own = own.find(|own| prefix.contains(&own.address));
+        own.map(|own| own.address)
     }
 
     /// Follows the MACs of the uplinks, with which neighbours are answered.
@@ -135,7 +163,8 @@ impl Attached {
 
     /// Has neighbours answered on the link that is a VM's uplink now.
     pub(crate) fn answer_neighbours(&self, vm: &ServedVm) {
-        if vm.ipv6.is_some_and(|net| net.is_routed) {
+        let prefix = prefix_of(vm.ipv6.as_ref());
+        if prefix.is_some_and(|prefix| self.host_address_in(prefix).is_none()) {
             self.answer_neighbours_of(&vm.config, &vm.open);
         }
     }
@@ -167,6 +196,50 @@ impl Attached {
             .filter_map(|link| Some((link.ifindex, link.mac?)));
         macs.collect()
     }
+}
+
+/// The prefix of a VM that is routed to it.
+fn prefix_of(ipv6: Option<&GuestIpv6>) -> Option<Ipv6Net> {
+    ipv6.filter(|net| net.is_routed).map(|net| net.prefix)
+}
+
+/// Enters a prefix for a VM, in the place of one that is gone at most.
+fn take_prefix(maps: &SharedMaps, prefix: Ipv6Net, open: &OpenVm) -> anyhow::Result<()> {
+    let key = key_of(prefix.network());
+    let target = ForwardTarget::new(open.id, open.row, 0);
+    loop {
+        match maps.forwards6.insert(&key, &target, Insert::New) {
+            Err(InsertError::Exists) => {}
+            done => {
+                return done
+                    .with_context(|| format!("the prefix {prefix}, which is routed to a VM"));
+            }
+        }
+        let Some(entry) = maps.forwards6.get(&key)? else {
+            continue;
+        };
+        let place = entry.row().filter(|_| entry.id() != open.id);
+        if let Some(name) = place.and_then(|row| vm::name_if_open(maps, row, entry.id())) {
+            bail!(
+                "{prefix} is routed to {name}, a VM of another process: give each VM a prefix of its \
+                 own"
+            );
+        }
+        maps.forwards6.remove(&key)?;
+    }
+}
+
+/// Removes the entry of a VM's prefix, unless it is another VM's by now.
+fn leave_prefix(maps: &SharedMaps, prefix: Ipv6Net, open: &OpenVm) -> anyhow::Result<()> {
+    let key = key_of(prefix.network());
+    if maps
+        .forwards6
+        .get(&key)?
+        .is_some_and(|entry| entry.id() == open.id)
+    {
+        maps.forwards6.remove(&key)?;
+    }
+    Ok(())
 }
 
 fn key_of(prefix: Ipv6Addr) -> ForwardKey6 {

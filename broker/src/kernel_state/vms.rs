@@ -182,7 +182,7 @@ impl Attached {
         self.open_routed_prefix(config, open, ipv6)?;
         let found = tap.map(|tap| self.prepare_tap(tap)).transpose();
         if found.is_err() && !open.adopted {
-            self.close_routed_prefix(ipv6);
+            self.close_routed_prefix(open, ipv6);
         }
         found
     }

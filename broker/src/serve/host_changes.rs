@@ -39,6 +39,7 @@ impl Broker {
             attached.follow_uplink()?;
             let uplinks = attached.follow_vm_uplinks();
             attached.follow_uplink_macs();
+            attached.follow_routed_prefixes();
             self.parts.tell_network()?;
             self.parts.tell_vms_by_uplinks(&uplinks)?;
             self.parts.follow_ipv6()?;

@@ -119,7 +119,7 @@ impl Attached {
         self.config.vms.swap_remove(at);
         vm::retire(self.datapath.maps(), gone.open.row);
         self.close_forwards(&gone, told);
-        self.close_routed_prefix(gone.ipv6.as_ref());
+        self.close_routed_prefix(&gone.open, gone.ipv6.as_ref());
         self.unshape(gone.open.row, gone.tap_ifindex);
         self.share_credits();
         let run_dir = &self.datapath.paths().run_dir;

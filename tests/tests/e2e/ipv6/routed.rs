@@ -188,6 +188,37 @@ fn ipv6_routed_prefix_lets_nobody_in_and_the_host_does_not_answer() {
 }
 
 #[test]
+fn ipv6_routed_prefix_in_which_the_host_gets_an_address_is_the_hosts_meanwhile() {
+    require_root_and_tun!();
+    let stand = routed(&[]);
+    let _listener = stand
+        .world
+        .host
+        .run(|| TcpListener::bind("[::]:80").unwrap());
+    let host = "2001:db8:42::8";
+    let to = at6(host, 80);
+    let is_answered = || {
+        let net = &stand.world.net;
+        net.run(|| TcpStream::connect_timeout(&to, BRIEF)).is_ok()
+    };
+    assert!(!is_answered());
+    let server = Echo::start(&stand.world, SERVER6, 7000);
+    let mut stream = connect(&stand, server.address()).unwrap();
+    let of_host = |verb: &str| {
+        let address = format!("-6 addr {verb} {host}/128 dev {UPLINK}");
+        stand.world.host.ip(&address).unwrap();
+    };
+    of_host("add");
+    until("the host is reached", is_answered);
+    assert_eq!(round(&mut stream, b"flows stay").unwrap(), b"flows stay");
+    of_host("del");
+    let before = stand.dropped("no_flow");
+    until("the prefix is the VM's again", || {
+        !is_answered() && stand.dropped("no_flow") > before
+    });
+}
+
+#[test]
 fn ipv6_routed_prefix_on_the_uplinks_link_is_answered_for() {
     require_root_and_tun!();
     let mut stand = routed(&[]);
