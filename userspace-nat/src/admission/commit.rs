@@ -159,8 +159,18 @@ impl<D: Datapath> Nat<D> {
     /// Opens a flow that keeps its guest's address and port. Returns its slot. Nobody else has
     /// these: the prefix is one VM's.
     fn open_untranslated(&mut self, flow: NewFlow, now_ns: u64) -> Result<SlotIndex, Refusal> {
+        let world = toward(&flow).world(flow.nat_port);
         let mut opened = self.flows.open(&mut self.datapath, &flow, now_ns);
-        if matches!(opened, Err(OpenError::GuestTaken)) && self.sweep(&flow.guest) {
+        // A deletion may have failed on either side.
+        for _ in 0..2 {
+            let stale = match opened {
+                Err(OpenError::WorldTaken) => &world,
+                Err(OpenError::GuestTaken) => &flow.guest,
+                _ => break,
+            };
+            if !self.sweep(stale) {
+                break;
+            }
             opened = self.flows.open(&mut self.datapath, &flow, now_ns);
         }
         opened.map_err(|error| match error {
@@ -229,13 +239,15 @@ impl<D: Datapath> Nat<D> {
         Err(Refusal::PortsExhausted)
     }
 
-    /// Deletes a tuple in this process's scope that no flow of it has: an earlier deletion failed.
-    /// Returns whether it was deleted.
+    /// Deletes a tuple that is this process's alone and that no flow of it has: an earlier deletion
+    /// failed. Returns whether it was deleted.
     pub(super) fn sweep(&mut self, tuple: &FlowTuple) -> bool {
         let left = self.flows.left_by(&mut self.datapath, tuple);
-        self.flows.by_guest(tuple).is_none()
-            && matches!(left, Ok(None))
-            && self.datapath.remove(tuple).unwrap_or(false)
+        let known = match tuple.scope {
+            FlowTuple::WORLD => self.flows.by_world(tuple),
+            _ => self.flows.by_guest(tuple),
+        };
+        known.is_none() && matches!(left, Ok(None)) && self.datapath.remove(tuple).unwrap_or(false)
     }
 
     /// Whether a port that was picked for a VM, and whose tuple is taken, is that of a flow that is

@@ -65,6 +65,24 @@ fn a_routed_guest_keeps_its_address_and_port() {
 }
 
 #[test]
+fn entries_whose_deletion_failed_are_in_no_routed_flows_way() {
+    // That of the guest's side, or both.
+    for fails in [1, 2] {
+        let (mut rig, family) = (rig(), own());
+        let opener = udp((family.guest, 5_000), family.server(), b"x");
+        rig.guest(1, &opener);
+        rig.kernel.borrow_mut().faults.remove_fails = fails;
+        rig.pass(310 * SECOND_NS);
+        assert_eq!(rig.flows(), 0);
+        assert_eq!(rig.kernel.borrow().flows6.len(), fails as usize);
+        rig.at_world();
+        rig.guest(1, &opener);
+        assert_eq!((rig.flows(), rig.at_world().len()), (1, 1), "{fails}");
+        rig.assert_paired();
+    }
+}
+
+#[test]
 fn nobody_gets_in_by_a_routed_prefix() {
     let (mut rig, family) = (rig(), own());
     let (guest, server) = ((family.guest, 80), family.server());
