@@ -260,15 +260,16 @@ pub(super) fn tell(
     cx: &mut Context<'_>,
 ) {
     for (offload, packet, counted) in packets.frames() {
-        served.counts.received(flow, counted, cx.now_ns);
-        send_counted(offload, packet, counted, &served.net, cx.out);
+        if send_counted(offload, packet, counted, &served.net, cx.out) {
+            served.counts.received(flow, counted, cx.now_ns);
+        }
     }
     packets.clear();
 }
 
 /// Sends a datagram, in fragments if the guest's link does not take it whole: its sender is this NAT.
-/// All of them, or none.
-pub(super) fn send(mut packet: Vec<u8>, vm: &VmNet, out: &mut Outbox) {
+/// All of them, or none: returns whether it was sent.
+pub(super) fn send(mut packet: Vec<u8>, vm: &VmNet, out: &mut Outbox) -> bool {
     let (len, mtu) = (packet.len(), u32::from(vm.mtu));
     if len <= mtu as usize {
         return send_counted(VirtioNetHdr::default(), &packet, single(len), vm, out);
@@ -284,12 +285,14 @@ pub(super) fn send(mut packet: Vec<u8>, vm: &VmNet, out: &mut Outbox) {
     }
     let bytes = pieces.iter().map(Vec::len).sum();
     if !out.has_room(pieces.len(), bytes) {
-        return vm.stats.dropped(DropReason::EngineBusy, single(len));
+        vm.stats.dropped(DropReason::EngineBusy, single(len));
+        return false;
     }
     for piece in pieces {
         let counted = single(piece.len());
         send_counted(VirtioNetHdr::default(), &piece, counted, vm, out);
     }
+    true
 }
 
 fn send_counted(
@@ -298,9 +301,10 @@ fn send_counted(
     counted: Segments,
     vm: &VmNet,
     out: &mut Outbox,
-) {
+) -> bool {
     let sent = out.to_guest(vm, ethertype_of(packet), offload, packet);
     if sent.is_err() {
         vm.stats.dropped(DropReason::EngineBusy, counted);
     }
+    sent.is_ok()
 }

@@ -101,9 +101,9 @@ impl DnsStream {
     }
 
     /// Whether another question may be read: not while answers wait for a guest that does not read
-    /// them.
+    /// them, and not behind our FIN, as their answers would be.
     fn may_ask(&self, limits: &Limits) -> bool {
-        self.outstanding < MAX_OUTSTANDING && self.outbox.len() < limits.dns_buffer
+        !self.closing && self.outstanding < MAX_OUTSTANDING && self.outbox.len() < limits.dns_buffer
     }
 
     fn receive(

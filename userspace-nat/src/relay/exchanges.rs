@@ -177,16 +177,16 @@ impl Relay {
             let Name { ours, guest, .. } = exchange.name;
             let len = headers_len(Version::of(ours.ip())) + payload.len();
             exchange.active_ns = cx.now_ns;
-            served
-                .counts
-                .received(&mut exchange.flow, single(len), cx.now_ns);
-            served.counts.bytes_to_guest += payload.len() as u64;
             let datagram = Datagram {
                 from: ours,
                 to: guest,
                 payload,
             };
-            send(datagram.emit(), &served.net, cx.out);
+            if send(datagram.emit(), &served.net, cx.out) {
+                let counts = &mut served.counts;
+                counts.received(&mut exchange.flow, single(len), cx.now_ns);
+                counts.bytes_to_guest += payload.len() as u64;
+            }
         }
         self.datagram = buffer;
     }

@@ -235,13 +235,15 @@ impl Relay {
             to: guest,
             payload,
         };
-        served.counts.bytes_to_guest += payload.len() as u64;
+        let is_sent = send(datagram.emit(), &served.net, cx.out);
         if let Some(association) = self.associations.get_mut(vm, port) {
-            let flow = &mut association.flow;
             association.active_ns = cx.now_ns;
-            served.counts.received(flow, single(len), cx.now_ns);
+            if is_sent {
+                let flow = &mut association.flow;
+                served.counts.received(flow, single(len), cx.now_ns);
+                served.counts.bytes_to_guest += payload.len() as u64;
+            }
         }
-        send(datagram.emit(), &served.net, cx.out);
     }
 
     /// Processes a guest's datagram to the gateway.

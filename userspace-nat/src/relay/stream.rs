@@ -111,6 +111,12 @@ impl Stream {
         })
     }
 
+    /// The host's socket.
+    #[cfg(test)]
+    pub(super) fn socket(&self) -> Option<&std::os::fd::OwnedFd> {
+        self.inner.socket()
+    }
+
     /// Phase of the connection on the guest's side.
     pub(super) fn phase(&self) -> Phase {
         phase_of(self.inner.connection().state())
@@ -219,13 +225,17 @@ impl Stream {
     /// it may.
     ///
     /// # Errors
-    /// The host's socket has failed.
+    /// The host's socket has failed, or the guest was given up and told so.
     fn send(&mut self, link: &mut Link<'_>) -> io::Result<()> {
         let is_due = self.due_ns().is_some_and(|due_ns| due_ns <= link.now_ns);
         if is_due && link.may_send() {
             match self.inner.on_time(link.now_ns) {
                 Due::Nothing | Due::Resend | Due::Forget => {}
-                Due::Send(header) | Due::GiveUp(header) => link.tell(&header),
+                Due::Send(header) => link.tell(&header),
+                Due::GiveUp(header) => {
+                    link.tell(&header);
+                    return Err(io::ErrorKind::TimedOut.into());
+                }
             }
         }
         while let Some(place) = self.inner.sendable(link.now_ns)
@@ -279,6 +289,11 @@ impl Stream {
             _ => {}
         }
         let is_overdue = link.now_ns >= self.end_ns(limits);
+        #[cfg(test)]
+        if is_overdue {
+            let now_ns = link.now_ns;
+            eprintln!("{:?} ends by a limit at {now_ns} ns: {self:?}", link.ends);
+        }
         if is_overdue || self.wait_for_room(poller).is_err() {
             return self.reset(link);
         }

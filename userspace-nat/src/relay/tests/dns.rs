@@ -226,6 +226,26 @@ fn an_idle_connection_is_closed() {
 }
 
 #[test]
+fn a_question_that_crosses_a_lost_end_is_not_asked() {
+    let mut world = perfect();
+    world
+        .guest
+        .connect(resolver(), 40_000, End::new(Vec::new(), Close::AfterPeer));
+    assert!(questions(&mut world, 100).is_empty());
+    world.lose(100);
+    // Idle for 10 s since the handshake: the relay's FIN is lost.
+    world.idle(&mut [], 9_950);
+    world.lose(0);
+    world.guest.ends[0].1.send = framed(&[b"late"]);
+    assert!(questions(&mut world, 100).is_empty());
+    world.run(&mut [], 1_000, |world, _| {
+        assert!(world.relay.next_question().is_none());
+        world.guest.ends[0].1.eof
+    });
+    assert!(world.guest.ends[0].1.received.is_empty());
+}
+
+#[test]
 fn the_limit_holds_per_vm_and_room_is_made_by_closing() {
     let limits = Limits {
         dns_connections_per_vm: 3,

@@ -3,9 +3,10 @@ use std::{
     collections::HashMap,
     io::{ErrorKind, Read, Write},
     net::{Shutdown, SocketAddr, TcpListener, TcpStream},
-    os::fd::OwnedFd,
+    os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd},
 };
 
+use nix::libc;
 use slipgate_abi::{Protocol, RuleIndex, Vm6, Vm6Ref, VmId};
 
 use super::{
@@ -22,6 +23,9 @@ use crate::{
 
 pub(super) const VM: VmId = VmId::new(7);
 pub(super) const MS: u64 = 1_000_000;
+/// Looks of one millisecond, real time, after which what is under way is taken for stuck: a delayed
+/// acknowledgement of the kernel comes within 40 of them.
+const MOST_LOOKS: u32 = 60;
 
 /// Faults of the link. Shares of packets are in percent.
 #[derive(Clone, Copy, Default)]
@@ -154,6 +158,8 @@ pub(super) struct World {
     pub(super) leads: HashMap<u16, u16>,
     /// Whether the VM is frozen: nothing passes.
     pub(super) frozen: bool,
+    /// Looks in a row for what the kernel has still to carry.
+    looks: u32,
     down: Cable,
     up: Cable,
 }
@@ -194,6 +200,7 @@ impl World {
             last_step: (0, 0),
             leads: HashMap::new(),
             frozen: false,
+            looks: 0,
             down: Cable::new(
                 Impairment {
                     garbled: 0,
@@ -239,16 +246,17 @@ impl World {
             .unwrap();
     }
 
-    /// Everybody's turn, at one moment. The clock moves when there is nothing left to do in it.
+    /// Everybody's turn, at one moment. The clock moves when there is nothing left to do in it, and
+    /// nothing under way between the host's sockets, which takes real time.
     pub(super) fn step(&mut self, clients: &mut [Client]) {
-        for client in clients {
+        for client in &mut *clients {
             client.step();
         }
         self.relay.begin_turn();
         let mut ready = Vec::new();
         self.poller.wait(Some(0), &mut ready).unwrap();
         let mut busy = !ready.is_empty();
-        for readiness in ready {
+        for readiness in ready.drain(..) {
             self.with(|relay, cx| relay.on_ready(readiness, cx));
         }
         let frozen = self.frozen;
@@ -283,9 +291,32 @@ impl World {
             busy = true;
             self.up.put(&packet, self.now_ns);
         }
-        if !busy {
+        if busy {
+            self.looks = 0;
+        } else if self.looks < MOST_LOOKS && self.is_under_way(clients) {
+            self.looks += 1;
+            self.poller.wait(Some(MS), &mut ready).unwrap();
+            for readiness in ready {
+                self.looks = 0;
+                self.with(|relay, cx| relay.on_ready(readiness, cx));
+            }
+        } else {
             self.now_ns += MS;
         }
+    }
+
+    /// Whether a socket of the host has sent something that its peer's has not acknowledged.
+    fn is_under_way(&self, clients: &[Client]) -> bool {
+        let own = self.relay.entries.values().filter_map(|entry| match entry {
+            Entry::Connection(connection) => match &connection.kind {
+                Kind::Stream(stream) | Kind::Loopback { stream, .. } => stream.socket(),
+                _ => None,
+            },
+            _ => None,
+        });
+        let clients = clients.iter().map(|client| client.stream.as_fd());
+        let mut all = own.map(AsFd::as_fd).chain(clients);
+        all.any(|socket| unacknowledged(socket) > 0)
     }
 
     /// A port of the gateway that leads to a service on the host's loopback.
@@ -393,6 +424,14 @@ impl World {
                 .all(|entry| !matches!(entry, Entry::Connection(_) | Entry::Exchange(_)))
         );
     }
+}
+
+/// Bytes of a TCP socket that its peer has not acknowledged.
+fn unacknowledged(socket: BorrowedFd<'_>) -> libc::c_int {
+    let mut queued: libc::c_int = 0;
+    // SAFETY: the call writes an int.
+    unsafe { libc::ioctl(socket.as_raw_fd(), libc::TIOCOUTQ, &raw mut queued) };
+    queued
 }
 
 /// Bytes that tell where they are.
