@@ -434,6 +434,15 @@ impl Outbox {
         self.ends.len() + frames <= Self::FRAMES && self.bytes.len() + bytes <= self.byte_limit
     }
 
+    /// Returns the bytes for which there is room, [`L3_AT`] of them for each frame; 0 if no more frames
+    /// fit.
+    pub(crate) fn room(&self) -> usize {
+        match self.ends.len() < Self::FRAMES {
+            true => self.byte_limit.saturating_sub(self.bytes.len()),
+            false => 0,
+        }
+    }
+
     /// Returns the number of queued frames.
     pub fn len(&self) -> usize {
         self.ends.len()

@@ -128,6 +128,7 @@ impl Relay {
             may_send,
             now_ns,
         );
+        link.has_room_for = cx.out.room();
         let fate = match &mut connection.kind {
             Kind::Stream(stream) | Kind::Loopback { stream, .. } => {
                 let ready = match event {

@@ -6,10 +6,16 @@ use slipgate_abi::segment::{self, Segments};
 
 use crate::{
     packet::{Ip, Packet, Transport, Version, transport::Tcp},
-    port::{ETHERNET_LEN, VirtioNetHdr, single},
+    port::{ETHERNET_LEN, L3_AT, VirtioNetHdr, single},
     tcp::{EarlyRoom, Header, SCRATCH_LEN, Segment, Workspace, headers_len, write_headers},
     vm::VmNet,
 };
+
+/// Length of the buffer that is kept between calls.
+const KEPT_LEN: usize = 1 << 20;
+/// More than the headers of a frame, and least payload for which one is begun.
+const MOST_HEADERS_LEN: usize = 128;
+const LEAST_PAYLOAD: usize = 1_500;
 
 /// Frames for the guest, one after another in a reused buffer.
 #[derive(Debug, Default)]
@@ -26,6 +32,15 @@ impl Packets {
     pub(super) fn clear(&mut self) {
         self.used = 0;
         self.frames.clear();
+        if self.bytes.len() > KEPT_LEN {
+            self.bytes.truncate(KEPT_LEN);
+            self.bytes.shrink_to(KEPT_LEN);
+        }
+    }
+
+    /// Bytes that the frames and one more, without its payload, take of an outbox.
+    fn taken_with_one_more(&self) -> usize {
+        self.used + MOST_HEADERS_LEN + (self.frames.len() + 1) * L3_AT
     }
 
     /// Returns room for a frame's payload of up to `most` bytes behind its headers, and a place for
@@ -92,6 +107,8 @@ pub(super) struct Link<'a> {
     pub(super) most_mss: u16,
     /// Number of packets that may still be sent; a reset always may.
     pub(super) may_send: usize,
+    /// Bytes for which the engine's port has room; what is sent beyond is lost.
+    pub(super) has_room_for: usize,
     /// Whether more packets wait to be sent.
     pub(super) has_more: bool,
 }
@@ -114,6 +131,7 @@ impl<'a> Link<'a> {
             now_ns,
             most_mss: vm.mtu.saturating_sub(headers_len as u16),
             may_send,
+            has_room_for: usize::MAX,
             has_more: false,
         }
     }
@@ -124,14 +142,22 @@ impl<'a> Link<'a> {
 
     /// Whether a packet may be sent. If not, the connection has its turn later.
     pub(super) fn may_send(&mut self) -> bool {
-        self.has_more |= self.may_send == 0;
-        self.may_send > 0
+        let may_send = self.may_send > 0 && self.payload_room() >= LEAST_PAYLOAD;
+        self.has_more |= !may_send;
+        may_send
+    }
+
+    fn payload_room(&self) -> usize {
+        self.has_room_for
+            .saturating_sub(self.out.taken_with_one_more())
     }
 
     /// Room for the payload of the next frame: at most so many bytes, in as many packets of `mss`
     /// bytes as may be sent. And a place for bytes that are not looked at.
     pub(super) fn room(&mut self, most: u32, mss: u16) -> (&mut [u8], &mut [u8]) {
-        let most = (most as usize).min(self.may_send.saturating_mul(mss.into()));
+        let most = (most as usize)
+            .min(self.may_send.saturating_mul(mss.into()))
+            .min(self.payload_room());
         self.out.room(Version::of(self.ends.ours.ip()), most)
     }
 

@@ -9,6 +9,8 @@
 //! connections does not delay the others, and a busy connection does not delay those of the same
 //! VM.
 //!
+//! One that has more for the guest than the port of the engine has room for waits in the same way.
+//!
 //! There are two exceptions. For each packet of the guest its connection may send one, so that its
 //! acknowledgements are not held up by others. And an answer to a SYN, and a reset, are always sent, of
 //! which there is one per connection.

@@ -89,6 +89,18 @@ fn each_client_has_its_own_answers_from_the_address_it_asked() {
 }
 
 #[test]
+fn what_the_engine_has_no_room_for_is_not_counted_as_received() {
+    let (mut world, port) = world(Limits::default());
+    world.out = Outbox::new(0);
+    client().send_to(b"one", ("127.0.0.1", port)).unwrap();
+    while world.relay.counts(VM).associations == 0 {
+        assert_eq!(deliver(&mut world), []);
+    }
+    let counts = world.relay.counts(VM);
+    assert_eq!((counts.rx, counts.bytes_to_guest), ((0, 0), 0));
+}
+
+#[test]
 fn a_second_datagram_keeps_its_port_until_the_client_was_silent() {
     let (mut world, port) = world(Limits::default());
     let client = client();

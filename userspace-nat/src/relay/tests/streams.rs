@@ -205,18 +205,6 @@ fn a_guest_that_is_given_up_is_counted_as_reset() {
 }
 
 #[test]
-fn what_the_engine_has_no_room_for_is_not_counted_as_received() {
-    let mut world = perfect();
-    world.out = crate::port::Outbox::new(0);
-    let addr = world.forward_tcp(80);
-    let mut clients = [Client::connect(addr, End::new(Vec::new(), Close::Never))];
-    world.run(&mut clients, 100, |world, _| {
-        world.relay.counts(VM).streams == 1
-    });
-    assert_eq!(world.relay.counts(VM).rx, (0, 0));
-}
-
-#[test]
 fn a_reset_goes_through_both_ways() {
     for by_guest in [true, false] {
         let mut world = perfect();

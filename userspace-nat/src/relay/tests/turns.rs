@@ -1,6 +1,8 @@
 //! Number of packets that a VM's connections receive in one turn of the engine.
 use std::net::SocketAddr;
 
+use slipgate_abi::DropReason;
+
 use super::{
     super::{turns::PACKETS_PER_TURN, *},
     guest::{Close, End},
@@ -78,6 +80,18 @@ fn windows_that_open_together_are_filled_a_turn_about() {
         world.strays, 0,
         "each of the guest's last packets was awaited, and answered"
     );
+}
+
+/// What the engine has no room for waits as well, and is not lost.
+#[test]
+fn a_turn_sends_no_more_than_there_is_room_for() {
+    let (mut world, _, mut clients) = full(150_000);
+    world.out = crate::port::Outbox::new(100_000);
+    until_they_wait(&mut world, &mut clients);
+    complete(&mut world, &mut clients, 10_000);
+    let served = &world.relay.vms[&VM];
+    let dropped = served.net.stats.packets_dropped(DropReason::EngineBusy);
+    assert_eq!(dropped, 0);
 }
 
 /// A fast retransmission may wait for its turn, and is not forgotten.

@@ -23,9 +23,9 @@ use crate::{
 
 pub(super) const VM: VmId = VmId::new(7);
 pub(super) const MS: u64 = 1_000_000;
-/// Looks of one millisecond, real time, after which what is under way is taken for stuck: a delayed
-/// acknowledgement of the kernel comes within 40 of them.
-const MOST_LOOKS: u32 = 60;
+/// Looks of one millisecond, real time, after which what is under way has arrived, or is stuck: the
+/// kernel delays acknowledgements of what has arrived by up to 40 ms.
+const MOST_LOOKS: u32 = 3;
 
 /// Faults of the link. Shares of packets are in percent.
 #[derive(Clone, Copy, Default)]
