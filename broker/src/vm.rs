@@ -199,7 +199,7 @@ impl Vm {
             console,
             orders: Orders::listen(&config.nat.vms[0].name, &config.machine)?,
             stages,
-            resets: Resets::default(),
+            resets: Resets::new(config.bounds.may_restart),
             started,
             _vsock: vsock,
             cgroup,
@@ -280,10 +280,7 @@ impl Vm {
 
     /// Has the flows of a guest that was reset ended, after which it goes on.
     fn begin_again(&mut self, report: Option<String>) -> anyhow::Result<()> {
-        if let Some(report) = report {
-            tracing::warn!("a triple fault: {}", printable(&report));
-        }
-        if !self.resets.begin()? && !self.vmm.after_reset(false) {
+        if !self.resets.begin(report)? && !self.vmm.after_reset(false) {
             anyhow::bail!("takes no messages");
         }
         Ok(())
@@ -292,10 +289,9 @@ impl Vm {
     /// How the VMM's process ended, in words; `None` while it runs.
     pub(crate) fn end(&mut self) -> Option<String> {
         let how = self.vmm.end()?;
-        let cgroup = self.cgroup.as_ref();
-        Some(match cgroup.is_some_and(Cgroup::was_out_of_memory) {
-            true => format!("{how}, for it reached --memory-max"),
-            false => how,
+        Some(match self.cgroup.as_ref().and_then(Cgroup::out_of_memory) {
+            Some(why) => format!("{how}, {why}"),
+            None => how,
         })
     }
 

@@ -13,7 +13,7 @@ use std::{collections::BTreeMap, os::fd::OwnedFd, path::PathBuf, time::Duration}
 use serde::{Deserialize, Serialize};
 
 pub use self::{
-    ask::{ClientError, ask},
+    ask::{ClientError, ask, ask_within},
     machine::{MachineOrder, MachineState, MachineStatus},
     server::{ClientId, ControlServer, PermittedRequest},
     vms::{

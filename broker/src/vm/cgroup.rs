@@ -8,7 +8,7 @@
 //! what a killed broker has left is removed by the next one with the same parent.
 use std::{
     fs, io,
-    os::unix::ffi::OsStrExt as _,
+    os::unix::{ffi::OsStrExt as _, fs::MetadataExt as _},
     path::{Path, PathBuf},
     process, thread,
     time::{Duration, Instant},
@@ -18,7 +18,9 @@ use slipgate_policy::document::ConfigError;
 
 use crate::config::CgroupSpec;
 
-/// First part of the names of cgroups that are made here; the process id follows.
+/// First part of the names of cgroups that are made here. The PID namespace's inode follows, and the
+/// process id in it: processes of another namespace can't be seen from here, so what is left of them
+/// can't be told from what they use.
 const PREFIX: &str = "slipgate-";
 /// Period of `cpu.max`, µs.
 const PERIOD_US: u64 = 100_000;
@@ -30,7 +32,11 @@ const LIMITS: &str = "leave --cpu-max, --memory-max and --pids-max out";
 
 /// A cgroup that goes with this.
 #[derive(Debug)]
-pub(crate) struct Cgroup(PathBuf);
+pub(crate) struct Cgroup {
+    path: PathBuf,
+    /// Whether it has the limit of `--memory-max`.
+    limits_memory: bool,
+}
 
 impl Cgroup {
     /// Makes a cgroup with these limits.
@@ -70,6 +76,7 @@ impl Cgroup {
             controllers("cgroup.controllers"),
             controllers("cgroup.subtree_control"),
         );
+        // All before any is enabled: a refusal changes nothing.
         for (controller, flag, ..) in &files {
             if !there.iter().any(|it| it == controller) {
                 let problem = format!("it lacks the controller `{controller}`, which {flag} needs");
@@ -79,6 +86,8 @@ impl Cgroup {
                 );
                 return Err(refused(parent, &problem, &remedy));
             }
+        }
+        for (controller, ..) in &files {
             if !enabled.iter().any(|it| it == controller) {
                 let enable = fs::write(
                     parent.join("cgroup.subtree_control"),
@@ -95,8 +104,9 @@ impl Cgroup {
                 })?;
             }
         }
-        remove_left(parent);
-        let path = parent.join(format!("{PREFIX}{}", process::id()));
+        let prefix = own_prefix();
+        remove_left(parent, &prefix);
+        let path = parent.join(format!("{prefix}{}", process::id()));
         fs::create_dir(&path).map_err(|e| {
             let problem = format!("no cgroup can be made in it ({e})");
             refused(
@@ -105,9 +115,13 @@ impl Cgroup {
                 "give one that is yours or was delegated to you",
             )
         })?;
-        let cgroup = Cgroup(path);
+        let limits_memory = spec.memory_bytes.is_some();
+        let cgroup = Cgroup {
+            path,
+            limits_memory,
+        };
         for (_, flag, file, value) in &files {
-            fs::write(cgroup.0.join(file), value).map_err(|e| {
+            fs::write(cgroup.path.join(file), value).map_err(|e| {
                 let remedy = "give another value, or leave it out";
                 ConfigError::new(
                     flag,
@@ -125,18 +139,27 @@ impl Cgroup {
     /// # Errors
     /// The kernel refuses: who is not root can't move a process into it from elsewhere.
     pub(crate) fn take(&self, pid: u32) -> Result<(), ConfigError> {
-        fs::write(self.0.join("cgroup.procs"), pid.to_string()).map_err(|e| {
+        fs::write(self.path.join("cgroup.procs"), pid.to_string()).map_err(|e| {
             let problem = format!("the VMM can't be moved into it ({e})");
             let remedy = "start this command in a cgroup that was delegated to you with the parent in \
                           it, such as by `systemd-run --user --scope -p Delegate=yes`";
-            refused(&self.0, &problem, remedy)
+            refused(&self.path, &problem, remedy)
         })
     }
 
-    /// Returns whether the kernel has killed a process in it for want of memory.
-    pub(crate) fn was_out_of_memory(&self) -> bool {
-        let events = fs::read_to_string(self.0.join("memory.events")).unwrap_or_default();
-        oom_kills(&events) > 0
+    /// Returns why the kernel has killed a process in it for want of memory; `None`: it has not.
+    pub(crate) fn out_of_memory(&self) -> Option<&'static str> {
+        let events = fs::read_to_string(self.path.join("memory.events")).unwrap_or_default();
+        // `oom_kill` counts the kills of processes in it for whichever limit, the host's memory too.
+        // `oom` counts how often this cgroup's own was reached.
+        if count(&events, "oom_kill") == 0 {
+            return None;
+        }
+        Some(match (count(&events, "oom") > 0, self.limits_memory) {
+            (true, true) => "for it reached --memory-max",
+            (true, false) => "for it reached memory.max of its cgroup",
+            (false, _) => "for want of memory outside of its own cgroup",
+        })
     }
 }
 
@@ -144,9 +167,9 @@ impl Drop for Cgroup {
     fn drop(&mut self) {
         let until = Instant::now() + EMPTY_WITHIN;
         // Its last process may be ending.
-        while let Err(e) = fs::remove_dir(&self.0) {
+        while let Err(e) = fs::remove_dir(&self.path) {
             if e.raw_os_error() != Some(libc::EBUSY) || Instant::now() >= until {
-                tracing::warn!("removing the cgroup {}: {e}", self.0.display());
+                tracing::warn!("removing the cgroup {}: {e}", self.path.display());
                 return;
             }
             thread::sleep(Duration::from_millis(1));
@@ -192,10 +215,21 @@ fn mount_point(mounts: &str) -> Option<PathBuf> {
     })
 }
 
-/// Number in the line `oom_kill` of `memory.events`.
-fn oom_kills(events: &str) -> u64 {
-    let number = |line: &str| line.strip_prefix("oom_kill ")?.trim().parse().ok();
+/// Number in the line `name` of `memory.events`.
+fn count(events: &str, name: &str) -> u64 {
+    let number = |line: &str| {
+        let (named, number) = line.split_once(' ')?;
+        let is_it = named == name;
+        is_it.then(|| number.trim().parse().ok())?
+    };
     events.lines().find_map(number).unwrap_or(0)
+}
+
+/// What the names of the cgroups of this PID namespace's processes begin with.
+fn own_prefix() -> String {
+    // Without /proc all processes are in one namespace as far as can be told.
+    let inode = fs::metadata("/proc/self/ns/pid").map_or(0, |data| data.ino());
+    format!("{PREFIX}{inode}-")
 }
 
 fn is_cgroup2(path: &Path) -> bool {
@@ -209,11 +243,12 @@ fn is_cgroup2(path: &Path) -> bool {
     rc == 0 && found.f_type as i64 == CGROUP2
 }
 
-/// Removes the cgroups of processes that were killed: those with processes stay.
-fn remove_left(parent: &Path) {
+/// Removes the cgroups, whose names begin with `prefix`, of processes that were killed: those with
+/// processes stay.
+fn remove_left(parent: &Path, prefix: &str) {
     for entry in fs::read_dir(parent).into_iter().flatten().flatten() {
         let name = entry.file_name();
-        let pid = name.to_str().and_then(|name| name.strip_prefix(PREFIX));
+        let pid = name.to_str().and_then(|name| name.strip_prefix(prefix));
         let pid = pid.and_then(|pid| pid.parse::<u32>().ok());
         let is_left = pid.is_some_and(|pid| {
             pid == process::id() || !Path::new("/proc").join(pid.to_string()).exists()

@@ -13,7 +13,7 @@ fn spec() -> CgroupSpec {
 fn parent(controllers: &str) -> tempfile::TempDir {
     let parent = tempfile::tempdir().unwrap();
     fs::write(parent.path().join("cgroup.controllers"), controllers).unwrap();
-    fs::write(parent.path().join("cgroup.subtree_control"), "cpu\n").unwrap();
+    fs::write(parent.path().join("cgroup.subtree_control"), "").unwrap();
     parent
 }
 
@@ -21,34 +21,50 @@ fn parent(controllers: &str) -> tempfile::TempDir {
 fn limits_are_written_and_controllers_enabled() {
     let parent = parent("cpuset cpu io memory pids\n");
     // Left by a process that was killed, and by one that runs.
-    let left = parent.path().join(format!("{PREFIX}4194305"));
-    let other = parent.path().join(format!("{PREFIX}1"));
+    let prefix = own_prefix();
+    let left = parent.path().join(format!("{prefix}4194305"));
+    let other = parent.path().join(format!("{prefix}1"));
+    // Of another PID namespace, and of nobody here.
+    let foreign = parent.path().join(format!("{PREFIX}7-4194305"));
     let users = parent.path().join("slipgate-own");
-    for path in [&left, &other, &users] {
+    for path in [&left, &other, &foreign, &users] {
         fs::create_dir(path).unwrap();
     }
+    fs::write(parent.path().join("cgroup.subtree_control"), "pids\n").unwrap();
     let cgroup = Cgroup::make_in(parent.path(), &spec()).unwrap();
-    assert!(!left.exists() && other.exists() && users.exists());
-    let read = |file: &str| fs::read_to_string(cgroup.0.join(file)).unwrap();
+    assert!(!left.exists() && other.exists() && foreign.exists() && users.exists());
+    let read = |file: &str| fs::read_to_string(cgroup.path.join(file)).unwrap();
     assert_eq!(read("cpu.max"), "150000 100000");
     assert_eq!(read("memory.max"), (1_u64 << 30).to_string());
     assert_eq!(read("pids.max"), "64");
     // One that was enabled is left alone; here each write takes the last one's place.
     let enabled = fs::read_to_string(parent.path().join("cgroup.subtree_control")).unwrap();
-    assert_eq!(enabled, "+pids");
+    assert_eq!(enabled, "+memory");
     cgroup.take(7).unwrap();
     assert_eq!(read("cgroup.procs"), "7");
 
-    assert!(!cgroup.was_out_of_memory());
-    let events = "low 0\nhigh 0\nmax 12\noom 1\noom_kill 0\noom_group_kill 0\n";
-    fs::write(cgroup.0.join("memory.events"), events).unwrap();
-    assert!(!cgroup.was_out_of_memory());
-    let events = events.replace("oom_kill 0", "oom_kill 1");
-    fs::write(cgroup.0.join("memory.events"), events).unwrap();
-    assert!(cgroup.was_out_of_memory());
+    // A kill for the host's want of memory is not this limit's.
+    for (oom, kills, why) in [
+        (0, 0, None),
+        (1, 0, None),
+        (0, 1, Some("for want of memory outside of its own cgroup")),
+        (1, 1, Some("for it reached --memory-max")),
+    ] {
+        let events =
+            format!("low 0\nhigh 0\nmax 12\noom {oom}\noom_kill {kills}\noom_group_kill 0\n");
+        fs::write(cgroup.path.join("memory.events"), events).unwrap();
+        assert_eq!(cgroup.out_of_memory(), why);
+    }
+    let no_limit = Cgroup {
+        path: cgroup.path.clone(),
+        limits_memory: false,
+    };
+    let why = "for it reached memory.max of its cgroup";
+    assert_eq!(no_limit.out_of_memory(), Some(why));
+    std::mem::forget(no_limit);
 
     // A cgroup's files go with it.
-    let path = cgroup.0.clone();
+    let path = cgroup.path.clone();
     for file in fs::read_dir(&path).unwrap().flatten() {
         fs::remove_file(file.path()).unwrap();
     }
@@ -69,6 +85,8 @@ fn what_a_host_lacks_is_said_with_a_remedy() {
     assert!(error.contains("leave --memory-max out"), "{error}");
     let entries = fs::read_dir(parent.path()).unwrap().count();
     assert_eq!(entries, 2, "nothing was made");
+    let enabled = fs::read_to_string(parent.path().join("cgroup.subtree_control")).unwrap();
+    assert_eq!(enabled, "", "nothing was enabled");
 
     let error = Cgroup::make(&CgroupSpec {
         parent: parent.path().to_owned(),

@@ -6,6 +6,9 @@
 //! that both ends of each are told before the guest's next life sends a packet. Then the VMM is told to
 //! go on. A guest that resets itself again and again is delayed more and more, and ends with the reset
 //! that is one too many: so a boot that fails does not keep a CPU busy for ever.
+//!
+//! The VMM is not trusted: a message that its machine's flags or its last answer don't allow is
+//! nonsense, ends nothing of the VM's, and the VMM with it is ended.
 use std::{
     collections::VecDeque,
     io::{Read as _, Write as _},
@@ -20,10 +23,11 @@ use std::{
 
 use anyhow::Context as _;
 use slipgate_ipc::{
-    client::{ClientAnswer, ClientRequest, Target, ask},
+    client::{ClientAnswer, ClientRequest, Target, ask_within},
     engine::{EngineReply, EngineRequest},
 };
 
+use super::printable;
 use crate::counted;
 
 /// Time for which a reset counts.
@@ -44,13 +48,25 @@ const ENDED_WITHIN: Duration = Duration::from_secs(20);
 const ASK_AGAIN: Duration = Duration::from_millis(200);
 
 /// Resets of the machine's guest.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Resets {
+    /// Whether the machine may begin anew.
+    may_restart: bool,
+    /// Whether the VMM was told that the machine does not go on.
+    is_over: bool,
     /// Control socket of the broker that serves the VM, and its name there.
     served: Option<(PathBuf, String)>,
     recent: Recent,
-    /// Says how the end of the flows went; `None`: no reset is under way.
-    under_way: Option<UnixStream>,
+    /// `None`: no reset is under way.
+    under_way: Option<UnderWay>,
+}
+
+#[derive(Debug)]
+struct UnderWay {
+    /// Says how the end of the flows went.
+    said: UnixStream,
+    /// The VMM's report of a triple fault. A machine that does not go on has it in its end.
+    report: Option<String>,
 }
 
 /// Times of resets, the oldest first.
@@ -74,6 +90,16 @@ impl Recent {
 }
 
 impl Resets {
+    pub(crate) fn new(may_restart: bool) -> Self {
+        Self {
+            may_restart,
+            is_over: false,
+            served: None,
+            recent: Recent::default(),
+            under_way: None,
+        }
+    }
+
     /// The VM is served by the broker behind this control socket.
     pub(crate) fn served_by(&mut self, socket: &Path, name: &str) {
         self.served = Some((socket.to_owned(), name.to_owned()));
@@ -81,23 +107,33 @@ impl Resets {
 
     /// Readable when [`Resets::done`] has something to say.
     pub(crate) fn fd(&self) -> Option<BorrowedFd<'_>> {
-        self.under_way.as_ref().map(UnixStream::as_fd)
+        Some(self.under_way.as_ref()?.said.as_fd())
     }
 
-    /// The guest has reset itself. Returns whether its flows are being ended; else it is not to go on.
+    /// The guest has reset itself, with this report if by a triple fault. Returns whether its flows
+    /// are being ended; else it is not to go on.
     ///
     /// # Errors
-    /// The last reset is under way, so the VMM makes no sense; or no thread can be made.
-    pub(crate) fn begin(&mut self) -> anyhow::Result<bool> {
+    /// The VMM makes no sense: its machine may not begin anew, was told not to, or rests for the last
+    /// reset. Or no thread can be made.
+    pub(crate) fn begin(&mut self, report: Option<String>) -> anyhow::Result<bool> {
+        if !self.may_restart {
+            anyhow::bail!("says that the guest was reset, and is not to begin it anew");
+        }
+        if self.is_over {
+            anyhow::bail!("says that the guest was reset after its end");
+        }
         if self.under_way.is_some() {
             anyhow::bail!("says that the guest was reset while it rests");
         }
         let Some((socket, name)) = self.served.clone() else {
+            self.is_over = true;
             return Ok(false);
         };
         let delay = match self.recent.add(Instant::now()) {
             Ok(delay) => delay,
             Err(times) => {
+                self.is_over = true;
                 tracing::warn!(
                     "{name} has reset itself {times} times within a minute, and does not begin anew"
                 );
@@ -115,32 +151,43 @@ impl Resets {
         };
         let spawned = thread::Builder::new().name("reset".into()).spawn(end);
         spawned.context("starting a thread that ends the VM's flows")?;
-        self.under_way = Some(ours);
+        self.under_way = Some(UnderWay { said: ours, report });
         Ok(true)
     }
 
     /// Returns whether the guest is to go on, once the flows have ended or can't be.
     pub(crate) fn done(&mut self) -> Option<bool> {
-        let said = self.under_way.as_mut()?.read(&mut [0]);
+        let said = self.under_way.as_mut()?.said.read(&mut [0]);
         let goes_on = match said {
             Ok(bytes) => bytes > 0,
             Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => return None,
             Err(_) => false,
         };
-        self.under_way = None;
+        let report = self.under_way.take()?.report;
+        self.is_over = !goes_on;
+        if let Some(report) = report.filter(|_| goes_on) {
+            tracing::warn!("a triple fault: {}", printable(&report));
+        }
         Some(goes_on)
     }
 }
 
 /// Ends a VM's flows. Returns whether they have ended.
 fn end_flows(socket: &Path, name: &str) -> bool {
-    let until = Instant::now() + ENDED_WITHIN;
+    end_flows_within(socket, name, ENDED_WITHIN)
+}
+
+fn end_flows_within(socket: &Path, name: &str, within: Duration) -> bool {
+    let until = Instant::now() + within;
     loop {
+        // An answer that takes longer than what is left is none. Zero would be no limit.
+        let left = until.saturating_duration_since(Instant::now());
+        let left = left.max(Duration::from_millis(1));
         let request = ClientRequest::Engine {
             about: Some(Target::Vm(name.to_owned())),
             ask: EngineRequest::EndGeneration,
         };
-        let why = match ask(socket, request) {
+        let why = match ask_within(socket, request, left) {
             Ok(ClientAnswer::Engine {
                 reply: EngineReply::Cut { flows },
             }) => {

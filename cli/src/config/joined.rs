@@ -44,7 +44,7 @@ const OF_THE_VM: [&str; 22] = [
     "log",
 ];
 /// Flags of `run` that are about the machine.
-const OF_THE_MACHINE: [&str; 14] = [
+const OF_THE_MACHINE: [&str; 21] = [
     "kernel",
     "initrd",
     "restore",
@@ -59,6 +59,13 @@ const OF_THE_MACHINE: [&str; 14] = [
     "report",
     "jail",
     "console-limit",
+    "net-rate-tx",
+    "net-rate-rx",
+    "on-reboot",
+    "cgroup",
+    "cpu-max",
+    "memory-max",
+    "pids-max",
 ];
 /// Flags of policies that name files, which only the daemon may read, or resolvers.
 const OF_A_POLICY: [&str; 4] = ["policy", "policy-name", "deny-file", "dns"];

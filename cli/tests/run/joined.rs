@@ -22,7 +22,18 @@ fn a_machine_is_the_daemons_vm_for_as_long_as_it_runs() {
     let close = TcpServer::start(&bed.world.net, (SERVER, 7001), TcpService::Close).unwrap();
     let work = format!("crr {} 50 close", close.address());
     // What is said of the machine is not the daemon's.
-    let of_machine = ["--jail", "auto", "--console-limit", "1M"];
+    let of_machine = [
+        "--jail",
+        "auto",
+        "--console-limit",
+        "1M",
+        "--net-rate-tx",
+        "bandwidth=1G",
+        "--net-rate-rx",
+        "bandwidth=1G,packets=100000",
+        "--on-reboot",
+        "exit",
+    ];
     let end = bed.start_with(&[&of_machine[..], &["--cmdline", &work]].concat());
     let end = end.finish(WAIT).unwrap();
     assert_eq!(
@@ -44,4 +55,32 @@ fn a_machine_is_the_daemons_vm_for_as_long_as_it_runs() {
     eventually("it is gone", || {
         vms(&bed, &bed.pins) == serde_json::json!([])
     });
+}
+
+#[test]
+fn a_machine_that_begins_anew_has_its_flows_ended_by_the_daemon() {
+    require_root_and_tun!();
+    require_kvm!();
+    let bed = Bed::new();
+    let log = bed.folder.path().join("flows");
+    let flags = ["--uplink", UPLINK, "--flow-log", log.to_str().unwrap()];
+    let _daemon = Slipgate::serve(&bed.world.host, &bed.pins, &flags).unwrap();
+    let work = format!("flood {SERVER}:9 3; reset");
+    let machine = bed.start_with(&["--on-reboot", "restart", "--cmdline", &work]);
+    eventually("two lives have ended", || {
+        let log = std::fs::read_to_string(&log).unwrap_or_default();
+        let records = log
+            .lines()
+            .filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());
+        let ended =
+            records.filter(|record| record["event"] == "flow_end" && record["end"] == "generation");
+        ended.count() >= 2
+    });
+    signal(machine.broker_pid(), libc::SIGTERM);
+    let end = machine.finish(WAIT).unwrap();
+    assert_eq!(end.status.code(), Some(143), "{}", end.stderr);
+    let restarts = end.report["restarts"].as_u64();
+    assert!(restarts >= Some(1), "{:#}", end.report);
+    let ended = "ended 1 flow of its former life";
+    assert!(end.stderr.contains(ended), "{}", end.stderr);
 }

@@ -6,6 +6,7 @@ use std::{
         unix::net::UnixStream,
     },
     path::{Path, PathBuf},
+    time::Duration,
 };
 
 use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
@@ -59,14 +60,25 @@ pub fn ask(
     path: &Path,
     request: ClientRequest<BorrowedFd<'_>>,
 ) -> Result<ClientAnswer, ClientError> {
+    let within = request.within();
+    ask_within(path, request, within)
+}
+
+/// As [`ask`], for an answer that may take so long, above zero.
+///
+/// # Errors
+/// As of [`ask`].
+pub fn ask_within(
+    path: &Path,
+    request: ClientRequest<BorrowedFd<'_>>,
+    within: Duration,
+) -> Result<ClientAnswer, ClientError> {
     let failed = |source| ClientError::Io {
         path: path.to_owned(),
         source,
     };
     let mut stream = UnixStream::connect(path).map_err(failed)?;
-    stream
-        .set_read_timeout(Some(request.within()))
-        .map_err(failed)?;
+    stream.set_read_timeout(Some(within)).map_err(failed)?;
     let mut fds = Vec::new();
     let wire = request.take_out(&mut fds);
     let mut line = serde_json::to_vec(&wire).map_err(|e| failed(e.into()))?;

@@ -134,16 +134,18 @@ impl Limiter {
         buckets.filter_map(|bucket| bucket.closed_until(now)).max()
     }
 
-    /// Returns how many operations of `bytes` each pass before the limiter closes: at least one if
-    /// it is open, none if it is closed.
-    pub fn room(&mut self, bytes: u64, now: Instant) -> u64 {
-        if self.closed_until(now).is_some() {
-            return 0;
+    /// Returns how many operations of `bytes` each pass before the limiter closes: at least one.
+    ///
+    /// # Errors
+    /// It is closed until then.
+    pub fn room(&mut self, bytes: u64, now: Instant) -> Result<u64, Instant> {
+        if let Some(until) = self.closed_until(now) {
+            return Err(until);
         }
         let in_bytes = self.bytes.as_mut().map(|it| it.tokens(now) / bytes.max(1));
         let operations = self.operations.as_mut().map(|it| it.tokens(now));
         let least = [in_bytes, operations].into_iter().flatten().min();
-        least.unwrap_or(u64::MAX).max(1)
+        Ok(least.unwrap_or(u64::MAX).max(1))
     }
 
     /// Charges what passed.

@@ -57,14 +57,17 @@ impl Limit {
         self.lock()?.closed_until(Instant::now())
     }
 
-    /// Returns how many frames of this length pass now.
-    pub(super) fn room(&self, bytes: usize) -> usize {
-        let room = self
-            .lock()
-            .map(|mut it| it.room(bytes as u64, Instant::now()));
-        room.map_or(usize::MAX, |room| {
-            usize::try_from(room).unwrap_or(usize::MAX)
-        })
+    /// Returns how many frames of this length pass now: at least one.
+    ///
+    /// # Errors
+    /// None pass before that time. It comes from the same look at the clock, so whoever sees the
+    /// limit closed always has a time to wait for.
+    pub(super) fn room(&self, bytes: usize) -> Result<usize, Instant> {
+        let Some(mut limiter) = self.lock() else {
+            return Ok(usize::MAX);
+        };
+        let room = limiter.room(bytes as u64, Instant::now())?;
+        Ok(usize::try_from(room).unwrap_or(usize::MAX))
     }
 
     /// Charges what passed.

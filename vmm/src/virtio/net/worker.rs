@@ -424,15 +424,17 @@ impl Serving {
             (true, false) if sending => 1,
             _ => return Ok(0),
         };
-        let room = limit.room(self.rx.expected());
-        if room == 0 {
-            self.rx_until = limit.closed_until();
-            counters.rx_throttled.add(before.is_none().into());
-            // There may be frames, and the descriptor is not watched.
-            self.tap_ready = true;
-            self.starved = false;
-            return Ok(0);
-        }
+        let room = match limit.room(self.rx.expected()) {
+            Ok(room) => room,
+            Err(until) => {
+                self.rx_until = Some(until);
+                counters.rx_throttled.add(before.is_none().into());
+                // There may be frames, and the descriptor is not watched.
+                self.tap_ready = true;
+                self.starved = false;
+                return Ok(0);
+            }
+        };
         let reads = self.rx.prepare(wanted.min(room), &self.memory)?;
         self.rx.transfers(&mut self.transfers);
         let starved = reads == 0;
