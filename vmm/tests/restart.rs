@@ -2,15 +2,16 @@
 use std::{
     fs::File,
     io::{PipeReader, Read, pipe},
-    sync::Arc,
+    sync::{Arc, atomic::AtomicBool},
     thread,
     time::Duration,
 };
 
 use slipgate_testbed::require_kvm;
 use slipgate_vmm::{
-    Devices, Machine, MachineConfig, Origin, Outcome, SerialIo,
+    Devices, Machine, MachineConfig, Origin, Outcome, SerialIo, SnapshotFiles,
     boot::{BootSource, Kernel},
+    snapshot::SnapshotError,
 };
 
 mod payload;
@@ -117,6 +118,103 @@ fn a_triple_fault_begins_it_anew_too() {
         "{outcome:?}"
     );
     assert_eq!((printed.as_str(), resets), ("aaa", 3));
+}
+
+/// The string instruction goes on after the byte that resets the machine: what is left of it must not
+/// move the next life's first instruction.
+#[test]
+fn a_reset_in_the_middle_of_a_string_does_so_too() {
+    require_kvm!();
+    const STRING: u32 = 0x21_0000;
+    // The first byte resets; the second is none that the port knows. Some pages of them.
+    for bytes in [2_u32, 5_000, 20_000] {
+        // mov esi, STRING; mov ecx, bytes; cld; rep outsb
+        let outs = [
+            &[0xbe][..],
+            &STRING.to_le_bytes(),
+            &[0xb9],
+            &bytes.to_le_bytes(),
+        ]
+        .concat();
+        let code = life(b'a')
+            .store(STRING, 0x0000_00fe)
+            .port(0x64)
+            .raw(&outs)
+            .raw(&[0xfc, 0xf3, 0x6e])
+            .spin();
+        let (outcome, printed, resets) = run(&code, 1, 3);
+        assert!(matches!(outcome, Outcome::Reset), "{outcome:?} {printed}");
+        assert_eq!((printed.as_str(), resets), ("aaaa", 4));
+    }
+}
+
+#[test]
+fn orders_during_a_reset_are_refused_at_once_and_the_next_life_takes_them() {
+    require_kvm!();
+    let (config, _printed) = config(&life(b'a').out(0x64, 0xfe).spin(), 2);
+    let machine = Machine::restartable(config).unwrap();
+    let (control, stop) = (machine.control(), machine.stop_handle().unwrap());
+    let mut resets = 0;
+    let outcome = machine.run_again(|_| {
+        resets += 1;
+        // Of this thread: an order that waited for the end of the reset would never return.
+        let files = || {
+            let [state, memory] = [(), ()].map(|()| tempfile::tempfile().unwrap());
+            SnapshotFiles { state, memory }
+        };
+        for refused in [
+            control.pause(),
+            control.resume(),
+            control.snapshot(&files(), &AtomicBool::new(false)),
+        ] {
+            assert!(
+                matches!(refused, Err(SnapshotError::Resetting)),
+                "{refused:?}"
+            );
+        }
+        if resets == 3 {
+            stop.stop();
+        }
+        true
+    });
+    assert!(matches!(outcome, Outcome::Stopped), "{outcome:?}");
+}
+
+/// Whoever pauses and resumes meanwhile never has the life go on that a vCPU has ended.
+#[test]
+fn orders_at_any_time_have_no_life_outlive_its_end() {
+    require_kvm!();
+    // Behind the reset it prints what no life may.
+    let code = life(b'a').out(0x64, 0xfe).out(0x3f8, b'!').spin();
+    let (config, mut printed) = config(&code, 2);
+    let machine = Machine::restartable(config).unwrap();
+    let control = machine.control();
+    let orders = thread::spawn(move || {
+        let mut paused = 0;
+        loop {
+            match control.pause() {
+                Ok(()) => paused += 1,
+                Err(SnapshotError::Resetting) => continue,
+                Err(SnapshotError::Ended) => break paused,
+                Err(e) => panic!("{e}"),
+            }
+            match control.resume() {
+                Ok(()) | Err(SnapshotError::Resetting) => {}
+                Err(SnapshotError::Ended) => break paused,
+                Err(e) => panic!("{e}"),
+            }
+        }
+    });
+    let mut resets = 0;
+    let outcome = machine.run_again(|_| {
+        resets += 1;
+        resets <= 200
+    });
+    assert!(matches!(outcome, Outcome::Reset), "{outcome:?}");
+    orders.join().unwrap();
+    let mut text = String::new();
+    printed.read_to_string(&mut text).unwrap();
+    assert_eq!(text, "a".repeat(201));
 }
 
 #[test]

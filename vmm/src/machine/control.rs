@@ -14,6 +14,10 @@
 //! ```
 //! The vCPUs come first, so that no register of a device is accessed while it is suspended.
 //!
+//! While a machine is reset by its guest, its owner is asked whether it goes on, which may take
+//! seconds. The lock is free meanwhile, and orders are refused: none waits, and none is carried out
+//! behind the back of a client that has given up.
+//!
 //! [`PAUSE_BYTES`]: crate::snapshot::PAUSE_BYTES
 use std::{
     fs::File,
@@ -77,6 +81,8 @@ struct Machine {
     vm: Arc<VmFd>,
     vcpus: Vec<Target>,
     is_paused: bool,
+    /// Whether the guest's reset is under way, so that the machine rests.
+    is_resetting: bool,
 }
 
 impl Control {
@@ -88,6 +94,7 @@ impl Control {
             vm,
             vcpus,
             is_paused: false,
+            is_resetting: false,
         }))))
     }
 
@@ -104,17 +111,24 @@ impl Control {
     /// machine that is paused stays so.
     ///
     /// # Errors
-    /// The machine ends, or has ended.
+    /// The machine ends, or has ended, or is being reset.
     pub fn pause(&self) -> Result<(), SnapshotError> {
+        self.order(Machine::pause)
+    }
+
+    fn order<T>(
+        &self,
+        order: impl FnOnce(&mut Machine) -> Result<T, SnapshotError>,
+    ) -> Result<T, SnapshotError> {
         match &mut *self.lock() {
-            Some(machine) => machine.pause(),
+            Some(machine) if machine.is_resetting => Err(SnapshotError::Resetting),
+            Some(machine) => order(machine),
             None => Err(SnapshotError::Ended),
         }
     }
 
-    /// Begins a machine that was reset by its guest anew; one that was paused stays so. `go_on` is
-    /// asked when all vCPUs and devices rest. Returns its answer: a machine that is not to go on stays
-    /// paused.
+    /// Begins a machine that was reset by its guest anew. `go_on` is asked when all vCPUs and devices
+    /// rest. Returns its answer: a machine that is not to go on stays at rest.
     ///
     /// # Errors
     /// The machine ends, or can't be brought back to its state at power-on.
@@ -123,41 +137,44 @@ impl Control {
         again: &Restart,
         go_on: impl FnOnce() -> bool,
     ) -> Result<bool, MachineError> {
-        match &mut *self.lock() {
-            Some(machine) => machine.restart(again, go_on),
-            None => Err(SnapshotError::Ended.into()),
+        self.order(|machine| {
+            machine.rest()?;
+            machine.is_resetting = true;
+            Ok(())
+        })?;
+        if !go_on() {
+            return Ok(false);
         }
+        match &mut *self.lock() {
+            Some(machine) => machine.begin_again(again)?,
+            None => return Err(SnapshotError::Ended.into()),
+        }
+        Ok(true)
     }
 
     /// Has a paused machine go on. One that runs goes on running.
     ///
     /// # Errors
-    /// The machine has ended.
+    /// The machine has ended, or is being reset.
     pub fn resume(&self) -> Result<(), SnapshotError> {
-        match &mut *self.lock() {
-            Some(machine) => {
-                machine.resume();
-                Ok(())
-            }
-            None => Err(SnapshotError::Ended),
-        }
+        self.order(|machine| {
+            machine.resume();
+            Ok(())
+        })
     }
 
     /// Writes a snapshot of the machine, which is paused meanwhile, and has both files stable on
     /// their disk; that does not delay the machine, nor its end. `cancelled`: nobody wants it any more.
     ///
     /// # Errors
-    /// KVM does not give the state, a file can't be written, it is cancelled, or the machine ends. The
-    /// files are empty then; the machine goes on.
+    /// KVM does not give the state, a file can't be written, it is cancelled, or the machine ends or
+    /// is being reset. The files are empty then; the machine goes on.
     pub fn snapshot(
         &self,
         files: &SnapshotFiles,
         cancelled: &AtomicBool,
     ) -> Result<(), SnapshotError> {
-        let written = match &mut *self.lock() {
-            Some(machine) => machine.snapshot(files, cancelled),
-            None => Err(SnapshotError::Ended),
-        };
+        let written = self.order(|machine| machine.snapshot(files, cancelled));
         let written = written.and_then(|()| files.sync(cancelled));
         if written.is_err() {
             files.clear();
@@ -168,6 +185,27 @@ impl Control {
 
 impl Machine {
     fn pause(&mut self) -> Result<(), SnapshotError> {
+        if self.is_paused {
+            return Ok(());
+        }
+        self.lives()?;
+        self.rest()?;
+        // A vCPU may have ended the guest's life on its way to the meeting.
+        self.lives().inspect_err(|_| self.resume())
+    }
+
+    /// # Errors
+    /// A vCPU has ended the guest's life.
+    fn lives(&self) -> Result<(), SnapshotError> {
+        match self.shared.ending.outcome() {
+            None => Ok(()),
+            Some(end) if self.shared.may_restart && end.is_reset() => Err(SnapshotError::Resetting),
+            Some(_) => Err(SnapshotError::Ended),
+        }
+    }
+
+    /// Has vCPUs and devices rest.
+    fn rest(&mut self) -> Result<(), SnapshotError> {
         if self.is_paused {
             return Ok(());
         }
@@ -194,17 +232,8 @@ impl Machine {
         }
     }
 
-    /// Begins the machine anew. `go_on` is asked once nothing of the former life runs.
-    fn restart(
-        &mut self,
-        again: &Restart,
-        go_on: impl FnOnce() -> bool,
-    ) -> Result<bool, MachineError> {
-        let was_running = !self.is_paused;
-        self.pause()?;
-        if !go_on() {
-            return Ok(false);
-        }
+    /// Begins the machine, which rests, anew.
+    fn begin_again(&mut self, again: &Restart) -> Result<(), MachineError> {
         let Shared { memory, .. } = &*self.shared;
         self.shared.reset(&again.power_on)?;
         again.load(memory)?;
@@ -214,10 +243,9 @@ impl Machine {
             vcpu?;
         }
         self.shared.ending.forget();
-        if was_running {
-            self.resume();
-        }
-        Ok(true)
+        self.is_resetting = false;
+        self.resume();
+        Ok(())
     }
 
     fn snapshot(

@@ -83,6 +83,11 @@ impl Ending {
         *self.first() = None;
     }
 
+    /// Returns the outcome, if there is one.
+    pub(crate) fn outcome(&self) -> Option<Outcome> {
+        self.first().clone()
+    }
+
     fn first(&self) -> MutexGuard<'_, Option<Outcome>> {
         self.first.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -108,8 +113,8 @@ impl StopHandle {
 }
 
 impl AsFd for StopHandle {
-    /// Returns an eventfd. Writing 8 bytes to it, a count above 0 in native order, stops the
-    /// machine.
+    /// Returns an eventfd. Writing 8 bytes to it, a count from 1 to 2^32 - 1 in native order, stops
+    /// the machine.
     fn as_fd(&self) -> BorrowedFd<'_> {
         // SAFETY: the eventfd is open for as long as `self` is borrowed.
         unsafe { BorrowedFd::borrow_raw(std::os::fd::AsRawFd::as_raw_fd(&self.0)) }

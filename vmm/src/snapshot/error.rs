@@ -58,6 +58,12 @@ pub enum SnapshotError {
     /// The machine ends, or has ended.
     #[error("the machine has ended meanwhile")]
     Ended,
+    /// The guest has reset the machine, which has not begun anew yet.
+    #[error("the machine is being reset by its guest: ask again")]
+    Resetting,
+    /// The guest has reset the machine by an instruction that goes on and on.
+    #[error("the instruction by which the guest has reset the machine does not end")]
+    Unfinished,
     /// The machine runs.
     #[error("the machine is not paused")]
     NotPaused,

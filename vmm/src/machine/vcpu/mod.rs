@@ -5,6 +5,9 @@
 //! While the machine is paused, the threads wait in the [`Meeting`]. On the way there a thread has
 //! KVM finish the instruction whose exit it has handled last, so that the registers are those
 //! between two instructions.
+//!
+//! In a machine that may begin anew, a vCPU that has ended the guest's life does not run the guest
+//! again, whatever it is called for, before it was reset.
 mod exit;
 mod setup;
 mod state;
@@ -105,6 +108,7 @@ pub(crate) fn start(
         shared,
         last_access: None,
         is_between: true,
+        has_ended: false,
     };
     thread::spawn(
         &format!("vcpu{index}"),
@@ -123,14 +127,27 @@ struct Vcpu {
     last_access: Option<Access>,
     /// Whether the registers are those between two instructions: no exit waits to be completed.
     is_between: bool,
+    /// Whether it has ended the guest's life, and was not reset since.
+    has_ended: bool,
 }
+
+/// Most runs in which a vCPU that has ended the guest's life finishes the instruction by which it did:
+/// each moves a part of a string to the port, one byte at least.
+const MOST_RUNS: u32 = 1 << 16;
 
 impl Vcpu {
     fn run(mut self) {
         let kickable = Kickable::new(&mut self.fd);
         self.shared.gate.pass();
         while !self.shared.stopping.load(Acquire) {
-            let outcome = match self.shared.meeting.is_called() {
+            if self.has_ended {
+                // Whoever waits for the end stops the machine, or calls for the restart.
+                self.shared.meeting.await_call();
+                if self.shared.stopping.load(Acquire) {
+                    break;
+                }
+            }
+            let outcome = match self.has_ended || self.shared.meeting.is_called() {
                 true => self.attend(),
                 false => self.step(),
             };
@@ -139,8 +156,7 @@ impl Vcpu {
                 if !self.shared.may_restart {
                     break;
                 }
-                // Whoever waits for the end stops the machine, or calls for the restart.
-                self.shared.meeting.await_call();
+                self.has_ended = true;
             }
         }
         drop(kickable);
@@ -148,18 +164,19 @@ impl Vcpu {
 
     /// Waits in the meeting until the machine goes on, or stops. An outcome ends the machine.
     fn attend(&mut self) -> Option<Outcome> {
-        while !self.is_between {
+        while !self.is_between && !self.has_ended {
             self.fd.set_kvm_immediate_exit(1);
-            let outcome = self.step();
-            match outcome {
-                // It comes all the same: a restart needs every vCPU.
-                Some(outcome) if self.shared.may_restart => {
-                    self.shared.ending.with(outcome);
-                    break;
+            if let Some(outcome) = self.step() {
+                if !self.shared.may_restart {
+                    return Some(outcome);
                 }
-                Some(outcome) => return Some(outcome),
-                None => {}
+                // It comes all the same: a restart needs every vCPU.
+                self.shared.ending.with(outcome);
+                self.has_ended = true;
             }
+        }
+        if self.has_ended {
+            self.finish();
         }
         let shared = self.shared.clone();
         let mut was_reset = false;
@@ -169,6 +186,11 @@ impl Vcpu {
                     was_reset = true;
                     let can = &shared.abilities;
                     return self.power_on.as_deref().map(|power_on| {
+                        if !self.is_between {
+                            return Err(SnapshotError::Unfinished);
+                        }
+                        // KVM takes an INIT or SIPI of the former life with this, not the next one.
+                        let _ = self.fd.get_mp_state();
                         state::restore(&self.fd, power_on, &self.cpuid, can)?;
                         state::save(&self.fd, &self.cpuid, can)
                     });
@@ -181,9 +203,22 @@ impl Vcpu {
         });
         if was_reset {
             self.last_access = None;
-            self.is_between = true;
+            self.has_ended = false;
         }
         None
+    }
+
+    /// Has KVM finish the instruction by which the guest's life has ended. It would be finished in the
+    /// next life else, and its address written over the first one of that. What it leads to is nothing
+    /// more than the end.
+    fn finish(&mut self) {
+        for _ in 0..MOST_RUNS {
+            if self.is_between {
+                break;
+            }
+            self.fd.set_kvm_immediate_exit(1);
+            let _ = self.run_guest();
+        }
     }
 
     /// Runs the guest up to its next exit and handles it. An outcome ends the machine.
