@@ -37,7 +37,11 @@ impl Attached {
         };
         let what = || format!("serving {} on {}", vm.config.name, vm.config.tap);
         xdp::guard(&self.datapath, &self.config, &vm.config.tap, ifindex).with_context(what)?;
-        serve::serve_tap(&self.datapath, ifindex, self.tap_hook()).with_context(what)
+        serve::serve_tap(&self.datapath, ifindex, self.tap_hook()).with_context(what)?;
+        if let Some(found) = &mut self.vms[index].found {
+            found.is_served();
+        }
+        Ok(())
     }
 
     /// Returns the hook for TAPs. A daemon's come and go by the thousand, and a tcx link is made and

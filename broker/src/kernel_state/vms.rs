@@ -66,13 +66,25 @@ pub(crate) struct ServedVm {
 pub(crate) struct FoundTap {
     ifindex: IfIndex,
     settings: TapSettings,
+    /// Whether its guest was in service since, however shortly.
+    was_served: bool,
 }
 
 impl FoundTap {
-    /// Makes the TAP so again. It has no program of this process any more.
+    /// It has a program and was brought up.
+    pub(crate) fn is_served(&mut self) {
+        self.was_served = true;
+    }
+
+    /// Makes the TAP so again, but for one that was in service, which stays down: its guest would reach
+    /// the host's own stack by it. It has no program of this process any more.
     pub(crate) fn restore(&self) {
+        let settings = match self.was_served {
+            true => self.settings.down(),
+            false => self.settings,
+        };
         let device = Device::with_index(self.ifindex);
-        if let Err(e) = device.and_then(|tap| self.settings.restore(&tap)) {
+        if let Err(e) = device.and_then(|tap| settings.restore(&tap)) {
             // One that went with its VMM, mostly.
             tracing::debug!("giving a TAP back as it was: {e}");
         }
@@ -192,7 +204,11 @@ impl Attached {
     fn prepare_tap(&self, ifindex: IfIndex) -> anyhow::Result<FoundTap> {
         let tap = Device::with_index(ifindex)?;
         let settings = TapSettings::of(&tap)?;
-        let found = FoundTap { ifindex, settings };
+        let found = FoundTap {
+            ifindex,
+            settings,
+            was_served: false,
+        };
         let mtu = self.config.network.mtu;
         let prepared = mtu.map_or(Ok(()), |mtu| tap.set_mtu(mtu));
         let prepared = prepared.and_then(|()| match self.is_served(ifindex) {

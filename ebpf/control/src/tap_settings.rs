@@ -26,6 +26,13 @@ impl TapSettings {
         })
     }
 
+    /// Returns them for a TAP that is to stay down: one whose guest was served must not reach the host's
+    /// own stack once it has no program.
+    #[must_use]
+    pub fn down(self) -> Self {
+        Self { up: false, ..self }
+    }
+
     /// Sets them again, for a TAP without a program. Routes and addresses that the kernel removed
     /// while it was down do not come back.
     ///

@@ -31,6 +31,8 @@ fn a_tap_that_was_served_is_as_it_was_before() {
             serve::shut_tap(&datapath, index).unwrap();
             settings.restore(&tap).unwrap();
             assert_eq!(shown(), before);
+            settings.down().restore(&tap).unwrap();
+            assert_eq!(shown(), (false, before.1, before.2));
         }
     });
 }
