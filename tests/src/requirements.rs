@@ -36,8 +36,9 @@ macro_rules! require_kvm {
     };
 }
 
-/// Prints `left out: TEST: WHY`, of a test of another project's program that nobody named. Unlike a
-/// skip it is no failure anywhere, since no distribution has the program.
+/// Prints `left out: TEST: WHY`, of a test of another project's program that nobody named, or of what
+/// the host was started without (a controller of cgroup v2). Unlike a skip it is no failure anywhere:
+/// no distribution has the program, and no package brings the controller.
 #[macro_export]
 macro_rules! left_out {
     ($($why:tt)+) => {

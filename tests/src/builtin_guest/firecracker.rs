@@ -23,7 +23,7 @@ use crate::{
 };
 
 /// Variable that names the jailer's binary.
-const JAILER: &str = "SLIPGATE_FIRECRACKER_JAILER";
+pub const JAILER: &str = "SLIPGATE_FIRECRACKER_JAILER";
 /// Name of the guest's card.
 const CARD: &str = "eth0";
 /// Time within which the API answers after the start.

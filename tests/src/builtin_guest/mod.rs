@@ -9,7 +9,7 @@ mod under_slipgate;
 
 use std::{env, path::PathBuf, time::Duration};
 
-pub use firecracker::{Firecracker, FirecrackerSnapshot, jailer, run_jailed};
+pub use firecracker::{Firecracker, FirecrackerSnapshot, JAILER, jailer, run_jailed};
 pub use other_vmms::OtherVmm;
 pub use output::GuestOutput;
 pub use qemu::{Accelerator, Network, Passt, Qemu, SlipgateSocket};

@@ -36,6 +36,11 @@ impl OtherVmm {
         }
     }
 
+    /// Returns whether somebody has named the binary. Then one that can't be used is a failure.
+    pub fn is_named(self) -> bool {
+        env::var_os(self.variable()).is_some()
+    }
+
     /// Returns the path of the binary.
     ///
     /// # Errors

@@ -68,8 +68,10 @@ for cpu in 0 1; do same "up.$cpu" "$(cat /tmp/up.$cpu)" "$(digest </tmp/sent.$cp
 
 if nc -w 5 "$DENIED" "$HTTP_PORT" </dev/null >/tmp/denied 2>&1; then
     failed denied "a connection to $DENIED"
-else
+elif grep -q refused /tmp/denied; then
     ok denied "$(tail -n 1 /tmp/denied)"
+else
+    failed denied "$(tail -n 1 /tmp/denied)"
 fi
 
 # IPv6, by the kernel's own means: an address out of the advertised prefix and a default route.
@@ -85,8 +87,10 @@ same http6 "$(timeout 10 wget -q -O - "http://$NAME6:$HTTP_PORT/hello")" "$HELLO
 same down6 "$(timeout 30 wget -q -O - "http://[$SERVER6]:$HTTP_PORT/blob" | digest)" "$BLOB"
 if timeout 10 wget -q -O /dev/null "http://[$DENIED6]:$HTTP_PORT/hello" 2>/tmp/denied6; then
     failed denied6 "a page of $DENIED6"
-else
+elif grep -q refused /tmp/denied6; then
     ok denied6 "$(tail -n 1 /tmp/denied6)"
+else
+    failed denied6 "$(tail -n 1 /tmp/denied6)"
 fi
 
 for line in input.0 output.0 input.1 output.1; do

@@ -1,11 +1,16 @@
 //! Firecracker's machines on TAPs that a daemon serves, as `docs/deploy/vmms.md` says: booted,
 //! restored from a snapshot, cloned, jailed. `SLIPGATE_FIRECRACKER` names the binary.
 
-use std::{io::Read as _, net::TcpStream};
+use std::{
+    io::Read as _,
+    net::TcpStream,
+    thread,
+    time::{Duration, Instant},
+};
 
 use serde_json::json;
 use slipgate_testbed::{
-    builtin_guest::{Boot, Firecracker, OtherVmm, jailer, run_jailed},
+    builtin_guest::{Boot, Firecracker, JAILER, OtherVmm, jailer, run_jailed},
     clients::{tcp, tcp::EchoSession},
     left_out, require_kvm, require_root_and_tun,
     servers::{TcpServer, TcpService},
@@ -39,9 +44,16 @@ fn to_guest(stand: &Stand, vmm: &Firecracker, port: u16) -> TcpStream {
         answered.ok().map(|_| stream)
     };
     let net = &stand.world().net;
-    eventually(&format!("the guest answers: {}", vmm.console()), || {
-        net.run(connected)
-    })
+    let deadline = Instant::now() + WAIT;
+    loop {
+        if let Some(stream) = net.run(connected) {
+            return stream;
+        }
+        let late = Instant::now() >= deadline;
+        // What it has printed by then.
+        assert!(!late, "no answer of the guest: {}", vmm.console());
+        thread::sleep(Duration::from_millis(10));
+    }
 }
 
 fn flows_of(stand: &Stand, name: &str) -> Vec<serde_json::Value> {
@@ -53,9 +65,11 @@ fn flows_of(stand: &Stand, name: &str) -> Vec<serde_json::Value> {
 fn a_firecracker_goes_on_from_a_snapshot_and_its_clones_have_flows_of_their_own() {
     require_root_and_tun!();
     require_kvm!();
-    if let Err(why) = OtherVmm::Firecracker.binary() {
-        return left_out!("{why}");
+    let binary = OtherVmm::Firecracker.binary();
+    if !OtherVmm::Firecracker.is_named() {
+        return left_out!("{}", binary.unwrap_err());
     }
+    binary.unwrap();
     let stand = Stand::new();
     let host = &stand.world().host;
     let server = TcpServer::start(&stand.world().net, (SERVER, WORLD_ECHO), TcpService::Echo);
@@ -140,9 +154,11 @@ fn a_firecracker_in_its_jailer_has_a_tap_of_the_namespace_that_is_served() {
     const USER: u32 = 61_234;
     require_root_and_tun!();
     require_kvm!();
-    if let Err(why) = jailer() {
-        return left_out!("{why}");
+    let jailer = jailer();
+    if std::env::var_os(JAILER).is_none() {
+        return left_out!("{}", jailer.unwrap_err());
     }
+    jailer.unwrap();
     let stand = Stand::new();
     let server = TcpServer::start(&stand.world().net, (SERVER, WORLD_ECHO), TcpService::Echo);
     let _server = server.unwrap();

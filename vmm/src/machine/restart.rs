@@ -43,7 +43,7 @@ impl Restart {
         memory::clear(memory).map_err(MachineError::host("clearing the guest's memory"))?;
         let kernel = boot::load(memory, &self.source)?;
         if kernel != self.kernel {
-            let other = io::Error::other("it was changed since the machine was made");
+            let other = io::Error::other("it is not what the machine was made with");
             return Err(MachineError::host("loading the kernel again")(other));
         }
         acpi::write(memory, &self.acpi)?;

@@ -10,7 +10,9 @@
 //! that is more than the bucket has: the rest is a debt, which is paid before the bucket opens again.
 //! So an operation of any length passes in the end, none has to be divided, and the length of a frame
 //! need not be known before it is read. In any time `t` at most `size + one_time_burst + rate * t`
-//! and one operation pass.
+//! pass, and what passed the open bucket last: one operation of a disk; of a network card one from
+//! each queue pair to the TAP, and from the TAP one batch of reads for each pair, because the lengths
+//! of its frames are known afterwards.
 //!
 //! A [`Limiter`] has a bucket for each of the two measures that is limited, and is open while both
 //! are. The functions have no clock: the time comes from the caller, who sleeps until

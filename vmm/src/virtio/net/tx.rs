@@ -123,6 +123,8 @@ impl Tx {
                     self.batch.push(frame);
                 }
                 Err(reason) => {
+                    // It took time as well.
+                    limit.charge(0, 1);
                     counters.dropped(reason);
                     self.ring.push_used(head, 0);
                 }
