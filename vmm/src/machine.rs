@@ -109,10 +109,11 @@ impl Machine {
         Machine::make(config, false)
     }
 
-    /// As [`Machine::new`], for a machine that [`Machine::run_again`] runs.
+    /// As [`Machine::new`], for a machine that [`Machine::run_again`] runs. One of a snapshot, which has
+    /// no kernel to begin with, ends with its guest's reset all the same.
     ///
     /// # Errors
-    /// As of [`Machine::new`]; or KVM does not give the machine's state, or it is a snapshot's.
+    /// As of [`Machine::new`]; or KVM does not give the machine's state.
     pub fn restartable(config: MachineConfig) -> Result<Machine, MachineError> {
         Machine::make(config, true)
     }
