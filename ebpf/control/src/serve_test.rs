@@ -3,6 +3,7 @@ use std::{
     io::Write,
     os::fd::{AsFd as _, AsRawFd},
     sync::atomic::Ordering::{Acquire, Release},
+    time::{Duration, Instant},
 };
 
 use super::*;
@@ -23,7 +24,7 @@ fn update_until(watch: &mut NetworkWatch, what: impl Fn(&Network) -> bool) {
         if what(watch.network()) {
             return;
         }
-        std::thread::sleep(std::time::Duration::from_millis(10));
+        std::thread::sleep(Duration::from_millis(10));
     }
     panic!("no such change in two seconds: {:?}", watch.network());
 }
@@ -209,6 +210,13 @@ fn a_tap_that_can_not_be_served_is_left_down_and_without_program() {
             assert_eq!(flags & libc::IFF_UP, 0);
 
             drop(full);
+            // The kernel ends a link some time after its last descriptor.
+            let chain = || bpf::tcx_programs(tap).unwrap().len();
+            let deadline = Instant::now() + Duration::from_secs(10);
+            while chain() > 0 && Instant::now() < deadline {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            assert_eq!(chain(), 0);
             let again = TapChange::Again { ifindex: tap };
             assert_eq!(follow(), [(vm.row, again)]);
             assert_eq!(attached_at("t0", Program::GuestEgress), 1);
