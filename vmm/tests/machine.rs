@@ -9,11 +9,11 @@ use std::{
 
 use slipgate_testbed::require_kvm;
 use slipgate_vmm::{
-    Devices, Machine, MachineConfig, MachineError, Origin, Outcome, SerialIo, ThreadKind,
-    boot::{BootSource, Kernel},
+    Machine, MachineConfig, MachineError, Outcome, ThreadKind,
     report::{Access, Cause, Space},
 };
 
+mod bare;
 mod payload;
 use payload::{Code, ENTRY};
 
@@ -25,33 +25,7 @@ struct Host {
 
 fn config(code: &Code, cpus: u8) -> (MachineConfig, Host) {
     let (input, typed) = pipe().unwrap();
-    let (printed, output) = pipe().unwrap();
-    let kvm = File::options()
-        .read(true)
-        .write(true)
-        .open("/dev/kvm")
-        .unwrap();
-    let config = MachineConfig {
-        cpus,
-        memory_bytes: 16 << 20,
-        origin: Origin::Boot(BootSource {
-            kernel: Kernel::Bytes(code.image()),
-            initrd: None,
-            cmdline: String::new(),
-        }),
-        devices: Devices {
-            net: None,
-            disks: Vec::new(),
-            vsock: None,
-            serial: SerialIo {
-                input: Some(input.into()),
-                limit_bytes: None,
-                output: output.into(),
-            },
-        },
-        kvm: kvm.into(),
-        threads: Arc::new(|_| Ok(())),
-    };
+    let (config, printed) = bare::machine(code, cpus, Some(input));
     (config, Host { typed, printed })
 }
 

@@ -1,19 +1,10 @@
 //! Machines that begin anew when their guest resets them.
-use std::{
-    fs::File,
-    io::{PipeReader, Read, pipe},
-    sync::{Arc, atomic::AtomicBool},
-    thread,
-    time::Duration,
-};
+use std::{io::Read, sync::atomic::AtomicBool, thread, time::Duration};
 
 use slipgate_testbed::require_kvm;
-use slipgate_vmm::{
-    Devices, Machine, MachineConfig, Origin, Outcome, SerialIo, SnapshotFiles,
-    boot::{BootSource, Kernel},
-    snapshot::SnapshotError,
-};
+use slipgate_vmm::{Machine, Outcome, SnapshotFiles, snapshot::SnapshotError};
 
+mod bare;
 mod payload;
 use payload::Code;
 
@@ -24,41 +15,10 @@ const HOST_BRIDGE_COMMAND: u32 = 0x8000_0804;
 const ADDRESS: u16 = 0xcf8;
 const DATA: u16 = 0xcfc;
 
-fn config(code: &Code, cpus: u8) -> (MachineConfig, PipeReader) {
-    let (printed, output) = pipe().unwrap();
-    let kvm = File::options()
-        .read(true)
-        .write(true)
-        .open("/dev/kvm")
-        .unwrap();
-    let config = MachineConfig {
-        cpus,
-        memory_bytes: 16 << 20,
-        origin: Origin::Boot(BootSource {
-            kernel: Kernel::Bytes(code.image()),
-            initrd: None,
-            cmdline: String::new(),
-        }),
-        devices: Devices {
-            net: None,
-            disks: Vec::new(),
-            vsock: None,
-            serial: SerialIo {
-                input: None,
-                limit_bytes: None,
-                output: output.into(),
-            },
-        },
-        kvm: kvm.into(),
-        threads: Arc::new(|_| Ok(())),
-    };
-    (config, printed)
-}
-
 /// Runs a guest that may restart so many times. Returns its outcome, its output, and the number of
 /// times that it has reset itself.
 fn run(code: &Code, cpus: u8, restarts: usize) -> (Outcome, String, usize) {
-    let (config, mut printed) = config(code, cpus);
+    let (config, mut printed) = bare::machine(code, cpus, None);
     let machine = Machine::restartable(config).unwrap();
     let stop = machine.stop_handle().unwrap();
     let (ended, wait) = std::sync::mpsc::channel::<()>();
@@ -151,7 +111,7 @@ fn a_reset_in_the_middle_of_a_string_does_so_too() {
 #[test]
 fn orders_during_a_reset_are_refused_at_once_and_the_next_life_takes_them() {
     require_kvm!();
-    let (config, _printed) = config(&life(b'a').out(0x64, 0xfe).spin(), 2);
+    let (config, _printed) = bare::machine(&life(b'a').out(0x64, 0xfe).spin(), 2, None);
     let machine = Machine::restartable(config).unwrap();
     let (control, stop) = (machine.control(), machine.stop_handle().unwrap());
     let mut resets = 0;
@@ -186,7 +146,7 @@ fn orders_at_any_time_have_no_life_outlive_its_end() {
     require_kvm!();
     // Behind the reset it prints what no life may.
     let code = life(b'a').out(0x64, 0xfe).out(0x3f8, b'!').spin();
-    let (config, mut printed) = config(&code, 2);
+    let (config, mut printed) = bare::machine(&code, 2, None);
     let machine = Machine::restartable(config).unwrap();
     let control = machine.control();
     let orders = thread::spawn(move || {
@@ -228,7 +188,7 @@ fn other_ends_are_ends() {
 #[test]
 fn a_machine_that_resets_without_end_is_stopped_at_once() {
     require_kvm!();
-    let (config, _printed) = config(&life(b'a').out(0x64, 0xfe).spin(), 2);
+    let (config, _printed) = bare::machine(&life(b'a').out(0x64, 0xfe).spin(), 2, None);
     let machine = Machine::restartable(config).unwrap();
     let stop = machine.stop_handle().unwrap();
     let mut resets = 0;

@@ -5,7 +5,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use slipgate_testbed::{left_out, require_kvm, require_root_and_tun, signal, skipped};
+use slipgate_testbed::{MicroVm, left_out, require_kvm, require_root_and_tun, signal, skipped};
 
 use crate::{Bed, WAIT, payload::Payload};
 
@@ -52,6 +52,16 @@ fn name(broker: u32) -> String {
     format!("slipgate-{namespace}-{broker}")
 }
 
+/// Ends a machine, and checks that it leaves neither a cgroup nor anything else.
+#[track_caller]
+fn assert_its_end_leaves_nothing(machine: MicroVm, parent: &Parent, bed: &Bed) {
+    signal(machine.broker_pid(), libc::SIGTERM);
+    let end = machine.finish(WAIT).unwrap();
+    assert_eq!(end.status.code(), Some(143), "{}", end.stderr);
+    assert_eq!(parent.children(), Vec::<PathBuf>::new(), "{}", end.stderr);
+    bed.assert_nothing_is_left();
+}
+
 #[test]
 fn the_vmm_is_in_a_cgroup_of_its_own_which_goes_with_it() {
     require_root_and_tun!();
@@ -72,11 +82,7 @@ fn the_vmm_is_in_a_cgroup_of_its_own_which_goes_with_it() {
         procs.split_whitespace().collect::<Vec<_>>(),
         [vmm.to_string()]
     );
-    signal(machine.broker_pid(), libc::SIGTERM);
-    let end = machine.finish(WAIT).unwrap();
-    assert_eq!(end.status.code(), Some(143), "{}", end.stderr);
-    assert_eq!(parent.children(), Vec::<PathBuf>::new(), "{}", end.stderr);
-    bed.assert_nothing_is_left();
+    assert_its_end_leaves_nothing(machine, &parent, &bed);
 }
 
 #[test]
@@ -118,11 +124,7 @@ fn the_cgroup_has_the_limits_that_were_given() {
         let set = fs::read_to_string(own.join(file)).unwrap();
         assert_eq!(set.trim(), value, "{file}");
     }
-    signal(machine.broker_pid(), libc::SIGTERM);
-    let end = machine.finish(WAIT).unwrap();
-    assert_eq!(end.status.code(), Some(143), "{}", end.stderr);
-    assert_eq!(parent.children(), Vec::<PathBuf>::new(), "{}", end.stderr);
-    bed.assert_nothing_is_left();
+    assert_its_end_leaves_nothing(machine, &parent, &bed);
 }
 
 #[test]

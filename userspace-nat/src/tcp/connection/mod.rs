@@ -155,7 +155,6 @@ impl Connection {
     pub fn new(version: Version, syn: &Segment, initial: u32) -> Self {
         let first = syn.sequence.wrapping_add(1);
         Self {
-            state: State::Connecting,
             next_from_guest: first,
             edge: first,
             scales: syn.options.window_scale.map(|theirs| (OUR_SCALE, theirs)),
@@ -164,6 +163,21 @@ impl Connection {
                 .mss
                 .filter(|mss| *mss > 0)
                 .unwrap_or(default_mss(version)),
+            // That of a SYN is never scaled.
+            window: syn.window.into(),
+            window_by: (syn.sequence, initial),
+            ..Self::at(State::Connecting, version, initial)
+        }
+    }
+
+    /// A connection that has heard nothing of the guest yet. `initial`: our initial sequence number.
+    fn at(state: State, version: Version, initial: u32) -> Self {
+        Self {
+            state,
+            next_from_guest: 0,
+            edge: 0,
+            scales: None,
+            mss: default_mss(version),
             most_mss: u16::MAX,
             most_payload: most_payload(version),
             owes_ack: false,
@@ -172,9 +186,8 @@ impl Connection {
             next: initial,
             sent: initial,
             fin: None,
-            // That of a SYN is never scaled.
-            window: syn.window.into(),
-            window_by: (syn.sequence, initial),
+            window: 0,
+            window_by: (0, initial),
             duplicates: 0,
             repairing: None,
             due_ns: None,

@@ -1,13 +1,10 @@
 //! Connections that the host opens (RFC 9293 section 3.10.7.3): a SYN to the guest, and its answer.
 use slipgate_abi::tcp::Flags;
 
-use super::{Connection, Host, OUR_SCALE, Received, Segment, State, default_mss};
+use super::{Connection, Host, OUR_SCALE, Received, Segment, State};
 use crate::{
     packet::Version,
-    tcp::{
-        reset_for,
-        wire::{Header, most_payload},
-    },
+    tcp::{reset_for, wire::Header},
 };
 
 impl Connection {
@@ -16,27 +13,10 @@ impl Connection {
     /// send queue, bytes.
     pub fn open(version: Version, initial: u32, room: u32, now_ns: u64) -> Self {
         Self {
-            state: State::SynSent,
             // Where its bytes begin, its answer says.
-            next_from_guest: 0,
             edge: room.min(u16::MAX.into()),
-            scales: None,
-            mss: default_mss(version),
-            most_mss: u16::MAX,
-            most_payload: most_payload(version),
-            owes_ack: false,
-            turned_away: false,
-            unacknowledged: initial,
-            next: initial,
-            sent: initial,
-            fin: None,
-            window: 0,
-            window_by: (0, initial),
-            duplicates: 0,
-            repairing: None,
             due_ns: Some(now_ns),
-            waits: 0,
-            unheard: 0,
+            ..Self::at(State::SynSent, version, initial)
         }
     }
 
