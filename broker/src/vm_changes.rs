@@ -442,7 +442,7 @@ impl Step {
                 let name = config.name.clone();
                 match served {
                     Ok(()) => {
-                        tracing::info!("{name} is served on {}", config.tap);
+                        tracing::info!("{name} is added, with the TAP {}", config.tap);
                         parts.attached.events.push(Event::VmAdded { vm: name });
                         parts.answer_vm(client, at, VmChange::Created);
                     }

@@ -117,3 +117,7 @@ fn failed(what: &str, file: &Path, e: &dyn std::error::Error) -> Failure {
     let what = format!("{what} the sandbox's file {} for Kata", file.display());
     Failure::new(code::IO, what).because(e)
 }
+
+#[cfg(test)]
+#[path = "kata_test.rs"]
+mod tests;

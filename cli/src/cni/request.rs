@@ -125,10 +125,9 @@ pub(super) struct Config {
 #[serde(rename_all = "camelCase")]
 struct RuntimeConfig {
     mac: Option<String>,
-    #[serde(default)]
-    ips: Vec<String>,
-    #[serde(default)]
-    port_mappings: Vec<PortMapping>,
+    // A list that a runtime in Go has left empty is null.
+    ips: Option<Vec<String>>,
+    port_mappings: Option<Vec<PortMapping>>,
 }
 
 /// A policy's name, or an object with the keys of `[policy.NAME]` in a policy file.
@@ -139,17 +138,21 @@ enum Policy {
     Inline(Map<String, Value>),
 }
 
-/// A port of the host that leads to the guest: the capability `portMappings`.
+/// A port of the host that leads to the guest: the capability `portMappings`. containerd writes the
+/// keys with a capital, which the decoder of plugins in Go passes over.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct PortMapping {
     /// 0: the runtime has mapped nothing.
+    #[serde(alias = "HostPort")]
     host_port: u16,
+    #[serde(alias = "ContainerPort")]
     container_port: u16,
     /// tcp, if it is left out.
+    #[serde(alias = "Protocol")]
     protocol: Option<String>,
     /// Address of the host; any, if it is left out.
-    #[serde(rename = "hostIP")]
+    #[serde(rename = "hostIP", alias = "HostIP")]
     host_ip: Option<String>,
 }
 
@@ -279,7 +282,7 @@ impl Config {
 
     /// Ports of the host that lead to the guest, in the form of `--forward`.
     pub(super) fn forwards(&self) -> Result<Vec<String>, Failure> {
-        let mappings = self.runtime_config.port_mappings.iter();
+        let mappings = self.runtime_config.port_mappings.iter().flatten();
         mappings
             .filter(|mapping| mapping.host_port != 0)
             .map(PortMapping::forward)
@@ -367,7 +370,7 @@ impl Attachment {
 
     /// The address that the guest is to have; `None`: the daemon's choice.
     pub(super) fn ip(&self, config: &Config) -> Result<Option<Ipv4Addr>, Failure> {
-        let told = match config.runtime_config.ips.as_slice() {
+        let told = match config.runtime_config.ips.as_deref().unwrap_or_default() {
             [] => None,
             [ip] => Some(address("runtimeConfig.ips", ip)?),
             _ => {

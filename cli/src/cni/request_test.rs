@@ -185,11 +185,19 @@ fn port_mappings_are_forwards() {
         { "hostPort": 5353, "containerPort": 53, "protocol": "UDP", "hostIP": "192.0.2.1" },
         { "hostPort": 8081, "containerPort": 81, "hostIP": "0.0.0.0" },
         { "hostPort": 0, "containerPort": 82, "protocol": "sctp" },
+        // As containerd writes it.
+        { "HostPort": 8083, "ContainerPort": 83, "Protocol": "tcp", "HostIP": "" },
     ]);
     assert_eq!(
         forwards(mappings).unwrap(),
-        ["tcp:8080:80", "udp:192.0.2.1:5353:53", "tcp:8081:81"]
+        [
+            "tcp:8080:80",
+            "udp:192.0.2.1:5353:53",
+            "tcp:8081:81",
+            "tcp:8083:83"
+        ]
     );
+    assert!(forwards(serde_json::Value::Null).unwrap().is_empty());
     for (key, given) in [("protocol", "sctp"), ("hostIP", "2001:db8::1")] {
         let mut mapping = json!({ "hostPort": 1, "containerPort": 1 });
         mapping[key] = given.into();
