@@ -11,7 +11,9 @@ mod stand;
 mod user_mode;
 
 use anyhow::Result;
-use slipgate_testbed::{GuestConfig, WorldConfig};
+use slipgate_testbed::{
+    GUEST_DEVICE, Guest, GuestConfig, World, WorldConfig, baseline, world_ipv6,
+};
 
 use self::in_kernel::InKernel;
 pub(crate) use self::{
@@ -19,7 +21,11 @@ pub(crate) use self::{
     slipgate::own_version,
     stand::{Link, Stand},
 };
-use crate::{machine::Pinning, workload_names::ESTABLISHED};
+use crate::{
+    family::{is_ipv6, without_family},
+    machine::Pinning,
+    workload_names::ESTABLISHED,
+};
 
 /// Name of the contender that all others are compared with.
 pub(crate) const REFERENCE: &str = in_kernel::NFTABLES;
@@ -46,11 +52,17 @@ pub(crate) trait Contender {
     /// Returns whether the contender can run a workload.
     fn takes_part(&self, workload: &str) -> bool {
         // That one is about slipgate's own programs.
-        workload != ESTABLISHED
+        without_family(workload) != ESTABLISHED && (self.has_ipv6() || !is_ipv6(workload))
     }
 
-    /// Creates a world, a guest in it, and the path between them.
-    fn set_up(&self, pinning: Pinning) -> Result<Stand>;
+    /// Returns whether the contender is measured in IPv6 as well.
+    fn has_ipv6(&self) -> bool {
+        false
+    }
+
+    /// Creates a world, a guest in it, and the path between them; with `ipv6` one of that family as
+    /// well, which is asked only of contenders that have it.
+    fn set_up(&self, pinning: Pinning, ipv6: bool) -> Result<Stand>;
 }
 
 /// Returns all contenders, in the order in which they take turns.
@@ -60,6 +72,34 @@ pub(crate) fn all() -> Vec<Box<dyn Contender>> {
     let in_kernel = in_kernel.map(|kernel| Box::new(kernel) as Box<dyn Contender>);
     let user_mode = user_mode::ALL.map(|process| Box::new(process) as Box<dyn Contender>);
     ours.into_iter().chain(in_kernel).chain(user_mode).collect()
+}
+
+/// Creates a world, with or without forwarding in the host's kernel.
+fn make_world(ip_forward: bool, ipv6: bool) -> Result<World> {
+    let world = World::with(world(ip_forward))?;
+    if ipv6 {
+        world.give_ipv6()?;
+    }
+    Ok(world)
+}
+
+/// Creates the guest of a contender that is given a TAP.
+fn make_guest(world: &World, pinning: Pinning, ipv6: bool) -> Result<Guest> {
+    let guest = Guest::new(world, guest(pinning))?;
+    if ipv6 {
+        let ns = &guest.ns;
+        world_ipv6::enable(ns, &[GUEST_DEVICE])?;
+        // The same for all: not by advertisements, which only slipgate sends.
+        ns.sysctl(&format!("net.ipv6.conf.{GUEST_DEVICE}.accept_ra"), "0")?;
+        let (address, gateway) = (baseline::GUEST6, baseline::GATEWAY6);
+        ns.ip(&format!(
+            "-6 addr add {address}/64 dev {GUEST_DEVICE} nodad"
+        ))?;
+        ns.ip(&format!(
+            "-6 route add default via {gateway} dev {GUEST_DEVICE}"
+        ))?;
+    }
+    Ok(guest)
 }
 
 /// Returns the configuration of a world, with or without forwarding in the host's kernel.

@@ -6,8 +6,8 @@
 //! three tc commands that connect its TAP to it (as `tc-redirect-tap` does). In both cases the TAPs
 //! exist before. The other parts are about slipgate alone.
 
-mod crowd;
-mod daemon;
+pub(crate) mod crowd;
+pub(crate) mod daemon;
 mod flood;
 mod probes;
 mod restart;

@@ -8,7 +8,7 @@
 
 use std::{
     fs::File,
-    net::{Ipv4Addr, SocketAddrV4, UdpSocket},
+    net::{SocketAddr, UdpSocket},
     os::unix::fs::FileExt,
     time::Duration,
 };
@@ -16,17 +16,23 @@ use std::{
 use anyhow::{Context, Result, bail, ensure};
 use slipgate_testbed::{
     NetNs,
-    frame::{FrameBuilder, tcp_flags, with_vnet},
     servers::{UdpServer, UdpService},
-    world::{SERVER, WORLD_LINK},
+    tap::VNET_HDR_LEN,
+    world::WORLD_LINK,
 };
 
-use crate::contender::{Link, Stand};
+use crate::{
+    contender::Stand,
+    family::Family,
+    guest_frames::{Kind, datagram_headers_len, frame},
+};
 
 /// Length from the Ethernet header to the last byte of payload, bytes, without the frame check
-/// sequence: 14 + 20 + 8 + 22.
+/// sequence: of IPv4 14 + 20 + 8 + 22, of IPv6 14 + 40 + 8 + 2.
 pub(crate) const SMALL_FRAME_BYTES: usize = 64;
-const SMALL_PAYLOAD: [u8; 22] = [0x5a; 22];
+const PAYLOAD_BYTE: u8 = 0x5a;
+/// Payload of a flow's first datagram.
+const FIRST_PAYLOAD: [u8; 22] = [PAYLOAD_BYTE; 22];
 /// Port of the flow that is established before a flood.
 const ECHO_PORT: u16 = 4000;
 const GUEST_PORT: u16 = 9000;
@@ -43,35 +49,34 @@ pub(crate) struct EstablishedFlow {
 
 impl EstablishedFlow {
     /// Sends a datagram by the guest's own stack and awaits its echo.
-    pub(crate) fn open(stand: &Stand) -> Result<EstablishedFlow> {
+    pub(crate) fn open(stand: &Stand, family: Family) -> Result<EstablishedFlow> {
         let world = &stand.world.net;
-        drop_on_arrival(world, &format!("udp dport {ECHO_PORT} udp length 30"))?;
-        let server = UdpServer::start(world, (SERVER, ECHO_PORT), UdpService::Echo)?;
-        let socket = stand.in_guest(|| converse((SERVER, ECHO_PORT)))?;
-        let link = stand.link()?;
-        let source = SocketAddrV4::new(link.address, GUEST_PORT);
-        let frame = FrameBuilder::udp(source, SocketAddrV4::new(SERVER, ECHO_PORT))
-            .macs(link.mac, link.gateway_mac)
-            .payload(&SMALL_PAYLOAD);
-        let (vnet, frame) = frame.build();
-        ensure!(
-            frame.len() == SMALL_FRAME_BYTES,
-            "the small frame has {} bytes",
-            frame.len()
-        );
+        let to = family.server();
+        let payload = [PAYLOAD_BYTE; SMALL_FRAME_BYTES];
+        let payload = &payload[..SMALL_FRAME_BYTES - datagram_headers_len(&to)];
+        let length = 8 + payload.len();
+        drop_on_arrival(world, &format!("udp dport {ECHO_PORT} udp length {length}"))?;
+        let to = SocketAddr::new(to, ECHO_PORT);
+        let server = UdpServer::start(world, to, UdpService::Echo)?;
+        let socket = stand.in_guest(|| converse(family))?;
+        let link = stand.link(family)?;
+        let frame = frame(link, GUEST_PORT, to, Kind::Udp(payload));
+        let len = frame.len() - VNET_HDR_LEN;
+        ensure!(len == SMALL_FRAME_BYTES, "the small frame has {len} bytes");
         Ok(EstablishedFlow {
-            frame: with_vnet(vnet, &frame),
+            frame,
             _socket: socket,
             _server: server,
         })
     }
 }
 
-/// Exchanges a datagram with the server, with several attempts, because the NAT may have just
+/// Exchanges a datagram with the first server, with several attempts, because the NAT may have just
 /// started.
-fn converse(server: (Ipv4Addr, u16)) -> Result<UdpSocket> {
+fn converse(family: Family) -> Result<UdpSocket> {
     const ATTEMPTS: usize = 10;
-    let socket = UdpSocket::bind(("0.0.0.0", GUEST_PORT)).context("bind the guest's socket")?;
+    let server = SocketAddr::new(family.server(), ECHO_PORT);
+    let socket = UdpSocket::bind((family.any(), GUEST_PORT)).context("bind the guest's socket")?;
     socket.set_read_timeout(Some(Duration::from_millis(300)))?;
     socket.connect(server)?;
     for _ in 0..ATTEMPTS {
@@ -82,7 +87,7 @@ fn converse(server: (Ipv4Addr, u16)) -> Result<UdpSocket> {
             return Ok(socket);
         }
     }
-    bail!("{}:{} does not answer the guest", server.0, server.1)
+    bail!("{server} does not answer the guest")
 }
 
 /// First packets of flows that the NAT has not seen.
@@ -100,7 +105,12 @@ pub(crate) enum FirstPacket {
 impl NewFlows {
     /// Creates the frames of `count` flows, each with its own port at both ends, to the contender's
     /// destinations of new flows. The world drops them.
-    pub(crate) fn prepare(stand: &Stand, first: FirstPacket, count: u16) -> Result<NewFlows> {
+    pub(crate) fn prepare(
+        stand: &Stand,
+        family: Family,
+        first: FirstPacket,
+        count: u16,
+    ) -> Result<NewFlows> {
         // Below lie the ports of servers and of the other floods.
         const FIRST_REMOTE_PORT: u16 = 10_000;
         const GUEST_PORTS: u16 = 20_000;
@@ -113,39 +123,29 @@ impl NewFlows {
         let ports = format!("{protocol} dport {}-{}", remote.start, remote.end - 1);
         drop_on_arrival(&stand.world.net, &ports)?;
         // The guest must know its gateway before it can be spoken for.
-        let talk = UdpServer::start(&stand.world.net, (SERVER, ECHO_PORT), UdpService::Echo)?;
-        drop(stand.in_guest(|| converse((SERVER, ECHO_PORT)))?);
+        let at = (family.server(), ECHO_PORT);
+        let talk = UdpServer::start(&stand.world.net, at, UdpService::Echo)?;
+        drop(stand.in_guest(|| converse(family))?);
         drop(talk);
-        let link = stand.link()?;
-        let to = stand.new_flows_to();
+        let link = stand.link(family)?;
+        let to = stand.new_flows_to(family);
         let frame = |(at, port): (usize, u16)| {
+            let kind = match first {
+                FirstPacket::Udp => Kind::Udp(&FIRST_PAYLOAD),
+                FirstPacket::TcpSyn => Kind::Syn(u32::from(port) << 12),
+            };
             let guest_port = 20_000 + (at as u16 % GUEST_PORTS);
-            let destination = SocketAddrV4::new(to[at % to.len()], port);
-            first_packet(first, link, guest_port, destination)
+            frame(
+                link,
+                guest_port,
+                SocketAddr::new(to[at % to.len()], port),
+                kind,
+            )
         };
         Ok(NewFlows {
             frames: remote.enumerate().map(frame).collect(),
         })
     }
-}
-
-fn first_packet(
-    first: FirstPacket,
-    link: Link,
-    guest_port: u16,
-    destination: SocketAddrV4,
-) -> Vec<u8> {
-    let source = SocketAddrV4::new(link.address, guest_port);
-    let frame = match first {
-        FirstPacket::Udp => FrameBuilder::udp(source, destination).payload(&SMALL_PAYLOAD),
-        FirstPacket::TcpSyn => FrameBuilder::tcp(source, destination)
-            .flags(tcp_flags::SYN)
-            .numbers(u32::from(destination.port()) << 12, 0)
-            // MSS 1460, SACK permitted, window scale 7.
-            .tcp_options(&[2, 4, 5, 180, 4, 2, 3, 3, 7]),
-    };
-    let (vnet, frame) = frame.macs(link.mac, link.gateway_mac).build();
-    with_vnet(vnet, &frame)
 }
 
 /// Makes the world drop matching packets before its stack receives them.

@@ -4,7 +4,12 @@
 use serde::Serialize;
 
 use crate::{
-    contender::REFERENCE, fleet, program_cost::HIT_METRICS, results::Table, statistics::Summary,
+    contender::REFERENCE,
+    fleet,
+    program_cost::{HIT_METRICS, HIT_METRICS6},
+    results::Table,
+    scale,
+    statistics::Summary,
 };
 
 const OURS: &str = "slipgate";
@@ -14,6 +19,8 @@ const OURS: &str = "slipgate";
 enum Measure {
     /// Ratio of slipgate to another contender.
     To(&'static str),
+    /// Ratio of slipgate's value to its own of another metric.
+    ToMetric(&'static str),
     /// The absolute value of slipgate.
     Own,
 }
@@ -29,7 +36,7 @@ enum Side {
     Told,
 }
 
-const GOALS: [(&str, Measure, Side); 35] = [
+const GOALS: [(&str, Measure, Side); 44] = [
     ("bulk-up", Measure::To(REFERENCE), Side::AtLeast(1.0)),
     ("bulk-down", Measure::To(REFERENCE), Side::AtLeast(1.0)),
     ("bulk-up", Measure::To("pasta"), Side::AtLeast(3.0)),
@@ -56,6 +63,43 @@ const GOALS: [(&str, Measure, Side); 35] = [
     ),
     ("udp-64 rate", Measure::To(REFERENCE), Side::AtLeast(1.3)),
     ("udp-64 rate", Measure::To("forwarding"), Side::AtLeast(1.0)),
+    ("bulk-up-ipv6", Measure::To(REFERENCE), Side::AtLeast(1.0)),
+    ("bulk-down-ipv6", Measure::To(REFERENCE), Side::AtLeast(1.0)),
+    (
+        "connect-close-ipv6 p50",
+        Measure::To(REFERENCE),
+        Side::AtMost(1.2),
+    ),
+    (
+        "udp-64-ipv6 rate",
+        Measure::To(REFERENCE),
+        Side::AtLeast(1.3),
+    ),
+    (
+        "udp-64-ipv6 rate",
+        Measure::To("forwarding"),
+        Side::AtLeast(1.0),
+    ),
+    (
+        HIT_METRICS6[0],
+        Measure::ToMetric(HIT_METRICS[0]),
+        Side::AtMost(1.25),
+    ),
+    (
+        HIT_METRICS6[1],
+        Measure::ToMetric(HIT_METRICS[1]),
+        Side::AtMost(1.25),
+    ),
+    (
+        HIT_METRICS6[2],
+        Measure::ToMetric(HIT_METRICS[2]),
+        Side::AtMost(1.25),
+    ),
+    (
+        HIT_METRICS6[3],
+        Measure::ToMetric(HIT_METRICS[3]),
+        Side::AtMost(1.25),
+    ),
     ("new-flows-udp", Measure::Own, Side::AtLeast(120.0)),
     (
         "new-flows-udp per CPU second",
@@ -137,7 +181,7 @@ const DNS: &[&str] = &["dns-known", "dns-new"];
 
 /// Goals for whole microVMs, policy and DNS: metrics, slipgate's contender, the compared contender,
 /// and the ratio.
-const OTHER_GOALS: [(&[&str], &str, &str, Side); 12] = [
+const OTHER_GOALS: [(&[&str], &str, &str, Side); 13] = [
     (CONNECTIONS, "slipgate-run", "qemu-passt", Side::AtMost(0.6)),
     (
         CONNECTIONS,
@@ -158,6 +202,12 @@ const OTHER_GOALS: [(&[&str], &str, &str, Side); 12] = [
     (ADMISSION, "slipgate-log", OURS, Side::Told),
     (HITS, "slipgate-policy", OURS, Side::Same),
     (HITS, "slipgate-names", OURS, Side::Same),
+    (
+        &scale::HITS,
+        scale::MILLION,
+        scale::HUNDRED_THOUSAND,
+        Side::AtMost(1.5),
+    ),
     (DNS, OURS, "dnsmasq", Side::AtLeast(1.0)),
     (DNS, OURS, "unbound", Side::AtLeast(1.0)),
 ];
@@ -201,6 +251,11 @@ fn judge_one(
             "×",
             table.ratio(ours, other)?,
         ),
+        Measure::ToMetric(other) => {
+            let other_table = tables.iter().find(|table| table.metric.name == other)?;
+            let ratio = table.ratio_to(ours, other_table)?;
+            (format!("{metric} to {other}"), "×", ratio)
+        }
         Measure::Own => (
             metric.to_owned(),
             table.metric.unit.symbol(),
@@ -213,7 +268,7 @@ fn judge_one(
         Side::Same => {
             let other = match measure {
                 Measure::To(other) => other,
-                Measure::Own => ours,
+                Measure::Own | Measure::ToMetric(_) => ours,
             };
             let (ours, other) = (table.row(ours)?.summary?, table.row(other)?.summary?);
             ("same".to_owned(), Some(are_the_same(ours, other)))

@@ -73,6 +73,19 @@ fn a_ratio_and_an_own_value_are_held_against_the_goal() {
 }
 
 #[test]
+fn a_metric_is_held_against_another_of_the_same_round() {
+    let (six, four) = (HIT_METRICS6[0], HIT_METRICS[0]);
+    let judged = |of_six: [f64; 3]| {
+        let mut all = cells("established-ipv6", six, &[(OURS, of_six)]);
+        // The rounds differ by far more than the families in each of them.
+        all.extend(cells(ESTABLISHED, four, &[(OURS, [100.0, 200.0, 400.0])]));
+        met(&judged(&all), &format!("{six} to {four}"))
+    };
+    assert_eq!(judged([120.0, 240.0, 480.0]), Some(true));
+    assert_eq!(judged([126.0, 252.0, 504.0]), Some(false));
+}
+
+#[test]
 fn what_was_not_measured_is_no_goal() {
     assert!(judged(&[]).is_empty());
     let goals = judged(&cells(UDP, UDP, &[("slipgate-policy", [1.0; 3])]));
@@ -120,6 +133,8 @@ fn every_goal_is_about_something_that_is_measured() {
     let measured = all.iter().flatten().flat_map(|workload| workload.metrics());
     let mut known: Vec<_> = measured.map(|metric| metric.name).collect();
     known.extend(DNS);
+    let of_scale = [scale::IPV4, scale::IPV6].concat();
+    known.extend(of_scale.iter().map(|metric| metric.name));
     let of_fleets = fleet::MEASURED.iter().flat_map(|(_, metrics)| *metrics);
     known.extend(of_fleets.map(|metric| metric.name));
     let of_the_nat = GOALS.iter().map(|(metric, ..)| *metric);

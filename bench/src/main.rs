@@ -6,6 +6,7 @@
 //!              ├ dns            questions answered, beside dnsmasq and unbound
 //!              ├ fleet          many VMs that come and go
 //!              ├ clones         machines that go on from one snapshot
+//!              ├ scale          a thousand to a million live flows
 //!              ├ relay          forwards of the host's own, beside a copy loop and rinetd
 //!              └ program_cost
 //! ```
@@ -17,9 +18,11 @@ mod contender;
 mod cpu_time;
 mod dns;
 mod dns_exchange;
+mod family;
 mod fleet;
 mod generator;
 mod goals;
+mod guest_frames;
 mod injector;
 mod machine;
 mod microvm;
@@ -31,6 +34,7 @@ mod relay;
 mod report;
 mod results;
 mod run;
+mod scale;
 mod statistics;
 mod workload;
 mod workload_names;
@@ -45,11 +49,13 @@ use crate::{
     clones::CLONE,
     conditions::Conditions,
     contender::Contender,
+    family::{Families, Family, is_ipv6, without_family},
     fleet::{FLEET, PARTS},
     machine::Pinning,
     report::Report,
     results::{Cell, Table},
     run::{Plan, Settings},
+    scale::SCALE,
     workload::{Limits, Workload},
 };
 
@@ -71,9 +77,14 @@ const RATES: &str = "rates";
 struct CommandLine {
     /// Only these workloads: bulk-up, bulk-down, connect-close, request-response, udp-64,
     /// established, new-flows-udp, new-flows-tcp, microvm (microvm-guests, microvm-ring), dns,
-    /// relay, rates, fleet (fleet-add, fleet-restart, fleet-flood, fleet-workers), clone, programs
+    /// relay, rates, fleet (fleet-add, fleet-restart, fleet-flood, fleet-workers), clone, programs; by request
+    /// only: scale
     #[arg(long, value_delimiter = ',', value_name = "WORKLOAD")]
     only: Vec<String>,
+    /// Families of addresses in which the workloads are measured; other parts are of IPv4 unless
+    /// they say so
+    #[arg(long, value_enum, value_name = "FAMILY", default_value_t = Families::Both)]
+    family: Families,
     /// Only these contenders; ratios are to nftables, those of whole microVMs to qemu-tap
     #[arg(long, value_delimiter = ',', value_name = "NAME")]
     contenders: Vec<String>,
@@ -133,7 +144,7 @@ fn main() -> Result<()> {
     };
     let wanted = |part: &str| is_wanted(part, &args.only);
     let programs = wanted(PROGRAMS);
-    let workloads = chosen_workloads(&args.only)?;
+    let workloads = chosen_workloads(&args.only, args.family)?;
     let mut conditions = Conditions::now(pinning, limits, &args.congestion_control);
     let mut contenders = present(chosen_contenders(&args.contenders)?, &mut conditions);
     contenders.retain(|contender| {
@@ -167,13 +178,17 @@ fn main() -> Result<()> {
     let of_fleet = |part: &str| wanted(FLEET) || wanted(part);
     let fleet = PARTS.into_iter().any(of_fleet);
     let fleet = fleet.then(|| fleet::measure(&settings, args.quick, of_fleet));
+    // By request only: it takes three minutes, and memory for two million flows.
+    let scale = args.only.iter().any(|part| part == SCALE);
+    let scale = scale.then(|| scale::measure(&settings, args.quick, args.family));
     let clone = wanted(CLONE).then(|| clones::measure(&settings, args.quick));
     let plan = Plan {
         contenders,
         workloads,
         settings,
     };
-    let parts = [dns, relay, rates, fleet, clone];
+    let parts = [dns, relay, rates, fleet, scale, clone];
+    let programs = programs.then_some(args.family);
     let report = measure(&plan, conditions, programs, microvm, parts)?;
     print!("{}", report.text());
     write(&report, args.out)
@@ -182,9 +197,9 @@ fn main() -> Result<()> {
 fn measure(
     plan: &Plan,
     conditions: Conditions,
-    programs: bool,
+    programs: Option<Families>,
     microvm: Vec<Cell>,
-    parts: [Option<(Vec<Cell>, Vec<Table>)>; 5],
+    parts: [Option<(Vec<Cell>, Vec<Table>)>; 6],
 ) -> Result<Report> {
     let mut cells = if plan.workloads.is_empty() {
         Vec::new()
@@ -202,13 +217,13 @@ fn measure(
         conditions,
         goals: goals::judge(&tables),
         tables,
-        programs: match programs {
-            true => program_cost::measure(plan.settings.rounds).unwrap_or_else(|error| {
+        programs: programs.map_or_else(Vec::new, |families| {
+            let measured = program_cost::measure(families, plan.settings.rounds);
+            measured.unwrap_or_else(|error| {
                 eprintln!("programs: {error:#}");
                 Vec::new()
-            }),
-            false => Vec::new(),
-        },
+            })
+        }),
         cells,
     })
 }
@@ -253,9 +268,10 @@ fn is_wanted(name: &str, only: &[String]) -> bool {
     only.is_empty() || only.iter().any(|only| only == name)
 }
 
-fn chosen_workloads(only: &[String]) -> Result<Vec<Box<dyn Workload>>> {
+fn chosen_workloads(only: &[String], families: Families) -> Result<Vec<Box<dyn Workload>>> {
     let all = workload::all();
     let known: Vec<_> = all.iter().map(|workload| workload.name()).collect();
+    let known: Vec<_> = known.into_iter().filter(|name| !is_ipv6(name)).collect();
     for name in only {
         let name = name.as_str();
         let ours = [
@@ -267,11 +283,12 @@ fn chosen_workloads(only: &[String]) -> Result<Vec<Box<dyn Workload>>> {
             RELAY,
             RATES,
             FLEET,
+            SCALE,
             CLONE,
         ];
         if !ours.contains(&name) && !PARTS.contains(&name) && !known.contains(&name) {
             bail!(
-                "--only {name}: give some of {}, {MICROVM}, {MICROVM_GUESTS}, {MICROVM_RING}, {DNS}, {RELAY}, {RATES}, {FLEET}, {}, {PROGRAMS}",
+                "--only {name}: give some of {}, {MICROVM}, {MICROVM_GUESTS}, {MICROVM_RING}, {DNS}, {RELAY}, {RATES}, {FLEET}, {SCALE}, {}, {PROGRAMS}",
                 known.join(", "),
                 PARTS.join(", ")
             );
@@ -279,7 +296,15 @@ fn chosen_workloads(only: &[String]) -> Result<Vec<Box<dyn Workload>>> {
     }
     Ok(all
         .into_iter()
-        .filter(|workload| is_wanted(workload.name(), only))
+        .filter(|workload| {
+            let name = workload.name();
+            let family = if is_ipv6(name) {
+                Family::Ipv6
+            } else {
+                Family::Ipv4
+            };
+            families.includes(family) && is_wanted(without_family(name), only)
+        })
         .collect())
 }
 

@@ -11,7 +11,7 @@
 mod rig;
 
 use std::{
-    net::{Ipv4Addr, SocketAddrV4},
+    net::{Ipv4Addr, SocketAddrV4, SocketAddrV6},
     path::Path,
 };
 
@@ -19,16 +19,28 @@ use anyhow::{Result, ensure};
 use serde::Serialize;
 use slipgate_abi::{Command, PortHeader, Protocol};
 use slipgate_control::Program;
-use slipgate_testbed::{NetNs, PinDir, frame::FrameBuilder};
+use slipgate_testbed::{
+    NetNs, PinDir,
+    frame::{FrameBuilder, tcp_flags},
+};
 
-use self::rig::{Flow, GUEST, GUEST_MAC, REMOTE, ROUTER_MAC, ROW, Rig, VM};
-use crate::statistics::{Summary, percentile};
+use self::rig::{Flow, GUEST, GUEST_MAC, GUEST6, REMOTE, REMOTE6, ROUTER_MAC, ROW, Rig, VM};
+use crate::{
+    family::{Families, Family},
+    guest_frames::{Kind, frame6},
+    statistics::{Summary, percentile},
+};
 
+/// Place of the hop limit in an IPv6 frame.
+const HOP_LIMIT_AT: usize = 14 + 7;
 /// A frame starts with TTL 255 and stays on the fast path this many times.
 const REPEAT: u32 = 250;
 /// Number of frames per measurement.
 const FRAMES: usize = 1_000;
 const FIRST_PORT: u16 = 1_000;
+const FIRST_REMOTE_PORT: u16 = 443;
+/// Programs whose hits are measured.
+const HIT_PROGRAMS: [Program; 2] = [Program::GuestEgress, Program::UplinkIngress];
 
 /// Cost of one program in one case.
 #[derive(Clone, Debug, Serialize)]
@@ -60,14 +72,24 @@ const MANY: Flows = Flows {
 };
 
 /// Measures all programs, `rounds` times.
-pub(crate) fn measure(rounds: usize) -> Result<Vec<Cost>> {
+pub(crate) fn measure(families: Families, rounds: usize) -> Result<Vec<Cost>> {
     let mut costs = Vec::new();
     for protocol in [Protocol::Udp, Protocol::Tcp] {
         for flows in [FEW, MANY] {
-            costs.extend(in_namespace(|rig| hits(rig, protocol, flows, rounds))?);
+            for family in Family::ALL {
+                if families.includes(family) {
+                    let way = (family, protocol);
+                    costs.extend(in_namespace(|rig| hits(rig, way, flows, rounds))?);
+                }
+            }
         }
     }
-    costs.extend(in_namespace(|rig| the_rest(rig, rounds))?);
+    if families.includes(Family::Ipv6) {
+        costs.extend(in_namespace(|rig| misses6(rig, rounds))?);
+    }
+    if families.includes(Family::Ipv4) {
+        costs.extend(in_namespace(|rig| the_rest(rig, rounds))?);
+    }
     Ok(costs)
 }
 
@@ -79,32 +101,88 @@ pub(crate) const HIT_METRICS: [&str; 4] = [
     "uplink_ingress TCP hit",
 ];
 
+/// The same of IPv6.
+pub(crate) const HIT_METRICS6: [&str; 4] = [
+    "guest_egress UDP hit IPv6",
+    "uplink_ingress UDP hit IPv6",
+    "guest_egress TCP hit IPv6",
+    "uplink_ingress TCP hit IPv6",
+];
+
 /// Costs of the programs that a running slipgate has pinned.
 pub(crate) struct Hits {
-    /// Tags of the programs, in the order of [`HIT_METRICS`].
+    /// Tags of the programs at the hooks, in the order of [`HIT_METRICS`].
     pub(crate) tags: Vec<String>,
     /// Each metric's value, ns over an empty run.
     pub(crate) costs: Vec<(&'static str, f64)>,
 }
 
 /// Measures the costs. Must be called in the network namespace of that slipgate.
-pub(crate) fn of_running(pins: &Path) -> Result<Hits> {
+pub(crate) fn of_running(pins: &Path, family: Family) -> Result<Hits> {
     const TIMES: usize = 9;
+    let names = family.of(HIT_METRICS, HIT_METRICS6);
     let (mut tags, mut costs) = (Vec::new(), Vec::new());
     for protocol in [Protocol::Udp, Protocol::Tcp] {
         let mut rig = Rig::of_pinned(pins)?;
         // The last ones: engines begin with the first.
         let last = rig.slots() - u32::from(FEW.len);
-        let starts = admit_rings(&mut rig, protocol, FEW, last)?;
-        for program in [Program::GuestEgress, Program::UplinkIngress] {
-            let frames = frames(&starts[..FRAMES / 10], program, protocol);
+        let way = (family, protocol);
+        let starts = admit_rings(&mut rig, way, FEW, Place::from_slot(last))?;
+        let enough = FRAMES.div_ceil(starts.len());
+        let starts = starts.repeat(enough);
+        for program in HIT_PROGRAMS {
+            let frames = frames(&starts[..FRAMES / 10], program, way);
             // The median, for what interrupts one of them is nobody's cost.
             let measured = hits_of(&rig, program, &frames, TIMES)?;
-            costs.push((HIT_METRICS[costs.len()], percentile(&measured, 50.0)));
+            costs.push((names[costs.len()], percentile(&measured, 50.0)));
             tags.push(rig.tag(program)?);
         }
     }
     Ok(Hits { tags, costs })
+}
+
+/// Measures hits of the programs that a running slipgate has pinned, with each of these numbers of
+/// flows in ascending order, at random over all of them. Returns the costs of `guest_egress` and of
+/// `uplink_ingress` for each. Must be called in its network namespace; the flows are taken out again.
+pub(crate) fn at_sizes(pins: &Path, family: Family, sizes: &[usize]) -> Result<Vec<[f64; 2]>> {
+    const TIMES: usize = 7;
+    const LONGEST: usize = 50_000;
+    let way = (family, Protocol::Udp);
+    let mut rig = Rig::of_pinned(pins)?;
+    let (mut starts, mut costs) = (Vec::new(), Vec::new());
+    let mut place = Place {
+        // From the end: engines begin with the first.
+        first_slot: rig.slots() - sizes.last().copied().unwrap_or_default() as u32,
+        first_remote_port: FIRST_REMOTE_PORT,
+    };
+    let mut random = Random::new(3);
+    for &size in sizes {
+        let more = size - starts.len();
+        let rings = more.div_ceil(LONGEST);
+        let flows = Flows {
+            what: "",
+            rings: rings as u16,
+            len: (more / rings) as u16,
+        };
+        let new = admit_rings(&mut rig, way, flows, place)?;
+        place.first_slot += new.len() as u32;
+        place.first_remote_port += flows.rings;
+        starts.extend(new);
+        random.shuffle(&mut starts);
+        let mut of_size = [0.0; 2];
+        for (cost, program) in of_size.iter_mut().zip(HIT_PROGRAMS) {
+            let before = rig.translated();
+            let mut measured = Vec::new();
+            for chosen in starts.chunks(FRAMES).cycle().take(TIMES) {
+                let frames = frames(chosen, program, way);
+                measured.extend(mean_hits(&rig, program, &frames, 1)?);
+            }
+            expect_hits(&rig, program, before, TIMES * FRAMES * REPEAT as usize)?;
+            *cost = percentile(&measured, 50.0);
+        }
+        costs.push(of_size);
+    }
+    Ok(costs)
 }
 
 /// Runs `f` on freshly loaded programs, and removes the pins afterwards.
@@ -116,13 +194,40 @@ fn in_namespace<T: Send>(f: impl FnOnce(&mut Rig) -> Result<T> + Send) -> Result
     })
 }
 
-fn hits(rig: &mut Rig, protocol: Protocol, flows: Flows, rounds: usize) -> Result<Vec<Cost>> {
-    let starts = admit_rings(rig, protocol, flows, 0)?;
+fn hits(rig: &mut Rig, way: Way, flows: Flows, rounds: usize) -> Result<Vec<Cost>> {
+    let starts = admit_rings(rig, way, flows, Place::from_slot(0))?;
+    let starts = starts.repeat(FRAMES.div_ceil(starts.len()));
     let mut costs = Vec::new();
-    for program in [Program::GuestEgress, Program::UplinkIngress] {
-        let frames = frames(&starts[..FRAMES], program, protocol);
+    for program in HIT_PROGRAMS {
+        let frames = frames(&starts[..FRAMES], program, way);
         let measured = hits_of(rig, program, &frames, rounds)?;
-        costs.extend(cost(program, protocol.name(), flows.what, &measured));
+        costs.extend(cost(program, name_of(way), flows.what, &measured));
+    }
+    Ok(costs)
+}
+
+/// A family, and a protocol in it.
+type Way = (Family, Protocol);
+
+fn name_of((family, protocol): Way) -> &'static str {
+    match (family, protocol) {
+        (Family::Ipv4, protocol) => protocol.name(),
+        (Family::Ipv6, Protocol::Tcp) => "tcp6",
+        (Family::Ipv6, _) => "udp6",
+    }
+}
+
+/// Measures misses of IPv6.
+fn misses6(rig: &mut Rig, rounds: usize) -> Result<Vec<Cost>> {
+    let way = (Family::Ipv6, Protocol::Udp);
+    let mut costs = Vec::new();
+    for (program, what) in [
+        (Program::GuestEgress, "miss: handed to the engine"),
+        (Program::UplinkIngress, "miss: left to the host"),
+    ] {
+        let frame = frame(program, way, FIRST_PORT, 443);
+        let measured = runs_of(rig, program, &frame, rounds)?;
+        costs.extend(cost(program, name_of(way), what, &measured));
     }
     Ok(costs)
 }
@@ -130,6 +235,7 @@ fn hits(rig: &mut Rig, protocol: Protocol, flows: Flows, rounds: usize) -> Resul
 /// Measures misses, the engine's port, and the guard.
 fn the_rest(rig: &mut Rig, rounds: usize) -> Result<Vec<Cost>> {
     let protocol = Protocol::Udp;
+    let way = (Family::Ipv4, protocol);
     let mut costs = Vec::new();
     for (program, what) in [
         (Program::GuestEgress, "miss: handed to the engine"),
@@ -137,16 +243,17 @@ fn the_rest(rig: &mut Rig, rounds: usize) -> Result<Vec<Cost>> {
         (Program::UplinkIngressL3, "miss: left to the host"),
         (Program::Guard, "pass"),
     ] {
-        let frame = frame(program, protocol, FIRST_PORT, 443);
+        let frame = frame(program, way, FIRST_PORT, 443);
         let measured = runs_of(rig, program, &frame, rounds)?;
         costs.extend(cost(program, protocol.name(), what, &measured));
     }
     rig.deny(denied())?;
-    let passing = frame(Program::Guard, protocol, FIRST_PORT, 443);
+    let passing = frame(Program::Guard, way, FIRST_PORT, 443);
     let measured = runs_of(rig, Program::Guard, &passing, rounds)?;
     let what = "pass, 1,000 prefixes denied";
     costs.extend(cost(Program::Guard, protocol.name(), what, &measured));
     rig.admit(Flow {
+        family: Family::Ipv4,
         slot: 0,
         protocol,
         guest_port: FIRST_PORT,
@@ -159,9 +266,9 @@ fn the_rest(rig: &mut Rig, rounds: usize) -> Result<Vec<Cost>> {
         vm_row: ROW as u16,
         id: VM,
     };
-    let mut forwarded = frame(Program::GuestEgress, protocol, FIRST_PORT, 443);
+    let mut forwarded = frame(Program::GuestEgress, way, FIRST_PORT, 443);
     forwarded[..PortHeader::LEN].copy_from_slice(&header.encode());
-    let received = frame(Program::UplinkIngressL3, protocol, FIRST_PORT, 443);
+    let received = frame(Program::UplinkIngressL3, way, FIRST_PORT, 443);
     for (program, frame, what) in [
         (Program::UplinkIngressL3, received, "hit, single runs"),
         (Program::EnginePort, forwarded, "forward, single runs"),
@@ -194,6 +301,13 @@ fn single_hits(rig: &Rig, program: Program, frame: &[u8], rounds: usize) -> Resu
 /// Returns mean times of hits on these frames, over an empty run, ns.
 fn hits_of(rig: &Rig, program: Program, frames: &[Vec<u8>], times: usize) -> Result<Vec<f64>> {
     let before = rig.translated();
+    let measured = mean_hits(rig, program, frames, times)?;
+    expect_hits(rig, program, before, times * frames.len() * REPEAT as usize)?;
+    Ok(measured)
+}
+
+/// The same, unchecked.
+fn mean_hits(rig: &Rig, program: Program, frames: &[Vec<u8>], times: usize) -> Result<Vec<f64>> {
     let mean = || {
         mean_of(
             frames
@@ -202,9 +316,7 @@ fn hits_of(rig: &Rig, program: Program, frames: &[Vec<u8>], times: usize) -> Res
         )
     };
     let over_empty = |_| Ok(mean()? - rig.empty_run_ns(10_000)?);
-    let measured = (0..times).map(over_empty).collect();
-    expect_hits(rig, program, before, times * frames.len() * REPEAT as usize)?;
-    measured
+    (0..times).map(over_empty).collect()
 }
 
 /// Returns mean times of runs on one frame, over an empty run, ns.
@@ -249,20 +361,25 @@ fn mean_of(times: impl ExactSizeIterator<Item = Result<f64>>) -> Result<f64> {
 /// port and remote port at which each ring begins, shuffled.
 fn admit_rings(
     rig: &mut Rig,
-    protocol: Protocol,
+    (family, protocol): Way,
     flows: Flows,
-    first_slot: u32,
+    place: Place,
 ) -> Result<Vec<(u16, u16)>> {
-    let mut random = Random(1);
+    let Place {
+        first_slot,
+        first_remote_port,
+    } = place;
+    let mut random = Random::new(1);
     let mut ports: Vec<u16> = (0..flows.len).map(|port| FIRST_PORT + port).collect();
     random.shuffle(&mut ports);
     let count = u32::from(flows.rings) * u32::from(flows.len);
     let mut slots: Vec<u32> = (first_slot..first_slot + count).collect();
     random.shuffle(&mut slots);
     let mut starts = Vec::new();
-    for remote_port in (443..).take(usize::from(flows.rings)) {
+    for remote_port in (first_remote_port..).take(usize::from(flows.rings)) {
         for (at, &guest_port) in ports.iter().enumerate() {
             rig.admit(Flow {
+                family,
                 slot: slots[starts.len()],
                 protocol,
                 guest_port,
@@ -273,17 +390,36 @@ fn admit_rings(
         }
     }
     random.shuffle(&mut starts);
-    let enough = FRAMES.div_ceil(starts.len());
-    Ok(starts.repeat(enough))
+    Ok(starts)
 }
 
-fn frames(starts: &[(u16, u16)], program: Program, protocol: Protocol) -> Vec<Vec<u8>> {
-    let frame = |&(port, remote_port): &(u16, u16)| frame(program, protocol, port, remote_port);
+/// Where rings of flows begin.
+#[derive(Clone, Copy)]
+struct Place {
+    first_slot: u32,
+    first_remote_port: u16,
+}
+
+impl Place {
+    fn from_slot(first_slot: u32) -> Self {
+        Self {
+            first_slot,
+            first_remote_port: FIRST_REMOTE_PORT,
+        }
+    }
+}
+
+fn frames(starts: &[(u16, u16)], program: Program, way: Way) -> Vec<Vec<u8>> {
+    let frame = |&(port, remote_port): &(u16, u16)| frame(program, way, port, remote_port);
     starts.iter().map(frame).collect()
 }
 
 /// Returns a flow's frame in the form in which `program` receives it, with TTL 255.
-fn frame(program: Program, protocol: Protocol, port: u16, remote_port: u16) -> Vec<u8> {
+fn frame(program: Program, way: Way, port: u16, remote_port: u16) -> Vec<u8> {
+    let (family, protocol) = way;
+    if family == Family::Ipv6 {
+        return frame_of_ipv6(program, protocol, port, remote_port);
+    }
     let (guest, remote) = (
         SocketAddrV4::new(GUEST, port),
         SocketAddrV4::new(REMOTE, remote_port),
@@ -309,10 +445,37 @@ fn frame(program: Program, protocol: Protocol, port: u16, remote_port: u16) -> V
     }
 }
 
+fn frame_of_ipv6(program: Program, protocol: Protocol, port: u16, remote_port: u16) -> Vec<u8> {
+    const FIRST_FLAGS: usize = 14 + 40 + 13;
+    let guest = SocketAddrV6::new(GUEST6, port, 0, 0);
+    let remote = SocketAddrV6::new(REMOTE6, remote_port, 0, 0);
+    let from_guest = matches!(program, Program::GuestEgress);
+    let (macs, source, destination) = match from_guest {
+        true => ((GUEST_MAC, rig::GATEWAY_MAC), guest, remote),
+        false => ((ROUTER_MAC, [0; 6]), remote, guest),
+    };
+    let kind = match protocol {
+        Protocol::Tcp => Kind::Syn(0),
+        _ => Kind::Udp(&[0x5a; 22]),
+    };
+    let mut frame = frame6(macs, source, destination, kind);
+    frame[HOP_LIMIT_AT] = 255;
+    if protocol == Protocol::Tcp {
+        // An established connection's. Nobody looks at the checksum here.
+        frame[FIRST_FLAGS] = tcp_flags::ACK;
+    }
+    frame
+}
+
 /// xorshift generator. Its quality does not affect the measurement.
-struct Random(u64);
+pub(crate) struct Random(u64);
 
 impl Random {
+    /// Starts a sequence; the seed must not be 0.
+    pub(crate) fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
     fn below(&mut self, limit: usize) -> usize {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
@@ -320,7 +483,7 @@ impl Random {
         (self.0 % limit as u64) as usize
     }
 
-    fn shuffle<T>(&mut self, items: &mut [T]) {
+    pub(crate) fn shuffle<T>(&mut self, items: &mut [T]) {
         for at in (1..items.len()).rev() {
             items.swap(at, self.below(at + 1));
         }

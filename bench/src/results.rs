@@ -66,6 +66,12 @@ impl Table {
     pub(crate) fn ratio(&self, contender: &str, to: &str) -> Option<Summary> {
         ratios(&self.row(contender)?.values, &self.row(to)?.values)
     }
+
+    /// Returns the ratio of a contender's values to its own of another metric, taken within each
+    /// round.
+    pub(crate) fn ratio_to(&self, contender: &str, other: &Table) -> Option<Summary> {
+        ratios(&self.row(contender)?.values, &other.row(contender)?.values)
+    }
 }
 
 /// Returns a table per metric, in the order of the workloads.

@@ -11,6 +11,7 @@ use anyhow::Result;
 use crate::{
     conditions::Conditions,
     contender::{Contender, Stand},
+    family::is_ipv6,
     machine::Pinning,
     results::{self, Cell, Row, Table},
     workload::{Limits, Sample, Workload},
@@ -74,13 +75,23 @@ impl Plan {
         tables
     }
 
+    /// Whether a workload is one in IPv6.
+    fn has_ipv6(&self) -> bool {
+        let mut workloads = self.workloads.iter();
+        workloads.any(|workload| is_ipv6(workload.name()))
+    }
+
     fn round(&self, round: usize, cells: &mut Vec<Cell>) {
         let set_up = |contender: &dyn Contender| {
-            let stand = contender.set_up(self.settings.pinning)?;
+            let ipv6 = contender.has_ipv6() && self.has_ipv6();
+            let stand = contender.set_up(self.settings.pinning, ipv6)?;
             // Where it can't be, the conditions say so.
             stand
                 .set_congestion_control(&self.settings.congestion_control)
                 .ok();
+            if ipv6 {
+                stand.set_congestion_control_of_ipv6(&self.settings.congestion_control)?;
+            }
             stand.hold(true)?;
             Ok(stand)
         };

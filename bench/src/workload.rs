@@ -13,7 +13,7 @@ use anyhow::Result;
 use serde::{Deserialize, Serialize};
 
 pub(crate) use crate::workload_names::{ADMISSION, ESTABLISHED, SMALL_PACKETS};
-use crate::{contender::Stand, generator::FirstPacket};
+use crate::{contender::Stand, family::Family, generator::FirstPacket};
 
 /// Name of a workload, and its metrics.
 pub(crate) type Measured = (&'static str, &'static [Metric]);
@@ -123,16 +123,20 @@ pub(crate) trait Workload {
     fn run(&self, stand: &Stand, limits: Limits) -> Result<Sample>;
 }
 
-/// All workloads, in the order in which they are run.
+/// All workloads, in the order in which they are run: each in IPv4 and in IPv6, one after the other.
 pub(crate) fn all() -> Vec<Box<dyn Workload>> {
-    vec![
-        Box::new(bulk::Bulk::Up),
-        Box::new(bulk::Bulk::Down),
-        Box::new(connect_close::ConnectClose),
-        Box::new(request_response::RequestResponse),
-        Box::new(small_packets::SmallPackets),
-        Box::new(established::Established::default()),
-        Box::new(new_flows::AdmitFlows(FirstPacket::Udp)),
-        Box::new(new_flows::AdmitFlows(FirstPacket::TcpSyn)),
-    ]
+    use bulk::{Bulk, BulkStream};
+    type Make = fn(Family) -> Box<dyn Workload>;
+    const ALL: [Make; 8] = [
+        |family| Box::new(BulkStream(Bulk::Up, family)),
+        |family| Box::new(BulkStream(Bulk::Down, family)),
+        |family| Box::new(connect_close::ConnectClose(family)),
+        |family| Box::new(request_response::RequestResponse(family)),
+        |family| Box::new(small_packets::SmallPackets(family)),
+        |family| Box::new(established::Established::of(family)),
+        |family| Box::new(new_flows::AdmitFlows(FirstPacket::Udp, family)),
+        |family| Box::new(new_flows::AdmitFlows(FirstPacket::TcpSyn, family)),
+    ];
+    let of_both = |make: &Make| Family::ALL.map(make);
+    ALL.iter().flat_map(of_both).collect()
 }

@@ -4,14 +4,13 @@ use std::process::Command;
 
 use anyhow::Result;
 use slipgate_testbed::{
-    Guest, World, baseline,
+    baseline,
     world::{HOST, UPLINK},
 };
 
 use super::{
-    Contender, Stand, guest,
+    Contender, Stand, make_guest, make_world,
     process::{self, NatProcess},
-    world,
 };
 use crate::machine::{self, Pinning};
 
@@ -47,9 +46,19 @@ impl Contender for InKernel {
         }
     }
 
-    fn set_up(&self, pinning: Pinning) -> Result<Stand> {
-        let world = World::with(world(true))?;
-        let guest = Guest::new(&world, guest(pinning))?;
+    fn has_ipv6(&self) -> bool {
+        // einat is a NAT of IPv4 by default.
+        !matches!(self, Self::Einat)
+    }
+
+    fn set_up(&self, pinning: Pinning, ipv6: bool) -> Result<Stand> {
+        let world = make_world(true, ipv6)?;
+        let guest = make_guest(&world, pinning, ipv6)?;
+        match self {
+            Self::Nftables if ipv6 => baseline::masquerade6(&world, &guest)?,
+            Self::Forwarding if ipv6 => baseline::plain_forwarding6(&world, &guest)?,
+            _ => {}
+        }
         match self {
             Self::Nftables => baseline::masquerade(&world, &guest)?,
             Self::Forwarding | Self::Einat => baseline::plain_forwarding(&world, &guest)?,

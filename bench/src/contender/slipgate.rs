@@ -13,9 +13,9 @@ use std::{fmt::Write, fs, net::Ipv4Addr, process::Command};
 
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
-use slipgate_testbed::{Guest, World, slipgate, world::SERVER};
+use slipgate_testbed::{slipgate, world::SERVER};
 
-use super::{Contender, Stand, guest, world};
+use super::{Contender, Stand, make_guest, make_world};
 use crate::{
     dns_exchange::{Client, Upstream},
     machine::Pinning,
@@ -91,13 +91,21 @@ impl Contender for Slipgate {
         }
     }
 
-    fn set_up(&self, pinning: Pinning) -> Result<Stand> {
-        let world = World::with(world(false))?;
-        let guest = Guest::new(&world, guest(pinning))?;
+    fn has_ipv6(&self) -> bool {
+        // The variants' policies are judged once, when a flow begins, whatever its family.
+        *self == Slipgate::Plain
+    }
+
+    fn set_up(&self, pinning: Pinning, ipv6: bool) -> Result<Stand> {
+        let world = make_world(false, ipv6)?;
+        let guest = make_guest(&world, pinning, ipv6)?;
         let scratch = tempfile::tempdir().context("make a directory for policy and records")?;
         let file = |name: &str| scratch.path().join(name).display().to_string();
         let upstream = SERVER.to_string();
         let mut args = QUOTAS.to_vec();
+        if ipv6 {
+            args.extend(["--ipv6", "nat"]);
+        }
         let (policy, denied, records) =
             (file("policy.toml"), file("names.txt"), file("flows.jsonl"));
         match self {

@@ -2,7 +2,7 @@
 
 use std::{
     fs,
-    net::Ipv4Addr,
+    net::{IpAddr, Ipv4Addr},
     os::unix::fs::MetadataExt,
     path::PathBuf,
     time::{Duration, Instant},
@@ -11,13 +11,11 @@ use std::{
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
 use slipgate_testbed::{
-    GUEST_DEVICE, Guest, NetNs, PinDir, Slipgate, World,
-    frame::Mac,
-    world::{SERVER, UPLINK},
+    GUEST_DEVICE, Guest, NetNs, PinDir, Slipgate, World, frame::Mac, world::UPLINK,
 };
 
 use super::process::{self, NatProcess, Scheduled};
-use crate::{injector::Injector, machine::Pinning};
+use crate::{family::Family, injector::Injector, machine::Pinning};
 
 const START_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -31,14 +29,14 @@ pub(crate) struct Stand {
     pub(crate) world: World,
     /// Directory of the files that a process reads while it runs.
     scratch: Option<tempfile::TempDir>,
-    /// Destinations of new flows.
-    new_flows_to: Vec<Ipv4Addr>,
+    /// Destinations of new flows of IPv4; those of the world's first server if there are none.
+    new_flows_to: Vec<IpAddr>,
 }
 
 /// The guest's addresses on its link.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Link {
-    pub(crate) address: Ipv4Addr,
+    pub(crate) address: IpAddr,
     pub(crate) mac: Mac,
     pub(crate) gateway_mac: Mac,
 }
@@ -53,7 +51,7 @@ impl Stand {
             guest: Some(guest),
             world,
             scratch: None,
-            new_flows_to: vec![SERVER],
+            new_flows_to: Vec::new(),
         }
     }
 
@@ -88,15 +86,19 @@ impl Stand {
         Ok(stand)
     }
 
-    /// Sets the destinations of new flows, used in turn, in place of the world's first server.
+    /// Sets the destinations of new flows of IPv4, used in turn, in place of the world's first
+    /// server.
     pub(crate) fn with_new_flows_to(mut self, addresses: Vec<Ipv4Addr>) -> Self {
-        self.new_flows_to = addresses;
+        self.new_flows_to = addresses.into_iter().map(IpAddr::from).collect();
         self
     }
 
     /// Returns the destinations of new flows, used in turn.
-    pub(crate) fn new_flows_to(&self) -> &[Ipv4Addr] {
-        &self.new_flows_to
+    pub(crate) fn new_flows_to(&self, family: Family) -> Vec<IpAddr> {
+        match (family, &self.new_flows_to[..]) {
+            (Family::Ipv6, _) | (_, []) => vec![family.server()],
+            (Family::Ipv4, addresses) => addresses.to_vec(),
+        }
     }
 
     /// Keeps a temporary directory until the stand is dropped.
@@ -113,7 +115,7 @@ impl Stand {
             guest_ns,
             world,
             scratch: None,
-            new_flows_to: vec![SERVER],
+            new_flows_to: Vec::new(),
         };
         stand.await_process(|ns| Ok(ns.ip("route show default")?.contains(GUEST_DEVICE)))?;
         Ok(stand)
@@ -136,10 +138,47 @@ impl Stand {
         }
     }
 
+    /// Waits until the guest is sure of an IPv6 address and has a route.
+    ///
+    /// # Errors
+    /// It is not in time.
+    pub(super) fn await_ipv6(&self) -> Result<()> {
+        let deadline = Instant::now() + START_TIMEOUT;
+        let address = format!("-6 address show dev {GUEST_DEVICE} scope global -tentative");
+        while !self.guest_ns.ip(&address)?.contains("inet6")
+            || !self
+                .guest_ns
+                .ip("-6 route show default")?
+                .contains(GUEST_DEVICE)
+        {
+            if Instant::now() > deadline {
+                bail!("the guest has no IPv6 {} s on", START_TIMEOUT.as_secs());
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        Ok(())
+    }
+
     /// Sets TCP's congestion control for later connections of the guest, the host and the world.
     pub(crate) fn set_congestion_control(&self, name: &str) -> Result<()> {
         self.guest_ns.set_congestion_control(name)?;
         Ok(self.world.set_congestion_control(name)?)
+    }
+
+    /// Sets TCP's congestion control on the IPv6 routes of the guest, the host and the world, which
+    /// goes before a namespace's default. The testbed does so for IPv4, where it has to.
+    ///
+    /// # Errors
+    /// A route can't be replaced.
+    pub(crate) fn set_congestion_control_of_ipv6(&self, name: &str) -> Result<()> {
+        for ns in [&self.guest_ns, &self.world.host, &self.world.net] {
+            let routes = ns.ip("-6 route show")?;
+            let by_device = |line: &&str| line.contains(" dev ") && !line.starts_with("unreach");
+            for route in routes.lines().filter(by_device) {
+                ns.ip(&format!("-6 route replace {} congctl {name}", route.trim()))?;
+            }
+        }
+        Ok(())
     }
 
     /// Returns the guest's namespace.
@@ -162,29 +201,34 @@ impl Stand {
     }
 
     /// Returns the addresses of the guest, and of its gateway after an exchange with the world.
-    pub(crate) fn link(&self) -> Result<Link> {
-        let text = self
-            .guest_ns
-            .ip(&format!("-json -4 address show dev {GUEST_DEVICE}"))?;
+    pub(crate) fn link(&self, family: Family) -> Result<Link> {
+        let flag = family.flag();
+        let text = self.guest_ns.ip(&format!(
+            "-json {flag} address show dev {GUEST_DEVICE} scope global"
+        ))?;
         let device: Value = serde_json::from_str(&text).context("`ip -json address`")?;
         let text = self
             .guest_ns
-            .ip(&format!("-json -4 neigh show dev {GUEST_DEVICE}"))?;
+            .ip(&format!("-json {flag} neigh show dev {GUEST_DEVICE}"))?;
         let neighbours: Value = serde_json::from_str(&text).context("`ip -json neigh`")?;
-        let local = device
-            .pointer("/0/addr_info/0/local")
-            .and_then(Value::as_str);
+        let rows = |table: &Value| table.as_array().cloned().unwrap_or_default();
+        let local = rows(&device);
+        let local = local
+            .iter()
+            .find_map(|row| row.pointer("/addr_info/0/local"));
+        // By IPv6 there may be a neighbour that was not found, too.
+        let neighbours = rows(&neighbours);
+        let gateway = neighbours.iter().find_map(|row| row.get("lladdr"));
         let text = self
             .guest_ns
             .ip(&format!("-json link show dev {GUEST_DEVICE}"))?;
         let link: Value = serde_json::from_str(&text).context("`ip -json link`")?;
         Ok(Link {
             address: local
-                .and_then(|text| text.parse().ok())
+                .and_then(|text| text.as_str()?.parse().ok())
                 .context("the guest has no address")?,
             mac: mac(link.pointer("/0/address")).context("the guest's device has no MAC")?,
-            gateway_mac: mac(neighbours.pointer("/0/lladdr"))
-                .context("the guest has not found its gateway")?,
+            gateway_mac: mac(gateway).context("the guest has not found its gateway")?,
         })
     }
 

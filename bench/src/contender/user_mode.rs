@@ -8,12 +8,11 @@ use std::{
 };
 
 use anyhow::{Context, Result};
-use slipgate_testbed::{GUEST_DEVICE, NetNs, World};
+use slipgate_testbed::{GUEST_DEVICE, NetNs, world_ipv6};
 
 use super::{
-    Contender, MTU, Stand,
+    Contender, MTU, Stand, make_world,
     process::{self, NatProcess},
-    world,
 };
 use crate::machine::Pinning;
 
@@ -50,14 +49,18 @@ impl UserMode {
         Self { name, program, mtu }
     }
 
-    fn pasta(&self, guest: &NetNs) -> Result<Command> {
+    fn pasta(&self, guest: &NetNs, ipv6: bool) -> Result<Command> {
         let path = guest.path();
         let namespace = File::open(&path).with_context(|| format!("open {}", path.display()))?;
         let mut command = Command::new("pasta");
         // As root it would become nobody, who can't enter the namespace.
         command.args(["--foreground", "--quiet", "--runas", "0"]);
         command.args(["--config-net", "--netns-only", "--no-netns-quit"]);
-        command.args(["--ipv4-only", "--ns-ifname", GUEST_DEVICE]);
+        if !ipv6 {
+            command.arg("--ipv4-only");
+        }
+        // Its IPv6 address and route are the host's, which it copies.
+        command.args(["--ns-ifname", GUEST_DEVICE]);
         command.args(["--address", "10.0.2.15", "--netmask", "24"]);
         command.args(["--gateway", "10.0.2.2", "--mtu", &self.mtu.to_string()]);
         command.args(["--tcp-ports", "none", "--udp-ports", "none"]);
@@ -101,14 +104,27 @@ impl Contender for UserMode {
         }
     }
 
-    fn set_up(&self, pinning: Pinning) -> Result<Stand> {
-        let world = World::with(world(false))?;
+    fn has_ipv6(&self) -> bool {
+        // slirp4netns calls its IPv6 experimental.
+        self.program == Program::Pasta && self.mtu == MTU
+    }
+
+    fn set_up(&self, pinning: Pinning, ipv6: bool) -> Result<Stand> {
+        let world = make_world(false, ipv6)?;
         let guest = NetNs::new(&format!("guest-of-{}", self.name))?;
+        if ipv6 {
+            // Its device is made later, and has the default.
+            world_ipv6::enable(&guest, &[])?;
+        }
         let command = match self.program {
-            Program::Pasta => self.pasta(&guest)?,
+            Program::Pasta => self.pasta(&guest, ipv6)?,
             Program::Slirp4netns => self.slirp4netns(&guest),
         };
         let process = NatProcess::start(&world.host, command, pinning)?;
-        Stand::of_process(world, guest, process)
+        let stand = Stand::of_process(world, guest, process)?;
+        if ipv6 {
+            stand.await_ipv6()?;
+        }
+        Ok(stand)
     }
 }

@@ -52,7 +52,7 @@ impl Contender for Resolver {
         }
     }
 
-    fn set_up(&self, pinning: Pinning) -> Result<Stand> {
+    fn set_up(&self, pinning: Pinning, _ipv6: bool) -> Result<Stand> {
         if let Self::Slipgate { rules } = self {
             return by_slipgate(*rules, pinning);
         }

@@ -13,9 +13,9 @@ use super::daemon::{Daemon, GUEST};
 use crate::{contender, injector::Injector, machine::Pinning};
 
 /// Any: slipgate does not ask for one here.
-const GUEST_MAC: Mac = [0x02, 0, 0, 0, 0, 0x15];
+pub(crate) const GUEST_MAC: Mac = [0x02, 0, 0, 0, 0, 0x15];
 /// That of slipgate's gateway.
-const GATEWAY_MAC: Mac = [0x02, 0x53, 0x4c, 0x47, 0x00, 0x01];
+pub(crate) const GATEWAY_MAC: Mac = [0x02, 0x53, 0x4c, 0x47, 0x00, 0x01];
 /// The payload of a frame of 64 bytes.
 const PAYLOAD_BYTES: usize = 22;
 

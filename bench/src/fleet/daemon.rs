@@ -10,7 +10,7 @@ use crate::{contender::world, workload::Sample};
 pub(super) const NAME: &str = "slipgate";
 
 /// Address of all its guests.
-pub(super) const GUEST: Ipv4Addr = Ipv4Addr::new(10, 0, 2, 15);
+pub(crate) const GUEST: Ipv4Addr = Ipv4Addr::new(10, 0, 2, 15);
 
 /// Time for which the idle daemon's CPU time is measured.
 const IDLE_FOR: Duration = Duration::from_secs(12);
@@ -21,7 +21,7 @@ const TICK_US: f64 = 10_000.0;
 
 /// The daemon and a connection to its API. The order of the fields is the order in which they are
 /// dropped.
-pub(super) struct Daemon {
+pub(crate) struct Daemon {
     api: ApiClient,
     slipgate: Slipgate,
     _scratch: tempfile::TempDir,
@@ -35,7 +35,7 @@ impl Daemon {
     }
 
     /// Starts a daemon with these flags too.
-    pub(super) fn serve(world: &World, flags: &[&str]) -> Result<Self> {
+    pub(crate) fn serve(world: &World, flags: &[&str]) -> Result<Self> {
         let scratch = tempfile::tempdir().context("make a directory for a socket")?;
         let socket = scratch.path().join("api.sock");
         let api = socket.display().to_string();
@@ -62,22 +62,33 @@ impl Daemon {
     }
 
     /// The engines' processes.
-    pub(super) fn engines(&self) -> Vec<u32> {
+    pub(crate) fn engines(&self) -> Vec<u32> {
         self.slipgate.children_named("slipgate-engine")
     }
 
     /// What `slipgate stats` says.
-    pub(super) fn stats(&self) -> Result<serde_json::Value> {
+    pub(crate) fn stats(&self) -> Result<serde_json::Value> {
         Ok(self.slipgate.stats()?)
     }
 
     /// Makes a request that is to be carried out.
-    pub(super) fn ask(&mut self, method: &str, path: &str, body: &str) -> Result<()> {
+    pub(crate) fn ask(&mut self, method: &str, path: &str, body: &str) -> Result<()> {
         let answer = self.api.ask(method, path, body)?;
         if !answer.is_success() {
             bail!("{method} {path}: {}: {}", answer.status, answer.body);
         }
         Ok(())
+    }
+
+    /// Runs `slipgate COMMAND…` about it to its end.
+    pub(crate) fn run(&self, command: &[&str]) -> Result<()> {
+        self.slipgate.run(command)?;
+        Ok(())
+    }
+
+    /// Directory that has its pins, one sub-directory for each network namespace.
+    pub(crate) fn pins(&self) -> &Path {
+        self.slipgate.pins().path()
     }
 
     fn processes(&self) -> Vec<u32> {
@@ -115,7 +126,7 @@ impl Daemon {
 }
 
 /// Returns a process's anonymous memory plus its share of file-backed memory, KiB.
-fn own_kib(smaps_rollup: &Path) -> Result<f64> {
+pub(crate) fn own_kib(smaps_rollup: &Path) -> Result<f64> {
     let what = || format!("read {}", smaps_rollup.display());
     let text = fs::read_to_string(smaps_rollup).with_context(what)?;
     let field = |name: &str| {

@@ -2,7 +2,7 @@
 
 use std::{
     fs,
-    net::Ipv4Addr,
+    net::{Ipv4Addr, Ipv6Addr},
     os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
     path::Path,
     sync::atomic::Ordering::{Acquire, Release},
@@ -10,16 +10,21 @@ use std::{
 
 use anyhow::{Context, Result};
 use slipgate_abi::{
-    FlowRef, NextHop, Protocol, Slot, SlotIndex, SlotRef, TapEntry, Verdict, Vm, VmRow,
+    Addresses6, FlowRef, NextHop, Protocol, Slot, SlotIndex, SlotRef, TapEntry, Verdict, Vm, Vm6,
+    VmRow,
     forward::DenyKey,
     maps::{DEFAULT_VMS, MAX_NEXT_HOPS, MAX_OWNERS},
+    slot::SlotFlags,
     tcp::TcpBits,
+    vm6::Vm6Flags,
 };
 use slipgate_control::{
     Datapath, LoadOptions, Paths, Program, SharedMaps, Sizes,
     maps::{DenyPrefix, Insert},
 };
 use slipgate_testbed::test_run::test_run;
+
+use crate::family::Family;
 
 /// Row of the VM: the last one, because a running slipgate uses rows from the first on.
 pub(super) const ROW: u32 = DEFAULT_VMS;
@@ -45,13 +50,20 @@ const GATEWAY: Ipv4Addr = Ipv4Addr::new(10, 0, 2, 2);
 /// Remote address. A test run of a bare IP packet takes the EtherType from the packet's 13th and
 /// 14th byte, the first half of the source address: 8.0 is IPv4's.
 pub(super) const REMOTE: Ipv4Addr = Ipv4Addr::new(8, 0, 8, 8);
+/// The same of IPv6.
+pub(super) const GUEST6: Ipv6Addr = Ipv6Addr::new(0xfd73, 0x6c69, 0x7067, 0, 0, 0, 0, 0x15);
+const PREFIX6: Ipv6Addr = Ipv6Addr::new(0xfd73, 0x6c69, 0x7067, 0, 0, 0, 0, 0);
+const GATEWAY6: Ipv6Addr = Ipv6Addr::new(0xfd73, 0x6c69, 0x7067, 0, 0, 0, 0, 1);
+const GATEWAY_LOCAL6: Ipv6Addr = Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 1);
+pub(super) const REMOTE6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 0x53);
 pub(super) const GUEST_MAC: [u8; 6] = [0x52, 0x54, 0, 1, 2, 3];
 pub(super) const GATEWAY_MAC: [u8; 6] = [0x52, 0x55, 10, 0, 2, 2];
 pub(super) const ROUTER_MAC: [u8; 6] = [0x00, 0x16, 0x3e, 9, 9, 9];
 const UPLINK_MAC: [u8; 6] = [0x00, 0x16, 0x3e, 1, 1, 1];
 
-/// A flow of the VM to [`REMOTE`].
+/// A flow of the VM to [`REMOTE`] or [`REMOTE6`].
 pub(super) struct Flow {
+    pub(super) family: Family,
     pub(super) slot: u32,
     pub(super) protocol: Protocol,
     pub(super) guest_port: u16,
@@ -62,7 +74,7 @@ pub(super) struct Flow {
 pub(super) struct Rig {
     programs: Vec<(Program, OwnedFd)>,
     /// Slots of the added flows.
-    added: Vec<SlotRef>,
+    added: Vec<(SlotIndex, SlotRef)>,
     maps: SharedMaps,
     /// Programs that the benchmark loaded itself; `None` when a running slipgate's are measured.
     own: Option<Datapath>,
@@ -94,8 +106,12 @@ impl Rig {
         let owner = maps.owner_ref(OWNER).context("no row for the process")?;
         // Nobody takes in what is handed over.
         owner.common().store(u32::MAX, Release);
-        // SAFETY: a row and an element that nobody else uses.
+        let vm6_row = maps
+            .vm6(VmRow::new(ROW as u16))
+            .context("no IPv6 row for the VM")?;
+        // SAFETY: rows and an element that nobody else uses.
         unsafe {
+            vm6_row.as_ptr().write_volatile(vm6());
             vm_row.as_ptr().write_volatile(vm());
             hop.as_ptr().write_volatile(next_hop());
         }
@@ -155,21 +171,39 @@ impl Rig {
             .context("no such slot")?;
         // SAFETY: a slot that nobody else uses.
         unsafe { slot.as_ptr().write_volatile(filled(&flow)) };
-        self.added.push(slot);
+        self.added.push((SlotIndex::new(flow.slot), slot));
         let entry = FlowRef {
             slot: flow.slot,
             generation: 1,
         };
-        for tuple in [slot.world_tuple(), slot.guest_tuple()] {
-            self.maps.flows.insert(&tuple, &entry, Insert::Any)?;
+        match flow.family {
+            Family::Ipv4 => {
+                for tuple in [slot.world_tuple(), slot.guest_tuple()] {
+                    self.maps.flows.insert(&tuple, &entry, Insert::Any)?;
+                }
+            }
+            Family::Ipv6 => {
+                let index = SlotIndex::new(flow.slot);
+                let addresses = self.maps.addresses6(index).context("no such addresses")?;
+                addresses.set(Addresses6 {
+                    guest: GUEST6.into(),
+                    remote: REMOTE6.into(),
+                    nat: GUEST6.into(),
+                    pad: [0; 16],
+                });
+                for tuple in [addresses.world_tuple(slot), addresses.guest_tuple(slot)] {
+                    self.maps.flows6.insert(&tuple, &entry, Insert::Any)?;
+                }
+            }
         }
         Ok(())
     }
 
     /// Returns the number of packets translated so far.
     pub(super) fn translated(&self) -> u64 {
-        let packets =
-            |slot: &SlotRef| slot.tx_packets().load(Acquire) + slot.rx_packets().load(Acquire);
+        let packets = |(_, slot): &(SlotIndex, SlotRef)| {
+            slot.tx_packets().load(Acquire) + slot.rx_packets().load(Acquire)
+        };
         self.added.iter().map(packets).sum()
     }
 
@@ -199,10 +233,24 @@ impl Drop for Rig {
         }
         // As the others' maps were found, but for rows and slots that nobody else has.
         let _ = self.maps.taps.remove(&DEVICE);
-        for slot in &self.added {
-            for tuple in [slot.world_tuple(), slot.guest_tuple()] {
-                let _ = self.maps.flows.remove(&tuple);
+        for (index, slot) in &self.added {
+            match self.maps.addresses6(*index).filter(|_| slot.is_ipv6()) {
+                Some(addresses) => {
+                    for tuple in [addresses.world_tuple(*slot), addresses.guest_tuple(*slot)] {
+                        let _ = self.maps.flows6.remove(&tuple);
+                    }
+                }
+                None => {
+                    for tuple in [slot.world_tuple(), slot.guest_tuple()] {
+                        let _ = self.maps.flows.remove(&tuple);
+                    }
+                }
             }
+            // A scan of the whole table must not find a flow there.
+            slot.set_verdict(Verdict::Free);
+        }
+        if let Some(vm6) = self.maps.vm6(VmRow::new(ROW as u16)) {
+            vm6.clear();
         }
     }
 }
@@ -237,6 +285,18 @@ fn vm() -> Vm {
     }
 }
 
+fn vm6() -> Vm6 {
+    let mut row = Vm6 {
+        flags: Vm6Flags::ON,
+        prefix: PREFIX6.into(),
+        gateway: GATEWAY6.into(),
+        gateway_local: GATEWAY_LOCAL6.into(),
+        ..Vm6::OFF
+    };
+    row.guests[1] = GUEST6.into();
+    row
+}
+
 fn next_hop() -> NextHop {
     NextHop {
         sequence: 1,
@@ -254,6 +314,7 @@ fn next_hop() -> NextHop {
 }
 
 fn filled(flow: &Flow) -> Slot {
+    let of_ipv4 = |address: Ipv4Addr| flow.family.of(address, Ipv4Addr::UNSPECIFIED).into();
     Slot {
         generation: 1,
         verdict: Verdict::Fast,
@@ -270,14 +331,14 @@ fn filled(flow: &Flow) -> Slot {
         rx_last_ns: 0,
         vm: VM,
         vm_row: ROW as u16,
-        guest: GUEST.into(),
-        remote: REMOTE.into(),
-        nat: GUEST.into(),
+        guest: of_ipv4(GUEST),
+        remote: of_ipv4(REMOTE),
+        nat: of_ipv4(GUEST),
         guest_port: flow.guest_port,
         remote_port: flow.remote_port,
         nat_port: flow.nat_port,
         protocol: flow.protocol,
-        flags: 0,
+        flags: flow.family.of(0, SlotFlags::IPV6),
         isn: 1,
         created_ns: 1,
         rule: 0,

@@ -48,7 +48,7 @@ impl Contender for Limit {
         }
     }
 
-    fn set_up(&self, pinning: Pinning) -> Result<Stand> {
+    fn set_up(&self, pinning: Pinning, _ipv6: bool) -> Result<Stand> {
         let world = World::with(world(*self == Self::Htb))?;
         let guest = Guest::new(&world, guest(pinning))?;
         if *self == Self::Htb {

@@ -44,7 +44,7 @@ impl Contender for Relay {
         }
     }
 
-    fn set_up(&self, pinning: Pinning) -> Result<Stand> {
+    fn set_up(&self, pinning: Pinning, _ipv6: bool) -> Result<Stand> {
         if let Self::Slipgate = self {
             return by_slipgate(pinning);
         }

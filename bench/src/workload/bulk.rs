@@ -1,16 +1,15 @@
 //! One TCP stream at full speed, with GSO frames where the contender supports them.
 
-use std::{net::SocketAddrV4, time::Duration};
+use std::{net::SocketAddr, time::Duration};
 
 use anyhow::Result;
 use slipgate_testbed::{
     clients::tcp,
     servers::{TcpServer, TcpService},
-    world::SERVER,
 };
 
 use super::{Limits, Metric, Sample, Unit, Workload};
-use crate::contender::Stand;
+use crate::{contender::Stand, family::Family};
 
 /// Time after which a stalled stream is ended. The round counts, because a user would wait too.
 const TIMEOUT: Duration = Duration::from_secs(3);
@@ -21,7 +20,10 @@ pub(crate) enum Bulk {
     Down,
 }
 
-impl Workload for Bulk {
+/// A stream through the NAT.
+pub(super) struct BulkStream(pub(super) Bulk, pub(super) Family);
+
+impl Workload for BulkStream {
     fn name(&self) -> &'static str {
         self.metrics()[0].name
     }
@@ -29,15 +31,19 @@ impl Workload for Bulk {
     fn metrics(&self) -> &'static [Metric] {
         const UP: [Metric; 1] = [Unit::GigabitsPerSecond.of("bulk-up")];
         const DOWN: [Metric; 1] = [Unit::GigabitsPerSecond.of("bulk-down")];
-        match self {
-            Bulk::Up => &UP,
-            Bulk::Down => &DOWN,
+        const UP6: [Metric; 1] = [Unit::GigabitsPerSecond.of("bulk-up-ipv6")];
+        const DOWN6: [Metric; 1] = [Unit::GigabitsPerSecond.of("bulk-down-ipv6")];
+        match self.0 {
+            Bulk::Up => self.1.of(&UP, &UP6),
+            Bulk::Down => self.1.of(&DOWN, &DOWN6),
         }
     }
 
     fn run(&self, stand: &Stand, limits: Limits) -> Result<Sample> {
-        let server = TcpServer::start(&stand.world.net, (SERVER, 7000), TcpService::Streams)?;
-        stand.in_guest(|| self.stream(server.address(), self.name(), limits))
+        let at = (self.1.server(), 7000);
+        let server = TcpServer::start(&stand.world.net, at, TcpService::Streams)?;
+        let address = server.socket_address();
+        stand.in_guest(|| self.0.stream(address, self.name(), limits))
     }
 }
 
@@ -46,10 +52,11 @@ impl Bulk {
     /// to warm up. The rate is the metric `name`.
     pub(crate) fn stream(
         self,
-        server: SocketAddrV4,
+        server: impl Into<SocketAddr>,
         name: &'static str,
         limits: Limits,
     ) -> Result<Sample> {
+        let server = server.into();
         let run = |time| match self {
             Bulk::Up => tcp::rate_up(server, time, TIMEOUT),
             Bulk::Down => tcp::rate_down(server, time, TIMEOUT),

@@ -1,7 +1,7 @@
 //! Sequential connections that the server closes at once.
 
 use std::{
-    net::SocketAddrV4,
+    net::SocketAddr,
     time::{Duration, Instant},
 };
 
@@ -9,43 +9,48 @@ use anyhow::Result;
 use slipgate_testbed::{
     clients::tcp,
     servers::{TcpServer, TcpService},
-    world::SERVER,
 };
 
 use super::{Limits, Metric, Sample, Unit, Workload};
-use crate::{contender::Stand, statistics::percentile};
+use crate::{contender::Stand, family::Family, statistics::percentile};
 
 const TIMEOUT: Duration = Duration::from_secs(3);
 const WARM_UP: usize = 50;
 
-pub(super) struct ConnectClose;
+pub(super) struct ConnectClose(pub(super) Family);
 
 impl Workload for ConnectClose {
     fn name(&self) -> &'static str {
-        "connect-close"
+        self.0.of("connect-close", "connect-close-ipv6")
     }
 
     fn metrics(&self) -> &'static [Metric] {
-        const METRICS: [Metric; 2] = [
+        const IPV4: [Metric; 2] = [
             Unit::Microseconds.of("connect-close p50"),
             Unit::Microseconds.of("connect-close p99"),
         ];
-        &METRICS
+        const IPV6: [Metric; 2] = [
+            Unit::Microseconds.of("connect-close-ipv6 p50"),
+            Unit::Microseconds.of("connect-close-ipv6 p99"),
+        ];
+        self.0.of(&IPV4, &IPV6)
     }
 
     fn run(&self, stand: &Stand, limits: Limits) -> Result<Sample> {
-        let server = TcpServer::start(&stand.world.net, (SERVER, 7001), TcpService::Close)?;
-        stand.in_guest(|| connections(server.address(), self.metrics(), limits))
+        let server =
+            TcpServer::start(&stand.world.net, (self.0.server(), 7001), TcpService::Close)?;
+        stand.in_guest(|| connections(server.socket_address(), self.metrics(), limits))
     }
 }
 
 /// Measures sequential connections to a server of [`TcpService::Close`]. The metrics are the median
 /// and the 99th percentile of their times.
 pub(crate) fn connections(
-    server: SocketAddrV4,
+    server: impl Into<SocketAddr>,
     metrics: &[Metric],
     limits: Limits,
 ) -> Result<Sample> {
+    let server = server.into();
     let connect = || tcp::connect_close(server, TIMEOUT);
     for _ in 0..WARM_UP {
         connect()?;

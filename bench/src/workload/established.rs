@@ -12,34 +12,48 @@ use anyhow::{Context, Result, ensure};
 use super::{ESTABLISHED, Limits, Metric, Sample, Unit, Workload};
 use crate::{
     contender::Stand,
-    program_cost::{self, HIT_METRICS, Hits},
+    family::Family,
+    program_cost::{self, HIT_METRICS, HIT_METRICS6, Hits},
 };
 
 /// Workload that compares each contender's programs with those of the first.
-#[derive(Default)]
 pub(super) struct Established {
+    family: Family,
     first: OnceLock<Vec<String>>,
 }
 
-const METRICS: [Metric; 4] = [
-    Unit::Nanoseconds.of(HIT_METRICS[0]),
-    Unit::Nanoseconds.of(HIT_METRICS[1]),
-    Unit::Nanoseconds.of(HIT_METRICS[2]),
-    Unit::Nanoseconds.of(HIT_METRICS[3]),
-];
+impl Established {
+    pub(super) fn of(family: Family) -> Self {
+        Self {
+            family,
+            first: OnceLock::new(),
+        }
+    }
+}
+
+const fn metrics(names: [&'static str; 4]) -> [Metric; 4] {
+    const UNIT: Unit = Unit::Nanoseconds;
+    let [a, b, c, d] = names;
+    [UNIT.of(a), UNIT.of(b), UNIT.of(c), UNIT.of(d)]
+}
 
 impl Workload for Established {
     fn name(&self) -> &'static str {
-        ESTABLISHED
+        self.family.of(ESTABLISHED, "established-ipv6")
     }
 
     fn metrics(&self) -> &'static [Metric] {
-        &METRICS
+        const IPV4: [Metric; 4] = metrics(HIT_METRICS);
+        const IPV6: [Metric; 4] = metrics(HIT_METRICS6);
+        self.family.of(&IPV4, &IPV6)
     }
 
     fn run(&self, stand: &Stand, _: Limits) -> Result<Sample> {
         let pins = stand.pins()?.context("slipgate does not run here")?;
-        let Hits { tags, costs } = stand.world.host.run(|| program_cost::of_running(&pins))?;
+        let Hits { tags, costs } = stand
+            .world
+            .host
+            .run(|| program_cost::of_running(&pins, self.family))?;
         let first = self.first.get_or_init(|| tags.clone());
         ensure!(
             *first == tags,

@@ -15,6 +15,7 @@ use super::{ADMISSION, Limits, Metric, Sample, Workload, rates};
 use crate::{
     contender::Stand,
     cpu_time::CpuTime,
+    family::Family,
     generator::{Arrivals, FirstPacket, NewFlows},
 };
 
@@ -26,19 +27,21 @@ const FLOWS: u16 = 40_000;
 /// Time after which a frame that has not arrived counts as lost.
 const LOST_AFTER: Duration = Duration::from_millis(50);
 
-pub(super) struct AdmitFlows(pub(super) FirstPacket);
+pub(super) struct AdmitFlows(pub(super) FirstPacket, pub(super) Family);
 
 impl AdmitFlows {
     fn both(&self) -> &'static [Metric; 2] {
         match self.0 {
-            FirstPacket::Udp => &UDP,
-            FirstPacket::TcpSyn => &TCP,
+            FirstPacket::Udp => self.1.of(&UDP, &UDP6),
+            FirstPacket::TcpSyn => self.1.of(&TCP, &TCP6),
         }
     }
 }
 
 const UDP: [Metric; 2] = rates(ADMISSION[0], "new-flows-udp per CPU second");
 const TCP: [Metric; 2] = rates(ADMISSION[1], "new-flows-tcp per CPU second");
+const UDP6: [Metric; 2] = rates("new-flows-udp-ipv6", "new-flows-udp-ipv6 per CPU second");
+const TCP6: [Metric; 2] = rates("new-flows-tcp-ipv6", "new-flows-tcp-ipv6 per CPU second");
 
 impl Workload for AdmitFlows {
     fn name(&self) -> &'static str {
@@ -50,7 +53,7 @@ impl Workload for AdmitFlows {
     }
 
     fn run(&self, stand: &Stand, limits: Limits) -> Result<Sample> {
-        let flows = NewFlows::prepare(stand, self.0, FLOWS)?;
+        let flows = NewFlows::prepare(stand, self.1, self.0, FLOWS)?;
         let (injector, arrivals) = (stand.injector()?, Arrivals::at(&stand.world.net)?);
         let (admitted, cpu) = (admitted(stand)?, CpuTime::now(stand)?);
         let offered = offer(&arrivals, flows.frames.len(), limits.short, |at| {

@@ -12,6 +12,7 @@ use super::{Limits, Metric, SMALL_PACKETS, Sample, Unit, Workload};
 use crate::{
     contender::Stand,
     cpu_time::CpuTime,
+    family::Family,
     generator::{Arrivals, EstablishedFlow},
     injector::Injector,
 };
@@ -19,23 +20,27 @@ use crate::{
 /// Number of frames between readings of the clock.
 const CHUNK: usize = 512;
 
-pub(super) struct SmallPackets;
+pub(super) struct SmallPackets(pub(super) Family);
 
 impl Workload for SmallPackets {
     fn name(&self) -> &'static str {
-        SMALL_PACKETS
+        self.0.of(SMALL_PACKETS, "udp-64-ipv6")
     }
 
     fn metrics(&self) -> &'static [Metric] {
-        const METRICS: [Metric; 2] = [
+        const IPV4: [Metric; 2] = [
             Unit::ThousandPerSecond.of("udp-64 rate"),
             Unit::Nanoseconds.of("udp-64 CPU time per frame"),
         ];
-        &METRICS
+        const IPV6: [Metric; 2] = [
+            Unit::ThousandPerSecond.of("udp-64-ipv6 rate"),
+            Unit::Nanoseconds.of("udp-64-ipv6 CPU time per frame"),
+        ];
+        self.0.of(&IPV4, &IPV6)
     }
 
     fn run(&self, stand: &Stand, limits: Limits) -> Result<Sample> {
-        let flow = EstablishedFlow::open(stand)?;
+        let flow = EstablishedFlow::open(stand, self.0)?;
         let (injector, arrivals) = (stand.injector()?, Arrivals::at(&stand.world.net)?);
         flood(&injector, &flow.frame, limits.short / 10)?;
         let (before, cpu) = (arrivals.packets()?, CpuTime::now(stand)?);
@@ -43,12 +48,10 @@ impl Workload for SmallPackets {
         let (arrived, cpu) = (arrivals.packets()? - before, cpu.since(stand)?);
         ensure!(arrived > 0, "none of {written} frames arrived");
         let seconds = elapsed.as_secs_f64();
+        let [rate, per_frame] = [0, 1].map(|at| self.metrics()[at].name);
         let sample = Sample::of(&[
-            ("udp-64 rate", arrived as f64 / seconds / 1e3),
-            (
-                "udp-64 CPU time per frame",
-                cpu.as_secs_f64() * 1e9 / arrived as f64,
-            ),
+            (rate, arrived as f64 / seconds / 1e3),
+            (per_frame, cpu.as_secs_f64() * 1e9 / arrived as f64),
         ]);
         Ok(sample
             .with("written", written as f64)

@@ -111,7 +111,8 @@ pub fn connect_from(port: u16, address: SocketAddrV4, timeout: Duration) -> Resu
 }
 
 /// Connects, waits until the server has closed, and closes. Returns the total time.
-pub fn connect_close(address: SocketAddrV4, timeout: Duration) -> Result<Duration> {
+pub fn connect_close(address: impl Into<SocketAddr>, timeout: Duration) -> Result<Duration> {
+    let address = address.into();
     let started = Instant::now();
     let mut stream = connect(address, timeout)?;
     match stream.read(&mut [0; 1]) {
@@ -257,7 +258,12 @@ impl Rate {
 
 /// Receives unchecked bytes from a `Streams` server for `duration`, to measure the rate. A stream
 /// that stalls for `timeout` is ended.
-pub fn rate_down(address: SocketAddrV4, duration: Duration, timeout: Duration) -> Result<Rate> {
+pub fn rate_down(
+    address: impl Into<SocketAddr>,
+    duration: Duration,
+    timeout: Duration,
+) -> Result<Rate> {
+    let address = address.into();
     let what = || format!("measure from {address}");
     let mut stream = connect(address, timeout)?;
     Order::Pour.write(&mut stream).tried(what())?;
@@ -281,7 +287,12 @@ pub fn rate_down(address: SocketAddrV4, duration: Duration, timeout: Duration) -
 
 /// Sends unchecked bytes to a `Streams` server for `duration`, and waits for its receipt. Measures
 /// the received bytes; for a stream that stalls for `timeout`, the acknowledged ones.
-pub fn rate_up(address: SocketAddrV4, duration: Duration, timeout: Duration) -> Result<Rate> {
+pub fn rate_up(
+    address: impl Into<SocketAddr>,
+    duration: Duration,
+    timeout: Duration,
+) -> Result<Rate> {
+    let address = address.into();
     let what = || format!("measure to {address}");
     let mut stream = connect(address, timeout)?;
     Order::Drain.write(&mut stream).tried(what())?;

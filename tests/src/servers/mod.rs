@@ -7,6 +7,7 @@ mod tcp;
 mod udp;
 
 use std::{
+    net::{SocketAddr, SocketAddrV4},
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -43,5 +44,13 @@ impl Running {
 impl Drop for Running {
     fn drop(&mut self) {
         self.stop();
+    }
+}
+
+/// Returns the IPv4 address of a server that has one.
+fn ipv4(address: SocketAddr) -> SocketAddrV4 {
+    match address {
+        SocketAddr::V4(address) => address,
+        SocketAddr::V6(address) => panic!("the server's address is of IPv6: {address}"),
     }
 }

@@ -1,7 +1,7 @@
 use std::{
     collections::HashMap,
     io::{self, Read, Write},
-    net::{Ipv4Addr, Shutdown, SocketAddr, SocketAddrV4, TcpListener, TcpStream},
+    net::{Shutdown, SocketAddr, SocketAddrV4, TcpListener, TcpStream},
     os::fd::AsRawFd,
     sync::{
         Arc, Mutex, PoisonError,
@@ -11,7 +11,7 @@ use std::{
 
 use sha2::{Digest, Sha256};
 
-use super::Running;
+use super::{Running, ipv4};
 use crate::{
     error::{Result, Tried, checked},
     netns::NetNs,
@@ -52,7 +52,7 @@ struct Seen {
 
 /// A TCP server. On drop it stops and resets its open connections.
 pub struct TcpServer {
-    address: SocketAddrV4,
+    address: SocketAddr,
     listener: TcpListener,
     seen: Arc<Seen>,
     running: Running,
@@ -60,19 +60,23 @@ pub struct TcpServer {
 
 impl TcpServer {
     /// Listens on `address` in `ns` (port 0: any) with a backlog of 4096.
-    pub fn start(ns: &NetNs, address: (Ipv4Addr, u16), service: TcpService) -> Result<TcpServer> {
+    pub fn start(
+        ns: &NetNs,
+        address: impl Into<SocketAddr>,
+        service: TcpService,
+    ) -> Result<TcpServer> {
+        let address = address.into();
         let bound = ns.run(|| TcpListener::bind(address));
-        let listener = bound.tried(format!("listen on {}:{} in {ns:?}", address.0, address.1))?;
+        let listener = bound.tried(format!("listen on {address} in {ns:?}"))?;
         // SAFETY: listen on our own socket; a second call only changes the backlog.
         checked(unsafe { libc::listen(listener.as_raw_fd(), 4096) }).tried("set the backlog")?;
-        let local = listener.local_addr().tried("read the server's address")?;
+        let address = listener.local_addr().tried("read the server's address")?;
         let (seen, stop) = (Arc::new(Seen::default()), Arc::new(AtomicBool::new(false)));
         let accepting = listener.try_clone().tried("clone the listener")?;
         let (their_seen, their_stop) = (seen.clone(), stop.clone());
         let thread = ns.thread("tcp-server", move || {
             accept_all(&accepting, &service, &their_seen, &their_stop);
         });
-        let address = SocketAddrV4::new(address.0, local.port());
         let running = Running {
             stop,
             threads: vec![thread],
@@ -86,7 +90,15 @@ impl TcpServer {
     }
 
     /// The address it listens on.
+    ///
+    /// # Panics
+    /// It is one of IPv6: see [`TcpServer::socket_address`].
     pub fn address(&self) -> SocketAddrV4 {
+        ipv4(self.address)
+    }
+
+    /// The address it listens on, of either family.
+    pub fn socket_address(&self) -> SocketAddr {
         self.address
     }
 

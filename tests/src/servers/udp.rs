@@ -1,14 +1,14 @@
 use std::{
     collections::HashMap,
     io,
-    net::{Ipv4Addr, SocketAddr, SocketAddrV4, UdpSocket},
+    net::{SocketAddr, SocketAddrV4, UdpSocket},
     sync::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
 };
 
-use super::{Running, STOP_POLL};
+use super::{Running, STOP_POLL, ipv4};
 use crate::{
     clients::udp::{SOL_UDP, UDP_SEGMENT, numbered},
     error::{Result, Tried},
@@ -42,7 +42,7 @@ struct Seen {
 
 /// A UDP server; stops on drop.
 pub struct UdpServer {
-    address: SocketAddrV4,
+    address: SocketAddr,
     socket: UdpSocket,
     seen: Arc<Seen>,
     _running: Running,
@@ -50,12 +50,17 @@ pub struct UdpServer {
 
 impl UdpServer {
     /// Binds `address` in `ns` (port 0: any).
-    pub fn start(ns: &NetNs, address: (Ipv4Addr, u16), service: UdpService) -> Result<UdpServer> {
-        let what = || format!("serve UDP on {}:{} in {ns:?}", address.0, address.1);
+    pub fn start(
+        ns: &NetNs,
+        address: impl Into<SocketAddr>,
+        service: UdpService,
+    ) -> Result<UdpServer> {
+        let address = address.into();
+        let what = || format!("serve UDP on {address} in {ns:?}");
         let socket = ns.run(|| UdpSocket::bind(address)).tried(what())?;
         sockets::set_receive_buffer(&socket, 16 << 20).tried(what())?;
         socket.set_read_timeout(Some(STOP_POLL)).tried(what())?;
-        let port = socket.local_addr().tried(what())?.port();
+        let bound = socket.local_addr().tried(what())?;
         let seen = Arc::new(Seen::default());
         let mut running = Running::default();
         let mut burst = Vec::new();
@@ -87,9 +92,8 @@ impl UdpServer {
                 }
             }
         }));
-        let address = SocketAddrV4::new(address.0, port);
         Ok(UdpServer {
-            address,
+            address: bound,
             socket,
             seen,
             _running: running,
@@ -97,8 +101,11 @@ impl UdpServer {
     }
 
     /// The address it is bound to.
+    ///
+    /// # Panics
+    /// It is one of IPv6.
     pub fn address(&self) -> SocketAddrV4 {
-        self.address
+        ipv4(self.address)
     }
 
     /// Returns the number of datagrams received so far.
