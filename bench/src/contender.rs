@@ -20,6 +20,7 @@ pub(crate) use self::{
     process::{NatProcess, Scheduled, scheduled, version, version_of},
     slipgate::own_version,
     stand::{Link, Stand},
+    user_mode::{ALL as USER_MODE, CURRENT as USER_MODE_CURRENT, UserMode},
 };
 use crate::{
     family::{is_ipv6, without_family},

@@ -179,6 +179,125 @@ const HITS: &[&str] = &HIT_METRICS;
 /// Metrics of answered DNS questions.
 const DNS: &[&str] = &["dns-known", "dns-new"];
 
+/// Metrics of guests without root, by what is asked of them beside pasta with the same MTU.
+const ROOTLESS_STREAMS: &[&str] = &[
+    "rootless up",
+    "rootless down",
+    "rootless up ×8",
+    "rootless down ×8",
+];
+const ROOTLESS_TIMES: &[&str] = &[
+    "rootless connect-close p50",
+    "rootless connect-close p99",
+    "rootless request-response p50",
+];
+const ROOTLESS_CPU: &[&str] = &[
+    "rootless up CPU per Gb",
+    "rootless down CPU per Gb",
+    "rootless connect-close CPU",
+    "rootless request-response CPU",
+    "rootless UDP GSO up CPU per Gb",
+    "rootless UDP GSO down CPU per Gb",
+    "rootless UDP 64 B echo CPU",
+];
+const ROOTLESS_FORWARDED: &[&str] = &["rootless forward up", "rootless forward down"];
+/// `slipgate exec`, with the MTU of all and with the largest.
+const EXEC: &str = "slipgate-exec";
+const EXEC_65520: &str = "slipgate-exec-65520";
+/// A microVM without root.
+const RUN_USERSPACE: &str = "slipgate-run-userspace";
+
+/// Goals of guests without root: metrics, slipgate's contender, and what it is compared with.
+const ROOTLESS_GOALS: [(&[&str], &str, Measure, Side); 16] = [
+    (
+        ROOTLESS_STREAMS,
+        EXEC,
+        Measure::To("pasta"),
+        Side::AtLeast(8.0),
+    ),
+    (
+        ROOTLESS_STREAMS,
+        EXEC_65520,
+        Measure::To("pasta-65520"),
+        Side::AtLeast(1.2),
+    ),
+    (
+        &["rootless UDP GSO up"],
+        EXEC,
+        Measure::To("pasta"),
+        Side::AtLeast(8.0),
+    ),
+    (
+        &["rootless UDP GSO down"],
+        EXEC,
+        Measure::To("pasta"),
+        Side::AtLeast(4.0),
+    ),
+    (
+        ROOTLESS_TIMES,
+        EXEC,
+        Measure::To("pasta"),
+        Side::AtMost(0.8),
+    ),
+    (
+        &["rootless UDP 64 B echo"],
+        EXEC,
+        Measure::To("pasta"),
+        Side::AtLeast(1.3),
+    ),
+    (
+        &["rootless UDP 64 B up"],
+        EXEC,
+        Measure::To("pasta"),
+        Side::AtLeast(1.8),
+    ),
+    (ROOTLESS_CPU, EXEC, Measure::To("pasta"), Side::AtMost(1.0)),
+    (
+        &["rootless memory per connection"],
+        EXEC,
+        Measure::Own,
+        Side::AtMost(2.0),
+    ),
+    // Nothing but the engine's own periodic work.
+    (&["rootless idle"], EXEC, Measure::Own, Side::AtMost(0.5)),
+    (
+        &["rootless forward p50"],
+        EXEC,
+        Measure::Own,
+        Side::AtMost(200.0),
+    ),
+    (
+        &["rootless forward p99"],
+        EXEC,
+        Measure::Own,
+        Side::AtMost(1_000.0),
+    ),
+    (
+        ROOTLESS_FORWARDED,
+        EXEC,
+        Measure::To("splice-loop"),
+        Side::AtLeast(0.9),
+    ),
+    (
+        ROOTLESS_FORWARDED,
+        EXEC,
+        Measure::To("rinetd"),
+        Side::AtLeast(1.0),
+    ),
+    (
+        CONNECTIONS,
+        RUN_USERSPACE,
+        Measure::To("qemu-passt"),
+        Side::AtMost(0.4),
+    ),
+    (
+        &["vm stream up", "vm stream down"],
+        RUN_USERSPACE,
+        Measure::To("qemu-passt"),
+        Side::AtLeast(2.0),
+    ),
+];
+
 /// Goals for whole microVMs, policy and DNS: metrics, slipgate's contender, the compared contender,
 /// and the ratio.
 const OTHER_GOALS: [(&[&str], &str, &str, Side); 13] = [
@@ -231,7 +350,12 @@ pub(crate) fn judge(tables: &[Table]) -> Vec<Goal> {
         let judge = |metric: &&str| judge_one(tables, ours, metric, Measure::To(to), *side);
         metrics.iter().filter_map(judge).collect::<Vec<_>>()
     });
-    of_the_nat.chain(others).collect()
+    let rootless = ROOTLESS_GOALS.iter();
+    let rootless = rootless.flat_map(|(metrics, ours, measure, side)| {
+        let judge = |metric: &&str| judge_one(tables, ours, metric, *measure, *side);
+        metrics.iter().filter_map(judge).collect::<Vec<_>>()
+    });
+    of_the_nat.chain(others).chain(rootless).collect()
 }
 
 fn judge_one(

@@ -129,7 +129,12 @@ fn the_same_is_what_differs_no_more_than_its_rounds() {
 
 #[test]
 fn every_goal_is_about_something_that_is_measured() {
-    let all = [workload::all(), crate::rates::workload::all()];
+    let all = [
+        workload::all(),
+        crate::rates::workload::all(),
+        crate::rootless::workloads(),
+        crate::rootless::forward_workloads(),
+    ];
     let measured = all.iter().flatten().flat_map(|workload| workload.metrics());
     let mut known: Vec<_> = measured.map(|metric| metric.name).collect();
     known.extend(DNS);
@@ -141,9 +146,12 @@ fn every_goal_is_about_something_that_is_measured() {
     let others = OTHER_GOALS
         .iter()
         .flat_map(|(metrics, ..)| metrics.iter().copied());
+    let rootless = ROOTLESS_GOALS
+        .iter()
+        .flat_map(|(metrics, ..)| metrics.iter().copied());
     // Of whole microVMs, which are measured by themselves.
     let nat = |metric: &&str| !metric.starts_with("vm ") && !metric.starts_with("ring ");
-    for metric in of_the_nat.chain(others).filter(nat) {
+    for metric in of_the_nat.chain(others).chain(rootless).filter(nat) {
         assert!(known.contains(&metric), "{metric}: {known:?}");
     }
 }

@@ -8,6 +8,7 @@
 //!              ├ clones         machines that go on from one snapshot
 //!              ├ scale          a thousand to a million live flows
 //!              ├ relay          forwards of the host's own, beside a copy loop and rinetd
+//!              ├ rootless       slipgate exec beside pasta and slirp4netns
 //!              └ program_cost
 //! ```
 #![cfg(target_os = "linux")]
@@ -33,6 +34,7 @@ mod recorded;
 mod relay;
 mod report;
 mod results;
+mod rootless;
 mod run;
 mod scale;
 mod statistics;
@@ -54,6 +56,7 @@ use crate::{
     machine::Pinning,
     report::Report,
     results::{Cell, Table},
+    rootless::PARTS as ROOTLESS,
     run::{Plan, Settings},
     scale::SCALE,
     workload::{Limits, Workload},
@@ -77,8 +80,8 @@ const RATES: &str = "rates";
 struct CommandLine {
     /// Only these workloads: bulk-up, bulk-down, connect-close, request-response, udp-64,
     /// established, new-flows-udp, new-flows-tcp, microvm (microvm-guests, microvm-ring), dns,
-    /// relay, rates, fleet (fleet-add, fleet-restart, fleet-flood, fleet-workers), clone, programs; by request
-    /// only: scale
+    /// relay, rootless (rootless-exec, rootless-forward, rootless-vm), rates, fleet (fleet-add,
+    /// fleet-restart, fleet-flood, fleet-workers), clone, programs; by request only: scale
     #[arg(long, value_delimiter = ',', value_name = "WORKLOAD")]
     only: Vec<String>,
     /// Families of addresses in which the workloads are measured; other parts are of IPv4 unless
@@ -121,6 +124,9 @@ fn main() -> Result<()> {
     if let Some(ended) = relay::as_copy_loop() {
         return ended;
     }
+    if let Some(ended) = rootless::splice_loop::as_splice_loop() {
+        return ended;
+    }
     let args = CommandLine::parse();
     if let Some(file) = &args.plot_from {
         print!("{}", recorded::show(file)?);
@@ -157,8 +163,20 @@ fn main() -> Result<()> {
         guests: wanted(MICROVM) || wanted(MICROVM_GUESTS),
         ring: wanted(MICROVM) || wanted(MICROVM_RING),
     };
+    let of_rootless = |part: &str| wanted(ROOTLESS[0]) || wanted(part);
+    let without_root = microvm::ROOTLESS.map(str::to_owned);
+    let (parts, machines) = match parts.guests || !of_rootless(rootless::VM) {
+        true => (parts, &args.contenders[..]),
+        false => (
+            microvm::Parts {
+                guests: true,
+                ..parts
+            },
+            &without_root[..],
+        ),
+    };
     let microvm = match parts.guests || parts.ring {
-        true => microvm::measure(parts, &args.contenders, rounds, args.quick, &mut conditions),
+        true => microvm::measure(parts, machines, rounds, args.quick, &mut conditions),
         false => Vec::new(),
     };
     if let Some(cpu) = pinning.ends {
@@ -174,6 +192,10 @@ fn main() -> Result<()> {
     };
     let dns = wanted(DNS).then(|| dns::measure(&settings, &mut conditions));
     let relay = wanted(RELAY).then(|| relay::measure(&settings, &mut conditions));
+    let rootless =
+        of_rootless(rootless::EXEC).then(|| rootless::measure(&settings, &mut conditions));
+    let forwards = of_rootless(rootless::FORWARD);
+    let forwards = forwards.then(|| rootless::measure_forwards(&settings, &mut conditions));
     let rates = wanted(RATES).then(|| rates::measure(&settings, &mut conditions));
     let of_fleet = |part: &str| wanted(FLEET) || wanted(part);
     let fleet = PARTS.into_iter().any(of_fleet);
@@ -187,7 +209,7 @@ fn main() -> Result<()> {
         workloads,
         settings,
     };
-    let parts = [dns, relay, rates, fleet, scale, clone];
+    let parts = [dns, relay, rootless, forwards, rates, fleet, scale, clone];
     let programs = programs.then_some(args.family);
     let report = measure(&plan, conditions, programs, microvm, parts)?;
     print!("{}", report.text());
@@ -199,7 +221,7 @@ fn measure(
     conditions: Conditions,
     programs: Option<Families>,
     microvm: Vec<Cell>,
-    parts: [Option<(Vec<Cell>, Vec<Table>)>; 6],
+    parts: [Option<(Vec<Cell>, Vec<Table>)>; 8],
 ) -> Result<Report> {
     let mut cells = if plan.workloads.is_empty() {
         Vec::new()
@@ -286,11 +308,12 @@ fn chosen_workloads(only: &[String], families: Families) -> Result<Vec<Box<dyn W
             SCALE,
             CLONE,
         ];
-        if !ours.contains(&name) && !PARTS.contains(&name) && !known.contains(&name) {
+        let parts = [&PARTS[..], &ROOTLESS].concat();
+        if !ours.contains(&name) && !parts.contains(&name) && !known.contains(&name) {
             bail!(
                 "--only {name}: give some of {}, {MICROVM}, {MICROVM_GUESTS}, {MICROVM_RING}, {DNS}, {RELAY}, {RATES}, {FLEET}, {SCALE}, {}, {PROGRAMS}",
                 known.join(", "),
-                PARTS.join(", ")
+                parts.join(", ")
             );
         }
     }

@@ -34,6 +34,13 @@ use crate::{
     workload::{Measured, Metric, Sample, Unit},
 };
 
+/// Contenders that need no root.
+pub(crate) const ROOTLESS: [&str; 4] = [
+    "slipgate-run-userspace",
+    "qemu-socket",
+    "qemu-passt",
+    "qemu-libslirp",
+];
 /// Contender that the others are compared with: the usual network of a fast microVM.
 const REFERENCE: &str = "qemu-tap";
 /// Time limit of a boot with all workloads.

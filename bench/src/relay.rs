@@ -6,6 +6,8 @@ mod contender;
 mod copy_loop;
 mod workload;
 
+pub(crate) use self::contender::rinetd;
+
 pub(crate) use self::copy_loop::as_copy_loop;
 use crate::{
     conditions::Conditions,

@@ -5,7 +5,7 @@ pub(crate) mod connect_close;
 mod established;
 pub(crate) mod new_flows;
 mod request_response;
-mod small_packets;
+pub(crate) mod small_packets;
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -37,6 +37,7 @@ pub(crate) enum Unit {
     Nanoseconds,
     Milliseconds,
     Mebibytes,
+    Kibibytes,
     PercentOfACore,
     PercentOfTheRate,
 }
@@ -51,6 +52,7 @@ impl Unit {
             Unit::Nanoseconds => "ns",
             Unit::Milliseconds => "ms",
             Unit::Mebibytes => "MiB",
+            Unit::Kibibytes => "KiB",
             Unit::PercentOfACore => "% of a core",
             Unit::PercentOfTheRate => "% of the rate",
         }

@@ -281,7 +281,7 @@ fn what_it_does_not_need_is_killed() {
         libc::SYS_getpeername,
         libc::SYS_splice,
         libc::SYS_pipe2,
-        libc::SYS_recvmmsg,
+        libc::SYS_sendmmsg,
         libc::SYS_dup,
         libc::SYS_io_uring_setup,
     ] {

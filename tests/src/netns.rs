@@ -108,6 +108,22 @@ impl NetNs {
         Ok(ns)
     }
 
+    /// The namespace that a process is in. `name` is for messages only.
+    ///
+    /// # Errors
+    /// There is no such process, or it is somebody else's.
+    pub fn of_process(name: &str, pid: u32) -> Result<Self> {
+        let path = format!("/proc/{pid}/ns/net");
+        let fd = fs::File::open(&path).tried(format!("open {path}"))?.into();
+        Ok(NetNs {
+            inner: Arc::new(Inner {
+                name: name.to_owned(),
+                fd,
+                by_routes: Mutex::default(),
+            }),
+        })
+    }
+
     /// The name it was made with.
     pub fn name(&self) -> &str {
         &self.inner.name

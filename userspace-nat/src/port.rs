@@ -61,6 +61,15 @@ pub trait FrameIo {
     fn send(&mut self, frame: &[u8]) -> io::Result<()>;
     /// Descriptor for the epoll set; `None` for implementations without one, in tests.
     fn fd(&self) -> Option<BorrowedFd<'_>>;
+    /// Whether there is something to do without an event of the descriptor's.
+    fn has_more(&self) -> bool {
+        false
+    }
+    /// Whether it is worth a short look before the thread sleeps: frames of established flows come by
+    /// this port too.
+    fn is_looked_at(&self) -> bool {
+        false
+    }
 }
 
 /// `struct virtio_net_hdr`, in host order.

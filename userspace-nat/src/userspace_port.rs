@@ -100,6 +100,8 @@ pub struct UserspacePort<T> {
     frame: Box<[u8]>,
     /// Time for which the timer is set, ns.
     timer_ns: Option<u64>,
+    /// Whether there is something to do at once, without an event.
+    has_more: bool,
 }
 
 /// Where frames go from here.
@@ -256,6 +258,7 @@ impl<T: MemoryTables> UserspacePort<T> {
             queue: VecDeque::new(),
             frame: vec![0; MAX_FRAME].into_boxed_slice(),
             timer_ns: None,
+            has_more: false,
         })
     }
 
@@ -428,23 +431,20 @@ impl<T: MemoryTables> UserspacePort<T> {
             None => false,
         });
         let is_new = self.settle_link(now_ns)?;
-        let due_ns = match is_more || is_new || !self.queue.is_empty() || self.has_input() {
-            true => Some(now_ns),
-            false => self.sockets.due_ns(),
+        self.has_more = is_more || is_new || !self.queue.is_empty() || self.has_input();
+        let Some(due_ns) = self.sockets.due_ns() else {
+            return Ok(());
         };
-        if due_ns == self.timer_ns {
+        // One that runs out too early leads here again. Most are put off time and again before they
+        // are due, so this takes fewer system calls than to follow each.
+        if self.timer_ns.is_some_and(|timer_ns| timer_ns <= due_ns) {
             return Ok(());
         }
-        self.timer_ns = due_ns;
-        match due_ns {
-            None => self.timer.unset()?,
-            Some(due_ns) => {
-                // Zero would disarm it.
-                let wait = Duration::from_nanos(due_ns.saturating_sub(now_ns).max(1));
-                let once = Expiration::OneShot(TimeSpec::from_duration(wait));
-                self.timer.set(once, TimerSetTimeFlags::empty())?;
-            }
-        }
+        // Zero would disarm it.
+        let wait = Duration::from_nanos(due_ns.saturating_sub(now_ns).max(1));
+        let once = Expiration::OneShot(TimeSpec::from_duration(wait));
+        self.timer.set(once, TimerSetTimeFlags::empty())?;
+        self.timer_ns = Some(due_ns);
         Ok(())
     }
 
@@ -502,7 +502,7 @@ impl<T: MemoryTables> FrameIo for UserspacePort<T> {
         if is_readable {
             self.read_link(now_ns)?;
         }
-        // Before the timer is set: what is left in the queue needs it.
+        // Before what is left is looked at.
         self.pass_queue(batch)?;
         self.work(now_ns)?;
         self.pass_queue(batch)
@@ -518,5 +518,13 @@ impl<T: MemoryTables> FrameIo for UserspacePort<T> {
 
     fn fd(&self) -> Option<BorrowedFd<'_>> {
         Some(self.epoll.0.as_fd())
+    }
+
+    fn has_more(&self) -> bool {
+        self.has_more
+    }
+
+    fn is_looked_at(&self) -> bool {
+        true
     }
 }

@@ -50,8 +50,13 @@ impl NatProcess {
         Ok(process)
     }
 
-    pub(super) fn pid(&self) -> u32 {
+    pub(crate) fn pid(&self) -> u32 {
         self.child.id()
+    }
+
+    /// Returns the CPU that it is pinned to.
+    pub(super) fn cpu(&self) -> Option<usize> {
+        self.pinning.middle
     }
 
     /// Pins the threads that the process has at present.
@@ -63,7 +68,7 @@ impl NatProcess {
     ///
     /// # Errors
     /// It has ended; the error has its output.
-    pub(super) fn check(&mut self) -> Result<()> {
+    pub(crate) fn check(&mut self) -> Result<()> {
         let Some(status) = self
             .child
             .try_wait()

@@ -24,8 +24,12 @@ pub(crate) struct Stand {
     // Programs go before what they stand on.
     process: Option<NatProcess>,
     slipgate: Option<(Slipgate, u32)>,
+    /// Process that does the work, if it is not `process` itself.
+    worker: Option<u32>,
     guest: Option<Guest>,
     guest_ns: NetNs,
+    /// Name of the guest's device.
+    device: &'static str,
     pub(crate) world: World,
     /// Directory of the files that a process reads while it runs.
     scratch: Option<tempfile::TempDir>,
@@ -47,6 +51,8 @@ impl Stand {
         Stand {
             process: None,
             slipgate: None,
+            worker: None,
+            device: GUEST_DEVICE,
             guest_ns: guest.ns.clone(),
             guest: Some(guest),
             world,
@@ -101,6 +107,27 @@ impl Stand {
         }
     }
 
+    /// Returns a guest that has no device: a process reaches it by a socket in its namespace.
+    pub(crate) fn of_process_without_device(
+        world: World,
+        guest_ns: NetNs,
+        process: NatProcess,
+    ) -> Result<Stand> {
+        let mut stand = Stand {
+            process: Some(process),
+            slipgate: None,
+            worker: None,
+            device: GUEST_DEVICE,
+            guest: None,
+            guest_ns,
+            world,
+            scratch: None,
+            new_flows_to: Vec::new(),
+        };
+        stand.await_process(|_| Ok(true))?;
+        Ok(stand)
+    }
+
     /// Keeps a temporary directory until the stand is dropped.
     pub(crate) fn keep(&mut self, scratch: tempfile::TempDir) {
         self.scratch = Some(scratch);
@@ -111,6 +138,8 @@ impl Stand {
         let mut stand = Stand {
             process: Some(process),
             slipgate: None,
+            worker: None,
+            device: GUEST_DEVICE,
             guest: None,
             guest_ns,
             world,
@@ -118,6 +147,32 @@ impl Stand {
             new_flows_to: Vec::new(),
         };
         stand.await_process(|ns| Ok(ns.ip("route show default")?.contains(GUEST_DEVICE)))?;
+        Ok(stand)
+    }
+
+    /// Returns a guest that a process made, with the device `device`, and that its child `worker` serves.
+    ///
+    /// # Errors
+    /// The process ends, or the guest has no network in time.
+    pub(crate) fn of_child(
+        world: World,
+        (guest_ns, device): (NetNs, &'static str),
+        process: NatProcess,
+        worker: u32,
+    ) -> Result<Stand> {
+        let mut stand = Stand {
+            process: Some(process),
+            slipgate: None,
+            worker: Some(worker),
+            device,
+            guest: None,
+            guest_ns,
+            world,
+            scratch: None,
+            new_flows_to: Vec::new(),
+        };
+        stand.await_process(|ns| Ok(ns.ip("route show default")?.contains(device)))?;
+        process::pin(worker, stand.process.as_ref().and_then(NatProcess::cpu))?;
         Ok(stand)
     }
 
@@ -196,23 +251,23 @@ impl Stand {
     pub(crate) fn injector(&self) -> Result<Injector> {
         match self.guest.as_ref().and_then(|guest| guest.queues().first()) {
             Some(queue) => Ok(Injector::Tap(queue.clone())),
-            None => Injector::on_device(&self.guest_ns, GUEST_DEVICE),
+            None => Injector::on_device(&self.guest_ns, self.device),
         }
     }
 
     /// Returns the addresses of the guest, and of its gateway after an exchange with the world.
     pub(crate) fn link(&self, family: Family) -> Result<Link> {
-        let flag = family.flag();
+        let (flag, device) = (family.flag(), self.device);
         let text = self.guest_ns.ip(&format!(
-            "-json {flag} address show dev {GUEST_DEVICE} scope global"
+            "-json {flag} address show dev {device} scope global"
         ))?;
-        let device: Value = serde_json::from_str(&text).context("`ip -json address`")?;
+        let addresses: Value = serde_json::from_str(&text).context("`ip -json address`")?;
         let text = self
             .guest_ns
-            .ip(&format!("-json {flag} neigh show dev {GUEST_DEVICE}"))?;
+            .ip(&format!("-json {flag} neigh show dev {device}"))?;
         let neighbours: Value = serde_json::from_str(&text).context("`ip -json neigh`")?;
         let rows = |table: &Value| table.as_array().cloned().unwrap_or_default();
-        let local = rows(&device);
+        let local = rows(&addresses);
         let local = local
             .iter()
             .find_map(|row| row.pointer("/addr_info/0/local"));
@@ -221,7 +276,7 @@ impl Stand {
         let gateway = neighbours.iter().find_map(|row| row.get("lladdr"));
         let text = self
             .guest_ns
-            .ip(&format!("-json link show dev {GUEST_DEVICE}"))?;
+            .ip(&format!("-json link show dev {}", self.device))?;
         let link: Value = serde_json::from_str(&text).context("`ip -json link`")?;
         Ok(Link {
             address: local
@@ -253,9 +308,10 @@ impl Stand {
 
     /// Returns the process that decides about flows: slipgate's engine, pasta or slirp4netns;
     /// `None` if the kernel decides.
-    fn decider(&self) -> Option<u32> {
+    pub(crate) fn decider(&self) -> Option<u32> {
         let engine = self.slipgate.as_ref().map(|(_, engine)| *engine);
-        engine.or(self.process.as_ref().map(NatProcess::pid))
+        let process = self.process.as_ref().map(NatProcess::pid);
+        engine.or(self.worker).or(process)
     }
 
     /// Returns the run and wait times of the deciding process; `None` if there is none.
@@ -269,7 +325,9 @@ impl Stand {
     /// engine that does not answer.
     pub(crate) fn hold(&self, held: bool) -> Result<()> {
         let broker = self.slipgate.as_ref().map(|(s, _)| s.broker_pid());
-        let mut pids: Vec<u32> = broker.into_iter().chain(self.decider()).collect();
+        let parent = self.worker.and(self.process.as_ref().map(NatProcess::pid));
+        let parents = broker.into_iter().chain(parent);
+        let mut pids: Vec<u32> = parents.chain(self.decider()).collect();
         if !held {
             pids.reverse();
         }

@@ -2,8 +2,10 @@
 //! make their own TAP in the guest's namespace.
 
 use std::{
+    env,
     fs::File,
     os::{fd::AsRawFd, unix::process::CommandExt},
+    path::{Path, PathBuf},
     process::Command,
 };
 
@@ -16,6 +18,8 @@ use super::{
 };
 use crate::machine::Pinning;
 
+/// Variable that names another pasta than that on `PATH`.
+const PASTA: &str = "SLIPGATE_PASTA";
 /// Default MTU of pasta and largest of slirp4netns, bytes, with which each is fastest.
 const BEST_MTU: u32 = 65520;
 /// Descriptor by which the child finds the guest's namespace. pasta drops CAP_SYS_PTRACE before it
@@ -26,33 +30,56 @@ const NAMESPACE_FD: i32 = 9;
 enum Program {
     /// Belongs to passt.
     Pasta,
+    /// The one that [`PASTA`] names.
+    NamedPasta,
     /// Built on libslirp.
     Slirp4netns,
 }
 
-pub(super) struct UserMode {
+pub(crate) struct UserMode {
     name: &'static str,
     program: Program,
     mtu: u32,
+    /// Ports of the host's that pasta leads to the guest, as it writes them.
+    ports: &'static str,
 }
 
 /// The first two with the MTU of all.
-pub(super) const ALL: [UserMode; 4] = [
+pub(crate) const ALL: [UserMode; 4] = [
     UserMode::new("pasta", Program::Pasta, MTU),
     UserMode::new("slirp4netns", Program::Slirp4netns, MTU),
     UserMode::new("pasta-65520", Program::Pasta, BEST_MTU),
     UserMode::new("slirp4netns-65520", Program::Slirp4netns, BEST_MTU),
 ];
 
+/// The pasta that a variable names, with either MTU.
+pub(crate) const CURRENT: [UserMode; 2] = [
+    UserMode::new("pasta-current", Program::NamedPasta, MTU),
+    UserMode::new("pasta-current-65520", Program::NamedPasta, BEST_MTU),
+];
+
 impl UserMode {
     const fn new(name: &'static str, program: Program, mtu: u32) -> Self {
-        Self { name, program, mtu }
+        Self {
+            name,
+            program,
+            mtu,
+            ports: "none",
+        }
     }
 
-    fn pasta(&self, guest: &NetNs, ipv6: bool) -> Result<Command> {
+    /// pasta that leads ports of the host's to the guest.
+    pub(crate) const fn forwarding(name: &'static str, ports: &'static str) -> Self {
+        Self {
+            ports,
+            ..Self::new(name, Program::Pasta, MTU)
+        }
+    }
+
+    fn pasta(&self, program: &Path, guest: &NetNs, ipv6: bool) -> Result<Command> {
         let path = guest.path();
         let namespace = File::open(&path).with_context(|| format!("open {}", path.display()))?;
-        let mut command = Command::new("pasta");
+        let mut command = Command::new(program);
         // As root it would become nobody, who can't enter the namespace.
         command.args(["--foreground", "--quiet", "--runas", "0"]);
         command.args(["--config-net", "--netns-only", "--no-netns-quit"]);
@@ -63,7 +90,7 @@ impl UserMode {
         command.args(["--ns-ifname", GUEST_DEVICE]);
         command.args(["--address", "10.0.2.15", "--netmask", "24"]);
         command.args(["--gateway", "10.0.2.2", "--mtu", &self.mtu.to_string()]);
-        command.args(["--tcp-ports", "none", "--udp-ports", "none"]);
+        command.args(["--tcp-ports", self.ports, "--udp-ports", "none"]);
         command.args(["--tcp-ns", "none", "--udp-ns", "none"]);
         command.args(["--netns", &format!("/proc/self/fd/{NAMESPACE_FD}")]);
         let duplicate = move || {
@@ -100,6 +127,7 @@ impl Contender for UserMode {
     fn version(&self) -> Result<String> {
         match self.program {
             Program::Pasta => process::version("pasta", "passt"),
+            Program::NamedPasta => process::version_of(&named_pasta()?),
             Program::Slirp4netns => process::version("slirp4netns", "slirp4netns"),
         }
     }
@@ -117,7 +145,8 @@ impl Contender for UserMode {
             world_ipv6::enable(&guest, &[])?;
         }
         let command = match self.program {
-            Program::Pasta => self.pasta(&guest, ipv6)?,
+            Program::Pasta => self.pasta(Path::new("pasta"), &guest, ipv6)?,
+            Program::NamedPasta => self.pasta(&named_pasta()?, &guest, ipv6)?,
             Program::Slirp4netns => self.slirp4netns(&guest),
         };
         let process = NatProcess::start(&world.host, command, pinning)?;
@@ -127,4 +156,9 @@ impl Contender for UserMode {
         }
         Ok(stand)
     }
+}
+
+fn named_pasta() -> Result<PathBuf> {
+    let named = env::var_os(PASTA).map(PathBuf::from);
+    named.with_context(|| format!("{PASTA} names no binary"))
 }

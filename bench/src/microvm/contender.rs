@@ -22,6 +22,8 @@ use crate::contender::{self, MTU};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Contender {
     SlipgateRun(u8),
+    /// `slipgate run --mode userspace`.
+    SlipgateUserspace,
     QemuTap(u8),
     QemuUser,
     QemuPasst,
@@ -40,12 +42,13 @@ pub(super) enum Nat {
 }
 
 /// All contenders, in the order in which they take turns.
-pub(super) const ALL: [Contender; 13] = [
+pub(super) const ALL: [Contender; 14] = [
     Contender::SlipgateRun(1),
     Contender::QemuTap(1),
     Contender::QemuUser,
     Contender::QemuPasst,
     Contender::QemuSocket,
+    Contender::SlipgateUserspace,
     Contender::SlipgateRun(2),
     Contender::QemuTap(2),
     Contender::Other(OtherVmm::Firecracker, Nat::Nftables, 1),
@@ -66,6 +69,16 @@ const QUOTAS: [&str; 6] = [
     "10000000",
 ];
 
+/// The same, of the user-mode engine.
+const USERSPACE: [&str; 6] = [
+    "--mode",
+    "userspace",
+    "--max-flows",
+    "200000",
+    "--new-flows-per-second",
+    "10000000",
+];
+
 const TAP: &str = "tap0";
 
 impl Contender {
@@ -74,6 +87,7 @@ impl Contender {
         match self {
             Contender::SlipgateRun(1) => "slipgate-run",
             Contender::SlipgateRun(_) => "slipgate-run ×2",
+            Contender::SlipgateUserspace => "slipgate-run-userspace",
             Contender::QemuTap(1) => "qemu-tap",
             Contender::QemuTap(_) => "qemu-tap ×2",
             Contender::QemuUser => "qemu-libslirp",
@@ -98,6 +112,7 @@ impl Contender {
         let qemu = || contender::version("qemu-system-x86_64", "qemu-system-x86");
         Ok(match self {
             Contender::SlipgateRun(_) => "this commit, hybrid".to_owned(),
+            Contender::SlipgateUserspace => "this commit, user mode".to_owned(),
             Contender::QemuTap(_) => format!("{}, TAP, nftables masquerade", qemu()?),
             Contender::QemuUser => format!("{}, -netdev user", qemu()?),
             Contender::QemuPasst => {
@@ -219,6 +234,13 @@ impl Stand {
                 let run = SlipgateRun {
                     boot: boot.clone(),
                     flags: &QUOTAS,
+                };
+                run.run()?.0
+            }
+            (Contender::SlipgateUserspace, _) => {
+                let run = SlipgateRun {
+                    boot: boot.clone(),
+                    flags: &USERSPACE,
                 };
                 run.run()?.0
             }

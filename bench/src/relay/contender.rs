@@ -21,6 +21,11 @@ pub(super) fn all() -> Vec<Box<dyn Contender>> {
     ]
 }
 
+/// rinetd, with a guest to which the host routes.
+pub(crate) fn rinetd() -> Box<dyn Contender> {
+    Box::new(Relay::Rinetd)
+}
+
 enum Relay {
     Slipgate,
     CopyLoop,

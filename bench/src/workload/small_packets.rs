@@ -40,23 +40,42 @@ impl Workload for SmallPackets {
     }
 
     fn run(&self, stand: &Stand, limits: Limits) -> Result<Sample> {
-        let flow = EstablishedFlow::open(stand, self.0)?;
-        let (injector, arrivals) = (stand.injector()?, Arrivals::at(&stand.world.net)?);
-        flood(&injector, &flow.frame, limits.short / 10)?;
-        let (before, cpu) = (arrivals.packets()?, CpuTime::now(stand)?);
-        let (written, elapsed) = flood(&injector, &flow.frame, limits.short)?;
-        let (arrived, cpu) = (arrivals.packets()? - before, cpu.since(stand)?);
-        ensure!(arrived > 0, "none of {written} frames arrived");
-        let seconds = elapsed.as_secs_f64();
+        let small = measure(stand, self.0, limits)?;
         let [rate, per_frame] = [0, 1].map(|at| self.metrics()[at].name);
         let sample = Sample::of(&[
-            (rate, arrived as f64 / seconds / 1e3),
-            (per_frame, cpu.as_secs_f64() * 1e9 / arrived as f64),
+            (rate, small.thousand_per_second),
+            (per_frame, small.cpu_ns_per_frame),
         ]);
         Ok(sample
-            .with("written", written as f64)
-            .with("arrived", arrived as f64))
+            .with("written", small.written as f64)
+            .with("arrived", small.arrived as f64))
     }
+}
+
+/// Frames of one established flow, counted where they arrive.
+pub(crate) struct Small {
+    pub(crate) thousand_per_second: f64,
+    cpu_ns_per_frame: f64,
+    written: u64,
+    arrived: u64,
+}
+
+/// Measures a flood of small frames.
+pub(crate) fn measure(stand: &Stand, family: Family, limits: Limits) -> Result<Small> {
+    let flow = EstablishedFlow::open(stand, family)?;
+    let (injector, arrivals) = (stand.injector()?, Arrivals::at(&stand.world.net)?);
+    flood(&injector, &flow.frame, limits.short / 10)?;
+    let (before, cpu) = (arrivals.packets()?, CpuTime::now(stand)?);
+    let (written, elapsed) = flood(&injector, &flow.frame, limits.short)?;
+    let (arrived, cpu) = (arrivals.packets()? - before, cpu.since(stand)?);
+    ensure!(arrived > 0, "none of {written} frames arrived");
+    let seconds = elapsed.as_secs_f64();
+    Ok(Small {
+        thousand_per_second: arrived as f64 / seconds / 1e3,
+        cpu_ns_per_frame: cpu.as_secs_f64() * 1e9 / arrived as f64,
+        written,
+        arrived,
+    })
 }
 
 fn flood(injector: &Injector, frame: &[u8], time: Duration) -> Result<(u64, Duration)> {

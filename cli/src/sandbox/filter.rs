@@ -13,6 +13,7 @@ const BPF_COMMANDS: [u64; 6] = [1, 2, 3, 4, 24, 27];
 /// Calls besides [`CONNECTIONS`] and [`EPOLL`], with any arguments.
 const MORE: &[libc::c_long] = &[
     libc::SYS_connect,
+    libc::SYS_recvmmsg,
     libc::SYS_setsockopt,
     libc::SYS_getsockopt,
     libc::SYS_getsockname,

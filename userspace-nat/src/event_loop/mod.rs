@@ -16,7 +16,7 @@
 //!    scan ([`crate::flow`]), credits;
 //! 5. answers, records, and only then the slots of flows whose records are written.
 //!
-//! Nothing in a turn waits. While frames keep arriving, the next turn does not wait either. When
+//! Nothing in a turn waits; a user-mode engine looks for a moment before it sleeps (`looking`). While frames keep arriving, the next turn does not wait either. When
 //! none do, the thread sleeps until the next timer: at most a second with live flows, without limit
 //! when there is no VM.
 use std::collections::VecDeque;
@@ -24,7 +24,10 @@ use std::collections::VecDeque;
 use slipgate_abi::DropReason;
 use slipgate_model::OnExit;
 
-use self::{activity::Activity, fairness::Waiting, listening::Listening, reload::Reloading};
+use self::{
+    activity::Activity, fairness::Waiting, listening::Listening, looking::Looking,
+    reload::Reloading,
+};
 use crate::{
     clock::{Clock, MILLISECOND_NS, SECOND_NS},
     control::{Control, EndsToken, Status},
@@ -45,6 +48,7 @@ mod commands;
 mod cut;
 mod fairness;
 mod listening;
+mod looking;
 mod names;
 mod records;
 mod reload;
@@ -90,6 +94,7 @@ pub struct Engine<D, P, C> {
     reloading: Reloading,
     adopting: adopting::Walk,
     poller: Poller,
+    looking: Looking,
     batch: Batch,
     ready: Vec<Readiness>,
     waiting: Waiting,
@@ -154,11 +159,14 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
     ) -> Result<(), EngineError> {
         self.ready.clear();
         self.services.relay.begin_turn();
-        let has_frames = !self.waiting.is_empty();
+        let has_frames = !self.waiting.is_empty() || self.port.has_more();
         let timeout_ns = if has_frames { Some(0) } else { timeout_ns };
-        self.poller
-            .wait(timeout_ns, &mut self.ready)
-            .map_err(EngineError::Wait)?;
+        let (poller, ready) = (&mut self.poller, &mut self.ready);
+        let waited = match self.port.is_looked_at() {
+            true => self.looking.wait(poller, &self.clock, timeout_ns, ready),
+            false => poller.wait(timeout_ns, ready),
+        };
+        waited.map_err(EngineError::Wait)?;
         let ready = |ready: &[Readiness], fd: bool, subsystem| {
             !fd || ready.iter().any(|r| r.token.subsystem == subsystem)
         };

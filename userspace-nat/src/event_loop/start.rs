@@ -9,6 +9,7 @@ use super::{
     adopting::Walk,
     fairness::{MOST_WAITING, Waiting},
     listening::Listening,
+    looking::Looking,
     reload::Reloading,
 };
 use crate::{
@@ -90,6 +91,7 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
             reloading: Reloading::default(),
             adopting: Walk::default(),
             poller,
+            looking: Looking::default(),
             batch: Batch::keeping(MOST_WAITING),
             ready: Vec::new(),
             waiting: Waiting::default(),

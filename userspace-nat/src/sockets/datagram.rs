@@ -1,33 +1,31 @@
 //! UDP flows and ICMP echo: a connected socket each.
 use std::{
-    io::{self, IoSlice, IoSliceMut},
+    io::{self, IoSlice},
     net::SocketAddr,
     os::fd::{AsRawFd, OwnedFd},
 };
 
 use nix::{
-    cmsg_space,
     errno::Errno,
     sys::{
         epoll::{Epoll, EpollFlags},
-        socket::{
-            ControlMessage, ControlMessageOwned, MsgFlags, SockaddrStorage, recvmsg, sendmsg,
-            setsockopt, sockopt,
-        },
+        socket::{ControlMessage, MsgFlags, sendmsg, setsockopt, sockopt},
     },
 };
 use slipgate_abi::Protocol;
 use slipgate_model::FlowTuple;
 
-use super::{FRAMES_PER_TURN, Kind, L3_START, Sockets, ToGuest, errors, system, watch};
+use super::{
+    Kind, L3_START, Sockets, ToGuest,
+    burst::{Burst, Sent},
+    errors,
+    inbox::{Inbox, Received},
+    system, watch,
+};
 use crate::{
-    inet,
     packet::{Packet, Transport, Version, build, checksum::Sum, transport::UDP_HEADER_LEN},
     port::{ETHERNET_LEN, VirtioNetHdr},
 };
-
-/// Reads of one socket in a turn, whatever they give.
-const READS: usize = FRAMES_PER_TURN;
 
 /// The socket of a UDP or ICMP flow.
 #[derive(Debug)]
@@ -48,30 +46,85 @@ impl Sockets {
             Some(key) => Ok(*key),
             None => self.open_datagrams(tuple, epoll),
         };
-        let mut sent = key
-            .as_ref()
-            .map_err(copy_of)
-            .and_then(|key| self.send_by(*key, packet, vnet));
-        // An error that waited was about another datagram, and this one is not sent.
-        if let (Err(_), Ok(key)) = (&sent, &key)
-            && self.tell_messages(*key, guest)
-        {
-            sent = self.send_by(*key, packet, vnet);
+        let (payload, segment_len) = payload_of(packet, vnet);
+        let is_single = matches!(packet.transport, Transport::Udp(_)) && segment_len.is_none();
+        match key {
+            Err(error) => self.unreachable(&tuple, &error, guest),
+            Ok(key) if is_single && Burst::is_for(payload.len()) => {
+                if !self.burst.takes(key, payload.len()) {
+                    self.send_burst(guest);
+                }
+                self.burst.push(key, tuple, payload);
+            }
+            Ok(key) => {
+                self.send_burst(guest);
+                let sent = self.send_by(key, payload, segment_len, guest);
+                self.after_send(&tuple, sent, guest);
+            }
         }
+    }
+
+    /// Sends the datagrams that wait: at once, or one by one where the kernel does not join them.
+    pub(super) fn send_burst(&mut self, guest: &mut impl ToGuest) {
+        if self.burst.is_empty() {
+            return;
+        }
+        let mut burst = std::mem::take(&mut self.burst);
+        if let Some(Sent {
+            key,
+            tuple,
+            payload,
+            each,
+        }) = burst.waiting()
+        {
+            let sent = self.send_by(key, payload, each, guest);
+            let each = each.filter(|_| sent.as_ref().is_err_and(|error| is_of_joining(error)));
+            match each {
+                None => self.after_send(&tuple, sent, guest),
+                Some(each) => {
+                    for datagram in payload.chunks(each.into()) {
+                        let sent = self.send_by(key, datagram, None, guest);
+                        self.after_send(&tuple, sent, guest);
+                    }
+                }
+            }
+        }
+        burst.clear();
+        self.burst = burst;
+    }
+
+    /// Tells the guest why a datagram was not sent.
+    fn after_send(&mut self, tuple: &FlowTuple, sent: io::Result<()>, guest: &mut impl ToGuest) {
         match sent.map_err(|error| (error.raw_os_error(), error)) {
             Ok(()) => {}
             // The queue of the host's link: lost, as on any.
             Err((Some(nix::libc::EAGAIN | nix::libc::ENOBUFS), _)) => {}
-            Err((_, error)) => self.unreachable(&tuple, &error, guest),
+            Err((_, error)) => self.unreachable(tuple, &error, guest),
         }
     }
 
-    fn send_by(&self, key: u32, packet: &Packet<'_>, vnet: VirtioNetHdr) -> io::Result<()> {
+    /// Sends a payload, again if an error that waited was about another datagram: then this one is not
+    /// sent.
+    fn send_by(
+        &mut self,
+        key: u32,
+        payload: &[u8],
+        segment_len: Option<u16>,
+        guest: &mut impl ToGuest,
+    ) -> io::Result<()> {
+        let sent = self.send_once(key, payload, segment_len);
+        match sent.is_err() && self.tell_messages(key, guest) {
+            true => self.send_once(key, payload, segment_len),
+            false => sent,
+        }
+    }
+
+    fn send_once(&self, key: u32, payload: &[u8], segment_len: Option<u16>) -> io::Result<()> {
         let endpoint = self.endpoints.get(&key);
         let Some(Kind::Datagrams(Datagrams { socket })) = endpoint.map(|e| &e.socket) else {
             return Ok(());
         };
-        send_one(socket, packet, vnet)
+        send_one(socket, payload, segment_len)
     }
 
     fn open_datagrams(&mut self, tuple: FlowTuple, epoll: &Epoll) -> io::Result<u32> {
@@ -103,57 +156,71 @@ impl Sockets {
         guest: &mut impl ToGuest,
     ) {
         let is_told = flags.contains(EpollFlags::EPOLLERR) && self.tell_messages(key, guest);
-        for _ in 0..READS {
-            let Some(endpoint) = self.endpoints.get(&key) else {
-                return;
-            };
-            let (Kind::Datagrams(Datagrams { socket }), tuple) = (&endpoint.socket, endpoint.tuple)
-            else {
-                return;
-            };
-            let is_udp = tuple.protocol == Protocol::Udp as u8;
-            let version = Version::of(tuple.remote);
-            let headers = version.header_len() + if is_udp { UDP_HEADER_LEN } else { 0 };
-            let start = L3_START + headers;
-            let received = receive(socket, &tuple, &mut self.buffer[start..]);
-            match received {
-                Ok(None) => {}
-                Ok(Some((len, segment_len))) => {
-                    self.deliver_received(&tuple, (start, len), segment_len, guest);
-                }
-                Err(Errno::EAGAIN) => return,
-                Err(Errno::EINTR) => {}
-                // What the messages were about, once more.
-                Err(_) if is_told => return,
-                Err(error) => return self.unreachable(&tuple, &error.into(), guest),
+        let mut inbox = std::mem::take(&mut self.inbox);
+        self.read_datagrams(key, is_told, &mut inbox, guest);
+        self.inbox = inbox;
+    }
+
+    /// Delivers what waits at a socket, as much as one call takes: the rest is reported again.
+    fn read_datagrams(
+        &mut self,
+        key: u32,
+        is_told: bool,
+        inbox: &mut Inbox,
+        guest: &mut impl ToGuest,
+    ) {
+        let Some(endpoint) = self.endpoints.get(&key) else {
+            return;
+        };
+        let (Kind::Datagrams(Datagrams { socket }), tuple) = (&endpoint.socket, endpoint.tuple)
+        else {
+            return;
+        };
+        let is_udp = tuple.protocol == Protocol::Udp as u8;
+        let headers_len =
+            Version::of(tuple.remote).header_len() + if is_udp { UDP_HEADER_LEN } else { 0 };
+        let start = L3_START + headers_len;
+        match inbox.receive(socket, start) {
+            Ok(_) => {}
+            Err(Errno::EAGAIN | Errno::EINTR) => return,
+            // What the messages were about, once more.
+            Err(_) if is_told => return,
+            Err(error) => return self.unreachable(&tuple, &error.into(), guest),
+        }
+        let most = usize::from(self.mtu).saturating_sub(headers_len);
+        let joins = is_udp && self.joins_datagrams;
+        let mut nth = 0;
+        while let Some((received, count)) = inbox.joined(nth, start, |each| joins && each <= most) {
+            // A socket has its port before it is connected, and anybody may send to it then.
+            if is_of_peer(&received, &tuple) {
+                let place = inbox.place(nth);
+                self.deliver_received(&tuple, place, (start, &received), guest);
             }
+            nth += count;
         }
     }
-}
 
-impl Sockets {
-    /// Delivers what was received into the buffer at `start`: joined, unless each of the datagrams is
+    /// Delivers what was received into `place` at `start`: joined, unless each of the datagrams is
     /// too long for the guest's link. Those leave by themselves, each in fragments.
     fn deliver_received(
         &mut self,
         tuple: &FlowTuple,
-        (start, len): (usize, usize),
-        segment_len: Option<u16>,
+        place: &mut [u8],
+        (start, received): (usize, &Received),
         guest: &mut impl ToGuest,
     ) {
         let is_udp = tuple.protocol == Protocol::Udp as u8;
         let headers_len = start - L3_START;
+        let (len, segment_len) = (received.len, received.segment_len);
         let each = usize::from(segment_len.unwrap_or(0));
         let is_joined = each > 0 && len > each;
         if !is_joined || headers_len + each <= usize::from(self.mtu) {
             let end = start + len;
-            let l3 = &mut self.buffer[L3_START..end];
-            let vnet = write_headers(l3, tuple, is_udp, segment_len);
-            guest.deliver(vnet, &mut self.buffer[..end]);
+            let vnet = write_headers(&mut place[L3_START..end], tuple, is_udp, segment_len);
+            guest.deliver(vnet, &mut place[..end]);
             return;
         }
-        let joined = self.buffer[start..start + len].to_vec();
-        for datagram in joined.chunks(each) {
+        for datagram in place[start..start + len].chunks(each) {
             let end = start + datagram.len();
             self.buffer[start..end].copy_from_slice(datagram);
             let l3 = &mut self.buffer[L3_START..end];
@@ -163,15 +230,28 @@ impl Sockets {
     }
 }
 
-fn copy_of(error: &io::Error) -> io::Error {
-    match error.raw_os_error() {
-        Some(code) => io::Error::from_raw_os_error(code),
-        None => error.kind().into(),
-    }
+/// Whether it came from the flow's peer.
+fn is_of_peer(received: &Received, tuple: &FlowTuple) -> bool {
+    let is_port = |from: SocketAddr| {
+        tuple.protocol != Protocol::Udp as u8 || from.port() == tuple.remote_port
+    };
+    received
+        .from
+        .is_some_and(|from| is_port(from) && from.ip() == tuple.remote)
 }
 
-/// Sends a packet's payload: a GSO frame's segments at once.
-fn send_one(socket: &OwnedFd, packet: &Packet<'_>, vnet: VirtioNetHdr) -> io::Result<()> {
+/// Whether a send may have failed only because it was of several datagrams: each is longer than the path
+/// takes whole, or the kernel has no checksum for them.
+fn is_of_joining(error: &io::Error) -> bool {
+    use nix::libc::{EINVAL, EIO, EMSGSIZE, EOPNOTSUPP};
+    matches!(
+        error.raw_os_error(),
+        Some(EINVAL | EIO | EMSGSIZE | EOPNOTSUPP)
+    )
+}
+
+/// Returns what a packet carries, and the length of each datagram if it is several.
+fn payload_of<'p>(packet: &Packet<'p>, vnet: VirtioNetHdr) -> (&'p [u8], Option<u16>) {
     let l4 = packet.ip.payload();
     let payload = match packet.transport {
         Transport::Udp(udp) => {
@@ -180,47 +260,20 @@ fn send_one(socket: &OwnedFd, packet: &Packet<'_>, vnet: VirtioNetHdr) -> io::Re
         }
         _ => l4,
     };
-    let segment_len = vnet.gso_size;
-    let segments = [ControlMessage::UdpGsoSegments(&segment_len)];
-    let is_gso = vnet.gso_type != VirtioNetHdr::GSO_NONE && payload.len() > segment_len.into();
-    let control = if is_gso { &segments[..] } else { &[] };
+    let is_gso = vnet.gso_type != VirtioNetHdr::GSO_NONE && payload.len() > vnet.gso_size.into();
+    (payload, is_gso.then_some(vnet.gso_size))
+}
+
+/// Sends a payload: its segments at once.
+fn send_one(socket: &OwnedFd, payload: &[u8], segment_len: Option<u16>) -> io::Result<()> {
+    let segments = segment_len
+        .as_ref()
+        .map(|len| [ControlMessage::UdpGsoSegments(len)]);
+    let control = segments.as_ref().map_or(&[][..], |segments| segments);
     let flags = MsgFlags::MSG_NOSIGNAL | MsgFlags::MSG_DONTWAIT;
     let parts = [IoSlice::new(payload)];
     sendmsg::<()>(socket.as_raw_fd(), &parts, control, flags, None)?;
     Ok(())
-}
-
-/// Receives a datagram, or several of the same length joined; returns the length of all and of each.
-/// `None`: of another sender. A socket has its port before it is connected, and anybody may send to it
-/// then.
-fn receive(
-    socket: &OwnedFd,
-    tuple: &FlowTuple,
-    into: &mut [u8],
-) -> nix::Result<Option<(usize, Option<u16>)>> {
-    let mut space = cmsg_space!(i32);
-    let mut parts = [IoSliceMut::new(into)];
-    let received = recvmsg::<SockaddrStorage>(
-        socket.as_raw_fd(),
-        &mut parts,
-        Some(&mut space),
-        MsgFlags::MSG_DONTWAIT,
-    )?;
-    let is_peer = received.address.is_some_and(|from| {
-        let from = inet::address_of(&from);
-        let is_port = |from: SocketAddr| {
-            tuple.protocol != Protocol::Udp as u8 || from.port() == tuple.remote_port
-        };
-        from.is_some_and(|from| is_port(from) && from.ip() == tuple.remote)
-    });
-    if !is_peer {
-        return Ok(None);
-    }
-    let segment_len = received.cmsgs()?.find_map(|message| match message {
-        ControlMessageOwned::UdpGroSegments(len) => u16::try_from(len).ok(),
-        _ => None,
-    });
-    Ok(Some((received.bytes, segment_len)))
 }
 
 /// Writes the headers before a payload from the peer.

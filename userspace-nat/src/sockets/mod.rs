@@ -12,13 +12,16 @@
 //!
 //! - `stream`: TCP, by [`crate::tcp`]'s state machine, with no buffer between frame and socket;
 //! - `datagram`: UDP and ICMP echo. GSO frames become one `UDP_SEGMENT` send, and what `UDP_GRO`
-//!   joined one GSO frame.
+//!   joined one GSO frame. Single datagrams of one flow that are read together leave and arrive so,
+//!   too (`burst`, `inbox`).
 //!
 //! A socket lives as long as its flow: once a second those whose flow is gone are closed
 //! ([`Sockets::sweep`]). There are as many sockets as flows at most. If a socket can't be made or
 //! bound, its flow is refused: RST, or ICMP host unreachable.
+mod burst;
 mod datagram;
 mod errors;
+mod inbox;
 mod stream;
 mod system;
 
@@ -33,7 +36,7 @@ use nix::sys::epoll::{Epoll, EpollEvent, EpollFlags};
 use slipgate_abi::Direction;
 use slipgate_model::FlowTuple;
 
-use self::datagram::Datagrams;
+use self::{burst::Burst, datagram::Datagrams, inbox::Inbox};
 use crate::{
     packet::{Packet, Transport},
     port::{ETHERNET_LEN, VNET_LEN, VirtioNetHdr},
@@ -100,6 +103,10 @@ pub struct Sockets {
     buffer: Box<[u8]>,
     /// Whether the guest's device takes UDP GSO frames.
     joins_datagrams: bool,
+    /// Datagrams of the guest's that leave at the end of the turn.
+    burst: Burst,
+    /// Datagrams that were received.
+    inbox: Inbox,
     /// MTU of its link, bytes.
     mtu: u16,
     error: Vec<u8>,
@@ -122,6 +129,8 @@ impl Sockets {
             sweep_due_ns: 0,
             buffer: vec![0; BUFFER_LEN].into_boxed_slice(),
             joins_datagrams,
+            burst: Burst::default(),
+            inbox: Inbox::default(),
             mtu,
             error: Vec::new(),
             scratch: vec![0; SCRATCH_LEN].into_boxed_slice(),
@@ -175,6 +184,7 @@ impl Sockets {
     /// Does what is due, and sends what is queued for the guest: data, and the acknowledgements that
     /// this turn led to. Returns whether more is to be sent in the next turn, without an event.
     pub fn work(&mut self, epoll: &Epoll, guest: &mut impl ToGuest, now_ns: u64) -> bool {
+        self.send_burst(guest);
         while let Some(&Reverse((due_ns, key))) = self.timers.peek()
             && due_ns <= now_ns
         {

@@ -41,6 +41,20 @@ impl FrameIo for Port {
             Self::Userspace(port) => port.fd(),
         }
     }
+
+    fn has_more(&self) -> bool {
+        match self {
+            Self::Kernel(port) => port.has_more(),
+            Self::Userspace(port) => port.has_more(),
+        }
+    }
+
+    fn is_looked_at(&self) -> bool {
+        match self {
+            Self::Kernel(port) => port.is_looked_at(),
+            Self::Userspace(port) => port.is_looked_at(),
+        }
+    }
 }
 
 /// Packet I/O on the engine port, by its descriptor.

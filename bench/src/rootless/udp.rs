@@ -1,0 +1,249 @@
+//! UDP through a contender: joined datagrams each way, small ones one way, and echoes.
+
+use std::{
+    io::{ErrorKind, IoSlice},
+    net::{SocketAddr, SocketAddrV4, UdpSocket},
+    os::fd::AsRawFd as _,
+    process::Command,
+    sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Result, anyhow, ensure};
+use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg, setsockopt, sockopt};
+use slipgate_testbed::{
+    NetNs,
+    servers::{UdpServer, UdpService},
+    world::{SERVER, UPLINK},
+};
+
+use super::footprint::Worker;
+use crate::{
+    contender::Stand,
+    family::Family,
+    workload::{Limits, Metric, Sample, Unit, Workload, small_packets},
+};
+
+const PORT: u16 = 7005;
+const ECHO_PORT: u16 = 7006;
+/// Payload of a datagram that fills the MTU of all, bytes.
+const DATAGRAM: u16 = 1_472;
+/// Datagrams that are handed over in one call.
+const JOINED: usize = 44;
+/// Payload under way at most: less than what the TAP's queue holds.
+const WINDOW_BYTES: u64 = 8 * JOINED as u64 * DATAGRAM as u64;
+/// Time without an arrival after which what is under way counts as lost.
+const LOST_AFTER: Duration = Duration::from_millis(2);
+/// Time after which a receiver looks whether it is to end.
+const LOOK: Duration = Duration::from_millis(50);
+/// Echoes under way, and their payload.
+const UNDER_WAY: usize = 32;
+const ECHO_BYTES: usize = 22;
+
+const JOINED_UP: [Metric; 2] = [
+    Unit::GigabitsPerSecond.of("rootless UDP GSO up"),
+    Unit::Milliseconds.of("rootless UDP GSO up CPU per Gb"),
+];
+const JOINED_DOWN: [Metric; 2] = [
+    Unit::GigabitsPerSecond.of("rootless UDP GSO down"),
+    Unit::Milliseconds.of("rootless UDP GSO down CPU per Gb"),
+];
+const SMALL_UP: [Metric; 1] = [Unit::ThousandPerSecond.of("rootless UDP 64 B up")];
+const ECHOES: [Metric; 2] = [
+    Unit::ThousandPerSecond.of("rootless UDP 64 B echo"),
+    Unit::Microseconds.of("rootless UDP 64 B echo CPU"),
+];
+
+pub(super) fn all() -> Vec<Box<dyn Workload>> {
+    vec![
+        Box::new(Udp::JoinedUp),
+        Box::new(Udp::JoinedDown),
+        Box::new(Udp::SmallUp),
+        Box::new(Udp::Echoes),
+    ]
+}
+
+enum Udp {
+    JoinedUp,
+    JoinedDown,
+    SmallUp,
+    Echoes,
+}
+
+impl Workload for Udp {
+    fn name(&self) -> &'static str {
+        self.metrics()[0].name
+    }
+
+    fn metrics(&self) -> &'static [Metric] {
+        match self {
+            Self::JoinedUp => &JOINED_UP,
+            Self::JoinedDown => &JOINED_DOWN,
+            Self::SmallUp => &SMALL_UP,
+            Self::Echoes => &ECHOES,
+        }
+    }
+
+    fn run(&self, stand: &Stand, limits: Limits) -> Result<Sample> {
+        match self {
+            Self::JoinedUp | Self::JoinedDown => self.joined(stand, limits),
+            Self::SmallUp => {
+                // Joined datagrams would be counted as one where they arrive: as on most cards, the
+                // host's kernel makes single ones of them.
+                let mut command = Command::new("ethtool");
+                command.args(["-K", UPLINK, "tx-udp-segmentation", "off"]);
+                stand.world.host.output(command)?;
+                let small = small_packets::measure(stand, Family::Ipv4, limits)?;
+                Ok(Sample::of(&[(SMALL_UP[0].name, small.thousand_per_second)]))
+            }
+            Self::Echoes => echoes(stand, limits),
+        }
+    }
+}
+
+impl Udp {
+    /// Sends joined datagrams for a time, with so much under way. Measures what arrives.
+    fn joined(&self, stand: &Stand, limits: Limits) -> Result<Sample> {
+        let server = bound(&stand.world.net, Some((SERVER, PORT).into()))?;
+        let client = bound(stand.guest_ns(), None)?;
+        client.connect((SERVER, PORT))?;
+        server.connect(greeted(&client, &server)?)?;
+        let (from, to) = match self {
+            Self::JoinedUp => (client, server),
+            _ => (server, client),
+        };
+        pour(&from, &to, limits.short / 10)?;
+        let worker = Worker::of(stand)?;
+        let before = worker.time()?;
+        let (arrived, took) = pour(&from, &to, limits.short)?;
+        let cpu = worker.time()?.saturating_sub(before);
+        let gigabits = arrived as f64 * 8e-9;
+        ensure!(arrived > 0, "nothing arrived");
+        let [rate, of_cpu] = [self.metrics()[0].name, self.metrics()[1].name];
+        Ok(Sample::of(&[
+            (rate, gigabits / took.as_secs_f64()),
+            (of_cpu, cpu.as_secs_f64() * 1e3 / gigabits),
+        ]))
+    }
+}
+
+fn bound(ns: &NetNs, address: Option<SocketAddr>) -> Result<UdpSocket> {
+    const BUFFER_BYTES: usize = 16 << 20;
+    let any = SocketAddr::from(([0, 0, 0, 0], 0));
+    let socket = ns.run(|| UdpSocket::bind(address.unwrap_or(any)))?;
+    // Above the system's limit, as root.
+    setsockopt(&socket, sockopt::RcvBufForce, &BUFFER_BYTES)?;
+    setsockopt(&socket, sockopt::UdpGroSegment, &true)?;
+    socket.set_read_timeout(Some(LOOK))?;
+    Ok(socket)
+}
+
+/// Has the client greet, with several attempts, and returns the address that the server sees.
+fn greeted(client: &UdpSocket, server: &UdpSocket) -> Result<SocketAddr> {
+    const ATTEMPTS: usize = 40;
+    for _ in 0..ATTEMPTS {
+        client.send(b"hello")?;
+        if let Ok((_, from)) = server.recv_from(&mut [0; 64]) {
+            return Ok(from);
+        }
+    }
+    Err(anyhow!("no datagram of the guest arrives"))
+}
+
+/// Sends and receives for `time`. Returns the bytes that arrived, and the time.
+fn pour(from: &UdpSocket, to: &UdpSocket, time: Duration) -> Result<(u64, Duration)> {
+    let (arrived, has_ended) = (AtomicU64::new(0), AtomicBool::new(false));
+    let payload = vec![0x5a; JOINED * usize::from(DATAGRAM)];
+    let started = Instant::now();
+    let sent = thread::scope(|scope| {
+        let sender = thread::current();
+        let (arrived, has_ended) = (&arrived, &has_ended);
+        scope.spawn(move || {
+            let mut buffer = vec![0; 65_536];
+            while !has_ended.load(Relaxed) {
+                if let Ok(len) = to.recv(&mut buffer) {
+                    arrived.fetch_add(len as u64, Relaxed);
+                    sender.unpark();
+                }
+            }
+        });
+        let sent = send_windowed(from, &payload, arrived, started + time);
+        has_ended.store(true, Relaxed);
+        sent
+    });
+    sent?;
+    Ok((arrived.load(Relaxed), started.elapsed().min(time + LOOK)))
+}
+
+/// Sends until `deadline`, with at most [`WINDOW_BYTES`] under way.
+fn send_windowed(
+    from: &UdpSocket,
+    payload: &[u8],
+    arrived: &AtomicU64,
+    deadline: Instant,
+) -> Result<()> {
+    let segment = [ControlMessage::UdpGsoSegments(&DATAGRAM)];
+    let parts = [IoSlice::new(payload)];
+    let (mut sent, mut lost, mut seen) = (0, 0, (0, Instant::now()));
+    while Instant::now() < deadline {
+        let now = arrived.load(Relaxed);
+        if now != seen.0 {
+            seen = (now, Instant::now());
+        }
+        if sent - (now + lost).min(sent) < WINDOW_BYTES {
+            match sendmsg::<()>(from.as_raw_fd(), &parts, &segment, MsgFlags::empty(), None) {
+                Ok(len) => sent += len as u64,
+                // A message about an earlier one, or no room.
+                Err(_) => thread::park_timeout(LOST_AFTER),
+            }
+        } else if seen.1.elapsed() > LOST_AFTER {
+            lost = sent - now;
+            seen.1 = Instant::now();
+        } else {
+            thread::park_timeout(LOST_AFTER);
+        }
+    }
+    Ok(())
+}
+
+fn echoes(stand: &Stand, limits: Limits) -> Result<Sample> {
+    let server = UdpServer::start(&stand.world.net, (SERVER, ECHO_PORT), UdpService::Echo)?;
+    let to = server.address();
+    let worker = Worker::of(stand)?;
+    let (count, took, cpu) = stand.in_guest(|| -> Result<_> {
+        let socket = UdpSocket::bind("0.0.0.0:0")?;
+        socket.connect(to)?;
+        socket.set_read_timeout(Some(LOOK))?;
+        exchange(&socket, limits.short / 10)?;
+        let before = worker.time()?;
+        let (count, took) = exchange(&socket, limits.short)?;
+        Ok((count, took, worker.time()?.saturating_sub(before)))
+    })?;
+    ensure!(count > 0, "no echo of {}", SocketAddrV4::to_string(&to));
+    Ok(Sample::of(&[
+        (ECHOES[0].name, count as f64 / took.as_secs_f64() / 1e3),
+        (ECHOES[1].name, cpu.as_secs_f64() * 1e6 / count as f64),
+    ]))
+}
+
+/// Has [`UNDER_WAY`] datagrams under way for a time. Returns how many came back.
+fn exchange(socket: &UdpSocket, time: Duration) -> Result<(u64, Duration)> {
+    let (mut count, started) = (0, Instant::now());
+    let payload = [0x5a; ECHO_BYTES];
+    while started.elapsed() < time {
+        for _ in 0..UNDER_WAY {
+            socket.send(&payload)?;
+        }
+        while started.elapsed() < time {
+            match socket.recv(&mut [0; 64]) {
+                Ok(_) => count += 1,
+                // All that was under way is lost.
+                Err(error) if error.kind() == ErrorKind::WouldBlock => break,
+                Err(error) => return Err(error.into()),
+            }
+            socket.send(&payload)?;
+        }
+    }
+    Ok((count, started.elapsed()))
+}
