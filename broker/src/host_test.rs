@@ -59,6 +59,7 @@ fn link(name: &str, is_multi_queue_tap: Option<bool>) -> Link {
         loopback: false,
         arp: true,
         is_multi_queue_tap,
+        vrf_table: None,
         gro_max_size: None,
     }
 }

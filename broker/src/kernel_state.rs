@@ -2,6 +2,7 @@
 //! order at the end.
 mod budgets;
 mod catalogue;
+mod domains;
 mod egress;
 mod forwards;
 mod guard_list;
@@ -46,6 +47,7 @@ use slipgate_ipc::{
 pub(crate) use self::{
     budgets::{BudgetOrder, Budgets, today},
     catalogue::{Catalogue, Name, TakenIn, numbered},
+    domains::Domains,
     forwards::{
         ForwardChange, GivenBack, HeldForwards, forward_text, forward_texts, forwards_described,
     },
@@ -115,6 +117,8 @@ pub(crate) struct Attached {
     pub(crate) uplink: Uplink,
     /// Uplinks that VMs name for themselves.
     pub(crate) vm_uplinks: VmUplinks,
+    /// Routes that policies name.
+    pub(crate) domains: Domains,
     /// The uplinks on which neighbours are answered for guests.
     pub(crate) neighbour_links: NeighbourLinks,
     pub(crate) hook: Hook,
@@ -166,13 +170,17 @@ impl Attached {
 
     /// Returns the host's network in the form in which the engine gets it.
     pub(crate) fn network_view(&self) -> NetworkView {
-        network_view::view(
+        let mut view = network_view::view(
             self.watch.network(),
             self.uplink.ifindex,
             &self.vm_uplinks.ifindexes(),
             self.config.nat_address,
             &self.config.network,
-        )
+        );
+        let mut uplinks = self.vm_uplinks.ifindexes();
+        uplinks.insert(self.uplink.ifindex);
+        view.routes.further = self.further_routes(&uplinks);
+        view
     }
 
     /// Removes the kernel state of a failed start, and leaves the TAPs as they were. A predecessor's

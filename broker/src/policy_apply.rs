@@ -269,9 +269,10 @@ impl PolicyChanges {
             counts: Applied::default(),
         });
         // An uplink that only a policy names from now on is to be known before its VMs are.
+        parts.attached.follow_domains()?;
         let uplinks = parts.attached.follow_vm_uplinks();
+        parts.tell_network()?;
         if !uplinks.is_empty() {
-            parts.tell_network()?;
             parts.attached.refresh_next_hops()?;
         }
         let mut workers = workers;

@@ -20,9 +20,9 @@ use crate::{
     handover::end_predecessor,
     host::{self, HostResolvers},
     kernel_state::{
-        Attached, Budgets, Catalogue, HeldForwards, HookPlaces, NeighbourLinks, Pacing, ServedVms,
-        VmUplinks, Worker, Writer, check_source, find_uplink, forwards_described, tap_of,
-        warn_of_rest,
+        Attached, Budgets, Catalogue, Domains, HeldForwards, HookPlaces, NeighbourLinks, Pacing,
+        ServedVms, VmUplinks, Worker, Writer, check_source, find_uplink, forwards_described,
+        tap_of, warn_of_rest,
     },
     persisted_policy, persisted_vms,
     privileges::raise_file_limit,
@@ -205,6 +205,7 @@ pub(crate) fn attach(mut config: Config, inputs: Inputs) -> anyhow::Result<Attac
         resolvers: HostResolvers::find(),
         uplink,
         vm_uplinks: VmUplinks::default(),
+        domains: Domains::default(),
         neighbour_links: NeighbourLinks::open(config.may_have_routed_prefixes()),
         hook,
         hook_places: HookPlaces::watch(),
@@ -247,6 +248,7 @@ fn begin(attached: &mut Attached) -> anyhow::Result<()> {
     attached.set_rates();
     attached.write_denied()?;
     attached.attach_uplink()?;
+    attached.follow_domains()?;
     attached.follow_vm_uplinks();
     attached.refresh_next_hops()?;
     let local = attached.network_view().local;

@@ -8,7 +8,7 @@ use std::net::{SocketAddr, UdpSocket};
 use slipgate_abi::Protocol;
 use slipgate_policy::{Action, DenyFile, Destination, LocalAddresses, Name, Policy, Rule};
 use userspace_nat::{
-    dns::{Guest, Limits, Origin, Proxy, message::HEADER_LEN, query::Query},
+    dns::{AsTheHost, Guest, Limits, Origin, Proxy, message::HEADER_LEN, query::Query},
     name_gate::{ByRules, Judge},
     poll::{Poller, Readiness},
     vm::VmNet,
@@ -132,6 +132,7 @@ impl Rig {
         let guest = Guest {
             vm,
             has_ipv6: message.len() % 2 == 1,
+            ways: &AsTheHost,
         };
         let _ = self
             .proxy

@@ -40,6 +40,7 @@ pub(crate) fn spec(row: u16, id: u32, max_flows: u32) -> VmSpec {
         dns_per_second: 0,
         idle_after_s: 0,
         uplink: None,
+        routes: None,
         nat_addresses: Default::default(),
         is_idle: false,
     }

@@ -12,10 +12,10 @@ use std::os::fd::OwnedFd;
 use serde::{Deserialize, Serialize};
 
 pub use slipgate_model::{
-    EngineInventory, FlowLogEvent, FlowLogEvents, HostAddress, Link, LiveRelayed, MappingCounts,
-    NameCounts, NetworkView, OnExit, OpenQuestion, RefusedQuestions, RefusedSample, RelayedCounts,
-    RelayedId, RouteEntry, RouteKind, RouteSnapshot, SleepChange, SourceUse, Subject, VmId, VmRow,
-    VmSpec, WhyAnswer,
+    EngineInventory, FlowLogEvent, FlowLogEvents, FurtherRoutes, HostAddress, Link, LiveRelayed,
+    MappingCounts, NameCounts, NetworkView, OnExit, OpenQuestion, RefusedQuestions, RefusedSample,
+    RelayedCounts, RelayedId, RouteDomain, RouteEntry, RouteKind, RouteSnapshot, RouteStep,
+    SleepChange, SourceUse, StepAction, Subject, VmId, VmRow, VmSpec, WhyAnswer,
 };
 
 pub use self::{

@@ -26,8 +26,8 @@ pub use self::{
         RelayedCounts,
     },
     network::{
-        HostAddress, Link, NetworkView, RouteEntry, RouteKind, RouteSnapshot, SourceUse,
-        USERSPACE_GUEST, USERSPACE_PORT,
+        FurtherRoutes, HostAddress, Link, NetworkView, RouteDomain, RouteEntry, RouteKind,
+        RouteSnapshot, RouteStep, SourceUse, StepAction, USERSPACE_GUEST, USERSPACE_PORT,
     },
     vm::{GuestIpv6, Ipv6Mode, Labels, MacMismatch, VmSpec},
 };

@@ -6,6 +6,10 @@ use serde::{Deserialize, Serialize};
 use slipgate_abi::IfIndex;
 use slipgate_policy::LocalAddresses;
 
+mod further;
+
+pub use self::further::{FurtherRoutes, RouteDomain, RouteStep, StepAction};
+
 /// Network of the host, as the engine sees it.
 #[derive(Clone, Default, PartialEq, Debug, Serialize, Deserialize)]
 pub struct NetworkView {
@@ -29,6 +33,9 @@ pub struct RouteSnapshot {
     pub addresses: Vec<HostAddress>,
     /// Routes of the main (and default) table; those of the local table may be among them.
     pub routes: Vec<RouteEntry>,
+    /// Routes of the VMs whose policies choose others than those.
+    #[serde(default)]
+    pub further: FurtherRoutes,
 }
 
 /// An address of the host and the network it is in.
@@ -95,6 +102,8 @@ pub enum RouteKind {
     Unreachable,
     /// Packets are refused as administratively prohibited.
     Prohibit,
+    /// The table has no route to these destinations; another may have.
+    Throw,
 }
 
 /// A link that packets may leave by.

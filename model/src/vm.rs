@@ -8,7 +8,7 @@ use std::{
 use ipnet::Ipv6Net;
 use serde::{Deserialize, Serialize};
 use slipgate_abi::{IfIndex, Vm, VmId, VmRow};
-use slipgate_policy::{AddressPool, LoopbackPorts};
+use slipgate_policy::{AddressPool, EgressRoutes, LoopbackPorts};
 
 /// Labels of a VM, by key. They mean nothing to slipgate.
 pub type Labels = BTreeMap<String, String>;
@@ -52,6 +52,9 @@ pub struct VmSpec {
     /// the one of [`RouteSnapshot`](crate::RouteSnapshot).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub uplink: Option<IfIndex>,
+    /// Routes by which its flows leave; `None`: those of the table `main`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub routes: Option<EgressRoutes>,
     /// Source addresses toward the world, of which it is paired with one of each family; empty: the
     /// routes choose.
     #[serde(default, skip_serializing_if = "AddressPool::is_empty")]

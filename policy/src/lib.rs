@@ -69,8 +69,8 @@ pub use rule::{
     pattern::{Pattern, PatternError},
     prefix_map::PrefixMap,
     settings::{
-        CEILING_S, DNS_PORT, DnsSettings, Egress, FLOOR_S, Http, MAX_RESOLVERS, NewNames, Note,
-        OnReload, Resolvers, Settings, Written,
+        CEILING_S, DNS_PORT, DnsSettings, Egress, EgressRoutes, FLOOR_S, Http, MAX_RESOLVERS,
+        NewNames, Note, OnReload, Resolvers, Settings, Written,
     },
     sleep::Sleep,
     timers::Timers,

@@ -4,6 +4,8 @@ use std::{
     os::fd::{AsRawFd, OwnedFd},
 };
 
+use slipgate_abi::IfIndex;
+
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, SockaddrStorage, connect, socket};
 
 /// Opens a non-blocking socket that is connected to `to`, or is about to be.
@@ -11,16 +13,49 @@ use nix::sys::socket::{AddressFamily, SockFlag, SockType, SockaddrStorage, conne
 /// # Errors
 /// If the socket cannot be made, or the connection fails at once.
 pub(crate) fn open(to: SocketAddr, kind: SockType) -> nix::Result<OwnedFd> {
+    open_by(to, kind, None)
+}
+
+/// As [`open`], for packets that leave by this link or not at all; `None`: by any.
+///
+/// # Errors
+/// As [`open`], and if there is no such link.
+pub(crate) fn open_by(
+    to: SocketAddr,
+    kind: SockType,
+    link: Option<IfIndex>,
+) -> nix::Result<OwnedFd> {
     let family = match to {
         SocketAddr::V4(_) => AddressFamily::Inet,
         SocketAddr::V6(_) => AddressFamily::Inet6,
     };
     let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
     let fd = socket(family, kind, flags, None)?;
+    if let Some(link) = link {
+        bind_to_link(&fd, link)?;
+    }
     match connect(fd.as_raw_fd(), &SockaddrStorage::from(to)) {
         Ok(()) | Err(nix::Error::EINPROGRESS) => Ok(fd),
         Err(error) => Err(error),
     }
+}
+
+/// Binds a socket to a link. It takes no privilege if the socket is not bound to one yet.
+#[expect(unsafe_code, reason = "`nix` knows the option by the link's name only")]
+fn bind_to_link(socket: &OwnedFd, link: IfIndex) -> nix::Result<()> {
+    let ifindex = link.get() as nix::libc::c_int;
+    let len = size_of::<nix::libc::c_int>() as nix::libc::socklen_t;
+    // SAFETY: the kernel reads a whole `int`, which lives until the call returns.
+    let set = unsafe {
+        nix::libc::setsockopt(
+            socket.as_raw_fd(),
+            nix::libc::SOL_SOCKET,
+            nix::libc::SO_BINDTOIFINDEX,
+            (&raw const ifindex).cast(),
+            len,
+        )
+    };
+    nix::Error::result(set).map(drop)
 }
 
 /// Address and port that the kernel gave; `None` if they are of another family.

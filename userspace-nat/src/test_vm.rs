@@ -30,6 +30,7 @@ pub(crate) fn vm(id: u32) -> VmNet {
         dns_per_second: 0,
         idle_after_s: 0,
         uplink: None,
+        routes: None,
         nat_addresses: Default::default(),
         is_idle: false,
     };

@@ -12,11 +12,11 @@ use std::collections::BTreeSet;
 use anyhow::anyhow;
 use slipgate_model::route::RouteTable;
 use slipgate_policy::{
-    AddressPool, Settings,
+    AddressPool, EgressRoutes, Settings,
     document::{ConfigError, LoadedPolicy, NAT_ADDRESSES},
 };
 
-use super::{Attached, ServedVm, Taken};
+use super::{Attached, ServedVm, Taken, domains::vrf_table};
 use crate::{config::VmConfig, host};
 
 impl Attached {
@@ -103,6 +103,13 @@ impl Attached {
                     let remedy = "make it first, or give one that `ip link` shows";
                     return Err(ConfigError::new("egress.uplink", uplink, problem, remedy).into());
                 }
+            }
+            if let Some(EgressRoutes::Vrf(device)) = &settings.egress.routes
+                && vrf_table(self.watch.network(), device).is_none()
+            {
+                let problem = format!("there is no VRF of that name, which {whose} names");
+                let remedy = "make it first, or give one that `ip vrf` shows; a table has a number";
+                return Err(ConfigError::new("egress.table", device, problem, remedy).into());
             }
             let pool = &settings.nat_addresses;
             self.check_pool(pool, &whose, settings.egress.uplink.as_deref())?;

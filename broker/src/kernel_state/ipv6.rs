@@ -7,7 +7,10 @@
 use std::collections::HashMap;
 
 use ipnet::IpNet;
-use slipgate_control::{netlink::Network, vm};
+use slipgate_control::{
+    netlink::{Network, Table},
+    vm,
+};
 use slipgate_ipc::{client::GuestIpv6Status, engine::VmSpec};
 use slipgate_model::{
     GuestIpv6, IfIndex, Ipv6Mode, RouteSnapshot,
@@ -71,7 +74,8 @@ pub(crate) fn leads_to_ipv6(network: &Network, uplink: IfIndex) -> bool {
     // The other routes of a host may be many, and none of them decides.
     let covers = |route: &&slipgate_control::netlink::Route| {
         let prefix = IpNet::new(route.destination, route.prefix_len);
-        prefix.is_ok_and(|prefix| prefix.contains(&std::net::IpAddr::V6(OUT_THERE)))
+        let is_main = !matches!(route.table, Table::Other(_));
+        is_main && prefix.is_ok_and(|prefix| prefix.contains(&std::net::IpAddr::V6(OUT_THERE)))
     };
     let snapshot = RouteSnapshot {
         uplink_ifindex: Some(uplink),

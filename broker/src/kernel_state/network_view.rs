@@ -6,9 +6,9 @@ use std::{
 
 use ipnet::{IpNet, Ipv4Net};
 use slipgate_abi::IfIndex;
-use slipgate_control::netlink::{self, AddressState, Network};
+use slipgate_control::netlink::{self, AddressState, Network, Table};
 use slipgate_ipc::engine::{
-    HostAddress, Link, NetworkView, RouteEntry, RouteKind, RouteSnapshot, SourceUse,
+    FurtherRoutes, HostAddress, Link, NetworkView, RouteEntry, RouteKind, RouteSnapshot, SourceUse,
 };
 use slipgate_policy::LocalAddresses;
 
@@ -24,7 +24,9 @@ pub(crate) fn view(
     source: Option<Ipv4Addr>,
     guests: &GuestNetwork,
 ) -> NetworkView {
-    let mut routes: Vec<RouteEntry> = self::routes(&network.routes).collect();
+    let of_main = network.routes.iter();
+    let of_main = of_main.filter(|route| !matches!(route.table, Table::Other(_)));
+    let mut routes: Vec<RouteEntry> = self::routes(of_main).collect();
     let by_uplink = |route: &&mut RouteEntry| {
         let is_its = route.ifindex == uplink && route.kind == RouteKind::Unicast;
         is_its && route.prefix.addr().is_ipv4()
@@ -50,6 +52,7 @@ pub(crate) fn view(
             vm_uplinks: vm_uplinks.iter().copied().collect(),
             addresses,
             routes,
+            further: FurtherRoutes::default(),
         },
         // TAPs come and go by the thousand, and no flow leaves by one.
         links: network
@@ -103,6 +106,7 @@ fn route(route: &netlink::Route) -> Option<RouteEntry> {
         Kernel::Broadcast => RouteKind::Broadcast,
         Kernel::Blackhole => RouteKind::Blackhole,
         Kernel::Refused => RouteKind::Unreachable,
+        Kernel::Throw => RouteKind::Throw,
         // Group addresses are refused by the safe defaults.
         Kernel::Other => return None,
     };

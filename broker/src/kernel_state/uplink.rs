@@ -133,6 +133,7 @@ impl Attached {
                 || self.config.uplink.as_ref() == Some(name)
                 || self.vm_uplinks.is_named(name)
                 || self.vms.has_uplink(name)
+                || self.is_named_vrf(name)
         };
         let is_routed = |name: &String| {
             let link = network.link_by_name(name);

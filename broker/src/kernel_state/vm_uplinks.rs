@@ -60,6 +60,7 @@ impl Attached {
     pub(crate) fn follow_vm_uplinks(&mut self) -> BTreeSet<String> {
         let mut present = BTreeMap::new();
         self.vm_uplinks.named = self.named_uplinks();
+        self.vm_uplinks.named.extend(self.domain_devices());
         for name in &self.vm_uplinks.named {
             let Some(link) = self.watch.network().link_by_name(name) else {
                 continue;

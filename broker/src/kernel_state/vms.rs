@@ -286,6 +286,7 @@ impl Attached {
             new_flows_per_second: vm.config.limits.new_flows_per_second,
             policy: self.policy_index(vm),
             uplink: self.own_uplink(vm),
+            routes: self.routes_of(&vm.config).cloned(),
             nat_addresses: self.pool_of(vm),
             host_loopback: vm.config.host_loopback.clone(),
             dns_per_second: vm.config.limits.dns_per_second,

@@ -37,6 +37,7 @@ impl Broker {
         let is_routing = attached.concerns_routing(changes);
         if is_routing {
             attached.follow_uplink()?;
+            attached.follow_domains()?;
             let uplinks = attached.follow_vm_uplinks();
             attached.follow_uplink_macs();
             attached.follow_routed_prefixes();

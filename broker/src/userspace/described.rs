@@ -54,7 +54,7 @@ impl Served {
 /// Refuses what only the kernel's programs do.
 pub(super) fn check_egress(loaded: &LoadedPolicies) -> Result<(), ConfigError> {
     let mut all = loaded.policies.iter().map(|policy| &policy.settings);
-    let asks = |of: &&Settings| !of.nat_addresses.is_empty() || of.egress.uplink.is_some();
+    let asks = |of: &&Settings| !of.nat_addresses.is_empty() || !of.egress.is_default();
     let Some(settings) = all.find(asks) else {
         return Ok(());
     };
@@ -107,6 +107,7 @@ pub(super) fn spec(
         dns_per_second: vm.limits.dns_per_second,
         idle_after_s: 0,
         uplink: None,
+        routes: None,
         nat_addresses: Default::default(),
         is_idle: false,
     }

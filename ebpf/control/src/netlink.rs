@@ -6,6 +6,7 @@ mod network;
 mod next_hops;
 mod parse;
 pub(crate) mod raw;
+mod rules;
 mod socket;
 mod watch;
 
@@ -17,7 +18,8 @@ pub use self::{
     links::Links,
     network::{Address, AddressState, Link, Neighbour, Network, Route, RouteKind, Table},
     next_hops::NextHops,
-    watch::{Changes, NetworkWatch},
+    rules::{Rule, RuleKind},
+    watch::{Changes, Followed, NetworkWatch},
 };
 use crate::Result;
 

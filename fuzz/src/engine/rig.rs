@@ -356,6 +356,7 @@ pub(super) fn network(mtu: u32) -> NetworkView {
     NetworkView {
         routes: RouteSnapshot {
             vm_uplinks: Vec::new(),
+            further: Default::default(),
             uplink_ifindex: Some(UPLINK),
             addresses: vec![HostAddress {
                 ifindex: UPLINK,

@@ -32,6 +32,7 @@ pub(super) fn messages() -> Seeds {
     let network = NetworkView {
         routes: RouteSnapshot {
             vm_uplinks: Vec::new(),
+            further: Default::default(),
             uplink_ifindex: Some(IfIndex::new(3)),
             addresses: vec![HostAddress {
                 ifindex: IfIndex::new(3),
@@ -79,6 +80,7 @@ pub(super) fn messages() -> Seeds {
         dns_per_second: 0,
         idle_after_s: 0,
         uplink: None,
+        routes: None,
         nat_addresses: Default::default(),
         is_idle: false,
     };

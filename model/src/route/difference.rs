@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 
-use super::{HostAddress, RouteTable};
+use super::{HostAddress, RouteTable, table::Routes};
 
 /// Number of prefixes above which a difference concerns everything: each prefix is compared with
 /// each flow's destination.
@@ -80,7 +80,13 @@ impl RouteTable {
         let host = in_one(&self.host, &before.host)
             .into_iter()
             .chain(lost.clone());
-        let other = self.other_routes(before);
+        if self.domains.differ_in_steps(&before.domains) {
+            return Difference::everything();
+        }
+        let mut other = other_routes(&self.routes, &before.routes);
+        for (now, before) in self.domains.tables_of_both(&before.domains) {
+            other.extend(other_routes(now, before));
+        }
         let was_local = |prefix: &&IpNet| before.is_in_local_prefix(prefix.network());
         let lost = lost.iter().copied().map(IpNet::from);
         let lost = lost
@@ -115,23 +121,23 @@ impl RouteTable {
         };
         self.sources.iter().filter(counts).collect()
     }
+}
 
-    /// Prefixes whose useful routes differ between the two tables.
-    fn other_routes(&self, before: &Self) -> Vec<IpNet> {
-        let only_in = |one: &Self, other: &Self| {
-            let others = one.routes.iter().filter(|(prefix, routes)| {
-                let mut covering = other.routes.covering(prefix.network());
-                let same = covering.find(|(found, _)| found == prefix);
-                same.is_none_or(|(_, found)| found != *routes)
-            });
-            // One more than counts is enough.
-            let others = others.map(|(prefix, _)| prefix);
-            others.take(MOST_PREFIXES + 1).collect::<Vec<_>>()
-        };
-        let mut prefixes = only_in(self, before);
-        prefixes.extend(only_in(before, self));
-        prefixes
-    }
+/// Prefixes whose useful routes differ between two states of a table.
+fn other_routes(now: &Routes, before: &Routes) -> Vec<IpNet> {
+    let only_in = |one: &Routes, other: &Routes| {
+        let others = one.iter().filter(|(prefix, routes)| {
+            let mut covering = other.covering(prefix.network());
+            let same = covering.find(|(found, _)| found == prefix);
+            same.is_none_or(|(_, found)| found != *routes)
+        });
+        // One more than counts is enough.
+        let others = others.map(|(prefix, _)| prefix);
+        others.take(MOST_PREFIXES + 1).collect::<Vec<_>>()
+    };
+    let mut prefixes = only_in(now, before);
+    prefixes.extend(only_in(before, now));
+    prefixes
 }
 
 #[cfg(test)]

@@ -32,6 +32,7 @@ fn address(ifindex: IfIndex, addr: &str) -> HostAddress {
 fn host() -> RouteSnapshot {
     RouteSnapshot {
         vm_uplinks: Vec::new(),
+        further: Default::default(),
         uplink_ifindex: Some(UPLINK),
         addresses: vec![
             address(UPLINK, "192.0.2.1/24"),

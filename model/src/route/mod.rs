@@ -7,8 +7,12 @@
 //!
 //! A look-up takes the longest prefix, of those the lowest metric, as the kernel does in its main
 //! table. Routes of links other than the uplink are included and give [`Route::OtherUplink`]: a
-//! network behind another link must not be reached by the default route. Policy routing (`ip
-//! rule`) and routes by TOS are not supported.
+//! network behind another link must not be reached by the default route. Routes by TOS are not
+//! supported.
+//!
+//! A VM whose policy names a table, a VRF or a mark ([`EgressRoutes`](slipgate_policy::EgressRoutes))
+//! has the routes of that *domain* instead: a list of tables that are asked in turn, as the host's
+//! rules (`ip rule`) have the kernel ask them about packets with that mark (`domain`).
 //!
 //! A VM may have an uplink of its own. Of equal prefixes its look-ups take the route by that link,
 //! even if the metric of another link's route is lower, as the kernel does for a socket that is
@@ -21,9 +25,13 @@ use std::net::IpAddr;
 
 use slipgate_abi::IfIndex;
 
-pub use crate::network::{HostAddress, RouteEntry, RouteKind, RouteSnapshot, SourceUse};
+pub use crate::network::{
+    FurtherRoutes, HostAddress, RouteDomain, RouteEntry, RouteKind, RouteSnapshot, RouteStep,
+    SourceUse, StepAction,
+};
 
 mod difference;
+mod domain;
 mod source;
 mod table;
 
@@ -84,6 +92,11 @@ pub enum Route {
     Unreachable,
     /// The host has none of the addresses that the VM may have as its source.
     NoSource,
+    /// A rule of the host (`ip rule`) depends on something of a packet that is not looked at.
+    Undecided {
+        /// Priority of the rule, by which `ip rule` shows it.
+        priority: u32,
+    },
 }
 
 impl Route {

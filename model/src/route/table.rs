@@ -4,12 +4,17 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use ipnet::IpNet;
 use slipgate_abi::IfIndex;
 
-use super::{HostAddress, Route, RouteEntry, RouteKind, RouteSnapshot, SourceUse, source};
+use super::{
+    HostAddress, Route, RouteEntry, RouteKind, RouteSnapshot, SourceUse, domain::Domains, source,
+};
 use slipgate_policy::PrefixMap;
 
 /// An address to which only a route to all of the internet leads: the first one of the space that
 /// is assigned (RFC 4291 section 2.4), which is nobody's.
 pub const OUT_THERE: Ipv6Addr = Ipv6Addr::new(0x2000, 0, 0, 0, 0, 0, 0, 0);
+
+/// Routes of a table, by their prefix.
+pub(super) type Routes = PrefixMap<Vec<RouteEntry>>;
 
 /// Compiled routes for look-ups. The default table has no route.
 #[derive(Clone, Debug, Default)]
@@ -19,7 +24,9 @@ pub struct RouteTable {
     pub(super) vm_uplinks: Vec<IfIndex>,
     /// Routes of each prefix that a look-up may take, the best first, then the best by each of
     /// `vm_uplinks`.
-    pub(super) routes: PrefixMap<Vec<RouteEntry>>,
+    pub(super) routes: Routes,
+    /// Those of VMs whose policies choose them.
+    pub(super) domains: Domains,
     /// Addresses and networks of the host with their link, in the kernel's order. Loopback
     /// addresses are left out, because no link may carry them: a host on the link could answer to
     /// one, and so reach services that listen on loopback only. So are unusable ones.
@@ -45,12 +52,6 @@ impl RouteTable {
         host.sort_unstable();
         host.dedup();
 
-        // Of equal metrics the one listed first precedes.
-        let mut routes = snapshot.routes.clone();
-        routes.sort_by_key(|route| (route.prefix.trunc(), route.metric));
-        let of_prefix = routes.chunk_by(|a, b| a.prefix.trunc() == b.prefix.trunc());
-        let useful = of_prefix.map(|routes| (routes[0].prefix, useful(routes, snapshot)));
-
         let (mut own, unusable): (Vec<HostAddress>, Vec<HostAddress>) = snapshot
             .addresses
             .iter()
@@ -66,7 +67,8 @@ impl RouteTable {
             unusable: only(&unusable),
             uplink: snapshot.uplink_ifindex,
             vm_uplinks: snapshot.vm_uplinks.clone(),
-            routes: PrefixMap::new(useful),
+            routes: compiled(snapshot.routes.clone(), snapshot),
+            domains: Domains::new(snapshot),
             sources: own,
             host,
         }
@@ -91,26 +93,45 @@ impl RouteTable {
         source: Option<IpAddr>,
     ) -> Route {
         let addr = addr.into();
+        let from_table = || self.answer(&self.routes, addr, (uplink, source), None);
+        let known = self.without_table(addr).or_else(from_table);
+        known.unwrap_or(Route::Unreachable)
+    }
+
+    /// Returns the result of a look-up that no table decides.
+    pub(super) fn without_table(&self, addr: IpAddr) -> Option<Route> {
         if self.is_host(addr) {
-            return Route::HostLocal;
+            return Some(Route::HostLocal);
         }
         // Addresses that need a link beside them to mean something, which no packet names.
-        if let IpAddr::V6(addr) = addr
-            && (addr.is_unicast_link_local() || addr.is_multicast())
-        {
-            return Route::Unreachable;
+        match addr {
+            IpAddr::V6(addr) if addr.is_unicast_link_local() || addr.is_multicast() => {
+                Some(Route::Unreachable)
+            }
+            _ => None,
         }
-        let Some((_, routes)) = self.routes.longest(addr) else {
-            return Route::Unreachable;
-        };
+    }
+
+    /// Looks up a route in a table; `None`: it has none. `suppressed_len`: longest prefix whose
+    /// routes are passed over.
+    pub(super) fn answer(
+        &self,
+        table: &Routes,
+        addr: IpAddr,
+        (uplink, source): (Option<IfIndex>, Option<IpAddr>),
+        suppressed_len: Option<u8>,
+    ) -> Option<Route> {
+        let (prefix, routes) = table.longest(addr)?;
+        if suppressed_len.is_some_and(|len| prefix.prefix_len() <= len) {
+            return None;
+        }
         let is_taken = |route: &&RouteEntry| {
             route.kind != RouteKind::Unicast || uplink.is_none_or(|link| link == route.ifindex)
         };
         // A route that refuses holds for all links, as in the kernel.
-        let Some(route) = routes.iter().find(is_taken).or(routes.first()) else {
-            return Route::Unreachable;
-        };
-        match route.kind {
+        let route = routes.iter().find(is_taken).or(routes.first())?;
+        Some(match route.kind {
+            RouteKind::Throw => return None,
             RouteKind::Local | RouteKind::Broadcast => Route::HostLocal,
             RouteKind::Blackhole | RouteKind::Unreachable | RouteKind::Prohibit => {
                 Route::Refused(route.kind)
@@ -132,7 +153,7 @@ impl RouteTable {
                     None => Route::Unreachable,
                 }
             }
-        }
+        })
     }
 
     /// Returns the uplink of VMs that have none of their own; `None`: any link.
@@ -216,6 +237,14 @@ impl RouteTable {
             .or_else(|| all.clone().next())
             .map(|(_, net)| net.addr())
     }
+}
+
+/// Returns routes by their prefix, those that look-ups may take.
+pub(super) fn compiled(mut routes: Vec<RouteEntry>, snapshot: &RouteSnapshot) -> Routes {
+    // Of equal metrics the one listed first precedes.
+    routes.sort_by_key(|route| (route.prefix.trunc(), route.metric));
+    let of_prefix = routes.chunk_by(|a, b| a.prefix.trunc() == b.prefix.trunc());
+    PrefixMap::new(of_prefix.map(|routes| (routes[0].prefix, useful(routes, snapshot))))
 }
 
 /// Returns those of a prefix's routes, in order, that a look-up by some uplink may take.

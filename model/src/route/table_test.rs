@@ -38,6 +38,7 @@ fn host() -> RouteSnapshot {
     use RouteKind::{Blackhole, Local, Unicast, Unreachable};
     RouteSnapshot {
         vm_uplinks: Vec::new(),
+        further: Default::default(),
         uplink_ifindex: Some(UPLINK),
         addresses: vec![
             address(IfIndex::new(1), "127.0.0.1/8", None),

@@ -1,8 +1,9 @@
-//! `nat_addresses` and `[egress]`: as whom and by which device a policy's VMs reach the world.
+//! `nat_addresses` and `[egress]`: as whom, by which device and by which routes a policy's VMs reach
+//! the world.
 use toml::Spanned;
 
 use super::{error::ConfigError, file::PolicyFile, schema};
-use crate::{AddressPool, Egress, PoolError};
+use crate::{AddressPool, Egress, EgressRoutes, PoolError};
 
 /// Name of the setting, as in policy files and VMs' definitions.
 pub const NAT_ADDRESSES: &str = "nat_addresses";
@@ -33,22 +34,69 @@ pub fn pool_of_vm(texts: &[String]) -> Result<AddressPool, ConfigError> {
     })
 }
 
-/// Returns the device of a policy in a file.
+/// Returns the device and the routes of a policy in a file.
 ///
 /// # Errors
-/// There can be no device of that name.
+/// There can be no device of that name, no such table or mark; or both a table and a mark are given.
 pub(super) fn of_file(file: &PolicyFile, said: &schema::Egress) -> Result<Egress, ConfigError> {
-    let Some(uplink) = &said.uplink else {
-        return Ok(Egress::default());
+    let uplink = match &said.uplink {
+        Some(name) => Some(device(file, name.get_ref(), &name.span())?),
+        None => None,
     };
-    let name = uplink.get_ref();
-    if !is_device_name(name) {
-        let problem = format!("{name:?} can't be a network device");
-        return Err(file.error(&uplink.span(), problem, "give one that `ip link` shows"));
+    let table = match &said.table {
+        Some(table) => Some(table_of(file, table)?),
+        None => None,
+    };
+    let routes = match (table, &said.mark) {
+        (Some(_), Some(mark)) => {
+            return Err(file.error(
+                &mark.span(),
+                "the routes are those of egress.table already".to_owned(),
+                "give one of the two: a table alone, or a mark that the host's rules lead to one",
+            ));
+        }
+        (None, Some(mark)) if *mark.get_ref() == 0 => {
+            return Err(file.error(
+                &mark.span(),
+                "0 is no mark: it is what packets without one have".to_owned(),
+                "give the mark of an `ip rule`, or leave it out for the table main",
+            ));
+        }
+        (None, Some(mark)) => Some(EgressRoutes::Mark(*mark.get_ref())),
+        (table, None) => table,
+    };
+    Ok(Egress { uplink, routes })
+}
+
+fn table_of(
+    file: &PolicyFile,
+    said: &Spanned<schema::EgressTable>,
+) -> Result<EgressRoutes, ConfigError> {
+    match said.get_ref() {
+        schema::EgressTable::Vrf(name) => device(file, name, &said.span()).map(EgressRoutes::Vrf),
+        schema::EgressTable::Number(number) if OWN_TABLES.contains(number) => Err(file.error(
+            &said.span(),
+            format!("the table {number} is the kernel's own"),
+            "leave it out for the table main (254), or give another one that `ip route show table \
+             all` shows",
+        )),
+        schema::EgressTable::Number(number) => Ok(EgressRoutes::Table(*number)),
     }
-    Ok(Egress {
-        uplink: Some(name.clone()),
-    })
+}
+
+/// The tables unspec, default, main and local of `linux/rtnetlink.h`.
+const OWN_TABLES: [u32; 4] = [0, 253, 254, 255];
+
+fn device(
+    file: &PolicyFile,
+    name: &str,
+    span: &std::ops::Range<usize>,
+) -> Result<String, ConfigError> {
+    if is_device_name(name) {
+        return Ok(name.to_owned());
+    }
+    let problem = format!("{name:?} can't be a network device");
+    Err(file.error(span, problem, "give one that `ip link` shows"))
 }
 
 /// Whether a network device can have this name (`dev_valid_name` in the kernel).

@@ -30,6 +30,23 @@ fn a_policy_has_addresses_and_a_device() {
 }
 
 #[test]
+fn a_policy_has_routes_of_a_table_a_vrf_or_a_mark() {
+    let routes = |said: &str| {
+        let text = format!("default = \"allow\"\n[egress]\n{said}\n");
+        load(&text).unwrap().settings.egress.routes
+    };
+    assert_eq!(routes(""), None);
+    assert_eq!(routes("table = 100"), Some(EgressRoutes::Table(100)));
+    let vrf = Some(EgressRoutes::Vrf("blue".to_owned()));
+    assert_eq!(routes("table = \"blue\""), vrf);
+    assert_eq!(routes("mark = 0x10"), Some(EgressRoutes::Mark(16)));
+    let both = "default = \"allow\"\negress = { uplink = \"wg0\", mark = 1 }\n";
+    let both = load(both).unwrap().settings.egress;
+    assert_eq!(both.uplink.as_deref(), Some("wg0"));
+    assert_eq!(both.routes.unwrap().to_string(), "mark 0x1");
+}
+
+#[test]
 fn errors_give_the_place_and_say_what_to_do() {
     let says = |text: &str| {
         load(&format!("default = \"deny\"\n{text}\n"))
@@ -51,6 +68,18 @@ fn errors_give_the_place_and_say_what_to_do() {
             ["p.toml:3:10", "network device"],
         ),
         ("[egress]\ndevice = \"wg0\"", ["p.toml:3:1", "device"]),
+        (
+            "[egress]\ntable = \"no/vrf\"",
+            ["p.toml:3:9", "network device"],
+        ),
+        ("[egress]\ntable = 254", ["p.toml:3:9", "main"]),
+        ("[egress]\ntable = true", ["p.toml:3:9", "VRF"]),
+        ("[egress]\nmark = 0", ["p.toml:3:8", "ip rule"]),
+        ("[egress]\nmark = 4294967296", ["p.toml:3:8", "u32"]),
+        (
+            "[egress]\ntable = 100\nmark = 7",
+            ["p.toml:4:8", "one of the two"],
+        ),
     ] {
         let error = says(text);
         assert!(words.iter().all(|word| error.contains(word)), "{error}");

@@ -359,6 +359,27 @@ pub struct Egress {
     /// of all VMs.
     #[schemars(with = "Option<String>")]
     pub uplink: Option<Spanned<String>>,
+    /// Routing table whose routes the flows leave by, its number or the device of a VRF. None: the
+    /// table main.
+    #[schemars(with = "Option<EgressTable>")]
+    pub table: Option<Spanned<EgressTable>>,
+    /// Mark, from 1 on, by which the host's rules (`ip rule`) choose the routes. Not together with a
+    /// table.
+    #[schemars(with = "Option<u32>")]
+    pub mark: Option<Spanned<u32>>,
+}
+
+/// A routing table of the host.
+#[derive(Clone, PartialEq, Eq, Debug, Deserialize, JsonSchema)]
+#[serde(
+    untagged,
+    expecting = "the number of a routing table, or the name of a VRF's device"
+)]
+pub enum EgressTable {
+    /// Its number.
+    Number(u32),
+    /// The VRF that it belongs to, by the name of the device.
+    Vrf(String),
 }
 
 /// Behaviour of the translated ports of one protocol.

@@ -1,6 +1,6 @@
 //! Settings of a policy beside its rules: where each rule was written and why, and how DNS
 //! questions are answered.
-use std::net::SocketAddr;
+use std::{fmt, net::SocketAddr};
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -101,6 +101,37 @@ pub struct Settings {
 pub struct Egress {
     /// Name of the only device by which they leave; `None`: as for all VMs.
     pub uplink: Option<String>,
+    /// Routes by which they leave; `None`: those of the table `main`.
+    #[serde(default)]
+    pub routes: Option<EgressRoutes>,
+}
+
+impl Egress {
+    /// Whether flows leave as those of VMs without such settings.
+    pub fn is_default(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+/// Routes of the host that flows leave by, instead of those of the table `main`.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
+pub enum EgressRoutes {
+    /// Those of a routing table, by its number.
+    Table(u32),
+    /// Those of a VRF, by the name of its device.
+    Vrf(String),
+    /// Those that the host's rules (`ip rule`) give to packets with this mark.
+    Mark(u32),
+}
+
+impl fmt::Display for EgressRoutes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Table(number) => write!(f, "table {number}"),
+            Self::Vrf(device) => write!(f, "VRF {device}"),
+            Self::Mark(mark) => write!(f, "mark {mark:#x}"),
+        }
+    }
 }
 
 /// DNS settings of a policy.

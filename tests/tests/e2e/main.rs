@@ -13,6 +13,7 @@ mod counting;
 mod daemon;
 mod daemon_forwards;
 mod daemon_limits;
+mod egress_routes;
 mod exec;
 mod firecracker;
 mod forged;

@@ -255,6 +255,7 @@ fn planned<D>(
     };
     let refusal = plan.refused.map(|refused| refused.reason);
     let more = [
+        chosen_routes(vm, plan),
         paired_with(planner, vm, plan),
         port_behaves(planner, to, plan),
     ];
@@ -280,6 +281,12 @@ fn source_of(plan: &Plan) -> Option<IpAddr> {
         Path::Hairpin(hairpin) => hairpin.external,
         _ => plan.route?.hop().map(|(_, source)| source),
     }
+}
+
+/// Says which routes the VM's policy chooses; `None`: none, or no route was looked up.
+fn chosen_routes(vm: &VmState, plan: &Plan) -> Option<String> {
+    let routes = vm.net.routes.as_ref().filter(|_| plan.route.is_some())?;
+    Some(format!("The routes: those of {routes} (egress)."))
 }
 
 /// Says which of its pool's addresses the VM has; `None`: it has no pool of that family, or the flow
@@ -386,8 +393,15 @@ fn refused(vm: &VmState, plan: &Plan, refusal: Refusal) -> String {
             ),
         },
         (_, Some(Route::Refused(kind))) => format!("the host's route refuses it ({kind:?})"),
-        (_, Some(Route::Unreachable | Route::Via { .. }) | None) => {
-            "no route leads there".to_owned()
-        }
+        (_, Some(Route::Undecided { priority })) => format!(
+            "the rule {priority} of `ip rule` is by what slipgate does not look at, such as ports or \
+             users, so it is not known which route comes next"
+        ),
+        (_, Some(Route::Unreachable | Route::Via { .. }) | None) => match &vm.net.routes {
+            None => "no route leads there".to_owned(),
+            Some(routes) => {
+                format!("no route of {routes} leads there, or the host has no address to send from")
+            }
+        },
     }
 }

@@ -33,7 +33,7 @@ use super::{
     query::Key,
     reply,
     resolvers::Candidates,
-    upstream::{self, Tcp},
+    upstream::{self, Tcp, Way},
 };
 use crate::{
     clock::SECOND_NS,
@@ -56,6 +56,9 @@ const BURST: usize = 16;
 pub(super) struct Exchange {
     key: Box<[u8]>,
     token: Token,
+    /// How it leaves to the resolvers that there were when it came, those that it can reach; `None`: as
+    /// the host's own do, to any.
+    ways: Option<Vec<(SocketAddr, Way)>>,
     attempts: Vec<Attempt>,
     spent: Vec<SocketAddr>,
     last: Option<SocketAddr>,
@@ -119,10 +122,16 @@ enum Outcome {
 
 impl Exchange {
     /// A question for which no resolver was asked yet.
-    pub(super) fn new(key: &[u8], token: Token, now_ns: u64) -> Self {
+    pub(super) fn new(
+        key: &[u8],
+        token: Token,
+        ways: Option<Vec<(SocketAddr, Way)>>,
+        now_ns: u64,
+    ) -> Self {
         Self {
             key: key.into(),
             token,
+            ways,
             attempts: Vec::new(),
             spent: Vec::new(),
             last: None,
@@ -277,7 +286,7 @@ impl Exchange {
         }
         let id = with.rng.random();
         let name = in_random_case(Key(&self.key).name(), with.rng);
-        let socket = upstream::udp(to)?;
+        let socket = upstream::udp(to, self.way_to(to)?)?;
         with.poller.add(&socket, self.token, Interest::Read)?;
         sent(socket.send(&reply::query(id, Key(&self.key), &name)))?;
         self.keep(Attempt {
@@ -292,7 +301,11 @@ impl Exchange {
     fn ask_by_tcp(&mut self, to: SocketAddr, with: &mut Surroundings<'_>) -> io::Result<()> {
         let id = with.rng.random();
         let name: Box<[u8]> = Key(&self.key).name().0.into();
-        let tcp = Tcp::open(to, &reply::query(id, Key(&self.key), &name))?;
+        let tcp = Tcp::open(
+            to,
+            self.way_to(to)?,
+            &reply::query(id, Key(&self.key), &name),
+        )?;
         with.poller.add(&tcp, self.token, tcp.interest())?;
         self.keep(Attempt {
             to,
@@ -304,6 +317,20 @@ impl Exchange {
         self.next_ns = with.now_ns + TCP_NS;
         self.over_ns = self.over_ns.max(self.next_ns);
         Ok(())
+    }
+
+    /// Returns the way to a resolver.
+    ///
+    /// # Errors
+    /// None leads there, or the resolver is one since the question came.
+    fn way_to(&self, to: SocketAddr) -> io::Result<Way> {
+        let Some(ways) = &self.ways else {
+            return Ok(Way::default());
+        };
+        let mut ways = ways.iter();
+        let way = ways.find(|(known, _)| *known == to);
+        way.map(|(_, way)| *way)
+            .ok_or_else(|| io::ErrorKind::NetworkUnreachable.into())
     }
 
     fn keep(&mut self, attempt: Attempt) {

@@ -1,5 +1,8 @@
 //! Questions in flight: the guests that wait for each, and the VM whose share it counts in.
-use std::collections::{BTreeSet, HashMap};
+use std::{
+    collections::{BTreeSet, HashMap},
+    net::SocketAddr,
+};
 
 use slipgate_abi::VmId;
 
@@ -7,6 +10,7 @@ use super::{
     exchange::{Exchange, Progress, Surroundings},
     proxy::Origin,
     reply::Asked,
+    upstream::Way,
 };
 use crate::{
     poll::{Subsystem, Token},
@@ -129,7 +133,7 @@ impl InFlight {
     pub(super) fn begin(
         &mut self,
         key: &[u8],
-        waiter: Waiter,
+        (waiter, ways): (Waiter, Option<Vec<(SocketAddr, Way)>>),
         now_ns: u64,
     ) -> Result<u16, Box<Waiter>> {
         let Some(index) = self.free.pop() else {
@@ -140,7 +144,7 @@ impl InFlight {
             subsystem: Subsystem::Dns,
             key: slot.generation << INDEX_BITS | u32::from(index),
         };
-        let exchange = Exchange::new(key, token, now_ns);
+        let exchange = Exchange::new(key, token, ways, now_ns);
         self.deadlines.insert((exchange.next_ns(), index));
         let load = self.loads.entry(waiter.vm).or_default();
         load.waiting += 1;

@@ -52,6 +52,7 @@ pub use name::Name;
 pub use policy::{AllowAll, AnswerPolicy, ExtendedError, NamePolicy, NameVerdict};
 pub use proxy::{Guest, Limits, Origin, Proxy, Reply};
 pub use resolvers::{DNS_PORT, Resolvers};
+pub use upstream::{AsTheHost, Way, Ways};
 
 impl Proxy {
     /// Processes a guest's packet to port 53, as [`Proxy::query`] does for a message. The source of an

@@ -24,6 +24,7 @@ use super::{
     query::{Key, Query, QueryError},
     reply::{self, Asked},
     resolvers::{Candidates, Resolvers, Silent},
+    upstream::{Way, Ways},
 };
 use crate::{
     datagram::headers_len,
@@ -66,6 +67,8 @@ pub struct Guest<'a> {
     pub vm: &'a VmNet,
     /// Whether its flows reach anything by IPv6 now: only then are IPv6 addresses looked up.
     pub has_ipv6: bool,
+    /// How its questions leave.
+    pub ways: &'a dyn Ways,
 }
 
 /// Transport by which a question came and its reply returns.
@@ -210,7 +213,7 @@ impl Proxy {
                 self.refuse(&waiter, Key(&key), &error, now_ns);
                 Ok(())
             }
-            false => self.take(waiter, Key(&key), poller, now_ns),
+            false => self.take((waiter, guest.ways), Key(&key), poller, now_ns),
         };
         self.key = key;
         if taken.is_ok() {
@@ -301,7 +304,7 @@ impl Proxy {
 
     fn take(
         &mut self,
-        waiter: Waiter,
+        (waiter, ways): (Waiter, &dyn Ways),
         key: Key<'_>,
         poller: &Poller,
         now_ns: u64,
@@ -352,13 +355,30 @@ impl Proxy {
                 self.fail(waiter, ended.exchange.key(), now_ns);
             }
         }
-        match self.in_flight.begin(key.0, waiter, now_ns) {
+        let ways = self.ways_of(waiter.vm, ways);
+        match self.in_flight.begin(key.0, (waiter, ways), now_ns) {
             Ok(index) => {
                 self.drive(index, poller, now_ns, Exchange::ask);
                 Ok(())
             }
             Err(waiter) => self.turn_away(&waiter, key, DropReason::EngineBusy, now_ns),
         }
+    }
+
+    /// Returns the ways of a VM's question to those of its resolvers that it can reach; `None`: it leaves
+    /// as the host's own do.
+    fn ways_of(&self, vm: VmId, ways: &dyn Ways) -> Option<Vec<(SocketAddr, Way)>> {
+        if ways.are_hosts(vm) {
+            return None;
+        }
+        let own = match self.policy.resolvers(vm) {
+            Resolvers::These(list) => list,
+            Resolvers::Host | Resolvers::Nobody => Vec::new(),
+        };
+        // The host's too: another policy may lead it there while it is in flight.
+        let all = own.iter().chain(&self.host);
+        let reached = all.filter_map(|to| Some((*to, ways.way(vm, to.ip())?)));
+        Some(reached.collect())
     }
 
     fn drive(

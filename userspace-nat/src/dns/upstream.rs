@@ -3,18 +3,51 @@
 //! Each question has a socket of its own, so that the kernel picks a random source port (RFC 5452
 //! section 9.2). The socket is connected, so it receives from the resolver only.
 use std::{
+    fmt,
     io::{self, Read, Write},
-    net::{SocketAddr, TcpStream, UdpSocket},
+    net::{IpAddr, SocketAddr, TcpStream, UdpSocket},
     os::fd::{AsFd, BorrowedFd},
 };
 
 use nix::sys::socket::SockType;
+use slipgate_abi::{IfIndex, VmId};
 
 use crate::{inet, poll::Interest};
 
+/// How a question leaves the host.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Way {
+    /// Link by which it leaves or not at all; `None`: as the host's own do.
+    pub link: Option<IfIndex>,
+}
+
+/// How VMs' questions leave.
+pub trait Ways: fmt::Debug {
+    /// Whether a VM's questions leave as the host's own do, to whatever resolver.
+    fn are_hosts(&self, vm: VmId) -> bool;
+
+    /// Returns how a VM's questions to a resolver leave; `None`: not at all.
+    fn way(&self, vm: VmId, resolver: IpAddr) -> Option<Way>;
+}
+
+/// Ways of VMs whose questions leave as the host's own do.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct AsTheHost;
+
+impl Ways for AsTheHost {
+    fn are_hosts(&self, _: VmId) -> bool {
+        true
+    }
+
+    fn way(&self, _: VmId, _: IpAddr) -> Option<Way> {
+        Some(Way::default())
+    }
+}
+
 /// A UDP socket that knows one resolver only.
-pub(super) fn udp(to: SocketAddr) -> io::Result<UdpSocket> {
-    Ok(UdpSocket::from(inet::open(to, SockType::Datagram)?))
+pub(super) fn udp(to: SocketAddr, way: Way) -> io::Result<UdpSocket> {
+    let socket = inet::open_by(to, SockType::Datagram, way.link)?;
+    Ok(UdpSocket::from(socket))
 }
 
 /// One query over TCP (RFC 7766), from the connection to the answer.
@@ -29,10 +62,10 @@ pub(super) struct Tcp {
 }
 
 impl Tcp {
-    pub(super) fn open(to: SocketAddr, query: &[u8]) -> io::Result<Self> {
+    pub(super) fn open(to: SocketAddr, way: Way, query: &[u8]) -> io::Result<Self> {
         let len = u16::try_from(query.len()).map_err(io::Error::other)?;
         Ok(Self {
-            stream: TcpStream::from(inet::open(to, SockType::Stream)?),
+            stream: TcpStream::from(inet::open_by(to, SockType::Stream, way.link)?),
             query: [&len.to_be_bytes(), query].concat(),
             sent: 0,
             answer: Vec::new(),

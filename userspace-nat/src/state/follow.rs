@@ -13,6 +13,7 @@
 //!
 //! Flows of a VM that is given an uplink of its own, or another one, move to it if they keep their
 //! translated address there, and end otherwise: none goes on by an uplink that its VM is not to use.
+//! The same holds if a VM's policy chooses other routes: those of another table, or by another mark.
 //! While a VM's own uplink does not exist, its flows wait for it.
 //!
 //! A flow that is not translated keeps its guest's address by any route.
@@ -120,7 +121,9 @@ impl<D: Datapath> Nat<D> {
     /// Has the flows of a VM whose uplink has changed leave by the present one. Returns those that
     /// can't, because their translated address is not its.
     pub(crate) fn follow_uplink_of(&mut self, row: VmRow, vm: VmId) -> Vec<SlotIndex> {
-        let uplink = self.network.uplink_of(vm).or(self.network.routes.uplink());
+        let network = &self.network;
+        let has_routes = network.has_routes(vm);
+        let uplink = network.uplink_of(vm).or(network.routes.uplink());
         let mut slots = self.flows.slots_of(row).to_vec();
         slots.retain(|slot| {
             // It leaves by no link.
@@ -128,7 +131,15 @@ impl<D: Datapath> Nat<D> {
                 return false;
             }
             self.follow_route(*slot, vm);
-            self.leaves_by_another(*slot, uplink)
+            // No one link is the only one of routes that a policy chooses.
+            let uplink = match has_routes {
+                true => self.route_of(*slot).hop().map(|(hop, _)| hop.ifindex),
+                false => uplink,
+            };
+            match uplink {
+                None => has_routes,
+                uplink => self.leaves_by_another(*slot, uplink),
+            }
         });
         slots
     }

@@ -75,7 +75,7 @@ pub(crate) struct Core<D> {
 /// What another description of a VM changes in how its flows leave.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Moved {
-    /// It has another uplink of its own, or none any more.
+    /// It has another uplink of its own, or none any more; or its policy chooses other routes.
     pub(crate) uplink: bool,
     /// It has another pool of source addresses, or none any more.
     pub(crate) pool: bool,
@@ -155,7 +155,11 @@ impl<D: Datapath> Core<D> {
         }
         self.nat.network.set_ipv6(id, ipv6.as_ref());
         let moved = Moved {
-            uplink: self.nat.network.set_uplink(id, uplink),
+            uplink: self.nat.network.set_uplink(id, uplink)
+                | self
+                    .nat
+                    .network
+                    .set_routes_of(id, described.routes.as_ref()),
             pool: self.nat.network.set_pool(&described),
         };
         if moved.pool {

@@ -6,11 +6,12 @@ use std::{
 
 use slipgate_abi::{IfIndex, VmId};
 use slipgate_model::{GuestIpv6, Link, route::OUT_THERE};
+use slipgate_policy::EgressRoutes;
 
 use super::{follow::Following, hops::Hops, pairing::Pairing};
 use crate::{
     datapath::{Hop, Tables},
-    dns::Guest,
+    dns::{Guest, Way, Ways},
     flow::Flows,
     packet::Version,
     route::{Difference, Route, RouteTable},
@@ -29,10 +30,30 @@ pub(crate) struct Network {
     pub(crate) hops: Hops,
     /// Uplinks of the VMs that have one of their own.
     vm_uplinks: HashMap<VmId, IfIndex>,
+    /// Routes of the VMs whose policies choose others than those of the table main.
+    vm_routes: HashMap<VmId, EgressRoutes>,
     /// Source addresses of the VMs that have a pool.
     pairings: HashMap<VmId, Pairing>,
     /// First addresses of the prefixes that are routed to VMs.
     routed: HashMap<VmId, Ipv6Addr>,
+}
+
+impl Ways for Network {
+    fn are_hosts(&self, vm: VmId) -> bool {
+        self.uplink_of(vm).is_none() && !self.has_routes(vm)
+    }
+
+    /// Questions have an address of the host, also those of a VM with a routed prefix.
+    fn way(&self, vm: VmId, resolver: IpAddr) -> Option<Way> {
+        match self.route_of_host(vm, resolver) {
+            Route::Via { ifindex, .. } => Some(Way {
+                link: Some(ifindex),
+            }),
+            // A resolver on the host itself, which asks others as the host.
+            Route::HostLocal => Some(Way::default()),
+            _ => None,
+        }
+    }
 }
 
 impl Network {
@@ -47,20 +68,25 @@ impl Network {
     /// Looks up the route of a VM's packets to `addr`.
     pub(crate) fn route(&self, vm: VmId, addr: impl Into<IpAddr>) -> Route {
         let addr = addr.into();
-        let uplink = self.uplink_of(vm).or(self.routes.uplink());
         // Packets of a routed prefix need no address of the host to leave from.
         let own = self.routed.get(&vm).filter(|_| addr.is_ipv6());
         let own = own.map(|prefix| IpAddr::V6(*prefix));
-        let route = self.routes.lookup_from(addr, uplink, own);
         let pairing = self.pairings.get(&vm).filter(|_| own.is_none());
+        let egress = self.vm_routes.get(&vm);
+        // Rules of the host may be by the source.
+        let paired = pairing.filter(|_| egress.is_some());
+        let paired = paired.and_then(|pairing| pairing.address(addr.is_ipv6(), &self.routes));
+        let uplink = self.uplink_of(vm);
+        let route = self.routes.lookup_for(egress, addr, uplink, own.or(paired));
         pairing.map_or(route, |pairing| pairing.applied_to(route, &self.routes))
     }
 
     /// Looks up the route of packets to `addr` that have an address of the host by a forward: that of
     /// a VM's pool or routed prefix is not theirs.
     pub(crate) fn route_of_host(&self, vm: VmId, addr: impl Into<IpAddr>) -> Route {
-        let uplink = self.uplink_of(vm).or(self.routes.uplink());
-        self.routes.lookup_by(addr, uplink)
+        let egress = self.vm_routes.get(&vm);
+        let uplink = self.uplink_of(vm);
+        self.routes.lookup_for(egress, addr, uplink, None)
     }
 
     /// Sets whether a VM's packets leave with their own addresses of IPv6.
@@ -107,6 +133,7 @@ impl Network {
     /// Forgets what a VM has of its own: it is removed.
     pub(crate) fn forget(&mut self, vm: VmId) {
         self.set_uplink(vm, None);
+        self.set_routes_of(vm, None);
         self.set_ipv6(vm, None);
         self.pairings.remove(&vm);
     }
@@ -118,10 +145,11 @@ impl Network {
     }
 
     /// Returns a VM as the DNS proxy has to know it.
-    pub(crate) fn guest<'a>(&self, vm: &'a VmNet) -> Guest<'a> {
+    pub(crate) fn guest<'a>(&'a self, vm: &'a VmNet) -> Guest<'a> {
         Guest {
             vm,
             has_ipv6: self.has_ipv6(vm),
+            ways: self,
         }
     }
 
@@ -138,6 +166,21 @@ impl Network {
             None => self.vm_uplinks.remove(&vm),
         };
         before != uplink
+    }
+
+    /// Whether a VM's policy chooses other routes than those of the table main.
+    pub(crate) fn has_routes(&self, vm: VmId) -> bool {
+        self.vm_routes.contains_key(&vm)
+    }
+
+    /// Sets the routes that a VM's policy chooses, or that it chooses none. Returns whether it had
+    /// chosen others.
+    pub(crate) fn set_routes_of(&mut self, vm: VmId, routes: Option<&EgressRoutes>) -> bool {
+        let before = match routes {
+            Some(routes) => self.vm_routes.insert(vm, routes.clone()),
+            None => self.vm_routes.remove(&vm),
+        };
+        before.as_ref() != routes
     }
 
     /// Sets the links. When one changes between having an L2 header and having none, all flows are

@@ -12,6 +12,7 @@ fn link(index: u32, name: &str) -> Link {
         loopback: false,
         arp: true,
         is_multi_queue_tap: None,
+        vrf_table: None,
         gro_max_size: None,
     }
 }

@@ -10,7 +10,7 @@ use std::{
 
 use slipgate_abi::IfIndex;
 
-use super::links::Links;
+use super::{links::Links, rules::Rule};
 
 /// State of a network namespace at one moment.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -19,8 +19,11 @@ pub struct Network {
     pub links: Links,
     /// Addresses of the host, in the kernel's order.
     pub addresses: Vec<Address>,
-    /// Routes of the tables main and local. A multipath route has its first live next hop.
+    /// Routes of the tables main and local, and of further ones that are followed. A multipath route
+    /// has its first live next hop.
     pub routes: Vec<Route>,
+    /// Rules by which the kernel chooses the table, in their order, if they are followed.
+    pub rules: Vec<Rule>,
     /// Neighbours, by ifindex and address.
     pub neighbours: HashMap<(IfIndex, IpAddr), Neighbour>,
 }
@@ -48,6 +51,8 @@ pub struct Link {
     pub arp: bool,
     /// Of a TAP, whether several queues of it can be opened (`IFF_MULTI_QUEUE`).
     pub is_multi_queue_tap: Option<bool>,
+    /// Of a VRF, its routing table.
+    pub vrf_table: Option<u32>,
     /// Largest packet of IPv6 to which it joins segments that arrive, bytes; `None`: the kernel is too
     /// old to say, and joins none beyond 64 KiB.
     pub gro_max_size: Option<u32>,
@@ -91,7 +96,32 @@ pub enum Table {
     Main,
     /// Table `local` (255): addresses of the host and broadcast addresses.
     Local,
+    /// Another one, by its number.
+    Other(u32),
 }
+
+impl Table {
+    /// Returns the table of a number.
+    pub(super) const fn of(number: u32) -> Self {
+        match number {
+            MAIN => Self::Main,
+            LOCAL => Self::Local,
+            other => Self::Other(other),
+        }
+    }
+
+    const fn number(self) -> u32 {
+        match self {
+            Self::Main => MAIN,
+            Self::Local => LOCAL,
+            Self::Other(number) => number,
+        }
+    }
+}
+
+/// `RT_TABLE_*` of `linux/rtnetlink.h`.
+const MAIN: u32 = 254;
+const LOCAL: u32 = 255;
 
 /// Action of a route.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -106,8 +136,10 @@ pub enum RouteKind {
     Other,
     /// Drops without an ICMP error.
     Blackhole,
-    /// Refuses: `unreachable`, `prohibit` or `throw`.
+    /// Refuses: `unreachable` or `prohibit`.
     Refused,
+    /// The table has no route (`throw`).
+    Throw,
 }
 
 /// A route of the host.
@@ -205,7 +237,7 @@ impl Network {
         }
         let by_it = |route: &&Route| {
             route.kind == RouteKind::Unicast
-                && route.table == Table::Main
+                && route.table != Table::Local
                 && route.oif == Some(ifindex)
         };
         let mut by_it = self.routes.iter().filter(by_it);
@@ -214,8 +246,6 @@ impl Network {
 
     fn is_on_link(&self, ifindex: IfIndex, address: IpAddr) -> bool {
         let has = |route: &&Route| route.covers(address);
-        // The host's own addresses and broadcasts are in the table local, which the kernel asks
-        // first.
         let best = |table| {
             let routes = self.routes.iter().filter(move |r| r.table == table);
             routes.filter(has).min_by_key(|route| {
@@ -223,11 +253,19 @@ impl Network {
                 (longest, route.metric)
             })
         };
-        let route = best(Table::Local).or_else(|| best(Table::Main));
-        route.is_some_and(|route| {
-            route.kind == RouteKind::Unicast
-                && route.gateway.is_none()
-                && route.oif == Some(ifindex)
+        // The host's own addresses and broadcasts are in the table local, which the kernel asks
+        // first.
+        if best(Table::Local).is_some() {
+            return false;
+        }
+        let others = self.routes.iter().map(|route| route.table.number());
+        let tables = others.chain([MAIN]).collect::<BTreeSet<u32>>();
+        tables.into_iter().any(|table| {
+            best(Table::of(table)).is_some_and(|route| {
+                route.kind == RouteKind::Unicast
+                    && route.gateway.is_none()
+                    && route.oif == Some(ifindex)
+            })
         })
     }
 

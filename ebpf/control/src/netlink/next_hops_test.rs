@@ -78,6 +78,7 @@ fn the_lesser_of_the_links_and_the_routes_mtu_counts() {
         loopback: false,
         arp: false,
         is_multi_queue_tap: None,
+        vrf_table: None,
         gro_max_size: None,
     };
     network.links.insert(link);

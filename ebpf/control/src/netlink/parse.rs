@@ -7,16 +7,22 @@ use netlink_packet_core::Nla as _;
 use netlink_packet_route::{
     AddressFamily, RouteNetlinkMessage,
     address::{AddressAttribute, AddressFlags, AddressMessage},
-    link::{InfoData, InfoTun, LinkAttribute, LinkFlags, LinkInfo, LinkLayerType, LinkMessage},
+    link::{
+        InfoData, InfoTun, InfoVrf, LinkAttribute, LinkFlags, LinkInfo, LinkLayerType, LinkMessage,
+    },
     neighbour::{NeighbourAddress, NeighbourAttribute, NeighbourMessage},
     route::{
         RouteAddress, RouteAttribute, RouteFlags, RouteMessage, RouteMetric, RouteNextHop,
         RouteNextHopFlags, RouteType,
     },
+    rule::{RuleAction, RuleAttribute, RuleFlags, RuleMessage},
 };
 use slipgate_abi::IfIndex;
 
-use super::network::{Address, AddressState, Link, Neighbour, Route, RouteKind, Table};
+use super::{
+    network::{Address, AddressState, Link, Neighbour, Route, RouteKind, Table},
+    rules::{Rule, RuleKind},
+};
 
 pub(super) fn link(message: &LinkMessage) -> Option<Link> {
     let header = &message.header;
@@ -35,6 +41,7 @@ pub(super) fn link(message: &LinkMessage) -> Option<Link> {
         loopback: header.flags.contains(LinkFlags::Loopback),
         arp: !header.flags.contains(LinkFlags::Noarp),
         is_multi_queue_tap: None,
+        vrf_table: None,
         gro_max_size: None,
     };
     for attribute in &message.attributes {
@@ -46,6 +53,15 @@ pub(super) fn link(message: &LinkMessage) -> Option<Link> {
             LinkAttribute::LinkInfo(infos) => {
                 link.kind = infos.iter().find_map(|info| match info {
                     LinkInfo::Kind(kind) => Some(kind.to_string()),
+                    _ => None,
+                });
+                link.vrf_table = infos.iter().find_map(|info| match info {
+                    LinkInfo::Data(InfoData::Vrf(settings)) => {
+                        settings.iter().find_map(|setting| match setting {
+                            InfoVrf::TableId(table) => Some(*table),
+                            _ => None,
+                        })
+                    }
                     _ => None,
                 });
                 link.is_multi_queue_tap = infos.iter().find_map(|info| match info {
@@ -195,7 +211,8 @@ pub(super) fn route(message: &RouteMessage) -> Option<Route> {
             RouteType::Local | RouteType::Anycast => RouteKind::Local,
             RouteType::Broadcast => RouteKind::Broadcast,
             RouteType::BlackHole => RouteKind::Blackhole,
-            RouteType::Unreachable | RouteType::Prohibit | RouteType::Throw => RouteKind::Refused,
+            RouteType::Unreachable | RouteType::Prohibit => RouteKind::Refused,
+            RouteType::Throw => RouteKind::Throw,
             _ => RouteKind::Other,
         },
         oif: None,
@@ -225,11 +242,7 @@ pub(super) fn route(message: &RouteMessage) -> Option<Route> {
     if is_of_a_link_only(route.destination) {
         return None;
     }
-    route.table = match table {
-        254 => Table::Main,
-        255 => Table::Local,
-        _ => return None,
-    };
+    route.table = Table::of(table);
     if let Some(hops) = hops {
         let out = RouteNextHopFlags::Dead | RouteNextHopFlags::Linkdown;
         let hop = hops.iter().find(|hop| !hop.flags.intersects(out))?;
@@ -240,6 +253,67 @@ pub(super) fn route(message: &RouteMessage) -> Option<Route> {
         });
     }
     Some(route)
+}
+
+/// Returns a rule; `None` if it is of another family.
+pub(super) fn rule(message: &RuleMessage) -> Option<Rule> {
+    let header = &message.header;
+    if !is_ip(header.family) {
+        return None;
+    }
+    let is_ipv6 = header.family == AddressFamily::Inet6;
+    let (mut from, mut to) = (None, None);
+    let mut rule = Rule {
+        is_ipv6,
+        is_inverted: header.flags.contains(RuleFlags::Invert),
+        action: match header.action {
+            RuleAction::ToTable => RuleKind::ToTable,
+            RuleAction::Goto => RuleKind::Goto(0),
+            RuleAction::Nop => RuleKind::Nothing,
+            RuleAction::Blackhole => RuleKind::Refuse(RouteKind::Blackhole),
+            RuleAction::Unreachable | RuleAction::Prohibit => RuleKind::Refuse(RouteKind::Refused),
+            _ => RuleKind::Unknown,
+        },
+        table: u32::from(header.table),
+        is_by_more: header.tos != 0,
+        ..Rule::default()
+    };
+    let mut marks = Vec::new();
+    for attribute in &message.attributes {
+        match attribute {
+            RuleAttribute::Priority(priority) => rule.priority = *priority,
+            RuleAttribute::Table(table) => rule.table = *table,
+            // This version of the crate reads the attribute of the mask as another mark.
+            RuleAttribute::FwMark(mark) | RuleAttribute::FwMask(mark) => marks.push(*mark),
+            RuleAttribute::Source(address) => from = Some(*address),
+            RuleAttribute::Destination(address) => to = Some(*address),
+            RuleAttribute::Iifname(name) => rule.iif = Some(name.clone()),
+            RuleAttribute::Oifname(name) => rule.oif = Some(name.clone()),
+            RuleAttribute::L3MDev(is_on) => rule.is_of_vrfs = *is_on,
+            RuleAttribute::Goto(priority) => rule.action = RuleKind::Goto(*priority),
+            // The kernel's own default for "none" is all bits set.
+            RuleAttribute::SuppressPrefixLen(len) if *len != u32::MAX => {
+                rule.suppressed_len = u8::try_from(*len).ok();
+            }
+            RuleAttribute::SuppressIfGroup(group) => rule.is_by_more |= *group != u32::MAX,
+            RuleAttribute::TunId(id) => rule.is_by_more |= *id != 0,
+            RuleAttribute::UidRange(_)
+            | RuleAttribute::IpProtocol(_)
+            | RuleAttribute::SourcePortRange(_)
+            | RuleAttribute::DestinationPortRange(_) => rule.is_by_more = true,
+            RuleAttribute::Other(_) => rule.is_by_more = true,
+            _ => {}
+        }
+    }
+    // The kernel says the mask whenever it says the mark, and the mark unless it is 0.
+    match marks[..] {
+        [mark, mask, ..] => (rule.mark, rule.mask) = (mark, mask),
+        [mask] => rule.mask = mask,
+        [] => {}
+    }
+    rule.from = from.map(|address| (address, header.src_len));
+    rule.to = to.map(|address| (address, header.dst_len));
+    Some(rule)
 }
 
 fn ip(address: &RouteAddress) -> Option<IpAddr> {

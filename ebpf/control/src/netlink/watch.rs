@@ -23,33 +23,39 @@ use netlink_packet_route::{
     link::{LinkAttribute, LinkEvent, LinkMessage},
     neighbour::NeighbourMessage,
     route::RouteMessage,
+    rule::RuleMessage,
 };
 use slipgate_abi::IfIndex;
 
 use super::{
     links::Links,
-    network::{Address, Neighbour, Network, Route},
+    network::{Address, Neighbour, Network, Route, Table},
     parse,
+    rules::Rule,
     socket::{Notice, Notices, Requests},
 };
 use crate::Result;
 
 /// Multicast groups `RTNLGRP_*` of `linux/rtnetlink.h`.
-const GROUPS: [u32; 7] = [
+const GROUPS: [u32; 9] = [
     LINK,
     NEIGHBOUR,
     IPV4_ADDRESS,
     IPV4_ROUTE,
     IPV6_ADDRESS,
     IPV6_ROUTE,
+    IPV4_RULE,
+    IPV6_RULE,
     IPV4_NETCONF,
 ];
 const LINK: u32 = 1;
 const NEIGHBOUR: u32 = 3;
 const IPV4_ADDRESS: u32 = 5;
 const IPV4_ROUTE: u32 = 7;
+const IPV4_RULE: u32 = 8;
 const IPV6_ADDRESS: u32 = 9;
 const IPV6_ROUTE: u32 = 11;
+const IPV6_RULE: u32 = 19;
 const IPV4_NETCONF: u32 = 24;
 
 /// Families that are followed.
@@ -64,6 +70,7 @@ pub struct NetworkWatch {
     notices: Notices,
     requests: Requests,
     network: Network,
+    followed: Followed,
     /// Links whose features changed since they were taken.
     features_changed: BTreeSet<IfIndex>,
     behind: Option<Behind>,
@@ -83,6 +90,15 @@ const FIRST_WAIT: Duration = Duration::from_millis(200);
 /// Longest wait before everything is requested again.
 const LONGEST_WAIT: Duration = Duration::from_secs(10);
 
+/// What is followed besides the tables main and local.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Followed {
+    /// Further routing tables.
+    pub tables: BTreeSet<u32>,
+    /// Whether the rules (`ip rule`) are, and all tables that they name.
+    pub rules: bool,
+}
+
 /// Parts of the network that changed.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Changes {
@@ -96,7 +112,7 @@ pub struct Changes {
     pub missed: bool,
     /// An address of the host changed.
     pub addresses: bool,
-    /// A route changed.
+    /// A route changed, or a rule.
     pub routes: bool,
     /// A neighbour entry changed.
     pub neighbours: bool,
@@ -122,12 +138,34 @@ impl NetworkWatch {
             notices,
             requests: Requests::open()?,
             network: Network::default(),
+            followed: Followed::default(),
             features_changed: BTreeSet::new(),
             behind: None,
         };
         watch.network = watch.request_configuration()?;
         watch.network.neighbours = watch.request_neighbours()?;
         Ok(watch)
+    }
+
+    /// Sets what is followed besides the tables main and local. What is new is read at once.
+    ///
+    /// # Errors
+    /// A request fails.
+    pub fn follow(&mut self, followed: Followed) -> Result<()> {
+        if self.followed == followed {
+            return Ok(());
+        }
+        let before = std::mem::replace(&mut self.followed, followed);
+        let read = self.request_routing();
+        let (rules, routes) = match read {
+            Ok(read) => read,
+            Err(error) => {
+                self.followed = before;
+                return Err(error);
+            }
+        };
+        (self.network.rules, self.network.routes) = (rules, routes);
+        Ok(())
     }
 
     /// Returns the network as of the last update.
@@ -273,11 +311,12 @@ impl NetworkWatch {
         }
         if routing || links || overrun {
             let addresses = self.request_addresses()?;
-            let routes = self.request_routes()?;
+            let (rules, routes) = self.request_routing()?;
             changes.addresses = addresses != self.network.addresses;
-            changes.routes = routes != self.network.routes;
+            changes.routes = routes != self.network.routes || rules != self.network.rules;
             self.network.addresses = addresses;
             self.network.routes = routes;
+            self.network.rules = rules;
         }
         if overrun {
             changes.missed = true;
@@ -291,10 +330,12 @@ impl NetworkWatch {
 
     /// Requests links, addresses and routes, but not neighbours.
     fn request_configuration(&mut self) -> Result<Network> {
+        let (rules, routes) = self.request_routing()?;
         Ok(Network {
             links: self.request_links()?,
             addresses: self.request_addresses()?,
-            routes: self.request_routes()?,
+            routes,
+            rules,
             ..Network::default()
         })
     }
@@ -336,7 +377,47 @@ impl NetworkWatch {
         Ok(addresses)
     }
 
-    fn request_routes(&mut self) -> Result<Vec<Route>> {
+    /// Requests the rules and the routes that are followed.
+    fn request_routing(&mut self) -> Result<(Vec<Rule>, Vec<Route>)> {
+        let rules = match self.followed.rules {
+            true => self.request_rules()?,
+            false => Vec::new(),
+        };
+        let mut tables = self.followed.tables.clone();
+        tables.extend(rules.iter().map(|rule| rule.table));
+        Ok((rules, self.request_routes(&tables)?))
+    }
+
+    fn request_rules(&mut self) -> Result<Vec<Rule>> {
+        let mut rules = Vec::new();
+        for family in FAMILIES {
+            let mut question = RuleMessage::default();
+            question.header.family = family;
+            let asked = self.requests.dump(
+                RouteNetlinkMessage::GetRule(question),
+                "list routing rules",
+                |answer| {
+                    if let RouteNetlinkMessage::NewRule(message) = answer
+                        && message.header.family == family
+                    {
+                        rules.extend(parse::rule(&message));
+                    }
+                },
+            );
+            match asked {
+                // A kernel without rules has the table main alone.
+                Err(error) if error.errno() == Some(libc::EOPNOTSUPP) => {}
+                other => other?,
+            }
+        }
+        Ok(rules)
+    }
+
+    fn request_routes(&mut self, tables: &BTreeSet<u32>) -> Result<Vec<Route>> {
+        let is_followed = |route: &Route| match route.table {
+            Table::Main | Table::Local => true,
+            Table::Other(number) => tables.contains(&number),
+        };
         let mut routes = Vec::new();
         for family in FAMILIES {
             let mut question = RouteMessage::default();
@@ -348,7 +429,7 @@ impl NetworkWatch {
                     if let RouteNetlinkMessage::NewRoute(message) = answer
                         && message.header.address_family == family
                     {
-                        routes.extend(parse::route(&message));
+                        routes.extend(parse::route(&message).filter(is_followed));
                     }
                 },
             )?;

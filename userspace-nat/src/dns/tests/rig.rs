@@ -10,7 +10,7 @@ use slipgate_abi::DropReason;
 use super::hickory::*;
 use crate::{
     clock::{MILLISECOND_NS, SECOND_NS},
-    dns::{AllowAll, Guest, Limits, Origin, Proxy},
+    dns::{AllowAll, AsTheHost, Guest, Limits, Origin, Proxy},
     poll::Poller,
     test_vm,
     vm::VmNet,
@@ -31,6 +31,7 @@ pub(in crate::dns) fn as_guest(vm: &VmNet) -> Guest<'_> {
     Guest {
         vm,
         has_ipv6: vm.ipv6.is_some(),
+        ways: &AsTheHost,
     }
 }
 

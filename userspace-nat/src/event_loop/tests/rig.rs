@@ -454,6 +454,7 @@ pub(super) fn network() -> NetworkView {
     NetworkView {
         routes: RouteSnapshot {
             vm_uplinks: Vec::new(),
+            further: Default::default(),
             uplink_ifindex: Some(UPLINK),
             addresses: vec![host],
             routes: vec![default],
@@ -529,6 +530,7 @@ pub(super) fn spec(row: u16, setup: &Setup) -> VmSpec {
         dns_per_second: 0,
         idle_after_s: 0,
         uplink: None,
+        routes: None,
         nat_addresses: AddressPool::parse(setup.nat_addresses).unwrap(),
         is_idle: false,
     }

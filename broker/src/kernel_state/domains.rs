@@ -1,0 +1,289 @@
+//! Routes of VMs whose policies name a routing table, a VRF or a mark (`[egress]`).
+//!
+//! Tables, and with marks the rules of the host (`ip rule`), are followed as long as a policy in force
+//! names them. The engine gets the routes with a list of tables for each name, which it asks in turn
+//! as the kernel would. Flows leave by any device that these routes name, so the programs are attached
+//! to all of them; a route by a device that they are not attached to refuses.
+//!
+//! A rule by what the engine does not look at (ports, users, types of service) leaves what comes behind
+//! it undecided: flows are refused then, and never sent by a guess.
+use std::collections::{BTreeMap, BTreeSet};
+
+use ipnet::IpNet;
+use slipgate_abi::IfIndex;
+use slipgate_control::netlink::{Followed, Network, Route, Rule, RuleKind, Table};
+use slipgate_ipc::engine::{FurtherRoutes, RouteDomain, RouteKind, RouteStep, StepAction};
+use slipgate_policy::EgressRoutes;
+
+use super::{Attached, network_view};
+use crate::config::VmConfig;
+
+/// Tables of the kernel's that a domain does not have as its own.
+const MAIN: u32 = 254;
+const LOCAL: u32 = 255;
+
+/// What is known of the routes that policies name.
+#[derive(Debug, Default)]
+pub(crate) struct Domains {
+    named: BTreeSet<EgressRoutes>,
+    /// What the log was told of each that leads nowhere.
+    troubles: BTreeMap<EgressRoutes, String>,
+}
+
+impl Attached {
+    /// Returns the routes that a VM's flows leave by; `None`: those of the table main.
+    pub(super) fn routes_of(&self, vm: &VmConfig) -> Option<&EgressRoutes> {
+        let policy = self.policies.loaded(&vm.policy)?;
+        policy.settings.egress.routes.as_ref()
+    }
+
+    /// Follows the tables that policies in force name. To be called when these, the rules or the links
+    /// may have changed, before the uplinks are attached to.
+    pub(crate) fn follow_domains(&mut self) -> anyhow::Result<()> {
+        let policies = self.policies.all_loaded();
+        let named = policies.filter_map(|policy| policy.settings.egress.routes.clone());
+        self.domains.named = named.collect();
+        let network = self.watch.network();
+        let tables = self.domains.named.iter().filter_map(|routes| match routes {
+            EgressRoutes::Table(number) => Some(*number),
+            EgressRoutes::Vrf(device) => vrf_table(network, device),
+            EgressRoutes::Mark(_) => None,
+        });
+        let is_mark = |routes: &EgressRoutes| matches!(routes, EgressRoutes::Mark(_));
+        let followed = Followed {
+            tables: tables.collect(),
+            rules: self.domains.named.iter().any(is_mark),
+        };
+        self.watch.follow(followed)?;
+        self.warn_of_domains();
+        Ok(())
+    }
+
+    /// Returns the names of the devices by which flows of these routes leave.
+    pub(super) fn domain_devices(&self) -> BTreeSet<String> {
+        let network = self.watch.network();
+        let devices = self.domain_routes().filter(|route| is_unicast(route));
+        let devices = devices.filter_map(|route| network.links.get(&route.oif?));
+        let devices = devices.filter(|link| !link.loopback && link.vrf_table.is_none());
+        devices.map(|link| link.name.clone()).collect()
+    }
+
+    /// Whether a device is a VRF that a policy names.
+    pub(super) fn is_named_vrf(&self, name: &str) -> bool {
+        let is_it = |routes: &EgressRoutes| matches!(routes, EgressRoutes::Vrf(it) if it == name);
+        self.domains.named.iter().any(is_it)
+    }
+
+    /// Returns the routes, for the engine. `attached`: devices by which packets may leave.
+    pub(super) fn further_routes(&self, attached: &BTreeSet<IfIndex>) -> FurtherRoutes {
+        let network = self.watch.network();
+        let domains: Vec<RouteDomain> = self.domain_steps();
+        let mut tables: BTreeMap<u32, Vec<_>> = BTreeMap::new();
+        for number in tables_of(&domains) {
+            tables.insert(number, Vec::new());
+        }
+        for (number, routes) in &mut tables {
+            let its = network.routes.iter();
+            let its = its.filter(|route| route.table == Table::Other(*number));
+            routes.extend(network_view::routes(its));
+            for route in routes {
+                let is_by_none = !attached.contains(&route.ifindex);
+                if route.kind == RouteKind::Unicast && is_by_none {
+                    route.kind = RouteKind::Unreachable;
+                }
+            }
+        }
+        FurtherRoutes {
+            domains,
+            tables: tables.into_iter().collect(),
+        }
+    }
+
+    fn domain_steps(&self) -> Vec<RouteDomain> {
+        let network = self.watch.network();
+        let named = self.domains.named.iter();
+        named.map(|routes| domain(network, routes)).collect()
+    }
+
+    fn domain_routes(&self) -> impl Iterator<Item = &Route> {
+        let tables = tables_of(&self.domain_steps());
+        let routes = self.watch.network().routes.iter();
+        routes.filter(move |route| matches!(route.table, Table::Other(n) if tables.contains(&n)))
+    }
+
+    /// Logs which of the routes lead nowhere, each once.
+    fn warn_of_domains(&mut self) {
+        let network = self.watch.network();
+        let mut now = BTreeMap::new();
+        for domain in self.domain_steps() {
+            if let Some(trouble) = trouble_with(network, &domain) {
+                now.insert(domain.routes, trouble);
+            }
+        }
+        for (routes, trouble) in &now {
+            if self.domains.troubles.get(routes) != Some(trouble) {
+                tracing::warn!("egress by {routes}: {trouble}");
+            }
+        }
+        self.domains.troubles = now;
+    }
+}
+
+/// Returns the table of a VRF, by the name of its device.
+pub(super) fn vrf_table(network: &Network, device: &str) -> Option<u32> {
+    network.link_by_name(device)?.vrf_table
+}
+
+fn is_unicast(route: &Route) -> bool {
+    route.kind == slipgate_control::netlink::RouteKind::Unicast
+}
+
+fn tables_of(domains: &[RouteDomain]) -> BTreeSet<u32> {
+    let steps = domains.iter().flat_map(|it| it.ipv4.iter().chain(&it.ipv6));
+    let tables = steps.filter_map(|step| match step.action {
+        StepAction::Table(number) => Some(number),
+        _ => None,
+    });
+    tables.collect()
+}
+
+/// Returns the way to the routes that a policy names.
+fn domain(network: &Network, routes: &EgressRoutes) -> RouteDomain {
+    let by_table = |table: Option<u32>| -> Vec<RouteStep> {
+        let steps = table.map(|table| RouteStep::all(StepAction::Table(table)));
+        steps.into_iter().collect()
+    };
+    let steps = |is_ipv6| match routes {
+        EgressRoutes::Table(number) => by_table(Some(*number)),
+        EgressRoutes::Vrf(device) => by_table(vrf_table(network, device)),
+        EgressRoutes::Mark(mark) => steps_of_mark(&network.rules, *mark, is_ipv6),
+    };
+    RouteDomain {
+        routes: routes.clone(),
+        ipv4: steps(false),
+        ipv6: steps(true),
+    }
+}
+
+/// Says why flows by these routes can't leave, or not as the policy means it.
+fn trouble_with(network: &Network, domain: &RouteDomain) -> Option<String> {
+    let all = || domain.ipv4.iter().chain(&domain.ipv6);
+    if let EgressRoutes::Vrf(device) = &domain.routes
+        && vrf_table(network, device).is_none()
+    {
+        return Some(format!(
+            "there is no VRF {device} now: flows are refused until there is"
+        ));
+    }
+    let undecided = all().find_map(|step| match step.action {
+        StepAction::Undecided { priority } => Some(priority),
+        _ => None,
+    });
+    if let Some(priority) = undecided {
+        return Some(format!(
+            "the rule {priority} of `ip rule` is by what slipgate does not look at, such as ports or \
+             users: flows that come to it are refused. Name the table instead of the mark"
+        ));
+    }
+    let tables = tables_of(std::slice::from_ref(domain));
+    if tables.iter().all(|table| *table == DEFAULT) {
+        return Some(
+            "no rule of `ip rule` leads packets with this mark to a table of its own: flows leave as \
+             those without a mark"
+                .to_owned(),
+        );
+    }
+    let has_route = |route: &Route| matches!(route.table, Table::Other(n) if tables.contains(&n));
+    let is_empty = !network.routes.iter().any(has_route);
+    is_empty.then(|| "there is no route now: flows are refused until there is".to_owned())
+}
+
+/// The table `default`, which is empty unless somebody fills it.
+const DEFAULT: u32 = 253;
+
+/// Returns the tables that the kernel asks for packets with a mark that the host itself makes, and that
+/// are bound to no device.
+fn steps_of_mark(rules: &[Rule], mark: u32, is_ipv6: bool) -> Vec<RouteStep> {
+    let mut rules: Vec<&Rule> = rules.iter().filter(|it| it.is_ipv6 == is_ipv6).collect();
+    if rules.is_empty() {
+        return vec![RouteStep::all(StepAction::Main)];
+    }
+    rules.sort_by_key(|rule| rule.priority);
+    let mut steps = Vec::new();
+    let mut at = 0;
+    while let Some(rule) = rules.get(at) {
+        at += 1;
+        let undecided = StepAction::Undecided {
+            priority: rule.priority,
+        };
+        let (has_addresses, mut step) = match is_for_mark(rule, mark) {
+            // All of it or none of it holds, as the rule says.
+            false if !rule.is_inverted => continue,
+            false => (
+                false,
+                RouteStep {
+                    suppressed_len: rule.suppressed_len,
+                    ..RouteStep::all(undecided)
+                },
+            ),
+            true => (rule.from.is_some() || rule.to.is_some(), by_addresses(rule)),
+        };
+        if step.is_inverted && !has_addresses {
+            match rule.is_by_more {
+                // It is for all but all.
+                false => continue,
+                true => step.is_inverted = false,
+            }
+        }
+        let is_undecided = rule.is_by_more && is_for_mark(rule, mark);
+        step.action = match rule.action {
+            _ if is_undecided => undecided,
+            RuleKind::ToTable if rule.table == MAIN => StepAction::Main,
+            // The engine asks it first.
+            RuleKind::ToTable if rule.table == LOCAL => continue,
+            RuleKind::ToTable => StepAction::Table(rule.table),
+            RuleKind::Refuse(kind) => StepAction::Refuse(match kind {
+                slipgate_control::netlink::RouteKind::Blackhole => RouteKind::Blackhole,
+                _ => RouteKind::Unreachable,
+            }),
+            RuleKind::Nothing => continue,
+            RuleKind::Goto(priority) if !has_addresses => {
+                let behind = rules[at..].iter().position(|it| it.priority == priority);
+                at = behind.map_or(at, |behind| at + behind);
+                continue;
+            }
+            RuleKind::Goto(_) | RuleKind::Unknown => undecided,
+        };
+        let ends =
+            !has_addresses && !matches!(step.action, StepAction::Main | StepAction::Table(_));
+        steps.push(step);
+        if ends {
+            break;
+        }
+    }
+    steps
+}
+
+/// Whether a rule may be for packets with a mark, as far as anything but addresses decides.
+fn is_for_mark(rule: &Rule, mark: u32) -> bool {
+    let is_hosts = rule.iif.as_deref().is_none_or(|iif| iif == "lo");
+    // Packets are of no VRF, and bound to no device.
+    let is_free = rule.oif.is_none() && !rule.is_of_vrfs;
+    (rule.mark ^ mark) & rule.mask == 0 && is_hosts && is_free
+}
+
+/// Returns a step that is for the packets that a rule is for, by their addresses.
+fn by_addresses(rule: &Rule) -> RouteStep {
+    let net = |(address, len)| IpNet::new(address, len).ok();
+    RouteStep {
+        from: rule.from.and_then(net),
+        to: rule.to.and_then(net),
+        is_inverted: rule.is_inverted,
+        suppressed_len: rule.suppressed_len,
+        action: StepAction::Main,
+    }
+}
+
+#[cfg(test)]
+#[path = "domains_test.rs"]
+mod tests;

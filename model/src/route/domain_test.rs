@@ -1,0 +1,186 @@
+use ipnet::IpNet;
+
+use super::{super::*, *};
+
+const MAIN: IfIndex = IfIndex::new(2);
+const TUNNEL: IfIndex = IfIndex::new(7);
+const OTHER: IfIndex = IfIndex::new(8);
+
+fn net(text: &str) -> IpNet {
+    text.parse().unwrap()
+}
+
+fn addr(text: &str) -> IpAddr {
+    text.parse().unwrap()
+}
+
+fn route(prefix: &str, kind: RouteKind, ifindex: IfIndex) -> RouteEntry {
+    RouteEntry {
+        prefix: net(prefix),
+        kind,
+        ifindex,
+        gateway: None,
+        prefsrc: None,
+        metric: 0,
+        mtu: None,
+    }
+}
+
+fn address(ifindex: IfIndex, addr: &str) -> HostAddress {
+    HostAddress {
+        ifindex,
+        addr: net(addr),
+        broadcast: None,
+        source: SourceUse::Preferred,
+    }
+}
+
+const MARK: EgressRoutes = EgressRoutes::Mark(7);
+const TABLE: EgressRoutes = EgressRoutes::Table(100);
+
+/// A host with a default route in `main`, and one by a tunnel in the table 100, to which a rule
+/// leads packets with the mark 7. The table 200 has a part of the world.
+fn host() -> RouteSnapshot {
+    use RouteKind::{Blackhole, Throw, Unicast};
+    let step = |action| RouteStep::all(action);
+    let by_mark = vec![
+        RouteStep {
+            to: Some(net("192.88.0.0/16")),
+            ..step(StepAction::Table(200))
+        },
+        RouteStep {
+            from: Some(net("198.51.100.8/30")),
+            ..step(StepAction::Refuse(RouteKind::Prohibit))
+        },
+        RouteStep {
+            suppressed_len: Some(0),
+            ..step(StepAction::Main)
+        },
+        step(StepAction::Table(100)),
+        step(StepAction::Main),
+    ];
+    RouteSnapshot {
+        uplink_ifindex: Some(MAIN),
+        vm_uplinks: vec![TUNNEL, OTHER],
+        addresses: vec![
+            address(MAIN, "198.51.100.5/24"),
+            address(TUNNEL, "10.9.0.2/24"),
+            address(TUNNEL, "2001:db8:9::2/64"),
+        ],
+        routes: vec![
+            route("0.0.0.0/0", Unicast, MAIN),
+            route("198.51.100.0/24", Unicast, MAIN),
+            route("192.0.2.0/24", Unicast, OTHER),
+        ],
+        further: FurtherRoutes {
+            domains: vec![
+                RouteDomain {
+                    routes: MARK,
+                    ipv4: by_mark,
+                    ipv6: vec![step(StepAction::Undecided { priority: 50 })],
+                },
+                RouteDomain {
+                    routes: TABLE,
+                    ipv4: vec![step(StepAction::Table(100))],
+                    ipv6: vec![step(StepAction::Table(100))],
+                },
+            ],
+            tables: vec![
+                (
+                    100,
+                    vec![
+                        route("0.0.0.0/0", Unicast, TUNNEL),
+                        route("203.0.113.0/24", Blackhole, IfIndex::NONE),
+                        route("8.8.8.0/24", Throw, IfIndex::NONE),
+                        route("2001:db8::/32", Unicast, TUNNEL),
+                    ],
+                ),
+                (200, vec![route("192.88.99.0/24", Unicast, OTHER)]),
+            ],
+        },
+    }
+}
+
+/// The link by which packets leave, as the look-up says, and what else it says.
+fn by(route: Route) -> Result<IfIndex, Route> {
+    route.hop().map(|(hop, _)| hop.ifindex).ok_or(route)
+}
+
+#[test]
+fn a_table_is_asked_instead_of_main_and_nothing_else_is() {
+    let table = RouteTable::new(&host());
+    let of = |to: &str| by(table.lookup_for(Some(&TABLE), addr(to), None, None));
+    assert_eq!(by(table.lookup(addr("1.1.1.1"))), Ok(MAIN));
+    assert_eq!(of("1.1.1.1"), Ok(TUNNEL));
+    // The network of the main uplink too: the table has no route of its own to it.
+    assert_eq!(of("198.51.100.77"), Ok(TUNNEL));
+    assert_eq!(of("203.0.113.9"), Err(Route::Refused(RouteKind::Blackhole)));
+    assert_eq!(of("8.8.8.8"), Err(Route::Unreachable), "not by main");
+    assert_eq!(of("198.51.100.5"), Err(Route::HostLocal));
+    assert_eq!(of("2001:db8::1"), Ok(TUNNEL));
+    assert_eq!(of("2001:db9::1"), Err(Route::Unreachable));
+    let route = table.lookup_for(Some(&TABLE), addr("1.1.1.1"), None, None);
+    assert_eq!(route.hop().unwrap().1, addr("10.9.0.2"));
+    // By another device than the table's, or of a domain that is not known, there is no way.
+    let elsewhere = table.lookup_for(Some(&TABLE), addr("1.1.1.1"), Some(OTHER), None);
+    assert_eq!(elsewhere, Route::OtherUplink { ifindex: TUNNEL });
+    let unknown = EgressRoutes::Vrf("blue".to_owned());
+    let unknown = table.lookup_for(Some(&unknown), addr("1.1.1.1"), None, None);
+    assert_eq!(unknown, Route::Unreachable);
+}
+
+#[test]
+fn rules_are_taken_in_turn_until_a_table_has_a_route() {
+    let table = RouteTable::new(&host());
+    let of = |to: &str, from: Option<&str>| {
+        by(table.lookup_for(Some(&MARK), addr(to), None, from.map(addr)))
+    };
+    // Another table about these destinations, where it knows them.
+    assert_eq!(of("192.88.99.1", None), Ok(OTHER));
+    assert_eq!(of("192.88.1.1", None), Ok(TUNNEL));
+    // Main first, except for its default route, and by its own uplink only.
+    assert_eq!(of("198.51.100.77", None), Ok(MAIN));
+    let other = Route::OtherUplink { ifindex: OTHER };
+    assert_eq!(of("192.0.2.9", None), Err(other));
+    assert_eq!(of("1.1.1.1", None), Ok(TUNNEL));
+    assert_eq!(
+        of("203.0.113.9", None),
+        Err(Route::Refused(RouteKind::Blackhole))
+    );
+    assert_eq!(of("8.8.8.8", None), Ok(MAIN), "the table 100 passes it on");
+    // By the source, where packets have one.
+    let refused = Err(Route::Refused(RouteKind::Prohibit));
+    assert_eq!(of("1.1.1.1", Some("198.51.100.9")), refused);
+    assert_eq!(of("1.1.1.1", Some("198.51.100.5")), Ok(TUNNEL));
+    let undecided = Route::Undecided { priority: 50 };
+    assert_eq!(of("2001:db8::1", None), Err(undecided));
+}
+
+#[test]
+fn an_inverted_step_is_for_all_others() {
+    let mut host = host();
+    let steps = &mut host.further.domains[0].ipv4;
+    steps[1].is_inverted = true;
+    let table = RouteTable::new(&host);
+    let of = |from| by(table.lookup_for(Some(&MARK), addr("1.1.1.1"), None, Some(addr(from))));
+    assert_eq!(of("198.51.100.9"), Ok(TUNNEL));
+    assert_eq!(of("198.51.100.5"), Err(Route::Refused(RouteKind::Prohibit)));
+}
+
+#[test]
+fn a_change_of_another_table_concerns_its_destinations() {
+    let before = RouteTable::new(&host());
+    let mut host = host();
+    assert!(RouteTable::new(&host).difference_from(&before).is_empty());
+    host.further.tables[1].1[0].prefix = net("192.88.98.0/24");
+    let now = RouteTable::new(&host).difference_from(&before);
+    let nat = addr("198.51.100.5");
+    assert!(now.concerns(addr("192.88.99.1"), nat) && now.concerns(addr("192.88.98.1"), nat));
+    assert!(!now.concerns(addr("192.88.97.1"), nat));
+    host.further.domains[0].ipv4.pop();
+    let now = RouteTable::new(&host).difference_from(&before);
+    assert!(
+        now.concerns(addr("192.88.97.1"), nat),
+        "the steps are others"
+    );
+}

@@ -1,0 +1,256 @@
+//! VMs whose policies name a routing table, a VRF or a mark: their flows leave by these routes.
+use std::{
+    io::Read as _,
+    net::{Ipv4Addr, TcpStream},
+};
+
+use serde_json::{Value, json};
+use slipgate_testbed::{
+    Guest, World,
+    clients::{
+        dns, tcp,
+        tcp::{ConnectOutcome, EchoSession},
+    },
+    dns_wire::Record,
+    require_root_and_tun,
+    servers::{Answer, DnsServer, TcpServer, TcpService, Zone},
+    world::{HOST, SERVER},
+};
+
+use crate::{BRIEFLY, DNS, WAIT, api::Stand, at, eventually};
+
+/// The second uplink, by which only the table 100 leads to the world, and the host's address there.
+const SECOND: &str = "up1";
+const SECOND_ADDRESS: Ipv4Addr = Ipv4Addr::new(198, 18, 1, 2);
+const DEFAULT: &str = "default via 198.18.1.1 dev up1 table 100";
+
+fn add_second(world: &World) {
+    let (host, net) = (&world.host, &world.net);
+    let peer = net.path();
+    host.ip(&format!(
+        "link add {SECOND} type veth peer name w1 netns {}",
+        peer.display()
+    ))
+    .unwrap();
+    net.ip("addr add 198.18.1.1/24 dev w1").unwrap();
+    net.ip("link set w1 up").unwrap();
+    host.ip(&format!("addr add {SECOND_ADDRESS}/24 dev {SECOND}"))
+        .unwrap();
+    host.ip(&format!("link set {SECOND} up")).unwrap();
+}
+
+fn echo(stand: &Stand) -> TcpServer {
+    TcpServer::start(&stand.world().net, (SERVER, 7000), TcpService::Echo).unwrap()
+}
+
+fn connected(guest: &Guest, echo: &TcpServer) -> TcpStream {
+    let mut stream = guest.run(|| tcp::connect(echo.address(), WAIT)).unwrap();
+    exchange(guest, &mut stream);
+    stream
+}
+
+fn exchange(guest: &Guest, stream: &mut TcpStream) {
+    guest
+        .run(|| EchoSession::new(stream).round(10_000))
+        .unwrap();
+}
+
+/// The address from which the server sees a new connection of the guest.
+fn source(guest: &Guest, echo: &TcpServer) -> Ipv4Addr {
+    drop(connected(guest, echo));
+    *echo.peers().last().unwrap().ip()
+}
+
+fn is_refused(guest: &Guest, echo: &TcpServer) -> bool {
+    let outcome = guest.run(|| tcp::connect_outcome(echo.address(), BRIEFLY));
+    !matches!(outcome.unwrap(), ConnectOutcome::Connected(_))
+}
+
+fn why(stand: &Stand) -> Value {
+    let path = format!("/v1/vms/a/why?address={SERVER}&port=7000");
+    stand.ask("GET", &path, None).1
+}
+
+/// A daemon with the VM `a`, whose policy is `tunnel`, and `b` without one.
+fn stand(egress: &str) -> (Stand, Guest, Guest) {
+    let stand = Stand::new();
+    add_second(stand.world());
+    let guests = (stand.guest("tap0"), stand.guest("tap1"));
+    put_egress(&stand, egress);
+    for (name, body) in [
+        ("a", json!({ "tap": "tap0", "policy": "tunnel" })),
+        ("b", json!({ "tap": "tap1" })),
+    ] {
+        let (status, vm) = stand.ask("PUT", &format!("/v1/vms/{name}"), Some(body));
+        assert!(matches!(status, 200 | 201), "{status} {vm}");
+    }
+    (stand, guests.0, guests.1)
+}
+
+fn put_egress(stand: &Stand, egress: &str) {
+    let text = format!("default = \"allow\"\n{egress}\n");
+    let (status, said) = stand.put_text("/v1/policies/tunnel", &text);
+    assert!(matches!(status, 200 | 201), "{status} {said}");
+}
+
+/// Waits until a new connection of the guest has this source.
+fn comes_from(guest: &Guest, echo: &TcpServer, address: Ipv4Addr) {
+    eventually(&format!("flows from {address}"), || {
+        guest.run(|| tcp::connect(echo.address(), BRIEFLY)).ok()?;
+        (*echo.peers().last()?.ip() == address).then_some(())
+    });
+}
+
+#[test]
+fn flows_of_a_policy_leave_by_the_routes_of_its_table_or_not_at_all() {
+    require_root_and_tun!();
+    let (stand, guest, other) = stand("egress.table = 100");
+    let host = &stand.world().host;
+    let echo = echo(&stand);
+    // The table is empty: nothing leaves by main instead.
+    assert!(is_refused(&guest, &echo));
+    let told = why(&stand);
+    assert_eq!(told["refusal"], "no_route", "{told}");
+    let outcome = told["outcome"].as_str().unwrap();
+    assert!(outcome.contains("no route of table 100"), "{told}");
+    assert_eq!(source(&other, &echo), HOST);
+
+    host.ip(&format!("route add {DEFAULT}")).unwrap();
+    comes_from(&guest, &echo, SECOND_ADDRESS);
+    let told = why(&stand);
+    let via = told["via"].as_str().unwrap();
+    assert!(via.starts_with("198.18.1.2 by 198.18.1.1 "), "{told}");
+    assert_eq!(source(&other, &echo), HOST);
+    let mut stream = connected(&guest, &echo);
+
+    // Without its route a live flow goes on where it is, and none is opened.
+    host.ip(&format!("route del {DEFAULT}")).unwrap();
+    eventually("the refusal", || is_refused(&guest, &echo).then_some(()));
+    exchange(&guest, &mut stream);
+    let (_, stats) = stand.ask("GET", "/v1/stats", None);
+    assert!(stats.to_string().contains("no_route"), "{stats}");
+    // A route that refuses says so.
+    host.ip("route add blackhole default table 100").unwrap();
+    eventually("the route", || {
+        let told = why(&stand);
+        told["outcome"]
+            .as_str()?
+            .contains("Blackhole")
+            .then_some(())
+    });
+    host.ip("route del blackhole default table 100").unwrap();
+
+    // The device comes again, with another number.
+    host.ip(&format!("link del {SECOND}")).unwrap();
+    add_second(stand.world());
+    host.ip(&format!("route add {DEFAULT}")).unwrap();
+    comes_from(&guest, &echo, SECOND_ADDRESS);
+
+    // By other routes than before, a flow that can't keep its address ends.
+    let mut stream = connected(&guest, &echo);
+    put_egress(&stand, "");
+    let ended = guest.run(|| stream.read(&mut [0; 16]));
+    assert!(ended.is_err(), "{ended:?}");
+    assert_eq!(source(&guest, &echo), HOST);
+}
+
+#[test]
+fn flows_of_a_policy_leave_as_the_hosts_rules_say_of_its_mark() {
+    require_root_and_tun!();
+    let (stand, guest, other) = stand("egress.mark = 0x17");
+    let host = &stand.world().host;
+    let echo = echo(&stand);
+    host.ip(&format!("route add {DEFAULT}")).unwrap();
+    // No rule is about the mark: as the kernel would, by main.
+    comes_from(&guest, &echo, HOST);
+    host.ip("rule add fwmark 0x10/0x30 lookup 100 priority 90")
+        .unwrap();
+    comes_from(&guest, &echo, SECOND_ADDRESS);
+    assert_eq!(source(&other, &echo), HOST);
+    let told = why(&stand);
+    let explanation = told["explanation"].as_str().unwrap();
+    assert!(explanation.contains("those of mark 0x17"), "{told}");
+
+    // Rules by what is not looked at decide nothing, rules about other marks neither.
+    host.ip("rule add fwmark 0x20/0x20 unreachable priority 70")
+        .unwrap();
+    assert_eq!(source(&guest, &echo), SECOND_ADDRESS);
+    host.ip("rule add ipproto tcp dport 7000 lookup main priority 80")
+        .unwrap();
+    eventually("the rule", || {
+        let told = why(&stand);
+        told["outcome"].as_str()?.contains("rule 80").then_some(())
+    });
+    assert!(is_refused(&guest, &echo));
+    host.ip("rule del priority 80").unwrap();
+    comes_from(&guest, &echo, SECOND_ADDRESS);
+
+    // As wg-quick has it: main without its default route, then the tunnel's table for all others.
+    host.ip("rule del priority 90").unwrap();
+    comes_from(&guest, &echo, HOST);
+    host.ip("rule add lookup main suppress_prefixlength 0 priority 91")
+        .unwrap();
+    host.ip("rule add not fwmark 51820 lookup 100 priority 92")
+        .unwrap();
+    comes_from(&guest, &echo, SECOND_ADDRESS);
+    assert_eq!(source(&other, &echo), HOST, "the table main alone");
+}
+
+#[test]
+fn flows_of_a_policy_leave_by_its_vrf() {
+    require_root_and_tun!();
+    let (stand, guest, other) = stand("");
+    let host = &stand.world().host;
+    let echo = echo(&stand);
+    let (status, said) = stand.put_text(
+        "/v1/policies/tunnel",
+        "default = \"allow\"\negress.table = \"blue\"\n",
+    );
+    assert_eq!(status, 422, "{said}");
+    assert!(said.to_string().contains("no VRF of that name"), "{said}");
+    if host.ip("link add blue type vrf table 200").is_err() {
+        println!("skipped: flows_of_a_policy_leave_by_its_vrf: the kernel has no VRFs");
+        return;
+    }
+    host.ip("link set blue up").unwrap();
+    host.ip(&format!("link set {SECOND} master blue")).unwrap();
+    host.ip("route add default via 198.18.1.1 dev up1 vrf blue")
+        .unwrap();
+    eventually("the VRF", || {
+        let text = "default = \"allow\"\negress.table = \"blue\"\n";
+        (stand.put_policy("/v1/policies/tunnel", text) == 200).then_some(())
+    });
+    comes_from(&guest, &echo, SECOND_ADDRESS);
+    assert_eq!(source(&other, &echo), HOST);
+    // Without the VRF nothing leaves.
+    host.ip("link del blue").unwrap();
+    eventually("its end", || is_refused(&guest, &echo).then_some(()));
+}
+
+#[test]
+fn questions_of_a_policys_vms_leave_by_its_routes_too() {
+    require_root_and_tun!();
+    let by_table = "egress.table = 100\ndns.resolvers = [\"203.0.113.10\"]";
+    let (stand, guest, _other) = stand(by_table);
+    let (host, net) = (&stand.world().host, &stand.world().net);
+    const NAME: &str = "www.example.test";
+    let told = Ipv4Addr::new(198, 51, 100, 7);
+    let server = DnsServer::start(net, (SERVER, 53), Zone::default()).unwrap();
+    server.set(NAME, Answer::a(told, 0));
+    let ask = || {
+        let found = guest.run(|| dns::query_udp(at(DNS, 53), NAME, WAIT));
+        let reply = found.unwrap().reply;
+        (reply.code, reply.records.first().and_then(Record::address))
+    };
+    // The table has no route: the resolver, which main leads to, is not asked.
+    assert_eq!(ask(), (2, None));
+    assert_eq!(server.udp_queries(NAME), 0);
+    // Main leads there no more, and the table does. A rule has the kernel ask it for sockets that
+    // are bound to the device.
+    host.ip(&format!("route add {DEFAULT}")).unwrap();
+    host.ip("rule add oif up1 lookup 100 priority 50").unwrap();
+    host.ip(&format!("route add blackhole {SERVER}/32"))
+        .unwrap();
+    eventually("an answer", || (ask() == (0, Some(told))).then_some(()));
+    assert!(server.udp_queries(NAME) > 0);
+}
