@@ -161,7 +161,8 @@ fn row<'a>(
 fn ratios(values: &[(usize, f64)], reference: &[(usize, f64)]) -> Option<Summary> {
     let of = |(round, value): &(usize, f64)| {
         let (_, other) = reference.iter().find(|(other, _)| other == round)?;
-        Some(value / other)
+        // Nothing is a multiple of nothing.
+        (*other != 0.0).then(|| value / other)
     };
     Summary::of(&values.iter().filter_map(of).collect::<Vec<_>>())
 }

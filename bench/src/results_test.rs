@@ -76,3 +76,9 @@ fn all_that_a_workload_comes_to_has_a_table() {
             .all(|table| table.row("slipgate").unwrap().summary.is_none())
     );
 }
+
+#[test]
+fn nothing_has_no_ratio_to_nothing() {
+    let cells = [cell(1, "slipgate", Ok(1.0)), cell(1, REFERENCE, Ok(0.0))];
+    assert_eq!(bulk_up(&cells).row("slipgate").unwrap().ratio, None);
+}
