@@ -78,7 +78,7 @@ impl Sockets {
         }) = burst.waiting()
         {
             let sent = self.send_by(key, payload, each, guest);
-            let each = each.filter(|_| sent.as_ref().is_err_and(|error| is_of_joining(error)));
+            let each = each.filter(|_| sent.as_ref().is_err_and(is_of_joining));
             match each {
                 None => self.after_send(&tuple, sent, guest),
                 Some(each) => {
