@@ -22,6 +22,7 @@ mod clients;
 mod command;
 mod described;
 mod forwards;
+mod link;
 mod machine;
 mod metrics;
 mod place;

@@ -141,12 +141,12 @@ impl Images {
 
 impl Vm {
     /// Opens what the VMM is handed, the TAP last; takes in its name; has the machine made, which
-    /// [`Vm::await_made`] waits for. `link`: the network card's in the TAP's place. `began`: when the
-    /// command did.
+    /// [`Vm::await_made`] waits for. `link`: the network card's in the TAP's place, and the file for the
+    /// guest's memory if the engine serves the card's rings. `began`: when the command did.
     pub(crate) fn prepare(
         config: &mut RunConfig,
         images: Images,
-        link: Option<OwnedFd>,
+        link: Option<(OwnedFd, Option<OwnedFd>)>,
         log: &str,
         users: &Users,
         began: Instant,
@@ -164,13 +164,13 @@ impl Vm {
         let cgroup = cgroup.transpose()?;
         let (console, input) = Console::open(machine.kernel.is_some())?;
         let output = vmm_process::stdout()?;
-        let taps = match link {
-            Some(link) => vec![link],
+        let (taps, shared) = match link {
+            Some((link, shared)) => (vec![link], shared),
             None => {
                 let tap = GuestTap::make(&machine.tap, machine.queues);
                 let tap = tap.context("making the guest's TAP")?;
                 config.set_tap(&tap.name);
-                tap.queues
+                (tap.queues, None)
             }
         };
         let listener = vsock.as_ref().map(ListeningSocket::copy).transpose();
@@ -184,6 +184,7 @@ impl Vm {
             input,
             output,
             taps,
+            shared,
         };
         let mtu = config.nat.network.mtu.map_or(TAP_MTU, |mtu| mtu as u16);
         let started = Instant::now();

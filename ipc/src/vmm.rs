@@ -88,6 +88,9 @@ pub struct VmmStart<F = OwnedFd> {
     pub net_rates: NetRates,
     /// The TAP's queues, one per pair.
     pub taps: Vec<F>,
+    /// The file for the guest's memory, if another process serves the network card's rings: the one
+    /// descriptor of `taps` is the stream socket to it then.
+    pub shared: Option<F>,
     /// Whether the machine may begin anew when its guest resets it.
     #[serde(default)]
     pub may_restart: bool,
@@ -280,7 +283,7 @@ maps_descriptors!(
 maps_descriptors!(struct VmmStart {
     kvm: fd, input: fd, output: fd, snapshot: maybe, kernel: optional, initrd: optional, disks: each,
     vsock: optional,
-    vsock_cid, net_rates, taps: all, may_restart, cpus, memory_bytes, cmdline, mac, mtu, log, console_bytes, jail,
+    vsock_cid, net_rates, taps: all, shared: optional, may_restart, cpus, memory_bytes, cmdline, mac, mtu, log, console_bytes, jail,
 });
 maps_descriptors!(struct VmmDisk { file: fd, read_only, rate });
 carries_descriptors!(ToVmm);

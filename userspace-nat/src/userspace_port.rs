@@ -246,7 +246,7 @@ impl<T: MemoryTables> UserspacePort<T> {
             }
             GuestLink::Stream(link) => link.watch(&epoll, LISTENER_KEY)?,
             GuestLink::Packets(link) => link.watch(&epoll, LINK_KEY)?,
-            GuestLink::Rings(link) => link.watch(&epoll, LISTENER_KEY)?,
+            GuestLink::Rings(link) => link.watch(&epoll, LISTENER_KEY, LINK_KEY)?,
         }
         epoll.add(&timer, EpollEvent::new(EpollFlags::EPOLLIN, TIMER_KEY))?;
         Ok(Self {

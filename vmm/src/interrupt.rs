@@ -27,6 +27,12 @@ pub trait MsiFabric: Send + Sync {
     /// # Errors
     /// The line is not connected, or the hypervisor refuses the route.
     fn route(&self, gsi: u32, message: MsiMessage) -> io::Result<()>;
+    /// Disconnects the line's `signal`, or connects it again: what is signalled meanwhile is kept, and
+    /// raises the line once then.
+    ///
+    /// # Errors
+    /// The hypervisor refuses the eventfd.
+    fn set_held(&self, gsi: u32, signal: &EventFd, is_held: bool) -> io::Result<()>;
     /// Releases the line, undoing [`MsiFabric::connect`].
     fn disconnect(&self, gsi: u32, signal: &EventFd);
 }

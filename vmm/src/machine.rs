@@ -50,6 +50,7 @@ use crate::{
     legacy::{pm_timer::PmTimer, rtc::Rtc, serial::Console},
     memory,
     snapshot::{self, MachineState, SnapshotError},
+    virtio::net::shared_bytes,
 };
 
 /// Configuration of a machine.
@@ -134,7 +135,14 @@ impl Machine {
         }
         let mmio64 = layout::mmio64(config.memory_bytes, physical_bits);
         let acpi = AcpiConfig { cpus, mmio64 };
-        let (memory, beginning) = begin(config.origin, config.memory_bytes, &acpi)?;
+        let shared = config
+            .devices
+            .net
+            .as_ref()
+            .and_then(|net| net.shared.as_ref());
+        let shared = shared.map(File::try_clone).transpose();
+        let shared = shared.map_err(MachineError::host("copying a descriptor"))?;
+        let (memory, beginning) = begin(config.origin, config.memory_bytes, shared, &acpi)?;
         let memory = Arc::new(memory);
         let vm = Arc::new(kvm::create(&kvm, &memory)?);
         let routes = Arc::new(kvm::GsiRoutes::new(vm.clone()));
@@ -323,15 +331,24 @@ impl Drop for Machine {
     }
 }
 
-/// Makes the memory, with what the machine begins with.
+/// Makes the memory, in the file `shared` if there is one, with what the machine begins with.
 fn begin(
     origin: Origin,
     bytes: u64,
+    shared: Option<File>,
     acpi: &AcpiConfig,
 ) -> Result<(GuestMemory, Beginning), MachineError> {
     match origin {
+        Origin::Snapshot { .. } if shared.is_some() => {
+            let why =
+                "its memory is private, so no other process can serve the network card's rings";
+            Err(SnapshotError::Mismatch(why.to_owned()).into())
+        }
         Origin::Boot(source) => {
-            let memory = memory::create(bytes)?;
+            let memory = match shared {
+                Some(file) => memory::shared(bytes, file, shared_bytes(bytes))?,
+                None => memory::create(bytes)?,
+            };
             let kernel = boot::load(&memory, &source)?;
             acpi::write(&memory, acpi)?;
             write_generation_id(&memory)?;

@@ -1,5 +1,5 @@
-//! The guest's memory: anonymous or of a snapshot's file, private, and not touched before the guest
-//! touches it.
+//! The guest's memory: anonymous or of a snapshot's file, private, or of a file that another process has
+//! too; and not touched before the guest touches it.
 use std::{fs::File, io, sync::Arc};
 
 use thiserror::Error;
@@ -65,9 +65,28 @@ pub fn create(bytes: u64) -> Result<GuestMemory, MemoryError> {
 /// The size is invalid or not that of the file, or the host has no address space for it.
 pub fn of_file(bytes: u64, file: File) -> Result<GuestMemory, MemoryError> {
     check(bytes)?;
+    mapped(bytes, file, libc::MAP_PRIVATE, bytes)
+}
+
+/// Maps a file of zeroes, whose first bytes are the memory; others that have the file share it.
+/// `file_bytes`: its length.
+///
+/// # Errors
+/// As of [`of_file`].
+pub fn shared(bytes: u64, file: File, file_bytes: u64) -> Result<GuestMemory, MemoryError> {
+    check(bytes)?;
+    mapped(bytes, file, libc::MAP_SHARED, file_bytes)
+}
+
+fn mapped(
+    bytes: u64,
+    file: File,
+    how: libc::c_int,
+    file_bytes: u64,
+) -> Result<GuestMemory, MemoryError> {
     let found = file.metadata().map_err(MemoryError::File)?.len();
-    if found != bytes {
-        let wanted = bytes;
+    if found != file_bytes {
+        let wanted = file_bytes;
         return Err(MemoryError::FileSize { found, wanted });
     }
     let file = Arc::new(file);
@@ -76,7 +95,7 @@ pub fn of_file(bytes: u64, file: File) -> Result<GuestMemory, MemoryError> {
     for piece in layout::ram(bytes) {
         let mapping = MmapRegionBuilder::new(piece.size as usize)
             .with_mmap_prot(libc::PROT_READ | libc::PROT_WRITE)
-            .with_mmap_flags(libc::MAP_PRIVATE | libc::MAP_NORESERVE)
+            .with_mmap_flags(how | libc::MAP_NORESERVE)
             .with_file_offset(FileOffset::from_arc(file.clone(), at))
             .build()
             .map_err(|e| refused(bytes, e))?;
@@ -103,17 +122,22 @@ fn check(bytes: u64) -> Result<(), MemoryError> {
     }
 }
 
-/// Makes all of it zeroes again, and gives it back to the host. It is anonymous ([`create`]), and
-/// nobody uses it.
+/// Makes all of it zeroes again, and gives it back to the host. It is anonymous ([`create`]) or of a file
+/// of memory ([`shared`]), and nobody uses it.
 ///
 /// # Errors
 /// The host refuses.
 pub fn clear(memory: &GuestMemory) -> io::Result<()> {
     for region in memory.iter() {
         let (start, bytes) = (region.as_ptr(), region.len() as usize);
-        // SAFETY: the range is that of a mapping, which stays; its pages are private and anonymous,
-        // so they are zeroes when they are touched again.
-        if unsafe { libc::madvise(start.cast(), bytes, libc::MADV_DONTNEED) } != 0 {
+        // Pages of a file are freed there, for all who have it.
+        let advice = match region.file_offset() {
+            Some(_) => libc::MADV_REMOVE,
+            None => libc::MADV_DONTNEED,
+        };
+        // SAFETY: the range is that of a mapping, which stays; its pages are private and anonymous, or
+        // those of a file of memory, so they are zeroes when they are touched again.
+        if unsafe { libc::madvise(start.cast(), bytes, advice) } != 0 {
             return Err(io::Error::last_os_error());
         }
     }

@@ -12,6 +12,8 @@ pub enum ThreadKind {
     Vcpu,
     /// Moves the frames of one queue pair.
     NetWorker,
+    /// Tells another process of a network card's rings, which that process serves.
+    NetRings,
     /// Reads and writes one disk's file.
     Disk,
     /// Moves the bytes of the connections between guest and host.

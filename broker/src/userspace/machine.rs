@@ -2,6 +2,12 @@
 //!
 //! The machine is made first, as with a TAP ([`crate::run_vm`]), so that a kernel that can't be booted
 //! leaves nothing behind; the guest runs once the engine serves.
+//!
+//! The network card is one of two kinds ([`Link`]): the engine serves its rings, in memory that VMM and
+//! engine share, or the VMM passes frames to it. The VMM does so where it has to look at each frame, for
+//! a limit of the card, or where its guest's memory is private: that of a snapshot is the pages of a
+//! file, of which a guest has copies of those alone that it writes to. To share it, all of it would
+//! have to be copied first.
 use std::{
     os::fd::OwnedFd,
     path::Path,
@@ -9,13 +15,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::Context as _;
 use nix::{
     poll::{PollFd, PollTimeout, poll},
-    sys::{
-        signal::Signal,
-        socket::{AddressFamily, SockFlag, SockType, setsockopt, socketpair, sockopt},
-    },
+    sys::signal::Signal,
 };
 use serde::Serialize;
 use slipgate_ipc::{
@@ -23,7 +25,7 @@ use slipgate_ipc::{
     vmm::VmmEnd,
 };
 
-use super::{Guest, Prepared};
+use super::{Guest, Prepared, link::Link};
 use crate::{
     config::RunConfig,
     process::MESSAGES_AT_ONCE,
@@ -31,9 +33,6 @@ use crate::{
     serve::End,
     vm::{How, Images, Report, ReportFile, Stages, Typed, Vm, micros},
 };
-
-/// Bytes that may wait in each direction between VMM and engine; the kernel gives what the host allows.
-const BETWEEN: usize = 1 << 20;
 
 /// The machine, and how it ended.
 struct Machine<F, N> {
@@ -70,7 +69,7 @@ pub fn run_userspace_vm<N: Serialize>(
     let mut report = report
         .map(|path| ReportFile::open(path, &read))
         .transpose()?;
-    let ran = start(&mut config, &prepared, images, log, began).and_then(|(vm, link)| {
+    let ran = start(&mut config, &prepared, images, log, began).and_then(|(vm, link, how)| {
         let mut machine = Machine {
             name: config.nat.vms[0].name.clone(),
             vm: Some(vm),
@@ -83,7 +82,7 @@ pub fn run_userspace_vm<N: Serialize>(
             counters: Vec::new(),
             how: None,
         };
-        let served = prepared.serve(&mut machine, link, UserspaceStart::Packets, log);
+        let served = prepared.serve(&mut machine, link, how, log);
         match machine.how.is_some() {
             true => Ok((machine, served)),
             false => Err(machine.blame(served)),
@@ -132,24 +131,24 @@ pub fn run_userspace_vm<N: Serialize>(
     Ok(ExitCode::from(exit_code))
 }
 
-/// Makes the machine. Returns it and the engine's end of its link.
+/// Makes the machine. Returns it, the engine's end of its link, and what that is.
 fn start(
     config: &mut RunConfig,
     prepared: &Prepared,
     images: Images,
     log: &str,
     began: Instant,
-) -> anyhow::Result<(Vm, OwnedFd)> {
-    let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
-    let pair = socketpair(AddressFamily::Unix, SockType::SeqPacket, None, flags);
-    let (ours, theirs) = pair.context("making the sockets between VMM and engine")?;
-    for socket in [&ours, &theirs] {
-        setsockopt(socket, sockopt::SndBuf, &BETWEEN)
-            .context("setting the buffers between VMM and engine")?;
-    }
-    let mut vm = Vm::prepare(config, images, Some(theirs), log, &prepared.users, began)?;
+) -> anyhow::Result<(Vm, OwnedFd, UserspaceStart)> {
+    let Link {
+        ours,
+        theirs,
+        memory,
+        how,
+    } = Link::make(&config.machine)?;
+    let link = Some((theirs, memory));
+    let mut vm = Vm::prepare(config, images, link, log, &prepared.users, began)?;
     vm.await_made(&config.machine)?;
-    Ok((vm, ours))
+    Ok((vm, ours, how))
 }
 
 impl<F, N> Machine<F, N> {

@@ -51,6 +51,8 @@ pub(crate) struct Handed {
     pub(crate) output: OwnedFd,
     /// Queues of the TAP, one per pair.
     pub(crate) taps: Vec<OwnedFd>,
+    /// The file for the guest's memory, if the engine serves the card's rings.
+    pub(crate) shared: Option<OwnedFd>,
 }
 
 impl VmmProcess {
@@ -85,6 +87,7 @@ impl VmmProcess {
             vsock_cid: spec.vsock.as_ref().map_or(0, |vsock| vsock.cid),
             net_rates: spec.net_rates,
             taps: handed.taps,
+            shared: handed.shared,
             may_restart: bounds.may_restart,
             cpus: spec.cpus,
             memory_bytes: spec.memory_mib << 20,

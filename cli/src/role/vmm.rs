@@ -229,6 +229,7 @@ fn make(start: VmmStart) -> anyhow::Result<Machine> {
         }),
     };
     let mut net = NetConfig::new(start.mac, start.mtu, start.taps);
+    net.shared = start.shared.map(File::from);
     net.rates = NetRates {
         tx: rate(start.net_rates.tx),
         rx: rate(start.net_rates.rx),

@@ -198,6 +198,9 @@ const RELOADING: &[libc::c_long] = &[libc::SYS_lseek, libc::SYS_pread64, libc::S
 /// System calls that transfer frames.
 const FRAMES: &[libc::c_long] = &[libc::SYS_readv, libc::SYS_io_uring_enter];
 
+/// System calls that tell another process of the card's rings.
+const RINGS: &[libc::c_long] = &[libc::SYS_sendmsg, libc::SYS_recvfrom, libc::SYS_shutdown];
+
 /// System calls that read and write a disk's file.
 const DISK: &[libc::c_long] = &[libc::SYS_preadv, libc::SYS_pwritev, libc::SYS_fdatasync];
 
@@ -365,7 +368,7 @@ impl Calls {
     fn making() -> Self {
         const PRCTL: &[u64] = &[libc::PR_SET_NAME as u64, libc::PR_SET_NO_NEW_PRIVS as u64];
         Self {
-            calls: vec![MAKING, CHANNEL, FRAMES, DISK, VSOCK, SNAPSHOT],
+            calls: vec![MAKING, CHANNEL, FRAMES, RINGS, DISK, VSOCK, SNAPSHOT],
             ioctl: vec![
                 kvm::MAKING,
                 kvm::WIRING,
@@ -406,6 +409,11 @@ impl Calls {
             Thread::Of(ThreadKind::NetWorker) => Self {
                 calls: vec![FRAMES],
                 ring_register: vec![RINGS_ENABLED],
+                ..Self::default()
+            },
+            // It says where rings are, with descriptors that it has; answers are read.
+            Thread::Of(ThreadKind::NetRings) => Self {
+                calls: vec![RINGS],
                 ..Self::default()
             },
             Thread::Of(ThreadKind::Disk) => Self {

@@ -11,12 +11,13 @@ use super::{
     *,
 };
 
-const THREADS: [Thread; 8] = [
+const THREADS: [Thread; 9] = [
     Thread::Main,
     Thread::Channel,
     Thread::Orders,
     Thread::Of(ThreadKind::Vcpu),
     Thread::Of(ThreadKind::NetWorker),
+    Thread::Of(ThreadKind::NetRings),
     Thread::Of(ThreadKind::Disk),
     Thread::Of(ThreadKind::Vsock),
     Thread::Of(ThreadKind::Device),
@@ -143,8 +144,13 @@ fn each_thread_has_its_own_calls() {
     may(&[Thread::Main, Thread::Channel], &receive);
     let vsock = Thread::Of(ThreadKind::Vsock);
     may(&[worker, vsock], &read);
-    for call in [libc::SYS_accept4, libc::SYS_shutdown] {
-        may(&[vsock], &|| errno_of(call, [NONE, 0, 0, 0]) == libc::EBADF);
+    let rings = Thread::Of(ThreadKind::NetRings);
+    for (call, allowed) in [
+        (libc::SYS_accept4, &[vsock][..]),
+        (libc::SYS_shutdown, &[vsock, rings]),
+        (libc::SYS_recvfrom, &[rings]),
+    ] {
+        may(allowed, &|| errno_of(call, [NONE, 0, 0, 0]) == libc::EBADF);
     }
     let disk = Thread::Of(ThreadKind::Disk);
     for (call, allowed) in [
@@ -156,7 +162,7 @@ fn each_thread_has_its_own_calls() {
         (libc::SYS_sync_file_range, &[Thread::Orders]),
         (
             libc::SYS_sendmsg,
-            &[Thread::Main, Thread::Channel, Thread::Orders],
+            &[Thread::Main, Thread::Channel, Thread::Orders, rings],
         ),
     ] {
         may(allowed, &|| errno_of(call, [NONE, 0, 0, 0]) == libc::EBADF);

@@ -72,6 +72,9 @@ pub enum UserspaceStart {
     },
     /// A connected socket of sequenced packets, whose other end the network card of slipgate's VMM has.
     Packets,
+    /// A connected stream socket, non-blocking, on which slipgate's VMM gives the rings of its network
+    /// card by vhost-user.
+    Rings,
 }
 
 /// What a VMM speaks on its connection.

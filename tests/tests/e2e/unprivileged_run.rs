@@ -110,7 +110,11 @@ fn its_vm_has_a_lease_names_streams_and_its_policy() {
     let stats = json(&place, "stats");
     let stats = &stats["vms"][0];
     assert!(stats["kernel"]["rx_packets"].as_u64().unwrap() >= STREAM_BYTES / 1_460);
-    let carried = &stats["vmm"]["net"]["pairs"][0];
+    let card = &stats["vmm"]["net"];
+    // No frame passes the VMM, and it makes no call for one.
+    assert_eq!(card["link"], "rings", "{card:#}");
+    let carried = &card["pairs"][0];
+    assert_eq!(carried["syscalls"], 0, "{card:#}");
     // Streams pass whole: a frame has many segments.
     let frames = |way: &str| carried[way].as_u64().unwrap();
     let segments = |way: &str| stats["kernel"][way].as_u64().unwrap();
@@ -275,6 +279,99 @@ fn a_user_pauses_saves_and_restores_a_vm_of_theirs() {
     let clone = MicroVm::start_by(&place.world.host, &place.user, &flags).unwrap();
     let (status, end) = end(clone, &place);
     assert_eq!(status, Some(0), "{:#?}\n{}", end.lines, end.stderr);
+    // The pages of a snapshot's file are private to the VMM.
+    assert_eq!(end.report["vmm"]["net"]["link"], "socket");
     assert_eq!(end.report["nat"]["vm"], "again");
     assert_eq!(close.accepted(), 30);
+}
+
+/// The engine stops its rings, so it touches no memory of a guest that rests, and takes up where it was.
+#[test]
+fn a_pause_in_the_middle_of_streams_loses_nothing() {
+    require_root_and_tun!();
+    require_kvm!();
+    let place = Place::new();
+    let tcp = |port, service| TcpServer::start(&place.world.net, (SERVER_2, port), service);
+    let streams = tcp(STREAMS, TcpService::Streams).unwrap();
+    let to = streams.address();
+    let line = format!("stream {to} 400000000 up x2; stream {to} 400000000 down x2");
+    let mut vm = start(&place, &line, &["--memory", "64"]);
+    vm.await_line("10.0.2.15", MINUTE).unwrap();
+    let frames = || {
+        let stats = json(&place, "stats");
+        let pair = &stats["vms"][0]["vmm"]["net"]["pairs"][0];
+        ["tx_frames", "rx_frames"].map(|way| pair[way].as_u64().unwrap())
+    };
+    for _ in 0..8 {
+        place.output(&["pause", "vm"]);
+        let before = frames();
+        place.output(&["snapshot", "vm", place.file("run/saved").to_str().unwrap()]);
+        std::fs::remove_dir_all(place.file("run/saved")).unwrap();
+        assert_eq!(frames(), before, "it rests");
+        place.output(&["resume", "vm"]);
+    }
+    let (status, end) = end(vm, &place);
+    assert_eq!(status, Some(0), "{:#?}\n{}", end.lines, end.stderr);
+    assert_eq!(end.report["vmm"]["net"]["link"], "rings");
+}
+
+/// The former life's rings and flows are gone, and the next one has the card.
+#[test]
+fn a_guest_that_resets_itself_has_its_rings_again() {
+    require_root_and_tun!();
+    require_kvm!();
+    let place = Place::new();
+    let close = TcpServer::start(&place.world.net, (SERVER_2, CLOSE), TcpService::Close).unwrap();
+    let line = format!("crr {} 20 x2 close; reset", close.address());
+    let mut vm = start(&place, &line, &["--on-reboot", "restart"]);
+    for _ in 0..3 {
+        let done = vm.await_line("\"workload\":\"crr\"", MINUTE).unwrap();
+        assert_eq!(done.json().unwrap()["done"], 20);
+    }
+    signal(vm.broker_pid(), libc::SIGTERM);
+    let (status, end) = end(vm, &place);
+    assert_eq!(status, Some(143), "{}", end.stderr);
+    assert!(end.report["restarts"].as_u64().unwrap() >= 2);
+    assert_eq!(end.report["vmm"]["net"]["link"], "rings");
+}
+
+/// The VMM holds the rate, so it has to see the frames.
+#[test]
+fn a_card_with_a_rate_has_its_frames_pass_the_vmm_which_holds_it() {
+    require_root_and_tun!();
+    require_kvm!();
+    let place = Place::new();
+    let tcp = |port, service| TcpServer::start(&place.world.net, (SERVER_2, port), service);
+    let streams = tcp(STREAMS, TcpService::Streams).unwrap();
+    let line = format!("stream {} 3000000 up", streams.address());
+    let vm = start(&place, &line, &["--net-rate-tx", "bandwidth=1M"]);
+    let (status, end) = end(vm, &place);
+    assert_eq!(status, Some(0), "{:#?}\n{}", end.lines, end.stderr);
+    let card = &end.report["vmm"]["net"];
+    assert_eq!(card["link"], "socket");
+    assert!(card["pairs"][0]["tx_throttled"].as_u64().unwrap() > 0);
+}
+
+/// Prints what the guest measures by the binary of SLIPGATE_BIN (docs/performance.md).
+#[test]
+#[ignore = "a measurement"]
+fn measure_a_guest_in_user_mode() {
+    require_root_and_tun!();
+    require_kvm!();
+    let place = Place::new();
+    let tcp = |port, service| TcpServer::start(&place.world.net, (SERVER_2, port), service);
+    let streams = tcp(STREAMS, TcpService::Streams).unwrap();
+    let close_server = tcp(CLOSE, TcpService::Close).unwrap();
+    let echo_server = tcp(ECHO, TcpService::Echo).unwrap();
+    let at = |server: &TcpServer| server.address().to_string();
+    let (close, echo, to) = (at(&close_server), at(&echo_server), at(&streams));
+    let line = format!(
+        "crr {close} 1000 close; crr {close} 1000 x4 close; rr {echo} 2000; \
+         stream {to} 2000000000 up; stream {to} 2000000000 down"
+    );
+    let (_, end) = end(start(&place, &line, &[]), &place);
+    for line in end.lines {
+        println!("{line:?}");
+    }
+    println!("{}", end.report["vmm"]["net"]["pairs"][0]);
 }

@@ -25,6 +25,7 @@ struct State {
 struct Line {
     signal: EventFd,
     message: Option<MsiMessage>,
+    is_held: bool,
 }
 
 impl Fabric {
@@ -37,7 +38,10 @@ impl Fabric {
     pub fn take(&self, vector: u16) -> (u64, Option<MsiMessage>) {
         let state = self.lock();
         let line = &state.lines[&vector.into()];
-        (line.signal.read().unwrap_or(0), line.message)
+        match line.is_held {
+            true => (0, line.message),
+            false => (line.signal.read().unwrap_or(0), line.message),
+        }
     }
 
     /// Returns the number of connected lines.
@@ -75,6 +79,7 @@ impl MsiFabric for Fabric {
             Line {
                 signal,
                 message: None,
+                is_held: false,
             },
         );
         Ok(gsi)
@@ -91,6 +96,17 @@ impl MsiFabric for Fabric {
             .get_mut(&gsi)
             .expect("a line that was connected");
         line.message = Some(message);
+        Ok(())
+    }
+
+    fn set_held(&self, gsi: u32, _signal: &EventFd, is_held: bool) -> io::Result<()> {
+        let mut state = self.lock();
+        let line = state
+            .lines
+            .get_mut(&gsi)
+            .expect("a line that was connected");
+        assert_ne!(line.is_held, is_held, "line {gsi} changes");
+        line.is_held = is_held;
         Ok(())
     }
 

@@ -169,6 +169,16 @@ fn a_signal_interrupts_by_its_lines_route() {
     assert_eq!(bytes.recv().unwrap(), 1, "ready");
     first.write(1).unwrap();
     assert_eq!(bytes.recv().unwrap(), 0x31);
+    // What is signalled while a line is held interrupts once when it is not any more.
+    routes.set_held(second_line, &second, true).unwrap();
+    second.write(1).unwrap();
+    second.write(1).unwrap();
+    first.write(1).unwrap();
+    assert_eq!(bytes.recv().unwrap(), 0x31);
+    routes.route(second_line, to_cpu_0(0x31)).unwrap();
+    routes.set_held(second_line, &second, false).unwrap();
+    assert_eq!(bytes.recv().unwrap(), 0x31);
+    assert!(second.read().is_err(), "the line has it");
     // A route that changed, then a line that was disconnected.
     routes.route(second_line, to_cpu_0(0x31)).unwrap();
     second.write(1).unwrap();

@@ -110,6 +110,22 @@ impl MsiFabric for GsiRoutes {
         })
     }
 
+    fn set_held(&self, gsi: u32, signal: &EventFd, is_held: bool) -> io::Result<()> {
+        if is_held {
+            return Ok(self.vm.unregister_irqfd(signal, gsi)?);
+        }
+        // KVM looks whether the eventfd was signalled already when it gets it, but does not read it
+        // then: it would be taken for signalled at the next hold. So what was kept is signalled anew;
+        // what comes in between is one interrupt more, at the worst.
+        let was_signalled = signal.read().is_ok();
+        self.vm.register_irqfd(signal, gsi)?;
+        if was_signalled {
+            // A count that was just read is not at its limit.
+            let _ = signal.write(1);
+        }
+        Ok(())
+    }
+
     fn disconnect(&self, gsi: u32, signal: &EventFd) {
         let mut lines = self.lines.lock().expect("no holder panics");
         if let Some(route) = lines.routes.remove(&gsi) {

@@ -5,13 +5,20 @@
 //! message is set in the fabric when the vector is about to be released or is written while it is
 //! not held, and only if it differs from the message set before. So a driver that masks, moves and
 //! unmasks a vector costs one change of routes, and one that only masks and unmasks costs none.
+//!
+//! Another process that signals a vector can't see whether it is held. So vectors that are lent
+//! ([`Msix::lend`]) are held by disconnecting their lines: the eventfd keeps what is signalled, which is
+//! the pending bit then, and interrupts when the line is connected again.
 use std::{
     io,
+    os::fd::AsRawFd as _,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
 };
+
+use vmm_sys_util::eventfd::EventFd;
 
 use super::{Vectors, config::ConfigSpace};
 use crate::{
@@ -44,6 +51,8 @@ pub struct Msix {
     bus_master: bool,
     /// Number of routes that the fabric refused.
     refused: Arc<AtomicU64>,
+    /// Whether other processes signal the vectors.
+    is_lent: bool,
 }
 
 struct Entry {
@@ -51,6 +60,8 @@ struct Entry {
     gsi: u32,
     /// Message that was last set in the fabric, and whether the fabric accepted it.
     routed: Option<(MsiMessage, bool)>,
+    /// Whether the fabric has its eventfd.
+    is_connected: bool,
 }
 
 impl Entry {
@@ -86,6 +97,7 @@ impl Msix {
             function_masked: false,
             bus_master: false,
             refused: Arc::default(),
+            is_lent: false,
         };
         for vector in 0..count {
             let gsi = msix.fabric.connect(msix.vectors.irqfd(vector))?;
@@ -93,6 +105,7 @@ impl Msix {
                 bytes: RESET_ENTRY,
                 gsi,
                 routed: None,
+                is_connected: true,
             });
         }
         Ok(msix)
@@ -101,6 +114,38 @@ impl Msix {
     /// Returns the vectors, with which the device's threads signal.
     pub fn vectors(&self) -> &Arc<Vectors> {
         &self.vectors
+    }
+
+    /// From now on another process may signal the vectors' eventfds ([`Vectors::line`]).
+    pub fn lend(&mut self) {
+        self.is_lent = true;
+        for vector in 0..self.entries.len() {
+            self.update(vector);
+        }
+    }
+
+    /// Connects the line of a vector that is lent, or disconnects it. Returns whether that was possible.
+    fn connect(&mut self, vector: u16, is_connected: bool) -> bool {
+        let entry = &mut self.entries[usize::from(vector)];
+        if !self.is_lent || entry.is_connected == is_connected {
+            return true;
+        }
+        let signal = self.vectors.irqfd(vector);
+        let set = self.fabric.set_held(entry.gsi, signal, !is_connected);
+        if set.is_ok() {
+            entry.is_connected = is_connected;
+        }
+        set.is_ok()
+    }
+
+    /// Whether a vector that is lent was signalled while it was held.
+    fn is_kept(&self, vector: u16) -> bool {
+        let entry = self.entries.get(usize::from(vector));
+        entry.is_some_and(|entry| !entry.is_connected) && is_readable(self.vectors.irqfd(vector))
+    }
+
+    fn is_pending(&self, vector: u16) -> bool {
+        self.vectors.is_pending(vector) || self.is_kept(vector)
     }
 
     /// Returns the number of routes that the fabric refused, because the message is no valid
@@ -180,7 +225,7 @@ impl Msix {
                 let vector = at
                     .checked_mul(8)
                     .and_then(|at| u16::try_from(at + bit).ok());
-                vector.is_some_and(|vector| self.vectors.is_pending(vector))
+                vector.is_some_and(|vector| self.is_pending(vector))
             };
             *byte = (0..8).map(|n| u8::from(bit(n)) << n).sum();
         }
@@ -193,6 +238,7 @@ impl Msix {
         let usable = self.enabled && !self.function_masked && self.bus_master;
         if !usable || entry.is_masked() {
             self.vectors.hold(number);
+            self.connect(number, false);
             return;
         }
         let message = entry.message();
@@ -205,10 +251,11 @@ impl Msix {
                 agreed
             }
         };
-        if agreed {
+        if agreed && self.connect(number, true) {
             self.vectors.release(number);
         } else {
             self.vectors.hold(number);
+            self.connect(number, false);
         }
     }
 
@@ -217,9 +264,7 @@ impl Msix {
         let vectors = 0..u16::try_from(self.entries.len()).unwrap_or(u16::MAX);
         MsixState {
             table: self.entries.iter().flat_map(|entry| entry.bytes).collect(),
-            pending: vectors
-                .filter(|vector| self.vectors.is_pending(*vector))
-                .collect(),
+            pending: vectors.filter(|vector| self.is_pending(*vector)).collect(),
         }
     }
 
@@ -252,8 +297,11 @@ impl Msix {
     /// Clears all pending bits, after a reset of the device.
     pub fn forget_pending(&self) {
         for vector in 0..self.entries.len() {
-            self.vectors
-                .forget(u16::try_from(vector).expect("at most 2047"));
+            let number = u16::try_from(vector).expect("at most 2047");
+            self.vectors.forget(number);
+            if self.is_kept(number) {
+                let _ = self.vectors.irqfd(number).read();
+            }
         }
     }
 
@@ -269,6 +317,17 @@ impl Msix {
         self.follow(config);
         self.forget_pending();
     }
+}
+
+/// Returns whether an eventfd was signalled since it was read.
+fn is_readable(event: &EventFd) -> bool {
+    let mut wanted = libc::pollfd {
+        fd: event.as_raw_fd(),
+        events: libc::POLLIN,
+        revents: 0,
+    };
+    // SAFETY: one element, which outlives the call.
+    unsafe { libc::poll(&raw mut wanted, 1, 0) == 1 }
 }
 
 impl Drop for Msix {

@@ -102,6 +102,40 @@ fn all_that_holds_a_vector() {
     assert_eq!(rig.fabric.take(1).0, 1);
 }
 
+/// Another process writes the eventfd, whatever holds the vector.
+#[test]
+fn a_vector_that_is_lent_keeps_what_is_signalled_while_it_is_held() {
+    let mut rig = Rig::new(2);
+    rig.msix.lend();
+    let vectors = rig.msix.vectors().clone();
+    let signal = || vectors.line(1).unwrap().write(1).unwrap();
+    signal();
+    assert!(rig.pending(1) && !rig.pending(0));
+    rig.program(1, message(7));
+    rig.mask(1, false);
+    assert_eq!(rig.fabric.take(1).0, 0, "MSI-X is off");
+    rig.control(true, false, true);
+    assert_eq!(rig.fabric.take(1), (1, Some(message(7))));
+    assert!(!rig.pending(1));
+    signal();
+    assert_eq!(rig.fabric.take(1).0, 1);
+    rig.mask(1, true);
+    signal();
+    assert_eq!(rig.fabric.take(1).0, 0);
+    assert!(rig.pending(1));
+    assert_eq!(rig.msix.state().pending, [1]);
+    rig.mask(1, false);
+    assert_eq!(rig.fabric.take(1).0, 1);
+    // A reset forgets.
+    rig.mask(1, true);
+    signal();
+    rig.msix.forget_pending();
+    assert!(!rig.pending(1));
+    rig.mask(1, false);
+    assert_eq!(rig.fabric.take(1).0, 0);
+    assert!(vectors.line(2).is_none());
+}
+
 #[test]
 fn routes_are_told_only_when_they_change() {
     let mut rig = Rig::new(2);

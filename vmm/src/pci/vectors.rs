@@ -98,6 +98,12 @@ impl Vectors {
         self.0.get(usize::from(vector)).is_some_and(pending)
     }
 
+    /// Returns what interrupts by a vector, if that exists.
+    pub(crate) fn line(&self, vector: u16) -> Option<&EventFd> {
+        let vector = self.0.get(usize::from(vector));
+        vector.map(|vector| &vector.irqfd)
+    }
+
     pub(super) fn irqfd(&self, vector: u16) -> &EventFd {
         &self.0[usize::from(vector)].irqfd
     }

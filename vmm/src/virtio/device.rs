@@ -52,6 +52,12 @@ pub trait VirtioDevice: Send {
     fn suspend(&mut self) -> DeviceState;
     /// Goes on where [`VirtioDevice::suspend`] left it.
     fn resume(&mut self);
+    /// Returns whether another process signals the driver for its queues, by [`Signals::line`].
+    fn is_signalled_by_others(&self) -> bool {
+        false
+    }
+    /// The driver has given a queue another vector while the device is active.
+    fn vector_changed(&mut self, _index: u16) {}
     /// Stops one queue as [`VirtioDevice::reset`] stops all. Called only if VIRTIO_F_RING_RESET is
     /// offered, and for a queue that is served.
     fn reset_queue(&mut self, _index: u16) {}
@@ -102,6 +108,11 @@ pub struct EnabledQueue {
 pub trait Signals: Send + Sync {
     /// Interrupts for a queue that has used buffers.
     fn queue(&self, index: u16);
+    /// Returns the eventfd that interrupts for a queue, for another process to signal; `None`: the
+    /// driver wants no interrupts for it, or there is no such eventfd.
+    fn line(&self, _index: u16) -> Option<&EventFd> {
+        None
+    }
     /// Interrupts for a change of the configuration, and increments the configuration generation.
     fn config(&self);
     /// Sets DEVICE_NEEDS_RESET and interrupts for it: the driver violated the protocol.

@@ -65,6 +65,7 @@ pub(super) fn port(
             };
             (link, true)
         }
+        UserspaceStart::Rings => (GuestLink::Rings(Box::new(RingLink::of_own_vmm(link))), true),
         UserspaceStart::Packets => (GuestLink::Packets(Box::new(PacketLink::new(link))), true),
     };
     UserspacePort::new(Tables(maps), link, takes_uso, vm.mtu)

@@ -14,7 +14,7 @@ use nix::{
         memfd::{MFdFlags, memfd_create},
         socket::{
             AddressFamily, Backlog, ControlMessage, MsgFlags, SockFlag, SockType, UnixAddr, bind,
-            connect, getsockname, listen, recv, sendmsg, socket,
+            connect, getsockname, listen, recv, sendmsg, socket, socketpair,
         },
     },
 };
@@ -61,6 +61,8 @@ pub struct FakeVmm {
     calls: [EventFd; 2],
     /// Chains made available, by ring.
     available: [u16; 2],
+    /// Where rings go on when they are set up; `None`: behind what is available.
+    bases: [Option<u16>; 2],
 }
 
 impl FakeVmm {
@@ -78,7 +80,8 @@ impl FakeVmm {
         listen(&listener, Backlog::new(8).expect("a backlog")).expect("to listen");
         let link = RingLink::new(listener.try_clone().expect("a copy"), false);
         let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).expect("epoll");
-        link.watch(&epoll, LISTENER_KEY).expect("to watch");
+        link.watch(&epoll, LISTENER_KEY, LINK_KEY)
+            .expect("to watch");
         let event = || {
             let flags = EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK;
             EventFd::from_flags(flags).expect("an event")
@@ -94,9 +97,29 @@ impl FakeVmm {
             kicks: [event(), event()],
             calls: [event(), event()],
             available: [0; 2],
+            bases: [None; 2],
         };
         vmm.connect();
         vmm
+    }
+
+    /// Slipgate's own VMM, which is connected from the start.
+    pub fn own() -> Self {
+        let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+        let pair = socketpair(AddressFamily::Unix, SockType::Stream, None, flags);
+        let (ours, theirs) = pair.expect("a pair of sockets");
+        let mut vmm = Self::new();
+        vmm.link = RingLink::of_own_vmm(theirs);
+        vmm.epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).expect("epoll");
+        let watched = vmm.link.watch(&vmm.epoll, LISTENER_KEY, LINK_KEY);
+        watched.expect("to watch");
+        vmm.socket = Some(ours);
+        vmm
+    }
+
+    /// Sets where a ring is to go on when it is set up the next time.
+    pub fn set_base(&mut self, nth: usize, base: u16) {
+        self.bases[nth] = Some(base);
     }
 
     /// Connects, anew if it was connected.
@@ -199,7 +222,7 @@ impl FakeVmm {
             let word = |word: u32| [number, word.to_ne_bytes()].concat();
             let told = longs(&[nth as u64]);
             self.ask(request::SET_VRING_NUM, &word(CHAINS.into()), &[]);
-            let base = self.available[nth];
+            let base = self.bases[nth].take().unwrap_or(self.available[nth]);
             self.ask(request::SET_VRING_BASE, &word(base.into()), &[]);
             let at = VMM_AT + nth as u64 * RING_LEN;
             let places = longs(&[at, at + USED, at + AVAILABLE, 0]);

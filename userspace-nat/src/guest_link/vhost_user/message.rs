@@ -47,6 +47,8 @@ pub(super) mod request {
     pub(in super::super) const SET_PROTOCOL_FEATURES: u32 = 16;
     pub(in super::super) const SET_VRING_ENABLE: u32 = 18;
     pub(in super::super) const SEND_RARP: u32 = 19;
+    /// Not of the protocol: where slipgate's own VMM reads what the rings have carried.
+    pub(in super::super) const SET_TALLY: u32 = 0x5347_0001;
 }
 
 /// What a VMM must not do, or this backend can't.

@@ -20,6 +20,11 @@
 //! from [`ENOUGH_QUEUED`] bytes on no data is taken from the world's sockets, and from [`MOST_QUEUED`] on
 //! a frame is dropped.
 //!
+//! The VMM of `slipgate run` ([`RingLink::of_own_vmm`]) is connected from the start, and nobody else can
+//! be. It stops the rings while its guest is paused: frames wait in the queue then, and a reset of its
+//! card ([`message::request::RESET_OWNER`]) empties it. It may ask for counts in memory of its own
+//! ([`tally`]), since it sees no frame itself.
+//!
 //! Kicks are watched for edges: what tells them is never read, since the VMM's end decides whether a read
 //! would wait. While there are frames the driver is asked for no kicks.
 #[cfg(any(test, feature = "fake"))]
@@ -28,6 +33,7 @@ mod memory;
 mod message;
 mod ring;
 mod session;
+mod tally;
 
 use std::{
     collections::VecDeque,
@@ -60,7 +66,8 @@ const MESSAGES_AT_ONCE: usize = 64;
 /// A listening socket, and the VMM that is connected to it.
 #[derive(Debug)]
 pub struct RingLink {
-    listener: OwnedFd,
+    /// Where a VMM connects; `None`: the only one is connected.
+    listener: Option<OwnedFd>,
     is_for_one: bool,
     is_over: bool,
     vmm: Option<Vmm>,
@@ -77,11 +84,20 @@ impl RingLink {
     /// A link by a listening socket, non-blocking. `is_for_one`: whether it is over when the first guest
     /// has gone.
     pub fn new(listener: OwnedFd, is_for_one: bool) -> Self {
+        Self::of(Some(listener), is_for_one, None)
+    }
+
+    /// The link of slipgate's own VMM, by a connected stream socket.
+    pub fn of_own_vmm(socket: OwnedFd) -> Self {
+        Self::of(None, true, Some(Vmm::own(socket)))
+    }
+
+    fn of(listener: Option<OwnedFd>, is_for_one: bool, vmm: Option<Vmm>) -> Self {
         Self {
             listener,
             is_for_one,
             is_over: false,
-            vmm: None,
+            vmm,
             queue: VecDeque::new(),
             queued: 0,
             segments: FrameQueue::default(),
@@ -89,14 +105,20 @@ impl RingLink {
         }
     }
 
-    /// Adds the listening socket to a set.
+    /// Adds the listening socket to a set, or that of the VMM that is connected.
     ///
     /// # Errors
     /// The kernel refuses.
-    pub fn watch(&self, epoll: &Epoll, listener_key: u64) -> io::Result<()> {
-        // Edge-triggered: it is accepted from when there is no guest, whatever the event.
-        let events = EpollFlags::EPOLLIN | EpollFlags::EPOLLET;
-        Ok(epoll.add(&self.listener, EpollEvent::new(events, listener_key))?)
+    pub fn watch(&self, epoll: &Epoll, listener_key: u64, key: u64) -> io::Result<()> {
+        if let Some(listener) = &self.listener {
+            // Edge-triggered: it is accepted from when there is no guest, whatever the event.
+            let events = EpollFlags::EPOLLIN | EpollFlags::EPOLLET;
+            epoll.add(listener, EpollEvent::new(events, listener_key))?;
+        }
+        if let Some(vmm) = &self.vmm {
+            epoll.add(vmm.socket(), EpollEvent::new(EpollFlags::EPOLLIN, key))?;
+        }
+        Ok(())
     }
 
     /// Accepts the VMM that waits, if none is connected; returns whether it did. To be called at the end
@@ -108,9 +130,12 @@ impl RingLink {
         if self.is_over || self.vmm.is_some() {
             return Ok(false);
         }
+        let Some(listener) = &self.listener else {
+            return Ok(false);
+        };
         let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
         // Nobody is there, or no descriptor is to be had: tried again in the next turn.
-        let Ok(socket) = accept4(self.listener.as_raw_fd(), flags) else {
+        let Ok(socket) = accept4(listener.as_raw_fd(), flags) else {
             return Ok(false);
         };
         let socket = owned(socket);
@@ -126,7 +151,7 @@ impl RingLink {
         for _ in 0..MESSAGES_AT_ONCE {
             let vmm = self.vmm.as_mut()?;
             match vmm.hear(epoll, kick_key) {
-                Ok(true) => {}
+                Ok(true) => self.heed(),
                 Ok(false) => return None,
                 Err(End::Gone) => {
                     self.end(epoll);
@@ -141,10 +166,30 @@ impl RingLink {
         None
     }
 
+    /// Does to the queue what a message was about.
+    fn heed(&mut self) {
+        let Some(vmm) = &mut self.vmm else { return };
+        if std::mem::take(&mut vmm.was_reset) {
+            self.queue.clear();
+            self.queued = 0;
+        }
+        if !std::mem::take(&mut vmm.has_other_features) {
+            return;
+        }
+        // What waits may have offloads that the driver does not accept any more.
+        self.queued = 0;
+        for frame in std::mem::take(&mut self.queue) {
+            if self.send(&frame).is_some() {
+                self.lost.push(frame.len());
+            }
+        }
+    }
+
     /// A kick has come: the guest may have sent, or added buffers.
     pub fn kicked(&mut self) {
         if let Some(vmm) = &mut self.vmm {
             vmm.has_input = true;
+            vmm.kicks += 1;
         }
     }
 
@@ -175,6 +220,7 @@ impl RingLink {
                         return Packet::Malformed(len);
                     };
                     header.copy_from_slice(&vnet.encode());
+                    ring.counts.frame(frame.len());
                     return Packet::Frame(len);
                 }
                 Ok(Taken::Malformed(len)) => return Packet::Malformed(len),
@@ -208,7 +254,8 @@ impl RingLink {
     /// Makes room for a frame, `len` bytes from the Ethernet header on. Returns the reason if there is
     /// none.
     pub fn refusal(&mut self, vnet: VirtioNetHdr, len: usize) -> Option<DropReason> {
-        if !self.takes_frames() {
+        let waits = self.vmm.as_ref().is_some_and(Vmm::is_paused);
+        if !waits && !self.takes_frames() {
             return Some(DropReason::StaleVm);
         }
         let is_possible =
@@ -274,7 +321,10 @@ impl RingLink {
             return true;
         };
         match ring.put(format, &memory.guest, [header, frame]) {
-            Ok(Put::Yes) => true,
+            Ok(Put::Yes) => {
+                ring.counts.frame(frame.len());
+                true
+            }
             Ok(Put::Later) => false,
             Ok(Put::TooLong) | Err(Broken) => {
                 self.lost.push(header.len() + frame.len());
@@ -315,6 +365,9 @@ impl RingLink {
             rings.iter_mut().for_each(|ring| ring.call(&memory.guest));
             break;
         }
+        if let Some(vmm) = &mut self.vmm {
+            vmm.settle();
+        }
         std::mem::take(&mut self.lost)
     }
 
@@ -328,12 +381,17 @@ impl RingLink {
         if self.is_for_one {
             self.is_over = true;
             // Nobody connects any more, and whoever else has the socket sees it hang up.
-            let _ = shutdown(self.listener.as_raw_fd(), Shutdown::Both);
+            if let Some(listener) = &self.listener {
+                let _ = shutdown(listener.as_raw_fd(), Shutdown::Both);
+            }
         }
         tracing::debug!("the VMM's connection has ended");
     }
 }
 
+#[cfg(test)]
+#[path = "own_vmm_test.rs"]
+mod own_vmm_tests;
 #[cfg(test)]
 #[path = "vhost_user_test.rs"]
 mod tests;

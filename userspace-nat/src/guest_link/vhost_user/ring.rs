@@ -62,6 +62,9 @@ pub(super) struct Ring {
     at: Option<[u64; 3]>,
     pub(super) kick: Option<OwnedFd>,
     call: Option<File>,
+    /// Where the VMM is told that the ring is broken, until it was.
+    err: Option<File>,
+    pub(super) counts: Counts,
     /// Available index up to which chains were seen; of those that were too few, some are not taken.
     seen: u16,
     /// Whether the driver is to be told of chains that were given back.
@@ -72,6 +75,26 @@ pub(super) struct Ring {
     /// Buffers of chains that are being filled, reused.
     buffers: Vec<(GuestAddress, u32)>,
     heads: Vec<(u16, usize)>,
+}
+
+/// What a ring has carried.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(super) struct Counts {
+    pub(super) frames: u64,
+    /// Bytes of the frames, from the Ethernet header on.
+    pub(super) bytes: u64,
+    /// Chains in which they were.
+    pub(super) chains: u64,
+    /// Times that the driver was told of chains, and that it did not want to know.
+    pub(super) calls: u64,
+    pub(super) calls_suppressed: u64,
+}
+
+impl Counts {
+    pub(super) fn frame(&mut self, len: usize) {
+        self.frames += 1;
+        self.bytes += len as u64;
+    }
 }
 
 /// What the driver has accepted of the ring's format.
@@ -104,13 +127,22 @@ impl Ring {
     }
 
     pub(super) fn set_call(&mut self, call: Option<OwnedFd>) {
-        // The descriptor may be anything: no call of it is to wait. One that can't be set so is no
-        // event, and tells nobody anything.
-        let call = call.map(UnixStream::from);
-        let call = call.filter(|call| call.set_nonblocking(true).is_ok());
-        self.call = call.map(|call| File::from(OwnedFd::from(call)));
+        self.call = call.and_then(never_waiting);
         // It may have missed one.
         self.owes_call = self.call.is_some();
+    }
+
+    pub(super) fn set_err(&mut self, err: Option<OwnedFd>) {
+        self.err = err.and_then(never_waiting);
+    }
+
+    /// Tells the VMM once that the ring is broken, if it is.
+    pub(super) fn tell_broken(&mut self) {
+        if self.is_broken
+            && let Some(mut err) = self.err.take()
+        {
+            let _ = err.write(&1_u64.to_ne_bytes());
+        }
     }
 
     pub(super) fn enable(&mut self, is_enabled: bool) {
@@ -194,7 +226,10 @@ impl Ring {
             })
         });
         match taken {
-            Ok(Taken::Frame(_) | Taken::Malformed(_)) => self.owes_call = true,
+            Ok(Taken::Frame(_) | Taken::Malformed(_)) => {
+                self.owes_call = true;
+                self.counts.chains += 1;
+            }
             Ok(Taken::Nothing) => {}
             Err(Broken) => self.is_broken = true,
         }
@@ -246,6 +281,7 @@ impl Ring {
         self.is_broken |= given.is_err();
         self.owes_call = true;
         self.must_call |= self.heads.len() > 1;
+        self.counts.chains += self.heads.len() as u64;
         given.map(|()| Put::Yes)
     }
 
@@ -281,11 +317,23 @@ impl Ring {
         // Always asked: the queue counts from the last time on.
         let is_wanted = queue.needs_notification(memory).unwrap_or(false);
         let is_wanted = std::mem::take(&mut self.must_call) || is_wanted;
+        match is_wanted {
+            true => self.counts.calls += 1,
+            false => self.counts.calls_suppressed += 1,
+        }
         if let Some(call) = self.call.as_mut().filter(|_| is_wanted) {
             // One whose counter is full has been told often enough.
             let _ = call.write(&1_u64.to_ne_bytes());
         }
     }
+}
+
+/// The descriptor may be anything: no call of it is to wait. One that can't be set so is no event, and
+/// tells nobody anything.
+fn never_waiting(descriptor: OwnedFd) -> Option<File> {
+    let event = UnixStream::from(descriptor);
+    let is_set = event.set_nonblocking(true).is_ok();
+    is_set.then(|| File::from(OwnedFd::from(event)))
 }
 
 /// Takes the next chain, and appends its buffers, all of which the device may write (`writable`) or read.

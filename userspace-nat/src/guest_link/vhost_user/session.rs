@@ -7,6 +7,7 @@ use super::{
     memory::Memory,
     message::{Connection, End, Message, Wrong, request},
     ring::{Format, Ring},
+    tally::Tally,
 };
 use crate::port::VNET_LEN;
 
@@ -60,6 +61,16 @@ pub(super) struct Vmm {
     pub(super) rings: [Ring; 2],
     /// Whether the guest's ring may have frames of which no kick tells.
     pub(super) has_input: bool,
+    /// Kicks that have come.
+    pub(super) kicks: u64,
+    /// Whether it is slipgate's own, and where that one reads counts.
+    is_own: bool,
+    tally: Option<Tally>,
+    /// Whether a driver has accepted features, and was not reset since.
+    has_driver: bool,
+    /// What messages were about that nobody has heeded: other features of a driver, and its reset.
+    pub(super) has_other_features: bool,
+    pub(super) was_reset: bool,
 }
 
 impl Vmm {
@@ -72,6 +83,37 @@ impl Vmm {
             memory: None,
             rings: Default::default(),
             has_input: false,
+            kicks: 0,
+            is_own: false,
+            tally: None,
+            has_driver: false,
+            has_other_features: false,
+            was_reset: false,
+        }
+    }
+
+    /// Slipgate's own VMM, as [`Vmm::new`].
+    pub(super) fn own(socket: OwnedFd) -> Self {
+        Self {
+            is_own: true,
+            ..Self::new(socket)
+        }
+    }
+
+    pub(super) fn socket(&self) -> &OwnedFd {
+        self.connection.socket()
+    }
+
+    /// Whether frames for its guest wait until its ring runs again.
+    pub(super) fn is_paused(&self) -> bool {
+        self.is_own && self.has_driver
+    }
+
+    /// At the end of a turn: tells of broken rings, and what was carried.
+    pub(super) fn settle(&mut self) {
+        self.rings.iter_mut().for_each(Ring::tell_broken);
+        if let Some(tally) = &self.tally {
+            tally.set(self.kicks, &self.rings);
         }
     }
 
@@ -132,6 +174,7 @@ impl Vmm {
                 | request::SET_VRING_KICK
                 | request::SET_VRING_CALL
                 | request::SET_VRING_ERR
+                | request::SET_TALLY
         );
         if !takes_fds && !message.fds.is_empty() {
             return Err(Wrong::Descriptors(number));
@@ -146,6 +189,8 @@ impl Vmm {
                     return Err(Wrong::Body(number));
                 }
                 self.features = features;
+                self.has_driver = true;
+                self.has_other_features = true;
             }
             request::SET_PROTOCOL_FEATURES => {
                 let [features] = message.longs(0)?;
@@ -157,6 +202,8 @@ impl Vmm {
                 for nth in [RX, TX] {
                     self.stop(nth, epoll);
                 }
+                self.has_driver = false;
+                self.was_reset = true;
             }
             request::SET_MEM_TABLE => {
                 self.memory = Some(Memory::map(message)?);
@@ -210,8 +257,11 @@ impl Vmm {
                 let (nth, call) = self.of_ring(message)?;
                 self.rings[nth].set_call(call);
             }
-            // Nothing is told there.
-            request::SET_VRING_ERR => drop(self.of_ring(message)?),
+            request::SET_VRING_ERR => {
+                let (nth, err) = self.of_ring(message)?;
+                self.rings[nth].set_err(err);
+            }
+            request::SET_TALLY if self.is_own => self.tally = Some(Tally::map(message)?),
             _ => return Err(Wrong::Request(number)),
         }
         Ok(None)

@@ -30,7 +30,7 @@ type Buffer = (u64, u32, bool);
 const BUFFERS: u64 = MEMORY + 0x1_0000;
 
 /// A frame with its header, as the engine has it.
-fn tcp(payload_len: usize) -> Vec<u8> {
+pub(super) fn tcp(payload_len: usize) -> Vec<u8> {
     let mut l3: Vec<u8> = (0..headers_len(Version::V4) + payload_len)
         .map(|at| at as u8)
         .collect();
@@ -462,7 +462,7 @@ fn nobody_is_served_after_the_only_one() {
     let mut vmm = FakeVmm::new();
     vmm.link.is_for_one = true;
     vmm.set_up(ALL);
-    let listener = vmm.link.listener.as_raw_fd();
+    let listener = vmm.link.listener.as_ref().unwrap().as_raw_fd();
     vmm.say(&[0xff; 12], &[]);
     assert_eq!(vmm.wrong, Some(Wrong::Header));
     assert!(accept4(listener, SockFlag::SOCK_NONBLOCK).is_err());

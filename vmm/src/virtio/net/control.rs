@@ -21,7 +21,7 @@ use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 
 use super::{
     config_space::ConfigSpace,
-    counters::NetCounters,
+    counters::{NetCounters, NetLink},
     features::{Features, Offloads},
     filter::{Filter, MAX_ADDRESSES, Table},
     pieces::{self, Translation, total},
@@ -84,7 +84,7 @@ pub(super) struct Control {
 /// State that control commands change.
 pub(super) struct Shared {
     pub(super) tap: Tap,
-    pub(super) config: ConfigSpace,
+    pub(super) config: Arc<ConfigSpace>,
     pub(super) workers: Vec<Mailbox<worker::Command>>,
     pub(super) counters: Arc<NetCounters>,
 }
@@ -318,7 +318,13 @@ impl Session {
         self.needs(VIRTIO_NET_F_CTRL_GUEST_OFFLOADS)?;
         let bits = u64::from_le_bytes(data.try_into().ok()?);
         let offloads = Offloads::from_command(bits, self.features)?;
-        self.shared.tap.set_offloads(offloads).ok()
+        self.shared.tap.set_offloads(offloads).ok()?;
+        if self.shared.tap.link() == NetLink::Rings {
+            for worker in &self.shared.workers {
+                worker.send(worker::Command::Offloads(offloads));
+            }
+        }
+        Some(())
     }
 
     /// Sets the number of active queue pairs. Frames may go to new queues before the driver gets

@@ -4,12 +4,14 @@
 use std::{
     collections::BTreeMap,
     sync::{
-        Arc,
+        Arc, OnceLock,
         atomic::{AtomicU64, Ordering},
     },
 };
 
 use serde::Serialize;
+
+use super::rings::Tally;
 
 /// Number that one thread increments and any thread reads.
 #[derive(Debug, Default)]
@@ -170,11 +172,27 @@ impl PairCounters {
     }
 }
 
+/// What a card sends its frames to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum NetLink {
+    /// A TAP's queues.
+    #[default]
+    Tap,
+    /// A socket to another process, a message for each frame.
+    Socket,
+    /// No frame passes the card: another process serves its rings.
+    Rings,
+}
+
 /// All counters of a card. They are kept over resets.
 #[derive(Debug)]
 pub struct NetCounters {
     pub(super) pairs: Vec<Arc<PairCounters>>,
     pub(super) control: ControlCounters,
+    pub(super) link: OnceLock<NetLink>,
+    /// What another process has counted that serves the rings.
+    pub(super) tally: OnceLock<Tally>,
 }
 
 /// Counters of the control queue.
@@ -191,13 +209,20 @@ impl NetCounters {
         Arc::new(NetCounters {
             pairs: (0..pairs).map(|_| Arc::default()).collect(),
             control: ControlCounters::default(),
+            link: OnceLock::new(),
+            tally: OnceLock::new(),
         })
     }
 
     /// Returns the present figures.
     pub fn snapshot(&self) -> NetSnapshot {
+        let mut pairs: Vec<_> = self.pairs.iter().map(|pair| pair.snapshot()).collect();
+        if let (Some(tally), Some(first)) = (self.tally.get(), pairs.first_mut()) {
+            tally.add_to(first);
+        }
         NetSnapshot {
-            pairs: self.pairs.iter().map(|pair| pair.snapshot()).collect(),
+            link: self.link.get().copied().unwrap_or_default(),
+            pairs,
             control_commands: self.control.commands.get(),
             control_refused: self.control.refused.get(),
             control_broken_rings: self.control.broken.get(),
@@ -208,6 +233,8 @@ impl NetCounters {
 /// The card's counters at one time.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct NetSnapshot {
+    /// What its frames go to.
+    pub link: NetLink,
     /// Counters of each queue pair, in order.
     pub pairs: Vec<PairSnapshot>,
     /// Commands on the control queue.

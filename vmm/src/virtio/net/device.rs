@@ -1,11 +1,14 @@
 //! The virtio-net device: its threads, activation and reset.
 use std::{
+    fs::File,
+    io,
     sync::{Arc, Mutex, PoisonError, mpsc},
     thread::JoinHandle,
 };
 
 use super::{
-    CONTROL_QUEUE_SIZE, MAX_QUEUE_PAIRS, NetConfig, NetCounters, NetError, QUEUE_SIZE,
+    CONTROL_QUEUE_SIZE, MAX_QUEUE_PAIRS, NetConfig, NetCounters, NetError, NetLink, NetRates,
+    QUEUE_SIZE,
     config_space::ConfigSpace,
     control::{self, Control, Shared},
     features::{Features, Offloads},
@@ -15,6 +18,7 @@ use super::{
     pieces::Translation,
     queues::Queues,
     ring::Ring,
+    rings::{COUNTERS_LEN, FrontEnd, Tally},
     tap::Tap,
     tried,
     waits::Waits,
@@ -26,7 +30,7 @@ use crate::{
     thread,
     virtio::{
         ActivateError, Activation, Signals, VirtioDevice,
-        mailbox::{Mailbox, mailbox},
+        mailbox::{Inbox, Mailbox, mailbox},
     },
 };
 
@@ -105,7 +109,15 @@ impl Net {
                 pairs,
             });
         }
-        let tap = Tap::new(config.taps)?;
+        let tap = Tap::new(config.taps, config.shared.is_some())?;
+        if config.shared.is_some()
+            && (tap.link() != NetLink::Rings || pairs > 1 || has_rates(config.rates))
+        {
+            return Err(NetError::Rings);
+        }
+        // It is set once, by the first card that has these counters.
+        let _ = counters.link.set(tap.link());
+        let space = Arc::new(ConfigSpace::new(config.mac, config.mtu, pairs as u16));
         for queue in 1..pairs {
             tap.set_attached(queue, false)
                 .map_err(tried("detach a TAP's queue"))?;
@@ -114,8 +126,19 @@ impl Net {
         let mut threads = Vec::with_capacity(pairs + 1);
         let mut workers = Vec::with_capacity(pairs);
         let limits = Limits::new(config.rates);
+        let counted = Arc::clone(&counters);
         for (index, counters) in counters.pairs.iter().enumerate() {
             let (mailbox, inbox) = mailbox().map_err(tried("make an eventfd"))?;
+            let name = format!("net-{index}");
+            if let Some(file) = &config.shared {
+                let front_end = front_end(&tap, file, inbox, &space, &counted)
+                    .map_err(tried("share the card's rings"))?;
+                workers.push(mailbox);
+                let kind = ThreadKind::NetRings;
+                let thread = thread::spawn(&name, kind, &setup, || front_end.run());
+                threads.push(thread.map_err(tried("start the rings' thread"))?);
+                continue;
+            }
             let worker = Worker {
                 tap: tap.descriptor(index),
                 io: frame_io::new(tap.method(config.io), tap.descriptor(index))
@@ -126,14 +149,16 @@ impl Net {
                 limits: limits.clone(),
             };
             workers.push(mailbox);
-            let name = format!("net-{index}");
             let thread = thread::spawn(&name, ThreadKind::NetWorker, &setup, || worker.run());
             threads.push(thread.map_err(tried("start a queue pair's thread"))?);
         }
-        let offered = Features::offered(tap.offloads(), pairs);
+        let offered = match (Features::offered(tap.offloads(), pairs), tap.link()) {
+            (offered, NetLink::Rings) => offered.without_filters(),
+            (offered, _) => offered,
+        };
         let shared = Arc::new(Shared {
             tap,
-            config: ConfigSpace::new(config.mac, config.mtu, pairs as u16),
+            config: space,
             workers,
             counters,
         });
@@ -247,6 +272,7 @@ impl VirtioDevice for Net {
                 signals: Arc::clone(&activation.signals),
                 active: index < set.0,
                 filter: set.1.for_workers(),
+                offloads,
             };
             self.shared.workers[index].send(worker::Command::Start(Box::new(start)));
         }
@@ -266,6 +292,18 @@ impl VirtioDevice for Net {
 
     fn reset(&mut self) {
         self.stop();
+    }
+
+    fn is_signalled_by_others(&self) -> bool {
+        self.shared.tap.link() == NetLink::Rings
+    }
+
+    fn vector_changed(&mut self, index: u16) {
+        if self.shared.tap.link() == NetLink::Rings {
+            for worker in &self.shared.workers {
+                worker.send(worker::Command::Vector(index));
+            }
+        }
     }
 
     fn suspend(&mut self) -> DeviceState {
@@ -303,6 +341,34 @@ impl VirtioDevice for Net {
         }
         self.control.send(control::Command::Resume);
     }
+}
+
+/// Returns the front end of the rings, and has what the engine counts read with the others.
+fn front_end(
+    tap: &Tap,
+    file: &File,
+    inbox: Inbox<worker::Command>,
+    config: &Arc<ConfigSpace>,
+    counters: &NetCounters,
+) -> io::Result<FrontEnd> {
+    let length = file.metadata()?.len();
+    let at = length.checked_sub(COUNTERS_LEN);
+    let at = at.ok_or_else(|| io::Error::other("the shared file is too short"))?;
+    // It is set once, by the first card that has these counters.
+    let _ = counters.tally.set(Tally::map(file.try_clone()?, at)?);
+    let counted = Arc::clone(&counters.pairs[0]);
+    let socket = tap.socket()?;
+    FrontEnd::new(
+        socket,
+        (file.try_clone()?, at),
+        inbox,
+        Arc::clone(config),
+        counted,
+    )
+}
+
+fn has_rates(rates: NetRates) -> bool {
+    rates != NetRates::default()
 }
 
 impl Drop for Net {

@@ -60,6 +60,30 @@ impl Features {
         Features(offered)
     }
 
+    /// Returns the set without what the engine does not do that serves a card's rings: to filter frames.
+    /// A driver that has no filter gets all.
+    pub(super) fn without_filters(self) -> Features {
+        Features(self.0 & !(1 << VIRTIO_NET_F_CTRL_RX | 1 << VIRTIO_NET_F_CTRL_RX_EXTRA))
+    }
+
+    /// Returns the features of these offloads, toward host and guest.
+    pub(super) fn of_offloads(offloads: Offloads) -> u64 {
+        let of = |(offload, host, guest): &Row| match offloads.has(*offload) {
+            true => bits(host) | bits(guest),
+            false => 0,
+        };
+        TABLE.iter().map(of).fold(0, |all, bits| all | bits)
+    }
+
+    /// Returns the features of these offloads toward the guest.
+    pub(super) fn toward_guest(offloads: Offloads) -> u64 {
+        let of = |(offload, _, guest): &Row| match offloads.has(*offload) {
+            true => bits(guest),
+            false => 0,
+        };
+        TABLE.iter().map(of).fold(0, |all, bits| all | bits)
+    }
+
     /// Returns the offloads that the TAP may use toward this guest: those that the driver
     /// negotiated, as far as the specification's dependencies (section 5.1.3.1) are met.
     pub(super) fn guest_offloads(self) -> Offloads {
@@ -69,6 +93,10 @@ impl Features {
             .fold(Offloads::default(), |all, (offload, ..)| all.with(*offload));
         all.consistent()
     }
+}
+
+fn bits(numbers: &[u32]) -> u64 {
+    numbers.iter().fold(0, |bits, bit| bits | 1 << bit)
 }
 
 /// TAP offload, features toward the host, features toward the guest. USO for both IP versions is
@@ -114,6 +142,17 @@ impl Offloads {
     /// Since Linux 6.2; the kernel takes both bits or none.
     pub(super) const USO: Offloads = Offloads(libc::TUN_F_USO4 | libc::TUN_F_USO6);
     pub(super) const ALL: &[Offloads] = &[Self::CSUM, Self::TSO4, Self::TSO6, Self::ECN, Self::USO];
+
+    /// Returns all of them.
+    pub(super) fn all() -> Offloads {
+        let all = Self::ALL.iter();
+        all.fold(Offloads::default(), |all, offload| all.with(*offload))
+    }
+
+    /// Returns those of an engine that serves a card's rings.
+    pub(super) fn of_rings() -> Offloads {
+        Offloads(Self::all().0 & !Self::ECN.0)
+    }
 
     pub(super) fn has(self, other: Offloads) -> bool {
         self.0 & other.0 == other.0

@@ -17,9 +17,12 @@
 //! the service of that queue pair and sets DEVICE_NEEDS_RESET. An invalid frame is given back and
 //! counted.
 //!
+//! A card may give its rings away instead ([`rings`]): another process serves them in memory that both
+//! have, and no frame passes this one.
+//!
 //! A card may have rate limits ([`limits`]). Beyond them frames wait, the guest's in its ring and
 //! others in the TAP, and the worker sleeps until the limit opens.
-use std::{io, os::fd::OwnedFd};
+use std::{fs::File, io, os::fd::OwnedFd};
 
 use super::{pieces, ring};
 
@@ -33,6 +36,7 @@ mod frame_io;
 mod header;
 mod limits;
 mod queues;
+mod rings;
 mod rx;
 #[cfg(any(test, feature = "fake"))]
 pub mod stepped;
@@ -42,7 +46,7 @@ mod tx;
 mod waits;
 mod worker;
 
-pub use counters::{DropReason, NetCounters, NetSnapshot, PairSnapshot};
+pub use counters::{DropReason, NetCounters, NetLink, NetSnapshot, PairSnapshot};
 pub use device::{Net, NetHandle};
 pub use limits::NetRates;
 
@@ -67,6 +71,16 @@ pub struct NetConfig {
     pub io: IoMethod,
     /// Most that passes.
     pub rates: NetRates,
+    /// The file that the machine's memory is in, of [`shared_bytes`]: the one descriptor of `taps` is a
+    /// stream socket then, and the process at its other end serves the rings. Such a card has no
+    /// rates.
+    pub shared: Option<File>,
+}
+
+/// Returns the length of the file that a machine's memory of `memory_bytes` is in when another process
+/// serves the rings of its card: behind the memory is what that process counts.
+pub fn shared_bytes(memory_bytes: u64) -> u64 {
+    memory_bytes.saturating_add(rings::COUNTERS_LEN)
 }
 
 impl NetConfig {
@@ -78,6 +92,7 @@ impl NetConfig {
             taps,
             io: IoMethod::default(),
             rates: NetRates::default(),
+            shared: None,
         }
     }
 }
@@ -124,6 +139,9 @@ pub enum NetError {
         /// Number of requested queue pairs.
         wanted: usize,
     },
+    /// A card whose rings another process serves was given more than it can have.
+    #[error("a card whose rings another process serves has one socket, and no rate limits")]
+    Rings,
     /// The MTU is below the least that IPv4 allows.
     #[error("an MTU of {0} bytes is below 68 (RFC 791)")]
     Mtu(u16),

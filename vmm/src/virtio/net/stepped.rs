@@ -48,7 +48,7 @@ impl Stepped {
     /// # Errors
     /// The descriptor is no suitable TAP, or the host refuses a resource.
     pub fn new(tap: OwnedFd, counters: Arc<NetCounters>) -> Result<Stepped, NetError> {
-        let tap = Tap::new(vec![tap])?;
+        let tap = Tap::new(vec![tap], false)?;
         let (_, inbox) = mailbox().map_err(tried("make an eventfd"))?;
         let (io, waits) = parts(&tap, inbox.descriptor()).map_err(tried("make an epoll"))?;
         let counted = counters.pairs.first().ok_or(NetError::NoQueues)?;
@@ -63,7 +63,7 @@ impl Stepped {
             },
             shared: Arc::new(Shared {
                 tap,
-                config: ConfigSpace::new([2, 0, 0, 0, 0, 1], 1500, 1),
+                config: Arc::new(ConfigSpace::new([2, 0, 0, 0, 0, 1], 1500, 1)),
                 workers: Vec::new(),
                 counters,
             }),
@@ -101,6 +101,7 @@ impl Stepped {
             signals: activation.signals,
             active: true,
             filter: None,
+            offloads: self.shared.tap.set(),
         };
         self.serving = Some(self.worker.enter(start, true).map_err(|_| NeedsReset)?);
         Ok(())
@@ -173,4 +174,4 @@ fn parts(tap: &Tap, commands: i32) -> io::Result<(Box<dyn FrameIo>, Waits)> {
 mod copies_tests;
 #[cfg(test)]
 #[path = "stepped_test.rs"]
-mod tests;
+pub(in crate::virtio) mod tests;

@@ -34,7 +34,7 @@ pub(super) fn ring(queue: u64) -> u64 {
 }
 
 /// A queue as the transport hands it over.
-pub(super) fn enabled(index: u64, size: u16) -> EnabledQueue {
+pub(in crate::virtio) fn enabled(index: u64, size: u16) -> EnabledQueue {
     let mut queue = Queue::new(size).unwrap();
     queue.set_desc_table_address(Some(ring(index) as u32), Some(0));
     queue.set_avail_ring_address(Some(ring(index) as u32 + 0x1000), Some(0));

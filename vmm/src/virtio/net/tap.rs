@@ -6,13 +6,18 @@
 //! behind the same 12-byte header, and its peer accepts all offloads. Where a TAP gets
 //! TUNSETOFFLOAD, the peer gets a message of four bytes, the same bits, little-endian: it may use
 //! these offloads from then on, and none before the first such message.
+//!
+//! Or the peer takes the rings themselves ([`super::rings`]), and is told of offloads there.
 use std::{
     io, mem,
-    os::fd::{AsRawFd, OwnedFd, RawFd},
+    os::{
+        fd::{AsRawFd, OwnedFd, RawFd},
+        unix::net::UnixStream,
+    },
     sync::{Mutex, PoisonError},
 };
 
-use super::{IoMethod, NetError, features::Offloads, tried};
+use super::{IoMethod, NetError, counters::NetLink, features::Offloads, tried};
 
 /// Length of `struct virtio_net_hdr_v1`, bytes. The header is the same on the ring and on the TAP,
 /// so it passes through unchanged.
@@ -36,20 +41,28 @@ pub(super) struct Tap {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
-    Tap { multi_queue: bool },
+    Tap {
+        multi_queue: bool,
+    },
     Socket,
+    /// A socket whose peer serves the rings.
+    Rings,
 }
 
 impl Tap {
-    /// Checks the descriptors, probes the device's offloads, and configures it: non-blocking,
+    /// `gives_rings`: whether the peer of a socket serves the rings. Checks the descriptors, probes the device's offloads, and configures it: non-blocking,
     /// 12-byte headers, no offloads yet.
     ///
     /// # Errors
     /// There is no descriptor, one is no suitable TAP, or the host refuses a setting.
-    pub(super) fn new(queues: Vec<OwnedFd>) -> Result<Tap, NetError> {
+    pub(super) fn new(queues: Vec<OwnedFd>, gives_rings: bool) -> Result<Tap, NetError> {
         let first = queues.first().ok_or(NetError::NoQueues)?;
         let kind = if is_socket(first)? {
-            Kind::Socket
+            if gives_rings {
+                Kind::Rings
+            } else {
+                Kind::Socket
+            }
         } else {
             tap_kind(first)?
         };
@@ -68,7 +81,7 @@ impl Tap {
             can: Offloads::default(),
             offloads: Mutex::default(),
         };
-        if kind != Kind::Socket {
+        if matches!(kind, Kind::Tap { .. }) {
             tap.point_to_int(libc::TUNSETVNETHDRSZ, HEADER_BYTES as libc::c_int)
                 .map_err(tried("set a TAP's virtio-net header to 12 bytes"))?;
             // Virtio 1 is little-endian whatever the host is.
@@ -79,6 +92,15 @@ impl Tap {
         Ok(tap)
     }
 
+    /// Returns what the card sends its frames to.
+    pub(super) fn link(&self) -> NetLink {
+        match self.kind {
+            Kind::Tap { .. } => NetLink::Tap,
+            Kind::Socket => NetLink::Socket,
+            Kind::Rings => NetLink::Rings,
+        }
+    }
+
     /// Returns the number of queue pairs that it serves.
     pub(super) fn queues(&self) -> usize {
         self.queues.len()
@@ -87,6 +109,14 @@ impl Tap {
     /// Returns a queue's descriptor. It is valid as long as the TAP.
     pub(super) fn descriptor(&self, queue: usize) -> RawFd {
         self.queues[queue].as_raw_fd()
+    }
+
+    /// Returns a copy of the socket whose peer serves the rings.
+    ///
+    /// # Errors
+    /// The host has no descriptor for it.
+    pub(super) fn socket(&self) -> io::Result<UnixStream> {
+        Ok(self.queues[0].try_clone()?.into())
     }
 
     /// Returns the offloads that the device supports.
@@ -119,12 +149,14 @@ impl Tap {
         if *set == Some(offloads) {
             return Ok(());
         }
-        if self.kind == Kind::Socket {
-            self.tell(offloads)?;
-        } else {
-            let bits = libc::c_ulong::from(offloads.0);
-            // SAFETY: TUNSETOFFLOAD takes its argument by value.
-            check(unsafe { libc::ioctl(self.descriptor(0), libc::TUNSETOFFLOAD, bits) })?;
+        match self.kind {
+            Kind::Socket => self.tell(offloads)?,
+            Kind::Tap { .. } => {
+                let bits = libc::c_ulong::from(offloads.0);
+                // SAFETY: TUNSETOFFLOAD takes its argument by value.
+                check(unsafe { libc::ioctl(self.descriptor(0), libc::TUNSETOFFLOAD, bits) })?;
+            }
+            Kind::Rings => {}
         }
         *set = Some(offloads);
         Ok(())
@@ -156,7 +188,7 @@ impl Tap {
     /// The host refuses it.
     pub(super) fn set_attached(&self, queue: usize, attached: bool) -> io::Result<()> {
         let mut all = self.attached.lock().unwrap_or_else(PoisonError::into_inner);
-        if queue == 0 || self.kind == Kind::Socket || all[queue] == attached {
+        if queue == 0 || !matches!(self.kind, Kind::Tap { .. }) || all[queue] == attached {
             return Ok(());
         }
         let flag = if attached {
@@ -181,11 +213,10 @@ impl Tap {
 
     /// Tries each offload. A kernel that does not know one refuses it.
     fn probe(&self) -> Result<Offloads, NetError> {
-        if self.kind == Kind::Socket {
-            let all = Offloads::ALL.iter();
-            return Ok(all
-                .fold(Offloads::default(), |all, offload| all.with(*offload))
-                .consistent());
+        match self.kind {
+            Kind::Socket => return Ok(Offloads::all()),
+            Kind::Rings => return Ok(Offloads::of_rings()),
+            Kind::Tap { .. } => {}
         }
         let mut can = Offloads::default();
         for offload in Offloads::ALL {

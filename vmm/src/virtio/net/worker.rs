@@ -22,7 +22,7 @@ use vmm_sys_util::{epoll::EventSet, eventfd::EventFd};
 
 use super::{
     counters::PairCounters,
-    features::Features,
+    features::{Features, Offloads},
     filter::Filter,
     frame_io::{FrameIo, MAX_TRANSFERS, Transfer},
     limits::{Limit, Limits},
@@ -44,6 +44,10 @@ pub(super) enum Command {
     Start(Box<Start>),
     /// Start or stop reading from the TAP.
     Active(bool),
+    /// What the guest accepts from now on; for a card whose rings the engine serves.
+    Offloads(Offloads),
+    /// The interrupt vector of this queue is another; for such a card.
+    Vector(u16),
     /// Use this receive filter from now on; `None` passes all frames.
     Filter(Option<Arc<Filter>>),
     /// Stop serving: the driver reset the card.
@@ -66,6 +70,8 @@ pub(super) struct Start {
     pub(super) active: bool,
     /// Receive filter; `None` passes all frames.
     pub(super) filter: Option<Arc<Filter>>,
+    /// Offloads that the guest accepts.
+    pub(super) offloads: Offloads,
 }
 
 /// State of a worker thread.
@@ -148,6 +154,8 @@ impl Worker {
                         served.set_active(active, &self.counters);
                     }
                 }
+                // The TAP has been told, and the vector is looked up when it is signalled.
+                Some(Command::Offloads(_) | Command::Vector(_)) => {}
                 Some(Command::Filter(filter)) => {
                     if let Some(served) = &mut serving {
                         served.rx.set_filter(filter);

@@ -88,9 +88,7 @@ impl Selectors {
                 }
             }
             (22, &[a, b]) => self.queue = u16::from_le_bytes([a, b]),
-            (26, &[a, b]) => of
-                .shared
-                .set_queue_vector(self.queue, u16::from_le_bytes([a, b])),
+            (26, &[a, b]) => of.set_queue_vector(self.queue, u16::from_le_bytes([a, b])),
             (28, &[1, 0]) => of.enable_queue(self.queue),
             (58, &[1, 0]) => of.reset_queue(self.queue),
             _ => self.write_queue(of, offset, bytes),

@@ -223,6 +223,15 @@ impl Lifecycle {
         }
     }
 
+    /// Handles a write to queue_msix_vector.
+    pub(super) fn set_queue_vector(&mut self, index: u16, vector: u16) {
+        let before = self.shared.queue_vector(index);
+        self.shared.set_queue_vector(index, vector);
+        if self.active && self.shared.queue_vector(index) != before {
+            self.device.vector_changed(index);
+        }
+    }
+
     /// Handles a write of 1 to queue_enable.
     pub(super) fn enable_queue(&mut self, index: u16) {
         let Some(state) = self.queues.get_mut(usize::from(index)) else {

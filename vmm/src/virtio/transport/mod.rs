@@ -108,6 +108,9 @@ impl VirtioPci {
         let queues = sizes.len();
         let count = u16::try_from(queues + 1).expect("at most 1025");
         let mut msix = Msix::new(count, msi).map_err(host("the MSI-X vectors"))?;
+        if device.is_signalled_by_others() {
+            msix.lend();
+        }
         let mut config = ConfigSpace::new(Identity {
             vendor: VENDOR,
             device: FIRST_DEVICE + device.device_id(),

@@ -8,6 +8,8 @@ use std::sync::{
     },
 };
 
+use vmm_sys_util::eventfd::EventFd;
+
 use super::{counters::TransportCounters, counters::count, status};
 use crate::{pci::Vectors, virtio::Signals};
 
@@ -129,6 +131,10 @@ impl Shared {
 }
 
 impl Signals for Shared {
+    fn line(&self, index: u16) -> Option<&EventFd> {
+        self.vectors.line(self.queue_vector(index))
+    }
+
     fn queue(&self, index: u16) {
         self.set_isr(ISR_QUEUE);
         if let Some(vector) = self.queue_vectors.get(usize::from(index)) {

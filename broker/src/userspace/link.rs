@@ -1,0 +1,93 @@
+//! The link between VMM and user-mode engine.
+use std::{fs::File, os::fd::OwnedFd};
+
+use anyhow::Context as _;
+use nix::{
+    fcntl::{FcntlArg, SealFlag, fcntl},
+    sys::{
+        memfd::{MFdFlags, memfd_create},
+        socket::{AddressFamily, SockFlag, SockType, setsockopt, socketpair, sockopt},
+    },
+};
+use slipgate_ipc::{engine::UserspaceStart, vmm::NetRates};
+
+use crate::config::MachineSpec;
+
+/// Bytes that may wait in each direction between VMM and engine; the kernel gives what the host allows.
+const BETWEEN: usize = 1 << 20;
+/// Bytes behind the guest's memory, in which the engine counts what the rings carry
+/// (`vmm/src/virtio/net/rings`).
+const COUNTERS: u64 = 4_096;
+
+/// Both ends of the link.
+pub(super) struct Link {
+    /// The engine's end.
+    pub(super) ours: OwnedFd,
+    /// The VMM's.
+    pub(super) theirs: OwnedFd,
+    /// The file for the guest's memory, if the engine serves the card's rings.
+    pub(super) memory: Option<OwnedFd>,
+    pub(super) how: UserspaceStart,
+}
+
+impl Link {
+    /// Makes the link that such a machine has.
+    pub(super) fn make(machine: &MachineSpec) -> anyhow::Result<Self> {
+        match has_rings(machine) {
+            true => Self::rings(machine.memory_mib << 20),
+            false => Self::packets(),
+        }
+    }
+
+    /// The engine serves the rings, in memory that both have.
+    fn rings(memory_bytes: u64) -> anyhow::Result<Self> {
+        let (ours, theirs) = pair(SockType::Stream)?;
+        Ok(Self {
+            ours,
+            theirs,
+            memory: Some(memory_file(memory_bytes + COUNTERS)?),
+            how: UserspaceStart::Rings,
+        })
+    }
+
+    /// The VMM passes frames, a message each.
+    fn packets() -> anyhow::Result<Self> {
+        let (ours, theirs) = pair(SockType::SeqPacket)?;
+        for socket in [&ours, &theirs] {
+            setsockopt(socket, sockopt::SndBuf, &BETWEEN)
+                .context("setting the buffers between VMM and engine")?;
+        }
+        Ok(Self {
+            ours,
+            theirs,
+            memory: None,
+            how: UserspaceStart::Packets,
+        })
+    }
+}
+
+/// Whether the engine can serve the card's rings.
+fn has_rings(machine: &MachineSpec) -> bool {
+    machine.restore.is_none() && machine.net_rates == NetRates::default()
+}
+
+fn pair(kind: SockType) -> anyhow::Result<(OwnedFd, OwnedFd)> {
+    let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+    let pair = socketpair(AddressFamily::Unix, kind, None, flags);
+    pair.context("making the sockets between VMM and engine")
+}
+
+/// A file of zeroes, whose length nobody can change: a process that has it mapped would end by SIGBUS.
+fn memory_file(bytes: u64) -> anyhow::Result<OwnedFd> {
+    let flags = MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING;
+    let file = memfd_create(c"slipgate-guest", flags).context("making the guest's memory")?;
+    let file = File::from(file);
+    file.set_len(bytes).context("making the guest's memory")?;
+    let seals = SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW | SealFlag::F_SEAL_SEAL;
+    fcntl(&file, FcntlArg::F_ADD_SEALS(seals)).context("sealing the guest's memory")?;
+    Ok(file.into())
+}
+
+#[cfg(test)]
+#[path = "link_test.rs"]
+mod tests;
