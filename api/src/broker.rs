@@ -8,7 +8,7 @@ use hyper::StatusCode;
 use slipgate_ipc::{
     api::{ApiRequest, FromApi, ToApi},
     channel::{Channel, Packet, Received},
-    client::ClientAnswer,
+    client::{ClientAnswer, PassedOrder, SAVED_WITHIN},
     engine::{EngineInventory, EngineReply},
 };
 use tokio::{
@@ -69,6 +69,7 @@ impl Broker {
     /// # Errors
     /// Too many requests wait, or the broker is gone.
     pub async fn ask_for_stream(&self, request: ApiRequest) -> Result<Answered, Problem> {
+        let within = time_for(&request);
         let (answer, answered) = oneshot::channel();
         let busy = |_| {
             let detail = "too many requests wait for the daemon: try again";
@@ -77,7 +78,7 @@ impl Broker {
         self.requests
             .try_send(Ask { request, answer })
             .map_err(busy)?;
-        let answer = timeout(ANSWER_WITHIN, answered).await.ok();
+        let answer = timeout(within, answered).await.ok();
         answer.and_then(Result::ok).ok_or_else(|| {
             let detail = "the daemon did not answer: try again";
             Problem::new(StatusCode::SERVICE_UNAVAILABLE, detail)
@@ -105,6 +106,17 @@ impl Broker {
             }
         }
         pages
+    }
+}
+
+/// Time within which a request is answered.
+fn time_for(request: &ApiRequest) -> Duration {
+    match request {
+        ApiRequest::OrderMachine {
+            order: PassedOrder::Snapshot { .. },
+            ..
+        } => SAVED_WITHIN + ANSWER_WITHIN,
+        _ => ANSWER_WITHIN,
     }
 }
 

@@ -15,7 +15,10 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 use slipgate_ipc::{
     api::ApiRequest,
-    client::{ClientAnswer, ErrorKind, Replaces, Target, Version, VmChange, VmStatus},
+    client::{
+        ClientAnswer, ErrorKind, MachineStatus, PassedOrder, Replaces, Target, Version, VmChange,
+        VmStatus,
+    },
     engine::{EngineReply, FlowQuestion},
 };
 
@@ -25,12 +28,13 @@ use crate::{
     capture,
     conditions::Conditions,
     events::Events,
+    machines::{Machine, Snapshot, SnapshotBody},
     model::{
         CaptureBody, Cut, FlowsQuery, Health, Policy, PolicyPut, Vm, VmBody, VmPatch, Why,
         WhyQuery, merge,
     },
     openapi,
-    problem::{Problem, answer, no_vm, other_answer},
+    problem::{Problem, answer, no_machine, no_vm, other_answer},
     response::{Content, OPENMETRICS, Response, empty, json, with},
     routes::{Action, route},
 };
@@ -136,6 +140,13 @@ fn request_of(action: Action, input: &Input<'_>) -> Result<Option<ApiRequest>, P
         Action::CutFlow => ApiRequest::Cut {
             what: Target::Flow(name()),
         },
+        Action::PauseMachine => order(name(), PassedOrder::Pause),
+        Action::ResumeMachine => order(name(), PassedOrder::Resume),
+        Action::KillMachine => order(name(), PassedOrder::Kill),
+        Action::SnapshotMachine => {
+            let SnapshotBody { name: to, base } = parsed(body)?;
+            order(name(), PassedOrder::Snapshot { to, base })
+        }
         Action::CaptureVm => capture_of(Target::Vm(name()), body)?,
         Action::CaptureFlow => capture_of(Target::Flow(name()), body)?,
         Action::PatchVm => {
@@ -144,6 +155,10 @@ fn request_of(action: Action, input: &Input<'_>) -> Result<Option<ApiRequest>, P
         }
         _ => return Ok(None),
     }))
+}
+
+fn order(vm: String, order: PassedOrder) -> ApiRequest {
+    ApiRequest::OrderMachine { vm, order }
 }
 
 fn capture_of(what: Target, body: &[u8]) -> Result<ApiRequest, Problem> {
@@ -198,6 +213,17 @@ pub(crate) async fn carry_out(
         Action::ListVms => {
             let vms: Vec<Vm> = vms(broker).await?.into_iter().map(Vm::from).collect();
             json(StatusCode::OK, JSON, &vms)
+        }
+        Action::ListMachines => {
+            let machines = machines(broker).await?;
+            let machines: Vec<Machine> = machines.into_iter().map(Machine::from).collect();
+            json(StatusCode::OK, JSON, &machines)
+        }
+        Action::GetMachine => {
+            let mut machines = machines(broker).await?.into_iter();
+            let found = machines.find(|machine| machine.name == parameter);
+            let found = found.ok_or_else(|| no_machine(parameter))?;
+            json(StatusCode::OK, JSON, &Machine::from(found))
         }
         Action::GetVm => of_vm(StatusCode::OK, vm(broker, parameter).await?),
         Action::PatchVm => {
@@ -261,6 +287,13 @@ pub(crate) async fn carry_out(
 async fn vms(broker: &Broker) -> Result<Vec<VmStatus>, Problem> {
     match answer(broker.ask(ApiRequest::ListVms).await?, "")? {
         ClientAnswer::VmList { vms, .. } => Ok(vms),
+        _ => Err(other_answer()),
+    }
+}
+
+async fn machines(broker: &Broker) -> Result<Vec<MachineStatus>, Problem> {
+    match answer(broker.ask(ApiRequest::ListMachines).await?, "")? {
+        ClientAnswer::MachineList { machines } => Ok(machines),
         _ => Err(other_answer()),
     }
 }
@@ -347,6 +380,9 @@ fn changed(answer: ClientAnswer) -> Option<Response> {
                 kept,
             };
             tagged(json(StatusCode::OK, JSON, &body), version)
+        }
+        ClientAnswer::SnapshotSaved { snapshot } => {
+            json(StatusCode::CREATED, JSON, &Snapshot::from(snapshot))
         }
         ClientAnswer::Done => empty(StatusCode::NO_CONTENT),
         ClientAnswer::Engine {

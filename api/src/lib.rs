@@ -21,6 +21,7 @@ mod conditions;
 mod connection;
 pub mod events;
 mod handlers;
+pub mod machines;
 pub mod model;
 pub mod openapi;
 pub mod problem;

@@ -4,6 +4,7 @@ use serde_json::{Map, Value, json};
 
 use crate::{
     events::Kinds,
+    machines::{Machine, Snapshot, SnapshotBody},
     model::{CaptureBody, Cut, Health, Policy, PolicyPut, Vm, VmBody, VmPatch, Why},
     problem::{MEDIA_TYPE, Problem},
     response::{OPENMETRICS, PCAPNG},
@@ -49,6 +50,7 @@ fn operation(route: &Route, generator: &mut SchemaGenerator) -> Value {
     let body = match route.action {
         Action::PutVm => Some(generator.subschema_for::<VmBody>()),
         Action::PatchVm => Some(generator.subschema_for::<VmPatch>()),
+        Action::SnapshotMachine => Some(generator.subschema_for::<SnapshotBody>()),
         _ => None,
     };
     if route.action == Action::PutPolicy {
@@ -88,7 +90,13 @@ fn parameters(route: &Route) -> Vec<Value> {
     let query = |name, required, schema, about| one(name, "query", required, schema, about);
     let mut all = Vec::new();
     if route.path.contains("{name}") {
-        all.push(one("name", "path", true, &text, "Name of the VM or policy"));
+        all.push(one(
+            "name",
+            "path",
+            true,
+            &text,
+            "Name of the VM, policy or machine",
+        ));
     }
     if route.path.contains("{id}") {
         all.push(one("id", "path", true, &text, "Id of the flow"));
@@ -169,8 +177,21 @@ fn responses(action: Action, generator: &mut SchemaGenerator) -> Value {
         | Action::Freeze
         | Action::Thaw
         | Action::Sleep
-        | Action::Resume => {
+        | Action::Resume
+        | Action::PauseMachine
+        | Action::ResumeMachine
+        | Action::KillMachine => {
             json!({ "204": { "description": "Done" } })
+        }
+        Action::ListMachines => {
+            let items = reference::<Machine>(generator);
+            json!({ "200": answer("The machines", json!({ "type": "array", "items": items })) })
+        }
+        Action::GetMachine => {
+            json!({ "200": answer("The machine", reference::<Machine>(generator)) })
+        }
+        Action::SnapshotMachine => {
+            json!({ "201": answer("The snapshot", reference::<Snapshot>(generator)) })
         }
         Action::CutVm | Action::EndGeneration | Action::CutFlow => {
             json!({ "200": answer("They have ended", reference::<Cut>(generator)) })

@@ -73,6 +73,15 @@ pub(crate) fn no_vm(name: &str) -> Problem {
     Problem::new(StatusCode::NOT_FOUND, detail)
 }
 
+/// The problem of a machine that is not there.
+pub(crate) fn no_machine(name: &str) -> Problem {
+    let detail = format!(
+        "no machine of `slipgate run` has the VM {name:?} of this daemon: GET /v1/machines lists those \
+         that are here"
+    );
+    Problem::new(StatusCode::NOT_FOUND, detail)
+}
+
 /// The problem of an answer that fits no request.
 pub(crate) fn other_answer() -> Problem {
     let detail = "the daemon gave an answer to another question: it is of another version";

@@ -31,6 +31,12 @@ pub(crate) enum Action {
     Events,
     CaptureVm,
     CaptureFlow,
+    ListMachines,
+    GetMachine,
+    PauseMachine,
+    ResumeMachine,
+    SnapshotMachine,
+    KillMachine,
 }
 
 /// A method on a path.
@@ -172,6 +178,40 @@ pub(crate) const ROUTES: &[Route] = &[
         "/v1/policies/{name}",
         Action::RemovePolicy,
         "Take a policy back that no VM uses; answered when it is not in force any more",
+    ),
+    read(
+        "/v1/machines",
+        Action::ListMachines,
+        "The machines of `slipgate run` whose VMs the daemon serves, by name",
+    ),
+    read(
+        "/v1/machines/{name}",
+        Action::GetMachine,
+        "A machine, by the name of its VM",
+    ),
+    change(
+        "POST",
+        "/v1/machines/{name}/pause",
+        Action::PauseMachine,
+        "Pause a machine's guest; answered when it does not run",
+    ),
+    change(
+        "POST",
+        "/v1/machines/{name}/resume",
+        Action::ResumeMachine,
+        "Have a machine's guest go on; what a VM that sleeps was held gets by /v1/vms/{name}/resume",
+    ),
+    change(
+        "POST",
+        "/v1/machines/{name}/snapshot",
+        Action::SnapshotMachine,
+        "Save a machine to a new directory in --snapshot-dir; answered when all is on the disk",
+    ),
+    change(
+        "POST",
+        "/v1/machines/{name}/kill",
+        Action::KillMachine,
+        "End a machine, as SIGTERM to its `slipgate run` does; answered before it has ended",
     ),
     read("/v1/stats", Action::Stats, "Counters of each VM and in all"),
     read(

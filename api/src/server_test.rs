@@ -17,7 +17,10 @@ use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
 use serde_json::{Value, json};
 use slipgate_ipc::{
     api::{ApiRequest, Event, FromApi, ToApi},
-    client::{ClientAnswer, Replaces, Target, Version, VmChange, VmDefinition, VmState, VmStatus},
+    client::{
+        ClientAnswer, MachineStatus, PassedOrder, Replaces, SavedSnapshot, Target, Version,
+        VmChange, VmDefinition, VmState, VmStatus,
+    },
     engine::{EngineInventory, FlowLogEvent, FlowLogEvents, VmId},
 };
 
@@ -129,6 +132,14 @@ fn content(fd: &OwnedFd) -> String {
     String::from_utf8(text[..length].to_vec()).unwrap()
 }
 
+fn machine() -> MachineStatus {
+    let status = json!({
+        "name": "a", "pid": 7, "state": "paused", "cpus": 2, "memory_mib": 64, "tap": "sgvm0",
+        "netns": 1, "runs_s": 3,
+    });
+    serde_json::from_value(status).unwrap()
+}
+
 fn serve_as_broker(channel: &Channel, asked: &Mutex<Vec<ApiRequest>>) {
     while let Some(FromApi { id, request }) = channel.receive::<FromApi>().unwrap() {
         let mut stream = None;
@@ -193,6 +204,20 @@ fn serve_as_broker(channel: &Channel, asked: &Mutex<Vec<ApiRequest>>) {
             },
             ApiRequest::RemoveVm { name } if name == "a" => ClientAnswer::Done,
             ApiRequest::Freeze { .. } => ClientAnswer::busy("later"),
+            ApiRequest::ListMachines => ClientAnswer::MachineList {
+                machines: vec![machine()],
+            },
+            ApiRequest::OrderMachine { vm, .. } if vm != "a" => ClientAnswer::unknown("no machine"),
+            ApiRequest::OrderMachine { order, .. } => match order {
+                PassedOrder::Resume => ClientAnswer::taken("another order is under way"),
+                PassedOrder::Snapshot { to, .. } => ClientAnswer::SnapshotSaved {
+                    snapshot: SavedSnapshot {
+                        name: to.clone(),
+                        directory: "/snapshots/warm".into(),
+                    },
+                },
+                _ => ClientAnswer::Done,
+            },
             _ => ClientAnswer::UnknownVm { served: Vec::new() },
         };
         asked.lock().unwrap().push(request);
@@ -203,6 +228,52 @@ fn serve_as_broker(channel: &Channel, asked: &Mutex<Vec<ApiRequest>>) {
             .send(ToApi::<OwnedFd>::Answer { id, answer, stream })
             .unwrap();
     }
+}
+
+#[test]
+fn machines_are_listed_and_given_orders() {
+    let rig = Rig::new(true);
+    let (status, machine) = rig.ask("GET", "/v1/machines/a", None);
+    assert_eq!(status, 200);
+    assert_eq!(rig.ask("GET", "/v1/machines", None).1, json!([machine]));
+    assert_eq!(
+        (&machine["state"], &machine["pid"]),
+        (&json!("paused"), &json!(7))
+    );
+    let (status, problem) = rig.ask("GET", "/v1/machines/b", None);
+    assert_eq!(status, 404, "{problem}");
+    let warm = json!({ "name": "warm" });
+    for (name, verb, body, expected) in [
+        ("a", "pause", None, 204),
+        ("a", "resume", None, 409),
+        ("a", "kill", None, 204),
+        ("b", "kill", None, 404),
+        ("a", "snapshot", Some(&warm), 201),
+        ("a", "snapshot", None, 400),
+        (
+            "a",
+            "snapshot",
+            Some(&json!({ "name": "warm", "x": 1 })),
+            400,
+        ),
+        ("a", "dance", None, 404),
+    ] {
+        let path = format!("/v1/machines/{name}/{verb}");
+        let (status, answer) = rig.ask("POST", &path, body);
+        assert_eq!(status, expected, "{path} {answer}");
+        if status == 201 {
+            let saved = json!({ "name": "warm", "directory": "/snapshots/warm" });
+            assert_eq!(answer, saved);
+        }
+    }
+    // Readers see, and give no orders.
+    let reader = Rig::new(false);
+    assert_eq!(reader.ask("GET", "/v1/machines", None).0, 200);
+    for verb in ["pause", "resume", "snapshot", "kill"] {
+        let path = format!("/v1/machines/a/{verb}");
+        assert_eq!(reader.ask("POST", &path, Some(&warm)).0, 403, "{verb}");
+    }
+    assert_eq!(reader.asked.lock().unwrap().len(), 1);
 }
 
 #[test]

@@ -29,7 +29,7 @@ pub use self::{
     files::from_disk,
     machine::{
         CgroupSpec, DiskSpec, MAX_DISKS, MachineSpec, OWN_SNAPSHOT, RunConfig, SNAPSHOT_FILES,
-        SavedMachine, VmmBounds, VsockSpec,
+        SavedBase, SavedMachine, VmmBounds, VsockSpec, check_snapshot_dir,
     },
     network::{GuestNetwork, MIN_MTU6, check_ipv6_prefix},
     policy_flags::PolicyFlags,
@@ -91,6 +91,8 @@ pub struct Config {
     pub metrics_labels: Vec<String>,
     /// Sockets on which a daemon answers the API.
     pub api: Vec<ApiSocket>,
+    /// Directory in which clients of the API have snapshots made; `None`: none.
+    pub snapshot_dir: Option<PathBuf>,
     /// Silence after which a VM is idle that says nothing else, seconds; 0: it is not told.
     pub idle_after: u32,
     /// File to which the engine port's frames are written.

@@ -41,6 +41,7 @@ pub(crate) fn config(vms: &[&str], flags: CliOverrides) -> Config {
         metrics: None,
         api: Vec::new(),
         workers: 1,
+        snapshot_dir: None,
         idle_after: 0,
         pcap: None,
         xdp: Xdp::Auto,

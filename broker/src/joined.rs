@@ -42,6 +42,8 @@ pub(crate) struct JoinedVm {
     lifeline: UnixStream,
     /// The search for another daemon, while there is none.
     search: Option<Search>,
+    /// Whether the lifeline is one that [`JoinedVm::new_line`] has not returned yet.
+    has_new_line: bool,
 }
 
 /// The search for another daemon. A daemon that is just starting may take long to answer, so a
@@ -80,12 +82,21 @@ impl JoinedVm {
             uplink,
             lifeline,
             search: None,
+            has_new_line: true,
         })
     }
 
     /// Readable when there is news; `None` while another daemon is waited for.
     pub(crate) fn fd(&self) -> Option<BorrowedFd<'_>> {
         self.search.is_none().then(|| self.lifeline.as_fd())
+    }
+
+    /// A copy of the lifeline, for notices of a machine to the daemon; `None` if this one was returned
+    /// before.
+    pub(crate) fn new_line(&mut self) -> Option<UnixStream> {
+        std::mem::take(&mut self.has_new_line)
+            .then(|| self.lifeline.try_clone().ok())
+            .flatten()
     }
 
     fn news(&mut self) -> News {
@@ -123,6 +134,7 @@ impl JoinedVm {
             Some(Ok(lifeline)) => {
                 tracing::info!("{name} is served by another daemon");
                 self.lifeline = lifeline;
+                self.has_new_line = true;
                 self.search = None;
                 return Ok(());
             }

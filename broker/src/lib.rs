@@ -30,6 +30,7 @@ pub mod host;
 mod joined;
 mod kernel_errors;
 mod kernel_state;
+mod machine_orders;
 mod output_files;
 mod parts;
 mod passed_tap;
@@ -44,6 +45,8 @@ mod run;
 mod say;
 mod serve;
 mod service_manager;
+mod snapshot_chain;
+mod snapshot_folder;
 mod start;
 mod userspace;
 mod vm;
@@ -54,6 +57,8 @@ pub use self::{
     joined::attach_to_daemon,
     run::{Daemon, run, run_vm},
     say::{counted, say},
+    snapshot_chain::{ChainError, SnapshotChain},
+    snapshot_folder::{FolderTaken, SnapshotFolder},
     userspace::{
         ExecConfig, Inside, SocketConfig, attach_socket, exec, run_inside, run_userspace_vm,
     },

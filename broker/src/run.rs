@@ -304,6 +304,9 @@ impl Running {
         served: anyhow::Result<End>,
     ) -> (How, Option<VmmEnd>) {
         let ended = stop_vm(self.vm(), served);
+        if let Some(vm) = self.vm() {
+            vm.orders.notify_end(&ended.0);
+        }
         // Killed, if it did not stop; and the terminal is put back.
         *self.vm() = None;
         match self {

@@ -21,7 +21,7 @@ use nix::{
 use slipgate_control::BpfLog;
 use slipgate_ipc::{
     api::Event,
-    client::{ClientAnswer, ClientRequest, PermittedRequest},
+    client::{ClientAnswer, ClientRequest, MachineStatus, PermittedRequest},
     engine::{EngineReply, EngineRequest, FromEngine, OnExit, ToEngine},
     vmm::VmmEnd,
 };
@@ -31,6 +31,7 @@ use crate::{
     counted,
     handover::hand_over,
     kernel_state::today,
+    machine_orders::{Addressee, MachineOrders},
     parts::Parts,
     passed_tap,
     policy_apply::{Applied, NamedChange, PolicyChanges},
@@ -77,6 +78,8 @@ pub(crate) struct Broker {
     pending: Pending,
     policies: PolicyChanges,
     vm_changes: VmChanges,
+    /// Orders to machines of other processes.
+    machine_orders: MachineOrders,
     /// The VM of `slipgate run`; `None` for other commands.
     pub(crate) vm: Option<Vm>,
     reserved_ports: Vec<(u8, u16)>,
@@ -147,6 +150,7 @@ impl Broker {
             }
             self.policies.see_to_learning(&mut self.parts)?;
             self.vm_changes.see_to_clients(&mut self.parts)?;
+            self.answer_machine_orders();
             self.see_to_policies()?;
             self.see_to_metrics()?;
             self.send_events();
@@ -217,6 +221,7 @@ impl Broker {
         }
         let others = fds.len();
         fds.push(input(self.vm_changes.fd()));
+        fds.push(input(self.machine_orders.fd()));
         fds.extend(self.policies.lifelines());
         fds.extend(self.parts.control.fds().map(input));
         fds.extend(self.programs_log.as_ref().map(|log| input(log.as_fd())));
@@ -325,6 +330,7 @@ impl Broker {
             pending,
             policies,
             vm_changes,
+            machine_orders,
             vm,
             metrics,
             apis,
@@ -355,6 +361,22 @@ impl Broker {
                     "orders to a machine go to its own socket: use `slipgate pause`, `resume`, \
                      `snapshot` or `kill`",
                 ),
+                ClientRequest::ListMachines => {
+                    let machines = vm_changes.machines();
+                    let answer = ClientAnswer::MachineList { machines };
+                    parts.control.answer(client, &answer);
+                }
+                ClientRequest::OrderMachine { vm, order } => {
+                    let begun = match vm_changes.machine(parts, &vm) {
+                        Some(MachineStatus { pid, .. }) => {
+                            machine_orders.begin(client, &Addressee { vm, pid }, order)
+                        }
+                        None => Err(Box::new(unknown_machine(&vm))),
+                    };
+                    if let Err(answer) = begun {
+                        parts.control.answer(client, &answer);
+                    }
+                }
                 ClientRequest::Machines => {
                     pending.ask_machine(parts, client, vm.as_ref().map(|vm| &vm.vmm));
                 }
@@ -466,6 +488,15 @@ impl Broker {
             }
         }
         Ok(None)
+    }
+
+    /// Answers orders to machines that are carried out.
+    fn answer_machine_orders(&mut self) {
+        for (client, vm, answer) in self.machine_orders.done() {
+            // Who hears of it finds the machine so, and the event of it before.
+            self.vm_changes.machine(&mut self.parts, &vm);
+            self.parts.control.answer(client, &answer);
+        }
     }
 
     /// Begins the next of the changes of policy that wait: in turn of those that VMs' definitions
@@ -616,6 +647,14 @@ impl Broker {
         }
         Ok(())
     }
+}
+
+/// The answer to an order to a machine that is not here.
+fn unknown_machine(vm: &str) -> ClientAnswer {
+    ClientAnswer::unknown(format!(
+        "no machine of `slipgate run` has the VM {vm:?} of this daemon: `slipgate ps` shows those of \
+         this host"
+    ))
 }
 
 /// Results of a poll: the parts that have work to do.

@@ -2,6 +2,7 @@
 mod cgroup;
 mod console;
 mod disk;
+mod notices;
 mod orders;
 mod report;
 mod resets;
@@ -37,8 +38,9 @@ pub use self::{
     report::{EXIT_USAGE, exit_status},
 };
 use crate::{
-    config::{MachineSpec, OWN_SNAPSHOT, RunConfig, SNAPSHOT_FILES, other_writers},
+    config::{MachineSpec, RunConfig},
     host::{ListeningSocket, kvm},
+    snapshot_chain::SnapshotChain,
 };
 
 /// MTU of a TAP for which none is configured, L3 bytes.
@@ -74,8 +76,7 @@ pub(crate) enum Heard {
 /// Kernel and initial RAM disk that the VMM boots, or the snapshot that it restores; its disks, and
 /// its socket for vsock.
 pub(crate) struct Images {
-    /// The state and the memory.
-    snapshot: Option<[File; 2]>,
+    snapshot: Option<SnapshotChain>,
     kernel: Option<File>,
     initrd: Option<File>,
     disks: Vec<OpenDisk>,
@@ -89,26 +90,11 @@ impl Images {
             path.map(|path| vmm_process::open_image(flag, path))
                 .transpose()
         };
-        let [state, memory, _] = SNAPSHOT_FILES;
         let saved = |dir: &std::path::PathBuf| {
-            let file = |name| {
-                let path = dir.join(name);
-                let file = vmm_process::open_image("--restore", &path)?;
-                // As it was opened: the path may lead elsewhere by now.
-                match file.metadata().ok().and_then(|data| other_writers(&data)) {
-                    Some(why) => {
-                        let why = format!("it {why}");
-                        Err(ConfigError::new(
-                            "--restore",
-                            path.display(),
-                            why,
-                            OWN_SNAPSHOT,
-                        ))
-                    }
-                    None => Ok(file),
-                }
-            };
-            Ok::<_, ConfigError>([file(state)?, file(memory)?])
+            SnapshotChain::open(dir).map_err(|e| {
+                let (problem, remedy) = e.parts();
+                ConfigError::new("--restore", dir.display(), problem, remedy)
+            })
         };
         let boots = machine.restore.is_none();
         let of_boot = |path: &Option<std::path::PathBuf>| path.clone().filter(|_| boots);

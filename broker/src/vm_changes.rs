@@ -19,6 +19,7 @@
 //! So when the new one is ready, everything that waited for an older one's answer is done. What was
 //! sent to the new one while it was starting, it answers itself.
 mod definition;
+mod tied_machine;
 mod ties;
 
 use std::{
@@ -32,7 +33,7 @@ use slipgate_abi::{VmId, VmRow};
 use slipgate_control::vm;
 use slipgate_ipc::{
     api::Event,
-    client::{ClientAnswer, ClientId, Replaces, VmChange, VmDefinition},
+    client::{ClientAnswer, ClientId, MachineStatus, Replaces, VmChange, VmDefinition},
     engine::ToEngine,
 };
 use slipgate_policy::document::{check_inline, inline_name};
@@ -129,7 +130,9 @@ impl VmChanges {
 
     /// Removes VMs whose clients have gone.
     pub(crate) fn see_to_clients(&mut self, parts: &mut Parts) -> anyhow::Result<()> {
-        for name in self.ties.ended() {
+        let ended = self.ties.ended();
+        self.tell_of_machines(parts);
+        for name in ended {
             let at = parts.attached.index_of(&name);
             // It may be another one's by now.
             if at.is_some_and(|at| parts.attached.vms[at].config.tied) {
@@ -138,6 +141,22 @@ impl VmChanges {
             }
         }
         Ok(())
+    }
+
+    /// The machines of `slipgate run` behind VMs, by name.
+    pub(crate) fn machines(&self) -> Vec<MachineStatus> {
+        self.ties.machines().collect()
+    }
+
+    /// The machine of `slipgate run` behind a VM, as it says of itself by now.
+    pub(crate) fn machine(&mut self, parts: &mut Parts, vm: &str) -> Option<MachineStatus> {
+        self.ties.hear(vm);
+        self.tell_of_machines(parts);
+        self.ties.machine(vm)
+    }
+
+    fn tell_of_machines(&mut self, parts: &mut Parts) {
+        parts.attached.events.extend(self.ties.take_events());
     }
 
     /// Adds a VM for as long as a client keeps its end of `lifeline`.
@@ -366,6 +385,7 @@ impl VmChanges {
             return Ok(());
         }
         self.ties.untie(name);
+        self.tell_of_machines(parts);
         let id = parts.next_id();
         let gone = parts.attached.take_out(at, id);
         let (vm, row, worker) = (gone.open.id, gone.open.row, gone.worker);

@@ -626,6 +626,10 @@ pub(crate) struct SnapshotArgs {
     pub(crate) machine: String,
     /// Directory for the snapshot, which is made and must not exist yet
     pub(crate) dir: PathBuf,
+    /// Save only what differs from the snapshot in this directory, without which the new one can't be
+    /// restored
+    #[arg(long, value_name = "BASE")]
+    pub(crate) diff: Option<PathBuf>,
 }
 
 #[derive(Args, Debug)]

@@ -11,7 +11,7 @@ mod rules;
 mod userspace;
 mod vm;
 
-use std::ops::RangeInclusive;
+use std::{ops::RangeInclusive, path::PathBuf};
 
 use slipgate_abi::maps::{MAX_CHUNKS, MAX_OWNERS, MOST_RULES, MOST_VMS, SLOTS_PER_CHUNK};
 use slipgate_broker::config::{
@@ -58,6 +58,7 @@ pub(crate) fn serve(args: &ServeArgs, order: Vec<RuleFlag>) -> Result<Config, Co
         api: api_sockets(args)?,
         metrics_labels: args.metrics_label.clone(),
         idle_after: args.idle_after,
+        snapshot_dir: snapshot_dir(args)?,
         takes_over: args.take_over,
         ..config
     })
@@ -82,6 +83,22 @@ fn check_workers(args: &ServeArgs) -> Result<(), ConfigError> {
         );
     }
     Ok(())
+}
+
+/// Checks the directory of `--snapshot-dir`.
+fn snapshot_dir(args: &ServeArgs) -> Result<Option<PathBuf>, ConfigError> {
+    let Some(dir) = &args.snapshot_dir else {
+        return Ok(None);
+    };
+    match dir.is_absolute() {
+        true => Ok(Some(dir.clone())),
+        false => Err(ConfigError::new(
+            "--snapshot-dir",
+            dir.display(),
+            "it is no absolute path",
+            "give one, like /var/lib/slipgate/snapshots",
+        )),
+    }
 }
 
 /// The sockets of `--api` and `--api-read`.
@@ -203,6 +220,7 @@ fn settled(
         metrics: nat.metrics,
         metrics_labels: Vec::new(),
         api: Vec::new(),
+        snapshot_dir: None,
         idle_after: 0,
         flow_log_events: nat.flow_log_events.iter().map(event).collect(),
         pcap: nat.pcap.clone(),

@@ -9,11 +9,11 @@ use std::{
     os::{fd::OwnedFd, unix::net::UnixStream},
 };
 
-use serde::Serialize;
+use serde::{Serialize, de::DeserializeOwned};
 use slipgate_ipc::{
     api::{FromApi, ToApi},
     channel::{Packet, decode},
-    client::{ClientAnswer, ControlServer},
+    client::{ClientAnswer, ControlServer, MachineNotice},
     descriptors::{Inbound, Outbound},
     engine::{FromEngine, ToEngine},
     metrics::{FromMetrics, ToMetrics},
@@ -44,7 +44,9 @@ pub(crate) mod kind {
     pub(crate) const FROM_API: u8 = 9;
     /// A request of a client of the API: its first line, and a body.
     pub(crate) const HTTP: u8 = 10;
-    pub(crate) const COUNT: u8 = 11;
+    /// What a machine says on the line to its daemon.
+    pub(crate) const NOTICE: u8 = 11;
+    pub(crate) const COUNT: u8 = 12;
 }
 
 /// Passes the bytes to the reader of their kind.
@@ -62,16 +64,17 @@ pub fn messages(input: &[u8]) {
         kind::TO_API => packet::<ToApi>(bytes),
         kind::FROM_API => packet::<FromApi>(bytes),
         kind::HTTP => http(bytes),
+        kind::NOTICE => json_again::<MachineNotice>(bytes),
         kind::CONTROL => over_the_control_socket(bytes),
-        _ => {
-            if let Ok(answer) = serde_json::from_slice::<ClientAnswer>(bytes) {
-                let json = serde_json::to_vec(&answer).expect("it was JSON before");
-                assert_eq!(
-                    serde_json::from_slice::<ClientAnswer>(&json).ok(),
-                    Some(answer)
-                );
-            }
-        }
+        _ => json_again::<ClientAnswer>(bytes),
+    }
+}
+
+/// Checks that what was read from JSON is read back from the JSON that is made of it.
+fn json_again<M: Serialize + DeserializeOwned + PartialEq + Debug>(bytes: &[u8]) {
+    if let Ok(message) = serde_json::from_slice::<M>(bytes) {
+        let json = serde_json::to_vec(&message).expect("it was JSON before");
+        assert_eq!(serde_json::from_slice::<M>(&json).ok(), Some(message));
     }
 }
 

@@ -38,6 +38,16 @@ pub fn snapshot(input: &[u8]) {
 fn read(file: &[u8]) {
     match decode(file) {
         Ok(state) => {
+            if let Some(base) = &state.base
+                && base.runs.check(state.memory_bytes).is_ok()
+            {
+                let mut end = 0;
+                for (from, bytes) in base.runs.bytes() {
+                    assert!(from >= end && bytes > 0);
+                    end = from + bytes;
+                }
+                assert!(end <= state.memory_bytes);
+            }
             let written = encode(&state).expect("no longer than it was");
             let again = decode(&written).expect("what was just written");
             assert_eq!(again.functions, state.functions);

@@ -7,7 +7,7 @@ use std::{net::SocketAddr, os::fd::OwnedFd};
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    client::{ClientAnswer, ClientRequest, Replaces, Target, VmDefinition},
+    client::{ClientAnswer, ClientRequest, PassedOrder, Replaces, Target, VmDefinition},
     descriptors::{carries_descriptors, maps_descriptors},
     engine::{EngineRequest, FlowQuestion},
 };
@@ -135,6 +135,15 @@ pub enum ApiRequest<F = OwnedFd> {
         /// Time after which the capture ends, seconds.
         seconds: Option<u64>,
     },
+    /// [`ClientRequest::ListMachines`].
+    ListMachines,
+    /// [`ClientRequest::OrderMachine`].
+    OrderMachine {
+        /// Name of the machine's VM.
+        vm: String,
+        /// The order.
+        order: PassedOrder,
+    },
     /// [`EngineRequest::Why`].
     Why {
         /// Name of the VM.
@@ -193,6 +202,8 @@ impl ApiRequest {
                 };
                 of(Some(what), capture)
             }
+            Self::ListMachines => ClientRequest::ListMachines,
+            Self::OrderMachine { vm, order } => ClientRequest::OrderMachine { vm, order },
             Self::Why { vm, question } => of(Some(Target::Vm(vm)), EngineRequest::Why(question)),
             Self::Inventory { from } => of(None, EngineRequest::Inventory { from }),
         })
@@ -278,6 +289,30 @@ pub enum Event {
         /// Name of the VM.
         vm: String,
     },
+    /// The guest of a machine of `slipgate run` was paused.
+    MachinePaused {
+        /// Name of the machine's VM.
+        vm: String,
+    },
+    /// The guest of a machine goes on.
+    MachineResumed {
+        /// Name of the machine's VM.
+        vm: String,
+    },
+    /// A snapshot of a machine was written.
+    MachineSaved {
+        /// Name of the machine's VM.
+        vm: String,
+    },
+    /// A machine has ended.
+    MachineEnded {
+        /// Name of the machine's VM.
+        vm: String,
+        /// The outcome, as in the report of `slipgate run`; `None`: its process has not said.
+        outcome: Option<String>,
+        /// Exit status of `slipgate run`.
+        exit_code: Option<u8>,
+    },
     /// Another policy is in force.
     PolicyApplied {
         /// Number of flows that were cut.
@@ -311,7 +346,7 @@ pub enum Event {
 
 impl Event {
     /// Names of all kinds.
-    pub const KINDS: [&'static str; 18] = [
+    pub const KINDS: [&'static str; 22] = [
         "vm_added",
         "vm_changed",
         "vm_removed",
@@ -325,6 +360,10 @@ impl Event {
         "wake",
         "vm_idle",
         "vm_busy",
+        "machine_paused",
+        "machine_resumed",
+        "machine_saved",
+        "machine_ended",
         "policy_applied",
         "engine_ended",
         "engine_serves",
@@ -348,6 +387,10 @@ impl Event {
             Self::Wake { .. } => "wake",
             Self::VmIdle { .. } => "vm_idle",
             Self::VmBusy { .. } => "vm_busy",
+            Self::MachinePaused { .. } => "machine_paused",
+            Self::MachineResumed { .. } => "machine_resumed",
+            Self::MachineSaved { .. } => "machine_saved",
+            Self::MachineEnded { .. } => "machine_ended",
             Self::PolicyApplied { .. } => "policy_applied",
             Self::EngineEnded { .. } => "engine_ended",
             Self::EngineServes { .. } => "engine_serves",
@@ -371,7 +414,11 @@ impl Event {
             | Self::VmAwake { vm }
             | Self::Wake { vm, .. }
             | Self::VmIdle { vm }
-            | Self::VmBusy { vm } => Some(vm),
+            | Self::VmBusy { vm }
+            | Self::MachinePaused { vm }
+            | Self::MachineResumed { vm }
+            | Self::MachineSaved { vm }
+            | Self::MachineEnded { vm, .. } => Some(vm),
             Self::PolicyApplied { .. }
             | Self::EngineEnded { .. }
             | Self::EngineServes { .. }
@@ -405,6 +452,8 @@ maps_descriptors!(enum ApiRequest {
     Cut { what },
     EndGeneration { vm },
     Capture { what, packets, seconds },
+    ListMachines,
+    OrderMachine { vm, order },
     Why { vm, question },
     Inventory { from },
 });

@@ -14,7 +14,10 @@ use serde::{Deserialize, Serialize};
 
 pub use self::{
     ask::{ClientError, ask, ask_within},
-    machine::{MachineOrder, MachineState, MachineStatus},
+    machine::{
+        MAX_BASES, MAX_NOTICE, MachineEvent, MachineNotice, MachineOrder, MachineState,
+        MachineStatus, PassedOrder, SavedSnapshot, SnapshotBase,
+    },
     server::{ClientId, ControlServer, PermittedRequest},
     vms::{
         Filled, GuestIpv6Status, GuestNetwork, Ipv6Mode, MAX_LABEL_BYTES, MAX_LABELS,
@@ -32,7 +35,7 @@ const ANSWER_WITHIN: Duration = Duration::from_secs(5);
 /// Time within which a change has to be answered: it may read files or end many flows.
 const CHANGE_WITHIN: Duration = Duration::from_secs(120);
 /// Time within which a snapshot has to be written: up to 512 GiB.
-const SAVED_WITHIN: Duration = Duration::from_secs(3_600);
+pub const SAVED_WITHIN: Duration = Duration::from_secs(3_600);
 
 /// A request of a client to a broker.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -51,6 +54,17 @@ pub enum ClientRequest<F = OwnedFd> {
     Machine {
         /// The order.
         order: MachineOrder<F>,
+    },
+    /// The machines of `slipgate run` whose VMs a daemon serves; answered by
+    /// [`ClientAnswer::MachineList`].
+    ListMachines,
+    /// An order to one of these machines; answered by [`ClientAnswer::Done`], or
+    /// [`ClientAnswer::SnapshotSaved`], once it is carried out.
+    OrderMachine {
+        /// Name of the machine's VM.
+        vm: String,
+        /// The order.
+        order: PassedOrder,
     },
     /// Names of the VMs served here; answered by [`ClientAnswer::UnknownVm`].
     Vms,
@@ -177,6 +191,16 @@ pub enum ClientAnswer {
         /// What the machine was made from, for the one that is to be restored.
         machine: serde_json::Value,
     },
+    /// The machines whose VMs a daemon serves, by name.
+    MachineList {
+        /// The machines.
+        machines: Vec<MachineStatus>,
+    },
+    /// A snapshot that a daemon was asked for is on its disk.
+    SnapshotSaved {
+        /// The snapshot.
+        snapshot: SavedSnapshot,
+    },
     /// No VM has that name, or the request named none.
     UnknownVm {
         /// Names of the VMs served here.
@@ -294,11 +318,13 @@ impl<F> ClientRequest<F> {
             Self::Machines
             | Self::Vms
             | Self::ListVms
+            | Self::ListMachines
             | Self::GuestNetwork
             | Self::ListPolicies
             | Self::ApiSockets => Role::Reader,
             Self::Engine { .. }
             | Self::Machine { .. }
+            | Self::OrderMachine { .. }
             | Self::PutVm { .. }
             | Self::ServeVm { .. }
             | Self::PutPolicy { .. }
@@ -330,6 +356,8 @@ impl<F> ClientRequest<F> {
             | Self::RemoveVm { .. } => true,
             Self::Machines
             | Self::Machine { .. }
+            | Self::ListMachines
+            | Self::OrderMachine { .. }
             | Self::Vms
             | Self::ListVms
             | Self::GuestNetwork
@@ -343,15 +371,16 @@ impl<F> ClientRequest<F> {
 
     /// Time that the answer may take.
     fn within(&self) -> Duration {
-        if let Self::Machine {
-            order: MachineOrder::Snapshot { .. },
-        } = self
-        {
-            return SAVED_WITHIN;
-        }
-        match self.needs() {
-            Role::Reader => ANSWER_WITHIN,
-            Role::Admin => CHANGE_WITHIN,
+        match self {
+            Self::Machine {
+                order: MachineOrder::Snapshot { .. },
+            }
+            | Self::OrderMachine {
+                order: PassedOrder::Snapshot { .. },
+                ..
+            } => SAVED_WITHIN,
+            request if request.needs() == Role::Reader => ANSWER_WITHIN,
+            _ => CHANGE_WITHIN,
         }
     }
 }
@@ -442,6 +471,8 @@ maps_descriptors!(enum ClientRequest {
     Engine { about, ask: nested },
     Machines,
     Machine { order: nested },
+    ListMachines,
+    OrderMachine { vm, order },
     Vms,
     ListVms,
     GuestNetwork,

@@ -3,7 +3,10 @@ use std::os::fd::OwnedFd;
 
 use serde::{Deserialize, Serialize};
 
-use crate::descriptors::{carries_descriptors, carries_none, maps_descriptors};
+use crate::{
+    client::SnapshotBase,
+    descriptors::{carries_descriptors, carries_none, maps_descriptors},
+};
 
 /// Message from the broker to the VMM.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
@@ -58,6 +61,10 @@ pub struct VmmSnapshot<F = OwnedFd> {
     pub state: F,
     /// Its memory.
     pub memory: F,
+    /// The files of its base, then of that one's, and so on: to read them. Of a snapshot that is written,
+    /// those that it is to differ from.
+    #[serde(default = "Vec::new")]
+    pub bases: Vec<SnapshotBase<F>>,
 }
 
 /// Machine that the VMM creates.
@@ -278,6 +285,7 @@ maps_descriptors!(
     struct VmmSnapshot {
         state: fd,
         memory: fd,
+        bases: each,
     }
 );
 maps_descriptors!(struct VmmStart {

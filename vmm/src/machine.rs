@@ -49,7 +49,7 @@ use crate::{
     cpuid, kick, kvm, layout,
     legacy::{pm_timer::PmTimer, rtc::Rtc, serial::Console},
     memory,
-    snapshot::{self, MachineState, SnapshotError},
+    snapshot::{self, Layers, MachineState, SavedFiles, SnapshotError},
     virtio::net::shared_bytes,
 };
 
@@ -78,8 +78,10 @@ pub enum Origin {
     Snapshot {
         /// The state.
         state: File,
-        /// The memory. It must not change for as long as the machine is there.
+        /// The memory. It must not change for as long as the machine is there, nor that of a base.
         memory: File,
+        /// Those of its base, then of that one's, and so on: all that there are.
+        bases: Vec<SavedFiles>,
     },
 }
 
@@ -237,6 +239,7 @@ impl Machine {
             let bus = &machine.shared.bus;
             let (pci_address, functions) = bus.pci.state();
             let power_on = MachineState {
+                base: None,
                 memory_bytes: config.memory_bytes,
                 kvm: kvm::save(&vm)?,
                 vcpus: Vec::new(),
@@ -354,8 +357,12 @@ fn begin(
             write_generation_id(&memory)?;
             Ok((memory, Beginning::Kernel(kernel, source)))
         }
-        Origin::Snapshot { state, memory } => {
-            let state = read_state(state)?;
+        Origin::Snapshot {
+            state,
+            memory,
+            bases,
+        } => {
+            let mut state = read_state(state)?;
             if state.memory_bytes != bytes || state.vcpus.len() != usize::from(acpi.cpus) {
                 let (cpus, there) = (state.vcpus.len(), state.memory_bytes);
                 let wanted = acpi.cpus;
@@ -365,7 +372,8 @@ fn begin(
                 );
                 return Err(SnapshotError::Mismatch(why).into());
             }
-            let memory = memory::of_file(bytes, memory)?;
+            let layers = Layers::of(memory, bytes, state.base.take(), bases)?;
+            let memory = memory::of_layers(bytes, layers)?;
             write_generation_id(&memory)?;
             Ok((memory, Beginning::State(Box::new(state))))
         }

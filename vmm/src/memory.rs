@@ -1,6 +1,6 @@
 //! The guest's memory: anonymous or of a snapshot's file, private, or of a file that another process has
 //! too; and not touched before the guest touches it.
-use std::{fs::File, io, sync::Arc};
+use std::{fs::File, io, os::fd::AsRawFd as _, sync::Arc};
 
 use thiserror::Error;
 use vm_memory::{
@@ -11,6 +11,7 @@ use vm_memory::{
 use crate::{
     GuestMemory,
     layout::{self, PAGE_SIZE},
+    snapshot::Layers,
 };
 
 /// Least memory of a machine, bytes.
@@ -84,11 +85,7 @@ fn mapped(
     how: libc::c_int,
     file_bytes: u64,
 ) -> Result<GuestMemory, MemoryError> {
-    let found = file.metadata().map_err(MemoryError::File)?.len();
-    if found != file_bytes {
-        let wanted = file_bytes;
-        return Err(MemoryError::FileSize { found, wanted });
-    }
+    check_size(&file, file_bytes)?;
     let file = Arc::new(file);
     let mut at = 0;
     let mut regions = Vec::new();
@@ -104,6 +101,65 @@ fn mapped(
         at += piece.size;
     }
     GuestMemory::from_regions(regions).map_err(|e| refused(bytes, e))
+}
+
+/// Maps the memory of a snapshot that holds differences: the lowest of its bases as [`of_file`], and
+/// over it the pages that each snapshot above has, from its own file.
+///
+/// # Errors
+/// As of [`of_file`].
+pub(crate) fn of_layers(bytes: u64, layers: Layers) -> Result<GuestMemory, MemoryError> {
+    let memory = of_file(bytes, layers.lowest)?;
+    for (file, runs) in &layers.above {
+        check_size(file, bytes)?;
+        let mut start = 0;
+        for region in memory.iter() {
+            let end = start + region.len();
+            for (from, length) in runs.bytes() {
+                let (from, until) = (from.max(start), (from + length).min(end));
+                if from < until {
+                    map_over(region.as_ptr(), from - start, file, from, until - from)
+                        .map_err(|e| refused(bytes, e))?;
+                }
+            }
+            start = end;
+        }
+    }
+    Ok(memory)
+}
+
+/// Maps a part of a file over a region at `at`, privately.
+fn map_over(region: *mut u8, at: u64, file: &File, from: u64, length: u64) -> io::Result<()> {
+    let to = region.wrapping_add(at as usize);
+    let (prot, flags) = (
+        libc::PROT_READ | libc::PROT_WRITE,
+        libc::MAP_PRIVATE | libc::MAP_NORESERVE | libc::MAP_FIXED,
+    );
+    let offset = i64::try_from(from).map_err(io::Error::other)?;
+    // SAFETY: the range is a part of the region's mapping, which nobody uses yet; what is mapped there
+    // instead is unmapped with it.
+    let mapped = unsafe {
+        libc::mmap(
+            to.cast(),
+            length as usize,
+            prot,
+            flags,
+            file.as_raw_fd(),
+            offset,
+        )
+    };
+    match mapped == libc::MAP_FAILED {
+        true => Err(io::Error::last_os_error()),
+        false => Ok(()),
+    }
+}
+
+fn check_size(file: &File, wanted: u64) -> Result<(), MemoryError> {
+    let found = file.metadata().map_err(MemoryError::File)?.len();
+    match found == wanted {
+        true => Ok(()),
+        false => Err(MemoryError::FileSize { found, wanted }),
+    }
 }
 
 fn refused(bytes: u64, why: impl ToString) -> MemoryError {

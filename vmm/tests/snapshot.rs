@@ -13,7 +13,7 @@ use slipgate_vmm::{
     Control, Devices, Machine, MachineConfig, MachineError, Origin, Outcome, SerialIo,
     SnapshotFiles, StopHandle,
     boot::{BootSource, Kernel},
-    snapshot::SnapshotError,
+    snapshot::{SavedFiles, SnapshotError},
 };
 
 mod payload;
@@ -127,6 +127,7 @@ fn saved(folder: &Path) -> Origin {
     Origin::Snapshot {
         state: File::open(folder.join("state")).unwrap(),
         memory: File::open(folder.join("memory")).unwrap(),
+        bases: Vec::new(),
     }
 }
 
@@ -289,4 +290,72 @@ fn orders_of_many_threads_at_once_do_no_harm() {
     });
     assert!(Instant::now() < until + WAIT);
     assert_eq!(vm.ask(b'a'), [0, b'1']);
+}
+
+fn files(folder: &Path) -> SavedFiles {
+    SavedFiles {
+        state: File::open(folder.join("state")).unwrap(),
+        memory: File::open(folder.join("memory")).unwrap(),
+    }
+}
+
+#[test]
+fn a_machine_goes_on_from_differences_on_their_base() {
+    require_kvm!();
+    let folders = [(); 3].map(|()| tempfile::tempdir().unwrap());
+    let [lowest, middle, top] = folders.each_ref().map(|folder| folder.path());
+    let wanted = AtomicBool::new(false);
+    let mut vm = Running::start(booting(&echo()), 1).unwrap();
+    vm.ask(b'a');
+    vm.control.snapshot(&new_files(lowest), &wanted).unwrap();
+    assert_eq!(vm.ask(b'b'), [b'a', b'2']);
+    let bases = vec![files(lowest)];
+    vm.control
+        .differences(&new_files(middle), bases, &wanted)
+        .unwrap();
+    assert_eq!(vm.ask(b'c'), [b'b', b'3']);
+    drop(vm);
+    // What was restored is saved again, on both.
+    let on = |folder: &Path, bases: &[&Path]| match saved(folder) {
+        Origin::Snapshot { state, memory, .. } => Origin::Snapshot {
+            state,
+            memory,
+            bases: bases.iter().map(|base| files(base)).collect(),
+        },
+        Origin::Boot(_) => unreachable!("a snapshot"),
+    };
+    let mut vm = Running::start(on(middle, &[lowest]), 1).unwrap();
+    assert_eq!(vm.ask(b'x'), [b'b', b'3']);
+    let bases = vec![files(middle), files(lowest)];
+    vm.control
+        .differences(&new_files(top), bases, &wanted)
+        .unwrap();
+    drop(vm);
+    let mut vm = Running::start(on(top, &[middle, lowest]), 1).unwrap();
+    assert_eq!(vm.ask(b'y'), [b'x', b'4']);
+    drop(vm);
+    // Few pages differ.
+    use std::os::unix::fs::MetadataExt as _;
+    let data = fs::metadata(top.join("memory")).unwrap();
+    assert_eq!(data.len(), MEMORY);
+    assert!(data.blocks() * 512 <= 64 << 10, "{}", data.blocks());
+    // Without its base, or with another in its place, it is nothing.
+    for (bases, why) in [
+        (&[][..], "is missing"),
+        (&[lowest], "in the place of that"),
+        (&[middle], "is missing"),
+    ] {
+        let refused = Running::start(on(top, bases), 1).err().unwrap();
+        let refused = with_causes(&refused);
+        assert!(refused.contains(why), "{refused}");
+    }
+}
+
+/// An error with its causes.
+fn with_causes(error: &dyn std::error::Error) -> String {
+    let causes = std::iter::successors(Some(error), |error| error.source());
+    causes
+        .map(ToString::to_string)
+        .collect::<Vec<_>>()
+        .join(": ")
 }

@@ -143,6 +143,19 @@ pub struct SavedMachine {
     version: u32,
     /// The machine.
     pub machine: MachineSpec,
+    /// The snapshot that this one differs from; `None`: it is whole.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub base: Option<SavedBase>,
+}
+
+/// The snapshot that another one differs from.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SavedBase {
+    /// Its id: what the state of the other one says, too.
+    pub id: String,
+    /// Its directory.
+    pub path: PathBuf,
 }
 
 impl SavedMachine {
@@ -165,6 +178,7 @@ impl SavedMachine {
         Self {
             version: Self::VERSION,
             machine,
+            base: None,
         }
     }
 
@@ -213,6 +227,22 @@ impl SavedMachine {
             return Err(io::Error::other(why));
         }
         Ok(serde_json::from_value(value)?)
+    }
+}
+
+/// Checks that a directory is one in which a daemon may make snapshots: nobody else can put anything in
+/// the place of what it makes there.
+///
+/// # Errors
+/// What is wrong with it.
+pub fn check_snapshot_dir(dir: &Path) -> Result<(), String> {
+    let found = dir
+        .symlink_metadata()
+        .map_err(|e| format!("it can't be used ({e})"))?;
+    match other_writers(&found) {
+        _ if !found.is_dir() => Err("it is no directory".into()),
+        Some(why) => Err(format!("it {why}")),
+        None => Ok(()),
     }
 }
 

@@ -40,6 +40,9 @@ impl JoinedMachine {
             let Some(vm) = &mut self.vm else {
                 return Ok(End::VmmGone);
             };
+            if let Some(line) = self.joined.new_line() {
+                vm.orders.notify_by(line);
+            }
             let input = |fd| PollFd::new(fd, PollFlags::POLLIN);
             let mut fds = vec![input(signals.as_fd())];
             fds.extend(vm.poll_fds());

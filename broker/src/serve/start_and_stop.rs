@@ -15,6 +15,7 @@ use crate::{
     handover::HandedOver,
     host,
     kernel_state::{Attached, FoundTap},
+    machine_orders::MachineOrders,
     parts::Parts,
     persisted_questions,
     policy_apply::PolicyChanges,
@@ -88,12 +89,21 @@ impl Broker {
         if let (Some(vm), Some(served)) = (&mut vm, attached.config.vms.first()) {
             vm.resets.served_by(&socket, &served.name);
         }
+        let snapshots = attached.config.snapshot_dir.clone();
+        let machine_orders = match MachineOrders::new(snapshots) {
+            Ok(orders) => orders,
+            Err(e) => {
+                attached.give_up();
+                return Err(e).context("making an eventfd");
+            }
+        };
         let mut broker = Self {
             programs_log: attached.datapath.take_log(),
             parts: Parts::new(attached, engines, control),
             pending: Pending::default(),
             policies: PolicyChanges::default(),
             vm_changes,
+            machine_orders,
             vm,
             reserved_ports,
             look_due: Instant::now() + LOOK_EVERY,

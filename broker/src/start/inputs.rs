@@ -14,7 +14,7 @@ use slipgate_policy::{
 };
 
 use crate::{
-    config::Config,
+    config::{Config, check_snapshot_dir},
     handover::HandedOver,
     output_files::{open_flow_log, open_pcap},
 };
@@ -41,6 +41,12 @@ impl Inputs {
     pub(crate) fn open(config: &Config, mut handed_over: HandedOver) -> Result<Self, ConfigError> {
         let loaded = config.load_policies()?;
         let policies = loaded.compile()?;
+        if let Some(dir) = &config.snapshot_dir {
+            check_snapshot_dir(dir).map_err(|why| {
+                let remedy = "give a directory that is yours alone, as `mkdir -m 700` makes one";
+                ConfigError::new("--snapshot-dir", dir.display(), why, remedy)
+            })?;
+        }
         Ok(Self {
             loaded,
             policies,

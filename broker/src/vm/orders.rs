@@ -6,7 +6,7 @@
 use std::{
     collections::BTreeMap,
     fs, io,
-    os::fd::BorrowedFd,
+    os::{fd::BorrowedFd, unix::net::UnixStream},
     path::{Path, PathBuf},
     process,
     time::Instant,
@@ -18,13 +18,13 @@ use serde::{Deserialize, Serialize};
 use slipgate_control::paths::netns_inode;
 use slipgate_ipc::{
     client::{
-        ClientAnswer, ClientId, ClientRequest, ControlServer, MachineOrder, MachineState,
-        MachineStatus,
+        ClientAnswer, ClientId, ClientRequest, ControlServer, MachineEvent, MachineOrder,
+        MachineState, MachineStatus,
     },
     vmm::{VmmOrder, VmmSnapshot},
 };
 
-use super::VmmProcess;
+use super::{VmmProcess, notices::Notices, report::How};
 use crate::{
     config::{MachineSpec, SavedMachine},
     host::{check_private, make_private, user_mode_dir},
@@ -68,6 +68,7 @@ pub(crate) struct Orders {
     saved: serde_json::Value,
     began: Option<Instant>,
     last: u64,
+    notices: Notices,
     waiting: BTreeMap<u64, Waiting>,
 }
 
@@ -170,6 +171,7 @@ impl Orders {
             saved: saved.context("describing the machine")?,
             began: None,
             last: 0,
+            notices: Notices::default(),
             waiting: BTreeMap::new(),
         })
     }
@@ -178,6 +180,25 @@ impl Orders {
     pub(crate) fn begin(&mut self) {
         self.began = Some(Instant::now());
         self.status.state = MachineState::Running;
+        self.notify(None);
+    }
+
+    /// Tells a daemon by this line what happens from now on, and what the machine is.
+    pub(crate) fn notify_by(&mut self, line: UnixStream) {
+        self.notices.go_by(line);
+        self.notify(None);
+    }
+
+    /// Tells the daemon that the machine has ended.
+    pub(crate) fn notify_end(&mut self, how: &How) {
+        let outcome = how.name();
+        let exit_code = how.exit_code();
+        self.notify(Some(MachineEvent::Ended { outcome, exit_code }));
+    }
+
+    fn notify(&mut self, event: Option<MachineEvent>) {
+        let status = self.status();
+        self.notices.tell(status, event);
     }
 
     /// Have an event when there is something to do.
@@ -230,8 +251,16 @@ impl Orders {
                 }
                 MachineOrder::Pause => (Kind::Pause, VmmOrder::Pause),
                 MachineOrder::Resume => (Kind::Resume, VmmOrder::Resume),
-                MachineOrder::Snapshot { state, memory } => {
-                    let files = VmmSnapshot { state, memory };
+                MachineOrder::Snapshot {
+                    state,
+                    memory,
+                    bases,
+                } => {
+                    let files = VmmSnapshot {
+                        state,
+                        memory,
+                        bases,
+                    };
                     (Kind::Snapshot, VmmOrder::Snapshot(files))
                 }
             };
@@ -244,6 +273,9 @@ impl Orders {
                     cancelled: false,
                 };
                 self.waiting.insert(self.last, waiting);
+                if kind == Kind::Snapshot {
+                    self.notify(None);
+                }
             } else {
                 let why = "orders wait for the VMM already: try again";
                 self.control.answer(client, &ClientAnswer::busy(why));
@@ -253,15 +285,19 @@ impl Orders {
     }
 
     fn tell(&mut self, client: ClientId) {
+        let machine = Box::new(self.status());
+        self.control
+            .answer(client, &ClientAnswer::Machine { machine });
+    }
+
+    fn status(&self) -> MachineStatus {
         let mut status = self.status.clone();
         let saves = |waiting: &Waiting| waiting.kind == Kind::Snapshot;
         if self.waiting.values().any(saves) {
             status.state = MachineState::Saving;
         }
         status.runs_s = self.began.map_or(0, |began| began.elapsed().as_secs());
-        let machine = Box::new(status);
-        self.control
-            .answer(client, &ClientAnswer::Machine { machine });
+        status
     }
 
     /// Passes the VMM's answer on.
@@ -273,6 +309,13 @@ impl Orders {
         if waiting.cancelled && error.is_some() {
             tracing::info!("a snapshot was not finished: who asked for it has gone");
         }
+        let event = match (&error, kind) {
+            // It saves no more.
+            (Some(_), _) => None,
+            (None, Kind::Snapshot) => Some(MachineEvent::Saved),
+            (None, Kind::Pause) => Some(MachineEvent::Paused),
+            (None, Kind::Resume) => Some(MachineEvent::Resumed),
+        };
         let answer = match (error, kind) {
             (Some(why), _) => ClientAnswer::error(why),
             (None, Kind::Snapshot) => ClientAnswer::Saved {
@@ -287,6 +330,8 @@ impl Orders {
                 ClientAnswer::Done
             }
         };
+        // Who hears of the answer finds that the daemon knows.
+        self.notify(event);
         self.control.answer(client, &answer);
     }
 }

@@ -200,6 +200,12 @@ impl How {
         }
     }
 
+    /// Its name in the report.
+    pub(crate) fn name(&self) -> String {
+        let value = serde_json::to_value(self).unwrap_or_default();
+        value["outcome"].as_str().unwrap_or_default().to_owned()
+    }
+
     pub(crate) fn exit_code(&self) -> u8 {
         match self {
             Self::NotStarted { status, .. } => *status,

@@ -13,7 +13,7 @@ use anyhow::{Context as _, bail};
 use slipgate_control::Users;
 use slipgate_ipc::{
     channel::{Channel, Received},
-    vmm::{FromVmm, ToVmm, VmmDisk, VmmEnd, VmmJail, VmmOrder, VmmSnapshot, VmmStart, VmmTimes},
+    vmm::{FromVmm, ToVmm, VmmDisk, VmmEnd, VmmJail, VmmOrder, VmmStart, VmmTimes},
 };
 use slipgate_policy::document::ConfigError;
 
@@ -22,6 +22,7 @@ use crate::{
     config::{MachineSpec, VmmBounds},
     process::{ChildProcess, spawn::Namespaces},
     role::Role,
+    snapshot_chain::SnapshotChain,
 };
 
 /// Time within which the VMM has to create a machine, which includes reading kernel and initrd.
@@ -39,8 +40,8 @@ pub(crate) struct VmmProcess {
 #[derive(Debug)]
 pub(crate) struct Handed {
     pub(crate) kvm: File,
-    /// State and memory of the snapshot to go on from.
-    pub(crate) snapshot: Option<[File; 2]>,
+    /// The snapshot to go on from.
+    pub(crate) snapshot: Option<SnapshotChain>,
     pub(crate) kernel: Option<File>,
     pub(crate) initrd: Option<File>,
     pub(crate) disks: Vec<OpenDisk>,
@@ -76,10 +77,7 @@ impl VmmProcess {
             kvm: handed.kvm.into(),
             input: handed.input,
             output: handed.output,
-            snapshot: handed.snapshot.map(|[state, memory]| VmmSnapshot {
-                state: state.into(),
-                memory: memory.into(),
-            }),
+            snapshot: handed.snapshot.map(SnapshotChain::into_files),
             kernel: handed.kernel.map(OwnedFd::from),
             initrd: handed.initrd.map(OwnedFd::from),
             disks: handed.disks.into_iter().map(VmmDisk::from).collect(),

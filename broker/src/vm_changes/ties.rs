@@ -1,8 +1,8 @@
 //! VMs that are served for as long as a client lives: those that `attach` and `run` bring to a
 //! daemon.
 //!
-//! The client makes a pair of sockets and sends one along; it keeps the other and sends nothing.
-//! When its end is closed for any reason, the VM goes. When the VM goes for another reason, the
+//! The client makes a pair of sockets and sends one along; it keeps the other. A machine of `run`
+//! says on it what it is and what happens to it ([`TiedMachine`]); others send nothing. When its end is closed for any reason, the VM goes. When the VM goes for another reason, the
 //! client is told by a byte, and by the end of its socket. A daemon that starts again serves such
 //! VMs as it serves all, and gives their clients some time to come back.
 use std::{
@@ -18,6 +18,9 @@ use nix::{
     },
     unistd::read,
 };
+use slipgate_ipc::{api::Event, client::MachineStatus};
+
+use super::tied_machine::TiedMachine;
 
 /// How long clients have to come back to a daemon that starts again.
 const BACK_WITHIN: Duration = Duration::from_secs(30);
@@ -25,17 +28,44 @@ const BACK_WITHIN: Duration = Duration::from_secs(30);
 const AGAIN_AFTER: Duration = Duration::from_secs(2);
 /// Clients whose ends are taken note of at a time.
 const AT_ONCE: usize = 64;
+/// Most bytes that are read of a client at a time.
+const MOST_AT_ONCE: usize = 4 << 10;
 
 /// The clients that VMs are tied to.
 #[derive(Debug)]
 pub(crate) struct Ties {
     epoll: Epoll,
-    /// VMs and clients' sockets, by number.
-    tied: BTreeMap<u64, (String, OwnedFd)>,
+    tied: BTreeMap<u64, Tied>,
     of_vm: BTreeMap<String, u64>,
     last: u64,
     /// VMs that are removed at this time, because no client is there.
     untied: BTreeMap<String, Instant>,
+    /// What has happened to machines, until somebody takes it.
+    events: Vec<Event>,
+}
+
+/// A VM with its client.
+#[derive(Debug)]
+struct Tied {
+    vm: String,
+    client: OwnedFd,
+    machine: TiedMachine,
+}
+
+impl Tied {
+    /// Reads what the client has sent, a bounded part of it. Returns whether the client is there.
+    fn hear(&mut self, events: &mut Vec<Event>) -> bool {
+        let mut bytes = [0; MOST_AT_ONCE];
+        match read(&self.client, &mut bytes) {
+            Ok(0) => false,
+            Ok(length) => {
+                self.machine.take(&self.vm, &bytes[..length], events);
+                true
+            }
+            Err(nix::Error::EAGAIN | nix::Error::EINTR) => true,
+            Err(_) => false,
+        }
+    }
 }
 
 impl Ties {
@@ -50,6 +80,7 @@ impl Ties {
             of_vm: BTreeMap::new(),
             last: 0,
             untied: BTreeMap::new(),
+            events: Vec::new(),
         })
     }
 
@@ -83,7 +114,12 @@ impl Ties {
         let event = EpollEvent::new(EpollFlags::EPOLLIN | EpollFlags::EPOLLRDHUP, self.last);
         self.epoll.add(&client, event)?;
         self.untied.remove(vm);
-        self.tied.insert(self.last, (vm.to_owned(), client));
+        let tied = Tied {
+            vm: vm.to_owned(),
+            client,
+            machine: TiedMachine::default(),
+        };
+        self.tied.insert(self.last, tied);
         if let Some(former) = self.of_vm.insert(vm.to_owned(), self.last) {
             self.tied.remove(&former);
         }
@@ -94,7 +130,11 @@ impl Ties {
     pub(crate) fn untie(&mut self, vm: &str) {
         self.untied.remove(vm);
         let number = self.of_vm.remove(vm);
-        if let Some((_, client)) = number.and_then(|number| self.tied.remove(&number)) {
+        if let Some(mut tied) = number.and_then(|number| self.tied.remove(&number)) {
+            // The machine may have said how it ended.
+            tied.hear(&mut self.events);
+            tied.machine.gone(vm, &mut self.events);
+            let client = tied.client;
             // One that has gone needs to be told nothing. The set forgets what is closed.
             let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL;
             let _ = send(client.as_raw_fd(), b"x", flags);
@@ -104,6 +144,30 @@ impl Ties {
     /// A VM without client could not be removed now.
     pub(crate) fn again(&mut self, vm: String) {
         self.untied.insert(vm, Instant::now() + AGAIN_AFTER);
+    }
+
+    /// The machines of clients that are here, by the names of their VMs.
+    pub(crate) fn machines(&self) -> impl Iterator<Item = MachineStatus> {
+        let numbers = self.of_vm.values();
+        numbers.filter_map(|number| self.tied.get(number)?.machine.status())
+    }
+
+    /// The machine behind a VM; `None`: it has none here.
+    pub(crate) fn machine(&self, vm: &str) -> Option<MachineStatus> {
+        self.tied.get(self.of_vm.get(vm)?)?.machine.status()
+    }
+
+    /// Reads what a VM's client has sent, now. One that has gone is noticed by [`Ties::ended`].
+    pub(crate) fn hear(&mut self, vm: &str) {
+        let number = self.of_vm.get(vm);
+        if let Some(tied) = number.and_then(|number| self.tied.get_mut(number)) {
+            tied.hear(&mut self.events);
+        }
+    }
+
+    /// Takes out what has happened to machines.
+    pub(crate) fn take_events(&mut self) -> Vec<Event> {
+        std::mem::take(&mut self.events)
     }
 
     /// Takes out the VMs whose clients have gone.
@@ -117,22 +181,22 @@ impl Ties {
         let mut ended = Vec::new();
         for event in &events[..ready] {
             let number = event.data();
-            let Some((_, client)) = self.tied.get(&number) else {
+            let Some(tied) = self.tied.get_mut(&number) else {
                 continue;
             };
-            // What a client sends means nothing.
-            if matches!(
-                read(client, &mut [0; 64]),
-                Ok(1..) | Err(nix::Error::EAGAIN)
-            ) {
+            if tied.hear(&mut self.events) {
                 continue;
             }
-            let Some((vm, _)) = self.tied.remove(&number) else {
+            let Some(Tied {
+                vm, mut machine, ..
+            }) = self.tied.remove(&number)
+            else {
                 continue;
             };
             // The VM may be another client's by now.
             if self.of_vm.get(&vm) == Some(&number) {
                 self.of_vm.remove(&vm);
+                machine.gone(&vm, &mut self.events);
                 ended.push(vm);
             }
         }

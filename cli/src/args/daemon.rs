@@ -24,6 +24,10 @@ pub(crate) struct ServeArgs {
     /// when there is one again; 0: don't
     #[arg(long, value_name = "SECONDS", default_value_t = 0)]
     pub(crate) idle_after: u32,
+    /// Let clients of the API have snapshots of machines of `slipgate run` made in this directory, which
+    /// must be yours alone
+    #[arg(long, value_name = "DIR")]
+    pub(crate) snapshot_dir: Option<PathBuf>,
     /// Share the VMs out among so many engines, each a process of one thread; a VM's new flows are
     /// admitted by the one that has it
     #[arg(long, value_name = "N", default_value_t = 1)]

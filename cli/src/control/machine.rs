@@ -1,38 +1,24 @@
 //! `slipgate pause`, `snapshot` and `kill`: orders to a machine of `slipgate run`.
 //!
-//! The files of a snapshot are made here, by who asks for it, and given to the machine open for
-//! writing: neither the broker nor the VMM opens a path that a client chose. They have no names
-//! until the snapshot is whole, so a command that is killed leaves an empty directory. The machine
-//! notices that its client has gone, ends the writing, and the guest goes on. The next command may
-//! take that directory: a lock on it tells it from one that another command still writes to.
+//! The files of a snapshot are made here, by who asks for it ([`SnapshotFolder`]), and given to the
+//! machine open for writing: neither the broker nor the VMM opens a path that a client chose. The
+//! machine notices when its client has gone, ends the writing, and the guest goes on.
 use std::{
-    cell::RefCell,
-    fs::{self, DirBuilder, File, OpenOptions},
-    io::{self, Write as _},
-    os::{
-        fd::{AsFd as _, AsRawFd as _},
-        unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _},
-    },
-    path::{Path, PathBuf},
-    sync::mpsc,
+    fs::File,
+    os::fd::AsFd as _,
+    sync::{Arc, mpsc},
     thread,
     time::Duration,
 };
 
-use anyhow::{Context as _, anyhow, bail};
-use nix::{
-    errno::Errno,
-    fcntl::{AT_FDCWD, AtFlags, Flock, FlockArg},
-    unistd::{geteuid, linkat},
-};
-use slipgate_broker::config::SNAPSHOT_FILES;
+use anyhow::{Context as _, bail};
+use slipgate_broker::{SnapshotChain, SnapshotFolder, config::SNAPSHOT_FILES};
 use slipgate_ipc::client::{ClientAnswer, MachineOrder};
 
 use super::stop_signals;
 use crate::{
     args::{MachineArgs, SnapshotArgs},
     brokers::ANOTHER_ANSWER,
-    log,
     machines::{Found, existing},
 };
 
@@ -54,15 +40,21 @@ pub(super) fn snapshot(args: &SnapshotArgs) -> anyhow::Result<()> {
     let machine = existing(&args.machine)?;
     // Blocked before there is anything to remove.
     let signals = stop_signals().context("waiting for signals")?;
-    let folder = NewFolder::make(&args.dir)?;
+    let base = args
+        .diff
+        .as_deref()
+        .map(|dir| SnapshotChain::open(dir).with_context(|| format!("--diff {}", dir.display())));
+    let base = Arc::new(base.transpose()?);
+    let folder = SnapshotFolder::make(&args.dir)?;
     let [state, memory, _] = SNAPSHOT_FILES;
     let files = [folder.file(state)?, folder.file(memory)?];
     let (sender, answer) = mpsc::channel();
+    let read = base.clone();
     thread::spawn(move || {
         // Nobody listens after a signal.
-        let _ = sender.send(write(&machine, &files));
+        let _ = sender.send(write(&machine, &files, read.as_ref().as_ref()));
     });
-    let description = loop {
+    let mut description = loop {
         match answer.recv_timeout(LOOK_EVERY) {
             Ok(written) => {
                 break written.with_context(|| format!("saving to {}", args.dir.display()))?;
@@ -75,6 +67,9 @@ pub(super) fn snapshot(args: &SnapshotArgs) -> anyhow::Result<()> {
             bail!("interrupted: the snapshot is not written");
         }
     };
+    if let Some(base) = &*base {
+        base.describe(&mut description);
+    }
     folder.finish(&description)
 }
 
@@ -85,173 +80,19 @@ fn has_signal(signals: &nix::sys::signalfd::SignalFd) -> bool {
 }
 
 /// Has the machine write its files. Returns its description.
-fn write(machine: &Found, [state, memory]: &[File; 2]) -> anyhow::Result<serde_json::Value> {
+fn write(
+    machine: &Found,
+    [state, memory]: &[File; 2],
+    base: Option<&SnapshotChain>,
+) -> anyhow::Result<serde_json::Value> {
+    let bases = base.map(SnapshotChain::bases).transpose()?;
     let order = MachineOrder::Snapshot {
         state: state.as_fd(),
         memory: memory.as_fd(),
+        bases: bases.unwrap_or_default(),
     };
     match machine.order(order)? {
         ClientAnswer::Saved { machine } => Ok(machine),
         _ => bail!(ANOTHER_ANSWER),
     }
 }
-
-/// Whether an open directory is what its path names, and empty.
-fn is_empty(path: &Path, open: &fs::Metadata) -> bool {
-    let named = path.symlink_metadata();
-    named.is_ok_and(|named| (named.dev(), named.ino()) == (open.dev(), open.ino()))
-        && fs::read_dir(path).is_ok_and(|mut entries| entries.next().is_none())
-}
-
-/// Whether a directory is this user's alone, as what a killed command has left.
-fn is_own(open: &fs::Metadata) -> bool {
-    open.uid() == geteuid().as_raw() && open.mode() & 0o077 == 0
-}
-
-/// A directory that is removed with what was made in it, unless it is finished.
-struct NewFolder {
-    path: PathBuf,
-    /// Keeps other commands out. `None`: the file system has no locks.
-    _lock: Option<Flock<File>>,
-    /// Files that get their names at the end.
-    unnamed: RefCell<Vec<(String, File)>>,
-    /// Files that have names.
-    named: RefCell<Vec<PathBuf>>,
-    /// Whether it was not there before.
-    is_made: bool,
-    is_finished: bool,
-}
-
-impl NewFolder {
-    fn make(path: &Path) -> anyhow::Result<Self> {
-        let made = DirBuilder::new().mode(0o700).create(path);
-        let is_made = match made {
-            Ok(()) => true,
-            Err(e) if e.kind() == io::ErrorKind::AlreadyExists => false,
-            Err(e) => bail!("making {}: {e}", path.display()),
-        };
-        let exists = || {
-            anyhow!(
-                "{} exists: give a directory that does not, for it is made",
-                path.display()
-            )
-        };
-        let open = OpenOptions::new()
-            .read(true)
-            .custom_flags(libc::O_DIRECTORY | libc::O_NOFOLLOW)
-            .open(path)
-            .map_err(|_| exists())?;
-        let data = open.metadata().map_err(|_| exists())?;
-        let lock = match Flock::lock(open, FlockArg::LockExclusiveNonblock) {
-            Ok(lock) => Some(lock),
-            Err((_, Errno::EWOULDBLOCK)) => bail!(
-                "{} is being written by another command: give a directory that does not exist",
-                path.display()
-            ),
-            // Without locks nobody takes a directory that is there.
-            Err(_) if is_made => None,
-            Err(_) => return Err(exists()),
-        };
-        // Another command may have taken it, finished or removed it before it was locked here.
-        if !is_empty(path, &data) || !(is_made || is_own(&data)) {
-            return Err(exists());
-        }
-        Ok(Self {
-            path: path.to_owned(),
-            _lock: lock,
-            unnamed: RefCell::default(),
-            named: RefCell::default(),
-            is_made,
-            is_finished: false,
-        })
-    }
-
-    /// Makes a file in it, for writing only. It has a name at once only where the file system can't
-    /// give it one later.
-    fn file(&self, name: &str) -> anyhow::Result<File> {
-        let unnamed = OpenOptions::new()
-            .write(true)
-            .mode(0o600)
-            .custom_flags(libc::O_TMPFILE)
-            .open(&self.path);
-        let path = self.path.join(name);
-        let made = match unnamed {
-            Ok(file) => {
-                let copy = file.try_clone()?;
-                self.unnamed.borrow_mut().push((name.to_owned(), copy));
-                Ok(file)
-            }
-            Err(_) => {
-                let made = OpenOptions::new()
-                    .write(true)
-                    .create_new(true)
-                    .mode(0o600)
-                    .open(&path);
-                made.inspect(|_| self.named.borrow_mut().push(path.clone()))
-            }
-        };
-        made.with_context(|| format!("making {}", path.display()))
-    }
-
-    /// Gives the files that were made so far their names.
-    fn name(&self) -> io::Result<()> {
-        for (name, file) in self.unnamed.borrow_mut().drain(..) {
-            let own = format!("/proc/self/fd/{}", file.as_raw_fd());
-            let path = self.path.join(name);
-            linkat(
-                AT_FDCWD,
-                own.as_str(),
-                AT_FDCWD,
-                &path,
-                AtFlags::AT_SYMLINK_FOLLOW,
-            )?;
-            self.named.borrow_mut().push(path);
-        }
-        Ok(())
-    }
-
-    /// Writes the description, which makes the snapshot whole, and has all of it on the disk.
-    fn finish(mut self, description: &serde_json::Value) -> anyhow::Result<()> {
-        let [.., name] = SNAPSHOT_FILES;
-        self.name()
-            .with_context(|| format!("naming the files in {}", self.path.display()))?;
-        let mut file = self.file(name)?;
-        let mut text = serde_json::to_vec_pretty(description)?;
-        text.push(b'\n');
-        let parent = match self.path.parent() {
-            Some(parent) if !parent.as_os_str().is_empty() => parent.to_owned(),
-            _ => PathBuf::from("."),
-        };
-        let written = file
-            .write_all(&text)
-            .and_then(|()| file.sync_all())
-            .and_then(|()| self.name())
-            .and_then(|()| File::open(&self.path)?.sync_all())
-            .and_then(|()| File::open(&parent)?.sync_all());
-        written.with_context(|| format!("writing {}", self.path.display()))?;
-        self.is_finished = true;
-        Ok(())
-    }
-}
-
-impl Drop for NewFolder {
-    fn drop(&mut self) {
-        if self.is_finished {
-            return;
-        }
-        for path in self.named.borrow().iter() {
-            // One that somebody else has removed is not there.
-            let _ = fs::remove_file(path);
-        }
-        if !self.is_made {
-            return;
-        }
-        if let Err(e) = fs::remove_dir(&self.path) {
-            log::say(format_args!("removing {}: {e}", self.path.display()));
-        }
-    }
-}
-
-#[cfg(test)]
-#[path = "machine_test.rs"]
-mod tests;

@@ -23,6 +23,7 @@ use std::{
 use anyhow::{Context as _, bail};
 use slipgate_ipc::{
     channel::Channel,
+    client::SnapshotBase,
     vmm::{
         FromVmm, GuestEnd, RateLimit, ToVmm, TokenBucket, VmmDisk, VmmEnd, VmmOrder, VmmSnapshot,
         VmmStart, VmmTimes,
@@ -32,6 +33,7 @@ use slipgate_vmm::{
     Control, Counters, Devices, Machine, MachineConfig, MachineError, Origin, Outcome, SerialIo,
     SnapshotFiles, StopHandle,
     boot::{BootInput, BootSource, Kernel},
+    snapshot::SavedFiles,
     thread,
     virtio::{
         block::DiskConfig,
@@ -215,9 +217,17 @@ fn write_from_the_background() {
 
 fn make(start: VmmStart) -> anyhow::Result<Machine> {
     let origin = match (start.snapshot, start.kernel) {
-        (Some(VmmSnapshot { state, memory }), _) => Origin::Snapshot {
+        (
+            Some(VmmSnapshot {
+                state,
+                memory,
+                bases,
+            }),
+            _,
+        ) => Origin::Snapshot {
             state: state.into(),
             memory: memory.into(),
+            bases: opened(bases),
         },
         (None, kernel) => Origin::Boot(BootSource {
             kernel: match kernel {
@@ -259,6 +269,14 @@ fn make(start: VmmStart) -> anyhow::Result<Machine> {
         true => Machine::restartable(config)?,
         false => Machine::new(config)?,
     })
+}
+
+fn opened(bases: Vec<SnapshotBase>) -> Vec<SavedFiles> {
+    let files = |base: SnapshotBase| SavedFiles {
+        state: base.state.into(),
+        memory: base.memory.into(),
+    };
+    bases.into_iter().map(files).collect()
 }
 
 fn disk(disk: VmmDisk) -> DiskConfig {
@@ -394,12 +412,16 @@ fn carry_out(channel: Arc<Channel>, control: Control) -> anyhow::Result<mpsc::Se
             let done = match ordered.order {
                 VmmOrder::Pause => control.pause(),
                 VmmOrder::Resume => control.resume(),
-                VmmOrder::Snapshot(VmmSnapshot { state, memory }) => {
+                VmmOrder::Snapshot(VmmSnapshot {
+                    state,
+                    memory,
+                    bases,
+                }) => {
                     let files = SnapshotFiles {
                         state: state.into(),
                         memory: memory.into(),
                     };
-                    control.snapshot(&files, &ordered.cancelled)
+                    control.differences(&files, opened(bases), &ordered.cancelled)
                 }
             };
             let error = done.err().map(|e| format!("{:#}", anyhow::Error::from(e)));

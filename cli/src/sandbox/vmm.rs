@@ -207,8 +207,9 @@ const DISK: &[libc::c_long] = &[libc::SYS_preadv, libc::SYS_pwritev, libc::SYS_f
 /// System calls of the vsock device's thread; it writes by writev, as everybody may.
 const VSOCK: &[libc::c_long] = &[libc::SYS_accept4, libc::SYS_readv, libc::SYS_shutdown];
 
-/// System calls that write a snapshot, and answer the broker.
+/// System calls that write a snapshot, read the one that it differs from, and answer the broker.
 const SNAPSHOT: &[libc::c_long] = &[
+    libc::SYS_pread64,
     libc::SYS_pwrite64,
     libc::SYS_ftruncate,
     libc::SYS_sync_file_range,

@@ -187,6 +187,7 @@ impl Saved {
         let origin = Origin::Snapshot {
             state: file("state"),
             memory: file("memory"),
+            bases: Vec::new(),
         };
         Running::start(&self.bed.world.host, origin)
     }

@@ -3,6 +3,7 @@
 mod built_in;
 mod cgroups;
 mod console;
+mod differences;
 mod disks;
 mod ends;
 mod fleet_of_clones;
@@ -10,6 +11,7 @@ mod generations;
 mod jail;
 mod joined;
 mod limits;
+mod ordered_by_api;
 mod payload;
 mod processes;
 mod refused;

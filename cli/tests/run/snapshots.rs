@@ -26,7 +26,7 @@ impl Bed {
 
     /// As [`Bed::slipgate`], and it has to succeed.
     #[track_caller]
-    fn have(&self, args: &[&str]) -> String {
+    pub(crate) fn have(&self, args: &[&str]) -> String {
         let output = self.slipgate(args);
         let stderr = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success(), "{args:?}: {stderr}");

@@ -3,7 +3,10 @@ use serde_json::json;
 use slipgate_abi::{IfIndex, SlotIndex, VmId, VmRow};
 use slipgate_ipc::{
     api::{ApiRequest, FromApi},
-    client::{ClientAnswer, ClientRequest, Replaces, Target, Version},
+    client::{
+        ClientAnswer, ClientRequest, MachineEvent, MachineNotice, MachineOrder, PassedOrder,
+        Replaces, SavedSnapshot, SnapshotBase, Target, Version,
+    },
     descriptors::Slot,
     engine::{
         EngineInventory, EngineReply, EngineRequest, FlowQuestion, FromEngine, HostAddress, Link,
@@ -150,7 +153,25 @@ pub(super) fn messages() -> Seeds {
         about: Some(about),
         ask,
     };
-    let clients: [(&str, ClientRequest<Slot>); 4] = [
+    let snapshot = || PassedOrder::Snapshot {
+        to: "warm".into(),
+        base: Some("base".into()),
+    };
+    let order = MachineOrder::Snapshot {
+        state: Slot,
+        memory: Slot,
+        bases: vec![SnapshotBase {
+            state: Slot,
+            memory: Slot,
+        }],
+    };
+    let (vm, passed) = ("a".to_owned(), snapshot());
+    let clients: [(&str, ClientRequest<Slot>); 6] = [
+        ("machine-snapshot", ClientRequest::Machine { order }),
+        (
+            "passed-snapshot",
+            ClientRequest::OrderMachine { vm, order: passed },
+        ),
         ("question", of_engine(Target::Vm("a".into()), question())),
         (
             "capture",
@@ -195,6 +216,14 @@ pub(super) fn messages() -> Seeds {
             },
         ),
         ("list", ApiRequest::ListVms),
+        ("list_machines", ApiRequest::ListMachines),
+        (
+            "order_machine",
+            ApiRequest::OrderMachine {
+                vm: "a".into(),
+                order: snapshot(),
+            },
+        ),
         ("remove", ApiRequest::RemoveVm { name: "a".into() }),
         (
             "cut_flow",
@@ -215,6 +244,11 @@ pub(super) fn messages() -> Seeds {
         ("http_patch", "PATCH /v1/vms/a\n{\"labels\": {\"k\": null}}"),
         ("http_cut", "POST /v1/flows/1.2.3/cut\n"),
         ("http_freeze", "POST /v1/vms/a/freeze\n"),
+        ("http_pause", "POST /v1/machines/a/pause\n"),
+        (
+            "http_snapshot",
+            "POST /v1/machines/a/snapshot\n{\"name\": \"warm\"}",
+        ),
     ] {
         seeds.push((name, [&[kind::HTTP][..], text.as_bytes()].concat()));
     }
@@ -230,6 +264,24 @@ pub(super) fn messages() -> Seeds {
             .iter()
             .map(|(name, m)| (*name, line(kind::CONTROL, json(m)))),
     );
+    let machine = json!({
+        "name": "a", "pid": 7, "state": "paused", "cpus": 1, "memory_mib": 64, "tap": "sgvm0",
+        "netns": 1, "runs_s": 2,
+    });
+    let machine = serde_json::from_value(machine).expect("a machine");
+    let outcome = "powered_off".to_owned();
+    let event = Some(MachineEvent::Ended {
+        outcome,
+        exit_code: 0,
+    });
+    let notice = MachineNotice { machine, event };
+    seeds.push(("notice", line(kind::NOTICE, json(&notice))));
+    let saved = SavedSnapshot {
+        name: "warm".into(),
+        directory: "/var/lib/snapshots/warm".into(),
+    };
+    let answer = ClientAnswer::SnapshotSaved { snapshot: saved };
+    seeds.push(("saved", line(kind::ANSWER, json(&answer))));
     seeds.push((
         "answer",
         line(kind::ANSWER, json(&ClientAnswer::error("no"))),

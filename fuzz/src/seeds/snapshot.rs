@@ -4,7 +4,9 @@ use kvm_bindings::{
 };
 use slipgate_vmm::{
     fake::hostile::{FEATURES, Machine, Step},
-    snapshot::{KvmState, MachineState, SerialState, VcpuState, encode},
+    snapshot::{
+        BaseState, KvmState, MachineState, Runs, SerialState, SnapshotId, VcpuState, encode,
+    },
 };
 
 use super::Seeds;
@@ -29,6 +31,12 @@ pub(super) fn snapshot() -> Seeds {
     let interrupting = [up(0), message(0), message(1), Step::Signal(0, 0)];
     let held = [up(0), Step::Signal(0, 1), Step::NeedsReset(0)];
     let file = encode(&machine(&served)).expect("a small state");
+    let mut differing = machine(&served);
+    differing.base = Some(BaseState {
+        id: SnapshotId([7; 32]),
+        runs: Runs(vec![(0, 1), (5, 300), (16_000, 384)]),
+    });
+    let differing = encode(&differing).expect("a small state");
     vec![
         ("off", functions(&[])),
         ("served", functions(&served)),
@@ -36,6 +44,7 @@ pub(super) fn snapshot() -> Seeds {
         ("held", functions(&held)),
         ("file", [&[kind::FILE][..], &file].concat()),
         ("state", [&[kind::STATE][..], &file[48..]].concat()),
+        ("differing", [&[kind::STATE][..], &differing[48..]].concat()),
     ]
 }
 
@@ -57,6 +66,7 @@ fn machine(steps: &[Step]) -> MachineState {
         events: None,
     };
     MachineState {
+        base: None,
         memory_bytes: 64 << 20,
         kvm: KvmState {
             chips: [kvm_irqchip::default(); 3],

@@ -1,5 +1,5 @@
 //! Orders to the machine of one `slipgate run`, at a control socket of its own.
-use std::os::fd::OwnedFd;
+use std::{os::fd::OwnedFd, path::PathBuf};
 
 use serde::{Deserialize, Serialize};
 
@@ -23,10 +23,26 @@ pub enum MachineOrder<F = OwnedFd> {
         state: F,
         /// File for its memory, open for writing.
         memory: F,
+        /// The snapshot whose differences are to be written, then its base, and so on, at most
+        /// [`MAX_BASES`]. None: all memory is written.
+        #[serde(default = "Vec::new")]
+        bases: Vec<SnapshotBase<F>>,
     },
     /// End the machine, as SIGTERM does; answered by [`ClientAnswer::Done`](super::ClientAnswer::Done)
     /// before it has ended.
     Kill,
+}
+
+/// Most snapshots below one that is made of differences.
+pub const MAX_BASES: usize = 7;
+
+/// Files of a snapshot below another, open for reading.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct SnapshotBase<F = OwnedFd> {
+    /// Its state.
+    pub state: F,
+    /// Its memory.
+    pub memory: F,
 }
 
 impl<F> MachineOrder<F> {
@@ -57,6 +73,67 @@ pub struct MachineStatus {
     pub runs_s: u64,
 }
 
+/// What a machine tells the daemon that serves its VM: one JSON object a line, on the socket that ties
+/// the VM to its client ([`ClientRequest::ServeVm`](super::ClientRequest::ServeVm)).
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct MachineNotice {
+    /// What it is and does now.
+    pub machine: MachineStatus,
+    /// What has happened; `None`: it is only what it is.
+    pub event: Option<MachineEvent>,
+}
+
+/// Longest notice, bytes, with the end of its line.
+pub const MAX_NOTICE: usize = 4 << 10;
+
+/// What has happened to a machine.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum MachineEvent {
+    /// Its guest was paused.
+    Paused,
+    /// Its guest goes on.
+    Resumed,
+    /// A snapshot was written.
+    Saved,
+    /// It has ended.
+    Ended {
+        /// The outcome, as in the report of `slipgate run`.
+        outcome: String,
+        /// Exit status of `slipgate run`.
+        exit_code: u8,
+    },
+}
+
+/// An order to a machine that a daemon passes on.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", tag = "order")]
+pub enum PassedOrder {
+    /// [`MachineOrder::Pause`].
+    Pause,
+    /// [`MachineOrder::Resume`].
+    Resume,
+    /// [`MachineOrder::Snapshot`], to files that the daemon makes.
+    Snapshot {
+        /// Name of the snapshot: that of its directory in the daemon's.
+        to: String,
+        /// Name of the one whose differences are to be written; `None`: all memory is written.
+        #[serde(default)]
+        base: Option<String>,
+    },
+    /// [`MachineOrder::Kill`].
+    Kill,
+}
+
+/// A snapshot that a daemon has had written.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct SavedSnapshot {
+    /// Its name.
+    pub name: String,
+    /// Its directory on the daemon's host.
+    pub directory: PathBuf,
+}
+
 /// What a machine does.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -84,11 +161,17 @@ impl MachineState {
 }
 
 maps_descriptors!(
+    struct SnapshotBase {
+        state: fd,
+        memory: fd,
+    }
+);
+maps_descriptors!(
     enum MachineOrder {
         Status,
         Pause,
         Resume,
-        Snapshot { state: fd, memory: fd },
+        Snapshot { state: fd, memory: fd, bases: each },
         Kill,
     }
 );

@@ -26,7 +26,7 @@ use nix::{
     sys::socket::{MsgFlags, getsockopt, recvmsg, sockopt::PeerCredentials},
 };
 
-use super::{ClientAnswer, ClientRequest, Role};
+use super::{ClientAnswer, ClientRequest, MAX_BASES, Role};
 use crate::{
     descriptors::{Inbound as _, Slot},
     rights,
@@ -38,7 +38,7 @@ const MAX_REQUEST: usize = 64 << 10;
 /// as their senders wait for an answer.
 const MAX_CLIENTS: usize = 16;
 /// Largest number of received descriptors that may wait for the requests they belong to.
-const MAX_WAITING_FDS: usize = 2;
+const MAX_WAITING_FDS: usize = 2 + 2 * MAX_BASES;
 /// Most descriptors that the kernel lets come at once (`SCM_MAX_FD`, <net/scm.h>): with room for
 /// them all, none comes that is not seen.
 const MAX_FDS_AT_ONCE: usize = 253;

@@ -35,7 +35,7 @@ use super::{MachineError, restart::Restart, vcpu::Shared};
 use crate::{
     kick::Target,
     kvm, memory,
-    snapshot::{self, MachineState, SnapshotError},
+    snapshot::{self, BaseState, Layers, MachineState, SavedFiles, SnapshotError, SnapshotId},
 };
 
 /// Time between kicks of a vCPU that has not come to the meeting.
@@ -174,7 +174,22 @@ impl Control {
         files: &SnapshotFiles,
         cancelled: &AtomicBool,
     ) -> Result<(), SnapshotError> {
-        let written = self.order(|machine| machine.snapshot(files, cancelled));
+        self.differences(files, Vec::new(), cancelled)
+    }
+
+    /// As [`Control::snapshot`], but writes what differs from another snapshot's memory. `bases`: that
+    /// snapshot, then its base, and so on; none: all memory is written.
+    ///
+    /// # Errors
+    /// As of [`Control::snapshot`]; or the bases don't belong together or to such a machine, or can't be
+    /// read.
+    pub fn differences(
+        &self,
+        files: &SnapshotFiles,
+        bases: Vec<SavedFiles>,
+        cancelled: &AtomicBool,
+    ) -> Result<(), SnapshotError> {
+        let written = self.order(|machine| machine.snapshot(files, bases, cancelled));
         let written = written.and_then(|()| files.sync(cancelled));
         if written.is_err() {
             files.clear();
@@ -251,30 +266,50 @@ impl Machine {
     fn snapshot(
         &mut self,
         files: &SnapshotFiles,
+        bases: Vec<SavedFiles>,
         cancelled: &AtomicBool,
     ) -> Result<(), SnapshotError> {
+        // Before the guest is paused: what can't be used costs it nothing.
+        let bytes = memory::total_bytes(&self.shared.memory);
+        let base = match bases.is_empty() {
+            true => None,
+            false => Some(Layers::to_differ_from(bases, bytes)?),
+        };
         let was_running = !self.is_paused;
         if cancelled.load(Acquire) {
             return Err(SnapshotError::Cancelled);
         }
         self.pause()?;
-        let written = self.write(files, cancelled);
+        let written = self.write(files, base, cancelled);
         if was_running {
             self.resume();
         }
         written
     }
 
-    fn write(&self, files: &SnapshotFiles, cancelled: &AtomicBool) -> Result<(), SnapshotError> {
-        let state = snapshot::encode(&self.state()?)?;
-        let failed = SnapshotError::file("write the file `state`");
-        files.state.write_all_at(&state, 0).map_err(failed)?;
+    fn write(
+        &self,
+        files: &SnapshotFiles,
+        base: Option<(Layers, SnapshotId)>,
+        cancelled: &AtomicBool,
+    ) -> Result<(), SnapshotError> {
+        let mut state = self.state()?;
         let goes_on = || match () {
             () if self.shared.stopping.load(Acquire) => Err(SnapshotError::Ended),
             () if cancelled.load(Acquire) => Err(SnapshotError::Cancelled),
             () => Ok(()),
         };
-        snapshot::write_memory(&self.shared.memory, &files.memory, &goes_on)
+        let memory = &self.shared.memory;
+        match base {
+            None => snapshot::write_memory(memory, &files.memory, &goes_on)?,
+            Some((layers, id)) => {
+                let runs = snapshot::write_differences(memory, &layers, &files.memory, &goes_on)?;
+                state.base = Some(BaseState { id, runs });
+            }
+        }
+        let state = snapshot::encode(&state)?;
+        let failed = SnapshotError::file("write the file `state`");
+        files.state.write_all_at(&state, 0).map_err(failed)
     }
 
     /// Reads the state of the paused machine. What interrupts is read before what it interrupts: an
@@ -286,6 +321,7 @@ impl Machine {
         let kvm = kvm::save(&self.vm)?;
         let vcpus = meeting.save().ok_or(SnapshotError::Ended)?;
         Ok(MachineState {
+            base: None,
             memory_bytes: memory::total_bytes(&self.shared.memory),
             kvm,
             vcpus: vcpus.into_iter().collect::<Result<_, _>>()?,

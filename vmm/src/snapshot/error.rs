@@ -1,7 +1,7 @@
 //! Errors of snapshots.
 use std::io;
 
-use super::{LAYOUT_VERSION, MAX_STATE_BYTES};
+use super::{LAYOUT_VERSION, MAX_BASES, MAX_STATE_BYTES, SnapshotId};
 
 /// Reason why a machine can't be saved or restored.
 #[derive(Debug, thiserror::Error)]
@@ -27,6 +27,29 @@ pub enum SnapshotError {
     /// The state can't be that of such a machine.
     #[error("the snapshot does not fit this machine: {0}")]
     Mismatch(String),
+    /// The snapshot has a base, which was not given.
+    #[error("it holds the differences from the snapshot {wanted}, which is missing")]
+    NoBase {
+        /// The base.
+        wanted: SnapshotId,
+    },
+    /// What was given as the base is another snapshot.
+    #[error(
+        "it holds the differences from the snapshot {wanted}, and what is in the place of that is \
+         the snapshot {found}"
+    )]
+    OtherBase {
+        /// The base.
+        wanted: SnapshotId,
+        /// The one that was given.
+        found: SnapshotId,
+    },
+    /// A base was given for a snapshot that has all pages.
+    #[error("a base was given for a snapshot that is whole without one")]
+    NotABase,
+    /// There are too many bases.
+    #[error("there are more than {MAX_BASES} snapshots below it: make one without a base")]
+    TooManyBases,
     /// The host differs from the one on which the state was saved.
     #[error("the snapshot was saved on another kind of host: {0}")]
     Host(String),

@@ -1,10 +1,8 @@
 //! The state file.
-use sha2::{Digest as _, Sha256};
-
-use super::{MachineState, SnapshotError};
+use super::{MachineState, SnapshotError, SnapshotId};
 
 /// Version of the layout of [`MachineState`] and of the file.
-pub const LAYOUT_VERSION: u32 = 2;
+pub const LAYOUT_VERSION: u32 = 3;
 /// Most bytes of a state.
 pub const MAX_STATE_BYTES: u64 = 2 << 20;
 
@@ -31,7 +29,7 @@ fn seal(state: &[u8], length: u32) -> Vec<u8> {
     file.extend_from_slice(MAGIC);
     file.extend_from_slice(&LAYOUT_VERSION.to_le_bytes());
     file.extend_from_slice(&length.to_le_bytes());
-    file.extend_from_slice(&Sha256::digest(state));
+    file.extend_from_slice(&SnapshotId::of(state).0);
     file.extend_from_slice(state);
     file
 }
@@ -40,6 +38,11 @@ fn seal(state: &[u8], length: u32) -> Vec<u8> {
 #[cfg(any(test, feature = "fake"))]
 pub fn sealed(state: &[u8]) -> Vec<u8> {
     seal(state, u32::try_from(state.len()).unwrap_or(u32::MAX))
+}
+
+/// Returns the id of the snapshot of a state file that was decoded.
+pub(super) fn id_of(file: &[u8]) -> SnapshotId {
+    SnapshotId::of(file.get(HEADER_BYTES..).unwrap_or_default())
 }
 
 /// Returns the state in a state file's bytes.
@@ -77,7 +80,7 @@ pub fn decode(file: &[u8]) -> Result<MachineState, SnapshotError> {
         }
         std::cmp::Ordering::Equal => {}
     }
-    if Sha256::digest(state)[..] != digest[..] {
+    if SnapshotId::of(state).0 != *digest {
         return Err(SnapshotError::Damaged("its digest is of other bytes"));
     }
     match postcard::take_from_bytes(state) {
@@ -88,4 +91,4 @@ pub fn decode(file: &[u8]) -> Result<MachineState, SnapshotError> {
 
 #[cfg(test)]
 #[path = "file_test.rs"]
-mod tests;
+pub(super) mod tests;

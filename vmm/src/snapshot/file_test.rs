@@ -25,7 +25,7 @@ fn vcpu() -> VcpuState {
     }
 }
 
-fn state() -> MachineState {
+pub(in crate::snapshot) fn state() -> MachineState {
     let net = NetState {
         mac: [2; 6],
         offloads: 1,
@@ -59,6 +59,7 @@ fn state() -> MachineState {
         ..TransportState::default()
     };
     MachineState {
+        base: None,
         memory_bytes: 1 << 30,
         kvm: KvmState {
             chips: [kvm_irqchip::default(); 3],

@@ -26,15 +26,19 @@
 //! The digest tells of accidents, not of attacks: whoever can write the file can write any state,
 //! and a state is checked as what a hostile guest writes to registers. The memory has no digest: it
 //! would take longer to check than all else.
+mod base;
 mod error;
 mod file;
 mod pages;
 mod state;
 
+pub(crate) use base::Layers;
+pub use base::{BaseState, MAX_BASES, MAX_RUNS, Runs, SavedFiles, SnapshotId};
 pub use error::SnapshotError;
 #[cfg(any(test, feature = "fake"))]
 pub use file::sealed;
 pub use file::{LAYOUT_VERSION, MAX_STATE_BYTES, decode, encode};
+pub(crate) use pages::write_differences;
 pub use pages::{PAUSE_BYTES, write_memory};
 pub use state::{
     DeviceState, FilterState, FunctionState, KvmState, MachineState, Model, MsixState, NetState,

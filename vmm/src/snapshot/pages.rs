@@ -1,4 +1,5 @@
-//! The memory's file: the RAM below the hole, then that above it, without pages of zeroes.
+//! The memory's file: the RAM below the hole, then that above it, without pages of zeroes; or, of a
+//! snapshot with a base, only what differs from that.
 //!
 //! What is written is passed on to the disk meanwhile ([`Writeback`]): otherwise the last sync would
 //! have to write all of it, which takes long and hears no order to stop.
@@ -10,7 +11,7 @@ use std::{
 
 use vm_memory::{GuestMemoryBackend as _, GuestMemoryRegion as _, MemoryRegionAddress};
 
-use super::SnapshotError;
+use super::{Layers, Runs, SnapshotError};
 use crate::{GuestMemory, layout::PAGE_SIZE};
 
 /// Bytes of memory between two questions whether to go on.
@@ -34,6 +35,64 @@ pub fn write_memory(
 ) -> Result<(), SnapshotError> {
     let failed = SnapshotError::file("write the file `memory`");
     let mut writeback = Writeback::of(file);
+    let end = each_piece(memory, &mut |piece, at| {
+        goes_on()?;
+        write_piece(file, piece, at)
+            .and_then(|()| writeback.reached(at + piece.len() as u64))
+            .map_err(&failed)
+    })?;
+    // The last pages may be zeroes.
+    file.set_len(end).map_err(&failed)
+}
+
+/// As [`write_memory`], but writes what differs from the base's. Returns the pages that were written.
+///
+/// # Errors
+/// As of [`write_memory`]; or the base can't be read.
+pub(crate) fn write_differences(
+    memory: &GuestMemory,
+    base: &Layers,
+    file: &File,
+    goes_on: &dyn Fn() -> Result<(), SnapshotError>,
+) -> Result<Runs, SnapshotError> {
+    let failed = SnapshotError::file("write the file `memory`");
+    let mut there = vec![0; PAUSE_BYTES as usize];
+    // Which pages: their number says in how many runs they are written.
+    let mut differing = Vec::new();
+    let end = each_piece(memory, &mut |piece, at| {
+        goes_on()?;
+        let there = &mut there[..piece.len()];
+        base.read(there, at)?;
+        let pages = piece.chunks(PAGE).zip(there.chunks(PAGE)).enumerate();
+        let differ = pages.filter(|(_, (here, there))| here != there);
+        differing.extend(differ.map(|(page, _)| at / PAGE_SIZE + page as u64));
+        Ok(())
+    })?;
+    let runs = Runs::of(differing.into_iter());
+    let mut writeback = Writeback::of(file);
+    each_piece(memory, &mut |piece, at| {
+        goes_on()?;
+        let until = at + piece.len() as u64;
+        for (from, bytes) in runs.bytes() {
+            let (from, to) = (from.max(at), (from + bytes).min(until));
+            if from < to {
+                let part = &piece[(from - at) as usize..(to - at) as usize];
+                file.write_all_at(part, from).map_err(&failed)?;
+            }
+        }
+        writeback.reached(until).map_err(&failed)
+    })?;
+    file.set_len(end).map_err(&failed)?;
+    Ok(runs)
+}
+
+/// Takes a piece of memory, and its offset in the file.
+type Take<'a> = dyn FnMut(&[u8], u64) -> Result<(), SnapshotError> + 'a;
+
+/// Calls `take` with each [`PAUSE_BYTES`] of the memory of a paused machine and their offset in the
+/// file. Returns the size of the file.
+fn each_piece(memory: &GuestMemory, take: &mut Take<'_>) -> Result<u64, SnapshotError> {
+    let failed = SnapshotError::file("read the memory");
     let mut start = 0;
     for region in memory.iter() {
         let bytes = usize::try_from(region.len()).unwrap_or(usize::MAX);
@@ -41,20 +100,15 @@ pub fn write_memory(
             .get_host_address(MemoryRegionAddress(0))
             .map_err(|e| failed(std::io::Error::other(e)))?;
         for from in (0..bytes).step_by(PAUSE_BYTES as usize) {
-            goes_on()?;
             let length = (bytes - from).min(PAUSE_BYTES as usize);
             // SAFETY: within the region, which `memory` keeps mapped. Neither a vCPU nor a device
             // writes to it: the machine is paused.
             let piece = unsafe { std::slice::from_raw_parts(host.add(from), length) };
-            let at = start + from as u64;
-            write_piece(file, piece, at)
-                .and_then(|()| writeback.reached(at + length as u64))
-                .map_err(&failed)?;
+            take(piece, start + from as u64)?;
         }
         start += region.len();
     }
-    // The last pages may be zeroes.
-    file.set_len(start).map_err(&failed)
+    Ok(start)
 }
 
 /// Has the host write parts of a file to its disk while later ones are still being made.

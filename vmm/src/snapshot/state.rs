@@ -6,9 +6,13 @@ use kvm_bindings::{
 };
 use serde::{Deserialize, Serialize};
 
+use super::BaseState;
+
 /// State of a machine.
 #[derive(Serialize, Deserialize)]
 pub struct MachineState {
+    /// What it differs from, where its memory has not all pages.
+    pub base: Option<BaseState>,
     /// Size of RAM, bytes.
     pub memory_bytes: u64,
     /// State that KVM has of the VM.

@@ -10,7 +10,7 @@ fn mode(path: &Path) -> u32 {
 fn a_snapshot_is_made_new_for_its_user_alone() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("warm");
-    let folder = NewFolder::make(&path).unwrap();
+    let folder = SnapshotFolder::make(&path).unwrap();
     let mut state = folder.file("state").unwrap();
     let read = io::Read::read(&mut state, &mut [0]);
     assert_eq!(read.unwrap_err().raw_os_error(), Some(libc::EBADF));
@@ -19,7 +19,7 @@ fn a_snapshot_is_made_new_for_its_user_alone() {
     assert_eq!(mode(&path.join("machine.json")), 0o600);
     let text = fs::read_to_string(path.join("machine.json")).unwrap();
     assert_eq!(text, "{\n  \"version\": 1\n}\n");
-    let again = NewFolder::make(&path).err().unwrap().to_string();
+    let again = SnapshotFolder::make(&path).err().unwrap().to_string();
     assert!(again.contains("give a directory that does not"), "{again}");
 }
 
@@ -27,7 +27,7 @@ fn a_snapshot_is_made_new_for_its_user_alone() {
 fn what_is_not_finished_leaves_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("warm");
-    let folder = NewFolder::make(&path).unwrap();
+    let folder = SnapshotFolder::make(&path).unwrap();
     let files = ["state", "memory"].map(|name| folder.file(name).unwrap());
     // A command that is killed now leaves nothing that could be taken for a snapshot.
     assert_eq!(fs::read_dir(&path).unwrap().count(), 0);
@@ -41,25 +41,28 @@ fn what_a_killed_command_left_is_taken_and_nothing_else() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("warm");
     DirBuilder::new().mode(0o700).create(&path).unwrap();
-    let folder = NewFolder::make(&path).unwrap();
+    let folder = SnapshotFolder::make(&path).unwrap();
     drop(folder.file("state").unwrap());
     drop(folder);
     assert!(path.exists(), "it was there before");
     let set = |mode| fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
     set(0o750);
-    assert!(NewFolder::make(&path).is_err(), "others can look into it");
+    assert!(
+        SnapshotFolder::make(&path).is_err(),
+        "others can look into it"
+    );
     set(0o700);
     fs::write(path.join("notes"), "").unwrap();
-    assert!(NewFolder::make(&path).is_err(), "something is in it");
+    assert!(SnapshotFolder::make(&path).is_err(), "something is in it");
 }
 
 #[test]
 fn two_commands_do_not_write_to_one_directory() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("warm");
-    let first = NewFolder::make(&path).unwrap();
+    let first = SnapshotFolder::make(&path).unwrap();
     let files = ["state", "memory"].map(|name| first.file(name).unwrap());
-    let refused = NewFolder::make(&path).err().unwrap().to_string();
+    let refused = SnapshotFolder::make(&path).err().unwrap().to_string();
     assert!(refused.contains("by another command"), "{refused}");
     first.finish(&serde_json::json!({ "version": 1 })).unwrap();
     drop(files);
@@ -75,7 +78,7 @@ fn two_commands_do_not_write_to_one_directory() {
 fn what_others_put_into_it_is_not_removed() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("warm");
-    let folder = NewFolder::make(&path).unwrap();
+    let folder = SnapshotFolder::make(&path).unwrap();
     drop(folder.file("state").unwrap());
     fs::write(path.join("state"), "of somebody else").unwrap();
     drop(folder);
@@ -83,5 +86,8 @@ fn what_others_put_into_it_is_not_removed() {
     let link = dir.path().join("link");
     fs::create_dir(dir.path().join("empty")).unwrap();
     std::os::unix::fs::symlink(dir.path().join("empty"), &link).unwrap();
-    assert!(NewFolder::make(&link).is_err(), "a link is not followed");
+    assert!(
+        SnapshotFolder::make(&link).is_err(),
+        "a link is not followed"
+    );
 }

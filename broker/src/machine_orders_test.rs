@@ -1,0 +1,221 @@
+use std::{
+    os::unix::fs::PermissionsExt as _,
+    time::{Duration, Instant},
+};
+
+use nix::{
+    poll::{PollFd, PollFlags, PollTimeout, poll},
+    unistd::geteuid,
+};
+use slipgate_ipc::client::{ControlServer, PermittedRequest};
+
+use super::*;
+
+/// The socket of a machine that a test answers for, and clients.
+struct Rig {
+    dir: tempfile::TempDir,
+    machine: ControlServer,
+    orders: MachineOrders,
+    clients: ControlServer,
+    asked: Vec<PermittedRequest>,
+}
+
+impl Rig {
+    fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("7.json"), r#"{"name": "a"}"#).unwrap();
+        let bind = |name: &str| {
+            let owner = geteuid().as_raw();
+            ControlServer::bind(&dir.path().join(name), owner)
+                .unwrap()
+                .of_its_owner()
+        };
+        let snapshots = dir.path().join("snapshots");
+        std::fs::create_dir(&snapshots).unwrap();
+        std::fs::set_permissions(&snapshots, std::fs::Permissions::from_mode(0o700)).unwrap();
+        Self {
+            machine: bind("7.sock"),
+            clients: bind("clients.sock"),
+            orders: MachineOrders::new(Some(snapshots)).unwrap(),
+            asked: Vec::new(),
+            dir,
+        }
+    }
+
+    fn begin(&mut self, order: PassedOrder) -> Result<ClientId, Box<ClientAnswer>> {
+        let client = self.clients.take_in();
+        let machine = Addressee {
+            vm: "a".into(),
+            pid: 7,
+        };
+        let begun = self
+            .orders
+            .begin_at(self.dir.path(), client, &machine, order);
+        begun.map(|()| client)
+    }
+
+    /// Waits for the order to the machine, and answers it.
+    fn answer(&mut self, answer: &ClientAnswer) -> ClientRequest {
+        let until = Instant::now() + Duration::from_secs(10);
+        loop {
+            assert!(Instant::now() < until, "no order came");
+            self.asked.extend(self.machine.serve());
+            if let Some(asked) = self.asked.pop() {
+                self.machine.answer(asked.client, answer);
+                return asked.request;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    fn done(&mut self) -> (ClientId, ClientAnswer) {
+        let mut fds = [PollFd::new(self.orders.fd(), PollFlags::POLLIN)];
+        assert_eq!(poll(&mut fds, PollTimeout::from(10_000_u16)), Ok(1));
+        let [(client, vm, answer)] = &self.orders.done()[..] else {
+            panic!("one order was under way");
+        };
+        assert_eq!(vm, "a");
+        (*client, answer.clone())
+    }
+}
+
+fn snapshot(to: &str) -> PassedOrder {
+    PassedOrder::Snapshot {
+        to: to.into(),
+        base: None,
+    }
+}
+
+fn refusal(answer: impl Into<Box<ClientAnswer>>) -> (ErrorKind, String) {
+    match *answer.into() {
+        ClientAnswer::Error { error, kind } => (kind, error),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn an_order_is_carried_out_beside_others_and_a_second_one_is_refused() {
+    let mut rig = Rig::new();
+    let client = rig.begin(PassedOrder::Pause).unwrap();
+    let (kind, why) = refusal(rig.begin(PassedOrder::Resume).unwrap_err());
+    assert_eq!(kind, ErrorKind::Taken);
+    assert!(why.contains("another order"), "{why}");
+    // Its end does not wait.
+    let ended = rig.begin(PassedOrder::Kill).unwrap();
+    assert_eq!(
+        refusal(rig.begin(PassedOrder::Kill).unwrap_err()).0,
+        ErrorKind::Taken
+    );
+    let mut answered = Vec::new();
+    for _ in 0..2 {
+        rig.answer(&ClientAnswer::Done);
+        answered.push(rig.done());
+    }
+    answered.sort_by_key(|(id, _)| *id == ended);
+    assert_eq!(
+        answered,
+        [(client, ClientAnswer::Done), (ended, ClientAnswer::Done)]
+    );
+    // It has room again.
+    rig.begin(PassedOrder::Resume).unwrap();
+    rig.answer(&ClientAnswer::busy("later"));
+    let (kind, why) = refusal(rig.done().1);
+    assert_eq!((kind, why.as_str()), (ErrorKind::Busy, "a: later"));
+}
+
+#[test]
+fn a_snapshot_is_made_in_the_directory_of_the_operator() {
+    let mut rig = Rig::new();
+    rig.begin(snapshot("warm")).unwrap();
+    let machine = serde_json::json!({ "version": 1 });
+    let asked = rig.answer(&ClientAnswer::Saved { machine });
+    let ClientRequest::Machine { order } = asked else {
+        panic!("{asked:?}");
+    };
+    assert!(matches!(order, MachineOrder::Snapshot { .. }));
+    let (_, answer) = rig.done();
+    let directory = rig.dir.path().join("snapshots/warm");
+    let saved = SavedSnapshot {
+        name: "warm".into(),
+        directory: directory.clone(),
+    };
+    assert_eq!(answer, ClientAnswer::SnapshotSaved { snapshot: saved });
+    for file in SNAPSHOT_FILES {
+        assert!(directory.join(file).exists(), "{file}");
+    }
+    // Another one of that name is not.
+    rig.begin(snapshot("warm")).unwrap();
+    assert_eq!(refusal(rig.done().1).0, ErrorKind::Taken);
+    // One that fails leaves nothing.
+    rig.begin(snapshot("other")).unwrap();
+    rig.answer(&ClientAnswer::error("the disk is full"));
+    let (kind, why) = refusal(rig.done().1);
+    assert_eq!(
+        (kind, why.as_str()),
+        (ErrorKind::Invalid, "a: the disk is full")
+    );
+    assert!(!rig.dir.path().join("snapshots/other").exists());
+}
+
+#[test]
+fn names_that_lead_elsewhere_and_missing_directories_are_refused() {
+    let mut rig = Rig::new();
+    for name in [
+        "",
+        ".",
+        "..",
+        ".hidden",
+        "a/b",
+        "/etc",
+        "a\0",
+        "ü",
+        &"x".repeat(64),
+    ] {
+        let (kind, why) = refusal(rig.begin(snapshot(name)).unwrap_err());
+        assert_eq!(kind, ErrorKind::Invalid);
+        assert!(why.contains("the snapshot's name"), "{why}");
+    }
+    // What others can write to is not written to.
+    let snapshots = rig.dir.path().join("snapshots");
+    std::fs::set_permissions(&snapshots, std::fs::Permissions::from_mode(0o777)).unwrap();
+    rig.begin(snapshot("warm")).unwrap();
+    let (_, why) = refusal(rig.done().1);
+    assert!(
+        why.contains("--snapshot-dir") && why.contains("others"),
+        "{why}"
+    );
+    rig.orders.snapshots = None;
+    let (_, why) = refusal(rig.begin(snapshot("warm")).unwrap_err());
+    assert!(why.contains("--snapshot-dir DIR"), "{why}");
+}
+
+#[test]
+fn a_machine_that_has_ended_is_said_to_have() {
+    let mut rig = Rig::new();
+    let owner = geteuid().as_raw();
+    rig.machine = ControlServer::bind(&rig.dir.path().join("8.sock"), owner).unwrap();
+    rig.begin(PassedOrder::Pause).unwrap();
+    let (kind, why) = refusal(rig.done().1);
+    assert_eq!(
+        (kind, why.as_str()),
+        (ErrorKind::Removed, "a has ended meanwhile")
+    );
+    rig.begin(PassedOrder::Kill).unwrap();
+    assert_eq!(rig.done().1, ClientAnswer::Done);
+    // Another process has its id.
+    std::fs::write(rig.dir.path().join("7.json"), r#"{"name": "b"}"#).unwrap();
+    rig.begin(PassedOrder::Pause).unwrap();
+    assert_eq!(refusal(rig.done().1).0, ErrorKind::Unknown);
+}
+
+#[test]
+fn there_are_few_threads() {
+    let mut rig = Rig::new();
+    for number in 0..MOST_ORDERS {
+        rig.orders.under_way.insert((format!("vm{number}"), false));
+    }
+    assert_eq!(
+        refusal(rig.begin(PassedOrder::Pause).unwrap_err()).0,
+        ErrorKind::Busy
+    );
+}

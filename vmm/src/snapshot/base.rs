@@ -1,0 +1,240 @@
+//! Snapshots that are differences from another, and the snapshots below them.
+//!
+//! # Theory of operation
+//! A snapshot may be made from a *base*: its file of memory has the pages that differ from the base's,
+//! and its state says which those are ([`Runs`]) and which snapshot is the base ([`SnapshotId`]). What
+//! differs is found by comparing all memory with the base's files, so it does not matter who wrote a
+//! page, the guest or a device, nor what happened between the two snapshots. The pages are listed, and
+//! not known by the holes of the sparse file: a page of zeroes may differ too, and who copies a file
+//! may make holes or fill them.
+//!
+//! A base may have a base itself, up to [`MAX_BASES`] below a snapshot. To restore one the lowest memory
+//! is mapped, and the runs of each one above it over that, from its own file. Each run is a mapping, of
+//! which the kernel permits a process 65,530, and a mapping amid another splits that: so runs that are
+//! near to each other are joined, with the pages between them, until there are at most [`MAX_RUNS`].
+use std::{fmt, fs::File, os::unix::fs::FileExt as _};
+
+use serde::{Deserialize, Serialize};
+use sha2::{Digest as _, Sha256};
+
+use super::{MAX_STATE_BYTES, SnapshotError, decode};
+use crate::layout::PAGE_SIZE;
+
+/// Most snapshots below one.
+pub const MAX_BASES: usize = 7;
+/// Most runs of pages of one snapshot.
+pub const MAX_RUNS: usize = 4096;
+
+/// What tells a snapshot from all others: the SHA-256 of its state.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct SnapshotId(pub [u8; 32]);
+
+impl SnapshotId {
+    /// That of an encoded state.
+    pub(super) fn of(state: &[u8]) -> Self {
+        Self(Sha256::digest(state).into())
+    }
+}
+
+impl fmt::Display for SnapshotId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+/// What a snapshot that is made of differences says of its base.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct BaseState {
+    /// Which snapshot that is.
+    pub id: SnapshotId,
+    /// The pages that this one has in its place.
+    pub runs: Runs,
+}
+
+/// Runs of pages of the file of memory: number of the first page, and of pages. In order, apart from
+/// each other.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct Runs(pub Vec<(u64, u64)>);
+
+impl Runs {
+    /// Makes runs of pages that differ, from their numbers in order. Those near to each other are joined
+    /// until there are few enough.
+    pub(super) fn of(pages: impl Iterator<Item = u64>) -> Self {
+        let mut runs: Vec<(u64, u64)> = Vec::new();
+        for page in pages {
+            match runs.last_mut() {
+                Some((first, count)) if *first + *count == page => *count += 1,
+                _ => runs.push((page, 1)),
+            }
+        }
+        let mut apart = 1;
+        while runs.len() > MAX_RUNS {
+            let mut joined: Vec<(u64, u64)> = Vec::new();
+            for (first, count) in runs {
+                match joined.last_mut() {
+                    Some((before, length)) if first - (*before + *length) <= apart => {
+                        *length = first + count - *before;
+                    }
+                    _ => joined.push((first, count)),
+                }
+            }
+            runs = joined;
+            apart *= 2;
+        }
+        Self(runs)
+    }
+
+    /// The runs in bytes of the file: offset and length.
+    pub fn bytes(&self) -> impl Iterator<Item = (u64, u64)> {
+        let runs = self.0.iter();
+        runs.map(|(first, count)| (first * PAGE_SIZE, count * PAGE_SIZE))
+    }
+
+    /// Checks runs that were read from a file against the size of memory.
+    ///
+    /// # Errors
+    /// They are too many, out of order, or reach beyond it.
+    pub fn check(&self, memory_bytes: u64) -> Result<(), SnapshotError> {
+        let pages = memory_bytes / PAGE_SIZE;
+        let mut end = 0;
+        let is_right = |(first, count): &(u64, u64)| {
+            let next = first.checked_add(*count);
+            let fits = *count > 0 && *first >= end && next.is_some_and(|next| next <= pages);
+            end = next.unwrap_or(u64::MAX);
+            fits
+        };
+        match self.0.len() <= MAX_RUNS && self.0.iter().all(is_right) {
+            true => Ok(()),
+            false => Err(SnapshotError::Mismatch(
+                "the pages that differ from its base are none of its memory's".into(),
+            )),
+        }
+    }
+}
+
+/// Files of a snapshot, opened for reading.
+#[derive(Debug)]
+pub struct SavedFiles {
+    /// The state.
+    pub state: File,
+    /// The memory. It must not change for as long as a machine of it is there.
+    pub memory: File,
+}
+
+/// The memory of a snapshot, and of those below it.
+#[derive(Debug)]
+pub(crate) struct Layers {
+    /// That of the lowest, which has all pages.
+    pub(crate) lowest: File,
+    /// Those above it, the lowest first, each with the pages that it has.
+    pub(crate) above: Vec<(File, Runs)>,
+}
+
+impl Layers {
+    /// Puts the memory of a snapshot on that of its bases, the nearest first. `base`: what its state says
+    /// of them.
+    ///
+    /// # Errors
+    /// One is missing, is another than the one above it was made from, or one too many.
+    pub(crate) fn of(
+        memory: File,
+        memory_bytes: u64,
+        base: Option<BaseState>,
+        bases: Vec<SavedFiles>,
+    ) -> Result<Self, SnapshotError> {
+        let mut above = Vec::new();
+        let (mut memory, mut wanted) = (memory, base);
+        if bases.len() > MAX_BASES {
+            return Err(SnapshotError::TooManyBases);
+        }
+        let mut bases = bases.into_iter();
+        while let Some(BaseState { id, runs }) = wanted {
+            runs.check(memory_bytes)?;
+            let files = bases.next().ok_or(SnapshotError::NoBase { wanted: id })?;
+            let (state, found) = read_base(&files.state)?;
+            if found != id {
+                return Err(SnapshotError::OtherBase { wanted: id, found });
+            }
+            if state.memory_bytes != memory_bytes {
+                let (there, here) = (state.memory_bytes, memory_bytes);
+                let why = format!("its base has {there} bytes of memory, and it has {here}");
+                return Err(SnapshotError::Mismatch(why));
+            }
+            above.insert(0, (std::mem::replace(&mut memory, files.memory), runs));
+            wanted = state.base;
+        }
+        match bases.next() {
+            None => Ok(Self {
+                lowest: memory,
+                above,
+            }),
+            Some(_) => Err(SnapshotError::NotABase),
+        }
+    }
+
+    /// The layers of the nearest of these snapshots, and its id: what a snapshot that is made from it
+    /// differs from.
+    ///
+    /// # Errors
+    /// They don't belong together, or have another size of memory.
+    pub(crate) fn to_differ_from(
+        mut bases: Vec<SavedFiles>,
+        memory_bytes: u64,
+    ) -> Result<(Self, SnapshotId), SnapshotError> {
+        if bases.len() > MAX_BASES {
+            return Err(SnapshotError::TooManyBases);
+        }
+        let nearest = bases.remove(0);
+        let (state, id) = read_base(&nearest.state)?;
+        if state.memory_bytes != memory_bytes {
+            let (there, here) = (state.memory_bytes, memory_bytes);
+            let why = format!("the base has {there} bytes of memory, and the machine {here}");
+            return Err(SnapshotError::Mismatch(why));
+        }
+        let layers = Self::of(nearest.memory, memory_bytes, state.base, bases)?;
+        Ok((layers, id))
+    }
+
+    /// Reads the memory at an offset.
+    ///
+    /// # Errors
+    /// A file can't be read, or is not whole.
+    pub(crate) fn read(&self, buffer: &mut [u8], at: u64) -> Result<(), SnapshotError> {
+        let failed = SnapshotError::file("read the memory of the base");
+        let end = at + buffer.len() as u64;
+        self.lowest.read_exact_at(buffer, at).map_err(&failed)?;
+        for (file, runs) in &self.above {
+            for (from, bytes) in runs.bytes() {
+                let (from, until) = (from.max(at), (from + bytes).min(end));
+                if from < until {
+                    let part = &mut buffer[(from - at) as usize..(until - at) as usize];
+                    file.read_exact_at(part, from).map_err(&failed)?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Reads a base's state by calls that the thread of orders may make.
+fn read_base(file: &File) -> Result<(super::MachineState, SnapshotId), SnapshotError> {
+    let failed = SnapshotError::file("read the state of the base");
+    // One byte more than any state, with its header, shows one that is too long.
+    let mut bytes = vec![0; MAX_STATE_BYTES as usize + 4096];
+    let mut length = 0;
+    while length < bytes.len() {
+        match file.read_at(&mut bytes[length..], length as u64) {
+            Ok(0) => break,
+            Ok(read) => length += read,
+            Err(e) if e.kind() == std::io::ErrorKind::Interrupted => {}
+            Err(e) => return Err(failed(e)),
+        }
+    }
+    bytes.truncate(length);
+    let state = decode(&bytes)?;
+    Ok((state, super::file::id_of(&bytes)))
+}
+
+#[cfg(test)]
+#[path = "base_test.rs"]
+mod tests;

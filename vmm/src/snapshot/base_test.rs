@@ -1,0 +1,196 @@
+use std::os::unix::fs::MetadataExt as _;
+
+use proptest::prelude::*;
+use vm_memory::{Bytes as _, GuestAddress};
+
+use super::*;
+use crate::{
+    GuestMemory, memory,
+    snapshot::{encode, file::tests::state, write_differences, write_memory},
+};
+
+const BYTES: u64 = 8 << 20;
+
+/// A snapshot's files, which are written once and opened again and again.
+struct Saved {
+    state: File,
+    memory: File,
+    id: SnapshotId,
+}
+
+impl Saved {
+    fn of(memory: File, pm_timer_ns: u64, base: Option<BaseState>) -> Self {
+        let mut machine = state();
+        machine.memory_bytes = BYTES;
+        // What tells it from others.
+        machine.pm_timer_ns = pm_timer_ns;
+        machine.base = base;
+        let bytes = encode(&machine).unwrap();
+        let state = tempfile::tempfile().unwrap();
+        state.write_all_at(&bytes, 0).unwrap();
+        let id = super::super::file::id_of(&bytes);
+        Self { state, memory, id }
+    }
+
+    fn whole(ram: &GuestMemory, number: u64) -> Self {
+        let file = tempfile::tempfile().unwrap();
+        write_memory(ram, &file, &|| Ok(())).unwrap();
+        Self::of(file, number, None)
+    }
+
+    /// What differs from these, the nearest first.
+    fn differing(ram: &GuestMemory, number: u64, from: &[&Saved]) -> Self {
+        let (layers, id) = Layers::to_differ_from(files(from), BYTES).unwrap();
+        let file = tempfile::tempfile().unwrap();
+        let runs = write_differences(ram, &layers, &file, &|| Ok(())).unwrap();
+        Self::of(file, number, Some(BaseState { id, runs }))
+    }
+
+    fn base(&self) -> Option<BaseState> {
+        read_base(&self.state).unwrap().0.base
+    }
+}
+
+fn files(saved: &[&Saved]) -> Vec<SavedFiles> {
+    let open = |saved: &&Saved| SavedFiles {
+        state: saved.state.try_clone().unwrap(),
+        memory: saved.memory.try_clone().unwrap(),
+    };
+    saved.iter().map(open).collect()
+}
+
+/// The memory of the first, which has the others below it.
+fn restored(chain: &[&Saved]) -> Result<GuestMemory, SnapshotError> {
+    let (own, bases) = chain.split_first().unwrap();
+    let memory = own.memory.try_clone().unwrap();
+    let layers = Layers::of(memory, BYTES, own.base(), files(bases))?;
+    Ok(memory::of_layers(BYTES, layers).unwrap())
+}
+
+fn content(ram: &GuestMemory) -> Vec<u8> {
+    let mut bytes = vec![0; BYTES as usize];
+    ram.read_slice(&mut bytes, GuestAddress(0)).unwrap();
+    bytes
+}
+
+fn write(ram: &GuestMemory, at: u64, bytes: &[u8]) {
+    ram.write_slice(bytes, GuestAddress(at)).unwrap();
+}
+
+#[test]
+fn differences_on_their_base_are_the_whole_memory() {
+    let ram = memory::create(BYTES).unwrap();
+    for page in (0..BYTES).step_by(3 * PAGE_SIZE as usize) {
+        write(&ram, page, &page.to_le_bytes());
+        write(&ram, page + 9, b"base");
+    }
+    let lowest = Saved::whole(&ram, 1);
+    // New, changed, and zeroes in the place of something.
+    write(&ram, PAGE_SIZE, b"new");
+    write(&ram, BYTES - 1, b"!");
+    write(&ram, 3 * PAGE_SIZE, &[0; 64]);
+    let middle = Saved::differing(&ram, 2, &[&lowest]);
+    let three = [(1, 1), (3, 1), (BYTES / PAGE_SIZE - 1, 1)];
+    assert_eq!(middle.base().unwrap().runs, Runs(three.to_vec()));
+    assert!(content(&restored(&[&middle, &lowest]).unwrap()) == content(&ram));
+
+    // One on the other, with a page that is as in the lowest again.
+    write(&ram, PAGE_SIZE, &[0; 3]);
+    write(&ram, 4 << 20, b"top");
+    let top = Saved::differing(&ram, 3, &[&middle, &lowest]);
+    let chain = [&top, &middle, &lowest];
+    let again = restored(&chain).unwrap();
+    assert!(content(&again) == content(&ram));
+    let data = top.memory.metadata().unwrap();
+    assert_eq!(data.len(), BYTES);
+    assert!(data.blocks() * 512 <= 4 * PAGE_SIZE, "{}", data.blocks());
+
+    // What a clone writes is its own, on pages of either file.
+    for at in [PAGE_SIZE, 6 * PAGE_SIZE] {
+        write(&again, at, b"clone");
+    }
+    assert!(content(&restored(&chain).unwrap()) == content(&ram));
+}
+
+#[test]
+fn a_missing_base_and_another_one_are_refused_by_their_ids() {
+    let ram = memory::create(BYTES).unwrap();
+    let (lowest, other) = (Saved::whole(&ram, 1), Saved::whole(&ram, 2));
+    write(&ram, 0, b"x");
+    let top = Saved::differing(&ram, 3, &[&lowest]);
+    let why = restored(&[&top]).unwrap_err().to_string();
+    assert!(why.contains(&lowest.id.to_string()), "{why}");
+    let why = restored(&[&top, &other]).unwrap_err().to_string();
+    let names_both = [lowest.id, other.id].map(|id| why.contains(&id.to_string()));
+    assert_eq!(names_both, [true; 2], "{why}");
+    assert!(matches!(
+        restored(&[&top, &lowest, &other]),
+        Err(SnapshotError::NotABase)
+    ));
+    let many = [&top; MAX_BASES + 2];
+    assert!(matches!(restored(&many), Err(SnapshotError::TooManyBases)));
+    let refused = Layers::to_differ_from(files(&[&other]), BYTES / 2).err();
+    assert!(matches!(refused, Some(SnapshotError::Mismatch(_))));
+    // A base whose state is damaged, or whose memory was cut.
+    lowest.memory.set_len(BYTES - PAGE_SIZE).unwrap();
+    let (layers, _) = Layers::to_differ_from(files(&[&lowest]), BYTES).unwrap();
+    let file = tempfile::tempfile().unwrap();
+    let refused = write_differences(&ram, &layers, &file, &|| Ok(())).err();
+    assert!(matches!(refused, Some(SnapshotError::File { .. })));
+    lowest.state.write_all_at(b"?", 100).unwrap();
+    let refused = restored(&[&top, &lowest]).err();
+    assert!(matches!(refused, Some(SnapshotError::Damaged(_))));
+}
+
+#[test]
+fn pages_that_are_none_of_the_memorys_are_refused() {
+    let pages = BYTES / PAGE_SIZE;
+    for runs in [
+        vec![(pages, 1)],
+        vec![(0, pages + 1)],
+        vec![(u64::MAX, 1)],
+        vec![(1, u64::MAX)],
+        vec![(0, 0)],
+        vec![(5, 2), (6, 1)],
+        vec![(5, 1), (4, 1)],
+        vec![(0, 1); MAX_RUNS + 1],
+    ] {
+        assert!(Runs(runs.clone()).check(BYTES).is_err(), "{runs:?}");
+    }
+    Runs(vec![(0, 1), (1, pages - 1)]).check(BYTES).unwrap();
+}
+
+#[test]
+fn a_stop_is_heard_while_memory_is_compared() {
+    let ram = memory::create(BYTES).unwrap();
+    let lowest = Saved::whole(&ram, 1);
+    let (layers, _) = Layers::to_differ_from(files(&[&lowest]), BYTES).unwrap();
+    let file = tempfile::tempfile().unwrap();
+    let ended = write_differences(&ram, &layers, &file, &|| Err(SnapshotError::Ended));
+    assert!(matches!(ended, Err(SnapshotError::Ended)));
+}
+
+proptest! {
+    #[test]
+    fn runs_have_all_pages_and_are_few(
+        gaps in prop::collection::vec(0u64..40, 0..20_000),
+    ) {
+        let pages: Vec<u64> = gaps
+            .iter()
+            .scan(0, |at, gap| {
+                *at += gap + 1;
+                Some(*at)
+            })
+            .collect();
+        let runs = Runs::of(pages.iter().copied());
+        let end = pages.last().map_or(0, |last| last + 1);
+        runs.check(end * PAGE_SIZE).unwrap();
+        let mut at = 0;
+        for page in pages {
+            while runs.0[at].0 + runs.0[at].1 <= page {
+                at += 1;
+            }
+            prop_assert!(runs.0[at].0 <= page);
+        }
+    }
+}
