@@ -8,7 +8,7 @@
 
 use std::{
     fs::File,
-    net::{SocketAddr, UdpSocket},
+    net::{IpAddr, SocketAddr, UdpSocket},
     os::unix::fs::FileExt,
     time::Duration,
 };
@@ -44,7 +44,7 @@ pub(crate) struct EstablishedFlow {
     pub(crate) frame: Vec<u8>,
     // Keeps the guest's stack from answering replies with ICMP errors.
     _socket: UdpSocket,
-    _server: UdpServer,
+    _server: UdpServer<IpAddr>,
 }
 
 impl EstablishedFlow {
@@ -56,11 +56,15 @@ impl EstablishedFlow {
         let payload = &payload[..SMALL_FRAME_BYTES - datagram_headers_len(&to)];
         let length = 8 + payload.len();
         drop_on_arrival(world, &format!("udp dport {ECHO_PORT} udp length {length}"))?;
-        let to = SocketAddr::new(to, ECHO_PORT);
-        let server = UdpServer::start(world, to, UdpService::Echo)?;
+        let server = UdpServer::start(world, (to, ECHO_PORT), UdpService::Echo)?;
         let socket = stand.in_guest(|| converse(family))?;
         let link = stand.link(family)?;
-        let frame = frame(link, GUEST_PORT, to, Kind::Udp(payload));
+        let frame = frame(
+            link,
+            GUEST_PORT,
+            SocketAddr::new(to, ECHO_PORT),
+            Kind::Udp(payload),
+        );
         let len = frame.len() - VNET_HDR_LEN;
         ensure!(len == SMALL_FRAME_BYTES, "the small frame has {len} bytes");
         Ok(EstablishedFlow {

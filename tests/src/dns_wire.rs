@@ -1,7 +1,7 @@
 //! The part of the DNS wire format (RFC 1035, 4) that a test's server and client need. It is
 //! written by hand, so that they share no parser with the code under test.
 
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 /// Types of DNS records.
 #[allow(missing_docs, reason = "names of RFC 1035, 3596 and 9460")]
@@ -48,6 +48,14 @@ impl Record {
         Record::new(types::A, address.octets().to_vec(), ttl)
     }
 
+    /// Makes an A or AAAA record.
+    pub fn of_address(address: impl Into<IpAddr>, ttl: u32) -> Record {
+        match address.into() {
+            IpAddr::V4(address) => Record::a(address, ttl),
+            IpAddr::V6(address) => Record::new(types::AAAA, address.octets().to_vec(), ttl),
+        }
+    }
+
     /// A TXT record; text above 255 bytes is split into several strings.
     pub fn txt(text: &[u8], ttl: u32) -> Record {
         let data = text
@@ -62,11 +70,16 @@ impl Record {
         Record::new(types::CNAME, encode_name(name), ttl)
     }
 
-    /// An HTTPS record (RFC 9460) of priority 1 with an ipv4hint; the target `""` is the owner.
-    pub fn https(target: &str, hint: Ipv4Addr, ttl: u32) -> Record {
+    /// An HTTPS record (RFC 9460) of priority 1 with an ipv4hint or ipv6hint; the target `""` is the
+    /// owner.
+    pub fn https(target: &str, hint: impl Into<IpAddr>, ttl: u32) -> Record {
         const IPV4_HINT: [u8; 4] = [0, 4, 0, 4];
-        let target = encode_name(target);
-        let data = [&[0, 1], &target[..], &IPV4_HINT, &hint.octets()].concat();
+        const IPV6_HINT: [u8; 4] = [0, 6, 0, 16];
+        let hint = match hint.into() {
+            IpAddr::V4(address) => [&IPV4_HINT[..], &address.octets()].concat(),
+            IpAddr::V6(address) => [&IPV6_HINT[..], &address.octets()].concat(),
+        };
+        let data = [&[0, 1], &encode_name(target)[..], &hint].concat();
         Record::new(types::HTTPS, data, ttl)
     }
 
@@ -74,6 +87,16 @@ impl Record {
     pub fn address(&self) -> Option<Ipv4Addr> {
         let octets: [u8; 4] = self.data.as_slice().try_into().ok()?;
         (self.kind == types::A).then(|| octets.into())
+    }
+
+    /// The address, if it is an A or AAAA record.
+    pub fn ip(&self) -> Option<IpAddr> {
+        let ipv6 = || <[u8; 16]>::try_from(self.data.as_slice()).ok();
+        match self.kind {
+            types::A => self.address().map(IpAddr::from),
+            types::AAAA => ipv6().map(|octets| Ipv6Addr::from(octets).into()),
+            _ => None,
+        }
     }
 }
 

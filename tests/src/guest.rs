@@ -2,7 +2,7 @@
 
 use std::{
     net::Ipv4Addr,
-    path::Path,
+    path::{Path, PathBuf},
     process::{Child, Command},
     thread,
     time::{Duration, Instant},
@@ -16,6 +16,7 @@ use crate::{
     impairment::Impairment,
     netns::NetNs,
     pump::{Direction, Filter, FrameTap, MovedCounts, Pump, Sides},
+    socket_guest::StreamWire,
     tap::{TapOptions, TapQueue, VnetHdr},
     world::World,
 };
@@ -52,6 +53,9 @@ pub struct GuestConfig {
     pub configure: bool,
     /// Whether there is no Linux guest: the test writes and reads the frames.
     pub hand_made: bool,
+    /// The stream socket that it is connected to, in place of a TAP of the host's: what QEMU does for
+    /// `-netdev stream`. There are no offloads then.
+    pub socket: Option<PathBuf>,
     /// Impairment of frames between guest and TAP; a GSO frame is impaired as one.
     pub impairment: Option<Impairment>,
     /// The CPU the pump stays on; `None`: any.
@@ -73,6 +77,7 @@ impl GuestConfig {
             count: true,
             configure: true,
             hand_made: false,
+            socket: None,
             impairment: None,
             pump_cpu: None,
         }
@@ -81,6 +86,13 @@ impl GuestConfig {
     /// Leaves the guest without an address until it takes a lease.
     pub fn unconfigured(mut self) -> Self {
         self.configure = false;
+        self
+    }
+
+    /// Connects the guest to a stream socket in place of a TAP.
+    pub fn on_socket(mut self, path: &Path) -> Self {
+        self.socket = Some(path.to_owned());
+        self.offloads = false;
         self
     }
 
@@ -99,6 +111,7 @@ pub struct Guest {
     host: NetNs,
     stack: Vec<TapQueue>,
     plugged: Option<(Pump, Vec<TapQueue>)>,
+    wire: Option<StreamWire>,
 }
 
 impl Guest {
@@ -119,6 +132,7 @@ impl Guest {
             host: host.clone(),
             stack,
             plugged: None,
+            wire: None,
             config,
         };
         guest.plug()?;
@@ -186,6 +200,9 @@ impl Guest {
     /// `exec`.
     pub fn unplug(&mut self) {
         self.plugged = None;
+        if self.wire.take().is_some() {
+            return;
+        }
         let link = format!("-o link show dev {}", self.config.tap);
         let end = Instant::now() + UNPLUGGED_WITHIN;
         let is_carried = || {
@@ -204,7 +221,14 @@ impl Guest {
             return Ok(());
         }
         let config = &self.config;
-        let queues = TapQueue::open(&self.host, &config.tap, options(config, config.queues))?;
+        let queues = match &config.socket {
+            None => TapQueue::open(&self.host, &config.tap, options(config, config.queues))?,
+            Some(path) => {
+                let [ours, theirs] = TapQueue::pair()?;
+                self.wire = Some(StreamWire::connect(path, theirs)?);
+                vec![ours]
+            }
+        };
         let sides = Sides {
             inner: self.stack.clone(),
             outer: queues.clone(),
@@ -222,7 +246,7 @@ impl Guest {
         self.plugged.as_ref().map_or(&[], |(_, queues)| queues)
     }
 
-    /// Writes a hand-made frame into the host's TAP, as if the guest had sent it.
+    /// Writes a hand-made frame into the host's TAP (or the socket), as if the guest had sent it.
     ///
     /// # Errors
     /// The kernel refuses the frame (an invalid vnet header: EINVAL; the TAP is down: EIO).

@@ -7,7 +7,7 @@ use std::{
         fd::{AsRawFd as _, OwnedFd},
         unix::process::CommandExt,
     },
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Output, Stdio},
     sync::{Arc, Mutex, PoisonError, mpsc},
     time::{Duration, Instant},
@@ -18,6 +18,7 @@ use serde::Deserialize;
 use crate::{
     error::{Error, Result, Tried, checked},
     netns::NetNs,
+    ordinary_user::OrdinaryUser,
     owner,
     pins::PinDir,
 };
@@ -138,6 +139,8 @@ pub struct Slipgate {
     /// The subcommand.
     command: &'static str,
     args: Vec<String>,
+    /// The user without privileges that runs it, if one does.
+    user: Option<OrdinaryUser>,
     broker: Child,
     engines: Vec<u32>,
     stderr: Arc<Mutex<String>>,
@@ -183,6 +186,38 @@ impl Slipgate {
             .arg("--pin-dir")
             .arg(pins.path())
             .args(&args);
+        Self::start_by(command, None, ns, pins, subcommand, args)
+    }
+
+    /// Runs `slipgate attach --socket PATH ARGS…` in `ns` as a user without privileges, and waits
+    /// until it is ready. The VM is called as the socket's file.
+    ///
+    /// # Errors
+    /// slipgate does not become ready.
+    pub fn attach_socket(
+        ns: &NetNs,
+        user: &OrdinaryUser,
+        socket: &Path,
+        args: &[&str],
+    ) -> Result<Slipgate> {
+        let flags = ["--socket", &socket.display().to_string()].map(str::to_owned);
+        let args = args.iter().map(|arg| (*arg).to_owned());
+        let args: Vec<String> = flags.into_iter().chain(args).collect();
+        let mut all = vec![ATTACH];
+        all.extend(args.iter().map(String::as_str));
+        let command = user.slipgate(&all);
+        let (user, pins) = (Some(user.clone()), PinDir::new()?);
+        Self::start_by(command, user, ns.clone(), pins, ATTACH, args)
+    }
+
+    fn start_by(
+        mut command: Command,
+        user: Option<OrdinaryUser>,
+        ns: NetNs,
+        pins: PinDir,
+        subcommand: &'static str,
+        args: Vec<String>,
+    ) -> Result<Slipgate> {
         command
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
@@ -208,6 +243,7 @@ impl Slipgate {
             pins,
             command: subcommand,
             args,
+            user,
             broker,
             engines: Vec::new(),
             stderr,
@@ -290,12 +326,16 @@ impl Slipgate {
         ours.ok_or_else(|| Error::unexpected(format!("{ALL} has no directory of this slipgate's")))
     }
 
-    /// Runs `slipgate ARGS… --pin-dir PINS` in the same namespace.
+    /// Runs `slipgate ARGS… --pin-dir PINS` in the same namespace; as a user without privileges
+    /// `slipgate ARGS…`.
     ///
     /// # Errors
     /// The command can't be started.
     pub fn run(&self, args: &[&str]) -> Result<Output> {
-        run(&self.ns, &self.pins, args)
+        match &self.user {
+            Some(user) => user.run(&self.ns, args),
+            None => run(&self.ns, &self.pins, args),
+        }
     }
 
     /// Returns the output of `slipgate flows`, for all VMs.

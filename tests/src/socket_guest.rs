@@ -31,9 +31,7 @@ const LOOKS_EVERY_MS: i32 = 50;
 pub struct SocketGuest {
     /// The guest's namespace.
     pub ns: NetNs,
-    stream: UnixStream,
-    has_ended: Arc<AtomicBool>,
-    threads: Vec<JoinHandle<()>>,
+    _wire: StreamWire,
 }
 
 impl SocketGuest {
@@ -42,27 +40,13 @@ impl SocketGuest {
     /// # Errors
     /// Nobody listens, or the guest can't be made.
     pub fn connect(path: &Path) -> Result<Self> {
-        let connecting = || format!("connect a guest to {}", path.display());
-        let stream = UnixStream::connect(path).tried(connecting())?;
         let ns = NetNs::new("socket-guest")?;
         let tap = TapQueue::alone(&ns, GUEST_DEVICE)?;
         let mac = MAC.map(|byte| format!("{byte:02x}")).join(":");
         // Its MTU is that of its lease.
         ns.ip(&format!("link set {GUEST_DEVICE} address {mac} up"))?;
-        let has_ended = Arc::new(AtomicBool::new(false));
-        let copy = || stream.try_clone().tried(connecting());
-        let (to, from, ended) = (copy()?, copy()?, has_ended.clone());
-        let (out, into) = (tap.clone(), tap);
-        let threads = vec![
-            std::thread::spawn(move || send(&out, to, &ended)),
-            std::thread::spawn(move || receive(&into, from)),
-        ];
-        Ok(Self {
-            ns,
-            stream,
-            has_ended,
-            threads,
-        })
+        let wire = StreamWire::connect(path, tap)?;
+        Ok(Self { ns, _wire: wire })
     }
 
     /// Takes a lease by DHCP and applies it: address, route, MTU.
@@ -83,12 +67,48 @@ impl SocketGuest {
 
 impl Drop for SocketGuest {
     fn drop(&mut self) {
+        self.ns.kill_processes();
+    }
+}
+
+/// The threads between a queue of frames and a stream socket. The connection ends on drop.
+pub(crate) struct StreamWire {
+    stream: UnixStream,
+    has_ended: Arc<AtomicBool>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl StreamWire {
+    /// Connects the queue to a socket.
+    ///
+    /// # Errors
+    /// Nobody listens.
+    pub(crate) fn connect(path: &Path, queue: TapQueue) -> Result<Self> {
+        let connecting = || format!("connect a guest to {}", path.display());
+        let stream = UnixStream::connect(path).tried(connecting())?;
+        let has_ended = Arc::new(AtomicBool::new(false));
+        let copy = || stream.try_clone().tried(connecting());
+        let (to, from, ended) = (copy()?, copy()?, has_ended.clone());
+        let (out, into) = (queue.clone(), queue);
+        let threads = vec![
+            std::thread::spawn(move || send(&out, to, &ended)),
+            std::thread::spawn(move || receive(&into, from)),
+        ];
+        Ok(Self {
+            stream,
+            has_ended,
+            threads,
+        })
+    }
+}
+
+impl Drop for StreamWire {
+    fn drop(&mut self) {
         self.has_ended.store(true, Ordering::Relaxed);
         let _ = self.stream.shutdown(Shutdown::Both);
         for thread in self.threads.drain(..) {
             let _ = thread.join();
         }
-        self.ns.kill_processes();
     }
 }
 
@@ -107,7 +127,10 @@ fn send(tap: &TapQueue, mut stream: UnixStream, has_ended: &AtomicBool) {
             unsafe { libc::poll(&raw mut waits, 1, LOOKS_EVERY_MS) };
             continue;
         };
-        let frame = &buffer[VNET_HDR_LEN..len];
+        // The other end of a pair of sockets is closed.
+        let Some(frame) = buffer.get(VNET_HDR_LEN..len) else {
+            return;
+        };
         framed.clear();
         framed.extend_from_slice(&(frame.len() as u32).to_be_bytes());
         framed.extend_from_slice(frame);

@@ -2,7 +2,7 @@
 
 use std::{
     io,
-    net::{Ipv4Addr, SocketAddrV4},
+    net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, UdpSocket},
     os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd},
 };
 
@@ -11,6 +11,14 @@ use crate::error::checked;
 /// Sets the receive buffer to `bytes`, above the system's limit too (root).
 pub(crate) fn set_receive_buffer(socket: &impl AsFd, bytes: i32) -> io::Result<()> {
     set(socket, libc::SOL_SOCKET, libc::SO_RCVBUFFORCE, bytes)
+}
+
+/// A UDP socket at any port that is of the family of an address, and not yet connected to it.
+pub(crate) fn udp_toward(address: SocketAddr) -> io::Result<UdpSocket> {
+    match address {
+        SocketAddr::V4(_) => UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)),
+        SocketAddr::V6(_) => UdpSocket::bind((Ipv6Addr::UNSPECIFIED, 0)),
+    }
 }
 
 /// Sets an option whose value is an int.

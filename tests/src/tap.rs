@@ -3,7 +3,7 @@
 use std::{
     fs::File,
     io,
-    os::fd::{AsRawFd, OwnedFd},
+    os::fd::{AsRawFd, FromRawFd as _, OwnedFd},
     sync::Arc,
 };
 
@@ -141,6 +141,25 @@ impl TapQueue {
         };
         let queue = Self::open(ns, name, options)?.pop();
         queue.ok_or_else(|| Error::unexpected(format!("the TAP `{name}` has no queue")))
+    }
+
+    /// A queue that is no device's: both ends of a pair of sockets that carry frames with their vnet
+    /// headers as messages. What is written into one is read from the other.
+    ///
+    /// # Errors
+    /// The sockets can't be made.
+    pub(crate) fn pair() -> Result<[TapQueue; 2]> {
+        let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+        let mut ends = [-1; 2];
+        // SAFETY: the array takes the two descriptors.
+        checked(unsafe { libc::socketpair(libc::AF_UNIX, kind, 0, ends.as_mut_ptr()) })
+            .tried("make a pair of sockets for frames")?;
+        Ok(ends.map(|end| TapQueue {
+            // SAFETY: a fresh descriptor that nothing else owns.
+            fd: Arc::new(unsafe { OwnedFd::from_raw_fd(end) }),
+            vnet_hdr: true,
+            uso: false,
+        }))
     }
 
     /// Whether frames have a vnet header in front.

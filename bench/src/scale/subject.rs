@@ -56,7 +56,7 @@ pub(super) struct Subject {
     daemon: Daemon,
     taps: Vec<TapQueue>,
     /// Counts what arrives at [`PROBED`].
-    probed: UdpServer,
+    probed: UdpServer<IpAddr>,
     world: World,
     family: Family,
     /// Frames of a VM's flows, the same for each VM.

@@ -42,7 +42,7 @@ impl Workload for BulkStream {
     fn run(&self, stand: &Stand, limits: Limits) -> Result<Sample> {
         let at = (self.1.server(), 7000);
         let server = TcpServer::start(&stand.world.net, at, TcpService::Streams)?;
-        let address = server.socket_address();
+        let address = server.address();
         stand.in_guest(|| self.0.stream(address, self.name(), limits))
     }
 }

@@ -39,7 +39,7 @@ impl Workload for ConnectClose {
     fn run(&self, stand: &Stand, limits: Limits) -> Result<Sample> {
         let server =
             TcpServer::start(&stand.world.net, (self.0.server(), 7001), TcpService::Close)?;
-        stand.in_guest(|| connections(server.socket_address(), self.metrics(), limits))
+        stand.in_guest(|| connections(server.address(), self.metrics(), limits))
     }
 }
 

@@ -39,7 +39,7 @@ impl Workload for RequestResponse {
     fn run(&self, stand: &Stand, limits: Limits) -> Result<Sample> {
         let server = TcpServer::start(&stand.world.net, (self.0.server(), 7002), TcpService::Echo)?;
         let (took, elapsed) = stand.in_guest(|| -> slipgate_testbed::Result<_> {
-            let mut stream = tcp::connect(server.socket_address(), TIMEOUT)?;
+            let mut stream = tcp::connect(server.address(), TIMEOUT)?;
             let mut session = EchoSession::new(&mut stream);
             (0..WARM_UP).try_for_each(|_| session.round(SIZE_BYTES).map(drop))?;
             let (mut took, started) = (Vec::new(), Instant::now());

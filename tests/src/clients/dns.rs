@@ -2,7 +2,7 @@
 
 use std::{
     io::{Read, Write},
-    net::{Ipv4Addr, SocketAddrV4, UdpSocket},
+    net::{Ipv4Addr, SocketAddr},
     time::{Duration, Instant},
 };
 
@@ -11,6 +11,7 @@ use crate::{
     dns_wire::{Question, Reply, types},
     error::{Error, Result, Tried},
     impairment::SplitMix64,
+    sockets,
 };
 
 /// An answer, and how long it took.
@@ -34,15 +35,20 @@ impl Resolved {
 }
 
 /// Asks `server` for the A records of `name` over UDP.
-pub fn query_udp(server: SocketAddrV4, name: &str, timeout: Duration) -> Result<Resolved> {
+pub fn query_udp(server: impl Into<SocketAddr>, name: &str, timeout: Duration) -> Result<Resolved> {
     ask_udp(server, &question(name, types::A), timeout)
 }
 
 /// Sends exactly this question (id included) to `server` over UDP. Answers with another id or
 /// question are ignored.
-pub fn ask_udp(server: SocketAddrV4, question: &Question, timeout: Duration) -> Result<Resolved> {
+pub fn ask_udp(
+    server: impl Into<SocketAddr>,
+    question: &Question,
+    timeout: Duration,
+) -> Result<Resolved> {
+    let server = server.into();
     let what = || format!("ask {server} for {} over UDP", question.name);
-    let socket = UdpSocket::bind("0.0.0.0:0").tried(what())?;
+    let socket = sockets::udp_toward(server).tried(what())?;
     socket.connect(server).tried(what())?;
     let started = Instant::now();
     socket.send(&question.to_bytes()).tried(what())?;
@@ -72,8 +78,18 @@ pub fn ask_udp(server: SocketAddrV4, question: &Question, timeout: Duration) -> 
 }
 
 /// Asks `server` for the A records of `name` over TCP.
-pub fn query_tcp(server: SocketAddrV4, name: &str, timeout: Duration) -> Result<Resolved> {
-    let question = question(name, types::A);
+pub fn query_tcp(server: impl Into<SocketAddr>, name: &str, timeout: Duration) -> Result<Resolved> {
+    ask_tcp(server, &question(name, types::A), timeout)
+}
+
+/// Sends this question to `server` over TCP.
+pub fn ask_tcp(
+    server: impl Into<SocketAddr>,
+    question: &Question,
+    timeout: Duration,
+) -> Result<Resolved> {
+    let server = server.into();
+    let name = &question.name;
     let what = || format!("ask {server} for {name} over TCP");
     let started = Instant::now();
     let mut stream = tcp::connect(server, timeout)?;
@@ -81,7 +97,7 @@ pub fn query_tcp(server: SocketAddrV4, name: &str, timeout: Duration) -> Result<
     let framed = [&(query.len() as u16).to_be_bytes()[..], &query].concat();
     stream.write_all(&framed).tried(what())?;
     let reply = read_reply(&mut stream)?;
-    match reply.question == question {
+    match reply.question == *question {
         true => Ok(Resolved {
             reply,
             took: started.elapsed(),

@@ -2,7 +2,7 @@
 
 use std::{
     io,
-    net::Ipv4Addr,
+    net::{Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket},
     os::fd::{AsRawFd, FromRawFd, OwnedFd},
     time::{Duration, Instant},
 };
@@ -63,6 +63,45 @@ pub fn ping_with_ttl(
             .tried(what())?;
     }
     Ok(report)
+}
+
+/// Sends one echo request of `size` payload bytes to an IPv6 address. Returns the time until its
+/// reply, if one came in time with the same payload.
+pub fn ping6(address: Ipv6Addr, size: usize, timeout: Duration) -> Result<Option<Duration>> {
+    const REQUEST: u8 = 128;
+    const REPLY: u8 = 129;
+    let what = || format!("ping {address}");
+    let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC;
+    // SAFETY: socket takes numbers and returns a descriptor or -1.
+    let fd = checked(unsafe { libc::socket(libc::AF_INET6, kind, libc::IPPROTO_ICMPV6) });
+    // SAFETY: a fresh descriptor that nothing else owns.
+    let socket = UdpSocket::from(unsafe { OwnedFd::from_raw_fd(fd.tried(what())?) });
+    let to = SocketAddr::from((address, 0));
+    socket.connect(to).tried(what())?;
+    let payload = (0..size).map(|at| at as u8);
+    // The kernel fills in the checksum.
+    let message: Vec<u8> = [REQUEST, 0, 0, 0, 0x5a, 0x5a, 0, 7]
+        .into_iter()
+        .chain(payload)
+        .collect();
+    let started = Instant::now();
+    socket.send(&message).tried(what())?;
+    let mut buffer = vec![0; 65536];
+    loop {
+        let left = timeout.saturating_sub(started.elapsed());
+        if left.is_zero() {
+            return Ok(None);
+        }
+        socket.set_read_timeout(Some(left)).tried(what())?;
+        match socket.recv(&mut buffer) {
+            Ok(len) if buffer[0] == REPLY && buffer[4..len] == message[4..] => {
+                return Ok(Some(started.elapsed()));
+            }
+            Ok(_) => {}
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(None),
+            Err(error) => return Err(error).tried(what()),
+        }
+    }
 }
 
 fn fd_number(socket: &OwnedFd) -> u16 {

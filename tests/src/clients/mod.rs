@@ -11,7 +11,7 @@ pub mod udp;
 /// An ICMP error that came back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct IcmpError {
-    /// Type (RFC 792): 3 is destination unreachable, 11 time exceeded.
+    /// Type (RFC 792, or RFC 4443 for ICMPv6): 3 is destination unreachable, 11 time exceeded.
     pub kind: u8,
     /// Code: 3/13 is "administratively prohibited".
     pub code: u8,
@@ -20,4 +20,6 @@ pub struct IcmpError {
 impl IcmpError {
     /// Communication administratively prohibited (RFC 1812, 5.2.7.1).
     pub const PROHIBITED: IcmpError = IcmpError { kind: 3, code: 13 };
+    /// The same of ICMPv6 (RFC 4443, 3.1).
+    pub const PROHIBITED6: IcmpError = IcmpError { kind: 1, code: 1 };
 }

@@ -31,9 +31,13 @@ pub enum ConnectOutcome {
 ///
 /// # Errors
 /// The failure says nothing about the network.
-pub fn connect_outcome(address: SocketAddrV4, timeout: Duration) -> Result<ConnectOutcome> {
+pub fn connect_outcome(
+    address: impl Into<SocketAddr>,
+    timeout: Duration,
+) -> Result<ConnectOutcome> {
+    let address = address.into();
     let started = Instant::now();
-    let connected = TcpStream::connect_timeout(&address.into(), timeout);
+    let connected = TcpStream::connect_timeout(&address, timeout);
     let took = started.elapsed();
     match connected {
         Ok(_) => Ok(ConnectOutcome::Connected(took)),
@@ -56,7 +60,8 @@ pub fn connect_outcome(address: SocketAddrV4, timeout: Duration) -> Result<Conne
 
 /// Checks that a connect is answered by RST before the first SYN is retransmitted (1 s). Returns
 /// the time.
-pub fn expect_refused(address: SocketAddrV4) -> Result<Duration> {
+pub fn expect_refused(address: impl Into<SocketAddr>) -> Result<Duration> {
+    let address = address.into();
     match connect_outcome(address, Duration::from_secs(3))? {
         ConnectOutcome::Refused(took) if took < Duration::from_millis(900) => Ok(took),
         other => Err(Error::unexpected(format!(
@@ -127,11 +132,12 @@ pub fn connect_close(address: impl Into<SocketAddr>, timeout: Duration) -> Resul
 /// Sends `size` bytes to an echo server and awaits them, `rounds` times on one connection. Returns
 /// the time of each round.
 pub fn request_response(
-    address: SocketAddrV4,
+    address: impl Into<SocketAddr>,
     rounds: usize,
     size: usize,
     timeout: Duration,
 ) -> Result<Vec<Duration>> {
+    let address = address.into();
     let mut stream = connect(address, timeout)?;
     let mut session = EchoSession {
         stream: &mut stream,
@@ -190,7 +196,13 @@ impl Transfer {
 
 /// Receives `len` predictable bytes from a [`TcpService::Streams`](crate::servers::TcpService)
 /// server. `timeout` bounds each wait, not the total.
-pub fn download(address: SocketAddrV4, len: u64, seed: u64, timeout: Duration) -> Result<Transfer> {
+pub fn download(
+    address: impl Into<SocketAddr>,
+    len: u64,
+    seed: u64,
+    timeout: Duration,
+) -> Result<Transfer> {
+    let address = address.into();
     let started = Instant::now();
     let mut transfer = download_over(connect(address, timeout)?, len, seed)?;
     transfer.took = started.elapsed();
@@ -215,7 +227,13 @@ pub fn download_over(mut stream: TcpStream, len: u64, seed: u64) -> Result<Trans
 
 /// Sends `len` predictable bytes to a [`TcpService::Streams`](crate::servers::TcpService) server,
 /// and compares its receipt. `timeout` bounds each wait, not the whole.
-pub fn upload(address: SocketAddrV4, len: u64, seed: u64, timeout: Duration) -> Result<Transfer> {
+pub fn upload(
+    address: impl Into<SocketAddr>,
+    len: u64,
+    seed: u64,
+    timeout: Duration,
+) -> Result<Transfer> {
+    let address = address.into();
     let expected = Receipt::expected(len, seed);
     let started = Instant::now();
     let mut stream = connect(address, timeout)?;

@@ -3,7 +3,7 @@
 
 use std::{
     io,
-    net::{SocketAddrV4, UdpSocket},
+    net::{SocketAddr, UdpSocket},
     os::fd::AsRawFd,
     time::{Duration, Instant},
 };
@@ -27,10 +27,19 @@ pub enum UdpOutcome {
 }
 
 /// Sends one datagram and returns the response.
-pub fn probe(address: SocketAddrV4, payload: &[u8], timeout: Duration) -> Result<UdpOutcome> {
+pub fn probe(
+    address: impl Into<SocketAddr>,
+    payload: &[u8],
+    timeout: Duration,
+) -> Result<UdpOutcome> {
+    let address = address.into();
     let what = || format!("send a datagram to {address}");
-    let socket = UdpSocket::bind("0.0.0.0:0").tried(what())?;
-    sockets::set(&socket, libc::IPPROTO_IP, libc::IP_RECVERR, 1).tried(what())?;
+    let socket = sockets::udp_toward(address).tried(what())?;
+    let (level, option) = match address {
+        SocketAddr::V4(_) => (libc::IPPROTO_IP, libc::IP_RECVERR),
+        SocketAddr::V6(_) => (libc::IPPROTO_IPV6, libc::IPV6_RECVERR),
+    };
+    sockets::set(&socket, level, option, 1).tried(what())?;
     socket.connect(address).tried(what())?;
     let started = Instant::now();
     socket.send(payload).tried(what())?;
@@ -54,7 +63,7 @@ pub fn probe(address: SocketAddrV4, payload: &[u8], timeout: Duration) -> Result
     }
 }
 
-/// The ICMP error that waits on a socket with IP_RECVERR (ip(7)).
+/// The ICMP error that waits on a socket with IP_RECVERR (ip(7)) or IPV6_RECVERR.
 pub(crate) fn queued_error(socket: &impl AsRawFd) -> io::Result<Option<IcmpError>> {
     let mut control = [0u64; 64];
     let mut payload = [0u8; 64];
@@ -80,11 +89,16 @@ pub(crate) fn queued_error(socket: &impl AsRawFd) -> io::Result<Option<IcmpError
         // SAFETY: CMSG_FIRSTHDR and CMSG_NXTHDR return headers inside the buffer, or null; the data
         // of an IP_RECVERR message is a sock_extended_err.
         unsafe {
-            if (*header).cmsg_level == libc::IPPROTO_IP && (*header).cmsg_type == libc::IP_RECVERR {
+            let kind = ((*header).cmsg_level, (*header).cmsg_type);
+            if matches!(
+                kind,
+                (libc::IPPROTO_IP, libc::IP_RECVERR) | (libc::IPPROTO_IPV6, libc::IPV6_RECVERR)
+            ) {
                 let error: libc::sock_extended_err = libc::CMSG_DATA(header)
                     .cast::<libc::sock_extended_err>()
                     .read_unaligned();
-                if error.ee_origin == libc::SO_EE_ORIGIN_ICMP {
+                let origins = [libc::SO_EE_ORIGIN_ICMP, libc::SO_EE_ORIGIN_ICMP6];
+                if origins.contains(&error.ee_origin) {
                     return Ok(Some(IcmpError {
                         kind: error.ee_type,
                         code: error.ee_code,
@@ -124,12 +138,13 @@ impl PacedReport {
 /// Sends `count` numbered datagrams of `size` (at least 8) payload bytes, one each `interval`, to
 /// an echo server on one flow, and waits `linger` for the last.
 pub fn paced(
-    address: SocketAddrV4,
+    address: impl Into<SocketAddr>,
     count: u64,
     size: usize,
     interval: Duration,
     linger: Duration,
 ) -> Result<PacedReport> {
+    let address = address.into();
     let what = || format!("send paced datagrams to {address}");
     let socket = connected(address).tried(what())?;
     let mut report = Paced::new(count, size);
@@ -155,11 +170,12 @@ pub fn paced(
 /// they leave the guest as one GSO frame, to an echo server, and waits `linger` for the echoes.
 /// All of it must fit in 64 KiB.
 pub fn burst(
-    address: SocketAddrV4,
+    address: impl Into<SocketAddr>,
     count: u64,
     size: u16,
     linger: Duration,
 ) -> Result<PacedReport> {
+    let address = address.into();
     let what = || format!("send {count} datagrams of {size} bytes in one to {address}");
     let socket = connected(address).tried(what())?;
     sockets::set(&socket, SOL_UDP, UDP_SEGMENT, size.into()).tried(what())?;
@@ -177,11 +193,12 @@ pub fn burst(
 /// Asks a [`UdpService::Burst`](crate::servers::UdpService) server, which sends `count` numbered
 /// datagrams of `size` bytes as one GSO frame, and waits `linger` for them.
 pub fn ask_burst(
-    address: SocketAddrV4,
+    address: impl Into<SocketAddr>,
     count: u64,
     size: u16,
     linger: Duration,
 ) -> Result<PacedReport> {
+    let address = address.into();
     let what = || format!("ask {address} for {count} datagrams of {size} bytes");
     let socket = connected(address).tried(what())?;
     socket.send(b"go").tried(what())?;
@@ -195,8 +212,8 @@ pub fn ask_burst(
 pub(crate) const SOL_UDP: i32 = 17;
 pub(crate) const UDP_SEGMENT: i32 = 103;
 
-fn connected(address: SocketAddrV4) -> io::Result<UdpSocket> {
-    let socket = UdpSocket::bind("0.0.0.0:0")?;
+fn connected(address: SocketAddr) -> io::Result<UdpSocket> {
+    let socket = sockets::udp_toward(address)?;
     sockets::set_receive_buffer(&socket, 16 << 20)?;
     socket.connect(address)?;
     socket.set_nonblocking(true)?;

@@ -1,6 +1,6 @@
-use std::net::{Ipv4Addr, SocketAddrV4};
+use std::net::{IpAddr, SocketAddr, SocketAddrV4};
 
-use super::{BROADCAST, Mac, fold, pseudo_sum, sum_of};
+use super::{BROADCAST, FRAGMENT, ICMP, ICMPV6, IPV6_HEADER_BYTES, Mac, fold, pseudo_sum, sum_of};
 use crate::tap::VnetHdr;
 
 /// Way in which a builder fills the transport checksum.
@@ -46,13 +46,14 @@ pub mod tcp_flags {
     pub const URG: u8 = 32;
 }
 
-/// Builds an Ethernet frame with one IPv4 packet, and the vnet header that belongs to it.
+/// Builds an Ethernet frame with one packet, and the vnet header that belongs to it. The family is
+/// that of its addresses; without another word each function means both.
 #[derive(Clone, Debug)]
 pub struct FrameBuilder {
     macs: (Mac, Mac),
     vlan: Option<u16>,
-    source: SocketAddrV4,
-    destination: SocketAddrV4,
+    source: SocketAddr,
+    destination: SocketAddr,
     ttl: u8,
     tos: u8,
     ident: u16,
@@ -65,7 +66,7 @@ pub struct FrameBuilder {
 }
 
 impl FrameBuilder {
-    fn new(source: SocketAddrV4, destination: SocketAddrV4, transport: Transport) -> Self {
+    fn new(source: SocketAddr, destination: SocketAddr, transport: Transport) -> Self {
         FrameBuilder {
             macs: ([0x52, 0x54, 0, 0x12, 0x34, 0x56], BROADCAST),
             vlan: None,
@@ -83,8 +84,8 @@ impl FrameBuilder {
         }
     }
 
-    /// A TCP segment; by default an ACK without data. Addresses are `"10.0.2.15:4000"` or
-    /// [`SocketAddrV4`].
+    /// A TCP segment; by default an ACK without data. Addresses are `"10.0.2.15:4000"`,
+    /// [`SocketAddrV4`] or [`SocketAddr`].
     pub fn tcp(source: impl IntoAddress, destination: impl IntoAddress) -> Self {
         let transport = Transport::Tcp {
             sequence: 0,
@@ -108,30 +109,37 @@ impl FrameBuilder {
     /// An ICMP message; `rest` is the second half of its header (identifier and sequence of an
     /// echo, MTU of a fragmentation-needed).
     pub fn icmp(
-        source: Ipv4Addr,
-        destination: Ipv4Addr,
+        source: impl Into<IpAddr>,
+        destination: impl Into<IpAddr>,
         kind: u8,
         code: u8,
         rest: [u8; 4],
     ) -> Self {
         let (source, destination) = (
-            SocketAddrV4::new(source, 0),
-            SocketAddrV4::new(destination, 0),
+            SocketAddr::new(source.into(), 0),
+            SocketAddr::new(destination.into(), 0),
         );
         Self::new(source, destination, Transport::Icmp { kind, code, rest })
     }
 
     /// Starts an ICMP echo request.
-    pub fn ping(source: Ipv4Addr, destination: Ipv4Addr, ident: u16, sequence: u16) -> Self {
+    pub fn ping(
+        source: impl Into<IpAddr>,
+        destination: impl Into<IpAddr>,
+        ident: u16,
+        sequence: u16,
+    ) -> Self {
         let (i, s) = (ident.to_be_bytes(), sequence.to_be_bytes());
-        Self::icmp(source, destination, 8, 0, [i[0], i[1], s[0], s[1]])
+        let source = source.into();
+        let kind = if source.is_ipv4() { 8 } else { 128 };
+        Self::icmp(source, destination, kind, 0, [i[0], i[1], s[0], s[1]])
     }
 
-    /// An IPv4 packet of any protocol, its payload bare.
-    pub fn ip(source: Ipv4Addr, destination: Ipv4Addr, protocol: u8) -> Self {
+    /// A packet of any protocol, its payload bare.
+    pub fn ip(source: impl Into<IpAddr>, destination: impl Into<IpAddr>, protocol: u8) -> Self {
         let (source, destination) = (
-            SocketAddrV4::new(source, 0),
-            SocketAddrV4::new(destination, 0),
+            SocketAddr::new(source.into(), 0),
+            SocketAddr::new(destination.into(), 0),
         );
         Self::new(source, destination, Transport::Raw(protocol))
     }
@@ -148,19 +156,19 @@ impl FrameBuilder {
         self
     }
 
-    /// Sets the time to live.
+    /// Sets the time to live, or the hop limit.
     pub fn ttl(mut self, ttl: u8) -> Self {
         self.ttl = ttl;
         self
     }
 
-    /// Sets the TOS byte.
+    /// Sets the TOS byte, or the traffic class.
     pub fn tos(mut self, tos: u8) -> Self {
         self.tos = tos;
         self
     }
 
-    /// Sets the IP identification.
+    /// Sets the identification; an IPv6 packet has one as a fragment only.
     pub fn ident(mut self, ident: u16) -> Self {
         self.ident = ident;
         self
@@ -172,13 +180,13 @@ impl FrameBuilder {
         self
     }
 
-    /// Whether the don't-fragment bit is set (it is at first).
+    /// Whether the don't-fragment bit of IPv4 is set (it is at first).
     pub fn dont_fragment(mut self, set: bool) -> Self {
         self.fragment = (self.fragment & !0x4000) | if set { 0x4000 } else { 0 };
         self
     }
 
-    /// IP options, padded to 4 bytes.
+    /// Options of IPv4, padded to 4 bytes.
     pub fn ip_options(mut self, options: &[u8]) -> Self {
         self.options = padded(options);
         self
@@ -244,20 +252,67 @@ impl FrameBuilder {
     pub fn build_ip(&self) -> Vec<u8> {
         let mut l4 = self.transport_header();
         l4.extend_from_slice(&self.payload);
+        self.fill_checksum(&mut l4);
+        let mut ip = match (self.source.ip(), self.destination.ip()) {
+            (IpAddr::V6(source), IpAddr::V6(destination)) => {
+                self.ipv6_header(source.octets(), destination.octets(), l4.len())
+            }
+            (IpAddr::V4(source), IpAddr::V4(destination)) => {
+                self.ipv4_header(source.octets(), destination.octets(), l4.len())
+            }
+            (source, destination) => panic!("{source} and {destination} are of two families"),
+        };
+        ip.extend_from_slice(&l4);
+        ip
+    }
+
+    fn ipv4_header(&self, source: [u8; 4], destination: [u8; 4], behind: usize) -> Vec<u8> {
         let header_len = 20 + self.options.len();
         let mut ip = vec![0x40 | (header_len / 4) as u8, self.tos];
-        ip.extend_from_slice(&((header_len + l4.len()) as u16).to_be_bytes());
+        ip.extend_from_slice(&((header_len + behind) as u16).to_be_bytes());
         ip.extend_from_slice(&self.ident.to_be_bytes());
         ip.extend_from_slice(&self.fragment.to_be_bytes());
         ip.extend_from_slice(&[self.ttl, self.protocol(), 0, 0]);
-        ip.extend_from_slice(&self.source.ip().octets());
-        ip.extend_from_slice(&self.destination.ip().octets());
+        ip.extend_from_slice(&source);
+        ip.extend_from_slice(&destination);
         ip.extend_from_slice(&self.options);
         let sum = !fold(sum_of(&ip));
         ip[10..12].copy_from_slice(&sum.to_be_bytes());
-        self.fill_checksum(&mut l4);
-        ip.extend_from_slice(&l4);
         ip
+    }
+
+    fn ipv6_header(&self, source: [u8; 16], destination: [u8; 16], behind: usize) -> Vec<u8> {
+        let fragment = self.fragment_header();
+        let next = match fragment.is_empty() {
+            true => self.protocol(),
+            false => FRAGMENT,
+        };
+        let mut ip = vec![0x60 | self.tos >> 4, self.tos << 4, 0, 0];
+        ip.extend_from_slice(&((fragment.len() + behind) as u16).to_be_bytes());
+        ip.extend_from_slice(&[next, self.ttl]);
+        ip.extend_from_slice(&source);
+        ip.extend_from_slice(&destination);
+        ip.extend_from_slice(&fragment);
+        ip
+    }
+
+    /// Of IPv6; empty for what is no fragment.
+    fn fragment_header(&self) -> Vec<u8> {
+        let (offset, more) = (self.fragment & 0x1fff, self.fragment & 0x2000 != 0);
+        if offset == 0 && !more {
+            return Vec::new();
+        }
+        let mut header = vec![self.protocol(), 0];
+        header.extend_from_slice(&(offset << 3 | u16::from(more)).to_be_bytes());
+        header.extend_from_slice(&u32::from(self.ident).to_be_bytes());
+        header
+    }
+
+    fn header_len(&self) -> usize {
+        match self.source {
+            SocketAddr::V4(_) => 20 + self.options.len(),
+            SocketAddr::V6(_) => IPV6_HEADER_BYTES + self.fragment_header().len(),
+        }
     }
 
     /// The vnet header and the frame.
@@ -269,19 +324,24 @@ impl FrameBuilder {
             frame.extend_from_slice(&[0x81, 0]);
             frame.extend_from_slice(&id.to_be_bytes());
         }
-        frame.extend_from_slice(&[8, 0]);
+        let kind = match self.source {
+            SocketAddr::V4(_) => [8, 0],
+            SocketAddr::V6(_) => [0x86, 0xdd],
+        };
+        frame.extend_from_slice(&kind);
         let l3 = frame.len();
         frame.extend_from_slice(&self.build_ip());
         let mut vnet = VnetHdr::default();
         if let (Checksum::Partial, Some(at)) = (self.checksum, self.checksum_at()) {
             vnet.flags = VnetHdr::NEEDS_CSUM;
-            vnet.csum_start = (l3 + 20 + self.options.len()) as u16;
+            vnet.csum_start = (l3 + self.header_len()) as u16;
             vnet.csum_offset = at as u16;
         }
         if let Some(size) = self.gso_size {
             vnet.gso_size = size;
             vnet.gso_type = match self.transport {
                 Transport::Udp => VnetHdr::GSO_UDP_L4,
+                _ if self.source.is_ipv6() => VnetHdr::GSO_TCPV6,
                 _ => VnetHdr::GSO_TCPV4,
             };
             vnet.hdr_len = vnet.csum_start + self.transport_header().len() as u16;
@@ -293,7 +353,8 @@ impl FrameBuilder {
         match self.transport {
             Transport::Tcp { .. } => 6,
             Transport::Udp => 17,
-            Transport::Icmp { .. } => 1,
+            Transport::Icmp { .. } if self.source.is_ipv6() => ICMPV6,
+            Transport::Icmp { .. } => ICMP,
             Transport::Raw(protocol) => protocol,
         }
     }
@@ -342,12 +403,13 @@ impl FrameBuilder {
 
     fn fill_checksum(&self, l4: &mut [u8]) {
         let pseudo = pseudo_sum(
-            *self.source.ip(),
-            *self.destination.ip(),
+            self.source.ip(),
+            self.destination.ip(),
             self.protocol(),
             l4.len(),
         );
         let (at, pseudo) = match self.transport {
+            Transport::Icmp { .. } if self.source.is_ipv6() => (2, pseudo),
             Transport::Icmp { .. } => (2, 0),
             Transport::Raw(_) => return,
             Transport::Tcp { .. } => (16, pseudo),
@@ -371,17 +433,23 @@ impl FrameBuilder {
 /// Types that the builders accept as an address.
 pub trait IntoAddress {
     /// The address. Text that is none panics: it is a mistake in the test.
-    fn into_address(self) -> SocketAddrV4;
+    fn into_address(self) -> SocketAddr;
 }
 
 impl IntoAddress for SocketAddrV4 {
-    fn into_address(self) -> SocketAddrV4 {
+    fn into_address(self) -> SocketAddr {
+        self.into()
+    }
+}
+
+impl IntoAddress for SocketAddr {
+    fn into_address(self) -> SocketAddr {
         self
     }
 }
 
 impl IntoAddress for &str {
-    fn into_address(self) -> SocketAddrV4 {
+    fn into_address(self) -> SocketAddr {
         self.parse()
             .unwrap_or_else(|_| panic!("`{self}` is not ADDRESS:PORT"))
     }

@@ -3,7 +3,7 @@
 mod build;
 mod parse;
 
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr};
 
 pub use build::{Checksum, FrameBuilder, IntoAddress, tcp_flags};
 pub use parse::{FlowKey, Packet};
@@ -37,9 +37,24 @@ pub fn with_vnet(vnet: VnetHdr, frame: &[u8]) -> Vec<u8> {
     out
 }
 
-fn pseudo_sum(source: Ipv4Addr, destination: Ipv4Addr, protocol: u8, len: usize) -> u64 {
-    sum_of(&source.octets()) + sum_of(&destination.octets()) + u64::from(protocol) + len as u64
+fn pseudo_sum(source: IpAddr, destination: IpAddr, protocol: u8, len: usize) -> u64 {
+    let sum = |address| match address {
+        IpAddr::V4(address) => sum_of(&address.octets()),
+        IpAddr::V6(address) => sum_of(&address.octets()),
+    };
+    sum(source) + sum(destination) + u64::from(protocol) + len as u64
 }
+
+/// Protocol number of ICMP.
+const ICMP: u8 = 1;
+/// Protocol number of ICMPv6.
+const ICMPV6: u8 = 58;
+/// Protocol number of IPv6's fragment header (RFC 8200, 4.5).
+const FRAGMENT: u8 = 44;
+/// Length of IPv6's header.
+const IPV6_HEADER_BYTES: usize = 40;
+/// Length of IPv6's fragment header.
+const FRAGMENT_HEADER_BYTES: usize = 8;
 
 /// The unfolded one's complement sum of RFC 1071.
 fn sum_of(bytes: &[u8]) -> u64 {

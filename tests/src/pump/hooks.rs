@@ -1,6 +1,7 @@
 //! Observation and manipulation by a test of the frames on a pump.
 
 use std::{
+    net::SocketAddr,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -54,6 +55,11 @@ impl SeenFrame {
     /// IPv4 packet in the frame, if there is one.
     pub fn packet(&self) -> Option<Packet<'_>> {
         Packet::parse_ethernet(&self.bytes)
+    }
+
+    /// Packet of either family in the frame, if there is one.
+    pub fn packet_of_either(&self) -> Option<Packet<'_, SocketAddr>> {
+        Packet::of_ethernet(&self.bytes)
     }
 }
 

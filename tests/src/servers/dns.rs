@@ -1,7 +1,7 @@
 use std::{
     collections::HashMap,
     io::{Read, Write},
-    net::{Ipv4Addr, SocketAddrV4, TcpListener, UdpSocket},
+    net::{IpAddr, Ipv4Addr, TcpListener, UdpSocket},
     os::fd::AsFd,
     sync::{
         Arc, Mutex, PoisonError,
@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use super::{Running, STOP_POLL};
+use super::{Address, Running, STOP_POLL};
 use crate::{
     dns_wire::{Question, Record, Reply, types},
     error::{Result, Tried},
@@ -48,6 +48,11 @@ impl Answer {
     /// Makes an answer with one A record.
     pub fn a(address: Ipv4Addr, ttl: u32) -> Self {
         Self::records(vec![Record::a(address, ttl)])
+    }
+
+    /// Makes an answer with one A or AAAA record.
+    pub fn address(address: impl Into<IpAddr>, ttl: u32) -> Self {
+        Self::records(vec![Record::of_address(address, ttl)])
     }
 
     /// Returns an answer with a response code and no records.
@@ -97,19 +102,21 @@ struct Shared {
 }
 
 /// An authoritative-looking DNS server on UDP and TCP; stops on drop.
-pub struct DnsServer {
-    address: SocketAddrV4,
+pub struct DnsServer<I: Address = Ipv4Addr> {
+    address: I::Socket,
     shared: Arc<Shared>,
     _running: Running,
 }
 
-impl DnsServer {
+impl<I: Address> DnsServer<I> {
     /// Serves `zone` on port `address.1` (0: any) of `address.0` in `ns`.
-    pub fn start(ns: &NetNs, address: (Ipv4Addr, u16), zone: Zone) -> Result<DnsServer> {
+    pub fn start(ns: &NetNs, address: (I, u16), zone: Zone) -> Result<Self> {
         let what = || format!("serve DNS on {}:{} in {ns:?}", address.0, address.1);
-        let listener = ns.run(|| TcpListener::bind(address)).tried(what())?;
-        let address = SocketAddrV4::new(address.0, listener.local_addr().tried(what())?.port());
-        let socket = ns.run(|| UdpSocket::bind(address)).tried(what())?;
+        let listener = ns
+            .run(|| TcpListener::bind((address.0.into(), address.1)))
+            .tried(what())?;
+        let address = address.0.at(listener.local_addr().tried(what())?.port());
+        let socket = ns.run(|| UdpSocket::bind(address.into())).tried(what())?;
         socket.set_read_timeout(Some(STOP_POLL)).tried(what())?;
         let shared = Arc::new(Shared {
             zone: Mutex::new(zone),
@@ -132,7 +139,7 @@ impl DnsServer {
     }
 
     /// The address it listens on.
-    pub fn address(&self) -> SocketAddrV4 {
+    pub fn address(&self) -> I::Socket {
         self.address
     }
 

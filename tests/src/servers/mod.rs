@@ -1,5 +1,6 @@
 //! Servers for the world. Each runs on threads of its own in a namespace and stops on drop.
 
+mod address;
 mod dns;
 mod http;
 mod stun;
@@ -7,7 +8,6 @@ mod tcp;
 mod udp;
 
 use std::{
-    net::{SocketAddr, SocketAddrV4},
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -16,6 +16,7 @@ use std::{
     time::Duration,
 };
 
+pub use address::Address;
 pub use dns::{Answer, DnsServer, Zone};
 pub use http::HttpServer;
 pub use stun::StunServer;
@@ -44,13 +45,5 @@ impl Running {
 impl Drop for Running {
     fn drop(&mut self) {
         self.stop();
-    }
-}
-
-/// Returns the IPv4 address of a server that has one.
-fn ipv4(address: SocketAddr) -> SocketAddrV4 {
-    match address {
-        SocketAddr::V4(address) => address,
-        SocketAddr::V6(address) => panic!("the server's address is of IPv6: {address}"),
     }
 }

@@ -1,7 +1,7 @@
 use std::{
     collections::HashMap,
     io::{self, Read, Write},
-    net::{Shutdown, SocketAddr, SocketAddrV4, TcpListener, TcpStream},
+    net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream},
     os::fd::AsRawFd,
     sync::{
         Arc, Mutex, PoisonError,
@@ -11,7 +11,7 @@ use std::{
 
 use sha2::{Digest, Sha256};
 
-use super::{Running, ipv4};
+use super::{Address, Running};
 use crate::{
     error::{Result, Tried, checked},
     netns::NetNs,
@@ -47,36 +47,32 @@ struct Seen {
     accepted: AtomicU64,
     /// The server's own handles, by connection number, to end them on drop.
     open: Mutex<HashMap<u64, TcpStream>>,
-    peers: Mutex<Vec<SocketAddrV4>>,
+    peers: Mutex<Vec<SocketAddr>>,
 }
 
 /// A TCP server. On drop it stops and resets its open connections.
-pub struct TcpServer {
-    address: SocketAddr,
+pub struct TcpServer<I: Address = Ipv4Addr> {
+    address: I::Socket,
     listener: TcpListener,
     seen: Arc<Seen>,
     running: Running,
 }
 
-impl TcpServer {
+impl<I: Address> TcpServer<I> {
     /// Listens on `address` in `ns` (port 0: any) with a backlog of 4096.
-    pub fn start(
-        ns: &NetNs,
-        address: impl Into<SocketAddr>,
-        service: TcpService,
-    ) -> Result<TcpServer> {
-        let address = address.into();
-        let bound = ns.run(|| TcpListener::bind(address));
-        let listener = bound.tried(format!("listen on {address} in {ns:?}"))?;
+    pub fn start(ns: &NetNs, address: (I, u16), service: TcpService) -> Result<Self> {
+        let bound = ns.run(|| TcpListener::bind((address.0.into(), address.1)));
+        let listener = bound.tried(format!("listen on {}:{} in {ns:?}", address.0, address.1))?;
         // SAFETY: listen on our own socket; a second call only changes the backlog.
         checked(unsafe { libc::listen(listener.as_raw_fd(), 4096) }).tried("set the backlog")?;
-        let address = listener.local_addr().tried("read the server's address")?;
+        let local = listener.local_addr().tried("read the server's address")?;
         let (seen, stop) = (Arc::new(Seen::default()), Arc::new(AtomicBool::new(false)));
         let accepting = listener.try_clone().tried("clone the listener")?;
         let (their_seen, their_stop) = (seen.clone(), stop.clone());
         let thread = ns.thread("tcp-server", move || {
             accept_all(&accepting, &service, &their_seen, &their_stop);
         });
+        let address = address.0.at(local.port());
         let running = Running {
             stop,
             threads: vec![thread],
@@ -90,15 +86,7 @@ impl TcpServer {
     }
 
     /// The address it listens on.
-    ///
-    /// # Panics
-    /// It is one of IPv6: see [`TcpServer::socket_address`].
-    pub fn address(&self) -> SocketAddrV4 {
-        ipv4(self.address)
-    }
-
-    /// The address it listens on, of either family.
-    pub fn socket_address(&self) -> SocketAddr {
+    pub fn address(&self) -> I::Socket {
         self.address
     }
 
@@ -114,16 +102,14 @@ impl TcpServer {
     }
 
     /// Returns the peers of all connections so far, in order: the guests' translated addresses.
-    pub fn peers(&self) -> Vec<SocketAddrV4> {
-        self.seen
-            .peers
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone()
+    pub fn peers(&self) -> Vec<I::Socket> {
+        let peers = self.seen.peers.lock();
+        let peers = peers.unwrap_or_else(PoisonError::into_inner);
+        peers.iter().filter_map(|peer| I::of(*peer)).collect()
     }
 }
 
-impl Drop for TcpServer {
+impl<I: Address> Drop for TcpServer<I> {
     fn drop(&mut self) {
         self.running.stop.store(true, Ordering::SeqCst);
         // Wakes the thread in accept.
@@ -153,12 +139,10 @@ fn accept_all(listener: &TcpListener, service: &TcpService, seen: &Arc<Seen>, st
         if *service == TcpService::Close {
             continue;
         }
-        if let SocketAddr::V4(peer) = peer {
-            seen.peers
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .push(peer);
-        }
+        seen.peers
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push(peer);
         let (Ok(kept), number) = (stream.try_clone(), seen.accepted.load(Ordering::Relaxed)) else {
             continue;
         };

@@ -1,14 +1,14 @@
 use std::{
     collections::HashMap,
     io,
-    net::{SocketAddr, SocketAddrV4, UdpSocket},
+    net::{Ipv4Addr, SocketAddr, UdpSocket},
     sync::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
 };
 
-use super::{Running, STOP_POLL, ipv4};
+use super::{Address, Running, STOP_POLL};
 use crate::{
     clients::udp::{SOL_UDP, UDP_SEGMENT, numbered},
     error::{Result, Tried},
@@ -37,30 +37,27 @@ pub enum UdpService {
 struct Seen {
     datagrams: AtomicU64,
     payload_bytes: AtomicU64,
-    peers: Mutex<HashMap<SocketAddrV4, u64>>,
+    peers: Mutex<HashMap<SocketAddr, u64>>,
 }
 
 /// A UDP server; stops on drop.
-pub struct UdpServer {
-    address: SocketAddr,
+pub struct UdpServer<I: Address = Ipv4Addr> {
+    address: I::Socket,
     socket: UdpSocket,
     seen: Arc<Seen>,
     _running: Running,
 }
 
-impl UdpServer {
+impl<I: Address> UdpServer<I> {
     /// Binds `address` in `ns` (port 0: any).
-    pub fn start(
-        ns: &NetNs,
-        address: impl Into<SocketAddr>,
-        service: UdpService,
-    ) -> Result<UdpServer> {
-        let address = address.into();
-        let what = || format!("serve UDP on {address} in {ns:?}");
-        let socket = ns.run(|| UdpSocket::bind(address)).tried(what())?;
+    pub fn start(ns: &NetNs, address: (I, u16), service: UdpService) -> Result<Self> {
+        let what = || format!("serve UDP on {}:{} in {ns:?}", address.0, address.1);
+        let socket = ns
+            .run(|| UdpSocket::bind((address.0.into(), address.1)))
+            .tried(what())?;
         sockets::set_receive_buffer(&socket, 16 << 20).tried(what())?;
         socket.set_read_timeout(Some(STOP_POLL)).tried(what())?;
-        let bound = socket.local_addr().tried(what())?;
+        let port = socket.local_addr().tried(what())?.port();
         let seen = Arc::new(Seen::default());
         let mut running = Running::default();
         let mut burst = Vec::new();
@@ -81,10 +78,9 @@ impl UdpServer {
                 theirs
                     .payload_bytes
                     .fetch_add(len as u64, Ordering::Relaxed);
-                if let SocketAddr::V4(peer) = peer {
-                    let mut peers = theirs.peers.lock().unwrap_or_else(PoisonError::into_inner);
-                    *peers.entry(peer).or_default() += 1;
-                }
+                let mut peers = theirs.peers.lock().unwrap_or_else(PoisonError::into_inner);
+                *peers.entry(peer).or_default() += 1;
+                drop(peers);
                 match service {
                     UdpService::Echo => drop(receiving.send_to(&buffer[..len], peer)),
                     UdpService::Sink => {}
@@ -92,8 +88,9 @@ impl UdpServer {
                 }
             }
         }));
+        let address = address.0.at(port);
         Ok(UdpServer {
-            address: bound,
+            address,
             socket,
             seen,
             _running: running,
@@ -101,11 +98,8 @@ impl UdpServer {
     }
 
     /// The address it is bound to.
-    ///
-    /// # Panics
-    /// It is one of IPv6.
-    pub fn address(&self) -> SocketAddrV4 {
-        ipv4(self.address)
+    pub fn address(&self) -> I::Socket {
+        self.address
     }
 
     /// Returns the number of datagrams received so far.
@@ -119,12 +113,11 @@ impl UdpServer {
     }
 
     /// Peers seen, with the number of datagrams of each: the guests' addresses as translated.
-    pub fn peers(&self) -> HashMap<SocketAddrV4, u64> {
-        self.seen
-            .peers
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone()
+    pub fn peers(&self) -> HashMap<I::Socket, u64> {
+        let peers = self.seen.peers.lock();
+        let peers = peers.unwrap_or_else(PoisonError::into_inner);
+        let of_the_family = |(peer, count): (&SocketAddr, &u64)| Some((I::of(*peer)?, *count));
+        peers.iter().filter_map(of_the_family).collect()
     }
 
     /// Makes later datagrams have no DF flag, so that routers may fragment them.
@@ -135,7 +128,7 @@ impl UdpServer {
     }
 
     /// Sends an unsolicited datagram.
-    pub fn send_to(&self, payload: &[u8], peer: SocketAddrV4) -> io::Result<usize> {
-        self.socket.send_to(payload, peer)
+    pub fn send_to(&self, payload: &[u8], peer: I::Socket) -> io::Result<usize> {
+        self.socket.send_to(payload, peer.into())
     }
 }

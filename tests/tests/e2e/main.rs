@@ -28,6 +28,7 @@ mod ipv6;
 mod joined;
 mod learning;
 mod loopback;
+mod matrix;
 mod names;
 mod namespaces;
 mod nat_addresses;
@@ -37,6 +38,7 @@ mod per_vm;
 mod policy;
 mod processes;
 mod rates;
+mod reach;
 mod records;
 mod refusals;
 mod relayed;
@@ -64,6 +66,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use matrix::{Cell, Mode};
 use slipgate_testbed::frame::{FrameBuilder, Mac};
 use stand::Stand;
 

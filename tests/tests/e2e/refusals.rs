@@ -1,6 +1,9 @@
 //! Refused traffic is refused at once, with the rule's name, and would pass without the rule.
 
-use std::{net::Ipv4Addr, time::Duration};
+use std::{
+    net::{IpAddr, Ipv4Addr, SocketAddr},
+    time::Duration,
+};
 
 use slipgate_testbed::{
     GuestConfig, WorldConfig,
@@ -8,93 +11,114 @@ use slipgate_testbed::{
     require_root_and_tun,
     servers::{TcpServer, TcpService, UdpServer, UdpService},
     world::{HOST, SERVER, SERVER_2},
+    world_ipv6::{SERVER6, SERVER6_2},
 };
 
-use crate::{BRIEFLY, Stand, WAIT, at};
+use crate::{BRIEFLY, Cell, Stand, WAIT, at, matrix::matrix};
 
-struct Servers((TcpServer, UdpServer));
+matrix! {
+    a_denied_destination_is_refused_by_rst_and_icmp_and_the_rule_is_named: [hybrid_ipv4, hybrid_ipv6, user_ipv4, user_ipv6];
+}
 
-fn serve(stand: &Stand, address: Ipv4Addr) -> Servers {
-    let net = &stand.world.net;
+struct Servers((TcpServer<IpAddr>, UdpServer<IpAddr>));
+
+fn serve(stand: &Stand, address: impl Into<IpAddr>) -> Servers {
+    let (net, address) = (&stand.world.net, address.into());
     Servers((
         TcpServer::start(net, (address, 7000), TcpService::Echo).unwrap(),
         UdpServer::start(net, (address, 7000), UdpService::Echo).unwrap(),
     ))
 }
 
-fn all_pass(stand: &Stand, address: Ipv4Addr) {
+fn all_pass(stand: &Stand, address: impl Into<IpAddr>) {
+    let address = address.into();
+    let service = SocketAddr::new(address, 7000);
     stand.run(|| {
-        let connected = tcp::connect_outcome(at(address, 7000), WAIT).unwrap();
+        let connected = tcp::connect_outcome(service, WAIT).unwrap();
         assert!(
             matches!(connected, ConnectOutcome::Connected(_)),
             "{address}: {connected:?}"
         );
-        let sent = udp::probe(at(address, 7000), b"x", WAIT).unwrap();
+        let sent = udp::probe(service, b"x", WAIT).unwrap();
         assert!(
             matches!(sent, UdpOutcome::Answered(_)),
             "{address}: {sent:?}"
         );
-        let ping = icmp::ping(address, 1, 10, WAIT).unwrap();
-        assert_eq!(ping.replies.len(), 1, "{address}: {ping:?}");
+        match address {
+            IpAddr::V4(address) => {
+                let ping = icmp::ping(address, 1, 10, WAIT).unwrap();
+                assert_eq!(ping.replies.len(), 1, "{address}: {ping:?}");
+            }
+            IpAddr::V6(address) => assert!(icmp::ping6(address, 10, WAIT).unwrap().is_some()),
+        }
     });
 }
 
-fn all_refused(stand: &Stand, address: Ipv4Addr) {
+fn all_refused(stand: &Stand, address: impl Into<IpAddr>) {
+    let address = address.into();
+    let service = SocketAddr::new(address, 7000);
+    let prohibited = match address {
+        IpAddr::V4(_) => IcmpError::PROHIBITED,
+        IpAddr::V6(_) => IcmpError::PROHIBITED6,
+    };
     stand.run(|| {
-        tcp::expect_refused(at(address, 7000)).unwrap();
-        let sent = udp::probe(at(address, 7000), b"x", WAIT).unwrap();
+        tcp::expect_refused(service).unwrap();
+        let sent = udp::probe(service, b"x", WAIT).unwrap();
         let at_once = Duration::from_millis(500);
         assert!(
-            matches!(sent, UdpOutcome::Refused(IcmpError::PROHIBITED, took) if took < at_once),
+            matches!(sent, UdpOutcome::Refused(error, took) if error == prohibited && took < at_once),
             "{address}: {sent:?}"
         );
-        let ping = icmp::ping(address, 1, 10, WAIT).unwrap();
-        let kinds: Vec<IcmpError> = ping.errors.iter().map(|(error, _)| *error).collect();
-        assert_eq!(kinds, [IcmpError::PROHIBITED], "{address}: {ping:?}");
+        match address {
+            IpAddr::V4(address) => {
+                let ping = icmp::ping(address, 1, 10, WAIT).unwrap();
+                let kinds: Vec<IcmpError> = ping.errors.iter().map(|(error, _)| *error).collect();
+                assert_eq!(kinds, [prohibited], "{address}: {ping:?}");
+            }
+            // The guest's kernel makes "prohibited" this error.
+            IpAddr::V6(address) => {
+                let error = icmp::ping6(address, 10, WAIT).unwrap_err();
+                assert_eq!(error.os_error(), Some(libc::EACCES), "{error}");
+            }
+        }
     });
 }
 
-#[test]
-fn a_denied_destination_is_refused_by_rst_and_icmp_and_the_rule_is_named() {
-    require_root_and_tun!();
-    let free = Stand::new(&[]);
-    let _servers = serve(&free, SERVER_2);
-    all_pass(&free, SERVER_2);
-    assert_eq!(free.refused("rule"), 0);
-    assert!(
-        free.slipgate
-            .why("tap0", "203.0.113.20:7000", "tcp")
-            .unwrap()
-            .0
+fn a_denied_destination_is_refused_by_rst_and_icmp_and_the_rule_is_named(cell: Cell) {
+    let (first, second) = (
+        cell.family.choose(SERVER, SERVER6),
+        cell.family.choose(SERVER_2, SERVER6_2),
     );
+    let service = SocketAddr::new(second, 7000).to_string();
+    let free = Stand::of(cell, &[]);
+    let _servers = serve(&free, second);
+    all_pass(&free, second);
+    assert_eq!(free.refused("rule"), 0);
+    assert!(free.slipgate.why("tap0", &service, "tcp").unwrap().0);
     drop(free);
 
-    let stand = Stand::new(&["--deny", "203.0.113.20"]);
-    let servers = serve(&stand, SERVER_2);
-    let _others = serve(&stand, SERVER);
-    all_refused(&stand, SERVER_2);
+    let denied = second.to_string();
+    let rule = format!("--deny {denied}");
+    let stand = Stand::of(cell, &["--deny", &denied]);
+    let servers = serve(&stand, second);
+    let _others = serve(&stand, first);
+    all_refused(&stand, second);
     assert_eq!(servers.0.0.accepted(), 0);
     assert_eq!(servers.0.1.datagrams(), 0);
-    all_pass(&stand, SERVER);
+    all_pass(&stand, first);
     assert_eq!((stand.refused("rule"), stand.dropped("refused")), (3, 3));
     let total = stand.total();
     let by = &total["refused_by"];
     assert_eq!(by.as_array().unwrap().len(), 1, "{by}");
     assert_eq!(by[0]["flows"], 3);
     let text = by[0]["text"].as_str().unwrap();
-    assert!(text.contains("--deny 203.0.113.20"), "{by}");
+    assert!(text.contains(&rule), "{by}");
     let shown = stand.slipgate.run(&["stats"]).unwrap().stdout;
     let shown = String::from_utf8(shown).unwrap();
     assert!(shown.contains(&format!("refused by {text}")), "{shown}");
     for proto in ["tcp", "udp", "icmp"] {
-        let (passes, said) = stand
-            .slipgate
-            .why("tap0", "203.0.113.20:7000", proto)
-            .unwrap();
-        assert!(
-            !passes && said.contains("--deny 203.0.113.20"),
-            "{proto}: {said}"
-        );
+        let (passes, said) = stand.slipgate.why("tap0", &service, proto).unwrap();
+        assert!(!passes && said.contains(&rule), "{proto}: {said}");
     }
 }
 

@@ -1,15 +1,22 @@
 //! One guest behind slipgate, with the operations that most tests need.
 
-use std::{fs, net::SocketAddrV4, path::PathBuf};
+use std::{
+    fs,
+    net::{Ipv6Addr, SocketAddr},
+    path::PathBuf,
+};
 
 use serde_json::Value;
 use slipgate_control::SharedMaps;
 use slipgate_testbed::{
-    Guest, GuestConfig, PinDir, Slipgate, World, WorldConfig, kernel_view, slipgate::FlowRow,
-    world::UPLINK,
+    GUEST_DEVICE, Guest, GuestConfig, OrdinaryUser, PinDir, Slipgate, World, WorldConfig,
+    kernel_view, slipgate::FlowRow, world::UPLINK, world_ipv6,
 };
 
-use crate::eventually;
+use crate::{
+    Cell, Mode, eventually,
+    matrix::{GATEWAY6, GUEST6, cells},
+};
 
 /// A world, a guest and slipgate. Fields go in order: slipgate first.
 pub(crate) struct Stand {
@@ -18,7 +25,15 @@ pub(crate) struct Stand {
     /// More guests, none mostly.
     pub(crate) neighbours: Vec<Guest>,
     pub(crate) world: World,
-    scratch: tempfile::TempDir,
+    pub(crate) cell: Cell,
+    log: PathBuf,
+    _files: Files,
+}
+
+/// What holds the files of a stand until it goes.
+enum Files {
+    Scratch(#[allow(dead_code, reason = "held for its drop")] tempfile::TempDir),
+    OfUser(#[allow(dead_code, reason = "held for its drop")] OrdinaryUser),
 }
 
 impl Stand {
@@ -41,13 +56,89 @@ impl Stand {
         args: &[&str],
     ) -> Stand {
         let world = World::with(world).unwrap();
+        Self::in_world(world, guest, neighbours, args)
+    }
+
+    /// Makes a stand of this cell of the matrix. In user mode the VM of `tap0` is behind a socket
+    /// `tap0.sock`, so that it has the same name. Its guest has its addresses at once.
+    pub(crate) fn of(cell: Cell, args: &[&str]) -> Stand {
+        Self::of_several(cell, WorldConfig::default(), &[], &[], args)
+    }
+
+    /// The same with the given world; `more_servers`: more addresses of servers by IPv6, whose IPv4
+    /// ones are in `world`. Further guests are hybrid mode's: a socket has one.
+    pub(crate) fn of_several(
+        cell: Cell,
+        world: WorldConfig,
+        more_servers: &[Ipv6Addr],
+        neighbours: &[GuestConfig],
+        args: &[&str],
+    ) -> Stand {
+        let world = World::with(world).unwrap();
+        let mut args = args.to_vec();
+        if cell.is_ipv6() {
+            world.give_ipv6().unwrap();
+            for server in more_servers {
+                let add = format!("-6 addr add {server}/128 dev lo nodad");
+                world.net.ip(&add).unwrap();
+            }
+            args.extend(["--ipv6", "nat"]);
+        }
+        let guest = GuestConfig::new("tap0");
+        let mut stand = match cell.mode {
+            Mode::Hybrid => Self::in_world(world, guest, neighbours, &args),
+            Mode::User => {
+                assert!(neighbours.is_empty(), "one guest at a socket");
+                Self::as_user(world, guest, &args)
+            }
+        };
+        stand.cell = cell;
+        if cell.is_ipv6() {
+            give_ipv6(&stand.guest);
+            stand.neighbours.iter().for_each(give_ipv6);
+        }
+        stand
+    }
+
+    fn as_user(world: World, guest: GuestConfig, args: &[&str]) -> Stand {
+        // As most distributions have it.
+        let everybody = "0 2147483647";
+        world
+            .host
+            .sysctl("net.ipv4.ping_group_range", everybody)
+            .unwrap();
+        let user = OrdinaryUser::new().unwrap();
+        let socket = user.file(&format!("run/{}.sock", guest.tap));
+        let log = user.file("run/flows.jsonl");
+        let shown = log.display().to_string();
+        let all = [&["--flow-log", &shown], args].concat();
+        let slipgate = Slipgate::attach_socket(&world.host, &user, &socket, &all).unwrap();
+        let guest = Guest::new(&world, guest.on_socket(&socket)).unwrap();
+        Stand {
+            slipgate,
+            guest,
+            neighbours: Vec::new(),
+            world,
+            cell: cells::user_ipv4,
+            log,
+            _files: Files::OfUser(user),
+        }
+    }
+
+    fn in_world(
+        world: World,
+        guest: GuestConfig,
+        neighbours: &[GuestConfig],
+        args: &[&str],
+    ) -> Stand {
         let guest = Guest::new(&world, guest).unwrap();
         let made = |config: &GuestConfig| Guest::new(&world, config.clone()).unwrap();
         let neighbours: Vec<Guest> = neighbours.iter().map(made).collect();
         let scratch = tempfile::tempdir().unwrap();
-        let log = scratch.path().join("flows.jsonl").display().to_string();
+        let log = scratch.path().join("flows.jsonl");
+        let shown = log.display().to_string();
         let pins = PinDir::new().unwrap();
-        let mut all = vec!["--tap", "tap0", "--uplink", UPLINK, "--flow-log", &log];
+        let mut all = vec!["--tap", "tap0", "--uplink", UPLINK, "--flow-log", &shown];
         all.extend(neighbours.iter().flat_map(|guest| ["--tap", guest.tap()]));
         all.extend(args);
         let slipgate = Slipgate::attach(&world.host, &pins, &all).unwrap();
@@ -56,7 +147,9 @@ impl Stand {
             guest,
             neighbours,
             world,
-            scratch,
+            cell: cells::hybrid_ipv4,
+            log,
+            _files: Files::Scratch(scratch),
         }
     }
 
@@ -70,14 +163,16 @@ impl Stand {
     }
 
     /// The flows to `remote`.
-    pub(crate) fn flows_to(&self, remote: SocketAddrV4) -> Vec<FlowRow> {
+    pub(crate) fn flows_to(&self, remote: impl Into<SocketAddr>) -> Vec<FlowRow> {
+        let remote = remote.into().to_string();
         let mut flows = self.slipgate.flows().unwrap();
-        flows.retain(|flow| flow.remote == remote.to_string());
+        flows.retain(|flow| flow.remote == remote);
         flows
     }
 
     /// Returns the only flow to `remote`.
-    pub(crate) fn flow_to(&self, remote: SocketAddrV4) -> FlowRow {
+    pub(crate) fn flow_to(&self, remote: impl Into<SocketAddr>) -> FlowRow {
+        let remote = remote.into();
         let mut flows = self.flows_to(remote);
         assert_eq!(flows.len(), 1, "flows to {remote}: {flows:?}");
         flows.remove(0)
@@ -114,7 +209,7 @@ impl Stand {
     }
 
     pub(crate) fn log_path(&self) -> PathBuf {
-        self.scratch.path().join("flows.jsonl")
+        self.log.clone()
     }
 
     /// Returns the translated flows that have ended so far, from the flow log.
@@ -138,6 +233,27 @@ impl Stand {
         parsed
             .collect::<Result<_, _>>()
             .unwrap_or_else(|error| panic!("{error} in the flow log:\n{text}"))
+    }
+}
+
+/// Gives the guest its address of IPv6, and the route by its gateway, without asking anybody: what it
+/// would ask is tested elsewhere (`ipv6`).
+fn give_ipv6(guest: &Guest) {
+    let ns = &guest.ns;
+    let set = |of: &str, key: &str, value: &str| {
+        ns.sysctl(&format!("net.ipv6.conf.{of}.{key}"), value)
+            .unwrap();
+    };
+    for of in ["default", GUEST_DEVICE] {
+        set(of, "accept_ra", "0");
+        set(of, "accept_dad", "0");
+    }
+    world_ipv6::enable(ns, &[GUEST_DEVICE]).unwrap();
+    for line in [
+        format!("addr add {GUEST6}/64 dev {GUEST_DEVICE} nodad"),
+        format!("route add default via {GATEWAY6} dev {GUEST_DEVICE}"),
+    ] {
+        ns.ip(&format!("-6 {line}")).unwrap();
     }
 }
 

@@ -225,16 +225,21 @@ fn in_backticks(text: &str) -> impl Iterator<Item = &str> {
     text.split('`').skip(1).step_by(2)
 }
 
-/// Returns the names of the functions under `#[test]`.
+/// Returns the names of the functions under `#[test]`, and of those that a `matrix!` makes tests of.
 fn tests_in(source: &str) -> Vec<&str> {
     let behind = source.split("#[test]").skip(1);
     let name = |text: &'_ str| -> Option<usize> { text.find("fn ") };
-    behind
-        .filter_map(|text| {
-            let rest = &text[name(text)? + 3..];
-            rest.split(['(', '<']).next().map(str::trim)
-        })
-        .collect()
+    let alone = behind.filter_map(|text| {
+        let rest = &text[name(text)? + 3..];
+        rest.split(['(', '<']).next().map(str::trim)
+    });
+    let blocks = source.split("\nmatrix! {\n").skip(1);
+    let lines = blocks.filter_map(|text| text.split("\n}").next());
+    let bodies = lines.flat_map(str::lines).filter_map(|line| {
+        let (name, _) = line.trim().split_once(": [")?;
+        (!name.contains(' ')).then_some(name)
+    });
+    alone.chain(bodies).collect()
 }
 
 fn read(file: &Path) -> Result<String> {

@@ -74,6 +74,9 @@ fn tests_are_found_in_a_source() {
     let source =
         "fn helper() {}\n#[test]\n#[ignore]\nfn one() {}\n  #[test]\n  fn two(x in 0..1) {}\n";
     assert_eq!(tests_in(source), ["one", "two"]);
+    let matrix = "use a;\n\nmatrix! {\n    three: [hybrid_ipv4],\n        without [user_ipv4]: \"no\";\n    \
+                  four: [hybrid_ipv4];\n}\n\nfn three() {}\n";
+    assert_eq!(tests_in(matrix), ["three", "four"]);
 }
 
 #[test]

@@ -20,10 +20,7 @@ use nix::{
     net::if_::if_nametoindex,
     sys::socket::{AddressFamily, SockFlag, SockProtocol, SockType, socket},
 };
-use slipgate_testbed::{
-    GUEST_DEVICE, GuestConfig, NetNs, World, WorldConfig, clients::dns, dns_wire::Reply, tls,
-    world_ipv6,
-};
+use slipgate_testbed::{GUEST_DEVICE, GuestConfig, NetNs, World, WorldConfig, tls, world_ipv6};
 
 use crate::{Stand, WAIT, eventually};
 
@@ -322,13 +319,6 @@ pub(super) fn ping(stand: &Stand, to: &str, payload: &[u8]) -> Option<Vec<u8>> {
         }
     }
     None
-}
-
-/// Asks the resolver of the gateway's IPv6 address from the guest.
-pub(super) fn ask(stand: &Stand, name: &str, kind: u16) -> Reply {
-    let question = dns::question(name, kind).to_bytes();
-    let answer = datagram_to(stand, at6(GATEWAY6, 53), &question).unwrap();
-    Reply::parse(&answer).expect("a reply")
 }
 
 /// Waits until this holds.

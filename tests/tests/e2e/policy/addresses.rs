@@ -1,27 +1,30 @@
 //! Addresses that no name has opened, or not for this guest.
 
-use std::net::SocketAddrV4;
+use slipgate_testbed::{Guest, clients::tcp};
 
-use slipgate_testbed::{
-    Guest,
-    clients::{icmp, tcp},
-    require_root_and_tun,
+use super::{
+    ALLOW, ALLOWED, Cell, DENIED, OFF, SHARED, Service, Stage, at, holds, https, matrix,
+    stage::DISCARD,
 };
-
-use super::{ALLOW, ALLOWED, DENIED, OFF, SHARED, Stage, holds, https, stage::DISCARD};
 use crate::{BRIEFLY, WAIT};
 
-const DISCARD_AT_ALLOWED: SocketAddrV4 = SocketAddrV4::new(ALLOWED, DISCARD);
+matrix! {
+    a_pinned_address: [hybrid_ipv4, hybrid_ipv6, user_ipv4, user_ipv6];
+    an_address_shared_by_an_allowed_and_a_denied_name: [hybrid_ipv4, hybrid_ipv6, user_ipv4, user_ipv6];
+    a_second_vm_on_the_first_ones_answer: [hybrid_ipv4, hybrid_ipv6],
+        without [user_ipv4, user_ipv6]: "each VM has an engine of its own, which has no other's answers";
+}
 
-#[test]
-fn a_pinned_address() {
-    require_root_and_tun!();
+const DISCARD_AT_ALLOWED: Service = at(ALLOWED, DISCARD);
+
+fn a_pinned_address(cell: Cell) {
     holds(
+        cell,
         ALLOW,
         |stage| {
             stage.says(https(ALLOWED), b"pinned");
             stage.sends(DISCARD_AT_ALLOWED, b"pinned");
-            let _ = stage.stand.run(|| icmp::ping(ALLOWED, 1, 8, BRIEFLY));
+            stage.pings(ALLOWED, BRIEFLY);
         },
         &[
             ("a connection", |seen| seen.opened(https(ALLOWED)) > 0),
@@ -40,10 +43,9 @@ fn a_pinned_address() {
     );
 }
 
-#[test]
-fn an_address_shared_by_an_allowed_and_a_denied_name() {
-    require_root_and_tun!();
+fn an_address_shared_by_an_allowed_and_a_denied_name(cell: Cell) {
     holds(
+        cell,
         ALLOW,
         |stage| {
             stage.ask("shared.evil.test");
@@ -57,16 +59,15 @@ fn an_address_shared_by_an_allowed_and_a_denied_name() {
     );
 }
 
-#[test]
-fn a_second_vm_on_the_first_ones_answer() {
-    require_root_and_tun!();
+fn a_second_vm_on_the_first_ones_answer(cell: Cell) {
     for (args, on) in [(OFF, false), (ALLOW, true)] {
-        let stage = Stage::of_two(args);
+        let stage = Stage::of_two(cell, args);
         let neighbour = &stage.stand.neighbours[0];
         stage.resolves_and_reaches("api.example.test", https(ALLOWED));
         let before = stage.arrivals().opened(https(ALLOWED));
         let says = |guest: &Guest| {
-            let connected = guest.run(|| tcp::connect_outcome(https(ALLOWED), WAIT));
+            let server = stage.address(https(ALLOWED));
+            let connected = guest.run(|| tcp::connect_outcome(server, WAIT));
             matches!(connected, Ok(tcp::ConnectOutcome::Connected(_)))
         };
         assert_eq!(says(neighbour), !on);

@@ -3,23 +3,27 @@
 use slipgate_testbed::{
     clients::dns,
     dns_wire::{Record, types},
-    require_root_and_tun,
     servers::Answer,
 };
 
-use super::{ALLOW, ALLOWED, DENIED, OFF, PRIVATE, Stage, holds, holds_beside, https};
-use crate::{DNS, at};
+use super::{
+    ALLOW, ALLOWED, Cell, DENIED, Host, OFF, PRIVATE, Stage, holds, holds_beside, https, matrix,
+};
+
+matrix! {
+    a_cname_elsewhere: [hybrid_ipv4, hybrid_ipv6, user_ipv4, user_ipv6];
+    a_rebinding_answer: [hybrid_ipv4, hybrid_ipv6, user_ipv4, user_ipv6];
+    svcb_hints: [hybrid_ipv4, hybrid_ipv6, user_ipv4, user_ipv6];
+}
 
 fn with(args: &[&'static str], more: [&'static str; 2]) -> Vec<&'static str> {
     args.iter().copied().chain(more).collect()
 }
 
-#[test]
-fn a_cname_elsewhere() {
-    require_root_and_tun!();
+fn a_cname_elsewhere(cell: Cell) {
     let alias = |target: &str| Record::cname(target, 300);
-    let a = |address, owner: &str| Record::a(address, 300).of(owner);
     let set = |stage: &Stage| {
+        let a = |host: Host, owner: &str| Record::of_address(stage.ip(host), 300).of(owner);
         let answers = [
             ("out", vec![alias("evil.test"), a(DENIED, "evil.test")]),
             // Through an allowed name, out, and back to an allowed one.
@@ -35,7 +39,10 @@ fn a_cname_elsewhere() {
             // What nobody asked for is no answer.
             (
                 "poison",
-                vec![Record::a(ALLOWED, 300), a(DENIED, "api.example.test")],
+                vec![
+                    Record::of_address(stage.ip(ALLOWED), 300),
+                    a(DENIED, "api.example.test"),
+                ],
             ),
             (
                 "www",
@@ -48,6 +55,7 @@ fn a_cname_elsewhere() {
         }
     };
     holds(
+        cell,
         ALLOW,
         |stage| {
             set(stage);
@@ -61,30 +69,30 @@ fn a_cname_elsewhere() {
         &[("the connection", |seen| seen.at(DENIED) > 0)],
         |stage| {
             let found = stage.ask("www.example.test");
-            let addresses = found.records.iter().filter_map(Record::address);
-            assert_eq!(addresses.collect::<Vec<_>>(), [ALLOWED], "{found:?}");
+            let addresses = found.records.iter().filter_map(Record::ip);
+            let allowed = [stage.ip(ALLOWED)];
+            assert_eq!(addresses.collect::<Vec<_>>(), allowed, "{found:?}");
             stage.reaches(https(ALLOWED), b"by an alias");
         },
     );
 }
 
-#[test]
-fn a_rebinding_answer() {
-    require_root_and_tun!();
+fn a_rebinding_answer(cell: Cell) {
     // The private network is shut with the policy off, too, unless it is opened.
-    let off = with(OFF, ["--allow", "10.9.0.0/24"]);
+    let off = with(OFF, ["--allow", "{private}"]);
     // And what is denied by address is out of reach of names.
-    let on = with(ALLOW, ["--deny", "203.0.113.30"]);
+    let on = with(ALLOW, ["--deny", "{denied}"]);
     holds_beside(
+        cell,
         &off,
         &on,
         |stage| {
             let rebinds = "rebinds.example.test";
-            stage.dns.set(rebinds, Answer::a(ALLOWED, 0));
+            stage.dns.set(rebinds, stage.answer(ALLOWED, 0));
             stage.ask(rebinds);
             assert!(stage.says(https(ALLOWED), b"before"));
             for address in [PRIVATE, DENIED] {
-                stage.dns.set(rebinds, Answer::a(address, 0));
+                stage.dns.set(rebinds, stage.answer(address, 0));
                 stage.ask(rebinds);
                 stage.says(https(address), b"rebound");
             }
@@ -94,29 +102,33 @@ fn a_rebinding_answer() {
             ("a denied one", |seen| seen.at(DENIED) > 0),
         ],
         |stage| {
-            stage.dns.set("rebinds.example.test", Answer::a(PRIVATE, 0));
+            stage
+                .dns
+                .set("rebinds.example.test", stage.answer(PRIVATE, 0));
             assert!(stage.ask("rebinds.example.test").records.is_empty());
             stage.resolves_and_reaches("api.example.test", https(ALLOWED));
         },
     );
 }
 
-#[test]
-fn svcb_hints() {
-    require_root_and_tun!();
-    let off = with(OFF, ["--allow", "10.9.0.0/24"]);
+fn svcb_hints(cell: Cell) {
+    let off = with(OFF, ["--allow", "{private}"]);
     let ask = |stage: &Stage, name: &str| {
         let question = dns::question(name, types::HTTPS);
-        stage.ask_at(at(DNS, 53), &question).unwrap()
+        stage.ask_at(stage.resolver(), &question).unwrap()
     };
     holds_beside(
+        cell,
         &off,
         ALLOW,
         |stage| {
             let answers = [
-                ("elsewhere", Record::https("evil.test", DENIED, 300)),
-                ("private", Record::https("", PRIVATE, 300)),
-                ("good", Record::https("", ALLOWED, 300)),
+                (
+                    "elsewhere",
+                    Record::https("evil.test", stage.ip(DENIED), 300),
+                ),
+                ("private", Record::https("", stage.ip(PRIVATE), 300)),
+                ("good", Record::https("", stage.ip(ALLOWED), 300)),
             ];
             for (name, record) in answers {
                 let name = format!("{name}.example.test");

@@ -3,28 +3,40 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     fmt,
-    net::{Ipv4Addr, SocketAddrV4},
+    net::SocketAddr,
 };
 
 use slipgate_testbed::{
     CapturedFrame,
-    frame::{Packet, tcp_flags},
+    frame::{self, tcp_flags},
 };
+
+use super::{Host, Service};
+use crate::matrix::Family;
 
 const TCP: u8 = 6;
 const UDP: u8 = 17;
 
 /// All frames on the world's link so far, in both directions.
-pub(super) struct Arrivals(Vec<CapturedFrame>);
+pub(super) struct Arrivals {
+    family: Family,
+    frames: Vec<CapturedFrame>,
+}
+
+type Packet<'a> = frame::Packet<'a, SocketAddr>;
 
 impl Arrivals {
-    pub(super) fn new(frames: Vec<CapturedFrame>) -> Arrivals {
-        Arrivals(frames)
+    pub(super) fn new(family: Family, frames: Vec<CapturedFrame>) -> Arrivals {
+        Arrivals { family, frames }
+    }
+
+    fn address(&self, service: Service) -> SocketAddr {
+        SocketAddr::new(service.host.ip(self.family), service.port)
     }
 
     fn packets(&self) -> impl Iterator<Item = (&CapturedFrame, Packet<'_>)> {
-        let frames = self.0.iter();
-        frames.filter_map(|frame| Some((frame, Packet::parse_ethernet(&frame.bytes)?)))
+        let frames = self.frames.iter();
+        frames.filter_map(|frame| Some((frame, Packet::of_ethernet(&frame.bytes)?)))
     }
 
     /// Packets among the arrivals that a distant server would receive.
@@ -33,40 +45,42 @@ impl Arrivals {
         received.map(|(_, packet)| packet)
     }
 
-    fn to(&self, server: SocketAddrV4, protocol: u8) -> impl Iterator<Item = Packet<'_>> {
+    fn to(&self, server: Service, protocol: u8) -> impl Iterator<Item = Packet<'_>> {
+        let server = self.address(server);
         self.received()
             .filter(move |packet| packet.destination == server && packet.protocol == protocol)
     }
 
     /// Packets to an address, of any protocol, fragments too.
-    pub(super) fn at(&self, address: Ipv4Addr) -> usize {
-        let to_it = |packet: &Packet<'_>| *packet.destination.ip() == address;
+    pub(super) fn at(&self, host: Host) -> usize {
+        let address = host.ip(self.family);
+        let to_it = |packet: &Packet<'_>| packet.destination.ip() == address;
         self.received().filter(to_it).count()
     }
 
     /// Echo requests to an address.
-    pub(super) fn pings(&self, address: Ipv4Addr) -> usize {
-        let asks = |packet: &Packet<'_>| {
-            packet.icmp() == Some((8, 0)) && *packet.destination.ip() == address
-        };
+    pub(super) fn pings(&self, host: Host) -> usize {
+        let address = host.ip(self.family);
+        let asks =
+            |packet: &Packet<'_>| packet.is_echo_request() && packet.destination.ip() == address;
         self.received().filter(asks).count()
     }
 
     /// TCP connections that a client opened.
-    pub(super) fn opened(&self, server: SocketAddrV4) -> usize {
+    pub(super) fn opened(&self, server: Service) -> usize {
         let opens = |packet: &Packet<'_>| packet.tcp_flags().is_some_and(|f| f & 0x12 == 2);
         self.to(server, TCP).filter(opens).count()
     }
 
     /// Bytes of TCP payload, sent again or not.
-    pub(super) fn tcp_bytes(&self, server: SocketAddrV4) -> usize {
+    pub(super) fn tcp_bytes(&self, server: Service) -> usize {
         self.to(server, TCP)
             .map(|packet| packet.payload().len())
             .sum()
     }
 
     /// Payloads of the datagrams to `server`.
-    pub(super) fn datagrams(&self, server: SocketAddrV4) -> Vec<Vec<u8>> {
+    pub(super) fn datagrams(&self, server: Service) -> Vec<Vec<u8>> {
         let payload = |packet: Packet<'_>| packet.payload().to_vec();
         self.to(server, UDP).map(payload).collect()
     }
@@ -81,19 +95,20 @@ impl Arrivals {
     }
 
     /// Whether a server at this address could have read the text in a client's data.
-    pub(super) fn could_read(&self, server: SocketAddrV4, text: &str) -> bool {
+    pub(super) fn could_read(&self, server: Service, text: &str) -> bool {
         let read = |stream: &Vec<u8>| has(stream, text.as_bytes());
         self.streams(server).iter().any(read)
     }
 
     /// Whether any segment to a server contains the text, in any connection.
-    pub(super) fn has_segment_with(&self, server: SocketAddrV4, text: &str) -> bool {
+    pub(super) fn has_segment_with(&self, server: Service, text: &str) -> bool {
         let says = |packet: Packet<'_>| has(packet.payload(), text.as_bytes());
         self.to(server, TCP).any(says)
     }
 
     /// Whether a server has sent the text back: it has read it.
-    pub(super) fn has_echo_of(&self, server: SocketAddrV4, text: &str) -> bool {
+    pub(super) fn has_echo_of(&self, server: Service, text: &str) -> bool {
+        let server = self.address(server);
         self.packets().any(|(frame, packet)| {
             frame.sent && packet.source == server && has(packet.payload(), text.as_bytes())
         })
@@ -101,10 +116,11 @@ impl Arrivals {
 
     /// Byte streams that a server at this address could reconstruct from each connection: where
     /// copies differ before the server has acknowledged one, both the first and the last of them.
-    pub(super) fn streams(&self, server: SocketAddrV4) -> Vec<Vec<u8>> {
+    pub(super) fn streams(&self, server: Service) -> Vec<Vec<u8>> {
+        let server = self.address(server);
         // By client, sequence number, and how often that came back after something was said.
-        let mut connections: BTreeMap<(SocketAddrV4, u32, u32), Taken> = BTreeMap::new();
-        let mut numbers: BTreeMap<SocketAddrV4, (u32, u32)> = BTreeMap::new();
+        let mut connections: BTreeMap<(SocketAddr, u32, u32), Taken> = BTreeMap::new();
+        let mut numbers: BTreeMap<SocketAddr, (u32, u32)> = BTreeMap::new();
         let mut spoken = BTreeSet::new();
         for (frame, packet) in self.packets() {
             let (Some(flags), Some((sequence, acknowledged))) =
@@ -150,8 +166,7 @@ impl Arrivals {
 
 /// Whether a server behind one more router would get a packet and look at it.
 fn gets(frame: &CapturedFrame, packet: &Packet<'_>) -> bool {
-    let is_fragment = packet.ip[6] & 0x3f != 0 || packet.ip[7] != 0;
-    let is_right = is_fragment || packet.checksums_are_right(&frame.vnet);
+    let is_right = packet.is_fragment || packet.checksums_are_right(&frame.vnet);
     !frame.sent && packet.ttl > 1 && is_right
 }
 

@@ -1,17 +1,19 @@
 //! TCP connections made segment by segment, past the guest's own stack.
 
 use std::{
-    net::SocketAddrV4,
+    net::SocketAddr,
     sync::atomic::{AtomicU16, Ordering},
 };
 
 use slipgate_testbed::{
-    frame::{FrameBuilder, Packet, tcp_flags},
+    frame::{self, FrameBuilder, tcp_flags},
     pump::FrameTap,
 };
 
-use super::Stage;
-use crate::{GATEWAY_MAC, GUEST, GUEST_MAC, WAIT, at};
+use super::{Service, Stage};
+use crate::{GATEWAY_MAC, GUEST_MAC, WAIT};
+
+type Packet<'a> = frame::Packet<'a, SocketAddr>;
 
 /// The guest's ports for connections by hand, below those of its own stack.
 const PORTS: std::ops::Range<u16> = 20_000..21_000;
@@ -25,8 +27,8 @@ pub(super) fn is_one(packet: &Packet<'_>) -> bool {
 pub(super) struct ByHand<'s> {
     stage: &'s Stage,
     seen: FrameTap,
-    local: SocketAddrV4,
-    server: SocketAddrV4,
+    pub(super) local: SocketAddr,
+    server: SocketAddr,
     begin: u32,
     server_begin: u32,
     server_next: u32,
@@ -34,7 +36,7 @@ pub(super) struct ByHand<'s> {
 
 impl<'s> ByHand<'s> {
     /// Opens one from a port of its own.
-    pub(super) fn connect(stage: &'s Stage, server: SocketAddrV4) -> ByHand<'s> {
+    pub(super) fn connect(stage: &'s Stage, server: Service) -> ByHand<'s> {
         static PORT: AtomicU16 = AtomicU16::new(PORTS.start);
         let port = PORT.fetch_add(1, Ordering::Relaxed);
         Self::connect_from(stage, port, 0x7fff_ff00, server).expect("a SYN-ACK")
@@ -45,13 +47,13 @@ impl<'s> ByHand<'s> {
         stage: &'s Stage,
         port: u16,
         isn: u32,
-        server: SocketAddrV4,
+        server: Service,
     ) -> Option<ByHand<'s>> {
         let mut connection = ByHand {
             stage,
             seen: stage.stand.guest.frames().unwrap(),
-            local: at(GUEST, port),
-            server,
+            local: SocketAddr::new(stage.stand.cell.guest(), port),
+            server: stage.address(server),
             begin: isn.wrapping_add(1),
             server_begin: 0,
             server_next: 0,
@@ -143,7 +145,7 @@ impl<'s> ByHand<'s> {
     fn awaits<T>(&self, what: &str, mut wanted: impl FnMut(u8, &Packet<'_>) -> Option<T>) -> T {
         let mut found = None;
         self.seen.wait_for(WAIT, |frame| {
-            let packet = frame.packet();
+            let packet = frame.packet_of_either();
             let ours = packet
                 .filter(|packet| packet.source == self.server && packet.destination == self.local);
             found = ours.and_then(|packet| wanted(packet.tcp_flags()?, &packet));

@@ -2,9 +2,23 @@
 
 use std::ops::Range;
 
-use slipgate_testbed::{require_root_and_tun, tls::ClientHello};
+use slipgate_testbed::tls::ClientHello;
 
-use super::{ALLOWED, DENIED, INSPECT, SHARED, Stage, by_hand::ByHand, holds, https, stage::Mark};
+use super::{
+    ALLOWED, Cell, DENIED, INSPECT, SHARED, Stage, by_hand::ByHand, holds, https, matrix,
+    stage::Mark,
+};
+
+matrix! {
+    a_forged_sni: [hybrid_ipv4, hybrid_ipv6, user_ipv4, user_ipv6];
+    a_shared_address_and_the_denied_name_said: [hybrid_ipv4, hybrid_ipv6, user_ipv4, user_ipv6];
+    a_hello_of_several_segments: [hybrid_ipv4, hybrid_ipv6, user_ipv4, user_ipv6];
+    a_forged_host: [hybrid_ipv4, hybrid_ipv6, user_ipv4, user_ipv6];
+    a_hello_split_in_the_name: [hybrid_ipv4, hybrid_ipv6, user_ipv4, user_ipv6];
+    a_hello_by_octets: [hybrid_ipv4, hybrid_ipv6, user_ipv4, user_ipv6];
+    a_hello_out_of_order: [hybrid_ipv4, hybrid_ipv6, user_ipv4, user_ipv6];
+    a_hello_in_overlapping_pieces: [hybrid_ipv4, hybrid_ipv6, user_ipv4, user_ipv6];
+}
 
 /// The allowed name. It has the length of the other name, so that one can replace the other.
 pub(super) const ALLOWED_NAME: &str = "api.example.test";
@@ -19,11 +33,10 @@ pub(super) const READ: Mark = ("the denied name", |seen| {
     seen.could_read(https(ALLOWED), DENIED_NAME)
 });
 
-#[test]
-fn a_forged_sni() {
-    require_root_and_tun!();
+fn a_forged_sni(cell: Cell) {
     let says = |stage: &Stage, server, name: &str| stage.says(https(server), &hello(name));
     holds(
+        cell,
         INSPECT,
         |stage| {
             stage.ask(ALLOWED_NAME);
@@ -57,10 +70,9 @@ fn a_forged_sni() {
     );
 }
 
-#[test]
-fn a_shared_address_and_the_denied_name_said() {
-    require_root_and_tun!();
+fn a_shared_address_and_the_denied_name_said(cell: Cell) {
     holds(
+        cell,
         INSPECT,
         |stage| {
             stage.ask("shared.evil.test");
@@ -74,12 +86,11 @@ fn a_shared_address_and_the_denied_name_said() {
     );
 }
 
-#[test]
-fn a_hello_of_several_segments() {
-    require_root_and_tun!();
+fn a_hello_of_several_segments(cell: Cell) {
     // As with post-quantum keys; the guest's stack hands it over as one frame.
     let long = |name| ClientHello::to(name).extension(21, &[0; 6000]).record();
     holds(
+        cell,
         INSPECT,
         |stage| {
             stage.ask(ALLOWED_NAME);
@@ -90,11 +101,10 @@ fn a_hello_of_several_segments() {
     );
 }
 
-#[test]
-fn a_forged_host() {
-    require_root_and_tun!();
+fn a_forged_host(cell: Cell) {
     let get = |host| format!("GET / HTTP/1.1\r\nHost: {host}\r\n\r\n").into_bytes();
     holds(
+        cell,
         INSPECT,
         |stage| {
             stage.ask(ALLOWED_NAME);
@@ -113,7 +123,7 @@ fn a_forged_host() {
 
 /// Sends the hello in such pieces, in that order: refused if it is for another server, else whole
 /// and once.
-fn holds_in_pieces(cut: impl Fn(usize) -> Vec<Range<usize>> + Sync) {
+fn holds_in_pieces(cell: Cell, cut: impl Fn(usize) -> Vec<Range<usize>> + Sync) {
     let send = |connection: &ByHand<'_>, name: &str| {
         let hello = hello(name);
         for piece in cut(hello.len()) {
@@ -121,6 +131,7 @@ fn holds_in_pieces(cut: impl Fn(usize) -> Vec<Range<usize>> + Sync) {
         }
     };
     holds(
+        cell,
         INSPECT,
         |stage| {
             stage.ask(ALLOWED_NAME);
@@ -156,29 +167,21 @@ fn pieces(len: usize, of: usize) -> Vec<Range<usize>> {
     begins.map(|begin| begin..len.min(begin + of)).collect()
 }
 
-#[test]
-fn a_hello_split_in_the_name() {
-    require_root_and_tun!();
+fn a_hello_split_in_the_name(cell: Cell) {
     let middle = name_in(&hello(ALLOWED_NAME), ALLOWED_NAME).start + 6;
-    holds_in_pieces(|len| vec![0..middle, middle..len]);
+    holds_in_pieces(cell, |len| vec![0..middle, middle..len]);
 }
 
-#[test]
-fn a_hello_by_octets() {
-    require_root_and_tun!();
-    holds_in_pieces(|len| pieces(len, 1));
+fn a_hello_by_octets(cell: Cell) {
+    holds_in_pieces(cell, |len| pieces(len, 1));
 }
 
-#[test]
-fn a_hello_out_of_order() {
-    require_root_and_tun!();
-    holds_in_pieces(|len| pieces(len, 20).into_iter().rev().collect());
+fn a_hello_out_of_order(cell: Cell) {
+    holds_in_pieces(cell, |len| pieces(len, 20).into_iter().rev().collect());
 }
 
-#[test]
-fn a_hello_in_overlapping_pieces() {
-    require_root_and_tun!();
-    holds_in_pieces(|len| {
+fn a_hello_in_overlapping_pieces(cell: Cell) {
+    holds_in_pieces(cell, |len| {
         let longer = |piece: Range<usize>| piece.start..len.min(piece.end + 25);
         let mut all: Vec<_> = pieces(len, 20).into_iter().map(longer).collect();
         all.swap(2, 4);

@@ -1,13 +1,17 @@
 //! QUIC: what its first packets say of their server.
 
-use slipgate_testbed::{quic::Initial, require_root_and_tun, tls::ClientHello};
+use slipgate_testbed::{quic::Initial, tls::ClientHello};
 
 use super::{
-    ALLOWED, Arrivals, DENIED, INSPECT, Stage,
+    ALLOWED, Arrivals, Cell, DENIED, INSPECT, Stage,
     hello::{ALLOWED_NAME, DENIED_NAME},
-    holds, https,
+    holds, https, matrix,
 };
 use crate::eventually;
+
+matrix! {
+    quic: [hybrid_ipv4, hybrid_ipv6, user_ipv4, user_ipv6];
+}
 
 /// A hello for a server, in so many datagrams of one connection.
 fn datagrams(connection: u8, name: &str, count: usize) -> Vec<Vec<u8>> {
@@ -45,9 +49,7 @@ fn arrived(seen: &Arrivals, datagram: &[u8]) -> bool {
         .any(|got| got == datagram)
 }
 
-#[test]
-fn quic() {
-    require_root_and_tun!();
+fn quic(cell: Cell) {
     let arrive = |stage: &Stage, wanted: &[Vec<u8>]| {
         eventually("the allowed datagrams", || {
             let seen = stage.arrivals();
@@ -55,6 +57,7 @@ fn quic() {
         });
     };
     holds(
+        cell,
         INSPECT,
         |stage| {
             stage.ask(ALLOWED_NAME);

@@ -1,36 +1,36 @@
 //! Ways to ask for a name past slipgate's DNS.
 
-use std::{io::Write, net::SocketAddrV4};
+use std::{io::Write, net::SocketAddr};
 
 use slipgate_testbed::{
     clients::{dns, tcp},
-    dns_wire::{Question, types},
-    require_root_and_tun,
+    dns_wire::Record,
     tls::ClientHello,
 };
 
 use super::{
-    ALLOW, ALLOWED, SECOND_RESOLVER, Stage, holds, https,
+    ALLOW, ALLOWED, Cell, SECOND_RESOLVER, Service, Stage, at, holds, https, matrix,
     stage::{DOT, HIDDEN_DNS},
 };
-use crate::{WAIT, at};
+use crate::WAIT;
 
-const HIDDEN: SocketAddrV4 = SocketAddrV4::new(SECOND_RESOLVER, HIDDEN_DNS);
-const TLS_ELSEWHERE: SocketAddrV4 = SocketAddrV4::new(SECOND_RESOLVER, DOT);
-const TLS_AT_ALLOWED: SocketAddrV4 = SocketAddrV4::new(ALLOWED, DOT);
-
-fn question(name: &str) -> Question {
-    dns::question(name, types::A)
+matrix! {
+    a_second_resolver: [hybrid_ipv4, hybrid_ipv6, user_ipv4, user_ipv6];
+    dns_over_tcp: [hybrid_ipv4, hybrid_ipv6, user_ipv4, user_ipv6];
+    dns_over_tls_and_quic: [hybrid_ipv4, hybrid_ipv6, user_ipv4, user_ipv6];
 }
 
-#[test]
-fn a_second_resolver() {
-    require_root_and_tun!();
+const HIDDEN: Service = at(SECOND_RESOLVER, HIDDEN_DNS);
+const TLS_ELSEWHERE: Service = at(SECOND_RESOLVER, DOT);
+const TLS_AT_ALLOWED: Service = at(ALLOWED, DOT);
+
+fn a_second_resolver(cell: Cell) {
     holds(
+        cell,
         ALLOW,
         |stage| {
             for resolver in [at(SECOND_RESOLVER, 53), HIDDEN] {
-                stage.ask_at(resolver, &question("evil.test"));
+                stage.ask_at(stage.address(resolver), &stage.question("evil.test"));
             }
         },
         &[
@@ -41,8 +41,15 @@ fn a_second_resolver() {
         ],
         |stage| {
             // Who asks another resolver for what he may have gets it, from ours.
-            let found = stage.ask_at(at(SECOND_RESOLVER, 53), &question("api.example.test"));
-            assert_eq!(found.unwrap().records[0].address(), Some(ALLOWED));
+            let resolver = stage.address(at(SECOND_RESOLVER, 53));
+            let found = stage.ask_at(resolver, &stage.question("api.example.test"));
+            let addresses: Vec<_> = found
+                .unwrap()
+                .records
+                .iter()
+                .filter_map(Record::ip)
+                .collect();
+            assert_eq!(addresses, [stage.ip(ALLOWED)]);
             stage.reaches(https(ALLOWED), b"asked elsewhere");
             assert_eq!(stage.arrivals().at(SECOND_RESOLVER), 0);
         },
@@ -50,8 +57,8 @@ fn a_second_resolver() {
 }
 
 /// Asks over TCP, one octet a segment.
-fn ask_by_octets(stage: &Stage, resolver: SocketAddrV4, name: &str) -> Option<u8> {
-    let query = question(name).to_bytes();
+fn ask_by_octets(stage: &Stage, resolver: SocketAddr, name: &str) -> Option<u8> {
+    let query = stage.question(name).to_bytes();
     let framed = [&(query.len() as u16).to_be_bytes()[..], &query].concat();
     stage.stand.run(|| {
         let mut stream = tcp::connect(resolver, WAIT).ok()?;
@@ -62,17 +69,16 @@ fn ask_by_octets(stage: &Stage, resolver: SocketAddrV4, name: &str) -> Option<u8
     })
 }
 
-#[test]
-fn dns_over_tcp() {
-    require_root_and_tun!();
+fn dns_over_tcp(cell: Cell) {
     const REFUSED: Option<u8> = Some(5);
     holds(
+        cell,
         ALLOW,
         |stage| {
-            let resolver = at(SECOND_RESOLVER, 53);
+            let resolver = stage.address(at(SECOND_RESOLVER, 53));
             let whole = stage
                 .stand
-                .run(|| dns::query_tcp(resolver, "whole.evil.test", WAIT));
+                .run(|| dns::ask_tcp(resolver, &stage.question("whole.evil.test"), WAIT));
             let cut = ask_by_octets(stage, resolver, "cut.evil.test");
             assert_eq!(whole.ok().map(|found| found.reply.code), cut);
             assert!(cut.is_some());
@@ -82,7 +88,7 @@ fn dns_over_tcp() {
             ("one by octets", |seen| seen.ask_for("cut.evil.test")),
         ],
         |stage| {
-            let resolver = at(SECOND_RESOLVER, 53);
+            let resolver = stage.address(at(SECOND_RESOLVER, 53));
             assert_eq!(ask_by_octets(stage, resolver, "evil.test"), REFUSED);
             assert_eq!(ask_by_octets(stage, resolver, "api.example.test"), Some(0));
             stage.reaches(https(ALLOWED), b"asked over TCP");
@@ -91,11 +97,10 @@ fn dns_over_tcp() {
     );
 }
 
-#[test]
-fn dns_over_tls_and_quic() {
-    require_root_and_tun!();
+fn dns_over_tls_and_quic(cell: Cell) {
     let hello = ClientHello::to("dns.example.test").record();
     holds(
+        cell,
         ALLOW,
         |stage| {
             // Nobody has told the address; and at one that was told, the port is no other's.

@@ -1,16 +1,26 @@
 //! Reuse of a connection or an answer that was allowed once.
 
-use std::fs;
+use std::{
+    fs::{self, Permissions},
+    os::unix::fs::PermissionsExt as _,
+};
 
-use slipgate_testbed::{frame::tcp_flags, require_root_and_tun, servers::Answer};
+use slipgate_testbed::frame::tcp_flags;
 
 use super::{
-    ALLOWED, INSPECT, Stage,
+    ALLOWED, Cell, INSPECT, Stage,
     by_hand::ByHand,
     hello::{ALLOWED_NAME, DENIED_NAME, READ, hello},
-    holds, https,
+    holds, https, matrix,
 };
 use crate::eventually;
+
+matrix! {
+    a_tuple_used_again: [hybrid_ipv4, hybrid_ipv6, user_ipv4, user_ipv6];
+    the_handshakes_ack_after_the_end: [hybrid_ipv4, hybrid_ipv6],
+        without [user_ipv4, user_ipv6]: "the engine ends the guest's connections, and none of its ACKs reaches a server";
+    an_answer_of_ttl_0: [hybrid_ipv4, hybrid_ipv6, user_ipv4, user_ipv6];
+}
 
 /// A connection from this port that was let in and that the kernel carries.
 fn let_in(stage: &Stage, port: u16) -> ByHand<'_> {
@@ -18,11 +28,10 @@ fn let_in(stage: &Stage, port: u16) -> ByHand<'_> {
     let mut connection = ByHand::connect_from(stage, port, FIRST, https(ALLOWED)).unwrap();
     connection.say(0, &said);
     connection.await_echo(said.len());
-    let local = format!("10.0.2.15:{port}");
     eventually("a flow that the kernel carries", || {
-        let flows = stage.stand.flows_to(https(ALLOWED));
+        let flows = stage.stand.flows_to(stage.address(https(ALLOWED)));
         let mut flows = flows.into_iter();
-        flows.find(|flow| flow.guest == local && flow.verdict == "fast")
+        flows.find(|flow| flow.guest == connection.local.to_string() && flow.verdict == "fast")
     });
     connection
 }
@@ -32,15 +41,14 @@ const FIRST: u32 = 1000;
 /// Distance in sequence numbers between two connections with the same tuple.
 const AGAIN: u32 = 1_000_000;
 
-#[test]
-fn a_tuple_used_again() {
-    require_root_and_tun!();
+fn a_tuple_used_again(cell: Cell) {
     const CLOSED: u16 = 20_900;
     const LIVE: u16 = 20_901;
     const SAME: u16 = 20_903;
     const RESET: u16 = 20_904;
     const LEGITIMATE: u16 = 20_902;
     holds(
+        cell,
         INSPECT,
         |stage| {
             stage.ask(ALLOWED_NAME);
@@ -75,9 +83,7 @@ fn a_tuple_used_again() {
 
 /// A server with SYN cookies makes a connection from the ACK alone, once it has forgotten the one
 /// that it was the first ACK of. No SYN is seen, by which anybody would know.
-#[test]
-fn the_handshakes_ack_after_the_end() {
-    require_root_and_tun!();
+fn the_handshakes_ack_after_the_end(cell: Cell) {
     const CLOSED: u16 = 20_910;
     const RESET: u16 = 20_911;
     const LEGITIMATE: u16 = 20_912;
@@ -87,6 +93,7 @@ fn the_handshakes_ack_after_the_end() {
         connection.send(&connection.handshake_again(&hello(DENIED_NAME)));
     };
     holds(
+        cell,
         INSPECT,
         |stage| {
             let world = &stage.stand.world.net;
@@ -116,23 +123,26 @@ fn the_handshakes_ack_after_the_end() {
     );
 }
 
-#[test]
-fn an_answer_of_ttl_0() {
-    require_root_and_tun!();
+fn an_answer_of_ttl_0(cell: Cell) {
     let scratch = tempfile::tempdir().unwrap();
     let file = scratch.path().join("policy.toml");
     let policy =
         "default = \"deny\"\nrules = [{ allow = \"*.example.test\" }]\n[dns]\nttl_floor_s = 2\n";
     fs::write(&file, policy).unwrap();
-    let args = ["--dns", "203.0.113.10", "--policy", file.to_str().unwrap()];
+    // As a user without privileges, too.
+    for path in [scratch.path(), &file] {
+        fs::set_permissions(path, Permissions::from_mode(0o755)).unwrap();
+    }
     holds(
-        &args,
+        cell,
+        &["--policy", file.to_str().unwrap()],
         |stage| {
-            stage.dns.set("zero.example.test", Answer::a(ALLOWED, 0));
+            stage.dns.set("zero.example.test", stage.answer(ALLOWED, 0));
             stage.resolves_and_reaches("zero.example.test", https(ALLOWED));
             // It is over when the floor is: what was told is a pinned address again.
             eventually("the end of what the name opened", || {
-                let told = stage.stand.slipgate.why("tap0", "203.0.113.20:443", "tcp");
+                let to = stage.address(https(ALLOWED)).to_string();
+                let told = stage.stand.slipgate.why("tap0", &to, "tcp");
                 (!told.unwrap().1.contains("zero.example.test")).then_some(())
             });
             stage.says(https(ALLOWED), b"long after");

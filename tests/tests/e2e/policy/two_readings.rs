@@ -1,16 +1,23 @@
 //! Streams that can be read in two ways: one for who inspects, another for the server.
 
-use slipgate_testbed::{
-    frame::{Checksum, FrameBuilder},
-    require_root_and_tun,
-};
+use slipgate_testbed::frame::{Checksum, FrameBuilder};
 
 use super::{
-    ALLOWED, INSPECT, Stage,
+    ALLOWED, Cell, INSPECT, Stage,
     by_hand::ByHand,
     hello::{ALLOWED_NAME, DENIED_NAME, READ, hello, name_in},
-    holds, https,
+    holds, https, matrix,
 };
+
+matrix! {
+    overlapping_pieces_of_two_hellos: [hybrid_ipv4, hybrid_ipv6, user_ipv4, user_ipv6];
+    a_retransmit_with_other_bytes: [hybrid_ipv4, hybrid_ipv6, user_ipv4, user_ipv6];
+    a_request_within_another: [hybrid_ipv4, hybrid_ipv6, user_ipv4, user_ipv6];
+    good_bytes_with_a_bad_checksum_first: [hybrid_ipv4, hybrid_ipv6],
+        without [user_ipv4, user_ipv6]: "the engine looks at no checksum of a guest's segment (attach-socket.md): the server gets the bytes that were inspected";
+    good_bytes_with_a_low_ttl_first: [hybrid_ipv4, hybrid_ipv6],
+        without [user_ipv4, user_ipv6]: "the engine ends the guest's connections, and no TTL of its packets reaches the world";
+}
 
 /// Both hellos, and a connection to say them on.
 struct Scene<'s> {
@@ -43,10 +50,9 @@ impl<'s> Scene<'s> {
     }
 }
 
-#[test]
-fn overlapping_pieces_of_two_hellos() {
-    require_root_and_tun!();
+fn overlapping_pieces_of_two_hellos(cell: Cell) {
     holds(
+        cell,
         INSPECT,
         |stage| {
             let scene = Scene::new(stage);
@@ -70,10 +76,9 @@ fn overlapping_pieces_of_two_hellos() {
     );
 }
 
-#[test]
-fn a_retransmit_with_other_bytes() {
-    require_root_and_tun!();
+fn a_retransmit_with_other_bytes(cell: Cell) {
     holds(
+        cell,
         INSPECT,
         |stage| {
             let scene = Scene::new(stage);
@@ -100,15 +105,14 @@ fn a_retransmit_with_other_bytes() {
     );
 }
 
-#[test]
-fn a_request_within_another() {
-    require_root_and_tun!();
+fn a_request_within_another(cell: Cell) {
     let get = |host: &str| format!("GET /admin HTTP/1.1\r\nHost: {host}\r\n\r\n");
     let with = move |method: &str, fields: &str, content: &str| {
         let head = format!("{method} / HTTP/1.1\r\nHost: {ALLOWED_NAME}\r\n{fields}\r\n");
         format!("{head}{content}").into_bytes()
     };
     holds(
+        cell,
         INSPECT,
         |stage| {
             stage.ask(ALLOWED_NAME);
@@ -143,8 +147,9 @@ fn a_request_within_another() {
 }
 
 /// Sends the allowed hello in a segment that the server will not take, then the other.
-fn holds_against_decoys(spoil: impl Fn(FrameBuilder) -> FrameBuilder + Sync) {
+fn holds_against_decoys(cell: Cell, spoil: impl Fn(FrameBuilder) -> FrameBuilder + Sync) {
     holds(
+        cell,
         INSPECT,
         |stage| {
             let scene = Scene::new(stage);
@@ -168,16 +173,12 @@ fn holds_against_decoys(spoil: impl Fn(FrameBuilder) -> FrameBuilder + Sync) {
     );
 }
 
-#[test]
-fn good_bytes_with_a_bad_checksum_first() {
-    require_root_and_tun!();
-    holds_against_decoys(|segment| segment.checksum(Checksum::Wrong));
+fn good_bytes_with_a_bad_checksum_first(cell: Cell) {
+    holds_against_decoys(cell, |segment| segment.checksum(Checksum::Wrong));
 }
 
-#[test]
-fn good_bytes_with_a_low_ttl_first() {
-    require_root_and_tun!();
+fn good_bytes_with_a_low_ttl_first(cell: Cell) {
     // One that ends at slipgate, one that ends behind it.
-    holds_against_decoys(|segment| segment.ttl(1));
-    holds_against_decoys(|segment| segment.ttl(2));
+    holds_against_decoys(cell, |segment| segment.ttl(1));
+    holds_against_decoys(cell, |segment| segment.ttl(2));
 }
