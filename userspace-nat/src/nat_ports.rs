@@ -46,9 +46,10 @@ use crate::{clock::SECOND_NS, quota::Reserve};
 
 mod occupancy;
 mod parts;
+mod toward;
 
-use occupancy::Occupancy;
 use parts::Parts;
+use toward::{Busy, Rest, Toward};
 
 /// Default range of translated ports. It is disjoint from Linux's default `ip_local_port_range`,
 /// 32768 to 60999.
@@ -133,38 +134,6 @@ pub(crate) const PORTS_AT_ONCE: usize = 1_024;
 /// Holder of a port that another process uses.
 const NOBODY: VmId = VmId::new(FlowTuple::WORLD);
 
-/// Ports that are busy toward one destination.
-#[derive(Debug, Default)]
-struct Toward {
-    busy: Occupancy,
-    /// Busy ports that rest after flows that were not inspected, oldest first.
-    resting: VecDeque<Rest>,
-    /// Busy ports that rest after inspected flows, oldest first.
-    inspected: VecDeque<Rest>,
-    /// Offset in the range at which the next search among busy ports starts.
-    looked_at: u16,
-}
-
-/// Rest of one port toward one destination.
-#[derive(Clone, Copy, Debug)]
-struct Rest {
-    port: u16,
-    /// Id of the VM that used the port, or [`NOBODY`].
-    vm: VmId,
-    /// End of the rest, `CLOCK_MONOTONIC` ns. It also distinguishes the rests of one port.
-    ready_ns: u64,
-    /// Time from which the same VM may reuse the port, ns; `u64::MAX`: not before the end, except
-    /// for a SYN with timestamps.
-    early_ns: u64,
-}
-
-impl Rest {
-    /// Whether this is the port's rest and the VM may end it early.
-    fn is_for(&self, port: u16, vm: VmId) -> bool {
-        self.port == port && self.vm == vm && self.early_ns != u64::MAX
-    }
-}
-
 /// Rests in the order in which they end: end in ns, destination and port.
 type RestOrder = VecDeque<(u64, Destination, u16)>;
 
@@ -191,9 +160,9 @@ pub struct PortPool {
     parts: Parts,
     /// Ports that are bound by sockets of the host, by protocol.
     reserved: HashMap<(Protocol, u16), (), foldhash::fast::RandomState>,
-    /// Ports by destination. The values are boxed to keep the table small: it doubles in the middle
+    /// Ports by destination. The values are small to keep the table small: it doubles in the middle
     /// of an admission, which waits until all elements have moved to fresh memory.
-    toward: HashMap<Destination, Box<Toward>, foldhash::fast::RandomState>,
+    toward: HashMap<Destination, Busy, foldhash::fast::RandomState>,
     /// Rests of ports whose flow was not inspected, those of ports that were reused early included.
     rests: RestOrder,
     /// Rests of ports of inspected flows.
@@ -288,9 +257,22 @@ impl PortPool {
         }
         let first = *self.range.start();
         let usable = self.usable();
-        let toward = self.toward.entry(to).or_default();
         let mut start = random_below(&mut self.rng, size);
         self.early = None;
+        let mut toward = match self.toward.entry(to) {
+            Entry::Occupied(toward) => toward,
+            Entry::Vacant(none) => {
+                let port = first + start as u16;
+                let may = self.reserve.allows(usable, || 0);
+                let is_common = self.parts.behind_kept(start).is_none();
+                if may && is_common && !is_reserved(&self.reserved, to, port) {
+                    none.insert(Busy::One(start as u16, vm));
+                    return Some(port);
+                }
+                none.insert_entry(Busy::default())
+            }
+        };
+        let toward = toward.get_mut().whole();
         let free = usable.saturating_sub(toward.busy.len());
         let may = self.reserve.allows(free, || toward.busy.held_by(vm));
         // Reserved ports are few; each costs one more try, as does what is kept for a process.
@@ -328,10 +310,11 @@ impl PortPool {
             return None;
         }
         // One of its own that rests; the look is bounded, the oldest are the likeliest.
-        let mut oldest = self.toward.get(&to)?.resting.iter().take(RESTING_LOOKS);
+        let toward = self.toward.get(&to)?.many()?;
+        let mut oldest = toward.resting.iter().take(RESTING_LOOKS);
         let may = |rest: &Rest| self.may_have_early(to, rest, vm, timestamps, now_ns);
         let at = oldest.position(may)?;
-        let rest = self.toward.get_mut(&to)?.resting.remove(at)?;
+        let rest = self.toward.get_mut(&to)?.whole().resting.remove(at)?;
         self.early = Some((to, rest));
         Some(rest.port)
     }
@@ -355,8 +338,9 @@ impl PortPool {
         if own().any(|given| given.is_reclaimed && is_its_again(given.how)) {
             return true;
         }
-        let none = Toward::default();
-        let toward = self.toward.get(&to).map_or(&none, |toward| toward);
+        let (none, mut one) = (Toward::default(), Toward::default());
+        let toward = self.toward.get(&to);
+        let toward = toward.map_or(&none, |toward| toward.view(&mut one));
         let safe = given_back.iter().filter(|given| given.how == Freed::Safe);
         let freed: Vec<(usize, VmId)> = safe
             .filter_map(|given| Some((self.offset(given.port)?, given.vm)))
@@ -429,12 +413,9 @@ impl PortPool {
         };
         match self.early.take() {
             Some((of, rest)) if of == to && rest.port == port => {
-                entry.get_mut().resting.push_front(rest);
+                entry.get_mut().whole().resting.push_front(rest);
             }
-            _ => {
-                entry.get_mut().busy.clear(offset, vm);
-                remove_if_empty(entry);
-            }
+            _ => clear(entry, offset, vm),
         }
     }
 
@@ -442,7 +423,7 @@ impl PortPool {
     /// an equal share of that part toward the destination.
     pub fn pick_kept(&mut self, to: Destination, vm: VmId) -> Option<u16> {
         let own = self.parts.own();
-        let held = self.toward.get(&to).map_or(0, |t| t.busy.held_by(vm));
+        let held = self.toward.get(&to).map_or(0, |t| t.held_by(vm));
         if held >= self.kept_for_each() {
             return None;
         }
@@ -461,7 +442,7 @@ impl PortPool {
             return false;
         }
         let size = self.range.len();
-        let toward = self.toward.entry(to).or_default();
+        let toward = self.toward.entry(to).or_default().whole();
         if !toward.busy.contains(offset) {
             self.early = None;
             toward.busy.set(offset, vm, size);
@@ -486,8 +467,10 @@ impl PortPool {
     pub fn mark(&mut self, to: Destination, port: u16, vm: VmId) {
         if let Some(offset) = self.offset(port) {
             let size = self.range.len();
-            let toward = self.toward.entry(to).or_default();
-            toward.busy.set(offset, vm, size);
+            match self.toward.entry(to) {
+                Entry::Vacant(none) => drop(none.insert(Busy::One(offset as u16, vm))),
+                Entry::Occupied(mut toward) => toward.get_mut().whole().busy.set(offset, vm, size),
+            }
         }
     }
 
@@ -501,12 +484,9 @@ impl PortPool {
             return;
         };
         match how {
-            Freed::Safe => {
-                entry.get_mut().busy.clear(offset, vm);
-                remove_if_empty(entry);
-            }
+            Freed::Safe => clear(entry, offset, vm),
             Freed::Rests | Freed::RestsForOthers | Freed::Taken => {
-                let toward = entry.get_mut();
+                let toward = entry.get_mut().whole();
                 let holder = if how == Freed::Taken { NOBODY } else { vm };
                 if holder != vm {
                     toward.busy.hand_over(offset, vm, holder);
@@ -536,7 +516,7 @@ impl PortPool {
                     ready_ns,
                     early_ns: u64::MAX,
                 };
-                entry.get_mut().inspected.push_back(rest);
+                entry.get_mut().whole().inspected.push_back(rest);
                 self.inspected.push_back((ready_ns, to, port));
                 *self.inspected_of.entry(vm).or_default() += 1;
             }
@@ -581,20 +561,20 @@ impl PortPool {
         let Entry::Occupied(mut entry) = self.toward.entry(to) else {
             return None;
         };
-        let rests = of(entry.get_mut());
+        entry.get().many()?;
+        let rests = of(entry.get_mut().whole());
         let is_it = |rest: &Rest| rest.port == port && rest.ready_ns == ready_ns;
         let rest = rests
             .iter()
             .position(is_it)
             .and_then(|at| rests.remove(at))?;
-        entry.get_mut().busy.clear(offset, rest.vm);
-        remove_if_empty(entry);
+        clear(entry, offset, rest.vm);
         Some(rest)
     }
 
     /// Returns the number of busy ports toward a destination, resting ones included.
     pub fn busy(&self, to: &Destination) -> usize {
-        self.toward.get(to).map_or(0, |t| t.busy.len())
+        self.toward.get(to).map_or(0, Busy::len)
     }
 
     /// Whether ports toward a destination run short, so that closed flows should be ended early.
@@ -606,7 +586,8 @@ impl PortPool {
     /// continues where the previous one stopped ([`PortPool::looked_at`]).
     pub fn next_ports(&self, to: &Destination, most: usize) -> impl Iterator<Item = u16> + use<> {
         let (first, size) = (*self.range.start(), self.range.len());
-        let start = self.toward.get(to).map_or(0, |t| usize::from(t.looked_at));
+        let toward = self.toward.get(to).and_then(Busy::many);
+        let start = toward.map_or(0, |t| usize::from(t.looked_at));
         (0..most.min(size)).map(move |i| first + ((start + i) % size) as u16)
     }
 
@@ -614,6 +595,7 @@ impl PortPool {
     pub fn looked_at(&mut self, to: &Destination, ports: usize) {
         let size = self.range.len();
         if let Some(toward) = self.toward.get_mut(to) {
+            let toward = toward.whole();
             let next = (usize::from(toward.looked_at) + ports.min(size)) % size.max(1);
             toward.looked_at = next as u16;
         }
@@ -639,16 +621,19 @@ fn is_reserved(
     !reserved.is_empty() && reserved.contains_key(&(to.protocol, port))
 }
 
-fn remove_if_empty(
-    entry: hashbrown::hash_map::OccupiedEntry<
+/// Frees a port of a holder, and forgets the destination if it was the last one.
+fn clear(
+    mut toward: hashbrown::hash_map::OccupiedEntry<
         '_,
         Destination,
-        Box<Toward>,
+        Busy,
         foldhash::fast::RandomState,
     >,
+    offset: usize,
+    holder: VmId,
 ) {
-    if entry.get().busy.len() == 0 {
-        entry.remove();
+    if toward.get_mut().clear(offset, holder) {
+        toward.remove();
     }
 }
 

@@ -55,6 +55,31 @@ fn rfc6888_req_8_a_safely_closed_port_is_free_at_once() {
 }
 
 #[test]
+fn a_destinations_only_port_is_kept_as_any_other() {
+    let (one, other) = (VmId::new(1), VmId::new(2));
+    let mut pool = pool(61_000..=61_001);
+    let port = pool.pick(to(1), one, false, 0).unwrap();
+    assert_eq!((pool.busy(&to(1)), pool.sizes()), (1, (1, 0)));
+    // Another port's end is not its, and who has it keeps it.
+    let unused = if port == 61_000 { 61_001 } else { 61_000 };
+    pool.free(to(1), unused, one, Freed::Safe, 0);
+    assert_eq!(pool.busy(&to(1)), 1);
+    pool.mark(to(1), port, other);
+    assert_eq!(pool.busy(&to(1)), 1);
+    assert_eq!(pool.pick(to(1), other, false, 0), Some(unused));
+    assert_eq!(pool.pick(to(1), other, false, 0), None);
+    pool.put_back(to(1), unused, other);
+    pool.free(to(1), port, one, Freed::Safe, 0);
+    assert_eq!(pool.sizes(), (0, 0));
+    // What a predecessor's flow has, alone or not.
+    pool.mark(to(2), 61_000, one);
+    pool.mark(to(2), 61_001, one);
+    assert_eq!((pool.busy(&to(2)), pool.busy(&to(1))), (2, 0));
+    pool.free(to(2), 61_000, one, Freed::Rests, 0);
+    assert_eq!(pool.pick(to(2), one, true, 0), Some(61_000));
+}
+
+#[test]
 fn rfc6191_the_same_vm_with_timestamps_takes_a_resting_port() {
     let mut pool = pool(61_000..=61_001);
     for _ in 0..2 {

@@ -58,6 +58,8 @@ pub(crate) struct Turn {
     index: u16,
     sender: Sender,
     cost: u64,
+    /// Whether no other frame of its sender waits.
+    pub(super) is_last: bool,
 }
 
 impl Waiting {
@@ -113,8 +115,10 @@ impl Waiting {
         let Reverse((cost, _, sender)) = self.turns.pop()?;
         self.cost = cost;
         let index = self.senders.get(&sender)?.first;
+        let Waits { frame, next } = self.frames[usize::from(index)];
         Some(Turn {
-            frame: self.frames[usize::from(index)].frame,
+            frame,
+            is_last: next.is_none(),
             index,
             sender,
             cost,

@@ -130,6 +130,8 @@ proptest! {
                 let cost = cost_of(row, world);
                 waiting.done(next, cost);
                 batch.release(next.frame);
+                let waits = waiting.senders.contains_key(&(VmRow::new(row), world));
+                prop_assert_eq!(next.is_last, !waits);
                 handled.push((row, world, number));
                 let sender = usize::from(row) * 2 + usize::from(world);
                 spent[sender] += cost;

@@ -36,10 +36,13 @@ use crate::{
     observe::{Direction, Watch},
     packet_path::{Disposition, sent_to_guest},
     poll::{Context, Poller, Readiness, Subsystem},
-    port::{BATCH, Batch, FrameIo},
+    port::{BATCH, Batch, Frame, FrameIo},
     record::{FlowLog, Losses},
     services::Services,
-    state::{Core, Nat, credits::Settled},
+    state::{
+        Core, Nat,
+        credits::{Settled, TakenIn},
+    },
 };
 
 mod activity;
@@ -299,6 +302,7 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
         let flows = &mut self.core.nat.flows;
         let takes_orders = flows.takes_orders;
         flows.takes_orders &= !self.watch.is_on();
+        let mut taken_in = TakenIn::NONE;
         while spent < work {
             let Some(turn) = self.waiting.next() else {
                 break;
@@ -308,6 +312,9 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
                 let Core { nat, vms, .. } = &self.core;
                 let wall = self.clock.wall();
                 self.watch.passed(nat, vms, bytes, Direction::Read, wall);
+            }
+            if let Some(frame) = Frame::parse(bytes) {
+                taken_in.add(&self.core.nat.datapath, &frame, turn.is_last);
             }
             let queued = self.core.out.queue.len();
             let flows = self.core.nat.flows.len();
@@ -348,9 +355,11 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
             self.batch.release(turn.frame);
             // One VM's relays must not fill the room for another's answers.
             if self.core.out.queue.is_half_full() {
+                taken_in.count(&self.core.nat.datapath);
                 self.write_answers();
             }
         }
+        taken_in.count(&self.core.nat.datapath);
         if self.watch.is_on() {
             self.core.nat.flows.takes_orders = takes_orders;
         }

@@ -192,6 +192,21 @@ impl Entry {
 
 type Chunk = Box<[Option<Entry>]>;
 
+/// Slot of a flow, with half of the hash of one of its tuples: a table that grows, or that is
+/// searched, needs no look at the flows.
+#[derive(Clone, Copy, Debug)]
+struct Tagged {
+    slot: SlotIndex,
+    tag: u32,
+}
+
+impl Tagged {
+    /// Hash by which it is in the table. The table selects by the upper and the lower bits.
+    const fn hash(self) -> u64 {
+        (self.tag as u64) << 32 | self.tag as u64
+    }
+}
+
 #[derive(Clone, Debug)]
 struct VmFlows {
     slots: Vec<SlotIndex>,
@@ -209,8 +224,8 @@ struct VmFlows {
 #[derive(Debug)]
 pub(super) struct FlowTable {
     chunks: Vec<Option<Chunk>>,
-    by_guest: HashTable<SlotIndex>,
-    by_world: HashTable<SlotIndex>,
+    by_guest: HashTable<Tagged>,
+    by_world: HashTable<Tagged>,
     vms: Vec<VmFlows>,
     hasher: foldhash::fast::RandomState,
     len: usize,
@@ -222,7 +237,13 @@ fn get(chunks: &[Option<Chunk>], slot: SlotIndex) -> Option<&Entry> {
     chunks.get(slot.chunk() as usize)?.as_ref()?[slot.position()].as_ref()
 }
 
-fn hash(hasher: &foldhash::fast::RandomState, tuple: &FlowTuple) -> u64 {
+/// Returns a slot as it is in the table of these tuples.
+fn tagged(hasher: &foldhash::fast::RandomState, tuple: &FlowTuple, slot: SlotIndex) -> Tagged {
+    let tag = tag(hasher, tuple);
+    Tagged { slot, tag }
+}
+
+fn tag(hasher: &foldhash::fast::RandomState, tuple: &FlowTuple) -> u32 {
     let mut h = hasher.build_hasher();
     let ports = u64::from(tuple.local_port) << 16 | u64::from(tuple.remote_port);
     match (tuple.local, tuple.remote) {
@@ -241,7 +262,7 @@ fn hash(hasher: &foldhash::fast::RandomState, tuple: &FlowTuple) -> u64 {
         }
     }
     h.write_u8(tuple.protocol);
-    h.finish()
+    (h.finish() >> 32) as u32
 }
 
 impl FlowTable {
@@ -273,29 +294,29 @@ impl FlowTable {
     }
 
     pub(super) fn by_guest(&self, tuple: &FlowTuple) -> Option<SlotIndex> {
-        let hash = hash(&self.hasher, tuple);
-        self.by_guest
-            .find(hash, |s| {
-                get(&self.chunks, *s).is_some_and(|e| e.guest == *tuple)
-            })
-            .copied()
+        let sought = tagged(&self.hasher, tuple, SlotIndex::new(0));
+        let is_it = |found: &Tagged| {
+            let entry = || get(&self.chunks, found.slot);
+            found.tag == sought.tag && entry().is_some_and(|e| e.guest == *tuple)
+        };
+        let found = self.by_guest.find(sought.hash(), is_it);
+        found.map(|found| found.slot)
     }
 
     pub(super) fn by_world(&self, tuple: &FlowTuple) -> Option<SlotIndex> {
-        let hash = hash(&self.hasher, tuple);
-        self.by_world
-            .find(hash, |s| {
-                get(&self.chunks, *s).is_some_and(|e| e.world() == *tuple)
-            })
-            .copied()
+        let sought = tagged(&self.hasher, tuple, SlotIndex::new(0));
+        let is_it = |found: &Tagged| {
+            let entry = || get(&self.chunks, found.slot);
+            found.tag == sought.tag && entry().is_some_and(|e| e.world() == *tuple)
+        };
+        let found = self.by_world.find(sought.hash(), is_it);
+        found.map(|found| found.slot)
     }
 
     /// Has room for so many more flows.
     pub(super) fn expect(&mut self, flows: usize) {
-        let hasher = &self.hasher;
-        // Before an adoption there is none to be hashed again.
-        self.by_guest.reserve(flows, |s| hasher.hash_one(s.get()));
-        self.by_world.reserve(flows, |s| hasher.hash_one(s.get()));
+        self.by_guest.reserve(flows, |s| s.hash());
+        self.by_world.reserve(flows, |s| s.hash());
     }
 
     /// Has room for so many more flows of a VM.
@@ -324,18 +345,14 @@ impl FlowTable {
         if !is_linked {
             return;
         }
-        let (chunks, hasher) = (&self.chunks, &self.hasher);
-        let tuple_of = |slot: SlotIndex, world: bool| {
-            get(chunks, slot).map_or(entry.guest, |e| if world { e.world() } else { e.guest })
-        };
-        self.by_guest
-            .insert_unique(hash(hasher, &entry.guest), slot, |s| {
-                hash(hasher, &tuple_of(*s, false))
-            });
-        self.by_world
-            .insert_unique(hash(hasher, &entry.world()), slot, |s| {
-                hash(hasher, &tuple_of(*s, true))
-            });
+        let hasher = &self.hasher;
+        for (table, tuple) in [
+            (&mut self.by_guest, entry.guest),
+            (&mut self.by_world, entry.world()),
+        ] {
+            let new = tagged(hasher, &tuple, slot);
+            table.insert_unique(new.hash(), new, |s| s.hash());
+        }
     }
 
     /// Sets the state of a flow.
@@ -369,17 +386,15 @@ impl FlowTable {
         if !entry.state.is_linked() {
             return;
         }
-        let found = self
-            .by_guest
-            .find_entry(hash(&self.hasher, &entry.guest), |s| *s == slot);
-        if let Ok(found) = found {
-            found.remove();
-        }
-        let found = self
-            .by_world
-            .find_entry(hash(&self.hasher, &entry.world()), |s| *s == slot);
-        if let Ok(found) = found {
-            found.remove();
+        let hasher = &self.hasher;
+        for (table, tuple) in [
+            (&mut self.by_guest, entry.guest),
+            (&mut self.by_world, entry.world()),
+        ] {
+            let sought = tagged(hasher, &tuple, slot);
+            if let Ok(found) = table.find_entry(sought.hash(), |s| s.slot == slot) {
+                found.remove();
+            }
         }
         let vm = &mut self.vms[usize::from(entry.vm_row.get())];
         vm.unlinked += 1;

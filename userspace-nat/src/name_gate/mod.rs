@@ -61,7 +61,7 @@ pub struct Judge {
     /// Addresses of the host and the guests as they were last set, for policies that come later.
     local: Option<LocalAddresses>,
     /// Index of each VM's policy, by VM id.
-    of_vm: HashMap<VmId, u32>,
+    of_vm: HashMap<VmId, u32, foldhash::fast::RandomState>,
     learnt: Learnt,
     counts: HashMap<VmId, NameCounts>,
     askers: HashMap<VmId, Asker>,
@@ -91,7 +91,7 @@ impl Judge {
             has_timers,
             local: None,
             policies,
-            of_vm: HashMap::new(),
+            of_vm: HashMap::default(),
             learnt: Learnt::default(),
             counts: HashMap::new(),
             askers: HashMap::new(),

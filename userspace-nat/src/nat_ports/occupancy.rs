@@ -122,6 +122,18 @@ impl Occupancy {
         None
     }
 
+    /// Marks the first offset of an empty set busy.
+    pub(super) fn set_first(&mut self, offset: u16, holder: VmId) {
+        if let Self::Few {
+            offsets,
+            holders,
+            len: len @ 0,
+        } = self
+        {
+            (offsets[0], holders[0], *len) = (offset, holder, 1);
+        }
+    }
+
     /// Marks an offset busy for a holder. A busy offset keeps its holder.
     pub(super) fn set(&mut self, offset: usize, holder: VmId, size: usize) {
         if self

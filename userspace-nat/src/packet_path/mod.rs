@@ -22,7 +22,7 @@ use crate::{
     port::{ETHERTYPE_IPV6, Frame, L3_AT, PORT_HEADER_AT, Side, command, single},
     reply::IcmpError,
     services::{self, Services},
-    state::{Core, Nat, VmState, credits::take_in},
+    state::{Core, Nat, VmState},
     stats::{Tally, Traffic},
 };
 use slipgate_policy::DNS_PORT;
@@ -65,7 +65,6 @@ impl<D: Datapath> Core<D> {
             return Disposition::Dropped(DropReason::BadCommand);
         };
         let (row, id) = (frame.header.row(), VmId::new(frame.header.id));
-        take_in(&self.nat.datapath, &frame);
         if self.nat.flows.are_left() {
             self.adopt_for(&frame, now_ns);
         }

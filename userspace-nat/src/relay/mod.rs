@@ -119,7 +119,7 @@ pub enum Taken {
 #[derive(Debug, Default)]
 pub struct Relay {
     limits: Limits,
-    vms: HashMap<VmId, Served>,
+    vms: HashMap<VmId, Served, foldhash::fast::RandomState>,
     entries: HashMap<u32, Entry>,
     /// Connections by the addresses and ports in a guest's packet.
     connections: HashMap<Name, u32>,

@@ -28,12 +28,54 @@ pub(crate) struct Snapshot {
     at_ns: u64,
 }
 
-/// Counts a frame that arrived over the port. The count never exceeds the frames handed over, since
-/// a frame that the kernel segmented arrives as several.
-pub(crate) fn take_in(tables: &impl Tables, frame: &Frame<'_>) {
-    let Some(vm) = tables.vm(frame.header.row()) else {
-        return;
+/// Most frames of one sender that are counted together: the programs of other CPUs read the counts
+/// with each frame, and each change of them is waited for.
+const AT_ONCE: u32 = 16;
+
+/// Frames of one sender that arrived over the port and are not counted yet.
+#[derive(Debug)]
+pub(crate) struct TakenIn {
+    row: VmRow,
+    from_world: bool,
+    frames: u32,
+    credits: u64,
+}
+
+impl TakenIn {
+    /// No frames.
+    pub(crate) const NONE: Self = Self {
+        row: VmRow::NOBODY,
+        from_world: false,
+        frames: 0,
+        credits: 0,
     };
+
+    /// Adds a frame, whose handling begins. `is_last`: whether no other frame of its sender waits;
+    /// then its credits are free at once, as the answer to it may bring the next one.
+    pub(crate) fn add(&mut self, tables: &impl Tables, frame: &Frame<'_>, is_last: bool) {
+        let sender = (frame.header.row(), frame.is_from_world());
+        if sender != (self.row, self.from_world) {
+            self.count(tables);
+            (self.row, self.from_world) = sender;
+        }
+        self.frames += 1;
+        self.credits += credits_of(frame);
+        if is_last || self.frames >= AT_ONCE {
+            self.count(tables);
+        }
+    }
+
+    /// Counts the frames.
+    pub(crate) fn count(&mut self, tables: &impl Tables) {
+        if self.frames > 0 {
+            take_in(tables, self.row, self.from_world, self.credits);
+            (self.frames, self.credits) = (0, 0);
+        }
+    }
+}
+
+/// Returns the credits that a frame has taken.
+fn credits_of(frame: &Frame<'_>) -> u64 {
     let gso_size = match frame.vnet.gso_type {
         VirtioNetHdr::GSO_NONE => 0,
         _ => u32::from(frame.vnet.gso_size),
@@ -43,11 +85,18 @@ pub(crate) fn take_in(tables: &impl Tables, frame: &Frame<'_>) {
     const NEXT_HEADER_AT: usize = 6;
     let octet = |at: usize| frame.l3.get(at).copied().unwrap_or(0);
     let len = frame.l3.len() as u32;
-    let credits = match frame.ethertype {
+    match frame.ethertype {
         ETHERTYPE_IPV6 => segment::credits6(len, octet(NEXT_HEADER_AT), gso_size),
         _ => segment::credits(len, octet(PROTOCOL_AT), gso_size),
+    }
+}
+
+/// Counts frames that arrived over the port. The count never exceeds the frames handed over, since
+/// a frame that the kernel segmented arrives as several.
+fn take_in(tables: &impl Tables, row: VmRow, from_world: bool, credits: u64) {
+    let Some(vm) = tables.vm(row) else {
+        return;
     };
-    let from_world = frame.is_from_world();
     let all = tables.own_row();
     for (handed_over, taken_in) in [vm.under_way(from_world), all.under_way(from_world)] {
         let out = handed_over

@@ -62,7 +62,9 @@ impl Hops {
 
     /// Notes that an element was requested.
     fn note_use(&mut self, index: u32) {
-        self.idle.remove(&index);
+        if !self.idle.is_empty() {
+            self.idle.remove(&index);
+        }
         if let Some(scan) = &mut self.scan {
             scan.unreferenced.remove(&index);
         }

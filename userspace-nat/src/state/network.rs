@@ -25,17 +25,17 @@ const DEFAULT_MTU: u32 = 1_500;
 #[derive(Debug, Default)]
 pub(crate) struct Network {
     pub(crate) routes: RouteTable,
-    links: HashMap<IfIndex, Link>,
+    links: HashMap<IfIndex, Link, foldhash::fast::RandomState>,
     pub(crate) following: Following,
     pub(crate) hops: Hops,
     /// Uplinks of the VMs that have one of their own.
-    vm_uplinks: HashMap<VmId, IfIndex>,
+    vm_uplinks: HashMap<VmId, IfIndex, foldhash::fast::RandomState>,
     /// Routes of the VMs whose policies choose others than those of the table main.
-    vm_routes: HashMap<VmId, EgressRoutes>,
+    vm_routes: HashMap<VmId, EgressRoutes, foldhash::fast::RandomState>,
     /// Source addresses of the VMs that have a pool.
-    pairings: HashMap<VmId, Pairing>,
+    pairings: HashMap<VmId, Pairing, foldhash::fast::RandomState>,
     /// First addresses of the prefixes that are routed to VMs.
-    routed: HashMap<VmId, Ipv6Addr>,
+    routed: HashMap<VmId, Ipv6Addr, foldhash::fast::RandomState>,
 }
 
 impl Ways for Network {
@@ -186,8 +186,7 @@ impl Network {
     /// Sets the links. When one changes between having an L2 header and having none, all flows are
     /// examined: next hops are known by it.
     pub(crate) fn set_links(&mut self, links: &[Link], flows: &Flows) {
-        let links: HashMap<IfIndex, Link> =
-            links.iter().map(|link| (link.ifindex, *link)).collect();
+        let links: HashMap<_, Link, _> = links.iter().map(|link| (link.ifindex, *link)).collect();
         let differs = links
             .values()
             .any(|link| self.has_l2(link.ifindex) != link.has_l2);

@@ -306,6 +306,27 @@ fn lost_frames_make_room_for_all_vms() {
 }
 
 #[test]
+fn frames_of_vms_that_take_turns_are_each_counted_as_its_own() {
+    let mut rig = Rig::new();
+    for i in 0..20 {
+        for vm in [1, 2] {
+            let packet = udp((GUEST, 7_000 + i), SERVER, b"x");
+            let mut kernel = rig.kernel.borrow_mut();
+            kernel.guest_sends(vm, VirtioNetHdr::default(), &packet);
+        }
+    }
+    rig.turn();
+    for vm in [1, 2] {
+        let vm = rig.kernel.borrow().vm(vm);
+        let (handed_over, taken_in) = vm.under_way(false);
+        assert_eq!(
+            (handed_over.load(Relaxed), taken_in.load(Relaxed)),
+            (20, 20)
+        );
+    }
+}
+
+#[test]
 fn what_the_port_does_not_take_is_counted() {
     let mut rig = Rig::new();
     // The frame that orders the flow to be opened, and the packet that is handled again.
