@@ -21,8 +21,7 @@ use crate::{
     world::World,
 };
 
-/// The guest's device in its own namespace.
-pub const GUEST_DEVICE: &str = "eth0";
+pub use crate::tap::GUEST_DEVICE;
 /// Time limit for the kernel to report that no process has the TAP open.
 const UNPLUGGED_WITHIN: Duration = Duration::from_secs(5);
 

@@ -58,6 +58,7 @@
 pub mod accounting;
 pub mod affinity;
 pub mod baseline;
+mod builds;
 pub mod builtin_guest;
 mod capture;
 pub mod census;

@@ -11,9 +11,9 @@ use std::{
 use tempfile::TempDir;
 
 use crate::{
+    builds::{binary, refusals_of},
     error::{Result, Tried},
     netns::NetNs,
-    slipgate::{binary, refusals_of},
 };
 
 /// A user with nothing.

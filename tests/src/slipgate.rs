@@ -1,7 +1,7 @@
 //! The program under test: started, asked, killed and started again.
 
 use std::{
-    env, fs,
+    fs,
     io::{BufRead, BufReader, Read},
     os::{
         fd::{AsRawFd as _, OwnedFd},
@@ -15,7 +15,9 @@ use std::{
 
 use serde::Deserialize;
 
+pub use crate::builds::{another_build, binary};
 use crate::{
+    builds::refusals_of,
     error::{Error, Result, Tried, checked},
     netns::NetNs,
     ordinary_user::OrdinaryUser,
@@ -27,33 +29,6 @@ use crate::{
 pub const READY: &str = "slipgate: ready";
 const READY_TIMEOUT: Duration = Duration::from_secs(60);
 const STOP_TIMEOUT: Duration = Duration::from_secs(10);
-
-/// Returns the path of the built binary: `$SLIPGATE_BIN`, or `target/release/slipgate` of the
-/// workspace.
-pub fn binary() -> Result<PathBuf> {
-    let built = concat!(env!("CARGO_MANIFEST_DIR"), "/../target/release/slipgate");
-    let path = env::var_os("SLIPGATE_BIN").map_or_else(|| PathBuf::from(built), PathBuf::from);
-    match path.is_file() {
-        true => Ok(path),
-        false => Err(Error::Missing(format!(
-            "there is no slipgate binary at {}: run `cargo xtask build`, or set SLIPGATE_BIN",
-            path.display()
-        ))),
-    }
-}
-
-/// Returns the path of another build of the same source: `$SLIPGATE_OTHER_BIN`, which `cargo xtask
-/// test` builds without optimisation where the binary under test is optimised.
-pub fn another_build() -> Result<PathBuf> {
-    let missing = |why: &str| Error::Missing(format!("another build of slipgate: {why}"));
-    let path = env::var_os("SLIPGATE_OTHER_BIN").map(PathBuf::from);
-    let path = path.ok_or_else(|| missing("SLIPGATE_OTHER_BIN is not set"))?;
-    let read = |path: &PathBuf| fs::read(path).tried(format!("read {}", path.display()));
-    match read(&path)? == read(&binary()?)? {
-        false => Ok(path),
-        true => Err(missing("SLIPGATE_OTHER_BIN is the one under test")),
-    }
-}
 
 const ATTACH: &str = "attach";
 const SERVE: &str = "serve";
@@ -484,22 +459,11 @@ impl Drop for Slipgate {
     }
 }
 
-/// The exit status of `slipgate why` for no.
-const WHY_REFUSED: i32 = 3;
-
 /// Runs `slipgate ARGS… --pin-dir PINS` in `ns` to its end.
 pub fn run(ns: &NetNs, pins: &PinDir, args: &[&str]) -> Result<Output> {
     let mut command = Command::new(binary()?);
     command.args(args).arg("--pin-dir").arg(pins.path());
     ns.output_with(command, refusals_of(args))
-}
-
-/// Statuses other than 0 by which a command tells, and does not fail.
-pub(crate) fn refusals_of(args: &[&str]) -> &'static [i32] {
-    match args {
-        ["why", ..] => &[WHY_REFUSED],
-        _ => &[],
-    }
 }
 
 /// Reads to the end, so that who writes never waits; what came is kept.

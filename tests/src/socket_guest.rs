@@ -18,9 +18,8 @@ use crate::{
     dhcp::{self, Lease},
     error::{Result, Tried},
     frame::Mac,
-    guest::GUEST_DEVICE,
     netns::NetNs,
-    tap::{FRAME_MAX, TapQueue, VNET_HDR_LEN},
+    tap::{FRAME_MAX, GUEST_DEVICE, TapQueue, VNET_HDR_LEN},
 };
 
 const MAC: Mac = [0x52, 0x54, 0x00, 0x12, 0x34, 0x56];

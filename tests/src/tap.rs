@@ -12,6 +12,9 @@ use crate::{
     netns::NetNs,
 };
 
+/// The guest's device in its own namespace.
+pub const GUEST_DEVICE: &str = "eth0";
+
 /// Length of the header in front of every frame: `struct virtio_net_hdr` without `num_buffers`.
 pub const VNET_HDR_LEN: usize = 10;
 
