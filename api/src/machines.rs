@@ -8,7 +8,7 @@ use slipgate_ipc::client::{MachineState, MachineStatus, SavedSnapshot};
 pub struct Machine {
     /// Name of its VM.
     pub name: String,
-    /// Process id of its `slipgate run`.
+    /// Process id of its `slipgate run`; 0: it is in another PID namespace than the daemon.
     pub pid: u32,
     /// What it does.
     pub state: State,
@@ -44,6 +44,7 @@ impl From<MachineStatus> for Machine {
             state,
             cpus,
             memory_mib,
+            mac: _,
             tap,
             netns: _,
             runs_s,

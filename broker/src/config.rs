@@ -23,7 +23,7 @@ use std::{
 use slipgate_ipc::engine::{FlowLogEvent, OnExit};
 use slipgate_policy::document::{CliOverrides, Forward, PolicyFile, PutPolicy};
 
-pub(crate) use self::machine::other_writers;
+pub(crate) use self::machine::{mac_text, other_writers};
 pub use self::{
     api::ApiSocket,
     files::from_disk,

@@ -4,7 +4,8 @@
 //! A machine answers at a socket of its own once an order is carried out, which for a snapshot takes as
 //! long as its memory takes to be written. So a thread asks for each order, and the loop goes on: it
 //! takes the answer when an eventfd tells of it. There are few threads ([`MOST_ORDERS`]), and one order
-//! to a machine at a time, but for its end, which does not wait for what is under way.
+//! to a machine at a time, but for its end, which does not wait for what is under way, of this machine
+//! or of others: ends have as many threads of their own.
 //!
 //! The files of a snapshot are made here, in the directory that the operator has named, and passed to
 //! the machine open for writing: clients give a plain name, and neither they nor the process that
@@ -12,27 +13,31 @@
 use std::{
     collections::BTreeSet,
     fs::File,
+    io,
     os::fd::{AsFd as _, BorrowedFd},
-    panic::{AssertUnwindSafe, catch_unwind},
     path::{Path, PathBuf},
     sync::{Arc, mpsc},
     thread,
 };
 
-use anyhow::Context as _;
-use nix::sys::eventfd::{EfdFlags, EventFd};
+use anyhow::{Context as _, anyhow, bail};
+use nix::sys::{
+    eventfd::{EfdFlags, EventFd},
+    statvfs::statvfs,
+};
 use slipgate_ipc::client::{
-    ClientAnswer, ClientError, ClientId, ClientRequest, ErrorKind, MachineOrder, PassedOrder,
-    SavedSnapshot, ask,
+    ClientAnswer, ClientError, ClientId, ClientRequest, ErrorKind, MachineOrder, MachineStatus,
+    PassedOrder, SavedSnapshot, ask,
 };
 
 use crate::{
-    FolderTaken, MachineRecord, SnapshotChain, SnapshotFolder,
-    config::{SNAPSHOT_FILES, check_snapshot_dir},
+    ChainError, FolderTaken, MachineRecord, SnapshotChain, SnapshotFolder,
+    config::{MachineSpec, SNAPSHOT_FILES, check_snapshot_dir, mac_text},
+    host::check_private,
     machines_dir,
 };
 
-/// Most orders under way.
+/// Most orders under way, ends of machines aside; and most of those.
 const MOST_ORDERS: usize = 16;
 /// Longest name of a snapshot, bytes.
 const MAX_NAME: usize = 63;
@@ -64,15 +69,6 @@ struct Finished {
     answer: ClientAnswer,
 }
 
-/// A machine that gets an order.
-#[derive(Clone, Debug)]
-pub(crate) struct Addressee {
-    /// Name of its VM.
-    pub(crate) vm: String,
-    /// Process id of its `slipgate run`.
-    pub(crate) pid: u32,
-}
-
 impl MachineOrders {
     /// No order yet. `snapshots`: the directory of `--snapshot-dir`.
     ///
@@ -97,14 +93,14 @@ impl MachineOrders {
         self.report.wake.as_fd()
     }
 
-    /// Has an order carried out.
+    /// Has an order carried out by a machine, whose name is that of its VM.
     ///
     /// # Errors
     /// It is refused; the answer says why. Otherwise the answer comes by [`MachineOrders::done`].
     pub(crate) fn begin(
         &mut self,
         client: ClientId,
-        machine: &Addressee,
+        machine: MachineStatus,
         order: PassedOrder,
     ) -> Result<(), Box<ClientAnswer>> {
         self.begin_at(&machines_dir(), client, machine, order)
@@ -114,10 +110,10 @@ impl MachineOrders {
         &mut self,
         sockets: &Path,
         client: ClientId,
-        machine: &Addressee,
+        machine: MachineStatus,
         order: PassedOrder,
     ) -> Result<(), Box<ClientAnswer>> {
-        let vm = &machine.vm;
+        let vm = &machine.name;
         let order = self.prepared(vm, order)?;
         let key = (vm.clone(), matches!(order, Prepared::Kill));
         if self.under_way.contains(&key) {
@@ -125,21 +121,26 @@ impl MachineOrders {
                 "{vm}: another order to it is under way: wait for its answer, or for an event of it"
             ))));
         }
-        if self.under_way.len() >= MOST_ORDERS {
+        if machine.pid == 0 {
+            return Err(Box::new(ClientAnswer::unknown(format!(
+                "{vm}: its `slipgate run` is in another PID namespace than this daemon, which can't \
+                 tell its socket from others: use `slipgate pause`, `resume`, `snapshot` or `kill` there"
+            ))));
+        }
+        let alike = self.under_way.iter().filter(|(_, ends)| *ends == key.1);
+        if alike.count() >= MOST_ORDERS {
             return Err(Box::new(ClientAnswer::busy(format!(
                 "{MOST_ORDERS} orders to machines are under way already: try again"
             ))));
         }
         let socket = sockets.join(format!("{}.sock", machine.pid));
-        let (name, report) = (vm.clone(), self.report.clone());
+        let report = self.report.clone();
         let of_thread = key.clone();
         let carry_out = move || {
-            let done = catch_unwind(AssertUnwindSafe(|| order.carry_out(&name, &socket)));
-            let failed = |_| ClientAnswer::error(format!("{name}: carrying it out has failed"));
             let finished = Finished {
                 client,
                 key: of_thread,
-                answer: done.unwrap_or_else(failed),
+                answer: order.carry_out(&machine, &socket),
             };
             // The daemon may have ended.
             let _ = report.finished.send(finished);
@@ -230,7 +231,14 @@ enum Prepared {
 
 impl Prepared {
     /// Asks the machine, and waits for its answer.
-    fn carry_out(&self, vm: &str, socket: &Path) -> ClientAnswer {
+    fn carry_out(&self, machine: &MachineStatus, socket: &Path) -> ClientAnswer {
+        let vm = machine.name.as_str();
+        // In /tmp another user may have made the directory, and would answer for the machines.
+        if let Err(e) = socket.parent().map_or(Ok(()), check_private)
+            && e.kind() != io::ErrorKind::NotFound
+        {
+            return ClientAnswer::error(format!("{vm}: {e}"));
+        }
         // A process of another PID namespace may have this id.
         if MachineRecord::of_socket(socket).is_none_or(|record| record.name != vm) {
             return ClientAnswer::unknown(format!(
@@ -249,11 +257,11 @@ impl Prepared {
                 base,
             } => {
                 let base = base.as_ref().map(|base| directory.join(base));
-                save(vm, socket, (directory, name), base).unwrap_or_else(|e| {
-                    match e.downcast_ref::<FolderTaken>() {
-                        Some(taken) => ClientAnswer::taken(taken.to_string()),
-                        None => ClientAnswer::error(format!("{vm}: {e:#}")),
-                    }
+                save(machine, socket, (directory, name), base).unwrap_or_else(|e| match e
+                    .downcast_ref::<FolderTaken>()
+                {
+                    Some(taken) => ClientAnswer::taken(taken.to_string()),
+                    None => ClientAnswer::error(format!("{vm}: {e:#}")),
                 })
             }
         }
@@ -263,35 +271,38 @@ impl Prepared {
 /// Has a machine write a snapshot of this name in the directory. `base`: that of the one whose
 /// differences are written.
 fn save(
-    vm: &str,
+    saved: &MachineStatus,
     socket: &Path,
     (directory, name): (&Path, &str),
     base: Option<PathBuf>,
 ) -> anyhow::Result<ClientAnswer> {
     // It may be another one since the start.
     check_snapshot_dir(directory)
-        .map_err(|why| anyhow::anyhow!("--snapshot-dir {}: {why}", directory.display()))?;
-    let base = base.map(|base| {
-        SnapshotChain::open(&base).with_context(|| format!("the base {}", base.display()))
-    });
-    let base = base.transpose()?;
-    let bases = base.as_ref().map(SnapshotChain::bases).transpose()?;
+        .map_err(|why| anyhow!("--snapshot-dir {}: {why}", directory.display()))?;
+    has_room(directory, saved.memory_mib)?;
+    let opened = base.as_ref().map(|base| SnapshotChain::open(base));
+    let refused = |e: ChainError| {
+        let base = base.as_deref().unwrap_or(Path::new("")).display();
+        anyhow!("the base {base}: {}", e.explained())
+    };
+    let chain = opened.transpose().map_err(refused)?;
+    if let Some(chain) = &chain {
+        is_of(chain.machine(), saved)?;
+    }
+    let bases = chain.as_ref().map(SnapshotChain::bases);
+    let bases = bases.transpose().map_err(refused)?;
     let path = directory.join(name);
     let folder = SnapshotFolder::make(&path)?;
     let [state, memory, _] = SNAPSHOT_FILES;
     let files: [File; 2] = [folder.file(state)?, folder.file(memory)?];
     let [state, memory] = files.each_ref().map(|file| file.as_fd());
-    let order = MachineOrder::Snapshot {
-        state,
-        memory,
-        bases: bases.unwrap_or_default(),
-    };
-    let mut machine = match ask_machine(vm, socket, order) {
+    let order = MachineOrder::snapshot(state, memory, bases.unwrap_or_default());
+    let mut machine = match ask_machine(&saved.name, socket, order) {
         ClientAnswer::Saved { machine } => machine,
         other => return Ok(other),
     };
-    if let Some(base) = &base {
-        base.describe(&mut machine);
+    if let Some(chain) = &chain {
+        chain.describe(&mut machine)?;
     }
     folder.finish(&machine).context("finishing the snapshot")?;
     Ok(ClientAnswer::SnapshotSaved {
@@ -300,6 +311,45 @@ fn save(
             directory: path,
         },
     })
+}
+
+/// Checks that a base is of such a machine: one of another guest's would give this one's VMM that guest's
+/// memory to read.
+fn is_of(base: &MachineSpec, machine: &MachineStatus) -> anyhow::Result<()> {
+    let mac = mac_text(base.mac);
+    let is_alike = (base.cpus, base.memory_mib) == (machine.cpus, machine.memory_mib)
+        && machine.mac.as_ref().is_none_or(|own| *own == mac);
+    if !is_alike {
+        bail!(
+            "the base is of another machine, with {} CPUs, {} MiB of memory and the MAC address {mac}, \
+             and this one has {}, {} and {}: give a snapshot of this one",
+            base.cpus,
+            base.memory_mib,
+            machine.cpus,
+            machine.memory_mib,
+            machine.mac.as_deref().unwrap_or("none that it says")
+        );
+    }
+    Ok(())
+}
+
+/// Checks that the directory's file system has room for all memory. Zeroes and what does not differ take
+/// none, but how much that is, the guest decides.
+fn has_room(directory: &Path, memory_mib: u64) -> anyhow::Result<()> {
+    let found = statvfs(directory)
+        .with_context(|| format!("asking for the room in {}", directory.display()))?;
+    let bytes = found
+        .blocks_available()
+        .saturating_mul(found.fragment_size());
+    let free_mib = bytes >> 20;
+    if free_mib < memory_mib {
+        bail!(
+            "{} has {free_mib} MiB free, and a snapshot may take as much as the memory, {memory_mib} \
+             MiB: remove some snapshots",
+            directory.display()
+        );
+    }
+    Ok(())
 }
 
 fn ask_machine(vm: &str, socket: &Path, order: MachineOrder<BorrowedFd<'_>>) -> ClientAnswer {

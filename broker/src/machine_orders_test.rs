@@ -7,9 +7,10 @@ use nix::{
     poll::{PollFd, PollFlags, PollTimeout, poll},
     unistd::geteuid,
 };
-use slipgate_ipc::client::{ControlServer, PermittedRequest};
+use slipgate_ipc::client::{ControlServer, MachineState, PermittedRequest};
 
 use super::*;
+use crate::host::make_private;
 
 /// The socket of a machine that a test answers for, and clients.
 struct Rig {
@@ -18,15 +19,19 @@ struct Rig {
     orders: MachineOrders,
     clients: ControlServer,
     asked: Vec<PermittedRequest>,
+    /// What the daemon knows of the machine.
+    known: MachineStatus,
 }
 
 impl Rig {
     fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
-        std::fs::write(dir.path().join("7.json"), r#"{"name": "a"}"#).unwrap();
+        let machines = dir.path().join("machines");
+        make_private(&machines).unwrap();
+        std::fs::write(machines.join("7.json"), r#"{"name": "a"}"#).unwrap();
         let bind = |name: &str| {
             let owner = geteuid().as_raw();
-            ControlServer::bind(&dir.path().join(name), owner)
+            ControlServer::bind(&machines.join(name), owner)
                 .unwrap()
                 .of_its_owner()
         };
@@ -38,20 +43,31 @@ impl Rig {
             clients: bind("clients.sock"),
             orders: MachineOrders::new(Some(snapshots)).unwrap(),
             asked: Vec::new(),
+            known: MachineStatus {
+                name: "a".into(),
+                pid: 7,
+                state: MachineState::Running,
+                cpus: 1,
+                memory_mib: 1,
+                mac: Some("02:00:00:00:00:01".into()),
+                tap: None,
+                netns: 1,
+                runs_s: 1,
+            },
             dir,
         }
     }
 
     fn begin(&mut self, order: PassedOrder) -> Result<ClientId, Box<ClientAnswer>> {
         let client = self.clients.take_in();
-        let machine = Addressee {
-            vm: "a".into(),
-            pid: 7,
-        };
         let begun = self
             .orders
-            .begin_at(self.dir.path(), client, &machine, order);
+            .begin_at(&self.machines(), client, self.known.clone(), order);
         begun.map(|()| client)
+    }
+
+    fn machines(&self) -> PathBuf {
+        self.dir.path().join("machines")
     }
 
     /// Waits for the order to the machine, and answers it.
@@ -193,7 +209,7 @@ fn names_that_lead_elsewhere_and_missing_directories_are_refused() {
 fn a_machine_that_has_ended_is_said_to_have() {
     let mut rig = Rig::new();
     let owner = geteuid().as_raw();
-    rig.machine = ControlServer::bind(&rig.dir.path().join("8.sock"), owner).unwrap();
+    rig.machine = ControlServer::bind(&rig.machines().join("8.sock"), owner).unwrap();
     rig.begin(PassedOrder::Pause).unwrap();
     let (kind, why) = refusal(rig.done().1);
     assert_eq!(
@@ -203,7 +219,7 @@ fn a_machine_that_has_ended_is_said_to_have() {
     rig.begin(PassedOrder::Kill).unwrap();
     assert_eq!(rig.done().1, ClientAnswer::Done);
     // Another process has its id.
-    std::fs::write(rig.dir.path().join("7.json"), r#"{"name": "b"}"#).unwrap();
+    std::fs::write(rig.machines().join("7.json"), r#"{"name": "b"}"#).unwrap();
     rig.begin(PassedOrder::Pause).unwrap();
     assert_eq!(refusal(rig.done().1).0, ErrorKind::Unknown);
 }
@@ -218,4 +234,101 @@ fn there_are_few_threads() {
         refusal(rig.begin(PassedOrder::Pause).unwrap_err()).0,
         ErrorKind::Busy
     );
+    // Machines that hang keep none from its end.
+    rig.begin(PassedOrder::Kill).unwrap();
+    rig.answer(&ClientAnswer::Done);
+    assert_eq!(rig.done().1, ClientAnswer::Done);
+    for number in 0..MOST_ORDERS {
+        rig.orders.under_way.insert((format!("vm{number}"), true));
+    }
+    assert_eq!(
+        refusal(rig.begin(PassedOrder::Kill).unwrap_err()).0,
+        ErrorKind::Busy
+    );
+}
+
+#[test]
+fn sockets_that_are_not_the_users_alone_and_other_pid_namespaces_are_refused() {
+    let mut rig = Rig::new();
+    let set = |path: &Path, mode| {
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
+    };
+    let machines = rig.machines();
+    set(&machines, 0o755);
+    rig.begin(PassedOrder::Kill).unwrap();
+    let (kind, why) = refusal(rig.done().1);
+    assert_eq!(kind, ErrorKind::Invalid);
+    assert!(why.contains("is open to others"), "{why}");
+    set(&machines, 0o700);
+    rig.known.pid = 0;
+    let (kind, why) = refusal(rig.begin(PassedOrder::Kill).unwrap_err());
+    assert_eq!(kind, ErrorKind::Unknown);
+    assert!(why.contains("another PID namespace"), "{why}");
+}
+
+#[test]
+fn a_base_of_another_machine_and_a_disk_without_room_are_refused_before_the_order() {
+    let mut rig = Rig::new();
+    let warm = rig.dir.path().join("snapshots/warm");
+    make_private(&warm).unwrap();
+    let machine = serde_json::json!({ "version": 1, "machine": {
+        "kernel": null, "initrd": null, "cmdline": "", "cpus": 1, "memory_mib": 1, "queues": 1,
+        "mac": "02:00:00:00:00:01",
+    }});
+    let files = [("state", "x".repeat(64)), ("memory", "x".into())];
+    for (name, text) in files
+        .into_iter()
+        .chain([("machine.json", machine.to_string())])
+    {
+        std::fs::write(warm.join(name), text).unwrap();
+        let mode = std::fs::Permissions::from_mode(0o600);
+        std::fs::set_permissions(warm.join(name), mode).unwrap();
+    }
+    let later = |base: &str| PassedOrder::Snapshot {
+        to: "later".into(),
+        base: Some(base.into()),
+    };
+    let known = rig.known.clone();
+    let others: [fn(&mut MachineStatus); 3] = [
+        |machine| machine.cpus = 2,
+        |machine| machine.memory_mib = 2,
+        |machine| machine.mac = Some("02:00:00:00:00:02".into()),
+    ];
+    for change in others {
+        change(&mut rig.known);
+        rig.begin(later("warm")).unwrap();
+        let (kind, why) = refusal(rig.done().1);
+        assert_eq!(kind, ErrorKind::Invalid);
+        assert!(why.contains("of another machine"), "{why}");
+        rig.known = known.clone();
+    }
+    rig.begin(later("absent")).unwrap();
+    let (_, why) = refusal(rig.done().1);
+    assert!(why.contains("absent can't be read"), "{why}");
+    rig.known.memory_mib = u64::MAX;
+    rig.begin(snapshot("huge")).unwrap();
+    let (_, why) = refusal(rig.done().1);
+    assert!(why.contains("MiB free"), "{why}");
+    assert!(!rig.dir.path().join("snapshots/huge").exists());
+    // One of its own, of which only what differs is asked for.
+    rig.known = known;
+    rig.begin(later("warm")).unwrap();
+    let machine = serde_json::json!({ "version": 1 });
+    let asked = rig.answer(&ClientAnswer::Saved { machine });
+    let ClientRequest::Machine { order } = asked else {
+        panic!("{asked:?}");
+    };
+    assert!(matches!(order, MachineOrder::Differences { bases, .. } if bases.len() == 1));
+    assert!(matches!(rig.done().1, ClientAnswer::SnapshotSaved { .. }));
+    // What is no description of a machine leaves nothing.
+    rig.begin(PassedOrder::Snapshot {
+        to: "odd".into(),
+        base: Some("warm".into()),
+    })
+    .unwrap();
+    let machine = serde_json::json!("odd");
+    rig.answer(&ClientAnswer::Saved { machine });
+    let (_, why) = refusal(rig.done().1);
+    assert!(why.contains("no object"), "{why}");
+    assert!(!rig.dir.path().join("snapshots/odd").exists());
 }

@@ -43,6 +43,7 @@ use self::learning::LearningVm;
 pub(crate) use self::named::NamedChange;
 use crate::{
     config::{Config, VmConfig},
+    kernel_errors::is_shortage,
     kernel_state::{Attached, Name, TakenIn},
     parts::Parts,
 };
@@ -269,7 +270,13 @@ impl PolicyChanges {
             counts: Applied::default(),
         });
         // An uplink that only a policy names from now on is to be known before its VMs are.
-        parts.attached.follow_domains()?;
+        if let Err(e) = parts.attached.follow_domains() {
+            if !is_shortage(&e) {
+                return Err(e);
+            }
+            // Until they are read, nothing leaves by routes that are named for the first time.
+            parts.attached.watch.fall_behind(&format!("{e:#}"));
+        }
         let uplinks = parts.attached.follow_vm_uplinks();
         parts.tell_network()?;
         if !uplinks.is_empty() {

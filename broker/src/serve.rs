@@ -21,7 +21,7 @@ use nix::{
 use slipgate_control::BpfLog;
 use slipgate_ipc::{
     api::Event,
-    client::{ClientAnswer, ClientRequest, MachineStatus, PermittedRequest},
+    client::{ClientAnswer, ClientRequest, PermittedRequest},
     engine::{EngineReply, EngineRequest, FromEngine, OnExit, ToEngine},
     vmm::VmmEnd,
 };
@@ -31,7 +31,7 @@ use crate::{
     counted,
     handover::hand_over,
     kernel_state::today,
-    machine_orders::{Addressee, MachineOrders},
+    machine_orders::MachineOrders,
     parts::Parts,
     passed_tap,
     policy_apply::{Applied, NamedChange, PolicyChanges},
@@ -368,9 +368,7 @@ impl Broker {
                 }
                 ClientRequest::OrderMachine { vm, order } => {
                     let begun = match vm_changes.machine(parts, &vm) {
-                        Some(MachineStatus { pid, .. }) => {
-                            machine_orders.begin(client, &Addressee { vm, pid }, order)
-                        }
+                        Some(machine) => machine_orders.begin(client, machine, order),
                         None => Err(Box::new(unknown_machine(&vm))),
                     };
                     if let Err(answer) = begun {

@@ -7,18 +7,21 @@ use std::{
     io::{self, Read as _},
     os::{
         fd::{AsFd as _, BorrowedFd},
-        unix::fs::OpenOptionsExt as _,
+        unix::fs::{MetadataExt as _, OpenOptionsExt as _},
     },
-    path::{self, Path, PathBuf},
+    path::{Path, PathBuf},
 };
 
-use serde_json::{Value, json};
+use anyhow::Context as _;
+use serde_json::Value;
 use slipgate_ipc::{
     client::{MAX_BASES, SnapshotBase},
     vmm::VmmSnapshot,
 };
 
-use crate::config::{OWN_SNAPSHOT, SNAPSHOT_FILES, SavedBase, SavedMachine, other_writers};
+use crate::config::{
+    MachineSpec, OWN_SNAPSHOT, SNAPSHOT_FILES, SavedBase, SavedMachine, other_writers,
+};
 
 /// Where a state file has the digest of the state, which is the snapshot's id.
 const ID_AT: usize = 16;
@@ -31,6 +34,8 @@ pub struct SnapshotChain {
     files: Vec<[File; 2]>,
     /// Its directory, and its id.
     own: SavedBase,
+    /// What it is of.
+    machine: MachineSpec,
 }
 
 /// Reason why the files of a snapshot can't be used.
@@ -60,9 +65,15 @@ pub enum ChainError {
         /// Why not.
         source: Box<ChainError>,
     },
-    /// There are too many below it, or one is below itself.
+    /// There are too many below it.
     #[error("there are more than {MAX_BASES} snapshots below it")]
     TooMany,
+    /// One is below itself.
+    #[error("the snapshot in {} is below itself", .0.display())]
+    Circle(PathBuf),
+    /// Its path can't be written into another one's description.
+    #[error("its path {} is no UTF-8", .0.display())]
+    NotText(PathBuf),
 }
 
 impl ChainError {
@@ -74,13 +85,23 @@ impl ChainError {
         }
         let remedy = match (self, cause) {
             (_, Self::Writable { .. }) => OWN_SNAPSHOT,
-            (_, Self::TooMany) => "make a snapshot without --diff, and others from that",
+            (_, Self::TooMany) => {
+                "make one that is whole, without a base, and others that differ from that"
+            }
+            (_, Self::Circle(_)) => "correct `base` in its machine.json",
+            (_, Self::NotText(_)) => "rename what of it is none",
             (Self::Base { .. }, _) => {
                 "put the base there again, or correct `base` in machine.json if it is elsewhere"
             }
             _ => "give a directory that `slipgate snapshot` wrote to its end",
         };
         (self.to_string(), remedy)
+    }
+
+    /// The problem, and what to do, in one sentence.
+    pub fn explained(&self) -> String {
+        let (problem, remedy) = self.parts();
+        format!("{problem}: {remedy}")
     }
 }
 
@@ -91,22 +112,38 @@ impl SnapshotChain {
     /// One of them can't be read, others than root and this user can have written it, or there are too
     /// many.
     pub fn open(dir: &Path) -> Result<Self, ChainError> {
-        let (files, own, base) = open_one(dir)?;
+        let Opened { files, own, saved } = open_one(dir)?;
+        let SavedMachine { machine, base, .. } = saved;
+        let mut met = vec![identity(dir, &files)?];
         let mut all = vec![files];
         let mut below = base;
         while let Some(base) = below {
-            if all.len() > MAX_BASES {
-                return Err(ChainError::TooMany);
-            }
-            let opened = open_one(&base.path);
-            let (files, _, next) = opened.map_err(|e| ChainError::Base {
+            let path = base.path.clone();
+            let opened = open_one(&path).map_err(|e| ChainError::Base {
                 base,
                 source: Box::new(e),
             })?;
-            all.push(files);
-            below = next;
+            let found = identity(&path, &opened.files)?;
+            if met.contains(&found) {
+                return Err(ChainError::Circle(path));
+            }
+            if all.len() > MAX_BASES {
+                return Err(ChainError::TooMany);
+            }
+            met.push(found);
+            all.push(opened.files);
+            below = opened.saved.base;
         }
-        Ok(Self { files: all, own })
+        Ok(Self {
+            files: all,
+            own,
+            machine,
+        })
+    }
+
+    /// The machine that it is of.
+    pub(crate) fn machine(&self) -> &MachineSpec {
+        &self.machine
     }
 
     /// The files for a VMM that restores the snapshot.
@@ -127,10 +164,13 @@ impl SnapshotChain {
     /// The files for a machine of which a snapshot is made that differs from this one.
     ///
     /// # Errors
-    /// There are too many below that one.
+    /// There are too many below that one, or its path can't be written into the new one's description.
     pub fn bases(&self) -> Result<Vec<SnapshotBase<BorrowedFd<'_>>>, ChainError> {
         if self.files.len() > MAX_BASES {
             return Err(ChainError::TooMany);
+        }
+        if self.own.path.to_str().is_none() {
+            return Err(ChainError::NotText(self.own.path.clone()));
         }
         let files = self.files.iter().map(|[state, memory]| SnapshotBase {
             state: state.as_fd(),
@@ -140,30 +180,55 @@ impl SnapshotChain {
     }
 
     /// Adds to the description of a machine that it differs from this snapshot.
-    pub fn describe(&self, machine: &mut Value) {
-        machine["base"] = json!(self.own);
+    ///
+    /// # Errors
+    /// What the machine has answered is no description.
+    pub fn describe(&self, machine: &mut Value) -> anyhow::Result<()> {
+        let fields = machine
+            .as_object_mut()
+            .context("the machine's description of itself is no object")?;
+        let own = serde_json::to_value(&self.own).context("naming the base")?;
+        fields.insert("base".into(), own);
+        Ok(())
     }
 }
 
-type Opened = ([File; 2], SavedBase, Option<SavedBase>);
+/// One snapshot.
+struct Opened {
+    files: [File; 2],
+    /// What names it.
+    own: SavedBase,
+    saved: SavedMachine,
+}
 
-/// Opens one snapshot. Returns what names it, and its base.
+/// What tells the state file of a snapshot from other files.
+fn identity(dir: &Path, [state, _]: &[File; 2]) -> Result<(u64, u64), ChainError> {
+    let data = state.metadata().map_err(|source| ChainError::Unreadable {
+        path: dir.to_owned(),
+        source,
+    })?;
+    Ok((data.dev(), data.ino()))
+}
+
+/// Opens one snapshot.
 fn open_one(dir: &Path) -> Result<Opened, ChainError> {
-    let unreadable = |name: &str| {
-        let path = dir.join(name);
-        move |source| ChainError::Unreadable { path, source }
-    };
-    let metadata = dir.metadata().map_err(unreadable(""))?;
+    let unreadable = |path: PathBuf| move |source| ChainError::Unreadable { path, source };
+    let metadata = dir.metadata().map_err(unreadable(dir.to_owned()))?;
     if let Some(why) = other_writers(&metadata) {
         let path = dir.to_owned();
         return Err(ChainError::Writable { path, why });
     }
     let [state, memory, description] = SNAPSHOT_FILES;
-    let saved = SavedMachine::read(dir).map_err(unreadable(description))?;
+    let saved = SavedMachine::read(dir).map_err(unreadable(dir.join(description)))?;
     let files = [open_file(dir, state)?, open_file(dir, memory)?];
-    let id = id_of(&files[0]).map_err(unreadable(state))?;
-    let path = path::absolute(dir).map_err(unreadable(""))?;
-    Ok((files, SavedBase { id, path }, saved.base))
+    let id = id_of(&files[0]).map_err(unreadable(dir.join(state)))?;
+    // Not by links, which may lead elsewhere by the time that it is restored.
+    let path = dir.canonicalize().map_err(unreadable(dir.to_owned()))?;
+    Ok(Opened {
+        files,
+        own: SavedBase { id, path },
+        saved,
+    })
 }
 
 fn open_file(dir: &Path, name: &str) -> Result<File, ChainError> {

@@ -3,6 +3,8 @@ use std::{
     os::unix::fs::PermissionsExt as _,
 };
 
+use serde_json::json;
+
 use super::*;
 
 /// Writes the files of a snapshot `name` whose id is made of `byte`.
@@ -41,17 +43,20 @@ fn a_snapshot_comes_with_those_below_it() {
     write(place.path(), "lowest", 1, None);
     write(place.path(), "middle", 2, Some("lowest"));
     let top = write(place.path(), "top", 3, Some("middle"));
-    let chain = SnapshotChain::open(&top).unwrap();
+    let link = place.path().join("link");
+    std::os::unix::fs::symlink("top", &link).unwrap();
+    let chain = SnapshotChain::open(&link).unwrap();
     assert_eq!(chain.bases().unwrap().len(), 3);
     let memories: Vec<_> = chain.files.iter().map(|[_, memory]| text(memory)).collect();
     assert_eq!(memories, ["top", "middle", "lowest"]);
     // The next one names it, and reads its state from the start.
     let mut machine = json!({});
-    chain.describe(&mut machine);
+    chain.describe(&mut machine).unwrap();
     assert_eq!(
         machine["base"],
-        json!({ "id": "03".repeat(32), "path": top })
+        json!({ "id": "03".repeat(32), "path": top.canonicalize().unwrap() })
     );
+    assert!(chain.describe(&mut json!("no object")).is_err());
     assert!(text(&chain.files[0][0]).ends_with("state"));
     assert_eq!(chain.into_files().bases.len(), 2);
 }
@@ -79,11 +84,27 @@ fn a_base_that_is_gone_is_named() {
 }
 
 #[test]
+fn a_path_that_no_description_can_have_is_no_base() {
+    use std::{ffi::OsStr, os::unix::ffi::OsStrExt as _};
+    let place = tempfile::tempdir().unwrap();
+    let place = place.path().join(OsStr::from_bytes(b"\xff"));
+    let dir = write(&place, "whole", 1, None);
+    let chain = SnapshotChain::open(&dir).unwrap();
+    let why = chain.bases().unwrap_err().explained();
+    assert!(why.contains("no UTF-8"), "{why}");
+    // What is not there is named without a slash at the end.
+    let why = SnapshotChain::open(&dir.join("absent")).unwrap_err();
+    assert!(why.to_string().contains("absent can't be read"), "{why}");
+}
+
+#[test]
 fn snapshots_in_a_circle_and_too_many_are_refused() {
     let place = tempfile::tempdir().unwrap();
     write(place.path(), "a", 1, Some("b"));
     let b = write(place.path(), "b", 2, Some("a"));
-    assert!(matches!(SnapshotChain::open(&b), Err(ChainError::TooMany)));
+    let (problem, remedy) = SnapshotChain::open(&b).unwrap_err().parts();
+    assert!(problem.contains("/b is below itself"), "{problem}");
+    assert!(remedy.contains("machine.json"), "{remedy}");
     let mut last = write(place.path(), "0", 9, None);
     for number in 1..=MAX_BASES {
         let below = (number - 1).to_string();

@@ -148,8 +148,6 @@ impl SnapshotFolder {
     /// It can't be written; then nothing is left of it.
     pub fn finish(mut self, description: &serde_json::Value) -> anyhow::Result<()> {
         let [.., name] = SNAPSHOT_FILES;
-        self.name()
-            .with_context(|| format!("naming the files in {}", self.path.display()))?;
         let mut file = self.file(name)?;
         let mut text = serde_json::to_vec_pretty(description)?;
         text.push(b'\n');
@@ -157,6 +155,7 @@ impl SnapshotFolder {
             Some(parent) if !parent.as_os_str().is_empty() => parent.to_owned(),
             _ => PathBuf::from("."),
         };
+        // None has a name before all are whole; the description gets the last one.
         let written = file
             .write_all(&text)
             .and_then(|()| file.sync_all())

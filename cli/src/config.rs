@@ -90,15 +90,15 @@ fn snapshot_dir(args: &ServeArgs) -> Result<Option<PathBuf>, ConfigError> {
     let Some(dir) = &args.snapshot_dir else {
         return Ok(None);
     };
-    match dir.is_absolute() {
-        true => Ok(Some(dir.clone())),
-        false => Err(ConfigError::new(
-            "--snapshot-dir",
-            dir.display(),
-            "it is no absolute path",
-            "give one, like /var/lib/slipgate/snapshots",
-        )),
-    }
+    // Answers to clients and the descriptions of snapshots say it as text.
+    let problem = match dir.is_absolute() {
+        true if dir.to_str().is_some() => return Ok(Some(dir.clone())),
+        true => "it is no UTF-8",
+        false => "it is no absolute path",
+    };
+    let remedy = "give one, like /var/lib/slipgate/snapshots";
+    let dir = dir.display();
+    Err(ConfigError::new("--snapshot-dir", dir, problem, remedy))
 }
 
 /// The sockets of `--api` and `--api-read`.

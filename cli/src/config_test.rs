@@ -407,3 +407,29 @@ fn ipv6_prefixes_that_are_routed_are_shared_out() {
         &["--mtu", "1279", "1280"],
     );
 }
+
+#[test]
+fn a_directory_for_snapshots_is_absolute_and_text() {
+    use std::{ffi::OsStr, os::unix::ffi::OsStrExt as _};
+    let dir_of = |dir: &[u8]| {
+        let words = ["slipgate", "serve", "--snapshot-dir"].map(OsStr::new);
+        let words = words.into_iter().chain([OsStr::from_bytes(dir)]);
+        let matches = CommandLine::command().try_get_matches_from(words).unwrap();
+        let typed = CommandLine::from_arg_matches(&matches).unwrap();
+        let Command::Serve(args) = typed.command else {
+            panic!("not serve");
+        };
+        snapshot_dir(&args).map_err(|e| e.to_string())
+    };
+    assert_eq!(dir_of(b"/srv/s"), Ok(Some(PathBuf::from("/srv/s"))));
+    for (dir, why) in [
+        (&b"srv"[..], "no absolute path"),
+        (b"/srv/\xff", "no UTF-8"),
+    ] {
+        let refused = dir_of(dir).unwrap_err();
+        assert!(
+            refused.contains("--snapshot-dir") && refused.contains(why),
+            "{refused}"
+        );
+    }
+}

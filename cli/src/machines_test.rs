@@ -11,6 +11,7 @@ fn status(name: &str, pid: u32, netns: u64) -> MachineStatus {
         state: MachineState::Running,
         cpus: 1,
         memory_mib: 64,
+        mac: None,
         tap: None,
         netns,
         runs_s: 1,

@@ -115,6 +115,8 @@ fn the_user_mode_engine_makes_its_flows_sockets_and_no_other() {
     let inet6 = libc::AF_INET6 as u64;
     let datagram = libc::SOCK_DGRAM as u64;
     let outq = [u64::MAX, libc::TIOCOUTQ, 0, 0];
+    let seals = [u64::MAX, libc::F_GET_SEALS as u64, 0, 0];
+    let more_seals = [u64::MAX, libc::F_ADD_SEALS as u64, 0, 0];
     let passes = of_userspace(&|| {
         makes(&[
             (
@@ -128,6 +130,8 @@ fn the_user_mode_engine_makes_its_flows_sockets_and_no_other() {
             (libc::SYS_bind, [u64::MAX, 0, 0, 0]),
             (libc::SYS_timerfd_settime, [u64::MAX, 0, 0, 0]),
             (libc::SYS_ioctl, outq),
+            (libc::SYS_recvmmsg, [u64::MAX, 0, 0, 0]),
+            (libc::SYS_fcntl, seals),
         ])
     });
     assert!(matches!(passes, WaitStatus::Exited(_, 0)), "{passes:?}");
@@ -142,6 +146,7 @@ fn the_user_mode_engine_makes_its_flows_sockets_and_no_other() {
         ),
         (libc::SYS_bpf, [1, 0, 0, 0]),
         (libc::SYS_listen, [0, 0, 0, 0]),
+        (libc::SYS_fcntl, more_seals),
         (libc::SYS_ioctl, [0, libc::TIOCSTI, 0, 0]),
     ] {
         let end = of_userspace(&|| syscall(call, arguments));
@@ -152,6 +157,8 @@ fn the_user_mode_engine_makes_its_flows_sockets_and_no_other() {
     }
     // The hybrid engine only asks how much a send queue holds, for its relays.
     assert_killed(|| syscall(libc::SYS_bind, [u64::MAX, 0, 0, 0]));
+    assert_killed(|| syscall(libc::SYS_recvmmsg, [u64::MAX, 0, 0, 0]));
+    assert_killed(|| syscall(libc::SYS_fcntl, seals));
     assert_killed(|| syscall(libc::SYS_ioctl, [0, libc::TIOCSTI, 0, 0]));
     let end = confined(|| syscall(libc::SYS_ioctl, outq));
     assert!(matches!(end, WaitStatus::Exited(..)), "{end:?}");

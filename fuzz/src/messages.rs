@@ -13,7 +13,7 @@ use serde::{Serialize, de::DeserializeOwned};
 use slipgate_ipc::{
     api::{FromApi, ToApi},
     channel::{Packet, decode},
-    client::{ClientAnswer, ControlServer, MachineNotice},
+    client::{ClientAnswer, ControlServer, MAX_NOTICE, MachineNotice, NoticeLines},
     descriptors::{Inbound, Outbound},
     engine::{FromEngine, ToEngine},
     metrics::{FromMetrics, ToMetrics},
@@ -44,7 +44,7 @@ pub(crate) mod kind {
     pub(crate) const FROM_API: u8 = 9;
     /// A request of a client of the API: its first line, and a body.
     pub(crate) const HTTP: u8 = 10;
-    /// What a machine says on the line to its daemon.
+    /// What a machine says on the socket that ties its VM to the daemon.
     pub(crate) const NOTICE: u8 = 11;
     pub(crate) const COUNT: u8 = 12;
 }
@@ -64,7 +64,7 @@ pub fn messages(input: &[u8]) {
         kind::TO_API => packet::<ToApi>(bytes),
         kind::FROM_API => packet::<FromApi>(bytes),
         kind::HTTP => http(bytes),
-        kind::NOTICE => json_again::<MachineNotice>(bytes),
+        kind::NOTICE => notices(bytes),
         kind::CONTROL => over_the_control_socket(bytes),
         _ => json_again::<ClientAnswer>(bytes),
     }
@@ -76,6 +76,24 @@ fn json_again<M: Serialize + DeserializeOwned + PartialEq + Debug>(bytes: &[u8])
         let json = serde_json::to_vec(&message).expect("it was JSON before");
         assert_eq!(serde_json::from_slice::<M>(&json).ok(), Some(message));
     }
+}
+
+/// Checks that what a machine says is read alike however it is divided, and that little is kept of it.
+fn notices(bytes: &[u8]) {
+    let read = |length: usize| {
+        let mut lines = NoticeLines::default();
+        let mut notices = Vec::new();
+        for piece in bytes.chunks(length) {
+            notices.extend(lines.take(piece));
+            assert!(lines.kept_bytes() <= 2 * MAX_NOTICE);
+        }
+        (notices, lines.is_over())
+    };
+    let whole = read(bytes.len().max(1));
+    for length in [1, 5, 4096] {
+        assert_eq!(read(length), whole);
+    }
+    json_again::<MachineNotice>(bytes);
 }
 
 /// Checks that a request either becomes one message to the broker, which the broker decodes as it

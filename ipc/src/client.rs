@@ -5,6 +5,7 @@
 //! passes it on. The broker serves the other requests itself.
 mod ask;
 mod machine;
+mod notice_lines;
 mod server;
 mod vms;
 
@@ -18,6 +19,7 @@ pub use self::{
         MAX_BASES, MAX_NOTICE, MachineEvent, MachineNotice, MachineOrder, MachineState,
         MachineStatus, PassedOrder, SavedSnapshot, SnapshotBase,
     },
+    notice_lines::NoticeLines,
     server::{ClientId, ControlServer, PermittedRequest},
     vms::{
         Filled, GuestIpv6Status, GuestNetwork, Ipv6Mode, MAX_LABEL_BYTES, MAX_LABELS,
@@ -373,7 +375,7 @@ impl<F> ClientRequest<F> {
     fn within(&self) -> Duration {
         match self {
             Self::Machine {
-                order: MachineOrder::Snapshot { .. },
+                order: MachineOrder::Snapshot { .. } | MachineOrder::Differences { .. },
             }
             | Self::OrderMachine {
                 order: PassedOrder::Snapshot { .. },

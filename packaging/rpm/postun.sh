@@ -8,7 +8,8 @@ fi
 # 0: the package is gone. Folders that have nothing of the administrator's go too, such as logs; and
 # where others have pins, they have locks.
 if [ "$1" = 0 ]; then
-    for folder in /etc/slipgate /var/log/slipgate /usr/share/doc/slipgate/deploy /usr/share/doc/slipgate; do
+    for folder in /etc/slipgate /var/log/slipgate /var/lib/slipgate/snapshots /var/lib/slipgate \
+        /usr/share/doc/slipgate/deploy /usr/share/doc/slipgate; do
         rmdir "$folder" 2>/dev/null || :
     done
     rmdir /sys/fs/bpf/slipgate 2>/dev/null || :

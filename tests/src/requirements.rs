@@ -37,8 +37,8 @@ macro_rules! require_kvm {
 }
 
 /// Prints `left out: TEST: WHY`, of a test of another project's program that nobody named, or of what
-/// the host was started without (a controller of cgroup v2). Unlike a skip it is no failure anywhere:
-/// no distribution has the program, and no package brings the controller.
+/// the host was started, or its kernel built, without (a controller of cgroup v2, VRFs). Unlike a skip
+/// it is no failure anywhere: no distribution has the program, and no package brings the others.
 #[macro_export]
 macro_rules! left_out {
     ($($why:tt)+) => {

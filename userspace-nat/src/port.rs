@@ -153,8 +153,8 @@ pub struct KeptFrame {
 
 /// Size of a cache line, bytes.
 const LINE_LEN: usize = 64;
-/// Distance between two places, bytes: whole pages, so that a short frame uses one, and a cache line,
-/// so that the first lines of many frames are not all in the same set of a cache.
+/// Distance between two places, bytes: whole pages, of which a short frame uses one or two, and a cache
+/// line, so that the first lines of many frames are not all in the same set of a cache.
 const PLACE_LEN: usize = MAX_FRAME.next_multiple_of(4_096) + LINE_LEN;
 
 impl Default for Batch {

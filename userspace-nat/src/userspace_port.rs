@@ -228,6 +228,10 @@ impl<T: MemoryTables> ToGuest for Out<'_, T> {
             End::Dropped(_) | End::Discarded => Delivered::Dropped,
         }
     }
+
+    fn lost(&mut self, reason: DropReason, vnet: VirtioNetHdr, len: usize) {
+        self.count_lost(reason, vnet, len);
+    }
 }
 
 impl<T: MemoryTables> UserspacePort<T> {
@@ -405,8 +409,8 @@ impl<T: MemoryTables> UserspacePort<T> {
                 let lost = link.settle();
                 let has_accepted = link.accept(&self.epoll, LINK_KEY)?;
                 let (_, _, out, _) = self.parts(now_ns);
-                for len in lost {
-                    out.count_of_guest(DropReason::TooBig, single(len.saturating_sub(L3_AT)));
+                for lost in lost {
+                    out.count_lost(lost.reason, lost.vnet, lost.len);
                 }
                 return Ok(has_accepted);
             }

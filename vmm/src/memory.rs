@@ -115,12 +115,9 @@ pub(crate) fn of_layers(bytes: u64, layers: Layers) -> Result<GuestMemory, Memor
         let mut start = 0;
         for region in memory.iter() {
             let end = start + region.len();
-            for (from, length) in runs.bytes() {
-                let (from, until) = (from.max(start), (from + length).min(end));
-                if from < until {
-                    map_over(region.as_ptr(), from - start, file, from, until - from)
-                        .map_err(|e| refused(bytes, e))?;
-                }
+            for (from, until) in runs.within(start, end) {
+                map_over(region.as_ptr(), from - start, file, from, until - from)
+                    .map_err(|e| refused(bytes, e))?;
             }
             start = end;
         }
@@ -187,9 +184,9 @@ pub fn clear(memory: &GuestMemory) -> io::Result<()> {
     for region in memory.iter() {
         let (start, bytes) = (region.as_ptr(), region.len() as usize);
         // Pages of a file are freed there, for all who have it.
-        let advice = match region.file_offset() {
-            Some(_) => libc::MADV_REMOVE,
-            None => libc::MADV_DONTNEED,
+        let advice = match region.flags() & libc::MAP_SHARED {
+            0 => libc::MADV_DONTNEED,
+            _ => libc::MADV_REMOVE,
         };
         // SAFETY: the range is that of a mapping, which stays; its pages are private and anonymous, or
         // those of a file of memory, so they are zeroes when they are touched again.

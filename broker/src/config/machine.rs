@@ -6,7 +6,10 @@ use std::{
     path::{self, Path, PathBuf},
 };
 
-use nix::unistd::geteuid;
+use nix::{
+    errno::Errno,
+    unistd::{AccessFlags, access, geteuid},
+};
 use serde::{Deserialize, Deserializer, Serialize};
 use slipgate_ipc::vmm::{NetRates, RateLimit};
 
@@ -230,8 +233,9 @@ impl SavedMachine {
     }
 }
 
-/// Checks that a directory is one in which a daemon may make snapshots: nobody else can put anything in
-/// the place of what it makes there.
+/// Checks that a directory is one in which a daemon may make snapshots: it can write there, and nobody
+/// else can put anything in the place of what it makes there. The directories above are not looked at:
+/// who can rename in them can put another one in its place, and the operator has named it.
 ///
 /// # Errors
 /// What is wrong with it.
@@ -240,9 +244,18 @@ pub fn check_snapshot_dir(dir: &Path) -> Result<(), String> {
         .symlink_metadata()
         .map_err(|e| format!("it can't be used ({e})"))?;
     match other_writers(&found) {
-        _ if !found.is_dir() => Err("it is no directory".into()),
-        Some(why) => Err(format!("it {why}")),
-        None => Ok(()),
+        _ if !found.is_dir() => return Err("it is no directory".into()),
+        Some(why) => return Err(format!("it {why}")),
+        None => {}
+    }
+    match access(dir, AccessFlags::W_OK) {
+        Ok(()) => Ok(()),
+        Err(Errno::EROFS) => Err(
+            "its file system is read-only for this process; in a service of systemd, ReadWritePaths= \
+             of the unit has to name it"
+                .into(),
+        ),
+        Err(e) => Err(format!("this process can't write to it ({})", e.desc())),
     }
 }
 
@@ -269,7 +282,12 @@ fn mac_of_text<'de, D: Deserializer<'de>>(from: D) -> Result<[u8; 6], D::Error> 
 }
 
 fn mac_as_text<S: serde::Serializer>(mac: &[u8; 6], to: S) -> Result<S::Ok, S::Error> {
-    to.collect_str(&mac.map(|byte| format!("{byte:02x}")).join(":"))
+    to.collect_str(&mac_text(*mac))
+}
+
+/// A MAC address as text.
+pub(crate) fn mac_text(mac: [u8; 6]) -> String {
+    mac.map(|byte| format!("{byte:02x}")).join(":")
 }
 
 #[cfg(test)]

@@ -47,3 +47,27 @@ fn what_others_can_write_is_found_wherever_it_is() {
     let why = SavedMachine::read(dir).unwrap_err().to_string();
     assert!(why.contains("mode 0666"), "{why}");
 }
+
+#[test]
+fn a_directory_for_snapshots_is_there_ones_own_and_writable() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path().join("snapshots");
+    let why = check_snapshot_dir(&dir).unwrap_err();
+    assert!(why.contains("can't be used"), "{why}");
+    fs::create_dir(&dir).unwrap();
+    let set = |mode| fs::set_permissions(&dir, Permissions::from_mode(mode)).unwrap();
+    set(0o770);
+    let why = check_snapshot_dir(&dir).unwrap_err();
+    assert!(why.contains("can be written by others"), "{why}");
+    set(0o700);
+    check_snapshot_dir(&dir).unwrap();
+    set(0o500);
+    // Root may write there all the same.
+    let found = check_snapshot_dir(&dir);
+    assert_eq!(found.is_ok(), geteuid().is_root(), "{found:?}");
+    // Where nobody can, root neither.
+    if geteuid().is_root() && access("/proc/sys/kernel", AccessFlags::W_OK) == Err(Errno::EROFS) {
+        let why = check_snapshot_dir(Path::new("/proc/sys/kernel")).unwrap_err();
+        assert!(why.contains("ReadWritePaths="), "{why}");
+    }
+}

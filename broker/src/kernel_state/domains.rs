@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use ipnet::IpNet;
 use slipgate_abi::IfIndex;
-use slipgate_control::netlink::{Followed, Network, Route, Rule, RuleKind, Table};
+use slipgate_control::netlink::{Followed, Link, Network, Route, Rule, RuleKind, Table};
 use slipgate_ipc::engine::{FurtherRoutes, RouteDomain, RouteKind, RouteStep, StepAction};
 use slipgate_policy::EgressRoutes;
 
@@ -39,12 +39,16 @@ impl Attached {
 
     /// Follows the tables that policies in force name. To be called when these, the rules or the links
     /// may have changed, before the uplinks are attached to.
+    ///
+    /// # Errors
+    /// The kernel does not tell. Routes that are named since lead nowhere then: the engine is not told of
+    /// them.
     pub(crate) fn follow_domains(&mut self) -> anyhow::Result<()> {
         let policies = self.policies.all_loaded();
         let named = policies.filter_map(|policy| policy.settings.egress.routes.clone());
-        self.domains.named = named.collect();
+        let named: BTreeSet<EgressRoutes> = named.collect();
         let network = self.watch.network();
-        let tables = self.domains.named.iter().filter_map(|routes| match routes {
+        let tables = named.iter().filter_map(|routes| match routes {
             EgressRoutes::Table(number) => Some(*number),
             EgressRoutes::Vrf(device) => vrf_table(network, device),
             EgressRoutes::Mark(_) => None,
@@ -52,19 +56,24 @@ impl Attached {
         let is_mark = |routes: &EgressRoutes| matches!(routes, EgressRoutes::Mark(_));
         let followed = Followed {
             tables: tables.collect(),
-            rules: self.domains.named.iter().any(is_mark),
+            rules: named.iter().any(is_mark),
         };
         self.watch.follow(followed)?;
+        self.domains.named = named;
         self.warn_of_domains();
         Ok(())
     }
 
-    /// Returns the names of the devices by which flows of these routes leave.
+    /// Returns the names of the devices by which flows of these routes leave. None is a VM's TAP: a
+    /// route by it refuses.
     pub(super) fn domain_devices(&self) -> BTreeSet<String> {
         let network = self.watch.network();
         let devices = self.domain_routes().filter(|route| is_unicast(route));
         let devices = devices.filter_map(|route| network.links.get(&route.oif?));
         let devices = devices.filter(|link| !link.loopback && link.vrf_table.is_none());
+        let is_tap =
+            |link: &Link| self.vms.on_tap(&link.name).is_some() || self.is_served(link.ifindex);
+        let devices = devices.filter(|link| !is_tap(link));
         devices.map(|link| link.name.clone()).collect()
     }
 
@@ -226,14 +235,13 @@ fn steps_of_mark(rules: &[Rule], mark: u32, is_ipv6: bool) -> Vec<RouteStep> {
                     ..RouteStep::all(undecided)
                 },
             ),
+            // `not`, by addresses and more: it is for all that the addresses do not match, and some others.
+            true if rule.is_by_more && rule.is_inverted => (false, RouteStep::all(undecided)),
             true => (rule.from.is_some() || rule.to.is_some(), by_addresses(rule)),
         };
         if step.is_inverted && !has_addresses {
-            match rule.is_by_more {
-                // It is for all but all.
-                false => continue,
-                true => step.is_inverted = false,
-            }
+            // It is for all but all.
+            continue;
         }
         let is_undecided = rule.is_by_more && is_for_mark(rule, mark);
         step.action = match rule.action {

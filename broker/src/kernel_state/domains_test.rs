@@ -92,6 +92,17 @@ fn what_is_not_looked_at_leaves_the_rest_undecided() {
     };
     let rules = [rule(1, 9), by_port.clone(), rule(6, MAIN)];
     assert_eq!(actions(&rules, 7), [To(9), Undecided { priority: 5 }]);
+    // With `not` it is for some of all addresses, also of those that it names.
+    let not_by_port = |from: Option<_>| Rule {
+        is_inverted: true,
+        from,
+        ..by_port.clone()
+    };
+    for from in [None, Some(("198.51.100.8".parse().unwrap(), 30))] {
+        let steps = steps_of_mark(&[not_by_port(from), rule(6, MAIN)], 7, false);
+        let undecided = RouteStep::all(Undecided { priority: 5 });
+        assert_eq!(steps, [undecided], "{from:?}");
+    }
     // Of another mark, it is not for these packets in any case.
     let of_another = with_mark(by_port, 8, u32::MAX);
     assert_eq!(actions(&[of_another, rule(6, MAIN)], 7), [Main]);

@@ -11,7 +11,7 @@ use nix::{
 };
 use slipgate_ipc::{engine::UserspaceStart, vmm::NetRates};
 
-use crate::config::MachineSpec;
+use crate::config::{MachineSpec, VmmBounds};
 
 /// Bytes that may wait in each direction between VMM and engine; the kernel gives what the host allows.
 const BETWEEN: usize = 1 << 20;
@@ -32,8 +32,8 @@ pub(super) struct Link {
 
 impl Link {
     /// Makes the link that such a machine has.
-    pub(super) fn make(machine: &MachineSpec) -> anyhow::Result<Self> {
-        match has_rings(machine) {
+    pub(super) fn make(machine: &MachineSpec, bounds: &VmmBounds) -> anyhow::Result<Self> {
+        match has_rings(machine, bounds) {
             true => Self::rings(machine.memory_mib << 20),
             false => Self::packets(),
         }
@@ -67,8 +67,12 @@ impl Link {
 }
 
 /// Whether the engine can serve the card's rings.
-fn has_rings(machine: &MachineSpec) -> bool {
-    machine.restore.is_none() && machine.net_rates == NetRates::default()
+fn has_rings(machine: &MachineSpec, bounds: &VmmBounds) -> bool {
+    // The host charges a page of a shared file to the cgroup of the process that touches it first, and
+    // the engine is in another one than the VMM.
+    let cgroup = bounds.cgroup.as_ref();
+    let limits_memory = cgroup.is_some_and(|cgroup| cgroup.memory_bytes.is_some());
+    machine.restore.is_none() && machine.net_rates == NetRates::default() && !limits_memory
 }
 
 fn pair(kind: SockType) -> anyhow::Result<(OwnedFd, OwnedFd)> {

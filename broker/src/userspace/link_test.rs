@@ -1,6 +1,7 @@
 use std::fs::File;
 
-use super::Link;
+use super::*;
+use crate::config::CgroupSpec;
 
 #[test]
 fn nobody_changes_the_length_of_the_guests_memory() {
@@ -11,4 +12,30 @@ fn nobody_changes_the_length_of_the_guests_memory() {
     for other in [0, length - 1, length + 1] {
         assert!(file.set_len(other).is_err());
     }
+}
+
+#[test]
+fn memory_with_a_limit_is_shared_with_nobody() {
+    let machine = r#"{"kernel": null, "initrd": null, "cmdline": "", "cpus": 1, "memory_mib": 64,
+        "queues": 1, "mac": "02:00:00:00:00:01"}"#;
+    let machine: MachineSpec = serde_json::from_str(machine).unwrap();
+    let mut bounds = VmmBounds {
+        requires_jail: false,
+        console_bytes: 0,
+        cgroup: None,
+        may_restart: true,
+    };
+    let shares = |bounds: &VmmBounds| Link::make(&machine, bounds).unwrap().memory.is_some();
+    assert!(shares(&bounds));
+    let mut limits = CgroupSpec {
+        parent: "slipgate".into(),
+        cpu_percent: Some(100),
+        memory_bytes: None,
+        pids: None,
+    };
+    bounds.cgroup = Some(limits.clone());
+    assert!(shares(&bounds), "only its CPU time is limited");
+    limits.memory_bytes = Some(1 << 30);
+    bounds.cgroup = Some(limits);
+    assert!(!shares(&bounds));
 }

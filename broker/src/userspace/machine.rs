@@ -7,7 +7,8 @@
 //! engine share, or the VMM passes frames to it. The VMM does so where it has to look at each frame, for
 //! a limit of the card, or where its guest's memory is private: that of a snapshot is the pages of a
 //! file, of which a guest has copies of those alone that it writes to. To share it, all of it would
-//! have to be copied first.
+//! have to be copied first. And it does so where its memory has a limit, that of a cgroup: pages that the
+//! engine touches first would not count.
 use std::{
     os::fd::OwnedFd,
     path::Path,
@@ -144,7 +145,7 @@ fn start(
         theirs,
         memory,
         how,
-    } = Link::make(&config.machine)?;
+    } = Link::make(&config.machine, &config.bounds)?;
     let link = Some((theirs, memory));
     let mut vm = Vm::prepare(config, images, link, log, &prepared.users, began)?;
     vm.await_made(&config.machine)?;

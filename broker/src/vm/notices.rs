@@ -2,13 +2,13 @@
 //! on, was saved or has ended. So the daemon lists its machines without asking one, and its clients get
 //! events of orders that were given by whatever way.
 //!
-//! The line is the socket that ties the VM to this process. A notice that finds no room, because the
+//! It tells it on the socket that ties the VM to this process. A notice that finds no room, because the
 //! daemon hangs, is lost; the next one says what the machine does by then.
 use std::{io::Write as _, os::unix::net::UnixStream};
 
 use slipgate_ipc::client::{MAX_NOTICE, MachineEvent, MachineNotice, MachineStatus};
 
-/// The line to the daemon.
+/// The socket to the daemon.
 #[derive(Debug, Default)]
 pub(super) struct Notices {
     /// Non-blocking; `None`: no daemon serves the VM.

@@ -11,6 +11,7 @@ fn machine() -> MachineStatus {
         state: MachineState::Paused,
         cpus: 2,
         memory_mib: 64,
+        mac: Some("02:00:00:00:00:01".into()),
         tap: Some("sgvm0".into()),
         netns: 1,
         runs_s: 3,

@@ -26,7 +26,7 @@ use slipgate_ipc::{
 
 use super::{VmmProcess, notices::Notices, report::How};
 use crate::{
-    config::{MachineSpec, SavedMachine},
+    config::{MachineSpec, SavedMachine, mac_text},
     host::{check_private, make_private, user_mode_dir},
 };
 
@@ -164,6 +164,7 @@ impl Orders {
                 state: MachineState::Starting,
                 cpus: machine.cpus,
                 memory_mib: machine.memory_mib,
+                mac: Some(mac_text(machine.mac)),
                 tap: (!machine.tap.is_empty()).then(|| machine.tap.clone()),
                 netns: netns_inode().unwrap_or(0),
                 runs_s: 0,
@@ -251,7 +252,16 @@ impl Orders {
                 }
                 MachineOrder::Pause => (Kind::Pause, VmmOrder::Pause),
                 MachineOrder::Resume => (Kind::Resume, VmmOrder::Resume),
-                MachineOrder::Snapshot {
+                MachineOrder::Snapshot { state, memory } => {
+                    let bases = Vec::new();
+                    let files = VmmSnapshot {
+                        state,
+                        memory,
+                        bases,
+                    };
+                    (Kind::Snapshot, VmmOrder::Snapshot(files))
+                }
+                MachineOrder::Differences {
                     state,
                     memory,
                     bases,

@@ -1,51 +1,51 @@
-//! What a machine of `slipgate run` says of itself on the line that ties its VM to it.
+//! What a machine of `slipgate run` says of itself on the socket that ties its VM to the daemon.
 //!
-//! Who has a line may write anything: what is no notice is passed over, and of one who sends a line
-//! that is too long nothing is read any more.
+//! Whoever has the other end may write anything: what is no notice is passed over, after a line that is
+//! too long nothing is read any more, and the process id is the one that the kernel says.
 use std::time::Instant;
 
 use slipgate_ipc::{
     api::Event,
-    client::{MAX_NOTICE, MachineEvent, MachineNotice, MachineStatus},
+    client::{MachineEvent, MachineNotice, MachineStatus, NoticeLines},
 };
 
 /// What is known of the machine behind a VM.
 #[derive(Debug, Default)]
 pub(super) struct TiedMachine {
-    /// The beginning of a notice.
-    buffer: Vec<u8>,
+    /// The process that made the socket; 0: it has no id in this PID namespace.
+    pid: u32,
+    lines: NoticeLines,
     /// What it said last, and when.
     known: Option<(MachineStatus, Instant)>,
     /// Whether it has said that it ended.
     has_ended: bool,
-    /// Whether what it sends is passed over.
-    is_ignored: bool,
 }
 
 impl TiedMachine {
+    /// Nothing is known yet of the machine of this process.
+    pub(super) fn of(pid: u32) -> Self {
+        Self {
+            pid,
+            ..Self::default()
+        }
+    }
+
     /// Takes what the client of this VM has sent. Adds what has happened to `events`.
     pub(super) fn take(&mut self, vm: &str, bytes: &[u8], events: &mut Vec<Event>) {
-        if self.is_ignored {
-            return;
+        let was_over = self.lines.is_over();
+        for notice in self.lines.take(bytes) {
+            self.note(vm, notice, events);
         }
-        self.buffer.extend_from_slice(bytes);
-        while let Some(end) = self.buffer.iter().position(|byte| *byte == b'\n') {
-            let line: Vec<u8> = self.buffer.drain(..=end).collect();
-            if let Ok(notice) = serde_json::from_slice::<MachineNotice>(&line) {
-                self.note(vm, notice, events);
-            }
-        }
-        if self.buffer.len() >= MAX_NOTICE {
+        if self.lines.is_over() && !was_over {
             tracing::warn!("the client of {vm} sends what is no notice");
-            self.is_ignored = true;
-            self.buffer = Vec::new();
         }
     }
 
     fn note(&mut self, vm: &str, notice: MachineNotice, events: &mut Vec<Event>) {
         let MachineNotice { mut machine, event } = notice;
-        // It is the VM's, whatever it calls itself.
+        // It is the VM's and the process's, whatever it says.
         machine.name = vm.to_owned();
+        machine.pid = self.pid;
         self.known = Some((machine, Instant::now()));
         let vm = vm.to_owned();
         events.extend(match event {

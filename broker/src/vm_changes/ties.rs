@@ -2,9 +2,10 @@
 //! daemon.
 //!
 //! The client makes a pair of sockets and sends one along; it keeps the other. A machine of `run`
-//! says on it what it is and what happens to it ([`TiedMachine`]); others send nothing. When its end is closed for any reason, the VM goes. When the VM goes for another reason, the
-//! client is told by a byte, and by the end of its socket. A daemon that starts again serves such
-//! VMs as it serves all, and gives their clients some time to come back.
+//! says on it what it is and what happens to it ([`TiedMachine`]); others send nothing. When its end is
+//! closed for any reason, the VM goes. When the VM goes for another reason, the client is told by a
+//! byte, and by the end of its socket. A daemon that starts again serves such VMs as it serves all, and
+//! gives their clients some time to come back.
 use std::{
     collections::BTreeMap,
     os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd},
@@ -14,7 +15,7 @@ use std::{
 use nix::{
     sys::{
         epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout},
-        socket::{MsgFlags, send},
+        socket::{MsgFlags, getsockopt, send, sockopt::PeerCredentials},
     },
     unistd::read,
 };
@@ -113,11 +114,14 @@ impl Ties {
         self.last += 1;
         let event = EpollEvent::new(EpollFlags::EPOLLIN | EpollFlags::EPOLLRDHUP, self.last);
         self.epoll.add(&client, event)?;
+        // Of a pair: who made it. What is no Unix socket was made by nobody.
+        let maker = getsockopt(&client, PeerCredentials).map_or(0, |made| made.pid());
+        let maker = u32::try_from(maker).unwrap_or(0);
         self.untied.remove(vm);
         let tied = Tied {
             vm: vm.to_owned(),
             client,
-            machine: TiedMachine::default(),
+            machine: TiedMachine::of(maker),
         };
         self.tied.insert(self.last, tied);
         if let Some(former) = self.of_vm.insert(vm.to_owned(), self.last) {

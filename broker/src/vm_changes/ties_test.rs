@@ -68,3 +68,19 @@ fn the_end_of_a_former_client_leaves_the_present_ones_vm() {
     drop(present);
     assert_eq!(ties.ended(), ["a"]);
 }
+
+#[test]
+fn a_machine_has_the_id_of_the_process_that_made_its_socket() {
+    let mut ties = Ties::new().unwrap();
+    let mut client = tied(&mut ties, "a");
+    let notice = r#"{"machine": {"name": "b", "pid": 1, "state": "running", "cpus": 1,
+        "memory_mib": 64, "tap": null, "netns": 1, "runs_s": 2}, "event": null}"#;
+    let line = format!("{}\n", notice.replace('\n', " "));
+    client.write_all(line.as_bytes()).unwrap();
+    ties.hear("a");
+    let machine = ties.machine("a").unwrap();
+    assert_eq!(
+        (machine.name.as_str(), machine.pid),
+        ("a", std::process::id())
+    );
+}

@@ -6,13 +6,14 @@
 use std::{
     fs::File,
     os::fd::AsFd as _,
+    path::Path,
     sync::{Arc, mpsc},
     thread,
     time::Duration,
 };
 
-use anyhow::{Context as _, bail};
-use slipgate_broker::{SnapshotChain, SnapshotFolder, config::SNAPSHOT_FILES};
+use anyhow::{Context as _, anyhow, bail};
+use slipgate_broker::{ChainError, SnapshotChain, SnapshotFolder, config::SNAPSHOT_FILES};
 use slipgate_ipc::client::{ClientAnswer, MachineOrder};
 
 use super::stop_signals;
@@ -43,7 +44,7 @@ pub(super) fn snapshot(args: &SnapshotArgs) -> anyhow::Result<()> {
     let base = args
         .diff
         .as_deref()
-        .map(|dir| SnapshotChain::open(dir).with_context(|| format!("--diff {}", dir.display())));
+        .map(|dir| SnapshotChain::open(dir).map_err(|e| refused_base(dir, &e)));
     let base = Arc::new(base.transpose()?);
     let folder = SnapshotFolder::make(&args.dir)?;
     let [state, memory, _] = SNAPSHOT_FILES;
@@ -68,9 +69,13 @@ pub(super) fn snapshot(args: &SnapshotArgs) -> anyhow::Result<()> {
         }
     };
     if let Some(base) = &*base {
-        base.describe(&mut description);
+        base.describe(&mut description)?;
     }
     folder.finish(&description)
+}
+
+fn refused_base(dir: &Path, error: &ChainError) -> anyhow::Error {
+    anyhow!("--diff {}: {}", dir.display(), error.explained())
 }
 
 fn has_signal(signals: &nix::sys::signalfd::SignalFd) -> bool {
@@ -85,12 +90,9 @@ fn write(
     [state, memory]: &[File; 2],
     base: Option<&SnapshotChain>,
 ) -> anyhow::Result<serde_json::Value> {
-    let bases = base.map(SnapshotChain::bases).transpose()?;
-    let order = MachineOrder::Snapshot {
-        state: state.as_fd(),
-        memory: memory.as_fd(),
-        bases: bases.unwrap_or_default(),
-    };
+    let bases = base.map(SnapshotChain::bases).transpose();
+    let bases = bases.map_err(|e| anyhow!("--diff: {}", e.explained()))?;
+    let order = MachineOrder::snapshot(state.as_fd(), memory.as_fd(), bases.unwrap_or_default());
     match machine.order(order)? {
         ClientAnswer::Saved { machine } => Ok(machine),
         _ => bail!(ANOTHER_ANSWER),

@@ -271,6 +271,9 @@ fn make(start: VmmStart) -> anyhow::Result<Machine> {
     })
 }
 
+// What the broker sends is what the machine takes.
+const _: () = assert!(slipgate_ipc::client::MAX_BASES == slipgate_vmm::snapshot::MAX_BASES);
+
 fn opened(bases: Vec<SnapshotBase>) -> Vec<SavedFiles> {
     let files = |base: SnapshotBase| SavedFiles {
         state: base.state.into(),

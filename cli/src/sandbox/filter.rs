@@ -13,7 +13,6 @@ const BPF_COMMANDS: [u64; 6] = [1, 2, 3, 4, 24, 27];
 /// Calls besides [`CONNECTIONS`] and [`EPOLL`], with any arguments.
 const MORE: &[libc::c_long] = &[
     libc::SYS_connect,
-    libc::SYS_recvmmsg,
     libc::SYS_setsockopt,
     libc::SYS_getsockopt,
     libc::SYS_getsockname,
@@ -65,6 +64,14 @@ fn allow_list(is_userspace: bool) -> Compiled<Rules> {
             ])?);
         }
         only(libc::SYS_bind, Vec::new());
+        // Many datagrams of a flow's socket at once.
+        only(libc::SYS_recvmmsg, Vec::new());
+        // Whether a file of memory that slipgate's own VMM passes keeps its length.
+        let commands = [libc::F_GETFD, libc::F_GET_SEALS].map(|c| rule([equal(1, c as u64)?]));
+        only(
+            libc::SYS_fcntl,
+            commands.into_iter().collect::<Compiled<_>>()?,
+        );
         only(libc::SYS_timerfd_settime, Vec::new());
     }
     only(libc::SYS_socket, sockets);

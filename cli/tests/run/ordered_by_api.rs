@@ -209,14 +209,18 @@ fn a_machine_that_hangs_holds_up_nothing_but_its_own_orders() {
     );
     let vmm = a.vmm_pid().unwrap();
     signal(vmm, libc::SIGSTOP);
-    let socket = stand.path("api.sock");
-    let waiting = thread::spawn(move || {
-        let body = json!({ "name": "slow" });
-        ask(&socket, "POST", "/v1/machines/a/snapshot", Some(body))
-    });
-    eventually("it is under way", || {
-        stand.machine("a")["state"] == "saving"
-    });
+    let saves = |name: &'static str| {
+        let socket = stand.path("api.sock");
+        let waiting = thread::spawn(move || {
+            let body = json!({ "name": name });
+            ask(&socket, "POST", "/v1/machines/a/snapshot", Some(body))
+        });
+        eventually("it is under way", || {
+            stand.machine("a")["state"] == "saving"
+        });
+        waiting
+    };
+    let waiting = saves("slow");
     // A second one is refused, and all else goes on.
     let (status, problem) = stand.ask("POST", "/v1/machines/a/pause", None);
     assert_eq!(status, 409, "{problem}");
@@ -235,6 +239,15 @@ fn a_machine_that_hangs_holds_up_nothing_but_its_own_orders() {
     let (status, saved) = waiting.join().unwrap();
     assert_eq!(status, 201, "{saved}");
     assert_eq!(stand.machine("a")["state"], "running");
+
+    // One that hangs for good can be ended, and leaves nothing of what it was to write.
+    signal(vmm, libc::SIGSTOP);
+    let waiting = saves("never");
+    assert!(stand.path("snapshots/never").exists());
+    assert_eq!(stand.ask("POST", "/v1/machines/a/kill", None).0, 204);
+    let (status, problem) = waiting.join().unwrap();
+    assert_eq!(status, 404, "{problem}");
+    assert!(!stand.path("snapshots/never").exists());
     drop((a, b));
 }
 

@@ -157,7 +157,7 @@ pub(super) fn messages() -> Seeds {
         to: "warm".into(),
         base: Some("base".into()),
     };
-    let order = MachineOrder::Snapshot {
+    let order = MachineOrder::Differences {
         state: Slot,
         memory: Slot,
         bases: vec![SnapshotBase {

@@ -23,9 +23,16 @@ pub enum MachineOrder<F = OwnedFd> {
         state: F,
         /// File for its memory, open for writing.
         memory: F,
+    },
+    /// As [`MachineOrder::Snapshot`], but write what differs from another snapshot. An order of its own:
+    /// a machine that knows no differences refuses it, and does not write a whole one in its place.
+    Differences {
+        /// File for the machine's state, open for writing.
+        state: F,
+        /// File for its memory, open for writing.
+        memory: F,
         /// The snapshot whose differences are to be written, then its base, and so on, at most
-        /// [`MAX_BASES`]. None: all memory is written.
-        #[serde(default = "Vec::new")]
+        /// [`MAX_BASES`].
         bases: Vec<SnapshotBase<F>>,
     },
     /// End the machine, as SIGTERM does; answered by [`ClientAnswer::Done`](super::ClientAnswer::Done)
@@ -46,6 +53,18 @@ pub struct SnapshotBase<F = OwnedFd> {
 }
 
 impl<F> MachineOrder<F> {
+    /// The order for a snapshot: of what differs from `bases`, or whole where there are none.
+    pub fn snapshot(state: F, memory: F, bases: Vec<SnapshotBase<F>>) -> Self {
+        match bases.is_empty() {
+            true => Self::Snapshot { state, memory },
+            false => Self::Differences {
+                state,
+                memory,
+                bases,
+            },
+        }
+    }
+
     /// Whether the order changes nothing.
     pub(super) fn is_read_only(&self) -> bool {
         matches!(self, Self::Status)
@@ -57,7 +76,7 @@ impl<F> MachineOrder<F> {
 pub struct MachineStatus {
     /// Name of the VM.
     pub name: String,
-    /// Process id of its `slipgate run`.
+    /// Process id of its `slipgate run`; 0: it is in another PID namespace.
     pub pid: u32,
     /// What it does.
     pub state: MachineState,
@@ -65,6 +84,9 @@ pub struct MachineStatus {
     pub cpus: u8,
     /// Memory of the guest, MiB.
     pub memory_mib: u64,
+    /// The guest's MAC address; `None`: the machine's version does not say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mac: Option<String>,
     /// Name of its TAP; `None` in user mode.
     pub tap: Option<String>,
     /// Inode number of its network namespace.
@@ -113,7 +135,7 @@ pub enum PassedOrder {
     Pause,
     /// [`MachineOrder::Resume`].
     Resume,
-    /// [`MachineOrder::Snapshot`], to files that the daemon makes.
+    /// [`MachineOrder::Snapshot`] or [`MachineOrder::Differences`], to files that the daemon makes.
     Snapshot {
         /// Name of the snapshot: that of its directory in the daemon's.
         to: String,
@@ -171,7 +193,8 @@ maps_descriptors!(
         Status,
         Pause,
         Resume,
-        Snapshot { state: fd, memory: fd, bases: each },
+        Snapshot { state: fd, memory: fd },
+        Differences { state: fd, memory: fd, bases: each },
         Kill,
     }
 );

@@ -157,6 +157,21 @@ fn rules_are_taken_in_turn_until_a_table_has_a_route() {
 }
 
 #[test]
+fn a_route_that_refuses_is_not_passed_over_by_its_length() {
+    let mut host = host();
+    let of = |host: &RouteSnapshot, to: &str| {
+        let table = RouteTable::new(host);
+        by(table.lookup_for(Some(&MARK), addr(to), None, None))
+    };
+    assert_eq!(of(&host, "1.1.1.1"), Ok(TUNNEL));
+    host.routes[0] = route("0.0.0.0/0", RouteKind::Blackhole, IfIndex::NONE);
+    let refused = Err(Route::Refused(RouteKind::Blackhole));
+    assert_eq!(of(&host, "1.1.1.1"), refused);
+    host.routes[0].kind = RouteKind::Throw;
+    assert_eq!(of(&host, "1.1.1.1"), Ok(TUNNEL));
+}
+
+#[test]
 fn an_inverted_step_is_for_all_others() {
     let mut host = host();
     let steps = &mut host.further.domains[0].ipv4;

@@ -113,7 +113,7 @@ impl RouteTable {
     }
 
     /// Looks up a route in a table; `None`: it has none. `suppressed_len`: longest prefix whose
-    /// routes are passed over.
+    /// routes are passed over, unless they refuse.
     pub(super) fn answer(
         &self,
         table: &Routes,
@@ -122,14 +122,17 @@ impl RouteTable {
         suppressed_len: Option<u8>,
     ) -> Option<Route> {
         let (prefix, routes) = table.longest(addr)?;
-        if suppressed_len.is_some_and(|len| prefix.prefix_len() <= len) {
-            return None;
-        }
         let is_taken = |route: &&RouteEntry| {
             route.kind != RouteKind::Unicast || uplink.is_none_or(|link| link == route.ifindex)
         };
         // A route that refuses holds for all links, as in the kernel.
         let route = routes.iter().find(is_taken).or(routes.first())?;
+        let is_suppressed = || suppressed_len.is_some_and(|len| prefix.prefix_len() <= len);
+        // A route that refuses is not passed over, nor one of the table local, which the kernel asks
+        // before.
+        if route.kind == RouteKind::Unicast && is_suppressed() {
+            return None;
+        }
         Some(match route.kind {
             RouteKind::Throw => return None,
             RouteKind::Local | RouteKind::Broadcast => Route::HostLocal,

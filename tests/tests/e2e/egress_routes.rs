@@ -1,7 +1,7 @@
 //! VMs whose policies name a routing table, a VRF or a mark: their flows leave by these routes.
 use std::{
-    io::Read as _,
-    net::{Ipv4Addr, TcpStream},
+    io::{ErrorKind, Read as _},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream},
 };
 
 use serde_json::{Value, json};
@@ -12,12 +12,13 @@ use slipgate_testbed::{
         tcp::{ConnectOutcome, EchoSession},
     },
     dns_wire::Record,
-    require_root_and_tun,
+    left_out, require_root_and_tun,
     servers::{Answer, DnsServer, TcpServer, TcpService, Zone},
-    world::{HOST, SERVER},
+    world::{HOST, ROUTER, SERVER, UPLINK},
+    world_ipv6::{HOST6, SERVER6, enable},
 };
 
-use crate::{BRIEFLY, DNS, WAIT, api::Stand, at, eventually};
+use crate::{BRIEFLY, DNS, GUEST, WAIT, api::Stand, at, eventually, stand::give_ipv6};
 
 /// The second uplink, by which only the table 100 leads to the world, and the host's address there.
 const SECOND: &str = "up1";
@@ -73,7 +74,11 @@ fn why(stand: &Stand) -> Value {
 
 /// A daemon with the VM `a`, whose policy is `tunnel`, and `b` without one.
 fn stand(egress: &str) -> (Stand, Guest, Guest) {
-    let stand = Stand::new();
+    stand_with(egress, &[])
+}
+
+fn stand_with(egress: &str, flags: &[&str]) -> (Stand, Guest, Guest) {
+    let stand = Stand::with(flags);
     add_second(stand.world());
     let guests = (stand.guest("tap0"), stand.guest("tap1"));
     put_egress(&stand, egress);
@@ -104,7 +109,9 @@ fn comes_from(guest: &Guest, echo: &TcpServer, address: Ipv4Addr) {
 #[test]
 fn flows_of_a_policy_leave_by_the_routes_of_its_table_or_not_at_all() {
     require_root_and_tun!();
-    let (stand, guest, other) = stand("egress.table = 100");
+    let scratch = tempfile::tempdir().unwrap();
+    let log = scratch.path().join("flows.jsonl").display().to_string();
+    let (stand, guest, other) = stand_with("egress.table = 100", &["--flow-log", &log]);
     let host = &stand.world().host;
     let echo = echo(&stand);
     // The table is empty: nothing leaves by main instead.
@@ -149,8 +156,19 @@ fn flows_of_a_policy_leave_by_the_routes_of_its_table_or_not_at_all() {
     // By other routes than before, a flow that can't keep its address ends.
     let mut stream = connected(&guest, &echo);
     put_egress(&stand, "");
+    let local = stream.local_addr().unwrap().to_string();
     let ended = guest.run(|| stream.read(&mut [0; 16]));
-    assert!(ended.is_err(), "{ended:?}");
+    let kind = ended.map_err(|error| error.kind());
+    assert_eq!(kind, Err(ErrorKind::ConnectionReset));
+    eventually("its record", || {
+        let log = std::fs::read_to_string(&log).unwrap();
+        let records = log.lines().map(serde_json::from_str::<Value>);
+        let mut records = records.filter_map(Result::ok);
+        let is_its = |record: &Value| record.to_string().contains(&local);
+        records
+            .any(|record| is_its(&record) && record["end"] == "uplink")
+            .then_some(())
+    });
     assert_eq!(source(&guest, &echo), HOST);
 }
 
@@ -209,8 +227,7 @@ fn flows_of_a_policy_leave_by_its_vrf() {
     assert_eq!(status, 422, "{said}");
     assert!(said.to_string().contains("no VRF of that name"), "{said}");
     if host.ip("link add blue type vrf table 200").is_err() {
-        println!("skipped: flows_of_a_policy_leave_by_its_vrf: the kernel has no VRFs");
-        return;
+        return left_out!("the kernel has no VRFs");
     }
     host.ip("link set blue up").unwrap();
     host.ip(&format!("link set {SECOND} master blue")).unwrap();
@@ -253,4 +270,87 @@ fn questions_of_a_policys_vms_leave_by_its_routes_too() {
         .unwrap();
     eventually("an answer", || (ask() == (0, Some(told))).then_some(()));
     assert!(server.udp_queries(NAME) > 0);
+}
+
+#[test]
+fn flows_of_ipv6_leave_by_the_routes_of_the_table_too() {
+    require_root_and_tun!();
+    const SECOND_ADDRESS6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 0x2, 0, 0, 0, 0, 2);
+    let (stand, guest, other) = stand_with("egress.table = 100", &["--ipv6", "nat"]);
+    let world = stand.world();
+    world.give_ipv6().unwrap();
+    enable(&world.host, &[SECOND]).unwrap();
+    enable(&world.net, &["w1"]).unwrap();
+    let address = format!("-6 addr add {SECOND_ADDRESS6}/64 dev {SECOND} nodad");
+    world.host.ip(&address).unwrap();
+    world
+        .net
+        .ip("-6 addr add 2001:db8:2::1/64 dev w1 nodad")
+        .unwrap();
+    [&guest, &other].into_iter().for_each(give_ipv6);
+    let echo =
+        TcpServer::start(&world.net, (IpAddr::from(SERVER6), 7000), TcpService::Echo).unwrap();
+    let peer = |guest: &Guest| -> Option<IpAddr> {
+        guest.run(|| tcp::connect(echo.address(), BRIEFLY)).ok()?;
+        echo.peers().last().map(SocketAddr::ip)
+    };
+    eventually("IPv6 by main", || (peer(&other)? == HOST6).then_some(()));
+    assert_eq!(peer(&guest), None, "the table has no route");
+    world
+        .host
+        .ip("-6 route add default via 2001:db8:2::1 dev up1 table 100")
+        .unwrap();
+    eventually("IPv6 by the table", || {
+        (peer(&guest)? == SECOND_ADDRESS6).then_some(())
+    });
+    assert_eq!(peer(&other), Some(IpAddr::from(HOST6)));
+}
+
+#[test]
+fn a_forward_is_reached_at_the_addresses_of_its_vms_routes_only() {
+    require_root_and_tun!();
+    let (stand, guest, _other) = stand("egress.table = 100");
+    let (host, net) = (&stand.world().host, &stand.world().net);
+    host.ip(&format!("route add {DEFAULT}")).unwrap();
+    let forwards = json!({ "forwards": ["tcp:8080:80"] });
+    let (status, said) = stand.ask("PATCH", "/v1/vms/a", Some(forwards));
+    assert_eq!(status, 200, "{said}");
+    let _echo = TcpServer::start(&guest.ns, (GUEST, 80), TcpService::Echo).unwrap();
+    let at_second = at(SECOND_ADDRESS, 8080);
+    let mut stream = eventually("the forward", || {
+        net.run(|| tcp::connect(at_second, BRIEFLY)).ok()
+    });
+    EchoSession::new(&mut stream).round(10_000).unwrap();
+    // Its answers would leave by the other device.
+    let at_main = net.run(|| tcp::connect_outcome(at(HOST, 8080), BRIEFLY));
+    let at_main = at_main.unwrap();
+    assert!(
+        matches!(at_main, ConnectOutcome::TimedOut(_)),
+        "{at_main:?}"
+    );
+    let (_, stats) = stand.ask("GET", "/v1/stats", None);
+    let refused = stats["vms"][0]["refused"]["no_route"].as_u64();
+    assert!(refused.is_some_and(|count| count > 0), "{stats}");
+}
+
+#[test]
+fn an_uplink_leaves_its_routes_of_a_table_only() {
+    require_root_and_tun!();
+    let both = "egress.table = 100\negress.uplink = \"up1\"";
+    let (stand, guest, _other) = stand(both);
+    let host = &stand.world().host;
+    let echo = echo(&stand);
+    host.ip(&format!(
+        "route add default via {ROUTER} dev {UPLINK} table 100 metric 9"
+    ))
+    .unwrap();
+    assert!(is_refused(&guest, &echo));
+    host.ip(&format!("route add {DEFAULT} metric 99")).unwrap();
+    comes_from(&guest, &echo, SECOND_ADDRESS);
+    host.ip(&format!("link del {SECOND}")).unwrap();
+    eventually("its end", || is_refused(&guest, &echo).then_some(()));
+    add_second(stand.world());
+    host.ip(&format!("route add {DEFAULT} metric 99")).unwrap();
+    comes_from(&guest, &echo, SECOND_ADDRESS);
+    assert!(echo.peers().iter().all(|peer| *peer.ip() == SECOND_ADDRESS));
 }

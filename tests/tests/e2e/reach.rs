@@ -10,7 +10,10 @@ use slipgate_testbed::{
     world_ipv6::{HOST6, SERVER6, SERVER6_2},
 };
 
-use crate::{Cell, Stand, WAIT, matrix::matrix};
+use crate::{
+    Cell, Stand, WAIT,
+    matrix::{Family, matrix},
+};
 
 matrix! {
     tcp_udp_and_ping_reach_the_world_from_the_hosts_address: [hybrid_ipv4, hybrid_ipv6, user_ipv4, user_ipv6];
@@ -81,13 +84,27 @@ fn rules_by_prefix_hold_for_the_family_they_name(cell: Cell) {
         false => format!("{ip}/32:7000/tcp"),
         true => format!("[{ip}/128]:7000/tcp"),
     };
-    let stand = Stand::of(cell, &["--default", "deny", "--allow", &rule]);
+    // The guest has both families, in each cell.
+    let both = Cell {
+        family: Family::Ipv6,
+        ..cell
+    };
+    let stand = Stand::of(both, &["--default", "deny", "--allow", &rule]);
     let serve = |ip, port| {
         let net = &stand.world.net;
         TcpServer::start(net, (ip, port), TcpService::Echo).unwrap()
     };
     let allowed = serve(ip, 7000);
-    let denied = [serve(ip, 7001), serve(other, 7000)];
+    // The same server's address of the other family, too.
+    let of_other_family = match cell.family {
+        Family::Ipv4 => SERVER6.into(),
+        Family::Ipv6 => SERVER.into(),
+    };
+    let denied = [
+        serve(ip, 7001),
+        serve(other, 7000),
+        serve(of_other_family, 7000),
+    ];
     stand.run(|| {
         tcp::connect(allowed.address(), WAIT).unwrap();
         for server in &denied {
@@ -102,5 +119,5 @@ fn rules_by_prefix_hold_for_the_family_they_name(cell: Cell) {
     let (admitted, said) = why(SocketAddr::new(host, 22));
     assert!(!admitted, "{said}");
     let (admitted, said) = why(allowed.address());
-    assert!(admitted, "{said}");
+    assert!(admitted && said.contains(&host.to_string()), "{said}");
 }

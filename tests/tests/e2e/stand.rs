@@ -238,7 +238,7 @@ impl Stand {
 
 /// Gives the guest its address of IPv6, and the route by its gateway, without asking anybody: what it
 /// would ask is tested elsewhere (`ipv6`).
-fn give_ipv6(guest: &Guest) {
+pub(crate) fn give_ipv6(guest: &Guest) {
     let ns = &guest.ns;
     let set = |of: &str, key: &str, value: &str| {
         ns.sysctl(&format!("net.ipv6.conf.{of}.{key}"), value)

@@ -104,12 +104,10 @@ impl<D: Datapath> Planner<'_, D> {
         };
         let leads = leads_in(self.nat, self.rules, self.forwards, &world)?;
         let network = &self.nat.network;
-        // A forward of a VM with an uplink of its own is for those behind that uplink.
-        let has_its_uplink = |uplink| {
-            let own = network.uplink_of(vm.net.id).or(network.routes.uplink());
-            own == Some(uplink)
-        };
-        let is_open = !leads.by_forward || network.uplink_of(leads.vm).is_none_or(has_its_uplink);
+        // A forward of a VM with an uplink or routes of its own is for those behind them.
+        let is_open = !leads.by_forward
+            || network.leaves_as_all(leads.vm)
+            || network.leave_alike(vm.net.id, leads.vm);
         if !is_open {
             return None;
         }

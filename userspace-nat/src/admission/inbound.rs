@@ -142,8 +142,7 @@ fn plan<D: Datapath>(
         let room = || Room::find(nat, vm, true, now_ns);
         // Answers from another uplink's address would reach nobody, and tell who the guest is.
         let leaves_by = |hop: &(Hop, _)| {
-            let own = nat.network.uplink_of(vm.net.id);
-            own.is_none()
+            nat.network.leaves_as_all(vm.net.id)
                 || routes.carries(hop.0.ifindex, world.local)
                 || nat.network.is_pooled(vm.net.id, world.local)
         };

@@ -25,6 +25,7 @@ use std::{
 };
 
 use rand::{RngExt, rngs::StdRng};
+use slipgate_abi::IfIndex;
 
 use super::{
     answer::{Answer, AnswerError},
@@ -160,7 +161,12 @@ impl Exchange {
 
     /// Sends the query to the next resolver.
     pub(super) fn ask(&mut self, with: &mut Surroundings<'_>) -> Progress {
-        while let Some(to) = with.resolvers.next(&self.spent, self.last, with.now_ns) {
+        loop {
+            let link_to = |to| self.link_to(to);
+            let resolvers = &with.resolvers;
+            let Some(to) = resolvers.next(&self.spent, self.last, link_to, with.now_ns) else {
+                return self.end();
+            };
             self.last = Some(to);
             if self.send(to, with).is_err() {
                 self.give_up_on(to);
@@ -171,7 +177,6 @@ impl Exchange {
             self.next_ns = (with.now_ns + patience).min(self.over_ns);
             return Progress::Waiting;
         }
-        self.end()
     }
 
     /// Continues after readiness of a socket.
@@ -181,18 +186,19 @@ impl Exchange {
         while i < self.attempts.len() {
             let attempt = &mut self.attempts[i];
             let to = attempt.to;
+            let asked = (to, link_to(&self.ways, to));
             match attempt.progress(Key(&self.key), self.token, with) {
                 Outcome::Waiting => {
                     i += 1;
                     continue;
                 }
                 Outcome::Answered(answer) => {
-                    with.resolvers.answered(to);
+                    with.resolvers.answered(asked);
                     self.answered_by = Some(to);
                     return Progress::Answered(answer);
                 }
                 Outcome::Truncated(answer) => {
-                    with.resolvers.answered(to);
+                    with.resolvers.answered(asked);
                     self.fallback = Some(answer);
                     self.answered_by = Some(to);
                     self.attempts.remove(i);
@@ -213,7 +219,7 @@ impl Exchange {
                     }
                 }
                 Outcome::Refused(answer) => {
-                    with.resolvers.answered(to);
+                    with.resolvers.answered(asked);
                     if self.fallback.is_none() {
                         self.fallback = Some(answer);
                         self.answered_by = Some(to);
@@ -238,7 +244,8 @@ impl Exchange {
     pub(super) fn on_timer(&mut self, with: &mut Surroundings<'_>) -> Progress {
         self.forget_others(&with.resolvers);
         if let Some(last) = self.last.filter(|last| with.resolvers.has(*last)) {
-            with.resolvers.was_silent(last, with.now_ns);
+            let asked = (last, self.link_to(last));
+            with.resolvers.was_silent(asked, with.now_ns);
             if self
                 .attempts
                 .iter()
@@ -333,12 +340,27 @@ impl Exchange {
             .ok_or_else(|| io::ErrorKind::NetworkUnreachable.into())
     }
 
+    /// Link by which a resolver is asked.
+    fn link_to(&self, to: SocketAddr) -> Option<IfIndex> {
+        link_to(&self.ways, to)
+    }
+
+    /// Whether no route led to any of these resolvers when the question came.
+    pub(super) fn reaches_none_of(&self, resolvers: &[SocketAddr]) -> bool {
+        !resolvers.is_empty() && resolvers.iter().all(|to| self.way_to(*to).is_err())
+    }
+
     fn keep(&mut self, attempt: Attempt) {
         if self.attempts.len() == MAX_SOCKETS {
             self.attempts.remove(0);
         }
         self.attempts.push(attempt);
     }
+}
+
+fn link_to(ways: &Option<Vec<(SocketAddr, Way)>>, to: SocketAddr) -> Option<IfIndex> {
+    let way = ways.as_ref()?.iter().find(|(known, _)| *known == to);
+    way.and_then(|(_, way)| way.link)
 }
 
 /// The name, given in lower case, with each letter in a random case.

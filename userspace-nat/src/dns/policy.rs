@@ -15,7 +15,7 @@ pub struct ExtendedError {
     pub code: u16,
     /// EXTRA-TEXT of the error.
     pub text: String,
-    /// Response code of the reply: REFUSED or NXDOMAIN.
+    /// Response code of the reply: REFUSED, NXDOMAIN or SERVFAIL.
     pub rcode: Rcode,
 }
 
@@ -24,6 +24,17 @@ impl ExtendedError {
     pub const BLOCKED: u16 = 15;
     /// INFO-CODE of a question that the client may not ask (RFC 8914 section 4.19).
     pub const PROHIBITED: u16 = 18;
+    /// INFO-CODE of a question that reached no server (RFC 8914 section 4.24).
+    pub const NETWORK: u16 = 23;
+
+    /// Failure of a question to whose resolvers no route of the VM's leads.
+    pub fn no_route() -> Self {
+        Self {
+            code: Self::NETWORK,
+            text: "no route of this guest's leads to a resolver".to_owned(),
+            rcode: Rcode::ServFail,
+        }
+    }
 
     /// Refusal with REFUSED by a rule against the name.
     pub fn blocked(text: String) -> Self {

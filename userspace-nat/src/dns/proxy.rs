@@ -414,6 +414,7 @@ impl Proxy {
             return;
         };
         let key = live.exchange.key();
+        let is_unreached = answer.is_none() && live.exchange.reaches_none_of(list);
         let source = live.exchange.answered_by();
         let source = source.map_or(Source::Nobody, Source::Upstream);
         let answer_policy = self.policy.answer_policy(live.vm);
@@ -435,6 +436,10 @@ impl Proxy {
                     let (policy, journal) = (&mut *self.policy, &mut self.journal);
                     let message = answered(policy, journal, waiter, key, from, now_ns);
                     self.push(waiter.vm, waiter.origin, message);
+                }
+                None if is_unreached => {
+                    let no_route = ExtendedError::no_route();
+                    self.fail_with(waiter, key, Some(&no_route), now_ns);
                 }
                 None => self.fail(waiter, key, now_ns),
             }
@@ -471,11 +476,25 @@ impl Proxy {
     }
 
     fn fail(&mut self, waiter: &Waiter, key: Key<'_>, now_ns: u64) {
+        self.fail_with(waiter, key, None, now_ns);
+    }
+
+    /// Answers SERVFAIL, with a reason if there is one to tell.
+    fn fail_with(
+        &mut self,
+        waiter: &Waiter,
+        key: Key<'_>,
+        reason: Option<&ExtendedError>,
+        now_ns: u64,
+    ) {
         waiter.stats.tally(Tally::DnsFailure, 1);
         let (policy, outcome) = (&*self.policy, Outcome::Failed);
         self.journal
             .note(policy, waiter, key, outcome, Source::Nobody, now_ns);
-        let message = reply::from_rcode(&waiter.asked, key, Rcode::ServFail);
+        let message = match reason {
+            Some(error) => reply::refused(&waiter.asked, key, error),
+            None => reply::from_rcode(&waiter.asked, key, Rcode::ServFail),
+        };
         self.push(waiter.vm, waiter.origin, message);
     }
 

@@ -374,3 +374,49 @@ fn measure_questions() {
     let took = started.elapsed().as_nanos() as f64 / 1e6;
     println!("from the cache: {took:.0} ns, {:.0} a second", 1e9 / took);
 }
+
+/// No route leads to any resolver.
+#[derive(Debug)]
+struct Nowhere;
+
+impl Ways for Nowhere {
+    fn are_hosts(&self, _: VmId) -> bool {
+        false
+    }
+
+    fn way(&self, _: VmId, _: IpAddr) -> Option<Way> {
+        None
+    }
+}
+
+#[test]
+fn a_guest_is_told_that_no_route_leads_to_a_resolver() {
+    let upstream = Upstream::new();
+    let mut rig = Rig::new(&[&upstream]);
+    let vm = rig.vm.clone();
+    let guest = Guest {
+        vm: &vm,
+        has_ipv6: false,
+        ways: &Nowhere,
+    };
+    let origin = Origin::Udp {
+        guest: ([10, 0, 2, 15], 4000).into(),
+        server: ASKED.into(),
+    };
+    let query = with_edns(www(1), 1232, false).to_vec().unwrap();
+    rig.proxy
+        .query(guest, origin, &query, &rig.poller, rig.now_ns)
+        .unwrap();
+    let told = rig.proxy.next_reply().unwrap().message;
+    assert_eq!(read(&told).metadata.response_code, ResponseCode::ServFail);
+    let reason = b"no route";
+    assert!(told.windows(reason.len()).any(|part| part == reason));
+    assert!(upstream.is_idle());
+    assert_eq!(rig.counted(), (1, 0, 1));
+    // Questions that fail otherwise have no such reason.
+    rig.ask(4001, &with_edns(www(2), 1232, false)).unwrap();
+    upstream.refuse(ResponseCode::ServFail);
+    rig.settle();
+    let told = rig.proxy.next_reply().unwrap().message;
+    assert!(!told.windows(reason.len()).any(|part| part == reason));
+}

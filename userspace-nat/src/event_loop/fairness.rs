@@ -12,10 +12,17 @@ use std::{cmp::Reverse, collections::BinaryHeap};
 use hashbrown::HashMap;
 use slipgate_abi::VmRow;
 
-use crate::port::{BATCH, Batch, Frame, KeptFrame};
+use crate::{
+    port::{BATCH, Batch, Frame, KeptFrame},
+    state::credits::credits_of,
+};
 
 /// Most frames that wait. Beyond it they wait in the port's queue, where they are in one order.
 pub(super) const MOST_WAITING: u16 = 1_024;
+
+/// Most frames of one sender whose credits are given back together: the programs of other CPUs read the
+/// counts with each frame, and each change of them is waited for.
+const CREDITED_AT_ONCE: usize = 16;
 
 /// Row of the VM, and whether the world is the sender.
 type Sender = (VmRow, bool);
@@ -39,6 +46,8 @@ pub(crate) struct Waiting {
 #[derive(Clone, Copy, Debug)]
 struct Waits {
     frame: KeptFrame,
+    /// Credits that it took and that are not given back yet.
+    credits: u64,
     /// The next one of its sender.
     next: Option<u16>,
 }
@@ -55,11 +64,12 @@ struct Share {
 pub(crate) struct Turn {
     /// The frame.
     pub(super) frame: KeptFrame,
+    pub(super) sender: Sender,
+    /// Credits to give back to its sender before it is handled: its own and those of the next frames,
+    /// or none, if that was done with a frame before it.
+    pub(super) credits: u64,
     index: u16,
-    sender: Sender,
     cost: u64,
-    /// Whether no other frame of its sender waits.
-    pub(super) is_last: bool,
 }
 
 impl Waiting {
@@ -75,15 +85,16 @@ impl Waiting {
 
     /// Takes all frames of a batch, which keeps them.
     pub(crate) fn take(&mut self, batch: &mut Batch) {
-        let mut senders = [(VmRow::NOBODY, false); BATCH];
-        for (at, sender) in senders.iter_mut().enumerate().take(batch.len()) {
+        let mut senders = [((VmRow::NOBODY, false), 0); BATCH];
+        for (at, (sender, credits)) in senders.iter_mut().enumerate().take(batch.len()) {
             // A frame that can't be parsed is dropped: its position does not matter.
             if let Some(frame) = Frame::parse(batch.frame(at)) {
                 *sender = (frame.header.row(), frame.is_from_world());
+                *credits = credits_of(&frame);
             }
         }
-        for (frame, sender) in batch.keep().zip(senders) {
-            let index = self.wait(frame);
+        for (frame, (sender, credits)) in batch.keep().zip(senders) {
+            let index = self.wait(frame, credits);
             if let Some(share) = self.senders.get_mut(&sender) {
                 let last = std::mem::replace(&mut share.last, index);
                 self.frames[usize::from(last)].next = Some(index);
@@ -95,8 +106,12 @@ impl Waiting {
         }
     }
 
-    fn wait(&mut self, frame: KeptFrame) -> u16 {
-        let waits = Waits { frame, next: None };
+    fn wait(&mut self, frame: KeptFrame, credits: u64) -> u16 {
+        let waits = Waits {
+            frame,
+            credits,
+            next: None,
+        };
         if let Some(index) = self.free.pop() {
             self.frames[usize::from(index)] = waits;
             return index;
@@ -115,14 +130,30 @@ impl Waiting {
         let Reverse((cost, _, sender)) = self.turns.pop()?;
         self.cost = cost;
         let index = self.senders.get(&sender)?.first;
-        let Waits { frame, next } = self.frames[usize::from(index)];
         Some(Turn {
-            frame,
-            is_last: next.is_none(),
-            index,
+            frame: self.frames[usize::from(index)].frame,
             sender,
+            credits: self.take_credits(index),
+            index,
             cost,
         })
+    }
+
+    /// Takes the credits of a frame and of some that follow it, if its own were not taken before.
+    fn take_credits(&mut self, first: u16) -> u64 {
+        let mut sum = 0;
+        let mut next = Some(first);
+        for _ in 0..CREDITED_AT_ONCE {
+            let Some(frame) = next.map(|index| &mut self.frames[usize::from(index)]) else {
+                break;
+            };
+            if frame.credits == 0 {
+                break;
+            }
+            sum += std::mem::take(&mut frame.credits);
+            next = frame.next;
+        }
+        sum
     }
 
     /// Removes the frame, which led to `cost` frames.

@@ -116,6 +116,7 @@ proptest! {
         }
         let mut handled: Vec<(u16, bool, u32)> = Vec::new();
         let mut spent = [0; 10];
+        let (mut credited, mut served) = ([0u64; 10], [0u64; 10]);
         let mut left = [0usize; 10];
         for (row, world) in &frames {
             left[usize::from(*row) * 2 + usize::from(*world)] += 1;
@@ -130,10 +131,12 @@ proptest! {
                 let cost = cost_of(row, world);
                 waiting.done(next, cost);
                 batch.release(next.frame);
-                let waits = waiting.senders.contains_key(&(VmRow::new(row), world));
-                prop_assert_eq!(next.is_last, !waits);
-                handled.push((row, world, number));
                 let sender = usize::from(row) * 2 + usize::from(world);
+                credited[sender] += next.credits;
+                prop_assert!(credited[sender] > served[sender]);
+                served[sender] += 1;
+                prop_assert!(next.credits <= CREDITED_AT_ONCE as u64);
+                handled.push((row, world, number));
                 spent[sender] += cost;
                 left[sender] -= 1;
                 // All began together: who still waits has had no less than others, but for a frame.
@@ -145,6 +148,7 @@ proptest! {
             read(&mut batch, &mut waiting, &mut queue);
         }
         prop_assert_eq!(handled.len(), frames.len());
+        prop_assert_eq!(credited, served);
         for sender in 0..10u16 {
             let of = |entry: &&(u16, bool, u32)| entry.0 * 2 + u16::from(entry.1) == sender;
             let numbers: Vec<u32> = handled.iter().filter(of).map(|entry| entry.2).collect();

@@ -1,4 +1,24 @@
+use std::{cell::Cell, io::Write as _, time::SystemTime};
+
 use super::*;
+use crate::poll::{Interest, Subsystem, Token};
+
+/// Each reading is a microsecond after the one before.
+#[derive(Default)]
+struct Steps(Cell<u64>);
+
+impl Clock for Steps {
+    fn now_ns(&self) -> u64 {
+        self.0.set(self.0.get() + 1_000);
+        self.0.get()
+    }
+
+    fn wall(&self) -> SystemTime {
+        SystemTime::UNIX_EPOCH
+    }
+
+    fn sleep_ns(&self, _: u64) {}
+}
 
 fn after(waits_ns: impl IntoIterator<Item = u64>) -> Looking {
     let mut looking = Looking::default();
@@ -40,4 +60,45 @@ fn looks_in_vain_end() {
         looking.waited(LOOK_NS + 1, in_vain);
     }
     assert!(looks <= 103, "{looks}");
+}
+
+#[test]
+fn a_wait_looks_first_if_events_have_been_near_and_then_sleeps() {
+    let mut poller = Poller::new().unwrap();
+    let clock = Steps::default();
+    let mut ready = Vec::new();
+    // Readings of the clock in a wait: at its beginning, behind each look, and at its end.
+    let mut readings = |looking: &mut Looking, timeout_ns| {
+        let before = clock.0.get();
+        let waited = looking.wait(&mut poller, &clock, timeout_ns, &mut ready);
+        waited.unwrap();
+        (clock.0.get() - before) / 1_000
+    };
+    let looks = LOOK_NS / 1_000;
+    assert_eq!(readings(&mut Looking::default(), Some(1)), 2, "no look");
+    let dense = || Looking { near: MOST };
+    assert_eq!(readings(&mut dense(), Some(1_000_000)), 2 + looks);
+    assert_eq!(readings(&mut dense(), Some(5_000)), 2 + 5, "not longer");
+    assert_eq!(readings(&mut dense(), Some(0)), 0, "it is not to wait");
+    let mut in_vain = dense();
+    readings(&mut in_vain, Some(1));
+    assert_eq!(in_vain.near, MOST - 2);
+}
+
+#[test]
+fn what_a_look_finds_ends_the_wait() {
+    let (reader, mut writer) = std::io::pipe().unwrap();
+    let mut poller = Poller::new().unwrap();
+    let token = Token {
+        subsystem: Subsystem::Port,
+        key: 3,
+    };
+    poller.add(&reader, token, Interest::Read).unwrap();
+    writer.write_all(b"x").unwrap();
+    let (clock, mut ready) = (Steps::default(), Vec::new());
+    let mut looking = Looking { near: DENSE };
+    looking.wait(&mut poller, &clock, None, &mut ready).unwrap();
+    let found: Vec<_> = ready.iter().map(|it| it.token).collect();
+    assert_eq!((found, clock.0.get()), (vec![token], 2_000));
+    assert_eq!(looking.near, DENSE + 1);
 }

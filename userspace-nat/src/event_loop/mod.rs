@@ -36,12 +36,12 @@ use crate::{
     observe::{Direction, Watch},
     packet_path::{Disposition, sent_to_guest},
     poll::{Context, Poller, Readiness, Subsystem},
-    port::{BATCH, Batch, Frame, FrameIo},
+    port::{BATCH, Batch, FrameIo},
     record::{FlowLog, Losses},
     services::Services,
     state::{
         Core, Nat,
-        credits::{Settled, TakenIn},
+        credits::{self, Settled},
     },
 };
 
@@ -302,19 +302,16 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
         let flows = &mut self.core.nat.flows;
         let takes_orders = flows.takes_orders;
         flows.takes_orders &= !self.watch.is_on();
-        let mut taken_in = TakenIn::NONE;
         while spent < work {
             let Some(turn) = self.waiting.next() else {
                 break;
             };
+            credits::take_in(&self.core.nat.datapath, turn.sender, turn.credits);
             let bytes = self.batch.kept_mut(turn.frame);
             if self.watch.is_on() {
                 let Core { nat, vms, .. } = &self.core;
                 let wall = self.clock.wall();
                 self.watch.passed(nat, vms, bytes, Direction::Read, wall);
-            }
-            if let Some(frame) = Frame::parse(bytes) {
-                taken_in.add(&self.core.nat.datapath, &frame, turn.is_last);
             }
             let queued = self.core.out.queue.len();
             let flows = self.core.nat.flows.len();
@@ -355,11 +352,9 @@ impl<D: Datapath, P: FrameIo, C: Clock> Engine<D, P, C> {
             self.batch.release(turn.frame);
             // One VM's relays must not fill the room for another's answers.
             if self.core.out.queue.is_half_full() {
-                taken_in.count(&self.core.nat.datapath);
                 self.write_answers();
             }
         }
-        taken_in.count(&self.core.nat.datapath);
         if self.watch.is_on() {
             self.core.nat.flows.takes_orders = takes_orders;
         }

@@ -7,10 +7,12 @@
 //! datagram of another flow, a longer one, or one behind a shorter one begins the next burst.
 use slipgate_model::FlowTuple;
 
+use crate::packet::{Version, transport::UDP_HEADER_LEN};
+
 /// Most datagrams of one send (the kernel's `UDP_MAX_SEGMENTS` before 6.9).
 const MOST: usize = 64;
-/// Longest datagram that waits for others, bytes: what a usual link carries whole.
-const LONGEST: usize = 1_472;
+/// Longest packet of a datagram that waits for others, bytes: what a usual link carries whole.
+const LONGEST_PACKET: usize = 1_500;
 /// Most bytes of one send.
 const MOST_BYTES: usize = 65_000;
 
@@ -36,8 +38,9 @@ pub(super) struct Sent<'b> {
 
 impl Burst {
     /// Whether a datagram of this length may wait for others at all.
-    pub(super) fn is_for(len: usize) -> bool {
-        (1..=LONGEST).contains(&len)
+    pub(super) fn is_for(version: Version, len: usize) -> bool {
+        let longest = LONGEST_PACKET - version.header_len() - UDP_HEADER_LEN;
+        (1..=longest).contains(&len)
     }
 
     pub(super) fn is_empty(&self) -> bool {

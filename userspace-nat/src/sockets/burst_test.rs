@@ -38,12 +38,12 @@ fn what_would_not_come_out_as_it_was_begins_the_next_burst() {
     assert!(!of(&[22, 7]).takes(1, 7), "behind a shorter one");
     assert!(!of(&[22]).takes(2, 22), "of another flow");
     assert!(!of(&[22; MOST]).takes(1, 22), "more than the kernel takes");
-    let whole = MOST_BYTES / LONGEST;
-    assert!(
-        !of(&vec![LONGEST; whole]).takes(1, LONGEST),
-        "too long in all"
-    );
-    assert!(!Burst::is_for(0) && !Burst::is_for(LONGEST + 1));
+    let whole = MOST_BYTES / 1_472;
+    assert!(!of(&vec![1_472; whole]).takes(1, 1_472), "too long in all");
+    for (version, longest) in [(Version::V4, 1_472), (Version::V6, 1_452)] {
+        assert!(Burst::is_for(version, 1) && Burst::is_for(version, longest));
+        assert!(!Burst::is_for(version, 0) && !Burst::is_for(version, longest + 1));
+    }
 }
 
 #[test]

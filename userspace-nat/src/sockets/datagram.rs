@@ -12,7 +12,7 @@ use nix::{
         socket::{ControlMessage, MsgFlags, sendmsg, setsockopt, sockopt},
     },
 };
-use slipgate_abi::Protocol;
+use slipgate_abi::{DropReason, Protocol};
 use slipgate_model::FlowTuple;
 
 use super::{
@@ -31,6 +31,17 @@ use crate::{
 #[derive(Debug)]
 pub(super) struct Datagrams {
     pub(super) socket: OwnedFd,
+    /// Datagrams that leave by themselves before joining is tried again: the kernel has refused it.
+    alone: u16,
+}
+
+/// Datagrams after which a refusal to join them is forgotten: routes and their MTUs change.
+const ALONE: u16 = 1_024;
+
+impl Datagrams {
+    pub(super) fn new(socket: OwnedFd) -> Self {
+        Self { socket, alone: 0 }
+    }
 }
 
 impl Sockets {
@@ -50,7 +61,11 @@ impl Sockets {
         let is_single = matches!(packet.transport, Transport::Udp(_)) && segment_len.is_none();
         match key {
             Err(error) => self.unreachable(&tuple, &error, guest),
-            Ok(key) if is_single && Burst::is_for(payload.len()) => {
+            Ok(key)
+                if is_single
+                    && Burst::is_for(packet.ip.version(), payload.len())
+                    && self.may_join(key) =>
+            {
                 if !self.burst.takes(key, payload.len()) {
                     self.send_burst(guest);
                 }
@@ -82,6 +97,9 @@ impl Sockets {
             match each {
                 None => self.after_send(&tuple, sent, guest),
                 Some(each) => {
+                    if let Some(Kind::Datagrams(it)) = self.kind(key) {
+                        it.alone = ALONE;
+                    }
                     for datagram in payload.chunks(each.into()) {
                         let sent = self.send_by(key, datagram, None, guest);
                         self.after_send(&tuple, sent, guest);
@@ -91,6 +109,20 @@ impl Sockets {
         }
         burst.clear();
         self.burst = burst;
+    }
+
+    /// Whether the next datagram of a socket may wait for others.
+    fn may_join(&mut self, key: u32) -> bool {
+        let Some(Kind::Datagrams(it)) = self.kind(key) else {
+            return false;
+        };
+        let may_join = it.alone == 0;
+        it.alone = it.alone.saturating_sub(1);
+        may_join
+    }
+
+    fn kind(&mut self, key: u32) -> Option<&mut Kind> {
+        self.endpoints.get_mut(&key).map(|e| &mut e.socket)
     }
 
     /// Tells the guest why a datagram was not sent.
@@ -121,7 +153,7 @@ impl Sockets {
 
     fn send_once(&self, key: u32, payload: &[u8], segment_len: Option<u16>) -> io::Result<()> {
         let endpoint = self.endpoints.get(&key);
-        let Some(Kind::Datagrams(Datagrams { socket })) = endpoint.map(|e| &e.socket) else {
+        let Some(Kind::Datagrams(Datagrams { socket, .. })) = endpoint.map(|e| &e.socket) else {
             return Ok(());
         };
         send_one(socket, payload, segment_len)
@@ -134,7 +166,7 @@ impl Sockets {
             // Before Linux 5.0 each comes by itself.
             let _ = setsockopt(&socket, sockopt::UdpGroSegment, &true);
         }
-        let key = self.add(tuple, Kind::Datagrams(Datagrams { socket }));
+        let key = self.add(tuple, Kind::Datagrams(Datagrams::new(socket)));
         let watched = match self.endpoints.get(&key).map(|e| &e.socket) {
             // Level-triggered: what is not read in this turn is reported in the next.
             Some(Kind::Datagrams(it)) => watch(epoll, &it.socket, key, EpollFlags::EPOLLIN),
@@ -172,7 +204,7 @@ impl Sockets {
         let Some(endpoint) = self.endpoints.get(&key) else {
             return;
         };
-        let (Kind::Datagrams(Datagrams { socket }), tuple) = (&endpoint.socket, endpoint.tuple)
+        let (Kind::Datagrams(Datagrams { socket, .. }), tuple) = (&endpoint.socket, endpoint.tuple)
         else {
             return;
         };
@@ -194,7 +226,10 @@ impl Sockets {
             // A socket has its port before it is connected, and anybody may send to it then.
             if is_of_peer(&received, &tuple) {
                 let place = inbox.place(nth);
-                self.deliver_received(&tuple, place, (start, &received), guest);
+                match received.is_cut {
+                    false => self.deliver_received(&tuple, place, (start, &received), guest),
+                    true => count_cut((start, &received), guest),
+                }
             }
             nth += count;
         }
@@ -228,6 +263,19 @@ impl Sockets {
             guest.deliver(vnet, &mut self.buffer[..end]);
         }
     }
+}
+
+/// Counts a datagram that did not fit: a frame's buffer has room for 65,535 bytes with the IP header, and
+/// IPv6 does not count its own header among these.
+fn count_cut((start, received): (usize, &Received), guest: &mut impl ToGuest) {
+    let each = received.segment_len;
+    let vnet = VirtioNetHdr {
+        gso_type: each.map_or(VirtioNetHdr::GSO_NONE, |_| VirtioNetHdr::GSO_UDP_L4),
+        hdr_len: (ETHERNET_LEN + start - L3_START) as u16,
+        gso_size: each.unwrap_or(0),
+        ..VirtioNetHdr::default()
+    };
+    guest.lost(DropReason::TooBig, vnet, start + received.len);
 }
 
 /// Whether it came from the flow's peer.
@@ -316,3 +364,7 @@ fn write_headers(
         csum_offset: 6,
     }
 }
+
+#[cfg(test)]
+#[path = "datagram_test.rs"]
+mod tests;

@@ -89,7 +89,8 @@ impl Sockets {
             let Some(endpoint) = self.endpoints.get(&key) else {
                 break;
             };
-            let (Kind::Datagrams(Datagrams { socket }), tuple) = (&endpoint.socket, endpoint.tuple)
+            let (Kind::Datagrams(Datagrams { socket, .. }), tuple) =
+                (&endpoint.socket, endpoint.tuple)
             else {
                 break;
             };

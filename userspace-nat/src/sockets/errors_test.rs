@@ -4,6 +4,8 @@ use std::{
     time::Duration,
 };
 
+use slipgate_abi::DropReason;
+
 use super::*;
 use crate::{
     packet::{Ip, Packet, Transport},
@@ -22,6 +24,10 @@ impl ToGuest for Taken {
     fn deliver(&mut self, _: VirtioNetHdr, frame: &mut [u8]) -> Delivered {
         self.0.push(frame[L3_START..].to_vec());
         Delivered::Yes
+    }
+
+    fn lost(&mut self, reason: DropReason, _: VirtioNetHdr, len: usize) {
+        panic!("{reason:?}: {len} bytes");
     }
 }
 
@@ -61,7 +67,7 @@ fn a_message_of_the_network_is_told_with_its_type_code_sender_and_quote() {
     ] {
         let (socket, tuple) = refused(host);
         let mut sockets = Sockets::new(false, 1_500);
-        let key = sockets.add(tuple, Kind::Datagrams(Datagrams { socket }));
+        let key = sockets.add(tuple, Kind::Datagrams(Datagrams::new(socket)));
         let mut guest = Taken::default();
         assert!(sockets.tell_messages(key, &mut guest));
         assert!(!sockets.tell_messages(key, &mut guest), "once");

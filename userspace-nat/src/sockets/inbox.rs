@@ -30,6 +30,8 @@ pub(super) struct Received {
     pub(super) len: usize,
     /// Length of each, if the kernel joined several.
     pub(super) segment_len: Option<u16>,
+    /// Whether it is longer than its room: its end is lost.
+    pub(super) is_cut: bool,
 }
 
 /// What was received, each in a place of its own with room for headers before it.
@@ -63,7 +65,7 @@ impl Inbox {
         let mut controls = [Control([0; CONTROL_LEN]); AT_ONCE];
         let places = self.bytes.chunks_exact_mut(SLOT_LEN);
         for (nth, place) in places.enumerate() {
-            let room = &mut place[start..];
+            let room = &mut place[start..BUFFER_LEN];
             parts[nth].iov_base = room.as_mut_ptr().cast();
             parts[nth].iov_len = room.len();
             let header = &mut headers[nth].msg_hdr;
@@ -96,6 +98,7 @@ impl Inbox {
                 from: address_of(name),
                 len: header.msg_len as usize,
                 segment_len: segment_len(&header.msg_hdr),
+                is_cut: header.msg_hdr.msg_flags & libc::MSG_TRUNC != 0,
             }));
         Ok(count)
     }
@@ -112,7 +115,8 @@ impl Inbox {
         let first = *self.received.get(nth)?;
         let mut joined = first;
         let mut count = 1;
-        if first.segment_len.is_some() || first.len == 0 || !joins(first.len) {
+        let is_alone = first.segment_len.is_some() || first.is_cut || first.len == 0;
+        if is_alone || !joins(first.len) {
             return Some((joined, count));
         }
         let (to, others) = self.bytes[nth * SLOT_LEN..].split_at_mut(SLOT_LEN);
@@ -122,6 +126,7 @@ impl Inbox {
         {
             let fits = next.from == first.from
                 && next.segment_len.is_none()
+                && !next.is_cut
                 && (1..=first.len).contains(&next.len)
                 && joined.len + next.len <= MOST_JOINED;
             if !fits {

@@ -33,7 +33,7 @@ use std::{
 
 use hashbrown::HashMap;
 use nix::sys::epoll::{Epoll, EpollEvent, EpollFlags};
-use slipgate_abi::Direction;
+use slipgate_abi::{Direction, DropReason};
 use slipgate_model::FlowTuple;
 
 use self::{burst::Burst, datagram::Datagrams, inbox::Inbox};
@@ -70,6 +70,8 @@ pub trait ToGuest {
     /// Delivers a packet of the world. `frame` has room for the offload header and an Ethernet
     /// header before the packet, which begins behind both.
     fn deliver(&mut self, vnet: VirtioNetHdr, frame: &mut [u8]) -> Delivered;
+    /// Counts a packet of the world that can't be delivered, `len` bytes with both headers.
+    fn lost(&mut self, reason: DropReason, vnet: VirtioNetHdr, len: usize);
 }
 
 /// A socket, with the flow that it is for.

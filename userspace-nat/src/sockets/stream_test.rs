@@ -5,7 +5,7 @@ use std::{
     os::fd::OwnedFd,
 };
 
-use slipgate_abi::tcp::Flags;
+use slipgate_abi::{DropReason, tcp::Flags};
 
 use super::*;
 use crate::{
@@ -54,6 +54,10 @@ impl ToGuest for Taken {
         let payload = packet.ip.payload().len() - tcp.header_len;
         self.0.push((tcp.flags, tcp.sequence, payload));
         Delivered::Yes
+    }
+
+    fn lost(&mut self, reason: DropReason, _: VirtioNetHdr, len: usize) {
+        panic!("{reason:?}: {len} bytes");
     }
 }
 

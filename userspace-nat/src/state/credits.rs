@@ -3,7 +3,7 @@
 //!
 //! The programs count a frame as handed over before they redirect it, and drop it as `NoCredit`
 //! when more frames are in flight than the VM has credits. The engine counts the frames that
-//! arrive. A frame that a full queue lost in between would be missing for ever. So when the port is
+//! arrive, before it handles them, some of a sender together. A frame that a full queue lost in between would be missing for ever. So when the port is
 //! found empty, and an earlier count of frames handed over still exceeds the frames that arrived,
 //! the difference is counted as lost and its credits are given back.
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -28,54 +28,8 @@ pub(crate) struct Snapshot {
     at_ns: u64,
 }
 
-/// Most frames of one sender that are counted together: the programs of other CPUs read the counts
-/// with each frame, and each change of them is waited for.
-const AT_ONCE: u32 = 16;
-
-/// Frames of one sender that arrived over the port and are not counted yet.
-#[derive(Debug)]
-pub(crate) struct TakenIn {
-    row: VmRow,
-    from_world: bool,
-    frames: u32,
-    credits: u64,
-}
-
-impl TakenIn {
-    /// No frames.
-    pub(crate) const NONE: Self = Self {
-        row: VmRow::NOBODY,
-        from_world: false,
-        frames: 0,
-        credits: 0,
-    };
-
-    /// Adds a frame, whose handling begins. `is_last`: whether no other frame of its sender waits;
-    /// then its credits are free at once, as the answer to it may bring the next one.
-    pub(crate) fn add(&mut self, tables: &impl Tables, frame: &Frame<'_>, is_last: bool) {
-        let sender = (frame.header.row(), frame.is_from_world());
-        if sender != (self.row, self.from_world) {
-            self.count(tables);
-            (self.row, self.from_world) = sender;
-        }
-        self.frames += 1;
-        self.credits += credits_of(frame);
-        if is_last || self.frames >= AT_ONCE {
-            self.count(tables);
-        }
-    }
-
-    /// Counts the frames.
-    pub(crate) fn count(&mut self, tables: &impl Tables) {
-        if self.frames > 0 {
-            take_in(tables, self.row, self.from_world, self.credits);
-            (self.frames, self.credits) = (0, 0);
-        }
-    }
-}
-
 /// Returns the credits that a frame has taken.
-fn credits_of(frame: &Frame<'_>) -> u64 {
+pub(crate) fn credits_of(frame: &Frame<'_>) -> u64 {
     let gso_size = match frame.vnet.gso_type {
         VirtioNetHdr::GSO_NONE => 0,
         _ => u32::from(frame.vnet.gso_size),
@@ -91,9 +45,12 @@ fn credits_of(frame: &Frame<'_>) -> u64 {
     }
 }
 
-/// Counts frames that arrived over the port. The count never exceeds the frames handed over, since
+/// Counts frames of a sender that arrived over the port. The count never exceeds the frames handed over, since
 /// a frame that the kernel segmented arrives as several.
-fn take_in(tables: &impl Tables, row: VmRow, from_world: bool, credits: u64) {
+pub(crate) fn take_in(tables: &impl Tables, (row, from_world): (VmRow, bool), credits: u64) {
+    if credits == 0 {
+        return;
+    }
     let Some(vm) = tables.vm(row) else {
         return;
     };

@@ -14,7 +14,9 @@
 //! Flows of a VM that is given an uplink of its own, or another one, move to it if they keep their
 //! translated address there, and end otherwise: none goes on by an uplink that its VM is not to use.
 //! The same holds if a VM's policy chooses other routes: those of another table, or by another mark.
-//! While a VM's own uplink does not exist, its flows wait for it.
+//! While a VM's own uplink does not exist, its flows wait for it. An engine that adopts a flow does not
+//! know by which routes it was opened: it ends one that can't leave by the present route of such a
+//! policy. Where that leads nowhere, the flow goes on by its former link.
 //!
 //! A flow that is not translated keeps its guest's address by any route.
 //!
@@ -67,6 +69,18 @@ impl<D: Datapath> Nat<D> {
     /// Has a flow that was just adopted follow the changes while no engine was running.
     pub(crate) fn follow_adopted(&mut self, slot: SlotIndex, now_ns: u64) {
         self.follow_one(&Difference::everything(), slot, now_ns);
+        let Some(entry) = self.flows.entry(slot) else {
+            return;
+        };
+        if !entry.state.is_linked() || entry.is_hairpin() || !self.network.has_routes(entry.vm()) {
+            return;
+        }
+        // The VM's policy may have chosen these routes meanwhile: nothing tells it from another change.
+        let hop = self.route_of(slot).hop();
+        if self.leaves_by_another(slot, hop.map(|(hop, _)| hop.ifindex)) {
+            self.flows
+                .unlink(&mut self.datapath, slot, EndReason::Uplink, now_ns);
+        }
     }
 
     /// Does a turn's part of the walk, if one is under way.
@@ -122,6 +136,13 @@ impl<D: Datapath> Nat<D> {
     /// can't, because their translated address is not its.
     pub(crate) fn follow_uplink_of(&mut self, row: VmRow, vm: VmId) -> Vec<SlotIndex> {
         let network = &self.network;
+        if network
+            .uplink_of(vm)
+            .is_some_and(|uplink| !uplink.is_some())
+        {
+            // They wait for it.
+            return Vec::new();
+        }
         let has_routes = network.has_routes(vm);
         let uplink = network.uplink_of(vm).or(network.routes.uplink());
         let mut slots = self.flows.slots_of(row).to_vec();

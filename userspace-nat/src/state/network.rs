@@ -40,7 +40,7 @@ pub(crate) struct Network {
 
 impl Ways for Network {
     fn are_hosts(&self, vm: VmId) -> bool {
-        self.uplink_of(vm).is_none() && !self.has_routes(vm)
+        self.leaves_as_all(vm)
     }
 
     /// Questions have an address of the host, also those of a VM with a routed prefix.
@@ -166,6 +166,22 @@ impl Network {
             None => self.vm_uplinks.remove(&vm),
         };
         before != uplink
+    }
+
+    /// Whether a VM has neither an uplink of its own nor other routes than those of the table main.
+    pub(crate) fn leaves_as_all(&self, vm: VmId) -> bool {
+        self.uplink_of(vm).is_none() && !self.has_routes(vm)
+    }
+
+    /// Whether packets of two VMs leave by the same uplink and the same routes.
+    pub(crate) fn leave_alike(&self, one: VmId, other: VmId) -> bool {
+        let way = |vm| {
+            let routes = self.vm_routes.get(&vm);
+            // No one link is the only one of routes that a policy chooses.
+            let of_all = self.routes.uplink().filter(|_| routes.is_none());
+            (routes, self.uplink_of(vm).or(of_all))
+        };
+        way(one) == way(other)
     }
 
     /// Whether a VM's policy chooses other routes than those of the table main.

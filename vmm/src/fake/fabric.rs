@@ -20,6 +20,8 @@ struct State {
     lines: BTreeMap<u32, Line>,
     bells: BTreeMap<u64, EventFd>,
     routes: u64,
+    /// Whether it refuses to hold lines, and to go on with those that are held.
+    refuses_holds: bool,
 }
 
 struct Line {
@@ -42,6 +44,11 @@ impl Fabric {
             true => (0, line.message),
             false => (line.signal.read().unwrap_or(0), line.message),
         }
+    }
+
+    /// Has it refuse from now on to hold lines, and to go on with those that are held.
+    pub fn refuse_holds(&self) {
+        self.lock().refuses_holds = true;
     }
 
     /// Returns the number of connected lines.
@@ -101,6 +108,9 @@ impl MsiFabric for Fabric {
 
     fn set_held(&self, gsi: u32, _signal: &EventFd, is_held: bool) -> io::Result<()> {
         let mut state = self.lock();
+        if state.refuses_holds {
+            return Err(io::ErrorKind::OutOfMemory.into());
+        }
         let line = state
             .lines
             .get_mut(&gsi)

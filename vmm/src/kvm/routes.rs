@@ -118,12 +118,12 @@ impl MsiFabric for GsiRoutes {
         // then: it would be taken for signalled at the next hold. So what was kept is signalled anew;
         // what comes in between is one interrupt more, at the worst.
         let was_signalled = signal.read().is_ok();
-        self.vm.register_irqfd(signal, gsi)?;
+        let registered = self.vm.register_irqfd(signal, gsi);
         if was_signalled {
-            // A count that was just read is not at its limit.
+            // A count that was just read is not at its limit. What no line has is kept.
             let _ = signal.write(1);
         }
-        Ok(())
+        Ok(registered?)
     }
 
     fn disconnect(&self, gsi: u32, signal: &EventFd) {

@@ -6,8 +6,8 @@
 //! not held, and only if it differs from the message set before. So a driver that masks, moves and
 //! unmasks a vector costs one change of routes, and one that only masks and unmasks costs none.
 //!
-//! Another process that signals a vector can't see whether it is held. So vectors that are lent
-//! ([`Msix::lend`]) are held by disconnecting their lines: the eventfd keeps what is signalled, which is
+//! Another process that signals a vector can't see whether it is held. So vectors that are shared
+//! ([`Msix::share`]) are held by disconnecting their lines: the eventfd keeps what is signalled, which is
 //! the pending bit then, and interrupts when the line is connected again.
 use std::{
     io,
@@ -49,10 +49,10 @@ pub struct Msix {
     enabled: bool,
     function_masked: bool,
     bus_master: bool,
-    /// Number of routes that the fabric refused.
+    /// Number of routes, and of connections of lines and their ends, that the fabric refused.
     refused: Arc<AtomicU64>,
     /// Whether other processes signal the vectors.
-    is_lent: bool,
+    is_shared: bool,
 }
 
 struct Entry {
@@ -97,7 +97,7 @@ impl Msix {
             function_masked: false,
             bus_master: false,
             refused: Arc::default(),
-            is_lent: false,
+            is_shared: false,
         };
         for vector in 0..count {
             let gsi = msix.fabric.connect(msix.vectors.irqfd(vector))?;
@@ -117,39 +117,43 @@ impl Msix {
     }
 
     /// From now on another process may signal the vectors' eventfds ([`Vectors::line`]).
-    pub fn lend(&mut self) {
-        self.is_lent = true;
-        for vector in 0..self.entries.len() {
-            self.update(vector);
-        }
+    ///
+    /// # Errors
+    /// The fabric does not disconnect the line of a vector that is held.
+    pub fn share(&mut self) -> io::Result<()> {
+        self.is_shared = true;
+        (0..self.entries.len()).try_for_each(|vector| self.apply(vector))
     }
 
-    /// Connects the line of a vector that is lent, or disconnects it. Returns whether that was possible.
-    fn connect(&mut self, vector: u16, is_connected: bool) -> bool {
+    /// Connects the line of a shared vector, or disconnects it.
+    fn connect(&mut self, vector: u16, is_connected: bool) -> io::Result<()> {
         let entry = &mut self.entries[usize::from(vector)];
-        if !self.is_lent || entry.is_connected == is_connected {
-            return true;
+        if !self.is_shared || entry.is_connected == is_connected {
+            return Ok(());
         }
         let signal = self.vectors.irqfd(vector);
-        let set = self.fabric.set_held(entry.gsi, signal, !is_connected);
-        if set.is_ok() {
-            entry.is_connected = is_connected;
+        match self.fabric.set_held(entry.gsi, signal, !is_connected) {
+            Ok(()) => entry.is_connected = is_connected,
+            Err(error) => {
+                self.refused.fetch_add(1, Relaxed);
+                return Err(error);
+            }
         }
-        set.is_ok()
+        Ok(())
     }
 
-    /// Whether a vector that is lent was signalled while it was held.
-    fn is_kept(&self, vector: u16) -> bool {
+    /// Whether a shared vector was signalled while it was held.
+    fn has_signal_at_line(&self, vector: u16) -> bool {
         let entry = self.entries.get(usize::from(vector));
         entry.is_some_and(|entry| !entry.is_connected) && is_readable(self.vectors.irqfd(vector))
     }
 
     fn is_pending(&self, vector: u16) -> bool {
-        self.vectors.is_pending(vector) || self.is_kept(vector)
+        self.vectors.is_pending(vector) || self.has_signal_at_line(vector)
     }
 
     /// Returns the number of routes that the fabric refused, because the message is no valid
-    /// interrupt.
+    /// interrupt, and of lines that it did not connect or disconnect.
     pub fn refused(&self) -> &Arc<AtomicU64> {
         &self.refused
     }
@@ -231,15 +235,22 @@ impl Msix {
         }
     }
 
-    /// Holds a vector, or sets its message in the fabric and releases it.
+    /// As [`Msix::apply`]; what the fabric refuses is counted.
     fn update(&mut self, vector: usize) {
+        let _ = self.apply(vector);
+    }
+
+    /// Holds a vector, or sets its message in the fabric and releases it.
+    ///
+    /// # Errors
+    /// It is to be held, and the fabric does not disconnect its line.
+    fn apply(&mut self, vector: usize) -> io::Result<()> {
         let number = u16::try_from(vector).expect("at most 2047");
         let entry = &mut self.entries[vector];
         let usable = self.enabled && !self.function_masked && self.bus_master;
         if !usable || entry.is_masked() {
             self.vectors.hold(number);
-            self.connect(number, false);
-            return;
+            return self.connect(number, false);
         }
         let message = entry.message();
         let agreed = match entry.routed {
@@ -251,12 +262,12 @@ impl Msix {
                 agreed
             }
         };
-        if agreed && self.connect(number, true) {
+        if agreed && self.connect(number, true).is_ok() {
             self.vectors.release(number);
-        } else {
-            self.vectors.hold(number);
-            self.connect(number, false);
+            return Ok(());
         }
+        self.vectors.hold(number);
+        self.connect(number, false)
     }
 
     /// Returns what a snapshot says of the vectors.
@@ -299,7 +310,7 @@ impl Msix {
         for vector in 0..self.entries.len() {
             let number = u16::try_from(vector).expect("at most 2047");
             self.vectors.forget(number);
-            if self.is_kept(number) {
+            if self.has_signal_at_line(number) {
                 let _ = self.vectors.irqfd(number).read();
             }
         }

@@ -104,9 +104,9 @@ fn all_that_holds_a_vector() {
 
 /// Another process writes the eventfd, whatever holds the vector.
 #[test]
-fn a_vector_that_is_lent_keeps_what_is_signalled_while_it_is_held() {
+fn a_vector_that_is_shared_keeps_what_is_signalled_while_it_is_held() {
     let mut rig = Rig::new(2);
-    rig.msix.lend();
+    rig.msix.share().unwrap();
     let vectors = rig.msix.vectors().clone();
     let signal = || vectors.line(1).unwrap().write(1).unwrap();
     signal();
@@ -134,6 +134,25 @@ fn a_vector_that_is_lent_keeps_what_is_signalled_while_it_is_held() {
     rig.mask(1, false);
     assert_eq!(rig.fabric.take(1).0, 0);
     assert!(vectors.line(2).is_none());
+}
+
+#[test]
+fn a_line_that_can_not_be_held_is_counted_and_told() {
+    let mut rig = Rig::new(1);
+    rig.fabric.refuse_holds();
+    rig.msix.share().unwrap_err();
+    assert_eq!(rig.msix.refused().load(Relaxed), 1);
+
+    let mut rig = Rig::new(1);
+    rig.msix.share().unwrap();
+    rig.control(true, false, true);
+    rig.program(0, message(7));
+    rig.fabric.refuse_holds();
+    let line = rig.msix.vectors().line(0).unwrap().try_clone().unwrap();
+    line.write(1).unwrap();
+    rig.mask(0, false);
+    assert_eq!(rig.msix.refused().load(Relaxed), 1);
+    assert!(rig.pending(0), "it waits for a line");
 }
 
 #[test]

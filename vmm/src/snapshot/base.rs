@@ -57,31 +57,44 @@ pub struct BaseState {
 pub struct Runs(pub Vec<(u64, u64)>);
 
 impl Runs {
-    /// Makes runs of pages that differ, from their numbers in order. Those near to each other are joined
-    /// until there are few enough.
-    pub(super) fn of(pages: impl Iterator<Item = u64>) -> Self {
-        let mut runs: Vec<(u64, u64)> = Vec::new();
-        for page in pages {
-            match runs.last_mut() {
-                Some((first, count)) if *first + *count == page => *count += 1,
-                _ => runs.push((page, 1)),
-            }
+    /// Adds a page behind all that are there. Those near to each other are joined now and then, so that
+    /// the guest, which chooses the pages, does not choose how much there is to keep. At the end
+    /// [`Runs::join`] is for the caller.
+    pub(super) fn add(&mut self, page: u64) {
+        match self.0.last_mut() {
+            Some((first, count)) if *first + *count == page => *count += 1,
+            _ => self.0.push((page, 1)),
         }
+        if self.0.len() > 2 * MAX_RUNS {
+            self.join();
+        }
+    }
+
+    /// Joins runs that are near to each other, with the pages between them, until there are few enough.
+    pub(super) fn join(&mut self) {
         let mut apart = 1;
-        while runs.len() > MAX_RUNS {
-            let mut joined: Vec<(u64, u64)> = Vec::new();
-            for (first, count) in runs {
-                match joined.last_mut() {
-                    Some((before, length)) if first - (*before + *length) <= apart => {
-                        *length = first + count - *before;
-                    }
-                    _ => joined.push((first, count)),
+        while self.0.len() > MAX_RUNS {
+            self.0.dedup_by(|(first, count), (before, length)| {
+                let is_near = *first - (*before + *length) <= apart;
+                if is_near {
+                    *length = *first + *count - *before;
                 }
-            }
-            runs = joined;
+                is_near
+            });
             apart *= 2;
         }
-        Self(runs)
+    }
+
+    /// The parts of these bytes of the file that the runs have: offset and end of each.
+    pub(crate) fn within(&self, at: u64, end: u64) -> impl Iterator<Item = (u64, u64)> {
+        let is_before = |(first, count): &(u64, u64)| (first + count) * PAGE_SIZE <= at;
+        let later = &self.0[self.0.partition_point(is_before)..];
+        let ends = |(first, count): &(u64, u64)| (first * PAGE_SIZE, (first + count) * PAGE_SIZE);
+        let there = later
+            .iter()
+            .map(ends)
+            .take_while(move |(from, _)| *from < end);
+        there.map(move |(from, until)| (from.max(at), until.min(end)))
     }
 
     /// The runs in bytes of the file: offset and length.
@@ -192,7 +205,25 @@ impl Layers {
             return Err(SnapshotError::Mismatch(why));
         }
         let layers = Self::of(nearest.memory, memory_bytes, state.base, bases)?;
+        layers.check_sizes(memory_bytes)?;
         Ok((layers, id))
+    }
+
+    /// Checks that all files are as long as the memory, by calls that the thread of orders may make.
+    fn check_sizes(&self, memory_bytes: u64) -> Result<(), SnapshotError> {
+        let failed = SnapshotError::file("read the memory of the base");
+        let above = self.above.iter().map(|(file, _)| file);
+        for file in [&self.lowest].into_iter().chain(above) {
+            // The last byte, and nothing behind it.
+            let read = file.read_at(&mut [0; 2], memory_bytes - 1);
+            if read.map_err(&failed)? != 1 {
+                return Err(SnapshotError::Mismatch(format!(
+                    "a file `memory` of the base is not the {memory_bytes} bytes long that its state \
+                     says: it is not whole"
+                )));
+            }
+        }
+        Ok(())
     }
 
     /// Reads the memory at an offset.
@@ -204,12 +235,9 @@ impl Layers {
         let end = at + buffer.len() as u64;
         self.lowest.read_exact_at(buffer, at).map_err(&failed)?;
         for (file, runs) in &self.above {
-            for (from, bytes) in runs.bytes() {
-                let (from, until) = (from.max(at), (from + bytes).min(end));
-                if from < until {
-                    let part = &mut buffer[(from - at) as usize..(until - at) as usize];
-                    file.read_exact_at(part, from).map_err(&failed)?;
-                }
+            for (from, until) in runs.within(at, end) {
+                let part = &mut buffer[(from - at) as usize..(until - at) as usize];
+                file.read_exact_at(part, from).map_err(&failed)?;
             }
         }
         Ok(())

@@ -5,7 +5,9 @@ use vm_memory::{Bytes as _, GuestAddress};
 
 use super::*;
 use crate::{
-    GuestMemory, memory,
+    GuestMemory,
+    layout::{HIGH_RAM_START, LOW_RAM_LIMIT},
+    memory,
     snapshot::{encode, file::tests::state, write_differences, write_memory},
 };
 
@@ -132,8 +134,14 @@ fn a_missing_base_and_another_one_are_refused_by_their_ids() {
     let refused = Layers::to_differ_from(files(&[&other]), BYTES / 2).err();
     assert!(matches!(refused, Some(SnapshotError::Mismatch(_))));
     // A base whose state is damaged, or whose memory was cut.
-    lowest.memory.set_len(BYTES - PAGE_SIZE).unwrap();
     let (layers, _) = Layers::to_differ_from(files(&[&lowest]), BYTES).unwrap();
+    for bytes in [BYTES - PAGE_SIZE, BYTES + 1] {
+        lowest.memory.set_len(bytes).unwrap();
+        // Found before the guest is paused.
+        let why = Layers::to_differ_from(files(&[&lowest]), BYTES).unwrap_err();
+        assert!(why.to_string().contains("it is not whole"), "{why}");
+    }
+    lowest.memory.set_len(BYTES - PAGE_SIZE).unwrap();
     let file = tempfile::tempfile().unwrap();
     let refused = write_differences(&ram, &layers, &file, &|| Ok(())).err();
     assert!(matches!(refused, Some(SnapshotError::File { .. })));
@@ -161,6 +169,37 @@ fn pages_that_are_none_of_the_memorys_are_refused() {
 }
 
 #[test]
+fn differences_lie_on_both_sides_of_the_hole() {
+    // Sparse: nothing of it is touched but what is written here.
+    let bytes = LOW_RAM_LIMIT + (8 << 20);
+    let file = |text: &[u8], at: u64| {
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(bytes).unwrap();
+        file.write_all_at(text, at).unwrap();
+        file
+    };
+    let lowest = file(b"lowest", bytes - PAGE_SIZE);
+    let above = file(b"above the lowest", LOW_RAM_LIMIT - 5);
+    // One run reaches from the end of the low RAM into the high one; the page after it is the lowest's.
+    let runs = Runs(vec![(LOW_RAM_LIMIT / PAGE_SIZE - 1, 2)]);
+    runs.check(bytes).unwrap();
+    above
+        .write_all_at(b"none", LOW_RAM_LIMIT + PAGE_SIZE)
+        .unwrap();
+    let above = vec![(above, runs)];
+    let ram = memory::of_layers(bytes, Layers { lowest, above }).unwrap();
+    let read = |at: u64, length: usize| {
+        let mut there = vec![0; length];
+        ram.read_slice(&mut there, GuestAddress(at)).unwrap();
+        there
+    };
+    assert_eq!(read(LOW_RAM_LIMIT - 5, 5), b"above");
+    assert_eq!(read(HIGH_RAM_START, 11), b" the lowest");
+    assert_eq!(read(HIGH_RAM_START + PAGE_SIZE, 4), [0; 4]);
+    assert_eq!(read(HIGH_RAM_START + (8 << 20) - PAGE_SIZE, 6), b"lowest");
+}
+
+#[test]
 fn a_stop_is_heard_while_memory_is_compared() {
     let ram = memory::create(BYTES).unwrap();
     let lowest = Saved::whole(&ram, 1);
@@ -182,7 +221,12 @@ proptest! {
                 Some(*at)
             })
             .collect();
-        let runs = Runs::of(pages.iter().copied());
+        let mut runs = Runs::default();
+        for page in &pages {
+            runs.add(*page);
+            prop_assert!(runs.0.len() <= 2 * MAX_RUNS);
+        }
+        runs.join();
         let end = pages.last().map_or(0, |last| last + 1);
         runs.check(end * PAGE_SIZE).unwrap();
         let mut at = 0;
@@ -192,5 +236,24 @@ proptest! {
             }
             prop_assert!(runs.0[at].0 <= page);
         }
+    }
+
+    #[test]
+    fn the_parts_within_a_range_are_those_of_all_runs(
+        gaps in prop::collection::vec((1u64..4, 1u64..4), 0..20),
+        at in 0u64..100,
+        length in 1u64..100,
+    ) {
+        let mut end = 0;
+        let mut runs = Runs::default();
+        for (gap, count) in gaps {
+            runs.0.push((end + gap, count));
+            end += gap + count;
+        }
+        // Amid pages, too.
+        let (from, until) = (at * PAGE_SIZE / 2, (at + length) * PAGE_SIZE / 2);
+        let parts = runs.bytes().map(|(start, bytes)| (start.max(from), (start + bytes).min(until)));
+        let parts: Vec<_> = parts.filter(|(from, until)| from < until).collect();
+        prop_assert_eq!(runs.within(from, until).collect::<Vec<_>>(), parts);
     }
 }

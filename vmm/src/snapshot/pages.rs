@@ -57,28 +57,25 @@ pub(crate) fn write_differences(
 ) -> Result<Runs, SnapshotError> {
     let failed = SnapshotError::file("write the file `memory`");
     let mut there = vec![0; PAUSE_BYTES as usize];
-    // Which pages: their number says in how many runs they are written.
-    let mut differing = Vec::new();
+    let mut differing = Runs::default();
     let end = each_piece(memory, &mut |piece, at| {
         goes_on()?;
         let there = &mut there[..piece.len()];
         base.read(there, at)?;
         let pages = piece.chunks(PAGE).zip(there.chunks(PAGE)).enumerate();
         let differ = pages.filter(|(_, (here, there))| here != there);
-        differing.extend(differ.map(|(page, _)| at / PAGE_SIZE + page as u64));
+        differ.for_each(|(page, _)| differing.add(at / PAGE_SIZE + page as u64));
         Ok(())
     })?;
-    let runs = Runs::of(differing.into_iter());
+    differing.join();
+    let runs = differing;
     let mut writeback = Writeback::of(file);
     each_piece(memory, &mut |piece, at| {
         goes_on()?;
         let until = at + piece.len() as u64;
-        for (from, bytes) in runs.bytes() {
-            let (from, to) = (from.max(at), (from + bytes).min(until));
-            if from < to {
-                let part = &piece[(from - at) as usize..(to - at) as usize];
-                file.write_all_at(part, from).map_err(&failed)?;
-            }
+        for (from, to) in runs.within(at, until) {
+            let part = &piece[(from - at) as usize..(to - at) as usize];
+            file.write_all_at(part, from).map_err(&failed)?;
         }
         writeback.reached(until).map_err(&failed)
     })?;
@@ -94,16 +91,29 @@ type Take<'a> = dyn FnMut(&[u8], u64) -> Result<(), SnapshotError> + 'a;
 fn each_piece(memory: &GuestMemory, take: &mut Take<'_>) -> Result<u64, SnapshotError> {
     let failed = SnapshotError::file("read the memory");
     let mut start = 0;
+    let mut read = vec![0; PAUSE_BYTES as usize];
     for region in memory.iter() {
         let bytes = usize::try_from(region.len()).unwrap_or(usize::MAX);
         let host = region
             .get_host_address(MemoryRegionAddress(0))
             .map_err(|e| failed(std::io::Error::other(e)))?;
+        // Another process has it, too.
+        let is_shared = region.flags() & libc::MAP_SHARED != 0;
+        let shared = region.file_offset().filter(|_| is_shared);
         for from in (0..bytes).step_by(PAUSE_BYTES as usize) {
             let length = (bytes - from).min(PAUSE_BYTES as usize);
-            // SAFETY: within the region, which `memory` keeps mapped. Neither a vCPU nor a device
-            // writes to it: the machine is paused.
-            let piece = unsafe { std::slice::from_raw_parts(host.add(from), length) };
+            let piece = match shared {
+                // A page that was never touched would be allocated by a look at it in the mapping.
+                Some(file) => {
+                    let at = file.start() + from as u64;
+                    let piece = &mut read[..length];
+                    file.file().read_exact_at(piece, at).map_err(&failed)?;
+                    &*piece
+                }
+                // SAFETY: within the region, which `memory` keeps mapped, and private. Neither a vCPU
+                // nor a device writes to it: the machine is paused.
+                None => unsafe { std::slice::from_raw_parts(host.add(from), length) },
+            };
             take(piece, start + from as u64)?;
         }
         start += region.len();

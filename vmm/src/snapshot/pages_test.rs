@@ -1,5 +1,6 @@
 use std::{cell::Cell, os::unix::fs::MetadataExt as _};
 
+use nix::sys::memfd::{MFdFlags, memfd_create};
 use vm_memory::{Bytes as _, GuestAddress};
 
 use super::*;
@@ -38,6 +39,25 @@ fn memory_is_read_back_and_zeroes_take_no_room() {
     let mut there = [0; 10];
     other.read_slice(&mut there, GuestAddress(5)).unwrap();
     assert_eq!(&there, b"first page");
+}
+
+#[test]
+fn a_snapshot_of_shared_memory_touches_no_page_that_the_guest_has_not() {
+    let shared = File::from(memfd_create(c"guest", MFdFlags::MFD_CLOEXEC).unwrap());
+    // Something of another kind follows the memory.
+    shared.set_len(64 * MIB + PAGE_SIZE).unwrap();
+    let copy = shared.try_clone().unwrap();
+    let ram = memory::shared(64 * MIB, copy, 64 * MIB + PAGE_SIZE).unwrap();
+    ram.write_slice(b"alone", GuestAddress(9 * MIB)).unwrap();
+    let touched = || shared.metadata().unwrap().blocks();
+    let before = touched();
+    let file = tempfile::tempfile().unwrap();
+    write_memory(&ram, &file, &|| Ok(())).unwrap();
+    assert_eq!(touched(), before);
+    assert_eq!(file.metadata().unwrap().len(), 64 * MIB);
+    let mut there = [0; 5];
+    file.read_exact_at(&mut there, 9 * MIB).unwrap();
+    assert_eq!(&there, b"alone");
 }
 
 #[test]

@@ -4,7 +4,8 @@
 //! no guest's packet leaves to them, and a host with many containers has many.
 
 use std::{
-    collections::{BTreeSet, HashMap},
+    cmp::Reverse,
+    collections::{BTreeMap, BTreeSet, HashMap},
     net::{IpAddr, Ipv4Addr},
 };
 
@@ -245,27 +246,23 @@ impl Network {
     }
 
     fn is_on_link(&self, ifindex: IfIndex, address: IpAddr) -> bool {
-        let has = |route: &&Route| route.covers(address);
-        let best = |table| {
-            let routes = self.routes.iter().filter(move |r| r.table == table);
-            routes.filter(has).min_by_key(|route| {
-                let longest = std::cmp::Reverse(route.prefix_len);
-                (longest, route.metric)
-            })
-        };
+        let order = |route: &Route| (Reverse(route.prefix_len), route.metric);
+        let mut best: BTreeMap<u32, &Route> = BTreeMap::new();
+        for route in self.routes.iter().filter(|route| route.covers(address)) {
+            let known = best.entry(route.table.number()).or_insert(route);
+            if order(route) < order(known) {
+                *known = route;
+            }
+        }
         // The host's own addresses and broadcasts are in the table local, which the kernel asks
         // first.
-        if best(Table::Local).is_some() {
+        if best.contains_key(&LOCAL) {
             return false;
         }
-        let others = self.routes.iter().map(|route| route.table.number());
-        let tables = others.chain([MAIN]).collect::<BTreeSet<u32>>();
-        tables.into_iter().any(|table| {
-            best(Table::of(table)).is_some_and(|route| {
-                route.kind == RouteKind::Unicast
-                    && route.gateway.is_none()
-                    && route.oif == Some(ifindex)
-            })
+        best.values().any(|route| {
+            route.kind == RouteKind::Unicast
+                && route.gateway.is_none()
+                && route.oif == Some(ifindex)
         })
     }
 

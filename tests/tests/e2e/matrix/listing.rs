@@ -32,13 +32,15 @@ fn lines() -> BTreeMap<String, Vec<Line>> {
                 continue;
             }
             let text = fs::read_to_string(&path).unwrap();
-            let Some((_, behind)) = text.split_once("\nmatrix! {\n") else {
+            let blocks = text.split("\nmatrix! {\n").skip(1);
+            let blocks = blocks.map(|behind| behind.split_once("\n}").unwrap().0);
+            let lines: Vec<Line> = blocks.flat_map(parse).collect();
+            if lines.is_empty() {
                 continue;
-            };
-            let (block, _) = behind.split_once("\n}").unwrap();
+            }
             let module = path.strip_prefix(here()).unwrap().with_extension("");
             let module = module.display().to_string().replace('/', "::");
-            all.insert(module.replace("::mod", ""), parse(block));
+            all.insert(module.replace("::mod", ""), lines);
         }
     }
     all

@@ -66,6 +66,7 @@ fn a_forged_sni(cell: Cell) {
         |stage| {
             stage.reaches(https(ALLOWED), &hello(ALLOWED_NAME));
             stage.reaches(https(SHARED), &hello("shared.example.test"));
+            stage.goes_on(https(ALLOWED), &hello(ALLOWED_NAME));
         },
     );
 }

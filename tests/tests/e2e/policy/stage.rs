@@ -192,6 +192,25 @@ impl Stage {
         })
     }
 
+    /// Asserts that a connection goes on after its hello was let through, in hybrid mode by the kernel.
+    pub(super) fn goes_on(&self, server: Service, hello: &[u8]) {
+        let to = self.address(server);
+        let mut stream = self.stand.run(|| tcp::connect(to, WAIT)).unwrap();
+        let mut answer = vec![0; hello.len()];
+        stream.write_all(hello).unwrap();
+        stream.read_exact(&mut answer).unwrap();
+        assert_eq!(answer, tls::answer_to(hello));
+        if self.stand.cell.is_hybrid() {
+            let guest = stream.local_addr().unwrap().to_string();
+            eventually("the kernel's flow", || {
+                let flows = self.stand.flows_to(to);
+                let flow = flows.into_iter().find(|flow| flow.guest == guest)?;
+                (flow.verdict == "fast").then_some(())
+            });
+        }
+        tcp::EchoSession::new(&mut stream).round(10_000).unwrap();
+    }
+
     /// Asserts that `says` succeeds and that the bytes arrive.
     pub(super) fn reaches(&self, server: Service, bytes: &[u8]) {
         assert!(self.says(server, bytes), "{server:?} is out of reach");

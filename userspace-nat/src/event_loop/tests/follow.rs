@@ -1,10 +1,12 @@
 //! Flows follow the host's network: all of them, some in each turn, and none that it does not concern.
 use std::{collections::HashSet, sync::atomic::Ordering::Relaxed};
 
-use slipgate_abi::{IfIndex, Ip4, Refusal};
+use slipgate_abi::{IfIndex, Ip4, Refusal, VmId};
 use slipgate_model::{
     HostAddress, Link, NetworkView, RouteEntry, RouteKind, RouteSnapshot, VmSpec,
+    route::{FurtherRoutes, RouteDomain, RouteStep, StepAction},
 };
+use slipgate_policy::EgressRoutes;
 
 use super::rig::*;
 use crate::{
@@ -234,6 +236,76 @@ fn uplinks(rig: &Rig) -> Vec<IfIndex> {
     let slots = nat.flows.all();
     let live = slots.into_iter().filter(|slot| !nat.flows.is_cut(*slot));
     live.map(|slot| nat.datapath.slot(slot).uplink()).collect()
+}
+
+const TABLE: EgressRoutes = EgressRoutes::Table(100);
+
+/// A second link by which only the table 100 leads to the world.
+pub(super) fn with_table() -> NetworkView {
+    let mut network = with_second_uplink("10.8.0.2/32");
+    let by_second = network.routes.routes.pop().unwrap();
+    network.routes.further = FurtherRoutes {
+        domains: vec![RouteDomain {
+            routes: TABLE,
+            ipv4: vec![RouteStep::all(StepAction::Table(100))],
+            ipv6: Vec::new(),
+        }],
+        tables: vec![(100, vec![by_second])],
+    };
+    network
+}
+
+/// VM `row`, whose policy names that table, and maybe an uplink.
+pub(super) fn by_table(row: u16, uplink: Option<IfIndex>) -> VmSpec {
+    VmSpec {
+        routes: Some(TABLE),
+        uplink,
+        ..spec(row, &Setup::default())
+    }
+}
+
+#[test]
+fn flows_by_a_table_wait_for_the_vms_own_uplink() {
+    let mut rig = Rig::new();
+    rig.follow(with_table());
+    rig.tell(|engine| engine.set_vm(by_table(1, Some(SECOND))));
+    rig.kernel.borrow_mut().uplink = SECOND.get();
+    rig.connect_from(1, 40_001, 1);
+    assert_eq!(uplinks(&rig), [SECOND]);
+    rig.tell(|engine| engine.set_vm(by_table(1, Some(IfIndex::NONE))));
+    assert_eq!(uplinks(&rig), [SECOND], "it waits");
+    rig.guest(1, &syn((GUEST, 40_002), (PEER, 443), 1));
+    assert_eq!(rig.refused(1, Refusal::NoRoute), 1);
+    // Without the uplink, but with the table, the same device is the way.
+    rig.tell(|engine| engine.set_vm(by_table(1, None)));
+    assert_eq!(uplinks(&rig), [SECOND]);
+}
+
+#[test]
+fn a_successor_ends_flows_that_a_tables_routes_do_not_carry() {
+    let mut rig = Rig::new();
+    rig.connect_from(1, 40_001, 1);
+    rig.connect_from(2, 40_002, 1);
+    let mut rig = rig.restart_in_steps(&Setup::default());
+    rig.engine.set_network(&with_table());
+    // As if its description had come before the flows are adopted.
+    let network = &mut rig.engine.core.nat.network;
+    network.set_routes_of(VmId::new(101), Some(&TABLE));
+    rig.engine.finish_adoption().unwrap();
+    rig.pass(SECOND_NS);
+    assert_eq!(uplinks(&rig), [UPLINK], "that of the other VM");
+    let ends: Vec<_> = rig.records().iter().map(|r| r["end"].clone()).collect();
+    assert_eq!(ends, ["uplink"]);
+
+    // Where the table leads nowhere, they go on.
+    let mut rig = rig.restart_in_steps(&Setup::default());
+    let mut network = with_table();
+    network.routes.further.tables[0].1.clear();
+    rig.engine.set_network(&network);
+    let network = &mut rig.engine.core.nat.network;
+    network.set_routes_of(VmId::new(102), Some(&TABLE));
+    rig.engine.finish_adoption().unwrap();
+    assert_eq!(uplinks(&rig), [UPLINK]);
 }
 
 #[test]

@@ -9,7 +9,10 @@ use slipgate_abi::{
     portframe::PortFlags, tcp::Flags,
 };
 
-use super::rig::*;
+use super::{
+    follow::{by_table, with_table},
+    rig::*,
+};
 use crate::{
     admission::rejudge::judge_again,
     clock::{MILLISECOND_NS, SECOND_NS},
@@ -93,6 +96,19 @@ fn a_client_of_a_former_generation_is_asked_where_it_stands() {
     let tcp = super::changes::tcp_of(&asked[0]);
     assert_eq!((tcp.source, tcp.destination), (HTTP.1, SERVER.1));
     assert_eq!((tcp.flags, tcp.acknowledgement), (Flags::ACK, 5_000));
+}
+
+#[test]
+fn a_forward_of_a_vm_with_routes_is_reached_at_their_addresses_only() {
+    let mut rig = with_forwards(Setup::default());
+    rig.follow(with_table());
+    rig.tell(|engine| engine.set_vm(by_table(1, None)));
+    rig.world(&syn(SERVER, HTTP, 5));
+    assert_eq!((rig.flows(), rig.refused(1, Refusal::NoRoute)), (0, 1));
+    assert!(rig.at_guest().is_empty());
+    let there = (ip([10, 8, 0, 2]), 8_080);
+    hand_over(&mut rig, &syn(SERVER, there, 5));
+    assert_eq!((rig.flows(), rig.at_guest().len()), (1, 1));
 }
 
 #[test]

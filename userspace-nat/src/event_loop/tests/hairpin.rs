@@ -8,7 +8,10 @@ use slipgate_policy::{
     Settings,
 };
 
-use super::rig::*;
+use super::{
+    follow::{by_table, with_table},
+    rig::*,
+};
 use crate::{
     clock::SECOND_NS,
     control::{Forward, Reload},
@@ -329,6 +332,16 @@ fn a_forward_is_reached_by_its_external_address() {
     assert!(rig.at_guest().iter().all(|(vm, _)| *vm == 102));
     rig.tell(move |engine| engine.set_vm(by(UPLINK)));
     rig.guest(2, &udp((GUEST, OTHER + 1), FORWARDED, b"hello"));
+    assert_eq!(got(&mut rig).map(|got| got.0), Some(1));
+    // Nor by one whose routes are others.
+    rig.follow(with_table());
+    rig.tell(|engine| engine.set_vm(by_table(1, None)));
+    rig.at_guest();
+    rig.guest(2, &udp((GUEST, OTHER + 2), FORWARDED, b"hello"));
+    assert_eq!(rig.refused(2, Refusal::Protected), 2);
+    assert!(rig.at_guest().iter().all(|(vm, _)| *vm == 102));
+    rig.tell(|engine| engine.set_vm(by_table(2, None)));
+    rig.guest(2, &udp((GUEST, OTHER + 2), FORWARDED, b"hello"));
     assert_eq!(got(&mut rig).map(|got| got.0), Some(1));
     // A broadcast address is nobody's forward, whatever an address of any says.
     let mut rig = Rig::with(Setup {

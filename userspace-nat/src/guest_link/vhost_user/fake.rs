@@ -8,6 +8,7 @@ use std::{
 
 use nix::{
     errno::Errno,
+    fcntl::{FcntlArg, SealFlag, fcntl},
     sys::{
         epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollTimeout},
         eventfd::{EfdFlags, EventFd},
@@ -21,7 +22,7 @@ use nix::{
 use vm_memory::{Bytes as _, FileOffset, GuestAddress, GuestMemoryMmap};
 
 use super::{
-    Packet, RingLink, Wrong,
+    Lost, Packet, RingLink, Wrong,
     message::request,
     session::{RX, TX, feature},
 };
@@ -53,6 +54,8 @@ pub struct FakeVmm {
     pub memory: GuestMemoryMmap,
     /// Why the link closed the connection last.
     pub wrong: Option<Wrong>,
+    /// Frames for the guest that the link has dropped.
+    pub lost: Vec<Lost>,
     file: OwnedFd,
     epoll: Epoll,
     listener: OwnedFd,
@@ -68,7 +71,8 @@ pub struct FakeVmm {
 impl FakeVmm {
     /// A VMM that has connected, and has said nothing.
     pub fn new() -> Self {
-        let file = memfd_create(c"guest", MFdFlags::MFD_CLOEXEC).expect("a file of memory");
+        let flags = MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING;
+        let file = memfd_create(c"guest", flags).expect("a file of memory");
         let file_of = |fd: &OwnedFd| File::from(fd.try_clone().expect("a copy"));
         file_of(&file).set_len(MEMORY_LEN).expect("its length");
         let offset = FileOffset::new(file_of(&file), 0);
@@ -90,6 +94,7 @@ impl FakeVmm {
             link,
             memory,
             wrong: None,
+            lost: Vec::new(),
             file,
             epoll,
             listener,
@@ -109,6 +114,8 @@ impl FakeVmm {
         let pair = socketpair(AddressFamily::Unix, SockType::Stream, None, flags);
         let (ours, theirs) = pair.expect("a pair of sockets");
         let mut vmm = Self::new();
+        let seals = FcntlArg::F_ADD_SEALS(SealFlag::F_SEAL_SHRINK);
+        fcntl(&vmm.file, seals).expect("to fix its length");
         vmm.link = RingLink::of_own_vmm(theirs);
         vmm.epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).expect("epoll");
         let watched = vmm.link.watch(&vmm.epoll, LISTENER_KEY, LINK_KEY);
@@ -141,9 +148,9 @@ impl FakeVmm {
         !matches!(peeked, Ok(0) | Err(Errno::ECONNRESET | Errno::EPIPE))
     }
 
-    /// Lets the link do what there is to do, as the port does; frames of the guest wait. Returns lengths
-    /// of frames for the guest that it dropped.
-    pub fn turn(&mut self) -> Vec<usize> {
+    /// Lets the link do what there is to do, as the port does; frames of the guest wait. Returns the
+    /// frames for the guest that it dropped.
+    pub fn turn(&mut self) -> Vec<Lost> {
         let mut lost = Vec::new();
         loop {
             let mut events = [EpollEvent::empty(); 8];
@@ -161,6 +168,7 @@ impl FakeVmm {
             lost.extend(self.link.settle());
             let accepted = self.link.accept(&self.epoll, LINK_KEY).expect("to accept");
             if !accepted && ready.unwrap_or(0) == 0 {
+                self.lost.extend(&lost);
                 return lost;
             }
         }

@@ -1,9 +1,11 @@
 //! The guest's memory, as the VMM describes it by a table: ranges of guest addresses, each with a
 //! descriptor of a file, and with the VMM's own addresses, in which it names the rings.
 //!
-//! A VMM that shortens such a file afterwards ends the engine by SIGBUS, its own and no other's.
+//! A VMM that shortens such a file afterwards ends the engine by SIGBUS, its own and no other's. Slipgate's
+//! own VMM can't: its files are sealed, or refused.
 use std::{fs::File, os::fd::OwnedFd};
 
+use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use vm_memory::{FileOffset, GuestAddress, GuestMemoryMmap, GuestRegionMmap, MmapRegion};
 
 use super::message::{MOST_FDS, Message, Wrong};
@@ -32,8 +34,8 @@ struct Range {
 }
 
 impl Memory {
-    /// Maps the memory of a table.
-    pub(super) fn map(message: Message) -> Result<Self, Wrong> {
+    /// Maps the memory of a table. `is_sealed`: whether its files must keep their length.
+    pub(super) fn map(message: Message, is_sealed: bool) -> Result<Self, Wrong> {
         let body = &message.body;
         let ranges: Vec<Range> = body
             .get(TABLE_HEADER..)
@@ -56,7 +58,7 @@ impl Memory {
             let at = ranges.iter().position(|other| other.guest == range.guest);
             let fd = at.and_then(|at| fds[at].take());
             // None is left for a region that begins where another does.
-            range.map(fd.ok_or(Wrong::Memory)?)
+            range.map(fd.ok_or(Wrong::Memory)?, is_sealed)
         });
         let regions = regions.collect::<Result<Vec<_>, _>>()?;
         Ok(Self {
@@ -76,8 +78,11 @@ impl Memory {
 }
 
 impl Range {
-    fn map(&self, fd: OwnedFd) -> Result<GuestRegionMmap, Wrong> {
+    fn map(&self, fd: OwnedFd, is_sealed: bool) -> Result<GuestRegionMmap, Wrong> {
         let file = File::from(fd);
+        if is_sealed && !keeps_length(&file) {
+            return Err(Wrong::Memory);
+        }
         let end = self.offset.checked_add(self.len);
         let has = file.metadata().map_or(0, |metadata| metadata.len());
         let is_of_pages = [self.guest, self.len, self.offset]
@@ -91,6 +96,12 @@ impl Range {
         let mapped = MmapRegion::from_file(file, len).map_err(|_| Wrong::Memory)?;
         GuestRegionMmap::new(mapped, GuestAddress(self.guest)).ok_or(Wrong::Memory)
     }
+}
+
+/// Whether nobody can shorten a file.
+pub(super) fn keeps_length(file: &File) -> bool {
+    let seals = fcntl(file, FcntlArg::F_GET_SEALS);
+    seals.is_ok_and(|seals| seals & SealFlag::F_SEAL_SHRINK.bits() != 0)
 }
 
 fn range(bytes: &[u8]) -> Range {

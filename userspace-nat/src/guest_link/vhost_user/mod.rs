@@ -63,6 +63,28 @@ use crate::port::{VNET_LEN, VirtioNetHdr};
 
 /// Messages that one turn handles.
 const MESSAGES_AT_ONCE: usize = 64;
+
+/// A frame for the guest that was dropped after the link had taken it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Lost {
+    /// Why.
+    pub reason: DropReason,
+    /// Its offload header.
+    pub vnet: VirtioNetHdr,
+    /// Its length with that header, bytes.
+    pub len: usize,
+}
+
+impl Lost {
+    fn of(reason: DropReason, header: &[u8; VNET_LEN], len: usize) -> Self {
+        Self {
+            reason,
+            vnet: VirtioNetHdr::decode(header),
+            len,
+        }
+    }
+}
+
 /// A listening socket, and the VMM that is connected to it.
 #[derive(Debug)]
 pub struct RingLink {
@@ -76,8 +98,8 @@ pub struct RingLink {
     queued: usize,
     /// Segments of a frame, before they are sent.
     segments: FrameQueue,
-    /// Lengths of frames that were dropped after they had been queued.
-    lost: Vec<usize>,
+    /// Frames that were dropped after they had been queued, or in the ring.
+    lost: Vec<Lost>,
 }
 
 impl RingLink {
@@ -151,7 +173,7 @@ impl RingLink {
         for _ in 0..MESSAGES_AT_ONCE {
             let vmm = self.vmm.as_mut()?;
             match vmm.hear(epoll, kick_key) {
-                Ok(true) => self.heed(),
+                Ok(true) => self.apply_changes(),
                 Ok(false) => return None,
                 Err(End::Gone) => {
                     self.end(epoll);
@@ -167,21 +189,36 @@ impl RingLink {
     }
 
     /// Does to the queue what a message was about.
-    fn heed(&mut self) {
+    fn apply_changes(&mut self) {
         let Some(vmm) = &mut self.vmm else { return };
-        if std::mem::take(&mut vmm.was_reset) {
-            self.queue.clear();
-            self.queued = 0;
+        let was_reset = std::mem::take(&mut vmm.was_reset);
+        let has_other_features = std::mem::take(&mut vmm.has_other_features);
+        if was_reset {
+            self.lose_queue();
         }
-        if !std::mem::take(&mut vmm.has_other_features) {
+        if !has_other_features {
             return;
         }
         // What waits may have offloads that the driver does not accept any more.
         self.queued = 0;
         for frame in std::mem::take(&mut self.queue) {
-            if self.send(&frame).is_some() {
-                self.lost.push(frame.len());
+            if let Some(reason) = self.send(&frame) {
+                self.lose(reason, &frame);
             }
+        }
+    }
+
+    /// Drops what waits: its guest, or that guest's driver, has gone.
+    fn lose_queue(&mut self) {
+        for frame in std::mem::take(&mut self.queue) {
+            self.lose(DropReason::StaleVm, &frame);
+        }
+        self.queued = 0;
+    }
+
+    fn lose(&mut self, reason: DropReason, frame: &[u8]) {
+        if let Some(header) = frame.first_chunk() {
+            self.lost.push(Lost::of(reason, header, frame.len()));
         }
     }
 
@@ -302,32 +339,40 @@ impl RingLink {
     }
 
     /// Puts a frame into the ring, or queues it behind others.
-    fn put(&mut self, header: &[u8], frame: &[u8]) {
+    fn put(&mut self, header: &[u8; VNET_LEN], frame: &[u8]) {
         if self.queue.is_empty() && self.write(header, frame) {
             return;
         }
-        let queued = [header, frame].concat();
+        let queued = [&header[..], frame].concat();
         self.queued += queued.len();
         self.queue.push_back(queued);
     }
 
-    /// Returns whether a frame is done with: in the ring, or for nobody.
-    fn write(&mut self, header: &[u8], frame: &[u8]) -> bool {
+    /// Returns whether a frame is done with: in the ring, or lost.
+    fn write(&mut self, header: &[u8; VNET_LEN], frame: &[u8]) -> bool {
+        let len = VNET_LEN + frame.len();
         let Some(vmm) = &mut self.vmm else {
+            let lost = Lost::of(DropReason::StaleVm, header, len);
+            self.lost.push(lost);
             return true;
         };
         let format = vmm.format();
         let (Some(memory), [ring, _]) = (&vmm.memory, &mut vmm.rings) else {
-            return true;
+            // It waits until there is one.
+            return false;
         };
-        match ring.put(format, &memory.guest, [header, frame]) {
+        match ring.put(format, &memory.guest, [&header[..], frame]) {
             Ok(Put::Yes) => {
                 ring.counts.frame(frame.len());
                 true
             }
             Ok(Put::Later) => false,
-            Ok(Put::TooLong) | Err(Broken) => {
-                self.lost.push(header.len() + frame.len());
+            Ok(Put::TooLong) => {
+                self.lost.push(Lost::of(DropReason::TooBig, header, len));
+                true
+            }
+            Err(Broken) => {
+                self.lost.push(Lost::of(DropReason::StaleVm, header, len));
                 true
             }
         }
@@ -336,8 +381,10 @@ impl RingLink {
     /// Puts as much of the queue into the ring as it takes.
     fn flush(&mut self) {
         while let Some(frame) = self.queue.pop_front() {
-            let (header, rest) = frame.split_at(VNET_LEN);
-            if !self.write(header, rest) {
+            let is_done = frame
+                .split_first_chunk()
+                .is_none_or(|(header, rest)| self.write(header, rest));
+            if !is_done {
                 self.queue.push_front(frame);
                 return;
             }
@@ -346,9 +393,9 @@ impl RingLink {
     }
 
     /// At the end of a turn: puts what is queued into the ring, has kicks tell of buffers where they
-    /// lack, and tells the driver what it wants to know. Returns lengths of frames that were dropped,
-    /// with their headers.
-    pub fn settle(&mut self) -> Vec<usize> {
+    /// lack, and tells the driver what it wants to know. Returns the frames that were dropped meanwhile,
+    /// for whatever reason, though they had been taken.
+    pub fn settle(&mut self) -> Vec<Lost> {
         loop {
             self.flush();
             let is_left = !self.queue.is_empty();
@@ -376,8 +423,7 @@ impl RingLink {
         if let Some(vmm) = self.vmm.take() {
             vmm.end(epoll);
         }
-        self.queue.clear();
-        self.queued = 0;
+        self.lose_queue();
         if self.is_for_one {
             self.is_over = true;
             // Nobody connects any more, and whoever else has the socket sees it hang up.

@@ -1,7 +1,10 @@
 //! What the link does for slipgate's own VMM alone.
 use std::os::fd::{AsFd as _, AsRawFd as _};
 
-use nix::sys::eventfd::{EfdFlags, EventFd};
+use nix::sys::{
+    eventfd::{EfdFlags, EventFd},
+    memfd::{MFdFlags, memfd_create},
+};
 use vm_memory::{Bytes as _, GuestAddress};
 
 use super::{
@@ -64,7 +67,17 @@ fn what_comes_during_a_pause_waits_for_its_end() {
 fn a_reset_forgets_what_waits_and_its_guest_gets_nothing_until_the_next_driver() {
     let mut vmm = ready(ALL);
     assert_eq!(vmm.link.send(&tcp(100)), None);
+    // Counted as the 10 packets that it would have been.
+    let long = tcp(14_600);
+    assert_eq!(vmm.link.send(&long), None);
     vmm.ask(request::RESET_OWNER, &[], &[]);
+    let lost: Vec<_> = vmm.lost.iter().map(|it| (it.reason, it.len)).collect();
+    let lens = [tcp(100).len(), long.len()];
+    assert_eq!(lost, lens.map(|len| (DropReason::StaleVm, len)));
+    assert_eq!(
+        vmm.lost[1].vnet,
+        VirtioNetHdr::decode(long.first_chunk().unwrap())
+    );
     assert_eq!(vmm.link.send(&tcp(100)), Some(DropReason::StaleVm));
     start_again(&mut vmm, ALL);
     give_buffers(&mut vmm, 2);
@@ -112,6 +125,60 @@ fn a_broken_ring_is_told_once() {
     assert_eq!(vmm.next(&mut into), Packet::Nothing);
     vmm.turn();
     assert!(broken.read().is_err());
+}
+
+#[test]
+fn a_broken_ring_is_not_paused() {
+    let mut vmm = ready(ALL);
+    vmm.make_available(RX, 0, &[(MEMORY + MEMORY_LEN, 2_000, true)]);
+    assert_eq!(vmm.link.send(&tcp(100)), None);
+    vmm.turn();
+    let lost: Vec<_> = vmm.lost.iter().map(|it| it.reason).collect();
+    assert_eq!(lost, [DropReason::StaleVm]);
+    assert_eq!(vmm.link.send(&tcp(100)), Some(DropReason::StaleVm));
+    vmm.stop(RX);
+    assert_eq!(vmm.link.send(&tcp(100)), Some(DropReason::StaleVm));
+}
+
+#[test]
+fn a_driver_without_an_interrupt_is_not_told() {
+    let mut vmm = ready(ALL);
+    let [file, ..] = vmm.fds();
+    let at = MEMORY_LEN - 4_096;
+    vmm.ask(request::SET_TALLY, &at.to_ne_bytes(), &[file]);
+    let none = RX as u64 | 1 << 8;
+    vmm.ask(request::SET_VRING_CALL, &none.to_ne_bytes(), &[]);
+    let word = |vmm: &FakeVmm, nth: u64| {
+        let at = GuestAddress(MEMORY + at + 8 * nth);
+        vmm.memory.read_obj::<u64>(at).unwrap()
+    };
+    let before = word(&vmm, 5);
+    give_buffers(&mut vmm, 1);
+    assert_eq!(vmm.link.send(&tcp(100)), None);
+    vmm.turn();
+    assert_eq!((word(&vmm, 4), word(&vmm, 5)), (0, before + 1));
+}
+
+#[test]
+fn files_that_can_be_shortened_are_refused() {
+    let file = memfd_create(c"any", MFdFlags::MFD_CLOEXEC).unwrap();
+    let file = std::fs::File::from(file);
+    file.set_len(MEMORY_LEN).unwrap();
+    let count = 1_u64.to_ne_bytes();
+    let table = [
+        &count[..],
+        &[MEMORY, MEMORY_LEN, MEMORY, 0]
+            .map(u64::to_ne_bytes)
+            .concat(),
+    ];
+    for (number, body) in [
+        (request::SET_TALLY, 0_u64.to_ne_bytes().to_vec()),
+        (request::SET_MEM_TABLE, table.concat()),
+    ] {
+        let mut vmm = FakeVmm::own();
+        vmm.ask(number, &body, &[file.as_raw_fd()]);
+        assert_eq!(vmm.wrong, Some(Wrong::Memory));
+    }
 }
 
 #[test]

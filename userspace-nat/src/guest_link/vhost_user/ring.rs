@@ -85,7 +85,7 @@ pub(super) struct Counts {
     pub(super) bytes: u64,
     /// Chains in which they were.
     pub(super) chains: u64,
-    /// Times that the driver was told of chains, and that it did not want to know.
+    /// Times that the driver was told of chains, and that it did not want to know or could not be told.
     pub(super) calls: u64,
     pub(super) calls_suppressed: u64,
 }
@@ -151,6 +151,10 @@ impl Ring {
 
     pub(super) fn is_running(&self) -> bool {
         self.queue.is_some() && self.is_enabled && !self.is_broken
+    }
+
+    pub(super) fn is_broken(&self) -> bool {
+        self.is_broken
     }
 
     /// Starts the ring. `address`: the guest's address of one of the VMM's.
@@ -317,6 +321,8 @@ impl Ring {
         // Always asked: the queue counts from the last time on.
         let is_wanted = queue.needs_notification(memory).unwrap_or(false);
         let is_wanted = std::mem::take(&mut self.must_call) || is_wanted;
+        // Without a descriptor it wants no interrupts.
+        let is_wanted = is_wanted && self.call.is_some();
         match is_wanted {
             true => self.counts.calls += 1,
             false => self.counts.calls_suppressed += 1,

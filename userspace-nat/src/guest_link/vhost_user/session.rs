@@ -68,7 +68,7 @@ pub(super) struct Vmm {
     tally: Option<Tally>,
     /// Whether a driver has accepted features, and was not reset since.
     has_driver: bool,
-    /// What messages were about that nobody has heeded: other features of a driver, and its reset.
+    /// What the queue does not follow yet: other features of a driver, and its reset.
     pub(super) has_other_features: bool,
     pub(super) was_reset: bool,
 }
@@ -106,7 +106,8 @@ impl Vmm {
 
     /// Whether frames for its guest wait until its ring runs again.
     pub(super) fn is_paused(&self) -> bool {
-        self.is_own && self.has_driver
+        // A broken ring runs only after a reset, which empties the queue.
+        self.is_own && self.has_driver && !self.rings[RX].is_broken()
     }
 
     /// At the end of a turn: tells of broken rings, and what was carried.
@@ -206,7 +207,7 @@ impl Vmm {
                 self.was_reset = true;
             }
             request::SET_MEM_TABLE => {
-                self.memory = Some(Memory::map(message)?);
+                self.memory = Some(Memory::map(message, self.is_own)?);
                 for nth in [RX, TX] {
                     if self.rings[nth].kick.is_some() {
                         self.restart(nth)?;

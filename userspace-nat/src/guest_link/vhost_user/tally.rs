@@ -5,6 +5,7 @@ use std::{fs::File, sync::atomic::Ordering};
 use vm_memory::{Bytes as _, FileOffset, GuestAddress, GuestMemoryMmap};
 
 use super::{
+    memory::keeps_length,
     message::{Message, Wrong},
     ring::Ring,
 };
@@ -27,7 +28,8 @@ impl Tally {
         let file = File::from(fd);
         let has = file.metadata().map_or(0, |metadata| metadata.len());
         let end = offset.checked_add(TALLY_LEN as u64);
-        if end.is_none_or(|end| end > has) || !offset.is_multiple_of(TALLY_LEN as u64) {
+        let is_within = end.is_some_and(|end| end <= has);
+        if !is_within || !offset.is_multiple_of(TALLY_LEN as u64) || !keeps_length(&file) {
             return Err(Wrong::Memory);
         }
         let range = (

@@ -239,7 +239,12 @@ fn a_guest_gets_segments_and_checksums_as_it_accepts_them() {
     // One that no buffer of such a driver can hold is lost, and told.
     let too_long = [&[0; VNET_LEN][..], &MACS, &[0x45; 3_000]].concat();
     assert_eq!(vmm.link.send(&too_long), None);
-    assert_eq!(vmm.turn(), [too_long.len()]);
+    let lost = |len| Lost {
+        reason: DropReason::TooBig,
+        vnet: VirtioNetHdr::default(),
+        len,
+    };
+    assert_eq!(vmm.turn(), [lost(too_long.len())]);
 }
 
 #[test]

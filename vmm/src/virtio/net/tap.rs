@@ -50,8 +50,8 @@ enum Kind {
 }
 
 impl Tap {
-    /// `gives_rings`: whether the peer of a socket serves the rings. Checks the descriptors, probes the device's offloads, and configures it: non-blocking,
-    /// 12-byte headers, no offloads yet.
+    /// Checks the descriptors, probes the device's offloads, and configures it: non-blocking, 12-byte
+    /// headers, no offloads yet. `gives_rings`: whether the peer of a socket serves the rings.
     ///
     /// # Errors
     /// There is no descriptor, one is no suitable TAP, or the host refuses a setting.

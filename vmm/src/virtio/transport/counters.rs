@@ -11,7 +11,8 @@ macro_rules! counters {
         /// Counters of one device's transport: relaxed atomics that any thread increments.
         pub struct TransportCounters {
             $($(#[doc = $doc])+ pub $name: AtomicU64,)+
-            /// MSI-X routes that the hypervisor refused, because the message is no valid interrupt.
+            /// MSI-X routes that the hypervisor refused, because the message is no valid interrupt, and
+            /// vectors that it did not connect or disconnect.
             pub routes_refused: Arc<AtomicU64>,
             vectors: Arc<Vectors>,
         }
@@ -20,7 +21,8 @@ macro_rules! counters {
         #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
         pub struct TransportSnapshot {
             $($(#[doc = $doc])+ pub $name: u64,)+
-            /// MSI-X routes that the hypervisor refused, because the message is no valid interrupt.
+            /// MSI-X routes that the hypervisor refused, because the message is no valid interrupt, and
+            /// vectors that it did not connect or disconnect.
             pub routes_refused: u64,
             /// Interrupts sent, per MSI-X vector.
             pub interrupts: Vec<u64>,

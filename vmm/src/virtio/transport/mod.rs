@@ -109,7 +109,7 @@ impl VirtioPci {
         let count = u16::try_from(queues + 1).expect("at most 1025");
         let mut msix = Msix::new(count, msi).map_err(host("the MSI-X vectors"))?;
         if device.is_signalled_by_others() {
-            msix.lend();
+            msix.share().map_err(host("the MSI-X vectors"))?;
         }
         let mut config = ConfigSpace::new(Identity {
             vendor: VENDOR,

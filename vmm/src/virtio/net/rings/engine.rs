@@ -27,6 +27,8 @@ use crate::GuestMemory;
 
 /// Time in which the engine has to answer.
 pub(super) const ANSWERED_WITHIN: Duration = Duration::from_secs(10);
+/// Interval between two attempts to send descriptors of which too many are under way.
+const AGAIN_AFTER: Duration = Duration::from_millis(1);
 
 const HEADER_LEN: usize = 12;
 /// Flags of a header: version 1, and an answer.
@@ -199,10 +201,15 @@ impl Engine {
         let header: Vec<u8> = header.iter().flat_map(|word| word.to_ne_bytes()).collect();
         let message = [&header, body].concat();
         let fds: Vec<RawFd> = fds.into_iter().collect();
-        match socket.send_with_fds(&[&message[..]], &fds)? {
-            sent if sent == message.len() => Ok(()),
-            // There is room for many: it is asked for an answer at each stop.
-            _ => Err(io::ErrorKind::WriteZero.into()),
+        let until = Instant::now() + ANSWERED_WITHIN;
+        loop {
+            let sent = socket.send_with_fds(&[&message[..]], &fds);
+            match sent.map_err(io::Error::from) {
+                Ok(sent) if sent == message.len() => return Ok(()),
+                // A message is much shorter than what the kernel takes whole.
+                Ok(_) => return Err(io::ErrorKind::WriteZero.into()),
+                Err(error) => await_room(socket.as_raw_fd(), error, until)?,
+            }
         }
     }
 
@@ -218,7 +225,7 @@ impl Engine {
                 Ok(some) => read += some,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    await_readable(socket.as_raw_fd(), until)?;
+                    await_event(socket.as_raw_fd(), libc::POLLIN, until)?;
                 }
                 Err(error) => return Err(error),
             }
@@ -236,11 +243,32 @@ impl Engine {
     }
 }
 
-fn await_readable(fd: RawFd, until: Instant) -> io::Result<()> {
+/// Waits until a send may succeed that has failed with this error.
+///
+/// # Errors
+/// The error, if time does not mend it or is up.
+fn await_room(fd: RawFd, error: io::Error, until: Instant) -> io::Result<()> {
+    if Instant::now() >= until {
+        return Err(error);
+    }
+    match error.raw_os_error() {
+        Some(libc::EINTR) => Ok(()),
+        // The engine has many messages to read.
+        Some(libc::EAGAIN) => await_event(fd, libc::POLLOUT, until),
+        // The user has as many descriptors under way as the kernel allows, of other sockets too.
+        Some(libc::ETOOMANYREFS) => {
+            std::thread::sleep(AGAIN_AFTER);
+            Ok(())
+        }
+        _ => Err(error),
+    }
+}
+
+fn await_event(fd: RawFd, events: libc::c_short, until: Instant) -> io::Result<()> {
     let left = until.saturating_duration_since(Instant::now());
     let mut wanted = libc::pollfd {
         fd,
-        events: libc::POLLIN,
+        events,
         revents: 0,
     };
     let millis = libc::c_int::try_from(left.as_millis()).unwrap_or(libc::c_int::MAX);

@@ -6,7 +6,7 @@
 //! frame passes it. The driver's notifications reach the engine by the queues' ioeventfds, and the
 //! engine's interrupts the guest by the vectors' irqfds ([`Signals::line`]): while a vector is held, its
 //! irqfd is not connected and keeps what is signalled
-//! ([`Msix::lend`](crate::pci::Msix::lend)).
+//! ([`Msix::share`](crate::pci::Msix::share)).
 //!
 //! | command | what the engine is told |
 //! | --- | --- |
@@ -16,8 +16,9 @@
 //! | stop | that the card was reset; then as for suspend |
 //! | offloads | features again, without those that the driver has turned off |
 //!
-//! When a suspend or a stop returns, the engine has answered, so it does not touch the guest's memory.
-//! An engine that does not answer in [`ANSWERED_WITHIN`](engine::ANSWERED_WITHIN) is given up.
+//! When a suspend or a stop returns and the engine has answered, it does not touch the guest's memory.
+//! An engine that does not answer in [`ANSWERED_WITHIN`](engine::ANSWERED_WITHIN) is given up: it is told
+//! to end by the end of its connection, and may touch the memory until it has noticed that.
 //!
 //! The engine says that the driver broke a ring by an eventfd; DEVICE_NEEDS_RESET follows. When the
 //! engine has gone, the link is down.
@@ -28,7 +29,7 @@ use std::{
         fd::{AsRawFd as _, RawFd},
         unix::net::UnixStream,
     },
-    sync::{Arc, mpsc},
+    sync::{Arc, atomic::Ordering, mpsc},
 };
 
 use virtio_queue::QueueT as _;
@@ -172,7 +173,7 @@ impl FrontEnd {
             }
             // It says nothing that it was not asked.
             if seen.engine {
-                self.lost(signals.as_ref());
+                self.lost(signals.as_ref(), &io::ErrorKind::UnexpectedEof.into());
             }
         }
     }
@@ -223,6 +224,15 @@ impl FrontEnd {
             }
             Ok(())
         });
+        if self.engine.descriptor().is_none() {
+            // It does not say any more: what it has given back does.
+            for (next, queue) in next.iter_mut().zip(served.queues()) {
+                let used = queue
+                    .queue
+                    .used_idx(served.start.memory.as_ref(), Ordering::Acquire);
+                *next = used.map_or(*next, |used| used.0);
+            }
+        }
         served.next = next;
         for (queue, next) in served.queues().into_iter().zip(next) {
             // The receiver is waiting. Each chain that was taken was given back, in this order.
@@ -252,13 +262,14 @@ impl FrontEnd {
         if self.engine.descriptor().is_none() {
             return;
         }
-        if what(&mut self.engine, served).is_err() {
-            self.lost(served.start.signals.as_ref());
+        if let Err(error) = what(&mut self.engine, served) {
+            self.lost(served.start.signals.as_ref(), &error);
         }
     }
 
     /// The engine is gone: it gets no frame any more, and sends none.
-    fn lost(&mut self, signals: &dyn Signals) {
+    fn lost(&mut self, signals: &dyn Signals, why: &io::Error) {
+        tracing::warn!("the engine does not serve the network card any more: {why}");
         self.engine.leave();
         self.counters.host_failures.add(1);
         if self.config.set_link(false) {

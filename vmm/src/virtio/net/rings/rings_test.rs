@@ -254,6 +254,25 @@ fn the_engine_is_told_of_memory_rings_and_lines_and_a_pause_goes_on_where_it_was
 }
 
 #[test]
+fn an_engine_with_much_to_read_is_waited_for() {
+    let (mut ours, mut theirs) = UnixStream::pair().unwrap();
+    ours.set_nonblocking(true).unwrap();
+    let mut filled = 0;
+    while let Ok(some) = std::io::Write::write(&mut ours, &[0; 4_096]) {
+        filled += some;
+    }
+    let counts = memfd_create(c"counts", MFdFlags::MFD_CLOEXEC).unwrap();
+    let (done, told) = mpsc::channel();
+    std::thread::spawn(move || done.send(Engine::new(ours, (counts.into(), 0)).map(drop)));
+    let meanwhile = told.recv_timeout(Duration::from_millis(100));
+    assert!(meanwhile.is_err(), "there is no room: {meanwhile:?}");
+    let mut all = Vec::new();
+    theirs.read_to_end(&mut all).unwrap();
+    told.recv().unwrap().unwrap();
+    assert_eq!(all.len(), filled + 12 + 8);
+}
+
+#[test]
 fn a_ring_that_the_engine_found_broken_needs_a_reset() {
     let mut rig = Rig::new();
     rig.activate();
@@ -286,7 +305,20 @@ fn without_an_engine_the_link_is_down_and_nothing_waits() {
         signals.config.load(Ordering::Acquire) == 1
     });
     assert_eq!(link(&rig.net), 0);
-    rig.net.suspend();
+    // How far it was served is what the rings say.
+    let used = |queue: u64| enabled(queue, 16).queue.used_ring() + 2;
+    for (queue, index) in [(0, 7_u16), (1, 65_535)] {
+        rig.memory
+            .write_obj(index, GuestAddress(used(queue)))
+            .unwrap();
+    }
+    let saved = rig.net.suspend();
+    let stands: Vec<_> = saved
+        .queues
+        .iter()
+        .map(|it| (it.queue, it.next_available, it.next_used))
+        .collect();
+    assert_eq!(stands, [(0, 7, 7), (1, 65_535, 65_535)]);
     rig.net.resume();
     rig.net.reset();
     rig.activate();
