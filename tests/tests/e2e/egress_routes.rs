@@ -291,8 +291,10 @@ fn flows_of_ipv6_leave_by_the_routes_of_the_table_too() {
     let echo =
         TcpServer::start(&world.net, (IpAddr::from(SERVER6), 7000), TcpService::Echo).unwrap();
     let peer = |guest: &Guest| -> Option<IpAddr> {
+        let seen = echo.peers().len();
         guest.run(|| tcp::connect(echo.address(), BRIEFLY)).ok()?;
-        echo.peers().last().map(SocketAddr::ip)
+        let accepted = || echo.peers().get(seen).map(SocketAddr::ip);
+        Some(eventually("its peer", accepted))
     };
     eventually("IPv6 by main", || (peer(&other)? == HOST6).then_some(()));
     assert_eq!(peer(&guest), None, "the table has no route");

@@ -128,8 +128,9 @@ impl Ring {
 
     pub(super) fn set_call(&mut self, call: Option<OwnedFd>) {
         self.call = call.and_then(never_waiting);
-        // It may have missed one.
-        self.owes_call = self.call.is_some();
+        // It may have missed one, unless the ring is at its beginning.
+        let may_have_missed = self.queue.is_some() || self.base != 0;
+        self.owes_call = self.call.is_some() && may_have_missed;
     }
 
     pub(super) fn set_err(&mut self, err: Option<OwnedFd>) {
