@@ -6,6 +6,8 @@ mod contender;
 mod copy_loop;
 mod workload;
 
+pub(crate) use workload::until_it_listens;
+
 pub(crate) use self::contender::rinetd;
 
 pub(crate) use self::copy_loop::as_copy_loop;

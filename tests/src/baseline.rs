@@ -20,7 +20,7 @@ pub const GATEWAY6: Ipv6Addr = Ipv6Addr::new(0xfd73, 0x6c69, 0x7067, 0, 0, 0, 0,
 /// Adds NAT for this guest by `nft … masquerade`.
 pub fn masquerade(world: &World, guest: &Guest) -> Result<()> {
     gateway(world, guest)?;
-    masquerade_all(world)
+    masquerade_all(world, "ip")
 }
 
 /// Adds masquerading for the guest of a VMM, with 10.0.2.2/24 as its gateway on the TAP.
@@ -30,12 +30,13 @@ pub fn masquerade(world: &World, guest: &Guest) -> Result<()> {
 pub fn masquerade_tap(world: &World, tap: &str) -> Result<()> {
     world.host.ip(&format!("addr add 10.0.2.2/24 dev {tap}"))?;
     world.host.ip(&format!("link set {tap} up"))?;
-    masquerade_all(world)
+    masquerade_all(world, "ip")
 }
 
-fn masquerade_all(world: &World) -> Result<()> {
+/// `family`: nftables' name of it.
+fn masquerade_all(world: &World, family: &str) -> Result<()> {
     world.host.nft(&format!(
-        "table ip testbed {{
+        "table {family} testbed {{
             chain postrouting {{
                 type nat hook postrouting priority srcnat;
                 oifname \"{UPLINK}\" masquerade
@@ -74,14 +75,7 @@ fn gateway(world: &World, guest: &Guest) -> Result<()> {
 /// A command fails.
 pub fn masquerade6(world: &World, guest: &Guest) -> Result<()> {
     gateway6(world, guest)?;
-    world.host.nft(&format!(
-        "table ip6 testbed {{
-            chain postrouting {{
-                type nat hook postrouting priority srcnat;
-                oifname \"{UPLINK}\" masquerade
-            }}
-        }}"
-    ))
+    masquerade_all(world, "ip6")
 }
 
 /// Enables IPv6 forwarding without NAT for a guest with the address [`GUEST6`].

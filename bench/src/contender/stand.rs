@@ -113,17 +113,7 @@ impl Stand {
         guest_ns: NetNs,
         process: NatProcess,
     ) -> Result<Stand> {
-        let mut stand = Stand {
-            process: Some(process),
-            slipgate: None,
-            worker: None,
-            device: GUEST_DEVICE,
-            guest: None,
-            guest_ns,
-            world,
-            scratch: None,
-            new_flows_to: Vec::new(),
-        };
+        let mut stand = Stand::of(world, (guest_ns, GUEST_DEVICE), process);
         stand.await_process(|_| Ok(true))?;
         Ok(stand)
     }
@@ -135,17 +125,7 @@ impl Stand {
 
     /// Returns a guest whose device a process creates, configures and serves.
     pub(super) fn of_process(world: World, guest_ns: NetNs, process: NatProcess) -> Result<Stand> {
-        let mut stand = Stand {
-            process: Some(process),
-            slipgate: None,
-            worker: None,
-            device: GUEST_DEVICE,
-            guest: None,
-            guest_ns,
-            world,
-            scratch: None,
-            new_flows_to: Vec::new(),
-        };
+        let mut stand = Stand::of(world, (guest_ns, GUEST_DEVICE), process);
         stand.await_process(|ns| Ok(ns.ip("route show default")?.contains(GUEST_DEVICE)))?;
         Ok(stand)
     }
@@ -160,20 +140,26 @@ impl Stand {
         process: NatProcess,
         worker: u32,
     ) -> Result<Stand> {
-        let mut stand = Stand {
+        let mut stand = Stand::of(world, (guest_ns, device), process);
+        stand.worker = Some(worker);
+        stand.await_process(|ns| Ok(ns.ip("route show default")?.contains(device)))?;
+        process::pin(worker, stand.process.as_ref().and_then(NatProcess::cpu))?;
+        Ok(stand)
+    }
+
+    /// A guest that a process serves, which may not be ready yet.
+    fn of(world: World, (guest_ns, device): (NetNs, &'static str), process: NatProcess) -> Stand {
+        Stand {
             process: Some(process),
             slipgate: None,
-            worker: Some(worker),
+            worker: None,
             device,
             guest: None,
             guest_ns,
             world,
             scratch: None,
             new_flows_to: Vec::new(),
-        };
-        stand.await_process(|ns| Ok(ns.ip("route show default")?.contains(device)))?;
-        process::pin(worker, stand.process.as_ref().and_then(NatProcess::cpu))?;
-        Ok(stand)
+        }
     }
 
     fn await_process(&mut self, ready: impl Fn(&NetNs) -> Result<bool>) -> Result<()> {

@@ -79,7 +79,11 @@ impl Workload for Through {
     }
 }
 
-fn until_it_listens(to: SocketAddrV4) -> Result<()> {
+/// Waits until a relay accepts connections at an address.
+///
+/// # Errors
+/// It does not in time.
+pub(crate) fn until_it_listens(to: SocketAddrV4) -> Result<()> {
     let until = Instant::now() + START;
     while let Err(why) = tcp::connect(to, TIMEOUT) {
         if Instant::now() > until {

@@ -1,19 +1,14 @@
 //! A port of the host's loopback that leads to the guest.
 
-use std::{
-    net::{Ipv4Addr, SocketAddrV4},
-    time::{Duration, Instant},
-};
+use std::net::{Ipv4Addr, SocketAddrV4};
 
 use anyhow::Result;
-use slipgate_testbed::{
-    clients::tcp,
-    servers::{TcpServer, TcpService},
-};
+use slipgate_testbed::servers::{TcpServer, TcpService};
 
 use super::footprint::Worker;
 use crate::{
     contender::Stand,
+    relay::until_it_listens,
     workload::{Limits, Metric, Sample, Unit, Workload, bulk::Bulk, connect_close::connections},
 };
 
@@ -26,10 +21,6 @@ pub(super) const GUEST_PORT: u16 = 80;
 /// Both, as `slipgate exec` and as pasta write it.
 pub(super) const RULE: &str = "tcp:8080:80";
 pub(super) const PORTS: &str = "8080:80";
-
-const TIMEOUT: Duration = Duration::from_secs(3);
-/// Time for a relay to start: it may accept before its path to the guest works.
-const START: Duration = Duration::from_secs(3);
 
 const CONNECT: [Metric; 3] = [
     Unit::Microseconds.of("rootless forward p50"),
@@ -95,15 +86,4 @@ impl Workload for Forward {
             Ok(sample)
         })
     }
-}
-
-fn until_it_listens(to: SocketAddrV4) -> Result<()> {
-    let until = Instant::now() + START;
-    while let Err(why) = tcp::connect(to, TIMEOUT) {
-        if Instant::now() > until {
-            return Err(why.into());
-        }
-        std::thread::sleep(Duration::from_millis(20));
-    }
-    Ok(())
 }

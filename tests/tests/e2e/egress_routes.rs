@@ -6,7 +6,7 @@ use std::{
 
 use serde_json::{Value, json};
 use slipgate_testbed::{
-    Guest, World,
+    Guest,
     clients::{
         dns, tcp,
         tcp::{ConnectOutcome, EchoSession},
@@ -18,27 +18,15 @@ use slipgate_testbed::{
     world_ipv6::{HOST6, SERVER6, enable},
 };
 
-use crate::{BRIEFLY, DNS, GUEST, WAIT, api::Stand, at, eventually, stand::give_ipv6};
+use crate::{
+    BRIEFLY, DNS, GUEST, WAIT,
+    api::Stand,
+    at, eventually,
+    stand::{SECOND, SECOND_ADDRESS, add_second_uplink, give_ipv6},
+};
 
-/// The second uplink, by which only the table 100 leads to the world, and the host's address there.
-const SECOND: &str = "up1";
-const SECOND_ADDRESS: Ipv4Addr = Ipv4Addr::new(198, 18, 1, 2);
+/// The second uplink is one by which only the table 100 leads to the world.
 const DEFAULT: &str = "default via 198.18.1.1 dev up1 table 100";
-
-fn add_second(world: &World) {
-    let (host, net) = (&world.host, &world.net);
-    let peer = net.path();
-    host.ip(&format!(
-        "link add {SECOND} type veth peer name w1 netns {}",
-        peer.display()
-    ))
-    .unwrap();
-    net.ip("addr add 198.18.1.1/24 dev w1").unwrap();
-    net.ip("link set w1 up").unwrap();
-    host.ip(&format!("addr add {SECOND_ADDRESS}/24 dev {SECOND}"))
-        .unwrap();
-    host.ip(&format!("link set {SECOND} up")).unwrap();
-}
 
 fn echo(stand: &Stand) -> TcpServer {
     TcpServer::start(&stand.world().net, (SERVER, 7000), TcpService::Echo).unwrap()
@@ -79,7 +67,7 @@ fn stand(egress: &str) -> (Stand, Guest, Guest) {
 
 fn stand_with(egress: &str, flags: &[&str]) -> (Stand, Guest, Guest) {
     let stand = Stand::with(flags);
-    add_second(stand.world());
+    add_second_uplink(stand.world());
     let guests = (stand.guest("tap0"), stand.guest("tap1"));
     put_egress(&stand, egress);
     for (name, body) in [
@@ -149,7 +137,7 @@ fn flows_of_a_policy_leave_by_the_routes_of_its_table_or_not_at_all() {
 
     // The device comes again, with another number.
     host.ip(&format!("link del {SECOND}")).unwrap();
-    add_second(stand.world());
+    add_second_uplink(stand.world());
     host.ip(&format!("route add {DEFAULT}")).unwrap();
     comes_from(&guest, &echo, SECOND_ADDRESS);
 
@@ -351,7 +339,7 @@ fn an_uplink_leaves_its_routes_of_a_table_only() {
     comes_from(&guest, &echo, SECOND_ADDRESS);
     host.ip(&format!("link del {SECOND}")).unwrap();
     eventually("its end", || is_refused(&guest, &echo).then_some(()));
-    add_second(stand.world());
+    add_second_uplink(stand.world());
     host.ip(&format!("route add {DEFAULT} metric 99")).unwrap();
     comes_from(&guest, &echo, SECOND_ADDRESS);
     assert!(echo.peers().iter().all(|peer| *peer.ip() == SECOND_ADDRESS));

@@ -19,16 +19,18 @@ use slipgate_testbed::{
     world::{HOST, ROUTER, SERVER, Uplink},
 };
 
-use crate::{BRIEFLY, GUEST, WAIT, api::Stand, at, eventually};
+use crate::{
+    BRIEFLY, GUEST, WAIT,
+    api::Stand,
+    at, eventually,
+    stand::{SECOND, SECOND_ADDRESS, add_second_uplink},
+};
 
 /// Two addresses that the host has besides its first one, and two more.
 const POOL: [Ipv4Addr; 2] = [Ipv4Addr::new(198, 18, 0, 8), Ipv4Addr::new(198, 18, 0, 9)];
 const OTHERS: [Ipv4Addr; 2] = [Ipv4Addr::new(198, 18, 0, 12), Ipv4Addr::new(198, 18, 0, 13)];
 /// A prefix that is routed to the host.
 const ROUTED: &str = "203.0.112.0/30";
-/// The second uplink, and the host's address there.
-const SECOND: &str = "up1";
-const SECOND_ADDRESS: Ipv4Addr = Ipv4Addr::new(198, 18, 1, 2);
 
 fn policy_with(addresses: &str) -> String {
     format!("default = \"allow\"\nnat_addresses = [{addresses}]\n")
@@ -358,19 +360,10 @@ fn what_is_not_there_is_refused_with_a_remedy() {
     assert!(!policies.to_string().contains("new"), "{policies}");
 }
 
+/// A second uplink, by which main leads to the world if it leads there by no other.
 fn add_second(world: &World) {
-    let (host, net) = (&world.host, &world.net);
-    let peer = net.path();
-    host.ip(&format!(
-        "link add {SECOND} type veth peer name w1 netns {}",
-        peer.display()
-    ))
-    .unwrap();
-    net.ip("addr add 198.18.1.1/24 dev w1").unwrap();
-    net.ip("link set w1 up").unwrap();
-    host.ip(&format!("addr add {SECOND_ADDRESS}/24 dev {SECOND}"))
-        .unwrap();
-    host.ip(&format!("link set {SECOND} up")).unwrap();
+    add_second_uplink(world);
+    let host = &world.host;
     host.ip(&format!(
         "route add default via 198.18.1.1 dev {SECOND} metric 9000"
     ))

@@ -2,7 +2,7 @@
 
 use std::{
     fs,
-    net::{Ipv6Addr, SocketAddr},
+    net::{Ipv4Addr, Ipv6Addr, SocketAddr},
     path::PathBuf,
 };
 
@@ -270,4 +270,24 @@ pub(crate) fn counts(flow: &FlowRow) -> [(u64, u64); 2] {
         (flow.tx_packets, flow.tx_bytes),
         (flow.rx_packets, flow.rx_bytes),
     ]
+}
+
+/// A second uplink, and the host's address there.
+pub(crate) const SECOND: &str = "up1";
+pub(crate) const SECOND_ADDRESS: Ipv4Addr = Ipv4Addr::new(198, 18, 1, 2);
+
+/// Gives the host a second uplink to the world, without a route.
+pub(crate) fn add_second_uplink(world: &World) {
+    let (host, net) = (&world.host, &world.net);
+    let peer = net.path();
+    host.ip(&format!(
+        "link add {SECOND} type veth peer name w1 netns {}",
+        peer.display()
+    ))
+    .unwrap();
+    net.ip("addr add 198.18.1.1/24 dev w1").unwrap();
+    net.ip("link set w1 up").unwrap();
+    host.ip(&format!("addr add {SECOND_ADDRESS}/24 dev {SECOND}"))
+        .unwrap();
+    host.ip(&format!("link set {SECOND} up")).unwrap();
 }
